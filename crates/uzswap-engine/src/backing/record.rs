@@ -1,0 +1,130 @@
+//! What a segment holds: records, one after the other.
+//!
+//! ```text
+//! offset  bytes
+//!      0      4  owner: the swap entry
+//!      4      4  checksum of the page
+//!      8      2  bytes of the object
+//!     10      1  codec
+//!     11      1  0x5a, so that a zeroed block is no record
+//!     12      4  the segment it was copied from by cleaning, plus one; 0: it came from the pool
+//!     16      …  the object, padded to a multiple of 16
+//! ```
+//! Little-endian. Records may cross blocks. A record is only ever believed if the entry that it names
+//! says that it is there: the header serves to find the owner when a segment is cleaned, and to
+//! notice a read that came from the wrong place.
+
+use super::segments::Segment;
+use crate::compress::Codec;
+use crate::ids::{Place, SwapEntry};
+use crate::index::Form;
+use crate::page::PAGE_BYTES;
+
+/// Bytes of a header.
+pub(crate) const HEADER_BYTES: usize = 16;
+/// Bytes of the longest record.
+pub(crate) const RECORD_BYTES_MAX: usize = HEADER_BYTES + PAGE_BYTES;
+
+const MARK: u8 = 0x5a;
+
+const _: () = assert!(HEADER_BYTES as u64 == Place::UNIT, "so that objects are aligned too");
+
+/// A record's header.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Record {
+    pub(crate) owner: SwapEntry,
+    pub(crate) checksum: u32,
+    pub(crate) form: Form,
+    pub(crate) moved_from: Option<Segment>,
+}
+
+/// Bytes that a record with an object of this form takes on the backing.
+pub(crate) fn record_bytes(form: Form) -> usize {
+    (HEADER_BYTES + usize::from(form.bytes)).next_multiple_of(HEADER_BYTES)
+}
+
+impl Record {
+    pub(crate) fn write(&self, out: &mut [u8]) {
+        out[0..4].copy_from_slice(&self.owner.0.to_le_bytes());
+        out[4..8].copy_from_slice(&self.checksum.to_le_bytes());
+        out[8..10].copy_from_slice(&self.form.bytes.to_le_bytes());
+        out[10] = self.form.codec as u8;
+        out[11] = MARK;
+        let from = self.moved_from.map_or(0, |segment| segment.0 + 1);
+        out[12..16].copy_from_slice(&from.to_le_bytes());
+    }
+
+    /// The header at the start of `bytes`, if there is one: any bytes may come in.
+    pub(crate) fn read(bytes: &[u8]) -> Option<Self> {
+        let header: &[u8; HEADER_BYTES] = bytes.first_chunk()?;
+        let word = |at: usize| u32::from_le_bytes([0, 1, 2, 3].map(|i| header[at + i]));
+        let length = u16::from_le_bytes([header[8], header[9]]);
+        if header[11] != MARK || !(1..=PAGE_BYTES).contains(&usize::from(length)) {
+            return None;
+        }
+        let codec = Codec::try_from_bits(header[10])?;
+        let form = Form { bytes: length, codec };
+        let moved_from = word(12).checked_sub(1).map(Segment);
+        Some(Self { owner: SwapEntry(word(0)), checksum: word(4), form, moved_from })
+    }
+}
+
+/// The records at the start of `bytes`, as far as they go, each with its offset.
+pub(crate) fn records(bytes: &[u8]) -> impl Iterator<Item = (usize, Record)> {
+    let mut at = 0;
+    std::iter::from_fn(move || {
+        let here = at;
+        let record = whole_record(bytes, here)?;
+        at += record_bytes(record.form);
+        Some((here, record))
+    })
+}
+
+/// The records that begin at multiples of `step`: those of pages that were written one at a time.
+/// Where a write failed, what an earlier use of the segment left may come out, so the caller asks the
+/// owner.
+pub(crate) fn records_every(
+    bytes: &[u8],
+    step: usize,
+) -> impl Iterator<Item = (usize, Record)> {
+    (0..bytes.len()).step_by(step).filter_map(move |at| Some((at, whole_record(bytes, at)?)))
+}
+
+fn whole_record(bytes: &[u8], at: usize) -> Option<Record> {
+    let record = Record::read(bytes.get(at..)?)?;
+    (at + record_bytes(record.form) <= bytes.len()).then_some(record)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn records_round_trip_and_end_at_what_is_none() {
+        let mut segment = vec![0; 16384];
+        let mut at = 0;
+        let all: Vec<Record> = Codec::ALL
+            .into_iter()
+            .zip([1, 16, 1000, PAGE_BYTES as u16])
+            .map(|(codec, bytes)| Record {
+                owner: SwapEntry(u32::from(bytes) * 7),
+                checksum: 0xdead_beef,
+                form: Form { bytes, codec },
+                moved_from: (bytes == 16).then_some(Segment(0)),
+            })
+            .collect();
+        for record in &all {
+            record.write(&mut segment[at..]);
+            at += record_bytes(record.form);
+        }
+        let read: Vec<_> = records(&segment).collect();
+        assert_eq!(read.iter().map(|(_, r)| *r).collect::<Vec<_>>(), all);
+        assert_eq!(read[2].0, 32 + 32);
+        assert_eq!(records(&segment[..at - 1]).count(), 3, "a record that is cut off is none");
+        all[0].write(&mut segment[8192..]);
+        let found: Vec<_> = records_every(&segment, 4096).map(|(at, _)| at).collect();
+        assert_eq!(found, [0, 8192]);
+        segment[8..10].copy_from_slice(&5000u16.to_le_bytes());
+        assert_eq!(records(&segment).count(), 0);
+    }
+}

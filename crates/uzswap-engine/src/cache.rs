@@ -1,0 +1,507 @@
+//! The cache: **start here**.
+//!
+//! ```text
+//! store       same-filled? → identical? → compress → pool.write → publish in the index and the LRU → free the old
+//! load        index → same-filled | pool.read → decompress | backing.read → decompress; verify
+//! invalidate  index → free
+//! writeback   in `writeback`: the oldest → pack → write → commit where still the same entry
+//! ```
+//! Every outcome that a caller may expect is a value ([`Store`], [`Load`]); an error means that a page
+//! which is held cannot be given back now.
+//!
+//! What keeps an object alive while it is read is its entry's lock (see `index::entry`). A load leaves
+//! the entry as it was: a block device's reader may come again. [`Cache::load_exclusive`] drops it.
+
+use crate::backing::record::{HEADER_BYTES, RECORD_BYTES_MAX, Record};
+use crate::backing::segments::{SEGMENT_BYTES, Segments};
+use crate::backing::Backing;
+use crate::compress::Codec;
+use crate::config::{Attributes, Config};
+use crate::dedup::Candidates;
+use crate::error::{Error, SetupError};
+use crate::ids::{Area, Handle, SwapEntry};
+use crate::index::{Extent, Form, Index, Locked, Object, State, Word};
+use crate::lru::{Links, Lru, OFF};
+use crate::page::{PAGE_BYTES, Page, Pattern, checksum_of, content_hash};
+use crate::percpu::PerCpu;
+use crate::pool::{COMPRESSED_BYTES_MAX, Header, Pool};
+use crate::scratch::Scratch;
+use crate::share::Shares;
+use crate::shrink::Doorbell;
+use crate::stats::Counter::{self, *};
+use crate::stats::Counters;
+use crate::sync::Mutex;
+use crate::sync::atomic::{AtomicU64, Ordering};
+use crate::writeback::Writer;
+use std::sync::atomic::AtomicBool;
+use uzswap_sys::cpu;
+
+/// What became of a page to store.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[must_use]
+pub enum Store {
+    /// It is held.
+    Stored,
+    /// It is not, and neither is an older copy: the caller must keep it elsewhere.
+    Rejected(Reject),
+}
+
+/// Why a page was not taken.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Reject {
+    /// `enabled` is off.
+    Disabled,
+    /// It does not compress to `max_compression_ratio`.
+    CompressPoor,
+    /// No memory for the object or its index entry.
+    AllocFail,
+    /// The pool is at its limit and nothing could be written back.
+    ReclaimFail,
+}
+
+/// What became of a page to load.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[must_use]
+pub enum Load {
+    /// The page is the one last stored.
+    Hit,
+    /// Nothing is held under this key; the page was not touched.
+    Absent,
+}
+
+/// A compressed swap cache. All methods may be called from any number of threads.
+pub struct Cache {
+    pub(crate) attributes: Attributes,
+    pub(crate) index: Index,
+    pub(crate) pool: Pool,
+    pub(crate) lru: Lru,
+    pub(crate) shares: Shares,
+    pub(crate) candidates: Candidates,
+    pub(crate) counters: Counters,
+    pub(crate) scratch: PerCpu<Mutex<Scratch>>,
+    pub(crate) backing: Box<dyn Backing>,
+    pub(crate) segments: Segments,
+    pub(crate) writer: Mutex<Writer>,
+    /// A write to the backing failed: nothing more is written until someone says so.
+    pub(crate) writeback_failed: AtomicBool,
+    pub(crate) doorbell: Doorbell,
+    /// The pool hit its limit, could not be written back, and is not yet below
+    /// `accept_threshold_percent`.
+    pub(crate) refusing: AtomicBool,
+}
+
+impl Links for Index {
+    fn links(&self, key: SwapEntry) -> &AtomicU64 {
+        self.existing(key).aux()
+    }
+}
+
+impl Cache {
+    /// LRU lists: more than threads that store at once.
+    const LRU_SHARDS: usize = 16;
+
+    /// A cache that writes its coldest pages back to `backing` ([`crate::backing::NoBacking`] for
+    /// none).
+    pub fn new(config: Config, backing: Box<dyn Backing>) -> Result<Self, SetupError> {
+        let keys = config.pages_max.saturating_add(Shares::keys_for(config.pages_max));
+        if config.pages_max == 0 || keys == u32::MAX {
+            let must = "from 1 page to 14 TiB";
+            let value = u64::from(config.pages_max) * PAGE_BYTES as u64;
+            return Err(SetupError::Size { what: "the address space", value, must });
+        }
+        let least = 8 * SEGMENT_BYTES as u64;
+        if backing.bytes() != 0 && backing.bytes() < least {
+            let must = "at least 2 MiB";
+            return Err(SetupError::Size { what: "the backing", value: backing.bytes(), must });
+        }
+        let index = Index::new(keys);
+        let shares = Shares::new(&index, config.pages_max).expect("the keys were counted in");
+        let pool_bytes_max = config.ram_bytes.max(config.pool_bytes_max) as usize;
+        let segments = Segments::new(backing.bytes());
+        let writer = if segments.count() == 0 { Writer::idle() } else { Writer::new()? };
+        let algorithm = config.algorithm;
+        let cache = Self {
+            attributes: Attributes::new(&config),
+            index,
+            pool: Pool::new(pool_bytes_max),
+            lru: Lru::new(Self::LRU_SHARDS),
+            shares,
+            candidates: Candidates::new(pool_bytes_max),
+            counters: Counters::new(),
+            scratch: PerCpu::new(|| Mutex::new(Scratch::new(algorithm))),
+            backing,
+            segments,
+            writer: Mutex::new(writer),
+            writeback_failed: AtomicBool::new(false),
+            doorbell: Doorbell::new(),
+            refusing: AtomicBool::new(false),
+        };
+        assert_eq!(cpu::page_bytes(), PAGE_BYTES, "a kernel with other pages than 4 KiB");
+        cache.apply_attributes();
+        cache.provision()?;
+        Ok(cache)
+    }
+
+    /// Takes keys for `pages` pages; `None` when the address space is used up.
+    pub fn add_area(&self, pages: u32) -> Option<Area> {
+        self.index.add_area(pages)
+    }
+
+    /// Drops everything in an area and gives its keys back. No other call may use the area from now
+    /// on.
+    pub fn remove_area(&self, area: Area) {
+        area.entries().for_each(|key| self.invalidate(key));
+        self.index.remove_area(area);
+    }
+
+    /// Takes a page. A copy held under the same key is replaced, and dropped if the page is rejected.
+    pub fn store(&self, key: SwapEntry, page: &Page) -> Store {
+        let Ok(entry) = self.index.ensure(key) else {
+            self.doorbell.ring();
+            return self.reject(key, Reject::AllocFail);
+        };
+        if !self.attributes.enabled() {
+            return self.reject(key, Reject::Disabled);
+        }
+        let word = match Pattern::of(page) {
+            Some(pattern) => Word::new(State::Filled(pattern)),
+            None => match self.keep(key, page) {
+                Ok(state) => Word::new(state),
+                Err(reject) => return self.reject(key, reject),
+            },
+        };
+        let mut locked = entry.lock();
+        let old = self.publish(key, &mut locked, word);
+        drop(locked);
+        self.counters.increment(Stores);
+        if old != State::Absent {
+            self.counters.increment(DuplicateEntry);
+        }
+        self.dispose(old);
+        Store::Stored
+    }
+
+    /// Gives a page back, and keeps it.
+    pub fn load(&self, key: SwapEntry, page: &mut Page) -> Result<Load, Error> {
+        let Some(entry) = self.index.get(key) else {
+            self.counters.increment(Absent);
+            return Ok(Load::Absent);
+        };
+        match entry.peek().state() {
+            State::Absent => {
+                self.counters.increment(Absent);
+                return Ok(Load::Absent);
+            }
+            State::Filled(pattern) => {
+                self.counters.increment(Loads);
+                self.counters.increment(LoadsFilled);
+                pattern.fill(page);
+                return Ok(Load::Hit);
+            }
+            State::Pooled(_) | State::Placed(_) | State::Shared(_) => {}
+        }
+        let locked = entry.lock();
+        match locked.state() {
+            // The record stays while this entry, which shares it, is locked.
+            State::Shared(record) => self.read(record, self.index.existing(record).lock(), page),
+            _ => self.read(key, locked, page),
+        }
+    }
+
+    /// Gives a page back and drops it, unless it could not be given back or a newer one was stored
+    /// meanwhile.
+    pub fn load_exclusive(&self, key: SwapEntry, page: &mut Page) -> Result<Load, Error> {
+        let seen = self.index.get(key).map(|entry| entry.peek().state());
+        let load = self.load(key, page)?;
+        let Some(entry) = self.index.get(key) else { return Ok(load) };
+        let mut locked = entry.lock();
+        if load == Load::Hit && Some(locked.state()) == seen {
+            let old = self.publish(key, &mut locked, Word::ABSENT);
+            drop(locked);
+            self.dispose(old);
+        }
+        Ok(load)
+    }
+
+    /// Drops a page that nobody needs any more.
+    pub fn invalidate(&self, key: SwapEntry) {
+        let Some(entry) = self.index.get(key) else { return };
+        if entry.peek() == Word::ABSENT {
+            return;
+        }
+        let mut locked = entry.lock();
+        let old = self.publish(key, &mut locked, Word::ABSENT);
+        drop(locked);
+        if old != State::Absent {
+            self.counters.increment(Invalidates);
+        }
+        self.dispose(old);
+    }
+
+    fn reject(&self, key: SwapEntry, reason: Reject) -> Store {
+        // An older copy must not outlive the newer page: written back later, it would win.
+        self.invalidate(key);
+        self.counters.increment(match reason {
+            Reject::Disabled => RejectDisabled,
+            Reject::CompressPoor => RejectCompressPoor,
+            Reject::AllocFail => RejectAlloc,
+            Reject::ReclaimFail => RejectReclaim,
+        });
+        Store::Rejected(reason)
+    }
+
+    /// Makes an object of a page, or finds the one of an identical page.
+    fn keep(&self, key: SwapEntry, page: &Page) -> Result<State, Reject> {
+        let hash = content_hash(page);
+        if self.attributes.same_pages_enabled()
+            && let Some(record) = self.share(key, page, hash)
+        {
+            self.counters.increment(DuplicatePages);
+            return Ok(State::Shared(record));
+        }
+        let header = Header { owner: key, checksum: checksum_of(hash) };
+        let object = self.place(page, header)?;
+        self.candidates.insert(hash, key, None);
+        Ok(State::Pooled(object))
+    }
+
+    /// Compresses a page into the pool, making room where there is none.
+    fn place(&self, page: &Page, header: Header) -> Result<Object, Reject> {
+        if self.is_refusing() {
+            return Err(Reject::ReclaimFail);
+        }
+        let ratio = self.attributes.max_compression_ratio() as usize;
+        let bytes_max = COMPRESSED_BYTES_MAX.min(PAGE_BYTES * ratio / 100);
+        loop {
+            let mut scratch = self.scratch.lock_here();
+            let (codec, bytes): (Codec, &[u8]) = match scratch.compress(page, bytes_max) {
+                Some(made) => made,
+                None if ratio < 100 => return Err(Reject::CompressPoor),
+                None => (Codec::Raw, page),
+            };
+            if let Ok(handle) = self.pool.alloc(bytes.len()) {
+                self.pool.write(handle, header, bytes);
+                self.ring_if_low();
+                return Ok(Object { handle, form: Form { bytes: bytes.len() as u16, codec } });
+            }
+            drop(scratch);
+            self.make_room()?;
+        }
+    }
+
+    /// Finds an entry that holds the same page and shares its object; the record's key.
+    fn share(&self, key: SwapEntry, page: &Page, hash: u64) -> Option<SwapEntry> {
+        self.candidates.find(hash).filter(|candidate| *candidate != key).find_map(|candidate| {
+            let locked = self.index.get(candidate)?.try_lock()?;
+            let State::Pooled(object) = locked.state() else { return None };
+            let looks_same = self.pool.header(object.handle).checksum == checksum_of(hash);
+            (looks_same && self.holds(object, page))
+                .then(|| self.join(candidate, locked, object, hash))?
+        })
+    }
+
+    /// Whether an object, its entry locked, is this very page.
+    fn holds(&self, object: Object, page: &Page) -> bool {
+        let mut scratch = self.scratch.lock_here();
+        let bytes = usize::from(object.form.bytes);
+        self.pool.read(object.handle, &mut scratch.object[..bytes]);
+        scratch.decompress_here(object.form.codec, bytes).is_ok() && scratch.page == *page
+    }
+
+    /// Adds one more to those that share `holder`'s object, making a record of it if it is none.
+    fn join(
+        &self,
+        holder: SwapEntry,
+        mut locked: Locked<'_>,
+        object: Object,
+        hash: u64,
+    ) -> Option<SwapEntry> {
+        if self.shares.contains(holder) {
+            self.shares.count(holder).fetch_add(1, Ordering::Relaxed);
+            return Some(holder);
+        }
+        if locked.word().is_in_writeback() {
+            return None; // Its record on the backing will name the holder.
+        }
+        let record = self.shares.take()?;
+        let mut locked_record = self.index.existing(record).lock();
+        self.shares.count(record).store(2, Ordering::Relaxed);
+        self.pool.set_header(object.handle, Header { owner: record, checksum: checksum_of(hash) });
+        self.publish(record, &mut locked_record, Word::new(State::Pooled(object)));
+        self.publish(holder, &mut locked, Word::new(State::Shared(record)));
+        self.candidates.insert(hash, record, Some(holder));
+        Some(record)
+    }
+
+    /// One less shares a record's object; the last one frees it.
+    fn leave(&self, record: SwapEntry) {
+        let mut locked = self.index.existing(record).lock();
+        if self.shares.count(record).fetch_sub(1, Ordering::Relaxed) > 1 {
+            return;
+        }
+        let old = self.publish(record, &mut locked, Word::ABSENT);
+        drop(locked);
+        self.dispose(old);
+        self.shares.give(record);
+    }
+
+    /// Puts a new state into a locked entry, off and on the LRU as the states say; the old state,
+    /// whose object the caller disposes of once the entry is unlocked.
+    pub(crate) fn publish(&self, key: SwapEntry, locked: &mut Locked<'_>, word: Word) -> State {
+        let old = locked.word();
+        if matches!(old.state(), State::Pooled(_)) && !old.is_in_writeback() {
+            self.lru.remove(&self.index, key);
+        }
+        locked.set(word);
+        locked.set_aux(OFF);
+        if matches!(word.state(), State::Pooled(_)) && !word.is_in_writeback() {
+            self.lru.push(&self.index, key);
+        }
+        self.count(key, old.state(), -1);
+        self.count(key, word.state(), 1);
+        old.state()
+    }
+
+    /// Frees what a state refers to that is no longer in any entry.
+    pub(crate) fn dispose(&self, old: State) {
+        match old {
+            State::Absent | State::Filled(_) => {}
+            State::Pooled(object) => self.pool.free(object.handle),
+            State::Placed(extent) => self.segments.remove(extent),
+            State::Shared(record) => self.leave(record),
+        }
+    }
+
+    /// Reads the object of a locked entry and unlocks it as soon as the bytes are safe.
+    fn read(&self, key: SwapEntry, locked: Locked<'_>, page: &mut Page) -> Result<Load, Error> {
+        match locked.state() {
+            State::Absent => {
+                self.counters.increment(Absent);
+                Ok(Load::Absent)
+            }
+            State::Filled(pattern) => {
+                pattern.fill(page);
+                self.counters.increment(Loads);
+                self.counters.increment(LoadsFilled);
+                Ok(Load::Hit)
+            }
+            State::Pooled(object) => self.read_pool(key, locked, object, page),
+            State::Placed(extent) => self.read_backing(key, locked, extent, page),
+            State::Shared(_) => unreachable!("a record does not share another"),
+        }
+    }
+
+    fn read_pool(
+        &self,
+        key: SwapEntry,
+        mut locked: Locked<'_>,
+        object: Object,
+        page: &mut Page,
+    ) -> Result<Load, Error> {
+        let mut scratch = self.scratch.lock_here();
+        let bytes = usize::from(object.form.bytes);
+        let header = self.pool.read(object.handle, &mut scratch.object[..bytes]);
+        let word = locked.word().with_referenced(true);
+        locked.set(word);
+        drop(locked);
+        let decoded = scratch.decompress(object.form.codec, bytes, page).is_ok();
+        drop(scratch);
+        self.verify(key, decoded, header.checksum, page)
+    }
+
+    fn read_backing(
+        &self,
+        key: SwapEntry,
+        locked: Locked<'_>,
+        extent: Extent,
+        page: &mut Page,
+    ) -> Result<Load, Error> {
+        let checksum = locked.aux() as u32;
+        let mut record = [0; RECORD_BYTES_MAX];
+        let bytes = usize::from(extent.form.bytes);
+        let record = &mut record[..HEADER_BYTES + bytes];
+        // The entry stays locked: its record can neither be cleaned away nor overwritten.
+        let read = self.backing.read(extent.place.byte(), record);
+        drop(locked);
+        if let Err(source) = read {
+            self.counters.increment(ReadFail);
+            return Err(Error::Backing { entry: key.0, source });
+        }
+        self.counters.increment(LoadsBacking);
+        self.counters.add(BackingBytesRead, record.len() as i64);
+        if Record::read(record).is_none_or(|r| (r.owner, r.form) != (key, extent.form)) {
+            return Err(self.damaged(key, "the backing returned another record"));
+        }
+        let mut scratch = self.scratch.lock_here();
+        scratch.object[..bytes].copy_from_slice(&record[HEADER_BYTES..]);
+        let decoded = scratch.decompress(extent.form.codec, bytes, page).is_ok();
+        drop(scratch);
+        self.verify(key, decoded, checksum, page)
+    }
+
+    fn verify(
+        &self,
+        key: SwapEntry,
+        decoded: bool,
+        checksum: u32,
+        page: &Page,
+    ) -> Result<Load, Error> {
+        if !decoded {
+            return Err(self.damaged(key, "it does not decompress"));
+        }
+        if checksum_of(content_hash(page)) != checksum {
+            return Err(self.damaged(key, "its checksum does not match"));
+        }
+        self.counters.increment(Loads);
+        Ok(Load::Hit)
+    }
+
+    fn damaged(&self, key: SwapEntry, what: &'static str) -> Error {
+        self.counters.increment(DecompressFail);
+        Error::Damaged { entry: key.0, what }
+    }
+
+    fn count(&self, key: SwapEntry, state: State, by: i64) {
+        let is_page = !self.shares.contains(key);
+        let add = |counter: Counter| self.counters.add(counter, by);
+        if is_page && state != State::Absent {
+            add(StoredPages);
+        }
+        match state {
+            State::Absent => {}
+            State::Filled(_) => add(SameFilledPages),
+            State::Pooled(object) => {
+                add(PoolPages);
+                self.counters.add(CompressedBytes, by * i64::from(object.form.bytes));
+                if object.form.codec == Codec::Raw {
+                    add(IncompressiblePages);
+                }
+            }
+            State::Placed(_) => add(BackingPages),
+            State::Shared(_) => add(SharedPages),
+        }
+    }
+
+    /// Moves an object for the pool, if its owner is not in use: see `pool::Relocate`.
+    pub(crate) fn relocate(
+        &self,
+        owner: SwapEntry,
+        from: Handle,
+        to: Handle,
+        copy: &dyn Fn(),
+    ) -> bool {
+        let Some(mut locked) = self.index.get(owner).and_then(|entry| entry.try_lock()) else {
+            return false;
+        };
+        match locked.state() {
+            State::Pooled(object) if object.handle == from => {
+                copy();
+                let word = locked.word().moved_to(to);
+                locked.set(word);
+                self.counters.increment(ObjectsMoved);
+                true
+            }
+            _ => false,
+        }
+    }
+}

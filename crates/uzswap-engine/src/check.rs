@@ -1,0 +1,108 @@
+//! Recounts a cache at rest from scratch and compares with what it believes.
+
+use crate::backing::record::record_bytes;
+use crate::backing::segments::{Segment, Use};
+use crate::cache::Cache;
+use crate::ids::{Handle, SwapEntry};
+use crate::index::{Extent, State};
+use crate::stats::Counter::*;
+use std::collections::HashMap;
+use std::sync::atomic::Ordering;
+
+#[derive(Default)]
+struct Recount {
+    objects: Vec<(SwapEntry, Handle)>,
+    extents: Vec<Extent>,
+    sharers: HashMap<u32, u32>,
+    records: Vec<SwapEntry>,
+    stored: u64,
+    filled: u64,
+    shared: u64,
+    object_bytes: u64,
+}
+
+impl Cache {
+    /// Recounts everything; panics with what is wrong. No other thread may be using the cache.
+    pub fn check(&self) {
+        let mut count = Recount::default();
+        for (first, trunk) in self.index.trunks() {
+            for (offset, entry) in (0..).zip(&trunk.entries) {
+                let key = SwapEntry(first.0 + offset);
+                let word = entry.peek();
+                assert!(!word.is_in_writeback(), "{key:?} is in writeback, at rest");
+                self.recount(&mut count, key, word.state());
+            }
+        }
+        self.check_lists(&count);
+        self.check_shares(&count);
+        self.check_segments(&mut count.extents);
+        self.pool.check(&count.objects);
+        let counted = |counter| self.counters.get(counter);
+        assert_eq!(counted(StoredPages), count.stored, "stored_pages");
+        assert_eq!(counted(SameFilledPages), count.filled, "same_filled_pages");
+        assert_eq!(counted(SharedPages), count.shared, "shared_pages");
+        assert_eq!(counted(PoolPages), count.objects.len() as u64, "pool_pages");
+        assert_eq!(counted(BackingPages), count.extents.len() as u64, "backing_pages");
+        assert_eq!(counted(CompressedBytes), count.object_bytes, "compressed_bytes");
+    }
+
+    fn recount(&self, count: &mut Recount, key: SwapEntry, state: State) {
+        let is_record = self.shares.contains(key);
+        if state == State::Absent {
+            return;
+        }
+        if is_record {
+            count.records.push(key);
+        } else {
+            count.stored += 1;
+        }
+        match state {
+            State::Absent => {}
+            State::Filled(_) => count.filled += 1,
+            State::Pooled(object) => {
+                count.objects.push((key, object.handle));
+                count.object_bytes += u64::from(object.form.bytes);
+            }
+            State::Placed(extent) => count.extents.push(extent),
+            State::Shared(record) => {
+                assert!(!is_record && self.shares.contains(record));
+                *count.sharers.entry(record.0).or_default() += 1;
+                count.shared += 1;
+            }
+        }
+    }
+
+    fn check_lists(&self, count: &Recount) {
+        let mut listed: Vec<u32> = self.lru.entries(&self.index).iter().map(|key| key.0).collect();
+        let mut pooled: Vec<u32> = count.objects.iter().map(|(key, _)| key.0).collect();
+        listed.sort_unstable();
+        pooled.sort_unstable();
+        assert_eq!(listed, pooled, "the LRU lists what is in the pool, once");
+    }
+
+    fn check_shares(&self, count: &Recount) {
+        assert_eq!(count.records.len(), count.sharers.len(), "records without sharers, or reverse");
+        for record in &count.records {
+            let kept = self.shares.count(*record).load(Ordering::Relaxed);
+            assert_eq!(Some(&kept), count.sharers.get(&record.0), "sharers of {record:?}");
+        }
+    }
+
+    fn check_segments(&self, extents: &mut [Extent]) {
+        extents.sort_unstable_by_key(|extent| extent.place);
+        let mut live: HashMap<Segment, usize> = HashMap::new();
+        let mut end = 0;
+        for extent in extents {
+            assert!(extent.place.byte() >= end, "{extent:?} overlaps the one before");
+            end = extent.place.byte() + record_bytes(extent.form) as u64;
+            let segment = Segment::of(extent.place);
+            assert!(end <= segment.start() + crate::backing::segments::SEGMENT_BYTES as u64);
+            assert_ne!(self.segments.state(segment), Use::Free, "{extent:?} is in a free segment");
+            *live.entry(segment).or_default() += record_bytes(extent.form);
+        }
+        for segment in self.segments.all() {
+            let expected = live.get(&segment).copied().unwrap_or(0);
+            assert_eq!(self.segments.live(segment), expected, "live bytes of {segment:?}");
+        }
+    }
+}

@@ -1,0 +1,313 @@
+//! Page → bytes → page.
+//!
+//! A [`Codec`] is a format: it is kept with every object, so that objects outlive a change of the
+//! `compressor` attribute. An [`Algorithm`] is a codec with a level: what new pages are made with.
+//! [`Codecs`] holds one CPU's contexts, made once; neither direction allocates afterwards.
+
+mod deflate;
+mod lz4;
+mod zstd;
+
+use crate::page::{PAGE_BYTES, Page};
+use std::fmt;
+use std::str::FromStr;
+
+/// A format of objects. The numbers are stored in index words and on the backing: never reuse one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[repr(u8)]
+pub enum Codec {
+    /// The page as it is, for what does not compress.
+    Raw = 0,
+    /// LZ4 block format.
+    Lz4 = 1,
+    /// Zstandard frames without the magic number.
+    Zstd = 2,
+    /// Raw deflate.
+    Deflate = 4,
+}
+
+impl Codec {
+    /// Bits that a codec's number takes.
+    pub const BITS: u32 = 4;
+    /// All of them.
+    pub const ALL: [Self; 4] = [Self::Raw, Self::Lz4, Self::Zstd, Self::Deflate];
+
+    /// The codec of a number from an index word, which only ever holds known ones.
+    pub(crate) fn from_bits(bits: u8) -> Self {
+        Self::try_from_bits(bits).expect("only known codecs are ever stored")
+    }
+
+    /// The codec of a number from outside, such as a record on the backing.
+    pub(crate) fn try_from_bits(bits: u8) -> Option<Self> {
+        Self::ALL.into_iter().find(|codec| *codec as u8 == bits)
+    }
+
+    /// The name by which `compressor` knows it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Raw => "raw",
+            Self::Lz4 => "lz4",
+            Self::Zstd => "zstd",
+            Self::Deflate => "deflate",
+        }
+    }
+
+    /// Levels that `compressor` accepts, and the one that the bare name means.
+    fn levels(self) -> (std::ops::RangeInclusive<i32>, i32) {
+        match self {
+            Self::Raw => (0..=0, 0),
+            // The library's acceleration: higher is faster and larger.
+            Self::Lz4 => (1..=64, 1),
+            // On heap pages −1 gives nearly the size of 1 in two thirds of its time (docs/benchmarks.md).
+            Self::Zstd => (-100..=19, -1),
+            Self::Deflate => (1..=12, 1),
+        }
+    }
+}
+
+/// What pages are compressed with: `lz4`, `zstd`, `zstd:3`, `raw` …
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Algorithm {
+    /// The format.
+    pub codec: Codec,
+    /// Its level, in the codec's own meaning.
+    pub level: i32,
+}
+
+/// The text names no algorithm.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum AlgorithmError {
+    /// No such codec.
+    #[error("unknown compressor '{name}'; use one of {known}")]
+    Unknown {
+        /// What was asked for.
+        name: String,
+        /// Names there are.
+        known: String,
+    },
+    /// The codec has no such level.
+    #[error("compressor {codec} has no level '{level}'; levels are {low} to {high}")]
+    Level {
+        /// The codec's name.
+        codec: &'static str,
+        /// What was asked for.
+        level: String,
+        /// Lowest level.
+        low: i32,
+        /// Highest level.
+        high: i32,
+    },
+}
+
+impl FromStr for Algorithm {
+    type Err = AlgorithmError;
+
+    fn from_str(text: &str) -> Result<Self, AlgorithmError> {
+        let (name, level) = match text.split_once(':') {
+            Some((name, level)) => (name, Some(level)),
+            None => (text, None),
+        };
+        let codec = Codec::ALL.into_iter().find(|codec| codec.name() == name).ok_or_else(|| {
+            let known = Codec::ALL.map(Codec::name).join(", ");
+            AlgorithmError::Unknown { name: name.into(), known }
+        })?;
+        let (levels, default) = codec.levels();
+        let Some(text) = level else { return Ok(Self { codec, level: default }) };
+        match text.parse() {
+            Ok(level) if levels.contains(&level) => Ok(Self { codec, level }),
+            _ => Err(AlgorithmError::Level {
+                codec: codec.name(),
+                level: text.into(),
+                low: *levels.start(),
+                high: *levels.end(),
+            }),
+        }
+    }
+}
+
+impl fmt::Display for Algorithm {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.level == self.codec.levels().1 {
+            f.write_str(self.codec.name())
+        } else {
+            write!(f, "{}:{}", self.codec.name(), self.level)
+        }
+    }
+}
+
+/// The bytes are not what the codec made: they do not decode to exactly one page.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Undecodable;
+
+/// One codec's contexts.
+trait Compressor {
+    /// Compresses `page` into `out`; the bytes written, or `None` when they would not fit.
+    fn compress(&mut self, page: &Page, out: &mut [u8]) -> Option<usize>;
+
+    /// Decompresses `object` into `page`. Any bytes may come in; none may make it read or write out
+    /// of bounds.
+    fn decompress(&mut self, object: &[u8], page: &mut Page) -> Result<(), Undecodable>;
+}
+
+/// The contexts of all codecs, for one thread at a time.
+pub struct Codecs {
+    algorithm: Algorithm,
+    lz4: lz4::Lz4,
+    zstd: zstd::Zstd,
+    deflate: deflate::Deflate,
+}
+
+impl Codecs {
+    /// Contexts that compress with `algorithm` and decompress everything, warmed up: a context
+    /// allocates on first use, and first use must not be on a request's path.
+    pub fn new(algorithm: Algorithm) -> Self {
+        let mut codecs = Self {
+            algorithm,
+            lz4: lz4::Lz4::new(),
+            zstd: zstd::Zstd::new(),
+            deflate: deflate::Deflate::new(),
+        };
+        let mut page = [0; PAGE_BYTES];
+        let mut out = [0; PAGE_BYTES];
+        for codec in Codec::ALL {
+            let (_, level) = codec.levels();
+            codecs.set_algorithm(Algorithm { codec, level });
+            if let Some((codec, bytes)) = codecs.compress(&page, &mut out) {
+                let decoded = codecs.decompress(codec, &out[..bytes], &mut page);
+                debug_assert_eq!(decoded, Ok(()));
+            }
+        }
+        codecs.set_algorithm(algorithm);
+        codecs
+    }
+
+    /// Compresses with `algorithm` from now on. Allocates.
+    pub fn set_algorithm(&mut self, algorithm: Algorithm) {
+        self.algorithm = algorithm;
+        match algorithm.codec {
+            Codec::Raw => {}
+            Codec::Lz4 => self.lz4.set_acceleration(algorithm.level),
+            Codec::Zstd => self.zstd.set_level(algorithm.level),
+            Codec::Deflate => self.deflate.set_level(algorithm.level),
+        }
+    }
+
+    /// Compresses a page into at most `out.len()` bytes; `None` when it does not fit.
+    pub fn compress(&mut self, page: &Page, out: &mut [u8]) -> Option<(Codec, usize)> {
+        let bytes = match self.algorithm.codec {
+            Codec::Raw => {
+                out.get_mut(..PAGE_BYTES)?.copy_from_slice(page);
+                PAGE_BYTES
+            }
+            Codec::Lz4 => self.lz4.compress(page, out)?,
+            Codec::Zstd => self.zstd.compress(page, out)?,
+            Codec::Deflate => self.deflate.compress(page, out)?,
+        };
+        Some((self.algorithm.codec, bytes))
+    }
+
+    /// Decompresses an object of any codec.
+    pub fn decompress(
+        &mut self,
+        codec: Codec,
+        object: &[u8],
+        page: &mut Page,
+    ) -> Result<(), Undecodable> {
+        match codec {
+            Codec::Raw => {
+                *page = *<&Page>::try_from(object).map_err(|_| Undecodable)?;
+                Ok(())
+            }
+            Codec::Lz4 => self.lz4.decompress(object, page),
+            Codec::Zstd => self.zstd.decompress(object, page),
+            Codec::Deflate => self.deflate.decompress(object, page),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn pages() -> Vec<Page> {
+        let mut noise = 0x9e37_79b9_7f4a_7c15u64;
+        let mut next = move || {
+            noise ^= noise << 13;
+            noise ^= noise >> 7;
+            noise ^= noise << 17;
+            noise
+        };
+        let page = |word: &mut dyn FnMut(usize) -> u64| {
+            let mut page = [0; PAGE_BYTES];
+            for (i, chunk) in page.chunks_exact_mut(8).enumerate() {
+                chunk.copy_from_slice(&word(i).to_ne_bytes());
+            }
+            page
+        };
+        vec![
+            [0; PAGE_BYTES],
+            page(&mut |i| i as u64),
+            page(&mut |i| 0x7f00_0000_1000 + (i as u64 % 7) * 64),
+            page(&mut |i| if i % 3 == 0 { next() } else { 42 }),
+        ]
+    }
+
+    #[test]
+    fn every_codec_gives_back_what_it_got() {
+        let mut codecs = Codecs::new("lz4".parse().unwrap());
+        for name in ["raw", "lz4", "lz4:8", "zstd", "zstd:-20", "zstd:3", "deflate", "deflate:6"] {
+            codecs.set_algorithm(name.parse().unwrap());
+            for page in pages() {
+                let mut out = [0; PAGE_BYTES];
+                let (codec, bytes) = codecs.compress(&page, &mut out).unwrap();
+                let mut back = [1; PAGE_BYTES];
+                codecs.decompress(codec, &out[..bytes], &mut back).unwrap();
+                assert_eq!(back, page, "{name}");
+                assert!(codec == Codec::Raw || bytes < PAGE_BYTES);
+            }
+        }
+    }
+
+    #[test]
+    fn what_does_not_fit_is_refused() {
+        let page = pages().pop().unwrap();
+        for name in ["raw", "lz4", "zstd", "deflate"] {
+            let mut codecs = Codecs::new(name.parse().unwrap());
+            assert_eq!(codecs.compress(&page, &mut [0; 100]), None, "{name}");
+        }
+    }
+
+    #[test]
+    fn truncated_objects_are_undecodable() {
+        let page = pages().pop().unwrap();
+        for name in ["raw", "lz4", "zstd", "deflate"] {
+            let mut codecs = Codecs::new(name.parse().unwrap());
+            let mut out = [0; PAGE_BYTES];
+            let (codec, bytes) = codecs.compress(&page, &mut out).unwrap();
+            for cut in [0, 1, bytes / 2, bytes - 1] {
+                let mut back = [0; PAGE_BYTES];
+                let got = codecs.decompress(codec, &out[..cut], &mut back);
+                assert_eq!(got, Err(Undecodable), "{name} cut at {cut} of {bytes}");
+            }
+        }
+    }
+
+    #[test]
+    fn algorithms_are_read_and_written() {
+        for text in ["lz4", "lz4:2", "zstd", "zstd:-5", "zstd:19", "raw", "deflate:12"] {
+            assert_eq!(text.parse::<Algorithm>().unwrap().to_string(), text);
+        }
+        let zstd: Algorithm = "zstd:-1".parse().unwrap();
+        assert_eq!(zstd.to_string(), "zstd", "the default level is not spelled out");
+    }
+
+    #[test]
+    fn a_wrong_algorithm_says_what_there_is() {
+        let error = "lz5".parse::<Algorithm>().unwrap_err().to_string();
+        assert!(error.contains("'lz5'") && error.contains("zstd"), "{error}");
+        let error = "zstd:20".parse::<Algorithm>().unwrap_err().to_string();
+        assert!(error.contains("-100 to 19"), "{error}");
+        assert!("zstd:".parse::<Algorithm>().is_err());
+        assert!("".parse::<Algorithm>().is_err());
+    }
+}

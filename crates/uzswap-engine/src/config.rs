@@ -1,0 +1,219 @@
+//! Settings: those fixed when the cache is made, and the attributes that change while it runs.
+//!
+//! The table below is the one place that knows an attribute's name, meaning and range: the control
+//! files, `uzswap status`, the command line and docs/attributes.md are made from it.
+
+use crate::cache::Cache;
+use crate::compress::Algorithm;
+use crate::error::AttributeError;
+use crate::sync::{Mutex, lock};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::Relaxed};
+
+/// What a cache is made with.
+#[derive(Debug, Clone)]
+pub struct Config {
+    /// Pages of address space over all areas; 16 bytes of memory for each that is in use.
+    pub pages_max: u32,
+    /// Memory of the machine, bytes: what `max_pool_percent` is a percentage of.
+    pub ram_bytes: u64,
+    /// First value of `max_pool_bytes`.
+    pub pool_bytes_max: u64,
+    /// First value of `compressor`.
+    pub algorithm: Algorithm,
+}
+
+/// The attributes' values.
+pub(crate) struct Attributes {
+    enabled: AtomicBool,
+    algorithm: Mutex<Algorithm>,
+    max_pool_percent: AtomicU32,
+    max_pool_bytes: AtomicU64,
+    accept_threshold_percent: AtomicU32,
+    max_compression_ratio: AtomicU32,
+    shrinker_enabled: AtomicBool,
+    same_pages_enabled: AtomicBool,
+    ram_bytes: u64,
+}
+
+impl Attributes {
+    pub(crate) fn new(config: &Config) -> Self {
+        Self {
+            enabled: AtomicBool::new(true),
+            algorithm: Mutex::new(config.algorithm),
+            max_pool_percent: AtomicU32::new(100),
+            max_pool_bytes: AtomicU64::new(config.pool_bytes_max),
+            accept_threshold_percent: AtomicU32::new(90),
+            max_compression_ratio: AtomicU32::new(100),
+            shrinker_enabled: AtomicBool::new(true),
+            same_pages_enabled: AtomicBool::new(true),
+            ram_bytes: config.ram_bytes,
+        }
+    }
+
+    pub(crate) fn enabled(&self) -> bool {
+        self.enabled.load(Relaxed)
+    }
+
+    pub(crate) fn algorithm(&self) -> Algorithm {
+        *lock(&self.algorithm)
+    }
+
+    pub(crate) fn same_pages_enabled(&self) -> bool {
+        self.same_pages_enabled.load(Relaxed)
+    }
+
+    pub(crate) fn shrinker_enabled(&self) -> bool {
+        self.shrinker_enabled.load(Relaxed)
+    }
+
+    pub(crate) fn max_compression_ratio(&self) -> u32 {
+        self.max_compression_ratio.load(Relaxed)
+    }
+
+    /// The limit of the pool, bytes: the lower of the two that can be set.
+    pub(crate) fn pool_bytes_max(&self) -> u64 {
+        let percent = u64::from(self.max_pool_percent.load(Relaxed));
+        self.max_pool_bytes.load(Relaxed).min(self.ram_bytes / 100 * percent)
+    }
+
+    /// The size to which writeback brings the pool, bytes.
+    pub(crate) fn pool_bytes_accept(&self) -> u64 {
+        let percent = u64::from(self.accept_threshold_percent.load(Relaxed));
+        self.pool_bytes_max() / 100 * percent
+    }
+}
+
+/// One attribute.
+pub struct Attribute {
+    /// Its name, and that of its control file.
+    pub name: &'static str,
+    /// What it does.
+    pub doc: &'static str,
+    /// What it accepts.
+    pub accepts: &'static str,
+    get: fn(&Attributes) -> String,
+    set: fn(&Attributes, &str) -> bool,
+}
+
+const PERCENT: &str = "a whole number from 1 to 100";
+const SWITCH: &str = "Y or N (1 or 0)";
+
+/// All attributes.
+pub const ATTRIBUTES: &[Attribute] = &[
+    Attribute {
+        name: "enabled",
+        doc: "Whether pages are stored at all. Switched off, what is held stays readable, and new \
+              pages go to the backing uncompressed or, without one, are refused.",
+        accepts: SWITCH,
+        get: |a| switch(a.enabled()),
+        set: |a, text| set_switch(&a.enabled, text),
+    },
+    Attribute {
+        name: "compressor",
+        doc: "What new pages are compressed with; what is held stays as it is.",
+        accepts: "a compressor: lz4, zstd, lzo, deflate or raw, some with a level, as in zstd:3",
+        get: |a| a.algorithm().to_string(),
+        set: |a, text| text.parse().map(|to| *lock(&a.algorithm) = to).is_ok(),
+    },
+    Attribute {
+        name: "max_pool_percent",
+        doc: "How much of the machine's memory the pool may take, in percent.",
+        accepts: PERCENT,
+        get: |a| a.max_pool_percent.load(Relaxed).to_string(),
+        set: |a, text| set_number(&a.max_pool_percent, text, 1, 100),
+    },
+    Attribute {
+        name: "max_pool_bytes",
+        doc: "How many bytes the pool may take; the lower of the two limits holds.",
+        accepts: "a number of bytes, at least 1048576",
+        get: |a| a.max_pool_bytes.load(Relaxed).to_string(),
+        set: |a, text| match text.parse() {
+            Ok(bytes) if bytes >= 1 << 20 => {
+                a.max_pool_bytes.store(bytes, Relaxed);
+                true
+            }
+            _ => false,
+        },
+    },
+    Attribute {
+        name: "accept_threshold_percent",
+        doc: "Writeback starts when the pool is above this share of its limit, in percent, and \
+              brings it back there; a pool that hit its limit takes no page until it is.",
+        accepts: PERCENT,
+        get: |a| a.accept_threshold_percent.load(Relaxed).to_string(),
+        set: |a, text| set_number(&a.accept_threshold_percent, text, 1, 100),
+    },
+    Attribute {
+        name: "max_compression_ratio",
+        doc: "A page that does not compress to this share of its size, in percent, is rejected. At \
+              100, incompressible pages are kept as they are.",
+        accepts: PERCENT,
+        get: |a| a.max_compression_ratio.load(Relaxed).to_string(),
+        set: |a, text| set_number(&a.max_compression_ratio, text, 1, 100),
+    },
+    Attribute {
+        name: "shrinker_enabled",
+        doc: "Whether the pool is also written back when the machine runs short of memory.",
+        accepts: SWITCH,
+        get: |a| switch(a.shrinker_enabled()),
+        set: |a, text| set_switch(&a.shrinker_enabled, text),
+    },
+    Attribute {
+        name: "same_pages_enabled",
+        doc: "Whether identical pages are kept once.",
+        accepts: SWITCH,
+        get: |a| switch(a.same_pages_enabled()),
+        set: |a, text| set_switch(&a.same_pages_enabled, text),
+    },
+];
+
+fn switch(on: bool) -> String {
+    if on { "Y" } else { "N" }.into()
+}
+
+fn set_switch(value: &AtomicBool, text: &str) -> bool {
+    let to = match text {
+        "Y" | "y" | "1" => true,
+        "N" | "n" | "0" => false,
+        _ => return false,
+    };
+    value.store(to, Relaxed);
+    true
+}
+
+fn set_number(value: &AtomicU32, text: &str, low: u32, high: u32) -> bool {
+    match text.parse() {
+        Ok(number) if (low..=high).contains(&number) => {
+            value.store(number, Relaxed);
+            true
+        }
+        _ => false,
+    }
+}
+
+impl Cache {
+    /// An attribute's value, as its control file shows it.
+    pub fn attribute(&self, name: &str) -> Option<String> {
+        ATTRIBUTES.iter().find(|a| a.name == name).map(|a| (a.get)(&self.attributes))
+    }
+
+    /// Changes an attribute, at once and under load. On an error the old value stays.
+    pub fn set_attribute(&self, name: &str, value: &str) -> Result<(), AttributeError> {
+        let attribute = ATTRIBUTES
+            .iter()
+            .find(|attribute| attribute.name == name)
+            .ok_or_else(|| AttributeError::Unknown(name.into()))?;
+        if name == "compressor" {
+            value.parse::<Algorithm>()?; // For its own message.
+        }
+        if !(attribute.set)(&self.attributes, value) {
+            return Err(AttributeError::Value {
+                name: attribute.name,
+                value: value.into(),
+                must: attribute.accepts,
+            });
+        }
+        self.apply_attributes();
+        Ok(())
+    }
+}

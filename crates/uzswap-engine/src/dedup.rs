@@ -1,0 +1,142 @@
+//! Identical pages: which entry might hold the page that is being stored?
+//!
+//! A table from content hash to keys, small and forgetful: a bucket is one cache line, a new key
+//! pushes out an old one, and nothing is removed when an entry goes. Whatever it suggests is compared
+//! byte by byte before it is believed, so all that forgetting costs is a page kept twice.
+
+use crate::ids::SwapEntry;
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU8, AtomicU32, AtomicUsize, Ordering::Relaxed};
+
+/// Keys to a bucket: what fits in a cache line with a byte of hash each.
+const WAYS: usize = 12;
+
+#[repr(align(64))]
+struct Bucket {
+    keys: [AtomicU32; WAYS],
+    /// Seven bits of the hash and the lowest set; 0 where there is no key.
+    tags: [AtomicU8; WAYS],
+}
+
+const _: () = assert!(size_of::<Bucket>() == 64);
+
+/// Buckets that are made at a time: 64 KiB, for some 12 MiB of pool.
+const CHUNK: usize = 1024;
+
+/// See the module.
+pub(crate) struct Candidates {
+    chunks: Box<[OnceLock<Box<[Bucket]>>]>,
+    /// Chunks in use, a power of two.
+    count: AtomicUsize,
+}
+
+impl Candidates {
+    /// Bytes of pool to one key of the table: 5.3 bytes of table to that, and a pool of heap pages
+    /// holds an object in about 1 KiB.
+    const POOL_BYTES_PER_KEY: usize = 1024;
+    const POOL_BYTES_PER_CHUNK: usize = CHUNK * WAYS * Self::POOL_BYTES_PER_KEY;
+
+    /// A table for a pool of at most `pool_bytes_max`, with nothing made yet.
+    pub(crate) fn new(pool_bytes_max: usize) -> Self {
+        let chunks = pool_bytes_max.div_ceil(Self::POOL_BYTES_PER_CHUNK).next_power_of_two();
+        Self {
+            chunks: (0..chunks).map(|_| OnceLock::new()).collect(),
+            count: AtomicUsize::new(0),
+        }
+    }
+
+    fn chunks_for(&self, pool_bytes: usize) -> usize {
+        // Rounded down to a power of two: the table may be short by half, never long by half.
+        let wanted = (pool_bytes / Self::POOL_BYTES_PER_CHUNK).max(1);
+        (1 << wanted.ilog2()).min(self.chunks.len())
+    }
+
+    /// Grows the table to suit a pool of `pool_bytes`. Half of the keys are not found again after
+    /// a doubling; new ones soon take their places. Allocates.
+    pub(crate) fn provision(&self, pool_bytes: usize) {
+        let wanted = self.chunks_for(pool_bytes);
+        let bucket = || Bucket {
+            keys: std::array::from_fn(|_| AtomicU32::new(0)),
+            tags: std::array::from_fn(|_| AtomicU8::new(0)),
+        };
+        for chunk in &self.chunks[..wanted] {
+            chunk.get_or_init(|| (0..CHUNK).map(|_| bucket()).collect());
+        }
+        self.count.fetch_max(wanted, Relaxed);
+    }
+
+    fn bucket(&self, hash: u64) -> Option<(&Bucket, u8)> {
+        let count = self.count.load(Relaxed);
+        if count == 0 {
+            return None;
+        }
+        // The low half is the checksum kept with the object; these bits are of the high half.
+        let number = (hash >> 32) as usize & (count * CHUNK - 1);
+        let chunk = self.chunks[number / CHUNK].get()?;
+        Some((&chunk[number % CHUNK], (hash >> 57) as u8 | 1))
+    }
+
+    /// Keys that were stored with a page of this hash, or one that looks like it.
+    pub(crate) fn find(&self, hash: u64) -> impl Iterator<Item = SwapEntry> {
+        let found = self.bucket(hash);
+        (0..WAYS).filter_map(move |way| {
+            let (bucket, tag) = found?;
+            (bucket.tags[way].load(Relaxed) == tag)
+                .then(|| SwapEntry(bucket.keys[way].load(Relaxed)))
+        })
+    }
+
+    /// Remembers that `key` holds a page of this hash; `instead` of another key, if given.
+    pub(crate) fn insert(&self, hash: u64, key: SwapEntry, instead: Option<SwapEntry>) {
+        let Some((bucket, tag)) = self.bucket(hash) else { return };
+        let holds = |way: &usize, other: SwapEntry| {
+            bucket.tags[*way].load(Relaxed) == tag && bucket.keys[*way].load(Relaxed) == other.0
+        };
+        let way = (0..WAYS)
+            .find(|way| holds(way, instead.unwrap_or(key)))
+            .or_else(|| (0..WAYS).find(|way| bucket.tags[*way].load(Relaxed) == 0))
+            // Any: the hash of a new page is as good as a die.
+            .unwrap_or((hash >> 44) as usize % WAYS);
+        // Two stores, so a reader may see the one without the other. It compares the pages.
+        bucket.keys[way].store(key.0, Relaxed);
+        bucket.tags[way].store(tag, Relaxed);
+    }
+
+    /// Bytes that the table takes.
+    pub(crate) fn bytes(&self) -> usize {
+        self.count.load(Relaxed) * CHUNK * size_of::<Bucket>()
+            + self.chunks.len() * size_of::<OnceLock<Box<[Bucket]>>>()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_was_inserted_is_found_until_pushed_out() {
+        let table = Candidates::new(1 << 30);
+        table.insert(7 << 40, SwapEntry(1), None);
+        assert_eq!(table.find(7 << 40).count(), 0, "nothing is provisioned");
+        table.provision(1);
+        let hash = |i: u64| i.wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        for i in 0..1000 {
+            table.insert(hash(i), SwapEntry(i as u32), None);
+            assert!(table.find(hash(i)).any(|key| key == SwapEntry(i as u32)));
+        }
+        table.insert(hash(5), SwapEntry(77), Some(SwapEntry(5)));
+        let found: Vec<_> = table.find(hash(5)).collect();
+        assert!(found.contains(&SwapEntry(77)) && !found.contains(&SwapEntry(5)), "{found:?}");
+    }
+
+    #[test]
+    fn the_table_grows_with_the_pool() {
+        let table = Candidates::new(1 << 30);
+        table.provision(1);
+        let small = table.bytes();
+        table.provision(20 << 20);
+        assert_eq!(table.bytes(), small);
+        table.provision(100 << 20);
+        assert!(table.bytes() > 7 * small);
+    }
+}

@@ -1,0 +1,64 @@
+//! What can go wrong, as far as it is not an expected outcome.
+
+use crate::compress::AlgorithmError;
+use std::io;
+
+/// The page cannot be given back now. It is never `Absent`, and never zeros.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// The bytes that were kept for the page are not the bytes that were stored.
+    #[error("page {entry}: its stored copy is damaged ({what}); the page is lost")]
+    Damaged {
+        /// The page's key, as a number.
+        entry: u32,
+        /// What showed it.
+        what: &'static str,
+    },
+    /// The backing would not read.
+    #[error("page {entry}: cannot read its copy from the backing: {source}; check the device")]
+    Backing {
+        /// The page's key, as a number.
+        entry: u32,
+        /// What the backing said.
+        source: io::Error,
+    },
+}
+
+/// The cache cannot be made.
+#[derive(Debug, thiserror::Error)]
+pub enum SetupError {
+    /// A size is out of range.
+    #[error("{what} is {value}; it must be {must}")]
+    Size {
+        /// Which.
+        what: &'static str,
+        /// What was given.
+        value: u64,
+        /// What is accepted.
+        must: &'static str,
+    },
+    /// Memory for the first sections or the writeback buffers could not be had.
+    #[error("cannot get memory for the cache: {0}; free some or make the pool smaller")]
+    Memory(#[from] io::Error),
+}
+
+/// An attribute was not changed.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum AttributeError {
+    /// No such attribute.
+    #[error("no attribute '{0}'; `uzswap status` lists them")]
+    Unknown(String),
+    /// Not a value of it.
+    #[error("{name}: '{value}' is not {must}")]
+    Value {
+        /// The attribute.
+        name: &'static str,
+        /// What was given.
+        value: String,
+        /// What is accepted.
+        must: &'static str,
+    },
+    /// Not a compressor.
+    #[error(transparent)]
+    Algorithm(#[from] AlgorithmError),
+}

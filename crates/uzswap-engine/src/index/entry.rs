@@ -1,0 +1,95 @@
+//! One page's record: its word, guarded by a bit of itself, and a second word that depends on it.
+//!
+//! Every change of an entry, and every look at the object it names, happens between
+//! [`Entry::lock`] and the drop of the guard; that is what keeps an object alive while it is read.
+//! The lock is held for the copy of one object (some 30 ns) and never while compressing; the only
+//! long hold is the read of a record from the backing, which nobody but a second reader of the same
+//! page waits for.
+
+use super::word::{State, Word};
+use crate::sync::Backoff;
+use crate::sync::atomic::{AtomicU64, Ordering};
+
+/// See the module. 16 bytes a page of address space in use.
+pub(crate) struct Entry {
+    word: AtomicU64,
+    /// By state of the word:
+    /// `Pooled` — links of the LRU list, guarded by the list's lock, not by this entry's;
+    /// `Pooled`, writeback in flight — the [`crate::ids::Place`] being written;
+    /// `Placed` — the page's checksum. Otherwise 0.
+    aux: AtomicU64,
+}
+
+#[cfg(not(feature = "shuttle"))]
+const _: () = assert!(size_of::<Entry>() == 16);
+
+impl Entry {
+    pub(crate) fn new() -> Self {
+        Self { word: AtomicU64::new(Word::ABSENT.0), aux: AtomicU64::new(0) }
+    }
+
+    /// The state now, without the lock: for answers that need no object, and for hints.
+    pub(crate) fn peek(&self) -> Word {
+        Word(self.word.load(Ordering::Acquire) & !Word::LOCKED)
+    }
+
+    /// Waits for the entry.
+    pub(crate) fn lock(&self) -> Locked<'_> {
+        let mut backoff = Backoff::new();
+        loop {
+            if let Some(locked) = self.try_lock() {
+                return locked;
+            }
+            backoff.wait();
+        }
+    }
+
+    /// Takes the entry if nobody has it.
+    pub(crate) fn try_lock(&self) -> Option<Locked<'_>> {
+        let word = self.word.load(Ordering::Relaxed) & !Word::LOCKED;
+        self.word
+            .compare_exchange(word, word | Word::LOCKED, Ordering::Acquire, Ordering::Relaxed)
+            .ok()
+            .map(|_| Locked { entry: self, word: Word(word) })
+    }
+
+    pub(crate) fn aux(&self) -> &AtomicU64 {
+        &self.aux
+    }
+}
+
+/// An entry that this thread alone may look into and change, until this is dropped.
+pub(crate) struct Locked<'a> {
+    entry: &'a Entry,
+    word: Word,
+}
+
+impl Locked<'_> {
+    pub(crate) fn word(&self) -> Word {
+        self.word
+    }
+
+    pub(crate) fn state(&self) -> State {
+        self.word.state()
+    }
+
+    /// What the entry will be when the guard is dropped.
+    pub(crate) fn set(&mut self, word: Word) {
+        self.word = word;
+    }
+
+    pub(crate) fn aux(&self) -> u64 {
+        self.entry.aux.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn set_aux(&mut self, value: u64) {
+        self.entry.aux.store(value, Ordering::Relaxed);
+    }
+}
+
+impl Drop for Locked<'_> {
+    fn drop(&mut self) {
+        // Release: whoever locks next sees the object and `aux` as this holder left them.
+        self.entry.word.store(self.word.0, Ordering::Release);
+    }
+}

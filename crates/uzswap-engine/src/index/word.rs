@@ -1,0 +1,206 @@
+//! The 64 bits that say where a page is.
+//!
+//! ```text
+//!  63           19 18         7 6 5 4 3 2 1 0
+//! |     payload (57 bits)      |.|W|R|L| tag |
+//! ```
+//! `L` locked · `R` referenced since the LRU last looked · `W` its writeback is in flight.
+
+use crate::compress::Codec;
+use crate::ids::{Handle, Place, SwapEntry};
+use crate::page::{PAGE_BYTES, Pattern};
+
+/// Where a page is, with all that is needed to get it back.
+///
+/// | from → to | by |
+/// |---|---|
+/// | any → `Filled`, `Pooled`, `Shared` | store |
+/// | any → `Absent` | invalidate, an exclusive load, a rejected store |
+/// | `Pooled` → `Pooled` (another handle) | compaction, emptying a section |
+/// | `Pooled` → `Shared` | a store of an identical page |
+/// | `Pooled` → `Placed` | writeback, when the write is done and the entry is still the same |
+/// | `Placed` → `Placed` | cleaning of a segment |
+/// | any → `Placed` | write-through of a page that the pool rejected |
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum State {
+    /// Not held.
+    Absent,
+    /// One word repeated; nothing is stored.
+    Filled(Pattern),
+    /// Compressed, in the pool.
+    Pooled(Object),
+    /// Compressed, on the backing.
+    Placed(Extent),
+    /// The same as other entries: their common record, itself an entry, says where.
+    Shared(SwapEntry),
+}
+
+/// An object in the pool.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Object {
+    pub(crate) handle: Handle,
+    pub(crate) form: Form,
+}
+
+/// A record on the backing.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Extent {
+    pub(crate) place: Place,
+    pub(crate) form: Form,
+}
+
+/// How a page was made into bytes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Form {
+    /// Bytes of the object, 1 to [`PAGE_BYTES`].
+    pub(crate) bytes: u16,
+    pub(crate) codec: Codec,
+}
+
+impl Form {
+    const BYTES_BITS: u32 = 13;
+    const BITS: u32 = Self::BYTES_BITS + Codec::BITS;
+
+    fn to_bits(self) -> u64 {
+        debug_assert!((1..=PAGE_BYTES).contains(&usize::from(self.bytes)));
+        u64::from(self.codec as u8) << Self::BYTES_BITS | u64::from(self.bytes)
+    }
+
+    fn from_bits(bits: u64) -> Self {
+        Self {
+            bytes: (bits & ((1 << Self::BYTES_BITS) - 1)) as u16,
+            codec: Codec::from_bits((bits >> Self::BYTES_BITS) as u8 & ((1 << Codec::BITS) - 1)),
+        }
+    }
+}
+
+/// A [`State`] and its flags, packed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Word(pub(crate) u64);
+
+const TAG_MASK: u64 = 0b111;
+const ABSENT: u64 = 0;
+const FILLED: u64 = 1;
+const POOLED: u64 = 2;
+const PLACED: u64 = 3;
+const SHARED: u64 = 4;
+const PAYLOAD_SHIFT: u32 = 7;
+const PAYLOAD_BITS: u32 = 64 - PAYLOAD_SHIFT;
+
+const _: () = assert!(PAGE_BYTES < 1 << Form::BYTES_BITS);
+const _: () = assert!(Pattern::BITS <= PAYLOAD_BITS);
+const _: () = assert!(Handle::BITS + Form::BITS <= PAYLOAD_BITS);
+const _: () = assert!(Place::BITS + Form::BITS <= PAYLOAD_BITS);
+
+impl Word {
+    pub(crate) const ABSENT: Self = Self(ABSENT);
+    pub(crate) const LOCKED: u64 = 1 << 3;
+    const REFERENCED: u64 = 1 << 4;
+    const WRITEBACK: u64 = 1 << 5;
+
+    /// A word with no flag set.
+    pub(crate) fn new(state: State) -> Self {
+        let (tag, payload) = match state {
+            State::Absent => (ABSENT, 0),
+            State::Filled(pattern) => (FILLED, pattern.to_bits()),
+            State::Pooled(object) => (POOLED, object.handle.0 << Form::BITS | object.form.to_bits()),
+            State::Placed(extent) => (PLACED, extent.place.0 << Form::BITS | extent.form.to_bits()),
+            State::Shared(record) => (SHARED, u64::from(record.0)),
+        };
+        Self(payload << PAYLOAD_SHIFT | tag)
+    }
+
+    pub(crate) fn state(self) -> State {
+        let payload = self.0 >> PAYLOAD_SHIFT;
+        match self.0 & TAG_MASK {
+            ABSENT => State::Absent,
+            FILLED => State::Filled(Pattern::from_bits(payload)),
+            POOLED => State::Pooled(Object {
+                handle: Handle(payload >> Form::BITS),
+                form: Form::from_bits(payload),
+            }),
+            PLACED => State::Placed(Extent {
+                place: Place(payload >> Form::BITS),
+                form: Form::from_bits(payload),
+            }),
+            SHARED => State::Shared(SwapEntry(payload as u32)),
+            tag => unreachable!("no word with tag {tag} is ever stored"),
+        }
+    }
+
+    /// The same state at another handle, flags kept: what moving an object does.
+    pub(crate) fn moved_to(self, handle: Handle) -> Self {
+        debug_assert!(matches!(self.state(), State::Pooled(_)));
+        let form = (self.0 >> PAYLOAD_SHIFT) & ((1 << Form::BITS) - 1);
+        let payload = handle.0 << Form::BITS | form;
+        Self(payload << PAYLOAD_SHIFT | self.0 & ((1 << PAYLOAD_SHIFT) - 1))
+    }
+
+    pub(crate) fn is_referenced(self) -> bool {
+        self.0 & Self::REFERENCED != 0
+    }
+
+    pub(crate) fn with_referenced(self, set: bool) -> Self {
+        Self(if set { self.0 | Self::REFERENCED } else { self.0 & !Self::REFERENCED })
+    }
+
+    /// Whether a write of it to the backing is under way; then it is on no LRU list and the
+    /// entry's second word holds the place.
+    pub(crate) fn is_in_writeback(self) -> bool {
+        self.0 & Self::WRITEBACK != 0
+    }
+
+    pub(crate) fn with_writeback(self, set: bool) -> Self {
+        Self(if set { self.0 | Self::WRITEBACK } else { self.0 & !Self::WRITEBACK })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn states() -> Vec<State> {
+        let form = |bytes, codec| Form { bytes, codec };
+        let mut states = vec![
+            State::Absent,
+            State::Filled(Pattern::of(&[0; PAGE_BYTES]).unwrap()),
+            State::Filled(Pattern::of(&[0xff; PAGE_BYTES]).unwrap()),
+            State::Shared(SwapEntry(u32::MAX)),
+        ];
+        for codec in Codec::ALL {
+            for bytes in [1, 700, PAGE_BYTES as u16] {
+                let handle = Handle::new((1 << 28) - 1, 1023);
+                states.push(State::Pooled(Object { handle, form: form(bytes, codec) }));
+                let place = Place((1 << Place::BITS) - 1);
+                states.push(State::Placed(Extent { place, form: form(bytes, codec) }));
+            }
+        }
+        states
+    }
+
+    #[test]
+    fn states_round_trip_with_any_flags() {
+        for state in states() {
+            for flags in 0..4 {
+                let word = Word::new(state)
+                    .with_referenced(flags & 1 != 0)
+                    .with_writeback(flags & 2 != 0);
+                assert_eq!(word.state(), state);
+                assert_eq!(word.is_referenced(), flags & 1 != 0);
+                assert_eq!(word.is_in_writeback(), flags & 2 != 0);
+                assert_eq!(word.0 & Word::LOCKED, 0);
+            }
+        }
+    }
+
+    #[test]
+    fn moving_keeps_form_and_flags() {
+        let form = Form { bytes: 4096, codec: Codec::Zstd };
+        let word = Word::new(State::Pooled(Object { handle: Handle::new(5, 6), form }))
+            .with_writeback(true);
+        let moved = word.moved_to(Handle::new(7, 8));
+        let object = Object { handle: Handle::new(7, 8), form };
+        assert_eq!(moved.state(), State::Pooled(object));
+        assert!(moved.is_in_writeback() && !moved.is_referenced());
+    }
+}

@@ -1,0 +1,42 @@
+//! The compressed swap cache.
+//!
+//! Read it in the order of the modules below; `cache` is the whole flow on one screen, so a hurried
+//! reader starts there. The engine knows no userfaultfd, block device, cgroup or clock, and starts no
+//! threads: front ends call [`Cache::store`], [`Cache::load`] and [`Cache::invalidate`] from theirs,
+//! and drive [`Cache::maintain`] from one of their own.
+
+#![deny(unsafe_code)]
+
+// In the order in which to read them.
+mod ids;
+mod page;
+
+pub mod compress;
+mod pool;
+mod index;
+mod lru;
+mod dedup;
+mod share;
+pub mod backing;
+
+mod scratch;
+mod shrink;
+mod writeback;
+mod cache;
+
+mod check;
+mod config;
+mod error;
+mod percpu;
+mod stats;
+mod sync;
+#[cfg(feature = "testing")]
+pub mod testing;
+
+pub use cache::{Cache, Load, Reject, Store};
+pub use config::{ATTRIBUTES, Attribute, Config};
+pub use error::{AttributeError, Error, SetupError};
+pub use ids::{Area, Place, SwapEntry};
+pub use page::{PAGE_BYTES, Page};
+pub use pool::{ClassStats, SectionError};
+pub use stats::{STATISTICS, Statistic};

@@ -1,0 +1,57 @@
+//! State of which each CPU has its own.
+//!
+//! Everything per-CPU in the engine goes through this type, so that a CPU that comes or goes can be
+//! handled in one place. The CPU is a hint, not an exclusion: a thread may be moved between asking
+//! and using, so slots are shared data (atomics, or a lock that is nearly always free).
+
+use crate::sync::{Mutex, MutexGuard, lock, try_lock};
+use crossbeam_utils::CachePadded;
+use uzswap_sys::cpu;
+
+/// One `T` for each possible CPU, each on cache lines of its own.
+pub(crate) struct PerCpu<T> {
+    slots: Box<[CachePadded<T>]>,
+}
+
+impl<T> PerCpu<T> {
+    pub(crate) fn new(mut make: impl FnMut() -> T) -> Self {
+        Self { slots: (0..cpu::possible()).map(|_| CachePadded::new(make())).collect() }
+    }
+
+    /// The slot of the CPU that runs the caller.
+    pub(crate) fn here(&self) -> &T {
+        &self.slots[self.index()]
+    }
+
+    pub(crate) fn iter(&self) -> impl Iterator<Item = &T> {
+        self.slots.iter().map(|slot| &**slot)
+    }
+
+    fn index(&self) -> usize {
+        let cpu = cpu::current();
+        if cpu < self.slots.len() { cpu } else { cpu % self.slots.len() }
+    }
+}
+
+impl<T> PerCpu<Mutex<T>> {
+    /// This CPU's slot, or any that is free when another thread was preempted in this one.
+    pub(crate) fn lock_here(&self) -> MutexGuard<'_, T> {
+        let here = self.index();
+        (0..self.slots.len())
+            .find_map(|step| try_lock(&self.slots[(here + step) % self.slots.len()]))
+            .unwrap_or_else(|| lock(&self.slots[here]))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[cfg(not(feature = "shuttle"))]
+    #[test]
+    fn lock_here_takes_another_slot_when_this_one_is_held() {
+        let slots = PerCpu { slots: (0..4).map(|_| CachePadded::new(Mutex::new(0))).collect() };
+        let held: Vec<_> = (0..4).map(|_| slots.lock_here()).collect();
+        assert_eq!(held.len(), 4);
+    }
+}

@@ -1,0 +1,585 @@
+//! Where compressed objects live: an allocator for sizes that are a large part of a page.
+//!
+//! [`Pool::alloc`] gives a [`Handle`], never an address. An object carries the key of its owner, so
+//! that [`Pool::compact`] and [`Pool::empty_section`] can move it and have the owner's entry told.
+//! What keeps an object alive while it is read is the lock of its owner's entry: whoever reads,
+//! writes, moves or frees an object holds it (or has just allocated the object and told nobody).
+//!
+//! Locks: one a size class, held for a few list operations or the copy of one zspage's objects; the
+//! sections' lock is taken once for a whole zspage. There is no lock of the pool.
+
+#[expect(unsafe_code, reason = "frames are raw memory, copied to and from by pointer")]
+mod section;
+mod size_class;
+mod zspage;
+
+pub(crate) use section::{SECTION_BYTES, SECTION_FRAMES};
+pub(crate) use size_class::{CLASSES, COMPRESSED_BYTES_MAX};
+
+use crate::ids::{Handle, SwapEntry};
+use crate::page::PAGE_BYTES;
+use crate::sync::{Mutex, MutexGuard, lock};
+use section::{Frame, Sections};
+use size_class::{FRAMES_MAX, SizeClass, class_of, classes};
+use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
+use zspage::{NO_CLASS, NO_OBJECT, NONE, Zspage, Zspages};
+
+/// What stands in front of an object: whose it is, and the page's checksum.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Header {
+    pub(crate) owner: SwapEntry,
+    pub(crate) checksum: u32,
+}
+
+/// Owner of an object that is allocated and not written yet; it must not be moved.
+const BUSY: u32 = u32::MAX - 1;
+/// Owner of a freed object; then the low half is the next one of the free list.
+const FREE: u32 = u32::MAX;
+
+impl Header {
+    fn to_bits(self) -> u64 {
+        u64::from(self.owner.0) << 32 | u64::from(self.checksum)
+    }
+
+    fn from_bits(bits: u64) -> Self {
+        Self { owner: SwapEntry((bits >> 32) as u32), checksum: bits as u32 }
+    }
+}
+
+/// No frame on line is free, the limit is reached, or no descriptor is ready.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct NoMemory;
+
+/// Lists of zspages by how full they are. Full ones are on no list.
+const GROUPS: usize = 8;
+const FULL: u8 = GROUPS as u8;
+/// The group of a zspage that is being emptied: on no list, so nothing new goes in.
+const LEAVING: u8 = FULL + 1;
+
+struct Class {
+    heads: [u32; GROUPS],
+    zspages: usize,
+    used: usize,
+}
+
+/// Tells an owner that its object moves from one handle to another: locks the entry without waiting,
+/// checks that it still means `from`, calls `copy`, and puts `to` in. `false`: not now.
+pub(crate) type Relocate<'a> = &'a dyn Fn(SwapEntry, Handle, Handle, &dyn Fn()) -> bool;
+
+/// One row of the table of size classes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ClassStats {
+    /// Bytes of an object, its 8-byte header included.
+    pub size: usize,
+    /// Frames of a zspage.
+    pub frames_per_zspage: usize,
+    /// Objects in a zspage.
+    pub objects_per_zspage: usize,
+    /// Zspages there are.
+    pub zspages: usize,
+    /// Objects in use.
+    pub used: usize,
+    /// Objects there is room for.
+    pub allocated: usize,
+}
+
+/// Why a section could not be emptied.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum SectionError {
+    /// No such section is on line.
+    #[error("section {0} is not on line")]
+    Absent(usize),
+    /// Objects remain that had nowhere to go, or that were in use at each try.
+    #[error("section {section} still holds {objects} objects; {reason}")]
+    Busy {
+        /// The section.
+        section: usize,
+        /// Objects left.
+        objects: usize,
+        /// Why.
+        reason: &'static str,
+    },
+}
+
+/// See the module.
+pub(crate) struct Pool {
+    sections: Sections,
+    zspages: Zspages,
+    classes: Box<[Mutex<Class>]>,
+}
+
+impl Pool {
+    /// A pool that can grow to `bytes_max` (rounded up to sections). It holds nothing yet.
+    pub(crate) fn new(bytes_max: usize) -> Self {
+        let sections = Sections::new(bytes_max);
+        let frames = sections.possible() * SECTION_FRAMES;
+        let class = || Mutex::new(Class { heads: [NONE; GROUPS], zspages: 0, used: 0 });
+        Self {
+            sections,
+            zspages: Zspages::new(frames),
+            classes: (0..CLASSES).map(|_| class()).collect(),
+        }
+    }
+
+    /// Makes room for an object of `bytes`.
+    pub(crate) fn alloc(&self, bytes: usize) -> Result<Handle, NoMemory> {
+        let number = class_of(bytes);
+        let mut class = lock(&self.classes[number]);
+        self.alloc_in(number, &mut class)
+    }
+
+    /// Fills an object just allocated.
+    pub(crate) fn write(&self, handle: Handle, header: Header, bytes: &[u8]) {
+        self.pieces(handle, bytes.len(), |frame, offset, range| {
+            self.sections.write(frame, offset, &bytes[range]);
+        });
+        self.set_header(handle, header);
+    }
+
+    /// Copies an object's first `out.len()` bytes out.
+    pub(crate) fn read(&self, handle: Handle, out: &mut [u8]) -> Header {
+        self.pieces(handle, out.len(), |frame, offset, range| {
+            self.sections.read(frame, offset, &mut out[range]);
+        });
+        self.header(handle)
+    }
+
+    /// An object's header.
+    pub(crate) fn header(&self, handle: Handle) -> Header {
+        Header::from_bits(self.header_bits(handle))
+    }
+
+    /// Gives an object a new owner or checksum.
+    pub(crate) fn set_header(&self, handle: Handle, header: Header) {
+        debug_assert!(header.owner.0 < BUSY);
+        self.set_header_bits(handle, header.to_bits());
+    }
+
+    /// Frees an object; a zspage without objects gives its frames back.
+    pub(crate) fn free(&self, handle: Handle) {
+        let number = self.class_number(handle.zspage());
+        let mut class = lock(&self.classes[number]);
+        self.free_in(number, &mut class, handle);
+    }
+
+    /// Lets frames of at most `bytes` be in use from now on.
+    pub(crate) fn set_limit(&self, bytes: usize) {
+        self.sections.set_limit(bytes / PAGE_BYTES);
+    }
+
+    /// Bytes of frames that may be in use.
+    pub(crate) fn limit(&self) -> usize {
+        self.sections.limit() * PAGE_BYTES
+    }
+
+    /// Bytes of frames that compaction could free: the whole zspages that the free objects of each
+    /// class add up to.
+    pub(crate) fn slack_bytes(&self) -> usize {
+        let slack = |(class, state): (&SizeClass, &Mutex<Class>)| {
+            let state = lock(state);
+            let objects = usize::from(class.objects);
+            let free = state.zspages * objects - state.used;
+            free / objects * usize::from(class.frames) * PAGE_BYTES
+        };
+        classes().iter().zip(&self.classes).map(slack).sum()
+    }
+
+    /// Bytes of frames in use.
+    pub(crate) fn bytes(&self) -> usize {
+        self.sections.used_frames() * PAGE_BYTES
+    }
+
+    /// Bytes mapped: frames in use and free ones on line.
+    pub(crate) fn mapped_bytes(&self) -> usize {
+        self.sections.online() * SECTION_BYTES
+    }
+
+    /// Bytes of frames on line and free.
+    pub(crate) fn free_bytes(&self) -> usize {
+        self.sections.free_frames() * PAGE_BYTES
+    }
+
+    /// Bytes of descriptors.
+    pub(crate) fn metadata_bytes(&self) -> usize {
+        self.zspages.bytes() + size_of::<Class>() * CLASSES
+    }
+
+    /// Brings sections on line until `reserve` bytes are free, and descriptors for them. Allocates,
+    /// and may wait for the kernel. Errors: the machine has no more memory to give.
+    pub(crate) fn provision(&self, reserve: usize) -> std::io::Result<()> {
+        self.zspages.provision();
+        while self.free_bytes() < reserve && self.sections.online() < self.sections.possible() {
+            self.sections.bring_online()?;
+        }
+        Ok(())
+    }
+
+    /// Unmaps sections that are wholly free, the highest first, as long as `reserve` bytes stay
+    /// free; the bytes given back.
+    pub(crate) fn give_back(&self, reserve: usize) -> usize {
+        let mut given = 0;
+        while self.free_bytes() >= reserve + SECTION_BYTES {
+            let Some(section) = self.sections.highest_empty() else { break };
+            if self.sections.take_offline(section) {
+                given += SECTION_BYTES;
+            }
+        }
+        given
+    }
+
+    /// One step of compaction in one class: moves the objects of its emptiest zspage into fuller
+    /// ones, if that frees its frames. `Some(moved)` when a zspage was freed.
+    pub(crate) fn compact(&self, number: usize, relocate: Relocate<'_>) -> Option<usize> {
+        let mut class = lock(&self.classes[number]);
+        let per_zspage = usize::from(classes()[number].objects);
+        let room = class.zspages * per_zspage - class.used;
+        if room < per_zspage {
+            return None;
+        }
+        let source = class.heads.iter().copied().find(|head| *head != NONE)?;
+        let moved = usize::from(self.zspages.get(source).used.load(Relaxed));
+        self.empty_zspage(number, &mut class, source, false, relocate).then_some(moved)
+    }
+
+    /// Moves every object out of a section and gives its memory back.
+    ///
+    /// Objects go to other sections, which are brought on line where none has room. On failure the
+    /// section goes on serving what it still holds.
+    pub(crate) fn empty_section(
+        &self,
+        section: usize,
+        relocate: Relocate<'_>,
+    ) -> Result<(), SectionError> {
+        if !self.sections.set_leaving(section, true) {
+            return Err(SectionError::Absent(section));
+        }
+        for number in self.zspages.numbers() {
+            if self.is_in(number, section) {
+                self.leave(number, section, relocate);
+            }
+        }
+        if self.sections.take_offline(section) {
+            return Ok(());
+        }
+        self.sections.set_leaving(section, false);
+        let left = self.zspages.numbers().filter(|number| self.is_in(*number, section));
+        let objects = left.map(|n| usize::from(self.zspages.get(n).used.load(Relaxed))).sum();
+        let reason = match self.free_bytes() {
+            0 => "no other section has room: raise the pool's limit or free memory",
+            _ => "they were in use at the moment: try again",
+        };
+        Err(SectionError::Busy { section, objects, reason })
+    }
+
+    /// Frames in use of each section on line, by number.
+    pub(crate) fn sections(&self) -> Vec<(usize, usize)> {
+        self.sections.usage()
+    }
+
+    /// The table of size classes.
+    pub(crate) fn class_stats(&self) -> Vec<ClassStats> {
+        let row = |(class, state): (&SizeClass, &Mutex<Class>)| {
+            let state = lock(state);
+            ClassStats {
+                size: class.size.into(),
+                frames_per_zspage: class.frames.into(),
+                objects_per_zspage: class.objects.into(),
+                zspages: state.zspages,
+                used: state.used,
+                allocated: state.zspages * usize::from(class.objects),
+            }
+        };
+        classes().iter().zip(&self.classes).map(row).collect()
+    }
+
+    fn is_in(&self, number: u32, section: usize) -> bool {
+        let zspage = self.zspages.get(number);
+        let class = zspage.class.load(Acquire);
+        class != NO_CLASS && {
+            let frames = usize::from(classes()[usize::from(class)].frames);
+            (0..frames).any(|i| zspage.frame(i).section() == section)
+        }
+    }
+
+    /// Empties one zspage that has a frame in `section`, unless it changed meanwhile.
+    fn leave(&self, number: u32, section: usize, relocate: Relocate<'_>) {
+        let class_number = self.zspages.get(number).class.load(Acquire);
+        if class_number == NO_CLASS {
+            return;
+        }
+        let class_number = usize::from(class_number);
+        let mut class = lock(&self.classes[class_number]);
+        // The descriptor may have been freed and reused between the look and the lock.
+        if usize::from(self.zspages.get(number).class.load(Relaxed)) == class_number
+            && self.is_in(number, section)
+        {
+            self.empty_zspage(class_number, &mut class, number, true, relocate);
+        }
+    }
+
+    /// Moves the objects of a zspage elsewhere in its class: into room that there is, or, with
+    /// `grow`, into new zspages too. `true`: all of them, and its frames are free.
+    fn empty_zspage(
+        &self,
+        number: usize,
+        class: &mut MutexGuard<'_, Class>,
+        source: u32,
+        grow: bool,
+        relocate: Relocate<'_>,
+    ) -> bool {
+        let zspage = self.zspages.get(source);
+        self.unlink(class, source);
+        zspage.group.store(LEAVING, Relaxed);
+        for index in 0..zspage.fresh.load(Relaxed) {
+            let from = Handle::new(source, index);
+            let owner = (self.header_bits(from) >> 32) as u32;
+            if owner == FREE {
+                continue;
+            }
+            if owner == BUSY || !self.move_object(number, class, from, SwapEntry(owner), grow, relocate)
+            {
+                break;
+            }
+        }
+        let emptied = zspage.used.load(Relaxed) == 0;
+        if emptied {
+            self.release(number, class, source);
+        } else {
+            self.link(number, class, source);
+        }
+        emptied
+    }
+
+    fn move_object(
+        &self,
+        number: usize,
+        class: &mut Class,
+        from: Handle,
+        owner: SwapEntry,
+        grow: bool,
+        relocate: Relocate<'_>,
+    ) -> bool {
+        if !grow && class.heads.iter().all(|head| *head == NONE) {
+            return false;
+        }
+        let Ok(to) = self.alloc_in(number, class) else { return false };
+        if relocate(owner, from, to, &|| self.copy(number, from, to)) {
+            self.free_in(number, class, from);
+            true
+        } else {
+            self.free_in(number, class, to);
+            false
+        }
+    }
+
+    /// Copies a whole object, header included.
+    fn copy(&self, number: usize, from: Handle, to: Handle) {
+        let mut buffer = [0; PAGE_BYTES];
+        let class = classes()[number];
+        let header = if class.is_huge() { 0 } else { size_class::HEADER_BYTES };
+        let bytes = &mut buffer[..usize::from(class.size) - header];
+        let header = self.read(from, bytes);
+        self.write(to, header, bytes);
+    }
+
+    fn class_number(&self, zspage: u32) -> usize {
+        usize::from(self.zspages.get(zspage).class.load(Acquire))
+    }
+
+    fn alloc_in(&self, number: usize, class: &mut Class) -> Result<Handle, NoMemory> {
+        let fullest = class.heads.iter().rev().copied().find(|head| *head != NONE);
+        let at = match fullest {
+            Some(zspage) => zspage,
+            None => self.grow(number, class)?,
+        };
+        let zspage = self.zspages.get(at);
+        let free = zspage.free.load(Relaxed);
+        let index = if free != NO_OBJECT {
+            let next = self.header_bits(Handle::new(at, free)) as u16;
+            zspage.free.store(next, Relaxed);
+            free
+        } else {
+            zspage.fresh.fetch_add(1, Relaxed)
+        };
+        let handle = Handle::new(at, index);
+        self.set_header_bits(handle, u64::from(BUSY) << 32);
+        class.used += 1;
+        zspage.used.fetch_add(1, Relaxed);
+        self.relink(number, class, at);
+        Ok(handle)
+    }
+
+    fn free_in(&self, number: usize, class: &mut Class, handle: Handle) {
+        let zspage = self.zspages.get(handle.zspage());
+        let next = zspage.free.swap(handle.index(), Relaxed);
+        debug_assert!((self.header_bits(handle) >> 32) as u32 != FREE, "{handle:?} is free");
+        self.set_header_bits(handle, u64::from(FREE) << 32 | u64::from(next));
+        class.used -= 1;
+        let used = zspage.used.fetch_sub(1, Relaxed) - 1;
+        if zspage.group.load(Relaxed) == LEAVING {
+            return; // `empty_zspage` has it in hand.
+        }
+        if used == 0 {
+            self.unlink(class, handle.zspage());
+            self.release(number, class, handle.zspage());
+        } else {
+            self.relink(number, class, handle.zspage());
+        }
+    }
+
+    /// A new, empty zspage, on the list of the emptiest.
+    fn grow(&self, number: usize, class: &mut Class) -> Result<u32, NoMemory> {
+        let at = self.zspages.take().ok_or(NoMemory)?;
+        let mut frames = [Frame(0); FRAMES_MAX];
+        let frames = &mut frames[..usize::from(classes()[number].frames)];
+        if !self.sections.take(frames) {
+            self.zspages.give(at);
+            return Err(NoMemory);
+        }
+        self.zspages.get(at).init(number as u8, frames);
+        class.zspages += 1;
+        self.link(number, class, at);
+        Ok(at)
+    }
+
+    /// Gives a zspage without objects, on no list, back.
+    fn release(&self, number: usize, class: &mut Class, at: u32) {
+        let zspage = self.zspages.get(at);
+        self.sections.give((0..usize::from(classes()[number].frames)).map(|i| zspage.frame(i)));
+        class.zspages -= 1;
+        self.zspages.give(at);
+    }
+
+    fn group_of(number: usize, zspage: &Zspage) -> u8 {
+        let used = usize::from(zspage.used.load(Relaxed));
+        (used * GROUPS / usize::from(classes()[number].objects)) as u8
+    }
+
+    /// Puts a zspage on the list it belongs to, if it is on another.
+    fn relink(&self, number: usize, class: &mut Class, at: u32) {
+        let zspage = self.zspages.get(at);
+        if zspage.group.load(Relaxed) != Self::group_of(number, zspage) {
+            self.unlink(class, at);
+            self.link(number, class, at);
+        }
+    }
+
+    fn link(&self, number: usize, class: &mut Class, at: u32) {
+        let zspage = self.zspages.get(at);
+        let group = Self::group_of(number, zspage);
+        zspage.group.store(group, Relaxed);
+        if group == FULL {
+            return;
+        }
+        let head = &mut class.heads[usize::from(group)];
+        zspage.prev.store(NONE, Relaxed);
+        zspage.next.store(*head, Relaxed);
+        if *head != NONE {
+            self.zspages.get(*head).prev.store(at, Relaxed);
+        }
+        *head = at;
+    }
+
+    fn unlink(&self, class: &mut Class, at: u32) {
+        let zspage = self.zspages.get(at);
+        let group = zspage.group.load(Relaxed);
+        if group >= FULL {
+            return;
+        }
+        let (prev, next) = (zspage.prev.load(Relaxed), zspage.next.load(Relaxed));
+        match prev {
+            NONE => class.heads[usize::from(group)] = next,
+            prev => self.zspages.get(prev).next.store(next, Relaxed),
+        }
+        if next != NONE {
+            self.zspages.get(next).prev.store(prev, Relaxed);
+        }
+    }
+
+    fn header_bits(&self, handle: Handle) -> u64 {
+        match self.header_place(handle) {
+            Some((frame, offset)) => self.sections.header(frame, offset).load(Acquire),
+            None => self.zspages.get(handle.zspage()).huge_header(),
+        }
+    }
+
+    fn set_header_bits(&self, handle: Handle, bits: u64) {
+        match self.header_place(handle) {
+            Some((frame, offset)) => self.sections.header(frame, offset).store(bits, Release),
+            None => self.zspages.get(handle.zspage()).set_huge_header(bits),
+        }
+    }
+
+    /// Frame and offset of an object's header; `None` for a huge one.
+    fn header_place(&self, handle: Handle) -> Option<(Frame, usize)> {
+        let zspage = self.zspages.get(handle.zspage());
+        let class = classes()[usize::from(zspage.class.load(Relaxed))];
+        let at = usize::from(handle.index()) * usize::from(class.size);
+        (!class.is_huge()).then(|| (zspage.frame(at / PAGE_BYTES), at % PAGE_BYTES))
+    }
+
+    /// Calls `each` with the one or two frames that an object's first `bytes` lie in.
+    fn pieces(
+        &self,
+        handle: Handle,
+        bytes: usize,
+        mut each: impl FnMut(Frame, usize, std::ops::Range<usize>),
+    ) {
+        let zspage = self.zspages.get(handle.zspage());
+        let class = classes()[usize::from(zspage.class.load(Relaxed))];
+        let header = if class.is_huge() { 0 } else { size_class::HEADER_BYTES };
+        assert!(bytes + header <= usize::from(class.size), "{bytes} bytes in {class:?}");
+        let at = usize::from(handle.index()) * usize::from(class.size) + header;
+        let (frame, offset) = (at / PAGE_BYTES, at % PAGE_BYTES);
+        let first = bytes.min(PAGE_BYTES - offset);
+        each(zspage.frame(frame), offset, 0..first);
+        if first < bytes {
+            each(zspage.frame(frame + 1), 0, first..bytes);
+        }
+    }
+
+    /// Recounts everything, with `owned` the objects that entries refer to. Panics with what is
+    /// wrong. For a pool at rest.
+    pub(crate) fn check(&self, owned: &[(SwapEntry, Handle)]) {
+        let mut frames = Vec::new();
+        let mut live = 0;
+        for (number, class) in self.classes.iter().enumerate() {
+            let state = lock(class);
+            let mut listed = 0;
+            for (group, head) in state.heads.iter().enumerate() {
+                let mut at = *head;
+                let mut prev = NONE;
+                while at != NONE {
+                    let zspage = self.zspages.get(at);
+                    assert_eq!(usize::from(zspage.group.load(Relaxed)), group);
+                    assert_eq!(usize::from(Self::group_of(number, zspage)), group);
+                    assert_eq!(zspage.prev.load(Relaxed), prev);
+                    (prev, at) = (at, zspage.next.load(Relaxed));
+                    listed += 1;
+                }
+            }
+            let mine = |n: &u32| usize::from(self.zspages.get(*n).class.load(Relaxed)) == number;
+            let all: Vec<u32> = self.zspages.numbers().filter(mine).collect();
+            let full = |n: &&u32| self.zspages.get(**n).group.load(Relaxed) == FULL;
+            assert_eq!(listed + all.iter().filter(full).count(), state.zspages, "class {number}");
+            assert_eq!(all.len(), state.zspages, "class {number}");
+            let used = |n: &u32| usize::from(self.zspages.get(*n).used.load(Relaxed));
+            assert_eq!(all.iter().map(used).sum::<usize>(), state.used, "class {number}");
+            live += state.used;
+            for at in all {
+                let count = usize::from(classes()[number].frames);
+                let owner = SwapEntry(at);
+                frames.extend((0..count).map(|i| (self.zspages.get(at).frame(i), owner)));
+            }
+        }
+        self.sections.check(&frames);
+        assert_eq!(frames.len(), self.sections.used_frames());
+        assert_eq!(owned.len(), live, "objects that no entry refers to, or the reverse");
+        for (owner, handle) in owned {
+            assert_eq!(self.header(*handle).owner, *owner, "owner of {handle:?}");
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

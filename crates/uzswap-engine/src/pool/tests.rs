@@ -1,0 +1,196 @@
+use super::*;
+use std::cell::RefCell;
+use std::collections::HashMap;
+
+/// A pool with the entries that own its objects, as the cache would keep them.
+struct Owned {
+    pool: Pool,
+    handles: RefCell<HashMap<u32, (Handle, Vec<u8>)>>,
+    next: u32,
+    noise: u64,
+}
+
+impl Owned {
+    fn new(bytes_max: usize) -> Self {
+        let pool = Pool::new(bytes_max);
+        pool.provision(SECTION_BYTES).unwrap();
+        Self { pool, handles: RefCell::default(), next: 0, noise: 0x2545_f491_4f6c_dd1d }
+    }
+
+    fn random(&mut self) -> u64 {
+        self.noise ^= self.noise << 13;
+        self.noise ^= self.noise >> 7;
+        self.noise ^= self.noise << 17;
+        self.noise
+    }
+
+    fn insert(&mut self, bytes: usize) -> bool {
+        self.pool.zspages.provision();
+        let Ok(handle) = self.pool.alloc(bytes) else { return false };
+        let owner = self.next;
+        self.next += 1;
+        let content: Vec<u8> = (0..bytes).map(|i| (owner as usize * 31 + i) as u8).collect();
+        self.pool.write(handle, Header { owner: SwapEntry(owner), checksum: !owner }, &content);
+        self.handles.get_mut().insert(owner, (handle, content));
+        true
+    }
+
+    fn remove(&mut self, owner: u32) {
+        let (handle, _) = self.handles.get_mut().remove(&owner).unwrap();
+        self.pool.free(handle);
+    }
+
+    fn relocate(&self, owner: SwapEntry, from: Handle, to: Handle, copy: &dyn Fn()) -> bool {
+        let mut handles = self.handles.borrow_mut();
+        let (handle, _) = handles.get_mut(&owner.0).unwrap();
+        assert_eq!(*handle, from);
+        copy();
+        *handle = to;
+        true
+    }
+
+    fn compact(&self) {
+        for class in (0..CLASSES).rev() {
+            while self.pool.compact(class, &|o, f, t, c| self.relocate(o, f, t, c)).is_some() {}
+        }
+    }
+
+    fn check(&self) {
+        let handles = self.handles.borrow();
+        let owned: Vec<_> = handles.iter().map(|(o, (h, _))| (SwapEntry(*o), *h)).collect();
+        self.pool.check(&owned);
+        for (owner, (handle, content)) in &*handles {
+            let mut out = vec![0; content.len()];
+            let header = self.pool.read(*handle, &mut out);
+            assert_eq!(header, Header { owner: SwapEntry(*owner), checksum: !owner });
+            assert_eq!(&out, content, "object {owner}");
+        }
+    }
+
+    /// Bytes held over bytes of objects.
+    fn overhead(&self) -> f64 {
+        let bytes: usize = self.handles.borrow().values().map(|(_, content)| content.len()).sum();
+        self.pool.bytes() as f64 / bytes as f64
+    }
+}
+
+#[test]
+fn objects_of_every_size_come_back() {
+    let mut owned = Owned::new(64 << 20);
+    owned.pool.provision(48 << 20).unwrap();
+    for bytes in (1..=PAGE_BYTES).step_by(if cfg!(miri) { 97 } else { 1 }) {
+        assert!(owned.insert(bytes));
+        assert!(owned.insert(bytes));
+    }
+    owned.check();
+    for owner in (0..owned.next).step_by(2) {
+        owned.remove(owner);
+    }
+    owned.check();
+}
+
+#[test]
+fn freeing_everything_frees_every_frame() {
+    let mut owned = Owned::new(8 << 20);
+    while owned.insert(1000) {}
+    assert!(owned.pool.bytes() > SECTION_BYTES - 9 * PAGE_BYTES);
+    for owner in 0..owned.next {
+        owned.remove(owner);
+    }
+    owned.check();
+    assert_eq!(owned.pool.bytes(), 0);
+    assert_eq!(owned.pool.give_back(0), SECTION_BYTES);
+    assert_eq!(owned.pool.mapped_bytes(), 0);
+}
+
+/// Sizes as compressed pages have them: log-normal around 1150 bytes, and one in twenty raw. With
+/// these, zsmalloc's classes hold 1.024 times the bytes of the objects when fresh.
+fn fill_as_pages(owned: &mut Owned, objects: usize) {
+    for _ in 0..objects {
+        let r = owned.random();
+        let normal: f64 = (0..8).map(|i| f64::from((r >> (i * 7)) as u8 & 0x7f) / 127.0).sum();
+        let bytes = (1150.0 * ((normal - 4.0) * 0.75).exp()) as usize;
+        let raw = r >> 56 < 13 || bytes > COMPRESSED_BYTES_MAX;
+        assert!(owned.insert(if raw { PAGE_BYTES } else { bytes }));
+    }
+}
+
+#[test]
+#[cfg_attr(miri, ignore = "too many objects; the other tests cover the same paths")]
+fn held_bytes_stay_near_object_bytes() {
+    let mut owned = Owned::new(512 << 20);
+    owned.pool.provision(400 << 20).unwrap();
+    fill_as_pages(&mut owned, 200_000);
+    let fresh = owned.overhead();
+    for owner in 0..owned.next {
+        if owned.random().is_multiple_of(2) {
+            owned.remove(owner);
+        }
+    }
+    let holey = owned.overhead();
+    owned.compact();
+    let compacted = owned.overhead();
+    owned.check();
+    println!("bytes held / bytes of objects: {fresh:.4} fresh, {holey:.4} half freed, {compacted:.4} compacted");
+    assert!(fresh <= 1.03, "fresh {fresh:.4}");
+    assert!(holey > 1.3, "the test frees too regularly: {holey:.4}");
+    assert!(compacted <= 1.08, "compacted {compacted:.4}");
+}
+
+#[test]
+fn compaction_stops_at_an_owner_that_is_busy() {
+    let mut owned = Owned::new(8 << 20);
+    for _ in 0..200 {
+        assert!(owned.insert(1000));
+    }
+    for owner in 0..200 {
+        if owner % 3 != 0 {
+            owned.remove(owner);
+        }
+    }
+    let class = class_of(1000);
+    assert_eq!(owned.pool.compact(class, &|_, _, _, _| false), None);
+    owned.check();
+    owned.compact();
+    owned.check();
+    let stats = owned.pool.class_stats()[class];
+    assert!(stats.allocated - stats.used < stats.objects_per_zspage, "{stats:?}");
+}
+
+#[test]
+fn a_section_is_emptied_into_others_and_given_back() {
+    let mut owned = Owned::new(8 << 20);
+    let count = if cfg!(miri) { 40 } else { 1500 };
+    for i in 0..count {
+        assert!(owned.insert(300 + i % 900));
+    }
+    owned.pool.provision(2 * SECTION_BYTES).unwrap();
+    let before = owned.pool.sections();
+    assert!(before[0].1 > 0, "{before:?}");
+    owned.pool.empty_section(0, &|o, f, t, c| owned.relocate(o, f, t, c)).unwrap();
+    owned.check();
+    assert_eq!(owned.pool.sections()[0].0, 1, "section 0 is off line");
+    let error = owned.pool.empty_section(0, &|_, _, _, _| true).unwrap_err();
+    assert_eq!(error, SectionError::Absent(0));
+}
+
+#[test]
+fn a_section_with_nowhere_to_go_says_so_and_keeps_its_objects() {
+    let mut owned = Owned::new(SECTION_BYTES);
+    while owned.insert(3000) {}
+    let error = owned.pool.empty_section(0, &|o, f, t, c| owned.relocate(o, f, t, c)).unwrap_err();
+    assert!(matches!(error, SectionError::Busy { section: 0, objects, .. } if objects > 600));
+    owned.check();
+}
+
+#[test]
+fn a_pool_without_frames_refuses_and_stays_whole() {
+    let mut owned = Owned::new(SECTION_BYTES);
+    while owned.insert(PAGE_BYTES) {}
+    assert_eq!(owned.pool.bytes(), SECTION_BYTES);
+    assert!(!owned.insert(100));
+    owned.check();
+    (0..FRAMES_MAX as u32).for_each(|owner| owned.remove(owner));
+    assert!(owned.insert(100));
+    owned.check();
+}

@@ -1,0 +1,151 @@
+//! Zspages: runs of objects of one size over a few frames, which need not be neighbours.
+//!
+//! Descriptors live in a table of their own and are reused; a descriptor's number is half of a
+//! handle. All fields are written under the lock of the zspage's class. `frames` and `class` do not
+//! change while an object is live in it, so whoever keeps an object alive (by its entry's lock) reads
+//! them without that lock.
+
+use super::section::Frame;
+use super::size_class::FRAMES_MAX;
+use crate::sync::{Mutex, lock};
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU8, AtomicU16, AtomicU32, Ordering::Relaxed};
+
+/// No zspage, no object.
+pub(super) const NONE: u32 = u32::MAX;
+/// No object.
+pub(super) const NO_OBJECT: u16 = u16::MAX;
+/// The class of a descriptor that is not in use.
+pub(super) const NO_CLASS: u8 = u8::MAX;
+
+/// See the module.
+pub(super) struct Zspage {
+    frames: [AtomicU32; FRAMES_MAX],
+    /// Neighbours in the list of the fullness group; [`NONE`] at the ends.
+    pub(super) prev: AtomicU32,
+    pub(super) next: AtomicU32,
+    /// Objects allocated.
+    pub(super) used: AtomicU16,
+    /// Objects from here on were never allocated; saves writing a free list through a new zspage.
+    pub(super) fresh: AtomicU16,
+    /// First of the list of freed objects.
+    pub(super) free: AtomicU16,
+    pub(super) class: AtomicU8,
+    /// The fullness group whose list it is on.
+    pub(super) group: AtomicU8,
+}
+
+/// 48 bytes to some twenty objects.
+const _: () = assert!(size_of::<Zspage>() == 48);
+
+impl Zspage {
+    fn new() -> Self {
+        Self {
+            frames: std::array::from_fn(|_| AtomicU32::new(NONE)),
+            prev: AtomicU32::new(NONE),
+            next: AtomicU32::new(NONE),
+            used: AtomicU16::new(0),
+            fresh: AtomicU16::new(0),
+            free: AtomicU16::new(NO_OBJECT),
+            class: AtomicU8::new(NO_CLASS),
+            group: AtomicU8::new(0),
+        }
+    }
+
+    /// Makes an unused descriptor an empty zspage.
+    pub(super) fn init(&self, class: u8, frames: &[Frame]) {
+        for (slot, frame) in self.frames.iter().zip(frames) {
+            slot.store(frame.0, Relaxed);
+        }
+        self.used.store(0, Relaxed);
+        self.fresh.store(0, Relaxed);
+        self.free.store(NO_OBJECT, Relaxed);
+        self.class.store(class, Relaxed);
+    }
+
+    pub(super) fn frame(&self, number: usize) -> Frame {
+        Frame(self.frames[number].load(Relaxed))
+    }
+
+    /// The header of a huge zspage's one object. It fills its only frame, so the header is kept
+    /// where the numbers of further frames would be.
+    pub(super) fn huge_header(&self) -> u64 {
+        let [low, high] = [1, 2].map(|i| u64::from(self.frames[i].load(Relaxed)));
+        high << 32 | low
+    }
+
+    pub(super) fn set_huge_header(&self, header: u64) {
+        self.frames[1].store(header as u32, Relaxed);
+        self.frames[2].store((header >> 32) as u32, Relaxed);
+    }
+}
+
+/// Descriptors to a chunk of the table.
+const CHUNK: usize = super::SECTION_FRAMES;
+
+/// All descriptors.
+pub(super) struct Zspages {
+    chunks: Box<[OnceLock<Box<[Zspage]>>]>,
+    unused: Mutex<Vec<u32>>,
+}
+
+impl Zspages {
+    /// Room for `count_max` zspages; none has memory yet.
+    pub(super) fn new(count_max: usize) -> Self {
+        let chunks = (0..count_max.div_ceil(CHUNK)).map(|_| OnceLock::new()).collect();
+        Self { chunks, unused: Mutex::new(Vec::new()) }
+    }
+
+    pub(super) fn get(&self, number: u32) -> &Zspage {
+        let chunk = self.chunks[number as usize / CHUNK].get();
+        &chunk.expect("a handle names a zspage that was made")[number as usize % CHUNK]
+    }
+
+    /// An unused descriptor, if one is ready.
+    pub(super) fn take(&self) -> Option<u32> {
+        lock(&self.unused).pop()
+    }
+
+    pub(super) fn give(&self, number: u32) {
+        self.get(number).class.store(NO_CLASS, Relaxed);
+        lock(&self.unused).push(number);
+    }
+
+    /// Fewer than a chunk are ready. A chunk covers a section of raw pages, the case with the most
+    /// zspages to a section.
+    fn wants_provision(&self) -> bool {
+        lock(&self.unused).len() < CHUNK
+    }
+
+    /// Makes one more chunk ready if fewer than one are. Allocates.
+    pub(super) fn provision(&self) {
+        if !self.wants_provision() {
+            return;
+        }
+        let Some(number) = self.chunks.iter().position(|chunk| chunk.get().is_none()) else {
+            return;
+        };
+        let fresh = (0..CHUNK).map(|_| Zspage::new()).collect();
+        if self.chunks[number].set(fresh).is_err() {
+            return; // Another thread made it just now.
+        }
+        let first = (number * CHUNK) as u32;
+        let mut unused = lock(&self.unused);
+        // So that giving back never allocates: room for every descriptor there is.
+        unused.reserve((number + 1) * CHUNK);
+        unused.extend((first..first + CHUNK as u32).rev());
+    }
+
+    /// Numbers of all descriptors, in use or not.
+    pub(super) fn numbers(&self) -> impl Iterator<Item = u32> {
+        let made = self.chunks.iter().take_while(|chunk| chunk.get().is_some()).count();
+        0..(made * CHUNK) as u32
+    }
+
+    /// Bytes that the table takes.
+    pub(super) fn bytes(&self) -> usize {
+        let made = self.chunks.iter().filter(|chunk| chunk.get().is_some()).count();
+        made * CHUNK * (size_of::<Zspage>() + size_of::<u32>())
+            + self.chunks.len() * size_of::<OnceLock<Box<[Zspage]>>>()
+    }
+}

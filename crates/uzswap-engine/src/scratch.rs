@@ -1,0 +1,51 @@
+//! What a thread needs while it compresses or decompresses a page: one of it per CPU.
+
+use crate::compress::{Algorithm, Codec, Codecs, Undecodable};
+use crate::page::{PAGE_BYTES, Page};
+
+/// Contexts and buffers. Never held while waiting for anything but the CPU.
+pub(crate) struct Scratch {
+    codecs: Codecs,
+    /// The object just made: its size is known only now, so it cannot be made in place.
+    made: Page,
+    /// A copy of an object in the pool: decoders get memory that nobody else can write.
+    pub(crate) object: Page,
+    /// A page decompressed for comparison.
+    pub(crate) page: Page,
+}
+
+impl Scratch {
+    pub(crate) fn new(algorithm: Algorithm) -> Self {
+        Self {
+            codecs: Codecs::new(algorithm),
+            made: [0; PAGE_BYTES],
+            object: [0; PAGE_BYTES],
+            page: [0; PAGE_BYTES],
+        }
+    }
+
+    pub(crate) fn set_algorithm(&mut self, algorithm: Algorithm) {
+        self.codecs.set_algorithm(algorithm);
+    }
+
+    /// Compresses a page to at most `bytes_max`, if it can be.
+    pub(crate) fn compress(&mut self, page: &Page, bytes_max: usize) -> Option<(Codec, &[u8])> {
+        let (codec, bytes) = self.codecs.compress(page, &mut self.made[..bytes_max])?;
+        Some((codec, &self.made[..bytes]))
+    }
+
+    /// Decompresses the first `bytes` of `self.object` into `page`.
+    pub(crate) fn decompress(
+        &mut self,
+        codec: Codec,
+        bytes: usize,
+        page: &mut Page,
+    ) -> Result<(), Undecodable> {
+        self.codecs.decompress(codec, &self.object[..bytes], page)
+    }
+
+    /// Decompresses the first `bytes` of `self.object` into `self.page`.
+    pub(crate) fn decompress_here(&mut self, codec: Codec, bytes: usize) -> Result<(), Undecodable> {
+        self.codecs.decompress(codec, &self.object[..bytes], &mut self.page)
+    }
+}

@@ -1,0 +1,111 @@
+//! Records that stand for a page which several entries hold.
+//!
+//! A record is an entry like any other, under a key of an area of its own: it owns the object, is on
+//! the LRU, is written back and moved. The entries that share it hold only its key, and it counts
+//! them. It goes when the last of them does.
+
+use crate::ids::{Area, SwapEntry};
+use crate::index::{Index, TRUNK_ENTRIES};
+use crate::sync::{Mutex, lock};
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
+
+struct Unused {
+    /// Records freed.
+    keys: Vec<SwapEntry>,
+    /// Records below this offset have been made.
+    made: u32,
+    /// A record was asked for while few were ready: a cache that meets no identical pages makes none.
+    asked: bool,
+}
+
+/// See the module.
+pub(crate) struct Shares {
+    area: Area,
+    /// How many entries share each record; written under the record's entry lock.
+    counts: Box<[OnceLock<Box<[AtomicU32]>>]>,
+    unused: Mutex<Unused>,
+}
+
+impl Shares {
+    /// Records for an index of `pages_max` pages: one to eight pages, in an area taken from it.
+    pub(crate) fn new(index: &Index, pages_max: u32) -> Option<Self> {
+        let trunks = (pages_max as usize / 8).div_ceil(TRUNK_ENTRIES).max(1);
+        let area = index.add_area((trunks * TRUNK_ENTRIES) as u32)?;
+        Some(Self {
+            area,
+            counts: (0..trunks).map(|_| OnceLock::new()).collect(),
+            unused: Mutex::new(Unused { keys: Vec::new(), made: 0, asked: false }),
+        })
+    }
+
+    /// Keys that [`Self::new`] takes from an index of `pages_max` pages, at most.
+    pub(crate) fn keys_for(pages_max: u32) -> u32 {
+        pages_max / 8 + TRUNK_ENTRIES as u32
+    }
+
+    /// Whether a key is a record's.
+    pub(crate) fn contains(&self, key: SwapEntry) -> bool {
+        self.area.contains(key)
+    }
+
+    /// How many entries share the record.
+    pub(crate) fn count(&self, record: SwapEntry) -> &AtomicU32 {
+        let offset = (record.0 - self.area.first) as usize;
+        let counts = self.counts[offset / TRUNK_ENTRIES].get();
+        &counts.expect("a record in use was made")[offset % TRUNK_ENTRIES]
+    }
+
+    /// An unused record, if one is ready.
+    pub(crate) fn take(&self) -> Option<SwapEntry> {
+        let mut unused = lock(&self.unused);
+        unused.asked |= unused.keys.len() < Self::READY;
+        unused.keys.pop()
+    }
+
+    /// Gives a record back, its entry absent by now.
+    pub(crate) fn give(&self, record: SwapEntry) {
+        debug_assert_eq!(self.count(record).load(Relaxed), 0);
+        lock(&self.unused).keys.push(record);
+    }
+
+    /// With fewer than this many records ready it is time to make another trunk of them.
+    const READY: usize = TRUNK_ENTRIES / 16;
+
+    fn wants_provision(&self) -> bool {
+        let unused = lock(&self.unused);
+        unused.asked && unused.made < self.area.pages
+    }
+
+    /// Makes another trunk of records when few are ready. Allocates.
+    pub(crate) fn provision(&self, index: &Index) {
+        if !self.wants_provision() {
+            return;
+        }
+        let first = lock(&self.unused).made;
+        let Some(key) = self.area.entry(first) else { return };
+        index.provision();
+        if index.ensure(key).is_err() {
+            return; // Stores took the spare trunks; next time.
+        }
+        self.counts[first as usize / TRUNK_ENTRIES]
+            .get_or_init(|| (0..TRUNK_ENTRIES).map(|_| AtomicU32::new(0)).collect());
+        let mut unused = lock(&self.unused);
+        if unused.made != first {
+            return; // Another thread made it just now.
+        }
+        unused.asked = false;
+        unused.made += TRUNK_ENTRIES as u32;
+        let made = unused.made as usize;
+        // So that giving back never allocates: room for every record there is.
+        unused.keys.reserve(made);
+        let keys = (first..unused.made).rev().filter_map(|offset| self.area.entry(offset));
+        unused.keys.extend(keys);
+    }
+
+    /// Bytes of counts and of the list of unused records (not of the records' entries).
+    pub(crate) fn bytes(&self) -> usize {
+        lock(&self.unused).made as usize * 2 * size_of::<u32>()
+            + self.counts.len() * size_of::<OnceLock<Box<[AtomicU32]>>>()
+    }
+}

@@ -1,0 +1,189 @@
+//! How much is held, and what is done about it: limits, hysteresis, reserves, compaction.
+//!
+//! The engine starts no thread. A front end has one that calls [`Cache::maintain`] whenever
+//! [`Cache::wait_for_work`] returns; it does ahead of need what a store would otherwise wait for. A
+//! store that finds the pool at its limit all the same makes room itself: oldest pages first, so that
+//! the pool never holds older pages than the backing.
+
+use crate::cache::{Cache, Reject};
+use crate::pool::{CLASSES, SECTION_BYTES, SectionError};
+use crate::stats::Counter::PoolLimitHit;
+use crate::sync::{Mutex, lock};
+use std::io;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::time::Duration;
+
+/// Memory kept faulted in and free, so that stores need none from the kernel: what two CPUs can fill
+/// with objects in the 2 ms that bringing a section on line takes.
+pub(crate) const RESERVE_BYTES: usize = 1 << 20;
+
+/// Compaction runs when it could free more than this share of the pool, and this many bytes.
+const SLACK_DIVISOR: usize = 32;
+const SLACK_BYTES: usize = 256 << 10;
+
+/// Wakes the thread that maintains.
+pub(crate) struct Doorbell {
+    rung: AtomicBool,
+    lock: Mutex<()>,
+    #[cfg(not(feature = "shuttle"))]
+    condition: std::sync::Condvar,
+}
+
+impl Doorbell {
+    pub(crate) fn new() -> Self {
+        Self {
+            rung: AtomicBool::new(false),
+            lock: Mutex::new(()),
+            #[cfg(not(feature = "shuttle"))]
+            condition: std::sync::Condvar::new(),
+        }
+    }
+
+    /// Costs one load when it rings already.
+    pub(crate) fn ring(&self) {
+        if !self.rung.load(Relaxed) && !self.rung.swap(true, Relaxed) {
+            let _held = lock(&self.lock);
+            #[cfg(not(feature = "shuttle"))]
+            self.condition.notify_one();
+        }
+    }
+
+    #[cfg(not(feature = "shuttle"))]
+    fn wait(&self, timeout: Duration) {
+        let held = lock(&self.lock);
+        let wait = self.condition.wait_timeout_while(held, timeout, |()| !self.rung.load(Relaxed));
+        drop(wait.expect("nothing panics while holding it"));
+        self.rung.store(false, Relaxed);
+    }
+}
+
+impl Cache {
+    /// Waits until there is something to maintain, or for `timeout`.
+    #[cfg(not(feature = "shuttle"))]
+    pub fn wait_for_work(&self, timeout: Duration) {
+        self.doorbell.wait(timeout);
+    }
+
+    /// Rings for the thread that waits in [`Self::wait_for_work`].
+    pub fn ring(&self) {
+        self.doorbell.ring();
+    }
+
+    /// Tops up what stores take from, writes back what is above the threshold, compacts, and gives
+    /// free memory back. Errors: no memory for the reserve (stores go on while it lasts, then write
+    /// back or are rejected).
+    pub fn maintain(&self) -> io::Result<()> {
+        let provisioned = self.provision();
+        self.write_back_to(self.attributes.pool_bytes_accept() as usize);
+        self.compact();
+        self.pool.give_back(RESERVE_BYTES);
+        provisioned
+    }
+
+    /// Writes back until the pool is `bytes` smaller than now, or nothing is left to write; the bytes
+    /// won. For when the machine needs memory.
+    pub fn shrink(&self, bytes: usize) -> usize {
+        let before = self.pool.mapped_bytes();
+        self.write_back_to(self.pool.bytes().saturating_sub(bytes));
+        self.compact();
+        self.pool.give_back(RESERVE_BYTES);
+        before.saturating_sub(self.pool.mapped_bytes())
+    }
+
+    /// Moves every object out of a section of the pool and gives its memory back.
+    pub fn empty_section(&self, section: usize) -> Result<(), SectionError> {
+        self.pool.empty_section(section, &|owner, from, to, copy| {
+            self.relocate(owner, from, to, copy)
+        })
+    }
+
+    /// Sections of the pool on line: number and bytes in use.
+    pub fn sections(&self) -> Vec<(usize, usize)> {
+        let bytes = |(number, frames)| (number, frames * crate::page::PAGE_BYTES);
+        self.pool.sections().into_iter().map(bytes).collect()
+    }
+
+    /// Allocates whatever stores may need next.
+    pub(crate) fn provision(&self) -> io::Result<()> {
+        self.index.provision();
+        self.shares.provision(&self.index);
+        self.candidates.provision(self.pool.mapped_bytes());
+        self.pool.provision(RESERVE_BYTES)
+    }
+
+    /// Rings when the reserve is half used or the pool is above its threshold. A few loads.
+    pub(crate) fn ring_if_low(&self) {
+        let low = self.pool.free_bytes() < RESERVE_BYTES / 2
+            && self.pool.mapped_bytes() < self.pool.limit() + SECTION_BYTES;
+        let high = self.pool.bytes() as u64 > self.attributes.pool_bytes_accept()
+            && self.writeback_works();
+        if low || high {
+            self.doorbell.ring();
+        }
+    }
+
+    /// Whether the pool hit its limit and has not come down to the threshold since.
+    pub(crate) fn is_refusing(&self) -> bool {
+        if !self.refusing.load(Relaxed) {
+            return false;
+        }
+        let still = self.pool.bytes() as u64 > self.attributes.pool_bytes_accept();
+        self.refusing.store(still, Relaxed);
+        still
+    }
+
+    /// Makes room for at least one object, or says why there is none.
+    pub(crate) fn make_room(&self) -> Result<(), Reject> {
+        let at_limit = self.pool.bytes() + SECTION_BYTES / 64 > self.pool.limit();
+        if at_limit {
+            self.counters.increment(PoolLimitHit);
+        }
+        self.doorbell.ring();
+        let before = self.pool.bytes();
+        if self.compact() > 0 && self.pool.bytes() < before {
+            return Ok(());
+        }
+        if self.write_back_one() {
+            self.compact();
+            return Ok(());
+        }
+        if at_limit {
+            self.refusing.store(true, Relaxed);
+            Err(Reject::ReclaimFail)
+        } else {
+            Err(Reject::AllocFail)
+        }
+    }
+
+    fn write_back_to(&self, bytes: usize) {
+        if self.writeback_works() && self.pool.bytes() > bytes {
+            self.write_back(|| self.pool.bytes().saturating_sub(self.pool.slack_bytes()) <= bytes);
+        }
+    }
+
+    /// Compacts while it is worth it; the objects moved.
+    pub(crate) fn compact(&self) -> usize {
+        let worth = SLACK_BYTES.min(self.pool.bytes() / 4).max(self.pool.bytes() / SLACK_DIVISOR);
+        if self.pool.slack_bytes() <= worth {
+            return 0;
+        }
+        let relocate = |owner, from, to, copy: &dyn Fn()| self.relocate(owner, from, to, copy);
+        // The largest classes first: most bytes won for an object moved.
+        (0..CLASSES)
+            .rev()
+            .map(|class| {
+                std::iter::from_fn(|| self.pool.compact(class, &relocate)).sum::<usize>()
+            })
+            .sum()
+    }
+
+    /// Makes changed attributes take effect.
+    pub(crate) fn apply_attributes(&self) {
+        self.pool.set_limit(self.attributes.pool_bytes_max() as usize);
+        let algorithm = self.attributes.algorithm();
+        for scratch in self.scratch.iter() {
+            lock(scratch).set_algorithm(algorithm);
+        }
+        self.doorbell.ring();
+    }
+}

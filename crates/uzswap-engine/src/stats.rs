@@ -1,0 +1,190 @@
+//! Counters, by the names that operators of zswap and zram know.
+//!
+//! Each CPU counts on cache lines of its own; [`Statistic::value`] adds them up. What can be
+//! derived from the cache itself (sizes of the pool and of tables) is not counted but asked for.
+
+use crate::cache::Cache;
+use crate::percpu::PerCpu;
+use crate::pool::ClassStats;
+use std::sync::atomic::{AtomicI64, Ordering::Relaxed};
+
+macro_rules! counters {
+    ($($variant:ident $name:literal $doc:literal)*) => {
+        /// A counter.
+        #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+        pub(crate) enum Counter { $($variant),* }
+
+        /// Name and meaning of each counter, in the order of [`Counter`].
+        const COUNTERS: [(&str, &str, Counter); COUNT] = [$(($name, $doc, Counter::$variant)),*];
+
+        /// Number of counters.
+        const COUNT: usize = [$($name),*].len();
+    };
+}
+
+counters! {
+    StoredPages "stored_pages" "Pages held, in whatever form: same-filled, in the pool, on the backing."
+    SameFilledPages "same_filled_pages" "Pages held that are one word repeated; they take no memory but their index entry."
+    PoolPages "pool_pages" "Pages whose object is in the pool (a shared object counts once)."
+    IncompressiblePages "stored_incompressible_pages" "Objects in the pool that are kept as they came, because no codec made them smaller."
+    BackingPages "backing_pages" "Pages whose object is on the backing (a shared object counts once)."
+    SharedPages "shared_pages" "Pages that share one object with others."
+    CompressedBytes "compressed_bytes" "Bytes of the objects in the pool, without headers and without what the allocator wastes."
+    Stores "stores" "Pages stored since the start."
+    DuplicateEntry "duplicate_entry" "Stores that replaced an older copy under the same key."
+    DuplicatePages "duplicate_pages" "Stores that found an identical page and shared its object."
+    Loads "loads" "Pages given back since the start."
+    LoadsFilled "loads_same_filled" "Loads answered from the index alone."
+    LoadsBacking "loads_backing" "Loads that read from the backing."
+    Absent "loads_absent" "Loads of pages that are not held."
+    Invalidates "invalidates" "Pages dropped because their owner no longer needs them."
+    RejectDisabled "reject_disabled" "Stores rejected because `enabled` is off."
+    RejectCompressPoor "reject_compress_poor" "Stores rejected because the page did not compress to `max_compression_ratio` percent."
+    RejectAlloc "reject_alloc_fail" "Stores rejected because memory for the object or its index entry could not be had."
+    RejectReclaim "reject_reclaim_fail" "Stores rejected because the pool was at its limit and nothing could be written back."
+    PoolLimitHit "pool_limit_hit" "Times that a store found the pool at its limit."
+    WrittenBack "written_back_pages" "Pages written back to the backing since the start."
+    WrittenThrough "written_through_pages" "Rejected pages written straight to the backing, uncompressed."
+    SecondChances "second_chances" "Pages spared by writeback because they were loaded since it last looked."
+    BackingBytesWritten "backing_bytes_written" "Bytes written to the backing, padding included."
+    BackingBytesRead "backing_bytes_read" "Bytes of records read from the backing."
+    SegmentsCleaned "segments_cleaned" "Segments of the backing whose live records were copied elsewhere."
+    BackingFull "backing_full" "Times that writeback found no room on the backing."
+    WritebackFail "writeback_fail" "Writes to the backing that failed; writeback stops at the first."
+    DecompressFail "decompress_fail" "Loads that found the stored copy damaged."
+    ReadFail "read_fail" "Loads that the backing answered with an error."
+    ObjectsMoved "pages_compacted" "Objects moved to free frames of the pool."
+}
+
+/// See the module.
+pub(crate) struct Counters {
+    cpus: PerCpu<[AtomicI64; COUNT]>,
+}
+
+impl Counters {
+    pub(crate) fn new() -> Self {
+        Self { cpus: PerCpu::new(|| std::array::from_fn(|_| AtomicI64::new(0))) }
+    }
+
+    pub(crate) fn add(&self, counter: Counter, count: i64) {
+        self.cpus.here()[counter as usize].fetch_add(count, Relaxed);
+    }
+
+    pub(crate) fn increment(&self, counter: Counter) {
+        self.add(counter, 1);
+    }
+
+    /// The sum over CPUs. A page counted up on one CPU and down on another is right in the sum; while
+    /// others count, a gauge may be off by what is under way, and is never shown below zero.
+    pub(crate) fn get(&self, counter: Counter) -> u64 {
+        let sum: i64 = self.cpus.iter().map(|cpu| cpu[counter as usize].load(Relaxed)).sum();
+        sum.try_into().unwrap_or(0)
+    }
+}
+
+/// One statistic: a counter, or a figure asked of the part that knows it.
+pub struct Statistic {
+    /// Its name, and that of its control file.
+    pub name: &'static str,
+    /// What it counts.
+    pub doc: &'static str,
+    source: Source,
+}
+
+enum Source {
+    Counter(Counter),
+    Figure(fn(&Cache) -> u64),
+}
+
+const fn figure(name: &'static str, doc: &'static str, ask: fn(&Cache) -> u64) -> Statistic {
+    Statistic { name, doc, source: Source::Figure(ask) }
+}
+
+const FIGURES: [Statistic; 8] = [
+    figure(
+        "pool_total_size",
+        "Bytes of memory that objects take: frames in use, with what the allocator wastes in them.",
+        |cache| cache.pool.bytes() as u64,
+    ),
+    figure(
+        "pool_reserve_size",
+        "Bytes of memory kept free in the pool, so that a store needs none from the kernel.",
+        |cache| cache.pool.free_bytes() as u64,
+    ),
+    figure(
+        "pool_slack_size",
+        "Bytes of pool_total_size that compaction could free.",
+        |cache| cache.pool.slack_bytes() as u64,
+    ),
+    figure(
+        "pool_limit",
+        "Bytes that pool_total_size may reach: the lower of max_pool_percent and max_pool_bytes.",
+        |cache| cache.pool.limit() as u64,
+    ),
+    figure(
+        "metadata_size",
+        "Bytes of everything else that grows with the pages held: index, descriptors, tables.",
+        |cache| cache.metadata_bytes() as u64,
+    ),
+    figure("backing_total_size", "Bytes of the backing.", |cache| cache.backing.bytes()),
+    figure(
+        "backing_live_size",
+        "Bytes of the backing that hold records still referred to.",
+        |cache| cache.segments.live_bytes(),
+    ),
+    figure(
+        "writeback_stopped",
+        "1 when a write to the backing failed and writeback waits to be resumed.",
+        |cache| cache.writeback_failed.load(Relaxed).into(),
+    ),
+];
+
+/// All statistics, counters first.
+pub static STATISTICS: [Statistic; COUNT + FIGURES.len()] = {
+    let mut all = [const { figure("", "", |_| 0) }; COUNT + FIGURES.len()];
+    let mut i = 0;
+    while i < COUNT {
+        let (name, doc, counter) = COUNTERS[i];
+        all[i] = Statistic { name, doc, source: Source::Counter(counter) };
+        i += 1;
+    }
+    while i < all.len() {
+        let Statistic { name, doc, source: Source::Figure(ask) } = FIGURES[i - COUNT] else {
+            unreachable!()
+        };
+        all[i] = figure(name, doc, ask);
+        i += 1;
+    }
+    all
+};
+
+impl Statistic {
+    /// Its value now.
+    pub fn value(&self, cache: &Cache) -> u64 {
+        match self.source {
+            Source::Counter(counter) => cache.counters.get(counter),
+            Source::Figure(ask) => ask(cache),
+        }
+    }
+}
+
+impl Cache {
+    /// The value of a statistic by its name; `None` when there is no such.
+    pub fn statistic(&self, name: &str) -> Option<u64> {
+        STATISTICS.iter().find(|s| s.name == name).map(|s| s.value(self))
+    }
+
+    /// The pool's size classes: their shape and how full they are.
+    pub fn class_stats(&self) -> Vec<ClassStats> {
+        self.pool.class_stats()
+    }
+
+    /// Bytes of the index, descriptors and tables, headers of objects included.
+    pub(crate) fn metadata_bytes(&self) -> usize {
+        self.index.bytes()
+            + self.shares.bytes()
+            + self.candidates.bytes()
+            + self.pool.metadata_bytes()
+            + self.segments.bytes()
+    }
+}

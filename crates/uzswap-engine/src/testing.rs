@@ -1,0 +1,380 @@
+//! What tests, fuzzers and benchmarks share: pages to store, operations, the model that says what must
+//! come back, and a backing that fails on command.
+
+use crate::backing::{Backing, Completion, Write};
+use crate::{Area, Cache, Config, Error, Load, PAGE_BYTES, Page, Store, SwapEntry};
+use std::collections::{HashMap, VecDeque};
+use std::io;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::{Arc, Mutex, PoisonError};
+
+/// Deterministic noise (xorshift64*).
+#[derive(Debug, Clone)]
+pub struct Noise(u64);
+
+impl Noise {
+    /// The same seed gives the same noise.
+    pub fn new(seed: u64) -> Self {
+        Self(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1)
+    }
+
+    /// The next 64 bits.
+    pub fn next(&mut self) -> u64 {
+        self.0 ^= self.0 >> 12;
+        self.0 ^= self.0 << 25;
+        self.0 ^= self.0 >> 27;
+        self.0.wrapping_mul(0x2545_f491_4f6c_dd1d)
+    }
+
+    /// A number below `end`.
+    pub fn below(&mut self, end: u64) -> u64 {
+        self.next() % end
+    }
+}
+
+/// What a page looks like.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Content {
+    /// Zeros.
+    Zero,
+    /// One word repeated.
+    Filled,
+    /// Words of a small vocabulary.
+    Text,
+    /// 64-bit pointers into a few areas, and small integers.
+    Pointers,
+    /// Noise, which nothing compresses.
+    Random,
+    /// Part noise, part zeros.
+    Mixed,
+}
+
+impl Content {
+    /// All of them.
+    pub const ALL: [Self; 6] =
+        [Self::Zero, Self::Filled, Self::Text, Self::Pointers, Self::Random, Self::Mixed];
+}
+
+/// Writes a page of some content; the same seed gives the same page.
+pub fn make_page(content: Content, seed: u64, page: &mut Page) {
+    let mut noise = Noise::new(seed);
+    let (words, _) = page.as_chunks_mut::<8>();
+    match content {
+        Content::Zero => page.fill(0),
+        Content::Filled => words.fill((seed % 251).wrapping_mul(0x0101_0101_0101_0101).to_ne_bytes()),
+        Content::Text => {
+            const WORDS: [&[u8; 8]; 8] = [
+                b"memory, ", b"swapped ", b"out and ", b"back in ", b"by page ", b"fault.  ",
+                b"The next", b" entry: ",
+            ];
+            words.iter_mut().for_each(|word| *word = *WORDS[noise.below(8) as usize]);
+        }
+        Content::Pointers => words.iter_mut().for_each(|word| {
+            let value = match noise.below(4) {
+                0 => noise.below(256),
+                area => 0x7f00_0000_0000 + (area << 32) + (noise.below(4096) << 4),
+            };
+            *word = value.to_ne_bytes();
+        }),
+        Content::Random => words.iter_mut().for_each(|word| *word = noise.next().to_ne_bytes()),
+        Content::Mixed => words.iter_mut().enumerate().for_each(|(i, word)| {
+            *word = if i % 4 == 0 { noise.next() } else { 0 }.to_ne_bytes();
+        }),
+    }
+}
+
+/// Something that happens to a cache.
+#[derive(Debug, Clone, Copy)]
+pub enum Op {
+    /// Store a page; a rejected one is written through if `through`.
+    Store {
+        /// Its offset in the area.
+        offset: u32,
+        /// Its content.
+        content: Content,
+        /// Its seed.
+        seed: u64,
+        /// Whether to write it through when rejected.
+        through: bool,
+    },
+    /// Load a page.
+    Load(u32),
+    /// Load a page and drop it.
+    LoadExclusive(u32),
+    /// Drop a page.
+    Invalidate(u32),
+    /// Drop a run of pages.
+    Discard(u32, u32),
+    /// Do what the front end's thread does.
+    Maintain,
+    /// Write back this many bytes.
+    Shrink(usize),
+    /// Empty a section of the pool.
+    EmptySection(usize),
+    /// Set an attribute.
+    Set(&'static str, &'static str),
+    /// Make writes to the backing fail, or succeed again.
+    FailWrites(bool),
+    /// Make reads from the backing fail, or succeed again.
+    FailReads(bool),
+    /// Try writeback again.
+    Resume,
+}
+
+const SETTINGS: [(&str, &str); 14] = [
+    ("compressor", "lz4"),
+    ("compressor", "zstd"),
+    ("compressor", "lzo"),
+    ("compressor", "deflate"),
+    ("compressor", "raw"),
+    ("max_compression_ratio", "40"),
+    ("max_compression_ratio", "100"),
+    ("max_pool_bytes", "1048576"),
+    ("max_pool_bytes", "3000000"),
+    ("accept_threshold_percent", "50"),
+    ("accept_threshold_percent", "100"),
+    ("same_pages_enabled", "N"),
+    ("same_pages_enabled", "Y"),
+    ("enabled", "Y"),
+];
+
+/// Reads operations out of any bytes: what proptest shrinks and a fuzzer mutates.
+pub fn decode_ops(bytes: &[u8], pages: u32) -> impl Iterator<Item = Op> {
+    bytes.as_chunks::<4>().0.iter().map(move |[kind, a, b, c]| {
+        let offset = (u32::from(*a) << 8 | u32::from(*b)) % pages;
+        match kind % 64 {
+            0..26 => Op::Store {
+                offset,
+                content: Content::ALL[usize::from(c % 6)],
+                seed: u64::from(c / 6),
+                through: kind % 2 == 0,
+            },
+            26..42 => Op::Load(offset),
+            42..45 => Op::LoadExclusive(offset),
+            45..50 => Op::Invalidate(offset),
+            50 => Op::Discard(offset, u32::from(*c)),
+            51..54 => Op::Maintain,
+            54..56 => Op::Shrink(usize::from(*c) << 12),
+            56 => Op::EmptySection(usize::from(c % 3)),
+            57..60 => {
+                let (name, value) = SETTINGS[usize::from(*c) % SETTINGS.len()];
+                Op::Set(name, value)
+            }
+            60 => Op::FailWrites(c % 2 == 0),
+            61 => Op::FailReads(c % 2 == 0),
+            _ => Op::Resume,
+        }
+    })
+}
+
+/// Switches of a [`TestBacking`], kept by the test.
+#[derive(Debug, Default)]
+pub struct Faults {
+    /// Writes fail with EIO.
+    pub fail_writes: AtomicBool,
+    /// Writes fail with ENOSPC.
+    pub full: AtomicBool,
+    /// Reads fail with EIO.
+    pub fail_reads: AtomicBool,
+    /// Reads come back with a bit turned.
+    pub damage_reads: AtomicBool,
+}
+
+/// A backing in memory. A submitted write is done when it is asked for, not before.
+pub struct TestBacking {
+    bytes: Mutex<Vec<u8>>,
+    pending: Mutex<VecDeque<Write>>,
+    faults: Arc<Faults>,
+    block_bytes: usize,
+}
+
+impl TestBacking {
+    /// `bytes` of zeros, and its faults.
+    pub fn new(bytes: usize, block_bytes: usize) -> (Self, Arc<Faults>) {
+        let faults = Arc::new(Faults::default());
+        let backing = Self {
+            bytes: Mutex::new(vec![0; bytes]),
+            pending: Mutex::default(),
+            faults: faults.clone(),
+            block_bytes,
+        };
+        (backing, faults)
+    }
+}
+
+fn held<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Backing for TestBacking {
+    fn bytes(&self) -> u64 {
+        held(&self.bytes).len() as u64
+    }
+
+    fn block_bytes(&self) -> usize {
+        self.block_bytes
+    }
+
+    fn read(&self, offset: u64, out: &mut [u8]) -> io::Result<()> {
+        if self.faults.fail_reads.load(Relaxed) {
+            return Err(io::Error::from_raw_os_error(5));
+        }
+        out.copy_from_slice(&held(&self.bytes)[offset as usize..][..out.len()]);
+        if self.faults.damage_reads.load(Relaxed) {
+            let last = out.len() - 1;
+            out[last] ^= 1;
+        }
+        Ok(())
+    }
+
+    fn write(&self, offset: u64, bytes: &[u8]) -> io::Result<()> {
+        assert!(offset.is_multiple_of(self.block_bytes as u64), "an unaligned write");
+        assert!(bytes.len().is_multiple_of(self.block_bytes), "a write of part of a block");
+        if self.faults.fail_writes.load(Relaxed) {
+            // A write that fails may have changed anything it covers.
+            held(&self.bytes)[offset as usize..][..bytes.len()].fill(0xee);
+            return Err(io::Error::from_raw_os_error(5));
+        }
+        if self.faults.full.load(Relaxed) {
+            return Err(io::ErrorKind::StorageFull.into());
+        }
+        held(&self.bytes)[offset as usize..][..bytes.len()].copy_from_slice(bytes);
+        Ok(())
+    }
+
+    fn submit(&self, write: Write) {
+        held(&self.pending).push_back(write);
+    }
+
+    fn complete(&self, _wait: bool) -> Option<Completion> {
+        // The newest first: completions may come in any order.
+        let write = held(&self.pending).pop_back()?;
+        let result = self.write(write.offset, write.bytes());
+        Some(Completion { write, result })
+    }
+}
+
+/// How a [`Harness`] is made.
+#[derive(Debug, Clone, Copy)]
+pub struct Setup {
+    /// Pages of the area.
+    pub pages: u32,
+    /// Limit of the pool, bytes.
+    pub pool_bytes: u64,
+    /// Bytes of the backing; 0 for none.
+    pub backing_bytes: usize,
+    /// Its blocks, bytes.
+    pub block_bytes: usize,
+    /// The compressor.
+    pub compressor: &'static str,
+}
+
+/// A cache beside the model of it: a map from key to what must come back.
+pub struct Harness {
+    /// The cache.
+    pub cache: Cache,
+    /// The one area in use.
+    pub area: Area,
+    /// The backing's faults.
+    pub faults: Arc<Faults>,
+    held: HashMap<u32, (Content, u64)>,
+    pages: u32,
+}
+
+impl Harness {
+    /// An empty cache and model.
+    pub fn new(setup: Setup) -> Self {
+        let (backing, faults) = TestBacking::new(setup.backing_bytes, setup.block_bytes);
+        let config = Config {
+            pages_max: setup.pages,
+            ram_bytes: 64 << 20,
+            pool_bytes_max: setup.pool_bytes,
+            algorithm: setup.compressor.parse().expect("a known compressor"),
+        };
+        let cache = Cache::new(config, Box::new(backing)).expect("a small cache can be made");
+        let area = cache.add_area(setup.pages).expect("the only area");
+        Self { cache, area, faults, held: HashMap::new(), pages: setup.pages }
+    }
+
+    fn key(&self, offset: u32) -> SwapEntry {
+        self.area.entry(offset).expect("offsets are taken modulo the pages")
+    }
+
+    /// Pages that the model holds.
+    pub fn held(&self) -> usize {
+        self.held.len()
+    }
+
+    /// Applies an operation to both and compares the outcome. Panics where they differ.
+    pub fn apply(&mut self, op: Op) {
+        match op {
+            Op::Store { offset, content, seed, through } => {
+                self.store(offset, content, seed, through);
+            }
+            Op::Load(offset) => self.load(offset, false),
+            Op::LoadExclusive(offset) => self.load(offset, true),
+            Op::Invalidate(offset) => self.discard(offset, 1),
+            Op::Discard(offset, count) => self.discard(offset, count),
+            Op::Maintain => self.cache.maintain().expect("memory for a small cache"),
+            Op::Shrink(bytes) => drop(self.cache.shrink(bytes)),
+            Op::EmptySection(section) => drop(self.cache.empty_section(section)),
+            Op::Set(name, value) => {
+                // A codec may be missing from this build; then nothing changes.
+                drop(self.cache.set_attribute(name, value));
+            }
+            Op::FailWrites(fail) => self.faults.fail_writes.store(fail, Relaxed),
+            Op::FailReads(fail) => self.faults.fail_reads.store(fail, Relaxed),
+            Op::Resume => self.cache.resume_writeback(),
+        }
+    }
+
+    fn store(&mut self, offset: u32, content: Content, seed: u64, through: bool) {
+        let mut page = [0; PAGE_BYTES];
+        make_page(content, seed, &mut page);
+        let mut stored = self.cache.store(self.key(offset), &page);
+        if through && stored != Store::Stored {
+            stored = self.cache.store_through(self.key(offset), &page);
+        }
+        match stored {
+            Store::Stored => drop(self.held.insert(offset, (content, seed))),
+            Store::Rejected(_) => drop(self.held.remove(&offset)),
+        }
+    }
+
+    fn load(&mut self, offset: u32, exclusive: bool) {
+        let mut page = [0xcc; PAGE_BYTES];
+        let load = match exclusive {
+            true => self.cache.load_exclusive(self.key(offset), &mut page),
+            false => self.cache.load(self.key(offset), &mut page),
+        };
+        match (load, self.held.get(&offset)) {
+            (Ok(Load::Absent), None) => assert_eq!(page, [0xcc; PAGE_BYTES]),
+            (Ok(Load::Hit), Some((content, seed))) => {
+                let mut expected = [0; PAGE_BYTES];
+                make_page(*content, *seed, &mut expected);
+                assert!(page == expected, "page {offset} is not what was stored");
+                if exclusive {
+                    self.held.remove(&offset);
+                }
+            }
+            (Err(Error::Backing { .. }), Some(_)) if self.faults.fail_reads.load(Relaxed) => {}
+            (got, held) => panic!("page {offset}: {got:?}, and the model says {held:?}"),
+        }
+    }
+
+    fn discard(&mut self, offset: u32, count: u32) {
+        for offset in offset..offset.saturating_add(count).min(self.pages) {
+            self.cache.invalidate(self.key(offset));
+            self.held.remove(&offset);
+        }
+    }
+
+    /// Loads every page and recounts the cache.
+    pub fn check(&mut self) {
+        for offset in 0..self.pages {
+            self.load(offset, false);
+        }
+        assert_eq!(self.cache.statistic("stored_pages"), Some(self.held.len() as u64));
+        self.cache.check();
+    }
+}

@@ -1,0 +1,72 @@
+//! Any sequence of operations, against a map: in every configuration, with a backing that fails.
+
+use proptest::prelude::*;
+use uzswap_engine::testing::{Harness, Op, Setup, decode_ops};
+
+const PAGES: u32 = 3000;
+
+fn setups() -> Vec<Setup> {
+    let base = Setup {
+        pages: PAGES,
+        pool_bytes: 8 << 20,
+        backing_bytes: 0,
+        block_bytes: 512,
+        compressor: "lz4",
+    };
+    vec![
+        base,
+        Setup { compressor: "zstd", backing_bytes: 4 << 20, ..base },
+        Setup { pool_bytes: 1 << 20, backing_bytes: 8 << 20, block_bytes: 4096, ..base },
+        Setup { pool_bytes: 1 << 20, backing_bytes: 2 << 20, compressor: "deflate", ..base },
+    ]
+}
+
+fn run(bytes: &[u8], check_each: bool) {
+    for setup in setups() {
+        let mut harness = Harness::new(setup);
+        for op in decode_ops(bytes, PAGES) {
+            harness.apply(op);
+            if check_each {
+                harness.cache.check();
+            }
+        }
+        harness.check();
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 24, ..ProptestConfig::default() })]
+
+    #[test]
+    fn short_sequences_checked_after_each_step(bytes in prop::collection::vec(any::<u8>(), 0..600)) {
+        run(&bytes, true);
+    }
+
+    #[test]
+    fn long_sequences(bytes in prop::collection::vec(any::<u8>(), 20_000..60_000)) {
+        run(&bytes, false);
+    }
+}
+
+/// Fills and refills so that the pool overflows, segments are cleaned and everything moves.
+#[test]
+fn heavy_churn_through_a_small_pool() {
+    for (round, setup) in setups().into_iter().enumerate() {
+        let mut harness = Harness::new(setup);
+        let mut noise = uzswap_engine::testing::Noise::new(round as u64 + 1);
+        for step in 0..60_000 {
+            let word = noise.next().to_le_bytes();
+            let op = decode_ops(&word[..4], PAGES).next().unwrap();
+            // Mostly stores and loads, and no failures: those have their own tests.
+            let op = match op {
+                Op::FailWrites(_) | Op::FailReads(_) => Op::Maintain,
+                op => op,
+            };
+            harness.apply(op);
+            if step % 10_000 == 0 {
+                harness.check();
+            }
+        }
+        harness.check();
+    }
+}

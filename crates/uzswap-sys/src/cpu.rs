@@ -1,0 +1,72 @@
+//! Processors and the machine's memory.
+
+use std::io;
+
+/// The processor that runs the caller, as a hint: it may have moved by the time this returns.
+pub fn current() -> usize {
+    #[cfg(miri)]
+    return 0;
+    #[cfg(not(miri))]
+    rustix::thread::sched_getcpu()
+}
+
+/// Processors that may ever be online, at least 1. Processor numbers are below it.
+pub fn possible() -> usize {
+    // "0-3" or "0,2-5": the last number is the highest.
+    std::fs::read_to_string("/sys/devices/system/cpu/possible")
+        .ok()
+        .and_then(|list| list.trim().rsplit([',', '-']).next()?.parse::<usize>().ok())
+        .map_or(1, |highest| highest + 1)
+}
+
+/// Processors that the calling process may use now.
+pub fn allowed() -> usize {
+    std::thread::available_parallelism().map_or(1, |n| n.get())
+}
+
+/// Bytes in a page of the running kernel.
+pub fn page_bytes() -> usize {
+    rustix::param::page_size()
+}
+
+/// What `/proc/meminfo` says, in bytes.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct MemoryInfo {
+    /// `MemTotal`.
+    pub total: u64,
+    /// `MemAvailable`: what could be allocated without swapping, by the kernel's estimate.
+    pub available: u64,
+}
+
+/// Reads `/proc/meminfo`.
+pub fn memory_info() -> io::Result<MemoryInfo> {
+    Ok(parse_meminfo(&std::fs::read_to_string("/proc/meminfo")?))
+}
+
+fn parse_meminfo(text: &str) -> MemoryInfo {
+    let field = |name: &str| {
+        text.lines()
+            .find_map(|line| line.strip_prefix(name)?.strip_prefix(':'))
+            .and_then(|rest| rest.split_whitespace().next()?.parse::<u64>().ok())
+            .map_or(0, |kib| kib * 1024)
+    };
+    MemoryInfo { total: field("MemTotal"), available: field("MemAvailable") }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn meminfo_is_read_in_bytes() {
+        let text = "MemTotal:       24684096 kB\nMemFree: 1 kB\nMemAvailable:   24449024 kB\n";
+        let info = parse_meminfo(text);
+        assert_eq!(info, MemoryInfo { total: 24684096 * 1024, available: 24449024 * 1024 });
+        assert_eq!(parse_meminfo(""), MemoryInfo::default());
+    }
+
+    #[test]
+    fn current_cpu_is_a_possible_one() {
+        assert!(current() < possible());
+    }
+}

@@ -1,0 +1,172 @@
+//! Anonymous memory, mapped and unmapped as a whole.
+//!
+//! The allocator's sections and the buffers of direct I/O are made of it: page-aligned, zeroed,
+//! given back to the kernel when dropped. [`Mapping::populated`] faults everything in before it
+//! returns, because the threads that use the memory later may be the ones that the kernel waits
+//! for in order to free some.
+
+use std::io;
+use std::ptr::NonNull;
+
+/// The page of every machine this runs on; asserted against the kernel's at start (`cpu::page_bytes`).
+pub const PAGE_BYTES: usize = 4096;
+
+/// A private, anonymous, page-aligned range of memory, owned.
+///
+/// Invariant: `base` is the start of a mapping of `bytes` bytes that nothing else unmaps.
+#[derive(Debug)]
+pub struct Mapping {
+    base: NonNull<u8>,
+    bytes: usize,
+}
+
+// SAFETY: a mapping is plain memory; it has no tie to the thread that made it.
+unsafe impl Send for Mapping {}
+// SAFETY: `&Mapping` gives out only a raw pointer and a length.
+unsafe impl Sync for Mapping {}
+
+impl Mapping {
+    /// Maps `bytes` (rounded up to pages) and faults every page in.
+    ///
+    /// Errors: `ENOMEM` when the machine or a limit (`RLIMIT_AS`, `RLIMIT_MEMLOCK` under
+    /// `mlockall`) cannot give that much; nothing is kept then.
+    pub fn populated(bytes: usize) -> io::Result<Self> {
+        let mapping = Self::reserved(bytes)?;
+        mapping.populate()?;
+        Ok(mapping)
+    }
+
+    /// Maps `bytes` (rounded up to pages) without touching them.
+    pub fn reserved(bytes: usize) -> io::Result<Self> {
+        let bytes = bytes.next_multiple_of(PAGE_BYTES).max(PAGE_BYTES);
+        let base = imp::map(bytes)?;
+        Ok(Self { base, bytes })
+    }
+
+    /// Faults every page in, for writing. `ENOMEM` as above; then some pages may be in.
+    pub fn populate(&self) -> io::Result<()> {
+        imp::populate(self.base, self.bytes)
+    }
+
+    /// Start of the range; valid for reads and writes of [`Self::len`] bytes while `self` lives.
+    pub fn as_ptr(&self) -> *mut u8 {
+        self.base.as_ptr()
+    }
+
+    /// Bytes mapped, a multiple of the page.
+    pub fn len(&self) -> usize {
+        self.bytes
+    }
+
+    /// Never: a mapping has at least one page.
+    pub fn is_empty(&self) -> bool {
+        false
+    }
+
+    /// The bytes, exclusively.
+    pub fn as_mut_slice(&mut self) -> &mut [u8] {
+        // SAFETY: the range is mapped (struct invariant) and `&mut self` excludes other users of
+        // this handle; a caller that also uses `as_ptr` answers for keeping the two apart.
+        unsafe { std::slice::from_raw_parts_mut(self.base.as_ptr(), self.bytes) }
+    }
+
+    /// The bytes, shared.
+    pub fn as_slice(&self) -> &[u8] {
+        // SAFETY: as above; a writer through `as_ptr` must keep clear of such borrows.
+        unsafe { std::slice::from_raw_parts(self.base.as_ptr(), self.bytes) }
+    }
+}
+
+impl Drop for Mapping {
+    fn drop(&mut self) {
+        imp::unmap(self.base, self.bytes);
+    }
+}
+
+#[cfg(not(miri))]
+mod imp {
+    use super::*;
+    use rustix::mm::{self, Advice, MapFlags, ProtFlags};
+
+    pub fn map(bytes: usize) -> io::Result<NonNull<u8>> {
+        let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
+        // SAFETY: a fresh anonymous mapping at an address of the kernel's choice aliases nothing.
+        let base = unsafe {
+            mm::mmap_anonymous(
+                std::ptr::null_mut(),
+                bytes,
+                ProtFlags::READ | ProtFlags::WRITE,
+                flags,
+            )
+        }?;
+        NonNull::new(base.cast()).ok_or_else(|| io::ErrorKind::OutOfMemory.into())
+    }
+
+    pub fn populate(base: NonNull<u8>, bytes: usize) -> io::Result<()> {
+        // SAFETY: populating changes no contents; the range is ours.
+        let done =
+            unsafe { mm::madvise(base.as_ptr().cast(), bytes, Advice::LinuxPopulateWrite) };
+        match done {
+            // Before Linux 5.14: touch each page instead.
+            Err(rustix::io::Errno::INVAL) => {
+                for offset in (0..bytes).step_by(PAGE_BYTES) {
+                    // SAFETY: inside the mapping; it was just made, so nobody else writes it, and
+                    // writing back the value read keeps the contents.
+                    unsafe {
+                        let byte = base.as_ptr().add(offset);
+                        byte.write_volatile(byte.read_volatile());
+                    }
+                }
+                Ok(())
+            }
+            other => Ok(other?),
+        }
+    }
+
+    pub fn unmap(base: NonNull<u8>, bytes: usize) {
+        // SAFETY: the owner is being dropped, so no pointer into the range is used any more.
+        let done = unsafe { mm::munmap(base.as_ptr().cast(), bytes) };
+        debug_assert!(done.is_ok(), "munmap of our own mapping: {done:?}");
+    }
+}
+
+/// Miri knows the allocator but not `madvise`.
+#[cfg(miri)]
+mod imp {
+    use super::*;
+    use std::alloc::{Layout, alloc_zeroed, dealloc};
+
+    fn layout(bytes: usize) -> Layout {
+        Layout::from_size_align(bytes, PAGE_BYTES).expect("a page-aligned, non-zero size")
+    }
+
+    pub fn map(bytes: usize) -> io::Result<NonNull<u8>> {
+        // SAFETY: the layout is not of size zero.
+        NonNull::new(unsafe { alloc_zeroed(layout(bytes)) })
+            .ok_or_else(|| io::ErrorKind::OutOfMemory.into())
+    }
+
+    pub fn populate(_base: NonNull<u8>, _bytes: usize) -> io::Result<()> {
+        Ok(())
+    }
+
+    pub fn unmap(base: NonNull<u8>, bytes: usize) {
+        // SAFETY: allocated by `map` with the same layout.
+        unsafe { dealloc(base.as_ptr(), layout(bytes)) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn populated_memory_is_zero_aligned_and_writable() {
+        let mut m = Mapping::populated(PAGE_BYTES + 1).unwrap();
+        assert_eq!(m.len(), 2 * PAGE_BYTES);
+        assert_eq!(m.as_ptr() as usize % PAGE_BYTES, 0);
+        assert!(m.as_slice().iter().all(|&b| b == 0));
+        m.as_mut_slice().fill(7);
+        assert_eq!(m.as_slice()[PAGE_BYTES], 7);
+    }
+}
