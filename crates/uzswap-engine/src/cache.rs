@@ -1,20 +1,22 @@
 //! The cache: **start here**.
 //!
 //! ```text
-//! store       same-filled? → identical? → compress → pool.write → publish in the index and the LRU → free the old
+//! store       same-filled? → identical? → compress → pool.write → publish → free the old
+//!             (publish: into the index, onto the LRU)
 //! load        index → same-filled | pool.read → decompress | backing.read → decompress; verify
 //! invalidate  index → free
 //! writeback   in `writeback`: the oldest → pack → write → commit where still the same entry
 //! ```
-//! Every outcome that a caller may expect is a value ([`Store`], [`Load`]); an error means that a page
-//! which is held cannot be given back now.
+//! Every outcome that a caller may expect is a value ([`Store`], [`Load`]); an error means that a
+//! page which is held cannot be given back now.
 //!
-//! What keeps an object alive while it is read is its entry's lock (see `index::entry`). A load leaves
-//! the entry as it was: a block device's reader may come again. [`Cache::load_exclusive`] drops it.
+//! What keeps an object alive while it is read is its entry's lock (see `index::entry`). A load
+//! leaves the entry as it was: a block device's reader may come again. [`Cache::load_exclusive`]
+//! drops it.
 
+use crate::backing::Backing;
 use crate::backing::record::{HEADER_BYTES, RECORD_BYTES_MAX, Record};
 use crate::backing::segments::{SEGMENT_BYTES, Segments};
-use crate::backing::Backing;
 use crate::compress::Codec;
 use crate::config::{Attributes, Config};
 use crate::dedup::Candidates;
@@ -154,7 +156,8 @@ impl Cache {
         self.index.remove_area(area);
     }
 
-    /// Takes a page. A copy held under the same key is replaced, and dropped if the page is rejected.
+    /// Takes a page. A copy held under the same key is replaced, and dropped if the page is
+    /// rejected.
     pub fn store(&self, key: SwapEntry, page: &Page) -> Store {
         let Ok(entry) = self.index.ensure(key) else {
             self.doorbell.ring();
@@ -164,7 +167,10 @@ impl Cache {
             return self.reject(key, Reject::Disabled);
         }
         let word = match Pattern::of(page) {
-            Some(pattern) => Word::new(State::Filled(pattern)),
+            Some(pattern) => {
+                self.counters.increment(StoresFilled);
+                Word::new(State::Filled(pattern))
+            }
             None => match self.keep(key, page) {
                 Ok(state) => Word::new(state),
                 Err(reject) => return self.reject(key, reject),
@@ -221,6 +227,15 @@ impl Cache {
             self.dispose(old);
         }
         Ok(load)
+    }
+
+    /// Whether loading a page would wait for the backing. A hint: it may have moved by then.
+    pub fn is_on_backing(&self, key: SwapEntry) -> bool {
+        let state = |key| self.index.get(key).map(|entry| entry.peek().state());
+        match state(key) {
+            Some(State::Shared(record)) => matches!(state(record), Some(State::Placed(_))),
+            other => matches!(other, Some(State::Placed(_))),
+        }
     }
 
     /// Drops a page that nobody needs any more.

@@ -1,8 +1,8 @@
 //! Identical pages: which entry might hold the page that is being stored?
 //!
 //! A table from content hash to keys, small and forgetful: a bucket is one cache line, a new key
-//! pushes out an old one, and nothing is removed when an entry goes. Whatever it suggests is compared
-//! byte by byte before it is believed, so all that forgetting costs is a page kept twice.
+//! pushes out an old one, and nothing is removed when an entry goes. Whatever it suggests is
+//! compared byte by byte before it is believed, so all that forgetting costs is a page kept twice.
 
 use crate::ids::SwapEntry;
 use std::sync::OnceLock;
@@ -39,10 +39,7 @@ impl Candidates {
     /// A table for a pool of at most `pool_bytes_max`, with nothing made yet.
     pub(crate) fn new(pool_bytes_max: usize) -> Self {
         let chunks = pool_bytes_max.div_ceil(Self::POOL_BYTES_PER_CHUNK).next_power_of_two();
-        Self {
-            chunks: (0..chunks).map(|_| OnceLock::new()).collect(),
-            count: AtomicUsize::new(0),
-        }
+        Self { chunks: (0..chunks).map(|_| OnceLock::new()).collect(), count: AtomicUsize::new(0) }
     }
 
     fn chunks_for(&self, pool_bytes: usize) -> usize {

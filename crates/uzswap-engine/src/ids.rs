@@ -71,7 +71,7 @@ impl Place {
     pub const UNIT: u64 = 16;
 
     pub(crate) fn at(byte: u64) -> Self {
-        debug_assert!(byte.is_multiple_of(Self::UNIT) && byte / Self::UNIT >> Self::BITS == 0);
+        debug_assert!(byte.is_multiple_of(Self::UNIT) && byte / Self::UNIT < 1 << Self::BITS);
         Self(byte / Self::UNIT)
     }
 

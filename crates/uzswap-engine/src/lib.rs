@@ -1,9 +1,9 @@
 //! The compressed swap cache.
 //!
 //! Read it in the order of the modules below; `cache` is the whole flow on one screen, so a hurried
-//! reader starts there. The engine knows no userfaultfd, block device, cgroup or clock, and starts no
-//! threads: front ends call [`Cache::store`], [`Cache::load`] and [`Cache::invalidate`] from theirs,
-//! and drive [`Cache::maintain`] from one of their own.
+//! reader starts there. The engine knows no userfaultfd, block device, cgroup or clock, and starts
+//! no threads: front ends call [`Cache::store`], [`Cache::load`] and [`Cache::invalidate`] from
+//! theirs, and drive [`Cache::maintain`] from one of their own.
 
 #![deny(unsafe_code)]
 
@@ -11,23 +11,25 @@
 mod ids;
 mod page;
 
+pub mod backing;
 pub mod compress;
-mod pool;
+mod dedup;
 mod index;
 mod lru;
-mod dedup;
+mod pool;
 mod share;
-pub mod backing;
 
+mod cache;
 mod scratch;
 mod shrink;
 mod writeback;
-mod cache;
 
 mod check;
 mod config;
 mod error;
 mod percpu;
+#[cfg(all(test, feature = "shuttle"))]
+mod shuttle_tests;
 mod stats;
 mod sync;
 #[cfg(feature = "testing")]

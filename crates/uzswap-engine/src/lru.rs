@@ -3,12 +3,12 @@
 //! A list per shard, each under a lock of its own; an entry's shard follows from its key, sixteen
 //! neighbouring keys to a shard, because neighbours were stored together and should be written back
 //! together. Links are keys, kept in the entries themselves, so that moving an object or growing an
-//! index never touches a list. Taking the oldest of each shard in turn gives the oldest overall, near
-//! enough: keys spread evenly over shards.
+//! index never touches a list. Taking the oldest of each shard in turn gives the oldest overall,
+//! near enough: keys spread evenly over shards.
 //!
 //! An entry is on a list exactly while its page is in the pool and no writeback of it is in flight.
-//! [`Lru::push`] and [`Lru::remove`] are called with the entry locked, [`Lru::pop`] without; that is
-//! why `remove` accepts an entry that `pop` has just taken.
+//! [`Lru::push`] and [`Lru::remove`] are called with the entry locked, [`Lru::pop`] without; that
+//! is why `remove` accepts an entry that `pop` has just taken.
 
 use crate::ids::SwapEntry;
 use crate::sync::atomic::{AtomicU64, AtomicUsize, Ordering};

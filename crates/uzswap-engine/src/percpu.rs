@@ -43,11 +43,10 @@ impl<T> PerCpu<Mutex<T>> {
     }
 }
 
-#[cfg(test)]
+#[cfg(all(test, not(feature = "shuttle")))]
 mod tests {
     use super::*;
 
-    #[cfg(not(feature = "shuttle"))]
     #[test]
     fn lock_here_takes_another_slot_when_this_one_is_held() {
         let slots = PerCpu { slots: (0..4).map(|_| CachePadded::new(Mutex::new(0))).collect() };

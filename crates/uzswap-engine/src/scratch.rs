@@ -45,7 +45,11 @@ impl Scratch {
     }
 
     /// Decompresses the first `bytes` of `self.object` into `self.page`.
-    pub(crate) fn decompress_here(&mut self, codec: Codec, bytes: usize) -> Result<(), Undecodable> {
+    pub(crate) fn decompress_here(
+        &mut self,
+        codec: Codec,
+        bytes: usize,
+    ) -> Result<(), Undecodable> {
         self.codecs.decompress(codec, &self.object[..bytes], &mut self.page)
     }
 }

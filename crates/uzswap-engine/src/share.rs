@@ -1,8 +1,8 @@
 //! Records that stand for a page which several entries hold.
 //!
-//! A record is an entry like any other, under a key of an area of its own: it owns the object, is on
-//! the LRU, is written back and moved. The entries that share it hold only its key, and it counts
-//! them. It goes when the last of them does.
+//! A record is an entry like any other, under a key of an area of its own: it owns the object, is
+//! on the LRU, is written back and moved. The entries that share it hold only its key, and it
+//! counts them. It goes when the last of them does.
 
 use crate::ids::{Area, SwapEntry};
 use crate::index::{Index, TRUNK_ENTRIES};
@@ -15,7 +15,8 @@ struct Unused {
     keys: Vec<SwapEntry>,
     /// Records below this offset have been made.
     made: u32,
-    /// A record was asked for while few were ready: a cache that meets no identical pages makes none.
+    /// A record was asked for while few were ready: a cache that meets no identical pages makes
+    /// none.
     asked: bool,
 }
 

@@ -2,20 +2,23 @@
 //!
 //! The engine starts no thread. A front end has one that calls [`Cache::maintain`] whenever
 //! [`Cache::wait_for_work`] returns; it does ahead of need what a store would otherwise wait for. A
-//! store that finds the pool at its limit all the same makes room itself: oldest pages first, so that
-//! the pool never holds older pages than the backing.
+//! store that finds the pool at its limit all the same makes room itself: oldest pages first, so
+//! that the pool never holds older pages than the backing.
 
 use crate::cache::{Cache, Reject};
 use crate::pool::{CLASSES, SECTION_BYTES, SectionError};
 use crate::stats::Counter::PoolLimitHit;
-use crate::sync::{Mutex, lock};
+use crate::sync::{Backoff, Mutex, lock};
 use std::io;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
-use std::time::Duration;
 
-/// Memory kept faulted in and free, so that stores need none from the kernel: what two CPUs can fill
-/// with objects in the 2 ms that bringing a section on line takes.
-pub(crate) const RESERVE_BYTES: usize = 1 << 20;
+/// Memory kept faulted in and free, so that stores need none from the kernel: what two CPUs can
+/// fill with objects in the few milliseconds that bringing a section on line takes.
+pub(crate) const RESERVE_BYTES: usize = 2 << 20;
+
+/// Looks that a store takes at an empty reserve, each after a longer pause, before it writes back
+/// instead: some 10 ms, several times what a section takes when the machine has memory.
+const LOOKS: u32 = 250;
 
 /// Compaction runs when it could free more than this share of the pool, and this many bytes.
 const SLACK_DIVISOR: usize = 32;
@@ -49,7 +52,7 @@ impl Doorbell {
     }
 
     #[cfg(not(feature = "shuttle"))]
-    fn wait(&self, timeout: Duration) {
+    fn wait(&self, timeout: std::time::Duration) {
         let held = lock(&self.lock);
         let wait = self.condition.wait_timeout_while(held, timeout, |()| !self.rung.load(Relaxed));
         drop(wait.expect("nothing panics while holding it"));
@@ -60,7 +63,7 @@ impl Doorbell {
 impl Cache {
     /// Waits until there is something to maintain, or for `timeout`.
     #[cfg(not(feature = "shuttle"))]
-    pub fn wait_for_work(&self, timeout: Duration) {
+    pub fn wait_for_work(&self, timeout: std::time::Duration) {
         self.doorbell.wait(timeout);
     }
 
@@ -80,8 +83,8 @@ impl Cache {
         provisioned
     }
 
-    /// Writes back until the pool is `bytes` smaller than now, or nothing is left to write; the bytes
-    /// won. For when the machine needs memory.
+    /// Writes back until the pool is `bytes` smaller than now, or nothing is left to write; the
+    /// bytes won. For when the machine needs memory.
     pub fn shrink(&self, bytes: usize) -> usize {
         let before = self.pool.mapped_bytes();
         self.write_back_to(self.pool.bytes().saturating_sub(bytes));
@@ -92,9 +95,8 @@ impl Cache {
 
     /// Moves every object out of a section of the pool and gives its memory back.
     pub fn empty_section(&self, section: usize) -> Result<(), SectionError> {
-        self.pool.empty_section(section, &|owner, from, to, copy| {
-            self.relocate(owner, from, to, copy)
-        })
+        self.pool
+            .empty_section(section, &|owner, from, to, copy| self.relocate(owner, from, to, copy))
     }
 
     /// Sections of the pool on line: number and bytes in use.
@@ -139,6 +141,9 @@ impl Cache {
             self.counters.increment(PoolLimitHit);
         }
         self.doorbell.ring();
+        if !at_limit && self.wait_for_reserve() {
+            return Ok(());
+        }
         let before = self.pool.bytes();
         if self.compact() > 0 && self.pool.bytes() < before {
             return Ok(());
@@ -153,6 +158,15 @@ impl Cache {
         } else {
             Err(Reject::AllocFail)
         }
+    }
+
+    /// Waits a moment for the thread that maintains to bring more memory on line.
+    fn wait_for_reserve(&self) -> bool {
+        let mut backoff = Backoff::new();
+        (0..LOOKS).any(|_| {
+            backoff.wait();
+            self.pool.free_bytes() >= RESERVE_BYTES / 4
+        })
     }
 
     fn write_back_to(&self, bytes: usize) {
@@ -171,9 +185,7 @@ impl Cache {
         // The largest classes first: most bytes won for an object moved.
         (0..CLASSES)
             .rev()
-            .map(|class| {
-                std::iter::from_fn(|| self.pool.compact(class, &relocate)).sum::<usize>()
-            })
+            .map(|class| std::iter::from_fn(|| self.pool.compact(class, &relocate)).sum::<usize>())
             .sum()
     }
 

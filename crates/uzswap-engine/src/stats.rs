@@ -31,6 +31,7 @@ counters! {
     SharedPages "shared_pages" "Pages that share one object with others."
     CompressedBytes "compressed_bytes" "Bytes of the objects in the pool, without headers and without what the allocator wastes."
     Stores "stores" "Pages stored since the start."
+    StoresFilled "stores_same_filled" "Stores of pages that are one word repeated."
     DuplicateEntry "duplicate_entry" "Stores that replaced an older copy under the same key."
     DuplicatePages "duplicate_pages" "Stores that found an identical page and shared its object."
     Loads "loads" "Pages given back since the start."
@@ -74,8 +75,9 @@ impl Counters {
         self.add(counter, 1);
     }
 
-    /// The sum over CPUs. A page counted up on one CPU and down on another is right in the sum; while
-    /// others count, a gauge may be off by what is under way, and is never shown below zero.
+    /// The sum over CPUs. A page counted up on one CPU and down on another is right in the sum;
+    /// while others count, a gauge may be off by what is under way, and is never shown below
+    /// zero.
     pub(crate) fn get(&self, counter: Counter) -> u64 {
         let sum: i64 = self.cpus.iter().map(|cpu| cpu[counter as usize].load(Relaxed)).sum();
         sum.try_into().unwrap_or(0)
@@ -111,11 +113,9 @@ const FIGURES: [Statistic; 8] = [
         "Bytes of memory kept free in the pool, so that a store needs none from the kernel.",
         |cache| cache.pool.free_bytes() as u64,
     ),
-    figure(
-        "pool_slack_size",
-        "Bytes of pool_total_size that compaction could free.",
-        |cache| cache.pool.slack_bytes() as u64,
-    ),
+    figure("pool_slack_size", "Bytes of pool_total_size that compaction could free.", |cache| {
+        cache.pool.slack_bytes() as u64
+    }),
     figure(
         "pool_limit",
         "Bytes that pool_total_size may reach: the lower of max_pool_percent and max_pool_bytes.",

@@ -4,15 +4,16 @@
 //!
 //! writer → entry → share record's entry → scratch | LRU shard | size class → sections
 //!
-//! Against the order only `try_lock` is used: by compaction, which holds a size class and tries entries.
+//! Against the order only `try_lock` is used: by compaction, which holds a size class and tries
+//! entries.
 
 #[cfg(feature = "shuttle")]
 pub(crate) use shuttle::sync::{Mutex, MutexGuard, TryLockError, atomic};
 #[cfg(not(feature = "shuttle"))]
 pub(crate) use std::sync::{Mutex, MutexGuard, TryLockError, atomic};
 
-/// Locks, taking a poisoned lock as the bug that it is: a thread panicked half way through a change,
-/// and going on could hand out wrong bytes.
+/// Locks, taking a poisoned lock as the bug that it is: a thread panicked half way through a
+/// change, and going on could hand out wrong bytes.
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().expect("a thread panicked while it held this lock; its data cannot be trusted")
 }
@@ -37,23 +38,26 @@ pub(crate) struct Backoff {
 }
 
 impl Backoff {
-    const SPINS: u32 = 64;
-    const SLEEPS: u32 = Self::SPINS + 8;
-    const SLEEP: std::time::Duration = std::time::Duration::from_micros(50);
-
     pub(crate) fn new() -> Self {
         Self { round: 0 }
     }
 
+    #[cfg(not(feature = "shuttle"))]
     pub(crate) fn wait(&mut self) {
-        #[cfg(feature = "shuttle")]
-        shuttle::thread::yield_now();
-        #[cfg(not(feature = "shuttle"))]
+        const SPINS: u32 = 64;
+        const SLEEPS: u32 = SPINS + 8;
+        const SLEEP: std::time::Duration = std::time::Duration::from_micros(50);
         match self.round {
-            0..Self::SPINS => std::hint::spin_loop(),
-            Self::SPINS..Self::SLEEPS => std::thread::yield_now(),
-            _ => std::thread::sleep(Self::SLEEP),
+            0..SPINS => std::hint::spin_loop(),
+            SPINS..SLEEPS => std::thread::yield_now(),
+            _ => std::thread::sleep(SLEEP),
         }
         self.round = self.round.saturating_add(1);
+    }
+
+    #[cfg(feature = "shuttle")]
+    pub(crate) fn wait(&mut self) {
+        self.round += 1;
+        shuttle::thread::yield_now();
     }
 }

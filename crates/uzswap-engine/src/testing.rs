@@ -1,5 +1,5 @@
-//! What tests, fuzzers and benchmarks share: pages to store, operations, the model that says what must
-//! come back, and a backing that fails on command.
+//! What tests, fuzzers and benchmarks share: pages to store, operations, the model that says what
+//! must come back, and a backing that fails on command.
 
 use crate::backing::{Backing, Completion, Write};
 use crate::{Area, Cache, Config, Error, Load, PAGE_BYTES, Page, Store, SwapEntry};
@@ -19,7 +19,7 @@ impl Noise {
     }
 
     /// The next 64 bits.
-    pub fn next(&mut self) -> u64 {
+    pub fn word(&mut self) -> u64 {
         self.0 ^= self.0 >> 12;
         self.0 ^= self.0 << 25;
         self.0 ^= self.0 >> 27;
@@ -28,7 +28,7 @@ impl Noise {
 
     /// A number below `end`.
     pub fn below(&mut self, end: u64) -> u64 {
-        self.next() % end
+        self.word() % end
     }
 }
 
@@ -61,11 +61,19 @@ pub fn make_page(content: Content, seed: u64, page: &mut Page) {
     let (words, _) = page.as_chunks_mut::<8>();
     match content {
         Content::Zero => page.fill(0),
-        Content::Filled => words.fill((seed % 251).wrapping_mul(0x0101_0101_0101_0101).to_ne_bytes()),
+        Content::Filled => {
+            words.fill((seed % 251).wrapping_mul(0x0101_0101_0101_0101).to_ne_bytes())
+        }
         Content::Text => {
             const WORDS: [&[u8; 8]; 8] = [
-                b"memory, ", b"swapped ", b"out and ", b"back in ", b"by page ", b"fault.  ",
-                b"The next", b" entry: ",
+                b"memory, ",
+                b"swapped ",
+                b"out and ",
+                b"back in ",
+                b"by page ",
+                b"fault.  ",
+                b"The next",
+                b" entry: ",
             ];
             words.iter_mut().for_each(|word| *word = *WORDS[noise.below(8) as usize]);
         }
@@ -76,9 +84,9 @@ pub fn make_page(content: Content, seed: u64, page: &mut Page) {
             };
             *word = value.to_ne_bytes();
         }),
-        Content::Random => words.iter_mut().for_each(|word| *word = noise.next().to_ne_bytes()),
+        Content::Random => words.iter_mut().for_each(|word| *word = noise.word().to_ne_bytes()),
         Content::Mixed => words.iter_mut().enumerate().for_each(|(i, word)| {
-            *word = if i % 4 == 0 { noise.next() } else { 0 }.to_ne_bytes();
+            *word = if i % 4 == 0 { noise.word() } else { 0 }.to_ne_bytes();
         }),
     }
 }

@@ -3,14 +3,14 @@
 //! ```text
 //! pop the LRU → lock, look again → copy the object into the open segment, mark the entry → unlock
 //!   … segment full → submit → (stores, loads, invalidates go on) → written:
-//! for each record: lock → still the same entry? → it is on the backing now, free the object → unlock
+//! for each record: lock → still the same entry? → it is on the backing, free the object → unlock
 //! ```
-//! While a write is in flight the object stays in the pool and answers loads; the entry remembers the
-//! place that it is being written to. A newer store or an invalidate forgets that place, and the commit
-//! then finds an entry that does not know it: the record is dead on arrival.
+//! While a write is in flight the object stays in the pool and answers loads; the entry remembers
+//! the place that it is being written to. A newer store or an invalidate forgets that place, and
+//! the commit then finds an entry that does not know it: the record is dead on arrival.
 //!
-//! One thread at a time writes back, under the writer's lock. Where free segments run short it first
-//! cleans: copies what is live in the emptiest segments into the open one.
+//! One thread at a time writes back, under the writer's lock. Where free segments run short it
+//! first cleans: copies what is live in the emptiest segments into the open one.
 
 use crate::backing::record::{
     HEADER_BYTES, RECORD_BYTES_MAX, Record, record_bytes, records, records_every,

@@ -38,7 +38,9 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 24, ..ProptestConfig::default() })]
 
     #[test]
-    fn short_sequences_checked_after_each_step(bytes in prop::collection::vec(any::<u8>(), 0..600)) {
+    fn short_sequences_checked_after_each_step(
+        bytes in prop::collection::vec(any::<u8>(), 0..600)
+    ) {
         run(&bytes, true);
     }
 
@@ -55,7 +57,7 @@ fn heavy_churn_through_a_small_pool() {
         let mut harness = Harness::new(setup);
         let mut noise = uzswap_engine::testing::Noise::new(round as u64 + 1);
         for step in 0..60_000 {
-            let word = noise.next().to_le_bytes();
+            let word = noise.word().to_le_bytes();
             let op = decode_ops(&word[..4], PAGES).next().unwrap();
             // Mostly stores and loads, and no failures: those have their own tests.
             let op = match op {

@@ -4,5 +4,10 @@
 //! no policy, no state beyond a file descriptor or a mapping. Nearly all `unsafe` of the project is
 //! here, so that the rest can be read without wondering about it.
 
+pub mod cgroup;
 pub mod cpu;
+pub mod fuse;
+pub mod loopdev;
 pub mod map;
+pub mod process;
+pub mod swap;

@@ -8,7 +8,8 @@
 use std::io;
 use std::ptr::NonNull;
 
-/// The page of every machine this runs on; asserted against the kernel's at start (`cpu::page_bytes`).
+/// The page of every machine this runs on; asserted against the kernel's at start
+/// (`cpu::page_bytes`).
 pub const PAGE_BYTES: usize = 4096;
 
 /// A private, anonymous, page-aligned range of memory, owned.
@@ -104,8 +105,7 @@ mod imp {
 
     pub fn populate(base: NonNull<u8>, bytes: usize) -> io::Result<()> {
         // SAFETY: populating changes no contents; the range is ours.
-        let done =
-            unsafe { mm::madvise(base.as_ptr().cast(), bytes, Advice::LinuxPopulateWrite) };
+        let done = unsafe { mm::madvise(base.as_ptr().cast(), bytes, Advice::LinuxPopulateWrite) };
         match done {
             // Before Linux 5.14: touch each page instead.
             Err(rustix::io::Errno::INVAL) => {

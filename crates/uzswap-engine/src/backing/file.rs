@@ -1,8 +1,8 @@
 //! A file or block device, with direct I/O: writes by io_uring, or one after the other where the
 //! kernel or a container forbids it.
 //!
-//! Direct I/O because the page cache would keep a second copy of what was written to free memory, and
-//! because writing through it allocates.
+//! Direct I/O because the page cache would keep a second copy of what was written to free memory,
+//! and because writing through it allocates.
 
 use super::{Backing, Completion, Write};
 use crate::backing::record::RECORD_BYTES_MAX;
@@ -211,7 +211,8 @@ impl Drop for Queue {
     }
 }
 
-#[cfg(all(test, not(miri)))]
+#[cfg(test)]
+#[cfg(not(miri))]
 mod tests {
     use super::*;
     use crate::backing::Buffer;

@@ -10,9 +10,9 @@
 //!     12      4  the segment it was copied from by cleaning, plus one; 0: it came from the pool
 //!     16      …  the object, padded to a multiple of 16
 //! ```
-//! Little-endian. Records may cross blocks. A record is only ever believed if the entry that it names
-//! says that it is there: the header serves to find the owner when a segment is cleaned, and to
-//! notice a read that came from the wrong place.
+//! Little-endian. Records may cross blocks. A record is only ever believed if the entry that it
+//! names says that it is there: the header serves to find the owner when a segment is cleaned, and
+//! to notice a read that came from the wrong place.
 
 use super::segments::Segment;
 use crate::compress::Codec;
@@ -81,12 +81,9 @@ pub(crate) fn records(bytes: &[u8]) -> impl Iterator<Item = (usize, Record)> {
 }
 
 /// The records that begin at multiples of `step`: those of pages that were written one at a time.
-/// Where a write failed, what an earlier use of the segment left may come out, so the caller asks the
-/// owner.
-pub(crate) fn records_every(
-    bytes: &[u8],
-    step: usize,
-) -> impl Iterator<Item = (usize, Record)> {
+/// Where a write failed, what an earlier use of the segment left may come out, so the caller asks
+/// the owner.
+pub(crate) fn records_every(bytes: &[u8], step: usize) -> impl Iterator<Item = (usize, Record)> {
     (0..bytes.len()).step_by(step).filter_map(move |at| Some((at, whole_record(bytes, at)?)))
 }
 

@@ -1,10 +1,10 @@
 //! The backing's space, in segments.
 //!
 //! A segment is written once, whole, and then only loses records. The count of its live bytes tells
-//! when it is free again, and, while it is not, which segment is cheapest to clean: its live records
-//! are copied into another and it is free. So a log, cleaned greedily; with a fifth of the space free
-//! it takes some three quarters of a segment copied for each one won, less where neighbours die
-//! together, as the records of one program do.
+//! when it is free again, and, while it is not, which segment is cheapest to clean: its live
+//! records are copied into another and it is free. So a log, cleaned greedily; with a fifth of the
+//! space free it takes some three quarters of a segment copied for each one won, less where
+//! neighbours die together, as the records of one program do.
 
 use crate::backing::record::{RECORD_BYTES_MAX, record_bytes};
 use crate::ids::Place;
@@ -120,8 +120,8 @@ impl Segments {
         self.all().filter(|segment| self.is_free(*segment)).take(RESERVED + 1).count() <= RESERVED
     }
 
-    /// Whether `live` bytes of records, packed as tightly as records pack, would leave more than the
-    /// reserved segments free.
+    /// Whether `live` bytes of records, packed as tightly as records pack, would leave more than
+    /// the reserved segments free.
     pub(crate) fn cleaning_can_win(&self, live: u64) -> bool {
         // One for the segment that pages written through are in, one to be won.
         let usable = self.count().saturating_sub(RESERVED + 2) as u64;

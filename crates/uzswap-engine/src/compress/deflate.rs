@@ -14,11 +14,7 @@ impl Deflate {
     const LEVEL: i32 = 1;
 
     pub(super) fn new() -> Self {
-        Self {
-            compress: context(Self::LEVEL),
-            decompress: Decompressor::new(),
-            level: Self::LEVEL,
-        }
+        Self { compress: context(Self::LEVEL), decompress: Decompressor::new(), level: Self::LEVEL }
     }
 
     pub(super) fn set_level(&mut self, level: i32) {

@@ -6,6 +6,7 @@
 
 mod deflate;
 mod lz4;
+mod lzo;
 mod zstd;
 
 use crate::page::{PAGE_BYTES, Page};
@@ -22,6 +23,8 @@ pub enum Codec {
     Lz4 = 1,
     /// Zstandard frames without the magic number.
     Zstd = 2,
+    /// LZO1X.
+    Lzo = 3,
     /// Raw deflate.
     Deflate = 4,
 }
@@ -30,7 +33,7 @@ impl Codec {
     /// Bits that a codec's number takes.
     pub const BITS: u32 = 4;
     /// All of them.
-    pub const ALL: [Self; 4] = [Self::Raw, Self::Lz4, Self::Zstd, Self::Deflate];
+    pub const ALL: [Self; 5] = [Self::Raw, Self::Lz4, Self::Zstd, Self::Lzo, Self::Deflate];
 
     /// The codec of a number from an index word, which only ever holds known ones.
     pub(crate) fn from_bits(bits: u8) -> Self {
@@ -48,6 +51,7 @@ impl Codec {
             Self::Raw => "raw",
             Self::Lz4 => "lz4",
             Self::Zstd => "zstd",
+            Self::Lzo => "lzo",
             Self::Deflate => "deflate",
         }
     }
@@ -55,10 +59,11 @@ impl Codec {
     /// Levels that `compressor` accepts, and the one that the bare name means.
     fn levels(self) -> (std::ops::RangeInclusive<i32>, i32) {
         match self {
-            Self::Raw => (0..=0, 0),
+            Self::Raw | Self::Lzo => (0..=0, 0),
             // The library's acceleration: higher is faster and larger.
             Self::Lz4 => (1..=64, 1),
-            // On heap pages −1 gives nearly the size of 1 in two thirds of its time (docs/benchmarks.md).
+            // On heap pages −1 gives nearly the size of 1 in two thirds of its time
+            // (docs/benchmarks.md).
             Self::Zstd => (-100..=19, -1),
             Self::Deflate => (1..=12, 1),
         }
@@ -154,6 +159,7 @@ pub struct Codecs {
     algorithm: Algorithm,
     lz4: lz4::Lz4,
     zstd: zstd::Zstd,
+    lzo: lzo::Lzo,
     deflate: deflate::Deflate,
 }
 
@@ -165,6 +171,7 @@ impl Codecs {
             algorithm,
             lz4: lz4::Lz4::new(),
             zstd: zstd::Zstd::new(),
+            lzo: lzo::Lzo::new(),
             deflate: deflate::Deflate::new(),
         };
         let mut page = [0; PAGE_BYTES];
@@ -185,7 +192,7 @@ impl Codecs {
     pub fn set_algorithm(&mut self, algorithm: Algorithm) {
         self.algorithm = algorithm;
         match algorithm.codec {
-            Codec::Raw => {}
+            Codec::Raw | Codec::Lzo => {}
             Codec::Lz4 => self.lz4.set_acceleration(algorithm.level),
             Codec::Zstd => self.zstd.set_level(algorithm.level),
             Codec::Deflate => self.deflate.set_level(algorithm.level),
@@ -201,6 +208,7 @@ impl Codecs {
             }
             Codec::Lz4 => self.lz4.compress(page, out)?,
             Codec::Zstd => self.zstd.compress(page, out)?,
+            Codec::Lzo => self.lzo.compress(page, out)?,
             Codec::Deflate => self.deflate.compress(page, out)?,
         };
         Some((self.algorithm.codec, bytes))
@@ -220,6 +228,7 @@ impl Codecs {
             }
             Codec::Lz4 => self.lz4.decompress(object, page),
             Codec::Zstd => self.zstd.decompress(object, page),
+            Codec::Lzo => self.lzo.decompress(object, page),
             Codec::Deflate => self.deflate.decompress(object, page),
         }
     }
@@ -255,7 +264,9 @@ mod tests {
     #[test]
     fn every_codec_gives_back_what_it_got() {
         let mut codecs = Codecs::new("lz4".parse().unwrap());
-        for name in ["raw", "lz4", "lz4:8", "zstd", "zstd:-20", "zstd:3", "deflate", "deflate:6"] {
+        for name in
+            ["raw", "lz4", "lz4:8", "zstd", "zstd:-20", "zstd:3", "lzo", "deflate", "deflate:6"]
+        {
             codecs.set_algorithm(name.parse().unwrap());
             for page in pages() {
                 let mut out = [0; PAGE_BYTES];
@@ -271,7 +282,7 @@ mod tests {
     #[test]
     fn what_does_not_fit_is_refused() {
         let page = pages().pop().unwrap();
-        for name in ["raw", "lz4", "zstd", "deflate"] {
+        for name in ["raw", "lz4", "zstd", "lzo", "deflate"] {
             let mut codecs = Codecs::new(name.parse().unwrap());
             assert_eq!(codecs.compress(&page, &mut [0; 100]), None, "{name}");
         }
@@ -280,7 +291,7 @@ mod tests {
     #[test]
     fn truncated_objects_are_undecodable() {
         let page = pages().pop().unwrap();
-        for name in ["raw", "lz4", "zstd", "deflate"] {
+        for name in ["raw", "lz4", "zstd", "lzo", "deflate"] {
             let mut codecs = Codecs::new(name.parse().unwrap());
             let mut out = [0; PAGE_BYTES];
             let (codec, bytes) = codecs.compress(&page, &mut out).unwrap();
@@ -294,7 +305,7 @@ mod tests {
 
     #[test]
     fn algorithms_are_read_and_written() {
-        for text in ["lz4", "lz4:2", "zstd", "zstd:-5", "zstd:19", "raw", "deflate:12"] {
+        for text in ["lz4", "lz4:2", "zstd", "zstd:-5", "zstd:19", "raw", "lzo", "deflate:12"] {
             assert_eq!(text.parse::<Algorithm>().unwrap().to_string(), text);
         }
         let zstd: Algorithm = "zstd:-1".parse().unwrap();

@@ -5,8 +5,8 @@
 //! [`Index::provision`] made beforehand, because the thread that stores may be the one that the
 //! kernel needs in order to find memory.
 //!
-//! A trunk, once made, stays until the cache is dropped; a removed area leaves its trunks, empty, to
-//! the next area that gets its keys.
+//! A trunk, once made, stays until the cache is dropped; a removed area leaves its trunks, empty,
+//! to the next area that gets its keys.
 
 mod entry;
 mod word;

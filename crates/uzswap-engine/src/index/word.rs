@@ -103,7 +103,9 @@ impl Word {
         let (tag, payload) = match state {
             State::Absent => (ABSENT, 0),
             State::Filled(pattern) => (FILLED, pattern.to_bits()),
-            State::Pooled(object) => (POOLED, object.handle.0 << Form::BITS | object.form.to_bits()),
+            State::Pooled(object) => {
+                (POOLED, object.handle.0 << Form::BITS | object.form.to_bits())
+            }
             State::Placed(extent) => (PLACED, extent.place.0 << Form::BITS | extent.form.to_bits()),
             State::Shared(record) => (SHARED, u64::from(record.0)),
         };
@@ -182,9 +184,8 @@ mod tests {
     fn states_round_trip_with_any_flags() {
         for state in states() {
             for flags in 0..4 {
-                let word = Word::new(state)
-                    .with_referenced(flags & 1 != 0)
-                    .with_writeback(flags & 2 != 0);
+                let word =
+                    Word::new(state).with_referenced(flags & 1 != 0).with_writeback(flags & 2 != 0);
                 assert_eq!(word.state(), state);
                 assert_eq!(word.is_referenced(), flags & 1 != 0);
                 assert_eq!(word.is_in_writeback(), flags & 2 != 0);

@@ -62,8 +62,8 @@ struct Class {
     used: usize,
 }
 
-/// Tells an owner that its object moves from one handle to another: locks the entry without waiting,
-/// checks that it still means `from`, calls `copy`, and puts `to` in. `false`: not now.
+/// Tells an owner that its object moves from one handle to another: locks the entry without
+/// waiting, checks that it still means `from`, calls `copy`, and puts `to` in. `false`: not now.
 pub(crate) type Relocate<'a> = &'a dyn Fn(SwapEntry, Handle, Handle, &dyn Fn()) -> bool;
 
 /// One row of the table of size classes.
@@ -336,7 +336,8 @@ impl Pool {
             if owner == FREE {
                 continue;
             }
-            if owner == BUSY || !self.move_object(number, class, from, SwapEntry(owner), grow, relocate)
+            if owner == BUSY
+                || !self.move_object(number, class, from, SwapEntry(owner), grow, relocate)
             {
                 break;
             }

@@ -1,7 +1,7 @@
 //! The pool's memory: sections of 2 MiB, frames of a page.
 //!
-//! A section is brought on line whole and given back whole, so the pool grows and shrinks in steps of
-//! 2 MiB. Frames are taken from the lowest section that has any, which lets the highest ones run
+//! A section is brought on line whole and given back whole, so the pool grows and shrinks in steps
+//! of 2 MiB. Frames are taken from the lowest section that has any, which lets the highest ones run
 //! empty. All frames that exist are faulted in: a store never waits for the kernel to find memory.
 
 use crate::ids::SwapEntry;
@@ -162,7 +162,7 @@ impl Sections {
     pub(super) fn take_offline(&self, number: usize) -> bool {
         let mut inner = lock(&self.inner);
         let Some(slot) = inner.sections.get_mut(number) else { return false };
-        if !slot.as_ref().is_some_and(|section| section.free_count == SECTION_FRAMES) {
+        if slot.as_ref().is_none_or(|section| section.free_count < SECTION_FRAMES) {
             return false;
         }
         self.bases[number].store(std::ptr::null_mut(), Ordering::Release);

@@ -19,7 +19,8 @@ const SIZES: usize = (PAGE_BYTES - SMALLEST) / STEP + 1;
 
 const _: () = assert!(STEP.is_multiple_of(align_of::<u64>()), "headers must be aligned");
 const _: () = assert!(PAGE_BYTES.is_multiple_of(STEP), "no header may straddle two frames");
-const _: () = assert!(FRAMES_MAX * PAGE_BYTES / SMALLEST <= 1 << 10, "a handle has ten bits for it");
+const _: () =
+    assert!(FRAMES_MAX * PAGE_BYTES / SMALLEST <= 1 << 10, "a handle has ten bits for it");
 
 /// One class.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -69,7 +70,8 @@ static TABLE: Table = build();
 /// Number of classes, the huge one (the last) included.
 pub(crate) const CLASSES: usize = build().count;
 
-/// Bytes of the largest object that is not huge: a page that compresses to more is as well kept raw.
+/// Bytes of the largest object that is not huge: a page that compresses to more is as well kept
+/// raw.
 pub(crate) const COMPRESSED_BYTES_MAX: usize = {
     let table = build();
     table.classes[table.count - 2].size as usize - HEADER_BYTES

@@ -131,7 +131,9 @@ fn held_bytes_stay_near_object_bytes() {
     owned.compact();
     let compacted = owned.overhead();
     owned.check();
-    println!("bytes held / bytes of objects: {fresh:.4} fresh, {holey:.4} half freed, {compacted:.4} compacted");
+    println!(
+        "bytes held / bytes of objects: {fresh:.4} fresh, {holey:.4} half freed, {compacted:.4} compacted"
+    );
     assert!(fresh <= 1.03, "fresh {fresh:.4}");
     assert!(holey > 1.3, "the test frees too regularly: {holey:.4}");
     assert!(compacted <= 1.08, "compacted {compacted:.4}");

@@ -2,8 +2,8 @@
 //!
 //! Descriptors live in a table of their own and are reused; a descriptor's number is half of a
 //! handle. All fields are written under the lock of the zspage's class. `frames` and `class` do not
-//! change while an object is live in it, so whoever keeps an object alive (by its entry's lock) reads
-//! them without that lock.
+//! change while an object is live in it, so whoever keeps an object alive (by its entry's lock)
+//! reads them without that lock.
 
 use super::section::Frame;
 use super::size_class::FRAMES_MAX;

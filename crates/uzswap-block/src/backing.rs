@@ -1,0 +1,239 @@
+//! Opening what pages are written back to: `none`, or a path with a size.
+
+use rustix::fs::{FallocateFlags, FlockOperation, Mode, OFlags};
+use std::fmt;
+use std::fs::File;
+use std::io;
+use std::os::unix::fs::{FileExt, FileTypeExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use uzswap_engine::backing::{Backing, FileBacking, NoBacking};
+
+/// What the command line says of the backing.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum BackingSpec {
+    /// Keep everything in memory.
+    None,
+    /// A file or block device.
+    Path {
+        /// Where.
+        path: PathBuf,
+        /// Bytes; `None` for all of a block device or of a file that exists.
+        bytes: Option<u64>,
+    },
+    /// A file without a name in a folder: gone with the process.
+    Unnamed {
+        /// The folder.
+        folder: PathBuf,
+        /// Bytes.
+        bytes: u64,
+    },
+}
+
+/// The backing cannot be used.
+#[derive(Debug, thiserror::Error)]
+#[error("backing {path}: {reason}")]
+pub struct BackingError {
+    path: String,
+    reason: Reason,
+}
+
+#[derive(Debug, thiserror::Error)]
+enum Reason {
+    #[error("it is a folder; name a file in it, as in {0}/swap.img:4G")]
+    Folder(String),
+    #[error("it has {0} bytes, and at least 2 MiB are needed; give a size, as in :4G")]
+    Small(u64),
+    #[error("it is in use by another process; choose another or end that process")]
+    InUse,
+    #[error(
+        "it holds something else than swapped pages; remove it, or name a file that is not there"
+    )]
+    Occupied,
+    #[error("a new file needs a size; write it behind the path, as in :4G")]
+    NoSize,
+    #[error("its file system does no direct I/O; choose a folder on a disk, such as /var/tmp")]
+    NoDirectIo,
+    #[error("no room for {0} bytes on its file system; make it smaller or free some")]
+    NoRoom(u64),
+    #[error("{0}; choose one that can be written")]
+    Io(io::Error),
+}
+
+/// Least size that is of use.
+const BYTES_MIN: u64 = 2 << 20;
+
+/// What the last block of a file that has been a backing starts with: it may be used again.
+const MARK: &[u8; 16] = b"uzswap backing 1";
+
+/// Bytes at the end that are kept for the mark.
+const MARK_BLOCK: u64 = 4096;
+
+/// Opens a backing, alone: nobody else may use it meanwhile. A file that is made for it loses its
+/// name at once, so that nothing is left whatever happens.
+pub fn open_backing(spec: &BackingSpec) -> Result<Box<dyn Backing>, BackingError> {
+    let (path, result) = match spec {
+        BackingSpec::None => return Ok(Box::new(NoBacking)),
+        BackingSpec::Path { path, bytes } => (path, open_path(path, *bytes)),
+        BackingSpec::Unnamed { folder, bytes } => (folder, open_unnamed(folder, *bytes)),
+    };
+    let backing =
+        result.map_err(|reason| BackingError { path: path.display().to_string(), reason });
+    Ok(Box::new(backing?))
+}
+
+fn open_unnamed(folder: &Path, bytes: u64) -> Result<FileBacking, Reason> {
+    let flags = OFlags::RDWR | OFlags::TMPFILE | OFlags::CLOEXEC;
+    let file = rustix::fs::open(folder, flags, Mode::RUSR | Mode::WUSR);
+    let file = File::from(file.map_err(|error| Reason::Io(error.into()))?);
+    reserve(&file, bytes)?;
+    direct(file, bytes)
+}
+
+fn open_path(path: &Path, bytes: Option<u64>) -> Result<FileBacking, Reason> {
+    let metadata = match path.metadata() {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {
+            let bytes = bytes.ok_or(Reason::NoSize)?;
+            return create(path, bytes);
+        }
+        other => other.map_err(Reason::Io)?,
+    };
+    if metadata.is_dir() {
+        return Err(Reason::Folder(path.display().to_string()));
+    }
+    let is_device = metadata.file_type().is_block_device();
+    // For a block device, O_EXCL fails when it is mounted or otherwise in use.
+    let exclusive = if is_device { libc::O_EXCL } else { 0 };
+    let file = File::options().read(true).write(true).custom_flags(exclusive).open(path);
+    let mut file = file.map_err(|error| match error.raw_os_error() {
+        Some(libc::EBUSY) => Reason::InUse,
+        _ => Reason::Io(error),
+    })?;
+    lock(&file)?;
+    let size = io::Seek::seek(&mut file, io::SeekFrom::End(0)).map_err(Reason::Io)?;
+    let bytes = bytes.unwrap_or(size);
+    if is_device {
+        return if bytes > size { Err(Reason::Small(size)) } else { direct(file, bytes) };
+    }
+    check_mark(&file, size)?;
+    reserve(&file, bytes)?;
+    let end = file.metadata().map_err(Reason::Io)?.len() - MARK_BLOCK;
+    file.write_all_at(MARK, end).and_then(|()| file.sync_all()).map_err(Reason::Io)?;
+    direct(file, bytes.min(end))
+}
+
+/// Makes a file and takes its name away.
+fn create(path: &Path, bytes: u64) -> Result<FileBacking, Reason> {
+    let mut options = File::options();
+    options.read(true).write(true).create_new(true).mode(0o600);
+    let file = options.open(path).map_err(Reason::Io)?;
+    std::fs::remove_file(path).map_err(Reason::Io)?;
+    reserve(&file, bytes)?;
+    direct(file, bytes)
+}
+
+fn lock(file: &File) -> Result<(), Reason> {
+    match rustix::fs::flock(file, FlockOperation::NonBlockingLockExclusive) {
+        Err(rustix::io::Errno::WOULDBLOCK) => Err(Reason::InUse),
+        other => other.map_err(|error| Reason::Io(error.into())),
+    }
+}
+
+/// An existing file is taken only if it is empty or was a backing before: it might be someone's
+/// data.
+fn check_mark(file: &File, size: u64) -> Result<(), Reason> {
+    let mut start = [0; MARK.len()];
+    if size == 0 {
+        return Ok(());
+    }
+    match file.read_exact_at(&mut start, size.saturating_sub(MARK_BLOCK)) {
+        Ok(()) if &start == MARK => Ok(()),
+        _ => Err(Reason::Occupied),
+    }
+}
+
+/// Takes the space now, so that a full file system is found out before pages are on it.
+fn reserve(file: &File, bytes: u64) -> Result<(), Reason> {
+    if bytes < BYTES_MIN {
+        return Err(Reason::Small(bytes));
+    }
+    match rustix::fs::fallocate(file, FallocateFlags::empty(), 0, bytes) {
+        Ok(()) => Ok(()),
+        Err(rustix::io::Errno::NOSPC | rustix::io::Errno::FBIG) => Err(Reason::NoRoom(bytes)),
+        // A file system that cannot reserve: the space may run out later, which writeback survives.
+        Err(rustix::io::Errno::OPNOTSUPP) => file.set_len(bytes).map_err(Reason::Io),
+        Err(error) => Err(Reason::Io(error.into())),
+    }
+}
+
+fn direct(file: File, bytes: u64) -> Result<FileBacking, Reason> {
+    if bytes < BYTES_MIN {
+        return Err(Reason::Small(bytes));
+    }
+    FileBacking::new(file, bytes).map_err(|error| match error.kind() {
+        io::ErrorKind::Unsupported => Reason::NoDirectIo,
+        _ => Reason::Io(error),
+    })
+}
+
+impl fmt::Display for BackingSpec {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::None => f.write_str("none"),
+            Self::Path { path, .. } => write!(f, "{}", path.display()),
+            Self::Unnamed { folder, bytes } => {
+                write!(f, "an unnamed file of {} MiB in {}", bytes >> 20, folder.display())
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn folder() -> tempfile::TempDir {
+        tempfile::tempdir_in("/var/tmp").unwrap()
+    }
+
+    fn open(path: &Path, bytes: Option<u64>) -> Result<Box<dyn Backing>, String> {
+        let spec = BackingSpec::Path { path: path.into(), bytes };
+        open_backing(&spec).map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn a_new_file_leaves_no_name_behind() {
+        let folder = folder();
+        let path = folder.path().join("swap.img");
+        let backing = open(&path, Some(4 << 20)).unwrap();
+        assert_eq!(backing.bytes(), 4 << 20);
+        assert!(!path.exists());
+    }
+
+    #[test]
+    fn what_cannot_be_used_is_refused_and_untouched() {
+        let folder = folder();
+        let path = folder.path().join("precious");
+        std::fs::write(&path, vec![7; 8 << 20]).unwrap();
+        let error = |path: &Path, bytes| open(path, bytes).err().unwrap();
+        assert!(error(&path, None).contains("holds something else"));
+        assert_eq!(std::fs::read(&path).unwrap(), vec![7; 8 << 20]);
+        assert!(error(folder.path(), Some(4 << 20)).contains("name a file in it"));
+        assert!(error(&folder.path().join("new"), None).contains("needs a size"));
+        assert!(error(&folder.path().join("new"), Some(4096)).contains("at least 2 MiB"));
+        assert!(error(&folder.path().join("no/such"), Some(4 << 20)).contains("No such file"));
+        let huge = Some(1 << 50);
+        assert!(error(&folder.path().join("new"), huge).contains("no room for"), "a petabyte");
+        assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 1, "nothing is left");
+    }
+
+    #[test]
+    fn a_file_that_was_a_backing_is_used_again_by_one_at_a_time() {
+        let folder = folder();
+        let path = folder.path().join("swap.img");
+        File::create(&path).unwrap();
+        let first = open(&path, Some(4 << 20)).unwrap();
+        assert!(open(&path, None).err().unwrap().contains("in use"));
+        drop(first);
+        assert_eq!(open(&path, None).unwrap().bytes(), (4 << 20) - MARK_BLOCK);
+    }
+}

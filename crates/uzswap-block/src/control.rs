@@ -1,0 +1,437 @@
+//! The control files: a folder with the served file and, as in sysfs, one value a file.
+//!
+//! ```text
+//! disk            mounted over by the server
+//! parameters/…    attributes: read and written while running
+//! stats/…         statistics, and the table of size classes
+//! ```
+
+use crate::traffic::Traffic;
+use fuser::{
+    BackgroundSession, Config, Errno, FileAttr, FileHandle, FileType, Filesystem, FopenFlags,
+    Generation, INodeNo, LockOwner, MountOption, OpenFlags, ReplyAttr, ReplyData, ReplyDirectory,
+    ReplyEntry, ReplyOpen, ReplyWrite, Request, TimeOrNow, WriteFlags,
+};
+use std::ffi::OsStr;
+use std::io;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use uzswap_engine::{ATTRIBUTES, AttributeError, Cache, STATISTICS};
+
+/// Name of the served file.
+pub const DISK: &str = "disk";
+/// Folder of attributes.
+pub const PARAMETERS: &str = "parameters";
+/// Folder of statistics.
+pub const STATISTICS_FOLDER: &str = "stats";
+
+/// A figure of the server's own.
+struct Figure {
+    name: &'static str,
+    doc: &'static str,
+    value: fn(&Traffic) -> u64,
+}
+
+const FIGURES: [Figure; 8] = [
+    Figure {
+        name: "pages_swapped_in",
+        doc: "Pages that the kernel read from the device.",
+        value: Traffic::pages_read,
+    },
+    Figure {
+        name: "pages_swapped_out",
+        doc: "Pages that the kernel wrote to the device.",
+        value: Traffic::pages_written,
+    },
+    Figure {
+        name: "pages_discarded",
+        doc: "Pages that the kernel discarded, in clusters of 2 MiB that it no longer uses.",
+        value: Traffic::pages_discarded,
+    },
+    Figure {
+        name: "request_errors",
+        doc: "Requests answered with an error.",
+        value: Traffic::errors,
+    },
+    Figure {
+        name: "fault_ns_p50",
+        doc: "Half of all reads were served in this time, ns, from taking the request to the answer.",
+        value: |traffic| traffic.read_ns(0.5).unwrap_or(0),
+    },
+    Figure {
+        name: "fault_ns_p90",
+        doc: "90 % of all reads were served in this time, ns.",
+        value: |traffic| traffic.read_ns(0.9).unwrap_or(0),
+    },
+    Figure {
+        name: "fault_ns_p99",
+        doc: "99 % of all reads were served in this time, ns.",
+        value: |traffic| traffic.read_ns(0.99).unwrap_or(0),
+    },
+    Figure {
+        name: "fault_ns_p999",
+        doc: "99.9 % of all reads were served in this time, ns.",
+        value: |traffic| traffic.read_ns(0.999).unwrap_or(0),
+    },
+];
+
+/// The table of size classes, and the message of a writeback that stopped.
+const TABLE: &str = "classes";
+const FAILURE: &str = "writeback_error";
+
+/// Name and meaning of every statistic, the engine's and the server's.
+pub fn statistics() -> impl Iterator<Item = (&'static str, &'static str)> {
+    STATISTICS
+        .iter()
+        .map(|statistic| (statistic.name, statistic.doc))
+        .chain(FIGURES.iter().map(|figure| (figure.name, figure.doc)))
+}
+
+/// An extra attribute: whether writeback runs. The engine switches it off when a write fails.
+const WRITEBACK: &str = "writeback_enabled";
+
+/// Name, meaning and accepted values of every attribute.
+pub fn attributes() -> impl Iterator<Item = (&'static str, &'static str, &'static str)> {
+    let own = (
+        WRITEBACK,
+        "Whether pages are written back. It goes off by itself when a write to the backing fails; Y \
+         tries again.",
+        "Y",
+    );
+    ATTRIBUTES.iter().map(|a| (a.name, a.doc, a.accepts)).chain(std::iter::once(own))
+}
+
+/// What a file or folder is; its number is its inode's.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Node {
+    Root,
+    Disk,
+    Parameters,
+    Statistics,
+    Parameter(&'static str),
+    Statistic(&'static str),
+}
+
+const PARAMETER_BASE: u64 = 0x100;
+const STATISTIC_BASE: u64 = 0x200;
+
+impl Node {
+    fn parameters() -> impl Iterator<Item = &'static str> {
+        attributes().map(|(name, ..)| name)
+    }
+
+    fn statistics() -> impl Iterator<Item = &'static str> {
+        statistics().map(|(name, _)| name).chain([TABLE, FAILURE])
+    }
+
+    fn from_inode(inode: u64) -> Option<Self> {
+        Some(match inode {
+            1 => Self::Root,
+            2 => Self::Disk,
+            3 => Self::Parameters,
+            4 => Self::Statistics,
+            STATISTIC_BASE.. => {
+                Self::Statistic(Self::statistics().nth((inode - STATISTIC_BASE) as usize)?)
+            }
+            PARAMETER_BASE.. => {
+                Self::Parameter(Self::parameters().nth((inode - PARAMETER_BASE) as usize)?)
+            }
+            _ => return None,
+        })
+    }
+
+    fn inode(self) -> u64 {
+        match self {
+            Self::Root => 1,
+            Self::Disk => 2,
+            Self::Parameters => 3,
+            Self::Statistics => 4,
+            Self::Parameter(name) => PARAMETER_BASE + place(Self::parameters(), name),
+            Self::Statistic(name) => STATISTIC_BASE + place(Self::statistics(), name),
+        }
+    }
+
+    fn children(self) -> Vec<(&'static str, Self)> {
+        match self {
+            Self::Root => vec![
+                (DISK, Self::Disk),
+                (PARAMETERS, Self::Parameters),
+                (STATISTICS_FOLDER, Self::Statistics),
+            ],
+            Self::Parameters => Self::parameters().map(|n| (n, Self::Parameter(n))).collect(),
+            Self::Statistics => Self::statistics().map(|n| (n, Self::Statistic(n))).collect(),
+            Self::Disk | Self::Parameter(_) | Self::Statistic(_) => Vec::new(),
+        }
+    }
+
+    fn is_folder(self) -> bool {
+        matches!(self, Self::Root | Self::Parameters | Self::Statistics)
+    }
+}
+
+fn place(mut names: impl Iterator<Item = &'static str>, wanted: &str) -> u64 {
+    names.position(|name| name == wanted).unwrap_or(0) as u64
+}
+
+/// The mounted folder. Dropped, it is unmounted.
+pub struct Control {
+    session: Option<BackgroundSession>,
+}
+
+impl Control {
+    /// Mounts the control files of a cache over the folder at `path`. They are served by a thread
+    /// of their own, away from the requests' path.
+    pub fn mount(cache: Arc<Cache>, traffic: Arc<Traffic>, path: &Path) -> io::Result<Self> {
+        let mut config = Config::default();
+        config.mount_options = vec![
+            MountOption::FSName("uzswap".into()),
+            MountOption::DefaultPermissions,
+            MountOption::NoDev,
+            MountOption::NoSuid,
+            MountOption::NoExec,
+        ];
+        let session = fuser::spawn_mount(Files { cache, traffic }, path, &config)?;
+        Ok(Self { session: Some(session) })
+    }
+}
+
+impl Drop for Control {
+    fn drop(&mut self) {
+        if let Some(session) = self.session.take() {
+            // An error: it is not mounted any more.
+            let _ = session.umount_and_join();
+        }
+    }
+}
+
+struct Files {
+    cache: Arc<Cache>,
+    traffic: Arc<Traffic>,
+}
+
+/// Files may be looked up once: nothing ever comes or goes.
+const FOREVER: Duration = Duration::from_secs(86_400);
+
+impl Files {
+    fn attributes(&self, node: Node) -> FileAttr {
+        let (kind, perm) = match node {
+            _ if node.is_folder() => (FileType::Directory, 0o755),
+            Node::Disk => (FileType::RegularFile, 0o600),
+            Node::Parameter(_) => (FileType::RegularFile, 0o644),
+            _ => (FileType::RegularFile, 0o444),
+        };
+        FileAttr {
+            ino: INodeNo(node.inode()),
+            size: 0,
+            blocks: 0,
+            atime: UNIX_EPOCH,
+            mtime: UNIX_EPOCH,
+            ctime: UNIX_EPOCH,
+            crtime: UNIX_EPOCH,
+            kind,
+            perm,
+            nlink: 1,
+            uid: 0,
+            gid: 0,
+            rdev: 0,
+            blksize: 4096,
+            flags: 0,
+        }
+    }
+
+    fn content(&self, node: Node) -> Option<String> {
+        let value = match node {
+            Node::Parameter(WRITEBACK) => {
+                let stopped = self.cache.statistic("writeback_stopped") == Some(1);
+                if stopped { "N" } else { "Y" }.to_owned()
+            }
+            Node::Parameter(name) => self.cache.attribute(name)?,
+            Node::Statistic(TABLE) => return Some(self.table()),
+            Node::Statistic(FAILURE) => self.cache.writeback_failure().unwrap_or_default(),
+            Node::Statistic(name) => match FIGURES.iter().find(|figure| figure.name == name) {
+                Some(figure) => (figure.value)(&self.traffic).to_string(),
+                None => self.cache.statistic(name)?.to_string(),
+            },
+            Node::Root | Node::Disk | Node::Parameters | Node::Statistics => return None,
+        };
+        Some(value + "\n")
+    }
+
+    /// The size classes that hold something.
+    fn table(&self) -> String {
+        let mut table = String::from("size frames objects zspages used allocated\n");
+        for class in self.cache.class_stats().iter().filter(|class| class.zspages > 0) {
+            table += &format!(
+                "{} {} {} {} {} {}\n",
+                class.size,
+                class.frames_per_zspage,
+                class.objects_per_zspage,
+                class.zspages,
+                class.used,
+                class.allocated
+            );
+        }
+        table
+    }
+
+    fn set(&self, name: &str, value: &str) -> Result<(), AttributeError> {
+        if name != WRITEBACK {
+            return self.cache.set_attribute(name, value);
+        }
+        if value != "Y" && value != "1" {
+            let (name, _, must) = attributes().last().expect("the list is not empty");
+            return Err(AttributeError::Value { name, value: value.into(), must });
+        }
+        self.cache.resume_writeback();
+        Ok(())
+    }
+}
+
+impl Filesystem for Files {
+    fn lookup(&self, _req: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEntry) {
+        let children = Node::from_inode(parent.0).map(Node::children).unwrap_or_default();
+        match children.into_iter().find(|(child, _)| OsStr::new(child) == name) {
+            Some((_, node)) => reply.entry(&FOREVER, &self.attributes(node), Generation(0)),
+            None => reply.error(Errno::ENOENT),
+        }
+    }
+
+    fn getattr(&self, _req: &Request, ino: INodeNo, _fh: Option<FileHandle>, reply: ReplyAttr) {
+        match Node::from_inode(ino.0) {
+            Some(node) => reply.attr(&FOREVER, &self.attributes(node)),
+            None => reply.error(Errno::ENOENT),
+        }
+    }
+
+    /// What a shell does before it writes: truncate. Nothing changes.
+    fn setattr(
+        &self,
+        req: &Request,
+        ino: INodeNo,
+        mode: Option<u32>,
+        uid: Option<u32>,
+        gid: Option<u32>,
+        _size: Option<u64>,
+        _atime: Option<TimeOrNow>,
+        _mtime: Option<TimeOrNow>,
+        _ctime: Option<SystemTime>,
+        fh: Option<FileHandle>,
+        _crtime: Option<SystemTime>,
+        _chgtime: Option<SystemTime>,
+        _bkuptime: Option<SystemTime>,
+        _flags: Option<fuser::BsdFileFlags>,
+        reply: ReplyAttr,
+    ) {
+        if mode.is_some() || uid.is_some() || gid.is_some() {
+            reply.error(Errno::EPERM);
+        } else {
+            self.getattr(req, ino, fh, reply);
+        }
+    }
+
+    fn open(&self, _req: &Request, _ino: INodeNo, _flags: OpenFlags, reply: ReplyOpen) {
+        // Direct: contents change without the kernel knowing.
+        reply.opened(FileHandle(0), FopenFlags::FOPEN_DIRECT_IO);
+    }
+
+    fn read(
+        &self,
+        _req: &Request,
+        ino: INodeNo,
+        _fh: FileHandle,
+        offset: u64,
+        size: u32,
+        _flags: OpenFlags,
+        _lock_owner: Option<LockOwner>,
+        reply: ReplyData,
+    ) {
+        match Node::from_inode(ino.0).and_then(|node| self.content(node)) {
+            Some(content) => {
+                let start = content.len().min(offset as usize);
+                let end = content.len().min(start + size as usize);
+                reply.data(&content.as_bytes()[start..end]);
+            }
+            None => reply.error(Errno::EINVAL),
+        }
+    }
+
+    fn write(
+        &self,
+        _req: &Request,
+        ino: INodeNo,
+        _fh: FileHandle,
+        offset: u64,
+        data: &[u8],
+        _write_flags: WriteFlags,
+        _flags: OpenFlags,
+        _lock_owner: Option<LockOwner>,
+        reply: ReplyWrite,
+    ) {
+        let value = std::str::from_utf8(data).map(str::trim);
+        match (Node::from_inode(ino.0), value) {
+            (Some(Node::Parameter(name)), Ok(value)) if offset == 0 => {
+                match self.set(name, value) {
+                    Ok(()) => reply.written(data.len() as u32),
+                    Err(_) => reply.error(Errno::EINVAL),
+                }
+            }
+            _ => reply.error(Errno::EINVAL),
+        }
+    }
+
+    fn readdir(
+        &self,
+        _req: &Request,
+        ino: INodeNo,
+        _fh: FileHandle,
+        offset: u64,
+        mut reply: ReplyDirectory,
+    ) {
+        let Some(node) = Node::from_inode(ino.0).filter(|node| node.is_folder()) else {
+            return reply.error(Errno::ENOTDIR);
+        };
+        let dots = [(".", node), ("..", Node::Root)];
+        let entries = dots.into_iter().chain(node.children());
+        for (next, (name, child)) in (1..).zip(entries).skip(offset as usize) {
+            let kind = if child.is_folder() { FileType::Directory } else { FileType::RegularFile };
+            if reply.add(INodeNo(child.inode()), next, kind, name) {
+                break;
+            }
+        }
+        reply.ok();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_node_is_found_by_its_inode() {
+        let mut seen = std::collections::HashSet::new();
+        let mut folders = vec![Node::Root];
+        while let Some(folder) = folders.pop() {
+            for (_, node) in folder.children() {
+                assert_eq!(Node::from_inode(node.inode()), Some(node));
+                assert!(seen.insert(node.inode()), "{node:?} shares an inode");
+                folders.push(node);
+            }
+        }
+        assert_eq!(Node::from_inode(0), None);
+        assert_eq!(Node::from_inode(5), None);
+        assert_eq!(Node::from_inode(0xfff), None);
+        assert!(seen.len() > 40);
+    }
+
+    #[test]
+    fn names_are_unique_and_documented() {
+        let mut names: Vec<_> = statistics().map(|(name, _)| name).collect();
+        names.extend(attributes().map(|(name, ..)| name));
+        let count = names.len();
+        names.sort_unstable();
+        names.dedup();
+        assert_eq!(names.len(), count);
+        assert!(statistics().all(|(_, doc)| doc.ends_with('.')));
+    }
+}

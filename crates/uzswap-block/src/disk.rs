@@ -1,0 +1,152 @@
+//! What is behind the device: the cache, or plain memory for comparison.
+
+use std::sync::{Arc, PoisonError, RwLock};
+use uzswap_engine::{Area, Cache, Load, PAGE_BYTES, Page, Store, SwapEntry};
+
+/// Why a request failed; what the kernel is told.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum DiskError {
+    /// Offset or length is not in whole pages, or beyond the end.
+    Range,
+    /// The page cannot be taken: the kernel keeps it in memory.
+    Full,
+    /// The page cannot be given back.
+    Lost,
+}
+
+/// A disk of pages. Offsets and lengths are in bytes, multiples of the page.
+pub trait Disk: Send + Sync {
+    /// Its size.
+    fn bytes(&self) -> u64;
+
+    /// Reads pages; what was never written or was discarded reads as zeros.
+    fn read(&self, offset: u64, out: &mut [u8]) -> Result<(), DiskError>;
+
+    /// Writes pages. On an error any part of them may have been taken.
+    fn write(&self, offset: u64, bytes: &[u8]) -> Result<(), DiskError>;
+
+    /// Forgets pages.
+    fn discard(&self, offset: u64, bytes: u64) -> Result<(), DiskError>;
+
+    /// Whether reading the page at `offset` would wait for a slower device.
+    fn is_slow(&self, offset: u64) -> bool;
+}
+
+fn check_range(disk: &dyn Disk, offset: u64, bytes: u64) -> Result<(), DiskError> {
+    let page = PAGE_BYTES as u64;
+    let end = offset.checked_add(bytes).ok_or(DiskError::Range)?;
+    let aligned = offset.is_multiple_of(page) && bytes.is_multiple_of(page);
+    if aligned && end <= disk.bytes() { Ok(()) } else { Err(DiskError::Range) }
+}
+
+/// The cache as a disk: one area of it.
+pub struct CacheDisk {
+    cache: Arc<Cache>,
+    area: Area,
+}
+
+impl CacheDisk {
+    /// Takes an area of `pages` pages; `None` when the cache's address space has no room for it.
+    pub fn new(cache: Arc<Cache>, pages: u32) -> Option<Self> {
+        let area = cache.add_area(pages)?;
+        Some(Self { cache, area })
+    }
+
+    fn entry(&self, offset: u64) -> Result<SwapEntry, DiskError> {
+        let page = u32::try_from(offset / PAGE_BYTES as u64).map_err(|_| DiskError::Range)?;
+        self.area.entry(page).ok_or(DiskError::Range)
+    }
+
+    fn store(&self, entry: SwapEntry, page: &Page) -> Result<(), DiskError> {
+        if self.cache.store(entry, page) == Store::Stored
+            || self.cache.store_through(entry, page) == Store::Stored
+        {
+            Ok(())
+        } else {
+            Err(DiskError::Full)
+        }
+    }
+}
+
+impl Disk for CacheDisk {
+    fn bytes(&self) -> u64 {
+        u64::from(self.area.pages()) * PAGE_BYTES as u64
+    }
+
+    fn read(&self, offset: u64, out: &mut [u8]) -> Result<(), DiskError> {
+        check_range(self, offset, out.len() as u64)?;
+        let (pages, _) = out.as_chunks_mut::<PAGE_BYTES>();
+        for (at, page) in (offset..).step_by(PAGE_BYTES).zip(pages) {
+            match self.cache.load(self.entry(at)?, page) {
+                Ok(Load::Hit) => {}
+                Ok(Load::Absent) => page.fill(0),
+                Err(_) => return Err(DiskError::Lost),
+            }
+        }
+        Ok(())
+    }
+
+    fn write(&self, offset: u64, bytes: &[u8]) -> Result<(), DiskError> {
+        check_range(self, offset, bytes.len() as u64)?;
+        let (pages, _) = bytes.as_chunks::<PAGE_BYTES>();
+        for (at, page) in (offset..).step_by(PAGE_BYTES).zip(pages) {
+            self.store(self.entry(at)?, page)?;
+        }
+        Ok(())
+    }
+
+    fn discard(&self, offset: u64, bytes: u64) -> Result<(), DiskError> {
+        check_range(self, offset, bytes)?;
+        for at in (offset..offset + bytes).step_by(PAGE_BYTES) {
+            self.cache.invalidate(self.entry(at)?);
+        }
+        Ok(())
+    }
+
+    fn is_slow(&self, offset: u64) -> bool {
+        self.entry(offset).is_ok_and(|entry| self.cache.is_on_backing(entry))
+    }
+}
+
+/// Plain memory: what the transport costs by itself.
+pub struct MemoryDisk {
+    pages: RwLock<Vec<u8>>,
+}
+
+impl MemoryDisk {
+    /// `bytes` of zeros.
+    pub fn new(bytes: usize) -> Self {
+        Self { pages: RwLock::new(vec![0; bytes]) }
+    }
+}
+
+impl Disk for MemoryDisk {
+    fn bytes(&self) -> u64 {
+        self.pages.read().unwrap_or_else(PoisonError::into_inner).len() as u64
+    }
+
+    fn read(&self, offset: u64, out: &mut [u8]) -> Result<(), DiskError> {
+        check_range(self, offset, out.len() as u64)?;
+        let pages = self.pages.read().unwrap_or_else(PoisonError::into_inner);
+        out.copy_from_slice(&pages[offset as usize..][..out.len()]);
+        Ok(())
+    }
+
+    fn write(&self, offset: u64, bytes: &[u8]) -> Result<(), DiskError> {
+        check_range(self, offset, bytes.len() as u64)?;
+        let mut pages = self.pages.write().unwrap_or_else(PoisonError::into_inner);
+        pages[offset as usize..][..bytes.len()].copy_from_slice(bytes);
+        Ok(())
+    }
+
+    fn discard(&self, offset: u64, bytes: u64) -> Result<(), DiskError> {
+        check_range(self, offset, bytes)?;
+        let mut pages = self.pages.write().unwrap_or_else(PoisonError::into_inner);
+        pages[offset as usize..][..bytes as usize].fill(0);
+        Ok(())
+    }
+
+    fn is_slow(&self, _offset: u64) -> bool {
+        false
+    }
+}

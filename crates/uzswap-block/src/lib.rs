@@ -1,0 +1,35 @@
+//! Front end: a swap device, served from user space.
+//!
+//! ```text
+//! kernel swap → loop device (direct I/O) → FUSE file → [server] → [disk] → the engine's cache
+//! ```
+//! Writes of pages are stores, reads are loads, discards are invalidates. The kernel reads a slot
+//! again when it likes, so nothing is dropped on a read. Beside the file lie control files
+//! ([control]): attributes and statistics, one value a file, as in the kernel's own sysfs.
+//!
+//! The server's threads are on the path by which the kernel frees memory: they allocate nothing,
+//! and all memory they touch is locked. Policy is the engine's; processes, cgroups and reports are
+//! the binary's.
+//!
+//! [server]: Server
+//! [disk]: Disk
+//! [control]: control
+
+#![forbid(unsafe_code)]
+
+mod disk;
+mod protocol;
+mod server;
+
+mod backing;
+pub mod control;
+mod device;
+mod maintain;
+mod traffic;
+
+pub use backing::{BackingError, BackingSpec, open_backing};
+pub use device::{AttachError, SwapDevice};
+pub use disk::{CacheDisk, Disk, DiskError, MemoryDisk};
+pub use maintain::Maintainer;
+pub use server::{Server, ServerConfig};
+pub use traffic::Traffic;

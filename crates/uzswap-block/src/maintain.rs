@@ -1,0 +1,64 @@
+//! The thread that drives the engine's maintenance.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::thread::JoinHandle;
+use std::time::Duration;
+use uzswap_engine::Cache;
+use uzswap_sys::{cpu, process};
+
+/// How often to look without being called.
+const INTERVAL: Duration = Duration::from_millis(100);
+
+/// The machine is short of memory when less than this share of it is available.
+const SHORT_DIVISOR: u64 = 50;
+
+/// How much to give back at a time when it is, bytes.
+const SHRINK_BYTES: usize = 16 << 20;
+
+/// Runs [`Cache::maintain`] whenever there is something to do, until dropped.
+pub struct Maintainer {
+    cache: Arc<Cache>,
+    stop: Arc<AtomicBool>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Maintainer {
+    /// Starts the thread.
+    pub fn start(cache: Arc<Cache>) -> std::io::Result<Self> {
+        let stop = Arc::new(AtomicBool::new(false));
+        let (run_cache, run_stop) = (cache.clone(), stop.clone());
+        let thread = std::thread::Builder::new().name("uzswap-maintain".into());
+        let thread = thread.stack_size(256 << 10).spawn(move || run(&run_cache, &run_stop))?;
+        Ok(Self { cache, stop, thread: Some(thread) })
+    }
+}
+
+fn run(cache: &Cache, stop: &AtomicBool) {
+    // The threads that store run before ordinary ones, and wait for us when memory runs short.
+    // Not permitted in a container without CAP_SYS_NICE: then they do not either.
+    let _ = process::raise_priority();
+    while !stop.load(Relaxed) {
+        cache.wait_for_work(INTERVAL);
+        // No memory for the reserve: stores write back or are rejected, and it is tried again.
+        let _ = cache.maintain();
+        let shrinks = cache.attribute("shrinker_enabled").is_some_and(|value| value == "Y");
+        if shrinks && is_short_of_memory() {
+            cache.shrink(SHRINK_BYTES);
+        }
+    }
+}
+
+fn is_short_of_memory() -> bool {
+    cpu::memory_info().is_ok_and(|memory| memory.available < memory.total / SHORT_DIVISOR)
+}
+
+impl Drop for Maintainer {
+    fn drop(&mut self) {
+        self.stop.store(true, Relaxed);
+        self.cache.ring();
+        if let Some(thread) = self.thread.take() {
+            drop(thread.join());
+        }
+    }
+}

@@ -1,0 +1,237 @@
+//! What the cache's threads do to each other, under a scheduler that tries many orders.
+//!
+//! Each test makes a small cache, lets a few threads loose on a handful of keys, and at the end
+//! recounts everything. Trunks have eight entries here, so that a cache is quickly made.
+
+use crate::index::{Entry, State, Word};
+use crate::testing::{Content, Faults, TestBacking, make_page};
+use crate::{Area, Cache, Config, Load, PAGE_BYTES, Page, Store};
+use shuttle::thread;
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+
+/// Schedules tried for each test.
+fn schedules() -> usize {
+    if std::env::var_os("UZSWAP_FULL").is_some() { 20_000 } else { 400 }
+}
+
+fn explore(test: impl Fn() + Send + Sync + 'static) {
+    let mut config = shuttle::Config::new();
+    config.stack_size = 1 << 20; // Pages live on the stack.
+    let scheduler = shuttle::scheduler::RandomScheduler::new(schedules());
+    shuttle::Runner::new(scheduler, config).run(test);
+}
+
+fn cache(backing_bytes: usize) -> (Arc<Cache>, Area, Arc<Faults>) {
+    let (backing, faults) = TestBacking::new(backing_bytes, 512);
+    let config = Config {
+        pages_max: 16,
+        ram_bytes: 16 << 20,
+        pool_bytes_max: 16 << 20,
+        algorithm: "lz4".parse().unwrap(),
+    };
+    let cache = Arc::new(Cache::new(config, Box::new(backing)).unwrap());
+    let area = cache.add_area(16).unwrap();
+    (cache, area, faults)
+}
+
+fn page(seed: u64) -> Page {
+    let mut page = [0; PAGE_BYTES];
+    make_page(Content::Pointers, seed, &mut page);
+    page
+}
+
+fn store(cache: &Cache, area: Area, offset: u32, seed: u64) {
+    let stored = cache.store(area.entry(offset).unwrap(), &page(seed));
+    assert_eq!(stored, Store::Stored);
+}
+
+/// Loads a page and says which of `seeds` it is; `None` when it is absent.
+fn load(cache: &Cache, area: Area, offset: u32, seeds: &[u64]) -> Option<u64> {
+    let mut got = [0; PAGE_BYTES];
+    match cache.load(area.entry(offset).unwrap(), &mut got).unwrap() {
+        Load::Absent => None,
+        Load::Hit => {
+            let seed = seeds.iter().copied().find(|seed| page(*seed) == got);
+            Some(seed.expect("a page that was never stored"))
+        }
+    }
+}
+
+/// Runs the closures as threads on one cache, and recounts when all have ended.
+fn race(
+    backing_bytes: usize,
+    before: impl FnOnce(&Cache, Area),
+    threads: Vec<Box<dyn FnOnce(&Cache, Area) + Send>>,
+) -> (Arc<Cache>, Area) {
+    let (cache, area, _) = cache(backing_bytes);
+    before(&cache, area);
+    let running: Vec<_> = threads
+        .into_iter()
+        .map(|body| {
+            let cache = cache.clone();
+            thread::spawn(move || body(&cache, area))
+        })
+        .collect();
+    running.into_iter().for_each(|thread| thread.join().unwrap());
+    cache.check();
+    (cache, area)
+}
+
+#[test]
+fn an_entry_s_lock_excludes() {
+    explore(|| {
+        let entry = Arc::new(Entry::new());
+        let increment = |entry: &Entry| {
+            let mut locked = entry.lock();
+            let value = locked.aux();
+            thread::yield_now();
+            locked.set_aux(value + 1);
+        };
+        let threads: Vec<_> = (0..3)
+            .map(|_| {
+                let entry = entry.clone();
+                thread::spawn(move || (0..2).for_each(|_| increment(&entry)))
+            })
+            .collect();
+        threads.into_iter().for_each(|thread| thread.join().unwrap());
+        assert_eq!(entry.lock().aux(), 6);
+        assert_eq!(entry.peek(), Word::new(State::Absent));
+    });
+}
+
+#[test]
+fn the_newest_store_wins_and_readers_see_whole_pages() {
+    explore(|| {
+        let (cache, area) = race(
+            0,
+            |cache, area| store(cache, area, 0, 1),
+            vec![
+                Box::new(|c, a| {
+                    store(c, a, 0, 2);
+                    assert_ne!(load(c, a, 0, &[1, 2, 3]), Some(1));
+                }),
+                Box::new(|c, a| store(c, a, 0, 3)),
+                Box::new(|c, a| assert!(load(c, a, 0, &[1, 2, 3]).is_some())),
+            ],
+        );
+        assert!(matches!(load(&cache, area, 0, &[2, 3]), Some(2 | 3)));
+    });
+}
+
+#[test]
+fn invalidates_race_with_loads_and_stores() {
+    explore(|| {
+        race(
+            0,
+            |cache, area| store(cache, area, 0, 1),
+            vec![
+                Box::new(|c, a| c.invalidate(a.entry(0).unwrap())),
+                Box::new(|c, a| _ = load(c, a, 0, &[1, 2])),
+                Box::new(|c, a| store(c, a, 0, 2)),
+                Box::new(|c, a| {
+                    let mut got = [0; PAGE_BYTES];
+                    let _ = c.load_exclusive(a.entry(0).unwrap(), &mut got).unwrap();
+                }),
+            ],
+        );
+    });
+}
+
+#[test]
+fn identical_pages_are_shared_and_left_in_any_order() {
+    explore(|| {
+        let (cache, area) = race(
+            0,
+            |cache, area| {
+                // Two entries with one page: the first meeting makes a few records ready.
+                store(cache, area, 0, 1);
+                store(cache, area, 1, 1);
+                cache.maintain().unwrap();
+            },
+            vec![
+                Box::new(|c, a| store(c, a, 2, 1)),
+                Box::new(|c, a| {
+                    store(c, a, 3, 1);
+                    c.invalidate(a.entry(3).unwrap());
+                }),
+                Box::new(|c, a| c.invalidate(a.entry(0).unwrap())),
+                Box::new(|c, a| {
+                    assert_eq!(load(c, a, 1, &[1]), Some(1));
+                    store(c, a, 1, 2);
+                }),
+            ],
+        );
+        assert_eq!(load(&cache, area, 2, &[1]), Some(1));
+        assert_eq!(load(&cache, area, 1, &[2]), Some(2));
+    });
+}
+
+#[test]
+fn moving_objects_races_with_everything() {
+    explore(|| {
+        let (cache, area) = race(
+            0,
+            |cache, area| {
+                (0..8).for_each(|offset| store(cache, area, offset, u64::from(offset)));
+                cache.maintain().unwrap();
+            },
+            vec![
+                Box::new(|c, _| _ = c.empty_section(0)),
+                Box::new(|c, a| (0..3).for_each(|o| _ = load(c, a, o, &[0, 1, 2]))),
+                Box::new(|c, a| store(c, a, 1, 1)),
+                Box::new(|c, a| c.invalidate(a.entry(2).unwrap())),
+            ],
+        );
+        for offset in [0, 3, 4, 5, 6, 7] {
+            assert_eq!(load(&cache, area, offset, &[u64::from(offset)]), Some(offset.into()));
+        }
+    });
+}
+
+#[test]
+fn writeback_races_with_newer_stores_loads_and_invalidates() {
+    explore(|| {
+        let (cache, area) = race(
+            2 << 20,
+            |cache, area| (0..4).for_each(|offset| store(cache, area, offset, offset.into())),
+            vec![
+                Box::new(|c, _| _ = c.shrink(usize::MAX)),
+                Box::new(|c, a| store(c, a, 0, 10)),
+                Box::new(|c, a| c.invalidate(a.entry(1).unwrap())),
+                Box::new(|c, a| {
+                    assert_eq!(load(c, a, 2, &[2]), Some(2));
+                    assert_eq!(load(c, a, 3, &[3]), Some(3));
+                }),
+            ],
+        );
+        assert_eq!(load(&cache, area, 0, &[10]), Some(10));
+        assert_eq!(load(&cache, area, 1, &[]), None);
+        assert_eq!(load(&cache, area, 3, &[3]), Some(3));
+    });
+}
+
+#[test]
+fn a_failed_writeback_loses_nothing() {
+    explore(|| {
+        let (cache, area, faults) = cache(2 << 20);
+        (0..4).for_each(|offset| store(&cache, area, offset, offset.into()));
+        faults.fail_writes.store(true, Relaxed);
+        let shrinking = {
+            let cache = cache.clone();
+            thread::spawn(move || _ = cache.shrink(usize::MAX))
+        };
+        store(&cache, area, 0, 10);
+        cache.invalidate(area.entry(1).unwrap());
+        shrinking.join().unwrap();
+        cache.check();
+        assert_eq!(load(&cache, area, 0, &[10]), Some(10));
+        assert_eq!(load(&cache, area, 2, &[2]), Some(2));
+        faults.fail_writes.store(false, Relaxed);
+        cache.resume_writeback();
+        cache.shrink(usize::MAX);
+        cache.check();
+        assert_eq!(load(&cache, area, 2, &[2]), Some(2));
+        assert!(cache.is_on_backing(area.entry(2).unwrap()));
+    });
+}

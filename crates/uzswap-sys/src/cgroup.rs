@@ -1,0 +1,175 @@
+//! Memory cgroups, of either version of the interface.
+
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+
+/// Which interface the machine's memory controller is on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Version {
+    /// A hierarchy of its own.
+    V1,
+    /// The unified hierarchy.
+    V2,
+}
+
+/// Where the memory controller is.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Hierarchy {
+    /// Its interface.
+    pub version: Version,
+    /// Where it is mounted.
+    pub root: PathBuf,
+}
+
+impl Hierarchy {
+    /// Finds it; `None` when this machine or container has no memory controller.
+    pub fn find() -> Option<Self> {
+        let mounts = fs::read_to_string("/proc/self/mounts").ok()?;
+        let controllers =
+            |root: &Path| fs::read_to_string(root.join("cgroup.controllers")).unwrap_or_default();
+        Self::among(&mounts, |root| controllers(root).split_whitespace().any(|c| c == "memory"))
+    }
+
+    fn among(mounts: &str, has_memory: impl Fn(&Path) -> bool) -> Option<Self> {
+        mounts.lines().find_map(|line| {
+            let mut fields = line.split(' ').skip(1);
+            let root = PathBuf::from(fields.next()?);
+            match fields.next()? {
+                "cgroup" if fields.next()?.split(',').any(|option| option == "memory") => {
+                    Some(Self { version: Version::V1, root })
+                }
+                "cgroup2" if has_memory(&root) => Some(Self { version: Version::V2, root }),
+                _ => None,
+            }
+        })
+    }
+
+    /// Makes a group directly under the root. Errors: `PermissionDenied` where the hierarchy is
+    /// mounted read-only, as in most containers.
+    pub fn create(&self, name: &str) -> io::Result<Group> {
+        if self.version == Version::V2 {
+            // Children have the controller only if the parent passes it on.
+            fs::write(self.root.join("cgroup.subtree_control"), "+memory")?;
+        }
+        let path = self.root.join(name);
+        fs::create_dir(&path)?;
+        Ok(Group { version: self.version, path })
+    }
+
+    /// A group that exists already.
+    pub fn group(&self, name: &str) -> Group {
+        Group { version: self.version, path: self.root.join(name) }
+    }
+}
+
+/// One group.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Group {
+    version: Version,
+    path: PathBuf,
+}
+
+/// What a group's processes did.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Usage {
+    /// Bytes in memory now.
+    pub current: u64,
+    /// Most bytes in memory at any time.
+    pub peak: u64,
+    /// Major faults: those that waited for a device.
+    pub major_faults: u64,
+    /// Processes that the kernel ended because the limit could not be held.
+    pub oom_kills: u64,
+}
+
+impl Group {
+    /// Its folder.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Limits the memory of the group, bytes; swap stays unlimited.
+    pub fn set_limit(&self, bytes: u64) -> io::Result<()> {
+        let file = match self.version {
+            Version::V1 => "memory.limit_in_bytes",
+            Version::V2 => "memory.max",
+        };
+        fs::write(self.path.join(file), bytes.to_string())
+    }
+
+    /// The file to which a process writes `0` to move itself into the group.
+    pub fn entrance(&self) -> PathBuf {
+        self.path.join("cgroup.procs")
+    }
+
+    /// Processes in the group.
+    pub fn processes(&self) -> Vec<i32> {
+        let text = fs::read_to_string(self.entrance()).unwrap_or_default();
+        text.lines().filter_map(|line| line.parse().ok()).collect()
+    }
+
+    /// What its processes did so far; zeros where the kernel does not say.
+    pub fn usage(&self) -> Usage {
+        let (current, peak, faults, oom) = match self.version {
+            Version::V1 => (
+                "memory.usage_in_bytes",
+                "memory.max_usage_in_bytes",
+                "total_pgmajfault",
+                "memory.oom_control",
+            ),
+            Version::V2 => ("memory.current", "memory.peak", "pgmajfault", "memory.events"),
+        };
+        let read = |file: &str| fs::read_to_string(self.path.join(file)).unwrap_or_default();
+        let number = |file: &str| read(file).trim().parse().unwrap_or(0);
+        Usage {
+            current: number(current),
+            peak: number(peak),
+            major_faults: field(&read("memory.stat"), faults),
+            oom_kills: field(&read(oom), "oom_kill"),
+        }
+    }
+
+    /// Removes the group, which must be empty. Not an error: it is gone already.
+    pub fn remove(&self) -> io::Result<()> {
+        match fs::remove_dir(&self.path) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+            other => other,
+        }
+    }
+}
+
+/// The value of a line `name value`.
+fn field(text: &str, name: &str) -> u64 {
+    text.lines()
+        .find_map(|line| line.strip_prefix(name)?.strip_prefix(' '))
+        .and_then(|value| value.trim().parse().ok())
+        .unwrap_or(0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_memory_controller_is_found_on_either_interface() {
+        let v1 = "tmpfs /sys/fs/cgroup tmpfs rw 0 0\n\
+                  cgroup /sys/fs/cgroup/cpu cgroup rw,cpu 0 0\n\
+                  cgroup /sys/fs/cgroup/memory cgroup rw,relatime,memory 0 0\n\
+                  cgroup2 /sys/fs/cgroup/unified cgroup2 rw 0 0\n";
+        let found = Hierarchy::among(v1, |_| false).unwrap();
+        assert_eq!((found.version, found.root), (Version::V1, "/sys/fs/cgroup/memory".into()));
+        let v2 = "cgroup2 /sys/fs/cgroup cgroup2 rw,nsdelegate 0 0\n";
+        let found = Hierarchy::among(v2, |_| true).unwrap();
+        assert_eq!((found.version, found.root), (Version::V2, "/sys/fs/cgroup".into()));
+        assert_eq!(Hierarchy::among(v2, |_| false), None);
+    }
+
+    #[test]
+    fn fields_are_found_by_their_whole_name() {
+        let text = "pgfault 7\ntotal_pgmajfault 12\npgmajfault 3\n";
+        assert_eq!(field(text, "pgmajfault"), 3);
+        assert_eq!(field(text, "total_pgmajfault"), 12);
+        assert_eq!(field(text, "pgmaj"), 0);
+    }
+}

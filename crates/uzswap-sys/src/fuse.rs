@@ -1,0 +1,48 @@
+//! Mounting a file system that this process serves. The protocol itself is `uzswap-block`'s.
+
+use rustix::fd::{AsRawFd, OwnedFd};
+use rustix::fs::{Mode, OFlags};
+use rustix::mount::{MountFlags, UnmountFlags};
+use std::ffi::CString;
+use std::io;
+use std::path::Path;
+
+const DEVICE: &str = "/dev/fuse";
+
+/// `FUSE_DEV_IOC_CLONE`: `_IOR(229, 0, u32)`.
+const IOC_CLONE: libc::c_ulong = 0x8004_e500;
+
+/// Opens a connection that is not mounted yet. Errors: `NotFound` where the kernel has no FUSE or
+/// the container no device, `PermissionDenied`.
+pub fn open() -> io::Result<OwnedFd> {
+    Ok(rustix::fs::open(DEVICE, OFlags::RDWR | OFlags::CLOEXEC, Mode::empty())?)
+}
+
+/// Mounts the connection over `file`, which then is the one regular file that the server answers
+/// for. Errors: `PermissionDenied` without CAP_SYS_ADMIN.
+pub fn mount_file(connection: &OwnedFd, file: &Path) -> io::Result<()> {
+    let fd = connection.as_raw_fd();
+    let options = CString::new(format!("fd={fd},rootmode=100600,user_id=0,group_id=0"))?;
+    let flags = MountFlags::NOSUID | MountFlags::NODEV | MountFlags::NOEXEC;
+    Ok(rustix::mount::mount("uzswap", file, "fuse", flags, options.as_c_str())?)
+}
+
+/// Another descriptor of a mounted connection, for another thread: it takes requests of its own.
+pub fn clone(connection: &OwnedFd) -> io::Result<OwnedFd> {
+    let clone = open()?;
+    let fd = connection.as_raw_fd() as u32;
+    // SAFETY: the request reads one u32, which is passed by a pointer that is valid for the call.
+    let done = unsafe { libc::ioctl(clone.as_raw_fd(), IOC_CLONE, &raw const fd) };
+    if done == 0 { Ok(clone) } else { Err(io::Error::last_os_error()) }
+}
+
+/// Unmounts what is mounted at `path`, at once even if it is in use or its server is dead.
+pub fn unmount(path: &Path) -> io::Result<()> {
+    Ok(rustix::mount::unmount(path, UnmountFlags::DETACH | UnmountFlags::NOFOLLOW)?)
+}
+
+/// Whether something is mounted at `path`, by `/proc/self/mounts`.
+pub fn is_mounted(path: &Path) -> bool {
+    let mounts = std::fs::read_to_string("/proc/self/mounts").unwrap_or_default();
+    mounts.lines().any(|line| line.split(' ').nth(1).is_some_and(|at| Path::new(at) == path))
+}

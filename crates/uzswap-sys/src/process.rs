@@ -1,0 +1,115 @@
+//! What a process can ask for itself, and about others.
+
+use rustix::event::{PollFd, PollFlags};
+use rustix::process::{DumpableBehavior, Pid, PidfdFlags, Signal};
+use std::io;
+
+fn check(result: i32) -> io::Result<()> {
+    if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+}
+
+/// Keeps every page of this process in memory from the moment it is first touched, now and in
+/// mappings to come. (`MCL_ONFAULT`: reserved memory that is never used costs nothing.)
+/// Errors: `OutOfMemory` beyond `RLIMIT_MEMLOCK` without CAP_IPC_LOCK.
+pub fn lock_memory() -> io::Result<()> {
+    let flags = libc::MCL_CURRENT | libc::MCL_FUTURE | libc::MCL_ONFAULT;
+    // SAFETY: takes flags and touches no memory of ours.
+    check(unsafe { libc::mlockall(flags) })
+}
+
+/// Tells the kernel that this process serves block I/O, so that memory it allocates on the way is
+/// never waited for by writing to the very device. Errors: `PermissionDenied` without
+/// CAP_SYS_RESOURCE.
+pub fn set_io_flusher() -> io::Result<()> {
+    Ok(rustix::process::configure_io_flusher_behavior(true)?)
+}
+
+/// Keeps the process's memory out of core dumps and away from other users' debuggers.
+pub fn set_undumpable() -> io::Result<()> {
+    Ok(rustix::process::set_dumpable_behavior(DumpableBehavior::NotDumpable)?)
+}
+
+/// Runs the calling thread before ordinary ones of the machine (nice −20).
+/// Errors: `PermissionDenied` without CAP_SYS_NICE.
+pub fn raise_priority() -> io::Result<()> {
+    // SAFETY: takes numbers; who 0 is the calling thread.
+    check(unsafe { libc::setpriority(libc::PRIO_PROCESS, 0, -20) })
+}
+
+/// Asks the kernel to end other processes first when memory runs out.
+/// Errors: `PermissionDenied` without CAP_SYS_RESOURCE.
+pub fn spare_from_oom() -> io::Result<()> {
+    std::fs::write("/proc/self/oom_score_adj", "-1000")
+}
+
+/// Waits until a process, not necessarily a child, has ended. Errors: `NotFound` when it has
+/// already.
+pub fn wait_for_end(pid: i32) -> io::Result<()> {
+    let pid = Pid::from_raw(pid).ok_or(io::ErrorKind::InvalidInput)?;
+    let process = match rustix::process::pidfd_open(pid, PidfdFlags::empty()) {
+        Err(rustix::io::Errno::SRCH) => return Err(io::ErrorKind::NotFound.into()),
+        other => other?,
+    };
+    loop {
+        let mut wait = [PollFd::new(&process, PollFlags::IN)];
+        match rustix::event::poll(&mut wait, None) {
+            Err(rustix::io::Errno::INTR) => {}
+            other => return other.map(drop).map_err(Into::into),
+        }
+    }
+}
+
+/// When the process was started, in clock ticks since boot: with its number, its identity.
+/// `None` when there is no such process.
+pub fn start_time(pid: i32) -> Option<u64> {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    // The name, in parentheses, may hold anything; the 20th field after it is the start.
+    let (_, rest) = stat.rsplit_once(')')?;
+    let state = rest.split_whitespace().next()?;
+    (state != "Z").then(|| rest.split_whitespace().nth(19)?.parse().ok())?
+}
+
+/// Sends a signal. Errors: `NotFound` when the process is gone.
+pub fn kill(pid: i32, signal: i32) -> io::Result<()> {
+    let pid = Pid::from_raw(pid).ok_or(io::ErrorKind::InvalidInput)?;
+    let signal = Signal::from_named_raw(signal).ok_or(io::ErrorKind::InvalidInput)?;
+    match rustix::process::kill_process(pid, signal) {
+        Err(rustix::io::Errno::SRCH) => Err(io::ErrorKind::NotFound.into()),
+        other => Ok(other?),
+    }
+}
+
+/// Makes the calling process the leader of a session of its own: keys of the terminal no longer
+/// signal it.
+pub fn leave_session() -> io::Result<()> {
+    rustix::process::setsid()?;
+    Ok(())
+}
+
+/// Bytes that a process may still write to the file system of `folder`.
+pub fn free_disk_bytes(folder: &std::path::Path) -> io::Result<u64> {
+    let statistics = rustix::fs::statvfs(folder)?;
+    Ok(statistics.f_bavail.saturating_mul(statistics.f_frsize))
+}
+
+/// Whether this process runs as root.
+pub fn is_root() -> bool {
+    rustix::process::geteuid().is_root()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_process_is_known_by_its_start_until_it_is_gone() {
+        let mut child = std::process::Command::new("sleep").arg("30").spawn().unwrap();
+        let pid = child.id() as i32;
+        let start = start_time(pid).unwrap();
+        assert!(start >= start_time(std::process::id() as i32).unwrap());
+        kill(pid, libc::SIGKILL).unwrap();
+        child.wait().unwrap();
+        assert_eq!(start_time(pid), None);
+        assert_eq!(kill(pid, libc::SIGKILL).unwrap_err().kind(), io::ErrorKind::NotFound);
+    }
+}

@@ -1,0 +1,108 @@
+//! The command line.
+
+use clap::{Args, Parser, Subcommand};
+use std::ffi::OsString;
+use std::path::PathBuf;
+use uzswap_engine::compress::Algorithm;
+
+/// A compressed swap cache in user space: programs that need more memory than there is.
+#[derive(Debug, Parser)]
+#[command(name = "uzswap", version, about)]
+pub struct Cli {
+    /// What to do.
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+/// What to do.
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// Run a command in limited memory, the rest of it compressed in RAM and on disk.
+    Run(RunArguments),
+    /// Give the whole machine a compressed swap device; SIGTERM takes it away again.
+    Serve(ServeArguments),
+    /// Show what is held, in what, at which ratio, what was rejected and why.
+    Status(StatusArguments),
+    /// Tell what works on this machine, and for what does not, what is missing and how to get it.
+    Doctor,
+    /// Undo what runs that were killed have left: swap, loop devices, mounts, cgroups.
+    Clean,
+    /// The process that serves the device; started by run and serve.
+    #[command(hide = true)]
+    Daemon,
+    /// Enter a cgroup and become the command; started by run.
+    #[command(hide = true)]
+    Enter(EnterArguments),
+}
+
+/// How the cache is made; the same for run and serve.
+#[derive(Debug, Clone, Args)]
+pub struct CacheArguments {
+    /// Memory for compressed pages [default: half of what is free beyond the limit].
+    #[arg(long, value_name = "SIZE", value_parser = crate::size::parse)]
+    pub pool: Option<u64>,
+    /// Compressor of new pages: lz4, zstd, lzo, deflate or raw, some with a level as in zstd:3.
+    #[arg(long, value_name = "NAME[:LEVEL]", default_value = "zstd")]
+    pub compressor: Algorithm,
+    /// Where the coldest pages go: a file with a size, a block device, or none [default: an
+    /// unnamed file in /var/tmp].
+    #[arg(long, value_name = "PATH[:SIZE]|none")]
+    pub backing: Option<OsString>,
+    /// Threads that serve the device [default: six and two for each CPU].
+    #[arg(long, value_name = "COUNT", value_parser = clap::value_parser!(u16).range(2..=256))]
+    pub threads: Option<u16>,
+    /// How long a thread looks for the next request before it sleeps, microseconds.
+    #[arg(long, value_name = "US", default_value_t = 100, value_parser = clap::value_parser!(u32).range(0..=10_000))]
+    pub poll: u32,
+}
+
+/// `uzswap run`.
+#[derive(Debug, Args)]
+pub struct RunArguments {
+    /// Memory that the command and its children may use, together.
+    #[arg(long, value_name = "SIZE", value_parser = crate::size::parse)]
+    pub memory: u64,
+    /// Size of the swap device, before compression [default: the machine's memory, and at least 16
+    /// times the limit].
+    #[arg(long, value_name = "SIZE", value_parser = crate::size::parse)]
+    pub size: Option<u64>,
+    #[command(flatten)]
+    pub cache: CacheArguments,
+    /// Also write the report to a file, as JSON.
+    #[arg(long, value_name = "FILE")]
+    pub report: Option<PathBuf>,
+    /// Print neither the live view nor the report.
+    #[arg(long, short)]
+    pub quiet: bool,
+    /// The command and its arguments.
+    #[arg(required = true, trailing_var_arg = true, value_name = "COMMAND")]
+    pub command: Vec<OsString>,
+}
+
+/// `uzswap serve`.
+#[derive(Debug, Args)]
+pub struct ServeArguments {
+    /// Size of the swap device, before compression.
+    #[arg(long, value_name = "SIZE", value_parser = crate::size::parse)]
+    pub size: u64,
+    #[command(flatten)]
+    pub cache: CacheArguments,
+}
+
+/// `uzswap status`.
+#[derive(Debug, Args)]
+pub struct StatusArguments {
+    /// Print JSON: every attribute and statistic of every cache.
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// `uzswap enter`.
+#[derive(Debug, Args)]
+pub struct EnterArguments {
+    /// The cgroup's file to write to.
+    pub entrance: PathBuf,
+    /// The command and its arguments.
+    #[arg(required = true, trailing_var_arg = true)]
+    pub command: Vec<OsString>,
+}

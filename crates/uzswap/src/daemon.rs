@@ -1,0 +1,157 @@
+//! The process that serves the device.
+//!
+//! It is on the path by which the kernel frees memory, so it must never wait for memory itself:
+//! everything it touches is locked. It lives outside the command's cgroup, in a session of its own
+//! that the terminal's keys do not reach. When whoever started it is gone, it undoes what they
+//! changed.
+
+use crate::error::Failure;
+use crate::leftovers;
+use crate::options::DaemonOptions;
+use crate::session::{Greeting, State};
+use std::io::{self, BufRead};
+use std::sync::Arc;
+use std::sync::mpsc::{Sender, channel};
+use uzswap_block::control::{Control, DISK};
+use uzswap_block::{CacheDisk, Maintainer, Server, Traffic, open_backing};
+use uzswap_engine::{Cache, Config};
+use uzswap_sys::{cpu, process};
+
+/// Why the daemon ends.
+enum End {
+    /// It was told to.
+    Told,
+    /// Its owner is gone.
+    Orphaned,
+}
+
+/// Serves until told to end.
+pub fn daemon() -> Result<(), Failure> {
+    let mut line = String::new();
+    let read = io::stdin().lock().read_line(&mut line);
+    let options: DaemonOptions = read
+        .map_err(|error| error.to_string())
+        .and_then(|_| serde_json::from_str(&line).map_err(|error| error.to_string()))
+        .map_err(|error| {
+            Failure::new(format!("the daemon is started by run and serve: {error}"))
+        })?;
+    let (end, ended) = channel();
+    watch_signals(end.clone())?;
+    let mut notes = prepare();
+    let service = match Service::start(&options) {
+        Ok(service) => service,
+        Err(failure) => {
+            greet(&Greeting::Failed { message: failure.to_string() });
+            return Ok(()); // Said to whoever started us.
+        }
+    };
+    notes.extend(lock());
+    greet(&Greeting::Ready { notes });
+    watch_owner(end)?;
+    if let Ok(End::Orphaned) = ended.recv() {
+        undo(&options);
+    }
+    drop(service);
+    Ok(())
+}
+
+fn greet(greeting: &Greeting) {
+    // An error: nobody listens any more, which `watch_owner` finds out.
+    if let Ok(line) = serde_json::to_string(greeting) {
+        println!("{line}");
+    }
+}
+
+/// What must be done before there are threads; what could not be.
+fn prepare() -> Vec<String> {
+    let mut notes = Vec::new();
+    let mut note = |what: &str, result: io::Result<()>| {
+        if let Err(error) = result {
+            notes.push(format!("{what}: {error}"));
+        }
+    };
+    // Already a leader when started from a shell with job control: as good.
+    let _ = process::leave_session();
+    note("memory may be dumped", process::set_undumpable());
+    note("not spared when memory runs out", process::spare_from_oom());
+    note("not marked as serving I/O (PR_SET_IO_FLUSHER)", process::set_io_flusher());
+    notes
+}
+
+fn lock() -> Option<String> {
+    let error = process::lock_memory().err()?;
+    Some(format!("memory is not locked: {error}"))
+}
+
+/// Everything that serves; dropped from the first field to the last.
+struct Service {
+    _server: Server,
+    _maintainer: Maintainer,
+    _control: Control,
+}
+
+impl Service {
+    fn start(options: &DaemonOptions) -> Result<Self, Failure> {
+        let memory = cpu::memory_info().map_err(|e| Failure::new(format!("/proc/meminfo: {e}")))?;
+        let algorithm = options.compressor.parse();
+        let config = Config {
+            pages_max: options.pages,
+            ram_bytes: memory.total,
+            pool_bytes_max: options.pool,
+            algorithm: algorithm.map_err(|error| Failure::new(format!("{error}")))?,
+        };
+        let backing = open_backing(&options.backing.spec())?;
+        let cache = Arc::new(Cache::new(config, backing)?);
+        let disk = CacheDisk::new(cache.clone(), options.pages)
+            .ok_or_else(|| Failure::new("the device does not fit the cache's address space"))?;
+        let mount = |error: io::Error| {
+            let folder = options.folder.display();
+            Failure::new(format!("cannot mount on {folder}: {error}; see `uzswap doctor`"))
+        };
+        let server = options.server();
+        let traffic = Arc::new(Traffic::new(server.threads));
+        let control =
+            Control::mount(cache.clone(), traffic.clone(), &options.folder).map_err(mount)?;
+        let maintainer = Maintainer::start(cache).map_err(mount)?;
+        let path = options.folder.join(DISK);
+        let server = Server::start(Arc::new(disk), traffic, &path, server).map_err(mount)?;
+        Ok(Self { _server: server, _maintainer: maintainer, _control: control })
+    }
+}
+
+fn watch_signals(end: Sender<End>) -> Result<(), Failure> {
+    use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+    let signals = signal_hook::iterator::Signals::new([SIGTERM, SIGINT, SIGHUP]);
+    let mut signals = signals.map_err(|error| Failure::new(format!("signals: {error}")))?;
+    std::thread::spawn(move || {
+        for _ in signals.forever() {
+            // An error: it is ending already.
+            let _ = end.send(End::Told);
+        }
+    });
+    Ok(())
+}
+
+/// The owner holds the other end of our standard input until it ends, however it ends.
+fn watch_owner(end: Sender<End>) -> Result<(), Failure> {
+    let watch = move || {
+        let mut rest = String::new();
+        while io::stdin().read_line(&mut rest).is_ok_and(|bytes| bytes > 0) {}
+        let _ = end.send(End::Orphaned);
+    };
+    std::thread::Builder::new()
+        .name("uzswap-owner".into())
+        .spawn(watch)
+        .map_err(|error| Failure::new(format!("cannot start a thread: {error}")))?;
+    Ok(())
+}
+
+/// Undoes what the owner changed, while we still serve: the kernel reads pages back from us.
+fn undo(options: &DaemonOptions) {
+    let Some(folder) = options.folder.parent() else { return };
+    if let Ok(state) = State::read(folder) {
+        for trouble in leftovers::undo(folder, &state) {
+            eprintln!("uzswap: {trouble}");
+        }
+    }
+}

@@ -1,0 +1,48 @@
+//! The line that `run` shows while the command runs.
+
+use crate::size;
+use crate::stats::Stats;
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use std::io::IsTerminal;
+
+/// A line at the bottom of the terminal; nothing where standard error is none.
+pub struct Live {
+    bar: Option<ProgressBar>,
+}
+
+impl Live {
+    /// Starts it, unless `quiet`.
+    pub fn new(quiet: bool) -> Self {
+        let bar = (!quiet && std::io::stderr().is_terminal()).then(|| {
+            let bar = ProgressBar::with_draw_target(None, ProgressDrawTarget::stderr_with_hz(4));
+            if let Ok(style) = ProgressStyle::with_template("{spinner} {elapsed} {wide_msg}") {
+                bar.set_style(style);
+            }
+            bar
+        });
+        Self { bar }
+    }
+
+    /// Shows the figures as they are now; `memory` is what the command has in memory, bytes.
+    pub fn show(&self, stats: &Stats, memory: u64) {
+        let Some(bar) = &self.bar else { return };
+        bar.set_message(format!(
+            "{} in memory, {} swapped out as {} ({:.1} : 1), {} on disk; {} pages in, {} out",
+            size::show(memory),
+            size::show(stats.get("stored_pages") * 4096),
+            size::show(stats.get("pool_total_size")),
+            stats.ratio().unwrap_or(0.0),
+            size::show(stats.get("backing_live_size")),
+            stats.get("pages_swapped_in"),
+            stats.get("pages_swapped_out"),
+        ));
+        bar.tick();
+    }
+
+    /// Takes the line away.
+    pub fn finish(&self) {
+        if let Some(bar) = &self.bar {
+            bar.finish_and_clear();
+        }
+    }
+}

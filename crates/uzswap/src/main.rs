@@ -1,0 +1,58 @@
+//! The `uzswap` command.
+
+#![forbid(unsafe_code)]
+
+mod cli;
+mod daemon;
+mod doctor;
+mod error;
+mod leftovers;
+mod live;
+mod options;
+mod report;
+mod run;
+mod serve;
+mod session;
+mod signals;
+mod size;
+mod stats;
+mod status;
+
+use clap::Parser;
+use cli::{Cli, Command};
+use error::Failure;
+use std::process::ExitCode;
+
+/// Exit status when uzswap itself fails, as `env` and `timeout` have it: 126 and 127 are the
+/// command's.
+const EXIT_FAILURE: u8 = 125;
+
+fn main() -> ExitCode {
+    let cli = match Cli::try_parse() {
+        Ok(cli) => cli,
+        Err(error) => {
+            // Help and version are no failures.
+            let _ = error.print();
+            return if error.use_stderr() { EXIT_FAILURE.into() } else { ExitCode::SUCCESS };
+        }
+    };
+    match dispatch(cli.command) {
+        Ok(code) => code,
+        Err(failure) => {
+            eprintln!("uzswap: {failure}");
+            failure.exit_code().into()
+        }
+    }
+}
+
+fn dispatch(command: Command) -> Result<ExitCode, Failure> {
+    match command {
+        Command::Run(arguments) => run::run(&arguments),
+        Command::Serve(arguments) => serve::serve(&arguments).map(|()| ExitCode::SUCCESS),
+        Command::Status(arguments) => status::status(&arguments).map(|()| ExitCode::SUCCESS),
+        Command::Doctor => Ok(doctor::doctor()),
+        Command::Clean => leftovers::clean().map(|()| ExitCode::SUCCESS),
+        Command::Daemon => daemon::daemon().map(|()| ExitCode::SUCCESS),
+        Command::Enter(arguments) => Err(run::enter(&arguments)),
+    }
+}

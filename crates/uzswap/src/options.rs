@@ -1,0 +1,226 @@
+//! From arguments to what the daemon is given: defaults filled in, everything checked first.
+
+use crate::cli::CacheArguments;
+use crate::error::Failure;
+use crate::size;
+use serde::{Deserialize, Serialize};
+use std::ffi::OsStr;
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+use uzswap_block::{BackingSpec, ServerConfig};
+use uzswap_engine::PAGE_BYTES;
+use uzswap_sys::cpu::{self, MemoryInfo};
+
+/// Where an unnamed backing goes.
+const BACKING_FOLDER: &str = "/var/tmp";
+
+/// Least memory that a command, a pool can do with.
+const MEMORY_MIN: u64 = 4 << 20;
+const POOL_MIN: u64 = 4 << 20;
+const SIZE_MIN: u64 = 16 << 20;
+
+/// What the daemon needs to know; passed to it as JSON.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DaemonOptions {
+    /// Folder to mount the control files over.
+    pub folder: PathBuf,
+    /// Pages of the device.
+    pub pages: u32,
+    /// Bytes of the pool.
+    pub pool: u64,
+    /// The compressor, by name.
+    pub compressor: String,
+    /// The backing.
+    pub backing: Backing,
+    /// Threads.
+    pub threads: usize,
+    /// Time to poll, µs.
+    pub poll_us: u64,
+}
+
+/// [`BackingSpec`], for JSON.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Backing {
+    /// None.
+    None,
+    /// A file or device.
+    Path(PathBuf, Option<u64>),
+    /// A file without a name in a folder.
+    Unnamed(PathBuf, u64),
+}
+
+impl Backing {
+    /// For the front end.
+    pub fn spec(&self) -> BackingSpec {
+        match self.clone() {
+            Self::None => BackingSpec::None,
+            Self::Path(path, bytes) => BackingSpec::Path { path, bytes },
+            Self::Unnamed(folder, bytes) => BackingSpec::Unnamed { folder, bytes },
+        }
+    }
+}
+
+impl DaemonOptions {
+    /// For the front end.
+    pub fn server(&self) -> ServerConfig {
+        ServerConfig {
+            threads: self.threads,
+            poll: Duration::from_micros(self.poll_us),
+            raise_priority: true,
+        }
+    }
+}
+
+/// Checks `--memory` against the machine.
+pub fn check_memory(bytes: u64, machine: MemoryInfo) -> Result<(), Failure> {
+    let asked = size::show(bytes);
+    if bytes < MEMORY_MIN {
+        let least = size::show(MEMORY_MIN);
+        return Err(Failure::new(format!("--memory {asked} is too little; give at least {least}")));
+    }
+    if bytes > machine.total {
+        let total = size::show(machine.total);
+        return Err(Failure::new(format!(
+            "--memory {asked} is more than this machine has ({total}); give less"
+        )));
+    }
+    Ok(())
+}
+
+/// Size of the device for a command with this limit: the machine's memory, and at least 16 times
+/// the limit. Address space costs nothing until it is used.
+pub fn default_size(memory: u64, machine: MemoryInfo) -> u64 {
+    machine.total.max(memory.saturating_mul(16))
+}
+
+/// Fills in the defaults and checks the rest. `memory` is the command's limit, 0 for none; `bytes`
+/// the size of the device.
+pub fn daemon_options(
+    arguments: &CacheArguments,
+    folder: &Path,
+    memory: u64,
+    bytes: u64,
+    machine: MemoryInfo,
+) -> Result<DaemonOptions, Failure> {
+    let pages = bytes / PAGE_BYTES as u64;
+    // Shared pages take keys of their own: see the engine's `Config::pages_max`.
+    let most = u64::from(u32::MAX / 10 * 8);
+    if bytes < SIZE_MIN || pages > most {
+        return Err(Failure::new(format!(
+            "--size {} is out of range; give between {} and {}",
+            size::show(bytes),
+            size::show(SIZE_MIN),
+            size::show(most * PAGE_BYTES as u64)
+        )));
+    }
+    let free = machine.available.saturating_sub(memory);
+    let pool = arguments.pool.unwrap_or((free / 2).max(POOL_MIN));
+    if pool < POOL_MIN || pool > machine.total {
+        return Err(Failure::new(format!(
+            "--pool {} is out of range; give between {} and {} (all of this machine's memory)",
+            size::show(pool),
+            size::show(POOL_MIN),
+            size::show(machine.total)
+        )));
+    }
+    Ok(DaemonOptions {
+        folder: folder.into(),
+        pages: pages as u32,
+        pool,
+        compressor: arguments.compressor.to_string(),
+        backing: backing(arguments.backing.as_deref(), bytes)?,
+        threads: match arguments.threads {
+            Some(threads) => threads.into(),
+            None => ServerConfig::for_cpus(cpu::allowed()).threads,
+        },
+        poll_us: arguments.poll.into(),
+    })
+}
+
+fn backing(argument: Option<&OsStr>, device: u64) -> Result<Backing, Failure> {
+    let Some(argument) = argument else {
+        let bytes = default_backing_bytes(Path::new(BACKING_FOLDER), device);
+        return Ok(match bytes {
+            Some(bytes) => Backing::Unnamed(BACKING_FOLDER.into(), bytes),
+            None => Backing::None,
+        });
+    };
+    if argument == "none" {
+        return Ok(Backing::None);
+    }
+    let (path, bytes) = split_size(argument)?;
+    Ok(Backing::Path(path, bytes))
+}
+
+/// `PATH[:SIZE]`: what follows the last colon is a size, unless the whole is a file that exists.
+fn split_size(argument: &OsStr) -> Result<(PathBuf, Option<u64>), Failure> {
+    let bytes = argument.as_bytes();
+    let colon = bytes.iter().rposition(|byte| *byte == b':');
+    match colon {
+        Some(at) if !Path::new(argument).exists() => {
+            let path = std::ffi::OsString::from_vec(bytes[..at].to_vec());
+            let text = String::from_utf8_lossy(&bytes[at + 1..]);
+            let size = size::parse(&text).map_err(|error| {
+                Failure::new(format!("backing {}: {error}", Path::new(argument).display()))
+            })?;
+            Ok((path.into(), Some(size)))
+        }
+        _ => Ok((argument.into(), None)),
+    }
+}
+
+/// As much as the device could fill at a ratio of two, but at most half of what is free on the
+/// disk; `None` where that is not worth it.
+fn default_backing_bytes(folder: &Path, device: u64) -> Option<u64> {
+    let free = uzswap_sys::process::free_disk_bytes(folder).ok()?;
+    let bytes = (device / 2).min(free / 2) & !0xf_ffff;
+    (bytes >= 64 << 20).then_some(bytes)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MACHINE: MemoryInfo = MemoryInfo { total: 8 << 30, available: 6 << 30 };
+
+    fn arguments() -> CacheArguments {
+        CacheArguments {
+            pool: None,
+            compressor: "zstd".parse().unwrap(),
+            backing: Some("none".into()),
+            threads: None,
+            poll: 100,
+        }
+    }
+
+    #[test]
+    fn the_pool_is_half_of_what_is_free_beyond_the_limit() {
+        let options =
+            daemon_options(&arguments(), Path::new("/x"), 2 << 30, 16 << 30, MACHINE).unwrap();
+        assert_eq!(options.pool, 2 << 30);
+        assert_eq!(options.pages, 4 << 20);
+    }
+
+    #[test]
+    fn sizes_out_of_range_are_refused_with_the_range() {
+        let error = |arguments: &CacheArguments, bytes| {
+            daemon_options(arguments, Path::new("/x"), 0, bytes, MACHINE).unwrap_err().to_string()
+        };
+        assert!(error(&arguments(), 0).contains("16.0 MiB"));
+        assert!(error(&arguments(), 1 << 50).contains("TiB"));
+        let pool = CacheArguments { pool: Some(9 << 30), ..arguments() };
+        assert!(error(&pool, 1 << 30).contains("all of this machine's memory"));
+        assert!(check_memory(0, MACHINE).is_err());
+        assert!(check_memory(9 << 30, MACHINE).unwrap_err().to_string().contains("8.00 GiB"));
+        assert!(check_memory(1 << 30, MACHINE).is_ok());
+    }
+
+    #[test]
+    fn a_backing_is_a_path_and_a_size() {
+        let split = |text: &str| split_size(OsStr::new(text)).map_err(|e| e.to_string());
+        assert_eq!(split("/no/file:4G"), Ok(("/no/file".into(), Some(4 << 30))));
+        assert_eq!(split("/dev/vdb"), Ok(("/dev/vdb".into(), None)));
+        assert!(split("/no/file:4Q").unwrap_err().contains("'4Q' is not a size"));
+    }
+}

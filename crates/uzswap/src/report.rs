@@ -1,0 +1,139 @@
+//! What `run` prints at the end.
+
+use crate::size;
+use crate::stats::Stats;
+use serde::Serialize;
+use std::time::Duration;
+use uzswap_sys::cgroup::Usage;
+
+/// What happened during a run.
+#[derive(Debug, Serialize)]
+pub struct Report {
+    /// Wall-clock time of the command, seconds.
+    pub seconds: f64,
+    /// Exit status: the command's.
+    pub exit_code: u8,
+    /// Its memory limit, bytes.
+    pub memory_limit: u64,
+    /// Most memory it used at a time, bytes.
+    pub memory_peak: u64,
+    /// Major faults of its processes.
+    pub major_faults: u64,
+    /// Its processes that the kernel ended for lack of memory.
+    pub oom_kills: u64,
+    /// Most bytes that the pool took, as sampled five times a second.
+    pub pool_peak: u64,
+    /// Pages to one byte of pool at that time.
+    pub ratio: f64,
+    /// Everything the cache counted.
+    #[serde(flatten)]
+    pub stats: Stats,
+    /// What did not work and was done without.
+    pub notes: Vec<String>,
+}
+
+/// The most that was seen of what comes and goes.
+#[derive(Debug, Default, Clone, Copy)]
+pub struct Peak {
+    /// Bytes of pool.
+    pub pool: u64,
+    /// Pages to a byte at that time.
+    pub ratio: f64,
+}
+
+impl Peak {
+    /// Looks once more.
+    pub fn update(&mut self, stats: &Stats) {
+        let pool = stats.get("pool_total_size");
+        if pool > self.pool {
+            *self = Self { pool, ratio: stats.ratio().unwrap_or(0.0) };
+        }
+    }
+}
+
+impl Report {
+    /// Puts it together.
+    pub fn new(
+        time: Duration,
+        exit_code: u8,
+        memory_limit: u64,
+        usage: Usage,
+        peak: Peak,
+        stats: Stats,
+        notes: Vec<String>,
+    ) -> Self {
+        Self {
+            seconds: time.as_secs_f64(),
+            exit_code,
+            memory_limit,
+            memory_peak: usage.peak,
+            major_faults: usage.major_faults,
+            oom_kills: usage.oom_kills,
+            pool_peak: peak.pool,
+            ratio: peak.ratio,
+            stats,
+            notes,
+        }
+    }
+
+    /// The report in some ten lines.
+    pub fn text(&self) -> String {
+        let get = |name: &str| self.stats.get(name);
+        let us = |name: &str| get(name) as f64 / 1000.0;
+        let rejected = get("reject_compress_poor")
+            + get("reject_alloc_fail")
+            + get("reject_reclaim_fail")
+            + get("reject_disabled");
+        let mut text = format!(
+            "uzswap: {:.1} s in {} of {} memory, {} major faults\n",
+            self.seconds,
+            size::show(self.memory_peak),
+            size::show(self.memory_limit),
+            self.major_faults,
+        );
+        text += &format!(
+            "  swapped   {} pages out, {} in\n",
+            get("pages_swapped_out"),
+            get("pages_swapped_in"),
+        );
+        text += &format!(
+            "  stored    {} pages: {} same-filled, {} identical to another; {} rejected, {} written \
+             back\n",
+            get("stores"),
+            get("stores_same_filled"),
+            get("duplicate_pages"),
+            rejected,
+            get("written_back_pages"),
+        );
+        text += &format!(
+            "  pool      {} at its peak, ratio {:.2} : 1 ({})\n",
+            size::show(self.pool_peak),
+            self.ratio,
+            self.stats.parameters.get("compressor").map_or("?", String::as_str),
+        );
+        text += &format!(
+            "  backing   {} written, {} read\n",
+            size::show(get("backing_bytes_written")),
+            size::show(get("backing_bytes_read")),
+        );
+        text += &format!(
+            "  faults    served in {:.1} us (p50), {:.1} us (p99)\n",
+            us("fault_ns_p50"),
+            us("fault_ns_p99"),
+        );
+        if self.oom_kills > 0 {
+            text += &format!(
+                "  {} processes were killed for lack of memory: give more --memory, --pool or --backing\n",
+                self.oom_kills
+            );
+        }
+        let lost = get("decompress_fail") + get("read_fail");
+        if lost > 0 {
+            text += &format!("  LOST: {lost} loads failed; their processes got SIGBUS\n");
+        }
+        if !self.stats.writeback_error.is_empty() {
+            text += &format!("  writeback stopped: {}\n", self.stats.writeback_error);
+        }
+        text
+    }
+}

@@ -1,0 +1,73 @@
+//! What the main thread waits for: signals, the command's end, the daemon's end.
+
+use crate::error::Failure;
+use crate::session::ProcessId;
+use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2};
+use signal_hook::iterator::SignalsInfo;
+use signal_hook::iterator::exfiltrator::origin::WithOrigin;
+use signal_hook::low_level::siginfo::Cause;
+use std::process::{Child, ExitStatus};
+use std::sync::mpsc::{Receiver, Sender, channel};
+use uzswap_sys::process;
+
+/// Something happened.
+#[derive(Debug)]
+pub enum Event {
+    /// A signal came.
+    Signal {
+        /// Which.
+        signal: i32,
+        /// The kernel sent it for a key of the terminal, so the whole foreground group has it.
+        from_terminal: bool,
+    },
+    /// The command ended.
+    CommandEnded(ExitStatus),
+    /// The daemon ended.
+    DaemonEnded,
+}
+
+/// Where events come out, and where watchers put them in.
+pub struct Events {
+    /// Comes out.
+    pub receiver: Receiver<Event>,
+    sender: Sender<Event>,
+}
+
+impl Events {
+    /// Catches signals from now on.
+    pub fn new() -> Result<Self, Failure> {
+        let (sender, receiver) = channel();
+        let caught = [SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGUSR1, SIGUSR2];
+        let mut signals = SignalsInfo::<WithOrigin>::new(caught)
+            .map_err(|error| Failure::new(format!("cannot catch signals: {error}")))?;
+        let to = sender.clone();
+        std::thread::spawn(move || {
+            for origin in signals.forever() {
+                let from_terminal = matches!(origin.cause, Cause::Kernel);
+                // An error: the main thread is ending.
+                let _ = to.send(Event::Signal { signal: origin.signal, from_terminal });
+            }
+        });
+        Ok(Self { receiver, sender })
+    }
+
+    /// Reports the end of the command.
+    pub fn watch_command(&self, mut child: Child) {
+        let to = self.sender.clone();
+        std::thread::spawn(move || {
+            if let Ok(status) = child.wait() {
+                let _ = to.send(Event::CommandEnded(status));
+            }
+        });
+    }
+
+    /// Reports the end of the daemon.
+    pub fn watch_daemon(&self, daemon: ProcessId) {
+        let to = self.sender.clone();
+        std::thread::spawn(move || {
+            // An error: it has ended already.
+            let _ = process::wait_for_end(daemon.pid);
+            let _ = to.send(Event::DaemonEnded);
+        });
+    }
+}

@@ -1,0 +1,66 @@
+//! Reading a session's control files.
+
+use crate::session::SESSIONS;
+use serde::Serialize;
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+use uzswap_block::control::{PARAMETERS, STATISTICS_FOLDER};
+
+/// Everything that a session's control files say.
+#[derive(Debug, Clone, Default, Serialize)]
+pub struct Stats {
+    /// Attributes.
+    pub parameters: BTreeMap<String, String>,
+    /// Statistics that are numbers.
+    pub stats: BTreeMap<String, u64>,
+    /// Why writeback stopped, if it did.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub writeback_error: String,
+}
+
+impl Stats {
+    /// Reads the files mounted at `mount`; empty where nobody serves them.
+    pub fn read(mount: &Path) -> Self {
+        let files = |folder: &str| {
+            let entries = fs::read_dir(mount.join(folder)).into_iter().flatten().flatten();
+            entries.filter_map(|entry| {
+                let text = fs::read_to_string(entry.path()).ok()?;
+                Some((entry.file_name().into_string().ok()?, text.trim_end().to_owned()))
+            })
+        };
+        let mut read = Self { parameters: files(PARAMETERS).collect(), ..Self::default() };
+        for (name, text) in files(STATISTICS_FOLDER) {
+            match text.parse() {
+                Ok(number) => drop(read.stats.insert(name, number)),
+                Err(_) if name == "writeback_error" => read.writeback_error = text,
+                Err(_) => {}
+            }
+        }
+        read
+    }
+
+    /// A statistic, 0 where it is not known.
+    pub fn get(&self, name: &str) -> u64 {
+        self.stats.get(name).copied().unwrap_or(0)
+    }
+
+    /// Bytes of the pages whose objects are in the pool, before compression.
+    pub fn original_bytes(&self) -> u64 {
+        self.get("pool_pages") * 4096
+    }
+
+    /// Bytes of pages in the pool to one byte of pool; `None` while it is empty.
+    pub fn ratio(&self) -> Option<f64> {
+        let pool = self.get("pool_total_size");
+        (pool > 0).then(|| self.original_bytes() as f64 / pool as f64)
+    }
+}
+
+/// Mount points of all sessions there are.
+pub fn sessions() -> Vec<PathBuf> {
+    let entries = fs::read_dir(SESSIONS).into_iter().flatten().flatten();
+    let mut folders: Vec<_> = entries.map(|entry| entry.path()).collect();
+    folders.sort();
+    folders
+}

@@ -1,0 +1,92 @@
+//! A program that needs more memory than it is given, and checks every byte of it.
+//!
+//! `churn MIB SECONDS PROCESSES`: each process fills its share of the memory with text, pointers,
+//! noise, mixtures and zeros, then rewrites pages at random and checks what it finds before it
+//! does, and at the end checks them all. Prints one line; ends with 1 at the first wrong byte.
+
+use std::process::{Command, ExitCode};
+use std::time::{Duration, Instant};
+use uzswap_engine::PAGE_BYTES;
+use uzswap_engine::testing::{Content, Noise, make_page};
+
+fn main() -> ExitCode {
+    let arguments: Vec<u64> =
+        std::env::args().skip(1).filter_map(|argument| argument.parse().ok()).collect();
+    let [mib, seconds, processes, ref seed @ ..] = arguments[..] else {
+        eprintln!("usage: churn MIB SECONDS PROCESSES");
+        return ExitCode::from(2);
+    };
+    match (processes, seed) {
+        (_, [seed]) => churn(mib, seconds, *seed),
+        (processes, _) => spread(mib / processes.max(1), seconds, processes),
+    }
+}
+
+/// Starts the processes and waits for them all.
+fn spread(mib: u64, seconds: u64, processes: u64) -> ExitCode {
+    let program = std::env::current_exe().expect("the path of this program");
+    let start = |seed: u64| {
+        let numbers = [mib, seconds, 1, seed + 1].map(|number| number.to_string());
+        Command::new(&program).args(numbers).spawn().expect("a process")
+    };
+    let children: Vec<_> = (0..processes).map(start).collect();
+    let mut worst = ExitCode::SUCCESS;
+    for mut child in children {
+        let status = child.wait().expect("a child");
+        if !status.success() {
+            eprintln!("churn: a process ended with {status}");
+            worst = ExitCode::FAILURE;
+        }
+    }
+    worst
+}
+
+/// What page `number` holds in its `version`: some pages are the same as others.
+fn page_of(seed: u64, number: usize, version: u16, page: &mut [u8; PAGE_BYTES]) {
+    let content = Content::ALL[(number / 7 + usize::from(version)) % Content::ALL.len()];
+    let twin = if number.is_multiple_of(11) { 0 } else { number as u64 };
+    make_page(content, seed * 1_000_003 + twin * 65_537 + u64::from(version), page);
+}
+
+fn churn(mib: u64, seconds: u64, seed: u64) -> ExitCode {
+    let pages = (mib as usize) << 20 >> 12;
+    let mut memory = vec![0u8; pages * PAGE_BYTES];
+    let mut versions = vec![0u16; pages];
+    let (frames, _) = memory.as_chunks_mut::<PAGE_BYTES>();
+    for (number, frame) in frames.iter_mut().enumerate() {
+        page_of(seed, number, 0, frame);
+    }
+    let mut noise = Noise::new(seed);
+    let end = Instant::now() + Duration::from_secs(seconds);
+    let mut expected = [0; PAGE_BYTES];
+    let mut rounds = 0u64;
+    let mut check = |frames: &[[u8; PAGE_BYTES]], number: usize, version: u16| {
+        page_of(seed, number, version, &mut expected);
+        let right = frames[number] == expected;
+        if !right {
+            let at = frames[number].iter().zip(&expected).position(|(a, b)| a != b);
+            eprintln!("churn {seed}: page {number} version {version} is wrong at {at:?}");
+        }
+        right
+    };
+    while Instant::now() < end {
+        // Mostly a few neighbours, as programs do.
+        let first = noise.below(pages as u64) as usize;
+        let count = 1 + noise.below(8) as usize;
+        for number in first..(first + count).min(pages) {
+            if !check(frames, number, versions[number]) {
+                return ExitCode::FAILURE;
+            }
+            if noise.below(3) > 0 {
+                versions[number] += 1;
+                page_of(seed, number, versions[number], &mut frames[number]);
+            }
+            rounds += 1;
+        }
+    }
+    if !(0..pages).all(|number| check(frames, number, versions[number])) {
+        return ExitCode::FAILURE;
+    }
+    println!("churn {seed}: {pages} pages, {rounds} visits, every byte right");
+    ExitCode::SUCCESS
+}

@@ -1,0 +1,233 @@
+//! What the end-to-end tests share: finding the programs, one test at a time, and a machine that
+//! must be left as it was found.
+
+use rustix::fs::FlockOperation;
+use std::collections::BTreeSet;
+use std::fs::{self, File};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output, Stdio};
+use std::time::{Duration, Instant};
+
+/// A program of this workspace, built with the same profile as this test.
+pub fn program(name: &str) -> PathBuf {
+    let test = std::env::current_exe().expect("the path of this test");
+    let folder = test.ancestors().nth(2).expect("target/<profile>/deps/<test>");
+    let path = folder.join(name);
+    assert!(path.exists(), "{} is not built: cargo build --workspace", path.display());
+    path
+}
+
+/// Whether the tests that take minutes are asked for (`./check --full`).
+pub fn is_full() -> bool {
+    std::env::var_os("UZSWAP_FULL").is_some()
+}
+
+/// The machine, for one test at a time, to be left as it was.
+pub struct Machine {
+    before: BTreeSet<String>,
+    _alone: File,
+}
+
+impl Machine {
+    /// Takes the machine; `None`, with a word why, where it cannot swap. With CI set that is a
+    /// failure: the machine of the checks can.
+    pub fn take() -> Option<Self> {
+        let doctor = Command::new(program("uzswap")).arg("doctor").output().expect("doctor runs");
+        if !doctor.status.success() {
+            let why = String::from_utf8_lossy(&doctor.stdout).into_owned();
+            assert!(
+                std::env::var_os("CI").is_none(),
+                "this machine should be able to swap:\n{why}"
+            );
+            println!("skipped: {why}");
+            return None;
+        }
+        let alone = File::create("/run/uzswap-tests.lock").expect("root can write to /run");
+        rustix::fs::flock(&alone, FlockOperation::LockExclusive).expect("a lock on a local file");
+        Some(Self { before: traces(), _alone: alone })
+    }
+
+    /// Panics with what is on the machine now and was not, or the reverse.
+    pub fn assert_as_before(&self) {
+        // The kernel detaches a loop device a moment after its last user.
+        let same = wait_for(Duration::from_secs(5), || traces() == self.before);
+        assert!(same, "before: {:#?}\nnow: {:#?}", self.before, traces());
+    }
+}
+
+impl Drop for Machine {
+    fn drop(&mut self) {
+        if !std::thread::panicking() {
+            self.assert_as_before();
+        }
+        // Whatever a failing test left.
+        drop(Command::new(program("uzswap")).arg("clean").output());
+    }
+}
+
+/// Everything that uzswap could leave on a machine.
+fn traces() -> BTreeSet<String> {
+    let mut traces = BTreeSet::new();
+    let text = |path: &str| fs::read_to_string(path).unwrap_or_default();
+    let names = |folder: &str| {
+        let entries = fs::read_dir(folder).into_iter().flatten().flatten();
+        entries.map(|entry| entry.path().display().to_string()).collect::<Vec<_>>()
+    };
+    for line in text("/proc/swaps").lines().skip(1) {
+        traces.insert(format!("swap {}", line.split_whitespace().next().unwrap_or_default()));
+    }
+    for line in text("/proc/self/mounts").lines().filter(|line| line.contains("uzswap")) {
+        traces.insert(format!("mount {line}"));
+    }
+    for folder in names("/sys/block").iter().filter(|name| name.contains("loop")) {
+        let file = text(&format!("{folder}/loop/backing_file"));
+        if !file.is_empty() {
+            traces.insert(format!("loop {folder} {file}"));
+        }
+    }
+    traces.extend(names("/run/uzswap"));
+    for folder in ["/sys/fs/cgroup", "/sys/fs/cgroup/memory"] {
+        traces.extend(names(folder).into_iter().filter(|name| name.contains("uzswap")));
+    }
+    traces.insert(format!("zswap {}", text("/sys/module/zswap/parameters/enabled")));
+    traces.insert(format!("page-cluster {}", text("/proc/sys/vm/page-cluster")));
+    traces
+}
+
+/// Looks every few milliseconds until `done` or the time is up; whether it was done.
+pub fn wait_for(patience: Duration, done: impl Fn() -> bool) -> bool {
+    let began = Instant::now();
+    while !done() {
+        if began.elapsed() > patience {
+            return false;
+        }
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    true
+}
+
+/// A value under /proc/sys or /sys that is put back at the end, however the test ends.
+pub struct Setting {
+    path: PathBuf,
+    before: String,
+}
+
+impl Setting {
+    /// Writes `value`; `None` where there is no such file.
+    pub fn set(path: &str, value: &str) -> Option<Self> {
+        let before = fs::read_to_string(path).ok()?;
+        fs::write(path, value).expect("root can write it");
+        Some(Self { path: path.into(), before })
+    }
+}
+
+impl Drop for Setting {
+    fn drop(&mut self) {
+        let _ = fs::write(&self.path, &self.before);
+    }
+}
+
+/// `uzswap run` with arguments, started and not waited for.
+pub struct Run {
+    /// The process.
+    pub child: Child,
+    report: tempfile::NamedTempFile,
+}
+
+impl Run {
+    /// Starts it. `options` come before the command.
+    pub fn start(options: &[&str], command: &[&str]) -> Self {
+        let report = tempfile::NamedTempFile::new().expect("a temporary file");
+        let child = Command::new(program("uzswap"))
+            .arg("run")
+            .args(options)
+            .arg("--report")
+            .arg(report.path())
+            .arg("--")
+            .args(command)
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .expect("uzswap runs");
+        Self { child, report }
+    }
+
+    /// Its session's folder.
+    pub fn folder(&self) -> PathBuf {
+        Path::new("/run/uzswap").join(self.child.id().to_string())
+    }
+
+    /// Its control files.
+    pub fn mount(&self) -> PathBuf {
+        self.folder().join("mnt")
+    }
+
+    /// Waits until its command runs.
+    pub fn wait_until_running(&self) {
+        let group = format!("uzswap-{}", self.child.id());
+        let has_processes = || {
+            ["/sys/fs/cgroup/memory", "/sys/fs/cgroup"].iter().any(|root| {
+                let file = Path::new(root).join(&group).join("cgroup.procs");
+                fs::read_to_string(file).is_ok_and(|text| !text.is_empty())
+            })
+        };
+        assert!(wait_for(Duration::from_secs(20), has_processes), "the command did not start");
+    }
+
+    /// A statistic, by its file.
+    pub fn statistic(&self, name: &str) -> u64 {
+        let path = self.mount().join("stats").join(name);
+        let text = fs::read_to_string(path).unwrap_or_default();
+        text.trim().parse().unwrap_or_default()
+    }
+
+    /// Sends it a signal.
+    pub fn signal(&self, signal: i32) {
+        uzswap_sys::process::kill(self.child.id() as i32, signal).expect("it is running");
+    }
+
+    /// Waits for its end: output, and the report if it wrote one.
+    pub fn finish(self) -> Finished {
+        let output = self.child.wait_with_output().expect("it ends");
+        let report = fs::read(self.report.path()).unwrap_or_default();
+        let report = serde_json::from_slice(&report).unwrap_or(serde_json::Value::Null);
+        Finished { output, report }
+    }
+}
+
+/// A run that ended.
+pub struct Finished {
+    /// Status, standard output and error.
+    pub output: Output,
+    /// The report.
+    pub report: serde_json::Value,
+}
+
+impl Finished {
+    /// The exit status.
+    pub fn code(&self) -> Option<i32> {
+        self.output.status.code()
+    }
+
+    /// Standard error.
+    pub fn stderr(&self) -> String {
+        String::from_utf8_lossy(&self.output.stderr).into_owned()
+    }
+
+    /// Standard output.
+    pub fn stdout(&self) -> String {
+        String::from_utf8_lossy(&self.output.stdout).into_owned()
+    }
+
+    /// A statistic of the report.
+    pub fn statistic(&self, name: &str) -> u64 {
+        self.report["stats"][name].as_u64().unwrap_or_default()
+    }
+
+    /// Panics with what it printed unless it ended with `code`.
+    pub fn assert_code(&self, code: i32) {
+        let (stdout, stderr) = (self.stdout(), self.stderr());
+        assert_eq!(self.code(), Some(code), "stdout:\n{stdout}\nstderr:\n{stderr}");
+    }
+}

@@ -1,0 +1,80 @@
+//! The control files and `uzswap status`, under load.
+
+#![allow(clippy::unwrap_used, reason = "tests")]
+
+use std::fs;
+use std::process::Command;
+use std::time::Duration;
+use uzswap_tests::{Machine, Run, program, wait_for};
+
+fn churning() -> Run {
+    let churn = program("churn");
+    let options = ["--memory", "32M", "--pool", "64M", "--backing", "none"];
+    let run = Run::start(&options, &[churn.to_str().unwrap(), "96", "6", "2"]);
+    run.wait_until_running();
+    let swapped = || run.statistic("stored_pages") > 5000;
+    assert!(wait_for(Duration::from_secs(20), swapped), "nothing was swapped");
+    run
+}
+
+#[test]
+fn attributes_are_read_and_written_and_rubbish_is_refused() {
+    let Some(_machine) = Machine::take() else { return };
+    let run = churning();
+    let path = |name: &str| run.mount().join("parameters").join(name);
+    let read = |name: &str| fs::read_to_string(path(name)).unwrap();
+    assert_eq!(read("compressor"), "zstd\n");
+    fs::write(path("compressor"), "lz4\n").unwrap();
+    assert_eq!(read("compressor"), "lz4\n");
+    for (name, value) in [
+        ("compressor", "lz5"),
+        ("compressor", ""),
+        ("max_pool_percent", "0"),
+        ("max_pool_percent", "101"),
+        ("max_pool_bytes", "12"),
+        ("accept_threshold_percent", "-1"),
+        ("max_compression_ratio", "x"),
+        ("enabled", "maybe"),
+        ("shrinker_enabled", "\u{fffd}"),
+        ("writeback_enabled", "N"),
+    ] {
+        let before = read(name);
+        let error = fs::write(path(name), value);
+        if value.is_empty() {
+            continue; // An empty write reaches nobody.
+        }
+        assert_eq!(error.unwrap_err().raw_os_error(), Some(libc::EINVAL), "{name} = {value}");
+        assert_eq!(read(name), before, "{name} keeps its value");
+    }
+    let disk = fs::File::options().read(true).write(true).open(run.mount().join("disk")).unwrap();
+    use std::os::unix::fs::FileExt;
+    assert!(disk.write_at(b"part of a page", 4096 * 1000).is_err());
+    assert!(fs::write(run.mount().join("stats/stored_pages"), "5").is_err());
+    drop(disk);
+    run.finish().assert_code(0);
+}
+
+#[test]
+fn status_shows_what_is_held() {
+    let Some(_machine) = Machine::take() else { return };
+    let run = churning();
+    let status = |arguments: &[&str]| {
+        let output =
+            Command::new(program("uzswap")).arg("status").args(arguments).output().unwrap();
+        assert!(output.status.success());
+        String::from_utf8(output.stdout).unwrap()
+    };
+    let text = status(&[]);
+    for word in ["pool", "pages", "backing", "rejected", "traffic", "/dev/loop"] {
+        assert!(text.contains(word), "'{word}' is not in:\n{text}");
+    }
+    let json: serde_json::Value = serde_json::from_str(&status(&["--json"])).unwrap();
+    let session = &json[0];
+    assert_eq!(session["alive"], true);
+    assert!(session["stats"]["stored_pages"].as_u64().unwrap() > 1000);
+    assert_eq!(session["parameters"]["enabled"], "Y");
+    let table = fs::read_to_string(run.mount().join("stats/classes")).unwrap();
+    assert!(table.lines().count() > 10, "{table}");
+    run.finish().assert_code(0);
+    assert!(status(&[]).contains("no cache is running"));
+}

@@ -1,0 +1,231 @@
+//! `uzswap run` as a person meets it: status, signals, errors, and what it leaves behind.
+
+#![allow(clippy::unwrap_used, reason = "tests")]
+
+use std::fs;
+use std::process::Command;
+use std::time::Duration;
+use uzswap_tests::{Machine, Run, Setting, program, wait_for};
+
+const LIMITS: [&str; 6] = ["--memory", "64M", "--backing", "none", "--pool", "256M"];
+
+/// Needs 200 MiB, half of it noise.
+const HUNGRY: &str = "import os\n\
+                      a=[os.urandom(2048)+bytes(2048) for _ in range(50000)]\n\
+                      print(sum(len(x) for x in a))";
+
+#[test]
+fn a_program_that_needs_three_times_its_memory_finishes() {
+    let Some(_machine) = Machine::take() else { return };
+    let run = Run::start(&LIMITS, &["python3", "-c", HUNGRY]).finish();
+    run.assert_code(0);
+    assert_eq!(run.stdout(), "204800000\n");
+    let memory = run.report["memory_peak"].as_u64().unwrap();
+    assert!(memory <= 64 << 20, "it took {memory} bytes");
+    assert!(run.statistic("pages_swapped_out") > 20_000, "{}", run.report);
+    let ratio = run.report["ratio"].as_f64().unwrap();
+    assert!(ratio > 1.7, "half of each page is zeros: {ratio}");
+    for word in ["s in", "swapped", "stored", "pool", "backing", "faults"] {
+        assert!(run.stderr().contains(word), "the report says '{word}':\n{}", run.stderr());
+    }
+}
+
+#[test]
+fn the_command_s_status_is_ours() {
+    let Some(_machine) = Machine::take() else { return };
+    for (script, code) in [("exit 0", 0), ("exit 3", 3), ("kill -9 $$", 137), ("kill -15 $$", 143)]
+    {
+        Run::start(&LIMITS, &["sh", "-c", script]).finish().assert_code(code);
+    }
+}
+
+#[test]
+fn signals_are_passed_on() {
+    let Some(_machine) = Machine::take() else { return };
+    let script = "trap 'echo got it; exit 7' TERM; echo ready; while :; do sleep 0.05; done";
+    let run = Run::start(&LIMITS, &["sh", "-c", script]);
+    run.wait_until_running();
+    std::thread::sleep(Duration::from_millis(300));
+    run.signal(libc::SIGTERM);
+    let run = run.finish();
+    run.assert_code(7);
+    assert_eq!(run.stdout(), "ready\ngot it\n");
+}
+
+#[test]
+fn a_second_interrupt_ends_a_command_that_ignores_the_first() {
+    let Some(_machine) = Machine::take() else { return };
+    let run = Run::start(&LIMITS, &["sh", "-c", "trap '' INT; while :; do sleep 0.05; done"]);
+    run.wait_until_running();
+    std::thread::sleep(Duration::from_millis(300));
+    run.signal(libc::SIGINT);
+    std::thread::sleep(Duration::from_millis(300));
+    run.signal(libc::SIGINT);
+    run.finish().assert_code(137);
+}
+
+#[test]
+fn what_the_command_leaves_running_is_ended() {
+    let Some(_machine) = Machine::take() else { return };
+    let run = Run::start(&LIMITS, &["sh", "-c", "sleep 1234.5 & exit 4"]).finish();
+    run.assert_code(4);
+    let left = Command::new("pgrep").args(["-f", "sleep 1234.5"]).output().unwrap();
+    assert!(left.stdout.is_empty(), "{}", String::from_utf8_lossy(&left.stdout));
+}
+
+#[test]
+fn bad_input_is_one_line_and_changes_nothing() {
+    let Some(machine) = Machine::take() else { return };
+    let folder = tempfile::tempdir_in("/var/tmp").unwrap();
+    let data = folder.path().join("data");
+    fs::write(&data, vec![1; 4 << 20]).unwrap();
+    let plain = folder.path().join("plain");
+    fs::write(&plain, "not a program").unwrap();
+    let (folder, data, plain) =
+        (folder.path().to_str().unwrap(), data.to_str().unwrap(), plain.to_str().unwrap());
+    let cases: &[(&[&str], &str, &str, i32)] = &[
+        (&["--memory", "0"], "true", "at least", 125),
+        (&["--memory", "10Q"], "true", "'10Q' is not a size", 125),
+        (&["--memory", "1000T"], "true", "more than this machine has", 125),
+        (&["--memory", "64M", "--compressor", "lz5"], "true", "unknown compressor 'lz5'", 125),
+        (&["--memory", "64M", "--compressor", "zstd:99"], "true", "levels are", 125),
+        (&["--memory", "64M", "--pool", "1"], "true", "--pool", 125),
+        (&["--memory", "64M", "--size", "1"], "true", "--size", 125),
+        (&["--memory", "64M", "--backing", folder], "true", "it is a folder", 125),
+        (&["--memory", "64M", "--backing", data], "true", "holds something else", 125),
+        (&["--memory", "64M", "--backing", "/no/such/file:1G"], "true", "No such file", 125),
+        (&["--memory", "64M", "--backing", "/var/tmp/new-file"], "true", "needs a size", 125),
+        (&["--memory", "64M", "--backing", "/var/tmp/new:1M"], "true", "at least 2 MiB", 125),
+        (&["--memory", "64M", "--backing", "/proc/version:1G"], "true", "/proc/version", 125),
+        (&["--memory", "64M"], "no-such-command-here", "no such command", 127),
+        (&["--memory", "64M"], plain, "cannot be run", 126),
+        (&["--memory", "64M"], folder, "cannot be run", 126),
+    ];
+    for (options, command, says, code) in cases {
+        let run = Run::start(options, &[command]).finish();
+        let stderr = run.stderr();
+        assert!(stderr.contains(says), "{options:?} {command}: '{says}' is not in:\n{stderr}");
+        assert_eq!(run.code(), Some(*code), "{options:?} {command}:\n{stderr}");
+        let own: Vec<_> = stderr.lines().filter(|line| !line.is_empty()).collect();
+        let help = own.iter().any(|line| line.starts_with("For more information"));
+        assert!(own.len() == 1 || help, "{options:?} {command}: more than one line:\n{stderr}");
+        machine.assert_as_before();
+    }
+    assert_eq!(fs::read(data).unwrap(), vec![1; 4 << 20], "a user's file is untouched");
+}
+
+#[test]
+fn a_backing_in_use_is_refused_and_one_made_for_a_run_is_gone_with_it() {
+    let Some(_machine) = Machine::take() else { return };
+    let folder = tempfile::tempdir_in("/var/tmp").unwrap();
+    let path = folder.path().join("swap.img");
+    let backing = format!("{}:64M", path.display());
+    let options = ["--memory", "64M", "--backing", &backing];
+    Run::start(&options, &["true"]).finish().assert_code(0);
+    assert!(!path.exists(), "it was made for the run");
+    // An empty file is taken as it is, and stays.
+    fs::write(&path, "").unwrap();
+    let path = path.display().to_string();
+    let first = Run::start(&["--memory", "64M", "--backing", &path], &["sleep", "1"]).finish();
+    assert!(first.stderr().contains("at least 2 MiB"), "{}", first.stderr());
+    fs::File::options().write(true).open(&path).unwrap().set_len(0).unwrap();
+    let first = Run::start(&options, &["true"]).finish();
+    assert!(first.stderr().is_empty() || first.code() == Some(125), "{}", first.stderr());
+}
+
+#[test]
+fn the_kernel_s_zswap_is_off_during_a_run_and_restored() {
+    let Some(machine) = Machine::take() else { return };
+    const ZSWAP: &str = "/sys/module/zswap/parameters/enabled";
+    let Some(_setting) = Setting::set(ZSWAP, "Y") else {
+        println!("skipped: this kernel has no zswap");
+        return;
+    };
+    let run = Run::start(&LIMITS, &["cat", ZSWAP]).finish();
+    run.assert_code(0);
+    assert_eq!(run.stdout(), "N\n");
+    assert!(run.stderr().contains("zswap is switched off"), "{}", run.stderr());
+    assert_eq!(fs::read_to_string(ZSWAP).unwrap(), "Y\n");
+    drop(_setting);
+    machine.assert_as_before();
+}
+
+/// The daemon's process number, from the session's state.
+fn daemon_of(run: &Run) -> i32 {
+    let state = fs::read(run.folder().join("state.json")).unwrap();
+    let state: serde_json::Value = serde_json::from_slice(&state).unwrap();
+    state["daemon"]["pid"].as_i64().unwrap() as i32
+}
+
+/// A run whose command has pages on the device and goes on using them.
+fn busy_run() -> Run {
+    let script = format!("{HUNGRY}\nwhile True:\n  for x in a: x[0]");
+    let run = Run::start(&LIMITS, &["python3", "-c", &script]);
+    run.wait_until_running();
+    let swapped = || run.statistic("pages_swapped_out") > 20_000;
+    assert!(wait_for(Duration::from_secs(60), swapped), "nothing was swapped");
+    run
+}
+
+#[test]
+fn a_killed_daemon_takes_its_command_and_nothing_else() {
+    let Some(_machine) = Machine::take() else { return };
+    let run = busy_run();
+    uzswap_sys::process::kill(daemon_of(&run), libc::SIGKILL).unwrap();
+    let run = run.finish();
+    assert!(run.stderr().contains("the daemon died"), "{}", run.stderr());
+    let code = run.code().unwrap();
+    assert!(code == 137 || code == 128 + libc::SIGBUS, "status {code}");
+}
+
+#[test]
+fn a_killed_run_is_cleaned_up_by_its_daemon() {
+    let Some(machine) = Machine::take() else { return };
+    let run = busy_run();
+    run.signal(libc::SIGKILL);
+    drop(run.finish());
+    assert!(wait_for(Duration::from_secs(20), || fs::read_dir("/run/uzswap").unwrap().count() == 0));
+    machine.assert_as_before();
+}
+
+#[test]
+fn a_run_and_daemon_that_were_killed_are_cleaned_up_by_the_next_run() {
+    let Some(_machine) = Machine::take() else { return };
+    let run = busy_run();
+    let daemon = daemon_of(&run);
+    // Stopped, it cannot clean up when its owner goes.
+    uzswap_sys::process::kill(daemon, libc::SIGSTOP).unwrap();
+    run.signal(libc::SIGKILL);
+    uzswap_sys::process::kill(daemon, libc::SIGKILL).unwrap();
+    let folder = run.folder();
+    drop(run.finish());
+    assert!(folder.exists(), "something is left to be cleaned up");
+    let next = Run::start(&LIMITS, &["echo", "works"]).finish();
+    next.assert_code(0);
+    assert!(next.stderr().contains("cleaned up after a killed run"), "{}", next.stderr());
+    assert!(!folder.exists());
+}
+
+#[test]
+fn without_root_it_says_so() {
+    let Some(_machine) = Machine::take() else { return };
+    // A copy that another user may reach and run.
+    let folder = tempfile::tempdir_in("/var/tmp").unwrap();
+    let copy = folder.path().join("uzswap");
+    fs::copy(program("uzswap"), &copy).unwrap();
+    let open = |path: &std::path::Path| {
+        use std::os::unix::fs::PermissionsExt;
+        fs::set_permissions(path, fs::Permissions::from_mode(0o755)).unwrap();
+    };
+    open(folder.path());
+    open(&copy);
+    let output = Command::new("setpriv")
+        .args(["--reuid=65534", "--regid=65534", "--clear-groups"])
+        .arg(&copy)
+        .args(["run", "--memory", "64M", "--", "true"])
+        .output()
+        .unwrap();
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(125), "{stderr}");
+    assert!(stderr.contains("root: no; run it with sudo"), "{stderr}");
+}

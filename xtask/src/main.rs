@@ -1,0 +1,22 @@
+//! Chores of this repository: `cargo run -p xtask -- docs` writes the generated documents, `tidy`
+//! checks that they are fresh and that the house rules hold.
+
+#![forbid(unsafe_code)]
+
+mod docs;
+mod tidy;
+
+use std::path::Path;
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap_or(Path::new("."));
+    match std::env::args().nth(1).as_deref() {
+        Some("docs") => docs::write(root),
+        Some("tidy") => tidy::check(root),
+        _ => {
+            eprintln!("usage: cargo run -p xtask -- docs|tidy");
+            ExitCode::from(2)
+        }
+    }
+}

@@ -1,0 +1,137 @@
+//! House rules that a compiler does not know (STYLE.md gives the reasons).
+
+use crate::docs;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+const LINE_MAX: usize = 100;
+const FUNCTION_MAX: usize = 70;
+const FILE_MAX: usize = 800;
+
+/// Words that hide what a thing does, and marks of work that is not done.
+const BANNED: [&str; 7] = ["TODO", "FIXME", "XXX", "Manager", "Helper", "_helper", "_manager"];
+
+/// Crates that each crate may use: edges go one way.
+const EDGES: [(&str, &[&str]); 5] = [
+    ("uzswap-sys", &[]),
+    ("uzswap-engine", &["uzswap-sys"]),
+    ("uzswap-block", &["uzswap-sys", "uzswap-engine"]),
+    ("uzswap", &["uzswap-sys", "uzswap-engine", "uzswap-block"]),
+    ("uzswap-bench", &["uzswap-sys", "uzswap-engine", "uzswap-block"]),
+];
+
+/// Files that may hold `unsafe`, besides those of uzswap-sys.
+const UNSAFE: [&str; 2] =
+    ["crates/uzswap-engine/src/pool/section.rs", "crates/uzswap-engine/src/backing/file.rs"];
+
+/// What the engine's sources may not name.
+const ENGINE_ABSENCES: [&str; 6] =
+    ["userfaultfd", "cgroup", "SystemTime", "Instant::", "thread::spawn", "serde"];
+
+/// Checks everything; prints what is wrong.
+pub fn check(root: &Path) -> ExitCode {
+    let mut wrong = Vec::new();
+    for (path, text) in docs::all() {
+        if fs::read_to_string(root.join(path)).ok().as_ref() != Some(&text) {
+            wrong.push(format!("{path} is stale: cargo run -p xtask -- docs"));
+        }
+    }
+    for path in sources(root) {
+        let Ok(text) = fs::read_to_string(root.join(&path)) else { continue };
+        check_file(&path.display().to_string(), &text, &mut wrong);
+    }
+    check_edges(root, &mut wrong);
+    wrong.iter().for_each(|line| eprintln!("tidy: {line}"));
+    if wrong.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+}
+
+/// Rust sources of the workspace, relative to its root.
+fn sources(root: &Path) -> Vec<PathBuf> {
+    let mut folders = ["crates", "tests", "xtask", "fuzz"].map(|name| root.join(name)).to_vec();
+    let mut files = Vec::new();
+    while let Some(folder) = folders.pop() {
+        for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
+            let path = entry.path();
+            if path.is_dir() && path.file_name().is_some_and(|name| name != "target") {
+                folders.push(path);
+            } else if path.extension().is_some_and(|extension| extension == "rs") {
+                files.push(path.strip_prefix(root).unwrap_or(&path).to_owned());
+            }
+        }
+    }
+    files.sort();
+    files
+}
+
+fn check_file(path: &str, text: &str, wrong: &mut Vec<String>) {
+    let ours = path == "xtask/src/tidy.rs";
+    for (number, line) in (1..).zip(text.lines()) {
+        // A message or a row of documentation is not cut in two for a rule.
+        let is_text = line.matches('"').count() > 1 || line.ends_with('\\');
+        if line.chars().count() > LINE_MAX && !is_text {
+            wrong.push(format!("{path}:{number}: longer than {LINE_MAX} columns"));
+        }
+        for word in BANNED.iter().filter(|word| line.contains(**word) && !ours) {
+            wrong.push(format!("{path}:{number}: '{word}' (see STYLE.md)"));
+        }
+    }
+    let code = text.split("#[cfg(test)]").next().unwrap_or(text);
+    if code.lines().count() > FILE_MAX && !path.ends_with("tests.rs") {
+        wrong.push(format!("{path}: more than {FILE_MAX} lines: split it"));
+    }
+    check_functions(path, code, wrong);
+    let has_unsafe = code.lines().any(|line| !is_comment(line) && line.contains("unsafe {"));
+    let may = path.starts_with("crates/uzswap-sys/") || UNSAFE.contains(&path) || ours;
+    if has_unsafe && !may {
+        wrong.push(format!("{path}: unsafe outside of the modules listed in ARCHITECTURE.md"));
+    }
+    let is_test = path.ends_with("testing.rs") || path.ends_with("tests.rs");
+    let engine = path.starts_with("crates/uzswap-engine/src/") && !is_test;
+    if engine {
+        for name in ENGINE_ABSENCES {
+            let named = |line: &str| !is_comment(line) && line.contains(name);
+            if code.lines().any(named) {
+                wrong.push(format!("{path}: the engine does not know {name}"));
+            }
+        }
+    }
+}
+
+fn is_comment(line: &str) -> bool {
+    line.trim_start().starts_with("//")
+}
+
+/// Functions end with a closing brace as far in as they began: rustfmt sees to it.
+fn check_functions(path: &str, code: &str, wrong: &mut Vec<String>) {
+    let mut open: Vec<(usize, usize, String)> = Vec::new();
+    for (number, line) in (1..).zip(code.lines()) {
+        let indent = line.len() - line.trim_start().len();
+        let start = line.trim_start();
+        let is_function = ["fn ", "pub fn ", "pub(crate) fn ", "pub(super) fn ", "const fn "]
+            .iter()
+            .any(|prefix| start.starts_with(prefix));
+        if is_function && !line.trim_end().ends_with(';') {
+            open.push((number, indent, start.to_owned()));
+        }
+        while start == "}" && open.last().is_some_and(|(_, at, _)| *at >= indent) {
+            let Some((first, at, name)) = open.pop() else { break };
+            if at == indent && number - first + 1 > FUNCTION_MAX {
+                wrong.push(format!("{path}:{first}: longer than {FUNCTION_MAX} lines: {name}"));
+            }
+        }
+    }
+}
+
+fn check_edges(root: &Path, wrong: &mut Vec<String>) {
+    for (name, allowed) in EDGES {
+        let manifest = root.join("crates").join(name).join("Cargo.toml");
+        let Ok(text) = fs::read_to_string(manifest) else { continue };
+        let dependencies = text.split("[dependencies]").nth(1).unwrap_or_default();
+        let dependencies = dependencies.split("\n[").next().unwrap_or_default();
+        let names = dependencies.lines().filter_map(|line| line.split(['.', ' ', '=']).next());
+        for used in names.filter(|used| used.starts_with("uzswap") && !allowed.contains(used)) {
+            wrong.push(format!("{name} uses {used}: edges go one way (ARCHITECTURE.md)"));
+        }
+    }
+}
