@@ -37,31 +37,51 @@ pub fn check(root: &Path) -> ExitCode {
             wrong.push(format!("{path} is stale: cargo run -p xtask -- docs"));
         }
     }
-    for path in sources(root) {
+    for path in files(root, "rs") {
         let Ok(text) = fs::read_to_string(root.join(&path)) else { continue };
         check_file(&path.display().to_string(), &text, &mut wrong);
+    }
+    for path in files(root, "md") {
+        let Ok(text) = fs::read_to_string(root.join(&path)) else { continue };
+        check_links(root, &path, &text, &mut wrong);
     }
     check_edges(root, &mut wrong);
     wrong.iter().for_each(|line| eprintln!("tidy: {line}"));
     if wrong.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 
-/// Rust sources of the workspace, relative to its root.
-fn sources(root: &Path) -> Vec<PathBuf> {
-    let mut folders = ["crates", "tests", "xtask", "fuzz"].map(|name| root.join(name)).to_vec();
+/// Files of the repository with an extension, relative to its root.
+fn files(root: &Path, wanted: &str) -> Vec<PathBuf> {
+    let mut folders = vec![root.to_owned()];
     let mut files = Vec::new();
     while let Some(folder) = folders.pop() {
         for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
             let path = entry.path();
-            if path.is_dir() && path.file_name().is_some_and(|name| name != "target") {
+            let name = entry.file_name();
+            let is_ours = name != "target" && !name.as_encoded_bytes().starts_with(b".");
+            if path.is_dir() && is_ours {
                 folders.push(path);
-            } else if path.extension().is_some_and(|extension| extension == "rs") {
+            } else if path.extension().is_some_and(|extension| extension == wanted) {
                 files.push(path.strip_prefix(root).unwrap_or(&path).to_owned());
             }
         }
     }
     files.sort();
     files
+}
+
+/// A document names only files that are there. Addresses on the web are not looked up.
+fn check_links(root: &Path, path: &Path, text: &str, wrong: &mut Vec<String>) {
+    let folder = root.join(path.parent().unwrap_or(Path::new("")));
+    for (number, line) in (1..).zip(text.lines()) {
+        let targets = line.split("](").skip(1).filter_map(|rest| rest.split(')').next());
+        let files = targets.filter_map(|target| target.split('#').next());
+        for file in files.filter(|file| !file.is_empty() && !file.contains("://")) {
+            if !folder.join(file).exists() {
+                wrong.push(format!("{}:{number}: there is no {file}", path.display()));
+            }
+        }
+    }
 }
 
 fn check_file(path: &str, text: &str, wrong: &mut Vec<String>) {
