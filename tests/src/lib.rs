@@ -4,9 +4,11 @@
 use rustix::fs::FlockOperation;
 use std::collections::BTreeSet;
 use std::fs::{self, File};
+use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
+use uzswap_sys::cgroup::{Group, Hierarchy};
 
 /// A program of this workspace, built with the same profile as this test.
 pub fn program(name: &str) -> PathBuf {
@@ -106,24 +108,77 @@ pub fn wait_for(patience: Duration, done: impl Fn() -> bool) -> bool {
     true
 }
 
+/// A shell script that runs when this is dropped, or when this process ends in whatever way.
+pub struct Afterwards {
+    shell: Child,
+}
+
+impl Afterwards {
+    /// Has `script` run, with `arguments` as `$1` and so on.
+    pub fn run(script: &str, arguments: &[&str]) -> Self {
+        // Its standard input ends with us; a process group of its own, so that no key ends it.
+        let shell = Command::new("sh")
+            .args(["-c", &format!("cat >/dev/null; {script}"), "afterwards"])
+            .args(arguments)
+            .stdin(Stdio::piped())
+            .process_group(0)
+            .spawn()
+            .expect("a shell");
+        Self { shell }
+    }
+}
+
+impl Drop for Afterwards {
+    fn drop(&mut self) {
+        drop(self.shell.stdin.take());
+        let _ = self.shell.wait();
+    }
+}
+
 /// A value under /proc/sys or /sys that is put back at the end, however the test ends.
 pub struct Setting {
-    path: PathBuf,
-    before: String,
+    _restore: Afterwards,
 }
 
 impl Setting {
     /// Writes `value`; `None` where there is no such file.
     pub fn set(path: &str, value: &str) -> Option<Self> {
         let before = fs::read_to_string(path).ok()?;
+        let restore = Afterwards::run("echo \"$2\" > \"$1\"", &[path, before.trim_end()]);
         fs::write(path, value).expect("root can write it");
-        Some(Self { path: path.into(), before })
+        Some(Self { _restore: restore })
     }
 }
 
-impl Drop for Setting {
-    fn drop(&mut self) {
-        let _ = fs::write(&self.path, &self.before);
+/// A memory cgroup that is gone at the end, with its processes.
+pub struct Limited {
+    /// The group.
+    pub group: Group,
+    _remove: Afterwards,
+}
+
+impl Limited {
+    /// Makes one of `bytes`.
+    pub fn new(bytes: u64) -> Self {
+        let hierarchy = Hierarchy::find().expect("doctor found one");
+        let group = hierarchy.create("uzswap-tests").expect("root can make a group");
+        let script = "while ! rmdir \"$1\"; do \
+                      kill -9 $(cat \"$1/cgroup.procs\"); sleep 0.1; done 2>/dev/null";
+        let remove = Afterwards::run(script, &[&group.path().display().to_string()]);
+        group.set_limit(bytes).expect("the group is ours");
+        Self { group, _remove: remove }
+    }
+
+    /// Starts a command in it.
+    pub fn start(&self, command: &[&str]) -> Child {
+        Command::new("sh")
+            .args(["-c", "echo 0 > \"$0\" && exec \"$@\""])
+            .arg(self.group.entrance())
+            .args(command)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .expect("a shell")
     }
 }
 

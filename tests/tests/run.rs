@@ -123,14 +123,20 @@ fn a_backing_in_use_is_refused_and_one_made_for_a_run_is_gone_with_it() {
     let options = ["--memory", "64M", "--backing", &backing];
     Run::start(&options, &["true"]).finish().assert_code(0);
     assert!(!path.exists(), "it was made for the run");
-    // An empty file is taken as it is, and stays.
+    // An empty file is taken as it is, and stays; while it is, nobody else can have it.
     fs::write(&path, "").unwrap();
-    let path = path.display().to_string();
-    let first = Run::start(&["--memory", "64M", "--backing", &path], &["sleep", "1"]).finish();
-    assert!(first.stderr().contains("at least 2 MiB"), "{}", first.stderr());
+    let first = Run::start(&options, &["sleep", "3"]);
+    first.wait_until_running();
+    let second = Run::start(&options, &["true"]).finish();
+    second.assert_code(125);
+    assert!(second.stderr().contains("in use by another process"), "{}", second.stderr());
+    first.finish().assert_code(0);
+    assert!(path.exists(), "it was there before");
     fs::File::options().write(true).open(&path).unwrap().set_len(0).unwrap();
-    let first = Run::start(&options, &["true"]).finish();
-    assert!(first.stderr().is_empty() || first.code() == Some(125), "{}", first.stderr());
+    let without_size = ["--memory", "64M", "--backing", path.to_str().unwrap()];
+    let small = Run::start(&without_size, &["true"]).finish();
+    small.assert_code(125);
+    assert!(small.stderr().contains("at least 2 MiB"), "{}", small.stderr());
 }
 
 #[test]
@@ -228,4 +234,33 @@ fn without_root_it_says_so() {
     let stderr = String::from_utf8_lossy(&output.stderr);
     assert_eq!(output.status.code(), Some(125), "{stderr}");
     assert!(stderr.contains("root: no; run it with sudo"), "{stderr}");
+}
+
+#[test]
+fn a_program_that_fits_nowhere_is_ended_and_the_report_says_why() {
+    let Some(_machine) = Machine::take() else { return };
+    let options = ["--memory", "64M", "--backing", "none", "--pool", "8M"];
+    let run = Run::start(&options, &["python3", "-c", HUNGRY]).finish();
+    run.assert_code(137);
+    assert_eq!(run.report["oom_kills"], 1, "{}", run.report);
+    assert!(run.stderr().contains("killed for lack of memory"), "{}", run.stderr());
+    assert!(run.statistic("reject_reclaim_fail") > 0, "{}", run.report);
+}
+
+#[test]
+fn a_daemon_goes_on_serving_until_the_kernel_can_read_its_pages_back() {
+    let Some(machine) = Machine::take() else { return };
+    let run = Run::start(&LIMITS, &["sh", "-c", "sleep 1; exit 5"]);
+    run.wait_until_running();
+    let folder = run.folder();
+    {
+        let _ratio = Setting::set("/proc/sys/vm/overcommit_ratio", "0");
+        let _strict = Setting::set("/proc/sys/vm/overcommit_memory", "2").unwrap();
+        let run = run.finish();
+        run.assert_code(5);
+        assert!(run.stderr().contains("goes on serving it, and tries again"), "{}", run.stderr());
+        assert!(fs::read_to_string("/proc/swaps").unwrap().contains("/dev/loop"));
+        assert!(folder.join("mnt/stats/stored_pages").exists(), "the daemon answers");
+    }
+    machine.assert_as_before();
 }

@@ -17,9 +17,11 @@
 
 #![forbid(unsafe_code)]
 
+mod batch;
 mod disk;
 mod protocol;
 mod server;
+mod watch;
 
 mod backing;
 pub mod control;

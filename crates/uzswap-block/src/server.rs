@@ -9,19 +9,20 @@
 //!
 //! A thread watches while it serves what takes microseconds. Before anything longer — several
 //! pages, or a page on the backing — it makes sure that another one watches. A thread that never
-//! finds the queue empty calls for help as well.
+//! finds the queue empty calls for another as well. Parked threads help with large writes.
 
+use crate::batch::{BATCH_PAGES_MIN, Batch};
 use crate::disk::{Disk, DiskError};
 use crate::protocol::{Ask, Reply, Request, WRITE_OVERHEAD};
 use crate::traffic::Traffic;
+use crate::watch::{Parking, Watch};
 use rustix::event::{PollFd, PollFlags};
 use rustix::fd::{AsFd, OwnedFd};
 use rustix::fs::OFlags;
 use rustix::io::Errno;
 use std::io::{self, IoSlice};
 use std::path::Path;
-use std::sync::atomic::{AtomicUsize, Ordering::Relaxed, Ordering::SeqCst};
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::sync::{Arc, PoisonError, RwLock, RwLockWriteGuard};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 use uzswap_engine::PAGE_BYTES;
@@ -59,81 +60,41 @@ const BUSY_STREAK: u32 = 8;
 /// Stack of a thread, bytes: the deepest path reads a record through a bounce buffer.
 const STACK_BYTES: usize = 256 << 10;
 
-/// Which threads watch the queue.
-struct Watch {
-    /// Those that do. At least one, unless all threads are at long work.
-    watchers: AtomicUsize,
-    /// Watchers that are worth having: no more than CPUs.
-    watchers_max: usize,
-    parked: Mutex<Parked>,
-    call: Condvar,
-}
-
-#[derive(Default)]
-struct Parked {
-    threads: usize,
-    /// Threads called that have not left yet.
-    called: usize,
-    closed: bool,
-}
-
-impl Watch {
-    fn parked(&self) -> std::sync::MutexGuard<'_, Parked> {
-        self.parked.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Parks the caller, a watcher, unless it is the last; `true` when it was called back.
-    fn park(&self) -> bool {
-        if self.watchers.load(Relaxed) <= 1 {
-            return false;
-        }
-        let mut parked = self.parked();
-        let less = |watchers: usize| (watchers > 1 && !parked.closed).then(|| watchers - 1);
-        if self.watchers.fetch_update(SeqCst, SeqCst, less).is_err() {
-            return false;
-        }
-        parked.threads += 1;
-        while parked.called == 0 && !parked.closed {
-            parked = self.call.wait(parked).unwrap_or_else(PoisonError::into_inner);
-        }
-        parked.called = parked.called.saturating_sub(1);
-        parked.threads -= 1;
-        true
-    }
-
-    /// Makes a parked thread a watcher, if there is one.
-    fn call(&self) {
-        let mut parked = self.parked();
-        if parked.threads > parked.called {
-            parked.called += 1;
-            self.watchers.fetch_add(1, SeqCst);
-            self.call.notify_one();
-        }
-    }
-
-    /// The caller stops watching for a while; another takes over if it was the last.
-    fn leave(&self) {
-        if self.watchers.fetch_sub(1, SeqCst) == 1 {
-            self.call();
-        }
-    }
-
-    fn come_back(&self) {
-        self.watchers.fetch_add(1, SeqCst);
-    }
-
-    fn close(&self) {
-        self.parked().closed = true;
-        self.call.notify_all();
-    }
-}
-
 /// What the server's threads share.
 pub(crate) struct Shared {
     disk: Arc<dyn Disk>,
     watch: Watch,
     config: ServerConfig,
     traffic: Arc<Traffic>,
+    /// For each thread.
+    desks: Box<[Desk]>,
+}
+
+/// Where a thread works. Only helpers with its batch come to another's.
+struct Desk {
+    /// The request, and the data of the reply.
+    buffer: RwLock<Buffer>,
+    batch: Batch,
+}
+
+impl Desk {
+    fn new() -> io::Result<Self> {
+        let buffer = Buffer::new(REQUEST_BYTES_MAX + WRITE_OVERHEAD)?;
+        Ok(Self { buffer: RwLock::new(buffer), batch: Batch::default() })
+    }
+
+    fn buffer(&self) -> RwLockWriteGuard<'_, Buffer> {
+        self.buffer.write().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Shared {
+    /// Takes part in the batch of thread `number`.
+    fn work(&self, number: usize) {
+        let desk = &self.desks[number];
+        let buffer = desk.buffer.read().unwrap_or_else(PoisonError::into_inner);
+        desk.batch.work(&*self.disk, &buffer[WRITE_OVERHEAD..]);
+    }
 }
 
 /// A FUSE file in service. Dropped, it is unmounted and its threads end.
@@ -156,14 +117,10 @@ impl Server {
         fuse::mount_file(&connection, path)?;
         let shared = Arc::new(Shared {
             disk,
-            watch: Watch {
-                watchers: AtomicUsize::new(1),
-                watchers_max: uzswap_sys::cpu::allowed(),
-                parked: Mutex::default(),
-                call: Condvar::new(),
-            },
+            watch: Watch::new(config.threads, uzswap_sys::cpu::allowed()),
             config,
             traffic,
+            desks: (0..config.threads).map(|_| Desk::new()).collect::<io::Result<_>>()?,
         });
         let mut server = Self { shared, path: path.to_owned(), threads: Vec::new() };
         server.greet(&connection)?;
@@ -213,7 +170,6 @@ struct Worker {
     number: usize,
     connection: OwnedFd,
     shared: Arc<Shared>,
-    buffer: Buffer,
     /// Requests in a row that were there at the first look.
     streak: u32,
 }
@@ -228,8 +184,7 @@ impl Worker {
     fn new(number: usize, connection: OwnedFd, shared: Arc<Shared>) -> io::Result<Self> {
         let flags = rustix::fs::fcntl_getfl(&connection)?;
         rustix::fs::fcntl_setfl(&connection, flags | OFlags::NONBLOCK)?;
-        let buffer = Buffer::new(REQUEST_BYTES_MAX + WRITE_OVERHEAD)?;
-        Ok(Self { number, connection, shared, buffer, streak: 0 })
+        Ok(Self { number, connection, shared, streak: 0 })
     }
 
     fn run(mut self) {
@@ -240,11 +195,11 @@ impl Worker {
         if self.number > 0 {
             // The first watches from the start; the others wait to be called.
             self.shared.watch.come_back();
-            self.shared.watch.park();
+            self.park();
         }
         while let Received::Bytes(bytes) = self.receive() {
             let began = Instant::now();
-            let Some(request) = Request::parse(&self.buffer[..bytes]) else {
+            let Some(request) = Request::parse(&self.desk().buffer()[..bytes]) else {
                 continue; // The kernel does not send such; it could not be answered either.
             };
             if request.ask == Ask::Destroy {
@@ -263,12 +218,24 @@ impl Worker {
         self.shared.watch.close();
     }
 
+    fn desk(&self) -> &Desk {
+        &self.shared.desks[self.number]
+    }
+
+    fn park(&self) -> Parking {
+        self.shared.watch.park(|number| {
+            self.shared.work(number);
+            self.shared.desks[number].batch.leave();
+        })
+    }
+
     /// Takes the next request, polling, parking or sleeping meanwhile.
     fn receive(&mut self) -> Received {
         let mut waited = false;
         let mut last = Instant::now();
         loop {
-            match rustix::io::read(&self.connection, &mut self.buffer[..]) {
+            let read = rustix::io::read(&self.connection, &mut self.desk().buffer()[..]);
+            match read {
                 Ok(bytes) => {
                     self.call_if_busy(waited);
                     return Received::Bytes(bytes);
@@ -279,7 +246,7 @@ impl Worker {
                 Err(_) => return Received::Gone,
             }
             waited = true;
-            if self.shared.watch.park() {
+            if self.park() == Parking::Called {
                 last = Instant::now();
             } else if last.elapsed() < self.shared.config.poll {
                 std::hint::spin_loop();
@@ -295,7 +262,7 @@ impl Worker {
     fn call_if_busy(&mut self, waited: bool) {
         self.streak = if waited { 0 } else { self.streak + 1 };
         let watch = &self.shared.watch;
-        if self.streak >= BUSY_STREAK && watch.watchers.load(Relaxed) < watch.watchers_max {
+        if self.streak >= BUSY_STREAK && watch.has_room() {
             self.streak = 0;
             watch.call();
         }
@@ -314,22 +281,22 @@ impl Worker {
         }
     }
 
-    fn serve(&mut self, request: &Request, began: Instant) {
+    fn serve(&self, request: &Request, began: Instant) {
         let unique = request.unique;
         let disk = &*self.shared.disk;
         let traffic = self.shared.traffic.thread(self.number);
         let outcome = match request.ask {
             Ask::Read { offset, bytes } => {
                 let bytes = bytes.min(REQUEST_BYTES_MAX);
-                let read = disk.read(offset, &mut self.buffer[..bytes]);
-                self.answer(unique, read.map(|()| (Reply::ok(unique), bytes)));
+                let mut buffer = self.desk().buffer();
+                let read = disk.read(offset, &mut buffer[..bytes]);
+                self.answer(read.map(|()| Reply::ok(unique)), unique, &buffer[..bytes]);
                 traffic.read(bytes, began.elapsed());
                 return;
             }
             Ask::Write { offset, bytes } => {
                 traffic.written(bytes);
-                let data = &self.buffer[WRITE_OVERHEAD..WRITE_OVERHEAD + bytes];
-                disk.write(offset, data).map(|()| Reply::written(unique, bytes))
+                self.write(offset, bytes).map(|()| Reply::written(unique, bytes))
             }
             Ask::Discard { offset, bytes } => {
                 traffic.discarded(bytes);
@@ -341,18 +308,37 @@ impl Worker {
             Ask::Silent | Ask::Destroy => return,
             Ask::Init { .. } | Ask::Unknown => Ok(Reply::error(unique, libc::ENOSYS)),
         };
-        self.answer(unique, outcome.map(|reply| (reply, 0)));
+        self.answer(outcome, unique, &[]);
     }
 
-    /// Sends a reply, with `data` bytes of the buffer, or the failure.
-    fn answer(&self, unique: u64, outcome: Result<(Reply, usize), DiskError>) {
-        let (mut reply, data) = outcome.unwrap_or_else(|error| {
-            self.shared.traffic.thread(self.number).failed();
-            (Reply::error(unique, errno(error)), 0)
-        });
-        let parts = [IoSlice::new(reply.finish(data)), IoSlice::new(&self.buffer[..data])];
+    /// Writes what is in the buffer, alone or with the help of parked threads.
+    fn write(&self, offset: u64, bytes: usize) -> Result<(), DiskError> {
+        let Shared { watch, .. } = &*self.shared;
+        let batch = &self.desk().batch;
+        let shared = bytes >= BATCH_PAGES_MIN * PAGE_BYTES;
+        batch.start(offset, bytes);
+        if shared {
+            watch.share(self.number, batch);
+        }
+        self.shared.work(self.number);
+        if shared {
+            watch.unshare(self.number, batch);
+        }
+        batch.finish()
+    }
+
+    /// Sends a reply with `data`, or the failure.
+    fn answer(&self, outcome: Result<Reply, DiskError>, unique: u64, data: &[u8]) {
+        let (mut reply, data) = match outcome {
+            Ok(reply) => (reply, data),
+            Err(error) => {
+                self.shared.traffic.thread(self.number).failed();
+                (Reply::error(unique, errno(error)), &[][..])
+            }
+        };
+        let parts = [IoSlice::new(reply.finish(data.len())), IoSlice::new(data)];
         // An error: the requester was killed, or the device is gone, which the next read shows.
-        let _ = rustix::io::writev(&self.connection, &parts[..if data > 0 { 2 } else { 1 }]);
+        let _ = rustix::io::writev(&self.connection, &parts[..if data.is_empty() { 1 } else { 2 }]);
     }
 }
 

@@ -90,6 +90,8 @@ pub struct Cache {
     /// The pool hit its limit, could not be written back, and is not yet below
     /// `accept_threshold_percent`.
     pub(crate) refusing: AtomicBool,
+    /// The machine had no memory for the reserve when last asked.
+    pub(crate) starved: AtomicBool,
 }
 
 impl Links for Index {
@@ -137,6 +139,7 @@ impl Cache {
             writeback_failed: AtomicBool::new(false),
             doorbell: Doorbell::new(),
             refusing: AtomicBool::new(false),
+            starved: AtomicBool::new(false),
         };
         assert_eq!(cpu::page_bytes(), PAGE_BYTES, "a kernel with other pages than 4 KiB");
         cache.apply_attributes();

@@ -17,8 +17,10 @@ use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 pub(crate) const RESERVE_BYTES: usize = 2 << 20;
 
 /// Looks that a store takes at an empty reserve, each after a longer pause, before it writes back
-/// instead: some 10 ms, several times what a section takes when the machine has memory.
-const LOOKS: u32 = 250;
+/// instead: some 0.4 s. A section takes a millisecond, but the thread that brings it on line may
+/// wait for a CPU: with ten busy programs on two, 10 ms were not enough. Where the machine has no
+/// memory, or there is no such thread, nobody waits.
+const LOOKS: u32 = 4000;
 
 /// Compaction runs when it could free more than this share of the pool, and this many bytes.
 const SLACK_DIVISOR: usize = 32;
@@ -27,6 +29,8 @@ const SLACK_BYTES: usize = 256 << 10;
 /// Wakes the thread that maintains.
 pub(crate) struct Doorbell {
     rung: AtomicBool,
+    /// Somebody has waited for it: there is a thread that maintains.
+    attended: AtomicBool,
     lock: Mutex<()>,
     #[cfg(not(feature = "shuttle"))]
     condition: std::sync::Condvar,
@@ -36,6 +40,7 @@ impl Doorbell {
     pub(crate) fn new() -> Self {
         Self {
             rung: AtomicBool::new(false),
+            attended: AtomicBool::new(false),
             lock: Mutex::new(()),
             #[cfg(not(feature = "shuttle"))]
             condition: std::sync::Condvar::new(),
@@ -53,6 +58,7 @@ impl Doorbell {
 
     #[cfg(not(feature = "shuttle"))]
     fn wait(&self, timeout: std::time::Duration) {
+        self.attended.store(true, Relaxed);
         let held = lock(&self.lock);
         let wait = self.condition.wait_timeout_while(held, timeout, |()| !self.rung.load(Relaxed));
         drop(wait.expect("nothing panics while holding it"));
@@ -77,6 +83,7 @@ impl Cache {
     /// back or are rejected).
     pub fn maintain(&self) -> io::Result<()> {
         let provisioned = self.provision();
+        self.starved.store(provisioned.is_err(), Relaxed);
         self.write_back_to(self.attributes.pool_bytes_accept() as usize);
         self.compact();
         self.pool.give_back(RESERVE_BYTES);
@@ -162,8 +169,12 @@ impl Cache {
 
     /// Waits a moment for the thread that maintains to bring more memory on line.
     fn wait_for_reserve(&self) -> bool {
+        if !self.doorbell.attended.load(Relaxed) {
+            return false;
+        }
         let mut backoff = Backoff::new();
-        (0..LOOKS).any(|_| {
+        let mut looks = (0..LOOKS).take_while(|_| !self.starved.load(Relaxed));
+        looks.any(|_| {
             backoff.wait();
             self.pool.free_bytes() >= RESERVE_BYTES / 4
         })

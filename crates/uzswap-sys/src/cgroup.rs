@@ -98,6 +98,24 @@ impl Group {
         fs::write(self.path.join(file), bytes.to_string())
     }
 
+    /// Has the kernel's OOM killer wait for us, or not: with `hold`, processes that no memory can
+    /// be found for sleep until some is freed or the limit is raised. On version 2, which has
+    /// no such switch, nothing is changed.
+    pub fn hold_oom_killer(&self, hold: bool) -> io::Result<()> {
+        match self.version {
+            Version::V1 => {
+                fs::write(self.path.join("memory.oom_control"), u8::from(hold).to_string())
+            }
+            Version::V2 => Ok(()),
+        }
+    }
+
+    /// Whether processes of the group sleep because the OOM killer is held.
+    pub fn waits_for_memory(&self) -> bool {
+        let control = fs::read_to_string(self.path.join("memory.oom_control"));
+        self.version == Version::V1 && control.is_ok_and(|text| field(&text, "under_oom") > 0)
+    }
+
     /// The file to which a process writes `0` to move itself into the group.
     pub fn entrance(&self) -> PathBuf {
         self.path.join("cgroup.procs")

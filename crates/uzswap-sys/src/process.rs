@@ -69,6 +69,12 @@ pub fn start_time(pid: i32) -> Option<u64> {
     (state != "Z").then(|| rest.split_whitespace().nth(19)?.parse().ok())?
 }
 
+/// Lets go of standard error: what is written there from now on is lost.
+pub fn silence_errors() -> io::Result<()> {
+    let null = std::fs::File::options().write(true).open("/dev/null")?;
+    Ok(rustix::stdio::dup2_stderr(null)?)
+}
+
 /// Sends a signal. Errors: `NotFound` when the process is gone.
 pub fn kill(pid: i32, signal: i32) -> io::Result<()> {
     let pid = Pid::from_raw(pid).ok_or(io::ErrorKind::InvalidInput)?;

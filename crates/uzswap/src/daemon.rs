@@ -12,18 +12,14 @@ use crate::session::{Greeting, State};
 use std::io::{self, BufRead};
 use std::sync::Arc;
 use std::sync::mpsc::{Sender, channel};
+use std::time::Duration;
 use uzswap_block::control::{Control, DISK};
 use uzswap_block::{CacheDisk, Maintainer, Server, Traffic, open_backing};
 use uzswap_engine::{Cache, Config};
 use uzswap_sys::{cpu, process};
 
-/// Why the daemon ends.
-enum End {
-    /// It was told to.
-    Told,
-    /// Its owner is gone.
-    Orphaned,
-}
+/// How often to try again when the kernel cannot read its pages back.
+const RETRY: Duration = Duration::from_secs(2);
 
 /// Serves until told to end.
 pub fn daemon() -> Result<(), Failure> {
@@ -48,9 +44,9 @@ pub fn daemon() -> Result<(), Failure> {
     notes.extend(lock());
     greet(&Greeting::Ready { notes });
     watch_owner(end)?;
-    if let Ok(End::Orphaned) = ended.recv() {
-        undo(&options);
-    }
+    // An error: nobody is left who could tell us to end.
+    let _ = ended.recv();
+    undo(&options);
     drop(service);
     Ok(())
 }
@@ -119,25 +115,25 @@ impl Service {
     }
 }
 
-fn watch_signals(end: Sender<End>) -> Result<(), Failure> {
+fn watch_signals(end: Sender<()>) -> Result<(), Failure> {
     use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
     let signals = signal_hook::iterator::Signals::new([SIGTERM, SIGINT, SIGHUP]);
     let mut signals = signals.map_err(|error| Failure::new(format!("signals: {error}")))?;
     std::thread::spawn(move || {
         for _ in signals.forever() {
             // An error: it is ending already.
-            let _ = end.send(End::Told);
+            let _ = end.send(());
         }
     });
     Ok(())
 }
 
 /// The owner holds the other end of our standard input until it ends, however it ends.
-fn watch_owner(end: Sender<End>) -> Result<(), Failure> {
+fn watch_owner(end: Sender<()>) -> Result<(), Failure> {
     let watch = move || {
         let mut rest = String::new();
         while io::stdin().read_line(&mut rest).is_ok_and(|bytes| bytes > 0) {}
-        let _ = end.send(End::Orphaned);
+        let _ = end.send(());
     };
     std::thread::Builder::new()
         .name("uzswap-owner".into())
@@ -146,12 +142,20 @@ fn watch_owner(end: Sender<End>) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Undoes what the owner changed, while we still serve: the kernel reads pages back from us.
+/// Undoes what a dead owner changed, while we still serve: the kernel reads pages back from us, and
+/// we stay until it has. A living owner has done it before it told us to end.
 fn undo(options: &DaemonOptions) {
     let Some(folder) = options.folder.parent() else { return };
-    if let Ok(state) = State::read(folder) {
-        for trouble in leftovers::undo(folder, &state) {
-            eprintln!("uzswap: {trouble}");
+    while let Ok(state) = State::read(folder) {
+        let in_use = leftovers::is_in_use(&state);
+        if in_use || !state.owner.is_some_and(|owner| owner.is_alive()) {
+            leftovers::undo(folder, &state);
         }
+        if !leftovers::is_in_use(&state) {
+            return;
+        }
+        // Whoever reads the owner's errors from a pipe must not wait for us. An error: they do.
+        let _ = process::silence_errors();
+        std::thread::sleep(RETRY);
     }
 }

@@ -15,7 +15,8 @@ use uzswap_sys::{fuse, loopdev, process, swap};
 const PATIENCE: Duration = Duration::from_secs(10);
 
 /// Undoes everything in `state` and removes `folder`; what could not be undone. Steps that are done
-/// already are no trouble, so it can be repeated.
+/// already are no trouble, so it can be repeated. While a living daemon holds pages that the kernel
+/// cannot read back now, nothing under them is touched.
 pub fn undo(folder: &Path, state: &State) -> Vec<String> {
     let mut troubles = Vec::new();
     let mut step = |what: &str, result: io::Result<()>| {
@@ -31,7 +32,12 @@ pub fn undo(folder: &Path, state: &State) -> Vec<String> {
     if let Some(device) = &state.device {
         let ours = loopdev::backing_file(device).is_some_and(|file| file.starts_with(&mount));
         if ours && is_swapped_to(device) {
-            step(&format!("switch swapping to {} off", device.display()), swap_off(device));
+            let off = swap_off(device);
+            let kept = off.is_err() && state.daemon.is_some_and(|daemon| daemon.is_alive());
+            step(&format!("switch swapping to {} off", device.display()), off);
+            if kept {
+                return troubles;
+            }
         }
         if ours && loopdev::backing_file(device).is_some() {
             let gone = loopdev::detach(device).or_else(|error| match error.raw_os_error() {
@@ -129,6 +135,11 @@ fn kill_all(group: &Group) {
         }
         processes.is_empty()
     });
+}
+
+/// Whether pages may be on the session's device.
+pub fn is_in_use(state: &State) -> bool {
+    state.device.as_deref().is_some_and(is_swapped_to)
 }
 
 fn is_swapped_to(device: &Path) -> bool {

@@ -9,6 +9,7 @@ mod error;
 mod leftovers;
 mod live;
 mod options;
+mod relief;
 mod report;
 mod run;
 mod serve;

@@ -5,6 +5,7 @@ use crate::error::Failure;
 use crate::leftovers;
 use crate::live::Live;
 use crate::options::{self, DaemonOptions};
+use crate::relief::{Progress, Relief};
 use crate::report::{Peak, Report};
 use crate::session::{ProcessId, Session};
 use crate::signals::{Event, Events};
@@ -21,7 +22,7 @@ use std::time::{Duration, Instant};
 use uzswap_sys::cgroup::{Group, Hierarchy};
 use uzswap_sys::{cpu, process};
 
-/// How often the figures are looked at.
+/// How often the figures are looked at, and the group's troubles.
 const TICK: Duration = Duration::from_millis(200);
 
 /// How long processes that the command left behind get to end by themselves.
@@ -91,24 +92,20 @@ fn supervise(
     }
     let began = Instant::now();
     let live = Live::new(arguments.quiet);
-    let mut watch = Watch { mount: session.mount(), group: &group, live, peak: Peak::default() };
+    let relief = Relief::new(&group, arguments.memory);
+    let (mount, peak) = (session.mount(), Peak::default());
+    let mut watch = Watch { mount, group: &group, relief, live, peak };
     let ended = watch.command(arguments, &events);
     watch.live.finish();
     let status = ended?;
     let time = began.elapsed();
     let stats = Stats::read(&session.mount());
     watch.peak.update(&stats);
-    let report = Report::new(
-        time,
-        exit_code(status),
-        arguments.memory,
-        group.usage(),
-        watch.peak,
-        stats,
-        notes,
-    );
+    let mut usage = group.usage();
+    usage.oom_kills += watch.relief.ended();
+    let report =
+        Report::new(time, exit_code(status), arguments.memory, usage, watch.peak, stats, notes);
     end_stragglers(&group);
-    session.switch_off()?;
     Ok(report)
 }
 
@@ -125,6 +122,7 @@ fn make_group(hierarchy: &Hierarchy, name: &str, limit: u64) -> Result<Group, Fa
 struct Watch<'a> {
     mount: PathBuf,
     group: &'a Group,
+    relief: Relief<&'a Group>,
     live: Live,
     peak: Peak,
 }
@@ -172,6 +170,12 @@ impl Watch<'_> {
                 }
                 Err(RecvTimeoutError::Timeout) => {
                     let stats = Stats::read(&self.mount);
+                    if let Some(process) = self.relief.tick(Progress::from(&stats)) {
+                        eprintln!(
+                            "uzswap: pool and backing are full, so {process}, the largest process, \
+                             is ended; give more --pool or --backing"
+                        );
+                    }
                     self.peak.update(&stats);
                     self.live.show(&stats, self.group.usage().current);
                 }

@@ -226,17 +226,20 @@ impl Session {
         Ok(())
     }
 
-    /// Undoes whatever is left; what could not be undone.
+    /// Undoes whatever is left; what could not be undone. Pages that cannot be read back now stay
+    /// with the daemon.
     pub fn end(mut self) -> Vec<String> {
         self.device = None;
+        let mut troubles = crate::leftovers::undo(&self.folder, &self.state);
         if let Some(mut daemon) = self.daemon.take() {
-            // It need not clean up: we do.
-            let _ = process::kill(daemon.child.id() as i32, libc::SIGTERM);
-            let troubles = crate::leftovers::undo(&self.folder, &self.state);
-            let _ = daemon.child.wait();
-            return troubles;
+            if crate::leftovers::is_in_use(&self.state) {
+                let pid = daemon.child.id();
+                troubles.push(format!("the daemon ({pid}) goes on serving it, and tries again"));
+            } else {
+                let _ = daemon.child.wait();
+            }
         }
-        crate::leftovers::undo(&self.folder, &self.state)
+        troubles
     }
 }
 

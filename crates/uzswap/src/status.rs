@@ -30,6 +30,9 @@ impl Session {
 
 /// Prints it.
 pub fn status(arguments: &StatusArguments) -> Result<(), Failure> {
+    if !uzswap_sys::process::is_root() {
+        return Err(Failure::new("only root may read the figures; use sudo"));
+    }
     let all: Vec<Session> = sessions().into_iter().filter_map(Session::read).collect();
     if arguments.json {
         let json = serde_json::to_string_pretty(&all);

@@ -1,0 +1,90 @@
+//! `uzswap serve`: a device for the whole machine.
+
+#![allow(clippy::unwrap_used, reason = "tests")]
+
+use std::fs;
+use std::io::{BufRead, BufReader, Read};
+use std::process::{Child, Command, Stdio};
+use std::time::Duration;
+use uzswap_sys::process;
+use uzswap_tests::{Limited, Machine, Setting, program, wait_for};
+
+struct Served {
+    child: Child,
+    device: String,
+}
+
+impl Served {
+    fn start() -> Self {
+        let mut child = Command::new(program("uzswap"))
+            .args(["serve", "--size", "1G", "--pool", "400M", "--backing", "none"])
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut line = String::new();
+        BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
+        let device = line.strip_prefix("serving ").unwrap().split(',').next().unwrap().to_owned();
+        Self { child, device }
+    }
+
+    fn is_on(&self) -> bool {
+        fs::read_to_string("/proc/swaps").unwrap().contains(&self.device)
+    }
+
+    fn terminate(&self) {
+        process::kill(self.child.id() as i32, libc::SIGTERM).unwrap();
+    }
+
+    /// Waits for its end: the exit status, and what it said.
+    fn finish(mut self) -> (Option<i32>, String) {
+        let mut said = String::new();
+        self.child.stderr.take().unwrap().read_to_string(&mut said).unwrap();
+        (self.child.wait().unwrap().code(), said)
+    }
+
+    fn swapped_out(&self) -> u64 {
+        let status = Command::new(program("uzswap")).args(["status", "--json"]).output().unwrap();
+        let status: serde_json::Value = serde_json::from_slice(&status.stdout).unwrap();
+        let pid = self.child.id();
+        let ours = |session: &&serde_json::Value| session["owner"]["pid"] == pid;
+        let session = status.as_array().unwrap().iter().find(ours).unwrap();
+        session["stats"]["pages_swapped_out"].as_u64().unwrap()
+    }
+}
+
+/// Keeps 96 MiB of text with numbers, and checks each page when it is told to.
+const KEEPER: &str = "import sys\n\
+                      a=[b'page %d ' % i * 400 for i in range(24576)]\n\
+                      print('filled', flush=True)\n\
+                      sys.stdin.readline()\n\
+                      print(all(a[i] == b'page %d ' % i * 400 for i in range(24576)))";
+
+#[test]
+fn sigterm_reads_every_page_back_before_the_device_goes() {
+    let Some(_machine) = Machine::take() else { return };
+    let served = Served::start();
+    assert!(served.is_on());
+    let limited = Limited::new(32 << 20);
+    let keeper = limited.start(&["python3", "-c", KEEPER]);
+    assert!(wait_for(Duration::from_secs(30), || served.swapped_out() > 12_000));
+    // Room to read them back into.
+    limited.group.set_limit(1 << 30).unwrap();
+
+    // The kernel refuses to switch off what it might have no memory for: then it is served on.
+    {
+        let _ratio = Setting::set("/proc/sys/vm/overcommit_ratio", "0");
+        let _strict = Setting::set("/proc/sys/vm/overcommit_memory", "2").unwrap();
+        served.terminate();
+        std::thread::sleep(Duration::from_millis(500));
+        assert!(served.is_on(), "its pages have nowhere to go");
+    }
+    served.terminate();
+    assert!(wait_for(Duration::from_secs(20), || !served.is_on()));
+    let (code, said) = served.finish();
+    assert_eq!(code, Some(0), "{said}");
+    assert!(said.contains("free memory and send SIGTERM again"), "{said}");
+    let output = keeper.wait_with_output().unwrap();
+    assert_eq!(String::from_utf8_lossy(&output.stdout), "filled\nTrue\n");
+}
