@@ -27,6 +27,10 @@ pub enum Command {
     Doctor,
     /// Undo what runs that were killed have left: swap, loop devices, mounts, cgroups.
     Clean,
+    /// Measure it beside the kernel's own swap, zswap and zram.
+    Bench(BenchArguments),
+    /// Write the pages of a running program to a file, to measure with.
+    Record(RecordArguments),
     /// The process that serves the device; started by run and serve.
     #[command(hide = true)]
     Daemon,
@@ -54,6 +58,9 @@ pub struct CacheArguments {
     /// How long a thread looks for the next request before it sleeps, microseconds.
     #[arg(long, value_name = "US", default_value_t = 100, value_parser = clap::value_parser!(u32).range(0..=10_000))]
     pub poll: u32,
+    /// Plain memory behind the device and no cache: what the transport takes by itself.
+    #[arg(long, hide = true)]
+    pub bare: bool,
 }
 
 /// `uzswap run`.
@@ -95,6 +102,26 @@ pub struct StatusArguments {
     /// Print JSON: every attribute and statistic of every cache.
     #[arg(long)]
     pub json: bool,
+}
+
+/// `uzswap bench`.
+#[derive(Debug, Args)]
+#[command(disable_help_flag = true)]
+pub struct BenchArguments {
+    /// Which benchmark and how; `uzswap bench help` lists them.
+    #[arg(trailing_var_arg = true, allow_hyphen_values = true, value_name = "BENCH")]
+    pub arguments: Vec<OsString>,
+}
+
+/// `uzswap record`.
+#[derive(Debug, Args)]
+pub struct RecordArguments {
+    /// The program.
+    #[arg(long, value_parser = clap::value_parser!(i32).range(1..))]
+    pub pid: i32,
+    /// File to make.
+    #[arg(long, value_name = "FILE")]
+    pub out: PathBuf,
 }
 
 /// `uzswap enter`.

@@ -14,8 +14,8 @@ use std::sync::Arc;
 use std::sync::mpsc::{Sender, channel};
 use std::time::Duration;
 use uzswap_block::control::{Control, DISK};
-use uzswap_block::{CacheDisk, Maintainer, Server, Traffic, open_backing};
-use uzswap_engine::{Cache, Config};
+use uzswap_block::{CacheDisk, Disk, Maintainer, MemoryDisk, Server, Traffic, open_backing};
+use uzswap_engine::{Cache, Config, PAGE_BYTES};
 use uzswap_sys::{cpu, process};
 
 /// How often to try again when the kernel cannot read its pages back.
@@ -98,8 +98,7 @@ impl Service {
         };
         let backing = open_backing(&options.backing.spec())?;
         let cache = Arc::new(Cache::new(config, backing)?);
-        let disk = CacheDisk::new(cache.clone(), options.pages)
-            .ok_or_else(|| Failure::new("the device does not fit the cache's address space"))?;
+        let disk = disk(options, &cache)?;
         let mount = |error: io::Error| {
             let folder = options.folder.display();
             Failure::new(format!("cannot mount on {folder}: {error}; see `uzswap doctor`"))
@@ -110,9 +109,19 @@ impl Service {
             Control::mount(cache.clone(), traffic.clone(), &options.folder).map_err(mount)?;
         let maintainer = Maintainer::start(cache).map_err(mount)?;
         let path = options.folder.join(DISK);
-        let server = Server::start(Arc::new(disk), traffic, &path, server).map_err(mount)?;
+        let server = Server::start(disk, traffic, &path, server).map_err(mount)?;
         Ok(Self { _server: server, _maintainer: maintainer, _control: control })
     }
+}
+
+/// What is behind the device.
+fn disk(options: &DaemonOptions, cache: &Arc<Cache>) -> Result<Arc<dyn Disk>, Failure> {
+    if options.bare {
+        return Ok(Arc::new(MemoryDisk::new(options.pages as usize * PAGE_BYTES)));
+    }
+    let disk = CacheDisk::new(cache.clone(), options.pages)
+        .ok_or_else(|| Failure::new("the device does not fit the cache's address space"))?;
+    Ok(Arc::new(disk))
 }
 
 fn watch_signals(end: Sender<()>) -> Result<(), Failure> {

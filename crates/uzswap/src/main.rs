@@ -2,6 +2,7 @@
 
 #![forbid(unsafe_code)]
 
+mod bench;
 mod cli;
 mod daemon;
 mod doctor;
@@ -9,6 +10,7 @@ mod error;
 mod leftovers;
 mod live;
 mod options;
+mod record;
 mod relief;
 mod report;
 mod run;
@@ -53,6 +55,8 @@ fn dispatch(command: Command) -> Result<ExitCode, Failure> {
         Command::Status(arguments) => status::status(&arguments).map(|()| ExitCode::SUCCESS),
         Command::Doctor => Ok(doctor::doctor()),
         Command::Clean => leftovers::clean().map(|()| ExitCode::SUCCESS),
+        Command::Bench(arguments) => Err(bench::bench(&arguments)),
+        Command::Record(arguments) => record::record(&arguments).map(|()| ExitCode::SUCCESS),
         Command::Daemon => daemon::daemon().map(|()| ExitCode::SUCCESS),
         Command::Enter(arguments) => Err(run::enter(&arguments)),
     }

@@ -37,6 +37,8 @@ pub struct DaemonOptions {
     pub threads: usize,
     /// Time to poll, µs.
     pub poll_us: u64,
+    /// Plain memory instead of a cache.
+    pub bare: bool,
 }
 
 /// [`BackingSpec`], for JSON.
@@ -135,6 +137,7 @@ pub fn daemon_options(
             None => ServerConfig::for_cpus(cpu::allowed()).threads,
         },
         poll_us: arguments.poll.into(),
+        bare: arguments.bare,
     })
 }
 
@@ -191,6 +194,7 @@ mod tests {
             backing: Some("none".into()),
             threads: None,
             poll: 100,
+            bare: false,
         }
     }
 

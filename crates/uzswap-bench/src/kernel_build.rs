@@ -1,0 +1,164 @@
+//! `kernel-build`: a small kernel, many compile jobs, little memory.
+
+use crate::error::{Context, Failure};
+use crate::figures::{median, prepare, publish, table};
+use crate::peer::{FOLDER, Interrupt, Measured, Peer};
+use crate::transport::progress;
+use clap::Args;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+/// What to measure.
+#[derive(Debug, Args)]
+pub struct BuildArguments {
+    /// Compile jobs at once.
+    #[arg(long, short, default_value_t = 24)]
+    pub jobs: usize,
+    /// Memory of the build.
+    #[arg(long, default_value = "384M", value_parser = size)]
+    pub memory: u64,
+    /// Rounds; each builds with every configuration once.
+    #[arg(long, default_value_t = 1)]
+    pub rounds: usize,
+    /// Part of the kernel to build; all of it unless given.
+    #[arg(long)]
+    pub target: Option<String>,
+    /// Configurations: plain, zswap, zram, uzswap-NAME with the compressor's name.
+    #[arg(long, value_delimiter = ',', default_value = "plain,zswap,zram,uzswap-lz4,uzswap-zstd")]
+    pub peers: Vec<String>,
+    /// Pool of ours [default: as `run` chooses it].
+    #[arg(long)]
+    pub pool: Option<String>,
+    /// Folder for the report and the raw values.
+    #[arg(long)]
+    pub report: Option<PathBuf>,
+}
+
+fn size(text: &str) -> Result<u64, String> {
+    parse_size::Config::new().with_binary().parse_size(text).map_err(|error| error.to_string())
+}
+
+/// Debian's package of kernel sources, and what building them takes.
+const PACKAGES: [&str; 6] = ["linux-source-6.1", "make", "gcc", "flex", "bison", "bc"];
+const ARCHIVE: &str = "/usr/src/linux-source-6.1.tar.xz";
+
+/// The sources, unpacked and configured; made once.
+fn sources() -> Result<PathBuf, Failure> {
+    let folder = Path::new(FOLDER).join("linux");
+    if folder.join(".ready").exists() {
+        return Ok(folder);
+    }
+    if !Path::new(ARCHIVE).exists() || ["flex", "bison", "bc"].iter().any(|name| !is_there(name)) {
+        eprintln!("uzswap bench: installing {}", PACKAGES.join(" "));
+        shell("apt-get -qq update", Path::new("/"))?;
+        let packages = PACKAGES.join(" ");
+        shell(
+            &format!("apt-get -qq install -y --no-install-recommends {packages} >/dev/null"),
+            Path::new("/"),
+        )?;
+    }
+    eprintln!("uzswap bench: unpacking the kernel's sources");
+    fs::create_dir_all(&folder).context(FOLDER)?;
+    shell(&format!("tar xf {ARCHIVE} --strip-components=1"), &folder)?;
+    shell("make -s tinyconfig && touch .ready", &folder)?;
+    Ok(folder)
+}
+
+fn is_there(program: &str) -> bool {
+    let paths = std::env::var_os("PATH").unwrap_or_default();
+    std::env::split_paths(&paths).any(|folder| folder.join(program).exists())
+}
+
+fn shell(script: &str, folder: &Path) -> Result<(), Failure> {
+    let mut command = Command::new("sh");
+    command.args(["-c", script]).current_dir(folder).stdin(Stdio::null()).stdout(Stdio::null());
+    match command.env("DEBIAN_FRONTEND", "noninteractive").status().context(script)?.success() {
+        true => Ok(()),
+        false => Err(Failure::new(format!("{script}: it failed; run it by hand to see why"))),
+    }
+}
+
+fn peer(name: &str, pool: Option<&str>) -> Result<Peer, Failure> {
+    let lz4 = || "lz4".to_owned();
+    Ok(match name {
+        "plain" => Peer::Plain,
+        "zswap" => Peer::Zswap { compressor: "lzo".into() },
+        "zram" => Peer::Zram { compressor: lz4() },
+        other => {
+            let Some(compressor) = other.strip_prefix("uzswap-") else {
+                let known = "plain, zswap, zram, uzswap-lz4, uzswap-zstd";
+                return Err(Failure::new(format!("unknown configuration '{other}'; use {known}")));
+            };
+            let mut options = vec!["--compressor".to_owned(), compressor.to_owned()];
+            options.extend(pool.into_iter().flat_map(|pool| ["--pool".into(), pool.to_owned()]));
+            Peer::Uzswap { name: format!("uzswap, {compressor}"), options }
+        }
+    })
+}
+
+/// Measures and prints.
+pub fn run(arguments: &BuildArguments) -> Result<(), Failure> {
+    prepare(arguments.report.as_deref())?;
+    let interrupt = Interrupt::catch()?;
+    let pool = arguments.pool.as_deref();
+    let peers = arguments.peers.iter().map(|name| peer(name, pool));
+    let peers = peers.collect::<Result<Vec<_>, _>>()?;
+    let folder = sources()?;
+    let target = arguments.target.clone().unwrap_or_default();
+    let script =
+        format!("cd {} && make -s -j{} {target} >/dev/null", folder.display(), arguments.jobs);
+    let command = ["sh".to_owned(), "-c".to_owned(), script];
+    let bar = progress(arguments.rounds * peers.len());
+    let mut runs: Vec<Vec<Measured>> = peers.iter().map(|_| Vec::new()).collect();
+    for _ in 0..arguments.rounds {
+        for (peer, runs) in peers.iter().zip(&mut runs) {
+            bar.set_message(peer.name());
+            bar.tick();
+            if peer.missing().is_none() {
+                shell("make -s clean && sync && echo 3 > /proc/sys/vm/drop_caches", &folder)?;
+                runs.push(peer.run(arguments.memory, &command, &interrupt)?);
+            }
+            bar.inc(1);
+        }
+    }
+    bar.finish_and_clear();
+    let rows: Vec<_> = peers.iter().zip(&runs).map(|(peer, runs)| row(peer, runs)).collect();
+    let header = [
+        "swap",
+        "time (s)",
+        "CPU (s)",
+        "pages in",
+        "pages out",
+        "major faults",
+        "device (MB)",
+        "pool peak (MB)",
+    ];
+    let text = format!(
+        "Linux 6.1, tinyconfig, make -j{} {target} in {} MiB; medians of {} rounds.\n\n{}\n",
+        arguments.jobs,
+        arguments.memory >> 20,
+        arguments.rounds,
+        table(&header, &rows)
+    );
+    let raw: Vec<_> = peers.iter().map(Peer::name).zip(&runs).collect();
+    publish(arguments.report.as_deref(), "kernel-build", &text, &raw)
+}
+
+fn row(peer: &Peer, runs: &[Measured]) -> Vec<String> {
+    if let Some(why) = peer.missing() {
+        return vec![peer.name(), why];
+    }
+    let of = |get: &dyn Fn(&Measured) -> f64| median(runs.iter().map(get));
+    let mb = |bytes: f64| format!("{:.0}", bytes / 1e6);
+    vec![
+        peer.name(),
+        format!("{:.1}", of(&|run| run.seconds)),
+        format!("{:.1}", of(&|run| run.cpu_seconds)),
+        format!("{:.0}", of(&|run| run.pages_in as f64)),
+        format!("{:.0}", of(&|run| run.pages_out as f64)),
+        format!("{:.0}", of(&|run| run.major_faults as f64)),
+        mb(of(&|run| (run.device_read + run.device_written) as f64)),
+        mb(of(&|run| run.pool_peak as f64)),
+    ]
+}

@@ -1,0 +1,152 @@
+//! What a benchmark changes on the machine, and putting it back.
+//!
+//! How to undo a change is written down in a journal before it is made. The changes of one
+//! configuration are undone in reverse when they are dropped; those of a benchmark that was killed,
+//! by the next one.
+
+use crate::error::{Context, Failure};
+use rustix::fs::FallocateFlags;
+use serde::{Deserialize, Serialize};
+use std::fs::{self, File};
+use std::io;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+use uzswap_sys::cgroup::{Group, Hierarchy};
+use uzswap_sys::{process, swap};
+
+const JOURNAL: &str = "/run/uzswap-bench.json";
+
+/// How to undo one change. Doing so twice does no harm.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+enum Undo {
+    Write { path: PathBuf, value: String },
+    SwapOff { path: PathBuf },
+    RemoveFile { path: PathBuf },
+    RemoveGroup { name: String },
+}
+
+impl Undo {
+    fn run(&self) -> io::Result<()> {
+        match self {
+            Self::Write { path, value } => fs::write(path, value),
+            Self::SwapOff { path } => {
+                let on = swap::areas()?.iter().any(|area| area.path == *path);
+                if on { swap::off(path) } else { Ok(()) }
+            }
+            Self::RemoveFile { path } => match fs::remove_file(path) {
+                Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+                other => other,
+            },
+            Self::RemoveGroup { name } => {
+                let Some(hierarchy) = Hierarchy::find() else { return Ok(()) };
+                remove(&hierarchy.group(name))
+            }
+        }
+    }
+}
+
+fn remove(group: &Group) -> io::Result<()> {
+    for _ in 0..100 {
+        for pid in group.processes() {
+            // An error: it has just ended.
+            let _ = process::kill(pid, 9);
+        }
+        if group.remove().is_ok() {
+            return Ok(());
+        }
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    group.remove()
+}
+
+/// Changes to the machine, undone when dropped.
+pub struct Changes {
+    journal: Vec<Undo>,
+}
+
+impl Changes {
+    /// None yet. Undoes first what a benchmark that was killed has left.
+    pub fn begin() -> Result<Self, Failure> {
+        if let Ok(text) = fs::read(JOURNAL) {
+            let journal = serde_json::from_slice(&text).context(JOURNAL)?;
+            eprintln!("uzswap bench: undoing what a killed benchmark left");
+            drop(Self { journal });
+        }
+        Ok(Self { journal: Vec::new() })
+    }
+
+    fn note(&mut self, undo: Undo) -> Result<(), Failure> {
+        self.journal.push(undo);
+        let text = serde_json::to_vec(&self.journal).context(JOURNAL)?;
+        fs::write(JOURNAL, text).context(JOURNAL)
+    }
+
+    /// Writes a setting under /proc/sys or /sys.
+    pub fn set(&mut self, path: &str, value: &str) -> Result<(), Failure> {
+        let before = fs::read_to_string(path).context(path)?;
+        // Of a choice such as "lzo [lz4] zstd", the chosen.
+        let chosen = before.split_once('[').and_then(|(_, rest)| rest.split_once(']'));
+        let value_before = chosen.map_or(before.trim(), |(chosen, _)| chosen).to_owned();
+        self.note(Undo::Write { path: path.into(), value: value_before })?;
+        fs::write(path, value).context(&format!("{path}: write {value}"))
+    }
+
+    /// Writes `value` now and `after` at the end.
+    pub fn set_until(&mut self, path: &Path, value: &str, after: &str) -> Result<(), Failure> {
+        self.note(Undo::Write { path: path.into(), value: after.into() })?;
+        fs::write(path, value).context(&format!("{}: write {value}", path.display()))
+    }
+
+    /// Makes a swap file of `bytes` and has the kernel swap to it before all others.
+    pub fn swap_file(&mut self, path: &Path, bytes: u64) -> Result<(), Failure> {
+        let what = path.display().to_string();
+        self.note(Undo::RemoveFile { path: path.into() })?;
+        let file = File::options().read(true).write(true).create(true).truncate(true).open(path);
+        let file = file.context(&what)?;
+        let reserved = rustix::fs::fallocate(&file, FallocateFlags::empty(), 0, bytes);
+        reserved.context(&format!("{what}: {bytes} bytes"))?;
+        drop(file);
+        self.swap_on(path, bytes)
+    }
+
+    /// Has the kernel swap to a file or device of `bytes` before all others.
+    pub fn swap_on(&mut self, path: &Path, bytes: u64) -> Result<(), Failure> {
+        let what = path.display().to_string();
+        let pages = u32::try_from(bytes / 4096).unwrap_or(u32::MAX);
+        let file = File::options().write(true).open(path).context(&what)?;
+        file.write_all_at(&swap::header(pages, "bench")[..], 0).context(&what)?;
+        file.sync_all().context(&what)?;
+        drop(file);
+        self.note(Undo::SwapOff { path: path.into() })?;
+        swap::on(path, swap::PRIORITY_MAX).context(&format!("{what}: swapon"))
+    }
+
+    /// Makes a memory cgroup of `bytes`.
+    pub fn group(&mut self, bytes: u64) -> Result<Group, Failure> {
+        let hierarchy = Hierarchy::find().ok_or_else(|| {
+            Failure::new("no memory cgroup is mounted, so nothing can be limited")
+        })?;
+        let name = "uzswap-bench";
+        self.note(Undo::RemoveGroup { name: name.into() })?;
+        let group = hierarchy.create(name).context("a memory cgroup")?;
+        group.set_limit(bytes).context("a memory cgroup")?;
+        Ok(group)
+    }
+}
+
+impl Drop for Changes {
+    fn drop(&mut self) {
+        let mut failed = false;
+        while let Some(undo) = self.journal.pop() {
+            if let Err(error) = undo.run() {
+                eprintln!("uzswap bench: cannot undo {undo:?}: {error}; undo it by hand");
+                failed = true;
+            }
+        }
+        if !failed {
+            // An error: there is none.
+            let _ = fs::remove_file(JOURNAL);
+        }
+    }
+}

@@ -1,0 +1,330 @@
+//! What is compared: ours, and what a person would use otherwise.
+
+use crate::error::{Context, Failure};
+use crate::machine::Changes;
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+use std::fs;
+use std::os::unix::process::ExitStatusExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::time::{Duration, Instant};
+use uzswap_sys::process;
+
+/// Where swap files and sources go: a disk, not memory.
+pub const FOLDER: &str = "/var/tmp/uzswap-bench";
+
+const ZSWAP: &str = "/sys/module/zswap/parameters";
+const ZRAM: &str = "/sys/block/zram0";
+
+/// Size of peers' swap areas; as much as any of the benchmarks needs.
+const AREA_BYTES: u64 = 4 << 30;
+
+/// How often a command that runs is looked at.
+const TICK: Duration = Duration::from_millis(100);
+
+/// A configuration.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Peer {
+    /// The kernel's swap to a file.
+    Plain,
+    /// The same with the kernel's zswap before it.
+    Zswap {
+        /// Its `compressor`.
+        compressor: String,
+    },
+    /// The kernel's swap to compressed memory.
+    Zram {
+        /// Its `comp_algorithm`.
+        compressor: String,
+    },
+    /// `uzswap run` with these options.
+    Uzswap {
+        /// Name in tables.
+        name: String,
+        /// Options.
+        options: Vec<String>,
+    },
+}
+
+/// What a command took.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct Measured {
+    /// Wall-clock time, s.
+    pub seconds: f64,
+    /// CPU time of the whole machine meanwhile, s: the command, the kernel, and whoever serves.
+    pub cpu_seconds: f64,
+    /// Major faults.
+    pub major_faults: u64,
+    /// Pages swapped in, from wherever.
+    pub pages_in: u64,
+    /// Pages swapped out, to wherever.
+    pub pages_out: u64,
+    /// Bytes read from a disk for them.
+    pub device_read: u64,
+    /// Bytes written to a disk for them.
+    pub device_written: u64,
+    /// Most bytes of compressed pages in memory, as sampled ten times a second.
+    pub pool_peak: u64,
+    /// What the command printed.
+    #[serde(skip)]
+    pub stdout: String,
+}
+
+/// A flag that SIGINT and SIGTERM set; a benchmark looks at it between two steps.
+pub struct Interrupt(Arc<AtomicBool>);
+
+impl Interrupt {
+    /// Takes the signals.
+    pub fn catch() -> Result<Self, Failure> {
+        let flag = Arc::new(AtomicBool::new(false));
+        for signal in [signal_hook::consts::SIGINT, signal_hook::consts::SIGTERM] {
+            signal_hook::flag::register(signal, flag.clone()).context("signals")?;
+        }
+        Ok(Self(flag))
+    }
+
+    /// Whether one came.
+    pub fn came(&self) -> bool {
+        self.0.load(Relaxed)
+    }
+}
+
+impl Peer {
+    /// Name in tables.
+    pub fn name(&self) -> String {
+        match self {
+            Self::Plain => "plain swap".into(),
+            Self::Zswap { compressor } => format!("zswap, {compressor}"),
+            Self::Zram { compressor } => format!("zram, {compressor}"),
+            Self::Uzswap { name, .. } => name.clone(),
+        }
+    }
+
+    /// Why it cannot be measured here, if it cannot.
+    pub fn missing(&self) -> Option<String> {
+        let lacks = |path: &str| !Path::new(path).exists();
+        let offers = |path: String, name: &str| {
+            fs::read_to_string(path).is_ok_and(|text| {
+                text.split_whitespace().any(|w| w.trim_matches(['[', ']']) == name)
+            })
+        };
+        match self {
+            Self::Zswap { .. } if lacks(ZSWAP) => Some("this kernel has no zswap".into()),
+            Self::Zram { .. } if lacks(ZRAM) => Some("this kernel has no zram device".into()),
+            Self::Zram { compressor } if !offers(format!("{ZRAM}/comp_algorithm"), compressor) => {
+                Some(format!("this kernel's zram has no {compressor}"))
+            }
+            Self::Zram { .. }
+                if fs::read_to_string(format!("{ZRAM}/disksize"))
+                    .is_ok_and(|size| size.trim() != "0") =>
+            {
+                Some("zram0 is in use".into())
+            }
+            _ => None,
+        }
+    }
+
+    /// Runs a command in `memory` bytes.
+    pub fn run(
+        &self,
+        memory: u64,
+        command: &[String],
+        interrupt: &Interrupt,
+    ) -> Result<Measured, Failure> {
+        fs::create_dir_all(FOLDER).context(FOLDER)?;
+        if let Self::Uzswap { options, .. } = self {
+            return run_uzswap(memory, options, command, interrupt);
+        }
+        let mut changes = Changes::begin()?;
+        self.set_up(&mut changes)?;
+        let group = changes.group(memory)?;
+        let child = Command::new("sh")
+            .args(["-c", "echo 0 > \"$0\" && exec \"$@\""])
+            .arg(group.entrance())
+            .args(command)
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .spawn()
+            .context("sh")?;
+        let before = Counters::read();
+        let (seconds, pool_peak, stdout) = wait(child, interrupt, || self.pool_bytes())?;
+        let after = Counters::read();
+        let count = |name: &str| after.get(name).saturating_sub(before.get(name));
+        let on_disk = !matches!(self, Self::Zram { .. });
+        let (pages_in, pages_out) = (count("pswpin"), count("pswpout"));
+        Ok(Measured {
+            seconds,
+            cpu_seconds: after.cpu_seconds - before.cpu_seconds,
+            major_faults: count("pgmajfault"),
+            pages_in: pages_in + count("zswpin"),
+            pages_out: pages_out + count("zswpout"),
+            device_read: if on_disk { pages_in * 4096 } else { 0 },
+            device_written: if on_disk { pages_out * 4096 } else { 0 },
+            pool_peak,
+            stdout,
+        })
+    }
+
+    fn set_up(&self, changes: &mut Changes) -> Result<(), Failure> {
+        let file = PathBuf::from(FOLDER).join("swap");
+        match self {
+            Self::Plain => {
+                if Path::new(ZSWAP).exists() {
+                    changes.set(&format!("{ZSWAP}/enabled"), "N")?;
+                }
+                changes.swap_file(&file, AREA_BYTES)
+            }
+            Self::Zswap { compressor } => {
+                changes.swap_file(&file, AREA_BYTES)?;
+                changes.set(&format!("{ZSWAP}/compressor"), compressor)?;
+                changes.set(&format!("{ZSWAP}/enabled"), "Y")
+            }
+            Self::Zram { compressor } => {
+                if Path::new(ZSWAP).exists() {
+                    changes.set(&format!("{ZSWAP}/enabled"), "N")?;
+                }
+                let path = Path::new(ZRAM);
+                changes.set_until(&path.join("reset"), "1", "1")?;
+                changes.set_until(&path.join("comp_algorithm"), compressor, "lzo-rle")?;
+                let size = AREA_BYTES.to_string();
+                fs::write(path.join("disksize"), size).context("zram0: disksize")?;
+                changes.swap_on(Path::new("/dev/zram0"), AREA_BYTES)
+            }
+            Self::Uzswap { .. } => Ok(()),
+        }
+    }
+
+    /// Bytes of compressed pages in memory now.
+    fn pool_bytes(&self) -> u64 {
+        let number = |text: String, field: usize| {
+            text.split_whitespace().nth(field).and_then(|n| n.parse().ok()).unwrap_or(0)
+        };
+        match self {
+            // The third field: mem_used_total.
+            Self::Zram { .. } => {
+                number(fs::read_to_string(format!("{ZRAM}/mm_stat")).unwrap_or_default(), 2)
+            }
+            Self::Zswap { .. } => {
+                let text = fs::read_to_string("/proc/meminfo").unwrap_or_default();
+                let line = text.lines().find_map(|line| line.strip_prefix("Zswap:"));
+                number(line.unwrap_or_default().into(), 0) * 1024
+            }
+            Self::Plain | Self::Uzswap { .. } => 0,
+        }
+    }
+}
+
+/// The program that is measured: it lies beside this one.
+pub fn uzswap() -> Result<PathBuf, Failure> {
+    let own = std::env::current_exe().context("the path of this program")?;
+    let path = own.with_file_name("uzswap");
+    match path.exists() {
+        true => Ok(path),
+        false => Err(Failure::new(format!("{} is missing; build it first", path.display()))),
+    }
+}
+
+fn run_uzswap(
+    memory: u64,
+    options: &[String],
+    command: &[String],
+    interrupt: &Interrupt,
+) -> Result<Measured, Failure> {
+    let report = tempfile::NamedTempFile::new().context("a temporary file")?;
+    let child = Command::new(uzswap()?)
+        .args(["run", "--memory", &memory.to_string(), "--report"])
+        .arg(report.path())
+        .args(options)
+        .args(["--quiet", "--"])
+        .args(command)
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .spawn()
+        .context("uzswap")?;
+    let before = Counters::read();
+    let (_, _, stdout) = wait(child, interrupt, || 0)?;
+    let after = Counters::read();
+    let text = fs::read_to_string(report.path()).context("the report")?;
+    let report: serde_json::Value = serde_json::from_str(&text).context("the report")?;
+    let stat = |name: &str| report["stats"][name].as_u64().unwrap_or(0);
+    Ok(Measured {
+        seconds: report["seconds"].as_f64().unwrap_or(0.0),
+        cpu_seconds: after.cpu_seconds - before.cpu_seconds,
+        major_faults: report["major_faults"].as_u64().unwrap_or(0),
+        pages_in: stat("pages_swapped_in"),
+        pages_out: stat("pages_swapped_out"),
+        device_read: stat("backing_bytes_read"),
+        device_written: stat("backing_bytes_written"),
+        pool_peak: report["pool_peak"].as_u64().unwrap_or(0),
+        stdout,
+    })
+}
+
+/// Waits for a command: seconds, the most that `sample` said, what it printed.
+fn wait(
+    mut child: Child,
+    interrupt: &Interrupt,
+    sample: impl Fn() -> u64,
+) -> Result<(f64, u64, String), Failure> {
+    let began = Instant::now();
+    let (Some(stdout), mut peak) = (child.stdout.take(), 0) else {
+        return Err(Failure::new("no pipe from the command"));
+    };
+    let reader = std::thread::spawn(move || std::io::read_to_string(stdout).unwrap_or_default());
+    let mut told = false;
+    let (status, seconds) = loop {
+        if let Some(status) = child.try_wait().context("the command")? {
+            break (status, began.elapsed().as_secs_f64());
+        }
+        if interrupt.came() && !told {
+            // An error: it has just ended. `run` passes it on; a shell's child dies of it.
+            let _ = process::kill(child.id() as i32, signal_hook::consts::SIGTERM);
+            told = true;
+        }
+        peak = peak.max(sample());
+        std::thread::sleep(TICK);
+    };
+    if interrupt.came() {
+        return Err(Failure::new("interrupted; the machine is as it was"));
+    }
+    if !status.success() {
+        let how = status.signal().map_or(format!("{status}"), |signal| format!("signal {signal}"));
+        return Err(Failure::new(format!("the measured command failed: {how}")));
+    }
+    Ok((seconds, peak, reader.join().unwrap_or_default()))
+}
+
+/// The kernel's counters of the whole machine.
+struct Counters {
+    vm: BTreeMap<String, u64>,
+    cpu_seconds: f64,
+}
+
+impl Counters {
+    fn read() -> Self {
+        let vm = fs::read_to_string("/proc/vmstat").unwrap_or_default();
+        let pair = |line: &str| {
+            let (name, value) = line.split_once(' ')?;
+            Some((name.to_owned(), value.parse().ok()?))
+        };
+        let stat = fs::read_to_string("/proc/stat").unwrap_or_default();
+        let ticks: Vec<u64> = stat
+            .lines()
+            .next()
+            .unwrap_or_default()
+            .split_whitespace()
+            .skip(1)
+            .filter_map(|number| number.parse().ok())
+            .collect();
+        // user nice system idle iowait irq softirq steal: all but idling and what the host took.
+        let busy = ticks.iter().take(7).sum::<u64>() - ticks.iter().skip(3).take(2).sum::<u64>();
+        Self { vm: vm.lines().filter_map(pair).collect(), cpu_seconds: busy as f64 / 100.0 }
+    }
+
+    fn get(&self, name: &str) -> u64 {
+        self.vm.get(name).copied().unwrap_or(0)
+    }
+}
