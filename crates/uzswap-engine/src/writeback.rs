@@ -144,10 +144,19 @@ impl Cache {
         self.doorbell.ring();
     }
 
-    /// Writes back segment after segment until `enough`, or nothing can be written.
-    pub(crate) fn write_back(&self, enough: impl Fn() -> bool) {
+    /// Writes back segment after segment until `enough`, given the bytes that are still in flight
+    /// and leave the pool if all goes well, or until nothing can be written.
+    pub(crate) fn write_back(&self, enough: impl Fn(usize) -> bool) {
         let mut writer = lock(&self.writer);
-        while !enough() && self.writeback_works() && self.write_segment(&mut writer) {}
+        while !enough(0) && self.writeback_works() {
+            let goes_on = match enough(writer.writes_in_flight * SEGMENT_BYTES) {
+                true => self.complete(&mut writer, true),
+                false => self.write_segment(&mut writer),
+            };
+            if !goes_on {
+                break;
+            }
+        }
         self.settle(&mut writer);
     }
 
