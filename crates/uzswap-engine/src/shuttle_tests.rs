@@ -205,6 +205,31 @@ fn writeback_races_with_newer_stores_loads_and_invalidates() {
 }
 
 #[test]
+fn an_exclusive_load_drops_the_page_whatever_moves_it() {
+    explore(|| {
+        let (cache, area) = race(
+            2 << 20,
+            |cache, area| {
+                (0..4).for_each(|offset| store(cache, area, offset, offset.into()));
+                cache.maintain().unwrap();
+            },
+            vec![
+                Box::new(|c, a| {
+                    let mut got = [0; PAGE_BYTES];
+                    assert_eq!(c.load_exclusive(a.entry(0).unwrap(), &mut got).unwrap(), Load::Hit);
+                    assert!(got == page(0));
+                    assert_eq!(load(c, a, 0, &[]), None);
+                }),
+                Box::new(|c, _| _ = c.empty_section(0)),
+                Box::new(|c, _| _ = c.shrink(usize::MAX)),
+            ],
+        );
+        assert_eq!(load(&cache, area, 0, &[]), None);
+        assert_eq!(load(&cache, area, 1, &[1]), Some(1));
+    });
+}
+
+#[test]
 fn a_failed_writeback_loses_nothing() {
     explore(|| {
         let (cache, area, faults) = cache(2 << 20);
