@@ -2,6 +2,7 @@
 //! must come back, and a backing that fails on command.
 
 use crate::backing::{Backing, Completion, Write};
+use crate::compress::{Codec, Codecs};
 use crate::index::State;
 use crate::{Area, Cache, Config, Error, Load, PAGE_BYTES, Page, Store, SwapEntry};
 use std::collections::{HashMap, VecDeque};
@@ -435,4 +436,57 @@ impl Harness {
         assert_eq!(self.cache.statistic("stored_pages"), Some(self.held.len() as u64));
         self.cache.check();
     }
+}
+
+/// The body of the fuzzer `cache_ops`: the first byte picks the configuration, the rest is read by
+/// [`decode_ops`]. Panics where the cache and the model differ.
+pub fn fuzz_cache_ops(bytes: &[u8]) {
+    let Some((first, rest)) = bytes.split_first() else { return };
+    const PAGES: u32 = 600;
+    let setup = Setup {
+        pages: PAGES,
+        pool_bytes: if first & 1 == 0 { 1 << 20 } else { 3 << 20 },
+        backing_bytes: [0, 2 << 20, 3 << 20, 8 << 20][usize::from(first >> 1 & 3)],
+        block_bytes: if first & 8 == 0 { 512 } else { 4096 },
+        compressor: Codec::ALL[usize::from(first >> 4) % 5].name(),
+        ..Setup::default()
+    };
+    let mut harness = Harness::new(setup);
+    decode_ops(rest, PAGES).for_each(|op| harness.apply(op));
+    harness.faults.fail_reads.store(false, Relaxed);
+    harness.check();
+}
+
+/// The body of the fuzzer `decompress_damaged`: the first byte picks the codec, the second what
+/// becomes of the rest. Either that is the object to decode, or the seed of a page whose object is
+/// damaged: bits turned, then cut off. Panics where a whole object does not decode to its page;
+/// what a damaged one decodes to does not matter, so long as no byte beyond the page is written.
+pub fn fuzz_decompress_damaged(codecs: &mut Codecs, bytes: &[u8]) {
+    let [codec, mode, rest @ ..] = bytes else { return };
+    let codec = Codec::ALL[usize::from(codec % 5)];
+    // The page lies between two fences.
+    let mut memory = [[0xa5; PAGE_BYTES]; 3];
+    if mode % 2 == 0 {
+        let object = &rest[..rest.len().min(PAGE_BYTES)];
+        let _ = codecs.decompress(codec, object, &mut memory[1]);
+    } else {
+        let content = Content::ALL[usize::from(mode >> 1) % 6];
+        let (seed, damage) = rest.split_at(rest.len().min(2));
+        let page = page_of(content, seed.iter().fold(0, |all, byte| all << 8 | u64::from(*byte)));
+        codecs.set_algorithm(codec.name().parse().expect("its own name"));
+        let mut object = [0; PAGE_BYTES];
+        let Some((_, length)) = codecs.compress(&page, &mut object) else { return };
+        codecs.decompress(codec, &object[..length], &mut memory[1]).expect("a whole object");
+        assert!(memory[1] == page, "{codec:?} does not give the page back");
+        for [high, low, bits] in damage.as_chunks::<3>().0 {
+            object[usize::from(u16::from_be_bytes([*high, *low])) % length] ^= bits;
+        }
+        let cut = damage
+            .as_chunks::<3>()
+            .1
+            .first()
+            .map_or(length, |byte| length * usize::from(*byte) / 255);
+        let _ = codecs.decompress(codec, &object[..cut], &mut memory[1]);
+    }
+    assert!(memory[0].iter().chain(&memory[2]).all(|byte| *byte == 0xa5), "{codec:?} overran");
 }
