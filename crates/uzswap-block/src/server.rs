@@ -27,6 +27,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 use uzswap_engine::PAGE_BYTES;
 use uzswap_engine::backing::Buffer;
+use uzswap_engine::compress::prepare_thread;
 use uzswap_sys::{fuse, process};
 
 /// How the device is served.
@@ -192,6 +193,7 @@ impl Worker {
             // Not permitted in a container without CAP_SYS_NICE: slower under load, no worse.
             let _ = process::raise_priority();
         }
+        prepare_thread();
         if self.number > 0 {
             // The first watches from the start; the others wait to be called.
             self.shared.watch.come_back();

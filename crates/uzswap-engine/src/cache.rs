@@ -32,8 +32,8 @@ use crate::share::Shares;
 use crate::shrink::Doorbell;
 use crate::stats::Counter::{self, *};
 use crate::stats::Counters;
-use crate::sync::Mutex;
 use crate::sync::atomic::{AtomicU64, Ordering};
+use crate::sync::{Mutex, MutexGuard};
 use crate::writeback::Writer;
 use std::sync::atomic::AtomicBool;
 use uzswap_sys::cpu;
@@ -92,6 +92,18 @@ pub struct Cache {
     pub(crate) refusing: AtomicBool,
     /// The machine had no memory for the reserve when last asked.
     pub(crate) starved: AtomicBool,
+}
+
+/// What an entry referred to, copied out from under its lock.
+enum Fetched<'a> {
+    Absent,
+    Filled(Pattern),
+    /// In `scratch.object`.
+    Object {
+        scratch: MutexGuard<'a, Scratch>,
+        form: Form,
+        checksum: u32,
+    },
 }
 
 impl Links for Index {
@@ -196,39 +208,32 @@ impl Cache {
             self.counters.increment(Absent);
             return Ok(Load::Absent);
         };
+        // Without the lock where the word says it all.
         match entry.peek().state() {
-            State::Absent => {
-                self.counters.increment(Absent);
-                return Ok(Load::Absent);
-            }
-            State::Filled(pattern) => {
-                self.counters.increment(Loads);
-                self.counters.increment(LoadsFilled);
-                pattern.fill(page);
-                return Ok(Load::Hit);
-            }
+            State::Absent => return self.give(key, Fetched::Absent, page),
+            State::Filled(pattern) => return self.give(key, Fetched::Filled(pattern), page),
             State::Pooled(_) | State::Placed(_) | State::Shared(_) => {}
         }
-        let locked = entry.lock();
-        match locked.state() {
-            // The record stays while this entry, which shares it, is locked.
-            State::Shared(record) => self.read(record, self.index.existing(record).lock(), page),
-            _ => self.read(key, locked, page),
-        }
+        let mut locked = entry.lock();
+        let fetched = self.fetch(key, &mut locked)?;
+        drop(locked);
+        self.give(key, fetched, page)
     }
 
-    /// Gives a page back and drops it, unless it could not be given back or a newer one was stored
-    /// meanwhile.
+    /// Gives a page back and drops it, unless it could not be given back. The entry stays locked
+    /// until then, so that a page that is moved or written back meanwhile is dropped too, and a
+    /// newer one is not.
     pub fn load_exclusive(&self, key: SwapEntry, page: &mut Page) -> Result<Load, Error> {
-        let seen = self.index.get(key).map(|entry| entry.peek().state());
-        let load = self.load(key, page)?;
-        let Some(entry) = self.index.get(key) else { return Ok(load) };
+        let Some(entry) = self.index.get(key) else {
+            self.counters.increment(Absent);
+            return Ok(Load::Absent);
+        };
         let mut locked = entry.lock();
-        if load == Load::Hit && Some(locked.state()) == seen {
-            let old = self.publish(key, &mut locked, Word::ABSENT);
-            drop(locked);
-            self.dispose(old);
-        }
+        let fetched = self.fetch(key, &mut locked)?;
+        let load = self.give(key, fetched, page)?;
+        let old = self.publish(key, &mut locked, Word::ABSENT);
+        drop(locked);
+        self.dispose(old);
         Ok(load)
     }
 
@@ -390,58 +395,38 @@ impl Cache {
         }
     }
 
-    /// Reads the object of a locked entry and unlocks it as soon as the bytes are safe.
-    fn read(&self, key: SwapEntry, locked: Locked<'_>, page: &mut Page) -> Result<Load, Error> {
+    /// Copies out what a locked entry refers to; it may be unlocked then.
+    fn fetch(&self, key: SwapEntry, locked: &mut Locked<'_>) -> Result<Fetched<'_>, Error> {
         match locked.state() {
-            State::Absent => {
-                self.counters.increment(Absent);
-                Ok(Load::Absent)
+            State::Absent => Ok(Fetched::Absent),
+            State::Filled(pattern) => Ok(Fetched::Filled(pattern)),
+            State::Pooled(object) => {
+                let mut scratch = self.scratch.lock_here();
+                let bytes = usize::from(object.form.bytes);
+                let Header { checksum, .. } =
+                    self.pool.read(object.handle, &mut scratch.object[..bytes]);
+                let word = locked.word().with_referenced(true);
+                locked.set(word);
+                Ok(Fetched::Object { scratch, form: object.form, checksum })
             }
-            State::Filled(pattern) => {
-                pattern.fill(page);
-                self.counters.increment(Loads);
-                self.counters.increment(LoadsFilled);
-                Ok(Load::Hit)
-            }
-            State::Pooled(object) => self.read_pool(key, locked, object, page),
-            State::Placed(extent) => self.read_backing(key, locked, extent, page),
-            State::Shared(_) => unreachable!("a record does not share another"),
+            State::Placed(extent) => self.fetch_placed(key, locked.aux() as u32, extent),
+            // The record stays while this entry, which shares it, is locked.
+            State::Shared(record) => self.fetch(record, &mut self.index.existing(record).lock()),
         }
     }
 
-    fn read_pool(
+    /// Reads a record whose entry is locked, so that it can neither be cleaned away nor
+    /// overwritten.
+    fn fetch_placed(
         &self,
         key: SwapEntry,
-        mut locked: Locked<'_>,
-        object: Object,
-        page: &mut Page,
-    ) -> Result<Load, Error> {
-        let mut scratch = self.scratch.lock_here();
-        let bytes = usize::from(object.form.bytes);
-        let header = self.pool.read(object.handle, &mut scratch.object[..bytes]);
-        let word = locked.word().with_referenced(true);
-        locked.set(word);
-        drop(locked);
-        let decoded = scratch.decompress(object.form.codec, bytes, page).is_ok();
-        drop(scratch);
-        self.verify(key, decoded, header.checksum, page)
-    }
-
-    fn read_backing(
-        &self,
-        key: SwapEntry,
-        locked: Locked<'_>,
+        checksum: u32,
         extent: Extent,
-        page: &mut Page,
-    ) -> Result<Load, Error> {
-        let checksum = locked.aux() as u32;
+    ) -> Result<Fetched<'_>, Error> {
         let mut record = [0; RECORD_BYTES_MAX];
         let bytes = usize::from(extent.form.bytes);
         let record = &mut record[..HEADER_BYTES + bytes];
-        // The entry stays locked: its record can neither be cleaned away nor overwritten.
-        let read = self.backing.read(extent.place.byte(), record);
-        drop(locked);
-        if let Err(source) = read {
+        if let Err(source) = self.backing.read(extent.place.byte(), record) {
             self.counters.increment(ReadFail);
             return Err(Error::Backing { entry: key.0, source });
         }
@@ -452,23 +437,30 @@ impl Cache {
         }
         let mut scratch = self.scratch.lock_here();
         scratch.object[..bytes].copy_from_slice(&record[HEADER_BYTES..]);
-        let decoded = scratch.decompress(extent.form.codec, bytes, page).is_ok();
-        drop(scratch);
-        self.verify(key, decoded, checksum, page)
+        Ok(Fetched::Object { scratch, form: extent.form, checksum })
     }
 
-    fn verify(
-        &self,
-        key: SwapEntry,
-        decoded: bool,
-        checksum: u32,
-        page: &Page,
-    ) -> Result<Load, Error> {
-        if !decoded {
-            return Err(self.damaged(key, "it does not decompress"));
-        }
-        if checksum_of(content_hash(page)) != checksum {
-            return Err(self.damaged(key, "its checksum does not match"));
+    /// Makes the page of what was fetched, and verifies it.
+    fn give(&self, key: SwapEntry, fetched: Fetched<'_>, page: &mut Page) -> Result<Load, Error> {
+        match fetched {
+            Fetched::Absent => {
+                self.counters.increment(Absent);
+                return Ok(Load::Absent);
+            }
+            Fetched::Filled(pattern) => {
+                self.counters.increment(LoadsFilled);
+                pattern.fill(page);
+            }
+            Fetched::Object { mut scratch, form, checksum } => {
+                let decoded = scratch.decompress(form.codec, form.bytes.into(), page);
+                drop(scratch);
+                if decoded.is_err() {
+                    return Err(self.damaged(key, "it does not decompress"));
+                }
+                if checksum_of(content_hash(page)) != checksum {
+                    return Err(self.damaged(key, "its checksum does not match"));
+                }
+            }
         }
         self.counters.increment(Loads);
         Ok(Load::Hit)

@@ -3,7 +3,8 @@
 //! Read it in the order of the modules below; `cache` is the whole flow on one screen, so a hurried
 //! reader starts there. The engine knows no userfaultfd, block device, cgroup or clock, and starts
 //! no threads: front ends call [`Cache::store`], [`Cache::load`] and [`Cache::invalidate`] from
-//! theirs, and drive [`Cache::maintain`] from one of their own.
+//! theirs (each having called [`compress::prepare_thread`]), and drive [`Cache::maintain`] from one
+//! of their own.
 
 #![deny(unsafe_code)]
 

@@ -182,7 +182,10 @@ impl Cache {
 
     fn write_back_to(&self, bytes: usize) {
         if self.writeback_works() && self.pool.bytes() > bytes {
-            self.write_back(|| self.pool.bytes().saturating_sub(self.pool.slack_bytes()) <= bytes);
+            self.write_back(|in_flight| {
+                let gone = self.pool.slack_bytes() + in_flight;
+                self.pool.bytes().saturating_sub(gone) <= bytes
+            });
         }
     }
 

@@ -4,8 +4,8 @@
 //! recounts everything. Trunks have eight entries here, so that a cache is quickly made.
 
 use crate::index::{Entry, State, Word};
-use crate::testing::{Content, Faults, TestBacking, make_page};
-use crate::{Area, Cache, Config, Load, PAGE_BYTES, Page, Store};
+use crate::testing::{Content, Faults, Setup, page_of};
+use crate::{Area, Cache, Load, PAGE_BYTES, Page, Store};
 use shuttle::thread;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
@@ -23,22 +23,15 @@ fn explore(test: impl Fn() + Send + Sync + 'static) {
 }
 
 fn cache(backing_bytes: usize) -> (Arc<Cache>, Area, Arc<Faults>) {
-    let (backing, faults) = TestBacking::new(backing_bytes, 512);
-    let config = Config {
-        pages_max: 16,
-        ram_bytes: 16 << 20,
-        pool_bytes_max: 16 << 20,
-        algorithm: "lz4".parse().unwrap(),
-    };
-    let cache = Arc::new(Cache::new(config, Box::new(backing)).unwrap());
-    let area = cache.add_area(16).unwrap();
-    (cache, area, faults)
+    let ram_bytes = 16 << 20;
+    let setup =
+        Setup { pages: 16, ram_bytes, pool_bytes: ram_bytes, backing_bytes, ..Setup::default() };
+    let (cache, area, faults) = setup.make();
+    (Arc::new(cache), area, faults)
 }
 
 fn page(seed: u64) -> Page {
-    let mut page = [0; PAGE_BYTES];
-    make_page(Content::Pointers, seed, &mut page);
-    page
+    page_of(Content::Pointers, seed)
 }
 
 fn store(cache: &Cache, area: Area, offset: u32, seed: u64) {
@@ -208,6 +201,31 @@ fn writeback_races_with_newer_stores_loads_and_invalidates() {
         assert_eq!(load(&cache, area, 0, &[10]), Some(10));
         assert_eq!(load(&cache, area, 1, &[]), None);
         assert_eq!(load(&cache, area, 3, &[3]), Some(3));
+    });
+}
+
+#[test]
+fn an_exclusive_load_drops_the_page_whatever_moves_it() {
+    explore(|| {
+        let (cache, area) = race(
+            2 << 20,
+            |cache, area| {
+                (0..4).for_each(|offset| store(cache, area, offset, offset.into()));
+                cache.maintain().unwrap();
+            },
+            vec![
+                Box::new(|c, a| {
+                    let mut got = [0; PAGE_BYTES];
+                    assert_eq!(c.load_exclusive(a.entry(0).unwrap(), &mut got).unwrap(), Load::Hit);
+                    assert!(got == page(0));
+                    assert_eq!(load(c, a, 0, &[]), None);
+                }),
+                Box::new(|c, _| _ = c.empty_section(0)),
+                Box::new(|c, _| _ = c.shrink(usize::MAX)),
+            ],
+        );
+        assert_eq!(load(&cache, area, 0, &[]), None);
+        assert_eq!(load(&cache, area, 1, &[1]), Some(1));
     });
 }
 

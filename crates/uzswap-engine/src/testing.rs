@@ -2,6 +2,8 @@
 //! must come back, and a backing that fails on command.
 
 use crate::backing::{Backing, Completion, Write};
+use crate::compress::{Codec, Codecs};
+use crate::index::State;
 use crate::{Area, Cache, Config, Error, Load, PAGE_BYTES, Page, Store, SwapEntry};
 use std::collections::{HashMap, VecDeque};
 use std::io;
@@ -202,7 +204,7 @@ impl TestBacking {
         let faults = Arc::new(Faults::default());
         let backing = Self {
             bytes: Mutex::new(vec![0; bytes]),
-            pending: Mutex::default(),
+            pending: Mutex::new(VecDeque::with_capacity(16)),
             faults: faults.clone(),
             block_bytes,
         };
@@ -262,11 +264,20 @@ impl Backing for TestBacking {
     }
 }
 
-/// How a [`Harness`] is made.
+/// A page of some content, by value.
+pub fn page_of(content: Content, seed: u64) -> Page {
+    let mut page = [0; PAGE_BYTES];
+    make_page(content, seed, &mut page);
+    page
+}
+
+/// How a cache for a test is made.
 #[derive(Debug, Clone, Copy)]
 pub struct Setup {
     /// Pages of the area.
     pub pages: u32,
+    /// Memory of the machine, bytes.
+    pub ram_bytes: u64,
     /// Limit of the pool, bytes.
     pub pool_bytes: u64,
     /// Bytes of the backing; 0 for none.
@@ -275,6 +286,56 @@ pub struct Setup {
     pub block_bytes: usize,
     /// The compressor.
     pub compressor: &'static str,
+}
+
+impl Default for Setup {
+    /// 3000 pages, a pool of 8 MiB and no backing.
+    fn default() -> Self {
+        Self {
+            pages: 3000,
+            ram_bytes: 64 << 20,
+            pool_bytes: 8 << 20,
+            backing_bytes: 0,
+            block_bytes: 512,
+            compressor: "lz4",
+        }
+    }
+}
+
+impl Setup {
+    /// The cache, its one area, and the faults of its [`TestBacking`].
+    pub fn make(self) -> (Cache, Area, Arc<Faults>) {
+        let (backing, faults) = TestBacking::new(self.backing_bytes, self.block_bytes);
+        let (cache, area) = self.make_on(Box::new(backing));
+        (cache, area, faults)
+    }
+
+    /// The cache and its one area, with a backing of the caller's.
+    pub fn make_on(self, backing: Box<dyn Backing>) -> (Cache, Area) {
+        let config = Config {
+            pages_max: self.pages,
+            ram_bytes: self.ram_bytes,
+            pool_bytes_max: self.pool_bytes,
+            algorithm: self.compressor.parse().expect("a known compressor"),
+        };
+        let cache = Cache::new(config, backing).expect("a small cache can be made");
+        let area = cache.add_area(self.pages).expect("the only area");
+        (cache, area)
+    }
+}
+
+impl Cache {
+    /// Turns one bit of a page's object in the pool, as bad memory does. `None` when the page has
+    /// no object of its own there, or the object has no such bit.
+    pub fn damage(&self, key: SwapEntry, bit: usize) -> Option<()> {
+        let locked = self.index.get(key)?.lock();
+        let State::Pooled(object) = locked.state() else { return None };
+        let mut bytes = vec![0; object.form.bytes.into()];
+        let header = self.pool.read(object.handle, &mut bytes);
+        *bytes.get_mut(bit / 8)? ^= 1 << (bit % 8);
+        self.pool.write(object.handle, header, &bytes);
+        Some(())
+    }
 }
 
 /// A cache beside the model of it: a map from key to what must come back.
@@ -292,15 +353,7 @@ pub struct Harness {
 impl Harness {
     /// An empty cache and model.
     pub fn new(setup: Setup) -> Self {
-        let (backing, faults) = TestBacking::new(setup.backing_bytes, setup.block_bytes);
-        let config = Config {
-            pages_max: setup.pages,
-            ram_bytes: 64 << 20,
-            pool_bytes_max: setup.pool_bytes,
-            algorithm: setup.compressor.parse().expect("a known compressor"),
-        };
-        let cache = Cache::new(config, Box::new(backing)).expect("a small cache can be made");
-        let area = cache.add_area(setup.pages).expect("the only area");
+        let (cache, area, faults) = setup.make();
         Self { cache, area, faults, held: HashMap::new(), pages: setup.pages }
     }
 
@@ -337,8 +390,7 @@ impl Harness {
     }
 
     fn store(&mut self, offset: u32, content: Content, seed: u64, through: bool) {
-        let mut page = [0; PAGE_BYTES];
-        make_page(content, seed, &mut page);
+        let page = page_of(content, seed);
         let mut stored = self.cache.store(self.key(offset), &page);
         if through && stored != Store::Stored {
             stored = self.cache.store_through(self.key(offset), &page);
@@ -358,8 +410,7 @@ impl Harness {
         match (load, self.held.get(&offset)) {
             (Ok(Load::Absent), None) => assert_eq!(page, [0xcc; PAGE_BYTES]),
             (Ok(Load::Hit), Some((content, seed))) => {
-                let mut expected = [0; PAGE_BYTES];
-                make_page(*content, *seed, &mut expected);
+                let expected = page_of(*content, *seed);
                 assert!(page == expected, "page {offset} is not what was stored");
                 if exclusive {
                     self.held.remove(&offset);
@@ -385,4 +436,57 @@ impl Harness {
         assert_eq!(self.cache.statistic("stored_pages"), Some(self.held.len() as u64));
         self.cache.check();
     }
+}
+
+/// The body of the fuzzer `cache_ops`: the first byte picks the configuration, the rest is read by
+/// [`decode_ops`]. Panics where the cache and the model differ.
+pub fn fuzz_cache_ops(bytes: &[u8]) {
+    let Some((first, rest)) = bytes.split_first() else { return };
+    const PAGES: u32 = 600;
+    let setup = Setup {
+        pages: PAGES,
+        pool_bytes: if first & 1 == 0 { 1 << 20 } else { 3 << 20 },
+        backing_bytes: [0, 2 << 20, 3 << 20, 8 << 20][usize::from(first >> 1 & 3)],
+        block_bytes: if first & 8 == 0 { 512 } else { 4096 },
+        compressor: Codec::ALL[usize::from(first >> 4) % 5].name(),
+        ..Setup::default()
+    };
+    let mut harness = Harness::new(setup);
+    decode_ops(rest, PAGES).for_each(|op| harness.apply(op));
+    harness.faults.fail_reads.store(false, Relaxed);
+    harness.check();
+}
+
+/// The body of the fuzzer `decompress_damaged`: the first byte picks the codec, the second what
+/// becomes of the rest. Either that is the object to decode, or the seed of a page whose object is
+/// damaged: bits turned, then cut off. Panics where a whole object does not decode to its page;
+/// what a damaged one decodes to does not matter, so long as no byte beyond the page is written.
+pub fn fuzz_decompress_damaged(codecs: &mut Codecs, bytes: &[u8]) {
+    let [codec, mode, rest @ ..] = bytes else { return };
+    let codec = Codec::ALL[usize::from(codec % 5)];
+    // The page lies between two fences.
+    let mut memory = [[0xa5; PAGE_BYTES]; 3];
+    if mode % 2 == 0 {
+        let object = &rest[..rest.len().min(PAGE_BYTES)];
+        let _ = codecs.decompress(codec, object, &mut memory[1]);
+    } else {
+        let content = Content::ALL[usize::from(mode >> 1) % 6];
+        let (seed, damage) = rest.split_at(rest.len().min(2));
+        let page = page_of(content, seed.iter().fold(0, |all, byte| all << 8 | u64::from(*byte)));
+        codecs.set_algorithm(codec.name().parse().expect("its own name"));
+        let mut object = [0; PAGE_BYTES];
+        let Some((_, length)) = codecs.compress(&page, &mut object) else { return };
+        codecs.decompress(codec, &object[..length], &mut memory[1]).expect("a whole object");
+        assert!(memory[1] == page, "{codec:?} does not give the page back");
+        for [high, low, bits] in damage.as_chunks::<3>().0 {
+            object[usize::from(u16::from_be_bytes([*high, *low])) % length] ^= bits;
+        }
+        let cut = damage
+            .as_chunks::<3>()
+            .1
+            .first()
+            .map_or(length, |byte| length * usize::from(*byte) / 255);
+        let _ = codecs.decompress(codec, &object[..cut], &mut memory[1]);
+    }
+    assert!(memory[0].iter().chain(&memory[2]).all(|byte| *byte == 0xa5), "{codec:?} overran");
 }

@@ -55,7 +55,14 @@ pub(crate) struct Writer {
     /// With more live bytes than this, cleaning has been seen to win nothing.
     hopeless_above: u64,
     /// Why writeback stopped, if it did.
-    failure: Option<String>,
+    failure: Option<Failure>,
+}
+
+/// A request to the backing that failed.
+struct Failure {
+    what: &'static str,
+    byte: u64,
+    error: io::Error,
 }
 
 struct Open {
@@ -125,7 +132,9 @@ impl Cache {
 
     /// Why writeback stopped, if it did. It is tried again after [`Self::resume_writeback`].
     pub fn writeback_failure(&self) -> Option<String> {
-        lock(&self.writer).failure.clone()
+        let writer = lock(&self.writer);
+        let Failure { what, byte, error } = writer.failure.as_ref()?;
+        Some(format!("{what} at byte {byte}: {error}"))
     }
 
     /// Tries writeback again after a failure.
@@ -135,10 +144,19 @@ impl Cache {
         self.doorbell.ring();
     }
 
-    /// Writes back segment after segment until `enough`, or nothing can be written.
-    pub(crate) fn write_back(&self, enough: impl Fn() -> bool) {
+    /// Writes back segment after segment until `enough`, given the bytes that are still in flight
+    /// and leave the pool if all goes well, or until nothing can be written.
+    pub(crate) fn write_back(&self, enough: impl Fn(usize) -> bool) {
         let mut writer = lock(&self.writer);
-        while !enough() && self.writeback_works() && self.write_segment(&mut writer) {}
+        while !enough(0) && self.writeback_works() {
+            let goes_on = match enough(writer.writes_in_flight * SEGMENT_BYTES) {
+                true => self.complete(&mut writer, true),
+                false => self.write_segment(&mut writer),
+            };
+            if !goes_on {
+                break;
+            }
+        }
         self.settle(&mut writer);
     }
 
@@ -261,7 +279,7 @@ impl Cache {
                 self.counters.add(BackingBytesWritten, write.bytes as i64);
                 self.commit(segment, &write.buffer);
             }
-            Err(error) => self.give_up(writer, segment, &write.buffer, &error),
+            Err(error) => self.give_up(writer, segment, &write.buffer, error),
         }
         writer.buffers.push(write.buffer);
         self.finish_cleaning(writer);
@@ -304,8 +322,8 @@ impl Cache {
     }
 
     /// A write failed: its pages stay in the pool, the oldest again, and writeback stops.
-    fn give_up(&self, writer: &mut Writer, segment: Segment, buffer: &[u8], error: &io::Error) {
-        self.fail(writer, format!("write at byte {}: {error}", segment.start()));
+    fn give_up(&self, writer: &mut Writer, segment: Segment, buffer: &[u8], error: io::Error) {
+        self.fail(writer, Failure { what: "write", byte: segment.start(), error });
         for (offset, record) in records(buffer) {
             let place = Place::at(segment.start() + offset as u64);
             let mut locked = self.index.existing(record.owner).lock();
@@ -323,10 +341,10 @@ impl Cache {
         self.stop_cleaning(writer);
     }
 
-    fn fail(&self, writer: &mut Writer, what: String) {
+    fn fail(&self, writer: &mut Writer, failure: Failure) {
         self.counters.increment(WritebackFail);
         self.writeback_failed.store(true, Ordering::Relaxed);
-        writer.failure = Some(what);
+        writer.failure = Some(failure);
     }
 
     /// Cleans until more than the reserved segments are free; `false` when there is nothing to win.
@@ -374,7 +392,7 @@ impl Cache {
             }
             Ok(()) => self.copy_live(writer, victim, &content, records(&content)),
             Err(error) => {
-                self.fail(writer, format!("read at byte {}: {error}", victim.start()));
+                self.fail(writer, Failure { what: "read", byte: victim.start(), error });
                 false
             }
         };
@@ -500,7 +518,7 @@ impl Cache {
                 Some((Place::at(offset), checksum))
             }
             Err(error) => {
-                self.fail(writer, format!("write at byte {offset}: {error}"));
+                self.fail(writer, Failure { what: "write", byte: offset, error });
                 None
             }
         }

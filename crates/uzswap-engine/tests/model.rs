@@ -6,13 +6,7 @@ use uzswap_engine::testing::{Harness, Op, Setup, decode_ops};
 const PAGES: u32 = 3000;
 
 fn setups() -> Vec<Setup> {
-    let base = Setup {
-        pages: PAGES,
-        pool_bytes: 8 << 20,
-        backing_bytes: 0,
-        block_bytes: 512,
-        compressor: "lz4",
-    };
+    let base = Setup { pages: PAGES, ..Setup::default() };
     vec![
         base,
         Setup { compressor: "zstd", backing_bytes: 4 << 20, ..base },

@@ -2,7 +2,8 @@
 //!
 //! A [`Codec`] is a format: it is kept with every object, so that objects outlive a change of the
 //! `compressor` attribute. An [`Algorithm`] is a codec with a level: what new pages are made with.
-//! [`Codecs`] holds one CPU's contexts, made once; neither direction allocates afterwards.
+//! [`Codecs`] holds one CPU's contexts, made once; neither direction allocates afterwards, on a
+//! thread that has called [`prepare_thread`].
 
 mod deflate;
 mod lz4;
@@ -154,6 +155,12 @@ trait Compressor {
     fn decompress(&mut self, object: &[u8], page: &mut Page) -> Result<(), Undecodable>;
 }
 
+/// Allocates what the calling thread needs in order to compress: the lz4 library keeps its hash
+/// table (16 KiB) per thread. Each thread that stores calls it before the first page comes.
+pub fn prepare_thread() {
+    let _ = lz4::Lz4::new().compress(&[0; PAGE_BYTES], &mut [0; 64]);
+}
+
 /// The contexts of all codecs, for one thread at a time.
 pub struct Codecs {
     algorithm: Algorithm,
@@ -164,8 +171,7 @@ pub struct Codecs {
 }
 
 impl Codecs {
-    /// Contexts that compress with `algorithm` and decompress everything, warmed up: a context
-    /// allocates on first use, and first use must not be on a request's path.
+    /// Contexts that compress with `algorithm` and decompress everything.
     pub fn new(algorithm: Algorithm) -> Self {
         let mut codecs = Self {
             algorithm,
@@ -174,16 +180,6 @@ impl Codecs {
             lzo: lzo::Lzo::new(),
             deflate: deflate::Deflate::new(),
         };
-        let mut page = [0; PAGE_BYTES];
-        let mut out = [0; PAGE_BYTES];
-        for codec in Codec::ALL {
-            let (_, level) = codec.levels();
-            codecs.set_algorithm(Algorithm { codec, level });
-            if let Some((codec, bytes)) = codecs.compress(&page, &mut out) {
-                let decoded = codecs.decompress(codec, &out[..bytes], &mut page);
-                debug_assert_eq!(decoded, Ok(()));
-            }
-        }
         codecs.set_algorithm(algorithm);
         codecs
     }

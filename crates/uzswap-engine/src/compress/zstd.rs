@@ -8,23 +8,41 @@ use zstd_safe::{CCtx, CParameter, DCtx, DParameter, FrameFormat};
 pub(super) struct Zstd {
     compress: CCtx<'static>,
     decompress: DCtx<'static>,
+    level: i32,
 }
 
 impl Zstd {
+    const LEVEL: i32 = -1;
+
     pub(super) fn new() -> Self {
-        let mut compress = CCtx::create();
         let mut decompress = DCtx::create();
-        let set = compress.set_parameter(CParameter::Format(FrameFormat::Magicless));
-        debug_assert!(set.is_ok());
         let set = decompress.set_parameter(DParameter::Format(FrameFormat::Magicless));
         debug_assert!(set.is_ok());
-        Self { compress, decompress }
+        Self { compress: context(Self::LEVEL), decompress, level: Self::LEVEL }
     }
 
     pub(super) fn set_level(&mut self, level: i32) {
-        let set = self.compress.set_parameter(CParameter::CompressionLevel(level));
+        if level != self.level {
+            self.compress = context(level);
+            self.level = level;
+        }
+    }
+}
+
+/// A context that allocates no more. One takes its memory with its first page, and again when
+/// another level needs more, or has needed much less for a hundred pages: so each level has a
+/// context of its own, which has seen a page.
+fn context(level: i32) -> CCtx<'static> {
+    let mut context = CCtx::create();
+    for parameter in
+        [CParameter::Format(FrameFormat::Magicless), CParameter::CompressionLevel(level)]
+    {
+        let set = context.set_parameter(parameter);
         debug_assert!(set.is_ok(), "every level that `levels` lists is one of the library's");
     }
+    let compressed = context.compress2(&mut [0; PAGE_BYTES][..], &[0; PAGE_BYTES]);
+    debug_assert!(compressed.is_ok());
+    context
 }
 
 impl Compressor for Zstd {

@@ -3,8 +3,8 @@
 //! Every change of an entry, and every look at the object it names, happens between
 //! [`Entry::lock`] and the drop of the guard; that is what keeps an object alive while it is read.
 //! The lock is held for the copy of one object (some 30 ns) and never while compressing; the only
-//! long hold is the read of a record from the backing, which nobody but a second reader of the same
-//! page waits for.
+//! long holds are the read of a record from the backing and an exclusive load, which nobody but a
+//! second user of the same page waits for.
 
 use super::word::{State, Word};
 use crate::sync::Backoff;

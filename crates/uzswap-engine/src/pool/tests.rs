@@ -8,13 +8,16 @@ struct Owned {
     handles: RefCell<HashMap<u32, (Handle, Vec<u8>)>>,
     next: u32,
     noise: u64,
+    /// Contents are cut out of it.
+    pattern: Vec<u8>,
 }
 
 impl Owned {
     fn new(bytes_max: usize) -> Self {
         let pool = Pool::new(bytes_max);
         pool.provision(SECTION_BYTES).unwrap();
-        Self { pool, handles: RefCell::default(), next: 0, noise: 0x2545_f491_4f6c_dd1d }
+        let pattern = (0..2 * PAGE_BYTES).map(|i| (i * i / 7) as u8).collect();
+        Self { pool, handles: RefCell::default(), next: 0, noise: 0x2545_f491_4f6c_dd1d, pattern }
     }
 
     fn random(&mut self) -> u64 {
@@ -29,7 +32,7 @@ impl Owned {
         let Ok(handle) = self.pool.alloc(bytes) else { return false };
         let owner = self.next;
         self.next += 1;
-        let content: Vec<u8> = (0..bytes).map(|i| (owner as usize * 31 + i) as u8).collect();
+        let content = self.pattern[owner as usize * 31 % PAGE_BYTES..][..bytes].to_vec();
         self.pool.write(handle, Header { owner: SwapEntry(owner), checksum: !owner }, &content);
         self.handles.get_mut().insert(owner, (handle, content));
         true

@@ -1,0 +1,231 @@
+//! Nothing on the path of a request allocates: the thread that stores may be the one that the
+//! kernel needs in order to find memory.
+//!
+//! The C library's allocator is replaced for this whole program, so that what the codecs written in
+//! C take is counted too; Rust's own goes through it as well.
+
+#![cfg(all(target_os = "linux", target_env = "gnu"))]
+#![allow(clippy::unwrap_used, reason = "tests")]
+
+use std::cell::Cell;
+use std::ffi::{c_int, c_void};
+use std::fs::File;
+use std::hint::black_box;
+use std::sync::atomic::Ordering::Relaxed;
+use uzswap_engine::backing::{Backing, FileBacking};
+use uzswap_engine::compress::{Codecs, prepare_thread};
+use uzswap_engine::testing::{Content, Noise, Setup, TestBacking, page_of};
+use uzswap_engine::{Area, Cache, Load, PAGE_BYTES, Store};
+
+unsafe extern "C" {
+    fn __libc_malloc(bytes: usize) -> *mut c_void;
+    fn __libc_calloc(count: usize, bytes: usize) -> *mut c_void;
+    fn __libc_realloc(old: *mut c_void, bytes: usize) -> *mut c_void;
+    fn __libc_memalign(alignment: usize, bytes: usize) -> *mut c_void;
+}
+
+thread_local! {
+    static ALLOCATIONS: Cell<u64> = const { Cell::new(0) };
+}
+
+fn count() {
+    ALLOCATIONS.set(ALLOCATIONS.get() + 1);
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn malloc(bytes: usize) -> *mut c_void {
+    count();
+    // SAFETY: the same contract as the function that this one stands for; so below.
+    unsafe { __libc_malloc(bytes) }
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn calloc(number: usize, bytes: usize) -> *mut c_void {
+    count();
+    // SAFETY: as in `malloc`.
+    unsafe { __libc_calloc(number, bytes) }
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn realloc(old: *mut c_void, bytes: usize) -> *mut c_void {
+    count();
+    // SAFETY: as in `malloc`; the caller answers for `old`.
+    unsafe { __libc_realloc(old, bytes) }
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn aligned_alloc(alignment: usize, bytes: usize) -> *mut c_void {
+    count();
+    // SAFETY: as in `malloc`.
+    unsafe { __libc_memalign(alignment, bytes) }
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn posix_memalign(
+    out: *mut *mut c_void,
+    alignment: usize,
+    bytes: usize,
+) -> c_int {
+    let memory = aligned_alloc(alignment, bytes);
+    if memory.is_null() {
+        return 12; // ENOMEM
+    }
+    // SAFETY: the caller answers for `out`.
+    unsafe { out.write(memory) };
+    0
+}
+
+/// Allocations of this thread while `work` runs.
+fn allocations(work: impl FnOnce()) -> u64 {
+    let before = ALLOCATIONS.get();
+    work();
+    ALLOCATIONS.get() - before
+}
+
+const PAGES: u32 = 2000;
+const CODECS: [&str; 5] = ["raw", "lz4", "zstd", "lzo", "deflate"];
+
+/// A pool that does not hold what is stored, so that stores write back and clean.
+fn setup(compressor: &'static str) -> Setup {
+    Setup { pages: PAGES, pool_bytes: 1 << 20, compressor, ..Setup::default() }
+}
+
+/// One round of all that a front end asks for; the same pages for the same `seed`.
+fn requests(cache: &Cache, area: Area, seed: u64) {
+    let mut noise = Noise::new(seed);
+    let mut page = [0; PAGE_BYTES];
+    for offset in 0..PAGES {
+        let key = area.entry(offset).unwrap();
+        let content = Content::ALL[noise.below(6) as usize];
+        let stored = page_of(content, noise.below(300));
+        if cache.store(key, &stored) != Store::Stored {
+            let _ = cache.store_through(key, &stored);
+        }
+        let back = area.entry(noise.below(u64::from(offset) + 1) as u32).unwrap();
+        match noise.below(8) {
+            0 => cache.invalidate(back),
+            1 => _ = cache.load_exclusive(back, &mut page).unwrap(),
+            2..5 => _ = cache.load(back, &mut page).unwrap(),
+            _ => {}
+        }
+    }
+    cache.shrink(usize::MAX);
+    for key in area.entries() {
+        let _ = cache.load(key, &mut page).unwrap();
+    }
+}
+
+fn serves_without_allocating(setup: Setup, backing: Box<dyn Backing>) {
+    prepare_thread();
+    let (cache, area) = setup.make_on(backing);
+    // The first round makes what the front end's thread would: records for identical pages.
+    requests(&cache, area, 0);
+    cache.maintain().unwrap();
+    for seed in 1..4 {
+        let allocations = allocations(|| requests(&cache, area, seed));
+        assert_eq!(allocations, 0, "{}: round {seed}", setup.compressor);
+    }
+    cache.check();
+    for statistic in
+        ["duplicate_pages", "written_back_pages", "loads_backing", "stores_same_filled"]
+    {
+        assert!(cache.statistic(statistic).unwrap() > 0, "{}: {statistic}", setup.compressor);
+    }
+}
+
+#[test]
+fn allocations_of_either_language_are_counted() {
+    assert_eq!(allocations(|| drop(black_box(Vec::<u8>::with_capacity(100)))), 1);
+    assert_eq!(allocations(|| drop(black_box(Box::new([0u8; 1])))), 1);
+    // Two contexts of zstd and a workspace, two of deflate, the table of lzo.
+    assert!(allocations(|| drop(black_box(Codecs::new("lz4".parse().unwrap())))) >= 6);
+    assert_eq!(allocations(|| _ = black_box(page_of(Content::Text, 1))), 0);
+}
+
+#[test]
+fn requests_allocate_nothing() {
+    for compressor in CODECS {
+        let setup = setup(compressor);
+        let (backing, _) = TestBacking::new(12 << 20, setup.block_bytes);
+        serves_without_allocating(setup, Box::new(backing));
+    }
+}
+
+#[test]
+fn requests_allocate_nothing_where_the_backing_is_a_file() {
+    for uses_io_uring in [true, false] {
+        let path = format!("{}/allocation-{uses_io_uring}", env!("CARGO_TARGET_TMPDIR"));
+        let file = File::options().read(true).write(true).create(true).truncate(true).open(&path);
+        let file = file.unwrap();
+        std::fs::remove_file(&path).unwrap();
+        file.set_len(12 << 20).unwrap();
+        let backing = FileBacking::new(file, 12 << 20).unwrap();
+        let backing = if uses_io_uring { backing } else { backing.without_io_uring() };
+        serves_without_allocating(setup("lz4"), Box::new(backing));
+    }
+}
+
+#[test]
+fn a_first_page_in_new_address_space_allocates_nothing() {
+    prepare_thread();
+    let (cache, area, _) = Setup { pages: 4 << 14, ..Setup::default() }.make();
+    let page = page_of(Content::Text, 1);
+    let allocations = allocations(|| {
+        for trunk in 0..4 {
+            assert_eq!(cache.store(area.entry(trunk << 14).unwrap(), &page), Store::Stored);
+        }
+    });
+    assert_eq!(allocations, 0);
+}
+
+#[test]
+fn a_thread_s_first_requests_allocate_nothing_once_it_is_prepared() {
+    for compressor in CODECS {
+        let (cache, area, _) = Setup { compressor, ..Setup::default() }.make();
+        let allocations = std::thread::scope(|scope| {
+            let thread = scope.spawn(|| {
+                prepare_thread();
+                let page = page_of(Content::Pointers, 1);
+                let mut back = [0; PAGE_BYTES];
+                let key = area.entry(0).unwrap();
+                allocations(|| {
+                    assert_eq!(cache.store(key, &page), Store::Stored);
+                    assert_eq!(cache.load(key, &mut back).unwrap(), Load::Hit);
+                })
+            });
+            thread.join().unwrap()
+        });
+        assert_eq!(allocations, 0, "{compressor}");
+    }
+}
+
+#[test]
+fn after_a_change_of_compressor_requests_allocate_nothing() {
+    prepare_thread();
+    let (cache, area, _) = Setup::default().make();
+    for compressor in ["zstd:19", "zstd", "deflate:12", "lz4:9", "zstd:9", "zstd:-50", "deflate"] {
+        cache.set_attribute("compressor", compressor).unwrap();
+        // More than a context of zstd takes to find its memory too large.
+        let allocations = allocations(|| {
+            for seed in 0..400 {
+                let page = page_of(Content::Pointers, seed);
+                assert_eq!(cache.store(area.entry(0).unwrap(), &page), Store::Stored);
+            }
+        });
+        assert_eq!(allocations, 0, "{compressor}");
+    }
+}
+
+#[test]
+fn a_failed_write_allocates_nothing() {
+    let setup = Setup { backing_bytes: 4 << 20, ..Setup::default() };
+    let (cache, area, faults) = setup.make();
+    for round in 0..2 {
+        for (seed, key) in (0..).zip(area.entries().take(200)) {
+            assert_eq!(cache.store(key, &page_of(Content::Text, seed)), Store::Stored);
+        }
+        faults.fail_writes.store(round > 0, Relaxed);
+        assert_eq!(allocations(|| _ = cache.shrink(usize::MAX)), 0);
+        assert_eq!(cache.writeback_failure().is_some(), round > 0);
+    }
+}

@@ -1,0 +1,27 @@
+//! The bodies of the fuzzers (`fuzz/`) on a few inputs, so that they cannot rot.
+
+#![allow(clippy::unwrap_used, reason = "tests")]
+
+use uzswap_engine::compress::Codecs;
+use uzswap_engine::testing::{Noise, fuzz_cache_ops, fuzz_decompress_damaged};
+
+fn input(noise: &mut Noise, bytes_max: u64) -> Vec<u8> {
+    (0..noise.below(bytes_max)).map(|_| noise.word() as u8).collect()
+}
+
+#[test]
+fn cache_ops() {
+    let mut noise = Noise::new(1);
+    (0..80).for_each(|_| fuzz_cache_ops(&input(&mut noise, 6000)));
+}
+
+#[test]
+fn decompress_damaged() {
+    let mut noise = Noise::new(2);
+    let mut codecs = Codecs::new("lz4".parse().unwrap());
+    for round in 0..4000 {
+        // Short ones damage a little, long ones are objects of their own.
+        let bytes_max = if round % 2 == 0 { 16 } else { 5000 };
+        fuzz_decompress_damaged(&mut codecs, &input(&mut noise, bytes_max));
+    }
+}

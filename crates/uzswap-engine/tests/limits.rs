@@ -1,0 +1,225 @@
+//! What is taken and what is not: limits, hysteresis, order of writeback, each reason to reject.
+
+#![allow(clippy::unwrap_used, reason = "tests")]
+
+use std::ops::Range;
+use uzswap_engine::testing::{Content, Setup, page_of};
+use uzswap_engine::{Area, Cache, Load, PAGE_BYTES, Reject, Store};
+
+const FULL: Store = Store::Rejected(Reject::ReclaimFail);
+
+fn statistic(cache: &Cache, name: &str) -> u64 {
+    cache.statistic(name).unwrap()
+}
+
+fn set(cache: &Cache, name: &str, value: impl ToString) {
+    cache.set_attribute(name, &value.to_string()).unwrap();
+}
+
+fn store(cache: &Cache, area: Area, offset: u32, content: Content) -> Store {
+    // Brings memory on line as the front end's thread would.
+    cache.maintain().unwrap();
+    cache.store(area.entry(offset).unwrap(), &page_of(content, offset.into()))
+}
+
+/// Stores pages that nothing compresses, a frame each, until one is rejected; how many were taken.
+fn fill(cache: &Cache, area: Area, from: u32) -> u32 {
+    let mut offsets = from..area.pages();
+    let full = offsets.find(|offset| store(cache, area, *offset, Content::Random) != Store::Stored);
+    full.expect("more pages than the pool holds") - from
+}
+
+fn assert_holds(cache: &Cache, area: Area, offset: u32, content: Content) {
+    let mut page = [0; PAGE_BYTES];
+    assert_eq!(cache.load(area.entry(offset).unwrap(), &mut page).unwrap(), Load::Hit);
+    assert!(page == page_of(content, offset.into()), "page {offset}");
+}
+
+/// That of pages stored in this order the oldest are on the backing. Shards of the LRU are taken in
+/// turn, sixteen pages at a time, so the order is kept to within one round of them.
+fn assert_oldest_written(cache: &Cache, area: Area, mut offsets: Range<u32>) {
+    let on_backing = |offset: &u32| cache.is_on_backing(area.entry(*offset).unwrap());
+    let newest_written = offsets.clone().rev().find(on_backing).unwrap();
+    let oldest_kept = offsets.find(|offset| !on_backing(offset)).unwrap();
+    assert!(newest_written < oldest_kept + 256, "{newest_written} left before {oldest_kept}");
+}
+
+#[test]
+fn the_lower_of_the_two_limits_holds() {
+    let (cache, area, _) = Setup { pool_bytes: 32 << 20, ..Setup::default() }.make();
+    let ram_bytes = Setup::default().ram_bytes;
+    for (percent, bytes) in [(5, 32 << 20), (100, 2 << 20), (9, 5 << 20), (10, 9 << 20)] {
+        set(&cache, "max_pool_percent", percent);
+        set(&cache, "max_pool_bytes", bytes);
+        let limit = (ram_bytes / 100 * percent).min(bytes) / PAGE_BYTES as u64;
+        assert_eq!(statistic(&cache, "pool_limit"), limit * PAGE_BYTES as u64);
+        assert_eq!(u64::from(fill(&cache, area, 0)), limit, "{percent} percent, {bytes} bytes");
+        assert_eq!(statistic(&cache, "pool_total_size"), limit * PAGE_BYTES as u64);
+        area.entries().for_each(|key| cache.invalidate(key));
+    }
+    cache.check();
+}
+
+#[test]
+fn a_lowered_limit_drops_nothing_and_a_raised_one_is_used() {
+    let (cache, area, _) = Setup { pool_bytes: 4 << 20, ..Setup::default() }.make();
+    assert_eq!(fill(&cache, area, 0), 1024);
+    set(&cache, "max_pool_bytes", 2 << 20);
+    assert_eq!(store(&cache, area, 2000, Content::Random), FULL);
+    (0..1024).for_each(|offset| assert_holds(&cache, area, offset, Content::Random));
+    set(&cache, "max_pool_bytes", 6 << 20);
+    assert_eq!(fill(&cache, area, 1024), 512);
+    (0..1536).for_each(|offset| assert_holds(&cache, area, offset, Content::Random));
+    cache.check();
+}
+
+#[test]
+fn a_full_pool_takes_nothing_until_it_is_below_the_threshold() {
+    let (cache, area, _) = Setup { pool_bytes: 2 << 20, ..Setup::default() }.make();
+    set(&cache, "accept_threshold_percent", 50);
+    assert_eq!(fill(&cache, area, 0), 512);
+    assert_eq!(statistic(&cache, "pool_limit_hit"), 1);
+    for left in (256..512).rev() {
+        assert_eq!(store(&cache, area, 1000, Content::Random), FULL, "{left} pages left");
+        cache.invalidate(area.entry(left).unwrap());
+    }
+    assert_eq!(statistic(&cache, "reject_reclaim_fail"), 257);
+    // What takes no room is taken all the same.
+    assert_eq!(store(&cache, area, 1001, Content::Zero), Store::Stored);
+    assert_eq!(store(&cache, area, 1000, Content::Random), FULL, "257 pages are above 50 percent");
+    cache.invalidate(area.entry(255).unwrap());
+    assert_eq!(store(&cache, area, 1000, Content::Random), Store::Stored);
+    // And once it takes pages, it takes them up to the limit.
+    assert_eq!(fill(&cache, area, 1002), 256);
+    cache.check();
+}
+
+#[test]
+fn a_rejected_store_leaves_no_older_copy() {
+    let (cache, area, _) = Setup { pool_bytes: 2 << 20, ..Setup::default() }.make();
+    let key = area.entry(7).unwrap();
+    fill(&cache, area, 0);
+    let mut page = [0; PAGE_BYTES];
+    assert_eq!(cache.store(key, &page_of(Content::Random, 9999)), FULL);
+    assert_eq!(cache.load(key, &mut page).unwrap(), Load::Absent);
+    cache.check();
+}
+
+#[test]
+fn with_a_backing_a_full_pool_writes_its_oldest_pages_back() {
+    let setup = Setup { pool_bytes: 2 << 20, backing_bytes: 16 << 20, ..Setup::default() };
+    let (cache, area, _) = setup.make();
+    for offset in 0..2000 {
+        // Without the front end's thread: the store itself makes room.
+        let stored = cache.store(area.entry(offset).unwrap(), &page_of(Content::Random, 1));
+        assert_eq!(stored, Store::Stored);
+        set(&cache, "same_pages_enabled", "N");
+        assert!(statistic(&cache, "pool_total_size") <= 2 << 20);
+    }
+    let on_backing = |offset: &u32| cache.is_on_backing(area.entry(*offset).unwrap());
+    let written = (0..2000).filter(on_backing).count() as u32;
+    assert!(written >= 2000 - 512, "{written}");
+    assert_oldest_written(&cache, area, 0..2000);
+    cache.check();
+}
+
+#[test]
+fn a_page_that_was_loaded_gets_a_second_chance() {
+    let setup = Setup { pool_bytes: 8 << 20, backing_bytes: 16 << 20, ..Setup::default() };
+    let (cache, area, _) = setup.make();
+    for offset in 0..1024 {
+        assert_eq!(store(&cache, area, offset, Content::Random), Store::Stored);
+    }
+    let on_backing = |offset: u32| cache.is_on_backing(area.entry(offset).unwrap());
+    (0..100).for_each(|offset| assert_holds(&cache, area, offset, Content::Random));
+    // A quarter of the pages: with the loaded ones spared, all come from the 924 others.
+    cache.shrink(1 << 20);
+    assert_eq!(statistic(&cache, "second_chances"), 100);
+    assert!((0..100).all(|offset| !on_backing(offset)), "spared");
+    let written = (100..1024).filter(|offset| on_backing(*offset)).count();
+    assert!((256..400).contains(&written), "{written}");
+    assert_oldest_written(&cache, area, 100..1024);
+    // The chance is spent: not loaded again, they go when their turn comes.
+    cache.shrink(usize::MAX);
+    assert!((0..1024).all(on_backing));
+    (0..1024).for_each(|offset| assert_holds(&cache, area, offset, Content::Random));
+    assert_eq!(statistic(&cache, "second_chances"), 100);
+    cache.check();
+}
+
+#[test]
+fn a_page_that_compresses_poorly_is_rejected_or_kept_as_it_is() {
+    let (cache, area, _) = Setup::default().make();
+    let poor = Store::Rejected(Reject::CompressPoor);
+    assert_eq!(store(&cache, area, 0, Content::Random), Store::Stored);
+    assert_eq!(statistic(&cache, "stored_incompressible_pages"), 1);
+    set(&cache, "max_compression_ratio", 90);
+    assert_eq!(store(&cache, area, 0, Content::Random), poor);
+    assert_eq!(statistic(&cache, "stored_incompressible_pages"), 0);
+    assert_eq!(store(&cache, area, 1, Content::Mixed), Store::Stored);
+    // A quarter of it is noise.
+    set(&cache, "max_compression_ratio", 24);
+    assert_eq!(store(&cache, area, 2, Content::Mixed), poor);
+    assert_eq!(store(&cache, area, 3, Content::Filled), Store::Stored);
+    assert_eq!(statistic(&cache, "reject_compress_poor"), 2);
+    assert_holds(&cache, area, 1, Content::Mixed);
+    cache.check();
+}
+
+#[test]
+fn switched_off_it_gives_back_what_it_holds_and_takes_nothing() {
+    let (cache, area, _) = Setup::default().make();
+    for (offset, content) in (0..).zip(Content::ALL) {
+        assert_eq!(store(&cache, area, offset, content), Store::Stored);
+    }
+    set(&cache, "enabled", "N");
+    for (offset, content) in (0..).zip(Content::ALL) {
+        let disabled = Store::Rejected(Reject::Disabled);
+        assert_eq!(store(&cache, area, offset + 6, content), disabled);
+        assert_holds(&cache, area, offset, content);
+    }
+    assert_eq!(statistic(&cache, "reject_disabled"), 6);
+    assert_eq!(statistic(&cache, "stored_pages"), 6);
+    set(&cache, "enabled", "Y");
+    assert_eq!(store(&cache, area, 20, Content::Text), Store::Stored);
+    cache.check();
+}
+
+#[test]
+fn after_a_change_of_compressor_older_pages_stay_readable() {
+    let setup = Setup { backing_bytes: 8 << 20, ..Setup::default() };
+    let (cache, area, _) = setup.make();
+    let compressors = ["lz4", "zstd", "lzo", "deflate", "raw", "zstd:19", "lz4:20", "deflate:9"];
+    for (first, compressor) in (0..).step_by(100).zip(compressors) {
+        set(&cache, "compressor", compressor);
+        assert_eq!(cache.attribute("compressor").unwrap(), compressor);
+        for offset in first..first + 100 {
+            let content = Content::ALL[offset as usize % 6];
+            assert_eq!(store(&cache, area, offset, content), Store::Stored);
+        }
+    }
+    assert!(cache.set_attribute("compressor", "lz5").is_err());
+    assert_eq!(cache.attribute("compressor").unwrap(), "deflate:9");
+    for _ in ["in the pool", "on the backing"] {
+        for offset in 0..800 {
+            assert_holds(&cache, area, offset, Content::ALL[offset as usize % 6]);
+        }
+        cache.shrink(usize::MAX);
+    }
+    assert_eq!(statistic(&cache, "pool_pages"), 0);
+    cache.check();
+}
+
+#[test]
+fn without_memory_on_line_a_store_is_rejected_and_the_next_one_after_maintenance_is_not() {
+    let (cache, area, _) = Setup::default().make();
+    let page = |offset: u32| page_of(Content::Random, offset.into());
+    let mut stores = (0..).map(|offset| cache.store(area.entry(offset).unwrap(), &page(offset)));
+    let rejected = stores.find(|stored| *stored != Store::Stored);
+    assert_eq!(rejected, Some(Store::Rejected(Reject::AllocFail)));
+    assert_eq!(statistic(&cache, "reject_alloc_fail"), 1);
+    assert_eq!(statistic(&cache, "pool_limit_hit"), 0);
+    cache.maintain().unwrap();
+    assert_eq!(cache.store(area.entry(2999).unwrap(), &page(2999)), Store::Stored);
+    cache.check();
+}
