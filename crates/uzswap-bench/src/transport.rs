@@ -19,6 +19,9 @@ pub struct TransportArguments {
     /// Random touches in a round.
     #[arg(long, default_value_t = 40_000)]
     pub touches: usize,
+    /// Memory that the program has, MiB; it takes three times as much.
+    #[arg(long, default_value_t = 64, value_parser = clap::value_parser!(u16).range(4..))]
+    pub limit_mib: u16,
     /// Microseconds that the program computes between two touches.
     #[arg(long, default_value_t = 0)]
     pub pause_us: u64,
@@ -30,9 +33,8 @@ pub struct TransportArguments {
     pub report: Option<PathBuf>,
 }
 
-/// Memory that the program has, and takes, MiB.
-const LIMIT_MIB: usize = 64;
-const MEMORY_MIB: usize = 192;
+/// The program takes so many times the memory that it has.
+const MEMORY_RATIO: usize = 3;
 
 /// A bar with the time that is left.
 pub fn progress(steps: usize) -> ProgressBar {
@@ -62,11 +64,13 @@ pub fn run(arguments: &TransportArguments) -> Result<(), Failure> {
     let interrupt = Interrupt::catch()?;
     let pages = corpus::python()?;
     let own = std::env::current_exe().context("the path of this program")?;
+    let limit_mib = usize::from(arguments.limit_mib);
+    let memory_mib = MEMORY_RATIO * limit_mib;
     let command = [
         own.display().to_string(),
         "faults".into(),
         format!("--pages={}", pages.display()),
-        format!("--mib={MEMORY_MIB}"),
+        format!("--mib={memory_mib}"),
         format!("--touches={}", arguments.touches),
         format!("--pause-us={}", arguments.pause_us),
     ];
@@ -79,7 +83,7 @@ pub fn run(arguments: &TransportArguments) -> Result<(), Failure> {
             // A fault brings in its own page alone.
             let mut changes = Changes::begin()?;
             changes.set("/proc/sys/vm/page-cluster", "0")?;
-            let measured = peer.run((LIMIT_MIB as u64) << 20, &command, &interrupt)?;
+            let measured = peer.run((limit_mib as u64) << 20, &command, &interrupt)?;
             runs.push(serde_json::from_str(&measured.stdout).context("the program's output")?);
             bar.inc(1);
         }
@@ -103,7 +107,7 @@ pub fn run(arguments: &TransportArguments) -> Result<(), Failure> {
         })
         .collect();
     let text = format!(
-        "Random swap-in of a Python heap, {MEMORY_MIB} MiB in {LIMIT_MIB}, one thread, \
+        "Random swap-in of a Python heap, {memory_mib} MiB in {limit_mib}, one thread, \
          page-cluster 0; medians of {} rounds.\n\n{}\n",
         arguments.rounds,
         table(&header, &rows)

@@ -1,0 +1,151 @@
+//! Every benchmark at a size that takes seconds, so that none of them rots.
+
+#![allow(clippy::unwrap_used, reason = "tests")]
+
+use std::fs;
+use std::path::Path;
+use std::process::{Command, Output, Stdio};
+use std::time::Duration;
+use uzswap_sys::process;
+use uzswap_tests::{Machine, is_full, program, wait_for};
+
+fn bench(arguments: &[&str]) -> Output {
+    let mut command = Command::new(program("uzswap"));
+    command.arg("bench").args(arguments).stdin(Stdio::null()).output().unwrap()
+}
+
+fn assert_well(output: &Output) -> String {
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{stderr}");
+    String::from_utf8_lossy(&output.stdout).into_owned()
+}
+
+#[test]
+fn transport_compares_plain_memory_with_each_compressor() {
+    let Some(_machine) = Machine::take() else { return };
+    let folder = tempfile::tempdir().unwrap();
+    let report = format!("--report={}", folder.path().display());
+    let small = [
+        "transport",
+        "--rounds=1",
+        "--touches=3000",
+        "--limit-mib=16",
+        "--compressors=lz4,zstd",
+        &report,
+    ];
+    let text = assert_well(&bench(&small));
+    for row in ["| plain memory", "| lz4", "| zstd"] {
+        assert!(text.contains(row), "{text}");
+    }
+    assert!(fs::read_to_string(folder.path().join("transport.md")).unwrap().contains("| zstd"));
+    let raw = fs::read(folder.path().join("transport.json")).unwrap();
+    let raw: serde_json::Value = serde_json::from_slice(&raw).unwrap();
+    let times = raw["results"][1][1][0]["ns"].as_array().unwrap();
+    assert!(times.len() > 1000, "{} faults", times.len());
+}
+
+#[test]
+fn a_kernel_is_built_with_every_kind_of_swap() {
+    if !is_full() {
+        return; // It installs the kernel's sources.
+    }
+    let Some(_machine) = Machine::take() else { return };
+    let small = ["kernel-build", "--jobs=4", "--memory=32M", "--target=lib/"];
+    let text = assert_well(&bench(&small));
+    for row in ["| plain swap", "| zswap, lzo", "| zram, lz4", "| uzswap, lz4", "| uzswap, zstd"] {
+        assert!(text.contains(row), "{text}");
+    }
+}
+
+#[test]
+fn wrong_use_is_one_line() {
+    let Some(_machine) = Machine::take() else { return };
+    let cases: [(&[&str], &str); 4] = [
+        (&["no-such-bench"], "unrecognized subcommand 'no-such-bench'"),
+        (&["transport", "--report=/proc/here"], "cannot write the report to /proc/here"),
+        (&["kernel-build", "--peers=zcache"], "unknown configuration 'zcache'"),
+        (&["kernel-build", "--memory=10Q"], "10Q"),
+    ];
+    for (arguments, says) in cases {
+        let output = bench(arguments);
+        let stderr = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(125), "{arguments:?}: {stderr}");
+        assert!(stderr.lines().next().unwrap().contains(says), "{arguments:?}: {stderr}");
+    }
+}
+
+#[test]
+fn an_interrupted_benchmark_leaves_the_machine_as_it_was() {
+    let Some(machine) = Machine::take() else { return };
+    let mut child = Command::new(program("uzswap"))
+        .args(["bench", "transport", "--rounds=50", "--limit-mib=16"])
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .spawn()
+        .unwrap();
+    let swaps = || fs::read_to_string("/proc/swaps").unwrap().contains("/dev/loop");
+    assert!(wait_for(Duration::from_secs(60), swaps), "it did not start");
+    process::kill(child.id() as i32, libc::SIGINT).unwrap();
+    assert_eq!(child.wait().unwrap().code(), Some(125));
+    machine.assert_as_before();
+
+    // Killed, it cannot undo anything: the next one does, whatever that comes to.
+    let mut child = Command::new(program("uzswap"))
+        .args(["bench", "transport", "--rounds=50", "--limit-mib=16"])
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .spawn()
+        .unwrap();
+    assert!(wait_for(Duration::from_secs(60), swaps), "it did not start");
+    child.kill().unwrap();
+    child.wait().unwrap();
+    assert!(Path::new("/run/uzswap-bench.json").exists());
+    // The measured command goes on until it has no reader any more, or ends.
+    assert!(wait_for(Duration::from_secs(60), || !swaps()), "the run goes on");
+    assert_well(&bench(&[
+        "transport",
+        "--rounds=1",
+        "--touches=500",
+        "--limit-mib=8",
+        "--compressors=lz4",
+    ]));
+    machine.assert_as_before();
+}
+
+#[test]
+fn recorded_pages_are_those_of_the_program() {
+    let Some(_machine) = Machine::take() else { return };
+    let script = "import sys\n\
+                  kept=[b'recorded %06d' % i * 300 for i in range(2000)]\n\
+                  print('ready', flush=True)\n\
+                  sys.stdin.read()";
+    let mut keeper = Command::new("python3")
+        .args(["-c", script])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut ready = [0; 6];
+    std::io::Read::read_exact(keeper.stdout.as_mut().unwrap(), &mut ready).unwrap();
+    let folder = tempfile::tempdir().unwrap();
+    let out = folder.path().join("pages");
+    let record = |pid: &str| {
+        let mut command = Command::new(program("uzswap"));
+        command.args(["record", "--pid", pid, "--out"]).arg(&out).output().unwrap()
+    };
+    let recorded = record(&keeper.id().to_string());
+    assert!(recorded.status.success(), "{}", String::from_utf8_lossy(&recorded.stderr));
+    assert!(String::from_utf8_lossy(&recorded.stderr).contains("every secret"));
+    let again = record(&keeper.id().to_string());
+    assert_eq!(again.status.code(), Some(125), "a file that is there is not overwritten");
+    drop(keeper.stdin.take());
+    keeper.wait().unwrap();
+    let pages = fs::read(&out).unwrap();
+    assert_eq!(pages.len() % 4096, 0);
+    let text = String::from_utf8_lossy(&pages);
+    for i in [0, 777, 1999] {
+        assert!(text.contains(&format!("recorded {i:06}")), "page {i}");
+    }
+}
