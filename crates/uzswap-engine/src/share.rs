@@ -71,7 +71,7 @@ impl Shares {
     }
 
     /// With fewer than this many records ready it is time to make another trunk of them.
-    const READY: usize = TRUNK_ENTRIES / 16;
+    const READY: usize = TRUNK_ENTRIES.div_ceil(16);
 
     fn wants_provision(&self) -> bool {
         let unused = lock(&self.unused);

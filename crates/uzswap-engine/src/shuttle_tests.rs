@@ -6,20 +6,27 @@
 use crate::index::{Entry, State, Word};
 use crate::testing::{Content, Faults, Setup, page_of};
 use crate::{Area, Cache, Load, PAGE_BYTES, Page, Store};
+use shuttle::scheduler::{PctScheduler, RandomScheduler};
 use shuttle::thread;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
-/// Schedules tried for each test.
+/// Schedules of each kind that are tried for each test.
 fn schedules() -> usize {
-    if std::env::var_os("UZSWAP_FULL").is_some() { 20_000 } else { 400 }
+    if std::env::var_os("UZSWAP_FULL").is_some() { 10_000 } else { 300 }
 }
 
+/// Half of the schedules switch at random; the others let a thread run on but for a few switches,
+/// which finds what happens only when one thread gets far while another waits.
 fn explore(test: impl Fn() + Send + Sync + 'static) {
     let mut config = shuttle::Config::new();
     config.stack_size = 1 << 20; // Pages live on the stack.
-    let scheduler = shuttle::scheduler::RandomScheduler::new(schedules());
-    shuttle::Runner::new(scheduler, config).run(test);
+    let test = Arc::new(test);
+    let again = test.clone();
+    let random = RandomScheduler::new(schedules());
+    shuttle::Runner::new(random, config.clone()).run(move || test());
+    let few_switches = PctScheduler::new(3, schedules());
+    shuttle::Runner::new(few_switches, config).run(move || again());
 }
 
 fn cache(backing_bytes: usize) -> (Arc<Cache>, Area, Arc<Faults>) {
@@ -141,6 +148,8 @@ fn identical_pages_are_shared_and_left_in_any_order() {
                 store(cache, area, 0, 1);
                 store(cache, area, 1, 1);
                 cache.maintain().unwrap();
+                store(cache, area, 1, 1);
+                assert_eq!(cache.statistic("shared_pages"), Some(2));
             },
             vec![
                 Box::new(|c, a| store(c, a, 2, 1)),
@@ -161,6 +170,58 @@ fn identical_pages_are_shared_and_left_in_any_order() {
 }
 
 #[test]
+fn the_last_to_leave_races_with_one_that_joins() {
+    explore(|| {
+        let (cache, area) = race(
+            0,
+            |cache, area| {
+                store(cache, area, 0, 1);
+                store(cache, area, 1, 1);
+                cache.maintain().unwrap();
+                store(cache, area, 1, 1);
+                assert_eq!(cache.statistic("shared_pages"), Some(2));
+                cache.invalidate(area.entry(0).unwrap());
+            },
+            vec![
+                Box::new(|c, a| store(c, a, 2, 1)),
+                Box::new(|c, a| c.invalidate(a.entry(1).unwrap())),
+            ],
+        );
+        assert_eq!(load(&cache, area, 2, &[1]), Some(1));
+        assert_eq!(load(&cache, area, 1, &[]), None);
+    });
+}
+
+#[test]
+fn a_page_is_found_to_be_identical_while_it_goes() {
+    explore(|| {
+        let (cache, area) = race(
+            2 << 20,
+            |cache, area| {
+                store(cache, area, 0, 1);
+                store(cache, area, 1, 1);
+                cache.maintain().unwrap();
+                (0..2).for_each(|offset| cache.invalidate(area.entry(offset).unwrap()));
+                store(cache, area, 2, 7);
+                store(cache, area, 4, 9);
+            },
+            vec![
+                Box::new(|c, a| store(c, a, 3, 7)),
+                Box::new(|c, a| {
+                    store(c, a, 2, 8);
+                    assert_eq!(load(c, a, 2, &[7, 8]), Some(8));
+                }),
+                Box::new(|c, a| store(c, a, 5, 9)),
+                Box::new(|c, _| _ = c.shrink(usize::MAX)),
+            ],
+        );
+        for (offset, seed) in [(2, 8), (3, 7), (4, 9), (5, 9)] {
+            assert_eq!(load(&cache, area, offset, &[seed]), Some(seed));
+        }
+    });
+}
+
+#[test]
 fn moving_objects_races_with_everything() {
     explore(|| {
         let (cache, area) = race(
@@ -171,11 +232,15 @@ fn moving_objects_races_with_everything() {
             },
             vec![
                 Box::new(|c, _| _ = c.empty_section(0)),
-                Box::new(|c, a| (0..3).for_each(|o| _ = load(c, a, o, &[0, 1, 2]))),
-                Box::new(|c, a| store(c, a, 1, 1)),
+                Box::new(|c, a| (0..3).for_each(|o| _ = load(c, a, o, &[o.into(), 11]))),
+                Box::new(|c, a| {
+                    store(c, a, 1, 11);
+                    assert_eq!(load(c, a, 1, &[1, 11]), Some(11));
+                }),
                 Box::new(|c, a| c.invalidate(a.entry(2).unwrap())),
             ],
         );
+        assert_eq!(load(&cache, area, 1, &[1, 11]), Some(11));
         for offset in [0, 3, 4, 5, 6, 7] {
             assert_eq!(load(&cache, area, offset, &[u64::from(offset)]), Some(offset.into()));
         }

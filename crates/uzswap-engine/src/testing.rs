@@ -4,11 +4,12 @@
 use crate::backing::{Backing, Completion, Write};
 use crate::compress::{Codec, Codecs};
 use crate::index::State;
+use crate::sync::{Mutex, lock};
 use crate::{Area, Cache, Config, Error, Load, PAGE_BYTES, Page, Store, SwapEntry};
 use std::collections::{HashMap, VecDeque};
 use std::io;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
-use std::sync::{Arc, Mutex, PoisonError};
 
 /// Deterministic noise (xorshift64*).
 #[derive(Debug, Clone)]
@@ -212,13 +213,9 @@ impl TestBacking {
     }
 }
 
-fn held<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
 impl Backing for TestBacking {
     fn bytes(&self) -> u64 {
-        held(&self.bytes).len() as u64
+        lock(&self.bytes).len() as u64
     }
 
     fn block_bytes(&self) -> usize {
@@ -229,7 +226,7 @@ impl Backing for TestBacking {
         if self.faults.fail_reads.load(Relaxed) {
             return Err(io::Error::from_raw_os_error(5));
         }
-        out.copy_from_slice(&held(&self.bytes)[offset as usize..][..out.len()]);
+        out.copy_from_slice(&lock(&self.bytes)[offset as usize..][..out.len()]);
         if self.faults.damage_reads.load(Relaxed) {
             let last = out.len() - 1;
             out[last] ^= 1;
@@ -242,23 +239,23 @@ impl Backing for TestBacking {
         assert!(bytes.len().is_multiple_of(self.block_bytes), "a write of part of a block");
         if self.faults.fail_writes.load(Relaxed) {
             // A write that fails may have changed anything it covers.
-            held(&self.bytes)[offset as usize..][..bytes.len()].fill(0xee);
+            lock(&self.bytes)[offset as usize..][..bytes.len()].fill(0xee);
             return Err(io::Error::from_raw_os_error(5));
         }
         if self.faults.full.load(Relaxed) {
             return Err(io::ErrorKind::StorageFull.into());
         }
-        held(&self.bytes)[offset as usize..][..bytes.len()].copy_from_slice(bytes);
+        lock(&self.bytes)[offset as usize..][..bytes.len()].copy_from_slice(bytes);
         Ok(())
     }
 
     fn submit(&self, write: Write) {
-        held(&self.pending).push_back(write);
+        lock(&self.pending).push_back(write);
     }
 
     fn complete(&self, _wait: bool) -> Option<Completion> {
         // The newest first: completions may come in any order.
-        let write = held(&self.pending).pop_back()?;
+        let write = lock(&self.pending).pop_back()?;
         let result = self.write(write.offset, write.bytes());
         Some(Completion { write, result })
     }

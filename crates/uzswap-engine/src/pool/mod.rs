@@ -544,8 +544,15 @@ impl Pool {
     pub(crate) fn check(&self, owned: &[(SwapEntry, Handle)]) {
         let mut frames = Vec::new();
         let mut live = 0;
-        for (number, class) in self.classes.iter().enumerate() {
-            let state = lock(class);
+        let mut by_class = vec![Vec::new(); CLASSES];
+        for at in self.zspages.numbers() {
+            let class = self.zspages.get(at).class.load(Relaxed);
+            if class != NO_CLASS {
+                by_class[usize::from(class)].push(at);
+            }
+        }
+        for (number, all) in by_class.into_iter().enumerate() {
+            let state = lock(&self.classes[number]);
             let mut listed = 0;
             for (group, head) in state.heads.iter().enumerate() {
                 let mut at = *head;
@@ -559,8 +566,6 @@ impl Pool {
                     listed += 1;
                 }
             }
-            let mine = |n: &u32| usize::from(self.zspages.get(*n).class.load(Relaxed)) == number;
-            let all: Vec<u32> = self.zspages.numbers().filter(mine).collect();
             let full = |n: &&u32| self.zspages.get(**n).group.load(Relaxed) == FULL;
             assert_eq!(listed + all.iter().filter(full).count(), state.zspages, "class {number}");
             assert_eq!(all.len(), state.zspages, "class {number}");
