@@ -50,7 +50,7 @@ fn a_kernel_is_built_with_every_kind_of_swap() {
         return; // It installs the kernel's sources.
     }
     let Some(_machine) = Machine::take() else { return };
-    let small = ["kernel-build", "--jobs=4", "--memory=32M", "--target=lib/"];
+    let small = ["kernel-build", "--jobs=4", "--memory=96M", "--target=init/"];
     let text = assert_well(&bench(&small));
     for row in ["| plain swap", "| zswap, lzo", "| zram, lz4", "| uzswap, lz4", "| uzswap, zstd"] {
         assert!(text.contains(row), "{text}");

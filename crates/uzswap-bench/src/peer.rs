@@ -187,10 +187,13 @@ impl Peer {
                     changes.set(&format!("{ZSWAP}/enabled"), "N")?;
                 }
                 let path = Path::new(ZRAM);
+                // The reset at the end chooses the default compressor again.
                 changes.set_until(&path.join("reset"), "1", "1")?;
-                changes.set_until(&path.join("comp_algorithm"), compressor, "lzo-rle")?;
-                let size = AREA_BYTES.to_string();
-                fs::write(path.join("disksize"), size).context("zram0: disksize")?;
+                for (setting, value) in
+                    [("comp_algorithm", compressor.clone()), ("disksize", AREA_BYTES.to_string())]
+                {
+                    fs::write(path.join(setting), value).context(&format!("zram0: {setting}"))?;
+                }
                 changes.swap_on(Path::new("/dev/zram0"), AREA_BYTES)
             }
             Self::Uzswap { .. } => Ok(()),

@@ -20,7 +20,7 @@ struct Bucket {
 
 const _: () = assert!(size_of::<Bucket>() == 64);
 
-/// Buckets that are made at a time: 64 KiB, for some 12 MiB of pool.
+/// Buckets that are made at a time: 64 KiB, for some 25 MiB of pool.
 const CHUNK: usize = 1024;
 
 /// See the module.
@@ -31,9 +31,10 @@ pub(crate) struct Candidates {
 }
 
 impl Candidates {
-    /// Bytes of pool to one key of the table: 5.3 bytes of table to that, and a pool of heap pages
-    /// holds an object in about 1 KiB.
-    const POOL_BYTES_PER_KEY: usize = 1024;
+    /// Bytes of pool to one key of the table: 5.3 bytes of table to that. A pool of heap pages holds
+    /// two objects in them, so the older half of the pages is not found; a key for each would take
+    /// all metadata past 32 bytes a page.
+    const POOL_BYTES_PER_KEY: usize = 2048;
     const POOL_BYTES_PER_CHUNK: usize = CHUNK * WAYS * Self::POOL_BYTES_PER_KEY;
 
     /// A table for a pool of at most `pool_bytes_max`, with nothing made yet.
@@ -131,9 +132,9 @@ mod tests {
         let table = Candidates::new(1 << 30);
         table.provision(1);
         let small = table.bytes();
-        table.provision(20 << 20);
+        table.provision(40 << 20);
         assert_eq!(table.bytes(), small);
-        table.provision(100 << 20);
+        table.provision(200 << 20);
         assert!(table.bytes() > 7 * small);
     }
 }

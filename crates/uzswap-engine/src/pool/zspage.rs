@@ -86,14 +86,20 @@ const CHUNK: usize = super::SECTION_FRAMES;
 /// All descriptors.
 pub(super) struct Zspages {
     chunks: Box<[OnceLock<Box<[Zspage]>>]>,
-    unused: Mutex<Vec<u32>>,
+    unused: Mutex<Unused>,
+}
+
+/// Descriptors that are ready, a list through their `next`.
+struct Unused {
+    first: u32,
+    count: usize,
 }
 
 impl Zspages {
     /// Room for `count_max` zspages; none has memory yet.
     pub(super) fn new(count_max: usize) -> Self {
         let chunks = (0..count_max.div_ceil(CHUNK)).map(|_| OnceLock::new()).collect();
-        Self { chunks, unused: Mutex::new(Vec::new()) }
+        Self { chunks, unused: Mutex::new(Unused { first: NONE, count: 0 }) }
     }
 
     pub(super) fn get(&self, number: u32) -> &Zspage {
@@ -103,18 +109,29 @@ impl Zspages {
 
     /// An unused descriptor, if one is ready.
     pub(super) fn take(&self) -> Option<u32> {
-        lock(&self.unused).pop()
+        let mut unused = lock(&self.unused);
+        let number = unused.first;
+        if number == NONE {
+            return None;
+        }
+        unused.first = self.get(number).next.load(Relaxed);
+        unused.count -= 1;
+        Some(number)
     }
 
     pub(super) fn give(&self, number: u32) {
-        self.get(number).class.store(NO_CLASS, Relaxed);
-        lock(&self.unused).push(number);
+        let zspage = self.get(number);
+        zspage.class.store(NO_CLASS, Relaxed);
+        let mut unused = lock(&self.unused);
+        zspage.next.store(unused.first, Relaxed);
+        unused.first = number;
+        unused.count += 1;
     }
 
     /// Fewer than a chunk are ready. A chunk covers a section of raw pages, the case with the most
     /// zspages to a section.
     fn wants_provision(&self) -> bool {
-        lock(&self.unused).len() < CHUNK
+        lock(&self.unused).count < CHUNK
     }
 
     /// Makes one more chunk ready if fewer than one are. Allocates.
@@ -130,10 +147,7 @@ impl Zspages {
             return; // Another thread made it just now.
         }
         let first = (number * CHUNK) as u32;
-        let mut unused = lock(&self.unused);
-        // So that giving back never allocates: room for every descriptor there is.
-        unused.reserve((number + 1) * CHUNK);
-        unused.extend((first..first + CHUNK as u32).rev());
+        (first..first + CHUNK as u32).rev().for_each(|number| self.give(number));
     }
 
     /// Numbers of all descriptors, in use or not.
@@ -145,7 +159,7 @@ impl Zspages {
     /// Bytes that the table takes.
     pub(super) fn bytes(&self) -> usize {
         let made = self.chunks.iter().filter(|chunk| chunk.get().is_some()).count();
-        made * CHUNK * (size_of::<Zspage>() + size_of::<u32>())
+        made * CHUNK * size_of::<Zspage>()
             + self.chunks.len() * size_of::<OnceLock<Box<[Zspage]>>>()
     }
 }
