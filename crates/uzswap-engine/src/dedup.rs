@@ -31,9 +31,9 @@ pub(crate) struct Candidates {
 }
 
 impl Candidates {
-    /// Bytes of pool to one key of the table: 5.3 bytes of table to that. A pool of heap pages holds
-    /// two objects in them, so the older half of the pages is not found; a key for each would take
-    /// all metadata past 32 bytes a page.
+    /// Bytes of pool to one key of the table: 5.3 bytes of table to that. A pool of heap pages
+    /// holds two objects in them, so the older half of the pages is not found; a key for each
+    /// would take all metadata past 32 bytes a page.
     const POOL_BYTES_PER_KEY: usize = 2048;
     const POOL_BYTES_PER_CHUNK: usize = CHUNK * WAYS * Self::POOL_BYTES_PER_KEY;
 
