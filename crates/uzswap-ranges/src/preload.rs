@@ -6,7 +6,7 @@ use std::hash::{BuildHasher, RandomState};
 
 /// Memory for the leaf that an insertion may need: so that nothing is allocated while a lock is
 /// held, or where memory is short. One for each thread; an insertion takes the leaf in one case of
-/// sixteen or so, and leaves it otherwise.
+/// forty or so, and leaves it otherwise.
 pub struct Preload {
     leaf: Option<Box<Leaf>>,
     /// State of a xorshift generator, which draws heights.
