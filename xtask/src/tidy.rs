@@ -13,19 +13,23 @@ const FILE_MAX: usize = 800;
 const BANNED: [&str; 7] = ["TODO", "FIXME", "XXX", "Manager", "Helper", "_helper", "_manager"];
 
 /// Crates that each crate may use: edges go one way.
-const EDGES: [(&str, &[&str]); 5] = [
+const EDGES: [(&str, &[&str]); 6] = [
     ("uzswap-sys", &[]),
-    ("uzswap-engine", &["uzswap-sys"]),
+    ("uzswap-ranges", &[]),
+    ("uzswap-engine", &["uzswap-sys", "uzswap-ranges"]),
     ("uzswap-block", &["uzswap-sys", "uzswap-engine"]),
     ("uzswap", &["uzswap-sys", "uzswap-engine", "uzswap-block"]),
-    ("uzswap-bench", &["uzswap-sys", "uzswap-engine", "uzswap-block"]),
+    ("uzswap-bench", &["uzswap-sys", "uzswap-ranges", "uzswap-engine", "uzswap-block"]),
 ];
 
 /// Files that may hold `unsafe`, besides those of uzswap-sys.
-const UNSAFE: [&str; 3] = [
+const UNSAFE: [&str; 6] = [
     "crates/uzswap-engine/src/pool/section.rs",
     "crates/uzswap-engine/src/backing/file.rs",
     "crates/uzswap-engine/tests/allocation.rs",
+    "crates/uzswap-ranges/src/link.rs",
+    "crates/uzswap-ranges/src/list.rs",
+    "crates/uzswap-ranges/tests/allocation.rs",
 ];
 
 /// What the engine's sources may not name.

@@ -1,0 +1,107 @@
+//! Finding a free range and taking it.
+//!
+//! The walk goes from leaf to leaf without a lock and passes by those that have no room. Where
+//! there may be some it locks the leaf and looks again: what it finds then is still free, and it
+//! takes it. A free run may reach over the end of a span, but only into the next one, as no leaf
+//! but the first is empty.
+
+use crate::Hole;
+use crate::leaf::{Leaf, Locked};
+use crate::link::LeafRef;
+use crate::list::{Blocked, SkipList, extend};
+use crate::preload::Preload;
+use crate::sync::{self, Backoff};
+use crossbeam_epoch::Guard;
+use std::ops::Range;
+
+impl SkipList {
+    pub(crate) fn take_hole(&self, hole: &Hole, preload: &mut Preload) -> Option<u64> {
+        hole.assert_valid();
+        preload.ready();
+        let pinned = &sync::pin();
+        hole.passes().into_iter().find_map(|part| self.take_first(hole, part, preload, pinned))
+    }
+
+    /// Takes the first free range in a part of the space.
+    fn take_first(
+        &self,
+        hole: &Hole,
+        part: Range<u64>,
+        preload: &mut Preload,
+        pinned: &Guard,
+    ) -> Option<u64> {
+        let key_max = part.end.checked_sub(hole.size)?;
+        // No range that begins before this is free.
+        let mut from = part.start;
+        while let Some(leaf) = self.find_room(&mut from, key_max, hole.size, pinned) {
+            let Some(locked) = Locked::new(leaf) else {
+                self.unlink(leaf, pinned);
+                continue;
+            };
+            if !locked.owns(from) {
+                continue;
+            }
+            if let Some((slot, key)) = fit(&locked, hole, from, key_max) {
+                match extend(&locked, key + hole.size, pinned) {
+                    Ok(()) => {
+                        self.put(locked, slot, hole.item(key), preload, pinned);
+                        return Some(key);
+                    }
+                    Err(Blocked::Dead(next)) => {
+                        drop(locked);
+                        self.unlink(next, pinned);
+                        continue;
+                    }
+                    Err(Blocked::By(_)) => {}
+                }
+            }
+            locked.count_room();
+            from = locked.high();
+        }
+        None
+    }
+
+    /// Passes by leaves without room, and moves `from` to where the first one with some begins.
+    fn find_room<'g>(
+        &'g self,
+        from: &mut u64,
+        key_max: u64,
+        size: u64,
+        pinned: &'g Guard,
+    ) -> Option<LeafRef<'g>> {
+        let (mut known, mut again, mut backoff) = (None, false, Backoff::new());
+        while *from <= key_max {
+            let leaf = known.take().unwrap_or_else(|| self.find(*from, again, pinned));
+            let look = |leaf: &Leaf| {
+                let run = (leaf.last(), leaf.next.get(pinned));
+                leaf.owns(*from).then(|| (leaf.room(), run, leaf.high()))
+            };
+            let Some((room, (last, next), high)) = leaf.read(look) else {
+                again = true;
+                backoff.wait();
+                continue;
+            };
+            let reaches = |next: &LeafRef| next.is_dead() || next.first() - last >= size;
+            if room >= size || next.as_ref().is_some_and(reaches) {
+                return Some(leaf);
+            }
+            *from = high;
+            known = next;
+        }
+        None
+    }
+}
+
+/// The first free range in a leaf at or after `from`: the slot that it comes into, and where it
+/// begins. One that begins in the last run may reach over the end of the span.
+fn fit(leaf: &Leaf, hole: &Hole, from: u64, key_max: u64) -> Option<(usize, u64)> {
+    for slot in leaf.rank(from)..=leaf.len() {
+        let (start, end) = leaf.run_before(slot);
+        let key = hole.start_in(start.max(from)).filter(|key| *key <= key_max)?;
+        let fits = if slot == leaf.len() { key < end } else { key + hole.size <= end };
+        if fits {
+            return Some((slot, key));
+        }
+    }
+    None
+}

@@ -1,0 +1,336 @@
+//! A leaf: a span of the space, and the items in it, sorted.
+//!
+//! A leaf owns the points from `low` up to `high`, where the next leaf's span begins, and every
+//! range lies in one span. So one leaf alone tells whether a range is free.
+//!
+//! Everything changes under the leaf's lock. Readers take no lock: they read the word, then what
+//! they want, then the word again; if it changed, they read again. So all fields are atomics, and
+//! what a reader computes from a half-changed leaf is thrown away. The word's bits: locked, dead,
+//! and above them a count of the times it was unlocked.
+
+use crate::Item;
+use crate::link::{LeafRef, Link};
+use crate::sync::Backoff;
+use crate::sync::atomic::{AtomicU32, AtomicU64, Ordering::*, fence};
+
+/// Items in a leaf. Few in tests, so that leaves split, empty and neighbour each other at once.
+pub(crate) const SLOTS: usize = if cfg!(any(test, feature = "shuttle")) { 4 } else { 64 };
+
+/// Levels of the list. Of the leaves on a level every second, by chance, is on the next; so a walk
+/// gets longer only with more than 2^16 leaves, which are some three million items.
+pub(crate) const LEVELS: usize = if cfg!(any(test, feature = "shuttle")) { 4 } else { 17 };
+
+const LOCKED: u64 = 1;
+const DEAD: u64 = 2;
+const UNLOCKED_ONCE: u64 = 4;
+
+/// A link above the lowest level, with a copy of the `low` that it leads to. As `low` only rises,
+/// the copy is at most too low, and a walk that finds it beyond its goal need not touch the leaf.
+pub(crate) struct Upper {
+    pub(crate) low: AtomicU64,
+    pub(crate) next: Link,
+}
+
+/// See the module.
+#[repr(C, align(64))]
+pub(crate) struct Leaf {
+    word: AtomicU64,
+    low: AtomicU64,
+    high: AtomicU64,
+    /// No free run within the span is longer than this.
+    room: AtomicU64,
+    len: AtomicU32,
+    /// Levels that the leaf is on, or soon will be.
+    height: u32,
+    /// The next leaf.
+    pub(crate) next: Link,
+    pub(crate) upper: [Upper; LEVELS - 1],
+    /// Key of the first item, and end of the last. In an empty leaf `last` is `low`.
+    first: AtomicU64,
+    last: AtomicU64,
+    keys: [AtomicU64; SLOTS],
+    ends: [AtomicU64; SLOTS],
+    values: [AtomicU64; SLOTS],
+    /// Whether its memory would be someone else's by now.
+    #[cfg(feature = "shuttle")]
+    pub(crate) freed: std::sync::atomic::AtomicBool,
+}
+
+/// One line of 64 bytes for what a walk reads, four of links, eight each of keys, ends and values.
+#[cfg(not(any(test, feature = "shuttle")))]
+const _: () = assert!(size_of::<Leaf>() == 64 * (1 + 4 + 8 + 8 + 8));
+
+impl Leaf {
+    /// An empty leaf whose span is the whole space.
+    pub(crate) fn new(height: u32) -> Self {
+        let zeros = || std::array::from_fn(|_| AtomicU64::new(0));
+        Self {
+            word: AtomicU64::new(0),
+            low: AtomicU64::new(0),
+            high: AtomicU64::new(u64::MAX),
+            first: AtomicU64::new(u64::MAX),
+            last: AtomicU64::new(0),
+            room: AtomicU64::new(u64::MAX),
+            next: Link::none(),
+            len: AtomicU32::new(0),
+            height,
+            upper: std::array::from_fn(|_| Upper {
+                low: AtomicU64::new(u64::MAX),
+                next: Link::none(),
+            }),
+            keys: zeros(),
+            ends: zeros(),
+            values: zeros(),
+            #[cfg(feature = "shuttle")]
+            freed: false.into(),
+        }
+    }
+
+    pub(crate) fn height(&self) -> usize {
+        self.height as usize
+    }
+
+    pub(crate) fn low(&self) -> u64 {
+        self.low.load(Acquire)
+    }
+
+    pub(crate) fn high(&self) -> u64 {
+        self.high.load(Acquire)
+    }
+
+    pub(crate) fn first(&self) -> u64 {
+        self.first.load(Acquire)
+    }
+
+    pub(crate) fn last(&self) -> u64 {
+        self.last.load(Acquire)
+    }
+
+    pub(crate) fn room(&self) -> u64 {
+        self.room.load(Acquire)
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.len.load(Relaxed) as usize
+    }
+
+    pub(crate) fn owns(&self, point: u64) -> bool {
+        self.low() <= point && point < self.high()
+    }
+
+    pub(crate) fn key(&self, slot: usize) -> u64 {
+        self.keys[slot].load(Relaxed)
+    }
+
+    pub(crate) fn end(&self, slot: usize) -> u64 {
+        self.ends[slot].load(Relaxed)
+    }
+
+    pub(crate) fn item(&self, slot: usize) -> Item {
+        let key = self.key(slot);
+        let size = self.end(slot).wrapping_sub(key);
+        Item { key, size, value: self.values[slot].load(Relaxed) }
+    }
+
+    /// How many items begin at or before `point`.
+    ///
+    /// Without a branch on what the keys are: first the cache line, then the keys in it.
+    pub(crate) fn rank(&self, point: u64) -> usize {
+        const LINE: usize = if SLOTS < 8 { SLOTS } else { 8 };
+        let len = self.len();
+        let counts = |slot: usize| usize::from(slot < len && self.key(slot) <= point);
+        let lines: usize = (1..SLOTS / LINE).map(|line| counts(line * LINE)).sum();
+        let line = lines * LINE;
+        line + (line..line + LINE).map(counts).sum::<usize>()
+    }
+
+    /// The item that contains `point`.
+    pub(crate) fn containing(&self, point: u64) -> Option<Item> {
+        let slot = self.rank(point).checked_sub(1)?;
+        (self.end(slot) > point).then(|| self.item(slot))
+    }
+
+    /// The free run between the items `slot - 1` and `slot`, as far as the span goes.
+    pub(crate) fn run_before(&self, slot: usize) -> (u64, u64) {
+        let start = if slot == 0 { self.low() } else { self.end(slot - 1) };
+        let end = if slot == self.len() { self.high() } else { self.key(slot) };
+        (start, end)
+    }
+
+    /// Whether it was emptied and left for good. What it links to no longer changes.
+    pub(crate) fn is_dead(&self) -> bool {
+        self.word.load(Acquire) & DEAD != 0
+    }
+
+    /// Reads without a lock: what `read` returned when nothing changed meanwhile.
+    pub(crate) fn read<R>(&self, mut read: impl FnMut(&Self) -> R) -> R {
+        let mut backoff = Backoff::new();
+        loop {
+            let before = self.word.load(Acquire);
+            if before & LOCKED == 0 {
+                let value = read(self);
+                fence(Acquire);
+                if self.word.load(Relaxed) == before {
+                    return value;
+                }
+            }
+            backoff.wait();
+        }
+    }
+
+    /// For the check: panics if the leaf is locked or dead.
+    pub(crate) fn assert_idle(&self) {
+        assert_eq!(self.word.load(Acquire) & (LOCKED | DEAD), 0, "a leaf left locked or dead");
+    }
+}
+
+/// The lock on a leaf that is not dead; unlocks when dropped. Locks are taken from left to right.
+pub(crate) struct Locked<'g> {
+    leaf: LeafRef<'g>,
+    word: u64,
+}
+
+impl<'g> Locked<'g> {
+    /// Waits for the lock; `None` if the leaf is dead.
+    pub(crate) fn new(leaf: LeafRef<'g>) -> Option<Self> {
+        let mut backoff = Backoff::new();
+        loop {
+            let word = leaf.word.load(Acquire);
+            if word & DEAD != 0 {
+                return None;
+            }
+            let locked = |word| leaf.word.compare_exchange(word, word | LOCKED, Acquire, Relaxed);
+            if word & LOCKED == 0 && locked(word).is_ok() {
+                // No change may be seen before the word that tells of it.
+                fence(Release);
+                return Some(Self { leaf, word });
+            }
+            backoff.wait();
+        }
+    }
+
+    pub(crate) fn leaf(&self) -> LeafRef<'g> {
+        self.leaf
+    }
+
+    pub(crate) fn set_low(&self, low: u64) {
+        self.low.store(low, Release);
+    }
+
+    pub(crate) fn set_high(&self, high: u64) {
+        self.high.store(high, Release);
+    }
+
+    /// Takes over the span of the next leaf, which is dead and on no higher level, and unlinks it.
+    pub(crate) fn absorb(&self, dead: LeafRef<'g>) {
+        self.set_high(dead.high());
+        self.next.copy(&dead.next);
+        self.note_room(self.high() - self.run_before(self.len()).0);
+    }
+
+    fn note_room(&self, run: u64) {
+        if run > self.room() {
+            self.room.store(run, Relaxed);
+        }
+    }
+
+    /// Counts the room exactly.
+    pub(crate) fn count_room(&self) {
+        let runs = (0..=self.len()).map(|slot| self.run_before(slot));
+        let room = runs.map(|(start, end)| end - start).max();
+        self.room.store(room.unwrap_or(0), Relaxed);
+    }
+
+    pub(crate) fn insert_at(&self, slot: usize, item: Item) {
+        self.leaf.put(slot, item);
+    }
+
+    pub(crate) fn remove_at(&self, slot: usize) -> Item {
+        let (item, len) = (self.item(slot), self.len());
+        let run = self.run_before(slot + 1).1 - self.run_before(slot).0;
+        for to in slot..len - 1 {
+            for slots in [&self.keys, &self.ends, &self.values] {
+                slots[to].store(slots[to + 1].load(Relaxed), Relaxed);
+            }
+        }
+        self.len.store(len as u32 - 1, Relaxed);
+        if slot == 0 || slot == len - 1 {
+            self.note_edges();
+        }
+        self.note_room(run);
+        item
+    }
+
+    /// Puts an item into a slot of a full leaf: moves the upper half, or nothing if the item comes
+    /// last, to a leaf that nobody else has yet, adds the item, and links the new leaf. Its span
+    /// begins with its first item.
+    pub(crate) fn insert_splitting(&self, slot: usize, item: Item, new: LeafRef<'g>) {
+        let at = if slot == SLOTS { SLOTS } else { SLOTS / 2 };
+        for from in at..SLOTS {
+            new.put(from - at, self.item(from));
+        }
+        self.len.store(at as u32, Relaxed);
+        self.note_edges();
+        if slot > at || at == SLOTS {
+            new.put(slot - at, item);
+        } else {
+            self.leaf.put(slot, item);
+        }
+        let low = new.key(0);
+        new.low.store(low, Relaxed);
+        new.high.store(self.high(), Relaxed);
+        new.room.store(self.room(), Relaxed);
+        new.next.copy(&self.next);
+        self.next.set(Some(new));
+        self.set_high(low);
+    }
+
+    /// Marks the leaf, which must be empty, as dead, and unlocks it: nobody will lock it again.
+    pub(crate) fn kill(mut self) {
+        assert_eq!(self.len(), 0, "a leaf was to be dropped with items in it");
+        // What comes may belong to a longer run with its neighbours': nobody may pass it by.
+        self.room.store(u64::MAX, Relaxed);
+        self.word |= DEAD;
+    }
+}
+
+impl Leaf {
+    /// Puts an item into a slot; those from there on move up. Needs the lock, or a leaf that is
+    /// not linked yet.
+    fn put(&self, slot: usize, item: Item) {
+        let len = self.len();
+        for to in (slot + 1..=len).rev() {
+            for slots in [&self.keys, &self.ends, &self.values] {
+                slots[to].store(slots[to - 1].load(Relaxed), Relaxed);
+            }
+        }
+        self.keys[slot].store(item.key, Relaxed);
+        self.ends[slot].store(item.end(), Relaxed);
+        self.values[slot].store(item.value, Relaxed);
+        self.len.store(len as u32 + 1, Relaxed);
+        if slot == 0 || slot == len {
+            self.note_edges();
+        }
+    }
+
+    /// Notes `first` and `last` again.
+    fn note_edges(&self) {
+        let len = self.len();
+        self.first.store(self.key(0), Relaxed);
+        self.last.store(self.run_before(len).0, Relaxed);
+    }
+}
+
+impl std::ops::Deref for Locked<'_> {
+    type Target = Leaf;
+
+    fn deref(&self) -> &Leaf {
+        &self.leaf
+    }
+}
+
+impl Drop for Locked<'_> {
+    fn drop(&mut self) {
+        self.leaf.word.store(self.word + UNLOCKED_ONCE, Release);
+    }
+}

@@ -1,0 +1,123 @@
+//! Pointers to leaves, and who keeps them good.
+//!
+//! A leaf is made in a `Box`, linked by [`LeafRef::publish`], and given to [`LeafRef::retire`] by
+//! the thread that killed it, once no level leads to it any more. From then on it stays in memory
+//! until every thread that was pinned has let go: the lifetime of a [`LeafRef`] is that of a pin.
+
+#![allow(unsafe_code)]
+
+use crate::leaf::Leaf;
+use crate::sync::atomic::{AtomicPtr, Ordering::*};
+use crossbeam_epoch::Guard;
+use std::marker::PhantomData;
+use std::ops::Deref;
+use std::ptr::{self, NonNull};
+
+/// A link from leaf to leaf: written under the lock of the leaf that it is in, read by anyone.
+pub(crate) struct Link(AtomicPtr<Leaf>);
+
+impl Link {
+    pub(crate) fn none() -> Self {
+        Self(AtomicPtr::new(ptr::null_mut()))
+    }
+
+    pub(crate) fn get<'g>(&self, _pinned: &'g Guard) -> Option<LeafRef<'g>> {
+        NonNull::new(self.0.load(Acquire)).map(|leaf| LeafRef { leaf, pinned: PhantomData })
+    }
+
+    pub(crate) fn set(&self, to: Option<LeafRef<'_>>) {
+        self.0.store(to.map_or(ptr::null_mut(), |to| to.leaf.as_ptr()), Release);
+    }
+
+    pub(crate) fn copy(&self, from: &Link) {
+        self.0.store(from.0.load(Acquire), Release);
+    }
+}
+
+/// A leaf that stays in memory for `'g`, which is how long the thread is pinned.
+#[derive(Clone, Copy)]
+pub(crate) struct LeafRef<'g> {
+    leaf: NonNull<Leaf>,
+    pinned: PhantomData<&'g Leaf>,
+}
+
+impl<'g> LeafRef<'g> {
+    pub(crate) fn publish(leaf: Box<Leaf>, _pinned: &'g Guard) -> Self {
+        Self { leaf: NonNull::from(Box::leak(leaf)), pinned: PhantomData }
+    }
+
+    /// Frees the leaf when no thread can have it any more.
+    ///
+    /// # Safety
+    /// No link that can be reached leads to the leaf any more, none ever will again, and this is
+    /// called once.
+    pub(crate) unsafe fn retire(self, pinned: &Guard) {
+        let leaf = self.leaf;
+        // SAFETY: threads that may have the leaf were pinned before now, as the caller promises
+        // that it cannot be reached from now on; the epochs run this after they have let go.
+        unsafe { pinned.defer_unchecked(move || free(leaf)) };
+    }
+}
+
+#[cfg(not(feature = "shuttle"))]
+fn free(leaf: NonNull<Leaf>) {
+    // SAFETY: the leaf came from a `Box` in `publish`, and `retire` is called once for each.
+    drop(unsafe { Box::from_raw(leaf.as_ptr()) });
+}
+
+/// Under the model checker the memory stays, and is marked, so that a use of it is seen.
+#[cfg(feature = "shuttle")]
+fn free(leaf: NonNull<Leaf>) {
+    // SAFETY: the memory is never freed.
+    unsafe { leaf.as_ref() }.freed.store(true, std::sync::atomic::Ordering::SeqCst);
+}
+
+impl Deref for LeafRef<'_> {
+    type Target = Leaf;
+
+    fn deref(&self) -> &Leaf {
+        // SAFETY: the pointer came from `publish`, or from a link while the thread was pinned, as
+        // it still is. A leaf is freed only after `retire`, and then not before the thread
+        // lets go.
+        let leaf = unsafe { self.leaf.as_ref() };
+        #[cfg(feature = "shuttle")]
+        assert!(!leaf.freed.load(std::sync::atomic::Ordering::SeqCst), "a leaf used after its end");
+        leaf
+    }
+}
+
+impl PartialEq for LeafRef<'_> {
+    fn eq(&self, other: &Self) -> bool {
+        self.leaf == other.leaf
+    }
+}
+
+/// The first leaf of a list, which always is, and frees all of them in the end.
+pub(crate) struct Head(NonNull<Leaf>);
+
+// SAFETY: a leaf consists of atomics; which thread frees it does not matter.
+unsafe impl Send for Head {}
+// SAFETY: as above.
+unsafe impl Sync for Head {}
+
+impl Head {
+    pub(crate) fn new(leaf: Box<Leaf>) -> Self {
+        Self(NonNull::from(Box::leak(leaf)))
+    }
+
+    pub(crate) fn get<'g>(&'g self, _pinned: &'g Guard) -> LeafRef<'g> {
+        LeafRef { leaf: self.0, pinned: PhantomData }
+    }
+}
+
+impl Drop for Head {
+    fn drop(&mut self) {
+        let mut next = self.0.as_ptr();
+        while !next.is_null() {
+            // SAFETY: nobody else has the list any more, so all of its leaves are on the lowest
+            // level, each once, and none of them has been retired. Each came from a `Box`.
+            let leaf = unsafe { Box::from_raw(next) };
+            next = leaf.next.0.load(Relaxed);
+        }
+    }
+}

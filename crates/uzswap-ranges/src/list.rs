@@ -1,0 +1,307 @@
+//! The skiplist: finding leaves, inserting, removing, and the levels above the lowest.
+//!
+//! **The list.** Every leaf is on the lowest level, sorted by `low`, and the spans of the leaves
+//! there fill the space. A leaf of height h is linked on the levels above one at a time from below,
+//! after it is in use, and unlinked one at a time from above; so each level is a part of the one
+//! below it. The first leaf is on all levels and never goes.
+//!
+//! **Locks.** A link changes under the lock of the leaf that it is in, and only while that leaf is
+//! not dead. Locks are taken from left to right, two at most: of a leaf and the next, to move the
+//! boundary between them; of a leaf and one that is linked behind it.
+//!
+//! **Removal** has two phases. Who takes the last item out of a leaf marks it dead under its lock:
+//! nobody locks it again, and its links stay as they are. Then it is unlinked level by level, and
+//! the last step gives its span to its left neighbour. Whoever comes to a dead leaf, and needs its
+//! span or its links, unlinks it too, and need not wait for the other. Who killed it retires it.
+
+#![allow(unsafe_code)]
+
+use crate::leaf::{LEVELS, Leaf, Locked, SLOTS};
+use crate::link::{Head, LeafRef};
+use crate::preload::Preload;
+use crate::sync::atomic::Ordering::*;
+use crate::sync::{self, Backoff};
+use crate::{Insert, Item};
+use crossbeam_epoch::Guard;
+
+/// The concurrent range index. See [`crate::RangeIndex`] for its operations.
+pub struct SkipList {
+    head: Head,
+}
+
+impl Default for SkipList {
+    fn default() -> Self {
+        Self { head: Head::new(Box::new(Leaf::new(LEVELS as u32))) }
+    }
+}
+
+/// What is in the way of making a leaf's span longer.
+pub(crate) enum Blocked<'g> {
+    /// The first item of the next leaf.
+    By(Item),
+    /// The next leaf is dead, and still linked.
+    Dead(LeafRef<'g>),
+}
+
+impl SkipList {
+    /// An index of an empty space.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    pub(crate) fn head<'g>(&'g self, pinned: &'g Guard) -> LeafRef<'g> {
+        self.head.get(pinned)
+    }
+
+    /// Walks to the leaf whose span contains `point`, without a lock: the leaf may have become
+    /// another by the time that it is looked at, so the caller checks, and comes back if so. The
+    /// first time the walk believes the copies of `low` beside the links and touches fewer leaves;
+    /// a copy may be too low, so later times it looks at each leaf itself.
+    pub(crate) fn find<'g>(&'g self, point: u64, again: bool, pinned: &'g Guard) -> LeafRef<'g> {
+        let mut leaf = self.find_on(1, point, again, pinned);
+        while leaf.high() <= point {
+            // No next leaf: the last one has just become longer.
+            let Some(next) = leaf.next.get(pinned) else { break };
+            leaf = next;
+        }
+        leaf
+    }
+
+    /// The same for a level above the lowest: the last leaf there whose `low` is not above `point`.
+    fn find_on<'g>(
+        &'g self,
+        level: usize,
+        point: u64,
+        again: bool,
+        pinned: &'g Guard,
+    ) -> LeafRef<'g> {
+        let mut leaf = self.head(pinned);
+        for level in (level - 1..LEVELS - 1).rev() {
+            while leaf.upper[level].low.load(Acquire) <= point {
+                match leaf.upper[level].next.get(pinned) {
+                    Some(next) if !again || next.low() <= point => leaf = next,
+                    _ => break,
+                }
+            }
+        }
+        leaf
+    }
+
+    /// Locks the leaf whose span contains `point`.
+    pub(crate) fn lock_owner<'g>(&'g self, point: u64, pinned: &'g Guard) -> Locked<'g> {
+        // No range holds the last point of the space, and no span does.
+        let point = point.min(u64::MAX - 1);
+        let (mut again, mut backoff) = (false, Backoff::new());
+        loop {
+            let leaf = self.find(point, again, pinned);
+            match Locked::new(leaf) {
+                Some(locked) if locked.owns(point) => return locked,
+                Some(_) => {}
+                None => self.unlink(leaf, pinned),
+            }
+            again = true;
+            backoff.wait();
+        }
+    }
+
+    pub(crate) fn insert_item(&self, item: Item, preload: &mut Preload) -> Insert {
+        item.assert_valid();
+        preload.ready();
+        let pinned = &sync::pin();
+        loop {
+            let locked = self.lock_owner(item.key, pinned);
+            let slot = locked.rank(item.key);
+            if slot > 0 && locked.end(slot - 1) > item.key {
+                return Insert::Overlaps(locked.item(slot - 1));
+            }
+            if slot < locked.len() && locked.key(slot) < item.end() {
+                return Insert::Overlaps(locked.item(slot));
+            }
+            match extend(&locked, item.end(), pinned) {
+                Ok(()) => {
+                    self.put(locked, slot, item, preload, pinned);
+                    return Insert::Inserted;
+                }
+                Err(Blocked::By(other)) => return Insert::Overlaps(other),
+                Err(Blocked::Dead(next)) => {
+                    drop(locked);
+                    self.unlink(next, pinned);
+                }
+            }
+        }
+    }
+
+    /// Puts an item that is known to fit into a slot, and unlocks.
+    pub(crate) fn put<'g>(
+        &'g self,
+        locked: Locked<'g>,
+        slot: usize,
+        item: Item,
+        preload: &mut Preload,
+        pinned: &'g Guard,
+    ) {
+        if locked.len() < SLOTS {
+            locked.insert_at(slot, item);
+            return;
+        }
+        let new = LeafRef::publish(preload.take(), pinned);
+        locked.insert_splitting(slot, item, new);
+        drop(locked);
+        self.link(new, pinned);
+    }
+
+    pub(crate) fn remove_item(&self, key: u64) -> Option<Item> {
+        let pinned = &sync::pin();
+        let locked = self.lock_owner(key, pinned);
+        let slot = locked.rank(key).checked_sub(1)?;
+        if locked.key(slot) != key {
+            return None;
+        }
+        let item = locked.remove_at(slot);
+        let leaf = locked.leaf();
+        if locked.len() == 0 && leaf != self.head(pinned) {
+            locked.kill();
+            self.unlink(leaf, pinned);
+            // SAFETY: `unlink` returned, so no level leads to the leaf; it is dead, so it is never
+            // linked again; and it was killed here, which happens once to a leaf.
+            unsafe { leaf.retire(pinned) };
+        }
+        Some(item)
+    }
+
+    /// Links a leaf, which is on the lowest level, on those above. Stops if it dies meanwhile.
+    fn link<'g>(&'g self, leaf: LeafRef<'g>, pinned: &'g Guard) {
+        for level in 1..leaf.height() {
+            loop {
+                match self.link_on(leaf, level, pinned) {
+                    Ok(true) => break,
+                    Ok(false) => {}
+                    Err(dead) if dead == leaf => return,
+                    Err(dead) => self.unlink(dead, pinned),
+                }
+            }
+        }
+    }
+
+    /// `Ok(false)` if something came between: to be tried again. `Err` has a dead leaf to unlink
+    /// first, or the leaf itself, if it is dead.
+    fn link_on<'g>(
+        &'g self,
+        leaf: LeafRef<'g>,
+        level: usize,
+        pinned: &'g Guard,
+    ) -> Result<bool, LeafRef<'g>> {
+        let low = leaf.low();
+        let before = self.lock_before(low, level, pinned)?;
+        let locked = Locked::new(leaf).ok_or(leaf)?;
+        let (from, to) = (&before.upper[level - 1], &locked.upper[level - 1]);
+        // Under its lock the leaf's `low` is still; had it risen past the next one here, that one
+        // would belong before it.
+        let next = from.next.get(pinned);
+        let next_low = next.map_or(u64::MAX, |next| next.low());
+        if next_low <= locked.low() {
+            return Ok(false);
+        }
+        to.next.set(next);
+        to.low.store(next_low, Release);
+        from.next.set(Some(leaf));
+        from.low.store(locked.low(), Release);
+        Ok(true)
+    }
+
+    /// Unlinks a dead leaf from every level, unless that is done, and those that are in the way.
+    pub(crate) fn unlink<'g>(&'g self, leaf: LeafRef<'g>, pinned: &'g Guard) {
+        let mut dead = leaf;
+        loop {
+            match self.try_unlink(dead, pinned) {
+                Ok(()) if dead == leaf => return,
+                Ok(()) => dead = leaf,
+                Err(other) => dead = other,
+            }
+        }
+    }
+
+    /// `Err` has another dead leaf, which leads to this one and is to be unlinked first.
+    fn try_unlink<'g>(&'g self, leaf: LeafRef<'g>, pinned: &'g Guard) -> Result<(), LeafRef<'g>> {
+        for level in (0..leaf.height()).rev() {
+            let before = self.lock_before(leaf.low(), level, pinned)?;
+            // If another comes next, this one has been taken out of the level, for good.
+            if next_on(&before, level, pinned) == Some(leaf) {
+                unlink_from(&before, leaf, level);
+            }
+        }
+        Ok(())
+    }
+
+    /// Locks the last leaf on a level whose span begins before `low`: what comes after it there
+    /// begins at `low` or behind it. `Err` has a dead leaf that is in its place.
+    ///
+    /// The leaf came from a link on this level or above, so it was on this level once; it is not
+    /// dead, so it still is.
+    fn lock_before<'g>(
+        &'g self,
+        low: u64,
+        level: usize,
+        pinned: &'g Guard,
+    ) -> Result<Locked<'g>, LeafRef<'g>> {
+        let (mut again, mut backoff) = (false, Backoff::new());
+        loop {
+            let before = match level {
+                0 => self.find(low - 1, again, pinned),
+                _ => self.find_on(level, low - 1, again, pinned),
+            };
+            match Locked::new(before) {
+                None if again => return Err(before),
+                Some(locked) if locked.low() < low => {
+                    let next = next_on(&locked, level, pinned);
+                    if next.is_none_or(|next| next.low() >= low) {
+                        return Ok(locked);
+                    }
+                }
+                _ => {}
+            }
+            again = true;
+            backoff.wait();
+        }
+    }
+}
+
+/// The next leaf on a level.
+pub(crate) fn next_on<'g>(leaf: &Leaf, level: usize, pinned: &'g Guard) -> Option<LeafRef<'g>> {
+    match level {
+        0 => leaf.next.get(pinned),
+        _ => leaf.upper[level - 1].next.get(pinned),
+    }
+}
+
+/// Takes a dead leaf out of a level, on which it comes next.
+fn unlink_from<'g>(before: &Locked<'g>, dead: LeafRef<'g>, level: usize) {
+    if level == 0 {
+        before.absorb(dead);
+        return;
+    }
+    let (from, to) = (&before.upper[level - 1], &dead.upper[level - 1]);
+    from.next.copy(&to.next);
+    from.low.store(to.low.load(Acquire), Release);
+}
+
+/// Makes a leaf's span reach to `end`, at the cost of the next leaf, if there is nothing there.
+pub(crate) fn extend<'g>(
+    locked: &Locked<'g>,
+    end: u64,
+    pinned: &'g Guard,
+) -> Result<(), Blocked<'g>> {
+    if end <= locked.high() {
+        return Ok(());
+    }
+    // The last leaf's span reaches to the end of the space.
+    let next = locked.next.get(pinned).expect("a span that ends before the space has a next leaf");
+    let next = Locked::new(next).ok_or(Blocked::Dead(next))?;
+    if next.key(0) < end {
+        return Err(Blocked::By(next.item(0)));
+    }
+    // In this order a walk for a point between comes to a leaf that is locked, and waits there.
+    locked.set_high(end);
+    next.set_low(end);
+    Ok(())
+}
