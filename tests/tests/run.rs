@@ -239,12 +239,15 @@ fn without_root_it_says_so() {
 #[test]
 fn a_program_that_fits_nowhere_is_ended_and_the_report_says_why() {
     let Some(_machine) = Machine::take() else { return };
-    let options = ["--memory", "64M", "--backing", "none", "--pool", "8M"];
-    let run = Run::start(&options, &["python3", "-c", HUNGRY]).finish();
-    run.assert_code(137);
-    assert_eq!(run.report["oom_kills"], 1, "{}", run.report);
-    assert!(run.stderr().contains("killed for lack of memory"), "{}", run.stderr());
-    assert!(run.statistic("reject_reclaim_fail") > 0, "{}", run.report);
+    for backing in ["none", "/var/tmp/uzswap-test.img:16M"] {
+        let options = ["--memory", "64M", "--backing", backing, "--pool", "8M"];
+        let run = Run::start(&options, &["python3", "-c", HUNGRY]).finish();
+        run.assert_code(137);
+        assert_eq!(run.report["oom_kills"], 1, "{}", run.report);
+        assert!(run.stderr().contains("killed for lack of memory"), "{}", run.stderr());
+        assert!(run.statistic("reject_reclaim_fail") > 0, "{}", run.report);
+        assert_eq!(run.statistic("backing_full") > 0, backing != "none", "{}", run.report);
+    }
 }
 
 #[test]
