@@ -35,7 +35,7 @@ fn check(run: &Finished, processes: usize) {
 #[test]
 fn no_wrong_byte_with_each_codec() {
     let Some(_machine) = Machine::take() else { return };
-    for compressor in ["lz4", "zstd", "lzo", "deflate", "wkdm", "raw"] {
+    for compressor in ["lz4", "lz4:0", "zstd", "lzo", "deflate", "wkdm", "raw"] {
         let options = ["--backing", "none", "--pool", "400M", "--compressor", compressor];
         check(&churn(&options, "8").finish(), 8);
     }

@@ -131,8 +131,9 @@ pub enum Op {
     Resume,
 }
 
-const SETTINGS: [(&str, &str); 15] = [
+const SETTINGS: [(&str, &str); 16] = [
     ("compressor", "lz4"),
+    ("compressor", "lz4:0"),
     ("compressor", "zstd"),
     ("compressor", "lzo"),
     ("compressor", "deflate"),
