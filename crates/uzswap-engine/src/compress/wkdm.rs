@@ -28,6 +28,7 @@ mod avx512;
 
 use super::{Compressor, Undecodable};
 use crate::page::{PAGE_BYTES, Page};
+use std::hint::select_unpredictable as select;
 
 /// Words in a page.
 const WORDS: usize = PAGE_BYTES / 4;
@@ -264,7 +265,7 @@ fn split(page: &Page, parts: &mut Parts) -> Counts {
         for (i, word) in group.as_chunks::<4>().0.iter().enumerate() {
             let word = u32::from_le_bytes(*word);
             let is_zero = word == 0;
-            let slot = if is_zero { SLOTS } else { slot(word) };
+            let slot = select(is_zero, SLOTS, slot(word));
             let differ = dictionary[slot] ^ word;
             dictionary[slot] = word;
             let is_old = !is_zero & (differ <= LOW);
@@ -298,11 +299,10 @@ fn join(parts: &Parts, page: &mut Page) {
             let low = next(&parts.lows, &mut counts.lows, is_partial);
             let literal = u32::from_le_bytes(literal);
             let low = u32::from(u16::from_le_bytes(low));
-            let mut at = if is_literal { slot(literal) } else { SLOTS };
-            at = if is_old { usize::from(old_slot) } else { at };
+            let new = select(is_literal, slot(literal), SLOTS);
+            let at = select(is_old, usize::from(old_slot), new);
             let old = dictionary[at];
-            let mut word = if is_literal { literal } else { old };
-            word = if is_partial { old & !LOW | low } else { word };
+            let word = select(is_partial, old & !LOW | low, select(is_literal, literal, old));
             dictionary[at] = word;
             *out = word.to_le_bytes();
         }
