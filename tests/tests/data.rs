@@ -35,7 +35,7 @@ fn check(run: &Finished, processes: usize) {
 #[test]
 fn no_wrong_byte_with_each_codec() {
     let Some(_machine) = Machine::take() else { return };
-    for compressor in ["lz4", "zstd", "lzo", "deflate", "raw"] {
+    for compressor in ["lz4", "lz4:0", "zstd", "lzo", "deflate", "wkdm", "raw"] {
         let options = ["--backing", "none", "--pool", "400M", "--compressor", compressor];
         check(&churn(&options, "8").finish(), 8);
     }
@@ -59,7 +59,7 @@ fn no_wrong_byte_while_the_compressor_changes() {
     run.wait_until_running();
     let compressor = run.mount().join("parameters/compressor");
     let mut changes = 0;
-    for name in ["lz4", "zstd:3", "lzo", "deflate", "zstd", "raw"].iter().cycle() {
+    for name in ["lz4", "zstd:3", "lzo", "deflate", "wkdm", "zstd", "raw"].iter().cycle() {
         // It is gone once the run ends.
         if std::fs::write(&compressor, name).is_err() {
             break;

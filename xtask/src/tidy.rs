@@ -23,7 +23,8 @@ const EDGES: [(&str, &[&str]); 6] = [
 ];
 
 /// Files that may hold `unsafe`, besides those of uzswap-sys.
-const UNSAFE: [&str; 6] = [
+const UNSAFE: [&str; 7] = [
+    "crates/uzswap-engine/src/compress/wkdm/avx512.rs",
     "crates/uzswap-engine/src/pool/section.rs",
     "crates/uzswap-engine/src/backing/file.rs",
     "crates/uzswap-engine/tests/allocation.rs",

@@ -111,7 +111,7 @@ pub const ATTRIBUTES: &[Attribute] = &[
     Attribute {
         name: "compressor",
         doc: "What new pages are compressed with; what is held stays as it is.",
-        accepts: "a compressor: lz4, zstd, lzo, deflate or raw, some with a level, as in zstd:3",
+        accepts: "a compressor: lz4, zstd, lzo, deflate, wkdm or raw, some with a level, as in zstd:3",
         get: |a| a.algorithm().to_string(),
         set: |a, text| text.parse().map(|to| *lock(&a.algorithm) = to).is_ok(),
     },

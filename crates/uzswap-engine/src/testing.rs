@@ -132,11 +132,13 @@ pub enum Op {
     Resume,
 }
 
-const SETTINGS: [(&str, &str); 14] = [
+const SETTINGS: [(&str, &str); 16] = [
     ("compressor", "lz4"),
+    ("compressor", "lz4:0"),
     ("compressor", "zstd"),
     ("compressor", "lzo"),
     ("compressor", "deflate"),
+    ("compressor", "wkdm"),
     ("compressor", "raw"),
     ("max_compression_ratio", "40"),
     ("max_compression_ratio", "100"),
@@ -445,7 +447,7 @@ pub fn fuzz_cache_ops(bytes: &[u8]) {
         pool_bytes: if first & 1 == 0 { 1 << 20 } else { 3 << 20 },
         backing_bytes: [0, 2 << 20, 3 << 20, 8 << 20][usize::from(first >> 1 & 3)],
         block_bytes: if first & 8 == 0 { 512 } else { 4096 },
-        compressor: Codec::ALL[usize::from(first >> 4) % 5].name(),
+        compressor: Codec::ALL[usize::from(first >> 4) % Codec::ALL.len()].name(),
         ..Setup::default()
     };
     let mut harness = Harness::new(setup);
@@ -460,7 +462,7 @@ pub fn fuzz_cache_ops(bytes: &[u8]) {
 /// what a damaged one decodes to does not matter, so long as no byte beyond the page is written.
 pub fn fuzz_decompress_damaged(codecs: &mut Codecs, bytes: &[u8]) {
     let [codec, mode, rest @ ..] = bytes else { return };
-    let codec = Codec::ALL[usize::from(codec % 5)];
+    let codec = Codec::ALL[usize::from(*codec) % Codec::ALL.len()];
     // The page lies between two fences.
     let mut memory = [[0xa5; PAGE_BYTES]; 3];
     if mode % 2 == 0 {

@@ -189,7 +189,8 @@ fn switched_off_it_gives_back_what_it_holds_and_takes_nothing() {
 fn after_a_change_of_compressor_older_pages_stay_readable() {
     let setup = Setup { backing_bytes: 8 << 20, ..Setup::default() };
     let (cache, area, _) = setup.make();
-    let compressors = ["lz4", "zstd", "lzo", "deflate", "raw", "zstd:19", "lz4:20", "deflate:9"];
+    let compressors =
+        ["lz4", "zstd", "lzo", "deflate", "wkdm", "raw", "zstd:19", "lz4:20", "deflate:9"];
     for (first, compressor) in (0..).step_by(100).zip(compressors) {
         set(&cache, "compressor", compressor);
         assert_eq!(cache.attribute("compressor").unwrap(), compressor);

@@ -141,7 +141,7 @@ impl Stress {
 
     /// What an operator and the front end's thread do meanwhile.
     fn disturb(&self, noise: &mut Noise) {
-        let compressors = ["lz4", "zstd", "lzo", "deflate", "raw", "zstd:3"];
+        let compressors = ["lz4", "zstd", "lzo", "deflate", "wkdm", "raw", "zstd:3"];
         match noise.below(8) {
             0 => drop(self.cache.shrink(noise.below(2 << 20) as usize)),
             1 => {

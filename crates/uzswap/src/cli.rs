@@ -45,7 +45,8 @@ pub struct CacheArguments {
     /// Memory for compressed pages [default: half of what is free beyond the limit].
     #[arg(long, value_name = "SIZE", value_parser = crate::size::parse)]
     pub pool: Option<u64>,
-    /// Compressor of new pages: lz4, zstd, lzo, deflate or raw, some with a level as in zstd:3.
+    /// Compressor of new pages: lz4, zstd, lzo, deflate, wkdm, raw; some with a level as in
+    /// zstd:3.
     #[arg(long, value_name = "NAME[:LEVEL]", default_value = "zstd")]
     pub compressor: Algorithm,
     /// Where the coldest pages go: a file with a size, a block device, or none [default: an

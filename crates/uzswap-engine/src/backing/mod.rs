@@ -1,7 +1,7 @@
 //! The slower device that the coldest pages go to, still compressed.
 //!
-//! [`Backing`] is the engine's only I/O. Segments (see [`segments`]) are written whole, by
-//! [`Backing::submit`], while stores and loads go on; [`record`] is what is in them.
+//! [`Backing`] is the engine's only I/O. Segments (see `segments`) are written whole, by
+//! [`Backing::submit`], while stores and loads go on; `record` is what is in them.
 
 mod buffer;
 #[expect(unsafe_code, reason = "io_uring takes buffers by address")]

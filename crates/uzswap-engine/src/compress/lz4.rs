@@ -1,26 +1,33 @@
-//! LZ4, block format, by liblz4.
+//! LZ4, block format, by liblz4; level 0 is an encoder of our own.
+
+mod words;
 
 use super::{Compressor, Undecodable};
 use crate::page::{PAGE_BYTES, Page};
 
 pub(super) struct Lz4 {
-    acceleration: i32,
+    /// The library's acceleration, or 0.
+    level: i32,
+    words: words::Words,
 }
 
 impl Lz4 {
     pub(super) fn new() -> Self {
-        Self { acceleration: 1 }
+        Self { level: 1, words: words::Words::new() }
     }
 
-    pub(super) fn set_acceleration(&mut self, acceleration: i32) {
-        self.acceleration = acceleration;
+    pub(super) fn set_level(&mut self, level: i32) {
+        self.level = level;
     }
 }
 
 impl Compressor for Lz4 {
     fn compress(&mut self, page: &Page, out: &mut [u8]) -> Option<usize> {
+        if self.level == 0 {
+            return self.words.compress(page, out);
+        }
         // The library keeps its hash table (16 KiB) per thread and resets it between pages.
-        lzzzz::lz4::compress(page, out, self.acceleration).ok()
+        lzzzz::lz4::compress(page, out, self.level).ok()
     }
 
     fn decompress(&mut self, object: &[u8], page: &mut Page) -> Result<(), Undecodable> {
@@ -30,3 +37,6 @@ impl Compressor for Lz4 {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

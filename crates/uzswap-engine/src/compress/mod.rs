@@ -8,6 +8,9 @@
 mod deflate;
 mod lz4;
 mod lzo;
+#[cfg(test)]
+mod samples;
+mod wkdm;
 mod zstd;
 
 use crate::page::{PAGE_BYTES, Page};
@@ -28,13 +31,16 @@ pub enum Codec {
     Lzo = 3,
     /// Raw deflate.
     Deflate = 4,
+    /// WKdm, for memory rather than files.
+    Wkdm = 5,
 }
 
 impl Codec {
     /// Bits that a codec's number takes.
     pub const BITS: u32 = 4;
     /// All of them.
-    pub const ALL: [Self; 5] = [Self::Raw, Self::Lz4, Self::Zstd, Self::Lzo, Self::Deflate];
+    pub const ALL: [Self; 6] =
+        [Self::Raw, Self::Lz4, Self::Zstd, Self::Lzo, Self::Deflate, Self::Wkdm];
 
     /// The codec of a number from an index word, which only ever holds known ones.
     pub(crate) fn from_bits(bits: u8) -> Self {
@@ -54,15 +60,16 @@ impl Codec {
             Self::Zstd => "zstd",
             Self::Lzo => "lzo",
             Self::Deflate => "deflate",
+            Self::Wkdm => "wkdm",
         }
     }
 
     /// Levels that `compressor` accepts, and the one that the bare name means.
     fn levels(self) -> (std::ops::RangeInclusive<i32>, i32) {
         match self {
-            Self::Raw | Self::Lzo => (0..=0, 0),
-            // The library's acceleration: higher is faster and larger.
-            Self::Lz4 => (1..=64, 1),
+            Self::Raw | Self::Lzo | Self::Wkdm => (0..=0, 0),
+            // The library's acceleration: higher is faster and larger. 0 is our own encoder.
+            Self::Lz4 => (0..=64, 1),
             // On heap pages −1 gives nearly the size of 1 in two thirds of its time
             // (docs/benchmarks.md).
             Self::Zstd => (-100..=19, -1),
@@ -168,6 +175,7 @@ pub struct Codecs {
     zstd: zstd::Zstd,
     lzo: lzo::Lzo,
     deflate: deflate::Deflate,
+    wkdm: wkdm::Wkdm,
 }
 
 impl Codecs {
@@ -179,6 +187,7 @@ impl Codecs {
             zstd: zstd::Zstd::new(),
             lzo: lzo::Lzo::new(),
             deflate: deflate::Deflate::new(),
+            wkdm: wkdm::Wkdm::new(),
         };
         codecs.set_algorithm(algorithm);
         codecs
@@ -188,8 +197,8 @@ impl Codecs {
     pub fn set_algorithm(&mut self, algorithm: Algorithm) {
         self.algorithm = algorithm;
         match algorithm.codec {
-            Codec::Raw | Codec::Lzo => {}
-            Codec::Lz4 => self.lz4.set_acceleration(algorithm.level),
+            Codec::Raw | Codec::Lzo | Codec::Wkdm => {}
+            Codec::Lz4 => self.lz4.set_level(algorithm.level),
             Codec::Zstd => self.zstd.set_level(algorithm.level),
             Codec::Deflate => self.deflate.set_level(algorithm.level),
         }
@@ -206,6 +215,7 @@ impl Codecs {
             Codec::Zstd => self.zstd.compress(page, out)?,
             Codec::Lzo => self.lzo.compress(page, out)?,
             Codec::Deflate => self.deflate.compress(page, out)?,
+            Codec::Wkdm => self.wkdm.compress(page, out)?,
         };
         Some((self.algorithm.codec, bytes))
     }
@@ -226,6 +236,7 @@ impl Codecs {
             Codec::Zstd => self.zstd.decompress(object, page),
             Codec::Lzo => self.lzo.decompress(object, page),
             Codec::Deflate => self.deflate.decompress(object, page),
+            Codec::Wkdm => self.wkdm.decompress(object, page),
         }
     }
 }
@@ -260,9 +271,19 @@ mod tests {
     #[test]
     fn every_codec_gives_back_what_it_got() {
         let mut codecs = Codecs::new("lz4".parse().unwrap());
-        for name in
-            ["raw", "lz4", "lz4:8", "zstd", "zstd:-20", "zstd:3", "lzo", "deflate", "deflate:6"]
-        {
+        for name in [
+            "raw",
+            "lz4",
+            "lz4:0",
+            "lz4:8",
+            "zstd",
+            "zstd:-20",
+            "zstd:3",
+            "lzo",
+            "deflate",
+            "deflate:6",
+            "wkdm",
+        ] {
             codecs.set_algorithm(name.parse().unwrap());
             for page in pages() {
                 let mut out = [0; PAGE_BYTES];
@@ -278,7 +299,7 @@ mod tests {
     #[test]
     fn what_does_not_fit_is_refused() {
         let page = pages().pop().unwrap();
-        for name in ["raw", "lz4", "zstd", "lzo", "deflate"] {
+        for name in ["raw", "lz4", "lz4:0", "zstd", "lzo", "deflate", "wkdm"] {
             let mut codecs = Codecs::new(name.parse().unwrap());
             assert_eq!(codecs.compress(&page, &mut [0; 100]), None, "{name}");
         }
@@ -287,7 +308,7 @@ mod tests {
     #[test]
     fn truncated_objects_are_undecodable() {
         let page = pages().pop().unwrap();
-        for name in ["raw", "lz4", "zstd", "lzo", "deflate"] {
+        for name in ["raw", "lz4", "lz4:0", "zstd", "lzo", "deflate", "wkdm"] {
             let mut codecs = Codecs::new(name.parse().unwrap());
             let mut out = [0; PAGE_BYTES];
             let (codec, bytes) = codecs.compress(&page, &mut out).unwrap();
@@ -301,7 +322,9 @@ mod tests {
 
     #[test]
     fn algorithms_are_read_and_written() {
-        for text in ["lz4", "lz4:2", "zstd", "zstd:-5", "zstd:19", "raw", "lzo", "deflate:12"] {
+        for text in
+            ["lz4", "lz4:0", "lz4:2", "zstd", "zstd:-5", "zstd:19", "raw", "lzo", "deflate:12"]
+        {
             assert_eq!(text.parse::<Algorithm>().unwrap().to_string(), text);
         }
         let zstd: Algorithm = "zstd:-1".parse().unwrap();

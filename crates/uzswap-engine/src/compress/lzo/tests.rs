@@ -1,39 +1,9 @@
+use super::super::samples::{Random, mixed, pointers, samples};
 use super::super::{Compressor, Undecodable};
 use super::Lzo;
 use crate::page::{PAGE_BYTES as PAGE, Page};
 
 const END: [u8; 3] = [0x11, 0, 0];
-
-/// Marsaglia's xorshift64.
-struct Random(u64);
-
-impl Random {
-    fn next(&mut self) -> u64 {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        self.0
-    }
-
-    /// A number below `bound`.
-    fn below(&mut self, bound: usize) -> usize {
-        (((self.next() >> 32) * bound as u64) >> 32) as usize
-    }
-
-    /// A number from 1 to `most` whose order of magnitude is what is random.
-    fn skewed(&mut self, most: usize) -> usize {
-        let bits = 1 + self.below(usize::BITS as usize - most.leading_zeros() as usize);
-        (1 + self.below(1 << bits)).min(most)
-    }
-
-    fn byte(&mut self) -> u8 {
-        self.next() as u8
-    }
-
-    fn page(&mut self) -> Page {
-        std::array::from_fn(|_| self.byte())
-    }
-}
 
 fn compress(lzo: &mut Lzo, page: &Page) -> Vec<u8> {
     let mut out = vec![0; 2 * PAGE];
@@ -77,56 +47,6 @@ fn judge(lzo: &mut Lzo, object: &[u8]) -> bool {
         (None, None) => {}
     }
     ours.is_some()
-}
-
-fn pointers(random: &mut Random) -> Page {
-    let mut page = [0; PAGE];
-    for word in page.chunks_exact_mut(8) {
-        let value = match random.below(4) {
-            0 => 0,
-            1 => random.below(200) as u64,
-            _ => 0x7F3A_5C00_0000 + 16 * random.below(1 << 18) as u64,
-        };
-        word.copy_from_slice(&value.to_le_bytes());
-    }
-    page
-}
-
-/// A page of literals and of copies from all over.
-fn mixed(random: &mut Random) -> Page {
-    let mut bytes = Vec::with_capacity(2 * PAGE);
-    let alphabet = random.skewed(256);
-    let (longest, farthest) = (random.skewed(1000), random.skewed(PAGE));
-    while bytes.len() < PAGE {
-        let (len, dist) = (random.skewed(longest), random.skewed(farthest));
-        for _ in 0..random.skewed(longest) {
-            bytes.push(random.below(alphabet) as u8);
-        }
-        for _ in 0..len {
-            bytes.push(bytes[bytes.len().saturating_sub(dist)]);
-        }
-    }
-    bytes[..PAGE].try_into().unwrap()
-}
-
-fn samples() -> Vec<Page> {
-    let mut random = Random(0x1234_5678_9ABC_DEF1);
-    let mut pages = vec![[0; PAGE], [0xFF; PAGE], [17; PAGE]];
-    for step in [1, 2, 3, 4, 8, 16, 64] {
-        pages.push(std::array::from_fn(|at| (at / step) as u8));
-        pages.push(std::array::from_fn(|at| (at * step) as u8));
-        pages.push(std::array::from_fn(|at| ((at / step) >> (8 * (at % step % 3))) as u8));
-    }
-    for period in (1..40).chain([255, 256, 257, 1023, 2047, 2048, 2049, 4000, 4090]) {
-        let noise = random.page();
-        pages.push(std::array::from_fn(|at| noise[at % period]));
-    }
-    for _ in 0..20 {
-        pages.push(random.page());
-        pages.push(pointers(&mut random));
-        pages.push(mixed(&mut random));
-    }
-    pages
 }
 
 #[test]

@@ -1,0 +1,190 @@
+use super::super::samples::{Random, mixed, pointers, samples};
+use super::Lz4;
+use super::words::Words;
+use crate::compress::Compressor;
+use crate::page::{PAGE_BYTES as PAGE, Page};
+
+fn compress(words: &mut Words, page: &Page) -> Vec<u8> {
+    let mut out = vec![0; 2 * PAGE];
+    let len = words.compress(page, &mut out).expect("twice a page is plenty");
+    out.truncate(len);
+    out
+}
+
+/// What is left of an object.
+struct Reader<'a>(&'a [u8]);
+
+impl<'a> Reader<'a> {
+    fn take(&mut self, count: usize) -> &'a [u8] {
+        let (taken, rest) = self.0.split_at(count);
+        self.0 = rest;
+        taken
+    }
+
+    /// The number that a field begins.
+    fn number(&mut self, field: u8) -> usize {
+        let mut number = usize::from(field);
+        let mut goes_on = field == 15;
+        while goes_on {
+            let byte = self.take(1)[0];
+            number += usize::from(byte);
+            goes_on = byte == 255;
+        }
+        number
+    }
+}
+
+/// Decodes by the description of the format, with its conditions for the end of a block, which
+/// not every decoder checks.
+fn decode_strictly(object: &[u8]) -> Vec<u8> {
+    let mut reader = Reader(object);
+    let mut page: Vec<u8> = vec![];
+    let mut last_match = 0..0;
+    loop {
+        let token = reader.take(1)[0];
+        let count = reader.number(token >> 4);
+        page.extend(reader.take(count));
+        if reader.0.is_empty() {
+            assert!(last_match.is_empty() || count >= 5);
+            assert!(last_match.is_empty() || last_match.start + 12 <= page.len());
+            return page;
+        }
+        let dist = usize::from(u16::from_le_bytes(reader.take(2).try_into().unwrap()));
+        let len = 4 + reader.number(token & 15);
+        last_match = page.len()..page.len() + len;
+        for at in last_match.clone() {
+            page.push(page[at - dist]);
+        }
+    }
+}
+
+/// Passes a page through our encoder and every decoder; returns the object.
+fn cross(words: &mut Words, page: &Page) -> Vec<u8> {
+    let object = compress(words, page);
+    assert!(decode_strictly(&object) == page);
+    let mut back = [0xA5; PAGE];
+    Lz4::new().decompress(&object, &mut back).expect("an object of ours");
+    assert!(back == *page, "by liblz4");
+    let mut back = [0x5A; PAGE];
+    assert_eq!(lz4_flex::block::decompress_into(&object, &mut back).unwrap(), PAGE);
+    assert!(back == *page, "by lz4_flex");
+    object
+}
+
+#[test]
+fn samples_pass_through_every_decoder() {
+    let mut words = Words::new();
+    let mut random = Random(0xDEAD_BEEF);
+    for page in samples() {
+        cross(&mut words, &page);
+    }
+    for _ in 0..3000 {
+        cross(&mut words, &mixed(&mut random));
+        cross(&mut words, &pointers(&mut random));
+    }
+}
+
+#[test]
+fn a_real_program_passes_through_every_decoder() {
+    let mut words = Words::new();
+    let program = std::fs::read(std::env::current_exe().unwrap()).unwrap();
+    let pages = program.as_chunks::<PAGE>().0;
+    for page in pages.iter().step_by(1 + pages.len() / 1000) {
+        cross(&mut words, page);
+    }
+}
+
+#[test]
+fn sizes_are_as_expected() {
+    let mut words = Words::new();
+    // A literal; a match of 4090 = 4 + 15 + 15 * 255 + 246 up to five bytes before the end.
+    assert_eq!(cross(&mut words, &[7; PAGE]).len(), (1 + 4 + 2 + 16) + (1 + 5));
+    // 4096 = 15 + 16 * 255 + 1 literals.
+    assert_eq!(cross(&mut words, &Random(99).page()).len(), 1 + 17 + PAGE);
+    // An array of structures of 48 bytes with four that differ: a match to each.
+    let noise = Random(98).page();
+    let page = std::array::from_fn(|at| noise[if at % 48 < 4 { at } else { at % 48 }]);
+    let object = cross(&mut words, &page);
+    let each = 1 + 4 + 2 + 1;
+    assert!(object.len() < 48 + each * (PAGE / 48 + 1), "{}", object.len());
+}
+
+#[test]
+fn an_object_does_not_depend_on_earlier_ones() {
+    let mut used = Words::new();
+    for page in samples() {
+        assert!(compress(&mut used, &page) == compress(&mut Words::new(), &page));
+    }
+}
+
+#[test]
+fn literal_runs_of_every_length() {
+    let mut words = Words::new();
+    let noise = Random(5).page();
+    for count in 1..=600 {
+        // As the first literals, before a near match.
+        let mut page: Page = std::array::from_fn(|at| noise[at % (count + 20)]);
+        cross(&mut words, &page);
+        // Between matches, and last.
+        page[..1000].fill(1);
+        page[1000..1000 + count].copy_from_slice(&noise[..count]);
+        page[1000 + count..PAGE - count].fill(2);
+        page[PAGE - count..].copy_from_slice(&noise[1000..1000 + count]);
+        cross(&mut words, &page);
+    }
+}
+
+#[test]
+fn matches_of_every_length() {
+    let mut words = Words::new();
+    let noise = Random(6).page();
+    // All the short ones, and where one more length byte becomes due.
+    for len in (1..PAGE - 16).filter(|len| *len < 800 || (len + 236) % 255 < 8) {
+        let mut page = noise;
+        page[16..16 + len].fill(3);
+        cross(&mut words, &page);
+    }
+    for (dist, len) in (1..=2100).step_by(7).flat_map(|d| (3..70).step_by(3).map(move |l| (d, l))) {
+        let mut page = noise;
+        for at in 2100..2100 + len {
+            page[at] = page[at - dist];
+        }
+        cross(&mut words, &page);
+    }
+}
+
+#[test]
+fn matches_at_the_end_of_the_page() {
+    let mut words = Words::new();
+    let noise = Random(9).page();
+    for start in PAGE - 80..PAGE {
+        for end in start..=PAGE {
+            for dist in [1, 4, 8, 12, 16, 28] {
+                let mut page = noise;
+                // After many literals the encoder would stride past the match.
+                page[..start - 30].fill(0);
+                for at in start..end {
+                    page[at] = page[at - dist];
+                }
+                cross(&mut words, &page);
+            }
+        }
+    }
+}
+
+#[test]
+fn room_for_the_object_is_enough_and_less_is_not() {
+    let mut words = Words::new();
+    let mut random = Random(8);
+    for page in [[0; PAGE], random.page(), pointers(&mut random), mixed(&mut random)] {
+        let object = compress(&mut words, &page);
+        let mut out = vec![0xC3; object.len() + 64];
+        for room in 0..out.len() {
+            let len = words.compress(&page, &mut out[..room]);
+            assert_eq!(len, (room >= object.len()).then_some(object.len()));
+            assert!(out[room..].iter().all(|byte| *byte == 0xC3));
+            assert!(len.is_none() || out.starts_with(&object));
+            out.fill(0xC3);
+        }
+    }
+}
