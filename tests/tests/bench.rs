@@ -77,28 +77,25 @@ fn wrong_use_is_one_line() {
 #[test]
 fn an_interrupted_benchmark_leaves_the_machine_as_it_was() {
     let Some(machine) = Machine::take() else { return };
-    let mut child = Command::new(program("uzswap"))
-        .args(["bench", "transport", "--rounds=50", "--limit-mib=16"])
-        .stdin(Stdio::null())
-        .stdout(Stdio::null())
-        .stderr(Stdio::null())
-        .spawn()
-        .unwrap();
     let swaps = || fs::read_to_string("/proc/swaps").unwrap().contains("/dev/loop");
-    assert!(wait_for(Duration::from_secs(60), swaps), "it did not start");
+    let start = || {
+        let child = Command::new(program("uzswap"))
+            .args(["bench", "transport", "--rounds=50", "--limit-mib=16"])
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .spawn()
+            .unwrap();
+        assert!(wait_for(Duration::from_secs(60), swaps), "it did not start");
+        child
+    };
+    let mut child = start();
     process::kill(child.id() as i32, libc::SIGINT).unwrap();
     assert_eq!(child.wait().unwrap().code(), Some(125));
     machine.assert_as_before();
 
     // Killed, it cannot undo anything: the next one does, whatever that comes to.
-    let mut child = Command::new(program("uzswap"))
-        .args(["bench", "transport", "--rounds=50", "--limit-mib=16"])
-        .stdin(Stdio::null())
-        .stdout(Stdio::null())
-        .stderr(Stdio::null())
-        .spawn()
-        .unwrap();
-    assert!(wait_for(Duration::from_secs(60), swaps), "it did not start");
+    let mut child = start();
     child.kill().unwrap();
     child.wait().unwrap();
     assert!(Path::new("/run/uzswap-bench.json").exists());

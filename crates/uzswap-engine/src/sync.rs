@@ -2,7 +2,7 @@
 //!
 //! **Order** in which locks are taken (a thread that holds one may take only those to its right):
 //!
-//! writer → entry → share record's entry → scratch | LRU shard | size class → sections
+//! writer → entry → share record's entry → scratch, or an LRU shard → size class → sections
 //!
 //! Against the order only `try_lock` is used: by compaction, which holds a size class and tries
 //! entries.
