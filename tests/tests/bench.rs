@@ -37,10 +37,11 @@ fn transport_compares_plain_memory_with_each_compressor() {
     for row in ["| plain memory", "| lz4", "| zstd"] {
         assert!(text.contains(row), "{text}");
     }
-    assert!(fs::read_to_string(folder.path().join("transport.md")).unwrap().contains("| zstd"));
-    let raw = fs::read(folder.path().join("transport.json")).unwrap();
-    let raw: serde_json::Value = serde_json::from_slice(&raw).unwrap();
-    let times = raw["results"][1][1][0]["ns"].as_array().unwrap();
+    let read = |name: &str| fs::read_to_string(folder.path().join(name)).unwrap();
+    assert!(read("report.md").contains("| zstd"));
+    assert!(read("report.html").contains("<svg"));
+    let results: serde_json::Value = serde_json::from_str(&read("results.json")).unwrap();
+    let times = results[0]["raw"]["turns"][1]["rounds"][0]["ns"].as_array().unwrap();
     assert!(times.len() > 1000, "{} faults", times.len());
 }
 

@@ -2,6 +2,7 @@
 //! random.
 
 use crate::error::{Context, Failure};
+use crate::figures::quantile;
 use clap::Args;
 use serde::{Deserialize, Serialize};
 use std::fs;
@@ -42,10 +43,7 @@ pub struct Faults {
 impl Faults {
     /// The time that `share` of the faults did not exceed, ns.
     pub fn quantile(&self, share: f64) -> u64 {
-        let mut sorted = self.ns.clone();
-        sorted.sort_unstable();
-        let at = (sorted.len().saturating_sub(1) as f64 * share).round() as usize;
-        sorted.get(at).copied().unwrap_or(0)
+        quantile(&self.ns, share)
     }
 }
 

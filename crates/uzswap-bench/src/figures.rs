@@ -1,10 +1,7 @@
-//! Medians, tables, and the folder that a report goes to.
+//! Medians, quantiles, and the machine that they were measured on.
 
-use crate::error::{Context, Failure};
-use comfy_table::{Table, presets::ASCII_MARKDOWN};
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use std::fs;
-use std::path::Path;
 
 /// The middle of the values; of two middles, their mean. NaN for none.
 pub fn median(values: impl IntoIterator<Item = f64>) -> f64 {
@@ -18,82 +15,63 @@ pub fn median(values: impl IntoIterator<Item = f64>) -> f64 {
     }
 }
 
-/// A table in Markdown.
-pub fn table(header: &[&str], rows: &[Vec<String>]) -> String {
-    let mut table = Table::new();
-    table.load_style(ASCII_MARKDOWN).set_header(header.iter().copied());
-    for row in rows {
-        table.add_row(row);
-    }
-    table.to_string()
+/// The value that `share` of the values do not exceed; 0 for none.
+pub fn quantile(values: &[u64], share: f64) -> u64 {
+    let mut sorted = values.to_vec();
+    sorted.sort_unstable();
+    let at = (sorted.len().saturating_sub(1) as f64 * share).round() as usize;
+    sorted.get(at).copied().unwrap_or(0)
 }
 
 /// Where it was measured.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Machine {
     kernel: String,
     processor: String,
     cpus: usize,
     memory_bytes: u64,
-    version: &'static str,
+    cgroup: String,
+    version: String,
+    commit: String,
+    /// Seconds since 1970.
+    when: u64,
 }
 
 impl Machine {
-    /// This one.
+    /// This one, now.
     pub fn here() -> Self {
         let read = |path: &str| fs::read_to_string(path).unwrap_or_default();
         let processor = read("/proc/cpuinfo")
             .lines()
             .find_map(|line| line.strip_prefix("model name")?.split_once(": "))
             .map_or("unknown".into(), |(_, name)| name.to_owned());
+        let hierarchy = uzswap_sys::cgroup::Hierarchy::find();
+        let since = std::time::SystemTime::UNIX_EPOCH.elapsed();
         Self {
             kernel: read("/proc/sys/kernel/osrelease").trim().into(),
             processor,
             cpus: uzswap_sys::cpu::allowed(),
             memory_bytes: uzswap_sys::cpu::memory_info().unwrap_or_default().total,
-            version: env!("CARGO_PKG_VERSION"),
+            cgroup: hierarchy.map_or("none".into(), |found| format!("{:?}", found.version)),
+            version: env!("CARGO_PKG_VERSION").into(),
+            commit: env!("UZSWAP_COMMIT").into(),
+            when: since.map_or(0, |since| since.as_secs()),
         }
     }
 
     /// In one line.
     pub fn line(&self) -> String {
         format!(
-            "Linux {}, {} x {}, {} GiB, uzswap {}",
+            "Linux {}, {} x {}, {} GiB, memory cgroup {}, uzswap {} ({})",
             self.kernel,
             self.cpus,
             self.processor,
             self.memory_bytes >> 30,
-            self.version
+            self.cgroup.to_lowercase(),
+            self.version,
+            self.commit
         )
     }
-}
-
-/// Checks, before anything is measured, that a report can be written to `folder`.
-pub fn prepare(folder: Option<&Path>) -> Result<(), Failure> {
-    let Some(folder) = folder else { return Ok(()) };
-    let what = format!("cannot write the report to {}", folder.display());
-    fs::create_dir_all(folder).context(&what)?;
-    let probe = folder.join("results.json");
-    fs::write(&probe, "").context(&what)?;
-    fs::remove_file(probe).context(&what)
-}
-
-/// Prints a report, and writes it with all raw values to `folder`.
-pub fn publish(
-    folder: Option<&Path>,
-    name: &str,
-    text: &str,
-    raw: &impl Serialize,
-) -> Result<(), Failure> {
-    let machine = Machine::here();
-    let text = format!("{text}\n{}\n", machine.line());
-    println!("{text}");
-    let Some(folder) = folder else { return Ok(()) };
-    let results = serde_json::json!({ "machine": machine, "bench": name, "results": raw });
-    let json = serde_json::to_vec_pretty(&results).context("results")?;
-    let what = folder.display().to_string();
-    fs::write(folder.join(format!("{name}.json")), json).context(&what)?;
-    fs::write(folder.join(format!("{name}.md")), text).context(&what)
 }
 
 #[cfg(test)]
@@ -105,5 +83,12 @@ mod tests {
         assert_eq!(median([3.0, 1.0, 2.0]), 2.0);
         assert_eq!(median([4.0, 1.0, 2.0, 3.0]), 2.5);
         assert!(median([]).is_nan());
+    }
+
+    #[test]
+    fn quantiles_are_values() {
+        let values: Vec<u64> = (0..=100).rev().collect();
+        assert_eq!((quantile(&values, 0.5), quantile(&values, 0.99)), (50, 99));
+        assert_eq!(quantile(&[], 0.5), 0);
     }
 }

@@ -1,9 +1,10 @@
 //! `kernel-build`: a small kernel, many compile jobs, little memory.
 
+use crate::bench::{Bench, Turns};
 use crate::error::{Context, Failure};
-use crate::figures::{median, prepare, publish, table};
-use crate::peer::{FOLDER, Interrupt, Measured, Peer};
-use crate::transport::progress;
+use crate::machine::Changes;
+use crate::peer::{FOLDER, Measured, Peer};
+use crate::report::{Section, Table};
 use clap::Args;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -18,9 +19,6 @@ pub struct BuildArguments {
     /// Memory of the build.
     #[arg(long, default_value = "384M", value_parser = size)]
     pub memory: u64,
-    /// Rounds; each builds with every configuration once.
-    #[arg(long, default_value_t = 1)]
-    pub rounds: usize,
     /// Part of the kernel to build; all of it unless given.
     #[arg(long)]
     pub target: Option<String>,
@@ -30,9 +28,6 @@ pub struct BuildArguments {
     /// Pool of ours [default: as `run` chooses it].
     #[arg(long)]
     pub pool: Option<String>,
-    /// Folder for the report and the raw values.
-    #[arg(long)]
-    pub report: Option<PathBuf>,
 }
 
 fn size(text: &str) -> Result<u64, String> {
@@ -97,10 +92,8 @@ fn peer(name: &str, pool: Option<&str>) -> Result<Peer, Failure> {
     })
 }
 
-/// Measures and prints.
-pub fn run(arguments: &BuildArguments) -> Result<(), Failure> {
-    prepare(arguments.report.as_deref())?;
-    let interrupt = Interrupt::catch()?;
+/// Measures.
+pub fn run(bench: &Bench, arguments: &BuildArguments) -> Result<Section, Failure> {
     let pool = arguments.pool.as_deref();
     let peers = arguments.peers.iter().map(|name| peer(name, pool));
     let peers = peers.collect::<Result<Vec<_>, _>>()?;
@@ -109,21 +102,11 @@ pub fn run(arguments: &BuildArguments) -> Result<(), Failure> {
     let script =
         format!("cd {} && make -s -j{} {target} >/dev/null", folder.display(), arguments.jobs);
     let command = ["sh".to_owned(), "-c".to_owned(), script];
-    let bar = progress(arguments.rounds * peers.len());
-    let mut runs: Vec<Vec<Measured>> = peers.iter().map(|_| Vec::new()).collect();
-    for _ in 0..arguments.rounds {
-        for (peer, runs) in peers.iter().zip(&mut runs) {
-            bar.set_message(peer.name());
-            bar.tick();
-            if peer.missing().is_none() {
-                shell("make -s clean && sync && echo 3 > /proc/sys/vm/drop_caches", &folder)?;
-                runs.push(peer.run(arguments.memory, &command, &interrupt)?);
-            }
-            bar.inc(1);
-        }
-    }
-    bar.finish_and_clear();
-    let rows: Vec<_> = peers.iter().zip(&runs).map(|(peer, runs)| row(peer, runs)).collect();
+    let rounds = bench.rounds(1, 1);
+    let turns = bench.take_turns(&peers, rounds, |peer| {
+        shell("make -s clean && sync && echo 3 > /proc/sys/vm/drop_caches", &folder)?;
+        peer.run(&mut Changes::begin(), arguments.memory, &command, &bench.interrupt)
+    })?;
     let header = [
         "swap",
         "time (s)",
@@ -134,31 +117,26 @@ pub fn run(arguments: &BuildArguments) -> Result<(), Failure> {
         "device (MB)",
         "pool peak (MB)",
     ];
-    let text = format!(
-        "Linux 6.1, tinyconfig, make -j{} {target} in {} MiB; medians of {} rounds.\n\n{}\n",
-        arguments.jobs,
-        arguments.memory >> 20,
-        arguments.rounds,
-        table(&header, &rows)
-    );
-    let raw: Vec<_> = peers.iter().map(Peer::name).zip(&runs).collect();
-    publish(arguments.report.as_deref(), "kernel-build", &text, &raw)
+    let rows = turns.iter().map(|own| own.row(cells)).collect();
+    Section::new("kernel-build", "A kernel build in little memory")
+        .text(format!(
+            "Linux 6.1, tinyconfig, make -j{} {target} in {} MiB; medians of {rounds} rounds.",
+            arguments.jobs,
+            arguments.memory >> 20,
+        ))
+        .table(Table::new(&header, rows))
+        .raw("turns", &turns)
 }
 
-fn row(peer: &Peer, runs: &[Measured]) -> Vec<String> {
-    if let Some(why) = peer.missing() {
-        return vec![peer.name(), why];
-    }
-    let of = |get: &dyn Fn(&Measured) -> f64| median(runs.iter().map(get));
+fn cells(own: &Turns<Measured>) -> Vec<String> {
     let mb = |bytes: f64| format!("{:.0}", bytes / 1e6);
     vec![
-        peer.name(),
-        format!("{:.1}", of(&|run| run.seconds)),
-        format!("{:.1}", of(&|run| run.cpu_seconds)),
-        format!("{:.0}", of(&|run| run.pages_in as f64)),
-        format!("{:.0}", of(&|run| run.pages_out as f64)),
-        format!("{:.0}", of(&|run| run.major_faults as f64)),
-        mb(of(&|run| (run.device_read + run.device_written) as f64)),
-        mb(of(&|run| run.pool_peak as f64)),
+        format!("{:.1}", own.median(|run| run.seconds)),
+        format!("{:.1}", own.median(|run| run.cpu_seconds)),
+        format!("{:.0}", own.median(|run| run.pages_in as f64)),
+        format!("{:.0}", own.median(|run| run.pages_out as f64)),
+        format!("{:.0}", own.median(|run| run.major_faults as f64)),
+        mb(own.median(|run| (run.device_read + run.device_written) as f64)),
+        mb(own.median(|run| run.pool_peak as f64)),
     ]
 }

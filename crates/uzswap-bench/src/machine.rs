@@ -2,10 +2,10 @@
 //!
 //! How to undo a change is written down in a journal before it is made. The changes of one
 //! configuration are undone in reverse when they are dropped; those of a benchmark that was killed,
-//! by the next one.
+//! by the next one, in [`recover`]. A lock keeps two benchmarks apart.
 
 use crate::error::{Context, Failure};
-use rustix::fs::FallocateFlags;
+use rustix::fs::{FallocateFlags, FlockOperation};
 use serde::{Deserialize, Serialize};
 use std::fs::{self, File};
 use std::io;
@@ -16,6 +16,25 @@ use uzswap_sys::cgroup::{Group, Hierarchy};
 use uzswap_sys::{process, swap};
 
 const JOURNAL: &str = "/run/uzswap-bench.json";
+const LOCK: &str = "/run/uzswap-bench.lock";
+
+/// Held by the benchmark that runs.
+pub struct Lock(#[expect(dead_code, reason = "unlocks when it is closed")] File);
+
+/// Undoes what a benchmark that was killed has left. Error: one runs.
+pub fn recover() -> Result<Lock, Failure> {
+    let lock = File::options().write(true).create(true).truncate(false).open(LOCK);
+    let lock = lock.context(LOCK)?;
+    if rustix::fs::flock(&lock, FlockOperation::NonBlockingLockExclusive).is_err() {
+        return Err(Failure::new("another benchmark runs on this machine; wait for its end"));
+    }
+    if let Ok(text) = fs::read(JOURNAL) {
+        let journal = serde_json::from_slice(&text).context(JOURNAL)?;
+        eprintln!("uzswap bench: undoing what a killed benchmark left");
+        drop(Changes { journal });
+    }
+    Ok(Lock(lock))
+}
 
 /// How to undo one change. Doing so twice does no harm.
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -66,14 +85,9 @@ pub struct Changes {
 }
 
 impl Changes {
-    /// None yet. Undoes first what a benchmark that was killed has left.
-    pub fn begin() -> Result<Self, Failure> {
-        if let Ok(text) = fs::read(JOURNAL) {
-            let journal = serde_json::from_slice(&text).context(JOURNAL)?;
-            eprintln!("uzswap bench: undoing what a killed benchmark left");
-            drop(Self { journal });
-        }
-        Ok(Self { journal: Vec::new() })
+    /// None yet. There is one at a time: the journal is its.
+    pub fn begin() -> Self {
+        Self { journal: Vec::new() }
     }
 
     fn note(&mut self, undo: Undo) -> Result<(), Failure> {

@@ -6,6 +6,7 @@
 
 #![forbid(unsafe_code)]
 
+mod bench;
 mod corpus;
 mod error;
 mod faults;
@@ -13,10 +14,14 @@ mod figures;
 mod kernel_build;
 mod machine;
 mod peer;
+mod plot;
+mod report;
 mod transport;
 
+use bench::{Bench, Options};
 use clap::{Parser, Subcommand};
 use error::Failure;
+use report::Section;
 use std::process::ExitCode;
 
 /// Measure uzswap beside the kernel's own swap, zswap and zram.
@@ -24,11 +29,15 @@ use std::process::ExitCode;
 #[command(name = "uzswap bench", bin_name = "uzswap bench", version, about)]
 struct Cli {
     #[command(subcommand)]
-    bench: Bench,
+    what: What,
+    #[command(flatten)]
+    options: Options,
 }
 
 #[derive(Debug, Subcommand)]
-enum Bench {
+enum What {
+    /// Every one of the others, one after another.
+    All,
     /// A fault without a cache behind the device, and what ours adds to it.
     Transport(transport::TransportArguments),
     /// Compile a small kernel with many jobs in little memory.
@@ -37,6 +46,9 @@ enum Bench {
     #[command(hide = true)]
     Faults(faults::FaultArguments),
 }
+
+/// What `all` runs, the shortest first.
+const ALL: [&str; 2] = ["transport", "kernel-build"];
 
 fn main() -> ExitCode {
     let cli = match Cli::try_parse() {
@@ -47,13 +59,10 @@ fn main() -> ExitCode {
             return ExitCode::from(if error.use_stderr() { 125 } else { 0 });
         }
     };
-    let done = match &cli.bench {
-        Bench::Faults(arguments) => faults::run(arguments),
-        bench => require().and_then(|()| match bench {
-            Bench::Transport(arguments) => transport::run(arguments),
-            Bench::KernelBuild(arguments) => kernel_build::run(arguments),
-            Bench::Faults(_) => Ok(()),
-        }),
+    let done = match &cli.what {
+        What::Faults(arguments) => faults::run(arguments),
+        What::All => begin(&cli.options).and_then(|bench| all(&bench)),
+        what => begin(&cli.options).and_then(|bench| bench.publish(section(&bench, what)?)),
     };
     match done {
         Ok(()) => ExitCode::SUCCESS,
@@ -64,10 +73,39 @@ fn main() -> ExitCode {
     }
 }
 
-/// What every benchmark needs.
-fn require() -> Result<(), Failure> {
+/// Checks what every benchmark needs.
+fn begin(options: &Options) -> Result<Bench, Failure> {
     match uzswap_sys::process::is_root() {
-        true => Ok(()),
+        true => Bench::begin(options),
         false => Err(Failure::new("benchmarks swap, which needs root; run it with sudo")),
+    }
+}
+
+/// Runs one of them.
+fn section(bench: &Bench, what: &What) -> Result<Section, Failure> {
+    match what {
+        What::Transport(arguments) => transport::run(bench, arguments),
+        What::KernelBuild(arguments) => kernel_build::run(bench, arguments),
+        What::All | What::Faults(_) => Err(Failure::new("not a benchmark by itself")),
+    }
+}
+
+/// Runs each as if it were named alone. One that fails does not keep the others from running.
+fn all(bench: &Bench) -> Result<(), Failure> {
+    let mut failed = Vec::new();
+    for (number, name) in (1..).zip(ALL) {
+        bench.label(&format!("{name} ({number} of {})", ALL.len()));
+        let cli = Cli::try_parse_from(["uzswap bench", name]);
+        let cli = cli.map_err(|error| Failure::new(format!("{name}: {error}")))?;
+        let done = section(bench, &cli.what).and_then(|section| bench.publish(section));
+        bench.interrupt.check()?;
+        if let Err(failure) = done {
+            eprintln!("uzswap bench: {name}: {failure}");
+            failed.push(name);
+        }
+    }
+    match failed.is_empty() {
+        true => Ok(()),
+        false => Err(Failure::new(format!("not measured: {}; see above", failed.join(", ")))),
     }
 }

@@ -1,5 +1,6 @@
 //! What is compared: ours, and what a person would use otherwise.
 
+use crate::bench::{Candidate, Interrupt};
 use crate::error::{Context, Failure};
 use crate::machine::Changes;
 use serde::{Deserialize, Serialize};
@@ -8,8 +9,6 @@ use std::fs;
 use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 use uzswap_sys::process;
 
@@ -73,28 +72,8 @@ pub struct Measured {
     pub stdout: String,
 }
 
-/// A flag that SIGINT and SIGTERM set; a benchmark looks at it between two steps.
-pub struct Interrupt(Arc<AtomicBool>);
-
-impl Interrupt {
-    /// Takes the signals.
-    pub fn catch() -> Result<Self, Failure> {
-        let flag = Arc::new(AtomicBool::new(false));
-        for signal in [signal_hook::consts::SIGINT, signal_hook::consts::SIGTERM] {
-            signal_hook::flag::register(signal, flag.clone()).context("signals")?;
-        }
-        Ok(Self(flag))
-    }
-
-    /// Whether one came.
-    pub fn came(&self) -> bool {
-        self.0.load(Relaxed)
-    }
-}
-
-impl Peer {
-    /// Name in tables.
-    pub fn name(&self) -> String {
+impl Candidate for Peer {
+    fn name(&self) -> String {
         match self {
             Self::Plain => "plain swap".into(),
             Self::Zswap { compressor } => format!("zswap, {compressor}"),
@@ -103,8 +82,7 @@ impl Peer {
         }
     }
 
-    /// Why it cannot be measured here, if it cannot.
-    pub fn missing(&self) -> Option<String> {
+    fn missing(&self) -> Option<String> {
         let lacks = |path: &str| !Path::new(path).exists();
         let offers = |path: String, name: &str| {
             fs::read_to_string(path).is_ok_and(|text| {
@@ -126,10 +104,13 @@ impl Peer {
             _ => None,
         }
     }
+}
 
+impl Peer {
     /// Runs a command in `memory` bytes.
     pub fn run(
         &self,
+        changes: &mut Changes,
         memory: u64,
         command: &[String],
         interrupt: &Interrupt,
@@ -138,8 +119,7 @@ impl Peer {
         if let Self::Uzswap { options, .. } = self {
             return run_uzswap(memory, options, command, interrupt);
         }
-        let mut changes = Changes::begin()?;
-        self.set_up(&mut changes)?;
+        self.set_up(changes)?;
         let group = changes.group(memory)?;
         let child = Command::new("sh")
             .args(["-c", "echo 0 > \"$0\" && exec \"$@\""])
@@ -290,9 +270,7 @@ fn wait(
         peak = peak.max(sample());
         std::thread::sleep(TICK);
     };
-    if interrupt.came() {
-        return Err(Failure::new("interrupted; the machine is as it was"));
-    }
+    interrupt.check()?;
     if !status.success() {
         let how = status.signal().map_or(format!("{status}"), |signal| format!("signal {signal}"));
         return Err(Failure::new(format!("the measured command failed: {how}")));

@@ -1,0 +1,218 @@
+//! What all benchmarks share: sizes, rounds in which configurations take turns, and the report.
+//!
+//! A benchmark is a module with a function `run(&Bench, &Arguments) -> Result<Section, Failure>`,
+//! a line in `main.rs`, and its smoke size in tests/tests/bench.rs. It measures with
+//! [`Bench::take_turns`].
+
+use crate::error::{Context, Failure};
+use crate::figures::median;
+use crate::machine::{self, Lock};
+use crate::report::{Report, Section};
+use clap::Args;
+use indicatif::{ProgressBar, ProgressStyle};
+use serde::Serialize;
+use std::cell::RefCell;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+
+/// What every benchmark can be told.
+#[derive(Debug, Clone, Args)]
+pub struct Options {
+    /// Fewer rounds of smaller sizes: all benchmarks in a quarter of an hour.
+    #[arg(long, global = true)]
+    pub quick: bool,
+    /// As small as can be, to see that it works.
+    #[arg(long, global = true, hide = true, conflicts_with = "quick")]
+    pub smoke: bool,
+    /// Rounds; each measures every configuration once.
+    #[arg(long, global = true, value_parser = clap::value_parser!(u16).range(1..))]
+    pub rounds: Option<u16>,
+    /// Folder for report.md, report.html and results.json. Other benchmarks' sections that are
+    /// there stay.
+    #[arg(long, global = true, value_name = "DIR")]
+    pub report: Option<PathBuf>,
+}
+
+/// A flag that SIGINT and SIGTERM set; a benchmark looks at it between two steps.
+pub struct Interrupt(Arc<AtomicBool>);
+
+impl Interrupt {
+    fn catch() -> Result<Self, Failure> {
+        let flag = Arc::new(AtomicBool::new(false));
+        for signal in [signal_hook::consts::SIGINT, signal_hook::consts::SIGTERM] {
+            signal_hook::flag::register(signal, flag.clone()).context("signals")?;
+        }
+        Ok(Self(flag))
+    }
+
+    /// Whether one came.
+    pub fn came(&self) -> bool {
+        self.0.load(Relaxed)
+    }
+
+    /// An error if one came.
+    pub fn check(&self) -> Result<(), Failure> {
+        match self.came() {
+            true => Err(Failure::new("interrupted; the machine is as it was")),
+            false => Ok(()),
+        }
+    }
+}
+
+/// One of the things that are compared.
+pub trait Candidate {
+    /// Its name in tables.
+    fn name(&self) -> String;
+    /// Why it cannot be measured here, if it cannot.
+    fn missing(&self) -> Option<String> {
+        None
+    }
+}
+
+/// What was measured of one candidate.
+#[derive(Debug, Serialize)]
+pub struct Turns<T> {
+    /// Its name.
+    pub name: String,
+    /// Why there is nothing.
+    pub missing: Option<String>,
+    /// One value a round.
+    pub rounds: Vec<T>,
+}
+
+impl<T> Turns<T> {
+    /// The median of a figure over the rounds; NaN if it was not measured.
+    pub fn median(&self, figure: impl Fn(&T) -> f64) -> f64 {
+        median(self.rounds.iter().map(figure))
+    }
+
+    /// The median, over the rounds, of a figure made of this one's value and the other's of the
+    /// same round: what else the machine did then is in both.
+    pub fn paired(&self, other: &Self, figure: impl Fn(&T, &T) -> f64) -> f64 {
+        median(self.rounds.iter().zip(&other.rounds).map(|(own, other)| figure(own, other)))
+    }
+
+    /// A row of a table: the name and `cells`, or the name and why there are none.
+    pub fn row(&self, cells: impl FnOnce(&Self) -> Vec<String>) -> Vec<String> {
+        let mut row = vec![self.name.clone()];
+        match &self.missing {
+            Some(why) => row.push(why.clone()),
+            None => row.extend(cells(self)),
+        }
+        row
+    }
+}
+
+/// A benchmark, or several, that runs.
+pub struct Bench {
+    options: Options,
+    /// Says when to stop.
+    pub interrupt: Interrupt,
+    report: RefCell<Report>,
+    prefix: RefCell<String>,
+    _lock: Lock,
+}
+
+impl Bench {
+    /// Sees that the report can be written, and undoes what a killed benchmark has left.
+    pub fn begin(options: &Options) -> Result<Self, Failure> {
+        let report = Report::open(options.report.as_deref())?;
+        let lock = machine::recover()?;
+        Ok(Self {
+            options: options.clone(),
+            interrupt: Interrupt::catch()?,
+            report: RefCell::new(report),
+            prefix: RefCell::new(String::new()),
+            _lock: lock,
+        })
+    }
+
+    /// The value for the size that was asked for.
+    pub fn pick<T>(&self, smoke: T, quick: T, full: T) -> T {
+        match (self.options.smoke, self.options.quick) {
+            (true, _) => smoke,
+            (_, true) => quick,
+            _ => full,
+        }
+    }
+
+    /// How many rounds: as asked for, or one, `quick` or `full`.
+    pub fn rounds(&self, quick: usize, full: usize) -> usize {
+        self.options.rounds.map_or(self.pick(1, quick, full), usize::from)
+    }
+
+    /// Names what is running, before the bar.
+    pub fn label(&self, text: &str) {
+        *self.prefix.borrow_mut() = text.to_owned();
+    }
+
+    /// A bar with the time that is left.
+    pub fn progress(&self, steps: usize) -> ProgressBar {
+        let bar = ProgressBar::new(steps as u64);
+        let template = "{prefix} {wide_bar} {pos}/{len} {msg}, {eta} left";
+        if let Ok(style) = ProgressStyle::with_template(template) {
+            bar.set_style(style);
+        }
+        bar.set_prefix(self.prefix.borrow().clone());
+        bar.enable_steady_tick(std::time::Duration::from_millis(250));
+        bar
+    }
+
+    /// Measures every candidate once a round, in turns: A B C, A B C, …
+    pub fn take_turns<C: Candidate, T>(
+        &self,
+        candidates: &[C],
+        rounds: usize,
+        mut measure: impl FnMut(&C) -> Result<T, Failure>,
+    ) -> Result<Vec<Turns<T>>, Failure> {
+        let turns = candidates.iter().map(|candidate| Turns {
+            name: candidate.name(),
+            missing: candidate.missing(),
+            rounds: Vec::new(),
+        });
+        let mut turns: Vec<_> = turns.collect();
+        let bar = self.progress(rounds * candidates.len());
+        for _ in 0..rounds {
+            for (candidate, turn) in candidates.iter().zip(&mut turns) {
+                self.interrupt.check()?;
+                bar.set_message(turn.name.clone());
+                if turn.missing.is_none() {
+                    let value = measure(candidate);
+                    turn.rounds.push(value.context(&turn.name)?);
+                }
+                bar.inc(1);
+            }
+        }
+        bar.finish_and_clear();
+        Ok(turns)
+    }
+
+    /// Prints a section, and writes the report anew with it.
+    pub fn publish(&self, section: Section) -> Result<(), Failure> {
+        println!("{}", section.markdown(None));
+        self.report.borrow_mut().add(section)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pairs_are_of_one_round() {
+        let turns =
+            |rounds: &[f64]| Turns { name: "x".into(), missing: None, rounds: rounds.to_vec() };
+        // The machine was busy in the last round, for both.
+        let (a, b) = (turns(&[1.0, 1.1, 8.0]), turns(&[2.0, 2.2, 16.0]));
+        assert_eq!(b.paired(&a, |own, other| own / other), 2.0);
+        assert!(turns(&[]).median(|value| *value).is_nan());
+    }
+
+    #[test]
+    fn what_is_missing_is_a_row_that_says_so() {
+        let turns: Turns<f64> =
+            Turns { name: "zram".into(), missing: Some("no zram".into()), rounds: Vec::new() };
+        assert_eq!(turns.row(|_| vec!["1".into()]), ["zram", "no zram"]);
+    }
+}
