@@ -13,17 +13,21 @@ const FILE_MAX: usize = 800;
 const BANNED: [&str; 7] = ["TODO", "FIXME", "XXX", "Manager", "Helper", "_helper", "_manager"];
 
 /// Crates that each crate may use: edges go one way.
-const EDGES: [(&str, &[&str]); 6] = [
+const EDGES: [(&str, &[&str]); 7] = [
     ("uzswap-sys", &[]),
     ("uzswap-ranges", &[]),
     ("uzswap-engine", &["uzswap-sys", "uzswap-ranges"]),
     ("uzswap-block", &["uzswap-sys", "uzswap-engine"]),
-    ("uzswap", &["uzswap-sys", "uzswap-engine", "uzswap-block"]),
-    ("uzswap-bench", &["uzswap-sys", "uzswap-ranges", "uzswap-engine", "uzswap-block"]),
+    ("uzswap-region", &["uzswap-sys", "uzswap-engine"]),
+    ("uzswap", &["uzswap-sys", "uzswap-engine", "uzswap-block", "uzswap-region"]),
+    (
+        "uzswap-bench",
+        &["uzswap-sys", "uzswap-ranges", "uzswap-engine", "uzswap-block", "uzswap-region"],
+    ),
 ];
 
 /// Files that may hold `unsafe`, besides those of uzswap-sys.
-const UNSAFE: [&str; 7] = [
+const UNSAFE: [&str; 15] = [
     "crates/uzswap-engine/src/compress/wkdm/avx512.rs",
     "crates/uzswap-engine/src/pool/section.rs",
     "crates/uzswap-engine/src/backing/file.rs",
@@ -31,6 +35,14 @@ const UNSAFE: [&str; 7] = [
     "crates/uzswap-ranges/src/link.rs",
     "crates/uzswap-ranges/src/list.rs",
     "crates/uzswap-ranges/tests/allocation.rs",
+    "crates/uzswap-region/src/space.rs",
+    "crates/uzswap-region/src/fault.rs",
+    "crates/uzswap-region/src/reclaim.rs",
+    "crates/uzswap-region/src/staging.rs",
+    "crates/uzswap-region/src/region.rs",
+    "crates/uzswap-region/src/registry.rs",
+    "crates/uzswap-region/src/vec.rs",
+    "crates/uzswap-region/tests/memory.rs",
 ];
 
 /// What the engine's sources may not name.

@@ -23,15 +23,14 @@ mod protocol;
 mod server;
 mod watch;
 
-mod backing;
 pub mod control;
 mod device;
 mod maintain;
 mod traffic;
 
-pub use backing::{BackingError, BackingSpec, open_backing};
 pub use device::{AttachError, SwapDevice};
 pub use disk::{CacheDisk, Disk, DiskError, MemoryDisk};
 pub use maintain::Maintainer;
 pub use server::{Server, ServerConfig};
 pub use traffic::Traffic;
+pub use uzswap_engine::backing::{BackingError, BackingSpec, open_backing};

@@ -22,14 +22,14 @@ use crate::config::{Attributes, Config};
 use crate::dedup::Candidates;
 use crate::error::{Error, SetupError};
 use crate::ids::{Area, Handle, SwapEntry};
-use crate::index::{Extent, Form, Index, Locked, Object, State, Word};
+use crate::index::{Entry, Extent, Form, Index, Locked, Object, State, Word};
 use crate::lru::{Links, Lru, OFF};
 use crate::page::{PAGE_BYTES, Page, Pattern, checksum_of, content_hash};
 use crate::percpu::PerCpu;
 use crate::pool::{COMPRESSED_BYTES_MAX, Header, Pool};
 use crate::scratch::Scratch;
 use crate::share::Shares;
-use crate::shrink::Doorbell;
+use crate::shrink::{Doorbell, reserve_bytes};
 use crate::stats::Counter::{self, *};
 use crate::stats::Counters;
 use crate::sync::atomic::{AtomicU64, Ordering};
@@ -73,6 +73,7 @@ pub enum Load {
 
 /// A compressed swap cache. All methods may be called from any number of threads.
 pub struct Cache {
+    pages_max: u32,
     pub(crate) attributes: Attributes,
     pub(crate) index: Index,
     pub(crate) pool: Pool,
@@ -87,6 +88,8 @@ pub struct Cache {
     /// A write to the backing failed: nothing more is written until someone says so.
     pub(crate) writeback_failed: AtomicBool,
     pub(crate) doorbell: Doorbell,
+    /// Bytes of the pool kept free ahead of need.
+    pub(crate) reserve_bytes: usize,
     /// The pool hit its limit, could not be written back, and is not yet below
     /// `accept_threshold_percent`.
     pub(crate) refusing: AtomicBool,
@@ -137,6 +140,7 @@ impl Cache {
         let writer = if segments.count() == 0 { Writer::idle() } else { Writer::new()? };
         let algorithm = config.algorithm;
         let cache = Self {
+            pages_max: config.pages_max,
             attributes: Attributes::new(&config),
             index,
             pool: Pool::new(pool_bytes_max),
@@ -150,6 +154,7 @@ impl Cache {
             writer: Mutex::new(writer),
             writeback_failed: AtomicBool::new(false),
             doorbell: Doorbell::new(),
+            reserve_bytes: reserve_bytes(config.pool_bytes_max),
             refusing: AtomicBool::new(false),
             starved: AtomicBool::new(false),
         };
@@ -157,6 +162,11 @@ impl Cache {
         cache.apply_attributes();
         cache.provision()?;
         Ok(cache)
+    }
+
+    /// Pages of address space that areas may have together.
+    pub fn pages_max(&self) -> u32 {
+        self.pages_max
     }
 
     /// Takes keys for `pages` pages; `None` when the address space is used up.
@@ -186,10 +196,18 @@ impl Cache {
                 self.counters.increment(StoresFilled);
                 Word::new(State::Filled(pattern))
             }
-            None => match self.keep(key, page) {
-                Ok(state) => Word::new(state),
-                Err(reject) => return self.reject(key, reject),
-            },
+            None => {
+                let hash = content_hash(page);
+                if self.is_unchanged(key, entry, page, hash) {
+                    self.counters.increment(Stores);
+                    self.counters.increment(StoresUnchanged);
+                    return Store::Stored;
+                }
+                match self.keep(key, page, hash) {
+                    Ok(state) => Word::new(state),
+                    Err(reject) => return self.reject(key, reject),
+                }
+            }
         };
         let mut locked = entry.lock();
         let old = self.publish(key, &mut locked, word);
@@ -273,9 +291,26 @@ impl Cache {
         Store::Rejected(reason)
     }
 
+    /// Whether the object that this entry has in the pool is this very page: then nothing is to be
+    /// done but to count the page as stored last. Costs a look at the header where it is not, and a
+    /// decompression, which is what a compression costs four times, where it is.
+    fn is_unchanged(&self, key: SwapEntry, entry: &Entry, page: &Page, hash: u64) -> bool {
+        let State::Pooled(object) = entry.peek().state() else { return false };
+        let ratio = self.attributes.max_compression_ratio() as usize;
+        let locked = entry.lock();
+        let is_same = usize::from(object.form.bytes) <= PAGE_BYTES * ratio / 100
+            && locked.state() == State::Pooled(object)
+            && self.pool.header(object.handle).checksum == checksum_of(hash)
+            && self.holds(object, page);
+        if is_same && !locked.word().is_in_writeback() {
+            self.lru.remove(&self.index, key);
+            self.lru.push(&self.index, key);
+        }
+        is_same
+    }
+
     /// Makes an object of a page, or finds the one of an identical page.
-    fn keep(&self, key: SwapEntry, page: &Page) -> Result<State, Reject> {
-        let hash = content_hash(page);
+    fn keep(&self, key: SwapEntry, page: &Page, hash: u64) -> Result<State, Reject> {
         if self.attributes.same_pages_enabled()
             && let Some(record) = self.share(key, page, hash)
         {

@@ -13,8 +13,12 @@ use std::io;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
 /// Memory kept faulted in and free, so that stores need none from the kernel: what two CPUs can
-/// fill with objects in the few milliseconds that bringing a section on line takes.
-pub(crate) const RESERVE_BYTES: usize = 2 << 20;
+/// fill with objects in the few milliseconds that bringing a section on line takes. Less for a pool
+/// of less than 64 MiB: a 32nd of it, at least the 64 incompressible pages that a region hands over
+/// at a time.
+pub(crate) fn reserve_bytes(pool_bytes_max: u64) -> usize {
+    (pool_bytes_max / 32).clamp(256 << 10, 2 << 20) as usize
+}
 
 /// Looks that a store takes at an empty reserve, each after a longer pause, before it writes back
 /// instead: some 0.4 s. A section takes a millisecond, but the thread that brings it on line may
@@ -86,7 +90,7 @@ impl Cache {
         self.starved.store(provisioned.is_err(), Relaxed);
         self.write_back_to(self.attributes.pool_bytes_accept() as usize);
         self.compact();
-        self.pool.give_back(RESERVE_BYTES);
+        self.pool.give_back(self.reserve_bytes);
         provisioned
     }
 
@@ -96,7 +100,7 @@ impl Cache {
         let before = self.pool.mapped_bytes();
         self.write_back_to(self.pool.bytes().saturating_sub(bytes));
         self.compact();
-        self.pool.give_back(RESERVE_BYTES);
+        self.pool.give_back(self.reserve_bytes);
         before.saturating_sub(self.pool.mapped_bytes())
     }
 
@@ -112,17 +116,22 @@ impl Cache {
         self.pool.sections().into_iter().map(bytes).collect()
     }
 
+    /// Bytes that objects take in the pool: `pool_total_size`.
+    pub fn pool_bytes(&self) -> usize {
+        self.pool.bytes()
+    }
+
     /// Allocates whatever stores may need next.
     pub(crate) fn provision(&self) -> io::Result<()> {
         self.index.provision();
         self.shares.provision(&self.index);
         self.candidates.provision(self.pool.mapped_bytes());
-        self.pool.provision(RESERVE_BYTES)
+        self.pool.provision(self.reserve_bytes)
     }
 
     /// Rings when the reserve is half used or the pool is above its threshold. A few loads.
     pub(crate) fn ring_if_low(&self) {
-        let low = self.pool.free_bytes() < RESERVE_BYTES / 2
+        let low = self.pool.free_bytes() < self.reserve_bytes / 2
             && self.pool.mapped_bytes() < self.pool.limit() + SECTION_BYTES;
         let high = self.pool.bytes() as u64 > self.attributes.pool_bytes_accept()
             && self.writeback_works();
@@ -176,7 +185,7 @@ impl Cache {
         let mut looks = (0..LOOKS).take_while(|_| !self.starved.load(Relaxed));
         looks.any(|_| {
             backoff.wait();
-            self.pool.free_bytes() >= RESERVE_BYTES / 4
+            self.pool.free_bytes() >= self.reserve_bytes / 4
         })
     }
 

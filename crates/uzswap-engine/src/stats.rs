@@ -6,6 +6,7 @@
 use crate::cache::Cache;
 use crate::percpu::PerCpu;
 use crate::pool::ClassStats;
+use crate::writeback::WRITER_BYTES;
 use std::sync::atomic::{AtomicI64, Ordering::Relaxed};
 
 macro_rules! counters {
@@ -32,6 +33,7 @@ counters! {
     CompressedBytes "compressed_bytes" "Bytes of the objects in the pool, without headers and without what the allocator wastes."
     Stores "stores" "Pages stored since the start."
     StoresFilled "stores_same_filled" "Stores of pages that are one word repeated."
+    StoresUnchanged "stores_unchanged" "Stores of a page whose copy in the pool was still the same: nothing was compressed."
     DuplicateEntry "duplicate_entry" "Stores that replaced an older copy under the same key."
     DuplicatePages "duplicate_pages" "Stores that found an identical page and shared its object."
     Loads "loads" "Pages given back since the start."
@@ -177,6 +179,13 @@ impl Cache {
     /// The pool's size classes: their shape and how full they are.
     pub fn class_stats(&self) -> Vec<ClassStats> {
         self.pool.class_stats()
+    }
+
+    /// Bytes of memory that the cache takes: the pool with its reserve, all metadata, the buffers
+    /// of writeback. Contexts of codecs and the code itself come on top: some hundred KiB a CPU.
+    pub fn memory_bytes(&self) -> usize {
+        let buffers = if self.segments.count() > 0 { WRITER_BYTES } else { 0 };
+        self.pool.mapped_bytes() + self.metadata_bytes() + buffers
     }
 
     /// Bytes of the index, descriptors and tables, headers of objects included.

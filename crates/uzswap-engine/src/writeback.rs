@@ -32,6 +32,9 @@ use std::sync::atomic::Ordering;
 /// Segments being filled or written at once.
 const BUFFERS: usize = 4;
 
+/// Bytes of all buffers.
+pub(crate) const WRITER_BYTES: usize = (BUFFERS + 1) * SEGMENT_BYTES;
+
 /// A segment with more live bytes than this is left alone: thirty copied to win one.
 const WORTH_CLEANING: usize = SEGMENT_BYTES - SEGMENT_BYTES / 32;
 

@@ -7,7 +7,12 @@ pub fn current() -> usize {
     #[cfg(miri)]
     return 0;
     #[cfg(not(miri))]
-    rustix::thread::sched_getcpu()
+    {
+        // SAFETY: takes nothing, returns a number, or −1 on a kernel without it. The C library
+        // reads it from memory that the kernel keeps up to date; rustix makes a system call.
+        let cpu = unsafe { libc::sched_getcpu() };
+        usize::try_from(cpu).unwrap_or(0)
+    }
 }
 
 /// Processors that may ever be online, at least 1. Processor numbers are below it.

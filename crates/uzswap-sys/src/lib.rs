@@ -4,6 +4,7 @@
 //! no policy, no state beyond a file descriptor or a mapping. Nearly all `unsafe` of the project is
 //! here, so that the rest can be read without wondering about it.
 
+pub mod bus;
 pub mod cgroup;
 pub mod cpu;
 pub mod fuse;
@@ -11,3 +12,4 @@ pub mod loopdev;
 pub mod map;
 pub mod process;
 pub mod swap;
+pub mod uffd;

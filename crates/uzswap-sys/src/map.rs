@@ -49,6 +49,29 @@ impl Mapping {
         imp::populate(self.base, self.bytes)
     }
 
+    /// Faults the pages of a part in, for writing. `ENOMEM` as above.
+    pub fn populate_part(&self, offset: usize, bytes: usize) -> io::Result<()> {
+        assert!(offset.is_multiple_of(PAGE_BYTES) && offset + bytes <= self.bytes);
+        // SAFETY: inside the mapping, by the assertion.
+        imp::populate(unsafe { self.base.add(offset) }, bytes)
+    }
+
+    /// Gives the memory of a part back to the kernel; it reads as zeros afterwards.
+    ///
+    /// # Safety
+    /// Nobody relies on what is in that part.
+    pub unsafe fn discard_part(&self, offset: usize, bytes: usize) -> io::Result<()> {
+        assert!(offset.is_multiple_of(PAGE_BYTES) && offset + bytes <= self.bytes);
+        // SAFETY: inside the mapping, by the assertion; the caller answers for its contents.
+        unsafe { imp::discard(self.base.add(offset), bytes) }
+    }
+
+    /// Leaves the mapping out of processes that are forked from now on, and makes it of pages of
+    /// the common size only: what moves pages one by one (see [`crate::uffd`]) needs both.
+    pub fn keep_apart(&self) -> io::Result<()> {
+        imp::keep_apart(self.base, self.bytes)
+    }
+
     /// Start of the range; valid for reads and writes of [`Self::len`] bytes while `self` lives.
     pub fn as_ptr(&self) -> *mut u8 {
         self.base.as_ptr()
@@ -123,6 +146,21 @@ mod imp {
         }
     }
 
+    pub unsafe fn discard(base: NonNull<u8>, bytes: usize) -> io::Result<()> {
+        // SAFETY: the caller's promise.
+        Ok(unsafe { mm::madvise(base.as_ptr().cast(), bytes, Advice::LinuxDontNeed) }?)
+    }
+
+    pub fn keep_apart(base: NonNull<u8>, bytes: usize) -> io::Result<()> {
+        // SAFETY: neither changes contents.
+        unsafe {
+            mm::madvise(base.as_ptr().cast(), bytes, Advice::LinuxDontFork)?;
+            // A kernel without huge pages knows no such advice, and needs none.
+            let _ = mm::madvise(base.as_ptr().cast(), bytes, Advice::LinuxNoHugepage);
+        }
+        Ok(())
+    }
+
     pub fn unmap(base: NonNull<u8>, bytes: usize) {
         // SAFETY: the owner is being dropped, so no pointer into the range is used any more.
         let done = unsafe { mm::munmap(base.as_ptr().cast(), bytes) };
@@ -147,6 +185,16 @@ mod imp {
     }
 
     pub fn populate(_base: NonNull<u8>, _bytes: usize) -> io::Result<()> {
+        Ok(())
+    }
+
+    pub unsafe fn discard(base: NonNull<u8>, bytes: usize) -> io::Result<()> {
+        // SAFETY: the caller's promise.
+        unsafe { base.as_ptr().write_bytes(0, bytes) };
+        Ok(())
+    }
+
+    pub fn keep_apart(_base: NonNull<u8>, _bytes: usize) -> io::Result<()> {
         Ok(())
     }
 

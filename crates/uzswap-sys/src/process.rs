@@ -29,6 +29,20 @@ pub fn set_undumpable() -> io::Result<()> {
     Ok(rustix::process::set_dumpable_behavior(DumpableBehavior::NotDumpable)?)
 }
 
+/// Has functions called around each `fork` of this process from now on: before it, after it in the
+/// parent, after it in the child. What the child's does must be safe in a signal handler.
+pub fn at_fork(
+    prepare: Option<unsafe extern "C" fn()>,
+    parent: Option<unsafe extern "C" fn()>,
+    child: Option<unsafe extern "C" fn()>,
+) -> io::Result<()> {
+    // SAFETY: takes functions, which stay where they are.
+    match unsafe { libc::pthread_atfork(prepare, parent, child) } {
+        0 => Ok(()),
+        error => Err(io::Error::from_raw_os_error(error)),
+    }
+}
+
 /// Runs the calling thread before ordinary ones of the machine (nice −20).
 /// Errors: `PermissionDenied` without CAP_SYS_NICE.
 pub fn raise_priority() -> io::Result<()> {

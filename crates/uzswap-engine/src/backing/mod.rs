@@ -7,12 +7,14 @@ mod buffer;
 #[expect(unsafe_code, reason = "io_uring takes buffers by address")]
 mod file;
 mod none;
+mod open;
 pub(crate) mod record;
 pub(crate) mod segments;
 
 pub use buffer::Buffer;
 pub use file::FileBacking;
 pub use none::NoBacking;
+pub use open::{BackingError, BackingSpec, open_backing};
 
 use std::io;
 

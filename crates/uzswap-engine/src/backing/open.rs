@@ -1,12 +1,12 @@
 //! Opening what pages are written back to: `none`, or a path with a size.
 
+use super::{Backing, FileBacking, NoBacking};
 use rustix::fs::{FallocateFlags, FlockOperation, Mode, OFlags};
 use std::fmt;
 use std::fs::File;
 use std::io;
 use std::os::unix::fs::{FileExt, FileTypeExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
-use uzswap_engine::backing::{Backing, FileBacking, NoBacking};
 
 /// What the command line says of the backing.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -102,10 +102,10 @@ fn open_path(path: &Path, bytes: Option<u64>) -> Result<FileBacking, Reason> {
     }
     let is_device = metadata.file_type().is_block_device();
     // For a block device, O_EXCL fails when it is mounted or otherwise in use.
-    let exclusive = if is_device { libc::O_EXCL } else { 0 };
+    let exclusive = if is_device { OFlags::EXCL.bits() as i32 } else { 0 };
     let file = File::options().read(true).write(true).custom_flags(exclusive).open(path);
     let mut file = file.map_err(|error| match error.raw_os_error() {
-        Some(libc::EBUSY) => Reason::InUse,
+        Some(code) if code == rustix::io::Errno::BUSY.raw_os_error() => Reason::InUse,
         _ => Reason::Io(error),
     })?;
     lock(&file)?;
@@ -188,6 +188,7 @@ impl fmt::Display for BackingSpec {
 }
 
 #[cfg(test)]
+#[cfg(not(miri))]
 mod tests {
     use super::*;
 

@@ -1,0 +1,166 @@
+//! How much memory a pager takes, and may take.
+//!
+//! Counted in pages: those *charged* (resident, staged, or kept ready for either) and those of the
+//! cache. A page is charged before it is made, so the sum is never above the budget; threads charge
+//! 32 at a time, so that the count is not written by every fault.
+
+use rustix::thread::futex;
+use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU32, Ordering::*};
+use uzswap_engine::PAGE_BYTES;
+
+/// See the module.
+pub(crate) struct Budget {
+    /// Bytes that everything together may take.
+    bytes: AtomicI64,
+    charged: AtomicI64,
+    /// Pages that may be charged: the budget without the cache.
+    limit: AtomicI64,
+    /// Rung when reclaim should run.
+    bell: AtomicU32,
+    /// Counts the times that pages were given back, for who waits for some.
+    returned: AtomicU32,
+    waiting: AtomicU32,
+    /// Nothing can be taken out any more.
+    exhausted: AtomicBool,
+}
+
+impl Budget {
+    pub(crate) fn new(bytes: u64) -> Self {
+        Self {
+            bytes: AtomicI64::new(bytes as i64),
+            charged: AtomicI64::new(0),
+            limit: AtomicI64::new(0),
+            bell: AtomicU32::new(0),
+            returned: AtomicU32::new(0),
+            waiting: AtomicU32::new(0),
+            exhausted: AtomicBool::new(false),
+        }
+    }
+
+    pub(crate) fn bytes(&self) -> u64 {
+        self.bytes.load(Relaxed) as u64
+    }
+
+    pub(crate) fn set_bytes(&self, bytes: u64) {
+        self.bytes.store(bytes as i64, Relaxed);
+    }
+
+    /// Says how much the cache takes, and may take at once before it says so again.
+    pub(crate) fn set_cache_bytes(&self, bytes: usize) {
+        let left = self.bytes.load(Relaxed) - bytes as i64;
+        self.limit.store(left.div_euclid(PAGE_BYTES as i64), Relaxed);
+    }
+
+    pub(crate) fn charged(&self) -> i64 {
+        self.charged.load(Relaxed)
+    }
+
+    pub(crate) fn limit(&self) -> i64 {
+        self.limit.load(Relaxed)
+    }
+
+    /// Pages that can still be charged.
+    pub(crate) fn room(&self) -> i64 {
+        self.limit() - self.charged()
+    }
+
+    /// Pages that reclaim keeps free ahead of need: a 64th of all, and at least two batches.
+    pub(crate) fn margin(&self) -> i64 {
+        (self.limit() / 64).clamp(128.min(self.limit() / 4), 16384)
+    }
+
+    /// Charges pages if there is room.
+    pub(crate) fn try_charge(&self, pages: i64) -> bool {
+        let before = self.charged.fetch_add(pages, Relaxed);
+        let room = self.limit() - before - pages;
+        if room < self.margin() {
+            self.ring();
+        }
+        if room < 0 {
+            self.charged.fetch_sub(pages, Relaxed);
+        }
+        room >= 0
+    }
+
+    /// Charges pages of which nobody asks whether there is room: their memory is there.
+    pub(crate) fn charge_anyway(&self, pages: i64) {
+        self.charged.fetch_add(pages, Relaxed);
+    }
+
+    /// Gives charged pages back.
+    pub(crate) fn give_back(&self, pages: i64) {
+        self.charged.fetch_sub(pages, Relaxed);
+        self.changed();
+    }
+
+    /// Wakes who waits for room.
+    pub(crate) fn changed(&self) {
+        self.exhausted.store(false, Relaxed);
+        self.returned.fetch_add(1, SeqCst);
+        if self.waiting.load(SeqCst) != 0 {
+            wake_all(&self.returned);
+        }
+    }
+
+    /// Says that reclaim finds nothing more to take out.
+    pub(crate) fn set_exhausted(&self) {
+        self.exhausted.store(true, Relaxed);
+        self.returned.fetch_add(1, SeqCst);
+        wake_all(&self.returned);
+    }
+
+    /// Charges pages, waiting for reclaim where there is no room. `false`: there will be none.
+    pub(crate) fn charge(&self, pages: i64) -> bool {
+        let mut refused = 0;
+        loop {
+            let seen = self.returned.load(Acquire);
+            if self.try_charge(pages) {
+                return true;
+            }
+            if self.exhausted.load(Relaxed) {
+                // Reclaim found nothing; once more, in case that it said so before this wait began.
+                refused += 1;
+                if refused > 3 {
+                    return false;
+                }
+                self.exhausted.store(false, Relaxed);
+            }
+            self.ring();
+            self.waiting.fetch_add(1, SeqCst);
+            wait(&self.returned, seen);
+            self.waiting.fetch_sub(1, SeqCst);
+        }
+    }
+
+    /// Has reclaim look. Costs one load when it is called already.
+    pub(crate) fn ring(&self) {
+        if self.bell.load(Relaxed) == 0 && self.bell.swap(1, AcqRel) == 0 {
+            // A few threads; all look, one finds the work.
+            wake_all(&self.bell);
+        }
+    }
+
+    /// What reclaim waits on.
+    pub(crate) fn bell(&self) -> &AtomicU32 {
+        &self.bell
+    }
+
+    /// Waits for [`Self::ring`].
+    pub(crate) fn wait_for_ring(&self) {
+        while self.bell.swap(0, AcqRel) == 0 {
+            wait(&self.bell, 0);
+        }
+    }
+}
+
+/// Waits while a word has a value. Returns early at a signal.
+pub(crate) fn wait(word: &AtomicU32, value: u32) {
+    // Interrupted or changed meanwhile: the caller looks again.
+    let _ = futex::wait(word, futex::Flags::PRIVATE, value, None);
+}
+
+/// Wakes all who wait on a word.
+pub(crate) fn wake_all(word: &AtomicU32) {
+    // There is no error that a valid address could meet.
+    let _ = futex::wake(word, futex::Flags::PRIVATE, i32::MAX as u32);
+}

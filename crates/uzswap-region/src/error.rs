@@ -1,0 +1,121 @@
+//! What can go wrong, as far as it can be told to a caller. A page that cannot be given back ends
+//! the process instead (see [`crate::fault`]).
+
+use std::io;
+use uzswap_engine::backing::BackingError;
+use uzswap_engine::compress::AlgorithmError;
+
+/// A pager or a region could not be made, or a call on one was refused.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// Page faults may not be served.
+    #[error(
+        "userfaultfd is not permitted ({source}): in a container, allow the system call \
+         (--security-opt seccomp=…) or pass --device /dev/userfaultfd; on a host, set the sysctl \
+         vm.unprivileged_userfaultfd=1 or use a kernel from 5.11 on"
+    )]
+    Userfaultfd {
+        /// What the kernel said.
+        source: io::Error,
+    },
+    /// Handler threads were asked for, and may not be.
+    #[error(
+        "mode handler-threads is not permitted ({source}): give access to /dev/userfaultfd (in a \
+         container, --device /dev/userfaultfd), set the sysctl vm.unprivileged_userfaultfd=1, or \
+         use mode in-thread, in which system calls need pinned memory"
+    )]
+    HandlerThreads {
+        /// What the kernel said.
+        source: io::Error,
+    },
+    /// A size could not be read.
+    #[error("{what}: '{text}' is not a size; write for example 512M or 2G")]
+    Size {
+        /// Of what.
+        what: &'static str,
+        /// What was given.
+        text: String,
+    },
+    /// A number is out of range.
+    #[error("{what} is {value}; it must be {must}")]
+    Range {
+        /// Which.
+        what: &'static str,
+        /// What was given.
+        value: u64,
+        /// What is accepted.
+        must: String,
+    },
+    /// No such choice.
+    #[error("no {what} '{text}'; there are {known}")]
+    Choice {
+        /// Of what.
+        what: &'static str,
+        /// What was given.
+        text: String,
+        /// What there is.
+        known: &'static str,
+    },
+    /// No such compressor.
+    #[error(transparent)]
+    Compressor(#[from] AlgorithmError),
+    /// The backing cannot be used.
+    #[error(transparent)]
+    Backing(#[from] BackingError),
+    /// The cache cannot be made.
+    #[error(transparent)]
+    Setup(#[from] uzswap_engine::SetupError),
+    /// The kernel gives no memory or address space.
+    #[error("cannot map {bytes} bytes: {source}; raise the limit (ulimit -v) or map less")]
+    Map {
+        /// How much was asked for.
+        bytes: usize,
+        /// What the kernel said.
+        source: io::Error,
+    },
+    /// All keys are taken.
+    #[error(
+        "cannot map {bytes} bytes: all regions of a pager together may have {max} bytes of \
+         addresses; unmap some or use another pager"
+    )]
+    Addresses {
+        /// How much was asked for.
+        bytes: usize,
+        /// How much there may be.
+        max: u64,
+    },
+    /// The address is not the start of a region of this pager.
+    #[error("{address:#x} is not the start of a region of this pager; pass what was mapped")]
+    Foreign {
+        /// What was given.
+        address: usize,
+    },
+    /// Pinning would leave too little for everything else.
+    #[error(
+        "cannot pin {bytes} bytes more: pinned memory may take half of the budget of {memory} \
+         bytes; unpin some or raise the budget"
+    )]
+    Pinned {
+        /// How much was asked for.
+        bytes: usize,
+        /// The budget.
+        memory: u64,
+    },
+    /// A page cannot be taken out now.
+    #[error("no room to take pages out: {reason}; raise the budget or give a backing")]
+    Full {
+        /// Why.
+        reason: &'static str,
+    },
+    /// A thread could not be started, a signal handler not be set.
+    #[error("cannot {what}: {source}; check the limits of the process (ulimit -a)")]
+    System {
+        /// What.
+        what: &'static str,
+        /// What the kernel said.
+        source: io::Error,
+    },
+    /// The calling process is a fork of the one that made the pager.
+    #[error("this process is a fork of the pager's: make a pager of its own, or use spawn")]
+    Forked,
+}

@@ -1,0 +1,311 @@
+//! A fault: **start here**.
+//!
+//! ```text
+//! address → region → the page's word: untouched | staged | stored → Busy
+//!   untouched   the zero page, or a page of zeros for a write
+//!   staged      move the page back from its frame
+//!   stored      load it from the cache, copy it in; in order: decode many, move them in at once
+//! → Resident, wake who waits
+//! ```
+//! It runs in the thread that faulted, on its stack, with all signals blocked; or in a handler
+//! thread. Nothing allocates, nothing logs, and no lock is taken that all threads take. A page that
+//! cannot be given back ends the process, with a message: going on would mean wrong bytes.
+
+use crate::lane::{Count, Lane};
+use crate::pager::Inner;
+use crate::registry;
+use crate::space::Space;
+use crate::staging::BATCH;
+use crate::streams::RANDOM;
+use crate::word::{Kind, Word};
+use std::fmt::{self, Write};
+use std::io;
+use std::sync::atomic::Ordering::Relaxed;
+use uzswap_engine::{Error, Load, PAGE_BYTES, Page};
+use uzswap_sys::uffd::Fault;
+
+/// Pages that a lane charges at a time.
+const CREDIT: i64 = 32;
+
+/// The page that all of memory begins with.
+static ZEROS: Page = [0; PAGE_BYTES];
+
+/// Serves a SIGBUS; `false` if it is not ours.
+pub(crate) fn serve(fault: Fault) -> bool {
+    let Some(space) = registry::find(fault.address) else { return false };
+    space.pager.fault(space, space.page_of(fault.address), fault.is_write);
+    true
+}
+
+impl Inner {
+    /// Brings a page in.
+    pub(crate) fn fault(&self, space: &Space, page: u32, is_write: bool) {
+        loop {
+            let word = space.load(page);
+            match word.kind() {
+                Kind::Busy => space.wait(page),
+                Kind::Resident => {
+                    if space.take(page, word) {
+                        return self.look_again(space, page, word);
+                    }
+                }
+                Kind::Untouched | Kind::Staged | Kind::Stored => {
+                    if space.take(page, word) {
+                        return self.fill(space, page, word, is_write);
+                    }
+                }
+            }
+        }
+    }
+
+    /// A fault at a page that is resident: another thread has brought it in just now, or the
+    /// program gave its memory back to the kernel behind our back and gets the zeros that it asked
+    /// for.
+    fn look_again(&self, space: &Space, page: u32, word: Word) {
+        let at = space.address(page);
+        // An error means that the page is there.
+        let _ = self.uffd.zero(at..at + PAGE_BYTES);
+        space.put(page, word);
+    }
+
+    fn fill(&self, space: &Space, page: u32, word: Word, is_write: bool) {
+        let stale = if is_write { Word::STALE } else { 0 };
+        if word.kind() == Kind::Staged {
+            self.take_back(space, page, word.frame());
+            let copy = word.copy_bits();
+            let copy = if copy == 0 { 0 } else { copy | stale };
+            space.put(page, Word::RESIDENT.with(Word::USED | copy));
+            let mut lane = self.lanes.here();
+            lane.count(Count::Faults, 1);
+            lane.count(Count::FaultsStaged, 1);
+            return;
+        }
+        let mut lane = self.lane_with_credit(space, page);
+        lane.count(Count::Faults, 1);
+        let window = lane.streams.window(space.id, page, space.advice.load(Relaxed));
+        let pages = match window > 1 && lane.ready(&self.staging, |n| self.try_charge_fill(n)) {
+            true => self.fill_many(&mut lane, space, page, window, (word, stale)),
+            false => {
+                lane.credit -= 1;
+                self.fill_one(&mut lane, space, page, (word, stale));
+                1
+            }
+        };
+        if space.advice.load(Relaxed) != RANDOM {
+            lane.streams.brought(space.id, page, pages);
+        }
+    }
+
+    /// Frames for a window are a lane's for long, so only a 16th of the memory goes to all lanes'.
+    fn try_charge_fill(&self, pages: i64) -> bool {
+        let lanes = self.lanes.len() as i64 * BATCH as i64;
+        self.budget.limit() > 16 * lanes && self.budget.try_charge(pages)
+    }
+
+    /// A lane that has a page charged at least. May wait for reclaim, holding no lane.
+    fn lane_with_credit(&self, space: &Space, page: u32) -> std::sync::MutexGuard<'_, Lane> {
+        let mut waited = 0;
+        loop {
+            let mut lane = self.lanes.here();
+            if lane.credit == 0 && self.budget.try_charge(CREDIT) {
+                lane.credit = CREDIT;
+            }
+            if lane.credit > 0 {
+                lane.count(Count::FaultsWaited, waited);
+                return lane;
+            }
+            drop(lane);
+            waited = 1;
+            if !self.budget.charge(1) {
+                self.die(
+                    space,
+                    page,
+                    &"no memory is left for it: everything is compressed, and the \
+                    pool and the backing are full; raise the budget or give a larger backing",
+                );
+            }
+            self.lanes.here().credit += 1;
+        }
+    }
+
+    /// Moves a page back from its frame, which is as good as any in the region.
+    pub(crate) fn take_back(&self, space: &Space, page: u32, frame: usize) {
+        let (to, from) = (space.address(page), self.staging.address(frame));
+        if self.uffd.can_move() {
+            // SAFETY: the word of the page is `Busy`, made so by us, so nobody looks at the frame.
+            let (_, result) = unsafe { self.uffd.move_pages(to, from, PAGE_BYTES) };
+            match result {
+                Ok(()) => return self.staging.leave(frame),
+                // Something refers to the frame. Its memory stays, for the batch to give back.
+                Err(error) if error.raw_os_error() == Some(EBUSY) => {}
+                Err(error) => self.die(space, page, &Refused("move", &error)),
+            }
+        }
+        self.budget.charge_anyway(1);
+        self.copy_in(space, page, self.staging.page(frame));
+        self.staging.disown(frame);
+    }
+
+    fn copy_in(&self, space: &Space, page: u32, from: &Page) {
+        loop {
+            match self.uffd.copy(space.address(page), from) {
+                Ok(()) => return,
+                Err(error) if error.raw_os_error() == Some(EAGAIN) => {}
+                Err(error) => self.die(space, page, &Refused("copy", &error)),
+            }
+        }
+    }
+
+    fn fill_one(&self, lane: &mut Lane, space: &Space, page: u32, (word, stale): (Word, u32)) {
+        if word.kind() == Kind::Stored {
+            self.load(space, page, &mut lane.page);
+            self.copy_in(space, page, &lane.page);
+            space.put(page, Word::RESIDENT.with(Word::USED | Word::KEPT | stale));
+            return;
+        }
+        lane.count(Count::FaultsUntouched, 1);
+        let at = space.address(page);
+        if stale != 0 || self.uffd.zero(at..at + PAGE_BYTES).is_err() {
+            self.copy_in(space, page, &ZEROS);
+        }
+        space.put(page, Word::RESIDENT.with(Word::USED));
+    }
+
+    /// Brings a window of pages in at once; how many it became.
+    fn fill_many(
+        &self,
+        lane: &mut Lane,
+        space: &Space,
+        page: u32,
+        window: usize,
+        (word, stale): (Word, u32),
+    ) -> usize {
+        let Some(fill) = &lane.fill else { return 0 };
+        let (frames, left) = (fill.base + fill.next * PAGE_BYTES, fill.left());
+        let most = window.min(left).min((space.pages() - page) as usize) as u32;
+        let others = (page + 1..page + most).take_while(|other| {
+            let seen = space.load(*other);
+            seen.kind() == word.kind() && space.take(*other, seen)
+        });
+        let count = 1 + others.count();
+        for i in 0..count {
+            let frame = (frames + i * PAGE_BYTES) as *mut Page;
+            // SAFETY: the frame is mapped, one of the lane's, and the lane is ours; nobody else
+            // refers to it.
+            let frame = unsafe { &mut *frame };
+            match word.kind() {
+                Kind::Stored => self.load(space, page + i as u32, frame),
+                _ => frame.fill(0),
+            }
+        }
+        self.move_in(space, page, frames, count);
+        let copy = if word.kind() == Kind::Stored { Word::KEPT | stale } else { 0 };
+        for i in 0..count as u32 {
+            let used = if i == 0 { Word::USED } else { 0 };
+            space.put(page + i, Word::RESIDENT.with(used | copy));
+        }
+        lane.used(&self.staging, count);
+        lane.count(Count::Around, count as u64 - 1);
+        if word.kind() == Kind::Untouched {
+            lane.count(Count::FaultsUntouched, 1);
+        }
+        count
+    }
+
+    fn move_in(&self, space: &Space, page: u32, frames: usize, count: usize) {
+        let to = space.address(page);
+        let mut moved = 0;
+        if self.uffd.can_move() {
+            // SAFETY: the frames are the lane's, and the lane is ours.
+            moved = unsafe { self.uffd.move_pages(to, frames, count * PAGE_BYTES) }.0 / PAGE_BYTES;
+        }
+        for i in moved..count {
+            // SAFETY: as above; mapped, and read only.
+            let frame = unsafe { &*((frames + i * PAGE_BYTES) as *const Page) };
+            self.budget.charge_anyway(1);
+            self.copy_in(space, page + i as u32, frame);
+        }
+        if self.wakes() {
+            // An error could only mean that the range is not registered, which it is.
+            let _ = self.uffd.wake(to..to + count * PAGE_BYTES);
+        }
+    }
+
+    fn load(&self, space: &Space, page: u32, to: &mut Page) {
+        match self.cache.load(space.key(page), to) {
+            Ok(Load::Hit) => {}
+            Ok(Load::Absent) => self.die(space, page, &"its stored copy is gone: a bug of uzswap"),
+            Err(Error::Damaged { what, .. }) => self.die(space, page, &Damaged(what)),
+            Err(Error::Backing { source, .. }) => self.die(space, page, &Unread(&source)),
+        }
+    }
+
+    /// Ends the process because a page cannot be given back. Allocates nothing: the thread may be
+    /// in the allocator.
+    pub(crate) fn die(&self, space: &Space, page: u32, reason: &dyn fmt::Display) -> ! {
+        let mut line = Line { bytes: [0; 512], len: 0 };
+        let (base, bytes) = (space.base(), space.bytes());
+        let offset = page as usize * PAGE_BYTES;
+        // Cut off where it does not fit.
+        let _ = writeln!(
+            line,
+            "uzswap: region {base:#x} of {bytes} bytes: the page at byte {offset} cannot be given \
+             back: {reason}"
+        );
+        let _ = rustix::io::write(rustix::stdio::stderr(), &line.bytes[..line.len]);
+        std::process::abort()
+    }
+}
+
+const EBUSY: i32 = rustix::io::Errno::BUSY.raw_os_error();
+const EAGAIN: i32 = rustix::io::Errno::AGAIN.raw_os_error();
+
+struct Refused<'a>(&'static str, &'a io::Error);
+struct Damaged(&'static str);
+struct Unread<'a>(&'a io::Error);
+
+impl fmt::Display for Refused<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "the kernel does not {} it in: {}", self.0, Number(self.1))
+    }
+}
+
+impl fmt::Display for Damaged {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "its stored copy is damaged ({}); check the memory and the backing", self.0)
+    }
+}
+
+impl fmt::Display for Unread<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "the backing does not read: {}; check the device", Number(self.0))
+    }
+}
+
+/// An error by its number: its text would be allocated.
+struct Number<'a>(&'a io::Error);
+
+impl fmt::Display for Number<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.0.raw_os_error() {
+            Some(number) => write!(f, "{} (os error {number})", self.0.kind()),
+            None => write!(f, "{}", self.0.kind()),
+        }
+    }
+}
+
+/// A line that is written at once.
+struct Line {
+    bytes: [u8; 512],
+    len: usize,
+}
+
+impl fmt::Write for Line {
+    fn write_str(&mut self, text: &str) -> fmt::Result {
+        let end = (self.len + text.len()).min(self.bytes.len());
+        let taken = end - self.len;
+        self.bytes[self.len..end].copy_from_slice(&text.as_bytes()[..taken]);
+        self.len = end;
+        Ok(())
+    }
+}

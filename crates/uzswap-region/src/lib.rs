@@ -1,0 +1,54 @@
+//! Memory of a program's own that is compressed in place.
+//!
+//! ```no_run
+//! use uzswap_region::{Advice, Pager, RegionVec};
+//!
+//! let pager = Pager::builder().memory("512M").backing("/var/tmp/pages:8G").build()?;
+//! let mut values: RegionVec<u64> = pager.vec_zeroed(1 << 28)?; // 2 GiB of addresses in 512 MiB
+//! values[12_345_678] = 1;
+//! values.advise(0..1 << 20, Advice::PageOut)?;
+//! println!("{}", pager.stats());
+//! # Ok::<(), uzswap_region::Error>(())
+//! ```
+//! A [`Pager`] has a budget; its regions take as much memory as that allows, and the rest of their
+//! pages is kept compressed in the engine's cache, or on its backing. Nothing of it needs root, a
+//! swap device or a setting of the host: faults are served through userfaultfd by the thread that
+//! meets them ([`Mode`]).
+//!
+//! Read it in the order of the modules: a page's word and its states, how faults are served, how
+//! pages are taken out.
+
+#![deny(unsafe_code)]
+
+// In the order in which to read them.
+#[expect(unsafe_code, reason = "words are atomics in a mapping")]
+mod space;
+mod word;
+
+mod budget;
+#[expect(unsafe_code, reason = "frames are raw memory that pages are moved from and to")]
+mod fault;
+mod lane;
+#[expect(unsafe_code, reason = "pages are moved out of memory that others use")]
+mod reclaim;
+#[expect(unsafe_code, reason = "frames are raw memory")]
+mod staging;
+mod streams;
+
+mod fork;
+mod pager;
+#[expect(unsafe_code, reason = "unmapping by address trusts the caller")]
+mod region;
+#[expect(unsafe_code, reason = "a signal handler finds regions by address")]
+mod registry;
+#[expect(unsafe_code, reason = "a region as a slice")]
+mod vec;
+
+mod error;
+mod stats;
+
+pub use error::Error;
+pub use pager::{MemorySize, Mode, OnFork, Pager, PagerBuilder};
+pub use region::{Advice, Pinned, Region};
+pub use stats::Stats;
+pub use vec::RegionVec;

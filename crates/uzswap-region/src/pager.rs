@@ -1,0 +1,554 @@
+//! A pager: a budget, the cache behind it, and the regions that share both.
+
+use crate::budget::Budget;
+use crate::error::Error;
+use crate::fault;
+use crate::fork;
+use crate::lane::Lanes;
+use crate::reclaim::Hand;
+use crate::region::Region;
+use crate::registry;
+use crate::space::Space;
+use crate::staging::{BATCH, Staging};
+use crate::stats::Stats;
+use crate::vec::RegionVec;
+use std::collections::BTreeMap;
+use std::fmt;
+use std::path::PathBuf;
+use std::str::FromStr;
+use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU32, Ordering::Relaxed};
+use std::sync::{Arc, Mutex, PoisonError, RwLock, RwLockReadGuard};
+use std::thread::JoinHandle;
+use uzswap_engine::backing::{BackingSpec, open_backing};
+use uzswap_engine::{Cache, Config, PAGE_BYTES};
+use uzswap_sys::bus::{self, Blocked};
+use uzswap_sys::cpu;
+use uzswap_sys::uffd::{Delivery, Message, Uffd};
+
+/// Who serves faults.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Mode {
+    /// The thread that faults, in a handler of SIGBUS. Needs no privilege and is the faster one. A
+    /// system call that is given absent memory of a region fails with `EFAULT`: pin it before.
+    InThread,
+    /// Threads of the pager's own. System calls may be given any memory of a region. Needs access
+    /// to `/dev/userfaultfd`, the sysctl `vm.unprivileged_userfaultfd`, or `CAP_SYS_PTRACE`.
+    HandlerThreads,
+}
+
+impl Mode {
+    /// The safest mode that this process may use, or why there is none.
+    pub fn available() -> Result<Self, Error> {
+        if Uffd::open(Delivery::Message).is_ok() {
+            return Ok(Self::HandlerThreads);
+        }
+        let opened = Uffd::open(Delivery::Signal).map(|_| Self::InThread);
+        opened.map_err(|source| Error::Userfaultfd { source })
+    }
+
+    /// Whether this process may use it, or why not.
+    pub fn check(self) -> Result<(), Error> {
+        open(self).map(|_| ())
+    }
+}
+
+impl fmt::Display for Mode {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::InThread => "in-thread",
+            Self::HandlerThreads => "handler-threads",
+        })
+    }
+}
+
+impl FromStr for Mode {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<Self, Error> {
+        match text {
+            "in-thread" => Ok(Self::InThread),
+            "handler-threads" => Ok(Self::HandlerThreads),
+            _ => Err(Error::Choice {
+                what: "mode",
+                text: text.into(),
+                known: "in-thread, handler-threads",
+            }),
+        }
+    }
+}
+
+/// What a process that is forked gets of a region.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum OnFork {
+    /// Nothing: a touch ends it with SIGSEGV and a message.
+    #[default]
+    Absent,
+}
+
+/// A size in bytes, or as people write it: `512M`, `4G`, `1.5GiB`, in units of 1024.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct MemorySize(Size);
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum Size {
+    Bytes(u64),
+    Text(String),
+}
+
+impl From<u64> for MemorySize {
+    fn from(bytes: u64) -> Self {
+        Self(Size::Bytes(bytes))
+    }
+}
+
+impl From<&str> for MemorySize {
+    fn from(text: &str) -> Self {
+        Self(Size::Text(text.into()))
+    }
+}
+
+impl From<String> for MemorySize {
+    fn from(text: String) -> Self {
+        Self(Size::Text(text))
+    }
+}
+
+impl MemorySize {
+    fn bytes(self, what: &'static str) -> Result<u64, Error> {
+        match self.0 {
+            Size::Bytes(bytes) => Ok(bytes),
+            Size::Text(text) => parse_size(what, &text),
+        }
+    }
+}
+
+fn parse_size(what: &'static str, text: &str) -> Result<u64, Error> {
+    let config = parse_size::Config::new().with_binary();
+    config.parse_size(text.trim()).map_err(|_| Error::Size { what, text: text.into() })
+}
+
+/// `none`, or `PATH[:SIZE]`: what follows the last colon is a size, unless the whole is a file.
+fn parse_backing(text: &str) -> Result<BackingSpec, Error> {
+    if text == "none" {
+        return Ok(BackingSpec::None);
+    }
+    let (path, bytes) = match text.rsplit_once(':') {
+        Some((path, size)) if !PathBuf::from(text).exists() => {
+            (path, Some(parse_size("the size of the backing", size)?))
+        }
+        _ => (text, None),
+    };
+    Ok(BackingSpec::Path { path: path.into(), bytes })
+}
+
+/// Threads that serve messages, at most: they share one queue in the kernel.
+const HANDLERS_MAX: usize = 8;
+
+/// Least budget that everything fits in.
+const MEMORY_MIN: u64 = 8 << 20;
+
+/// What a pager is made with.
+#[derive(Debug, Clone)]
+#[must_use]
+pub struct PagerBuilder {
+    memory: Option<MemorySize>,
+    compressor: String,
+    backing: String,
+    mode: Option<Mode>,
+    on_fork: OnFork,
+    reclaim_threads: usize,
+}
+
+impl PagerBuilder {
+    /// Memory that all regions together may take: resident pages, staged ones, the pool and all
+    /// tables. At least 8 MiB. Must be given.
+    pub fn memory(mut self, memory: impl Into<MemorySize>) -> Self {
+        self.memory = Some(memory.into());
+        self
+    }
+
+    /// What pages are compressed with: `lz4` (the default), `zstd`, `zstd:3`, `wkdm`, …
+    pub fn compressor(mut self, name: &str) -> Self {
+        self.compressor = name.into();
+        self
+    }
+
+    /// Where the coldest pages go: `PATH[:SIZE]`, a new file with a size or a block device, or
+    /// `none` (the default).
+    pub fn backing(mut self, backing: &str) -> Self {
+        self.backing = backing.into();
+        self
+    }
+
+    /// Who serves faults. By default, the safest that the process may use: [`Mode::available`].
+    pub fn mode(mut self, mode: Mode) -> Self {
+        self.mode = Some(mode);
+        self
+    }
+
+    /// What a process that is forked gets.
+    pub fn on_fork(mut self, on_fork: OnFork) -> Self {
+        self.on_fork = on_fork;
+        self
+    }
+
+    /// Threads that take pages out, 1 to 64; 1 by default.
+    pub fn reclaim_threads(mut self, threads: usize) -> Self {
+        self.reclaim_threads = threads;
+        self
+    }
+
+    /// Makes the pager and starts its threads.
+    pub fn build(self) -> Result<Pager, Error> {
+        let memory = self.memory.unwrap_or(MemorySize(Size::Bytes(0)));
+        let bytes = check_memory(memory.bytes("the budget")?)?;
+        if !(1..=64).contains(&self.reclaim_threads) {
+            let must = "from 1 to 64".into();
+            let value = self.reclaim_threads as u64;
+            return Err(Error::Range { what: "reclaim_threads", value, must });
+        }
+        let mode = self.mode.map_or_else(Mode::available, Ok)?;
+        let uffd = open(mode)?;
+        let failed = |what| move |source| Error::System { what, source };
+        fork::watch().map_err(failed("watch for forks"))?;
+        if mode == Mode::InThread {
+            bus::on_bus(fault::serve).map_err(failed("set a handler of SIGBUS"))?;
+        }
+        let backing = open_backing(&parse_backing(&self.backing)?)?;
+        let cache = Cache::new(cache_config(bytes, self.compressor.parse()?), backing)?;
+        let inner = Arc::new(Inner::new(bytes, mode, uffd, cache)?);
+        let mut handle = Handle { inner, threads: Vec::new() };
+        handle.start(self.reclaim_threads).map_err(failed("start a thread"))?;
+        Ok(Pager { handle: Arc::new(handle) })
+    }
+}
+
+fn check_memory(bytes: u64) -> Result<u64, Error> {
+    let most = cpu::memory_info().map_or(u64::MAX >> 1, |memory| memory.total);
+    if (MEMORY_MIN..=most).contains(&bytes) {
+        return Ok(bytes);
+    }
+    let must = format!("from {MEMORY_MIN} bytes to the machine's {most}");
+    Err(Error::Range { what: "the budget", value: bytes, must })
+}
+
+fn open(mode: Mode) -> Result<Uffd, Error> {
+    match mode {
+        Mode::InThread => {
+            Uffd::open(Delivery::Signal).map_err(|source| Error::Userfaultfd { source })
+        }
+        Mode::HandlerThreads => {
+            Uffd::open(Delivery::Message).map_err(|source| Error::HandlerThreads { source })
+        }
+    }
+}
+
+/// The cache's directory takes 32 bytes for each 64 MiB of addresses: 4096 times the budget costs
+/// it a 500th.
+fn cache_config(memory: u64, algorithm: uzswap_engine::compress::Algorithm) -> Config {
+    const GIB: u64 = 1 << 30;
+    let addresses = memory.saturating_mul(4096).clamp(64 * GIB, 8192 * GIB);
+    let ram_bytes = cpu::memory_info().map_or(memory, |info| info.total.max(memory));
+    Config {
+        pages_max: (addresses / PAGE_BYTES as u64) as u32,
+        ram_bytes,
+        pool_bytes_max: memory / 2,
+        algorithm,
+    }
+}
+
+/// What all parts of a pager know.
+pub(crate) struct Inner {
+    pub(crate) uffd: Uffd,
+    pub(crate) cache: Cache,
+    pub(crate) budget: Budget,
+    pub(crate) staging: Staging,
+    pub(crate) lanes: Lanes,
+    pub(crate) hand: Mutex<Hand>,
+    pub(crate) generation: u32,
+    regions: RwLock<BTreeMap<u32, Arc<Space>>>,
+    mode: Mode,
+    next_region: AtomicU32,
+    staging_batches: usize,
+    table_bytes: AtomicI64,
+    pinned: AtomicI64,
+    pool_limit: AtomicI64,
+    stopping: AtomicBool,
+}
+
+impl Inner {
+    fn new(bytes: u64, mode: Mode, uffd: Uffd, cache: Cache) -> Result<Self, Error> {
+        let failed = |source| Error::Map { bytes: bytes as usize, source };
+        // Frames for a 16th of the budget, from 1 MiB to 64.
+        let batch_bytes = BATCH * PAGE_BYTES;
+        let staging_batches = (bytes as usize / 16 / batch_bytes).clamp(4, 256);
+        let lanes = Lanes::new().map_err(failed)?;
+        let staging = Staging::new(staging_batches + lanes.len(), &uffd).map_err(failed)?;
+        let inner = Self {
+            table_bytes: AtomicI64::new(staging.table_bytes() as i64),
+            uffd,
+            cache,
+            budget: Budget::new(bytes),
+            staging,
+            lanes,
+            hand: Mutex::new(Hand::default()),
+            generation: fork::generation(),
+            regions: RwLock::new(BTreeMap::new()),
+            mode,
+            next_region: AtomicU32::new(1),
+            staging_batches,
+            pinned: AtomicI64::new(0),
+            pool_limit: AtomicI64::new(0),
+            stopping: AtomicBool::new(false),
+        };
+        // The pool's limit is hard without a backing; with one, writeback begins below it.
+        if inner.cache.statistic("backing_total_size") == Some(0) {
+            let set = inner.cache.set_attribute("accept_threshold_percent", "100");
+            set.expect("100 percent is a value of it");
+        }
+        inner.tend();
+        Ok(inner)
+    }
+
+    pub(crate) fn regions(&self) -> RwLockReadGuard<'_, BTreeMap<u32, Arc<Space>>> {
+        self.regions.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(crate) fn staging_batches(&self) -> usize {
+        self.staging_batches
+    }
+
+    /// Full batches that are kept for lanes: one each.
+    pub(crate) fn full_max(&self) -> usize {
+        if self.budget.room() > self.budget.margin() { self.lanes.len() } else { 0 }
+    }
+
+    /// Whether threads wait for pages in the kernel.
+    pub(crate) fn wakes(&self) -> bool {
+        self.mode == Mode::HandlerThreads
+    }
+
+    pub(crate) fn is_stopping(&self) -> bool {
+        self.stopping.load(Relaxed)
+    }
+
+    pub(crate) fn set_stopping(&self) {
+        self.stopping.store(true, Relaxed);
+    }
+
+    /// Copies of resident pages are worth having while the pool takes less than half of the budget.
+    pub(crate) fn drops_copies(&self) -> bool {
+        self.cache.memory_bytes() as u64 > self.budget.bytes() / 2
+    }
+
+    /// Tells the budget what the cache takes, and the cache what it may take: all but an eighth of
+    /// the budget, which stays for pages.
+    pub(crate) fn account(&self) {
+        let tables = self.table_bytes.load(Relaxed).max(0) as usize;
+        let cache = self.cache.memory_bytes() + tables;
+        self.budget.set_cache_bytes(cache);
+        let bytes = self.budget.bytes() as i64;
+        let pool = self.cache.pool_bytes() as i64;
+        let limit = (bytes - bytes / 8 - (cache as i64 - pool)).max(1 << 20);
+        if (limit - self.pool_limit.load(Relaxed)).abs() > bytes / 128 {
+            self.pool_limit.store(limit, Relaxed);
+            let set = self.cache.set_attribute("max_pool_bytes", &limit.to_string());
+            set.expect("at least 1 MiB is a value of it");
+        }
+    }
+
+    /// What a handler thread does.
+    fn run_handler(&self) {
+        loop {
+            match self.uffd.next() {
+                Ok(Message::Fault(fault)) => {
+                    fault::serve(fault);
+                    let page = fault.address & !(PAGE_BYTES - 1);
+                    // An error would mean that the region has been unmapped meanwhile.
+                    let _ = self.uffd.wake(page..page + PAGE_BYTES);
+                }
+                Ok(Message::Other) => {}
+                Ok(Message::Stop) => return,
+                // Whoever waits for a page would wait for ever.
+                Err(error) => panic!("cannot read from userfaultfd: {error}"),
+            }
+        }
+    }
+
+    /// Counts pins; `false` beyond half of the budget.
+    pub(crate) fn count_pins(&self, pages: i64) -> bool {
+        let pinned = self.pinned.fetch_add(pages, Relaxed) + pages;
+        let is_allowed = pages < 0 || pinned * 2 * PAGE_BYTES as i64 <= self.budget.bytes() as i64;
+        if !is_allowed {
+            self.pinned.fetch_sub(pages, Relaxed);
+        }
+        is_allowed
+    }
+
+    pub(crate) fn check_process(&self) -> Result<(), Error> {
+        if self.generation == fork::generation() { Ok(()) } else { Err(Error::Forked) }
+    }
+}
+
+/// Owns the threads.
+pub(crate) struct Handle {
+    pub(crate) inner: Arc<Inner>,
+    threads: Vec<JoinHandle<()>>,
+}
+
+impl Handle {
+    fn start(&mut self, reclaim_threads: usize) -> std::io::Result<()> {
+        // Threads inherit the mask: no signal of the program's is handled in ours.
+        let _blocked = Blocked::all();
+        let mut start = |name: &str, run: fn(&Inner)| {
+            let inner = self.inner.clone();
+            let thread = std::thread::Builder::new().name(name.into()).stack_size(512 << 10);
+            thread.spawn(move || run(&inner)).map(|thread| self.threads.push(thread))
+        };
+        for _ in 0..reclaim_threads {
+            start("uzswap-reclaim", Inner::run_reclaim)?;
+        }
+        if self.inner.mode == Mode::HandlerThreads {
+            for _ in 0..cpu::allowed().min(HANDLERS_MAX) {
+                start("uzswap-fault", Inner::run_handler)?;
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Drop for Handle {
+    fn drop(&mut self) {
+        if self.inner.check_process().is_err() {
+            // The threads and the memory are the parent's; its addresses may be others' here.
+            std::mem::forget(self.inner.clone());
+            return;
+        }
+        self.inner.stop_reclaim();
+        self.inner.uffd.stop();
+        for thread in self.threads.drain(..) {
+            drop(thread.join());
+        }
+    }
+}
+
+/// A budget of memory, shared by the regions that are made with it. Cheap to clone.
+#[derive(Clone)]
+pub struct Pager {
+    handle: Arc<Handle>,
+}
+
+impl fmt::Debug for Pager {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Pager").field("memory", &self.memory()).field("mode", &self.mode()).finish()
+    }
+}
+
+impl Pager {
+    /// What to make one with.
+    pub fn builder() -> PagerBuilder {
+        PagerBuilder {
+            memory: None,
+            compressor: "lz4".into(),
+            backing: "none".into(),
+            mode: None,
+            on_fork: OnFork::default(),
+            reclaim_threads: 1,
+        }
+    }
+
+    /// Makes a region: `bytes` of zeros (rounded up to pages), of which as much is in memory as
+    /// the budget allows.
+    pub fn map(&self, bytes: usize) -> Result<Region, Error> {
+        let inner = self.inner();
+        inner.check_process()?;
+        let _blocked = Blocked::all();
+        if bytes == 0 {
+            let must = "at least 1".into();
+            return Err(Error::Range { what: "the size of a region", value: 0, must });
+        }
+        let max = inner.cache.pages_max() as u64 * PAGE_BYTES as u64;
+        let pages = u32::try_from(bytes.div_ceil(PAGE_BYTES));
+        let area = pages.ok().and_then(|pages| inner.cache.add_area(pages));
+        let area = area.ok_or(Error::Addresses { bytes, max })?;
+        let id = inner.next_region.fetch_add(1, Relaxed);
+        let space = match Space::new(id, inner.clone(), bytes, area) {
+            Ok(space) => Arc::new(space),
+            Err(error) => {
+                inner.cache.remove_area(area);
+                return Err(error);
+            }
+        };
+        inner.table_bytes.fetch_add(space.table_bytes() as i64, Relaxed);
+        inner.regions.write().unwrap_or_else(PoisonError::into_inner).insert(id, space.clone());
+        registry::add(&space);
+        inner.account();
+        Ok(Region::new(space, self.clone()))
+    }
+
+    /// A vector of `len` zeros in a region of its own.
+    ///
+    /// A type that must be dropped is refused when the program is compiled.
+    pub fn vec_zeroed<T: bytemuck::Zeroable>(&self, len: usize) -> Result<RegionVec<T>, Error> {
+        RegionVec::zeroed(self, len)
+    }
+
+    /// Changes the budget. Takes effect at once; what is above a smaller one is taken out within
+    /// moments.
+    pub fn set_memory(&self, memory: impl Into<MemorySize>) -> Result<(), Error> {
+        let inner = self.inner();
+        inner.check_process()?;
+        let bytes = check_memory(memory.into().bytes("the budget")?)?;
+        let _blocked = Blocked::all();
+        inner.budget.set_bytes(bytes);
+        inner.account();
+        inner.budget.changed();
+        inner.budget.ring();
+        Ok(())
+    }
+
+    /// The budget, bytes.
+    pub fn memory(&self) -> u64 {
+        self.inner().budget.bytes()
+    }
+
+    /// Who serves faults.
+    pub fn mode(&self) -> Mode {
+        self.inner().mode
+    }
+
+    /// Figures, by the names of the engine's control files, and the region's own.
+    pub fn stats(&self) -> Stats {
+        let _blocked = Blocked::all();
+        Stats::of(self.inner())
+    }
+
+    /// Start and bytes of the region of this pager that an address lies in.
+    pub fn region_of(&self, address: usize) -> Option<(usize, usize)> {
+        let space = registry::find(address)?;
+        let is_ours = Arc::ptr_eq(&space.pager, self.inner());
+        is_ours.then_some((space.base(), space.bytes()))
+    }
+
+    pub(crate) fn inner(&self) -> &Arc<Inner> {
+        &self.handle.inner
+    }
+}
+
+impl Inner {
+    /// Takes a region apart.
+    pub(crate) fn unmap(&self, space: &Space) {
+        let _blocked = Blocked::all();
+        registry::remove(space);
+        self.regions_mut().remove(&space.id);
+        let pages = space.close();
+        self.cache.remove_area(space.area);
+        self.table_bytes.fetch_sub(space.table_bytes() as i64, Relaxed);
+        self.account();
+        self.budget.give_back(pages);
+    }
+
+    pub(crate) fn regions_mut(&self) -> std::sync::RwLockWriteGuard<'_, BTreeMap<u32, Arc<Space>>> {
+        self.regions.write().unwrap_or_else(PoisonError::into_inner)
+    }
+}

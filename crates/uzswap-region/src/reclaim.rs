@@ -1,0 +1,357 @@
+//! Taking pages out: off the faulting threads, ahead of need.
+//!
+//! ```text
+//! the hand goes round the resident pages: used since? → a second chance : a victim
+//! 64 victims → moved to a batch of the staging area → … touched meanwhile? → moved back
+//! the oldest batch → stored in the cache → its frames recycled, or given back
+//! ```
+//! A page that is staged and touched again comes back without a codec and counts as used. A page
+//! whose copy in the cache is still the same is not compressed again: the cache compares.
+//!
+//! Between the move and the store nothing can be lost: the page is in its frame, and its word says
+//! so. `EBUSY` of a move means that something else refers to the page, such as a transfer by a
+//! device that is still going on; it stays.
+
+use crate::budget::wake_all;
+use crate::error::Error;
+use crate::pager::Inner;
+use crate::space::Space;
+use crate::staging::BATCH;
+use crate::word::{Kind, Word};
+use std::ops::Range;
+use std::sync::{Arc, PoisonError};
+use uzswap_engine::{PAGE_BYTES, Reject, Store};
+use uzswap_sys::bus::Blocked;
+
+/// Batches refused by the cache in a row, after which it is said to be full.
+const REFUSALS: usize = 4;
+
+/// A page that is taken out: its word is `Busy`, and was this.
+struct Victim {
+    space: Arc<Space>,
+    page: u32,
+    was: Word,
+}
+
+/// Where the hand is.
+#[derive(Default)]
+pub(crate) struct Hand {
+    region: u32,
+    page: u32,
+}
+
+impl Inner {
+    /// What a reclaim thread does.
+    pub(crate) fn run_reclaim(&self) {
+        let _blocked = Blocked::all();
+        uzswap_engine::compress::prepare_thread();
+        while !self.is_stopping() {
+            self.reclaim();
+            self.budget.wait_for_ring();
+        }
+    }
+
+    /// Takes pages out until there is room.
+    fn reclaim(&self) {
+        // Batches of which no page was taken, since the last of which one was.
+        let mut refused = 0;
+        while !self.is_stopping() {
+            self.tend();
+            if self.budget.room() >= 2 * self.budget.margin() {
+                return;
+            }
+            let found = self.victims();
+            let is_dry = found.is_empty();
+            self.stage(found);
+            let depth = if is_dry || refused > 0 { 0 } else { self.depth() };
+            let mut is_idle = is_dry;
+            while self.staging.queued() > depth {
+                is_idle = false;
+                refused = if self.store_oldest() == 0 { refused + 1 } else { 0 };
+            }
+            if is_idle || refused >= REFUSALS {
+                // All is pinned, or the pool is full: who waits learns that there will be no room.
+                if self.budget.room() <= 0 {
+                    self.budget.set_exhausted();
+                }
+                return;
+            }
+        }
+    }
+
+    /// Batches that wait in the staging area before they are stored: a 32nd of the memory.
+    fn depth(&self) -> usize {
+        (self.budget.limit().max(0) as usize / 32 / BATCH).min(self.staging_batches() / 2)
+    }
+
+    /// Has the cache prepare what stores need, and counts what it takes.
+    pub(crate) fn tend(&self) {
+        // Without memory for the reserve, stores go on while it lasts, and are rejected then.
+        let _ = self.cache.maintain();
+        self.account();
+    }
+
+    /// Up to 64 pages that were not used since the hand last came by.
+    fn victims(&self) -> Vec<Victim> {
+        let mut hand = self.hand.lock().unwrap_or_else(PoisonError::into_inner);
+        let regions: Vec<_> = self.regions().values().cloned().collect();
+        let mut found = Vec::with_capacity(BATCH);
+        let drops_copies = self.drops_copies();
+        // Twice round: once to take the marks away.
+        let start = regions.iter().position(|space| space.id >= hand.region).unwrap_or(0);
+        for turn in 0..2 * regions.len() + 1 {
+            let Some(space) = regions.get((start + turn) % regions.len().max(1)) else { break };
+            let mut page = if turn == 0 && space.id == hand.region { hand.page } else { 0 };
+            while let Some(at) = space.next_touched(page) {
+                page = at + 1;
+                if let Some(was) = self.pass(space, at, drops_copies) {
+                    found.push(Victim { space: space.clone(), page: at, was });
+                }
+                if found.len() == BATCH {
+                    *hand = Hand { region: space.id, page };
+                    return found;
+                }
+            }
+        }
+        found
+    }
+
+    /// The hand passes a page; what it was, if it is a victim.
+    fn pass(&self, space: &Space, page: u32, drops_copies: bool) -> Option<Word> {
+        let word = space.load(page);
+        if word.kind() != Kind::Resident || word.pins() > 0 {
+            return None;
+        }
+        if word.has(Word::KEPT) && (drops_copies || word.has(Word::STALE)) {
+            if space.take(page, word) {
+                self.cache.invalidate(space.key(page));
+                let left = word.without(Word::KEPT | Word::STALE);
+                space.put(page, left.without(Word::USED));
+                if !word.has(Word::USED) && space.take(page, left) {
+                    return Some(left);
+                }
+            }
+            return None;
+        }
+        if word.has(Word::USED) {
+            // If it changed meanwhile, it was used.
+            space.change(page, word, word.without(Word::USED));
+            return None;
+        }
+        space.take(page, word).then_some(word)
+    }
+
+    /// Moves victims to a batch of the staging area and queues it; how many it took.
+    fn stage(&self, victims: Vec<Victim>) -> usize {
+        if victims.is_empty() {
+            return 0;
+        }
+        let batch = loop {
+            match self.staging.take_hole() {
+                Some(batch) => break batch,
+                None if self.staging.queued() > 0 => {
+                    self.store_oldest();
+                }
+                // All are in the hands of other threads, which will give them back.
+                None => std::thread::yield_now(),
+            }
+        };
+        let mut taken = 0;
+        let mut left = &victims[..];
+        while let Some(first) = left.first() {
+            let goes_on = |(at, victim): (usize, &Victim)| {
+                Arc::ptr_eq(&victim.space, &first.space) && victim.page == first.page + at as u32
+            };
+            let run = left.iter().enumerate().take_while(|(at, v)| goes_on((*at, v))).count();
+            let frame = batch as usize * BATCH + (victims.len() - left.len());
+            let (moved, looked_at) = self.move_out(&left[..run], frame);
+            taken += moved;
+            left = &left[looked_at..];
+        }
+        if taken > 0 {
+            self.staging.queue(batch);
+        } else {
+            self.staging.give_hole(batch);
+        }
+        taken
+    }
+
+    /// Moves neighbouring pages to frames: how many it moved, and how many it is done with.
+    fn move_out(&self, run: &[Victim], frame: usize) -> (usize, usize) {
+        let first = &run[0];
+        let (from, to) = (first.space.address(first.page), self.staging.address(frame));
+        let (moved, error) = if self.uffd.can_move() {
+            // SAFETY: the words of these pages are `Busy`, made so by us; who touches a page finds
+            // it absent and waits for its word.
+            let (bytes, result) = unsafe { self.uffd.move_pages(to, from, run.len() * PAGE_BYTES) };
+            (bytes / PAGE_BYTES, result.err())
+        } else {
+            self.copy_out(first, from, to)
+        };
+        for (at, victim) in run[..moved].iter().enumerate() {
+            self.staging.enter(frame + at, &victim.space, victim.page);
+            victim.space.put(victim.page, Word::staged(frame + at, victim.was));
+        }
+        let Some(error) = error else { return (moved, moved) };
+        let Some(stays) = run.get(moved) else { return (moved, moved) };
+        if error.raw_os_error() == Some(rustix::io::Errno::NOENT.raw_os_error()) {
+            // The program gave the page's memory back to the kernel itself: zeros from now on.
+            self.cache.invalidate(stays.space.key(stays.page));
+            stays.space.put(stays.page, Word::UNTOUCHED);
+            self.budget.give_back(1);
+        } else {
+            stays.space.put(stays.page, stays.was.with(Word::USED));
+        }
+        (moved, moved + 1)
+    }
+
+    /// Copies one page out, for kernels that cannot move it. Writers wait meanwhile.
+    fn copy_out(&self, victim: &Victim, from: usize, to: usize) -> (usize, Option<std::io::Error>) {
+        let range = from..from + PAGE_BYTES;
+        if let Err(error) = self.uffd.protect(range.clone(), true) {
+            return (0, Some(error));
+        }
+        // SAFETY: the region is mapped while its word is `Busy`, and only the kernel looks at the
+        // bytes, which answers with an error if they are not there.
+        let page = unsafe { std::slice::from_raw_parts(from as *const u8, PAGE_BYTES) };
+        match self.uffd.copy(to, page) {
+            Ok(()) => {
+                victim.space.discard(victim.page..victim.page + 1);
+                (1, None)
+            }
+            Err(error) => {
+                // Let writers go on; an error would mean that the range is not registered.
+                let _ = self.uffd.protect(range, false);
+                (0, Some(error))
+            }
+        }
+    }
+
+    /// Stores the pages of the batch queued longest; how many are out now.
+    pub(crate) fn store_oldest(&self) -> usize {
+        let Some(number) = self.staging.take_oldest() else { return 0 };
+        let batch = self.staging.batch(number);
+        let mut stored = 0;
+        let mut near: Option<Arc<Space>> = None;
+        for at in 0..BATCH {
+            // Whoever takes a page back has its word `Busy` until it is gone from the frame.
+            while let Some((region, page)) = batch.owner(at) {
+                if near.as_ref().is_none_or(|space| space.id != region) {
+                    near = self.regions().get(&region).cloned();
+                }
+                let Some(space) = &near else { break };
+                let frame = number as usize * BATCH + at;
+                let word = space.load(page);
+                if word.kind() == Kind::Busy {
+                    std::thread::yield_now();
+                } else if word.kind() != Kind::Staged || word.frame() != frame {
+                    break;
+                } else if space.take(page, word) {
+                    stored += usize::from(self.store(space, page, frame));
+                    break;
+                }
+            }
+        }
+        let pages = self.staging.recycle(number, self.full_max());
+        self.tend();
+        self.budget.give_back(pages);
+        stored
+    }
+
+    /// Stores a page that is in a frame, its word `Busy`; or moves it back if it is not taken.
+    fn store(&self, space: &Space, page: u32, frame: usize) -> bool {
+        let (key, content) = (space.key(page), self.staging.page(frame));
+        let mut store = self.cache.store(key, content);
+        if store == Store::Rejected(Reject::AllocFail) {
+            self.tend();
+            store = self.cache.store(key, content);
+        }
+        if store != Store::Stored {
+            store = self.cache.store_through(key, content);
+        }
+        if store == Store::Stored {
+            space.put(page, Word::STORED);
+            return true;
+        }
+        self.take_back(space, page, frame);
+        space.put(page, Word::RESIDENT.with(Word::USED));
+        false
+    }
+
+    /// Takes the pages of a range out now, and stores them. Error: there is no room for all.
+    pub(crate) fn page_out(&self, space: &Arc<Space>, pages: Range<u32>) -> Result<(), Error> {
+        let _blocked = Blocked::all();
+        uzswap_engine::compress::prepare_thread();
+        self.tend();
+        let mut victims = Vec::with_capacity(BATCH);
+        let mut at = pages.start;
+        while at < pages.end {
+            let word = space.load(at);
+            let may = word.kind() == Kind::Resident && word.pins() == 0;
+            if may && space.take(at, word) {
+                victims.push(Victim { space: space.clone(), page: at, was: word });
+            }
+            at += 1;
+            if victims.len() == BATCH || at == pages.end {
+                let full = std::mem::replace(&mut victims, Vec::with_capacity(BATCH));
+                self.stage(full);
+                self.drain()?;
+            }
+        }
+        self.drain()
+    }
+
+    /// Stores everything that is staged.
+    fn drain(&self) -> Result<(), Error> {
+        while self.staging.queued() > 0 {
+            let failed = self.staging.queued();
+            if self.store_oldest() == 0 && self.staging.queued() >= failed {
+                let reason = "the pool and the backing are full";
+                return Err(Error::Full { reason });
+            }
+        }
+        Ok(())
+    }
+
+    /// Drops the pages of a range: they read as zeros from now on.
+    pub(crate) fn drop_pages(&self, space: &Space, pages: Range<u32>) {
+        let _blocked = Blocked::all();
+        let mut at = pages.start;
+        while let Some(first) = space.next_touched(at).filter(|page| *page < pages.end) {
+            // Neighbours together: one call of the kernel for up to 64.
+            let end = pages.end.min(first + BATCH as u32);
+            let words: Vec<Word> = (first..end).map(|page| space.acquire(page)).collect();
+            if words.iter().any(|word| word.kind() == Kind::Resident) {
+                space.discard(first..end);
+            }
+            let mut given = 0;
+            for (page, was) in (first..end).zip(words) {
+                if was.kind() != Kind::Untouched {
+                    self.cache.invalidate(space.key(page));
+                }
+                let is_resident = was.kind() == Kind::Resident;
+                if is_resident && was.pins() > 0 {
+                    let at = space.address(page);
+                    // A pinned page stays there; an error would mean that it is.
+                    let _ = self.uffd.zero(at..at + PAGE_BYTES);
+                    space.put(page, was.without(Word::KEPT | Word::STALE));
+                    continue;
+                }
+                if was.kind() == Kind::Staged {
+                    self.staging.disown(was.frame());
+                }
+                given += i64::from(is_resident);
+                space.put(page, Word::UNTOUCHED);
+            }
+            self.budget.give_back(given);
+            at = end;
+        }
+    }
+
+    /// Ends the reclaim threads.
+    pub(crate) fn stop_reclaim(&self) {
+        self.set_stopping();
+        self.budget.ring();
+        wake_all(self.budget.bell());
+    }
+}

@@ -1,0 +1,196 @@
+//! A region as its user has it.
+
+use crate::error::Error;
+use crate::pager::Pager;
+use crate::registry;
+use crate::space::Space;
+use crate::streams;
+use crate::word::{Kind, Word};
+use std::fmt;
+use std::ops::Range;
+use std::ptr::NonNull;
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+use uzswap_sys::bus::{self, Blocked};
+
+/// What to expect of accesses to a range of bytes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Advice {
+    /// Anything: streams are found by themselves. For the whole region, whatever the range.
+    Normal,
+    /// In order: many pages come in at each fault. For the whole region.
+    Sequential,
+    /// In no order: one page comes in at a fault. For the whole region.
+    Random,
+    /// The range will be needed: it is brought in before the call returns.
+    WillNeed,
+    /// The range will not be needed for long: it is taken out and compressed before the call
+    /// returns.
+    PageOut,
+    /// What is in the range is not needed any more: whole pages in it read as zeros from now on.
+    DontNeed,
+}
+
+/// Memory whose pages are compressed when there is no room for them. Unmapped when dropped.
+///
+/// It is used through [`Self::as_ptr`], like any memory; two rules besides:
+/// - In [`crate::Mode::InThread`], pin what is given to a system call ([`Self::pin`]), and do not
+///   block SIGBUS in a thread that touches it: the process would be killed.
+/// - No thread's stack lies in it.
+pub struct Region {
+    space: Arc<Space>,
+    pager: Pager,
+}
+
+impl Region {
+    pub(crate) fn new(space: Arc<Space>, pager: Pager) -> Self {
+        Self { space, pager }
+    }
+
+    /// Where it begins; aligned to 2 MiB, zeros at first, good for reads and writes of
+    /// [`Self::len`] bytes while the region lives.
+    pub fn as_ptr(&self) -> NonNull<u8> {
+        NonNull::new(self.space.base() as *mut u8).expect("no mapping begins at 0")
+    }
+
+    /// Its size, bytes, as asked for.
+    pub fn len(&self) -> usize {
+        self.space.bytes()
+    }
+
+    /// Never: a region has at least one byte.
+    pub fn is_empty(&self) -> bool {
+        false
+    }
+
+    /// The pager that it is of.
+    pub fn pager(&self) -> &Pager {
+        &self.pager
+    }
+
+    /// Brings a range of bytes in and keeps it in memory until the value is dropped, at the same
+    /// addresses, so that a system call or a device may be given it. Errors: a range beyond the
+    /// region; more than half of the budget would be pinned.
+    pub fn pin(&self, range: Range<usize>) -> Result<Pinned, Error> {
+        self.check()?;
+        let pages = self.space.pages_of(&range, false)?;
+        if !self.pager.inner().count_pins(pages.len() as i64) {
+            let (bytes, memory) = (range.len(), self.pager.memory());
+            return Err(Error::Pinned { bytes, memory });
+        }
+        let _blocked = Blocked::all();
+        for page in pages.clone() {
+            self.with_resident(page, Word::pinned);
+        }
+        Ok(Pinned { space: self.space.clone(), pages })
+    }
+
+    /// Brings a range of bytes in. It may leave again at any time; what must stay is pinned.
+    pub fn touch(&self, range: Range<usize>) -> Result<(), Error> {
+        self.check()?;
+        let _blocked = Blocked::all();
+        for page in self.space.pages_of(&range, false)? {
+            self.with_resident(page, |word| Some(word.with(Word::USED)));
+        }
+        Ok(())
+    }
+
+    /// Says what to expect. Errors: a range beyond the region; for [`Advice::PageOut`], no room in
+    /// pool and backing for all of it (the rest stays as it was).
+    pub fn advise(&self, range: Range<usize>, advice: Advice) -> Result<(), Error> {
+        self.check()?;
+        let pages = self.space.pages_of(&range, advice == Advice::DontNeed)?;
+        match advice {
+            Advice::Normal => self.space.advice.store(streams::NORMAL, Relaxed),
+            Advice::Sequential => self.space.advice.store(streams::SEQUENTIAL, Relaxed),
+            Advice::Random => self.space.advice.store(streams::RANDOM, Relaxed),
+            Advice::WillNeed => self.touch(range)?,
+            Advice::PageOut => self.pager.inner().page_out(&self.space, pages)?,
+            Advice::DontNeed => self.pager.inner().drop_pages(&self.space, pages),
+        }
+        Ok(())
+    }
+
+    fn check(&self) -> Result<(), Error> {
+        debug_assert!(
+            !bus::is_blocked() || self.pager.mode() != crate::Mode::InThread,
+            "SIGBUS is blocked in this thread: a fault would kill the process"
+        );
+        self.pager.inner().check_process()
+    }
+
+    /// Brings a page in and changes its word while it is there.
+    fn with_resident(&self, page: u32, to: impl Fn(Word) -> Option<Word>) {
+        loop {
+            let word = self.space.load(page);
+            if word.kind() != Kind::Resident {
+                self.pager.inner().fault(&self.space, page, false);
+            } else if self.space.change(page, word, to(word).expect("pinned 2^24 times")) {
+                return;
+            }
+        }
+    }
+}
+
+impl Pager {
+    /// Unmaps the region that begins at `address`, as dropping it does; for callers that only have
+    /// its address, having forgotten ([`std::mem::forget`]) the [`Region`].
+    ///
+    /// # Safety
+    /// Nobody uses the memory any more, and no [`Region`] or [`crate::RegionVec`] of it will be
+    /// dropped.
+    pub unsafe fn unmap(&self, address: usize) -> Result<(), Error> {
+        self.inner().check_process()?;
+        let foreign = Error::Foreign { address };
+        let space = registry::find(address)
+            .filter(|space| Arc::ptr_eq(&space.pager, self.inner()) && space.base() == address);
+        let Some(space) = space else { return Err(foreign) };
+        let space = self.inner().regions().get(&space.id).cloned().ok_or(foreign)?;
+        self.inner().unmap(&space);
+        Ok(())
+    }
+}
+
+impl fmt::Debug for Region {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Region").field("start", &self.as_ptr()).field("len", &self.len()).finish()
+    }
+}
+
+impl Drop for Region {
+    fn drop(&mut self) {
+        if self.check().is_err() {
+            // In a fork there is nothing at these addresses, or something else.
+            std::mem::forget(self.space.clone());
+            return;
+        }
+        self.pager.inner().unmap(&self.space);
+    }
+}
+
+/// Keeps a range in memory until it is dropped.
+#[must_use = "the range is unpinned when this is dropped"]
+pub struct Pinned {
+    space: Arc<Space>,
+    pages: Range<u32>,
+}
+
+impl fmt::Debug for Pinned {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Pinned").field("pages", &self.pages).finish()
+    }
+}
+
+impl Drop for Pinned {
+    fn drop(&mut self) {
+        let inner = &self.space.pager;
+        if inner.check_process().is_err() {
+            std::mem::forget(self.space.clone());
+            return;
+        }
+        for page in self.pages.clone() {
+            self.space.unpin(page);
+        }
+        inner.count_pins(-(self.pages.len() as i64));
+    }
+}

@@ -1,0 +1,87 @@
+//! Address → region, for whoever faults: a few loads, no lock.
+//!
+//! Regions begin at multiples of 2 MiB ([`UNIT`]). A table of 128 Ki entries, one for each GiB of
+//! the address space, refers to tables of 512 entries, one for each unit; a region that covers a
+//! whole GiB stands in the first table itself. So a region of a terabyte costs 8 KiB here. Tables
+//! stay once they are made.
+//!
+//! A region is taken out before it goes. Who touches its memory while it is unmapped has a bug of
+//! his own, as with any memory.
+
+use crate::space::Space;
+use std::sync::atomic::{AtomicPtr, Ordering};
+use std::sync::{Mutex, PoisonError};
+
+/// Alignment of regions.
+pub(crate) const UNIT: usize = 2 << 20;
+const GIB: usize = 1 << 30;
+const UNITS: usize = GIB / UNIT;
+/// Addresses of user space have 47 bits, or 56 where that is asked for; nobody here asks.
+const GIBS: usize = 1 << (47 - 30);
+
+struct Table([AtomicPtr<Space>; UNITS]);
+
+struct Slot {
+    /// A region that covers the whole GiB.
+    whole: AtomicPtr<Space>,
+    /// Those that cover parts of it.
+    parts: AtomicPtr<Table>,
+}
+
+static SLOTS: [Slot; GIBS] = [const {
+    Slot {
+        whole: AtomicPtr::new(std::ptr::null_mut()),
+        parts: AtomicPtr::new(std::ptr::null_mut()),
+    }
+}; GIBS];
+
+/// Who adds or removes.
+static CHANGE: Mutex<()> = Mutex::new(());
+
+/// The region that an address lies in.
+pub(crate) fn find(address: usize) -> Option<&'static Space> {
+    let slot = SLOTS.get(address / GIB)?;
+    let mut found = slot.whole.load(Ordering::Acquire);
+    if found.is_null() {
+        let table = slot.parts.load(Ordering::Acquire);
+        // SAFETY: a table, once made, stays.
+        let table = unsafe { table.as_ref() }?;
+        found = table.0[address % GIB / UNIT].load(Ordering::Acquire);
+    }
+    // SAFETY: what is in the tables is kept alive until it has been taken out; see the module for
+    // who might still look then.
+    unsafe { found.as_ref() }.filter(|space| space.contains(address))
+}
+
+/// Enters a region.
+pub(crate) fn add(space: &Space) {
+    set(space, std::ptr::from_ref(space).cast_mut());
+}
+
+/// Takes a region out.
+pub(crate) fn remove(space: &Space) {
+    set(space, std::ptr::null_mut());
+}
+
+fn set(space: &Space, to: *mut Space) {
+    let _held = CHANGE.lock().unwrap_or_else(PoisonError::into_inner);
+    let end = (space.base() + space.bytes()).next_multiple_of(UNIT);
+    let mut at = space.base();
+    while at < end {
+        let slot = &SLOTS[at / GIB];
+        if at.is_multiple_of(GIB) && end - at >= GIB {
+            slot.whole.store(to, Ordering::Release);
+            at += GIB;
+            continue;
+        }
+        if slot.parts.load(Ordering::Acquire).is_null() {
+            let none = || AtomicPtr::new(std::ptr::null_mut());
+            let table = Box::new(Table(std::array::from_fn(|_| none())));
+            slot.parts.store(Box::into_raw(table), Ordering::Release);
+        }
+        // SAFETY: made above, and stays.
+        let table = unsafe { &*slot.parts.load(Ordering::Acquire) };
+        table.0[at % GIB / UNIT].store(to, Ordering::Release);
+        at += UNIT;
+    }
+}

@@ -1,0 +1,244 @@
+//! One region's memory and what is known of its pages.
+//!
+//! A page is changed by whoever made its word `Busy` ([`Space::take`], [`Space::acquire`]); all
+//! others wait on the word. Words are made of memory that is mapped when it is first touched, as is
+//! the region's own, so that a region costs what was touched of it.
+
+use crate::budget::{wait, wake_all};
+use crate::error::Error;
+use crate::pager::Inner;
+use crate::registry::UNIT;
+use crate::word::{Kind, Word};
+use std::ops::Range;
+use std::sync::atomic::{AtomicU8, AtomicU32, Ordering::*};
+use std::sync::{Arc, Mutex, PoisonError};
+use uzswap_engine::{Area, PAGE_BYTES, SwapEntry};
+use uzswap_sys::map::Mapping;
+
+/// Words in a page of them.
+const CHUNK: usize = PAGE_BYTES / size_of::<AtomicU32>();
+
+/// See the module.
+pub(crate) struct Space {
+    pub(crate) id: u32,
+    pub(crate) pager: Arc<Inner>,
+    /// Until it is unmapped.
+    memory: Mutex<Option<Mapping>>,
+    base: usize,
+    bytes: usize,
+    pages: u32,
+    pub(crate) area: Area,
+    words: Mapping,
+    /// Which chunks of the words have been touched.
+    touched: Box<[AtomicU8]>,
+    /// What the program said of its accesses: see [`crate::streams`].
+    pub(crate) advice: AtomicU8,
+}
+
+impl Space {
+    /// Maps memory for `bytes`; `area` has a key for each page.
+    pub(crate) fn new(id: u32, pager: Arc<Inner>, bytes: usize, area: Area) -> Result<Self, Error> {
+        let pages = area.pages();
+        let failed = |source| Error::Map { bytes, source };
+        let whole = pages as usize * PAGE_BYTES;
+        let memory = Mapping::reserved(whole + UNIT).map_err(failed)?;
+        memory.keep_apart().map_err(failed)?;
+        let base = (memory.as_ptr() as usize).next_multiple_of(UNIT);
+        pager.uffd.register(base..base + whole).map_err(failed)?;
+        let words = Mapping::reserved(pages as usize * size_of::<AtomicU32>()).map_err(failed)?;
+        let chunks = (pages as usize).div_ceil(CHUNK);
+        Ok(Self {
+            id,
+            pager,
+            memory: Mutex::new(Some(memory)),
+            base,
+            bytes,
+            pages,
+            area,
+            words,
+            touched: (0..chunks).map(|_| AtomicU8::new(0)).collect(),
+            advice: AtomicU8::new(0),
+        })
+    }
+
+    pub(crate) fn base(&self) -> usize {
+        self.base
+    }
+
+    pub(crate) fn bytes(&self) -> usize {
+        self.bytes
+    }
+
+    pub(crate) fn pages(&self) -> u32 {
+        self.pages
+    }
+
+    pub(crate) fn contains(&self, address: usize) -> bool {
+        address.wrapping_sub(self.base) < self.pages as usize * PAGE_BYTES
+    }
+
+    pub(crate) fn page_of(&self, address: usize) -> u32 {
+        ((address - self.base) / PAGE_BYTES) as u32
+    }
+
+    pub(crate) fn address(&self, page: u32) -> usize {
+        self.base + page as usize * PAGE_BYTES
+    }
+
+    pub(crate) fn key(&self, page: u32) -> SwapEntry {
+        self.area.entry(page).expect("a page of the region has a key in its area")
+    }
+
+    /// Bytes of the tables that grow with the region's size; words are counted as they are touched.
+    pub(crate) fn table_bytes(&self) -> usize {
+        self.touched.len() + size_of::<Self>()
+    }
+
+    fn word(&self, page: u32) -> &AtomicU32 {
+        assert!(page < self.pages);
+        // SAFETY: inside the mapping, which has a word for each page and lives as long as `self`;
+        // aligned; words are only ever accessed as atomics; zeros are a word.
+        unsafe { &*self.words.as_ptr().cast::<AtomicU32>().add(page as usize) }
+    }
+
+    pub(crate) fn load(&self, page: u32) -> Word {
+        Word(self.word(page).load(Acquire))
+    }
+
+    /// Makes a page `Busy` if its word is still `from`.
+    pub(crate) fn take(&self, page: u32, from: Word) -> bool {
+        self.touch_chunk(page);
+        self.change(page, from, Word::BUSY)
+    }
+
+    /// Changes a word that is still `from`, for changes that are complete by that.
+    pub(crate) fn change(&self, page: u32, from: Word, to: Word) -> bool {
+        debug_assert!(from.kind() != Kind::Busy);
+        self.word(page).compare_exchange(from.0, to.0, AcqRel, Relaxed).is_ok()
+    }
+
+    /// Makes a page `Busy` as soon as it is not, and returns what it was.
+    pub(crate) fn acquire(&self, page: u32) -> Word {
+        loop {
+            let word = self.load(page);
+            if word.kind() == Kind::Busy {
+                self.wait(page);
+            } else if self.take(page, word) {
+                return word;
+            }
+        }
+    }
+
+    /// Ends `Busy`, and wakes who waits.
+    pub(crate) fn put(&self, page: u32, word: Word) {
+        let slot = self.word(page);
+        let was = Word(slot.swap(word.0, AcqRel));
+        debug_assert!(was.kind() == Kind::Busy);
+        if was.has(Word::WAITED) {
+            wake_all(slot);
+        }
+    }
+
+    /// Waits until a page is not `Busy`, or for no reason.
+    pub(crate) fn wait(&self, page: u32) {
+        const SPINS: usize = 100;
+        let slot = self.word(page);
+        for _ in 0..SPINS {
+            if Word(slot.load(Relaxed)).kind() != Kind::Busy {
+                return;
+            }
+            std::hint::spin_loop();
+        }
+        let waited = Word::BUSY.with(Word::WAITED);
+        let now = match slot.compare_exchange(Word::BUSY.0, waited.0, AcqRel, Acquire) {
+            Ok(_) => waited,
+            Err(now) => Word(now),
+        };
+        if now == waited {
+            wait(slot, waited.0);
+        }
+    }
+
+    /// Pins a page once less. A region that has been unmapped has no pins any more.
+    pub(crate) fn unpin(&self, page: u32) {
+        let is_open = || self.memory.lock().unwrap_or_else(PoisonError::into_inner).is_some();
+        loop {
+            let word = self.load(page);
+            if word.kind() == Kind::Resident {
+                if self.change(page, word, word.unpinned()) {
+                    return;
+                }
+            } else if is_open() {
+                // A call on the page is under way; it leaves a pinned page where it is.
+                self.wait(page);
+            } else {
+                return;
+            }
+        }
+    }
+
+    /// Counts the words' memory as it is touched.
+    fn touch_chunk(&self, page: u32) {
+        let chunk = &self.touched[page as usize / CHUNK];
+        if chunk.load(Relaxed) == 0 && chunk.swap(1, Relaxed) == 0 {
+            self.pager.budget.charge_anyway(1);
+        }
+    }
+
+    /// The next page from `page` on that may ever have been touched.
+    pub(crate) fn next_touched(&self, page: u32) -> Option<u32> {
+        let first = page as usize / CHUNK;
+        let chunk = self.touched.get(first..)?.iter().position(|chunk| chunk.load(Relaxed) != 0)?;
+        let page = page.max(((first + chunk) * CHUNK) as u32);
+        (page < self.pages).then_some(page)
+    }
+
+    /// Pages of a range of bytes: all that it touches, or only those that it covers.
+    pub(crate) fn pages_of(
+        &self,
+        bytes: &Range<usize>,
+        covered: bool,
+    ) -> Result<Range<u32>, Error> {
+        if bytes.start > bytes.end || bytes.end > self.bytes {
+            let must = format!("a range within the {} bytes of the region", self.bytes);
+            let value = bytes.end as u64;
+            return Err(Error::Range { what: "the end of the range", value, must });
+        }
+        // The last page of a region is covered by its last byte.
+        let end_covers = bytes.end == self.bytes;
+        let pages = match covered {
+            true if end_covers => bytes.start.div_ceil(PAGE_BYTES)..bytes.end.div_ceil(PAGE_BYTES),
+            true => bytes.start.div_ceil(PAGE_BYTES)..bytes.end / PAGE_BYTES,
+            false => bytes.start / PAGE_BYTES..bytes.end.div_ceil(PAGE_BYTES),
+        };
+        Ok(pages.start as u32..(pages.end as u32).max(pages.start as u32))
+    }
+
+    /// Gives the memory of pages that are all `Busy` back to the kernel.
+    pub(crate) fn discard(&self, pages: Range<u32>) {
+        let memory = self.memory.lock().unwrap_or_else(PoisonError::into_inner);
+        let Some(memory) = &*memory else { return };
+        let offset = self.address(pages.start) - memory.as_ptr() as usize;
+        // SAFETY: the caller has decided that what is in these pages is not needed.
+        let done = unsafe { memory.discard_part(offset, pages.len() * PAGE_BYTES) };
+        done.expect("MADV_DONTNEED of our own mapping, none of it locked by us");
+    }
+
+    /// Takes every page for good, unmaps the memory, and returns how many pages had any.
+    pub(crate) fn close(&self) -> i64 {
+        let mut resident = 0;
+        let mut at = self.next_touched(0);
+        while let Some(page) = at {
+            let was = self.acquire(page);
+            match was.kind() {
+                Kind::Resident => resident += 1,
+                Kind::Staged => self.pager.staging.disown(was.frame()),
+                _ => {}
+            }
+            at = self.next_touched(page + 1);
+        }
+        let chunks: usize = self.touched.iter().map(|chunk| usize::from(chunk.load(Relaxed))).sum();
+        drop(self.memory.lock().unwrap_or_else(PoisonError::into_inner).take());
+        resident + chunks as i64
+    }
+}

@@ -1,0 +1,175 @@
+//! Where pages are on their way out: uncompressed, in batches of 64 frames.
+//!
+//! ```text
+//! hole ──(64 pages are moved in)──> queued ──(stored, oldest first)──┬─(frames given back)─> hole
+//!                                                                    └──> full ──(a lane fills
+//!                                                                          pages in it)──> hole
+//! ```
+//! A page that is touched while its batch is queued is moved back, without a codec. *Full* batches
+//! are frames with memory but without a page: what a lane decodes into before it moves them to the
+//! region, so that the kernel need not make any.
+//!
+//! The area is registered, as what pages are moved to must be; no one ever touches an absent frame.
+
+use crate::space::Space;
+use std::collections::VecDeque;
+use std::io;
+use std::sync::atomic::{AtomicU64, Ordering::*};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use uzswap_engine::{PAGE_BYTES, Page};
+use uzswap_sys::map::Mapping;
+use uzswap_sys::uffd::Uffd;
+
+/// Frames of a batch.
+pub(crate) const BATCH: usize = 64;
+
+/// Owner of a frame in which no page is: no region has this number.
+const NOBODY: u64 = u64::MAX;
+
+/// See the module.
+pub(crate) struct Staging {
+    memory: Mapping,
+    batches: Box<[Batch]>,
+    lists: Mutex<Lists>,
+}
+
+struct Lists {
+    holes: Vec<u32>,
+    full: Vec<u32>,
+    queued: VecDeque<u32>,
+}
+
+/// A batch's frames: which of them have memory, and whose it is. Written by who has the batch in
+/// hand; a thread that takes a page back clears the page's bit.
+pub(crate) struct Batch {
+    present: AtomicU64,
+    owners: [AtomicU64; BATCH],
+}
+
+impl Batch {
+    /// Frames that have memory.
+    pub(crate) fn present(&self) -> u64 {
+        self.present.load(Acquire)
+    }
+
+    /// The region and page that frame `at` holds, if it does.
+    pub(crate) fn owner(&self, at: usize) -> Option<(u32, u32)> {
+        let owner = self.owners[at].load(Acquire);
+        let is_there = self.present() & 1 << at != 0 && owner != NOBODY;
+        is_there.then_some(((owner >> 32) as u32, owner as u32))
+    }
+}
+
+impl Staging {
+    /// An area of `batches` batches.
+    pub(crate) fn new(batches: usize, uffd: &Uffd) -> io::Result<Self> {
+        let memory = Mapping::reserved(batches * BATCH * PAGE_BYTES)?;
+        memory.keep_apart()?;
+        let base = memory.as_ptr() as usize;
+        uffd.register(base..base + memory.len())?;
+        let batch = |_| Batch {
+            present: AtomicU64::new(0),
+            owners: std::array::from_fn(|_| AtomicU64::new(0)),
+        };
+        let lists = Lists {
+            holes: (0..batches as u32).rev().collect(),
+            full: Vec::with_capacity(batches),
+            queued: VecDeque::with_capacity(batches),
+        };
+        Ok(Self { memory, batches: (0..batches).map(batch).collect(), lists: Mutex::new(lists) })
+    }
+
+    /// Bytes of the tables.
+    pub(crate) fn table_bytes(&self) -> usize {
+        self.batches.len() * size_of::<Batch>()
+    }
+
+    fn lists(&self) -> MutexGuard<'_, Lists> {
+        self.lists.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(crate) fn batch(&self, number: u32) -> &Batch {
+        &self.batches[number as usize]
+    }
+
+    /// Address of a frame.
+    pub(crate) fn address(&self, frame: usize) -> usize {
+        self.memory.as_ptr() as usize + frame * PAGE_BYTES
+    }
+
+    /// A batch without memory.
+    pub(crate) fn take_hole(&self) -> Option<u32> {
+        self.lists().holes.pop()
+    }
+
+    /// A batch all of whose frames have memory.
+    pub(crate) fn take_full(&self) -> Option<u32> {
+        self.lists().full.pop()
+    }
+
+    /// The batch queued longest.
+    pub(crate) fn take_oldest(&self) -> Option<u32> {
+        self.lists().queued.pop_front()
+    }
+
+    /// Batches queued.
+    pub(crate) fn queued(&self) -> usize {
+        self.lists().queued.len()
+    }
+
+    /// Puts a batch that has been filled with pages into the queue.
+    pub(crate) fn queue(&self, number: u32) {
+        self.lists().queued.push_back(number);
+    }
+
+    /// Gives a batch back whose frames have all been moved away.
+    pub(crate) fn give_hole(&self, number: u32) {
+        self.batch(number).present.store(0, Relaxed);
+        self.lists().holes.push(number);
+    }
+
+    /// Keeps a batch whose pages are all stored as a full one, if all its frames are there and
+    /// fewer than `full_max` are kept; otherwise gives its memory back, and returns how many pages
+    /// that was.
+    pub(crate) fn recycle(&self, number: u32, full_max: usize) -> i64 {
+        let present = self.batch(number).present();
+        let mut lists = self.lists();
+        if present == u64::MAX && lists.full.len() < full_max {
+            lists.full.push(number);
+            return 0;
+        }
+        drop(lists);
+        let offset = number as usize * BATCH * PAGE_BYTES;
+        // SAFETY: no page is in these frames any more: those that were are stored or taken back.
+        let done = unsafe { self.memory.discard_part(offset, BATCH * PAGE_BYTES) };
+        done.expect("MADV_DONTNEED of our own mapping, none of it locked by us");
+        self.give_hole(number);
+        present.count_ones().into()
+    }
+
+    /// Notes that a page has been moved into a frame.
+    pub(crate) fn enter(&self, frame: usize, space: &Space, page: u32) {
+        let batch = &self.batches[frame / BATCH];
+        let owner = u64::from(space.id) << 32 | u64::from(page);
+        batch.owners[frame % BATCH].store(owner, Relaxed);
+        batch.present.fetch_or(1 << (frame % BATCH), Release);
+    }
+
+    /// Notes that a frame's page is elsewhere, and the frame's memory still here.
+    pub(crate) fn disown(&self, frame: usize) {
+        self.batches[frame / BATCH].owners[frame % BATCH].store(NOBODY, Release);
+    }
+
+    /// Notes that a frame's page has been moved away.
+    pub(crate) fn leave(&self, frame: usize) {
+        self.batches[frame / BATCH].present.fetch_and(!(1 << (frame % BATCH)), Release);
+    }
+
+    /// The page in a frame that the caller has in hand: its word is `Busy`, made so by the caller.
+    pub(crate) fn page(&self, frame: usize) -> &Page {
+        assert!(frame < self.batches.len() * BATCH);
+        // SAFETY: inside the area; the frame is present, as the word said, and nobody else changes
+        // it while the word is `Busy`.
+        unsafe { &*(self.address(frame) as *const Page) }
+    }
+}

@@ -1,0 +1,279 @@
+//! userfaultfd: pages of our own memory that are brought in, and taken out, by ourselves.
+//!
+//! The structures are the kernel's (`linux/userfaultfd.h`); requests that the bindings lack are
+//! numbered here as that header does.
+
+use linux_raw_sys::general as raw;
+use linux_raw_sys::ioctl;
+use rustix::event::{EventfdFlags, PollFd, PollFlags};
+use rustix::io::Errno;
+use std::fs::File;
+use std::io;
+use std::ops::Range;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+
+/// How the process learns of a fault.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Delivery {
+    /// As SIGBUS, in the thread that faulted. Needs no privilege. A system call that meets an
+    /// absent page fails with `EFAULT`.
+    Signal,
+    /// As a message to whoever reads the descriptor. Needs `/dev/userfaultfd`, the sysctl
+    /// `vm.unprivileged_userfaultfd`, or `CAP_SYS_PTRACE`. System calls wait for absent pages.
+    Message,
+}
+
+/// Somebody waits for a page.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Fault {
+    /// Where, exactly or rounded down to the page.
+    pub address: usize,
+    /// Whether it was about to be written.
+    pub is_write: bool,
+}
+
+/// A descriptor, with the features that the kernel has.
+#[derive(Debug)]
+pub struct Uffd {
+    fd: OwnedFd,
+    features: u64,
+    /// Readable once [`Uffd::stop`] was called.
+    stop: OwnedFd,
+}
+
+/// What a reader of the descriptor gets.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Message {
+    /// Somebody waits for a page.
+    Fault(Fault),
+    /// Nothing of interest, or another reader had it.
+    Other,
+    /// [`Uffd::stop`] was called.
+    Stop,
+}
+
+/// `_IOWR(0xAA, 5, struct uffdio_move)`.
+const UFFDIO_MOVE: u32 = 0xc028_aa05;
+const _: () = assert!(size_of::<raw::uffdio_move>() == 0x28);
+/// `_IO(0xAA, 0)` of `/dev/userfaultfd`.
+const USERFAULTFD_IOC_NEW: u32 = 0xaa00;
+/// Readers poll: the kernel refuses that of a descriptor that blocks.
+const FLAGS: i32 = libc::O_CLOEXEC | libc::O_NONBLOCK;
+const API: u64 = 0xaa;
+const REGISTER_MISSING: u64 = 1;
+const REGISTER_WP: u64 = 2;
+const PROTECT: u64 = 1;
+const DONTWAKE: u64 = 1;
+const EVENT_PAGEFAULT: u8 = 0x12;
+const PAGEFAULT_FLAG_WRITE: u64 = 1;
+
+/// What no older kernel than 5.11 has: write protection, and exact answers of who may ask.
+const REQUIRED: u64 = raw::UFFD_FEATURE_PAGEFAULT_FLAG_WP as u64;
+
+impl Uffd {
+    /// Opens a descriptor.
+    ///
+    /// Errors: `EPERM` where it is forbidden (for messages, or altogether in a container), `ENOSYS`
+    /// or `EINVAL` where the kernel has no userfaultfd, or one before 5.11.
+    pub fn open(delivery: Delivery) -> io::Result<Self> {
+        let fd = match delivery {
+            Delivery::Signal => by_syscall(FLAGS | raw::UFFD_USER_MODE_ONLY as i32)?,
+            Delivery::Message => by_device().or_else(|_| by_syscall(FLAGS))?,
+        };
+        let stop = rustix::event::eventfd(0, EventfdFlags::CLOEXEC)?;
+        let wanted = match delivery {
+            Delivery::Signal => u64::from(raw::UFFD_FEATURE_SIGBUS),
+            Delivery::Message => 0,
+        } | REQUIRED;
+        // Asking for a feature that is missing is an error, so the optional ones are asked for
+        // on a descriptor of its own only if the kernel lists them.
+        let optional = u64::from(raw::UFFD_FEATURE_MOVE);
+        let mut api = raw::uffdio_api { api: API, features: wanted | optional, ioctls: 0 };
+        if request(&fd, ioctl::UFFDIO_API, &mut api).is_ok() {
+            return Ok(Self { fd, features: wanted | optional, stop });
+        }
+        let mut api = raw::uffdio_api { api: API, features: wanted, ioctls: 0 };
+        request(&fd, ioctl::UFFDIO_API, &mut api)?;
+        Ok(Self { fd, features: wanted, stop })
+    }
+
+    /// Whether pages can be moved (Linux 6.8).
+    pub fn can_move(&self) -> bool {
+        self.features & u64::from(raw::UFFD_FEATURE_MOVE) != 0
+    }
+
+    /// Has the absent pages of a range of our own private anonymous memory served by us from now
+    /// on.
+    pub fn register(&self, range: Range<usize>) -> io::Result<()> {
+        let range = raw::uffdio_range { start: range.start as u64, len: range.len() as u64 };
+        let mode = REGISTER_MISSING | REGISTER_WP;
+        let mut register = raw::uffdio_register { range, mode, ioctls: 0 };
+        request(&self.fd, ioctl::UFFDIO_REGISTER, &mut register)
+    }
+
+    /// Fills absent pages at `to` with a copy of `pages`, and wakes who waits for them. `EEXIST`: a
+    /// page is there.
+    pub fn copy(&self, to: usize, pages: &[u8]) -> io::Result<()> {
+        let mut copy = raw::uffdio_copy {
+            dst: to as u64,
+            src: pages.as_ptr() as u64,
+            len: pages.len() as u64,
+            mode: 0,
+            copy: 0,
+        };
+        request(&self.fd, ioctl::UFFDIO_COPY, &mut copy)
+    }
+
+    /// Maps the zero page at an absent page, and wakes who waits for it. `EEXIST`: a page is there.
+    pub fn zero(&self, range: Range<usize>) -> io::Result<()> {
+        let range = raw::uffdio_range { start: range.start as u64, len: range.len() as u64 };
+        let mut zero = raw::uffdio_zeropage { range, mode: 0, zeropage: 0 };
+        request(&self.fd, ioctl::UFFDIO_ZEROPAGE, &mut zero)
+    }
+
+    /// Moves pages from `from` to the absent ones at `to`: no copy is made, and the pages at `from`
+    /// are absent afterwards. At once for each page: whoever touches it meanwhile finds it at the
+    /// one or at the other place. Wakes nobody.
+    ///
+    /// Returns the bytes moved, with the error that ended it early: `EBUSY` for a page that
+    /// somebody else refers to (a direct transfer, a forked process), `ENOENT` for one that is
+    /// absent, `EEXIST` for one that is at `to` already.
+    ///
+    /// # Safety
+    /// Both ranges are private anonymous mappings of the caller, `to` within one that is
+    /// registered; nobody relies on what was at `from`.
+    pub unsafe fn move_pages(
+        &self,
+        to: usize,
+        from: usize,
+        bytes: usize,
+    ) -> (usize, io::Result<()>) {
+        let mut done = 0;
+        loop {
+            let mut request_move = raw::uffdio_move {
+                dst: (to + done) as u64,
+                src: (from + done) as u64,
+                len: (bytes - done) as u64,
+                mode: DONTWAKE,
+                move_: 0,
+            };
+            let result = request(&self.fd, UFFDIO_MOVE, &mut request_move);
+            done += usize::try_from(request_move.move_).unwrap_or(0);
+            match result {
+                Ok(()) => return (bytes, Ok(())),
+                // The kernel gave up in the middle, or the address space was being changed.
+                Err(error) if error.raw_os_error() == Some(libc::EAGAIN) && done < bytes => {}
+                Err(error) => return (done, Err(error)),
+            }
+        }
+    }
+
+    /// Has writes to the pages of a range that are present wait, or lets them go on.
+    pub fn protect(&self, range: Range<usize>, protect: bool) -> io::Result<()> {
+        let range = raw::uffdio_range { start: range.start as u64, len: range.len() as u64 };
+        let mode = if protect { PROTECT } else { 0 };
+        let mut protect = raw::uffdio_writeprotect { range, mode };
+        request(&self.fd, ioctl::UFFDIO_WRITEPROTECT, &mut protect)
+    }
+
+    /// Wakes who waits for pages of a range.
+    pub fn wake(&self, range: Range<usize>) -> io::Result<()> {
+        let mut range = raw::uffdio_range { start: range.start as u64, len: range.len() as u64 };
+        request(&self.fd, ioctl::UFFDIO_WAKE, &mut range)
+    }
+
+    /// Waits for a message. Several threads may.
+    pub fn next(&self) -> io::Result<Message> {
+        // struct uffd_msg: the event in byte 0; of a fault, flags from byte 8, the address from 16.
+        let mut message = [0; 32];
+        const _: () = assert!(size_of::<raw::uffd_msg>() == 32);
+        let mut polled = [&self.fd, &self.stop].map(|fd| PollFd::new(fd, PollFlags::IN));
+        match rustix::event::poll(&mut polled, None) {
+            Err(Errno::INTR) => return Ok(Message::Other),
+            other => other?,
+        };
+        if !polled[1].revents().is_empty() {
+            return Ok(Message::Stop);
+        }
+        let read = match rustix::io::read(&self.fd, &mut message) {
+            Err(Errno::AGAIN | Errno::INTR) => return Ok(Message::Other),
+            other => other?,
+        };
+        if read != message.len() || message[0] != EVENT_PAGEFAULT {
+            return Ok(Message::Other);
+        }
+        let word = |at: usize| u64::from_ne_bytes(std::array::from_fn(|i| message[at + i]));
+        let is_write = word(8) & PAGEFAULT_FLAG_WRITE != 0;
+        Ok(Message::Fault(Fault { address: word(16) as usize, is_write }))
+    }
+
+    /// Has all who wait in [`Self::next`], now and later, return.
+    pub fn stop(&self) {
+        // The counter of the eventfd cannot overflow by one.
+        let _ = rustix::io::write(&self.stop, &1u64.to_ne_bytes());
+    }
+}
+
+fn by_syscall(flags: i32) -> io::Result<OwnedFd> {
+    // SAFETY: takes a number and returns a new descriptor or −1.
+    let fd = unsafe { libc::syscall(libc::SYS_userfaultfd, flags) };
+    match fd {
+        -1 => Err(io::Error::last_os_error()),
+        // SAFETY: the kernel has just made it, and nobody else knows it.
+        fd => Ok(unsafe { OwnedFd::from_raw_fd(fd as i32) }),
+    }
+}
+
+fn by_device() -> io::Result<OwnedFd> {
+    let device = File::options().read(true).write(true).open("/dev/userfaultfd")?;
+    // SAFETY: the request takes flags by value and returns a new descriptor or −1.
+    let fd =
+        unsafe { libc::ioctl(device.as_raw_fd(), libc::c_ulong::from(USERFAULTFD_IOC_NEW), FLAGS) };
+    match fd {
+        -1 => Err(io::Error::last_os_error()),
+        // SAFETY: as above.
+        fd => Ok(unsafe { OwnedFd::from_raw_fd(fd) }),
+    }
+}
+
+/// One request; `argument` is of the request's type.
+fn request<T>(fd: &OwnedFd, number: u32, argument: &mut T) -> io::Result<()> {
+    // SAFETY: the callers above pass each request its structure, which outlives the call; what the
+    // kernel does to memory through it is said at each of them.
+    let done = unsafe {
+        libc::ioctl(fd.as_raw_fd(), libc::c_ulong::from(number), std::ptr::from_mut(argument))
+    };
+    if done == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+}
+
+#[cfg(test)]
+#[cfg(not(miri))]
+mod tests {
+    use super::*;
+    use crate::map::{Mapping, PAGE_BYTES};
+
+    #[test]
+    fn pages_are_filled_and_moved() {
+        let uffd = Uffd::open(Delivery::Signal).unwrap();
+        let (mut region, mut other) = (
+            Mapping::reserved(4 * PAGE_BYTES).unwrap(),
+            Mapping::reserved(2 * PAGE_BYTES).unwrap(),
+        );
+        let at = region.as_ptr() as usize;
+        uffd.register(at..at + region.len()).unwrap();
+        uffd.copy(at, &[7; PAGE_BYTES]).unwrap();
+        assert!(uffd.copy(at, &[7; PAGE_BYTES]).is_err(), "it is there");
+        uffd.zero(at + PAGE_BYTES..at + 2 * PAGE_BYTES).unwrap();
+        if uffd.can_move() {
+            other.as_mut_slice().fill(9);
+            // SAFETY: both are ours, and `other` is not looked at again but here.
+            let moved = unsafe {
+                uffd.move_pages(at + 2 * PAGE_BYTES, other.as_ptr() as usize, 2 * PAGE_BYTES)
+            };
+            assert_eq!(moved.0, 2 * PAGE_BYTES);
+            assert_eq!(region.as_mut_slice()[3 * PAGE_BYTES], 9);
+            assert!(other.as_mut_slice().iter().all(|byte| *byte == 0), "moved away");
+        }
+        assert_eq!((region.as_slice()[0], region.as_slice()[PAGE_BYTES]), (7, 0));
+    }
+}
