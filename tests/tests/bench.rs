@@ -46,6 +46,38 @@ fn transport_compares_plain_memory_with_each_compressor() {
 }
 
 #[test]
+fn every_benchmark_has_its_rows_and_plots() {
+    let Some(_machine) = Machine::take() else { return };
+    let folder = tempfile::tempdir().unwrap();
+    let report = format!("--report={}", folder.path().display());
+    let cases: [(&str, &[&str], &str); 4] = [
+        ("codecs", &["| wkdm", "| lz4:0", "| zstd:3", "choice by page"], "codecs-out.svg"),
+        ("density", &["| zram, lz4", "| zswap, lzo", "| uzswap, lz4"], "density-bytes.svg"),
+        (
+            "fault",
+            &["| zram, lz4", "| zswap, lzo", "| swap device, lz4", "| region, lz4"],
+            "fault-cdf.svg",
+        ),
+        (
+            "swapout",
+            &["| zram, lz4", "| zswap, lzo", "| swap device, lz4", "| region, lz4"],
+            "swapout-cdf.svg",
+        ),
+    ];
+    for (name, rows, plot) in cases {
+        let text = assert_well(&bench(&[name, "--smoke", &report]));
+        for row in rows {
+            assert!(text.contains(row), "{row}: {text}");
+        }
+        assert!(!text.contains("NaN"), "{text}");
+        assert!(fs::read_to_string(folder.path().join(plot)).unwrap().starts_with("<svg"));
+    }
+    let report = fs::read_to_string(folder.path().join("report.md")).unwrap();
+    let sections = report.lines().filter(|line| line.starts_with("## ")).count();
+    assert_eq!(sections, cases.len(), "each leaves the others' sections");
+}
+
+#[test]
 fn a_kernel_is_built_with_every_kind_of_swap() {
     if !is_full() {
         return; // It installs the kernel's sources.

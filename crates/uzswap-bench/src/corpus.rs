@@ -1,13 +1,67 @@
 //! Pages to measure with: memory of real programs, recorded on the spot.
+//!
+//! Each program is started, brought to where its heap is full, and recorded with `uzswap record`.
+//! What was recorded is kept, so that all benchmarks of a machine measure with the same pages.
 
+use crate::bench::Bench;
 use crate::error::{Context, Failure};
+use crate::install::{is_there, packages, shell};
 use crate::peer::{FOLDER, uzswap};
+use std::collections::HashSet;
 use std::fs;
-use std::io::{BufRead, BufReader};
+use std::io::{BufRead, BufReader, Write};
+use std::os::unix::net::UnixStream;
+use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+use uzswap_engine::testing::Noise;
+use uzswap_engine::{PAGE_BYTES, Page};
+use uzswap_sys::process;
 
-/// Parses the standard library, keeps the syntax trees, and waits.
+/// Most pages of one program that are kept: 96 MiB.
+const PAGES_MAX: usize = 96 << 20 >> 12;
+/// Pages that are kept or left out together when there are more: neighbours are alike.
+const RUN_PAGES: usize = 16;
+/// Pages of a sample for a test.
+const SMOKE_PAGES: usize = 512;
+
+/// A program whose memory is recorded.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Program {
+    /// Parses its standard library, and keeps the syntax trees.
+    Python,
+    /// Compiles C++ with many templates.
+    Compiler,
+    /// A key-value server loaded with JSON.
+    Redis,
+    /// Arrays of floats.
+    Numpy,
+    /// Parses its own library, and keeps the syntax trees.
+    Node,
+}
+
+/// All programs.
+pub const ALL: [Program; 5] =
+    [Program::Python, Program::Compiler, Program::Redis, Program::Numpy, Program::Node];
+
+/// Memory of one program.
+pub struct Corpus {
+    /// The program.
+    pub name: &'static str,
+    /// Where they are kept.
+    pub file: PathBuf,
+    /// Pages that are neither one word repeated nor equal to an earlier one.
+    pub pages: Vec<Page>,
+    /// All pages, in their order.
+    pub all: Vec<Page>,
+    /// Pages of one repeated word.
+    pub same_filled: usize,
+    /// Pages equal to an earlier one.
+    pub duplicates: usize,
+}
+
+/// Waits for its standard input to end, when its heap is full.
 const PYTHON: &str = "
 import ast, pathlib, sys, sysconfig
 kept = []
@@ -18,34 +72,385 @@ print('ready', flush=True)
 sys.stdin.read()
 ";
 
-/// The heap of a Python program, some 200 MiB of objects; made once.
-pub fn python() -> Result<PathBuf, Failure> {
-    let path = Path::new(FOLDER).join("python.pages");
-    if path.exists() {
-        return Ok(path);
+/// A third random walks, as measured series are; the rest what stands beside them in a program:
+/// single precision, rounded, sorted times, labels, and an eighth of plain noise.
+const NUMPY: &str = "
+import sys, numpy
+rng = numpy.random.default_rng(1)
+n = 1 << 20
+walks = [numpy.cumsum(rng.standard_normal(n)) for _ in range(3)]
+singles = [numpy.cumsum(rng.standard_normal(n)).astype('f4') for _ in range(4)]
+rounded = [numpy.round(100 + numpy.cumsum(rng.standard_normal(n)), 2) for _ in range(2)]
+times = [numpy.cumsum(rng.integers(1, 2000, n)) for _ in range(2)]
+labels = [rng.integers(0, 50, n).astype('i4') for _ in range(2)]
+noise = rng.random(n)
+print('ready', flush=True)
+sys.stdin.read()
+";
+
+const NODE: &str = "
+const parser = require('internal/deps/acorn/acorn/dist/acorn');
+const { natives } = require('internal/test/binding').internalBinding('builtins');
+const kept = [];
+for (const [name, text] of Object.entries(natives)) {
+  try {
+    kept.push(parser.parse(text, { ecmaVersion: 'latest', sourceType: 'module', locations: true,
+                                   allowReturnOutsideFunction: true }));
+  } catch { }
+}
+console.log('ready');
+process.stdin.resume();
+process.stdin.on('end', () => process.exit(kept.length === 0));
+";
+
+const COMPILER: &str = "
+#include <algorithm>
+#include <functional>
+#include <map>
+#include <random>
+#include <regex>
+#include <string>
+#include <tuple>
+#include <unordered_map>
+#include <variant>
+#include <vector>
+template <int N> struct Shape {
+  std::map<std::string, std::vector<std::tuple<int, std::string, Shape<N - 1>>>> parts;
+  std::unordered_map<std::string, std::function<bool(const Shape<N - 1> &)>> tests;
+  std::variant<int, std::string, std::vector<Shape<N - 1>>> value;
+  int count(const std::regex &pattern) const {
+    int n = 0;
+    for (auto &[name, list] : parts) {
+      if (std::regex_search(name, pattern)) ++n;
+      for (auto &[a, b, c] : list) n += a + std::regex_match(b, pattern) + c.count(pattern);
     }
-    fs::create_dir_all(FOLDER).context(FOLDER)?;
-    let mut program = Command::new("python3")
-        .args(["-c", PYTHON])
-        .stdin(Stdio::piped())
-        .stdout(Stdio::piped())
-        .spawn()
-        .context("python3, whose memory is the pages to measure with; install it")?;
+    return n;
+  }
+  void sort() {
+    for (auto &[name, list] : parts)
+      std::stable_sort(list.begin(), list.end(),
+                       [](auto &a, auto &b) { return std::get<1>(a) < std::get<1>(b); });
+  }
+};
+template <> struct Shape<0> {
+  int count(const std::regex &) const { return 0; }
+};
+int main() { Shape<60> shape; shape.sort(); return shape.count(std::regex(\"a+b\")); }
+";
+
+/// The compiler is recorded when it has grown to this.
+const COMPILER_BYTES: u64 = 150 << 20;
+/// Bytes of documents that the server is loaded with.
+const DOCUMENTS_BYTES: usize = 90 << 20;
+
+impl Program {
+    /// Its name.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Python => "python",
+            Self::Compiler => "c++ compiler",
+            Self::Redis => "redis, JSON",
+            Self::Numpy => "numpy",
+            Self::Node => "node",
+        }
+    }
+
+    fn path(self) -> PathBuf {
+        let name = match self {
+            Self::Python => "python",
+            Self::Compiler => "compiler",
+            Self::Redis => "redis",
+            Self::Numpy => "numpy",
+            Self::Node => "node",
+        };
+        Path::new(FOLDER).join(name).with_extension("pages")
+    }
+
+    /// The file of its pages, recorded now if it is not there.
+    pub fn file(self) -> Result<PathBuf, Failure> {
+        let path = self.path();
+        if path.exists() {
+            return Ok(path);
+        }
+        eprintln!("uzswap bench: recording the memory of {}", self.name());
+        fs::create_dir_all(FOLDER).context(FOLDER)?;
+        let program = match self {
+            Self::Python => ready(Command::new("python3").args(["-c", PYTHON])),
+            Self::Numpy => ready(Command::new(numpy()?).args(["-c", NUMPY])),
+            Self::Node => node(),
+            Self::Redis => redis(),
+            Self::Compiler => compiler(),
+        }?;
+        record(program.recorded(), &path)?;
+        Ok(path)
+    }
+
+    /// Its pages.
+    fn corpus(self, pages_max: usize) -> Result<Corpus, Failure> {
+        let path = self.file()?;
+        let bytes = fs::read(&path).context(&path.display().to_string())?;
+        let all: Vec<Page> = bytes.as_chunks().0.iter().take(pages_max).copied().collect();
+        let mut seen = HashSet::new();
+        let (mut pages, mut same_filled, mut duplicates) = (Vec::new(), 0, 0);
+        for page in &all {
+            if is_same_filled(page) {
+                same_filled += 1;
+            } else if seen.insert(page) {
+                pages.push(*page);
+            } else {
+                duplicates += 1;
+            }
+        }
+        match pages.is_empty() {
+            true => Err(Failure::new(format!("{}: no pages; remove it", path.display()))),
+            false => {
+                Ok(Corpus { name: self.name(), file: path, pages, all, same_filled, duplicates })
+            }
+        }
+    }
+}
+
+fn is_same_filled(page: &Page) -> bool {
+    page.as_chunks::<8>().0.windows(2).all(|pair| pair[0] == pair[1])
+}
+
+/// What there is to measure with.
+pub struct Corpora {
+    /// Those of this machine.
+    pub found: Vec<Corpus>,
+    /// Why others are missing: name and reason.
+    pub missing: Vec<(String, String)>,
+}
+
+/// All corpora; those that are not there yet are recorded.
+pub fn corpora(bench: &Bench) -> Result<Corpora, Failure> {
+    let (mut found, mut missing) = (Vec::new(), Vec::new());
+    let programs = bench.pick(&ALL[..1], &ALL[..], &ALL[..]);
+    for program in programs {
+        bench.interrupt.check()?;
+        match program.corpus(bench.pick(SMOKE_PAGES, PAGES_MAX, PAGES_MAX)) {
+            Ok(corpus) => found.push(corpus),
+            Err(failure) => missing.push((program.name().into(), failure.to_string())),
+        }
+    }
+    match found.is_empty() {
+        true => Err(Failure::new(format!("no pages to measure with: {missing:?}"))),
+        false => Ok(Corpora { found, missing }),
+    }
+}
+
+/// A program with a full heap, ended when dropped.
+struct Running {
+    child: Child,
+    /// The process to record, if it is not the child itself.
+    pid: Option<i32>,
+    /// Where it keeps its files.
+    _folder: Option<tempfile::TempDir>,
+}
+
+impl Running {
+    fn recorded(&self) -> i32 {
+        self.pid.unwrap_or(self.child.id() as i32)
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        // Errors: it has ended already.
+        if let Some(pid) = self.pid {
+            let _ = process::kill(pid, 9);
+        }
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// Starts a program that prints a line when its heap is full.
+fn ready(command: &mut Command) -> Result<Running, Failure> {
+    let what = command.get_program().to_string_lossy().into_owned();
+    let spawned = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn();
+    let mut running = Running { child: spawned.context(&what)?, pid: None, _folder: None };
     let mut line = String::new();
-    let stdout = program.stdout.take().ok_or_else(|| Failure::new("no pipe from python3"))?;
-    BufReader::new(stdout).read_line(&mut line).context("python3")?;
-    let fresh = path.with_extension("new");
-    let recorded = Command::new(uzswap()?)
-        .args(["record", "--pid", &program.id().to_string(), "--out"])
-        .arg(&fresh)
-        .stderr(Stdio::null())
-        .status()
-        .context("uzswap record");
-    drop(program.stdin.take());
-    program.wait().context("python3")?;
-    if !recorded?.success() {
-        return Err(Failure::new("uzswap record failed"));
+    let stdout = running.child.stdout.take();
+    let stdout = stdout.ok_or_else(|| Failure::new(format!("{what}: no pipe")))?;
+    BufReader::new(stdout).read_line(&mut line).context(&what)?;
+    match line.trim() {
+        "ready" => Ok(running),
+        _ => Err(Failure::new(format!("{what}: it ended before its heap was full"))),
     }
-    fs::rename(&fresh, &path).context("the recorded pages")?;
-    Ok(path)
+}
+
+/// A Python with numpy: the system's, or one in a folder of its own.
+fn numpy() -> Result<PathBuf, Failure> {
+    let has = |python: &Path| {
+        let mut command = Command::new(python);
+        command.args(["-c", "import numpy"]).stderr(Stdio::null());
+        command.status().is_ok_and(|status| status.success())
+    };
+    let own = Path::new(FOLDER).join("venv/bin/python3");
+    if let Some(python) = [PathBuf::from("python3"), own.clone()].into_iter().find(|p| has(p)) {
+        return Ok(python);
+    }
+    eprintln!("uzswap bench: installing numpy into {FOLDER}/venv");
+    shell("python3 -m venv venv && venv/bin/pip -q install numpy", Path::new(FOLDER))?;
+    Ok(own)
+}
+
+fn node() -> Result<Running, Failure> {
+    if !is_there("node") {
+        packages(&["nodejs"])?;
+    }
+    // Its parser is among the internals.
+    ready(Command::new("node").args(["--expose-internals", "--no-warnings", "-e", NODE]))
+}
+
+/// A server of its own on a socket of its own, that writes no file.
+fn redis() -> Result<Running, Failure> {
+    const SERVER: &str = "redis-server";
+    // The tools' package installs no service. The server is in it: a tool that goes by its name.
+    const TOOL: &str = "redis-check-rdb";
+    if !is_there(SERVER) && !is_there(TOOL) {
+        packages(&["redis-tools"])?;
+    }
+    let folder = tempfile::tempdir().context("a temporary folder")?;
+    let socket = folder.path().join("socket");
+    let mut command = Command::new(if is_there(SERVER) { SERVER } else { TOOL });
+    command.arg0(SERVER).args(["--port", "0", "--save", "", "--appendonly", "no"]);
+    command.arg("--unixsocket").arg(&socket).arg("--dir").arg(folder.path());
+    let child = command.stdin(Stdio::null()).stdout(Stdio::null()).spawn().context(SERVER)?;
+    let running = Running { child, pid: None, _folder: Some(folder) };
+    let end = Instant::now() + Duration::from_secs(10);
+    let stream = loop {
+        match UnixStream::connect(&socket) {
+            Ok(stream) => break stream,
+            Err(error) if Instant::now() > end => {
+                return Err(error).context("redis-server does not answer");
+            }
+            Err(_) => std::thread::sleep(Duration::from_millis(20)),
+        }
+    };
+    load(stream).context("redis-server")?;
+    Ok(running)
+}
+
+/// Loads documents such as a shop keeps, in the server's protocol.
+fn load(stream: UnixStream) -> std::io::Result<()> {
+    const NAMES: [&str; 8] =
+        ["Ada", "Björn", "Chiara", "Dmitri", "Emeka", "Fatima", "Grace", "Hiroshi"];
+    const CITIES: [&str; 6] = ["Lisboa", "Kraków", "Nairobi", "Osaka", "Quito", "Tromsø"];
+    const ITEMS: [&str; 6] = ["kettle", "lamp", "notebook", "bicycle bell", "rope", "chair"];
+    let mut noise = Noise::new(11);
+    let mut answers = stream.try_clone()?;
+    // Answers are read meanwhile, or the server would wait for us.
+    let reader = std::thread::spawn(move || std::io::copy(&mut answers, &mut std::io::sink()));
+    let mut out = std::io::BufWriter::new(&stream);
+    let (mut number, mut bytes) = (0, 0);
+    while bytes < DOCUMENTS_BYTES {
+        let mut pick = |from: &[&'static str]| from[noise.below(from.len() as u64) as usize];
+        let (name, city) = (pick(&NAMES), pick(&CITIES));
+        let lines: Vec<String> = (0..1 + number % 4)
+            .map(|_| {
+                let item = pick(&ITEMS);
+                let price = 1.0 + number as f64 % 97.0;
+                format!(r#"{{"item":"{item}","quantity":{},"price":{price:.2}}}"#, number % 5 + 1)
+            })
+            .collect();
+        let document = format!(
+            r#"{{"id":"{:016x}","customer":{{"name":"{name}","email":"{}{}@example.com","city":"{city}"}},"created":"2026-{:02}-{:02}T{:02}:{:02}:00Z","paid":{},"lines":[{}]}}"#,
+            noise.word(),
+            name.to_lowercase(),
+            noise.below(10_000),
+            noise.below(12) + 1,
+            noise.below(28) + 1,
+            noise.below(24),
+            noise.below(60),
+            number % 3 > 0,
+            lines.join(",")
+        );
+        let key = format!("order:{number}");
+        write!(
+            out,
+            "*3\r\n$3\r\nSET\r\n${}\r\n{key}\r\n${}\r\n{document}\r\n",
+            key.len(),
+            document.len()
+        )?;
+        bytes += document.len();
+        number += 1;
+    }
+    out.write_all(b"*1\r\n$4\r\nQUIT\r\n")?;
+    out.flush()?;
+    drop(out);
+    // QUIT is answered last, and the connection closed.
+    match reader.join() {
+        Ok(read) => read.map(drop),
+        Err(_) => Err(std::io::ErrorKind::Other.into()),
+    }
+}
+
+/// A compiler, stopped in the middle of its work.
+fn compiler() -> Result<Running, Failure> {
+    if !is_there("g++") {
+        packages(&["g++"])?;
+    }
+    let folder = tempfile::tempdir().context("a temporary folder")?;
+    let source = folder.path().join("shape.cpp");
+    fs::write(&source, COMPILER).context("the source to compile")?;
+    let mut command = Command::new("g++");
+    command.args(["-std=c++17", "-O2", "-g", "-c", "-o", "/dev/null"]).arg(&source);
+    let child = command.stdin(Stdio::null()).spawn().context("g++")?;
+    let mut running = Running { child, pid: None, _folder: Some(folder) };
+    let id = running.child.id();
+    loop {
+        if running.child.try_wait().context("g++")?.is_some() {
+            return Err(Failure::new("g++ ended before it had grown; is it a C++17 compiler?"));
+        }
+        let children = format!("/proc/{id}/task/{id}/children");
+        let children = fs::read_to_string(children).unwrap_or_default();
+        let pid = children.split_whitespace().find_map(|pid| pid.parse::<i32>().ok());
+        if let Some(pid) = pid.filter(|pid| resident_bytes(*pid) >= COMPILER_BYTES) {
+            process::kill(pid, signal_hook::consts::SIGSTOP).context("g++")?;
+            running.pid = Some(pid);
+            return Ok(running);
+        }
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
+
+fn resident_bytes(pid: i32) -> u64 {
+    let text = fs::read_to_string(format!("/proc/{pid}/statm")).unwrap_or_default();
+    let pages: Option<u64> = text.split(' ').nth(1).and_then(|pages| pages.parse().ok());
+    pages.unwrap_or(0) * PAGE_BYTES as u64
+}
+
+/// Records a process, and keeps at most [`PAGES_MAX`] of its pages, from all over its memory.
+fn record(pid: i32, path: &Path) -> Result<(), Failure> {
+    let fresh = path.with_extension("new");
+    // An error: there is none from a time that was cut short.
+    let _ = fs::remove_file(&fresh);
+    let mut command = Command::new(uzswap()?);
+    command.args(["record", "--pid", &pid.to_string(), "--out"]).arg(&fresh);
+    let output = command.output().context("uzswap record")?;
+    if !output.status.success() {
+        return Err(Failure::new(String::from_utf8_lossy(&output.stderr).trim().to_owned()));
+    }
+    let what = fresh.display().to_string();
+    let bytes = fs::read(&fresh).context(&what)?;
+    let runs: Vec<&[u8]> = bytes.chunks(RUN_PAGES * PAGE_BYTES).collect();
+    let step = bytes.len().div_ceil(PAGES_MAX * PAGE_BYTES).max(1);
+    let kept: Vec<u8> = runs.into_iter().step_by(step).flatten().copied().collect();
+    fs::write(&fresh, kept).context(&what)?;
+    fs::rename(&fresh, path).context(&what)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_word_repeated_is_same_filled() {
+        let mut page = [7; PAGE_BYTES];
+        assert!(is_same_filled(&page));
+        page[4095] = 8;
+        assert!(!is_same_filled(&page));
+    }
 }

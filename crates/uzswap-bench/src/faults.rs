@@ -3,13 +3,11 @@
 
 use crate::error::{Context, Failure};
 use crate::figures::quantile;
+use crate::memory::{Memory, MemoryArguments};
 use clap::Args;
 use serde::{Deserialize, Serialize};
-use std::fs;
 use std::hint::black_box;
-use std::path::PathBuf;
 use std::time::Instant;
-use uzswap_engine::PAGE_BYTES;
 use uzswap_engine::testing::Noise;
 
 /// Touches that take less found their page in memory, ns: no device answers as fast, and nothing
@@ -19,18 +17,14 @@ const FAULT_NS_MIN: u64 = 1_500;
 /// What to do.
 #[derive(Debug, Args)]
 pub struct FaultArguments {
-    /// Pages to fill the memory with, one after another.
-    #[arg(long)]
-    pub pages: PathBuf,
-    /// Memory to fill, MiB.
-    #[arg(long)]
-    pub mib: usize,
+    #[command(flatten)]
+    memory: MemoryArguments,
     /// Touches.
     #[arg(long)]
-    pub touches: usize,
+    touches: usize,
     /// Microseconds of other work between two.
     #[arg(long, default_value_t = 0)]
-    pub pause_us: u64,
+    pause_us: u64,
 }
 
 /// Times of faults, ns, in the order in which they happened.
@@ -49,26 +43,12 @@ impl Faults {
 
 /// Does it, and prints the times as JSON.
 pub fn run(arguments: &FaultArguments) -> Result<(), Failure> {
-    let what = arguments.pages.display().to_string();
-    let pages = fs::read(&arguments.pages).context(&what)?;
-    let (pages, _) = pages.as_chunks::<PAGE_BYTES>();
-    if pages.is_empty() {
-        return Err(Failure::new(format!("{what}: not even one page")));
-    }
-    let count = (arguments.mib << 20) / PAGE_BYTES;
-    let mut memory = vec![[0u8; PAGE_BYTES]; count];
-    let mut noise = Noise::new(7);
-    for (number, page) in memory.iter_mut().enumerate() {
-        *page = pages[number % pages.len()];
-        if number >= pages.len() {
-            // Not twice the same page: that would be kept once.
-            let at = noise.below(PAGE_BYTES as u64 / 8) as usize * 8;
-            page[at..at + 8].copy_from_slice(&noise.word().to_le_bytes());
-        }
-    }
+    let memory = Memory::new(&arguments.memory)?;
+    let pages = memory.pages();
+    let mut noise = Noise::new(13);
     let mut faults = Faults::default();
     for _ in 0..arguments.touches {
-        let page = &memory[noise.below(count as u64) as usize];
+        let page = &pages[noise.below(pages.len() as u64) as usize];
         let began = Instant::now();
         black_box(page[black_box(64)]);
         let ns = began.elapsed().as_nanos() as u64;

@@ -2,13 +2,13 @@
 
 use crate::bench::{Bench, Turns};
 use crate::error::{Context, Failure};
+use crate::install::{is_there, packages, shell};
 use crate::machine::Changes;
 use crate::peer::{FOLDER, Measured, Peer};
 use crate::report::{Section, Table};
 use clap::Args;
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
 
 /// What to measure.
 #[derive(Debug, Args)]
@@ -45,33 +45,13 @@ fn sources() -> Result<PathBuf, Failure> {
         return Ok(folder);
     }
     if !Path::new(ARCHIVE).exists() || ["flex", "bison", "bc"].iter().any(|name| !is_there(name)) {
-        eprintln!("uzswap bench: installing {}", PACKAGES.join(" "));
-        shell("apt-get -qq update", Path::new("/"))?;
-        let packages = PACKAGES.join(" ");
-        shell(
-            &format!("apt-get -qq install -y --no-install-recommends {packages} >/dev/null"),
-            Path::new("/"),
-        )?;
+        packages(&PACKAGES)?;
     }
     eprintln!("uzswap bench: unpacking the kernel's sources");
     fs::create_dir_all(&folder).context(FOLDER)?;
     shell(&format!("tar xf {ARCHIVE} --strip-components=1"), &folder)?;
     shell("make -s tinyconfig && touch .ready", &folder)?;
     Ok(folder)
-}
-
-fn is_there(program: &str) -> bool {
-    let paths = std::env::var_os("PATH").unwrap_or_default();
-    std::env::split_paths(&paths).any(|folder| folder.join(program).exists())
-}
-
-fn shell(script: &str, folder: &Path) -> Result<(), Failure> {
-    let mut command = Command::new("sh");
-    command.args(["-c", script]).current_dir(folder).stdin(Stdio::null()).stdout(Stdio::null());
-    match command.env("DEBIAN_FRONTEND", "noninteractive").status().context(script)?.success() {
-        true => Ok(()),
-        false => Err(Failure::new(format!("{script}: it failed; run it by hand to see why"))),
-    }
 }
 
 fn peer(name: &str, pool: Option<&str>) -> Result<Peer, Failure> {

@@ -5,6 +5,7 @@
 //! by the next one, in [`recover`]. A lock keeps two benchmarks apart.
 
 use crate::error::{Context, Failure};
+use crate::peer::ZRAM;
 use rustix::fs::{FallocateFlags, FlockOperation};
 use serde::{Deserialize, Serialize};
 use std::fs::{self, File};
@@ -110,6 +111,17 @@ impl Changes {
     pub fn set_until(&mut self, path: &Path, value: &str, after: &str) -> Result<(), Failure> {
         self.note(Undo::Write { path: path.into(), value: after.into() })?;
         fs::write(path, value).context(&format!("{}: write {value}", path.display()))
+    }
+
+    /// Makes zram0 a device of `bytes`.
+    pub fn zram(&mut self, compressor: &str, bytes: u64) -> Result<(), Failure> {
+        let path = Path::new(ZRAM);
+        // The reset at the end chooses the default compressor again.
+        self.set_until(&path.join("reset"), "1", "1")?;
+        for (setting, value) in [("comp_algorithm", compressor), ("disksize", &bytes.to_string())] {
+            fs::write(path.join(setting), value).context(&format!("zram0: {setting}"))?;
+        }
+        Ok(())
     }
 
     /// Makes a swap file of `bytes` and has the kernel swap to it before all others.

@@ -7,15 +7,22 @@
 #![forbid(unsafe_code)]
 
 mod bench;
+mod codecs;
 mod corpus;
+mod density;
 mod error;
+mod fault;
 mod faults;
 mod figures;
+mod hold;
+mod install;
 mod kernel_build;
 mod machine;
+mod memory;
 mod peer;
 mod plot;
 mod report;
+mod touch;
 mod transport;
 
 use bench::{Bench, Options};
@@ -38,6 +45,14 @@ struct Cli {
 enum What {
     /// Every one of the others, one after another.
     All,
+    /// What each compressor makes of real pages, and how fast.
+    Codecs(codecs::CodecsArguments),
+    /// Memory for a page that is held, beside zram and zswap.
+    Density(density::DensityArguments),
+    /// How long a page takes to come in, beside zswap and zram.
+    Fault(fault::FaultArguments),
+    /// How long a page takes to go out, beside zswap and zram.
+    Swapout(fault::FaultArguments),
     /// A fault without a cache behind the device, and what ours adds to it.
     Transport(transport::TransportArguments),
     /// Compile a small kernel with many jobs in little memory.
@@ -45,10 +60,16 @@ enum What {
     /// The program whose faults are timed; started by the others.
     #[command(hide = true)]
     Faults(faults::FaultArguments),
+    /// The program whose page-outs and faults are timed; started by fault and swapout.
+    #[command(hide = true)]
+    Touch(touch::TouchArguments),
+    /// The program whose memory zswap holds; started by density.
+    #[command(hide = true)]
+    Hold(hold::HoldArguments),
 }
 
 /// What `all` runs, the shortest first.
-const ALL: [&str; 2] = ["transport", "kernel-build"];
+const ALL: [&str; 6] = ["codecs", "density", "fault", "swapout", "transport", "kernel-build"];
 
 fn main() -> ExitCode {
     let cli = match Cli::try_parse() {
@@ -61,6 +82,8 @@ fn main() -> ExitCode {
     };
     let done = match &cli.what {
         What::Faults(arguments) => faults::run(arguments),
+        What::Hold(arguments) => hold::run(arguments),
+        What::Touch(arguments) => touch::run(arguments),
         What::All => begin(&cli.options).and_then(|bench| all(&bench)),
         what => begin(&cli.options).and_then(|bench| bench.publish(section(&bench, what)?)),
     };
@@ -84,9 +107,15 @@ fn begin(options: &Options) -> Result<Bench, Failure> {
 /// Runs one of them.
 fn section(bench: &Bench, what: &What) -> Result<Section, Failure> {
     match what {
+        What::Codecs(arguments) => codecs::run(bench, arguments),
+        What::Density(arguments) => density::run(bench, arguments),
+        What::Fault(arguments) => fault::fault(bench, arguments),
+        What::Swapout(arguments) => fault::swapout(bench, arguments),
         What::Transport(arguments) => transport::run(bench, arguments),
         What::KernelBuild(arguments) => kernel_build::run(bench, arguments),
-        What::All | What::Faults(_) => Err(Failure::new("not a benchmark by itself")),
+        What::All | What::Faults(_) | What::Hold(_) | What::Touch(_) => {
+            Err(Failure::new("not a benchmark by itself"))
+        }
     }
 }
 

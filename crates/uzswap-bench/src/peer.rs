@@ -10,13 +10,15 @@ use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
+use uzswap_region::Mode;
 use uzswap_sys::process;
 
 /// Where swap files and sources go: a disk, not memory.
 pub const FOLDER: &str = "/var/tmp/uzswap-bench";
 
 const ZSWAP: &str = "/sys/module/zswap/parameters";
-const ZRAM: &str = "/sys/block/zram0";
+/// The zram device that is used.
+pub const ZRAM: &str = "/sys/block/zram0";
 
 /// Size of peers' swap areas; as much as any of the benchmarks needs.
 const AREA_BYTES: u64 = 4 << 30;
@@ -45,6 +47,13 @@ pub enum Peer {
         name: String,
         /// Options.
         options: Vec<String>,
+    },
+    /// A region, which the measured program makes itself.
+    Region {
+        /// Its compressor.
+        compressor: String,
+        /// Threads of their own serve its faults.
+        handlers: bool,
     },
 }
 
@@ -79,6 +88,10 @@ impl Candidate for Peer {
             Self::Zswap { compressor } => format!("zswap, {compressor}"),
             Self::Zram { compressor } => format!("zram, {compressor}"),
             Self::Uzswap { name, .. } => name.clone(),
+            Self::Region { compressor, handlers: false } => format!("region, {compressor}"),
+            Self::Region { compressor, handlers: true } => {
+                format!("region, {compressor}, handlers")
+            }
         }
     }
 
@@ -100,6 +113,10 @@ impl Candidate for Peer {
                     .is_ok_and(|size| size.trim() != "0") =>
             {
                 Some("zram0 is in use".into())
+            }
+            Self::Region { handlers, .. } => {
+                let mode = if *handlers { Mode::HandlerThreads } else { Mode::InThread };
+                mode.check().err().map(|error| error.to_string())
             }
             _ => None,
         }
@@ -133,7 +150,7 @@ impl Peer {
         let (seconds, pool_peak, stdout) = wait(child, interrupt, || self.pool_bytes())?;
         let after = Counters::read();
         let count = |name: &str| after.get(name).saturating_sub(before.get(name));
-        let on_disk = !matches!(self, Self::Zram { .. });
+        let on_disk = matches!(self, Self::Plain | Self::Zswap { .. });
         let (pages_in, pages_out) = (count("pswpin"), count("pswpout"));
         Ok(Measured {
             seconds,
@@ -146,6 +163,15 @@ impl Peer {
             pool_peak,
             stdout,
         })
+    }
+
+    /// Options that tell the measured program which memory to take.
+    pub fn memory_options(&self, budget_mib: usize) -> Vec<String> {
+        let Self::Region { compressor, handlers } = self else { return Vec::new() };
+        let mut options =
+            vec![format!("--region={compressor}"), format!("--budget-mib={budget_mib}")];
+        options.extend(handlers.then(|| "--handlers".to_owned()));
+        options
     }
 
     fn set_up(&self, changes: &mut Changes) -> Result<(), Failure> {
@@ -166,38 +192,34 @@ impl Peer {
                 if Path::new(ZSWAP).exists() {
                     changes.set(&format!("{ZSWAP}/enabled"), "N")?;
                 }
-                let path = Path::new(ZRAM);
-                // The reset at the end chooses the default compressor again.
-                changes.set_until(&path.join("reset"), "1", "1")?;
-                for (setting, value) in
-                    [("comp_algorithm", compressor.clone()), ("disksize", AREA_BYTES.to_string())]
-                {
-                    fs::write(path.join(setting), value).context(&format!("zram0: {setting}"))?;
-                }
+                changes.zram(compressor, AREA_BYTES)?;
                 changes.swap_on(Path::new("/dev/zram0"), AREA_BYTES)
             }
-            Self::Uzswap { .. } => Ok(()),
+            Self::Uzswap { .. } | Self::Region { .. } => Ok(()),
         }
     }
 
     /// Bytes of compressed pages in memory now.
     fn pool_bytes(&self) -> u64 {
-        let number = |text: String, field: usize| {
-            text.split_whitespace().nth(field).and_then(|n| n.parse().ok()).unwrap_or(0)
-        };
         match self {
-            // The third field: mem_used_total.
-            Self::Zram { .. } => {
-                number(fs::read_to_string(format!("{ZRAM}/mm_stat")).unwrap_or_default(), 2)
-            }
+            Self::Zram { .. } => zram_memory(),
             Self::Zswap { .. } => {
                 let text = fs::read_to_string("/proc/meminfo").unwrap_or_default();
                 let line = text.lines().find_map(|line| line.strip_prefix("Zswap:"));
-                number(line.unwrap_or_default().into(), 0) * 1024
+                number(line.unwrap_or_default(), 0) * 1024
             }
-            Self::Plain | Self::Uzswap { .. } => 0,
+            Self::Plain | Self::Uzswap { .. } | Self::Region { .. } => 0,
         }
     }
+}
+
+fn number(text: &str, field: usize) -> u64 {
+    text.split_whitespace().nth(field).and_then(|n| n.parse().ok()).unwrap_or(0)
+}
+
+/// Bytes that zram's pool takes: `mem_used_total`, the third field of `mm_stat`.
+pub fn zram_memory() -> u64 {
+    number(&fs::read_to_string(format!("{ZRAM}/mm_stat")).unwrap_or_default(), 2)
 }
 
 /// The program that is measured: it lies beside this one.

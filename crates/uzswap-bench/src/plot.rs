@@ -69,7 +69,6 @@ impl Plot {
     }
 
     /// As points that bear their series' names, not lines.
-    #[allow(dead_code, reason = "for plots of codecs")]
     pub fn dots(mut self) -> Self {
         self.style = Style::Dots;
         self

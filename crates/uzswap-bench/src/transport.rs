@@ -1,7 +1,7 @@
 //! `transport`: what a fault costs without a cache behind the device, and what ours adds.
 
 use crate::bench::Bench;
-use crate::corpus;
+use crate::corpus::Program;
 use crate::error::{Context, Failure};
 use crate::faults::Faults;
 use crate::machine::Changes;
@@ -45,7 +45,7 @@ fn peers(compressors: &[String]) -> Vec<Peer> {
 
 /// Measures.
 pub fn run(bench: &Bench, arguments: &TransportArguments) -> Result<Section, Failure> {
-    let pages = corpus::python()?;
+    let pages = Program::Python.file()?;
     let own = std::env::current_exe().context("the path of this program")?;
     let limit_mib = usize::from(arguments.limit_mib);
     let memory_mib = MEMORY_RATIO * limit_mib;

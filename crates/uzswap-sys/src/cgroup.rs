@@ -57,6 +57,13 @@ impl Hierarchy {
         Ok(Group { version: self.version, path })
     }
 
+    /// The group that this process is in.
+    pub fn own(&self) -> Option<Group> {
+        let text = fs::read_to_string("/proc/self/cgroup").ok()?;
+        let path = own_path(&text, self.version)?;
+        Some(Group { version: self.version, path: self.root.join(path.trim_start_matches('/')) })
+    }
+
     /// A group that exists already.
     pub fn group(&self, name: &str) -> Group {
         Group { version: self.version, path: self.root.join(name) }
@@ -116,6 +123,16 @@ impl Group {
         self.version == Version::V1 && control.is_ok_and(|text| field(&text, "under_oom") > 0)
     }
 
+    /// Has the kernel take as much memory from the group as it can.
+    pub fn reclaim(&self) -> io::Result<()> {
+        match self.version {
+            Version::V1 => fs::write(self.path.join("memory.force_empty"), "0"),
+            Version::V2 => {
+                fs::write(self.path.join("memory.reclaim"), self.usage().current.to_string())
+            }
+        }
+    }
+
     /// The file to which a process writes `0` to move itself into the group.
     pub fn entrance(&self) -> PathBuf {
         self.path.join("cgroup.procs")
@@ -157,6 +174,18 @@ impl Group {
     }
 }
 
+/// The path in a line `number:controllers:path` of /proc/PID/cgroup.
+fn own_path(text: &str, version: Version) -> Option<&str> {
+    text.lines().find_map(|line| {
+        let (controllers, path) = line.split_once(':')?.1.split_once(':')?;
+        let is_it = match version {
+            Version::V1 => controllers.split(',').any(|name| name == "memory"),
+            Version::V2 => controllers.is_empty(),
+        };
+        is_it.then_some(path)
+    })
+}
+
 /// The value of a line `name value`.
 fn field(text: &str, name: &str) -> u64 {
     text.lines()
@@ -181,6 +210,14 @@ mod tests {
         let found = Hierarchy::among(v2, |_| true).unwrap();
         assert_eq!((found.version, found.root), (Version::V2, "/sys/fs/cgroup".into()));
         assert_eq!(Hierarchy::among(v2, |_| false), None);
+    }
+
+    #[test]
+    fn the_own_group_is_found_on_either_interface() {
+        let text = "5:cpu,cpuacct:/a\n4:memory:/jobs/b\n0::/c\n";
+        assert_eq!(own_path(text, Version::V1), Some("/jobs/b"));
+        assert_eq!(own_path(text, Version::V2), Some("/c"));
+        assert_eq!(own_path("", Version::V1), None);
     }
 
     #[test]

@@ -72,6 +72,33 @@ impl Mapping {
         imp::keep_apart(self.base, self.bytes)
     }
 
+    /// Has the kernel swap a range out now, as far as there is swap: whole pages from `offset` on.
+    /// Writes to a device that answers later may be under way when it returns.
+    ///
+    /// Errors: `EINVAL` before Linux 5.4 and for a range that is not of whole pages inside.
+    pub fn page_out(&self, offset: usize, bytes: usize) -> io::Result<()> {
+        imp::page_out(self.part(offset, bytes)?, bytes)
+    }
+
+    /// Gives the memory of a range back to the kernel; it reads as zeros afterwards. Errors: as
+    /// above.
+    pub fn discard(&mut self, offset: usize, bytes: usize) -> io::Result<()> {
+        let start = self.part(offset, bytes)?;
+        // SAFETY: inside the mapping; `&mut self` excludes other users of this handle, as in
+        // `as_mut_slice`.
+        unsafe { imp::discard(start, bytes) }
+    }
+
+    /// Where a part starts.
+    fn part(&self, offset: usize, bytes: usize) -> io::Result<NonNull<u8>> {
+        let is_inside = offset.checked_add(bytes).is_some_and(|end| end <= self.bytes);
+        if !is_inside || !(offset | bytes).is_multiple_of(PAGE_BYTES) {
+            return Err(io::ErrorKind::InvalidInput.into());
+        }
+        // SAFETY: inside the mapping.
+        Ok(unsafe { self.base.add(offset) })
+    }
+
     /// Start of the range; valid for reads and writes of [`Self::len`] bytes while `self` lives.
     pub fn as_ptr(&self) -> *mut u8 {
         self.base.as_ptr()
@@ -161,6 +188,11 @@ mod imp {
         Ok(())
     }
 
+    pub fn page_out(base: NonNull<u8>, bytes: usize) -> io::Result<()> {
+        // SAFETY: swapping out changes no contents; the range is ours.
+        Ok(unsafe { mm::madvise(base.as_ptr().cast(), bytes, Advice::LinuxPageOut) }?)
+    }
+
     pub fn unmap(base: NonNull<u8>, bytes: usize) {
         // SAFETY: the owner is being dropped, so no pointer into the range is used any more.
         let done = unsafe { mm::munmap(base.as_ptr().cast(), bytes) };
@@ -198,6 +230,10 @@ mod imp {
         Ok(())
     }
 
+    pub fn page_out(_base: NonNull<u8>, _bytes: usize) -> io::Result<()> {
+        Ok(())
+    }
+
     pub fn unmap(base: NonNull<u8>, bytes: usize) {
         // SAFETY: allocated by `map` with the same layout.
         unsafe { dealloc(base.as_ptr(), layout(bytes)) }
@@ -216,5 +252,19 @@ mod tests {
         assert!(m.as_slice().iter().all(|&b| b == 0));
         m.as_mut_slice().fill(7);
         assert_eq!(m.as_slice()[PAGE_BYTES], 7);
+    }
+
+    #[test]
+    fn ranges_are_of_whole_pages_inside() {
+        let mut m = Mapping::populated(4 * PAGE_BYTES).unwrap();
+        m.as_mut_slice().fill(7);
+        m.page_out(PAGE_BYTES, PAGE_BYTES).unwrap();
+        m.discard(2 * PAGE_BYTES, PAGE_BYTES).unwrap();
+        assert_eq!([0, 1, 2, 3].map(|page| m.as_slice()[page * PAGE_BYTES]), [7, 7, 0, 7]);
+        for (offset, bytes) in [(4 * PAGE_BYTES, PAGE_BYTES), (1, PAGE_BYTES), (0, 7)] {
+            assert!(m.discard(offset, bytes).is_err());
+            assert!(m.page_out(offset, bytes).is_err());
+        }
+        assert!(m.discard(usize::MAX & !(PAGE_BYTES - 1), PAGE_BYTES).is_err());
     }
 }

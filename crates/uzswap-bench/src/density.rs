@@ -1,0 +1,291 @@
+//! `density`: bytes of memory for a page that is held, everything counted.
+//!
+//! The kernel does not count all that zram and zswap take: `mm_stat` and `/proc/meminfo` say what
+//! their pools take, and what stands beside is added from the sizes of their structures.
+
+use crate::bench::{Bench, Candidate, Turns};
+use crate::corpus::{self, Corpora, Corpus};
+use crate::error::{Context, Failure};
+use crate::hold::Held;
+use crate::machine::Changes;
+use crate::peer::{FOLDER, Peer, ZRAM, zram_memory};
+use crate::plot::Plot;
+use crate::report::{Section, Table};
+use clap::Args;
+use rustix::fs::FallocateFlags;
+use std::fs::{self, File};
+use std::io::Write;
+use std::path::Path;
+use uzswap_engine::backing::NoBacking;
+use uzswap_engine::compress::prepare_thread;
+use uzswap_engine::testing::Noise;
+use uzswap_engine::{Cache, Config, PAGE_BYTES, Page, Store};
+
+/// What to measure.
+#[derive(Debug, Args)]
+pub struct DensityArguments {
+    /// Compressors of ours.
+    #[arg(long, value_delimiter = ',', default_value = "lz4,wkdm,zstd,zstd:3")]
+    pub compressors: Vec<String>,
+}
+
+/// Beside a page's object, zram keeps `struct zram_table_entry`, 16 bytes, and zsmalloc's handle,
+/// 8 (drivers/block/zram/zram_drv.h, mm/zsmalloc.c; Linux 6.18).
+const ZRAM_METADATA_BYTES: u64 = 16 + 8;
+/// zswap: `struct zswap_entry`, 56 bytes, zsmalloc's handle, and a pointer in an xarray
+/// (mm/zswap.c; Linux 6.18). Not for pages of zeros, which the swap layer keeps as a bit.
+const ZSWAP_METADATA_BYTES: u64 = 56 + 8 + 8;
+
+/// Pages stored between two calls of `maintain`, as often as a daemon's thread comes round.
+const BATCH_PAGES: usize = 64;
+
+enum Holder {
+    Zram(Peer),
+    Zswap(Peer),
+    Ours(String),
+}
+
+impl Candidate for Holder {
+    fn name(&self) -> String {
+        match self {
+            Self::Zram(peer) | Self::Zswap(peer) => peer.name(),
+            Self::Ours(compressor) => format!("uzswap, {compressor}"),
+        }
+    }
+
+    fn missing(&self) -> Option<String> {
+        match self {
+            Self::Zram(peer) | Self::Zswap(peer) => peer.missing(),
+            Self::Ours(_) => None,
+        }
+    }
+}
+
+/// Pages, and the file that they came from or were written to.
+struct Pages<'a> {
+    name: &'a str,
+    pages: &'a [Page],
+    file: &'a Path,
+}
+
+impl Holder {
+    fn measure(&self, bench: &Bench, given: &Pages<'_>) -> Result<Held, Failure> {
+        match self {
+            Self::Zram(Peer::Zram { compressor }) => zram(compressor, given.pages),
+            Self::Zram(peer) | Self::Zswap(peer) => zswap(peer, bench, given),
+            Self::Ours(compressor) => ours(compressor, given.pages),
+        }
+    }
+}
+
+/// Half of the pages, at random, that are freed after the first measurement.
+pub fn freed(count: usize) -> impl Iterator<Item = usize> {
+    let mut noise = Noise::new(3);
+    (0..count).filter(move |_| noise.below(2) == 0)
+}
+
+fn zram(compressor: &str, pages: &[Page]) -> Result<Held, Failure> {
+    let mut changes = Changes::begin();
+    let bytes = (pages.len() * PAGE_BYTES) as u64;
+    changes.zram(compressor, bytes)?;
+    let device = "/dev/zram0";
+    let mut file = File::options().write(true).open(device).context(device)?;
+    file.write_all(pages.as_flattened()).context(device)?;
+    file.sync_all().context(device)?;
+    let total = |live: usize| zram_memory() + live as u64 * ZRAM_METADATA_BYTES;
+    let full_bytes = total(pages.len());
+    let mut live = pages.len();
+    for page in freed(pages.len()) {
+        let hole = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+        let at = (page * PAGE_BYTES) as u64;
+        rustix::fs::fallocate(&file, hole, at, PAGE_BYTES as u64).context(device)?;
+        live -= 1;
+    }
+    fs::write(format!("{ZRAM}/compact"), "1").context("zram0: compact")?;
+    // The table stays as long as the device.
+    let half_bytes = zram_memory() + live as u64 * 8 + pages.len() as u64 * 16;
+    Ok(Held { full_pages: pages.len(), full_bytes, half_pages: live, half_bytes })
+}
+
+/// A process fills its memory with the pages and has them swapped out.
+fn zswap(peer: &Peer, bench: &Bench, given: &Pages<'_>) -> Result<Held, Failure> {
+    let own = std::env::current_exe().context("the path of this program")?;
+    let command = [
+        own.display().to_string(),
+        "hold".into(),
+        format!("--pages={}", given.file.display()),
+        format!("--count={}", given.pages.len()),
+    ];
+    let memory = 2 * (given.pages.len() * PAGE_BYTES) as u64 + (128 << 20);
+    let measured = peer.run(&mut Changes::begin(), memory, &command, &bench.interrupt)?;
+    let mut held: Held = serde_json::from_str(&measured.stdout).context("the program's output")?;
+    // The pool alone, so far.
+    held.full_bytes += held.full_pages as u64 * ZSWAP_METADATA_BYTES;
+    held.half_bytes += held.half_pages as u64 * ZSWAP_METADATA_BYTES;
+    held.full_pages = given.pages.len();
+    held.half_pages = given.pages.len() - freed(given.pages.len()).count();
+    Ok(held)
+}
+
+fn ours(compressor: &str, pages: &[Page]) -> Result<Held, Failure> {
+    let room = 2 * (pages.len() * PAGE_BYTES) as u64 + (64 << 20);
+    let config = Config {
+        pages_max: pages.len() as u32,
+        ram_bytes: room,
+        pool_bytes_max: room,
+        algorithm: compressor.parse().context("--compressors")?,
+    };
+    prepare_thread();
+    let cache = Cache::new(config, Box::new(NoBacking)).context("the cache")?;
+    let area = cache.add_area(pages.len() as u32);
+    let area = area.ok_or_else(|| Failure::new("the cache has no room for the pages"))?;
+    let keys: Vec<_> = area.entries().collect();
+    for (number, (key, page)) in keys.iter().zip(pages).enumerate() {
+        if number.is_multiple_of(BATCH_PAGES) {
+            cache.maintain().context("memory for the cache")?;
+        }
+        if cache.store(*key, page) != Store::Stored {
+            return Err(Failure::new("the cache rejected a page"));
+        }
+    }
+    let total = |cache: &Cache| {
+        let statistic = |name| cache.statistic(name).unwrap_or(0);
+        statistic("pool_total_size") + statistic("metadata_size")
+    };
+    let full_bytes = total(&cache);
+    let mut half_pages = pages.len();
+    for page in freed(pages.len()) {
+        cache.invalidate(keys[page]);
+        half_pages -= 1;
+    }
+    // As often as an idle daemon would in a few seconds.
+    for _ in 0..pages.len() / BATCH_PAGES {
+        cache.maintain().context("memory for the cache")?;
+    }
+    Ok(Held { full_pages: pages.len(), full_bytes, half_pages, half_bytes: total(&cache) })
+}
+
+/// Every holder with the same pages.
+#[derive(serde::Serialize)]
+struct OnCorpus {
+    corpus: String,
+    turns: Vec<Turns<Held>>,
+}
+
+/// Measures.
+pub fn run(bench: &Bench, arguments: &DensityArguments) -> Result<Section, Failure> {
+    let mut holders = vec![
+        Holder::Zram(Peer::Zram { compressor: "lz4".into() }),
+        Holder::Zswap(Peer::Zswap { compressor: "lzo".into() }),
+    ];
+    holders.extend(arguments.compressors.iter().cloned().map(Holder::Ours));
+    let Corpora { found, missing } = corpus::corpora(bench)?;
+    let together: Vec<Page> = found.iter().flat_map(|corpus| &corpus.all).copied().collect();
+    let file = Path::new(FOLDER).join("together.pages");
+    let what = file.display().to_string();
+    fs::write(&file, together.as_flattened()).context(&what)?;
+    let mut given = Vec::new();
+    for corpus in &found {
+        given.push((corpus.name, &corpus.all[..], corpus.file.as_path()));
+    }
+    given.push(("together", &together[..], &file));
+    let rounds = bench.rounds(1, 1);
+    let mut all = Vec::new();
+    for (name, pages, file) in given {
+        let given = Pages { name, pages, file };
+        let turns = bench.take_turns(&holders, rounds, |holder| holder.measure(bench, &given))?;
+        all.push(OnCorpus { corpus: given.name.into(), turns });
+    }
+    fs::remove_file(&file).context(&what)?;
+    let mut section = Section::new("density", "Memory for a page")
+        .text(
+            "What there was to hold. Same-filled pages are one word repeated; duplicates are \
+             equal to an earlier page that is not.",
+        )
+        .table(shares(&found));
+    for (name, why) in missing {
+        section = section.text(format!("{name}: not measured. {why}"));
+    }
+    section
+        .text(
+            "Bytes of memory for a page, whatever it is, metadata counted: all pages of a corpus, \
+             of all of them together, and of all of them against zram's. Ours keeps 2 MiB more \
+             in reserve, however much it holds.",
+        )
+        .table(table(&all, Held::full))
+        .plot(plot(&all))
+        .text(
+            "The same after half of the pages, at random, were freed, and what is left compacted:",
+        )
+        .table(table(&all, Held::half))
+        .raw("corpora", &all)
+}
+
+fn shares(corpora: &[Corpus]) -> Table {
+    let rows = corpora.iter().map(|corpus| {
+        let share =
+            |pages: usize| format!("{:.1} %", 100.0 * pages as f64 / corpus.all.len() as f64);
+        vec![
+            corpus.name.into(),
+            corpus.all.len().to_string(),
+            share(corpus.same_filled),
+            share(corpus.duplicates),
+        ]
+    });
+    Table::new(&["corpus", "pages", "same-filled", "duplicates"], rows.collect())
+}
+
+fn table(all: &[OnCorpus], bytes: fn(&Held) -> f64) -> Table {
+    let mut header = vec!["held by"];
+    header.extend(all.iter().map(|on| on.corpus.as_str()));
+    header.push("against zram");
+    let Some(together) = all.last() else { return Table::new(&header, Vec::new()) };
+    let zram = &together.turns[0];
+    let rows = together.turns.iter().enumerate().map(|(at, own)| {
+        own.row(|own| {
+            let of = all.iter().map(|on| format!("{:.0}", on.turns[at].median(bytes)));
+            let mut row: Vec<String> = of.collect();
+            row.push(format!("{:.2}", own.paired(zram, |own, zram| bytes(own) / bytes(zram))));
+            row
+        })
+    });
+    Table::new(&header, rows.collect())
+}
+
+/// Bytes a page of each holder, one step a corpus.
+fn plot(all: &[OnCorpus]) -> Plot {
+    let names: Vec<_> = all.iter().map(|on| on.corpus.as_str()).collect();
+    let title = format!("Bytes a page: {}", names.join(", "));
+    let mut plot = Plot::new("bytes", &title, "corpus", "bytes of memory a page");
+    for at in 0..all.first().map_or(0, |on| on.turns.len()) {
+        let points = all
+            .iter()
+            .enumerate()
+            .map(|(corpus, on)| [(corpus + 1) as f64, on.turns[at].median(Held::full)]);
+        plot = plot.series(&all[0].turns[at].name, points.collect());
+    }
+    plot
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use uzswap_engine::testing::{Content, page_of};
+
+    #[test]
+    fn about_half_of_the_pages_are_freed_the_same_ones_each_time() {
+        let first: Vec<_> = freed(10_000).collect();
+        assert!((4_700..5_300).contains(&first.len()));
+        assert!(freed(10_000).eq(first));
+    }
+
+    #[test]
+    fn what_ours_takes_falls_when_half_is_freed() {
+        let pages: Vec<Page> = (0..4000).map(|seed| page_of(Content::Text, seed)).collect();
+        let held = ours("lz4", &pages).unwrap();
+        assert_eq!(held.full_pages, 4000);
+        assert!(held.half_bytes < held.full_bytes * 3 / 4, "{held:?}");
+        // Half a page of text in eight words compresses to less than a quarter.
+        assert!((100.0..2000.0).contains(&held.full()), "{held:?}");
+    }
+}

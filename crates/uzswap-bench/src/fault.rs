@@ -1,0 +1,249 @@
+//! `fault` and `swapout`: what a page takes on its way in and out, beside zswap and zram.
+//!
+//! The same program ([`crate::touch`]) with the same pages for each. Its memory is in a cgroup that
+//! has room for all of them, so that nothing must leave while pages come in.
+
+use crate::bench::{Bench, Turns};
+use crate::corpus::Program;
+use crate::error::{Context, Failure};
+use crate::faults::Faults;
+use crate::figures::quantile;
+use crate::machine::Changes;
+use crate::peer::Peer;
+use crate::plot::Plot;
+use crate::report::{Section, Table};
+use crate::touch::{FAULT_NS_MIN, Touched};
+use clap::Args;
+use std::fs;
+
+/// What to measure.
+#[derive(Debug, Args)]
+pub struct FaultArguments {
+    /// Memory of the program, MiB [default: 128].
+    #[arg(long, value_parser = clap::value_parser!(u16).range(16..))]
+    pub mib: Option<u16>,
+    /// Compressors of ours.
+    #[arg(long, value_delimiter = ',', default_value = "lz4,zstd")]
+    pub compressors: Vec<String>,
+}
+
+/// In the steady state the program takes so many times the memory that it has.
+const STEADY_RATIO: usize = 4;
+
+fn peers(compressors: &[String]) -> Vec<Peer> {
+    let mut peers =
+        vec![Peer::Zswap { compressor: "lzo".into() }, Peer::Zram { compressor: "lz4".into() }];
+    peers.extend(compressors.iter().map(|name| {
+        let options = ["--pool", "1G", "--backing", "none", "--compressor", name];
+        Peer::Uzswap {
+            name: format!("swap device, {name}"),
+            options: options.map(str::to_owned).into(),
+        }
+    }));
+    let region = |name: &String, handlers| Peer::Region { compressor: name.clone(), handlers };
+    peers.extend(compressors.iter().map(|name| region(name, false)));
+    peers.extend(compressors.first().map(|name| region(name, true)));
+    peers
+}
+
+struct Setting {
+    mib: usize,
+    /// The program and the file of pages.
+    program: String,
+    pages: String,
+}
+
+impl Setting {
+    fn new(bench: &Bench, arguments: &FaultArguments) -> Result<Self, Failure> {
+        let own = std::env::current_exe().context("the path of this program")?;
+        Ok(Self {
+            mib: arguments.mib.map_or(bench.pick(32, 64, 128), usize::from),
+            program: own.display().to_string(),
+            pages: Program::Python.file()?.display().to_string(),
+        })
+    }
+
+    fn command(&self, name: &str, more: &[String]) -> Vec<String> {
+        let mut command = vec![
+            self.program.clone(),
+            name.into(),
+            format!("--pages={}", self.pages),
+            format!("--mib={}", self.mib),
+        ];
+        command.extend_from_slice(more);
+        command
+    }
+
+    fn touch(&self, bench: &Bench, peer: &Peer, more: &[String]) -> Result<Touched, Failure> {
+        let mut changes = Changes::begin();
+        // The program switches read-ahead off and on again.
+        let read_ahead = "/proc/sys/vm/page-cluster";
+        let value = fs::read_to_string(read_ahead).context(read_ahead)?;
+        changes.set(read_ahead, value.trim())?;
+        // Room for the pages, for the file of pages while it is read, and for the program.
+        let room_mib = self.mib * 3 / 2 + 256;
+        let memory = (room_mib << 20) as u64;
+        let command = self.command("touch", &[more, &peer.memory_options(room_mib)].concat());
+        let measured = peer.run(&mut changes, memory, &command, &bench.interrupt)?;
+        serde_json::from_str(&measured.stdout).context("the program's output")
+    }
+
+    fn steady(&self, bench: &Bench, peer: &Peer, touches: usize) -> Result<Faults, Failure> {
+        let mut changes = Changes::begin();
+        changes.set("/proc/sys/vm/page-cluster", "0")?;
+        let own_mib = self.mib / STEADY_RATIO;
+        let mut more = peer.memory_options(own_mib * 2);
+        // A region's budget is no limit of the program's.
+        let limit_mib = if more.is_empty() { own_mib } else { self.mib * 2 + 256 };
+        let memory = (limit_mib << 20) as u64;
+        more.push(format!("--touches={touches}"));
+        let command = self.command("faults", &more);
+        let measured = peer.run(&mut changes, memory, &command, &bench.interrupt)?;
+        serde_json::from_str(&measured.stdout).context("the program's output")
+    }
+}
+
+const SHARES: [f64; 4] = [0.5, 0.9, 0.99, 0.999];
+
+fn us(ns: f64) -> String {
+    format!("{:.1}", ns / 1e3)
+}
+
+/// A ratio of medians of paired rounds, to the better of the kernel's own two.
+fn against<T>(turns: &[Turns<T>], own: &Turns<T>, figure: impl Fn(&T) -> f64) -> String {
+    let kernel = turns.iter().take(2).filter(|turn| !turn.rounds.is_empty());
+    let best = kernel.min_by(|a, b| a.median(&figure).total_cmp(&b.median(&figure)));
+    best.map_or("-".into(), |best| {
+        format!("{:.2}", own.paired(best, |own, best| figure(own) / figure(best)))
+    })
+}
+
+/// Measures faults.
+pub fn fault(bench: &Bench, arguments: &FaultArguments) -> Result<Section, Failure> {
+    let setting = Setting::new(bench, arguments)?;
+    let peers = peers(&arguments.compressors);
+    let rounds = bench.rounds(3, 5);
+    let turns = bench.take_turns(&peers, rounds, |peer| setting.touch(bench, peer, &[]))?;
+    let touches = bench.pick(2_000, 10_000, 40_000);
+    let steady = bench.take_turns(&peers, rounds, |peer| setting.steady(bench, peer, touches))?;
+    let p50 = |run: &Touched| quantile(&run.random_ns, 0.5) as f64;
+    let p99 = |run: &Touched| quantile(&run.random_ns, 0.99) as f64;
+    let rows = turns.iter().map(|own| {
+        own.row(|own| {
+            let of = |share| own.median(|run| quantile(&run.random_ns, share) as f64);
+            let mut row: Vec<_> = SHARES.map(|share| us(of(share))).into();
+            row.push(against(&turns, own, p50));
+            row.push(against(&turns, own, p99));
+            let early = |run: &Touched| {
+                run.random_ns.iter().filter(|ns| **ns < FAULT_NS_MIN).count() as f64
+            };
+            row.push(format!("{:.0}", own.median(early)));
+            row
+        })
+    });
+    let header =
+        ["pages in", "p50 (us)", "p90", "p99", "p99.9", "p50 against", "p99 against", "no fault"];
+    let random = Table::new(&header, rows.collect());
+    let mut plot = Plot::new("cdf", "Faults in random order", "time (us)", "faults (%)").log_x();
+    for own in &turns {
+        let us = own.rounds.iter().flat_map(|run| &run.random_ns).map(|ns| *ns as f64 / 1e3);
+        plot = plot.distribution(&own.name, us.collect());
+    }
+    Section::new("fault", "A fault")
+        .text(format!(
+            "{} MiB of a Python heap, all pushed out, then each page touched once with room for \
+             all; medians of {rounds} rounds. 'Against' is the better of the kernel's two. 'No \
+             fault' counts touches below {FAULT_NS_MIN} ns, whose page had not left.",
+            setting.mib
+        ))
+        .text("Random order, one thread, page-cluster 0:")
+        .table(random)
+        .plot(plot)
+        .text("In order with the machine's page-cluster, and random order from two threads:")
+        .table(others(&turns))
+        .text(format!(
+            "Steady state: random touches of {} MiB in {} MiB, page-cluster 0, so that a page \
+             leaves for each that comes. The pool lies beside that memory; a region's is in its \
+             budget, so that it has {} MiB.",
+            setting.mib,
+            setting.mib / STEADY_RATIO,
+            setting.mib / STEADY_RATIO * 2
+        ))
+        .table(steadily(&steady))
+        .raw("turns", &turns)?
+        .raw("steady", &steady)
+}
+
+fn others(turns: &[Turns<Touched>]) -> Table {
+    let header =
+        ["pages in", "in order (us)", "against", "1 thread (pages/s)", "2 threads", "gain"];
+    let rows = turns.iter().map(|own| {
+        own.row(|own| {
+            vec![
+                us(own.median(|run| run.in_order_ns)),
+                against(turns, own, |run| run.in_order_ns),
+                format!("{:.0}", own.median(|run| run.rates[0])),
+                format!("{:.0}", own.median(|run| run.rates[1])),
+                format!("{:.2}", own.median(|run| run.rates[1] / run.rates[0])),
+            ]
+        })
+    });
+    Table::new(&header, rows.collect())
+}
+
+fn steadily(turns: &[Turns<Faults>]) -> Table {
+    let rows = turns.iter().map(|own| {
+        own.row(|own| {
+            let of = |share| own.median(|run| run.quantile(share) as f64);
+            let mut row: Vec<_> = SHARES.map(|share| us(of(share))).into();
+            row.push(against(turns, own, |run| run.quantile(0.5) as f64));
+            row
+        })
+    });
+    Table::new(&["pages in", "p50 (us)", "p90", "p99", "p99.9", "p50 against"], rows.collect())
+}
+
+/// Measures page-outs.
+pub fn swapout(bench: &Bench, arguments: &FaultArguments) -> Result<Section, Failure> {
+    let setting = Setting::new(bench, arguments)?;
+    let outs = bench.pick(1, 3, 4);
+    let rounds = bench.rounds(3, 5);
+    let more = [format!("--outs={outs}")];
+    let peers = peers(&arguments.compressors);
+    let turns = bench.take_turns(&peers, rounds, |peer| setting.touch(bench, peer, &more))?;
+    let all = |run: &Touched| crate::figures::median(run.all_out_ns.iter().copied());
+    let rows = turns.iter().map(|own| {
+        own.row(|own| {
+            let mut row = vec![
+                us(own.median(all)),
+                format!("{:.0}", PAGE_MB * 1e9 / own.median(all)),
+                against(&turns, own, all),
+            ];
+            let of = |share| own.median(|run| quantile(&run.out_ns, share) as f64);
+            row.extend(SHARES.map(|share| us(of(share))));
+            row
+        })
+    });
+    let header =
+        ["pages out", "all (us)", "MB/s", "against", "asked: p50 (us)", "p90", "p99", "p99.9"];
+    let table = Table::new(&header, rows.collect());
+    let mut plot = Plot::new("cdf", "Page-outs of 512 pages", "time a page (us)", "page-outs (%)");
+    for own in &turns {
+        let us = own.rounds.iter().flat_map(|run| &run.out_ns).map(|ns| *ns as f64 / 1e3);
+        plot = plot.distribution(&own.name, us.collect());
+    }
+    Section::new("swapout", "A page out")
+        .text(format!(
+            "{} MiB of a Python heap pushed out by one thread, {outs} times, every page changed in \
+             between; medians of {rounds} rounds. Microseconds a page until all had left, writes \
+             awaited, and of each request for 512 pages until it returned: the swap device \
+             compresses on its own threads meanwhile. 'Against' is the better of the kernel's two.",
+            setting.mib
+        ))
+        .table(table)
+        .plot(plot.log_x())
+        .raw("turns", &turns)
+}
+
+/// A page, MB.
+const PAGE_MB: f64 = 4096.0 / 1e6;

@@ -1,0 +1,81 @@
+//! The program whose memory zswap holds: it fills its memory with pages, has them swapped out, and
+//! says what that took; then again with half of them freed.
+
+use crate::density::freed;
+use crate::error::{Context, Failure};
+use clap::Args;
+use serde::{Deserialize, Serialize};
+use std::fs;
+use std::path::PathBuf;
+use uzswap_engine::PAGE_BYTES;
+use uzswap_sys::map::Mapping;
+
+/// What to do.
+#[derive(Debug, Args)]
+pub struct HoldArguments {
+    /// The pages.
+    #[arg(long)]
+    pub pages: PathBuf,
+    /// How many of them.
+    #[arg(long)]
+    pub count: usize,
+}
+
+/// Pages that were held, and the bytes of memory that it took.
+#[derive(Debug, Serialize, Deserialize)]
+pub struct Held {
+    /// All of them.
+    pub full_pages: usize,
+    /// Bytes.
+    pub full_bytes: u64,
+    /// What was left when half were freed.
+    pub half_pages: usize,
+    /// Bytes.
+    pub half_bytes: u64,
+}
+
+impl Held {
+    /// Bytes a page.
+    pub fn full(&self) -> f64 {
+        self.full_bytes as f64 / self.full_pages as f64
+    }
+
+    /// Bytes a page of what was left.
+    pub fn half(&self) -> f64 {
+        self.half_bytes as f64 / self.half_pages as f64
+    }
+}
+
+/// Pages that zswap holds, and the bytes of its pool.
+fn zswap() -> Result<(usize, u64), Failure> {
+    let text = fs::read_to_string("/proc/meminfo").context("/proc/meminfo")?;
+    let bytes = |name: &str| {
+        let line = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
+        let kib = line.and_then(|line| line.split_whitespace().next()?.parse::<u64>().ok());
+        kib.map(|kib| kib * 1024).ok_or_else(|| {
+            Failure::new(format!("/proc/meminfo has no {name}; it needs Linux 5.19"))
+        })
+    };
+    Ok((bytes("Zswapped")? as usize / PAGE_BYTES, bytes("Zswap")?))
+}
+
+/// Does it, and prints a [`Held`] as JSON.
+pub fn run(arguments: &HoldArguments) -> Result<(), Failure> {
+    let what = arguments.pages.display().to_string();
+    let pages = fs::read(&arguments.pages).context(&what)?;
+    let bytes = (arguments.count * PAGE_BYTES).min(pages.len());
+    let mut memory = Mapping::reserved(bytes).context("memory")?;
+    memory.as_mut_slice()[..bytes].copy_from_slice(&pages[..bytes]);
+    drop(pages);
+    memory.page_out(0, bytes).context("MADV_PAGEOUT")?;
+    let (full_pages, full_bytes) = zswap()?;
+    for page in freed(bytes / PAGE_BYTES) {
+        memory.discard(page * PAGE_BYTES, PAGE_BYTES).context("MADV_DONTNEED")?;
+    }
+    // Shrinks slabs, and zsmalloc is compacted as one.
+    fs::write("/proc/sys/vm/drop_caches", "2").context("/proc/sys/vm/drop_caches")?;
+    let (half_pages, half_bytes) = zswap()?;
+    let held = Held { full_pages, full_bytes, half_pages, half_bytes };
+    println!("{}", serde_json::to_string(&held).context("the result")?);
+    Ok(())
+}

@@ -1,0 +1,35 @@
+//! What benchmarks need besides this project, installed where it is missing.
+
+use crate::error::{Context, Failure};
+use std::path::Path;
+use std::process::{Command, Stdio};
+
+/// Whether a program is in the PATH.
+pub fn is_there(program: &str) -> bool {
+    let paths = std::env::var_os("PATH").unwrap_or_default();
+    std::env::split_paths(&paths).any(|folder| folder.join(program).exists())
+}
+
+/// Runs a script in a folder; its output is shown only if it fails.
+pub fn shell(script: &str, folder: &Path) -> Result<(), Failure> {
+    let mut command = Command::new("sh");
+    command.args(["-c", script]).current_dir(folder).stdin(Stdio::null());
+    command.env("DEBIAN_FRONTEND", "noninteractive");
+    let output = command.output().context(script)?;
+    if output.status.success() {
+        return Ok(());
+    }
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    let last = stderr.lines().rev().find(|line| !line.trim().is_empty()).unwrap_or("it failed");
+    Err(Failure::new(format!("{script}: {last}")))
+}
+
+/// Installs Debian's packages.
+pub fn packages(names: &[&str]) -> Result<(), Failure> {
+    let names = names.join(" ");
+    eprintln!("uzswap bench: installing {names}");
+    let install =
+        format!("apt-get -qq update && apt-get -qq install -y --no-install-recommends {names}");
+    shell(&install, Path::new("/"))
+        .map_err(|error| Failure::new(format!("install {names} by hand ({error})")))
+}

@@ -1,0 +1,161 @@
+//! The memory of the programs that are timed: anonymous memory that the kernel swaps, or a region.
+
+use crate::error::{Context, Failure};
+use clap::Args;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+use uzswap_engine::testing::Noise;
+use uzswap_engine::{PAGE_BYTES, Page};
+use uzswap_region::{Advice, Mode, Pager, RegionVec};
+use uzswap_sys::cgroup::Hierarchy;
+use uzswap_sys::map::Mapping;
+
+/// Which memory, and what is in it.
+#[derive(Debug, Args)]
+pub struct MemoryArguments {
+    /// Pages to fill the memory with, one after another.
+    #[arg(long)]
+    pub pages: PathBuf,
+    /// Memory to fill, MiB.
+    #[arg(long)]
+    pub mib: usize,
+    /// A region with this compressor, instead of memory that the kernel swaps.
+    #[arg(long, value_name = "COMPRESSOR")]
+    pub region: Option<String>,
+    /// The region's faults are served by threads of their own.
+    #[arg(long)]
+    pub handlers: bool,
+    /// The region's budget, MiB.
+    #[arg(long, default_value_t = 0)]
+    pub budget_mib: u64,
+}
+
+/// Pages that one page-out is asked for: a policy daemon's process_madvise is of this order.
+pub const CHUNK_PAGES: usize = 512;
+/// Pages that may be in the swap cache when all should be out: other programs' and stragglers.
+const CACHED_PAGES_MAX: u64 = 64;
+
+const STAT_REFRESH: &str = "/proc/sys/vm/stat_refresh";
+
+/// Memory full of pages.
+pub enum Memory {
+    /// Anonymous memory that the kernel swaps.
+    Swapped(Mapping),
+    /// A region of ours.
+    Region(RegionVec<Page>),
+}
+
+/// What a page-out took.
+#[derive(Default)]
+pub struct Out {
+    /// ns a page, of each request.
+    pub request_ns: Vec<u64>,
+    /// ns a page until all were out.
+    pub all_ns: f64,
+}
+
+impl Memory {
+    /// Fills it.
+    pub fn new(arguments: &MemoryArguments) -> Result<Self, Failure> {
+        let bytes = arguments.mib << 20;
+        let mut memory = match &arguments.region {
+            None => Self::Swapped(Mapping::reserved(bytes).context("memory")?),
+            Some(compressor) => {
+                let mode = if arguments.handlers { Mode::HandlerThreads } else { Mode::InThread };
+                let pager = Pager::builder().compressor(compressor).mode(mode);
+                let pager = pager.memory(arguments.budget_mib << 20).build().context("a pager")?;
+                let pages = pager.vec_zeroed(bytes / PAGE_BYTES).context("a region")?;
+                Self::Region(pages)
+            }
+        };
+        fill(memory.pages_mut(), &arguments.pages)?;
+        Ok(memory)
+    }
+
+    /// Its pages.
+    pub fn pages(&self) -> &[Page] {
+        match self {
+            Self::Swapped(mapping) => mapping.as_slice().as_chunks().0,
+            Self::Region(pages) => pages,
+        }
+    }
+
+    /// Its pages.
+    pub fn pages_mut(&mut self) -> &mut [Page] {
+        match self {
+            Self::Swapped(mapping) => mapping.as_mut_slice().as_chunks_mut().0,
+            Self::Region(pages) => pages,
+        }
+    }
+
+    /// Pushes all of it out, and waits for what is under way.
+    pub fn push_out(&self) -> Result<Out, Failure> {
+        let count = self.pages().len();
+        let mut out = Out::default();
+        let start = Instant::now();
+        for at in (0..count).step_by(CHUNK_PAGES) {
+            let pages = CHUNK_PAGES.min(count - at);
+            let began = Instant::now();
+            match self {
+                Self::Swapped(mapping) => {
+                    mapping.page_out(at * PAGE_BYTES, pages * PAGE_BYTES).context("MADV_PAGEOUT")?
+                }
+                Self::Region(region) => {
+                    region.advise(at..at + pages, Advice::PageOut).context("PageOut")?;
+                }
+            }
+            out.request_ns.push(began.elapsed().as_nanos() as u64 / pages as u64);
+        }
+        let is_swapped = matches!(self, Self::Swapped(_));
+        while is_swapped && counter("nr_writeback")? > 0 {
+            std::thread::sleep(Duration::from_micros(100));
+        }
+        out.all_ns = start.elapsed().as_nanos() as f64 / count as f64;
+        if is_swapped {
+            empty_swap_cache()?;
+        }
+        Ok(out)
+    }
+}
+
+/// A device that answers later leaves pages in the swap cache until memory is needed.
+fn empty_swap_cache() -> Result<(), Failure> {
+    let group = Hierarchy::find().and_then(|hierarchy| hierarchy.own());
+    for _ in 0..20 {
+        if counter("nr_swapcached")? <= CACHED_PAGES_MAX {
+            return Ok(());
+        }
+        // An error: not all of it could be taken, which the next look shows.
+        let _ = group.as_ref().map(|group| group.reclaim());
+    }
+    Err(Failure::new("pages stay in memory although they were pushed out"))
+}
+
+/// A counter of /proc/vmstat, brought up to date.
+fn counter(name: &str) -> Result<u64, Failure> {
+    fs::write(STAT_REFRESH, "1").context(STAT_REFRESH)?;
+    let text = fs::read_to_string("/proc/vmstat").context("/proc/vmstat")?;
+    let value = text.lines().find_map(|line| line.strip_prefix(name)?.trim().parse().ok());
+    value.ok_or_else(|| Failure::new(format!("/proc/vmstat has no {name}; it needs Linux 5.13")))
+}
+
+/// Fills memory with pages, none twice.
+fn fill(memory: &mut [Page], path: &Path) -> Result<(), Failure> {
+    let what = path.display().to_string();
+    let bytes = fs::read(path).context(&what)?;
+    let (pages, _) = bytes.as_chunks::<PAGE_BYTES>();
+    if pages.is_empty() {
+        return Err(Failure::new(format!("{what}: not even one page")));
+    }
+    let mut noise = Noise::new(7);
+    for (number, page) in memory.iter_mut().enumerate() {
+        *page = pages[number % pages.len()];
+        if number >= pages.len() {
+            // Not twice the same page: that would be kept once.
+            let at = noise.below(PAGE_BYTES as u64 / 8) as usize * 8;
+            page[at..at + 8].copy_from_slice(&noise.word().to_le_bytes());
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,153 @@
+//! The program whose page-outs and faults are timed.
+//!
+//! It fills memory with pages, has all of them pushed out, and touches each once while nothing must
+//! leave: in random order, in order, and from two threads. Before each way it writes to every page
+//! and pushes all out again, so that no way finds what another has left.
+
+use crate::error::{Context, Failure};
+use crate::memory::{Memory, MemoryArguments};
+use clap::Args;
+use serde::{Deserialize, Serialize};
+use std::fs;
+use std::hint::black_box;
+use std::time::Instant;
+use uzswap_engine::testing::Noise;
+use uzswap_engine::{PAGE_BYTES, Page};
+
+/// Touches that take less found their page in memory, ns: less than a fault of any kind.
+pub const FAULT_NS_MIN: u64 = 500;
+
+const PAGE_CLUSTER: &str = "/proc/sys/vm/page-cluster";
+
+/// What to do.
+#[derive(Debug, Args)]
+pub struct TouchArguments {
+    #[command(flatten)]
+    memory: MemoryArguments,
+    /// Page-outs alone, so many of them all.
+    #[arg(long)]
+    outs: Option<usize>,
+}
+
+/// What was measured.
+#[derive(Debug, Default, Serialize, Deserialize)]
+pub struct Touched {
+    /// Pages in the memory.
+    pub pages: usize,
+    /// ns a page, of each page-out of a few hundred pages.
+    pub out_ns: Vec<u64>,
+    /// ns a page until all of them were out, writes awaited; once for each time.
+    pub all_out_ns: Vec<f64>,
+    /// ns of each touch in random order, read-ahead off.
+    pub random_ns: Vec<u64>,
+    /// ns a page in order, read-ahead as it is set.
+    pub in_order_ns: f64,
+    /// Touches a second in random order from one thread, and from two.
+    pub rates: [f64; 2],
+}
+
+/// Changes a bit of each page, so that none can go the way of its old copy.
+fn dirty(memory: &mut [Page]) {
+    for page in memory {
+        page[PAGE_BYTES / 2] ^= 1;
+    }
+}
+
+fn shuffled(count: usize) -> Vec<usize> {
+    let mut order: Vec<usize> = (0..count).collect();
+    let mut noise = Noise::new(5);
+    for at in (1..count).rev() {
+        order.swap(at, noise.below(at as u64 + 1) as usize);
+    }
+    order
+}
+
+fn touch(page: &Page) {
+    black_box(page[black_box(64)]);
+}
+
+/// Touches each page once; ns of each.
+fn one_by_one(pages: &[Page], order: &[usize]) -> Vec<u64> {
+    let mut times = Vec::with_capacity(order.len());
+    for &at in order {
+        let began = Instant::now();
+        touch(&pages[at]);
+        times.push(began.elapsed().as_nanos() as u64);
+    }
+    times
+}
+
+/// Touches a second, each of `threads` touching its part of the memory in random order.
+fn rate(pages: &[Page], threads: usize) -> f64 {
+    let parts: Vec<&[Page]> = pages.chunks(pages.len().div_ceil(threads)).collect();
+    let orders: Vec<_> = parts.iter().map(|part| shuffled(part.len())).collect();
+    let start = Instant::now();
+    std::thread::scope(|scope| {
+        for (part, order) in parts.iter().zip(&orders) {
+            scope.spawn(|| order.iter().for_each(|at| touch(&part[*at])));
+        }
+    });
+    pages.len() as f64 / start.elapsed().as_secs_f64()
+}
+
+/// Does it, and prints a [`Touched`] as JSON.
+pub fn run(arguments: &TouchArguments) -> Result<(), Failure> {
+    let mut memory = Memory::new(&arguments.memory)?;
+    let mut touched = Touched { pages: memory.pages().len(), ..Touched::default() };
+    match arguments.outs {
+        Some(outs) => {
+            for _ in 0..outs {
+                touched.push_out(&mut memory)?;
+            }
+        }
+        None => touched.touch_all(&mut memory)?,
+    }
+    println!("{}", serde_json::to_string(&touched).context("the times")?);
+    Ok(())
+}
+
+impl Touched {
+    fn push_out(&mut self, memory: &mut Memory) -> Result<(), Failure> {
+        dirty(memory.pages_mut());
+        let out = memory.push_out()?;
+        self.out_ns.extend(out.request_ns);
+        self.all_out_ns.push(out.all_ns);
+        Ok(())
+    }
+
+    fn touch_all(&mut self, memory: &mut Memory) -> Result<(), Failure> {
+        let read_ahead = fs::read_to_string(PAGE_CLUSTER).context(PAGE_CLUSTER)?;
+        fs::write(PAGE_CLUSTER, "0").context(PAGE_CLUSTER)?;
+        self.push_out(memory)?;
+        self.random_ns = one_by_one(memory.pages(), &shuffled(self.pages));
+        for threads in [1, 2] {
+            self.push_out(memory)?;
+            self.rates[threads - 1] = rate(memory.pages(), threads);
+        }
+        fs::write(PAGE_CLUSTER, read_ahead.trim()).context(PAGE_CLUSTER)?;
+        self.push_out(memory)?;
+        let start = Instant::now();
+        memory.pages().iter().for_each(touch);
+        self.in_order_ns = start.elapsed().as_nanos() as f64 / self.pages as f64;
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_order_has_every_page_once() {
+        let mut order = shuffled(1000);
+        assert_ne!(order[..10], (0..10).collect::<Vec<_>>());
+        order.sort_unstable();
+        assert!(order.into_iter().eq(0..1000));
+    }
+
+    #[test]
+    fn a_rate_touches_all_from_any_number_of_threads() {
+        let pages = vec![[1; PAGE_BYTES]; 101];
+        assert!(rate(&pages, 1) > 0.0 && rate(&pages, 2) > 0.0);
+    }
+}
