@@ -150,3 +150,58 @@ impl Disk for MemoryDisk {
         false
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use uzswap_engine::backing::NoBacking;
+    use uzswap_engine::{Config, STATISTICS};
+
+    const PAGES: u32 = 1 << 16;
+
+    fn disk() -> CacheDisk {
+        let config = Config {
+            pages_max: PAGES,
+            ram_bytes: 64 << 20,
+            pool_bytes_max: 8 << 20,
+            algorithm: "lz4".parse().unwrap(),
+        };
+        let cache = Arc::new(Cache::new(config, Box::new(NoBacking)).unwrap());
+        CacheDisk::new(cache, PAGES).unwrap()
+    }
+
+    /// The kernel reads the neighbours of what it needs, whether or not they were ever written.
+    #[test]
+    fn reading_what_nobody_wrote_makes_nothing() {
+        let disk = disk();
+        disk.write(4096, &[7; 4096]).unwrap();
+        let before: Vec<_> = STATISTICS.iter().map(|s| (s.name, s.value(&disk.cache))).collect();
+        let mut out = vec![1; 8 * 4096];
+        // Around the page that there is, and where there has never been one.
+        for offset in [0, u64::from(PAGES) * 2048, (u64::from(PAGES) - 8) * 4096] {
+            disk.read(offset, &mut out).unwrap();
+            let has_page = offset == 0;
+            assert_eq!(out[4096], if has_page { 7 } else { 0 });
+            assert!(out[2 * 4096..].iter().all(|byte| *byte == 0));
+        }
+        let loads = ["loads", "loads_same_filled", "loads_absent"];
+        let after = STATISTICS.iter().map(|s| (s.name, s.value(&disk.cache)));
+        let changed = after.zip(before).filter(|(a, b)| a != b && !loads.contains(&a.0));
+        assert_eq!(changed.collect::<Vec<_>>(), []);
+    }
+
+    #[test]
+    fn index_memory_of_what_was_discarded_is_given_back() {
+        let disk = disk();
+        let metadata = || disk.cache.statistic("metadata_size").unwrap();
+        disk.cache.maintain().unwrap();
+        let before = metadata();
+        (0..4).for_each(|trunk| disk.write(trunk << 26, &[7; 4096]).unwrap());
+        disk.cache.maintain().unwrap();
+        let trunk = 16384 * 16;
+        assert_eq!(metadata(), before + 4 * trunk);
+        disk.discard(0, disk.bytes()).unwrap();
+        disk.cache.maintain().unwrap();
+        assert_eq!(metadata(), before);
+    }
+}

@@ -16,13 +16,14 @@
 
 use crate::backing::Backing;
 use crate::backing::record::{HEADER_BYTES, RECORD_BYTES_MAX, Record};
-use crate::backing::segments::{SEGMENT_BYTES, Segments};
+use crate::backing::segments::SEGMENT_BYTES;
+use crate::backing::slots::Slots;
 use crate::compress::Codec;
-use crate::config::{Attributes, Config};
+use crate::config::{Attributes, Config, Locks};
 use crate::dedup::Candidates;
 use crate::error::{Error, SetupError};
 use crate::ids::{Area, Handle, SwapEntry};
-use crate::index::{Entry, Extent, Form, Index, Locked, Object, State, Word};
+use crate::index::{Extent, Form, Index, Locked, Object, State, View, Word};
 use crate::lru::{Links, Lru, OFF};
 use crate::page::{PAGE_BYTES, Page, Pattern, checksum_of, content_hash};
 use crate::percpu::PerCpu;
@@ -34,7 +35,7 @@ use crate::stats::Counter::{self, *};
 use crate::stats::Counters;
 use crate::sync::atomic::{AtomicU64, Ordering};
 use crate::sync::{Mutex, MutexGuard};
-use crate::writeback::Writer;
+use crate::writeback::{Failure, StoreBuffer, Writer};
 use std::sync::atomic::AtomicBool;
 use uzswap_sys::cpu;
 
@@ -83,8 +84,13 @@ pub struct Cache {
     pub(crate) counters: Counters,
     pub(crate) scratch: PerCpu<Mutex<Scratch>>,
     pub(crate) backing: Box<dyn Backing>,
-    pub(crate) segments: Segments,
+    pub(crate) slots: Slots,
     pub(crate) writer: Mutex<Writer>,
+    /// What stores write segments from.
+    pub(crate) buffers: PerCpu<Mutex<StoreBuffer>>,
+    pub(crate) locks: Locks,
+    /// Why writeback stopped, if it did.
+    pub(crate) failure: Mutex<Option<Failure>>,
     /// A write to the backing failed: nothing more is written until someone says so.
     pub(crate) writeback_failed: AtomicBool,
     pub(crate) doorbell: Doorbell,
@@ -109,7 +115,7 @@ enum Fetched<'a> {
     },
 }
 
-impl Links for Index {
+impl Links for View<'_> {
     fn links(&self, key: SwapEntry) -> &AtomicU64 {
         self.existing(key).aux()
     }
@@ -122,6 +128,15 @@ impl Cache {
     /// A cache that writes its coldest pages back to `backing` ([`crate::backing::NoBacking`] for
     /// none).
     pub fn new(config: Config, backing: Box<dyn Backing>) -> Result<Self, SetupError> {
+        Self::with_locks(config, backing, Locks::SlotCaches)
+    }
+
+    /// The same, with locks as a benchmark wants them.
+    pub fn with_locks(
+        config: Config,
+        backing: Box<dyn Backing>,
+        locks: Locks,
+    ) -> Result<Self, SetupError> {
         let keys = config.pages_max.saturating_add(Shares::keys_for(config.pages_max));
         if config.pages_max == 0 || keys == u32::MAX {
             let must = "from 1 page to 14 TiB";
@@ -133,11 +148,13 @@ impl Cache {
             let must = "at least 2 MiB";
             return Err(SetupError::Size { what: "the backing", value: backing.bytes(), must });
         }
-        let index = Index::new(keys);
+        let index = Index::new(keys, locks);
         let shares = Shares::new(&index, config.pages_max).expect("the keys were counted in");
         let pool_bytes_max = config.ram_bytes.max(config.pool_bytes_max) as usize;
-        let segments = Segments::new(backing.bytes());
-        let writer = if segments.count() == 0 { Writer::idle() } else { Writer::new()? };
+        let has_backing = backing.bytes() > 0;
+        let slots = Slots::new(backing.bytes(), locks);
+        let writer = if has_backing { Writer::new()? } else { Writer::idle() };
+        let buffers = if has_backing { StoreBuffer::COUNT } else { 0 };
         let algorithm = config.algorithm;
         let cache = Self {
             pages_max: config.pages_max,
@@ -150,8 +167,11 @@ impl Cache {
             counters: Counters::new(),
             scratch: PerCpu::new(|| Mutex::new(Scratch::new(algorithm))),
             backing,
-            segments,
+            slots,
             writer: Mutex::new(writer),
+            buffers: PerCpu::try_at_most(buffers, |_| StoreBuffer::new().map(Mutex::new))?,
+            locks,
+            failure: Mutex::new(None),
             writeback_failed: AtomicBool::new(false),
             doorbell: Doorbell::new(),
             reserve_bytes: reserve_bytes(config.pool_bytes_max),
@@ -184,10 +204,10 @@ impl Cache {
     /// Takes a page. A copy held under the same key is replaced, and dropped if the page is
     /// rejected.
     pub fn store(&self, key: SwapEntry, page: &Page) -> Store {
-        let Ok(entry) = self.index.ensure(key) else {
+        if self.index.view().ensure(key).is_err() {
             self.doorbell.ring();
             return self.reject(key, Reject::AllocFail);
-        };
+        }
         if !self.attributes.enabled() {
             return self.reject(key, Reject::Disabled);
         }
@@ -198,7 +218,7 @@ impl Cache {
             }
             None => {
                 let hash = content_hash(page);
-                if self.is_unchanged(key, entry, page, hash) {
+                if self.is_unchanged(key, page, hash) {
                     self.counters.increment(Stores);
                     self.counters.increment(StoresUnchanged);
                     return Store::Stored;
@@ -209,7 +229,12 @@ impl Cache {
                 }
             }
         };
-        let mut locked = entry.lock();
+        let view = self.index.view();
+        let Ok(mut locked) = view.lock_made(key) else {
+            // Its trunk was freed meanwhile, and none is left.
+            self.dispose(word.state());
+            return self.reject(key, Reject::AllocFail);
+        };
         let old = self.publish(key, &mut locked, word);
         drop(locked);
         self.counters.increment(Stores);
@@ -222,17 +247,16 @@ impl Cache {
 
     /// Gives a page back, and keeps it.
     pub fn load(&self, key: SwapEntry, page: &mut Page) -> Result<Load, Error> {
-        let Some(entry) = self.index.get(key) else {
-            self.counters.increment(Absent);
-            return Ok(Load::Absent);
-        };
+        let view = self.index.view();
         // Without the lock where the word says it all.
-        match entry.peek().state() {
+        match view.peek(key).state() {
             State::Absent => return self.give(key, Fetched::Absent, page),
             State::Filled(pattern) => return self.give(key, Fetched::Filled(pattern), page),
             State::Pooled(_) | State::Placed(_) | State::Shared(_) => {}
         }
-        let mut locked = entry.lock();
+        let Some(mut locked) = view.lock(key) else {
+            return self.give(key, Fetched::Absent, page);
+        };
         let fetched = self.fetch(key, &mut locked)?;
         drop(locked);
         self.give(key, fetched, page)
@@ -242,11 +266,10 @@ impl Cache {
     /// until then, so that a page that is moved or written back meanwhile is dropped too, and a
     /// newer one is not.
     pub fn load_exclusive(&self, key: SwapEntry, page: &mut Page) -> Result<Load, Error> {
-        let Some(entry) = self.index.get(key) else {
-            self.counters.increment(Absent);
-            return Ok(Load::Absent);
+        let view = self.index.view();
+        let Some(mut locked) = view.lock(key) else {
+            return self.give(key, Fetched::Absent, page);
         };
-        let mut locked = entry.lock();
         let fetched = self.fetch(key, &mut locked)?;
         let load = self.give(key, fetched, page)?;
         let old = self.publish(key, &mut locked, Word::ABSENT);
@@ -257,20 +280,20 @@ impl Cache {
 
     /// Whether loading a page would wait for the backing. A hint: it may have moved by then.
     pub fn is_on_backing(&self, key: SwapEntry) -> bool {
-        let state = |key| self.index.get(key).map(|entry| entry.peek().state());
-        match state(key) {
-            Some(State::Shared(record)) => matches!(state(record), Some(State::Placed(_))),
-            other => matches!(other, Some(State::Placed(_))),
+        let view = self.index.view();
+        match view.peek(key).state() {
+            State::Shared(record) => matches!(view.peek(record).state(), State::Placed(_)),
+            other => matches!(other, State::Placed(_)),
         }
     }
 
     /// Drops a page that nobody needs any more.
     pub fn invalidate(&self, key: SwapEntry) {
-        let Some(entry) = self.index.get(key) else { return };
-        if entry.peek() == Word::ABSENT {
+        let view = self.index.view();
+        if view.peek(key) == Word::ABSENT {
             return;
         }
-        let mut locked = entry.lock();
+        let Some(mut locked) = view.lock(key) else { return };
         let old = self.publish(key, &mut locked, Word::ABSENT);
         drop(locked);
         if old != State::Absent {
@@ -294,17 +317,18 @@ impl Cache {
     /// Whether the object that this entry has in the pool is this very page: then nothing is to be
     /// done but to count the page as stored last. Costs a look at the header where it is not, and a
     /// decompression, which is what a compression costs four times, where it is.
-    fn is_unchanged(&self, key: SwapEntry, entry: &Entry, page: &Page, hash: u64) -> bool {
-        let State::Pooled(object) = entry.peek().state() else { return false };
+    fn is_unchanged(&self, key: SwapEntry, page: &Page, hash: u64) -> bool {
+        let view = self.index.view();
+        let State::Pooled(object) = view.peek(key).state() else { return false };
         let ratio = self.attributes.max_compression_ratio() as usize;
-        let locked = entry.lock();
+        let Some(locked) = view.lock(key) else { return false };
         let is_same = usize::from(object.form.bytes) <= PAGE_BYTES * ratio / 100
             && locked.state() == State::Pooled(object)
             && self.pool.header(object.handle).checksum == checksum_of(hash)
             && self.holds(object, page);
         if is_same && !locked.word().is_in_writeback() {
-            self.lru.remove(&self.index, key);
-            self.lru.push(&self.index, key);
+            self.lru.remove(&view, key);
+            self.lru.push(&view, key);
         }
         is_same
     }
@@ -349,8 +373,9 @@ impl Cache {
 
     /// Finds an entry that holds the same page and shares its object; the record's key.
     fn share(&self, key: SwapEntry, page: &Page, hash: u64) -> Option<SwapEntry> {
+        let view = self.index.view();
         self.candidates.find(hash).filter(|candidate| *candidate != key).find_map(|candidate| {
-            let locked = self.index.get(candidate)?.try_lock()?;
+            let locked = view.get(candidate)?.try_lock()?;
             let State::Pooled(object) = locked.state() else { return None };
             let looks_same = self.pool.header(object.handle).checksum == checksum_of(hash);
             (looks_same && self.holds(object, page))
@@ -382,7 +407,8 @@ impl Cache {
             return None; // Its record on the backing will name the holder.
         }
         let record = self.shares.take()?;
-        let mut locked_record = self.index.existing(record).lock();
+        let view = self.index.view();
+        let mut locked_record = view.lock_existing(record);
         self.shares.count(record).store(2, Ordering::Relaxed);
         self.pool.set_header(object.handle, Header { owner: record, checksum: checksum_of(hash) });
         self.publish(record, &mut locked_record, Word::new(State::Pooled(object)));
@@ -393,7 +419,8 @@ impl Cache {
 
     /// One less shares a record's object; the last one frees it.
     fn leave(&self, record: SwapEntry) {
-        let mut locked = self.index.existing(record).lock();
+        let view = self.index.view();
+        let mut locked = view.lock_existing(record);
         if self.shares.count(record).fetch_sub(1, Ordering::Relaxed) > 1 {
             return;
         }
@@ -406,14 +433,16 @@ impl Cache {
     /// Puts a new state into a locked entry, off and on the LRU as the states say; the old state,
     /// whose object the caller disposes of once the entry is unlocked.
     pub(crate) fn publish(&self, key: SwapEntry, locked: &mut Locked<'_>, word: Word) -> State {
+        let _one = self.index.one_lock();
+        let view = self.index.view();
         let old = locked.word();
         if matches!(old.state(), State::Pooled(_)) && !old.is_in_writeback() {
-            self.lru.remove(&self.index, key);
+            self.lru.remove(&view, key);
         }
         locked.set(word);
         locked.set_aux(OFF);
         if matches!(word.state(), State::Pooled(_)) && !word.is_in_writeback() {
-            self.lru.push(&self.index, key);
+            self.lru.push(&view, key);
         }
         self.count(key, old.state(), -1);
         self.count(key, word.state(), 1);
@@ -425,7 +454,7 @@ impl Cache {
         match old {
             State::Absent | State::Filled(_) => {}
             State::Pooled(object) => self.pool.free(object.handle),
-            State::Placed(extent) => self.segments.remove(extent),
+            State::Placed(extent) => self.slots.remove(extent),
             State::Shared(record) => self.leave(record),
         }
     }
@@ -446,7 +475,9 @@ impl Cache {
             }
             State::Placed(extent) => self.fetch_placed(key, locked.aux() as u32, extent),
             // The record stays while this entry, which shares it, is locked.
-            State::Shared(record) => self.fetch(record, &mut self.index.existing(record).lock()),
+            State::Shared(record) => {
+                self.fetch(record, &mut self.index.view().lock_existing(record))
+            }
         }
     }
 
@@ -460,18 +491,21 @@ impl Cache {
     ) -> Result<Fetched<'_>, Error> {
         let mut record = [0; RECORD_BYTES_MAX];
         let bytes = usize::from(extent.form.bytes);
-        let record = &mut record[..HEADER_BYTES + bytes];
+        // A page written through has a slot to itself, without a header.
+        let header = if self.slots.is_single(extent.place) { 0 } else { HEADER_BYTES };
+        let record = &mut record[..header + bytes];
         if let Err(source) = self.backing.read(extent.place.byte(), record) {
             self.counters.increment(ReadFail);
             return Err(Error::Backing { entry: key.0, source });
         }
         self.counters.increment(LoadsBacking);
         self.counters.add(BackingBytesRead, record.len() as i64);
-        if Record::read(record).is_none_or(|r| (r.owner, r.form) != (key, extent.form)) {
+        let is_other = |record: Record| (record.owner, record.form) != (key, extent.form);
+        if header > 0 && Record::read(record).is_none_or(is_other) {
             return Err(self.damaged(key, "the backing returned another record"));
         }
         let mut scratch = self.scratch.lock_here();
-        scratch.object[..bytes].copy_from_slice(&record[HEADER_BYTES..]);
+        scratch.object[..bytes].copy_from_slice(&record[header..]);
         Ok(Fetched::Object { scratch, form: extent.form, checksum })
     }
 
@@ -535,7 +569,8 @@ impl Cache {
         to: Handle,
         copy: &dyn Fn(),
     ) -> bool {
-        let Some(mut locked) = self.index.get(owner).and_then(|entry| entry.try_lock()) else {
+        let view = self.index.view();
+        let Some(mut locked) = view.get(owner).and_then(|entry| entry.try_lock()) else {
             return false;
         };
         match locked.state() {

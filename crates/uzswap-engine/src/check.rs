@@ -1,7 +1,7 @@
 //! Recounts a cache at rest from scratch and compares with what it believes.
 
-use crate::backing::record::record_bytes;
-use crate::backing::segments::{Segment, Use};
+use crate::backing::segments::{SEGMENT_BYTES, Segment, Use};
+use crate::backing::slots::SLOT_BYTES;
 use crate::cache::Cache;
 use crate::ids::{Handle, SwapEntry};
 use crate::index::{Extent, State};
@@ -25,8 +25,8 @@ impl Cache {
     /// Recounts everything; panics with what is wrong. No other thread may be using the cache.
     pub fn check(&self) {
         let mut count = Recount::default();
-        for (first, trunk) in self.index.trunks() {
-            for (offset, entry) in (0..).zip(&trunk.entries) {
+        for (first, entries) in self.index.view().trunks() {
+            for (offset, entry) in (0..).zip(entries) {
                 let key = SwapEntry(first.0 + offset);
                 let word = entry.peek();
                 assert!(!word.is_in_writeback(), "{key:?} is in writeback, at rest");
@@ -73,7 +73,8 @@ impl Cache {
     }
 
     fn check_lists(&self, count: &Recount) {
-        let mut listed: Vec<u32> = self.lru.entries(&self.index).iter().map(|key| key.0).collect();
+        let mut listed: Vec<u32> =
+            self.lru.entries(&self.index.view()).iter().map(|key| key.0).collect();
         let mut pooled: Vec<u32> = count.objects.iter().map(|(key, _)| key.0).collect();
         listed.sort_unstable();
         pooled.sort_unstable();
@@ -90,19 +91,29 @@ impl Cache {
 
     fn check_segments(&self, extents: &mut [Extent]) {
         extents.sort_unstable_by_key(|extent| extent.place);
+        let segments = &self.slots.segments;
         let mut live: HashMap<Segment, usize> = HashMap::new();
         let mut end = 0;
         for extent in extents {
             assert!(extent.place.byte() >= end, "{extent:?} overlaps the one before");
-            end = extent.place.byte() + record_bytes(extent.form) as u64;
+            let bytes = self.slots.bytes_of(*extent);
+            end = extent.place.byte() + bytes as u64;
             let segment = Segment::of(extent.place);
-            assert!(end <= segment.start() + crate::backing::segments::SEGMENT_BYTES as u64);
-            assert_ne!(self.segments.state(segment), Use::Free, "{extent:?} is in a free segment");
-            *live.entry(segment).or_default() += record_bytes(extent.form);
+            assert!(end <= segment.start() + SEGMENT_BYTES as u64);
+            let state = segments.state(segment);
+            assert!(matches!(state, Use::Written | Use::Singles), "{extent:?} in one {state:?}");
+            *live.entry(segment).or_default() += bytes;
         }
-        for segment in self.segments.all() {
+        let mut slots = 0;
+        for segment in segments.all() {
             let expected = live.get(&segment).copied().unwrap_or(0);
-            assert_eq!(self.segments.live(segment), expected, "live bytes of {segment:?}");
+            assert_eq!(segments.live(segment), expected, "live bytes of {segment:?}");
+            slots += match segments.state(segment) {
+                Use::Free => 0,
+                Use::Singles => expected / SLOT_BYTES,
+                Use::Open | Use::Written | Use::Cleaning => SEGMENT_BYTES / SLOT_BYTES,
+            };
         }
+        assert_eq!(self.slots.check(), slots, "slots that are taken");
     }
 }

@@ -23,6 +23,7 @@ mod share;
 mod cache;
 mod scratch;
 mod shrink;
+mod through;
 mod writeback;
 
 mod check;
@@ -37,7 +38,7 @@ mod sync;
 pub mod testing;
 
 pub use cache::{Cache, Load, Reject, Store};
-pub use config::{ATTRIBUTES, Attribute, Config};
+pub use config::{ATTRIBUTES, Attribute, Config, Locks};
 pub use error::{AttributeError, Error, SetupError};
 pub use ids::{Area, Place, SwapEntry};
 pub use page::{PAGE_BYTES, Page};

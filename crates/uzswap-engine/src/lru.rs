@@ -110,12 +110,6 @@ impl Lru {
         })
     }
 
-    /// Whether an entry is on a list. Stable only while the caller holds the entry's lock, and then
-    /// only in one direction: it may be popped at any time.
-    pub(crate) fn is_listed(links: &AtomicU64) -> bool {
-        links.load(Ordering::Relaxed) != OFF
-    }
-
     /// Entries on all lists.
     pub(crate) fn len(&self) -> usize {
         self.lists.iter().map(|list| lock(list).len).sum()

@@ -18,6 +18,16 @@ impl<T> PerCpu<T> {
         Self { slots: (0..cpu::possible()).map(|_| CachePadded::new(make())).collect() }
     }
 
+    /// At most `slots` of them, where one is large: CPUs share them then. Errors: the first that
+    /// could not be made.
+    pub(crate) fn try_at_most<E>(
+        slots: usize,
+        make: impl FnMut(usize) -> Result<T, E>,
+    ) -> Result<Self, E> {
+        let made: Result<Vec<T>, E> = (0..cpu::possible().min(slots)).map(make).collect();
+        Ok(Self { slots: made?.into_iter().map(CachePadded::new).collect() })
+    }
+
     /// The slot of the CPU that runs the caller.
     pub(crate) fn here(&self) -> &T {
         &self.slots[self.index()]
@@ -27,9 +37,16 @@ impl<T> PerCpu<T> {
         self.slots.iter().map(|slot| &**slot)
     }
 
+    #[cfg(not(feature = "shuttle"))]
     fn index(&self) -> usize {
         let cpu = cpu::current();
         if cpu < self.slots.len() { cpu } else { cpu % self.slots.len() }
+    }
+
+    /// Under the model checker each thread has a CPU of its own, as far as there are any.
+    #[cfg(feature = "shuttle")]
+    fn index(&self) -> usize {
+        usize::from(shuttle::current::me()) % self.slots.len()
     }
 }
 

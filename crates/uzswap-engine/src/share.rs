@@ -45,6 +45,11 @@ impl Shares {
         pages_max / 8 + TRUNK_ENTRIES as u32
     }
 
+    /// The keys of all records.
+    pub(crate) fn area(&self) -> Area {
+        self.area
+    }
+
     /// Whether a key is a record's.
     pub(crate) fn contains(&self, key: SwapEntry) -> bool {
         self.area.contains(key)
@@ -86,7 +91,7 @@ impl Shares {
         let first = lock(&self.unused).made;
         let Some(key) = self.area.entry(first) else { return };
         index.provision();
-        if index.ensure(key).is_err() {
+        if index.view().ensure(key).is_err() {
             return; // Stores took the spare trunks; next time.
         }
         self.counts[first as usize / TRUNK_ENTRIES]

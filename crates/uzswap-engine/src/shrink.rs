@@ -8,7 +8,7 @@
 use crate::cache::{Cache, Reject};
 use crate::pool::{CLASSES, SECTION_BYTES, SectionError};
 use crate::stats::Counter::PoolLimitHit;
-use crate::sync::{Backoff, Mutex, lock};
+use crate::sync::{Backoff, lock};
 use std::io;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
@@ -35,17 +35,20 @@ pub(crate) struct Doorbell {
     rung: AtomicBool,
     /// Somebody has waited for it: there is a thread that maintains.
     attended: AtomicBool,
-    lock: Mutex<()>,
+    // The standard library's, because a condition needs one. Nothing is switched while it is held.
+    lock: std::sync::Mutex<()>,
     #[cfg(not(feature = "shuttle"))]
     condition: std::sync::Condvar,
 }
 
 impl Doorbell {
+    const UNPOISONED: &str = "nothing panics while holding it";
+
     pub(crate) fn new() -> Self {
         Self {
             rung: AtomicBool::new(false),
             attended: AtomicBool::new(false),
-            lock: Mutex::new(()),
+            lock: std::sync::Mutex::new(()),
             #[cfg(not(feature = "shuttle"))]
             condition: std::sync::Condvar::new(),
         }
@@ -54,7 +57,7 @@ impl Doorbell {
     /// Costs one load when it rings already.
     pub(crate) fn ring(&self) {
         if !self.rung.load(Relaxed) && !self.rung.swap(true, Relaxed) {
-            let _held = lock(&self.lock);
+            let _held = self.lock.lock().expect(Self::UNPOISONED);
             #[cfg(not(feature = "shuttle"))]
             self.condition.notify_one();
         }
@@ -63,9 +66,9 @@ impl Doorbell {
     #[cfg(not(feature = "shuttle"))]
     fn wait(&self, timeout: std::time::Duration) {
         self.attended.store(true, Relaxed);
-        let held = lock(&self.lock);
+        let held = self.lock.lock().expect(Self::UNPOISONED);
         let wait = self.condition.wait_timeout_while(held, timeout, |()| !self.rung.load(Relaxed));
-        drop(wait.expect("nothing panics while holding it"));
+        drop(wait.expect(Self::UNPOISONED));
         self.rung.store(false, Relaxed);
     }
 }
@@ -91,6 +94,10 @@ impl Cache {
         self.write_back_to(self.attributes.pool_bytes_accept() as usize);
         self.compact();
         self.pool.give_back(self.reserve_bytes);
+        self.slots.drain_idle();
+        // A device that cannot be told goes on as if every block were in use.
+        self.slots.discard_empty(|offset, bytes| drop(self.backing.discard(offset, bytes)));
+        self.index.reclaim(self.shares.area());
         provisioned
     }
 
@@ -124,6 +131,7 @@ impl Cache {
     /// Allocates whatever stores may need next.
     pub(crate) fn provision(&self) -> io::Result<()> {
         self.index.provision();
+        self.slots.provision();
         self.shares.provision(&self.index);
         self.candidates.provision(self.pool.mapped_bytes());
         self.pool.provision(self.reserve_bytes)

@@ -3,7 +3,9 @@
 //! Each test makes a small cache, lets a few threads loose on a handful of keys, and at the end
 //! recounts everything. Trunks have eight entries here, so that a cache is quickly made.
 
-use crate::index::{Entry, State, Word};
+use crate::config::Locks;
+use crate::ids::SwapEntry;
+use crate::index::{Entry, Index, State, TRUNK_ENTRIES, Word};
 use crate::testing::{Content, Faults, Setup, page_of};
 use crate::{Area, Cache, Load, PAGE_BYTES, Page, Store};
 use shuttle::scheduler::{PctScheduler, RandomScheduler};
@@ -18,7 +20,7 @@ fn schedules() -> usize {
 
 /// Half of the schedules switch at random; the others let a thread run on but for a few switches,
 /// which finds what happens only when one thread gets far while another waits.
-fn explore(test: impl Fn() + Send + Sync + 'static) {
+pub(crate) fn explore(test: impl Fn() + Send + Sync + 'static) {
     let mut config = shuttle::Config::new();
     config.stack_size = 1 << 20; // Pages live on the stack.
     let test = Arc::new(test);
@@ -83,7 +85,7 @@ fn an_entry_s_lock_excludes() {
     explore(|| {
         let entry = Arc::new(Entry::new());
         let increment = |entry: &Entry| {
-            let mut locked = entry.lock();
+            let mut locked = entry.lock().unwrap();
             let value = locked.aux();
             thread::yield_now();
             locked.set_aux(value + 1);
@@ -95,7 +97,7 @@ fn an_entry_s_lock_excludes() {
             })
             .collect();
         threads.into_iter().for_each(|thread| thread.join().unwrap());
-        assert_eq!(entry.lock().aux(), 6);
+        assert_eq!(entry.lock().unwrap().aux(), 6);
         assert_eq!(entry.peek(), Word::new(State::Absent));
     });
 }
@@ -148,6 +150,7 @@ fn identical_pages_are_shared_and_left_in_any_order() {
                 store(cache, area, 0, 1);
                 store(cache, area, 1, 1);
                 cache.maintain().unwrap();
+                cache.invalidate(area.entry(1).unwrap());
                 store(cache, area, 1, 1);
                 assert_eq!(cache.statistic("shared_pages"), Some(2));
             },
@@ -178,6 +181,7 @@ fn the_last_to_leave_races_with_one_that_joins() {
                 store(cache, area, 0, 1);
                 store(cache, area, 1, 1);
                 cache.maintain().unwrap();
+                cache.invalidate(area.entry(1).unwrap());
                 store(cache, area, 1, 1);
                 assert_eq!(cache.statistic("shared_pages"), Some(2));
                 cache.invalidate(area.entry(0).unwrap());
@@ -316,5 +320,103 @@ fn a_failed_writeback_loses_nothing() {
         cache.check();
         assert_eq!(load(&cache, area, 2, &[2]), Some(2));
         assert!(cache.is_on_backing(area.entry(2).unwrap()));
+    });
+}
+
+#[test]
+fn stores_write_back_side_by_side() {
+    explore(|| {
+        let (cache, area) = race(
+            4 << 20,
+            |cache, area| (0..6).for_each(|offset| store(cache, area, offset, offset.into())),
+            vec![
+                Box::new(|c, a| {
+                    c.write_back_one();
+                    c.invalidate(a.entry(2).unwrap());
+                }),
+                Box::new(|c, a| {
+                    store(c, a, 0, 10);
+                    c.write_back_one();
+                }),
+                Box::new(|c, a| {
+                    assert_eq!(c.store_through(a.entry(7).unwrap(), &page(7)), Store::Stored);
+                    assert!(load(c, a, 1, &[1]).is_some());
+                    c.invalidate(a.entry(1).unwrap());
+                }),
+                Box::new(|c, _| c.maintain().unwrap()),
+            ],
+        );
+        for (offset, seed) in [(0, 10), (3, 3), (4, 4), (5, 5), (7, 7)] {
+            assert_eq!(load(&cache, area, offset, &[seed]), Some(seed));
+        }
+        assert_eq!(load(&cache, area, 1, &[]), None);
+    });
+}
+
+#[test]
+fn an_empty_trunk_is_freed_while_pages_come_and_go() {
+    explore(|| {
+        let (cache, area) = race(
+            0,
+            |cache, area| store(cache, area, 0, 1),
+            vec![
+                Box::new(|c, a| {
+                    c.invalidate(a.entry(0).unwrap());
+                    store(c, a, 1, 2);
+                    assert_eq!(load(c, a, 1, &[2]), Some(2));
+                }),
+                Box::new(|c, _| {
+                    c.maintain().unwrap();
+                    c.maintain().unwrap();
+                }),
+                Box::new(|c, a| {
+                    let _ = load(c, a, 0, &[1]);
+                    let _ = load(c, a, 1, &[2]);
+                    c.invalidate(a.entry(0).unwrap());
+                }),
+            ],
+        );
+        assert_eq!(load(&cache, area, 0, &[]), None);
+        assert_eq!(load(&cache, area, 1, &[2]), Some(2));
+    });
+}
+
+#[test]
+fn a_lookup_races_with_the_removal_of_its_trunk() {
+    explore(|| {
+        let index = Arc::new(Index::new(3 * TRUNK_ENTRIES as u32, Locks::SlotCaches));
+        let kept = index.add_area(TRUNK_ENTRIES as u32).unwrap();
+        index.provision();
+        let key = SwapEntry(TRUNK_ENTRIES as u32 + 3);
+        index.view().ensure(key).unwrap();
+        let held = Word::new(State::Shared(SwapEntry(1)));
+        let spawn = |body: fn(&Index, Area, SwapEntry, Word)| {
+            let index = index.clone();
+            thread::spawn(move || body(&index, kept, key, held))
+        };
+        let threads = [
+            spawn(|index, _, key, held| {
+                index.view().lock_made(key).unwrap().set(held);
+                assert_eq!(index.view().peek(key), held, "it is held, so it stays");
+                let view = index.view();
+                let stale = view.get(key).unwrap();
+                view.lock(key).unwrap().set(Word::ABSENT);
+                // Freed by now or not, it can be looked at.
+                assert_eq!(stale.peek().state(), State::Absent);
+                drop(view);
+                index.view().lock_made(key).unwrap().set(held);
+            }),
+            spawn(|index, kept, _, _| (0..2).for_each(|_| _ = index.reclaim(kept))),
+            spawn(|index, _, key, held| {
+                let view = index.view();
+                let word = view.peek(key);
+                assert!(word == held || word.state() == State::Absent);
+                if let Some(locked) = view.lock(key) {
+                    assert!(locked.word() == held || locked.word() == Word::ABSENT);
+                }
+            }),
+        ];
+        threads.into_iter().for_each(|thread| thread.join().unwrap());
+        assert_eq!(index.view().peek(key), held);
     });
 }

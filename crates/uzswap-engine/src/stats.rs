@@ -3,6 +3,7 @@
 //! Each CPU counts on cache lines of its own; [`Statistic::value`] adds them up. What can be
 //! derived from the cache itself (sizes of the pool and of tables) is not counted but asked for.
 
+use crate::backing::segments::SEGMENT_BYTES;
 use crate::cache::Cache;
 use crate::percpu::PerCpu;
 use crate::pool::ClassStats;
@@ -132,7 +133,7 @@ const FIGURES: [Statistic; 8] = [
     figure(
         "backing_live_size",
         "Bytes of the backing that hold records still referred to.",
-        |cache| cache.segments.live_bytes(),
+        |cache| cache.slots.segments.live_bytes(),
     ),
     figure(
         "writeback_stopped",
@@ -184,8 +185,10 @@ impl Cache {
     /// Bytes of memory that the cache takes: the pool with its reserve, all metadata, the buffers
     /// of writeback. Contexts of codecs and the code itself come on top: some hundred KiB a CPU.
     pub fn memory_bytes(&self) -> usize {
-        let buffers = if self.segments.count() > 0 { WRITER_BYTES } else { 0 };
-        self.pool.mapped_bytes() + self.metadata_bytes() + buffers
+        let has_backing = self.slots.segments.count() > 0;
+        let writer = if has_backing { WRITER_BYTES } else { 0 };
+        let buffers = self.buffers.iter().count() * SEGMENT_BYTES;
+        self.pool.mapped_bytes() + self.metadata_bytes() + writer + buffers
     }
 
     /// Bytes of the index, descriptors and tables, headers of objects included.
@@ -194,6 +197,6 @@ impl Cache {
             + self.shares.bytes()
             + self.candidates.bytes()
             + self.pool.metadata_bytes()
-            + self.segments.bytes()
+            + self.slots.bytes()
     }
 }

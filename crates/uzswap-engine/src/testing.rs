@@ -251,6 +251,12 @@ impl Backing for TestBacking {
         Ok(())
     }
 
+    fn discard(&self, offset: u64, bytes: u64) -> io::Result<()> {
+        // So that a read of what was given up is seen.
+        lock(&self.bytes)[offset as usize..][..bytes as usize].fill(0xdd);
+        Ok(())
+    }
+
     fn submit(&self, write: Write) {
         lock(&self.pending).push_back(write);
     }
@@ -327,7 +333,8 @@ impl Cache {
     /// Turns one bit of a page's object in the pool, as bad memory does. `None` when the page has
     /// no object of its own there, or the object has no such bit.
     pub fn damage(&self, key: SwapEntry, bit: usize) -> Option<()> {
-        let locked = self.index.get(key)?.lock();
+        let view = self.index.view();
+        let locked = view.lock(key)?;
         let State::Pooled(object) = locked.state() else { return None };
         let mut bytes = vec![0; object.form.bytes.into()];
         let header = self.pool.read(object.handle, &mut bytes);

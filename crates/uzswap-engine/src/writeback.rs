@@ -9,39 +9,36 @@
 //! the place that it is being written to. A newer store or an invalidate forgets that place, and
 //! the commit then finds an entry that does not know it: the record is dead on arrival.
 //!
-//! One thread at a time writes back, under the writer's lock. Where free segments run short it
-//! first cleans: copies what is live in the emptiest segments into the open one.
+//! A store that needs room fills a segment of its own and writes it, beside other stores that do
+//! the same. The thread that maintains has several writes in flight at once, and cleans where free
+//! segments run short: copies what is live in the emptiest segments into the open one. That is
+//! under the writer's lock, which a store takes only when it needs cleaning too.
 
-use crate::backing::record::{
-    HEADER_BYTES, RECORD_BYTES_MAX, Record, record_bytes, records, records_every,
-};
-use crate::backing::segments::{RESERVED, SEGMENT_BYTES, Segment, Use};
+use crate::backing::record::{HEADER_BYTES, Record, record_bytes, records};
+use crate::backing::segments::{SEGMENT_BYTES, Segment, Use};
+use crate::backing::slots::RESERVED;
 use crate::backing::{Buffer, Completion, Write};
-use crate::cache::{Cache, Reject, Store};
-use crate::compress::Codec;
-use crate::ids::{Place, SwapEntry};
+use crate::cache::Cache;
+use crate::config::Locks;
+use crate::ids::Place;
 use crate::index::{Extent, Form, State, Word};
-use crate::lru::{Lru, OFF};
-use crate::page::{PAGE_BYTES, Page, checksum_of, content_hash};
+use crate::lru::OFF;
 use crate::pool::Header;
 use crate::stats::Counter::*;
 use crate::sync::lock;
 use std::io;
 use std::sync::atomic::Ordering;
 
-/// Segments being filled or written at once.
+/// Segments that the writer fills or writes at once.
 const BUFFERS: usize = 4;
 
-/// Bytes of all buffers.
+/// Bytes of the writer's buffers.
 pub(crate) const WRITER_BYTES: usize = (BUFFERS + 1) * SEGMENT_BYTES;
 
 /// A segment with more live bytes than this is left alone: thirty copied to win one.
 const WORTH_CLEANING: usize = SEGMENT_BYTES - SEGMENT_BYTES / 32;
 
-/// The form of a page written through.
-const RAW: Form = Form { bytes: PAGE_BYTES as u16, codec: Codec::Raw };
-
-/// What writes back: buffers, and the segments in hand.
+/// What the thread that maintains writes back with: buffers, and the segments in hand.
 pub(crate) struct Writer {
     buffers: Vec<Buffer>,
     /// Where a segment that is cleaned is read to.
@@ -49,23 +46,30 @@ pub(crate) struct Writer {
     /// The segment being filled.
     open: Option<Open>,
     writes_in_flight: usize,
-    /// Segments whose records are being moved, and what they were before.
-    cleaning: Vec<(Segment, Use)>,
-    /// The segment that takes single pages, and how far it is filled.
-    singles: Option<(Segment, usize)>,
-    /// Where to look for a free segment next.
-    cursor: u32,
+    /// Segments whose records are being moved.
+    cleaning: Vec<Segment>,
     /// With more live bytes than this, cleaning has been seen to win nothing.
     hopeless_above: u64,
-    /// Why writeback stopped, if it did.
-    failure: Option<Failure>,
+}
+
+/// What a store writes a segment from. Gone only while it does.
+pub(crate) struct StoreBuffer(Option<Buffer>);
+
+impl StoreBuffer {
+    /// How many there are at most: with more, stores would rather wait for the device than for a
+    /// buffer.
+    pub(crate) const COUNT: usize = 16;
+
+    pub(crate) fn new() -> io::Result<Self> {
+        Ok(Self(Some(Buffer::new(SEGMENT_BYTES)?)))
+    }
 }
 
 /// A request to the backing that failed.
-struct Failure {
-    what: &'static str,
-    byte: u64,
-    error: io::Error,
+pub(crate) struct Failure {
+    pub(crate) what: &'static str,
+    pub(crate) byte: u64,
+    pub(crate) error: io::Error,
 }
 
 struct Open {
@@ -93,10 +97,7 @@ impl Writer {
             open: None,
             writes_in_flight: 0,
             cleaning: Vec::new(),
-            singles: None,
-            cursor: 0,
             hopeless_above: u64::MAX,
-            failure: None,
         }
     }
 }
@@ -116,6 +117,13 @@ impl Open {
         let object = start + HEADER_BYTES;
         &mut self.buffer[object..object + usize::from(record.form.bytes)]
     }
+
+    /// Ends the records, whatever the buffer held before; the bytes to write.
+    fn seal(&mut self, block_bytes: usize) -> usize {
+        let end = (self.filled + HEADER_BYTES).min(SEGMENT_BYTES);
+        self.buffer[self.filled..end].fill(0);
+        end.next_multiple_of(block_bytes)
+    }
 }
 
 /// Why filling the open segment ended.
@@ -130,19 +138,19 @@ enum Filled {
 impl Cache {
     /// Whether there is a backing that has not failed.
     pub(crate) fn writeback_works(&self) -> bool {
-        self.segments.count() > 0 && !self.writeback_failed.load(Ordering::Relaxed)
+        self.slots.segments.count() > 0 && !self.writeback_failed.load(Ordering::Relaxed)
     }
 
     /// Why writeback stopped, if it did. It is tried again after [`Self::resume_writeback`].
     pub fn writeback_failure(&self) -> Option<String> {
-        let writer = lock(&self.writer);
-        let Failure { what, byte, error } = writer.failure.as_ref()?;
+        let failure = lock(&self.failure);
+        let Failure { what, byte, error } = failure.as_ref()?;
         Some(format!("{what} at byte {byte}: {error}"))
     }
 
     /// Tries writeback again after a failure.
     pub fn resume_writeback(&self) {
-        lock(&self.writer).failure = None;
+        *lock(&self.failure) = None;
         self.writeback_failed.store(false, Ordering::Relaxed);
         self.doorbell.ring();
     }
@@ -152,6 +160,7 @@ impl Cache {
     pub(crate) fn write_back(&self, enough: impl Fn(usize) -> bool) {
         let mut writer = lock(&self.writer);
         while !enough(0) && self.writeback_works() {
+            self.slots.provision();
             let goes_on = match enough(writer.writes_in_flight * SEGMENT_BYTES) {
                 true => self.complete(&mut writer, true),
                 false => self.write_segment(&mut writer),
@@ -163,11 +172,55 @@ impl Cache {
         self.settle(&mut writer);
     }
 
-    /// Writes one segment back and waits for it; whether pages left the pool.
+    /// Writes one segment back, for a store that needs room; whether pages left the pool.
     pub(crate) fn write_back_one(&self) -> bool {
         if !self.writeback_works() {
             return false;
         }
+        let alone = self.locks == Locks::OneWriter || self.slots.is_short();
+        let written = if alone { None } else { self.write_own_segment() };
+        written.unwrap_or_else(|| self.write_as_writer())
+    }
+
+    /// Fills a segment and writes it beside others that do; whether pages left the pool. `None` if
+    /// there is no segment to be had without cleaning.
+    fn write_own_segment(&self) -> Option<bool> {
+        let before = self.pool.bytes();
+        let mut own = self.buffers.lock_here();
+        if self.pool.bytes() < before {
+            return Some(true); // Whoever had the buffer made room.
+        }
+        let segment = self.slots.take_segment(RESERVED)?;
+        let buffer = own.0.take().expect("whoever has the lock puts it back");
+        let mut open = Open { segment, buffer, filled: 0 };
+        self.fill(&mut open);
+        let written = if open.filled > 0 {
+            self.write(&mut open)
+        } else {
+            self.slots.give_segment(segment, Use::Open);
+            false
+        };
+        own.0 = Some(open.buffer);
+        Some(written)
+    }
+
+    /// Writes a segment and waits for it; whether pages left the pool.
+    fn write(&self, open: &mut Open) -> bool {
+        let bytes = open.seal(self.backing.block_bytes());
+        match self.backing.write(open.segment.start(), &open.buffer[..bytes]) {
+            Ok(()) => {
+                self.counters.add(BackingBytesWritten, bytes as i64);
+                self.commit(open.segment, &open.buffer) > 0
+            }
+            Err(error) => {
+                self.give_up(open.segment, &open.buffer, error);
+                false
+            }
+        }
+    }
+
+    /// The same as the one writer, which cleans where that is needed.
+    fn write_as_writer(&self) -> bool {
         let before = self.pool.bytes();
         let mut writer = lock(&self.writer);
         if self.pool.bytes() < before {
@@ -199,35 +252,24 @@ impl Cache {
             return true;
         }
         while writer.buffers.is_empty() && self.complete(writer, true) {}
-        let Some(segment) = self.free_segment(writer, reserved) else { return false };
         let Some(buffer) = writer.buffers.pop() else { return false };
-        self.segments.set_state(segment, Use::Open);
+        let Some(segment) = self.slots.take_segment(reserved) else {
+            writer.buffers.push(buffer);
+            return false;
+        };
         writer.open = Some(Open { segment, buffer, filled: 0 });
         true
-    }
-
-    /// A free segment, if more than `reserved` are.
-    fn free_segment(&self, writer: &mut Writer, reserved: usize) -> Option<Segment> {
-        let count = self.segments.count() as u32;
-        let from = writer.cursor;
-        let numbers = (0..count).map(|step| Segment((from + step) % count));
-        let mut free = numbers.filter(|segment| self.segments.is_free(*segment));
-        let first = free.next()?;
-        (free.take(reserved).count() == reserved).then(|| {
-            writer.cursor = first.0;
-            first
-        })
     }
 
     /// Copies the oldest pages into the open segment, marking their entries.
     fn fill(&self, open: &mut Open) -> Filled {
         // Each listed entry is spared at most once a call.
         let mut chances = self.lru.len();
-        while let Some(key) = self.lru.pop(&self.index) {
-            let entry = self.index.existing(key);
-            let mut locked = entry.lock();
+        let view = self.index.view();
+        while let Some(key) = self.lru.pop(&view) {
+            let Some(mut locked) = view.lock(key) else { continue };
             let State::Pooled(object) = locked.state() else { continue };
-            if locked.word().is_in_writeback() || Lru::is_listed(entry.aux()) {
+            if locked.word().is_in_writeback() || locked.aux() != OFF {
                 continue; // Stored anew since it was popped.
             }
             if locked.word().is_referenced() && chances > 0 {
@@ -235,11 +277,11 @@ impl Cache {
                 self.counters.increment(SecondChances);
                 let word = locked.word().with_referenced(false);
                 locked.set(word);
-                self.lru.push(&self.index, key);
+                self.lru.push(&view, key);
                 continue;
             }
             let Some(place) = open.place(object.form) else {
-                self.lru.push_oldest(&self.index, key);
+                self.lru.push_oldest(&view, key);
                 return Filled::Full;
             };
             let Header { checksum, .. } = self.pool.header(object.handle);
@@ -254,12 +296,9 @@ impl Cache {
 
     /// Starts the write of the open segment.
     fn submit(&self, writer: &mut Writer) {
-        let Some(open) = writer.open.take() else { return };
-        let Open { segment, mut buffer, filled } = open;
-        // So that the records end here, whatever the buffer held before.
-        let end = (filled + HEADER_BYTES).min(SEGMENT_BYTES);
-        buffer[filled..end].fill(0);
-        let bytes = end.next_multiple_of(self.backing.block_bytes());
+        let Some(mut open) = writer.open.take() else { return };
+        let bytes = open.seal(self.backing.block_bytes());
+        let Open { segment, buffer, .. } = open;
         self.backing.submit(Write { offset: segment.start(), buffer, bytes });
         writer.writes_in_flight += 1;
     }
@@ -282,54 +321,64 @@ impl Cache {
                 self.counters.add(BackingBytesWritten, write.bytes as i64);
                 self.commit(segment, &write.buffer);
             }
-            Err(error) => self.give_up(writer, segment, &write.buffer, error),
+            Err(error) => {
+                self.give_up(segment, &write.buffer, error);
+                self.stop_cleaning(writer);
+            }
         }
         writer.buffers.push(write.buffer);
         self.finish_cleaning(writer);
         true
     }
 
-    fn commit(&self, segment: Segment, buffer: &[u8]) {
-        for (offset, record) in records(buffer) {
-            let place = Place::at(segment.start() + offset as u64);
-            self.commit_record(place, record);
+    /// Makes the records of a written segment what their entries mean; how many still wanted it.
+    fn commit(&self, segment: Segment, buffer: &[u8]) -> usize {
+        let place = |offset: usize| Place::at(segment.start() + offset as u64);
+        let committed = records(buffer)
+            .filter(|(offset, record)| self.commit_record(place(*offset), *record))
+            .count();
+        if self.slots.segments.written(segment) {
+            self.slots.give_segment(segment, Use::Open);
         }
-        self.segments.set_state(segment, Use::Written);
+        committed
     }
 
-    fn commit_record(&self, place: Place, record: Record) {
+    fn commit_record(&self, place: Place, record: Record) -> bool {
         let key = record.owner;
         let extent = Extent { place, form: record.form };
-        let mut locked = self.index.existing(key).lock();
+        let view = self.index.view();
+        let Some(mut locked) = view.lock(key) else { return false };
         let known = match locked.state() {
             State::Pooled(_) => locked.word().is_in_writeback() && locked.aux() == place.0,
             // A segment that is being cleaned takes no new records, so an entry still in it is the
             // one that was copied.
             State::Placed(at) => {
                 record.moved_from == Some(Segment::of(at.place))
-                    && self.segments.state(Segment::of(at.place)) == Use::Cleaning
+                    && self.slots.segments.state(Segment::of(at.place)) == Use::Cleaning
             }
             State::Absent | State::Filled(_) | State::Shared(_) => false,
         };
         if !known {
-            return;
+            return false;
         }
         if record.moved_from.is_none() {
             self.counters.increment(WrittenBack);
         }
-        self.segments.add(extent);
+        self.slots.add(extent);
         let old = self.publish(key, &mut locked, Word::new(State::Placed(extent)));
         locked.set_aux(record.checksum.into());
         drop(locked);
         self.dispose(old);
+        true
     }
 
     /// A write failed: its pages stay in the pool, the oldest again, and writeback stops.
-    fn give_up(&self, writer: &mut Writer, segment: Segment, buffer: &[u8], error: io::Error) {
-        self.fail(writer, Failure { what: "write", byte: segment.start(), error });
+    fn give_up(&self, segment: Segment, buffer: &[u8], error: io::Error) {
+        self.fail(Failure { what: "write", byte: segment.start(), error });
         for (offset, record) in records(buffer) {
             let place = Place::at(segment.start() + offset as u64);
-            let mut locked = self.index.existing(record.owner).lock();
+            let view = self.index.view();
+            let Some(mut locked) = view.lock(record.owner) else { continue };
             let ours = matches!(locked.state(), State::Pooled(_))
                 && locked.word().is_in_writeback()
                 && locked.aux() == place.0;
@@ -337,67 +386,70 @@ impl Cache {
                 let word = locked.word().with_writeback(false);
                 locked.set(word);
                 locked.set_aux(OFF);
-                self.lru.push_oldest(&self.index, record.owner);
+                self.lru.push_oldest(&view, record.owner);
             }
         }
-        self.segments.set_state(segment, Use::Free);
-        self.stop_cleaning(writer);
+        self.slots.give_segment(segment, Use::Open);
     }
 
-    fn fail(&self, writer: &mut Writer, failure: Failure) {
+    pub(crate) fn fail(&self, failure: Failure) {
         self.counters.increment(WritebackFail);
         self.writeback_failed.store(true, Ordering::Relaxed);
-        writer.failure = Some(failure);
+        *lock(&self.failure) = Some(failure);
     }
 
     /// Cleans until more than the reserved segments are free; `false` when there is nothing to win.
-    fn clean_if_short(&self, writer: &mut Writer) -> bool {
-        while self.segments.is_short() {
-            let live = self.segments.live_bytes();
-            let hopeless = !self.segments.cleaning_can_win(live) || live > writer.hopeless_above;
-            if hopeless || !self.writeback_works() {
+    pub(crate) fn clean_if_short(&self, writer: &mut Writer) -> bool {
+        if self.slots.is_short() {
+            self.slots.drain();
+        }
+        while self.slots.is_short() {
+            let live = self.slots.segments.live_bytes();
+            let hopeless = !self.slots.cleaning_can_win(live) || live > writer.hopeless_above;
+            if !self.writeback_works() || hopeless && !self.pack_singles() {
                 return false;
             }
-            let worth = |victim: &Segment| self.segments.live(*victim) <= WORTH_CLEANING;
-            let room = writer.cleaning.len() < writer.cleaning.capacity();
-            match self.segments.cheapest().filter(worth) {
-                Some(victim) if room => {
-                    if !self.clean(writer, victim) {
-                        return false;
-                    }
-                }
-                victim => {
-                    self.submit(writer);
-                    self.settle(writer);
-                    // What was just written is itself the only one left worth cleaning: stop, and
-                    // do not try again before something has died.
-                    if victim.is_none() && self.segments.is_short() {
-                        writer.hopeless_above = live.saturating_sub(SEGMENT_BYTES as u64);
-                        return false;
-                    }
-                }
+            if !hopeless && !self.clean_one(writer, live) {
+                return false;
             }
         }
         writer.hopeless_above = u64::MAX;
         true
     }
 
+    /// Cleans the cheapest segment, or sees to it that what was cleaned is free.
+    fn clean_one(&self, writer: &mut Writer, live: u64) -> bool {
+        let worth = |victim: &Segment| self.slots.segments.live(*victim) <= WORTH_CLEANING;
+        let victim = self.slots.segments.cheapest().filter(worth);
+        let room = writer.cleaning.len() < writer.cleaning.capacity();
+        if let (Some(victim), true) = (victim, room) {
+            return self.clean(writer, victim);
+        }
+        self.submit(writer);
+        self.settle(writer);
+        // What was just written is itself the only one left worth cleaning: stop, and do not try
+        // again before something has died.
+        if victim.is_none() && self.slots.is_short() && !self.pack_singles() {
+            writer.hopeless_above = live.saturating_sub(SEGMENT_BYTES as u64);
+            return false;
+        }
+        true
+    }
+
     /// Copies what is live in a segment elsewhere; it is free once that is written.
     fn clean(&self, writer: &mut Writer, victim: Segment) -> bool {
         let Some(mut content) = writer.cleaned.take() else { return false };
-        let was = self.segments.state(victim);
-        self.segments.set_state(victim, Use::Cleaning);
-        writer.cleaning.push((victim, was));
-        let cleaned = match self.backing.read(victim.start(), &mut content) {
-            Ok(()) if was == Use::WrittenSingly => {
-                let found = records_every(&content, self.single_bytes());
-                self.copy_live(writer, victim, &content, found)
+        let cleaned = if self.slots.segments.turn(victim, Use::Written, Use::Cleaning) {
+            writer.cleaning.push(victim);
+            match self.backing.read(victim.start(), &mut content) {
+                Ok(()) => self.copy_live(writer, victim, &content),
+                Err(error) => {
+                    self.fail(Failure { what: "read", byte: victim.start(), error });
+                    false
+                }
             }
-            Ok(()) => self.copy_live(writer, victim, &content, records(&content)),
-            Err(error) => {
-                self.fail(writer, Failure { what: "read", byte: victim.start(), error });
-                false
-            }
+        } else {
+            true // The last record in it died just now: it is free.
         };
         writer.cleaned = Some(content);
         if cleaned {
@@ -409,15 +461,8 @@ impl Cache {
     }
 
     /// Copies a segment's live records into open ones.
-    fn copy_live(
-        &self,
-        writer: &mut Writer,
-        victim: Segment,
-        content: &[u8],
-        records: impl Iterator<Item = (usize, Record)>,
-    ) -> bool {
-        for (offset, found) in records {
-            let Some(entry) = self.index.get(found.owner) else { continue };
+    fn copy_live(&self, writer: &mut Writer, victim: Segment, content: &[u8]) -> bool {
+        for (offset, found) in records(content) {
             // Before the entry is locked: a commit may have to lock the same one.
             if writer.open.as_ref().is_some_and(|open| open.place(found.form).is_none()) {
                 self.submit(writer);
@@ -428,7 +473,8 @@ impl Cache {
             }
             let Some(open) = &mut writer.open else { return false };
             let place = Place::at(victim.start() + offset as u64);
-            let locked = entry.lock();
+            let view = self.index.view();
+            let Some(locked) = view.lock(found.owner) else { continue };
             if locked.state() == State::Placed(Extent { place, form: found.form }) {
                 let checksum = locked.aux() as u32;
                 let record = Record { checksum, moved_from: Some(victim), ..found };
@@ -442,10 +488,10 @@ impl Cache {
 
     /// Frees the segments of which the last record has been moved.
     fn finish_cleaning(&self, writer: &mut Writer) {
-        writer.cleaning.retain(|(victim, _)| {
-            let moved = self.segments.live(*victim) == 0;
+        writer.cleaning.retain(|victim| {
+            let moved = self.slots.segments.live(*victim) == 0;
             if moved {
-                self.segments.set_state(*victim, Use::Free);
+                self.slots.give_segment(*victim, Use::Cleaning);
                 self.counters.increment(SegmentsCleaned);
             }
             !moved
@@ -454,75 +500,9 @@ impl Cache {
 
     /// Leaves the segments in hand as they were: what was copied out of them is not committed.
     fn stop_cleaning(&self, writer: &mut Writer) {
-        writer.cleaning.drain(..).for_each(|(victim, was)| self.segments.set_state(victim, was));
-    }
-
-    /// Takes a page that [`Self::store`] rejected straight to the backing, uncompressed, as a page
-    /// that the kernel's zswap rejects goes to the swap device. Waits for the write.
-    pub fn store_through(&self, key: SwapEntry, page: &Page) -> Store {
-        let rejected = Store::Rejected(Reject::ReclaimFail);
-        let Ok(entry) = self.index.ensure(key) else { return Store::Rejected(Reject::AllocFail) };
-        if !self.writeback_works() {
-            return rejected;
-        }
-        let mut writer = lock(&self.writer);
-        let Some((place, checksum)) = self.write_single(&mut writer, key, page) else {
-            return rejected;
-        };
-        let extent = Extent { place, form: RAW };
-        let mut locked = entry.lock();
-        self.segments.add(extent);
-        let old = self.publish(key, &mut locked, Word::new(State::Placed(extent)));
-        locked.set_aux(checksum.into());
-        drop(locked);
-        self.dispose(old);
-        self.counters.increment(WrittenThrough);
-        Store::Stored
-    }
-
-    /// Bytes that a page written through takes: a record in whole blocks.
-    fn single_bytes(&self) -> usize {
-        RECORD_BYTES_MAX.next_multiple_of(self.backing.block_bytes())
-    }
-
-    /// Writes a page to a place of its own.
-    fn write_single(
-        &self,
-        writer: &mut Writer,
-        key: SwapEntry,
-        page: &Page,
-    ) -> Option<(Place, u32)> {
-        let bytes = self.single_bytes();
-        let (segment, at) = match writer.singles.take() {
-            Some((segment, at)) if at + bytes <= SEGMENT_BYTES => (segment, at),
-            full => {
-                if let Some((segment, _)) = full {
-                    self.segments.set_state(segment, Use::WrittenSingly);
-                }
-                let short = !self.clean_if_short(writer);
-                let segment = self.free_segment(writer, RESERVED).filter(|_| !short);
-                let Some(segment) = segment else {
-                    self.counters.increment(BackingFull);
-                    return None;
-                };
-                self.segments.set_state(segment, Use::Open);
-                (segment, 0)
-            }
-        };
-        writer.singles = Some((segment, at + bytes));
-        let checksum = checksum_of(content_hash(page));
-        let staging = &mut writer.cleaned.as_mut()?[..bytes];
-        Record { owner: key, checksum, form: RAW, moved_from: None }.write(staging);
-        staging[HEADER_BYTES..RECORD_BYTES_MAX].copy_from_slice(page);
-        let offset = segment.start() + at as u64;
-        match self.backing.write(offset, staging) {
-            Ok(()) => {
-                self.counters.add(BackingBytesWritten, bytes as i64);
-                Some((Place::at(offset), checksum))
-            }
-            Err(error) => {
-                self.fail(writer, Failure { what: "write", byte: offset, error });
-                None
+        for victim in writer.cleaning.drain(..) {
+            if self.slots.segments.written(victim) {
+                self.slots.give_segment(victim, Use::Open);
             }
         }
     }

@@ -1,16 +1,16 @@
 //! Counting everything again.
 
+use crate::Totals;
 use crate::leaf::{LEVELS, Leaf};
 use crate::link::LeafRef;
 use crate::list::{SkipList, next_on};
-use crate::sync::atomic::Ordering::Acquire;
-use crate::{Totals, sync};
 use crossbeam_epoch::Guard;
 use std::iter::successors;
+use uzswap_sync::atomic::Ordering::Acquire;
 
 impl SkipList {
     pub(crate) fn recount(&self) -> Totals {
-        let pinned = &sync::pin();
+        let pinned = &uzswap_sync::pin();
         let mut totals = Totals::default();
         for leaf in self.level(0, pinned) {
             let high = next_on(&leaf, 0, pinned).map_or(u64::MAX, |next| next.low());

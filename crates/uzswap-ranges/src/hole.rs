@@ -10,9 +10,9 @@ use crate::leaf::{Leaf, Locked};
 use crate::link::LeafRef;
 use crate::list::{Blocked, SkipList, extend};
 use crate::preload::Preload;
-use crate::sync::{self, Backoff};
 use crossbeam_epoch::Guard;
 use std::ops::Range;
+use uzswap_sync::{self as sync, Backoff};
 
 impl SkipList {
     pub(crate) fn take_hole(&self, hole: &Hole, preload: &mut Preload) -> Option<u64> {

@@ -10,8 +10,8 @@
 
 use crate::Item;
 use crate::link::{LeafRef, Link};
-use crate::sync::Backoff;
-use crate::sync::atomic::{AtomicU32, AtomicU64, Ordering::*, fence};
+use uzswap_sync::Backoff;
+use uzswap_sync::atomic::{AtomicU32, AtomicU64, Ordering::*, fence};
 
 /// Items in a leaf. Few in tests, so that leaves split, empty and neighbour each other at once.
 pub(crate) const SLOTS: usize = if cfg!(any(test, feature = "shuttle")) { 4 } else { 64 };

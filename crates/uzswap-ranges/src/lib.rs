@@ -21,7 +21,6 @@ mod read;
 mod check;
 #[cfg(all(test, feature = "shuttle"))]
 mod shuttle_tests;
-mod sync;
 #[cfg(feature = "testing")]
 pub mod testing;
 #[cfg(all(test, not(feature = "shuttle")))]

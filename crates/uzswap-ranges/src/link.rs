@@ -7,11 +7,11 @@
 #![allow(unsafe_code)]
 
 use crate::leaf::Leaf;
-use crate::sync::atomic::{AtomicPtr, Ordering::*};
 use crossbeam_epoch::Guard;
 use std::marker::PhantomData;
 use std::ops::Deref;
 use std::ptr::{self, NonNull};
+use uzswap_sync::atomic::{AtomicPtr, Ordering::*};
 
 /// A link from leaf to leaf: written under the lock of the leaf that it is in, read by anyone.
 pub(crate) struct Link(AtomicPtr<Leaf>);

@@ -19,10 +19,10 @@
 use crate::leaf::{LEVELS, Leaf, Locked, SLOTS};
 use crate::link::{Head, LeafRef};
 use crate::preload::Preload;
-use crate::sync::atomic::Ordering::*;
-use crate::sync::{self, Backoff};
 use crate::{Insert, Item};
 use crossbeam_epoch::Guard;
+use uzswap_sync::atomic::Ordering::*;
+use uzswap_sync::{self as sync, Backoff};
 
 /// The concurrent range index. See [`crate::RangeIndex`] for its operations.
 pub struct SkipList {

@@ -1,8 +1,8 @@
 //! Memory made ready before an insertion.
 
 use crate::leaf::{LEVELS, Leaf};
-use crate::sync;
 use std::hash::{BuildHasher, RandomState};
+use uzswap_sync as sync;
 
 /// Memory for the leaf that an insertion may need: so that nothing is allocated while a lock is
 /// held, or where memory is short. One for each thread; an insertion takes the leaf in one case of
@@ -24,6 +24,11 @@ impl Preload {
     #[cfg(test)]
     pub(crate) fn with_seed(seed: u64) -> Self {
         Self { leaf: None, random: seed | 1 }
+    }
+
+    /// Whether an insertion would allocate nothing.
+    pub fn is_ready(&self) -> bool {
+        self.leaf.is_some()
     }
 
     /// Makes the memory ready.

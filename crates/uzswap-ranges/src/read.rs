@@ -3,8 +3,8 @@
 use crate::leaf::Leaf;
 use crate::list::{SkipList, next_on};
 use crate::preload::Preload;
-use crate::sync::{self, Backoff};
 use crate::{Hole, Insert, Item, RangeIndex, Totals};
+use uzswap_sync::{self as sync, Backoff};
 
 impl SkipList {
     /// Reads the leaf whose span contains `point`, as it was at one moment of the call.

@@ -7,7 +7,7 @@
 use super::{Backing, Completion, Write};
 use crate::backing::record::RECORD_BYTES_MAX;
 use io_uring::{IoUring, opcode, types};
-use rustix::fs::{AtFlags, OFlags, StatxFlags};
+use rustix::fs::{AtFlags, FallocateFlags, OFlags, StatxFlags};
 use std::fs::File;
 use std::io;
 use std::os::fd::AsRawFd;
@@ -24,6 +24,7 @@ pub struct FileBacking {
     file: File,
     bytes: u64,
     block_bytes: usize,
+    discards: bool,
     queue: Mutex<Queue>,
 }
 
@@ -49,7 +50,13 @@ impl FileBacking {
             slots: [const { None }; DEPTH],
             done: Vec::with_capacity(DEPTH),
         };
-        Ok(Self { file, bytes, block_bytes, queue: Mutex::new(queue) })
+        Ok(Self { file, bytes, block_bytes, discards: false, queue: Mutex::new(queue) })
+    }
+
+    /// The same, telling the device of space that is not in use any more: a disk that likes to
+    /// know, or a file whose space need not stay reserved.
+    pub fn with_discard(self) -> Self {
+        Self { discards: true, ..self }
     }
 
     /// The same, with writes one after the other: for comparison and for tests of that path.
@@ -116,6 +123,14 @@ impl Backing for FileBacking {
 
     fn write(&self, offset: u64, bytes: &[u8]) -> io::Result<()> {
         self.file.write_all_at(bytes, offset)
+    }
+
+    fn discard(&self, offset: u64, bytes: u64) -> io::Result<()> {
+        let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+        if self.discards {
+            rustix::fs::fallocate(&self.file, flags, offset, bytes)?;
+        }
+        Ok(())
     }
 
     fn submit(&self, write: Write) {
@@ -274,6 +289,26 @@ mod tests {
             let done = backing.complete(true).unwrap();
             assert_eq!(done.result.unwrap_err().kind(), io::ErrorKind::StorageFull);
             assert!(backing.complete(true).is_none());
+        }
+    }
+
+    #[test]
+    fn what_is_discarded_takes_no_space() {
+        use std::os::unix::fs::MetadataExt;
+        for discards in [false, true] {
+            let backing = FileBacking::new(file(1 << 20), 1 << 20).unwrap();
+            let backing = if discards { backing.with_discard() } else { backing };
+            let blocks = || backing.file.metadata().unwrap().blocks();
+            for offset in (0..1 << 20).step_by(65536) {
+                backing.write(offset, &buffer(7)).unwrap();
+            }
+            let full = blocks();
+            backing.discard(256 << 10, 512 << 10).unwrap();
+            let given = (full - blocks()) * 512;
+            assert_eq!(given, if discards { 512 << 10 } else { 0 });
+            let mut out = [0; 4096];
+            backing.read(0, &mut out).unwrap();
+            assert_eq!(out, [7; 4096]);
         }
     }
 

@@ -1,7 +1,7 @@
 //! The slower device that the coldest pages go to, still compressed.
 //!
-//! [`Backing`] is the engine's only I/O. Segments (see `segments`) are written whole, by
-//! [`Backing::submit`], while stores and loads go on; `record` is what is in them.
+//! [`Backing`] is the engine's only I/O. `slots` is its space and who may write where; segments
+//! (see `segments`) are written whole while stores and loads go on; `record` is what is in them.
 
 mod buffer;
 #[expect(unsafe_code, reason = "io_uring takes buffers by address")]
@@ -10,6 +10,7 @@ mod none;
 mod open;
 pub(crate) mod record;
 pub(crate) mod segments;
+pub(crate) mod slots;
 
 pub use buffer::Buffer;
 pub use file::FileBacking;
@@ -64,6 +65,10 @@ pub trait Backing: Send + Sync {
 
     /// Starts a write. It will come out of [`Self::complete`], even if it could not be started.
     fn submit(&self, write: Write);
+
+    /// What is in a range will not be read again before it is written: the device may use the
+    /// space otherwise. `offset` and `bytes` are multiples of 256 KiB.
+    fn discard(&self, offset: u64, bytes: u64) -> io::Result<()>;
 
     /// A write that ended, in any order. With `wait`, waits for one; `None` then means that none is
     /// under way.

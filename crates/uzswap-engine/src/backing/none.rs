@@ -24,6 +24,10 @@ impl Backing for NoBacking {
         Err(io::ErrorKind::Unsupported.into())
     }
 
+    fn discard(&self, _offset: u64, _bytes: u64) -> io::Result<()> {
+        Err(io::ErrorKind::Unsupported.into())
+    }
+
     fn submit(&self, _write: Write) {
         unreachable!("there is no segment to write");
     }

@@ -112,7 +112,11 @@ fn open_path(path: &Path, bytes: Option<u64>) -> Result<FileBacking, Reason> {
     let size = io::Seek::seek(&mut file, io::SeekFrom::End(0)).map_err(Reason::Io)?;
     let bytes = bytes.unwrap_or(size);
     if is_device {
-        return if bytes > size { Err(Reason::Small(size)) } else { direct(file, bytes) };
+        let fits = bytes <= size;
+        // A disk may use blocks that hold nothing. A file's blocks stay its own: they were reserved
+        // so that writing them cannot fail for want of room.
+        let backing = fits.then(|| direct(file, bytes)).ok_or(Reason::Small(size))?;
+        return backing.map(FileBacking::with_discard);
     }
     check_mark(&file, size)?;
     reserve(&file, bytes)?;

@@ -80,13 +80,6 @@ pub(crate) fn records(bytes: &[u8]) -> impl Iterator<Item = (usize, Record)> {
     })
 }
 
-/// The records that begin at multiples of `step`: those of pages that were written one at a time.
-/// Where a write failed, what an earlier use of the segment left may come out, so the caller asks
-/// the owner.
-pub(crate) fn records_every(bytes: &[u8], step: usize) -> impl Iterator<Item = (usize, Record)> {
-    (0..bytes.len()).step_by(step).filter_map(move |at| Some((at, whole_record(bytes, at)?)))
-}
-
 fn whole_record(bytes: &[u8], at: usize) -> Option<Record> {
     let record = Record::read(bytes.get(at..)?)?;
     (at + record_bytes(record.form) <= bytes.len()).then_some(record)
@@ -118,9 +111,6 @@ mod tests {
         assert_eq!(read.iter().map(|(_, r)| *r).collect::<Vec<_>>(), all);
         assert_eq!(read[2].0, 32 + 32);
         assert_eq!(records(&segment[..at - 1]).count(), 3, "a record that is cut off is none");
-        all[0].write(&mut segment[8192..]);
-        let found: Vec<_> = records_every(&segment, 4096).map(|(at, _)| at).collect();
-        assert_eq!(found, [0, 8192]);
         segment[8..10].copy_from_slice(&5000u16.to_le_bytes());
         assert_eq!(records(&segment).count(), 0);
     }

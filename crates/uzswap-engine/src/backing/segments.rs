@@ -1,25 +1,24 @@
-//! The backing's space, in segments.
+//! What is in each segment of the backing.
 //!
-//! A segment is written once, whole, and then only loses records. The count of its live bytes tells
-//! when it is free again, and, while it is not, which segment is cheapest to clean: its live
-//! records are copied into another and it is free. So a log, cleaned greedily; with a fifth of the
-//! space free it takes some three quarters of a segment copied for each one won, less where
-//! neighbours die together, as the records of one program do.
+//! A segment is written once, whole, and then only loses records; or it is given out slot by slot,
+//! to pages written through. The count of its live bytes tells when it is free again, and, while it
+//! is not, which segment is cheapest to clean: its live records are copied into another. So a log,
+//! cleaned greedily; with a fifth of the space free it takes some three quarters of a segment
+//! copied for each one won, less where neighbours die together, as the records of one program do.
+//!
+//! A segment is one word: its use and its live bytes change together, so exactly one thread sees
+//! the last record of a written segment die, and gives the segment back.
 
-use crate::backing::record::{RECORD_BYTES_MAX, record_bytes};
+use crate::backing::slots::SLOT_BYTES;
 use crate::ids::Place;
-use crate::index::Extent;
-use crate::sync::atomic::{AtomicU8, AtomicU32, Ordering};
+use crate::sync::atomic::{AtomicU32, Ordering::*};
 
 /// Bytes of a segment: large enough that a disk spends its time writing rather than seeking.
 pub(crate) const SEGMENT_BYTES: usize = 256 << 10;
 
-/// Segments that only cleaning may take, so that it can always make progress.
-pub(crate) const RESERVED: usize = 2;
-
 /// What a segment is doing.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[repr(u8)]
+#[repr(u32)]
 pub(crate) enum Use {
     /// Holds nothing.
     Free = 0,
@@ -27,14 +26,35 @@ pub(crate) enum Use {
     Open = 1,
     /// Written. Free as soon as nothing in it is live.
     Written = 2,
-    /// The same, and its records begin at multiples of a single page's step, with anything between.
-    WrittenSingly = 3,
+    /// Given out slot by slot. Free as soon as all of them are back.
+    Singles = 3,
     /// Its live records are being copied elsewhere.
     Cleaning = 4,
 }
 
+impl Use {
+    fn of(word: u32) -> Self {
+        match word >> Self::SHIFT {
+            0 => Self::Free,
+            1 => Self::Open,
+            2 => Self::Written,
+            3 => Self::Singles,
+            _ => Self::Cleaning,
+        }
+    }
+
+    fn word(self, live: u32) -> u32 {
+        (self as u32) << Self::SHIFT | live
+    }
+
+    const SHIFT: u32 = 29;
+    const LIVE: u32 = (1 << Self::SHIFT) - 1;
+}
+
+const _: () = assert!(SEGMENT_BYTES <= Use::LIVE as usize);
+
 /// A segment's number.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct Segment(pub(crate) u32);
 
 impl Segment {
@@ -51,88 +71,84 @@ impl Segment {
 
 /// See the module.
 pub(crate) struct Segments {
-    state: Box<[AtomicU8]>,
-    live: Box<[AtomicU32]>,
+    words: Box<[AtomicU32]>,
 }
 
 impl Segments {
-    /// As many whole segments as fit in `bytes`.
-    pub(crate) fn new(bytes: u64) -> Self {
-        let count = (bytes / SEGMENT_BYTES as u64) as usize;
-        Self {
-            state: (0..count).map(|_| AtomicU8::new(Use::Free as u8)).collect(),
-            live: (0..count).map(|_| AtomicU32::new(0)).collect(),
-        }
+    pub(super) fn new(count: usize) -> Self {
+        Self { words: (0..count).map(|_| AtomicU32::new(Use::Free.word(0))).collect() }
     }
 
     pub(crate) fn count(&self) -> usize {
-        self.state.len()
+        self.words.len()
     }
 
     pub(crate) fn all(&self) -> impl Iterator<Item = Segment> + use<> {
-        (0..self.state.len() as u32).map(Segment)
+        (0..self.words.len() as u32).map(Segment)
+    }
+
+    fn word(&self, segment: Segment) -> &AtomicU32 {
+        &self.words[segment.0 as usize]
     }
 
     pub(crate) fn state(&self, segment: Segment) -> Use {
-        match self.state[segment.0 as usize].load(Ordering::Acquire) {
-            0 => Use::Free,
-            1 => Use::Open,
-            2 => Use::Written,
-            3 => Use::WrittenSingly,
-            _ => Use::Cleaning,
-        }
-    }
-
-    pub(crate) fn set_state(&self, segment: Segment, state: Use) {
-        self.state[segment.0 as usize].store(state as u8, Ordering::Release);
+        Use::of(self.word(segment).load(Acquire))
     }
 
     /// Bytes of live records in it.
     pub(crate) fn live(&self, segment: Segment) -> usize {
-        self.live[segment.0 as usize].load(Ordering::Acquire) as usize
+        (self.word(segment).load(Acquire) & Use::LIVE) as usize
     }
 
-    /// A record became live.
-    pub(crate) fn add(&self, extent: Extent) {
-        let bytes = record_bytes(extent.form) as u32;
-        self.live[Segment::of(extent.place).0 as usize].fetch_add(bytes, Ordering::AcqRel);
+    /// Puts a segment to another use. `false` if it is not what it was thought to be.
+    pub(crate) fn turn(&self, segment: Segment, from: Use, to: Use) -> bool {
+        let turn = |word| (Use::of(word) == from).then(|| to.word(word & Use::LIVE));
+        self.word(segment).fetch_update(AcqRel, Acquire, turn).is_ok()
     }
 
-    /// A record is no longer referred to.
-    pub(crate) fn remove(&self, extent: Extent) {
-        let bytes = record_bytes(extent.form) as u32;
-        let live = &self.live[Segment::of(extent.place).0 as usize];
-        let before = live.fetch_sub(bytes, Ordering::AcqRel);
-        debug_assert!(before >= bytes, "more bytes die in a segment than lived there");
+    /// The segment is written, or left as it is by cleaning; `true` if nothing in it is live, so
+    /// that the caller gives it back.
+    pub(crate) fn written(&self, segment: Segment) -> bool {
+        let turned = self.turn(segment, Use::Open, Use::Written)
+            || self.turn(segment, Use::Cleaning, Use::Written);
+        debug_assert!(turned, "{segment:?} was {:?}", self.state(segment));
+        self.claim_dead(segment)
     }
 
-    /// Whether it can be filled: nothing in it is live and nobody is at it.
-    pub(crate) fn is_free(&self, segment: Segment) -> bool {
-        match self.state(segment) {
-            Use::Free => true,
-            Use::Written | Use::WrittenSingly => self.live(segment) == 0,
-            Use::Open | Use::Cleaning => false,
-        }
+    /// Whether the caller is the one to give a written segment without live records back.
+    fn claim_dead(&self, segment: Segment) -> bool {
+        let (dead, claimed) = (Use::Written.word(0), Use::Open.word(0));
+        self.word(segment).compare_exchange(dead, claimed, AcqRel, Acquire).is_ok()
     }
 
-    /// Whether no more than the reserved segments are free.
-    pub(crate) fn is_short(&self) -> bool {
-        self.all().filter(|segment| self.is_free(*segment)).take(RESERVED + 1).count() <= RESERVED
+    /// `bytes` at a place became live.
+    pub(crate) fn add(&self, segment: Segment, bytes: usize) {
+        self.word(segment).fetch_add(bytes as u32, AcqRel);
     }
 
-    /// Whether `live` bytes of records, packed as tightly as records pack, would leave more than
-    /// the reserved segments free.
-    pub(crate) fn cleaning_can_win(&self, live: u64) -> bool {
-        // One for the segment that pages written through are in, one to be won.
-        let usable = self.count().saturating_sub(RESERVED + 2) as u64;
-        live <= usable * (SEGMENT_BYTES - RECORD_BYTES_MAX) as u64
+    /// They are no longer referred to; `true` if that was the last of a written segment, which the
+    /// caller gives back.
+    pub(crate) fn remove(&self, segment: Segment, bytes: usize) -> bool {
+        let before = self.word(segment).fetch_sub(bytes as u32, AcqRel);
+        debug_assert!(
+            before & Use::LIVE >= bytes as u32,
+            "more dies in a segment than lived there"
+        );
+        before & Use::LIVE == bytes as u32 && self.claim_dead(segment)
     }
 
     /// The written segment with the fewest live bytes.
     pub(crate) fn cheapest(&self) -> Option<Segment> {
         self.all()
-            .filter(|s| matches!(self.state(*s), Use::Written | Use::WrittenSingly))
+            .filter(|segment| self.state(*segment) == Use::Written)
             .min_by_key(|segment| self.live(*segment))
+    }
+
+    /// Segments given out slot by slot: each with its live slots.
+    pub(crate) fn singles(&self) -> impl Iterator<Item = (Segment, usize)> {
+        self.all()
+            .filter(|segment| self.state(*segment) == Use::Singles)
+            .map(|segment| (segment, self.live(segment) / SLOT_BYTES))
     }
 
     /// Bytes of live records in all.
@@ -142,6 +158,6 @@ impl Segments {
 
     /// Bytes of the table.
     pub(crate) fn bytes(&self) -> usize {
-        self.count() * (size_of::<AtomicU8>() + size_of::<AtomicU32>())
+        self.count() * size_of::<AtomicU32>()
     }
 }

@@ -162,9 +162,11 @@ trait Compressor {
     fn decompress(&mut self, object: &[u8], page: &mut Page) -> Result<(), Undecodable>;
 }
 
-/// Allocates what the calling thread needs in order to compress: the lz4 library keeps its hash
-/// table (16 KiB) per thread. Each thread that stores calls it before the first page comes.
+/// Allocates what the calling thread needs: the lz4 library keeps its hash table (16 KiB) per
+/// thread, and the epochs a record of it. Each thread that stores calls it before the first page
+/// comes.
 pub fn prepare_thread() {
+    drop(crate::sync::pin());
     let _ = lz4::Lz4::new().compress(&[0; PAGE_BYTES], &mut [0; 64]);
 }
 

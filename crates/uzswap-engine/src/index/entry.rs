@@ -9,6 +9,7 @@
 use super::word::{State, Word};
 use crate::sync::Backoff;
 use crate::sync::atomic::{AtomicU64, Ordering};
+use crate::sync::profile::{Held, Waiting};
 
 /// See the module. 16 bytes a page of address space in use.
 pub(crate) struct Entry {
@@ -33,24 +34,50 @@ impl Entry {
         Word(self.word.load(Ordering::Acquire) & !Word::LOCKED)
     }
 
-    /// Waits for the entry.
-    pub(crate) fn lock(&self) -> Locked<'_> {
-        let mut backoff = Backoff::new();
-        loop {
-            if let Some(locked) = self.try_lock() {
-                return locked;
-            }
-            backoff.wait();
+    /// Waits for the entry; `None` if it is gone.
+    pub(crate) fn lock(&self) -> Option<Locked<'_>> {
+        let mut locked = self.try_lock();
+        if locked.is_some() || self.is_gone() {
+            return locked;
         }
+        let waiting = Waiting::start(Self::KIND);
+        let mut backoff = Backoff::new();
+        while locked.is_none() && !self.is_gone() {
+            backoff.wait();
+            locked = self.try_lock();
+        }
+        waiting.end();
+        locked
     }
 
-    /// Takes the entry if nobody has it.
+    /// Takes the entry if nobody has it and it is not gone.
     pub(crate) fn try_lock(&self) -> Option<Locked<'_>> {
         let word = self.word.load(Ordering::Relaxed) & !Word::LOCKED;
+        if word == Word::GONE.0 {
+            return None;
+        }
         self.word
             .compare_exchange(word, word | Word::LOCKED, Ordering::Acquire, Ordering::Relaxed)
             .ok()
-            .map(|_| Locked { entry: self, word: Word(word) })
+            .map(|_| Locked { entry: self, word: Word(word), _held: Held::start(Self::KIND) })
+    }
+
+    /// What a profile calls this lock.
+    const KIND: &str = "Entry";
+
+    fn is_gone(&self) -> bool {
+        self.word.load(Ordering::Relaxed) == Word::GONE.0
+    }
+
+    /// Makes the entry gone, if it is absent and nobody has it.
+    pub(super) fn leave(&self) -> bool {
+        let (absent, gone) = (Word::ABSENT.0, Word::GONE.0);
+        self.word.compare_exchange(absent, gone, Ordering::Acquire, Ordering::Relaxed).is_ok()
+    }
+
+    /// Undoes [`Self::leave`].
+    pub(super) fn stay(&self) {
+        self.word.store(Word::ABSENT.0, Ordering::Release);
     }
 
     pub(crate) fn aux(&self) -> &AtomicU64 {
@@ -62,6 +89,8 @@ impl Entry {
 pub(crate) struct Locked<'a> {
     entry: &'a Entry,
     word: Word,
+    // Dropped after the word is written back.
+    _held: Held,
 }
 
 impl Locked<'_> {

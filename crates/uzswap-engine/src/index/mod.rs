@@ -5,18 +5,26 @@
 //! [`Index::provision`] made beforehand, because the thread that stores may be the one that the
 //! kernel needs in order to find memory.
 //!
-//! A trunk, once made, stays until the cache is dropped; a removed area leaves its trunks, empty,
-//! to the next area that gets its keys.
+//! A trunk in which every entry is absent is freed by [`Index::reclaim`]. Who looks an entry up
+//! does so through a [`View`], which pins the thread: what it found stays in memory until the view
+//! is dropped. It may be *gone* by then: each entry of a trunk is marked so, absent and unlocked,
+//! before the trunk leaves the directory. A gone entry cannot be locked, and whoever meets one
+//! looks the key up again.
 
 mod entry;
+#[expect(unsafe_code, reason = "trunks are followed by pointer and freed by epochs")]
+mod trunk;
 mod word;
 
 pub(crate) use entry::{Entry, Locked};
 pub(crate) use word::{Extent, Form, Object, State, Word};
 
+use crate::config::Locks;
 use crate::ids::{Area, SwapEntry};
-use crate::sync::{Mutex, lock};
-use std::sync::OnceLock;
+use crate::sync::{Backoff, Mutex, MutexGuard, lock, pin};
+use crossbeam_epoch::{Atomic, Guard, Owned, Shared};
+use std::sync::atomic::Ordering;
+use trunk::Trunk;
 
 /// Entries in a trunk: 64 MiB of address space.
 #[cfg(not(feature = "shuttle"))]
@@ -28,24 +36,18 @@ pub(crate) const TRUNK_ENTRIES: usize = 8;
 /// Bytes of a trunk.
 pub(crate) const TRUNK_BYTES: usize = TRUNK_ENTRIES * size_of::<Entry>();
 
-/// Entries of one trunk.
-pub(crate) struct Trunk {
-    pub(crate) entries: Box<[Entry]>,
-}
-
-impl Trunk {
-    fn new() -> Self {
-        Self { entries: (0..TRUNK_ENTRIES).map(|_| Entry::new()).collect() }
-    }
-}
-
 /// The directory, the spare trunks and the key space.
 pub(crate) struct Index {
-    trunks: Box<[OnceLock<Trunk>]>,
-    spare: Mutex<Vec<Trunk>>,
+    trunks: Box<[Atomic<Trunk>]>,
+    spare: Mutex<Vec<Box<Trunk>>>,
     /// Areas in use, by first key.
     areas: Mutex<Vec<Area>>,
+    /// One lock for every change, where a benchmark asks for that.
+    one_lock: Option<Mutex<OneIndex>>,
 }
+
+/// What the lock of an index that is not split protects.
+pub(crate) struct OneIndex;
 
 /// There was no spare trunk: [`Index::provision`] is behind, or memory is out.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -57,45 +59,59 @@ impl Index {
     const SPARE: usize = 4;
 
     /// An index for at most `pages_max` pages over all areas.
-    pub(crate) fn new(pages_max: u32) -> Self {
+    pub(crate) fn new(pages_max: u32, locks: Locks) -> Self {
         let trunks = (pages_max as usize).div_ceil(TRUNK_ENTRIES);
         Self {
-            trunks: (0..trunks).map(|_| OnceLock::new()).collect(),
+            trunks: (0..trunks).map(|_| Atomic::null()).collect(),
             spare: Mutex::new(Vec::with_capacity(Self::SPARE)),
             areas: Mutex::new(Vec::new()),
+            one_lock: (locks < Locks::SplitIndex).then(|| Mutex::new(OneIndex)),
         }
     }
 
-    /// The entry of a key, or `None` where nothing was ever stored near it.
-    pub(crate) fn get(&self, key: SwapEntry) -> Option<&Entry> {
-        let key = key.0 as usize;
-        Some(&self.trunks.get(key / TRUNK_ENTRIES)?.get()?.entries[key % TRUNK_ENTRIES])
+    /// What to look entries up in.
+    pub(crate) fn view(&self) -> View<'_> {
+        View { index: self, pinned: pin() }
     }
 
-    /// The entry of a key that something refers to, which therefore exists.
-    pub(crate) fn existing(&self, key: SwapEntry) -> &Entry {
-        self.get(key).expect("a key found in an object, a list or a record has been stored")
-    }
-
-    /// The entry of a key, made from a spare trunk where there is none yet.
-    pub(crate) fn ensure(&self, key: SwapEntry) -> Result<&Entry, NoTrunk> {
-        if let Some(entry) = self.get(key) {
-            return Ok(entry);
-        }
-        let slot = &self.trunks[key.0 as usize / TRUNK_ENTRIES];
-        let trunk = lock(&self.spare).pop().ok_or(NoTrunk)?;
-        if let Err(unused) = slot.set(trunk) {
-            lock(&self.spare).push(unused);
-        }
-        Ok(self.existing(key))
+    /// Held while an entry changes, in an index that is not split.
+    pub(crate) fn one_lock(&self) -> Option<MutexGuard<'_, OneIndex>> {
+        self.one_lock.as_ref().map(lock)
     }
 
     /// Makes spare trunks up to the number kept ready. Allocates: never called to serve a request.
     pub(crate) fn provision(&self) {
         while lock(&self.spare).len() < Self::SPARE {
-            let trunk = Trunk::new();
+            let trunk = trunk::new();
             lock(&self.spare).push(trunk);
         }
+    }
+
+    /// Frees trunks of which every entry is absent, but for those of `kept`; how many. Allocates:
+    /// never called to serve a request.
+    pub(crate) fn reclaim(&self, kept: Area) -> usize {
+        let numbers = 0..self.trunks.len();
+        let may = |number: &usize| !kept.contains(SwapEntry((number * TRUNK_ENTRIES) as u32));
+        numbers.filter(may).filter(|number| self.reclaim_trunk(*number)).count()
+    }
+
+    fn reclaim_trunk(&self, number: usize) -> bool {
+        let view = self.view();
+        let slot = &self.trunks[number];
+        let at = slot.load(Ordering::Acquire, &view.pinned);
+        let Some(trunk) = trunk::get(at) else { return false };
+        let entries = trunk::entries(trunk);
+        // Most trunks fail at their first entries, without a change.
+        if entries.iter().any(|entry| entry.peek() != Word::ABSENT) {
+            return false;
+        }
+        if let Some(held) = entries.iter().position(|entry| !entry.leave()) {
+            entries[..held].iter().for_each(Entry::stay);
+            return false;
+        }
+        slot.store(Shared::null(), Ordering::Release);
+        trunk::retire(at, &view.pinned);
+        true
     }
 
     /// Takes a free range of `pages` keys, whole trunks, the lowest there is.
@@ -125,17 +141,93 @@ impl Index {
         lock(&self.areas).retain(|other| *other != area);
     }
 
-    /// Every trunk there is, with the key of its first entry.
-    pub(crate) fn trunks(&self) -> impl Iterator<Item = (SwapEntry, &Trunk)> {
-        self.trunks.iter().enumerate().filter_map(|(number, slot)| {
-            Some((SwapEntry((number * TRUNK_ENTRIES) as u32), slot.get()?))
-        })
-    }
-
     /// Bytes that the index takes: trunks, spare ones included, and the directory.
     pub(crate) fn bytes(&self) -> usize {
-        (self.trunks().count() + lock(&self.spare).len()) * TRUNK_BYTES
-            + self.trunks.len() * size_of::<OnceLock<Trunk>>()
+        (self.view().trunks().count() + lock(&self.spare).len()) * TRUNK_BYTES
+            + self.trunks.len() * size_of::<Atomic<Trunk>>()
+    }
+}
+
+impl Drop for Index {
+    fn drop(&mut self) {
+        self.trunks.iter_mut().for_each(trunk::drop_in);
+    }
+}
+
+/// An index as one thread sees it: no entry that it finds is freed before this is dropped. Dropped
+/// before anything is waited for that may take long.
+pub(crate) struct View<'a> {
+    index: &'a Index,
+    pinned: Guard,
+}
+
+impl View<'_> {
+    /// The entry of a key, or `None` where nothing was stored near it.
+    pub(crate) fn get(&self, key: SwapEntry) -> Option<&Entry> {
+        let key = key.0 as usize;
+        let slot = self.index.trunks.get(key / TRUNK_ENTRIES)?;
+        let trunk = trunk::get(slot.load(Ordering::Acquire, &self.pinned))?;
+        Some(&trunk::entries(trunk)[key % TRUNK_ENTRIES])
+    }
+
+    /// The entry of a key that is on a list, or of a share record: it is there, and not gone.
+    pub(crate) fn existing(&self, key: SwapEntry) -> &Entry {
+        self.get(key).expect("the entry of a page that is held is not freed")
+    }
+
+    /// Locks the entry of a share record.
+    pub(crate) fn lock_existing(&self, key: SwapEntry) -> Locked<'_> {
+        self.existing(key).lock().expect("trunks of share records are not freed")
+    }
+
+    /// The state of a page, without a lock.
+    pub(crate) fn peek(&self, key: SwapEntry) -> Word {
+        self.get(key).map_or(Word::ABSENT, Entry::peek)
+    }
+
+    /// Locks a page's entry, or says that there is none: then the page is absent.
+    pub(crate) fn lock(&self, key: SwapEntry) -> Option<Locked<'_>> {
+        let mut backoff = Backoff::new();
+        loop {
+            if let Some(locked) = self.get(key)?.lock() {
+                return Some(locked);
+            }
+            // Its trunk is leaving the directory, or will stay after all.
+            backoff.wait();
+        }
+    }
+
+    /// Locks a page's entry, making it from a spare trunk where there is none.
+    pub(crate) fn lock_made(&self, key: SwapEntry) -> Result<Locked<'_>, NoTrunk> {
+        loop {
+            self.ensure(key)?;
+            if let Some(locked) = self.lock(key) {
+                return Ok(locked);
+            }
+        }
+    }
+
+    /// Makes a key's entry from a spare trunk, where there is none yet.
+    pub(crate) fn ensure(&self, key: SwapEntry) -> Result<(), NoTrunk> {
+        if self.get(key).is_some() {
+            return Ok(());
+        }
+        let slot = &self.index.trunks[key.0 as usize / TRUNK_ENTRIES];
+        let trunk = lock(&self.index.spare).pop().ok_or(NoTrunk)?;
+        let (none, made) = (Shared::null(), Owned::from(trunk));
+        let (success, failure) = (Ordering::AcqRel, Ordering::Acquire);
+        if let Err(lost) = slot.compare_exchange(none, made, success, failure, &self.pinned) {
+            lock(&self.index.spare).push(lost.new.into_box());
+        }
+        Ok(())
+    }
+
+    /// Every trunk there is: the key of its first entry, and its entries.
+    pub(crate) fn trunks(&self) -> impl Iterator<Item = (SwapEntry, &[Entry])> {
+        self.index.trunks.iter().enumerate().filter_map(|(number, slot)| {
+            let trunk = trunk::get(slot.load(Ordering::Acquire, &self.pinned))?;
+            Some((SwapEntry((number * TRUNK_ENTRIES) as u32), &trunk::entries(trunk)[..]))
+        })
     }
 }
 
@@ -147,7 +239,7 @@ mod tests {
 
     #[test]
     fn areas_take_the_lowest_gap_that_fits() {
-        let index = Index::new(10 * TRUNK);
+        let index = Index::new(10 * TRUNK, Locks::SlotCaches);
         let a = index.add_area(TRUNK).unwrap();
         let b = index.add_area(2 * TRUNK + 1).unwrap();
         let c = index.add_area(1).unwrap();
@@ -163,19 +255,47 @@ mod tests {
 
     #[test]
     fn a_trunk_is_made_only_from_the_spare_ones() {
-        let index = Index::new(10 * TRUNK);
-        assert!(index.get(SwapEntry(5)).is_none());
-        assert!(matches!(index.ensure(SwapEntry(5)), Err(NoTrunk)));
+        let index = Index::new(10 * TRUNK, Locks::SlotCaches);
+        let view = index.view();
+        assert!(view.get(SwapEntry(5)).is_none());
+        assert_eq!(view.ensure(SwapEntry(5)), Err(NoTrunk));
         index.provision();
-        assert!(index.ensure(SwapEntry(5)).is_ok());
-        assert!(index.get(SwapEntry(TRUNK - 1)).is_some());
-        assert!(index.get(SwapEntry(TRUNK)).is_none());
+        assert_eq!(view.ensure(SwapEntry(5)), Ok(()));
+        assert!(view.get(SwapEntry(TRUNK - 1)).is_some());
+        assert!(view.get(SwapEntry(TRUNK)).is_none());
+    }
+
+    #[test]
+    fn a_trunk_is_freed_once_every_entry_is_absent_and_unlocked() {
+        let index = Index::new(3 * TRUNK, Locks::SlotCaches);
+        let kept = index.add_area(TRUNK).unwrap();
+        index.provision();
+        let empty = index.bytes();
+        let (first, second) = (SwapEntry(0), SwapEntry(TRUNK + 7));
+        let view = index.view();
+        [first, second].iter().for_each(|key| view.ensure(*key).unwrap());
+        let held = view.lock(second).unwrap();
+        assert_eq!(index.reclaim(kept), 0, "one is kept, of the other an entry is locked");
+        drop(held);
+        let mut stored = view.lock(SwapEntry(2 * TRUNK - 1)).unwrap();
+        stored.set(Word::new(State::Shared(SwapEntry(3))));
+        drop(stored);
+        assert_eq!(index.reclaim(kept), 0, "a page is held");
+        view.lock(SwapEntry(2 * TRUNK - 1)).unwrap().set(Word::ABSENT);
+        let stale = view.get(second).unwrap();
+        assert_eq!(index.reclaim(kept), 1);
+        assert_eq!(stale.peek().state(), State::Absent);
+        assert!(stale.lock().is_none(), "it is gone");
+        assert!(view.lock(second).is_none() && view.lock(first).is_some());
+        assert!(view.lock_made(second).is_ok());
+        drop(view);
+        assert_eq!(index.bytes(), empty - TRUNK_BYTES, "of three that were made one was freed");
     }
 
     #[test]
     fn a_locked_entry_cannot_be_taken_until_it_is_dropped() {
         let entry = Entry::new();
-        let mut locked = entry.lock();
+        let mut locked = entry.lock().unwrap();
         assert!(entry.try_lock().is_none());
         let word = Word::new(State::Shared(SwapEntry(3)));
         locked.set(word);

@@ -84,6 +84,7 @@ const FILLED: u64 = 1;
 const POOLED: u64 = 2;
 const PLACED: u64 = 3;
 const SHARED: u64 = 4;
+const GONE: u64 = 5;
 const PAYLOAD_SHIFT: u32 = 7;
 const PAYLOAD_BITS: u32 = 64 - PAYLOAD_SHIFT;
 
@@ -94,6 +95,9 @@ const _: () = assert!(Place::BITS + Form::BITS <= PAYLOAD_BITS);
 
 impl Word {
     pub(crate) const ABSENT: Self = Self(ABSENT);
+    /// The trunk that the entry was in is being freed, or was: the page is absent, and its entry,
+    /// if it has one, is another by now. Set only where the word was `ABSENT`.
+    pub(crate) const GONE: Self = Self(GONE);
     pub(crate) const LOCKED: u64 = 1 << 3;
     const REFERENCED: u64 = 1 << 4;
     const WRITEBACK: u64 = 1 << 5;
@@ -115,7 +119,7 @@ impl Word {
     pub(crate) fn state(self) -> State {
         let payload = self.0 >> PAYLOAD_SHIFT;
         match self.0 & TAG_MASK {
-            ABSENT => State::Absent,
+            ABSENT | GONE => State::Absent,
             FILLED => State::Filled(Pattern::from_bits(payload)),
             POOLED => State::Pooled(Object {
                 handle: Handle(payload >> Form::BITS),

@@ -1,0 +1,609 @@
+//! The backing's space: slots, segments and clusters.
+//!
+//! | | bytes | |
+//! |---|---|---|
+//! | slot | 4 KiB | what a page written through takes |
+//! | segment | 64 slots | what writeback fills and writes at once |
+//! | cluster | 8 segments | a lock, a bit for each slot; what is discarded at once |
+//!
+//! A *batch* is 64 slots: a segment is one, and single slots are taken from the clusters and given
+//! back to them through a cache of each CPU, a batch at a time. Each CPU works in a cluster of its
+//! own while there are free ones. Which those are is in the range index, where the clusters in use
+//! are the ranges taken. Of those in use, bits tell which have room.
+//!
+//! **Room.** `free_segments` counts segments that are wholly free. Who takes one takes it from the
+//! count first, so that one is there to be found. Slots that caches hold are not free to others;
+//! they are drained where nothing else is left, so that "none" means none anywhere, and where a
+//! cache was not used between two looks of the maintaining thread, as on a CPU that has gone.
+//!
+//! **Locks.** A CPU's cache, then a cluster. Bits change under their cluster's lock and are read
+//! without.
+
+use super::segments::{SEGMENT_BYTES, Segment, Segments, Use};
+use crate::backing::record::{RECORD_BYTES_MAX, record_bytes};
+use crate::config::Locks;
+use crate::ids::Place;
+use crate::index::Extent;
+use crate::percpu::PerCpu;
+use crate::sync::atomic::{AtomicU32, AtomicU64, Ordering::*};
+use crate::sync::{Backoff, Mutex, MutexGuard, lock, try_lock};
+use std::convert::Infallible;
+use uzswap_ranges::{Hole, Preload, RangeIndex, SkipList};
+
+/// Bytes of a slot: a page.
+pub(crate) const SLOT_BYTES: usize = 4096;
+/// Segments in a cluster, 2 MiB.
+pub(crate) const CLUSTER_SEGMENTS: usize = 8;
+/// Bytes of a cluster.
+pub(crate) const CLUSTER_BYTES: usize = CLUSTER_SEGMENTS * SEGMENT_BYTES;
+/// Slots that caches take and give back at once: one word of a cluster's bits, one segment.
+const BATCH: usize = u64::BITS as usize;
+
+const _: () = assert!(BATCH * SLOT_BYTES == SEGMENT_BYTES);
+
+/// Segments that only cleaning may take, so that it can always make progress.
+pub(crate) const RESERVED: usize = 2;
+
+/// Clusters with single slots free that are asked for a batch before a new segment is broken up.
+const VISITS: usize = 8;
+
+/// Clusters discarded at a time: each is a call that the kernel may take a while for.
+const DISCARDS: usize = 16;
+
+/// A slot's number.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(crate) struct Slot(pub(crate) u32);
+
+impl Slot {
+    /// Where it begins on the backing, bytes.
+    pub(crate) fn start(self) -> u64 {
+        u64::from(self.0) * SLOT_BYTES as u64
+    }
+
+    /// The slot that begins at a byte.
+    pub(crate) fn at(byte: u64) -> Self {
+        Self((byte / SLOT_BYTES as u64) as u32)
+    }
+
+    fn segment(self) -> Segment {
+        Segment(self.0 / BATCH as u32)
+    }
+
+    fn bit(self) -> u64 {
+        1 << (self.0 % BATCH as u32)
+    }
+}
+
+/// Which slots of a cluster are taken.
+struct Cluster {
+    /// A word for each segment, a bit for each slot. All are set in a segment that is taken whole,
+    /// and in those beyond the backing's end.
+    used: [u64; CLUSTER_SEGMENTS],
+    /// Which segments are given out slot by slot.
+    broken: u8,
+    /// Taken from the range index: what is free here may be given out.
+    in_use: bool,
+}
+
+/// What a CPU has of its own.
+struct SlotCache {
+    /// The cluster to take from, if it has taken from one lately.
+    current: Option<u32>,
+    /// Taken, not yet handed out; the next is the last.
+    slots: Vec<Slot>,
+    /// Given back, not yet free.
+    returned: Vec<Slot>,
+    /// Memory for the range index, so that taking a cluster allocates nothing.
+    preload: Preload,
+    /// Whether it was used since the maintaining thread last looked.
+    touched: bool,
+}
+
+/// A bit for each cluster.
+struct Bits(Box<[AtomicU64]>);
+
+/// The lock of a backing that is not split.
+struct OneBacking;
+
+/// See the module.
+pub(crate) struct Slots {
+    pub(crate) segments: Segments,
+    clusters: Box<[Mutex<Cluster>]>,
+    /// The clusters in use.
+    taken: SkipList,
+    /// Clusters that are not.
+    untaken: AtomicU32,
+    /// Clusters in use with a free segment.
+    with_segments: Bits,
+    /// Clusters in use with a free slot in a segment that is broken up.
+    with_slots: Bits,
+    /// Clusters in use of which nothing is taken.
+    empty: Bits,
+    /// Segments that are wholly free, in clusters in use and in others.
+    free_segments: AtomicU32,
+    caches: PerCpu<Mutex<SlotCache>>,
+    /// Slots that a cache takes or gives back at once.
+    batch: usize,
+    one_lock: Option<Mutex<OneBacking>>,
+}
+
+impl Bits {
+    fn new(count: usize) -> Self {
+        Self((0..count.div_ceil(64)).map(|_| AtomicU64::new(0)).collect())
+    }
+
+    fn set(&self, number: u32, on: bool) {
+        let (word, bit) = (&self.0[number as usize / 64], 1 << (number % 64));
+        // Looked at first: most changes in a cluster change none of its bits.
+        if (word.load(Relaxed) & bit != 0) != on {
+            if on {
+                word.fetch_or(bit, Release)
+            } else {
+                word.fetch_and(!bit, Release)
+            };
+        }
+    }
+
+    fn is_set(&self, number: u32) -> bool {
+        self.0[number as usize / 64].load(Acquire) & 1 << (number % 64) != 0
+    }
+
+    /// The numbers that are set when they are looked at, from `from` on and then from the start.
+    fn from(&self, from: u32) -> impl Iterator<Item = u32> {
+        let (first, words) = (from as usize / 64, self.0.len());
+        // The first word comes once for its upper part and once more for the lower.
+        (0..=words).flat_map(move |step| {
+            let at = (first + step) % words;
+            let upper = u64::MAX << (from % 64);
+            let mask = match step {
+                0 => upper,
+                step if step == words => !upper,
+                _ => u64::MAX,
+            };
+            let mut left = self.0[at].load(Acquire) & mask;
+            std::iter::from_fn(move || {
+                let bit = (left != 0).then(|| left.trailing_zeros())?;
+                left &= left - 1;
+                Some(at as u32 * 64 + bit)
+            })
+        })
+    }
+}
+
+impl Slots {
+    /// All of a backing of `bytes`, as far as it is whole segments, free.
+    pub(crate) fn new(bytes: u64, locks: Locks) -> Self {
+        let batch = if locks < Locks::SlotCaches { 1 } else { BATCH };
+        Self::with_batch(bytes, locks, batch)
+    }
+
+    pub(crate) fn with_batch(bytes: u64, locks: Locks, batch: usize) -> Self {
+        let segments = (bytes / SEGMENT_BYTES as u64) as usize;
+        let clusters = segments.div_ceil(CLUSTER_SEGMENTS);
+        let cluster = |number: usize| {
+            let beyond = |word| number * CLUSTER_SEGMENTS + word >= segments;
+            let used = std::array::from_fn(|word| if beyond(word) { u64::MAX } else { 0 });
+            Mutex::new(Cluster { used, broken: 0, in_use: false })
+        };
+        let cache = |_| {
+            Ok::<_, Infallible>(Mutex::new(SlotCache {
+                current: None,
+                slots: Vec::with_capacity(batch),
+                returned: Vec::with_capacity(batch),
+                preload: Preload::default(),
+                touched: false,
+            }))
+        };
+        let Ok(caches) = PerCpu::try_at_most(usize::MAX, cache);
+        Self {
+            segments: Segments::new(segments),
+            clusters: (0..clusters).map(cluster).collect(),
+            taken: SkipList::new(),
+            untaken: AtomicU32::new(clusters as u32),
+            with_segments: Bits::new(clusters.max(1)),
+            with_slots: Bits::new(clusters.max(1)),
+            empty: Bits::new(clusters.max(1)),
+            free_segments: AtomicU32::new(segments as u32),
+            caches,
+            batch,
+            one_lock: (locks < Locks::Clusters).then(|| Mutex::new(OneBacking)),
+        }
+    }
+
+    /// Whether no more than the reserved segments are free.
+    pub(crate) fn is_short(&self) -> bool {
+        self.free_segments.load(Acquire) as usize <= RESERVED
+    }
+
+    /// Whether a page there was written through: it has a slot of its own, and no header.
+    pub(crate) fn is_single(&self, place: Place) -> bool {
+        self.segments.state(Segment::of(place)) == Use::Singles
+    }
+
+    /// Bytes that a record takes.
+    pub(crate) fn bytes_of(&self, extent: Extent) -> usize {
+        if self.is_single(extent.place) { SLOT_BYTES } else { record_bytes(extent.form) }
+    }
+
+    /// A record became live.
+    pub(crate) fn add(&self, extent: Extent) {
+        self.segments.add(Segment::of(extent.place), self.bytes_of(extent));
+    }
+
+    /// A record is no longer referred to.
+    pub(crate) fn remove(&self, extent: Extent) {
+        let segment = Segment::of(extent.place);
+        if self.is_single(extent.place) {
+            self.segments.remove(segment, SLOT_BYTES);
+            self.give_slot(Slot::at(extent.place.byte()));
+        } else if self.segments.remove(segment, record_bytes(extent.form)) {
+            self.give_segment(segment, Use::Open);
+        }
+    }
+
+    /// Whether `live` bytes of records, packed as tightly as records pack, would leave more than
+    /// the reserved segments free.
+    pub(crate) fn cleaning_can_win(&self, live: u64) -> bool {
+        // One for slots given out singly, one to be won.
+        let usable = self.segments.count().saturating_sub(RESERVED + 2) as u64;
+        live <= usable * (SEGMENT_BYTES - RECORD_BYTES_MAX) as u64
+    }
+
+    /// Takes a segment, to be filled, if more than `reserved` are free.
+    pub(crate) fn take_segment(&self, reserved: usize) -> Option<Segment> {
+        let _one = self.one();
+        let mut cache = self.caches.lock_here();
+        cache.touched = true;
+        let segment = self.claim(1, reserved).then(|| self.take_claimed(&mut cache)).flatten()?;
+        let opened = self.segments.turn(segment, Use::Free, Use::Open);
+        assert!(opened, "a free {segment:?} is {:?}", self.segments.state(segment));
+        Some(segment)
+    }
+
+    /// Gives a segment back of which nothing is live, and which is the caller's alone.
+    pub(crate) fn give_segment(&self, segment: Segment, was: Use) {
+        let _one = self.one();
+        let freed = self.segments.turn(segment, was, Use::Free);
+        assert!(freed && self.segments.live(segment) == 0, "{segment:?} is not the caller's");
+        let (number, word) = home(segment);
+        let mut cluster = lock(&self.clusters[number as usize]);
+        debug_assert!(cluster.used[word] == u64::MAX && cluster.broken & 1 << word == 0);
+        cluster.used[word] = 0;
+        self.tell(number, &cluster);
+        drop(cluster);
+        self.free_segments.fetch_add(1, AcqRel);
+    }
+
+    /// Takes one slot; `None` if no more than `reserved` segments, and no slot besides, are free.
+    pub(crate) fn take_slot(&self, reserved: usize) -> Option<Slot> {
+        self.try_take_slot(reserved).or_else(|| {
+            // Other CPUs may hold some.
+            self.drain();
+            self.try_take_slot(reserved)
+        })
+    }
+
+    fn try_take_slot(&self, reserved: usize) -> Option<Slot> {
+        let _one = self.one();
+        let mut cache = self.caches.lock_here();
+        cache.touched = true;
+        if cache.slots.is_empty() {
+            self.fill(&mut cache, reserved);
+        }
+        cache.slots.pop()
+    }
+
+    /// Gives a slot back.
+    pub(crate) fn give_slot(&self, slot: Slot) {
+        let _one = self.one();
+        let mut cache = self.caches.lock_here();
+        cache.touched = true;
+        cache.returned.push(slot);
+        if cache.returned.len() == self.batch {
+            let cache = &mut *cache;
+            self.free(&mut cache.returned);
+        }
+    }
+
+    /// Makes every slot that caches hold free.
+    pub(crate) fn drain(&self) {
+        let _one = self.one();
+        self.caches.iter().for_each(|cache| self.empty_cache(&mut lock(cache)));
+    }
+
+    /// Makes memory ready for taking clusters. Allocates.
+    pub(crate) fn provision(&self) {
+        for mut cache in self.caches.iter().filter_map(try_lock) {
+            self.taken.preload(&mut cache.preload);
+        }
+    }
+
+    /// Drains caches that were not used since the last call.
+    pub(crate) fn drain_idle(&self) {
+        for mut cache in self.caches.iter().filter_map(try_lock) {
+            if !std::mem::take(&mut cache.touched) {
+                self.empty_cache(&mut cache);
+                cache.current = None;
+            }
+        }
+    }
+
+    /// Gives clusters without a slot taken back to the range index, once `discard`, called with
+    /// where such a one begins and its bytes, has told the device. Allocates.
+    pub(crate) fn discard_empty(&self, mut discard: impl FnMut(u64, u64)) {
+        let is_current = |number: u32| {
+            self.caches
+                .iter()
+                .any(|cache| try_lock(cache).is_none_or(|c| c.current == Some(number)))
+        };
+        for number in self.empty.from(0).filter(|number| !is_current(*number)).take(DISCARDS) {
+            let first = number as usize * CLUSTER_SEGMENTS;
+            let segments = CLUSTER_SEGMENTS.min(self.segments.count() - first);
+            // From the count, so that nobody looks for them here; and while space is short they
+            // are not worth a discard.
+            if !self.claim(segments, RESERVED) {
+                return;
+            }
+            let mut cluster = lock(&self.clusters[number as usize]);
+            let is_empty = cluster.in_use && self.is_empty(number, &cluster);
+            if is_empty {
+                cluster.in_use = false;
+                self.tell(number, &cluster);
+                drop(cluster);
+                let bytes = segments * SEGMENT_BYTES;
+                discard(u64::from(number) * CLUSTER_BYTES as u64, bytes as u64);
+                let item = self.taken.remove(number.into());
+                assert!(item.is_some(), "a cluster in use is taken in the range index");
+                self.untaken.fetch_add(1, AcqRel);
+            }
+            self.free_segments.fetch_add(segments as u32, AcqRel);
+        }
+    }
+
+    /// Holds the free slots of a segment that is broken up, so that nobody takes them; which.
+    pub(crate) fn hold(&self, segment: Segment) -> u64 {
+        let (number, word) = home(segment);
+        let mut cluster = lock(&self.clusters[number as usize]);
+        if cluster.broken & 1 << word == 0 {
+            return 0;
+        }
+        let held = !cluster.used[word];
+        cluster.used[word] = u64::MAX;
+        self.tell(number, &cluster);
+        held
+    }
+
+    /// Makes slots that were held free again.
+    pub(crate) fn let_go(&self, segment: Segment, held: u64) {
+        let (number, _) = home(segment);
+        let mut cluster = lock(&self.clusters[number as usize]);
+        self.clear(&mut cluster, segment, held);
+        self.tell(number, &cluster);
+    }
+
+    /// Bytes of all tables.
+    pub(crate) fn bytes(&self) -> usize {
+        let bits = 3 * self.with_slots.0.len() * size_of::<AtomicU64>();
+        let clusters = self.clusters.len() * size_of::<Mutex<Cluster>>();
+        self.segments.bytes() + clusters + bits + self.taken.bytes()
+    }
+
+    fn one(&self) -> Option<MutexGuard<'_, OneBacking>> {
+        self.one_lock.as_ref().map(lock)
+    }
+
+    /// Takes `count` segments from the count, if more than `reserved` stay.
+    fn claim(&self, count: usize, reserved: usize) -> bool {
+        let claim = |free: u32| {
+            let left = (free as usize).checked_sub(count)?;
+            (left >= reserved).then_some(left as u32)
+        };
+        self.free_segments.fetch_update(AcqRel, Acquire, claim).is_ok()
+    }
+
+    /// A free segment, one of which is taken from the count already. `None` only where a cluster
+    /// would have to be taken and there is no memory ready for the range index: the next call of
+    /// [`Self::provision`] makes some.
+    fn take_claimed(&self, cache: &mut SlotCache) -> Option<Segment> {
+        let mut backoff = Backoff::new();
+        loop {
+            if let Some(segment) = cache.current.and_then(|number| self.take_in(number)) {
+                return Some(segment);
+            }
+            let starved = !self.take_cluster(cache);
+            if let Some(segment) = cache.current.and_then(|number| self.take_in(number)) {
+                return Some(segment);
+            }
+            for number in self.with_segments.from(cache.current.unwrap_or(0)) {
+                if let Some(segment) = self.take_in(number) {
+                    cache.current = Some(number);
+                    return Some(segment);
+                }
+            }
+            if starved {
+                self.free_segments.fetch_add(1, AcqRel);
+                return None;
+            }
+            // Others took what was there; what was counted for this call is elsewhere.
+            backoff.wait();
+        }
+    }
+
+    /// Takes a free cluster, if there is one, and makes it the current one. `false` if there may be
+    /// one and there is no memory ready for taking it.
+    fn take_cluster(&self, cache: &mut SlotCache) -> bool {
+        if self.untaken.load(Acquire) == 0 {
+            return true;
+        }
+        if !cache.preload.is_ready() {
+            return false;
+        }
+        let within = 0..self.clusters.len() as u64;
+        let hole =
+            Hole { hint: cache.current.map_or(0, u64::from), size: 1, align: 1, within, value: 0 };
+        if let Some(key) = self.taken.insert_hole(&hole, &mut cache.preload) {
+            self.untaken.fetch_sub(1, AcqRel);
+            let number = key as u32;
+            let mut cluster = lock(&self.clusters[number as usize]);
+            cluster.in_use = true;
+            self.tell(number, &cluster);
+            cache.current = Some(number);
+        }
+        true
+    }
+
+    /// Takes a segment in one cluster.
+    fn take_in(&self, number: u32) -> Option<Segment> {
+        if !self.with_segments.is_set(number) {
+            return None;
+        }
+        let mut cluster = lock(&self.clusters[number as usize]);
+        let word = cluster.used.iter().position(|used| *used == 0).filter(|_| cluster.in_use)?;
+        cluster.used[word] = u64::MAX;
+        self.tell(number, &cluster);
+        Some(Segment(number * CLUSTER_SEGMENTS as u32 + word as u32))
+    }
+
+    /// Fills an empty cache with a batch of slots: from segments that are broken up already, or
+    /// else from one broken up now.
+    fn fill(&self, cache: &mut SlotCache, reserved: usize) {
+        for number in self.with_slots.from(cache.current.unwrap_or(0)).take(VISITS) {
+            self.take_slots(number, &mut cache.slots);
+            if cache.slots.len() == self.batch {
+                break;
+            }
+        }
+        if cache.slots.is_empty() && self.claim(1, reserved) {
+            let Some(segment) = self.take_claimed(cache) else { return };
+            let broken = self.segments.turn(segment, Use::Free, Use::Singles);
+            assert!(broken, "a free {segment:?} is {:?}", self.segments.state(segment));
+            let (number, word) = home(segment);
+            let mut cluster = lock(&self.clusters[number as usize]);
+            cluster.broken |= 1 << word;
+            cluster.used[word] = 0;
+            self.take_of(&mut cluster, segment, &mut cache.slots);
+            self.tell(number, &cluster);
+        }
+        // They are handed out from the last to the first: in the order of the device.
+        cache.slots.reverse();
+    }
+
+    /// Adds single slots of one cluster to `slots`, up to a batch.
+    fn take_slots(&self, number: u32, slots: &mut Vec<Slot>) {
+        let mut cluster = lock(&self.clusters[number as usize]);
+        for word in 0..CLUSTER_SEGMENTS {
+            if cluster.broken & 1 << word != 0 {
+                let segment = Segment(number * CLUSTER_SEGMENTS as u32 + word as u32);
+                self.take_of(&mut cluster, segment, slots);
+            }
+        }
+        self.tell(number, &cluster);
+    }
+
+    fn take_of(&self, cluster: &mut Cluster, segment: Segment, slots: &mut Vec<Slot>) {
+        let (_, word) = home(segment);
+        while slots.len() < self.batch && cluster.used[word] != u64::MAX {
+            let bit = cluster.used[word].trailing_ones();
+            cluster.used[word] |= 1 << bit;
+            slots.push(Slot(segment.0 * BATCH as u32 + bit));
+        }
+    }
+
+    fn empty_cache(&self, cache: &mut SlotCache) {
+        self.free(&mut cache.slots);
+        self.free(&mut cache.returned);
+    }
+
+    /// Makes slots free, one cluster after the other.
+    fn free(&self, slots: &mut Vec<Slot>) {
+        slots.sort_unstable();
+        for of_cluster in slots.chunk_by(|a, b| home(a.segment()).0 == home(b.segment()).0) {
+            let (number, _) = home(of_cluster[0].segment());
+            let mut cluster = lock(&self.clusters[number as usize]);
+            for of_segment in of_cluster.chunk_by(|a, b| a.segment() == b.segment()) {
+                let bits = of_segment.iter().map(|slot| slot.bit()).sum();
+                self.clear(&mut cluster, of_segment[0].segment(), bits);
+            }
+            self.tell(number, &cluster);
+        }
+        slots.clear();
+    }
+
+    /// Clears bits of a segment that is broken up; without any it is a free segment again.
+    fn clear(&self, cluster: &mut Cluster, segment: Segment, bits: u64) {
+        let (_, word) = home(segment);
+        let taken = cluster.used[word] & bits == bits && cluster.broken & 1 << word != 0;
+        assert!(taken || bits == 0, "a slot of {segment:?} is given back that nobody has");
+        cluster.used[word] &= !bits;
+        if cluster.used[word] == 0 && cluster.broken & 1 << word != 0 {
+            cluster.broken &= !(1 << word);
+            let freed = self.segments.turn(segment, Use::Singles, Use::Free);
+            assert!(freed && self.segments.live(segment) == 0, "{segment:?} has live slots");
+            self.free_segments.fetch_add(1, AcqRel);
+        }
+    }
+
+    /// Brings a cluster's bits up to date.
+    fn tell(&self, number: u32, cluster: &Cluster) {
+        let has_slot =
+            |word: usize| cluster.broken & 1 << word != 0 && cluster.used[word] != u64::MAX;
+        self.with_segments.set(number, cluster.in_use && cluster.used.contains(&0));
+        self.with_slots.set(number, (0..CLUSTER_SEGMENTS).any(has_slot));
+        self.empty.set(number, cluster.in_use && self.is_empty(number, cluster));
+    }
+
+    fn is_empty(&self, number: u32, cluster: &Cluster) -> bool {
+        let there = self.segments.count() - number as usize * CLUSTER_SEGMENTS;
+        cluster.used.iter().take(there).all(|used| *used == 0)
+    }
+
+    /// Recounts everything; panics with what is wrong. Returns the slots that are taken and not in
+    /// a cache, so that the caller compares them with those that it knows of. For a backing at
+    /// rest.
+    pub(crate) fn check(&self) -> usize {
+        let (mut free_slots, mut free_segments, mut in_use) = (0, 0, 0);
+        for (number, cluster) in (0..).zip(&self.clusters) {
+            let cluster = lock(cluster);
+            in_use += usize::from(cluster.in_use);
+            let there = self.segments.count() - number as usize * CLUSTER_SEGMENTS;
+            for (word, used) in cluster.used.iter().enumerate().take(there) {
+                let segment = Segment(number * CLUSTER_SEGMENTS as u32 + word as u32);
+                let state = self.segments.state(segment);
+                let is_broken = cluster.broken & 1 << word != 0;
+                assert_eq!(is_broken, state == Use::Singles, "{segment:?} is {state:?}");
+                assert_eq!(*used == 0, state == Use::Free, "{segment:?} is {state:?}");
+                assert!(is_broken || *used == 0 || *used == u64::MAX, "{segment:?} is in parts");
+                free_slots += used.count_zeros() as usize;
+                free_segments += usize::from(*used == 0);
+            }
+            assert_eq!(self.taken.get(number.into()).is_some(), cluster.in_use, "of {number}");
+            let bits = [&self.with_segments, &self.with_slots, &self.empty];
+            let before = bits.map(|bits| bits.is_set(number));
+            self.tell(number, &cluster);
+            assert_eq!(bits.map(|bits| bits.is_set(number)), before, "bits of cluster {number}");
+        }
+        let cached: usize = self
+            .caches
+            .iter()
+            .map(|cache| {
+                let cache = lock(cache);
+                cache.slots.len() + cache.returned.len()
+            })
+            .sum();
+        assert_eq!(self.free_segments.load(Acquire) as usize, free_segments, "free segments");
+        assert_eq!(self.taken.check().items, in_use, "the range index and the clusters");
+        assert_eq!(self.untaken.load(Acquire) as usize, self.clusters.len() - in_use);
+        self.segments.count() * BATCH - free_slots - cached
+    }
+}
+
+/// The cluster of a segment, and its word there.
+fn home(segment: Segment) -> (u32, usize) {
+    let per_cluster = CLUSTER_SEGMENTS as u32;
+    (segment.0 / per_cluster, (segment.0 % per_cluster) as usize)
+}
+
+#[cfg(all(test, feature = "shuttle"))]
+mod shuttle_tests;
+#[cfg(all(test, not(feature = "shuttle")))]
+mod tests;

@@ -1,0 +1,265 @@
+use super::*;
+use crate::testing::Noise;
+use std::collections::HashSet;
+
+const MIB: u64 = 1 << 20;
+
+fn slots(bytes: u64) -> Slots {
+    let slots = Slots::new(bytes, Locks::SlotCaches);
+    slots.provision();
+    slots
+}
+
+/// What is taken, and the slots beside it.
+#[derive(Default)]
+struct Taken {
+    segments: Vec<Segment>,
+    slots: Vec<Slot>,
+    all: HashSet<Slot>,
+}
+
+impl Taken {
+    fn add_segment(&mut self, segment: Segment) {
+        let first = segment.0 * BATCH as u32;
+        for slot in (first..first + BATCH as u32).map(Slot) {
+            assert!(self.all.insert(slot), "{slot:?} of {segment:?} is handed out twice");
+        }
+        self.segments.push(segment);
+    }
+
+    fn add_slot(&mut self, slot: Slot) {
+        assert!(self.all.insert(slot), "{slot:?} is handed out twice");
+        self.slots.push(slot);
+    }
+
+    fn give_segment(&mut self, slots: &Slots, at: usize) {
+        let segment = self.segments.swap_remove(at);
+        self.all.retain(|slot| slot.segment() != segment);
+        slots.give_segment(segment, Use::Open);
+    }
+
+    fn give_slot(&mut self, slots: &Slots, at: usize) {
+        let slot = self.slots.swap_remove(at);
+        self.all.remove(&slot);
+        slots.give_slot(slot);
+    }
+
+    fn give_all(&mut self, slots: &Slots) {
+        while !self.segments.is_empty() {
+            self.give_segment(slots, 0);
+        }
+        while !self.slots.is_empty() {
+            self.give_slot(slots, 0);
+        }
+    }
+}
+
+#[test]
+fn any_sequence_keeps_free_and_used_the_whole() {
+    for (seed, bytes, batch) in [(1, 2 * MIB, 64), (2, 7 * MIB + 300_000, 64), (3, 9 * MIB, 1)] {
+        let slots = Slots::with_batch(bytes, Locks::SlotCaches, batch);
+        slots.provision();
+        let (mut noise, mut taken) = (Noise::new(seed), Taken::default());
+        let total = slots.segments.count() * BATCH;
+        for step in 0..20_000 {
+            // It fills and empties in turn.
+            let fills = step / 2000 % 2 == 0;
+            match noise.below(if fills { 8 } else { 14 }) {
+                0..2 => {
+                    if let Some(segment) = slots.take_segment(RESERVED) {
+                        taken.add_segment(segment);
+                    }
+                }
+                2..7 => {
+                    if let Some(slot) = slots.take_slot(0) {
+                        taken.add_slot(slot);
+                    }
+                }
+                7 => slots.discard_empty(|offset, bytes| {
+                    let first = Slot::at(offset).0;
+                    let range = first..first + (bytes / SLOT_BYTES as u64) as u32;
+                    assert!(!range.map(Slot).any(|slot| taken.all.contains(&slot)));
+                }),
+                8 => slots.drain_idle(),
+                9 if !taken.segments.is_empty() => {
+                    let at = noise.below(taken.segments.len() as u64) as usize;
+                    taken.give_segment(&slots, at);
+                }
+                _ if !taken.slots.is_empty() => {
+                    let at = noise.below(taken.slots.len() as u64) as usize;
+                    taken.give_slot(&slots, at);
+                }
+                _ => {}
+            }
+            slots.provision();
+            if step % 100 == 0 {
+                assert_eq!(slots.check(), taken.all.len());
+            }
+        }
+        taken.give_all(&slots);
+        slots.drain();
+        assert_eq!(slots.check(), 0);
+        assert_eq!(slots.free_segments.load(Acquire) as usize * BATCH, total, "all is free");
+    }
+}
+
+#[test]
+fn there_is_none_only_when_there_is_none_anywhere() {
+    let slots = slots(4 * MIB);
+    let mut taken = Taken::default();
+    while let Some(slot) = slots.take_slot(0) {
+        taken.add_slot(slot);
+    }
+    assert_eq!(taken.all.len(), 1024, "every slot");
+    assert!(slots.take_segment(0).is_none());
+    // In the cache of whichever CPU this is.
+    let slot = taken.slots.pop().unwrap();
+    slots.give_slot(slot);
+    assert_eq!(slots.take_slot(0), Some(slot));
+    taken.slots.push(slot);
+    taken.give_all(&slots);
+    slots.drain();
+    let segments: Vec<_> = std::iter::from_fn(|| slots.take_segment(RESERVED)).collect();
+    assert_eq!(segments.len(), 16 - RESERVED);
+    assert!(slots.take_slot(RESERVED).is_none(), "the rest is reserved");
+    assert!(slots.take_segment(0).is_some());
+}
+
+#[test]
+fn a_cache_takes_and_gives_back_a_batch_at_a_time() {
+    let slots = slots(64 * MIB);
+    let first: Vec<_> = (0..64).map(|_| slots.take_slot(0).unwrap()).collect();
+    assert!(first.windows(2).all(|pair| pair[0].0 + 1 == pair[1].0), "neighbours, in order");
+    assert_eq!(slots.check(), 64);
+    let next = slots.take_slot(0).unwrap();
+    let broken = slots.segments.singles().count();
+    first[1..].iter().for_each(|slot| slots.give_slot(*slot));
+    assert_eq!(slots.segments.singles().count(), broken, "63 are not a batch");
+    slots.give_slot(first[0]);
+    assert_eq!(slots.segments.singles().count(), broken - 1, "64 are, and a segment is free");
+    slots.give_slot(next);
+}
+
+#[test]
+fn a_cache_that_was_not_used_since_the_last_look_is_drained() {
+    let slots = slots(8 * MIB);
+    let slot = slots.take_slot(0).unwrap();
+    slots.give_slot(slot);
+    slots.drain_idle();
+    assert_eq!(slots.segments.singles().count(), 1, "it was used");
+    slots.drain_idle();
+    assert_eq!(slots.segments.singles().count(), 0);
+}
+
+#[test]
+fn a_wholly_free_cluster_is_discarded_and_goes_back_to_the_range_index() {
+    let slots = slots(8 * MIB);
+    let clusters = |slots: &Slots| slots.taken.check().items;
+    let segments: Vec<_> = (0..17).map(|_| slots.take_segment(0).unwrap()).collect();
+    assert_eq!(clusters(&slots), 3);
+    segments.iter().for_each(|segment| slots.give_segment(*segment, Use::Open));
+    let mut discarded = Vec::new();
+    slots.discard_empty(|offset, bytes| discarded.push((offset, bytes)));
+    let currents: Vec<_> = slots.caches.iter().filter_map(|cache| lock(cache).current).collect();
+    let others = (0..4).filter(|number| !currents.contains(number));
+    let was_used = |number: &u32| segments.iter().any(|segment| home(*segment).0 == *number);
+    let expected: Vec<_> =
+        others.filter(was_used).map(|number| (u64::from(number) * 2 * MIB, 2 * MIB)).collect();
+    assert_eq!(discarded, expected, "all but those that CPUs are in");
+    assert!(!discarded.is_empty());
+    (0..2).for_each(|_| slots.drain_idle());
+    slots.discard_empty(|_, _| {});
+    assert_eq!(clusters(&slots), 0, "no CPU is in any now");
+    slots.check();
+    assert_eq!(slots.free_segments.load(Acquire), 32);
+}
+
+#[test]
+fn slots_that_are_held_are_not_handed_out() {
+    let slots = slots(2 * MIB);
+    let slot = slots.take_slot(0).unwrap();
+    slots.drain();
+    let held = slots.hold(slot.segment());
+    assert_eq!(held.count_ones(), 63);
+    let other = slots.take_slot(0).unwrap();
+    assert_ne!(other.segment(), slot.segment());
+    slots.let_go(slot.segment(), held);
+    slots.give_slot(slot);
+    slots.give_slot(other);
+    slots.drain();
+    assert_eq!(slots.check(), 0);
+}
+
+/// No slot is handed out twice and none is lost, whatever threads do: `UZSWAP_FULL=1` for 10^8
+/// operations.
+#[test]
+fn eight_threads_share_out_every_slot_once() {
+    const THREADS: u64 = 8;
+    let full = std::env::var_os("UZSWAP_FULL").is_some();
+    let operations: u64 = if full { 100_000_000 } else { 800_000 };
+    let slots = slots(24 * MIB);
+    // A bit a slot: set by who was handed it, cleared by who gives it back.
+    let owned: Vec<AtomicU64> = (0..24 * MIB / SEGMENT_BYTES as u64).map(|_| 0.into()).collect();
+    let take = |segment: Segment, bits: u64| {
+        let before = owned[segment.0 as usize].fetch_or(bits, Relaxed);
+        assert_eq!(before & bits, 0, "a slot of {segment:?} is handed out twice");
+    };
+    let give = |segment: Segment, bits: u64| {
+        let before = owned[segment.0 as usize].fetch_and(!bits, Relaxed);
+        assert_eq!(before & bits, bits, "a slot of {segment:?} was not taken");
+    };
+    let work = |thread: u64| {
+        let (mut noise, mut singles) = (Noise::new(thread + 1), Vec::<Slot>::new());
+        let mut segments = Vec::<Segment>::new();
+        for step in 0..operations / THREADS {
+            let many = step / 4096 % 3 != 2;
+            match noise.below(64) {
+                0 => segments.extend(slots.take_segment(RESERVED).inspect(|s| take(*s, u64::MAX))),
+                1 => {
+                    if let Some(segment) = segments.pop() {
+                        give(segment, u64::MAX);
+                        slots.give_segment(segment, Use::Open);
+                    }
+                }
+                2 if step % 64 == 0 => slots.discard_empty(|_, _| {}),
+                2 if step % 64 == 1 => slots.drain(),
+                2 if step % 64 == 2 => slots.drain_idle(),
+                what if (what < 34) == many => {
+                    if let Some(slot) = slots.take_slot(RESERVED) {
+                        take(slot.segment(), slot.bit());
+                        singles.push(slot);
+                    }
+                }
+                _ if !singles.is_empty() => {
+                    let at = noise.below(singles.len() as u64) as usize;
+                    let slot = singles.swap_remove(at);
+                    give(slot.segment(), slot.bit());
+                    slots.give_slot(slot);
+                }
+                _ => {}
+            }
+            if step % 1024 == 0 {
+                slots.provision();
+            }
+        }
+        for segment in segments {
+            give(segment, u64::MAX);
+            slots.give_segment(segment, Use::Open);
+        }
+        for slot in singles {
+            give(slot.segment(), slot.bit());
+            slots.give_slot(slot);
+        }
+    };
+    std::thread::scope(|scope| {
+        (0..THREADS).for_each(|thread| {
+            drop(scope.spawn({
+                let work = &work;
+                move || work(thread)
+            }))
+        });
+    });
+    slots.drain();
+    assert_eq!(slots.check(), 0, "every slot is back");
+    assert_eq!(slots.free_segments.load(Acquire) as usize, owned.len());
+}

@@ -1,0 +1,170 @@
+//! Pages that the pool does not take, written straight to the backing.
+//!
+//! ```text
+//! store_through   take a slot → write the page → into the index
+//! packing         the segments with fewest such pages → their slots move → the segments are free
+//! ```
+//! Such a page takes one slot, as it is, without a header: who it belongs to is known from the
+//! index alone. So a segment that is given out slot by slot cannot be cleaned as others are. Where
+//! free slots are many and free segments few, the index is walked once, and what is found in the
+//! emptiest of those segments is moved into free slots of the others.
+
+use crate::backing::segments::{Segment, Use};
+use crate::backing::slots::{RESERVED, SLOT_BYTES, Slot};
+use crate::cache::{Cache, Reject, Store};
+use crate::compress::Codec;
+use crate::config::Locks;
+use crate::ids::{Place, SwapEntry};
+use crate::index::{Extent, Form, State, View, Word};
+use crate::page::{PAGE_BYTES, Page, checksum_of, content_hash};
+use crate::stats::Counter::*;
+use crate::sync::lock;
+use crate::writeback::Failure;
+
+/// The form of a page written through.
+const RAW: Form = Form { bytes: PAGE_BYTES as u16, codec: Codec::Raw };
+
+/// Slots of a segment.
+const SEGMENT_SLOTS: usize = u64::BITS as usize;
+
+/// Segments emptied by one walk of the index.
+const VICTIMS: usize = 8;
+
+/// A page where every device can read and write it directly.
+#[repr(align(4096))]
+struct Aligned(Page);
+
+const _: () = assert!(PAGE_BYTES == SLOT_BYTES);
+
+impl Cache {
+    /// Takes a page that [`Self::store`] rejected straight to the backing, uncompressed, as a page
+    /// that the kernel's zswap rejects goes to the swap device. Waits for the write.
+    pub fn store_through(&self, key: SwapEntry, page: &Page) -> Store {
+        if !self.writeback_works() {
+            return Store::Rejected(Reject::ReclaimFail);
+        }
+        let mut writer = (self.locks == Locks::OneWriter).then(|| lock(&self.writer));
+        let slot = self.slots.take_slot(RESERVED).or_else(|| {
+            let mut writer = writer.take().unwrap_or_else(|| lock(&self.writer));
+            let cleaned = self.clean_if_short(&mut writer);
+            cleaned.then(|| self.slots.take_slot(RESERVED)).flatten()
+        });
+        let Some(slot) = slot else {
+            self.counters.increment(BackingFull);
+            self.doorbell.ring();
+            return Store::Rejected(Reject::ReclaimFail);
+        };
+        if !self.write_slot(slot, page) {
+            self.slots.give_slot(slot);
+            return Store::Rejected(Reject::ReclaimFail);
+        }
+        let view = self.index.view();
+        let Ok(mut locked) = view.lock_made(key) else {
+            self.slots.give_slot(slot);
+            self.doorbell.ring();
+            return Store::Rejected(Reject::AllocFail);
+        };
+        let extent = Extent { place: Place::at(slot.start()), form: RAW };
+        self.slots.add(extent);
+        let old = self.publish(key, &mut locked, Word::new(State::Placed(extent)));
+        locked.set_aux(checksum_of(content_hash(page)).into());
+        drop(locked);
+        self.dispose(old);
+        self.counters.increment(WrittenThrough);
+        Store::Stored
+    }
+
+    fn write_slot(&self, slot: Slot, page: &Page) -> bool {
+        let is_aligned = (page.as_ptr() as usize).is_multiple_of(self.backing.block_bytes());
+        let written = match is_aligned {
+            true => self.backing.write(slot.start(), page),
+            false => self.backing.write(slot.start(), &Aligned(*page).0),
+        };
+        match written {
+            Ok(()) => self.counters.add(BackingBytesWritten, PAGE_BYTES as i64),
+            Err(error) => self.fail(Failure { what: "write", byte: slot.start(), error }),
+        }
+        self.writeback_works()
+    }
+
+    /// Moves pages written through together, until there are free segments where there were free
+    /// slots; whether that won any. Called with the writer's lock held.
+    pub(crate) fn pack_singles(&self) -> bool {
+        self.slots.drain();
+        let victims = self.sparse();
+        let held = victims.map(|victim| victim.map_or(0, |segment| self.slots.hold(segment)));
+        let view = self.index.view();
+        'walk: for (first, entries) in view.trunks().filter(|_| victims[0].is_some()) {
+            for (offset, entry) in (0..).zip(entries) {
+                let State::Placed(extent) = entry.peek().state() else { continue };
+                let key = SwapEntry(first.0 + offset);
+                if victims.contains(&Some(Segment::of(extent.place)))
+                    && !self.move_single(&view, key, extent)
+                {
+                    break 'walk;
+                }
+            }
+        }
+        for (victim, held) in victims.iter().zip(held) {
+            victim.inspect(|segment| self.slots.let_go(*segment, held));
+        }
+        self.slots.drain();
+        let is_free = |victim: &&Segment| self.slots.segments.state(**victim) != Use::Singles;
+        let won = victims.iter().flatten().filter(is_free).count();
+        self.counters.add(SegmentsCleaned, won as i64);
+        won > 0
+    }
+
+    /// The segments with the fewest pages written through, as many as the free slots of the others
+    /// have room for.
+    fn sparse(&self) -> [Option<Segment>; VICTIMS] {
+        let mut fewest = [None; VICTIMS];
+        let mut room = 0;
+        for (segment, live) in self.slots.segments.singles() {
+            room += SEGMENT_SLOTS - live;
+            let at = fewest.partition_point(|other| other.is_some_and(|(_, few)| few <= live));
+            if at < VICTIMS {
+                fewest[at..].rotate_right(1);
+                fewest[at] = Some((segment, live));
+            }
+        }
+        fewest.map(|candidate: Option<(Segment, usize)>| {
+            // Its own free slots are no room for it.
+            let (segment, live) = candidate.filter(|_| room >= SEGMENT_SLOTS)?;
+            room -= SEGMENT_SLOTS;
+            (live < SEGMENT_SLOTS).then_some(segment)
+        })
+    }
+
+    /// Moves a page to another slot of a segment that is broken up; `false` if there is none, or
+    /// the backing fails: then the page stays where it is.
+    fn move_single(&self, view: &View<'_>, key: SwapEntry, from: Extent) -> bool {
+        let Some(mut locked) = view.lock(key) else { return true };
+        if locked.state() != State::Placed(from) {
+            return true;
+        }
+        // More than there are: no segment is broken up for this.
+        let Some(slot) = self.slots.take_slot(usize::MAX) else { return false };
+        let mut page = Aligned([0; PAGE_BYTES]);
+        let byte = from.place.byte();
+        let moved = match self.backing.read(byte, &mut page.0) {
+            Ok(()) => self.write_slot(slot, &page.0),
+            Err(error) => {
+                self.fail(Failure { what: "read", byte, error });
+                false
+            }
+        };
+        if !moved {
+            self.slots.give_slot(slot);
+            return false;
+        }
+        let extent = Extent { place: Place::at(slot.start()), form: RAW };
+        let checksum = locked.aux();
+        self.slots.add(extent);
+        let old = self.publish(key, &mut locked, Word::new(State::Placed(extent)));
+        locked.set_aux(checksum);
+        drop(locked);
+        self.dispose(old);
+        true
+    }
+}

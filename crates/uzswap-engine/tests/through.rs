@@ -1,0 +1,112 @@
+//! Pages written through: one slot each, and no end of room while there is room.
+
+#![allow(clippy::unwrap_used, reason = "tests")]
+
+use uzswap_engine::testing::{Content, Noise, Setup, page_of};
+use uzswap_engine::{Area, Cache, Load, PAGE_BYTES, Store};
+
+fn through(cache: &Cache, area: Area, offset: u32) -> bool {
+    let page = page_of(Content::Random, offset.into());
+    cache.store_through(area.entry(offset).unwrap(), &page) == Store::Stored
+}
+
+fn assert_holds(cache: &Cache, area: Area, offset: u32, content: Content) {
+    let mut page = [0; PAGE_BYTES];
+    assert_eq!(cache.load(area.entry(offset).unwrap(), &mut page).unwrap(), Load::Hit);
+    assert!(page == page_of(content, offset.into()), "page {offset}");
+}
+
+#[test]
+fn a_page_written_through_takes_a_slot_whatever_the_block() {
+    for block_bytes in [512, 4096] {
+        let setup = Setup { backing_bytes: 8 << 20, block_bytes, ..Setup::default() };
+        let (cache, area, _) = setup.make();
+        (0..100).for_each(|offset| assert!(through(&cache, area, offset)));
+        let statistic = |name| cache.statistic(name).unwrap();
+        assert_eq!(statistic("backing_live_size"), 100 * PAGE_BYTES as u64);
+        assert_eq!(statistic("backing_bytes_written"), 100 * PAGE_BYTES as u64);
+        (0..100).for_each(|offset| assert_holds(&cache, area, offset, Content::Random));
+        cache.check();
+    }
+}
+
+#[test]
+fn every_slot_but_the_reserve_is_given_out() {
+    let setup = Setup { backing_bytes: 4 << 20, ..Setup::default() };
+    let (cache, area, _) = setup.make();
+    let held = (0..1100).take_while(|offset| through(&cache, area, *offset)).count();
+    assert_eq!(held, 1024 - 2 * 64, "all but two segments");
+    cache.check();
+    // A slot that is freed is found, wherever it is.
+    let mut noise = Noise::new(1);
+    for offset in 1100..1400 {
+        let gone = noise.below(held as u64) as u32;
+        cache.invalidate(area.entry(gone).unwrap());
+        assert!(through(&cache, area, offset), "page {offset}");
+        assert!(!through(&cache, area, 2000));
+        cache.invalidate(area.entry(offset).unwrap());
+        assert!(through(&cache, area, gone));
+    }
+    (0..held as u32).for_each(|offset| assert_holds(&cache, area, offset, Content::Random));
+    cache.check();
+}
+
+/// Few pages in each of many segments do not keep those from being written whole.
+#[test]
+fn pages_written_through_are_packed_when_segments_run_short() {
+    let setup =
+        Setup { backing_bytes: 8 << 20, pool_bytes: 1 << 20, pages: 20_000, ..Setup::default() };
+    let (cache, area, _) = setup.make();
+    (0..1800).for_each(|offset| assert!(through(&cache, area, offset)));
+    let stays = |offset: &u32| offset.is_multiple_of(18);
+    let (held, gone): (Vec<u32>, Vec<u32>) = (0..1800).partition(stays);
+    gone.iter().for_each(|offset| cache.invalidate(area.entry(*offset).unwrap()));
+    // Some 25 of 32 segments, which are free only once the hundred pages are together.
+    let written = 2000..6400;
+    for offset in written.clone() {
+        let page = page_of(Content::Mixed, offset.into());
+        assert_eq!(cache.store(area.entry(offset).unwrap(), &page), Store::Stored, "{offset}");
+    }
+    cache.shrink(usize::MAX);
+    assert_eq!(cache.statistic("backing_full"), Some(0));
+    assert_eq!(cache.statistic("pool_pages"), Some(0));
+    let cleaned = cache.statistic("segments_cleaned").unwrap();
+    assert!(cleaned >= 16, "{cleaned}");
+    held.iter().for_each(|offset| assert_holds(&cache, area, *offset, Content::Random));
+    written.for_each(|offset| assert_holds(&cache, area, offset, Content::Mixed));
+    cache.check();
+}
+
+#[test]
+fn a_packing_that_fails_leaves_every_page_where_it_is() {
+    use std::sync::atomic::Ordering::Relaxed;
+    let setup = Setup { backing_bytes: 4 << 20, pool_bytes: 1 << 20, ..Setup::default() };
+    for reads in [false, true] {
+        let (cache, area, faults) = setup.make();
+        (0..890).for_each(|offset| assert!(through(&cache, area, offset)));
+        let stays = |offset: &u32| offset.is_multiple_of(30);
+        let gone = (0..890).filter(|offset| !stays(offset));
+        gone.for_each(|offset| cache.invalidate(area.entry(offset).unwrap()));
+        for offset in 1000..1200 {
+            let page = page_of(Content::Mixed, offset.into());
+            assert_eq!(cache.store(area.entry(offset).unwrap(), &page), Store::Stored);
+        }
+        if reads { &faults.fail_reads } else { &faults.fail_writes }.store(true, Relaxed);
+        cache.shrink(usize::MAX);
+        assert_eq!(cache.statistic("writeback_stopped"), Some(1));
+        faults.fail_reads.store(false, Relaxed);
+        faults.fail_writes.store(false, Relaxed);
+        (0..890)
+            .filter(stays)
+            .for_each(|offset| assert_holds(&cache, area, offset, Content::Random));
+        (1000..1200).for_each(|offset| assert_holds(&cache, area, offset, Content::Mixed));
+        cache.check();
+        cache.resume_writeback();
+        cache.shrink(usize::MAX);
+        assert_eq!(cache.statistic("pool_pages"), Some(0));
+        (0..890)
+            .filter(stays)
+            .for_each(|offset| assert_holds(&cache, area, offset, Content::Random));
+        cache.check();
+    }
+}

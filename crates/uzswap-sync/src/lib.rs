@@ -1,0 +1,36 @@
+//! Locks, atomics and epochs in one place, so that the model checker can put its own in theirs, and
+//! so that what they cost can be counted.
+//!
+//! Everything that threads share in the engine and in the range index is made of what is here.
+
+#![forbid(unsafe_code)]
+
+mod backoff;
+mod lock;
+pub mod profile;
+
+pub use backoff::Backoff;
+pub use lock::{Mutex, MutexGuard, lock, try_lock};
+
+#[cfg(feature = "shuttle")]
+pub use shuttle::sync::atomic;
+#[cfg(not(feature = "shuttle"))]
+pub use std::sync::atomic;
+
+use crossbeam_epoch::Guard;
+
+/// Holds back the freeing of what other threads unlink from now on. The first call of a thread
+/// allocates.
+#[cfg(not(feature = "shuttle"))]
+pub fn pin() -> Guard {
+    crossbeam_epoch::pin()
+}
+
+/// The same for threads of the model checker, which are all one to the system: each call is a
+/// thread of its own to the epochs.
+#[cfg(feature = "shuttle")]
+pub fn pin() -> Guard {
+    static COLLECTOR: std::sync::LazyLock<crossbeam_epoch::Collector> =
+        std::sync::LazyLock::new(crossbeam_epoch::Collector::new);
+    COLLECTOR.register().pin()
+}

@@ -1,0 +1,67 @@
+//! A lock that ends the process when it is poisoned, and can be profiled.
+
+use crate::profile::{Held, Waiting};
+use std::any::type_name;
+use std::ops::{Deref, DerefMut};
+
+#[cfg(feature = "shuttle")]
+use shuttle::sync as imp;
+#[cfg(not(feature = "shuttle"))]
+use std::sync as imp;
+
+/// A lock, taken with [`lock`] or [`try_lock`]. A profile names it after the type that it protects.
+#[derive(Debug, Default)]
+pub struct Mutex<T>(imp::Mutex<T>);
+
+impl<T> Mutex<T> {
+    /// Not held by anyone.
+    pub fn new(value: T) -> Self {
+        Self(imp::Mutex::new(value))
+    }
+}
+
+/// What a lock protects, until it is dropped.
+#[derive(Debug)]
+pub struct MutexGuard<'a, T> {
+    guard: imp::MutexGuard<'a, T>,
+    // Dropped after the guard, so that unlocking counts as holding.
+    _held: Held,
+}
+
+impl<T> Deref for MutexGuard<'_, T> {
+    type Target = T;
+
+    fn deref(&self) -> &T {
+        &self.guard
+    }
+}
+
+impl<T> DerefMut for MutexGuard<'_, T> {
+    fn deref_mut(&mut self) -> &mut T {
+        &mut self.guard
+    }
+}
+
+const POISONED: &str = "a thread panicked while it held this lock; its data cannot be trusted";
+
+/// Locks, taking a poisoned lock as the bug that it is: a thread panicked half way through a
+/// change, and going on could hand out wrong bytes.
+pub fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    if crate::profile::is_on()
+        && let Some(guard) = try_lock(mutex)
+    {
+        return guard;
+    }
+    let waiting = Waiting::start(type_name::<T>());
+    let guard = mutex.0.lock().expect(POISONED);
+    MutexGuard { guard, _held: waiting.end() }
+}
+
+/// Locks if that needs no waiting.
+pub fn try_lock<T>(mutex: &Mutex<T>) -> Option<MutexGuard<'_, T>> {
+    match mutex.0.try_lock() {
+        Ok(guard) => Some(MutexGuard { guard, _held: Held::start(type_name::<T>()) }),
+        Err(imp::TryLockError::WouldBlock) => None,
+        Err(imp::TryLockError::Poisoned(_)) => panic!("{POISONED}"),
+    }
+}

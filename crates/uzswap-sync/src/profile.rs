@@ -1,0 +1,201 @@
+//! What locks cost: how often each kind is taken, how long it is waited for, and how long held.
+//!
+//! Without the feature `profile` nothing of this is compiled in. With it, a lock costs one load
+//! more until it is switched on; then two looks at the clock.
+
+#[cfg(feature = "profile")]
+pub use on::*;
+
+#[cfg(not(feature = "profile"))]
+mod off {
+    /// Nothing is counted.
+    #[inline(always)]
+    pub fn is_on() -> bool {
+        false
+    }
+
+    /// A lock is being waited for.
+    #[derive(Debug)]
+    pub struct Waiting;
+
+    impl Waiting {
+        /// Now.
+        #[inline(always)]
+        pub fn start(_kind: &'static str) -> Self {
+            Self
+        }
+
+        /// It was got.
+        #[inline(always)]
+        pub fn end(self) -> Held {
+            Held
+        }
+    }
+
+    /// A lock is held, until this is dropped.
+    #[derive(Debug)]
+    pub struct Held;
+
+    impl Held {
+        /// From now.
+        #[inline(always)]
+        pub fn start(_kind: &'static str) -> Self {
+            Self
+        }
+    }
+}
+#[cfg(not(feature = "profile"))]
+pub use off::*;
+
+#[cfg(feature = "profile")]
+mod on {
+    use std::cell::RefCell;
+    use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+    use std::sync::{Mutex, PoisonError};
+    use std::time::{Duration, Instant};
+
+    static ON: AtomicBool = AtomicBool::new(false);
+    /// Of threads that have called [`flush`].
+    static ALL: Mutex<Vec<Kind>> = Mutex::new(Vec::new());
+
+    thread_local! {
+        static OWN: RefCell<Vec<Kind>> = const { RefCell::new(Vec::new()) };
+    }
+
+    /// What one kind of lock cost.
+    #[derive(Debug, Clone)]
+    pub struct Kind {
+        /// The type that the lock protects.
+        pub name: &'static str,
+        /// Times that it was taken.
+        pub acquisitions: u64,
+        /// Of these, how often it had to be waited for.
+        pub contended: u64,
+        /// Time waited.
+        pub waited: Duration,
+        /// Time held.
+        pub held: Duration,
+    }
+
+    /// Turns counting on or off.
+    pub fn switch(on: bool) {
+        ON.store(on, Relaxed);
+    }
+
+    /// Whether locks are counted.
+    #[inline]
+    pub fn is_on() -> bool {
+        ON.load(Relaxed)
+    }
+
+    /// Adds what the calling thread has counted to what [`take`] returns. Each thread calls it
+    /// before it ends.
+    pub fn flush() {
+        let own = OWN.with(|own| std::mem::take(&mut *own.borrow_mut()));
+        let mut all = ALL.lock().unwrap_or_else(PoisonError::into_inner);
+        own.iter().for_each(|kind| add(&mut all, kind));
+    }
+
+    /// What all threads have counted; begins anew.
+    pub fn take() -> Vec<Kind> {
+        std::mem::take(&mut *ALL.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    fn add(kinds: &mut Vec<Kind>, more: &Kind) {
+        match kinds.iter_mut().find(|kind| kind.name == more.name) {
+            Some(kind) => {
+                kind.acquisitions += more.acquisitions;
+                kind.contended += more.contended;
+                kind.waited += more.waited;
+                kind.held += more.held;
+            }
+            None => kinds.push(more.clone()),
+        }
+    }
+
+    fn count(name: &'static str, contended: bool, waited: Duration, held: Duration) {
+        let kind = Kind {
+            name,
+            acquisitions: u64::from(!held.is_zero()),
+            contended: u64::from(contended),
+            waited,
+            held,
+        };
+        OWN.with(|own| add(&mut own.borrow_mut(), &kind));
+    }
+
+    /// A lock is being waited for.
+    #[derive(Debug)]
+    pub struct Waiting {
+        kind: &'static str,
+        since: Option<Instant>,
+    }
+
+    impl Waiting {
+        /// Now.
+        pub fn start(kind: &'static str) -> Self {
+            Self { kind, since: is_on().then(Instant::now) }
+        }
+
+        /// It was got.
+        pub fn end(self) -> Held {
+            if let Some(since) = self.since {
+                count(self.kind, true, since.elapsed(), Duration::ZERO);
+            }
+            Held::start(self.kind)
+        }
+    }
+
+    /// A lock is held, until this is dropped.
+    #[derive(Debug)]
+    pub struct Held {
+        kind: &'static str,
+        since: Option<Instant>,
+    }
+
+    impl Held {
+        /// From now.
+        pub fn start(kind: &'static str) -> Self {
+            Self { kind, since: is_on().then(Instant::now) }
+        }
+    }
+
+    impl Drop for Held {
+        fn drop(&mut self) {
+            if let Some(since) = self.since {
+                let held = since.elapsed().max(Duration::from_nanos(1));
+                count(self.kind, false, Duration::ZERO, held);
+            }
+        }
+    }
+
+    #[cfg(test)]
+    mod tests {
+        use super::*;
+
+        #[test]
+        fn what_was_waited_for_and_held_is_counted_by_kind() {
+            struct Counted(u32);
+            let mutex = crate::Mutex::new(Counted(0));
+            switch(true);
+            let held = crate::lock(&mutex);
+            std::thread::scope(|scope| {
+                let other = scope.spawn(|| {
+                    crate::lock(&mutex).0 += 1;
+                    flush();
+                });
+                std::thread::sleep(Duration::from_millis(20));
+                drop(held);
+                other.join().expect("it only counts");
+            });
+            flush();
+            switch(false);
+            assert_eq!(crate::lock(&mutex).0, 1);
+            let kinds = take();
+            let kind = kinds.iter().find(|kind| kind.name.ends_with("Counted"));
+            let kind = kind.expect("it was taken");
+            assert_eq!((kind.acquisitions, kind.contended), (2, 1));
+            assert!(kind.waited >= Duration::from_millis(5) && kind.held >= kind.waited);
+        }
+    }
+}
