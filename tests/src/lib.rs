@@ -91,8 +91,17 @@ fn traces() -> BTreeSet<String> {
     for folder in ["/sys/fs/cgroup", "/sys/fs/cgroup/memory"] {
         traces.extend(names(folder).into_iter().filter(|name| name.contains("uzswap")));
     }
-    traces.insert(format!("zswap {}", text("/sys/module/zswap/parameters/enabled")));
-    traces.insert(format!("page-cluster {}", text("/proc/sys/vm/page-cluster")));
+    for setting in [
+        "/sys/module/zswap/parameters/enabled",
+        "/sys/module/zswap/parameters/compressor",
+        "/sys/module/zswap/parameters/max_pool_percent",
+        "/sys/block/zram0/disksize",
+        "/proc/sys/vm/page-cluster",
+        "/sys/fs/cgroup/blkio/blkio.throttle.read_bps_device",
+        "/sys/fs/cgroup/blkio/blkio.throttle.write_iops_device",
+    ] {
+        traces.insert(format!("{setting} {}", text(setting)));
+    }
     traces
 }
 

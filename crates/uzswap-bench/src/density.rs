@@ -8,7 +8,7 @@ use crate::corpus::{self, Corpora, Corpus};
 use crate::error::{Context, Failure};
 use crate::hold::Held;
 use crate::machine::Changes;
-use crate::peer::{FOLDER, Peer, ZRAM, zram_memory};
+use crate::peer::{FOLDER, Peer, Room, ZRAM, zram_memory};
 use crate::plot::Plot;
 use crate::report::{Section, Table};
 use clap::Args;
@@ -117,7 +117,8 @@ fn zswap(peer: &Peer, bench: &Bench, given: &Pages<'_>) -> Result<Held, Failure>
         format!("--count={}", given.pages.len()),
     ];
     let memory = 2 * (given.pages.len() * PAGE_BYTES) as u64 + (128 << 20);
-    let measured = peer.run(&mut Changes::begin(), memory, &command, &bench.interrupt)?;
+    let measured =
+        peer.run(&mut Changes::begin(), Room::beside_the_pool(memory), &command, &bench.interrupt)?;
     let mut held: Held = serde_json::from_str(&measured.stdout).context("the program's output")?;
     // The pool alone, so far.
     held.full_bytes += held.full_pages as u64 * ZSWAP_METADATA_BYTES;

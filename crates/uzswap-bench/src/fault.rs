@@ -9,7 +9,7 @@ use crate::error::{Context, Failure};
 use crate::faults::Faults;
 use crate::figures::quantile;
 use crate::machine::Changes;
-use crate::peer::Peer;
+use crate::peer::{Peer, Room};
 use crate::plot::Plot;
 use crate::report::{Section, Table};
 use crate::touch::{FAULT_NS_MIN, Touched};
@@ -84,7 +84,8 @@ impl Setting {
         let room_mib = self.mib * 3 / 2 + 256;
         let memory = (room_mib << 20) as u64;
         let command = self.command("touch", &[more, &peer.memory_options(room_mib)].concat());
-        let measured = peer.run(&mut changes, memory, &command, &bench.interrupt)?;
+        let measured =
+            peer.run(&mut changes, Room::beside_the_pool(memory), &command, &bench.interrupt)?;
         serde_json::from_str(&measured.stdout).context("the program's output")
     }
 
@@ -98,7 +99,8 @@ impl Setting {
         let memory = (limit_mib << 20) as u64;
         more.push(format!("--touches={touches}"));
         let command = self.command("faults", &more);
-        let measured = peer.run(&mut changes, memory, &command, &bench.interrupt)?;
+        let measured =
+            peer.run(&mut changes, Room::beside_the_pool(memory), &command, &bench.interrupt)?;
         serde_json::from_str(&measured.stdout).context("the program's output")
     }
 }

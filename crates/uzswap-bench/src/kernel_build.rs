@@ -1,34 +1,76 @@
-//! `kernel-build`: a small kernel, many compile jobs, little memory.
+//! `kernel-build`: a small kernel, many compile jobs, little memory, on a fast and a slow disk.
+//!
+//! Every configuration has the same memory in total. Plain swap has all of it for the command. Of
+//! zswap's and zram's, the pool's bytes are taken from the command's limit ten times a second,
+//! since the kernel charges its pool to nobody. Ours has a fixed part for the pool and the daemon.
 
-use crate::bench::{Bench, Turns};
+use crate::bench::{Bench, Candidate, Turns};
 use crate::error::{Context, Failure};
 use crate::install::{is_there, packages, shell};
-use crate::machine::Changes;
-use crate::peer::{FOLDER, Measured, Peer};
+use crate::machine::{Changes, DISK_BYTES, DISK_OPERATIONS, THROTTLES};
+use crate::peer::{FOLDER, Measured, Peer, Room};
+use crate::plot::Plot;
 use crate::report::{Section, Table};
-use clap::Args;
+use clap::{Args, ValueEnum};
 use std::fs;
 use std::path::{Path, PathBuf};
 
 /// What to measure.
 #[derive(Debug, Args)]
 pub struct BuildArguments {
-    /// Compile jobs at once.
-    #[arg(long, short, default_value_t = 24)]
-    pub jobs: usize,
-    /// Memory of the build.
-    #[arg(long, default_value = "384M", value_parser = size)]
+    /// Compile jobs at once [default: 8,12,16,20,24].
+    #[arg(long, short, value_delimiter = ',')]
+    pub jobs: Vec<usize>,
+    /// Memory of the command and the pool together.
+    #[arg(long, default_value = "512M", value_parser = size)]
     pub memory: u64,
+    /// The pool's part of it, of ours [default: a quarter].
+    #[arg(long, value_parser = size)]
+    pub pool: Option<u64>,
+    /// Disks behind the swap.
+    #[arg(long, value_delimiter = ',', default_value = "as-is,slow")]
+    pub disks: Vec<Disk>,
     /// Part of the kernel to build; all of it unless given.
     #[arg(long)]
     pub target: Option<String>,
     /// Configurations: plain, zswap, zram, uzswap-NAME with the compressor's name.
     #[arg(long, value_delimiter = ',', default_value = "plain,zswap,zram,uzswap-lz4,uzswap-zstd")]
     pub peers: Vec<String>,
-    /// Pool of ours [default: as `run` chooses it].
-    #[arg(long)]
-    pub pool: Option<String>,
 }
+
+/// Where swap goes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum Disk {
+    /// The machine's own.
+    AsIs,
+    /// A disk as slow as the original's.
+    Slow,
+}
+
+/// One build.
+struct Build {
+    disk: Disk,
+    jobs: usize,
+    peer: Peer,
+}
+
+impl Candidate for Build {
+    fn name(&self) -> String {
+        self.peer.name()
+    }
+
+    fn missing(&self) -> Option<String> {
+        match (&self.peer, self.disk) {
+            (Peer::Zram { .. }, Disk::Slow) => Some("has no disk; as above".into()),
+            (_, Disk::Slow) if !Path::new(THROTTLES).join(THROTTLE).exists() => {
+                Some("no block controller of cgroup v1, which makes a disk slow".into())
+            }
+            _ => self.peer.missing(),
+        }
+    }
+}
+
+const THROTTLE: &str = "blkio.throttle.read_bps_device";
 
 fn size(text: &str) -> Result<u64, String> {
     parse_size::Config::new().with_binary().parse_size(text).map_err(|error| error.to_string())
@@ -54,7 +96,7 @@ fn sources() -> Result<PathBuf, Failure> {
     Ok(folder)
 }
 
-fn peer(name: &str, pool: Option<&str>) -> Result<Peer, Failure> {
+fn peer(name: &str) -> Result<Peer, Failure> {
     let lz4 = || "lz4".to_owned();
     Ok(match name {
         "plain" => Peer::Plain,
@@ -65,8 +107,7 @@ fn peer(name: &str, pool: Option<&str>) -> Result<Peer, Failure> {
                 let known = "plain, zswap, zram, uzswap-lz4, uzswap-zstd";
                 return Err(Failure::new(format!("unknown configuration '{other}'; use {known}")));
             };
-            let mut options = vec!["--compressor".to_owned(), compressor.to_owned()];
-            options.extend(pool.into_iter().flat_map(|pool| ["--pool".into(), pool.to_owned()]));
+            let options = vec!["--compressor".to_owned(), compressor.to_owned()];
             Peer::Uzswap { name: format!("uzswap, {compressor}"), options }
         }
     })
@@ -74,49 +115,139 @@ fn peer(name: &str, pool: Option<&str>) -> Result<Peer, Failure> {
 
 /// Measures.
 pub fn run(bench: &Bench, arguments: &BuildArguments) -> Result<Section, Failure> {
-    let pool = arguments.pool.as_deref();
-    let peers = arguments.peers.iter().map(|name| peer(name, pool));
+    let peers = arguments.peers.iter().map(|name| peer(name));
     let peers = peers.collect::<Result<Vec<_>, _>>()?;
+    let jobs = match arguments.jobs.is_empty() {
+        true => bench.pick(vec![4], vec![24], vec![8, 12, 16, 20, 24]),
+        false => arguments.jobs.clone(),
+    };
+    // The whole takes minutes each time.
+    let part = bench.pick("init/", "kernel/ mm/", "");
+    let target = arguments.target.clone().unwrap_or(part.into());
+    let pool = arguments.pool.unwrap_or(arguments.memory / 4);
     let folder = sources()?;
-    let target = arguments.target.clone().unwrap_or_default();
-    let script =
-        format!("cd {} && make -s -j{} {target} >/dev/null", folder.display(), arguments.jobs);
-    let command = ["sh".to_owned(), "-c".to_owned(), script];
-    let rounds = bench.rounds(1, 1);
-    let turns = bench.take_turns(&peers, rounds, |peer| {
+    let mut builds = Vec::new();
+    for &disk in &arguments.disks {
+        for &jobs in &jobs {
+            builds.extend(peers.iter().map(|peer| Build { disk, jobs, peer: peer.clone() }));
+        }
+    }
+    let rounds = bench.rounds(1, 5);
+    let turns = bench.take_turns(&builds, rounds, |build| {
         shell("make -s clean && sync && echo 3 > /proc/sys/vm/drop_caches", &folder)?;
-        peer.run(&mut Changes::begin(), arguments.memory, &command, &bench.interrupt)
+        let script =
+            format!("cd {} && make -s -j{} {target} >/dev/null", folder.display(), build.jobs);
+        let command = ["sh".to_owned(), "-c".to_owned(), script];
+        let slow_disk = build.disk == Disk::Slow;
+        let room = Room { memory: arguments.memory, pool: Some(pool), slow_disk };
+        build.peer.run(&mut Changes::begin(), room, &command, &bench.interrupt)
     })?;
+    let mut section =
+        Section::new("kernel-build", "A kernel build in little memory").text(format!(
+            "Linux 6.1, tinyconfig, make -jN {target}, {} MiB for the build and the pool together; \
+         medians of {rounds} rounds. Plain swap has all of it for the build. What zswap's or \
+         zram's pool takes is taken from the build's limit ten times a second, since the kernel \
+         charges it to nobody. Ours has {} MiB for the pool and 8 for the daemon. I/O is the sum \
+         of pages in, pages out and major faults; changes are against plain swap.",
+            arguments.memory >> 20,
+            pool >> 20,
+        ));
+    for disk in &arguments.disks {
+        let of = builds.iter().zip(&turns).filter(|(build, _)| build.disk == *disk);
+        let of: Vec<_> = of.collect();
+        section = section.text(match disk {
+            Disk::AsIs => "The disk as it is:".into(),
+            Disk::Slow => format!(
+                "A slow disk: a loop device held to {} MB and {DISK_OPERATIONS} operations a \
+                 second in each direction, with a file system that the swap file or our backing \
+                 is on. Plain swap and zswap swap to a loop device over their file, which makes \
+                 one operation of neighbouring pages:",
+                DISK_BYTES / 1_000_000
+            ),
+        });
+        section = section.table(table(&of)).plot(plot(*disk, &of));
+    }
+    section.raw("turns", &turns)
+}
+
+type Of<'a> = (&'a Build, &'a Turns<Measured>);
+
+/// Pages in, pages out and major faults.
+fn io(run: &Measured) -> f64 {
+    (run.pages_in + run.pages_out + run.major_faults) as f64
+}
+
+fn device_mb(run: &Measured) -> f64 {
+    (run.device_read + run.device_written) as f64 / 1e6
+}
+
+fn table(of: &[Of<'_>]) -> Table {
     let header = [
+        "N",
         "swap",
-        "time (s)",
-        "CPU (s)",
         "pages in",
         "pages out",
         "major faults",
-        "device (MB)",
+        "I/O",
+        "change",
+        "disk (MB)",
+        "MB saved",
+        "time (s)",
+        "change",
+        "CPU (%)",
         "pool peak (MB)",
     ];
-    let rows = turns.iter().map(|own| own.row(cells)).collect();
-    Section::new("kernel-build", "A kernel build in little memory")
-        .text(format!(
-            "Linux 6.1, tinyconfig, make -j{} {target} in {} MiB; medians of {rounds} rounds.",
-            arguments.jobs,
-            arguments.memory >> 20,
-        ))
-        .table(Table::new(&header, rows))
-        .raw("turns", &turns)
+    let rows = of.iter().map(|(build, own)| {
+        let plain =
+            of.iter().find(|(other, _)| other.jobs == build.jobs && other.peer == Peer::Plain);
+        let mut row = vec![build.jobs.to_string()];
+        row.extend(own.row(|own| cells(own, plain.map(|(_, plain)| *plain))));
+        row
+    });
+    Table::new(&header, rows.collect())
 }
 
-fn cells(own: &Turns<Measured>) -> Vec<String> {
-    let mb = |bytes: f64| format!("{:.0}", bytes / 1e6);
+fn cells(own: &Turns<Measured>, plain: Option<&Turns<Measured>>) -> Vec<String> {
+    let change = |figure: &dyn Fn(&Measured) -> f64| {
+        let Some(plain) = plain.filter(|plain| !plain.rounds.is_empty()) else { return "-".into() };
+        let ratio = own.paired(plain, |own, plain| figure(own) / figure(plain).max(1e-9));
+        format!("{:+.0} %", (ratio - 1.0) * 100.0)
+    };
+    let saved = plain.map_or(f64::NAN, |plain| {
+        own.paired(plain, |own, plain| device_mb(plain) - device_mb(own))
+    });
     vec![
-        format!("{:.1}", own.median(|run| run.seconds)),
-        format!("{:.1}", own.median(|run| run.cpu_seconds)),
         format!("{:.0}", own.median(|run| run.pages_in as f64)),
         format!("{:.0}", own.median(|run| run.pages_out as f64)),
         format!("{:.0}", own.median(|run| run.major_faults as f64)),
-        mb(own.median(|run| (run.device_read + run.device_written) as f64)),
-        mb(own.median(|run| run.pool_peak as f64)),
+        format!("{:.0}", own.median(io)),
+        change(&io),
+        format!("{:.0}", own.median(device_mb)),
+        if saved.is_nan() { "-".into() } else { format!("{saved:.0}") },
+        format!("{:.1}", own.median(|run| run.seconds)),
+        change(&|run| run.seconds),
+        format!("{:.0}", own.median(|run| 100.0 * run.cpu_seconds / run.seconds)),
+        format!("{:.0}", own.median(|run| run.pool_peak as f64 / 1e6)),
     ]
+}
+
+/// Time over the number of jobs.
+fn plot(disk: Disk, of: &[Of<'_>]) -> Plot {
+    let (name, title) = match disk {
+        Disk::AsIs => ("time", "Time of a kernel build, the disk as it is"),
+        Disk::Slow => ("time-slow", "Time of a kernel build, slow disk"),
+    };
+    let mut plot = Plot::new(name, title, "compile jobs", "time (s)");
+    let mut names: Vec<String> = Vec::new();
+    for (build, _) in of {
+        if !names.contains(&build.name()) {
+            names.push(build.name());
+        }
+    }
+    for name in names {
+        let own = of.iter().filter(|(build, _)| build.name() == name);
+        let points = own.map(|(build, own)| [build.jobs as f64, own.median(|run| run.seconds)]);
+        plot = plot.series(&name, points.collect());
+    }
+    plot
 }

@@ -5,19 +5,32 @@
 //! by the next one, in [`recover`]. A lock keeps two benchmarks apart.
 
 use crate::error::{Context, Failure};
+use crate::install::shell;
 use crate::peer::ZRAM;
 use rustix::fs::{FallocateFlags, FlockOperation};
 use serde::{Deserialize, Serialize};
 use std::fs::{self, File};
 use std::io;
-use std::os::unix::fs::FileExt;
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 use uzswap_sys::cgroup::{Group, Hierarchy};
+use uzswap_sys::loopdev::LoopDevice;
 use uzswap_sys::{process, swap};
 
 const JOURNAL: &str = "/run/uzswap-bench.json";
 const LOCK: &str = "/run/uzswap-bench.lock";
+
+/// A disk such as the original was measured with: bytes and operations a second, in each
+/// direction.
+pub const DISK_BYTES: u64 = 58_000_000;
+/// See [`DISK_BYTES`].
+pub const DISK_OPERATIONS: u64 = 120;
+
+/// Limits of the whole machine, which only version 1 has. They stay with a device's number until
+/// they are set to zero.
+pub const THROTTLES: &str = "/sys/fs/cgroup/blkio";
 
 /// Held by the benchmark that runs.
 pub struct Lock(#[expect(dead_code, reason = "unlocks when it is closed")] File);
@@ -44,6 +57,7 @@ enum Undo {
     SwapOff { path: PathBuf },
     RemoveFile { path: PathBuf },
     RemoveGroup { name: String },
+    Unmount { path: PathBuf },
 }
 
 impl Undo {
@@ -58,6 +72,12 @@ impl Undo {
                 Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
                 other => other,
             },
+            Self::Unmount { path } => {
+                let mounts = fs::read_to_string("/proc/self/mounts")?;
+                let target = path.display().to_string();
+                let is_mounted = mounts.lines().any(|line| line.split(' ').nth(1) == Some(&target));
+                if is_mounted { uzswap_sys::fuse::unmount(path) } else { Ok(()) }
+            }
             Self::RemoveGroup { name } => {
                 let Some(hierarchy) = Hierarchy::find() else { return Ok(()) };
                 remove(&hierarchy.group(name))
@@ -124,16 +144,64 @@ impl Changes {
         Ok(())
     }
 
-    /// Makes a swap file of `bytes` and has the kernel swap to it before all others.
-    pub fn swap_file(&mut self, path: &Path, bytes: u64) -> Result<(), Failure> {
+    /// Makes a file of `bytes`, all of them reserved on the disk.
+    fn file(&mut self, path: &Path, bytes: u64) -> Result<File, Failure> {
         let what = path.display().to_string();
+        let folder = path.parent().unwrap_or(Path::new("/"));
+        let free = process::free_disk_bytes(folder).context(&what)?;
+        if free < bytes {
+            let [needed, free] = [bytes >> 20, free >> 20];
+            return Err(Failure::new(format!(
+                "{what}: {needed} MiB are needed there and {free} MiB are free; make room"
+            )));
+        }
         self.note(Undo::RemoveFile { path: path.into() })?;
         let file = File::options().read(true).write(true).create(true).truncate(true).open(path);
         let file = file.context(&what)?;
         let reserved = rustix::fs::fallocate(&file, FallocateFlags::empty(), 0, bytes);
-        reserved.context(&format!("{what}: {bytes} bytes"))?;
-        drop(file);
+        reserved.context(&what)?;
+        Ok(file)
+    }
+
+    /// Makes a swap file of `bytes` and has the kernel swap to it before all others.
+    pub fn swap_file(&mut self, path: &Path, bytes: u64) -> Result<(), Failure> {
+        self.file(path, bytes)?;
         self.swap_on(path, bytes)
+    }
+
+    /// The same through a loop device, which makes one operation of neighbouring pages before the
+    /// disk counts them.
+    pub fn swap_file_merged(&mut self, path: &Path, bytes: u64) -> Result<(), Failure> {
+        let file = self.file(path, bytes)?;
+        let device = LoopDevice::attach(file.as_raw_fd(), 4096).context("a loop device")?;
+        // Detached by itself once nobody swaps to it.
+        self.swap_on(device.path(), bytes)
+    }
+
+    /// Mounts a file system of `bytes` on a disk as slow as [`DISK_BYTES`] and [`DISK_OPERATIONS`]
+    /// say; its folder. Undone with all that is on it.
+    pub fn slow_disk(&mut self, folder: &Path, bytes: u64) -> Result<(), Failure> {
+        fs::create_dir_all(folder).context(&folder.display().to_string())?;
+        let image = self.file(&folder.with_extension("image"), bytes)?;
+        let disk = LoopDevice::attach(image.as_raw_fd(), 4096).context("a loop device")?;
+        let device = disk.path().display().to_string();
+        // No journal and no table to be written later: nothing but swap writes to it.
+        let options = "-q -F -O ^has_journal -N 1024 -E nodiscard,lazy_itable_init=0";
+        shell(&format!("mkfs.ext4 {options} {device}"), Path::new("/"))?;
+        self.note(Undo::Unmount { path: folder.into() })?;
+        let flags = rustix::mount::MountFlags::NOATIME;
+        rustix::mount::mount(disk.path(), folder, "ext4", flags, None::<&std::ffi::CStr>)
+            .context(&format!("{device}: mount"))?;
+        let number = fs::metadata(disk.path()).context(&device)?.rdev();
+        let number = format!("{}:{}", rustix::fs::major(number), rustix::fs::minor(number));
+        for (what, limit) in [("bps", DISK_BYTES), ("iops", DISK_OPERATIONS)] {
+            for direction in ["read", "write"] {
+                let path = format!("{THROTTLES}/blkio.throttle.{direction}_{what}_device");
+                let [on, off] = [limit, 0].map(|value| format!("{number} {value}"));
+                self.set_until(Path::new(&path), &on, &off)?;
+            }
+        }
+        Ok(())
     }
 
     /// Has the kernel swap to a file or device of `bytes` before all others.
@@ -174,5 +242,19 @@ impl Drop for Changes {
             // An error: there is none.
             let _ = fs::remove_file(JOURNAL);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_that_does_not_fit_is_not_begun() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("swap");
+        let error = Changes::begin().file(&path, 1 << 60).unwrap_err().to_string();
+        assert!(error.contains("MiB are free; make room"), "{error}");
+        assert!(!path.exists());
     }
 }

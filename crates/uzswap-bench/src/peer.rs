@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 use uzswap_region::Mode;
-use uzswap_sys::process;
+use uzswap_sys::{cpu, process};
 
 /// Where swap files and sources go: a disk, not memory.
 pub const FOLDER: &str = "/var/tmp/uzswap-bench";
@@ -56,6 +56,32 @@ pub enum Peer {
         handlers: bool,
     },
 }
+
+/// What a command has.
+#[derive(Debug, Clone, Copy)]
+pub struct Room {
+    /// Memory, bytes.
+    pub memory: u64,
+    /// The pool's part of it, bytes. Without, the pool lies beside that memory.
+    pub pool: Option<u64>,
+    /// Swap files and the backing are on a slow disk.
+    pub slow_disk: bool,
+}
+
+impl Room {
+    /// So much for the command alone.
+    pub fn beside_the_pool(memory: u64) -> Self {
+        Self { memory, pool: None, slow_disk: false }
+    }
+}
+
+/// What of the daemon's memory is no pool, bytes: its reserve, tables, threads and program.
+const DAEMON_BYTES: u64 = 8 << 20;
+
+/// The slow disk, and what is on it.
+const DISK: &str = "/var/tmp/uzswap-bench/disk";
+const DISK_IMAGE_BYTES: u64 = 5 << 30;
+const BACKING_BYTES: u64 = 2 << 30;
 
 /// What a command took.
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -124,20 +150,23 @@ impl Candidate for Peer {
 }
 
 impl Peer {
-    /// Runs a command in `memory` bytes.
+    /// Runs a command.
     pub fn run(
         &self,
         changes: &mut Changes,
-        memory: u64,
+        room: Room,
         command: &[String],
         interrupt: &Interrupt,
     ) -> Result<Measured, Failure> {
         fs::create_dir_all(FOLDER).context(FOLDER)?;
-        if let Self::Uzswap { options, .. } = self {
-            return run_uzswap(memory, options, command, interrupt);
+        if room.slow_disk {
+            changes.slow_disk(Path::new(DISK), DISK_IMAGE_BYTES)?;
         }
-        self.set_up(changes)?;
-        let group = changes.group(memory)?;
+        if let Self::Uzswap { options, .. } = self {
+            return run_uzswap(room, options, command, interrupt);
+        }
+        self.set_up(changes, room)?;
+        let group = changes.group(room.memory)?;
         let child = Command::new("sh")
             .args(["-c", "echo 0 > \"$0\" && exec \"$@\""])
             .arg(group.entrance())
@@ -147,7 +176,15 @@ impl Peer {
             .spawn()
             .context("sh")?;
         let before = Counters::read();
-        let (seconds, pool_peak, stdout) = wait(child, interrupt, || self.pool_bytes())?;
+        let (seconds, pool_peak, stdout) = wait(child, interrupt, || {
+            let pool = self.pool_bytes();
+            if room.pool.is_some() {
+                // The kernel charges its pool to nobody: what it takes is taken from the command.
+                // An error: that much cannot be swapped out just now; it is asked for again.
+                let _ = group.set_limit((room.memory.saturating_sub(pool)).max(room.memory / 4));
+            }
+            pool
+        })?;
         let after = Counters::read();
         let count = |name: &str| after.get(name).saturating_sub(before.get(name));
         let on_disk = matches!(self, Self::Plain | Self::Zswap { .. });
@@ -174,24 +211,29 @@ impl Peer {
         options
     }
 
-    fn set_up(&self, changes: &mut Changes) -> Result<(), Failure> {
-        let file = PathBuf::from(FOLDER).join("swap");
+    fn set_up(&self, changes: &mut Changes, room: Room) -> Result<(), Failure> {
+        let is_off = !matches!(self, Self::Zswap { .. }) && Path::new(ZSWAP).exists();
+        if is_off {
+            changes.set(&format!("{ZSWAP}/enabled"), "N")?;
+        }
+        let swap = |changes: &mut Changes| match room.slow_disk {
+            true => changes.swap_file_merged(&Path::new(DISK).join("swap"), AREA_BYTES),
+            false => changes.swap_file(&Path::new(FOLDER).join("swap"), AREA_BYTES),
+        };
         match self {
-            Self::Plain => {
-                if Path::new(ZSWAP).exists() {
-                    changes.set(&format!("{ZSWAP}/enabled"), "N")?;
-                }
-                changes.swap_file(&file, AREA_BYTES)
-            }
+            Self::Plain => swap(changes),
             Self::Zswap { compressor } => {
-                changes.swap_file(&file, AREA_BYTES)?;
+                swap(changes)?;
+                if let Some(pool) = room.pool {
+                    // Its limit comes in hundredths of the machine's memory.
+                    let hundredth = cpu::memory_info().context("/proc/meminfo")?.total / 100;
+                    let percent = pool.div_ceil(hundredth.max(1)).clamp(1, 100).to_string();
+                    changes.set(&format!("{ZSWAP}/max_pool_percent"), &percent)?;
+                }
                 changes.set(&format!("{ZSWAP}/compressor"), compressor)?;
                 changes.set(&format!("{ZSWAP}/enabled"), "Y")
             }
             Self::Zram { compressor } => {
-                if Path::new(ZSWAP).exists() {
-                    changes.set(&format!("{ZSWAP}/enabled"), "N")?;
-                }
                 changes.zram(compressor, AREA_BYTES)?;
                 changes.swap_on(Path::new("/dev/zram0"), AREA_BYTES)
             }
@@ -233,16 +275,27 @@ pub fn uzswap() -> Result<PathBuf, Failure> {
 }
 
 fn run_uzswap(
-    memory: u64,
+    room: Room,
     options: &[String],
     command: &[String],
     interrupt: &Interrupt,
 ) -> Result<Measured, Failure> {
     let report = tempfile::NamedTempFile::new().context("a temporary file")?;
+    let pool = room.pool.unwrap_or(0);
+    let daemon = if pool > 0 { pool + DAEMON_BYTES } else { 0 };
+    let memory = room.memory.saturating_sub(daemon);
+    let mut given = Vec::new();
+    if pool > 0 {
+        given.push(format!("--pool={pool}"));
+    }
+    if room.slow_disk {
+        given.push(format!("--backing={DISK}/backing:{BACKING_BYTES}"));
+    }
     let child = Command::new(uzswap()?)
         .args(["run", "--memory", &memory.to_string(), "--report"])
         .arg(report.path())
         .args(options)
+        .args(given)
         .args(["--quiet", "--"])
         .args(command)
         .stdin(Stdio::null())

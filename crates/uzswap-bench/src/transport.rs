@@ -5,7 +5,7 @@ use crate::corpus::Program;
 use crate::error::{Context, Failure};
 use crate::faults::Faults;
 use crate::machine::Changes;
-use crate::peer::Peer;
+use crate::peer::{Peer, Room};
 use crate::plot::Plot;
 use crate::report::{Section, Table};
 use clap::Args;
@@ -64,7 +64,8 @@ pub fn run(bench: &Bench, arguments: &TransportArguments) -> Result<Section, Fai
         let mut changes = Changes::begin();
         changes.set("/proc/sys/vm/page-cluster", "0")?;
         let memory = (limit_mib as u64) << 20;
-        let measured = peer.run(&mut changes, memory, &command, &bench.interrupt)?;
+        let measured =
+            peer.run(&mut changes, Room::beside_the_pool(memory), &command, &bench.interrupt)?;
         serde_json::from_str::<Faults>(&measured.stdout).context("the program's output")
     })?;
     let header = ["behind the device", "p50 (us)", "p90", "p99", "p99.9", "added at p50", "faults"];
