@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use uzswap_engine::Cache;
 use uzswap_sys::{cpu, process};
 
@@ -38,6 +38,8 @@ fn run(cache: &Cache, stop: &AtomicBool) {
     // The threads that store run before ordinary ones, and wait for us when memory runs short.
     // Not permitted in a container without CAP_SYS_NICE: then they do not either.
     let _ = process::raise_priority();
+    let start = Instant::now();
+    let mut idle_at = Duration::ZERO;
     while !stop.load(Relaxed) {
         cache.wait_for_work(INTERVAL);
         // No memory for the reserve: stores write back or are rejected, and it is tried again.
@@ -45,6 +47,12 @@ fn run(cache: &Cache, stop: &AtomicBool) {
         let shrinks = cache.attribute("shrinker_enabled").is_some_and(|value| value == "Y");
         if shrinks && is_short_of_memory() {
             cache.shrink(SHRINK_BYTES);
+        }
+        let now = start.elapsed();
+        if now - idle_at >= INTERVAL {
+            cache.idle(now);
+            // From its end, so that what it takes is a share of the interval.
+            idle_at = start.elapsed();
         }
     }
 }

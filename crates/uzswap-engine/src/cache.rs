@@ -6,6 +6,7 @@
 //! load        index → same-filled | pool.read → decompress | backing.read → decompress; verify
 //! invalidate  index → free
 //! writeback   in `writeback`: the oldest → pack → write → commit where still the same entry
+//! recompress  in `recompress`: the coldest → sixteen as one → commit where still the same entry
 //! ```
 //! Every outcome that a caller may expect is a value ([`Store`], [`Load`]); an error means that a
 //! page which is held cannot be given back now.
@@ -18,16 +19,17 @@ use crate::backing::Backing;
 use crate::backing::record::{HEADER_BYTES, RECORD_BYTES_MAX, Record};
 use crate::backing::segments::SEGMENT_BYTES;
 use crate::backing::slots::Slots;
-use crate::compress::Codec;
+use crate::compress::{Codec, UNIT_BYTES_MAX, Undecodable, UnitDecoder};
 use crate::config::{Attributes, Config, Locks};
 use crate::dedup::Candidates;
 use crate::error::{Error, SetupError};
 use crate::ids::{Area, Handle, SwapEntry};
-use crate::index::{Extent, Form, Index, Locked, Object, State, View, Word};
+use crate::index::{Extent, Form, Index, Locked, Member, Object, State, View, Word};
 use crate::lru::{Links, Lru, OFF};
 use crate::page::{PAGE_BYTES, Page, Pattern, checksum_of, content_hash};
 use crate::percpu::PerCpu;
 use crate::pool::{COMPRESSED_BYTES_MAX, Header, Pool};
+use crate::recompress::Recompressor;
 use crate::scratch::Scratch;
 use crate::share::Shares;
 use crate::shrink::{Doorbell, reserve_bytes};
@@ -35,6 +37,7 @@ use crate::stats::Counter::{self, *};
 use crate::stats::Counters;
 use crate::sync::atomic::{AtomicU64, Ordering};
 use crate::sync::{Mutex, MutexGuard};
+use crate::unit::Units;
 use crate::writeback::{Failure, StoreBuffer, Writer};
 use std::sync::atomic::AtomicBool;
 use uzswap_sys::cpu;
@@ -78,7 +81,12 @@ pub struct Cache {
     pub(crate) attributes: Attributes,
     pub(crate) index: Index,
     pub(crate) pool: Pool,
+    /// What is in the pool, but for what recompression is done with.
     pub(crate) lru: Lru,
+    /// Pieces of units and pages that gained nothing in one: all colder than those of `lru`.
+    pub(crate) cold: Lru,
+    pub(crate) units: Units,
+    pub(crate) recompressor: Mutex<Recompressor>,
     pub(crate) shares: Shares,
     pub(crate) candidates: Candidates,
     pub(crate) counters: Counters,
@@ -113,6 +121,13 @@ enum Fetched<'a> {
         form: Form,
         checksum: u32,
     },
+    /// In the unit that `scratch` keeps, as much as is needed of it.
+    Member {
+        scratch: MutexGuard<'a, Scratch>,
+        bytes: usize,
+        position: u8,
+        checksum: u32,
+    },
 }
 
 impl Links for View<'_> {
@@ -137,9 +152,10 @@ impl Cache {
         backing: Box<dyn Backing>,
         locks: Locks,
     ) -> Result<Self, SetupError> {
-        let keys = config.pages_max.saturating_add(Shares::keys_for(config.pages_max));
+        let more = Shares::keys_for(config.pages_max) + Units::keys_for(config.pages_max);
+        let keys = config.pages_max.saturating_add(more);
         if config.pages_max == 0 || keys == u32::MAX {
-            let must = "from 1 page to 14 TiB";
+            let must = "from 1 page to 11 TiB";
             let value = u64::from(config.pages_max) * PAGE_BYTES as u64;
             return Err(SetupError::Size { what: "the address space", value, must });
         }
@@ -150,6 +166,7 @@ impl Cache {
         }
         let index = Index::new(keys, locks);
         let shares = Shares::new(&index, config.pages_max).expect("the keys were counted in");
+        let units = Units::new(&index, config.pages_max).expect("the keys were counted in");
         let pool_bytes_max = config.ram_bytes.max(config.pool_bytes_max) as usize;
         let has_backing = backing.bytes() > 0;
         let slots = Slots::new(backing.bytes(), locks);
@@ -162,6 +179,9 @@ impl Cache {
             index,
             pool: Pool::new(pool_bytes_max),
             lru: Lru::new(Self::LRU_SHARDS),
+            cold: Lru::new(Self::LRU_SHARDS),
+            units,
+            recompressor: Mutex::new(Recompressor::new()),
             shares,
             candidates: Candidates::new(pool_bytes_max),
             counters: Counters::new(),
@@ -252,7 +272,7 @@ impl Cache {
         match view.peek(key).state() {
             State::Absent => return self.give(key, Fetched::Absent, page),
             State::Filled(pattern) => return self.give(key, Fetched::Filled(pattern), page),
-            State::Pooled(_) | State::Placed(_) | State::Shared(_) => {}
+            State::Pooled(_) | State::Placed(_) | State::Shared(_) | State::Member(_) => {}
         }
         let Some(mut locked) = view.lock(key) else {
             return self.give(key, Fetched::Absent, page);
@@ -281,8 +301,14 @@ impl Cache {
     /// Whether loading a page would wait for the backing. A hint: it may have moved by then.
     pub fn is_on_backing(&self, key: SwapEntry) -> bool {
         let view = self.index.view();
-        match view.peek(key).state() {
-            State::Shared(record) => matches!(view.peek(record).state(), State::Placed(_)),
+        let state = |key| view.peek(key).state();
+        let is_placed = |key| matches!(state(key), State::Placed(_));
+        let itself = match state(key) {
+            State::Shared(record) => state(record),
+            other => other,
+        };
+        match itself {
+            State::Member(member) => Units::pieces(member.unit).any(is_placed),
             other => matches!(other, State::Placed(_)),
         }
     }
@@ -321,13 +347,15 @@ impl Cache {
         let view = self.index.view();
         let State::Pooled(object) = view.peek(key).state() else { return false };
         let ratio = self.attributes.max_compression_ratio() as usize;
-        let Some(locked) = view.lock(key) else { return false };
+        let Some(mut locked) = view.lock(key) else { return false };
         let is_same = usize::from(object.form.bytes) <= PAGE_BYTES * ratio / 100
             && locked.state() == State::Pooled(object)
             && self.pool.header(object.handle).checksum == checksum_of(hash)
             && self.holds(object, page);
         if is_same && !locked.word().is_in_writeback() {
-            self.lru.remove(&view, key);
+            self.list(locked.word()).remove(&view, key);
+            let word = locked.word().with_cold(false);
+            locked.set(word);
             self.lru.push(&view, key);
         }
         is_same
@@ -437,16 +465,30 @@ impl Cache {
         let view = self.index.view();
         let old = locked.word();
         if matches!(old.state(), State::Pooled(_)) && !old.is_in_writeback() {
-            self.lru.remove(&view, key);
+            self.list(old).remove(&view, key);
         }
         locked.set(word);
         locked.set_aux(OFF);
         if matches!(word.state(), State::Pooled(_)) && !word.is_in_writeback() {
-            self.lru.push(&view, key);
+            self.list(word).push(&view, key);
         }
         self.count(key, old.state(), -1);
         self.count(key, word.state(), 1);
         old.state()
+    }
+
+    /// The list that an entry with this word is on, if it is on one.
+    pub(crate) fn list(&self, word: Word) -> &Lru {
+        if word.is_cold() { &self.cold } else { &self.lru }
+    }
+
+    /// Gives an entry that was taken off its list, and has been used since it got there, its second
+    /// chance: as the newest of a list.
+    pub(crate) fn spare(&self, key: SwapEntry, locked: &mut Locked<'_>) {
+        self.counters.increment(SecondChances);
+        let word = locked.word().with_referenced(false).with_cold(self.units.contains(key));
+        locked.set(word);
+        self.list(word).push(&self.index.view(), key);
     }
 
     /// Frees what a state refers to that is no longer in any entry.
@@ -456,7 +498,23 @@ impl Cache {
             State::Pooled(object) => self.pool.free(object.handle),
             State::Placed(extent) => self.slots.remove(extent),
             State::Shared(record) => self.leave(record),
+            State::Member(member) => self.leave_unit(member),
         }
+    }
+
+    /// One page less is in a unit; the last one frees it.
+    pub(crate) fn leave_unit(&self, member: Member) {
+        if !self.units.leave(member) {
+            return;
+        }
+        for piece in Units::pieces(member.unit) {
+            let view = self.index.view();
+            let mut locked = view.lock_existing(piece);
+            let old = self.publish(piece, &mut locked, Word::ABSENT);
+            drop(locked);
+            self.dispose(old);
+        }
+        self.units.give(member.unit);
     }
 
     /// Copies out what a locked entry refers to; it may be unlocked then.
@@ -474,6 +532,7 @@ impl Cache {
                 Ok(Fetched::Object { scratch, form: object.form, checksum })
             }
             State::Placed(extent) => self.fetch_placed(key, locked.aux() as u32, extent),
+            State::Member(member) => self.fetch_member(key, locked.aux() as u32, member),
             // The record stays while this entry, which shares it, is locked.
             State::Shared(record) => {
                 self.fetch(record, &mut self.index.view().lock_existing(record))
@@ -481,8 +540,61 @@ impl Cache {
         }
     }
 
-    /// Reads a record whose entry is locked, so that it can neither be cleaned away nor
-    /// overwritten.
+    /// Copies out as much of a unit as a page in it needs. The page's entry is locked, so the unit
+    /// stays.
+    fn fetch_member(
+        &self,
+        key: SwapEntry,
+        checksum: u32,
+        member: Member,
+    ) -> Result<Fetched<'_>, Error> {
+        let mut unit = [0; UNIT_BYTES_MAX];
+        let (mut there, mut needed) = (0, 1);
+        for piece in Units::pieces(member.unit) {
+            if there >= needed {
+                break;
+            }
+            let read = self.fetch_piece(piece, &mut unit[there..])?;
+            there += read.ok_or_else(|| self.damaged(key, "a piece of its unit is missing"))?;
+            needed = UnitDecoder::bytes_for(&unit[..there], member.position.into())
+                .ok_or_else(|| self.damaged(key, "it is not in its unit"))?;
+        }
+        if there < needed {
+            return Err(self.damaged(key, "its unit is too short"));
+        }
+        let mut scratch = self.scratch.lock_here();
+        scratch.keep_unit(&unit[..needed]);
+        Ok(Fetched::Member { scratch, bytes: needed, position: member.position, checksum })
+    }
+
+    /// Copies a piece of a unit out; its bytes, or `None` when it is not there or too long.
+    pub(crate) fn fetch_piece(
+        &self,
+        piece: SwapEntry,
+        out: &mut [u8],
+    ) -> Result<Option<usize>, Error> {
+        let view = self.index.view();
+        let mut locked = view.lock_existing(piece);
+        let form = match locked.state() {
+            State::Pooled(Object { form, .. }) | State::Placed(Extent { form, .. }) => form,
+            _ => return Ok(None),
+        };
+        let Some(out) = out.get_mut(..form.bytes.into()) else { return Ok(None) };
+        match locked.state() {
+            State::Pooled(object) => {
+                self.pool.read(object.handle, out);
+                let word = locked.word().with_referenced(true);
+                locked.set(word);
+            }
+            State::Placed(extent) => {
+                let mut record = [0; RECORD_BYTES_MAX];
+                out.copy_from_slice(self.read_record(piece, extent, &mut record)?);
+            }
+            _ => return Ok(None),
+        }
+        Ok(Some(out.len()))
+    }
+
     fn fetch_placed(
         &self,
         key: SwapEntry,
@@ -490,10 +602,23 @@ impl Cache {
         extent: Extent,
     ) -> Result<Fetched<'_>, Error> {
         let mut record = [0; RECORD_BYTES_MAX];
-        let bytes = usize::from(extent.form.bytes);
+        let object = self.read_record(key, extent, &mut record)?;
+        let mut scratch = self.scratch.lock_here();
+        scratch.object[..object.len()].copy_from_slice(object);
+        Ok(Fetched::Object { scratch, form: extent.form, checksum })
+    }
+
+    /// Reads a record whose entry is locked, so that it can neither be cleaned away nor
+    /// overwritten; its object.
+    fn read_record<'a>(
+        &self,
+        key: SwapEntry,
+        extent: Extent,
+        record: &'a mut [u8; RECORD_BYTES_MAX],
+    ) -> Result<&'a [u8], Error> {
         // A page written through has a slot to itself, without a header.
         let header = if self.slots.is_single(extent.place) { 0 } else { HEADER_BYTES };
-        let record = &mut record[..header + bytes];
+        let record = &mut record[..header + usize::from(extent.form.bytes)];
         if let Err(source) = self.backing.read(extent.place.byte(), record) {
             self.counters.increment(ReadFail);
             return Err(Error::Backing { entry: key.0, source });
@@ -504,9 +629,7 @@ impl Cache {
         if header > 0 && Record::read(record).is_none_or(is_other) {
             return Err(self.damaged(key, "the backing returned another record"));
         }
-        let mut scratch = self.scratch.lock_here();
-        scratch.object[..bytes].copy_from_slice(&record[header..]);
-        Ok(Fetched::Object { scratch, form: extent.form, checksum })
+        Ok(&record[header..])
     }
 
     /// Makes the page of what was fetched, and verifies it.
@@ -523,16 +646,33 @@ impl Cache {
             Fetched::Object { mut scratch, form, checksum } => {
                 let decoded = scratch.decompress(form.codec, form.bytes.into(), page);
                 drop(scratch);
-                if decoded.is_err() {
-                    return Err(self.damaged(key, "it does not decompress"));
-                }
-                if checksum_of(content_hash(page)) != checksum {
-                    return Err(self.damaged(key, "its checksum does not match"));
-                }
+                self.verify(key, decoded, checksum, page)?;
+            }
+            Fetched::Member { mut scratch, bytes, position, checksum } => {
+                let decoded = scratch.decompress_member(bytes, position, page);
+                drop(scratch);
+                self.verify(key, decoded, checksum, page)?;
+                self.counters.increment(LoadsRecompressed);
             }
         }
         self.counters.increment(Loads);
         Ok(Load::Hit)
+    }
+
+    fn verify(
+        &self,
+        key: SwapEntry,
+        decoded: Result<(), Undecodable>,
+        checksum: u32,
+        page: &Page,
+    ) -> Result<(), Error> {
+        if decoded.is_err() {
+            return Err(self.damaged(key, "it does not decompress"));
+        }
+        if checksum_of(content_hash(page)) != checksum {
+            return Err(self.damaged(key, "its checksum does not match"));
+        }
+        Ok(())
     }
 
     fn damaged(&self, key: SwapEntry, what: &'static str) -> Error {
@@ -541,7 +681,7 @@ impl Cache {
     }
 
     fn count(&self, key: SwapEntry, state: State, by: i64) {
-        let is_page = !self.shares.contains(key);
+        let is_page = !self.shares.contains(key) && !self.units.contains(key);
         let add = |counter: Counter| self.counters.add(counter, by);
         if is_page && state != State::Absent {
             add(StoredPages);
@@ -550,14 +690,21 @@ impl Cache {
             State::Absent => {}
             State::Filled(_) => add(SameFilledPages),
             State::Pooled(object) => {
-                add(PoolPages);
+                if object.form.codec != Codec::Piece {
+                    add(PoolPages);
+                }
                 self.counters.add(CompressedBytes, by * i64::from(object.form.bytes));
                 if object.form.codec == Codec::Raw {
                     add(IncompressiblePages);
                 }
             }
-            State::Placed(_) => add(BackingPages),
+            State::Placed(extent) => {
+                if extent.form.codec != Codec::Piece {
+                    add(BackingPages);
+                }
+            }
             State::Shared(_) => add(SharedPages),
+            State::Member(_) => add(RecompressedPages),
         }
     }
 

@@ -3,9 +3,11 @@
 use crate::backing::segments::{SEGMENT_BYTES, Segment, Use};
 use crate::backing::slots::SLOT_BYTES;
 use crate::cache::Cache;
+use crate::compress::Codec;
 use crate::ids::{Handle, SwapEntry};
 use crate::index::{Extent, State};
 use crate::stats::Counter::*;
+use crate::unit::Units;
 use std::collections::HashMap;
 use std::sync::atomic::Ordering;
 
@@ -14,11 +16,17 @@ struct Recount {
     objects: Vec<(SwapEntry, Handle)>,
     extents: Vec<Extent>,
     sharers: HashMap<u32, u32>,
+    /// Positions taken in each unit.
+    members: HashMap<u32, u16>,
+    pieces: HashMap<u32, usize>,
     records: Vec<SwapEntry>,
     stored: u64,
     filled: u64,
     shared: u64,
+    recompressed: u64,
     object_bytes: u64,
+    pool_pages: u64,
+    backing_pages: u64,
 }
 
 impl Cache {
@@ -35,14 +43,16 @@ impl Cache {
         }
         self.check_lists(&count);
         self.check_shares(&count);
+        self.check_units(&count);
         self.check_segments(&mut count.extents);
         self.pool.check(&count.objects);
         let counted = |counter| self.counters.get(counter);
         assert_eq!(counted(StoredPages), count.stored, "stored_pages");
         assert_eq!(counted(SameFilledPages), count.filled, "same_filled_pages");
         assert_eq!(counted(SharedPages), count.shared, "shared_pages");
-        assert_eq!(counted(PoolPages), count.objects.len() as u64, "pool_pages");
-        assert_eq!(counted(BackingPages), count.extents.len() as u64, "backing_pages");
+        assert_eq!(counted(PoolPages), count.pool_pages, "pool_pages");
+        assert_eq!(counted(BackingPages), count.backing_pages, "backing_pages");
+        assert_eq!(counted(RecompressedPages), count.recompressed, "recompressed_pages");
         assert_eq!(counted(CompressedBytes), count.object_bytes, "compressed_bytes");
     }
 
@@ -51,10 +61,22 @@ impl Cache {
         if state == State::Absent {
             return;
         }
+        let is_piece = self.units.contains(key);
         if is_record {
             count.records.push(key);
+        } else if is_piece {
+            let first = key.0 - key.0 % crate::unit::PIECES as u32;
+            *count.pieces.entry(first).or_default() += 1;
         } else {
             count.stored += 1;
+        }
+        if let State::Pooled(object) = state {
+            assert_eq!(object.form.codec == Codec::Piece, is_piece, "{key:?}");
+            count.pool_pages += u64::from(!is_piece);
+        }
+        if let State::Placed(extent) = state {
+            assert_eq!(extent.form.codec == Codec::Piece, is_piece, "{key:?}");
+            count.backing_pages += u64::from(!is_piece);
         }
         match state {
             State::Absent => {}
@@ -69,12 +91,27 @@ impl Cache {
                 *count.sharers.entry(record.0).or_default() += 1;
                 count.shared += 1;
             }
+            State::Member(member) => {
+                assert!(!is_piece && self.units.contains(member.unit));
+                let bit = 1 << member.position;
+                let taken = count.members.entry(member.unit.0).or_default();
+                assert!(*taken & bit == 0, "two pages at {member:?}");
+                *taken |= bit;
+                count.recompressed += 1;
+            }
         }
     }
 
     fn check_lists(&self, count: &Recount) {
-        let mut listed: Vec<u32> =
-            self.lru.entries(&self.index.view()).iter().map(|key| key.0).collect();
+        let mut listed = Vec::new();
+        let view = self.index.view();
+        for (list, is_cold) in [(&self.lru, false), (&self.cold, true)] {
+            for key in list.entries(&view) {
+                assert_eq!(view.peek(key).is_cold(), is_cold, "list of {key:?}");
+                assert!(is_cold || !self.units.contains(key), "{key:?} is to be recompressed");
+                listed.push(key.0);
+            }
+        }
         let mut pooled: Vec<u32> = count.objects.iter().map(|(key, _)| key.0).collect();
         listed.sort_unstable();
         pooled.sort_unstable();
@@ -87,6 +124,22 @@ impl Cache {
             let kept = self.shares.count(*record).load(Ordering::Relaxed);
             assert_eq!(Some(&kept), count.sharers.get(&record.0), "sharers of {record:?}");
         }
+    }
+
+    fn check_units(&self, count: &Recount) {
+        for (unit, taken) in self.units.all() {
+            let found = count.members.get(&unit.0).copied().unwrap_or(0);
+            assert_eq!(taken, found, "pages in unit {unit:?}");
+            let pieces = count.pieces.get(&unit.0).copied().unwrap_or(0);
+            assert_eq!(pieces > 0, taken != 0, "{pieces} pieces of unit {unit:?}");
+            if taken != 0 {
+                let first = Units::pieces(unit).next().map(|key| self.index.view().peek(key));
+                let first = first.map(|word| word.state());
+                assert!(matches!(first, Some(State::Pooled(_) | State::Placed(_))), "{unit:?}");
+            }
+        }
+        let (sparse, believed) = self.units.sparse_counts();
+        assert_eq!(sparse, believed, "units that have lost half of their pages");
     }
 
     fn check_segments(&self, extents: &mut [Extent]) {

@@ -19,8 +19,10 @@ mod index;
 mod lru;
 mod pool;
 mod share;
+mod unit;
 
 mod cache;
+mod recompress;
 mod scratch;
 mod shrink;
 mod through;

@@ -1,6 +1,6 @@
 //! What a thread needs while it compresses or decompresses a page: one of it per CPU.
 
-use crate::compress::{Algorithm, Codec, Codecs, Undecodable};
+use crate::compress::{Algorithm, Codec, Codecs, UNIT_BYTES_MAX, Undecodable, UnitDecoder};
 use crate::page::{PAGE_BYTES, Page};
 
 /// Contexts and buffers. Never held while waiting for anything but the CPU.
@@ -12,6 +12,14 @@ pub(crate) struct Scratch {
     pub(crate) object: Page,
     /// A page decompressed for comparison.
     pub(crate) page: Page,
+    /// For pages in units; made with the first unit.
+    unit: Option<Box<UnitScratch>>,
+}
+
+struct UnitScratch {
+    decoder: UnitDecoder,
+    /// A copy of a unit, as much as is needed of it.
+    bytes: [u8; UNIT_BYTES_MAX],
 }
 
 impl Scratch {
@@ -21,7 +29,33 @@ impl Scratch {
             made: [0; PAGE_BYTES],
             object: [0; PAGE_BYTES],
             page: [0; PAGE_BYTES],
+            unit: None,
         }
+    }
+
+    /// Makes what [`Self::decompress_member`] needs, once. Allocates.
+    pub(crate) fn provision_units(&mut self) {
+        let make = || UnitScratch { decoder: UnitDecoder::new(), bytes: [0; UNIT_BYTES_MAX] };
+        self.unit.get_or_insert_with(|| Box::new(make()));
+    }
+
+    /// Keeps a copy of a unit's start for [`Self::decompress_member`].
+    pub(crate) fn keep_unit(&mut self, bytes: &[u8]) {
+        let unit = self.unit.as_mut().expect("made before the first unit");
+        unit.bytes[..bytes.len()].copy_from_slice(bytes);
+    }
+
+    /// Decompresses a page of the unit kept, of which `bytes` are there.
+    pub(crate) fn decompress_member(
+        &mut self,
+        bytes: usize,
+        position: u8,
+        page: &mut Page,
+    ) -> Result<(), Undecodable> {
+        let unit = self.unit.as_mut().expect("made before the first unit");
+        let found = unit.decoder.page(&unit.bytes[..bytes], position.into())?;
+        *page = *found;
+        Ok(())
     }
 
     pub(crate) fn set_algorithm(&mut self, algorithm: Algorithm) {

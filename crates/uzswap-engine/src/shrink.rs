@@ -63,6 +63,10 @@ impl Doorbell {
         }
     }
 
+    pub(crate) fn is_rung(&self) -> bool {
+        self.rung.load(Relaxed)
+    }
+
     #[cfg(not(feature = "shuttle"))]
     fn wait(&self, timeout: std::time::Duration) {
         self.attended.store(true, Relaxed);
@@ -97,7 +101,8 @@ impl Cache {
         self.slots.drain_idle();
         // A device that cannot be told goes on as if every block were in use.
         self.slots.discard_empty(|offset, bytes| drop(self.backing.discard(offset, bytes)));
-        self.index.reclaim(self.shares.area());
+        // Share records and pieces of units count on their entries.
+        self.index.reclaim(self.shares.area().joined(self.units.area()));
         provisioned
     }
 

@@ -420,3 +420,86 @@ fn a_lookup_races_with_the_removal_of_its_trunk() {
         assert_eq!(index.view().peek(key), held);
     });
 }
+
+/// Sixteen pages, few enough to be in the pool when they are to be recompressed.
+fn sixteen(cache: &Cache, area: Area) {
+    (0..16).for_each(|offset| store(cache, area, offset, u64::from(offset)));
+}
+
+fn recompress_races(backing_bytes: usize, before: fn(&Cache, Area)) {
+    explore(move || {
+        let (cache, area) = race(
+            backing_bytes,
+            before,
+            vec![
+                Box::new(|c, _| _ = c.recompress(2)),
+                Box::new(|c, a| {
+                    store(c, a, 0, 100);
+                    assert_eq!(load(c, a, 0, &[0, 100]), Some(100));
+                    c.invalidate(a.entry(1).unwrap());
+                    assert_eq!(load(c, a, 1, &[1]), None);
+                }),
+                Box::new(move |c, a| {
+                    assert_eq!(load(c, a, 2, &[2]), Some(2));
+                    if backing_bytes > 0 {
+                        c.shrink(usize::MAX);
+                    }
+                    let mut got = [0; PAGE_BYTES];
+                    assert_eq!(c.load_exclusive(a.entry(3).unwrap(), &mut got).unwrap(), Load::Hit);
+                    assert_eq!(got, page(3));
+                }),
+            ],
+        );
+        assert_eq!(load(&cache, area, 0, &[100]), Some(100));
+        assert_eq!(load(&cache, area, 1, &[1]), None);
+        assert_eq!(load(&cache, area, 3, &[3]), None);
+        for offset in (2..16).filter(|offset| *offset != 3) {
+            let seed = u64::from(offset);
+            assert_eq!(load(&cache, area, offset, &[seed]), Some(seed));
+        }
+    });
+}
+
+#[test]
+fn recompression_races_with_stores_loads_and_invalidates() {
+    recompress_races(0, sixteen);
+}
+
+#[test]
+fn recompression_races_with_writeback() {
+    recompress_races(2 << 20, sixteen);
+}
+
+/// The unit that there is loses half of its pages, so it is taken apart while others leave it.
+#[test]
+fn taking_a_unit_apart_races_with_leaving_it() {
+    recompress_races(0, |cache, area| {
+        sixteen(cache, area);
+        assert_eq!(cache.recompress(1), 16);
+        (4..16).for_each(|offset| {
+            store(cache, area, offset, u64::from(offset));
+        });
+    });
+}
+
+#[test]
+fn leaving_a_unit_frees_it_once() {
+    explore(|| {
+        let leave = |offsets: std::ops::Range<u32>| {
+            let leave = move |cache: &Cache, area: Area| {
+                offsets.for_each(|offset| cache.invalidate(area.entry(offset).unwrap()));
+            };
+            Box::new(leave) as Box<dyn FnOnce(&Cache, Area) + Send>
+        };
+        let (cache, _) = race(
+            0,
+            |cache, area| {
+                sixteen(cache, area);
+                assert_eq!(cache.recompress(1), 16);
+                (2..14).for_each(|offset| cache.invalidate(area.entry(offset).unwrap()));
+            },
+            vec![leave(0..2), leave(14..16), Box::new(|c, a| _ = load(c, a, 0, &[0]))],
+        );
+        assert_eq!(cache.statistic("stored_pages"), Some(0));
+    });
+}

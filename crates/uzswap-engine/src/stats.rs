@@ -31,6 +31,7 @@ counters! {
     IncompressiblePages "stored_incompressible_pages" "Objects in the pool that are kept as they came, because no codec made them smaller."
     BackingPages "backing_pages" "Pages whose object is on the backing (a shared object counts once)."
     SharedPages "shared_pages" "Pages that share one object with others."
+    RecompressedPages "recompressed_pages" "Pages whose object is part of a unit of up to sixteen, compressed as one while idle, in the pool or on the backing (a shared object counts once)."
     CompressedBytes "compressed_bytes" "Bytes of the objects in the pool, without headers and without what the allocator wastes."
     Stores "stores" "Pages stored since the start."
     StoresFilled "stores_same_filled" "Stores of pages that are one word repeated."
@@ -39,15 +40,18 @@ counters! {
     DuplicatePages "duplicate_pages" "Stores that found an identical page and shared its object."
     Loads "loads" "Pages given back since the start."
     LoadsFilled "loads_same_filled" "Loads answered from the index alone."
+    LoadsRecompressed "loads_recompressed" "Loads of pages that were compressed as one with others."
     LoadsBacking "loads_backing" "Loads that read from the backing."
     Absent "loads_absent" "Loads of pages that are not held."
+    Recompressed "recompressions" "Pages recompressed since the start."
+    RecompressPoor "recompress_poor" "Pages that recompression left as they were, because they gained too little."
     Invalidates "invalidates" "Pages dropped because their owner no longer needs them."
     RejectDisabled "reject_disabled" "Stores rejected because `enabled` is off."
     RejectCompressPoor "reject_compress_poor" "Stores rejected because the page did not compress to `max_compression_ratio` percent."
     RejectAlloc "reject_alloc_fail" "Stores rejected because memory for the object or its index entry could not be had."
     RejectReclaim "reject_reclaim_fail" "Stores rejected because the pool was at its limit and nothing could be written back."
     PoolLimitHit "pool_limit_hit" "Times that a store found the pool at its limit."
-    WrittenBack "written_back_pages" "Pages written back to the backing since the start."
+    WrittenBack "written_back_pages" "Objects written back to the backing since the start: a page, or a piece of a unit of pages."
     WrittenThrough "written_through_pages" "Rejected pages written straight to the backing, uncompressed."
     SecondChances "second_chances" "Pages spared by writeback because they were loaded since it last looked."
     BackingBytesWritten "backing_bytes_written" "Bytes written to the backing, padding included."
@@ -195,6 +199,7 @@ impl Cache {
     pub(crate) fn metadata_bytes(&self) -> usize {
         self.index.bytes()
             + self.shares.bytes()
+            + self.units.bytes()
             + self.candidates.bytes()
             + self.pool.metadata_bytes()
             + self.slots.bytes()

@@ -2,10 +2,10 @@
 //!
 //! **Order** in which locks are taken (a thread that holds one may take only those to its right):
 //!
-//! writer → a CPU's buffer → entry → share record's entry → scratch, or an LRU shard → size class →
-//! sections
+//! writer → a CPU's buffer → entry → share record's entry → unit's piece → scratch, or an LRU shard
+//! → size class → sections
 //!
-//! and, from an entry or from nothing, a CPU's slots → cluster.
+//! and before an entry the recompressor; from an entry or from nothing, a CPU's slots → cluster.
 //!
 //! Against the order only `try_lock` is used: by compaction, which holds a size class and tries
 //! entries.

@@ -118,6 +118,8 @@ pub enum Op {
     Discard(u32, u32),
     /// Do what the front end's thread does.
     Maintain,
+    /// Recompress the oldest pages into at most this many units.
+    Recompress(usize),
     /// Write back this many bytes.
     Shrink(usize),
     /// Empty a section of the pool.
@@ -166,7 +168,8 @@ pub fn decode_ops(bytes: &[u8], pages: u32) -> impl Iterator<Item = Op> {
             42..45 => Op::LoadExclusive(offset),
             45..50 => Op::Invalidate(offset),
             50 => Op::Discard(offset, u32::from(*c)),
-            51..54 => Op::Maintain,
+            51..53 => Op::Maintain,
+            53 => Op::Recompress(usize::from(c % 4)),
             54..56 => Op::Shrink(usize::from(*c) << 12),
             56 => Op::EmptySection(usize::from(c % 3)),
             57..60 => {
@@ -331,11 +334,19 @@ impl Setup {
 
 impl Cache {
     /// Turns one bit of a page's object in the pool, as bad memory does. `None` when the page has
-    /// no object of its own there, or the object has no such bit.
+    /// no object of its own there, or the object has no such bit. Of a page in a unit it is the
+    /// unit's first piece.
     pub fn damage(&self, key: SwapEntry, bit: usize) -> Option<()> {
         let view = self.index.view();
         let locked = view.lock(key)?;
-        let State::Pooled(object) = locked.state() else { return None };
+        let object = match locked.state() {
+            State::Pooled(object) => object,
+            State::Member(member) => {
+                drop(locked);
+                return self.damage(member.unit, bit);
+            }
+            _ => return None,
+        };
         let mut bytes = vec![0; object.form.bytes.into()];
         let header = self.pool.read(object.handle, &mut bytes);
         *bytes.get_mut(bit / 8)? ^= 1 << (bit % 8);
@@ -383,6 +394,7 @@ impl Harness {
             Op::Invalidate(offset) => self.discard(offset, 1),
             Op::Discard(offset, count) => self.discard(offset, count),
             Op::Maintain => self.cache.maintain().expect("memory for a small cache"),
+            Op::Recompress(units) => drop(self.cache.recompress(units)),
             Op::Shrink(bytes) => drop(self.cache.shrink(bytes)),
             Op::EmptySection(section) => drop(self.cache.empty_section(section)),
             Op::Set(name, value) => {
@@ -454,7 +466,7 @@ pub fn fuzz_cache_ops(bytes: &[u8]) {
         pool_bytes: if first & 1 == 0 { 1 << 20 } else { 3 << 20 },
         backing_bytes: [0, 2 << 20, 3 << 20, 8 << 20][usize::from(first >> 1 & 3)],
         block_bytes: if first & 8 == 0 { 512 } else { 4096 },
-        compressor: Codec::ALL[usize::from(first >> 4) % Codec::ALL.len()].name(),
+        compressor: Codec::OF_PAGES[usize::from(first >> 4) % Codec::OF_PAGES.len()].name(),
         ..Setup::default()
     };
     let mut harness = Harness::new(setup);
@@ -469,7 +481,7 @@ pub fn fuzz_cache_ops(bytes: &[u8]) {
 /// what a damaged one decodes to does not matter, so long as no byte beyond the page is written.
 pub fn fuzz_decompress_damaged(codecs: &mut Codecs, bytes: &[u8]) {
     let [codec, mode, rest @ ..] = bytes else { return };
-    let codec = Codec::ALL[usize::from(*codec) % Codec::ALL.len()];
+    let codec = Codec::OF_PAGES[usize::from(*codec) % Codec::OF_PAGES.len()];
     // The page lies between two fences.
     let mut memory = [[0xa5; PAGE_BYTES]; 3];
     if mode % 2 == 0 {

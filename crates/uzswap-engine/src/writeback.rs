@@ -264,9 +264,9 @@ impl Cache {
     /// Copies the oldest pages into the open segment, marking their entries.
     fn fill(&self, open: &mut Open) -> Filled {
         // Each listed entry is spared at most once a call.
-        let mut chances = self.lru.len();
+        let mut chances = self.cold.len() + self.lru.len();
         let view = self.index.view();
-        while let Some(key) = self.lru.pop(&view) {
+        while let Some(key) = self.cold.pop(&view).or_else(|| self.lru.pop(&view)) {
             let Some(mut locked) = view.lock(key) else { continue };
             let State::Pooled(object) = locked.state() else { continue };
             if locked.word().is_in_writeback() || locked.aux() != OFF {
@@ -274,14 +274,11 @@ impl Cache {
             }
             if locked.word().is_referenced() && chances > 0 {
                 chances -= 1;
-                self.counters.increment(SecondChances);
-                let word = locked.word().with_referenced(false);
-                locked.set(word);
-                self.lru.push(&view, key);
+                self.spare(key, &mut locked);
                 continue;
             }
             let Some(place) = open.place(object.form) else {
-                self.lru.push_oldest(&view, key);
+                self.list(locked.word()).push_oldest(&view, key);
                 return Filled::Full;
             };
             let Header { checksum, .. } = self.pool.header(object.handle);
@@ -356,7 +353,7 @@ impl Cache {
                 record.moved_from == Some(Segment::of(at.place))
                     && self.slots.segments.state(Segment::of(at.place)) == Use::Cleaning
             }
-            State::Absent | State::Filled(_) | State::Shared(_) => false,
+            State::Absent | State::Filled(_) | State::Shared(_) | State::Member(_) => false,
         };
         if !known {
             return false;
@@ -386,7 +383,7 @@ impl Cache {
                 let word = locked.word().with_writeback(false);
                 locked.set(word);
                 locked.set_aux(OFF);
-                self.lru.push_oldest(&view, record.owner);
+                self.list(word).push_oldest(&view, record.owner);
             }
         }
         self.slots.give_segment(segment, Use::Open);

@@ -115,6 +115,34 @@ fn requests(cache: &Cache, area: Area, seed: u64) {
     }
 }
 
+#[test]
+fn requests_for_recompressed_pages_allocate_nothing() {
+    prepare_thread();
+    let setup = Setup { backing_bytes: 8 << 20, ..setup("zstd") };
+    let (cache, area, _) = setup.make();
+    let mut page = [0; PAGE_BYTES];
+    for (seed, key) in (0..).zip(area.entries().take(640)) {
+        assert_eq!(cache.store(key, &page_of(Content::Pointers, seed)), Store::Stored);
+        if seed % 64 == 63 {
+            cache.maintain().unwrap();
+            cache.recompress(100);
+        }
+    }
+    assert!(cache.statistic("recompressed_pages").unwrap() > 300);
+    for round in 0..2 {
+        let allocations = allocations(|| {
+            for (seed, key) in (0..).zip(area.entries().take(640)) {
+                assert_eq!(cache.load(key, &mut page).unwrap(), Load::Hit);
+                if seed % 3 == round {
+                    assert_eq!(cache.store(key, &page_of(Content::Text, seed)), Store::Stored);
+                }
+            }
+        });
+        assert_eq!(allocations, 0);
+        cache.shrink(usize::MAX);
+    }
+}
+
 fn serves_without_allocating(setup: Setup, backing: Box<dyn Backing>) {
     prepare_thread();
     let (cache, area) = setup.make_on(backing);

@@ -10,8 +10,11 @@ mod lz4;
 mod lzo;
 #[cfg(test)]
 mod samples;
+mod unit;
 mod wkdm;
 mod zstd;
+
+pub(crate) use unit::{GROUP_PAGES, UNIT_BYTES_MAX, UNIT_PAGES, UnitDecoder, UnitEncoder};
 
 use crate::page::{PAGE_BYTES, Page};
 use std::fmt;
@@ -33,14 +36,18 @@ pub enum Codec {
     Deflate = 4,
     /// WKdm, for memory rather than files.
     Wkdm = 5,
+    /// A piece of a unit of recompressed pages: no page by itself, and not to be chosen.
+    Piece = 6,
 }
 
 impl Codec {
     /// Bits that a codec's number takes.
     pub const BITS: u32 = 4;
     /// All of them.
-    pub const ALL: [Self; 6] =
-        [Self::Raw, Self::Lz4, Self::Zstd, Self::Lzo, Self::Deflate, Self::Wkdm];
+    pub const ALL: [Self; 7] =
+        [Self::Raw, Self::Lz4, Self::Zstd, Self::Lzo, Self::Deflate, Self::Wkdm, Self::Piece];
+    /// Those that make an object of a page: what `compressor` accepts.
+    pub const OF_PAGES: &[Self] = Self::ALL.split_at(Self::ALL.len() - 1).0;
 
     /// The codec of a number from an index word, which only ever holds known ones.
     pub(crate) fn from_bits(bits: u8) -> Self {
@@ -61,13 +68,14 @@ impl Codec {
             Self::Lzo => "lzo",
             Self::Deflate => "deflate",
             Self::Wkdm => "wkdm",
+            Self::Piece => "piece",
         }
     }
 
     /// Levels that `compressor` accepts, and the one that the bare name means.
     fn levels(self) -> (std::ops::RangeInclusive<i32>, i32) {
         match self {
-            Self::Raw | Self::Lzo | Self::Wkdm => (0..=0, 0),
+            Self::Raw | Self::Lzo | Self::Wkdm | Self::Piece => (0..=0, 0),
             // The library's acceleration: higher is faster and larger. 0 is our own encoder.
             Self::Lz4 => (0..=64, 1),
             // On heap pages −1 gives nearly the size of 1 in two thirds of its time
@@ -120,8 +128,9 @@ impl FromStr for Algorithm {
             Some((name, level)) => (name, Some(level)),
             None => (text, None),
         };
-        let codec = Codec::ALL.into_iter().find(|codec| codec.name() == name).ok_or_else(|| {
-            let known = Codec::ALL.map(Codec::name).join(", ");
+        let known = || Codec::OF_PAGES.iter().copied();
+        let codec = known().find(|codec| codec.name() == name).ok_or_else(|| {
+            let known = known().map(Codec::name).collect::<Vec<_>>().join(", ");
             AlgorithmError::Unknown { name: name.into(), known }
         })?;
         let (levels, default) = codec.levels();
@@ -199,7 +208,7 @@ impl Codecs {
     pub fn set_algorithm(&mut self, algorithm: Algorithm) {
         self.algorithm = algorithm;
         match algorithm.codec {
-            Codec::Raw | Codec::Lzo | Codec::Wkdm => {}
+            Codec::Raw | Codec::Lzo | Codec::Wkdm | Codec::Piece => {}
             Codec::Lz4 => self.lz4.set_level(algorithm.level),
             Codec::Zstd => self.zstd.set_level(algorithm.level),
             Codec::Deflate => self.deflate.set_level(algorithm.level),
@@ -218,6 +227,7 @@ impl Codecs {
             Codec::Lzo => self.lzo.compress(page, out)?,
             Codec::Deflate => self.deflate.compress(page, out)?,
             Codec::Wkdm => self.wkdm.compress(page, out)?,
+            Codec::Piece => return None,
         };
         Some((self.algorithm.codec, bytes))
     }
@@ -239,6 +249,7 @@ impl Codecs {
             Codec::Lzo => self.lzo.decompress(object, page),
             Codec::Deflate => self.deflate.decompress(object, page),
             Codec::Wkdm => self.wkdm.decompress(object, page),
+            Codec::Piece => Err(Undecodable),
         }
     }
 }
@@ -341,5 +352,6 @@ mod tests {
         assert!(error.contains("-100 to 19"), "{error}");
         assert!("zstd:".parse::<Algorithm>().is_err());
         assert!("".parse::<Algorithm>().is_err());
+        assert!("piece".parse::<Algorithm>().is_err());
     }
 }

@@ -16,8 +16,9 @@ pub(crate) struct Entry {
     word: AtomicU64,
     /// By state of the word:
     /// `Pooled` — links of the LRU list, guarded by the list's lock, not by this entry's;
-    /// `Pooled`, writeback in flight — the [`crate::ids::Place`] being written;
-    /// `Placed` — the page's checksum. Otherwise 0.
+    /// `Pooled`, writeback in flight — the [`crate::ids::Place`] being written, or a token of
+    /// recompression, which is none;
+    /// `Placed`, `Member` — the page's checksum. Otherwise 0.
     aux: AtomicU64,
 }
 

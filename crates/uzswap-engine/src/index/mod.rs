@@ -17,7 +17,7 @@ mod trunk;
 mod word;
 
 pub(crate) use entry::{Entry, Locked};
-pub(crate) use word::{Extent, Form, Object, State, Word};
+pub(crate) use word::{Extent, Form, Member, Object, State, Word};
 
 use crate::config::Locks;
 use crate::ids::{Area, SwapEntry};

@@ -2,9 +2,10 @@
 //!
 //! ```text
 //!  63           19 18         7 6 5 4 3 2 1 0
-//! |     payload (57 bits)      |.|W|R|L| tag |
+//! |     payload (57 bits)      |C|W|R|L| tag |
 //! ```
-//! `L` locked · `R` referenced since the LRU last looked · `W` its writeback is in flight.
+//! `L` locked · `R` referenced since the LRU last looked · `W` its writeback or recompression is in
+//! flight · `C` on the list of what recompression is done with.
 
 use crate::compress::Codec;
 use crate::ids::{Handle, Place, SwapEntry};
@@ -18,6 +19,8 @@ use crate::page::{PAGE_BYTES, Pattern};
 /// | any → `Absent` | invalidate, an exclusive load, a rejected store |
 /// | `Pooled` → `Pooled` (another handle) | compaction, emptying a section |
 /// | `Pooled` → `Shared` | a store of an identical page |
+/// | `Pooled` → `Member` | recompression, when the unit is made and the entry is still the same |
+/// | `Member` → `Member` | recompression of a unit that has lost pages |
 /// | `Pooled` → `Placed` | writeback, when the write is done and the entry is still the same |
 /// | `Placed` → `Placed` | cleaning of a segment |
 /// | any → `Placed` | write-through of a page that the pool rejected |
@@ -33,6 +36,16 @@ pub(crate) enum State {
     Placed(Extent),
     /// The same as other entries: their common record, itself an entry, says where.
     Shared(SwapEntry),
+    /// Compressed with others.
+    Member(Member),
+}
+
+/// A page's place in a unit.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Member {
+    /// The unit's first piece.
+    pub(crate) unit: SwapEntry,
+    pub(crate) position: u8,
 }
 
 /// An object in the pool.
@@ -85,6 +98,7 @@ const POOLED: u64 = 2;
 const PLACED: u64 = 3;
 const SHARED: u64 = 4;
 const GONE: u64 = 5;
+const MEMBER: u64 = 6;
 const PAYLOAD_SHIFT: u32 = 7;
 const PAYLOAD_BITS: u32 = 64 - PAYLOAD_SHIFT;
 
@@ -101,6 +115,7 @@ impl Word {
     pub(crate) const LOCKED: u64 = 1 << 3;
     const REFERENCED: u64 = 1 << 4;
     const WRITEBACK: u64 = 1 << 5;
+    const COLD: u64 = 1 << 6;
 
     /// A word with no flag set.
     pub(crate) fn new(state: State) -> Self {
@@ -112,6 +127,9 @@ impl Word {
             }
             State::Placed(extent) => (PLACED, extent.place.0 << Form::BITS | extent.form.to_bits()),
             State::Shared(record) => (SHARED, u64::from(record.0)),
+            State::Member(member) => {
+                (MEMBER, u64::from(member.unit.0) << 8 | u64::from(member.position))
+            }
         };
         Self(payload << PAYLOAD_SHIFT | tag)
     }
@@ -130,6 +148,10 @@ impl Word {
                 form: Form::from_bits(payload),
             }),
             SHARED => State::Shared(SwapEntry(payload as u32)),
+            MEMBER => State::Member(Member {
+                unit: SwapEntry((payload >> 8) as u32),
+                position: payload as u8,
+            }),
             tag => unreachable!("no word with tag {tag} is ever stored"),
         }
     }
@@ -150,14 +172,23 @@ impl Word {
         Self(if set { self.0 | Self::REFERENCED } else { self.0 & !Self::REFERENCED })
     }
 
-    /// Whether a write of it to the backing is under way; then it is on no LRU list and the
-    /// entry's second word holds the place.
+    /// Whether a write of it to the backing or its recompression is under way; then it is on no LRU
+    /// list and the entry's second word holds the place, or recompression's token.
     pub(crate) fn is_in_writeback(self) -> bool {
         self.0 & Self::WRITEBACK != 0
     }
 
     pub(crate) fn with_writeback(self, set: bool) -> Self {
         Self(if set { self.0 | Self::WRITEBACK } else { self.0 & !Self::WRITEBACK })
+    }
+
+    /// Whether, when it is on a list, it is on that of what recompression is done with.
+    pub(crate) fn is_cold(self) -> bool {
+        self.0 & Self::COLD != 0
+    }
+
+    pub(crate) fn with_cold(self, set: bool) -> Self {
+        Self(if set { self.0 | Self::COLD } else { self.0 & !Self::COLD })
     }
 }
 
@@ -172,6 +203,7 @@ mod tests {
             State::Filled(Pattern::of(&[0; PAGE_BYTES]).unwrap()),
             State::Filled(Pattern::of(&[0xff; PAGE_BYTES]).unwrap()),
             State::Shared(SwapEntry(u32::MAX)),
+            State::Member(Member { unit: SwapEntry(u32::MAX), position: 15 }),
         ];
         for codec in Codec::ALL {
             for bytes in [1, 700, PAGE_BYTES as u16] {
@@ -187,12 +219,15 @@ mod tests {
     #[test]
     fn states_round_trip_with_any_flags() {
         for state in states() {
-            for flags in 0..4 {
-                let word =
-                    Word::new(state).with_referenced(flags & 1 != 0).with_writeback(flags & 2 != 0);
+            for flags in 0..8 {
+                let word = Word::new(state)
+                    .with_referenced(flags & 1 != 0)
+                    .with_writeback(flags & 2 != 0)
+                    .with_cold(flags & 4 != 0);
                 assert_eq!(word.state(), state);
                 assert_eq!(word.is_referenced(), flags & 1 != 0);
                 assert_eq!(word.is_in_writeback(), flags & 2 != 0);
+                assert_eq!(word.is_cold(), flags & 4 != 0);
                 assert_eq!(word.0 & Word::LOCKED, 0);
             }
         }

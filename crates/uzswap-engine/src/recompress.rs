@@ -1,0 +1,385 @@
+//! Compresses cold pages again while nothing else is to do: sixteen as one.
+//!
+//! ```text
+//! the oldest of the LRU → lock, look again → decompress, mark the entry → unlock
+//!   … sixteen pages → compress as one (stores, loads, invalidates go on) → pieces into the pool:
+//! for each page: lock → still the same entry? → it is in the unit, free the object → unlock
+//! ```
+//! It goes as in `writeback`. Meanwhile the object answers loads, and the entry remembers a token;
+//! a newer store or an invalidate forgets it, and the commit then finds an entry that does not know
+//! it: the page leaves the unit as it enters. A unit that has lost half of its pages is taken apart
+//! the same way: what is left in it goes into a new one.
+//!
+//! The engine reads no clock: who calls [`Cache::idle`] says what time it is.
+
+use crate::cache::Cache;
+use crate::compress::{Codec, GROUP_PAGES, UNIT_BYTES_MAX, UNIT_PAGES, UnitDecoder, UnitEncoder};
+use crate::ids::{Handle, SwapEntry};
+use crate::index::{Form, Member, Object, State, Word};
+use crate::lru::OFF;
+use crate::page::{PAGE_BYTES, Page, checksum_of, content_hash};
+use crate::pool::{COMPRESSED_BYTES_MAX, Header};
+use crate::stats::Counter::*;
+use crate::sync::lock;
+use crate::unit::{PIECES, Units};
+use std::collections::VecDeque;
+use std::time::Duration;
+
+/// Units made at a call: some 12 ms, so an eighth of a CPU where a call comes every 100 ms.
+const UNITS_A_CALL: usize = 16;
+
+/// With more pages stored and loaded than this since the last call, the cache is in use.
+const BUSY_PAGES: u64 = 64;
+
+/// How many times the age is looked at before it is reached: a page may lie an eighth longer.
+const LOOKS: u32 = 8;
+
+/// Marks a token of recompression: a second word that is no place on the backing.
+const TOKEN: u64 = 1 << 63;
+
+const _: () = assert!(PIECES * COMPRESSED_BYTES_MAX >= UNIT_BYTES_MAX, "a unit fits in its pieces");
+
+/// What recompresses.
+pub(crate) struct Recompressor {
+    /// When was how much put on the newest end of the LRU, in all?
+    looks: VecDeque<(Duration, u64)>,
+    /// Pages stored and loaded by the last call.
+    used: u64,
+    tokens: u64,
+    work: Option<Box<Work>>,
+}
+
+/// Made with the first page: some three megabytes.
+struct Work {
+    encoder: UnitEncoder,
+    decoder: UnitDecoder,
+    candidates: Vec<Candidate>,
+    pages: Box<[Page]>,
+    unit: [u8; UNIT_BYTES_MAX],
+}
+
+/// A page that is to go into the next unit.
+struct Candidate {
+    key: SwapEntry,
+    checksum: u32,
+    from: From,
+}
+
+/// Where it is now.
+enum From {
+    /// In an object of so many bytes; its entry knows the token.
+    Pool { token: u64, bytes: u16 },
+    /// In a unit that has lost pages.
+    Unit(Member),
+}
+
+impl Recompressor {
+    pub(crate) fn new() -> Self {
+        Self { looks: VecDeque::new(), used: 0, tokens: 0, work: None }
+    }
+
+    /// How many pages went on the list since `age` ago, when they were `listed` in all by now;
+    /// `None` when that is not known yet.
+    fn younger(&mut self, now: Duration, age: Duration, listed: u64) -> Option<u64> {
+        if self.looks.back().is_none_or(|(at, _)| now.saturating_sub(*at) >= age / LOOKS) {
+            self.looks.push_back((now, listed));
+        }
+        let old = |look: Option<&(Duration, u64)>| {
+            look.is_some_and(|(at, _)| now.saturating_sub(*at) >= age)
+        };
+        while old(self.looks.get(1)) {
+            self.looks.pop_front();
+        }
+        let (_, then) = self.looks.front().filter(|look| old(Some(look)))?;
+        Some(listed.saturating_sub(*then))
+    }
+}
+
+impl Work {
+    fn new() -> Box<Self> {
+        Box::new(Self {
+            encoder: UnitEncoder::new(),
+            decoder: UnitDecoder::new(),
+            candidates: Vec::with_capacity(UNIT_PAGES),
+            pages: vec![[0; PAGE_BYTES]; UNIT_PAGES].into_boxed_slice(),
+            unit: [0; UNIT_BYTES_MAX],
+        })
+    }
+}
+
+impl Cache {
+    /// Does what can wait, if nothing else is to do: compresses pages again that have been in the
+    /// pool for `recompress_idle_seconds`. To be called by the thread that maintains, every 100 ms
+    /// or so, with the time since whenever. The pages recompressed.
+    pub fn idle(&self, now: Duration) -> usize {
+        let mut recompressor = lock(&self.recompressor);
+        let Some(age) = self.attributes.recompress_idle() else { return 0 };
+        let stored = self.counters.get(Stores);
+        let used = stored + self.counters.get(Loads);
+        let before = std::mem::replace(&mut recompressor.used, used);
+        let is_busy = used.saturating_sub(before) > BUSY_PAGES;
+        let listed = stored + self.counters.get(SecondChances);
+        let Some(younger) = recompressor.younger(now, age, listed) else { return 0 };
+        let cold = (self.lru.len() as u64).saturating_sub(younger);
+        if is_busy {
+            0
+        } else {
+            self.recompress_some(&mut recompressor, cold as usize, UNITS_A_CALL, || {
+                self.doorbell.is_rung()
+            })
+        }
+    }
+
+    /// Recompresses the oldest pages in the pool, whatever their age, into at most `units` units;
+    /// the pages recompressed, or found to gain too little.
+    #[cfg(feature = "testing")]
+    pub fn recompress(&self, units: usize) -> usize {
+        let mut recompressor = lock(&self.recompressor);
+        let cold = self.lru.len();
+        self.recompress_some(&mut recompressor, cold, units, || false)
+    }
+
+    /// Recompresses the oldest `cold` pages, and what is left in units that have lost many, into at
+    /// most `units` units, and fewer when the caller `is_wanted` elsewhere.
+    fn recompress_some(
+        &self,
+        recompressor: &mut Recompressor,
+        mut cold: usize,
+        units: usize,
+        is_wanted: impl Fn() -> bool,
+    ) -> usize {
+        let mut made = 0;
+        // The next unit to look at for pages that are left in it.
+        let mut cursor = 0;
+        for _ in 0..units {
+            if !self.gather(recompressor, &mut cold, &mut cursor) {
+                break;
+            }
+            let Some(pages) = self.make_unit(recompressor) else { break };
+            made += pages;
+            if is_wanted() {
+                break; // Stores need room more.
+            }
+        }
+        if let Some(work) = &mut recompressor.work {
+            work.candidates.drain(..).rev().for_each(|candidate| self.put_back(&candidate, false));
+        }
+        if made > 0 {
+            self.compact();
+        }
+        made
+    }
+
+    /// Fills the list of candidates; whether they are enough for a unit.
+    fn gather(
+        &self,
+        recompressor: &mut Recompressor,
+        cold: &mut usize,
+        cursor: &mut usize,
+    ) -> bool {
+        let held = recompressor.work.as_ref().map_or(0, |work| work.candidates.len());
+        if held + *cold < UNIT_PAGES && self.units.sparse(0).is_none() {
+            return false;
+        }
+        if recompressor.work.is_none() {
+            self.scratch.iter().for_each(|scratch| lock(scratch).provision_units());
+            recompressor.work = Some(Work::new());
+        }
+        let Recompressor { work: Some(work), tokens, .. } = recompressor else {
+            return false;
+        };
+        self.gather_left(work, cursor);
+        while work.candidates.len() < UNIT_PAGES && *cold > 0 {
+            let Some(key) = self.lru.pop(&self.index.view()) else { break };
+            *cold -= 1;
+            self.take_in(work, tokens, key);
+        }
+        work.candidates.len() == UNIT_PAGES
+    }
+
+    /// Takes a page that was popped off the LRU in as a candidate, if it is one.
+    fn take_in(&self, work: &mut Work, tokens: &mut u64, key: SwapEntry) {
+        let view = self.index.view();
+        let Some(mut locked) = view.lock(key) else { return };
+        let State::Pooled(object) = locked.state() else { return };
+        if locked.word().is_in_writeback() || locked.aux() != OFF {
+            return; // Stored anew since it was popped.
+        }
+        if locked.word().is_referenced() {
+            return self.spare(key, &mut locked);
+        }
+        let page = &mut work.pages[work.candidates.len()];
+        let header = {
+            let mut scratch = self.scratch.lock_here();
+            let bytes = usize::from(object.form.bytes);
+            let header = self.pool.read(object.handle, &mut scratch.object[..bytes]);
+            scratch.decompress(object.form.codec, bytes, page).ok().map(|()| header)
+        };
+        match header {
+            Some(Header { checksum, .. }) if checksum_of(content_hash(page)) == checksum => {
+                *tokens += 1;
+                let token = TOKEN | *tokens;
+                let word = locked.word().with_writeback(true);
+                locked.set(word);
+                locked.set_aux(token);
+                let from = From::Pool { token, bytes: object.form.bytes };
+                work.candidates.push(Candidate { key, checksum, from });
+            }
+            // Damaged: whoever loads it is told. Never made whole by a new checksum.
+            _ => {
+                let word = locked.word().with_cold(true);
+                locked.set(word);
+                self.cold.push(&view, key);
+            }
+        }
+    }
+
+    /// Takes in what is left in units that have lost half of their pages.
+    fn gather_left(&self, work: &mut Work, cursor: &mut usize) {
+        while let Some((number, unit)) = self.units.sparse(*cursor) {
+            let left = self.units.taken(unit).count_ones() as usize;
+            if work.candidates.len() + left > UNIT_PAGES {
+                return;
+            }
+            *cursor = number + 1;
+            if self.take_apart(work, unit).is_none() {
+                self.units.keep_sparse(unit); // On the backing, or damaged.
+            }
+        }
+    }
+
+    /// Takes in what is left in a unit; `None` when it cannot be read.
+    fn take_apart(&self, work: &mut Work, unit: SwapEntry) -> Option<()> {
+        let mut there = 0;
+        for piece in Units::pieces(unit) {
+            match self.index.view().peek(piece).state() {
+                State::Pooled(_) => {}
+                State::Absent => break,
+                _ => return None,
+            }
+            there += self.fetch_piece(piece, &mut work.unit[there..]).ok()??;
+        }
+        let taken = self.units.taken(unit);
+        for position in (0..UNIT_PAGES as u8).filter(|position| taken >> position & 1 != 0) {
+            let start = &work.unit[..there];
+            UnitDecoder::bytes_for(start, position.into())?;
+            let key = SwapEntry(UnitDecoder::key_of(start, position.into())?);
+            let member = Member { unit, position };
+            let checksum = {
+                let view = self.index.view();
+                let Some(locked) = view.lock(key) else { continue };
+                if locked.state() != State::Member(member) {
+                    continue; // It left just now.
+                }
+                locked.aux() as u32
+            };
+            let page = work.decoder.page(start, position.into()).ok()?;
+            if checksum_of(content_hash(page)) != checksum {
+                return None;
+            }
+            work.pages[work.candidates.len()] = *page;
+            work.candidates.push(Candidate { key, checksum, from: From::Unit(member) });
+        }
+        Some(())
+    }
+
+    /// Makes a unit of the first candidates, or finds that they are better left alone; the pages in
+    /// it. Candidates that did not fit stay for the next. `None`: the pool has no room.
+    fn make_unit(&self, recompressor: &mut Recompressor) -> Option<usize> {
+        let work = recompressor.work.as_mut()?;
+        let keys: [u32; UNIT_PAGES] = std::array::from_fn(|i| work.candidates[i].key.0);
+        let encoded = work.encoder.encode(&keys, &work.pages, &mut work.unit);
+        let (bytes, count) = encoded.unwrap_or((UNIT_BYTES_MAX, GROUP_PAGES));
+        let is_poor = encoded.is_none() || !gains(&work.candidates[..count], bytes);
+        let unit = match is_poor {
+            true => None,
+            false => Some(self.keep_unit(&work.unit[..bytes], count)?),
+        };
+        for (position, candidate) in (0..).zip(work.candidates.drain(..count)) {
+            match unit {
+                Some(unit) => self.enter(&candidate, Member { unit, position }),
+                None => self.put_back(&candidate, true),
+            }
+        }
+        work.pages.copy_within(count.., 0);
+        let counter = if is_poor { RecompressPoor } else { Recompressed };
+        self.counters.add(counter, count as i64);
+        Some(count)
+    }
+
+    /// Puts a unit into the pool, with `count` pages that are about to enter it.
+    fn keep_unit(&self, bytes: &[u8], count: usize) -> Option<SwapEntry> {
+        let piece_bytes = bytes.len().div_ceil(bytes.len().div_ceil(COMPRESSED_BYTES_MAX));
+        let pieces = || bytes.chunks(piece_bytes);
+        let mut handles = [const { None }; PIECES];
+        for (slot, piece) in handles.iter_mut().zip(pieces()) {
+            let Ok(handle) = self.pool.alloc(piece.len()) else {
+                handles.iter().flatten().for_each(|handle: &Handle| self.pool.free(*handle));
+                return None;
+            };
+            *slot = Some(handle);
+        }
+        let Some(unit) = self.units.take(&self.index, count) else {
+            handles.iter().flatten().for_each(|handle: &Handle| self.pool.free(*handle));
+            return None;
+        };
+        for ((key, handle), piece) in
+            Units::pieces(unit).zip(handles.iter().flatten()).zip(pieces())
+        {
+            let form = Form { bytes: piece.len() as u16, codec: Codec::Piece };
+            // The pages' checksums are in their entries.
+            self.pool.write(*handle, Header { owner: key, checksum: 0 }, piece);
+            let word = Word::new(State::Pooled(Object { handle: *handle, form })).with_cold(true);
+            self.publish(key, &mut self.index.view().lock_existing(key), word);
+        }
+        Some(unit)
+    }
+
+    /// Has a page enter a unit in which it has a place, if it is still the one that was taken in.
+    fn enter(&self, candidate: &Candidate, member: Member) {
+        let view = self.index.view();
+        let Some(mut locked) = view.lock(candidate.key) else { return self.leave_unit(member) };
+        let is_same = match candidate.from {
+            From::Pool { token, .. } => locked.word().is_in_writeback() && locked.aux() == token,
+            From::Unit(from) => locked.state() == State::Member(from),
+        };
+        if !is_same {
+            drop(locked);
+            return self.leave_unit(member);
+        }
+        let old = self.publish(candidate.key, &mut locked, Word::new(State::Member(member)));
+        locked.set_aux(candidate.checksum.into());
+        drop(locked);
+        self.dispose(old);
+    }
+
+    /// Leaves a page where it was: as the oldest, or among what recompression `is_done` with.
+    fn put_back(&self, candidate: &Candidate, is_done: bool) {
+        match candidate.from {
+            From::Pool { token, .. } => {
+                let view = self.index.view();
+                let Some(mut locked) = view.lock(candidate.key) else { return };
+                if locked.word().is_in_writeback() && locked.aux() == token {
+                    let word = locked.word().with_writeback(false).with_cold(is_done);
+                    locked.set(word);
+                    locked.set_aux(OFF);
+                    match is_done {
+                        true => self.cold.push(&view, candidate.key),
+                        false => self.lru.push_oldest(&view, candidate.key),
+                    }
+                }
+            }
+            From::Unit(member) if is_done => self.units.keep_sparse(member.unit),
+            From::Unit(_) => {}
+        }
+    }
+}
+
+/// Whether pages gain an eighth as a unit of `bytes`. What is left in a unit always does.
+fn gains(candidates: &[Candidate], bytes: usize) -> bool {
+    let before = candidates.iter().map(|candidate| match candidate.from {
+        From::Pool { bytes, .. } => usize::from(bytes),
+        From::Unit(_) => PAGE_BYTES,
+    });
+    bytes * 8 <= before.sum::<usize>() * 7
+}

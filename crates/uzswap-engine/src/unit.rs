@@ -1,0 +1,190 @@
+//! Units: up to sixteen cold pages compressed as one, and who is still in them.
+//!
+//! A unit is longer than the pool's objects, so it is cut into up to four *pieces*. Each piece is
+//! an entry like any other, under a key of an area of its own: it owns its object, is on an LRU
+//! list, is moved and written back. The pages in a unit hold only the key of its first piece and
+//! their position. A unit goes when the last of them does.
+//!
+//! Only recompression makes units, one at a time; anybody may leave one.
+
+use crate::compress::UNIT_PAGES;
+use crate::ids::{Area, SwapEntry};
+use crate::index::{Index, Member, TRUNK_ENTRIES};
+use crate::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
+use crate::sync::{Mutex, lock};
+use std::sync::OnceLock;
+
+/// Pieces of a unit, at most.
+pub(crate) const PIECES: usize = 4;
+
+/// Units whose pieces' entries are in one trunk.
+const TRUNK_UNITS: usize = TRUNK_ENTRIES / PIECES;
+
+const _: () = assert!(UNIT_PAGES <= 16, "who is in a unit is sixteen bits");
+
+struct Unused {
+    /// Units that may be made.
+    units: Vec<u32>,
+    /// Units below this number have entries.
+    made: usize,
+}
+
+/// See the module.
+pub(crate) struct Units {
+    area: Area,
+    /// Of each unit, in the low half a bit for each page in it, in the high half how many pages it
+    /// was made of (0: of no interest to [`Self::sparse`]).
+    members: Box<[OnceLock<Box<[AtomicU32]>>]>,
+    unused: Mutex<Unused>,
+    /// Units that have lost at least half of their pages.
+    sparse: AtomicUsize,
+}
+
+impl Units {
+    /// Units for an index of `pages_max` pages, in an area taken from it.
+    pub(crate) fn new(index: &Index, pages_max: u32) -> Option<Self> {
+        let area = index.add_area(Self::keys_for(pages_max))?;
+        let trunks = area.pages as usize / TRUNK_ENTRIES;
+        Some(Self {
+            area,
+            members: (0..trunks).map(|_| OnceLock::new()).collect(),
+            unused: Mutex::new(Unused { units: Vec::new(), made: 0 }),
+            sparse: AtomicUsize::new(0),
+        })
+    }
+
+    /// Keys that [`Self::new`] takes from an index of `pages_max` pages: for as many pieces as if
+    /// every page were in a full unit, in whole trunks.
+    pub(crate) fn keys_for(pages_max: u32) -> u32 {
+        let pieces = pages_max as usize / UNIT_PAGES * PIECES;
+        (pieces / TRUNK_ENTRIES + 1) as u32 * TRUNK_ENTRIES as u32
+    }
+
+    /// The keys of all pieces.
+    pub(crate) fn area(&self) -> Area {
+        self.area
+    }
+
+    /// Whether a key is a piece's.
+    pub(crate) fn contains(&self, key: SwapEntry) -> bool {
+        self.area.contains(key)
+    }
+
+    /// The keys of a unit's pieces, by its first.
+    pub(crate) fn pieces(first: SwapEntry) -> impl Iterator<Item = SwapEntry> {
+        (first.0..).take(PIECES).map(SwapEntry)
+    }
+
+    fn number(&self, first: SwapEntry) -> usize {
+        (first.0 - self.area.first) as usize / PIECES
+    }
+
+    fn members(&self, number: usize) -> &AtomicU32 {
+        let members = self.members[number / TRUNK_UNITS].get();
+        &members.expect("a unit in use was made")[number % TRUNK_UNITS]
+    }
+
+    /// An unused unit, by the key of its first piece, with the first `pages` positions taken. Makes
+    /// another trunk of them when there is none: allocates.
+    pub(crate) fn take(&self, index: &Index, pages: usize) -> Option<SwapEntry> {
+        let unused = || lock(&self.unused).units.pop();
+        let number = unused().or_else(|| {
+            self.provision(index)?;
+            unused()
+        })?;
+        let members = (pages as u32) << 16 | ((1 << pages) - 1);
+        self.members(number as usize).store(members, Ordering::Relaxed);
+        self.area.entry(number * PIECES as u32)
+    }
+
+    fn provision(&self, index: &Index) -> Option<()> {
+        let made = lock(&self.unused).made;
+        let first = self.area.entry((made * PIECES) as u32)?;
+        index.provision();
+        index.view().ensure(first).ok()?;
+        self.members[made / TRUNK_UNITS]
+            .get_or_init(|| (0..TRUNK_UNITS).map(|_| AtomicU32::new(0)).collect());
+        let mut unused = lock(&self.unused);
+        unused.made += TRUNK_UNITS;
+        let (made, count) = (unused.made as u32, TRUNK_UNITS as u32);
+        // So that giving back never allocates: room for every unit there is.
+        unused.units.reserve(made as usize);
+        unused.units.extend((made - count..made).rev());
+        Some(())
+    }
+
+    /// One page less in a unit; whether it was the last, and its pieces are the caller's to free.
+    pub(crate) fn leave(&self, member: Member) -> bool {
+        let number = self.number(member.unit);
+        let bit = 1 << member.position;
+        // AcqRel: whoever frees the pieces has seen all that others did to them.
+        let before = self.members(number).fetch_and(!bit, Ordering::AcqRel);
+        debug_assert!(before & bit != 0, "{member:?} has left already");
+        let now = before & !bit;
+        match (is_sparse(before), is_sparse(now)) {
+            (false, true) => drop(self.sparse.fetch_add(1, Ordering::Relaxed)),
+            (true, false) => drop(self.sparse.fetch_sub(1, Ordering::Relaxed)),
+            _ => {}
+        }
+        now as u16 == 0
+    }
+
+    /// Gives a unit back, its pieces absent by now.
+    pub(crate) fn give(&self, first: SwapEntry) {
+        let number = self.number(first) as u32;
+        lock(&self.unused).units.push(number);
+    }
+
+    /// The positions that are taken, as bits.
+    pub(crate) fn taken(&self, first: SwapEntry) -> u16 {
+        self.members(self.number(first)).load(Ordering::Acquire) as u16
+    }
+
+    /// The next unit from number `from` on that has lost at least half of its pages, and its
+    /// number.
+    pub(crate) fn sparse(&self, from: usize) -> Option<(usize, SwapEntry)> {
+        if self.sparse.load(Ordering::Relaxed) == 0 {
+            return None;
+        }
+        let made = lock(&self.unused).made;
+        (from..made)
+            .find(|number| is_sparse(self.members(*number).load(Ordering::Relaxed)))
+            .and_then(|number| Some((number, self.area.entry((number * PIECES) as u32)?)))
+    }
+
+    /// Has [`Self::sparse`] pass a unit over from now on.
+    pub(crate) fn keep_sparse(&self, first: SwapEntry) {
+        let before = self.members(self.number(first)).fetch_and(0xffff, Ordering::Relaxed);
+        if is_sparse(before) {
+            self.sparse.fetch_sub(1, Ordering::Relaxed);
+        }
+    }
+
+    /// Every unit that pages are in, with the positions taken. For checks of a cache at rest.
+    pub(crate) fn all(&self) -> impl Iterator<Item = (SwapEntry, u16)> {
+        let made = lock(&self.unused).made;
+        (0..made).filter_map(|number| {
+            let first = self.area.entry((number * PIECES) as u32)?;
+            Some((first, self.taken(first)))
+        })
+    }
+
+    /// Units that have lost at least half of their pages, counted and as believed.
+    pub(crate) fn sparse_counts(&self) -> (usize, usize) {
+        let made = lock(&self.unused).made;
+        let is_sparse = |number: &usize| is_sparse(self.members(*number).load(Ordering::Relaxed));
+        ((0..made).filter(is_sparse).count(), self.sparse.load(Ordering::Relaxed))
+    }
+
+    /// Bytes of who is where and of the list of unused units (not of the pieces' entries).
+    pub(crate) fn bytes(&self) -> usize {
+        lock(&self.unused).made * 2 * size_of::<u32>()
+            + self.members.len() * size_of::<OnceLock<Box<[AtomicU32]>>>()
+    }
+}
+
+/// Whether a unit that somebody is in has lost at least half of the pages that it was made of.
+fn is_sparse(members: u32) -> bool {
+    let live = (members as u16).count_ones();
+    live > 0 && live * 2 <= members >> 16
+}
