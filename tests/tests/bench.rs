@@ -48,6 +48,16 @@ fn transport_compares_plain_memory_with_each_compressor() {
 }
 
 #[test]
+fn numpy_compares_regions_with_plain_arrays_and_memmap() {
+    let Some(_machine) = Machine::take() else { return };
+    let text = assert_well(&bench(&["numpy", "--smoke"]));
+    for row in ["prices: plain numpy", "prices: numpy.memmap", "counts: region, lz4"] {
+        assert!(text.contains(row), "{row}: {text}");
+    }
+    assert!(!text.contains("NaN"), "{text}");
+}
+
+#[test]
 fn every_benchmark_has_its_rows_and_plots() {
     let Some(_machine) = Machine::take() else { return };
     let folder = tempfile::tempdir().unwrap();

@@ -1,5 +1,6 @@
-//! docs/attributes.md and docs/statistics.md, from the code that declares them.
+//! Documents and the C header, from the code that declares what they say.
 
+use crate::header;
 use std::fmt::Write;
 use std::fs;
 use std::path::Path;
@@ -7,8 +8,12 @@ use std::process::ExitCode;
 use uzswap_block::control;
 
 /// Path and content of each generated document.
-pub fn all() -> [(&'static str, String); 2] {
-    [("docs/attributes.md", attributes()), ("docs/statistics.md", statistics())]
+pub fn all(root: &Path) -> [(&'static str, String); 3] {
+    [
+        ("docs/attributes.md", attributes()),
+        ("docs/statistics.md", statistics()),
+        ("crates/uzswap-c/include/uzswap.h", header::text(root)),
+    ]
 }
 
 fn attributes() -> String {
@@ -40,7 +45,7 @@ fn statistics() -> String {
 
 /// Writes them.
 pub fn write(root: &Path) -> ExitCode {
-    for (path, text) in all() {
+    for (path, text) in all(root) {
         if let Err(error) = fs::write(root.join(path), text) {
             eprintln!("{path}: {error}");
             return ExitCode::FAILURE;

@@ -1,9 +1,11 @@
 //! Chores of this repository: `cargo run -p xtask -- docs` writes the generated documents, `tidy`
-//! checks that they are fresh and that the house rules hold.
+//! checks that they are fresh and that the house rules hold, `install` installs the C library.
 
 #![forbid(unsafe_code)]
 
 mod docs;
+mod header;
+mod install;
 mod tidy;
 
 use std::path::Path;
@@ -14,8 +16,11 @@ fn main() -> ExitCode {
     match std::env::args().nth(1).as_deref() {
         Some("docs") => docs::write(root),
         Some("tidy") => tidy::check(root),
+        Some("install") => install::run(root, std::env::args().skip(2)),
         _ => {
-            eprintln!("usage: cargo run -p xtask -- docs|tidy");
+            eprintln!(
+                "usage: cargo run -p xtask -- docs|tidy|install [--prefix DIR] [--destdir DIR]"
+            );
             ExitCode::from(2)
         }
     }

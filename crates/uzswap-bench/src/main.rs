@@ -19,6 +19,7 @@ mod install;
 mod kernel_build;
 mod machine;
 mod memory;
+mod numpy;
 mod peer;
 mod plot;
 mod report;
@@ -53,6 +54,8 @@ enum What {
     Fault(fault::FaultArguments),
     /// How long a page takes to go out, beside zswap and zram.
     Swapout(fault::FaultArguments),
+    /// What numpy does to an array four times its memory, beside numpy.memmap.
+    Numpy(numpy::NumpyArguments),
     /// A fault without a cache behind the device, and what ours adds to it.
     Transport(transport::TransportArguments),
     /// Compile a small kernel with many jobs in little memory.
@@ -69,7 +72,8 @@ enum What {
 }
 
 /// What `all` runs, the shortest first.
-const ALL: [&str; 6] = ["codecs", "density", "fault", "swapout", "transport", "kernel-build"];
+const ALL: [&str; 7] =
+    ["codecs", "density", "fault", "swapout", "numpy", "transport", "kernel-build"];
 
 fn main() -> ExitCode {
     let cli = match Cli::try_parse() {
@@ -111,6 +115,7 @@ fn section(bench: &Bench, what: &What) -> Result<Section, Failure> {
         What::Density(arguments) => density::run(bench, arguments),
         What::Fault(arguments) => fault::fault(bench, arguments),
         What::Swapout(arguments) => fault::swapout(bench, arguments),
+        What::Numpy(arguments) => numpy::run(bench, arguments),
         What::Transport(arguments) => transport::run(bench, arguments),
         What::KernelBuild(arguments) => kernel_build::run(bench, arguments),
         What::All | What::Faults(_) | What::Hold(_) | What::Touch(_) => {

@@ -45,10 +45,11 @@ mod registry;
 mod vec;
 
 mod error;
+pub mod io;
 mod stats;
 
 pub use error::Error;
 pub use pager::{MemorySize, Mode, OnFork, Pager, PagerBuilder};
-pub use region::{Advice, Pinned, Region};
+pub use region::{Advice, Pinned, Region, RegionRef};
 pub use stats::Stats;
 pub use vec::RegionVec;

@@ -114,7 +114,8 @@ impl From<String> for MemorySize {
 }
 
 impl MemorySize {
-    fn bytes(self, what: &'static str) -> Result<u64, Error> {
+    /// The number of bytes; `what` names it in the error.
+    pub fn bytes(self, what: &'static str) -> Result<u64, Error> {
         match self.0 {
             Size::Bytes(bytes) => Ok(bytes),
             Size::Text(text) => parse_size(what, &text),

@@ -7,7 +7,8 @@ use crate::space::Space;
 use crate::streams;
 use crate::word::{Kind, Word};
 use std::fmt;
-use std::ops::Range;
+use std::mem::ManuallyDrop;
+use std::ops::{Deref, Range};
 use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
@@ -37,16 +38,39 @@ pub enum Advice {
 /// - In [`crate::Mode::InThread`], pin what is given to a system call ([`Self::pin`]), and do not
 ///   block SIGBUS in a thread that touches it: the process would be killed.
 /// - No thread's stack lies in it.
-pub struct Region {
+pub struct Region(RegionRef);
+
+impl Region {
+    pub(crate) fn new(space: Arc<Space>, pager: Pager) -> Self {
+        Self(RegionRef { space, pager })
+    }
+
+    /// Leaves the region mapped and gives its address away, for callers who can keep no more than
+    /// that: [`Pager::region_at`] finds it again, [`Pager::unmap`] unmaps it. It goes with the
+    /// process at the latest, and does not keep the pager.
+    pub fn into_raw(self) -> NonNull<u8> {
+        let kept = ManuallyDrop::new(self);
+        // SAFETY: read once, and `kept` is never dropped; so the handles go and the region stays.
+        let handles = unsafe { std::ptr::read(&kept.0) };
+        handles.as_ptr()
+    }
+}
+
+impl Deref for Region {
+    type Target = RegionRef;
+
+    fn deref(&self) -> &RegionRef {
+        &self.0
+    }
+}
+
+/// A region that somebody else keeps mapped: all that can be done with one but to unmap it.
+pub struct RegionRef {
     space: Arc<Space>,
     pager: Pager,
 }
 
-impl Region {
-    pub(crate) fn new(space: Arc<Space>, pager: Pager) -> Self {
-        Self { space, pager }
-    }
-
+impl RegionRef {
     /// Where it begins; aligned to 2 MiB, zeros at first, good for reads and writes of
     /// [`Self::len`] bytes while the region lives.
     pub fn as_ptr(&self) -> NonNull<u8> {
@@ -133,12 +157,25 @@ impl Region {
 }
 
 impl Pager {
+    /// The region of this pager that an address lies in.
+    pub fn region_at(&self, address: usize) -> Option<RegionRef> {
+        let found = registry::find(address)?;
+        let is_ours = Arc::ptr_eq(&found.pager, self.inner());
+        let space = is_ours.then(|| self.inner().regions().get(&found.id).cloned())??;
+        Some(RegionRef { space, pager: self.clone() })
+    }
+
+    /// How many regions are mapped.
+    pub fn regions(&self) -> usize {
+        self.inner().regions().len()
+    }
+
     /// Unmaps the region that begins at `address`, as dropping it does; for callers that only have
-    /// its address, having forgotten ([`std::mem::forget`]) the [`Region`].
+    /// its address, of [`Region::into_raw`].
     ///
     /// # Safety
-    /// Nobody uses the memory any more, and no [`Region`] or [`crate::RegionVec`] of it will be
-    /// dropped.
+    /// Nobody uses the memory or a [`RegionRef`] of it any more, and no [`Region`] or
+    /// [`crate::RegionVec`] of it will be dropped.
     pub unsafe fn unmap(&self, address: usize) -> Result<(), Error> {
         self.inner().check_process()?;
         let foreign = Error::Foreign { address };
@@ -153,6 +190,12 @@ impl Pager {
 
 impl fmt::Debug for Region {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+impl fmt::Debug for RegionRef {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Region").field("start", &self.as_ptr()).field("len", &self.len()).finish()
     }
 }
@@ -161,10 +204,10 @@ impl Drop for Region {
     fn drop(&mut self) {
         if self.check().is_err() {
             // In a fork there is nothing at these addresses, or something else.
-            std::mem::forget(self.space.clone());
+            std::mem::forget(self.0.space.clone());
             return;
         }
-        self.pager.inner().unmap(&self.space);
+        self.0.pager.inner().unmap(&self.0.space);
     }
 }
 

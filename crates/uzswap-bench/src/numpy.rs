@@ -1,0 +1,178 @@
+//! `numpy`: what numpy does to an array four times its memory, in a region and in a mapped file,
+//! beside an array that has all the memory it wants.
+
+use crate::bench::{Bench, Candidate, Turns};
+use crate::error::{Context, Failure};
+use crate::install::shell;
+use crate::machine::Changes;
+use crate::peer::FOLDER;
+use crate::report::{Section, Table};
+use clap::Args;
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+/// What to measure.
+#[derive(Debug, Args)]
+pub struct NumpyArguments {
+    /// Size of the array, MiB [default: 1024]; it has a quarter of that.
+    #[arg(long, value_parser = clap::value_parser!(u16).range(32..))]
+    pub mib: Option<u16>,
+    /// Compressors of ours.
+    #[arg(long, value_delimiter = ',', default_value = "lz4,zstd")]
+    pub compressors: Vec<String>,
+}
+
+/// The array takes so many times the memory that it has.
+const RATIO: u64 = 4;
+const PROGRAM: &str = include_str!("numpy.py");
+/// What is done to the array, in this order; each is a column.
+const STEPS: [(&str, &str); 4] = [
+    ("sum", "sum (s)"),
+    ("add", "in-place add (s)"),
+    ("gather", "random gathers (us each)"),
+    ("sort", "sort (s)"),
+];
+
+enum Memory {
+    Plain,
+    Memmap,
+    Region { compressor: String },
+}
+
+/// One way to keep one kind of numbers.
+struct Array {
+    data: &'static str,
+    memory: Memory,
+}
+
+impl Candidate for Array {
+    fn name(&self) -> String {
+        match &self.memory {
+            Memory::Plain => format!("{}: plain numpy, all in memory", self.data),
+            Memory::Memmap => format!("{}: numpy.memmap in a cgroup", self.data),
+            Memory::Region { compressor } => format!("{}: region, {compressor}", self.data),
+        }
+    }
+}
+
+/// What one run of the program printed.
+#[derive(Debug, Serialize, Deserialize)]
+struct Run {
+    seconds: BTreeMap<String, f64>,
+    digest: String,
+}
+
+struct Setting {
+    python: PathBuf,
+    count: u64,
+    gathers: u64,
+    budget: u64,
+}
+
+/// Python with numpy and the module of this repository, as it is now.
+fn python() -> Result<PathBuf, Failure> {
+    let folder = Path::new(FOLDER);
+    std::fs::create_dir_all(folder).context(FOLDER)?;
+    let module = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../python");
+    let module = module.canonicalize().context("the Python module's source")?;
+    eprintln!("uzswap bench: installing numpy and {} into {FOLDER}/python", module.display());
+    let install =
+        format!("python3 -m venv python && python/bin/pip -q install numpy {}", module.display());
+    shell(&install, folder)?;
+    Ok(folder.join("python/bin/python3"))
+}
+
+impl Setting {
+    fn run(&self, array: &Array) -> Result<Run, Failure> {
+        let file = Path::new(FOLDER).join("numbers");
+        let mut command = Command::new(&self.python);
+        command.args(["-c", PROGRAM, "--data", array.data]);
+        command.args(["--count", &self.count.to_string(), "--gathers", &self.gathers.to_string()]);
+        let mut changes = Changes::begin();
+        match &array.memory {
+            Memory::Plain => command.args(["--memory", "plain"]),
+            Memory::Memmap => {
+                let group = changes.group(self.budget)?;
+                command.args(["--memory", "memmap", "--file"]).arg(&file);
+                command.arg("--group").arg(group.entrance())
+            }
+            Memory::Region { compressor } => {
+                command.args(["--memory", "region", "--file"]).arg(&file);
+                command.args(["--compressor", compressor, "--budget", &self.budget.to_string()])
+            }
+        };
+        let output = command.stdin(Stdio::null()).stderr(Stdio::piped()).output();
+        // It is only there if the program was ended.
+        let _ = std::fs::remove_file(&file);
+        let output = output.context("python3")?;
+        if !output.status.success() {
+            let said = String::from_utf8_lossy(&output.stderr);
+            let last = said.lines().last().unwrap_or("it said nothing").to_owned();
+            return Err(Failure::new(format!("{}: {last}", output.status)));
+        }
+        serde_json::from_slice(&output.stdout).context("the program's output")
+    }
+
+    /// A table of one kind of numbers; the first of `turns` is plain numpy.
+    fn table(&self, turns: &[Turns<Run>]) -> Table {
+        let mut header = vec!["array"];
+        header.extend(STEPS.map(|(_, column)| column));
+        let rows = turns.iter().map(|own| {
+            own.row(|own| {
+                let cell = |(step, _): (&str, &str)| {
+                    let seconds = own.median(|run| run.seconds[step]);
+                    let factor =
+                        own.paired(&turns[0], |own, plain| own.seconds[step] / plain.seconds[step]);
+                    match step {
+                        "gather" => {
+                            format!("{:.2} ({factor:.1} x)", seconds * 1e6 / self.gathers as f64)
+                        }
+                        _ => format!("{seconds:.2} ({factor:.1} x)"),
+                    }
+                };
+                STEPS.map(cell).into()
+            })
+        });
+        Table::new(&header, rows.collect())
+    }
+}
+
+/// Measures.
+pub fn run(bench: &Bench, arguments: &NumpyArguments) -> Result<Section, Failure> {
+    let mib = arguments.mib.map_or(bench.pick(32, 128, 1024), u64::from);
+    let setting = Setting {
+        python: python()?,
+        count: (mib << 20) / 8,
+        gathers: bench.pick(2_000, 20_000, 200_000),
+        budget: (mib << 20) / RATIO,
+    };
+    let rounds = bench.rounds(2, 5);
+    let mut section =
+        Section::new("numpy", "An array four times its memory, with numpy").text(format!(
+            "{mib} MiB of numbers in {} MiB, medians of {rounds} rounds, and in brackets how many \
+             times plain numpy in the same round. Prices are random walks rounded to cents \
+             (float64), counts are Poisson with mean 20 (int64). A region's backing and memmap's \
+             file lie in {FOLDER}; memmap's pages are charged to a cgroup of that size, a region \
+             keeps to it by itself. Every byte of every result is compared.",
+            mib / RATIO
+        ));
+    for data in ["prices", "counts"] {
+        let memory = |memory| Array { data, memory };
+        let mut arrays = vec![memory(Memory::Plain), memory(Memory::Memmap)];
+        let regions = arguments
+            .compressors
+            .iter()
+            .map(|compressor| Memory::Region { compressor: compressor.clone() });
+        arrays.extend(regions.map(memory));
+        let turns = bench.take_turns(&arrays, rounds, |array| setting.run(array))?;
+        let digests: Vec<_> =
+            turns.iter().flat_map(|turn| &turn.rounds).map(|run| &run.digest).collect();
+        if digests.iter().any(|digest| *digest != digests[0]) {
+            return Err(Failure::new(format!("{data}: the results differ; see results.json")));
+        }
+        section = section.table(setting.table(&turns)).raw(data, &turns)?;
+    }
+    Ok(section)
+}

@@ -1,0 +1,6 @@
+//! Names the shared library as its users' loaders will look for it.
+
+fn main() {
+    println!("cargo:rustc-cdylib-link-arg=-Wl,-soname,libuzswap.so.0");
+    println!("cargo:rerun-if-changed=build.rs");
+}

@@ -1,0 +1,408 @@
+//! The C API. `include/uzswap.h` is generated from this file (`cargo run -p xtask -- docs`), so the
+//! comments on what is exported speak to programs in C.
+//!
+//! No logic lives here. Each function turns its arguments into those of `uzswap-region`, and an
+//! error into a return value and a text. A panic, which would be a defect of ours, becomes an error
+//! as well: none crosses into C.
+
+#![expect(
+    clippy::not_unsafe_ptr_arg_deref,
+    reason = "C, which calls these, has no word for it: the header says what must hold"
+)]
+
+use std::cell::RefCell;
+use std::collections::HashMap;
+use std::ffi::{CStr, CString, c_char, c_int, c_void};
+use std::ops::Range;
+use std::os::fd::BorrowedFd;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::ptr;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use uzswap_region::{Advice, Mode, Pinned, RegionRef, io};
+
+/// One budget of memory for any number of regions. Its functions may be called from any thread.
+pub struct Pager {
+    pager: uzswap_region::Pager,
+    /// What keeps pinned ranges in memory, by address and length.
+    pins: Mutex<HashMap<(usize, usize), Vec<Pinned>>>,
+}
+
+/// How a pager is to be. Begin with UZSWAP_OPTIONS_INIT; what is then 0 or NULL has its default.
+#[repr(C)]
+pub struct Options {
+    /// sizeof(uzswap_options), as the program was compiled: later versions add members at the end.
+    pub size: usize,
+    /// Bytes for everything: pages in memory, compressed pages, what is known of them. Must be
+    /// given.
+    pub memory: u64,
+    /// "lz4" (the default), "zstd", "lzo", "deflate", "wkdm" or "raw"; ":LEVEL" where it has
+    /// levels.
+    pub compressor: *const c_char,
+    /// "PATH" or "PATH:SIZE": a file for the coldest pages. NULL: all stay in memory.
+    pub backing: *const c_char,
+    /// UZSWAP_MODE_...
+    pub mode: u32,
+    /// UZSWAP_ON_FORK_...
+    pub on_fork: u32,
+    /// Threads that compress; 0: as many as serve this machine.
+    pub reclaim_threads: u32,
+    /// 0.
+    pub reserved: u32,
+}
+
+/// The safest mode that the process may use.
+pub const MODE_DEFAULT: u32 = 0;
+/// Each thread serves its own faults. Needs no privilege. A system call that is given memory which
+/// is paged out fails with EFAULT: pin it before, or use uzswap_read and uzswap_write.
+pub const MODE_IN_THREAD: u32 = 1;
+/// Threads of the pager serve all faults, those of system calls too. Needs root, or read and write
+/// access to /dev/userfaultfd.
+pub const MODE_HANDLER_THREADS: u32 = 2;
+
+/// A child has no region: touching one is a SIGSEGV.
+pub const ON_FORK_ABSENT: u32 = 0;
+
+/// Nothing in particular; takes other advice back.
+pub const ADVICE_NORMAL: u32 = 0;
+/// Pages will be touched in order.
+pub const ADVICE_SEQUENTIAL: u32 = 1;
+/// Pages will be touched in no order.
+pub const ADVICE_RANDOM: u32 = 2;
+/// Pages will be touched soon.
+pub const ADVICE_WILL_NEED: u32 = 3;
+/// Compress these pages now.
+pub const ADVICE_PAGE_OUT: u32 = 4;
+/// Forget what these pages hold: they read as zeros.
+pub const ADVICE_DONT_NEED: u32 = 5;
+
+thread_local! {
+    static LAST_ERROR: RefCell<CString> = RefCell::default();
+}
+
+/// Runs `body`; an error or a panic becomes the thread's last error, and `failure` is answered.
+fn answer<T>(failure: T, body: impl FnOnce() -> Result<T, String>) -> T {
+    let text = match catch_unwind(AssertUnwindSafe(body)) {
+        Ok(Ok(value)) => return value,
+        Ok(Err(text)) => text,
+        Err(panic) => {
+            let said = panic.downcast_ref::<&str>().copied().map(str::to_owned);
+            let said = said.or_else(|| panic.downcast_ref::<String>().cloned());
+            format!("a defect in uzswap: {}", said.unwrap_or_default())
+        }
+    };
+    // A text with a zero byte in it would be one of a path given by the caller: impossible in C.
+    LAST_ERROR.with_borrow_mut(|last| *last = CString::new(text).unwrap_or_default());
+    failure
+}
+
+fn said(error: uzswap_region::Error) -> String {
+    error.to_string()
+}
+
+fn pager<'a>(pager: *const Pager) -> Result<&'a Pager, String> {
+    // SAFETY: the header asks for a pager of uzswap_pager_new that was not given to
+    // uzswap_pager_free; null is an error.
+    unsafe { pager.as_ref() }.ok_or_else(|| "the pager is NULL".to_owned())
+}
+
+fn text<'a>(name: &str, text: *const c_char) -> Result<Option<&'a str>, String> {
+    if text.is_null() {
+        return Ok(None);
+    }
+    // SAFETY: the header asks for a string that ends with a zero byte.
+    let text = unsafe { CStr::from_ptr(text) };
+    text.to_str().map(Some).map_err(|_| format!("{name}: not UTF-8"))
+}
+
+impl Pager {
+    /// The region that memory lies in, and where in it.
+    fn part(
+        &self,
+        address: *mut c_void,
+        bytes: usize,
+    ) -> Result<(RegionRef, Range<usize>), String> {
+        let region = self.pager.region_at(address.addr()).ok_or_else(|| {
+            format!("{address:p} is not in a region of this pager; pass what was mapped")
+        })?;
+        let start = address.addr() - region.as_ptr().addr().get();
+        Ok((region, start..start.saturating_add(bytes)))
+    }
+
+    fn pins(&self) -> MutexGuard<'_, HashMap<(usize, usize), Vec<Pinned>>> {
+        // The table is whole whoever panicked: each change is one call.
+        self.pins.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Why the last call of this thread that failed did: one line with the remedy in it. Valid until
+/// the thread's next call that fails; empty before the first.
+#[unsafe(no_mangle)]
+pub extern "C" fn uzswap_last_error() -> *const c_char {
+    LAST_ERROR.with_borrow(|last| last.as_ptr())
+}
+
+/// A pager as the options say, or NULL with uzswap_last_error(). Nothing is mapped yet.
+///
+/// The options are only looked at during the call.
+#[unsafe(no_mangle)]
+pub extern "C" fn uzswap_pager_new(options: *const Options) -> *mut Pager {
+    answer(ptr::null_mut(), || {
+        // SAFETY: the header asks for options that begin with their size; null is an error.
+        let size = unsafe { options.cast::<usize>().as_ref() }.ok_or("the options are NULL")?;
+        if *size != size_of::<Options>() {
+            return Err(format!(
+                "options of {size} bytes, not of {}; begin with UZSWAP_OPTIONS_INIT, and compile \
+                 with the uzswap.h of this library",
+                size_of::<Options>()
+            ));
+        }
+        // SAFETY: the size was that of the structure.
+        let options = unsafe { &*options };
+        let mut builder = uzswap_region::Pager::builder().memory(options.memory);
+        if let Some(name) = text("compressor", options.compressor)? {
+            builder = builder.compressor(name);
+        }
+        if let Some(backing) = text("backing", options.backing)? {
+            builder = builder.backing(backing);
+        }
+        builder = match options.mode {
+            MODE_DEFAULT => builder,
+            MODE_IN_THREAD => builder.mode(Mode::InThread),
+            MODE_HANDLER_THREADS => builder.mode(Mode::HandlerThreads),
+            other => return Err(format!("mode {other}: there is none of that number")),
+        };
+        if options.on_fork != ON_FORK_ABSENT {
+            return Err(format!("on_fork {}: there is none of that number", options.on_fork));
+        }
+        if options.reclaim_threads > 0 {
+            builder = builder.reclaim_threads(options.reclaim_threads as usize);
+        }
+        if options.reserved != 0 {
+            return Err("reserved is not 0; begin with UZSWAP_OPTIONS_INIT".to_owned());
+        }
+        let pager = builder.build().map_err(said)?;
+        Ok(Box::into_raw(Box::new(Pager { pager, pins: Mutex::default() })))
+    })
+}
+
+/// Forgets a pager. 0, or -1 if a region of it is still mapped: then nothing changes. NULL is
+/// nothing.
+#[unsafe(no_mangle)]
+pub extern "C" fn uzswap_pager_free(pager: *mut Pager) -> c_int {
+    if pager.is_null() {
+        return 0;
+    }
+    answer(-1, || {
+        let regions = self::pager(pager)?.pager.regions();
+        if regions > 0 {
+            return Err(format!("{regions} regions are still mapped; uzswap_unmap them first"));
+        }
+        // SAFETY: the header asks for a pager of uzswap_pager_new, given here once.
+        drop(unsafe { Box::from_raw(pager) });
+        Ok(0)
+    })
+}
+
+/// Memory of at least `bytes`, all zeros, at a page's boundary; NULL with uzswap_last_error().
+/// Takes memory of the pager only where it is touched.
+#[unsafe(no_mangle)]
+pub extern "C" fn uzswap_map(pager: *mut Pager, bytes: usize) -> *mut c_void {
+    answer(ptr::null_mut(), || {
+        let region = self::pager(pager)?.pager.map(bytes).map_err(said)?;
+        Ok(region.into_raw().as_ptr().cast())
+    })
+}
+
+/// Unmaps the region that begins at `address`. 0, or -1 if the pager has none there.
+#[unsafe(no_mangle)]
+pub extern "C" fn uzswap_unmap(pager: *mut Pager, address: *mut c_void) -> c_int {
+    answer(-1, || {
+        let pager = self::pager(pager)?;
+        // SAFETY: the header asks for memory that is no longer used.
+        unsafe { pager.pager.unmap(address.addr()) }.map_err(said)?;
+        Ok(0)
+    })
+}
+
+/// Brings a range into memory and keeps it there until uzswap_unpin. 0, or -1 if it does not fit.
+///
+/// System calls, in any mode, and devices may then be given it. Ranges may overlap.
+#[unsafe(no_mangle)]
+pub extern "C" fn uzswap_pin(pager: *mut Pager, address: *mut c_void, bytes: usize) -> c_int {
+    answer(-1, || {
+        let pager = self::pager(pager)?;
+        let (region, range) = pager.part(address, bytes)?;
+        let pinned = region.pin(range).map_err(said)?;
+        pager.pins().entry((address.addr(), bytes)).or_default().push(pinned);
+        Ok(0)
+    })
+}
+
+/// Takes back one uzswap_pin of the same range. 0, or -1 if it is not pinned.
+#[unsafe(no_mangle)]
+pub extern "C" fn uzswap_unpin(pager: *mut Pager, address: *mut c_void, bytes: usize) -> c_int {
+    answer(-1, || {
+        let mut pins = self::pager(pager)?.pins();
+        let range = (address.addr(), bytes);
+        let held = pins.get_mut(&range).ok_or_else(|| {
+            format!("{bytes} bytes at {address:p} are not pinned; give the range as to uzswap_pin")
+        })?;
+        held.pop();
+        if held.is_empty() {
+            pins.remove(&range);
+        }
+        Ok(0)
+    })
+}
+
+/// Brings a range into memory now, as far as the pager's memory goes. 0 or -1.
+#[unsafe(no_mangle)]
+pub extern "C" fn uzswap_touch(pager: *mut Pager, address: *mut c_void, bytes: usize) -> c_int {
+    answer(-1, || {
+        let (region, range) = self::pager(pager)?.part(address, bytes)?;
+        region.touch(range).map_err(said)?;
+        Ok(0)
+    })
+}
+
+/// Says how a range will be used: one of UZSWAP_ADVICE_.... 0 or -1.
+#[unsafe(no_mangle)]
+pub extern "C" fn uzswap_advise(
+    pager: *mut Pager,
+    address: *mut c_void,
+    bytes: usize,
+    advice: u32,
+) -> c_int {
+    answer(-1, || {
+        let advice = match advice {
+            ADVICE_NORMAL => Advice::Normal,
+            ADVICE_SEQUENTIAL => Advice::Sequential,
+            ADVICE_RANDOM => Advice::Random,
+            ADVICE_WILL_NEED => Advice::WillNeed,
+            ADVICE_PAGE_OUT => Advice::PageOut,
+            ADVICE_DONT_NEED => Advice::DontNeed,
+            other => return Err(format!("advice {other}: there is none of that number")),
+        };
+        let (region, range) = self::pager(pager)?.part(address, bytes)?;
+        region.advise(range, advice).map_err(said)?;
+        Ok(0)
+    })
+}
+
+/// Changes the pager's memory. 0, or -1 if it cannot be: then it is as before.
+#[unsafe(no_mangle)]
+pub extern "C" fn uzswap_set_memory(pager: *mut Pager, bytes: u64) -> c_int {
+    answer(-1, || {
+        self::pager(pager)?.pager.set_memory(bytes).map_err(said)?;
+        Ok(0)
+    })
+}
+
+/// The mode that the pager runs in: UZSWAP_MODE_IN_THREAD or UZSWAP_MODE_HANDLER_THREADS; 0 for
+/// NULL.
+#[unsafe(no_mangle)]
+pub extern "C" fn uzswap_mode(pager: *const Pager) -> u32 {
+    answer(MODE_DEFAULT, || match self::pager(pager)?.pager.mode() {
+        Mode::InThread => Ok(MODE_IN_THREAD),
+        Mode::HandlerThreads => Ok(MODE_HANDLER_THREADS),
+    })
+}
+
+/// Calls `visit` with the name and value of each statistic (docs/statistics.md) and with `context`,
+/// until it answers other than 0; answers that, or 0, or -1 with uzswap_last_error(). A name is
+/// valid during the call only.
+#[unsafe(no_mangle)]
+pub extern "C" fn uzswap_stats(
+    pager: *const Pager,
+    visit: Option<extern "C" fn(name: *const c_char, value: u64, context: *mut c_void) -> c_int>,
+    context: *mut c_void,
+) -> c_int {
+    answer(-1, || {
+        let visit = visit.ok_or("visit is NULL")?;
+        for (name, value) in self::pager(pager)?.pager.stats().iter() {
+            let name = CString::new(name).map_err(|error| error.to_string())?;
+            let answered = visit(name.as_ptr(), value, context);
+            if answered != 0 {
+                return Ok(answered);
+            }
+        }
+        Ok(0)
+    })
+}
+
+/// Writes the value of one statistic to `value`. 0, or -1 if there is none of that name.
+#[unsafe(no_mangle)]
+pub extern "C" fn uzswap_stat(pager: *const Pager, name: *const c_char, value: *mut u64) -> c_int {
+    answer(-1, || {
+        let wanted = text("name", name)?.ok_or("the name is NULL")?;
+        let statistics = self::pager(pager)?.pager.stats();
+        let found = statistics.iter().find(|(name, _)| *name == wanted);
+        let (_, found) = found.ok_or_else(|| format!("{wanted}: there is no such statistic"))?;
+        // SAFETY: the header asks for a place for the answer; null is an error.
+        *unsafe { value.as_mut() }.ok_or("the place for the value is NULL")? = found;
+        Ok(0)
+    })
+}
+
+/// As read(2), into memory that may be paged out, in any mode.
+#[unsafe(no_mangle)]
+pub extern "C" fn uzswap_read(file: c_int, into: *mut c_void, bytes: usize) -> isize {
+    transfer(file, |file| io::read(file, memory(into, bytes)?))
+}
+
+/// As write(2), from memory that may be paged out, in any mode.
+#[unsafe(no_mangle)]
+pub extern "C" fn uzswap_write(file: c_int, from: *const c_void, bytes: usize) -> isize {
+    transfer(file, |file| io::write(file, memory(from.cast_mut(), bytes)?))
+}
+
+/// As pread(2), into memory that may be paged out, in any mode.
+#[unsafe(no_mangle)]
+pub extern "C" fn uzswap_pread(file: c_int, into: *mut c_void, bytes: usize, offset: i64) -> isize {
+    transfer(file, |file| io::read_at(file, memory(into, bytes)?, place(offset)?))
+}
+
+/// As pwrite(2), from memory that may be paged out, in any mode.
+#[unsafe(no_mangle)]
+pub extern "C" fn uzswap_pwrite(
+    file: c_int,
+    from: *const c_void,
+    bytes: usize,
+    offset: i64,
+) -> isize {
+    transfer(file, |file| io::write_at(file, memory(from.cast_mut(), bytes)?, place(offset)?))
+}
+
+/// The bytes of a call as read(2) takes them.
+fn memory<'a>(address: *mut c_void, bytes: usize) -> std::io::Result<&'a mut [u8]> {
+    match address.is_null() && bytes > 0 {
+        true => Err(std::io::Error::from_raw_os_error(libc::EFAULT)),
+        false if bytes == 0 => Ok(&mut []),
+        // SAFETY: the header asks for memory of this length, which no other thread uses meanwhile.
+        false => Ok(unsafe { std::slice::from_raw_parts_mut(address.cast(), bytes) }),
+    }
+}
+
+fn place(offset: i64) -> std::io::Result<u64> {
+    u64::try_from(offset).map_err(|_| std::io::Error::from_raw_os_error(libc::EINVAL))
+}
+
+/// Does as a system call does: a number of bytes, or -1 and errno.
+fn transfer(file: c_int, body: impl FnOnce(BorrowedFd<'_>) -> std::io::Result<usize>) -> isize {
+    let done = match file {
+        0.. => answer(Err(libc::EIO), || {
+            // SAFETY: not -1; a number that is not open is the kernel's EBADF.
+            let done = body(unsafe { BorrowedFd::borrow_raw(file) });
+            Ok(done.map_err(|error| error.raw_os_error().unwrap_or(libc::EIO)))
+        }),
+        _ => Err(libc::EBADF),
+    };
+    match done {
+        Ok(bytes) => bytes.cast_signed(),
+        Err(number) => {
+            // SAFETY: the address of the thread's own errno.
+            unsafe { *libc::__errno_location() = number };
+            -1
+        }
+    }
+}

@@ -1,0 +1,130 @@
+/* Every function of uzswap.h, and what it answers to a wrong call. Ends with 0, or at the first that
+ * is not so with the line. The arguments are a file to write and the mode. */
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+#include <uzswap.h>
+
+#define CHECK(what)                                                                          \
+    do {                                                                                     \
+        if (!(what)) {                                                                       \
+            fprintf(stderr, "line %d: %s: %s\n", __LINE__, #what, uzswap_last_error());      \
+            exit(1);                                                                         \
+        }                                                                                    \
+    } while (0)
+#define SAYS(text) CHECK(strstr(uzswap_last_error(), text) != NULL)
+
+enum { MEMORY = 8 << 20, BYTES = 32 << 20 };
+
+static unsigned char byte_at(size_t i) {
+    return (unsigned char)(i / 4096 + i % 61);
+}
+
+static void options_are_checked(void) {
+    CHECK(uzswap_pager_new(NULL) == NULL);
+    uzswap_options options = UZSWAP_OPTIONS_INIT;
+    CHECK(uzswap_pager_new(&options) == NULL); /* no memory given */
+    options.memory = MEMORY;
+    options.size = 3;
+    CHECK(uzswap_pager_new(&options) == NULL);
+    SAYS("UZSWAP_OPTIONS_INIT");
+    options.size = sizeof options;
+    options.mode = 77;
+    CHECK(uzswap_pager_new(&options) == NULL);
+    SAYS("77");
+    options.mode = UZSWAP_MODE_DEFAULT;
+    options.compressor = "squash";
+    CHECK(uzswap_pager_new(&options) == NULL);
+    SAYS("squash");
+}
+
+static void foreign_memory_is_refused(uzswap_pager *pager, char *region) {
+    char foreign[64];
+    CHECK(uzswap_unmap(pager, foreign) == -1);
+    SAYS("region");
+    CHECK(uzswap_unmap(pager, region + 4096) == -1);
+    CHECK(uzswap_pin(pager, foreign, sizeof foreign) == -1);
+    CHECK(uzswap_unpin(pager, region, 4096) == -1); /* not pinned */
+    CHECK(uzswap_touch(pager, region + BYTES - 1, 2) == -1);
+    CHECK(uzswap_advise(pager, region, 4096, 99) == -1);
+    CHECK(uzswap_unmap(NULL, region) == -1);
+    CHECK(uzswap_pager_free(pager) == -1); /* the region is still mapped */
+}
+
+static int largest(const char *name, uint64_t value, void *context) {
+    uint64_t *pages = context;
+    if (strcmp(name, "stored_pages") == 0)
+        *pages = value;
+    return 0;
+}
+
+static void files_are_read_and_written(uzswap_pager *pager, unsigned char *region, const char *path) {
+    int file = open(path, O_RDWR | O_CREAT | O_TRUNC, 0600);
+    CHECK(file >= 0);
+    CHECK(uzswap_advise(pager, region, BYTES, UZSWAP_ADVICE_PAGE_OUT) == 0);
+    CHECK(uzswap_write(file, region, BYTES) == BYTES);
+    CHECK(uzswap_pwrite(file, region, 4096, BYTES) == 4096);
+    CHECK(lseek(file, 0, SEEK_SET) == 0);
+    CHECK(uzswap_advise(pager, region, BYTES, UZSWAP_ADVICE_DONT_NEED) == 0);
+    CHECK(region[4096 * 5 + 7] == 0);
+    CHECK(uzswap_read(file, region, BYTES) == BYTES);
+    for (size_t i = 0; i < BYTES; i += 13)
+        CHECK(region[i] == byte_at(i));
+    CHECK(uzswap_pread(file, region + 100, 4096, BYTES) == 4096);
+    CHECK(memcmp(region + 100, region, 100) == 0);
+    CHECK(uzswap_pread(file, region, 4096, BYTES + 4096) == 0); /* the end of the file */
+    close(file);
+    CHECK(uzswap_read(file, region, 4096) == -1 && errno == EBADF);
+}
+
+int main(int count, char **arguments) {
+    CHECK(count == 3);
+    CHECK(uzswap_last_error()[0] == '\0');
+    options_are_checked();
+
+    uzswap_options options = UZSWAP_OPTIONS_INIT;
+    options.memory = MEMORY;
+    options.compressor = "lz4";
+    options.mode = (uint32_t)atoi(arguments[2]);
+    uzswap_pager *pager = uzswap_pager_new(&options);
+    CHECK(pager != NULL);
+    unsigned char *region = uzswap_map(pager, BYTES);
+    CHECK(region != NULL);
+    for (size_t i = 0; i < BYTES; i++)
+        region[i] = byte_at(i);
+    for (size_t i = 0; i < BYTES; i++)
+        CHECK(region[i] == byte_at(i));
+    foreign_memory_is_refused(pager, (char *)region);
+
+    uint64_t stored = 0, same = 0;
+    CHECK(uzswap_stats(pager, largest, &stored) == 0 && stored > 0);
+    CHECK(uzswap_stat(pager, "stored_pages", &same) == 0 && same > 0);
+    CHECK(uzswap_stat(pager, "no_such_thing", &same) == -1);
+    SAYS("no_such_thing");
+
+    /* Pinned memory may be given to a system call in any mode. */
+    CHECK(uzswap_advise(pager, region, BYTES, UZSWAP_ADVICE_PAGE_OUT) == 0);
+    CHECK(uzswap_pin(pager, region + 4096, 1 << 20) == 0);
+    int pipes[2];
+    CHECK(pipe(pipes) == 0);
+    CHECK(write(pipes[1], region + 4096, 4096) == 4096);
+    CHECK(read(pipes[0], region + 8192, 4096) == 4096);
+    CHECK(memcmp(region + 4096, region + 8192, 4096) == 0);
+    for (size_t i = 8192; i < 12288; i++)
+        region[i] = byte_at(i);
+    CHECK(uzswap_unpin(pager, region + 4096, 1 << 20) == 0);
+    CHECK(uzswap_pin(pager, region, BYTES) == -1); /* four times the memory */
+
+    files_are_read_and_written(pager, region, arguments[1]);
+    CHECK(uzswap_set_memory(pager, MEMORY * 2) == 0);
+    CHECK(uzswap_set_memory(pager, 1) == -1);
+    CHECK(uzswap_touch(pager, region, MEMORY / 2) == 0);
+    CHECK(uzswap_unmap(pager, region) == 0);
+    CHECK(uzswap_unmap(pager, region) == -1);
+    CHECK(uzswap_pager_free(pager) == 0);
+    CHECK(uzswap_pager_free(NULL) == 0);
+    return 0;
+}

@@ -1,0 +1,111 @@
+//! One pager for the process, made at its first large block, and regions of it as blocks.
+
+use std::cell::Cell;
+use std::env;
+use std::ffi::c_void;
+use std::io::Write;
+use std::ptr;
+use std::sync::OnceLock;
+use uzswap_region::{Error, MemorySize, Mode, Pager};
+
+/// No block below this is large, whatever UZSWAP_ABOVE says: each takes a mapping of its own.
+pub const LEAST_BYTES: usize = 64 << 10;
+const ABOVE_DEFAULT: u64 = 1 << 20;
+
+struct Blocks {
+    pager: Pager,
+    above: usize,
+}
+
+/// `None` once it is known that the program runs without.
+static BLOCKS: OnceLock<Option<Blocks>> = OnceLock::new();
+
+thread_local! {
+    /// This thread is making the pager: what the C library allocates for it meanwhile is its own.
+    static IS_MAKING: Cell<bool> = const { Cell::new(false) };
+}
+
+/// A block of the pager; null if it has no room. `None` if the program is to have an ordinary one.
+pub fn take(bytes: usize) -> Option<*mut c_void> {
+    if IS_MAKING.get() {
+        return None;
+    }
+    let blocks = BLOCKS.get_or_init(|| {
+        IS_MAKING.set(true);
+        let blocks = make();
+        IS_MAKING.set(false);
+        blocks
+    });
+    let blocks = blocks.as_ref()?;
+    if bytes < blocks.above {
+        return None;
+    }
+    match blocks.pager.map(bytes) {
+        Ok(region) => Some(region.into_raw().as_ptr().cast()),
+        // A fork has no pager.
+        Err(Error::Forked) => None,
+        Err(error) => {
+            say(&error.to_string());
+            Some(ptr::null_mut())
+        }
+    }
+}
+
+/// The pager that the environment asks for. A program is never worse off for having been started
+/// with this library: where memory cannot be paged it says so once, and everything is as without
+/// it.
+fn make() -> Option<Blocks> {
+    let variable = |name: &str| env::var(name).ok().filter(|value| !value.is_empty());
+    let memory = variable("UZSWAP_MEMORY").or_else(|| {
+        say("UZSWAP_MEMORY is not set; set it to the memory for large blocks, for example 512M");
+        None
+    })?;
+    let blocks = || -> Result<Blocks, String> {
+        let size = |name: &'static str, text: &str| {
+            MemorySize::from(text).bytes(name).map_err(|error| error.to_string())
+        };
+        let above = match variable("UZSWAP_ABOVE") {
+            Some(text) => size("UZSWAP_ABOVE", &text)?,
+            None => ABOVE_DEFAULT,
+        };
+        let memory = size("UZSWAP_MEMORY", &memory)?;
+        let is_in_thread = match variable("UZSWAP_MODE").as_deref() {
+            None | Some("handler-threads") => false,
+            Some("in-thread") => true,
+            Some(other) => {
+                return Err(format!("UZSWAP_MODE: {other}; use handler-threads or in-thread"));
+            }
+        };
+        // A program that knows nothing of this library gives its blocks to system calls.
+        let mode = if is_in_thread { Mode::InThread } else { Mode::HandlerThreads };
+        let mut builder = Pager::builder().memory(memory).mode(mode);
+        if let Some(name) = variable("UZSWAP_COMPRESSOR") {
+            builder = builder.compressor(&name);
+        }
+        if let Some(backing) = variable("UZSWAP_BACKING") {
+            builder = builder.backing(&backing);
+        }
+        let pager = builder.build().map_err(|error| error.to_string())?;
+        Ok(Blocks { pager, above: above as usize })
+    };
+    blocks().inspect_err(|error| say(&format!("{error}; running without"))).ok()
+}
+
+/// Length of a block of the pager.
+pub fn length(block: *mut c_void) -> Option<usize> {
+    BLOCKS.get()?.as_ref()?.pager.region_of(block.addr()).map(|(_, bytes)| bytes)
+}
+
+/// Frees a block of the pager.
+pub fn give_back(block: *mut c_void) {
+    if let Some(Some(blocks)) = BLOCKS.get() {
+        // An error means that this is a fork, in which there is no block.
+        // SAFETY: the program gives the block up with the call; `take` has kept no region of it.
+        let _ = unsafe { blocks.pager.unmap(block.addr()) };
+    }
+}
+
+fn say(text: &str) {
+    // Where standard error is closed there is nobody to tell.
+    let _ = writeln!(std::io::stderr(), "uzswap: {text}");
+}

@@ -1,0 +1,96 @@
+/* malloc and its relatives, over the size from which a block is a region: contents follow a block
+ * wherever it moves. */
+#include <errno.h>
+#include <malloc.h>
+#include <pthread.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define CHECK(what)                                                   \
+    do {                                                              \
+        if (!(what)) {                                                \
+            fprintf(stderr, "line %d: %s\n", __LINE__, #what);        \
+            exit(1);                                                  \
+        }                                                             \
+    } while (0)
+
+enum { MIB = 1 << 20 };
+
+static void fill(unsigned char *block, size_t from, size_t to) {
+    for (size_t i = from; i < to; i++)
+        block[i] = (unsigned char)(i / 999 + i);
+}
+
+static void check(const unsigned char *block, size_t bytes) {
+    for (size_t i = 0; i < bytes; i += 7)
+        CHECK(block[i] == (unsigned char)(i / 999 + i));
+}
+
+static void *churn(void *argument) {
+    unsigned seed = (unsigned)(uintptr_t)argument;
+    unsigned char *blocks[8] = {NULL};
+    size_t bytes[8] = {0};
+    for (int i = 0; i < 300; i++) {
+        int at = rand_r(&seed) % 8;
+        size_t wanted = rand_r(&seed) % 2 ? rand_r(&seed) % (2 * MIB) : rand_r(&seed) % 5000 + 1;
+        blocks[at] = realloc(blocks[at], wanted + 1);
+        CHECK(blocks[at]);
+        check(blocks[at], bytes[at] < wanted ? bytes[at] : wanted);
+        fill(blocks[at], bytes[at] < wanted ? bytes[at] : wanted, wanted);
+        bytes[at] = wanted;
+        if (i % 5 == 0) {
+            free(blocks[at]);
+            blocks[at] = NULL;
+            bytes[at] = 0;
+        }
+    }
+    for (int at = 0; at < 8; at++) {
+        check(blocks[at] ? blocks[at] : (unsigned char *)"", bytes[at]);
+        free(blocks[at]);
+    }
+    return NULL;
+}
+
+int main(void) {
+    size_t sizes[] = {100, 3 * MIB, 40 * MIB, 5000, 2 * MIB, 1, 64 * MIB, 1000};
+    unsigned char *block = NULL;
+    size_t held = 0;
+    for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) {
+        block = realloc(block, sizes[i]);
+        CHECK(block && malloc_usable_size(block) >= sizes[i]);
+        check(block, held < sizes[i] ? held : sizes[i]);
+        fill(block, held < sizes[i] ? held : sizes[i], sizes[i]);
+        held = sizes[i];
+    }
+    free(block);
+
+    unsigned char *zeros = calloc(20, MIB);
+    for (size_t i = 0; i < 20 * MIB; i++)
+        CHECK(zeros[i] == 0);
+    free(zeros);
+    /* volatile: the compiler knows what these ask for. */
+    volatile size_t most = SIZE_MAX / 2;
+    errno = 0;
+    CHECK(calloc(most, 3) == NULL && errno == ENOMEM);
+    CHECK(malloc(most) == NULL && errno == ENOMEM);
+
+    void *aligned = NULL;
+    CHECK(posix_memalign(&aligned, 4096, 4 * MIB) == 0 && (uintptr_t)aligned % 4096 == 0);
+    free(aligned);
+    CHECK(posix_memalign(&aligned, 1 << 16, 4 * MIB) == 0 && (uintptr_t)aligned % (1 << 16) == 0);
+    free(aligned);
+    CHECK(posix_memalign(&aligned, 3, 4 * MIB) == EINVAL);
+    aligned = aligned_alloc(64, 2 * MIB);
+    CHECK((uintptr_t)aligned % 64 == 0);
+    free(aligned);
+    free(NULL);
+
+    pthread_t threads[4];
+    for (uintptr_t i = 0; i < 4; i++)
+        CHECK(pthread_create(&threads[i], NULL, churn, (void *)(i + 1)) == 0);
+    for (int i = 0; i < 4; i++)
+        pthread_join(threads[i], NULL);
+    return 0;
+}

@@ -1,0 +1,132 @@
+"""Arrays larger than the memory they may take.
+
+    import uzswap
+    pager = uzswap.Pager(memory="512M")
+    x = pager.empty((40_000, 10_000), "f4")    # 1.5 GiB, a plain numpy array
+
+What does not fit in the pager's memory is kept compressed, and comes back when it is touched.
+docs/python.md tells the whole.
+"""
+
+import contextlib
+import ctypes
+import sys
+
+from ._uzswap import Error, Region, __version__
+from ._uzswap import Pager as _Pager
+from ._files import fromfile, readinto, tofile
+
+__all__ = ["Error", "Pager", "Region", "__version__", "fromfile", "readinto", "tofile"]
+
+
+class Pager(_Pager):
+    """One budget of memory for any number of arrays.
+
+    memory: bytes, or a text such as "512M" or "4G", for everything: pages in memory, compressed
+        pages, and what is known of them.
+    compressor: "lz4", "zstd", "lzo", "deflate", "wkdm" or "raw", with ":LEVEL" where it has levels.
+    backing: "PATH" or "PATH:SIZE", a file for the coldest pages. Without one they all stay in memory.
+    mode: "in-thread" needs no privilege, but a system call that is given memory which is paged out
+        fails with EFAULT; "handler-threads" needs root or access to /dev/userfaultfd, and has no such
+        rule. Not given: handler-threads where it is allowed.
+    reclaim_threads: threads that compress.
+
+    Raises Error where memory cannot be paged or an option is wrong.
+    """
+
+    def buffer(self, nbytes):
+        """A writable memoryview of zeros, for programs without numpy."""
+        region = self.map(nbytes)
+        block = (ctypes.c_ubyte * nbytes).from_address(region.address)
+        block.region = region
+        return memoryview(block).cast("B")
+
+    def empty(self, shape, dtype=float, order="C"):
+        """A numpy array in a region of its own. It holds zeros, as `zeros` does."""
+        import numpy
+
+        dtype = numpy.dtype(dtype)
+        if dtype.hasobject:
+            raise TypeError(f"{dtype} holds Python objects, which cannot be paged; use numpy.empty")
+        count = 1
+        for length in shape if isinstance(shape, (tuple, list)) else (shape,):
+            count *= int(length)
+        if count < 0:
+            raise ValueError(f"negative dimensions are not allowed: {shape}")
+        if count * dtype.itemsize == 0:
+            return numpy.empty(shape, dtype, order)
+        region = self.map(count * dtype.itemsize)
+        # The array's base keeps the region, and the region its pager.
+        return numpy.ndarray(shape, dtype, buffer=numpy.asarray(region), order=order)
+
+    def zeros(self, shape, dtype=float, order="C"):
+        """A numpy array of zeros. Pages that are never touched take no memory."""
+        return self.empty(shape, dtype, order)
+
+    def array(self, source, dtype=None):
+        """A copy of `source`, an array or anything that numpy makes one of."""
+        import numpy
+
+        source = numpy.asarray(source, dtype)
+        copy = self.empty(source.shape, source.dtype)
+        copy[...] = source
+        return copy
+
+    @contextlib.contextmanager
+    def pin(self, array):
+        """While the `with` block runs, the whole of `array` is in memory and stays there.
+
+        System calls and other programs' libraries may then be given it in any mode. Raises Error if
+        it does not fit into the pager's memory.
+        """
+        address, length = _span(array)
+        pinned = self._pin(address, length)
+        try:
+            yield array
+        finally:
+            pinned.release()
+
+    def touch(self, array):
+        """Brings all of `array` into memory now, as far as the budget allows."""
+        self._touch(*_span(array))
+
+    def advise(self, array, advice):
+        """Says how `array` will be used.
+
+        advice: "normal", "sequential", "random", "will-need", "page-out" (compress it now) or
+        "dont-need" (forget what it holds; it reads as zeros).
+        """
+        self._advise(*_span(array), advice)
+
+    @contextlib.contextmanager
+    def allocator(self, above="1M"):
+        """In the `with` block, every numpy array of at least `above` bytes is in a region.
+
+        For whole programs: python -m uzswap. Follows the context (contextvars), so a thread that
+        starts in the block has numpy's own allocator.
+        """
+        from . import _uzswap
+
+        handler = _uzswap._numpy_handler(self, above)
+        before = _uzswap._numpy_install(handler)
+        try:
+            yield self
+        finally:
+            _uzswap._numpy_install(before)
+
+
+def _span(array):
+    """Address and length of the memory that an array reaches over."""
+    if isinstance(array, Region):
+        return array.address, array.nbytes
+    if "numpy" in sys.modules:
+        import numpy
+
+        if isinstance(array, numpy.ndarray):
+            if array.size == 0:
+                return array.ctypes.data, 0
+            ahead = sum((n - 1) * s for n, s in zip(array.shape, array.strides) if s > 0)
+            behind = sum((n - 1) * s for n, s in zip(array.shape, array.strides) if s < 0)
+            return array.ctypes.data + behind, ahead - behind + array.itemsize
+    view = memoryview(array).cast("B")
+    return ctypes.addressof(ctypes.c_ubyte.from_buffer(view)), view.nbytes
