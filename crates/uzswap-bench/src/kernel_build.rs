@@ -14,6 +14,7 @@ use crate::report::{Section, Table};
 use clap::{Args, ValueEnum};
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 /// What to measure.
 #[derive(Debug, Args)]
@@ -70,6 +71,9 @@ impl Candidate for Build {
     }
 }
 
+/// The longest that a build may take of a quick measurement.
+const QUICK_MAX: Duration = Duration::from_secs(60);
+
 const THROTTLE: &str = "blkio.throttle.read_bps_device";
 
 fn size(text: &str) -> Result<u64, String> {
@@ -122,9 +126,10 @@ pub fn run(bench: &Bench, arguments: &BuildArguments) -> Result<Section, Failure
         false => arguments.jobs.clone(),
     };
     // The whole takes minutes each time.
-    let part = bench.pick("init/", "kernel/ mm/", "");
+    let part = bench.pick("init/", "mm/", "");
     let target = arguments.target.clone().unwrap_or(part.into());
     let pool = arguments.pool.unwrap_or(arguments.memory / 4);
+    let time_max = bench.pick(Some(QUICK_MAX), Some(QUICK_MAX), None);
     let folder = sources()?;
     let mut builds = Vec::new();
     for &disk in &arguments.disks {
@@ -139,7 +144,8 @@ pub fn run(bench: &Bench, arguments: &BuildArguments) -> Result<Section, Failure
             format!("cd {} && make -s -j{} {target} >/dev/null", folder.display(), build.jobs);
         let command = ["sh".to_owned(), "-c".to_owned(), script];
         let slow_disk = build.disk == Disk::Slow;
-        let room = Room { memory: arguments.memory, pool: Some(pool), slow_disk };
+        let memory = arguments.memory;
+        let room = Room { memory, pool: Some(pool), slow_disk, time_max };
         build.peer.run(&mut Changes::begin(), room, &command, &bench.interrupt)
     })?;
     let mut section =
@@ -224,11 +230,17 @@ fn cells(own: &Turns<Measured>, plain: Option<&Turns<Measured>>) -> Vec<String> 
         change(&io),
         format!("{:.0}", own.median(device_mb)),
         if saved.is_nan() { "-".into() } else { format!("{saved:.0}") },
-        format!("{:.1}", own.median(|run| run.seconds)),
+        time(own),
         change(&|run| run.seconds),
         format!("{:.0}", own.median(|run| 100.0 * run.cpu_seconds / run.seconds)),
         format!("{:.0}", own.median(|run| run.pool_peak as f64 / 1e6)),
     ]
+}
+
+/// A build that was stopped took longer than that.
+fn time(own: &Turns<Measured>) -> String {
+    let more = if own.rounds.iter().all(|run| run.is_whole) { "" } else { "> " };
+    format!("{more}{:.1}", own.median(|run| run.seconds))
 }
 
 /// Time over the number of jobs.

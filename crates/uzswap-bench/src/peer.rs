@@ -66,12 +66,14 @@ pub struct Room {
     pub pool: Option<u64>,
     /// Swap files and the backing are on a slow disk.
     pub slow_disk: bool,
+    /// When the command is stopped, if it has not ended.
+    pub time_max: Option<Duration>,
 }
 
 impl Room {
     /// So much for the command alone.
     pub fn beside_the_pool(memory: u64) -> Self {
-        Self { memory, pool: None, slow_disk: false }
+        Self { memory, pool: None, slow_disk: false, time_max: None }
     }
 }
 
@@ -88,6 +90,8 @@ const BACKING_BYTES: u64 = 2 << 30;
 pub struct Measured {
     /// Wall-clock time, s.
     pub seconds: f64,
+    /// Whether it ended by itself, and was not stopped.
+    pub is_whole: bool,
     /// CPU time of the whole machine meanwhile, s: the command, the kernel, and whoever serves.
     pub cpu_seconds: f64,
     /// Major faults.
@@ -176,7 +180,7 @@ impl Peer {
             .spawn()
             .context("sh")?;
         let before = Counters::read();
-        let (seconds, pool_peak, stdout) = wait(child, interrupt, || {
+        let ended = wait(child, interrupt, room.time_max, || {
             let pool = self.pool_bytes();
             if room.pool.is_some() {
                 // The kernel charges its pool to nobody: what it takes is taken from the command.
@@ -190,15 +194,16 @@ impl Peer {
         let on_disk = matches!(self, Self::Plain | Self::Zswap { .. });
         let (pages_in, pages_out) = (count("pswpin"), count("pswpout"));
         Ok(Measured {
-            seconds,
+            seconds: ended.seconds,
+            is_whole: ended.is_whole,
             cpu_seconds: after.cpu_seconds - before.cpu_seconds,
             major_faults: count("pgmajfault"),
             pages_in: pages_in + count("zswpin"),
             pages_out: pages_out + count("zswpout"),
             device_read: if on_disk { pages_in * 4096 } else { 0 },
             device_written: if on_disk { pages_out * 4096 } else { 0 },
-            pool_peak,
-            stdout,
+            pool_peak: ended.peak,
+            stdout: ended.stdout,
         })
     }
 
@@ -303,13 +308,14 @@ fn run_uzswap(
         .spawn()
         .context("uzswap")?;
     let before = Counters::read();
-    let (_, _, stdout) = wait(child, interrupt, || 0)?;
+    let ended = wait(child, interrupt, room.time_max, || 0)?;
     let after = Counters::read();
     let text = fs::read_to_string(report.path()).context("the report")?;
     let report: serde_json::Value = serde_json::from_str(&text).context("the report")?;
     let stat = |name: &str| report["stats"][name].as_u64().unwrap_or(0);
     Ok(Measured {
         seconds: report["seconds"].as_f64().unwrap_or(0.0),
+        is_whole: ended.is_whole,
         cpu_seconds: after.cpu_seconds - before.cpu_seconds,
         major_faults: report["major_faults"].as_u64().unwrap_or(0),
         pages_in: stat("pages_swapped_in"),
@@ -317,40 +323,57 @@ fn run_uzswap(
         device_read: stat("backing_bytes_read"),
         device_written: stat("backing_bytes_written"),
         pool_peak: report["pool_peak"].as_u64().unwrap_or(0),
-        stdout,
+        stdout: ended.stdout,
     })
 }
 
-/// Waits for a command: seconds, the most that `sample` said, what it printed.
+/// How a command went.
+struct Ended {
+    seconds: f64,
+    is_whole: bool,
+    /// The most that was sampled.
+    peak: u64,
+    /// What it printed, if it is whole.
+    stdout: String,
+}
+
+/// Waits for a command, and stops it when its time is up.
 fn wait(
     mut child: Child,
     interrupt: &Interrupt,
+    time_max: Option<Duration>,
     sample: impl Fn() -> u64,
-) -> Result<(f64, u64, String), Failure> {
+) -> Result<Ended, Failure> {
     let began = Instant::now();
     let (Some(stdout), mut peak) = (child.stdout.take(), 0) else {
         return Err(Failure::new("no pipe from the command"));
     };
     let reader = std::thread::spawn(move || std::io::read_to_string(stdout).unwrap_or_default());
-    let mut told = false;
+    let (mut told, mut is_whole) = (false, true);
     let (status, seconds) = loop {
         if let Some(status) = child.try_wait().context("the command")? {
             break (status, began.elapsed().as_secs_f64());
         }
-        if interrupt.came() && !told {
-            // An error: it has just ended. `run` passes it on; a shell's child dies of it.
+        let is_late = time_max.is_some_and(|most| began.elapsed() > most);
+        if (interrupt.came() || is_late) && !told {
+            // An error: it has just ended. `run` passes it on; what a shell leaves is ended with
+            // its group.
             let _ = process::kill(child.id() as i32, signal_hook::consts::SIGTERM);
-            told = true;
+            (told, is_whole) = (true, false);
         }
         peak = peak.max(sample());
         std::thread::sleep(TICK);
     };
     interrupt.check()?;
+    if !is_whole {
+        return Ok(Ended { seconds, is_whole, peak, stdout: String::new() });
+    }
     if !status.success() {
         let how = status.signal().map_or(format!("{status}"), |signal| format!("signal {signal}"));
         return Err(Failure::new(format!("the measured command failed: {how}")));
     }
-    Ok((seconds, peak, reader.join().unwrap_or_default()))
+    let stdout = reader.join().unwrap_or_default();
+    Ok(Ended { seconds, is_whole, peak, stdout })
 }
 
 /// The kernel's counters of the whole machine.

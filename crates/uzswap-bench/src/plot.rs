@@ -3,6 +3,7 @@
 use crate::error::{Context, Failure};
 use plotters::coord::Shift;
 use plotters::coord::ranged1d::{AsRangedCoord, ValueFormatter};
+use plotters::coord::types::RangedCoordf64;
 use plotters::prelude::*;
 use serde::{Deserialize, Serialize};
 
@@ -19,6 +20,8 @@ enum Style {
     Lines,
     /// Each with its series' name.
     Dots,
+    /// One for each series, from zero to its first point's x, with its name.
+    Bars,
 }
 
 /// A plot: series over two axes.
@@ -74,6 +77,12 @@ impl Plot {
         self
     }
 
+    /// As bars that bear their series' names: a bar's length is its first point's x.
+    pub fn bars(mut self) -> Self {
+        self.style = Style::Bars;
+        self
+    }
+
     /// With a series; points that are no numbers are left out.
     pub fn series(mut self, name: &str, points: Vec<[f64; 2]>) -> Self {
         let points = points.into_iter().filter(|[x, y]| x.is_finite() && y.is_finite()).collect();
@@ -85,11 +94,10 @@ impl Plot {
     pub fn distribution(self, name: &str, mut values: Vec<f64>) -> Self {
         values.sort_by(f64::total_cmp);
         let last = values.len().saturating_sub(1) as f64;
-        // A point for each half per cent, and more in the tail, where there is much to see.
-        let shares = (0..=198).map(|i| f64::from(i) / 200.0).chain((0..=10).map(|i| {
-            let tail = f64::from(i) / 1000.0;
-            0.99 + tail
-        }));
+        // A point for each half per cent, and more in the tail, where there is much to see; not
+        // the last few, which would stretch the axis.
+        let shares = (1..=198).map(|i| f64::from(i) / 200.0);
+        let shares = shares.chain((1..=9).map(|i| 0.99 + f64::from(i) / 1000.0));
         let points = shares.filter_map(|share| {
             let value = values.get((last * share).round() as usize)?;
             Some([*value, share * 100.0])
@@ -102,7 +110,10 @@ impl Plot {
     pub fn svg(&self) -> Result<String, Failure> {
         let mut svg = String::new();
         let area = SVGBackend::with_string(&mut svg, SIZE).into_drawing_area();
-        let (xs, ys) = (self.range(0), self.range(1));
+        let (xs, mut ys) = (self.range(0), self.range(1));
+        if self.style == Style::Bars {
+            ys = (0.0, self.series.len() as f64);
+        }
         let what = format!("the plot {}", self.name);
         let drawn = match self.x_log {
             true => self.draw(&area, (xs.0..xs.1).log_scale(), ys.0..ys.1),
@@ -121,6 +132,8 @@ impl Plot {
             .fold((f64::INFINITY, f64::NEG_INFINITY), |(low, high), v| (low.min(v), high.max(v)));
         match (low.is_finite(), axis == 0 && self.x_log) {
             (false, _) => (1.0, 2.0),
+            // Names stand to the right of their dots.
+            (_, true) if self.style == Style::Dots => (low.max(1e-9) / 1.2, high.max(2e-9) * 1.8),
             (_, true) => (low.max(1e-9) / 1.2, high.max(2e-9) * 1.2),
             // From zero: what is twice as far is twice as much.
             _ => (0.0, if high > 0.0 { high * 1.05 } else { 1.0 }),
@@ -152,30 +165,59 @@ impl Plot {
         let number = |value: &f64| show(*value);
         mesh.x_desc(&self.x).y_desc(&self.y).light_line_style(WHITE).x_labels(10);
         mesh.x_label_formatter(&number).y_label_formatter(&number);
+        if self.style == Style::Bars {
+            mesh.disable_y_mesh().disable_y_axis();
+        }
         mesh.draw().map_err(plain)?;
-        for (series, colour) in self.series.iter().zip(COLOURS.iter().cycle()) {
-            let points = series.points.iter().map(|[x, y]| (*x, *y));
-            match self.style {
-                Style::Lines => {
-                    let line = LineSeries::new(points, colour.stroke_width(2));
-                    let drawn = chart.draw_series(line).map_err(plain)?;
-                    drawn.label(&series.name).legend(|(x, y)| {
-                        PathElement::new([(x, y), (x + 16, y)], colour.stroke_width(2))
-                    });
-                }
-                Style::Dots => {
-                    let dots = points.map(|at| {
-                        let name = Text::new(series.name.clone(), (7, -6), ("sans-serif", 13));
-                        EmptyElement::at(at) + Circle::new((0, 0), 4, colour.filled()) + name
-                    });
-                    chart.draw_series(dots).map_err(plain)?;
-                }
-            }
+        for (at, (series, colour)) in self.series.iter().zip(COLOURS.iter().cycle()).enumerate() {
+            self.draw_series(&mut chart, at, series, *colour).map_err(plain)?;
         }
         if self.style == Style::Lines {
             let mut legend = chart.configure_series_labels();
             legend.background_style(WHITE.mix(0.85)).border_style(BLACK.mix(0.3));
             legend.position(SeriesLabelPosition::LowerRight).draw().map_err(plain)?;
+        }
+        Ok(())
+    }
+
+    fn draw_series<'a, X>(
+        &self,
+        chart: &mut ChartContext<'a, SVGBackend<'a>, Cartesian2d<X, RangedCoordf64>>,
+        at: usize,
+        series: &Series,
+        colour: RGBColor,
+    ) -> Result<(), DrawingAreaErrorKind<<SVGBackend<'a> as DrawingBackend>::ErrorType>>
+    where
+        X: Ranged<ValueType = f64>,
+    {
+        let mut points = series.points.iter().map(|[x, y]| (*x, *y));
+        match self.style {
+            Style::Lines => {
+                let line = LineSeries::new(points, colour.stroke_width(2));
+                chart.draw_series(line)?.label(&series.name).legend(move |(x, y)| {
+                    PathElement::new([(x, y), (x + 16, y)], colour.stroke_width(2))
+                });
+            }
+            Style::Dots => {
+                // Neighbours' names keep clear of each other.
+                let below = if at.is_multiple_of(2) { -14 } else { 3 };
+                chart.draw_series(points.map(|at| {
+                    let name = Text::new(series.name.clone(), (7, below), ("sans-serif", 13));
+                    EmptyElement::at(at) + Circle::new((0, 0), 4, colour.filled()) + name
+                }))?;
+            }
+            Style::Bars => {
+                // The first on top.
+                let row = (self.series.len() - 1 - at) as f64;
+                let value = points.next().map_or(0.0, |(x, _)| x);
+                let corners = [(0.0, row + 0.15), (value, row + 0.85)];
+                let bar = Rectangle::new(corners, colour.mix(0.6).filled());
+                chart.draw_series(std::iter::once(bar))?;
+                let name = format!("{}: {}", series.name, show(value));
+                let name = Text::new(name, (8, -6), ("sans-serif", 13));
+                let name = EmptyElement::at((0.0, row + 0.5)) + name;
+                chart.draw_series(std::iter::once(name))?;
+            }
         }
         Ok(())
     }
@@ -209,6 +251,8 @@ mod tests {
         }
         let dots = Plot::new("p", "Codecs", "ns", "ratio").dots().series("lz4", vec![[1.0, 2.0]]);
         assert!(dots.svg().unwrap().contains("lz4"));
+        let bars = Plot::new("p", "Bytes", "bytes", "").bars().series("zram", vec![[7.0, 0.0]]);
+        assert!(bars.svg().unwrap().contains("zram: 7"));
         assert!(Plot::new("p", "Empty", "x", "y").svg().is_ok());
     }
 

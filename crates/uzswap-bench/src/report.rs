@@ -208,7 +208,7 @@ impl Report {
         }
         write("report.md", markdown.as_bytes())?;
         write("report.html", (html + "</html>\n").as_bytes())?;
-        let json = serde_json::to_vec_pretty(&self.sections).context("results")?;
+        let json = serde_json::to_vec(&self.sections).context("results")?;
         write("results.json", &json)
     }
 }
