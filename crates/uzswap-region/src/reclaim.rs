@@ -58,7 +58,8 @@ impl Inner {
         while !self.is_stopping() {
             self.tend();
             if self.budget.room() >= 2 * self.budget.margin() {
-                return;
+                // The cache may have become smaller, of which nobody who waits has heard.
+                return self.budget.changed();
             }
             let found = self.victims();
             let is_dry = found.is_empty();
@@ -71,10 +72,10 @@ impl Inner {
             }
             if is_idle || refused >= REFUSALS {
                 // All is pinned, or the pool is full: who waits learns that there will be no room.
-                if self.budget.room() <= 0 {
-                    self.budget.set_exhausted();
-                }
-                return;
+                return match self.budget.room() {
+                    ..=0 => self.budget.set_exhausted(),
+                    _ => self.budget.changed(),
+                };
             }
         }
     }
