@@ -43,6 +43,8 @@ enum Holder {
     Zram(Peer),
     Zswap(Peer),
     Ours(String),
+    /// The same, with every page that gains from it in a unit.
+    Recompressed(String),
 }
 
 impl Candidate for Holder {
@@ -50,13 +52,14 @@ impl Candidate for Holder {
         match self {
             Self::Zram(peer) | Self::Zswap(peer) => peer.name(),
             Self::Ours(compressor) => format!("uzswap, {compressor}"),
+            Self::Recompressed(compressor) => format!("uzswap, {compressor}, recompressed"),
         }
     }
 
     fn missing(&self) -> Option<String> {
         match self {
             Self::Zram(peer) | Self::Zswap(peer) => peer.missing(),
-            Self::Ours(_) => None,
+            Self::Ours(_) | Self::Recompressed(_) => None,
         }
     }
 }
@@ -73,7 +76,8 @@ impl Holder {
         match self {
             Self::Zram(Peer::Zram { compressor }) => zram(compressor, given.pages),
             Self::Zram(peer) | Self::Zswap(peer) => zswap(peer, bench, given),
-            Self::Ours(compressor) => ours(compressor, given.pages),
+            Self::Ours(compressor) => ours(compressor, given.pages, false),
+            Self::Recompressed(compressor) => ours(compressor, given.pages, true),
         }
     }
 }
@@ -128,7 +132,7 @@ fn zswap(peer: &Peer, bench: &Bench, given: &Pages<'_>) -> Result<Held, Failure>
     Ok(held)
 }
 
-fn ours(compressor: &str, pages: &[Page]) -> Result<Held, Failure> {
+fn ours(compressor: &str, pages: &[Page], is_recompressed: bool) -> Result<Held, Failure> {
     let room = 2 * (pages.len() * PAGE_BYTES) as u64 + (64 << 20);
     let config = Config {
         pages_max: pages.len() as u32,
@@ -149,6 +153,19 @@ fn ours(compressor: &str, pages: &[Page]) -> Result<Held, Failure> {
             return Err(Failure::new("the cache rejected a page"));
         }
     }
+    // As an idle daemon does in a minute or two.
+    let settle = || {
+        for _ in 0..pages.len() / BATCH_PAGES {
+            cache.maintain().context("memory for the cache")?;
+            if is_recompressed {
+                cache.recompress(BATCH_PAGES);
+            }
+        }
+        Ok::<_, Failure>(())
+    };
+    if is_recompressed {
+        settle()?;
+    }
     let total = |cache: &Cache| {
         let statistic = |name| cache.statistic(name).unwrap_or(0);
         statistic("pool_total_size") + statistic("metadata_size")
@@ -159,10 +176,7 @@ fn ours(compressor: &str, pages: &[Page]) -> Result<Held, Failure> {
         cache.invalidate(keys[page]);
         half_pages -= 1;
     }
-    // As often as an idle daemon would in a few seconds.
-    for _ in 0..pages.len() / BATCH_PAGES {
-        cache.maintain().context("memory for the cache")?;
-    }
+    settle()?;
     Ok(Held { full_pages: pages.len(), full_bytes, half_pages, half_bytes: total(&cache) })
 }
 
@@ -180,6 +194,7 @@ pub fn run(bench: &Bench, arguments: &DensityArguments) -> Result<Section, Failu
         Holder::Zswap(Peer::Zswap { compressor: "lzo".into() }),
     ];
     holders.extend(arguments.compressors.iter().cloned().map(Holder::Ours));
+    holders.extend(arguments.compressors.last().cloned().map(Holder::Recompressed));
     let Corpora { found, missing } = corpus::corpora(bench)?;
     let together: Vec<Page> = found.iter().flat_map(|corpus| &corpus.all).copied().collect();
     let file = Path::new(FOLDER).join("together.pages");
@@ -279,7 +294,7 @@ mod tests {
     #[test]
     fn what_ours_takes_falls_when_half_is_freed() {
         let pages: Vec<Page> = (0..4000).map(|seed| page_of(Content::Text, seed)).collect();
-        let held = ours("lz4", &pages).unwrap();
+        let held = ours("lz4", &pages, false).unwrap();
         assert_eq!(held.full_pages, 4000);
         assert!(held.half_bytes < held.full_bytes * 3 / 4, "{held:?}");
         // Half a page of text in eight words compresses to less than a quarter.
