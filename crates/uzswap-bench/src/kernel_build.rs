@@ -215,7 +215,10 @@ fn table(of: &[Of<'_>]) -> Table {
 
 fn cells(own: &Turns<Measured>, plain: Option<&Turns<Measured>>) -> Vec<String> {
     let change = |figure: &dyn Fn(&Measured) -> f64| {
-        let Some(plain) = plain.filter(|plain| !plain.rounds.is_empty()) else { return "-".into() };
+        // What was stopped has not done the same work.
+        let is_whole = |turns: &Turns<Measured>| turns.rounds.iter().all(|run| run.is_whole);
+        let plain = plain.filter(|plain| !plain.rounds.is_empty() && is_whole(plain));
+        let Some(plain) = plain.filter(|_| is_whole(own)) else { return "-".into() };
         let ratio = own.paired(plain, |own, plain| figure(own) / figure(plain).max(1e-9));
         format!("{:+.0} %", (ratio - 1.0) * 100.0)
     };
