@@ -62,7 +62,9 @@ fn every_benchmark_has_its_rows_and_plots() {
     let Some(_machine) = Machine::take() else { return };
     let folder = tempfile::tempdir().unwrap();
     let report = format!("--report={}", folder.path().display());
-    let cases: [(&str, &[&str], &str); 4] = [
+    let cases: [(&str, &[&str], &str); 6] = [
+        ("ranges", &["| skiplist", "| crossbeam-skiplist"], "ranges-fill.svg"),
+        ("locks", &["| one lock", "| + slot caches", "| List"], "locks-out-lz4.svg"),
         ("codecs", &["| wkdm", "| lz4:0", "| zstd:3", "choice by page"], "codecs-out.svg"),
         ("density", &["| zram, lz4", "| zswap, lzo", "| uzswap, lz4"], "density-bytes.svg"),
         (

@@ -186,7 +186,7 @@ impl Program {
     }
 
     /// Its pages.
-    fn corpus(self, pages_max: usize) -> Result<Corpus, Failure> {
+    pub fn corpus(self, pages_max: usize) -> Result<Corpus, Failure> {
         let path = self.file()?;
         let bytes = fs::read(&path).context(&path.display().to_string())?;
         let all: Vec<Page> = bytes.as_chunks().0.iter().take(pages_max).copied().collect();

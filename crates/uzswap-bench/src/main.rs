@@ -17,11 +17,14 @@ mod figures;
 mod hold;
 mod install;
 mod kernel_build;
+mod locks;
 mod machine;
 mod memory;
 mod numpy;
 mod peer;
 mod plot;
+mod ram;
+mod ranges;
 mod report;
 mod touch;
 mod transport;
@@ -56,6 +59,10 @@ enum What {
     Swapout(fault::FaultArguments),
     /// What numpy does to an array four times its memory, beside numpy.memmap.
     Numpy(numpy::NumpyArguments),
+    /// What each step of splitting the locks brings to threads that swap out at once.
+    Locks(locks::LocksArguments),
+    /// The range index beside other ordered maps.
+    Ranges,
     /// A fault without a cache behind the device, and what ours adds to it.
     Transport(transport::TransportArguments),
     /// Compile a small kernel with many jobs in little memory.
@@ -72,8 +79,17 @@ enum What {
 }
 
 /// What `all` runs, the shortest first.
-const ALL: [&str; 7] =
-    ["codecs", "density", "fault", "swapout", "numpy", "transport", "kernel-build"];
+const ALL: [&str; 9] = [
+    "ranges",
+    "codecs",
+    "locks",
+    "density",
+    "fault",
+    "swapout",
+    "numpy",
+    "transport",
+    "kernel-build",
+];
 
 fn main() -> ExitCode {
     let cli = match Cli::try_parse() {
@@ -112,6 +128,8 @@ fn begin(options: &Options) -> Result<Bench, Failure> {
 fn section(bench: &Bench, what: &What) -> Result<Section, Failure> {
     match what {
         What::Codecs(arguments) => codecs::run(bench, arguments),
+        What::Locks(arguments) => locks::run(bench, arguments),
+        What::Ranges => ranges::run(bench),
         What::Density(arguments) => density::run(bench, arguments),
         What::Fault(arguments) => fault::fault(bench, arguments),
         What::Swapout(arguments) => fault::swapout(bench, arguments),

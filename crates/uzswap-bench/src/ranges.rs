@@ -1,13 +1,15 @@
-//! Times the range index beside its peers: `cargo run --release --package uzswap-ranges --features
-//! testing --example compare [ROUNDS]`.
+//! `ranges`: the range index beside its peers.
 //!
-//! Two tables. *Items*: 100 000 ranges of size 1 at random keys, split among the threads: each
-//! thread inserts its part (fill), looks up each of its keys (check), removes them (delete); the
-//! time is that of the average thread. *Allocation*: 16 threads, each with 64 ranges and a hint of
-//! its own, take a range by `insert_hole` and give the oldest back, in a space where others' ranges
-//! stand close together. Each figure is the median of the rounds, which are run in turn, so that
-//! what else runs on the machine meets all alike.
+//! *Items*: 100 000 ranges of size 1 at random keys, split among the threads: each thread inserts
+//! its part (fill), looks up each of its keys (check), removes them (delete); the time is that of
+//! the average thread. *Allocation*: 16 threads, each with 64 ranges and a hint of its own, take a
+//! range by `insert_hole` and give the oldest back, in a space where others' ranges stand close
+//! together.
 
+use crate::bench::{Bench, Candidate, Turns};
+use crate::error::Failure;
+use crate::plot::Plot;
+use crate::report::{Section, Table};
 use crossbeam_skiplist::SkipMap;
 use std::collections::{HashSet, VecDeque};
 use std::sync::Barrier;
@@ -17,7 +19,6 @@ use std::time::{Duration, Instant};
 use uzswap_ranges::tree::{LockedMap, LockedTree};
 use uzswap_ranges::{Hole, Insert, Item, RangeIndex, SkipList};
 
-const ITEMS: u64 = 100_000;
 const ALLOCATORS: u64 = 16;
 /// Length of a run, ranges that a thread has at a time, its part of the space, and how many of
 /// others stand in it.
@@ -170,51 +171,116 @@ fn allocate<I: RangeIndex>(index: &I, hint: Hint) -> Duration {
     start.elapsed() / count
 }
 
-fn median(mut times: Vec<Duration>) -> Duration {
-    times.sort();
-    times[times.len() / 2]
+/// What is compared.
+#[derive(Clone, Copy, PartialEq)]
+enum Which {
+    SkipList,
+    RedBlack,
+    BTree,
+    Crossbeam,
 }
 
-fn main() {
-    let rounds: usize =
-        std::env::args().nth(1).map_or(9, |rounds| rounds.parse().expect("a number of rounds"));
-    let keys = keys(ITEMS);
-    println!("{ITEMS} items: fill / check / delete, ms of the average thread");
-    let names =
-        ["skiplist", "red-black tree, one lock", "BTreeMap, one lock", "crossbeam-skiplist"];
+impl Which {
+    const ALL: [Self; 4] = [Self::SkipList, Self::RedBlack, Self::BTree, Self::Crossbeam];
+
+    fn name(self) -> &'static str {
+        match self {
+            Self::SkipList => "skiplist",
+            Self::RedBlack => "red-black tree, one lock",
+            Self::BTree => "BTreeMap, one lock",
+            Self::Crossbeam => "crossbeam-skiplist",
+        }
+    }
+}
+
+/// One of them with so many threads.
+struct Filled(Which, usize);
+
+impl Candidate for Filled {
+    fn name(&self) -> String {
+        self.0.name().into()
+    }
+}
+
+/// One of them, allocating.
+struct Allocating(Which, Hint);
+
+impl Candidate for Allocating {
+    fn name(&self) -> String {
+        self.0.name().into()
+    }
+}
+
+/// Measures.
+pub fn run(bench: &Bench) -> Result<Section, Failure> {
+    let count = bench.pick(2_000, 100_000, 100_000);
+    let keys = keys(count);
+    let rounds = bench.rounds(5, 31);
+    let mut filled = Vec::new();
     for threads in [1, 2, 4] {
-        let mut times: [Vec<[Duration; 3]>; 4] = Default::default();
-        for _ in 0..rounds {
-            times[0].push(items(&SkipList::new(), &keys, threads));
-            times[1].push(items(&LockedTree::new(), &keys, threads));
-            times[2].push(items(&LockedMap::new(), &keys, threads));
-            times[3].push(items(&Crossbeam(SkipMap::new()), &keys, threads));
-        }
-        println!("{threads} threads");
-        for (name, times) in names.iter().zip(times) {
-            let ms = |step: usize, times: &[[Duration; 3]]| {
-                let times: Vec<_> = times.iter().map(|time| time[step]).collect();
-                let least = times.iter().min().copied().unwrap_or_default();
-                format!(
-                    "{:6.2} ({:6.2})",
-                    median(times).as_secs_f64() * 1e3,
-                    least.as_secs_f64() * 1e3
-                )
-            };
-            println!("  {name:26} {} / {} / {}", ms(0, &times), ms(1, &times), ms(2, &times));
-        }
+        filled.extend(Which::ALL.map(|which| Filled(which, threads)));
     }
-    println!("allocation and free, {ALLOCATORS} threads: ns each");
-    for (hint, name) in [(Hint::First, "first fit"), (Hint::Next, "next fit")] {
-        let mut times: [Vec<Duration>; 3] = Default::default();
-        for _ in 0..rounds {
-            times[0].push(allocate(&SkipList::new(), hint));
-            times[1].push(allocate(&LockedTree::new(), hint));
-            times[2].push(allocate(&LockedMap::new(), hint));
+    let times = bench.take_turns(&filled, rounds, |Filled(which, threads)| {
+        let ms = match which {
+            Which::SkipList => items(&SkipList::new(), &keys, *threads),
+            Which::RedBlack => items(&LockedTree::new(), &keys, *threads),
+            Which::BTree => items(&LockedMap::new(), &keys, *threads),
+            Which::Crossbeam => items(&Crossbeam(SkipMap::new()), &keys, *threads),
+        };
+        Ok(ms.map(|time| time.as_secs_f64() * 1e3))
+    })?;
+    let mut rows = Vec::new();
+    let mut plot = Plot::new("fill", "Fill, check and delete", "threads", "ms of a thread, in all");
+    for which in Which::ALL {
+        let mut points = Vec::new();
+        for (Filled(_, threads), turn) in filled.iter().zip(&times).filter(|(f, _)| f.0 == which) {
+            let step = |step: usize| turn.median(|ms| ms[step]);
+            let all = turn.median(|ms| ms.iter().sum());
+            let mut row = vec![which.name().to_owned(), threads.to_string()];
+            row.extend([step(0), step(1), step(2), all].map(|ms| format!("{ms:.2}")));
+            rows.push(row);
+            points.push([*threads as f64, all]);
         }
-        println!("{name}");
-        for (name, times) in names.iter().zip(times) {
-            println!("  {name:26} {:8}", median(times).as_nanos());
-        }
+        plot = plot.series(which.name(), points);
     }
+    let header = ["index", "threads", "fill (ms)", "check", "delete", "in all"];
+    let section = Section::new("ranges", "The range index").text(format!(
+        "{count} ranges at random keys, split among the threads: time of the average thread; \
+         medians of {rounds} rounds."
+    ));
+    let section = section.table(Table::new(&header, rows)).plot(plot);
+    allocation(bench, section, rounds)?.raw("items", &times)
+}
+
+/// Adds the table of allocation.
+fn allocation(bench: &Bench, section: Section, rounds: usize) -> Result<Section, Failure> {
+    let mut candidates = Vec::new();
+    for hint in [Hint::First, Hint::Next] {
+        // A map that cannot find a hole has no row.
+        candidates.extend(Which::ALL[..3].iter().map(|which| Allocating(*which, hint)));
+    }
+    let times = bench.take_turns(&candidates, rounds, |Allocating(which, hint)| {
+        let time = match which {
+            Which::SkipList => allocate(&SkipList::new(), *hint),
+            Which::RedBlack => allocate(&LockedTree::new(), *hint),
+            Which::BTree | Which::Crossbeam => allocate(&LockedMap::new(), *hint),
+        };
+        Ok(time.as_secs_f64() * 1e9)
+    })?;
+    let (first, next) = times.split_at(3);
+    let rows = first.iter().zip(next).map(|(a, b)| {
+        let ns = |turn: &Turns<f64>| format!("{:.0}", turn.median(|ns| *ns));
+        let times = |turn: &Turns<f64>, own| format!("{:.1}", turn.paired(own, |a, b| a / b));
+        vec![a.name.clone(), ns(a), times(a, &first[0]), ns(b), times(b, &next[0])]
+    });
+    let header = ["index", "first fit (ns)", "times", "next fit (ns)", "times"];
+    let table = Table::new(&header, rows.collect());
+    section
+        .text(format!(
+            "{ALLOCATORS} threads take and give back ranges: time for one of each. First fit: each \
+             looks from the start of its part, past {STANDING} ranges of others; next fit: from the \
+             end of the last."
+        ))
+        .table(table)
+        .raw("allocation", &times)
 }

@@ -1,0 +1,458 @@
+//! `locks`: what each step of splitting the locks brings to threads that swap out at once.
+//!
+//! Threads store pages of a real heap one after the other, each in its own part of the address
+//! space, into a cache over a backing in memory. `raw`: no page fits the limit on its ratio, so
+//! each goes straight to a slot of the backing. `lz4`: pages are compressed into a pool of 16 MiB
+//! and written back in segments. A second run of each, with locks profiled, says how often they
+//! are taken, waited for and held.
+
+use crate::bench::{Bench, Candidate, Turns};
+use crate::corpus::Program;
+use crate::error::{Context, Failure};
+use crate::figures::quantile;
+use crate::plot::Plot;
+use crate::ram::Ram;
+use crate::report::{Section, Table};
+use clap::Args;
+use serde::Serialize;
+use std::sync::Barrier;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::thread;
+use std::time::{Duration, Instant};
+use uzswap_engine::compress::prepare_thread;
+use uzswap_engine::testing::Noise;
+use uzswap_engine::{Area, Cache, Config, Load, Locks, PAGE_BYTES, Page, Store};
+use uzswap_sync::profile;
+
+/// What to measure.
+#[derive(Debug, Args)]
+pub struct LocksArguments {
+    /// Threads that store at once.
+    #[arg(long, value_delimiter = ',', default_values_t = [1, 2, 8, 32])]
+    pub threads: Vec<usize>,
+}
+
+const STEPS: [(Locks, &str); 5] = [
+    (Locks::OneWriter, "one writer at a time"),
+    (Locks::OneLock, "one lock"),
+    (Locks::Clusters, "+ cluster locks"),
+    (Locks::SplitIndex, "+ split index"),
+    (Locks::SlotCaches, "+ slot caches"),
+];
+
+const CODECS: [&str; 2] = ["raw", "lz4"];
+const POOL_BYTES: u64 = 16 << 20;
+
+/// Threads of the fault table, and CPUs that the model is asked for.
+const FAULT_THREADS: usize = 8;
+const MODEL_CPUS: usize = 32;
+
+#[derive(Clone, Copy)]
+struct Setting {
+    locks: Locks,
+    step: &'static str,
+    codec: &'static str,
+    threads: usize,
+}
+
+impl Candidate for Setting {
+    fn name(&self) -> String {
+        format!("{}, {}, {}", self.codec, self.threads, self.step)
+    }
+}
+
+/// One kind of lock in one run.
+#[derive(Debug, Clone, Serialize)]
+struct Kind {
+    name: String,
+    /// Acquisitions for a page.
+    a_page: f64,
+    waited_ns: f64,
+    held_ns: f64,
+}
+
+/// One run.
+#[derive(Debug, Serialize)]
+struct Run {
+    kb_per_s: f64,
+    /// From the run with a profile: acquisitions for a page, and time waited of all threads' time.
+    a_page: f64,
+    waiting: f64,
+    kinds: Vec<Kind>,
+}
+
+/// A cache as a setting wants it, with the thread that maintains it.
+fn with_cache<T>(
+    setting: Setting,
+    pages: u32,
+    ram: &Ram,
+    body: impl FnOnce(&Cache, Area) -> T,
+) -> Result<T, Failure> {
+    let config = Config {
+        pages_max: pages,
+        ram_bytes: POOL_BYTES,
+        pool_bytes_max: POOL_BYTES,
+        algorithm: setting.codec.parse().context("compressor")?,
+    };
+    let cache = Cache::with_locks(config, ram.backing(), setting.locks).context("a cache")?;
+    let area = cache.add_area(pages).ok_or_else(|| Failure::new("no room for an area"))?;
+    let set = |name, value| cache.set_attribute(name, value).context(name);
+    set("same_pages_enabled", "N")?;
+    if setting.codec == "raw" {
+        set("max_compression_ratio", "99")?;
+    }
+    let stop = AtomicBool::new(false);
+    Ok(thread::scope(|scope| {
+        scope.spawn(|| {
+            while !stop.load(Relaxed) {
+                cache.wait_for_work(Duration::from_millis(20));
+                // Stores say themselves if there is no memory.
+                let _ = cache.maintain();
+            }
+            profile::flush();
+        });
+        let value = body(&cache, area);
+        stop.store(true, Relaxed);
+        cache.ring();
+        value
+    }))
+}
+
+fn store(cache: &Cache, area: Area, offset: u32, page: &Page) -> bool {
+    let Some(key) = area.entry(offset) else { return false };
+    cache.store(key, page) == Store::Stored || cache.store_through(key, page) == Store::Stored
+}
+
+/// Time for all threads to store `count` pages together.
+fn swap_out(setting: Setting, count: u32, pages: &[Page], ram: &Ram) -> Result<Duration, Failure> {
+    let threads = setting.threads as u32;
+    let share = count / threads;
+    let barrier = Barrier::new(setting.threads);
+    let (time, held) = with_cache(setting, count, ram, |cache, area| {
+        // Trunks and slots of a cache that has been in use.
+        for offset in (0..count).step_by(16384) {
+            store(cache, area, offset, &pages[0]);
+            let _ = cache.maintain();
+        }
+        profile::flush();
+        drop(profile::take());
+        let work = |number: u32| {
+            prepare_thread();
+            barrier.wait();
+            let start = Instant::now();
+            let mut held = 0;
+            for offset in number * share..(number + 1) * share {
+                held +=
+                    u32::from(store(cache, area, offset, &pages[offset as usize % pages.len()]));
+            }
+            let end = Instant::now();
+            profile::flush();
+            (start, end, held)
+        };
+        thread::scope(|scope| {
+            let work = &work;
+            let all: Vec<_> =
+                (0..threads).map(|number| scope.spawn(move || work(number))).collect();
+            let all: Option<Vec<_>> = all.into_iter().map(|thread| thread.join().ok()).collect();
+            let all = all.unwrap_or_default();
+            let start = all.iter().map(|(start, ..)| *start).min();
+            let end = all.iter().map(|(_, end, _)| *end).max();
+            let time = start.zip(end).map_or(Duration::ZERO, |(start, end)| end - start);
+            (time, all.iter().map(|(.., held)| held).sum::<u32>())
+        })
+    })?;
+    match held == share * threads {
+        true => Ok(time),
+        false => Err(Failure::new(format!("{held} of {} pages were taken", share * threads))),
+    }
+}
+
+fn measure(setting: Setting, count: u32, pages: &[Page], ram: &Ram) -> Result<Run, Failure> {
+    let time = swap_out(setting, count, pages, ram)?;
+    profile::switch(true);
+    let profiled = swap_out(setting, count, pages, ram);
+    profile::switch(false);
+    let elapsed = profiled?.as_nanos() as f64;
+    let all = profile::take();
+    let per_page = |number: f64| number / f64::from(count);
+    let kinds = all.iter().map(|kind| Kind {
+        name: kind
+            .name
+            .rsplit("::")
+            .next()
+            .unwrap_or(kind.name)
+            .replace(['>', ']'], "")
+            .replace("; 16384", "s"),
+        a_page: per_page(kind.acquisitions as f64),
+        waited_ns: kind.waited.as_nanos() as f64,
+        held_ns: kind.held.as_nanos() as f64 / kind.acquisitions.max(1) as f64,
+    });
+    let kinds: Vec<Kind> = kinds.collect();
+    Ok(Run {
+        kb_per_s: f64::from(count) * PAGE_BYTES as f64 / 1024.0 / time.as_secs_f64(),
+        a_page: kinds.iter().map(|kind| kind.a_page).sum(),
+        waiting: kinds.iter().map(|kind| kind.waited_ns).sum::<f64>()
+            / (elapsed * (setting.threads + 1) as f64),
+        kinds,
+    })
+}
+
+/// What a look at the clock adds to the time that a lock is held, ns.
+fn clock_ns() -> f64 {
+    const TIMES: u32 = 100_000;
+    profile::flush();
+    drop(profile::take());
+    profile::switch(true);
+    let empty = uzswap_sync::Mutex::new(());
+    (0..TIMES).for_each(|_| drop(uzswap_sync::lock(&empty)));
+    profile::switch(false);
+    profile::flush();
+    let held: Duration = profile::take().iter().map(|kind| kind.held).sum();
+    held.as_nanos() as f64 / f64::from(TIMES)
+}
+
+/// How many locks of a kind all CPUs share; `None` where there is one for each CPU, for each
+/// cluster in use, or for each page.
+fn shared(kind: &str) -> Option<usize> {
+    match kind {
+        "Writer" | "OneBacking" | "OneIndex" | "Inner" => Some(1),
+        "List" => Some(16),
+        // Some ten classes hold most of a heap's objects.
+        "Class" => Some(10),
+        _ => None,
+    }
+}
+
+/// Pages a second on `cpus` CPUs, each busy for `page_ns` a page, of which `demand_ns` under one of
+/// `locks` locks: mean value analysis of a closed network with a queue for each lock.
+fn predict(cpus: usize, page_ns: f64, demand_ns: f64, locks: usize) -> f64 {
+    let each = demand_ns / locks as f64;
+    let think = page_ns - demand_ns;
+    let (mut queue, mut rate) = (0.0, 0.0);
+    for count in 1..=cpus {
+        let wait = each * (1.0 + queue);
+        rate = count as f64 / (think + wait * locks as f64);
+        queue = rate * wait;
+    }
+    rate * 1e9
+}
+
+/// A prediction for a step, from its run with one thread: kB/s, and the lock that bounds it.
+fn prediction(turn: &Turns<Run>, clock_ns: f64) -> (f64, String) {
+    let kb = PAGE_BYTES as f64 / 1024.0;
+    let page_ns = 1e9 * kb / turn.median(|run| run.kb_per_s);
+    let mut least = (MODEL_CPUS as f64 / page_ns * 1e9 * kb, "none".to_owned());
+    for kind in turn.rounds.iter().flat_map(|run| &run.kinds) {
+        let demand = kind.a_page * (kind.held_ns - clock_ns).max(0.0);
+        let Some(locks) = shared(&kind.name) else { continue };
+        let rate = predict(MODEL_CPUS, page_ns, demand.min(page_ns), locks) * kb;
+        if rate < least.0 {
+            least = (rate, kind.name.clone());
+        }
+    }
+    least
+}
+
+/// Times of loads and stores of a page, ns: threads touch random pages of twice their memory. Each
+/// brings one in and puts another out.
+#[derive(Debug, Serialize)]
+struct Touches {
+    load_ns: Vec<u64>,
+    store_ns: Vec<u64>,
+}
+
+fn touch(setting: Setting, pages: &[Page], touches: usize, ram: &Ram) -> Result<Touches, Failure> {
+    let count = pages.len() as u32;
+    let lost = AtomicBool::new(false);
+    let times = with_cache(setting, count, ram, |cache, area| {
+        for (offset, page) in (0..count).zip(pages) {
+            store(cache, area, offset, page);
+        }
+        let work = |number: usize| {
+            prepare_thread();
+            let (mut noise, mut page) = (Noise::new(number as u64 + 1), [0; PAGE_BYTES]);
+            let mut times = Vec::with_capacity(touches);
+            for _ in 0..touches {
+                // A page of its own: between a rejected store and its write-through a page is
+                // absent, and whoever stores sees to it that nobody looks.
+                let own = noise.below((pages.len() / setting.threads) as u64) as usize;
+                let offset = (own * setting.threads + number) as u32;
+                let Some(key) = area.entry(offset) else { continue };
+                let start = Instant::now();
+                let loaded = cache.load(key, &mut page);
+                let load = start.elapsed();
+                let whole = matches!(loaded, Ok(Load::Hit)) && page == pages[offset as usize];
+                // The page that makes room for it. The same key: half of all pages are out.
+                let start = Instant::now();
+                let stored = store(cache, area, offset, &page);
+                times.push((load.as_nanos() as u64, start.elapsed().as_nanos() as u64));
+                if !whole || !stored {
+                    lost.store(true, Relaxed);
+                }
+            }
+            times
+        };
+        thread::scope(|scope| {
+            let work = &work;
+            let all = (0..setting.threads).map(|number| scope.spawn(move || work(number)));
+            let all: Vec<_> = all.collect();
+            all.into_iter().flat_map(|t| t.join().unwrap_or_default()).collect::<Vec<_>>()
+        })
+    })?;
+    match lost.load(Relaxed) {
+        true => Err(Failure::new("a page came back wrong, or was not taken")),
+        false => {
+            let (load_ns, store_ns) = times.into_iter().unzip();
+            Ok(Touches { load_ns, store_ns })
+        }
+    }
+}
+
+/// The table and plot of one codec.
+fn report(section: Section, codec: &str, settings: &[Setting], turns: &[Turns<Run>]) -> Section {
+    let of_codec: Vec<_> =
+        settings.iter().zip(turns).filter(|(setting, _)| setting.codec == codec).collect();
+    let title = format!("Swap-out, {codec}");
+    let mut plot = Plot::new(&format!("out-{codec}"), &title, "threads", "MB/s").log_x();
+    let mut rows = Vec::new();
+    for (_, step) in STEPS {
+        let mut points = Vec::new();
+        for (setting, turn) in of_codec.iter().filter(|(setting, _)| setting.step == step) {
+            let first = of_codec.iter().find(|(s, _)| s.threads == setting.threads);
+            let ratio =
+                first.map_or(1.0, |(_, first)| turn.paired(first, |a, b| a.kb_per_s / b.kb_per_s));
+            points.push([setting.threads as f64, turn.median(|run| run.kb_per_s) / 1024.0]);
+            rows.push(vec![
+                step.to_owned(),
+                setting.threads.to_string(),
+                format!("{:.0}", turn.median(|run| run.kb_per_s)),
+                format!("{ratio:.2}"),
+                format!("{:.2}", turn.median(|run| run.waiting) * 100.0),
+                format!("{:.2}", turn.median(|run| run.a_page)),
+            ]);
+        }
+        plot = plot.series(step, points);
+    }
+    let header =
+        ["step", "threads", "kB/s", "to the first", "waiting (% of threads' time)", "locks a page"];
+    section.text(format!("Codec {codec}:")).table(Table::new(&header, rows)).plot(plot)
+}
+
+/// The kinds of locks of the last step, at the most threads.
+fn kinds(turn: &Turns<Run>) -> Table {
+    let mut rows = Vec::new();
+    if let Some(run) = turn.rounds.last() {
+        let mut kinds = run.kinds.clone();
+        kinds.sort_by(|a, b| b.a_page.total_cmp(&a.a_page));
+        rows.extend(kinds.iter().map(|kind| {
+            let waited = kind.waited_ns / 1e6;
+            vec![
+                kind.name.clone(),
+                format!("{:.3}", kind.a_page),
+                format!("{:.0}", kind.held_ns),
+                format!("{waited:.1}"),
+            ]
+        }));
+    }
+    Table::new(&["lock", "acquisitions a page", "held (ns)", "waited in all (ms)"], rows)
+}
+
+/// Measures.
+pub fn run(bench: &Bench, arguments: &LocksArguments) -> Result<Section, Failure> {
+    let count = bench.pick(4096, 32_768, 131_072);
+    let pages = Program::Python.corpus(bench.pick(2000, 16_000, 16_000))?.pages;
+    let ram = Ram::new((count as usize * PAGE_BYTES * 5 / 4).next_multiple_of(256 << 10));
+    let mut settings = Vec::new();
+    for codec in CODECS {
+        for (locks, step) in STEPS {
+            let of_step = arguments.threads.iter();
+            settings.extend(of_step.map(|&threads| Setting { locks, step, codec, threads }));
+        }
+    }
+    let rounds = bench.rounds(3, 7);
+    let turns = bench
+        .take_turns(&settings, rounds, |setting| measure(*setting, count as u32, &pages, &ram))?;
+    let mut section = Section::new("locks", "Threads that swap out at once").text(format!(
+        "Sequential stores of a Python heap, {} MiB in all, into a cache over memory; medians of \
+         {rounds} rounds, in pairs with the first step. Locks were profiled in runs of their own.",
+        (count as usize * PAGE_BYTES) >> 20
+    ));
+    for codec in CODECS {
+        section = report(section, codec, &settings, &turns);
+    }
+    for codec in CODECS {
+        let is_last = |s: &Setting| s.codec == codec && s.locks == Locks::SlotCaches;
+        let last = settings.iter().zip(&turns).rfind(|(setting, _)| is_last(setting));
+        if let Some((setting, turn)) = last {
+            let text = format!("Locks of the last step, {codec}, {} threads:", setting.threads);
+            section = section.text(text).table(kinds(turn));
+        }
+    }
+    let clock_ns = clock_ns();
+    let with_one = settings.iter().zip(&turns).filter(|(setting, _)| setting.threads == 1);
+    let rows = with_one.map(|(setting, turn)| {
+        let (rate, lock) = prediction(turn, clock_ns);
+        vec![setting.codec.into(), setting.step.into(), format!("{rate:.0}"), lock]
+    });
+    section = section
+        .text(format!(
+            "A prediction, not a measurement: {MODEL_CPUS} CPUs with a thread each, if nothing but \
+             locks holds them up. Acquisitions and hold times were measured with one thread; each \
+             kind of lock is a queue (mean value analysis), and the slowest counts."
+        ))
+        .table(Table::new(&["codec", "step", "kB/s, predicted", "bounded by"], rows.collect()));
+    faults(bench, section, &pages, &ram)?.raw("turns", &turns)
+}
+
+/// Adds the table of faults.
+fn faults(bench: &Bench, section: Section, pages: &[Page], ram: &Ram) -> Result<Section, Failure> {
+    let mut settings = Vec::new();
+    for codec in CODECS {
+        for (locks, step) in [STEPS[0], STEPS[4]] {
+            settings.push(Setting { locks, step, codec, threads: FAULT_THREADS });
+        }
+    }
+    let touches = bench.pick(500, 5_000, 20_000);
+    let pages = &pages[..pages.len().min(bench.pick(1000, 12_000, 12_000))];
+    let rounds = bench.rounds(3, 7);
+    let turns =
+        bench.take_turns(&settings, rounds, |setting| touch(*setting, pages, touches, ram))?;
+    let title = "Faults of eight threads";
+    let mut plot = Plot::new("faults", title, "time (us)", "loads (%)").log_x();
+    let mut rows = Vec::new();
+    for (setting, turn) in settings.iter().zip(&turns) {
+        let us = |values: fn(&Touches) -> &Vec<u64>, share| {
+            format!("{:.2}", turn.median(|run| quantile(values(run), share) as f64) / 1e3)
+        };
+        let mut row = vec![setting.codec.into(), setting.step.into()];
+        row.extend([0.5, 0.99].map(|share| us(|run| &run.load_ns, share)));
+        row.extend([0.5, 0.99].map(|share| us(|run| &run.store_ns, share)));
+        rows.push(row);
+        let all = turn.rounds.iter().flat_map(|run| &run.load_ns).map(|ns| *ns as f64 / 1e3);
+        plot = plot.distribution(&format!("{}, {}", setting.codec, setting.step), all.collect());
+    }
+    let header = ["codec", "locks", "load p50 (us)", "p99", "store p50 (us)", "p99"];
+    Ok(section
+        .text(format!(
+            "{FAULT_THREADS} threads that touch pages at random: each touch loads a page and stores \
+             one, as with twice the memory."
+        ))
+        .table(Table::new(&header, rows))
+        .plot(plot))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_lock_bounds_the_rate_and_no_lock_does_not() {
+        let page_ns = 1000.0;
+        assert!((predict(1, page_ns, 500.0, 1) - 1e6).abs() < 1.0, "one CPU never waits");
+        assert!((predict(32, page_ns, 0.0, 1) - 32e6).abs() < 1.0);
+        let bound = predict(32, page_ns, 500.0, 1);
+        assert!((1.9e6..=2e6).contains(&bound), "{bound}");
+        let split = predict(32, page_ns, 500.0, 16);
+        assert!((1.5e7..3.2e7).contains(&split), "{split}");
+    }
+}
