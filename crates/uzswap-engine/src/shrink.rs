@@ -93,16 +93,23 @@ impl Cache {
     /// free memory back. Errors: no memory for the reserve (stores go on while it lasts, then write
     /// back or are rejected).
     pub fn maintain(&self) -> io::Result<()> {
-        let provisioned = self.provision();
-        self.starved.store(provisioned.is_err(), Relaxed);
-        self.write_back_to(self.attributes.pool_bytes_accept() as usize);
-        self.compact();
+        let provisioned = self.prepare();
         self.pool.give_back(self.reserve_bytes);
         self.slots.drain_idle();
         // A device that cannot be told goes on as if every block were in use.
         self.slots.discard_empty(|offset, bytes| drop(self.backing.discard(offset, bytes)));
         // Share records and pieces of units count on their entries.
         self.index.reclaim(self.shares.area().joined(self.units.area()));
+        provisioned
+    }
+
+    /// The part of [`Self::maintain`] that stores may come to wait for, without a look at every
+    /// table: for who stores many pages and is itself the thread that maintains.
+    pub fn prepare(&self) -> io::Result<()> {
+        let provisioned = self.provision();
+        self.starved.store(provisioned.is_err(), Relaxed);
+        self.write_back_to(self.attributes.pool_bytes_accept() as usize);
+        self.compact();
         provisioned
     }
 
@@ -114,6 +121,21 @@ impl Cache {
         self.compact();
         self.pool.give_back(self.reserve_bytes);
         before.saturating_sub(self.pool.mapped_bytes())
+    }
+
+    /// Moves objects together until free memory beyond the reserve can be given back in whole
+    /// sections, and gives it back; the bytes.
+    pub fn give_sections_back(&self) -> usize {
+        let mut given = 0;
+        while self.pool.free_bytes() >= self.reserve_bytes + SECTION_BYTES {
+            let emptiest = self.pool.sections().into_iter().min_by_key(|(_, frames)| *frames);
+            let Some((section, _)) = emptiest else { break };
+            if self.empty_section(section).is_err() {
+                break; // Its objects are in use.
+            }
+            given += SECTION_BYTES;
+        }
+        given
     }
 
     /// Moves every object out of a section of the pool and gives its memory back.

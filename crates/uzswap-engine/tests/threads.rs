@@ -63,12 +63,16 @@ impl Stress {
         self.area.entry(key as u32).unwrap()
     }
 
-    /// Stores until it is stored: the only thread that brings memory on line may be behind.
+    /// Stores until it is stored: the only thread that brings memory on line may be behind. Counts
+    /// once more when a rejected one is, so that who found nothing meanwhile sees the count change.
     fn store(&self, key: u64, page: &Page) {
+        let mut was_rejected = 0;
         while self.cache.store(self.entry(key), page) != Store::Stored {
+            was_rejected = 1;
             self.rejected.fetch_add(1, SeqCst);
             self.cache.maintain().unwrap();
         }
+        self.rejected.fetch_add(was_rejected, SeqCst);
     }
 
     /// The next version of a key that this thread owns.

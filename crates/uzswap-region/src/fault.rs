@@ -11,7 +11,7 @@
 //! thread. Nothing allocates, nothing logs, and no lock is taken that all threads take. A page that
 //! cannot be given back ends the process, with a message: going on would mean wrong bytes.
 
-use crate::lane::{Count, Lane};
+use crate::lane::{Count, Lane, Window};
 use crate::pager::Inner;
 use crate::registry;
 use crate::space::Space;
@@ -33,6 +33,9 @@ static ZEROS: Page = [0; PAGE_BYTES];
 /// Serves a SIGBUS; `false` if it is not ours.
 pub(crate) fn serve(fault: Fault) -> bool {
     let Some(space) = registry::find(fault.address) else { return false };
+    if space.pager.check_process().is_err() {
+        return false; // A region of the parent's had this address.
+    }
     space.pager.fault(space, space.page_of(fault.address), fault.is_write);
     true
 }
@@ -83,21 +86,21 @@ impl Inner {
         let mut lane = self.lane_with_credit(space, page);
         lane.count(Count::Faults, 1);
         let window = lane.streams.window(space.id, page, space.advice.load(Relaxed));
-        let pages = match window > 1 && lane.ready(&self.staging, |n| self.try_charge_fill(n)) {
-            true => self.fill_many(&mut lane, space, page, window, (word, stale)),
-            false => {
-                lane.credit -= 1;
-                self.fill_one(&mut lane, space, page, (word, stale));
-                1
-            }
+        let pages = match window {
+            1 => 1,
+            more => self.fill_many(&mut lane, space, page, more, (word, stale)),
         };
+        if pages == 1 {
+            lane.credit -= 1;
+            self.fill_one(&mut lane, space, page, (word, stale));
+        }
         if space.advice.load(Relaxed) != RANDOM {
             lane.streams.brought(space.id, page, pages);
         }
     }
 
-    /// Frames for a window are a lane's for long, so only a 16th of the memory goes to all lanes'.
-    fn try_charge_fill(&self, pages: i64) -> bool {
+    /// A buffer for windows is a lane's for good, so only a 16th of the memory goes to all lanes'.
+    fn try_charge_window(&self, pages: i64) -> bool {
         let lanes = self.lanes.len() as i64 * BATCH as i64;
         self.budget.limit() > 16 * lanes && self.budget.try_charge(pages)
     }
@@ -142,36 +145,32 @@ impl Inner {
             }
         }
         self.budget.charge_anyway(1);
-        self.copy_in(space, page, self.staging.page(frame));
-        self.staging.disown(frame);
+        self.copy_in(space, page, std::slice::from_ref(self.staging.page(frame)));
+        self.staging.disown(frame, space, page);
     }
 
-    fn copy_in(&self, space: &Space, page: u32, from: &Page) {
-        loop {
-            match self.uffd.copy(space.address(page), from) {
-                Ok(()) => return,
-                Err(error) if error.raw_os_error() == Some(EAGAIN) => {}
-                Err(error) => self.die(space, page, &Refused("copy", &error)),
-            }
+    fn copy_in(&self, space: &Space, page: u32, from: &[Page]) {
+        if let Err(error) = self.uffd.copy(space.address(page), from.as_flattened()) {
+            self.die(space, page, &Refused("copy", &error));
         }
     }
 
     fn fill_one(&self, lane: &mut Lane, space: &Space, page: u32, (word, stale): (Word, u32)) {
         if word.kind() == Kind::Stored {
             self.load(space, page, &mut lane.page);
-            self.copy_in(space, page, &lane.page);
+            self.copy_in(space, page, std::slice::from_ref(&*lane.page));
             space.put(page, Word::RESIDENT.with(Word::USED | Word::KEPT | stale));
             return;
         }
         lane.count(Count::FaultsUntouched, 1);
         let at = space.address(page);
         if stale != 0 || self.uffd.zero(at..at + PAGE_BYTES).is_err() {
-            self.copy_in(space, page, &ZEROS);
+            self.copy_in(space, page, std::slice::from_ref(&ZEROS));
         }
         space.put(page, Word::RESIDENT.with(Word::USED));
     }
 
-    /// Brings a window of pages in at once; how many it became.
+    /// Brings a window of pages in at once; how many it became. 1: none, there is nothing to gain.
     fn fill_many(
         &self,
         lane: &mut Lane,
@@ -180,31 +179,50 @@ impl Inner {
         window: usize,
         (word, stale): (Word, u32),
     ) -> usize {
-        let Some(fill) = &lane.fill else { return 0 };
-        let (frames, left) = (fill.base + fill.next * PAGE_BYTES, fill.left());
-        let most = window.min(left).min((space.pages() - page) as usize) as u32;
-        let others = (page + 1..page + most).take_while(|other| {
+        let most = window.min((space.pages() - page) as usize);
+        let window = lane.window(&self.staging, most, |pages| self.try_charge_window(pages));
+        let Some((window, mut most)) = window else { return 1 };
+        let (Window::Frames(at) | Window::Own(at)) = window;
+        if let Window::Own(_) = window {
+            // Each page that is copied is charged; the first is, by the lane's credit.
+            let missing = most as i64 - lane.credit;
+            if missing > 0 && self.budget.try_charge(missing) {
+                lane.credit += missing;
+            }
+            most = most.min(lane.credit as usize);
+        }
+        let others = (page + 1..page + most as u32).take_while(|other| {
             let seen = space.load(*other);
             seen.kind() == word.kind() && space.take(*other, seen)
         });
         let count = 1 + others.count();
-        for i in 0..count {
-            let frame = (frames + i * PAGE_BYTES) as *mut Page;
-            // SAFETY: the frame is mapped, one of the lane's, and the lane is ours; nobody else
-            // refers to it.
-            let frame = unsafe { &mut *frame };
+        if count == 1 {
+            return 1;
+        }
+        // SAFETY: mapped memory of the lane's, which is ours, for that many pages; nobody else
+        // refers to it.
+        let pages = unsafe { std::slice::from_raw_parts_mut(at as *mut Page, count) };
+        for (to, page) in pages.iter_mut().zip(page..) {
             match word.kind() {
-                Kind::Stored => self.load(space, page + i as u32, frame),
-                _ => frame.fill(0),
+                Kind::Stored => self.load(space, page, to),
+                _ => to.fill(0),
             }
         }
-        self.move_in(space, page, frames, count);
+        match window {
+            Window::Frames(from) => {
+                self.move_in(space, page, from, count);
+                lane.moved(&self.staging, count);
+            }
+            Window::Own(_) => {
+                self.copy_in(space, page, pages);
+                lane.credit -= count as i64;
+            }
+        }
         let copy = if word.kind() == Kind::Stored { Word::KEPT | stale } else { 0 };
         for i in 0..count as u32 {
             let used = if i == 0 { Word::USED } else { 0 };
             space.put(page + i, Word::RESIDENT.with(used | copy));
         }
-        lane.used(&self.staging, count);
         lane.count(Count::Around, count as u64 - 1);
         if word.kind() == Kind::Untouched {
             lane.count(Count::FaultsUntouched, 1);
@@ -212,18 +230,18 @@ impl Inner {
         count
     }
 
+    /// Moves frames to a region; what cannot be moved is copied.
     fn move_in(&self, space: &Space, page: u32, frames: usize, count: usize) {
         let to = space.address(page);
-        let mut moved = 0;
-        if self.uffd.can_move() {
-            // SAFETY: the frames are the lane's, and the lane is ours.
-            moved = unsafe { self.uffd.move_pages(to, frames, count * PAGE_BYTES) }.0 / PAGE_BYTES;
-        }
-        for i in moved..count {
+        // SAFETY: the frames are the lane's, and the lane is ours.
+        let (bytes, _) = unsafe { self.uffd.move_pages(to, frames, count * PAGE_BYTES) };
+        let moved = bytes / PAGE_BYTES;
+        if moved < count {
+            let left = (frames + bytes) as *const Page;
             // SAFETY: as above; mapped, and read only.
-            let frame = unsafe { &*((frames + i * PAGE_BYTES) as *const Page) };
-            self.budget.charge_anyway(1);
-            self.copy_in(space, page + i as u32, frame);
+            let left = unsafe { std::slice::from_raw_parts(left, count - moved) };
+            self.budget.charge_anyway(left.len() as i64);
+            self.copy_in(space, page + moved as u32, left);
         }
         if self.wakes() {
             // An error could only mean that the range is not registered, which it is.
@@ -258,7 +276,6 @@ impl Inner {
 }
 
 const EBUSY: i32 = rustix::io::Errno::BUSY.raw_os_error();
-const EAGAIN: i32 = rustix::io::Errno::AGAIN.raw_os_error();
 
 struct Refused<'a>(&'static str, &'a io::Error);
 struct Damaged(&'static str);

@@ -4,7 +4,6 @@
 use crate::staging::{BATCH, Staging};
 use crate::streams::Streams;
 use crossbeam_utils::CachePadded;
-use std::io;
 use std::sync::{Mutex, MutexGuard, PoisonError, TryLockError};
 use uzswap_engine::{PAGE_BYTES, Page};
 use uzswap_sys::cpu;
@@ -29,18 +28,18 @@ counts! {
     Around "fault_around_pages"
 }
 
-/// Frames with memory, to decode pages into and then move to a region.
-pub(crate) struct Fill {
-    pub(crate) base: usize,
-    pub(crate) next: usize,
-    /// The batch of the staging area that they are, or none for the lane's own.
-    batch: Option<u32>,
+/// Where a window of pages is decoded to.
+pub(crate) enum Window {
+    /// Unused frames of the staging area, at this address: they are moved to the region.
+    Frames(usize),
+    /// The lane's own buffer, at this address, which they are copied from.
+    Own(usize),
 }
 
-impl Fill {
-    pub(crate) fn left(&self) -> usize {
-        BATCH - self.next
-    }
+/// A batch of unused frames, and how many of them have been moved to a region.
+struct Frames {
+    batch: u32,
+    used: usize,
 }
 
 /// See the module.
@@ -50,56 +49,57 @@ pub(crate) struct Lane {
     /// Pages charged and not yet made.
     pub(crate) credit: i64,
     pub(crate) streams: Streams,
-    pub(crate) fill: Option<Fill>,
-    own: Mapping,
+    frames: Option<Frames>,
+    /// A batch's worth of memory, once it is charged.
+    own: Option<Mapping>,
     counts: [u64; COUNT],
 }
 
 impl Lane {
-    fn new() -> io::Result<Self> {
-        let own = Mapping::reserved(BATCH * PAGE_BYTES)?;
-        own.keep_apart()?;
-        Ok(Self {
+    fn new() -> Self {
+        Self {
             page: Box::new([0; PAGE_BYTES]),
             credit: 0,
             streams: Streams::default(),
-            fill: None,
-            own,
+            frames: None,
+            own: None,
             counts: [0; COUNT],
-        })
+        }
     }
 
     pub(crate) fn count(&mut self, what: Count, by: u64) {
         self.counts[what as usize] += by;
     }
 
-    /// Makes sure that there are frames to fill: a batch of the staging area that is full of unused
-    /// ones, or else the lane's own, for which `charge` is asked.
-    pub(crate) fn ready(&mut self, staging: &Staging, charge: impl FnOnce(i64) -> bool) -> bool {
-        if self.fill.is_some() {
-            return true;
+    /// Where to decode up to `pages` pages to, and how many there is room for: frames that have
+    /// nothing else to do, or the lane's own, for which `charge` is asked once.
+    pub(crate) fn window(
+        &mut self,
+        staging: &Staging,
+        pages: usize,
+        charge: impl FnOnce(i64) -> bool,
+    ) -> Option<(Window, usize)> {
+        if self.frames.is_none() {
+            self.frames = staging.take_full().map(|batch| Frames { batch, used: 0 });
         }
-        if let Some(batch) = staging.take_full() {
-            let base = staging.address(batch as usize * BATCH);
-            self.fill = Some(Fill { base, next: 0, batch: Some(batch) });
-        } else if charge(BATCH as i64) {
-            if self.own.populate().is_err() {
-                return false;
-            }
-            self.fill = Some(Fill { base: self.own.as_ptr() as usize, next: 0, batch: None });
+        if let Some(frames) = &self.frames {
+            let address = staging.address(frames.batch as usize * BATCH + frames.used);
+            return Some((Window::Frames(address), pages.min(BATCH - frames.used)));
         }
-        self.fill.is_some()
+        if self.own.is_none() && charge(BATCH as i64) {
+            self.own = Mapping::populated(BATCH * PAGE_BYTES).ok();
+        }
+        let own = self.own.as_ref()?;
+        Some((Window::Own(own.as_ptr() as usize), pages.min(BATCH)))
     }
 
     /// Notes that frames have been moved to a region.
-    pub(crate) fn used(&mut self, staging: &Staging, frames: usize) {
-        let Some(fill) = &mut self.fill else { return };
-        fill.next += frames;
-        if fill.next == BATCH {
-            if let Some(batch) = fill.batch {
-                staging.give_hole(batch);
-            }
-            self.fill = None;
+    pub(crate) fn moved(&mut self, staging: &Staging, pages: usize) {
+        let Some(frames) = &mut self.frames else { return };
+        frames.used += pages;
+        if frames.used == BATCH {
+            staging.give_hole(frames.batch);
+            self.frames = None;
         }
     }
 }
@@ -110,9 +110,9 @@ pub(crate) struct Lanes {
 }
 
 impl Lanes {
-    pub(crate) fn new() -> io::Result<Self> {
-        let lane = |_| Ok(CachePadded::new(Mutex::new(Lane::new()?)));
-        Ok(Self { lanes: (0..cpu::possible()).map(lane).collect::<io::Result<_>>()? })
+    pub(crate) fn new() -> Self {
+        let lane = |_| CachePadded::new(Mutex::new(Lane::new()));
+        Self { lanes: (0..cpu::possible()).map(lane).collect() }
     }
 
     pub(crate) fn len(&self) -> usize {

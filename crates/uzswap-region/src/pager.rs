@@ -19,7 +19,8 @@ use std::str::FromStr;
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU32, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, PoisonError, RwLock, RwLockReadGuard};
 use std::thread::JoinHandle;
-use uzswap_engine::backing::{BackingSpec, open_backing};
+use uzswap_engine::backing::{Backing, BackingSpec, open_backing};
+use uzswap_engine::compress::Algorithm;
 use uzswap_engine::{Cache, Config, PAGE_BYTES};
 use uzswap_sys::bus::{self, Blocked};
 use uzswap_sys::cpu;
@@ -168,7 +169,8 @@ impl PagerBuilder {
         self
     }
 
-    /// What pages are compressed with: `lz4` (the default), `zstd`, `zstd:3`, `wkdm`, …
+    /// What pages are compressed with: `lz4:0` (the default: LZ4 made for heaps), `lz4`, `zstd`,
+    /// `zstd:3`, `wkdm`, …
     pub fn compressor(mut self, name: &str) -> Self {
         self.compressor = name.into();
         self
@@ -201,8 +203,21 @@ impl PagerBuilder {
 
     /// Makes the pager and starts its threads.
     pub fn build(self) -> Result<Pager, Error> {
-        let memory = self.memory.unwrap_or(MemorySize(Size::Bytes(0)));
-        let bytes = check_memory(memory.bytes("the budget")?)?;
+        // What is wrong in the rest is said before a file is made.
+        check_memory(self.bytes()?)?;
+        self.compressor.parse::<Algorithm>()?;
+        let backing = open_backing(&parse_backing(&self.backing)?)?;
+        self.build_on(backing)
+    }
+
+    fn bytes(&self) -> Result<u64, Error> {
+        let none = MemorySize(Size::Bytes(0));
+        self.memory.clone().unwrap_or(none).bytes("the budget")
+    }
+
+    /// The same, with a backing of the caller's own instead of [`Self::backing`].
+    pub fn build_on(self, backing: Box<dyn Backing>) -> Result<Pager, Error> {
+        let bytes = check_memory(self.bytes()?)?;
         if !(1..=64).contains(&self.reclaim_threads) {
             let must = "from 1 to 64".into();
             let value = self.reclaim_threads as u64;
@@ -215,7 +230,6 @@ impl PagerBuilder {
         if mode == Mode::InThread {
             bus::on_bus(fault::serve).map_err(failed("set a handler of SIGBUS"))?;
         }
-        let backing = open_backing(&parse_backing(&self.backing)?)?;
         let cache = Cache::new(cache_config(bytes, self.compressor.parse()?), backing)?;
         let inner = Arc::new(Inner::new(bytes, mode, uffd, cache)?);
         let mut handle = Handle { inner, threads: Vec::new() };
@@ -246,7 +260,7 @@ fn open(mode: Mode) -> Result<Uffd, Error> {
 
 /// The cache's directory takes 32 bytes for each 64 MiB of addresses: 4096 times the budget costs
 /// it a 500th.
-fn cache_config(memory: u64, algorithm: uzswap_engine::compress::Algorithm) -> Config {
+fn cache_config(memory: u64, algorithm: Algorithm) -> Config {
     const GIB: u64 = 1 << 30;
     let addresses = memory.saturating_mul(4096).clamp(64 * GIB, 8192 * GIB);
     let ram_bytes = cpu::memory_info().map_or(memory, |info| info.total.max(memory));
@@ -283,7 +297,7 @@ impl Inner {
         // Frames for a 16th of the budget, from 1 MiB to 64.
         let batch_bytes = BATCH * PAGE_BYTES;
         let staging_batches = (bytes as usize / 16 / batch_bytes).clamp(4, 256);
-        let lanes = Lanes::new().map_err(failed)?;
+        let lanes = Lanes::new();
         let staging = Staging::new(staging_batches + lanes.len(), &uffd).map_err(failed)?;
         let inner = Self {
             table_bytes: AtomicI64::new(staging.table_bytes() as i64),
@@ -321,7 +335,8 @@ impl Inner {
 
     /// Full batches that are kept for lanes: one each.
     pub(crate) fn full_max(&self) -> usize {
-        if self.budget.room() > self.budget.margin() { self.lanes.len() } else { 0 }
+        let has_room = self.budget.room() > self.budget.margin();
+        if has_room && self.uffd.can_move() { self.lanes.len() } else { 0 }
     }
 
     /// Whether threads wait for pages in the kernel.
@@ -450,7 +465,7 @@ impl Pager {
     pub fn builder() -> PagerBuilder {
         PagerBuilder {
             memory: None,
-            compressor: "lz4".into(),
+            compressor: "lz4:0".into(),
             backing: "none".into(),
             mode: None,
             on_fork: OnFork::default(),

@@ -49,15 +49,19 @@ impl Inner {
             self.reclaim();
             self.budget.wait_for_ring();
         }
+        // One thread takes a ring; the next one is to end too.
+        self.budget.ring();
     }
 
     /// Takes pages out until there is room.
     fn reclaim(&self) {
+        // What it reports, `tend` meets again.
+        let _ = self.cache.maintain();
         // Batches of which no page was taken, since the last of which one was.
         let mut refused = 0;
         while !self.is_stopping() {
             self.tend();
-            if self.budget.room() >= 2 * self.budget.margin() {
+            if self.budget.room() >= 2 * self.budget.margin().max(1) {
                 // The cache may have become smaller, of which nobody who waits has heard.
                 return self.budget.changed();
             }
@@ -70,6 +74,10 @@ impl Inner {
                 is_idle = false;
                 refused = if self.store_oldest() == 0 { refused + 1 } else { 0 };
             }
+            if (is_idle || refused >= REFUSALS) && self.shrink_cache() {
+                refused = 0;
+                continue;
+            }
             if is_idle || refused >= REFUSALS {
                 // All is pinned, or the pool is full: who waits learns that there will be no room.
                 return match self.budget.room() {
@@ -80,6 +88,20 @@ impl Inner {
         }
     }
 
+    /// Has the cache write back and give memory back where there is no room and nothing is left to
+    /// take out: after the budget became smaller. Whether that made room.
+    fn shrink_cache(&self) -> bool {
+        let before = self.budget.room();
+        if before > 0 {
+            return false;
+        }
+        let missing = (2 * self.budget.margin().max(1) - before) as usize;
+        self.cache.shrink(missing * PAGE_BYTES);
+        self.cache.give_sections_back();
+        self.account();
+        self.budget.room() > before
+    }
+
     /// Batches that wait in the staging area before they are stored: a 32nd of the memory.
     fn depth(&self) -> usize {
         (self.budget.limit().max(0) as usize / 32 / BATCH).min(self.staging_batches() / 2)
@@ -88,7 +110,7 @@ impl Inner {
     /// Has the cache prepare what stores need, and counts what it takes.
     pub(crate) fn tend(&self) {
         // Without memory for the reserve, stores go on while it lasts, and are rejected then.
-        let _ = self.cache.maintain();
+        let _ = self.cache.prepare();
         self.account();
     }
 
@@ -339,7 +361,7 @@ impl Inner {
                     continue;
                 }
                 if was.kind() == Kind::Staged {
-                    self.staging.disown(was.frame());
+                    self.staging.disown(was.frame(), space, page);
                 }
                 given += i64::from(is_resident);
                 space.put(page, Word::UNTOUCHED);

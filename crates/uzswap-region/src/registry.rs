@@ -74,6 +74,8 @@ fn set(space: &Space, to: *mut Space) {
             at += GIB;
             continue;
         }
+        // In a fork, a region of the parent may have had these addresses.
+        slot.whole.store(std::ptr::null_mut(), Ordering::Release);
         if slot.parts.load(Ordering::Acquire).is_null() {
             let none = || AtomicPtr::new(std::ptr::null_mut());
             let table = Box::new(Table(std::array::from_fn(|_| none())));

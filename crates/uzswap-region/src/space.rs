@@ -232,7 +232,7 @@ impl Space {
             let was = self.acquire(page);
             match was.kind() {
                 Kind::Resident => resident += 1,
-                Kind::Staged => self.pager.staging.disown(was.frame()),
+                Kind::Staged => self.pager.staging.disown(was.frame(), self, page),
                 _ => {}
             }
             at = self.next_touched(page + 1);

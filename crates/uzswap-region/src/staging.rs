@@ -26,6 +26,10 @@ pub(crate) const BATCH: usize = 64;
 /// Owner of a frame in which no page is: no region has this number.
 const NOBODY: u64 = u64::MAX;
 
+fn owner_of(space: &Space, page: u32) -> u64 {
+    u64::from(space.id) << 32 | u64::from(page)
+}
+
 /// See the module.
 pub(crate) struct Staging {
     memory: Mapping,
@@ -150,14 +154,16 @@ impl Staging {
     /// Notes that a page has been moved into a frame.
     pub(crate) fn enter(&self, frame: usize, space: &Space, page: u32) {
         let batch = &self.batches[frame / BATCH];
-        let owner = u64::from(space.id) << 32 | u64::from(page);
-        batch.owners[frame % BATCH].store(owner, Relaxed);
+        batch.owners[frame % BATCH].store(owner_of(space, page), Relaxed);
         batch.present.fetch_or(1 << (frame % BATCH), Release);
     }
 
-    /// Notes that a frame's page is elsewhere, and the frame's memory still here.
-    pub(crate) fn disown(&self, frame: usize) {
-        self.batches[frame / BATCH].owners[frame % BATCH].store(NOBODY, Release);
+    /// Notes that a page which was in a frame is elsewhere, and the frame's memory still here. The
+    /// batch of a region that is being unmapped may be in use for others by now: then nothing is
+    /// changed.
+    pub(crate) fn disown(&self, frame: usize, space: &Space, page: u32) {
+        let owner = &self.batches[frame / BATCH].owners[frame % BATCH];
+        let _ = owner.compare_exchange(owner_of(space, page), NOBODY, AcqRel, Relaxed);
     }
 
     /// Notes that a frame's page has been moved away.

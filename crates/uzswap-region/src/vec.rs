@@ -38,18 +38,18 @@ impl<T> RegionVec<T> {
         &self.region
     }
 
-    /// [`Region::pin`] of a range of elements.
+    /// [`crate::RegionRef::pin`] of a range of elements.
     pub fn pin(&self, range: Range<usize>) -> Result<Pinned, Error> {
         self.region.pin(self.bytes(range))
     }
 
-    /// [`Region::touch`] of a range of elements.
+    /// [`crate::RegionRef::touch`] of a range of elements.
     pub fn touch(&self, range: Range<usize>) -> Result<(), Error> {
         self.region.touch(self.bytes(range))
     }
 
-    /// [`Region::advise`] of a range of elements, other than [`Advice::DontNeed`], which changes
-    /// them: see [`Self::clear`].
+    /// [`crate::RegionRef::advise`] of a range of elements, other than
+    /// [`Advice::DontNeed`], which changes them: see [`Self::clear`].
     pub fn advise(&self, range: Range<usize>, advice: Advice) -> Result<(), Error> {
         match advice {
             Advice::DontNeed => Ok(()),

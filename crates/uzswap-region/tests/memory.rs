@@ -62,6 +62,18 @@ fn pages_go_out_and_come_back_and_are_dropped_when_told() {
 }
 
 #[test]
+fn pages_that_were_only_read_go_out_too() {
+    let pager = Pager::builder().memory("16M").mode(Mode::InThread).build().unwrap();
+    let values: RegionVec<u64> = pager.vec_zeroed(4 * MIB / 8).unwrap();
+    for _ in 0..2 {
+        assert!(values.iter().all(|value| *value == 0));
+        values.advise(0..values.len(), Advice::PageOut).unwrap();
+        let stats = pager.stats();
+        assert_eq!((stats.get("stored_pages"), stats.get("pool_pages")), (Some(1024), Some(0)));
+    }
+}
+
+#[test]
 fn what_is_pinned_stays_and_system_calls_can_be_given_it() {
     let pager = Pager::builder().memory("16M").mode(Mode::InThread).build().unwrap();
     let mut bytes: RegionVec<u8> = pager.vec_zeroed(4 * MIB).unwrap();

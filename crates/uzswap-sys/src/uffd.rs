@@ -114,14 +114,24 @@ impl Uffd {
     /// Fills absent pages at `to` with a copy of `pages`, and wakes who waits for them. `EEXIST`: a
     /// page is there.
     pub fn copy(&self, to: usize, pages: &[u8]) -> io::Result<()> {
-        let mut copy = raw::uffdio_copy {
-            dst: to as u64,
-            src: pages.as_ptr() as u64,
-            len: pages.len() as u64,
-            mode: 0,
-            copy: 0,
-        };
-        request(&self.fd, ioctl::UFFDIO_COPY, &mut copy)
+        let mut done = 0;
+        loop {
+            let left = &pages[done..];
+            let mut copy = raw::uffdio_copy {
+                dst: (to + done) as u64,
+                src: left.as_ptr() as u64,
+                len: left.len() as u64,
+                mode: 0,
+                copy: 0,
+            };
+            match request(&self.fd, ioctl::UFFDIO_COPY, &mut copy) {
+                // The address space was being changed. What is done is done.
+                Err(error) if error.raw_os_error() == Some(libc::EAGAIN) => {
+                    done += usize::try_from(copy.copy).unwrap_or(0);
+                }
+                other => return other,
+            }
+        }
     }
 
     /// Maps the zero page at an absent page, and wakes who waits for it. `EEXIST`: a page is there.
@@ -161,8 +171,9 @@ impl Uffd {
             done += usize::try_from(request_move.move_).unwrap_or(0);
             match result {
                 Ok(()) => return (bytes, Ok(())),
+                Err(_) if done == bytes => return (bytes, Ok(())),
                 // The kernel gave up in the middle, or the address space was being changed.
-                Err(error) if error.raw_os_error() == Some(libc::EAGAIN) && done < bytes => {}
+                Err(error) if error.raw_os_error() == Some(libc::EAGAIN) => {}
                 Err(error) => return (done, Err(error)),
             }
         }

@@ -7,6 +7,7 @@ use crate::size;
 use std::fs;
 use std::io;
 use std::process::ExitCode;
+use uzswap_region::Mode;
 use uzswap_sys::cgroup::{Hierarchy, Version};
 use uzswap_sys::{cpu, fuse, loopdev, process, swap};
 
@@ -79,6 +80,23 @@ fn zswap() -> Result<String, String> {
     }
 }
 
+/// Who may serve the faults of regions.
+fn regions() -> Vec<Finding> {
+    let check = |mode: Mode| match mode.check() {
+        Ok(()) => Ok("permitted".into()),
+        Err(error) => Err(error.to_string()),
+    };
+    let default = match Mode::available() {
+        Ok(mode) => Ok(mode.to_string()),
+        Err(error) => Err(error.to_string()),
+    };
+    vec![
+        finding("in-thread (SIGBUS; system calls need pinned memory)", check(Mode::InThread)),
+        optional("handler-threads (any system call works)", check(Mode::HandlerThreads)),
+        finding("used unless asked otherwise", default),
+    ]
+}
+
 /// Checks what the swap device cannot do without.
 pub fn require() -> Result<(), Failure> {
     for finding in swap_device() {
@@ -91,20 +109,8 @@ pub fn require() -> Result<(), Failure> {
 
 /// Prints it; status 1 when no front end works.
 pub fn doctor() -> ExitCode {
-    let findings = swap_device();
-    let works = findings.iter().all(|finding| !finding.required || finding.state.is_ok());
-    println!(
-        "swap device (run, serve): {}",
-        if works { "works here" } else { "does not work here" }
-    );
-    for finding in &findings {
-        let (mark, text) = match (&finding.state, finding.required) {
-            (Ok(text), _) => ("ok", text),
-            (Err(text), true) => ("MISSING", text),
-            (Err(text), false) => ("note", text),
-        };
-        println!("  {mark:8} {}: {text}", finding.what);
-    }
+    let device = print("swap device (run, serve)", &swap_device());
+    let regions = print("regions (the library)", &regions());
     if let Ok(memory) = cpu::memory_info() {
         let (total, available) = (size::show(memory.total), size::show(memory.available));
         println!("memory: {total}, {available} available; {} CPUs", cpu::allowed());
@@ -112,5 +118,20 @@ pub fn doctor() -> ExitCode {
     for folder in crate::stats::sessions() {
         println!("{}", leftovers::describe(&folder));
     }
-    if works { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+    if device || regions { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+}
+
+/// Prints what was found of a front end; whether it works.
+fn print(what: &str, findings: &[Finding]) -> bool {
+    let works = findings.iter().all(|finding| !finding.required || finding.state.is_ok());
+    println!("{what}: {}", if works { "works here" } else { "does not work here" });
+    for finding in findings {
+        let (mark, text) = match (&finding.state, finding.required) {
+            (Ok(text), _) => ("ok", text),
+            (Err(text), true) => ("MISSING", text),
+            (Err(text), false) => ("note", text),
+        };
+        println!("  {mark:8} {}: {text}", finding.what);
+    }
+    works
 }

@@ -23,7 +23,7 @@ use crate::config::Locks;
 use crate::ids::{Area, SwapEntry};
 use crate::sync::{Backoff, Mutex, MutexGuard, lock, pin};
 use crossbeam_epoch::{Atomic, Guard, Owned, Shared};
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use trunk::Trunk;
 
 /// Entries in a trunk: 64 MiB of address space.
@@ -40,6 +40,8 @@ pub(crate) const TRUNK_BYTES: usize = TRUNK_ENTRIES * size_of::<Entry>();
 pub(crate) struct Index {
     trunks: Box<[Atomic<Trunk>]>,
     spare: Mutex<Vec<Box<Trunk>>>,
+    /// Trunks in the directory: a region asks for a cache's size after every batch.
+    made: AtomicUsize,
     /// Areas in use, by first key.
     areas: Mutex<Vec<Area>>,
     /// One lock for every change, where a benchmark asks for that.
@@ -64,6 +66,7 @@ impl Index {
         Self {
             trunks: (0..trunks).map(|_| Atomic::null()).collect(),
             spare: Mutex::new(Vec::with_capacity(Self::SPARE)),
+            made: AtomicUsize::new(0),
             areas: Mutex::new(Vec::new()),
             one_lock: (locks < Locks::SplitIndex).then(|| Mutex::new(OneIndex)),
         }
@@ -110,6 +113,7 @@ impl Index {
             return false;
         }
         slot.store(Shared::null(), Ordering::Release);
+        self.made.fetch_sub(1, Ordering::Relaxed);
         trunk::retire(at, &view.pinned);
         true
     }
@@ -143,7 +147,7 @@ impl Index {
 
     /// Bytes that the index takes: trunks, spare ones included, and the directory.
     pub(crate) fn bytes(&self) -> usize {
-        (self.view().trunks().count() + lock(&self.spare).len()) * TRUNK_BYTES
+        (self.made.load(Ordering::Relaxed) + lock(&self.spare).len()) * TRUNK_BYTES
             + self.trunks.len() * size_of::<Atomic<Trunk>>()
     }
 }
@@ -216,8 +220,9 @@ impl View<'_> {
         let trunk = lock(&self.index.spare).pop().ok_or(NoTrunk)?;
         let (none, made) = (Shared::null(), Owned::from(trunk));
         let (success, failure) = (Ordering::AcqRel, Ordering::Acquire);
-        if let Err(lost) = slot.compare_exchange(none, made, success, failure, &self.pinned) {
-            lock(&self.index.spare).push(lost.new.into_box());
+        match slot.compare_exchange(none, made, success, failure, &self.pinned) {
+            Ok(_) => drop(self.index.made.fetch_add(1, Ordering::Relaxed)),
+            Err(lost) => lock(&self.index.spare).push(lost.new.into_box()),
         }
         Ok(())
     }

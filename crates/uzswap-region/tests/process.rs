@@ -1,0 +1,291 @@
+//! What becomes of the process: forks, signals that are not ours, and deaths that must be.
+//!
+//! Each case runs in a process of its own: this program again, with the case's name in `CASE`.
+
+#![allow(clippy::unwrap_used, reason = "tests")]
+
+use std::os::unix::process::ExitStatusExt;
+use std::process::{Command, Output};
+use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
+use uzswap_engine::testing::TestBacking;
+use uzswap_region::{Advice, Mode, Pager, PagerBuilder, Region, RegionVec};
+
+const MIB: usize = 1 << 20;
+const PAGE: usize = 4096;
+
+/// Runs a case of [`child`] in a process of its own.
+fn run(case: &str) -> Output {
+    let program = std::env::current_exe().unwrap();
+    let mut command = Command::new(program);
+    command.args(["--exact", "child", "--nocapture", "--test-threads=1"]).env("CASE", case);
+    command.output().unwrap()
+}
+
+fn stderr(output: &Output) -> String {
+    String::from_utf8_lossy(&output.stderr).into_owned()
+}
+
+#[track_caller]
+fn assert_passes(case: &str) {
+    let output = run(case);
+    assert!(output.status.success(), "{case}: {}\n{}", output.status, stderr(&output));
+}
+
+#[track_caller]
+fn assert_dies(case: &str, signal: i32, says: &[&str]) {
+    let output = run(case);
+    let text = stderr(&output);
+    assert_eq!(output.status.signal(), Some(signal), "{case}: {}\n{text}", output.status);
+    says.iter().for_each(|part| assert!(text.contains(part), "{case}: no '{part}' in: {text}"));
+}
+
+#[test]
+fn child() {
+    match std::env::var("CASE").as_deref() {
+        Ok("fork touches") => fork_touches(),
+        Ok("fork leaves") => fork_leaves(),
+        Ok("foreign handler") => foreign_handler(),
+        Ok("foreign default") => _ = touch_beyond_a_file(),
+        Ok("after unmap") => after_unmap(),
+        Ok("unreadable backing") => unreadable_backing(),
+        Ok("no room") => no_room(),
+        Ok("budget") => budget(),
+        _ => {}
+    }
+}
+
+fn builder() -> PagerBuilder {
+    Pager::builder().memory("16M").mode(Mode::InThread)
+}
+
+fn filled(pager: &Pager, bytes: usize) -> RegionVec<u64> {
+    let mut values: RegionVec<u64> = pager.vec_zeroed(bytes / 8).unwrap();
+    values.iter_mut().enumerate().for_each(|(i, value)| *value = i as u64 / 3);
+    values
+}
+
+fn is_whole(values: &[u64]) -> bool {
+    values.iter().enumerate().all(|(i, value)| *value == i as u64 / 3)
+}
+
+/// Forks; the child does something and exits, and its status is returned.
+fn in_fork(child: impl FnOnce()) -> std::process::ExitStatus {
+    // SAFETY: the child only does what each case says, and exits.
+    match unsafe { libc::fork() } {
+        0 => {
+            child();
+            // SAFETY: ends the child without running what the parent left to be run at exit.
+            unsafe { libc::_exit(0) }
+        }
+        pid => {
+            let mut status = 0;
+            // SAFETY: waits for the child that was just made.
+            assert_eq!(unsafe { libc::waitpid(pid, &mut status, 0) }, pid);
+            std::process::ExitStatus::from_raw(status)
+        }
+    }
+}
+
+#[test]
+fn a_fork_that_touches_a_region_gets_a_signal_and_a_reason_and_never_zeros() {
+    let output = run("fork touches");
+    assert!(output.status.success(), "{}", stderr(&output));
+    assert!(stderr(&output).contains("does not inherit"), "{}", stderr(&output));
+}
+
+fn fork_touches() {
+    let pager = builder().build().unwrap();
+    let values = filled(&pager, 40 * MIB);
+    for at in [0, values.len() - 1] {
+        let status = in_fork(|| _ = std::hint::black_box(values[at]));
+        assert_eq!(status.signal(), Some(libc::SIGSEGV), "element {at}");
+    }
+    assert!(is_whole(&values), "the parent goes on");
+}
+
+#[test]
+fn a_fork_that_leaves_regions_alone_goes_on() {
+    assert_passes("fork leaves");
+}
+
+fn fork_leaves() {
+    let pager = builder().build().unwrap();
+    let mut values = filled(&pager, 40 * MIB);
+    for round in 0..4 {
+        let other = filled(&pager, 2 * MIB);
+        let status = in_fork(|| {
+            assert!(pager.map(4096).is_err() && other.touch(0..1).is_err());
+            drop(other);
+            // A pager of its own works.
+            let own = builder().build().unwrap();
+            assert!(is_whole(&filled(&own, 24 * MIB)));
+            drop(own);
+            drop(pager.clone());
+        });
+        assert!(status.success(), "{status}");
+        // Pages go out while a child lives, too.
+        values.advise(0..values.len(), Advice::PageOut).unwrap();
+        assert!(is_whole(&values), "round {round}");
+        values[0] = 0;
+    }
+}
+
+static CAUGHT: AtomicUsize = AtomicUsize::new(0);
+
+#[test]
+fn a_bus_error_that_is_not_ours_goes_to_the_handler_that_was_there() {
+    assert_passes("foreign handler");
+    assert_dies("foreign default", libc::SIGBUS, &[]);
+}
+
+/// Touches a mapped file beyond its end.
+fn touch_beyond_a_file() -> u8 {
+    let pager = builder().build().unwrap();
+    assert!(is_whole(&filled(&pager, 24 * MIB)));
+    let file = tempfile::tempfile().unwrap();
+    file.set_len(PAGE as u64).unwrap();
+    // SAFETY: a new mapping of a file of our own; its only page is read, whatever that does.
+    unsafe {
+        use std::os::fd::AsRawFd;
+        let (read, shared) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_SHARED);
+        let at = libc::mmap(std::ptr::null_mut(), PAGE, read, shared, file.as_raw_fd(), 0);
+        assert_ne!(at, libc::MAP_FAILED);
+        file.set_len(0).unwrap();
+        at.cast::<u8>().read_volatile()
+    }
+}
+
+extern "C" fn repair(_: i32, info: *mut libc::siginfo_t, _: *mut libc::c_void) {
+    CAUGHT.fetch_add(1, SeqCst);
+    // SAFETY: maps a page of memory in place of the one of the file, so that the read goes on.
+    unsafe {
+        let page = ((*info).si_addr() as usize & !(PAGE - 1)) as *mut libc::c_void;
+        let flags = libc::MAP_FIXED | libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
+        libc::mmap(page, PAGE, libc::PROT_READ, flags, -1, 0);
+    }
+}
+
+fn foreign_handler() {
+    // SAFETY: sets a handler of the form that its flags say.
+    unsafe {
+        let mut action: libc::sigaction = std::mem::zeroed();
+        action.sa_sigaction = repair as *const () as usize;
+        action.sa_flags = libc::SA_SIGINFO;
+        libc::sigaction(libc::SIGBUS, &action, std::ptr::null_mut());
+    }
+    assert_eq!(touch_beyond_a_file(), 0);
+    assert_eq!(CAUGHT.load(SeqCst), 1);
+}
+
+#[test]
+fn memory_that_was_unmapped_is_gone() {
+    assert_dies("after unmap", libc::SIGSEGV, &[]);
+}
+
+fn after_unmap() {
+    let pager = builder().build().unwrap();
+    let region: Region = pager.map(8 * MIB).unwrap();
+    let at = region.as_ptr().as_ptr();
+    // SAFETY: inside of the region.
+    unsafe { at.write_volatile(1) };
+    drop(region);
+    assert_eq!(pager.region_of(at as usize), None);
+    // SAFETY: it is not: that is what is tested.
+    unsafe { at.read_volatile() };
+}
+
+#[test]
+fn a_page_that_the_backing_does_not_give_back_ends_the_process_and_nothing_else_does() {
+    let says = ["uzswap: region 0x", "of 25165824 bytes", "the backing does not read", "check"];
+    assert_dies("unreadable backing", libc::SIGABRT, &says);
+}
+
+/// 24 MiB of noise in 8 MiB: nearly all of it is on the backing, which then fails.
+fn unreadable_backing() {
+    let (backing, faults) = TestBacking::new(64 * MIB, 4096);
+    let builder = Pager::builder().memory("8M").mode(Mode::InThread);
+    let pager = builder.build_on(Box::new(backing)).unwrap();
+    let mut values: RegionVec<u64> = pager.vec_zeroed(24 * MIB / 8).unwrap();
+    let noise = |i: usize| {
+        let mut word = (i as u64 + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        word ^= word >> 29;
+        word.wrapping_mul(0xbf58_476d_1ce4_e5b9) ^ word >> 7
+    };
+    values.iter_mut().enumerate().for_each(|(i, value)| *value = noise(i));
+    for round in 0..2 {
+        let wrong = (0..values.len()).find(|i| values[*i] != noise(*i));
+        assert_eq!(wrong, None, "in round {round}, before the backing failed");
+    }
+    faults.fail_reads.store(true, SeqCst);
+    eprintln!("the backing fails from now on");
+    (0..values.len()).for_each(|i| assert_eq!(values[i], noise(i)));
+}
+
+#[test]
+fn without_room_anywhere_the_process_ends_with_the_reason() {
+    assert_dies("no room", libc::SIGABRT, &["no memory is left for it", "raise the budget"]);
+}
+
+fn no_room() {
+    let pager = Pager::builder().memory("8M").mode(Mode::InThread).build().unwrap();
+    let mut values: RegionVec<u64> = pager.vec_zeroed(24 * MIB / 8).unwrap();
+    let mut word = 1u64;
+    for value in values.iter_mut() {
+        word = word.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        *value = word ^ word >> 33;
+    }
+}
+
+#[test]
+fn all_memory_that_the_kernel_counts_is_within_the_budget() {
+    assert_passes("budget");
+}
+
+/// Bytes of this process in memory.
+fn resident_bytes() -> usize {
+    let text = std::fs::read_to_string("/proc/self/statm").unwrap();
+    text.split(' ').nth(1).unwrap().parse::<usize>().unwrap() * PAGE
+}
+
+/// Codecs' contexts of two CPUs and stacks of two threads, which the budget does not count.
+const BESIDES: usize = 3 * MIB;
+
+fn budget() {
+    let before = resident_bytes();
+    let pager = Pager::builder().memory("64M").mode(Mode::InThread).build().unwrap();
+    let most = AtomicUsize::new(0);
+    let over = AtomicUsize::new(0);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            while over.load(SeqCst) == 0 {
+                most.fetch_max(resident_bytes(), SeqCst);
+                std::thread::sleep(std::time::Duration::from_millis(1));
+            }
+        });
+        let mut values = filled(&pager, 128 * MIB);
+        assert!(is_whole(&values));
+        let mut at = 1;
+        for _ in 0..100_000 {
+            at = (at * 5 + 12_345) % values.len();
+            assert_eq!(values[at], at as u64 / 3);
+            values[at] = at as u64 / 3;
+        }
+        pager.set_memory("48M").unwrap();
+        assert!(is_whole(&values));
+        let used = resident_bytes() - before;
+        assert!(used <= 48 * MIB / 100 * 102 + BESIDES, "{used} bytes of 48 MiB");
+        over.store(1, SeqCst);
+    });
+    let most = most.load(SeqCst) - before;
+    assert!(most <= 64 * MIB / 100 * 102 + BESIDES, "{most} bytes of 64 MiB at most");
+    assert!(most > 56 * MIB, "{most} bytes: the budget is used");
+}
+
+#[test]
+fn the_example_sorts_four_times_its_budget() {
+    let folder = std::env::current_exe().unwrap();
+    let program = folder.parent().unwrap().parent().unwrap().join("examples/sort");
+    let output = Command::new(program).env("TMPDIR", "/var/tmp").output().unwrap();
+    let text = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success() && text.contains("sorted 32 MiB"), "{}", stderr(&output));
+}
