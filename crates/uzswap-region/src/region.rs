@@ -35,9 +35,8 @@ pub enum Advice {
 /// Memory whose pages are compressed when there is no room for them. Unmapped when dropped.
 ///
 /// It is used through [`RegionRef::as_ptr`], like any memory; two rules besides:
-/// - In [`crate::Mode::InThread`], pin what is given to a system call ([`RegionRef::pin`]), and do
-/// not
-///   block SIGBUS in a thread that touches it: the process would be killed.
+/// - In [`crate::Mode::InThread`], pin what is given to a system call ([`RegionRef::pin`]), and
+///   do not block SIGBUS in a thread that touches it: the process would be killed.
 /// - No thread's stack lies in it.
 pub struct Region(RegionRef);
 
