@@ -9,8 +9,8 @@
 //! ```
 //! It runs in the thread that faulted, on its stack, with all signals blocked; or in a handler
 //! thread. Nothing allocates (but the index's epochs, at a thread's first fault), nothing logs, and
-//! no lock is taken that all threads take. A page that cannot be given back ends the process, with a
-//! message: going on would mean wrong bytes.
+//! no lock is taken that all threads take. A page that cannot be given back ends the process, with
+//! a message: going on would mean wrong bytes.
 
 use crate::lane::{Count, Lane, Window};
 use crate::pager::Inner;
