@@ -26,6 +26,9 @@ pub struct NumpyArguments {
 
 /// The array takes so many times the memory that it has.
 const RATIO: u64 = 4;
+/// What numpy's temporary arrays take besides: a region's are outside of its budget, a group's are
+/// in it, and in 8 MiB they leave the file so little that the kernel ends the program.
+const TEMPORARIES_BYTES: u64 = 16 << 20;
 const PROGRAM: &str = include_str!("numpy.py");
 /// What is done to the array, in this order; each is a column.
 const STEPS: [(&str, &str); 4] = [
@@ -94,7 +97,7 @@ impl Setting {
         match &array.memory {
             Memory::Plain => command.args(["--memory", "plain"]),
             Memory::Memmap => {
-                let group = changes.group(self.budget)?;
+                let group = changes.group(self.budget + TEMPORARIES_BYTES)?;
                 command.args(["--memory", "memmap", "--file"]).arg(&file);
                 command.arg("--group").arg(group.entrance())
             }
