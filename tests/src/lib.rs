@@ -7,8 +7,12 @@ use std::fs::{self, File};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
+use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::time::{Duration, Instant};
 use uzswap_sys::cgroup::{Group, Hierarchy};
+
+/// How long a run may take: some take minutes where builds run beside them.
+const PATIENCE: Duration = Duration::from_secs(15 * 60);
 
 /// A program of this workspace, built with the same profile as this test.
 pub fn program(name: &str) -> PathBuf {
@@ -251,9 +255,28 @@ impl Run {
         uzswap_sys::process::kill(self.child.id() as i32, signal).expect("it is running");
     }
 
-    /// Waits for its end: output, and the report if it wrote one.
+    /// Waits for its end: output, and the report if it wrote one. Panics, having killed it, when it
+    /// takes more than [`PATIENCE`].
     pub fn finish(self) -> Finished {
+        let pid = self.child.id() as i32;
+        let (ended, end) = channel::<()>();
+        let watchdog = std::thread::spawn(move || {
+            let is_late = end.recv_timeout(PATIENCE) == Err(RecvTimeoutError::Timeout);
+            if is_late {
+                // An error: it ended just now, or only its command did not.
+                let _ = uzswap_sys::process::kill(pid, libc::SIGKILL);
+                Hierarchy::find().into_iter().for_each(|hierarchy| {
+                    for process in hierarchy.group(&format!("uzswap-{pid}")).processes() {
+                        let _ = uzswap_sys::process::kill(process, libc::SIGKILL);
+                    }
+                });
+            }
+            is_late
+        });
         let output = self.child.wait_with_output().expect("it ends");
+        drop(ended);
+        let is_late = watchdog.join().expect("the watchdog does not panic");
+        assert!(!is_late, "it did not end: {}", String::from_utf8_lossy(&output.stderr));
         let report = fs::read(self.report.path()).unwrap_or_default();
         let report = serde_json::from_slice(&report).unwrap_or(serde_json::Value::Null);
         Finished { output, report }

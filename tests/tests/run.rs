@@ -5,6 +5,7 @@
 use std::fs;
 use std::process::Command;
 use std::time::Duration;
+use uzswap_sys::cgroup::Hierarchy;
 use uzswap_tests::{Machine, Run, Setting, program, wait_for};
 
 const LIMITS: [&str; 6] = ["--memory", "64M", "--backing", "none", "--pool", "256M"];
@@ -204,8 +205,11 @@ fn a_run_and_daemon_that_were_killed_are_cleaned_up_by_the_next_run() {
     run.signal(libc::SIGKILL);
     uzswap_sys::process::kill(daemon, libc::SIGKILL).unwrap();
     let folder = run.folder();
+    let group = Hierarchy::find().unwrap().group(&format!("uzswap-{}", run.child.id()));
     drop(run.finish());
     assert!(folder.exists(), "something is left to be cleaned up");
+    let command = group.processes();
+    assert!(command.is_empty(), "the command outlived its run: {command:?}");
     let next = Run::start(&LIMITS, &["echo", "works"]).finish();
     next.assert_code(0);
     assert!(next.stderr().contains("cleaned up after a killed run"), "{}", next.stderr());

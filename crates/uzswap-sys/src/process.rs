@@ -106,6 +106,16 @@ pub fn leave_session() -> io::Result<()> {
     Ok(())
 }
 
+/// Has the kernel kill the calling process when the thread that started it ends. Errors:
+/// `NotFound` when that process, which must be `parent`, has ended already.
+pub fn die_with_parent(parent: i32) -> io::Result<()> {
+    rustix::process::set_parent_process_death_signal(Some(Signal::KILL))?;
+    match rustix::process::getppid() == Pid::from_raw(parent) {
+        true => Ok(()),
+        false => Err(io::ErrorKind::NotFound.into()),
+    }
+}
+
 /// Bytes that a process may still write to the file system of `folder`.
 pub fn free_disk_bytes(folder: &std::path::Path) -> io::Result<u64> {
     let statistics = rustix::fs::statvfs(folder)?;

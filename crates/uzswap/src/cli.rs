@@ -128,6 +128,9 @@ pub struct RecordArguments {
 /// `uzswap enter`.
 #[derive(Debug, Args)]
 pub struct EnterArguments {
+    /// Who started it, and must not end before it.
+    #[arg(long)]
+    pub owner: i32,
     /// The cgroup's file to write to.
     pub entrance: PathBuf,
     /// The command and its arguments.

@@ -138,6 +138,7 @@ impl Watch<'_> {
         let program = program.map_err(|error| Failure::new(format!("/proc/self/exe: {error}")))?;
         let child = Command::new(program)
             .arg("enter")
+            .arg(format!("--owner={}", std::process::id()))
             .arg(self.group.entrance())
             .arg("--")
             .args(&arguments.command)
@@ -248,8 +249,12 @@ fn find_command(name: &OsStr) -> Result<(), Failure> {
     })
 }
 
-/// `uzswap enter`: moves this process into the cgroup and becomes the command.
+/// `uzswap enter`: moves this process into the cgroup and becomes the command. The command dies
+/// with its run: while the killer is held, nobody else would end it when memory runs out.
 pub fn enter(arguments: &EnterArguments) -> Failure {
+    if let Err(error) = process::die_with_parent(arguments.owner) {
+        return Failure::new(format!("the run ended before its command started: {error}"));
+    }
     if let Err(error) = fs::write(&arguments.entrance, "0") {
         return Failure::new(format!("cannot enter {}: {error}", arguments.entrance.display()));
     }
