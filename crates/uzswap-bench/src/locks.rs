@@ -9,7 +9,10 @@
 use crate::bench::{Bench, Candidate, Turns};
 use crate::corpus::Program;
 use crate::error::{Context, Failure};
+use crate::faults::Faults;
 use crate::figures::quantile;
+use crate::machine::Changes;
+use crate::peer::{Peer, Room};
 use crate::plot::Plot;
 use crate::ram::Ram;
 use crate::report::{Section, Table};
@@ -23,6 +26,7 @@ use uzswap_engine::compress::prepare_thread;
 use uzswap_engine::testing::Noise;
 use uzswap_engine::{Area, Cache, Config, Load, Locks, PAGE_BYTES, Page, Store};
 use uzswap_sync::profile;
+use uzswap_sys::cpu;
 
 /// What to measure.
 #[derive(Debug, Args)]
@@ -75,6 +79,8 @@ struct Kind {
 #[derive(Debug, Serialize)]
 struct Run {
     kb_per_s: f64,
+    /// Share of the CPUs that threads could have used and did not.
+    idle: f64,
     /// From the run with a profile: acquisitions for a page, and time waited of all threads' time.
     a_page: f64,
     waiting: f64,
@@ -123,12 +129,24 @@ fn store(cache: &Cache, area: Area, offset: u32, page: &Page) -> bool {
     cache.store(key, page) == Store::Stored || cache.store_through(key, page) == Store::Stored
 }
 
-/// Time for all threads to store `count` pages together.
-fn swap_out(setting: Setting, count: u32, pages: &[Page], ram: &Ram) -> Result<Duration, Failure> {
+/// CPU time of this process so far.
+fn cpu_time() -> Duration {
+    let time = rustix::time::clock_gettime(rustix::time::ClockId::ProcessCPUTime);
+    Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
+}
+
+/// What storing `count` pages took all threads together.
+struct Took {
+    time: Duration,
+    /// Of all CPUs.
+    cpu: Duration,
+}
+
+fn swap_out(setting: Setting, count: u32, pages: &[Page], ram: &Ram) -> Result<Took, Failure> {
     let threads = setting.threads as u32;
     let share = count / threads;
     let barrier = Barrier::new(setting.threads);
-    let (time, held) = with_cache(setting, count, ram, |cache, area| {
+    let (took, held) = with_cache(setting, count, ram, |cache, area| {
         // Trunks and slots of a cache that has been in use.
         for offset in (0..count).step_by(16384) {
             store(cache, area, offset, &pages[0]);
@@ -139,13 +157,13 @@ fn swap_out(setting: Setting, count: u32, pages: &[Page], ram: &Ram) -> Result<D
         let work = |number: u32| {
             prepare_thread();
             barrier.wait();
-            let start = Instant::now();
+            let start = (Instant::now(), cpu_time());
             let mut held = 0;
             for offset in number * share..(number + 1) * share {
                 held +=
                     u32::from(store(cache, area, offset, &pages[offset as usize % pages.len()]));
             }
-            let end = Instant::now();
+            let end = (Instant::now(), cpu_time());
             profile::flush();
             (start, end, held)
         };
@@ -157,22 +175,25 @@ fn swap_out(setting: Setting, count: u32, pages: &[Page], ram: &Ram) -> Result<D
             let all = all.unwrap_or_default();
             let start = all.iter().map(|(start, ..)| *start).min();
             let end = all.iter().map(|(_, end, _)| *end).max();
-            let time = start.zip(end).map_or(Duration::ZERO, |(start, end)| end - start);
-            (time, all.iter().map(|(.., held)| held).sum::<u32>())
+            let took = start
+                .zip(end)
+                .map(|(start, end)| Took { time: end.0 - start.0, cpu: end.1 - start.1 });
+            (took, all.iter().map(|(.., held)| held).sum::<u32>())
         })
     })?;
-    match held == share * threads {
-        true => Ok(time),
-        false => Err(Failure::new(format!("{held} of {} pages were taken", share * threads))),
+    match took.filter(|_| held == share * threads) {
+        Some(took) => Ok(took),
+        None => Err(Failure::new(format!("{held} of {} pages were taken", share * threads))),
     }
 }
 
 fn measure(setting: Setting, count: u32, pages: &[Page], ram: &Ram) -> Result<Run, Failure> {
-    let time = swap_out(setting, count, pages, ram)?;
+    let took = swap_out(setting, count, pages, ram)?;
+    let cpus = cpu::allowed().min(setting.threads);
     profile::switch(true);
     let profiled = swap_out(setting, count, pages, ram);
     profile::switch(false);
-    let elapsed = profiled?.as_nanos() as f64;
+    let elapsed = profiled?.time.as_nanos() as f64;
     let all = profile::take();
     let per_page = |number: f64| number / f64::from(count);
     let kinds = all.iter().map(|kind| Kind {
@@ -189,7 +210,9 @@ fn measure(setting: Setting, count: u32, pages: &[Page], ram: &Ram) -> Result<Ru
     });
     let kinds: Vec<Kind> = kinds.collect();
     Ok(Run {
-        kb_per_s: f64::from(count) * PAGE_BYTES as f64 / 1024.0 / time.as_secs_f64(),
+        kb_per_s: f64::from(count) * PAGE_BYTES as f64 / 1024.0 / took.time.as_secs_f64(),
+        // The maintaining thread may use one that they leave.
+        idle: (1.0 - took.cpu.as_secs_f64() / (took.time.as_secs_f64() * cpus as f64)).max(0.0),
         a_page: kinds.iter().map(|kind| kind.a_page).sum(),
         waiting: kinds.iter().map(|kind| kind.waited_ns).sum::<f64>()
             / (elapsed * (setting.threads + 1) as f64),
@@ -328,13 +351,21 @@ fn report(section: Section, codec: &str, settings: &[Setting], turns: &[Turns<Ru
                 format!("{:.0}", turn.median(|run| run.kb_per_s)),
                 format!("{ratio:.2}"),
                 format!("{:.2}", turn.median(|run| run.waiting) * 100.0),
+                format!("{:.1}", turn.median(|run| run.idle) * 100.0),
                 format!("{:.2}", turn.median(|run| run.a_page)),
             ]);
         }
         plot = plot.series(step, points);
     }
-    let header =
-        ["step", "threads", "kB/s", "to the first", "waiting (% of threads' time)", "locks a page"];
+    let header = [
+        "step",
+        "threads",
+        "kB/s",
+        "to the first",
+        "waiting (% of threads' time)",
+        "CPUs idle (%)",
+        "locks a page",
+    ];
     section.text(format!("Codec {codec}:")).table(Table::new(&header, rows)).plot(plot)
 }
 
@@ -401,7 +432,54 @@ pub fn run(bench: &Bench, arguments: &LocksArguments) -> Result<Section, Failure
              kind of lock is a queue (mean value analysis), and the slowest counts."
         ))
         .table(Table::new(&["codec", "step", "kB/s, predicted", "bounded by"], rows.collect()));
-    faults(bench, section, &pages, &ram)?.raw("turns", &turns)
+    let section = faults(bench, section, &pages, &ram)?;
+    device_faults(bench, section)?.raw("turns", &turns)
+}
+
+/// Adds the table of faults through the swap device: with one writer, and with all steps.
+fn device_faults(bench: &Bench, section: Section) -> Result<Section, Failure> {
+    let peer = |name: &str, more: &[&str]| {
+        // In memory, like the rest: what is measured is locks and not a disk.
+        let options = ["--compressor=lz4", "--pool=16M", "--backing=/dev/shm/uzswap-bench:1G"];
+        let options = options.iter().chain(more).map(|option| (*option).to_owned()).collect();
+        Peer::Uzswap { name: name.into(), options }
+    };
+    let peers = [peer(STEPS[0].1, &["--one-writer"]), peer(STEPS[4].1, &[])];
+    let (memory_mib, touches) = (bench.pick(64, 256, 256), bench.pick(500, 4_000, 10_000));
+    let own = std::env::current_exe().context("the path of this program")?;
+    let command = [
+        own.display().to_string(),
+        "faults".into(),
+        format!("--pages={}", Program::Python.file()?.display()),
+        format!("--mib={memory_mib}"),
+        format!("--threads={FAULT_THREADS}"),
+        format!("--touches={touches}"),
+    ];
+    let turns = bench.take_turns(&peers, bench.rounds(2, 7), |peer| {
+        let mut changes = Changes::begin();
+        changes.set("/proc/sys/vm/page-cluster", "0")?;
+        let room = Room::beside_the_pool((memory_mib as u64) << 19);
+        let measured = peer.run(&mut changes, room, &command, &bench.interrupt)?;
+        serde_json::from_str::<Faults>(&measured.stdout).context("the program's output")
+    })?;
+    let rows = turns.iter().map(|own| {
+        own.row(|own| {
+            let us = |share| format!("{:.1}", own.median(|run| run.quantile(share) as f64) / 1e3);
+            let against = own.paired(&turns[0], |own, first| {
+                own.quantile(0.5) as f64 / first.quantile(0.5) as f64
+            });
+            vec![us(0.5), us(0.99), format!("{against:.2}")]
+        })
+    });
+    let table = Table::new(&["locks", "p50 (us)", "p99", "p50 to the first"], rows.collect());
+    section
+        .text(format!(
+            "The same through the swap device: {FAULT_THREADS} threads of a program touch its \
+             {memory_mib} MiB at random, half of which it has, with a pool of 16 MiB and the rest \
+             on a backing in memory."
+        ))
+        .table(table)
+        .raw("device_faults", &turns)
 }
 
 /// Adds the table of faults.

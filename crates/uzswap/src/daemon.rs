@@ -15,7 +15,7 @@ use std::sync::mpsc::{Sender, channel};
 use std::time::Duration;
 use uzswap_block::control::{Control, DISK};
 use uzswap_block::{CacheDisk, Disk, Maintainer, MemoryDisk, Server, Traffic, open_backing};
-use uzswap_engine::{Cache, Config, PAGE_BYTES};
+use uzswap_engine::{Cache, Config, Locks, PAGE_BYTES};
 use uzswap_sys::{cpu, process};
 
 /// How often to try again when the kernel cannot read its pages back.
@@ -97,7 +97,8 @@ impl Service {
             algorithm: algorithm.map_err(|error| Failure::new(format!("{error}")))?,
         };
         let backing = open_backing(&options.backing.spec())?;
-        let cache = Arc::new(Cache::new(config, backing)?);
+        let locks = if options.one_writer { Locks::OneWriter } else { Locks::SlotCaches };
+        let cache = Arc::new(Cache::with_locks(config, backing, locks)?);
         let disk = disk(options, &cache)?;
         let mount = |error: io::Error| {
             let folder = options.folder.display();

@@ -39,6 +39,8 @@ pub struct DaemonOptions {
     pub poll_us: u64,
     /// Plain memory instead of a cache.
     pub bare: bool,
+    /// One thread at a time writes to the backing.
+    pub one_writer: bool,
 }
 
 /// [`BackingSpec`], for JSON.
@@ -138,6 +140,7 @@ pub fn daemon_options(
         },
         poll_us: arguments.poll.into(),
         bare: arguments.bare,
+        one_writer: arguments.one_writer,
     })
 }
 
@@ -195,6 +198,7 @@ mod tests {
             threads: None,
             poll: 100,
             bare: false,
+            one_writer: false,
         }
     }
 
