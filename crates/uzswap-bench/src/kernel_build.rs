@@ -2,7 +2,8 @@
 //!
 //! Every configuration has the same memory in total. Plain swap has all of it for the command. Of
 //! zswap's and zram's, the pool's bytes are taken from the command's limit ten times a second,
-//! since the kernel charges its pool to nobody. Ours has a fixed part for the pool and the daemon.
+//! since the kernel charges its pool to nobody. Ours does so itself (`run --include-pool`), with
+//! all that the daemon takes.
 
 use crate::bench::{Bench, Candidate, Turns};
 use crate::error::{Context, Failure};
@@ -25,7 +26,7 @@ pub struct BuildArguments {
     /// Memory of the command and the pool together.
     #[arg(long, default_value = "512M", value_parser = size)]
     pub memory: u64,
-    /// The pool's part of it, of ours [default: a quarter].
+    /// The most that a pool takes of it; zram has no limit [default: half].
     #[arg(long, value_parser = size)]
     pub pool: Option<u64>,
     /// Disks behind the swap.
@@ -128,7 +129,7 @@ pub fn run(bench: &Bench, arguments: &BuildArguments) -> Result<Section, Failure
     // The whole takes minutes each time.
     let part = bench.pick("init/", "mm/", "");
     let target = arguments.target.clone().unwrap_or(part.into());
-    let pool = arguments.pool.unwrap_or(arguments.memory / 4);
+    let pool = arguments.pool.unwrap_or(arguments.memory / 2);
     let time_max = bench.pick(Some(QUICK_MAX), Some(QUICK_MAX), None);
     let folder = sources()?;
     let mut builds = Vec::new();
@@ -151,10 +152,11 @@ pub fn run(bench: &Bench, arguments: &BuildArguments) -> Result<Section, Failure
     let mut section =
         Section::new("kernel-build", "A kernel build in little memory").text(format!(
             "Linux 6.1, tinyconfig, make -jN {target}, {} MiB for the build and the pool together; \
-         medians of {rounds} rounds. Plain swap has all of it for the build. What zswap's or \
-         zram's pool takes is taken from the build's limit ten times a second, since the kernel \
-         charges it to nobody. Ours has {} MiB for the pool and 8 for the daemon. I/O is the sum \
-         of pages in, pages out and major faults; changes are against plain swap.",
+             medians of {rounds} rounds. Plain swap has all of it for the build. What zswap's or \
+             zram's pool takes is taken from the build's limit ten times a second, since the kernel \
+             charges it to nobody; what our daemon takes, by itself (run --include-pool). A pool \
+             has {} MiB at most; zram's has no limit. I/O is the sum of pages in, pages out and \
+             major faults; changes are against plain swap.",
             arguments.memory >> 20,
             pool >> 20,
         ));

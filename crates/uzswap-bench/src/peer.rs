@@ -62,7 +62,7 @@ pub enum Peer {
 pub struct Room {
     /// Memory, bytes.
     pub memory: u64,
-    /// The pool's part of it, bytes. Without, the pool lies beside that memory.
+    /// The most that the pool takes of it, bytes. Without, the pool lies beside that memory.
     pub pool: Option<u64>,
     /// Swap files and the backing are on a slow disk.
     pub slow_disk: bool,
@@ -76,9 +76,6 @@ impl Room {
         Self { memory, pool: None, slow_disk: false, time_max: None }
     }
 }
-
-/// What of the daemon's memory is no pool, bytes: its reserve, tables, threads and program.
-const DAEMON_BYTES: u64 = 8 << 20;
 
 /// The slow disk, and what is on it.
 const DISK: &str = "/var/tmp/uzswap-bench/disk";
@@ -286,18 +283,15 @@ fn run_uzswap(
     interrupt: &Interrupt,
 ) -> Result<Measured, Failure> {
     let report = tempfile::NamedTempFile::new().context("a temporary file")?;
-    let pool = room.pool.unwrap_or(0);
-    let daemon = if pool > 0 { pool + DAEMON_BYTES } else { 0 };
-    let memory = room.memory.saturating_sub(daemon);
     let mut given = Vec::new();
-    if pool > 0 {
-        given.push(format!("--pool={pool}"));
+    if let Some(pool) = room.pool {
+        given.extend([format!("--pool={pool}"), "--include-pool".into()]);
     }
     if room.slow_disk {
         given.push(format!("--backing={DISK}/backing:{BACKING_BYTES}"));
     }
     let child = Command::new(uzswap()?)
-        .args(["run", "--memory", &memory.to_string(), "--report"])
+        .args(["run", "--memory", &room.memory.to_string(), "--report"])
         .arg(report.path())
         .args(options)
         .args(given)

@@ -83,6 +83,14 @@ pub fn start_time(pid: i32) -> Option<u64> {
     (state != "Z").then(|| rest.split_whitespace().nth(19)?.parse().ok())?
 }
 
+/// Memory that the process has now, its program's included, bytes; `None` when there is no such
+/// process.
+pub fn resident_bytes(pid: i32) -> Option<u64> {
+    let statm = std::fs::read_to_string(format!("/proc/{pid}/statm")).ok()?;
+    let pages: u64 = statm.split_whitespace().nth(1)?.parse().ok()?;
+    Some(pages * rustix::param::page_size() as u64)
+}
+
 /// Lets go of standard error: what is written there from now on is lost.
 pub fn silence_errors() -> io::Result<()> {
     let null = std::fs::File::options().write(true).open("/dev/null")?;

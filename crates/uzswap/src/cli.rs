@@ -73,6 +73,9 @@ pub struct RunArguments {
     /// Memory that the command and its children may use, together.
     #[arg(long, value_name = "SIZE", value_parser = crate::size::parse)]
     pub memory: u64,
+    /// Count the pool and the daemon in: the command gets what they leave of its memory.
+    #[arg(long)]
+    pub include_pool: bool,
     /// Size of the swap device, before compression [default: the machine's memory, and at least 16
     /// times the limit].
     #[arg(long, value_name = "SIZE", value_parser = crate::size::parse)]

@@ -17,6 +17,8 @@ const BACKING_FOLDER: &str = "/var/tmp";
 
 /// Least memory that a command, a pool can do with.
 const MEMORY_MIN: u64 = 4 << 20;
+/// The pool's most, as a share of a command's memory that it is a part of.
+const INCLUDED_POOL_DIVISOR: u64 = 2;
 const POOL_MIN: u64 = 4 << 20;
 const SIZE_MIN: u64 = 16 << 20;
 
@@ -90,6 +92,11 @@ pub fn check_memory(bytes: u64, machine: MemoryInfo) -> Result<(), Failure> {
         )));
     }
     Ok(())
+}
+
+/// Most bytes for a pool that is a part of the command's memory.
+pub fn included_pool(memory: u64) -> u64 {
+    (memory / INCLUDED_POOL_DIVISOR).max(POOL_MIN)
 }
 
 /// Size of the device for a command with this limit: the machine's memory, and at least 16 times

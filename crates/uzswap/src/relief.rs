@@ -118,6 +118,15 @@ impl<G: Limited> Relief<G> {
         self.ended
     }
 
+    /// Changes the limit. While it is raised, from the next time that all is calm.
+    pub fn set_limit(&mut self, bytes: u64) {
+        self.limit = bytes;
+        if self.steps == 0 {
+            // An error: so much cannot be swapped out just now; it is asked for again.
+            let _ = self.group.limit(bytes);
+        }
+    }
+
     /// Looks once, and acts; called a few times a second. The process that it ended, if it did.
     pub fn tick(&mut self, now: Progress) -> Option<String> {
         self.tick_killer();
@@ -199,6 +208,19 @@ mod tests {
         (0..CALM_LOOKS).for_each(|_| drop(relief.tick(Progress::default())));
         assert_eq!(group.limits.borrow().last(), Some(&(64 * MIB)));
         assert!(*group.held.borrow());
+    }
+
+    #[test]
+    fn a_limit_that_changes_holds_at_once_unless_it_is_raised() {
+        let group = Fake { need: 65 * MIB, ..Fake::default() };
+        let mut relief = Relief::new(&group, 64 * MIB);
+        assert!(relief.tick(Progress::default()).is_none());
+        relief.set_limit(60 * MIB);
+        assert_eq!(*group.limits.borrow(), [65 * MIB], "it is raised");
+        (0..CALM_LOOKS).for_each(|_| drop(relief.tick(Progress::default())));
+        assert_eq!(*group.limits.borrow(), [65 * MIB, 60 * MIB]);
+        relief.set_limit(66 * MIB);
+        assert_eq!(group.limits.borrow().last(), Some(&(66 * MIB)));
     }
 
     #[test]

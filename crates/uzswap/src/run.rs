@@ -25,6 +25,9 @@ use uzswap_sys::{cpu, process};
 /// How often the figures are looked at, and the group's troubles.
 const TICK: Duration = Duration::from_millis(200);
 
+/// What a command has at least of a memory that the pool is a part of, as a share of it.
+const COMMAND_SHARE_DIVISOR: u64 = 4;
+
 /// How long processes that the command left behind get to end by themselves.
 const GRACE: Duration = Duration::from_secs(2);
 
@@ -39,14 +42,13 @@ pub fn run(arguments: &RunArguments) -> Result<ExitCode, Failure> {
     })?;
     leftovers::clean_up_first();
     let size = arguments.size.unwrap_or_else(|| options::default_size(arguments.memory, machine));
+    let mut cache = arguments.cache.clone();
+    if arguments.include_pool {
+        cache.pool.get_or_insert(options::included_pool(arguments.memory));
+    }
     let mut session = Session::create()?;
-    let options = options::daemon_options(
-        &arguments.cache,
-        &session.mount(),
-        arguments.memory,
-        size,
-        machine,
-    );
+    let options =
+        options::daemon_options(&cache, &session.mount(), arguments.memory, size, machine);
     let outcome =
         options.and_then(|options| supervise(arguments, &mut session, &hierarchy, &options));
     let troubles = session.end();
@@ -87,14 +89,16 @@ fn supervise(
     session.note_cgroup(&name)?;
     let group = make_group(hierarchy, &name, arguments.memory)?;
     let notes = session.daemon().map(|daemon| daemon.notes.clone()).unwrap_or_default();
-    if let Some(daemon) = session.daemon().and_then(|daemon| ProcessId::of(daemon.child.id())) {
+    let daemon = session.daemon().and_then(|daemon| ProcessId::of(daemon.child.id()));
+    if let Some(daemon) = daemon {
         events.watch_daemon(daemon);
     }
     let began = Instant::now();
     let live = Live::new(arguments.quiet);
     let relief = Relief::new(&group, arguments.memory);
     let (mount, peak) = (session.mount(), Peak::default());
-    let mut watch = Watch { mount, group: &group, relief, live, peak };
+    let included = daemon.filter(|_| arguments.include_pool);
+    let mut watch = Watch { mount, group: &group, relief, live, peak, included };
     let ended = watch.command(arguments, &events);
     watch.live.finish();
     let status = ended?;
@@ -125,6 +129,8 @@ struct Watch<'a> {
     relief: Relief<&'a Group>,
     live: Live,
     peak: Peak,
+    /// The daemon, when its memory is a part of the command's.
+    included: Option<ProcessId>,
 }
 
 impl Watch<'_> {
@@ -170,6 +176,11 @@ impl Watch<'_> {
                     self.kill_all();
                 }
                 Err(RecvTimeoutError::Timeout) => {
+                    if let Some(daemon) = self.included {
+                        let taken = process::resident_bytes(daemon.pid).unwrap_or(0);
+                        let least = arguments.memory / COMMAND_SHARE_DIVISOR;
+                        self.relief.set_limit(arguments.memory.saturating_sub(taken).max(least));
+                    }
                     let stats = Stats::read(&self.mount);
                     if let Some(process) = self.relief.tick(Progress::from(&stats)) {
                         eprintln!(
