@@ -22,6 +22,8 @@ pub(crate) struct Budget {
     waiting: AtomicU32,
     /// Nothing can be taken out any more.
     exhausted: AtomicBool,
+    /// Whoever asks for pages gets them.
+    lifted: AtomicBool,
 }
 
 impl Budget {
@@ -34,6 +36,7 @@ impl Budget {
             returned: AtomicU32::new(0),
             waiting: AtomicU32::new(0),
             exhausted: AtomicBool::new(false),
+            lifted: AtomicBool::new(false),
         }
     }
 
@@ -76,10 +79,17 @@ impl Budget {
         if room < self.margin() {
             self.ring();
         }
-        if room < 0 {
+        let is_granted = room >= 0 || self.lifted.load(Relaxed);
+        if !is_granted {
             self.charged.fetch_sub(pages, Relaxed);
         }
-        room >= 0
+        is_granted
+    }
+
+    /// While it is lifted nobody waits for room, because nobody makes any.
+    pub(crate) fn set_lifted(&self, lifted: bool) {
+        self.lifted.store(lifted, Relaxed);
+        self.changed();
     }
 
     /// Charges pages of which nobody asks whether there is room: their memory is there.

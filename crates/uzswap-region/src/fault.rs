@@ -19,6 +19,7 @@ use crate::space::Space;
 use crate::staging::BATCH;
 use crate::streams::RANDOM;
 use crate::word::{Kind, Word};
+use rustix::io::Errno;
 use std::fmt::{self, Write};
 use std::io;
 use std::sync::atomic::Ordering::Relaxed;
@@ -141,7 +142,7 @@ impl Inner {
             match result {
                 Ok(()) => return self.staging.leave(frame),
                 // Something refers to the frame. Its memory stays, for the batch to give back.
-                Err(error) if error.raw_os_error() == Some(EBUSY) => {}
+                Err(error) if is_busy(&error) => {}
                 Err(error) => self.die(space, page, &Refused("move", &error)),
             }
         }
@@ -259,24 +260,59 @@ impl Inner {
         }
     }
 
+    /// Copies a page that is not in the region, and leaves it where it is. `false`: it is in the
+    /// region, or was never touched. Pages do not go out meanwhile ([`Self::steady`]).
+    pub(crate) fn peek(&self, space: &Space, page: u32, to: &mut Page) -> io::Result<bool> {
+        loop {
+            let word = space.load(page);
+            match word.kind() {
+                Kind::Untouched | Kind::Resident => return Ok(false),
+                Kind::Busy => space.wait(page),
+                Kind::Staged | Kind::Stored if !space.take(page, word) => {}
+                kind => {
+                    let read = match kind {
+                        Kind::Staged => {
+                            to.copy_from_slice(self.staging.page(word.frame()));
+                            Ok(true)
+                        }
+                        _ => match self.cache.load(space.key(page), to) {
+                            Ok(Load::Hit) => Ok(true),
+                            Ok(Load::Absent) | Err(Error::Damaged { .. }) => Err(Errno::IO.into()),
+                            Err(Error::Backing { source, .. }) => Err(source),
+                        },
+                    };
+                    space.put(page, word);
+                    return read;
+                }
+            }
+        }
+    }
+
     /// Ends the process because a page cannot be given back. Allocates nothing: the thread may be
     /// in the allocator.
     pub(crate) fn die(&self, space: &Space, page: u32, reason: &dyn fmt::Display) -> ! {
-        let mut line = Line { bytes: [0; 512], len: 0 };
         let (base, bytes) = (space.base(), space.bytes());
         let offset = page as usize * PAGE_BYTES;
-        // Cut off where it does not fit.
-        let _ = writeln!(
-            line,
-            "uzswap: region {base:#x} of {bytes} bytes: the page at byte {offset} cannot be given \
-             back: {reason}"
-        );
-        let _ = rustix::io::write(rustix::stdio::stderr(), &line.bytes[..line.len]);
+        say(format_args!(
+            "region {base:#x} of {bytes} bytes: the page at byte {offset} cannot be given back: \
+             {reason}"
+        ));
         std::process::abort()
     }
 }
 
-const EBUSY: i32 = rustix::io::Errno::BUSY.raw_os_error();
+/// Something else refers to the page that was to be moved.
+pub(crate) fn is_busy(error: &io::Error) -> bool {
+    error.raw_os_error() == Some(Errno::BUSY.raw_os_error())
+}
+
+/// Writes a line to standard error. Allocates nothing; cuts off what is too long.
+pub(crate) fn say(text: fmt::Arguments<'_>) {
+    let mut line = Line { bytes: [0; 512], len: 0 };
+    // Neither an error of the line, which is cut off, nor of the writing leaves anyone to tell.
+    let _ = writeln!(line, "uzswap: {text}");
+    let _ = rustix::io::write(rustix::stdio::stderr(), &line.bytes[..line.len]);
+}
 
 struct Refused<'a>(&'static str, &'a io::Error);
 struct Damaged(&'static str);
@@ -301,7 +337,7 @@ impl fmt::Display for Unread<'_> {
 }
 
 /// An error by its number: its text would be allocated.
-struct Number<'a>(&'a io::Error);
+pub(crate) struct Number<'a>(pub(crate) &'a io::Error);
 
 impl fmt::Display for Number<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

@@ -1,18 +1,52 @@
 //! Processes forked from one with regions.
 //!
-//! A region is not inherited: its pages would be zeros in the child, silently. The child gets
-//! SIGSEGV where it touches one, with a message that says why. Its copies of our handles do
-//! nothing.
+//! A child must not read zeros where its parent has data. With [`OnFork::Absent`] it inherits
+//! nothing, and gets SIGSEGV where it touches a region, with a message that says why. With
+//! [`OnFork::PrivateCopy`] it has ordinary memory there ([`crate::copy`]), or the same signal if no
+//! copy could be made. Its copies of our handles do nothing.
+//!
+//! While a fork with copies is under way, pages do not go out and regions neither come nor go: who
+//! does such things holds [`steady`]. Faults are served, and may exceed the budget meanwhile, so
+//! that no thread waits that the fork may be waiting for.
 
+use crate::copy::{Copy, FOLDER};
+use crate::fault::{Number, say};
+use crate::pager::{Inner, OnFork};
 use crate::registry;
+use rustix::io::Errno;
+use std::cell::Cell;
 use std::io;
-use std::sync::Once;
-use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
+use std::mem;
+use std::sync::atomic::{AtomicI32, AtomicU32, Ordering::Relaxed};
+use std::sync::{Arc, Mutex, MutexGuard, Once, PoisonError, Weak};
+use std::sync::{RwLock, RwLockReadGuard, RwLockWriteGuard};
+use uzswap_sys::bus::Blocked;
 use uzswap_sys::uffd::Fault;
 use uzswap_sys::{bus, process};
 
 /// How many forks away this process is from the first that used a pager.
 static GENERATION: AtomicU32 = AtomicU32::new(0);
+
+/// Pagers whose regions are copied. Locked before [`STEADY`].
+static COPIED: Mutex<Vec<Weak<Inner>>> = Mutex::new(Vec::new());
+
+/// Written while this process is forked.
+static STEADY: RwLock<()> = RwLock::new(());
+
+/// In a child: why it has no copy, as an error number, or 0.
+static WHY: AtomicI32 = AtomicI32::new(0);
+
+thread_local! {
+    /// What the calling thread holds while it forks.
+    static HELD: Cell<Option<Held>> = const { Cell::new(None) };
+}
+
+struct Held {
+    copied: MutexGuard<'static, Vec<Weak<Inner>>>,
+    steady: RwLockWriteGuard<'static, ()>,
+    pagers: Vec<Arc<Inner>>,
+    copy: io::Result<Option<Copy>>,
+}
 
 pub(crate) fn generation() -> u32 {
     GENERATION.load(Relaxed)
@@ -22,25 +56,103 @@ pub(crate) fn generation() -> u32 {
 pub(crate) fn watch() -> io::Result<()> {
     static WATCH: Once = Once::new();
     let mut result = Ok(());
-    WATCH.call_once(|| result = process::at_fork(None, None, Some(in_child)));
+    WATCH.call_once(|| result = process::at_fork(Some(before), Some(in_parent), Some(in_child)));
     result
 }
 
-/// Runs in the child before `fork` returns: allocates nothing and takes no lock.
+/// Has children get copies of a pager's regions.
+pub(crate) fn copy_regions_of(pager: &Arc<Inner>) {
+    let mut copied = COPIED.lock().unwrap_or_else(PoisonError::into_inner);
+    copied.retain(|pager| pager.strong_count() > 0);
+    copied.push(Arc::downgrade(pager));
+}
+
+/// Held while pages of such a pager go out, or its regions change. Who holds it waits for no thread
+/// but for those that serve faults.
+pub(crate) fn steady() -> RwLockReadGuard<'static, ()> {
+    STEADY.read().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Runs before a fork, in the thread that forks.
+extern "C" fn before() {
+    let _blocked = Blocked::all();
+    let copied = COPIED.lock().unwrap_or_else(PoisonError::into_inner);
+    let pagers = copied.iter().filter_map(Weak::upgrade);
+    let pagers: Vec<_> = pagers.filter(|pager| pager.check_process().is_ok()).collect();
+    // Who holds `steady` may wait for faults, and those for room that reclaim would make.
+    pagers.iter().for_each(|pager| pager.budget.set_lifted(true));
+    let steady = STEADY.write().unwrap_or_else(PoisonError::into_inner);
+    let copy = Copy::make(&pagers);
+    let mut held = Some(Held { copied, steady, pagers, copy });
+    // An error means that the thread is ending, and that its child will have no copy.
+    let _ = HELD.try_with(|place| place.set(held.take()));
+    held.into_iter().for_each(Held::end);
+}
+
+fn take_held() -> Option<Held> {
+    HELD.try_with(Cell::take).ok().flatten()
+}
+
+/// Runs in the parent after a fork, or after none could be made.
+extern "C" fn in_parent() {
+    let _blocked = Blocked::all();
+    take_held().into_iter().for_each(Held::end);
+}
+
+impl Held {
+    /// All goes on.
+    fn end(self) {
+        if let Ok(Some(copy)) = &self.copy {
+            copy.keep_apart();
+        }
+        drop(self.steady);
+        self.pagers.iter().for_each(|pager| pager.budget.set_lifted(false));
+        // The next fork may begin.
+        drop(self.copied);
+    }
+}
+
+/// Runs in the child before `fork` returns: allocates nothing, and takes no lock but those that its
+/// thread holds already.
 extern "C" fn in_child() {
     GENERATION.fetch_add(1, Relaxed);
     // Without the handler there is no message; the child dies all the same.
     let _ = bus::on_segv(say_why);
+    let Some(Held { copied, steady, pagers, copy }) = take_held() else {
+        return WHY.store(Errno::CANCELED.raw_os_error(), Relaxed);
+    };
+    let settled = match &copy {
+        Ok(Some(copy)) => copy.settle().map_err(|error| number(&error)),
+        Ok(None) => Ok(()),
+        Err(error) => Err(number(error)),
+    };
+    WHY.store(settled.err().unwrap_or(0), Relaxed);
+    // The pagers are the parent's; nothing of them is taken apart here.
+    mem::forget((pagers, copy));
+    drop((steady, copied));
+}
+
+fn number(error: &io::Error) -> i32 {
+    error.raw_os_error().unwrap_or(Errno::IO.raw_os_error())
 }
 
 fn say_why(fault: Fault) -> bool {
-    if let Some(space) = registry::find(fault.address)
-        && space.pager.generation != generation()
-    {
-        let text = b"uzswap: this process is a fork and touched a region of its parent, which it \
-            does not inherit; start it anew (spawn) or copy what it needs before the fork\n";
-        // There is nobody else to tell.
-        let _ = rustix::io::write(rustix::stdio::stderr(), text);
+    let Some(space) = registry::find(fault.address) else { return false };
+    if space.pager.generation == generation() || space.is_copy() {
+        return false;
+    }
+    match (space.pager.on_fork, WHY.load(Relaxed)) {
+        (OnFork::Absent, _) => say(format_args!(
+            "this process is a fork and touched a region of its parent, which it does not inherit; \
+             start it anew (spawn), copy what it needs before the fork, or have regions copied"
+        )),
+        // It was unmapped: an error of the program's own.
+        (OnFork::PrivateCopy, 0) => {}
+        (OnFork::PrivateCopy, why) => say(format_args!(
+            "this process is a fork and touched a region of its parent, which could not be copied: \
+             {}; make room in {FOLDER}, raise the limits (ulimit -a), or start it anew (spawn)",
+            Number(&io::Error::from_raw_os_error(why))
+        )),
     }
     false
 }

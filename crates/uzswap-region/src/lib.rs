@@ -35,6 +35,7 @@ mod reclaim;
 mod staging;
 mod streams;
 
+mod copy;
 mod fork;
 mod pager;
 #[expect(unsafe_code, reason = "unmapping by address trusts the caller")]

@@ -84,6 +84,44 @@ pub enum OnFork {
     /// Nothing: a touch ends it with SIGSEGV and a message.
     #[default]
     Absent,
+    /// A copy of its own, as of any memory: what either process writes, the other does not see.
+    /// Calls on its handles fail in the child, but for those that unmap; it may make pagers of its
+    /// own.
+    ///
+    /// The copy is made by each `fork`, uncompressed, as a file without a name in `/var/tmp` that
+    /// the child maps; it is beyond any budget, but the kernel need not hold it in memory. `fork`
+    /// takes as long as reading all pages and writing them to a file. If it cannot be made, the
+    /// child has nothing, as above. Starting another program (`posix_spawn`, `vfork`, and so
+    /// [`std::process::Command`]) makes none.
+    ///
+    /// While a fork is under way, calls of other threads that map, unmap, drop or page out wait, and
+    /// faults may exceed the budget.
+    PrivateCopy,
+}
+
+impl fmt::Display for OnFork {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Absent => "absent",
+            Self::PrivateCopy => "copy",
+        })
+    }
+}
+
+impl FromStr for OnFork {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<Self, Error> {
+        match text {
+            "absent" => Ok(Self::Absent),
+            "copy" => Ok(Self::PrivateCopy),
+            _ => Err(Error::Choice {
+                what: "choice for forks",
+                text: text.into(),
+                known: "absent, copy",
+            }),
+        }
+    }
 }
 
 /// A size in bytes, or as people write it: `512M`, `4G`, `1.5GiB`, in units of 1024.
@@ -189,7 +227,7 @@ impl PagerBuilder {
         self
     }
 
-    /// What a process that is forked gets.
+    /// What a process that is forked gets; [`OnFork::Absent`] by default.
     pub fn on_fork(mut self, on_fork: OnFork) -> Self {
         self.on_fork = on_fork;
         self
@@ -231,7 +269,10 @@ impl PagerBuilder {
             bus::on_bus(fault::serve).map_err(failed("set a handler of SIGBUS"))?;
         }
         let cache = Cache::new(cache_config(bytes, self.compressor.parse()?), backing)?;
-        let inner = Arc::new(Inner::new(bytes, mode, uffd, cache)?);
+        let inner = Arc::new(Inner::new(bytes, mode, self.on_fork, uffd, cache)?);
+        if self.on_fork == OnFork::PrivateCopy {
+            fork::copy_regions_of(&inner);
+        }
         let mut handle = Handle { inner, threads: Vec::new() };
         handle.start(self.reclaim_threads).map_err(failed("start a thread"))?;
         Ok(Pager { handle: Arc::new(handle) })
@@ -281,6 +322,7 @@ pub(crate) struct Inner {
     pub(crate) lanes: Lanes,
     pub(crate) hand: Mutex<Hand>,
     pub(crate) generation: u32,
+    pub(crate) on_fork: OnFork,
     regions: RwLock<BTreeMap<u32, Arc<Space>>>,
     mode: Mode,
     next_region: AtomicU32,
@@ -292,7 +334,13 @@ pub(crate) struct Inner {
 }
 
 impl Inner {
-    fn new(bytes: u64, mode: Mode, uffd: Uffd, cache: Cache) -> Result<Self, Error> {
+    fn new(
+        bytes: u64,
+        mode: Mode,
+        on_fork: OnFork,
+        uffd: Uffd,
+        cache: Cache,
+    ) -> Result<Self, Error> {
         let failed = |source| Error::Map { bytes: bytes as usize, source };
         // Frames for a 16th of the budget, from 1 MiB to 64.
         let batch_bytes = BATCH * PAGE_BYTES;
@@ -308,6 +356,7 @@ impl Inner {
             lanes,
             hand: Mutex::new(Hand::default()),
             generation: fork::generation(),
+            on_fork,
             regions: RwLock::new(BTreeMap::new()),
             mode,
             next_region: AtomicU32::new(1),
@@ -401,6 +450,11 @@ impl Inner {
         is_allowed
     }
 
+    /// Held while pages go out or regions change: see [`fork::steady`].
+    pub(crate) fn steady(&self) -> Option<RwLockReadGuard<'static, ()>> {
+        (self.on_fork == OnFork::PrivateCopy).then(fork::steady)
+    }
+
     pub(crate) fn check_process(&self) -> Result<(), Error> {
         if self.generation == fork::generation() { Ok(()) } else { Err(Error::Forked) }
     }
@@ -483,6 +537,7 @@ impl Pager {
             let must = "at least 1".into();
             return Err(Error::Range { what: "the size of a region", value: 0, must });
         }
+        let _steady = inner.steady();
         let max = inner.cache.pages_max() as u64 * PAGE_BYTES as u64;
         let pages = u32::try_from(bytes.div_ceil(PAGE_BYTES));
         let area = pages.ok().and_then(|pages| inner.cache.add_area(pages));
@@ -555,6 +610,7 @@ impl Inner {
     /// Takes a region apart.
     pub(crate) fn unmap(&self, space: &Space) {
         let _blocked = Blocked::all();
+        let _steady = self.steady();
         registry::remove(space);
         self.regions_mut().remove(&space.id);
         let pages = space.close();

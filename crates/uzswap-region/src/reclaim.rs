@@ -14,14 +14,17 @@
 
 use crate::budget::wake_all;
 use crate::error::Error;
-use crate::pager::Inner;
+use crate::fault::is_busy;
+use crate::pager::{Inner, OnFork};
 use crate::space::Space;
 use crate::staging::BATCH;
 use crate::word::{Kind, Word};
+use std::io;
 use std::ops::Range;
 use std::sync::{Arc, PoisonError};
 use uzswap_engine::{PAGE_BYTES, Reject, Store};
 use uzswap_sys::bus::Blocked;
+use uzswap_sys::map;
 
 /// Batches refused by the cache in a row, after which it is said to be full.
 const REFUSALS: usize = 4;
@@ -60,6 +63,7 @@ impl Inner {
         // Batches of which no page was taken, since the last of which one was.
         let mut refused = 0;
         while !self.is_stopping() {
+            let _steady = self.steady();
             self.tend();
             if self.budget.room() >= 2 * self.budget.margin().max(1) {
                 // The cache may have become smaller, of which nobody who waits has heard.
@@ -204,10 +208,7 @@ impl Inner {
         let first = &run[0];
         let (from, to) = (first.space.address(first.page), self.staging.address(frame));
         let (moved, error) = if self.uffd.can_move() {
-            // SAFETY: the words of these pages are `Busy`, made so by us; who touches a page finds
-            // it absent and waits for its word.
-            let (bytes, result) = unsafe { self.uffd.move_pages(to, from, run.len() * PAGE_BYTES) };
-            (bytes / PAGE_BYTES, result.err())
+            self.move_run(to, from, run.len())
         } else {
             self.copy_out(first, from, to)
         };
@@ -228,8 +229,29 @@ impl Inner {
         (moved, moved + 1)
     }
 
+    /// Moves pages whose words are `Busy`, made so by us: how many, and what ended it early.
+    fn move_run(&self, to: usize, from: usize, pages: usize) -> (usize, Option<io::Error>) {
+        let mut moved = 0;
+        let mut unshared = None;
+        loop {
+            let done = moved * PAGE_BYTES;
+            let left = (pages - moved) * PAGE_BYTES;
+            // SAFETY: who touches a page finds it absent and waits for its word.
+            let (bytes, result) = unsafe { self.uffd.move_pages(to + done, from + done, left) };
+            moved += bytes / PAGE_BYTES;
+            let Err(error) = result else { return (moved, None) };
+            let stays = from + moved * PAGE_BYTES;
+            // After a fork that inherited it, a page is made our own, once.
+            let may_be_shared = self.on_fork == OnFork::PrivateCopy && is_busy(&error);
+            if !may_be_shared || unshared == Some(stays) || map::unshare(stays).is_err() {
+                return (moved, Some(error));
+            }
+            unshared = Some(stays);
+        }
+    }
+
     /// Copies one page out, for kernels that cannot move it. Writers wait meanwhile.
-    fn copy_out(&self, victim: &Victim, from: usize, to: usize) -> (usize, Option<std::io::Error>) {
+    fn copy_out(&self, victim: &Victim, from: usize, to: usize) -> (usize, Option<io::Error>) {
         let range = from..from + PAGE_BYTES;
         if let Err(error) = self.uffd.protect(range.clone(), true) {
             return (0, Some(error));
@@ -305,6 +327,7 @@ impl Inner {
     pub(crate) fn page_out(&self, space: &Arc<Space>, pages: Range<u32>) -> Result<(), Error> {
         let _blocked = Blocked::all();
         uzswap_engine::compress::prepare_thread();
+        let _steady = self.steady();
         self.tend();
         let mut victims = Vec::with_capacity(BATCH);
         let mut at = pages.start;
@@ -339,6 +362,7 @@ impl Inner {
     /// Drops the pages of a range: they read as zeros from now on.
     pub(crate) fn drop_pages(&self, space: &Space, pages: Range<u32>) {
         let _blocked = Blocked::all();
+        let _steady = self.steady();
         let mut at = pages.start;
         while let Some(first) = space.next_touched(at).filter(|page| *page < pages.end) {
             // Neighbours together: one call of the kernel for up to 64.

@@ -177,11 +177,13 @@ impl Pager {
     /// Nobody uses the memory or a [`RegionRef`] of it any more, and no [`Region`] or
     /// [`crate::RegionVec`] of it will be dropped.
     pub unsafe fn unmap(&self, address: usize) -> Result<(), Error> {
-        self.inner().check_process()?;
         let foreign = Error::Foreign { address };
         let space = registry::find(address)
             .filter(|space| Arc::ptr_eq(&space.pager, self.inner()) && space.base() == address);
         let Some(space) = space else { return Err(foreign) };
+        if let Err(error) = self.inner().check_process() {
+            return if space.drop_copy() { Ok(()) } else { Err(error) };
+        }
         let space = self.inner().regions().get(&space.id).cloned().ok_or(foreign)?;
         self.inner().unmap(&space);
         Ok(())
@@ -203,7 +205,8 @@ impl fmt::Debug for RegionRef {
 impl Drop for Region {
     fn drop(&mut self) {
         if self.check().is_err() {
-            // In a fork there is nothing at these addresses, or something else.
+            // In a fork there is a copy at these addresses, nothing, or something else.
+            self.0.space.drop_copy();
             std::mem::forget(self.0.space.clone());
             return;
         }

@@ -5,15 +5,18 @@
 //! the region's own, so that a region costs what was touched of it.
 
 use crate::budget::{wait, wake_all};
+use crate::copy;
 use crate::error::Error;
 use crate::pager::Inner;
 use crate::registry::UNIT;
 use crate::word::{Kind, Word};
+use std::io;
 use std::ops::Range;
-use std::sync::atomic::{AtomicU8, AtomicU32, Ordering::*};
+use std::os::fd::BorrowedFd;
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, Ordering::*};
 use std::sync::{Arc, Mutex, PoisonError};
 use uzswap_engine::{Area, PAGE_BYTES, SwapEntry};
-use uzswap_sys::map::Mapping;
+use uzswap_sys::map::{self, Mapping};
 
 /// Words in a page of them.
 const CHUNK: usize = PAGE_BYTES / size_of::<AtomicU32>();
@@ -33,6 +36,8 @@ pub(crate) struct Space {
     touched: Box<[AtomicU8]>,
     /// What the program said of its accesses: see [`crate::streams`].
     pub(crate) advice: AtomicU8,
+    /// In a fork: a file is mapped over the region. See [`crate::copy`].
+    is_copy: AtomicBool,
 }
 
 impl Space {
@@ -58,6 +63,7 @@ impl Space {
             words,
             touched: (0..chunks).map(|_| AtomicU8::new(0)).collect(),
             advice: AtomicU8::new(0),
+            is_copy: AtomicBool::new(false),
         })
     }
 
@@ -240,5 +246,64 @@ impl Space {
         let chunks: usize = self.touched.iter().map(|chunk| usize::from(chunk.load(Relaxed))).sum();
         drop(self.memory.lock().unwrap_or_else(PoisonError::into_inner).take());
         resident + chunks as i64
+    }
+
+    /// All of its addresses.
+    fn range(&self) -> Range<usize> {
+        self.base..self.address(self.pages)
+    }
+
+    /// Whether processes that are forked from now on inherit the memory.
+    pub(crate) fn set_inherited(&self, is_inherited: bool) -> io::Result<()> {
+        let memory = self.memory.lock().unwrap_or_else(PoisonError::into_inner);
+        let Some(memory) = &*memory else { return Ok(()) };
+        let offset = self.base - memory.as_ptr() as usize;
+        memory.set_inherited(offset, self.range().len(), is_inherited)
+    }
+
+    /// Writes pages to a file. In a fork that has inherited the memory.
+    pub(crate) fn write_pages(
+        &self,
+        pages: Range<u32>,
+        file: BorrowedFd<'_>,
+        offset: u64,
+    ) -> io::Result<()> {
+        let (at, bytes) = (self.address(pages.start), pages.len() * PAGE_BYTES);
+        // SAFETY: mapped, as the caller says, in a process of one thread, which is here.
+        let bytes = unsafe { std::slice::from_raw_parts(at as *const u8, bytes) };
+        copy::write_all(file, bytes, offset)
+    }
+
+    /// Maps the part of a file that begins at `offset` over the memory. In a fork that has
+    /// inherited it.
+    pub(crate) fn cover(&self, file: BorrowedFd<'_>, offset: u64) -> io::Result<()> {
+        // SAFETY: the fork has the memory at these addresses; what was in it is in the file.
+        unsafe { map::map_file_over(self.range(), file, offset) }?;
+        self.is_copy.store(true, Relaxed);
+        Ok(())
+    }
+
+    /// Unmaps what a fork has inherited and could not complete.
+    pub(crate) fn abandon(&self) {
+        self.is_copy.store(false, Relaxed);
+        // SAFETY: the fork has the memory at these addresses, or the file; nobody has used it yet.
+        let done = unsafe { map::unmap_range(self.range()) };
+        done.expect("munmap of what is mapped");
+    }
+
+    /// Whether this is a fork with a copy of the region.
+    pub(crate) fn is_copy(&self) -> bool {
+        self.is_copy.load(Relaxed)
+    }
+
+    /// Unmaps the copy that a fork has, if it has one.
+    pub(crate) fn drop_copy(&self) -> bool {
+        let had = self.is_copy.swap(false, Relaxed);
+        if had {
+            // SAFETY: the region's user gives it up, and with it what is mapped in its place.
+            let done = unsafe { map::unmap_range(self.range()) };
+            done.expect("munmap of what is mapped");
+        }
+        had
     }
 }

@@ -5,7 +5,12 @@
 //! returns, because the threads that use the memory later may be the ones that the kernel waits
 //! for in order to free some.
 
+use rustix::fs::{Mode, OFlags};
+use rustix::mm::{self, Advice, MapFlags, ProtFlags};
+use std::ffi::c_void;
 use std::io;
+use std::ops::Range;
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::ptr::NonNull;
 
 /// The page of every machine this runs on; asserted against the kernel's at start
@@ -72,6 +77,11 @@ impl Mapping {
         imp::keep_apart(self.base, self.bytes)
     }
 
+    /// Whether a part is in processes that are forked from now on.
+    pub fn set_inherited(&self, offset: usize, bytes: usize, is_inherited: bool) -> io::Result<()> {
+        imp::set_inherited(self.part(offset, bytes)?, bytes, is_inherited)
+    }
+
     /// Has the kernel swap a range out now, as far as there is swap: whole pages from `offset` on.
     /// Writes to a device that answers later may be under way when it returns.
     ///
@@ -134,10 +144,68 @@ impl Drop for Mapping {
     }
 }
 
+/// Maps part of a file privately over a range of addresses, in place of what is mapped there.
+/// Safe in a signal handler.
+///
+/// # Safety
+/// The range is the caller's, of whole pages, and nobody relies on what was in it.
+pub unsafe fn map_file_over(
+    range: Range<usize>,
+    file: BorrowedFd<'_>,
+    offset: u64,
+) -> io::Result<()> {
+    let flags = MapFlags::PRIVATE | MapFlags::FIXED | MapFlags::NORESERVE;
+    let protection = ProtFlags::READ | ProtFlags::WRITE;
+    let start = range.start as *mut c_void;
+    // SAFETY: the caller's promise.
+    unsafe { mm::mmap(start, range.len(), protection, flags, file, offset) }?;
+    Ok(())
+}
+
+/// Unmaps a range of addresses. Safe in a signal handler.
+///
+/// # Safety
+/// The range is the caller's, of whole pages, and nobody uses it any more.
+pub unsafe fn unmap_range(range: Range<usize>) -> io::Result<()> {
+    // SAFETY: the caller's promise.
+    Ok(unsafe { mm::munmap(range.start as *mut c_void, range.len()) }?)
+}
+
+/// Has a page that is present be this process's alone, where it is shared with a fork: copies it if
+/// the other one still has it. Errors: `EINVAL` before Linux 5.14.
+pub fn unshare(page: usize) -> io::Result<()> {
+    // SAFETY: changes no contents.
+    let done = unsafe { mm::madvise(page as *mut c_void, PAGE_BYTES, Advice::LinuxPopulateWrite) };
+    Ok(done?)
+}
+
+/// What the kernel says of pages of this process (`/proc/self/pagemap`).
+#[derive(Debug)]
+pub struct Pagemap(OwnedFd);
+
+impl Pagemap {
+    /// Opens it. Safe in a signal handler. Errors: `NotFound` where `/proc` is not mounted.
+    pub fn open() -> io::Result<Self> {
+        let flags = OFlags::RDONLY | OFlags::CLOEXEC;
+        Ok(Self(rustix::fs::open(c"/proc/self/pagemap", flags, Mode::empty())?))
+    }
+
+    /// Whether there is a page at an address, in memory or swapped out by the kernel. Safe in a
+    /// signal handler.
+    pub fn has_page(&self, address: usize) -> io::Result<bool> {
+        const PRESENT_OR_SWAPPED: u64 = 0b11 << 62;
+        let mut word = [0; 8];
+        let offset = (address / PAGE_BYTES * word.len()) as u64;
+        match rustix::io::pread(&self.0, &mut word, offset)? {
+            8 => Ok(u64::from_ne_bytes(word) & PRESENT_OR_SWAPPED != 0),
+            _ => Err(io::ErrorKind::UnexpectedEof.into()),
+        }
+    }
+}
+
 #[cfg(not(miri))]
 mod imp {
     use super::*;
-    use rustix::mm::{self, Advice, MapFlags, ProtFlags};
 
     pub fn map(bytes: usize) -> io::Result<NonNull<u8>> {
         let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
@@ -188,6 +256,12 @@ mod imp {
         Ok(())
     }
 
+    pub fn set_inherited(base: NonNull<u8>, bytes: usize, is_inherited: bool) -> io::Result<()> {
+        let advice = if is_inherited { Advice::LinuxDoFork } else { Advice::LinuxDontFork };
+        // SAFETY: changes no contents.
+        Ok(unsafe { mm::madvise(base.as_ptr().cast(), bytes, advice) }?)
+    }
+
     pub fn page_out(base: NonNull<u8>, bytes: usize) -> io::Result<()> {
         // SAFETY: swapping out changes no contents; the range is ours.
         Ok(unsafe { mm::madvise(base.as_ptr().cast(), bytes, Advice::LinuxPageOut) }?)
@@ -230,6 +304,10 @@ mod imp {
         Ok(())
     }
 
+    pub fn set_inherited(_: NonNull<u8>, _: usize, _: bool) -> io::Result<()> {
+        Ok(())
+    }
+
     pub fn page_out(_base: NonNull<u8>, _bytes: usize) -> io::Result<()> {
         Ok(())
     }
@@ -252,6 +330,19 @@ mod tests {
         assert!(m.as_slice().iter().all(|&b| b == 0));
         m.as_mut_slice().fill(7);
         assert_eq!(m.as_slice()[PAGE_BYTES], 7);
+    }
+
+    #[cfg(not(miri))]
+    #[test]
+    fn a_page_is_there_once_it_was_written() {
+        let mut m = Mapping::reserved(2 * PAGE_BYTES).unwrap();
+        let (first, second) = (m.as_ptr() as usize, m.as_ptr() as usize + PAGE_BYTES);
+        let pagemap = Pagemap::open().unwrap();
+        assert!(!pagemap.has_page(first).unwrap());
+        m.as_mut_slice()[7] = 1;
+        assert!(pagemap.has_page(first).unwrap() && !pagemap.has_page(second).unwrap());
+        unshare(first).unwrap();
+        assert_eq!(m.as_slice()[7], 1);
     }
 
     #[test]

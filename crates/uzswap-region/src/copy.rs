@@ -1,0 +1,207 @@
+//! The private copy of regions that a forked process gets ([`crate::OnFork::PrivateCopy`]).
+//!
+//! ```text
+//! before the fork   page-outs stop; pages that are not in a region are written to a file
+//! the fork          the kernel shares the pages that are in one, copy on write
+//! in the parent     page-outs go on
+//! in the child      the shared pages are written to the file as well, and it is mapped privately
+//!                   over the regions
+//! ```
+//! While page-outs stand still (see [`crate::fork`]) pages only come in. So at the moment of the
+//! fork each page is in its region, or in the file as it was when it left its region. Threads that
+//! use the regions meanwhile are not held up, and what the child gets is of one moment, as with any
+//! memory.
+//!
+//! The file has no name, so that it goes with the last process that maps it, and is not held in
+//! memory: the kernel writes it to the disk as it sees fit.
+
+use crate::pager::Inner;
+use crate::space::Space;
+use crate::staging::BATCH;
+use crate::word::Kind;
+use rustix::fs::{MemfdFlags, Mode, OFlags};
+use rustix::io::Errno;
+use rustix::process::{Resource, getrlimit};
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+use uzswap_engine::{PAGE_BYTES, Page};
+use uzswap_sys::map::Pagemap;
+
+/// Where the file is.
+pub(crate) const FOLDER: &str = "/var/tmp";
+
+/// Pages that the child writes by one call, at most.
+const RUN: usize = 1024;
+
+/// Regions on their way to a child.
+pub(crate) struct Copy {
+    file: OwnedFd,
+    parts: Vec<Part>,
+}
+
+/// A region, and where its pages are in the file. A page that was never written is a hole.
+struct Part {
+    space: Arc<Space>,
+    offset: u64,
+}
+
+impl Copy {
+    /// Writes what is not in the regions of `pagers` to a file, and has the next process that is
+    /// forked inherit the rest. `None` without regions. Page-outs stand still, and no region comes
+    /// or goes.
+    pub(crate) fn make(pagers: &[Arc<Inner>]) -> io::Result<Option<Self>> {
+        let mut parts = Vec::new();
+        let mut offset = 0;
+        for pager in pagers {
+            for space in pager.regions().values() {
+                parts.push(Part { space: space.clone(), offset });
+                offset += u64::from(space.pages()) * PAGE_BYTES as u64;
+            }
+        }
+        if parts.is_empty() {
+            return Ok(None);
+        }
+        // Writing beyond the limit would also be a signal.
+        if getrlimit(Resource::Fsize).current.is_some_and(|limit| offset > limit) {
+            return Err(Errno::FBIG.into());
+        }
+        let copy = Self { file: unnamed_file()?, parts };
+        rustix::fs::ftruncate(&copy.file, offset)?;
+        let mut run = Run { first: 0, pages: Vec::with_capacity(BATCH) };
+        for part in &copy.parts {
+            part.write_absent(copy.file.as_fd(), &mut run)?;
+        }
+        let inherited = copy.parts.iter().try_for_each(|part| part.space.set_inherited(true));
+        if inherited.is_err() {
+            copy.keep_apart();
+        }
+        inherited.map(|()| Some(copy))
+    }
+
+    /// In the parent: forks that are not of this one do not inherit the regions.
+    pub(crate) fn keep_apart(&self) {
+        for part in &self.parts {
+            let done = part.space.set_inherited(false);
+            done.expect("MADV_DONTFORK of our own mapping");
+        }
+    }
+
+    /// In the child: puts the regions in place. After an error there is none of them, and touching
+    /// one is a SIGSEGV. Allocates nothing and takes no lock.
+    pub(crate) fn settle(&self) -> io::Result<()> {
+        let covered = self.cover();
+        if covered.is_err() {
+            self.parts.iter().for_each(|part| part.space.abandon());
+        }
+        covered
+    }
+
+    fn cover(&self) -> io::Result<()> {
+        let pagemap = Pagemap::open()?;
+        self.parts.iter().try_for_each(|part| {
+            part.write_present(self.file.as_fd(), &pagemap)?;
+            part.space.cover(self.file.as_fd(), part.offset)
+        })
+    }
+}
+
+impl Part {
+    /// Writes all pages that are not in the region.
+    fn write_absent(&self, file: BorrowedFd<'_>, run: &mut Run) -> io::Result<()> {
+        let pager = &self.space.pager;
+        let mut next = self.space.next_touched(0);
+        while let Some(page) = next {
+            let mut copy: Page = [0; PAGE_BYTES];
+            if pager.peek(&self.space, page, &mut copy)? && copy.iter().any(|byte| *byte != 0) {
+                if !run.takes(page) {
+                    run.write(file, self.offset)?;
+                }
+                run.push(page, copy);
+            }
+            next = self.space.next_touched(page + 1);
+        }
+        run.write(file, self.offset)
+    }
+
+    /// Writes all pages that are in the region, as this process has inherited it.
+    fn write_present(&self, file: BorrowedFd<'_>, pagemap: &Pagemap) -> io::Result<()> {
+        let space = &self.space;
+        let mut next = space.next_touched(0);
+        while let Some(first) = next {
+            let mut end = first;
+            while end < space.pages()
+                && end - first < RUN as u32
+                && is_present(space, end, pagemap)?
+            {
+                end += 1;
+            }
+            if first < end {
+                let offset = self.offset + u64::from(first) * PAGE_BYTES as u64;
+                space.write_pages(first..end, file, offset)?;
+            }
+            next = space.next_touched(end.max(first + 1));
+        }
+        Ok(())
+    }
+}
+
+/// Whether a page is in the region: what is there is newer than what the file has.
+fn is_present(space: &Space, page: u32, pagemap: &Pagemap) -> io::Result<bool> {
+    match space.load(page).kind() {
+        Kind::Resident => Ok(true),
+        Kind::Untouched | Kind::Staged | Kind::Stored => Ok(false),
+        // A thread of the parent was bringing it in. Once it was there, others may have written it.
+        Kind::Busy => pagemap.has_page(space.address(page)),
+    }
+}
+
+/// Neighbouring pages that are written at once.
+struct Run {
+    first: u32,
+    pages: Vec<Page>,
+}
+
+impl Run {
+    fn takes(&self, page: u32) -> bool {
+        self.pages.is_empty()
+            || self.pages.len() < BATCH && page == self.first + self.pages.len() as u32
+    }
+
+    fn push(&mut self, page: u32, content: Page) {
+        if self.pages.is_empty() {
+            self.first = page;
+        }
+        self.pages.push(content);
+    }
+
+    /// Writes them to the file in which their region begins at `offset`.
+    fn write(&mut self, file: BorrowedFd<'_>, offset: u64) -> io::Result<()> {
+        let at = offset + u64::from(self.first) * PAGE_BYTES as u64;
+        let done = write_all(file, self.pages.as_flattened(), at);
+        self.pages.clear();
+        done
+    }
+}
+
+/// `pwrite(2)` of everything.
+pub(crate) fn write_all(file: BorrowedFd<'_>, bytes: &[u8], offset: u64) -> io::Result<()> {
+    let mut done = 0;
+    while done < bytes.len() {
+        match rustix::io::pwrite(file, &bytes[done..], offset + done as u64) {
+            Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
+            Ok(count) => done += count,
+            Err(Errno::INTR) => {}
+            Err(error) => return Err(error.into()),
+        }
+    }
+    Ok(())
+}
+
+/// A file without a name: on disk, or in memory where the file system of [`FOLDER`] has none such.
+fn unnamed_file() -> io::Result<OwnedFd> {
+    let flags = OFlags::RDWR | OFlags::TMPFILE | OFlags::CLOEXEC;
+    let on_disk = rustix::fs::open(FOLDER, flags, Mode::RUSR | Mode::WUSR);
+    let file = on_disk.or_else(|_| rustix::fs::memfd_create("uzswap-copy", MemfdFlags::CLOEXEC));
+    Ok(file?)
+}
