@@ -60,6 +60,7 @@ const UNSAFE: &[&str] = &[
     "crates/uzswap-malloc/src/original.rs",
     "python/src/numpy.rs",
     "crates/uzswap-region/tests/process.rs",
+    "crates/uzswap-region/tests/torture.rs",
 ];
 
 /// What the engine's sources may not name.

@@ -94,8 +94,8 @@ pub enum OnFork {
     /// child has nothing, as above. Starting another program (`posix_spawn`, `vfork`, and so
     /// [`std::process::Command`]) makes none.
     ///
-    /// While a fork is under way, calls of other threads that map, unmap, drop or page out wait, and
-    /// faults may exceed the budget.
+    /// While a fork is under way, calls of other threads that map, unmap, drop or page out wait,
+    /// and faults may exceed the budget.
     PrivateCopy,
 }
 

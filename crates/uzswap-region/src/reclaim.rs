@@ -69,9 +69,10 @@ impl Inner {
                 // The cache may have become smaller, of which nobody who waits has heard.
                 return self.budget.changed();
             }
+            let batch = self.hole();
             let found = self.victims();
             let is_dry = found.is_empty();
-            self.stage(found);
+            self.stage(found, batch);
             let depth = if is_dry || refused > 0 { 0 } else { self.depth() };
             let mut is_idle = is_dry;
             while self.staging.queued() > depth {
@@ -99,6 +100,8 @@ impl Inner {
         if before > 0 {
             return false;
         }
+        // A backing that has failed is tried again now that there is no other place.
+        self.cache.resume_writeback();
         let missing = (2 * self.budget.margin().max(1) - before) as usize;
         self.cache.shrink(missing * PAGE_BYTES);
         self.cache.give_sections_back();
@@ -168,21 +171,23 @@ impl Inner {
         space.take(page, word).then_some(word)
     }
 
-    /// Moves victims to a batch of the staging area and queues it; how many it took.
-    fn stage(&self, victims: Vec<Victim>) -> usize {
-        if victims.is_empty() {
-            return 0;
-        }
-        let batch = loop {
+    /// A batch for victims. It may have to wait for pages of others, so none is `Busy` by us yet:
+    /// who holds those may wait for ours.
+    fn hole(&self) -> u32 {
+        loop {
             match self.staging.take_hole() {
-                Some(batch) => break batch,
+                Some(batch) => return batch,
                 None if self.staging.queued() > 0 => {
                     self.store_oldest();
                 }
                 // All are in the hands of other threads, which will give them back.
                 None => std::thread::yield_now(),
             }
-        };
+        }
+    }
+
+    /// Moves victims to a batch of the staging area and queues it.
+    fn stage(&self, victims: Vec<Victim>, batch: u32) {
         let mut taken = 0;
         let mut left = &victims[..];
         while let Some(first) = left.first() {
@@ -200,7 +205,6 @@ impl Inner {
         } else {
             self.staging.give_hole(batch);
         }
-        taken
     }
 
     /// Moves neighbouring pages to frames: how many it moved, and how many it is done with.
@@ -329,20 +333,18 @@ impl Inner {
         uzswap_engine::compress::prepare_thread();
         let _steady = self.steady();
         self.tend();
-        let mut victims = Vec::with_capacity(BATCH);
-        let mut at = pages.start;
-        while at < pages.end {
-            let word = space.load(at);
-            let may = word.kind() == Kind::Resident && word.pins() == 0;
-            if may && space.take(at, word) {
-                victims.push(Victim { space: space.clone(), page: at, was: word });
-            }
-            at += 1;
-            if victims.len() == BATCH || at == pages.end {
-                let full = std::mem::replace(&mut victims, Vec::with_capacity(BATCH));
-                self.stage(full);
-                self.drain()?;
-            }
+        let mut left = pages.into_iter();
+        while !left.is_empty() {
+            let batch = self.hole();
+            let taken = left.by_ref().filter_map(|page| {
+                let was = space.load(page);
+                let may = was.kind() == Kind::Resident && was.pins() == 0;
+                let taken = may && space.take(page, was);
+                taken.then(|| Victim { space: space.clone(), page, was })
+            });
+            let victims = taken.take(BATCH).collect();
+            self.stage(victims, batch);
+            self.drain()?;
         }
         self.drain()
     }
@@ -365,9 +367,16 @@ impl Inner {
         let _steady = self.steady();
         let mut at = pages.start;
         while let Some(first) = space.next_touched(at).filter(|page| *page < pages.end) {
-            // Neighbours together: one call of the kernel for up to 64.
-            let end = pages.end.min(first + BATCH as u32);
-            let words: Vec<Word> = (first..end).map(|page| space.acquire(page)).collect();
+            // Neighbours together: one call of the kernel for up to 64. Only the first is waited
+            // for: who holds the others may wait for it.
+            let mut words = vec![space.acquire(first)];
+            let free = (first + 1..pages.end).take(BATCH - 1).map_while(|page| {
+                let word = space.load(page);
+                let may = word.kind() != Kind::Busy;
+                (may && space.take(page, word)).then_some(word)
+            });
+            words.extend(free);
+            let end = first + words.len() as u32;
             if words.iter().any(|word| word.kind() == Kind::Resident) {
                 space.discard(first..end);
             }

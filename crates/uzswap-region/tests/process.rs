@@ -7,7 +7,7 @@
 use std::os::unix::process::ExitStatusExt;
 use std::process::{Command, Output};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::SeqCst};
-use uzswap_engine::testing::{Noise, TestBacking};
+use uzswap_engine::testing::{Faults, Noise, TestBacking};
 use uzswap_region::{Advice, Mode, OnFork, Pager, PagerBuilder, Region, RegionVec};
 
 const MIB: usize = 1 << 20;
@@ -51,7 +51,8 @@ fn child() {
         Ok("foreign handler") => foreign_handler(),
         Ok("foreign default") => _ = touch_beyond_a_file(),
         Ok("after unmap") => after_unmap(),
-        Ok("unreadable backing") => unreadable_backing(),
+        Ok("unreadable backing") => failing_backing(|faults| &faults.fail_reads),
+        Ok("damaged backing") => failing_backing(|faults| &faults.damage_reads),
         Ok("no room") => no_room(),
         Ok("budget") => budget(),
         _ => {}
@@ -388,12 +389,17 @@ fn after_unmap() {
 
 #[test]
 fn a_page_that_the_backing_does_not_give_back_ends_the_process_and_nothing_else_does() {
-    let says = ["uzswap: region 0x", "of 25165824 bytes", "the backing does not read", "check"];
-    assert_dies("unreadable backing", libc::SIGABRT, &says);
+    for (case, why) in [
+        ("unreadable backing", "the backing does not read"),
+        ("damaged backing", "its stored copy is damaged"),
+    ] {
+        let says = ["uzswap: region 0x", "of 25165824 bytes", why, "check"];
+        assert_dies(case, libc::SIGABRT, &says);
+    }
 }
 
 /// 24 MiB of noise in 8 MiB: nearly all of it is on the backing, which then fails.
-fn unreadable_backing() {
+fn failing_backing(fault: fn(&Faults) -> &AtomicBool) {
     let (backing, faults) = TestBacking::new(64 * MIB, 4096);
     let builder = Pager::builder().memory("8M").mode(Mode::InThread);
     let pager = builder.build_on(Box::new(backing)).unwrap();
@@ -408,7 +414,7 @@ fn unreadable_backing() {
         let wrong = (0..values.len()).find(|i| values[*i] != noise(*i));
         assert_eq!(wrong, None, "in round {round}, before the backing failed");
     }
-    faults.fail_reads.store(true, SeqCst);
+    fault(&faults).store(true, SeqCst);
     eprintln!("the backing fails from now on");
     (0..values.len()).for_each(|i| assert_eq!(values[i], noise(i)));
 }

@@ -1,12 +1,19 @@
-//! Eight threads that read, write, drop, take out and pin what is theirs, while the budget changes,
-//! regions come and go, and other programs are started. Seconds; ten minutes with `UZSWAP_FULL=1`.
+//! Eight threads that read, write, drop, take out, pin and fork what is theirs, while the budget
+//! changes, regions come and go, the backing fails, and other programs are started. Seconds; ten
+//! minutes with `UZSWAP_FULL=1`.
+//!
+//! Half of the threads have a pager that copies its regions to forks, the others one that does not.
+//! What a backing that cannot be read does to a process is in `process.rs`.
 
 #![allow(clippy::unwrap_used, reason = "tests")]
 
+use std::os::unix::process::ExitStatusExt;
+use std::process::ExitStatus;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::{Duration, Instant};
-use uzswap_engine::testing::{Noise, TestBacking};
-use uzswap_region::{Advice, Mode, Pager, RegionVec};
+use uzswap_engine::testing::{Faults, Noise, TestBacking};
+use uzswap_region::{Advice, Mode, OnFork, Pager, RegionVec};
 
 const MIB: usize = 1 << 20;
 const WORDS: usize = 512;
@@ -70,12 +77,37 @@ impl Owned {
         self.versions[page] = version;
     }
 
-    fn step(&mut self, noise: &mut Noise) {
+    /// A fork has what is here, or nothing.
+    fn fork(&self, on_fork: OnFork) {
+        // SAFETY: the child looks at what this thread alone writes, and exits.
+        let pid = unsafe { libc::fork() };
+        if pid == 0 {
+            if on_fork == OnFork::Absent {
+                // What it says of that is tested elsewhere.
+                // SAFETY: closes a descriptor of the child's own.
+                unsafe { libc::close(2) };
+            }
+            self.check_all();
+            // SAFETY: ends the child without running what the parent left to be run at exit.
+            unsafe { libc::_exit(0) };
+        }
+        let mut status = 0;
+        // SAFETY: waits for the child that was just made.
+        assert_eq!(unsafe { libc::waitpid(pid, &mut status, 0) }, pid);
+        let status = ExitStatus::from_raw(status);
+        match on_fork {
+            OnFork::PrivateCopy => assert!(status.success(), "a copy: {status}"),
+            OnFork::Absent => assert_eq!(status.signal(), Some(libc::SIGSEGV), "{status}"),
+        }
+    }
+
+    fn step(&mut self, noise: &mut Noise, on_fork: OnFork) {
         let page = noise.below(PAGES as u64) as usize;
         let end = (page + 1 + noise.below(100) as usize).min(PAGES);
         let range = page * WORDS..end * WORDS;
         match noise.below(400) {
-            0 => self.values.advise(range, Advice::PageOut).unwrap(),
+            // No room is no loss: what does not go out stays.
+            0 => _ = self.values.advise(range, Advice::PageOut),
             1 => {
                 self.values.clear(range).unwrap();
                 self.versions[page..end].fill(0);
@@ -86,46 +118,71 @@ impl Owned {
             }
             3 => (page..end).for_each(|page| self.check(page, 0)),
             4 => self.values.touch(range).unwrap(),
+            5 if noise.below(20) == 0 => self.fork(on_fork),
             5..150 => self.write(page),
             _ => (0..WORDS).step_by(37).for_each(|at| self.check(page, at)),
         }
     }
 }
 
+fn pager(mode: Mode, on_fork: OnFork) -> (Pager, Arc<Faults>) {
+    let (backing, faults) = TestBacking::new(64 * MIB, 4096);
+    let pager = Pager::builder().memory("12M").mode(mode).reclaim_threads(2).on_fork(on_fork);
+    (pager.build_on(Box::new(backing)).unwrap(), faults)
+}
+
+/// Changes the budget, starts a program, and has the backing fail for a moment, for which there is
+/// memory for all.
+fn meddle(noise: &mut Noise, pager: &Pager, faults: &Faults) {
+    let pause = || std::thread::sleep(Duration::from_millis(20));
+    pause();
+    pager.set_memory((12 + noise.below(6)) << 20).unwrap();
+    assert!(std::process::Command::new("/bin/true").status().unwrap().success());
+    if noise.below(8) == 0 {
+        pager.set_memory(48 << 20).unwrap();
+        let fault = if noise.below(2) == 0 { &faults.fail_writes } else { &faults.full };
+        fault.store(true, Relaxed);
+        (0..5).for_each(|_| pause());
+        fault.store(false, Relaxed);
+    }
+}
+
 fn torture(mode: Mode) {
-    let (backing, _) = TestBacking::new(128 * MIB, 4096);
-    let pager = Pager::builder().memory("16M").mode(mode).reclaim_threads(2);
-    let pager = pager.build_on(Box::new(backing)).unwrap();
+    let kinds = [OnFork::PrivateCopy, OnFork::Absent];
+    let pagers = kinds.map(|on_fork| (on_fork, pager(mode, on_fork)));
     let (until, over) = (Instant::now() + duration(), AtomicBool::new(false));
     std::thread::scope(|scope| {
         let run = |seed: u64| {
+            let (on_fork, (pager, _)) = &pagers[seed as usize % 2];
             let mut noise = Noise::new(seed);
-            let mut owned = Owned::new(&pager, seed);
+            let mut owned = Owned::new(pager, seed);
             while Instant::now() < until {
-                (0..50).for_each(|_| owned.step(&mut noise));
+                (0..50).for_each(|_| owned.step(&mut noise, *on_fork));
                 if noise.below(200) == 0 {
                     owned.check_all();
-                    owned = Owned::new(&pager, seed);
+                    owned = Owned::new(pager, seed);
                 }
             }
             owned.check_all();
         };
         let threads: Vec<_> = (1..=THREADS).map(|seed| scope.spawn(move || run(seed))).collect();
-        scope.spawn(|| {
-            let mut noise = Noise::new(99);
-            while !over.load(Relaxed) {
-                std::thread::sleep(Duration::from_millis(20));
-                pager.set_memory((12 + noise.below(12)) << 20).unwrap();
-                assert!(std::process::Command::new("/bin/true").status().unwrap().success());
-            }
-        });
+        for (_, (pager, faults)) in &pagers {
+            let over = &over;
+            scope.spawn(move || {
+                let mut noise = Noise::new(99);
+                while !over.load(Relaxed) {
+                    meddle(&mut noise, pager, faults);
+                }
+            });
+        }
         let results: Vec<_> = threads.into_iter().map(|thread| thread.join()).collect();
         over.store(true, Relaxed);
         results.into_iter().for_each(|result| result.unwrap());
     });
-    let stats = pager.stats();
-    for name in ["faults_staged", "stores_unchanged", "written_back_pages", "fault_around_pages"] {
-        assert!(stats.get(name).unwrap() > 0, "{name}: {stats}");
+    let names = ["faults_staged", "stores_unchanged", "written_back_pages", "fault_around_pages"];
+    for (_, (pager, _)) in &pagers {
+        let stats = pager.stats();
+        names.iter().for_each(|name| assert!(stats.get(name).unwrap() > 0, "{name}: {stats}"));
     }
 }
 
