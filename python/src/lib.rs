@@ -45,13 +45,16 @@ struct Pager(uzswap_region::Pager);
 #[pymethods]
 impl Pager {
     #[new]
-    #[pyo3(signature = (memory, *, compressor=None, backing=None, mode=None, reclaim_threads=None))]
+    #[pyo3(signature = (
+        memory, *, compressor=None, backing=None, mode=None, fork=None, reclaim_threads=None
+    ))]
     fn new(
         py: Python<'_>,
         memory: Size,
         compressor: Option<&str>,
         backing: Option<&str>,
         mode: Option<&str>,
+        fork: Option<&str>,
         reclaim_threads: Option<usize>,
     ) -> PyResult<Self> {
         let mut builder = uzswap_region::Pager::builder().memory(memory);
@@ -63,6 +66,9 @@ impl Pager {
         }
         if let Some(mode) = mode {
             builder = builder.mode(mode.parse().map_err(raise)?);
+        }
+        if let Some(fork) = fork {
+            builder = builder.on_fork(fork.parse().map_err(raise)?);
         }
         if let Some(threads) = reclaim_threads {
             builder = builder.reclaim_threads(threads);

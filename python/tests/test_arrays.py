@@ -118,6 +118,7 @@ class Arrays(unittest.TestCase):
             dict(memory=0),
             dict(memory="16M", compressor="squash"),
             dict(memory="16M", mode="fast"),
+            dict(memory="16M", fork="maybe"),
             dict(memory="16M", reclaim_threads=0),
             dict(memory="16M", backing="/no/such/folder/pages:8M"),
         ]:
@@ -255,6 +256,35 @@ class Forks(unittest.TestCase):
         """)
         self.assertEqual((ended.returncode, ended.stdout), (0, ""), ended.stderr)
         self.assertIn("fork", ended.stderr)
+
+    def test_multiprocessing_may_fork_if_children_have_copies(self):
+        ended = self.run_program("""
+            import multiprocessing
+            import numpy
+
+            def work(part):
+                mine = whole[part::4]
+                mine += 1
+                return mine.sum(), (mine == expected[part::4] + 1).all()
+
+            expected = numpy.arange(4 << 20) // 7
+            context = multiprocessing.get_context("fork")
+            for mode in ["in-thread", "handler-threads"]:
+                try:
+                    pager = uzswap.Pager("8M", mode=mode, fork="copy")
+                except uzswap.Error:
+                    if mode == "in-thread" or os.environ.get("CI"):
+                        raise
+                    continue
+                whole = pager.array(expected)
+                assert pager.stats()["stored_pages"] > 1000
+                with context.Pool(4) as pool:
+                    for part, (total, same) in enumerate(pool.map(work, range(4), chunksize=1)):
+                        assert same and total == (expected[part::4] + 1).sum(), part
+                whole += 3
+                assert (whole == expected + 3).all()
+        """)
+        self.assertEqual(ended.returncode, 0, ended.stderr)
 
     def test_a_child_that_touches_none_ends_as_ever(self):
         ended = self.run_program("""

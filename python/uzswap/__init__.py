@@ -29,6 +29,9 @@ class Pager(_Pager):
     mode: "in-thread" needs no privilege, but a system call that is given memory which is paged out
         fails with EFAULT; "handler-threads" needs root or access to /dev/userfaultfd, and has no such
         rule. Not given: handler-threads where it is allowed.
+    fork: what a forked process has of the arrays. "absent", the default: nothing, and a message where
+        it touches one. "copy": a private copy, as of any memory; all pages are written to /var/tmp by
+        each fork. Methods of the pager fail there, the arrays are numpy's.
     reclaim_threads: threads that compress.
 
     Raises Error where memory cannot be paged or an option is wrong.

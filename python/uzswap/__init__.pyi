@@ -32,6 +32,7 @@ class Pager:
         compressor: Optional[str] = None,
         backing: Optional[str] = None,
         mode: Optional[Literal["in-thread", "handler-threads"]] = None,
+        fork: Optional[Literal["absent", "copy"]] = None,
         reclaim_threads: Optional[int] = None,
     ) -> None: ...
     @property

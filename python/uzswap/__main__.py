@@ -22,6 +22,7 @@ def _arguments():
     parser.add_argument("--compressor", metavar="NAME[:LEVEL]", help="lz4, zstd, lzo, wkdm, ...")
     parser.add_argument("--backing", metavar="PATH[:SIZE]", help="a file for the coldest pages")
     parser.add_argument("--mode", choices=["handler-threads", "in-thread"])
+    parser.add_argument("--fork", choices=["absent", "copy"], help="what forks have of the arrays")
     parser.add_argument("-q", "--quiet", action="store_true", help="print no report")
     parser.add_argument("-m", dest="module", action="store_true", help="SCRIPT names a module")
     parser.add_argument("program", metavar="SCRIPT", help="a program, or after -m a module")
@@ -56,6 +57,7 @@ def main():
             compressor=given.compressor,
             backing=given.backing,
             mode=given.mode,
+            fork=given.fork,
         )
         allocator = pager.allocator(given.above)
         allocator.__enter__()

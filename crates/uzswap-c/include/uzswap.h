@@ -26,6 +26,13 @@
 // A child has no region: touching one is a SIGSEGV.
 #define UZSWAP_ON_FORK_ABSENT 0
 
+// A child has a private copy of each region, of the moment of the fork: ordinary memory, which
+// uzswap_unmap unmaps. All other functions fail there for the parent's pagers; it may make its
+// own. A fork writes all pages to a file without a name in /var/tmp; if it cannot, the child has
+// no region, as above. A lock that a handler of pthread_atfork takes must not be held over
+// uzswap_map, uzswap_unmap or uzswap_advise.
+#define UZSWAP_ON_FORK_COPY 1
+
 // Nothing in particular; takes other advice back.
 #define UZSWAP_ADVICE_NORMAL 0
 

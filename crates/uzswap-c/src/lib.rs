@@ -18,7 +18,7 @@ use std::os::fd::BorrowedFd;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::ptr;
 use std::sync::{Mutex, MutexGuard, PoisonError};
-use uzswap_region::{Advice, Mode, Pinned, RegionRef, io};
+use uzswap_region::{Advice, Mode, OnFork, Pinned, RegionRef, io};
 
 /// One budget of memory for any number of regions. Its functions may be called from any thread.
 pub struct Pager {
@@ -61,6 +61,12 @@ pub const MODE_HANDLER_THREADS: u32 = 2;
 
 /// A child has no region: touching one is a SIGSEGV.
 pub const ON_FORK_ABSENT: u32 = 0;
+/// A child has a private copy of each region, of the moment of the fork: ordinary memory, which
+/// uzswap_unmap unmaps. All other functions fail there for the parent's pagers; it may make its
+/// own. A fork writes all pages to a file without a name in /var/tmp; if it cannot, the child has
+/// no region, as above. A lock that a handler of pthread_atfork takes must not be held over
+/// uzswap_map, uzswap_unmap or uzswap_advise.
+pub const ON_FORK_COPY: u32 = 1;
 
 /// Nothing in particular; takes other advice back.
 pub const ADVICE_NORMAL: u32 = 0;
@@ -171,9 +177,11 @@ pub extern "C" fn uzswap_pager_new(options: *const Options) -> *mut Pager {
             MODE_HANDLER_THREADS => builder.mode(Mode::HandlerThreads),
             other => return Err(format!("mode {other}: there is none of that number")),
         };
-        if options.on_fork != ON_FORK_ABSENT {
-            return Err(format!("on_fork {}: there is none of that number", options.on_fork));
-        }
+        builder = match options.on_fork {
+            ON_FORK_ABSENT => builder,
+            ON_FORK_COPY => builder.on_fork(OnFork::PrivateCopy),
+            other => return Err(format!("on_fork {other}: there is none of that number")),
+        };
         if options.reclaim_threads > 0 {
             builder = builder.reclaim_threads(options.reclaim_threads as usize);
         }

@@ -5,6 +5,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/wait.h>
 #include <unistd.h>
 #include <uzswap.h>
 
@@ -80,6 +81,24 @@ static void files_are_read_and_written(uzswap_pager *pager, unsigned char *regio
     CHECK(uzswap_read(file, region, 4096) == -1 && errno == EBADF);
 }
 
+static void a_fork_has_a_copy(uzswap_pager *pager, unsigned char *region) {
+    pid_t child = fork();
+    if (child == 0) {
+        for (size_t i = 0; i < BYTES; i++)
+            CHECK(region[i] == byte_at(i));
+        memset(region, 7, BYTES);
+        CHECK(uzswap_touch(pager, region, 4096) == -1);
+        SAYS("fork");
+        CHECK(uzswap_unmap(pager, region) == 0);
+        CHECK(uzswap_unmap(pager, region) == -1);
+        _exit(0);
+    }
+    int status = 1;
+    CHECK(waitpid(child, &status, 0) == child && status == 0);
+    for (size_t i = 0; i < BYTES; i++)
+        CHECK(region[i] == byte_at(i));
+}
+
 int main(int count, char **arguments) {
     CHECK(count == 3);
     CHECK(uzswap_last_error()[0] == '\0');
@@ -89,6 +108,10 @@ int main(int count, char **arguments) {
     options.memory = MEMORY;
     options.compressor = "lz4";
     options.mode = (uint32_t)atoi(arguments[2]);
+    options.on_fork = 77;
+    CHECK(uzswap_pager_new(&options) == NULL);
+    SAYS("77");
+    options.on_fork = UZSWAP_ON_FORK_COPY;
     uzswap_pager *pager = uzswap_pager_new(&options);
     CHECK(pager != NULL);
     unsigned char *region = uzswap_map(pager, BYTES);
@@ -98,6 +121,7 @@ int main(int count, char **arguments) {
     for (size_t i = 0; i < BYTES; i++)
         CHECK(region[i] == byte_at(i));
     foreign_memory_is_refused(pager, (char *)region);
+    a_fork_has_a_copy(pager, region);
 
     uint64_t stored = 0, same = 0;
     CHECK(uzswap_stats(pager, largest, &stored) == 0 && stored > 0);

@@ -6,7 +6,7 @@ use std::ffi::c_void;
 use std::io::Write;
 use std::ptr;
 use std::sync::OnceLock;
-use uzswap_region::{Error, MemorySize, Mode, Pager};
+use uzswap_region::{Error, MemorySize, Mode, OnFork, Pager};
 
 /// No block below this is large, whatever UZSWAP_ABOVE says: each takes a mapping of its own.
 pub const LEAST_BYTES: usize = 64 << 10;
@@ -82,6 +82,10 @@ fn make() -> Option<Blocks> {
         if let Some(name) = variable("UZSWAP_COMPRESSOR") {
             builder = builder.compressor(&name);
         }
+        if let Some(on_fork) = variable("UZSWAP_FORK") {
+            let on_fork = on_fork.parse::<OnFork>();
+            builder = builder.on_fork(on_fork.map_err(|error| format!("UZSWAP_FORK: {error}"))?);
+        }
         if let Some(backing) = variable("UZSWAP_BACKING") {
             builder = builder.backing(&backing);
         }
@@ -99,7 +103,7 @@ pub fn length(block: *mut c_void) -> Option<usize> {
 /// Frees a block of the pager.
 pub fn give_back(block: *mut c_void) {
     if let Some(Some(blocks)) = BLOCKS.get() {
-        // An error means that this is a fork, in which there is no block.
+        // An error means that this is a fork without a copy, in which there is no block.
         // SAFETY: the program gives the block up with the call; `take` has kept no region of it.
         let _ = unsafe { blocks.pager.unmap(block.addr()) };
     }

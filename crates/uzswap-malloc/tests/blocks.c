@@ -7,6 +7,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #define CHECK(what)                                                   \
     do {                                                              \
@@ -53,6 +55,29 @@ static void *churn(void *argument) {
     return NULL;
 }
 
+/* A child's blocks are its own, and can be freed and made larger. */
+static void forks(void) {
+    unsigned char *kept = malloc(40 * MIB), *freed = malloc(3 * MIB);
+    fill(kept, 0, 40 * MIB);
+    fill(freed, 0, 3 * MIB);
+    pid_t child = fork();
+    if (child == 0) {
+        check(kept, 40 * MIB);
+        check(freed, 3 * MIB);
+        free(freed);
+        kept = realloc(kept, 50 * MIB);
+        check(kept, 40 * MIB);
+        memset(kept, 7, 50 * MIB);
+        free(kept);
+        _exit(0);
+    }
+    int status = 1;
+    CHECK(waitpid(child, &status, 0) == child && status == 0);
+    check(kept, 40 * MIB);
+    free(kept);
+    free(freed);
+}
+
 int main(void) {
     size_t sizes[] = {100, 3 * MIB, 40 * MIB, 5000, 2 * MIB, 1, 64 * MIB, 1000};
     unsigned char *block = NULL;
@@ -86,6 +111,7 @@ int main(void) {
     CHECK((uintptr_t)aligned % 64 == 0);
     free(aligned);
     free(NULL);
+    forks();
 
     pthread_t threads[4];
     for (uintptr_t i = 0; i < 4; i++)

@@ -114,7 +114,7 @@ fn blocks_move_between_the_two_allocators() {
     run(Command::new("cc").args(["-Wall", "-Wextra", "-O1", "-o"]).arg(&program).arg(source));
     let program = program.to_str().expect("a path of ours");
     run(&mut Command::new(program));
-    let ours = run(&mut within("16M", folder.path(), program));
+    let ours = run(within("16M", folder.path(), program).env("UZSWAP_FORK", "copy"));
     if !is_skipped(&ours) {
         // It asks for half of all addresses, and is told why there are not so many.
         let said = String::from_utf8_lossy(&ours.stderr);
@@ -130,6 +130,7 @@ fn what_cannot_be_done_is_said_and_the_program_runs_without() {
         ("UZSWAP_MEMORY", "", "UZSWAP_MEMORY is not set"),
         ("UZSWAP_MEMORY", "much", "'much' is not a size"),
         ("UZSWAP_MODE", "fast", "fast"),
+        ("UZSWAP_FORK", "maybe", "absent, copy"),
         ("UZSWAP_BACKING", "/no/such/folder/pages:8M", "/no/such/folder"),
     ];
     let folder = folder();
