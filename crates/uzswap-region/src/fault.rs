@@ -88,16 +88,27 @@ impl Inner {
         let mut lane = self.lane_with_credit(space, page);
         lane.count(Count::Faults, 1);
         let window = lane.streams.window(space.id, page, space.advice.load(Relaxed));
+        let ahead = page.saturating_add(BATCH as u32);
+        let reads_ahead = window == BATCH && word.kind() == Kind::Stored && ahead < space.pages();
+        if reads_ahead {
+            // Before our own window, so that both are decoded at once.
+            self.ahead.ask(space.id, ahead);
+        }
         let pages = match window {
             1 => 1,
             more => self.fill_many(&mut lane, space, page, more, (word, stale)),
         };
+        lane.count(Count::Around, pages as u64 - 1);
         if pages == 1 {
             lane.credit -= 1;
             self.fill_one(&mut lane, space, page, (word, stale));
         }
         if space.advice.load(Relaxed) != RANDOM {
             lane.streams.brought(space.id, page, pages);
+        }
+        if reads_ahead {
+            // Where the stream goes on when that is there.
+            lane.streams.expect(space.id, ahead.saturating_add(BATCH as u32), pages);
         }
     }
 
@@ -107,15 +118,20 @@ impl Inner {
         self.budget.limit() > 16 * lanes && self.budget.try_charge(pages)
     }
 
+    /// Whether a lane has a page charged at least, now that it has asked for some.
+    pub(crate) fn has_credit(&self, lane: &mut Lane) -> bool {
+        if lane.credit == 0 && self.budget.try_charge(CREDIT) {
+            lane.credit = CREDIT;
+        }
+        lane.credit > 0
+    }
+
     /// A lane that has a page charged at least. May wait for reclaim, holding no lane.
     fn lane_with_credit(&self, space: &Space, page: u32) -> std::sync::MutexGuard<'_, Lane> {
         let mut waited = 0;
         loop {
             let mut lane = self.lanes.here();
-            if lane.credit == 0 && self.budget.try_charge(CREDIT) {
-                lane.credit = CREDIT;
-            }
-            if lane.credit > 0 {
+            if self.has_credit(&mut lane) {
                 lane.count(Count::FaultsWaited, waited);
                 return lane;
             }
@@ -173,7 +189,7 @@ impl Inner {
     }
 
     /// Brings a window of pages in at once; how many it became. 1: none, there is nothing to gain.
-    fn fill_many(
+    pub(crate) fn fill_many(
         &self,
         lane: &mut Lane,
         space: &Space,
@@ -225,7 +241,6 @@ impl Inner {
             let used = if i == 0 { Word::USED } else { 0 };
             space.put(page + i, Word::RESIDENT.with(used | copy));
         }
-        lane.count(Count::Around, count as u64 - 1);
         if word.kind() == Kind::Untouched {
             lane.count(Count::FaultsUntouched, 1);
         }

@@ -26,6 +26,7 @@ counts! {
     FaultsUntouched "faults_untouched"
     FaultsWaited "faults_waited_for_memory"
     Around "fault_around_pages"
+    Ahead "read_ahead_pages"
 }
 
 /// Where a window of pages is decoded to.
@@ -107,16 +108,23 @@ impl Lane {
 /// All of them.
 pub(crate) struct Lanes {
     lanes: Box<[CachePadded<Mutex<Lane>>]>,
+    /// The read-ahead thread's.
+    ahead: CachePadded<Mutex<Lane>>,
 }
 
 impl Lanes {
     pub(crate) fn new() -> Self {
-        let lane = |_| CachePadded::new(Mutex::new(Lane::new()));
-        Self { lanes: (0..cpu::possible()).map(lane).collect() }
+        let lane = || CachePadded::new(Mutex::new(Lane::new()));
+        Self { lanes: (0..cpu::possible()).map(|_| lane()).collect(), ahead: lane() }
     }
 
     pub(crate) fn len(&self) -> usize {
-        self.lanes.len()
+        self.lanes.len() + 1
+    }
+
+    /// The read-ahead thread's.
+    pub(crate) fn ahead(&self) -> MutexGuard<'_, Lane> {
+        self.ahead.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// This CPU's, or any that is free where another thread was preempted in this one.
@@ -135,7 +143,7 @@ impl Lanes {
     /// Sums of what was counted.
     pub(crate) fn counts(&self) -> [u64; COUNT] {
         let mut sums = [0; COUNT];
-        for lane in &self.lanes {
+        for lane in self.lanes.iter().chain([&self.ahead]) {
             let lane = lane.lock().unwrap_or_else(PoisonError::into_inner);
             sums.iter_mut().zip(lane.counts).for_each(|(sum, count)| *sum += count);
         }

@@ -25,6 +25,7 @@
 mod space;
 mod word;
 
+mod ahead;
 mod budget;
 #[expect(unsafe_code, reason = "frames are raw memory that pages are moved from and to")]
 mod fault;

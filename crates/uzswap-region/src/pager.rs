@@ -1,5 +1,6 @@
 //! A pager: a budget, the cache behind it, and the regions that share both.
 
+use crate::ahead::Ahead;
 use crate::budget::Budget;
 use crate::error::Error;
 use crate::fault;
@@ -320,6 +321,7 @@ pub(crate) struct Inner {
     pub(crate) budget: Budget,
     pub(crate) staging: Staging,
     pub(crate) lanes: Lanes,
+    pub(crate) ahead: Ahead,
     pub(crate) hand: Mutex<Hand>,
     pub(crate) generation: u32,
     pub(crate) on_fork: OnFork,
@@ -354,6 +356,7 @@ impl Inner {
             budget: Budget::new(bytes),
             staging,
             lanes,
+            ahead: Ahead::default(),
             hand: Mutex::new(Hand::default()),
             generation: fork::generation(),
             on_fork,
@@ -478,6 +481,7 @@ impl Handle {
         for _ in 0..reclaim_threads {
             start("uzswap-reclaim", Inner::run_reclaim)?;
         }
+        start("uzswap-ahead", Inner::run_ahead)?;
         if self.inner.mode == Mode::HandlerThreads {
             for _ in 0..cpu::allowed().min(HANDLERS_MAX) {
                 start("uzswap-fault", Inner::run_handler)?;
@@ -495,6 +499,7 @@ impl Drop for Handle {
             return;
         }
         self.inner.stop_reclaim();
+        self.inner.ahead.ring();
         self.inner.uffd.stop();
         for thread in self.threads.drain(..) {
             drop(thread.join());

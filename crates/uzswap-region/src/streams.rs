@@ -47,7 +47,11 @@ impl Streams {
 
     /// Remembers what was brought in.
     pub(crate) fn brought(&mut self, region: u32, page: u32, pages: usize) {
-        let next = page.wrapping_add(pages as u32);
+        self.expect(region, page.wrapping_add(pages as u32), pages);
+    }
+
+    /// Expects a stream, that had a window of `pages`, to go on at `next`.
+    pub(crate) fn expect(&mut self, region: u32, next: u32, pages: usize) {
         self.streams[slot(region, next)] = Stream { region, next, window: pages as u32 };
     }
 }

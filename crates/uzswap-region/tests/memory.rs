@@ -62,6 +62,22 @@ fn pages_go_out_and_come_back_and_are_dropped_when_told() {
 }
 
 #[test]
+fn who_goes_on_in_order_is_read_ahead_of() {
+    for mode in modes() {
+        let pager = Pager::builder().memory("16M").mode(mode).build().unwrap();
+        let mut values: RegionVec<u64> = pager.vec_zeroed(8 * MIB / 8).unwrap();
+        values.iter_mut().enumerate().for_each(|(i, slot)| *slot = value(i));
+        // The thread that reads ahead may find that we were faster, each time.
+        let is_read_ahead = (0..100).any(|_| {
+            values.advise(0..values.len(), Advice::PageOut).unwrap();
+            assert!((0..values.len()).all(|i| values[i] == value(i)));
+            pager.stats().get("read_ahead_pages").unwrap() > 0
+        });
+        assert!(is_read_ahead, "{mode}: {}", pager.stats());
+    }
+}
+
+#[test]
 fn pages_that_were_only_read_go_out_too() {
     let pager = Pager::builder().memory("16M").mode(Mode::InThread).build().unwrap();
     let values: RegionVec<u64> = pager.vec_zeroed(4 * MIB / 8).unwrap();

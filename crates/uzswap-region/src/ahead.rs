@@ -1,0 +1,81 @@
+//! Read-ahead: what a program that goes on in order touches next is brought in meanwhile.
+//!
+//! A fault that is about to bring in a whole window asks for the one behind it, and a thread
+//! decodes that at the same time. If the program gets there first, it waits for the pages that are
+//! being brought in, or brings them in itself. Nothing waits for memory here: without room, nothing
+//! is read ahead.
+
+use crate::budget::{wait, wake_all};
+use crate::lane::Count;
+use crate::pager::Inner;
+use crate::space::Space;
+use crate::staging::BATCH;
+use crate::word::Kind;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::*};
+
+/// What is asked for: the last that was.
+#[derive(Default)]
+pub(crate) struct Ahead {
+    /// A region in the upper half, a page in the lower; no region is 0.
+    asked: AtomicU64,
+    bell: AtomicU32,
+}
+
+impl Ahead {
+    /// Asks for a window of pages.
+    pub(crate) fn ask(&self, region: u32, page: u32) {
+        self.asked.store(u64::from(region) << 32 | u64::from(page), Relaxed);
+        self.ring();
+    }
+
+    pub(crate) fn ring(&self) {
+        if self.bell.swap(1, Release) == 0 {
+            wake_all(&self.bell);
+        }
+    }
+
+    /// Waits until something is asked for, or for a mere ring.
+    fn next(&self) -> Option<(u32, u32)> {
+        while self.bell.swap(0, Acquire) == 0 {
+            wait(&self.bell, 0);
+        }
+        let asked = self.asked.swap(0, Relaxed);
+        (asked != 0).then_some(((asked >> 32) as u32, asked as u32))
+    }
+}
+
+impl Inner {
+    /// What the thread that reads ahead does.
+    pub(crate) fn run_ahead(&self) {
+        uzswap_engine::compress::prepare_thread();
+        while !self.is_stopping() {
+            let Some((region, page)) = self.ahead.next() else { continue };
+            let space = self.regions().get(&region).cloned();
+            if let Some(space) = space {
+                self.read_ahead(&space, page);
+            }
+        }
+    }
+
+    /// Brings in a window of pages, as far as they are stored.
+    fn read_ahead(&self, space: &Space, first: u32) {
+        let end = first.saturating_add(BATCH as u32).min(space.pages());
+        let mut lane = self.lanes.ahead();
+        let mut page = first;
+        while page < end {
+            let word = space.load(page);
+            if word.kind() != Kind::Stored || !self.has_credit(&mut lane) || !space.take(page, word)
+            {
+                break;
+            }
+            let brought = self.fill_many(&mut lane, space, page, (end - page) as usize, (word, 0));
+            if brought == 1 {
+                // The last one, or there is no buffer for more.
+                space.put(page, word);
+                break;
+            }
+            page += brought as u32;
+        }
+        lane.count(Count::Ahead, u64::from(page - first));
+    }
+}
