@@ -60,6 +60,13 @@ const SHORT_PAGES: usize = 4;
 /// Requests in a row without finding the queue empty, after which a watcher calls for another.
 const BUSY_STREAK: u32 = 8;
 
+/// A yield that takes longer gave the CPU to a program: a thread that sleeps then takes nothing
+/// from it, and is woken before it, where one that polls waits for its turn.
+const YIELD_MAX: Duration = Duration::from_micros(50);
+
+/// Requests without polling after such a yield.
+const UNPOLLED: u32 = 64;
+
 /// Stack of a thread, bytes: the deepest path reads a record through a bounce buffer.
 const STACK_BYTES: usize = 256 << 10;
 
@@ -175,6 +182,8 @@ struct Worker {
     shared: Arc<Shared>,
     /// Requests in a row that were there at the first look.
     streak: u32,
+    /// Requests to come for which this thread does not poll, its CPU being wanted by others.
+    unpolled: u32,
 }
 
 /// What came of waiting for a request.
@@ -187,7 +196,7 @@ impl Worker {
     fn new(number: usize, connection: OwnedFd, shared: Arc<Shared>) -> io::Result<Self> {
         let flags = rustix::fs::fcntl_getfl(&connection)?;
         rustix::fs::fcntl_setfl(&connection, flags | OFlags::NONBLOCK)?;
-        Ok(Self { number, connection, shared, streak: 0 })
+        Ok(Self { number, connection, shared, streak: 0, unpolled: 0 })
     }
 
     fn run(mut self) {
@@ -252,10 +261,15 @@ impl Worker {
             waited = true;
             if self.park() == Parking::Called {
                 last = Instant::now();
-            } else if last.elapsed() < self.shared.config.poll {
+            } else if self.unpolled == 0 && last.elapsed() < self.shared.config.poll {
                 // Not a mere spin: on this CPU there may be whoever would bring the request.
+                let yielded = Instant::now();
                 std::thread::yield_now();
+                if yielded.elapsed() > YIELD_MAX {
+                    self.unpolled = UNPOLLED;
+                }
             } else {
+                self.unpolled = self.unpolled.saturating_sub(1);
                 let mut wait = [PollFd::from_borrowed_fd(self.connection.as_fd(), PollFlags::IN)];
                 // Any error shows in the read that follows.
                 let _ = rustix::event::poll(&mut wait, None);
