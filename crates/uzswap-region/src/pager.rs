@@ -91,9 +91,9 @@ pub enum OnFork {
     ///
     /// The copy is made by each `fork`, uncompressed, as a file without a name in `/var/tmp` that
     /// the child maps; it is beyond any budget, but the kernel need not hold it in memory. `fork`
-    /// takes as long as reading all pages and writing them to a file. If it cannot be made, the
+    /// takes as long as decoding all pages and writing them to a file. If it cannot be made, the
     /// child has nothing, as above. Starting another program (`posix_spawn`, `vfork`, and so
-    /// [`std::process::Command`]) makes none.
+    /// [`std::process::Command`] without `pre_exec`) makes none.
     ///
     /// While a fork is under way, calls of other threads that map, unmap, drop or page out wait,
     /// and faults may exceed the budget.
