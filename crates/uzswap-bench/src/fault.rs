@@ -41,8 +41,11 @@ fn peers(compressors: &[String]) -> Vec<Peer> {
         }
     }));
     let region = |name: &String, handlers| Peer::Region { compressor: name.clone(), handlers };
-    peers.extend(compressors.iter().map(|name| region(name, false)));
-    peers.extend(compressors.first().map(|name| region(name, true)));
+    // What regions have unless told otherwise, first.
+    let own = "lz4:0".to_owned();
+    let more = compressors.iter().filter(|name| **name != own);
+    peers.extend([&own].into_iter().chain(more).map(|name| region(name, false)));
+    peers.push(region(&own, true));
     peers
 }
 
