@@ -4,12 +4,11 @@
 
 use libfuzzer_sys::fuzz_target;
 use std::cell::RefCell;
-use uzswap_engine::compress::{Algorithm, Codec, Codecs};
-use uzswap_engine::testing::fuzz_decompress_damaged;
+use uzswap_engine::compress::Codecs;
+use uzswap_engine::testing::{fuzz_decompress_damaged, trained_codecs};
 
 thread_local! {
-    static CODECS: RefCell<Codecs> =
-        RefCell::new(Codecs::new(Algorithm { codec: Codec::Raw, level: 0 }));
+    static CODECS: RefCell<Codecs> = RefCell::new(trained_codecs());
 }
 
 fuzz_target!(|bytes: &[u8]| {

@@ -19,7 +19,9 @@ use crate::backing::Backing;
 use crate::backing::record::{HEADER_BYTES, RECORD_BYTES_MAX, Record};
 use crate::backing::segments::SEGMENT_BYTES;
 use crate::backing::slots::Slots;
-use crate::compress::{Codec, UNIT_BYTES_MAX, Undecodable, UnitDecoder};
+use crate::compress::{
+    Codec, Dictionaries, UNIT_BYTES_MAX, Undecodable, UnitDecoder, dictionary_of,
+};
 use crate::config::{Attributes, Config, Locks};
 use crate::dedup::Candidates;
 use crate::error::{Error, SetupError};
@@ -37,9 +39,11 @@ use crate::stats::Counter::{self, *};
 use crate::stats::Counters;
 use crate::sync::atomic::{AtomicU64, Ordering};
 use crate::sync::{Mutex, MutexGuard};
+use crate::trainer::{Recent, Trainer};
 use crate::unit::Units;
 use crate::writeback::{Failure, StoreBuffer, Writer};
-use std::sync::atomic::AtomicBool;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize};
 use uzswap_sys::cpu;
 
 /// What became of a page to store.
@@ -91,6 +95,12 @@ pub struct Cache {
     pub(crate) candidates: Candidates,
     pub(crate) counters: Counters,
     pub(crate) scratch: PerCpu<Mutex<Scratch>>,
+    pub(crate) dictionaries: Arc<Dictionaries>,
+    pub(crate) trainer: Mutex<Trainer>,
+    /// Pages that a dictionary may be trained on.
+    pub(crate) recent: Recent,
+    /// Bytes of what the newest dictionary is prepared with.
+    pub(crate) encoder_bytes: AtomicUsize,
     pub(crate) backing: Box<dyn Backing>,
     pub(crate) slots: Slots,
     pub(crate) writer: Mutex<Writer>,
@@ -172,7 +182,8 @@ impl Cache {
         let slots = Slots::new(backing.bytes(), locks);
         let writer = if has_backing { Writer::new()? } else { Writer::idle() };
         let buffers = if has_backing { StoreBuffer::COUNT } else { 0 };
-        let algorithm = config.algorithm;
+        let dictionaries = Arc::<Dictionaries>::default();
+        let scratch = || Mutex::new(Scratch::new(config.algorithm, dictionaries.clone()));
         let cache = Self {
             pages_max: config.pages_max,
             attributes: Attributes::new(&config),
@@ -185,7 +196,11 @@ impl Cache {
             shares,
             candidates: Candidates::new(pool_bytes_max),
             counters: Counters::new(),
-            scratch: PerCpu::new(|| Mutex::new(Scratch::new(algorithm))),
+            scratch: PerCpu::new(scratch),
+            dictionaries,
+            trainer: Mutex::new(Trainer::new()),
+            recent: Recent::new(),
+            encoder_bytes: AtomicUsize::new(0),
             backing,
             slots,
             writer: Mutex::new(writer),
@@ -391,8 +406,15 @@ impl Cache {
             };
             if let Ok(handle) = self.pool.alloc(bytes.len()) {
                 self.pool.write(handle, header, bytes);
+                let form = Form { bytes: bytes.len() as u16, codec };
+                if codec == Codec::Zstd && dictionary_of(bytes).is_some() {
+                    self.counters.increment(StoresDictionary);
+                }
+                if let Some(trial) = scratch.take_trial() {
+                    self.note_trial(header.owner, trial);
+                }
                 self.ring_if_low();
-                return Ok(Object { handle, form: Form { bytes: bytes.len() as u16, codec } });
+                return Ok(Object { handle, form });
             }
             drop(scratch);
             self.make_room()?;

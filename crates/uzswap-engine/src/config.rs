@@ -49,6 +49,7 @@ pub(crate) struct Attributes {
     max_compression_ratio: AtomicU32,
     shrinker_enabled: AtomicBool,
     same_pages_enabled: AtomicBool,
+    dictionary_enabled: AtomicBool,
     recompress_idle_seconds: AtomicU32,
     ram_bytes: u64,
 }
@@ -64,6 +65,7 @@ impl Attributes {
             max_compression_ratio: AtomicU32::new(100),
             shrinker_enabled: AtomicBool::new(true),
             same_pages_enabled: AtomicBool::new(true),
+            dictionary_enabled: AtomicBool::new(true),
             recompress_idle_seconds: AtomicU32::new(30),
             ram_bytes: config.ram_bytes,
         }
@@ -79,6 +81,10 @@ impl Attributes {
 
     pub(crate) fn same_pages_enabled(&self) -> bool {
         self.same_pages_enabled.load(Relaxed)
+    }
+
+    pub(crate) fn dictionary_enabled(&self) -> bool {
+        self.dictionary_enabled.load(Relaxed)
     }
 
     /// How long a page lies in the pool before it is recompressed; `None`: for ever.
@@ -189,6 +195,14 @@ pub const ATTRIBUTES: &[Attribute] = &[
         accepts: SWITCH,
         get: |a| switch(a.same_pages_enabled()),
         set: |a, text| set_switch(&a.same_pages_enabled, text),
+    },
+    Attribute {
+        name: "dictionary_enabled",
+        doc: "Whether zstd compresses new pages with a dictionary, which is trained on pages held once \
+              they are 16 MiB and again as they change; what is held stays as it is.",
+        accepts: SWITCH,
+        get: |a| switch(a.dictionary_enabled()),
+        set: |a, text| set_switch(&a.dictionary_enabled, text),
     },
     Attribute {
         name: "recompress_idle_seconds",

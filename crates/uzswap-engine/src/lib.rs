@@ -26,6 +26,7 @@ mod recompress;
 mod scratch;
 mod shrink;
 mod through;
+mod trainer;
 mod writeback;
 
 mod check;

@@ -1,7 +1,11 @@
 //! What a thread needs while it compresses or decompresses a page: one of it per CPU.
 
-use crate::compress::{Algorithm, Codec, Codecs, UNIT_BYTES_MAX, Undecodable, UnitDecoder};
+use crate::compress::{
+    Algorithm, Codec, Codecs, Dictionaries, Encoder, Trial, UNIT_BYTES_MAX, Undecodable,
+    UnitDecoder,
+};
 use crate::page::{PAGE_BYTES, Page};
+use std::sync::Arc;
 
 /// Contexts and buffers. Never held while waiting for anything but the CPU.
 pub(crate) struct Scratch {
@@ -23,9 +27,9 @@ struct UnitScratch {
 }
 
 impl Scratch {
-    pub(crate) fn new(algorithm: Algorithm) -> Self {
+    pub(crate) fn new(algorithm: Algorithm, dictionaries: Arc<Dictionaries>) -> Self {
         Self {
-            codecs: Codecs::new(algorithm),
+            codecs: Codecs::with_dictionaries(algorithm, dictionaries),
             made: [0; PAGE_BYTES],
             object: [0; PAGE_BYTES],
             page: [0; PAGE_BYTES],
@@ -60,6 +64,16 @@ impl Scratch {
 
     pub(crate) fn set_algorithm(&mut self, algorithm: Algorithm) {
         self.codecs.set_algorithm(algorithm);
+    }
+
+    /// See [`Codecs::use_dictionary`].
+    pub(crate) fn use_dictionary(&mut self, encoder: Option<Arc<Encoder>>) {
+        self.codecs.use_dictionary(encoder);
+    }
+
+    /// See [`Codecs::take_trial`].
+    pub(crate) fn take_trial(&mut self) -> Option<Trial> {
+        self.codecs.take_trial()
     }
 
     /// Compresses a page to at most `bytes_max`, if it can be.

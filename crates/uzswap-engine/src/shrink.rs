@@ -89,11 +89,12 @@ impl Cache {
         self.doorbell.ring();
     }
 
-    /// Tops up what stores take from, writes back what is above the threshold, compacts, and gives
-    /// free memory back. Errors: no memory for the reserve (stores go on while it lasts, then write
-    /// back or are rejected).
+    /// Tops up what stores take from, writes back what is above the threshold, compacts, trains a
+    /// dictionary when it is time, and gives free memory back. Errors: no memory for the reserve
+    /// (stores go on while it lasts, then write back or are rejected).
     pub fn maintain(&self) -> io::Result<()> {
         let provisioned = self.prepare();
+        self.tend_dictionary();
         self.pool.give_back(self.reserve_bytes);
         self.slots.drain_idle();
         // A device that cannot be told goes on as if every block were in use.
@@ -250,10 +251,13 @@ impl Cache {
     /// Makes changed attributes take effect.
     pub(crate) fn apply_attributes(&self) {
         self.pool.set_limit(self.attributes.pool_bytes_max() as usize);
+        let mut trainer = lock(&self.trainer);
         let algorithm = self.attributes.algorithm();
         for scratch in self.scratch.iter() {
             lock(scratch).set_algorithm(algorithm);
         }
+        self.equip(&mut trainer);
+        drop(trainer);
         self.doorbell.ring();
     }
 }

@@ -36,6 +36,9 @@ counters! {
     Stores "stores" "Pages stored since the start."
     StoresFilled "stores_same_filled" "Stores of pages that are one word repeated."
     StoresUnchanged "stores_unchanged" "Stores of a page whose copy in the pool was still the same: nothing was compressed."
+    StoresDictionary "stores_dictionary" "Stores of pages that were compressed with a dictionary."
+    DictionaryBytes "dictionary_trial_bytes" "Of every 32nd page that zstd compresses, bytes of its object with the newest dictionary, if there is one: what that gains is how much less it is than the next."
+    DictionaryPlainBytes "dictionary_plain_bytes" "Bytes of the same pages' objects without a dictionary."
     DuplicateEntry "duplicate_entry" "Stores that replaced an older copy under the same key."
     DuplicatePages "duplicate_pages" "Stores that found an identical page and shared its object."
     Loads "loads" "Pages given back since the start."
@@ -109,7 +112,7 @@ const fn figure(name: &'static str, doc: &'static str, ask: fn(&Cache) -> u64) -
     Statistic { name, doc, source: Source::Figure(ask) }
 }
 
-const FIGURES: [Statistic; 8] = [
+const FIGURES: [Statistic; 10] = [
     figure(
         "pool_total_size",
         "Bytes of memory that objects take: frames in use, with what the allocator wastes in them.",
@@ -130,8 +133,18 @@ const FIGURES: [Statistic; 8] = [
     ),
     figure(
         "metadata_size",
-        "Bytes of everything else that grows with the pages held: index, descriptors, tables.",
+        "Bytes of everything else that grows with the pages held: index, descriptors, tables, dictionaries.",
         |cache| cache.metadata_bytes() as u64,
+    ),
+    figure(
+        "dictionaries",
+        "Dictionaries trained; all stay, for the pages made with them.",
+        |cache| cache.dictionaries.count() as u64,
+    ),
+    figure(
+        "dictionary_size",
+        "Bytes of the dictionaries, what they are prepared with included; part of metadata_size.",
+        |cache| cache.dictionary_bytes() as u64,
     ),
     figure("backing_total_size", "Bytes of the backing.", |cache| cache.backing.bytes()),
     figure(
@@ -195,7 +208,7 @@ impl Cache {
         self.pool.mapped_bytes() + self.metadata_bytes() + writer + buffers
     }
 
-    /// Bytes of the index, descriptors and tables, headers of objects included.
+    /// Bytes of the index, descriptors, tables and dictionaries, headers of objects included.
     pub(crate) fn metadata_bytes(&self) -> usize {
         self.index.bytes()
             + self.shares.bytes()
@@ -203,5 +216,6 @@ impl Cache {
             + self.candidates.bytes()
             + self.pool.metadata_bytes()
             + self.slots.bytes()
+            + self.dictionary_bytes()
     }
 }

@@ -2,7 +2,7 @@
 //! must come back, and a backing that fails on command.
 
 use crate::backing::{Backing, Completion, Write};
-use crate::compress::{Codec, Codecs};
+use crate::compress::{Algorithm, Codec, Codecs};
 use crate::index::State;
 use crate::sync::{Mutex, lock};
 use crate::{Area, Cache, Config, Error, Load, PAGE_BYTES, Page, Store, SwapEntry};
@@ -120,6 +120,8 @@ pub enum Op {
     Maintain,
     /// Recompress the oldest pages into at most this many units.
     Recompress(usize),
+    /// Train a dictionary on what is held.
+    Train,
     /// Write back this many bytes.
     Shrink(usize),
     /// Empty a section of the pool.
@@ -134,10 +136,11 @@ pub enum Op {
     Resume,
 }
 
-const SETTINGS: [(&str, &str); 16] = [
+const SETTINGS: [(&str, &str); 19] = [
     ("compressor", "lz4"),
     ("compressor", "lz4:0"),
     ("compressor", "zstd"),
+    ("compressor", "zstd:3"),
     ("compressor", "lzo"),
     ("compressor", "deflate"),
     ("compressor", "wkdm"),
@@ -151,6 +154,8 @@ const SETTINGS: [(&str, &str); 16] = [
     ("same_pages_enabled", "N"),
     ("same_pages_enabled", "Y"),
     ("enabled", "Y"),
+    ("dictionary_enabled", "N"),
+    ("dictionary_enabled", "Y"),
 ];
 
 /// Reads operations out of any bytes: what proptest shrinks and a fuzzer mutates.
@@ -178,6 +183,7 @@ pub fn decode_ops(bytes: &[u8], pages: u32) -> impl Iterator<Item = Op> {
             }
             60 => Op::FailWrites(c % 2 == 0),
             61 => Op::FailReads(c % 2 == 0),
+            62 => Op::Train,
             _ => Op::Resume,
         }
     })
@@ -395,6 +401,8 @@ impl Harness {
             Op::Discard(offset, count) => self.discard(offset, count),
             Op::Maintain => self.cache.maintain().expect("memory for a small cache"),
             Op::Recompress(units) => drop(self.cache.recompress(units)),
+            // Whether there is enough to learn is not the model's to say.
+            Op::Train => _ = self.cache.train(),
             Op::Shrink(bytes) => drop(self.cache.shrink(bytes)),
             Op::EmptySection(section) => drop(self.cache.empty_section(section)),
             Op::Set(name, value) => {
@@ -473,6 +481,15 @@ pub fn fuzz_cache_ops(bytes: &[u8]) {
     decode_ops(rest, PAGES).for_each(|op| harness.apply(op));
     harness.faults.fail_reads.store(false, Relaxed);
     harness.check();
+}
+
+/// Codecs of which zstd has a dictionary, trained on pages of [`make_page`].
+pub fn trained_codecs() -> Codecs {
+    let mut codecs = Codecs::new(Algorithm { codec: Codec::Raw, level: 0 });
+    let pages: Vec<Page> =
+        (0..128).map(|seed| page_of(Content::ALL[2 + seed as usize % 2], seed)).collect();
+    assert!(codecs.train(&pages), "text and pointers teach something");
+    codecs
 }
 
 /// The body of the fuzzer `decompress_damaged`: the first byte picks the codec, the second what

@@ -26,15 +26,28 @@ unsafe extern "C" {
 
 thread_local! {
     static ALLOCATIONS: Cell<u64> = const { Cell::new(0) };
+    /// Large allocations until one is refused; 0: none is.
+    static REFUSED_IN: Cell<u64> = const { Cell::new(0) };
 }
 
 fn count() {
     ALLOCATIONS.set(ALLOCATIONS.get() + 1);
 }
 
+/// Whether this is the large allocation that the test wants to fail.
+fn is_refused(bytes: usize) -> bool {
+    let left = REFUSED_IN.get();
+    let is_large = bytes >= LARGE_BYTES;
+    REFUSED_IN.set(left.saturating_sub(is_large.into()));
+    is_large && left == 1
+}
+
 #[unsafe(no_mangle)]
 extern "C" fn malloc(bytes: usize) -> *mut c_void {
     count();
+    if is_refused(bytes) {
+        return std::ptr::null_mut();
+    }
     // SAFETY: the same contract as the function that this one stands for; so below.
     unsafe { __libc_malloc(bytes) }
 }
@@ -42,6 +55,9 @@ extern "C" fn malloc(bytes: usize) -> *mut c_void {
 #[unsafe(no_mangle)]
 extern "C" fn calloc(number: usize, bytes: usize) -> *mut c_void {
     count();
+    if is_refused(number * bytes) {
+        return std::ptr::null_mut();
+    }
     // SAFETY: as in `malloc`.
     unsafe { __libc_calloc(number, bytes) }
 }
@@ -83,6 +99,8 @@ fn allocations(work: impl FnOnce()) -> u64 {
 }
 
 const PAGES: u32 = 2000;
+/// What contexts, dictionaries and samples take at least.
+const LARGE_BYTES: usize = 4 << 10;
 const CODECS: [&str; 7] = ["raw", "lz4", "lz4:0", "zstd", "lzo", "deflate", "wkdm"];
 
 /// A pool that does not hold what is stored, so that stores write back and clean.
@@ -176,6 +194,59 @@ fn requests_allocate_nothing() {
         let setup = setup(compressor);
         let (backing, _) = TestBacking::new(12 << 20, setup.block_bytes);
         serves_without_allocating(setup, Box::new(backing));
+    }
+}
+
+#[test]
+fn requests_with_a_dictionary_allocate_nothing() {
+    prepare_thread();
+    let setup = Setup { backing_bytes: 12 << 20, ..setup("zstd") };
+    let (cache, area, _) = setup.make();
+    requests(&cache, area, 0);
+    for (round, compressor) in ["zstd", "zstd:3", "zstd:-9", "zstd"].into_iter().enumerate() {
+        cache.set_attribute("compressor", compressor).unwrap();
+        for (seed, key) in (0..).zip(area.entries()) {
+            cache.maintain().unwrap();
+            let page = page_of(Content::Text, seed << 8 | round as u64);
+            assert_eq!(cache.store(key, &page), Store::Stored);
+        }
+        assert!(cache.train(), "{compressor}");
+        let before = cache.statistic("stores_dictionary").unwrap();
+        assert_eq!(allocations(|| requests(&cache, area, round as u64 + 1)), 0, "{compressor}");
+        assert!(cache.statistic("stores_dictionary").unwrap() > before + 100, "{compressor}");
+    }
+    cache.check();
+}
+
+#[test]
+fn without_the_memory_to_train_all_goes_on_without() {
+    prepare_thread();
+    let mut page = [0; PAGE_BYTES];
+    let mut trained = 0;
+    for refused in 1.. {
+        let (cache, area, _) = Setup { compressor: "zstd", ..Setup::default() }.make();
+        let pages = || (0..).zip(area.entries().take(1500));
+        for (seed, key) in pages() {
+            cache.maintain().unwrap();
+            assert_eq!(cache.store(key, &page_of(Content::Text, seed)), Store::Stored);
+        }
+        REFUSED_IN.set(refused);
+        trained += u64::from(cache.train());
+        let is_over = REFUSED_IN.replace(0) > 0;
+        for (seed, key) in pages() {
+            let other = page_of(Content::Text, seed + 2000);
+            cache.maintain().unwrap();
+            assert_eq!(cache.store(key, &other), Store::Stored);
+            assert_eq!(cache.load(key, &mut page).unwrap(), Load::Hit);
+            assert!(page == other);
+        }
+        cache.check();
+        if is_over {
+            // All was granted.
+            assert!(cache.statistic("stores_dictionary").unwrap() > 1000);
+            assert!(trained < refused - 3, "{trained} of {refused}");
+            break;
+        }
     }
 }
 

@@ -1,9 +1,6 @@
 //! The bodies of the fuzzers (`fuzz/`) on a few inputs, so that they cannot rot.
 
-#![allow(clippy::unwrap_used, reason = "tests")]
-
-use uzswap_engine::compress::Codecs;
-use uzswap_engine::testing::{Noise, fuzz_cache_ops, fuzz_decompress_damaged};
+use uzswap_engine::testing::{Noise, fuzz_cache_ops, fuzz_decompress_damaged, trained_codecs};
 
 fn input(noise: &mut Noise, bytes_max: u64) -> Vec<u8> {
     (0..noise.below(bytes_max)).map(|_| noise.word() as u8).collect()
@@ -18,7 +15,7 @@ fn cache_ops() {
 #[test]
 fn decompress_damaged() {
     let mut noise = Noise::new(2);
-    let mut codecs = Codecs::new("lz4".parse().unwrap());
+    let mut codecs = trained_codecs();
     for round in 0..4000 {
         // Short ones damage a little, long ones are objects of their own.
         let bytes_max = if round % 2 == 0 { 16 } else { 5000 };

@@ -1,5 +1,7 @@
 //! Any sequence of operations, against a map: in every configuration, with a backing that fails.
 
+#![allow(clippy::unwrap_used, reason = "tests")]
+
 use proptest::prelude::*;
 use uzswap_engine::testing::{Harness, Op, Setup, decode_ops};
 
@@ -47,6 +49,7 @@ proptest! {
 /// Fills and refills so that the pool overflows, segments are cleaned and everything moves.
 #[test]
 fn heavy_churn_through_a_small_pool() {
+    let mut with_dictionary = 0;
     for (round, setup) in setups().into_iter().enumerate() {
         let mut harness = Harness::new(setup);
         let mut noise = uzswap_engine::testing::Noise::new(round as u64 + 1);
@@ -56,6 +59,7 @@ fn heavy_churn_through_a_small_pool() {
             // Mostly stores and loads, and no failures: those have their own tests.
             let op = match op {
                 Op::FailWrites(_) | Op::FailReads(_) => Op::Maintain,
+                Op::Set("compressor", _) if setup.compressor == "zstd" => Op::Train,
                 op => op,
             };
             harness.apply(op);
@@ -64,5 +68,7 @@ fn heavy_churn_through_a_small_pool() {
             }
         }
         harness.check();
+        with_dictionary += harness.cache.statistic("stores_dictionary").unwrap();
     }
+    assert!(with_dictionary > 1000, "{with_dictionary}");
 }

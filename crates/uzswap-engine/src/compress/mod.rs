@@ -6,6 +6,7 @@
 //! thread that has called [`prepare_thread`].
 
 mod deflate;
+mod dictionary;
 mod lz4;
 mod lzo;
 #[cfg(test)]
@@ -14,11 +15,14 @@ mod unit;
 mod wkdm;
 mod zstd;
 
+pub(crate) use dictionary::{DICTIONARIES_MAX, Dictionaries, Encoder, SAMPLES, dictionary_of};
 pub(crate) use unit::{GROUP_PAGES, UNIT_BYTES_MAX, UNIT_PAGES, UnitDecoder, UnitEncoder};
+pub(crate) use zstd::Trial;
 
 use crate::page::{PAGE_BYTES, Page};
 use std::fmt;
 use std::str::FromStr;
+use std::sync::Arc;
 
 /// A format of objects. The numbers are stored in index words and on the backing: never reuse one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -192,10 +196,15 @@ pub struct Codecs {
 impl Codecs {
     /// Contexts that compress with `algorithm` and decompress everything.
     pub fn new(algorithm: Algorithm) -> Self {
+        Self::with_dictionaries(algorithm, Arc::default())
+    }
+
+    /// The same, for objects that may need these dictionaries.
+    pub(crate) fn with_dictionaries(algorithm: Algorithm, dictionaries: Arc<Dictionaries>) -> Self {
         let mut codecs = Self {
             algorithm,
             lz4: lz4::Lz4::new(),
-            zstd: zstd::Zstd::new(),
+            zstd: zstd::Zstd::new(dictionaries),
             lzo: lzo::Lzo::new(),
             deflate: deflate::Deflate::new(),
             wkdm: wkdm::Wkdm::new(),
@@ -213,6 +222,26 @@ impl Codecs {
             Codec::Zstd => self.zstd.set_level(algorithm.level),
             Codec::Deflate => self.deflate.set_level(algorithm.level),
         }
+    }
+
+    /// Has zstd use this dictionary from now on, or none. Allocates.
+    pub(crate) fn use_dictionary(&mut self, encoder: Option<Arc<Encoder>>) {
+        self.zstd.use_dictionary(encoder);
+    }
+
+    /// Trains a dictionary on pages, of which it takes the first 128, and has zstd use it; whether
+    /// there was memory, and in the pages something to learn.
+    pub fn train(&mut self, samples: &[Page]) -> bool {
+        let is_trained = self.zstd.dictionaries.train(samples);
+        if is_trained {
+            self.zstd.use_dictionary(self.zstd.dictionaries.encoder(self.zstd.level()));
+        }
+        is_trained
+    }
+
+    /// What a dictionary gained on the last page, if that was one on which it was tried.
+    pub(crate) fn take_trial(&mut self) -> Option<Trial> {
+        self.zstd.trial.take()
     }
 
     /// Compresses a page into at most `out.len()` bytes; `None` when it does not fit.

@@ -1,0 +1,250 @@
+//! When a dictionary is trained, and on what; whether it is used.
+//!
+//! ```text
+//! maintain → what did trials show? → use it, or only try it
+//!          → time for another? → copies of pages stored last → train → all CPUs use it
+//! ```
+//! A store compresses every 32nd page both ways, counts what both took, and notes the page's key:
+//! what is trained on are those of them that are still in the pool. Training is the maintaining
+//! thread's. When there is no memory for it, all goes on without.
+
+use crate::cache::Cache;
+use crate::compress::{Codec, DICTIONARIES_MAX, Encoder, SAMPLES, Trial};
+use crate::ids::SwapEntry;
+use crate::index::{Object, State};
+use crate::page::Page;
+use crate::stats::Counter::*;
+use crate::sync::lock;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering::Relaxed};
+
+/// Pages stored before the first dictionary, and as many must be in the pool: 16 MiB. The gain on
+/// them, some 80 bytes a page, is twice what a dictionary takes.
+const FIRST_PAGES: u64 = 4096;
+
+/// From one training to the next as many pages are stored as this times those before it: a program
+/// changes most at its start.
+const WAIT_FACTOR: u64 = 3;
+
+/// Where the dictionary has fallen behind, one in so many is enough: with 64 dictionaries, for some
+/// 40 TiB of pages.
+const BEHIND_DIVISOR: u64 = 4;
+
+/// Bytes that trials take without the dictionary between two judgements: some 100 pages, so that
+/// chance moves the gain by one or two in a hundred.
+const WINDOW_BYTES: u64 = 64 << 10;
+
+/// Thousandths that a dictionary must gain to be used.
+const WORTH_IT: u64 = 30;
+
+/// Objects above this have nothing to teach.
+const SAMPLE_BYTES_MAX: u16 = 2048;
+
+/// Pages that are noted: some will be gone.
+const NOTED: usize = 2 * SAMPLES;
+
+/// What decides about dictionaries.
+pub(crate) struct Trainer {
+    /// Pages stored by the last training, or the last that failed.
+    trained_at: u64,
+    /// The newest dictionary, for the level in use; `None`: not with this compressor.
+    encoder: Option<Arc<Encoder>>,
+    /// Bytes of trials by the last judgement, with the dictionary and without.
+    judged: [u64; 2],
+    /// Thousandths that the newest dictionary gained at best.
+    best_gain: u64,
+    is_behind: bool,
+}
+
+/// Pages stored not long ago, on which trials were made: what the next will be like.
+pub(crate) struct Recent {
+    keys: [AtomicU32; NOTED],
+    noted: AtomicUsize,
+}
+
+impl Recent {
+    pub(crate) fn new() -> Self {
+        Self { keys: [const { AtomicU32::new(u32::MAX) }; NOTED], noted: AtomicUsize::new(0) }
+    }
+
+    fn note(&self, key: SwapEntry) {
+        let at = self.noted.fetch_add(1, Relaxed) % NOTED;
+        self.keys[at].store(key.0, Relaxed);
+    }
+
+    /// The newest first. Before so many were noted, the rest are no page's keys.
+    fn newest(&self) -> impl Iterator<Item = SwapEntry> {
+        let next = self.noted.load(Relaxed);
+        let key = move |back| self.keys[next.wrapping_sub(back) % NOTED].load(Relaxed);
+        (1..=NOTED).map(key).map(SwapEntry)
+    }
+}
+
+impl Trainer {
+    pub(crate) fn new() -> Self {
+        Self { trained_at: 0, encoder: None, judged: [0; 2], best_gain: 0, is_behind: false }
+    }
+
+    /// Whether to train, with so many pages stored.
+    fn is_due(&self, stored: u64) -> bool {
+        let wait = match self.is_behind {
+            false => self.trained_at * WAIT_FACTOR,
+            true => self.trained_at / BEHIND_DIVISOR,
+        };
+        stored.saturating_sub(self.trained_at) >= wait.max(FIRST_PAGES)
+    }
+
+    /// Takes in what trials have taken so far, and decides when there were enough.
+    fn judge(&mut self, trials: [u64; 2]) {
+        let [with, without] = [0, 1].map(|i| trials[i].saturating_sub(self.judged[i]));
+        let Some(encoder) = self.encoder.as_ref().filter(|_| without >= WINDOW_BYTES) else {
+            return;
+        };
+        let gain = without.saturating_sub(with) * 1000 / without;
+        encoder.set_worth_it(gain >= WORTH_IT);
+        self.judged = trials;
+        self.best_gain = self.best_gain.max(gain);
+        self.is_behind = gain < self.best_gain / 2;
+    }
+}
+
+impl Cache {
+    /// Judges the dictionary, and trains another when it is time. For the thread that maintains.
+    pub(crate) fn tend_dictionary(&self) {
+        let mut trainer = lock(&self.trainer);
+        if !self.wants_dictionary() {
+            return;
+        }
+        trainer.judge(self.trials());
+        let stored = self.counters.get(Stores);
+        let is_due = trainer.is_due(stored) && self.dictionaries.count() < DICTIONARIES_MAX;
+        if is_due && self.counters.get(PoolPages) >= FIRST_PAGES {
+            trainer.trained_at = stored;
+            self.train_on_recent(&mut trainer);
+        }
+    }
+
+    /// Trains a dictionary on the pages stored last, however few; whether one was made.
+    #[cfg(feature = "testing")]
+    pub fn train(&self) -> bool {
+        self.train_on_recent(&mut lock(&self.trainer))
+    }
+
+    fn train_on_recent(&self, trainer: &mut Trainer) -> bool {
+        let is_trained = self.samples().is_some_and(|samples| self.dictionaries.train(&samples));
+        if is_trained {
+            let trained_at = trainer.trained_at;
+            *trainer = Trainer { trained_at, judged: self.trials(), ..Trainer::new() };
+            self.equip(trainer);
+        }
+        is_trained
+    }
+
+    /// Has all CPUs use the newest dictionary as attributes say, prepared for the level in use.
+    pub(crate) fn equip(&self, trainer: &mut Trainer) {
+        let level = self.attributes.algorithm().level;
+        let kept = trainer.encoder.take().filter(|encoder| encoder.level() == level);
+        if self.wants_dictionary() {
+            trainer.encoder = kept.or_else(|| self.dictionaries.encoder(level));
+        }
+        let bytes = trainer.encoder.as_ref().map_or(0, |encoder| encoder.bytes());
+        self.encoder_bytes.store(bytes, Relaxed);
+        for scratch in self.scratch.iter() {
+            lock(scratch).use_dictionary(trainer.encoder.clone());
+        }
+    }
+
+    fn wants_dictionary(&self) -> bool {
+        self.attributes.dictionary_enabled() && self.attributes.algorithm().codec == Codec::Zstd
+    }
+
+    fn trials(&self) -> [u64; 2] {
+        [DictionaryBytes, DictionaryPlainBytes].map(|counter| self.counters.get(counter))
+    }
+
+    /// Copies of pages stored last that are in the pool; `None`: no memory for them.
+    fn samples(&self) -> Option<Vec<Page>> {
+        let mut samples = Vec::new();
+        samples.try_reserve_exact(SAMPLES).ok()?;
+        samples.extend(self.recent.newest().filter_map(|key| self.sample(key)).take(SAMPLES));
+        Some(samples)
+    }
+
+    /// A copy of a page that may teach something.
+    fn sample(&self, key: SwapEntry) -> Option<Page> {
+        let view = self.index.view();
+        let locked = view.lock(key)?;
+        let State::Pooled(Object { handle, form }) = locked.state() else { return None };
+        if form.codec == Codec::Piece || form.bytes > SAMPLE_BYTES_MAX {
+            return None;
+        }
+        let mut scratch = self.scratch.lock_here();
+        let bytes = usize::from(form.bytes);
+        self.pool.read(handle, &mut scratch.object[..bytes]);
+        scratch.decompress_here(form.codec, bytes).ok().map(|()| scratch.page)
+    }
+
+    /// Notes what a trial on a page showed, and the page as one to train on.
+    pub(crate) fn note_trial(&self, key: SwapEntry, trial: Trial) {
+        self.counters.add(DictionaryBytes, trial.with as i64);
+        self.counters.add(DictionaryPlainBytes, trial.without as i64);
+        self.recent.note(key);
+    }
+
+    /// Bytes of all dictionaries, and of the encoder.
+    pub(crate) fn dictionary_bytes(&self) -> usize {
+        self.dictionaries.bytes() + self.encoder_bytes.load(Relaxed)
+    }
+}
+
+#[cfg(all(test, not(feature = "shuttle")))]
+mod tests {
+    use super::*;
+    use crate::compress::Dictionaries;
+    use crate::testing::{Content, page_of};
+
+    #[test]
+    fn waits_grow_with_what_was_stored_and_are_shorter_when_it_is_behind() {
+        let mut trainer = Trainer::new();
+        assert!(!trainer.is_due(4095) && trainer.is_due(4096));
+        trainer.trained_at = 4096;
+        assert!(!trainer.is_due(4 * 4096 - 1) && trainer.is_due(4 * 4096));
+        trainer.is_behind = true;
+        assert!(!trainer.is_due(2 * 4096 - 1) && trainer.is_due(2 * 4096));
+        trainer.trained_at = 1 << 30;
+        assert!(!trainer.is_due((5 << 28) - 1) && trainer.is_due(5 << 28));
+    }
+
+    #[test]
+    fn one_that_gains_half_of_what_it_did_is_behind_and_below_3_percent_unused() {
+        let pages: Vec<Page> =
+            (0..SAMPLES as u64).map(|seed| page_of(Content::Pointers, seed)).collect();
+        let dictionaries = Dictionaries::default();
+        assert!(dictionaries.train(&pages));
+        let mut trainer = Trainer { encoder: dictionaries.encoder(1), ..Trainer::new() };
+        let (mut with, mut without) = (0, 0);
+        let mut judge = |thousandths: u64, bytes: u64| {
+            without += bytes;
+            with += bytes * thousandths / 1000;
+            trainer.judge([with, without]);
+            (trainer.encoder.as_ref().unwrap().is_worth_it(), trainer.is_behind)
+        };
+        assert_eq!(judge(1000, WINDOW_BYTES - 1), (true, false), "too few to tell");
+        assert_eq!(judge(0, 10_000), (true, false), "with those before");
+        assert_eq!(judge(880, WINDOW_BYTES), (true, false));
+        assert_eq!(judge(950, WINDOW_BYTES), (true, true));
+        assert_eq!(judge(980, WINDOW_BYTES), (false, true));
+        assert_eq!(judge(1100, WINDOW_BYTES), (false, true));
+        assert_eq!(judge(890, WINDOW_BYTES), (true, false));
+    }
+
+    #[test]
+    fn the_newest_are_noted() {
+        let recent = Recent::new();
+        recent.note(SwapEntry(5));
+        assert_eq!(recent.newest().next(), Some(SwapEntry(5)));
+        (0..1000).for_each(|key| recent.note(SwapEntry(key)));
+        let newest = (0..1000).rev().take(NOTED).map(SwapEntry);
+        assert!(recent.newest().eq(newest));
+    }
+}
