@@ -19,13 +19,27 @@ use uzswap_engine::{PAGE_BYTES, Page};
 /// What to measure.
 #[derive(Debug, Args)]
 pub struct CodecsArguments {
-    /// Compressors to measure.
+    /// Compressors to measure; with "+dictionary", zstd trains one on other pages first.
     #[arg(long, value_delimiter = ',', default_values_t = ALGORITHMS.map(String::from))]
     pub compressors: Vec<String>,
 }
 
-const ALGORITHMS: [&str; 9] =
-    ["raw", "wkdm", "lz4:0", "lz4", "lzo", "zstd", "zstd:1", "zstd:3", "deflate"];
+const ALGORITHMS: [&str; 11] = [
+    "raw",
+    "wkdm",
+    "lz4:0",
+    "lz4",
+    "lzo",
+    "zstd",
+    "zstd+dictionary",
+    "zstd:1",
+    "zstd:3",
+    "zstd:3+dictionary",
+    "deflate",
+];
+
+/// Pages of a corpus that a dictionary is trained on: as many as the cache takes.
+const SAMPLES: usize = 128;
 
 /// Pages of each corpus that are measured with.
 const PAGES: usize = 2000;
@@ -52,8 +66,17 @@ struct Figures {
     ratio: f64,
 }
 
-fn measure(name: &str, pages: &[Page]) -> Result<Figures, Failure> {
-    let mut codecs = Codecs::new(name.parse().context("compressor")?);
+/// What the engine knows it by, and whether it is to have a dictionary.
+fn split(name: &str) -> (&str, bool) {
+    name.strip_suffix("+dictionary").map_or((name, false), |algorithm| (algorithm, true))
+}
+
+fn measure(name: &str, pages: &[Page], samples: &[Page]) -> Result<Figures, Failure> {
+    let (algorithm, has_dictionary) = split(name);
+    let mut codecs = Codecs::new(algorithm.parse().context("compressor")?);
+    if has_dictionary && !codecs.train(samples) {
+        return Err(Failure::new(format!("{name}: no dictionary can be trained on these pages")));
+    }
     let mut objects = vec![(Codec::Raw, 0, [0; PAGE_BYTES]); pages.len()];
     let mut out_ns = 0;
     for (pages, objects) in pages.chunks(BATCH_PAGES).zip(objects.chunks_mut(BATCH_PAGES)) {
@@ -129,7 +152,8 @@ pub fn run(bench: &Bench, arguments: &CodecsArguments) -> Result<Section, Failur
     let algorithms = arguments.compressors.iter().cloned().map(Algorithm);
     let algorithms: Vec<_> = algorithms.collect();
     for Algorithm(name) in &algorithms {
-        name.parse::<uzswap_engine::compress::Algorithm>().context("--compressors")?;
+        let (algorithm, _) = split(name);
+        algorithm.parse::<uzswap_engine::compress::Algorithm>().context("--compressors")?;
     }
     let Corpora { found, missing } = corpus::corpora(bench)?;
     prepare_thread();
@@ -137,8 +161,12 @@ pub fn run(bench: &Bench, arguments: &CodecsArguments) -> Result<Section, Failur
     let mut all = Vec::new();
     for Corpus { name, pages, .. } in &found {
         let step = (pages.len() / count).max(1);
-        let pages: Vec<Page> = pages.iter().step_by(step).take(count).copied().collect();
-        let turns = bench.take_turns(&algorithms, rounds, |a| measure(&a.0, &pages))?;
+        let every = |step, from| pages.iter().skip(from).step_by(step).copied();
+        // Others than those measured, where there are any.
+        let samples: Vec<Page> = every((pages.len() / SAMPLES).max(1), step / 2).collect();
+        let measured: Vec<Page> = every(step, 0).take(count).collect();
+        let turns =
+            bench.take_turns(&algorithms, rounds, |a| measure(&a.0, &measured, &samples))?;
         all.push(OnCorpus { corpus: name, turns });
     }
     let mut section = Section::new("codecs", "Compressors").text(format!(
@@ -231,10 +259,13 @@ mod tests {
     #[test]
     fn a_round_measures_sizes_and_times() {
         let pages: Vec<Page> = (0..70).map(|seed| page_of(Content::Text, seed)).collect();
-        let figures = measure("zstd", &pages).unwrap();
+        let figures = measure("zstd", &pages, &[]).unwrap();
         assert_eq!(figures.sizes.len(), 70);
         assert!(figures.ratio > 2.0 && figures.out_ns > 0.0 && figures.in_ns > 0.0);
-        assert!(measure("zip", &pages).is_err());
+        assert!(measure("zip", &pages, &[]).is_err());
+        assert!(measure("zstd+dictionary", &pages, &[]).is_err(), "nothing to train on");
+        let trained = measure("zstd+dictionary", &pages, &pages).unwrap();
+        assert!(trained.ratio > figures.ratio);
         assert!(figures.sizes.iter().all(|bytes| *bytes < PAGE_BYTES));
     }
 }

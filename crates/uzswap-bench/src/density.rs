@@ -43,7 +43,9 @@ enum Holder {
     Zram(Peer),
     Zswap(Peer),
     Ours(String),
-    /// The same, with every page that gains from it in a unit.
+    /// The same, without dictionaries.
+    Plain(String),
+    /// With every page that gains from it in a unit.
     Recompressed(String),
 }
 
@@ -52,6 +54,7 @@ impl Candidate for Holder {
         match self {
             Self::Zram(peer) | Self::Zswap(peer) => peer.name(),
             Self::Ours(compressor) => format!("uzswap, {compressor}"),
+            Self::Plain(compressor) => format!("uzswap, {compressor}, no dictionary"),
             Self::Recompressed(compressor) => format!("uzswap, {compressor}, recompressed"),
         }
     }
@@ -59,7 +62,7 @@ impl Candidate for Holder {
     fn missing(&self) -> Option<String> {
         match self {
             Self::Zram(peer) | Self::Zswap(peer) => peer.missing(),
-            Self::Ours(_) | Self::Recompressed(_) => None,
+            Self::Ours(_) | Self::Plain(_) | Self::Recompressed(_) => None,
         }
     }
 }
@@ -76,9 +79,62 @@ impl Holder {
         match self {
             Self::Zram(Peer::Zram { compressor }) => zram(compressor, given.pages),
             Self::Zram(peer) | Self::Zswap(peer) => zswap(peer, bench, given),
-            Self::Ours(compressor) => ours(compressor, given.pages, false),
-            Self::Recompressed(compressor) => ours(compressor, given.pages, true),
+            Self::Ours(compressor) | Self::Plain(compressor) | Self::Recompressed(compressor) => {
+                self.ours(compressor, given.pages)
+            }
         }
+    }
+
+    fn ours(&self, compressor: &str, pages: &[Page]) -> Result<Held, Failure> {
+        let room = 2 * (pages.len() * PAGE_BYTES) as u64 + (64 << 20);
+        let config = Config {
+            pages_max: pages.len() as u32,
+            ram_bytes: room,
+            pool_bytes_max: room,
+            algorithm: compressor.parse().context("--compressors")?,
+        };
+        prepare_thread();
+        let cache = Cache::new(config, Box::new(NoBacking)).context("the cache")?;
+        let is_recompressed = matches!(self, Self::Recompressed(_));
+        if matches!(self, Self::Plain(_)) {
+            cache.set_attribute("dictionary_enabled", "N").context("dictionary_enabled")?;
+        }
+        let area = cache.add_area(pages.len() as u32);
+        let area = area.ok_or_else(|| Failure::new("the cache has no room for the pages"))?;
+        let keys: Vec<_> = area.entries().collect();
+        for (number, (key, page)) in keys.iter().zip(pages).enumerate() {
+            if number.is_multiple_of(BATCH_PAGES) {
+                cache.maintain().context("memory for the cache")?;
+            }
+            if cache.store(*key, page) != Store::Stored {
+                return Err(Failure::new("the cache rejected a page"));
+            }
+        }
+        // As an idle daemon does in a minute or two.
+        let settle = || {
+            for _ in 0..pages.len() / BATCH_PAGES {
+                cache.maintain().context("memory for the cache")?;
+                if is_recompressed {
+                    cache.recompress(BATCH_PAGES);
+                }
+            }
+            Ok::<_, Failure>(())
+        };
+        if is_recompressed {
+            settle()?;
+        }
+        let total = |cache: &Cache| {
+            let statistic = |name| cache.statistic(name).unwrap_or(0);
+            statistic("pool_total_size") + statistic("metadata_size")
+        };
+        let full_bytes = total(&cache);
+        let mut half_pages = pages.len();
+        for page in freed(pages.len()) {
+            cache.invalidate(keys[page]);
+            half_pages -= 1;
+        }
+        settle()?;
+        Ok(Held { full_pages: pages.len(), full_bytes, half_pages, half_bytes: total(&cache) })
     }
 }
 
@@ -132,54 +188,6 @@ fn zswap(peer: &Peer, bench: &Bench, given: &Pages<'_>) -> Result<Held, Failure>
     Ok(held)
 }
 
-fn ours(compressor: &str, pages: &[Page], is_recompressed: bool) -> Result<Held, Failure> {
-    let room = 2 * (pages.len() * PAGE_BYTES) as u64 + (64 << 20);
-    let config = Config {
-        pages_max: pages.len() as u32,
-        ram_bytes: room,
-        pool_bytes_max: room,
-        algorithm: compressor.parse().context("--compressors")?,
-    };
-    prepare_thread();
-    let cache = Cache::new(config, Box::new(NoBacking)).context("the cache")?;
-    let area = cache.add_area(pages.len() as u32);
-    let area = area.ok_or_else(|| Failure::new("the cache has no room for the pages"))?;
-    let keys: Vec<_> = area.entries().collect();
-    for (number, (key, page)) in keys.iter().zip(pages).enumerate() {
-        if number.is_multiple_of(BATCH_PAGES) {
-            cache.maintain().context("memory for the cache")?;
-        }
-        if cache.store(*key, page) != Store::Stored {
-            return Err(Failure::new("the cache rejected a page"));
-        }
-    }
-    // As an idle daemon does in a minute or two.
-    let settle = || {
-        for _ in 0..pages.len() / BATCH_PAGES {
-            cache.maintain().context("memory for the cache")?;
-            if is_recompressed {
-                cache.recompress(BATCH_PAGES);
-            }
-        }
-        Ok::<_, Failure>(())
-    };
-    if is_recompressed {
-        settle()?;
-    }
-    let total = |cache: &Cache| {
-        let statistic = |name| cache.statistic(name).unwrap_or(0);
-        statistic("pool_total_size") + statistic("metadata_size")
-    };
-    let full_bytes = total(&cache);
-    let mut half_pages = pages.len();
-    for page in freed(pages.len()) {
-        cache.invalidate(keys[page]);
-        half_pages -= 1;
-    }
-    settle()?;
-    Ok(Held { full_pages: pages.len(), full_bytes, half_pages, half_bytes: total(&cache) })
-}
-
 /// Every holder with the same pages.
 #[derive(serde::Serialize)]
 struct OnCorpus {
@@ -194,6 +202,8 @@ pub fn run(bench: &Bench, arguments: &DensityArguments) -> Result<Section, Failu
         Holder::Zswap(Peer::Zswap { compressor: "lzo".into() }),
     ];
     holders.extend(arguments.compressors.iter().cloned().map(Holder::Ours));
+    let has_dictionary = |compressor: &&String| compressor.starts_with("zstd");
+    holders.extend(arguments.compressors.iter().filter(has_dictionary).cloned().map(Holder::Plain));
     holders.extend(arguments.compressors.last().cloned().map(Holder::Recompressed));
     let Corpora { found, missing } = corpus::corpora(bench)?;
     let together: Vec<Page> = found.iter().flat_map(|corpus| &corpus.all).copied().collect();
@@ -294,7 +304,7 @@ mod tests {
     #[test]
     fn what_ours_takes_falls_when_half_is_freed() {
         let pages: Vec<Page> = (0..4000).map(|seed| page_of(Content::Text, seed)).collect();
-        let held = ours("lz4", &pages, false).unwrap();
+        let held = Holder::Ours("lz4".into()).ours("lz4", &pages).unwrap();
         assert_eq!(held.full_pages, 4000);
         assert!(held.half_bytes < held.full_bytes * 3 / 4, "{held:?}");
         // Half a page of text in eight words compresses to less than a quarter.
