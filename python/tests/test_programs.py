@@ -38,12 +38,12 @@ class Programs(unittest.TestCase):
     def test_gensim_learns_the_same_vectors_in_a_quarter_of_their_memory(self):
         words = 0
         with open(self.folder / "corpus", "w") as corpus:
-            for path in sorted(pathlib.Path(sysconfig.get_path("stdlib")).glob("*.py")):
+            for path in sorted(pathlib.Path(sysconfig.get_path("stdlib")).glob("*.py"))[::4]:
                 for line in path.read_text(errors="replace").splitlines():
                     found = re.findall(r"\w+", line)
                     words += len(found)
                     print(*found, file=corpus)
-        self.assertGreater(words, 300_000)
+        self.assertGreater(words, 50_000)
 
         def learn(output, *before):
             run(*before, "-m", "gensim.scripts.word2vec_standalone", "-train", "corpus", "-output",
@@ -55,7 +55,7 @@ class Programs(unittest.TestCase):
         plain, size = learn("plain")
         # Two arrays of that size: what is learned, and the weights that it is learned with.
         memory = 2 * size // 4
-        self.assertGreater(memory, 16 << 20)
+        self.assertGreater(memory, 8 << 20)
         ours, _ = learn("ours", "-m", "uzswap", "--memory", memory, "--backing", "pages:512M")
         self.assertEqual(ours, plain)
 
