@@ -36,6 +36,9 @@ pub const CHUNK_PAGES: usize = 512;
 /// Pages that may be in the swap cache when all should be out: other programs' and stragglers.
 const CACHED_PAGES_MAX: u64 = 64;
 
+/// How long emptying the swap cache may take: other programs' pages leave it too.
+const EMPTY_MAX: Duration = Duration::from_secs(5);
+
 const STAT_REFRESH: &str = "/proc/sys/vm/stat_refresh";
 
 /// Memory full of pages.
@@ -122,12 +125,14 @@ impl Memory {
 /// A device that answers later leaves pages in the swap cache until memory is needed.
 fn empty_swap_cache() -> Result<(), Failure> {
     let group = Hierarchy::find().and_then(|hierarchy| hierarchy.own());
-    for _ in 0..20 {
+    let begin = Instant::now();
+    while begin.elapsed() < EMPTY_MAX {
         if counter("nr_swapcached")? <= CACHED_PAGES_MAX {
             return Ok(());
         }
         // An error: not all of it could be taken, which the next look shows.
         let _ = group.as_ref().map(|group| group.reclaim());
+        std::thread::sleep(Duration::from_millis(1));
     }
     Err(Failure::new("pages stay in memory although they were pushed out"))
 }
