@@ -144,7 +144,7 @@ impl Setting {
 
 /// Measures.
 pub fn run(bench: &Bench, arguments: &NumpyArguments) -> Result<Section, Failure> {
-    let mib = arguments.mib.map_or(bench.pick(32, 128, 1024), u64::from);
+    let mib = arguments.mib.map_or(bench.pick(32, 48, 1024), u64::from);
     let setting = Setting {
         python: python()?,
         count: (mib << 20) / 8,
