@@ -6,7 +6,7 @@ use std::ffi::c_void;
 use std::io::Write;
 use std::ptr;
 use std::sync::OnceLock;
-use uzswap_region::{Error, MemorySize, Mode, OnFork, Pager};
+use uzswap_region::{Error, MemorySize, Mode, OnFork, Pager, is_pager_thread};
 
 /// No block below this is large, whatever UZSWAP_ABOVE says: each takes a mapping of its own.
 pub const LEAST_BYTES: usize = 64 << 10;
@@ -27,7 +27,8 @@ thread_local! {
 
 /// A block of the pager; null if it has no room. `None` if the program is to have an ordinary one.
 pub fn take(bytes: usize) -> Option<*mut c_void> {
-    if IS_MAKING.get() {
+    // Training a dictionary takes megabytes.
+    if IS_MAKING.get() || is_pager_thread() {
         return None;
     }
     let blocks = BLOCKS.get_or_init(|| {

@@ -51,7 +51,7 @@ pub mod io;
 mod stats;
 
 pub use error::Error;
-pub use pager::{MemorySize, Mode, OnFork, Pager, PagerBuilder};
+pub use pager::{MemorySize, Mode, OnFork, Pager, PagerBuilder, is_pager_thread};
 pub use region::{Advice, Pinned, Region, RegionRef};
 pub use stats::Stats;
 pub use vec::RegionVec;

@@ -13,6 +13,7 @@ use crate::space::Space;
 use crate::staging::{BATCH, Staging};
 use crate::stats::Stats;
 use crate::vec::RegionVec;
+use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::fmt;
 use std::path::PathBuf;
@@ -463,6 +464,16 @@ impl Inner {
     }
 }
 
+thread_local! {
+    static IS_PAGERS: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Whether the calling thread is one of a pager's own. An allocator that gives out memory of
+/// regions must not give it any: it may be the one that others wait for at a fault.
+pub fn is_pager_thread() -> bool {
+    IS_PAGERS.get()
+}
+
 /// Owns the threads.
 pub(crate) struct Handle {
     pub(crate) inner: Arc<Inner>,
@@ -476,7 +487,11 @@ impl Handle {
         let mut start = |name: &str, run: fn(&Inner)| {
             let inner = self.inner.clone();
             let thread = std::thread::Builder::new().name(name.into()).stack_size(512 << 10);
-            thread.spawn(move || run(&inner)).map(|thread| self.threads.push(thread))
+            let run = move || {
+                IS_PAGERS.set(true);
+                run(&inner);
+            };
+            thread.spawn(run).map(|thread| self.threads.push(thread))
         };
         for _ in 0..reclaim_threads {
             start("uzswap-reclaim", Inner::run_reclaim)?;
