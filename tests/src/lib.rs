@@ -256,7 +256,7 @@ impl Run {
     }
 
     /// Waits for its end: output, and the report if it wrote one. Panics, having killed it, when it
-    /// takes more than [`PATIENCE`].
+    /// takes more than a quarter of an hour.
     pub fn finish(self) -> Finished {
         let pid = self.child.id() as i32;
         let (ended, end) = channel::<()>();
