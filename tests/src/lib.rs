@@ -266,9 +266,7 @@ impl Run {
                 // An error: it ended just now, or only its command did not.
                 let _ = uzswap_sys::process::kill(pid, libc::SIGKILL);
                 Hierarchy::find().into_iter().for_each(|hierarchy| {
-                    for process in hierarchy.group(&format!("uzswap-{pid}")).processes() {
-                        let _ = uzswap_sys::process::kill(process, libc::SIGKILL);
-                    }
+                    hierarchy.group(&format!("uzswap-{pid}")).signal(libc::SIGKILL);
                 });
             }
             is_late

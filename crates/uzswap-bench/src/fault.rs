@@ -6,7 +6,7 @@
 use crate::bench::{Bench, Turns};
 use crate::corpus::Program;
 use crate::error::{Context, Failure};
-use crate::faults::Faults;
+use crate::faults::{self, Faults};
 use crate::figures::quantile;
 use crate::machine::Changes;
 use crate::peer::{Peer, Room};
@@ -66,17 +66,6 @@ impl Setting {
         })
     }
 
-    fn command(&self, name: &str, more: &[String]) -> Vec<String> {
-        let mut command = vec![
-            self.program.clone(),
-            name.into(),
-            format!("--pages={}", self.pages),
-            format!("--mib={}", self.mib),
-        ];
-        command.extend_from_slice(more);
-        command
-    }
-
     fn touch(&self, bench: &Bench, peer: &Peer, more: &[String]) -> Result<Touched, Failure> {
         let mut changes = Changes::begin();
         // The program switches read-ahead off and on again.
@@ -86,25 +75,26 @@ impl Setting {
         // Room for the pages, for the file of pages while it is read, and for the program.
         let room_mib = self.mib * 3 / 2 + 256;
         let memory = (room_mib << 20) as u64;
-        let command = self.command("touch", &[more, &peer.memory_options(room_mib)].concat());
+        let mut command = vec![
+            self.program.clone(),
+            "touch".into(),
+            format!("--pages={}", self.pages),
+            format!("--mib={}", self.mib),
+        ];
+        command.extend_from_slice(more);
+        command.extend(peer.memory_options(room_mib));
         let measured =
             peer.run(&mut changes, Room::beside_the_pool(memory), &command, &bench.interrupt)?;
         serde_json::from_str(&measured.stdout).context("the program's output")
     }
 
     fn steady(&self, bench: &Bench, peer: &Peer, touches: usize) -> Result<Faults, Failure> {
-        let mut changes = Changes::begin();
-        changes.set("/proc/sys/vm/page-cluster", "0")?;
         let own_mib = self.mib / STEADY_RATIO;
-        let mut more = peer.memory_options(own_mib * 2);
+        let mut options = peer.memory_options(own_mib * 2);
         // A region's budget is no limit of the program's.
-        let limit_mib = if more.is_empty() { own_mib } else { self.mib * 2 + 256 };
-        let memory = (limit_mib << 20) as u64;
-        more.push(format!("--touches={touches}"));
-        let command = self.command("faults", &more);
-        let measured =
-            peer.run(&mut changes, Room::beside_the_pool(memory), &command, &bench.interrupt)?;
-        serde_json::from_str(&measured.stdout).context("the program's output")
+        let limit_mib = if options.is_empty() { own_mib } else { self.mib * 2 + 256 };
+        options.extend([format!("--mib={}", self.mib), format!("--touches={touches}")]);
+        faults::measure(bench, peer, (limit_mib << 20) as u64, &options)
     }
 }
 

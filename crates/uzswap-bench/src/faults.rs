@@ -1,9 +1,13 @@
 //! The program whose faults are timed: it fills more memory than it has, then touches pages at
 //! random.
 
+use crate::bench::Bench;
+use crate::corpus::Program;
 use crate::error::{Context, Failure};
 use crate::figures::quantile;
+use crate::machine::Changes;
 use crate::memory::{Memory, MemoryArguments};
+use crate::peer::{Peer, Room};
 use clap::Args;
 use serde::{Deserialize, Serialize};
 use std::hint::black_box;
@@ -43,6 +47,26 @@ impl Faults {
     pub fn quantile(&self, share: f64) -> u64 {
         quantile(&self.ns, share)
     }
+}
+
+/// Has a peer swap the program, which has `memory` bytes and pages of a Python heap. Read-ahead is
+/// off, so that a fault brings in its own page alone.
+pub fn measure(
+    bench: &Bench,
+    peer: &Peer,
+    memory: u64,
+    options: &[String],
+) -> Result<Faults, Failure> {
+    let own = std::env::current_exe().context("the path of this program")?;
+    let pages = Program::Python.file()?;
+    let mut command =
+        vec![own.display().to_string(), "faults".into(), format!("--pages={}", pages.display())];
+    command.extend_from_slice(options);
+    let mut changes = Changes::begin();
+    changes.set("/proc/sys/vm/page-cluster", "0")?;
+    let room = Room::beside_the_pool(memory);
+    let measured = peer.run(&mut changes, room, &command, &bench.interrupt)?;
+    serde_json::from_str(&measured.stdout).context("the program's output")
 }
 
 /// Does it, and prints the times as JSON.

@@ -9,10 +9,9 @@
 use crate::bench::{Bench, Candidate, Turns};
 use crate::corpus::Program;
 use crate::error::{Context, Failure};
-use crate::faults::Faults;
+use crate::faults;
 use crate::figures::quantile;
-use crate::machine::Changes;
-use crate::peer::{Peer, Room};
+use crate::peer::Peer;
 use crate::plot::Plot;
 use crate::ram::Ram;
 use crate::report::{Section, Table};
@@ -446,21 +445,14 @@ fn device_faults(bench: &Bench, section: Section) -> Result<Section, Failure> {
     };
     let peers = [peer(STEPS[0].1, &["--one-writer"]), peer(STEPS[4].1, &[])];
     let (memory_mib, touches) = (bench.pick(64, 256, 256), bench.pick(500, 4_000, 10_000));
-    let own = std::env::current_exe().context("the path of this program")?;
-    let command = [
-        own.display().to_string(),
-        "faults".into(),
-        format!("--pages={}", Program::Python.file()?.display()),
+    let options = [
         format!("--mib={memory_mib}"),
         format!("--threads={FAULT_THREADS}"),
         format!("--touches={touches}"),
     ];
+    let memory = (memory_mib as u64) << 19;
     let turns = bench.take_turns(&peers, bench.rounds(2, 7), |peer| {
-        let mut changes = Changes::begin();
-        changes.set("/proc/sys/vm/page-cluster", "0")?;
-        let room = Room::beside_the_pool((memory_mib as u64) << 19);
-        let measured = peer.run(&mut changes, room, &command, &bench.interrupt)?;
-        serde_json::from_str::<Faults>(&measured.stdout).context("the program's output")
+        faults::measure(bench, peer, memory, &options)
     })?;
     let rows = turns.iter().map(|own| {
         own.row(|own| {

@@ -88,10 +88,7 @@ impl Undo {
 
 fn remove(group: &Group) -> io::Result<()> {
     for _ in 0..100 {
-        for pid in group.processes() {
-            // An error: it has just ended.
-            let _ = process::kill(pid, 9);
-        }
+        group.signal(signal_hook::consts::SIGKILL);
         if group.remove().is_ok() {
             return Ok(());
         }

@@ -1,11 +1,9 @@
 //! `transport`: what a fault costs without a cache behind the device, and what ours adds.
 
 use crate::bench::Bench;
-use crate::corpus::Program;
-use crate::error::{Context, Failure};
-use crate::faults::Faults;
-use crate::machine::Changes;
-use crate::peer::{Peer, Room};
+use crate::error::Failure;
+use crate::faults;
+use crate::peer::Peer;
 use crate::plot::Plot;
 use crate::report::{Section, Table};
 use clap::Args;
@@ -45,28 +43,18 @@ fn peers(compressors: &[String]) -> Vec<Peer> {
 
 /// Measures.
 pub fn run(bench: &Bench, arguments: &TransportArguments) -> Result<Section, Failure> {
-    let pages = Program::Python.file()?;
-    let own = std::env::current_exe().context("the path of this program")?;
     let limit_mib = usize::from(arguments.limit_mib);
     let memory_mib = MEMORY_RATIO * limit_mib;
     let touches = arguments.touches.unwrap_or(bench.pick(2_000, 20_000, 40_000));
-    let command = [
-        own.display().to_string(),
-        "faults".into(),
-        format!("--pages={}", pages.display()),
+    let options = [
         format!("--mib={memory_mib}"),
         format!("--touches={touches}"),
         format!("--pause-us={}", arguments.pause_us),
     ];
+    let memory = (limit_mib as u64) << 20;
     let rounds = bench.rounds(2, 5);
     let turns = bench.take_turns(&peers(&arguments.compressors), rounds, |peer| {
-        // A fault brings in its own page alone.
-        let mut changes = Changes::begin();
-        changes.set("/proc/sys/vm/page-cluster", "0")?;
-        let memory = (limit_mib as u64) << 20;
-        let measured =
-            peer.run(&mut changes, Room::beside_the_pool(memory), &command, &bench.interrupt)?;
-        serde_json::from_str::<Faults>(&measured.stdout).context("the program's output")
+        faults::measure(bench, peer, memory, &options)
     })?;
     let header = ["behind the device", "p50 (us)", "p90", "p99", "p99.9", "added at p50", "faults"];
     let rows = turns.iter().map(|own| {

@@ -5,40 +5,37 @@
 //! being brought in, or brings them in itself. Nothing waits for memory here: without room, nothing
 //! is read ahead.
 
-use crate::budget::{wait, wake_all};
+use crate::budget::Bell;
 use crate::lane::Count;
 use crate::pager::Inner;
 use crate::space::Space;
 use crate::staging::BATCH;
 use crate::word::Kind;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::*};
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 /// What is asked for: the last that was.
 #[derive(Default)]
 pub(crate) struct Ahead {
     /// A region in the upper half, a page in the lower; no region is 0.
     asked: AtomicU64,
-    bell: AtomicU32,
+    bell: Bell,
 }
 
 impl Ahead {
     /// Asks for a window of pages.
     pub(crate) fn ask(&self, region: u32, page: u32) {
         self.asked.store(u64::from(region) << 32 | u64::from(page), Relaxed);
-        self.ring();
+        self.bell.ring();
     }
 
-    pub(crate) fn ring(&self) {
-        if self.bell.swap(1, Release) == 0 {
-            wake_all(&self.bell);
-        }
+    /// What the thread that reads ahead waits for.
+    pub(crate) fn bell(&self) -> &Bell {
+        &self.bell
     }
 
     /// Waits until something is asked for, or for a mere ring.
     fn next(&self) -> Option<(u32, u32)> {
-        while self.bell.swap(0, Acquire) == 0 {
-            wait(&self.bell, 0);
-        }
+        self.bell.wait();
         let asked = self.asked.swap(0, Relaxed);
         (asked != 0).then_some(((asked >> 32) as u32, asked as u32))
     }

@@ -16,7 +16,7 @@ pub(crate) struct Budget {
     /// Pages that may be charged: the budget without the cache.
     limit: AtomicI64,
     /// Rung when reclaim should run.
-    bell: AtomicU32,
+    bell: Bell,
     /// Counts the times that pages were given back, for who waits for some.
     returned: AtomicU32,
     waiting: AtomicU32,
@@ -32,7 +32,7 @@ impl Budget {
             bytes: AtomicI64::new(bytes as i64),
             charged: AtomicI64::new(0),
             limit: AtomicI64::new(0),
-            bell: AtomicU32::new(0),
+            bell: Bell::default(),
             returned: AtomicU32::new(0),
             waiting: AtomicU32::new(0),
             exhausted: AtomicBool::new(false),
@@ -144,21 +144,38 @@ impl Budget {
 
     /// Has reclaim look. Costs one load when it is called already.
     pub(crate) fn ring(&self) {
-        if self.bell.load(Relaxed) == 0 && self.bell.swap(1, AcqRel) == 0 {
+        if !self.bell.is_rung() {
             // A few threads; all look, one finds the work.
-            wake_all(&self.bell);
+            self.bell.ring();
         }
     }
 
-    /// What reclaim waits on.
-    pub(crate) fn bell(&self) -> &AtomicU32 {
+    /// What reclaim waits for.
+    pub(crate) fn bell(&self) -> &Bell {
         &self.bell
+    }
+}
+
+/// What threads of a pager wait for, until there is something to do.
+#[derive(Default)]
+pub(crate) struct Bell(AtomicU32);
+
+impl Bell {
+    fn is_rung(&self) -> bool {
+        self.0.load(Relaxed) != 0
+    }
+
+    /// Wakes who waits, unless that was done and nobody has come since.
+    pub(crate) fn ring(&self) {
+        if self.0.swap(1, AcqRel) == 0 {
+            wake_all(&self.0);
+        }
     }
 
     /// Waits for [`Self::ring`].
-    pub(crate) fn wait_for_ring(&self) {
-        while self.bell.swap(0, AcqRel) == 0 {
-            wait(&self.bell, 0);
+    pub(crate) fn wait(&self) {
+        while self.0.swap(0, AcqRel) == 0 {
+            wait(&self.0, 0);
         }
     }
 }

@@ -22,8 +22,9 @@ use crate::word::Kind;
 use rustix::fs::{MemfdFlags, Mode, OFlags};
 use rustix::io::Errno;
 use rustix::process::{Resource, getrlimit};
+use std::fs::File;
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 use uzswap_engine::{PAGE_BYTES, Page};
 use uzswap_sys::map::Pagemap;
@@ -36,7 +37,7 @@ const RUN: usize = 1024;
 
 /// Regions on their way to a child.
 pub(crate) struct Copy {
-    file: OwnedFd,
+    file: File,
     parts: Vec<Part>,
 }
 
@@ -70,7 +71,7 @@ impl Copy {
         rustix::fs::ftruncate(&copy.file, offset)?;
         let mut run = Run { first: 0, pages: Vec::with_capacity(BATCH) };
         for part in &copy.parts {
-            part.write_absent(copy.file.as_fd(), &mut run)?;
+            part.write_absent(&copy.file, &mut run)?;
         }
         let inherited = copy.parts.iter().try_for_each(|part| part.space.set_inherited(true));
         if inherited.is_err() {
@@ -100,15 +101,15 @@ impl Copy {
     fn cover(&self) -> io::Result<()> {
         let pagemap = Pagemap::open()?;
         self.parts.iter().try_for_each(|part| {
-            part.write_present(self.file.as_fd(), &pagemap)?;
-            part.space.cover(self.file.as_fd(), part.offset)
+            part.write_present(&self.file, &pagemap)?;
+            part.space.cover(&self.file, part.offset)
         })
     }
 }
 
 impl Part {
     /// Writes all pages that are not in the region.
-    fn write_absent(&self, file: BorrowedFd<'_>, run: &mut Run) -> io::Result<()> {
+    fn write_absent(&self, file: &File, run: &mut Run) -> io::Result<()> {
         let pager = &self.space.pager;
         let mut next = self.space.next_touched(0);
         while let Some(page) = next {
@@ -125,7 +126,7 @@ impl Part {
     }
 
     /// Writes all pages that are in the region, as this process has inherited it.
-    fn write_present(&self, file: BorrowedFd<'_>, pagemap: &Pagemap) -> io::Result<()> {
+    fn write_present(&self, file: &File, pagemap: &Pagemap) -> io::Result<()> {
         let space = &self.space;
         let mut next = space.next_touched(0);
         while let Some(first) = next {
@@ -176,32 +177,18 @@ impl Run {
     }
 
     /// Writes them to the file in which their region begins at `offset`.
-    fn write(&mut self, file: BorrowedFd<'_>, offset: u64) -> io::Result<()> {
+    fn write(&mut self, file: &File, offset: u64) -> io::Result<()> {
         let at = offset + u64::from(self.first) * PAGE_BYTES as u64;
-        let done = write_all(file, self.pages.as_flattened(), at);
+        let done = file.write_all_at(self.pages.as_flattened(), at);
         self.pages.clear();
         done
     }
 }
 
-/// `pwrite(2)` of everything.
-pub(crate) fn write_all(file: BorrowedFd<'_>, bytes: &[u8], offset: u64) -> io::Result<()> {
-    let mut done = 0;
-    while done < bytes.len() {
-        match rustix::io::pwrite(file, &bytes[done..], offset + done as u64) {
-            Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
-            Ok(count) => done += count,
-            Err(Errno::INTR) => {}
-            Err(error) => return Err(error.into()),
-        }
-    }
-    Ok(())
-}
-
 /// A file without a name: on disk, or in memory where the file system of [`FOLDER`] has none such.
-fn unnamed_file() -> io::Result<OwnedFd> {
+fn unnamed_file() -> io::Result<File> {
     let flags = OFlags::RDWR | OFlags::TMPFILE | OFlags::CLOEXEC;
     let on_disk = rustix::fs::open(FOLDER, flags, Mode::RUSR | Mode::WUSR);
     let file = on_disk.or_else(|_| rustix::fs::memfd_create("uzswap-copy", MemfdFlags::CLOEXEC));
-    Ok(file?)
+    Ok(file?.into())
 }

@@ -514,7 +514,7 @@ impl Drop for Handle {
             return;
         }
         self.inner.stop_reclaim();
-        self.inner.ahead.ring();
+        self.inner.ahead.bell().ring();
         self.inner.uffd.stop();
         for thread in self.threads.drain(..) {
             drop(thread.join());

@@ -12,7 +12,6 @@
 //! so. `EBUSY` of a move means that something else refers to the page, such as a transfer by a
 //! device that is still going on; it stays.
 
-use crate::budget::wake_all;
 use crate::error::Error;
 use crate::fault::is_busy;
 use crate::pager::{Inner, OnFork};
@@ -50,7 +49,7 @@ impl Inner {
         uzswap_engine::compress::prepare_thread();
         while !self.is_stopping() {
             self.reclaim();
-            self.budget.wait_for_ring();
+            self.budget.bell().wait();
         }
         // One thread takes a ring; the next one is to end too.
         self.budget.ring();
@@ -407,7 +406,6 @@ impl Inner {
     /// Ends the reclaim threads.
     pub(crate) fn stop_reclaim(&self) {
         self.set_stopping();
-        self.budget.ring();
-        wake_all(self.budget.bell());
+        self.budget.bell().ring();
     }
 }

@@ -5,14 +5,15 @@
 //! the region's own, so that a region costs what was touched of it.
 
 use crate::budget::{wait, wake_all};
-use crate::copy;
 use crate::error::Error;
 use crate::pager::Inner;
 use crate::registry::UNIT;
 use crate::word::{Kind, Word};
+use std::fs::File;
 use std::io;
 use std::ops::Range;
-use std::os::fd::BorrowedFd;
+use std::os::fd::AsFd;
+use std::os::unix::fs::FileExt;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, Ordering::*};
 use std::sync::{Arc, Mutex, PoisonError};
 use uzswap_engine::{Area, PAGE_BYTES, SwapEntry};
@@ -265,20 +266,20 @@ impl Space {
     pub(crate) fn write_pages(
         &self,
         pages: Range<u32>,
-        file: BorrowedFd<'_>,
+        file: &File,
         offset: u64,
     ) -> io::Result<()> {
         let (at, bytes) = (self.address(pages.start), pages.len() * PAGE_BYTES);
         // SAFETY: mapped, as the caller says, in a process of one thread, which is here.
         let bytes = unsafe { std::slice::from_raw_parts(at as *const u8, bytes) };
-        copy::write_all(file, bytes, offset)
+        file.write_all_at(bytes, offset)
     }
 
     /// Maps the part of a file that begins at `offset` over the memory. In a fork that has
     /// inherited it.
-    pub(crate) fn cover(&self, file: BorrowedFd<'_>, offset: u64) -> io::Result<()> {
+    pub(crate) fn cover(&self, file: &File, offset: u64) -> io::Result<()> {
         // SAFETY: the fork has the memory at these addresses; what was in it is in the file.
-        unsafe { map::map_file_over(self.range(), file, offset) }?;
+        unsafe { map::map_file_over(self.range(), file.as_fd(), offset) }?;
         self.is_copy.store(true, Relaxed);
         Ok(())
     }

@@ -1,5 +1,6 @@
 //! Memory cgroups, of either version of the interface.
 
+use crate::process;
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
@@ -142,6 +143,14 @@ impl Group {
     pub fn processes(&self) -> Vec<i32> {
         let text = fs::read_to_string(self.entrance()).unwrap_or_default();
         text.lines().filter_map(|line| line.parse().ok()).collect()
+    }
+
+    /// Sends a signal to each of its processes.
+    pub fn signal(&self, signal: i32) {
+        for pid in self.processes() {
+            // An error: it has just ended.
+            let _ = process::kill(pid, signal);
+        }
     }
 
     /// What its processes did so far; zeros where the kernel does not say.

@@ -128,12 +128,8 @@ fn wait_for(patience: Duration, done: impl Fn() -> bool) -> bool {
 
 fn kill_all(group: &Group) {
     wait_for(PATIENCE, || {
-        let processes = group.processes();
-        for pid in &processes {
-            // An error: it has just ended.
-            let _ = process::kill(*pid, libc::SIGKILL);
-        }
-        processes.is_empty()
+        group.signal(libc::SIGKILL);
+        group.processes().is_empty()
     });
 }
 

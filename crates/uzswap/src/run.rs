@@ -162,7 +162,7 @@ impl Watch<'_> {
                     }
                     if interrupts > 1 {
                         eprintln!("uzswap: interrupted again: ending the command at once");
-                        self.kill_all();
+                        self.group.signal(libc::SIGKILL);
                     } else if !from_terminal {
                         // An error: it has just ended.
                         let _ = process::kill(pid, signal);
@@ -173,7 +173,7 @@ impl Watch<'_> {
                         "uzswap: the daemon died; what was swapped to it is lost, so the command is \
                          ended"
                     );
-                    self.kill_all();
+                    self.group.signal(libc::SIGKILL);
                 }
                 Err(RecvTimeoutError::Timeout) => {
                     if let Some(daemon) = self.included {
@@ -197,12 +197,6 @@ impl Watch<'_> {
             }
         }
     }
-
-    fn kill_all(&self) {
-        for pid in self.group.processes() {
-            let _ = process::kill(pid, libc::SIGKILL);
-        }
-    }
 }
 
 /// Ends what the command left running: its swapped pages would otherwise have to fit in the limit.
@@ -216,10 +210,8 @@ fn end_stragglers(group: &Group) {
             _ => 0,
         };
         told = true;
-        for pid in group.processes() {
-            if signal != 0 {
-                let _ = process::kill(pid, signal);
-            }
+        if signal != 0 {
+            group.signal(signal);
         }
         std::thread::sleep(Duration::from_millis(20));
         if began.elapsed() > 5 * GRACE {
