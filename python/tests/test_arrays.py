@@ -240,7 +240,7 @@ class Forks(unittest.TestCase):
     def run_program(self, program):
         program = "import os, signal, uzswap\n" + textwrap.dedent(program)
         run = [sys.executable, "-c", program]
-        return subprocess.run(run, capture_output=True, text=True, timeout=120)
+        return subprocess.run(run, capture_output=True, text=True, timeout=600)
 
     def test_a_child_that_touches_an_array_dies_with_a_message(self):
         ended = self.run_program("""

@@ -4,6 +4,7 @@
 use rustix::fs::FlockOperation;
 use std::collections::BTreeSet;
 use std::fs::{self, File};
+use std::os::unix::fs::OpenOptionsExt;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
@@ -13,6 +14,9 @@ use uzswap_sys::cgroup::{Group, Hierarchy};
 
 /// How long a run may take: some take minutes where builds run beside them.
 const PATIENCE: Duration = Duration::from_secs(15 * 60);
+
+/// How long anything else may take that takes a moment on an idle machine.
+const MOMENT: Duration = Duration::from_secs(120);
 
 /// A program of this workspace, built with the same profile as this test.
 pub fn program(name: &str) -> PathBuf {
@@ -56,7 +60,7 @@ impl Machine {
     /// Panics with what is on the machine now and was not, or the reverse.
     pub fn assert_as_before(&self) {
         // The kernel detaches a loop device a moment after its last user.
-        let same = wait_for(Duration::from_secs(5), || traces() == self.before);
+        let same = wait_for(|| traces() == self.before);
         assert!(same, "before: {:#?}\nnow: {:#?}", self.before, traces());
     }
 }
@@ -109,11 +113,11 @@ fn traces() -> BTreeSet<String> {
     traces
 }
 
-/// Looks every few milliseconds until `done` or the time is up; whether it was done.
-pub fn wait_for(patience: Duration, done: impl Fn() -> bool) -> bool {
+/// Looks every few milliseconds until `done` or two minutes are up; whether it was done.
+pub fn wait_for(mut done: impl FnMut() -> bool) -> bool {
     let began = Instant::now();
     while !done() {
-        if began.elapsed() > patience {
+        if began.elapsed() > MOMENT {
             return false;
         }
         std::thread::sleep(Duration::from_millis(20));
@@ -195,6 +199,43 @@ impl Limited {
     }
 }
 
+/// What a command waits at until a test lets it go on: a pipe with a name, that the command opens
+/// for reading.
+pub struct Gate {
+    folder: tempfile::TempDir,
+}
+
+impl Gate {
+    /// A closed one.
+    pub fn new() -> Self {
+        let gate = Self { folder: tempfile::tempdir().expect("a temporary folder") };
+        let made = Command::new("mkfifo").arg(gate.path()).status().expect("mkfifo runs");
+        assert!(made.success());
+        gate
+    }
+
+    /// Where it is.
+    pub fn path(&self) -> PathBuf {
+        self.folder.path().join("gate")
+    }
+
+    /// Waits until a command stands at it, and lets it through.
+    pub fn open(&self) {
+        // Without a reader it cannot be opened in this way.
+        let open = || {
+            let flags = libc::O_NONBLOCK;
+            fs::File::options().write(true).custom_flags(flags).open(self.path()).is_ok()
+        };
+        assert!(wait_for(open), "nobody came to the gate");
+    }
+}
+
+impl Default for Gate {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
 /// `uzswap run` with arguments, started and not waited for.
 pub struct Run {
     /// The process.
@@ -240,7 +281,7 @@ impl Run {
                 fs::read_to_string(file).is_ok_and(|text| !text.is_empty())
             })
         };
-        assert!(wait_for(Duration::from_secs(20), has_processes), "the command did not start");
+        assert!(wait_for(has_processes), "the command did not start");
     }
 
     /// A statistic, by its file.

@@ -7,7 +7,6 @@ use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
-use std::time::Duration;
 use uzswap_sys::process;
 use uzswap_tests::{Machine, is_full, program, wait_for};
 
@@ -114,7 +113,7 @@ fn a_kernel_is_built_with_every_kind_of_swap_on_both_disks() {
         .stdin(Stdio::null())
         .spawn()
         .unwrap();
-    assert!(wait_for(Duration::from_secs(60), throttled), "it did not start");
+    assert!(wait_for(throttled), "it did not start");
     child.kill().unwrap();
     child.wait().unwrap();
     assert!(throttled());
@@ -165,7 +164,7 @@ fn an_interrupted_benchmark_leaves_the_machine_as_it_was() {
             .stderr(Stdio::null())
             .spawn()
             .unwrap();
-        assert!(wait_for(Duration::from_secs(60), swaps), "it did not start");
+        assert!(wait_for(swaps), "it did not start");
         child
     };
     let mut child = start();
@@ -179,7 +178,7 @@ fn an_interrupted_benchmark_leaves_the_machine_as_it_was() {
     child.wait().unwrap();
     assert!(Path::new("/run/uzswap-bench.json").exists());
     // The measured command goes on until it has no reader any more, or ends.
-    assert!(wait_for(Duration::from_secs(60), || !swaps()), "the run goes on");
+    assert!(wait_for(|| !swaps()), "the run goes on");
     assert_well(&bench(&[
         "transport",
         "--rounds=1",

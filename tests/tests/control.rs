@@ -4,17 +4,22 @@
 
 use std::fs;
 use std::process::Command;
-use std::time::Duration;
 use uzswap_tests::{Machine, Run, program, wait_for};
 
+/// Two programs that go on using three times their memory, until they are ended.
 fn churning() -> Run {
     let churn = program("churn");
     let options = ["--memory", "32M", "--pool", "64M", "--backing", "none"];
-    let run = Run::start(&options, &[churn.to_str().unwrap(), "96", "6", "2"]);
+    let run = Run::start(&options, &[churn.to_str().unwrap(), "96", "600", "2"]);
     run.wait_until_running();
     let swapped = || run.statistic("stored_pages") > 5000;
-    assert!(wait_for(Duration::from_secs(20), swapped), "nothing was swapped");
+    assert!(wait_for(swapped), "nothing was swapped");
     run
+}
+
+fn end(run: Run) {
+    run.signal(libc::SIGTERM);
+    run.finish().assert_code(128 + libc::SIGTERM);
 }
 
 #[test]
@@ -51,7 +56,7 @@ fn attributes_are_read_and_written_and_rubbish_is_refused() {
     assert!(disk.write_at(b"part of a page", 4096 * 1000).is_err());
     assert!(fs::write(run.mount().join("stats/stored_pages"), "5").is_err());
     drop(disk);
-    run.finish().assert_code(0);
+    end(run);
 }
 
 #[test]
@@ -75,6 +80,6 @@ fn status_shows_what_is_held() {
     assert_eq!(session["parameters"]["enabled"], "Y");
     let table = fs::read_to_string(run.mount().join("stats/classes")).unwrap();
     assert!(table.lines().count() > 10, "{table}");
-    run.finish().assert_code(0);
+    end(run);
     assert!(status(&[]).contains("no cache is running"));
 }

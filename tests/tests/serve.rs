@@ -3,30 +3,32 @@
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 use std::fs;
-use std::io::{BufRead, BufReader, Read};
+use std::io::{BufRead, BufReader};
 use std::process::{Child, Command, Stdio};
-use std::time::Duration;
 use uzswap_sys::process;
 use uzswap_tests::{Limited, Machine, Setting, program, wait_for};
 
 struct Served {
     child: Child,
+    /// What it says.
+    said: tempfile::NamedTempFile,
     device: String,
 }
 
 impl Served {
     fn start() -> Self {
+        let said = tempfile::NamedTempFile::new().unwrap();
         let mut child = Command::new(program("uzswap"))
             .args(["serve", "--size", "1G", "--pool", "400M", "--backing", "none"])
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
-            .stderr(Stdio::piped())
+            .stderr(said.reopen().unwrap())
             .spawn()
             .unwrap();
         let mut line = String::new();
         BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
         let device = line.strip_prefix("serving ").unwrap().split(',').next().unwrap().to_owned();
-        Self { child, device }
+        Self { child, said, device }
     }
 
     fn is_on(&self) -> bool {
@@ -37,11 +39,8 @@ impl Served {
         process::kill(self.child.id() as i32, libc::SIGTERM).unwrap();
     }
 
-    /// Waits for its end: the exit status, and what it said.
-    fn finish(mut self) -> (Option<i32>, String) {
-        let mut said = String::new();
-        self.child.stderr.take().unwrap().read_to_string(&mut said).unwrap();
-        (self.child.wait().unwrap().code(), said)
+    fn said(&self) -> String {
+        fs::read_to_string(self.said.path()).unwrap()
     }
 
     fn swapped_out(&self) -> u64 {
@@ -64,11 +63,11 @@ const KEEPER: &str = "import sys\n\
 #[test]
 fn sigterm_reads_every_page_back_before_the_device_goes() {
     let Some(_machine) = Machine::take() else { return };
-    let served = Served::start();
+    let mut served = Served::start();
     assert!(served.is_on());
     let limited = Limited::new(32 << 20);
     let keeper = limited.start(&["python3", "-c", KEEPER]);
-    assert!(wait_for(Duration::from_secs(30), || served.swapped_out() > 12_000));
+    assert!(wait_for(|| served.swapped_out() > 12_000));
     // Room to read them back into.
     limited.group.set_limit(1 << 30).unwrap();
 
@@ -77,14 +76,13 @@ fn sigterm_reads_every_page_back_before_the_device_goes() {
         let _ratio = Setting::set("/proc/sys/vm/overcommit_ratio", "0");
         let _strict = Setting::set("/proc/sys/vm/overcommit_memory", "2").unwrap();
         served.terminate();
-        std::thread::sleep(Duration::from_millis(500));
+        let refused = || served.said().contains("free memory and send SIGTERM again");
+        assert!(wait_for(refused), "{}", served.said());
         assert!(served.is_on(), "its pages have nowhere to go");
     }
     served.terminate();
-    assert!(wait_for(Duration::from_secs(20), || !served.is_on()));
-    let (code, said) = served.finish();
-    assert_eq!(code, Some(0), "{said}");
-    assert!(said.contains("free memory and send SIGTERM again"), "{said}");
+    assert!(wait_for(|| !served.is_on()));
+    assert_eq!(served.child.wait().unwrap().code(), Some(0), "{}", served.said());
     let output = keeper.wait_with_output().unwrap();
     assert_eq!(String::from_utf8_lossy(&output.stdout), "filled\nTrue\n");
 }

@@ -43,7 +43,8 @@ pub trait Limited {
     fn hold(&self, hold: bool) -> io::Result<()>;
     /// Sets the limit, bytes.
     fn limit(&self, bytes: u64) -> io::Result<()>;
-    /// Ends the process with most memory; which it was.
+    /// Ends the process with most memory; which it was. None while one is on its way out: in the
+    /// middle of a fault that may take seconds.
     fn end_largest(&self) -> Option<String>;
 }
 
@@ -62,19 +63,39 @@ impl Limited for &Group {
 
     fn end_largest(&self) -> Option<String> {
         let read = |pid: i32, file: &str| fs::read_to_string(format!("/proc/{pid}/{file}"));
-        let size = |pid: &i32| {
-            let status = read(*pid, "status").unwrap_or_default();
-            let fields = status.lines().filter_map(|line| {
-                let value = line.strip_prefix("VmRSS:").or(line.strip_prefix("VmSwap:"))?;
-                value.trim().trim_end_matches(" kB").parse::<u64>().ok()
-            });
-            fields.sum::<u64>()
-        };
-        let largest = self.processes().into_iter().max_by_key(size)?;
-        let name = read(largest, "comm").unwrap_or_default();
-        process::kill(largest, libc::SIGKILL).ok()?;
+        let status = |pid| Some((pid, read(pid, "status").ok()?));
+        let all: Vec<_> = self.processes().into_iter().filter_map(status).collect();
+        if all.iter().any(|(_, status)| is_killed(status)) {
+            return None;
+        }
+        let (largest, _) = all.iter().max_by_key(|(_, status)| bytes(status))?;
+        let name = read(*largest, "comm").unwrap_or_default();
+        process::kill(*largest, libc::SIGKILL).ok()?;
         Some(format!("{} ({largest})", name.trim_end()))
     }
+}
+
+/// The values of some fields of a process's status.
+fn fields<'a>(status: &'a str, names: &[&str]) -> impl Iterator<Item = &'a str> {
+    let value = |line: &'a str| {
+        let (name, value) = line.split_once(':')?;
+        names.contains(&name).then_some(value.trim())
+    };
+    status.lines().filter_map(value)
+}
+
+/// Bytes in memory and swapped out, by a process's status.
+fn bytes(status: &str) -> u64 {
+    let kib = |value: &str| value.trim_end_matches(" kB").parse::<u64>().ok();
+    1024 * fields(status, &["VmRSS", "VmSwap"]).filter_map(kib).sum::<u64>()
+}
+
+/// Whether a process has been sent SIGKILL and still goes on, by its status.
+fn is_killed(status: &str) -> bool {
+    let is_pending = |mask: &str| {
+        u64::from_str_radix(mask, 16).is_ok_and(|mask| mask >> (libc::SIGKILL - 1) & 1 == 1)
+    };
+    fields(status, &["SigPnd", "ShdPnd"]).any(is_pending)
 }
 
 /// How far the pages got.
@@ -88,7 +109,9 @@ pub struct Progress {
 
 impl From<&Stats> for Progress {
     fn from(stats: &Stats) -> Self {
-        let moved = stats.get("pages_swapped_in") + stats.get("stores");
+        // The kernel repeats a request of which a part was refused: the rest of it is no progress.
+        let stored = stats.get("stores").saturating_sub(stats.get("stores_unchanged"));
+        let moved = stats.get("pages_swapped_in") + stored;
         Self { moved, refused: stats.get("request_errors") }
     }
 }
@@ -198,6 +221,18 @@ mod tests {
     }
 
     const MIB: u64 = 1 << 20;
+
+    #[test]
+    fn a_status_tells_size_and_whether_it_is_being_killed() {
+        let status = |pending: u64| {
+            let sizes = "VmPeak:\t 9999 kB\nVmRSS:\t  300 kB\nVmSwap:\t   40 kB\n";
+            format!("Name:\tsh\n{sizes}SigPnd:\t{pending:016x}\nShdPnd:\t0000000000000000\n")
+        };
+        assert_eq!(bytes(&status(0)), 340 << 10);
+        assert!(is_killed(&status(0x100)));
+        assert!(!is_killed(&status(0x4200)));
+        assert!(!is_killed(""), "it is gone");
+    }
 
     #[test]
     fn a_short_want_is_relieved_and_the_limit_put_back() {
