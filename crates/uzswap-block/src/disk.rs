@@ -76,14 +76,17 @@ impl Disk for CacheDisk {
     fn read(&self, offset: u64, out: &mut [u8]) -> Result<(), DiskError> {
         check_range(self, offset, out.len() as u64)?;
         let (pages, _) = out.as_chunks_mut::<PAGE_BYTES>();
-        for (at, page) in (offset..).step_by(PAGE_BYTES).zip(pages) {
-            match self.cache.load(self.entry(at)?, page) {
-                Ok(Load::Hit) => {}
-                Ok(Load::Absent) => page.fill(0),
-                Err(_) => return Err(DiskError::Lost),
-            }
+        if pages.is_empty() {
+            return Ok(());
         }
-        Ok(())
+        self.cache.load_many(self.entry(offset)?, pages, |_, load, page| match load {
+            Ok(Load::Hit) => Ok(()),
+            Ok(Load::Absent) => {
+                page.fill(0);
+                Ok(())
+            }
+            Err(_) => Err(DiskError::Lost),
+        })
     }
 
     fn write(&self, offset: u64, bytes: &[u8]) -> Result<(), DiskError> {

@@ -4,6 +4,7 @@
 //! store       same-filled? → identical? → compress → pool.write → publish → free the old
 //!             (publish: into the index, onto the LRU)
 //! load        index → same-filled | pool.read → decompress | backing.read → decompress; verify
+//!             (of neighbours on the backing in `run`: one read → decompress each)
 //! invalidate  index → free
 //! writeback   in `writeback`: the oldest → pack → write → commit where still the same entry
 //! recompress  in `recompress`: the coldest → sixteen as one → commit where still the same entry
@@ -645,6 +646,7 @@ impl Cache {
             self.counters.increment(ReadFail);
             return Err(Error::Backing { entry: key.0, source });
         }
+        self.counters.increment(BackingReads);
         self.counters.increment(LoadsBacking);
         self.counters.add(BackingBytesRead, record.len() as i64);
         let is_other = |record: Record| (record.owner, record.form) != (key, extent.form);

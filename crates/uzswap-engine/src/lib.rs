@@ -23,6 +23,7 @@ mod unit;
 
 mod cache;
 mod recompress;
+mod run;
 mod scratch;
 mod shrink;
 mod through;

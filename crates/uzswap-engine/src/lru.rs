@@ -11,7 +11,7 @@
 //! is why `remove` accepts an entry that `pop` has just taken.
 
 use crate::ids::SwapEntry;
-use crate::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use crate::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use crate::sync::{Mutex, lock};
 use crossbeam_utils::CachePadded;
 
@@ -43,8 +43,10 @@ struct List {
 /// See the module.
 pub(crate) struct Lru {
     lists: Box<[CachePadded<Mutex<List>>]>,
-    /// Which shard [`Self::pop`] looks at next.
+    /// The shard that [`Self::pop`] takes from, how many it took there, and which last.
     turn: AtomicUsize,
+    row: AtomicU32,
+    last: AtomicU32,
 }
 
 impl Lru {
@@ -53,7 +55,12 @@ impl Lru {
 
     pub(crate) fn new(shards: usize) -> Self {
         let list = || CachePadded::new(Mutex::new(List { oldest: END, newest: END, len: 0 }));
-        Self { lists: (0..shards).map(|_| list()).collect(), turn: AtomicUsize::new(0) }
+        Self {
+            lists: (0..shards).map(|_| list()).collect(),
+            turn: AtomicUsize::new(0),
+            row: AtomicU32::new(0),
+            last: AtomicU32::new(END),
+        }
     }
 
     fn list(&self, key: SwapEntry) -> &Mutex<List> {
@@ -74,8 +81,10 @@ impl Lru {
         list.len += 1;
     }
 
-    /// Puts an entry that is on no list at the oldest end: a writeback that failed.
+    /// Puts an entry that [`Self::pop`] took at the oldest end again: it did not fit any more, or
+    /// its writeback failed.
     pub(crate) fn push_oldest(&self, at: &impl Links, key: SwapEntry) {
+        self.row.fetch_sub(1, Ordering::Relaxed);
         let mut list = lock(self.list(key));
         debug_assert_eq!(at.links(key).load(Ordering::Relaxed), OFF, "{key:?} is on a list");
         let oldest = list.oldest;
@@ -95,18 +104,31 @@ impl Lru {
         unlink(at, &mut list, key);
     }
 
-    /// Takes the oldest entry of the next shard that has one. The caller then locks the entry and
-    /// looks again: by then it may be gone, or stored anew and back on the list.
+    /// Takes the oldest entry of a shard, of each in turn, neighbours together. The caller then
+    /// locks the entry and looks again: by then it may be gone, or stored anew and back on the
+    /// list.
     pub(crate) fn pop(&self, at: &impl Links) -> Option<SwapEntry> {
-        // Sixteen in turn from a shard, so that neighbours leave together.
-        let turn = self.turn.fetch_add(1, Ordering::Relaxed) >> Self::NEIGHBOURS_SHIFT;
-        (0..self.lists.len()).find_map(|step| {
-            let mut list = lock(&self.lists[(turn + step) % self.lists.len()]);
-            let key = SwapEntry(list.oldest);
-            (list.oldest != END).then(|| {
-                unlink(at, &mut list, key);
-                key
-            })
+        // Sixteen in turn from a shard, and then the rest of the last one's neighbours.
+        let turn = self.turn.load(Ordering::Relaxed);
+        let is_full = self.row.fetch_add(1, Ordering::Relaxed) >> Self::NEIGHBOURS_SHIFT > 0;
+        let last = self.last.load(Ordering::Relaxed);
+        let group = |key: u32| key >> Self::NEIGHBOURS_SHIFT;
+        (0..=self.lists.len()).find_map(|step| {
+            let shard = (turn + step) % self.lists.len();
+            let mut list = lock(&self.lists[shard]);
+            let oldest = list.oldest;
+            // One that is spared and is the oldest again is not among the rest.
+            let is_rest = group(oldest) == group(last) && oldest >= last;
+            if oldest == END || step == 0 && is_full && !is_rest {
+                return None;
+            }
+            unlink(at, &mut list, SwapEntry(oldest));
+            if step > 0 {
+                self.turn.store(shard, Ordering::Relaxed);
+                self.row.store(1, Ordering::Relaxed);
+            }
+            self.last.store(oldest, Ordering::Relaxed);
+            Some(SwapEntry(oldest))
         })
     }
 

@@ -151,6 +151,12 @@ impl Cache {
         self.pool.sections().into_iter().map(bytes).collect()
     }
 
+    /// Bytes that objects may take in a pool that, with its reserve, takes at most `bytes`: it
+    /// grows by sections.
+    pub fn pool_bytes_in(&self, bytes: usize) -> usize {
+        (bytes / SECTION_BYTES * SECTION_BYTES).saturating_sub(self.reserve_bytes)
+    }
+
     /// Bytes that objects take in the pool: `pool_total_size`.
     pub fn pool_bytes(&self) -> usize {
         self.pool.bytes()

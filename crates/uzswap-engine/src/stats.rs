@@ -45,6 +45,7 @@ counters! {
     LoadsFilled "loads_same_filled" "Loads answered from the index alone."
     LoadsRecompressed "loads_recompressed" "Loads of pages that were compressed as one with others."
     LoadsBacking "loads_backing" "Loads that read from the backing."
+    BackingReads "backing_reads" "Reads of the backing: one for a page, or for a run of neighbours."
     Absent "loads_absent" "Loads of pages that are not held."
     Recompressed "recompressions" "Pages recompressed since the start."
     RecompressPoor "recompress_poor" "Pages that recompression left as they were, because they gained too little."
@@ -202,10 +203,15 @@ impl Cache {
     /// Bytes of memory that the cache takes: the pool with its reserve, all metadata, the buffers
     /// of writeback. Contexts of codecs and the code itself come on top: some hundred KiB a CPU.
     pub fn memory_bytes(&self) -> usize {
+        self.pool.mapped_bytes() + self.bytes_besides_pool()
+    }
+
+    /// Of [`Self::memory_bytes`], what is not the pool's.
+    pub fn bytes_besides_pool(&self) -> usize {
         let has_backing = self.slots.segments.count() > 0;
         let writer = if has_backing { WRITER_BYTES } else { 0 };
         let buffers = self.buffers.iter().count() * SEGMENT_BYTES;
-        self.pool.mapped_bytes() + self.metadata_bytes() + writer + buffers
+        self.metadata_bytes() + writer + buffers
     }
 
     /// Bytes of the index, descriptors, tables and dictionaries, headers of objects included.

@@ -7,6 +7,7 @@ use crate::index::State;
 use crate::sync::{Mutex, lock};
 use crate::{Area, Cache, Config, Error, Load, PAGE_BYTES, Page, Store, SwapEntry};
 use std::collections::{HashMap, VecDeque};
+use std::convert::Infallible;
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
@@ -110,6 +111,8 @@ pub enum Op {
     },
     /// Load a page.
     Load(u32),
+    /// Load neighbours, this many from the first on.
+    LoadMany(u32, u32),
     /// Load a page and drop it.
     LoadExclusive(u32),
     /// Drop a page.
@@ -169,7 +172,8 @@ pub fn decode_ops(bytes: &[u8], pages: u32) -> impl Iterator<Item = Op> {
                 seed: u64::from(c / 6),
                 through: kind % 2 == 0,
             },
-            26..42 => Op::Load(offset),
+            26..38 => Op::Load(offset),
+            38..42 => Op::LoadMany(offset, u32::from(c % 100)),
             42..45 => Op::LoadExclusive(offset),
             45..50 => Op::Invalidate(offset),
             50 => Op::Discard(offset, u32::from(*c)),
@@ -239,8 +243,8 @@ impl Backing for TestBacking {
         }
         out.copy_from_slice(&lock(&self.bytes)[offset as usize..][..out.len()]);
         if self.faults.damage_reads.load(Relaxed) {
-            let last = out.len() - 1;
-            out[last] ^= 1;
+            let middle = out.len() / 2;
+            out[middle] ^= 1;
         }
         Ok(())
     }
@@ -396,6 +400,7 @@ impl Harness {
                 self.store(offset, content, seed, through);
             }
             Op::Load(offset) => self.load(offset, false),
+            Op::LoadMany(offset, count) => self.load_many(offset, count),
             Op::LoadExclusive(offset) => self.load(offset, true),
             Op::Invalidate(offset) => self.discard(offset, 1),
             Op::Discard(offset, count) => self.discard(offset, count),
@@ -433,14 +438,35 @@ impl Harness {
             true => self.cache.load_exclusive(self.key(offset), &mut page),
             false => self.cache.load(self.key(offset), &mut page),
         };
+        let absent = matches!(load, Ok(Load::Absent));
+        assert!(!absent || page == [0xcc; PAGE_BYTES], "page {offset} is absent and was changed");
+        let is_hit = matches!(load, Ok(Load::Hit));
+        self.check_loaded(offset, load, &page);
+        if exclusive && is_hit {
+            self.held.remove(&offset);
+        }
+    }
+
+    fn load_many(&mut self, first: u32, count: u32) {
+        let count = count.min(self.pages - first);
+        let mut pages = vec![[0xcc; PAGE_BYTES]; count as usize];
+        let mut told = 0;
+        let loaded = |offset, load, page: &mut Page| {
+            assert_eq!(offset, told, "each page is told of once, in order");
+            told += 1;
+            self.check_loaded(first + offset as u32, load, page);
+            Ok::<_, Infallible>(())
+        };
+        let Ok(()) = self.cache.load_many(self.key(first), &mut pages, loaded);
+        assert_eq!(told, count as usize);
+    }
+
+    fn check_loaded(&self, offset: u32, load: Result<Load, Error>, page: &Page) {
         match (load, self.held.get(&offset)) {
-            (Ok(Load::Absent), None) => assert_eq!(page, [0xcc; PAGE_BYTES]),
+            (Ok(Load::Absent), None) => {}
             (Ok(Load::Hit), Some((content, seed))) => {
                 let expected = page_of(*content, *seed);
-                assert!(page == expected, "page {offset} is not what was stored");
-                if exclusive {
-                    self.held.remove(&offset);
-                }
+                assert!(*page == expected, "page {offset} is not what was stored");
             }
             (Err(Error::Backing { .. }), Some(_)) if self.faults.fail_reads.load(Relaxed) => {}
             (got, held) => panic!("page {offset}: {got:?}, and the model says {held:?}"),
@@ -459,6 +485,7 @@ impl Harness {
         for offset in 0..self.pages {
             self.load(offset, false);
         }
+        (0..self.pages).step_by(100).for_each(|first| self.load_many(first, 100));
         assert_eq!(self.cache.statistic("stored_pages"), Some(self.held.len() as u64));
         self.cache.check();
     }

@@ -1,0 +1,188 @@
+//! Gives back pages that lie together on the backing, with one read for all of them.
+//!
+//! Pages that left together were written together, in the order of their keys. A run of such
+//! neighbours is read, compressed as it is, into the end of the very memory that the pages go to:
+//!
+//! ```text
+//! pages   |   0   |   1   |   2   |   3   |  …                     |
+//! read                                         [ r0  r1  r2  r3 … ]
+//! ```
+//! Page i is decoded from a copy of its record, so it may overwrite that, and never reaches the
+//! next: where it would, the run ends. Nothing is allocated, and no buffer is kept for it.
+//!
+//! The entries of a run are locked while it is read, as that of a single page is, so its records
+//! can neither be cleaned away nor overwritten. They are only tried: nobody waits for an entry
+//! while holding another. Whatever is wrong ends the run before that page; it is then loaded by
+//! itself, which says what is wrong.
+
+use crate::backing::record::{HEADER_BYTES, Record};
+use crate::cache::{Cache, Load};
+use crate::error::Error;
+use crate::ids::SwapEntry;
+use crate::index::{Entry, Extent, Locked, State};
+use crate::page::{PAGE_BYTES, Page, checksum_of, content_hash};
+use crate::stats::Counter::*;
+
+/// Pages of a run at most: what a front end asks for at a time.
+const PAGES_MAX: usize = 64;
+
+/// Bytes between two records that are rather read than left out: a device takes longer to answer
+/// another request.
+const GAP_MAX: u64 = 32 << 10;
+
+/// Neighbours with their entries locked, and where their records are on the backing, bytes.
+struct Run<'a> {
+    entries: [Option<Locked<'a>>; PAGES_MAX],
+    count: usize,
+    start: u64,
+    end: u64,
+    /// Bytes before each object.
+    header: usize,
+}
+
+impl Cache {
+    /// Gives many neighbouring pages back, those from `first` on. What became of each is told to
+    /// `loaded`, with its offset from `first`; its error ends it.
+    pub fn load_many<E>(
+        &self,
+        first: SwapEntry,
+        pages: &mut [Page],
+        mut loaded: impl FnMut(usize, Result<Load, Error>, &mut Page) -> Result<(), E>,
+    ) -> Result<(), E> {
+        let mut next = 0;
+        while next < pages.len() {
+            let key = SwapEntry(first.0 + next as u32);
+            let run = self.load_run(key, &mut pages[next..]);
+            for (offset, page) in pages.iter_mut().enumerate().skip(next).take(run) {
+                loaded(offset, Ok(Load::Hit), page)?;
+            }
+            next += run;
+            if run == 0 {
+                let load = self.load(key, &mut pages[next]);
+                loaded(next, load, &mut pages[next])?;
+                next += 1;
+            }
+        }
+        Ok(())
+    }
+
+    /// Gives back as many pages from `first` on as one read of the backing can; the others may be
+    /// overwritten. 0: there is no such run.
+    fn load_run(&self, first: SwapEntry, pages: &mut [Page]) -> usize {
+        let is_placed = |key| matches!(self.index.view().peek(key).state(), State::Placed(_));
+        if pages.len() < 2 || !is_placed(first) || !is_placed(SwapEntry(first.0 + 1)) {
+            return 0;
+        }
+        let view = self.index.view();
+        let entry = |offset: usize| view.get(SwapEntry(first.0 + offset as u32));
+        let mut run = Run::new();
+        let block = self.backing.block_bytes() as u64;
+        let most = pages.len().min(PAGES_MAX);
+        for locked in (0..most).map_while(|offset| entry(offset).and_then(Entry::try_lock)) {
+            let State::Placed(extent) = locked.state() else { break };
+            let header = if self.slots.is_single(extent.place) { 0 } else { HEADER_BYTES };
+            if !run.takes(extent, header, block, pages.as_flattened().len()) {
+                break;
+            }
+            run.push(extent, header, locked);
+        }
+        if run.count < 2 {
+            return 0;
+        }
+        let (start, bytes) = run.blocks(block);
+        let records = pages.as_flattened().len() - bytes;
+        if self.backing.read(start, &mut pages.as_flattened_mut()[records..]).is_err() {
+            return 0;
+        }
+        self.counters.increment(BackingReads);
+        self.counters.add(BackingBytesRead, bytes as i64);
+        let place = |extent: Extent| records + (extent.place.byte() - start) as usize;
+        let count = self.decode_run(first, &mut run, pages, place);
+        self.counters.add(LoadsBacking, count as i64);
+        self.counters.add(Loads, count as i64);
+        count
+    }
+
+    /// Decodes the pages of a run from their records, each of which is at `place` in the memory of
+    /// the pages; how many there are before the first that is not right.
+    fn decode_run(
+        &self,
+        first: SwapEntry,
+        run: &mut Run<'_>,
+        pages: &mut [Page],
+        place: impl Fn(Extent) -> usize,
+    ) -> usize {
+        for page in 0..run.count {
+            let Some((extent, checksum)) = run.take(page) else { return page };
+            let bytes = usize::from(extent.form.bytes);
+            let record = &pages.as_flattened()[place(extent)..][..run.header + bytes];
+            let owner = SwapEntry(first.0 + page as u32);
+            let is_it = |record: Record| (record.owner, record.form) == (owner, extent.form);
+            if run.header > 0 && !Record::read(record).is_some_and(is_it) {
+                return page;
+            }
+            let mut scratch = self.scratch.lock_here();
+            scratch.object[..bytes].copy_from_slice(&record[run.header..]);
+            let decoded = scratch.decompress(extent.form.codec, bytes, &mut pages[page]);
+            drop(scratch);
+            if decoded.is_err() || checksum_of(content_hash(&pages[page])) != checksum {
+                return page;
+            }
+            let end = (page + 1) * PAGE_BYTES;
+            if run.extent(page + 1).is_some_and(|next| place(next) < end) {
+                return page + 1;
+            }
+        }
+        run.count
+    }
+}
+
+impl<'a> Run<'a> {
+    fn new() -> Self {
+        let entries = [const { None }; PAGES_MAX];
+        Self { entries, count: 0, start: 0, end: 0, header: 0 }
+    }
+
+    /// Whether the next record may be this one, if `most` bytes may be read in whole blocks.
+    fn takes(&self, extent: Extent, header: usize, block: u64, most: usize) -> bool {
+        if self.count == 0 {
+            return true;
+        }
+        let at = extent.place.byte();
+        if header != self.header || !(self.end..=self.end + GAP_MAX).contains(&at) {
+            return false;
+        }
+        let end = at + (header + usize::from(extent.form.bytes)) as u64;
+        end.next_multiple_of(block) - self.start / block * block <= most as u64
+    }
+
+    fn push(&mut self, extent: Extent, header: usize, locked: Locked<'a>) {
+        let at = extent.place.byte();
+        if self.count == 0 {
+            (self.start, self.header) = (at, header);
+        }
+        self.end = at + (header + usize::from(extent.form.bytes)) as u64;
+        self.entries[self.count] = Some(locked);
+        self.count += 1;
+    }
+
+    /// Where to read, and how many bytes: whole blocks.
+    fn blocks(&self, block: u64) -> (u64, usize) {
+        let start = self.start / block * block;
+        (start, (self.end.next_multiple_of(block) - start) as usize)
+    }
+
+    /// Where the record of a page that is still to be decoded is.
+    fn extent(&self, page: usize) -> Option<Extent> {
+        let locked = self.entries.get(page)?.as_ref()?;
+        let State::Placed(extent) = locked.state() else { return None };
+        Some(extent)
+    }
+
+    /// Unlocks a page's entry; where its record is, and the page's checksum.
+    fn take(&mut self, page: usize) -> Option<(Extent, u32)> {
+        let extent = self.extent(page)?;
+        let locked = self.entries[page].take()?;
+        Some((extent, locked.aux() as u32))
+    }
+}
