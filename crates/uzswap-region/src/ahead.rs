@@ -10,6 +10,7 @@ use crate::lane::Count;
 use crate::pager::Inner;
 use crate::space::Space;
 use crate::staging::BATCH;
+use crate::streams::Way;
 use crate::word::Kind;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
@@ -65,7 +66,8 @@ impl Inner {
             {
                 break;
             }
-            let brought = self.fill_many(&mut lane, space, page, (end - page) as usize, (word, 0));
+            let window = ((end - page) as usize, Way::Up);
+            let brought = self.fill_many(&mut lane, space, page, window, (word, 0));
             if brought == 1 {
                 // The last one, or there is no buffer for more.
                 space.put(page, word);

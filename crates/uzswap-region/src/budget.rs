@@ -86,6 +86,12 @@ impl Budget {
         is_granted
     }
 
+    /// Charges as many of these pages as there is room for; how many.
+    pub(crate) fn charge_some(&self, pages: i64) -> i64 {
+        let some = pages.min(self.room());
+        if some > 0 && self.try_charge(some) { some } else { 0 }
+    }
+
     /// While it is lifted nobody waits for room, because nobody makes any.
     pub(crate) fn set_lifted(&self, lifted: bool) {
         self.lifted.store(lifted, Relaxed);

@@ -13,15 +13,17 @@
 //! a message: going on would mean wrong bytes.
 
 use crate::lane::{Count, Lane, Window};
-use crate::pager::Inner;
+use crate::pager::{Inner, OnFork};
 use crate::registry;
 use crate::space::Space;
 use crate::staging::BATCH;
-use crate::streams::RANDOM;
+use crate::streams::{NORMAL, RANDOM, WRITES, Way};
 use crate::word::{Kind, Word};
 use rustix::io::Errno;
+use std::convert::Infallible;
 use std::fmt::{self, Write};
 use std::io;
+use std::ops::Range;
 use std::sync::atomic::Ordering::Relaxed;
 use uzswap_engine::{Error, Load, PAGE_BYTES, Page};
 use uzswap_sys::uffd::Fault;
@@ -51,7 +53,10 @@ impl Inner {
                 Kind::Busy => space.wait(page),
                 Kind::Resident => {
                     if space.take(page, word) {
-                        return self.look_again(space, page, word);
+                        return match word.has(Word::GUARDED) {
+                            true => self.let_write(space, page, word),
+                            false => self.look_again(space, page, word),
+                        };
                     }
                 }
                 Kind::Untouched | Kind::Staged | Kind::Stored => {
@@ -73,11 +78,33 @@ impl Inner {
         space.put(page, word);
     }
 
+    /// A write to a guarded page: it may be written from now on, and where a program writes in
+    /// order, so may those behind it.
+    fn let_write(&self, space: &Space, page: u32, word: Word) {
+        let mut lane = self.lanes.here();
+        let (most, way) = lane.streams.window(space.id | WRITES, page, NORMAL);
+        let mut words = [word; BATCH];
+        let is_guarded = |was: Word| was.kind() == Kind::Resident && was.has(Word::GUARDED);
+        let seen = |at: usize, was| words[at] = was;
+        let pages = take_neighbours(space, page, (most, way), is_guarded, seen);
+        let (at, count) = (space.address(pages.start), pages.len());
+        let done = self.uffd.protect(at..at + count * PAGE_BYTES, false);
+        for (page, was) in (0..count).filter_map(|at| Some((way.from(page, at)?, words[at]))) {
+            // An error (the address space is being changed): the next write is a fault again.
+            let is = if done.is_ok() { was.without(Word::GUARDED).with(Word::STALE) } else { was };
+            space.put(page, is);
+        }
+        lane.count(Count::Faults, 1);
+        lane.count(Count::FaultsGuarded, 1);
+        lane.streams.brought(space.id | WRITES, page, count, way);
+    }
+
     fn fill(&self, space: &Space, page: u32, word: Word, is_write: bool) {
         let stale = if is_write { Word::STALE } else { 0 };
         if word.kind() == Kind::Staged {
             self.take_back(space, page, word.frame());
-            let copy = word.copy_bits();
+            // A move takes the guard off.
+            let copy = word.without(Word::GUARDED).copy_bits();
             let copy = if copy == 0 { 0 } else { copy | stale };
             space.put(page, Word::RESIDENT.with(Word::USED | copy));
             let mut lane = self.lanes.here();
@@ -87,16 +114,18 @@ impl Inner {
         }
         let mut lane = self.lane_with_credit(space, page);
         lane.count(Count::Faults, 1);
-        let window = lane.streams.window(space.id, page, space.advice.load(Relaxed));
-        let ahead = page.saturating_add(BATCH as u32);
-        let reads_ahead = window == BATCH && word.kind() == Kind::Stored && ahead < space.pages();
-        if reads_ahead {
+        let (window, way) = lane.streams.window(space.id, page, space.advice.load(Relaxed));
+        let window = window.min(self.window_max());
+        let ahead = way.from(page, window).filter(|ahead| *ahead < space.pages());
+        let is_stream = window == BATCH && word.kind() == Kind::Stored;
+        if let (true, Some(ahead)) = (is_stream, ahead) {
             // Before our own window, so that both are decoded at once.
-            self.ahead.ask(space.id, ahead);
+            let back = if way == Way::Up { 0 } else { window as u32 - 1 };
+            self.ahead.ask(space.id, ahead.saturating_sub(back));
         }
         let pages = match window {
             1 => 1,
-            more => self.fill_many(&mut lane, space, page, more, (word, stale)),
+            more => self.fill_many(&mut lane, space, page, (more, way), (word, stale)),
         };
         lane.count(Count::Around, pages as u64 - 1);
         if pages == 1 {
@@ -104,18 +133,20 @@ impl Inner {
             self.fill_one(&mut lane, space, page, (word, stale));
         }
         if space.advice.load(Relaxed) != RANDOM {
-            lane.streams.brought(space.id, page, pages);
+            lane.streams.brought(space.id, page, pages, way);
         }
-        if reads_ahead {
+        if is_stream && ahead.is_some() {
             // Where the stream goes on when that is there.
-            lane.streams.expect(space.id, ahead.saturating_add(BATCH as u32), pages);
+            lane.streams.expect(space.id, way.from(page, 2 * window), pages, way);
         }
     }
 
-    /// A buffer for windows is a lane's for good, so only a 16th of the memory goes to all lanes'.
-    fn try_charge_window(&self, pages: i64) -> bool {
-        let lanes = self.lanes.len() as i64 * BATCH as i64;
-        self.budget.limit() > 16 * lanes && self.budget.try_charge(pages)
+    /// Pages to bring in at once, at most: a 16th of those that there may be, so that the last of
+    /// them are touched before they are the oldest. And a buffer for so many is a lane's for good,
+    /// so all lanes' are a quarter of the memory at most.
+    fn window_max(&self) -> usize {
+        let part = 16.max(4 * self.lanes.len());
+        (self.budget.limit().max(0) as usize / part).clamp(1, BATCH)
     }
 
     /// Whether a lane has a page charged at least, now that it has asked for some.
@@ -163,27 +194,40 @@ impl Inner {
             }
         }
         self.budget.charge_anyway(1);
-        self.copy_in(space, page, std::slice::from_ref(self.staging.page(frame)));
+        self.copy_in(space, page, std::slice::from_ref(self.staging.page(frame)), 0);
         self.staging.disown(frame, space, page);
     }
 
-    fn copy_in(&self, space: &Space, page: u32, from: &[Page]) {
-        if let Err(error) = self.uffd.copy(space.address(page), from.as_flattened()) {
+    /// Copies pages to where there are none, guarded if `guard` says so.
+    fn copy_in(&self, space: &Space, page: u32, from: &[Page], guard: u32) {
+        let at = space.address(page);
+        if let Err(error) = self.uffd.copy(at, from.as_flattened(), guard != 0) {
             self.die(space, page, &Refused("copy", &error));
         }
     }
 
+    /// `GUARDED` if that is what a page should be which comes in to be read: it is on the backing,
+    /// so that to store it again, unchanged, would take a write there. In a fork's parent it would
+    /// be shared, and could not be moved until it was written.
+    fn guard(&self, space: &Space, page: u32, (word, stale): (Word, u32)) -> u32 {
+        let is_read = word.kind() == Kind::Stored && stale == 0;
+        let guards =
+            is_read && self.on_fork == OnFork::Absent && self.cache.is_on_backing(space.key(page));
+        if guards { Word::GUARDED } else { 0 }
+    }
+
     fn fill_one(&self, lane: &mut Lane, space: &Space, page: u32, (word, stale): (Word, u32)) {
         if word.kind() == Kind::Stored {
+            let guard = self.guard(space, page, (word, stale));
             self.load(space, page, &mut lane.page);
-            self.copy_in(space, page, std::slice::from_ref(&*lane.page));
-            space.put(page, Word::RESIDENT.with(Word::USED | Word::KEPT | stale));
+            self.copy_in(space, page, std::slice::from_ref(&*lane.page), guard);
+            space.put(page, Word::RESIDENT.with(Word::USED | Word::KEPT | stale | guard));
             return;
         }
         lane.count(Count::FaultsUntouched, 1);
         let at = space.address(page);
         if stale != 0 || self.uffd.zero(at..at + PAGE_BYTES).is_err() {
-            self.copy_in(space, page, std::slice::from_ref(&ZEROS));
+            self.copy_in(space, page, std::slice::from_ref(&ZEROS), 0);
         }
         space.put(page, Word::RESIDENT.with(Word::USED));
     }
@@ -194,52 +238,45 @@ impl Inner {
         lane: &mut Lane,
         space: &Space,
         page: u32,
-        window: usize,
+        (most, way): (usize, Way),
         (word, stale): (Word, u32),
     ) -> usize {
-        let most = window.min((space.pages() - page) as usize);
-        let window = lane.window(&self.staging, most, |pages| self.try_charge_window(pages));
+        let guard = self.guard(space, page, (word, stale));
+        // What is moved could be written before it is guarded.
+        let frames = (guard == 0).then_some(&self.staging);
+        let window = lane.window(frames, most, |pages| self.budget.try_charge(pages));
         let Some((window, mut most)) = window else { return 1 };
         let (Window::Frames(at) | Window::Own(at)) = window;
-        if let Window::Own(_) = window {
+        let moves = matches!(window, Window::Frames(_));
+        if !moves {
             // Each page that is copied is charged; the first is, by the lane's credit.
-            let missing = most as i64 - lane.credit;
-            if missing > 0 && self.budget.try_charge(missing) {
-                lane.credit += missing;
-            }
+            lane.credit += self.budget.charge_some(most as i64 - lane.credit);
             most = most.min(lane.credit as usize);
         }
-        let others = (page + 1..page + most as u32).take_while(|other| {
-            let seen = space.load(*other);
-            seen.kind() == word.kind() && space.take(*other, seen)
-        });
-        let count = 1 + others.count();
+        let is_same = |other: Word| other.kind() == word.kind();
+        let taken = take_neighbours(space, page, (most, way), is_same, |_, _| ());
+        let (first, count) = (taken.start, taken.len());
         if count == 1 {
             return 1;
         }
         // SAFETY: mapped memory of the lane's, which is ours, for that many pages; nobody else
         // refers to it.
         let pages = unsafe { std::slice::from_raw_parts_mut(at as *mut Page, count) };
-        for (to, page) in pages.iter_mut().zip(page..) {
-            match word.kind() {
-                Kind::Stored => self.load(space, page, to),
-                _ => to.fill(0),
-            }
+        match word.kind() {
+            Kind::Stored => self.load_many(space, first, pages),
+            _ => pages.as_flattened_mut().fill(0),
         }
-        match window {
-            Window::Frames(from) => {
-                self.move_in(space, page, from, count);
-                lane.moved(&self.staging, count);
-            }
-            Window::Own(_) => {
-                self.copy_in(space, page, pages);
-                lane.credit -= count as i64;
-            }
+        if moves {
+            self.move_in(space, first, at, count);
+            lane.moved(&self.staging, count);
+        } else {
+            self.copy_in(space, first, pages, guard);
+            lane.credit -= count as i64;
         }
-        let copy = if word.kind() == Kind::Stored { Word::KEPT | stale } else { 0 };
-        for i in 0..count as u32 {
-            let used = if i == 0 { Word::USED } else { 0 };
-            space.put(page + i, Word::RESIDENT.with(used | copy));
+        let copy = if word.kind() == Kind::Stored { Word::KEPT | stale | guard } else { 0 };
+        for brought in taken {
+            let used = if brought == page { Word::USED } else { 0 };
+            space.put(brought, Word::RESIDENT.with(used | copy));
         }
         if word.kind() == Kind::Untouched {
             lane.count(Count::FaultsUntouched, 1);
@@ -258,7 +295,7 @@ impl Inner {
             // SAFETY: as above; mapped, and read only.
             let left = unsafe { std::slice::from_raw_parts(left, count - moved) };
             self.budget.charge_anyway(left.len() as i64);
-            self.copy_in(space, page + moved as u32, left);
+            self.copy_in(space, page + moved as u32, left, 0);
         }
         if self.wakes() {
             // An error could only mean that the range is not registered, which it is.
@@ -267,7 +304,20 @@ impl Inner {
     }
 
     fn load(&self, space: &Space, page: u32, to: &mut Page) {
-        match self.cache.load(space.key(page), to) {
+        self.check(space, page, self.cache.load(space.key(page), to));
+    }
+
+    fn load_many(&self, space: &Space, first: u32, to: &mut [Page]) {
+        let loaded = |offset, load, _: &mut Page| {
+            self.check(space, first + offset as u32, load);
+            Ok::<_, Infallible>(())
+        };
+        let Ok(()) = self.cache.load_many(space.key(first), to, loaded);
+    }
+
+    /// Ends the process if the page was not given back.
+    fn check(&self, space: &Space, page: u32, load: Result<Load, Error>) {
+        match load {
             Ok(Load::Hit) => {}
             Ok(Load::Absent) => self.die(space, page, &"its stored copy is gone: a bug of uzswap"),
             Err(Error::Damaged { what, .. }) => self.die(space, page, &Damaged(what)),
@@ -314,6 +364,29 @@ impl Inner {
         ));
         std::process::abort()
     }
+}
+
+/// Makes neighbours of a page `Busy` that is so by us: up to `most` in all, one way, as long as
+/// `may` says so of their words, which `seen` gets with the distance. All that are ours now.
+fn take_neighbours(
+    space: &Space,
+    page: u32,
+    (most, way): (usize, Way),
+    may: impl Fn(Word) -> bool,
+    mut seen: impl FnMut(usize, Word),
+) -> Range<u32> {
+    let mut taken = page..page + 1;
+    for distance in 1..most {
+        let other = way.from(page, distance).filter(|other| *other < space.pages());
+        let Some(other) = other else { break };
+        let word = space.load(other);
+        if !may(word) || !space.take(other, word) {
+            break;
+        }
+        seen(distance, word);
+        taken = taken.start.min(other)..taken.end.max(other + 1);
+    }
+    taken
 }
 
 /// Something else refers to the page that was to be moved.

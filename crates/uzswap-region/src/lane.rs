@@ -25,6 +25,7 @@ counts! {
     FaultsStaged "faults_staged"
     FaultsUntouched "faults_untouched"
     FaultsWaited "faults_waited_for_memory"
+    FaultsGuarded "faults_guarded"
     Around "fault_around_pages"
     Ahead "read_ahead_pages"
 }
@@ -51,8 +52,9 @@ pub(crate) struct Lane {
     pub(crate) credit: i64,
     pub(crate) streams: Streams,
     frames: Option<Frames>,
-    /// A batch's worth of memory, once it is charged.
+    /// Addresses for a batch, and pages of it that are charged.
     own: Option<Mapping>,
+    own_pages: usize,
     counts: [u64; COUNT],
 }
 
@@ -64,6 +66,7 @@ impl Lane {
             streams: Streams::default(),
             frames: None,
             own: None,
+            own_pages: 0,
             counts: [0; COUNT],
         }
     }
@@ -72,26 +75,31 @@ impl Lane {
         self.counts[what as usize] += by;
     }
 
-    /// Where to decode up to `pages` pages to, and how many there is room for: frames that have
-    /// nothing else to do, or the lane's own, for which `charge` is asked once.
+    /// Where to decode up to `pages` pages to, and how many there is room for: frames of `staging`
+    /// that have nothing else to do, or the lane's own, for which `charge` is asked.
     pub(crate) fn window(
         &mut self,
-        staging: &Staging,
+        staging: Option<&Staging>,
         pages: usize,
         charge: impl FnOnce(i64) -> bool,
     ) -> Option<(Window, usize)> {
-        if self.frames.is_none() {
+        if let (Some(staging), None) = (staging, &self.frames) {
             self.frames = staging.take_full().map(|batch| Frames { batch, used: 0 });
         }
-        if let Some(frames) = &self.frames {
+        if let (Some(staging), Some(frames)) = (staging, &self.frames) {
             let address = staging.address(frames.batch as usize * BATCH + frames.used);
             return Some((Window::Frames(address), pages.min(BATCH - frames.used)));
         }
-        if self.own.is_none() && charge(BATCH as i64) {
-            self.own = Mapping::populated(BATCH * PAGE_BYTES).ok();
+        if self.own.is_none() {
+            self.own = Mapping::reserved(BATCH * PAGE_BYTES).ok();
         }
         let own = self.own.as_ref()?;
-        Some((Window::Own(own.as_ptr() as usize), pages.min(BATCH)))
+        let pages = pages.min(BATCH);
+        if pages > self.own_pages && charge((pages - self.own_pages) as i64) {
+            self.own_pages = pages;
+        }
+        let pages = pages.min(self.own_pages);
+        (pages > 1).then(|| (Window::Own(own.as_ptr() as usize), pages))
     }
 
     /// Notes that frames have been moved to a region.

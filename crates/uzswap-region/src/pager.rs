@@ -410,15 +410,14 @@ impl Inner {
         self.cache.memory_bytes() as u64 > self.budget.bytes() / 2
     }
 
-    /// Tells the budget what the cache takes, and the cache what it may take: all but an eighth of
-    /// the budget, which stays for pages.
+    /// Tells the budget what the cache takes, and the cache what its pool may: all but an eighth of
+    /// the budget, which stays for pages, and less what is beside the pool.
     pub(crate) fn account(&self) {
         let tables = self.table_bytes.load(Relaxed).max(0) as usize;
-        let cache = self.cache.memory_bytes() + tables;
-        self.budget.set_cache_bytes(cache);
+        self.budget.set_cache_bytes(self.cache.memory_bytes() + tables);
         let bytes = self.budget.bytes() as i64;
-        let pool = self.cache.pool_bytes() as i64;
-        let limit = (bytes - bytes / 8 - (cache as i64 - pool)).max(1 << 20);
+        let for_pool = bytes - bytes / 8 - (self.cache.bytes_besides_pool() + tables) as i64;
+        let limit = self.cache.pool_bytes_in(for_pool.max(0) as usize).max(1 << 20) as i64;
         if (limit - self.pool_limit.load(Relaxed)).abs() > bytes / 128 {
             self.pool_limit.store(limit, Relaxed);
             let set = self.cache.set_attribute("max_pool_bytes", &limit.to_string());

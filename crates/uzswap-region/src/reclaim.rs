@@ -6,7 +6,8 @@
 //! the oldest batch → stored in the cache → its frames recycled, or given back
 //! ```
 //! A page that is staged and touched again comes back without a codec and counts as used. A page
-//! whose copy in the cache is still the same is not compressed again: the cache compares.
+//! whose copy in the cache is still the same is not compressed again: it was guarded, or the cache
+//! compares.
 //!
 //! Between the move and the store nothing can be lost: the page is in its frame, and its word says
 //! so. `EBUSY` of a move means that something else refers to the page, such as a transfer by a
@@ -151,7 +152,9 @@ impl Inner {
         if word.kind() != Kind::Resident || word.pins() > 0 {
             return None;
         }
-        if word.has(Word::KEPT) && (drops_copies || word.has(Word::STALE)) {
+        // The copy of a guarded page is on the backing, most likely: dropping it wins no memory.
+        let drops = drops_copies && !word.has(Word::GUARDED) || word.has(Word::STALE);
+        if word.has(Word::KEPT) && drops {
             if space.take(page, word) {
                 self.cache.invalidate(space.key(page));
                 let left = word.without(Word::KEPT | Word::STALE);
@@ -262,14 +265,16 @@ impl Inner {
         // SAFETY: the region is mapped while its word is `Busy`, and only the kernel looks at the
         // bytes, which answers with an error if they are not there.
         let page = unsafe { std::slice::from_raw_parts(from as *const u8, PAGE_BYTES) };
-        match self.uffd.copy(to, page) {
+        match self.uffd.copy(to, page, false) {
             Ok(()) => {
                 victim.space.discard(victim.page..victim.page + 1);
                 (1, None)
             }
             Err(error) => {
-                // Let writers go on; an error would mean that the range is not registered.
-                let _ = self.uffd.protect(range, false);
+                if !victim.was.has(Word::GUARDED) {
+                    // Let writers go on; an error would mean that the range is not registered.
+                    let _ = self.uffd.protect(range, false);
+                }
                 (0, Some(error))
             }
         }
@@ -295,7 +300,7 @@ impl Inner {
                 } else if word.kind() != Kind::Staged || word.frame() != frame {
                     break;
                 } else if space.take(page, word) {
-                    stored += usize::from(self.store(space, page, frame));
+                    stored += usize::from(self.store(space, page, frame, word));
                     break;
                 }
             }
@@ -306,8 +311,13 @@ impl Inner {
         stored
     }
 
-    /// Stores a page that is in a frame, its word `Busy`; or moves it back if it is not taken.
-    fn store(&self, space: &Space, page: u32, frame: usize) -> bool {
+    /// Stores a page that is in a frame, its word `Busy`, unless nobody could write it since it was
+    /// loaded; or moves it back if it is not taken.
+    fn store(&self, space: &Space, page: u32, frame: usize, was: Word) -> bool {
+        if was.has(Word::GUARDED) {
+            space.put(page, Word::STORED);
+            return true;
+        }
         let (key, content) = (space.key(page), self.staging.page(frame));
         let mut store = self.cache.store(key, content);
         if store == Store::Rejected(Reject::AllocFail) {
@@ -389,7 +399,7 @@ impl Inner {
                     let at = space.address(page);
                     // A pinned page stays there; an error would mean that it is.
                     let _ = self.uffd.zero(at..at + PAGE_BYTES);
-                    space.put(page, was.without(Word::KEPT | Word::STALE));
+                    space.put(page, was.without(Word::KEPT | Word::STALE | Word::GUARDED));
                     continue;
                 }
                 if was.kind() == Kind::Staged {

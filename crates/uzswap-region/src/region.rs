@@ -147,7 +147,8 @@ impl RegionRef {
     fn with_resident(&self, page: u32, to: impl Fn(Word) -> Option<Word>) {
         loop {
             let word = self.space.load(page);
-            if word.kind() != Kind::Resident {
+            // Guarded, it would not do for a system call that writes it.
+            if word.kind() != Kind::Resident || word.has(Word::GUARDED) {
                 self.pager.inner().fault(&self.space, page, false);
             } else if self.space.change(page, word, to(word).expect("pinned 2^24 times")) {
                 return;

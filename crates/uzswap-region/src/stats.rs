@@ -18,6 +18,7 @@ use uzswap_engine::{PAGE_BYTES, STATISTICS};
 /// | `faults_staged` | of these, pages that came back before they were compressed |
 /// | `faults_untouched` | of these, pages that were never written before |
 /// | `faults_waited_for_memory` | of these, those that waited for pages to be taken out |
+/// | `faults_guarded` | of these, first writes to pages that had come from the backing to be read |
 /// | `fault_around_pages` | pages brought in beside the one that faulted |
 /// | `read_ahead_pages` | pages brought in ahead of a program that goes on in order |
 #[derive(Debug, Clone, PartialEq, Eq)]

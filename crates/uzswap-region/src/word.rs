@@ -2,10 +2,11 @@
 //!
 //! ```text
 //!  31           8 7 6 5 4 3 2   0
-//! |    payload   |.|S|K|R|W| kind |
+//! |    payload   |G|S|K|R|W| kind |
 //! ```
 //! `W` somebody waits (only of `Busy`) · `R` used since the hand came by · `K` the cache still has
-//! a copy · `S` that copy is out of date. The payload is the count of pins of a resident page, the
+//! a copy · `S` that copy is out of date · `G` the page is guarded: nobody can write it without a
+//! fault, so it is what its copy is. The payload is the count of pins of a resident page, the
 //! frame of a staged one.
 //!
 //! Whoever changes a page from `Busy` to something else made it `Busy`; nobody else touches the
@@ -43,6 +44,7 @@ impl Word {
     pub(crate) const USED: u32 = 1 << 4;
     pub(crate) const KEPT: u32 = 1 << 5;
     pub(crate) const STALE: u32 = 1 << 6;
+    pub(crate) const GUARDED: u32 = 1 << 7;
     /// Frames that a payload can name.
     pub(crate) const FRAMES_MAX: usize = 1 << (32 - PAYLOAD_SHIFT);
 
@@ -57,15 +59,15 @@ impl Word {
         }
     }
 
-    /// A page in a frame; whether the cache has a copy goes on from `was`.
+    /// A page in a frame; what is known of the cache's copy goes on from `was`.
     pub(crate) fn staged(frame: usize, was: Self) -> Self {
         debug_assert!(frame < Self::FRAMES_MAX);
         Self((frame as u32) << PAYLOAD_SHIFT | Self::STAGED | was.copy_bits())
     }
 
-    /// Whether the cache has a copy, and of which age.
+    /// Whether the cache has a copy, and how old that is.
     pub(crate) fn copy_bits(self) -> u32 {
-        self.0 & (Self::KEPT | Self::STALE)
+        self.0 & (Self::KEPT | Self::STALE | Self::GUARDED)
     }
 
     pub(crate) fn has(self, bits: u32) -> bool {

@@ -1,5 +1,9 @@
 //! What a region holds is what was put there, in the memory that it was given.
 
+#![allow(clippy::unwrap_used, reason = "tests")]
+
+use std::io::Read;
+use uzswap_engine::testing::TestBacking;
 use uzswap_region::{Advice, Error, Mode, Pager, RegionVec};
 
 const MIB: usize = 1 << 20;
@@ -104,6 +108,100 @@ fn what_is_pinned_stays_and_system_calls_can_be_given_it() {
     assert_eq!(failed.raw_os_error(), Some(libc::EFAULT));
     assert_eq!(bytes[4096..3 * 4096], was);
     assert!(matches!(bytes.pin(0..9 * MIB), Err(Error::Range { .. })));
+}
+
+/// What no codec makes smaller, so that nearly all of it is on the backing.
+fn noise(i: usize) -> u64 {
+    let mut word = (i as u64 + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    word ^= word >> 29;
+    word.wrapping_mul(0xbf58_476d_1ce4_e5b9)
+}
+
+fn noisy(mode: Mode) -> (Pager, RegionVec<u64>) {
+    let (backing, _) = TestBacking::new(64 * MIB, 512);
+    let builder = Pager::builder().memory("8M").mode(mode);
+    let pager = builder.build_on(Box::new(backing)).unwrap();
+    let mut values: RegionVec<u64> = pager.vec_zeroed(24 * MIB / 8).unwrap();
+    values.iter_mut().enumerate().for_each(|(i, slot)| *slot = noise(i));
+    (pager, values)
+}
+
+#[test]
+fn what_is_only_read_is_not_written_to_the_backing_again() {
+    for mode in modes() {
+        let (pager, values) = noisy(mode);
+        let count = |name: &str| pager.stats().get(name).unwrap();
+        let is_whole = || (0..values.len()).all(|i| values[i] == noise(i));
+        // What had not been written yet is now.
+        assert!(is_whole());
+        let (reads, loads) = (count("backing_reads"), count("loads_backing"));
+        let written = count("written_back_pages");
+        for _ in 0..3 {
+            assert!(is_whole());
+        }
+        let written = count("written_back_pages") - written;
+        let (reads, loads) = (count("backing_reads") - reads, count("loads_backing") - loads);
+        assert!(loads > 12_000 && reads * 4 < loads, "{mode}: {reads} reads for {loads} pages");
+        assert!(written * 4 < loads, "{mode}: {written} written, {loads} read");
+    }
+}
+
+#[test]
+fn what_came_to_be_read_can_be_written() {
+    for mode in modes() {
+        let (pager, mut values) = noisy(mode);
+        let count = |name: &str| pager.stats().get(name).unwrap();
+        for round in 1..4 {
+            // Each page is read first.
+            for i in 0..values.len() {
+                assert_eq!(values[i], noise(i) + round - 1, "{mode}: element {i}");
+                values[i] += 1;
+            }
+        }
+        let (pages, guarded) = (3 * values.len() as u64 / 512, count("faults_guarded"));
+        assert!(guarded > 0 && guarded * 8 < pages, "{mode}: {guarded} faults, {pages} pages");
+        // At random places, and down.
+        let mut at = 1;
+        for _ in 0..20_000 {
+            at = (at * 5 + 12_345) % values.len();
+            assert_eq!(values[at], noise(at) + 3, "{mode}: element {at}");
+            values[at] = noise(at) + 3;
+        }
+        for i in (0..values.len()).rev() {
+            assert_eq!(values[i], noise(i) + 3, "{mode}: element {i}");
+            values[i] += 1;
+        }
+        // Four threads in each page.
+        let (quarters, _) = values.as_chunks_mut::<128>();
+        std::thread::scope(|scope| {
+            let mut parts: Vec<Vec<_>> = (0..4).map(|_| Vec::new()).collect();
+            for (number, quarter) in quarters.iter_mut().enumerate() {
+                parts[number % 4].push((number * 128, quarter));
+            }
+            for part in parts {
+                scope.spawn(move || {
+                    for (first, quarter) in part {
+                        for (at, value) in quarter.iter_mut().enumerate() {
+                            assert_eq!(*value, noise(first + at) + 4);
+                            *value += 1;
+                        }
+                    }
+                });
+            }
+        });
+        assert!((0..values.len()).all(|i| values[i] == noise(i) + 5), "{mode}");
+        // A system call that writes a page which came to be read.
+        for page in (0..values.len() / 512).step_by(97) {
+            let range = page * 512..page * 512 + 512;
+            assert_eq!(values[range.start], noise(range.start) + 5);
+            let pinned = values.pin(range.clone()).unwrap();
+            let zeros = std::fs::File::open("/dev/zero").unwrap();
+            let bytes = bytemuck::cast_slice_mut(&mut values[range.clone()]);
+            (&zeros).read_exact(bytes).unwrap();
+            drop(pinned);
+            assert!(values[range].iter().all(|value| *value == 0));
+        }
+    }
 }
 
 #[test]

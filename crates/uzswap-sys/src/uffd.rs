@@ -63,6 +63,7 @@ const API: u64 = 0xaa;
 const REGISTER_MISSING: u64 = 1;
 const REGISTER_WP: u64 = 2;
 const PROTECT: u64 = 1;
+const COPY_PROTECTED: u64 = 1 << 1;
 const DONTWAKE: u64 = 1;
 const EVENT_PAGEFAULT: u8 = 0x12;
 const PAGEFAULT_FLAG_WRITE: u64 = 1;
@@ -111,9 +112,9 @@ impl Uffd {
         request(&self.fd, ioctl::UFFDIO_REGISTER, &mut register)
     }
 
-    /// Fills absent pages at `to` with a copy of `pages`, and wakes who waits for them. `EEXIST`: a
-    /// page is there.
-    pub fn copy(&self, to: usize, pages: &[u8]) -> io::Result<()> {
+    /// Fills absent pages at `to` with a copy of `pages`, and wakes who waits for them; with
+    /// `protect` writes to them are faults from the first moment on. `EEXIST`: a page is there.
+    pub fn copy(&self, to: usize, pages: &[u8], protect: bool) -> io::Result<()> {
         let mut done = 0;
         loop {
             let left = &pages[done..];
@@ -121,7 +122,7 @@ impl Uffd {
                 dst: (to + done) as u64,
                 src: left.as_ptr() as u64,
                 len: left.len() as u64,
-                mode: 0,
+                mode: if protect { COPY_PROTECTED } else { 0 },
                 copy: 0,
             };
             match request(&self.fd, ioctl::UFFDIO_COPY, &mut copy) {
@@ -272,8 +273,8 @@ mod tests {
         );
         let at = region.as_ptr() as usize;
         uffd.register(at..at + region.len()).unwrap();
-        uffd.copy(at, &[7; PAGE_BYTES]).unwrap();
-        assert!(uffd.copy(at, &[7; PAGE_BYTES]).is_err(), "it is there");
+        uffd.copy(at, &[7; PAGE_BYTES], false).unwrap();
+        assert!(uffd.copy(at, &[7; PAGE_BYTES], true).is_err(), "it is there");
         uffd.zero(at + PAGE_BYTES..at + 2 * PAGE_BYTES).unwrap();
         if uffd.can_move() {
             other.as_mut_slice().fill(9);
