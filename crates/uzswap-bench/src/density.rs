@@ -6,6 +6,7 @@
 use crate::bench::{Bench, Candidate, Turns};
 use crate::corpus::{self, Corpora, Corpus};
 use crate::error::{Context, Failure};
+use crate::figures::quantile;
 use crate::hold::Held;
 use crate::machine::Changes;
 use crate::peer::{FOLDER, Peer, Room, ZRAM, zram_memory};
@@ -16,16 +17,17 @@ use rustix::fs::FallocateFlags;
 use std::fs::{self, File};
 use std::io::Write;
 use std::path::Path;
+use std::time::Instant;
 use uzswap_engine::backing::NoBacking;
 use uzswap_engine::compress::prepare_thread;
 use uzswap_engine::testing::Noise;
-use uzswap_engine::{Cache, Config, PAGE_BYTES, Page, Store};
+use uzswap_engine::{Cache, Config, Load, PAGE_BYTES, Page, Store, SwapEntry};
 
 /// What to measure.
 #[derive(Debug, Args)]
 pub struct DensityArguments {
     /// Compressors of ours.
-    #[arg(long, value_delimiter = ',', default_value = "lz4,wkdm,zstd,zstd:3")]
+    #[arg(long, value_delimiter = ',', default_value = "lz4,lz4:0,wkdm,zstd,zstd:3")]
     pub compressors: Vec<String>,
 }
 
@@ -35,6 +37,9 @@ const ZRAM_METADATA_BYTES: u64 = 16 + 8;
 /// zswap: `struct zswap_entry`, 56 bytes, zsmalloc's handle, and a pointer in an xarray
 /// (mm/zswap.c; Linux 6.18). Not for pages of zeros, which the swap layer keeps as a bit.
 const ZSWAP_METADATA_BYTES: u64 = 56 + 8 + 8;
+
+/// Pages loaded at random, to time that.
+const LOADS: usize = 5000;
 
 /// Pages stored between two calls of `maintain`, as often as a daemon's thread comes round.
 const BATCH_PAGES: usize = 64;
@@ -128,14 +133,31 @@ impl Holder {
             statistic("pool_total_size") + statistic("metadata_size")
         };
         let full_bytes = total(&cache);
+        let loads_ns = loads(&cache, &keys)?;
         let mut half_pages = pages.len();
         for page in freed(pages.len()) {
             cache.invalidate(keys[page]);
             half_pages -= 1;
         }
         settle()?;
-        Ok(Held { full_pages: pages.len(), full_bytes, half_pages, half_bytes: total(&cache) })
+        let full_pages = pages.len();
+        Ok(Held { full_pages, full_bytes, half_pages, half_bytes: total(&cache), loads_ns })
     }
+}
+
+/// How long random pages take to load, nanoseconds.
+fn loads(cache: &Cache, keys: &[SwapEntry]) -> Result<Vec<u64>, Failure> {
+    let mut noise = Noise::new(5);
+    let mut page = [0; PAGE_BYTES];
+    let time = |_| {
+        let key = keys[noise.below(keys.len() as u64) as usize];
+        let began = Instant::now();
+        match cache.load(key, &mut page) {
+            Ok(Load::Hit) => Ok(began.elapsed().as_nanos() as u64),
+            _ => Err(Failure::new("the cache lost a page")),
+        }
+    };
+    (0..LOADS).map(time).collect()
 }
 
 /// Half of the pages, at random, that are freed after the first measurement.
@@ -164,7 +186,8 @@ fn zram(compressor: &str, pages: &[Page]) -> Result<Held, Failure> {
     fs::write(format!("{ZRAM}/compact"), "1").context("zram0: compact")?;
     // The table stays as long as the device.
     let half_bytes = zram_memory() + live as u64 * 8 + pages.len() as u64 * 16;
-    Ok(Held { full_pages: pages.len(), full_bytes, half_pages: live, half_bytes })
+    let full_pages = pages.len();
+    Ok(Held { full_pages, full_bytes, half_pages: live, half_bytes, loads_ns: Vec::new() })
 }
 
 /// A process fills its memory with the pages and has them swapped out.
@@ -245,6 +268,12 @@ pub fn run(bench: &Bench, arguments: &DensityArguments) -> Result<Section, Failu
             "The same after half of the pages, at random, were freed, and what is left compacted:",
         )
         .table(table(&all, Held::half))
+        .text(
+            "How long the engine takes to give one of them back, all corpora together, at random \
+             places: what a fault takes more than one without a codec. Recompressed pages are \
+             decoded from the start of their unit.",
+        )
+        .table(loads_table(&all))
         .raw("corpora", &all)
 }
 
@@ -277,6 +306,19 @@ fn table(all: &[OnCorpus], bytes: fn(&Held) -> f64) -> Table {
         })
     });
     Table::new(&header, rows.collect())
+}
+
+/// What a load takes, of all corpora together.
+fn loads_table(all: &[OnCorpus]) -> Table {
+    let turns = all.last().map_or(&[][..], |together| &together.turns);
+    let ours = turns.iter().filter(|own| own.rounds.iter().any(|held| !held.loads_ns.is_empty()));
+    let rows = ours.map(|own| {
+        own.row(|own| {
+            let us = |share| own.median(|held| quantile(&held.loads_ns, share) as f64 / 1000.0);
+            [0.5, 0.9, 0.99].map(|share| format!("{:.1}", us(share))).into()
+        })
+    });
+    Table::new(&["held by", "p50 (us)", "p90", "p99"], rows.collect())
 }
 
 /// Bytes a page of each holder, of all corpora together.

@@ -32,6 +32,9 @@ pub struct Held {
     pub half_pages: usize,
     /// Bytes.
     pub half_bytes: u64,
+    /// How long it took to load pages at random, nanoseconds; nothing of the kernel's.
+    #[serde(default)]
+    pub loads_ns: Vec<u64>,
 }
 
 impl Held {
@@ -75,7 +78,7 @@ pub fn run(arguments: &HoldArguments) -> Result<(), Failure> {
     // Shrinks slabs, and zsmalloc is compacted as one.
     fs::write("/proc/sys/vm/drop_caches", "2").context("/proc/sys/vm/drop_caches")?;
     let (half_pages, half_bytes) = zswap()?;
-    let held = Held { full_pages, full_bytes, half_pages, half_bytes };
+    let held = Held { full_pages, full_bytes, half_pages, half_bytes, loads_ns: Vec::new() };
     println!("{}", serde_json::to_string(&held).context("the result")?);
     Ok(())
 }

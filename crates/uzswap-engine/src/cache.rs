@@ -105,6 +105,8 @@ pub struct Cache {
     pub(crate) backing: Box<dyn Backing>,
     pub(crate) slots: Slots,
     pub(crate) writer: Mutex<Writer>,
+    /// Bytes of its buffers.
+    pub(crate) writer_bytes: usize,
     /// What stores write segments from.
     pub(crate) buffers: PerCpu<Mutex<StoreBuffer>>,
     pub(crate) locks: Locks,
@@ -181,7 +183,7 @@ impl Cache {
         let pool_bytes_max = config.ram_bytes.max(config.pool_bytes_max) as usize;
         let has_backing = backing.bytes() > 0;
         let slots = Slots::new(backing.bytes(), locks);
-        let writer = if has_backing { Writer::new()? } else { Writer::idle() };
+        let writer = if has_backing { Writer::new(config.pool_bytes_max)? } else { Writer::idle() };
         let buffers = if has_backing { StoreBuffer::COUNT } else { 0 };
         let dictionaries = Arc::<Dictionaries>::default();
         let scratch = || Mutex::new(Scratch::new(config.algorithm, dictionaries.clone()));
@@ -205,6 +207,7 @@ impl Cache {
             backing,
             slots,
             writer: Mutex::new(writer),
+            writer_bytes: if has_backing { Writer::bytes(config.pool_bytes_max) } else { 0 },
             buffers: PerCpu::try_at_most(buffers, |_| StoreBuffer::new().map(Mutex::new))?,
             locks,
             failure: Mutex::new(None),
@@ -227,7 +230,9 @@ impl Cache {
 
     /// Takes keys for `pages` pages; `None` when the address space is used up.
     pub fn add_area(&self, pages: u32) -> Option<Area> {
-        self.index.add_area(pages)
+        let area = self.index.add_area(pages);
+        self.index.provision();
+        area
     }
 
     /// Drops everything in an area and gives its keys back. No other call may use the area from now

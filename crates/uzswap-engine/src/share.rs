@@ -32,7 +32,7 @@ impl Shares {
     /// Records for an index of `pages_max` pages: one to eight pages, in an area taken from it.
     pub(crate) fn new(index: &Index, pages_max: u32) -> Option<Self> {
         let trunks = (pages_max as usize / 8).div_ceil(TRUNK_ENTRIES).max(1);
-        let area = index.add_area((trunks * TRUNK_ENTRIES) as u32)?;
+        let area = index.add_records((trunks * TRUNK_ENTRIES) as u32)?;
         Some(Self {
             area,
             counts: (0..trunks).map(|_| OnceLock::new()).collect(),

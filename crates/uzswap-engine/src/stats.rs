@@ -7,7 +7,6 @@ use crate::backing::segments::SEGMENT_BYTES;
 use crate::cache::Cache;
 use crate::percpu::PerCpu;
 use crate::pool::ClassStats;
-use crate::writeback::WRITER_BYTES;
 use std::sync::atomic::{AtomicI64, Ordering::Relaxed};
 
 macro_rules! counters {
@@ -208,10 +207,8 @@ impl Cache {
 
     /// Of [`Self::memory_bytes`], what is not the pool's.
     pub fn bytes_besides_pool(&self) -> usize {
-        let has_backing = self.slots.segments.count() > 0;
-        let writer = if has_backing { WRITER_BYTES } else { 0 };
         let buffers = self.buffers.iter().count() * SEGMENT_BYTES;
-        self.metadata_bytes() + writer + buffers
+        self.metadata_bytes() + self.writer_bytes + buffers
     }
 
     /// Bytes of the index, descriptors, tables and dictionaries, headers of objects included.

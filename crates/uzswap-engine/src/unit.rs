@@ -43,7 +43,7 @@ pub(crate) struct Units {
 impl Units {
     /// Units for an index of `pages_max` pages, in an area taken from it.
     pub(crate) fn new(index: &Index, pages_max: u32) -> Option<Self> {
-        let area = index.add_area(Self::keys_for(pages_max))?;
+        let area = index.add_records(Self::keys_for(pages_max))?;
         let trunks = area.pages as usize / TRUNK_ENTRIES;
         Some(Self {
             area,

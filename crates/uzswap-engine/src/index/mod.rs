@@ -33,6 +33,11 @@ pub(crate) const TRUNK_ENTRIES: usize = 16384;
 #[cfg(feature = "shuttle")]
 pub(crate) const TRUNK_ENTRIES: usize = 8;
 
+/// Trunks that so many keys take.
+fn trunks_of(keys: u32) -> usize {
+    (keys as usize).div_ceil(TRUNK_ENTRIES)
+}
+
 /// Bytes of a trunk.
 pub(crate) const TRUNK_BYTES: usize = TRUNK_ENTRIES * size_of::<Entry>();
 
@@ -44,6 +49,8 @@ pub(crate) struct Index {
     made: AtomicUsize,
     /// Areas in use, by first key.
     areas: Mutex<Vec<Area>>,
+    /// Trunks that areas of pages have keys in.
+    page_trunks: AtomicUsize,
     /// One lock for every change, where a benchmark asks for that.
     one_lock: Option<Mutex<OneIndex>>,
 }
@@ -62,12 +69,12 @@ impl Index {
 
     /// An index for at most `pages_max` pages over all areas.
     pub(crate) fn new(pages_max: u32, locks: Locks) -> Self {
-        let trunks = (pages_max as usize).div_ceil(TRUNK_ENTRIES);
         Self {
-            trunks: (0..trunks).map(|_| Atomic::null()).collect(),
+            trunks: (0..trunks_of(pages_max)).map(|_| Atomic::null()).collect(),
             spare: Mutex::new(Vec::with_capacity(Self::SPARE)),
             made: AtomicUsize::new(0),
             areas: Mutex::new(Vec::new()),
+            page_trunks: AtomicUsize::new(0),
             one_lock: (locks < Locks::SplitIndex).then(|| Mutex::new(OneIndex)),
         }
     }
@@ -82,9 +89,11 @@ impl Index {
         self.one_lock.as_ref().map(lock)
     }
 
-    /// Makes spare trunks up to the number kept ready. Allocates: never called to serve a request.
+    /// Makes spare trunks up to the number kept ready: no more than pages can need, and one for
+    /// records. Allocates: never called to serve a request.
     pub(crate) fn provision(&self) {
-        while lock(&self.spare).len() < Self::SPARE {
+        let wanted = (self.page_trunks.load(Ordering::Relaxed) + 1).min(Self::SPARE);
+        while lock(&self.spare).len() < wanted {
             let trunk = trunk::new();
             lock(&self.spare).push(trunk);
         }
@@ -118,31 +127,38 @@ impl Index {
         true
     }
 
-    /// Takes a free range of `pages` keys, whole trunks, the lowest there is.
+    /// Takes keys for `pages` pages.
     pub(crate) fn add_area(&self, pages: u32) -> Option<Area> {
+        let area = self.add_records(pages)?;
+        self.page_trunks.fetch_add(trunks_of(area.pages), Ordering::Relaxed);
+        Some(area)
+    }
+
+    /// Takes a free range of `count` keys, whole trunks, the lowest there is.
+    pub(crate) fn add_records(&self, count: u32) -> Option<Area> {
         let mut areas = lock(&self.areas);
-        let trunks = |area: &Area| (area.pages as usize).div_ceil(TRUNK_ENTRIES);
         let mut first = 0;
         let mut at = 0;
         for area in areas.iter() {
             let begin = area.first as usize / TRUNK_ENTRIES;
-            if begin - first >= (pages as usize).div_ceil(TRUNK_ENTRIES) {
+            if begin - first >= trunks_of(count) {
                 break;
             }
-            first = begin + trunks(area);
+            first = begin + trunks_of(area.pages);
             at += 1;
         }
-        if pages == 0 || first + (pages as usize).div_ceil(TRUNK_ENTRIES) > self.trunks.len() {
+        if count == 0 || first + trunks_of(count) > self.trunks.len() {
             return None;
         }
-        let area = Area { first: (first * TRUNK_ENTRIES) as u32, pages };
+        let area = Area { first: (first * TRUNK_ENTRIES) as u32, pages: count };
         areas.insert(at, area);
         Some(area)
     }
 
-    /// Gives an area's keys back; its entries must be absent by now.
+    /// Gives the keys of an area of pages back; its entries must be absent by now.
     pub(crate) fn remove_area(&self, area: Area) {
         lock(&self.areas).retain(|other| *other != area);
+        self.page_trunks.fetch_sub(trunks_of(area.pages), Ordering::Relaxed);
     }
 
     /// Bytes that the index takes: trunks, spare ones included, and the directory.
@@ -261,6 +277,7 @@ mod tests {
     #[test]
     fn a_trunk_is_made_only_from_the_spare_ones() {
         let index = Index::new(10 * TRUNK, Locks::SlotCaches);
+        index.add_area(10 * TRUNK).unwrap();
         let view = index.view();
         assert!(view.get(SwapEntry(5)).is_none());
         assert_eq!(view.ensure(SwapEntry(5)), Err(NoTrunk));
@@ -273,7 +290,8 @@ mod tests {
     #[test]
     fn a_trunk_is_freed_once_every_entry_is_absent_and_unlocked() {
         let index = Index::new(3 * TRUNK, Locks::SlotCaches);
-        let kept = index.add_area(TRUNK).unwrap();
+        let kept = index.add_records(TRUNK).unwrap();
+        index.add_area(2 * TRUNK).unwrap();
         index.provision();
         let empty = index.bytes();
         let (first, second) = (SwapEntry(0), SwapEntry(TRUNK + 7));
@@ -295,6 +313,22 @@ mod tests {
         assert!(view.lock_made(second).is_ok());
         drop(view);
         assert_eq!(index.bytes(), empty - TRUNK_BYTES, "of three that were made one was freed");
+    }
+
+    #[test]
+    fn no_more_is_kept_ready_than_can_be_needed() {
+        let index = Index::new(20 * TRUNK, Locks::SlotCaches);
+        index.add_records(9 * TRUNK).unwrap();
+        let ready = || {
+            index.provision();
+            lock(&index.spare).len()
+        };
+        assert_eq!(ready(), 1);
+        let one = index.add_area(7).unwrap();
+        assert_eq!(ready(), 2);
+        index.remove_area(one);
+        index.add_area(10 * TRUNK).unwrap();
+        assert_eq!(ready(), Index::SPARE);
     }
 
     #[test]
