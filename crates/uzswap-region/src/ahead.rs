@@ -68,7 +68,7 @@ impl Inner {
             }
             let window = ((end - page) as usize, Way::Up);
             let brought = self.fill_many(&mut lane, space, page, window, (word, 0));
-            if brought == 1 {
+            if brought == 0 {
                 // The last one, or there is no buffer for more.
                 space.put(page, word);
                 break;

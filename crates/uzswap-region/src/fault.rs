@@ -123,15 +123,16 @@ impl Inner {
             let back = if way == Way::Up { 0 } else { window as u32 - 1 };
             self.ahead.ask(space.id, ahead.saturating_sub(back));
         }
-        let pages = match window {
-            1 => 1,
+        let mut pages = match window {
+            1 => 0,
             more => self.fill_many(&mut lane, space, page, (more, way), (word, stale)),
         };
-        lane.count(Count::Around, pages as u64 - 1);
-        if pages == 1 {
+        if pages == 0 {
             lane.credit -= 1;
             self.fill_one(&mut lane, space, page, (word, stale));
+            pages = 1;
         }
+        lane.count(Count::Around, pages as u64 - 1);
         if space.advice.load(Relaxed) != RANDOM {
             lane.streams.brought(space.id, page, pages, way);
         }
@@ -232,7 +233,7 @@ impl Inner {
         space.put(page, Word::RESIDENT.with(Word::USED));
     }
 
-    /// Brings a window of pages in at once; how many it became. 1: none, there is nothing to gain.
+    /// Brings a window of pages in at once; how many it became. 0: there is nothing to gain.
     pub(crate) fn fill_many(
         &self,
         lane: &mut Lane,
@@ -245,7 +246,7 @@ impl Inner {
         // What is moved could be written before it is guarded.
         let frames = (guard == 0).then_some(&self.staging);
         let window = lane.window(frames, most, |pages| self.budget.try_charge(pages));
-        let Some((window, mut most)) = window else { return 1 };
+        let Some((window, mut most)) = window else { return 0 };
         let (Window::Frames(at) | Window::Own(at)) = window;
         let moves = matches!(window, Window::Frames(_));
         if !moves {
@@ -256,8 +257,9 @@ impl Inner {
         let is_same = |other: Word| other.kind() == word.kind();
         let taken = take_neighbours(space, page, (most, way), is_same, |_, _| ());
         let (first, count) = (taken.start, taken.len());
-        if count == 1 {
-            return 1;
+        // The last frame of a batch is for one page.
+        if count == 1 && !(moves && most == 1) {
+            return 0;
         }
         // SAFETY: mapped memory of the lane's, which is ours, for that many pages; nobody else
         // refers to it.
