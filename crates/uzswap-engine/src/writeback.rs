@@ -271,7 +271,16 @@ impl Cache {
         // Each listed entry is spared at most once a call.
         let mut chances = self.cold.len() + self.lru.len();
         let view = self.index.view();
-        while let Some(key) = self.cold.pop(&view).or_else(|| self.lru.pop(&view)) {
+        // Once there is none on the lists of the coldest, they are not asked for each page.
+        let mut cold = Some(&self.cold);
+        let mut oldest = || {
+            let key = cold.and_then(|cold| cold.pop(&view));
+            if key.is_none() {
+                cold = None;
+            }
+            key.or_else(|| self.lru.pop(&view))
+        };
+        while let Some(key) = oldest() {
             let Some(mut locked) = view.lock(key) else { continue };
             let State::Pooled(object) = locked.state() else { continue };
             if locked.word().is_in_writeback() || locked.aux() != OFF {
