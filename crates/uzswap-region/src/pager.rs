@@ -13,12 +13,15 @@ use crate::space::Space;
 use crate::staging::{BATCH, Staging};
 use crate::stats::Stats;
 use crate::vec::RegionVec;
+use crossbeam_utils::CachePadded;
 use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::fmt;
 use std::path::PathBuf;
 use std::str::FromStr;
-use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU32, Ordering::Relaxed};
+use std::sync::atomic::{
+    AtomicBool, AtomicI64, AtomicU32, AtomicU64, AtomicUsize, Ordering::*, fence,
+};
 use std::sync::{Arc, Mutex, PoisonError, RwLock, RwLockReadGuard};
 use std::thread::JoinHandle;
 use uzswap_engine::backing::{Backing, BackingSpec, open_backing};
@@ -334,6 +337,10 @@ pub(crate) struct Inner {
     pinned: AtomicI64,
     pool_limit: AtomicI64,
     stopping: AtomicBool,
+    /// Of each handler thread, how often it began to serve a fault and how often it was done: odd
+    /// while it serves one.
+    handlers: [CachePadded<AtomicU64>; HANDLERS_MAX],
+    handlers_begun: AtomicUsize,
 }
 
 impl Inner {
@@ -368,6 +375,8 @@ impl Inner {
             pinned: AtomicI64::new(0),
             pool_limit: AtomicI64::new(0),
             stopping: AtomicBool::new(false),
+            handlers: Default::default(),
+            handlers_begun: AtomicUsize::new(0),
         };
         // The pool's limit is hard without a backing; with one, writeback begins below it.
         if inner.cache.statistic("backing_total_size") == Some(0) {
@@ -427,10 +436,15 @@ impl Inner {
 
     /// What a handler thread does.
     fn run_handler(&self) {
+        let turns = &self.handlers[self.handlers_begun.fetch_add(1, Relaxed)];
         loop {
             match self.uffd.next() {
                 Ok(Message::Fault(fault)) => {
+                    // Ordered before the look for the region: see `wait_for_handlers`.
+                    turns.fetch_add(1, Relaxed);
+                    fence(SeqCst);
                     fault::serve(fault);
+                    turns.fetch_add(1, Release);
                     let page = fault.address & !(PAGE_BYTES - 1);
                     // An error would mean that the region has been unmapped meanwhile.
                     let _ = self.uffd.wake(page..page + PAGE_BYTES);
@@ -439,6 +453,19 @@ impl Inner {
                 Ok(Message::Stop) => return,
                 // Whoever waits for a page would wait for ever.
                 Err(error) => panic!("cannot read from userfaultfd: {error}"),
+            }
+        }
+    }
+
+    /// Waits until no handler thread serves a fault that it began to before. Who waited for a page
+    /// may go on before its own message is served, when another thread has brought the page in,
+    /// and then unmap the region.
+    fn wait_for_handlers(&self) {
+        fence(SeqCst);
+        for turns in &self.handlers {
+            let seen = turns.load(Acquire);
+            while !seen.is_multiple_of(2) && turns.load(Acquire) == seen {
+                std::thread::yield_now();
             }
         }
     }
@@ -629,8 +656,10 @@ impl Inner {
     /// Takes a region apart.
     pub(crate) fn unmap(&self, space: &Space) {
         let _blocked = Blocked::all();
-        let _steady = self.steady();
         registry::remove(space);
+        // Before anything is held that a handler may come to wait for.
+        self.wait_for_handlers();
+        let _steady = self.steady();
         self.regions_mut().remove(&space.id);
         let pages = space.close();
         self.cache.remove_area(space.area);

@@ -5,8 +5,8 @@
 //! whole GiB stands in the first table itself. So a region of a terabyte costs 8 KiB here. Tables
 //! stay once they are made.
 //!
-//! A region is taken out before it goes. Who touches its memory while it is unmapped has a bug of
-//! his own, as with any memory.
+//! A region is taken out before it goes, and goes once no handler thread may still look at it. Who
+//! touches its memory while it is unmapped has a bug of his own, as with any memory.
 
 use crate::space::Space;
 use std::sync::atomic::{AtomicPtr, Ordering};
