@@ -65,10 +65,10 @@ fn no_wrong_byte_while_the_compressor_changes() {
             break;
         }
         changes += 1;
-        std::thread::sleep(Duration::from_millis(50));
+        std::thread::sleep(Duration::from_millis(20));
     }
     check(&run.finish(), 8);
-    assert!(changes > 7, "{changes} changes");
+    assert!(changes > 20, "{changes} changes");
 }
 
 #[test]
