@@ -17,7 +17,7 @@
 //! drops it.
 
 use crate::backing::Backing;
-use crate::backing::record::{HEADER_BYTES, RECORD_BYTES_MAX, Record};
+use crate::backing::record::{RECORD_BYTES_MAX, Record};
 use crate::backing::segments::SEGMENT_BYTES;
 use crate::backing::slots::Slots;
 use crate::compress::{
@@ -143,6 +143,19 @@ enum Fetched<'a> {
     },
 }
 
+/// Whether a page was decoded to what was stored; what is wrong with it.
+pub(crate) fn verify(
+    decoded: Result<(), Undecodable>,
+    checksum: u32,
+    page: &Page,
+) -> Result<(), &'static str> {
+    decoded.map_err(|Undecodable| "it does not decompress")?;
+    if checksum_of(content_hash(page)) != checksum {
+        return Err("its checksum does not match");
+    }
+    Ok(())
+}
+
 impl Links for View<'_> {
     fn links(&self, key: SwapEntry) -> &AtomicU64 {
         self.existing(key).aux()
@@ -184,6 +197,7 @@ impl Cache {
         let has_backing = backing.bytes() > 0;
         let slots = Slots::new(backing.bytes(), locks);
         let writer = if has_backing { Writer::new(config.pool_bytes_max)? } else { Writer::idle() };
+        let writer_bytes = writer.bytes();
         let buffers = if has_backing { StoreBuffer::COUNT } else { 0 };
         let dictionaries = Arc::<Dictionaries>::default();
         let scratch = || Mutex::new(Scratch::new(config.algorithm, dictionaries.clone()));
@@ -207,7 +221,7 @@ impl Cache {
             backing,
             slots,
             writer: Mutex::new(writer),
-            writer_bytes: if has_backing { Writer::bytes(config.pool_bytes_max) } else { 0 },
+            writer_bytes,
             buffers: PerCpu::try_at_most(buffers, |_| StoreBuffer::new().map(Mutex::new))?,
             locks,
             failure: Mutex::new(None),
@@ -645,7 +659,7 @@ impl Cache {
         record: &'a mut [u8; RECORD_BYTES_MAX],
     ) -> Result<&'a [u8], Error> {
         // A page written through has a slot to itself, without a header.
-        let header = if self.slots.is_single(extent.place) { 0 } else { HEADER_BYTES };
+        let header = self.slots.header_bytes(extent.place);
         let record = &mut record[..header + usize::from(extent.form.bytes)];
         if let Err(source) = self.backing.read(extent.place.byte(), record) {
             self.counters.increment(ReadFail);
@@ -654,8 +668,7 @@ impl Cache {
         self.counters.increment(BackingReads);
         self.counters.increment(LoadsBacking);
         self.counters.add(BackingBytesRead, record.len() as i64);
-        let is_other = |record: Record| (record.owner, record.form) != (key, extent.form);
-        if header > 0 && Record::read(record).is_none_or(is_other) {
+        if header > 0 && !Record::is_of(record, key, extent.form) {
             return Err(self.damaged(key, "the backing returned another record"));
         }
         Ok(&record[header..])
@@ -695,13 +708,7 @@ impl Cache {
         checksum: u32,
         page: &Page,
     ) -> Result<(), Error> {
-        if decoded.is_err() {
-            return Err(self.damaged(key, "it does not decompress"));
-        }
-        if checksum_of(content_hash(page)) != checksum {
-            return Err(self.damaged(key, "its checksum does not match"));
-        }
-        Ok(())
+        verify(decoded, checksum, page).map_err(|what| self.damaged(key, what))
     }
 
     fn damaged(&self, key: SwapEntry, what: &'static str) -> Error {

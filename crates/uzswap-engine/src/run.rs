@@ -15,12 +15,12 @@
 //! while holding another. Whatever is wrong ends the run before that page; it is then loaded by
 //! itself, which says what is wrong.
 
-use crate::backing::record::{HEADER_BYTES, Record};
-use crate::cache::{Cache, Load};
+use crate::backing::record::Record;
+use crate::cache::{Cache, Load, verify};
 use crate::error::Error;
 use crate::ids::SwapEntry;
 use crate::index::{Entry, Extent, Locked, State};
-use crate::page::{PAGE_BYTES, Page, checksum_of, content_hash};
+use crate::page::{PAGE_BYTES, Page};
 use crate::stats::Counter::*;
 
 /// Pages of a run at most: what a front end asks for at a time.
@@ -69,27 +69,26 @@ impl Cache {
     /// Gives back as many pages from `first` on as one read of the backing can; the others may be
     /// overwritten. 0: there is no such run.
     fn load_run(&self, first: SwapEntry, pages: &mut [Page]) -> usize {
-        let is_placed = |key| matches!(self.index.view().peek(key).state(), State::Placed(_));
+        let view = self.index.view();
+        let is_placed = |key| matches!(view.peek(key).state(), State::Placed(_));
         if pages.len() < 2 || !is_placed(first) || !is_placed(SwapEntry(first.0 + 1)) {
             return 0;
         }
-        let view = self.index.view();
         let entry = |offset: usize| view.get(SwapEntry(first.0 + offset as u32));
         let mut run = Run::new();
         let block = self.backing.block_bytes() as u64;
         let most = pages.len().min(PAGES_MAX);
         for locked in (0..most).map_while(|offset| entry(offset).and_then(Entry::try_lock)) {
             let State::Placed(extent) = locked.state() else { break };
-            let header = if self.slots.is_single(extent.place) { 0 } else { HEADER_BYTES };
-            if !run.takes(extent, header, block, pages.as_flattened().len()) {
+            let header = self.slots.header_bytes(extent.place);
+            if !run.take_in(extent, header, locked, block, pages.as_flattened().len()) {
                 break;
             }
-            run.push(extent, header, locked);
         }
         if run.count < 2 {
             return 0;
         }
-        let (start, bytes) = run.blocks(block);
+        let (start, bytes) = run.blocks(run.end, block);
         let records = pages.as_flattened().len() - bytes;
         if self.backing.read(start, &mut pages.as_flattened_mut()[records..]).is_err() {
             return 0;
@@ -117,15 +116,14 @@ impl Cache {
             let bytes = usize::from(extent.form.bytes);
             let record = &pages.as_flattened()[place(extent)..][..run.header + bytes];
             let owner = SwapEntry(first.0 + page as u32);
-            let is_it = |record: Record| (record.owner, record.form) == (owner, extent.form);
-            if run.header > 0 && !Record::read(record).is_some_and(is_it) {
+            if run.header > 0 && !Record::is_of(record, owner, extent.form) {
                 return page;
             }
             let mut scratch = self.scratch.lock_here();
             scratch.object[..bytes].copy_from_slice(&record[run.header..]);
             let decoded = scratch.decompress(extent.form.codec, bytes, &mut pages[page]);
             drop(scratch);
-            if decoded.is_err() || checksum_of(content_hash(&pages[page])) != checksum {
+            if verify(decoded, checksum, &pages[page]).is_err() {
                 return page;
             }
             let end = (page + 1) * PAGE_BYTES;
@@ -143,33 +141,36 @@ impl<'a> Run<'a> {
         Self { entries, count: 0, start: 0, end: 0, header: 0 }
     }
 
-    /// Whether the next record may be this one, if `most` bytes may be read in whole blocks.
-    fn takes(&self, extent: Extent, header: usize, block: u64, most: usize) -> bool {
-        if self.count == 0 {
-            return true;
-        }
+    /// Takes the next record in; `false` where it does not follow, or more than `most` bytes would
+    /// have to be read in whole blocks.
+    fn take_in(
+        &mut self,
+        extent: Extent,
+        header: usize,
+        locked: Locked<'a>,
+        block: u64,
+        most: usize,
+    ) -> bool {
         let at = extent.place.byte();
-        if header != self.header || !(self.end..=self.end + GAP_MAX).contains(&at) {
-            return false;
-        }
         let end = at + (header + usize::from(extent.form.bytes)) as u64;
-        end.next_multiple_of(block) - self.start / block * block <= most as u64
-    }
-
-    fn push(&mut self, extent: Extent, header: usize, locked: Locked<'a>) {
-        let at = extent.place.byte();
         if self.count == 0 {
             (self.start, self.header) = (at, header);
+        } else {
+            let follows = (self.end..=self.end + GAP_MAX).contains(&at);
+            if header != self.header || !follows || self.blocks(end, block).1 > most {
+                return false;
+            }
         }
-        self.end = at + (header + usize::from(extent.form.bytes)) as u64;
+        self.end = end;
         self.entries[self.count] = Some(locked);
         self.count += 1;
+        true
     }
 
-    /// Where to read, and how many bytes: whole blocks.
-    fn blocks(&self, block: u64) -> (u64, usize) {
+    /// Where to read what ends at `end`, and how many bytes: whole blocks.
+    fn blocks(&self, end: u64, block: u64) -> (u64, usize) {
         let start = self.start / block * block;
-        (start, (self.end.next_multiple_of(block) - start) as usize)
+        (start, (end.next_multiple_of(block) - start) as usize)
     }
 
     /// Where the record of a page that is still to be decoded is.

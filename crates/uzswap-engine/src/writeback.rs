@@ -29,11 +29,6 @@ use crate::sync::lock;
 use std::io;
 use std::sync::atomic::Ordering;
 
-/// Segments that the writer of a pool of at most `pool_bytes_max` fills or writes at once.
-fn buffers_for(pool_bytes_max: u64) -> usize {
-    if pool_bytes_max < 64 << 20 { 2 } else { 4 }
-}
-
 /// A segment with more live bytes than this is left alone: thirty copied to win one.
 const WORTH_CLEANING: usize = SEGMENT_BYTES - SEGMENT_BYTES / 32;
 
@@ -78,20 +73,22 @@ struct Open {
 }
 
 impl Writer {
-    /// Bytes of the buffers of one for a pool of at most `pool_bytes_max`.
-    pub(crate) fn bytes(pool_bytes_max: u64) -> usize {
-        (buffers_for(pool_bytes_max) + 1) * SEGMENT_BYTES
-    }
-
     /// For a pool of at most `pool_bytes_max`.
     pub(crate) fn new(pool_bytes_max: u64) -> io::Result<Self> {
-        let buffers = (0..buffers_for(pool_bytes_max)).map(|_| Buffer::new(SEGMENT_BYTES));
+        // Segments that it fills or writes at once.
+        let count = if pool_bytes_max < 64 << 20 { 2 } else { 4 };
+        let buffers = (0..count).map(|_| Buffer::new(SEGMENT_BYTES));
         Ok(Self {
             buffers: buffers.collect::<io::Result<_>>()?,
             cleaned: Some(Buffer::new(SEGMENT_BYTES)?),
             cleaning: Vec::with_capacity(64),
             ..Self::idle()
         })
+    }
+
+    /// Bytes of the buffers that it has at hand.
+    pub(crate) fn bytes(&self) -> usize {
+        (self.buffers.len() + usize::from(self.cleaned.is_some())) * SEGMENT_BYTES
     }
 
     /// For a cache without a backing.

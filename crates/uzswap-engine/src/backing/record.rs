@@ -54,6 +54,11 @@ impl Record {
         out[12..16].copy_from_slice(&from.to_le_bytes());
     }
 
+    /// Whether the header at the start of `bytes` is that of an object of this owner and form.
+    pub(crate) fn is_of(bytes: &[u8], owner: SwapEntry, form: Form) -> bool {
+        Self::read(bytes).is_some_and(|record| (record.owner, record.form) == (owner, form))
+    }
+
     /// The header at the start of `bytes`, if there is one: any bytes may come in.
     pub(crate) fn read(bytes: &[u8]) -> Option<Self> {
         let header: &[u8; HEADER_BYTES] = bytes.first_chunk()?;

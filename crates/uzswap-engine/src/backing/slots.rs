@@ -20,7 +20,7 @@
 //! without.
 
 use super::segments::{SEGMENT_BYTES, Segment, Segments, Use};
-use crate::backing::record::{RECORD_BYTES_MAX, record_bytes};
+use crate::backing::record::{HEADER_BYTES, RECORD_BYTES_MAX, record_bytes};
 use crate::config::Locks;
 use crate::ids::Place;
 use crate::index::Extent;
@@ -218,6 +218,11 @@ impl Slots {
     /// Whether a page there was written through: it has a slot of its own, and no header.
     pub(crate) fn is_single(&self, place: Place) -> bool {
         self.segments.state(Segment::of(place)) == Use::Singles
+    }
+
+    /// Bytes before the object of a record.
+    pub(crate) fn header_bytes(&self, place: Place) -> usize {
+        if self.is_single(place) { 0 } else { HEADER_BYTES }
     }
 
     /// Bytes that a record takes.
