@@ -160,7 +160,7 @@ mod tests {
     use uzswap_engine::backing::NoBacking;
     use uzswap_engine::{Config, STATISTICS};
 
-    const PAGES: u32 = 1 << 16;
+    const PAGES: u32 = 1 << 18;
 
     fn disk() -> CacheDisk {
         let config = Config {
@@ -199,9 +199,9 @@ mod tests {
         let metadata = || disk.cache.statistic("metadata_size").unwrap();
         disk.cache.maintain().unwrap();
         let before = metadata();
-        (0..4).for_each(|trunk| disk.write(trunk << 26, &[7; 4096]).unwrap());
+        (0..4).for_each(|trunk| disk.write(trunk << 24, &[7; 4096]).unwrap());
         disk.cache.maintain().unwrap();
-        let trunk = 16384 * 16;
+        let trunk = 4096 * 16;
         assert_eq!(metadata(), before + 4 * trunk);
         disk.discard(0, disk.bytes()).unwrap();
         disk.cache.maintain().unwrap();

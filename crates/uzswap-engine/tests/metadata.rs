@@ -8,7 +8,7 @@ use uzswap_engine::{Cache, PAGE_BYTES, Page, Store};
 /// Header in front of each object in the pool.
 const OBJECT_HEADER_BYTES: u64 = 8;
 /// What a cache of any size takes, in bytes: spare trunks of the index, the first chunks of tables.
-const FIXED_BYTES_MAX: f64 = 2.0 * 1024.0 * 1024.0;
+const FIXED_BYTES_MAX: f64 = 1.5 * 1024.0 * 1024.0;
 
 const PAGES: u32 = 120_000;
 

@@ -304,11 +304,11 @@ fn open(mode: Mode) -> Result<Uffd, Error> {
     }
 }
 
-/// The cache's directory takes 32 bytes for each 64 MiB of addresses: 4096 times the budget costs
-/// it a 500th.
+/// The cache's directory takes 32 bytes for each 16 MiB of addresses: 2048 times the budget costs
+/// it a 250th.
 fn cache_config(memory: u64, algorithm: Algorithm) -> Config {
     const GIB: u64 = 1 << 30;
-    let addresses = memory.saturating_mul(4096).clamp(64 * GIB, 8192 * GIB);
+    let addresses = memory.saturating_mul(2048).clamp(64 * GIB, 8192 * GIB);
     let ram_bytes = cpu::memory_info().map_or(memory, |info| info.total.max(memory));
     Config {
         pages_max: (addresses / PAGE_BYTES as u64) as u32,

@@ -1,6 +1,6 @@
 //! Swap entry → [`Entry`].
 //!
-//! Two levels: a directory, and trunks of 64 MiB of address space each, made when the first page in
+//! Two levels: a directory, and trunks of 16 MiB of address space each, made when the first page in
 //! them is stored. A lookup is two loads and no lock. Trunks are taken from a few spare ones that
 //! [`Index::provision`] made beforehand, because the thread that stores may be the one that the
 //! kernel needs in order to find memory.
@@ -26,9 +26,9 @@ use crossbeam_epoch::{Atomic, Guard, Owned, Shared};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use trunk::Trunk;
 
-/// Entries in a trunk: 64 MiB of address space.
+/// Entries in a trunk: 16 MiB of address space, so that a cache of a few MiB wastes little.
 #[cfg(not(feature = "shuttle"))]
-pub(crate) const TRUNK_ENTRIES: usize = 16384;
+pub(crate) const TRUNK_ENTRIES: usize = 4096;
 /// Small under the model checker, whose atomics are large.
 #[cfg(feature = "shuttle")]
 pub(crate) const TRUNK_ENTRIES: usize = 8;
@@ -47,10 +47,14 @@ pub(crate) struct Index {
     spare: Mutex<Vec<Box<Trunk>>>,
     /// Trunks in the directory: a region asks for a cache's size after every batch.
     made: AtomicUsize,
+    /// Of these, pages'.
+    made_for_pages: AtomicUsize,
     /// Areas in use, by first key.
     areas: Mutex<Vec<Area>>,
     /// Trunks that areas of pages have keys in.
     page_trunks: AtomicUsize,
+    /// Trunks before them, for records.
+    record_trunks: AtomicUsize,
     /// One lock for every change, where a benchmark asks for that.
     one_lock: Option<Mutex<OneIndex>>,
 }
@@ -63,9 +67,9 @@ pub(crate) struct OneIndex;
 pub(crate) struct NoTrunk;
 
 impl Index {
-    /// Trunks kept ready. The kernel hands out swap slots mostly in order, so one 64 MiB step at a
-    /// time; four are 256 MiB of stores ahead of whoever provisions.
-    const SPARE: usize = 4;
+    /// Trunks kept ready. The kernel hands out swap slots mostly in order, so one 16 MiB step at a
+    /// time; sixteen are 256 MiB of stores ahead of whoever provisions.
+    const SPARE: usize = 16;
 
     /// An index for at most `pages_max` pages over all areas.
     pub(crate) fn new(pages_max: u32, locks: Locks) -> Self {
@@ -73,8 +77,10 @@ impl Index {
             trunks: (0..trunks_of(pages_max)).map(|_| Atomic::null()).collect(),
             spare: Mutex::new(Vec::with_capacity(Self::SPARE)),
             made: AtomicUsize::new(0),
+            made_for_pages: AtomicUsize::new(0),
             areas: Mutex::new(Vec::new()),
             page_trunks: AtomicUsize::new(0),
+            record_trunks: AtomicUsize::new(0),
             one_lock: (locks < Locks::SplitIndex).then(|| Mutex::new(OneIndex)),
         }
     }
@@ -89,10 +95,12 @@ impl Index {
         self.one_lock.as_ref().map(lock)
     }
 
-    /// Makes spare trunks up to the number kept ready: no more than pages can need, and one for
-    /// records. Allocates: never called to serve a request.
+    /// Makes spare trunks up to the number kept ready: no more than pages can still need, and one
+    /// for records. Allocates: never called to serve a request.
     pub(crate) fn provision(&self) {
-        let wanted = (self.page_trunks.load(Ordering::Relaxed) + 1).min(Self::SPARE);
+        let made = self.made_for_pages.load(Ordering::Relaxed);
+        let missing = self.page_trunks.load(Ordering::Relaxed).saturating_sub(made);
+        let wanted = (missing + 1).min(Self::SPARE);
         while lock(&self.spare).len() < wanted {
             let trunk = trunk::new();
             lock(&self.spare).push(trunk);
@@ -123,19 +131,33 @@ impl Index {
         }
         slot.store(Shared::null(), Ordering::Release);
         self.made.fetch_sub(1, Ordering::Relaxed);
+        if self.is_for_pages(number) {
+            self.made_for_pages.fetch_sub(1, Ordering::Relaxed);
+        }
         trunk::retire(at, &view.pinned);
         true
     }
 
+    fn is_for_pages(&self, number: usize) -> bool {
+        number >= self.record_trunks.load(Ordering::Relaxed)
+    }
+
     /// Takes keys for `pages` pages.
     pub(crate) fn add_area(&self, pages: u32) -> Option<Area> {
-        let area = self.add_records(pages)?;
+        let area = self.take_keys(pages)?;
         self.page_trunks.fetch_add(trunks_of(area.pages), Ordering::Relaxed);
         Some(area)
     }
 
-    /// Takes a free range of `count` keys, whole trunks, the lowest there is.
+    /// Takes keys for records, for good; before any area of pages.
     pub(crate) fn add_records(&self, count: u32) -> Option<Area> {
+        let area = self.take_keys(count)?;
+        self.record_trunks.fetch_add(trunks_of(area.pages), Ordering::Relaxed);
+        Some(area)
+    }
+
+    /// Takes a free range of `count` keys, whole trunks, the lowest there is.
+    fn take_keys(&self, count: u32) -> Option<Area> {
         let mut areas = lock(&self.areas);
         let mut first = 0;
         let mut at = 0;
@@ -232,12 +254,17 @@ impl View<'_> {
         if self.get(key).is_some() {
             return Ok(());
         }
-        let slot = &self.index.trunks[key.0 as usize / TRUNK_ENTRIES];
+        let number = key.0 as usize / TRUNK_ENTRIES;
+        let slot = &self.index.trunks[number];
         let trunk = lock(&self.index.spare).pop().ok_or(NoTrunk)?;
         let (none, made) = (Shared::null(), Owned::from(trunk));
         let (success, failure) = (Ordering::AcqRel, Ordering::Acquire);
         match slot.compare_exchange(none, made, success, failure, &self.pinned) {
-            Ok(_) => drop(self.index.made.fetch_add(1, Ordering::Relaxed)),
+            Ok(_) => {
+                self.index.made.fetch_add(1, Ordering::Relaxed);
+                let for_pages = usize::from(self.index.is_for_pages(number));
+                self.index.made_for_pages.fetch_add(for_pages, Ordering::Relaxed);
+            }
             Err(lost) => lock(&self.index.spare).push(lost.new.into_box()),
         }
         Ok(())
@@ -317,7 +344,7 @@ mod tests {
 
     #[test]
     fn no_more_is_kept_ready_than_can_be_needed() {
-        let index = Index::new(20 * TRUNK, Locks::SlotCaches);
+        let index = Index::new(30 * TRUNK, Locks::SlotCaches);
         index.add_records(9 * TRUNK).unwrap();
         let ready = || {
             index.provision();
@@ -327,8 +354,14 @@ mod tests {
         let one = index.add_area(7).unwrap();
         assert_eq!(ready(), 2);
         index.remove_area(one);
-        index.add_area(10 * TRUNK).unwrap();
+        let many = index.add_area(20 * TRUNK).unwrap();
         assert_eq!(ready(), Index::SPARE);
+        let view = index.view();
+        for key in many.entries().step_by(TRUNK as usize) {
+            ready();
+            view.ensure(key).unwrap();
+        }
+        assert_eq!(ready(), 1, "every page has its trunk");
     }
 
     #[test]
