@@ -24,11 +24,12 @@ pub struct CodecsArguments {
     pub compressors: Vec<String>,
 }
 
-const ALGORITHMS: [&str; 11] = [
+const ALGORITHMS: [&str; 12] = [
     "raw",
     "wkdm",
     "lz4:0",
     "lz4",
+    "lz4:-1",
     "lzo",
     "zstd",
     "zstd+dictionary",

@@ -27,7 +27,7 @@ use uzswap_engine::{Cache, Config, Load, PAGE_BYTES, Page, Store, SwapEntry};
 #[derive(Debug, Args)]
 pub struct DensityArguments {
     /// Compressors of ours.
-    #[arg(long, value_delimiter = ',', default_value = "lz4,lz4:0,wkdm,zstd,zstd:3")]
+    #[arg(long, value_delimiter = ',', default_value = "lz4,lz4:-1,lz4:0,wkdm,zstd,zstd:3")]
     pub compressors: Vec<String>,
 }
 

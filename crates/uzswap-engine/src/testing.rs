@@ -139,9 +139,10 @@ pub enum Op {
     Resume,
 }
 
-const SETTINGS: [(&str, &str); 19] = [
+const SETTINGS: [(&str, &str); 20] = [
     ("compressor", "lz4"),
     ("compressor", "lz4:0"),
+    ("compressor", "lz4:-1"),
     ("compressor", "zstd"),
     ("compressor", "zstd:3"),
     ("compressor", "lzo"),

@@ -101,7 +101,7 @@ fn allocations(work: impl FnOnce()) -> u64 {
 const PAGES: u32 = 2000;
 /// What contexts, dictionaries and samples take at least.
 const LARGE_BYTES: usize = 4 << 10;
-const CODECS: [&str; 7] = ["raw", "lz4", "lz4:0", "zstd", "lzo", "deflate", "wkdm"];
+const CODECS: [&str; 8] = ["raw", "lz4", "lz4:0", "lz4:-1", "zstd", "lzo", "deflate", "wkdm"];
 
 /// A pool that does not hold what is stored, so that stores write back and clean.
 fn setup(compressor: &'static str) -> Setup {

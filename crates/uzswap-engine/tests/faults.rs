@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use uzswap_engine::testing::{Content, Faults, Setup, page_of};
 use uzswap_engine::{Area, Cache, Error, Load, PAGE_BYTES, Page, Reject, Store, SwapEntry};
 
-const CODECS: [&str; 7] = ["raw", "lz4", "lz4:0", "zstd", "lzo", "deflate", "wkdm"];
+const CODECS: [&str; 8] = ["raw", "lz4", "lz4:0", "lz4:-1", "zstd", "lzo", "deflate", "wkdm"];
 
 fn statistic(cache: &Cache, name: &str) -> u64 {
     cache.statistic(name).unwrap()

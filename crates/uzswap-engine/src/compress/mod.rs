@@ -80,8 +80,9 @@ impl Codec {
     fn levels(self) -> (std::ops::RangeInclusive<i32>, i32) {
         match self {
             Self::Raw | Self::Lzo | Self::Wkdm | Self::Piece => (0..=0, 0),
-            // The library's acceleration: higher is faster and larger. 0 is our own encoder.
-            Self::Lz4 => (0..=64, 1),
+            // The library's acceleration: higher is faster and larger. 0 and −1 are our own
+            // encoders, faster and smaller.
+            Self::Lz4 => (-1..=64, 1),
             // On heap pages −1 gives nearly the size of 1 in two thirds of its time
             // (docs/benchmarks.md).
             Self::Zstd => (-100..=19, -1),
@@ -317,6 +318,7 @@ mod tests {
             "raw",
             "lz4",
             "lz4:0",
+            "lz4:-1",
             "lz4:8",
             "zstd",
             "zstd:-20",
@@ -341,7 +343,7 @@ mod tests {
     #[test]
     fn what_does_not_fit_is_refused() {
         let page = pages().pop().unwrap();
-        for name in ["raw", "lz4", "lz4:0", "zstd", "lzo", "deflate", "wkdm"] {
+        for name in ["raw", "lz4", "lz4:0", "lz4:-1", "zstd", "lzo", "deflate", "wkdm"] {
             let mut codecs = Codecs::new(name.parse().unwrap());
             assert_eq!(codecs.compress(&page, &mut [0; 100]), None, "{name}");
         }
@@ -350,7 +352,7 @@ mod tests {
     #[test]
     fn truncated_objects_are_undecodable() {
         let page = pages().pop().unwrap();
-        for name in ["raw", "lz4", "lz4:0", "zstd", "lzo", "deflate", "wkdm"] {
+        for name in ["raw", "lz4", "lz4:0", "lz4:-1", "zstd", "lzo", "deflate", "wkdm"] {
             let mut codecs = Codecs::new(name.parse().unwrap());
             let mut out = [0; PAGE_BYTES];
             let (codec, bytes) = codecs.compress(&page, &mut out).unwrap();
@@ -364,9 +366,18 @@ mod tests {
 
     #[test]
     fn algorithms_are_read_and_written() {
-        for text in
-            ["lz4", "lz4:0", "lz4:2", "zstd", "zstd:-5", "zstd:19", "raw", "lzo", "deflate:12"]
-        {
+        for text in [
+            "lz4",
+            "lz4:0",
+            "lz4:-1",
+            "lz4:2",
+            "zstd",
+            "zstd:-5",
+            "zstd:19",
+            "raw",
+            "lzo",
+            "deflate:12",
+        ] {
             assert_eq!(text.parse::<Algorithm>().unwrap().to_string(), text);
         }
         let zstd: Algorithm = "zstd:-1".parse().unwrap();

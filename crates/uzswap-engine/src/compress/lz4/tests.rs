@@ -1,12 +1,20 @@
 use super::super::samples::{Random, mixed, pointers, samples};
 use super::Lz4;
-use super::words::Words;
 use crate::compress::Compressor;
 use crate::page::{PAGE_BYTES as PAGE, Page};
 
-fn compress(words: &mut Words, page: &Page) -> Vec<u8> {
+/// Both encoders of ours.
+fn ours() -> [Lz4; 2] {
+    [0, -1].map(|level| {
+        let mut encoder = Lz4::new();
+        encoder.set_level(level);
+        encoder
+    })
+}
+
+fn compress(encoder: &mut Lz4, page: &Page) -> Vec<u8> {
     let mut out = vec![0; 2 * PAGE];
-    let len = words.compress(page, &mut out).expect("twice a page is plenty");
+    let len = encoder.compress(page, &mut out).expect("twice a page is plenty");
     out.truncate(len);
     out
 }
@@ -58,9 +66,13 @@ fn decode_strictly(object: &[u8]) -> Vec<u8> {
     }
 }
 
-/// Passes a page through our encoder and every decoder; returns the object.
-fn cross(words: &mut Words, page: &Page) -> Vec<u8> {
-    let object = compress(words, page);
+/// Passes a page through our encoders and every decoder; returns the objects.
+fn cross(ours: &mut [Lz4; 2], page: &Page) -> [Vec<u8>; 2] {
+    ours.each_mut().map(|encoder| cross_one(encoder, page))
+}
+
+fn cross_one(encoder: &mut Lz4, page: &Page) -> Vec<u8> {
+    let object = compress(encoder, page);
     assert!(decode_strictly(&object) == page);
     let mut back = [0xA5; PAGE];
     Lz4::new().decompress(&object, &mut back).expect("an object of ours");
@@ -73,89 +85,109 @@ fn cross(words: &mut Words, page: &Page) -> Vec<u8> {
 
 #[test]
 fn samples_pass_through_every_decoder() {
-    let mut words = Words::new();
+    let mut ours = ours();
     let mut random = Random(0xDEAD_BEEF);
     for page in samples() {
-        cross(&mut words, &page);
+        cross(&mut ours, &page);
     }
     for _ in 0..3000 {
-        cross(&mut words, &mixed(&mut random));
-        cross(&mut words, &pointers(&mut random));
+        cross(&mut ours, &mixed(&mut random));
+        cross(&mut ours, &pointers(&mut random));
     }
 }
 
 #[test]
 fn a_real_program_passes_through_every_decoder() {
-    let mut words = Words::new();
+    let mut ours = ours();
     let program = std::fs::read(std::env::current_exe().unwrap()).unwrap();
     let pages = program.as_chunks::<PAGE>().0;
     for page in pages.iter().step_by(1 + pages.len() / 1000) {
-        cross(&mut words, page);
+        cross(&mut ours, page);
     }
 }
 
 #[test]
 fn sizes_are_as_expected() {
-    let mut words = Words::new();
-    // A literal; a match of 4090 = 4 + 15 + 15 * 255 + 246 up to five bytes before the end.
-    assert_eq!(cross(&mut words, &[7; PAGE]).len(), (1 + 4 + 2 + 16) + (1 + 5));
-    // 4096 = 15 + 16 * 255 + 1 literals.
-    assert_eq!(cross(&mut words, &Random(99).page()).len(), 1 + 17 + PAGE);
-    // An array of structures of 48 bytes with four that differ: a match to each.
-    let noise = Random(98).page();
-    let page = std::array::from_fn(|at| noise[if at % 48 < 4 { at } else { at % 48 }]);
-    let object = cross(&mut words, &page);
-    let each = 1 + 4 + 2 + 1;
-    assert!(object.len() < 48 + each * (PAGE / 48 + 1), "{}", object.len());
+    for mut encoder in ours() {
+        let mut bytes = |page: &Page| cross_one(&mut encoder, page).len();
+        // 4096 = 15 + 16 * 255 + 1 literals.
+        assert_eq!(bytes(&Random(99).page()), 1 + 17 + PAGE);
+        // An array of structures of 48 bytes with four that differ: a match to each.
+        let noise = Random(98).page();
+        let page = std::array::from_fn(|at| noise[if at % 48 < 4 { at } else { at % 48 }]);
+        let (array, each) = (bytes(&page), 1 + 4 + 2 + 1);
+        assert!(array < 48 + each * (PAGE / 48 + 1), "{array}");
+    }
+    // A literal, extended back by the first sequence that may be; a match up to five bytes before
+    // the end: 4090 = 4 + 15 + 15 * 255 + 246, and 4083 = 4 + 15 + 15 * 255 + 239.
+    let [words, bytes] = cross(&mut ours(), &[7; PAGE]).map(|object| object.len());
+    assert_eq!(words, (1 + 4 + 2 + 16) + (1 + 5));
+    assert_eq!(bytes, (1 + 8 + 2 + 16) + (1 + 5));
+}
+
+#[test]
+fn a_longer_match_one_byte_on_is_taken() {
+    // Two sequences before the strides grow; then a place where one of them goes on for five bytes
+    // and, a byte later, the other for seven.
+    let mut page = Random(4).page();
+    page[10..17].copy_from_slice(b"xabcdez");
+    page[20..29].copy_from_slice(b"ybcdefghz");
+    let [words, bytes] = cross(&mut ours(), &page).map(|object| object.len());
+    page[40..50].copy_from_slice(b"wabcdefghw");
+    let [words_now, bytes_now] = cross(&mut ours(), &page).map(|object| object.len());
+    // Seven bytes for a token and a distance.
+    assert_eq!(bytes - bytes_now, 7 - 3);
+    assert_eq!(words, words_now, "no word of it is where a word was");
 }
 
 #[test]
 fn an_object_does_not_depend_on_earlier_ones() {
-    let mut used = Words::new();
+    let mut used = ours();
     for page in samples() {
-        assert!(compress(&mut used, &page) == compress(&mut Words::new(), &page));
+        let again = used.each_mut().map(|encoder| compress(encoder, &page));
+        assert!(again == ours().each_mut().map(|encoder| compress(encoder, &page)));
     }
 }
 
 #[test]
 fn literal_runs_of_every_length() {
-    let mut words = Words::new();
+    let mut ours = ours();
     let noise = Random(5).page();
     for count in 1..=600 {
         // As the first literals, before a near match.
         let mut page: Page = std::array::from_fn(|at| noise[at % (count + 20)]);
-        cross(&mut words, &page);
+        cross(&mut ours, &page);
         // Between matches, and last.
         page[..1000].fill(1);
         page[1000..1000 + count].copy_from_slice(&noise[..count]);
         page[1000 + count..PAGE - count].fill(2);
         page[PAGE - count..].copy_from_slice(&noise[1000..1000 + count]);
-        cross(&mut words, &page);
+        cross(&mut ours, &page);
     }
 }
 
 #[test]
 fn matches_of_every_length() {
-    let mut words = Words::new();
+    let mut ours = ours();
     let noise = Random(6).page();
     // All the short ones, and where one more length byte becomes due.
     for len in (1..PAGE - 16).filter(|len| *len < 800 || (len + 236) % 255 < 8) {
         let mut page = noise;
         page[16..16 + len].fill(3);
-        cross(&mut words, &page);
+        cross(&mut ours, &page);
     }
     for (dist, len) in (1..=2100).step_by(7).flat_map(|d| (3..70).step_by(3).map(move |l| (d, l))) {
         let mut page = noise;
         for at in 2100..2100 + len {
             page[at] = page[at - dist];
         }
-        cross(&mut words, &page);
+        cross(&mut ours, &page);
     }
 }
 
 #[test]
 fn matches_at_the_end_of_the_page() {
-    let mut words = Words::new();
+    let mut ours = ours();
     let noise = Random(9).page();
     for start in PAGE - 80..PAGE {
         for end in start..=PAGE {
@@ -166,7 +198,7 @@ fn matches_at_the_end_of_the_page() {
                 for at in start..end {
                     page[at] = page[at - dist];
                 }
-                cross(&mut words, &page);
+                cross(&mut ours, &page);
             }
         }
     }
@@ -174,17 +206,18 @@ fn matches_at_the_end_of_the_page() {
 
 #[test]
 fn room_for_the_object_is_enough_and_less_is_not() {
-    let mut words = Words::new();
     let mut random = Random(8);
     for page in [[0; PAGE], random.page(), pointers(&mut random), mixed(&mut random)] {
-        let object = compress(&mut words, &page);
-        let mut out = vec![0xC3; object.len() + 64];
-        for room in 0..out.len() {
-            let len = words.compress(&page, &mut out[..room]);
-            assert_eq!(len, (room >= object.len()).then_some(object.len()));
-            assert!(out[room..].iter().all(|byte| *byte == 0xC3));
-            assert!(len.is_none() || out.starts_with(&object));
-            out.fill(0xC3);
+        for mut encoder in ours() {
+            let object = compress(&mut encoder, &page);
+            let mut out = vec![0xC3; object.len() + 64];
+            for room in 0..out.len() {
+                let len = encoder.compress(&page, &mut out[..room]);
+                assert_eq!(len, (room >= object.len()).then_some(object.len()));
+                assert!(out[room..].iter().all(|byte| *byte == 0xC3));
+                assert!(len.is_none() || out.starts_with(&object));
+                out.fill(0xC3);
+            }
         }
     }
 }

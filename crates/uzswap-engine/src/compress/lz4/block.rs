@@ -1,0 +1,152 @@
+//! The LZ4 block format, of a page: what our encoders share.
+//!
+//! A block is a chain of sequences: a token, with the number of literals in its upper four bits
+//! and the length of the match, less 4, in its lower ones; the literals; the distance, in two
+//! bytes. A field of 15 goes on in bytes that are added to it, after the token and the distance,
+//! until one is not 255. The last sequence ends after its literals.
+
+use crate::page::{PAGE_BYTES as PAGE, Page};
+use std::ops::Range;
+
+/// By the format, a match begins at least 12 bytes before the end, and ends at least 5.
+pub(super) const LAST: usize = PAGE - 12;
+const END: usize = PAGE - 5;
+
+/// The shortest match, which the format counts as none.
+const SHORTEST: usize = 4;
+
+/// What a field of the token holds before it goes on in bytes of its own.
+const FIELD: usize = 15;
+
+/// A match.
+#[derive(Clone, Copy)]
+pub(super) struct Found {
+    pub at: usize,
+    pub dist: usize,
+    /// How many of the first eight bytes are known to be equal; 8 may be more.
+    pub equal: usize,
+}
+
+/// Loads eight bytes. Zero stands in for the panic beyond the page, where no caller looks.
+#[inline(always)]
+pub(super) fn load(page: &Page, at: usize) -> u64 {
+    page.get(at..).and_then(|rest| rest.first_chunk()).map_or(0, |bytes| u64::from_le_bytes(*bytes))
+}
+
+/// Hashes the first five bytes, to a number of so many bits: matches of four are worth next to
+/// nothing.
+#[inline(always)]
+pub(super) fn slot<const BITS: u32>(bytes: u64) -> usize {
+    ((bytes << 24).wrapping_mul(0x9E37_79B1_85EB_CA87) >> (64 - BITS)) as usize
+}
+
+/// The length of a match from `found.at` on.
+#[inline(always)]
+fn equal_after(page: &Page, found: Found) -> usize {
+    let Found { at, dist, equal } = found;
+    if equal < 8 {
+        return equal;
+    }
+    let mut len = 8;
+    while at + len + 8 <= END {
+        let differ = load(page, at + len) ^ load(page, at + len - dist);
+        if differ != 0 {
+            return len + differ.trailing_zeros() as usize / 8;
+        }
+        len += 8;
+    }
+    let start = (at + len).min(END);
+    let tail = page[start..END].iter().zip(&page[start - dist..]);
+    start - at + tail.take_while(|(new, old)| new == old).count()
+}
+
+/// How far a match can be extended before `found.at`, by up to eight bytes and to the start of the
+/// literals at `from`.
+#[inline(always)]
+fn equal_before(page: &Page, found: Found, from: usize) -> usize {
+    let Found { at, dist, .. } = found;
+    let (Some(new), Some(old)) = (at.checked_sub(8), (at - dist).checked_sub(8)) else { return 0 };
+    let differ = load(page, new) ^ load(page, old);
+    (differ.leading_zeros() as usize / 8).min(at - from)
+}
+
+/// An object being written to the front of `out`.
+pub(super) struct Writer<'a> {
+    page: &'a Page,
+    out: &'a mut [u8],
+    len: usize,
+    /// Where the literals of the next sequence begin.
+    pub from: usize,
+}
+
+impl<'a> Writer<'a> {
+    pub(super) fn new(page: &'a Page, out: &'a mut [u8]) -> Self {
+        Self { page, out, len: 0, from: 0 }
+    }
+
+    /// Appends the literals up to a match, and the match, as long as it is.
+    #[inline(always)]
+    pub(super) fn append(&mut self, found: Found) -> Option<()> {
+        let len = equal_after(self.page, found);
+        let back = equal_before(self.page, found, self.from);
+        self.sequence(self.from..found.at - back, len + back, found.dist)?;
+        self.from = found.at + len;
+        Some(())
+    }
+
+    /// Appends what is left as literals, and tells the length of the object.
+    pub(super) fn finish(mut self) -> Option<usize> {
+        self.literals(self.from..PAGE, 0)?;
+        Some(self.len)
+    }
+
+    #[inline(always)]
+    fn sequence(&mut self, literals: Range<usize>, len: usize, dist: usize) -> Option<()> {
+        let (count, rest) = (literals.len(), len - SHORTEST);
+        if count < FIELD
+            && rest < FIELD + 255
+            && let Some(literals) = self.page.get(literals.start..)?.first_chunk::<16>()
+            && let Some(out) = self.out.get_mut(self.len..)?.first_chunk_mut::<24>()
+        {
+            // Everything is written at its widest and then counts for what it is worth.
+            out[0] = (count << 4 | rest.min(FIELD)) as u8;
+            out[1..17].copy_from_slice(literals);
+            let tail = (dist | rest.wrapping_sub(FIELD) << 16) as u32;
+            out[1 + count..][..4].copy_from_slice(&tail.to_le_bytes());
+            self.len += 3 + count + usize::from(rest >= FIELD);
+            return Some(());
+        }
+        self.long(literals, rest, dist)
+    }
+
+    #[inline(never)]
+    fn long(&mut self, literals: Range<usize>, rest: usize, dist: usize) -> Option<()> {
+        self.literals(literals, rest)?;
+        self.put(&(dist as u16).to_le_bytes())?;
+        self.beyond(rest)
+    }
+
+    #[inline(never)]
+    fn literals(&mut self, literals: Range<usize>, rest: usize) -> Option<()> {
+        let literals = self.page.get(literals)?;
+        self.put(&[(literals.len().min(FIELD) << 4 | rest.min(FIELD)) as u8])?;
+        self.beyond(literals.len())?;
+        self.put(literals)
+    }
+
+    /// Appends what follows a full field.
+    fn beyond(&mut self, number: usize) -> Option<()> {
+        let Some(mut beyond) = number.checked_sub(FIELD) else { return Some(()) };
+        while beyond >= 255 {
+            self.put(&[255])?;
+            beyond -= 255;
+        }
+        self.put(&[beyond as u8])
+    }
+
+    fn put(&mut self, bytes: &[u8]) -> Option<()> {
+        self.out.get_mut(self.len..)?.get_mut(..bytes.len())?.copy_from_slice(bytes);
+        self.len += bytes.len();
+        Some(())
+    }
+}

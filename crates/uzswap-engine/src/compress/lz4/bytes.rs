@@ -1,0 +1,102 @@
+//! An encoder of the LZ4 block format that looks for matches at every byte.
+//!
+//! Each place is compared with four before it: as far back as the last two different matches, and
+//! the last two where the same five bytes may have been. The longest counts, by its first eight
+//! bytes; one that is shorter waits for a longer one at the next byte. Objects are smaller than
+//! liblz4's, which looks at one place, and faster to decode, since they have fewer sequences.
+
+use super::block::{Found, LAST, Writer, load, slot};
+use crate::page::Page;
+
+const SLOT_BITS: u32 = 10;
+const SLOTS: usize = 1 << SLOT_BITS;
+
+/// The encoder with the memory it works in.
+pub(super) struct Bytes {
+    /// Where in the page the bytes that hash to a slot were last seen, and in the upper half where
+    /// they were seen before that.
+    table: [u32; SLOTS],
+}
+
+/// The longest match at a place, its equal bytes above its distance: so the greatest is the best.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+struct Rank(u64);
+
+impl Rank {
+    #[inline(always)]
+    fn new(differ: u64, dist: usize) -> Self {
+        Self(u64::from(differ.trailing_zeros() / 8) << 16 | dist as u64)
+    }
+
+    #[inline(always)]
+    fn equal(self) -> usize {
+        (self.0 >> 16) as usize
+    }
+
+    #[inline(always)]
+    fn at(self, at: usize) -> Found {
+        Found { at, dist: usize::from(self.0 as u16), equal: self.equal() }
+    }
+}
+
+impl Bytes {
+    pub(super) fn new() -> Self {
+        Self { table: [0; SLOTS] }
+    }
+
+    /// Writes the object of `page` to the front of `out` and tells its length, or `None` when it
+    /// does not fit. The same page always makes the same object.
+    pub(super) fn compress(&mut self, page: &Page, out: &mut [u8]) -> Option<usize> {
+        // A cleared slot names position 0, which lies before every position looked up.
+        self.table.fill(0);
+        let mut writer = Writer::new(page, out);
+        let mut dists = [4, 8];
+        let mut at = 8;
+        while let Some(found) = self.seek(page, at, dists) {
+            writer.append(found)?;
+            at = writer.from;
+            if found.dist != dists[0] {
+                dists = [found.dist, dists[0]];
+            }
+        }
+        writer.finish()
+    }
+
+    /// Finds a match at or after `at`, in strides that grow with the bytes passed.
+    #[inline(always)]
+    fn seek(&mut self, page: &Page, mut at: usize, dists: [usize; 2]) -> Option<Found> {
+        let mut passed = 0;
+        while at <= LAST {
+            if let Some(rank) = self.look(page, at, dists) {
+                if rank.equal() < 8
+                    && at < LAST
+                    && let Some(next) = self.look(page, at + 1, dists)
+                    && next.equal() > rank.equal()
+                {
+                    return Some(next.at(at + 1));
+                }
+                return Some(rank.at(at));
+            }
+            at += 1 + passed / 64;
+            passed += 1;
+        }
+        None
+    }
+
+    /// The best match at a place, if there is one.
+    #[inline(always)]
+    fn look(&mut self, page: &Page, at: usize, dists: [usize; 2]) -> Option<Rank> {
+        let bytes = load(page, at);
+        let entry = &mut self.table[slot::<SLOT_BITS>(bytes)];
+        let seen = [*entry as u16, (*entry >> 16) as u16].map(|seen| at - usize::from(seen));
+        *entry = *entry << 16 | at as u32;
+        let candidates = [dists[0], dists[1], seen[0], seen[1]];
+        let differ = candidates.map(|dist| load(page, at - dist) ^ bytes);
+        // Most places have none, and are done with before anything is compared.
+        if differ.iter().all(|differ| *differ as u32 != 0) {
+            return None;
+        }
+        let [a, b, c, d] = std::array::from_fn(|way| Rank::new(differ[way], candidates[way]));
+        Some(a.max(b).max(c.max(d)))
+    }
+}
