@@ -236,7 +236,7 @@ impl Worker {
     }
 
     fn park(&self) -> Parking {
-        self.shared.watch.park(|number| {
+        self.shared.watch.park(self.number, |number| {
             self.shared.work(number);
             self.shared.desks[number].batch.leave();
         })

@@ -1,7 +1,9 @@
 //! Which of the server's threads watch the queue, and what wakes the others.
 //!
-//! A parked thread is called either to watch or to help with another's large write. One lock
-//! guards both; it is taken when a thread parks, leaves or is called, not for each request.
+//! A thread that is parked is called for one thing: to watch, or to help with another's large
+//! write. Each sleeps by itself, and the one that parked last is called first, since its memory is
+//! still in the CPU's cache: a call wakes one thread. One lock guards it all; it is taken when a
+//! thread parks, leaves or is called, not for each request.
 
 use crate::batch::Batch;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed, Ordering::SeqCst};
@@ -14,16 +16,23 @@ pub(crate) struct Watch {
     /// Watchers that are worth having: no more than CPUs.
     watchers_max: usize,
     parked: Mutex<Parked>,
-    call: Condvar,
+    /// What each thread sleeps on.
+    calls: Box<[Condvar]>,
 }
 
 struct Parked {
-    threads: usize,
-    /// Threads called to watch that have not left yet.
-    called: usize,
-    /// Threads whose batch wants helpers, one number for each. Never more than there are threads.
-    wanted: Vec<usize>,
+    /// Threads that wait to be called, the last to park at the end.
+    waiting: Vec<usize>,
+    /// For each thread, what it was called for and has not begun.
+    called: Box<[Option<Call>]>,
     closed: bool,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Call {
+    Watch,
+    /// With the batch of that thread.
+    Help(usize),
 }
 
 /// What became of a watcher that went to park.
@@ -38,13 +47,15 @@ pub(crate) enum Parking {
 impl Watch {
     /// For `threads` threads on `cpus` CPUs; the first watches from the start.
     pub(crate) fn new(threads: usize, cpus: usize) -> Self {
-        let parked =
-            Parked { threads: 0, called: 0, wanted: Vec::with_capacity(threads), closed: false };
         Self {
             watchers: AtomicUsize::new(1),
             watchers_max: cpus,
-            parked: Mutex::new(parked),
-            call: Condvar::new(),
+            parked: Mutex::new(Parked {
+                waiting: Vec::with_capacity(threads),
+                called: vec![None; threads].into(),
+                closed: false,
+            }),
+            calls: (0..threads).map(|_| Condvar::new()).collect(),
         }
     }
 
@@ -57,9 +68,9 @@ impl Watch {
         self.watchers.load(Relaxed) < self.watchers_max
     }
 
-    /// Parks the caller, a watcher, unless it is the last; it calls `help` with the number of
+    /// Parks thread `number`, a watcher, unless it is the last; it calls `help` with the number of
     /// another thread whose batch waits for helpers.
-    pub(crate) fn park(&self, help: impl Fn(usize)) -> Parking {
+    pub(crate) fn park(&self, number: usize, help: impl Fn(usize)) -> Parking {
         if self.watchers.load(Relaxed) <= 1 {
             return Parking::Refused;
         }
@@ -68,31 +79,42 @@ impl Watch {
         if self.watchers.fetch_update(SeqCst, SeqCst, less).is_err() {
             return Parking::Refused;
         }
-        parked.threads += 1;
-        while parked.called == 0 && !parked.closed {
-            if let Some(number) = parked.wanted.pop() {
-                parked.threads -= 1;
-                drop(parked);
-                help(number);
-                parked = self.parked();
-                parked.threads += 1;
-            } else {
-                parked = self.call.wait(parked).unwrap_or_else(PoisonError::into_inner);
+        parked.waiting.push(number);
+        loop {
+            match parked.called[number].take() {
+                Some(Call::Watch) => return Parking::Called,
+                Some(Call::Help(other)) => {
+                    drop(parked);
+                    help(other);
+                    parked = self.parked();
+                    // All others may have turned to long work meanwhile, and found nobody to call.
+                    if self.watchers.compare_exchange(0, 1, SeqCst, SeqCst).is_ok() {
+                        return Parking::Called;
+                    }
+                    parked.waiting.push(number);
+                }
+                None if parked.closed => return Parking::Called,
+                None => {
+                    let call = &self.calls[number];
+                    parked = call.wait(parked).unwrap_or_else(PoisonError::into_inner);
+                }
             }
         }
-        parked.called = parked.called.saturating_sub(1);
-        parked.threads -= 1;
-        Parking::Called
+    }
+
+    /// Calls the thread that parked last, if there is one: its number.
+    fn call_one(&self, parked: &mut Parked, call: Call) -> Option<usize> {
+        let number = parked.waiting.pop()?;
+        parked.called[number] = Some(call);
+        self.calls[number].notify_one();
+        Some(number)
     }
 
     /// Makes a parked thread a watcher, if there is one.
     pub(crate) fn call(&self) {
         let mut parked = self.parked();
-        if parked.threads > parked.called {
-            parked.called += 1;
+        if self.call_one(&mut parked, Call::Watch).is_some() {
             self.watchers.fetch_add(1, SeqCst);
-            // All: one that wakes first may have taken a batch instead.
-            self.call.notify_all();
         }
     }
 
@@ -107,27 +129,124 @@ impl Watch {
         self.watchers.fetch_add(1, SeqCst);
     }
 
-    /// Wakes parked threads, as many as there are other CPUs, to help with the caller's batch.
+    /// Wakes parked threads, as many as there are other CPUs, to help with the batch of thread
+    /// `number`.
     pub(crate) fn share(&self, number: usize, batch: &Batch) {
         let mut parked = self.parked();
-        let free = parked.threads.saturating_sub(parked.called + parked.wanted.len());
-        for _ in 0..free.min(self.watchers_max.saturating_sub(1)) {
+        for _ in 1..self.watchers_max {
             batch.expect();
-            parked.wanted.push(number);
-            self.call.notify_one();
+            if self.call_one(&mut parked, Call::Help(number)).is_none() {
+                batch.leave();
+                return;
+            }
         }
     }
 
     /// Takes back the calls for helpers that nobody has answered.
     pub(crate) fn unshare(&self, number: usize, batch: &Batch) {
         let mut parked = self.parked();
-        let before = parked.wanted.len();
-        parked.wanted.retain(|wanted| *wanted != number);
-        (parked.wanted.len()..before).for_each(|_| batch.leave());
+        let Parked { waiting, called, .. } = &mut *parked;
+        for (helper, call) in called.iter_mut().enumerate() {
+            if *call == Some(Call::Help(number)) {
+                *call = None;
+                waiting.push(helper);
+                batch.leave();
+            }
+        }
     }
 
     pub(crate) fn close(&self) {
         self.parked().closed = true;
-        self.call.notify_all();
+        self.calls.iter().for_each(Condvar::notify_one);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::Arc;
+    use std::sync::atomic::AtomicBool;
+    use std::sync::mpsc::{RecvTimeoutError, channel};
+    use std::time::Duration;
+
+    const THREADS: usize = 6;
+    const REQUESTS: usize = 60_000;
+
+    /// A server without a kernel: requests are numbers, of which every third is a large write.
+    struct Play {
+        watch: Watch,
+        next: AtomicUsize,
+        done: AtomicUsize,
+        batches: Box<[Batch]>,
+        helped: AtomicUsize,
+        quiet: AtomicBool,
+    }
+
+    impl Play {
+        fn park(&self, number: usize) {
+            self.watch.park(number, |other| {
+                self.helped.fetch_add(1, Relaxed);
+                self.batches[other].leave();
+            });
+        }
+
+        fn serve(&self, number: usize) {
+            if number > 0 {
+                self.watch.come_back();
+                self.park(number);
+            }
+            while !self.quiet.load(Relaxed) {
+                let request = self.next.fetch_add(1, Relaxed);
+                // Now and then the queue is empty, and after the last request for good.
+                if request.is_multiple_of(5) || request >= REQUESTS {
+                    self.park(number);
+                    std::thread::yield_now();
+                } else if request.is_multiple_of(3) {
+                    self.watch.leave();
+                    let batch = &self.batches[number];
+                    batch.start(0, 0);
+                    self.watch.share(number, batch);
+                    std::thread::yield_now();
+                    self.watch.unshare(number, batch);
+                    batch.finish().unwrap();
+                    self.watch.come_back();
+                }
+                self.done.fetch_add(1, Relaxed);
+            }
+        }
+    }
+
+    #[test]
+    fn somebody_always_watches_and_all_who_help_leave() {
+        let play = Arc::new(Play {
+            watch: Watch::new(THREADS, 3),
+            next: AtomicUsize::new(0),
+            done: AtomicUsize::new(0),
+            batches: (0..THREADS).map(|_| Batch::default()).collect(),
+            helped: AtomicUsize::new(0),
+            quiet: AtomicBool::new(false),
+        });
+        let (ended, end) = channel::<()>();
+        for number in 0..THREADS {
+            let (play, ended) = (play.clone(), ended.clone());
+            std::thread::spawn(move || {
+                play.serve(number);
+                drop(ended);
+            });
+        }
+        drop(ended);
+        let mut before = 0;
+        while play.done.load(Relaxed) < REQUESTS {
+            std::thread::sleep(Duration::from_millis(1));
+            let watchers = play.watch.watchers.load(SeqCst);
+            let waiting = play.watch.parked().waiting.len();
+            assert!(watchers > 0 || waiting < THREADS, "{watchers} watch, {waiting} wait");
+            before = before.max(waiting);
+        }
+        play.quiet.store(true, Relaxed);
+        play.watch.close();
+        let patience = Duration::from_secs(120);
+        assert_eq!(end.recv_timeout(patience), Err(RecvTimeoutError::Disconnected), "all left");
+        assert!(before > 0 && play.helped.load(Relaxed) > 0, "threads parked and helped");
     }
 }
