@@ -96,7 +96,7 @@ fn traces() -> BTreeSet<String> {
         }
     }
     traces.extend(names("/run/uzswap"));
-    for folder in ["/sys/fs/cgroup", "/sys/fs/cgroup/memory"] {
+    for folder in ["/sys/fs/cgroup", "/sys/fs/cgroup/memory", "/sys/fs/cgroup/unified"] {
         traces.extend(names(folder).into_iter().filter(|name| name.contains("uzswap")));
     }
     for setting in [

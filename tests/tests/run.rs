@@ -250,6 +250,50 @@ fn a_run_and_daemon_that_were_killed_are_cleaned_up_by_the_next_run() {
     assert!(!folder.exists());
 }
 
+/// Starts a run of four processes for each CPU, in a third of the memory that they need, which do
+/// nothing but use it, for so many seconds.
+fn thrash(seconds: &str) -> Run {
+    let count = 4 * uzswap_sys::cpu::allowed();
+    let [limit, pool] = [8, 32].map(|mib| format!("{}M", mib * count));
+    let options = ["--memory", &limit, "--pool", &pool, "--backing", "none", "--load-control"];
+    let churn = program("churn").display().to_string();
+    Run::start(&options, &[&churn, &(24 * count).to_string(), seconds, &count.to_string()])
+}
+
+/// Waits until processes of a run are held.
+fn wait_until_held(run: &Run) {
+    let group = Hierarchy::find().unwrap().group(&format!("uzswap-{}", run.child.id()));
+    let freezer = group.freezer().unwrap();
+    let held = || fs::read_to_string(freezer.join("cgroup.procs")).unwrap_or_default();
+    assert!(wait_for(|| !held().is_empty()), "nobody was held");
+}
+
+#[test]
+fn load_control_holds_processes_back_and_loses_no_byte() {
+    let Some(_machine) = Machine::take() else { return };
+    let run = thrash("8").finish();
+    run.assert_code(0);
+    let held = &run.report["load_control"];
+    assert!(held["holds"].as_u64() > Some(0) && held["seconds"].as_f64() > Some(1.0), "{held}");
+    assert!(run.stderr().contains("held back"), "{}", run.stderr());
+}
+
+#[test]
+fn a_signal_reaches_held_processes_and_a_killed_run_leaves_none() {
+    let Some(machine) = Machine::take() else { return };
+    let run = thrash("600");
+    wait_until_held(&run);
+    run.signal(libc::SIGTERM);
+    run.finish().assert_code(128 + libc::SIGTERM);
+    machine.assert_as_before();
+    let run = thrash("600");
+    wait_until_held(&run);
+    run.signal(libc::SIGKILL);
+    drop(run.finish());
+    assert!(wait_for(|| fs::read_dir("/run/uzswap").unwrap().count() == 0));
+    machine.assert_as_before();
+}
+
 #[test]
 fn without_root_it_says_so() {
     let Some(_machine) = Machine::take() else { return };

@@ -16,6 +16,7 @@ use clap::{Args, ValueEnum};
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
+use uzswap_sys::cgroup;
 
 /// What to measure.
 #[derive(Debug, Args)]
@@ -35,10 +36,14 @@ pub struct BuildArguments {
     /// Part of the kernel to build; all of it unless given.
     #[arg(long)]
     pub target: Option<String>,
-    /// Configurations: plain, zswap, zram, uzswap-NAME with the compressor's name.
-    #[arg(long, value_delimiter = ',', default_value = "plain,zswap,zram,uzswap-lz4,uzswap-zstd")]
+    /// Configurations: plain, zswap, zram, uzswap-NAME with the compressor's name, and with
+    /// "+load-control" behind it.
+    #[arg(long, value_delimiter = ',', default_values_t = PEERS.map(String::from))]
     pub peers: Vec<String>,
 }
+
+const PEERS: [&str; 6] =
+    ["plain", "zswap", "zram", "uzswap-lz4", "uzswap-zstd", "uzswap-zstd+load-control"];
 
 /// Where swap goes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -67,10 +72,18 @@ impl Candidate for Build {
             (_, Disk::Slow) if !Path::new(THROTTLES).join(THROTTLE).exists() => {
                 Some("no block controller of cgroup v1, which makes a disk slow".into())
             }
+            (Peer::Uzswap { options, .. }, _)
+                if options.iter().any(|option| option == LOAD_CONTROL)
+                    && cgroup::unified_root().is_none() =>
+            {
+                Some("no cgroup version 2 here, which has the freezer".into())
+            }
             _ => self.peer.missing(),
         }
     }
 }
+
+const LOAD_CONTROL: &str = "--load-control";
 
 /// The longest that a build may take of a quick measurement.
 const QUICK_MAX: Duration = Duration::from_secs(60);
@@ -109,11 +122,20 @@ fn peer(name: &str) -> Result<Peer, Failure> {
         "zram" => Peer::Zram { compressor: lz4() },
         other => {
             let Some(compressor) = other.strip_prefix("uzswap-") else {
-                let known = "plain, zswap, zram, uzswap-lz4, uzswap-zstd";
+                let known = PEERS.join(", ");
                 return Err(Failure::new(format!("unknown configuration '{other}'; use {known}")));
             };
-            let options = vec!["--compressor".to_owned(), compressor.to_owned()];
-            Peer::Uzswap { name: format!("uzswap, {compressor}"), options }
+            let option = |text: &str| text.to_owned();
+            match compressor.strip_suffix("+load-control") {
+                Some(compressor) => Peer::Uzswap {
+                    name: format!("uzswap, {compressor}, load control"),
+                    options: vec![option("--compressor"), option(compressor), option(LOAD_CONTROL)],
+                },
+                None => Peer::Uzswap {
+                    name: format!("uzswap, {compressor}"),
+                    options: vec![option("--compressor"), option(compressor)],
+                },
+            }
         }
     })
 }
@@ -152,12 +174,13 @@ pub fn run(bench: &Bench, arguments: &BuildArguments) -> Result<Section, Failure
     let mut section =
         Section::new("kernel-build", "A kernel build in little memory").text(format!(
             "Linux 6.1, tinyconfig, make -jN {target}, {} MiB for the build and the pool together; \
-             medians of {rounds} rounds. Plain swap has all of it for the build. What zswap's or \
+             {}. Plain swap has all of it for the build. What zswap's or \
              zram's pool takes is taken from the build's limit ten times a second, since the kernel \
              charges it to nobody; what our daemon takes, by itself (run --include-pool). A pool \
              has {} MiB at most; zram's has no limit. I/O is the sum of pages in, pages out and \
              major faults; changes are against plain swap.",
             arguments.memory >> 20,
+            if rounds == 1 { "one round".into() } else { format!("medians of {rounds} rounds") },
             pool >> 20,
         ));
     for disk in &arguments.disks {

@@ -1,5 +1,6 @@
 //! Memory cgroups, of either version of the interface.
 
+use crate::freezer;
 use crate::process;
 use std::fs;
 use std::io;
@@ -139,10 +140,36 @@ impl Group {
         self.path.join("cgroup.procs")
     }
 
-    /// Processes in the group.
+    /// Processes in the group, those in its freezer included.
     pub fn processes(&self) -> Vec<i32> {
-        let text = fs::read_to_string(self.entrance()).unwrap_or_default();
-        text.lines().filter_map(|line| line.parse().ok()).collect()
+        let mut all = freezer::listed(&self.path);
+        if self.version == Version::V2 {
+            all.extend(freezer::listed(&self.path.join(FREEZER)));
+        }
+        all
+    }
+
+    /// Where its freezer is: inside it, so that memory is charged as before, or, where the memory
+    /// controller is on a hierarchy of its own, at the top of the unified one.
+    pub fn freezer(&self) -> Option<PathBuf> {
+        match self.version {
+            Version::V1 => Some(unified_root()?.join(self.path.file_name()?)),
+            Version::V2 => Some(self.path.join(FREEZER)),
+        }
+    }
+
+    /// The group of the unified hierarchy that its processes start in, if this one started them:
+    /// its folder, and its name.
+    pub(crate) fn unified_home(&self) -> Option<(PathBuf, String)> {
+        let root = unified_root()?;
+        let name = match self.version {
+            Version::V1 => {
+                let text = fs::read_to_string("/proc/self/cgroup").ok()?;
+                own_path(&text, Version::V2)?.to_owned()
+            }
+            Version::V2 => format!("/{}", self.path.strip_prefix(&root).ok()?.display()),
+        };
+        Some((root.join(name.trim_start_matches('/')), name))
     }
 
     /// Sends a signal to each of its processes.
@@ -174,13 +201,29 @@ impl Group {
         }
     }
 
-    /// Removes the group, which must be empty. Not an error: it is gone already.
+    /// Removes the group and its freezer, which must be empty. Not an error: it is gone already.
     pub fn remove(&self) -> io::Result<()> {
-        match fs::remove_dir(&self.path) {
-            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
-            other => other,
+        for path in self.freezer().iter().chain([&self.path]) {
+            match fs::remove_dir(path) {
+                Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+                other => other?,
+            }
         }
+        Ok(())
     }
+}
+
+/// A group's freezer in it.
+const FREEZER: &str = "held";
+
+/// Where the unified hierarchy is mounted, with or without the memory controller.
+pub fn unified_root() -> Option<PathBuf> {
+    let mounts = fs::read_to_string("/proc/self/mounts").ok()?;
+    mounts.lines().find_map(|line| {
+        let mut fields = line.split(' ').skip(1);
+        let root = fields.next()?;
+        (fields.next()? == "cgroup2").then(|| root.into())
+    })
 }
 
 /// The path in a line `number:controllers:path` of /proc/PID/cgroup.

@@ -7,6 +7,7 @@
 pub mod bus;
 pub mod cgroup;
 pub mod cpu;
+pub mod freezer;
 pub mod fuse;
 pub mod loopdev;
 pub mod map;

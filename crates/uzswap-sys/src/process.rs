@@ -76,11 +76,39 @@ pub fn wait_for_end(pid: i32) -> io::Result<()> {
 /// When the process was started, in clock ticks since boot: with its number, its identity.
 /// `None` when there is no such process.
 pub fn start_time(pid: i32) -> Option<u64> {
-    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-    // The name, in parentheses, may hold anything; the 20th field after it is the start.
-    let (_, rest) = stat.rsplit_once(')')?;
-    let state = rest.split_whitespace().next()?;
-    (state != "Z").then(|| rest.split_whitespace().nth(19)?.parse().ok())?
+    Some(Activity::of(pid)?.started)
+}
+
+/// What a process does, its first thread for the others.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Activity {
+    /// When it was started, in clock ticks since boot.
+    pub started: u64,
+    /// Its major faults so far: those that waited for a device.
+    pub major_faults: u64,
+    /// It runs, or could if there were a CPU for it.
+    pub is_running: bool,
+    /// It waits for a device, as in a major fault.
+    pub is_waiting: bool,
+}
+
+impl Activity {
+    /// As it is now; `None` when there is no such process.
+    pub fn of(pid: i32) -> Option<Self> {
+        Self::parse(&std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?)
+    }
+
+    fn parse(stat: &str) -> Option<Self> {
+        // The name, in parentheses, may hold anything. After it: the state, and as the tenth field
+        // the major faults, as the twentieth the start.
+        let (_, rest) = stat.rsplit_once(')')?;
+        let mut fields = rest.split_whitespace();
+        let state = fields.next()?;
+        let major_faults = fields.nth(8)?.parse().ok()?;
+        let started = fields.nth(9)?.parse().ok()?;
+        let (is_running, is_waiting) = (state == "R", state == "D");
+        (state != "Z").then_some(Self { started, major_faults, is_running, is_waiting })
+    }
 }
 
 /// Memory that the process has now, its program's included, bytes; `None` when there is no such
@@ -138,6 +166,16 @@ pub fn is_root() -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn activity_is_read_whatever_the_name() {
+        let stat = "7 (a) R 1 (b) D 1 2 3 4 5 6 70 80 90 10 11 12 13 14 15 16 17 18 1234 0 0";
+        let seen = Activity::parse(stat).unwrap();
+        let expected =
+            Activity { started: 1234, major_faults: 90, is_running: false, is_waiting: true };
+        assert_eq!(seen, expected);
+        assert_eq!(Activity::parse(&stat.replace("(b) D", "(b) Z")), None);
+    }
 
     #[test]
     fn a_process_is_known_by_its_start_until_it_is_gone() {

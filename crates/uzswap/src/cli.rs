@@ -76,6 +76,9 @@ pub struct RunArguments {
     /// Count the pool and the daemon in: the command gets what they leave of its memory.
     #[arg(long)]
     pub include_pool: bool,
+    /// When many processes swap more than they compute, let no more run than there are CPUs.
+    #[arg(long)]
+    pub load_control: bool,
     /// Size of the swap device, before compression [default: the machine's memory, and at least 16
     /// times the limit].
     #[arg(long, value_name = "SIZE", value_parser = crate::size::parse)]

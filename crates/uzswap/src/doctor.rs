@@ -9,7 +9,7 @@ use std::io;
 use std::process::ExitCode;
 use uzswap_region::Mode;
 use uzswap_sys::cgroup::{Hierarchy, Version};
-use uzswap_sys::{cpu, fuse, loopdev, process, swap};
+use uzswap_sys::{cgroup, cpu, fuse, loopdev, process, swap};
 
 /// One thing that was looked at.
 struct Finding {
@@ -58,9 +58,15 @@ fn swap_device() -> Vec<Finding> {
         finding("loop devices", loops),
         finding("swap", swaps),
         finding("memory cgroup (for run)", group),
+        optional("freezer (for run --load-control)", freezer()),
         optional("exempt from waiting for itself", io_flusher()),
         optional("kernel's zswap", zswap()),
     ]
+}
+
+fn freezer() -> Result<String, String> {
+    let missing = "cgroup version 2 is not mounted; mount -t cgroup2 none DIR";
+    Ok(format!("at {}", cgroup::unified_root().ok_or(missing)?.display()))
 }
 
 fn io_flusher() -> Result<String, String> {

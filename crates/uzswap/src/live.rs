@@ -23,11 +23,13 @@ impl Live {
         Self { bar }
     }
 
-    /// Shows the figures as they are now; `memory` is what the command has in memory, bytes.
-    pub fn show(&self, stats: &Stats, memory: u64) {
+    /// Shows the figures as they are now; `memory` is what the command has in memory, bytes, and
+    /// `held` how many of its processes are held back.
+    pub fn show(&self, stats: &Stats, memory: u64, held: usize) {
         let Some(bar) = &self.bar else { return };
+        let held = if held > 0 { format!("; {held} held back") } else { String::new() };
         bar.set_message(format!(
-            "{} in memory, {} swapped out as {} ({:.1} : 1), {} on disk; {} pages in, {} out",
+            "{} in memory, {} swapped out as {} ({:.1} : 1), {} on disk; {} pages in, {} out{held}",
             size::show(memory),
             size::show(stats.get("stored_pages") * 4096),
             size::show(stats.get("pool_total_size")),

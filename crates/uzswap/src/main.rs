@@ -9,6 +9,7 @@ mod doctor;
 mod error;
 mod leftovers;
 mod live;
+mod load;
 mod options;
 mod record;
 mod relief;

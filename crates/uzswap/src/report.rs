@@ -1,5 +1,6 @@
 //! What `run` prints at the end.
 
+use crate::load::Held;
 use crate::size;
 use crate::stats::Stats;
 use serde::Serialize;
@@ -25,6 +26,8 @@ pub struct Report {
     pub pool_peak: u64,
     /// Pages to one byte of pool at that time.
     pub ratio: f64,
+    /// What load control did, if it was asked for.
+    pub load_control: Option<Held>,
     /// Everything the cache counted.
     #[serde(flatten)]
     pub stats: Stats,
@@ -71,6 +74,7 @@ impl Report {
             oom_kills: usage.oom_kills,
             pool_peak: peak.pool,
             ratio: peak.ratio,
+            load_control: None,
             stats,
             notes,
         }
@@ -121,6 +125,9 @@ impl Report {
             us("fault_ns_p50"),
             us("fault_ns_p99"),
         );
+        if let Some(Held { holds, seconds }) = self.load_control {
+            text += &format!("  held back {holds} times a process, {seconds:.1} s in all\n");
+        }
         if self.oom_kills > 0 {
             text += &format!(
                 "  {} processes were killed for lack of memory: give more --memory, --pool or --backing\n",

@@ -4,6 +4,7 @@ use crate::cli::{EnterArguments, RunArguments};
 use crate::error::Failure;
 use crate::leftovers;
 use crate::live::Live;
+use crate::load::{Held, LoadControl};
 use crate::options::{self, DaemonOptions};
 use crate::relief::{Progress, Relief};
 use crate::report::{Peak, Report};
@@ -98,8 +99,11 @@ fn supervise(
     let relief = Relief::new(&group, arguments.memory);
     let (mount, peak) = (session.mount(), Peak::default());
     let included = daemon.filter(|_| arguments.include_pool);
-    let mut watch = Watch { mount, group: &group, relief, live, peak, included };
+    let load = arguments.load_control.then(|| start_load_control(&group)).transpose()?;
+    let held = None;
+    let mut watch = Watch { mount, group: &group, relief, live, peak, included, load, held };
     let ended = watch.command(arguments, &events);
+    watch.end_load_control();
     watch.live.finish();
     let status = ended?;
     let time = began.elapsed();
@@ -110,7 +114,15 @@ fn supervise(
     let report =
         Report::new(time, exit_code(status), arguments.memory, usage, watch.peak, stats, notes);
     end_stragglers(&group);
-    Ok(report)
+    Ok(Report { load_control: watch.held, ..report })
+}
+
+fn start_load_control(group: &Group) -> Result<LoadControl, Failure> {
+    LoadControl::start(group.clone(), cpu::allowed()).map_err(|error| {
+        Failure::new(format!(
+            "--load-control: no freezer of cgroup version 2: {error}; mount it, or do without"
+        ))
+    })
 }
 
 fn make_group(hierarchy: &Hierarchy, name: &str, limit: u64) -> Result<Group, Failure> {
@@ -131,6 +143,10 @@ struct Watch<'a> {
     peak: Peak,
     /// The daemon, when its memory is a part of the command's.
     included: Option<ProcessId>,
+    /// Until the command is told to end, if at all.
+    load: Option<LoadControl>,
+    /// What it did.
+    held: Option<Held>,
 }
 
 impl Watch<'_> {
@@ -157,6 +173,8 @@ impl Watch<'_> {
             match events.receiver.recv_timeout(TICK) {
                 Ok(Event::CommandEnded(status)) => return Ok(status),
                 Ok(Event::Signal { signal, from_terminal }) => {
+                    // Who is held would not hear of it.
+                    self.end_load_control();
                     if signal == libc::SIGINT || signal == libc::SIGTERM {
                         interrupts += 1;
                     }
@@ -189,12 +207,21 @@ impl Watch<'_> {
                         );
                     }
                     self.peak.update(&stats);
-                    self.live.show(&stats, self.group.usage().current);
+                    let held = self.load.as_ref().map_or(0, LoadControl::now);
+                    self.live.show(&stats, self.group.usage().current, held);
                 }
                 Err(RecvTimeoutError::Disconnected) => {
                     return Err(Failure::new("the command's end was missed"));
                 }
             }
+        }
+    }
+}
+
+impl Watch<'_> {
+    fn end_load_control(&mut self) {
+        if let Some(load) = self.load.take() {
+            self.held = Some(load.end());
         }
     }
 }

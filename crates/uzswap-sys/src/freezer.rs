@@ -1,0 +1,68 @@
+//! Suspending processes of a memory group: the freezer of cgroup version 2.
+//!
+//! A frozen process runs no code of its own until it is released. Nothing else about it changes:
+//! its parent is told nothing, and SIGKILL ends it. A child that it was just starting is born
+//! frozen.
+
+use crate::cgroup::Group;
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+
+/// A frozen group that processes are moved to, and back from.
+#[derive(Debug)]
+pub struct Freezer {
+    path: PathBuf,
+    /// The group that they come from, as a folder and as the kernel names it.
+    home: PathBuf,
+    home_name: String,
+}
+
+impl Freezer {
+    /// Makes one for processes of `group` that have not been moved to another one. It goes with
+    /// the group. Errors: `NotFound` where the unified hierarchy is not mounted.
+    pub fn create(group: &Group) -> io::Result<Self> {
+        let path = group.freezer().ok_or(io::ErrorKind::NotFound)?;
+        let (home, home_name) = group.unified_home().ok_or(io::ErrorKind::NotFound)?;
+        fs::create_dir(&path)?;
+        let freezer = Self { path, home, home_name };
+        fs::write(freezer.path.join("cgroup.freeze"), "1")?;
+        Ok(freezer)
+    }
+
+    /// Processes that are held.
+    pub fn processes(&self) -> Vec<i32> {
+        listed(&self.path)
+    }
+
+    /// Holds a process. Errors: `NotFound` when it is gone, `InvalidInput` when it is in a group of
+    /// its own choice.
+    pub fn hold(&self, pid: i32) -> io::Result<()> {
+        let groups = fs::read_to_string(format!("/proc/{pid}/cgroup"))?;
+        if groups.lines().all(|line| line.strip_prefix("0::") != Some(&self.home_name)) {
+            return Err(io::ErrorKind::InvalidInput.into());
+        }
+        fs::write(self.path.join("cgroup.procs"), pid.to_string())
+    }
+
+    /// Lets a process go on. Errors: `NotFound` when it is gone.
+    pub fn release(&self, pid: i32) -> io::Result<()> {
+        fs::write(self.home.join("cgroup.procs"), pid.to_string())
+    }
+
+    /// Lets all go on that it can, now and to come.
+    pub fn thaw(&self) {
+        // An error leaves them to be released one by one.
+        let _ = fs::write(self.path.join("cgroup.freeze"), "0");
+        for pid in self.processes() {
+            // An error: it is gone.
+            let _ = self.release(pid);
+        }
+    }
+}
+
+/// The processes in a group, by its folder.
+pub(crate) fn listed(group: &Path) -> Vec<i32> {
+    let text = fs::read_to_string(group.join("cgroup.procs")).unwrap_or_default();
+    text.lines().filter_map(|line| line.parse().ok()).collect()
+}

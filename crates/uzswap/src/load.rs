@@ -1,0 +1,360 @@
+//! Load control: who of a command's processes runs when their memory does not fit.
+//!
+//! When more processes are busy than there are CPUs and they swap rather than compute, each takes
+//! the memory that the others are about to use, and all get on at the speed of the swap device. So
+//! the youngest are held until as few are busy as there are CPUs, and released one by one when
+//! CPUs fall idle, the oldest first: what was begun is finished, and its memory comes free.
+//!
+//! Nobody can be held up for good. Who is needed by others makes them wait, so CPUs fall idle and
+//! it is released; and who was held for ten seconds runs for three, whatever the others do.
+
+use std::collections::HashMap;
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+use uzswap_sys::cgroup::Group;
+use uzswap_sys::freezer::Freezer;
+use uzswap_sys::process::Activity;
+
+/// How often the processes are looked at.
+const TICK: Duration = Duration::from_millis(50);
+
+/// The part of a new look in the smoothed figures: they follow a change in a fifth of a second.
+const WEIGHT: f64 = 0.3;
+
+/// Major faults a second, for each CPU, that are swapping rather than computing: a tenth of a
+/// CPU's time through our device, and more in what the processes lose.
+const FAULTS_PER_CPU: f64 = 1000.0;
+
+/// A slow disk shows in who waits for it: so many processes for each CPU, with so many major
+/// faults a second in all.
+const WAITING_PER_CPU: f64 = 0.75;
+const FAULTS_WAITED_FOR: f64 = 30.0;
+
+/// Beyond the number of CPUs, busy processes that are let be. Less leaves CPUs idle during faults.
+const SLACK: f64 = 0.5;
+
+/// How long a process is held at most, if others have had their turn, and then runs at least.
+const HELD_MAX: Duration = Duration::from_secs(10);
+const SPARED: Duration = Duration::from_secs(3);
+
+/// What load control did.
+#[derive(Debug, Default, Clone, Copy, PartialEq, serde::Serialize)]
+pub struct Held {
+    /// Times that a process was held.
+    pub holds: u64,
+    /// How long, all together, seconds.
+    pub seconds: f64,
+}
+
+/// A process as it was seen.
+#[derive(Debug, Clone, Copy)]
+struct Seen {
+    pid: i32,
+    activity: Activity,
+    is_held: bool,
+}
+
+#[derive(Debug, PartialEq, Eq)]
+enum Decision {
+    Hold(Vec<i32>),
+    Release(i32),
+    Leave,
+}
+
+/// Decides, look by look.
+struct Policy {
+    cpus: usize,
+    /// Smoothed: processes that run, that wait for a device, and major faults a second.
+    running: f64,
+    waiting: f64,
+    faults: f64,
+    /// Of each process, its major faults at the last look.
+    before: HashMap<i32, u64>,
+    /// How long those held have been, and how long others may not be.
+    held: HashMap<i32, Duration>,
+    spared: HashMap<i32, Duration>,
+}
+
+impl Policy {
+    fn new(cpus: usize) -> Self {
+        let (before, held, spared) = (HashMap::new(), HashMap::new(), HashMap::new());
+        Self { cpus, running: 0.0, waiting: 0.0, faults: 0.0, before, held, spared }
+    }
+
+    /// What to do about the processes as they are now, `passed` after the last look.
+    fn decide(&mut self, seen: &[Seen], passed: Duration) -> Decision {
+        let swapping = self.look(seen, passed);
+        self.count_time(seen, passed);
+        if let Some(pid) = self.has_waited_enough() {
+            return self.release(pid);
+        }
+        let cpus = self.cpus as f64;
+        let over = self.running + self.waiting - cpus;
+        let waits = self.waiting > WAITING_PER_CPU * cpus && self.faults > FAULTS_WAITED_FOR;
+        let thrashes = waits || self.faults > FAULTS_PER_CPU * cpus;
+        if over <= SLACK {
+            let held = seen.iter().filter(|process| process.is_held);
+            let oldest = held.min_by_key(|process| process.activity.started);
+            return oldest.map_or(Decision::Leave, |process| self.release(process.pid));
+        }
+        if thrashes { self.hold(swapping, over) } else { Decision::Leave }
+    }
+
+    /// Brings the figures up to date; the processes that swap and may be held.
+    fn look(&mut self, seen: &[Seen], passed: Duration) -> Vec<Seen> {
+        let free = || seen.iter().filter(|process| !process.is_held);
+        let since = |process: &Seen| {
+            let before = self.before.get(&process.pid).copied().unwrap_or(0);
+            process.activity.major_faults.saturating_sub(before)
+        };
+        let faults: u64 = free().map(since).sum();
+        let swaps = |process: &&Seen| since(process) > 0 || process.activity.is_waiting;
+        let spared = |process: &&Seen| self.spared.contains_key(&process.pid);
+        let swapping = free().filter(swaps).filter(|process| !spared(process)).copied().collect();
+        let running = free().filter(|process| process.activity.is_running).count() as f64;
+        let waiting = free().filter(|process| process.activity.is_waiting).count() as f64;
+        let smooth = |figure: &mut f64, now: f64| *figure += WEIGHT * (now - *figure);
+        smooth(&mut self.running, running);
+        smooth(&mut self.waiting, waiting);
+        smooth(&mut self.faults, faults as f64 / passed.as_secs_f64().max(1e-3));
+        self.before =
+            seen.iter().map(|process| (process.pid, process.activity.major_faults)).collect();
+        swapping
+    }
+
+    fn count_time(&mut self, seen: &[Seen], passed: Duration) {
+        let held = seen.iter().filter(|process| process.is_held);
+        let time = |pid| self.held.get(&pid).copied().unwrap_or_default() + passed;
+        self.held = held.map(|process| (process.pid, time(process.pid))).collect();
+        self.spared.retain(|_, left| {
+            *left = left.saturating_sub(passed);
+            !left.is_zero()
+        });
+    }
+
+    /// Who has been held for longest, if that is long, and nobody else has such a turn.
+    fn has_waited_enough(&self) -> Option<i32> {
+        let (pid, time) = self.held.iter().max_by_key(|(_, time)| **time)?;
+        (*time >= HELD_MAX && self.spared.is_empty()).then_some(*pid)
+    }
+
+    fn release(&mut self, pid: i32) -> Decision {
+        if self.held.get(&pid).is_some_and(|time| *time >= HELD_MAX) {
+            self.spared.insert(pid, SPARED);
+        }
+        // It will show in the next looks; until then it counts as running.
+        self.running += 1.0;
+        Decision::Release(pid)
+    }
+
+    /// The youngest of those that swap, half of what is too many, but for as many as there are
+    /// CPUs.
+    fn hold(&mut self, mut swapping: Vec<Seen>, over: f64) -> Decision {
+        swapping.sort_by_key(|process| process.activity.started);
+        let count = (1 + (over / 2.0) as usize).min(swapping.len().saturating_sub(self.cpus));
+        if count == 0 {
+            return Decision::Leave;
+        }
+        let busy = self.running + self.waiting;
+        let left = (1.0 - count as f64 / busy).max(0.0);
+        self.running *= left;
+        self.waiting *= left;
+        let youngest = swapping.iter().rev().take(count);
+        Decision::Hold(youngest.map(|process| process.pid).collect())
+    }
+}
+
+/// Load control over one group, in a thread of its own.
+pub struct LoadControl {
+    /// Dropped to end it.
+    stop: Sender<()>,
+    thread: JoinHandle<Held>,
+    now: Arc<AtomicUsize>,
+}
+
+impl LoadControl {
+    /// Begins. Errors: there is no freezer here.
+    pub fn start(group: Group, cpus: usize) -> io::Result<Self> {
+        let freezer = Freezer::create(&group)?;
+        let (stop, stopped) = channel();
+        let now = Arc::new(AtomicUsize::new(0));
+        let shown = now.clone();
+        let control = move || control(&group, &freezer, Policy::new(cpus), &stopped, &shown);
+        let thread = std::thread::Builder::new().name("uzswap-load".into()).spawn(control)?;
+        Ok(Self { stop, thread, now })
+    }
+
+    /// Processes that are held now.
+    pub fn now(&self) -> usize {
+        self.now.load(Relaxed)
+    }
+
+    /// Releases all, and ends; what it did.
+    pub fn end(self) -> Held {
+        drop(self.stop);
+        self.thread.join().unwrap_or_default()
+    }
+}
+
+fn control(
+    group: &Group,
+    freezer: &Freezer,
+    mut policy: Policy,
+    stopped: &Receiver<()>,
+    shown: &AtomicUsize,
+) -> Held {
+    let mut done = Held::default();
+    let mut last = Instant::now();
+    while stopped.recv_timeout(TICK) == Err(RecvTimeoutError::Timeout) {
+        let passed = last.elapsed();
+        last = Instant::now();
+        // Asked anew each time: a child of one that was being held may have been born there.
+        let held = freezer.processes();
+        shown.store(held.len(), Relaxed);
+        done.seconds += held.len() as f64 * passed.as_secs_f64();
+        let look = |pid| {
+            let is_held = held.contains(&pid);
+            Activity::of(pid).map(|activity| Seen { pid, activity, is_held })
+        };
+        let seen: Vec<Seen> = group.processes().into_iter().filter_map(look).collect();
+        match policy.decide(&seen, passed) {
+            Decision::Hold(pids) => {
+                // An error: it is gone, or in a group of its own.
+                let held = pids.iter().filter(|pid| freezer.hold(**pid).is_ok());
+                done.holds += held.count() as u64;
+            }
+            Decision::Release(pid) => {
+                // An error: it is gone.
+                let _ = freezer.release(pid);
+            }
+            Decision::Leave => {}
+        }
+    }
+    freezer.thaw();
+    done
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Processes without a kernel: each that runs makes so many major faults a look.
+    struct Play {
+        policy: Policy,
+        seen: Vec<Seen>,
+        faults: u64,
+        holds: usize,
+    }
+
+    impl Play {
+        fn new(cpus: usize, processes: i32, faults: u64) -> Self {
+            let process = |pid| {
+                let started = pid as u64;
+                let (major_faults, is_running, is_waiting) = (0, true, false);
+                let activity = Activity { started, major_faults, is_running, is_waiting };
+                Seen { pid, activity, is_held: false }
+            };
+            let seen = (1..=processes).map(process).collect();
+            Self { policy: Policy::new(cpus), seen, faults, holds: 0 }
+        }
+
+        fn look(&mut self) {
+            for process in self.seen.iter_mut().filter(|process| !process.is_held) {
+                process.activity.major_faults += self.faults;
+            }
+            let decision = self.policy.decide(&self.seen, TICK);
+            for process in &mut self.seen {
+                match &decision {
+                    Decision::Hold(pids) if pids.contains(&process.pid) => {
+                        assert!(!process.is_held);
+                        process.is_held = true;
+                        self.holds += 1;
+                    }
+                    Decision::Release(pid) if *pid == process.pid => process.is_held = false,
+                    _ => {}
+                }
+            }
+        }
+
+        fn free(&self) -> Vec<i32> {
+            let free = self.seen.iter().filter(|process| !process.is_held);
+            free.map(|process| process.pid).collect()
+        }
+
+        fn looks(&mut self, time: Duration) {
+            (0..time.as_millis() / TICK.as_millis()).for_each(|_| self.look());
+        }
+    }
+
+    #[test]
+    fn as_many_run_as_there_are_cpus_the_oldest() {
+        let mut play = Play::new(2, 24, 100);
+        play.looks(Duration::from_secs(2));
+        for _ in 0..100 {
+            play.look();
+            // One more comes and goes: whether it would fit shows when it runs.
+            assert!(play.free() == [1, 2] || play.free() == [1, 2, 3], "{:?}", play.free());
+        }
+    }
+
+    #[test]
+    fn nobody_is_held_who_computes_or_has_a_cpu() {
+        let mut computing = Play::new(2, 24, 1);
+        computing.looks(Duration::from_secs(5));
+        assert_eq!(computing.holds, 0, "24 x 20 faults a second");
+        let mut two = Play::new(2, 2, 1000);
+        two.looks(Duration::from_secs(5));
+        assert_eq!(two.holds, 0);
+    }
+
+    #[test]
+    fn a_slow_disk_is_noticed_by_who_waits_for_it() {
+        let mut play = Play::new(2, 10, 1);
+        for process in &mut play.seen {
+            process.activity.is_running = false;
+            process.activity.is_waiting = true;
+        }
+        play.looks(Duration::from_secs(2));
+        assert!(play.free().len() <= 3, "{:?}: 200 faults a second, waited for", play.free());
+    }
+
+    #[test]
+    fn who_ends_makes_room_for_the_oldest_held() {
+        let mut play = Play::new(2, 8, 100);
+        play.looks(Duration::from_secs(2));
+        play.seen.remove(0);
+        play.looks(Duration::from_secs(1));
+        assert!(play.free().starts_with(&[2, 3]) && play.free().len() <= 3);
+    }
+
+    #[test]
+    fn when_nobody_is_busy_all_are_released() {
+        let mut play = Play::new(2, 8, 100);
+        play.looks(Duration::from_secs(2));
+        assert!(play.free().len() < 8);
+        // The two wait for one that is held, and so do those that are released.
+        for process in &mut play.seen {
+            process.activity.is_running = false;
+        }
+        play.faults = 0;
+        play.looks(Duration::from_secs(5));
+        assert_eq!(play.free().len(), 8);
+    }
+
+    #[test]
+    fn each_gets_a_turn() {
+        let mut play = Play::new(2, 6, 100);
+        play.looks(Duration::from_secs(5));
+        let mut ran = std::collections::HashSet::new();
+        for _ in 0..(60_000 / TICK.as_millis()) {
+            play.look();
+            ran.extend(play.free());
+        }
+        assert_eq!(ran.len(), 6, "{ran:?}");
+        assert!(play.free().len() <= 4);
+    }
+}
