@@ -202,6 +202,7 @@ pub struct PagerBuilder {
     mode: Option<Mode>,
     on_fork: OnFork,
     reclaim_threads: usize,
+    moves: bool,
 }
 
 impl PagerBuilder {
@@ -244,6 +245,13 @@ impl PagerBuilder {
         self
     }
 
+    /// Whether pages may be moved, where the kernel can (Linux 6.8); they may by default. If not,
+    /// they are copied, as on an older kernel.
+    pub fn moves(mut self, moves: bool) -> Self {
+        self.moves = moves;
+        self
+    }
+
     /// Makes the pager and starts its threads.
     pub fn build(self) -> Result<Pager, Error> {
         // What is wrong in the rest is said before a file is made.
@@ -267,7 +275,10 @@ impl PagerBuilder {
             return Err(Error::Range { what: "reclaim_threads", value, must });
         }
         let mode = self.mode.map_or_else(Mode::available, Ok)?;
-        let uffd = open(mode)?;
+        let mut uffd = open(mode)?;
+        if !self.moves {
+            uffd.forgo_moves();
+        }
         let failed = |what| move |source| Error::System { what, source };
         fork::watch().map_err(failed("watch for forks"))?;
         if mode == Mode::InThread {
@@ -570,6 +581,7 @@ impl Pager {
             mode: None,
             on_fork: OnFork::default(),
             reclaim_threads: 1,
+            moves: true,
         }
     }
 

@@ -103,6 +103,11 @@ impl Uffd {
         self.features & u64::from(raw::UFFD_FEATURE_MOVE) != 0
     }
 
+    /// Goes on as if the kernel had no moves.
+    pub fn forgo_moves(&mut self) {
+        self.features &= !u64::from(raw::UFFD_FEATURE_MOVE);
+    }
+
     /// Has the absent pages of a range of our own private anonymous memory served by us from now
     /// on.
     pub fn register(&self, range: Range<usize>) -> io::Result<()> {
