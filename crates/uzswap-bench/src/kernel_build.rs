@@ -125,17 +125,15 @@ fn peer(name: &str) -> Result<Peer, Failure> {
                 let known = PEERS.join(", ");
                 return Err(Failure::new(format!("unknown configuration '{other}'; use {known}")));
             };
-            let option = |text: &str| text.to_owned();
-            match compressor.strip_suffix("+load-control") {
-                Some(compressor) => Peer::Uzswap {
-                    name: format!("uzswap, {compressor}, load control"),
-                    options: vec![option("--compressor"), option(compressor), option(LOAD_CONTROL)],
-                },
-                None => Peer::Uzswap {
-                    name: format!("uzswap, {compressor}"),
-                    options: vec![option("--compressor"), option(compressor)],
-                },
+            let controlled = compressor.strip_suffix("+load-control");
+            let compressor = controlled.unwrap_or(compressor);
+            let mut name = format!("uzswap, {compressor}");
+            let mut options = vec!["--compressor".to_owned(), compressor.to_owned()];
+            if controlled.is_some() {
+                name += ", load control";
+                options.push(LOAD_CONTROL.to_owned());
             }
+            Peer::Uzswap { name, options }
         }
     })
 }

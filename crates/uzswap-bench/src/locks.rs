@@ -147,7 +147,7 @@ fn swap_out(setting: Setting, count: u32, pages: &[Page], ram: &Ram) -> Result<T
     let barrier = Barrier::new(setting.threads);
     let (took, held) = with_cache(setting, count, ram, |cache, area| {
         // Trunks and slots of a cache that has been in use.
-        for offset in (0..count).step_by(16384) {
+        for offset in (0..count).step_by(4096) {
             store(cache, area, offset, &pages[0]);
             let _ = cache.maintain();
         }

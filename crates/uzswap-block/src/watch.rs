@@ -102,18 +102,18 @@ impl Watch {
         }
     }
 
-    /// Calls the thread that parked last, if there is one: its number.
-    fn call_one(&self, parked: &mut Parked, call: Call) -> Option<usize> {
-        let number = parked.waiting.pop()?;
+    /// Calls the thread that parked last; `false` if there is none.
+    fn call_one(&self, parked: &mut Parked, call: Call) -> bool {
+        let Some(number) = parked.waiting.pop() else { return false };
         parked.called[number] = Some(call);
         self.calls[number].notify_one();
-        Some(number)
+        true
     }
 
     /// Makes a parked thread a watcher, if there is one.
     pub(crate) fn call(&self) {
         let mut parked = self.parked();
-        if self.call_one(&mut parked, Call::Watch).is_some() {
+        if self.call_one(&mut parked, Call::Watch) {
             self.watchers.fetch_add(1, SeqCst);
         }
     }
@@ -133,13 +133,10 @@ impl Watch {
     /// `number`.
     pub(crate) fn share(&self, number: usize, batch: &Batch) {
         let mut parked = self.parked();
-        for _ in 1..self.watchers_max {
-            batch.expect();
-            if self.call_one(&mut parked, Call::Help(number)).is_none() {
-                batch.leave();
-                return;
-            }
-        }
+        // Under the lock: who is called cannot leave before it is expected.
+        let called =
+            (1..self.watchers_max).take_while(|_| self.call_one(&mut parked, Call::Help(number)));
+        called.for_each(|_| batch.expect());
     }
 
     /// Takes back the calls for helpers that nobody has answered.

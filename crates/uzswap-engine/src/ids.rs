@@ -30,12 +30,6 @@ impl Area {
         (self.first..self.first + self.pages).map(SwapEntry)
     }
 
-    /// This area and the one that begins where it ends, as one.
-    pub(crate) fn joined(self, next: Self) -> Self {
-        assert_eq!(self.first + self.pages, next.first, "they are neighbours");
-        Self { first: self.first, pages: self.pages + next.pages }
-    }
-
     pub(crate) fn contains(&self, entry: SwapEntry) -> bool {
         entry.0.wrapping_sub(self.first) < self.pages
     }

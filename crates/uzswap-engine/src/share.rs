@@ -45,11 +45,6 @@ impl Shares {
         pages_max / 8 + TRUNK_ENTRIES as u32
     }
 
-    /// The keys of all records.
-    pub(crate) fn area(&self) -> Area {
-        self.area
-    }
-
     /// Whether a key is a record's.
     pub(crate) fn contains(&self, key: SwapEntry) -> bool {
         self.area.contains(key)

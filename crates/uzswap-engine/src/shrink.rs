@@ -99,8 +99,7 @@ impl Cache {
         self.slots.drain_idle();
         // A device that cannot be told goes on as if every block were in use.
         self.slots.discard_empty(|offset, bytes| drop(self.backing.discard(offset, bytes)));
-        // Share records and pieces of units count on their entries.
-        self.index.reclaim(self.shares.area().joined(self.units.area()));
+        self.index.reclaim();
         provisioned
     }
 

@@ -385,17 +385,18 @@ fn an_empty_trunk_is_freed_while_pages_come_and_go() {
 fn a_lookup_races_with_the_removal_of_its_trunk() {
     explore(|| {
         let index = Arc::new(Index::new(3 * TRUNK_ENTRIES as u32, Locks::SlotCaches));
-        let kept = index.add_area(TRUNK_ENTRIES as u32).unwrap();
+        index.add_records(TRUNK_ENTRIES as u32).unwrap();
+        index.add_area(2 * TRUNK_ENTRIES as u32).unwrap();
         index.provision();
         let key = SwapEntry(TRUNK_ENTRIES as u32 + 3);
         index.view().ensure(key).unwrap();
         let held = Word::new(State::Shared(SwapEntry(1)));
-        let spawn = |body: fn(&Index, Area, SwapEntry, Word)| {
+        let spawn = |body: fn(&Index, SwapEntry, Word)| {
             let index = index.clone();
-            thread::spawn(move || body(&index, kept, key, held))
+            thread::spawn(move || body(&index, key, held))
         };
         let threads = [
-            spawn(|index, _, key, held| {
+            spawn(|index, key, held| {
                 index.view().lock_made(key).unwrap().set(held);
                 assert_eq!(index.view().peek(key), held, "it is held, so it stays");
                 let view = index.view();
@@ -406,8 +407,8 @@ fn a_lookup_races_with_the_removal_of_its_trunk() {
                 drop(view);
                 index.view().lock_made(key).unwrap().set(held);
             }),
-            spawn(|index, kept, _, _| (0..2).for_each(|_| _ = index.reclaim(kept))),
-            spawn(|index, _, key, held| {
+            spawn(|index, _, _| (0..2).for_each(|_| _ = index.reclaim())),
+            spawn(|index, key, held| {
                 let view = index.view();
                 let word = view.peek(key);
                 assert!(word == held || word.state() == State::Absent);

@@ -60,11 +60,6 @@ impl Units {
         (pieces / TRUNK_ENTRIES + 1) as u32 * TRUNK_ENTRIES as u32
     }
 
-    /// The keys of all pieces.
-    pub(crate) fn area(&self) -> Area {
-        self.area
-    }
-
     /// Whether a key is a piece's.
     pub(crate) fn contains(&self, key: SwapEntry) -> bool {
         self.area.contains(key)

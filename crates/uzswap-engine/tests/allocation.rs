@@ -267,11 +267,11 @@ fn requests_allocate_nothing_where_the_backing_is_a_file() {
 #[test]
 fn a_first_page_in_new_address_space_allocates_nothing() {
     prepare_thread();
-    let (cache, area, _) = Setup { pages: 4 << 14, ..Setup::default() }.make();
+    let (cache, area, _) = Setup { pages: 4 << 12, ..Setup::default() }.make();
     let page = page_of(Content::Text, 1);
     let allocations = allocations(|| {
         for trunk in 0..4 {
-            assert_eq!(cache.store(area.entry(trunk << 14).unwrap(), &page), Store::Stored);
+            assert_eq!(cache.store(area.entry(trunk << 12).unwrap(), &page), Store::Stored);
         }
     });
     assert_eq!(allocations, 0);

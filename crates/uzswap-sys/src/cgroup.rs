@@ -1,6 +1,5 @@
 //! Memory cgroups, of either version of the interface.
 
-use crate::freezer;
 use crate::process;
 use std::fs;
 use std::io;
@@ -34,16 +33,12 @@ impl Hierarchy {
     }
 
     fn among(mounts: &str, has_memory: impl Fn(&Path) -> bool) -> Option<Self> {
-        mounts.lines().find_map(|line| {
-            let mut fields = line.split(' ').skip(1);
-            let root = PathBuf::from(fields.next()?);
-            match fields.next()? {
-                "cgroup" if fields.next()?.split(',').any(|option| option == "memory") => {
-                    Some(Self { version: Version::V1, root })
-                }
-                "cgroup2" if has_memory(&root) => Some(Self { version: Version::V2, root }),
-                _ => None,
+        mounted(mounts).find_map(|(root, kind, options)| match kind {
+            "cgroup" if options.split(',').any(|option| option == "memory") => {
+                Some(Self { version: Version::V1, root })
             }
+            "cgroup2" if has_memory(&root) => Some(Self { version: Version::V2, root }),
+            _ => None,
         })
     }
 
@@ -142,9 +137,9 @@ impl Group {
 
     /// Processes in the group, those in its freezer included.
     pub fn processes(&self) -> Vec<i32> {
-        let mut all = freezer::listed(&self.path);
+        let mut all = listed(&self.path);
         if self.version == Version::V2 {
-            all.extend(freezer::listed(&self.path.join(FREEZER)));
+            all.extend(listed(&self.path.join(FREEZER)));
         }
         all
     }
@@ -162,14 +157,12 @@ impl Group {
     /// its folder, and its name.
     pub(crate) fn unified_home(&self) -> Option<(PathBuf, String)> {
         let root = unified_root()?;
-        let name = match self.version {
-            Version::V1 => {
-                let text = fs::read_to_string("/proc/self/cgroup").ok()?;
-                own_path(&text, Version::V2)?.to_owned()
-            }
-            Version::V2 => format!("/{}", self.path.strip_prefix(&root).ok()?.display()),
+        let folder = match self.version {
+            Version::V1 => Hierarchy { version: Version::V2, root: root.clone() }.own()?.path,
+            Version::V2 => self.path.clone(),
         };
-        Some((root.join(name.trim_start_matches('/')), name))
+        let name = format!("/{}", folder.strip_prefix(&root).ok()?.display());
+        Some((folder, name))
     }
 
     /// Sends a signal to each of its processes.
@@ -216,18 +209,28 @@ impl Group {
 /// A group's freezer in it.
 const FREEZER: &str = "held";
 
+/// The processes in a group, by its folder.
+pub(crate) fn listed(group: &Path) -> Vec<i32> {
+    let text = fs::read_to_string(group.join("cgroup.procs")).unwrap_or_default();
+    text.lines().filter_map(|line| line.parse().ok()).collect()
+}
+
 /// Where the unified hierarchy is mounted, with or without the memory controller.
 pub fn unified_root() -> Option<PathBuf> {
     let mounts = fs::read_to_string("/proc/self/mounts").ok()?;
-    mounts.lines().find_map(|line| {
+    mounted(&mounts).find(|(_, kind, _)| *kind == "cgroup2").map(|(root, ..)| root)
+}
+
+/// What is mounted: where, as what kind of file system, with which options.
+fn mounted(mounts: &str) -> impl Iterator<Item = (PathBuf, &str, &str)> {
+    mounts.lines().filter_map(|line| {
         let mut fields = line.split(' ').skip(1);
-        let root = fields.next()?;
-        (fields.next()? == "cgroup2").then(|| root.into())
+        Some((fields.next()?.into(), fields.next()?, fields.next()?))
     })
 }
 
 /// The path in a line `number:controllers:path` of /proc/PID/cgroup.
-fn own_path(text: &str, version: Version) -> Option<&str> {
+pub(crate) fn own_path(text: &str, version: Version) -> Option<&str> {
     text.lines().find_map(|line| {
         let (controllers, path) = line.split_once(':')?.1.split_once(':')?;
         let is_it = match version {

@@ -4,10 +4,10 @@
 //! its parent is told nothing, and SIGKILL ends it. A child that it was just starting is born
 //! frozen.
 
-use crate::cgroup::Group;
+use crate::cgroup::{Group, Version, listed, own_path};
 use std::fs;
 use std::io;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 /// A frozen group that processes are moved to, and back from.
 #[derive(Debug)]
@@ -39,7 +39,7 @@ impl Freezer {
     /// its own choice.
     pub fn hold(&self, pid: i32) -> io::Result<()> {
         let groups = fs::read_to_string(format!("/proc/{pid}/cgroup"))?;
-        if groups.lines().all(|line| line.strip_prefix("0::") != Some(&self.home_name)) {
+        if own_path(&groups, Version::V2) != Some(&self.home_name) {
             return Err(io::ErrorKind::InvalidInput.into());
         }
         fs::write(self.path.join("cgroup.procs"), pid.to_string())
@@ -59,10 +59,4 @@ impl Freezer {
             let _ = self.release(pid);
         }
     }
-}
-
-/// The processes in a group, by its folder.
-pub(crate) fn listed(group: &Path) -> Vec<i32> {
-    let text = fs::read_to_string(group.join("cgroup.procs")).unwrap_or_default();
-    text.lines().filter_map(|line| line.parse().ok()).collect()
 }

@@ -150,6 +150,12 @@ struct Watch<'a> {
 }
 
 impl Watch<'_> {
+    fn end_load_control(&mut self) {
+        if let Some(load) = self.load.take() {
+            self.held = Some(load.end());
+        }
+    }
+
     /// Starts the command and waits for it, passing signals on.
     fn command(
         &mut self,
@@ -214,14 +220,6 @@ impl Watch<'_> {
                     return Err(Failure::new("the command's end was missed"));
                 }
             }
-        }
-    }
-}
-
-impl Watch<'_> {
-    fn end_load_control(&mut self) {
-        if let Some(load) = self.load.take() {
-            self.held = Some(load.end());
         }
     }
 }

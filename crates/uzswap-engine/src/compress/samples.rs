@@ -33,6 +33,25 @@ impl Random {
     }
 }
 
+/// Asserts that a page is compressed, to the same object, exactly where there is room for that, and
+/// nothing is written beyond.
+pub(super) fn assert_room(
+    page: &Page,
+    mut compress: impl FnMut(&Page, &mut [u8]) -> Option<usize>,
+) {
+    let mut object = vec![0; 2 * PAGE];
+    let bytes = compress(page, &mut object).expect("twice a page is plenty");
+    object.truncate(bytes);
+    let mut out = vec![0xC3; object.len() + 64];
+    for room in 0..out.len() {
+        let len = compress(page, &mut out[..room]);
+        assert_eq!(len, (room >= object.len()).then_some(object.len()));
+        assert!(out[room..].iter().all(|byte| *byte == 0xC3));
+        assert!(len.is_none() || out.starts_with(&object));
+        out.fill(0xC3);
+    }
+}
+
 pub(super) fn pointers(random: &mut Random) -> Page {
     let mut page = [0; PAGE];
     for word in page.chunks_exact_mut(8) {

@@ -107,12 +107,11 @@ impl Index {
         }
     }
 
-    /// Frees trunks of which every entry is absent, but for those of `kept`; how many. Allocates:
-    /// never called to serve a request.
-    pub(crate) fn reclaim(&self, kept: Area) -> usize {
-        let numbers = 0..self.trunks.len();
-        let may = |number: &usize| !kept.contains(SwapEntry((number * TRUNK_ENTRIES) as u32));
-        numbers.filter(may).filter(|number| self.reclaim_trunk(*number)).count()
+    /// Frees pages' trunks of which every entry is absent; how many. Records' stay: their owners
+    /// count on them. Allocates: never called to serve a request.
+    pub(crate) fn reclaim(&self) -> usize {
+        let pages = self.record_trunks.load(Ordering::Relaxed)..self.trunks.len();
+        pages.filter(|number| self.reclaim_trunk(*number)).count()
     }
 
     fn reclaim_trunk(&self, number: usize) -> bool {
@@ -126,22 +125,17 @@ impl Index {
             return false;
         }
         // Who has just made it, and stores there in a moment, finds a spare one when it is gone.
-        let for_pages = usize::from(self.is_for_pages(number));
-        self.made_for_pages.fetch_sub(for_pages, Ordering::Relaxed);
+        self.made_for_pages.fetch_sub(1, Ordering::Relaxed);
         self.provision();
         if let Some(held) = entries.iter().position(|entry| !entry.leave()) {
             entries[..held].iter().for_each(Entry::stay);
-            self.made_for_pages.fetch_add(for_pages, Ordering::Relaxed);
+            self.made_for_pages.fetch_add(1, Ordering::Relaxed);
             return false;
         }
         slot.store(Shared::null(), Ordering::Release);
         self.made.fetch_sub(1, Ordering::Relaxed);
         trunk::retire(at, &view.pinned);
         true
-    }
-
-    fn is_for_pages(&self, number: usize) -> bool {
-        number >= self.record_trunks.load(Ordering::Relaxed)
     }
 
     /// Takes keys for `pages` pages.
@@ -265,8 +259,8 @@ impl View<'_> {
             let trunk = spare.pop().ok_or(NoTrunk)?;
             slot.store(Owned::from(trunk), Ordering::Release);
             self.index.made.fetch_add(1, Ordering::Relaxed);
-            let for_pages = usize::from(self.index.is_for_pages(number));
-            self.index.made_for_pages.fetch_add(for_pages, Ordering::Relaxed);
+            let is_for_pages = number >= self.index.record_trunks.load(Ordering::Relaxed);
+            self.index.made_for_pages.fetch_add(usize::from(is_for_pages), Ordering::Relaxed);
         }
         Ok(())
     }
@@ -318,28 +312,30 @@ mod tests {
     #[test]
     fn a_trunk_is_freed_once_every_entry_is_absent_and_unlocked() {
         let index = Index::new(3 * TRUNK, Locks::SlotCaches);
-        let kept = index.add_records(TRUNK).unwrap();
+        index.add_records(TRUNK).unwrap();
         index.add_area(2 * TRUNK).unwrap();
         index.provision();
         let (first, second) = (SwapEntry(0), SwapEntry(TRUNK + 7));
         let view = index.view();
         [first, second].iter().for_each(|key| view.ensure(*key).unwrap());
         let held = view.lock(second).unwrap();
-        assert_eq!(index.reclaim(kept), 0, "one is kept, of the other an entry is locked");
+        assert_eq!(index.reclaim(), 0, "one is kept, of the other an entry is locked");
         drop(held);
         let mut stored = view.lock(SwapEntry(2 * TRUNK - 1)).unwrap();
         stored.set(Word::new(State::Shared(SwapEntry(3))));
         drop(stored);
-        assert_eq!(index.reclaim(kept), 0, "a page is held");
+        assert_eq!(index.reclaim(), 0, "a page is held");
         view.lock(SwapEntry(2 * TRUNK - 1)).unwrap().set(Word::ABSENT);
         let stale = view.get(second).unwrap();
-        assert_eq!(index.reclaim(kept), 1);
+        assert_eq!(index.reclaim(), 1);
         assert_eq!(stale.peek().state(), State::Absent);
         assert!(stale.lock().is_none(), "it is gone");
         assert!(view.lock(second).is_none() && view.lock(first).is_some());
         assert!(view.lock_made(second).is_ok());
         drop(view);
         assert_eq!(index.made.load(Ordering::Relaxed), 2, "of three that were made one was freed");
+        let directory = index.trunks.len() * size_of::<Atomic<Trunk>>();
+        assert_eq!(index.bytes(), directory + 4 * TRUNK_BYTES, "and two are ready");
     }
 
     #[test]

@@ -5,11 +5,8 @@
 //! bytes; one that is shorter waits for a longer one at the next byte. Objects are smaller than
 //! liblz4's, which looks at one place, and faster to decode, since they have fewer sequences.
 
-use super::block::{Found, LAST, Writer, load, slot};
+use super::block::{Found, LAST, SLOTS, encode, equal, load, slot};
 use crate::page::Page;
-
-const SLOT_BITS: u32 = 10;
-const SLOTS: usize = 1 << SLOT_BITS;
 
 /// The encoder with the memory it works in.
 pub(super) struct Bytes {
@@ -25,7 +22,7 @@ struct Rank(u64);
 impl Rank {
     #[inline(always)]
     fn new(differ: u64, dist: usize) -> Self {
-        Self(u64::from(differ.trailing_zeros() / 8) << 16 | dist as u64)
+        Self((equal(differ) as u64) << 16 | dist as u64)
     }
 
     #[inline(always)]
@@ -49,17 +46,7 @@ impl Bytes {
     pub(super) fn compress(&mut self, page: &Page, out: &mut [u8]) -> Option<usize> {
         // A cleared slot names position 0, which lies before every position looked up.
         self.table.fill(0);
-        let mut writer = Writer::new(page, out);
-        let mut dists = [4, 8];
-        let mut at = 8;
-        while let Some(found) = self.seek(page, at, dists) {
-            writer.append(found)?;
-            at = writer.from;
-            if found.dist != dists[0] {
-                dists = [found.dist, dists[0]];
-            }
-        }
-        writer.finish()
+        encode(page, out, (8, 1), [4, 8], |at, dists| self.seek(page, at, dists))
     }
 
     /// Finds a match at or after `at`, in strides that grow with the bytes passed.
@@ -87,7 +74,7 @@ impl Bytes {
     #[inline(always)]
     fn look(&mut self, page: &Page, at: usize, dists: [usize; 2]) -> Option<Rank> {
         let bytes = load(page, at);
-        let entry = &mut self.table[slot::<SLOT_BITS>(bytes)];
+        let entry = &mut self.table[slot(bytes)];
         let seen = [*entry as u16, (*entry >> 16) as u16].map(|seen| at - usize::from(seen));
         *entry = *entry << 16 | at as u32;
         let candidates = [dists[0], dists[1], seen[0], seen[1]];

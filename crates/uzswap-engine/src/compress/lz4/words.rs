@@ -5,12 +5,8 @@
 //! different matches, then where a table last saw the same five bytes. Most of what a large table
 //! would find is at one of those two distances, and known without waiting for a table.
 
-use super::block::{Found, LAST, Writer, load, slot};
+use super::block::{Found, LAST, SLOTS, encode, equal, load, slot};
 use crate::page::Page;
-
-/// Twice the slots would make objects 0.2 % smaller, but the table is cleared for every page.
-const SLOT_BITS: u32 = 10;
-const SLOTS: usize = 1 << SLOT_BITS;
 
 const WORD: usize = 4;
 
@@ -30,17 +26,7 @@ impl Words {
     pub(super) fn compress(&mut self, page: &Page, out: &mut [u8]) -> Option<usize> {
         // A cleared slot names position 0, which lies before every position looked up.
         self.table.fill(0);
-        let mut writer = Writer::new(page, out);
-        let mut at = WORD;
-        let mut dists = [WORD; 2];
-        while let Some(found) = self.seek(page, at, dists) {
-            writer.append(found)?;
-            at = writer.from.next_multiple_of(WORD);
-            if found.dist != dists[0] {
-                dists = [found.dist, dists[0]];
-            }
-        }
-        writer.finish()
+        encode(page, out, (WORD, WORD), [WORD; 2], |at, dists| self.seek(page, at, dists))
     }
 
     /// Finds the first match at or after `at`, in strides that grow with the words passed so that
@@ -58,7 +44,7 @@ impl Words {
                     return Some(Found { at, dist, equal: equal(differ) });
                 }
             }
-            let entry = &mut self.table[slot::<SLOT_BITS>(bytes)];
+            let entry = &mut self.table[slot(bytes)];
             let dist = at - usize::from(*entry);
             *entry = at as u16;
             let differ = load(page, at - dist) ^ bytes;
@@ -70,10 +56,4 @@ impl Words {
         }
         None
     }
-}
-
-/// How many bytes are equal before the first that differ.
-#[inline(always)]
-fn equal(differ: u64) -> usize {
-    differ.trailing_zeros() as usize / 8
 }

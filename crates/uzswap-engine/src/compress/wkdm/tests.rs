@@ -1,4 +1,4 @@
-use super::super::samples::{Random, mixed, pointers, samples};
+use super::super::samples::{Random, assert_room, mixed, pointers, samples};
 use super::super::{Compressor, Undecodable};
 use super::{Counts, TAGS, Wkdm};
 use crate::page::{PAGE_BYTES as PAGE, Page};
@@ -146,15 +146,7 @@ fn room_for_the_object_is_enough_and_less_is_not() {
     let mut random = Random(8);
     for page in [[0; PAGE], random.page(), pointers(&mut random), words(&mut random)] {
         for mut wkdm in [Wkdm::scalar(), Wkdm::new()] {
-            let object = compress(&mut wkdm, &page);
-            let mut out = vec![0xC3; object.len() + 64];
-            for room in 0..out.len() {
-                let len = wkdm.compress(&page, &mut out[..room]);
-                assert_eq!(len, (room >= object.len()).then_some(object.len()));
-                assert!(out[room..].iter().all(|byte| *byte == 0xC3));
-                assert!(len.is_none() || out.starts_with(&object));
-                out.fill(0xC3);
-            }
+            assert_room(&page, |page, out| wkdm.compress(page, out));
         }
     }
 }
