@@ -430,6 +430,9 @@ impl Cache {
                 if codec == Codec::Zstd && dictionary_of(bytes).is_some() {
                     self.counters.increment(StoresDictionary);
                 }
+                if codec.is_shuffled() {
+                    self.counters.increment(StoresShuffled);
+                }
                 if let Some(trial) = scratch.take_trial() {
                     self.note_trial(header.owner, trial);
                 }

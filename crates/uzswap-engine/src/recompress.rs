@@ -62,6 +62,8 @@ struct Work {
 struct Candidate {
     key: SwapEntry,
     checksum: u32,
+    /// Whether it is made smaller by shuffling.
+    is_number: bool,
     from: From,
 }
 
@@ -223,7 +225,8 @@ impl Cache {
                 locked.set(word);
                 locked.set_aux(token);
                 let from = From::Pool { token, bytes: object.form.bytes };
-                work.candidates.push(Candidate { key, checksum, from });
+                let is_number = object.form.codec.is_shuffled();
+                work.candidates.push(Candidate { key, checksum, is_number, from });
             }
             // Damaged: whoever loads it is told. Never made whole by a new checksum.
             _ => {
@@ -278,7 +281,9 @@ impl Cache {
                 return None;
             }
             work.pages[work.candidates.len()] = *page;
-            work.candidates.push(Candidate { key, checksum, from: From::Unit(member) });
+            let is_number = UnitDecoder::is_number(start, position.into());
+            let from = From::Unit(member);
+            work.candidates.push(Candidate { key, checksum, is_number, from });
         }
         Some(())
     }
@@ -288,7 +293,8 @@ impl Cache {
     fn make_unit(&self, recompressor: &mut Recompressor) -> Option<usize> {
         let work = recompressor.work.as_mut()?;
         let keys: [u32; UNIT_PAGES] = std::array::from_fn(|i| work.candidates[i].key.0);
-        let encoded = work.encoder.encode(&keys, &work.pages, &mut work.unit);
+        let numbers: [bool; UNIT_PAGES] = std::array::from_fn(|i| work.candidates[i].is_number);
+        let encoded = work.encoder.encode(&keys, &work.pages, &numbers, &mut work.unit);
         let (bytes, count) = encoded.unwrap_or((UNIT_BYTES_MAX, GROUP_PAGES));
         let is_poor = encoded.is_none() || !gains(&work.candidates[..count], bytes);
         let unit = match is_poor {

@@ -114,7 +114,7 @@ fn requests(cache: &Cache, area: Area, seed: u64) {
     let mut page = [0; PAGE_BYTES];
     for offset in 0..PAGES {
         let key = area.entry(offset).unwrap();
-        let content = Content::ALL[noise.below(6) as usize];
+        let content = Content::pick(noise.word());
         let stored = page_of(content, noise.below(300));
         if cache.store(key, &stored) != Store::Stored {
             let _ = cache.store_through(key, &stored);

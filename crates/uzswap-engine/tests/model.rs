@@ -49,7 +49,7 @@ proptest! {
 /// Fills and refills so that the pool overflows, segments are cleaned and everything moves.
 #[test]
 fn heavy_churn_through_a_small_pool() {
-    let mut with_dictionary = 0;
+    let (mut with_dictionary, mut shuffled) = (0, 0);
     for (round, setup) in setups().into_iter().enumerate() {
         let mut harness = Harness::new(setup);
         let mut noise = uzswap_engine::testing::Noise::new(round as u64 + 1);
@@ -69,6 +69,8 @@ fn heavy_churn_through_a_small_pool() {
         }
         harness.check();
         with_dictionary += harness.cache.statistic("stores_dictionary").unwrap();
+        shuffled += harness.cache.statistic("stores_shuffled").unwrap();
     }
     assert!(with_dictionary > 1000, "{with_dictionary}");
+    assert!(shuffled > 1000, "{shuffled}");
 }

@@ -174,6 +174,37 @@ fn what_gains_nothing_stays_as_it_is_and_is_not_tried_again() {
     assert_holds(&cache, area, (64..128).filter(|offset| offset % 8 != 0));
 }
 
+/// Floats: shuffled as pages, in units, and in units made of what was left in those.
+#[test]
+fn pages_of_numbers_are_shuffled_in_units_too() {
+    let number_page = |offset: u32| page_of(Content::Numbers, u64::from(offset % 4));
+    let setup = Setup { compressor: "lz4", ..Setup::default() };
+    let (cache, area, _) = setup.make();
+    cache.set_attribute("same_pages_enabled", "N").unwrap();
+    (0..256).for_each(|offset| store(&cache, area, offset, &number_page(offset)));
+    assert_eq!(statistic(&cache, "stores_shuffled"), 256);
+    let assert_held = |offsets: &mut dyn Iterator<Item = u32>| {
+        for offset in offsets {
+            assert!(load(&cache, area, offset).unwrap() == number_page(offset), "page {offset}");
+        }
+    };
+    assert_held(&mut (0..256));
+    assert_eq!(cache.recompress(100), 0, "all were loaded just now");
+    let before = statistic(&cache, "compressed_bytes");
+    while cache.recompress(100) > 0 {}
+    cache.check();
+    assert_eq!(statistic(&cache, "recompressed_pages"), 256);
+    assert!(statistic(&cache, "compressed_bytes") * 3 < before);
+    assert_held(&mut (0..256));
+    for offset in (0..256).filter(|offset| offset % 4 != 0) {
+        cache.invalidate(area.entry(offset).unwrap());
+    }
+    while cache.recompress(100) > 0 {}
+    cache.check();
+    assert_eq!(statistic(&cache, "recompressed_pages"), 64);
+    assert_held(&mut (0..256).step_by(4));
+}
+
 #[test]
 fn a_unit_that_has_lost_half_of_its_pages_is_taken_apart() {
     let (cache, area, _) = recompressed(Setup::default(), 640);

@@ -24,7 +24,7 @@ fn version_page(key: u64, version: u64) -> Option<Page> {
     match version % 3 {
         0 => None,
         1 => Some(page_of(Content::Pointers, version / 3 % 16)),
-        _ => Some(page_of(Content::ALL[(version / 3 % 6) as usize], key << 32 | version)),
+        _ => Some(page_of(Content::pick(version / 3), key << 32 | version)),
     }
 }
 
@@ -119,7 +119,7 @@ impl Stress {
         let mut page = [0xcc; PAGE_BYTES];
         let take = match noise.below(8) {
             0..3 => {
-                let content = Content::ALL[noise.below(6) as usize];
+                let content = Content::pick(noise.word());
                 let stored = page_of(content, noise.below(200));
                 self.store(key, &stored);
                 *held = Some(stored);

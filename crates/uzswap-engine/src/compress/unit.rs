@@ -3,7 +3,8 @@
 //! ```text
 //! offset  bytes
 //!      0     64  keys of the pages, 32 bits each, in their order
-//!     64      8  where each group of four pages ends, 16 bits each; 0: there is no such group
+//!     64      8  where each group of four pages ends, 15 bits each; 0: there is no such group.
+//!                The sixteenth: its pages are shuffled
 //!     72      …  one zstd stream without magic number, cut off after the last group
 //! ```
 //! Little-endian. A group is flushed, so it can be decoded with nothing of what follows it, and
@@ -11,7 +12,7 @@
 //!
 //! Blocks of four pages are a trade of size against time: docs/design/recompression.md.
 
-use super::Undecodable;
+use super::{Undecodable, shuffle};
 use crate::page::{PAGE_BYTES, Page};
 use zstd_safe::ResetDirective::SessionOnly;
 use zstd_safe::zstd_sys::ZSTD_EndDirective::ZSTD_e_flush;
@@ -32,11 +33,16 @@ const HEADER_BYTES: usize = ENDS_AT + GROUPS * size_of::<u16>();
 /// Back references reach over the whole unit.
 const WINDOW_LOG: u32 = (UNIT_PAGES * PAGE_BYTES).ilog2();
 
-const _: () = assert!(UNIT_BYTES_MAX <= u16::MAX as usize, "ends have 16 bits");
+/// With the end of a group whose pages are shuffled.
+const SHUFFLED: u16 = 1 << 15;
+
+const _: () = assert!(UNIT_BYTES_MAX < SHUFFLED as usize, "ends have 15 bits");
 
 /// Makes units. Allocates when made and with its first unit: some megabytes.
 pub(crate) struct UnitEncoder {
     context: CCtx<'static>,
+    /// The pages of a group, shuffled.
+    shuffled: Box<[Page; GROUP_PAGES]>,
 }
 
 impl UnitEncoder {
@@ -55,21 +61,32 @@ impl UnitEncoder {
             let set = context.set_parameter(parameter);
             debug_assert!(set.is_ok());
         }
-        Self { context }
+        Self { context, shuffled: Box::new([[0; PAGE_BYTES]; GROUP_PAGES]) }
     }
 
     /// Makes a unit of the first pages, whole groups of them, as many as fit in `out`; the bytes of
-    /// the unit and its pages, or `None` when not even one group fits. `keys` are the pages'.
+    /// the unit and its pages, or `None` when not even one group fits. `keys` are the pages', and
+    /// `numbers` says which are numbers: where half of a group is, it is shuffled.
     pub(crate) fn encode(
         &mut self,
         keys: &[u32],
         pages: &[Page],
+        numbers: &[bool],
         out: &mut [u8; UNIT_BYTES_MAX],
     ) -> Option<(usize, usize)> {
         self.context.reset(SessionOnly).ok()?;
         out[..HEADER_BYTES].fill(0);
         let (mut end, mut count) = (HEADER_BYTES, 0);
-        for (number, group) in pages.chunks_exact(GROUP_PAGES).enumerate() {
+        let groups = pages.chunks_exact(GROUP_PAGES).zip(numbers.chunks_exact(GROUP_PAGES));
+        for (number, (mut group, numbers)) in groups.enumerate() {
+            let is_shuffled =
+                numbers.iter().filter(|is_number| **is_number).count() >= GROUP_PAGES / 2;
+            if is_shuffled {
+                for (page, shuffled) in group.iter().zip(&mut self.shuffled[..]) {
+                    shuffle::shuffle(page, shuffled);
+                }
+                group = &self.shuffled[..];
+            }
             let mut output = OutBuffer::around_pos(&mut out[..], end);
             let mut input = InBuffer::around(group.as_flattened());
             match self.context.compress_stream2(&mut output, &mut input, ZSTD_e_flush) {
@@ -77,7 +94,8 @@ impl UnitEncoder {
                 _ => break, // It does not fit.
             }
             count += GROUP_PAGES;
-            out[ENDS_AT + number * 2..][..2].copy_from_slice(&(end as u16).to_le_bytes());
+            let mark = if is_shuffled { SHUFFLED } else { 0 };
+            out[ENDS_AT + number * 2..][..2].copy_from_slice(&(end as u16 | mark).to_le_bytes());
         }
         for (slot, key) in out[..ENDS_AT].as_chunks_mut::<4>().0.iter_mut().zip(&keys[..count]) {
             *slot = key.to_le_bytes();
@@ -90,6 +108,8 @@ impl UnitEncoder {
 pub(crate) struct UnitDecoder {
     context: DCtx<'static>,
     pages: Box<[Page; UNIT_PAGES]>,
+    /// A page put together that was shuffled.
+    page: Page,
 }
 
 impl UnitDecoder {
@@ -103,7 +123,7 @@ impl UnitDecoder {
         }
         let pages = vec![[0; PAGE_BYTES]; UNIT_PAGES].into_boxed_slice();
         let pages = pages.try_into().expect("as many pages as were made");
-        let mut decoder = Self { context, pages };
+        let mut decoder = Self { context, pages, page: [0; PAGE_BYTES] };
         // A context takes its memory, a window, with the header of its first frame. So: a frame
         // header that says nothing but the window, and a block of one byte over and over.
         let block = (GROUP_BYTES as u32) << 3 | 1 << 1;
@@ -117,10 +137,19 @@ impl UnitDecoder {
     /// Bytes of a unit that decoding the page at `position` needs: `None` when it has no such page
     /// or is none. `start` is at least its first 72 bytes.
     pub(crate) fn bytes_for(start: &[u8], position: usize) -> Option<usize> {
-        let group = position / GROUP_PAGES;
-        let end = start.get(ENDS_AT + group * 2..)?.first_chunk()?;
-        let end = usize::from(u16::from_le_bytes(*end));
+        let end = usize::from(Self::mark(start, position)? & !SHUFFLED);
         (HEADER_BYTES + 1..=UNIT_BYTES_MAX).contains(&end).then_some(end)
+    }
+
+    /// Whether the page at `position` is one of numbers, as a unit's start says.
+    pub(crate) fn is_number(start: &[u8], position: usize) -> bool {
+        Self::mark(start, position).is_some_and(|mark| mark & SHUFFLED != 0)
+    }
+
+    /// Where the group of the page at `position` ends, and whether it is shuffled.
+    fn mark(start: &[u8], position: usize) -> Option<u16> {
+        let group = position / GROUP_PAGES;
+        start.get(ENDS_AT + group * 2..)?.first_chunk().map(|mark| u16::from_le_bytes(*mark))
     }
 
     /// The key of the page at `position`, as a unit's start says.
@@ -134,7 +163,11 @@ impl UnitDecoder {
         let end = Self::bytes_for(unit, position).ok_or(Undecodable)?;
         let stream = unit.get(HEADER_BYTES..end).ok_or(Undecodable)?;
         self.decode(stream, position / GROUP_PAGES + 1)?;
-        Ok(&self.pages[position])
+        if !Self::is_number(unit, position) {
+            return Ok(&self.pages[position]);
+        }
+        shuffle::unshuffle(&self.pages[position], &mut self.page);
+        Ok(&self.page)
     }
 
     fn decode(&mut self, stream: &[u8], groups: usize) -> Result<(), Undecodable> {
@@ -153,11 +186,16 @@ impl UnitDecoder {
 mod tests {
     use super::*;
     use crate::compress::samples::{Random, pointers as pointer_page};
+    use crate::testing::{Content, page_of};
 
     fn unit(pages: &[Page]) -> (Vec<u8>, usize) {
+        unit_of(pages, &[false; UNIT_PAGES])
+    }
+
+    fn unit_of(pages: &[Page], numbers: &[bool]) -> (Vec<u8>, usize) {
         let keys: Vec<u32> = (7..).take(pages.len()).collect();
         let mut out = [0xa5; UNIT_BYTES_MAX];
-        let (bytes, count) = UnitEncoder::new().encode(&keys, pages, &mut out).unwrap();
+        let (bytes, count) = UnitEncoder::new().encode(&keys, pages, numbers, &mut out).unwrap();
         (out[..bytes].to_vec(), count)
     }
 
@@ -186,15 +224,40 @@ mod tests {
     }
 
     #[test]
+    fn groups_of_which_half_are_numbers_are_shuffled() {
+        let mut pages = [pointers(1)[0]; 12];
+        let numbers = (0..).map(|seed| page_of(Content::Numbers, seed));
+        pages.iter_mut().skip(4).zip(numbers.take(2)).for_each(|(page, number)| *page = number);
+        // Of the groups one page, two, and none.
+        let numbers: Vec<bool> = (0..12).map(|at| matches!(at, 0 | 4 | 5)).collect();
+        let (unit, count) = unit_of(&pages, &numbers);
+        assert_eq!(count, 12);
+        let mut decoder = UnitDecoder::new();
+        for (position, page) in pages.iter().enumerate() {
+            assert_eq!(UnitDecoder::is_number(&unit, position), (4..8).contains(&position));
+            let end = UnitDecoder::bytes_for(&unit, position).unwrap();
+            assert!(decoder.page(&unit[..end], position).unwrap() == page);
+        }
+        let numbers: Vec<Page> = (0..4).map(|seed| page_of(Content::Numbers, seed)).collect();
+        let encode = |is_number| {
+            let mut out = [0; UNIT_BYTES_MAX];
+            UnitEncoder::new().encode(&[0; 4], &numbers, &[is_number; 4], &mut out)
+        };
+        let [plain, shuffled] = [false, true].map(|is_number| encode(is_number).unwrap().0);
+        assert!(shuffled + 1000 < plain, "{shuffled} and {plain}");
+    }
+
+    #[test]
     fn a_unit_has_as_many_groups_as_fit() {
+        let mut encoder = UnitEncoder::new();
+        let mut encode = |pages: &[Page]| {
+            encoder.encode(&[0; 16], pages, &[false; 16], &mut [0; UNIT_BYTES_MAX])
+        };
         let noise = Random(3).page();
-        assert_eq!(
-            UnitEncoder::new().encode(&[0; 16], &[noise; 3], &mut [0; UNIT_BYTES_MAX]),
-            None
-        );
+        assert_eq!(encode(&[noise; 3]), None);
         let mut random = Random(5);
         let pages: Vec<Page> = (0..UNIT_PAGES).map(|_| random.page()).collect();
-        assert_eq!(UnitEncoder::new().encode(&[0; 16], &pages, &mut [0; UNIT_BYTES_MAX]), None);
+        assert_eq!(encode(&pages), None);
         let mut pages = pointers(GROUP_PAGES);
         pages.extend((0..12).map(|_| random.page()));
         let (whole, count) = unit(&pages);
