@@ -14,6 +14,7 @@ mod error;
 mod fault;
 mod faults;
 mod figures;
+mod floor;
 mod hold;
 mod install;
 mod kernel_build;

@@ -1,6 +1,7 @@
 //! The memory of the programs that are timed: anonymous memory that the kernel swaps, or a region.
 
 use crate::error::{Context, Failure};
+use crate::floor;
 use clap::Args;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -26,6 +27,9 @@ pub struct MemoryArguments {
     /// The region's faults are served by threads of their own.
     #[arg(long)]
     pub handlers: bool,
+    /// Memory whose faults are served without a cache, instead.
+    #[arg(long)]
+    pub floor: bool,
     /// The region's budget, MiB.
     #[arg(long, default_value_t = 0)]
     pub budget_mib: u64,
@@ -47,6 +51,8 @@ pub enum Memory {
     Swapped(Mapping),
     /// A region of ours.
     Region(RegionVec<Page>),
+    /// Memory that always comes back as it was first.
+    Floor(Mapping),
 }
 
 /// What a page-out took.
@@ -62,6 +68,11 @@ impl Memory {
     /// Fills it.
     pub fn new(arguments: &MemoryArguments) -> Result<Self, Failure> {
         let bytes = arguments.mib << 20;
+        if arguments.floor {
+            let mut pages = vec![[0; PAGE_BYTES]; bytes / PAGE_BYTES];
+            fill(&mut pages, &arguments.pages)?;
+            return floor::memory(pages).map(Self::Floor);
+        }
         let mut memory = match &arguments.region {
             None => Self::Swapped(Mapping::reserved(bytes).context("memory")?),
             Some(compressor) => {
@@ -79,7 +90,7 @@ impl Memory {
     /// Its pages.
     pub fn pages(&self) -> &[Page] {
         match self {
-            Self::Swapped(mapping) => mapping.as_slice().as_chunks().0,
+            Self::Swapped(mapping) | Self::Floor(mapping) => mapping.as_slice().as_chunks().0,
             Self::Region(pages) => pages,
         }
     }
@@ -87,13 +98,15 @@ impl Memory {
     /// Its pages.
     pub fn pages_mut(&mut self) -> &mut [Page] {
         match self {
-            Self::Swapped(mapping) => mapping.as_mut_slice().as_chunks_mut().0,
+            Self::Swapped(mapping) | Self::Floor(mapping) => {
+                mapping.as_mut_slice().as_chunks_mut().0
+            }
             Self::Region(pages) => pages,
         }
     }
 
     /// Pushes all of it out, and waits for what is under way.
-    pub fn push_out(&self) -> Result<Out, Failure> {
+    pub fn push_out(&mut self) -> Result<Out, Failure> {
         let count = self.pages().len();
         let mut out = Out::default();
         let start = Instant::now();
@@ -107,34 +120,43 @@ impl Memory {
                 Self::Region(region) => {
                     region.advise(at..at + pages, Advice::PageOut).context("PageOut")?;
                 }
+                Self::Floor(mapping) => {
+                    mapping.discard(at * PAGE_BYTES, pages * PAGE_BYTES).context("MADV_DONTNEED")?
+                }
             }
             out.request_ns.push(began.elapsed().as_nanos() as u64 / pages as u64);
         }
-        let is_swapped = matches!(self, Self::Swapped(_));
-        while is_swapped && counter("nr_writeback")? > 0 {
+        let swapped = if let Self::Swapped(mapping) = self { Some(mapping) } else { None };
+        while swapped.is_some() && counter("nr_writeback")? > 0 {
             std::thread::sleep(Duration::from_micros(100));
         }
         out.all_ns = start.elapsed().as_nanos() as f64 / count as f64;
-        if is_swapped {
-            empty_swap_cache()?;
-        }
+        swapped.map_or(Ok(()), |mapping| empty_swap_cache(mapping))?;
         Ok(out)
     }
 }
-
-/// A device that answers later leaves pages in the swap cache until memory is needed.
-fn empty_swap_cache() -> Result<(), Failure> {
+/// A device that answers later leaves pages in the swap cache until memory is needed, and pages
+/// that another CPU has just touched are passed over.
+/// another CPU has just touched are passed over.
+fn empty_swap_cache(memory: &Mapping) -> Result<(), Failure> {
     let group = Hierarchy::find().and_then(|hierarchy| hierarchy.own());
     let begin = Instant::now();
-    while begin.elapsed() < EMPTY_MAX {
-        if counter("nr_swapcached")? <= CACHED_PAGES_MAX {
+    loop {
+        let cached = counter("nr_swapcached")?;
+        if cached <= CACHED_PAGES_MAX {
             return Ok(());
         }
         // An error: not all of it could be taken, which the next look shows.
-        let _ = group.as_ref().map(|group| group.reclaim());
+        let reclaimed = group.as_ref().map(|group| group.reclaim());
+        memory.page_out(0, memory.len()).context("MADV_PAGEOUT")?;
+        if begin.elapsed() > EMPTY_MAX {
+            return Err(Failure::new(format!(
+                "{cached} pages stay in memory although they were pushed out (reclaim: \
+                 {reclaimed:?}); try again on a quiet machine"
+            )));
+        }
         std::thread::sleep(Duration::from_millis(1));
     }
-    Err(Failure::new("pages stay in memory although they were pushed out"))
 }
 
 /// A counter of /proc/vmstat, brought up to date.

@@ -55,6 +55,8 @@ pub enum Peer {
         /// Threads of their own serve its faults.
         handlers: bool,
     },
+    /// Memory whose faults are served without a cache ([`crate::floor`]).
+    Floor,
 }
 
 /// What a command has.
@@ -119,6 +121,7 @@ impl Candidate for Peer {
             Self::Region { compressor, handlers: true } => {
                 format!("region, {compressor}, handlers")
             }
+            Self::Floor => "userfaultfd, no cache".into(),
         }
     }
 
@@ -145,6 +148,7 @@ impl Candidate for Peer {
                 let mode = if *handlers { Mode::HandlerThreads } else { Mode::InThread };
                 mode.check().err().map(|error| error.to_string())
             }
+            Self::Floor => Mode::InThread.check().err().map(|error| error.to_string()),
             _ => None,
         }
     }
@@ -206,11 +210,16 @@ impl Peer {
 
     /// Options that tell the measured program which memory to take.
     pub fn memory_options(&self, budget_mib: usize) -> Vec<String> {
-        let Self::Region { compressor, handlers } = self else { return Vec::new() };
-        let mut options =
-            vec![format!("--region={compressor}"), format!("--budget-mib={budget_mib}")];
-        options.extend(handlers.then(|| "--handlers".to_owned()));
-        options
+        match self {
+            Self::Region { compressor, handlers } => {
+                let region = format!("--region={compressor}");
+                let budget = format!("--budget-mib={budget_mib}");
+                let handlers = handlers.then(|| "--handlers".to_owned());
+                [region, budget].into_iter().chain(handlers).collect()
+            }
+            Self::Floor => vec!["--floor".into()],
+            _ => Vec::new(),
+        }
     }
 
     fn set_up(&self, changes: &mut Changes, room: Room) -> Result<(), Failure> {
@@ -239,7 +248,7 @@ impl Peer {
                 changes.zram(compressor, AREA_BYTES)?;
                 changes.swap_on(Path::new("/dev/zram0"), AREA_BYTES)
             }
-            Self::Uzswap { .. } | Self::Region { .. } => Ok(()),
+            Self::Uzswap { .. } | Self::Region { .. } | Self::Floor => Ok(()),
         }
     }
 
@@ -252,7 +261,7 @@ impl Peer {
                 let line = text.lines().find_map(|line| line.strip_prefix("Zswap:"));
                 number(line.unwrap_or_default(), 0) * 1024
             }
-            Self::Plain | Self::Uzswap { .. } | Self::Region { .. } => 0,
+            _ => 0,
         }
     }
 }
