@@ -139,7 +139,7 @@ impl Cache {
             }
         }
         let (sparse, believed) = self.units.sparse_counts();
-        assert_eq!(sparse, believed, "units that have lost half of their pages");
+        assert_eq!(sparse, believed, "units that have lost a quarter of their pages");
     }
 
     fn check_segments(&self, extents: &mut [Extent]) {

@@ -7,8 +7,8 @@
 //! ```
 //! It goes as in `writeback`. Meanwhile the object answers loads, and the entry remembers a token;
 //! a newer store or an invalidate forgets it, and the commit then finds an entry that does not know
-//! it: the page leaves the unit as it enters. A unit that has lost half of its pages is taken apart
-//! the same way: what is left in it goes into a new one.
+//! it: the page leaves the unit as it enters. A unit that has lost a quarter of its pages is taken
+//! apart the same way: what is left in it goes into a new one.
 //!
 //! The engine reads no clock: who calls [`Cache::idle`] says what time it is.
 
@@ -180,7 +180,8 @@ impl Cache {
         cursor: &mut usize,
     ) -> bool {
         let held = recompressor.work.as_ref().map_or(0, |work| work.candidates.len());
-        if held + *cold < UNIT_PAGES && self.units.sparse(0).is_none() {
+        let lacks = UNIT_PAGES.saturating_sub(held + *cold);
+        if self.units.left(lacks) < lacks {
             return false;
         }
         if recompressor.work.is_none() {
@@ -237,22 +238,21 @@ impl Cache {
         }
     }
 
-    /// Takes in what is left in units that have lost half of their pages.
+    /// Takes in what is left in units that have lost a quarter of their pages.
     fn gather_left(&self, work: &mut Work, cursor: &mut usize) {
-        while let Some((number, unit)) = self.units.sparse(*cursor) {
-            let left = self.units.taken(unit).count_ones() as usize;
-            if work.candidates.len() + left > UNIT_PAGES {
-                return;
-            }
-            *cursor = number + 1;
-            if self.take_apart(work, unit).is_none() {
-                self.units.keep_sparse(unit); // On the backing, or damaged.
+        while work.candidates.len() < UNIT_PAGES {
+            let Some((number, unit)) = self.units.sparse(*cursor) else { return };
+            match self.take_apart(work, unit) {
+                Some(true) => *cursor = number + 1,
+                Some(false) => {} // The rest goes into the next.
+                None => self.units.keep_sparse(unit), // On the backing, or damaged.
             }
         }
     }
 
-    /// Takes in what is left in a unit; `None` when it cannot be read.
-    fn take_apart(&self, work: &mut Work, unit: SwapEntry) -> Option<()> {
+    /// Takes in what is left in a unit, as far as there is room for candidates; whether there was
+    /// for all. `None` when it cannot be read.
+    fn take_apart(&self, work: &mut Work, unit: SwapEntry) -> Option<bool> {
         let mut there = 0;
         for piece in Units::pieces(unit) {
             match self.index.view().peek(piece).state() {
@@ -268,6 +268,13 @@ impl Cache {
             UnitDecoder::bytes_for(start, position.into())?;
             let key = SwapEntry(UnitDecoder::key_of(start, position.into())?);
             let member = Member { unit, position };
+            let is_candidate = |candidate: &Candidate| candidate.key == key;
+            if work.candidates.iter().any(is_candidate) {
+                continue;
+            }
+            if work.candidates.len() == UNIT_PAGES {
+                return Some(false);
+            }
             let checksum = {
                 let view = self.index.view();
                 let Some(locked) = view.lock(key) else { continue };
@@ -285,7 +292,7 @@ impl Cache {
             let from = From::Unit(member);
             work.candidates.push(Candidate { key, checksum, is_number, from });
         }
-        Some(())
+        Some(true)
     }
 
     /// Makes a unit of the first candidates, or finds that they are better left alone; the pages in

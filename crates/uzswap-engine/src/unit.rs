@@ -36,7 +36,7 @@ pub(crate) struct Units {
     /// was made of (0: of no interest to [`Self::sparse`]).
     members: Box<[OnceLock<Box<[AtomicU32]>>]>,
     unused: Mutex<Unused>,
-    /// Units that have lost at least half of their pages.
+    /// Units that have lost at least a quarter of their pages.
     sparse: AtomicUsize,
 }
 
@@ -135,7 +135,7 @@ impl Units {
         self.members(self.number(first)).load(Ordering::Acquire) as u16
     }
 
-    /// The next unit from number `from` on that has lost at least half of its pages, and its
+    /// The next unit from number `from` on that has lost at least a quarter of its pages, and its
     /// number.
     pub(crate) fn sparse(&self, from: usize) -> Option<(usize, SwapEntry)> {
         if self.sparse.load(Ordering::Relaxed) == 0 {
@@ -145,6 +145,18 @@ impl Units {
         (from..made)
             .find(|number| is_sparse(self.members(*number).load(Ordering::Relaxed)))
             .and_then(|number| Some((number, self.area.entry((number * PIECES) as u32)?)))
+    }
+
+    /// Pages that are left in such units, counted until they are `enough`.
+    pub(crate) fn left(&self, enough: usize) -> usize {
+        let (mut left, mut from) = (0, 0);
+        while left < enough
+            && let Some((number, unit)) = self.sparse(from)
+        {
+            left += self.taken(unit).count_ones() as usize;
+            from = number + 1;
+        }
+        left
     }
 
     /// Has [`Self::sparse`] pass a unit over from now on.
@@ -164,7 +176,7 @@ impl Units {
         })
     }
 
-    /// Units that have lost at least half of their pages, counted and as believed.
+    /// Units that have lost at least a quarter of their pages, counted and as believed.
     pub(crate) fn sparse_counts(&self) -> (usize, usize) {
         let made = lock(&self.unused).made;
         let is_sparse = |number: &usize| is_sparse(self.members(*number).load(Ordering::Relaxed));
@@ -178,8 +190,8 @@ impl Units {
     }
 }
 
-/// Whether a unit that somebody is in has lost at least half of the pages that it was made of.
+/// Whether a unit that somebody is in has lost at least a quarter of the pages that it was made of.
 fn is_sparse(members: u32) -> bool {
     let live = (members as u16).count_ones();
-    live > 0 && live * 2 <= members >> 16
+    live > 0 && live * 4 <= (members >> 16) * 3
 }
