@@ -64,7 +64,8 @@ fn swap_device() -> Vec<Finding> {
     ]
 }
 
-fn freezer() -> Result<String, String> {
+/// Where load control would hold processes.
+pub fn freezer() -> Result<String, String> {
     let missing = "cgroup version 2 is not mounted; mount -t cgroup2 none DIR";
     Ok(format!("at {}", cgroup::unified_root().ok_or(missing)?.display()))
 }

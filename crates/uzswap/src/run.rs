@@ -38,6 +38,10 @@ pub fn run(arguments: &RunArguments) -> Result<ExitCode, Failure> {
     options::check_memory(arguments.memory, machine)?;
     find_command(&arguments.command[0])?;
     crate::doctor::require()?;
+    if arguments.load_control {
+        let missing = |why| Failure::new(format!("--load-control: {why}, or do without"));
+        crate::doctor::freezer().map_err(missing)?;
+    }
     let hierarchy = Hierarchy::find().ok_or_else(|| {
         Failure::new("no memory cgroup is mounted, so nothing can be limited; see `uzswap doctor`")
     })?;
@@ -120,7 +124,7 @@ fn supervise(
 fn start_load_control(group: &Group) -> Result<LoadControl, Failure> {
     LoadControl::start(group.clone(), cpu::allowed()).map_err(|error| {
         Failure::new(format!(
-            "--load-control: no freezer of cgroup version 2: {error}; mount it, or do without"
+            "--load-control: cannot make a freezer: {error}; it needs root, or do without"
         ))
     })
 }
