@@ -87,6 +87,8 @@ const LOAD_CONTROL: &str = "--load-control";
 
 /// The longest that a build may take of a quick measurement.
 const QUICK_MAX: Duration = Duration::from_secs(60);
+/// And of a whole one, so that it ends: plain swap on the slow disk would take days.
+const WHOLE_MAX: Duration = Duration::from_secs(15 * 60);
 
 const THROTTLE: &str = "blkio.throttle.read_bps_device";
 
@@ -150,7 +152,7 @@ pub fn run(bench: &Bench, arguments: &BuildArguments) -> Result<Section, Failure
     let part = bench.pick("init/", "mm/", "");
     let target = arguments.target.clone().unwrap_or(part.into());
     let pool = arguments.pool.unwrap_or(arguments.memory / 2);
-    let time_max = bench.pick(Some(QUICK_MAX), Some(QUICK_MAX), None);
+    let time_max = bench.pick(QUICK_MAX, QUICK_MAX, WHOLE_MAX);
     let folder = sources()?;
     let mut builds = Vec::new();
     for &disk in &arguments.disks {
@@ -166,7 +168,8 @@ pub fn run(bench: &Bench, arguments: &BuildArguments) -> Result<Section, Failure
         let command = ["sh".to_owned(), "-c".to_owned(), script];
         let slow_disk = build.disk == Disk::Slow;
         let memory = arguments.memory;
-        let room = Room { memory, pool: Some(pool), slow_disk, time_max };
+        let (pool, time_max) = (Some(pool), Some(time_max));
+        let room = Room { memory, pool, slow_disk, time_max };
         build.peer.run(&mut Changes::begin(), room, &command, &bench.interrupt)
     })?;
     let mut section =
@@ -176,10 +179,12 @@ pub fn run(bench: &Bench, arguments: &BuildArguments) -> Result<Section, Failure
              zram's pool takes is taken from the build's limit ten times a second, since the kernel \
              charges it to nobody; what our daemon takes, by itself (run --include-pool). A pool \
              has {} MiB at most; zram's has no limit. I/O is the sum of pages in, pages out and \
-             major faults; changes are against plain swap.",
+             major faults; changes are against plain swap. A build that takes more than {} s is \
+             stopped.",
             arguments.memory >> 20,
             if rounds == 1 { "one round".into() } else { format!("medians of {rounds} rounds") },
             pool >> 20,
+            time_max.as_secs(),
         ));
     for disk in &arguments.disks {
         let of = builds.iter().zip(&turns).filter(|(build, _)| build.disk == *disk);

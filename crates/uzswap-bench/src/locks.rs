@@ -134,6 +134,15 @@ fn cpu_time() -> Duration {
     Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
 }
 
+/// What a lock protects, of its type: `Entrys` of `[uzswap_engine::index::Entry; 4096]`.
+fn short(name: &str) -> String {
+    let last = name.rsplit("::").next().unwrap_or(name);
+    match last.split_once("; ") {
+        Some((of, _)) => format!("{of}s"),
+        None => last.replace(['>', ']'], ""),
+    }
+}
+
 /// What storing `count` pages took all threads together.
 struct Took {
     time: Duration,
@@ -196,13 +205,7 @@ fn measure(setting: Setting, count: u32, pages: &[Page], ram: &Ram) -> Result<Ru
     let all = profile::take();
     let per_page = |number: f64| number / f64::from(count);
     let kinds = all.iter().map(|kind| Kind {
-        name: kind
-            .name
-            .rsplit("::")
-            .next()
-            .unwrap_or(kind.name)
-            .replace(['>', ']'], "")
-            .replace("; 16384", "s"),
+        name: short(kind.name),
         a_page: per_page(kind.acquisitions as f64),
         waited_ns: kind.waited.as_nanos() as f64,
         held_ns: kind.held.as_nanos() as f64 / kind.acquisitions.max(1) as f64,
