@@ -148,7 +148,8 @@ pub fn run(bench: &Bench, arguments: &NumpyArguments) -> Result<Section, Failure
     let setting = Setting {
         python: python()?,
         count: (mib << 20) / 8,
-        gathers: bench.pick(2_000, 4_000, 200_000),
+        // Of memmap each takes some 3 ms.
+        gathers: bench.pick(2_000, 4_000, 20_000),
         budget: (mib << 20) / RATIO,
     };
     let rounds = bench.rounds(2, 5);

@@ -259,9 +259,13 @@ impl Cache {
     /// Takes a page. A copy held under the same key is replaced, and dropped if the page is
     /// rejected.
     pub fn store(&self, key: SwapEntry, page: &Page) -> Store {
-        if self.index.view().ensure(key).is_err() {
-            self.doorbell.ring();
-            return self.reject(key, Reject::AllocFail);
+        match self.index.view().ensure(key) {
+            Ok(false) => {}
+            Ok(true) => self.doorbell.ring(),
+            Err(_) => {
+                self.doorbell.ring();
+                return self.reject(key, Reject::AllocFail);
+            }
         }
         if !self.attributes.enabled() {
             return self.reject(key, Reject::Disabled);
