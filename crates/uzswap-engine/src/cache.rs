@@ -259,13 +259,9 @@ impl Cache {
     /// Takes a page. A copy held under the same key is replaced, and dropped if the page is
     /// rejected.
     pub fn store(&self, key: SwapEntry, page: &Page) -> Store {
-        match self.index.view().ensure(key) {
-            Ok(false) => {}
-            Ok(true) => self.doorbell.ring(),
-            Err(_) => {
-                self.doorbell.ring();
-                return self.reject(key, Reject::AllocFail);
-            }
+        let ensure = || self.index.view().ensure(key).ok();
+        if ensure().or_else(|| self.wait_for(ensure)).is_none() {
+            return self.reject(key, Reject::AllocFail);
         }
         if !self.attributes.enabled() {
             return self.reject(key, Reject::Disabled);

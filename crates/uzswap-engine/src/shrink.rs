@@ -5,6 +5,7 @@
 //! store that finds the pool at its limit all the same makes room itself: oldest pages first, so
 //! that the pool never holds older pages than the backing.
 
+use crate::backing::slots::Slots;
 use crate::cache::{Cache, Reject};
 use crate::pool::{CLASSES, SECTION_BYTES, SectionError};
 use crate::stats::Counter::PoolLimitHit;
@@ -20,10 +21,10 @@ pub(crate) fn reserve_bytes(pool_bytes_max: u64) -> usize {
     (pool_bytes_max / 32).clamp(256 << 10, 2 << 20) as usize
 }
 
-/// Looks that a store takes at an empty reserve, each after a longer pause, before it writes back
-/// instead: some 0.4 s. A section takes a millisecond, but the thread that brings it on line may
-/// wait for a CPU: with ten busy programs on two, 10 ms were not enough. Where the machine has no
-/// memory, or there is no such thread, nobody waits.
+/// Looks that a store takes at what the maintaining thread makes ready, each after a longer pause,
+/// before it does without: some 0.4 s. A section of the pool takes a millisecond, but the thread
+/// that brings it on line may wait for a CPU: with ten busy programs on two, 10 ms were not enough.
+/// Where the machine has no memory, or there is no such thread, nobody waits.
 const LOOKS: u32 = 4000;
 
 /// Compaction runs when it could free more than this share of the pool, and this many bytes.
@@ -196,9 +197,10 @@ impl Cache {
         let at_limit = self.pool.bytes() + SECTION_BYTES / 64 > self.pool.limit();
         if at_limit {
             self.counters.increment(PoolLimitHit);
+            self.doorbell.ring();
         }
-        self.doorbell.ring();
-        if !at_limit && self.wait_for_reserve() {
+        let topped_up = || (self.pool.free_bytes() >= self.reserve_bytes / 4).then_some(());
+        if !at_limit && self.wait_for(topped_up).is_some() {
             return Ok(());
         }
         let before = self.pool.bytes();
@@ -217,17 +219,27 @@ impl Cache {
         }
     }
 
-    /// Waits a moment for the thread that maintains to bring more memory on line.
-    fn wait_for_reserve(&self) -> bool {
+    /// Rings for the thread that maintains, and waits a moment for it to make ready what `take`
+    /// takes.
+    pub(crate) fn wait_for<T>(&self, take: impl Fn() -> Option<T>) -> Option<T> {
+        self.doorbell.ring();
         if !self.doorbell.attended.load(Relaxed) {
-            return false;
+            return None;
         }
         let mut backoff = Backoff::new();
         let mut looks = (0..LOOKS).take_while(|_| !self.starved.load(Relaxed));
-        looks.any(|_| {
+        looks.find_map(|_| {
             backoff.wait();
-            self.pool.free_bytes() >= self.reserve_bytes / 4
+            take()
         })
+    }
+
+    /// Takes space on the backing. Where there is some, and it cannot be taken without allocating,
+    /// waits for the thread that maintains, which does that.
+    pub(crate) fn take_space<T>(&self, take: impl Fn(&Slots) -> Option<T>) -> Option<T> {
+        let none_left = || self.slots.is_short().then_some(None);
+        let look = || take(&self.slots).map(Some).or_else(none_left);
+        look().or_else(|| self.wait_for(look)).flatten()
     }
 
     fn write_back_to(&self, bytes: usize) {

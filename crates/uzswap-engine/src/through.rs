@@ -43,17 +43,19 @@ impl Cache {
         if !self.writeback_works() {
             return Store::Rejected(Reject::ReclaimFail);
         }
-        let mut writer = (self.locks == Locks::OneWriter).then(|| lock(&self.writer));
-        let slot = self.slots.take_slot(RESERVED).or_else(|| {
-            let mut writer = writer.take().unwrap_or_else(|| lock(&self.writer));
+        let slot = self.take_space(|slots| slots.take_slot(RESERVED)).or_else(|| {
+            let mut writer = lock(&self.writer);
             let cleaned = self.clean_if_short(&mut writer);
-            cleaned.then(|| self.slots.take_slot(RESERVED)).flatten()
+            let slot = cleaned.then(|| self.slots.take_slot(RESERVED)).flatten();
+            self.settle(&mut writer);
+            slot
         });
         let Some(slot) = slot else {
             self.counters.increment(BackingFull);
             self.doorbell.ring();
             return Store::Rejected(Reject::ReclaimFail);
         };
+        let _one = (self.locks == Locks::OneWriter).then(|| lock(&self.writer));
         if !self.write_slot(slot, page) {
             self.slots.give_slot(slot);
             return Store::Rejected(Reject::ReclaimFail);

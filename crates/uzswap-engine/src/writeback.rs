@@ -40,7 +40,8 @@ pub(crate) struct Writer {
     /// The segment being filled.
     open: Option<Open>,
     writes_in_flight: usize,
-    /// Segments whose records are being moved.
+    /// Segments of which copies are on their way. They take no other use until all writes have
+    /// ended: a copy is committed by where its page was, which must not be another page by then.
     cleaning: Vec<Segment>,
     /// With more live bytes than this, cleaning has been seen to win nothing.
     hopeless_above: u64,
@@ -192,7 +193,7 @@ impl Cache {
         if self.pool.bytes() < before {
             return Some(true); // Whoever had the buffer made room.
         }
-        let segment = self.slots.take_segment(RESERVED)?;
+        let segment = self.take_space(|slots| slots.take_segment(RESERVED))?;
         let buffer = own.0.take().expect("whoever has the lock puts it back");
         let mut open = Open { segment, buffer, filled: 0 };
         self.fill(&mut open);
@@ -242,9 +243,7 @@ impl Cache {
         }
         let Some(open) = &mut writer.open else { return false };
         let filled = self.fill(open);
-        if open.filled > 0 {
-            self.submit(writer);
-        }
+        self.submit(writer);
         filled == Filled::Full && self.writeback_works()
     }
 
@@ -302,18 +301,28 @@ impl Cache {
         Filled::Exhausted
     }
 
-    /// Starts the write of the open segment.
+    /// Starts the write of the open segment, if there is anything in it.
     fn submit(&self, writer: &mut Writer) {
-        let Some(mut open) = writer.open.take() else { return };
+        let Some(mut open) = writer.open.take_if(|open| open.filled > 0) else { return };
         let bytes = open.seal(self.backing.block_bytes());
         let Open { segment, buffer, .. } = open;
         self.backing.submit(Write { offset: segment.start(), buffer, bytes });
         writer.writes_in_flight += 1;
     }
 
-    /// Waits for every write in flight.
-    fn settle(&self, writer: &mut Writer) {
+    /// Writes what was copied and waits for every write in flight. Nobody lets go of the writer
+    /// before.
+    pub(crate) fn settle(&self, writer: &mut Writer) {
+        if self.writeback_works() {
+            self.submit(writer);
+        }
         while self.complete(writer, true) {}
+        // Empty; or the backing has failed, and the pages stay where they were copied from.
+        if let Some(Open { segment, buffer, .. }) = writer.open.take() {
+            self.slots.give_segment(segment, Use::Open);
+            writer.buffers.push(buffer);
+        }
+        self.finish_cleaning(writer);
     }
 
     /// Takes one write that ended and commits it; `false` when there is none (yet).
@@ -329,13 +338,9 @@ impl Cache {
                 self.counters.add(BackingBytesWritten, write.bytes as i64);
                 self.commit(segment, &write.buffer);
             }
-            Err(error) => {
-                self.give_up(segment, &write.buffer, error);
-                self.stop_cleaning(writer);
-            }
+            Err(error) => self.give_up(segment, &write.buffer, error),
         }
         writer.buffers.push(write.buffer);
-        self.finish_cleaning(writer);
         true
     }
 
@@ -410,6 +415,7 @@ impl Cache {
     pub(crate) fn clean_if_short(&self, writer: &mut Writer) -> bool {
         if self.slots.is_short() {
             self.slots.drain();
+            self.settle(writer);
         }
         while self.slots.is_short() {
             let live = self.slots.segments.live_bytes();
@@ -433,7 +439,6 @@ impl Cache {
         if let (Some(victim), true) = (victim, room) {
             return self.clean(writer, victim);
         }
-        self.submit(writer);
         self.settle(writer);
         // What was just written is itself the only one left worth cleaning: stop, and do not try
         // again before something has died.
@@ -448,23 +453,19 @@ impl Cache {
     fn clean(&self, writer: &mut Writer, victim: Segment) -> bool {
         let Some(mut content) = writer.cleaned.take() else { return false };
         let cleaned = if self.slots.segments.turn(victim, Use::Written, Use::Cleaning) {
-            writer.cleaning.push(victim);
-            match self.backing.read(victim.start(), &mut content) {
+            let copied = match self.backing.read(victim.start(), &mut content) {
                 Ok(()) => self.copy_live(writer, victim, &content),
                 Err(error) => {
                     self.fail(Failure { what: "read", byte: victim.start(), error });
                     false
                 }
-            }
+            };
+            writer.cleaning.push(victim);
+            copied
         } else {
             true // The last record in it died just now: it is free.
         };
         writer.cleaned = Some(content);
-        if cleaned {
-            self.finish_cleaning(writer);
-        } else {
-            self.stop_cleaning(writer);
-        }
         cleaned
     }
 
@@ -473,7 +474,6 @@ impl Cache {
         for (offset, found) in records(content) {
             // Before the entry is locked: a commit may have to lock the same one.
             if writer.open.as_ref().is_some_and(|open| open.place(found.form).is_none()) {
-                self.submit(writer);
                 self.settle(writer);
             }
             if !self.writeback_works() || !self.open(writer, 0) {
@@ -494,23 +494,13 @@ impl Cache {
         true
     }
 
-    /// Frees the segments of which the last record has been moved.
+    /// Frees the segments of which the last record has been moved, and leaves others as they were.
+    /// No copy is on its way.
     fn finish_cleaning(&self, writer: &mut Writer) {
-        writer.cleaning.retain(|victim| {
-            let moved = self.slots.segments.live(*victim) == 0;
-            if moved {
-                self.slots.give_segment(*victim, Use::Cleaning);
-                self.counters.increment(SegmentsCleaned);
-            }
-            !moved
-        });
-    }
-
-    /// Leaves the segments in hand as they were: what was copied out of them is not committed.
-    fn stop_cleaning(&self, writer: &mut Writer) {
         for victim in writer.cleaning.drain(..) {
             if self.slots.segments.written(victim) {
                 self.slots.give_segment(victim, Use::Open);
+                self.counters.increment(SegmentsCleaned);
             }
         }
     }

@@ -77,6 +77,32 @@ fn pages_written_through_are_packed_when_segments_run_short() {
     cache.check();
 }
 
+/// What was copied out of a segment for it to be free is written before anyone else looks.
+#[test]
+fn pages_written_through_find_room_by_cleaning() {
+    let setup = Setup { backing_bytes: 4 << 20, pages: 20_000, ..Setup::default() };
+    let (cache, area, _) = setup.make();
+    let compressed = 10_000..12_200;
+    for offset in compressed.clone() {
+        let page = page_of(Content::Mixed, offset.into());
+        assert_eq!(cache.store(area.entry(offset).unwrap(), &page), Store::Stored, "{offset}");
+    }
+    cache.shrink(usize::MAX);
+    let (held, gone): (Vec<u32>, Vec<u32>) = compressed.partition(|offset| offset % 3 == 0);
+    gone.iter().for_each(|offset| cache.invalidate(area.entry(*offset).unwrap()));
+    let free = (4 << 20) - cache.statistic("backing_live_size").unwrap();
+    // Three segments stay free, and what is left of the space may be in parts.
+    let pages = (free / PAGE_BYTES as u64) as u32 - 5 * 64;
+    for offset in 0..pages {
+        assert!(through(&cache, area, offset), "page {offset} of {pages}");
+        cache.check();
+    }
+    let cleaned = cache.statistic("segments_cleaned").unwrap();
+    assert!(cleaned >= 4, "{cleaned}");
+    (0..pages).for_each(|offset| assert_holds(&cache, area, offset, Content::Random));
+    held.iter().for_each(|offset| assert_holds(&cache, area, *offset, Content::Mixed));
+}
+
 #[test]
 fn a_packing_that_fails_leaves_every_page_where_it_is() {
     use std::sync::atomic::Ordering::Relaxed;

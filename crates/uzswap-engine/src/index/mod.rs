@@ -245,25 +245,24 @@ impl View<'_> {
         }
     }
 
-    /// Makes a key's entry from a spare trunk, where there is none yet; whether few are left.
-    pub(crate) fn ensure(&self, key: SwapEntry) -> Result<bool, NoTrunk> {
+    /// Makes a key's entry from a spare trunk, where there is none yet.
+    pub(crate) fn ensure(&self, key: SwapEntry) -> Result<(), NoTrunk> {
         if self.get(key).is_some() {
-            return Ok(false);
+            return Ok(());
         }
         let number = key.0 as usize / TRUNK_ENTRIES;
         let slot = &self.index.trunks[number];
         // Under the lock from the look to the change: of threads that miss the same trunk one takes
         // a spare one.
         let mut spare = lock(&self.index.spare);
-        if !slot.load(Ordering::Acquire, &self.pinned).is_null() {
-            return Ok(false);
+        if slot.load(Ordering::Acquire, &self.pinned).is_null() {
+            let trunk = spare.pop().ok_or(NoTrunk)?;
+            slot.store(Owned::from(trunk), Ordering::Release);
+            self.index.made.fetch_add(1, Ordering::Relaxed);
+            let is_for_pages = number >= self.index.record_trunks.load(Ordering::Relaxed);
+            self.index.made_for_pages.fetch_add(usize::from(is_for_pages), Ordering::Relaxed);
         }
-        let trunk = spare.pop().ok_or(NoTrunk)?;
-        slot.store(Owned::from(trunk), Ordering::Release);
-        self.index.made.fetch_add(1, Ordering::Relaxed);
-        let is_for_pages = number >= self.index.record_trunks.load(Ordering::Relaxed);
-        self.index.made_for_pages.fetch_add(usize::from(is_for_pages), Ordering::Relaxed);
-        Ok(spare.len() < Index::SPARE / 2)
+        Ok(())
     }
 
     /// Every trunk there is: the key of its first entry, and its entries.
@@ -305,12 +304,9 @@ mod tests {
         assert!(view.get(SwapEntry(5)).is_none());
         assert_eq!(view.ensure(SwapEntry(5)), Err(NoTrunk));
         index.provision();
-        assert_eq!(view.ensure(SwapEntry(5)), Ok(false));
+        assert_eq!(view.ensure(SwapEntry(5)), Ok(()));
         assert!(view.get(SwapEntry(TRUNK - 1)).is_some());
         assert!(view.get(SwapEntry(TRUNK)).is_none());
-        // Eleven were made. Who takes the fourth leaves fewer than eight, and is told.
-        let few = (1..5).map(|trunk| view.ensure(SwapEntry(trunk * TRUNK)) == Ok(true));
-        assert!(few.eq([false, false, true, true]));
     }
 
     #[test]
@@ -321,7 +317,7 @@ mod tests {
         index.provision();
         let (first, second) = (SwapEntry(0), SwapEntry(TRUNK + 7));
         let view = index.view();
-        [first, second].iter().for_each(|key| assert!(view.ensure(*key).is_ok()));
+        [first, second].iter().for_each(|key| view.ensure(*key).unwrap());
         let held = view.lock(second).unwrap();
         assert_eq!(index.reclaim(), 0, "one is kept, of the other an entry is locked");
         drop(held);
