@@ -166,10 +166,12 @@ pub fn run(bench: &Bench, arguments: &BuildArguments) -> Result<Section, Failure
         let script =
             format!("cd {} && make -s -j{} {target} >/dev/null", folder.display(), build.jobs);
         let command = ["sh".to_owned(), "-c".to_owned(), script];
-        let slow_disk = build.disk == Disk::Slow;
-        let memory = arguments.memory;
-        let (pool, time_max) = (Some(pool), Some(time_max));
-        let room = Room { memory, pool, slow_disk, time_max };
+        let room = Room {
+            memory: arguments.memory,
+            pool: Some(pool),
+            slow_disk: build.disk == Disk::Slow,
+            time_max: Some(time_max),
+        };
         build.peer.run(&mut Changes::begin(), room, &command, &bench.interrupt)
     })?;
     let mut section =

@@ -126,18 +126,20 @@ impl Memory {
             }
             out.request_ns.push(began.elapsed().as_nanos() as u64 / pages as u64);
         }
-        let swapped = if let Self::Swapped(mapping) = self { Some(mapping) } else { None };
-        while swapped.is_some() && counter("nr_writeback")? > 0 {
+        let is_swapped = matches!(self, Self::Swapped(_));
+        while is_swapped && counter("nr_writeback")? > 0 {
             std::thread::sleep(Duration::from_micros(100));
         }
         out.all_ns = start.elapsed().as_nanos() as f64 / count as f64;
-        swapped.map_or(Ok(()), |mapping| empty_swap_cache(mapping))?;
+        if let Self::Swapped(mapping) = self {
+            empty_swap_cache(mapping)?;
+        }
         Ok(out)
     }
 }
+
 /// A device that answers later leaves pages in the swap cache until memory is needed, and pages
 /// that another CPU has just touched are passed over.
-/// another CPU has just touched are passed over.
 fn empty_swap_cache(memory: &Mapping) -> Result<(), Failure> {
     let group = Hierarchy::find().and_then(|hierarchy| hierarchy.own());
     let begin = Instant::now();

@@ -261,7 +261,7 @@ impl Peer {
                 let line = text.lines().find_map(|line| line.strip_prefix("Zswap:"));
                 number(line.unwrap_or_default(), 0) * 1024
             }
-            _ => 0,
+            Self::Plain | Self::Uzswap { .. } | Self::Region { .. } | Self::Floor => 0,
         }
     }
 }

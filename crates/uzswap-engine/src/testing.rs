@@ -191,7 +191,7 @@ pub fn decode_ops(bytes: &[u8], pages: u32) -> impl Iterator<Item = Op> {
             0..26 => Op::Store {
                 offset,
                 content: Content::pick(u64::from(*c)),
-                seed: u64::from(c / 6),
+                seed: u64::from(*c) / Content::ALL.len() as u64,
                 through: kind % 2 == 0,
             },
             26..38 => Op::Load(offset),

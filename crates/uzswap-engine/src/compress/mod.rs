@@ -264,7 +264,9 @@ impl Codecs {
             Codec::Lz4 => self.lz4.set_level(algorithm.level),
             Codec::Zstd => self.zstd.set_level(algorithm.level),
             Codec::Deflate => self.deflate.set_level(algorithm.level),
-            _ => {} // They have no levels.
+            // They have no levels, or are not chosen.
+            Codec::Raw | Codec::Lzo | Codec::Wkdm | Codec::Piece => {}
+            Codec::Lz4Shuffled | Codec::ZstdShuffled => {}
         }
     }
 
@@ -348,13 +350,13 @@ impl Codecs {
             Codec::Deflate => self.deflate.decompress(object, page),
             Codec::Wkdm => self.wkdm.decompress(object, page),
             Codec::Piece => Err(Undecodable),
-            Codec::Lz4Shuffled | Codec::ZstdShuffled => {
-                match codec {
-                    Codec::Lz4Shuffled => self.lz4.decompress(object, &mut self.shuffled)?,
-                    _ => self.zstd.decompress(object, &mut self.shuffled)?,
-                }
-                shuffle::unshuffle(&self.shuffled, page);
-                Ok(())
+            Codec::Lz4Shuffled => {
+                let decoded = self.lz4.decompress(object, &mut self.shuffled);
+                decoded.map(|()| shuffle::unshuffle(&self.shuffled, page))
+            }
+            Codec::ZstdShuffled => {
+                let decoded = self.zstd.decompress(object, &mut self.shuffled);
+                decoded.map(|()| shuffle::unshuffle(&self.shuffled, page))
             }
         }
     }

@@ -74,7 +74,7 @@ impl Zstd {
 
     /// Compresses without a dictionary, and no trial is made on the page.
     pub(super) fn compress_plain(&mut self, page: &Page, out: &mut [u8]) -> Option<usize> {
-        plain(&mut self.compress, page, out)
+        self.compress.compress2(out, page).ok()
     }
 
     pub(super) fn level(&self) -> i32 {
@@ -124,11 +124,6 @@ impl With {
     }
 }
 
-/// Compresses without a dictionary, if the object fits.
-fn plain(context: &mut CCtx<'static>, page: &Page, out: &mut [u8]) -> Option<usize> {
-    context.compress2(out, page).ok()
-}
-
 impl Compressor for Zstd {
     fn compress(&mut self, page: &Page, out: &mut [u8]) -> Option<usize> {
         self.pages = self.pages.wrapping_add(1);
@@ -137,8 +132,8 @@ impl Compressor for Zstd {
         let object = with.and_then(|with| with.compress(page));
         let object = object.filter(|object| object.len() <= out.len());
         let is_sure = object.is_some_and(|object| object.len() <= SURE_BYTES);
-        let without =
-            if is_trial || !is_sure { plain(&mut self.compress, page, out) } else { None };
+        let mut plain = || self.compress.compress2(&mut *out, page).ok();
+        let without = if is_trial || !is_sure { plain() } else { None };
         let best = match object {
             Some(object) if without.is_none_or(|bytes| bytes >= object.len()) => {
                 out[..object.len()].copy_from_slice(object);
