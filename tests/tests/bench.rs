@@ -47,6 +47,26 @@ fn transport_compares_plain_memory_with_each_compressor() {
 }
 
 #[test]
+fn one_that_fails_is_a_row_that_says_so() {
+    let Some(machine) = Machine::take() else { return };
+    let output = bench(&[
+        "transport",
+        "--rounds=2",
+        "--touches=1000",
+        "--limit-mib=16",
+        "--compressors=lz5,lz4",
+    ]);
+    assert_eq!(output.status.code(), Some(125));
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    assert!(stderr.contains("uzswap bench: lz5: "), "{stderr}");
+    let text = String::from_utf8_lossy(&output.stdout);
+    let row = |name: &str| text.lines().find(|line| line.starts_with(name)).unwrap().to_owned();
+    assert!(row("| lz5").contains("failed: "), "{text}");
+    assert!(!row("| lz4").contains("failed"), "the others are measured: {text}");
+    machine.assert_as_before();
+}
+
+#[test]
 fn numpy_compares_regions_with_plain_arrays_and_memmap() {
     let Some(_machine) = Machine::take() else { return };
     let text = assert_well(&bench(&["numpy", "--smoke"]));

@@ -75,7 +75,7 @@ pub trait Candidate {
 pub struct Turns<T> {
     /// Its name.
     pub name: String,
-    /// Why there is nothing.
+    /// Why there is nothing, or no more.
     pub missing: Option<String>,
     /// One value a round.
     pub rounds: Vec<T>,
@@ -111,6 +111,8 @@ pub struct Bench {
     pub interrupt: Interrupt,
     report: RefCell<Report>,
     prefix: RefCell<String>,
+    /// What failed since the last section.
+    failed: RefCell<Vec<String>>,
     _lock: Lock,
 }
 
@@ -124,6 +126,7 @@ impl Bench {
             interrupt: Interrupt::catch()?,
             report: RefCell::new(report),
             prefix: RefCell::new(String::new()),
+            failed: RefCell::default(),
             _lock: lock,
         })
     }
@@ -159,11 +162,24 @@ impl Bench {
         bar
     }
 
-    /// Measures every candidate once a round, in turns: A B C, A B C, …
+    /// Measures every candidate once a round, in turns: A B C, A B C, … One that fails is not
+    /// measured again; the others are, so that what took hours is not lost.
     pub fn take_turns<C: Candidate, T>(
         &self,
         candidates: &[C],
         rounds: usize,
+        measure: impl FnMut(&C) -> Result<T, Failure>,
+    ) -> Result<Vec<Turns<T>>, Failure> {
+        self.take_turns_until(candidates, |_| rounds, |_| false, measure)
+    }
+
+    /// The same, where each has its own number of rounds, and one of which a value `is_last` is not
+    /// measured again either.
+    pub fn take_turns_until<C: Candidate, T>(
+        &self,
+        candidates: &[C],
+        rounds: impl Fn(&C) -> usize,
+        is_last: impl Fn(&T) -> bool,
         mut measure: impl FnMut(&C) -> Result<T, Failure>,
     ) -> Result<Vec<Turns<T>>, Failure> {
         let turns = candidates.iter().map(|candidate| Turns {
@@ -172,14 +188,21 @@ impl Bench {
             rounds: Vec::new(),
         });
         let mut turns: Vec<_> = turns.collect();
-        let bar = self.progress(rounds * candidates.len());
-        for _ in 0..rounds {
-            for (candidate, turn) in candidates.iter().zip(&mut turns) {
+        let bar = self.progress(candidates.iter().map(&rounds).sum());
+        for round in 0..candidates.iter().map(&rounds).max().unwrap_or(0) {
+            let pairs = candidates.iter().zip(&mut turns);
+            for (candidate, turn) in pairs.filter(|(candidate, _)| round < rounds(candidate)) {
                 self.interrupt.check()?;
                 bar.set_message(turn.name.clone());
-                if turn.missing.is_none() {
-                    let value = measure(candidate);
-                    turn.rounds.push(value.context(&turn.name)?);
+                let is_done = turn.missing.is_some() || turn.rounds.last().is_some_and(&is_last);
+                match (!is_done).then(|| measure(candidate)) {
+                    None => {}
+                    Some(Ok(value)) => turn.rounds.push(value),
+                    Some(Err(failure)) => {
+                        self.interrupt.check()?;
+                        self.failed.borrow_mut().push(format!("{}: {failure}", turn.name));
+                        turn.missing = Some(format!("failed: {failure}"));
+                    }
                 }
                 bar.inc(1);
             }
@@ -188,10 +211,15 @@ impl Bench {
         Ok(turns)
     }
 
-    /// Prints a section, and writes the report anew with it.
+    /// Prints a section, and writes the report anew with it. Errors: also what is missing in it
+    /// because it failed.
     pub fn publish(&self, section: Section) -> Result<(), Failure> {
         println!("{}", section.markdown(None));
-        self.report.borrow_mut().add(section)
+        self.report.borrow_mut().add(section)?;
+        match self.failed.take() {
+            failed if failed.is_empty() => Ok(()),
+            failed => Err(Failure::new(failed.join("; "))),
+        }
     }
 }
 

@@ -33,9 +33,12 @@ pub struct BuildArguments {
     /// Disks behind the swap.
     #[arg(long, value_delimiter = ',', default_value = "as-is,slow")]
     pub disks: Vec<Disk>,
-    /// Part of the kernel to build; all of it unless given.
+    /// What make builds; "vmlinux" is all of it [default: mm/].
     #[arg(long)]
     pub target: Option<String>,
+    /// Stop a build that takes longer, s. It is not tried again.
+    #[arg(long, default_value = "60")]
+    pub stop_after: u64,
     /// Configurations: plain, zswap, zram, uzswap-NAME with the compressor's name, and with
     /// "+load-control" behind it.
     #[arg(long, value_delimiter = ',', default_values_t = PEERS.map(String::from))]
@@ -84,11 +87,6 @@ impl Candidate for Build {
 }
 
 const LOAD_CONTROL: &str = "--load-control";
-
-/// The longest that a build may take of a quick measurement.
-const QUICK_MAX: Duration = Duration::from_secs(60);
-/// And of a whole one, so that it ends: plain swap on the slow disk would take days.
-const WHOLE_MAX: Duration = Duration::from_secs(15 * 60);
 
 const THROTTLE: &str = "blkio.throttle.read_bps_device";
 
@@ -148,11 +146,11 @@ pub fn run(bench: &Bench, arguments: &BuildArguments) -> Result<Section, Failure
         true => bench.pick(vec![4], vec![24], vec![8, 12, 16, 20, 24]),
         false => arguments.jobs.clone(),
     };
-    // The whole takes minutes each time.
-    let part = bench.pick("init/", "mm/", "");
+    // All of it takes minutes each time, and on the slow disk plain swap would take days.
+    let part = bench.pick("init/", "mm/", "mm/");
     let target = arguments.target.clone().unwrap_or(part.into());
     let pool = arguments.pool.unwrap_or(arguments.memory / 2);
-    let time_max = bench.pick(QUICK_MAX, QUICK_MAX, WHOLE_MAX);
+    let time_max = Duration::from_secs(arguments.stop_after);
     let folder = sources()?;
     let mut builds = Vec::new();
     for &disk in &arguments.disks {
@@ -160,20 +158,33 @@ pub fn run(bench: &Bench, arguments: &BuildArguments) -> Result<Section, Failure
             builds.extend(peers.iter().map(|peer| Build { disk, jobs, peer: peer.clone() }));
         }
     }
-    let rounds = bench.rounds(1, 5);
-    let turns = bench.take_turns(&builds, rounds, |build| {
-        shell("make -s clean && sync && echo 3 > /proc/sys/vm/drop_caches", &folder)?;
-        let script =
-            format!("cd {} && make -s -j{} {target} >/dev/null", folder.display(), build.jobs);
-        let command = ["sh".to_owned(), "-c".to_owned(), script];
-        let room = Room {
-            memory: arguments.memory,
-            pool: Some(pool),
-            slow_disk: build.disk == Disk::Slow,
-            time_max: Some(time_max),
-        };
-        build.peer.run(&mut Changes::begin(), room, &command, &bench.interrupt)
-    })?;
+    // What is aimed at, with the most jobs, more often.
+    let most = jobs.iter().max().copied();
+    let rounds = |jobs| bench.rounds(1, if Some(jobs) == most { 5 } else { 1 });
+    let was_stopped = |run: &Measured| !run.is_whole;
+    let turns = bench.take_turns_until(
+        &builds,
+        |b| rounds(b.jobs),
+        was_stopped,
+        |build| {
+            shell("make -s clean && sync && echo 3 > /proc/sys/vm/drop_caches", &folder)?;
+            let script =
+                format!("cd {} && make -s -j{} {target} >/dev/null", folder.display(), build.jobs);
+            let command = ["sh".to_owned(), "-c".to_owned(), script];
+            let room = Room {
+                memory: arguments.memory,
+                pool: Some(pool),
+                slow_disk: build.disk == Disk::Slow,
+                time_max: Some(time_max),
+            };
+            build.peer.run(&mut Changes::begin(), room, &command, &bench.interrupt)
+        },
+    )?;
+    let times = jobs.iter().map(|jobs| match rounds(*jobs) {
+        1 => format!("N = {jobs} once"),
+        more => format!("N = {jobs} medians of {more} rounds"),
+    });
+    let times = times.collect::<Vec<_>>().join(", ");
     let mut section =
         Section::new("kernel-build", "A kernel build in little memory").text(format!(
             "Linux 6.1, tinyconfig, make -jN {target}, {} MiB for the build and the pool together; \
@@ -182,9 +193,9 @@ pub fn run(bench: &Bench, arguments: &BuildArguments) -> Result<Section, Failure
              charges it to nobody; what our daemon takes, by itself (run --include-pool). A pool \
              has {} MiB at most; zram's has no limit. I/O is the sum of pages in, pages out and \
              major faults; changes are against plain swap. A build that takes more than {} s is \
-             stopped.",
+             stopped, and not tried again.",
             arguments.memory >> 20,
-            if rounds == 1 { "one round".into() } else { format!("medians of {rounds} rounds") },
+            times,
             pool >> 20,
             time_max.as_secs(),
         ));

@@ -1,11 +1,11 @@
 //! `numpy`: what numpy does to an array four times its memory, in a region and in a mapped file,
 //! beside an array that has all the memory it wants.
 
-use crate::bench::{Bench, Candidate, Turns};
+use crate::bench::{Bench, Candidate, Interrupt, Turns};
 use crate::error::{Context, Failure};
 use crate::install::shell;
 use crate::machine::Changes;
-use crate::peer::FOLDER;
+use crate::peer::{FOLDER, wait};
 use crate::report::{Section, Table};
 use clap::Args;
 use serde::{Deserialize, Serialize};
@@ -16,7 +16,7 @@ use std::process::{Command, Stdio};
 /// What to measure.
 #[derive(Debug, Args)]
 pub struct NumpyArguments {
-    /// Size of the array, MiB [default: 1024]; it has a quarter of that.
+    /// Size of the array, MiB [default: 512]; it has a quarter of that.
     #[arg(long, value_parser = clap::value_parser!(u16).range(32..))]
     pub mib: Option<u16>,
     /// Compressors of ours.
@@ -88,7 +88,7 @@ fn python() -> Result<PathBuf, Failure> {
 }
 
 impl Setting {
-    fn run(&self, array: &Array) -> Result<Run, Failure> {
+    fn run(&self, array: &Array, interrupt: &Interrupt) -> Result<Run, Failure> {
         let file = Path::new(FOLDER).join("numbers");
         let mut command = Command::new(&self.python);
         command.args(["-c", PROGRAM, "--data", array.data]);
@@ -106,16 +106,11 @@ impl Setting {
                 command.args(["--compressor", compressor, "--budget", &self.budget.to_string()])
             }
         };
-        let output = command.stdin(Stdio::null()).stderr(Stdio::piped()).output();
+        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        let ended = wait(command.spawn().context("python3")?, interrupt, None, || 0);
         // It is only there if the program was ended.
         let _ = std::fs::remove_file(&file);
-        let output = output.context("python3")?;
-        if !output.status.success() {
-            let said = String::from_utf8_lossy(&output.stderr);
-            let last = said.lines().last().unwrap_or("it said nothing").to_owned();
-            return Err(Failure::new(format!("{}: {last}", output.status)));
-        }
-        serde_json::from_slice(&output.stdout).context("the program's output")
+        serde_json::from_str(&ended?.stdout).context("the program's output")
     }
 
     /// A table of one kind of numbers; the first of `turns` is plain numpy.
@@ -144,15 +139,15 @@ impl Setting {
 
 /// Measures.
 pub fn run(bench: &Bench, arguments: &NumpyArguments) -> Result<Section, Failure> {
-    let mib = arguments.mib.map_or(bench.pick(32, 48, 1024), u64::from);
+    let mib = arguments.mib.map_or(bench.pick(32, 48, 512), u64::from);
     let setting = Setting {
         python: python()?,
         count: (mib << 20) / 8,
-        // Of memmap each takes some 3 ms.
-        gathers: bench.pick(2_000, 4_000, 20_000),
+        // Of memmap each takes 3 to 5 ms.
+        gathers: bench.pick(2_000, 4_000, 5_000),
         budget: (mib << 20) / RATIO,
     };
-    let rounds = bench.rounds(2, 5);
+    let rounds = bench.rounds(2, 3);
     let mut section =
         Section::new("numpy", "An array four times its memory, with numpy").text(format!(
             "{mib} MiB of numbers in {} MiB, medians of {rounds} rounds, and in brackets how many \
@@ -170,7 +165,8 @@ pub fn run(bench: &Bench, arguments: &NumpyArguments) -> Result<Section, Failure
             .iter()
             .map(|compressor| Memory::Region { compressor: compressor.clone() });
         arrays.extend(regions.map(memory));
-        let turns = bench.take_turns(&arrays, rounds, |array| setting.run(array))?;
+        let turns =
+            bench.take_turns(&arrays, rounds, |array| setting.run(array, &bench.interrupt))?;
         let digests: Vec<_> =
             turns.iter().flat_map(|turn| &turn.rounds).map(|run| &run.digest).collect();
         if digests.iter().any(|digest| *digest != digests[0]) {

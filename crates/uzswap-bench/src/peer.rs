@@ -331,17 +331,18 @@ fn run_uzswap(
 }
 
 /// How a command went.
-struct Ended {
+pub struct Ended {
     seconds: f64,
     is_whole: bool,
     /// The most that was sampled.
     peak: u64,
     /// What it printed, if it is whole.
-    stdout: String,
+    pub stdout: String,
 }
 
-/// Waits for a command, and stops it when its time is up.
-fn wait(
+/// Waits for a command of which the output is piped, and stops it when its time is up. Errors: it
+/// failed, with the last line of what it said if that is piped too.
+pub fn wait(
     mut child: Child,
     interrupt: &Interrupt,
     time_max: Option<Duration>,
@@ -351,7 +352,9 @@ fn wait(
     let (Some(stdout), mut peak) = (child.stdout.take(), 0) else {
         return Err(Failure::new("no pipe from the command"));
     };
+    let stderr = child.stderr.take();
     let reader = std::thread::spawn(move || std::io::read_to_string(stdout).unwrap_or_default());
+    let errors = std::thread::spawn(move || stderr.and_then(|it| std::io::read_to_string(it).ok()));
     let (mut told, mut is_whole) = (false, true);
     let (status, seconds) = loop {
         if let Some(status) = child.try_wait().context("the command")? {
@@ -373,7 +376,9 @@ fn wait(
     }
     if !status.success() {
         let how = status.signal().map_or(format!("{status}"), |signal| format!("signal {signal}"));
-        return Err(Failure::new(format!("the measured command failed: {how}")));
+        let said = errors.join().ok().flatten().unwrap_or_default();
+        let said = said.lines().last().map(|last| format!(": {last}")).unwrap_or_default();
+        return Err(Failure::new(format!("the measured command failed: {how}{said}")));
     }
     let stdout = reader.join().unwrap_or_default();
     Ok(Ended { seconds, is_whole, peak, stdout })
