@@ -57,6 +57,22 @@ pub enum Disk {
     Slow,
 }
 
+impl Disk {
+    /// What stands above its table.
+    fn text(self) -> String {
+        match self {
+            Self::AsIs => "The disk as it is:".into(),
+            Self::Slow => format!(
+                "A slow disk: a loop device held to {} MB and {DISK_OPERATIONS} operations a \
+                 second in each direction, with a file system that the swap file or our backing \
+                 is on. Plain swap and zswap swap to a loop device over their file, which makes \
+                 one operation of neighbouring pages:",
+                DISK_BYTES / 1_000_000
+            ),
+        }
+    }
+}
+
 /// One build.
 struct Build {
     disk: Disk,
@@ -161,25 +177,21 @@ pub fn run(bench: &Bench, arguments: &BuildArguments) -> Result<Section, Failure
     // What is aimed at, with the most jobs, more often.
     let most = jobs.iter().max().copied();
     let rounds = |jobs| bench.rounds(1, if Some(jobs) == most { 5 } else { 1 });
+    let rounds_of = |build: &Build| rounds(build.jobs);
     let was_stopped = |run: &Measured| !run.is_whole;
-    let turns = bench.take_turns_until(
-        &builds,
-        |b| rounds(b.jobs),
-        was_stopped,
-        |build| {
-            shell("make -s clean && sync && echo 3 > /proc/sys/vm/drop_caches", &folder)?;
-            let script =
-                format!("cd {} && make -s -j{} {target} >/dev/null", folder.display(), build.jobs);
-            let command = ["sh".to_owned(), "-c".to_owned(), script];
-            let room = Room {
-                memory: arguments.memory,
-                pool: Some(pool),
-                slow_disk: build.disk == Disk::Slow,
-                time_max: Some(time_max),
-            };
-            build.peer.run(&mut Changes::begin(), room, &command, &bench.interrupt)
-        },
-    )?;
+    let turns = bench.take_turns_until(&builds, rounds_of, was_stopped, |build| {
+        shell("make -s clean && sync && echo 3 > /proc/sys/vm/drop_caches", &folder)?;
+        let make = format!("make -s -j{} {target} >/dev/null", build.jobs);
+        let script = format!("cd {} && {make}", folder.display());
+        let command = ["sh".to_owned(), "-c".to_owned(), script];
+        let room = Room {
+            memory: arguments.memory,
+            pool: Some(pool),
+            slow_disk: build.disk == Disk::Slow,
+            time_max: Some(time_max),
+        };
+        build.peer.run(&mut Changes::begin(), room, &command, &bench.interrupt)
+    })?;
     let times = jobs.iter().map(|jobs| match rounds(*jobs) {
         1 => format!("N = {jobs} once"),
         more => format!("N = {jobs} medians of {more} rounds"),
@@ -202,17 +214,7 @@ pub fn run(bench: &Bench, arguments: &BuildArguments) -> Result<Section, Failure
     for disk in &arguments.disks {
         let of = builds.iter().zip(&turns).filter(|(build, _)| build.disk == *disk);
         let of: Vec<_> = of.collect();
-        section = section.text(match disk {
-            Disk::AsIs => "The disk as it is:".into(),
-            Disk::Slow => format!(
-                "A slow disk: a loop device held to {} MB and {DISK_OPERATIONS} operations a \
-                 second in each direction, with a file system that the swap file or our backing \
-                 is on. Plain swap and zswap swap to a loop device over their file, which makes \
-                 one operation of neighbouring pages:",
-                DISK_BYTES / 1_000_000
-            ),
-        });
-        section = section.table(table(&of)).plot(plot(*disk, &of));
+        section = section.text(disk.text()).table(table(&of)).plot(plot(*disk, &of));
     }
     section.raw("turns", &turns)
 }
