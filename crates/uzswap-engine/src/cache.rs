@@ -430,10 +430,11 @@ impl Cache {
                 if codec == Codec::Zstd && dictionary_of(bytes).is_some() {
                     self.counters.increment(StoresDictionary);
                 }
-                if codec.is_shuffled() {
-                    self.counters.increment(StoresShuffled);
+                if codec.is_for_numbers() {
+                    self.counters.increment(StoresNumbers);
                 }
-                if let Some(trial) = scratch.take_trial() {
+                let trial = scratch.take_trial();
+                if let Some(trial) = trial.filter(|_| !codec.is_for_numbers()) {
                     self.note_trial(header.owner, trial);
                 }
                 self.ring_if_low();

@@ -62,7 +62,7 @@ struct Work {
 struct Candidate {
     key: SwapEntry,
     checksum: u32,
-    /// Whether it is made smaller by shuffling.
+    /// Whether it is made smaller by taking it apart.
     is_number: bool,
     from: From,
 }
@@ -226,7 +226,7 @@ impl Cache {
                 locked.set(word);
                 locked.set_aux(token);
                 let from = From::Pool { token, bytes: object.form.bytes };
-                let is_number = object.form.codec.is_shuffled();
+                let is_number = object.form.codec.is_for_numbers();
                 work.candidates.push(Candidate { key, checksum, is_number, from });
             }
             // Damaged: whoever loads it is told. Never made whole by a new checksum.
@@ -283,12 +283,11 @@ impl Cache {
                 }
                 locked.aux() as u32
             };
-            let page = work.decoder.page(start, position.into()).ok()?;
+            let page = &mut work.pages[work.candidates.len()];
+            let is_number = work.decoder.page(start, position.into(), page).ok()?;
             if checksum_of(content_hash(page)) != checksum {
                 return None;
             }
-            work.pages[work.candidates.len()] = *page;
-            let is_number = UnitDecoder::is_number(start, position.into());
             let from = From::Unit(member);
             work.candidates.push(Candidate { key, checksum, is_number, from });
         }

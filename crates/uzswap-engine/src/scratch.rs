@@ -57,9 +57,7 @@ impl Scratch {
         page: &mut Page,
     ) -> Result<(), Undecodable> {
         let unit = self.unit.as_mut().expect("made before the first unit");
-        let found = unit.decoder.page(&unit.bytes[..bytes], position.into())?;
-        *page = *found;
-        Ok(())
+        unit.decoder.page(&unit.bytes[..bytes], position.into(), page).map(drop)
     }
 
     pub(crate) fn set_algorithm(&mut self, algorithm: Algorithm) {

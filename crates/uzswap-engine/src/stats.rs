@@ -36,7 +36,7 @@ counters! {
     StoresFilled "stores_same_filled" "Stores of pages that are one word repeated."
     StoresUnchanged "stores_unchanged" "Stores of a page whose copy in the pool was still the same: nothing was compressed."
     StoresDictionary "stores_dictionary" "Stores of pages that were compressed with a dictionary."
-    StoresShuffled "stores_shuffled" "Stores of pages of numbers that were made smaller by shuffling their bytes."
+    StoresNumbers "stores_numbers" "Stores of pages of numbers that were made smaller by taking them apart."
     DictionaryBytes "dictionary_trial_bytes" "Of every 32nd page that zstd compresses, bytes of its object with the newest dictionary, if there is one: what that gains is how much less it is than the next."
     DictionaryPlainBytes "dictionary_plain_bytes" "Bytes of the same pages' objects without a dictionary."
     DuplicateEntry "duplicate_entry" "Stores that replaced an older copy under the same key."

@@ -45,7 +45,7 @@ pub enum Content {
     Filled,
     /// Words of a small vocabulary.
     Text,
-    /// 64-bit pointers into a few areas, and small integers.
+    /// 64-bit pointers into a few areas and to 64 types, small integers, and noise now and then.
     Pointers,
     /// Noise, which nothing compresses.
     Random,
@@ -53,11 +53,13 @@ pub enum Content {
     Mixed,
     /// Double precision floats, each near the one before.
     Numbers,
+    /// The same, rounded to hundredths.
+    Prices,
 }
 
 impl Content {
     /// All of them.
-    pub const ALL: [Self; 7] = [
+    pub const ALL: [Self; 8] = [
         Self::Zero,
         Self::Filled,
         Self::Text,
@@ -65,6 +67,7 @@ impl Content {
         Self::Random,
         Self::Mixed,
         Self::Numbers,
+        Self::Prices,
     ];
 
     /// One of them, by a random number.
@@ -96,9 +99,11 @@ pub fn make_page(content: Content, seed: u64, page: &mut Page) {
             words.iter_mut().for_each(|word| *word = *WORDS[noise.below(8) as usize]);
         }
         Content::Pointers => words.iter_mut().for_each(|word| {
-            let value = match noise.below(4) {
-                0 => noise.below(256),
-                area => 0x7f00_0000_0000 + (area << 32) + (noise.below(4096) << 4),
+            let value = match noise.below(64) {
+                0 => noise.word(),
+                1..16 => noise.below(256),
+                16..40 => 0x5500_0000_0000 + noise.below(64) * 0x1040,
+                area => 0x7f00_0000_0000 + ((area % 3) << 32) + (noise.below(4096) << 4),
             };
             *word = value.to_ne_bytes();
         }),
@@ -111,6 +116,13 @@ pub fn make_page(content: Content, seed: u64, page: &mut Page) {
             for word in words {
                 sum += noise.below(2001) as f64 / 100_000.0 - 0.01;
                 *word = f64::to_ne_bytes(sum);
+            }
+        }
+        Content::Prices => {
+            let mut hundredths = noise.below(1_000_000) as i64;
+            for word in words {
+                hundredths += noise.below(201) as i64 - 100;
+                *word = f64::to_ne_bytes(hundredths as f64 / 100.0);
             }
         }
     }

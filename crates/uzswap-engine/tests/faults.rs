@@ -124,7 +124,7 @@ fn writeback_stops_and_resumes(fault: impl Fn(&Faults) -> &AtomicBool, says: &st
     // Nothing is tried again by itself, even when the device has recovered.
     fault(&faults).store(false, Relaxed);
     let rejected = Store::Rejected(Reject::ReclaimFail);
-    assert_eq!(store(&cache, area, 2996), Store::Stored, "a filled page takes no room");
+    assert_eq!(store(&cache, area, 2992), Store::Stored, "a filled page takes no room");
     assert_eq!(cache.store(key(area, 2998), &page_of(Content::Random, 1)), rejected);
     assert_eq!(cache.store_through(key(area, 2998), &page_of(Content::Random, 1)), rejected);
     assert_eq!(cache.shrink(usize::MAX), 0);

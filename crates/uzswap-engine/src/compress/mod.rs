@@ -9,9 +9,9 @@ mod deflate;
 mod dictionary;
 mod lz4;
 mod lzo;
+mod numbers;
 #[cfg(test)]
 mod samples;
-mod shuffle;
 mod unit;
 mod wkdm;
 mod zstd;
@@ -43,10 +43,10 @@ pub enum Codec {
     Wkdm = 5,
     /// A piece of a unit of recompressed pages: no page by itself, and not to be chosen.
     Piece = 6,
-    /// LZ4 of a page of numbers, its bytes shuffled. Chosen by page where `lz4` is.
-    Lz4Shuffled = 7,
+    /// LZ4 of a page of numbers taken apart. Chosen by page where `lz4` is.
+    Lz4Numbers = 9,
     /// The same with Zstandard.
-    ZstdShuffled = 8,
+    ZstdNumbers = 10,
 }
 
 impl Codec {
@@ -61,8 +61,8 @@ impl Codec {
         Self::Deflate,
         Self::Wkdm,
         Self::Piece,
-        Self::Lz4Shuffled,
-        Self::ZstdShuffled,
+        Self::Lz4Numbers,
+        Self::ZstdNumbers,
     ];
     /// What `compressor` accepts.
     pub const CHOICES: &[Self] = Self::ALL.split_at(Self::Piece as usize).0;
@@ -87,30 +87,30 @@ impl Codec {
             Self::Deflate => "deflate",
             Self::Wkdm => "wkdm",
             Self::Piece => "piece",
-            Self::Lz4Shuffled => "lz4, shuffled",
-            Self::ZstdShuffled => "zstd, shuffled",
+            Self::Lz4Numbers => "lz4, numbers",
+            Self::ZstdNumbers => "zstd, numbers",
         }
     }
 
-    /// The same for shuffled pages.
-    fn shuffled(self) -> Option<Self> {
+    /// The same for pages of numbers.
+    fn for_numbers(self) -> Option<Self> {
         match self {
-            Self::Lz4 => Some(Self::Lz4Shuffled),
-            Self::Zstd => Some(Self::ZstdShuffled),
+            Self::Lz4 => Some(Self::Lz4Numbers),
+            Self::Zstd => Some(Self::ZstdNumbers),
             _ => None,
         }
     }
 
-    /// Whether pages of this format are shuffled.
-    pub(crate) fn is_shuffled(self) -> bool {
-        matches!(self, Self::Lz4Shuffled | Self::ZstdShuffled)
+    /// Whether pages of this format are of numbers.
+    pub(crate) fn is_for_numbers(self) -> bool {
+        matches!(self, Self::Lz4Numbers | Self::ZstdNumbers)
     }
 
     /// Levels that `compressor` accepts, and the one that the bare name means.
     fn levels(self) -> (std::ops::RangeInclusive<i32>, i32) {
         match self {
             Self::Raw | Self::Lzo | Self::Wkdm => (0..=0, 0),
-            Self::Piece | Self::Lz4Shuffled | Self::ZstdShuffled => (0..=0, 0),
+            Self::Piece | Self::Lz4Numbers | Self::ZstdNumbers => (0..=0, 0),
             // The library's acceleration: higher is faster and larger. 0 and −1 are our own
             // encoders, faster and smaller.
             Self::Lz4 => (-1..=64, 1),
@@ -215,12 +215,12 @@ pub fn prepare_thread() {
     let _ = lz4::Lz4::new().compress(&[0; PAGE_BYTES], &mut [0; 64]);
 }
 
-/// A page whose object is larger than this may be one of numbers, and smaller when it is shuffled.
-/// Of heaps 1 to 4 pages in 100 are tried in vain.
-const POOR_BYTES: usize = PAGE_BYTES / 2;
+/// A page whose object is larger than this may be one of numbers, and smaller when they are taken
+/// apart.
+const NUMBERS_BYTES_MIN: usize = PAGE_BYTES / 4;
 
-/// What shuffling must gain, as a share of the object: decoding takes longer.
-const SHUFFLE_GAIN: usize = 16;
+/// What that must gain, as a share of the object: decoding takes longer.
+const NUMBERS_GAIN: usize = 16;
 
 /// The contexts of all codecs, for one thread at a time.
 pub struct Codecs {
@@ -230,8 +230,8 @@ pub struct Codecs {
     lzo: lzo::Lzo,
     deflate: deflate::Deflate,
     wkdm: wkdm::Wkdm,
-    /// A page shuffled, and what was made of it.
-    shuffled: Page,
+    /// A page of numbers taken apart, and what was made of it.
+    planes: Page,
     object: Page,
 }
 
@@ -250,7 +250,7 @@ impl Codecs {
             lzo: lzo::Lzo::new(),
             deflate: deflate::Deflate::new(),
             wkdm: wkdm::Wkdm::new(),
-            shuffled: [0; PAGE_BYTES],
+            planes: [0; PAGE_BYTES],
             object: [0; PAGE_BYTES],
         };
         codecs.set_algorithm(algorithm);
@@ -266,7 +266,7 @@ impl Codecs {
             Codec::Deflate => self.deflate.set_level(algorithm.level),
             // They have no levels, or are not chosen.
             Codec::Raw | Codec::Lzo | Codec::Wkdm | Codec::Piece => {}
-            Codec::Lz4Shuffled | Codec::ZstdShuffled => {}
+            Codec::Lz4Numbers | Codec::ZstdNumbers => {}
         }
     }
 
@@ -302,34 +302,35 @@ impl Codecs {
             Codec::Lzo => self.lzo.compress(page, out),
             Codec::Deflate => self.deflate.compress(page, out),
             Codec::Wkdm => self.wkdm.compress(page, out),
-            Codec::Piece | Codec::Lz4Shuffled | Codec::ZstdShuffled => None,
+            Codec::Piece | Codec::Lz4Numbers | Codec::ZstdNumbers => None,
         };
-        let shuffled = self.compress_shuffled(page, plain, out);
-        shuffled.or_else(|| Some((self.algorithm.codec, plain?)))
+        let numbers = self.compress_numbers(page, plain, out);
+        numbers.or_else(|| Some((self.algorithm.codec, plain?)))
     }
 
     /// Compresses a page of numbers to less than the `plain` bytes that it takes as it is.
-    fn compress_shuffled(
+    fn compress_numbers(
         &mut self,
         page: &Page,
         plain: Option<usize>,
         out: &mut [u8],
     ) -> Option<(Codec, usize)> {
-        let codec = self.algorithm.codec.shuffled()?;
-        let is_poor = plain.is_none_or(|bytes| bytes > POOR_BYTES);
-        if !is_poor || !shuffle::is_promising(page) {
+        let codec = self.algorithm.codec.for_numbers()?;
+        let plain = plain.unwrap_or(PAGE_BYTES - PAGE_BYTES / NUMBERS_GAIN);
+        if plain <= NUMBERS_BYTES_MIN {
             return None;
         }
-        shuffle::shuffle(page, &mut self.shuffled);
-        let plain = plain.unwrap_or(PAGE_BYTES);
-        let room = (plain - plain / SHUFFLE_GAIN).min(out.len());
-        let object = &mut self.object[..room];
+        let header = numbers::take_apart(page, plain, &mut self.planes)?;
+        let room = (plain - plain / NUMBERS_GAIN).min(out.len());
+        let object = self.object[..room].get_mut(header.len()..)?;
         let bytes = match codec {
-            Codec::Lz4Shuffled => self.lz4.compress(&self.shuffled, object)?,
-            _ => self.zstd.compress_plain(&self.shuffled, object)?,
+            Codec::Lz4Numbers => self.lz4.compress(&self.planes, object)?,
+            _ => self.zstd.compress_plain(&self.planes, object)?,
         };
-        out[..bytes].copy_from_slice(&object[..bytes]);
-        Some((codec, bytes))
+        let end = header.len() + bytes;
+        out[..header.len()].copy_from_slice(&header);
+        out[header.len()..end].copy_from_slice(&object[..bytes]);
+        Some((codec, end))
     }
 
     /// Decompresses an object of any codec.
@@ -350,13 +351,15 @@ impl Codecs {
             Codec::Deflate => self.deflate.decompress(object, page),
             Codec::Wkdm => self.wkdm.decompress(object, page),
             Codec::Piece => Err(Undecodable),
-            Codec::Lz4Shuffled => {
-                let decoded = self.lz4.decompress(object, &mut self.shuffled);
-                decoded.map(|()| shuffle::unshuffle(&self.shuffled, page))
+            Codec::Lz4Numbers => {
+                let (header, planes) = object.split_first_chunk().ok_or(Undecodable)?;
+                self.lz4.decompress(planes, &mut self.planes)?;
+                numbers::together(header, &self.planes, page)
             }
-            Codec::ZstdShuffled => {
-                let decoded = self.zstd.decompress(object, &mut self.shuffled);
-                decoded.map(|()| shuffle::unshuffle(&self.shuffled, page))
+            Codec::ZstdNumbers => {
+                let (header, planes) = object.split_first_chunk().ok_or(Undecodable)?;
+                self.zstd.decompress(planes, &mut self.planes)?;
+                numbers::together(header, &self.planes, page)
             }
         }
     }
@@ -444,31 +447,34 @@ mod tests {
     }
 
     #[test]
-    fn pages_of_numbers_are_shuffled_where_it_makes_them_smaller() {
-        let numbers = page_of(Content::Numbers, 7);
-        for (name, shuffled) in [
-            ("lz4", Codec::Lz4Shuffled),
-            ("lz4:0", Codec::Lz4Shuffled),
-            ("lz4:-1", Codec::Lz4Shuffled),
-            ("zstd", Codec::ZstdShuffled),
-            ("zstd:3", Codec::ZstdShuffled),
-        ] {
+    fn pages_of_numbers_are_taken_apart_where_it_makes_them_smaller() {
+        let contents = [Content::Numbers, Content::Prices].map(|content| page_of(content, 7));
+        for (numbers, (name, apart)) in contents.iter().flat_map(|page| {
+            let names = [
+                ("lz4", Codec::Lz4Numbers),
+                ("lz4:0", Codec::Lz4Numbers),
+                ("lz4:-1", Codec::Lz4Numbers),
+                ("zstd", Codec::ZstdNumbers),
+                ("zstd:3", Codec::ZstdNumbers),
+            ];
+            names.map(|name| (page, name))
+        }) {
             let mut codecs = Codecs::new(name.parse().unwrap());
             let mut out = [0xc3; PAGE_BYTES];
-            let (codec, bytes) = codecs.compress(&numbers, &mut out).unwrap();
-            assert_eq!(codec, shuffled, "{name}");
+            let (codec, bytes) = codecs.compress(numbers, &mut out).unwrap();
+            assert_eq!(codec, apart, "{name}");
             let mut back = [0; PAGE_BYTES];
             codecs.decompress(codec, &out[..bytes], &mut back).unwrap();
-            assert!(back == numbers, "{name}");
+            assert!(back == *numbers, "{name}");
             for cut in [0, 1, bytes / 2, bytes - 1] {
                 let got = codecs.decompress(codec, &out[..cut], &mut back);
                 assert_eq!(got, Err(Undecodable), "{name} cut at {cut} of {bytes}");
             }
-            // Where only the shuffled page fits, and where neither does. zstd wants more room than
-            // it takes.
+            // Where only the page taken apart fits, and where neither does. zstd wants more room
+            // than it takes.
             let room = &mut out[..bytes + 32];
-            assert_eq!(codecs.compress(&numbers, room), Some((shuffled, bytes)));
-            assert_eq!(codecs.compress(&numbers, &mut out[..bytes / 2]), None);
+            assert_eq!(codecs.compress(numbers, room), Some((apart, bytes)));
+            assert_eq!(codecs.compress(numbers, &mut out[..bytes / 2]), None);
             let text = codecs.compress(&page_of(Content::Text, 1), &mut out).unwrap().0;
             assert_eq!(text, name.parse::<Algorithm>().unwrap().codec, "text is left as it is");
         }
@@ -503,6 +509,6 @@ mod tests {
         assert!("zstd:".parse::<Algorithm>().is_err());
         assert!("".parse::<Algorithm>().is_err());
         assert!("piece".parse::<Algorithm>().is_err());
-        assert!("lz4, shuffled".parse::<Algorithm>().is_err());
+        assert!("lz4, numbers".parse::<Algorithm>().is_err());
     }
 }

@@ -4,15 +4,17 @@
 //! offset  bytes
 //!      0     64  keys of the pages, 32 bits each, in their order
 //!     64      8  where each group of four pages ends, 15 bits each; 0: there is no such group.
-//!                The sixteenth: its pages are shuffled
+//!                The sixteenth: it has pages of numbers
 //!     72      …  one zstd stream without magic number, cut off after the last group
 //! ```
-//! Little-endian. A group is flushed, so it can be decoded with nothing of what follows it, and
-//! refers back to all before it. A page of the second group costs the decoding of two.
+//! A group with pages of numbers begins with a header for each page, and these pages are taken
+//! apart (`numbers`). Little-endian. A group is flushed, so it can be decoded with nothing of what
+//! follows it, and refers back to all before it. A page of the second group costs the decoding of
+//! two.
 //!
 //! Blocks of four pages are a trade of size against time: docs/design/recompression.md.
 
-use super::{Undecodable, shuffle};
+use super::{Undecodable, numbers};
 use crate::page::{PAGE_BYTES, Page};
 use zstd_safe::ResetDirective::SessionOnly;
 use zstd_safe::zstd_sys::ZSTD_EndDirective::ZSTD_e_flush;
@@ -27,22 +29,24 @@ pub(crate) const UNIT_BYTES_MAX: usize = 14 << 10;
 
 const GROUPS: usize = UNIT_PAGES / GROUP_PAGES;
 const GROUP_BYTES: usize = GROUP_PAGES * PAGE_BYTES;
+/// Bytes before the pages of a group with numbers.
+const HEADERS_BYTES: usize = GROUP_PAGES * numbers::HEADER_BYTES;
 const ENDS_AT: usize = UNIT_PAGES * size_of::<u32>();
 const HEADER_BYTES: usize = ENDS_AT + GROUPS * size_of::<u16>();
 
 /// Back references reach over the whole unit.
 const WINDOW_LOG: u32 = (UNIT_PAGES * PAGE_BYTES).ilog2();
 
-/// With the end of a group whose pages are shuffled.
-const SHUFFLED: u16 = 1 << 15;
+/// With the end of a group with pages of numbers.
+const NUMBERS: u16 = 1 << 15;
 
-const _: () = assert!(UNIT_BYTES_MAX < SHUFFLED as usize, "ends have 15 bits");
+const _: () = assert!(UNIT_BYTES_MAX < NUMBERS as usize, "ends have 15 bits");
 
 /// Makes units. Allocates when made and with its first unit: some megabytes.
 pub(crate) struct UnitEncoder {
     context: CCtx<'static>,
-    /// The pages of a group, shuffled.
-    shuffled: Box<[Page; GROUP_PAGES]>,
+    /// A group with pages of numbers.
+    group: Box<[u8; HEADERS_BYTES + GROUP_BYTES]>,
 }
 
 impl UnitEncoder {
@@ -61,12 +65,12 @@ impl UnitEncoder {
             let set = context.set_parameter(parameter);
             debug_assert!(set.is_ok());
         }
-        Self { context, shuffled: Box::new([[0; PAGE_BYTES]; GROUP_PAGES]) }
+        Self { context, group: Box::new([0; HEADERS_BYTES + GROUP_BYTES]) }
     }
 
     /// Makes a unit of the first pages, whole groups of them, as many as fit in `out`; the bytes of
     /// the unit and its pages, or `None` when not even one group fits. `keys` are the pages', and
-    /// `numbers` says which are numbers: where half of a group is, it is shuffled.
+    /// `numbers` says which are pages of numbers.
     pub(crate) fn encode(
         &mut self,
         keys: &[u32],
@@ -78,23 +82,20 @@ impl UnitEncoder {
         out[..HEADER_BYTES].fill(0);
         let (mut end, mut count) = (HEADER_BYTES, 0);
         let groups = pages.chunks_exact(GROUP_PAGES).zip(numbers.chunks_exact(GROUP_PAGES));
-        for (number, (mut group, numbers)) in groups.enumerate() {
-            let is_shuffled =
-                numbers.iter().filter(|is_number| **is_number).count() >= GROUP_PAGES / 2;
-            if is_shuffled {
-                for (page, shuffled) in group.iter().zip(&mut self.shuffled[..]) {
-                    shuffle::shuffle(page, shuffled);
-                }
-                group = &self.shuffled[..];
-            }
+        for (number, (group, numbers)) in groups.enumerate() {
+            let has_numbers = numbers.contains(&true);
+            let bytes = match has_numbers {
+                true => take_apart(group, numbers, &mut self.group),
+                false => group.as_flattened(),
+            };
             let mut output = OutBuffer::around_pos(&mut out[..], end);
-            let mut input = InBuffer::around(group.as_flattened());
+            let mut input = InBuffer::around(bytes);
             match self.context.compress_stream2(&mut output, &mut input, ZSTD_e_flush) {
                 Ok(0) => end = output.pos(),
                 _ => break, // It does not fit.
             }
             count += GROUP_PAGES;
-            let mark = if is_shuffled { SHUFFLED } else { 0 };
+            let mark = if has_numbers { NUMBERS } else { 0 };
             out[ENDS_AT + number * 2..][..2].copy_from_slice(&(end as u16 | mark).to_le_bytes());
         }
         for (slot, key) in out[..ENDS_AT].as_chunks_mut::<4>().0.iter_mut().zip(&keys[..count]) {
@@ -104,12 +105,29 @@ impl UnitEncoder {
     }
 }
 
+/// Makes a group with pages of numbers; its bytes.
+fn take_apart<'a>(
+    group: &[Page],
+    numbers: &[bool],
+    out: &'a mut [u8; HEADERS_BYTES + GROUP_BYTES],
+) -> &'a [u8] {
+    let (headers, pages) = out.split_at_mut(HEADERS_BYTES);
+    let slots = headers.as_chunks_mut().0.iter_mut().zip(pages.as_chunks_mut().0);
+    for ((page, is_number), (header, planes)) in group.iter().zip(numbers).zip(slots) {
+        let taken = is_number.then(|| numbers::take_apart(page, usize::MAX, planes)).flatten();
+        *header = taken.unwrap_or_else(|| {
+            *planes = *page;
+            numbers::AS_IT_IS
+        });
+    }
+    out
+}
+
 /// Takes pages out of units. Allocates when it is made, never after.
 pub(crate) struct UnitDecoder {
     context: DCtx<'static>,
-    pages: Box<[Page; UNIT_PAGES]>,
-    /// A page put together that was shuffled.
-    page: Page,
+    /// The groups, one after the other.
+    groups: Box<[u8]>,
 }
 
 impl UnitDecoder {
@@ -121,15 +139,14 @@ impl UnitDecoder {
             let set = context.set_parameter(parameter);
             debug_assert!(set.is_ok());
         }
-        let pages = vec![[0; PAGE_BYTES]; UNIT_PAGES].into_boxed_slice();
-        let pages = pages.try_into().expect("as many pages as were made");
-        let mut decoder = Self { context, pages, page: [0; PAGE_BYTES] };
+        let groups = vec![0; GROUPS * (HEADERS_BYTES + GROUP_BYTES)].into_boxed_slice();
+        let mut decoder = Self { context, groups };
         // A context takes its memory, a window, with the header of its first frame. So: a frame
         // header that says nothing but the window, and a block of one byte over and over.
         let block = (GROUP_BYTES as u32) << 3 | 1 << 1;
         let [low, middle, high, _] = block.to_le_bytes();
         let stream = [0, ((WINDOW_LOG - 10) << 3) as u8, low, middle, high, 0];
-        let decoded = decoder.decode(&stream, 1);
+        let decoded = decoder.decode(&stream, GROUP_BYTES);
         debug_assert!(decoded.is_ok());
         decoder
     }
@@ -137,18 +154,18 @@ impl UnitDecoder {
     /// Bytes of a unit that decoding the page at `position` needs: `None` when it has no such page
     /// or is none. `start` is at least its first 72 bytes.
     pub(crate) fn bytes_for(start: &[u8], position: usize) -> Option<usize> {
-        let end = usize::from(Self::mark(start, position)? & !SHUFFLED);
+        let end = usize::from(Self::mark(start, position / GROUP_PAGES)? & !NUMBERS);
         (HEADER_BYTES + 1..=UNIT_BYTES_MAX).contains(&end).then_some(end)
     }
 
-    /// Whether the page at `position` is one of numbers, as a unit's start says.
-    pub(crate) fn is_number(start: &[u8], position: usize) -> bool {
-        Self::mark(start, position).is_some_and(|mark| mark & SHUFFLED != 0)
+    /// Bytes of the headers of a group.
+    fn headers_bytes(start: &[u8], group: usize) -> usize {
+        let has_numbers = Self::mark(start, group).is_some_and(|mark| mark & NUMBERS != 0);
+        if has_numbers { HEADERS_BYTES } else { 0 }
     }
 
-    /// Where the group of the page at `position` ends, and whether it is shuffled.
-    fn mark(start: &[u8], position: usize) -> Option<u16> {
-        let group = position / GROUP_PAGES;
+    /// Where a group ends, and whether it has numbers.
+    fn mark(start: &[u8], group: usize) -> Option<u16> {
         start.get(ENDS_AT + group * 2..)?.first_chunk().map(|mark| u16::from_le_bytes(*mark))
     }
 
@@ -157,24 +174,37 @@ impl UnitDecoder {
         start[..ENDS_AT].as_chunks().0.get(position).map(|key| u32::from_le_bytes(*key))
     }
 
-    /// The page at `position`. Any bytes may come in, a whole unit or as much of it as
-    /// [`Self::bytes_for`] says.
-    pub(crate) fn page(&mut self, unit: &[u8], position: usize) -> Result<&Page, Undecodable> {
+    /// Gives the page at `position` back; whether it is one of numbers. Any bytes may come in, a
+    /// whole unit or as much of it as [`Self::bytes_for`] says.
+    pub(crate) fn page(
+        &mut self,
+        unit: &[u8],
+        position: usize,
+        page: &mut Page,
+    ) -> Result<bool, Undecodable> {
         let end = Self::bytes_for(unit, position).ok_or(Undecodable)?;
         let stream = unit.get(HEADER_BYTES..end).ok_or(Undecodable)?;
-        self.decode(stream, position / GROUP_PAGES + 1)?;
-        if !Self::is_number(unit, position) {
-            return Ok(&self.pages[position]);
+        let (group, position) = (position / GROUP_PAGES, position % GROUP_PAGES);
+        let headers_bytes = |group| Self::headers_bytes(unit, group);
+        let start = group * GROUP_BYTES + (0..group).map(headers_bytes).sum::<usize>();
+        let bytes = start + headers_bytes(group) + GROUP_BYTES;
+        self.decode(stream, bytes)?;
+        let (headers, pages) = self.groups[start..bytes].split_at(headers_bytes(group));
+        let found = &pages.as_chunks().0[position];
+        match headers.as_chunks().0.get(position) {
+            Some(header) if *header != numbers::AS_IT_IS => {
+                numbers::together(header, found, page).map(|()| true)
+            }
+            _ => {
+                *page = *found;
+                Ok(false)
+            }
         }
-        shuffle::unshuffle(&self.pages[position], &mut self.page);
-        Ok(&self.page)
     }
 
-    fn decode(&mut self, stream: &[u8], groups: usize) -> Result<(), Undecodable> {
+    fn decode(&mut self, stream: &[u8], bytes: usize) -> Result<(), Undecodable> {
         self.context.reset(SessionOnly).map_err(|_| Undecodable)?;
-        let pages = &mut self.pages.as_flattened_mut()[..groups * GROUP_BYTES];
-        let bytes = pages.len();
-        let mut output = OutBuffer::around(pages);
+        let mut output = OutBuffer::around(&mut self.groups[..bytes]);
         let mut input = InBuffer::around(stream);
         let decoded = self.context.decompress_stream(&mut output, &mut input);
         let whole = input.pos() == stream.len() && output.pos() == bytes;
@@ -217,34 +247,39 @@ mod tests {
             for position in (0..count).rev() {
                 let end = UnitDecoder::bytes_for(&unit, position).unwrap();
                 assert_eq!(UnitDecoder::key_of(&unit, position), Some(7 + position as u32));
-                assert!(decoder.page(&unit[..end], position).unwrap() == &pages[position]);
-                assert_eq!(decoder.page(&unit[..end - 1], position), Err(Undecodable));
+                let mut page = [0; PAGE_BYTES];
+                assert_eq!(decoder.page(&unit[..end], position, &mut page), Ok(false));
+                assert!(page == pages[position]);
+                assert!(decoder.page(&unit[..end - 1], position, &mut page).is_err());
             }
         }
     }
 
     #[test]
-    fn groups_of_which_half_are_numbers_are_shuffled() {
+    fn pages_of_numbers_are_taken_apart_and_their_neighbours_are_not() {
         let mut pages = [pointers(1)[0]; 12];
         let numbers = (0..).map(|seed| page_of(Content::Numbers, seed));
         pages.iter_mut().skip(4).zip(numbers.take(2)).for_each(|(page, number)| *page = number);
-        // Of the groups one page, two, and none.
-        let numbers: Vec<bool> = (0..12).map(|at| matches!(at, 0 | 4 | 5)).collect();
+        // In two groups of the three.
+        let is_number = |at: usize| matches!(at, 4 | 5 | 10);
+        pages[10] = page_of(Content::Prices, 1);
+        let numbers: Vec<bool> = (0..12).map(is_number).collect();
         let (unit, count) = unit_of(&pages, &numbers);
         assert_eq!(count, 12);
         let mut decoder = UnitDecoder::new();
         for (position, page) in pages.iter().enumerate() {
-            assert_eq!(UnitDecoder::is_number(&unit, position), (4..8).contains(&position));
             let end = UnitDecoder::bytes_for(&unit, position).unwrap();
-            assert!(decoder.page(&unit[..end], position).unwrap() == page);
+            let mut back = [0; PAGE_BYTES];
+            assert_eq!(decoder.page(&unit[..end], position, &mut back), Ok(is_number(position)));
+            assert!(back == *page);
         }
         let numbers: Vec<Page> = (0..4).map(|seed| page_of(Content::Numbers, seed)).collect();
         let encode = |is_number| {
             let mut out = [0; UNIT_BYTES_MAX];
             UnitEncoder::new().encode(&[0; 4], &numbers, &[is_number; 4], &mut out)
         };
-        let [plain, shuffled] = [false, true].map(|is_number| encode(is_number).unwrap().0);
-        assert!(shuffled + 1000 < plain, "{shuffled} and {plain}");
+        let [plain, apart] = [false, true].map(|is_number| encode(is_number).unwrap().0);
+        assert!(apart + 1000 < plain, "{apart} and {plain}");
     }
 
     #[test]
@@ -264,14 +299,17 @@ mod tests {
         assert_eq!(count, GROUP_PAGES);
         assert_eq!(UnitDecoder::bytes_for(&whole, GROUP_PAGES), None, "no second group");
         // The same encoder goes on with what did not fit.
-        assert!(UnitDecoder::new().page(&whole, 3).unwrap() == &pages[3]);
-        assert_eq!(UnitDecoder::new().page(&whole, 4), Err(Undecodable));
+        let mut page = [0; PAGE_BYTES];
+        assert_eq!(UnitDecoder::new().page(&whole, 3, &mut page), Ok(false));
+        assert!(page == pages[3]);
+        assert_eq!(UnitDecoder::new().page(&whole, 4, &mut page), Err(Undecodable));
     }
 
     #[test]
     fn damaged_units_do_no_harm() {
-        let (whole, _) = unit(&pointers(UNIT_PAGES));
-        let mut decoder = UnitDecoder::new();
+        let (whole, _) =
+            unit_of(&pointers(UNIT_PAGES), &std::array::from_fn::<_, 16, _>(|at| at < 6));
+        let (mut decoder, mut page) = (UnitDecoder::new(), [0; PAGE_BYTES]);
         let mut random = Random(11);
         for _ in 0..2000 {
             let mut damaged = whole.clone();
@@ -280,8 +318,8 @@ mod tests {
                 damaged[at] = random.byte();
             }
             damaged.truncate(random.below(damaged.len() * 2));
-            let _ = decoder.page(&damaged, random.below(UNIT_PAGES));
+            let _ = decoder.page(&damaged, random.below(UNIT_PAGES), &mut page);
         }
-        assert!(decoder.page(&whole, 0).is_ok(), "and the decoder goes on");
+        assert!(decoder.page(&whole, 0, &mut page).is_ok(), "and the decoder goes on");
     }
 }
