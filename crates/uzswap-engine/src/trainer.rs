@@ -37,7 +37,7 @@ const WINDOW_BYTES: u64 = 64 << 10;
 /// Thousandths that a dictionary must gain to be used.
 const WORTH_IT: u64 = 30;
 
-/// Objects above this have nothing to teach.
+/// Objects above this have nothing to teach, nor have numbers.
 const SAMPLE_BYTES_MAX: u16 = 2048;
 
 /// Pages that are noted: some will be gone.
@@ -53,7 +53,8 @@ pub(crate) struct Trainer {
     judged: [u64; 2],
     /// Thousandths that the newest dictionary gained at best.
     best_gain: u64,
-    is_behind: bool,
+    /// Pages stored when it was first seen to have fallen behind.
+    behind_since: Option<u64>,
 }
 
 /// Pages stored not long ago, on which trials were made: what the next will be like.
@@ -82,20 +83,23 @@ impl Recent {
 
 impl Trainer {
     pub(crate) fn new() -> Self {
-        Self { trained_at: 0, encoder: None, judged: [0; 2], best_gain: 0, is_behind: false }
+        Self { trained_at: 0, encoder: None, judged: [0; 2], best_gain: 0, behind_since: None }
     }
 
-    /// Whether to train, with so many pages stored.
+    /// Whether to train, with so many pages stored. When the pages have become others, not before
+    /// those to train on are of the new kind.
     fn is_due(&self, stored: u64) -> bool {
-        let wait = match self.is_behind {
-            false => self.trained_at * WAIT_FACTOR,
-            true => self.trained_at / BEHIND_DIVISOR,
+        let (wait, since) = match self.behind_since {
+            None => (self.trained_at * WAIT_FACTOR, 0),
+            Some(since) => (self.trained_at / BEHIND_DIVISOR, since),
         };
-        stored.saturating_sub(self.trained_at) >= wait.max(FIRST_PAGES)
+        let next = (self.trained_at + wait.max(FIRST_PAGES)).max(since + FIRST_PAGES);
+        stored >= next
     }
 
-    /// Takes in what trials have taken so far, and decides when there were enough.
-    fn judge(&mut self, trials: [u64; 2]) {
+    /// Takes in what trials have taken so far, with so many pages stored, and decides when there
+    /// were enough.
+    fn judge(&mut self, trials: [u64; 2], stored: u64) {
         let [with, without] = [0, 1].map(|i| trials[i].saturating_sub(self.judged[i]));
         let Some(encoder) = self.encoder.as_ref().filter(|_| without >= WINDOW_BYTES) else {
             return;
@@ -104,7 +108,8 @@ impl Trainer {
         encoder.set_worth_it(gain >= WORTH_IT);
         self.judged = trials;
         self.best_gain = self.best_gain.max(gain);
-        self.is_behind = gain < self.best_gain / 2;
+        let is_behind = gain < (self.best_gain / 2).max(WORTH_IT);
+        self.behind_since = is_behind.then(|| self.behind_since.unwrap_or(stored));
     }
 }
 
@@ -115,8 +120,8 @@ impl Cache {
         if !self.wants_dictionary() {
             return;
         }
-        trainer.judge(self.trials());
         let stored = self.counters.get(Stores);
+        trainer.judge(self.trials(), stored);
         let is_due = trainer.is_due(stored) && self.dictionaries.count() < DICTIONARIES_MAX;
         if is_due && self.counters.get(PoolPages) >= FIRST_PAGES {
             trainer.trained_at = stored;
@@ -175,7 +180,8 @@ impl Cache {
         let view = self.index.view();
         let locked = view.lock(key)?;
         let State::Pooled(Object { handle, form }) = locked.state() else { return None };
-        if form.codec == Codec::Piece || form.bytes > SAMPLE_BYTES_MAX {
+        let is_page = form.codec != Codec::Piece && !form.codec.is_for_numbers();
+        if !is_page || form.bytes > SAMPLE_BYTES_MAX {
             return None;
         }
         let mut scratch = self.scratch.lock_here();
@@ -209,8 +215,10 @@ mod tests {
         assert!(!trainer.is_due(4095) && trainer.is_due(4096));
         trainer.trained_at = 4096;
         assert!(!trainer.is_due(4 * 4096 - 1) && trainer.is_due(4 * 4096));
-        trainer.is_behind = true;
+        trainer.behind_since = Some(4096);
         assert!(!trainer.is_due(2 * 4096 - 1) && trainer.is_due(2 * 4096));
+        trainer.behind_since = Some(5000);
+        assert!(!trainer.is_due(5000 + 4095) && trainer.is_due(5000 + 4096));
         trainer.trained_at = 1 << 30;
         assert!(!trainer.is_due((5 << 28) - 1) && trainer.is_due(5 << 28));
     }
@@ -222,20 +230,34 @@ mod tests {
         let dictionaries = Dictionaries::default();
         assert!(dictionaries.train(&pages));
         let mut trainer = Trainer { encoder: dictionaries.encoder(1), ..Trainer::new() };
-        let (mut with, mut without) = (0, 0);
+        let (mut with, mut without, mut stored) = (0, 0, 0);
         let mut judge = |thousandths: u64, bytes: u64| {
             without += bytes;
             with += bytes * thousandths / 1000;
-            trainer.judge([with, without]);
-            (trainer.encoder.as_ref().unwrap().is_worth_it(), trainer.is_behind)
+            stored += 1;
+            trainer.judge([with, without], stored);
+            (trainer.encoder.as_ref().unwrap().is_worth_it(), trainer.behind_since)
         };
-        assert_eq!(judge(1000, WINDOW_BYTES - 1), (true, false), "too few to tell");
-        assert_eq!(judge(0, 10_000), (true, false), "with those before");
-        assert_eq!(judge(880, WINDOW_BYTES), (true, false));
-        assert_eq!(judge(950, WINDOW_BYTES), (true, true));
-        assert_eq!(judge(980, WINDOW_BYTES), (false, true));
-        assert_eq!(judge(1100, WINDOW_BYTES), (false, true));
-        assert_eq!(judge(890, WINDOW_BYTES), (true, false));
+        assert_eq!(judge(1000, WINDOW_BYTES - 1), (true, None), "too few to tell");
+        assert_eq!(judge(0, 10_000), (true, None), "with those before");
+        assert_eq!(judge(880, WINDOW_BYTES), (true, None));
+        assert_eq!(judge(950, WINDOW_BYTES), (true, Some(4)));
+        assert_eq!(judge(980, WINDOW_BYTES), (false, Some(4)));
+        assert_eq!(judge(1100, WINDOW_BYTES), (false, Some(4)));
+        assert_eq!(judge(890, WINDOW_BYTES), (true, None));
+    }
+
+    #[test]
+    fn one_that_never_gained_enough_is_behind_too() {
+        let pages: Vec<Page> =
+            (0..SAMPLES as u64).map(|seed| page_of(Content::Pointers, seed)).collect();
+        let dictionaries = Dictionaries::default();
+        assert!(dictionaries.train(&pages));
+        let mut trainer = Trainer { encoder: dictionaries.encoder(1), ..Trainer::new() };
+        trainer.judge([WINDOW_BYTES * 98 / 100, WINDOW_BYTES], 5000);
+        assert_eq!(trainer.behind_since, Some(5000));
+        trainer.judge([WINDOW_BYTES * 193 / 100, WINDOW_BYTES * 2], 6000);
+        assert_eq!(trainer.behind_since, None, "it gains 5 in 100 of late");
     }
 
     #[test]
