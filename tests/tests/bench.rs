@@ -88,7 +88,7 @@ fn every_benchmark_has_its_rows_and_plots() {
         ("density", &["| zram, lz4", "| zswap, lzo", "| uzswap, lz4"], "density-bytes.svg"),
         (
             "fault",
-            &["| zram, lz4", "| zswap, lzo", "| swap device, lz4", "| region, lz4"],
+            &["| zram, lz4", "| zswap, lzo", "| region, lz4", "| swap device, zstd, recompressed"],
             "fault-cdf.svg",
         ),
         (

@@ -227,7 +227,9 @@ pub fn run(bench: &Bench, arguments: &DensityArguments) -> Result<Section, Failu
     holders.extend(arguments.compressors.iter().cloned().map(Holder::Ours));
     let has_dictionary = |compressor: &&String| compressor.starts_with("zstd");
     holders.extend(arguments.compressors.iter().filter(has_dictionary).cloned().map(Holder::Plain));
-    holders.extend(arguments.compressors.last().cloned().map(Holder::Recompressed));
+    let is_common = |compressor: &&String| ["lz4", "zstd"].contains(&compressor.as_str());
+    holders
+        .extend(arguments.compressors.iter().filter(is_common).cloned().map(Holder::Recompressed));
     let Corpora { found, missing } = corpus::corpora(bench)?;
     let together: Vec<Page> = found.iter().flat_map(|corpus| &corpus.all).copied().collect();
     let file = Path::new(FOLDER).join("together.pages");

@@ -30,16 +30,15 @@ pub struct FaultArguments {
 /// In the steady state the program takes so many times the memory that it has.
 const STEADY_RATIO: usize = 4;
 
+fn device(compressor: &str, name: &str) -> Peer {
+    let options = ["--pool", "1G", "--backing", "none", "--compressor", compressor];
+    Peer::Uzswap { name: name.into(), options: options.map(str::to_owned).into() }
+}
+
 fn peers(compressors: &[String]) -> Vec<Peer> {
     let mut peers =
         vec![Peer::Zswap { compressor: "lzo".into() }, Peer::Zram { compressor: "lz4".into() }];
-    peers.extend(compressors.iter().map(|name| {
-        let options = ["--pool", "1G", "--backing", "none", "--compressor", name];
-        Peer::Uzswap {
-            name: format!("swap device, {name}"),
-            options: options.map(str::to_owned).into(),
-        }
-    }));
+    peers.extend(compressors.iter().map(|name| device(name, &format!("swap device, {name}"))));
     let region = |name: &String, handlers| Peer::Region { compressor: name.clone(), handlers };
     // What regions have unless told otherwise, first.
     let own = "lz4:0".to_owned();
@@ -145,6 +144,9 @@ pub fn fault(bench: &Bench, arguments: &FaultArguments) -> Result<Section, Failu
         let us = own.rounds.iter().flat_map(|run| &run.random_ns).map(|ns| *ns as f64 / 1e3);
         plot = plot.distribution(&own.name, us.collect());
     }
+    let recompressed = [device("zstd", "swap device, zstd, recompressed")];
+    let more = ["--recompressed".to_owned()];
+    let cold = bench.take_turns(&recompressed, rounds, |peer| setting.touch(bench, peer, &more))?;
     Section::new("fault", "A fault")
         .text(format!(
             "{} MiB of a Python heap, all pushed out, then each page touched once with room for \
@@ -167,8 +169,14 @@ pub fn fault(bench: &Bench, arguments: &FaultArguments) -> Result<Section, Failu
             setting.mib / STEADY_RATIO * 2
         ))
         .table(steadily(&steady))
+        .text(
+            "Pages that have been cold and were compressed again, sixteen as one. Random order, one \
+             thread, page-cluster 0:",
+        )
+        .table(coldly(&cold))
         .raw("turns", &turns)?
-        .raw("steady", &steady)
+        .raw("steady", &steady)?
+        .raw("recompressed", &cold)
 }
 
 fn others(turns: &[Turns<Touched>]) -> Table {
@@ -198,6 +206,20 @@ fn steadily(turns: &[Turns<Faults>]) -> Table {
         })
     });
     Table::new(&["pages in", "p50 (us)", "p90", "p99", "p99.9", "p50 against"], rows.collect())
+}
+
+fn coldly(turns: &[Turns<Touched>]) -> Table {
+    let rows = turns.iter().map(|own| {
+        own.row(|own| {
+            let of = |share| own.median(|run| quantile(&run.random_ns, share) as f64);
+            let mut row: Vec<_> = SHARES.map(|share| us(of(share))).into();
+            let share = own.median(|run| run.recompressed as f64 / run.pages as f64);
+            row.push(format!("{:.0}", share * 100.0));
+            row
+        })
+    });
+    let header = ["pages in", "p50 (us)", "p90", "p99", "p99.9", "recompressed (%)"];
+    Table::new(&header, rows.collect())
 }
 
 /// Measures page-outs.

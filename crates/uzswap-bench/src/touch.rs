@@ -10,7 +10,8 @@ use clap::Args;
 use serde::{Deserialize, Serialize};
 use std::fs;
 use std::hint::black_box;
-use std::time::Instant;
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
 use uzswap_engine::testing::Noise;
 use uzswap_engine::{PAGE_BYTES, Page};
 
@@ -18,6 +19,12 @@ use uzswap_engine::{PAGE_BYTES, Page};
 pub const FAULT_NS_MIN: u64 = 500;
 
 const PAGE_CLUSTER: &str = "/proc/sys/vm/page-cluster";
+
+/// How often recompression is looked at, after how many looks at the same count it is done, and
+/// after how many it is waited for no more.
+const LOOK: Duration = Duration::from_millis(500);
+const LOOKS_ALIKE: u32 = 4;
+const LOOKS_MAX: u32 = 120;
 
 /// What to do.
 #[derive(Debug, Args)]
@@ -27,6 +34,9 @@ pub struct TouchArguments {
     /// Page-outs alone, so many of them all.
     #[arg(long)]
     outs: Option<usize>,
+    /// Touches in random order alone, of pages that the swap device has recompressed.
+    #[arg(long, conflicts_with = "outs")]
+    recompressed: bool,
 }
 
 /// What was measured.
@@ -38,6 +48,8 @@ pub struct Touched {
     pub out_ns: Vec<u64>,
     /// ns a page until all of them were out, writes awaited; once for each time.
     pub all_out_ns: Vec<f64>,
+    /// Pages that were recompressed before they were touched.
+    pub recompressed: usize,
     /// ns of each touch in random order, read-ahead off.
     pub random_ns: Vec<u64>,
     /// ns a page in order, read-ahead as it is set.
@@ -60,6 +72,15 @@ fn shuffled(count: usize) -> Vec<usize> {
         order.swap(at, noise.below(at as u64 + 1) as usize);
     }
     order
+}
+
+/// Where the cache that this program swaps to is looked into: benchmarks run one at a time.
+fn cache() -> Result<PathBuf, Failure> {
+    const SESSIONS: &str = "/run/uzswap";
+    let mut sessions = fs::read_dir(SESSIONS).context(SESSIONS)?.flatten();
+    let found =
+        sessions.find_map(|session| Some(session.path().join("mnt")).filter(|p| p.is_dir()));
+    found.ok_or_else(|| Failure::new("no cache to look into; start this under 'uzswap run'"))
 }
 
 fn touch(page: &Page) {
@@ -100,6 +121,7 @@ pub fn run(arguments: &TouchArguments) -> Result<(), Failure> {
                 touched.push_out(&mut memory)?;
             }
         }
+        None if arguments.recompressed => touched.touch_recompressed(&mut memory)?,
         None => touched.touch_all(&mut memory)?,
     }
     println!("{}", serde_json::to_string(&touched).context("the times")?);
@@ -112,6 +134,28 @@ impl Touched {
         let out = memory.push_out()?;
         self.out_ns.extend(out.request_ns);
         self.all_out_ns.push(out.all_ns);
+        Ok(())
+    }
+
+    fn touch_recompressed(&mut self, memory: &mut Memory) -> Result<(), Failure> {
+        let cache = cache()?;
+        let parameter = cache.join("parameters/recompress_idle_seconds");
+        fs::write(&parameter, "1").context(&parameter.display().to_string())?;
+        fs::write(PAGE_CLUSTER, "0").context(PAGE_CLUSTER)?;
+        self.push_out(memory)?;
+        let statistic = cache.join("stats/recompressed_pages");
+        let mut alike = 0;
+        for _ in 0..LOOKS_MAX {
+            std::thread::sleep(LOOK);
+            let text = fs::read_to_string(&statistic).context("recompressed_pages")?;
+            let count = text.trim().parse().context("recompressed_pages")?;
+            alike = if count == self.recompressed && count > 0 { alike + 1 } else { 0 };
+            self.recompressed = count;
+            if alike == LOOKS_ALIKE {
+                break;
+            }
+        }
+        self.random_ns = one_by_one(memory.pages(), &shuffled(self.pages));
         Ok(())
     }
 
