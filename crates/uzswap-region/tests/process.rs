@@ -314,7 +314,7 @@ fn fork_cannot_read() {
     let builder = Pager::builder().memory("8M").mode(Mode::InThread).on_fork(OnFork::PrivateCopy);
     let pager = builder.build_on(Box::new(backing)).unwrap();
     let mut values: RegionVec<u64> = pager.vec_zeroed(24 * MIB / 8).unwrap();
-    let noise = |i: usize| (i as u64 + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(31);
+    let noise = |i: usize| Noise::new(i as u64 + 1).word();
     values.iter_mut().enumerate().for_each(|(i, value)| *value = noise(i));
     faults.fail_reads.store(true, SeqCst);
     dies_in_fork(&values);
