@@ -2,14 +2,15 @@
 
 use std::cell::Cell;
 use std::env;
-use std::ffi::c_void;
+use std::ffi::{c_int, c_void};
 use std::io::Write;
 use std::ptr;
 use std::sync::OnceLock;
-use uzswap_region::{Error, MemorySize, Mode, OnFork, Pager, is_pager_thread};
+use uzswap_region::{Advice, Error, MemorySize, Mode, OnFork, Pager, is_pager_thread};
 
 /// No block below this is large, whatever UZSWAP_ABOVE says: each takes a mapping of its own.
 pub const LEAST_BYTES: usize = 64 << 10;
+pub const PAGE: usize = 4096;
 const ABOVE_DEFAULT: u64 = 1 << 20;
 
 struct Blocks {
@@ -107,6 +108,40 @@ pub fn give_back(block: *mut c_void) {
         // An error means that this is a fork without a copy, in which there is no block.
         // SAFETY: the program gives the block up with the call; `take` has kept no region of it.
         let _ = unsafe { blocks.pager.unmap(block.addr()) };
+    }
+}
+
+/// `madvise` of a range that begins in a block of the pager: an error number, or 0. `None` for all
+/// other memory.
+///
+/// The kernel may not be told: what it takes away itself is lost, and ends the process.
+pub fn advise(at: *mut c_void, bytes: usize, advice: c_int) -> Option<c_int> {
+    let block = BLOCKS.get()?.as_ref()?.pager.region_at(at.addr())?;
+    let start = at.addr() - block.as_ptr().addr().get();
+    if !start.is_multiple_of(PAGE) {
+        return Some(libc::EINVAL);
+    }
+    let range = start..start.saturating_add(bytes).min(block.len());
+    let advised = match advice {
+        libc::MADV_DONTNEED | libc::MADV_FREE => block.advise(range, Advice::DontNeed),
+        libc::MADV_PAGEOUT => block.advise(range, Advice::PageOut),
+        // Of huge pages, of what to read ahead: the pager decides.
+        libc::MADV_NORMAL
+        | libc::MADV_RANDOM
+        | libc::MADV_SEQUENTIAL
+        | libc::MADV_WILLNEED
+        | libc::MADV_COLD
+        | libc::MADV_HUGEPAGE
+        | libc::MADV_NOHUGEPAGE
+        | libc::MADV_DONTFORK => Ok(()),
+        _ => return Some(libc::EINVAL),
+    };
+    match advised {
+        Ok(()) => Some(0),
+        // A fork has ordinary memory there.
+        Err(Error::Forked) => None,
+        // There is no room for all of what is to go out: the rest stays.
+        Err(_) => Some(libc::EBUSY),
     }
 }
 

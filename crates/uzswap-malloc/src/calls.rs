@@ -1,18 +1,20 @@
 //! The allocator's functions as a program calls them. A block of the pager begins at a page; one of
 //! the C library nearly never does, so that most are told apart by their address alone.
 
-use crate::blocks;
+use crate::blocks::{self, PAGE};
 use crate::original::{
     __libc_calloc, __libc_free, __libc_malloc, __libc_memalign, __libc_realloc, usable_size,
 };
 use std::ffi::{c_int, c_void};
 use std::ptr;
 
-const PAGE: usize = 4096;
+fn set_errno(number: c_int) {
+    // SAFETY: the address of the thread's own errno.
+    unsafe { *libc::__errno_location() = number };
+}
 
 fn out_of_memory() -> *mut c_void {
-    // SAFETY: the address of the thread's own errno.
-    unsafe { *libc::__errno_location() = libc::ENOMEM };
+    set_errno(libc::ENOMEM);
     ptr::null_mut()
 }
 
@@ -130,5 +132,18 @@ unsafe extern "C" fn malloc_usable_size(block: *mut c_void) -> usize {
         None if block.is_null() => 0,
         // SAFETY: not the pager's, so the C library's.
         None => unsafe { usable_size(block) },
+    }
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn madvise(at: *mut c_void, bytes: usize, advice: c_int) -> c_int {
+    match blocks::advise(at, bytes, advice) {
+        Some(0) => 0,
+        Some(error) => {
+            set_errno(error);
+            -1
+        }
+        // SAFETY: the arguments are the caller's, who answers for what they do.
+        None => unsafe { libc::syscall(libc::SYS_madvise, at, bytes, advice) as c_int },
     }
 }

@@ -1,5 +1,6 @@
 /* malloc and its relatives, over the size from which a block is a region: contents follow a block
  * wherever it moves. */
+#define _GNU_SOURCE
 #include <errno.h>
 #include <malloc.h>
 #include <pthread.h>
@@ -7,6 +8,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -78,6 +80,21 @@ static void forks(void) {
     free(freed);
 }
 
+/* What a program drops reads as zeros, and nothing else does. */
+static void drops(void) {
+    unsigned char *block = aligned_alloc(4096, 40 * MIB);
+    fill(block, 0, 40 * MIB);
+    CHECK(madvise(block, 40 * MIB, MADV_HUGEPAGE) == 0 || errno == EINVAL);
+    CHECK(madvise(block + 8 * MIB, 4 * MIB, MADV_DONTNEED) == 0);
+    for (size_t i = 8 * MIB; i < 12 * MIB; i++)
+        CHECK(block[i] == 0);
+    fill(block, 8 * MIB, 12 * MIB);
+    check(block, 40 * MIB);
+    errno = 0;
+    CHECK(madvise(block + 1, 4096, MADV_DONTNEED) == -1 && errno == EINVAL);
+    free(block);
+}
+
 int main(void) {
     size_t sizes[] = {100, 3 * MIB, 40 * MIB, 5000, 2 * MIB, 1, 64 * MIB, 1000};
     unsigned char *block = NULL;
@@ -111,6 +128,7 @@ int main(void) {
     CHECK((uintptr_t)aligned % 64 == 0);
     free(aligned);
     free(NULL);
+    drops();
     forks();
 
     pthread_t threads[4];

@@ -68,14 +68,25 @@ impl Inner {
         }
     }
 
-    /// A fault at a page that is resident: another thread has brought it in just now, or the
-    /// program gave its memory back to the kernel behind our back and gets the zeros that it asked
-    /// for.
+    /// A fault at a page that is resident: another thread has brought it in just now.
     fn look_again(&self, space: &Space, page: u32, word: Word) {
-        let at = space.address(page);
-        // An error means that the page is there.
-        let _ = self.uffd.zero(at..at + PAGE_BYTES);
+        self.check_present(space, page);
         space.put(page, word);
+    }
+
+    /// Ends the process if a page is absent that is resident by its word, which is `Busy` now, made
+    /// so by us: what was in it is lost, and zeros would be wrong.
+    pub(crate) fn check_present(&self, space: &Space, page: u32) {
+        match self.uffd.has_page(space.address(page)) {
+            Ok(true) => {}
+            Ok(false) => self.die(
+                space,
+                page,
+                &"its memory is gone: somebody gave it to the kernel (madvise, munmap), or a bug \
+                of uzswap; to drop pages, call the region's advise",
+            ),
+            Err(error) => self.die(space, page, &Refused("find", &error)),
+        }
     }
 
     /// A write to a guarded page: it may be written from now on, and where a program writes in
@@ -286,18 +297,27 @@ impl Inner {
         count
     }
 
-    /// Moves frames to a region; what cannot be moved is copied.
+    /// Moves frames to a region; what something else refers to is copied.
     fn move_in(&self, space: &Space, page: u32, frames: usize, count: usize) {
         let to = space.address(page);
-        // SAFETY: the frames are the lane's, and the lane is ours.
-        let (bytes, _) = unsafe { self.uffd.move_pages(to, frames, count * PAGE_BYTES) };
-        let moved = bytes / PAGE_BYTES;
-        if moved < count {
-            let left = (frames + bytes) as *const Page;
-            // SAFETY: as above; mapped, and read only.
-            let left = unsafe { std::slice::from_raw_parts(left, count - moved) };
-            self.budget.charge_anyway(left.len() as i64);
-            self.copy_in(space, page + moved as u32, left, 0);
+        let mut done = 0;
+        while done < count {
+            let (from, left) = (frames + done * PAGE_BYTES, (count - done) * PAGE_BYTES);
+            // SAFETY: the frames are the lane's, and the lane is ours.
+            let (bytes, result) =
+                unsafe { self.uffd.move_pages(to + done * PAGE_BYTES, from, left) };
+            done += bytes / PAGE_BYTES;
+            let at = page + done as u32;
+            match result {
+                Ok(()) => {}
+                Err(error) if is_busy(&error) => {
+                    let frame = self.staging.frame_at(frames + done * PAGE_BYTES);
+                    self.copy_in(space, at, std::slice::from_ref(self.staging.page(frame)), 0);
+                    self.staging.discard(frame..frame + 1);
+                    done += 1;
+                }
+                Err(error) => self.die(space, at, &Refused("move", &error)),
+            }
         }
         if self.wakes() {
             // An error could only mean that the range is not registered, which it is.

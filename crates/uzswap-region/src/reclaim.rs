@@ -11,7 +11,8 @@
 //!
 //! Between the move and the store nothing can be lost: the page is in its frame, and its word says
 //! so. `EBUSY` of a move means that something else refers to the page, such as a transfer by a
-//! device that is still going on; it stays.
+//! device that is still going on; it stays. A page that is found absent was taken away by somebody
+//! else, and ends the process.
 
 use crate::error::Error;
 use crate::fault::is_busy;
@@ -19,7 +20,6 @@ use crate::pager::{Inner, OnFork};
 use crate::space::Space;
 use crate::staging::BATCH;
 use crate::word::{Kind, Word};
-use std::io;
 use std::ops::Range;
 use std::sync::{Arc, PoisonError};
 use uzswap_engine::{PAGE_BYTES, Reject, Store};
@@ -213,7 +213,7 @@ impl Inner {
     fn move_out(&self, run: &[Victim], frame: usize) -> (usize, usize) {
         let first = &run[0];
         let (from, to) = (first.space.address(first.page), self.staging.address(frame));
-        let (moved, error) = if self.uffd.can_move() {
+        let (moved, is_whole) = if self.uffd.can_move() {
             self.move_run(to, from, run.len())
         } else {
             self.copy_out(first, from, to)
@@ -222,21 +222,15 @@ impl Inner {
             self.staging.enter(frame + at, &victim.space, victim.page);
             victim.space.put(victim.page, Word::staged(frame + at, victim.was));
         }
-        let Some(error) = error else { return (moved, moved) };
-        let Some(stays) = run.get(moved) else { return (moved, moved) };
-        if error.raw_os_error() == Some(rustix::io::Errno::NOENT.raw_os_error()) {
-            // The program gave the page's memory back to the kernel itself: zeros from now on.
-            self.cache.invalidate(stays.space.key(stays.page));
-            stays.space.put(stays.page, Word::UNTOUCHED);
-            self.budget.give_back(1);
-        } else {
-            stays.space.put(stays.page, stays.was.with(Word::USED));
-        }
+        let Some(stays) = run.get(moved).filter(|_| !is_whole) else { return (moved, moved) };
+        self.check_present(&stays.space, stays.page);
+        stays.space.put(stays.page, stays.was.with(Word::USED));
         (moved, moved + 1)
     }
 
-    /// Moves pages whose words are `Busy`, made so by us: how many, and what ended it early.
-    fn move_run(&self, to: usize, from: usize, pages: usize) -> (usize, Option<io::Error>) {
+    /// Moves pages whose words are `Busy`, made so by us: how many, and whether nothing ended it
+    /// early.
+    fn move_run(&self, to: usize, from: usize, pages: usize) -> (usize, bool) {
         let mut moved = 0;
         let mut unshared = None;
         loop {
@@ -245,22 +239,24 @@ impl Inner {
             // SAFETY: who touches a page finds it absent and waits for its word.
             let (bytes, result) = unsafe { self.uffd.move_pages(to + done, from + done, left) };
             moved += bytes / PAGE_BYTES;
-            let Err(error) = result else { return (moved, None) };
+            let Err(error) = result else { return (moved, true) };
             let stays = from + moved * PAGE_BYTES;
             // After a fork that inherited it, a page is made our own, once.
             let may_be_shared = self.on_fork == OnFork::PrivateCopy && is_busy(&error);
             if !may_be_shared || unshared == Some(stays) || map::unshare(stays).is_err() {
-                return (moved, Some(error));
+                return (moved, false);
             }
             unshared = Some(stays);
         }
     }
 
     /// Copies one page out, for kernels that cannot move it. Writers wait meanwhile.
-    fn copy_out(&self, victim: &Victim, from: usize, to: usize) -> (usize, Option<io::Error>) {
+    fn copy_out(&self, victim: &Victim, from: usize, to: usize) -> (usize, bool) {
+        // The kernel would wait for an absent one, and we are who brings it in.
+        self.check_present(&victim.space, victim.page);
         let range = from..from + PAGE_BYTES;
-        if let Err(error) = self.uffd.protect(range.clone(), true) {
-            return (0, Some(error));
+        if self.uffd.protect(range.clone(), true).is_err() {
+            return (0, false);
         }
         // SAFETY: the region is mapped while its word is `Busy`, and only the kernel looks at the
         // bytes, which answers with an error if they are not there.
@@ -268,14 +264,14 @@ impl Inner {
         match self.uffd.copy(to, page, false) {
             Ok(()) => {
                 victim.space.discard(victim.page..victim.page + 1);
-                (1, None)
+                (1, true)
             }
-            Err(error) => {
+            Err(_) => {
                 if !victim.was.has(Word::GUARDED) {
                     // Let writers go on; an error would mean that the range is not registered.
                     let _ = self.uffd.protect(range, false);
                 }
-                (0, Some(error))
+                (0, false)
             }
         }
     }

@@ -14,6 +14,7 @@
 use crate::space::Space;
 use std::collections::VecDeque;
 use std::io;
+use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering::*};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use uzswap_engine::{PAGE_BYTES, Page};
@@ -101,6 +102,11 @@ impl Staging {
         self.memory.as_ptr() as usize + frame * PAGE_BYTES
     }
 
+    /// The frame at an address.
+    pub(crate) fn frame_at(&self, address: usize) -> usize {
+        (address - self.memory.as_ptr() as usize) / PAGE_BYTES
+    }
+
     /// A batch without memory.
     pub(crate) fn take_hole(&self) -> Option<u32> {
         self.lists().holes.pop()
@@ -143,12 +149,19 @@ impl Staging {
             return 0;
         }
         drop(lists);
-        let offset = number as usize * BATCH * PAGE_BYTES;
-        // SAFETY: no page is in these frames any more: those that were are stored or taken back.
-        let done = unsafe { self.memory.discard_part(offset, BATCH * PAGE_BYTES) };
-        done.expect("MADV_DONTNEED of our own mapping, none of it locked by us");
+        let first = number as usize * BATCH;
+        self.discard(first..first + BATCH);
         self.give_hole(number);
         present.count_ones().into()
+    }
+
+    /// Gives the memory of frames back that hold no page any more: those that were in them are
+    /// stored, taken back or copied.
+    pub(crate) fn discard(&self, frames: Range<usize>) {
+        let (offset, bytes) = (frames.start * PAGE_BYTES, frames.len() * PAGE_BYTES);
+        // SAFETY: nobody relies on what is in them, as the callers say.
+        let done = unsafe { self.memory.discard_part(offset, bytes) };
+        done.expect("MADV_DONTNEED of our own mapping, none of it locked by us");
     }
 
     /// Notes that a page has been moved into a frame.

@@ -3,6 +3,8 @@
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 use std::io::Read;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::time::{Duration, Instant};
 use uzswap_engine::testing::TestBacking;
 use uzswap_region::{Advice, Error, Mode, Pager, RegionVec};
 
@@ -219,4 +221,37 @@ fn wrong_use_is_refused_with_a_remedy() {
     // SAFETY: no region has this address.
     let error = unsafe { pager.unmap(std::ptr::from_ref(&stack) as usize) }.unwrap_err();
     assert!(error.to_string().contains("not the start of a region"), "{error}");
+}
+
+/// The kernel may find a page changed while it moves it (its mark *accessed* was set anew, or it is
+/// being migrated), begins again, and then does not count what it moves (docs/design/failure.md).
+#[test]
+fn nothing_is_lost_while_the_kernel_looks_at_which_pages_are_used() {
+    for mode in modes() {
+        let pager = Pager::builder().memory("16M").mode(mode).build().unwrap();
+        let mut values: RegionVec<u64> = pager.vec_zeroed(MIB / 8).unwrap();
+        values.iter_mut().enumerate().for_each(|(i, slot)| *slot = value(i));
+        let (values, done) = (&values, &AtomicBool::new(false));
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                while !done.load(Relaxed) {
+                    // Takes the marks off.
+                    std::fs::write("/proc/self/clear_refs", "1").unwrap();
+                }
+            });
+            let reader = scope.spawn(|| {
+                let began = Instant::now();
+                while began.elapsed() < Duration::from_secs(2) {
+                    for at in (0..values.len()).step_by(512) {
+                        assert_eq!(values[at], value(at), "element {at}, {mode}");
+                    }
+                }
+            });
+            while !reader.is_finished() {
+                values.advise(0..values.len(), Advice::PageOut).unwrap();
+            }
+            done.store(true, Relaxed);
+            reader.join().unwrap();
+        });
+    }
 }

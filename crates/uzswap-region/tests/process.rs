@@ -51,6 +51,10 @@ fn child() {
         Ok("foreign handler") => foreign_handler(),
         Ok("foreign default") => _ = touch_beyond_a_file(),
         Ok("after unmap") => after_unmap(),
+        Ok("given away, touched") => given_away(|values| _ = std::hint::black_box(values[0])),
+        Ok("given away, paged out") => {
+            given_away(|values| _ = values.advise(0..values.len(), Advice::PageOut));
+        }
         Ok("unreadable backing") => failing_backing(|faults| &faults.fail_reads),
         Ok("damaged backing") => failing_backing(|faults| &faults.damage_reads),
         Ok("no room") => no_room(),
@@ -368,6 +372,23 @@ fn foreign_handler() {
     }
     assert_eq!(touch_beyond_a_file(), 0);
     assert_eq!(CAUGHT.load(SeqCst), 1);
+}
+
+#[test]
+fn memory_that_is_taken_away_behind_our_back_is_never_zeros() {
+    for case in ["given away, touched", "given away, paged out"] {
+        assert_dies(case, libc::SIGABRT, &["its memory is gone", "byte 0", "advise"]);
+    }
+}
+
+fn given_away(then: impl FnOnce(&RegionVec<u64>)) {
+    let pager = builder().build().unwrap();
+    let values = filled(&pager, MIB);
+    // SAFETY: takes the content of a page of ours away, as a program must not.
+    let done =
+        unsafe { libc::madvise(values.as_ptr().cast_mut().cast(), PAGE, libc::MADV_DONTNEED) };
+    assert_eq!(done, 0);
+    then(&values);
 }
 
 #[test]

@@ -3,6 +3,7 @@
 //! The structures are the kernel's (`linux/userfaultfd.h`); requests that the bindings lack are
 //! numbered here as that header does.
 
+use crate::map::{PAGE_BYTES, Pagemap};
 use linux_raw_sys::general as raw;
 use linux_raw_sys::ioctl;
 use rustix::event::{EventfdFlags, PollFd, PollFlags};
@@ -37,6 +38,8 @@ pub struct Fault {
 pub struct Uffd {
     fd: OwnedFd,
     features: u64,
+    /// Says where a page is that the kernel did not count: see [`Uffd::move_pages`].
+    pagemap: Pagemap,
     /// Readable once [`Uffd::stop`] was called.
     stop: OwnedFd,
 }
@@ -75,13 +78,15 @@ impl Uffd {
     /// Opens a descriptor.
     ///
     /// Errors: `EPERM` where it is forbidden (for messages, or altogether in a container), `ENOSYS`
-    /// or `EINVAL` where the kernel has no userfaultfd, or one before 5.11.
+    /// or `EINVAL` where the kernel has no userfaultfd, or one before 5.11; `ENOENT` where `/proc`
+    /// is not mounted.
     pub fn open(delivery: Delivery) -> io::Result<Self> {
         let fd = match delivery {
             Delivery::Signal => by_syscall(FLAGS | raw::UFFD_USER_MODE_ONLY as i32)?,
             Delivery::Message => by_device().or_else(|_| by_syscall(FLAGS))?,
         };
         let stop = rustix::event::eventfd(0, EventfdFlags::CLOEXEC)?;
+        let pagemap = Pagemap::open()?;
         let wanted = match delivery {
             Delivery::Signal => u64::from(raw::UFFD_FEATURE_SIGBUS),
             Delivery::Message => 0,
@@ -91,11 +96,11 @@ impl Uffd {
         let optional = u64::from(raw::UFFD_FEATURE_MOVE);
         let mut api = raw::uffdio_api { api: API, features: wanted | optional, ioctls: 0 };
         if request(&fd, ioctl::UFFDIO_API, &mut api).is_ok() {
-            return Ok(Self { fd, features: wanted | optional, stop });
+            return Ok(Self { fd, features: wanted | optional, pagemap, stop });
         }
         let mut api = raw::uffdio_api { api: API, features: wanted, ioctls: 0 };
         request(&fd, ioctl::UFFDIO_API, &mut api)?;
-        Ok(Self { fd, features: wanted, stop })
+        Ok(Self { fd, features: wanted, pagemap, stop })
     }
 
     /// Whether pages can be moved (Linux 6.8).
@@ -155,9 +160,14 @@ impl Uffd {
     /// somebody else refers to (a direct transfer, a forked process), `ENOENT` for one that is
     /// absent, `EEXIST` for one that is at `to` already.
     ///
+    /// Since 6.18 the kernel loses count of pages: where it finds one changed under it (it is being
+    /// migrated, or was accessed for the first time since the kernel last looked) it begins again,
+    /// moves it, takes its own earlier `EAGAIN` for the outcome, begins once more, and answers
+    /// `EEXIST`. Such pages are counted here, by looking where they are.
+    ///
     /// # Safety
     /// Both ranges are private anonymous mappings of the caller, `to` within one that is
-    /// registered; nobody relies on what was at `from`.
+    /// registered; nobody relies on what was at `from`, and nobody else fills or empties either.
     pub unsafe fn move_pages(
         &self,
         to: usize,
@@ -180,9 +190,29 @@ impl Uffd {
                 Err(_) if done == bytes => return (bytes, Ok(())),
                 // The kernel gave up in the middle, or the address space was being changed.
                 Err(error) if error.raw_os_error() == Some(libc::EAGAIN) => {}
+                Err(error) if error.raw_os_error() == Some(libc::EEXIST) => {
+                    match self.was_moved(to + done, from + done) {
+                        Ok(true) => done += PAGE_BYTES,
+                        Ok(false) => return (done, Err(error)),
+                        Err(unknown) => return (done, Err(unknown)),
+                    }
+                    if done == bytes {
+                        return (bytes, Ok(()));
+                    }
+                }
                 Err(error) => return (done, Err(error)),
             }
         }
+    }
+
+    /// Whether a page that was at `from` is at `to` now.
+    fn was_moved(&self, to: usize, from: usize) -> io::Result<bool> {
+        Ok(self.has_page(to)? && !self.has_page(from)?)
+    }
+
+    /// Whether there is a page at an address, in memory or swapped out by the kernel.
+    pub fn has_page(&self, address: usize) -> io::Result<bool> {
+        self.pagemap.has_page(address)
     }
 
     /// Has writes to the pages of a range that are present wait, or lets them go on.
@@ -267,7 +297,9 @@ fn request<T>(fd: &OwnedFd, number: u32, argument: &mut T) -> io::Result<()> {
 #[cfg(not(miri))]
 mod tests {
     use super::*;
-    use crate::map::{Mapping, PAGE_BYTES};
+    use crate::map::Mapping;
+    use std::os::unix::fs::FileExt;
+    use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
     #[test]
     fn pages_are_filled_and_moved() {
@@ -292,5 +324,54 @@ mod tests {
             assert!(other.as_mut_slice().iter().all(|byte| *byte == 0), "moved away");
         }
         assert_eq!((region.as_slice()[0], region.as_slice()[PAGE_BYTES]), (7, 0));
+    }
+
+    /// Fails without [`Uffd::was_moved`] on Linux 6.18 and later.
+    #[test]
+    fn pages_that_are_looked_at_while_they_move_are_counted() {
+        const PAGES: usize = 64;
+        let Ok(uffd) = Uffd::open(Delivery::Message) else { return };
+        if !uffd.can_move() {
+            return;
+        }
+        let places = [(); 2].map(|()| Mapping::reserved(PAGES * PAGE_BYTES).unwrap());
+        let at = places.each_ref().map(|place| place.as_ptr() as usize);
+        at.iter().for_each(|at| uffd.register(*at..at + PAGES * PAGE_BYTES).unwrap());
+        uffd.copy(at[0], &[7; PAGES * PAGE_BYTES], false).unwrap();
+        let done = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                let marks = File::options().write(true).open("/proc/self/clear_refs").unwrap();
+                while !done.load(Relaxed) {
+                    // Has the kernel forget which pages were accessed.
+                    marks.write_all_at(b"1", 0).unwrap();
+                }
+            });
+            scope.spawn(|| {
+                while !done.load(Relaxed) {
+                    for page in 0..PAGES {
+                        // SAFETY: mapped; where it is not there, it is waited for.
+                        unsafe { ((at[0] + page * PAGE_BYTES) as *const u8).read_volatile() };
+                    }
+                }
+            });
+            scope.spawn(|| while uffd.next().unwrap() != Message::Stop {});
+            let moved = (0..20_000).map(|turn| {
+                let (from, to) = (at[turn % 2], at[(turn + 1) % 2]);
+                // SAFETY: both are ours, and who reads there waits.
+                let moved = unsafe { uffd.move_pages(to, from, PAGES * PAGE_BYTES) };
+                uffd.wake(to..to + PAGES * PAGE_BYTES).unwrap();
+                moved
+            });
+            let short = moved.filter(|(bytes, end)| *bytes < PAGES * PAGE_BYTES || end.is_err());
+            let short = short.take(3).collect::<Vec<_>>();
+            done.store(true, Relaxed);
+            uffd.stop();
+            for page in (at[0]..at[0] + PAGES * PAGE_BYTES).step_by(PAGE_BYTES) {
+                // Lets the reader end where pages are missing; an error: it is there.
+                let _ = uffd.zero(page..page + PAGE_BYTES);
+            }
+            assert!(short.is_empty(), "{short:?}");
+        });
     }
 }
