@@ -53,6 +53,18 @@ fn a_pool_that_is_included_leaves_the_command_the_rest() {
     run.finish().assert_code(0);
 }
 
+/// Who serves I/O may not wait for it: a command that is marked so finds no memory to swap out.
+#[test]
+fn the_command_is_not_marked_as_serving_io() {
+    const MEMALLOC_NOIO_OR_LOCAL_THROTTLE: u64 = 0x80000 | 0x10_0000;
+    let Some(_machine) = Machine::take() else { return };
+    let run = Run::start(&LIMITS, &["cat", "/proc/self/stat"]).finish();
+    run.assert_code(0);
+    let stat = run.stdout();
+    let flags: u64 = stat.split_whitespace().nth(8).unwrap().parse().unwrap();
+    assert_eq!(flags & MEMALLOC_NOIO_OR_LOCAL_THROTTLE, 0, "{stat}");
+}
+
 #[test]
 fn the_command_s_status_is_ours() {
     let Some(_machine) = Machine::take() else { return };

@@ -1,5 +1,6 @@
 //! Chores of this repository: `cargo run -p xtask -- docs` writes the generated documents, `tidy`
-//! checks that they are fresh and that the house rules hold, `install` installs the C library.
+//! checks that they are fresh and that the house rules hold, `install` installs the C library, `vm`
+//! runs tests in virtual machines.
 
 #![forbid(unsafe_code)]
 
@@ -7,6 +8,7 @@ mod docs;
 mod header;
 mod install;
 mod tidy;
+mod vm;
 
 use std::path::Path;
 use std::process::ExitCode;
@@ -16,10 +18,11 @@ fn main() -> ExitCode {
     match std::env::args().nth(1).as_deref() {
         Some("docs") => docs::write(root),
         Some("tidy") => tidy::check(root),
+        Some("vm") => vm::run(root, std::env::args().skip(2)),
         Some("install") => install::run(root, std::env::args().skip(2)),
         _ => {
             eprintln!(
-                "usage: cargo run -p xtask -- docs|tidy|install [--prefix DIR] [--destdir DIR]"
+                "usage: cargo run -p xtask -- docs|tidy|install [--prefix DIR] [--destdir DIR]|vm"
             );
             ExitCode::from(2)
         }

@@ -35,6 +35,9 @@ impl SwapDevice {
     pub fn attach(disk: &Path) -> Result<Self, AttachError> {
         let file = File::options().read(true).write(true).open(disk);
         let file = file.map_err(AttachError::Header)?;
+        // The loop driver takes the size from the inode, of which the kernel has not asked us yet
+        // (seen on 6.12: a device of 0 bytes).
+        file.metadata().map_err(AttachError::Header)?;
         let device = LoopDevice::attach(file.as_raw_fd(), PAGE_BYTES as u32);
         Ok(Self { device: device.map_err(AttachError::Loop)? })
     }

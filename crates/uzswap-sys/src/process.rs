@@ -2,6 +2,7 @@
 
 use rustix::event::{PollFd, PollFlags};
 use rustix::process::{DumpableBehavior, Pid, PidfdFlags, Signal};
+use rustix::thread::CapabilitySet;
 use std::io;
 
 fn check(result: i32) -> io::Result<()> {
@@ -15,6 +16,24 @@ pub fn lock_memory() -> io::Result<()> {
     let flags = libc::MCL_CURRENT | libc::MCL_FUTURE | libc::MCL_ONFAULT;
     // SAFETY: takes flags and touches no memory of ours.
     check(unsafe { libc::mlockall(flags) })
+}
+
+/// What a process may be permitted to do beyond what everybody may.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Capability {
+    /// CAP_SYS_ADMIN: mount, switch swapping on and off.
+    SysAdmin,
+    /// CAP_SYS_RESOURCE: PR_SET_IO_FLUSHER, a lower `oom_score_adj`.
+    SysResource,
+}
+
+/// Whether the calling thread may.
+pub fn has_capability(capability: Capability) -> bool {
+    let wanted = match capability {
+        Capability::SysAdmin => CapabilitySet::SYS_ADMIN,
+        Capability::SysResource => CapabilitySet::SYS_RESOURCE,
+    };
+    rustix::thread::capabilities(None).is_ok_and(|sets| sets.effective.contains(wanted))
 }
 
 /// Tells the kernel that this process serves block I/O, so that memory it allocates on the way is

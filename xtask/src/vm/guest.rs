@@ -1,0 +1,236 @@
+//! A guest from start to end.
+
+use super::job::{Ended, Job, Reader};
+use super::{Image, Lab, Machine, Result, image, kernel};
+use std::fs;
+use std::io::{BufRead, BufReader, Write};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
+use std::time::{Duration, Instant};
+
+/// What a kernel says when something is wrong with it, or with what it was asked to do.
+const COMPLAINTS: [&str; 9] = [
+    "BUG:",
+    "WARNING:",
+    "Oops",
+    "Kernel panic",
+    "blocked for more than",
+    "possible recursive locking",
+    "possible circular locking",
+    "rcu: INFO:",
+    "soft lockup",
+];
+
+/// What became of a guest.
+pub struct Outcome {
+    /// Tests that ended.
+    pub tests: Vec<Ended>,
+    /// Lines of the kernel's log.
+    pub complaints: Vec<String>,
+    /// Its kernel's release.
+    pub release: String,
+    /// How long it took.
+    pub time: Duration,
+    /// Whether the job came to its end.
+    is_done: bool,
+    /// Where its logs are.
+    folder: PathBuf,
+}
+
+impl Outcome {
+    /// Whether all is well.
+    pub fn passed(&self) -> bool {
+        self.is_done && self.complaints.is_empty() && self.tests.iter().all(|test| test.passed)
+    }
+
+    /// In a line.
+    pub fn summary(&self) -> String {
+        let failed = self.tests.iter().filter(|test| !test.passed).count();
+        let end = match self.is_done {
+            _ if self.passed() => "all is well".into(),
+            true => format!("logs in {}", self.folder.display()),
+            false => format!("it did not come to its end; logs in {}", self.folder.display()),
+        };
+        let (tests, seconds) = (self.tests.len(), self.time.as_secs());
+        format!(
+            "{} of {tests} tests passed in {seconds} s on {}; {end}",
+            tests - failed,
+            self.release
+        )
+    }
+}
+
+/// Ends the emulator whatever happens here.
+struct Emulator(Child);
+
+impl Drop for Emulator {
+    fn drop(&mut self) {
+        // Errors: it has ended.
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// Boots a guest, has it do a job, and waits for its end.
+pub fn boot(lab: &Lab, machine: &Machine, job: &Job) -> Result<Outcome> {
+    let kernel = kernel::get(lab, &machine.kernel)?;
+    let folder = lab.folder.join("runs").join(std::process::id().to_string());
+    fs::create_dir_all(&folder)?;
+    let script = folder.join("job.sh");
+    fs::write(&script, job.script(&machine.environment))?;
+    let initramfs = folder.join("initramfs");
+    image::write_initramfs(&initramfs, lab, machine, &kernel, &script)?;
+    let mut command = emulator(lab, machine, &folder)?;
+    command.arg("-kernel").arg(&kernel.image).arg("-initrd").arg(&initramfs);
+    command.stdin(Stdio::piped()).stdout(Stdio::piped());
+    let began = Instant::now();
+    let child = command.spawn();
+    let mut emulator = Emulator(
+        child.map_err(|error| format!("qemu-system-x86_64: {error}; install qemu-system-x86"))?,
+    );
+    let output = emulator.0.stdout.take().ok_or("no output of the emulator")?;
+    let (sender, receiver) = channel();
+    std::thread::spawn(move || {
+        for line in BufReader::new(output).split(b'\n').map_while(std::io::Result::ok) {
+            let line = String::from_utf8_lossy(&line).trim_end_matches('\r').to_owned();
+            if sender.send(line).is_err() {
+                return;
+            }
+        }
+    });
+    let reader = read(&receiver, began + machine.timeout(), &folder)?;
+    drop(emulator);
+    let complaints = complaints(&folder.join("console.log"));
+    let outcome = Outcome {
+        tests: reader.tests,
+        complaints,
+        release: reader.release.unwrap_or(kernel.release),
+        time: began.elapsed(),
+        is_done: reader.is_done,
+        folder: folder.clone(),
+    };
+    // Errors: it stays, which harms nobody.
+    let _ = fs::remove_file(&initramfs);
+    if outcome.passed() {
+        let _ = fs::remove_dir_all(&folder);
+    }
+    Ok(outcome)
+}
+
+/// Reads the job's output to its end or the deadline, and keeps it in a file.
+fn read(receiver: &Receiver<String>, deadline: Instant, folder: &Path) -> Result<Reader> {
+    let mut reader = Reader::default();
+    let mut log = fs::File::create(folder.join("job.log"))?;
+    let shows = std::env::var_os("UZSWAP_LAB_VERBOSE").is_some();
+    loop {
+        let left = deadline.saturating_duration_since(Instant::now());
+        match receiver.recv_timeout(left) {
+            Ok(line) => {
+                writeln!(log, "{line}")?;
+                if shows {
+                    println!("| {line}");
+                }
+                reader.line(&line);
+            }
+            Err(RecvTimeoutError::Timeout | RecvTimeoutError::Disconnected) => return Ok(reader),
+        }
+    }
+}
+
+/// The emulator with the machine's devices.
+fn emulator(lab: &Lab, machine: &Machine, folder: &Path) -> Result<Command> {
+    let mut command = Command::new("qemu-system-x86_64");
+    // KVM where a processor of it runs, and not only its device is there.
+    command.args(["-accel", if has_kvm() { "kvm" } else { "tcg,thread=multi" }, "-cpu", "max"]);
+    command.args(["-nodefaults", "-display", "none", "-no-reboot"]);
+    command.args(["-smp", &machine.cpus.to_string()]);
+    memory(&mut command, machine)?;
+    command.arg("-serial").arg(format!("file:{}", folder.join("console.log").display()));
+    command.args(["-chardev", "stdio,id=job,signal=off", "-serial", "chardev:job"]);
+    command.args([
+        "-virtfs",
+        "local,path=/,mount_tag=host,security_model=none,readonly=on,multidevs=remap",
+    ]);
+    let space = image::space(lab)?;
+    let limit = machine.slow_disk.map(|bytes| format!(",throttling.bps-total={bytes}"));
+    disk(&mut command, image::SPACE_DISK, &space, &limit.unwrap_or_default());
+    if machine.image == Image::Debian {
+        disk(&mut command, image::ROOT_DISK, &image::debian(lab)?, "");
+    }
+    if machine.bad_disk {
+        bad_disk(&mut command, folder)?;
+    }
+    let append = "console=ttyS0 panic=-1 oops=panic hung_task_timeout_secs=60 quiet loglevel=7 \
+                  systemd.show_status=false";
+    command.args(["-append", append]);
+    Ok(command)
+}
+
+fn has_kvm() -> bool {
+    // Some virtual machines have the device, and no processor that could.
+    let flags = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
+    let has_extension = flags.contains(" vmx") || flags.contains(" svm");
+    has_extension && fs::File::options().read(true).write(true).open("/dev/kvm").is_ok()
+}
+
+fn memory(command: &mut Command, machine: &Machine) -> Result<()> {
+    let mut size = machine.memory.clone();
+    if let Some(hot) = &machine.hot_memory {
+        let [now, more] = [&machine.memory, hot].map(|text| mebibytes(text));
+        size += &format!(",slots=8,maxmem={}M", now? + more?);
+    }
+    command.args(["-m", &size]);
+    let nodes = machine.nodes.max(1);
+    if nodes > 1 {
+        let (each, cpus) = (mebibytes(&machine.memory)? / u64::from(nodes), machine.cpus / nodes);
+        for node in 0..nodes {
+            let (first, last) = (node * cpus, node * cpus + cpus.max(1) - 1);
+            command.arg("-object").arg(format!("memory-backend-ram,id=m{node},size={each}M"));
+            let numa = format!("node,nodeid={node},cpus={first}-{last},memdev=m{node}");
+            command.arg("-numa").arg(numa);
+        }
+    }
+    Ok(())
+}
+
+/// `1G`, `512M` or a number of MiB.
+fn mebibytes(text: &str) -> Result<u64> {
+    let (number, factor) = match text.strip_suffix('G') {
+        Some(number) => (number, 1024),
+        None => (text.strip_suffix('M').unwrap_or(text), 1),
+    };
+    let number: u64 =
+        number.parse().map_err(|_| format!("'{text}' is no size; give 512M or 1G"))?;
+    Ok(number * factor)
+}
+
+/// A disk that the guest may write to, and that is as before afterwards.
+fn disk(command: &mut Command, serial: &str, path: &Path, options: &str) {
+    let path = path.display();
+    let drive = format!("file={path},format=raw,snapshot=on,if=none,id={serial}{options}");
+    command.arg("-drive").arg(drive);
+    let device = format!("virtio-blk-pci,drive={serial},serial={serial}");
+    command.arg("-device").arg(device);
+}
+
+/// A disk whose requests fail behind its first MiB.
+fn bad_disk(command: &mut Command, folder: &Path) -> Result<()> {
+    let (file, rules) = (folder.join("bad.raw"), folder.join("bad.rules"));
+    fs::File::create(&file)?.set_len(256 << 20)?;
+    let rule = |event: &str| format!("[inject-error]\nevent = \"{event}\"\nerrno = \"5\"\n");
+    fs::write(&rules, rule("write_aio") + &rule("read_aio"))?;
+    let path = format!("blkdebug:{}:{}", rules.display(), file.display());
+    command.arg("-drive").arg(format!("file={path},format=raw,if=none,id={}", image::BAD_DISK));
+    let serial = image::BAD_DISK;
+    command.arg("-device").arg(format!("virtio-blk-pci,drive={serial},serial={serial}"));
+    Ok(())
+}
+
+/// Lines of the kernel's log that say that something is wrong.
+fn complaints(console: &Path) -> Vec<String> {
+    let log = fs::read(console).unwrap_or_default();
+    let log = String::from_utf8_lossy(&log);
+    let is_one = |line: &&str| COMPLAINTS.iter().any(|word| line.contains(word));
+    log.lines().filter(is_one).map(str::to_owned).collect()
+}

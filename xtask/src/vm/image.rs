@@ -1,0 +1,154 @@
+//! What a guest boots: an initramfs that loads modules and finds the system, and the systems.
+//!
+//! *busybox*: this machine's files, read-only over 9p, under a layer in memory. So a guest has all
+//! programs that this machine has, at the same paths, and nothing is copied.
+//!
+//! *Debian*: a disk made by mmdebstrap, with systemd as init and the job as a unit. The repository
+//! and what was built of it are at the same paths as here.
+
+use super::kernel::{Kernel, output};
+use super::{Lab, Machine, Result};
+use std::fs;
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+/// Packages of the Debian image, besides what every Debian has.
+const PACKAGES: &str = "systemd-sysv,systemd-oomd,udev,dbus,kmod,procps,sudo,python3-minimal";
+
+/// Serial numbers by which guests know their disks (init.sh): the system's,
+pub const ROOT_DISK: &str = "root";
+/// the one under /var/tmp,
+pub const SPACE_DISK: &str = "space";
+/// and the one that fails.
+pub const BAD_DISK: &str = "bad";
+
+/// Size of the disk under /var/tmp; it takes what is written to it.
+const SPACE_BYTES: u64 = 4 << 30;
+
+/// Writes an initramfs for a guest to `path`.
+pub fn write_initramfs(
+    path: &Path,
+    lab: &Lab,
+    machine: &Machine,
+    kernel: &Kernel,
+    job: &Path,
+) -> Result<()> {
+    let mut archive = Archive(Vec::new());
+    for folder in ["bin", "modules", "proc", "sys", "dev", "host", "new", "layer"] {
+        archive.folder(folder);
+    }
+    let busybox = fs::read("/bin/busybox")
+        .map_err(|error| format!("/bin/busybox: {error}; install busybox-static"))?;
+    archive.file("bin/busybox", 0o755, &busybox);
+    let mut order = String::new();
+    for (number, module) in kernel.modules.iter().enumerate() {
+        let name = format!("modules/{number}.ko");
+        archive.file(&name, 0o644, &fs::read(module)?);
+        order += &format!("{name}\n");
+    }
+    archive.file("modules/order", 0o644, order.as_bytes());
+    archive.file("init", 0o755, init(lab, machine, kernel, job).as_bytes());
+    archive.end();
+    Ok(fs::write(path, archive.0)?)
+}
+
+/// The first program of a guest.
+fn init(lab: &Lab, machine: &Machine, kernel: &Kernel, job: &Path) -> String {
+    let (root, release, job) = (lab.root.display(), &kernel.release, job.display());
+    let target = lab.folder.parent().unwrap_or(&lab.folder).display();
+    let (image, cgroup) = (machine.image, machine.cgroup);
+    format!(
+        "#!/bin/busybox sh\nimage={image} cgroup={cgroup} release={release}\n\
+         root='{root}' target='{target}' job='{job}'\n{}",
+        include_str!("init.sh")
+    )
+}
+
+/// The disk for /var/tmp: made once, never written to, since guests write to a copy.
+pub fn space(lab: &Lab) -> Result<PathBuf> {
+    let path = lab.folder.join("space.ext4");
+    if !path.exists() {
+        let fresh = path.with_extension("new");
+        fs::File::create(&fresh)?.set_len(SPACE_BYTES)?;
+        output(Command::new("/sbin/mkfs.ext4").args(["-q", "-F"]).arg(&fresh))?;
+        fs::rename(fresh, &path)?;
+    }
+    Ok(path)
+}
+
+/// The disk of the Debian image: made once.
+pub fn debian(lab: &Lab) -> Result<PathBuf> {
+    let path = lab.folder.join("debian.ext4");
+    if path.exists() {
+        return Ok(path);
+    }
+    println!("vm: making the Debian image");
+    let folder = lab.folder.join("debian");
+    // What was interrupted is begun anew; it may not be there.
+    let _ = fs::remove_dir_all(&folder);
+    output(
+        Command::new("mmdebstrap")
+            .args(["--variant=minbase", "--quiet", "--include", PACKAGES, "bookworm"])
+            .arg(&folder)
+            .arg("http://deb.debian.org/debian"),
+    )?;
+    // Nobody logs in: the job is a unit.
+    fs::write(folder.join("etc/fstab"), "")?;
+    fs::write(folder.join("etc/hostname"), "lab\n")?;
+    let fresh = path.with_extension("new");
+    fs::File::create(&fresh)?.set_len(2 << 30)?;
+    output(Command::new("/sbin/mkfs.ext4").args(["-q", "-F", "-d"]).arg(&folder).arg(&fresh))?;
+    fs::remove_dir_all(folder)?;
+    fs::rename(fresh, &path)?;
+    Ok(path)
+}
+
+/// A cpio archive in the form that the kernel takes ("newc").
+struct Archive(Vec<u8>);
+
+impl Archive {
+    fn entry(&mut self, name: &str, mode: u32, content: &[u8]) {
+        let fields = [
+            self.0.len() as u32, // A number of its own for each file.
+            mode,
+            0,
+            0,
+            1,
+            0,
+            content.len() as u32,
+            0,
+            0,
+            0,
+            0,
+            name.len() as u32 + 1,
+            0,
+        ];
+        self.0.extend_from_slice(b"070701");
+        for field in fields {
+            // Writing to memory does not fail.
+            let _ = write!(self.0, "{field:08x}");
+        }
+        self.0.extend_from_slice(name.as_bytes());
+        self.0.push(0);
+        self.pad();
+        self.0.extend_from_slice(content);
+        self.pad();
+    }
+
+    fn pad(&mut self) {
+        self.0.resize(self.0.len().next_multiple_of(4), 0);
+    }
+
+    fn folder(&mut self, name: &str) {
+        self.entry(name, 0o040_755, &[]);
+    }
+
+    fn file(&mut self, name: &str, permissions: u32, content: &[u8]) {
+        self.entry(name, 0o100_000 | permissions, content);
+    }
+
+    fn end(&mut self) {
+        self.entry("TRAILER!!!", 0, &[]);
+    }
+}

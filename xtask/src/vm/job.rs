@@ -1,0 +1,211 @@
+//! What a guest is to do: test programs of this workspace, and how to read what they print.
+
+use super::{Lab, Result};
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::process::{Command, Stdio};
+
+/// Programs that tests are in: the end-to-end ones by the names of their targets, others with their
+/// crate's before it, as in `region/torture`.
+pub type Programs = BTreeMap<String, PathBuf>;
+
+/// Builds the workspace and its tests, as `./check` has done.
+pub fn build(lab: &Lab) -> Result<Programs> {
+    let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
+    let build = |arguments: &[&str]| -> Result<String> {
+        let output = Command::new(&cargo)
+            .current_dir(&lab.root)
+            .args(arguments)
+            .args(["--workspace", "--quiet", "--message-format=json"])
+            .stderr(Stdio::inherit())
+            .output()?;
+        if !output.status.success() {
+            return Err(format!("cargo {}: {}", arguments.join(" "), output.status).into());
+        }
+        Ok(String::from_utf8_lossy(&output.stdout).into_owned())
+    };
+    build(&["build"])?;
+    let messages = build(&["test", "--no-run", "--tests"])?;
+    let mut programs = Programs::new();
+    for line in messages.lines() {
+        let Ok(message) = serde_json::from_str::<serde_json::Value>(line) else { continue };
+        let is_test = message["target"]["kind"][0] == "test";
+        let target = message["target"]["name"].as_str();
+        let package = message["package_id"].as_str().and_then(package);
+        let path = message["executable"].as_str();
+        if let (true, Some(target), Some(package), Some(path)) = (is_test, target, package, path) {
+            let name = match package {
+                "tests" => target.to_owned(),
+                package => format!("{package}/{target}"),
+            };
+            programs.insert(name, path.into());
+        }
+    }
+    Ok(programs)
+}
+
+/// The name in a package's identity, `path+file:///…/tests#uzswap-tests@0.1.0`, without ours.
+fn package(identity: &str) -> Option<&str> {
+    let (path, rest) = identity.rsplit_once('#')?;
+    let name = match rest.split_once('@') {
+        Some((name, _)) => name,
+        None => path.rsplit('/').next()?,
+    };
+    Some(name.strip_prefix("uzswap-").unwrap_or(name))
+}
+
+/// See the module.
+pub struct Job {
+    steps: Vec<Step>,
+}
+
+/// What a command begins with, where no test is named.
+const COMMAND: &str = "sh";
+
+/// One program.
+struct Step {
+    name: String,
+    words: Vec<String>,
+}
+
+impl Job {
+    /// `TARGET` or `TARGET::NAME`, or the words of a command.
+    pub fn new(programs: &Programs, tests: &[String]) -> Result<Self> {
+        if tests.first().is_some_and(|word| word == COMMAND) {
+            let step = Step { name: COMMAND.into(), words: tests.to_vec() };
+            return Ok(Self { steps: vec![step] });
+        }
+        if tests.is_empty() {
+            let known: Vec<_> = programs.keys().map(String::as_str).collect();
+            return Err(format!("no test is named; there are {}", known.join(", ")).into());
+        }
+        let step = |test: &String| {
+            let (target, filter) = match test.split_once("::") {
+                Some((target, filter)) => (target, Some(filter)),
+                None => (test.as_str(), None),
+            };
+            let program = programs.get(target).ok_or_else(|| {
+                let known: Vec<_> = programs.keys().map(String::as_str).collect();
+                format!("there is no test '{target}'; there are {}", known.join(", "))
+            })?;
+            let mut words = vec![
+                program.display().to_string(),
+                "--test-threads=1".into(),
+                "--color=never".into(),
+            ];
+            words.extend(filter.map(str::to_owned));
+            Ok(Step { name: test.clone(), words })
+        };
+        Ok(Self { steps: tests.iter().map(step).collect::<Result<_>>()? })
+    }
+
+    /// The script that does it, in a guest, telling what happens over the second serial line.
+    pub fn script(&self, environment: &[String]) -> String {
+        let mut text = String::from(
+            "exec > /dev/ttyS1 2>&1 < /dev/null\n\
+             stty -F /dev/ttyS1 raw -echo 2>/dev/null\n\
+             export PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin HOME=/root\n\
+             export CI=true RUST_BACKTRACE=0\n\
+             echo \"::ready $(uname -r)\"\n\
+             step() { name=$1; shift; echo \"::test $name\"; \"$@\"; code=$?; echo; echo \"::end $name $code\"; }\n",
+        );
+        for variable in environment {
+            text += &format!("export {}\n", quoted(variable));
+        }
+        for step in &self.steps {
+            let words: Vec<_> = step.words.iter().map(|word| quoted(word)).collect();
+            text += &format!("step {} {}\n", quoted(&step.name), words.join(" "));
+        }
+        text += "echo ::done\nsleep 0.2\necho 1 > /proc/sys/kernel/sysrq\necho o > /proc/sysrq-trigger\nsleep 60\n";
+        text
+    }
+}
+
+fn quoted(word: &str) -> String {
+    format!("'{}'", word.replace('\'', "'\\''"))
+}
+
+/// One test's end.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Ended {
+    /// `TARGET::NAME`.
+    pub name: String,
+    /// Whether it passed.
+    pub passed: bool,
+}
+
+/// What has been read of a job's output.
+#[derive(Debug, Default)]
+pub struct Reader {
+    /// The kernel, once it has said so.
+    pub release: Option<String>,
+    /// Tests that have ended.
+    pub tests: Vec<Ended>,
+    /// Whether the job came to its end.
+    pub is_done: bool,
+    step: String,
+    failed: bool,
+    /// Tests of the step that have ended.
+    ran: usize,
+}
+
+impl Reader {
+    /// Takes one more line.
+    pub fn line(&mut self, line: &str) {
+        if let Some(release) = line.strip_prefix("::ready ") {
+            self.release = Some(release.to_owned());
+        } else if let Some(name) = line.strip_prefix("::test ") {
+            name.clone_into(&mut self.step);
+            (self.failed, self.ran) = (false, 0);
+        } else if let Some(rest) = line.strip_prefix("::end ") {
+            let passed = rest.ends_with(" 0");
+            let is_program = self.step != COMMAND;
+            if !is_program || self.ran == 0 {
+                // A name that no test has is no success.
+                self.tests.push(Ended { name: self.step.clone(), passed: passed && !is_program });
+            } else if !passed && !self.failed {
+                self.tests.push(Ended { name: self.step.clone(), passed });
+            }
+        } else if line == "::done" {
+            self.is_done = true;
+        } else if let Some((name, result)) =
+            line.strip_prefix("test ").and_then(|test| test.split_once(" ... "))
+        {
+            let passed = result.ends_with("ok");
+            if passed || result.ends_with("FAILED") {
+                self.failed |= !passed;
+                self.ran += 1;
+                let name = format!("{}{name}", self.target());
+                self.tests.push(Ended { name, passed });
+            }
+        }
+    }
+
+    fn target(&self) -> String {
+        let target = self.step.split("::").next().unwrap_or_default();
+        format!("{target}::")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn output_is_read_test_by_test() {
+        let mut reader = Reader::default();
+        let text = "::ready 6.12\n::test run::a\nrunning 2 tests\ntest a ... ok\n\
+                    test b ... FAILED\n\n::end run::a 101\n::test sh\nhello\n::end sh 0\n\
+                    ::test data\ntest c ... killed\n::end data 137\n::done\n";
+        text.lines().for_each(|line| reader.line(line));
+        let tests: Vec<_> =
+            reader.tests.iter().map(|test| (test.name.as_str(), test.passed)).collect();
+        assert_eq!(tests, [("run::a", true), ("run::b", false), ("sh", true), ("data", false)]);
+        assert!(reader.is_done && reader.release.as_deref() == Some("6.12"));
+    }
+
+    #[test]
+    fn words_are_quoted_for_a_shell() {
+        assert_eq!(quoted("it's"), r"'it'\''s'");
+    }
+}

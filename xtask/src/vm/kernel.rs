@@ -1,0 +1,226 @@
+//! Kernels as Debian has them, unpacked.
+
+use super::{Lab, Result};
+use std::collections::BTreeMap;
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+/// A kernel that tests are run on.
+pub struct Known {
+    /// What it is called here.
+    pub name: &'static str,
+    /// Debian's suite that has it.
+    pub suite: &'static str,
+}
+
+/// All of them.
+pub const KNOWN: [Known; 3] = [
+    Known { name: "6.1", suite: "bookworm" },
+    Known { name: "6.12", suite: "bookworm-backports" },
+    Known { name: "newest", suite: "sid" },
+];
+
+/// Modules that guests load, with what they need; those that are built in or missing are left out.
+const MODULES: [&str; 19] = [
+    "virtio_pci",
+    "virtio_blk",
+    "9pnet_virtio",
+    "9p",
+    "overlay",
+    "ext4",
+    "loop",
+    "fuse",
+    "zram",
+    "lz4",
+    "lz4_compress",
+    "zstd",
+    "ublk_drv",
+    "nbd",
+    "dm_mod",
+    "dm_flakey",
+    "null_blk",
+    "virtio_mem",
+    "virtio_balloon",
+];
+
+/// A kernel that is here.
+pub struct Kernel {
+    /// Its release, as `uname -r` says it.
+    pub release: String,
+    /// The file to boot.
+    pub image: PathBuf,
+    /// Modules to load, in order.
+    pub modules: Vec<PathBuf>,
+}
+
+/// Fetches a kernel by name, unless it is here.
+pub fn get(lab: &Lab, name: &str) -> Result<Kernel> {
+    let known = KNOWN.iter().find(|known| known.name == name).ok_or_else(|| {
+        let names: Vec<_> = KNOWN.iter().map(|known| known.name).collect();
+        format!("there is no kernel '{name}'; known are {}", names.join(", "))
+    })?;
+    let folder = lab.folder.join("kernels").join(name);
+    if !folder.join("complete").exists() {
+        println!("vm: fetching kernel {name} ({})", known.suite);
+        // What was interrupted is begun anew; it may not be there.
+        let _ = fs::remove_dir_all(&folder);
+        fs::create_dir_all(&folder)?;
+        fetch(lab, known, &folder)?;
+        fs::write(folder.join("complete"), "")?;
+    }
+    open(&folder)
+}
+
+/// Runs apt with lists of one suite, apart from this machine's.
+fn apt(lab: &Lab, suite: &str, arguments: &[&str], at: &Path) -> Result<String> {
+    let state = lab.folder.join("apt").join(suite);
+    fs::create_dir_all(state.join("lists/partial"))?;
+    fs::create_dir_all(state.join("cache/archives/partial"))?;
+    fs::write(state.join("status"), "")?;
+    let keys = "/usr/share/keyrings/debian-archive-keyring.gpg";
+    let source = format!("deb [signed-by={keys}] http://deb.debian.org/debian {suite} main\n");
+    fs::write(state.join("sources.list"), source)?;
+    let path = state.display();
+    let configuration = format!(
+        "Dir::State \"{path}\"; Dir::State::status \"{path}/status\"; Dir::Cache \"{path}/cache\";\n\
+         Dir::Etc::SourceList \"{path}/sources.list\"; Dir::Etc::SourceParts \"-\";\n\
+         APT::Architecture \"amd64\"; Acquire::Languages \"none\"; APT::Sandbox::User \"root\";\n"
+    );
+    fs::write(state.join("apt.conf"), configuration)?;
+    let (program, rest) = arguments.split_first().ok_or("no program")?;
+    let mut command = Command::new(program);
+    command.env("APT_CONFIG", state.join("apt.conf")).args(rest).current_dir(at);
+    output(&mut command)
+}
+
+/// What a program prints.
+pub fn output(command: &mut Command) -> Result<String> {
+    let output = command.stderr(Stdio::piped()).output();
+    let output = output.map_err(|error| format!("{command:?}: {error}"))?;
+    if !output.status.success() {
+        let said = String::from_utf8_lossy(&output.stderr).trim().to_owned();
+        return Err(format!("{command:?}: {}: {said}", output.status).into());
+    }
+    Ok(String::from_utf8_lossy(&output.stdout).into_owned())
+}
+
+/// Downloads the packages of a suite's kernel and unpacks what is needed of them.
+fn fetch(lab: &Lab, known: &Known, folder: &Path) -> Result<()> {
+    apt(lab, known.suite, &["apt-get", "-qq", "update"], folder)?;
+    let depends = |package: &str| -> Result<Vec<String>> {
+        let text = apt(lab, known.suite, &["apt-cache", "depends", package], folder)?;
+        let names = text.lines().filter_map(|line| line.trim().strip_prefix("Depends: "));
+        Ok(names.map(str::to_owned).collect())
+    };
+    // The package that is always the newest; since 7 the image is in parts.
+    let newest = depends("linux-image-amd64")?;
+    let image = newest.iter().find(|name| name.starts_with("linux-image-"));
+    let image = image.ok_or_else(|| format!("no kernel in {}", known.suite))?;
+    let mut packages = vec![image.clone()];
+    let parts = ["linux-binary-", "linux-modules-"];
+    packages.extend(
+        depends(image)?.into_iter().filter(|name| parts.iter().any(|part| name.starts_with(part))),
+    );
+    for package in &packages {
+        apt(lab, known.suite, &["apt-get", "-qq", "download", package], folder)?;
+    }
+    let everything = folder.join("unpacked");
+    for entry in fs::read_dir(folder)? {
+        let path = entry?.path();
+        if path.extension().is_some_and(|extension| extension == "deb") {
+            output(Command::new("dpkg-deb").arg("-x").arg(&path).arg(&everything))?;
+            fs::remove_file(path)?;
+        }
+    }
+    pick(&everything, folder)?;
+    Ok(fs::remove_dir_all(everything)?)
+}
+
+/// Keeps the kernel and the modules, with those that they need, in the order to load them.
+fn pick(from: &Path, to: &Path) -> Result<()> {
+    let modules = ["lib/modules", "usr/lib/modules"].map(|folder| from.join(folder));
+    let folder = modules.iter().find(|folder| folder.exists()).ok_or("a kernel without modules")?;
+    let release = fs::read_dir(folder)?.next().ok_or("a kernel without modules")??;
+    let name = release.file_name().into_string().map_err(|_| "a kernel without a name")?;
+    let images = [from.join(format!("boot/vmlinuz-{name}")), release.path().join("vmlinuz")];
+    let image = images.iter().find(|image| image.exists()).ok_or("a package without a kernel")?;
+    fs::copy(image, to.join("vmlinuz"))?;
+    let mut files = BTreeMap::new();
+    find_modules(&release.path(), &mut files)?;
+    fs::create_dir_all(to.join("modules"))?;
+    let mut order = Vec::new();
+    for module in MODULES {
+        take(module, &files, &to.join("modules"), &mut order)?;
+    }
+    fs::write(to.join("modules/order"), order.join("\n") + "\n")?;
+    Ok(fs::write(to.join("release"), name)?)
+}
+
+/// All modules below a folder, by name.
+fn find_modules(folder: &Path, found: &mut BTreeMap<String, PathBuf>) -> io::Result<()> {
+    for entry in fs::read_dir(folder)? {
+        let path = entry?.path();
+        if path.is_dir() {
+            find_modules(&path, found)?;
+        } else if let Some((name, _)) =
+            path.file_name().and_then(|name| name.to_str()).and_then(|name| name.split_once(".ko"))
+        {
+            found.insert(name.replace('-', "_"), path.clone());
+        }
+    }
+    Ok(())
+}
+
+/// Unpacks a module behind those that it needs.
+fn take(
+    name: &str,
+    files: &BTreeMap<String, PathBuf>,
+    to: &Path,
+    order: &mut Vec<String>,
+) -> Result<()> {
+    let Some(file) = files.get(name).filter(|_| !order.contains(&name.to_owned())) else {
+        return Ok(());
+    };
+    let unpacked = to.join(format!("{name}.ko"));
+    let content = match file.extension().and_then(|extension| extension.to_str()) {
+        Some("xz") => unpack("xz", file)?,
+        Some("zst") => unpack("zstd", file)?,
+        _ => fs::read(file)?,
+    };
+    for needed in needs(&content) {
+        take(&needed.replace('-', "_"), files, to, order)?;
+    }
+    fs::write(unpacked, content)?;
+    order.push(name.to_owned());
+    Ok(())
+}
+
+fn unpack(program: &str, file: &Path) -> Result<Vec<u8>> {
+    let output = Command::new(program).arg("-dc").arg(file).output();
+    let output = output.map_err(|error| format!("{program}: {error}"))?;
+    let is_done = output.status.success();
+    if is_done { Ok(output.stdout) } else { Err(format!("{program}: {}", output.status).into()) }
+}
+
+/// What a module says of itself: `depends=a,b`, between zero bytes.
+fn needs(module: &[u8]) -> Vec<String> {
+    const KEY: &[u8] = b"\0depends=";
+    let Some(at) = module.windows(KEY.len()).position(|bytes| bytes == KEY) else {
+        return Vec::new();
+    };
+    let value = module[at + KEY.len()..].split(|byte| *byte == 0).next().unwrap_or_default();
+    let value = String::from_utf8_lossy(value);
+    value.split(',').filter(|name| !name.is_empty()).map(str::to_owned).collect()
+}
+
+fn open(folder: &Path) -> Result<Kernel> {
+    let order = fs::read_to_string(folder.join("modules/order"))?;
+    let modules = order.lines().map(|name| folder.join("modules").join(format!("{name}.ko")));
+    Ok(Kernel {
+        release: fs::read_to_string(folder.join("release"))?,
+        image: folder.join("vmlinuz"),
+        modules: modules.collect(),
+    })
+}

@@ -1,0 +1,162 @@
+//! The lab: tests in virtual machines with kernels and systems that this machine has not.
+//!
+//! ```text
+//! kernel   fetched from Debian's packages, unpacked, not installed
+//! image    an initramfs that sees this machine's files read-only, or a small Debian with systemd
+//! guest    QEMU: KVM where it works, software emulation elsewhere
+//! job      what the guest does: test programs of this workspace, whose output comes over a serial
+//!          line
+//! ```
+//! A guest that hangs, panics or whose kernel complains fails, and its log is kept.
+
+mod guest;
+mod image;
+mod job;
+mod kernel;
+
+use clap::{Args, Parser, ValueEnum};
+use std::error::Error;
+use std::fmt;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::time::Duration;
+
+/// What fails here ends with a message for a person.
+pub type Result<T> = std::result::Result<T, Box<dyn Error>>;
+
+/// `cargo run -p xtask -- vm`.
+#[derive(Debug, Parser)]
+#[command(name = "xtask vm", about = "Run tests in a virtual machine")]
+struct Arguments {
+    #[command(flatten)]
+    machine: Machine,
+    /// Tests of the workspace, TARGET or TARGET::NAME as in run::signals_are_passed_on; or a
+    /// command, after `sh -c`.
+    #[arg(trailing_var_arg = true, allow_hyphen_values = true, value_name = "TEST")]
+    tests: Vec<String>,
+}
+
+/// What the guest is.
+#[derive(Debug, Clone, Args)]
+pub struct Machine {
+    /// Its kernel: 6.1, 6.12 or newest, as Debian has them.
+    #[arg(long, default_value = "6.12")]
+    pub kernel: String,
+    /// Version of the cgroup interface that the memory controller is on.
+    #[arg(long, value_enum, default_value_t = Cgroup::V2)]
+    pub cgroup: Cgroup,
+    /// The system: this machine's files under a busybox, or Debian with systemd.
+    #[arg(long, value_enum, default_value_t = Image::Busybox)]
+    pub image: Image,
+    /// CPUs.
+    #[arg(long, default_value_t = 2)]
+    pub cpus: u16,
+    /// NUMA nodes, which share CPUs and memory evenly.
+    #[arg(long, default_value_t = 1)]
+    pub nodes: u16,
+    /// Memory, MiB or with a unit of QEMU's.
+    #[arg(long, default_value = "1G")]
+    pub memory: String,
+    /// Memory that can be plugged in while it runs, beyond `--memory`.
+    #[arg(long, value_name = "SIZE")]
+    pub hot_memory: Option<String>,
+    /// Bytes a second that the disk under /var/tmp gives.
+    #[arg(long, value_name = "BYTES")]
+    pub slow_disk: Option<u64>,
+    /// A second disk, /dev/disk/by-id/virtio-bad, of which each write and read beyond its first
+    /// MiB fails.
+    #[arg(long)]
+    pub bad_disk: bool,
+    /// Seconds after which a guest is taken to hang.
+    #[arg(long, default_value_t = 1200)]
+    pub timeout: u64,
+    /// Environment of the tests, NAME=VALUE.
+    #[arg(long = "env", value_name = "NAME=VALUE")]
+    pub environment: Vec<String>,
+}
+
+impl Machine {
+    fn timeout(&self) -> Duration {
+        Duration::from_secs(self.timeout)
+    }
+
+    /// A few words on it.
+    fn describe(&self) -> String {
+        format!("kernel {}, cgroup {}, {}", self.kernel, self.cgroup, self.image)
+    }
+}
+
+/// As it is written on the command line.
+fn show(value: &impl ValueEnum, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+    f.write_str(value.to_possible_value().ok_or(fmt::Error)?.get_name())
+}
+
+impl fmt::Display for Cgroup {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        show(self, f)
+    }
+}
+
+impl fmt::Display for Image {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        show(self, f)
+    }
+}
+
+/// See [`Machine::cgroup`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum Cgroup {
+    /// A hierarchy of its own.
+    V1,
+    /// The unified hierarchy.
+    V2,
+}
+
+/// See [`Machine::image`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum Image {
+    /// An initramfs, then this machine's files.
+    Busybox,
+    /// Debian 12 with systemd.
+    Debian,
+}
+
+/// Folders that the lab keeps things in.
+#[derive(Debug, Clone)]
+pub struct Lab {
+    /// Of the repository.
+    pub root: PathBuf,
+    /// Of the lab.
+    pub folder: PathBuf,
+}
+
+/// Runs what is asked for.
+pub fn run(root: &Path, arguments: impl Iterator<Item = String>) -> ExitCode {
+    let arguments = Arguments::parse_from(std::iter::once("xtask vm".to_owned()).chain(arguments));
+    let target = std::env::var_os("CARGO_TARGET_DIR").map(PathBuf::from);
+    let target = target.unwrap_or_else(|| root.join("target"));
+    let lab = Lab { root: root.to_owned(), folder: target.join("lab") };
+    match one(&lab, &arguments.machine, &arguments.tests) {
+        Ok(true) => ExitCode::SUCCESS,
+        Ok(false) => ExitCode::FAILURE,
+        Err(error) => {
+            eprintln!("vm: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// Runs tests in one guest; whether all passed.
+fn one(lab: &Lab, machine: &Machine, tests: &[String]) -> Result<bool> {
+    let programs = job::build(lab)?;
+    let job = job::Job::new(&programs, tests)?;
+    let outcome = guest::boot(lab, machine, &job)?;
+    for test in &outcome.tests {
+        println!("{:9} {}", if test.passed { "ok" } else { "FAILED" }, test.name);
+    }
+    for complaint in &outcome.complaints {
+        println!("complaint {complaint}");
+    }
+    println!("{}: {}", machine.describe(), outcome.summary());
+    Ok(outcome.passed())
+}
