@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::time::{Duration, Instant};
-use uzswap_sys::cgroup::{Group, Hierarchy};
+use uzswap_sys::cgroup::{Group, Hierarchy, Version};
 
 /// How long a run may take: some take minutes where builds run beside them.
 const PATIENCE: Duration = Duration::from_secs(15 * 60);
@@ -96,8 +96,10 @@ fn traces() -> BTreeSet<String> {
         }
     }
     traces.extend(names("/run/uzswap"));
-    for folder in ["/sys/fs/cgroup", "/sys/fs/cgroup/memory", "/sys/fs/cgroup/unified"] {
-        traces.extend(names(folder).into_iter().filter(|name| name.contains("uzswap")));
+    let own = Hierarchy::find().map(|hierarchy| hierarchy.own().path().display().to_string());
+    let folders = ["/sys/fs/cgroup", "/sys/fs/cgroup/memory", "/sys/fs/cgroup/unified"];
+    for folder in folders.into_iter().map(str::to_owned).chain(own) {
+        traces.extend(names(&folder).into_iter().filter(|name| name.contains("uzswap")));
     }
     for setting in [
         "/sys/module/zswap/parameters/enabled",
@@ -167,6 +169,31 @@ impl Setting {
     }
 }
 
+/// The machine promises no more memory than it has promised already, but for swap: what is swapped
+/// out cannot be read back. Processes may still ask for as much as there is swap space.
+pub struct StrictCommit {
+    _strict: Setting,
+    _limit: Setting,
+    // Last: writing the limit sets it, too.
+    _ratio: Setting,
+}
+
+impl StrictCommit {
+    /// From now until it is dropped.
+    pub fn begin() -> Self {
+        let meminfo = fs::read_to_string("/proc/meminfo").expect("/proc is mounted");
+        let committed = meminfo.lines().find_map(|line| line.strip_prefix("Committed_AS:"));
+        let committed = committed.and_then(|text| text.trim().strip_suffix(" kB"));
+        let committed: u64 = committed.expect("Linux has it").parse().expect("a number");
+        let set = |name: &str, value: &str| {
+            Setting::set(&format!("/proc/sys/vm/overcommit_{name}"), value).expect("Linux has it")
+        };
+        let limit = committed.saturating_sub(64 << 10).to_string();
+        let (_ratio, _limit) = (set("ratio", "0"), set("kbytes", &limit));
+        Self { _strict: set("memory", "2"), _limit, _ratio }
+    }
+}
+
 /// A memory cgroup that is gone at the end, with its processes.
 pub struct Limited {
     /// The group.
@@ -178,11 +205,11 @@ impl Limited {
     /// Makes one of `bytes`.
     pub fn new(bytes: u64) -> Self {
         let hierarchy = Hierarchy::find().expect("doctor found one");
-        let group = hierarchy.create("uzswap-tests").expect("root can make a group");
+        let group = hierarchy.top().make_child("uzswap-tests").expect("root can make a group");
         let script = "while ! rmdir \"$1\"; do \
                       kill -9 $(cat \"$1/cgroup.procs\"); sleep 0.1; done 2>/dev/null";
         let remove = Afterwards::run(script, &[&group.path().display().to_string()]);
-        group.set_limit(bytes).expect("the group is ours");
+        group.set_limit(bytes, 0).expect("the group is ours");
         Self { group, _remove: remove }
     }
 
@@ -262,26 +289,30 @@ impl Run {
         Self { child, report }
     }
 
-    /// Its session's folder.
-    pub fn folder(&self) -> PathBuf {
-        Path::new("/run/uzswap").join(self.child.id().to_string())
+    /// The control files.
+    pub fn mount(&self) -> PathBuf {
+        Path::new(FOLDER).join("mnt")
     }
 
-    /// Its control files.
-    pub fn mount(&self) -> PathBuf {
-        self.folder().join("mnt")
+    /// The group of its command, once there is one.
+    pub fn group(&self) -> Option<Group> {
+        let pid = self.child.id();
+        let state = state()?;
+        let runs = state["runs"].as_array()?;
+        let place = &runs.iter().find(|run| run["pid"] == pid)?["place"];
+        let version = if place["is_v2"].as_bool()? { Version::V2 } else { Version::V1 };
+        Some(Group::at(version, place["folder"].as_str()?.into()))
     }
 
     /// Waits until its command runs.
     pub fn wait_until_running(&self) {
-        let group = format!("uzswap-{}", self.child.id());
-        let has_processes = || {
-            ["/sys/fs/cgroup/memory", "/sys/fs/cgroup"].iter().any(|root| {
-                let file = Path::new(root).join(&group).join("cgroup.procs");
-                fs::read_to_string(file).is_ok_and(|text| !text.is_empty())
-            })
+        // Until it does, there is a process of uzswap's own.
+        let is_command = |pid: i32| {
+            fs::read_to_string(format!("/proc/{pid}/comm")).is_ok_and(|name| name != "uzswap\n")
         };
-        assert!(wait_for(has_processes), "the command did not start");
+        let has_command =
+            || self.group().is_some_and(|group| group.processes().into_iter().any(is_command));
+        assert!(wait_for(has_command), "the command did not start");
     }
 
     /// A statistic, by its file.
@@ -306,9 +337,6 @@ impl Run {
             if is_late {
                 // An error: it ended just now, or only its command did not.
                 let _ = uzswap_sys::process::kill(pid, libc::SIGKILL);
-                Hierarchy::find().into_iter().for_each(|hierarchy| {
-                    hierarchy.group(&format!("uzswap-{pid}")).signal(libc::SIGKILL);
-                });
             }
             is_late
         });
@@ -320,6 +348,20 @@ impl Run {
         let report = serde_json::from_slice(&report).unwrap_or(serde_json::Value::Null);
         Finished { output, report }
     }
+}
+
+/// Where everything is that there is one of a machine.
+pub const FOLDER: &str = "/run/uzswap";
+
+/// What is written down of it; `None` where there is nothing.
+pub fn state() -> Option<serde_json::Value> {
+    serde_json::from_slice(&fs::read(Path::new(FOLDER).join("state.json")).ok()?).ok()
+}
+
+/// The number of a process in it: the keeper or the daemon.
+pub fn process_of(role: &str) -> i32 {
+    let state = state().expect("a cache is running");
+    state[role]["pid"].as_i64().expect("it has been started") as i32
 }
 
 /// A run that ended.

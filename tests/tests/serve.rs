@@ -6,7 +6,7 @@ use std::fs;
 use std::io::{BufRead, BufReader};
 use std::process::{Child, Command, Stdio};
 use uzswap_sys::process;
-use uzswap_tests::{Limited, Machine, Setting, program, wait_for};
+use uzswap_tests::{Limited, Machine, StrictCommit, program, wait_for};
 
 struct Served {
     child: Child,
@@ -46,10 +46,8 @@ impl Served {
     fn swapped_out(&self) -> u64 {
         let status = Command::new(program("uzswap")).args(["status", "--json"]).output().unwrap();
         let status: serde_json::Value = serde_json::from_slice(&status.stdout).unwrap();
-        let pid = self.child.id();
-        let ours = |session: &&serde_json::Value| session["owner"]["pid"] == pid;
-        let session = status.as_array().unwrap().iter().find(ours).unwrap();
-        session["stats"]["pages_swapped_out"].as_u64().unwrap()
+        assert_eq!(status[0]["keeper"]["pid"], self.child.id());
+        status[0]["stats"]["pages_swapped_out"].as_u64().unwrap()
     }
 }
 
@@ -71,14 +69,13 @@ fn sigterm_reads_every_page_back_before_the_device_goes() {
     assert_eq!(said.next().unwrap().unwrap(), "filled");
     assert!(wait_for(|| served.swapped_out() > 12_000));
     // Room to read them back into.
-    limited.group.set_limit(1 << 30).unwrap();
+    limited.group.set_limit(1 << 30, 0).unwrap();
 
     // The kernel refuses to switch off what it might have no memory for: then it is served on.
     {
-        let _ratio = Setting::set("/proc/sys/vm/overcommit_ratio", "0");
-        let _strict = Setting::set("/proc/sys/vm/overcommit_memory", "2").unwrap();
+        let _strict = StrictCommit::begin();
         served.terminate();
-        let refused = || served.said().contains("free memory and send SIGTERM again");
+        let refused = || served.said().contains("free memory and try again");
         assert!(wait_for(refused), "{}", served.said());
         assert!(served.is_on(), "its pages have nowhere to go");
     }

@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 use std::fs::{self, File};
 use std::io;
 use std::os::fd::AsRawFd;
-use std::os::unix::fs::{FileExt, MetadataExt};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 use uzswap_sys::cgroup::{Group, Hierarchy};
@@ -80,7 +80,7 @@ impl Undo {
             }
             Self::RemoveGroup { name } => {
                 let Some(hierarchy) = Hierarchy::find() else { return Ok(()) };
-                remove(&hierarchy.group(name))
+                remove(&hierarchy.top().child(name))
             }
         }
     }
@@ -170,7 +170,8 @@ impl Changes {
     /// disk counts them.
     pub fn swap_file_merged(&mut self, path: &Path, bytes: u64) -> Result<(), Failure> {
         let file = self.file(path, bytes)?;
-        let device = LoopDevice::attach(file.as_raw_fd(), 4096).context("a loop device")?;
+        let device =
+            LoopDevice::attach(file.as_raw_fd(), 0..bytes, 4096).context("a loop device")?;
         // Detached by itself once nobody swaps to it.
         self.swap_on(device.path(), bytes)
     }
@@ -180,7 +181,8 @@ impl Changes {
     pub fn slow_disk(&mut self, folder: &Path, bytes: u64) -> Result<(), Failure> {
         fs::create_dir_all(folder).context(&folder.display().to_string())?;
         let image = self.file(&folder.with_extension("image"), bytes)?;
-        let disk = LoopDevice::attach(image.as_raw_fd(), 4096).context("a loop device")?;
+        let disk =
+            LoopDevice::attach(image.as_raw_fd(), 0..bytes, 4096).context("a loop device")?;
         let device = disk.path().display().to_string();
         // No journal and no table to be written later: nothing but swap writes to it.
         let options = "-q -F -O ^has_journal -N 1024 -E nodiscard,lazy_itable_init=0";
@@ -205,10 +207,7 @@ impl Changes {
     pub fn swap_on(&mut self, path: &Path, bytes: u64) -> Result<(), Failure> {
         let what = path.display().to_string();
         let pages = u32::try_from(bytes / 4096).unwrap_or(u32::MAX);
-        let file = File::options().write(true).open(path).context(&what)?;
-        file.write_all_at(&swap::header(pages, "bench")[..], 0).context(&what)?;
-        file.sync_all().context(&what)?;
-        drop(file);
+        swap::write_header(path, pages, "bench").context(&what)?;
         self.note(Undo::SwapOff { path: path.into() })?;
         swap::on(path, swap::PRIORITY_MAX).context(&format!("{what}: swapon"))
     }
@@ -220,8 +219,8 @@ impl Changes {
         })?;
         let name = "uzswap-bench";
         self.note(Undo::RemoveGroup { name: name.into() })?;
-        let group = hierarchy.create(name).context("a memory cgroup")?;
-        group.set_limit(bytes).context("a memory cgroup")?;
+        let group = hierarchy.top().make_child(name).context("a memory cgroup")?;
+        group.set_limit(bytes, 0).context("a memory cgroup")?;
         Ok(group)
     }
 }

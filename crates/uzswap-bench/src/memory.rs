@@ -141,7 +141,7 @@ impl Memory {
 /// A device that answers later leaves pages in the swap cache until memory is needed, and pages
 /// that another CPU has just touched are passed over.
 fn empty_swap_cache(memory: &Mapping) -> Result<(), Failure> {
-    let group = Hierarchy::find().and_then(|hierarchy| hierarchy.own());
+    let group = Hierarchy::find().map(|hierarchy| hierarchy.own());
     let begin = Instant::now();
     loop {
         let cached = counter("nr_swapcached")?;

@@ -186,7 +186,8 @@ impl Peer {
             if room.pool.is_some() {
                 // The kernel charges its pool to nobody: what it takes is taken from the command.
                 // An error: that much cannot be swapped out just now; it is asked for again.
-                let _ = group.set_limit((room.memory.saturating_sub(pool)).max(room.memory / 4));
+                let left = room.memory.saturating_sub(pool).max(room.memory / 4);
+                let _ = group.set_limit(left, 0);
             }
             pool
         })?;

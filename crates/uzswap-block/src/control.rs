@@ -6,6 +6,7 @@
 //! stats/…         statistics, and the table of size classes
 //! ```
 
+use crate::swapped::Swapped;
 use crate::traffic::Traffic;
 use fuser::{
     BackgroundSession, Config, Errno, FileAttr, FileHandle, FileType, Filesystem, FopenFlags,
@@ -17,7 +18,7 @@ use std::io;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
-use uzswap_engine::{ATTRIBUTES, AttributeError, Cache, STATISTICS};
+use uzswap_engine::{ATTRIBUTES, AttributeError, Cache, PAGE_BYTES, STATISTICS};
 
 /// Name of the served file.
 pub const DISK: &str = "disk";
@@ -26,55 +27,80 @@ pub const PARAMETERS: &str = "parameters";
 /// Folder of statistics.
 pub const STATISTICS_FOLDER: &str = "stats";
 
-/// A figure of the server's own.
+/// A figure that is not the engine's.
 struct Figure {
     name: &'static str,
     doc: &'static str,
-    value: fn(&Traffic) -> u64,
+    value: fn(&Files) -> u64,
 }
 
-const FIGURES: [Figure; 8] = [
+const FIGURES: [Figure; 12] = [
     Figure {
         name: "pages_swapped_in",
         doc: "Pages that the kernel read from the device.",
-        value: Traffic::pages_read,
+        value: |files| files.traffic.pages_read(),
     },
     Figure {
         name: "pages_swapped_out",
         doc: "Pages that the kernel wrote to the device.",
-        value: Traffic::pages_written,
+        value: |files| files.traffic.pages_written(),
     },
     Figure {
         name: "pages_discarded",
         doc: "Pages that the kernel discarded, in clusters of 2 MiB that it no longer uses.",
-        value: Traffic::pages_discarded,
+        value: |files| files.traffic.pages_discarded(),
     },
     Figure {
         name: "request_errors",
         doc: "Requests answered with an error.",
-        value: Traffic::errors,
+        value: |files| files.traffic.errors(),
     },
     Figure {
         name: "fault_ns_p50",
         doc: "Half of all reads were served in this time, ns, from taking the request to the answer.",
-        value: |traffic| traffic.read_ns(0.5).unwrap_or(0),
+        value: |files| files.traffic.read_ns(0.5).unwrap_or(0),
     },
     Figure {
         name: "fault_ns_p90",
         doc: "90 % of all reads were served in this time, ns.",
-        value: |traffic| traffic.read_ns(0.9).unwrap_or(0),
+        value: |files| files.traffic.read_ns(0.9).unwrap_or(0),
     },
     Figure {
         name: "fault_ns_p99",
         doc: "99 % of all reads were served in this time, ns.",
-        value: |traffic| traffic.read_ns(0.99).unwrap_or(0),
+        value: |files| files.traffic.read_ns(0.99).unwrap_or(0),
     },
     Figure {
         name: "fault_ns_p999",
         doc: "99.9 % of all reads were served in this time, ns.",
-        value: |traffic| traffic.read_ns(0.999).unwrap_or(0),
+        value: |files| files.traffic.read_ns(0.999).unwrap_or(0),
+    },
+    Figure {
+        name: "swap_area_size",
+        doc: "Bytes of swap space that the kernel sees; it grows as more is swapped out.",
+        value: |files| files.swapped.in_use().bytes,
+    },
+    Figure {
+        name: "swap_used_size",
+        doc: "Bytes of it that are taken: by pages that are swapped out, some of them in memory too, and by ourselves where pool and backing can take no more.",
+        value: |files| files.swapped.in_use().used,
+    },
+    Figure {
+        name: "dead_pages",
+        doc: "Pages held although the kernel has freed their slots: it tells of that when a whole cluster of 2 MiB is free, or when it uses the slot again.",
+        value: Files::dead_pages,
+    },
+    Figure {
+        name: "room_size",
+        doc: "Bytes that could still be stored in pool and backing, whatever they are: with a part of both left out, which fragmentation may take.",
+        value: Files::room,
     },
 ];
+
+/// Parts of pool and backing that are not counted as room.
+const POOL_RESERVE_DIVISOR: u64 = 32;
+const BACKING_RESERVE_DIVISOR: u64 = 16;
+const BACKING_RESERVE_BYTES: u64 = 1 << 20;
 
 /// The table of size classes, and the message of a writeback that stopped.
 const TABLE: &str = "classes";
@@ -86,6 +112,27 @@ pub fn statistics() -> impl Iterator<Item = (&'static str, &'static str)> {
         .iter()
         .map(|statistic| (statistic.name, statistic.doc))
         .chain(FIGURES.iter().map(|figure| (figure.name, figure.doc)))
+}
+
+/// Whether a statistic counts what has happened, rather than saying what is.
+pub fn is_counted(name: &str) -> bool {
+    const SO_NOW: [&str; 11] = [
+        "stored_pages",
+        "same_filled_pages",
+        "pool_pages",
+        "stored_incompressible_pages",
+        "backing_pages",
+        "shared_pages",
+        "recompressed_pages",
+        "compressed_bytes",
+        "dictionaries",
+        "writeback_stopped",
+        "dead_pages",
+    ];
+    !(SO_NOW.contains(&name)
+        || name.starts_with("fault_ns")
+        || name.ends_with("_size")
+        || name == "pool_limit")
 }
 
 /// An extra attribute: whether writeback runs. The engine switches it off when a write fails.
@@ -182,7 +229,12 @@ pub struct Control {
 impl Control {
     /// Mounts the control files of a cache over the folder at `path`. They are served by a thread
     /// of their own, away from the requests' path.
-    pub fn mount(cache: Arc<Cache>, traffic: Arc<Traffic>, path: &Path) -> io::Result<Self> {
+    pub fn mount(
+        cache: Arc<Cache>,
+        traffic: Arc<Traffic>,
+        swapped: Arc<Swapped>,
+        path: &Path,
+    ) -> io::Result<Self> {
         let mut config = Config::default();
         config.mount_options = vec![
             MountOption::FSName("uzswap".into()),
@@ -191,7 +243,7 @@ impl Control {
             MountOption::NoSuid,
             MountOption::NoExec,
         ];
-        let session = fuser::spawn_mount(Files { cache, traffic }, path, &config)?;
+        let session = fuser::spawn_mount(Files { cache, traffic, swapped }, path, &config)?;
         Ok(Self { session: Some(session) })
     }
 }
@@ -208,6 +260,7 @@ impl Drop for Control {
 struct Files {
     cache: Arc<Cache>,
     traffic: Arc<Traffic>,
+    swapped: Arc<Swapped>,
 }
 
 /// Files may be looked up once: nothing ever comes or goes.
@@ -249,13 +302,38 @@ impl Files {
             Node::Parameter(name) => self.cache.attribute(name)?,
             Node::Statistic(TABLE) => return Some(self.table()),
             Node::Statistic(FAILURE) => self.cache.writeback_failure().unwrap_or_default(),
-            Node::Statistic(name) => match FIGURES.iter().find(|figure| figure.name == name) {
-                Some(figure) => (figure.value)(&self.traffic).to_string(),
-                None => self.cache.statistic(name)?.to_string(),
-            },
+            Node::Statistic(name) => self.statistic(name)?.to_string(),
             Node::Root | Node::Disk | Node::Parameters | Node::Statistics => return None,
         };
         Some(value + "\n")
+    }
+
+    fn statistic(&self, name: &str) -> Option<u64> {
+        match FIGURES.iter().find(|figure| figure.name == name) {
+            Some(figure) => Some((figure.value)(self)),
+            None => self.cache.statistic(name),
+        }
+    }
+
+    fn engine(&self, name: &str) -> u64 {
+        self.cache.statistic(name).unwrap_or(0)
+    }
+
+    fn dead_pages(&self) -> u64 {
+        let in_use = self.swapped.in_use();
+        let alive = in_use.used / PAGE_BYTES as u64 + in_use.areas;
+        self.engine("stored_pages").saturating_sub(alive)
+    }
+
+    fn room(&self) -> u64 {
+        let left = |all: u64, used: u64, divisor: u64| (all - all / divisor).saturating_sub(used);
+        let backing = match self.engine("writeback_stopped") {
+            0 => self.engine("backing_total_size"),
+            _ => 0,
+        };
+        left(self.engine("pool_limit"), self.engine("pool_total_size"), POOL_RESERVE_DIVISOR)
+            + left(backing, self.engine("backing_live_size"), BACKING_RESERVE_DIVISOR)
+                .saturating_sub(BACKING_RESERVE_BYTES)
     }
 
     /// The size classes that hold something.

@@ -26,11 +26,15 @@ mod watch;
 pub mod control;
 mod device;
 mod maintain;
+mod swapped;
 mod traffic;
+pub mod transport;
 
-pub use device::{AttachError, SwapDevice};
+pub use device::{AttachError, switch_on};
 pub use disk::{CacheDisk, Disk, DiskError, MemoryDisk};
 pub use maintain::Maintainer;
-pub use server::{Server, ServerConfig};
+pub use server::ServerConfig;
+pub use swapped::Swapped;
 pub use traffic::Traffic;
+pub use transport::{Kind as TransportKind, Transport, start as start_transport};
 pub use uzswap_engine::backing::{BackingError, BackingSpec, open_backing};

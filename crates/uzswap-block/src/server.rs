@@ -156,11 +156,6 @@ impl Server {
         rustix::io::write(connection, reply.finish(0))?;
         Ok(())
     }
-
-    /// What has been served so far.
-    pub fn traffic(&self) -> &Arc<Traffic> {
-        &self.shared.traffic
-    }
 }
 
 impl Drop for Server {

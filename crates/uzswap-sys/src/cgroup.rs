@@ -42,28 +42,33 @@ impl Hierarchy {
         })
     }
 
-    /// Makes a group directly under the root. Errors: `PermissionDenied` where the hierarchy is
-    /// mounted read-only, as in most containers.
-    pub fn create(&self, name: &str) -> io::Result<Group> {
-        if self.version == Version::V2 {
-            // Children have the controller only if the parent passes it on.
-            fs::write(self.root.join("cgroup.subtree_control"), "+memory")?;
-        }
-        let path = self.root.join(name);
-        fs::create_dir(&path)?;
-        Ok(Group { version: self.version, path })
+    /// Whether a group can keep the kernel's zswap away from its pages (version 2, Linux 5.19).
+    pub fn can_refuse_zswap(&self) -> bool {
+        let has_file = |group: &Path| group.join("memory.zswap.max").exists();
+        let mut groups = fs::read_dir(&self.root).into_iter().flatten().flatten();
+        self.version == Version::V2 && groups.any(|entry| has_file(&entry.path()))
     }
 
-    /// The group that this process is in.
-    pub fn own(&self) -> Option<Group> {
-        let text = fs::read_to_string("/proc/self/cgroup").ok()?;
-        let path = own_path(&text, self.version)?;
-        Some(Group { version: self.version, path: self.root.join(path.trim_start_matches('/')) })
+    /// The group at the top, as far as this process can see.
+    pub fn top(&self) -> Group {
+        Group { version: self.version, path: self.root.clone() }
     }
 
-    /// A group that exists already.
-    pub fn group(&self, name: &str) -> Group {
-        Group { version: self.version, path: self.root.join(name) }
+    /// The group that this process is in; the one at the top where it cannot be seen, as in a
+    /// container that shows groups from its own on.
+    pub fn own(&self) -> Group {
+        self.of("self").unwrap_or_else(|| self.top())
+    }
+
+    /// The group that a process is in.
+    pub fn of_process(&self, pid: i32) -> Option<Group> {
+        self.of(&pid.to_string())
+    }
+
+    fn of(&self, process: &str) -> Option<Group> {
+        let text = fs::read_to_string(format!("/proc/{process}/cgroup")).ok()?;
+        let path = self.root.join(own_path(&text, self.version)?.trim_start_matches('/'));
+        path.is_dir().then_some(Group { version: self.version, path })
     }
 }
 
@@ -79,8 +84,10 @@ pub struct Group {
 pub struct Usage {
     /// Bytes in memory now.
     pub current: u64,
-    /// Most bytes in memory at any time.
+    /// Most bytes in memory at any time; 0 where the kernel does not say (version 2 before 5.19).
     pub peak: u64,
+    /// Bytes swapped out now.
+    pub swapped: u64,
     /// Major faults: those that waited for a device.
     pub major_faults: u64,
     /// Processes that the kernel ended because the limit could not be held.
@@ -88,18 +95,98 @@ pub struct Usage {
 }
 
 impl Group {
+    /// The group whose folder is this.
+    pub fn at(version: Version, path: PathBuf) -> Self {
+        Self { version, path }
+    }
+
+    /// Its interface.
+    pub fn version(&self) -> Version {
+        self.version
+    }
+
     /// Its folder.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Limits the memory of the group, bytes; swap stays unlimited.
-    pub fn set_limit(&self, bytes: u64) -> io::Result<()> {
-        let file = match self.version {
-            Version::V1 => "memory.limit_in_bytes",
-            Version::V2 => "memory.max",
-        };
-        fs::write(self.path.join(file), bytes.to_string())
+    /// The group with this name in it.
+    pub fn child(&self, name: &str) -> Self {
+        Self { version: self.version, path: self.path.join(name) }
+    }
+
+    /// The group that it is in; `None` at the top of what is mounted.
+    pub fn parent(&self) -> Option<Self> {
+        let path = self.path.parent()?.to_owned();
+        let is_group = path.join("cgroup.procs").exists();
+        is_group.then_some(Self { version: self.version, path })
+    }
+
+    /// Makes a group in it, which has the memory controller. Errors: `EBUSY` on version 2 for a
+    /// group that has processes itself and is not at the very top; `PermissionDenied`, and
+    /// `ReadOnlyFilesystem` as in most containers; `AlreadyExists`.
+    pub fn make_child(&self, name: &str) -> io::Result<Self> {
+        self.pass_memory_on()?;
+        let child = self.child(name);
+        fs::create_dir(&child.path)?;
+        Ok(child)
+    }
+
+    /// Has groups in it have the memory controller.
+    pub fn pass_memory_on(&self) -> io::Result<()> {
+        match self.version {
+            Version::V1 => Ok(()),
+            Version::V2 => fs::write(self.path.join("cgroup.subtree_control"), "+memory"),
+        }
+    }
+
+    /// Undoes that: it may have processes itself again.
+    pub fn keep_memory_back(&self) -> io::Result<()> {
+        match self.version {
+            Version::V1 => Ok(()),
+            Version::V2 => fs::write(self.path.join("cgroup.subtree_control"), "-memory"),
+        }
+    }
+
+    /// Makes a group in it without a controller of its own.
+    pub fn make_plain_child(&self, name: &str) -> io::Result<Self> {
+        let child = self.child(name);
+        fs::create_dir(&child.path)?;
+        Ok(child)
+    }
+
+    /// Moves a process into it. Errors: `NotFound` (ESRCH) when there is none such.
+    pub fn enter(&self, pid: i32) -> io::Result<()> {
+        fs::write(self.entrance(), pid.to_string())
+    }
+
+    /// Limits the memory of the group, bytes; swap stays unlimited. On version 1 a limit that
+    /// cannot be kept is refused (`EBUSY`). On version 2 it would have processes killed at once:
+    /// there memory is reclaimed first, and a limit that is not reached by that is refused too.
+    ///
+    /// On version 2 the group is held at `bytes` by reclaim and delay (`memory.high`); only beyond
+    /// `bytes + slack` are processes killed. Version 1 knows one limit.
+    pub fn set_limit(&self, bytes: u64, slack: u64) -> io::Result<()> {
+        if self.version == Version::V1 {
+            return fs::write(self.path.join("memory.limit_in_bytes"), bytes.to_string());
+        }
+        let most = bytes.saturating_add(slack);
+        fs::write(self.path.join("memory.high"), bytes.to_string())?;
+        let excess = |group: &Self| group.number("memory.current").saturating_sub(most);
+        if excess(self) > 0 {
+            // An error: less than that could be reclaimed, or the kernel is older than 5.19.
+            let _ = fs::write(self.path.join("memory.reclaim"), excess(self).to_string());
+        }
+        if excess(self) > 0 {
+            return Err(rustix::io::Errno::BUSY.into());
+        }
+        fs::write(self.path.join("memory.max"), most.to_string())
+    }
+
+    /// Keeps the kernel's zswap from taking the group's pages; `false` where it cannot be told for
+    /// a group (version 1; before 5.19).
+    pub fn refuse_zswap(&self) -> bool {
+        self.version == Version::V2 && fs::write(self.path.join("memory.zswap.max"), "0").is_ok()
     }
 
     /// Has the kernel's OOM killer wait for us, or not: with `hold`, processes that no memory can
@@ -130,18 +217,66 @@ impl Group {
         }
     }
 
+    /// Bytes that the group may have in memory and swapped out, as a file of it or of one that it
+    /// is in says: the least, with that file. `None` without a limit.
+    pub fn swap_limit(&self) -> Option<(u64, PathBuf)> {
+        let name = match self.version {
+            Version::V1 => "memory.memsw.limit_in_bytes",
+            Version::V2 => "memory.swap.max",
+        };
+        self.least(name)
+    }
+
+    /// Bytes that the group may have in memory, in the same way.
+    pub fn memory_limit(&self) -> Option<(u64, PathBuf)> {
+        let names: &[_] = match self.version {
+            Version::V1 => &["memory.limit_in_bytes"],
+            Version::V2 => &["memory.high", "memory.max"],
+        };
+        names.iter().filter_map(|name| self.least(name)).min()
+    }
+
+    /// The least number in files of this name, here and further up.
+    fn least(&self, name: &str) -> Option<(u64, PathBuf)> {
+        let mut found: Option<(u64, PathBuf)> = None;
+        let mut group = Some(self.clone());
+        while let Some(at) = group {
+            let file = at.path.join(name);
+            let value = fs::read_to_string(&file).ok().and_then(|text| text.trim().parse().ok());
+            // Version 1 says "no limit" with a number near 2^63.
+            let value = value.filter(|value| *value < 1 << 62);
+            found = found.into_iter().chain(value.map(|value| (value, file))).min();
+            group = at.parent();
+        }
+        found
+    }
+
     /// The file to which a process writes `0` to move itself into the group.
     pub fn entrance(&self) -> PathBuf {
         self.path.join("cgroup.procs")
     }
 
-    /// Processes in the group, those in its freezer included.
-    pub fn processes(&self) -> Vec<i32> {
-        let mut all = listed(&self.path);
-        if self.version == Version::V2 {
-            all.extend(listed(&self.path.join(FREEZER)));
+    /// Groups in it, and in those, each before the one that it is in.
+    fn descendants(&self) -> Vec<PathBuf> {
+        let mut found = Vec::new();
+        let entries = fs::read_dir(&self.path).into_iter().flatten().flatten();
+        for entry in entries.filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir())) {
+            let inner = Self { version: self.version, path: entry.path() };
+            found.extend(inner.descendants());
+            found.push(inner.path);
         }
-        all
+        found
+    }
+
+    /// Processes in the group itself.
+    pub fn direct_processes(&self) -> Vec<i32> {
+        listed(&self.path)
+    }
+
+    /// Processes in the group and in groups in it.
+    pub fn processes(&self) -> Vec<i32> {
+        let groups = self.descendants();
+        groups.iter().chain([&self.path]).flat_map(|group| listed(group)).collect()
     }
 
     /// Where its freezer is: inside it, so that memory is charged as before, or, where the memory
@@ -158,14 +293,14 @@ impl Group {
     pub(crate) fn unified_home(&self) -> Option<(PathBuf, String)> {
         let root = unified_root()?;
         let folder = match self.version {
-            Version::V1 => Hierarchy { version: Version::V2, root: root.clone() }.own()?.path,
+            Version::V1 => Hierarchy { version: Version::V2, root: root.clone() }.own().path,
             Version::V2 => self.path.clone(),
         };
         let name = format!("/{}", folder.strip_prefix(&root).ok()?.display());
         Some((folder, name))
     }
 
-    /// Sends a signal to each of its processes.
+    /// Sends a signal to each of its processes, those of groups in it included.
     pub fn signal(&self, signal: i32) {
         for pid in self.processes() {
             // An error: it has just ended.
@@ -173,30 +308,52 @@ impl Group {
         }
     }
 
-    /// What its processes did so far; zeros where the kernel does not say.
-    pub fn usage(&self) -> Usage {
-        let (current, peak, faults, oom) = match self.version {
-            Version::V1 => (
-                "memory.usage_in_bytes",
-                "memory.max_usage_in_bytes",
-                "total_pgmajfault",
-                "memory.oom_control",
-            ),
-            Version::V2 => ("memory.current", "memory.peak", "pgmajfault", "memory.events"),
-        };
-        let read = |file: &str| fs::read_to_string(self.path.join(file)).unwrap_or_default();
-        let number = |file: &str| read(file).trim().parse().unwrap_or(0);
-        Usage {
-            current: number(current),
-            peak: number(peak),
-            major_faults: field(&read("memory.stat"), faults),
-            oom_kills: field(&read(oom), "oom_kill"),
+    /// Ends all of its processes: at once where the kernel can (5.14, version 2), else those that
+    /// there are now.
+    pub fn kill(&self) {
+        if fs::write(self.path.join("cgroup.kill"), "1").is_err() {
+            self.signal(libc::SIGKILL);
         }
     }
 
-    /// Removes the group and its freezer, which must be empty. Not an error: it is gone already.
+    /// What its processes did so far; zeros where the kernel does not say.
+    pub fn usage(&self) -> Usage {
+        let v1 = || {
+            let current = self.number("memory.usage_in_bytes");
+            Usage {
+                current,
+                peak: self.number("memory.max_usage_in_bytes"),
+                swapped: self.number("memory.memsw.usage_in_bytes").saturating_sub(current),
+                major_faults: field(&self.text("memory.stat"), "total_pgmajfault"),
+                oom_kills: field(&self.text("memory.oom_control"), "oom_kill"),
+            }
+        };
+        match self.version {
+            Version::V1 => v1(),
+            Version::V2 => Usage {
+                current: self.number("memory.current"),
+                peak: self.number("memory.peak"),
+                swapped: self.number("memory.swap.current"),
+                major_faults: field(&self.text("memory.stat"), "pgmajfault"),
+                oom_kills: field(&self.text("memory.events"), "oom_kill"),
+            },
+        }
+    }
+
+    fn text(&self, file: &str) -> String {
+        fs::read_to_string(self.path.join(file)).unwrap_or_default()
+    }
+
+    fn number(&self, file: &str) -> u64 {
+        self.text(file).trim().parse().unwrap_or(0)
+    }
+
+    /// Removes the group, those in it and its freezer, which must be empty. Not an error: it is
+    /// gone already.
     pub fn remove(&self) -> io::Result<()> {
-        for path in self.freezer().iter().chain([&self.path]) {
+        let outer = self.freezer().filter(|freezer| !freezer.starts_with(&self.path));
+        let inner = self.descendants();
+        for path in inner.iter().chain(&outer).chain([&self.path]) {
             match fs::remove_dir(path) {
                 Err(error) if error.kind() == io::ErrorKind::NotFound => {}
                 other => other?,

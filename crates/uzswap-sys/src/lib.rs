@@ -4,6 +4,7 @@
 //! no policy, no state beyond a file descriptor or a mapping. Nearly all `unsafe` of the project is
 //! here, so that the rest can be read without wondering about it.
 
+pub mod ballast;
 pub mod bus;
 pub mod cgroup;
 pub mod cpu;

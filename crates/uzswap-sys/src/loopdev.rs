@@ -6,6 +6,7 @@ use linux_raw_sys::loop_device::{
 };
 use std::fs::File;
 use std::io;
+use std::ops::Range;
 use std::os::fd::{AsRawFd, RawFd};
 use std::path::{Path, PathBuf};
 
@@ -16,7 +17,7 @@ const CONTROL: &str = "/dev/loop-control";
 #[derive(Debug)]
 pub struct LoopDevice {
     path: PathBuf,
-    file: File,
+    _open: File,
 }
 
 fn ioctl(file: &File, request: u32, argument: usize) -> io::Result<i32> {
@@ -27,10 +28,10 @@ fn ioctl(file: &File, request: u32, argument: usize) -> io::Result<i32> {
 }
 
 impl LoopDevice {
-    /// Attaches a free device to `file` (open for reading and writing), with direct I/O and blocks
-    /// of `block_bytes`. Errors: `NotFound` or `PermissionDenied` where there is no loop
-    /// control device, and those of the kernel.
-    pub fn attach(file: RawFd, block_bytes: u32) -> io::Result<Self> {
+    /// Attaches a free device to `part` of `file` (bytes; open for reading and writing), with
+    /// direct I/O and blocks of `block_bytes`. Errors: `NotFound` or `PermissionDenied` where there
+    /// is no loop control device, and those of the kernel.
+    pub fn attach(file: RawFd, part: Range<u64>, block_bytes: u32) -> io::Result<Self> {
         let control = open(Path::new(CONTROL))?;
         loop {
             let number = ioctl(&control, LOOP_CTL_GET_FREE, 0)?;
@@ -40,9 +41,11 @@ impl LoopDevice {
             let mut config: loop_config = unsafe { std::mem::zeroed() };
             config.fd = file as u32;
             config.block_size = block_bytes;
+            config.info.lo_offset = part.start;
+            config.info.lo_sizelimit = part.end - part.start;
             config.info.lo_flags = LO_FLAGS_DIRECT_IO as u32 | LO_FLAGS_AUTOCLEAR as u32;
             match ioctl(&device, LOOP_CONFIGURE, &raw const config as usize) {
-                Ok(_) => return Ok(Self { path, file: device }),
+                Ok(_) => return Ok(Self { path, _open: device }),
                 // Another process took the number between the two calls.
                 Err(error) if error.raw_os_error() == Some(libc::EBUSY) => {}
                 Err(error) => return Err(error),
@@ -53,13 +56,6 @@ impl LoopDevice {
     /// Its path, `/dev/loopN`.
     pub fn path(&self) -> &Path {
         &self.path
-    }
-
-    /// Writes the device's first bytes, past the page cache's idea of it.
-    pub fn write_start(&self, bytes: &[u8]) -> io::Result<()> {
-        use std::os::unix::fs::FileExt;
-        self.file.write_all_at(bytes, 0)?;
-        self.file.sync_all()
     }
 }
 

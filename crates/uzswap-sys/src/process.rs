@@ -1,7 +1,9 @@
 //! What a process can ask for itself, and about others.
 
 use rustix::event::{PollFd, PollFlags};
-use rustix::process::{DumpableBehavior, Pid, PidfdFlags, Signal};
+use rustix::fd::{BorrowedFd, OwnedFd};
+use rustix::io::FdFlags;
+use rustix::process::{DumpableBehavior, Gid, Pid, PidfdFlags, Signal, Uid};
 use rustix::thread::CapabilitySet;
 use std::io;
 
@@ -46,6 +48,48 @@ pub fn set_io_flusher() -> io::Result<()> {
 /// Keeps the process's memory out of core dumps and away from other users' debuggers.
 pub fn set_undumpable() -> io::Result<()> {
     Ok(rustix::process::set_dumpable_behavior(DumpableBehavior::NotDumpable)?)
+}
+
+/// Has a descriptor stay open in programs that are started from now on.
+pub fn let_inherit(fd: BorrowedFd<'_>) -> io::Result<()> {
+    Ok(rustix::io::fcntl_setfd(fd, FdFlags::empty())?)
+}
+
+/// A descriptor that this program was started with, by its number. Errors: there is none.
+pub fn inherited(number: i32) -> io::Result<OwnedFd> {
+    if number < 3 {
+        return Err(io::ErrorKind::InvalidInput.into());
+    }
+    // SAFETY: whatever the number means, it is only duplicated, which fails if it means nothing.
+    let fd = unsafe { BorrowedFd::borrow_raw(number) };
+    Ok(rustix::io::fcntl_dupfd_cloexec(fd, 3)?)
+}
+
+/// Closes all descriptors but the standard ones and `kept`, which programs that started this one
+/// may wait for the end of. Before this process has any of its own. Errors: `Unsupported` before
+/// Linux 5.9.
+pub fn close_inherited(kept: Option<i32>) -> io::Result<()> {
+    let close = |first: u32, last: u32| {
+        // SAFETY: takes numbers; nobody in this process has a descriptor yet, as the caller says.
+        let done = unsafe { libc::syscall(libc::SYS_close_range, first, last, 0) };
+        if done == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+    };
+    match kept.and_then(|kept| u32::try_from(kept).ok()).filter(|kept| *kept >= 3) {
+        None => close(3, u32::MAX),
+        Some(3) => close(4, u32::MAX),
+        Some(kept) => close(3, kept - 1).and_then(|()| close(kept + 1, u32::MAX)),
+    }
+}
+
+/// Gives up being root for good: the calling thread becomes another user's, in these groups. For a
+/// process of one thread, before it starts another program. Errors: `PermissionDenied`.
+pub fn become_user(user: u32, group: u32, groups: &[u32]) -> io::Result<()> {
+    use rustix::thread::{set_thread_gid, set_thread_groups, set_thread_uid};
+    let groups: Vec<_> = groups.iter().map(|group| Gid::from_raw(*group)).collect();
+    set_thread_groups(&groups)?;
+    set_thread_gid(Gid::from_raw(group))?;
+    set_thread_uid(Uid::from_raw(user))?;
+    Ok(())
 }
 
 /// Has functions called around each `fork` of this process from now on: before it, after it in the

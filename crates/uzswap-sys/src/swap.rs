@@ -1,8 +1,10 @@
 //! Swap areas: their header, switching them on and off, which there are.
 
 use std::ffi::CString;
+use std::fs::File;
 use std::io;
 use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
 /// Bytes of the header, one page.
@@ -29,6 +31,13 @@ pub fn header(pages: u32, label: &str) -> Box<[u8; HEADER_BYTES]> {
     page
 }
 
+/// Writes the header of an area of `pages` to a device's first page.
+pub fn write_header(device: &Path, pages: u32, label: &str) -> io::Result<()> {
+    let file = File::options().read(true).write(true).open(device)?;
+    file.write_all_at(&header(pages, label)[..], 0)?;
+    file.sync_all()
+}
+
 /// Switches swapping to `device` on, at `priority` (0 to [`PRIORITY_MAX`]); freed clusters of slots
 /// are discarded. Errors: `PermissionDenied` without CAP_SYS_ADMIN, those of the device.
 pub fn on(device: &Path, priority: u16) -> io::Result<()> {
@@ -46,6 +55,16 @@ pub fn off(device: &Path) -> io::Result<()> {
     let path = c_path(device)?;
     // SAFETY: the path is a C string that outlives the call.
     check(unsafe { libc::swapoff(path.as_ptr()) })
+}
+
+/// Whether this process may switch areas on: asked with a path at which there is none. Errors:
+/// `PermissionDenied` without CAP_SYS_ADMIN, or where a container's filter forbids the call;
+/// `Unsupported` (ENOSYS) for a kernel without swap.
+pub fn may_switch_on() -> io::Result<()> {
+    match on(Path::new("/proc/self/no-such-area"), 0) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+        other => other,
+    }
 }
 
 fn c_path(path: &Path) -> io::Result<CString> {

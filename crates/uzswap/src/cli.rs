@@ -1,7 +1,8 @@
 //! The command line.
 
-use clap::{Args, Parser, Subcommand};
+use clap::{Args, Parser, Subcommand, ValueEnum};
 use std::ffi::OsString;
+use std::fmt;
 use std::path::PathBuf;
 use uzswap_engine::compress::Algorithm;
 
@@ -31,10 +32,16 @@ pub enum Command {
     Bench(BenchArguments),
     /// Write the pages of a running program to a file, to measure with.
     Record(RecordArguments),
-    /// The process that serves the device; started by run and serve.
+    /// The process that serves the device; started by the keeper.
     #[command(hide = true)]
-    Daemon,
-    /// Enter a cgroup and become the command; started by run.
+    Daemon(InheritArguments),
+    /// The process that answers for what is changed on the machine; started by run.
+    #[command(hide = true)]
+    Keeper(InheritArguments),
+    /// Switch areas off; started by the keeper.
+    #[command(hide = true)]
+    SwitchOff(SwitchOffArguments),
+    /// Wait to be placed in a cgroup and become the command; started by run.
     #[command(hide = true)]
     Enter(EnterArguments),
 }
@@ -46,13 +53,17 @@ pub struct CacheArguments {
     #[arg(long, value_name = "SIZE", value_parser = crate::size::parse)]
     pub pool: Option<u64>,
     /// Compressor of new pages: lz4, zstd, lzo, deflate, wkdm, raw; some with a level as in
-    /// zstd:3.
-    #[arg(long, value_name = "NAME[:LEVEL]", default_value = "zstd")]
-    pub compressor: Algorithm,
+    /// zstd:3 [default: zstd].
+    #[arg(long, value_name = "NAME[:LEVEL]")]
+    pub compressor: Option<Algorithm>,
     /// Where the coldest pages go: a file with a size, a block device, or none [default: an
     /// unnamed file in /var/tmp].
     #[arg(long, value_name = "PATH[:SIZE]|none")]
     pub backing: Option<OsString>,
+    /// How the kernel's requests reach the cache: ublk where the kernel has it, FUSE and loop
+    /// devices elsewhere.
+    #[arg(long, value_enum, default_value_t = Transport::Auto)]
+    pub transport: Transport,
     /// Threads that serve the device [default: six and two for each CPU].
     #[arg(long, value_name = "COUNT", value_parser = clap::value_parser!(u16).range(2..=256))]
     pub threads: Option<u16>,
@@ -67,6 +78,27 @@ pub struct CacheArguments {
     pub one_writer: bool,
 }
 
+/// See [`CacheArguments::transport`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum Transport {
+    /// The first that there is.
+    Auto,
+    /// ublk.
+    Ublk,
+    /// FUSE and loop devices.
+    Fuse,
+}
+
+impl fmt::Display for Transport {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Auto => "auto",
+            Self::Ublk => "ublk",
+            Self::Fuse => "fuse",
+        })
+    }
+}
+
 /// `uzswap run`.
 #[derive(Debug, Args)]
 pub struct RunArguments {
@@ -79,8 +111,11 @@ pub struct RunArguments {
     /// When many processes swap more than they compute, let no more run than there are CPUs.
     #[arg(long)]
     pub load_control: bool,
-    /// Size of the swap device, before compression [default: the machine's memory, and at least 16
-    /// times the limit].
+    /// Run the command as this user, with their groups and home.
+    #[arg(long, value_name = "NAME")]
+    pub user: Option<String>,
+    /// Size of the swap device, before compression, at most [default: the machine's memory, and at
+    /// least 16 times the limit].
     #[arg(long, value_name = "SIZE", value_parser = crate::size::parse)]
     pub size: Option<u64>,
     #[command(flatten)]
@@ -99,7 +134,7 @@ pub struct RunArguments {
 /// `uzswap serve`.
 #[derive(Debug, Args)]
 pub struct ServeArguments {
-    /// Size of the swap device, before compression.
+    /// Size of the swap device, before compression, at most.
     #[arg(long, value_name = "SIZE", value_parser = crate::size::parse)]
     pub size: u64,
     #[command(flatten)]
@@ -134,14 +169,33 @@ pub struct RecordArguments {
     pub out: PathBuf,
 }
 
+/// `uzswap daemon` and `uzswap keeper`.
+#[derive(Debug, Args)]
+pub struct InheritArguments {
+    /// The lock that whoever started it holds: a descriptor's number.
+    #[arg(long)]
+    pub lock: Option<i32>,
+}
+
+/// `uzswap switch-off`.
+#[derive(Debug, Args)]
+pub struct SwitchOffArguments {
+    /// The devices.
+    pub devices: Vec<PathBuf>,
+}
+
 /// `uzswap enter`.
 #[derive(Debug, Args)]
 pub struct EnterArguments {
     /// Who started it, and must not end before it.
     #[arg(long)]
     pub owner: i32,
-    /// The cgroup's file to write to.
-    pub entrance: PathBuf,
+    /// What says that it is placed: a descriptor's number.
+    #[arg(long)]
+    pub gate: i32,
+    /// Who to become.
+    #[arg(long)]
+    pub user: Option<String>,
     /// The command and its arguments.
     #[arg(required = true, trailing_var_arg = true)]
     pub command: Vec<OsString>,

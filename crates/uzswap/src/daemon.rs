@@ -1,60 +1,90 @@
 //! The process that serves the device.
 //!
 //! It is on the path by which the kernel frees memory, so it must never wait for memory itself:
-//! everything it touches is locked. It lives outside the command's cgroup, in a session of its own
-//! that the terminal's keys do not reach. When whoever started it is gone, it undoes what they
-//! changed.
+//! everything it touches is locked. It lives in a session of its own that the terminal's keys do
+//! not reach, and in a group of its own. It ends when its keeper says so, and heeds no signal: what
+//! is sent to all processes of a unit is the keeper's to answer. When the keeper is gone it starts
+//! another one.
 
+use crate::changes::{self, disk};
+use crate::cli::InheritArguments;
 use crate::error::Failure;
-use crate::leftovers;
+use crate::keeper;
 use crate::options::DaemonOptions;
-use crate::session::{Greeting, State};
-use std::io::{self, BufRead};
+use crate::wire::{Order, Report, Wire};
+use std::io;
+use std::os::unix::net::UnixStream;
+use std::process::Child;
 use std::sync::Arc;
-use std::sync::mpsc::{Sender, channel};
 use std::time::Duration;
-use uzswap_block::control::{Control, DISK};
-use uzswap_block::{CacheDisk, Disk, Maintainer, MemoryDisk, Server, Traffic, open_backing};
+use uzswap_block::control::Control;
+use uzswap_block::{CacheDisk, Disk, Maintainer, MemoryDisk, Swapped, Traffic, Transport};
+use uzswap_block::{open_backing, start_transport};
 use uzswap_engine::{Cache, Config, Locks, PAGE_BYTES};
 use uzswap_sys::{cpu, process};
 
-/// How often to try again when the kernel cannot read its pages back.
-const RETRY: Duration = Duration::from_secs(2);
+/// How long to wait before another keeper is started where one could not be.
+const PAUSE: Duration = Duration::from_secs(2);
 
 /// Serves until told to end.
-pub fn daemon() -> Result<(), Failure> {
-    let mut line = String::new();
-    let read = io::stdin().lock().read_line(&mut line);
-    let options: DaemonOptions = read
-        .map_err(|error| error.to_string())
-        .and_then(|_| serde_json::from_str(&line).map_err(|error| error.to_string()))
-        .map_err(|error| {
-            Failure::new(format!("the daemon is started by run and serve: {error}"))
-        })?;
-    let (end, ended) = channel();
-    watch_signals(end.clone())?;
+pub fn daemon(arguments: &InheritArguments) -> Result<(), Failure> {
+    let started_by =
+        |error: io::Error| Failure::new(format!("the daemon is started by run and serve: {error}"));
+    let mut wire = Wire::of_stdin().map_err(started_by)?;
+    let options: DaemonOptions = wire.receive().map_err(started_by)?;
+    ignore_signals().map_err(started_by)?;
     let mut notes = prepare();
-    let service = match Service::start(&options) {
+    let mut service = match Service::start(&options) {
         Ok(service) => service,
         Err(failure) => {
-            greet(&Greeting::Failed { message: failure.to_string() });
-            return Ok(()); // Said to whoever started us.
+            // Said to whoever started us; an error: they are gone.
+            let _ = wire.send(&Report::Failed(failure.to_string()));
+            return Ok(());
         }
     };
     notes.extend(lock());
-    greet(&Greeting::Ready { notes });
-    watch_owner(end)?;
-    // An error: nobody is left who could tell us to end.
-    let _ = ended.recv();
-    undo(&options);
-    drop(service);
-    Ok(())
+    let ready = Report::Ready { transport: service.transport.kind().to_string(), notes };
+    // An error: the keeper is gone, as the next look shows.
+    let _ = wire.send(&ready);
+    let mut keeper = None;
+    loop {
+        match wire.receive() {
+            Ok(Order::Attach(part)) => {
+                let report = match service.transport.attach(part) {
+                    Ok(device) => {
+                        service.swapped.add(device.clone());
+                        Report::Attached(device)
+                    }
+                    Err(error) => Report::Failed(error.to_string()),
+                };
+                let _ = wire.send(&report);
+            }
+            Ok(Order::Settle) => service.transport.settle(),
+            Ok(Order::End) => return Ok(()),
+            Err(_) => (keeper, wire) = replace_keeper(keeper, arguments, &options),
+        }
+    }
 }
 
-fn greet(greeting: &Greeting) {
-    // An error: nobody listens any more, which `watch_owner` finds out.
-    if let Ok(line) = serde_json::to_string(greeting) {
-        println!("{line}");
+/// Starts another keeper, which takes over what the one before has written down.
+fn replace_keeper(
+    before: Option<Child>,
+    arguments: &InheritArguments,
+    options: &DaemonOptions,
+) -> (Option<Child>, Wire) {
+    if let Some(mut before) = before {
+        // An error: it is not there to be waited for.
+        let _ = before.wait();
+    }
+    loop {
+        let lock = arguments.lock.map(|number| ["--lock".into(), number.to_string()]);
+        let words = std::iter::once("keeper".to_owned()).chain(lock.into_iter().flatten());
+        let started = keeper::start_spared(&words.collect::<Vec<_>>());
+        match started.and_then(|(child, mut wire)| wire.send(options).map(|()| (child, wire))) {
+            Ok((child, wire)) => return (Some(child), wire),
+            // No memory for a process, most likely.
+            Err(_) => std::thread::sleep(PAUSE),
+        }
     }
 }
 
@@ -79,9 +109,20 @@ fn lock() -> Option<String> {
     Some(format!("memory is not locked: {error}"))
 }
 
+/// Catches what would end us, and does nothing about it.
+fn ignore_signals() -> io::Result<()> {
+    use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+    let (_, nobody) = UnixStream::pair()?;
+    for signal in [SIGTERM, SIGINT, SIGHUP] {
+        signal_hook::low_level::pipe::register(signal, nobody.try_clone()?)?;
+    }
+    Ok(())
+}
+
 /// Everything that serves; dropped from the first field to the last.
 struct Service {
-    _server: Server,
+    transport: Box<dyn Transport>,
+    swapped: Arc<Swapped>,
     _maintainer: Maintainer,
     _control: Control,
 }
@@ -96,76 +137,41 @@ impl Service {
             pool_bytes_max: options.pool,
             algorithm: algorithm.map_err(|error| Failure::new(format!("{error}")))?,
         };
+        let kind = options.transport.parse().map_err(Failure::new)?;
         let backing = open_backing(&options.backing.spec())?;
         let locks = if options.one_writer { Locks::OneWriter } else { Locks::SlotCaches };
         let cache = Arc::new(Cache::with_locks(config, backing, locks)?);
-        let disk = disk(options, &cache)?;
+        if cache.statistic("backing_total_size") == Some(0) {
+            // Nothing is written back: the pool's limit is what it says.
+            let set = cache.set_attribute("accept_threshold_percent", "100");
+            set.map_err(|error| Failure::new(error.to_string()))?;
+        }
+        let served = served(options, &cache)?;
+        let folder = changes::mount();
         let mount = |error: io::Error| {
-            let folder = options.folder.display();
+            let folder = folder.display();
             Failure::new(format!("cannot mount on {folder}: {error}; see `uzswap doctor`"))
         };
         let server = options.server();
         let traffic = Arc::new(Traffic::new(server.threads));
-        let control =
-            Control::mount(cache.clone(), traffic.clone(), &options.folder).map_err(mount)?;
+        let swapped = Arc::new(Swapped::default());
+        let control = Control::mount(cache.clone(), traffic.clone(), swapped.clone(), &folder);
+        let control = control.map_err(mount)?;
         let maintainer = Maintainer::start(cache).map_err(mount)?;
-        let path = options.folder.join(DISK);
-        let server = Server::start(disk, traffic, &path, server).map_err(mount)?;
-        Ok(Self { _server: server, _maintainer: maintainer, _control: control })
+        let transport = start_transport(kind, served, traffic, &disk(), server);
+        let transport = transport.map_err(|error| {
+            Failure::new(format!("cannot serve over {kind}: {error}; see `uzswap doctor`"))
+        })?;
+        Ok(Self { transport, swapped, _maintainer: maintainer, _control: control })
     }
 }
 
 /// What is behind the device.
-fn disk(options: &DaemonOptions, cache: &Arc<Cache>) -> Result<Arc<dyn Disk>, Failure> {
+fn served(options: &DaemonOptions, cache: &Arc<Cache>) -> Result<Arc<dyn Disk>, Failure> {
     if options.bare {
         return Ok(Arc::new(MemoryDisk::new(options.pages as usize * PAGE_BYTES)));
     }
     let disk = CacheDisk::new(cache.clone(), options.pages)
         .ok_or_else(|| Failure::new("the device does not fit the cache's address space"))?;
     Ok(Arc::new(disk))
-}
-
-fn watch_signals(end: Sender<()>) -> Result<(), Failure> {
-    use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
-    let signals = signal_hook::iterator::Signals::new([SIGTERM, SIGINT, SIGHUP]);
-    let mut signals = signals.map_err(|error| Failure::new(format!("signals: {error}")))?;
-    std::thread::spawn(move || {
-        for _ in signals.forever() {
-            // An error: it is ending already.
-            let _ = end.send(());
-        }
-    });
-    Ok(())
-}
-
-/// The owner holds the other end of our standard input until it ends, however it ends.
-fn watch_owner(end: Sender<()>) -> Result<(), Failure> {
-    let watch = move || {
-        let mut rest = String::new();
-        while io::stdin().read_line(&mut rest).is_ok_and(|bytes| bytes > 0) {}
-        let _ = end.send(());
-    };
-    std::thread::Builder::new()
-        .name("uzswap-owner".into())
-        .spawn(watch)
-        .map_err(|error| Failure::new(format!("cannot start a thread: {error}")))?;
-    Ok(())
-}
-
-/// Undoes what a dead owner changed, while we still serve: the kernel reads pages back from us, and
-/// we stay until it has. A living owner has done it before it told us to end.
-fn undo(options: &DaemonOptions) {
-    let Some(folder) = options.folder.parent() else { return };
-    while let Ok(state) = State::read(folder) {
-        let in_use = leftovers::is_in_use(&state);
-        if in_use || !state.owner.is_some_and(|owner| owner.is_alive()) {
-            leftovers::undo(folder, &state);
-        }
-        if !leftovers::is_in_use(&state) {
-            return;
-        }
-        // Whoever reads the owner's errors from a pipe must not wait for us. An error: they do.
-        let _ = process::silence_errors();
-        std::thread::sleep(RETRY);
-    }
 }

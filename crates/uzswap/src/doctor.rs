@@ -2,13 +2,14 @@
 //! beforehand.
 
 use crate::error::Failure;
-use crate::leftovers;
 use crate::size;
+use crate::status;
 use std::fs;
 use std::io;
 use std::process::ExitCode;
+use uzswap_block::TransportKind;
 use uzswap_region::Mode;
-use uzswap_sys::cgroup::{Hierarchy, Version};
+use uzswap_sys::cgroup::{Group, Hierarchy, Version};
 use uzswap_sys::process::Capability;
 use uzswap_sys::{cgroup, cpu, fuse, loopdev, process, swap};
 
@@ -44,25 +45,69 @@ fn swap_device() -> Vec<Finding> {
     let loops = loopdev::check().map(|()| "/dev/loop-control".to_owned()).map_err(|error| {
         reason(error, "/dev/loop-control", "modprobe loop, or a kernel with CONFIG_BLK_DEV_LOOP")
     });
-    let swaps = swap::areas().map(|areas| format!("{} areas on now", areas.len()));
-    let swaps = swaps.map_err(|_| "this kernel has none (CONFIG_SWAP)".to_owned());
-    let group = match Hierarchy::find() {
-        Some(Hierarchy { version: Version::V1, root }) => Ok(format!("v1 at {}", root.display())),
-        Some(Hierarchy { version: Version::V2, root }) => Ok(format!("v2 at {}", root.display())),
-        None => {
-            Err("none is mounted; boot with the memory controller (cgroup_enable=memory)".into())
-        }
-    };
+    let ublk = TransportKind::Ublk.check().map(|()| "/dev/ublk-control".to_owned());
+    let has_ublk = ublk.is_ok();
+    let ublk = ublk.map_err(|error| {
+        let text = reason(error, "/dev/ublk-control", "modprobe ublk_drv (Linux 6.0)");
+        format!("{text}; it works without")
+    });
+    let loops = Finding { required: !has_ublk, ..finding("loop devices", loops) };
     vec![
         finding("root", root),
         finding("FUSE", fuse),
-        finding("loop devices", loops),
-        finding("swap", swaps),
-        finding("memory cgroup (for run)", group),
+        optional("ublk", ublk),
+        loops,
+        finding("swap", swapping()),
+        finding("memory cgroup (for run)", memory_group()),
         optional("freezer (for run --load-control)", freezer()),
         optional("exempt from waiting for itself", io_flusher()),
         optional("kernel's zswap", zswap()),
     ]
+}
+
+/// Whether areas may be switched on.
+fn swapping() -> Result<String, String> {
+    let areas = swap::areas().map_err(|_| "this kernel has none (CONFIG_SWAP)".to_owned())?;
+    match swap::may_switch_on() {
+        Ok(()) => Ok(format!("{} areas on now", areas.len())),
+        Err(error) if !process::has_capability(Capability::SysAdmin) => {
+            Err(format!("swapon: {error}; it needs CAP_SYS_ADMIN"))
+        }
+        Err(error) => Err(format!(
+            "swapon: {error}; a seccomp filter forbids it (in Docker: --security-opt \
+             seccomp=unconfined, or a profile that allows swapon and swapoff)"
+        )),
+    }
+}
+
+/// Whether a command can be limited: where, and what stands against it.
+fn memory_group() -> Result<String, String> {
+    let none = "none is mounted; boot with the memory controller (cgroup_enable=memory)";
+    let hierarchy = Hierarchy::find().ok_or(none)?;
+    let version = match hierarchy.version {
+        Version::V1 => "v1",
+        Version::V2 => "v2",
+    };
+    let own = hierarchy.own();
+    if let Some((0, file)) = own.swap_limit() {
+        return Err(format!("{} is 0, so nothing can be swapped; raise it", file.display()));
+    }
+    if hierarchy.version == Version::V2 && crate::systemd::is_here() {
+        return Ok(format!("{version} at {}; systemd makes a scope", hierarchy.root.display()));
+    }
+    may_make(&own).map_err(|error| {
+        format!(
+            "{}: {error}; mount it so that it may be written (in a container: --privileged)",
+            own.path().display()
+        )
+    })?;
+    Ok(format!("{version} at {}, in {}", hierarchy.root.display(), own.path().display()))
+}
+
+/// Tries it: a group that is made and removed at once.
+fn may_make(parent: &Group) -> io::Result<()> {
+    let name = format!("uzswap-doctor-{}", std::process::id());
+    parent.make_plain_child(&name)?.remove()
 }
 
 /// Where load control would hold processes.
@@ -124,9 +169,7 @@ pub fn doctor() -> ExitCode {
         let (total, available) = (size::show(memory.total), size::show(memory.available));
         println!("memory: {total}, {available} available; {} CPUs", cpu::allowed());
     }
-    for folder in crate::stats::sessions() {
-        println!("{}", leftovers::describe(&folder));
-    }
+    status::describe().into_iter().for_each(|line| println!("{line}"));
     if device || regions { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 

@@ -22,6 +22,16 @@ impl Failure {
         Self { message: message.into(), exit_code }
     }
 
+    /// One that somebody else has said.
+    pub fn silent() -> Self {
+        Self::new("")
+    }
+
+    /// Whether there is nothing more to say.
+    pub fn is_silent(&self) -> bool {
+        self.message.is_empty()
+    }
+
     /// What the process exits with.
     pub fn exit_code(&self) -> u8 {
         self.exit_code

@@ -3,11 +3,13 @@
 #![forbid(unsafe_code)]
 
 mod bench;
+mod changes;
 mod cli;
 mod daemon;
 mod doctor;
 mod error;
-mod leftovers;
+mod group;
+mod keeper;
 mod live;
 mod load;
 mod options;
@@ -16,11 +18,15 @@ mod relief;
 mod report;
 mod run;
 mod serve;
-mod session;
 mod signals;
 mod size;
+mod space;
 mod stats;
 mod status;
+mod systemd;
+mod taking_part;
+mod user;
+mod wire;
 
 use clap::Parser;
 use cli::{Cli, Command};
@@ -43,7 +49,9 @@ fn main() -> ExitCode {
     match dispatch(cli.command) {
         Ok(code) => code,
         Err(failure) => {
-            eprintln!("uzswap: {failure}");
+            if !failure.is_silent() {
+                eprintln!("uzswap: {failure}");
+            }
             failure.exit_code().into()
         }
     }
@@ -55,10 +63,15 @@ fn dispatch(command: Command) -> Result<ExitCode, Failure> {
         Command::Serve(arguments) => serve::serve(&arguments).map(|()| ExitCode::SUCCESS),
         Command::Status(arguments) => status::status(&arguments).map(|()| ExitCode::SUCCESS),
         Command::Doctor => Ok(doctor::doctor()),
-        Command::Clean => leftovers::clean().map(|()| ExitCode::SUCCESS),
+        Command::Clean => status::clean().map(|()| ExitCode::SUCCESS),
         Command::Bench(arguments) => Err(bench::bench(&arguments)),
         Command::Record(arguments) => record::record(&arguments).map(|()| ExitCode::SUCCESS),
-        Command::Daemon => daemon::daemon().map(|()| ExitCode::SUCCESS),
+        Command::Daemon(arguments) => daemon::daemon(&arguments).map(|()| ExitCode::SUCCESS),
+        Command::Keeper(arguments) => keeper::keeper(arguments.lock).map(|()| ExitCode::SUCCESS),
+        Command::SwitchOff(arguments) => Ok(match changes::switch_off(&arguments.devices) {
+            Ok(()) => ExitCode::SUCCESS,
+            Err(_) => ExitCode::FAILURE,
+        }),
         Command::Enter(arguments) => Err(run::enter(&arguments)),
     }
 }

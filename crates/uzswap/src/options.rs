@@ -1,6 +1,6 @@
 //! From arguments to what the daemon is given: defaults filled in, everything checked first.
 
-use crate::cli::CacheArguments;
+use crate::cli::{CacheArguments, Transport};
 use crate::error::Failure;
 use crate::size;
 use serde::{Deserialize, Serialize};
@@ -8,9 +8,12 @@ use std::ffi::OsStr;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
-use uzswap_block::{BackingSpec, ServerConfig};
+use uzswap_block::{BackingSpec, ServerConfig, TransportKind};
 use uzswap_engine::PAGE_BYTES;
 use uzswap_sys::cpu::{self, MemoryInfo};
+
+/// What pages are compressed with unless something else is asked for.
+const COMPRESSOR: &str = "zstd";
 
 /// Where an unnamed backing goes.
 const BACKING_FOLDER: &str = "/var/tmp";
@@ -25,10 +28,10 @@ const SIZE_MIN: u64 = 16 << 20;
 /// What the daemon needs to know; passed to it as JSON.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DaemonOptions {
-    /// Folder to mount the control files over.
-    pub folder: PathBuf,
-    /// Pages of the device.
+    /// Pages of the device, at most.
     pub pages: u32,
+    /// How requests come to it: `fuse` or `ublk`.
+    pub transport: String,
     /// Bytes of the pool.
     pub pool: u64,
     /// The compressor, by name.
@@ -57,6 +60,14 @@ pub enum Backing {
 }
 
 impl Backing {
+    /// Where it is, if it has a name.
+    fn path(&self) -> Option<&Path> {
+        match self {
+            Self::Path(path, _) => Some(path),
+            Self::None | Self::Unnamed(..) => None,
+        }
+    }
+
     /// For the front end.
     pub fn spec(&self) -> BackingSpec {
         match self.clone() {
@@ -109,7 +120,6 @@ pub fn default_size(memory: u64, machine: MemoryInfo) -> u64 {
 /// the size of the device.
 pub fn daemon_options(
     arguments: &CacheArguments,
-    folder: &Path,
     memory: u64,
     bytes: u64,
     machine: MemoryInfo,
@@ -136,10 +146,10 @@ pub fn daemon_options(
         )));
     }
     Ok(DaemonOptions {
-        folder: folder.into(),
         pages: pages as u32,
+        transport: transport(arguments.transport)?.to_string(),
         pool,
-        compressor: arguments.compressor.to_string(),
+        compressor: arguments.compressor.as_ref().map_or(COMPRESSOR.into(), ToString::to_string),
         backing: backing(arguments.backing.as_deref(), bytes)?,
         threads: match arguments.threads {
             Some(threads) => threads.into(),
@@ -149,6 +159,45 @@ pub fn daemon_options(
         bare: arguments.bare,
         one_writer: arguments.one_writer,
     })
+}
+
+/// What is asked for, if this machine has it; else ublk where it has that.
+fn transport(asked: Transport) -> Result<TransportKind, Failure> {
+    let kind = match asked {
+        Transport::Auto if TransportKind::Ublk.check().is_ok() => TransportKind::Ublk,
+        Transport::Auto | Transport::Fuse => TransportKind::Fuse,
+        Transport::Ublk => TransportKind::Ublk,
+    };
+    kind.check().map_err(|error| {
+        Failure::new(format!("transport {kind}: {error}; see `uzswap doctor`, or --transport auto"))
+    })?;
+    Ok(kind)
+}
+
+impl DaemonOptions {
+    /// What was asked for in `asked` and is not as it is here, in words; `None`: all is.
+    pub fn differences(&self, asked: &CacheArguments) -> Option<String> {
+        let size = |bytes: u64| size::show(bytes);
+        let pool = asked.pool.filter(|pool| *pool != self.pool);
+        let pool = pool.map(|pool| format!("--pool {} (it is {})", size(pool), size(self.pool)));
+        let compressor = asked.compressor.as_ref().map(ToString::to_string);
+        let compressor = compressor.filter(|name| *name != self.compressor);
+        let compressor =
+            compressor.map(|name| format!("--compressor {name} (it is {})", self.compressor));
+        let is_other = |name: &&std::ffi::OsString| match (self.backing.path(), split_size(name)) {
+            (Some(path), Ok((asked, _))) => path != asked,
+            (path, _) => path.is_some() || *name != "none",
+        };
+        let backing = asked.backing.as_ref().filter(is_other);
+        let backing = backing.map(|name| format!("--backing {}", name.display()));
+        let transport = match asked.transport {
+            Transport::Auto => None,
+            other if other.to_string() == self.transport => None,
+            other => Some(format!("--transport {other} (it is {})", self.transport)),
+        };
+        let all: Vec<_> = [pool, compressor, backing, transport].into_iter().flatten().collect();
+        (!all.is_empty()).then(|| all.join(", "))
+    }
 }
 
 fn backing(argument: Option<&OsStr>, device: u64) -> Result<Backing, Failure> {
@@ -200,7 +249,8 @@ mod tests {
     fn arguments() -> CacheArguments {
         CacheArguments {
             pool: None,
-            compressor: "zstd".parse().unwrap(),
+            compressor: None,
+            transport: Transport::Fuse,
             backing: Some("none".into()),
             threads: None,
             poll: 100,
@@ -211,8 +261,7 @@ mod tests {
 
     #[test]
     fn the_pool_is_half_of_what_is_free_beyond_the_limit() {
-        let options =
-            daemon_options(&arguments(), Path::new("/x"), 2 << 30, 16 << 30, MACHINE).unwrap();
+        let options = daemon_options(&arguments(), 2 << 30, 16 << 30, MACHINE).unwrap();
         assert_eq!(options.pool, 2 << 30);
         assert_eq!(options.pages, 4 << 20);
     }
@@ -220,7 +269,7 @@ mod tests {
     #[test]
     fn sizes_out_of_range_are_refused_with_the_range() {
         let error = |arguments: &CacheArguments, bytes| {
-            daemon_options(arguments, Path::new("/x"), 0, bytes, MACHINE).unwrap_err().to_string()
+            daemon_options(arguments, 0, bytes, MACHINE).unwrap_err().to_string()
         };
         assert!(error(&arguments(), 0).contains("16.0 MiB"));
         assert!(error(&arguments(), 1 << 50).contains("TiB"));

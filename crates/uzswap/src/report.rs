@@ -4,7 +4,6 @@ use crate::load::Held;
 use crate::size;
 use crate::stats::Stats;
 use serde::Serialize;
-use std::time::Duration;
 use uzswap_sys::cgroup::Usage;
 
 /// What happened during a run.
@@ -18,6 +17,8 @@ pub struct Report {
     pub memory_limit: u64,
     /// Most memory it used at a time, bytes.
     pub memory_peak: u64,
+    /// Most that it had swapped out, bytes, as sampled five times a second.
+    pub swap_peak: u64,
     /// Major faults of its processes.
     pub major_faults: u64,
     /// Its processes that the kernel ended for lack of memory.
@@ -26,6 +27,13 @@ pub struct Report {
     pub pool_peak: u64,
     /// Pages to one byte of pool at that time.
     pub ratio: f64,
+    /// Of the pages held, those whose slots the kernel had freed: the mean of what was sampled, 0
+    /// to 1.
+    pub dead_share: f64,
+    /// Other runs used the cache too: what it counted is theirs as well.
+    pub is_shared: bool,
+    /// How requests came to the cache: `ublk` or `fuse`.
+    pub transport: String,
     /// What load control did, if it was asked for.
     pub load_control: Option<Held>,
     /// Everything the cache counted.
@@ -42,44 +50,42 @@ pub struct Peak {
     pub pool: u64,
     /// Pages to a byte at that time.
     pub ratio: f64,
+    /// Bytes in memory.
+    pub memory: u64,
+    /// Bytes swapped out.
+    pub swapped: u64,
+    /// Pages held, and of them those for slots that are free: sums of what was seen.
+    held_pages: u64,
+    dead_pages: u64,
+    /// Runs that use the cache.
+    pub runs: u64,
 }
 
 impl Peak {
+    /// Nothing seen yet, of a cache that so many runs use.
+    pub fn of(runs: u64) -> Self {
+        Self { runs, ..Self::default() }
+    }
+
     /// Looks once more.
-    pub fn update(&mut self, stats: &Stats) {
+    pub fn update(&mut self, stats: &Stats, usage: Usage) {
         let pool = stats.get("pool_total_size");
         if pool > self.pool {
-            *self = Self { pool, ratio: stats.ratio().unwrap_or(0.0) };
+            (self.pool, self.ratio) = (pool, stats.ratio().unwrap_or(0.0));
         }
+        self.memory = self.memory.max(usage.current);
+        self.swapped = self.swapped.max(usage.swapped);
+        self.held_pages += stats.get("stored_pages");
+        self.dead_pages += stats.get("dead_pages");
+    }
+
+    /// See [`Report::dead_share`].
+    pub fn dead_share(&self) -> f64 {
+        self.dead_pages as f64 / self.held_pages.max(1) as f64
     }
 }
 
 impl Report {
-    /// Puts it together.
-    pub fn new(
-        time: Duration,
-        exit_code: u8,
-        memory_limit: u64,
-        usage: Usage,
-        peak: Peak,
-        stats: Stats,
-        notes: Vec<String>,
-    ) -> Self {
-        Self {
-            seconds: time.as_secs_f64(),
-            exit_code,
-            memory_limit,
-            memory_peak: usage.peak,
-            major_faults: usage.major_faults,
-            oom_kills: usage.oom_kills,
-            pool_peak: peak.pool,
-            ratio: peak.ratio,
-            load_control: None,
-            stats,
-            notes,
-        }
-    }
-
     /// The report in some ten lines.
     pub fn text(&self) -> String {
         let get = |name: &str| self.stats.get(name);
@@ -96,9 +102,10 @@ impl Report {
             self.major_faults,
         );
         text += &format!(
-            "  swapped   {} pages out, {} in\n",
+            "  swapped   {} pages out, {} in; {} at its peak\n",
             get("pages_swapped_out"),
             get("pages_swapped_in"),
+            size::show(self.swap_peak),
         );
         text += &format!(
             "  stored    {} pages: {} same-filled, {} identical to another; {} rejected, {} written \
@@ -110,10 +117,11 @@ impl Report {
             get("written_back_pages"),
         );
         text += &format!(
-            "  pool      {} at its peak, ratio {:.2} : 1 ({})\n",
+            "  pool      {} at its peak, ratio {:.2} : 1 ({}); {:.0} % of the pages dead\n",
             size::show(self.pool_peak),
             self.ratio,
             self.stats.parameters.get("compressor").map_or("?", String::as_str),
+            self.dead_share * 100.0,
         );
         text += &format!(
             "  backing   {} written, {} read\n",
@@ -121,10 +129,14 @@ impl Report {
             size::show(get("backing_bytes_read")),
         );
         text += &format!(
-            "  faults    served in {:.1} us (p50), {:.1} us (p99)\n",
+            "  faults    served in {:.1} us (p50), {:.1} us (p99), over {}\n",
             us("fault_ns_p50"),
             us("fault_ns_p99"),
+            self.transport,
         );
+        if self.is_shared {
+            text += "  shared    other runs used the cache too: pages, pool and faults are theirs as well\n";
+        }
         if let Some(Held { holds, seconds }) = self.load_control {
             text += &format!("  held back {holds} times a process, {seconds:.1} s in all\n");
         }

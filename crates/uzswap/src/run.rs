@@ -1,26 +1,31 @@
 //! `uzswap run`: one command and its children, in limited memory.
 
+use crate::changes::{self, OWN_PROGRAM};
 use crate::cli::{EnterArguments, RunArguments};
 use crate::error::Failure;
-use crate::leftovers;
+use crate::group;
 use crate::live::Live;
 use crate::load::{Held, LoadControl};
-use crate::options::{self, DaemonOptions};
-use crate::relief::{Progress, Relief};
+use crate::options;
+use crate::relief::{self, Relief};
 use crate::report::{Peak, Report};
-use crate::session::{ProcessId, Session};
 use crate::signals::{Event, Events};
+use crate::size;
 use crate::stats::Stats;
+use crate::taking_part::TakingPart;
+use crate::user;
+use crate::wire::{Place, RunInfo, Tell};
 use std::ffi::{OsStr, OsString};
-use std::fs;
-use std::io;
+use std::fs::{self, File};
+use std::io::{self, Read, Write};
+use std::os::fd::{AsFd, AsRawFd};
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::{Path, PathBuf};
-use std::process::{Command, ExitCode, ExitStatus};
+use std::process::{Child, Command, ExitCode, ExitStatus};
 use std::sync::mpsc::RecvTimeoutError;
-use std::time::{Duration, Instant};
-use uzswap_sys::cgroup::{Group, Hierarchy};
+use std::time::{Duration, Instant, SystemTime};
+use uzswap_sys::cgroup::Group;
 use uzswap_sys::{cpu, process};
 
 /// How often the figures are looked at, and the group's troubles.
@@ -37,37 +42,62 @@ pub fn run(arguments: &RunArguments) -> Result<ExitCode, Failure> {
     let machine = cpu::memory_info().map_err(|e| Failure::new(format!("/proc/meminfo: {e}")))?;
     options::check_memory(arguments.memory, machine)?;
     find_command(&arguments.command[0])?;
+    arguments.user.as_deref().map_or(Ok(()), user::check)?;
     crate::doctor::require()?;
+    group::hierarchy()?;
     if arguments.load_control {
         let missing = |why| Failure::new(format!("--load-control: {why}, or do without"));
         crate::doctor::freezer().map_err(missing)?;
     }
-    let hierarchy = Hierarchy::find().ok_or_else(|| {
-        Failure::new("no memory cgroup is mounted, so nothing can be limited; see `uzswap doctor`")
-    })?;
-    leftovers::clean_up_first();
     let size = arguments.size.unwrap_or_else(|| options::default_size(arguments.memory, machine));
     let mut cache = arguments.cache.clone();
     if arguments.include_pool {
         cache.pool.get_or_insert(options::included_pool(arguments.memory));
     }
-    let mut session = Session::create()?;
-    let options =
-        options::daemon_options(&cache, &session.mount(), arguments.memory, size, machine);
-    let outcome =
-        options.and_then(|options| supervise(arguments, &mut session, &hierarchy, &options));
-    let troubles = session.end();
-    for trouble in &troubles {
+    let options = options::daemon_options(&cache, arguments.memory, size, machine)?;
+    let began = SystemTime::now();
+    let info = RunInfo {
+        pid: std::process::id() as i32,
+        command: arguments.command[0].to_string_lossy().into_owned(),
+        memory: arguments.memory,
+    };
+    let events = Events::new()?;
+    let mut part = TakingPart::join(&info, &options)?;
+    say_joined(arguments, &part);
+    part.watch(&events)?;
+    let outcome = supervise(arguments, &mut part, &events);
+    for trouble in part.leave(&events) {
         eprintln!("uzswap: cleaning up: {trouble}");
     }
     let report = outcome?;
     if !arguments.quiet {
         eprint!("{}", report.text());
     }
+    if arguments.user.is_none()
+        && let Some(name) = user::sudo_user_with_root_files(began)
+    {
+        eprintln!(
+            "uzswap: files that the command made here are root's; --user {name} runs it as you"
+        );
+    }
     if let Some(path) = &arguments.report {
         write_report(path, &report)?;
     }
     Ok(report.exit_code.into())
+}
+
+/// Says what is not as a run by itself would be.
+fn say_joined(arguments: &RunArguments, part: &TakingPart) {
+    for line in &part.joined.cleaned {
+        eprintln!("uzswap: {line}");
+    }
+    if part.joined.is_first {
+        if part.joined.zswap_is_off && !arguments.quiet {
+            eprintln!("uzswap: the kernel's zswap is switched off until this run ends");
+        }
+    } else if let Some(differences) = part.joined.options.differences(&arguments.cache) {
+        eprintln!("uzswap: joins the cache that is running, so these do not apply: {differences}");
+    }
 }
 
 fn write_report(path: &Path, report: &Report) -> Result<(), Failure> {
@@ -76,108 +106,142 @@ fn write_report(path: &Path, report: &Report) -> Result<(), Failure> {
         .map_err(|error| Failure::new(format!("cannot write {}: {error}", path.display())))
 }
 
-/// Sets everything up, runs the command, and takes the device away; the session is ended by the
-/// caller.
+/// Runs the command in a group of its own, which is gone at the end.
 fn supervise(
     arguments: &RunArguments,
-    session: &mut Session,
-    hierarchy: &Hierarchy,
-    options: &DaemonOptions,
+    part: &mut TakingPart,
+    events: &Events,
 ) -> Result<Report, Failure> {
-    let events = Events::new()?;
-    session.start_daemon(options)?;
-    if session.switch_zswap_off()? && !arguments.quiet {
-        eprintln!("uzswap: the kernel's zswap is switched off until this run ends");
+    let waiting = Waiting::start(arguments)?;
+    let place = group::for_command(std::process::id(), waiting.child.id() as i32)?;
+    let outcome = Watch::new(arguments, part, &place, events)
+        .and_then(|watch| watch.command(waiting, events));
+    let removed = place.remove();
+    if let Err(error) = removed {
+        eprintln!("uzswap: cleaning up: {error}");
     }
-    session.attach(options.pages)?;
-    let name = format!("uzswap-{}", std::process::id());
-    session.note_cgroup(&name)?;
-    let group = make_group(hierarchy, &name, arguments.memory)?;
-    let notes = session.daemon().map(|daemon| daemon.notes.clone()).unwrap_or_default();
-    let daemon = session.daemon().and_then(|daemon| ProcessId::of(daemon.child.id()));
-    if let Some(daemon) = daemon {
-        events.watch_daemon(daemon);
-    }
-    let began = Instant::now();
-    let live = Live::new(arguments.quiet);
-    let relief = Relief::new(&group, arguments.memory);
-    let (mount, peak) = (session.mount(), Peak::default());
-    let included = daemon.filter(|_| arguments.include_pool);
-    let load = arguments.load_control.then(|| start_load_control(&group)).transpose()?;
-    let held = None;
-    let mut watch = Watch { mount, group: &group, relief, live, peak, included, load, held };
-    let ended = watch.command(arguments, &events);
-    watch.end_load_control();
-    watch.live.finish();
-    let status = ended?;
-    let time = began.elapsed();
-    let stats = Stats::read(&session.mount());
-    watch.peak.update(&stats);
-    let mut usage = group.usage();
-    usage.oom_kills += watch.relief.ended();
-    let report =
-        Report::new(time, exit_code(status), arguments.memory, usage, watch.peak, stats, notes);
-    end_stragglers(&group);
-    Ok(Report { load_control: watch.held, ..report })
+    outcome
 }
 
-fn start_load_control(group: &Group) -> Result<LoadControl, Failure> {
-    LoadControl::start(group.clone(), cpu::allowed()).map_err(|error| {
-        Failure::new(format!(
-            "--load-control: cannot make a freezer: {error}; it needs root, or do without"
-        ))
-    })
+/// A process that becomes the command once it is told to.
+struct Waiting {
+    child: Child,
+    gate: File,
 }
 
-fn make_group(hierarchy: &Hierarchy, name: &str, limit: u64) -> Result<Group, Failure> {
-    let cannot = |error: io::Error| {
-        let root = hierarchy.root.display();
-        Failure::new(format!("cannot make a memory cgroup under {root}: {error}; it needs root"))
-    };
-    let group = hierarchy.create(name).map_err(cannot)?;
-    group.set_limit(limit).map_err(cannot)?;
-    Ok(group)
+impl Waiting {
+    fn start(arguments: &RunArguments) -> Result<Self, Failure> {
+        let cannot = |error: io::Error| Failure::new(format!("cannot start a process: {error}"));
+        let (theirs, ours) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC)
+            .map_err(|error| cannot(error.into()))?;
+        process::let_inherit(theirs.as_fd()).map_err(cannot)?;
+        let mut command = Command::new(OWN_PROGRAM);
+        command
+            .arg("enter")
+            .arg(format!("--owner={}", std::process::id()))
+            .arg(format!("--gate={}", theirs.as_raw_fd()));
+        command.args(arguments.user.iter().map(|name| format!("--user={name}")));
+        let child = command.arg("--").args(&arguments.command).spawn().map_err(cannot)?;
+        Ok(Self { child, gate: ours.into() })
+    }
+
+    /// Lets it become the command.
+    fn go(mut self) -> io::Result<Child> {
+        self.gate.write_all(b"go")?;
+        Ok(self.child)
+    }
 }
 
 struct Watch<'a> {
-    mount: PathBuf,
-    group: &'a Group,
-    relief: Relief<&'a Group>,
+    arguments: &'a RunArguments,
+    part: &'a mut TakingPart,
+    group: Group,
+    relief: Relief<Group>,
     live: Live,
     peak: Peak,
-    /// The daemon, when its memory is a part of the command's.
-    included: Option<ProcessId>,
+    /// The figures when it began: others may have used the cache before.
+    before: Stats,
     /// Until the command is told to end, if at all.
     load: Option<LoadControl>,
     /// What it did.
     held: Option<Held>,
+    notes: Vec<String>,
 }
 
-impl Watch<'_> {
+impl<'a> Watch<'a> {
+    fn new(
+        arguments: &'a RunArguments,
+        part: &'a mut TakingPart,
+        place: &Place,
+        events: &Events,
+    ) -> Result<Self, Failure> {
+        let group = place.group();
+        limit(&group, arguments.memory)?;
+        part.place(place, events)?;
+        let load = arguments.load_control.then(|| start_load_control(&group)).transpose()?;
+        let mut notes = part.joined.notes.clone();
+        if changes::zswap_is_on() && !group.refuse_zswap() {
+            notes.push("the kernel's zswap may take the command's pages first".into());
+        }
+        Ok(Self {
+            relief: Relief::new(group.clone(), arguments.memory),
+            live: Live::new(arguments.quiet),
+            peak: Peak::of(part.runs as u64),
+            before: Stats::read(&part.joined.mount),
+            held: None,
+            arguments,
+            part,
+            group,
+            load,
+            notes,
+        })
+    }
+
     fn end_load_control(&mut self) {
         if let Some(load) = self.load.take() {
             self.held = Some(load.end());
         }
     }
 
-    /// Starts the command and waits for it, passing signals on.
-    fn command(
-        &mut self,
-        arguments: &RunArguments,
-        events: &Events,
-    ) -> Result<ExitStatus, Failure> {
-        let program = std::env::current_exe();
-        let program = program.map_err(|error| Failure::new(format!("/proc/self/exe: {error}")))?;
-        let child = Command::new(program)
-            .arg("enter")
-            .arg(format!("--owner={}", std::process::id()))
-            .arg(self.group.entrance())
-            .arg("--")
-            .args(&arguments.command)
-            .spawn()
-            .map_err(|error| Failure::new(format!("cannot start a process: {error}")))?;
+    /// Lets the command begin and waits for its end.
+    fn command(mut self, waiting: Waiting, events: &Events) -> Result<Report, Failure> {
+        let began = Instant::now();
+        let child = waiting.go();
+        let child =
+            child.map_err(|error| Failure::new(format!("cannot start the command: {error}")))?;
         let pid = child.id() as i32;
         events.watch_command(child);
+        let ended = self.wait(pid, events);
+        self.end_load_control();
+        self.live.finish();
+        let status = ended?;
+        let (time, stats) = (began.elapsed(), Stats::read(&self.part.joined.mount));
+        let usage = self.group.usage();
+        end_stragglers(&self.group);
+        let peak = self.peak;
+        let stats = stats.since(&self.before);
+        let report = Report {
+            seconds: time.as_secs_f64(),
+            exit_code: exit_code(status),
+            memory_limit: self.arguments.memory,
+            memory_peak: usage.peak.max(peak.memory),
+            swap_peak: peak.swapped,
+            major_faults: usage.major_faults,
+            oom_kills: usage.oom_kills,
+            pool_peak: peak.pool,
+            ratio: peak.ratio,
+            dead_share: peak.dead_share(),
+            is_shared: peak.runs > 1 || !self.part.joined.is_first,
+            transport: self.part.joined.transport.clone(),
+            load_control: self.held,
+            stats,
+            notes: self.notes,
+        };
+        Ok(report)
+    }
+
+    /// Waits for the command, passing signals on.
+    fn wait(&mut self, pid: i32, events: &Events) -> Result<ExitStatus, Failure> {
         let mut interrupts = 0;
         loop {
             match events.receiver.recv_timeout(TICK) {
@@ -190,42 +254,91 @@ impl Watch<'_> {
                     }
                     if interrupts > 1 {
                         eprintln!("uzswap: interrupted again: ending the command at once");
-                        self.group.signal(libc::SIGKILL);
+                        self.group.kill();
                     } else if !from_terminal {
                         // An error: it has just ended.
                         let _ = process::kill(pid, signal);
                     }
                 }
-                Ok(Event::DaemonEnded) => {
-                    eprintln!(
-                        "uzswap: the daemon died; what was swapped to it is lost, so the command is \
-                         ended"
-                    );
-                    self.group.signal(libc::SIGKILL);
+                Ok(Event::Told(tell)) => self.told(&tell),
+                Ok(Event::CameBack(wire)) => self.part.came_back(wire),
+                Ok(Event::Gone) => {
+                    self.part.gone();
+                    self.lost();
                 }
-                Err(RecvTimeoutError::Timeout) => {
-                    if let Some(daemon) = self.included {
-                        let taken = process::resident_bytes(daemon.pid).unwrap_or(0);
-                        let least = arguments.memory / COMMAND_SHARE_DIVISOR;
-                        self.relief.set_limit(arguments.memory.saturating_sub(taken).max(least));
-                    }
-                    let stats = Stats::read(&self.mount);
-                    if let Some(process) = self.relief.tick(Progress::from(&stats)) {
-                        eprintln!(
-                            "uzswap: pool and backing are full, so {process}, the largest process, \
-                             is ended; give more --pool or --backing"
-                        );
-                    }
-                    self.peak.update(&stats);
-                    let held = self.load.as_ref().map_or(0, LoadControl::now);
-                    self.live.show(&stats, self.group.usage().current, held);
-                }
+                Err(RecvTimeoutError::Timeout) => self.tick(),
                 Err(RecvTimeoutError::Disconnected) => {
                     return Err(Failure::new("the command's end was missed"));
                 }
             }
         }
     }
+
+    fn lost(&self) {
+        eprintln!(
+            "uzswap: the daemon died; what was swapped to it is lost, so the command is ended"
+        );
+        self.group.kill();
+    }
+
+    fn told(&mut self, tell: &Tell) {
+        match tell {
+            Tell::Lost => self.lost(),
+            Tell::Full(true) => eprintln!(
+                "uzswap: pool and backing are full, so nothing more is swapped out; give more --pool \
+                 or --backing"
+            ),
+            Tell::Runs(runs) => self.peak.runs = self.peak.runs.max(*runs as u64),
+            _ => {}
+        }
+    }
+
+    fn tick(&mut self) {
+        let stats = Stats::read(&self.part.joined.mount);
+        let usage = self.group.usage();
+        if self.arguments.include_pool {
+            // Of a cache that others use too, its share.
+            let taken = process::resident_bytes(self.part.joined.daemon).unwrap_or(0);
+            let all = stats.get("swap_used_size").max(usage.swapped).max(1);
+            let taken = (taken as f64 * usage.swapped as f64 / all as f64) as u64;
+            let least = self.arguments.memory / COMMAND_SHARE_DIVISOR;
+            self.relief.set_limit(self.arguments.memory.saturating_sub(taken).max(least));
+        }
+        self.relief.tick();
+        self.peak.update(&stats, usage);
+        let held = self.load.as_ref().map_or(0, LoadControl::now);
+        self.live.show(&stats, usage.current, held);
+    }
+}
+
+/// Limits a group that has no more in it than a process that waits.
+fn limit(group: &Group, memory: u64) -> Result<(), Failure> {
+    if let Some((most, file)) = group.memory_limit().filter(|(most, _)| *most < memory) {
+        return Err(Failure::new(format!(
+            "--memory {} is more than {} allows ({}); give less",
+            size::show(memory),
+            file.display(),
+            size::show(most)
+        )));
+    }
+    if let Some((most, file)) = group.swap_limit().filter(|(most, _)| *most < memory) {
+        return Err(Failure::new(format!(
+            "{} allows {} of swap, so the command could swap nothing or little; raise it",
+            file.display(),
+            size::show(most)
+        )));
+    }
+    group.set_limit(memory, relief::slack(memory)).map_err(|error| {
+        Failure::new(format!("cannot limit {}: {error}; it needs root", group.path().display()))
+    })
+}
+
+fn start_load_control(group: &Group) -> Result<LoadControl, Failure> {
+    LoadControl::start(group.clone(), cpu::allowed()).map_err(|error| {
+        Failure::new(format!(
+            "--load-control: cannot make a freezer: {error}; it needs root, or do without"
+        ))
+    })
 }
 
 /// Ends what the command left running: its swapped pages would otherwise have to fit in the limit.
@@ -281,17 +394,27 @@ fn find_command(name: &OsStr) -> Result<(), Failure> {
     })
 }
 
-/// `uzswap enter`: moves this process into the cgroup and becomes the command. The command dies
-/// with its run: while the killer is held, nobody else would end it when memory runs out.
+/// `uzswap enter`: waits until it is in its group, and becomes the command. The command dies with
+/// its run; set-uid programs forget that, and are ended by the keeper.
 pub fn enter(arguments: &EnterArguments) -> Failure {
     if let Err(error) = process::die_with_parent(arguments.owner) {
         return Failure::new(format!("the run ended before its command started: {error}"));
     }
-    if let Err(error) = fs::write(&arguments.entrance, "0") {
-        return Failure::new(format!("cannot enter {}: {error}", arguments.entrance.display()));
+    let gate = process::inherited(arguments.gate).map(File::from);
+    let mut word = [0; 2];
+    if gate.and_then(|mut gate| gate.read_exact(&mut word)).is_err() {
+        // The run has said why.
+        return Failure::silent();
     }
     let name = &arguments.command[0];
-    let error = Command::new(name).args(&arguments.command[1..]).exec();
+    let mut command = Command::new(name);
+    command.args(&arguments.command[1..]);
+    if let Some(user) = &arguments.user
+        && let Err(failure) = user::become_user(user, &mut command)
+    {
+        return failure;
+    }
+    let error = command.exec();
     let code = if error.kind() == io::ErrorKind::NotFound { 127 } else { 126 };
     Failure::command(format!("cannot run {}: {error}", name.display()), code)
 }

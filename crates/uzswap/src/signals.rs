@@ -1,14 +1,13 @@
-//! What the main thread waits for: signals, the command's end, the daemon's end.
+//! What the main thread waits for: signals, the command's end, what the keeper tells.
 
 use crate::error::Failure;
-use crate::session::ProcessId;
+use crate::wire::{Tell, Wire};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2};
 use signal_hook::iterator::SignalsInfo;
 use signal_hook::iterator::exfiltrator::origin::WithOrigin;
 use signal_hook::low_level::siginfo::Cause;
 use std::process::{Child, ExitStatus};
 use std::sync::mpsc::{Receiver, Sender, channel};
-use uzswap_sys::process;
 
 /// Something happened.
 #[derive(Debug)]
@@ -22,15 +21,20 @@ pub enum Event {
     },
     /// The command ended.
     CommandEnded(ExitStatus),
-    /// The daemon ended.
-    DaemonEnded,
+    /// The keeper said so.
+    Told(Tell),
+    /// The keeper and the daemon are gone.
+    Gone,
+    /// Another keeper took over, and is spoken to over this wire.
+    CameBack(Wire),
 }
 
 /// Where events come out, and where watchers put them in.
 pub struct Events {
     /// Comes out.
     pub receiver: Receiver<Event>,
-    sender: Sender<Event>,
+    /// Goes in.
+    pub sender: Sender<Event>,
 }
 
 impl Events {
@@ -58,16 +62,6 @@ impl Events {
             if let Ok(status) = child.wait() {
                 let _ = to.send(Event::CommandEnded(status));
             }
-        });
-    }
-
-    /// Reports the end of the daemon.
-    pub fn watch_daemon(&self, daemon: ProcessId) {
-        let to = self.sender.clone();
-        std::thread::spawn(move || {
-            // An error: it has ended already.
-            let _ = process::wait_for_end(daemon.pid);
-            let _ = to.send(Event::DaemonEnded);
         });
     }
 }

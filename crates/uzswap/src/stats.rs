@@ -1,13 +1,12 @@
-//! Reading a session's control files.
+//! Reading the control files.
 
-use crate::session::SESSIONS;
 use serde::Serialize;
 use std::collections::BTreeMap;
 use std::fs;
-use std::path::{Path, PathBuf};
-use uzswap_block::control::{PARAMETERS, STATISTICS_FOLDER};
+use std::path::Path;
+use uzswap_block::control::{self, PARAMETERS, STATISTICS_FOLDER};
 
-/// Everything that a session's control files say.
+/// Everything that the control files say.
 #[derive(Debug, Clone, Default, Serialize)]
 pub struct Stats {
     /// Attributes.
@@ -40,6 +39,14 @@ impl Stats {
         read
     }
 
+    /// What was counted since `before`; what is so now stays.
+    pub fn since(mut self, before: &Self) -> Self {
+        for (name, value) in self.stats.iter_mut().filter(|(name, _)| control::is_counted(name)) {
+            *value = value.saturating_sub(before.get(name));
+        }
+        self
+    }
+
     /// A statistic, 0 where it is not known.
     pub fn get(&self, name: &str) -> u64 {
         self.stats.get(name).copied().unwrap_or(0)
@@ -55,12 +62,4 @@ impl Stats {
         let pool = self.get("pool_total_size");
         (pool > 0).then(|| self.original_bytes() as f64 / pool as f64)
     }
-}
-
-/// Mount points of all sessions there are.
-pub fn sessions() -> Vec<PathBuf> {
-    let entries = fs::read_dir(SESSIONS).into_iter().flatten().flatten();
-    let mut folders: Vec<_> = entries.map(|entry| entry.path()).collect();
-    folders.sort();
-    folders
 }

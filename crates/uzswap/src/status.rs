@@ -1,16 +1,19 @@
-//! `uzswap status`: what every cache on this machine holds.
+//! `uzswap status`: what the cache of this machine holds, and for whom. `uzswap clean`: what killed
+//! ones left.
 
+use crate::changes::{self, Lock, State};
 use crate::cli::StatusArguments;
 use crate::error::Failure;
-use crate::session::{State, mount_of};
+use crate::keeper;
 use crate::size;
-use crate::stats::{Stats, sessions};
+use crate::stats::Stats;
 use serde::Serialize;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
+use uzswap_engine::PAGE_BYTES;
 
 #[derive(Serialize)]
-struct Session {
-    folder: PathBuf,
+struct Running {
+    mount: PathBuf,
     alive: bool,
     #[serde(flatten)]
     state: State,
@@ -18,13 +21,15 @@ struct Session {
     stats: Stats,
 }
 
-impl Session {
-    fn read(folder: PathBuf) -> Option<Self> {
-        let state = State::read(&folder).ok()?;
-        let alive = state.daemon.is_some_and(|daemon| daemon.is_alive());
+impl Running {
+    /// `None` where there is no cache, nor anything left of one.
+    fn read() -> Option<Self> {
+        let state = State::read().ok().filter(|state| *state != State::default())?;
+        let alive = Lock::is_taken();
+        let mount = changes::mount();
         // A dead daemon's files would answer with errors.
-        let stats = if alive { Stats::read(&mount_of(&folder)) } else { Stats::default() };
-        Some(Self { folder, alive, state, stats })
+        let stats = if alive { Stats::read(&mount) } else { Stats::default() };
+        Some(Self { mount, alive, state, stats })
     }
 }
 
@@ -33,28 +38,112 @@ pub fn status(arguments: &StatusArguments) -> Result<(), Failure> {
     if !uzswap_sys::process::is_root() {
         return Err(Failure::new("only root may read the figures; use sudo"));
     }
-    let all: Vec<Session> = sessions().into_iter().filter_map(Session::read).collect();
+    let running = Running::read();
     if arguments.json {
-        let json = serde_json::to_string_pretty(&all);
+        let json = serde_json::to_string_pretty(&running.iter().collect::<Vec<_>>());
         println!("{}", json.map_err(|error| Failure::new(error.to_string()))?);
-    } else if all.is_empty() {
-        println!("no cache is running; start one with `uzswap run` or `uzswap serve`");
+        return Ok(());
     }
-    if !arguments.json {
-        all.iter().for_each(print);
+    match &running {
+        Some(running) => print(running),
+        None => println!("no cache is running; start one with `uzswap run` or `uzswap serve`"),
     }
     Ok(())
 }
 
-fn print(session: &Session) {
-    let stats = &session.stats;
+/// A line on what there is.
+pub fn describe() -> Option<String> {
+    let running = Running::read()?;
+    let what = match running.alive {
+        true => "is running",
+        false => "was killed; the next run or serve cleans up",
+    };
+    Some(format!("{}: {what}", changes::FOLDER))
+}
+
+/// `uzswap clean`: undoes what was left by those that were killed.
+pub fn clean() -> Result<(), Failure> {
+    if Running::read().is_none() {
+        println!("nothing to clean up");
+        return Ok(());
+    }
+    let lock = Lock::take().map_err(|error| Failure::new(keeper::cannot_lock(&error)))?;
+    let Some(lock) = lock else {
+        println!("nothing to clean up; what is there is running");
+        return Ok(());
+    };
+    let cleaned = changes::clean_up(&lock);
+    cleaned.done.iter().for_each(|line| println!("{line}"));
+    match cleaned.left.is_empty() {
+        true => Ok(()),
+        false => Err(Failure::new(cleaned.left.join("; "))),
+    }
+}
+
+fn print(running: &Running) {
+    let Running { state, stats, .. } = running;
     let get = |name: &str| stats.get(name);
-    let device = session.state.device.as_deref().unwrap_or(Path::new("no device"));
-    println!("{}  {}", session.folder.display(), device.display());
-    if !session.alive {
+    let devices: Vec<_> =
+        state.areas.iter().map(|area| area.device.display().to_string()).collect();
+    println!("{}  {} ({})", running.mount.display(), devices.join(", "), state.transport);
+    if !running.alive {
         println!("  its daemon is gone; the next `uzswap run` or `serve` cleans up");
         return;
     }
+    print_runs(state);
+    println!(
+        "  space     {} of {} taken; {} of pages dead",
+        size::show(get("swap_used_size")),
+        size::show(get("swap_area_size")),
+        size::show(get("dead_pages") * PAGE_BYTES as u64),
+    );
+    print_held(stats);
+    println!(
+        "  rejected  {} poorly compressed, {} without memory, {} at the limit, {} switched off",
+        get("reject_compress_poor"),
+        get("reject_alloc_fail"),
+        get("reject_reclaim_fail"),
+        get("reject_disabled"),
+    );
+    println!(
+        "  traffic   {} pages in, {} out, {} discarded; reads served in {} us (p50), {} us (p99)",
+        get("pages_swapped_in"),
+        get("pages_swapped_out"),
+        get("pages_discarded"),
+        get("fault_ns_p50") as f64 / 1000.0,
+        get("fault_ns_p99") as f64 / 1000.0,
+    );
+    if !stats.writeback_error.is_empty() {
+        println!(
+            "  WRITEBACK STOPPED: {}; nothing is lost; mend it and echo Y > \
+             {}/parameters/writeback_enabled",
+            stats.writeback_error,
+            running.mount.display()
+        );
+    }
+    let lost = get("decompress_fail") + get("read_fail");
+    if lost > 0 {
+        println!("  LOST: {lost} loads failed; the processes that needed them got SIGBUS");
+    }
+}
+
+fn print_runs(state: &State) {
+    for run in &state.runs {
+        let group = run.place.as_ref().map(|place| place.group());
+        let usage = group.map(|group| group.usage()).unwrap_or_default();
+        println!(
+            "  run       {} ({}): {} of {} in memory, {} swapped out",
+            run.run.command,
+            run.run.pid,
+            size::show(usage.current),
+            size::show(run.run.memory),
+            size::show(usage.swapped),
+        );
+    }
+}
+
+fn print_held(stats: &Stats) {
+    let get = |name: &str| stats.get(name);
     let parameter = |name: &str| stats.parameters.get(name).map_or("?", String::as_str);
     println!(
         "  pool      {} of {} for {} of pages, {} ({:.2} : 1, {})",
@@ -81,31 +170,4 @@ fn print(session: &Session) {
         size::show(get("backing_bytes_written")),
         size::show(get("backing_bytes_read")),
     );
-    println!(
-        "  rejected  {} poorly compressed, {} without memory, {} at the limit, {} switched off",
-        get("reject_compress_poor"),
-        get("reject_alloc_fail"),
-        get("reject_reclaim_fail"),
-        get("reject_disabled"),
-    );
-    println!(
-        "  traffic   {} pages in, {} out, {} discarded; reads served in {} us (p50), {} us (p99)",
-        get("pages_swapped_in"),
-        get("pages_swapped_out"),
-        get("pages_discarded"),
-        get("fault_ns_p50") as f64 / 1000.0,
-        get("fault_ns_p99") as f64 / 1000.0,
-    );
-    if !stats.writeback_error.is_empty() {
-        println!(
-            "  WRITEBACK STOPPED: {}; nothing is lost; mend it and echo Y > \
-             {}/parameters/writeback_enabled",
-            stats.writeback_error,
-            mount_of(&session.folder).display()
-        );
-    }
-    let lost = get("decompress_fail") + get("read_fail");
-    if lost > 0 {
-        println!("  LOST: {lost} loads failed; the processes that needed them got SIGBUS");
-    }
 }

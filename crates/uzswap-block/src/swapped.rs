@@ -1,0 +1,41 @@
+//! What the kernel has swapped to our devices, by its own account.
+
+use std::path::PathBuf;
+use std::sync::{Mutex, PoisonError};
+use uzswap_sys::swap;
+
+/// The devices that the kernel may swap to.
+#[derive(Debug, Default)]
+pub struct Swapped {
+    devices: Mutex<Vec<PathBuf>>,
+}
+
+/// Of all of them together.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct InUse {
+    /// How many are areas now.
+    pub areas: u64,
+    /// Bytes of the areas.
+    pub bytes: u64,
+    /// Bytes of slots that are taken.
+    pub used: u64,
+}
+
+impl Swapped {
+    /// One more.
+    pub fn add(&self, device: PathBuf) {
+        self.devices.lock().unwrap_or_else(PoisonError::into_inner).push(device);
+    }
+
+    /// How they are used now; nothing where the kernel does not say.
+    pub fn in_use(&self) -> InUse {
+        let devices = self.devices.lock().unwrap_or_else(PoisonError::into_inner);
+        let areas = swap::areas().unwrap_or_default();
+        let ours = areas.iter().filter(|area| devices.contains(&area.path));
+        ours.fold(InUse::default(), |sum, area| InUse {
+            areas: sum.areas + 1,
+            bytes: sum.bytes + area.bytes,
+            used: sum.used + area.used,
+        })
+    }
+}

@@ -1,0 +1,141 @@
+//! How the kernel's requests come to us and our answers go back.
+//!
+//! A transport makes block devices over parts of the disk and has threads that serve them. There is
+//! one for most kernels, a file on FUSE with loop devices over it, and one for those that have
+//! ublk.
+
+use crate::device::AttachError;
+use crate::disk::Disk;
+use crate::server::{Server, ServerConfig};
+use crate::traffic::Traffic;
+use std::fmt;
+use std::fs::File;
+use std::io;
+use std::ops::Range;
+use std::os::fd::AsRawFd;
+use std::path::{Path, PathBuf};
+use std::str::FromStr;
+use std::sync::Arc;
+use uzswap_engine::PAGE_BYTES;
+use uzswap_sys::loopdev::{self, LoopDevice};
+
+/// Which transport.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Kind {
+    /// A file on FUSE, with loop devices over it.
+    Fuse,
+    /// The kernel's own driver for block devices that are served by a program (Linux 6.0).
+    Ublk,
+}
+
+impl fmt::Display for Kind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Fuse => "fuse",
+            Self::Ublk => "ublk",
+        })
+    }
+}
+
+impl FromStr for Kind {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text {
+            "fuse" => Ok(Self::Fuse),
+            "ublk" => Ok(Self::Ublk),
+            _ => Err(format!("'{text}' is no transport; use fuse or ublk")),
+        }
+    }
+}
+
+impl Kind {
+    /// What this machine has for it; an error says what is missing.
+    pub fn check(self) -> io::Result<()> {
+        match self {
+            Self::Fuse => uzswap_sys::fuse::open().map(drop).and_then(|()| loopdev::check()),
+            Self::Ublk => Err(io::ErrorKind::Unsupported.into()),
+        }
+    }
+}
+
+/// See the module. Dropped, its threads end, and its devices answer with errors.
+pub trait Transport: Send {
+    /// Which one it is.
+    fn kind(&self) -> Kind;
+
+    /// Makes a block device over a part of the disk, bytes. It may go by itself until it is in use
+    /// and [`Self::settle`] was called.
+    fn attach(&mut self, part: Range<u64>) -> Result<PathBuf, AttachError>;
+
+    /// All devices are in use: nothing is kept open for them any more.
+    fn settle(&mut self);
+}
+
+/// Starts serving `disk`. `file` is where a transport that needs a file has one.
+pub fn start(
+    kind: Kind,
+    disk: Arc<dyn Disk>,
+    traffic: Arc<Traffic>,
+    file: &Path,
+    config: ServerConfig,
+) -> io::Result<Box<dyn Transport>> {
+    match kind {
+        Kind::Fuse => {
+            let server = Server::start(disk, traffic, file, config)?;
+            Ok(Box::new(Loops { _server: server, file: file.to_owned(), open: Vec::new() }))
+        }
+        Kind::Ublk => Err(io::ErrorKind::Unsupported.into()),
+    }
+}
+
+/// Undoes what a transport has made that its process can no longer undo: detaches a device.
+/// Not an error: it is gone already.
+pub fn detach(kind: Kind, device: &Path) -> io::Result<()> {
+    match kind {
+        Kind::Fuse => match loopdev::detach(device) {
+            Err(error) if error.raw_os_error() == Some(libc::ENXIO) => Ok(()),
+            other => other,
+        },
+        Kind::Ublk => Err(io::ErrorKind::Unsupported.into()),
+    }
+}
+
+/// Whether a device is one that was made over a file in `folder`, and not another by its name.
+pub fn is_ours(kind: Kind, device: &Path, folder: &Path) -> bool {
+    match kind {
+        Kind::Fuse => loopdev::backing_file(device).is_some_and(|file| file.starts_with(folder)),
+        Kind::Ublk => false,
+    }
+}
+
+/// Loop devices over a file that we serve.
+struct Loops {
+    _server: Server,
+    file: PathBuf,
+    /// A device goes when nobody has it open: not before it is a swap area.
+    open: Vec<LoopDevice>,
+}
+
+impl Transport for Loops {
+    fn kind(&self) -> Kind {
+        Kind::Fuse
+    }
+
+    fn attach(&mut self, part: Range<u64>) -> Result<PathBuf, AttachError> {
+        let file = File::options().read(true).write(true).open(&self.file);
+        let file = file.map_err(AttachError::Loop)?;
+        // The loop driver takes the size from the inode, of which the kernel has not asked us yet
+        // (seen on 6.12: a device of 0 bytes).
+        file.metadata().map_err(AttachError::Loop)?;
+        let device = LoopDevice::attach(file.as_raw_fd(), part, PAGE_BYTES as u32);
+        let device = device.map_err(AttachError::Loop)?;
+        let path = device.path().to_owned();
+        self.open.push(device);
+        Ok(path)
+    }
+
+    fn settle(&mut self) {
+        self.open.clear();
+    }
+}

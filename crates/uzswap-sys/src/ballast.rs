@@ -1,0 +1,132 @@
+//! Pages that nobody needs, swapped out to take the slots of an area.
+//!
+//! The kernel knows of a swap area that it has free slots, or none. One that can take no more
+//! although slots are free answers each write with an error, and the kernel tries again, with
+//! another page and another slot, for as long as it likes. So the slots are taken: by pages of one
+//! repeated word, which whoever serves the area keeps in next to no memory.
+//!
+//! They belong to a file in memory, not to a process: the OOM killer finds nobody to end for them.
+
+use crate::map::PAGE_BYTES;
+use rustix::fs::{FallocateFlags, MemfdFlags};
+use rustix::mm::{self, Advice, MapFlags, ProtFlags};
+use std::ffi::c_void;
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::time::Duration;
+
+/// Pages that are in memory at a time while they are made.
+const WINDOW_BYTES: usize = 2 << 20;
+
+/// What they are filled with: not zeros, which some kernels (6.12) do not write.
+const WORD: u64 = 0x7a75_7377_6170_2121;
+
+/// See the module.
+#[derive(Debug)]
+pub struct Ballast {
+    file: OwnedFd,
+    bytes: u64,
+}
+
+impl Ballast {
+    /// Takes nothing yet. Errors: `Unsupported` before Linux 3.17.
+    pub fn new() -> io::Result<Self> {
+        let file = rustix::fs::memfd_create("uzswap-ballast", MemfdFlags::CLOEXEC)?;
+        Ok(Self { file, bytes: 0 })
+    }
+
+    /// Bytes of slots that it takes.
+    pub fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    /// Takes up to `bytes` more; how many. Fewer once there is no free slot.
+    pub fn grow(&mut self, bytes: u64) -> io::Result<u64> {
+        let mut grown = 0;
+        while grown < bytes {
+            let window =
+                (bytes - grown).min(WINDOW_BYTES as u64) as usize / PAGE_BYTES * PAGE_BYTES;
+            if window == 0 || !self.push(window)? {
+                break;
+            }
+            grown += window as u64;
+        }
+        Ok(grown)
+    }
+
+    /// Makes pages at the end and has them swapped out. `false`, and none are left, where they
+    /// were not.
+    fn push(&mut self, bytes: usize) -> io::Result<bool> {
+        rustix::fs::ftruncate(&self.file, self.bytes + bytes as u64)?;
+        let (protection, flags) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED);
+        // SAFETY: a fresh mapping at an address of the kernel's choice aliases nothing.
+        let window = unsafe {
+            mm::mmap(std::ptr::null_mut(), bytes, protection, flags, self.file.as_fd(), self.bytes)
+        }?;
+        // SAFETY: the window is ours, mapped for `bytes`, aligned for words, and nobody else's
+        // until it is unmapped below.
+        let is_out = unsafe {
+            std::slice::from_raw_parts_mut(window.cast::<u64>(), bytes / size_of::<u64>())
+                .fill(WORD);
+            let is_out = swap_out(window, bytes);
+            mm::munmap(window, bytes)?;
+            is_out
+        };
+        if is_out {
+            self.bytes += bytes as u64;
+        } else {
+            rustix::fs::ftruncate(&self.file, self.bytes)?;
+        }
+        Ok(is_out)
+    }
+
+    /// Gives slots back until it takes `bytes`.
+    pub fn shrink_to(&mut self, bytes: u64) -> io::Result<()> {
+        if bytes >= self.bytes {
+            return Ok(());
+        }
+        let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+        rustix::fs::fallocate(&self.file, flags, bytes, self.bytes - bytes)?;
+        rustix::fs::ftruncate(&self.file, bytes)?;
+        self.bytes = bytes;
+        Ok(())
+    }
+}
+
+/// Whether the pages of a window are out, having been asked for a few times.
+///
+/// # Safety
+/// The window is mapped for `bytes`.
+unsafe fn swap_out(window: *mut c_void, bytes: usize) -> bool {
+    // A device that answers later has the pages in memory until it has.
+    const TRIES: u32 = 6;
+    let mut resident = vec![0u8; bytes / PAGE_BYTES];
+    (0..TRIES).any(|tried| {
+        if tried > 0 {
+            std::thread::sleep(Duration::from_millis(1 << tried));
+        }
+        // SAFETY: the caller's promise; `resident` has a byte for each page.
+        unsafe {
+            // An error leaves the pages, which is looked at.
+            let _ = mm::madvise(window, bytes, Advice::LinuxPageOut);
+            libc::mincore(window, bytes, resident.as_mut_ptr()) == 0
+                && resident.iter().all(|page| page & 1 == 0)
+        }
+    })
+}
+
+#[cfg(test)]
+#[cfg(not(miri))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn without_room_it_takes_nothing_and_leaves_nothing() {
+        let mut ballast = Ballast::new().unwrap();
+        // There may be an area on this machine: then it takes what it is asked for.
+        let grown = ballast.grow(1 << 20).unwrap();
+        assert_eq!((ballast.bytes(), grown % WINDOW_BYTES as u64), (grown, 0));
+        ballast.shrink_to(0).unwrap();
+        assert_eq!(ballast.bytes(), 0);
+    }
+}

@@ -1,0 +1,434 @@
+//! What has been changed on the machine, written down before it is, and undoing it.
+//!
+//! There is one swap device a machine, so there is one such list, in [`FOLDER`]. Whoever holds the
+//! lock beside it answers for it: the keeper, and its daemon, which has inherited it. When the lock
+//! is free and there is a list, both were killed, and the next one undoes it.
+//!
+//! The lock belongs to open files, not to process numbers: containers that share /run have
+//! processes of their own.
+
+use crate::wire::{Place, RunInfo};
+use rustix::fs::{FlockOperation, flock};
+use serde::{Deserialize, Serialize};
+use std::fs::{self, File};
+use std::io;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+use uzswap_block::control::DISK;
+use uzswap_block::transport::{self, Kind};
+use uzswap_sys::cgroup::{Group, Version};
+use uzswap_sys::{cpu, fuse, process, swap};
+
+/// The program that this process runs, by whatever name, and whether or not it has been replaced
+/// or removed meanwhile.
+pub const OWN_PROGRAM: &str = "/proc/self/exe";
+
+/// Where everything is: on a file system that a reboot empties, as it empties what was changed.
+pub const FOLDER: &str = "/run/uzswap";
+
+const STATE: &str = "state.json";
+const LOCK: &str = "lock";
+const MOUNT: &str = "mnt";
+const SOCKET: &str = "socket";
+
+/// The kernel's zswap would take pages before they reach any device.
+const ZSWAP: &str = "/sys/module/zswap/parameters/enabled";
+
+/// How long a process gets to end.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// Where the control files are mounted.
+pub fn mount() -> PathBuf {
+    Path::new(FOLDER).join(MOUNT)
+}
+
+/// Where the keeper listens.
+pub fn socket() -> PathBuf {
+    Path::new(FOLDER).join(SOCKET)
+}
+
+/// The file that is served, where a transport needs one.
+pub fn disk() -> PathBuf {
+    mount().join(DISK)
+}
+
+/// Whether the kernel's zswap takes pages on this machine.
+pub fn zswap_is_on() -> bool {
+    fs::read_to_string(ZSWAP).is_ok_and(|value| value.trim() == "Y")
+}
+
+/// A process, so that another one with its number is not mistaken for it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ProcessId {
+    /// Its number.
+    pub pid: i32,
+    /// When it started, in clock ticks since boot.
+    pub started: u64,
+}
+
+impl ProcessId {
+    /// The process with this number now.
+    pub fn of(pid: u32) -> Option<Self> {
+        let pid = pid as i32;
+        Some(Self { pid, started: process::start_time(pid)? })
+    }
+
+    /// This process.
+    pub fn own() -> Option<Self> {
+        Self::of(std::process::id())
+    }
+
+    /// Whether it is still there.
+    pub fn is_alive(&self) -> bool {
+        process::start_time(self.pid) == Some(self.started)
+    }
+}
+
+/// A swap area.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct AreaChange {
+    /// Its device.
+    pub device: PathBuf,
+    /// Bytes.
+    pub bytes: u64,
+}
+
+/// A run.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RunChange {
+    /// Who it is.
+    #[serde(flatten)]
+    pub run: RunInfo,
+    /// Where its command is.
+    pub place: Option<Place>,
+}
+
+/// The list.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct State {
+    /// Who answers for it.
+    pub keeper: Option<ProcessId>,
+    /// Who serves.
+    pub daemon: Option<ProcessId>,
+    /// Over which transport.
+    pub transport: String,
+    /// The areas, in the order in which they are filled.
+    pub areas: Vec<AreaChange>,
+    /// The kernel's zswap was on.
+    pub zswap_was_on: bool,
+    /// The keeper's own group, where it has made one.
+    pub group: Option<Place>,
+    /// It serves the whole machine until it is told to end, not runs until the last one has left.
+    pub is_serving: bool,
+    /// Runs.
+    pub runs: Vec<RunChange>,
+}
+
+/// Held by who answers for the list.
+#[derive(Debug)]
+pub struct Lock(pub File);
+
+impl Lock {
+    /// Takes it; `None` while somebody has it. Makes the folder.
+    pub fn take() -> io::Result<Option<Self>> {
+        loop {
+            fs::create_dir_all(FOLDER)?;
+            let path = Path::new(FOLDER).join(LOCK);
+            let file = File::options().create(true).truncate(false).write(true).open(&path)?;
+            match flock(&file, FlockOperation::NonBlockingLockExclusive) {
+                Err(rustix::io::Errno::WOULDBLOCK) => return Ok(None),
+                other => other?,
+            }
+            // Who had it may have removed the file on leaving: then another one has its name.
+            let both = path.metadata().ok().zip(file.metadata().ok());
+            if both.is_some_and(|(named, held)| named.ino() == held.ino()) {
+                return Ok(Some(Self(file)));
+            }
+        }
+    }
+
+    /// Whether somebody has it.
+    pub fn is_taken() -> bool {
+        let Ok(file) = File::open(Path::new(FOLDER).join(LOCK)) else { return false };
+        flock(&file, FlockOperation::NonBlockingLockShared).is_err()
+    }
+}
+
+impl State {
+    /// Reads it; the default where there is none.
+    pub fn read() -> io::Result<Self> {
+        match fs::read(Path::new(FOLDER).join(STATE)) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Self::default()),
+            other => Ok(serde_json::from_slice(&other?)?),
+        }
+    }
+
+    /// Replaces it, whole or not at all.
+    pub fn write(&self) -> io::Result<()> {
+        let fresh = Path::new(FOLDER).join("state.new");
+        fs::write(&fresh, serde_json::to_vec(self)?)?;
+        fs::rename(fresh, Path::new(FOLDER).join(STATE))
+    }
+
+    fn transport(&self) -> Kind {
+        self.transport.parse().unwrap_or(Kind::Fuse)
+    }
+
+    /// Areas that the kernel swaps to, with what it has there.
+    pub fn areas_on(&self) -> Vec<swap::Area> {
+        let is_ours = |area: &swap::Area| {
+            self.areas.iter().any(|ours| ours.device == area.path)
+                && transport::is_ours(self.transport(), &area.path, &mount())
+        };
+        swap::areas().unwrap_or_default().into_iter().filter(is_ours).collect()
+    }
+
+    /// Whether pages may be on one of them.
+    pub fn is_in_use(&self) -> bool {
+        !self.areas_on().is_empty()
+    }
+
+    /// Switches the kernel's zswap off, if it is on.
+    pub fn switch_zswap_off(&mut self) -> io::Result<()> {
+        if !zswap_is_on() {
+            return Ok(());
+        }
+        self.zswap_was_on = true;
+        self.write()?;
+        fs::write(ZSWAP, "N")
+    }
+
+    /// Undoes everything, and removes the folder; what could not be undone. Steps that are done
+    /// already are no trouble, so it can be repeated. While a living daemon, which `end_daemon`
+    /// would end, holds pages that the kernel cannot read back now, nothing under them is touched.
+    pub fn undo(&mut self, end_daemon: Option<&mut dyn FnMut() -> io::Result<()>>) -> Vec<String> {
+        let mut troubles = Vec::new();
+        for run in std::mem::take(&mut self.runs) {
+            if let Some(place) = &run.place {
+                note(&mut troubles, "end a command", place.end());
+            }
+        }
+        let off = self.switch_off();
+        if off.is_err() && end_daemon.is_some() {
+            note(&mut troubles, "", off);
+            return troubles;
+        }
+        note(&mut troubles, "", off);
+        let transport = self.transport();
+        for area in &self.areas {
+            if transport::is_ours(transport, &area.device, &mount()) {
+                let what = format!("detach {}", area.device.display());
+                note(&mut troubles, &what, transport::detach(transport, &area.device));
+            }
+        }
+        if let Some(end) = end_daemon {
+            note(&mut troubles, "end the daemon", end());
+        }
+        for path in [disk(), mount()] {
+            if fuse::is_mounted(&path) {
+                note(&mut troubles, &format!("unmount {}", path.display()), fuse::unmount(&path));
+            }
+        }
+        if self.zswap_was_on {
+            note(&mut troubles, "switch the kernel's zswap on again", fs::write(ZSWAP, "Y"));
+        }
+        if let Some(place) = &self.group {
+            note(&mut troubles, "leave the daemon's group", place.leave());
+        }
+        if troubles.is_empty() {
+            // Kept otherwise, so that the next one tries again. An error: it is not empty, or gone.
+            let _ = fs::remove_dir(mount());
+            let _ = fs::remove_dir_all(FOLDER);
+        }
+        troubles
+    }
+
+    /// Has the kernel read everything back and forget the areas, the last first.
+    fn switch_off(&mut self) -> io::Result<()> {
+        let on = self.areas_on();
+        if on.is_empty() {
+            return Ok(());
+        }
+        let mut child = start_switching_off(&on)?;
+        wait_for_switching_off(&on, child.wait()?.success())
+    }
+}
+
+fn note(troubles: &mut Vec<String>, what: &str, result: io::Result<()>) {
+    match result {
+        Ok(()) => {}
+        Err(error) if what.is_empty() => troubles.push(error.to_string()),
+        Err(error) => troubles.push(format!("{what}: {error}")),
+    }
+}
+
+/// Starts a process that switches areas off: the kernel ends who does that first when memory runs
+/// out. Errors: what is swapped out would not fit.
+pub fn start_switching_off(areas: &[swap::Area]) -> io::Result<std::process::Child> {
+    let used: u64 = areas.iter().map(|area| area.used).sum();
+    let available = cpu::memory_info()?.available;
+    if used > available {
+        let (used, available) = (crate::size::show(used), crate::size::show(available));
+        return Err(io::Error::other(format!(
+            "cannot switch swapping off: {used} are swapped out and {available} of memory are free; \
+             free memory and try again"
+        )));
+    }
+    Command::new(OWN_PROGRAM)
+        .arg("switch-off")
+        .args(areas.iter().rev().map(|area| &area.path))
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .spawn()
+}
+
+/// What came of it.
+pub fn wait_for_switching_off(areas: &[swap::Area], is_done: bool) -> io::Result<()> {
+    if is_done {
+        return Ok(());
+    }
+    let devices: Vec<_> = areas.iter().map(|area| area.path.display().to_string()).collect();
+    Err(io::Error::other(format!(
+        "cannot switch swapping to {} off: memory ran out; free memory and try again",
+        devices.join(", ")
+    )))
+}
+
+/// `uzswap switch-off`: the process for it.
+pub fn switch_off(devices: &[PathBuf]) -> io::Result<()> {
+    for device in devices {
+        loop {
+            match swap::off(device) {
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                // It is off already.
+                Err(error) if error.kind() == io::ErrorKind::InvalidInput => break,
+                other => break other?,
+            }
+        }
+    }
+    Ok(())
+}
+
+impl Place {
+    /// The group.
+    pub fn group(&self) -> Group {
+        Group::at(if self.is_v2 { Version::V2 } else { Version::V1 }, self.folder.clone())
+    }
+
+    /// Ends all processes in it, and removes it.
+    pub fn end(&self) -> io::Result<()> {
+        let group = self.group();
+        let is_empty = wait_for(PATIENCE, || {
+            group.kill();
+            group.processes().is_empty()
+        });
+        if !is_empty {
+            let what = format!("processes in {} do not end", group.path().display());
+            return Err(io::Error::other(what));
+        }
+        self.remove()
+    }
+
+    /// Removes it, and what was made around it; the kernel may take a moment to forget its last
+    /// process.
+    pub fn remove(&self) -> io::Result<()> {
+        let groups = std::iter::once(self.group());
+        let around = self.around.iter().map(|path| Group::at(Version::V2, path.clone()));
+        for group in groups.chain(around) {
+            let mut last = Ok(());
+            wait_for(Duration::from_secs(2), || {
+                last = group.remove();
+                last.is_ok()
+            });
+            last.map_err(|error| {
+                io::Error::other(format!("remove {}: {error}", group.path().display()))
+            })?;
+        }
+        if let Some((to, from)) = &self.moved {
+            let (to, from) =
+                (Group::at(Version::V2, to.clone()), Group::at(Version::V2, from.clone()));
+            from.keep_memory_back()?;
+            for pid in to.processes() {
+                // An error: it has just ended.
+                let _ = from.enter(pid);
+            }
+            to.remove()?;
+        }
+        Ok(())
+    }
+
+    /// Removes it, this process being in it.
+    fn leave(&self) -> io::Result<()> {
+        let group = self.group();
+        if let Some(parent) = group.parent() {
+            parent.enter(std::process::id() as i32)?;
+        }
+        self.remove()
+    }
+}
+
+/// What [`clean_up`] did.
+#[derive(Debug, Default)]
+pub struct CleanedUp {
+    /// In words.
+    pub done: Vec<String>,
+    /// What could not be undone.
+    pub left: Vec<String>,
+}
+
+/// Undoes what was left by a keeper and a daemon that were killed. The caller has the lock.
+pub fn clean_up(_lock: &Lock) -> CleanedUp {
+    let mut state = match State::read() {
+        Ok(state) if state == State::default() => return CleanedUp::default(),
+        Ok(state) => state,
+        Err(error) => {
+            let left = vec![format!("{FOLDER}/{STATE}: {error}; undo by hand and remove it")];
+            return CleanedUp { done: Vec::new(), left };
+        }
+    };
+    let runs: Vec<_> = state.runs.iter().map(|run| run.run.pid.to_string()).collect();
+    let left = state.undo(None);
+    let of = if runs.is_empty() { String::new() } else { format!(" ({})", runs.join(", ")) };
+    let done = vec![format!("cleaned up after a killed run{of}")];
+    CleanedUp { done: if left.is_empty() { done } else { Vec::new() }, left }
+}
+
+/// Looks every few milliseconds until `done` or the patience is over; whether it was done.
+pub fn wait_for(patience: Duration, mut done: impl FnMut() -> bool) -> bool {
+    let begin = Instant::now();
+    while !done() {
+        if begin.elapsed() > patience {
+            return false;
+        }
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    true
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_list_comes_back_as_it_was_written() {
+        let place = Place {
+            folder: "/sys/fs/cgroup/a/uzswap-1".into(),
+            is_v2: true,
+            around: None,
+            moved: Some(("/sys/fs/cgroup/a/rest".into(), "/sys/fs/cgroup/a".into())),
+        };
+        let run = RunInfo { pid: 1, command: "make".into(), memory: 1 << 20 };
+        let state = State {
+            keeper: Some(ProcessId { pid: 2, started: 3 }),
+            transport: "fuse".into(),
+            areas: vec![AreaChange { device: "/dev/loop7".into(), bytes: 1 << 28 }],
+            runs: vec![RunChange { run, place: Some(place) }],
+            ..State::default()
+        };
+        let text = serde_json::to_vec(&state).unwrap();
+        assert_eq!(serde_json::from_slice::<State>(&text).unwrap(), state);
+    }
+}

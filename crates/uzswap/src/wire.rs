@@ -1,0 +1,231 @@
+//! What the processes say to each other: a value a line, as JSON, over a socket that closes when
+//! either of them ends.
+
+use crate::options::DaemonOptions;
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+use std::io::{self, Read, Write};
+use std::ops::Range;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::path::PathBuf;
+
+/// What `run` asks of the keeper.
+#[derive(Debug, Serialize, Deserialize)]
+pub enum Ask {
+    /// The first: to take part.
+    Join {
+        /// Its number and command, for people.
+        run: RunInfo,
+        /// With what to make the cache, for a keeper that was just started.
+        options: Option<Box<DaemonOptions>>,
+    },
+    /// The first, to a keeper that has taken over from one that died: it took part already.
+    Rejoin(i32),
+    /// Where its command is about to run, so that somebody can end it.
+    Place(Place),
+    /// Its command has ended, and nothing of it is left.
+    Leave,
+}
+
+/// A run, for people.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RunInfo {
+    /// Number of its process.
+    pub pid: i32,
+    /// Its command.
+    pub command: String,
+    /// Its memory limit, bytes.
+    pub memory: u64,
+}
+
+/// A group of processes, and what was changed to make it.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Place {
+    /// Its folder.
+    pub folder: PathBuf,
+    /// Whether it is of cgroup version 2.
+    pub is_v2: bool,
+    /// A group around it that goes with it.
+    pub around: Option<PathBuf>,
+    /// A group that processes were moved to, to make room for it, and the one they came from.
+    pub moved: Option<(PathBuf, PathBuf)>,
+}
+
+/// What the keeper answers.
+#[derive(Debug, Serialize, Deserialize)]
+pub enum Tell {
+    /// To [`Ask::Join`].
+    Joined(Box<Joined>),
+    /// To [`Ask::Join`]: why it cannot be.
+    Refused(String),
+    /// To [`Ask::Join`]: there is another keeper, or this one is about to end. Ask again.
+    Busy,
+    /// To [`Ask::Place`].
+    Noted,
+    /// To [`Ask::Leave`].
+    Left {
+        /// Everything was undone, and the keeper ends.
+        is_over: bool,
+        /// What could not be.
+        troubles: Vec<String>,
+    },
+    /// The daemon died, and what was swapped to it is lost.
+    Lost,
+    /// Pool and backing can take no more, or can again.
+    Full(bool),
+    /// So many runs use the cache now.
+    Runs(usize),
+}
+
+/// What a run joins.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct Joined {
+    /// Where the control files are.
+    pub mount: PathBuf,
+    /// The daemon's process.
+    pub daemon: i32,
+    /// With what the cache was made.
+    pub options: DaemonOptions,
+    /// How requests come to it.
+    pub transport: String,
+    /// Whether it was made for this run.
+    pub is_first: bool,
+    /// The kernel's zswap is switched off for it.
+    pub zswap_is_off: bool,
+    /// What it goes on without.
+    pub notes: Vec<String>,
+    /// What killed runs had left, and what could not be undone.
+    pub cleaned: Vec<String>,
+}
+
+/// What the keeper orders of the daemon.
+#[derive(Debug, Serialize, Deserialize)]
+pub enum Order {
+    /// To make a block device over a part of the disk, bytes.
+    Attach(Range<u64>),
+    /// That all devices are in use.
+    Settle,
+    /// To end: nothing is swapped to it any more.
+    End,
+}
+
+/// What the daemon reports.
+#[derive(Debug, Serialize, Deserialize)]
+pub enum Report {
+    /// It serves.
+    Ready {
+        /// Over which transport.
+        transport: String,
+        /// What it goes on without.
+        notes: Vec<String>,
+    },
+    /// To [`Order::Attach`]: the device.
+    Attached(PathBuf),
+    /// Why it cannot.
+    Failed(String),
+}
+
+/// One end.
+#[derive(Debug)]
+pub struct Wire {
+    stream: UnixStream,
+    /// What came and was not asked for yet.
+    come: Vec<u8>,
+}
+
+impl Wire {
+    /// The end that a stream is.
+    pub fn new(stream: UnixStream) -> Self {
+        Self { stream, come: Vec::new() }
+    }
+
+    /// The end that this process was started with, as its standard input.
+    pub fn of_stdin() -> io::Result<Self> {
+        let stdin = io::stdin().as_fd().try_clone_to_owned()?;
+        Ok(Self::new(UnixStream::from(stdin)))
+    }
+
+    /// Two ends: ours, and one for a process to be started with.
+    pub fn pair() -> io::Result<(Self, OwnedFd)> {
+        let (ours, theirs) = UnixStream::pair()?;
+        Ok((Self::new(ours), theirs.into()))
+    }
+
+    /// Another handle of this end, to send with.
+    pub fn sender(&self) -> io::Result<Self> {
+        Ok(Self::new(self.stream.try_clone()?))
+    }
+
+    /// Says something. Errors: nobody is there any more.
+    pub fn send(&mut self, what: &impl Serialize) -> io::Result<()> {
+        let mut line = serde_json::to_vec(what)?;
+        line.push(b'\n');
+        self.stream.write_all(&line)
+    }
+
+    /// Waits for something to be said. Errors: `UnexpectedEof`, nobody is there any more;
+    /// `InvalidData`, something else was said.
+    pub fn receive<T: DeserializeOwned>(&mut self) -> io::Result<T> {
+        loop {
+            if let Some(said) = self.said() {
+                return said;
+            }
+            self.read()?;
+        }
+    }
+
+    /// The same, of what has come already, and at most one read; `None` if that is not a whole
+    /// line. For who has waited for the descriptor.
+    pub fn receive_some<T: DeserializeOwned>(&mut self) -> io::Result<Option<T>> {
+        self.read()?;
+        self.said().transpose()
+    }
+
+    /// Whether there may be more to say without reading.
+    pub fn said<T: DeserializeOwned>(&mut self) -> Option<io::Result<T>> {
+        let end = self.come.iter().position(|byte| *byte == b'\n')?;
+        let line: Vec<u8> = self.come.drain(..=end).collect();
+        Some(serde_json::from_slice(&line).map_err(Into::into))
+    }
+
+    fn read(&mut self) -> io::Result<()> {
+        let mut bytes = [0; 4096];
+        let count = loop {
+            match self.stream.read(&mut bytes) {
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                other => break other?,
+            }
+        };
+        if count == 0 {
+            return Err(io::ErrorKind::UnexpectedEof.into());
+        }
+        self.come.extend_from_slice(&bytes[..count]);
+        Ok(())
+    }
+}
+
+impl AsFd for Wire {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.stream.as_fd()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_said_is_heard_line_by_line() {
+        let (mut ours, theirs) = Wire::pair().unwrap();
+        let mut theirs = Wire::new(theirs.into());
+        ours.send(&Order::Attach(0..4096)).unwrap();
+        ours.send(&Order::Settle).unwrap();
+        assert!(matches!(theirs.receive(), Ok(Order::Attach(part)) if part == (0..4096)));
+        assert!(matches!(theirs.said(), Some(Ok(Order::Settle))));
+        assert!(theirs.said::<Order>().is_none());
+        drop(ours);
+        let gone = theirs.receive::<Order>().unwrap_err();
+        assert_eq!(gone.kind(), io::ErrorKind::UnexpectedEof);
+    }
+}
