@@ -324,6 +324,25 @@ fn a_failed_writeback_loses_nothing() {
 }
 
 #[test]
+fn a_page_whose_write_through_failed_is_not_held_though_writeback_is_resumed_at_once() {
+    explore(|| {
+        let (cache, area, faults) = cache(2 << 20);
+        faults.fail_writes.store(true, Relaxed);
+        let resuming = {
+            let cache = cache.clone();
+            thread::spawn(move || cache.resume_writeback())
+        };
+        let stored = cache.store_through(area.entry(0).unwrap(), &page(1));
+        assert!(matches!(stored, Store::Rejected(_)), "nothing was written");
+        resuming.join().unwrap();
+        let says_why = cache.writeback_failure().is_some();
+        assert_eq!(says_why, !cache.writeback_works(), "stopped without a reason, or the reverse");
+        assert_eq!(load(&cache, area, 0, &[]), None);
+        cache.check();
+    });
+}
+
+#[test]
 fn stores_write_back_side_by_side() {
     explore(|| {
         let (cache, area) = race(

@@ -84,32 +84,35 @@ impl Cache {
         };
         match written {
             Ok(()) => self.counters.add(BackingBytesWritten, PAGE_BYTES as i64),
-            Err(error) => self.fail(Failure { what: "write", byte: slot.start(), error }),
+            Err(error) => {
+                self.fail(Failure { what: "write", byte: slot.start(), error });
+                return false;
+            }
         }
-        self.writeback_works()
+        true
     }
 
     /// Moves pages written through together, until there are free segments where there were free
     /// slots; whether that won any. Called with the writer's lock held.
     pub(crate) fn pack_singles(&self) -> bool {
         self.slots.drain();
-        let victims = self.sparse();
-        let held = victims.map(|victim| victim.map_or(0, |segment| self.slots.hold(segment)));
+        self.pack(self.sparse())
+    }
+
+    fn pack(&self, victims: [Option<Segment>; VICTIMS]) -> bool {
+        let held = victims.map(|victim| self.slots.hold(victim?));
+        let is_held = |place| held.iter().flatten().any(|held| held.has(place));
         let view = self.index.view();
-        'walk: for (first, entries) in view.trunks().filter(|_| victims[0].is_some()) {
+        'walk: for (first, entries) in view.trunks().filter(|_| held.iter().any(Option::is_some)) {
             for (offset, entry) in (0..).zip(entries) {
                 let State::Placed(extent) = entry.peek().state() else { continue };
                 let key = SwapEntry(first.0 + offset);
-                if victims.contains(&Some(Segment::of(extent.place)))
-                    && !self.move_single(&view, key, extent)
-                {
+                if is_held(extent.place) && !self.move_single(&view, key, extent) {
                     break 'walk;
                 }
             }
         }
-        for (victim, held) in victims.iter().zip(held) {
-            victim.inspect(|segment| self.slots.let_go(*segment, held));
-        }
+        held.into_iter().flatten().for_each(|held| self.slots.let_go(held));
         self.slots.drain();
         let is_free = |victim: &&Segment| self.slots.segments.state(**victim) != Use::Singles;
         let won = victims.iter().flatten().filter(is_free).count();
@@ -142,7 +145,8 @@ impl Cache {
     /// the backing fails: then the page stays where it is.
     fn move_single(&self, view: &View<'_>, key: SwapEntry, from: Extent) -> bool {
         let Some(mut locked) = view.lock(key) else { return true };
-        if locked.state() != State::Placed(from) {
+        // A record may have the form and the place of a page that was here before.
+        if locked.state() != State::Placed(from) || !self.slots.is_single(from.place) {
             return true;
         }
         // More than there are: no segment is broken up for this.
@@ -168,5 +172,53 @@ impl Cache {
         drop(locked);
         self.dispose(old);
         true
+    }
+}
+
+#[cfg(all(test, not(feature = "shuttle")))]
+mod tests {
+    use super::*;
+    use crate::cache::Load;
+    use crate::testing::{Content, Setup, page_of};
+
+    #[test]
+    fn a_segment_that_was_freed_and_filled_with_records_since_it_was_picked_is_left_alone() {
+        let setup = Setup { backing_bytes: 4 << 20, ..Setup::default() };
+        let (cache, area, _) = setup.make();
+        let key = |offset| area.entry(offset).expect("in the area");
+        let kept: [u32; 3] = [0, 64, 128];
+        let noise = |offset: u32| page_of(Content::Random, offset.into());
+        for offset in 0..192 {
+            assert_eq!(cache.store_through(key(offset), &noise(offset)), Store::Stored);
+        }
+        let gone = (0..192).filter(|offset| !kept.contains(offset));
+        gone.for_each(|offset| cache.invalidate(key(offset)));
+        cache.slots.drain();
+        let victims = cache.sparse();
+        let victim = victims[0].expect("one of three has room in the others");
+        // Before it is held: its last page goes, and writeback takes it.
+        let last = kept.into_iter().find(|offset| {
+            matches!(cache.index.view().peek(key(*offset)).state(),
+                State::Placed(extent) if Segment::of(extent.place) == victim)
+        });
+        let last = last.expect("a page is in it");
+        cache.invalidate(key(last));
+        cache.slots.drain();
+        let mixed = |offset: u32| page_of(Content::Mixed, offset.into());
+        for offset in 200..900 {
+            assert_eq!(cache.store(key(offset), &mixed(offset)), Store::Stored);
+        }
+        cache.shrink(usize::MAX);
+        assert_eq!(cache.slots.segments.state(victim), Use::Written);
+        cache.pack(victims);
+        let assert_holds = |offset: u32, page: Page| {
+            let mut back = [0; PAGE_BYTES];
+            let loaded = cache.load(key(offset), &mut back);
+            assert!(matches!(loaded, Ok(Load::Hit)) && back == page, "page {offset}: {loaded:?}");
+        };
+        (200..900).for_each(|offset| assert_holds(offset, mixed(offset)));
+        let others = kept.into_iter().filter(|offset| *offset != last);
+        others.for_each(|offset| assert_holds(offset, noise(offset)));
+        cache.check();
     }
 }

@@ -153,8 +153,10 @@ impl Cache {
 
     /// Tries writeback again after a failure.
     pub fn resume_writeback(&self) {
-        *lock(&self.failure) = None;
+        let mut failure = lock(&self.failure);
+        *failure = None;
         self.writeback_failed.store(false, Ordering::Relaxed);
+        drop(failure);
         self.doorbell.ring();
     }
 
@@ -407,8 +409,10 @@ impl Cache {
 
     pub(crate) fn fail(&self, failure: Failure) {
         self.counters.increment(WritebackFail);
+        // Under the lock: it has stopped exactly while there is a reason.
+        let mut reason = lock(&self.failure);
+        *reason = Some(failure);
         self.writeback_failed.store(true, Ordering::Relaxed);
-        *lock(&self.failure) = Some(failure);
     }
 
     /// Cleans until more than the reserved segments are free; `false` when there is nothing to win.

@@ -85,6 +85,14 @@ struct Cluster {
     in_use: bool,
 }
 
+/// Slots of a segment that is broken up, kept from others. There is at least one, so the segment
+/// stays what it is until they are let go.
+#[derive(Debug)]
+pub(crate) struct Held {
+    segment: Segment,
+    slots: u64,
+}
+
 /// What a CPU has of its own.
 struct SlotCache {
     /// The cluster to take from, if it has taken from one lately.
@@ -125,6 +133,13 @@ pub(crate) struct Slots {
     /// Slots that a cache takes or gives back at once.
     batch: usize,
     one_lock: Option<Mutex<OneBacking>>,
+}
+
+impl Held {
+    /// Whether a place is in the segment.
+    pub(crate) fn has(&self, place: Place) -> bool {
+        self.segment == Segment::of(place)
+    }
 }
 
 impl Bits {
@@ -365,24 +380,22 @@ impl Slots {
         }
     }
 
-    /// Holds the free slots of a segment that is broken up, so that nobody takes them; which.
-    pub(crate) fn hold(&self, segment: Segment) -> u64 {
+    /// Keeps the free slots of a segment that is broken up from others; `None` if it has none, or
+    /// is not broken up.
+    pub(crate) fn hold(&self, segment: Segment) -> Option<Held> {
         let (number, word) = home(segment);
         let mut cluster = lock(&self.clusters[number as usize]);
-        if cluster.broken & 1 << word == 0 {
-            return 0;
-        }
-        let held = !cluster.used[word];
-        cluster.used[word] = u64::MAX;
+        let slots = if cluster.broken & 1 << word != 0 { !cluster.used[word] } else { 0 };
+        cluster.used[word] |= slots;
         self.tell(number, &cluster);
-        held
+        (slots != 0).then_some(Held { segment, slots })
     }
 
     /// Makes slots that were held free again.
-    pub(crate) fn let_go(&self, segment: Segment, held: u64) {
-        let (number, _) = home(segment);
+    pub(crate) fn let_go(&self, held: Held) {
+        let (number, _) = home(held.segment);
         let mut cluster = lock(&self.clusters[number as usize]);
-        self.clear(&mut cluster, segment, held);
+        self.clear(&mut cluster, held.segment, held.slots);
         self.tell(number, &cluster);
     }
 

@@ -179,14 +179,16 @@ fn slots_that_are_held_are_not_handed_out() {
     let slots = slots(2 * MIB);
     let slot = slots.take_slot(0).unwrap();
     slots.drain();
-    let held = slots.hold(slot.segment());
-    assert_eq!(held.count_ones(), 63);
+    let held = slots.hold(slot.segment()).unwrap();
+    assert_eq!(held.slots.count_ones(), 63);
+    assert!(slots.hold(slot.segment()).is_none(), "it has none that could be held");
     let other = slots.take_slot(0).unwrap();
     assert_ne!(other.segment(), slot.segment());
-    slots.let_go(slot.segment(), held);
+    slots.let_go(held);
     slots.give_slot(slot);
     slots.give_slot(other);
     slots.drain();
+    assert!(slots.hold(slot.segment()).is_none(), "it is free");
     assert_eq!(slots.check(), 0);
 }
 
