@@ -108,8 +108,9 @@ impl Cache {
     /// table: for who stores many pages and is itself the thread that maintains.
     pub fn prepare(&self) -> io::Result<()> {
         let provisioned = self.provision();
-        self.starved.store(provisioned.is_err(), Relaxed);
-        self.write_back_to(self.attributes.pool_bytes_accept() as usize);
+        let accept = self.attributes.pool_bytes_accept() as usize;
+        // What fails is noted, and met again.
+        self.write_back_to(accept, || drop(self.provision()));
         self.compact();
         provisioned
     }
@@ -118,7 +119,8 @@ impl Cache {
     /// bytes won. For when the machine needs memory.
     pub fn shrink(&self, bytes: usize) -> usize {
         let before = self.pool.mapped_bytes();
-        self.write_back_to(self.pool.bytes().saturating_sub(bytes));
+        // No memory for the pool, which is to become smaller.
+        self.write_back_to(self.pool.bytes().saturating_sub(bytes), || self.slots.provision());
         self.compact();
         self.pool.give_back(self.reserve_bytes);
         before.saturating_sub(self.pool.mapped_bytes())
@@ -168,7 +170,9 @@ impl Cache {
         self.slots.provision();
         self.shares.provision(&self.index);
         self.candidates.provision(self.pool.mapped_bytes());
-        self.pool.provision(self.reserve_bytes)
+        let provisioned = self.pool.provision(self.reserve_bytes);
+        self.starved.store(provisioned.is_err(), Relaxed);
+        provisioned
     }
 
     /// Rings when the reserve is half used or the pool is above its threshold. A few loads.
@@ -242,13 +246,17 @@ impl Cache {
         look().or_else(|| self.wait_for(look)).flatten()
     }
 
-    fn write_back_to(&self, bytes: usize) {
-        if self.writeback_works() && self.pool.bytes() > bytes {
-            self.write_back(|in_flight| {
-                let gone = self.pool.slack_bytes() + in_flight;
-                self.pool.bytes().saturating_sub(gone) <= bytes
-            });
+    /// Writes back what the pool has above `bytes`, and no more than it has now: stores may keep it
+    /// there, and wait for other things that this thread does.
+    fn write_back_to(&self, bytes: usize, top_up: impl Fn()) {
+        if !self.writeback_works() || self.pool.bytes() <= bytes {
+            return;
         }
+        let above = |in_flight| {
+            let gone = self.pool.slack_bytes() + in_flight;
+            self.pool.bytes().saturating_sub(gone).saturating_sub(bytes)
+        };
+        self.write_back(above(0), |in_flight| above(in_flight) == 0, top_up);
     }
 
     /// Compacts while it is worth it; the objects moved.

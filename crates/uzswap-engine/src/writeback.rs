@@ -129,13 +129,12 @@ impl Open {
     }
 }
 
-/// Why filling the open segment ended.
-#[derive(PartialEq)]
-enum Filled {
-    /// Nothing more fits.
-    Full,
-    /// No page is left to write.
-    Exhausted,
+/// What filling the open segment came to.
+struct Filled {
+    /// Bytes of the objects that were copied.
+    bytes: usize,
+    /// Whether nothing more fits. Otherwise no page is left to write.
+    is_full: bool,
 }
 
 impl Cache {
@@ -161,20 +160,31 @@ impl Cache {
     }
 
     /// Writes back segment after segment until `enough`, given the bytes that are still in flight
-    /// and leave the pool if all goes well, or until nothing can be written.
-    pub(crate) fn write_back(&self, enough: impl Fn(usize) -> bool) {
-        let mut writer = lock(&self.writer);
-        while !enough(0) && self.writeback_works() {
-            self.slots.provision();
-            let goes_on = match enough(writer.writes_in_flight * SEGMENT_BYTES) {
-                true => self.complete(&mut writer, true),
-                false => self.write_segment(&mut writer),
+    /// and leave the pool if all goes well, or until objects of `bytes_max` were written, or
+    /// nothing can be. Before each, `top_up` makes ready what stores need, which may take memory:
+    /// without the writer's lock, which stores may be waiting for.
+    pub(crate) fn write_back(
+        &self,
+        bytes_max: usize,
+        enough: impl Fn(usize) -> bool,
+        top_up: impl Fn(),
+    ) {
+        let mut left = bytes_max;
+        while left > 0 && !enough(0) && self.writeback_works() {
+            top_up();
+            let mut writer = lock(&self.writer);
+            let goes_on = if enough(writer.writes_in_flight * SEGMENT_BYTES) {
+                self.complete(&mut writer, true)
+            } else {
+                let filled = self.write_segment(&mut writer);
+                left = left.saturating_sub(filled.bytes);
+                filled.is_full && self.writeback_works()
             };
             if !goes_on {
                 break;
             }
         }
-        self.settle(&mut writer);
+        self.settle(&mut lock(&self.writer));
     }
 
     /// Writes one segment back, for a store that needs room; whether pages left the pool.
@@ -237,16 +247,17 @@ impl Cache {
         self.counters.get(WrittenBack) > written
     }
 
-    /// Fills a segment with the oldest pages and submits it; whether there may be more to write.
-    fn write_segment(&self, writer: &mut Writer) -> bool {
+    /// Fills a segment with the oldest pages and submits it.
+    fn write_segment(&self, writer: &mut Writer) -> Filled {
+        let nothing = Filled { bytes: 0, is_full: false };
         if !self.clean_if_short(writer) || !self.open(writer, RESERVED) {
             self.counters.increment(BackingFull);
-            return false;
+            return nothing;
         }
-        let Some(open) = &mut writer.open else { return false };
+        let Some(open) = &mut writer.open else { return nothing };
         let filled = self.fill(open);
         self.submit(writer);
-        filled == Filled::Full && self.writeback_works()
+        filled
     }
 
     /// Makes sure that a segment is open; `reserved` free ones are left alone.
@@ -266,6 +277,7 @@ impl Cache {
 
     /// Copies the oldest pages into the open segment, marking their entries.
     fn fill(&self, open: &mut Open) -> Filled {
+        let mut bytes = 0;
         // Each listed entry is spared at most once a call.
         let mut chances = self.cold.len() + self.lru.len();
         let view = self.index.view();
@@ -291,16 +303,17 @@ impl Cache {
             }
             let Some(place) = open.place(object.form) else {
                 self.list(locked.word()).push_oldest(&view, key);
-                return Filled::Full;
+                return Filled { bytes, is_full: true };
             };
             let Header { checksum, .. } = self.pool.header(object.handle);
             let record = Record { owner: key, checksum, form: object.form, moved_from: None };
             self.pool.read(object.handle, open.append(record));
+            bytes += usize::from(object.form.bytes);
             let word = locked.word().with_writeback(true);
             locked.set(word);
             locked.set_aux(place.0);
         }
-        Filled::Exhausted
+        Filled { bytes, is_full: false }
     }
 
     /// Starts the write of the open segment, if there is anything in it.
@@ -312,8 +325,8 @@ impl Cache {
         writer.writes_in_flight += 1;
     }
 
-    /// Writes what was copied and waits for every write in flight. Nobody lets go of the writer
-    /// before.
+    /// Writes what was copied and waits for every write in flight. Whoever writes does so at last:
+    /// another may have taken over the writer in between, and then there is less to wait for.
     pub(crate) fn settle(&self, writer: &mut Writer) {
         if self.writeback_works() {
             self.submit(writer);

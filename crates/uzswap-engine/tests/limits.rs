@@ -2,8 +2,12 @@
 
 #![allow(clippy::unwrap_used, reason = "tests")]
 
+use std::io;
 use std::ops::Range;
-use uzswap_engine::testing::{Content, Setup, page_of};
+use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
+use std::sync::{Arc, OnceLock};
+use uzswap_engine::backing::{Backing, Completion, Write};
+use uzswap_engine::testing::{Content, Setup, TestBacking, page_of};
 use uzswap_engine::{Area, Cache, Load, PAGE_BYTES, Reject, Store};
 
 const FULL: Store = Store::Rejected(Reject::ReclaimFail);
@@ -222,5 +226,98 @@ fn without_memory_on_line_a_store_is_rejected_and_the_next_one_after_maintenance
     assert_eq!(statistic(&cache, "pool_limit_hit"), 0);
     cache.maintain().unwrap();
     assert_eq!(cache.store(area.entry(2999).unwrap(), &page(2999)), Store::Stored);
+    cache.check();
+}
+
+/// Stores as much as each write wins, in new address space, so that the pool stays where it is.
+#[derive(Default)]
+struct Program {
+    cache: OnceLock<(Arc<Cache>, Area)>,
+    writes: AtomicU32,
+}
+
+impl Program {
+    /// The address space of a trunk of the index.
+    const STEP: u32 = 4096;
+    /// Pages that nothing compresses in a segment.
+    const PAGES: u32 = 63;
+
+    /// What is stored at a write: each time in a trunk of its own.
+    fn pages(write: u32) -> Range<u32> {
+        let first = (write + 8) * Self::STEP;
+        first..first + Self::PAGES
+    }
+
+    fn store(&self) {
+        let Some((cache, area)) = self.cache.get() else { return };
+        let write = self.writes.fetch_add(1, Relaxed) + 1;
+        assert!(write < 200, "a pass goes on as long as pages are stored");
+        for offset in Self::pages(write) {
+            let page = page_of(Content::Random, offset.into());
+            let stored = cache.store(area.entry(offset).unwrap(), &page);
+            assert_eq!(stored, Store::Stored, "page {offset} after {write} writes");
+        }
+    }
+}
+
+/// A backing that a program stores beside, as soon as a write has ended.
+struct Beside(TestBacking, Arc<Program>);
+
+impl Backing for Beside {
+    fn bytes(&self) -> u64 {
+        self.0.bytes()
+    }
+
+    fn block_bytes(&self) -> usize {
+        self.0.block_bytes()
+    }
+
+    fn read(&self, offset: u64, out: &mut [u8]) -> io::Result<()> {
+        self.0.read(offset, out)
+    }
+
+    fn write(&self, offset: u64, bytes: &[u8]) -> io::Result<()> {
+        self.0.write(offset, bytes)
+    }
+
+    fn submit(&self, write: Write) {
+        self.0.submit(write);
+    }
+
+    fn discard(&self, offset: u64, bytes: u64) -> io::Result<()> {
+        self.0.discard(offset, bytes)
+    }
+
+    fn complete(&self, wait: bool) -> Option<Completion> {
+        self.0.complete(wait).inspect(|_| self.1.store())
+    }
+}
+
+#[test]
+fn a_pass_of_writeback_ends_while_stores_go_on_and_they_get_what_they_need_meanwhile() {
+    let setup =
+        Setup { pages: 1 << 20, ram_bytes: 128 << 20, pool_bytes: 64 << 20, ..Setup::default() };
+    let program = Arc::new(Program::default());
+    let (backing, _) = TestBacking::new(128 << 20, setup.block_bytes);
+    let (cache, area) = setup.make_on(Box::new(Beside(backing, program.clone())));
+    let cache = Arc::new(cache);
+    set(&cache, "accept_threshold_percent", 100);
+    let held = 0..60 << 8;
+    for offset in held.clone() {
+        if offset % 64 == 0 {
+            cache.maintain().unwrap();
+        }
+        let page = page_of(Content::Random, offset.into());
+        assert_eq!(cache.store(area.entry(offset).unwrap(), &page), Store::Stored);
+    }
+    assert_eq!(statistic(&cache, "pool_total_size"), 60 << 20);
+    set(&cache, "accept_threshold_percent", 50);
+    assert!(program.cache.set((cache.clone(), area)).is_ok());
+    cache.maintain().unwrap();
+    // 28 MiB were too much, in segments of 63 pages.
+    let writes = program.writes.load(Relaxed);
+    assert!((110..125).contains(&writes), "{writes}");
+    let stored = (1..=writes).flat_map(Program::pages);
+    held.chain(stored).for_each(|offset| assert_holds(&cache, area, offset, Content::Random));
     cache.check();
 }
