@@ -4,7 +4,7 @@
 //! address → region → the page's word: untouched | staged | stored → Busy
 //!   untouched   the zero page, or a page of zeros for a write
 //!   staged      move the page back from its frame
-//!   stored      load it from the cache, copy it in; in order: decode many, move them in at once
+//!   stored      load it from the cache, copy it in; in order: many at once
 //! → Resident, wake who waits
 //! ```
 //! It runs in the thread that faulted, on its stack, with all signals blocked; or in a handler
@@ -12,7 +12,7 @@
 //! no lock is taken that all threads take. A page that cannot be given back ends the process, with
 //! a message: going on would mean wrong bytes.
 
-use crate::lane::{Count, Lane, Window};
+use crate::lane::{Count, Lane};
 use crate::pager::{Inner, OnFork};
 use crate::registry;
 use crate::space::Space;
@@ -253,25 +253,18 @@ impl Inner {
         (most, way): (usize, Way),
         (word, stale): (Word, u32),
     ) -> usize {
-        let guard = self.guard(space, page, (word, stale));
-        // What is moved could be written before it is guarded.
-        let frames = (guard == 0).then_some(&self.staging);
-        let window = lane.window(frames, most, |pages| self.budget.try_charge(pages));
-        let Some((window, mut most)) = window else { return 0 };
-        let (Window::Frames(at) | Window::Own(at)) = window;
-        let moves = matches!(window, Window::Frames(_));
-        if !moves {
-            // Each page that is copied is charged; the first is, by the lane's credit.
-            lane.credit += self.budget.charge_some(most as i64 - lane.credit);
-            most = most.min(lane.credit as usize);
-        }
+        let window = lane.window(most, |pages| self.budget.try_charge(pages));
+        let Some((at, most)) = window else { return 0 };
+        // Each page that is copied in is charged; the first is, by the lane's credit.
+        lane.credit += self.budget.charge_some(most as i64 - lane.credit);
+        let most = most.min(lane.credit as usize);
         let is_same = |other: Word| other.kind() == word.kind();
         let taken = take_neighbours(space, page, (most, way), is_same, |_, _| ());
         let (first, count) = (taken.start, taken.len());
-        // The last frame of a batch is for one page.
-        if count == 1 && !(moves && most == 1) {
+        if count == 1 {
             return 0;
         }
+        let guard = self.guard(space, page, (word, stale));
         // SAFETY: mapped memory of the lane's, which is ours, for that many pages; nobody else
         // refers to it.
         let pages = unsafe { std::slice::from_raw_parts_mut(at as *mut Page, count) };
@@ -279,13 +272,8 @@ impl Inner {
             Kind::Stored => self.load_many(space, first, pages),
             _ => pages.as_flattened_mut().fill(0),
         }
-        if moves {
-            self.move_in(space, first, at, count);
-            lane.moved(&self.staging, count);
-        } else {
-            self.copy_in(space, first, pages, guard);
-            lane.credit -= count as i64;
-        }
+        self.copy_in(space, first, pages, guard);
+        lane.credit -= count as i64;
         let copy = if word.kind() == Kind::Stored { Word::KEPT | stale | guard } else { 0 };
         for brought in taken {
             let used = if brought == page { Word::USED } else { 0 };
@@ -295,34 +283,6 @@ impl Inner {
             lane.count(Count::FaultsUntouched, 1);
         }
         count
-    }
-
-    /// Moves frames to a region; what something else refers to is copied.
-    fn move_in(&self, space: &Space, page: u32, frames: usize, count: usize) {
-        let to = space.address(page);
-        let mut done = 0;
-        while done < count {
-            let (from, left) = (frames + done * PAGE_BYTES, (count - done) * PAGE_BYTES);
-            // SAFETY: the frames are the lane's, and the lane is ours.
-            let (bytes, result) =
-                unsafe { self.uffd.move_pages(to + done * PAGE_BYTES, from, left) };
-            done += bytes / PAGE_BYTES;
-            let at = page + done as u32;
-            match result {
-                Ok(()) => {}
-                Err(error) if is_busy(&error) => {
-                    let frame = self.staging.frame_at(frames + done * PAGE_BYTES);
-                    self.copy_in(space, at, std::slice::from_ref(self.staging.page(frame)), 0);
-                    self.staging.discard(frame..frame + 1);
-                    done += 1;
-                }
-                Err(error) => self.die(space, at, &Refused("move", &error)),
-            }
-        }
-        if self.wakes() {
-            // An error could only mean that the range is not registered, which it is.
-            let _ = self.uffd.wake(to..to + count * PAGE_BYTES);
-        }
     }
 
     fn load(&self, space: &Space, page: u32, to: &mut Page) {

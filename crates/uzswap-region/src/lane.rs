@@ -1,7 +1,7 @@
 //! What a thread needs while it serves a fault: one of it per CPU, so that threads on different
 //! CPUs write to no cache line in common.
 
-use crate::staging::{BATCH, Staging};
+use crate::staging::BATCH;
 use crate::streams::Streams;
 use crossbeam_utils::CachePadded;
 use std::sync::{Mutex, MutexGuard, PoisonError, TryLockError};
@@ -30,20 +30,6 @@ counts! {
     Ahead "read_ahead_pages"
 }
 
-/// Where a window of pages is decoded to.
-pub(crate) enum Window {
-    /// Unused frames of the staging area, at this address: they are moved to the region.
-    Frames(usize),
-    /// The lane's own buffer, at this address, which they are copied from.
-    Own(usize),
-}
-
-/// A batch of unused frames, and how many of them have been moved to a region.
-struct Frames {
-    batch: u32,
-    used: usize,
-}
-
 /// See the module.
 pub(crate) struct Lane {
     /// Where a single page is decoded to.
@@ -51,10 +37,9 @@ pub(crate) struct Lane {
     /// Pages charged and not yet made.
     pub(crate) credit: i64,
     pub(crate) streams: Streams,
-    frames: Option<Frames>,
-    /// Addresses for a batch, and pages of it that are charged.
-    own: Option<Mapping>,
-    own_pages: usize,
+    /// Addresses for a batch, and pages of it that are charged: where a window is decoded to.
+    window: Option<Mapping>,
+    window_pages: usize,
     counts: [u64; COUNT],
 }
 
@@ -64,9 +49,8 @@ impl Lane {
             page: Box::new([0; PAGE_BYTES]),
             credit: 0,
             streams: Streams::default(),
-            frames: None,
-            own: None,
-            own_pages: 0,
+            window: None,
+            window_pages: 0,
             counts: [0; COUNT],
         }
     }
@@ -75,41 +59,23 @@ impl Lane {
         self.counts[what as usize] += by;
     }
 
-    /// Where to decode up to `pages` pages to, and how many there is room for: frames of `staging`
-    /// that have nothing else to do, or the lane's own, for which `charge` is asked.
+    /// Where to decode up to `pages` pages to, and how many there is room for, of which `charge` is
+    /// asked; `None` where that is not more than one.
     pub(crate) fn window(
         &mut self,
-        staging: Option<&Staging>,
         pages: usize,
         charge: impl FnOnce(i64) -> bool,
-    ) -> Option<(Window, usize)> {
-        if let (Some(staging), None) = (staging, &self.frames) {
-            self.frames = staging.take_full().map(|batch| Frames { batch, used: 0 });
+    ) -> Option<(usize, usize)> {
+        if self.window.is_none() {
+            self.window = Mapping::reserved(BATCH * PAGE_BYTES).ok();
         }
-        if let (Some(staging), Some(frames)) = (staging, &self.frames) {
-            let address = staging.address(frames.batch as usize * BATCH + frames.used);
-            return Some((Window::Frames(address), pages.min(BATCH - frames.used)));
-        }
-        if self.own.is_none() {
-            self.own = Mapping::reserved(BATCH * PAGE_BYTES).ok();
-        }
-        let own = self.own.as_ref()?;
+        let window = self.window.as_ref()?;
         let pages = pages.min(BATCH);
-        if pages > self.own_pages && charge((pages - self.own_pages) as i64) {
-            self.own_pages = pages;
+        if pages > self.window_pages && charge((pages - self.window_pages) as i64) {
+            self.window_pages = pages;
         }
-        let pages = pages.min(self.own_pages);
-        (pages > 1).then(|| (Window::Own(own.as_ptr() as usize), pages))
-    }
-
-    /// Notes that frames have been moved to a region.
-    pub(crate) fn moved(&mut self, staging: &Staging, pages: usize) {
-        let Some(frames) = &mut self.frames else { return };
-        frames.used += pages;
-        if frames.used == BATCH {
-            staging.give_hole(frames.batch);
-            self.frames = None;
-        }
+        let pages = pages.min(self.window_pages);
+        (pages > 1).then(|| (window.as_ptr() as usize, pages))
     }
 }
 

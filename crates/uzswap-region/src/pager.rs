@@ -367,7 +367,7 @@ impl Inner {
         let batch_bytes = BATCH * PAGE_BYTES;
         let staging_batches = (bytes as usize / 16 / batch_bytes).clamp(4, 256);
         let lanes = Lanes::new();
-        let staging = Staging::new(staging_batches + lanes.len(), &uffd).map_err(failed)?;
+        let staging = Staging::new(staging_batches, &uffd).map_err(failed)?;
         let inner = Self {
             table_bytes: AtomicI64::new(staging.table_bytes() as i64),
             uffd,
@@ -404,17 +404,6 @@ impl Inner {
 
     pub(crate) fn staging_batches(&self) -> usize {
         self.staging_batches
-    }
-
-    /// Full batches that are kept for lanes: one each.
-    pub(crate) fn full_max(&self) -> usize {
-        let has_room = self.budget.room() > self.budget.margin();
-        if has_room && self.uffd.can_move() { self.lanes.len() } else { 0 }
-    }
-
-    /// Whether threads wait for pages in the kernel.
-    pub(crate) fn wakes(&self) -> bool {
-        self.mode == Mode::HandlerThreads
     }
 
     pub(crate) fn is_stopping(&self) -> bool {

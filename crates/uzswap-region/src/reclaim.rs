@@ -3,7 +3,7 @@
 //! ```text
 //! the hand goes round the resident pages: used since? → a second chance : a victim
 //! 64 victims → moved to a batch of the staging area → … touched meanwhile? → moved back
-//! the oldest batch → stored in the cache → its frames recycled, or given back
+//! the oldest batch → stored in the cache → the memory of its frames given back
 //! ```
 //! A page that is staged and touched again comes back without a codec and counts as used. A page
 //! whose copy in the cache is still the same is not compressed again: it was guarded, or the cache
@@ -301,7 +301,7 @@ impl Inner {
                 }
             }
         }
-        let pages = self.staging.recycle(number, self.full_max());
+        let pages = self.staging.give_back(number);
         self.tend();
         self.budget.give_back(pages);
         stored

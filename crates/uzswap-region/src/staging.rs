@@ -1,20 +1,20 @@
 //! Where pages are on their way out: uncompressed, in batches of 64 frames.
 //!
 //! ```text
-//! hole ──(64 pages are moved in)──> queued ──(stored, oldest first)──┬─(frames given back)─> hole
-//!                                                                    └──> full ──(a lane fills
-//!                                                                          pages in it)──> hole
+//! hole ──(64 pages are moved in)──> queued ──(stored, oldest first; frames given back)──> hole
 //! ```
-//! A page that is touched while its batch is queued is moved back, without a codec. *Full* batches
-//! are frames with memory but without a page: what a lane decodes into before it moves them to the
-//! region, so that the kernel need not make any.
+//! A page that is touched while its batch is queued is moved back, without a codec.
+//!
+//! A frame's memory is never used for another page. What was moved in is the program's own page of
+//! memory, to which a pipe (`vmsplice`) or a socket (`MSG_ZEROCOPY`) may still refer: the kernel
+//! moves it all the same, and would deliver whatever is written there later. Once it is given back,
+//! who refers to it keeps what was in it.
 //!
 //! The area is registered, as what pages are moved to must be; no one ever touches an absent frame.
 
 use crate::space::Space;
 use std::collections::VecDeque;
 use std::io;
-use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering::*};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use uzswap_engine::{PAGE_BYTES, Page};
@@ -40,7 +40,6 @@ pub(crate) struct Staging {
 
 struct Lists {
     holes: Vec<u32>,
-    full: Vec<u32>,
     queued: VecDeque<u32>,
 }
 
@@ -78,7 +77,6 @@ impl Staging {
         };
         let lists = Lists {
             holes: (0..batches as u32).rev().collect(),
-            full: Vec::with_capacity(batches),
             queued: VecDeque::with_capacity(batches),
         };
         Ok(Self { memory, batches: (0..batches).map(batch).collect(), lists: Mutex::new(lists) })
@@ -102,19 +100,9 @@ impl Staging {
         self.memory.as_ptr() as usize + frame * PAGE_BYTES
     }
 
-    /// The frame at an address.
-    pub(crate) fn frame_at(&self, address: usize) -> usize {
-        (address - self.memory.as_ptr() as usize) / PAGE_BYTES
-    }
-
     /// A batch without memory.
     pub(crate) fn take_hole(&self) -> Option<u32> {
         self.lists().holes.pop()
-    }
-
-    /// A batch all of whose frames have memory.
-    pub(crate) fn take_full(&self) -> Option<u32> {
-        self.lists().full.pop()
     }
 
     /// The batch queued longest.
@@ -132,36 +120,24 @@ impl Staging {
         self.lists().queued.push_back(number);
     }
 
-    /// Gives a batch back whose frames have all been moved away.
+    /// Gives a batch back whose frames have no memory.
     pub(crate) fn give_hole(&self, number: u32) {
         self.batch(number).present.store(0, Relaxed);
         self.lists().holes.push(number);
     }
 
-    /// Keeps a batch whose pages are all stored as a full one, if all its frames are there and
-    /// fewer than `full_max` are kept; otherwise gives its memory back, and returns how many pages
-    /// that was.
-    pub(crate) fn recycle(&self, number: u32, full_max: usize) -> i64 {
+    /// Gives a batch back whose pages are all stored, taken back or copied, and the memory of its
+    /// frames; how many pages that was.
+    pub(crate) fn give_back(&self, number: u32) -> i64 {
         let present = self.batch(number).present();
-        let mut lists = self.lists();
-        if present == u64::MAX && lists.full.len() < full_max {
-            lists.full.push(number);
-            return 0;
+        if present != 0 {
+            let (offset, bytes) = (number as usize * BATCH * PAGE_BYTES, BATCH * PAGE_BYTES);
+            // SAFETY: nobody relies on what is in the frames, as the caller says.
+            let done = unsafe { self.memory.discard_part(offset, bytes) };
+            done.expect("MADV_DONTNEED of our own mapping, none of it locked by us");
         }
-        drop(lists);
-        let first = number as usize * BATCH;
-        self.discard(first..first + BATCH);
         self.give_hole(number);
         present.count_ones().into()
-    }
-
-    /// Gives the memory of frames back that hold no page any more: those that were in them are
-    /// stored, taken back or copied.
-    pub(crate) fn discard(&self, frames: Range<usize>) {
-        let (offset, bytes) = (frames.start * PAGE_BYTES, frames.len() * PAGE_BYTES);
-        // SAFETY: nobody relies on what is in them, as the callers say.
-        let done = unsafe { self.memory.discard_part(offset, bytes) };
-        done.expect("MADV_DONTNEED of our own mapping, none of it locked by us");
     }
 
     /// Notes that a page has been moved into a frame.

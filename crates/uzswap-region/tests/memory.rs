@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 use std::io::Read;
+use std::os::fd::AsRawFd;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 use uzswap_engine::testing::TestBacking;
@@ -253,5 +254,46 @@ fn nothing_is_lost_while_the_kernel_looks_at_which_pages_are_used() {
             done.store(true, Relaxed);
             reader.join().unwrap();
         });
+    }
+}
+
+/// A pipe of `vmsplice` refers to pages without pinning them, as a socket of `MSG_ZEROCOPY` does:
+/// they leave all the same, and what it delivers is what was in them.
+#[test]
+fn a_pipe_delivers_what_was_in_the_pages_that_it_was_given() {
+    const PAGES: usize = 64;
+    for mode in modes() {
+        let pager = Pager::builder().memory("16M").mode(mode).build().unwrap();
+        let mut values: RegionVec<u64> = pager.vec_zeroed(32 * MIB / 8).unwrap();
+        values.iter_mut().enumerate().for_each(|(i, slot)| *slot = value(i));
+        let mut wrong = 0;
+        for round in 0..20 {
+            let (mut out, into) = std::io::pipe().unwrap();
+            let first = round * PAGES * 512;
+            let given = &values[first..first + PAGES * 512];
+            assert!((first..).zip(given).all(|(i, found)| *found == value(i)), "{mode}");
+            let whole =
+                libc::iovec { iov_base: given.as_ptr().cast_mut().cast(), iov_len: PAGES * 4096 };
+            let pinned = values.pin(first..first + PAGES * 512).unwrap();
+            // SAFETY: the memory outlives the pipe.
+            let spliced = unsafe {
+                libc::fcntl(into.as_raw_fd(), libc::F_SETPIPE_SZ, PAGES * 4096);
+                libc::vmsplice(into.as_raw_fd(), &whole, 1, 0)
+            };
+            assert_eq!(spliced, (PAGES * 4096) as isize, "{mode}");
+            drop(pinned);
+            // All of them leave, and those that come have been others' before.
+            for i in (20 * PAGES * 512..values.len()).chain(first..first + PAGES * 512) {
+                assert_eq!(values[i], value(i), "{mode}: element {i}");
+            }
+            let mut delivered = vec![0u64; PAGES * 512];
+            out.read_exact(bytemuck::cast_slice_mut(&mut delivered)).unwrap();
+            let pages = delivered.as_chunks::<512>().0.iter().enumerate();
+            let is_right = |(page, found): &(usize, &[u64; 512])| {
+                (first + page * 512..).zip(found.iter()).all(|(i, found)| *found == value(i))
+            };
+            wrong += pages.filter(|page| !is_right(page)).count();
+        }
+        assert_eq!(wrong, 0, "of {} pages, {mode}", 20 * PAGES);
     }
 }
