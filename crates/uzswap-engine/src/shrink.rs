@@ -178,7 +178,8 @@ impl Cache {
     /// Rings when the reserve is half used or the pool is above its threshold. A few loads.
     pub(crate) fn ring_if_low(&self) {
         let low = self.pool.free_bytes() < self.reserve_bytes / 2
-            && self.pool.mapped_bytes() < self.pool.limit() + SECTION_BYTES;
+            && self.pool.mapped_bytes() < self.pool.limit() + SECTION_BYTES
+            || !self.pool.has_descriptors(self.reserve_bytes / 2);
         let high = self.pool.bytes() as u64 > self.attributes.pool_bytes_accept()
             && self.writeback_works();
         if low || high {
@@ -203,7 +204,13 @@ impl Cache {
             self.counters.increment(PoolLimitHit);
             self.doorbell.ring();
         }
-        let topped_up = || (self.pool.free_bytes() >= self.reserve_bytes / 4).then_some(());
+        // Either may be what lacks: where one descriptor stood for eight frames, eight pages that
+        // nothing compresses need eight.
+        let enough = self.reserve_bytes / 4;
+        let topped_up = || {
+            let is_ready = self.pool.free_bytes() >= enough && self.pool.has_descriptors(enough);
+            is_ready.then_some(())
+        };
         if !at_limit && self.wait_for(topped_up).is_some() {
             return Ok(());
         }

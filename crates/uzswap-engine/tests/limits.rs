@@ -5,7 +5,8 @@
 use std::io;
 use std::ops::Range;
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, OnceLock, mpsc};
+use std::time::Duration;
 use uzswap_engine::backing::{Backing, Completion, Write};
 use uzswap_engine::testing::{Content, Setup, TestBacking, page_of};
 use uzswap_engine::{Area, Cache, Load, PAGE_BYTES, Reject, Store};
@@ -226,6 +227,38 @@ fn without_memory_on_line_a_store_is_rejected_and_the_next_one_after_maintenance
     assert_eq!(statistic(&cache, "pool_limit_hit"), 0);
     cache.maintain().unwrap();
     assert_eq!(cache.store(area.entry(2999).unwrap(), &page(2999)), Store::Stored);
+    cache.check();
+}
+
+/// Frames are free, and what is to name them is not.
+#[test]
+fn a_store_that_finds_no_descriptor_waits_a_moment_for_one_and_is_then_rejected() {
+    let setup = Setup { pages: 1 << 16, pool_bytes: 16 << 20, ..Setup::default() };
+    let (cache, area, _) = setup.make();
+    // Some frames to a descriptor, then one to each.
+    let several = (0..area.pages()).find(|offset| {
+        let _ = store(&cache, area, *offset, Content::Mixed);
+        statistic(&cache, "pool_total_size") >= 14 << 20
+    });
+    (0..=several.unwrap()).for_each(|offset| cache.invalidate(area.entry(offset).unwrap()));
+    // There is a thread that maintains, and it is elsewhere.
+    cache.wait_for_work(Duration::ZERO);
+    let cache = Arc::new(cache);
+    let (sender, receiver) = mpsc::channel();
+    let storing = cache.clone();
+    std::thread::spawn(move || {
+        let full = (0..area.pages()).find_map(|offset| {
+            let page = page_of(Content::Random, offset.into());
+            let stored = storing.store(area.entry(offset).unwrap(), &page);
+            (stored != Store::Stored).then_some((offset, stored))
+        });
+        sender.send(full.unwrap())
+    });
+    let ended = receiver.recv_timeout(Duration::from_secs(20));
+    let (full, stored) = ended.expect("a store tries again and again");
+    assert_eq!(stored, Store::Rejected(Reject::AllocFail), "after {full} pages");
+    assert!(statistic(&cache, "pool_total_size") < 15 << 20, "frames were left");
+    assert_eq!(store(&cache, area, full, Content::Random), Store::Stored);
     cache.check();
 }
 

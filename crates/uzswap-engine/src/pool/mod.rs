@@ -199,6 +199,11 @@ impl Pool {
         self.sections.free_frames() * PAGE_BYTES
     }
 
+    /// Whether descriptors are ready for `bytes` of frames, whatever zspages are made of them.
+    pub(crate) fn has_descriptors(&self, bytes: usize) -> bool {
+        self.zspages.has_ready(bytes / PAGE_BYTES)
+    }
+
     /// Bytes of descriptors.
     pub(crate) fn metadata_bytes(&self) -> usize {
         self.zspages.bytes() + size_of::<Class>() * CLASSES

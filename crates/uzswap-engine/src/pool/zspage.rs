@@ -9,7 +9,7 @@ use super::section::Frame;
 use super::size_class::FRAMES_MAX;
 use crate::sync::{Mutex, lock};
 use std::sync::OnceLock;
-use std::sync::atomic::{AtomicU8, AtomicU16, AtomicU32, Ordering::Relaxed};
+use std::sync::atomic::{AtomicU8, AtomicU16, AtomicU32, AtomicUsize, Ordering::Relaxed};
 
 /// No zspage, no object.
 pub(super) const NONE: u32 = u32::MAX;
@@ -87,19 +87,20 @@ const CHUNK: usize = super::SECTION_FRAMES;
 pub(super) struct Zspages {
     chunks: Box<[OnceLock<Box<[Zspage]>>]>,
     unused: Mutex<Unused>,
+    /// How many of them there are. Written under their lock.
+    ready: AtomicUsize,
 }
 
 /// Descriptors that are ready, a list through their `next`.
 struct Unused {
     first: u32,
-    count: usize,
 }
 
 impl Zspages {
     /// Room for `count_max` zspages; none has memory yet.
     pub(super) fn new(count_max: usize) -> Self {
         let chunks = (0..count_max.div_ceil(CHUNK)).map(|_| OnceLock::new()).collect();
-        Self { chunks, unused: Mutex::new(Unused { first: NONE, count: 0 }) }
+        Self { chunks, unused: Mutex::new(Unused { first: NONE }), ready: AtomicUsize::new(0) }
     }
 
     pub(super) fn get(&self, number: u32) -> &Zspage {
@@ -115,7 +116,7 @@ impl Zspages {
             return None;
         }
         unused.first = self.get(number).next.load(Relaxed);
-        unused.count -= 1;
+        self.ready.fetch_sub(1, Relaxed);
         Some(number)
     }
 
@@ -125,18 +126,19 @@ impl Zspages {
         let mut unused = lock(&self.unused);
         zspage.next.store(unused.first, Relaxed);
         unused.first = number;
-        unused.count += 1;
+        self.ready.fetch_add(1, Relaxed);
     }
 
-    /// Fewer than a chunk are ready. A chunk covers a section of raw pages, the case with the most
-    /// zspages to a section.
-    fn wants_provision(&self) -> bool {
-        lock(&self.unused).count < CHUNK
+    /// Whether so many zspages find a descriptor, or will never find more than there are.
+    pub(super) fn has_ready(&self, count: usize) -> bool {
+        let is_last = || self.chunks.last().is_none_or(|chunk| chunk.get().is_some());
+        self.ready.load(Relaxed) >= count || is_last()
     }
 
-    /// Makes one more chunk ready if fewer than one are. Allocates.
+    /// Makes one more chunk ready if fewer than one are: it covers a section of raw pages, the case
+    /// with the most zspages to a section. Allocates.
     pub(super) fn provision(&self) {
-        if !self.wants_provision() {
+        if self.has_ready(CHUNK) {
             return;
         }
         let Some(number) = self.chunks.iter().position(|chunk| chunk.get().is_none()) else {
