@@ -19,6 +19,7 @@ use crate::index::{Form, Member, Object, State, Word};
 use crate::lru::OFF;
 use crate::page::{PAGE_BYTES, Page, checksum_of, content_hash};
 use crate::pool::{COMPRESSED_BYTES_MAX, Header};
+use crate::scratch::UnitScratch;
 use crate::stats::Counter::*;
 use crate::sync::lock;
 use crate::unit::{PIECES, Units};
@@ -185,7 +186,10 @@ impl Cache {
             return false;
         }
         if recompressor.work.is_none() {
-            self.scratch.iter().for_each(|scratch| lock(scratch).provision_units());
+            for scratch in self.scratch.iter() {
+                let unit = Box::new(UnitScratch::new());
+                lock(scratch).provide_unit(unit);
+            }
             recompressor.work = Some(Work::new());
         }
         let Recompressor { work: Some(work), tokens, .. } = recompressor else {

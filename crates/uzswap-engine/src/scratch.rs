@@ -1,13 +1,14 @@
 //! What a thread needs while it compresses or decompresses a page: one of it per CPU.
 
 use crate::compress::{
-    Algorithm, Codec, Codecs, Dictionaries, Encoder, Trial, UNIT_BYTES_MAX, Undecodable,
-    UnitDecoder,
+    Algorithm, Codec, Codecs, Dictionaries, Encoder, Prepared, Trial, UNIT_BYTES_MAX, Undecodable,
+    UnitDecoder, WithDictionary,
 };
 use crate::page::{PAGE_BYTES, Page};
 use std::sync::Arc;
 
-/// Contexts and buffers. Never held while waiting for anything but the CPU.
+/// Contexts and buffers. Never held while waiting for anything but the CPU, memory included: other
+/// contexts are made before, and exchanged.
 pub(crate) struct Scratch {
     codecs: Codecs,
     /// The object just made: its size is known only now, so it cannot be made in place.
@@ -20,10 +21,17 @@ pub(crate) struct Scratch {
     unit: Option<Box<UnitScratch>>,
 }
 
-struct UnitScratch {
+/// What a page in a unit is decompressed with.
+pub(crate) struct UnitScratch {
     decoder: UnitDecoder,
     /// A copy of a unit, as much as is needed of it.
     bytes: [u8; UNIT_BYTES_MAX],
+}
+
+impl UnitScratch {
+    pub(crate) fn new() -> Self {
+        Self { decoder: UnitDecoder::new(), bytes: [0; UNIT_BYTES_MAX] }
+    }
 }
 
 impl Scratch {
@@ -37,10 +45,9 @@ impl Scratch {
         }
     }
 
-    /// Makes what [`Self::decompress_member`] needs, once. Allocates.
-    pub(crate) fn provision_units(&mut self) {
-        let make = || UnitScratch { decoder: UnitDecoder::new(), bytes: [0; UNIT_BYTES_MAX] };
-        self.unit.get_or_insert_with(|| Box::new(make()));
+    /// Takes what [`Self::decompress_member`] needs, once.
+    pub(crate) fn provide_unit(&mut self, unit: Box<UnitScratch>) {
+        self.unit.get_or_insert(unit);
     }
 
     /// Keeps a copy of a unit's start for [`Self::decompress_member`].
@@ -60,13 +67,24 @@ impl Scratch {
         unit.decoder.page(&unit.bytes[..bytes], position.into(), page).map(drop)
     }
 
-    pub(crate) fn set_algorithm(&mut self, algorithm: Algorithm) {
-        self.codecs.set_algorithm(algorithm);
+    /// See [`Codecs::uses`].
+    pub(crate) fn uses(&self, algorithm: Algorithm) -> bool {
+        self.codecs.uses(algorithm)
     }
 
-    /// See [`Codecs::use_dictionary`].
-    pub(crate) fn use_dictionary(&mut self, encoder: Option<Arc<Encoder>>) {
-        self.codecs.use_dictionary(encoder);
+    /// See [`Codecs::exchange`].
+    pub(crate) fn exchange(&mut self, prepared: &mut Prepared) {
+        self.codecs.exchange(prepared);
+    }
+
+    /// See [`Codecs::uses_dictionary`].
+    pub(crate) fn uses_dictionary(&self, encoder: Option<&Arc<Encoder>>) -> bool {
+        self.codecs.uses_dictionary(encoder)
+    }
+
+    /// See [`Codecs::exchange_dictionary`].
+    pub(crate) fn exchange_dictionary(&mut self, with: &mut Option<WithDictionary>) {
+        self.codecs.exchange_dictionary(with);
     }
 
     /// See [`Codecs::take_trial`].

@@ -91,17 +91,19 @@ impl Shares {
         }
         self.counts[first as usize / TRUNK_ENTRIES]
             .get_or_init(|| (0..TRUNK_ENTRIES).map(|_| AtomicU32::new(0)).collect());
+        let made = first + TRUNK_ENTRIES as u32;
+        // Room for every record there is, so that giving back never allocates; and got before the
+        // lock, which stores wait for.
+        let mut keys = Vec::with_capacity(made as usize);
         let mut unused = lock(&self.unused);
         if unused.made != first {
             return; // Another thread made it just now.
         }
         unused.asked = false;
-        unused.made += TRUNK_ENTRIES as u32;
-        let made = unused.made as usize;
-        // So that giving back never allocates: room for every record there is.
-        unused.keys.reserve(made);
-        let keys = (first..unused.made).rev().filter_map(|offset| self.area.entry(offset));
-        unused.keys.extend(keys);
+        unused.made = made;
+        keys.append(&mut unused.keys);
+        keys.extend((first..made).rev().filter_map(|offset| self.area.entry(offset)));
+        std::mem::swap(&mut keys, &mut unused.keys);
     }
 
     /// Bytes of counts and of the list of unused records (not of the records' entries).

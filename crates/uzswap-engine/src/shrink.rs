@@ -7,6 +7,7 @@
 
 use crate::backing::slots::Slots;
 use crate::cache::{Cache, Reject};
+use crate::compress::Prepared;
 use crate::pool::{CLASSES, SECTION_BYTES, SectionError};
 use crate::stats::Counter::PoolLimitHit;
 use crate::sync::{Backoff, lock};
@@ -286,7 +287,11 @@ impl Cache {
         let mut trainer = lock(&self.trainer);
         let algorithm = self.attributes.algorithm();
         for scratch in self.scratch.iter() {
-            lock(scratch).set_algorithm(algorithm);
+            if !lock(scratch).uses(algorithm) {
+                // Made and dropped without the lock, which stores wait for.
+                let mut prepared = Prepared::new(algorithm);
+                lock(scratch).exchange(&mut prepared);
+            }
         }
         self.equip(&mut trainer);
         drop(trainer);

@@ -9,6 +9,10 @@
 //! slots → cluster.
 //!
 //! Against the order only `try_lock` is used: by compaction, which holds a size class and tries
-//! entries.
+//! entries; by a store, which tries that of a page that may be the same; by who reads neighbours
+//! from the backing, and tries theirs.
+//!
+//! **Nobody allocates** while holding any of these but the recompressor and the trainer: threads
+//! wait for them of which the kernel waits for memory.
 
 pub(crate) use uzswap_sync::{Backoff, Mutex, MutexGuard, atomic, lock, pin, profile, try_lock};

@@ -9,7 +9,7 @@
 //! thread's. When there is no memory for it, all goes on without.
 
 use crate::cache::Cache;
-use crate::compress::{Codec, DICTIONARIES_MAX, Encoder, SAMPLES, Trial};
+use crate::compress::{Codec, DICTIONARIES_MAX, Encoder, SAMPLES, Trial, WithDictionary};
 use crate::ids::SwapEntry;
 use crate::index::{Object, State};
 use crate::page::Page;
@@ -155,7 +155,11 @@ impl Cache {
         let bytes = trainer.encoder.as_ref().map_or(0, |encoder| encoder.bytes());
         self.encoder_bytes.store(bytes, Relaxed);
         for scratch in self.scratch.iter() {
-            lock(scratch).use_dictionary(trainer.encoder.clone());
+            if !lock(scratch).uses_dictionary(trainer.encoder.as_ref()) {
+                // Made and dropped without the lock.
+                let mut with = trainer.encoder.clone().and_then(WithDictionary::new);
+                lock(scratch).exchange_dictionary(&mut with);
+            }
         }
     }
 

@@ -99,12 +99,15 @@ impl Units {
         index.view().ensure(first).ok()?;
         self.members[made / TRUNK_UNITS]
             .get_or_init(|| (0..TRUNK_UNITS).map(|_| AtomicU32::new(0)).collect());
+        let (old, made) = (made as u32, made + TRUNK_UNITS);
+        // Room for every unit there is, so that giving back never allocates; and got before the
+        // lock, which stores wait for.
+        let mut units = Vec::with_capacity(made);
         let mut unused = lock(&self.unused);
-        unused.made += TRUNK_UNITS;
-        let (made, count) = (unused.made as u32, TRUNK_UNITS as u32);
-        // So that giving back never allocates: room for every unit there is.
-        unused.units.reserve(made as usize);
-        unused.units.extend((made - count..made).rev());
+        unused.made = made;
+        units.append(&mut unused.units);
+        units.extend((old..made as u32).rev());
+        std::mem::swap(&mut units, &mut unused.units);
         Some(())
     }
 

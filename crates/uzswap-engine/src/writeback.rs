@@ -147,6 +147,10 @@ impl Cache {
     pub fn writeback_failure(&self) -> Option<String> {
         let failure = lock(&self.failure);
         let Failure { what, byte, error } = failure.as_ref()?;
+        let (what, byte, code, kind) = (*what, *byte, error.raw_os_error(), error.kind());
+        // Without the lock, which who fails to write waits for: a text takes memory.
+        drop(failure);
+        let error = code.map_or_else(|| kind.into(), io::Error::from_raw_os_error);
         Some(format!("{what} at byte {byte}: {error}"))
     }
 

@@ -11,7 +11,9 @@ use std::cell::Cell;
 use std::ffi::{c_int, c_void};
 use std::fs::File;
 use std::hint::black_box;
+use std::sync::OnceLock;
 use std::sync::atomic::Ordering::Relaxed;
+use std::time::Duration;
 use uzswap_engine::backing::{Backing, FileBacking};
 use uzswap_engine::compress::{Codecs, prepare_thread};
 use uzswap_engine::testing::{Content, Noise, Setup, TestBacking, page_of};
@@ -26,12 +28,29 @@ unsafe extern "C" {
 
 thread_local! {
     static ALLOCATIONS: Cell<u64> = const { Cell::new(0) };
+    /// Whether locks that it holds while it allocates are noted: not in a check, which is no part
+    /// of what goes on.
+    static IS_WATCHED: Cell<bool> = const { Cell::new(false) };
     /// Large allocations until one is refused; 0: none is.
     static REFUSED_IN: Cell<u64> = const { Cell::new(0) };
 }
 
+/// Locks that no thread takes which serves: who trains, who recompresses, who gives areas out.
+const APART: [&str; 3] = ["Trainer", "Recompressor", "Vec<uzswap_engine::ids::Area>"];
+
+/// Other locks with which a thread that is watched has allocated.
+static HELD: [OnceLock<&str>; 16] = [const { OnceLock::new() }; 16];
+
 fn count() {
     ALLOCATIONS.set(ALLOCATIONS.get() + 1);
+    if IS_WATCHED.get() {
+        uzswap_sync::held(|kind| {
+            if !APART.iter().any(|apart| kind.ends_with(apart)) {
+                // In the first slot that is free or has it.
+                let _ = HELD.iter().find(|slot| *slot.get_or_init(|| kind) == kind);
+            }
+        });
+    }
 }
 
 /// Whether this is the large allocation that the test wants to fail.
@@ -327,4 +346,65 @@ fn a_failed_write_allocates_nothing() {
         assert_eq!(allocations(|| _ = cache.shrink(usize::MAX)), 0);
         assert_eq!(cache.writeback_failure().is_some(), round > 0);
     }
+}
+
+/// A thread that serves waits for whoever holds a lock, and the holder, if it allocates, for
+/// memory, which the kernel may want to get by way of the thread that serves.
+#[test]
+fn nobody_allocates_with_a_lock_that_a_thread_which_serves_may_wait_for() {
+    prepare_thread();
+    let setup = Setup {
+        pages: 1 << 16,
+        ram_bytes: 64 << 20,
+        pool_bytes: 24 << 20,
+        backing_bytes: 64 << 20,
+        compressor: "zstd",
+        ..Setup::default()
+    };
+    IS_WATCHED.set(true);
+    let (cache, area, faults) = setup.make();
+    cache.set_attribute("recompress_idle_seconds", "1").unwrap();
+    for (seed, key) in (0..).zip(area.entries().skip(30_000).take(3000)) {
+        cache.maintain().unwrap();
+        assert_eq!(cache.store(key, &page_of(Content::Text, seed)), Store::Stored);
+    }
+    assert!(cache.train());
+    for round in 0..4 {
+        for offset in 0..6000 {
+            let key = area.entry(round * 6000 + offset).unwrap();
+            // Each page twice, so that there are records; by and by on more of the backing.
+            let page = page_of(Content::pick(u64::from(offset / 2 % 7)), u64::from(offset / 2));
+            if cache.store(key, &page) != Store::Stored {
+                let _ = cache.store_through(key, &page);
+            }
+            if offset % 100 == 0 {
+                cache.maintain().unwrap();
+            }
+        }
+        cache.train();
+        cache.recompress(40);
+        for compressor in ["lz4", "deflate:3", "zstd:3", "zstd"] {
+            cache.set_attribute("compressor", compressor).unwrap();
+        }
+        cache.idle(Duration::from_secs(round.into()));
+        cache.shrink(4 << 20);
+        cache.give_sections_back();
+        let _ = (cache.sections(), cache.class_stats());
+        faults.fail_writes.store(true, Relaxed);
+        let key = area.entry(60_000).unwrap();
+        assert_ne!(cache.store_through(key, &page_of(Content::Random, 1)), Store::Stored);
+        assert!(cache.writeback_failure().is_some());
+        faults.fail_writes.store(false, Relaxed);
+        cache.resume_writeback();
+        let gone = area.entries().skip(round as usize * 6000).step_by(3).take(1500);
+        gone.for_each(|key| cache.invalidate(key));
+    }
+    for statistic in ["shared_pages", "recompressed_pages", "backing_pages", "stores_dictionary"] {
+        assert!(cache.statistic(statistic).unwrap() > 0, "{statistic}");
+    }
+    cache.remove_area(area);
+    cache.maintain().unwrap();
+    IS_WATCHED.set(false);
+    let held: Vec<_> = HELD.iter().filter_map(OnceLock::get).collect();
+    assert!(held.is_empty(), "{held:?}");
 }

@@ -6,10 +6,12 @@
 #![forbid(unsafe_code)]
 
 mod backoff;
+mod held;
 mod lock;
 pub mod profile;
 
 pub use backoff::Backoff;
+pub use held::held;
 pub use lock::{Mutex, MutexGuard, lock, try_lock};
 
 #[cfg(feature = "shuttle")]

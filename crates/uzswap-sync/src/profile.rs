@@ -14,33 +14,37 @@ mod off {
         false
     }
 
+    use crate::held::Known;
+
     /// A lock is being waited for.
     #[derive(Debug)]
-    pub struct Waiting;
+    pub struct Waiting(&'static str);
 
     impl Waiting {
         /// Now.
         #[inline(always)]
-        pub fn start(_kind: &'static str) -> Self {
-            Self
+        pub fn start(kind: &'static str) -> Self {
+            Self(kind)
         }
 
         /// It was got.
         #[inline(always)]
         pub fn end(self) -> Held {
-            Held
+            Held::start(self.0)
         }
     }
 
     /// A lock is held, until this is dropped.
     #[derive(Debug)]
-    pub struct Held;
+    pub struct Held {
+        _known: Known,
+    }
 
     impl Held {
         /// From now.
         #[inline(always)]
-        pub fn start(_kind: &'static str) -> Self {
-            Self
+        pub fn start(kind: &'static str) -> Self {
+            Self { _known: Known::start(kind) }
         }
     }
 }
@@ -49,6 +53,7 @@ pub use off::*;
 
 #[cfg(feature = "profile")]
 mod on {
+    use crate::held::Known;
     use std::cell::RefCell;
     use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
     use std::sync::{Mutex, PoisonError};
@@ -151,12 +156,13 @@ mod on {
     pub struct Held {
         kind: &'static str,
         since: Option<Instant>,
+        _known: Known,
     }
 
     impl Held {
         /// From now.
         pub fn start(kind: &'static str) -> Self {
-            Self { kind, since: is_on().then(Instant::now) }
+            Self { kind, since: is_on().then(Instant::now), _known: Known::start(kind) }
         }
     }
 

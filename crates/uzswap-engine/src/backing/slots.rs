@@ -333,8 +333,13 @@ impl Slots {
 
     /// Makes memory ready for taking clusters. Allocates.
     pub(crate) fn provision(&self) {
-        for mut cache in self.caches.iter().filter_map(try_lock) {
-            self.taken.preload(&mut cache.preload);
+        let lacks =
+            |cache: &&Mutex<SlotCache>| try_lock(cache).is_some_and(|c| !c.preload.is_ready());
+        for cache in self.caches.iter().filter(lacks) {
+            // Got before the lock, which stores wait for.
+            let mut preload = Preload::default();
+            self.taken.preload(&mut preload);
+            lock(cache).preload = preload;
         }
     }
 

@@ -7,27 +7,15 @@ use libdeflater::{CompressionLvl, Decompressor};
 pub(super) struct Deflate {
     compress: libdeflater::Compressor,
     decompress: Decompressor,
-    level: i32,
 }
 
 impl Deflate {
-    const LEVEL: i32 = 1;
+    pub(super) const LEVEL: i32 = 1;
 
-    pub(super) fn new() -> Self {
-        Self { compress: context(Self::LEVEL), decompress: Decompressor::new(), level: Self::LEVEL }
+    pub(super) fn new(level: i32) -> Self {
+        let level = CompressionLvl::new(level).expect("`levels` lists only levels of the library");
+        Self { compress: libdeflater::Compressor::new(level), decompress: Decompressor::new() }
     }
-
-    pub(super) fn set_level(&mut self, level: i32) {
-        if level != self.level {
-            self.compress = context(level);
-            self.level = level;
-        }
-    }
-}
-
-fn context(level: i32) -> libdeflater::Compressor {
-    let level = CompressionLvl::new(level).expect("`levels` lists only levels of the library");
-    libdeflater::Compressor::new(level)
 }
 
 impl Compressor for Deflate {

@@ -143,7 +143,7 @@ pub(crate) fn dictionary_of(frame: &[u8]) -> Option<u8> {
 mod tests {
     use super::*;
     use crate::compress::samples::{Random, pointers};
-    use crate::compress::{Algorithm, Codec, Codecs, Undecodable};
+    use crate::compress::{Algorithm, Codec, Codecs, Undecodable, WithDictionary};
 
     fn pages() -> Vec<Page> {
         let mut random = Random(7);
@@ -239,13 +239,13 @@ mod tests {
         for level in [-3, -1, 1, 9, 19] {
             let encoder = shared.encoder(level);
             assert_eq!(encoder.as_ref().map(|encoder| encoder.level()), Some(level));
-            codecs.use_dictionary(encoder);
+            codecs.exchange_dictionary(&mut encoder.and_then(WithDictionary::new));
             let (object, mut page) = (object(&mut codecs, &pages[5]), [0; PAGE_BYTES]);
             assert_eq!(dictionary_of(&object), Some(1), "level {level}");
             codecs.decompress(Codec::Zstd, &object, &mut page).unwrap();
             assert!(page == pages[5]);
         }
-        codecs.use_dictionary(None);
+        codecs.exchange_dictionary(&mut None);
         assert_eq!(dictionary_of(&object(&mut codecs, &pages[5])), None);
     }
 }

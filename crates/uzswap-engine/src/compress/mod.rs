@@ -18,7 +18,7 @@ mod zstd;
 
 pub(crate) use dictionary::{DICTIONARIES_MAX, Dictionaries, Encoder, SAMPLES, dictionary_of};
 pub(crate) use unit::{GROUP_PAGES, UNIT_BYTES_MAX, UNIT_PAGES, UnitDecoder, UnitEncoder};
-pub(crate) use zstd::Trial;
+pub(crate) use zstd::{Trial, WithDictionary};
 
 use crate::page::{PAGE_BYTES, Page};
 use std::fmt;
@@ -222,6 +222,34 @@ const NUMBERS_BYTES_MIN: usize = PAGE_BYTES / 4;
 /// What that must gain, as a share of the object: decoding takes longer.
 const NUMBERS_GAIN: usize = 16;
 
+/// What compressing with an algorithm takes, made before anybody has to wait for the contexts that
+/// it goes into.
+pub(crate) struct Prepared {
+    algorithm: Algorithm,
+    context: Context,
+}
+
+enum Context {
+    /// All codecs without levels, and what is not chosen, have what they need.
+    None,
+    Lz4,
+    Zstd(zstd::Plain),
+    Deflate(deflate::Deflate),
+}
+
+impl Prepared {
+    pub(crate) fn new(algorithm: Algorithm) -> Self {
+        let context = match algorithm.codec {
+            Codec::Lz4 => Context::Lz4,
+            Codec::Zstd => Context::Zstd(zstd::Plain::new(algorithm.level)),
+            Codec::Deflate => Context::Deflate(deflate::Deflate::new(algorithm.level)),
+            Codec::Raw | Codec::Lzo | Codec::Wkdm | Codec::Piece => Context::None,
+            Codec::Lz4Numbers | Codec::ZstdNumbers => Context::None,
+        };
+        Self { algorithm, context }
+    }
+}
+
 /// The contexts of all codecs, for one thread at a time.
 pub struct Codecs {
     algorithm: Algorithm,
@@ -248,7 +276,7 @@ impl Codecs {
             lz4: lz4::Lz4::new(),
             zstd: zstd::Zstd::new(dictionaries),
             lzo: lzo::Lzo::new(),
-            deflate: deflate::Deflate::new(),
+            deflate: deflate::Deflate::new(deflate::Deflate::LEVEL),
             wkdm: wkdm::Wkdm::new(),
             planes: [0; PAGE_BYTES],
             object: [0; PAGE_BYTES],
@@ -257,22 +285,37 @@ impl Codecs {
         codecs
     }
 
-    /// Compresses with `algorithm` from now on. Allocates.
+    /// Compresses with `algorithm` from now on. Allocates: see [`Self::exchange`].
     pub fn set_algorithm(&mut self, algorithm: Algorithm) {
-        self.algorithm = algorithm;
-        match algorithm.codec {
-            Codec::Lz4 => self.lz4.set_level(algorithm.level),
-            Codec::Zstd => self.zstd.set_level(algorithm.level),
-            Codec::Deflate => self.deflate.set_level(algorithm.level),
-            // They have no levels, or are not chosen.
-            Codec::Raw | Codec::Lzo | Codec::Wkdm | Codec::Piece => {}
-            Codec::Lz4Numbers | Codec::ZstdNumbers => {}
+        self.exchange(&mut Prepared::new(algorithm));
+    }
+
+    /// Whether it compresses with this algorithm.
+    pub(crate) fn uses(&self, algorithm: Algorithm) -> bool {
+        self.algorithm == algorithm
+    }
+
+    /// Compresses with another algorithm from now on. What was prepared for the last one is left in
+    /// its place, for the caller to drop.
+    pub(crate) fn exchange(&mut self, prepared: &mut Prepared) {
+        self.algorithm = prepared.algorithm;
+        match &mut prepared.context {
+            Context::None => {}
+            Context::Lz4 => self.lz4.set_level(prepared.algorithm.level),
+            Context::Zstd(zstd) => self.zstd.exchange(zstd),
+            Context::Deflate(deflate) => std::mem::swap(&mut self.deflate, deflate),
         }
     }
 
-    /// Has zstd use this dictionary from now on, or none. Allocates.
-    pub(crate) fn use_dictionary(&mut self, encoder: Option<Arc<Encoder>>) {
-        self.zstd.use_dictionary(encoder);
+    /// Whether zstd uses this dictionary.
+    pub(crate) fn uses_dictionary(&self, encoder: Option<&Arc<Encoder>>) -> bool {
+        self.zstd.uses_dictionary(encoder)
+    }
+
+    /// Has zstd use another dictionary from now on, or none. What it had is left in its place, for
+    /// the caller to drop.
+    pub(crate) fn exchange_dictionary(&mut self, with: &mut Option<WithDictionary>) {
+        self.zstd.exchange_dictionary(with);
     }
 
     /// Trains a dictionary on pages, of which it takes the first 128, and has zstd use it; whether
@@ -280,7 +323,8 @@ impl Codecs {
     pub fn train(&mut self, samples: &[Page]) -> bool {
         let is_trained = self.zstd.dictionaries.train(samples);
         if is_trained {
-            self.zstd.use_dictionary(self.zstd.dictionaries.encoder(self.zstd.level()));
+            let encoder = self.zstd.dictionaries.encoder(self.zstd.level());
+            self.exchange_dictionary(&mut encoder.and_then(WithDictionary::new));
         }
         is_trained
     }

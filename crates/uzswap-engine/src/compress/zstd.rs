@@ -20,11 +20,10 @@ const SURE_BYTES: usize = PAGE_BYTES / 4;
 const MAGIC: [u8; 4] = 0xfd2f_b528_u32.to_le_bytes();
 
 pub(super) struct Zstd {
-    compress: CCtx<'static>,
+    plain: Plain,
     decompress: DCtx<'static>,
-    level: i32,
     pub(super) dictionaries: Arc<Dictionaries>,
-    with: Option<With>,
+    with: Option<WithDictionary>,
     /// Pages so far.
     pages: u32,
     /// Of the last page, if it was the one.
@@ -39,8 +38,14 @@ pub(crate) struct Trial {
     pub(crate) without: usize,
 }
 
+/// Compresses without a dictionary.
+pub(super) struct Plain {
+    context: CCtx<'static>,
+    level: i32,
+}
+
 /// Compresses with a dictionary.
-struct With {
+pub(crate) struct WithDictionary {
     encoder: Arc<Encoder>,
     context: CCtx<'static>,
     /// A frame, with its magic number.
@@ -55,9 +60,8 @@ impl Zstd {
         let set = decompress.set_parameter(DParameter::Format(FrameFormat::Magicless));
         debug_assert!(set.is_ok());
         Self {
-            compress: context(Self::LEVEL),
+            plain: Plain::new(Self::LEVEL),
             decompress,
-            level: Self::LEVEL,
             dictionaries,
             with: None,
             pages: 0,
@@ -65,53 +69,56 @@ impl Zstd {
         }
     }
 
-    pub(super) fn set_level(&mut self, level: i32) {
-        if level != self.level {
-            self.compress = context(level);
-            self.level = level;
-        }
+    /// Takes other contexts, of another level, and leaves what it had.
+    pub(super) fn exchange(&mut self, plain: &mut Plain) {
+        std::mem::swap(&mut self.plain, plain);
     }
 
     /// Compresses without a dictionary, and no trial is made on the page.
     pub(super) fn compress_plain(&mut self, page: &Page, out: &mut [u8]) -> Option<usize> {
-        self.compress.compress2(out, page).ok()
+        self.plain.context.compress2(out, page).ok()
     }
 
     pub(super) fn level(&self) -> i32 {
-        self.level
+        self.plain.level
     }
 
-    /// Compresses with this dictionary from now on, or with none. Where there is no memory for a
-    /// context, with none.
-    pub(super) fn use_dictionary(&mut self, encoder: Option<Arc<Encoder>>) {
+    /// Whether this is the dictionary that it compresses with.
+    pub(super) fn uses_dictionary(&self, encoder: Option<&Arc<Encoder>>) -> bool {
         let used = self.with.as_ref().map(|with| &with.encoder);
-        if used.map(Arc::as_ptr) != encoder.as_ref().map(Arc::as_ptr) {
-            self.with = encoder.and_then(With::new);
+        used.map(Arc::as_ptr) == encoder.map(Arc::as_ptr)
+    }
+
+    /// Takes another dictionary, or none, and leaves what it had.
+    pub(super) fn exchange_dictionary(&mut self, with: &mut Option<WithDictionary>) {
+        std::mem::swap(&mut self.with, with);
+    }
+}
+
+impl Plain {
+    /// With a context that allocates no more. One takes its memory with its first page, and again
+    /// when another level needs more, or has needed much less for a hundred pages: so each level
+    /// has a context of its own, which has seen a page.
+    pub(super) fn new(level: i32) -> Self {
+        let mut context = CCtx::create();
+        for parameter in
+            [CParameter::Format(FrameFormat::Magicless), CParameter::CompressionLevel(level)]
+        {
+            let set = context.set_parameter(parameter);
+            debug_assert!(set.is_ok(), "every level that `levels` lists is one of the library's");
         }
+        let compressed = context.compress2(&mut [0; PAGE_BYTES][..], &[0; PAGE_BYTES]);
+        debug_assert!(compressed.is_ok());
+        Self { context, level }
     }
 }
 
-/// A context that allocates no more. One takes its memory with its first page, and again when
-/// another level needs more, or has needed much less for a hundred pages: so each level has a
-/// context of its own, which has seen a page.
-fn context(level: i32) -> CCtx<'static> {
-    let mut context = CCtx::create();
-    for parameter in
-        [CParameter::Format(FrameFormat::Magicless), CParameter::CompressionLevel(level)]
-    {
-        let set = context.set_parameter(parameter);
-        debug_assert!(set.is_ok(), "every level that `levels` lists is one of the library's");
-    }
-    let compressed = context.compress2(&mut [0; PAGE_BYTES][..], &[0; PAGE_BYTES]);
-    debug_assert!(compressed.is_ok());
-    context
-}
-
-impl With {
-    fn new(encoder: Arc<Encoder>) -> Option<Self> {
+impl WithDictionary {
+    /// `None` where there is no memory for a context: then compress without.
+    pub(crate) fn new(encoder: Arc<Encoder>) -> Option<Self> {
         let frame = [0; MAGIC.len() + PAGE_BYTES];
         let mut with = Self { encoder, context: CCtx::try_create()?, frame };
-        with.compress(&[0; PAGE_BYTES])?; // So that it allocates no more: see `context`.
+        with.compress(&[0; PAGE_BYTES])?; // So that it allocates no more: see `Plain`.
         Some(with)
     }
 
@@ -132,7 +139,7 @@ impl Compressor for Zstd {
         let object = with.and_then(|with| with.compress(page));
         let object = object.filter(|object| object.len() <= out.len());
         let is_sure = object.is_some_and(|object| object.len() <= SURE_BYTES);
-        let mut plain = || self.compress.compress2(&mut *out, page).ok();
+        let mut plain = || self.plain.context.compress2(&mut *out, page).ok();
         let without = if is_trial || !is_sure { plain() } else { None };
         let best = match object {
             Some(object) if without.is_none_or(|bytes| bytes >= object.len()) => {

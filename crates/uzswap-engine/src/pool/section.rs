@@ -132,17 +132,17 @@ impl Sections {
     /// Brings one more section on line, faulted in. Errors: no memory; `QuotaExceeded` when every
     /// possible section is on line.
     pub(super) fn bring_online(&self) -> io::Result<()> {
-        let memory = Mapping::populated(SECTION_BYTES)?;
-        let mut inner = lock(&self.inner);
-        let number = inner.sections.iter().position(Option::is_none);
-        let Some(number) = number else { return Err(io::ErrorKind::QuotaExceeded.into()) };
-        self.bases[number].store(memory.as_ptr(), Ordering::Release);
-        inner.sections[number] = Some(Box::new(Section {
-            memory,
+        let section = Box::new(Section {
+            memory: Mapping::populated(SECTION_BYTES)?,
             free: [u64::MAX; SECTION_FRAMES / 64],
             free_count: SECTION_FRAMES,
             leaving: false,
-        }));
+        });
+        let mut inner = lock(&self.inner);
+        let number = inner.sections.iter().position(Option::is_none);
+        let Some(number) = number else { return Err(io::ErrorKind::QuotaExceeded.into()) };
+        self.bases[number].store(section.memory.as_ptr(), Ordering::Release);
+        inner.sections[number] = Some(section);
         inner.lowest = inner.lowest.min(number);
         self.online.fetch_add(1, Ordering::Relaxed);
         Ok(())
@@ -175,9 +175,12 @@ impl Sections {
 
     /// Frames in use in each section on line, by its number.
     pub(super) fn usage(&self) -> Vec<(usize, usize)> {
+        let mut usage = Vec::with_capacity(self.possible());
         let inner = lock(&self.inner);
         let used = |section: &Section| SECTION_FRAMES - section.free_count;
-        (0..).zip(&inner.sections).filter_map(|(n, s)| Some((n, used(s.as_deref()?)))).collect()
+        let online = (0..).zip(&inner.sections);
+        usage.extend(online.filter_map(|(n, s)| Some((n, used(s.as_deref()?)))));
+        usage
     }
 
     /// Number of the highest section on line that is wholly free.

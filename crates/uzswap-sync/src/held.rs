@@ -1,0 +1,71 @@
+//! What locks a thread holds, known in builds with debug assertions: so that a test can say that
+//! nobody waits for memory with a lock that those wait for who must not.
+
+#[cfg(debug_assertions)]
+mod known {
+    use std::cell::Cell;
+
+    /// Locks that are told apart; of what a thread holds besides, nothing is known.
+    const LOCKS: usize = 128;
+
+    thread_local! {
+        // Without a destructor or memory of their own: an allocator may look at them.
+        static KINDS: [Cell<&'static str>; LOCKS] = const { [const { Cell::new("") }; LOCKS] };
+        static COUNT: Cell<usize> = const { Cell::new(0) };
+    }
+
+    /// The calling thread is known to hold a lock until this is dropped.
+    #[derive(Debug)]
+    pub(crate) struct Known(&'static str);
+
+    impl Known {
+        pub(crate) fn start(kind: &'static str) -> Self {
+            let count = COUNT.replace(COUNT.get() + 1);
+            KINDS.with(|kinds| {
+                if let Some(slot) = kinds.get(count) {
+                    slot.set(kind);
+                }
+            });
+            Self(kind)
+        }
+    }
+
+    impl Drop for Known {
+        fn drop(&mut self) {
+            let count = COUNT.replace(COUNT.get() - 1);
+            KINDS.with(|kinds| {
+                let known = &kinds[..count.min(LOCKS)];
+                // Mostly it is the last one taken.
+                if let Some(at) = known.iter().rposition(|slot| slot.get() == self.0) {
+                    known[at].set(known[known.len() - 1].get());
+                }
+            });
+        }
+    }
+
+    /// Calls `look` with the kind of each lock that the calling thread holds. Allocates nothing.
+    pub fn held(mut look: impl FnMut(&'static str)) {
+        let count = COUNT.get().min(LOCKS);
+        KINDS.with(|kinds| kinds[..count].iter().for_each(|slot| look(slot.get())));
+    }
+}
+
+#[cfg(not(debug_assertions))]
+mod known {
+    /// Nothing is known.
+    #[derive(Debug)]
+    pub(crate) struct Known;
+
+    impl Known {
+        #[inline(always)]
+        pub(crate) fn start(_kind: &'static str) -> Self {
+            Self
+        }
+    }
+
+    /// Looks at nothing.
+    pub fn held(_look: impl FnMut(&'static str)) {}
+}
+
+pub(crate) use known::Known;
+pub use known::held;
