@@ -26,7 +26,8 @@ use std::io;
 use std::ops::Range;
 use std::sync::atomic::Ordering::Relaxed;
 use uzswap_engine::{Error, Load, PAGE_BYTES, Page};
-use uzswap_sys::uffd::Fault;
+use uzswap_sys::map::LOCKS_MAX;
+use uzswap_sys::uffd::{Fault, Uffd};
 
 /// Pages that a lane charges at a time.
 const CREDIT: i64 = 32;
@@ -197,7 +198,7 @@ impl Inner {
         let (to, from) = (space.address(page), self.staging.address(frame));
         if self.uffd.can_move() {
             // SAFETY: the word of the page is `Busy`, made so by us, so nobody looks at the frame.
-            let (_, result) = unsafe { self.uffd.move_pages(to, from, PAGE_BYTES) };
+            let (_, result) = unsafe { self.move_pages(space, &self.uffd, (to, from), PAGE_BYTES) };
             match result {
                 Ok(()) => return self.staging.leave(frame),
                 // Something refers to the frame. Its memory stays, for the batch to give back.
@@ -208,6 +209,34 @@ impl Inner {
         self.budget.charge_anyway(1);
         self.copy_in(space, page, std::slice::from_ref(self.staging.page(frame)), 0);
         self.staging.disown(frame, space, page);
+    }
+
+    /// [`Uffd::move_pages`] between a region and the staging area. One is locked and the other is
+    /// not, which the kernel refuses, if the program has locked all of its memory since one of them
+    /// was made: then neither is to be.
+    ///
+    /// # Safety
+    /// As there.
+    pub(crate) unsafe fn move_pages(
+        &self,
+        space: &Space,
+        uffd: &Uffd,
+        (to, from): (usize, usize),
+        bytes: usize,
+    ) -> (usize, io::Result<()>) {
+        let mut done = 0;
+        for _ in 0..LOCKS_MAX {
+            // SAFETY: the caller's promise.
+            let (moved, result) = unsafe { uffd.move_pages(to + done, from + done, bytes - done) };
+            done += moved;
+            match result {
+                Err(error) if error.raw_os_error() == Some(Errno::INVAL.raw_os_error()) => {}
+                result => return (done, result),
+            }
+            space.unlock();
+            self.staging.unlock();
+        }
+        (done, Err(Errno::INVAL.into()))
     }
 
     /// Copies pages to where there are none, guarded if `guard` says so.

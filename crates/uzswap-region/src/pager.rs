@@ -367,7 +367,7 @@ impl Inner {
         let batch_bytes = BATCH * PAGE_BYTES;
         let staging_batches = (bytes as usize / 16 / batch_bytes).clamp(4, 256);
         let lanes = Lanes::new();
-        let staging = Staging::new(staging_batches, &uffd).map_err(failed)?;
+        let staging = Staging::new(staging_batches).map_err(failed)?;
         let inner = Self {
             table_bytes: AtomicI64::new(staging.table_bytes() as i64),
             uffd,

@@ -214,7 +214,7 @@ impl Inner {
         let first = &run[0];
         let (from, to) = (first.space.address(first.page), self.staging.address(frame));
         let (moved, is_whole) = if self.uffd.can_move() {
-            self.move_run(to, from, run.len())
+            self.move_run(&first.space, to, from, run.len())
         } else {
             self.copy_out(first, from, to)
         };
@@ -230,14 +230,16 @@ impl Inner {
 
     /// Moves pages whose words are `Busy`, made so by us: how many, and whether nothing ended it
     /// early.
-    fn move_run(&self, to: usize, from: usize, pages: usize) -> (usize, bool) {
+    fn move_run(&self, space: &Space, to: usize, from: usize, pages: usize) -> (usize, bool) {
         let mut moved = 0;
         let mut unshared = None;
         loop {
             let done = moved * PAGE_BYTES;
             let left = (pages - moved) * PAGE_BYTES;
             // SAFETY: who touches a page finds it absent and waits for its word.
-            let (bytes, result) = unsafe { self.uffd.move_pages(to + done, from + done, left) };
+            let (bytes, result) = unsafe {
+                self.move_pages(space, &self.staging.uffd, (to + done, from + done), left)
+            };
             moved += bytes / PAGE_BYTES;
             let Err(error) = result else { return (moved, true) };
             let stays = from + moved * PAGE_BYTES;
@@ -261,7 +263,7 @@ impl Inner {
         // SAFETY: the region is mapped while its word is `Busy`, and only the kernel looks at the
         // bytes, which answers with an error if they are not there.
         let page = unsafe { std::slice::from_raw_parts(from as *const u8, PAGE_BYTES) };
-        match self.uffd.copy(to, page, false) {
+        match self.staging.uffd.copy(to, page, false) {
             Ok(()) => {
                 victim.space.discard(victim.page..victim.page + 1);
                 (1, true)

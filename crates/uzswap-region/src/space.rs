@@ -47,11 +47,13 @@ impl Space {
         let pages = area.pages();
         let failed = |source| Error::Map { bytes, source };
         let whole = pages as usize * PAGE_BYTES;
-        let memory = Mapping::reserved(whole + UNIT).map_err(failed)?;
-        memory.keep_apart().map_err(failed)?;
-        let base = (memory.as_ptr() as usize).next_multiple_of(UNIT);
+        let memory = Mapping::for_pages(whole, UNIT).map_err(failed)?;
+        let base = memory.as_ptr() as usize;
         pager.uffd.register(base..base + whole).map_err(failed)?;
-        let words = Mapping::reserved(pages as usize * size_of::<AtomicU32>()).map_err(failed)?;
+        let words = Mapping::for_pages(pages as usize * size_of::<AtomicU32>(), PAGE_BYTES);
+        let words = words.map_err(failed)?;
+        // A fork looks at them.
+        words.set_inherited(0, words.len(), true).map_err(failed)?;
         let chunks = (pages as usize).div_ceil(CHUNK);
         Ok(Self {
             id,
@@ -225,10 +227,17 @@ impl Space {
     pub(crate) fn discard(&self, pages: Range<u32>) {
         let memory = self.memory.lock().unwrap_or_else(PoisonError::into_inner);
         let Some(memory) = &*memory else { return };
-        let offset = self.address(pages.start) - memory.as_ptr() as usize;
+        let offset = pages.start as usize * PAGE_BYTES;
         // SAFETY: the caller has decided that what is in these pages is not needed.
         let done = unsafe { memory.discard_part(offset, pages.len() * PAGE_BYTES) };
-        done.expect("MADV_DONTNEED of our own mapping, none of it locked by us");
+        done.expect("MADV_DONTNEED of our own mapping");
+    }
+
+    /// Lets pages leave after the program has locked its memory. An error would mean that it is not
+    /// mapped.
+    pub(crate) fn unlock(&self) {
+        let memory = self.memory.lock().unwrap_or_else(PoisonError::into_inner);
+        let _ = memory.as_ref().map(Mapping::unlock);
     }
 
     /// Takes every page for good, unmaps the memory, and returns how many pages had any.
@@ -258,8 +267,7 @@ impl Space {
     pub(crate) fn set_inherited(&self, is_inherited: bool) -> io::Result<()> {
         let memory = self.memory.lock().unwrap_or_else(PoisonError::into_inner);
         let Some(memory) = &*memory else { return Ok(()) };
-        let offset = self.base - memory.as_ptr() as usize;
-        memory.set_inherited(offset, self.range().len(), is_inherited)
+        memory.set_inherited(0, self.range().len(), is_inherited)
     }
 
     /// Writes pages to a file. In a fork that has inherited the memory.

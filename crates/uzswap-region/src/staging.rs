@@ -10,7 +10,9 @@
 //! moves it all the same, and would deliver whatever is written there later. Once it is given back,
 //! who refers to it keeps what was in it.
 //!
-//! The area is registered, as what pages are moved to must be; no one ever touches an absent frame.
+//! The area is registered, as what pages are moved to must be; none of us ever touches an absent
+//! frame. Others may: a program that locks all of its memory (`mlockall`) has the kernel bring all
+//! in. So its descriptor is one whose faults are signals, which are an error there.
 
 use crate::space::Space;
 use std::collections::VecDeque;
@@ -19,7 +21,7 @@ use std::sync::atomic::{AtomicU64, Ordering::*};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use uzswap_engine::{PAGE_BYTES, Page};
 use uzswap_sys::map::Mapping;
-use uzswap_sys::uffd::Uffd;
+use uzswap_sys::uffd::{Delivery, Uffd};
 
 /// Frames of a batch.
 pub(crate) const BATCH: usize = 64;
@@ -33,6 +35,8 @@ fn owner_of(space: &Space, page: u32) -> u64 {
 
 /// See the module.
 pub(crate) struct Staging {
+    /// What moves pages to it.
+    pub(crate) uffd: Uffd,
     memory: Mapping,
     batches: Box<[Batch]>,
     lists: Mutex<Lists>,
@@ -66,9 +70,9 @@ impl Batch {
 
 impl Staging {
     /// An area of `batches` batches.
-    pub(crate) fn new(batches: usize, uffd: &Uffd) -> io::Result<Self> {
-        let memory = Mapping::reserved(batches * BATCH * PAGE_BYTES)?;
-        memory.keep_apart()?;
+    pub(crate) fn new(batches: usize) -> io::Result<Self> {
+        let uffd = Uffd::open(Delivery::Signal)?;
+        let memory = Mapping::for_pages(batches * BATCH * PAGE_BYTES, PAGE_BYTES)?;
         let base = memory.as_ptr() as usize;
         uffd.register(base..base + memory.len())?;
         let batch = |_| Batch {
@@ -79,7 +83,8 @@ impl Staging {
             holes: (0..batches as u32).rev().collect(),
             queued: VecDeque::with_capacity(batches),
         };
-        Ok(Self { memory, batches: (0..batches).map(batch).collect(), lists: Mutex::new(lists) })
+        let batches = (0..batches).map(batch).collect();
+        Ok(Self { uffd, memory, batches, lists: Mutex::new(lists) })
     }
 
     /// Bytes of the tables.
@@ -134,10 +139,16 @@ impl Staging {
             let (offset, bytes) = (number as usize * BATCH * PAGE_BYTES, BATCH * PAGE_BYTES);
             // SAFETY: nobody relies on what is in the frames, as the caller says.
             let done = unsafe { self.memory.discard_part(offset, bytes) };
-            done.expect("MADV_DONTNEED of our own mapping, none of it locked by us");
+            done.expect("MADV_DONTNEED of our own mapping");
         }
         self.give_hole(number);
         present.count_ones().into()
+    }
+
+    /// Lets pages leave the area after the program has locked its memory. An error would mean that
+    /// it is not mapped.
+    pub(crate) fn unlock(&self) {
+        let _ = self.memory.unlock();
     }
 
     /// Notes that a page has been moved into a frame.

@@ -59,6 +59,7 @@ fn child() {
         Ok("damaged backing") => failing_backing(|faults| &faults.damage_reads),
         Ok("no room") => no_room(),
         Ok("budget") => budget(),
+        Ok("locked") => locked(),
         _ => {}
     }
 }
@@ -498,6 +499,46 @@ fn budget() {
     let most = most.load(SeqCst) - before;
     assert!(most <= 64 * MIB / 100 * 102 + BESIDES, "{most} bytes of 64 MiB at most");
     assert!(most > 56 * MIB, "{most} bytes: the budget is used");
+}
+
+#[test]
+fn a_program_may_lock_all_of_its_memory() {
+    assert_passes("locked");
+}
+
+/// Before the pager is made, before its second region is, or when both are in use.
+fn locked() {
+    let modes = [Mode::InThread, Mode::HandlerThreads];
+    let locks_at = |at: usize, now: usize, flags: i32| {
+        // SAFETY: takes flags.
+        let done = at != now || unsafe { libc::mlockall(flags) } == 0;
+        assert!(done, "{}", std::io::Error::last_os_error());
+    };
+    let both = libc::MCL_CURRENT | libc::MCL_FUTURE;
+    for mode in modes.into_iter().filter(|mode| mode.check().is_ok()) {
+        for flags in [libc::MCL_CURRENT, libc::MCL_FUTURE, both] {
+            for (at, moves) in (0..3).flat_map(|at| [(at, true), (at, false)]) {
+                locks_at(at, 0, flags);
+                let before = resident_bytes();
+                let pager = builder().mode(mode).moves(moves).build().unwrap();
+                let first = filled(&pager, 24 * MIB);
+                locks_at(at, 1, flags);
+                let mut second = filled(&pager, 24 * MIB);
+                locks_at(at, 2, flags);
+                for _ in 0..2 {
+                    assert!(is_whole(&first) && is_whole(&second), "{mode}, {flags}, {at}");
+                }
+                second.advise(0..second.len(), Advice::PageOut).unwrap();
+                second.clear(0..MIB / 8).unwrap();
+                assert!(second[..MIB / 8].iter().all(|value| *value == 0));
+                let used = resident_bytes() - before;
+                // Threads' stacks of half a MiB, and buffers, are locked whole.
+                assert!(used < (16 + 12) * MIB, "{used} bytes; {mode}, {flags}, {at}, {moves}");
+                // SAFETY: takes nothing.
+                assert_eq!(unsafe { libc::munlockall() }, 0);
+            }
+        }
+    }
 }
 
 #[test]

@@ -17,6 +17,11 @@ use std::ptr::NonNull;
 /// (`cpu::page_bytes`).
 pub const PAGE_BYTES: usize = 4096;
 
+/// How often what locked memory refuses is tried again after it was unlocked.
+pub const LOCKS_MAX: usize = 4;
+
+const EINVAL: i32 = rustix::io::Errno::INVAL.raw_os_error();
+
 /// A private, anonymous, page-aligned range of memory, owned.
 ///
 /// Invariant: `base` is the start of a mapping of `bytes` bytes that nothing else unmaps.
@@ -49,6 +54,26 @@ impl Mapping {
         Ok(Self { base, bytes })
     }
 
+    /// Maps `bytes` (rounded up to pages), at a multiple of `align`, for pages that come and go one
+    /// by one (see [`crate::uffd`]): none is there, the mapping is left out of processes that are
+    /// forked from now on, has pages of the common size only, and is not locked, even if the
+    /// program has all of its memory locked from now on (`MCL_FUTURE`).
+    #[cfg(not(miri))]
+    pub fn for_pages(bytes: usize, align: usize) -> io::Result<Self> {
+        let bytes = bytes.next_multiple_of(PAGE_BYTES).max(PAGE_BYTES);
+        let mapping = Self { base: imp::map_for_pages(bytes, align)?, bytes };
+        mapping.unlock()?;
+        imp::open(mapping.base, mapping.bytes)?;
+        mapping.keep_apart()?;
+        Ok(mapping)
+    }
+
+    /// Lets pages leave again after the program has locked all of its memory (`MCL_CURRENT`).
+    #[cfg(not(miri))]
+    pub fn unlock(&self) -> io::Result<()> {
+        imp::unlock(self.base, self.bytes)
+    }
+
     /// Faults every page in, for writing. `ENOMEM` as above; then some pages may be in.
     pub fn populate(&self) -> io::Result<()> {
         imp::populate(self.base, self.bytes)
@@ -61,14 +86,24 @@ impl Mapping {
         imp::populate(unsafe { self.base.add(offset) }, bytes)
     }
 
-    /// Gives the memory of a part back to the kernel; it reads as zeros afterwards.
+    /// Gives the memory of a part back to the kernel; it reads as zeros afterwards. Unlocks the
+    /// mapping where that is in the way.
     ///
     /// # Safety
     /// Nobody relies on what is in that part.
+    #[cfg(not(miri))]
     pub unsafe fn discard_part(&self, offset: usize, bytes: usize) -> io::Result<()> {
         assert!(offset.is_multiple_of(PAGE_BYTES) && offset + bytes <= self.bytes);
         // SAFETY: inside the mapping, by the assertion; the caller answers for its contents.
-        unsafe { imp::discard(self.base.add(offset), bytes) }
+        let discard = || unsafe { imp::discard(self.base.add(offset), bytes) };
+        // Again: the program may lock its memory more than once.
+        for _ in 0..LOCKS_MAX {
+            match discard() {
+                Err(error) if error.raw_os_error() == Some(EINVAL) => self.unlock()?,
+                done => return done,
+            }
+        }
+        discard()
     }
 
     /// Leaves the mapping out of processes that are forked from now on, and makes it of pages of
@@ -219,6 +254,40 @@ mod imp {
             )
         }?;
         NonNull::new(base.cast()).ok_or_else(|| io::ErrorKind::OutOfMemory.into())
+    }
+
+    /// Reserves the addresses, which nobody may access yet: where the kernel locks what is mapped,
+    /// it brings all of it in at once if it can be accessed.
+    pub fn map_for_pages(bytes: usize, align: usize) -> io::Result<NonNull<u8>> {
+        assert!(align.is_power_of_two() && align >= PAGE_BYTES);
+        let (flags, whole) = (MapFlags::PRIVATE | MapFlags::NORESERVE, bytes + align);
+        // SAFETY: as above; what is unmapped is what was mapped here, beside what is kept.
+        let start = unsafe {
+            let any = std::ptr::null_mut();
+            let start = mm::mmap_anonymous(any, whole, ProtFlags::empty(), flags)?;
+            let before = start.addr().next_multiple_of(align) - start.addr();
+            let (kept, behind) = (start.byte_add(before), align - before);
+            if before > 0 {
+                mm::munmap(start, before)?;
+            }
+            if behind > 0 {
+                mm::munmap(kept.byte_add(bytes), behind)?;
+            }
+            kept
+        };
+        NonNull::new(start.cast()).ok_or_else(|| io::ErrorKind::OutOfMemory.into())
+    }
+
+    /// Has it be accessed from now on.
+    pub fn open(base: NonNull<u8>, bytes: usize) -> io::Result<()> {
+        let access = mm::MprotectFlags::READ | mm::MprotectFlags::WRITE;
+        // SAFETY: the range is ours, and only its owner uses it.
+        Ok(unsafe { mm::mprotect(base.as_ptr().cast(), bytes, access) }?)
+    }
+
+    pub fn unlock(base: NonNull<u8>, bytes: usize) -> io::Result<()> {
+        // SAFETY: changes no contents; the range is ours.
+        Ok(unsafe { mm::munlock(base.as_ptr().cast(), bytes) }?)
     }
 
     pub fn populate(base: NonNull<u8>, bytes: usize) -> io::Result<()> {
