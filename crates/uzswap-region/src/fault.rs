@@ -7,7 +7,7 @@
 //!   stored      load it from the cache, copy it in; in order: many at once
 //! → Resident, wake who waits
 //! ```
-//! It runs in the thread that faulted, on its stack, with all signals blocked; or in a handler
+//! It runs in the thread that faulted, on a stack of ours, all signals blocked; or in a handler
 //! thread. Nothing allocates (but the index's epochs, at a thread's first fault), nothing logs, and
 //! no lock is taken that all threads take. A page that cannot be given back ends the process, with
 //! a message: going on would mean wrong bytes.

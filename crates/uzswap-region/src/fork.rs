@@ -116,6 +116,7 @@ impl Held {
 /// thread holds already.
 extern "C" fn in_child() {
     GENERATION.fetch_add(1, Relaxed);
+    bus::forked();
     // Without the handler there is no message; the child dies all the same.
     let _ = bus::on_segv(say_why);
     let Some(Held { copied, steady, pagers, copy }) = take_held() else {

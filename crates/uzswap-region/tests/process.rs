@@ -60,6 +60,8 @@ fn child() {
         Ok("no room") => no_room(),
         Ok("budget") => budget(),
         Ok("locked") => locked(),
+        Ok("small stack") => small_stack(),
+        Ok("small alternate stack") => small_alternate_stack(),
         _ => {}
     }
 }
@@ -373,6 +375,86 @@ fn foreign_handler() {
     }
     assert_eq!(touch_beyond_a_file(), 0);
     assert_eq!(CAUGHT.load(SeqCst), 1);
+}
+
+#[test]
+fn a_thread_needs_no_stack_for_its_faults() {
+    assert_passes("small stack");
+    assert_passes("small alternate stack");
+}
+
+/// Most of it on the backing, whose pages take the most.
+fn on_a_backing() -> (Pager, RegionVec<u64>) {
+    let (backing, _) = TestBacking::new(64 * MIB, 4096);
+    let builder = Pager::builder().memory("8M").mode(Mode::InThread).compressor("zstd");
+    let pager = builder.build_on(Box::new(backing)).unwrap();
+    let mut values: RegionVec<u64> = pager.vec_zeroed(24 * MIB / 8).unwrap();
+    values.iter_mut().enumerate().for_each(|(i, value)| *value = Noise::new(i as u64 + 1).word());
+    (pager, values)
+}
+
+/// Sums up one element of each page.
+extern "C" fn touch_all(values: *mut libc::c_void) -> *mut libc::c_void {
+    // SAFETY: what the callers below pass.
+    let values = unsafe { &*values.cast::<RegionVec<u64>>() };
+    let sum = values.iter().step_by(512).fold(0u64, |sum, value| sum.wrapping_add(*value));
+    sum as *mut libc::c_void
+}
+
+/// The same, where much of the stack is in use already.
+extern "C" fn touch_all_further_down(values: *mut libc::c_void) -> *mut libc::c_void {
+    let mut used = [0u8; 6 << 10];
+    std::hint::black_box(&mut used);
+    let sum = touch_all(values);
+    std::hint::black_box(&mut used);
+    sum
+}
+
+fn small_stack() {
+    let (_pager, values) = on_a_backing();
+    let mut thread = 0;
+    let mut sum = std::ptr::null_mut();
+    // SAFETY: the values outlive the thread, which is of the form that is asked for.
+    unsafe {
+        let mut how: libc::pthread_attr_t = std::mem::zeroed();
+        assert_eq!(libc::pthread_attr_init(&mut how), 0);
+        assert_eq!(libc::pthread_attr_setstacksize(&mut how, libc::PTHREAD_STACK_MIN), 0);
+        let given = (&raw const values).cast_mut().cast();
+        assert_eq!(libc::pthread_create(&mut thread, &how, touch_all_further_down, given), 0);
+        assert_eq!(libc::pthread_join(thread, &mut sum), 0);
+    }
+    assert_eq!(sum, touch_all((&raw const values).cast_mut().cast()));
+}
+
+static VALUES: AtomicUsize = AtomicUsize::new(0);
+static SUM: AtomicUsize = AtomicUsize::new(0);
+
+extern "C" fn touch_in_a_handler(_: i32) {
+    SUM.store(touch_all(VALUES.load(SeqCst) as *mut libc::c_void) as usize, SeqCst);
+}
+
+/// A handler of the program's that runs on an alternate stack and touches a region.
+fn small_alternate_stack() {
+    const BYTES: usize = 8 << 10;
+    let (_pager, values) = on_a_backing();
+    VALUES.store(&raw const values as usize, SeqCst);
+    // SAFETY: a new mapping, of which the lower page may not be touched; a handler of the form that
+    // its flags say.
+    unsafe {
+        let (access, kind) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE);
+        let flags = kind | libc::MAP_ANONYMOUS;
+        let at = libc::mmap(std::ptr::null_mut(), PAGE + BYTES, access, flags, -1, 0);
+        assert_ne!(at, libc::MAP_FAILED);
+        assert_eq!(libc::mprotect(at, PAGE, libc::PROT_NONE), 0);
+        let stack = libc::stack_t { ss_sp: at.byte_add(PAGE), ss_flags: 0, ss_size: BYTES };
+        assert_eq!(libc::sigaltstack(&stack, std::ptr::null_mut()), 0);
+        let mut action: libc::sigaction = std::mem::zeroed();
+        action.sa_sigaction = touch_in_a_handler as *const () as usize;
+        action.sa_flags = libc::SA_ONSTACK;
+        assert_eq!(libc::sigaction(libc::SIGUSR1, &action, std::ptr::null_mut()), 0);
+        assert_eq!(libc::raise(libc::SIGUSR1), 0);
+    }
+    assert_eq!(SUM.load(SeqCst), touch_all((&raw const values).cast_mut().cast()) as usize);
 }
 
 #[test]

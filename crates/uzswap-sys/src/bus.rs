@@ -1,10 +1,12 @@
 //! SIGBUS and SIGSEGV: faults that are ours are served, all others go to the handler that was there
 //! before.
 //!
-//! The handler runs on the stack of the thread that faulted, not on an alternate one, which is too
-//! small for a decoder. All signals are blocked meanwhile, so that no other handler runs while the
+//! The handler runs on the alternate stack of the thread that faulted if it has one, else on its
+//! own, of either of which it takes some hundred bytes: faults are served on stacks of ours
+//! ([`crate::stack`]). All signals are blocked meanwhile, so that no other handler runs while the
 //! thread holds our locks. `errno` is kept.
 
+use crate::stack::Stacks;
 use crate::uffd::Fault;
 use std::io;
 use std::mem::MaybeUninit;
@@ -21,10 +23,20 @@ struct Hook {
 
 static BUS: OnceLock<Hook> = OnceLock::new();
 static SEGV: OnceLock<Hook> = OnceLock::new();
+static STACKS: OnceLock<Stacks> = OnceLock::new();
 
 /// Has `serve` asked about each SIGBUS from now on. Once in a process.
 pub fn on_bus(serve: Serve) -> io::Result<()> {
+    if STACKS.get().is_none() {
+        // Another thread may do the same: then its are taken.
+        let _ = STACKS.set(Stacks::new()?);
+    }
     hook(libc::SIGBUS, &BUS, serve)
+}
+
+/// To be called in a fork, in which only the calling thread goes on.
+pub fn forked() {
+    STACKS.get().into_iter().for_each(Stacks::give_all);
 }
 
 /// Has `serve` asked about each SIGSEGV from now on. Once in a process.
@@ -92,7 +104,7 @@ fn hook(signal: i32, hook: &OnceLock<Hook>, serve: Serve) -> io::Result<()> {
     unsafe {
         let action = action.assume_init_mut();
         action.sa_sigaction = handle as *const () as usize;
-        action.sa_flags = libc::SA_SIGINFO;
+        action.sa_flags = libc::SA_SIGINFO | libc::SA_ONSTACK;
         libc::sigfillset(&mut action.sa_mask);
         if libc::sigaction(signal, action, std::ptr::null_mut()) != 0 {
             return Err(io::Error::last_os_error());
@@ -108,7 +120,13 @@ extern "C" fn handle(signal: i32, info: *mut libc::siginfo_t, context: *mut libc
     let is_write = unsafe { is_write(context) };
     let hook = if signal == libc::SIGBUS { &BUS } else { &SEGV };
     let Some(hook) = hook.get() else { std::process::abort() };
-    if !(hook.serve)(Fault { address, is_write }) {
+    let mut is_ours = false;
+    let mut serve = || is_ours = (hook.serve)(Fault { address, is_write });
+    match STACKS.get() {
+        Some(stacks) => stacks.run(serve),
+        None => serve(),
+    }
+    if !is_ours {
         // SAFETY: these are the handler's own arguments.
         unsafe { pass_on(hook, signal, info, context) };
     }

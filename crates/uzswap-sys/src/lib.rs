@@ -13,5 +13,6 @@ pub mod fuse;
 pub mod loopdev;
 pub mod map;
 pub mod process;
+pub mod stack;
 pub mod swap;
 pub mod uffd;

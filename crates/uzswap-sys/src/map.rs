@@ -58,7 +58,6 @@ impl Mapping {
     /// by one (see [`crate::uffd`]): none is there, the mapping is left out of processes that are
     /// forked from now on, has pages of the common size only, and is not locked, even if the
     /// program has all of its memory locked from now on (`MCL_FUTURE`).
-    #[cfg(not(miri))]
     pub fn for_pages(bytes: usize, align: usize) -> io::Result<Self> {
         let bytes = bytes.next_multiple_of(PAGE_BYTES).max(PAGE_BYTES);
         let mapping = Self { base: imp::map_for_pages(bytes, align)?, bytes };
@@ -69,7 +68,6 @@ impl Mapping {
     }
 
     /// Lets pages leave again after the program has locked all of its memory (`MCL_CURRENT`).
-    #[cfg(not(miri))]
     pub fn unlock(&self) -> io::Result<()> {
         imp::unlock(self.base, self.bytes)
     }
@@ -91,7 +89,6 @@ impl Mapping {
     ///
     /// # Safety
     /// Nobody relies on what is in that part.
-    #[cfg(not(miri))]
     pub unsafe fn discard_part(&self, offset: usize, bytes: usize) -> io::Result<()> {
         assert!(offset.is_multiple_of(PAGE_BYTES) && offset + bytes <= self.bytes);
         // SAFETY: inside the mapping, by the assertion; the caller answers for its contents.
@@ -142,6 +139,11 @@ impl Mapping {
         }
         // SAFETY: inside the mapping.
         Ok(unsafe { self.base.add(offset) })
+    }
+
+    /// Has every access to a part be a fault from now on.
+    pub fn forbid(&self, offset: usize, bytes: usize) -> io::Result<()> {
+        imp::forbid(self.part(offset, bytes)?, bytes)
     }
 
     /// Start of the range; valid for reads and writes of [`Self::len`] bytes while `self` lives.
@@ -285,6 +287,12 @@ mod imp {
         Ok(unsafe { mm::mprotect(base.as_ptr().cast(), bytes, access) }?)
     }
 
+    pub fn forbid(base: NonNull<u8>, bytes: usize) -> io::Result<()> {
+        let none = mm::MprotectFlags::empty();
+        // SAFETY: the range is ours, and only its owner uses it.
+        Ok(unsafe { mm::mprotect(base.as_ptr().cast(), bytes, none) }?)
+    }
+
     pub fn unlock(base: NonNull<u8>, bytes: usize) -> io::Result<()> {
         // SAFETY: changes no contents; the range is ours.
         Ok(unsafe { mm::munlock(base.as_ptr().cast(), bytes) }?)
@@ -357,6 +365,23 @@ mod imp {
         // SAFETY: the layout is not of size zero.
         NonNull::new(unsafe { alloc_zeroed(layout(bytes)) })
             .ok_or_else(|| io::ErrorKind::OutOfMemory.into())
+    }
+
+    pub fn map_for_pages(bytes: usize, align: usize) -> io::Result<NonNull<u8>> {
+        assert_eq!(align, PAGE_BYTES, "Miri makes no regions");
+        map(bytes)
+    }
+
+    pub fn open(_base: NonNull<u8>, _bytes: usize) -> io::Result<()> {
+        Ok(())
+    }
+
+    pub fn forbid(_base: NonNull<u8>, _bytes: usize) -> io::Result<()> {
+        Ok(())
+    }
+
+    pub fn unlock(_base: NonNull<u8>, _bytes: usize) -> io::Result<()> {
+        Ok(())
     }
 
     pub fn populate(_base: NonNull<u8>, _bytes: usize) -> io::Result<()> {
