@@ -5,7 +5,8 @@
 //! compared byte by byte before it is believed, so all that forgetting costs is a page kept twice.
 
 use crate::ids::SwapEntry;
-use std::sync::OnceLock;
+use crate::table::Table;
+use std::collections::TryReserveError;
 use std::sync::atomic::{AtomicU8, AtomicU32, AtomicUsize, Ordering::Relaxed};
 
 /// Keys to a bucket: what fits in a cache line with a byte of hash each.
@@ -25,7 +26,7 @@ const CHUNK: usize = 1024;
 
 /// See the module.
 pub(crate) struct Candidates {
-    chunks: Box<[OnceLock<Box<[Bucket]>>]>,
+    buckets: Table<Bucket, CHUNK>,
     /// Chunks in use, a power of two.
     count: AtomicUsize,
 }
@@ -40,27 +41,28 @@ impl Candidates {
     /// A table for a pool of at most `pool_bytes_max`, with nothing made yet.
     pub(crate) fn new(pool_bytes_max: usize) -> Self {
         let chunks = pool_bytes_max.div_ceil(Self::POOL_BYTES_PER_CHUNK).next_power_of_two();
-        Self { chunks: (0..chunks).map(|_| OnceLock::new()).collect(), count: AtomicUsize::new(0) }
+        Self { buckets: Table::new(chunks * CHUNK), count: AtomicUsize::new(0) }
     }
 
     fn chunks_for(&self, pool_bytes: usize) -> usize {
         // Rounded down to a power of two: the table may be short by half, never long by half.
         let wanted = (pool_bytes / Self::POOL_BYTES_PER_CHUNK).max(1);
-        (1 << wanted.ilog2()).min(self.chunks.len())
+        (1 << wanted.ilog2()).min(self.buckets.chunks())
     }
 
     /// Grows the table to suit a pool of `pool_bytes`. Half of the keys are not found again after
-    /// a doubling; new ones soon take their places. Allocates.
-    pub(crate) fn provision(&self, pool_bytes: usize) {
+    /// a doubling; new ones soon take their places. Allocates. Errors: no memory.
+    pub(crate) fn provision(&self, pool_bytes: usize) -> Result<(), TryReserveError> {
         let wanted = self.chunks_for(pool_bytes);
         let bucket = || Bucket {
             keys: std::array::from_fn(|_| AtomicU32::new(0)),
             tags: std::array::from_fn(|_| AtomicU8::new(0)),
         };
-        for chunk in &self.chunks[..wanted] {
-            chunk.get_or_init(|| (0..CHUNK).map(|_| bucket()).collect());
+        for chunk in self.buckets.made()..wanted {
+            self.buckets.make(chunk, bucket)?;
         }
         self.count.fetch_max(wanted, Relaxed);
+        Ok(())
     }
 
     fn bucket(&self, hash: u64) -> Option<(&Bucket, u8)> {
@@ -70,8 +72,7 @@ impl Candidates {
         }
         // The low half is the checksum kept with the object; these bits are of the high half.
         let number = (hash >> 32) as usize & (count * CHUNK - 1);
-        let chunk = self.chunks[number / CHUNK].get()?;
-        Some((&chunk[number % CHUNK], (hash >> 57) as u8 | 1))
+        Some((self.buckets.get(number)?, (hash >> 57) as u8 | 1))
     }
 
     /// Keys that were stored with a page of this hash, or one that looks like it.
@@ -102,8 +103,7 @@ impl Candidates {
 
     /// Bytes that the table takes.
     pub(crate) fn bytes(&self) -> usize {
-        self.count.load(Relaxed) * CHUNK * size_of::<Bucket>()
-            + self.chunks.len() * size_of::<OnceLock<Box<[Bucket]>>>()
+        self.buckets.bytes()
     }
 }
 
@@ -116,7 +116,7 @@ mod tests {
         let table = Candidates::new(1 << 30);
         table.insert(7 << 40, SwapEntry(1), None);
         assert_eq!(table.find(7 << 40).count(), 0, "nothing is provisioned");
-        table.provision(1);
+        table.provision(1).unwrap();
         let hash = |i: u64| i.wrapping_mul(0x9e37_79b9_7f4a_7c15);
         for i in 0..1000 {
             table.insert(hash(i), SwapEntry(i as u32), None);
@@ -130,11 +130,11 @@ mod tests {
     #[test]
     fn the_table_grows_with_the_pool() {
         let table = Candidates::new(1 << 30);
-        table.provision(1);
+        table.provision(1).unwrap();
         let small = table.bytes();
-        table.provision(40 << 20);
+        table.provision(40 << 20).unwrap();
         assert_eq!(table.bytes(), small);
-        table.provision(200 << 20);
+        table.provision(200 << 20).unwrap();
         assert!(table.bytes() > 7 * small);
     }
 }

@@ -11,6 +11,7 @@
 // In the order in which to read them.
 mod ids;
 mod page;
+mod table;
 
 pub mod backing;
 pub mod compress;

@@ -7,7 +7,8 @@
 use crate::ids::{Area, SwapEntry};
 use crate::index::{Index, TRUNK_ENTRIES};
 use crate::sync::{Mutex, lock};
-use std::sync::OnceLock;
+use crate::table::Table;
+use std::collections::TryReserveError;
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 
 struct Unused {
@@ -24,7 +25,7 @@ struct Unused {
 pub(crate) struct Shares {
     area: Area,
     /// How many entries share each record; written under the record's entry lock.
-    counts: Box<[OnceLock<Box<[AtomicU32]>>]>,
+    counts: Table<AtomicU32, TRUNK_ENTRIES>,
     unused: Mutex<Unused>,
 }
 
@@ -35,7 +36,7 @@ impl Shares {
         let area = index.add_records((trunks * TRUNK_ENTRIES) as u32)?;
         Some(Self {
             area,
-            counts: (0..trunks).map(|_| OnceLock::new()).collect(),
+            counts: Table::new(trunks * TRUNK_ENTRIES),
             unused: Mutex::new(Unused { keys: Vec::new(), made: 0, asked: false }),
         })
     }
@@ -53,8 +54,7 @@ impl Shares {
     /// How many entries share the record.
     pub(crate) fn count(&self, record: SwapEntry) -> &AtomicU32 {
         let offset = (record.0 - self.area.first) as usize;
-        let counts = self.counts[offset / TRUNK_ENTRIES].get();
-        &counts.expect("a record in use was made")[offset % TRUNK_ENTRIES]
+        self.counts.get(offset).expect("a record in use was made")
     }
 
     /// An unused record, if one is ready.
@@ -78,37 +78,37 @@ impl Shares {
         unused.asked && unused.made < self.area.pages
     }
 
-    /// Makes another trunk of records when few are ready. Allocates.
-    pub(crate) fn provision(&self, index: &Index) {
+    /// Makes another trunk of records when few are ready. Allocates. Errors: no memory.
+    pub(crate) fn provision(&self, index: &Index) -> Result<(), TryReserveError> {
         if !self.wants_provision() {
-            return;
+            return Ok(());
         }
         let first = lock(&self.unused).made;
-        let Some(key) = self.area.entry(first) else { return };
-        index.provision();
+        let Some(key) = self.area.entry(first) else { return Ok(()) };
+        index.provision()?;
         if index.view().ensure(key).is_err() {
-            return; // Stores took the spare trunks; next time.
+            return Ok(()); // Stores took the spare trunks; next time.
         }
-        self.counts[first as usize / TRUNK_ENTRIES]
-            .get_or_init(|| (0..TRUNK_ENTRIES).map(|_| AtomicU32::new(0)).collect());
+        self.counts.make(first as usize / TRUNK_ENTRIES, || AtomicU32::new(0))?;
         let made = first + TRUNK_ENTRIES as u32;
         // Room for every record there is, so that giving back never allocates; and got before the
         // lock, which stores wait for.
-        let mut keys = Vec::with_capacity(made as usize);
+        let mut keys = Vec::new();
+        keys.try_reserve_exact(made as usize)?;
         let mut unused = lock(&self.unused);
         if unused.made != first {
-            return; // Another thread made it just now.
+            return Ok(()); // Another thread made it just now.
         }
         unused.asked = false;
         unused.made = made;
         keys.append(&mut unused.keys);
         keys.extend((first..made).rev().filter_map(|offset| self.area.entry(offset)));
         std::mem::swap(&mut keys, &mut unused.keys);
+        Ok(())
     }
 
     /// Bytes of counts and of the list of unused records (not of the records' entries).
     pub(crate) fn bytes(&self) -> usize {
-        lock(&self.unused).made as usize * 2 * size_of::<u32>()
-            + self.counts.len() * size_of::<OnceLock<Box<[AtomicU32]>>>()
+        lock(&self.unused).made as usize * size_of::<SwapEntry>() + self.counts.bytes()
     }
 }

@@ -165,15 +165,22 @@ impl Cache {
         self.pool.bytes()
     }
 
-    /// Allocates whatever stores may need next.
+    /// Allocates whatever stores may need next. Errors: not all of it could be had; nobody waits
+    /// for it until it can.
     pub(crate) fn provision(&self) -> io::Result<()> {
-        self.index.provision();
-        self.slots.provision();
-        self.shares.provision(&self.index);
-        self.candidates.provision(self.pool.mapped_bytes());
-        let provisioned = self.pool.provision(self.reserve_bytes);
+        let provisioned = self.provision_in_turn();
         self.starved.store(provisioned.is_err(), Relaxed);
         provisioned
+    }
+
+    /// What no store does without comes first.
+    fn provision_in_turn(&self) -> io::Result<()> {
+        self.index.provision()?;
+        self.slots.provision();
+        self.pool.provision(self.reserve_bytes)?;
+        self.shares.provision(&self.index)?;
+        self.candidates.provision(self.pool.mapped_bytes())?;
+        Ok(())
     }
 
     /// Rings when the reserve is half used or the pool is above its threshold. A few loads.

@@ -406,7 +406,7 @@ fn a_lookup_races_with_the_removal_of_its_trunk() {
         let index = Arc::new(Index::new(3 * TRUNK_ENTRIES as u32, Locks::SlotCaches));
         index.add_records(TRUNK_ENTRIES as u32).unwrap();
         index.add_area(2 * TRUNK_ENTRIES as u32).unwrap();
-        index.provision();
+        index.provision().unwrap();
         let key = SwapEntry(TRUNK_ENTRIES as u32 + 3);
         index.view().ensure(key).unwrap();
         let held = Word::new(State::Shared(SwapEntry(1)));

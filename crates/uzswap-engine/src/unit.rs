@@ -12,7 +12,7 @@ use crate::ids::{Area, SwapEntry};
 use crate::index::{Index, Member, TRUNK_ENTRIES};
 use crate::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 use crate::sync::{Mutex, lock};
-use std::sync::OnceLock;
+use crate::table::Table;
 
 /// Pieces of a unit, at most.
 pub(crate) const PIECES: usize = 4;
@@ -34,7 +34,7 @@ pub(crate) struct Units {
     area: Area,
     /// Of each unit, in the low half a bit for each page in it, in the high half how many pages it
     /// was made of (0: of no interest to [`Self::sparse`]).
-    members: Box<[OnceLock<Box<[AtomicU32]>>]>,
+    members: Table<AtomicU32, TRUNK_UNITS>,
     unused: Mutex<Unused>,
     /// Units that have lost at least a quarter of their pages.
     sparse: AtomicUsize,
@@ -44,10 +44,9 @@ impl Units {
     /// Units for an index of `pages_max` pages, in an area taken from it.
     pub(crate) fn new(index: &Index, pages_max: u32) -> Option<Self> {
         let area = index.add_records(Self::keys_for(pages_max))?;
-        let trunks = area.pages as usize / TRUNK_ENTRIES;
         Some(Self {
             area,
-            members: (0..trunks).map(|_| OnceLock::new()).collect(),
+            members: Table::new(area.pages as usize / PIECES),
             unused: Mutex::new(Unused { units: Vec::new(), made: 0 }),
             sparse: AtomicUsize::new(0),
         })
@@ -75,8 +74,7 @@ impl Units {
     }
 
     fn members(&self, number: usize) -> &AtomicU32 {
-        let members = self.members[number / TRUNK_UNITS].get();
-        &members.expect("a unit in use was made")[number % TRUNK_UNITS]
+        self.members.get(number).expect("a unit in use was made")
     }
 
     /// An unused unit, by the key of its first piece, with the first `pages` positions taken. Makes
@@ -95,14 +93,14 @@ impl Units {
     fn provision(&self, index: &Index) -> Option<()> {
         let made = lock(&self.unused).made;
         let first = self.area.entry((made * PIECES) as u32)?;
-        index.provision();
+        index.provision().ok()?;
         index.view().ensure(first).ok()?;
-        self.members[made / TRUNK_UNITS]
-            .get_or_init(|| (0..TRUNK_UNITS).map(|_| AtomicU32::new(0)).collect());
+        self.members.make(made / TRUNK_UNITS, || AtomicU32::new(0)).ok()?;
         let (old, made) = (made as u32, made + TRUNK_UNITS);
         // Room for every unit there is, so that giving back never allocates; and got before the
         // lock, which stores wait for.
-        let mut units = Vec::with_capacity(made);
+        let mut units = Vec::new();
+        units.try_reserve_exact(made).ok()?;
         let mut unused = lock(&self.unused);
         unused.made = made;
         units.append(&mut unused.units);
@@ -188,8 +186,7 @@ impl Units {
 
     /// Bytes of who is where and of the list of unused units (not of the pieces' entries).
     pub(crate) fn bytes(&self) -> usize {
-        lock(&self.unused).made * 2 * size_of::<u32>()
-            + self.members.len() * size_of::<OnceLock<Box<[AtomicU32]>>>()
+        lock(&self.unused).made * size_of::<u32>() + self.members.bytes()
     }
 }
 

@@ -408,3 +408,40 @@ fn nobody_allocates_with_a_lock_that_a_thread_which_serves_may_wait_for() {
     let held: Vec<_> = HELD.iter().filter_map(OnceLock::get).collect();
     assert!(held.is_empty(), "{held:?}");
 }
+
+#[test]
+fn without_memory_for_its_tables_a_cache_rejects_or_goes_on_and_says_so() {
+    prepare_thread();
+    let (mut page, mut failures) = ([0; PAGE_BYTES], 0);
+    for refused in 1.. {
+        let setup = Setup { pages: 32 << 12, pool_bytes: 16 << 20, ..Setup::default() };
+        let (cache, area, _) = setup.make();
+        let mut stored = Vec::with_capacity(2000);
+        REFUSED_IN.set(refused);
+        for number in 0..2000 {
+            if number % 10 == 0 {
+                failures += u64::from(cache.maintain().is_err());
+            }
+            // Each page twice, in new address space all the time.
+            let key = area.entry((number % 20) * 4096 + number / 20).unwrap();
+            let seed = u64::from(number / 2);
+            if cache.store(key, &page_of(Content::Random, seed)) == Store::Stored {
+                stored.push((key, seed));
+            }
+        }
+        let is_over = REFUSED_IN.replace(0) > 0;
+        for (key, seed) in &stored {
+            assert_eq!(cache.load(*key, &mut page).unwrap(), Load::Hit);
+            assert!(page == page_of(Content::Random, *seed));
+        }
+        cache.maintain().unwrap();
+        cache.check();
+        assert!(stored.len() > 1000, "{} without number {refused}", stored.len());
+        if is_over {
+            // All was granted.
+            assert_eq!(stored.len(), 2000);
+            assert!(failures >= 8, "{failures} failures of {refused}");
+            break;
+        }
+    }
+}

@@ -23,6 +23,7 @@ use crate::config::Locks;
 use crate::ids::{Area, SwapEntry};
 use crate::sync::{Backoff, Mutex, MutexGuard, lock, pin};
 use crossbeam_epoch::{Atomic, Guard, Owned, Shared};
+use std::collections::TryReserveError;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use trunk::Trunk;
 
@@ -96,15 +97,20 @@ impl Index {
     }
 
     /// Makes spare trunks up to the number kept ready: no more than pages can still need, and one
-    /// for records. Allocates: never called to serve a request.
-    pub(crate) fn provision(&self) {
+    /// for records. Allocates: never called to serve a request. Errors: no memory.
+    pub(crate) fn provision(&self) -> Result<(), TryReserveError> {
         let made = self.made_for_pages.load(Ordering::Relaxed);
         let missing = self.page_trunks.load(Ordering::Relaxed).saturating_sub(made);
         let wanted = (missing + 1).min(Self::SPARE);
         while lock(&self.spare).len() < wanted {
-            let trunk = trunk::new();
-            lock(&self.spare).push(trunk);
+            let trunk = trunk::new()?;
+            let mut spare = lock(&self.spare);
+            // Another thread may have made it meanwhile, and there is room for no more.
+            if spare.len() < wanted {
+                spare.push(trunk);
+            }
         }
+        Ok(())
     }
 
     /// Frees pages' trunks of which every entry is absent; how many. Records' stay: their owners
@@ -126,8 +132,11 @@ impl Index {
         }
         // Who has just made it, and stores there in a moment, finds a spare one when it is gone.
         self.made_for_pages.fetch_sub(1, Ordering::Relaxed);
-        self.provision();
-        if let Some(held) = entries.iter().position(|entry| !entry.leave()) {
+        let held = match self.provision() {
+            Ok(()) => entries.iter().position(|entry| !entry.leave()),
+            Err(_) => Some(0), // There is none: better to keep this one.
+        };
+        if let Some(held) = held {
             entries[..held].iter().for_each(Entry::stay);
             self.made_for_pages.fetch_add(1, Ordering::Relaxed);
             return false;
@@ -303,7 +312,7 @@ mod tests {
         let view = index.view();
         assert!(view.get(SwapEntry(5)).is_none());
         assert_eq!(view.ensure(SwapEntry(5)), Err(NoTrunk));
-        index.provision();
+        index.provision().unwrap();
         assert_eq!(view.ensure(SwapEntry(5)), Ok(()));
         assert!(view.get(SwapEntry(TRUNK - 1)).is_some());
         assert!(view.get(SwapEntry(TRUNK)).is_none());
@@ -314,7 +323,7 @@ mod tests {
         let index = Index::new(3 * TRUNK, Locks::SlotCaches);
         index.add_records(TRUNK).unwrap();
         index.add_area(2 * TRUNK).unwrap();
-        index.provision();
+        index.provision().unwrap();
         let (first, second) = (SwapEntry(0), SwapEntry(TRUNK + 7));
         let view = index.view();
         [first, second].iter().for_each(|key| view.ensure(*key).unwrap());
@@ -343,7 +352,7 @@ mod tests {
         let index = Index::new(30 * TRUNK, Locks::SlotCaches);
         index.add_records(9 * TRUNK).unwrap();
         let ready = || {
-            index.provision();
+            index.provision().unwrap();
             lock(&index.spare).len()
         };
         assert_eq!(ready(), 1);

@@ -4,7 +4,9 @@
 //! [`retire`]d by the one thread that took it out, after which no thread that pins itself finds it.
 
 use super::{Entry, TRUNK_ENTRIES};
+use crate::table::boxed;
 use crossbeam_epoch::{Atomic, Guard, Shared};
+use std::collections::TryReserveError;
 
 /// Entries of one trunk.
 #[cfg(not(feature = "shuttle"))]
@@ -17,13 +19,13 @@ pub(super) struct Trunk {
     freed: std::sync::atomic::AtomicBool,
 }
 
-/// A trunk of absent entries.
-pub(super) fn new() -> Box<Trunk> {
-    let entries: Box<[Entry]> = (0..TRUNK_ENTRIES).map(|_| Entry::new()).collect();
+/// A trunk of absent entries. Errors: no memory.
+pub(super) fn new() -> Result<Box<Trunk>, TryReserveError> {
+    let entries = boxed(TRUNK_ENTRIES, Entry::new)?;
     #[cfg(not(feature = "shuttle"))]
-    return entries.try_into().ok().expect("it has as many entries as a trunk");
+    return Ok(entries.try_into().ok().expect("it has as many entries as a trunk"));
     #[cfg(feature = "shuttle")]
-    return Box::new(Trunk { entries, freed: false.into() });
+    return Ok(Box::new(Trunk { entries, freed: false.into() }));
 }
 
 pub(super) fn entries(trunk: &Trunk) -> &[Entry; TRUNK_ENTRIES] {

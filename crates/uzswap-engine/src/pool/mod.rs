@@ -212,7 +212,7 @@ impl Pool {
     /// Brings sections on line until `reserve` bytes are free, and descriptors for them. Allocates,
     /// and may wait for the kernel. Errors: the machine has no more memory to give.
     pub(crate) fn provision(&self, reserve: usize) -> std::io::Result<()> {
-        self.zspages.provision();
+        self.zspages.provision()?;
         while self.free_bytes() < reserve && self.sections.online() < self.sections.possible() {
             self.sections.bring_online()?;
         }

@@ -32,7 +32,7 @@ impl Owned {
     }
 
     fn insert(&mut self, bytes: usize) -> bool {
-        self.pool.zspages.provision();
+        self.pool.zspages.provision().unwrap();
         let Ok(handle) = self.pool.alloc(bytes) else { return false };
         let owner = self.next;
         self.next += 1;

@@ -8,7 +8,8 @@
 use super::section::Frame;
 use super::size_class::FRAMES_MAX;
 use crate::sync::{Mutex, lock};
-use std::sync::OnceLock;
+use crate::table::Table;
+use std::collections::TryReserveError;
 use std::sync::atomic::{AtomicU8, AtomicU16, AtomicU32, AtomicUsize, Ordering::Relaxed};
 
 /// No zspage, no object.
@@ -85,7 +86,7 @@ const CHUNK: usize = super::SECTION_FRAMES;
 
 /// All descriptors.
 pub(super) struct Zspages {
-    chunks: Box<[OnceLock<Box<[Zspage]>>]>,
+    table: Table<Zspage, CHUNK>,
     unused: Mutex<Unused>,
     /// How many of them there are. Written under their lock.
     ready: AtomicUsize,
@@ -99,13 +100,12 @@ struct Unused {
 impl Zspages {
     /// Room for `count_max` zspages; none has memory yet.
     pub(super) fn new(count_max: usize) -> Self {
-        let chunks = (0..count_max.div_ceil(CHUNK)).map(|_| OnceLock::new()).collect();
-        Self { chunks, unused: Mutex::new(Unused { first: NONE }), ready: AtomicUsize::new(0) }
+        let unused = Mutex::new(Unused { first: NONE });
+        Self { table: Table::new(count_max), unused, ready: AtomicUsize::new(0) }
     }
 
     pub(super) fn get(&self, number: u32) -> &Zspage {
-        let chunk = self.chunks[number as usize / CHUNK].get();
-        &chunk.expect("a handle names a zspage that was made")[number as usize % CHUNK]
+        self.table.get(number as usize).expect("a handle names a zspage that was made")
     }
 
     /// An unused descriptor, if one is ready.
@@ -131,37 +131,28 @@ impl Zspages {
 
     /// Whether so many zspages find a descriptor, or will never find more than there are.
     pub(super) fn has_ready(&self, count: usize) -> bool {
-        let is_last = || self.chunks.last().is_none_or(|chunk| chunk.get().is_some());
-        self.ready.load(Relaxed) >= count || is_last()
+        self.ready.load(Relaxed) >= count || self.table.is_whole()
     }
 
     /// Makes one more chunk ready if fewer than one are: it covers a section of raw pages, the case
-    /// with the most zspages to a section. Allocates.
-    pub(super) fn provision(&self) {
-        if self.has_ready(CHUNK) {
-            return;
+    /// with the most zspages to a section. Allocates. Errors: no memory.
+    pub(super) fn provision(&self) -> Result<(), TryReserveError> {
+        let chunk = self.table.made();
+        // Another thread may make it just now.
+        if !self.has_ready(CHUNK) && self.table.make(chunk, Zspage::new)? {
+            let first = (chunk * CHUNK) as u32;
+            (first..first + CHUNK as u32).rev().for_each(|number| self.give(number));
         }
-        let Some(number) = self.chunks.iter().position(|chunk| chunk.get().is_none()) else {
-            return;
-        };
-        let fresh = (0..CHUNK).map(|_| Zspage::new()).collect();
-        if self.chunks[number].set(fresh).is_err() {
-            return; // Another thread made it just now.
-        }
-        let first = (number * CHUNK) as u32;
-        (first..first + CHUNK as u32).rev().for_each(|number| self.give(number));
+        Ok(())
     }
 
     /// Numbers of all descriptors, in use or not.
     pub(super) fn numbers(&self) -> impl Iterator<Item = u32> {
-        let made = self.chunks.iter().take_while(|chunk| chunk.get().is_some()).count();
-        0..(made * CHUNK) as u32
+        0..(self.table.made() * CHUNK) as u32
     }
 
     /// Bytes that the table takes.
     pub(super) fn bytes(&self) -> usize {
-        let made = self.chunks.iter().filter(|chunk| chunk.get().is_some()).count();
-        made * CHUNK * size_of::<Zspage>()
-            + self.chunks.len() * size_of::<OnceLock<Box<[Zspage]>>>()
+        self.table.bytes()
     }
 }

@@ -1,0 +1,76 @@
+//! Tables that grow, a chunk at a time, and never move what is in them.
+//!
+//! They are read without a lock. A chunk is made ahead of need by the thread that maintains, and
+//! where the machine has no memory for one, that is an error and not the end of the process.
+
+use std::collections::TryReserveError;
+use std::sync::OnceLock;
+
+/// `count` values in memory of their own. Errors: there is none.
+pub(crate) fn boxed<T>(count: usize, new: impl Fn() -> T) -> Result<Box<[T]>, TryReserveError> {
+    let mut values = Vec::new();
+    values.try_reserve_exact(count)?;
+    values.extend((0..count).map(|_| new()));
+    Ok(values.into_boxed_slice())
+}
+
+/// A table of up to so many chunks of `CHUNK` values, which are made in order.
+pub(crate) struct Table<T, const CHUNK: usize>(Box<[OnceLock<Box<[T]>>]>);
+
+impl<T, const CHUNK: usize> Table<T, CHUNK> {
+    /// Room for `count_max` values; none has memory yet.
+    pub(crate) fn new(count_max: usize) -> Self {
+        Self((0..count_max.div_ceil(CHUNK)).map(|_| OnceLock::new()).collect())
+    }
+
+    /// A value, if its chunk was made.
+    pub(crate) fn get(&self, number: usize) -> Option<&T> {
+        Some(&self.0[number / CHUNK].get()?[number % CHUNK])
+    }
+
+    /// Makes a chunk, unless it is there or beyond the table; whether this call did. Allocates.
+    /// Errors: there is no memory.
+    pub(crate) fn make(&self, chunk: usize, new: impl Fn() -> T) -> Result<bool, TryReserveError> {
+        match self.0.get(chunk) {
+            Some(slot) if slot.get().is_none() => Ok(slot.set(boxed(CHUNK, new)?).is_ok()),
+            _ => Ok(false),
+        }
+    }
+
+    /// Chunks that it can have.
+    pub(crate) fn chunks(&self) -> usize {
+        self.0.len()
+    }
+
+    /// Chunks that were made.
+    pub(crate) fn made(&self) -> usize {
+        self.0.iter().take_while(|chunk| chunk.get().is_some()).count()
+    }
+
+    /// Whether all of them were.
+    pub(crate) fn is_whole(&self) -> bool {
+        self.0.last().is_none_or(|chunk| chunk.get().is_some())
+    }
+
+    /// Bytes that it takes.
+    pub(crate) fn bytes(&self) -> usize {
+        self.made() * CHUNK * size_of::<T>() + self.0.len() * size_of::<OnceLock<Box<[T]>>>()
+    }
+}
+
+#[cfg(all(test, not(feature = "shuttle")))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_chunk_is_made_once_and_read_where_it_is() {
+        let table = Table::<u32, 4>::new(9);
+        assert_eq!((table.chunks(), table.made(), table.is_whole()), (3, 0, false));
+        assert_eq!(table.get(3), None);
+        assert_eq!((table.make(0, || 7), table.make(0, || 8)), (Ok(true), Ok(false)));
+        assert_eq!((table.get(3), table.get(4)), (Some(&7), None));
+        (1..3).for_each(|chunk| assert_eq!(table.make(chunk, || 9), Ok(true)));
+        assert_eq!((table.make(3, || 9), table.made(), table.is_whole()), (Ok(false), 3, true));
+        assert_eq!(table.bytes(), 48 + 3 * size_of::<OnceLock<Box<[u32]>>>());
+    }
+}
