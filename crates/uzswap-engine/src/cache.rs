@@ -16,10 +16,10 @@
 //! leaves the entry as it was: a block device's reader may come again. [`Cache::load_exclusive`]
 //! drops it.
 
-use crate::backing::Backing;
 use crate::backing::record::{RECORD_BYTES_MAX, Record};
 use crate::backing::segments::SEGMENT_BYTES;
 use crate::backing::slots::Slots;
+use crate::backing::{BYTES_MAX, Backing};
 use crate::compress::{
     Codec, Dictionaries, UNIT_BYTES_MAX, Undecodable, UnitDecoder, dictionary_of,
 };
@@ -185,9 +185,13 @@ impl Cache {
             let value = u64::from(config.pages_max) * PAGE_BYTES as u64;
             return Err(SetupError::Size { what: "the address space", value, must });
         }
-        let least = 8 * SEGMENT_BYTES as u64;
-        if backing.bytes() != 0 && backing.bytes() < least {
-            let must = "at least 2 MiB";
+        const BYTES_MIN: u64 = 8 * SEGMENT_BYTES as u64;
+        let must = match backing.bytes() {
+            0 | BYTES_MIN..=BYTES_MAX => None,
+            ..BYTES_MIN => Some("at least 2 MiB"),
+            _ => Some("at most 16 TiB: give a size"),
+        };
+        if let Some(must) = must {
             return Err(SetupError::Size { what: "the backing", value: backing.bytes(), must });
         }
         let index = Index::new(keys, locks);

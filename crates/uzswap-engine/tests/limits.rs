@@ -9,7 +9,7 @@ use std::sync::{Arc, OnceLock, mpsc};
 use std::time::Duration;
 use uzswap_engine::backing::{Backing, Completion, Write};
 use uzswap_engine::testing::{Content, Setup, TestBacking, page_of};
-use uzswap_engine::{Area, Cache, Load, PAGE_BYTES, Reject, Store};
+use uzswap_engine::{Area, Cache, Config, Load, PAGE_BYTES, Reject, Store};
 
 const FULL: Store = Store::Rejected(Reject::ReclaimFail);
 
@@ -228,6 +228,57 @@ fn without_memory_on_line_a_store_is_rejected_and_the_next_one_after_maintenance
     cache.maintain().unwrap();
     assert_eq!(cache.store(area.entry(2999).unwrap(), &page(2999)), Store::Stored);
     cache.check();
+}
+
+/// A backing of a size that is not there.
+struct Claims(u64);
+
+impl Backing for Claims {
+    fn bytes(&self) -> u64 {
+        self.0
+    }
+
+    fn block_bytes(&self) -> usize {
+        512
+    }
+
+    fn read(&self, _offset: u64, _out: &mut [u8]) -> io::Result<()> {
+        Err(io::ErrorKind::Unsupported.into())
+    }
+
+    fn write(&self, _offset: u64, _bytes: &[u8]) -> io::Result<()> {
+        Err(io::ErrorKind::Unsupported.into())
+    }
+
+    fn submit(&self, _write: Write) {
+        unreachable!("nothing is written back");
+    }
+
+    fn discard(&self, _offset: u64, _bytes: u64) -> io::Result<()> {
+        Err(io::ErrorKind::Unsupported.into())
+    }
+
+    fn complete(&self, _wait: bool) -> Option<Completion> {
+        None
+    }
+}
+
+/// A place has 40 bits for units of 16 bytes.
+#[test]
+fn a_backing_beyond_the_reach_of_places_is_refused() {
+    let made = |bytes| {
+        let config = Config {
+            pages_max: 1000,
+            ram_bytes: 8 << 20,
+            pool_bytes_max: 8 << 20,
+            algorithm: "lz4".parse().unwrap(),
+        };
+        Cache::new(config, Box::new(Claims(bytes))).map(drop)
+    };
+    let error = made((16 << 40) + (256 << 10)).unwrap_err().to_string();
+    assert!(error.contains("the backing") && error.contains("at most 16 TiB"), "{error}");
+    assert!(made((2 << 20) - 1).unwrap_err().to_string().contains("at least 2 MiB"));
+    made(2 << 20).unwrap();
 }
 
 /// Frames are free, and what is to name them is not.

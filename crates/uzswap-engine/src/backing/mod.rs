@@ -15,6 +15,7 @@ pub(crate) mod slots;
 pub use buffer::Buffer;
 pub use file::FileBacking;
 pub use none::NoBacking;
+pub(crate) use open::BYTES_MAX;
 pub use open::{BackingError, BackingSpec, open_backing};
 
 use std::io;

@@ -1,6 +1,7 @@
 //! Opening what pages are written back to: `none`, or a path with a size.
 
 use super::{Backing, FileBacking, NoBacking};
+use crate::ids::Place;
 use rustix::fs::{FallocateFlags, FlockOperation, Mode, OFlags};
 use std::fmt;
 use std::fs::File;
@@ -43,6 +44,10 @@ enum Reason {
     Folder(String),
     #[error("it has {0} bytes, and at least 2 MiB are needed; give a size, as in :4G")]
     Small(u64),
+    #[error("it has {0} bytes, and at most 16 TiB can be used; give a size, as in :16T")]
+    Large(u64),
+    #[error("it has {has} bytes and not {wanted}; give a smaller size, or none for all of it")]
+    Beyond { has: u64, wanted: u64 },
     #[error("it is in use by another process; choose another or end that process")]
     InUse,
     #[error(
@@ -61,6 +66,11 @@ enum Reason {
 
 /// Least size that is of use.
 const BYTES_MIN: u64 = 2 << 20;
+
+/// Most that places reach.
+pub(crate) const BYTES_MAX: u64 = Place::UNIT << Place::BITS;
+
+const _: () = assert!(BYTES_MAX == 16 << 40, "as messages say");
 
 /// What the last block of a file that has been a backing starts with: it may be used again.
 const MARK: &[u8; 16] = b"uzswap backing 1";
@@ -112,11 +122,12 @@ fn open_path(path: &Path, bytes: Option<u64>) -> Result<FileBacking, Reason> {
     let size = io::Seek::seek(&mut file, io::SeekFrom::End(0)).map_err(Reason::Io)?;
     let bytes = bytes.unwrap_or(size);
     if is_device {
-        let fits = bytes <= size;
+        if bytes > size {
+            return Err(Reason::Beyond { has: size, wanted: bytes });
+        }
         // A disk may use blocks that hold nothing. A file's blocks stay its own: they were reserved
         // so that writing them cannot fail for want of room.
-        let backing = fits.then(|| direct(file, bytes)).ok_or(Reason::Small(size))?;
-        return backing.map(FileBacking::with_discard);
+        return direct(file, bytes).map(FileBacking::with_discard);
     }
     check_mark(&file, size)?;
     reserve(&file, bytes)?;
@@ -157,9 +168,7 @@ fn check_mark(file: &File, size: u64) -> Result<(), Reason> {
 
 /// Takes the space now, so that a full file system is found out before pages are on it.
 fn reserve(file: &File, bytes: u64) -> Result<(), Reason> {
-    if bytes < BYTES_MIN {
-        return Err(Reason::Small(bytes));
-    }
+    check_size(bytes)?;
     match rustix::fs::fallocate(file, FallocateFlags::empty(), 0, bytes) {
         Ok(()) => Ok(()),
         Err(rustix::io::Errno::NOSPC | rustix::io::Errno::FBIG) => Err(Reason::NoRoom(bytes)),
@@ -169,10 +178,16 @@ fn reserve(file: &File, bytes: u64) -> Result<(), Reason> {
     }
 }
 
-fn direct(file: File, bytes: u64) -> Result<FileBacking, Reason> {
-    if bytes < BYTES_MIN {
-        return Err(Reason::Small(bytes));
+fn check_size(bytes: u64) -> Result<(), Reason> {
+    match bytes {
+        ..BYTES_MIN => Err(Reason::Small(bytes)),
+        BYTES_MIN..=BYTES_MAX => Ok(()),
+        _ => Err(Reason::Large(bytes)),
     }
+}
+
+fn direct(file: File, bytes: u64) -> Result<FileBacking, Reason> {
+    check_size(bytes)?;
     FileBacking::new(file, bytes).map_err(|error| match error.kind() {
         io::ErrorKind::Unsupported => Reason::NoDirectIo,
         _ => Reason::Io(error),
@@ -226,8 +241,8 @@ mod tests {
         assert!(error(&folder.path().join("new"), None).contains("needs a size"));
         assert!(error(&folder.path().join("new"), Some(4096)).contains("at least 2 MiB"));
         assert!(error(&folder.path().join("no/such"), Some(4 << 20)).contains("No such file"));
-        let huge = Some(1 << 50);
-        assert!(error(&folder.path().join("new"), huge).contains("no room for"), "a petabyte");
+        assert!(error(&folder.path().join("new"), Some(16 << 40)).contains("no room for"));
+        assert!(error(&folder.path().join("new"), Some(1 << 50)).contains("at most 16 TiB"));
         assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 1, "nothing is left");
     }
 
