@@ -61,8 +61,8 @@ typedef struct {
   // Bytes for everything: pages in memory, compressed pages, what is known of them. Must be
   // given.
   uint64_t memory;
-  // "lz4" (the default), "zstd", "lzo", "deflate", "wkdm" or "raw"; ":LEVEL" where it has
-  // levels.
+  // "lz4:0" (the default: LZ4 made for heaps), "lz4", "zstd", "lzo", "deflate", "wkdm" or "raw";
+  // ":LEVEL" where it has levels.
   const char *compressor;
   // "PATH" or "PATH:SIZE": a file for the coldest pages. NULL: all stay in memory.
   const char *backing;
@@ -70,7 +70,7 @@ typedef struct {
   uint32_t mode;
   // UZSWAP_ON_FORK_...
   uint32_t on_fork;
-  // Threads that compress; 0: as many as serve this machine.
+  // Threads that take pages out and compress them, 1 to 64; 0: one.
   uint32_t reclaim_threads;
   // 0.
   uint32_t reserved;

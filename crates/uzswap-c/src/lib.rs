@@ -13,10 +13,12 @@
 use std::cell::RefCell;
 use std::collections::HashMap;
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
+use std::mem::{MaybeUninit, offset_of};
 use std::ops::Range;
 use std::os::fd::BorrowedFd;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::ptr;
+use std::slice;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use uzswap_region::{Advice, Mode, OnFork, Pinned, RegionRef, io};
 
@@ -29,14 +31,15 @@ pub struct Pager {
 
 /// How a pager is to be. Begin with UZSWAP_OPTIONS_INIT; what is then 0 or NULL has its default.
 #[repr(C)]
+#[derive(Clone, Copy)]
 pub struct Options {
     /// sizeof(uzswap_options), as the program was compiled: later versions add members at the end.
     pub size: usize,
     /// Bytes for everything: pages in memory, compressed pages, what is known of them. Must be
     /// given.
     pub memory: u64,
-    /// "lz4" (the default), "zstd", "lzo", "deflate", "wkdm" or "raw"; ":LEVEL" where it has
-    /// levels.
+    /// "lz4:0" (the default: LZ4 made for heaps), "lz4", "zstd", "lzo", "deflate", "wkdm" or "raw";
+    /// ":LEVEL" where it has levels.
     pub compressor: *const c_char,
     /// "PATH" or "PATH:SIZE": a file for the coldest pages. NULL: all stay in memory.
     pub backing: *const c_char,
@@ -44,7 +47,7 @@ pub struct Options {
     pub mode: u32,
     /// UZSWAP_ON_FORK_...
     pub on_fork: u32,
-    /// Threads that compress; 0: as many as serve this machine.
+    /// Threads that take pages out and compress them, 1 to 64; 0: one.
     pub reclaim_threads: u32,
     /// 0.
     pub reserved: u32,
@@ -147,23 +150,44 @@ pub extern "C" fn uzswap_last_error() -> *const c_char {
     LAST_ERROR.with_borrow(|last| last.as_ptr())
 }
 
+/// Options as this library knows them, of a program that was compiled with this header, an older or
+/// a newer one. What an older one has not has its default; what only a newer one has must be 0.
+fn options(given: *const Options) -> Result<Options, String> {
+    const OURS: usize = size_of::<Options>();
+    // The size itself, and what must be given.
+    const LEAST: usize = offset_of!(Options, compressor);
+    const MOST: usize = 4096;
+    // SAFETY: the header asks for options that begin with their size; null is an error.
+    let size = *unsafe { given.cast::<usize>().as_ref() }.ok_or("the options are NULL")?;
+    if !(LEAST..=MOST).contains(&size) || !size.is_multiple_of(align_of::<Options>()) {
+        return Err(format!(
+            "options of {size} bytes, not of {OURS}; begin with UZSWAP_OPTIONS_INIT"
+        ));
+    }
+    // SAFETY: the options are of this size, by the header.
+    let beyond = unsafe { slice::from_raw_parts(given.cast::<u8>(), size) }.get(OURS..);
+    if beyond.is_some_and(|beyond| beyond.iter().any(|byte| *byte != 0)) {
+        return Err(format!(
+            "options of {size} bytes, not of {OURS}, ask for what this library does not know; \
+             install the libuzswap that the program was compiled with"
+        ));
+    }
+    let mut options = MaybeUninit::<Options>::zeroed();
+    // SAFETY: copies within both; zeros are a value of each member, and so is what C put there.
+    unsafe {
+        let to = options.as_mut_ptr().cast::<u8>();
+        ptr::copy_nonoverlapping(given.cast::<u8>(), to, size.min(OURS));
+        Ok(options.assume_init())
+    }
+}
+
 /// A pager as the options say, or NULL with uzswap_last_error(). Nothing is mapped yet.
 ///
 /// The options are only looked at during the call.
 #[unsafe(no_mangle)]
 pub extern "C" fn uzswap_pager_new(options: *const Options) -> *mut Pager {
     answer(ptr::null_mut(), || {
-        // SAFETY: the header asks for options that begin with their size; null is an error.
-        let size = unsafe { options.cast::<usize>().as_ref() }.ok_or("the options are NULL")?;
-        if *size != size_of::<Options>() {
-            return Err(format!(
-                "options of {size} bytes, not of {}; begin with UZSWAP_OPTIONS_INIT, and compile \
-                 with the uzswap.h of this library",
-                size_of::<Options>()
-            ));
-        }
-        // SAFETY: the size was that of the structure.
-        let options = unsafe { &*options };
+        let options = self::options(options)?;
         let mut builder = uzswap_region::Pager::builder().memory(options.memory);
         if let Some(name) = text("compressor", options.compressor)? {
             builder = builder.compressor(name);

@@ -2,6 +2,7 @@
  * is not so with the line. The arguments are a file to write and the mode. */
 #include <errno.h>
 #include <fcntl.h>
+#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -24,6 +25,37 @@ static unsigned char byte_at(size_t i) {
     return (unsigned char)(i / 4096 + i % 61);
 }
 
+/* Programs that were compiled with an older or a newer header. */
+static void sizes_of_other_headers(uint64_t memory) {
+    struct {
+        uzswap_options known;
+        uint64_t unknown;
+    } newer = {UZSWAP_OPTIONS_INIT, 0};
+    newer.known.memory = memory;
+    newer.known.size = sizeof newer;
+    uzswap_pager *pager = uzswap_pager_new(&newer.known);
+    CHECK(pager != NULL && uzswap_pager_free(pager) == 0);
+    newer.unknown = 1;
+    CHECK(uzswap_pager_new(&newer.known) == NULL);
+    SAYS("does not know");
+
+    uzswap_options older = UZSWAP_OPTIONS_INIT;
+    older.memory = memory;
+    /* Members that it did not have: what is there is not looked at. */
+    older.compressor = "squash";
+    older.mode = older.on_fork = older.reclaim_threads = older.reserved = 77;
+    older.size = offsetof(uzswap_options, compressor);
+    pager = uzswap_pager_new(&older);
+    CHECK(pager != NULL && uzswap_pager_free(pager) == 0);
+    older.compressor = "lz4";
+    older.size = offsetof(uzswap_options, mode);
+    older.backing = NULL;
+    pager = uzswap_pager_new(&older);
+    CHECK(pager != NULL && uzswap_pager_free(pager) == 0);
+    older.size = offsetof(uzswap_options, memory);
+    CHECK(uzswap_pager_new(&older) == NULL);
+}
+
 static void options_are_checked(void) {
     CHECK(uzswap_pager_new(NULL) == NULL);
     uzswap_options options = UZSWAP_OPTIONS_INIT;
@@ -33,6 +65,7 @@ static void options_are_checked(void) {
     CHECK(uzswap_pager_new(&options) == NULL);
     SAYS("UZSWAP_OPTIONS_INIT");
     options.size = sizeof options;
+    sizes_of_other_headers(MEMORY);
     options.mode = 77;
     CHECK(uzswap_pager_new(&options) == NULL);
     SAYS("77");
