@@ -1,6 +1,6 @@
 //! Address → region, for whoever faults: a few loads, no lock.
 //!
-//! Regions begin at multiples of 2 MiB ([`UNIT`]). A table of 128 Ki entries, one for each GiB of
+//! Regions begin at multiples of 2 MiB ([`UNIT`]). A table of 256 Ki entries, one for each GiB of
 //! the address space, refers to tables of 512 entries, one for each unit; a region that covers a
 //! whole GiB stands in the first table itself. So a region of a terabyte costs 8 KiB here. Tables
 //! stay once they are made.
@@ -9,6 +9,7 @@
 //! touches its memory while it is unmapped has a bug of his own, as with any memory.
 
 use crate::space::Space;
+use std::ops::Range;
 use std::sync::atomic::{AtomicPtr, Ordering};
 use std::sync::{Mutex, PoisonError};
 
@@ -16,8 +17,10 @@ use std::sync::{Mutex, PoisonError};
 pub(crate) const UNIT: usize = 2 << 20;
 const GIB: usize = 1 << 30;
 const UNITS: usize = GIB / UNIT;
-/// Addresses of user space have 47 bits, or 56 where that is asked for; nobody here asks.
-const GIBS: usize = 1 << (47 - 30);
+/// Addresses of user space have 47 bits on x86-64, 48 on arm64, or up to 56 where that is asked for
+/// (five levels of page tables), which would make the table 256 times as large. What lies above is
+/// refused ([`covers`]). Of 4 MiB, what is never touched takes no memory.
+const GIBS: usize = 1 << (48 - 30);
 
 struct Table([AtomicPtr<Space>; UNITS]);
 
@@ -53,7 +56,12 @@ pub(crate) fn find(address: usize) -> Option<&'static Space> {
     unsafe { found.as_ref() }.filter(|space| space.contains(address))
 }
 
-/// Enters a region.
+/// Whether a region may lie there.
+pub(crate) fn covers(addresses: &Range<usize>) -> bool {
+    addresses.end <= GIBS * GIB
+}
+
+/// Enters a region, which lies where one may.
 pub(crate) fn add(space: &Space) {
     set(space, std::ptr::from_ref(space).cast_mut());
 }
@@ -85,5 +93,20 @@ fn set(space: &Space, to: *mut Space) {
         let table = unsafe { &*slot.parts.load(Ordering::Acquire) };
         table.0[at % GIB / UNIT].store(to, Ordering::Release);
         at += UNIT;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_address_is_beyond_the_table_unnoticed() {
+        let end = 1 << 48;
+        assert!(covers(&(end - GIB..end)) && !covers(&(end - GIB..end + 1)));
+        // Five levels, and what the kernel has for itself.
+        for address in [0, end - 1, end, 1 << 56, usize::MAX] {
+            assert!(find(address).is_none(), "{address:#x}");
+        }
     }
 }

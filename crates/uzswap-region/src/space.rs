@@ -7,8 +7,9 @@
 use crate::budget::{wait, wake_all};
 use crate::error::Error;
 use crate::pager::Inner;
-use crate::registry::UNIT;
+use crate::registry::{self, UNIT};
 use crate::word::{Kind, Word};
+use rustix::io::Errno;
 use std::fs::File;
 use std::io;
 use std::ops::Range;
@@ -49,6 +50,9 @@ impl Space {
         let whole = pages as usize * PAGE_BYTES;
         let memory = Mapping::for_pages(whole, UNIT).map_err(failed)?;
         let base = memory.as_ptr() as usize;
+        if !registry::covers(&(base..base + whole)) {
+            return Err(failed(Errno::ADDRNOTAVAIL.into()));
+        }
         pager.uffd.register(base..base + whole).map_err(failed)?;
         let words = Mapping::for_pages(pages as usize * size_of::<AtomicU32>(), PAGE_BYTES);
         let words = words.map_err(failed)?;
