@@ -58,6 +58,7 @@ const UNSAFE: &[&str] = &[
     "crates/uzswap-malloc/src/blocks.rs",
     "crates/uzswap-malloc/src/calls.rs",
     "crates/uzswap-malloc/src/original.rs",
+    "crates/uzswap-malloc/src/signals.rs",
     "python/src/numpy.rs",
     "crates/uzswap-region/tests/process.rs",
     "crates/uzswap-region/tests/torture.rs",

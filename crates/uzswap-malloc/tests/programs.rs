@@ -128,6 +128,18 @@ fn blocks_move_between_the_two_allocators() {
 }
 
 #[test]
+fn a_program_may_set_handlers_of_bus_errors() {
+    let folder = folder();
+    let program = folder.path().join("signals");
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/signals.c");
+    run(Command::new("cc").args(["-Wall", "-Wextra", "-O1", "-o"]).arg(&program).arg(source));
+    let program = program.to_str().expect("a path of ours");
+    run(&mut Command::new(program));
+    let ours = run(within("8M", folder.path(), program).env("UZSWAP_MODE", "in-thread"));
+    assert!(ours.stderr.is_empty(), "{}", String::from_utf8_lossy(&ours.stderr));
+}
+
+#[test]
 fn what_cannot_be_done_is_said_and_the_program_runs_without() {
     let arguments = ["--buffer-size=64M", "/dev/null"];
     let cases = [

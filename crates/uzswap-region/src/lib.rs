@@ -48,6 +48,7 @@ mod vec;
 
 mod error;
 pub mod io;
+pub mod signals;
 mod stats;
 
 pub use error::Error;

@@ -61,6 +61,8 @@ fn child() {
         Ok("budget") => budget(),
         Ok("locked") => locked(),
         Ok("small stack") => small_stack(),
+        Ok("later handler") => later_handler(),
+        Ok("later handler passes on") => later_handler_passes_on(),
         Ok("small alternate stack") => small_alternate_stack(),
         _ => {}
     }
@@ -375,6 +377,61 @@ fn foreign_handler() {
     }
     assert_eq!(touch_beyond_a_file(), 0);
     assert_eq!(CAUGHT.load(SeqCst), 1);
+}
+
+#[test]
+fn a_handler_that_is_set_later_gets_what_is_not_ours_once_we_take_ours_back() {
+    assert_passes("later handler");
+    assert_dies("later handler passes on", libc::SIGBUS, &["passed on\n"]);
+}
+
+fn later_handler() {
+    let pager = builder().build().unwrap();
+    let values = filled(&pager, 24 * MIB);
+    set_bus_handler(repair as *const () as usize, libc::SA_SIGINFO);
+    uzswap_region::signals::take_back().unwrap();
+    assert!(is_whole(&values));
+    for round in 1..4 {
+        // Another pager takes it back as well.
+        assert_eq!(touch_beyond_a_file(), 0);
+        assert_eq!(CAUGHT.load(SeqCst), round);
+        set_bus_handler(repair as *const () as usize, libc::SA_SIGINFO);
+    }
+    let _other = builder().build().unwrap();
+    assert!(is_whole(&values));
+}
+
+/// Sets a handler, and returns what was before it by the kernel.
+fn set_bus_handler(handler: usize, flags: i32) -> libc::sigaction {
+    // SAFETY: sets a handler of the form that its flags say.
+    unsafe {
+        let mut before = std::mem::zeroed();
+        let mut action: libc::sigaction = std::mem::zeroed();
+        (action.sa_sigaction, action.sa_flags) = (handler, flags);
+        assert_eq!(libc::sigaction(libc::SIGBUS, &action, &mut before), 0);
+        before
+    }
+}
+
+static BEFORE: std::sync::OnceLock<libc::sigaction> = std::sync::OnceLock::new();
+
+/// As Python's faulthandler: says so, restores the handler before it, and raises the signal anew.
+extern "C" fn pass_on(_: i32) {
+    eprintln!("passed on");
+    // SAFETY: the action is one that the kernel gave.
+    unsafe {
+        libc::sigaction(libc::SIGBUS, BEFORE.get().unwrap(), std::ptr::null_mut());
+        libc::raise(libc::SIGBUS);
+    }
+}
+
+fn later_handler_passes_on() {
+    let pager = builder().build().unwrap();
+    let values = filled(&pager, 24 * MIB);
+    _ = BEFORE.set(set_bus_handler(pass_on as *const () as usize, libc::SA_NODEFER));
+    uzswap_region::signals::take_back().unwrap();
+    assert!(is_whole(&values));
+    touch_beyond_a_file();
 }
 
 #[test]

@@ -1,5 +1,9 @@
-//! SIGBUS and SIGSEGV: faults that are ours are served, all others go to the handler that was there
-//! before.
+//! SIGBUS and SIGSEGV: faults that are ours are served, all others go to the handler that the
+//! program has.
+//!
+//! The kernel knows our handler only. What the program had before, or sets later, is kept here:
+//! a library that stands before the C library has `sigaction` end in [`set_action`], and what was
+//! set without our knowledge is found by [`take_back`].
 //!
 //! The handler runs on the alternate stack of the thread that faulted if it has one, else on its
 //! own, of either of which it takes some hundred bytes: faults are served on stacks of ours
@@ -8,22 +12,239 @@
 
 use crate::stack::Stacks;
 use crate::uffd::Fault;
+use libc::{c_int, sigaction as Action};
 use std::io;
 use std::mem::MaybeUninit;
 use std::sync::OnceLock;
+use std::sync::atomic::{AtomicI32, AtomicU32, AtomicU64, AtomicUsize, Ordering::*, fence};
 
 /// Serves a fault; `false` if it is not ours.
 pub type Serve = fn(Fault) -> bool;
 
-/// What a signal is given to, and who had it before.
+/// What a signal is given to, and who else there is.
 struct Hook {
-    serve: Serve,
-    before: libc::sigaction,
+    serve: OnceLock<Serve>,
+    handlers: Handlers,
 }
 
-static BUS: OnceLock<Hook> = OnceLock::new();
-static SEGV: OnceLock<Hook> = OnceLock::new();
+impl Hook {
+    const fn new() -> Self {
+        Self { serve: OnceLock::new(), handlers: Handlers::new() }
+    }
+}
+
+static BUS: Hook = Hook::new();
+static SEGV: Hook = Hook::new();
 static STACKS: OnceLock<Stacks> = OnceLock::new();
+
+/// Whose handlers they are: one that lives in our memory until it is another program (`vfork`) sets
+/// its own.
+static PROCESS: AtomicU32 = AtomicU32::new(0);
+
+/// Handlers of one signal that are kept at most; beyond that the last one is replaced.
+const HANDLERS_MAX: usize = 8;
+
+/// The program's handlers of a signal: the first is the one that it had before us or has set since.
+/// Behind it are those that were set without our knowledge. Each of them believes that ours was
+/// before it, and may pass a signal on to that: then it is for the one before it here.
+struct Handlers {
+    all: [Handler; HANDLERS_MAX],
+    count: AtomicUsize,
+    /// The thread that is in one of those, and in which: thread × 256 + place + 1.
+    passing: AtomicU64,
+}
+
+/// What a handler of the program's is, and how it is to be called: an action of the kernel's, which
+/// other threads read while it is replaced. `version` is odd meanwhile.
+struct Handler {
+    version: AtomicU32,
+    function: AtomicUsize,
+    flags: AtomicI32,
+    /// Signals from 1 on.
+    mask: AtomicU64,
+}
+
+impl Handlers {
+    const fn new() -> Self {
+        let (count, passing) = (AtomicUsize::new(1), AtomicU64::new(0));
+        Self { all: [const { Handler::none() }; HANDLERS_MAX], count, passing }
+    }
+
+    /// The last one.
+    fn last(&self) -> usize {
+        self.count.load(Acquire) - 1
+    }
+
+    /// Which one to give a signal to.
+    fn next(&self, thread: u64) -> usize {
+        let passing = self.passing.load(Acquire);
+        let (whose, place) = (passing >> 8, passing & 0xff);
+        if whose == thread && place > 0 {
+            (place as usize - 1).saturating_sub(1)
+        } else {
+            self.last()
+        }
+    }
+
+    /// Keeps one that was set without our knowledge, unless it is known.
+    fn push(&self, action: &Action) {
+        let is_known = |handler: &Handler| handler.function.load(Relaxed) == action.sa_sigaction;
+        let count = self.count.load(Acquire);
+        if self.all[1..count].iter().any(is_known) {
+            return;
+        }
+        let at = count.min(HANDLERS_MAX - 1);
+        self.all[at].set(action);
+        self.count.store(at + 1, Release);
+    }
+}
+
+impl Handler {
+    const fn none() -> Self {
+        let (version, function) = (AtomicU32::new(0), AtomicUsize::new(libc::SIG_DFL));
+        Self { version, function, flags: AtomicI32::new(0), mask: AtomicU64::new(0) }
+    }
+
+    /// Signals are blocked by the caller, so that a handler here does not wait for its own thread.
+    fn set(&self, action: &Action) {
+        let mut version = self.version.load(Relaxed);
+        loop {
+            version &= !1;
+            match self.version.compare_exchange_weak(version, version + 1, Acquire, Relaxed) {
+                Ok(_) => break,
+                Err(now) => version = now,
+            }
+        }
+        fence(Release);
+        let is_in = |signal: &c_int| {
+            // SAFETY: a set, and a signal.
+            unsafe { libc::sigismember(&action.sa_mask, *signal) == 1 }
+        };
+        let mask = (1..=64).filter(is_in).fold(0, |mask, signal| mask | 1 << (signal - 1));
+        self.function.store(action.sa_sigaction, Relaxed);
+        self.flags.store(action.sa_flags, Relaxed);
+        self.mask.store(mask, Relaxed);
+        self.version.store(version + 2, Release);
+    }
+
+    fn get(&self) -> Action {
+        loop {
+            let version = self.version.load(Acquire);
+            let function = self.function.load(Relaxed);
+            let (flags, mask) = (self.flags.load(Relaxed), self.mask.load(Relaxed));
+            fence(Acquire);
+            if version.is_multiple_of(2) && self.version.load(Relaxed) == version {
+                return action(function, flags, mask);
+            }
+            std::hint::spin_loop();
+        }
+    }
+}
+
+fn action(function: usize, flags: c_int, mask: u64) -> Action {
+    let mut action = MaybeUninit::<Action>::zeroed();
+    // SAFETY: an action of zeros is valid, and its mask a set.
+    unsafe {
+        let to = action.assume_init_mut();
+        (to.sa_sigaction, to.sa_flags) = (function, flags);
+        for signal in (1..=64).filter(|signal| mask & 1 << (signal - 1) != 0) {
+            libc::sigaddset(&mut to.sa_mask, signal);
+        }
+        action.assume_init()
+    }
+}
+
+#[cfg(target_env = "gnu")]
+unsafe extern "C" {
+    /// The C library's `sigaction` by a name that nobody else stands before.
+    #[link_name = "__sigaction"]
+    fn real_sigaction(signal: c_int, new: *const Action, old: *mut Action) -> c_int;
+}
+#[cfg(not(target_env = "gnu"))]
+use libc::sigaction as real_sigaction;
+
+/// What the kernel does about a signal.
+fn of_kernel(signal: c_int) -> io::Result<Action> {
+    let mut action = MaybeUninit::<Action>::zeroed();
+    // SAFETY: with no new action, the present one is written to `action`, which is one.
+    match unsafe { real_sigaction(signal, std::ptr::null(), action.as_mut_ptr()) } {
+        // SAFETY: an action of zeros is valid, and so is what the kernel put there.
+        0 => Ok(unsafe { action.assume_init() }),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
+/// Has the kernel call our handler.
+fn install(signal: c_int) -> io::Result<()> {
+    let mut ours = action(handle as *const () as usize, libc::SA_SIGINFO | libc::SA_ONSTACK, 0);
+    // SAFETY: the mask is a set; the handler is of the form that SA_SIGINFO asks for.
+    let done = unsafe {
+        libc::sigfillset(&mut ours.sa_mask);
+        real_sigaction(signal, &ours, std::ptr::null_mut())
+    };
+    if done == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+}
+
+fn hook_of(signal: c_int) -> Option<&'static Hook> {
+    let hook = match signal {
+        libc::SIGBUS => &BUS,
+        libc::SIGSEGV => &SEGV,
+        _ => return None,
+    };
+    (hook.serve.get().is_some() && PROCESS.load(Relaxed) == std::process::id()).then_some(hook)
+}
+
+/// Has faults come to us again, if the program has set a handler of SIGBUS past us: that one gets
+/// what is not ours. Does nothing before [`on_bus`].
+pub fn take_back() -> io::Result<()> {
+    let Some(hook) = hook_of(libc::SIGBUS) else { return Ok(()) };
+    let _blocked = Blocked::all();
+    let now = of_kernel(libc::SIGBUS)?;
+    if now.sa_sigaction == handle as *const () as usize {
+        return Ok(());
+    }
+    hook.handlers.push(&now);
+    install(libc::SIGBUS)
+}
+
+/// What `sigaction` is to do in a program whose SIGBUS is ours: it sees and sets what gets the
+/// signals that are not ours. Of all other signals, it is the C library's.
+///
+/// # Safety
+/// As of `sigaction`.
+pub unsafe fn set_action(signal: c_int, new: *const Action, old: *mut Action) -> c_int {
+    let Some(hook) = hook_of(signal) else {
+        // SAFETY: the caller's promise.
+        return unsafe { real_sigaction(signal, new, old) };
+    };
+    let _blocked = Blocked::all();
+    let first = &hook.handlers.all[0];
+    let before = first.get();
+    // SAFETY: both are actions, or null.
+    if let Some(new) = unsafe { new.as_ref() } {
+        first.set(new);
+        hook.handlers.count.store(1, Release);
+    }
+    if !old.is_null() {
+        // SAFETY: as above.
+        unsafe { old.write(before) };
+    }
+    0
+}
+
+/// What `signal` is to do, likewise: a handler with these flags. What was set before; `None` for
+/// what is the C library's.
+///
+/// # Safety
+/// As of `signal`.
+pub unsafe fn set_handler(signal: c_int, function: usize, flags: c_int) -> Option<usize> {
+    hook_of(signal)?;
+    let new = action(function, flags, 0);
+    let mut old = action(libc::SIG_DFL, 0, 0);
+    // SAFETY: the caller's promise.
+    let done = unsafe { set_action(signal, &new, &mut old) };
+    Some(if done == 0 { old.sa_sigaction } else { libc::SIG_ERR })
+}
 
 /// Has `serve` asked about each SIGBUS from now on. Once in a process.
 pub fn on_bus(serve: Serve) -> io::Result<()> {
@@ -36,6 +257,7 @@ pub fn on_bus(serve: Serve) -> io::Result<()> {
 
 /// To be called in a fork, in which only the calling thread goes on.
 pub fn forked() {
+    PROCESS.store(std::process::id(), Relaxed);
     STACKS.get().into_iter().for_each(Stacks::give_all);
 }
 
@@ -83,46 +305,36 @@ impl Drop for Blocked {
     }
 }
 
-fn hook(signal: i32, hook: &OnceLock<Hook>, serve: Serve) -> io::Result<()> {
-    if hook.get().is_some() {
-        return Ok(());
+fn hook(signal: c_int, hook: &'static Hook, serve: Serve) -> io::Result<()> {
+    if hook.serve.get().is_some() {
+        // Whoever has set another handler since did so past us.
+        return if signal == libc::SIGBUS { take_back() } else { Ok(()) };
     }
-    let mut before = MaybeUninit::<libc::sigaction>::zeroed();
-    // SAFETY: with no new action, the present one is written to `before`, which is one.
-    let before = unsafe {
-        if libc::sigaction(signal, std::ptr::null(), before.as_mut_ptr()) != 0 {
-            return Err(io::Error::last_os_error());
-        }
-        before.assume_init()
-    };
+    let before = of_kernel(signal)?;
     // Before the handler can run.
-    if hook.set(Hook { serve, before }).is_err() {
+    if hook.serve.set(serve).is_err() {
         return Ok(()); // Another thread does the same.
     }
-    let mut action = MaybeUninit::<libc::sigaction>::zeroed();
-    // SAFETY: an action of zeros is valid; its handler is of the form that SA_SIGINFO asks for.
-    unsafe {
-        let action = action.assume_init_mut();
-        action.sa_sigaction = handle as *const () as usize;
-        action.sa_flags = libc::SA_SIGINFO | libc::SA_ONSTACK;
-        libc::sigfillset(&mut action.sa_mask);
-        if libc::sigaction(signal, action, std::ptr::null_mut()) != 0 {
-            return Err(io::Error::last_os_error());
-        }
+    {
+        let _blocked = Blocked::all();
+        hook.handlers.all[0].set(&before);
     }
-    Ok(())
+    PROCESS.store(std::process::id(), Relaxed);
+    install(signal)
 }
 
 extern "C" fn handle(signal: i32, info: *mut libc::siginfo_t, context: *mut libc::c_void) {
     // SAFETY: the kernel passes both for a handler with SA_SIGINFO; errno is the thread's own.
     let (errno, address) = unsafe { (*libc::__errno_location(), (*info).si_addr() as usize) };
     // SAFETY: as above.
-    let is_write = unsafe { is_write(context) };
+    let (is_write, is_sent) = unsafe { (is_write(context), (*info).si_code <= 0) };
     let hook = if signal == libc::SIGBUS { &BUS } else { &SEGV };
-    let Some(hook) = hook.get() else { std::process::abort() };
+    let Some(serve) = hook.serve.get() else { std::process::abort() };
     let mut is_ours = false;
-    let mut serve = || is_ours = (hook.serve)(Fault { address, is_write });
+    let mut serve = || is_ours = serve(Fault { address, is_write });
     match STACKS.get() {
+        // Somebody has sent it: it has no address.
+        _ if is_sent => {}
         Some(stacks) => stacks.run(serve),
         None => serve(),
     }
@@ -155,41 +367,65 @@ unsafe fn is_write(_: *mut libc::c_void) -> bool {
 /// The arguments are those of a handler of `signal`.
 unsafe fn pass_on(
     hook: &Hook,
-    signal: i32,
+    signal: c_int,
     info: *mut libc::siginfo_t,
     context: *mut libc::c_void,
 ) {
-    let before = &hook.before;
-    // SAFETY: `before` came from the kernel; the mask is set as the kernel would have for it, and
-    // it is called in the form that its flags say.
+    let handlers = &hook.handlers;
+    // SAFETY: takes nothing and returns a number.
+    let thread = unsafe { libc::syscall(libc::SYS_gettid) } as u64;
+    let place = handlers.next(thread);
+    let before = handlers.all[place].get();
+    // SAFETY: the arguments are the caller's.
     unsafe {
         match before.sa_sigaction {
             libc::SIG_DFL | libc::SIG_IGN => {
                 // A fault cannot be ignored. The access is done again, and kills the process; a
                 // signal that was sent is raised anew.
-                let mut default = *before;
-                default.sa_sigaction = libc::SIG_DFL;
-                libc::sigaction(signal, &default, std::ptr::null_mut());
+                let default = action(libc::SIG_DFL, before.sa_flags, 0);
+                real_sigaction(signal, &default, std::ptr::null_mut());
                 if (*info).si_code <= 0 {
                     libc::raise(signal);
                 }
             }
-            handler => {
-                let mut mask = (*context.cast::<libc::ucontext_t>()).uc_sigmask;
-                for other in 1..libc::SIGRTMAX() {
-                    let is_asked = libc::sigismember(&before.sa_mask, other) == 1;
-                    if is_asked || other == signal && before.sa_flags & libc::SA_NODEFER == 0 {
-                        libc::sigaddset(&mut mask, other);
-                    }
+            _ => {
+                if before.sa_flags & libc::SA_RESETHAND != 0 {
+                    handlers.all[place].set(&action(libc::SIG_DFL, 0, 0));
                 }
-                libc::pthread_sigmask(libc::SIG_SETMASK, &mask, std::ptr::null_mut());
-                if before.sa_flags & libc::SA_SIGINFO != 0 {
-                    type Long = extern "C" fn(i32, *mut libc::siginfo_t, *mut libc::c_void);
-                    std::mem::transmute::<usize, Long>(handler)(signal, info, context);
-                } else {
-                    std::mem::transmute::<usize, extern "C" fn(i32)>(handler)(signal);
-                }
+                let was = handlers.passing.swap(thread << 8 | (place as u64 + 1), AcqRel);
+                call(&before, signal, info, context);
+                handlers.passing.store(if was >> 8 == thread { was } else { 0 }, Release);
             }
+        }
+    }
+}
+
+/// Calls a handler of the program's as the kernel would have, on the stack that ours is on.
+///
+/// # Safety
+/// It is one of the program's, and the other arguments are those of a handler of `signal`.
+unsafe fn call(
+    handler: &Action,
+    signal: c_int,
+    info: *mut libc::siginfo_t,
+    context: *mut libc::c_void,
+) {
+    // SAFETY: the mask is set as the kernel would have for it, and it is called in the form that
+    // its flags say.
+    unsafe {
+        let mut mask = (*context.cast::<libc::ucontext_t>()).uc_sigmask;
+        for other in 1..libc::SIGRTMAX() {
+            let is_asked = libc::sigismember(&handler.sa_mask, other) == 1;
+            if is_asked || other == signal && handler.sa_flags & libc::SA_NODEFER == 0 {
+                libc::sigaddset(&mut mask, other);
+            }
+        }
+        libc::pthread_sigmask(libc::SIG_SETMASK, &mask, std::ptr::null_mut());
+        if handler.sa_flags & libc::SA_SIGINFO != 0 {
+            type Long = extern "C" fn(c_int, *mut libc::siginfo_t, *mut libc::c_void);
+            std::mem::transmute::<usize, Long>(handler.sa_sigaction)(signal, info, context);
+        } else {
+            std::mem::transmute::<usize, extern "C" fn(c_int)>(handler.sa_sigaction)(signal);
         }
     }
 }

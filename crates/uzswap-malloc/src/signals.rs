@@ -1,0 +1,40 @@
+//! `sigaction` and `signal` as a program calls them: where the pager serves faults by SIGBUS, the
+//! program's handler of it gets what is not of a block.
+
+use std::ffi::c_int;
+use uzswap_region::signals;
+
+unsafe extern "C" {
+    /// The C library's `signal` and `sysv_signal`, by names that nobody stands before.
+    fn ssignal(signal: c_int, handler: usize) -> usize;
+    fn sysv_signal(signal: c_int, handler: usize) -> usize;
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn sigaction(
+    signal: c_int,
+    new: *const libc::sigaction,
+    old: *mut libc::sigaction,
+) -> c_int {
+    // SAFETY: the arguments are the caller's, who answers for them.
+    unsafe { signals::set_action(signal, new, old) }
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn signal(signal: c_int, handler: usize) -> usize {
+    // SAFETY: as above.
+    unsafe {
+        signals::set_handler(signal, handler, libc::SA_RESTART)
+            .unwrap_or_else(|| ssignal(signal, handler))
+    }
+}
+
+/// What `signal` is in programs that ask for System V.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn __sysv_signal(signal: c_int, handler: usize) -> usize {
+    // SAFETY: as above.
+    unsafe {
+        signals::set_handler(signal, handler, libc::SA_RESETHAND | libc::SA_NODEFER)
+            .unwrap_or_else(|| sysv_signal(signal, handler))
+    }
+}

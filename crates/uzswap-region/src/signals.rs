@@ -1,0 +1,8 @@
+//! SIGBUS of a program whose faults are served in-thread ([`crate::Mode::InThread`]): it is the
+//! pager's, and the program's own handler gets what is not of a region.
+//!
+//! A handler that was there before the first pager is kept. One that is set later must not take its
+//! place: a library that stands before the C library has `sigaction` and `signal` end in
+//! [`set_action`] and [`set_handler`]. All others call [`take_back`] once one was set.
+
+pub use uzswap_sys::bus::{set_action, set_handler, take_back};
