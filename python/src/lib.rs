@@ -209,12 +209,19 @@ fn _numpy_install<'py>(handler: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny
     numpy::install(handler)
 }
 
+/// Has faults of regions come to the pager again, after a handler of SIGBUS was set.
+#[pyfunction]
+fn _take_back() -> PyResult<()> {
+    uzswap_region::signals::take_back().map_err(PyErr::from)
+}
+
 #[pymodule]
 fn _uzswap(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add("__version__", env!("CARGO_PKG_VERSION"))?;
     module.add("Error", module.py().get_type::<Error>())?;
     module.add_class::<Pager>()?;
     module.add_class::<Region>()?;
+    module.add_function(wrap_pyfunction!(_take_back, module)?)?;
     module.add_function(wrap_pyfunction!(_numpy_handler, module)?)?;
     module.add_function(wrap_pyfunction!(_numpy_install, module)?)
 }

@@ -2,6 +2,7 @@
 
 import gc
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -33,6 +34,40 @@ def pagers(memory="16M", **options):
 def walk(count, seed=7):
     """Floats as programs have them: a random walk, rounded."""
     return numpy.random.default_rng(seed).normal(size=count).round(2).cumsum().round(2)
+
+
+class Signals(unittest.TestCase):
+    SCRIPT = """
+        import faulthandler, mmap, signal, sys, tempfile
+        import numpy, uzswap
+        pager = uzswap.Pager("8M", mode="in-thread")
+        array = pager.empty(4 << 20, "i8")
+        array[:] = numpy.arange(4 << 20) // 7
+        {set}
+        assert (array == numpy.arange(4 << 20) // 7).all()
+        with tempfile.TemporaryFile() as file:
+            file.truncate(4096)
+            beyond = mmap.mmap(file.fileno(), 4096)
+            file.truncate(0)
+            print("so far", flush=True)
+            beyond[0]
+    """
+
+    def end(self, set):
+        script = textwrap.dedent(self.SCRIPT).format(set=set)
+        ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+        self.assertEqual(ended.stdout, "so far\n", ended.stderr)
+        self.assertEqual(ended.returncode, -signal.SIGBUS, ended.stderr)
+        return ended.stderr
+
+    def test_a_faulthandler_that_comes_later_gets_what_is_not_of_a_region(self):
+        said = self.end("faulthandler.enable()")
+        self.assertEqual(said.count("Bus error"), 1, said)
+        said = self.end("faulthandler.enable(); faulthandler.disable(); faulthandler.enable()")
+        self.assertEqual(said.count("Bus error"), 1, said)
+
+    def test_a_handler_that_is_taken_off_later_leaves_regions_alone(self):
+        self.assertEqual(self.end("signal.signal(signal.SIGBUS, signal.SIG_DFL)"), "")
 
 
 class Arrays(unittest.TestCase):

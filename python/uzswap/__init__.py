@@ -15,6 +15,7 @@ import sys
 from ._uzswap import Error, Region, __version__
 from ._uzswap import Pager as _Pager
 from ._files import fromfile, readinto, tofile
+from ._signals import keep as _keep_signals
 
 __all__ = ["Error", "Pager", "Region", "__version__", "fromfile", "readinto", "tofile"]
 
@@ -36,6 +37,12 @@ class Pager(_Pager):
 
     Raises Error where memory cannot be paged or an option is wrong.
     """
+
+    def __new__(cls, *arguments, **options):
+        pager = super().__new__(cls, *arguments, **options)
+        if pager.mode == "in-thread":
+            _keep_signals()
+        return pager
 
     def buffer(self, nbytes):
         """A writable memoryview of zeros, for programs without numpy."""
