@@ -44,13 +44,21 @@ impl Outcome {
         self.is_done && self.complaints.is_empty() && self.tests.iter().all(|test| test.passed)
     }
 
+    /// What was wrong besides tests that failed, if anything was.
+    pub fn trouble(&self) -> Option<String> {
+        match (self.is_done, self.complaints.first()) {
+            (false, _) => Some("it did not come to its end".into()),
+            (true, line) => line.map(|line| format!("its kernel complained: {line}")),
+        }
+    }
+
     /// In a line.
     pub fn summary(&self) -> String {
         let failed = self.tests.iter().filter(|test| !test.passed).count();
-        let end = match self.is_done {
-            _ if self.passed() => "all is well".into(),
-            true => format!("logs in {}", self.folder.display()),
-            false => format!("it did not come to its end; logs in {}", self.folder.display()),
+        let end = match (self.passed(), self.trouble()) {
+            (true, _) => "all is well".into(),
+            (false, None) => format!("logs in {}", self.folder.display()),
+            (false, Some(trouble)) => format!("{trouble}; logs in {}", self.folder.display()),
         };
         let (tests, seconds) = (self.tests.len(), self.time.as_secs());
         format!(

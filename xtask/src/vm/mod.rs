@@ -13,6 +13,7 @@ mod guest;
 mod image;
 mod job;
 mod kernel;
+mod matrix;
 
 use clap::{Args, Parser, ValueEnum};
 use std::error::Error;
@@ -30,6 +31,10 @@ pub type Result<T> = std::result::Result<T, Box<dyn Error>>;
 struct Arguments {
     #[command(flatten)]
     machine: Machine,
+    /// Run everything on every machine with one of these kernels, and write docs/machines.md.
+    #[arg(long, value_name = "KERNELS", num_args = 0..=1, require_equals = true,
+          default_missing_value = "6.1,6.12,newest")]
+    matrix: Option<String>,
     /// Tests of the workspace, TARGET or TARGET::NAME as in run::signals_are_passed_on; or a
     /// command, after `sh -c`.
     #[arg(trailing_var_arg = true, allow_hyphen_values = true, value_name = "TEST")]
@@ -136,7 +141,11 @@ pub fn run(root: &Path, arguments: impl Iterator<Item = String>) -> ExitCode {
     let target = std::env::var_os("CARGO_TARGET_DIR").map(PathBuf::from);
     let target = target.unwrap_or_else(|| root.join("target"));
     let lab = Lab { root: root.to_owned(), folder: target.join("lab") };
-    match one(&lab, &arguments.machine, &arguments.tests) {
+    let outcome = match &arguments.matrix {
+        Some(kernels) => matrix::run(&lab, &arguments.machine, kernels),
+        None => one(&lab, &arguments.machine, &arguments.tests),
+    };
+    match outcome {
         Ok(true) => ExitCode::SUCCESS,
         Ok(false) => ExitCode::FAILURE,
         Err(error) => {

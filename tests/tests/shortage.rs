@@ -1,0 +1,88 @@
+//! `uzswap serve` while the memory of the whole machine runs out. Only where the machine is meant
+//! to be taken to its end, in a virtual one:
+//! `cargo run -p xtask -- vm --env UZSWAP_TEST_SHORTAGE=20 -- shortage`.
+
+use std::io::{BufRead, BufReader, Write};
+use std::process::{Child, Command, Stdio};
+use uzswap_tests::{Machine, process_of, program, wait_for};
+
+/// Keeps pages with a known content, and tells whether they are as they were when asked to.
+const KEEPER: &str = "import sys\n\
+                      a=[b'page %d ' % i * 400 for i in range(16384)]\n\
+                      print('filled', flush=True)\n\
+                      for line in sys.stdin:\n\
+                      \x20 print(all(a[i] == b'page %d ' % i * 400 for i in range(16384)), flush=True)";
+
+/// Takes pages that do not compress until it is ended.
+const HUNGRY: &str = "import random\na=[]\nwhile True: a.append(random.randbytes(1 << 20))";
+
+/// A process that says a line for each that it is told.
+struct Kept {
+    child: Child,
+    said: std::io::Lines<BufReader<std::process::ChildStdout>>,
+}
+
+impl Kept {
+    fn start() -> Self {
+        let mut child = Command::new("python3")
+            .args(["-c", KEEPER])
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .expect("python3 runs");
+        let said = BufReader::new(child.stdout.take().expect("piped")).lines();
+        let mut kept = Self { child, said };
+        assert_eq!(kept.line(), "filled");
+        // Whoever is ended is to be one that asks for more.
+        let path = format!("/proc/{}/oom_score_adj", kept.child.id());
+        std::fs::write(path, "-900").expect("root can write it");
+        kept
+    }
+
+    fn line(&mut self) -> String {
+        self.said.next().expect("it goes on").expect("it speaks")
+    }
+
+    fn is_right(&mut self) -> bool {
+        let stdin = self.child.stdin.as_mut().expect("piped");
+        writeln!(stdin, "look").expect("it listens");
+        self.line() == "True"
+    }
+}
+
+impl Drop for Kept {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+#[test]
+fn the_daemon_survives_a_machine_without_memory() {
+    let Ok(rounds) = std::env::var("UZSWAP_TEST_SHORTAGE") else {
+        println!("skipped: the memory of this machine is not ours to use up");
+        return;
+    };
+    let Some(machine) = Machine::take() else { return };
+    let mut serve = Command::new(program("uzswap"))
+        .args(["serve", "--size", "1G", "--pool", "192M", "--backing", "none"])
+        .stdout(Stdio::null())
+        .spawn()
+        .expect("uzswap runs");
+    let is_on = || std::fs::read_to_string("/proc/swaps").is_ok_and(|text| text.contains("32767"));
+    assert!(wait_for(is_on), "swapping is not on");
+    let daemon = process_of("daemon");
+    let mut kept = Kept::start();
+    for round in 0..rounds.parse().expect("a number of rounds") {
+        let hungry = Command::new("python3").args(["-c", HUNGRY]).status().expect("python3 runs");
+        // As a process that the kernel ended, or that was refused memory.
+        assert!(!hungry.success(), "round {round}");
+        assert_eq!(process_of("daemon"), daemon, "round {round}");
+        assert!(uzswap_sys::process::start_time(daemon).is_some(), "round {round}: no daemon");
+        assert!(kept.is_right(), "round {round}: a page is not as it was");
+    }
+    drop(kept);
+    uzswap_sys::process::kill(serve.id() as i32, libc::SIGTERM).unwrap();
+    assert!(serve.wait().unwrap().success());
+    machine.assert_as_before();
+}
