@@ -11,7 +11,8 @@ const KEEPER: &str = "import sys\n\
                       a=[b'page %d ' % i * 400 for i in range(16384)]\n\
                       print('filled', flush=True)\n\
                       for line in sys.stdin:\n\
-                      \x20 print(all(a[i] == b'page %d ' % i * 400 for i in range(16384)), flush=True)";
+                      \x20 right=all(a[i] == b'page %d ' % i * 400 for i in range(16384))\n\
+                      \x20 print(right, flush=True)";
 
 /// Takes pages that do not compress until it is ended.
 const HUNGRY: &str = "import random\na=[]\nwhile True: a.append(random.randbytes(1 << 20))";

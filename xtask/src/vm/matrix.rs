@@ -11,12 +11,12 @@ const DOCUMENT: &str = "docs/machines.md";
 
 const HEAD: &str = "# Machines
 
-On which kernels and systems the tests have run, in virtual machines (QEMU, software emulation where there is no KVM),
-as root with all capabilities. Written by `cargo run -p xtask -- vm --matrix`.
+On which kernels and systems the tests have run, in virtual machines (QEMU, software emulation where
+there is no KVM), as root with all capabilities. Written by `cargo run -p xtask -- vm --matrix`.
 
-*Swap device*: the end-to-end tests `run`, `serve`, `control` and `data` over FUSE and loop devices, or over ublk.
-*Regions*: the tests `memory`, `process` and `torture` of `uzswap-region`. *systemd*: the test `systemd`, on Debian 12
-with systemd as init.
+*Swap device*: the end-to-end tests `run`, `serve`, `control` and `data` over FUSE and loop devices,
+or over ublk. *Regions*: the tests `memory`, `process` and `torture` of `uzswap-region`. *systemd*:
+the test `systemd`, on Debian 12 with systemd as init.
 
 | kernel | cgroup | system | swap device, FUSE | swap device, ublk | regions | systemd | date |
 |---|---|---|---|---|---|---|---|
