@@ -11,6 +11,8 @@ use uzswap_region::{Advice, Error, MemorySize, Mode, OnFork, Pager, is_pager_thr
 /// No block below this is large, whatever UZSWAP_ABOVE says: each takes a mapping of its own.
 pub const LEAST_BYTES: usize = 64 << 10;
 pub const PAGE: usize = 4096;
+/// What regions begin at multiples of.
+pub const ALIGNMENT: usize = 2 << 20;
 const ABOVE_DEFAULT: u64 = 1 << 20;
 
 struct Blocks {

@@ -1,7 +1,7 @@
 //! The allocator's functions as a program calls them. A block of the pager begins at a page; one of
 //! the C library nearly never does, so that most are told apart by their address alone.
 
-use crate::blocks::{self, PAGE};
+use crate::blocks::{self, ALIGNMENT, PAGE};
 use crate::original::{
     __libc_calloc, __libc_free, __libc_malloc, __libc_memalign, __libc_realloc, usable_size,
 };
@@ -84,7 +84,7 @@ unsafe extern "C" fn realloc(block: *mut c_void, bytes: usize) -> *mut c_void {
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn memalign(align: usize, bytes: usize) -> *mut c_void {
-    let large = if align <= PAGE { large(bytes) } else { None };
+    let large = if align <= ALIGNMENT { large(bytes) } else { None };
     // SAFETY: takes any numbers.
     large.unwrap_or_else(|| unsafe { __libc_memalign(align, bytes) })
 }

@@ -95,6 +95,29 @@ static void drops(void) {
     free(block);
 }
 
+/* Pages of this program in memory. */
+static size_t resident(void) {
+    size_t all = 0, here = 0;
+    FILE *file = fopen("/proc/self/statm", "r");
+    CHECK(file && fscanf(file, "%zu %zu", &all, &here) == 2 && fclose(file) == 0);
+    return here;
+}
+
+/* Blocks at multiples of more than a page are paged if others are. */
+static void aligned_blocks(void) {
+    int is_paged = 0;
+    for (size_t align = 16; align <= 2 * MIB; align *= 128) {
+        unsigned char *block = aligned_alloc(align, 64 * MIB);
+        CHECK((uintptr_t)block % align == 0);
+        fill(block, 0, 64 * MIB);
+        if (align == 16)
+            is_paged = resident() < 40 * MIB / 4096;
+        CHECK(!is_paged || resident() < 40 * MIB / 4096);
+        check(block, 64 * MIB);
+        free(block);
+    }
+}
+
 int main(void) {
     size_t sizes[] = {100, 3 * MIB, 40 * MIB, 5000, 2 * MIB, 1, 64 * MIB, 1000};
     unsigned char *block = NULL;
@@ -128,6 +151,7 @@ int main(void) {
     CHECK((uintptr_t)aligned % 64 == 0);
     free(aligned);
     free(NULL);
+    aligned_blocks();
     drops();
     forks();
 
