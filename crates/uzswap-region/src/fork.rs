@@ -68,7 +68,7 @@ pub(crate) fn copy_regions_of(pager: &Arc<Inner>) {
 }
 
 /// Held while pages of such a pager go out, or its regions change. Who holds it waits for no thread
-/// but for those that serve faults.
+/// but for those that serve faults, and others that hold it.
 pub(crate) fn steady() -> RwLockReadGuard<'static, ()> {
     STEADY.read().unwrap_or_else(PoisonError::into_inner)
 }
