@@ -22,6 +22,11 @@ use std::slice;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use uzswap_region::{Advice, Mode, OnFork, Pinned, RegionRef, io};
 
+// What stands before the C library's, in whose headers it is; the preloaded library has the same.
+/// cbindgen:ignore
+#[path = "../../uzswap-malloc/src/signals.rs"]
+mod signals;
+
 /// One budget of memory for any number of regions. Its functions may be called from any thread.
 pub struct Pager {
     pager: uzswap_region::Pager,

@@ -2,10 +2,13 @@
  * is not so with the line. The arguments are a file to write and the mode. */
 #include <errno.h>
 #include <fcntl.h>
+#include <setjmp.h>
+#include <signal.h>
 #include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <sys/wait.h>
 #include <unistd.h>
 #include <uzswap.h>
@@ -54,6 +57,42 @@ static void sizes_of_other_headers(uint64_t memory) {
     CHECK(pager != NULL && uzswap_pager_free(pager) == 0);
     older.size = offsetof(uzswap_options, memory);
     CHECK(uzswap_pager_new(&older) == NULL);
+}
+
+static sigjmp_buf back;
+static volatile sig_atomic_t caught;
+
+static void jump(int number) {
+    caught += number == SIGBUS;
+    siglongjmp(back, 1);
+}
+
+/* A handler that is set after the pager gets what is not of a region, and that only. */
+static void bus_error(const char *path) {
+    int file = open(path, O_RDWR | O_CREAT | O_TRUNC, 0600);
+    volatile char *beyond = mmap(NULL, 4096, PROT_READ, MAP_SHARED, file, 0);
+    CHECK(file >= 0 && beyond != MAP_FAILED);
+    if (sigsetjmp(back, 1) == 0)
+        CHECK(beyond[0] == 1); /* never reached */
+    CHECK(munmap((void *)beyond, 4096) == 0 && close(file) == 0);
+}
+
+static void handlers_may_be_set_later(uzswap_pager *pager, unsigned char *region, const char *path) {
+    struct sigaction action;
+    CHECK(signal(SIGBUS, jump) == SIG_DFL); /* System V's: for one signal */
+    for (sig_atomic_t round = 1; round <= 3; round++) {
+        CHECK(uzswap_advise(pager, region, BYTES, UZSWAP_ADVICE_PAGE_OUT) == 0);
+        for (size_t i = 0; i < BYTES; i += 13)
+            CHECK(region[i] == byte_at(i));
+        bus_error(path);
+        CHECK(caught == round && sigaction(SIGBUS, NULL, &action) == 0);
+        CHECK(action.sa_handler == (round == 1 ? SIG_DFL : jump));
+        action.sa_handler = jump;
+        action.sa_flags = 0;
+        CHECK(sigaction(SIGBUS, &action, NULL) == 0);
+    }
+    action.sa_handler = SIG_DFL;
+    CHECK(sigaction(SIGBUS, &action, NULL) == 0);
 }
 
 static void options_are_checked(void) {
@@ -175,6 +214,7 @@ int main(int count, char **arguments) {
     CHECK(uzswap_unpin(pager, region + 4096, 1 << 20) == 0);
     CHECK(uzswap_pin(pager, region, BYTES) == -1); /* four times the memory */
 
+    handlers_may_be_set_later(pager, region, arguments[1]);
     files_are_read_and_written(pager, region, arguments[1]);
     CHECK(uzswap_set_memory(pager, MEMORY * 2) == 0);
     CHECK(uzswap_set_memory(pager, 1) == -1);

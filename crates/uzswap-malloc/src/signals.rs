@@ -1,5 +1,5 @@
-//! `sigaction` and `signal` as a program calls them: where the pager serves faults by SIGBUS, the
-//! program's handler of it gets what is not of a block.
+//! `sigaction` and `signal` as a program calls them: where a pager serves faults by SIGBUS, the
+//! program's handler of it gets what is not of a region. Of libuzswap too, by its path.
 
 use std::ffi::c_int;
 use uzswap_region::signals;
