@@ -104,6 +104,15 @@ pub fn length(block: *mut c_void) -> Option<usize> {
     BLOCKS.get()?.as_ref()?.pager.region_of(block.addr()).map(|(_, bytes)| bytes)
 }
 
+/// Gives back what lies behind the first `bytes` of a block of `length`.
+pub fn drop_behind(block: *mut c_void, bytes: usize, length: usize) {
+    let kept = bytes.next_multiple_of(PAGE);
+    if kept < length {
+        // An error means that this is a fork, whose memory is its own.
+        let _ = advise(block.wrapping_byte_add(kept), length - kept, libc::MADV_DONTNEED);
+    }
+}
+
 /// Frees a block of the pager.
 pub fn give_back(block: *mut c_void) {
     if let Some(Some(blocks)) = BLOCKS.get() {

@@ -66,6 +66,10 @@ unsafe extern "C" fn realloc(block: *mut c_void, bytes: usize) -> *mut c_void {
         blocks::give_back(block);
         return ptr::null_mut();
     }
+    if ours && (length / 2..=length).contains(&bytes) {
+        blocks::drop_behind(block, bytes, length);
+        return block;
+    }
     let new = match (large(bytes), ours) {
         (Some(new), _) => new,
         // SAFETY: a block of the C library.

@@ -118,6 +118,21 @@ static void aligned_blocks(void) {
     }
 }
 
+/* A block that becomes a little smaller stays where it is, and what is behind it goes. */
+static void shrinks(void) {
+    unsigned char *block = malloc(64 * MIB), *before = block;
+    fill(block, 0, 64 * MIB);
+    block = realloc(block, 40 * MIB + 5);
+    CHECK(block == before && malloc_usable_size(block) >= 40 * MIB + 5);
+    check(block, 40 * MIB + 5);
+    block = realloc(block, 64 * MIB);
+    CHECK(block != NULL);
+    check(block, 40 * MIB + 5);
+    fill(block, 40 * MIB + 5, 64 * MIB);
+    check(block, 64 * MIB);
+    free(block);
+}
+
 int main(void) {
     size_t sizes[] = {100, 3 * MIB, 40 * MIB, 5000, 2 * MIB, 1, 64 * MIB, 1000};
     unsigned char *block = NULL;
@@ -152,6 +167,7 @@ int main(void) {
     free(aligned);
     free(NULL);
     aligned_blocks();
+    shrinks();
     drops();
     forks();
 
