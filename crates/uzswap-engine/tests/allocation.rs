@@ -7,6 +7,7 @@
 #![cfg(all(target_os = "linux", target_env = "gnu"))]
 #![allow(clippy::unwrap_used, reason = "tests")]
 
+use rustix::thread::{CpuSet, sched_getcpu, sched_setaffinity};
 use std::cell::Cell;
 use std::ffi::{c_int, c_void};
 use std::fs::File;
@@ -23,11 +24,15 @@ unsafe extern "C" {
     fn __libc_malloc(bytes: usize) -> *mut c_void;
     fn __libc_calloc(count: usize, bytes: usize) -> *mut c_void;
     fn __libc_realloc(old: *mut c_void, bytes: usize) -> *mut c_void;
+    fn __libc_free(old: *mut c_void);
+    fn malloc_usable_size(block: *mut c_void) -> usize;
     fn __libc_memalign(alignment: usize, bytes: usize) -> *mut c_void;
 }
 
 thread_local! {
     static ALLOCATIONS: Cell<u64> = const { Cell::new(0) };
+    /// Large blocks that were freed.
+    static FREED: Cell<u64> = const { Cell::new(0) };
     /// Whether locks that it holds while it allocates are noted: not in a check, which is no part
     /// of what goes on.
     static IS_WATCHED: Cell<bool> = const { Cell::new(false) };
@@ -86,6 +91,15 @@ unsafe extern "C" fn realloc(old: *mut c_void, bytes: usize) -> *mut c_void {
     count();
     // SAFETY: as in `malloc`; the caller answers for `old`.
     unsafe { __libc_realloc(old, bytes) }
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn free(old: *mut c_void) {
+    // SAFETY: as in `malloc`; the caller answers for `old`.
+    unsafe {
+        FREED.set(FREED.get() + u64::from(malloc_usable_size(old) >= LARGE_BYTES));
+        __libc_free(old);
+    }
 }
 
 #[unsafe(no_mangle)]
@@ -444,4 +458,86 @@ fn without_memory_for_its_tables_a_cache_rejects_or_goes_on_and_says_so() {
             break;
         }
     }
+}
+
+/// A thread that serves does not free what others have let go: the allocator's lock may be held by
+/// a thread that waits for memory.
+#[test]
+fn trunks_are_freed_by_the_thread_that_maintains() {
+    let (cache, area, _) = Setup { pages: 200 << 12, ..Setup::default() }.make();
+    let page = page_of(Content::Filled, 1);
+    let mut by_maintenance = 0;
+    std::thread::scope(|scope| {
+        for trunk in 0..200 {
+            let key = area.entry(trunk << 12).unwrap();
+            assert_eq!(cache.store(key, &page), Store::Stored);
+            cache.invalidate(key);
+            let before = FREED.get();
+            cache.maintain().unwrap();
+            by_maintenance += FREED.get() - before;
+            let freed = scope.spawn(|| {
+                let mut page = [0; PAGE_BYTES];
+                let before = FREED.get();
+                for _ in 0..1000 {
+                    cache.invalidate(area.entry(0).unwrap());
+                    let _ = cache.load(area.entry(0).unwrap(), &mut page).unwrap();
+                }
+                FREED.get() - before
+            });
+            assert_eq!(freed.join().unwrap(), 0, "by a thread that serves, after {trunk} trunks");
+        }
+    });
+    assert!(by_maintenance > 0);
+    cache.check();
+}
+
+/// Page faults of the calling thread that took memory from the kernel without a read.
+fn faults() -> u64 {
+    let stat = std::fs::read_to_string("/proc/thread-self/stat").unwrap();
+    // Behind the name, which may have spaces in it.
+    let (_, behind) = stat.rsplit_once(')').unwrap();
+    behind.split_whitespace().nth(7).unwrap().parse().unwrap()
+}
+
+/// The deepest path is the load of a page in a unit of which the pieces are on the backing.
+#[test]
+fn a_thread_s_deepest_load_takes_no_memory_from_the_kernel_once_it_is_prepared() {
+    let setup = Setup { backing_bytes: 8 << 20, ..setup("zstd") };
+    let (cache, area, _) = setup.make();
+    for (seed, key) in (0..).zip(area.entries().take(640)) {
+        assert_eq!(cache.store(key, &page_of(Content::Pointers, seed)), Store::Stored);
+        if seed % 64 == 63 {
+            cache.maintain().unwrap();
+            cache.recompress(100);
+        }
+    }
+    assert!(cache.statistic("recompressed_pages").unwrap() > 300);
+    cache.shrink(usize::MAX);
+    let load = || {
+        let mut page = [0; PAGE_BYTES];
+        for (seed, key) in (0..).zip(area.entries().take(640)) {
+            assert_eq!(cache.load(key, &mut page).unwrap(), Load::Hit);
+            assert!(page == page_of(Content::Pointers, seed));
+        }
+    };
+    // The same contexts for both threads: those of one CPU.
+    let mut here = CpuSet::new();
+    here.set(sched_getcpu());
+    sched_setaffinity(None, &here).unwrap();
+    // All but the stack of the next thread, which has a size of its own, so that it is none that
+    // another has left.
+    load();
+    faults();
+    let taken = std::thread::scope(|scope| {
+        let thread = std::thread::Builder::new().stack_size(384 << 10);
+        let thread = thread.spawn_scoped(scope, || {
+            prepare_thread();
+            faults();
+            let before = faults();
+            load();
+            faults() - before
+        });
+        thread.unwrap().join().unwrap()
+    });
+    assert_eq!(taken, 0);
 }

@@ -24,8 +24,9 @@ use crate::ids::{Area, SwapEntry};
 use crate::sync::{Backoff, Mutex, MutexGuard, lock, pin};
 use crossbeam_epoch::{Atomic, Guard, Owned, Shared};
 use std::collections::TryReserveError;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use trunk::Trunk;
+use trunk::{Retired, Trunk};
 
 /// Entries in a trunk: 16 MiB of address space, so that a cache of a few MiB wastes little.
 #[cfg(not(feature = "shuttle"))]
@@ -46,6 +47,8 @@ pub(crate) const TRUNK_BYTES: usize = TRUNK_ENTRIES * size_of::<Entry>();
 pub(crate) struct Index {
     trunks: Box<[Atomic<Trunk>]>,
     spare: Mutex<Vec<Box<Trunk>>>,
+    /// Taken out of the directory, and to be freed.
+    retired: Arc<Retired>,
     /// Trunks in the directory: a region asks for a cache's size after every batch.
     made: AtomicUsize,
     /// Of these, pages'.
@@ -77,6 +80,7 @@ impl Index {
         Self {
             trunks: (0..trunks_of(pages_max)).map(|_| Atomic::null()).collect(),
             spare: Mutex::new(Vec::with_capacity(Self::SPARE)),
+            retired: Arc::default(),
             made: AtomicUsize::new(0),
             made_for_pages: AtomicUsize::new(0),
             areas: Mutex::new(Vec::new()),
@@ -113,9 +117,11 @@ impl Index {
         Ok(())
     }
 
-    /// Frees pages' trunks of which every entry is absent; how many. Records' stay: their owners
-    /// count on them. Allocates: never called to serve a request.
+    /// Retires pages' trunks of which every entry is absent, and frees those that nobody can have
+    /// any more; how many are retired. Records' stay: their owners count on them. Allocates: never
+    /// called to serve a request.
     pub(crate) fn reclaim(&self) -> usize {
+        self.retired.free();
         let pages = self.record_trunks.load(Ordering::Relaxed)..self.trunks.len();
         pages.filter(|number| self.reclaim_trunk(*number)).count()
     }
@@ -143,7 +149,7 @@ impl Index {
         }
         slot.store(Shared::null(), Ordering::Release);
         self.made.fetch_sub(1, Ordering::Relaxed);
-        trunk::retire(at, &view.pinned);
+        trunk::retire(at, &self.retired, &view.pinned);
         true
     }
 

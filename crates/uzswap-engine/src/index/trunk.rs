@@ -2,11 +2,15 @@
 //!
 //! A pointer in the directory comes from [`new`]. It is read only by pinned threads, and
 //! [`retire`]d by the one thread that took it out, after which no thread that pins itself finds it.
+//! The thread that maintains frees it.
 
 use super::{Entry, TRUNK_ENTRIES};
 use crate::table::boxed;
 use crossbeam_epoch::{Atomic, Guard, Shared};
 use std::collections::TryReserveError;
+use std::sync::Arc;
+#[cfg(not(feature = "shuttle"))]
+use std::sync::atomic::{AtomicU64, Ordering::*};
 
 /// Entries of one trunk.
 #[cfg(not(feature = "shuttle"))]
@@ -47,13 +51,70 @@ pub(super) fn get<'g>(at: Shared<'g, Trunk>) -> Option<&'g Trunk> {
     unsafe { at.as_ref() }
 }
 
-/// Frees a trunk that the caller, and nobody else, has taken out of the directory.
-pub(super) fn retire(at: Shared<'_, Trunk>, pinned: &Guard) {
+/// Trunks that no thread can have any more, to be freed: linked by their first entries' second
+/// words. Any thread that pins itself may find out that one is among them, and a thread that serves
+/// is not to free memory: the allocator's lock may be held by who waits for some.
+#[cfg(not(feature = "shuttle"))]
+#[derive(Default)]
+pub(super) struct Retired(AtomicU64);
+
+#[cfg(not(feature = "shuttle"))]
+impl Retired {
+    fn push(&self, trunk: Box<Trunk>) {
+        let trunk = Box::leak(trunk);
+        let at = std::ptr::from_mut(trunk).expose_provenance() as u64;
+        let link = |first| {
+            trunk[0].aux().store(first, Relaxed);
+            Some(at)
+        };
+        // Release: who frees them follows the links. It takes all at once, so no link is stale.
+        let _ = self.0.fetch_update(Release, Relaxed, link);
+    }
+
+    /// Frees them.
+    pub(super) fn free(&self) {
+        let mut next = self.0.swap(0, Acquire);
+        while next != 0 {
+            let at = std::ptr::with_exposed_provenance_mut::<Trunk>(next as usize);
+            // SAFETY: `push` made it of a box, and nobody else has taken it off the list.
+            let trunk = unsafe { Box::from_raw(at) };
+            next = trunk[0].aux().load(Relaxed);
+        }
+    }
+}
+
+#[cfg(not(feature = "shuttle"))]
+impl Drop for Retired {
+    fn drop(&mut self) {
+        self.free();
+    }
+}
+
+/// Under the model checker no memory is freed.
+#[cfg(feature = "shuttle")]
+#[derive(Default)]
+pub(super) struct Retired;
+
+#[cfg(feature = "shuttle")]
+impl Retired {
+    pub(super) fn free(&self) {}
+}
+
+/// Puts a trunk that the caller, and nobody else, has taken out of the directory among the retired
+/// ones, as soon as no thread can have it.
+pub(super) fn retire(at: Shared<'_, Trunk>, retired: &Arc<Retired>, pinned: &Guard) {
     #[cfg(not(feature = "shuttle"))]
-    // SAFETY: the directory does not lead to it any more, each entry was made gone, so nobody will
-    // put it back; threads that may have it were pinned before now.
-    unsafe {
-        pinned.defer_destroy(at);
+    {
+        let (at, retired) = (at.as_raw().expose_provenance(), retired.clone());
+        let push = move || {
+            let at = std::ptr::with_exposed_provenance_mut::<Trunk>(at);
+            // SAFETY: the directory does not lead to it any more, each entry was made gone, so
+            // nobody will put it back; threads that may have it were pinned before it was retired.
+            // It was made as a box.
+            retired.push(unsafe { Box::from_raw(at) });
+        };
+        // Three words, so it takes no memory of its own. It owns or shares all that it uses.
+        pinned.defer(push);
     }
     #[cfg(feature = "shuttle")]
     {
@@ -64,6 +125,7 @@ pub(super) fn retire(at: Shared<'_, Trunk>, pinned: &Guard) {
             trunk.freed.store(true, std::sync::atomic::Ordering::SeqCst);
         };
         pinned.defer(mark);
+        let _ = retired;
     }
 }
 
