@@ -163,7 +163,8 @@ impl Links for View<'_> {
 }
 
 impl Cache {
-    /// LRU lists: more than threads that store at once.
+    /// LRU lists: few enough to take the oldest of each in turn, and as many as 16 CPUs need to
+    /// seldom meet.
     const LRU_SHARDS: usize = 16;
 
     /// A cache that writes its coldest pages back to `backing` ([`crate::backing::NoBacking`] for

@@ -7,8 +7,8 @@ use crate::compress::{
 use crate::page::{PAGE_BYTES, Page};
 use std::sync::Arc;
 
-/// Contexts and buffers. Never held while waiting for anything but the CPU, memory included: other
-/// contexts are made before, and exchanged.
+/// Contexts and buffers. Held while a size class gives out an object, and never while the backing
+/// or memory is waited for: other contexts are made before, and exchanged.
 pub(crate) struct Scratch {
     codecs: Codecs,
     /// The object just made: its size is known only now, so it cannot be made in place.

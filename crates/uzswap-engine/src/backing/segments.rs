@@ -39,7 +39,8 @@ impl Use {
             1 => Self::Open,
             2 => Self::Written,
             3 => Self::Singles,
-            _ => Self::Cleaning,
+            4 => Self::Cleaning,
+            other => unreachable!("no use of a segment has number {other}"),
         }
     }
 

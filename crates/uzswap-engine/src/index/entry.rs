@@ -2,9 +2,10 @@
 //!
 //! Every change of an entry, and every look at the object it names, happens between
 //! [`Entry::lock`] and the drop of the guard; that is what keeps an object alive while it is read.
-//! The lock is held for the copy of one object (some 30 ns) and never while compressing; the only
-//! long holds are the read of a record from the backing and an exclusive load, which nobody but a
-//! second user of the same page waits for.
+//! The lock is held for the copy of one object (some 30 ns) and never while compressing. It is held
+//! longer while a page is decompressed to be compared with one that may be the same, or taken in
+//! for a unit; while a record is read from the backing, or packing moves it; and for an
+//! exclusive load. Nobody waits for that but a second user of the same page.
 
 use super::word::{State, Word};
 use crate::sync::Backoff;

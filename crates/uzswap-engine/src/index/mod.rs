@@ -207,8 +207,8 @@ impl Drop for Index {
     }
 }
 
-/// An index as one thread sees it: no entry that it finds is freed before this is dropped. Dropped
-/// before anything is waited for that may take long.
+/// An index as one thread sees it: no entry that it finds is freed before this is dropped. It holds
+/// up the freeing of trunks, and nothing else, for as long as a load reads from the backing.
 pub(crate) struct View<'a> {
     index: &'a Index,
     pinned: Guard,
