@@ -23,12 +23,15 @@ pub const KNOWN: [Known; 3] = [
 ];
 
 /// Modules that guests load, with what they need; those that are built in or missing are left out.
-const MODULES: [&str; 19] = [
+const MODULES: [&str; 21] = [
     "virtio_pci",
     "virtio_blk",
     "9pnet_virtio",
     "9p",
     "overlay",
+    // ext4 asks for it by what it does, not by its name.
+    "crc32c_generic",
+    "crc32c_intel",
     "ext4",
     "loop",
     "fuse",
@@ -62,13 +65,15 @@ pub fn get(lab: &Lab, name: &str) -> Result<Kernel> {
         format!("there is no kernel '{name}'; known are {}", names.join(", "))
     })?;
     let folder = lab.folder.join("kernels").join(name);
-    if !folder.join("complete").exists() {
+    // What was kept of the packages then.
+    let kept = MODULES.join(" ");
+    if !fs::read_to_string(folder.join("complete")).is_ok_and(|text| text == kept) {
         println!("vm: fetching kernel {name} ({})", known.suite);
         // What was interrupted is begun anew; it may not be there.
         let _ = fs::remove_dir_all(&folder);
         fs::create_dir_all(&folder)?;
         fetch(lab, known, &folder)?;
-        fs::write(folder.join("complete"), "")?;
+        fs::write(folder.join("complete"), kept)?;
     }
     open(&folder)
 }
