@@ -329,8 +329,9 @@ impl Run {
     /// Waits until its command runs.
     pub fn wait_until_running(&self) {
         // Until it does, there is a process of uzswap's own.
+        let own = program("uzswap");
         let is_command = |pid: i32| {
-            fs::read_to_string(format!("/proc/{pid}/comm")).is_ok_and(|name| name != "uzswap\n")
+            fs::read_link(format!("/proc/{pid}/exe")).is_ok_and(|program| program != own)
         };
         let has_command =
             || self.group().is_some_and(|group| group.processes().into_iter().any(is_command));
