@@ -28,6 +28,20 @@ pub fn program(name: &str) -> PathBuf {
     path
 }
 
+/// The transport to test, as options of `run` and `serve`: as the environment says (see
+/// CONTRIBUTING.md), else what there is.
+pub fn transport_options() -> Vec<String> {
+    match std::env::var("UZSWAP_TEST_TRANSPORT") {
+        Ok(transport) => vec!["--transport".into(), transport],
+        Err(_) => Vec::new(),
+    }
+}
+
+/// Whether the cache that is running is served over ublk.
+pub fn is_over_ublk() -> bool {
+    state().expect("a cache is running")["transport"] == "ublk"
+}
+
 /// Whether the tests that take minutes are asked for (`./check --full`).
 pub fn is_full() -> bool {
     std::env::var_os("UZSWAP_FULL").is_some()
@@ -96,6 +110,7 @@ fn traces() -> BTreeSet<String> {
             traces.insert(format!("loop {folder} {file}"));
         }
     }
+    traces.extend(names("/sys/class/ublk-char"));
     traces.extend(names("/run/uzswap"));
     let own = Hierarchy::find().map(|hierarchy| hierarchy.own().path().display().to_string());
     let folders = ["/sys/fs/cgroup", "/sys/fs/cgroup/memory", "/sys/fs/cgroup/unified"];
@@ -287,6 +302,7 @@ impl Run {
         let report = tempfile::NamedTempFile::new().expect("a temporary file");
         let child = Command::new(program("uzswap"))
             .arg("run")
+            .args(if options.contains(&"--transport") { Vec::new() } else { transport_options() })
             .args(options)
             .arg("--report")
             .arg(report.path())

@@ -4,7 +4,7 @@
 
 use std::fs;
 use std::process::Command;
-use uzswap_tests::{Machine, Run, program, wait_for};
+use uzswap_tests::{Machine, Run, is_over_ublk, program, wait_for};
 
 /// Two programs that go on using three times their memory, until they are ended.
 fn churning() -> Run {
@@ -51,11 +51,13 @@ fn attributes_are_read_and_written_and_rubbish_is_refused() {
         assert_eq!(error.unwrap_err().raw_os_error(), Some(libc::EINVAL), "{name} = {value}");
         assert_eq!(read(name), before, "{name} keeps its value");
     }
-    let disk = fs::File::options().read(true).write(true).open(run.mount().join("disk")).unwrap();
-    use std::os::unix::fs::FileExt;
-    assert!(disk.write_at(b"part of a page", 4096 * 1000).is_err());
+    if !is_over_ublk() {
+        let disk = run.mount().join("disk");
+        let disk = fs::File::options().read(true).write(true).open(disk).unwrap();
+        use std::os::unix::fs::FileExt;
+        assert!(disk.write_at(b"part of a page", 4096 * 1000).is_err());
+    }
     assert!(fs::write(run.mount().join("stats/stored_pages"), "5").is_err());
-    drop(disk);
     end(run);
 }
 
@@ -70,7 +72,8 @@ fn status_shows_what_is_held() {
         String::from_utf8(output.stdout).unwrap()
     };
     let text = status(&[]);
-    for word in ["pool", "pages", "backing", "rejected", "traffic", "/dev/loop"] {
+    let devices = if is_over_ublk() { ["/dev/ublkb", "(ublk)"] } else { ["/dev/loop", "(fuse)"] };
+    for word in ["pool", "pages", "backing", "rejected", "traffic"].into_iter().chain(devices) {
         assert!(text.contains(word), "'{word}' is not in:\n{text}");
     }
     let json: serde_json::Value = serde_json::from_str(&status(&["--json"])).unwrap();

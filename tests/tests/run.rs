@@ -7,7 +7,7 @@ use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
 use uzswap_tests::{
-    FOLDER, Gate, Machine, Run, Setting, StrictCommit, process_of, program, wait_for,
+    FOLDER, Gate, Machine, Run, Setting, StrictCommit, is_over_ublk, process_of, program, wait_for,
 };
 
 const LIMITS: [&str; 6] = ["--memory", "64M", "--backing", "none", "--pool", "256M"];
@@ -129,7 +129,13 @@ fn bad_input_is_one_line_and_changes_nothing() {
     fs::write(&plain, "not a program").unwrap();
     let (folder, data, plain) =
         (folder.path().to_str().unwrap(), data.to_str().unwrap(), plain.to_str().unwrap());
+    let without_ublk: &[(&[&str], &str, &str, i32)] = match Path::new("/dev/ublk-control").exists()
+    {
+        true => &[],
+        false => &[(&["--memory", "64M", "--transport", "ublk"], "true", "modprobe ublk_drv", 125)],
+    };
     let cases: &[(&[&str], &str, &str, i32)] = &[
+        (&["--memory", "64M", "--transport", "nbd"], "true", "possible values", 125),
         (&["--memory", "0"], "true", "at least", 125),
         (&["--memory", "10Q"], "true", "'10Q' is not a size", 125),
         (&["--memory", "1000T"], "true", "more than this machine has", 125),
@@ -147,7 +153,7 @@ fn bad_input_is_one_line_and_changes_nothing() {
         (&["--memory", "64M"], plain, "cannot be run", 126),
         (&["--memory", "64M"], folder, "cannot be run", 126),
     ];
-    for (options, command, says, code) in cases {
+    for (options, command, says, code) in cases.iter().chain(without_ublk) {
         let run = Run::start(options, &[command]).finish();
         let stderr = run.stderr();
         assert!(stderr.contains(says), "{options:?} {command}: '{says}' is not in:\n{stderr}");
@@ -418,7 +424,8 @@ fn a_daemon_goes_on_serving_until_the_kernel_can_read_its_pages_back() {
         let run = run.finish();
         run.assert_code(5);
         assert!(run.stderr().contains("goes on serving it, and tries again"), "{}", run.stderr());
-        assert!(fs::read_to_string("/proc/swaps").unwrap().contains("/dev/loop"));
+        let device = if is_over_ublk() { "/dev/ublkb" } else { "/dev/loop" };
+        assert!(fs::read_to_string("/proc/swaps").unwrap().contains(device));
         let figure = Path::new(FOLDER).join("mnt/stats/stored_pages");
         assert!(figure.exists(), "the daemon answers");
     }

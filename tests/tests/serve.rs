@@ -6,7 +6,7 @@ use std::fs;
 use std::io::{BufRead, BufReader};
 use std::process::{Child, Command, Stdio};
 use uzswap_sys::process;
-use uzswap_tests::{Limited, Machine, StrictCommit, program, wait_for};
+use uzswap_tests::{Limited, Machine, StrictCommit, program, transport_options, wait_for};
 
 struct Served {
     child: Child,
@@ -20,6 +20,7 @@ impl Served {
         let said = tempfile::NamedTempFile::new().unwrap();
         let mut child = Command::new(program("uzswap"))
             .args(["serve", "--size", "1G", "--pool", "400M", "--backing", "none"])
+            .args(transport_options())
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
             .stderr(said.reopen().unwrap())

@@ -18,9 +18,13 @@
 #![forbid(unsafe_code)]
 
 mod batch;
+mod crew;
 mod disk;
+mod poll;
 mod protocol;
+mod request;
 mod server;
+mod ublk;
 mod watch;
 
 pub mod control;

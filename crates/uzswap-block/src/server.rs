@@ -15,7 +15,9 @@
 
 use crate::batch::{BATCH_PAGES_MIN, Batch};
 use crate::disk::{Disk, DiskError};
+use crate::poll::Poll;
 use crate::protocol::{Ask, Reply, Request, WRITE_OVERHEAD};
+use crate::request::{self, Work};
 use crate::traffic::Traffic;
 use crate::watch::{Parking, Watch};
 use rustix::event::{PollFd, PollFlags};
@@ -60,15 +62,8 @@ const SHORT_PAGES: usize = 4;
 /// Requests in a row without finding the queue empty, after which a watcher calls for another.
 const BUSY_STREAK: u32 = 8;
 
-/// A yield that takes longer gave the CPU to a program: a thread that sleeps then takes nothing
-/// from it, and is woken before it, where one that polls waits for its turn.
-const YIELD_MAX: Duration = Duration::from_micros(50);
-
-/// Requests without polling after such a yield.
-const UNPOLLED: u32 = 64;
-
 /// Stack of a thread, bytes: the deepest path reads a record through a bounce buffer.
-const STACK_BYTES: usize = 256 << 10;
+pub(crate) const STACK_BYTES: usize = 256 << 10;
 
 /// What the server's threads share.
 pub(crate) struct Shared {
@@ -177,8 +172,7 @@ struct Worker {
     shared: Arc<Shared>,
     /// Requests in a row that were there at the first look.
     streak: u32,
-    /// Requests to come for which this thread does not poll, its CPU being wanted by others.
-    unpolled: u32,
+    poll: Poll,
 }
 
 /// What came of waiting for a request.
@@ -191,7 +185,8 @@ impl Worker {
     fn new(number: usize, connection: OwnedFd, shared: Arc<Shared>) -> io::Result<Self> {
         let flags = rustix::fs::fcntl_getfl(&connection)?;
         rustix::fs::fcntl_setfl(&connection, flags | OFlags::NONBLOCK)?;
-        Ok(Self { number, connection, shared, streak: 0, unpolled: 0 })
+        let poll = Poll::new(shared.config.poll);
+        Ok(Self { number, connection, shared, streak: 0, poll })
     }
 
     fn run(mut self) {
@@ -240,7 +235,7 @@ impl Worker {
     /// Takes the next request, polling, parking or sleeping meanwhile.
     fn receive(&mut self) -> Received {
         let mut waited = false;
-        let mut last = Instant::now();
+        self.poll.begin();
         loop {
             let read = rustix::io::read(&self.connection, &mut self.desk().buffer()[..]);
             match read {
@@ -255,16 +250,8 @@ impl Worker {
             }
             waited = true;
             if self.park() == Parking::Called {
-                last = Instant::now();
-            } else if self.unpolled == 0 && last.elapsed() < self.shared.config.poll {
-                // Not a mere spin: on this CPU there may be whoever would bring the request.
-                let yielded = Instant::now();
-                std::thread::yield_now();
-                if yielded.elapsed() > YIELD_MAX {
-                    self.unpolled = UNPOLLED;
-                }
-            } else {
-                self.unpolled = self.unpolled.saturating_sub(1);
+                self.poll.begin();
+            } else if !self.poll.again() {
                 let mut wait = [PollFd::from_borrowed_fd(self.connection.as_fd(), PollFlags::IN)];
                 // Any error shows in the read that follows.
                 let _ = rustix::event::poll(&mut wait, None);
@@ -285,10 +272,8 @@ impl Worker {
     fn takes_long(&self, ask: &Ask) -> bool {
         match ask {
             Ask::Read { offset, bytes } => {
-                let pages = bytes / PAGE_BYTES;
-                pages > SHORT_PAGES
-                    || (0..pages as u64)
-                        .any(|page| self.shared.disk.is_slow(offset + page * PAGE_BYTES as u64))
+                let bytes = *bytes as u64;
+                request::takes_long(&*self.shared.disk, *offset, bytes, SHORT_PAGES)
             }
             Ask::Write { .. } | Ask::Discard { .. } => true,
             _ => false,
@@ -303,7 +288,7 @@ impl Worker {
             Ask::Read { offset, bytes } => {
                 let bytes = bytes.min(REQUEST_BYTES_MAX);
                 let mut buffer = self.desk().buffer();
-                let read = disk.read(offset, &mut buffer[..bytes]);
+                let read = request::perform(disk, offset, Work::Read(&mut buffer[..bytes]));
                 self.answer(read.map(|()| Reply::ok(unique)), unique, &buffer[..bytes]);
                 traffic.read(bytes, began.elapsed());
                 return;
@@ -314,7 +299,7 @@ impl Worker {
             }
             Ask::Discard { offset, bytes } => {
                 traffic.discarded(bytes);
-                disk.discard(offset, bytes).map(|()| Reply::ok(unique))
+                request::perform(disk, offset, Work::Discard(bytes)).map(|()| Reply::ok(unique))
             }
             Ask::GetAttributes => Ok(Reply::attributes(unique, disk.bytes())),
             Ask::Open => Ok(Reply::opened(unique)),
@@ -347,19 +332,11 @@ impl Worker {
             Ok(reply) => (reply, data),
             Err(error) => {
                 self.shared.traffic.thread(self.number).failed();
-                (Reply::error(unique, errno(error)), &[][..])
+                (Reply::error(unique, request::errno(error)), &[][..])
             }
         };
         let parts = [IoSlice::new(reply.finish(data.len())), IoSlice::new(data)];
         // An error: the requester was killed, or the device is gone, which the next read shows.
         let _ = rustix::io::writev(&self.connection, &parts[..if data.is_empty() { 1 } else { 2 }]);
-    }
-}
-
-fn errno(error: DiskError) -> i32 {
-    match error {
-        DiskError::Range => libc::EINVAL,
-        DiskError::Full => libc::ENOSPC,
-        DiskError::Lost => libc::EIO,
     }
 }

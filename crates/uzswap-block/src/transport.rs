@@ -8,6 +8,7 @@ use crate::device::AttachError;
 use crate::disk::Disk;
 use crate::server::{Server, ServerConfig};
 use crate::traffic::Traffic;
+use crate::ublk::{self, Devices};
 use std::fmt;
 use std::fs::File;
 use std::io;
@@ -24,7 +25,7 @@ use uzswap_sys::loopdev::{self, LoopDevice};
 pub enum Kind {
     /// A file on FUSE, with loop devices over it.
     Fuse,
-    /// The kernel's own driver for block devices that are served by a program (Linux 6.0).
+    /// The kernel's own driver for block devices that are served by a program (Linux 6.1).
     Ublk,
 }
 
@@ -54,7 +55,7 @@ impl Kind {
     pub fn check(self) -> io::Result<()> {
         match self {
             Self::Fuse => uzswap_sys::fuse::open().map(drop).and_then(|()| loopdev::check()),
-            Self::Ublk => Err(io::ErrorKind::Unsupported.into()),
+            Self::Ublk => uzswap_sys::ublk::check(),
         }
     }
 }
@@ -64,11 +65,11 @@ pub trait Transport: Send {
     /// Which one it is.
     fn kind(&self) -> Kind;
 
-    /// Makes a block device over a part of the disk, bytes. It may go by itself until it is in use
-    /// and [`Self::settle`] was called.
+    /// Makes a block device over a part of the disk, bytes. It goes by itself if it is not in use
+    /// when [`Self::settle`] is called, or later.
     fn attach(&mut self, part: Range<u64>) -> Result<PathBuf, AttachError>;
 
-    /// All devices are in use: nothing is kept open for them any more.
+    /// All devices that are wanted are in use: nothing is kept for others any more.
     fn settle(&mut self);
 }
 
@@ -85,7 +86,7 @@ pub fn start(
             let server = Server::start(disk, traffic, file, config)?;
             Ok(Box::new(Loops { _server: server, file: file.to_owned(), open: Vec::new() }))
         }
-        Kind::Ublk => Err(io::ErrorKind::Unsupported.into()),
+        Kind::Ublk => Ok(Box::new(Devices::start(disk, traffic, config)?)),
     }
 }
 
@@ -97,15 +98,25 @@ pub fn detach(kind: Kind, device: &Path) -> io::Result<()> {
             Err(error) if error.raw_os_error() == Some(libc::ENXIO) => Ok(()),
             other => other,
         },
-        Kind::Ublk => Err(io::ErrorKind::Unsupported.into()),
+        Kind::Ublk => ublk::detach(device),
     }
 }
 
-/// Whether a device is one that was made over a file in `folder`, and not another by its name.
+/// Whether a device is ours, and not another by its name: one over a file in `folder`, or with our
+/// mark.
 pub fn is_ours(kind: Kind, device: &Path, folder: &Path) -> bool {
     match kind {
         Kind::Fuse => loopdev::backing_file(device).is_some_and(|file| file.starts_with(folder)),
-        Kind::Ublk => false,
+        Kind::Ublk => ublk::is_ours(device),
+    }
+}
+
+/// Answers with errors for devices whose process was killed, while they are switched off. `None`
+/// where the kernel does that itself: only ublk's stay until then, with whoever waits for them.
+pub fn stand_in(kind: Kind, devices: &[PathBuf]) -> io::Result<Option<Box<dyn Transport>>> {
+    match kind {
+        Kind::Ublk if !devices.is_empty() => Ok(Some(Box::new(ublk::stand_in(devices)?))),
+        Kind::Fuse | Kind::Ublk => Ok(None),
     }
 }
 

@@ -15,4 +15,5 @@ pub mod map;
 pub mod process;
 pub mod stack;
 pub mod swap;
+pub mod ublk;
 pub mod uffd;

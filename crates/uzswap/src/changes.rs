@@ -17,7 +17,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 use uzswap_block::control::DISK;
-use uzswap_block::transport::{self, Kind};
+use uzswap_block::transport::{self, Kind, Transport};
 use uzswap_sys::cgroup::{Group, Version};
 use uzswap_sys::{cpu, fuse, process, swap};
 
@@ -210,6 +210,11 @@ impl State {
                 note(&mut troubles, "end a command", place.end());
             }
         }
+        // Dropped when the areas are off and detached: then nobody waits for an answer any more.
+        let _stand_in = match end_daemon {
+            Some(_) => None,
+            None => self.stand_in(&mut troubles),
+        };
         let off = self.switch_off();
         if off.is_err() && end_daemon.is_some() {
             note(&mut troubles, "", off);
@@ -243,6 +248,17 @@ impl State {
             let _ = fs::remove_dir_all(FOLDER);
         }
         troubles
+    }
+
+    /// Where the daemon is dead and its devices wait for another: one that answers with errors, so
+    /// that who waits for a page hears that it is lost, and the areas can be switched off.
+    fn stand_in(&self, troubles: &mut Vec<String>) -> Option<Box<dyn Transport>> {
+        let devices: Vec<_> = self.areas_on().into_iter().map(|area| area.path).collect();
+        let stand_in = transport::stand_in(self.transport(), &devices);
+        stand_in.unwrap_or_else(|error| {
+            troubles.push(format!("answer for the devices of a dead daemon: {error}"));
+            None
+        })
     }
 
     /// Has the kernel read everything back and forget the areas, the last first.

@@ -19,7 +19,7 @@ use std::sync::Arc;
 use std::time::Duration;
 use uzswap_block::control::Control;
 use uzswap_block::{CacheDisk, Disk, Maintainer, MemoryDisk, Swapped, Traffic, Transport};
-use uzswap_block::{open_backing, start_transport};
+use uzswap_block::{TransportKind, open_backing, start_transport};
 use uzswap_engine::{Cache, Config, Locks, PAGE_BYTES};
 use uzswap_sys::{cpu, process};
 
@@ -31,10 +31,10 @@ pub fn daemon(arguments: &InheritArguments) -> Result<(), Failure> {
     let started_by =
         |error: io::Error| Failure::new(format!("the daemon is started by run and serve: {error}"));
     let mut wire = Wire::of_stdin().map_err(started_by)?;
-    let options: DaemonOptions = wire.receive().map_err(started_by)?;
+    let mut options: DaemonOptions = wire.receive().map_err(started_by)?;
     ignore_signals().map_err(started_by)?;
     let mut notes = prepare();
-    let mut service = match Service::start(&options) {
+    let mut service = match Service::start(&options, &mut notes) {
         Ok(service) => service,
         Err(failure) => {
             // Said to whoever started us; an error: they are gone.
@@ -43,7 +43,8 @@ pub fn daemon(arguments: &InheritArguments) -> Result<(), Failure> {
         }
     };
     notes.extend(lock());
-    let ready = Report::Ready { transport: service.transport.kind().to_string(), notes };
+    options.transport = service.transport.kind().to_string();
+    let ready = Report::Ready { transport: options.transport.clone(), notes };
     // An error: the keeper is gone, as the next look shows.
     let _ = wire.send(&ready);
     let mut keeper = None;
@@ -128,7 +129,7 @@ struct Service {
 }
 
 impl Service {
-    fn start(options: &DaemonOptions) -> Result<Self, Failure> {
+    fn start(options: &DaemonOptions, notes: &mut Vec<String>) -> Result<Self, Failure> {
         let memory = cpu::memory_info().map_err(|e| Failure::new(format!("/proc/meminfo: {e}")))?;
         let algorithm = options.compressor.parse();
         let config = Config {
@@ -137,7 +138,6 @@ impl Service {
             pool_bytes_max: options.pool,
             algorithm: algorithm.map_err(|error| Failure::new(format!("{error}")))?,
         };
-        let kind = options.transport.parse().map_err(Failure::new)?;
         let backing = open_backing(&options.backing.spec())?;
         let locks = if options.one_writer { Locks::OneWriter } else { Locks::SlotCaches };
         let cache = Arc::new(Cache::with_locks(config, backing, locks)?);
@@ -152,18 +152,38 @@ impl Service {
             let folder = folder.display();
             Failure::new(format!("cannot mount on {folder}: {error}; see `uzswap doctor`"))
         };
-        let server = options.server();
-        let traffic = Arc::new(Traffic::new(server.threads));
+        let traffic = Arc::new(Traffic::new(options.threads));
         let swapped = Arc::new(Swapped::default());
         let control = Control::mount(cache.clone(), traffic.clone(), swapped.clone(), &folder);
         let control = control.map_err(mount)?;
         let maintainer = Maintainer::start(cache).map_err(mount)?;
-        let transport = start_transport(kind, served, traffic, &disk(), server);
-        let transport = transport.map_err(|error| {
-            Failure::new(format!("cannot serve over {kind}: {error}; see `uzswap doctor`"))
-        })?;
+        let transport = transport(options, &served, &traffic, notes)?;
         Ok(Self { transport, swapped, _maintainer: maintainer, _control: control })
     }
+}
+
+/// Starts the transport that was chosen, or where it was not asked for by name and does not start,
+/// the one that most kernels have.
+fn transport(
+    options: &DaemonOptions,
+    served: &Arc<dyn Disk>,
+    traffic: &Arc<Traffic>,
+    notes: &mut Vec<String>,
+) -> Result<Box<dyn Transport>, Failure> {
+    let start = |kind| {
+        let (served, traffic) = (served.clone(), traffic.clone());
+        start_transport(kind, served, traffic, &disk(), options.server())
+            .map_err(|error| format!("cannot serve over {kind}: {error}"))
+    };
+    let kind = options.transport.parse().map_err(Failure::new)?;
+    let started = start(kind).or_else(|why| match kind {
+        TransportKind::Ublk if options.may_fall_back => {
+            notes.push(why);
+            start(TransportKind::Fuse)
+        }
+        _ => Err(why),
+    });
+    started.map_err(|why| Failure::new(format!("{why}; see `uzswap doctor`")))
 }
 
 /// What is behind the device.

@@ -35,26 +35,12 @@ fn swap_device() -> Vec<Finding> {
         true => Ok("yes".into()),
         false => Err("no; run it with sudo".into()),
     };
-    let reason = |error: io::Error, device: &str, remedy: &str| match error.kind() {
-        io::ErrorKind::NotFound => format!("no {device}; {remedy}"),
-        _ => format!("{device}: {error}; run as root, or pass the device into the container"),
-    };
-    let fuse = fuse::open().map(|_| "/dev/fuse".to_owned()).map_err(|error| {
-        reason(error, "/dev/fuse", "modprobe fuse, or give the container --device /dev/fuse")
-    });
-    let loops = loopdev::check().map(|()| "/dev/loop-control".to_owned()).map_err(|error| {
-        reason(error, "/dev/loop-control", "modprobe loop, or a kernel with CONFIG_BLK_DEV_LOOP")
-    });
-    let ublk = TransportKind::Ublk.check().map(|()| "/dev/ublk-control".to_owned());
-    let has_ublk = ublk.is_ok();
-    let ublk = ublk.map_err(|error| {
-        let text = reason(error, "/dev/ublk-control", "modprobe ublk_drv (Linux 6.0)");
-        format!("{text}; it works without")
-    });
-    let loops = Finding { required: !has_ublk, ..finding("loop devices", loops) };
+    let ublk = ublk();
+    let loops = Finding { required: ublk.is_err(), ..finding("loop devices", loops()) };
+    let ublk = ublk.map_err(|text| format!("{text}; it works without"));
     vec![
         finding("root", root),
-        finding("FUSE", fuse),
+        finding("FUSE", fuse()),
         optional("ublk", ublk),
         loops,
         finding("swap", swapping()),
@@ -63,6 +49,41 @@ fn swap_device() -> Vec<Finding> {
         optional("exempt from waiting for itself", io_flusher()),
         optional("kernel's zswap", zswap()),
     ]
+}
+
+/// What is wrong with a device, and what to do.
+fn reason(error: &io::Error, device: &str, remedy: &str) -> String {
+    match error.kind() {
+        io::ErrorKind::NotFound => format!("no {device}; {remedy}"),
+        _ => format!("{device}: {error}; run as root, or pass the device into the container"),
+    }
+}
+
+fn found(check: io::Result<()>, device: &str, remedy: &str) -> Result<String, String> {
+    check.map(|()| device.to_owned()).map_err(|error| reason(&error, device, remedy))
+}
+
+fn fuse() -> Result<String, String> {
+    let remedy = "modprobe fuse, or give the container --device /dev/fuse";
+    found(fuse::open().map(drop), "/dev/fuse", remedy)
+}
+
+fn loops() -> Result<String, String> {
+    let remedy = "modprobe loop, or a kernel with CONFIG_BLK_DEV_LOOP";
+    found(loopdev::check(), "/dev/loop-control", remedy)
+}
+
+fn ublk() -> Result<String, String> {
+    let remedy = "modprobe ublk_drv (Linux 6.1)";
+    found(TransportKind::Ublk.check(), "/dev/ublk-control", remedy)
+}
+
+/// What a transport needs; what of it is missing, with the remedy.
+pub fn transport(kind: TransportKind) -> Result<(), String> {
+    match kind {
+        TransportKind::Fuse => fuse().and_then(|_| loops()).map(drop),
+        TransportKind::Ublk => ublk().map(drop),
+    }
 }
 
 /// Whether areas may be switched on.

@@ -215,6 +215,7 @@ impl Keeper {
         daemon.send(&self.options).map_err(cannot_start)?;
         match daemon.receive() {
             Ok(Report::Ready { transport, notes }) => {
+                self.options.transport.clone_from(&transport);
                 self.state.transport = transport;
                 self.notes.extend(notes);
                 self.save()

@@ -1,6 +1,7 @@
 //! From arguments to what the daemon is given: defaults filled in, everything checked first.
 
 use crate::cli::{CacheArguments, Transport};
+use crate::doctor;
 use crate::error::Failure;
 use crate::size;
 use serde::{Deserialize, Serialize};
@@ -32,6 +33,8 @@ pub struct DaemonOptions {
     pub pages: u32,
     /// How requests come to it: `fuse` or `ublk`.
     pub transport: String,
+    /// It was not asked for by name: another one does as well, if this one does not start.
+    pub may_fall_back: bool,
     /// Bytes of the pool.
     pub pool: u64,
     /// The compressor, by name.
@@ -148,6 +151,7 @@ pub fn daemon_options(
     Ok(DaemonOptions {
         pages: pages as u32,
         transport: transport(arguments.transport)?.to_string(),
+        may_fall_back: arguments.transport == Transport::Auto,
         pool,
         compressor: arguments.compressor.as_ref().map_or(COMPRESSOR.into(), ToString::to_string),
         backing: backing(arguments.backing.as_deref(), bytes)?,
@@ -168,9 +172,8 @@ fn transport(asked: Transport) -> Result<TransportKind, Failure> {
         Transport::Auto | Transport::Fuse => TransportKind::Fuse,
         Transport::Ublk => TransportKind::Ublk,
     };
-    kind.check().map_err(|error| {
-        Failure::new(format!("transport {kind}: {error}; see `uzswap doctor`, or --transport auto"))
-    })?;
+    let missing = |what| Failure::new(format!("transport {kind}: {what}; or use --transport auto"));
+    doctor::transport(kind).map_err(missing)?;
     Ok(kind)
 }
 

@@ -1,0 +1,251 @@
+//! Threads that do what takes long, for the threads that hold a queue of ublk.
+//!
+//! The kernel takes answers of a queue only from the one thread that fetches. So that a page on the
+//! backing, or a write of many pages, does not hold up the faults behind it, that thread puts the
+//! request on its [`Desk`] and a [`Job`] for each part of it into the crew's list. Whoever does the
+//! last part marks the desk, and wakes the thread if it sleeps. The list's lock is taken for such
+//! jobs alone: a fault from the pool never meets it.
+
+use crate::disk::Disk;
+use crate::request::{self, Work};
+use crate::traffic::{Counts, Traffic};
+use std::collections::VecDeque;
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, AtomicUsize};
+use std::sync::atomic::{Ordering::AcqRel, Ordering::Relaxed, Ordering::SeqCst};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, RwLock};
+use std::time::Instant;
+use uzswap_engine::PAGE_BYTES;
+use uzswap_sys::ublk::{Bell, Io, Operation};
+
+/// Pages of a write that one thread takes: some 40 µs of work, twice what waking a thread costs.
+const PART_PAGES: usize = 8;
+
+/// Requests of a device that can be under way: their marks are bits of a word.
+pub(crate) const TAGS_MAX: usize = 64;
+
+/// Requests of one device that the crew has or had.
+pub(crate) struct Desk {
+    /// Where the device begins on the disk.
+    start: u64,
+    places: Box<[Place]>,
+    /// By bit: all parts of the request are done.
+    done: AtomicU64,
+    /// The queue's thread sleeps, or is about to.
+    is_asleep: AtomicBool,
+    bell: Bell,
+}
+
+/// By tag.
+#[derive(Default)]
+struct Place {
+    /// Several read what is to be written; one fills what was to be read.
+    io: RwLock<Option<Io>>,
+    parts_left: AtomicUsize,
+    /// What the kernel will be told: 0, or an error number.
+    errno: AtomicI32,
+}
+
+impl Desk {
+    /// For a device with so many tags.
+    pub(crate) fn new(start: u64, tags: usize, bell: Bell) -> Self {
+        assert!(tags <= TAGS_MAX);
+        Self {
+            start,
+            places: (0..tags).map(|_| Place::default()).collect(),
+            done: AtomicU64::new(0),
+            is_asleep: AtomicBool::new(false),
+            bell,
+        }
+    }
+
+    /// Does a request of which nobody else has a part; what the kernel will be told.
+    pub(crate) fn serve(&self, io: &mut Io, disk: &dyn Disk, counts: &Counts) -> i32 {
+        let (began, offset) = (Instant::now(), self.start + io.offset);
+        let outcome = match io.operation {
+            Operation::Read => {
+                let read = request::perform(disk, offset, Work::Read(io.data_mut()));
+                counts.read(io.bytes as usize, began.elapsed());
+                read
+            }
+            Operation::Write => {
+                counts.written(io.bytes as usize);
+                request::perform(disk, offset, Work::Write(io.data()))
+            }
+            Operation::Discard => {
+                counts.discarded(io.bytes);
+                request::perform(disk, offset, Work::Discard(io.bytes))
+            }
+            Operation::Flush => Ok(()),
+            Operation::Unknown => return libc::EOPNOTSUPP,
+        };
+        outcome.map_or_else(
+            |error| {
+                counts.failed();
+                request::errno(error)
+            },
+            |()| 0,
+        )
+    }
+
+    /// Whether that would take longer than handing it over; `pages_max` is for reads.
+    pub(crate) fn takes_long(&self, io: &Io, disk: &dyn Disk, pages_max: usize) -> bool {
+        match io.operation {
+            Operation::Read => {
+                request::takes_long(disk, self.start + io.offset, io.bytes, pages_max)
+            }
+            Operation::Write | Operation::Discard => true,
+            Operation::Flush | Operation::Unknown => false,
+        }
+    }
+
+    /// A part of what is in a place: all, or of a write some pages.
+    fn serve_part(&self, job: &Job, disk: &dyn Disk, counts: &Counts) {
+        let place = &self.places[job.tag];
+        let errno = if job.bytes == 0 {
+            let mut io = place.io.write().unwrap_or_else(PoisonError::into_inner);
+            io.as_mut().map_or(0, |io| self.serve(io, disk, counts))
+        } else {
+            let io = place.io.read().unwrap_or_else(PoisonError::into_inner);
+            io.as_ref().map_or(0, |io| {
+                let data = &io.data()[job.from..][..job.bytes];
+                let offset = self.start + io.offset + job.from as u64;
+                counts.written(job.bytes);
+                request::perform(disk, offset, Work::Write(data))
+                    .map_or_else(request::errno, |()| 0)
+            })
+        };
+        if errno != 0 {
+            place.errno.store(errno, Relaxed);
+        }
+        // What was done happened before the mark, for whoever sees it.
+        if place.parts_left.fetch_sub(1, AcqRel) == 1 {
+            self.done.fetch_or(1 << job.tag, SeqCst);
+            // Either the sleeper sees the mark, or this sees that it sleeps.
+            if self.is_asleep.swap(false, SeqCst) {
+                self.bell.ring();
+            }
+        }
+    }
+
+    /// Takes back what is done, by the queue's thread: each request with what the kernel is told.
+    pub(crate) fn collect(&self, mut take: impl FnMut(Io, i32)) {
+        let mut done = self.done.swap(0, SeqCst);
+        while done != 0 {
+            let place = &self.places[done.trailing_zeros() as usize];
+            done &= done - 1;
+            let io = place.io.write().unwrap_or_else(PoisonError::into_inner).take();
+            take(io.expect("a place that is marked holds its request"), place.errno.load(Relaxed));
+        }
+    }
+
+    /// Calls `sleep` unless something is done already.
+    pub(crate) fn sleep(&self, sleep: impl FnOnce()) {
+        self.is_asleep.store(true, SeqCst);
+        if self.done.load(SeqCst) == 0 {
+            sleep();
+        }
+        self.is_asleep.store(false, SeqCst);
+    }
+}
+
+/// A request on a desk, or a part of it.
+struct Job {
+    desk: Arc<Desk>,
+    tag: usize,
+    from: usize,
+    /// 0: all of it.
+    bytes: usize,
+}
+
+struct List {
+    jobs: VecDeque<Job>,
+    /// Threads that wait for one.
+    idle: usize,
+    /// Jobs that desks can have here at once: there is room for as many.
+    room: usize,
+    is_closed: bool,
+}
+
+/// See the module.
+pub(crate) struct Crew {
+    disk: Arc<dyn Disk>,
+    traffic: Arc<Traffic>,
+    list: Mutex<List>,
+    bell: Condvar,
+}
+
+impl Crew {
+    pub(crate) fn new(disk: Arc<dyn Disk>, traffic: Arc<Traffic>) -> Self {
+        let list = List { jobs: VecDeque::new(), idle: 0, room: 0, is_closed: false };
+        Self { disk, traffic, list: Mutex::new(list), bell: Condvar::new() }
+    }
+
+    fn list(&self) -> MutexGuard<'_, List> {
+        self.list.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(crate) fn disk(&self) -> &dyn Disk {
+        &*self.disk
+    }
+
+    pub(crate) fn counts(&self, number: usize) -> &Counts {
+        self.traffic.thread(number)
+    }
+
+    /// Makes room for the jobs of a further device.
+    pub(crate) fn make_room(&self, tags: usize, io_bytes_max: usize) {
+        let parts = io_bytes_max.div_ceil(PART_PAGES * PAGE_BYTES);
+        let mut list = self.list();
+        list.room += tags * parts;
+        let more = list.room - list.jobs.len();
+        list.jobs.reserve(more);
+    }
+
+    /// Hands a request over.
+    pub(crate) fn take(&self, desk: &Arc<Desk>, io: Io) {
+        let (tag, bytes) = (io.tag(), io.bytes as usize);
+        let part = PART_PAGES * PAGE_BYTES;
+        let parts = match io.operation {
+            Operation::Write if bytes > part => bytes.div_ceil(part),
+            _ => 1,
+        };
+        let place = &desk.places[tag];
+        place.errno.store(0, Relaxed);
+        place.parts_left.store(parts, Relaxed);
+        *place.io.write().unwrap_or_else(PoisonError::into_inner) = Some(io);
+        let mut list = self.list();
+        debug_assert!(list.jobs.len() + parts <= list.jobs.capacity(), "a push would allocate");
+        for index in 0..parts {
+            let from = index * part;
+            let bytes = if parts == 1 { 0 } else { part.min(bytes - from) };
+            list.jobs.push_back(Job { desk: desk.clone(), tag, from, bytes });
+        }
+        let wakes = parts.min(list.idle);
+        drop(list);
+        (0..wakes).for_each(|_| self.bell.notify_one());
+    }
+
+    /// One thread's work, until [`Self::close`].
+    pub(crate) fn work(&self, number: usize) {
+        let mut list = self.list();
+        loop {
+            if let Some(job) = list.jobs.pop_front() {
+                drop(list);
+                job.desk.serve_part(&job, self.disk(), self.counts(number));
+                list = self.list();
+            } else if list.is_closed {
+                return;
+            } else {
+                list.idle += 1;
+                list = self.bell.wait(list).unwrap_or_else(PoisonError::into_inner);
+                list.idle -= 1;
+            }
+        }
+    }
+
+    /// There will be no more jobs.
+    pub(crate) fn close(&self) {
+        self.list().is_closed = true;
+        self.bell.notify_all();
+    }
+}

@@ -1,0 +1,369 @@
+//! The transport over ublk: a device for each part of the disk, and a thread for each device.
+//!
+//! A fault waits for two wake-ups, the device's thread and the faulting task, and ours is saved
+//! while the thread polls. It answers and sleeps in one system call. What takes long, the
+//! [`crew`](crate::crew) does. Buffers are the devices' own, made and faulted in with them.
+//!
+//! A device whose server was killed stays, for the kernel may be swapping to it. Before it is
+//! switched off somebody has to answer for it again, if only with errors: [`stand_in`].
+
+use crate::crew::{Crew, Desk, TAGS_MAX};
+use crate::device::AttachError;
+use crate::disk::{Disk, DiskError};
+use crate::poll::Poll;
+use crate::server::{STACK_BYTES, ServerConfig};
+use crate::traffic::Traffic;
+use crate::transport::{Kind, Transport};
+use std::collections::BTreeMap;
+use std::io;
+use std::ops::Range;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::sync::mpsc::{Receiver, channel};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::{Builder, JoinHandle};
+use std::time::{Duration, Instant};
+use uzswap_engine::PAGE_BYTES;
+use uzswap_engine::compress::prepare_thread;
+use uzswap_sys::ublk::{self, Control, Event, Io, Queue, Shape};
+use uzswap_sys::{process, swap};
+
+/// Requests of one device under way: a fault of each of many jobs, beside what is written. Its
+/// buffers take 4 MiB of locked memory (32 × 128 KiB).
+const DEPTH: u16 = 32;
+const _: () = assert!(DEPTH as usize <= TAGS_MAX);
+
+/// Longest read or write: what the kernel reclaims at a time, 32 pages.
+const IO_BYTES_MAX: u32 = 128 << 10;
+
+/// Longest discard: half a million pages, some 10 ms of the crew's.
+const DISCARD_BYTES_MAX: u64 = 2 << 30;
+
+/// Pages of a read that the device's thread serves itself: a fault with its neighbours.
+const SHORT_PAGES: usize = 8;
+
+/// Size of the device that is made for a trial.
+const TRIAL_BYTES: u64 = 16 * PAGE_BYTES as u64;
+
+/// How long the kernel may take to notice that a server is dead: it looks every 5 s (6.1).
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// See the module.
+pub(crate) struct Devices {
+    control: Control,
+    crew: Arc<Crew>,
+    config: ServerConfig,
+    devices: Vec<Device>,
+    workers: Vec<JoinHandle<()>>,
+}
+
+/// A device that we serve.
+struct Device {
+    id: u32,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Devices {
+    /// Starts the threads, and tries whether devices can be made here.
+    pub(crate) fn start(
+        disk: Arc<dyn Disk>,
+        traffic: Arc<Traffic>,
+        config: ServerConfig,
+    ) -> io::Result<Self> {
+        let mut devices = Self::without_trial(disk, traffic, config)?;
+        let trial = devices.make(0..TRIAL_BYTES)?;
+        devices.remove(trial);
+        Ok(devices)
+    }
+
+    fn without_trial(
+        disk: Arc<dyn Disk>,
+        traffic: Arc<Traffic>,
+        config: ServerConfig,
+    ) -> io::Result<Self> {
+        let crew = Arc::new(Crew::new(disk, traffic));
+        let control = Control::open()?;
+        let mut devices = Self { control, crew, config, devices: Vec::new(), workers: Vec::new() };
+        for number in 0..config.threads {
+            let crew = devices.crew.clone();
+            let thread = Builder::new().name(format!("uzswap-{number}")).stack_size(STACK_BYTES);
+            devices.workers.push(thread.spawn(move || {
+                prepare(&config);
+                crew.work(number);
+            })?);
+        }
+        Ok(devices)
+    }
+
+    /// Makes a device over a part of the disk and starts it.
+    fn make(&mut self, part: Range<u64>) -> io::Result<Device> {
+        let shape = Shape {
+            bytes: part.end - part.start,
+            depth: DEPTH,
+            io_bytes_max: IO_BYTES_MAX,
+            discard_bytes_max: DISCARD_BYTES_MAX,
+        };
+        let id = self.control.add(&shape)?;
+        self.serve(id, part.start, (DEPTH, IO_BYTES_MAX), false).inspect_err(|_| {
+            // What went wrong first is told.
+            let _ = self.control.delete(id);
+        })
+    }
+
+    /// Serves a device that has no server.
+    fn serve(
+        &mut self,
+        id: u32,
+        start: u64,
+        (depth, io_bytes_max): (u16, u32),
+        is_recovered: bool,
+    ) -> io::Result<Device> {
+        let queue = self.control.queue(id, depth, io_bytes_max)?;
+        self.crew.make_room(depth.into(), io_bytes_max as usize);
+        let desk = Arc::new(Desk::new(start, depth.into(), queue.bell()));
+        let number = self.devices.len();
+        let server = Server {
+            number: number % self.config.threads,
+            queue,
+            desk,
+            crew: self.crew.clone(),
+            poll: Poll::new(self.config.poll),
+        };
+        let (config, (tell, told)) = (self.config, channel());
+        let thread = Builder::new().name(format!("uzswap-disk-{number}"));
+        let thread = thread.stack_size(STACK_BYTES).spawn(move || {
+            prepare(&config);
+            server.run(move |outcome| drop(tell.send(outcome)));
+        })?;
+        let device = Device { id, thread: Some(thread) };
+        let started = fetched(&told).and_then(|()| self.control.start(id, is_recovered));
+        if let Err(error) = started {
+            // An error: it was not started, which ends its thread as well.
+            let _ = self.control.stop(id);
+            device.join();
+            return Err(error);
+        }
+        Ok(device)
+    }
+
+    /// Serves a device whose server died.
+    fn adopt(&mut self, path: &Path) -> io::Result<()> {
+        let id = ublk::id(path).ok_or(io::ErrorKind::InvalidInput)?;
+        let began = Instant::now();
+        loop {
+            match self.control.begin_recovery(id) {
+                Err(error) if error.kind() == io::ErrorKind::ResourceBusy => {
+                    if began.elapsed() > PATIENCE {
+                        return Err(error);
+                    }
+                    std::thread::sleep(Duration::from_millis(50));
+                }
+                other => break other?,
+            }
+        }
+        let found = self.control.find(id)?;
+        let device = self.serve(id, 0, (found.depth, found.io_bytes_max), true)?;
+        self.devices.push(device);
+        Ok(())
+    }
+
+    /// Takes a device away, unless somebody has done that: then its thread has ended, and its
+    /// number may be another's by now.
+    fn remove(&mut self, device: Device) {
+        if device.thread.as_ref().is_some_and(|thread| !thread.is_finished()) {
+            // Errors: it is gone already.
+            let _ = self.control.stop(device.id);
+            let id = device.id;
+            device.join();
+            let _ = self.control.delete(id);
+        }
+    }
+}
+
+impl Device {
+    fn join(mut self) {
+        drop(self.thread.take().map(JoinHandle::join));
+    }
+}
+
+/// Waits until a device's thread has asked for requests.
+fn fetched(told: &Receiver<io::Result<()>>) -> io::Result<()> {
+    told.recv().unwrap_or_else(|_| Err(io::Error::other("its thread ended")))
+}
+
+fn prepare(config: &ServerConfig) {
+    if config.raise_priority {
+        // Not permitted in a container without CAP_SYS_NICE: slower under load, no worse.
+        let _ = process::raise_priority();
+    }
+    prepare_thread();
+}
+
+impl Transport for Devices {
+    fn kind(&self) -> Kind {
+        Kind::Ublk
+    }
+
+    fn attach(&mut self, part: Range<u64>) -> Result<PathBuf, AttachError> {
+        let device = self.make(part).map_err(AttachError::Ublk)?;
+        let path = ublk::path(device.id);
+        self.devices.push(device);
+        Ok(path)
+    }
+
+    fn settle(&mut self) {
+        let Ok(areas) = swap::areas() else { return };
+        let is_used = |device: &Device| areas.iter().any(|area| area.path == ublk::path(device.id));
+        let (used, unused) = std::mem::take(&mut self.devices).into_iter().partition(is_used);
+        self.devices = used;
+        let unused: Vec<Device> = unused;
+        unused.into_iter().for_each(|device| self.remove(device));
+    }
+}
+
+impl Drop for Devices {
+    fn drop(&mut self) {
+        for device in std::mem::take(&mut self.devices) {
+            self.remove(device);
+        }
+        self.crew.close();
+        for worker in self.workers.drain(..) {
+            drop(worker.join());
+        }
+    }
+}
+
+/// What a device's thread has.
+struct Server {
+    number: usize,
+    queue: Queue,
+    desk: Arc<Desk>,
+    crew: Arc<Crew>,
+    poll: Poll,
+}
+
+impl Server {
+    /// Serves until the device is stopped; `tell` whether it could begin.
+    fn run(mut self, tell: impl FnOnce(io::Result<()>)) {
+        let begun = self.queue.fetch();
+        let has_begun = begun.is_ok();
+        tell(begun);
+        if !has_begun {
+            return;
+        }
+        while !self.queue.has_ended() {
+            // The last event is none: that there will be no more.
+            if self.look() || self.queue.has_ended() {
+                self.poll.begin();
+                continue;
+            }
+            // Answers go now if it polls on, and together with the wait if it sleeps.
+            if self.poll.is_patient() {
+                self.queue.submit();
+            }
+            if !self.poll.again() {
+                let Self { desk, queue, .. } = &mut self;
+                desk.sleep(|| queue.wait());
+            }
+        }
+    }
+
+    /// Serves what there is; whether there was anything.
+    fn look(&mut self) -> bool {
+        let mut is_busy = false;
+        while let Some(event) = self.queue.take() {
+            is_busy = true;
+            if let Event::Request(io) = event {
+                self.take(io);
+            }
+        }
+        let Self { desk, queue, .. } = self;
+        desk.collect(|io, errno| {
+            is_busy = true;
+            answer(queue, io, errno);
+        });
+        is_busy
+    }
+
+    fn take(&mut self, mut io: Io) {
+        let disk = self.crew.disk();
+        if self.desk.takes_long(&io, disk, SHORT_PAGES) {
+            self.crew.take(&self.desk, io);
+        } else {
+            let errno = self.desk.serve(&mut io, disk, self.crew.counts(self.number));
+            answer(&mut self.queue, io, errno);
+        }
+    }
+}
+
+fn answer(queue: &mut Queue, io: Io, errno: i32) {
+    let bytes = i32::try_from(io.bytes).unwrap_or(i32::MAX);
+    queue.commit(io, if errno == 0 { bytes } else { -errno });
+}
+
+/// Takes a device away that its process no longer can. Not an error: it is gone already.
+pub(crate) fn detach(path: &Path) -> io::Result<()> {
+    let id = ublk::id(path).ok_or(io::ErrorKind::InvalidInput)?;
+    let mut control = Control::open()?;
+    let is_gone = |error: &io::Error| error.raw_os_error() == Some(libc::ENODEV);
+    for done in [control.stop(id), control.delete(id)] {
+        match done {
+            Err(error) if is_gone(&error) => {}
+            other => other?,
+        }
+    }
+    Ok(())
+}
+
+/// Whether we made it. Asked many times a second, so that what is known is kept: by the number of
+/// its folder in sysfs, which no other device gets.
+pub(crate) fn is_ours(path: &Path) -> bool {
+    static KNOWN: Mutex<BTreeMap<u32, u64>> = Mutex::new(BTreeMap::new());
+    let Some(id) = ublk::id(path) else { return false };
+    let folder = std::fs::metadata(format!("/sys/block/ublkb{id}")).map_or(0, |found| found.ino());
+    let mut known = KNOWN.lock().unwrap_or_else(PoisonError::into_inner);
+    if folder != 0 && known.get(&id) == Some(&folder) {
+        return true;
+    }
+    let is_ours =
+        Control::open().and_then(|mut control| control.find(id)).is_ok_and(|found| found.is_ours);
+    if is_ours {
+        known.insert(id, folder);
+    }
+    is_ours
+}
+
+/// All that was there is lost.
+struct Lost;
+
+impl Disk for Lost {
+    fn bytes(&self) -> u64 {
+        u64::MAX
+    }
+
+    fn read(&self, _: u64, _: &mut [u8]) -> Result<(), DiskError> {
+        Err(DiskError::Lost)
+    }
+
+    fn write(&self, _: u64, _: &[u8]) -> Result<(), DiskError> {
+        Err(DiskError::Lost)
+    }
+
+    fn discard(&self, _: u64, _: u64) -> Result<(), DiskError> {
+        Ok(())
+    }
+
+    fn is_slow(&self, _: u64) -> bool {
+        false
+    }
+}
+
+/// Answers every request of devices whose server was killed with an error, until it is dropped,
+/// when the devices go.
+pub(crate) fn stand_in(paths: &[PathBuf]) -> io::Result<Devices> {
+    let config = ServerConfig { threads: 1, poll: Duration::ZERO, raise_priority: false };
+    let traffic = Arc::new(Traffic::new(config.threads));
+    let mut devices = Devices::without_trial(Arc::new(Lost), traffic, config)?;
+    paths.iter().try_for_each(|path| devices.adopt(path))?;
+    Ok(devices)
+}
