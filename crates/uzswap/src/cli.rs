@@ -60,8 +60,8 @@ pub struct CacheArguments {
     /// unnamed file in /var/tmp].
     #[arg(long, value_name = "PATH[:SIZE]|none")]
     pub backing: Option<OsString>,
-    /// How the kernel's requests reach the cache: ublk where the kernel has it, FUSE and loop
-    /// devices elsewhere.
+    /// How the kernel's requests reach the cache: FUSE and loop devices, or ublk; by itself ublk
+    /// only where there are no loop devices.
     #[arg(long, value_enum, default_value_t = Transport::Auto)]
     pub transport: Transport,
     /// Threads that serve the device [default: six and two for each CPU].

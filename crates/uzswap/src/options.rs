@@ -165,10 +165,14 @@ pub fn daemon_options(
     })
 }
 
-/// What is asked for, if this machine has it; else ublk where it has that.
+/// What is asked for, if this machine has it; else FUSE, on which all tests have run on every kernel,
+/// and ublk where only that is there.
 fn transport(asked: Transport) -> Result<TransportKind, Failure> {
+    let has = |kind: TransportKind| kind.check().is_ok();
     let kind = match asked {
-        Transport::Auto if TransportKind::Ublk.check().is_ok() => TransportKind::Ublk,
+        Transport::Auto if !has(TransportKind::Fuse) && has(TransportKind::Ublk) => {
+            TransportKind::Ublk
+        }
         Transport::Auto | Transport::Fuse => TransportKind::Fuse,
         Transport::Ublk => TransportKind::Ublk,
     };
