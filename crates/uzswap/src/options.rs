@@ -165,8 +165,8 @@ pub fn daemon_options(
     })
 }
 
-/// What is asked for, if this machine has it; else FUSE, on which all tests have run on every kernel,
-/// and ublk where only that is there.
+/// What is asked for, if this machine has it; else FUSE, over which all tests have run, and ublk
+/// where only that is there.
 fn transport(asked: Transport) -> Result<TransportKind, Failure> {
     let has = |kind: TransportKind| kind.check().is_ok();
     let kind = match asked {
