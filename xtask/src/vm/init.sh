@@ -22,6 +22,15 @@ if [ $image = busybox ]; then
     mount -t overlay -o lowerdir=/host,upperdir=/layer/up,workdir=/layer/work root /new
     mount -t tmpfs run /new/run
     mount -t tmpfs tmp /new/tmp
+    # What these have hidden, where the repository lies there.
+    for folder in $root $target; do
+        case $folder in
+        /run/* | /tmp/*)
+            mkdir -p /new$folder
+            mount --bind /host$folder /new$folder
+            ;;
+        esac
+    done
     start="/bin/sh $job"
 else
     mount -t ext4 $system /new
