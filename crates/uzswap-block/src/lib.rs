@@ -1,7 +1,8 @@
 //! Front end: a swap device, served from user space.
 //!
 //! ```text
-//! kernel swap → loop device (direct I/O) → FUSE file → [server] → [disk] → the engine's cache
+//! kernel swap → loop device (direct I/O) → FUSE file → server ─┬→ [disk] → the engine's cache
+//! kernel swap → ublk device → crew ────────────────────────────┘
 //! ```
 //! Writes of pages are stores, reads are loads, discards are invalidates. The kernel reads a slot
 //! again when it likes, so nothing is dropped on a read. Beside the file lie control files
@@ -11,7 +12,6 @@
 //! and all memory they touch is locked. Policy is the engine's; processes, cgroups and reports are
 //! the binary's.
 //!
-//! [server]: Server
 //! [disk]: Disk
 //! [control]: control
 
