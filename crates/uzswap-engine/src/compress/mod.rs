@@ -295,7 +295,7 @@ impl Codecs {
         codecs
     }
 
-    /// Compresses with `algorithm` from now on. Allocates: see [`Self::exchange`].
+    /// Compresses with `algorithm` from now on. Allocates: see `exchange`.
     pub fn set_algorithm(&mut self, algorithm: Algorithm) {
         self.exchange(&mut Prepared::new(algorithm));
     }
