@@ -5,7 +5,6 @@
 //! not matter how many helpers come, or whether any does.
 
 use crate::disk::{Disk, DiskError};
-use crate::request::{self, Work};
 use std::sync::atomic::{AtomicUsize, Ordering::Acquire, Ordering::Relaxed, Ordering::Release};
 use std::sync::{Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -65,7 +64,7 @@ impl Batch {
             }
             let chunk = &data[from..data.len().min(from + chunk_bytes)];
             let offset = (self.offset.load(Relaxed) + from) as u64;
-            if let Err(error) = request::perform(disk, offset, Work::Write(chunk)) {
+            if let Err(error) = disk.write(offset, chunk) {
                 *self.failure.lock().unwrap_or_else(PoisonError::into_inner) = Some(error);
             }
         }

@@ -7,7 +7,7 @@
 //! jobs alone: a fault from the pool never meets it.
 
 use crate::disk::Disk;
-use crate::request::{self, Work};
+use crate::request;
 use crate::traffic::{Counts, Traffic};
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, AtomicUsize};
@@ -63,17 +63,17 @@ impl Desk {
         let (began, offset) = (Instant::now(), self.start + io.offset);
         let outcome = match io.operation {
             Operation::Read => {
-                let read = request::perform(disk, offset, Work::Read(io.data_mut()));
+                let read = disk.read(offset, io.data_mut());
                 counts.read(io.bytes as usize, began.elapsed());
                 read
             }
             Operation::Write => {
                 counts.written(io.bytes as usize);
-                request::perform(disk, offset, Work::Write(io.data()))
+                disk.write(offset, io.data())
             }
             Operation::Discard => {
                 counts.discarded(io.bytes);
-                request::perform(disk, offset, Work::Discard(io.bytes))
+                disk.discard(offset, io.bytes)
             }
             Operation::Flush => Ok(()),
             Operation::Unknown => return libc::EOPNOTSUPP,
@@ -110,8 +110,7 @@ impl Desk {
                 let data = &io.data()[job.from..][..job.bytes];
                 let offset = self.start + io.offset + job.from as u64;
                 counts.written(job.bytes);
-                request::perform(disk, offset, Work::Write(data))
-                    .map_or_else(request::errno, |()| 0)
+                disk.write(offset, data).map_or_else(request::errno, |()| 0)
             })
         };
         if errno != 0 {

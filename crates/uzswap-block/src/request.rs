@@ -3,25 +3,6 @@
 use crate::disk::{Disk, DiskError};
 use uzswap_engine::PAGE_BYTES;
 
-/// What is to be done at an offset.
-pub(crate) enum Work<'a> {
-    /// Fill this.
-    Read(&'a mut [u8]),
-    /// Take this.
-    Write(&'a [u8]),
-    /// Forget so many bytes.
-    Discard(u64),
-}
-
-/// Does it. On an error any part of it may be done.
-pub(crate) fn perform(disk: &dyn Disk, offset: u64, work: Work<'_>) -> Result<(), DiskError> {
-    match work {
-        Work::Read(out) => disk.read(offset, out),
-        Work::Write(data) => disk.write(offset, data),
-        Work::Discard(bytes) => disk.discard(offset, bytes),
-    }
-}
-
 /// Whether a read takes longer than waking another thread: more than `pages_max` pages, or a page
 /// that has to be read from the backing.
 pub(crate) fn takes_long(disk: &dyn Disk, offset: u64, bytes: u64, pages_max: usize) -> bool {

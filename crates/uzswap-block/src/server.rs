@@ -17,7 +17,7 @@ use crate::batch::{BATCH_PAGES_MIN, Batch};
 use crate::disk::{Disk, DiskError};
 use crate::poll::Poll;
 use crate::protocol::{Ask, Reply, Request, WRITE_OVERHEAD};
-use crate::request::{self, Work};
+use crate::request;
 use crate::traffic::Traffic;
 use crate::watch::{Parking, Watch};
 use rustix::event::{PollFd, PollFlags};
@@ -49,6 +49,15 @@ impl ServerConfig {
     /// What measures best: see the module.
     pub fn for_cpus(cpus: usize) -> Self {
         Self { threads: 6 + 2 * cpus, poll: Duration::from_micros(100), raise_priority: true }
+    }
+
+    /// Makes the calling thread one that serves.
+    pub(crate) fn prepare_thread(&self) {
+        if self.raise_priority {
+            // Not permitted in a container without CAP_SYS_NICE: slower under load, no worse.
+            let _ = process::raise_priority();
+        }
+        prepare_thread();
     }
 }
 
@@ -190,11 +199,7 @@ impl Worker {
     }
 
     fn run(mut self) {
-        if self.shared.config.raise_priority {
-            // Not permitted in a container without CAP_SYS_NICE: slower under load, no worse.
-            let _ = process::raise_priority();
-        }
-        prepare_thread();
+        self.shared.config.prepare_thread();
         if self.number > 0 {
             // The first watches from the start; the others wait to be called.
             self.shared.watch.come_back();
@@ -288,7 +293,7 @@ impl Worker {
             Ask::Read { offset, bytes } => {
                 let bytes = bytes.min(REQUEST_BYTES_MAX);
                 let mut buffer = self.desk().buffer();
-                let read = request::perform(disk, offset, Work::Read(&mut buffer[..bytes]));
+                let read = disk.read(offset, &mut buffer[..bytes]);
                 self.answer(read.map(|()| Reply::ok(unique)), unique, &buffer[..bytes]);
                 traffic.read(bytes, began.elapsed());
                 return;
@@ -299,7 +304,7 @@ impl Worker {
             }
             Ask::Discard { offset, bytes } => {
                 traffic.discarded(bytes);
-                request::perform(disk, offset, Work::Discard(bytes)).map(|()| Reply::ok(unique))
+                disk.discard(offset, bytes).map(|()| Reply::ok(unique))
             }
             Ask::GetAttributes => Ok(Reply::attributes(unique, disk.bytes())),
             Ask::Open => Ok(Reply::opened(unique)),

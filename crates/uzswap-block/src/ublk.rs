@@ -24,9 +24,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::{Builder, JoinHandle};
 use std::time::{Duration, Instant};
 use uzswap_engine::PAGE_BYTES;
-use uzswap_engine::compress::prepare_thread;
+use uzswap_sys::swap;
 use uzswap_sys::ublk::{self, Control, Event, Io, Queue, Shape};
-use uzswap_sys::{process, swap};
 
 /// Requests of one device under way: a fault of each of many jobs, beside what is written. Its
 /// buffers take 4 MiB of locked memory (32 × 128 KiB).
@@ -88,7 +87,7 @@ impl Devices {
             let crew = devices.crew.clone();
             let thread = Builder::new().name(format!("uzswap-{number}")).stack_size(STACK_BYTES);
             devices.workers.push(thread.spawn(move || {
-                prepare(&config);
+                config.prepare_thread();
                 crew.work(number);
             })?);
         }
@@ -132,7 +131,7 @@ impl Devices {
         let (config, (tell, told)) = (self.config, channel());
         let thread = Builder::new().name(format!("uzswap-disk-{number}"));
         let thread = thread.stack_size(STACK_BYTES).spawn(move || {
-            prepare(&config);
+            config.prepare_thread();
             server.run(move |outcome| drop(tell.send(outcome)));
         })?;
         let device = Device { id, thread: Some(thread) };
@@ -189,14 +188,6 @@ impl Device {
 /// Waits until a device's thread has asked for requests.
 fn fetched(told: &Receiver<io::Result<()>>) -> io::Result<()> {
     told.recv().unwrap_or_else(|_| Err(io::Error::other("its thread ended")))
-}
-
-fn prepare(config: &ServerConfig) {
-    if config.raise_priority {
-        // Not permitted in a container without CAP_SYS_NICE: slower under load, no worse.
-        let _ = process::raise_priority();
-    }
-    prepare_thread();
 }
 
 impl Transport for Devices {

@@ -166,12 +166,8 @@ fn requests(cache: &Cache, area: Area, seed: u64) {
     }
 }
 
-#[test]
-fn requests_for_recompressed_pages_allocate_nothing() {
-    prepare_thread();
-    let setup = Setup { backing_bytes: 8 << 20, ..setup("zstd") };
-    let (cache, area, _) = setup.make();
-    let mut page = [0; PAGE_BYTES];
+/// Stores 640 pages, most of which end up compressed as parts of units.
+fn store_recompressed(cache: &Cache, area: &Area) {
     for (seed, key) in (0..).zip(area.entries().take(640)) {
         assert_eq!(cache.store(key, &page_of(Content::Pointers, seed)), Store::Stored);
         if seed % 64 == 63 {
@@ -180,6 +176,15 @@ fn requests_for_recompressed_pages_allocate_nothing() {
         }
     }
     assert!(cache.statistic("recompressed_pages").unwrap() > 300);
+}
+
+#[test]
+fn requests_for_recompressed_pages_allocate_nothing() {
+    prepare_thread();
+    let setup = Setup { backing_bytes: 8 << 20, ..setup("zstd") };
+    let (cache, area, _) = setup.make();
+    let mut page = [0; PAGE_BYTES];
+    store_recompressed(&cache, &area);
     for round in 0..2 {
         let allocations = allocations(|| {
             for (seed, key) in (0..).zip(area.entries().take(640)) {
@@ -504,14 +509,7 @@ fn faults() -> u64 {
 fn a_thread_s_deepest_load_takes_no_memory_from_the_kernel_once_it_is_prepared() {
     let setup = Setup { backing_bytes: 8 << 20, ..setup("zstd") };
     let (cache, area, _) = setup.make();
-    for (seed, key) in (0..).zip(area.entries().take(640)) {
-        assert_eq!(cache.store(key, &page_of(Content::Pointers, seed)), Store::Stored);
-        if seed % 64 == 63 {
-            cache.maintain().unwrap();
-            cache.recompress(100);
-        }
-    }
-    assert!(cache.statistic("recompressed_pages").unwrap() > 300);
+    store_recompressed(&cache, &area);
     cache.shrink(usize::MAX);
     let load = || {
         let mut page = [0; PAGE_BYTES];

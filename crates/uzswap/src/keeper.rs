@@ -350,9 +350,8 @@ impl Keeper {
         self.space.release();
         // From now on who comes finds nobody, and waits for the lock.
         let _ = fs::remove_file(changes::socket());
-        let (daemon, wire) = (self.state.daemon, self.daemon.as_mut());
+        let (daemon, mut wire) = (self.state.daemon, self.daemon.as_mut());
         let is_alive = wire.is_some();
-        let mut wire = wire;
         let mut end_daemon = || {
             // An error: it is gone.
             let _ = wire.as_mut().map(|wire| wire.send(&Order::End));
