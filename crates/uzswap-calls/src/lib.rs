@@ -1,0 +1,28 @@
+//! System calls of the own process, seen before the kernel sees them.
+//!
+//! ```text
+//! libc, ld.so, …   mov eax, NUMBER ; syscall      becomes      jmp stub ; ud2
+//! stub             mov eax, NUMBER ; lea rcx, [bare] ; jmp entry
+//! entry            keeps all registers → on_call(&mut Call) → Done(result) | Bare
+//! bare             syscall ; jmp back
+//! ```
+//! Ordinary programs make their system calls through the C library, whose `syscall` instructions are
+//! found ([`sites`]) and replaced while the other threads stand still ([`stop`]). Nothing is replaced, and nothing costs
+//! anything, before [`Work::apply`]; afterwards only those calls take the way above
+//! whose number the caller asked for. x86-64 alone.
+//!
+//! A `syscall` whose number is not in the instruction before it becomes `ud2`, and the handler of
+//! SIGILL sends the thread to its stub: 1 to 2 µs more. The same `ud2` stands where the `syscall`
+//! behind a replaced `mov` was, for whoever jumps there.
+
+#![cfg(target_arch = "x86_64")]
+
+// In the order in which to read them.
+pub mod sites;
+
+mod entry;
+mod patch;
+pub mod stop;
+
+pub use entry::{Call, Outcome, raw};
+pub use patch::{Patched, Patcher, Work};

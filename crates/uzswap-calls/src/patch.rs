@@ -1,0 +1,301 @@
+//! Replacing `syscall` instructions, while all other threads stand still ([`crate::stop`]).
+//!
+//! ```text
+//! mov eax, N ; syscall      b8 NN NN NN NN 0f 05
+//! jmp stub ; ud2            e9 DD DD DD DD 0f 0b
+//! xor eax, eax ; syscall    31 c0 0f 05
+//! jmp near ; ud2            eb DD 0f 0b             near, between two functions: jmp stub
+//! syscall                   0f 05
+//! ud2                       0f 0b
+//! ```
+//! A thread that stands between `mov` and `syscall`, whose call is begun again, or that jumps there, meets
+//! `ud2` (SIGILL), and goes on in the stub behind its `mov`. One that waits in the kernel comes back
+//! behind the `syscall`, where nothing is changed.
+
+use crate::entry::{self, OnCall};
+use crate::sites::{MOV_BYTES, Number, SYSCALL, Site};
+use rustix::mm::{self, MapFlags, MprotectFlags, ProtFlags};
+use rustix::thread::{MembarrierCommand, membarrier};
+use std::collections::{BTreeMap, HashMap};
+use std::ffi::c_void;
+use std::fs;
+use std::io;
+use std::ops::Range;
+use std::ptr;
+use std::sync::atomic::{AtomicPtr, Ordering::*};
+
+const PAGE: usize = 4096;
+/// Bytes that a stub takes: 5 for the number, 7 and 14 to go on, 2 and 5 for the bare call; rounded up.
+const STUB: usize = 64;
+/// Where the bare `syscall` of a stub is.
+const BARE: usize = 26;
+/// How far a jump reaches, less what a module and its stubs may take.
+const REACH: usize = (2 << 30) - (64 << 20);
+
+/// `jmp rel32`, `jmp rel8`, the second byte of `ud2`.
+const JMP: u8 = 0xe9;
+const JMP_NEAR: u8 = 0xeb;
+const UD2: u8 = 0x0b;
+
+/// What was replaced.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Patched {
+    /// Sites that jump to their stub.
+    pub jumps: usize,
+    /// Sites that trap, because their number is not in the instruction before them.
+    pub traps: usize,
+    /// Sites whose number nobody asked for.
+    pub left: usize,
+}
+
+/// Where a thread that was stopped at an address by a trap goes on: open addressing, read by signal
+/// handlers, filled by one thread before the traps are there.
+struct Traps {
+    slots: Box<[(usize, usize)]>,
+}
+
+static TRAPS: AtomicPtr<Traps> = AtomicPtr::new(ptr::null_mut());
+
+impl Traps {
+    fn new(all: &HashMap<usize, usize>) -> Self {
+        let len = (all.len() * 2).next_power_of_two().max(16);
+        let mut slots = vec![(0, 0); len].into_boxed_slice();
+        for (from, to) in all {
+            let mut at = Self::first(*from, len);
+            while slots[at].0 != 0 {
+                at = (at + 1) % len;
+            }
+            slots[at] = (*from, *to);
+        }
+        Self { slots }
+    }
+
+    fn first(address: usize, len: usize) -> usize {
+        address.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 20 & (len - 1)
+    }
+
+    fn find(&self, address: usize) -> Option<usize> {
+        let mut at = Self::first(address, self.slots.len());
+        loop {
+            match self.slots[at] {
+                (0, _) => return None,
+                (from, to) if from == address => return Some(to),
+                _ => at = (at + 1) % self.slots.len(),
+            }
+        }
+    }
+}
+
+/// Replaces sites; one a process.
+#[derive(Debug)]
+pub struct Patcher {
+    traps: HashMap<usize, usize>,
+    /// Stubs by the address where the next one will be, with the end of their page.
+    rooms: BTreeMap<usize, usize>,
+}
+
+impl Patcher {
+    /// Has `on_call` look at calls, and the traps lead to the stubs. Nothing is replaced yet.
+    /// Errors: a processor without XSAVE, a kernel without `membarrier`.
+    pub fn new(on_call: OnCall) -> io::Result<Self> {
+        if !entry::is_supported() {
+            return Err(io::Error::new(io::ErrorKind::Unsupported, "a processor without XSAVE"));
+        }
+        membarrier(MembarrierCommand::RegisterPrivateExpeditedSyncCore)?;
+        entry::set(on_call);
+        Ok(Self { traps: HashMap::new(), rooms: BTreeMap::new() })
+    }
+
+    /// Where a thread goes on that met `ud2` at an address; `None` if it is none of ours. For the
+    /// handler of SIGILL, which the caller sets. Safe in a signal handler.
+    pub fn resume_at(address: usize) -> Option<usize> {
+        // SAFETY: a table, once made, stays.
+        let traps = unsafe { TRAPS.load(Acquire).as_ref() }?;
+        traps.find(address)
+    }
+
+    /// Prepares the replacement of those sites of which the number is unknown or wanted. Those that
+    /// were replaced before are left as they are.
+    pub fn prepare(&mut self, sites: &[Site], wants: impl Fn(u32) -> bool) -> io::Result<Work> {
+        let mut patched = Patched::default();
+        let mut work = Vec::new();
+        for site in sites {
+            if self.traps.contains_key(&site.address) {
+                continue;
+            }
+            match site.number.known() {
+                Some(number) if !wants(number) => patched.left += 1,
+                Some(_) => patched.jumps += 1,
+                None => patched.traps += 1,
+            }
+            if site.number.known().is_none_or(&wants) {
+                work.push((*site, self.stub(site)?));
+            }
+        }
+        let behind = |(site, stub): &(Site, usize)| (site.address, stub + MOV_BYTES);
+        self.traps.extend(work.iter().map(behind));
+        // The table before is never freed: a handler may look at it.
+        TRAPS.store(Box::into_raw(Box::new(Traps::new(&self.traps))), Release);
+        let pages = pages_of(&work);
+        let writable = MprotectFlags::READ | MprotectFlags::WRITE | MprotectFlags::EXEC;
+        let work = Work { sites: work, pages, patched };
+        work.access(writable)?;
+        Ok(work)
+    }
+    /// Writes the stub of a site; its address.
+    fn stub(&mut self, site: &Site) -> io::Result<usize> {
+        let stub = self.room(site.address)?;
+        let mut code = [0xcc; STUB];
+        code[0] = 0xb8;
+        code[1..5].copy_from_slice(&site.number.known().unwrap_or(0).to_le_bytes());
+        // lea rcx, [rip + distance], from behind it
+        code[5..8].copy_from_slice(&[0x48, 0x8d, 0x0d]);
+        code[8..12].copy_from_slice(&((BARE - 12) as u32).to_le_bytes());
+        // jmp [rip]
+        code[12..18].copy_from_slice(&[0xff, 0x25, 0, 0, 0, 0]);
+        let entry: unsafe extern "C" fn() = entry::entry;
+        code[18..26].copy_from_slice(&(entry as usize as u64).to_le_bytes());
+        code[BARE..BARE + 2].copy_from_slice(&SYSCALL);
+        code[BARE + 2] = JMP;
+        let back = distance(stub + BARE + 7, site.address + SYSCALL.len());
+        code[BARE + 3..BARE + 7].copy_from_slice(&back);
+        // SAFETY: room of ours, writable until `seal`, and no thread has its address yet.
+        unsafe { ptr::copy_nonoverlapping(code.as_ptr(), stub as *mut u8, STUB) };
+        Ok(stub)
+    }
+
+    /// Room for a stub within reach of an address.
+    fn room(&mut self, near: usize) -> io::Result<usize> {
+        let reach = near.saturating_sub(REACH)..near.saturating_add(REACH);
+        let found = self.rooms.range(reach).find(|(next, end)| *next < *end);
+        let (next, end) = match found {
+            Some((next, end)) => (*next, *end),
+            None => map_near(near)?,
+        };
+        self.rooms.remove(&next);
+        self.rooms.insert(next + STUB, end);
+        Ok(next)
+    }
+}
+
+fn distance(from: usize, to: usize) -> [u8; 4] {
+    (to.wrapping_sub(from) as i64 as i32).to_le_bytes()
+}
+
+/// Maps a piece of memory for stubs where nothing is, near an address.
+fn map_near(near: usize) -> io::Result<(usize, usize)> {
+    const BYTES: usize = 16 * PAGE;
+    let maps = fs::read_to_string("/proc/self/maps")?;
+    let taken = maps.lines().filter_map(|line| {
+        let (start, end) = line.split(' ').next()?.split_once('-')?;
+        let hex = |text| usize::from_str_radix(text, 16).ok();
+        Some(hex(start)?..hex(end)?)
+    });
+    // Gaps, the nearest first.
+    let mut before = 1 << 16;
+    let mut gaps = Vec::new();
+    for range in taken {
+        if range.start.saturating_sub(before) >= 3 * BYTES {
+            gaps.push(before + BYTES..range.start - BYTES);
+        }
+        before = before.max(range.end);
+    }
+    let at = |gap: &Range<usize>| near.clamp(gap.start, gap.end - BYTES) / PAGE * PAGE;
+    gaps.sort_by_key(|gap| at(gap).abs_diff(near));
+    for place in gaps.iter().map(at).filter(|at| at.abs_diff(near) < REACH).take(8) {
+        let flags = MapFlags::PRIVATE | MapFlags::FIXED_NOREPLACE;
+        let access = ProtFlags::READ | ProtFlags::WRITE | ProtFlags::EXEC;
+        // SAFETY: nothing is replaced by it.
+        let mapped = unsafe { mm::mmap_anonymous(place as *mut c_void, BYTES, access, flags) };
+        if let Ok(start) = mapped {
+            return Ok((start as usize, start as usize + BYTES));
+        }
+    }
+    Err(io::Error::new(io::ErrorKind::OutOfMemory, "no addresses are free near the C library"))
+}
+
+/// Sites that are ready to be replaced. Their code can be written until this is dropped.
+#[derive(Debug)]
+#[must_use = "nothing is replaced before `apply`"]
+pub struct Work {
+    sites: Vec<(Site, usize)>,
+    pages: Vec<Range<usize>>,
+    patched: Patched,
+}
+
+impl Work {
+    fn access(&self, flags: MprotectFlags) -> io::Result<()> {
+        self.pages.iter().try_for_each(|pages| {
+            // SAFETY: code stays code; that it can be written meanwhile is what is asked for.
+            Ok(unsafe { mm::mprotect(pages.start as *mut c_void, pages.len(), flags) }?)
+        })
+    }
+
+    /// Replaces them. Allocates nothing, takes no lock.
+    ///
+    /// # Safety
+    /// No other thread of the process runs, but for those that make no call through these sites.
+    pub unsafe fn apply(&self) -> Patched {
+        for (site, stub) in &self.sites {
+            let first = site.address - site.number.bytes();
+            match site.number {
+                Number::Moved(_) => {
+                    put(first, &[JMP]);
+                    put(first + 1, &distance(site.address, *stub));
+                }
+                Number::Cleared { room } => {
+                    put(room, &[JMP]);
+                    put(room + 1, &distance(room + MOV_BYTES, *stub));
+                    put(first, &[JMP_NEAR]);
+                    put(first + 1, &distance(site.address, room)[..1]);
+                }
+                Number::Unknown => {}
+            }
+            put(site.address + 1, &[UD2]);
+        }
+        // What was fetched before is fetched anew; it was registered, so there is no error.
+        let _ = membarrier(MembarrierCommand::PrivateExpeditedSyncCore);
+        self.patched
+    }
+}
+
+impl Drop for Work {
+    fn drop(&mut self) {
+        // An error leaves code that can be written, which is no harm to its function.
+        let _ = self.access(MprotectFlags::READ | MprotectFlags::EXEC);
+    }
+}
+
+/// Writes code.
+fn put(at: usize, bytes: &[u8]) {
+    for (at, value) in (at..).zip(bytes) {
+        // SAFETY: of `Work::apply`'s: in code that can be written, at a place that nobody else
+        // writes or runs.
+        unsafe { (at as *mut u8).write_volatile(*value) };
+    }
+}
+
+/// The pages that sites lie in, neighbours together.
+fn pages_of(work: &[(Site, usize)]) -> Vec<Range<usize>> {
+    let mut starts: Vec<usize> = work
+        .iter()
+        .flat_map(|(site, _)| {
+            let room = match site.number {
+                Number::Cleared { room } => room,
+                _ => site.address,
+            };
+            [site.address - site.number.bytes(), site.address + 1, room, room + MOV_BYTES - 1]
+        })
+        .map(|address| address / PAGE * PAGE)
+        .collect();
+    starts.sort_unstable();
+    starts.dedup();
+    let mut pages: Vec<Range<usize>> = Vec::new();
+    for start in starts {
+        match pages.last_mut() {
+            Some(last) if last.end == start => last.end += PAGE,
+            _ => pages.push(start..start + PAGE),
+        }
+    }
+    pages
+}

@@ -1,0 +1,273 @@
+//! Where the `syscall` instructions of this process are.
+//!
+//! The two bytes `0f 05` may be part of another instruction. So each pair that is found is decoded
+//! from the beginning of its function, which the unwind tables tell, up to it: only where an
+//! instruction begins there, and is `syscall`, is it a site.
+
+use gimli::{BaseAddresses, EhFrame, EhFrameHdr, NativeEndian, UnwindSection};
+use iced_x86::{Code, Decoder, DecoderOptions};
+use std::ffi::{CStr, c_int, c_void};
+use std::ops::Range;
+
+/// `syscall`.
+pub(crate) const SYSCALL: [u8; 2] = [0x0f, 0x05];
+/// `mov eax, imm32`, without the number.
+pub(crate) const MOV_EAX: u8 = 0xb8;
+/// Bytes of `mov eax, imm32`, and of `jmp rel32`, which takes its place.
+pub(crate) const MOV_BYTES: usize = 5;
+/// `xor eax, eax`, which is how `read`, number 0, is asked for.
+pub(crate) const XOR_EAX: [u8; 2] = [0x31, 0xc0];
+
+/// `mov rax, 15`: the return from a signal's handler, of which the registers that it restores are no
+/// call's, and which may not trap. It is no site.
+const SIGRETURN: [u8; 7] = [0x48, 0xc7, 0xc0, 15, 0, 0, 0];
+
+/// A `syscall` instruction.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Site {
+    /// Where it is.
+    pub address: usize,
+    /// How the number of the call gets into `eax`.
+    pub number: Number,
+}
+
+/// What stands before a `syscall`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Number {
+    /// `mov eax, NUMBER`.
+    Moved(u32),
+    /// `xor eax, eax`, which is too short for a jump to anywhere; but so near there is room for one
+    /// between two functions.
+    Cleared {
+        /// Where.
+        room: usize,
+    },
+    /// Something else.
+    Unknown,
+}
+
+impl Number {
+    /// The number, if it is known.
+    pub fn known(self) -> Option<u32> {
+        match self {
+            Self::Moved(number) => Some(number),
+            Self::Cleared { .. } => Some(0),
+            Self::Unknown => None,
+        }
+    }
+
+    /// Bytes of the instruction that is replaced before the `syscall`.
+    pub(crate) fn bytes(self) -> usize {
+        match self {
+            Self::Moved(_) => MOV_BYTES,
+            Self::Cleared { .. } => XOR_EAX.len(),
+            Self::Unknown => 0,
+        }
+    }
+}
+
+/// A file that is mapped with code in it.
+#[derive(Debug)]
+pub struct Module {
+    /// Its name as the dynamic linker has it; of the program itself, empty.
+    pub name: String,
+    code: Vec<Range<usize>>,
+    /// The segment that begins with the table of functions, and ends with the file's last one.
+    tables: Option<Range<usize>>,
+}
+
+/// All files that the dynamic linker has mapped, but for the kernel's own (vDSO).
+pub fn modules() -> Vec<Module> {
+    unsafe extern "C" fn add(
+        info: *mut libc::dl_phdr_info,
+        _: usize,
+        modules: *mut c_void,
+    ) -> c_int {
+        // SAFETY: the linker passes a description that is good during the call, and what
+        // `modules` passed to it below.
+        unsafe { (*modules.cast::<Vec<Module>>()).push(Module::of(&*info)) };
+        0
+    }
+    let mut found: Vec<Module> = Vec::new();
+    // SAFETY: the function takes what it is given here.
+    unsafe { libc::dl_iterate_phdr(Some(add), (&raw mut found).cast()) };
+    found.retain(|module| !module.name.contains("linux-vdso"));
+    found
+}
+
+impl Module {
+    /// # Safety
+    /// The description is the dynamic linker's.
+    unsafe fn of(info: &libc::dl_phdr_info) -> Self {
+        let base = info.dlpi_addr as usize;
+        // SAFETY: as the linker says; both live as long as the file is mapped.
+        let (name, headers) = unsafe {
+            let name = if info.dlpi_name.is_null() { c"" } else { CStr::from_ptr(info.dlpi_name) };
+            (name, std::slice::from_raw_parts(info.dlpi_phdr, info.dlpi_phnum.into()))
+        };
+        let range = |header: &libc::Elf64_Phdr| {
+            let start = base + header.p_vaddr as usize;
+            start..start + header.p_memsz as usize
+        };
+        let is_code = |header: &&libc::Elf64_Phdr| {
+            header.p_type == libc::PT_LOAD && header.p_flags & libc::PF_X != 0
+        };
+        let is_tables = |header: &&libc::Elf64_Phdr| header.p_type == libc::PT_GNU_EH_FRAME;
+        let tables = headers.iter().find(is_tables).map(range).and_then(|tables| {
+            // The frames lie behind their index, in the same segment.
+            let of_file = headers.iter().filter(|header| header.p_type == libc::PT_LOAD);
+            let segment = of_file.map(range).find(|segment| segment.contains(&tables.start))?;
+            Some(tables.start..segment.end)
+        });
+        let code = headers.iter().filter(is_code).map(range).collect();
+        Self { name: name.to_string_lossy().into_owned(), code, tables }
+    }
+
+    /// Its `syscall` instructions. Those in functions without an entry in the unwind tables are not
+    /// found, but for those behind a `mov eax` of a small number.
+    pub fn sites(&self) -> Vec<Site> {
+        let functions = self.tables.clone().and_then(Functions::new);
+        let mut sites = Vec::new();
+        for range in &self.code {
+            // SAFETY: a segment of code of a mapped file, which may be read; a file that is unmapped
+            // meanwhile is the caller's to exclude.
+            let bytes = unsafe { std::slice::from_raw_parts(range.start as *const u8, range.len()) };
+            let mut rooms = Vec::new();
+            for at in memchr::memmem::find_iter(bytes, &SYSCALL) {
+                if bytes[..at].ends_with(&SIGRETURN) {
+                    continue;
+                }
+                let number = number_before(bytes, at);
+                let address = range.start + at;
+                let function = functions.as_ref().and_then(|all| all.around(address));
+                let is_site = match &function {
+                    Some(function) if range.contains(&function.start) => {
+                        is_call(&bytes[function.start - range.start..], function.start, address)
+                    }
+                    _ => number.is_some(),
+                };
+                let is_cleared = bytes[..at].ends_with(&XOR_EAX);
+                let room = |_| room_near(bytes, at, &rooms).map(|room| range.start + room);
+                let room = is_site.then_some(()).filter(|()| is_cleared).and_then(room);
+                if let Some(room) = room {
+                    rooms.push(room - range.start);
+                }
+                if is_site {
+                    let cleared = room.map(|room| Number::Cleared { room });
+                    let number = number.map(Number::Moved).or(cleared);
+                    sites.push(Site { address, number: number.unwrap_or(Number::Unknown) });
+                }
+            }
+        }
+        sites
+    }
+}
+
+/// The number that the instruction before has put into `eax`: no call has one of 512 or more, by
+/// which what only looks like that instruction is told apart.
+fn number_before(bytes: &[u8], at: usize) -> Option<u32> {
+    let mov = bytes[at.checked_sub(MOV_BYTES)?..at].first_chunk::<MOV_BYTES>()?;
+    let number = u32::from_le_bytes([mov[1], mov[2], mov[3], mov[4]]);
+    (mov[0] == MOV_EAX && number < 512).then_some(number)
+}
+
+/// Room for a jump that a jump of two bytes before `at` reaches, and that is not taken: padding that
+/// begins behind an unconditional jump or return, in one of the forms in which assemblers write it.
+fn room_near(bytes: &[u8], at: usize, taken: &[usize]) -> Option<usize> {
+    // No-operations of 9 to 5 bytes, by their first ones, and what may stand before them.
+    const PADDING: [&[u8]; 4] = [
+        &[0x66, 0x0f, 0x1f, 0x84, 0, 0, 0, 0, 0],
+        &[0x0f, 0x1f, 0x84, 0, 0, 0, 0, 0],
+        &[0x0f, 0x1f, 0x80, 0, 0, 0, 0],
+        &[0x0f, 0x1f, 0x44, 0, 0],
+    ];
+    let ends = |at: usize| {
+        let prefixes = bytes[..at].iter().rev().take_while(|byte| matches!(byte, 0x66 | 0x2e)).count();
+        let before = &bytes[..at - prefixes];
+        before.last() == Some(&0xc3) || before.len() > 5 && before[before.len() - 5] == 0xe9
+    };
+    let reach = at.saturating_sub(120)..(at + 120).min(bytes.len());
+    reach.into_iter().find(|room| {
+        let is_padding = PADDING.iter().any(|padding| bytes[*room..].starts_with(padding));
+        is_padding && ends(*room) && !taken.contains(room)
+    })
+}
+
+/// Whether, decoded from the beginning of a function, a `syscall` begins at an address.
+fn is_call(code: &[u8], start: usize, address: usize) -> bool {
+    let mut decoder = Decoder::with_ip(64, code, start as u64, DecoderOptions::NONE);
+    while decoder.ip() < address as u64 && decoder.can_decode() {
+        // Only where the next one begins.
+        let _ = decoder.decode();
+    }
+    decoder.ip() == address as u64 && decoder.decode().code() == Code::Syscall
+}
+
+/// The unwind tables of a file.
+struct Functions {
+    index: &'static [u8],
+    frames: &'static [u8],
+    bases: BaseAddresses,
+}
+
+impl Functions {
+    fn new(tables: Range<usize>) -> Option<Self> {
+        // SAFETY: a segment of a mapped file.
+        let index = unsafe { std::slice::from_raw_parts(tables.start as *const u8, tables.len()) };
+        let bases = BaseAddresses::default().set_eh_frame_hdr(tables.start as u64);
+        let parsed = EhFrameHdr::new(index, NativeEndian).parse(&bases, 8).ok()?;
+        let gimli::Pointer::Direct(frames) = parsed.eh_frame_ptr() else { return None };
+        let frames = frames as usize;
+        if !tables.contains(&frames) {
+            return None;
+        }
+        // SAFETY: as above; it lies in the same segment.
+        let bytes = unsafe { std::slice::from_raw_parts(frames as *const u8, tables.end - frames) };
+        Some(Self { index, frames: bytes, bases: bases.set_eh_frame(frames as u64) })
+    }
+
+    /// The function around an address.
+    fn around(&self, address: usize) -> Option<Range<usize>> {
+        let index = EhFrameHdr::new(self.index, NativeEndian).parse(&self.bases, 8).ok()?;
+        let frames = EhFrame::new(self.frames, NativeEndian);
+        let found = index.table()?.fde_for_address(
+            &frames,
+            &self.bases,
+            address as u64,
+            EhFrame::cie_from_offset,
+        );
+        let found = found.ok()?;
+        let start = found.initial_address() as usize;
+        Some(start..start + found.len() as usize)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn libc_module() -> Module {
+        modules().into_iter().find(|module| module.name.contains("libc.so")).unwrap()
+    }
+
+    #[test]
+    fn the_c_library_has_hundreds_most_with_their_number() {
+        let sites = libc_module().sites();
+        let numbered = sites.iter().filter(|site| site.number.known().is_some()).count();
+        assert!(sites.len() > 300 && numbered * 10 > sites.len() * 7, "{numbered}/{}", sites.len());
+        let has = |number: i64| sites.iter().any(|site| site.number.known() == Some(number as u32));
+        assert!([libc::SYS_read, libc::SYS_mmap, libc::SYS_futex].into_iter().all(has));
+    }
+
+    #[test]
+    fn what_lies_in_another_instruction_is_no_site() {
+        // mov eax, 0x050f ; ret: decoded, the two bytes are a number.
+        let code = [0xb8, 0x0f, 0x05, 0, 0, 0xc3];
+        assert!(!is_call(&code, 0x1000, 0x1001));
+        // mov eax, 1 ; syscall
+        let code = [0xb8, 1, 0, 0, 0, 0x0f, 0x05];
+        assert!(is_call(&code, 0x1000, 0x1005));
+        assert_eq!(number_before(&code, 5), Some(1));
+        assert_eq!(number_before(&code[1..], 4), None);
+    }
+}
