@@ -76,14 +76,12 @@ const STATES_BYTES: usize = 2688;
 pub(crate) fn is_supported() -> bool {
     // SAFETY: CPUID is there on every x86-64.
     #[allow(unused_unsafe)]
-    let (features, sizes) = unsafe {
-        (std::arch::x86_64::__cpuid(1), std::arch::x86_64::__cpuid_count(0xd, 2))
-    };
+    let (features, sizes) =
+        unsafe { (std::arch::x86_64::__cpuid(1), std::arch::x86_64::__cpuid_count(0xd, 2)) };
     const OSXSAVE: u32 = 1 << 27;
     // The AVX part stands where the standard form has it: as the others do then.
     features.ecx & OSXSAVE != 0 && (sizes.ebx == 576 || sizes.ebx == 0)
 }
-
 
 /// Where stubs jump to: the number in `eax`, the address of the bare call in `rcx`.
 ///

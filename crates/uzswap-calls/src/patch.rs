@@ -29,6 +29,8 @@ const PAGE: usize = 4096;
 const STUB: usize = 64;
 /// Where the bare `syscall` of a stub is.
 const BARE: usize = 26;
+/// What a stub has for a number that is not in the code.
+const UNKNOWN: u32 = u32::MAX;
 /// How far a jump reaches, less what a module and its stubs may take.
 const REACH: usize = (2 << 30) - (64 << 20);
 
@@ -114,6 +116,15 @@ impl Patcher {
         traps.find(address)
     }
 
+    /// Where a call begins whose `syscall` ends at an address, if it was replaced and its number is
+    /// known: a thread that goes on there makes it anew. Safe in a signal handler.
+    pub fn start_of(behind: usize) -> Option<usize> {
+        let stub = Self::resume_at(behind.wrapping_sub(SYSCALL.len()))? - MOV_BYTES;
+        // SAFETY: a stub of ours, which stays; the number is its second to fifth byte.
+        let number = unsafe { ((stub + 1) as *const u32).read_unaligned() };
+        (number != UNKNOWN).then_some(stub)
+    }
+
     /// Prepares the replacement of those sites of which the number is unknown or wanted. Those that
     /// were replaced before are left as they are.
     pub fn prepare(&mut self, sites: &[Site], wants: impl Fn(u32) -> bool) -> io::Result<Work> {
@@ -147,7 +158,7 @@ impl Patcher {
         let stub = self.room(site.address)?;
         let mut code = [0xcc; STUB];
         code[0] = 0xb8;
-        code[1..5].copy_from_slice(&site.number.known().unwrap_or(0).to_le_bytes());
+        code[1..5].copy_from_slice(&site.number.known().unwrap_or(UNKNOWN).to_le_bytes());
         // lea rcx, [rip + distance], from behind it
         code[5..8].copy_from_slice(&[0x48, 0x8d, 0x0d]);
         code[8..12].copy_from_slice(&((BARE - 12) as u32).to_le_bytes());

@@ -71,6 +71,8 @@ impl Number {
 pub struct Module {
     /// Its name as the dynamic linker has it; of the program itself, empty.
     pub name: String,
+    /// From its first address to its last.
+    pub range: Range<usize>,
     code: Vec<Range<usize>>,
     /// The segment that begins with the table of functions, and ends with the file's last one.
     tables: Option<Range<usize>>,
@@ -119,8 +121,17 @@ impl Module {
             let segment = of_file.map(range).find(|segment| segment.contains(&tables.start))?;
             Some(tables.start..segment.end)
         });
+        let loaded = headers.iter().filter(|header| header.p_type == libc::PT_LOAD).map(range);
+        let whole = loaded.fold(usize::MAX..0, |whole, part| {
+            whole.start.min(part.start)..whole.end.max(part.end)
+        });
         let code = headers.iter().filter(is_code).map(range).collect();
-        Self { name: name.to_string_lossy().into_owned(), code, tables }
+        Self { name: name.to_string_lossy().into_owned(), range: whole, code, tables }
+    }
+
+    /// Whether it has code at an address.
+    pub fn contains(&self, address: usize) -> bool {
+        self.code.iter().any(|code| code.contains(&address))
     }
 
     /// Its `syscall` instructions. Those in functions without an entry in the unwind tables are not
@@ -131,7 +142,8 @@ impl Module {
         for range in &self.code {
             // SAFETY: a segment of code of a mapped file, which may be read; a file that is unmapped
             // meanwhile is the caller's to exclude.
-            let bytes = unsafe { std::slice::from_raw_parts(range.start as *const u8, range.len()) };
+            let bytes =
+                unsafe { std::slice::from_raw_parts(range.start as *const u8, range.len()) };
             let mut rooms = Vec::new();
             for at in memchr::memmem::find_iter(bytes, &SYSCALL) {
                 if bytes[..at].ends_with(&SIGRETURN) {
@@ -182,7 +194,8 @@ fn room_near(bytes: &[u8], at: usize, taken: &[usize]) -> Option<usize> {
         &[0x0f, 0x1f, 0x44, 0, 0],
     ];
     let ends = |at: usize| {
-        let prefixes = bytes[..at].iter().rev().take_while(|byte| matches!(byte, 0x66 | 0x2e)).count();
+        let prefixes =
+            bytes[..at].iter().rev().take_while(|byte| matches!(byte, 0x66 | 0x2e)).count();
         let before = &bytes[..at - prefixes];
         before.last() == Some(&0xc3) || before.len() > 5 && before[before.len() - 5] == 0xe9
     };

@@ -26,7 +26,7 @@ fn on_call(call: &mut Call) -> Outcome {
 
 extern "C" fn met(signal: i32, _: *mut libc::siginfo_t, context: *mut libc::c_void) {
     if signal == libc::SIGUSR1 {
-        assert!(stop::stay());
+        stop::stay();
         return;
     }
     // SAFETY: the argument of a handler of SIGILL.

@@ -339,6 +339,11 @@ impl Cache {
         Ok(load)
     }
 
+    /// Whether there is a page for a key. A hint, unless nothing is stored or dropped meanwhile.
+    pub fn has(&self, key: SwapEntry) -> bool {
+        !matches!(self.index.view().peek(key).state(), State::Absent)
+    }
+
     /// Whether loading a page would wait for the backing. A hint: it may have moved by then.
     pub fn is_on_backing(&self, key: SwapEntry) -> bool {
         let view = self.index.view();

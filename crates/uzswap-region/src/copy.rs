@@ -151,7 +151,7 @@ impl Part {
 fn is_present(space: &Space, page: u32, pagemap: &Pagemap) -> io::Result<bool> {
     match space.load(page).kind() {
         Kind::Resident => Ok(true),
-        Kind::Untouched | Kind::Staged | Kind::Stored => Ok(false),
+        Kind::Untouched | Kind::Staged | Kind::Stored | Kind::Empty => Ok(false),
         // A thread of the parent was bringing it in. Once it was there, others may have written it.
         Kind::Busy => pagemap.has_page(space.address(page)),
     }

@@ -41,7 +41,11 @@ pub(crate) fn serve(fault: Fault) -> bool {
     if space.pager.check_process().is_err() {
         return false; // A region of the parent's had this address.
     }
-    space.pager.fault(space, space.page_of(fault.address), fault.is_write);
+    let page = space.page_of(fault.address);
+    if space.is_window() && space.load(page).kind() == Kind::Untouched {
+        return false; // Memory of the program's own, which we have nothing to do with.
+    }
+    space.pager.fault(space, page, fault.is_write);
     true
 }
 
@@ -60,7 +64,9 @@ impl Inner {
                         };
                     }
                 }
-                Kind::Untouched | Kind::Staged | Kind::Stored => {
+                // The program has unmapped it meanwhile, or given it away.
+                Kind::Untouched if space.is_window() => return,
+                Kind::Untouched | Kind::Staged | Kind::Stored | Kind::Empty => {
                     if space.take(page, word) {
                         return self.fill(space, page, word, is_write);
                     }
@@ -203,6 +209,8 @@ impl Inner {
                 Ok(()) => return self.staging.leave(frame),
                 // Something refers to the frame. Its memory stays, for the batch to give back.
                 Err(error) if is_busy(&error) => {}
+                // The program has taken away the right to write it.
+                Err(_) if space.is_window() => {}
                 Err(error) => self.die(space, page, &Refused("move", &error)),
             }
         }
@@ -240,10 +248,21 @@ impl Inner {
     }
 
     /// Copies pages to where there are none, guarded if `guard` says so.
-    fn copy_in(&self, space: &Space, page: u32, from: &[Page], guard: u32) {
+    pub(crate) fn copy_in(&self, space: &Space, page: u32, from: &[Page], guard: u32) {
         let at = space.address(page);
-        if let Err(error) = self.uffd.copy(at, from.as_flattened(), guard != 0) {
+        let Err(error) = self.uffd.copy(at, from.as_flattened(), guard != 0) else { return };
+        if !space.is_window() || from.len() == 1 {
             self.die(space, page, &Refused("copy", &error));
+        }
+        // Of the program's own mappings there may be several, and one call is for one of them.
+        for (page, from) in (page..).zip(from) {
+            let at = space.address(page);
+            match self.uffd.copy(at, from, guard != 0) {
+                Err(error) if error.raw_os_error() != Some(Errno::EXIST.raw_os_error()) => {
+                    self.die(space, page, &Refused("copy", &error));
+                }
+                _ => {}
+            }
         }
     }
 
@@ -308,13 +327,13 @@ impl Inner {
             let used = if brought == page { Word::USED } else { 0 };
             space.put(brought, Word::RESIDENT.with(used | copy));
         }
-        if word.kind() == Kind::Untouched {
+        if word.kind() != Kind::Stored {
             lane.count(Count::FaultsUntouched, 1);
         }
         count
     }
 
-    fn load(&self, space: &Space, page: u32, to: &mut Page) {
+    pub(crate) fn load(&self, space: &Space, page: u32, to: &mut Page) {
         self.check(space, page, self.cache.load(space.key(page), to));
     }
 
@@ -342,7 +361,7 @@ impl Inner {
         loop {
             let word = space.load(page);
             match word.kind() {
-                Kind::Untouched | Kind::Resident => return Ok(false),
+                Kind::Untouched | Kind::Resident | Kind::Empty => return Ok(false),
                 Kind::Busy => space.wait(page),
                 Kind::Staged | Kind::Stored if !space.take(page, word) => {}
                 kind => {

@@ -73,12 +73,20 @@ pub(crate) fn steady() -> RwLockReadGuard<'static, ()> {
     STEADY.read().unwrap_or_else(PoisonError::into_inner)
 }
 
+/// Waits until nobody holds [`steady`], and keeps others from it.
+pub(crate) fn unsteady() -> RwLockWriteGuard<'static, ()> {
+    STEADY.write().unwrap_or_else(PoisonError::into_inner)
+}
+
 /// Runs before a fork, in the thread that forks.
 extern "C" fn before() {
     let _blocked = Blocked::all();
     let copied = COPIED.lock().unwrap_or_else(PoisonError::into_inner);
     let pagers = copied.iter().filter_map(Weak::upgrade);
     let pagers: Vec<_> = pagers.filter(|pager| pager.check_process().is_ok()).collect();
+    if pagers.is_empty() {
+        return;
+    }
     // Who holds `steady` may wait for faults, and those for room that reclaim would make.
     pagers.iter().for_each(|pager| pager.budget.set_lifted(true));
     let steady = STEADY.write().unwrap_or_else(PoisonError::into_inner);
@@ -139,7 +147,7 @@ fn number(error: &io::Error) -> i32 {
 
 fn say_why(fault: Fault) -> bool {
     let Some(space) = registry::find(fault.address) else { return false };
-    if space.pager.generation == generation() || space.is_copy() {
+    if space.pager.generation() == generation() || space.is_copy() {
         return false;
     }
     match (space.pager.on_fork, WHY.load(Relaxed)) {
@@ -148,7 +156,7 @@ fn say_why(fault: Fault) -> bool {
              start it anew (spawn), copy what it needs before the fork, or have regions copied"
         )),
         // It was unmapped: an error of the program's own.
-        (OnFork::PrivateCopy, 0) => {}
+        (OnFork::PrivateCopy, 0) | (OnFork::Whole, _) => {}
         (OnFork::PrivateCopy, why) => say(format_args!(
             "this process is a fork and touched a region of its parent, which could not be copied: \
              {}; make room in {FOLDER}, raise the limits (ulimit -a), or start it anew (spawn)",

@@ -114,6 +114,12 @@ impl Lanes {
         self.lanes[here].lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// All of them, which nobody else has then.
+    pub(crate) fn all(&self) -> Vec<MutexGuard<'_, Lane>> {
+        let all = self.lanes.iter().chain([&self.ahead]);
+        all.map(|lane| lane.lock().unwrap_or_else(PoisonError::into_inner)).collect()
+    }
+
     /// Sums of what was counted.
     pub(crate) fn counts(&self) -> [u64; COUNT] {
         let mut sums = [0; COUNT];

@@ -50,9 +50,12 @@ mod error;
 pub mod io;
 pub mod signals;
 mod stats;
+#[expect(unsafe_code, reason = "memory that the program has already is trusted to the caller")]
+mod window;
 
 pub use error::Error;
 pub use pager::{MemorySize, Mode, OnFork, Pager, PagerBuilder, is_pager_thread};
 pub use region::{Advice, Pinned, Region, RegionRef};
 pub use stats::Stats;
 pub use vec::RegionVec;
+pub use window::{BeforeFork, Change};

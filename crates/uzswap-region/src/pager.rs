@@ -102,6 +102,9 @@ pub enum OnFork {
     /// While a fork is under way, calls of other threads that map, unmap, drop or page out wait,
     /// and faults may exceed the budget.
     PrivateCopy,
+    /// Everything, the pager too, by the fork itself: what either process writes, the other does not
+    /// see. For whoever stands around each fork ([`Pager::before_fork`]); for memory that is adopted.
+    Whole,
 }
 
 impl fmt::Display for OnFork {
@@ -109,6 +112,7 @@ impl fmt::Display for OnFork {
         f.write_str(match self {
             Self::Absent => "absent",
             Self::PrivateCopy => "copy",
+            Self::Whole => "whole",
         })
     }
 }
@@ -286,10 +290,14 @@ impl PagerBuilder {
         }
         let cache = Cache::new(cache_config(bytes, self.compressor.parse()?), backing)?;
         let inner = Arc::new(Inner::new(bytes, mode, self.on_fork, uffd, cache)?);
-        if self.on_fork == OnFork::PrivateCopy {
-            fork::copy_regions_of(&inner);
+        match self.on_fork {
+            OnFork::Absent => {}
+            OnFork::PrivateCopy => fork::copy_regions_of(&inner),
+            OnFork::Whole => {
+                inner.staging.set_inherited().map_err(failed("let forks inherit memory"))?;
+            }
         }
-        let mut handle = Handle { inner, threads: Vec::new() };
+        let handle = Handle { inner, threads: Mutex::default() };
         handle.start(self.reclaim_threads).map_err(failed("start a thread"))?;
         Ok(Pager { handle: Arc::new(handle) })
     }
@@ -338,7 +346,8 @@ pub(crate) struct Inner {
     pub(crate) lanes: Lanes,
     pub(crate) ahead: Ahead,
     pub(crate) hand: Mutex<Hand>,
-    pub(crate) generation: u32,
+    /// Of the process whose pager it is: see [`fork::generation`].
+    generation: AtomicU32,
     pub(crate) on_fork: OnFork,
     regions: RwLock<BTreeMap<u32, Arc<Space>>>,
     mode: Mode,
@@ -377,7 +386,7 @@ impl Inner {
             lanes,
             ahead: Ahead::default(),
             hand: Mutex::new(Hand::default()),
-            generation: fork::generation(),
+            generation: AtomicU32::new(fork::generation()),
             on_fork,
             regions: RwLock::new(BTreeMap::new()),
             mode,
@@ -482,11 +491,30 @@ impl Inner {
 
     /// Held while pages go out or regions change: see [`fork::steady`].
     pub(crate) fn steady(&self) -> Option<RwLockReadGuard<'static, ()>> {
-        (self.on_fork == OnFork::PrivateCopy).then(fork::steady)
+        (self.on_fork != OnFork::Absent).then(fork::steady)
     }
 
     pub(crate) fn check_process(&self) -> Result<(), Error> {
-        if self.generation == fork::generation() { Ok(()) } else { Err(Error::Forked) }
+        let is_ours = self.generation() == fork::generation();
+        if is_ours { Ok(()) } else { Err(Error::Forked) }
+    }
+
+    pub(crate) fn generation(&self) -> u32 {
+        self.generation.load(Relaxed)
+    }
+
+    /// In a fork that has all of its parent's pager: it is this process's own.
+    pub(crate) fn adopt_process(&self) {
+        self.generation.store(fork::generation(), Relaxed);
+    }
+
+    pub(crate) fn next_region(&self) -> u32 {
+        self.next_region.fetch_add(1, Relaxed)
+    }
+
+    /// Counts bytes of a table that was made.
+    pub(crate) fn count_table(&self, bytes: i64) {
+        self.table_bytes.fetch_add(bytes, Relaxed);
     }
 }
 
@@ -503,21 +531,23 @@ pub fn is_pager_thread() -> bool {
 /// Owns the threads.
 pub(crate) struct Handle {
     pub(crate) inner: Arc<Inner>,
-    threads: Vec<JoinHandle<()>>,
+    threads: Mutex<Vec<JoinHandle<()>>>,
 }
 
 impl Handle {
-    fn start(&mut self, reclaim_threads: usize) -> std::io::Result<()> {
+    fn start(&self, reclaim_threads: usize) -> std::io::Result<()> {
         // Threads inherit the mask: no signal of the program's is handled in ours.
         let _blocked = Blocked::all();
-        let mut start = |name: &str, run: fn(&Inner)| {
+        let start = |name: &str, run: fn(&Inner)| {
             let inner = self.inner.clone();
             let thread = std::thread::Builder::new().name(name.into()).stack_size(512 << 10);
             let run = move || {
                 IS_PAGERS.set(true);
                 run(&inner);
             };
-            thread.spawn(run).map(|thread| self.threads.push(thread))
+            let thread = thread.spawn(run)?;
+            self.threads.lock().unwrap_or_else(PoisonError::into_inner).push(thread);
+            Ok::<_, std::io::Error>(())
         };
         for _ in 0..reclaim_threads {
             start("uzswap-reclaim", Inner::run_reclaim)?;
@@ -542,7 +572,8 @@ impl Drop for Handle {
         self.inner.stop_reclaim();
         self.inner.ahead.bell().ring();
         self.inner.uffd.stop();
-        for thread in self.threads.drain(..) {
+        let threads = self.threads.get_mut().unwrap_or_else(PoisonError::into_inner);
+        for thread in threads.drain(..) {
             drop(thread.join());
         }
     }
@@ -589,7 +620,7 @@ impl Pager {
         let pages = u32::try_from(bytes.div_ceil(PAGE_BYTES));
         let area = pages.ok().and_then(|pages| inner.cache.add_area(pages));
         let area = area.ok_or(Error::Addresses { bytes, max })?;
-        let id = inner.next_region.fetch_add(1, Relaxed);
+        let id = inner.next_region();
         let space = match Space::new(id, inner.clone(), bytes, area) {
             Ok(space) => Arc::new(space),
             Err(error) => {
@@ -650,6 +681,15 @@ impl Pager {
 
     pub(crate) fn inner(&self) -> &Arc<Inner> {
         &self.handle.inner
+    }
+
+    /// In a fork, which has none of its parent's threads.
+    pub(crate) fn restart_threads(&self) -> std::io::Result<()> {
+        let mut threads = self.handle.threads.lock().unwrap_or_else(PoisonError::into_inner);
+        // Of threads that are not here; they are not waited for.
+        threads.drain(..).for_each(std::mem::forget);
+        drop(threads);
+        self.handle.start(1)
     }
 }
 

@@ -26,6 +26,9 @@ use uzswap_engine::{PAGE_BYTES, Reject, Store};
 use uzswap_sys::bus::Blocked;
 use uzswap_sys::map;
 
+/// Batches in a row of which no page could be moved, after which there is said to be nothing to take out.
+const IDLE_MAX: usize = 64;
+
 /// Batches refused by the cache in a row, after which it is said to be full.
 const REFUSALS: usize = 4;
 
@@ -62,6 +65,7 @@ impl Inner {
         let _ = self.cache.maintain();
         // Batches of which no page was taken, since the last of which one was.
         let mut refused = 0;
+        let mut idle = 0;
         while !self.is_stopping() {
             let _steady = self.steady();
             self.tend();
@@ -72,7 +76,10 @@ impl Inner {
             let batch = self.hole();
             let found = self.victims();
             let is_dry = found.is_empty();
-            self.stage(found, batch);
+            // What cannot be moved (the program may not write it) is as good as nothing.
+            let taken = self.stage(found, batch);
+            idle = if taken == 0 { idle + 1 } else { 0 };
+            let is_dry = idle > IDLE_MAX || is_dry;
             let depth = if is_dry || refused > 0 { 0 } else { self.depth() };
             let mut is_idle = is_dry;
             while self.staging.queued() > depth {
@@ -188,8 +195,8 @@ impl Inner {
         }
     }
 
-    /// Moves victims to a batch of the staging area and queues it.
-    fn stage(&self, victims: Vec<Victim>, batch: u32) {
+    /// Moves victims to a batch of the staging area and queues it; how many it moved.
+    fn stage(&self, victims: Vec<Victim>, batch: u32) -> usize {
         let mut taken = 0;
         let mut left = &victims[..];
         while let Some(first) = left.first() {
@@ -207,6 +214,7 @@ impl Inner {
         } else {
             self.staging.give_hole(batch);
         }
+        taken
     }
 
     /// Moves neighbouring pages to frames: how many it moved, and how many it is done with.
@@ -233,22 +241,32 @@ impl Inner {
     fn move_run(&self, space: &Space, to: usize, from: usize, pages: usize) -> (usize, bool) {
         let mut moved = 0;
         let mut unshared = None;
+        let mut at_once = pages * PAGE_BYTES;
         loop {
             let done = moved * PAGE_BYTES;
-            let left = (pages - moved) * PAGE_BYTES;
+            let left = ((pages - moved) * PAGE_BYTES).min(at_once);
+            if left == 0 {
+                return (moved, true);
+            }
             // SAFETY: who touches a page finds it absent and waits for its word.
             let (bytes, result) = unsafe {
                 self.move_pages(space, &self.staging.uffd, (to + done, from + done), left)
             };
             moved += bytes / PAGE_BYTES;
-            let Err(error) = result else { return (moved, true) };
+            let Err(error) = result else { continue };
             let stays = from + moved * PAGE_BYTES;
             // After a fork that inherited it, a page is made our own, once.
-            let may_be_shared = self.on_fork == OnFork::PrivateCopy && is_busy(&error);
-            if !may_be_shared || unshared == Some(stays) || map::unshare(stays).is_err() {
-                return (moved, false);
+            let may_be_shared = self.on_fork != OnFork::Absent && is_busy(&error);
+            if may_be_shared && unshared != Some(stays) && map::unshare(stays).is_ok() {
+                unshared = Some(stays);
+                continue;
             }
-            unshared = Some(stays);
+            // Of the program's own mappings there may be several, and one call is for one of them.
+            if space.is_window() && at_once > PAGE_BYTES {
+                at_once = PAGE_BYTES;
+                continue;
+            }
+            return (moved, false);
         }
     }
 
@@ -389,7 +407,7 @@ impl Inner {
             }
             let mut given = 0;
             for (page, was) in (first..end).zip(words) {
-                if was.kind() != Kind::Untouched {
+                if was.kind() != Kind::Untouched && was.kind() != Kind::Empty {
                     self.cache.invalidate(space.key(page));
                 }
                 let is_resident = was.kind() == Kind::Resident;

@@ -40,6 +40,8 @@ pub(crate) struct Space {
     pub(crate) advice: AtomicU8,
     /// In a fork: a file is mapped over the region. See [`crate::copy`].
     is_copy: AtomicBool,
+    /// Its addresses are the program's own, who maps and unmaps them. See [`crate::window`].
+    is_window: bool,
 }
 
 impl Space {
@@ -54,6 +56,29 @@ impl Space {
             return Err(failed(Errno::ADDRNOTAVAIL.into()));
         }
         pager.uffd.register(base..base + whole).map_err(failed)?;
+        Self::over(id, pager, (base, bytes), area, Some(memory))
+    }
+
+    /// Over addresses that are the program's; `area` has a key for each page of them.
+    pub(crate) fn window(
+        id: u32,
+        pager: Arc<Inner>,
+        (base, bytes): (usize, usize),
+        area: Area,
+    ) -> Result<Self, Error> {
+        Self::over(id, pager, (base, bytes), area, None)
+    }
+
+    fn over(
+        id: u32,
+        pager: Arc<Inner>,
+        (base, bytes): (usize, usize),
+        area: Area,
+        memory: Option<Mapping>,
+    ) -> Result<Self, Error> {
+        let failed = |source| Error::Map { bytes, source };
+        let pages = area.pages();
+        let is_window = memory.is_none();
         let words = Mapping::for_pages(pages as usize * size_of::<AtomicU32>(), PAGE_BYTES);
         let words = words.map_err(failed)?;
         // A fork looks at them.
@@ -62,7 +87,7 @@ impl Space {
         Ok(Self {
             id,
             pager,
-            memory: Mutex::new(Some(memory)),
+            memory: Mutex::new(memory),
             base,
             bytes,
             pages,
@@ -71,7 +96,13 @@ impl Space {
             touched: (0..chunks).map(|_| AtomicU8::new(0)).collect(),
             advice: AtomicU8::new(0),
             is_copy: AtomicBool::new(false),
+            is_window,
         })
+    }
+
+    /// Whether its addresses are the program's own.
+    pub(crate) fn is_window(&self) -> bool {
+        self.is_window
     }
 
     pub(crate) fn base(&self) -> usize {
@@ -172,7 +203,7 @@ impl Space {
         }
     }
 
-    /// Pins a page once less. A region that has been unmapped has no pins any more.
+    /// Pins a page once less. What has been unmapped has no pins any more.
     pub(crate) fn unpin(&self, page: u32) {
         let is_open = || self.memory.lock().unwrap_or_else(PoisonError::into_inner).is_some();
         loop {
@@ -181,8 +212,9 @@ impl Space {
                 if self.change(page, word, word.unpinned()) {
                     return;
                 }
-            } else if is_open() {
-                // A call on the page is under way; it leaves a pinned page where it is.
+            } else if is_open() || word.kind() == Kind::Busy {
+                // A call on the page is under way; it leaves a pinned page where it is, or has
+                // taken away what the program has unmapped meanwhile.
                 self.wait(page);
             } else {
                 return;
@@ -229,6 +261,12 @@ impl Space {
 
     /// Gives the memory of pages that are all `Busy` back to the kernel.
     pub(crate) fn discard(&self, pages: Range<u32>) {
+        if self.is_window {
+            let range = self.address(pages.start)..self.address(pages.end);
+            // SAFETY: as below; what is in these pages is in a frame, or not needed.
+            let done = unsafe { map::discard_range(range) };
+            return done.expect("MADV_DONTNEED of memory that is mapped");
+        }
         let memory = self.memory.lock().unwrap_or_else(PoisonError::into_inner);
         let Some(memory) = &*memory else { return };
         let offset = pages.start as usize * PAGE_BYTES;

@@ -87,6 +87,25 @@ impl Staging {
         Ok(Self { uffd, memory, batches, lists: Mutex::new(lists) })
     }
 
+    /// Has a process that is forked inherit the frames.
+    pub(crate) fn set_inherited(&self) -> io::Result<()> {
+        self.memory.set_inherited(0, self.memory.len(), true)
+    }
+
+    /// In such a process: the frames are served by a descriptor of its own.
+    pub(crate) fn renew(&self) -> io::Result<()> {
+        self.uffd.renew()?;
+        let base = self.memory.as_ptr() as usize;
+        self.uffd.register(base..base + self.memory.len())
+    }
+
+    /// The frame in which a page is.
+    pub(crate) fn frame_of(&self, space: &Space, page: u32) -> Option<usize> {
+        let owner = Some((space.id, page));
+        let frames = 0..self.batches.len() * BATCH;
+        frames.into_iter().find(|frame| self.batches[frame / BATCH].owner(frame % BATCH) == owner)
+    }
+
     /// Bytes of the tables.
     pub(crate) fn table_bytes(&self) -> usize {
         self.batches.len() * size_of::<Batch>()

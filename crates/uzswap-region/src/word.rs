@@ -25,6 +25,9 @@ pub(crate) enum Kind {
     Staged,
     /// In the cache.
     Stored,
+    /// Nowhere, and ours: reads as zeros. Of memory that was the program's before (windows), of which
+    /// what is `Untouched` is none of ours.
+    Empty,
 }
 
 /// See the module.
@@ -40,6 +43,7 @@ impl Word {
     pub(crate) const RESIDENT: Self = Self(2);
     const STAGED: u32 = 3;
     pub(crate) const STORED: Self = Self(4);
+    pub(crate) const EMPTY: Self = Self(5);
     pub(crate) const WAITED: u32 = 1 << 3;
     pub(crate) const USED: u32 = 1 << 4;
     pub(crate) const KEPT: u32 = 1 << 5;
@@ -55,6 +59,7 @@ impl Word {
             2 => Kind::Resident,
             3 => Kind::Staged,
             4 => Kind::Stored,
+            5 => Kind::Empty,
             other => unreachable!("no word of kind {other} is ever put"),
         }
     }
@@ -117,6 +122,7 @@ mod tests {
             (Word::BUSY.with(Word::WAITED), Kind::Busy),
             (Word::RESIDENT.with(Word::USED | Word::KEPT), Kind::Resident),
             (Word::STORED, Kind::Stored),
+            (Word::EMPTY, Kind::Empty),
         ] {
             assert_eq!(word.kind(), kind);
         }

@@ -35,6 +35,22 @@ impl Hook {
 
 static BUS: Hook = Hook::new();
 static SEGV: Hook = Hook::new();
+static ILL: Hook = Hook::new();
+static SENT: OnceLock<fn(&mut Stopped) -> bool> = OnceLock::new();
+static ILLEGAL: OnceLock<fn(usize) -> Option<usize>> = OnceLock::new();
+
+/// A thread that was stopped by a signal: where it goes on.
+#[derive(Debug)]
+pub struct Stopped {
+    /// The next instruction.
+    pub instruction: usize,
+    /// Its stack.
+    pub stack: usize,
+    /// What a system call has answered, if the instruction before is one.
+    pub result: i64,
+    /// What came with the signal, if it was sent with a value (`sigqueue`).
+    pub value: Option<usize>,
+}
 static STACKS: OnceLock<Stacks> = OnceLock::new();
 
 /// Whose handlers they are: one that lives in our memory until it is another program (`vfork`) sets
@@ -176,10 +192,13 @@ fn of_kernel(signal: c_int) -> io::Result<Action> {
 
 /// Has the kernel call our handler.
 fn install(signal: c_int) -> io::Result<()> {
-    let mut ours = action(handle as *const () as usize, libc::SA_SIGINFO | libc::SA_ONSTACK, 0);
+    let flags = libc::SA_SIGINFO | libc::SA_ONSTACK | libc::SA_RESTART;
+    let mut ours = action(handle as *const () as usize, flags, 0);
     // SAFETY: the mask is a set; the handler is of the form that SA_SIGINFO asks for.
     let done = unsafe {
         libc::sigfillset(&mut ours.sa_mask);
+        // The C library's calls may have been replaced by it.
+        libc::sigdelset(&mut ours.sa_mask, libc::SIGILL);
         real_sigaction(signal, &ours, std::ptr::null_mut())
     };
     if done == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
@@ -189,6 +208,7 @@ fn hook_of(signal: c_int) -> Option<&'static Hook> {
     let hook = match signal {
         libc::SIGBUS => &BUS,
         libc::SIGSEGV => &SEGV,
+        libc::SIGILL => &ILL,
         _ => return None,
     };
     (hook.serve.get().is_some() && PROCESS.load(Relaxed) == std::process::id()).then_some(hook)
@@ -207,8 +227,9 @@ pub fn take_back() -> io::Result<()> {
     install(libc::SIGBUS)
 }
 
-/// What `sigaction` is to do in a program whose SIGBUS is ours: it sees and sets what gets the
-/// signals that are not ours. Of all other signals, it is the C library's.
+/// What `sigaction` is to do in a program whose SIGBUS is ours (and SIGILL, where instructions were
+/// replaced): it sees and sets what gets the signals that are not ours. Of all other signals, it is
+/// the C library's.
 ///
 /// # Safety
 /// As of `sigaction`.
@@ -255,6 +276,15 @@ pub fn on_bus(serve: Serve) -> io::Result<()> {
     hook(libc::SIGBUS, &BUS, serve)
 }
 
+/// Does `work` on a stack of ours, as a fault would. All signals are blocked by the caller.
+pub fn on_own_stack(work: impl FnMut()) {
+    let mut work = work;
+    match STACKS.get() {
+        Some(stacks) => stacks.run(work),
+        None => work(),
+    }
+}
+
 /// To be called in a fork, in which only the calling thread goes on.
 pub fn forked() {
     PROCESS.store(std::process::id(), Relaxed);
@@ -264,6 +294,21 @@ pub fn forked() {
 /// Has `serve` asked about each SIGSEGV from now on. Once in a process.
 pub fn on_segv(serve: Serve) -> io::Result<()> {
     hook(libc::SIGSEGV, &SEGV, serve)
+}
+
+/// Has `stay` asked about each SIGBUS that a process has sent: it may change where the thread goes on,
+/// and says whether it is done with it. Once in a process, after [`on_bus`].
+pub fn on_sent(stay: fn(&mut Stopped) -> bool) {
+    // The first one stays.
+    let _ = SENT.set(stay);
+}
+
+/// Has `resume` asked about each SIGILL: where the thread goes on that met an instruction at an
+/// address. Once in a process.
+pub fn on_illegal(resume: fn(usize) -> Option<usize>) -> io::Result<()> {
+    // The first one stays.
+    let _ = ILLEGAL.set(resume);
+    hook(libc::SIGILL, &ILL, |_| false)
 }
 
 /// Whether the calling thread blocks SIGBUS: a fault then kills the process.
@@ -288,10 +333,11 @@ impl Blocked {
         let mut before = MaybeUninit::<libc::sigset_t>::zeroed();
         let mut every = MaybeUninit::<libc::sigset_t>::zeroed();
         // SAFETY: both are sets; the second one is filled before it is used. SIGBUS stays: a fault
-        // while it is blocked kills.
+        // while it is blocked kills, as does a replaced instruction with SIGILL.
         unsafe {
             libc::sigfillset(every.as_mut_ptr());
             libc::sigdelset(every.as_mut_ptr(), libc::SIGBUS);
+            libc::sigdelset(every.as_mut_ptr(), libc::SIGILL);
             libc::pthread_sigmask(libc::SIG_BLOCK, every.as_ptr(), before.as_mut_ptr());
             Self { before: before.assume_init() }
         }
@@ -328,13 +374,19 @@ extern "C" fn handle(signal: i32, info: *mut libc::siginfo_t, context: *mut libc
     let (errno, address) = unsafe { (*libc::__errno_location(), (*info).si_addr() as usize) };
     // SAFETY: as above.
     let (is_write, is_sent) = unsafe { (is_write(context), (*info).si_code <= 0) };
-    let hook = if signal == libc::SIGBUS { &BUS } else { &SEGV };
+    let hook = match signal {
+        libc::SIGBUS => &BUS,
+        libc::SIGILL => &ILL,
+        _ => &SEGV,
+    };
     let Some(serve) = hook.serve.get() else { std::process::abort() };
-    let mut is_ours = false;
+    // SAFETY: as above.
+    let is_done = unsafe { go_on_elsewhere(signal, is_sent, info, context) };
+    let mut is_ours = is_done;
     let mut serve = || is_ours = serve(Fault { address, is_write });
     match STACKS.get() {
         // Somebody has sent it: it has no address.
-        _ if is_sent => {}
+        _ if is_sent || is_done => {}
         Some(stacks) => stacks.run(serve),
         None => serve(),
     }
@@ -344,6 +396,59 @@ extern "C" fn handle(signal: i32, info: *mut libc::siginfo_t, context: *mut libc
     }
     // SAFETY: as above.
     unsafe { *libc::__errno_location() = errno };
+}
+
+/// Serves what is no fault: a signal that was sent, an instruction that is none.
+///
+/// # Safety
+/// The arguments are those of a handler.
+#[cfg(target_arch = "x86_64")]
+unsafe fn go_on_elsewhere(
+    signal: c_int,
+    is_sent: bool,
+    info: *const libc::siginfo_t,
+    context: *mut libc::c_void,
+) -> bool {
+    // SAFETY: the second argument of a handler says what came with the signal.
+    let value = unsafe {
+        ((*info).si_code == libc::SI_QUEUE).then(|| (*info).si_value().sival_ptr as usize)
+    };
+    // SAFETY: the third argument of a handler is its context, which is the handler's to change.
+    let registers = unsafe { &mut (*context.cast::<libc::ucontext_t>()).uc_mcontext.gregs };
+    let [at, stack, result] =
+        [libc::REG_RIP, libc::REG_RSP, libc::REG_RAX].map(|register| register as usize);
+    let mut stopped = Stopped {
+        instruction: registers[at] as usize,
+        stack: registers[stack] as usize,
+        result: registers[result],
+        value,
+    };
+    let is_ours = match signal {
+        libc::SIGBUS if is_sent => SENT.get().is_some_and(|stay| stay(&mut stopped)),
+        libc::SIGILL if !is_sent => {
+            let to = ILLEGAL.get().and_then(|resume| resume(stopped.instruction));
+            stopped.instruction = to.unwrap_or(stopped.instruction);
+            to.is_some()
+        }
+        _ => false,
+    };
+    registers[at] = stopped.instruction as i64;
+    is_ours
+}
+
+/// On other processors no instructions are replaced, and no threads stopped.
+///
+/// # Safety
+/// None is needed.
+#[cfg(not(target_arch = "x86_64"))]
+unsafe fn go_on_elsewhere(
+    _: c_int,
+    _: bool,
+    _: *const libc::siginfo_t,
+    _: *mut libc::c_void,
+) -> bool {
+    let _ = (SENT.get(), ILLEGAL.get());
+    false
 }
 
 /// Whether the access was a write, where the processor says so.

@@ -7,11 +7,13 @@
 
 use rustix::fs::{Mode, OFlags};
 use rustix::mm::{self, Advice, MapFlags, ProtFlags};
+use std::collections::BTreeMap;
 use std::ffi::c_void;
 use std::io;
 use std::ops::Range;
-use std::os::fd::{BorrowedFd, OwnedFd};
+use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
 use std::ptr::NonNull;
+use std::sync::{Mutex, PoisonError};
 
 /// The page of every machine this runs on; asserted against the kernel's at start
 /// (`cpu::page_bytes`).
@@ -51,6 +53,7 @@ impl Mapping {
     pub fn reserved(bytes: usize) -> io::Result<Self> {
         let bytes = bytes.next_multiple_of(PAGE_BYTES).max(PAGE_BYTES);
         let base = imp::map(bytes)?;
+        remember(base, bytes);
         Ok(Self { base, bytes })
     }
 
@@ -61,6 +64,7 @@ impl Mapping {
     pub fn for_pages(bytes: usize, align: usize) -> io::Result<Self> {
         let bytes = bytes.next_multiple_of(PAGE_BYTES).max(PAGE_BYTES);
         let mapping = Self { base: imp::map_for_pages(bytes, align)?, bytes };
+        remember(mapping.base, bytes);
         mapping.unlock()?;
         imp::open(mapping.base, mapping.bytes)?;
         mapping.keep_apart()?;
@@ -177,6 +181,7 @@ impl Mapping {
 
 impl Drop for Mapping {
     fn drop(&mut self) {
+        forget(self.base);
         imp::unmap(self.base, self.bytes);
     }
 }
@@ -208,6 +213,44 @@ pub unsafe fn unmap_range(range: Range<usize>) -> io::Result<()> {
     Ok(unsafe { mm::munmap(range.start as *mut c_void, range.len()) }?)
 }
 
+/// Where our own mappings are, once somebody wants to know.
+static OWN: Mutex<Option<BTreeMap<usize, usize>>> = Mutex::new(None);
+
+/// Remembers mappings that are made from now on: see [`is_own`].
+pub fn remember_own() {
+    OWN.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert_default();
+}
+
+/// Whether a [`Mapping`] that was made since [`remember_own`] lies in a range.
+pub fn is_own(range: &Range<usize>) -> bool {
+    let own = OWN.lock().unwrap_or_else(PoisonError::into_inner);
+    let before = own.as_ref().and_then(|own| own.range(..range.end).next_back());
+    before.is_some_and(|(start, bytes)| start + bytes > range.start)
+}
+
+fn remember(base: NonNull<u8>, bytes: usize) {
+    if let Some(own) = &mut *OWN.lock().unwrap_or_else(PoisonError::into_inner) {
+        own.insert(base.as_ptr() as usize, bytes);
+    }
+}
+
+fn forget(base: NonNull<u8>) {
+    if let Some(own) = &mut *OWN.lock().unwrap_or_else(PoisonError::into_inner) {
+        own.remove(&(base.as_ptr() as usize));
+    }
+}
+
+/// Gives the memory of a range of addresses back to the kernel. Safe in a signal handler.
+///
+/// # Safety
+/// The range is of whole pages that are mapped, and nobody relies on what is in them.
+pub unsafe fn discard_range(range: Range<usize>) -> io::Result<()> {
+    // SAFETY: the caller's promise.
+    let done =
+        unsafe { mm::madvise(range.start as *mut c_void, range.len(), Advice::LinuxDontNeed) };
+    Ok(done?)
+}
+
 /// Has a page that is present be this process's alone, where it is shared with a fork: copies it if
 /// the other one still has it. Errors: `EINVAL` before Linux 5.14.
 pub fn unshare(page: usize) -> io::Result<()> {
@@ -215,6 +258,8 @@ pub fn unshare(page: usize) -> io::Result<()> {
     let done = unsafe { mm::madvise(page as *mut c_void, PAGE_BYTES, Advice::LinuxPopulateWrite) };
     Ok(done?)
 }
+
+const PRESENT_OR_SWAPPED: u64 = 0b11 << 62;
 
 /// What the kernel says of pages of this process (`/proc/self/pagemap`).
 #[derive(Debug)]
@@ -227,10 +272,40 @@ impl Pagemap {
         Ok(Self(rustix::fs::open(c"/proc/self/pagemap", flags, Mode::empty())?))
     }
 
+    /// Opens it anew under the same descriptor: in a fork, which has the one of its parent.
+    pub fn renew(&self) -> io::Result<()> {
+        let new = Self::open()?;
+        crate::process::take_place(&new.0, &self.0)
+    }
+
+    /// What it is open as.
+    pub fn descriptor(&self) -> i32 {
+        self.0.as_raw_fd()
+    }
+
+    /// Which pages there are from an address on, as [`Self::has_page`] says of one: up to 512.
+    /// Safe in a signal handler.
+    pub fn have_pages(&self, address: usize, to: &mut [bool]) -> io::Result<usize> {
+        const AT_ONCE: usize = 512;
+        let mut words = [0u64; AT_ONCE];
+        let count = to.len().min(AT_ONCE);
+        let offset = (address / PAGE_BYTES * 8) as u64;
+        // SAFETY: numbers may be written as the bytes that they are.
+        let bytes =
+            unsafe { std::slice::from_raw_parts_mut(words.as_mut_ptr().cast::<u8>(), count * 8) };
+        let read = rustix::io::pread(&self.0, bytes, offset)? / 8;
+        for (to, word) in to.iter_mut().zip(&words[..read]) {
+            *to = word & PRESENT_OR_SWAPPED != 0;
+        }
+        match read {
+            0 => Err(io::ErrorKind::UnexpectedEof.into()),
+            read => Ok(read),
+        }
+    }
+
     /// Whether there is a page at an address, in memory or swapped out by the kernel. Safe in a
     /// signal handler.
     pub fn has_page(&self, address: usize) -> io::Result<bool> {
-        const PRESENT_OR_SWAPPED: u64 = 0b11 << 62;
         let mut word = [0; 8];
         let offset = (address / PAGE_BYTES * word.len()) as u64;
         match rustix::io::pread(&self.0, &mut word, offset)? {

@@ -1,7 +1,7 @@
 //! What a process can ask for itself, and about others.
 
 use rustix::event::{PollFd, PollFlags};
-use rustix::fd::{BorrowedFd, OwnedFd};
+use rustix::fd::{AsRawFd, BorrowedFd, OwnedFd};
 use rustix::io::FdFlags;
 use rustix::process::{DumpableBehavior, Gid, Pid, PidfdFlags, Signal, Uid};
 use rustix::thread::CapabilitySet;
@@ -90,6 +90,15 @@ pub fn become_user(user: u32, group: u32, groups: &[u32]) -> io::Result<()> {
     set_thread_gid(Gid::from_raw(group))?;
     set_thread_uid(Uid::from_raw(user))?;
     Ok(())
+}
+
+/// Has a descriptor that is open stand for another file from now on: `new`'s. Closed by `exec`.
+pub fn take_place(new: &OwnedFd, of: &OwnedFd) -> io::Result<()> {
+    // SAFETY: both are open descriptors, and stay their owners'.
+    match unsafe { libc::dup3(new.as_raw_fd(), of.as_raw_fd(), libc::O_CLOEXEC) } {
+        -1 => Err(io::Error::last_os_error()),
+        _ => Ok(()),
+    }
 }
 
 /// Has functions called around each `fork` of this process from now on: before it, after it in the

@@ -8,6 +8,8 @@ use linux_raw_sys::general as raw;
 use linux_raw_sys::ioctl;
 use rustix::event::{EventfdFlags, PollFd, PollFlags};
 use rustix::io::Errno;
+use rustix::ioctl::{Ioctl, IoctlOutput, Opcode};
+use std::ffi::c_void;
 use std::fs::File;
 use std::io;
 use std::ops::Range;
@@ -101,6 +103,32 @@ impl Uffd {
         let mut api = raw::uffdio_api { api: API, features: wanted, ioctls: 0 };
         request(&fd, ioctl::UFFDIO_API, &mut api)?;
         Ok(Self { fd, features: wanted, pagemap, stop })
+    }
+
+    /// Opens it anew under the same descriptors, with nothing registered: in a fork, which has those
+    /// of its parent.
+    pub fn renew(&self) -> io::Result<()> {
+        let is_signal = self.features & u64::from(raw::UFFD_FEATURE_SIGBUS) != 0;
+        let delivery = if is_signal { Delivery::Signal } else { Delivery::Message };
+        let new = Self::open(delivery)?;
+        crate::process::take_place(&new.fd, &self.fd)?;
+        self.pagemap.renew()
+    }
+
+    /// Those that must stay open.
+    pub fn descriptors(&self) -> Vec<i32> {
+        vec![self.fd.as_raw_fd(), self.pagemap.descriptor()]
+    }
+
+    /// Which pages there are from an address on: see [`Pagemap::have_pages`].
+    pub fn have_pages(&self, address: usize, to: &mut [bool]) -> io::Result<usize> {
+        self.pagemap.have_pages(address, to)
+    }
+
+    /// Has the kernel serve absent pages of a range itself again.
+    pub fn unregister(&self, range: Range<usize>) -> io::Result<()> {
+        let mut range = raw::uffdio_range { start: range.start as u64, len: range.len() as u64 };
+        request(&self.fd, ioctl::UFFDIO_UNREGISTER, &mut range)
     }
 
     /// Whether pages can be moved (Linux 6.8).
@@ -287,10 +315,31 @@ fn by_device() -> io::Result<OwnedFd> {
 fn request<T>(fd: &OwnedFd, number: u32, argument: &mut T) -> io::Result<()> {
     // SAFETY: the callers above pass each request its structure, which outlives the call; what the
     // kernel does to memory through it is said at each of them.
-    let done = unsafe {
-        libc::ioctl(fd.as_raw_fd(), libc::c_ulong::from(number), std::ptr::from_mut(argument))
-    };
-    if done == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+    Ok(unsafe { rustix::ioctl::ioctl(fd, Request { number, argument }) }?)
+}
+
+/// A request to the kernel, made past the C library: within a fault nobody else looks at it.
+struct Request<'a, T> {
+    number: u32,
+    argument: &'a mut T,
+}
+
+// SAFETY: the number says which structure the kernel reads and writes, which is what is passed.
+unsafe impl<T> Ioctl for Request<'_, T> {
+    type Output = ();
+    const IS_MUTATING: bool = true;
+
+    fn opcode(&self) -> Opcode {
+        Opcode::from(self.number)
+    }
+
+    fn as_ptr(&mut self) -> *mut c_void {
+        std::ptr::from_mut(self.argument).cast()
+    }
+
+    unsafe fn output_from_ptr(_: IoctlOutput, _: *mut c_void) -> rustix::io::Result<()> {
+        Ok(())
+    }
 }
 
 #[cfg(test)]

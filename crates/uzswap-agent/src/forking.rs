@@ -1,0 +1,79 @@
+//! Forks: the child goes on with a copy of everything, pool and index too, by the fork itself.
+//!
+//! Everything stands still from the moment before the kernel makes the child: around the system call,
+//! not in a handler of `pthread_atfork`, because the C library still uses memory in between, which may
+//! have to be brought in. Threads are started again where that is safe, in such a handler.
+
+use crate::{Agent, Inside, inside, layout, memory};
+use std::mem::ManuallyDrop;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use uzswap_region::BeforeFork;
+use uzswap_sys::process;
+
+/// Nothing of this library moves.
+pub struct Still<L, M> {
+    inside: Inside,
+    layout: L,
+    pages: BeforeFork,
+    memory: ManuallyDrop<M>,
+}
+
+/// This process has been forked, and has no threads of ours yet.
+static IS_BARE: AtomicBool = AtomicBool::new(false);
+
+/// Waits until nothing of this library moves.
+pub fn before(agent: &Agent) -> Still<impl Sized, impl Sized> {
+    let inside = inside();
+    let layout = layout::lock();
+    let pages = agent.pager.before_fork();
+    // Last: nothing is allocated or freed from here on.
+    Still { inside, layout, pages, memory: ManuallyDrop::new(memory::lock()) }
+}
+
+impl<L, M> Still<L, M> {
+    /// In the parent, or where there is no child: all goes on.
+    pub fn in_parent(self) {
+        let Self { inside, layout, pages, memory } = self;
+        drop(ManuallyDrop::into_inner(memory));
+        pages.in_parent();
+        drop(layout);
+        drop(inside);
+    }
+
+    /// In the child, before anything of the program runs there.
+    pub fn in_child(self) {
+        let Self { inside, layout, pages, memory } = self;
+        drop(ManuallyDrop::into_inner(memory));
+        if pages.in_child().is_err() {
+            crate::die("a forked process cannot have a userfaultfd of its own");
+        }
+        drop(layout);
+        IS_BARE.store(true, Relaxed);
+        drop(inside);
+    }
+}
+
+/// Has children of a process that has not been taken over be watched when they grow.
+pub fn watch_before() -> std::io::Result<()> {
+    extern "C" fn in_child() {
+        if layout::agent().is_none() {
+            crate::unwatch();
+        }
+    }
+    process::at_fork(None, None, Some(in_child))
+}
+
+/// Has threads started in children. Once, after the pager is made.
+pub fn watch() -> std::io::Result<()> {
+    extern "C" fn in_child() {
+        if !IS_BARE.swap(false, Relaxed) {
+            return;
+        }
+        let Some(agent) = layout::agent() else { return };
+        let _inside = inside();
+        if agent.pager.after_fork().is_err() || crate::start(crate::Begin::Again).is_err() {
+            crate::die("a forked process cannot have threads of its own");
+        }
+    }
+    process::at_fork(None, None, Some(in_child))
+}

@@ -1,0 +1,191 @@
+//! What this library stands before from the start, by name: signals, and the allocator, to see who
+//! takes much memory. All else it sees once it has taken over, whoever calls.
+//!
+//! SIGBUS and SIGILL are never blocked, and a program's handlers of them get what is not ours.
+
+use crate::processes::OURS;
+use crate::{inside, takeover};
+use libc::{c_int, sigset_t};
+use std::cell::Cell;
+use std::ffi::c_void;
+use std::sync::PoisonError;
+use uzswap_calls::raw;
+use uzswap_region::signals;
+
+unsafe extern "C" {
+    /// The C library's `signal` and `sysv_signal`, by names that nobody stands before.
+    fn ssignal(signal: c_int, handler: usize) -> usize;
+    fn sysv_signal(signal: c_int, handler: usize) -> usize;
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn sigaction(
+    signal: c_int,
+    new: *const libc::sigaction,
+    old: *mut libc::sigaction,
+) -> c_int {
+    // SAFETY: the arguments are the caller's, who answers for them.
+    unsafe {
+        let Some(mut action) = new.as_ref().copied() else {
+            return signals::set_action(signal, new, old);
+        };
+        for ours in [libc::SIGBUS, libc::SIGILL] {
+            libc::sigdelset(&mut action.sa_mask, ours);
+        }
+        signals::set_action(signal, &action, old)
+    }
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn signal(signal: c_int, handler: usize) -> usize {
+    // SAFETY: as above.
+    unsafe {
+        signals::set_handler(signal, handler, libc::SA_RESTART)
+            .unwrap_or_else(|| ssignal(signal, handler))
+    }
+}
+
+/// What `signal` is in programs that ask for System V.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn __sysv_signal(signal: c_int, handler: usize) -> usize {
+    // SAFETY: as above.
+    unsafe {
+        signals::set_handler(signal, handler, libc::SA_RESETHAND | libc::SA_NODEFER)
+            .unwrap_or_else(|| sysv_signal(signal, handler))
+    }
+}
+
+/// An error number, or 0.
+unsafe fn set_mask(how: c_int, set: *const sigset_t, old: *mut sigset_t) -> c_int {
+    // Signals from 1 on: the C library's set begins with the kernel's.
+    let mut changed = 0u64;
+    let mut asked = set as u64;
+    // SAFETY: the caller passes a set, or null.
+    if let Some(set) = unsafe { set.cast::<u64>().as_ref() } {
+        // The C library's own two signals are none that a program may block.
+        const INTERNAL: u64 = 0b11 << 31;
+        let kept = if how == libc::SIG_UNBLOCK { 0 } else { OURS | INTERNAL };
+        changed = *set & !kept;
+        asked = &raw const changed as u64;
+    }
+    let arguments = [how as u64, asked, old as u64, 8, 0, 0];
+    // SAFETY: as above.
+    let result = unsafe { raw(libc::SYS_rt_sigprocmask as u64, arguments) };
+    let _ = changed;
+    -result as c_int
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn pthread_sigmask(
+    how: c_int,
+    set: *const sigset_t,
+    old: *mut sigset_t,
+) -> c_int {
+    // SAFETY: the arguments are the caller's.
+    unsafe { set_mask(how, set, old) }
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn sigprocmask(how: c_int, set: *const sigset_t, old: *mut sigset_t) -> c_int {
+    // SAFETY: the arguments are the caller's; errno is the thread's own.
+    unsafe {
+        match set_mask(how, set, old) {
+            0 => 0,
+            error => {
+                *libc::__errno_location() = error;
+                -1
+            }
+        }
+    }
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn sigaltstack(new: *const libc::stack_t, old: *mut libc::stack_t) -> c_int {
+    // SAFETY: the caller passes a description, or null.
+    if let Some(stack) = unsafe { new.as_ref() } {
+        let _inside = inside();
+        let start = stack.ss_sp as usize;
+        let stacks = &takeover::SIGNAL_STACKS;
+        let mut stacks = stacks.lock().unwrap_or_else(PoisonError::into_inner);
+        stacks.push(start..start + stack.ss_size);
+    }
+    // SAFETY: the arguments are the caller's, but that what it points to may have left.
+    unsafe { libc::syscall(libc::SYS_sigaltstack, new, old) as c_int }
+}
+
+unsafe extern "C" {
+    fn __libc_malloc(bytes: usize) -> *mut c_void;
+    fn __libc_calloc(count: usize, each: usize) -> *mut c_void;
+    fn __libc_realloc(block: *mut c_void, bytes: usize) -> *mut c_void;
+}
+
+/// What a thread asks for before it is looked how much the process has.
+const OFTEN: usize = 4 << 20;
+
+thread_local! {
+    /// What this thread has asked for since.
+    static ASKED: Cell<usize> = const { Cell::new(0) };
+}
+
+/// Counts what is asked for: a program that takes much memory is watched from then on, and no other,
+/// since the thread that watches would change what programs may do that have one thread (`setuid`,
+/// `unshare`).
+fn asked(bytes: usize) {
+    let sum = ASKED.get().saturating_add(bytes);
+    ASKED.set(if sum < OFTEN { sum } else { 0 });
+    if sum >= OFTEN {
+        crate::watch_if_large(bytes);
+    }
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn malloc(bytes: usize) -> *mut c_void {
+    asked(bytes);
+    // SAFETY: takes any size.
+    unsafe { __libc_malloc(bytes) }
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn calloc(count: usize, each: usize) -> *mut c_void {
+    asked(count.saturating_mul(each));
+    // SAFETY: takes any sizes.
+    unsafe { __libc_calloc(count, each) }
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn realloc(block: *mut c_void, bytes: usize) -> *mut c_void {
+    asked(bytes);
+    // SAFETY: the arguments are the caller's.
+    unsafe { __libc_realloc(block, bytes) }
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn mmap(
+    at: *mut c_void,
+    bytes: usize,
+    protection: c_int,
+    flags: c_int,
+    file: c_int,
+    offset: libc::off_t,
+) -> *mut c_void {
+    if flags & libc::MAP_ANONYMOUS != 0 {
+        asked(bytes);
+    }
+    // SAFETY: the arguments are the caller's.
+    unsafe {
+        libc::syscall(libc::SYS_mmap, at, bytes, protection, flags, file, offset) as *mut c_void
+    }
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn mmap64(
+    at: *mut c_void,
+    bytes: usize,
+    protection: c_int,
+    flags: c_int,
+    file: c_int,
+    offset: libc::off_t,
+) -> *mut c_void {
+    // SAFETY: the same, by its name for large files.
+    unsafe { mmap(at, bytes, protection, flags, file, offset) }
+}

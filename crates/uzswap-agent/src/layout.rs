@@ -1,0 +1,300 @@
+//! What the program has mapped, as far as it is or may be adopted; and the calls that change it.
+//!
+//! One lock orders these calls, as the kernel's own does. Who holds it has all signals blocked, so
+//! that no handler of the program's waits for its own thread.
+
+use crate::{AGENT, Agent, inside};
+use std::collections::BTreeMap;
+use std::ops::Range;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use uzswap_calls::{Call, Outcome, raw};
+use uzswap_region::Change;
+
+const PAGE: usize = 4096;
+/// What is smaller is left alone: it would cost more than it holds.
+const LEAST: usize = 64 << 10;
+
+/// Where pages may come to be that can be adopted.
+#[derive(Default)]
+pub struct Layout {
+    /// Addresses that are reserved without access, by their start: an allocator makes them
+    /// accessible part by part.
+    reserved: BTreeMap<usize, usize>,
+    /// The end of the heap (brk).
+    heap_end: usize,
+}
+
+static LAYOUT: Mutex<Option<Layout>> = Mutex::new(None);
+
+/// The layout; whoever has this may change what is mapped.
+pub fn lock() -> MutexGuard<'static, Option<Layout>> {
+    LAYOUT.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Layout {
+    /// As it is when the program is taken over.
+    pub fn new(heap_end: usize) -> Self {
+        Self { reserved: BTreeMap::new(), heap_end }
+    }
+
+    /// Notes addresses that are reserved.
+    pub fn reserve(&mut self, range: Range<usize>) {
+        self.reserved.insert(range.start, range.end);
+    }
+
+    /// Forgets that addresses are reserved; those of a range that were.
+    fn unreserve(&mut self, range: &Range<usize>) -> Vec<Range<usize>> {
+        let overlapping = self.reserved.range(..range.end).rev();
+        let overlapping = overlapping.take_while(|(_, end)| **end > range.start);
+        let overlapping: Vec<_> = overlapping.map(|(start, end)| *start..*end).collect();
+        let mut were = Vec::new();
+        for whole in overlapping {
+            self.reserved.remove(&whole.start);
+            let part = whole.start.max(range.start)..whole.end.min(range.end);
+            if whole.start < part.start {
+                self.reserved.insert(whole.start, part.start);
+            }
+            if part.end < whole.end {
+                self.reserved.insert(part.end, whole.end);
+            }
+            were.push(part);
+        }
+        were
+    }
+}
+
+impl Agent {
+    /// Adopts memory that has just become accessible; what cannot be is left alone.
+    fn adopt_fresh(&self, range: Range<usize>, has_pages: bool) {
+        if range.len() < LEAST {
+            return;
+        }
+        // SAFETY: private, anonymous, readable and writable, as the caller saw the call that made
+        // it so; all calls that change it come here.
+        let adopted = unsafe { self.pager.adopt(range, has_pages) };
+        // An error leaves the rest as it is: memory of the program's that is not managed.
+        let _ = adopted;
+    }
+}
+
+fn whole(at: u64, bytes: u64) -> Range<usize> {
+    let end = (at as usize).saturating_add(bytes as usize);
+    at as usize..end.checked_next_multiple_of(PAGE).unwrap_or(end)
+}
+
+/// Makes a call, with its result noted.
+fn make(call: &mut Call) -> bool {
+    // SAFETY: the call is the program's, made as it asked.
+    call.result = unsafe { raw(call.number, call.arguments) };
+    !(-4095..0).contains(&call.result)
+}
+
+/// `mmap`: what is mapped over is given up, and what fits is adopted.
+pub fn map(agent: &Agent, call: &mut Call) -> Outcome {
+    let [at, bytes, protection, flags, ..] = call.arguments.map(|argument| argument as i64);
+    let (protection, flags) = (protection as i32, flags as i32);
+    let _inside = inside();
+    let mut layout = lock();
+    let is_fixed = flags & (libc::MAP_FIXED | libc::MAP_FIXED_NOREPLACE) != 0;
+    let target = whole(at as u64, bytes as u64);
+    let done = if is_fixed && agent.pager.has_adopted(target.clone()) {
+        agent.pager.change(target, Change::Gone, || {
+            let done = make(call);
+            (done, done)
+        })
+    } else {
+        make(call)
+    };
+    let Some(layout) = layout.as_mut().filter(|_| done) else { return Outcome::Done };
+    let mapped = whole(call.result as u64, bytes as u64);
+    layout.unreserve(&mapped);
+    let is_plain = flags & libc::MAP_PRIVATE != 0
+        && flags & libc::MAP_TYPE == libc::MAP_PRIVATE
+        && flags & libc::MAP_ANONYMOUS != 0;
+    const OTHER: i32 = libc::MAP_STACK
+        | libc::MAP_GROWSDOWN
+        | libc::MAP_LOCKED
+        | libc::MAP_HUGETLB
+        | libc::MAP_32BIT;
+    if is_plain && flags & OTHER == 0 {
+        match protection {
+            libc::PROT_NONE => layout.reserve(mapped),
+            READ_WRITE => agent.adopt_fresh(mapped, flags & libc::MAP_POPULATE != 0),
+            _ => {}
+        }
+    }
+    Outcome::Done
+}
+
+const READ_WRITE: i32 = libc::PROT_READ | libc::PROT_WRITE;
+
+/// `munmap`.
+pub fn unmap(agent: &Agent, call: &mut Call) -> Outcome {
+    let range = whole(call.arguments[0], call.arguments[1]);
+    let _inside = inside();
+    let mut layout = lock();
+    let done = agent.pager.change(range.clone(), Change::Gone, || {
+        let done = make(call);
+        (done, done)
+    });
+    if let Some(layout) = layout.as_mut().filter(|_| done) {
+        layout.unreserve(&range);
+    }
+    Outcome::Done
+}
+
+/// `brk`.
+pub fn grow_heap(agent: &Agent, call: &mut Call) -> Outcome {
+    let _inside = inside();
+    let mut layout = lock();
+    let Some(layout) = layout.as_mut() else { return Outcome::Bare };
+    let pages = |end: usize| end.next_multiple_of(PAGE);
+    let (before, wanted) = (layout.heap_end, call.arguments[0] as usize);
+    if wanted != 0 && pages(wanted) < pages(before) {
+        agent.pager.change(pages(wanted)..pages(before), Change::Gone, || {
+            make(call);
+            ((), call.result as usize == wanted)
+        });
+    } else {
+        make(call);
+    }
+    let now = call.result as usize;
+    if pages(now) > pages(before) {
+        let grown = pages(before)..pages(now);
+        // However little: the heap grows by little at a time.
+        // SAFETY: as of `adopt_fresh`.
+        let _ = unsafe { agent.pager.adopt(grown, false) };
+    }
+    layout.heap_end = now;
+    Outcome::Done
+}
+
+/// `mprotect`: what was reserved and can be used now is adopted; code is none of ours.
+pub fn protect(agent: &Agent, call: &mut Call) -> Outcome {
+    let range = whole(call.arguments[0], call.arguments[1]);
+    let protection = call.arguments[2] as i32;
+    let _inside = inside();
+    let mut layout = lock();
+    if protection & libc::PROT_EXEC != 0 && agent.pager.has_adopted(range.clone()) {
+        agent.pager.release(range.clone());
+    }
+    let done = make(call);
+    if let Some(layout) = layout.as_mut().filter(|_| done && protection != libc::PROT_NONE) {
+        for part in layout.unreserve(&range) {
+            if protection == READ_WRITE {
+                // Without a least size: an allocator asks for a little at a time.
+                // SAFETY: as of `adopt_fresh`; it was reserved without access until now.
+                let _ = unsafe { agent.pager.adopt(part, true) };
+            }
+        }
+    }
+    Outcome::Done
+}
+
+/// `madvise`.
+pub fn advise(agent: &Agent, call: &mut Call) -> Outcome {
+    let range = whole(call.arguments[0], call.arguments[1]);
+    let _inside = inside();
+    let _layout = lock();
+    if !agent.pager.has_adopted(range.clone()) {
+        make(call);
+        return Outcome::Done;
+    }
+    match call.arguments[2] as i32 {
+        libc::MADV_DONTNEED | libc::MADV_FREE | libc::MADV_REMOVE => {
+            call.arguments[2] = libc::MADV_DONTNEED as u64;
+            agent.pager.change(range, Change::Zeroed, || ((), make(call)));
+        }
+        libc::MADV_POPULATE_READ | libc::MADV_POPULATE_WRITE => {
+            // They come in as they are touched: all at once they might not fit.
+            call.result = 0;
+        }
+        libc::MADV_DONTFORK | libc::MADV_WIPEONFORK | libc::MADV_MERGEABLE => {
+            agent.pager.release(range);
+            make(call);
+        }
+        _ => {
+            make(call);
+        }
+    }
+    Outcome::Done
+}
+
+/// `mremap`.
+pub fn remap(agent: &Agent, call: &mut Call) -> Outcome {
+    let [from, old, new, flags, to, _] = call.arguments;
+    let _inside = inside();
+    let mut layout = lock();
+    let (range, new_bytes) = (whole(from, old), whole(0, new).end);
+    if flags as i32 & libc::MREMAP_FIXED != 0 {
+        let target = whole(to, new);
+        agent.pager.change(target, Change::Gone, || ((), true));
+    }
+    if !agent.pager.has_adopted(range.clone()) {
+        make(call);
+        return Outcome::Done;
+    }
+    if old == 0 || flags as i32 & libc::MREMAP_DONTUNMAP != 0 {
+        call.result = -i64::from(libc::EINVAL);
+        return Outcome::Done;
+    }
+    if new_bytes < range.len() {
+        let tail = range.start + new_bytes..range.end;
+        agent.pager.change(tail, Change::Gone, || {
+            // SAFETY: what the program asked for, in two steps.
+            let done = unsafe {
+                raw(
+                    libc::SYS_munmap as u64,
+                    [from + new_bytes as u64, (range.len() - new_bytes) as u64, 0, 0, 0, 0],
+                )
+            };
+            ((), done == 0)
+        });
+        call.arguments[1] = new;
+    }
+    let kept = range.start..range.start + range.len().min(new_bytes);
+    let grown = new_bytes.saturating_sub(range.len());
+    // SAFETY: as of `adopt_fresh`; the layout is locked.
+    let moved = unsafe {
+        agent.pager.move_adopted(kept, grown, || make(call).then_some(call.result as usize))
+    };
+    if moved.is_err() {
+        crate::die("memory that the program has moved cannot be taken along");
+    }
+    if let Some(layout) = layout.as_mut() {
+        layout.unreserve(&(call.result as usize..call.result as usize + new_bytes));
+    }
+    Outcome::Done
+}
+
+/// `mlock`: what is locked is left alone; much of it would leave no room.
+pub fn lock_memory(agent: &Agent, call: &mut Call) -> Outcome {
+    let range = whole(call.arguments[0], call.arguments[1]);
+    let _inside = inside();
+    let _layout = lock();
+    if range.len() as u64 > agent.pager.memory() / 8 && agent.pager.has_adopted(range.clone()) {
+        call.result = -i64::from(libc::ENOMEM);
+        return Outcome::Done;
+    }
+    agent.pager.release(range);
+    make(call);
+    Outcome::Done
+}
+
+/// A stack for signals' handlers: the kernel writes to it, so it stays.
+pub fn signal_stack(agent: &Agent, call: &mut Call) -> Outcome {
+    let stack = call.arguments[0] as *const libc::stack_t;
+    // SAFETY: the program passes a description, or null.
+    if let Some(stack) = unsafe { stack.as_ref() } {
+        let _inside = inside();
+        let _layout = lock();
+        let start = stack.ss_sp as usize;
+        agent.pager.release(start / PAGE * PAGE..(start + stack.ss_size).next_multiple_of(PAGE));
+    }
+    Outcome::Bare
+}
+
+/// The agent of this process, if it has taken over.
+pub fn agent() -> Option<&'static Agent> {
+    AGENT.get()
+}

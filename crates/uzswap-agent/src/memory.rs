@@ -1,0 +1,192 @@
+//! This library's own memory. The program's heap is what leaves; what serves its faults may not lie
+//! in it. So Rust's allocations, and those of the C code that is linked in (build.rs), are served from
+//! mappings of our own, which the kernel is asked for directly.
+//!
+//! The lock is held over a fork, so that the child finds the allocator whole.
+
+use dlmalloc::{Allocator, Dlmalloc};
+use rustix::mm::{self, MapFlags, ProtFlags};
+use std::alloc::{GlobalAlloc, Layout};
+use std::ffi::{c_int, c_void};
+use std::ptr;
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+const PAGE: usize = 4096;
+/// What C code may rely on.
+const ALIGNMENT: usize = 16;
+/// Bytes before a block of C code's, in which its length is.
+const HEADER: usize = 16;
+/// Addresses that are reserved for this allocator; what is not touched takes no memory.
+const ARENA: usize = 8 << 30;
+
+/// Memory from an arena of addresses, so that it is known by its address.
+pub struct Pages;
+
+static ARENA_AT: AtomicUsize = AtomicUsize::new(0);
+static ARENA_USED: AtomicUsize = AtomicUsize::new(0);
+
+/// Whether a range of addresses is this allocator's.
+pub fn is_own(at: usize) -> bool {
+    let start = ARENA_AT.load(Relaxed);
+    start != 0 && at.wrapping_sub(start) < ARENA
+}
+
+// SAFETY: gives out each part of the arena once; it stays mapped.
+unsafe impl Allocator for Pages {
+    fn alloc(&self, bytes: usize) -> (*mut u8, usize, u32) {
+        let none = (ptr::null_mut(), 0, 0);
+        if ARENA_AT.load(Relaxed) == 0 {
+            let (access, flags) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE);
+            let flags = flags | MapFlags::NORESERVE;
+            // SAFETY: a new mapping at an address of the kernel's choice.
+            let mapped = unsafe { mm::mmap_anonymous(ptr::null_mut(), ARENA, access, flags) };
+            let Ok(start) = mapped else { return none };
+            ARENA_AT.store(start as usize, Relaxed);
+        }
+        // Under the allocator's lock.
+        let bytes = bytes.next_multiple_of(PAGE);
+        let used = ARENA_USED.load(Relaxed);
+        if used + bytes > ARENA {
+            return none;
+        }
+        ARENA_USED.store(used + bytes, Relaxed);
+        ((ARENA_AT.load(Relaxed) + used) as *mut u8, bytes, 0)
+    }
+
+    fn remap(&self, _: *mut u8, _: usize, _: usize, _: bool) -> *mut u8 {
+        ptr::null_mut()
+    }
+
+    fn free_part(&self, _: *mut u8, _: usize, _: usize) -> bool {
+        false
+    }
+
+    fn free(&self, _: *mut u8, _: usize) -> bool {
+        false
+    }
+
+    fn can_release_part(&self, _: u32) -> bool {
+        false
+    }
+
+    fn allocates_zeros(&self) -> bool {
+        true
+    }
+
+    fn page_size(&self) -> usize {
+        PAGE
+    }
+}
+
+struct Own(Mutex<Dlmalloc<Pages>>);
+
+#[global_allocator]
+static OWN: Own = Own(Mutex::new(Dlmalloc::new_with_allocator(Pages)));
+
+// SAFETY: the lock makes each call the only one; the allocator keeps to the rules of the trait.
+unsafe impl GlobalAlloc for Own {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        // SAFETY: the caller's promise.
+        unsafe { lock().malloc(layout.size(), layout.align()) }
+    }
+
+    unsafe fn dealloc(&self, block: *mut u8, layout: Layout) {
+        // SAFETY: the caller's promise.
+        unsafe { lock().free(block, layout.size(), layout.align()) }
+    }
+
+    unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
+        // SAFETY: the caller's promise.
+        unsafe { lock().calloc(layout.size(), layout.align()) }
+    }
+
+    unsafe fn realloc(&self, block: *mut u8, layout: Layout, bytes: usize) -> *mut u8 {
+        // SAFETY: the caller's promise.
+        unsafe { lock().realloc(block, layout.size(), layout.align(), bytes) }
+    }
+}
+
+/// Nobody allocates while this is held.
+pub fn lock() -> MutexGuard<'static, Dlmalloc<Pages>> {
+    OWN.0.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn layout(bytes: usize, alignment: usize) -> Option<Layout> {
+    let alignment = alignment.max(ALIGNMENT);
+    Layout::from_size_align(bytes.checked_add(alignment.max(HEADER))?, alignment).ok()
+}
+
+/// A block with its length before it, as C code has them.
+fn take(bytes: usize, alignment: usize, is_zero: bool) -> *mut c_void {
+    let Some(layout) = layout(bytes, alignment) else { return ptr::null_mut() };
+    // SAFETY: the layout has at least the header's size; the header is within the block, and
+    // aligned as its length is.
+    unsafe {
+        let block = if is_zero { OWN.alloc_zeroed(layout) } else { OWN.alloc(layout) };
+        if block.is_null() {
+            return ptr::null_mut();
+        }
+        let given = block.add(layout.align().max(HEADER));
+        let header = given.sub(HEADER).cast::<usize>();
+        header.write(bytes);
+        header.add(1).write(layout.align());
+        given.cast()
+    }
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn __wrap_malloc(bytes: usize) -> *mut c_void {
+    take(bytes, ALIGNMENT, false)
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn __wrap_calloc(count: usize, each: usize) -> *mut c_void {
+    count.checked_mul(each).map_or(ptr::null_mut(), |bytes| take(bytes, ALIGNMENT, true))
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn __wrap_free(block: *mut c_void) {
+    // A null is nothing.
+    if block.is_null() || !is_own(block as usize) {
+        return;
+    }
+    // SAFETY: what is linked into this library has its blocks from `take`, which wrote the header.
+    unsafe {
+        let header = block.cast::<u8>().sub(HEADER).cast::<usize>();
+        let (bytes, alignment) = (header.read(), header.add(1).read());
+        if let Some(layout) = layout(bytes, alignment) {
+            OWN.dealloc(block.cast::<u8>().sub(layout.align().max(HEADER)), layout);
+        }
+    }
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn __wrap_realloc(block: *mut c_void, bytes: usize) -> *mut c_void {
+    let new = take(bytes, ALIGNMENT, false);
+    if block.is_null() || new.is_null() {
+        return new;
+    }
+    // SAFETY: as above; both blocks are at least this long, and apart.
+    unsafe {
+        let length = block.cast::<u8>().sub(HEADER).cast::<usize>().read();
+        ptr::copy_nonoverlapping(block.cast::<u8>(), new.cast(), length.min(bytes));
+        __wrap_free(block);
+    }
+    new
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn __wrap_posix_memalign(
+    to: *mut *mut c_void,
+    align: usize,
+    bytes: usize,
+) -> c_int {
+    let block = take(bytes, align, false);
+    if block.is_null() {
+        return libc::ENOMEM;
+    }
+    // SAFETY: posix_memalign is given a place for the answer.
+    unsafe { *to = block };
+    0
+}

@@ -1,0 +1,214 @@
+//! Taking a program over: from here on its memory may leave.
+//!
+//! ```text
+//! find the system calls → make a pager → stop all threads → replace the calls → let them go on
+//! lock the layout → read what is mapped → adopt what may be → unlock
+//! ```
+//! A thread that was in the kernel was brought out of it by the stop, and comes back through the
+//! replaced instruction: from then on no call goes unseen.
+
+use crate::{AGENT, Agent, calls, forking, layout, memory, processes};
+use std::fs;
+use std::ops::Range;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+use uzswap_calls::{Patcher, sites, stop};
+use uzswap_region::{Mode, OnFork, Pager};
+use uzswap_sys::bus::{self, Stopped};
+use uzswap_sys::map;
+
+/// How often threads that do not stop are tried again.
+const TRIES: usize = 50;
+/// A guard below a stack is at most so long.
+const GUARD_MAX: usize = 64 << 10;
+
+/// Where the stacks of stopped threads were.
+static STACKS: [AtomicUsize; 4096] = [const { AtomicUsize::new(0) }; 4096];
+static STOPPED: AtomicUsize = AtomicUsize::new(0);
+
+/// Alternate stacks for signals, from before: the kernel writes to them.
+pub static SIGNAL_STACKS: Mutex<Vec<Range<usize>>> = Mutex::new(Vec::new());
+
+fn stay(thread: &mut Stopped) -> bool {
+    if thread.value != Some(stop::VALUE) {
+        return false;
+    }
+    let at = STOPPED.fetch_add(1, Relaxed);
+    if let Some(stack) = STACKS.get(at) {
+        stack.store(thread.stack, Relaxed);
+    }
+    stop::stay();
+    // What the kernel would have begun again, had we not been there.
+    if thread.result == -i64::from(libc::EINTR) {
+        if let Some(start) = Patcher::start_of(thread.instruction) {
+            thread.instruction = start;
+        }
+    }
+    true
+}
+
+/// Takes the program over, with this budget. Errors say why it cannot be; then all is as before.
+pub fn take_over(memory: u64, compressor: &str) -> Result<(), String> {
+    if has_ring() {
+        return Err("it has an io_uring, whose buffers the kernel writes at any time".into());
+    }
+    let said = |error: &dyn std::fmt::Display| error.to_string();
+    map::remember_own();
+    let mut patcher = Patcher::new(calls::on_call).map_err(|error| said(&error))?;
+    let modules = sites::modules();
+    let found: Vec<_> = modules
+        .iter()
+        .filter(|module| !module.contains(calls::on_call as fn(&mut _) -> _ as usize))
+        .flat_map(sites::Module::sites)
+        .collect();
+    let work = patcher.prepare(&found, calls::wants).map_err(|error| said(&error))?;
+    let pager = Pager::builder()
+        .memory(memory)
+        .compressor(compressor)
+        .mode(Mode::InThread)
+        .on_fork(OnFork::Whole)
+        .build()
+        .map_err(|error| said(&error))?;
+    // After the pager's own handler.
+    forking::watch().map_err(|error| said(&error))?;
+    processes::keep(&pager.descriptors());
+    bus::on_sent(stay);
+    bus::on_illegal(Patcher::resume_at).map_err(|error| said(&error))?;
+    if !has_threads() {
+        return Err("its threads do not start".into());
+    }
+    let mut agent = Some(Agent::new(pager));
+    let mut layout = layout::lock();
+    let done = (0..TRIES).any(|_| {
+        STOPPED.store(0, Relaxed);
+        let done = stop::others(libc::SIGBUS, &ours(), || {
+            if let Some(agent) = agent.take() {
+                // It is set once.
+                let _ = AGENT.set(agent);
+            }
+            // SAFETY: all other threads stand still, but for ours, which make no calls that
+            // `on_call` would do anything about.
+            unsafe { work.apply() };
+        });
+        if done.is_none() {
+            std::thread::sleep(std::time::Duration::from_millis(20));
+        }
+        done.is_some()
+    });
+    drop(work);
+    if !done {
+        return Err("its threads do not stop: they block SIGBUS".into());
+    }
+    // Variables of the program itself may leave; those of libraries serve faults, too.
+    let libraries = modules.iter().filter(|module| !module.name.is_empty());
+    let libraries: Vec<_> = libraries.map(|module| module.range.clone()).collect();
+    *layout = Some(adopt_all(&libraries));
+    // The patcher's stubs stay; it is not needed again.
+    std::mem::forget(patcher);
+    Ok(())
+}
+
+/// Whether this library's threads run: while one is being made it blocks all signals, and a replaced
+/// instruction would kill it.
+fn has_threads() -> bool {
+    const THREADS: usize = 3;
+    (0..1000).any(|turn| {
+        if turn > 0 {
+            std::thread::sleep(std::time::Duration::from_millis(1));
+        }
+        ours().len() >= THREADS
+    })
+}
+
+/// Threads of this library's own.
+fn ours() -> Vec<i32> {
+    let is_ours = |thread: &i32| {
+        let name = fs::read_to_string(format!("/proc/self/task/{thread}/comm"));
+        name.is_ok_and(|name| name.starts_with("uzswap-"))
+    };
+    stop::threads().into_iter().filter(is_ours).collect()
+}
+
+fn has_ring() -> bool {
+    let links = fs::read_dir("/proc/self/fd").into_iter().flatten().flatten();
+    links
+        .filter_map(|entry| fs::read_link(entry.path()).ok())
+        .any(|target| target.to_string_lossy().contains("io_uring"))
+}
+
+/// A line of /proc/self/maps.
+struct Mapped {
+    range: Range<usize>,
+    access: [u8; 4],
+    is_anonymous: bool,
+    is_heap: bool,
+}
+
+fn mapped() -> Vec<Mapped> {
+    let maps = fs::read_to_string("/proc/self/maps").unwrap_or_default();
+    let of_line = |line: &str| {
+        let mut fields = line.split_ascii_whitespace();
+        let (start, end) = fields.next()?.split_once('-')?;
+        let hex = |text| usize::from_str_radix(text, 16).ok();
+        let access = fields.next()?.as_bytes().first_chunk().copied()?;
+        let inode = fields.nth(2)?;
+        let name = fields.next().unwrap_or_default();
+        let is_heap = name == "[heap]";
+        let is_anonymous = inode == "0" && (name.is_empty() || name.starts_with("[anon:"));
+        Some(Mapped { range: hex(start)?..hex(end)?, access, is_anonymous, is_heap })
+    };
+    maps.lines().filter_map(of_line).collect()
+}
+
+/// Adopts what is mapped, as far as it may be.
+fn adopt_all(libraries: &[Range<usize>]) -> layout::Layout {
+    let all = mapped();
+    let stacks: Vec<usize> = STACKS.iter().map(|stack| stack.load(Relaxed)).collect();
+    let stacks = &stacks[..STOPPED.load(Relaxed).min(stacks.len())];
+    let signal_stacks = SIGNAL_STACKS.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+    // SAFETY: takes nothing; the thread's own block.
+    let thread_block = unsafe { libc::pthread_self() } as usize;
+    let main_block = crate::FIRST_THREAD.load(Relaxed);
+    let heap_end = current_heap_end();
+    let mut layout = layout::Layout::new(heap_end);
+    for (at, one) in all.iter().enumerate() {
+        let before = at.checked_sub(1).map(|before| &all[before]);
+        let has_guard = before.is_some_and(|before| {
+            before.range.end == one.range.start
+                && before.access.starts_with(b"---")
+                && before.range.len() <= GUARD_MAX
+        });
+        let holds = |address: &usize| one.range.contains(address);
+        let is_left = memory::is_own(one.range.start)
+            || map::is_own(&one.range)
+            || has_guard && !one.is_heap
+            || stacks.iter().any(holds)
+            || holds(&thread_block)
+            || holds(&main_block)
+            || signal_stacks
+                .iter()
+                .chain(libraries)
+                .any(|other| other.start < one.range.end && one.range.start < other.end);
+        if is_left || !(one.is_anonymous || one.is_heap) {
+            continue;
+        }
+        match &one.access {
+            b"rw-p" => {
+                let Some(agent) = AGENT.get() else { continue };
+                // SAFETY: private, anonymous, readable and writable, by the kernel's own list; no
+                // stack, nothing of ours; the layout is locked.
+                let adopted = unsafe { agent.pager.adopt(one.range.clone(), true) };
+                // What cannot be is left as it is.
+                let _ = adopted;
+            }
+            b"---p" => layout.reserve(one.range.clone()),
+            _ => {}
+        }
+    }
+    layout
+}
+
+fn current_heap_end() -> usize {
+    // SAFETY: asks only.
+    unsafe { uzswap_calls::raw(libc::SYS_brk as u64, [0; 6]) as usize }
+}

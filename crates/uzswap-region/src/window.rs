@@ -1,0 +1,548 @@
+//! Memory that a program has already: adopted where it lies.
+//!
+//! A *window* is a [`Space`] over one GiB of addresses. Its pages are the program's, who maps and unmaps
+//! them; only of those that were adopted is the word anything but `Untouched`. So one program has few
+//! windows, whatever it maps, and a page is found as in a region.
+//!
+//! Whoever calls this sees the program's system calls before the kernel does: what unmaps, moves or
+//! drops adopted pages is done inside of [`Pager::change`] or [`Pager::move_adopted`], and what gives
+//! them to the kernel holds them before ([`Pager::hold`]).
+//!
+//! A fork has everything by the fork itself: pages, words, pool and index, copied on write. What other
+//! threads hold at that moment would be held for ever in the child; so [`Pager::before_fork`] waits until
+//! no page goes out and none comes in.
+
+use crate::error::Error;
+use crate::fork;
+use crate::lane::Lane;
+use crate::pager::{Inner, Pager};
+use crate::registry;
+use crate::space::Space;
+use crate::word::{Kind, Word};
+use std::collections::BTreeMap;
+use std::io;
+use std::ops::Range;
+use std::sync::atomic::{AtomicU8, Ordering::Relaxed};
+use std::sync::{Arc, MutexGuard, RwLockWriteGuard};
+use uzswap_engine::{PAGE_BYTES, Page, Store};
+use uzswap_sys::bus::{self, Blocked};
+
+/// Addresses of a window.
+const WINDOW: usize = 1 << 30;
+
+/// What becomes of pages that a call of the program's has changed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Change {
+    /// They are not the pager's any more: they were unmapped, or what is mapped there is another's.
+    Gone,
+    /// They read as zeros.
+    Zeroed,
+}
+
+/// A page, and its word before it was made `Busy`.
+type Taken = (Arc<Space>, u32, Word);
+
+impl Pager {
+    /// Takes over memory that the program has: private, anonymous, mapped for reading and writing,
+    /// of whole pages, none of which is adopted. With `has_pages` some of it may have been touched.
+    /// The program may go on using it meanwhile.
+    ///
+    /// # Safety
+    /// The range is as said; nobody unmaps, moves or drops any of it from now on but inside of
+    /// [`Self::change`] and [`Self::move_adopted`]; it holds no stack, nothing of this pager's, and
+    /// nothing that the kernel reads or writes outside of system calls.
+    pub unsafe fn adopt(&self, range: Range<usize>, has_pages: bool) -> Result<(), Error> {
+        let inner = self.inner();
+        inner.check_process()?;
+        let _blocked = Blocked::all();
+        let _steady = inner.steady();
+        for part in parts(range) {
+            let space = inner.window_at(part.start)?;
+            // SAFETY: the caller's promise.
+            unsafe { inner.adopt_part(&space, part, has_pages) }?;
+        }
+        Ok(())
+    }
+
+    /// Whether any page of a range is adopted.
+    pub fn has_adopted(&self, range: Range<usize>) -> bool {
+        parts(range).any(|part| {
+            let space = registry::find(part.start).filter(|space| space.is_window());
+            space.is_some_and(|space| {
+                let pages = pages_of(space, &part);
+                let mut at = pages.start;
+                while let Some(page) = space.next_touched(at).filter(|page| *page < pages.end) {
+                    if space.load(page).kind() != Kind::Untouched {
+                        return true;
+                    }
+                    at = page + 1;
+                }
+                false
+            })
+        })
+    }
+
+    /// Makes a call that changes what is mapped in a range, while nobody else has a page of it that
+    /// is adopted. `call` says whether it did; if not, all is as it was.
+    pub fn change<R>(
+        &self,
+        range: Range<usize>,
+        change: Change,
+        call: impl FnOnce() -> (R, bool),
+    ) -> R {
+        let inner = self.inner();
+        let _blocked = Blocked::all();
+        let _steady = inner.steady();
+        let taken = inner.take_all(&range);
+        let (result, is_done) = call();
+        let mut given = 0;
+        for (space, page, was) in taken {
+            if !is_done {
+                space.put(page, was);
+                continue;
+            }
+            given += inner.forget(&space, page, was);
+            let is = match change {
+                Change::Gone => Word::UNTOUCHED,
+                Change::Zeroed => Word::EMPTY,
+            };
+            space.put(page, is);
+        }
+        inner.budget.give_back(given);
+        result
+    }
+
+    /// Gives adopted pages back to the program: all of them are brought in, and stay.
+    pub fn release(&self, range: Range<usize>) {
+        let inner = self.inner();
+        let _blocked = Blocked::all();
+        let mut at = range.start / PAGE_BYTES * PAGE_BYTES;
+        while at < range.end {
+            if let Some((space, page)) = find(at) {
+                space.bring_in(page, |word| Some(word.with(Word::USED)));
+                let was = space.acquire(page);
+                if was.kind() == Kind::Resident {
+                    // Other pages of the mapping keep their registration; an error means that this
+                    // one had lost it.
+                    let _ = inner.uffd.unregister(at..at + PAGE_BYTES);
+                    inner.budget.give_back(inner.forget(&space, page, was));
+                    space.put(page, Word::UNTOUCHED);
+                } else {
+                    space.put(page, was);
+                    continue;
+                }
+            }
+            at += PAGE_BYTES;
+        }
+    }
+
+    /// Brings in what is adopted of a range, and keeps it in memory until [`Self::unhold`]: the kernel
+    /// is going to read or write it. Returns whether any was adopted.
+    pub fn hold(&self, range: Range<usize>) -> bool {
+        let mut any = false;
+        for at in (range.start / PAGE_BYTES * PAGE_BYTES..range.end).step_by(PAGE_BYTES) {
+            if let Some((space, page)) = find(at) {
+                any |= space.bring_in(page, Word::pinned);
+            }
+        }
+        any
+    }
+
+    /// Ends [`Self::hold`] of the same range.
+    pub fn unhold(&self, range: Range<usize>) {
+        for at in (range.start / PAGE_BYTES * PAGE_BYTES..range.end).step_by(PAGE_BYTES) {
+            if let Some((space, page)) = find(at) {
+                space.unpin(page);
+            }
+        }
+    }
+
+    /// Makes a call that moves a mapping (`mremap`): its pages go along. `call` returns where they
+    /// are now, and `None` if it failed. What is `grown` behind them is adopted as well.
+    ///
+    /// # Safety
+    /// As of [`Self::adopt`], for where they are then, of which nothing is adopted.
+    pub unsafe fn move_adopted(
+        &self,
+        from: Range<usize>,
+        grown: usize,
+        call: impl FnOnce() -> Option<usize>,
+    ) -> Result<(), Error> {
+        let inner = self.inner();
+        let _blocked = Blocked::all();
+        let _steady = inner.steady();
+        let taken = inner.take_all(&from);
+        // In their frames they would be known by the addresses that they have now.
+        let taken: Vec<Taken> = taken.into_iter().map(|taken| inner.unstage(taken)).collect();
+        let Some(to) = call() else {
+            taken.into_iter().for_each(|(space, page, was)| space.put(page, was));
+            return Ok(());
+        };
+        let result = inner.register_moved(&taken, (from.start, to), from.len() + grown);
+        for (space, page, was) in taken {
+            let address = to + (space.address(page) - from.start);
+            if to == from.start && result.is_ok() {
+                space.put(page, was);
+                continue;
+            }
+            if result.is_ok() {
+                inner.carry(&space, page, was, address);
+            } else {
+                inner.budget.give_back(inner.forget(&space, page, was));
+            }
+            space.put(page, Word::UNTOUCHED);
+        }
+        result?;
+        let tail = to + from.len()..to + from.len() + grown;
+        for part in parts(tail) {
+            let space = inner.window_at(part.start)?;
+            for page in pages_of(&space, &part) {
+                if space.take(page, Word::UNTOUCHED) {
+                    space.put(page, Word::EMPTY);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// In a fork, after [`BeforeFork::in_child`], as soon as the C library is whole: from a handler of
+    /// `pthread_atfork` that was set after this pager was made.
+    pub fn after_fork(&self) -> io::Result<()> {
+        self.inner().adopt_process();
+        self.restart_threads()
+    }
+
+    /// The descriptors that serve faults: who closes one loses all pages that are out.
+    pub fn descriptors(&self) -> Vec<i32> {
+        let inner = self.inner();
+        [inner.uffd.descriptors(), inner.staging.uffd.descriptors()].concat()
+    }
+
+    /// What all of the pager takes now, bytes, of its budget.
+    pub fn used_bytes(&self) -> u64 {
+        let inner = self.inner();
+        let pages = inner.budget.charged().max(0) as u64;
+        pages * PAGE_BYTES as u64 + inner.cache.memory_bytes() as u64
+    }
+
+    /// Waits until no page goes out or comes in, and keeps it so.
+    pub fn before_fork(&self) -> BeforeFork {
+        let pager = self.clone();
+        let blocked = Blocked::all();
+        let inner = pager.inner().clone();
+        // Who holds `steady` may wait for faults, and those for room that reclaim would make.
+        inner.budget.set_lifted(true);
+        let steady = fork::unsteady();
+        // SAFETY: the guards are dropped before the pager that they borrow from: `end` does both,
+        // in this order, and nothing else takes them apart.
+        let still: &'static Inner = unsafe { &*Arc::as_ptr(&inner) };
+        let lanes = still.lanes.all();
+        let regions = still.regions_mut();
+        BeforeFork { lanes, regions, steady, _blocked: blocked, pager }
+    }
+}
+
+/// Everything stands still: see [`Pager::before_fork`].
+pub struct BeforeFork {
+    lanes: Vec<MutexGuard<'static, Lane>>,
+    regions: RwLockWriteGuard<'static, BTreeMap<u32, Arc<Space>>>,
+    steady: RwLockWriteGuard<'static, ()>,
+    _blocked: Blocked,
+    pager: Pager,
+}
+
+impl std::fmt::Debug for BeforeFork {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("BeforeFork").finish_non_exhaustive()
+    }
+}
+
+impl BeforeFork {
+    /// In the parent: all goes on.
+    pub fn in_parent(self) {
+        let Self { lanes, regions, steady, _blocked, pager } = self;
+        drop((lanes, regions, steady));
+        pager.inner().budget.set_lifted(false);
+    }
+
+    /// In the child: the pager is its own, with descriptors of its own; it has threads again once
+    /// [`Pager::after_fork`] is called. Safe as soon as the kernel has made the child.
+    ///
+    /// Errors: the pages that are out cannot be brought in; the child must not go on.
+    pub fn in_child(self) -> io::Result<()> {
+        let inner = self.pager.inner().clone();
+        bus::forked();
+        inner.adopt_process();
+        inner.uffd.renew()?;
+        inner.staging.renew()?;
+        for space in self.regions.values() {
+            inner.settle(space)?;
+        }
+        self.in_parent();
+        Ok(())
+    }
+}
+
+/// The parts of a range that lie in one window each.
+fn parts(range: Range<usize>) -> impl Iterator<Item = Range<usize>> {
+    let mut at = range.start;
+    std::iter::from_fn(move || {
+        // The last addresses are the kernel's.
+        let end = range.end.min((at / WINDOW + 1).saturating_mul(WINDOW));
+        let part = at..end;
+        at = end;
+        (!part.is_empty()).then_some(part)
+    })
+}
+
+fn pages_of(space: &Space, part: &Range<usize>) -> Range<u32> {
+    let first = (part.start - space.base()) / PAGE_BYTES;
+    first as u32..(part.end - space.base()).div_ceil(PAGE_BYTES) as u32
+}
+
+/// The page at an address, if it may be adopted.
+fn find(address: usize) -> Option<(&'static Space, u32)> {
+    let space = registry::find(address).filter(|space| space.is_window())?;
+    let page = space.page_of(address);
+    (space.load(page).kind() != Kind::Untouched).then_some((space, page))
+}
+
+impl Space {
+    /// Brings a page in and changes its word while it is there; `false` if it is not adopted.
+    fn bring_in(&self, page: u32, to: impl Fn(Word) -> Option<Word>) -> bool {
+        loop {
+            let word = self.load(page);
+            match word.kind() {
+                Kind::Untouched => return false,
+                Kind::Resident => {
+                    if self.change(page, word, to(word).expect("pinned 2^24 times")) {
+                        return true;
+                    }
+                }
+                _ => {
+                    let _blocked = Blocked::all();
+                    bus::on_own_stack(|| self.pager.fault(self, page, true));
+                }
+            }
+        }
+    }
+}
+
+impl Inner {
+    /// The window that an address lies in; made if it is the first in it.
+    fn window_at(self: &Arc<Self>, address: usize) -> Result<Arc<Space>, Error> {
+        let known = |address| registry::find(address).map(|space| space.id);
+        if let Some(id) = known(address) {
+            let foreign = Error::Foreign { address };
+            return self.regions().get(&id).cloned().ok_or(foreign);
+        }
+        let base = address / WINDOW * WINDOW;
+        let pages = (WINDOW / PAGE_BYTES) as u32;
+        let max = self.cache.pages_max() as u64 * PAGE_BYTES as u64;
+        let area = self.cache.add_area(pages).ok_or(Error::Addresses { bytes: WINDOW, max })?;
+        let space = Space::window(self.next_region(), self.clone(), (base, WINDOW), area);
+        let space = Arc::new(space?);
+        self.count_table(space.table_bytes() as i64);
+        self.regions_mut().insert(space.id, space.clone());
+        registry::add(&space);
+        self.account();
+        Ok(space)
+    }
+
+    /// # Safety
+    /// As of [`Pager::adopt`].
+    unsafe fn adopt_part(
+        &self,
+        space: &Space,
+        part: Range<usize>,
+        has_pages: bool,
+    ) -> Result<(), Error> {
+        let pages = pages_of(space, &part);
+        // Who faults there as soon as it is registered waits for us.
+        for page in pages.clone() {
+            assert!(space.take(page, Word::UNTOUCHED), "a page is adopted twice");
+        }
+        let registered = self.uffd.register(part.clone());
+        if let Err(source) = registered {
+            pages.for_each(|page| space.put(page, Word::UNTOUCHED));
+            return Err(Error::Map { bytes: part.len(), source });
+        }
+        let mut there = [false; 512];
+        let mut charged = 0;
+        let mut at = pages.start;
+        while at < pages.end {
+            let many = ((pages.end - at) as usize).min(there.len());
+            let known = match has_pages {
+                true => self.uffd.have_pages(space.address(at), &mut there[..many]),
+                false => Ok(many),
+            };
+            // What cannot be asked is taken to be there: an absent page then ends the process.
+            let known = known.unwrap_or_else(|_| {
+                there.fill(true);
+                many
+            });
+            for (page, is_there) in (at..).zip(&there[..known]) {
+                if *is_there {
+                    // A page that was given up (MADV_FREE) is in use again once it is written.
+                    let byte = space.address(page) as *mut u8;
+                    // SAFETY: mapped and writable, as the caller says; adding nothing to a byte
+                    // atomically changes nothing for whoever writes it meanwhile.
+                    unsafe { AtomicU8::from_ptr(byte) }.fetch_or(0, Relaxed);
+                }
+                charged += i64::from(*is_there);
+                space.put(
+                    page,
+                    if *is_there { Word::RESIDENT.with(Word::USED) } else { Word::EMPTY },
+                );
+            }
+            at += known as u32;
+        }
+        self.budget.charge_anyway(charged);
+        Ok(())
+    }
+
+    /// Makes all adopted pages of a range `Busy`. The caller holds what orders such calls, so that
+    /// nobody else waits for one page having another.
+    fn take_all(&self, range: &Range<usize>) -> Vec<Taken> {
+        let mut taken = Vec::new();
+        for part in parts(range.clone()) {
+            let id = registry::find(part.start).filter(|space| space.is_window());
+            let Some(space) = id.and_then(|space| self.regions().get(&space.id).cloned()) else {
+                continue;
+            };
+            let pages = pages_of(&space, &part);
+            let mut at = pages.start;
+            while let Some(page) = space.next_touched(at).filter(|page| *page < pages.end) {
+                at = page + 1;
+                if space.load(page).kind() == Kind::Untouched {
+                    continue;
+                }
+                match space.acquire(page) {
+                    Word::UNTOUCHED => space.put(page, Word::UNTOUCHED),
+                    was => taken.push((space.clone(), page, was)),
+                }
+            }
+        }
+        taken
+    }
+
+    /// Drops what is kept of a page that is `Busy` by us; how many charged pages that was.
+    fn forget(&self, space: &Space, page: u32, was: Word) -> i64 {
+        if was.kind() == Kind::Stored || was.has(Word::KEPT) {
+            self.cache.invalidate(space.key(page));
+        }
+        if was.kind() == Kind::Staged {
+            // The batch gives its charge back.
+            self.staging.disown(was.frame(), space, page);
+        }
+        i64::from(was.kind() == Kind::Resident)
+    }
+
+    /// Moves a page back that is in a frame.
+    fn unstage(&self, (space, page, was): Taken) -> Taken {
+        if was.kind() != Kind::Staged {
+            return (space, page, was);
+        }
+        self.take_back(&space, page, was.frame());
+        let copy = was.copy_bits();
+        (space, page, Word::RESIDENT.with(Word::USED | copy))
+    }
+
+    /// Registers where pages are after a move, and makes all of it `Busy` before.
+    fn register_moved(
+        self: &Arc<Self>,
+        taken: &[Taken],
+        (from, to): (usize, usize),
+        bytes: usize,
+    ) -> Result<(), Error> {
+        for (space, page, _) in taken {
+            let address = to + (space.address(*page) - from);
+            let window = self.window_at(address)?;
+            // In place, it is `Busy` already.
+            if address != space.address(*page) {
+                window.take(window.page_of(address), Word::UNTOUCHED);
+            }
+        }
+        let failed = |source| Error::Map { bytes, source };
+        self.uffd.register(to..to + bytes).map_err(failed)
+    }
+
+    /// Has a page known by its new address; its word there is `Busy`.
+    fn carry(self: &Arc<Self>, space: &Space, page: u32, was: Word, address: usize) {
+        let window = self.window_at(address).expect("made by `register_moved`");
+        let to = window.page_of(address);
+        let is = match was.kind() {
+            Kind::Stored => self.carry_copy(space, page, (&window, to)),
+            _ => {
+                if was.has(Word::KEPT) {
+                    self.cache.invalidate(space.key(page));
+                }
+                was.without(Word::KEPT | Word::STALE | Word::GUARDED)
+            }
+        };
+        window.put(to, is);
+    }
+
+    /// The same of a page that is in the cache: its content, under another key.
+    fn carry_copy(&self, space: &Space, page: u32, (window, to): (&Space, u32)) -> Word {
+        let mut content: Box<Page> = Box::new([0; PAGE_BYTES]);
+        self.load(space, page, &mut content);
+        self.cache.invalidate(space.key(page));
+        self.tend();
+        let key = window.key(to);
+        let stored = self.cache.store(key, &content) == Store::Stored
+            || self.cache.store_through(key, &content) == Store::Stored;
+        if stored {
+            return Word::STORED;
+        }
+        self.budget.charge_anyway(1);
+        self.copy_in(window, to, std::slice::from_ref(&*content), 0);
+        Word::RESIDENT.with(Word::USED)
+    }
+
+    /// In a fork: finds out where pages are that another thread of the parent's had, and registers
+    /// what is adopted.
+    fn settle(&self, space: &Space) -> io::Result<()> {
+        let mut run: Option<Range<u32>> = None;
+        let mut at = 0;
+        loop {
+            let next = space.next_touched(at);
+            if let Some(page) = next.filter(|page| space.load(*page).kind() != Kind::Untouched) {
+                if space.load(page).kind() == Kind::Busy {
+                    space.put(page, self.whereabouts(space, page)?);
+                }
+                match &mut run {
+                    Some(run) if run.end == page => run.end = page + 1,
+                    _ => {
+                        self.register_run(space, run.take())?;
+                        run = Some(page..page + 1);
+                    }
+                }
+            }
+            match next {
+                Some(page) => at = page + 1,
+                None => return self.register_run(space, run),
+            }
+        }
+    }
+
+    fn register_run(&self, space: &Space, run: Option<Range<u32>>) -> io::Result<()> {
+        let Some(run) = run else { return Ok(()) };
+        self.uffd.register(space.address(run.start)..space.address(run.end))
+    }
+
+    /// What the word of a page should be that some thread was changing.
+    fn whereabouts(&self, space: &Space, page: u32) -> io::Result<Word> {
+        let is_stored = self.cache.has(space.key(page));
+        if self.uffd.has_page(space.address(page))? {
+            // What copy there is may be older.
+            let copy = if is_stored { Word::KEPT | Word::STALE } else { 0 };
+            return Ok(Word::RESIDENT.with(Word::USED | copy));
+        }
+        Ok(match self.staging.frame_of(space, page) {
+            Some(frame) => Word::staged(frame, Word::RESIDENT),
+            None if is_stored => Word::STORED,
+            None => Word::EMPTY,
+        })
+    }
+}
