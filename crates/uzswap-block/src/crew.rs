@@ -147,6 +147,12 @@ impl Desk {
     }
 }
 
+/// Bytes of a write that one thread takes: whole pages, in no more parts than there are CPUs.
+fn part_bytes(bytes: usize, cpus: usize) -> usize {
+    let of_one = bytes.div_ceil(cpus).next_multiple_of(PAGE_BYTES);
+    of_one.max(PART_PAGES * PAGE_BYTES)
+}
+
 /// A request on a desk, or a part of it.
 struct Job {
     desk: Arc<Desk>,
@@ -169,6 +175,8 @@ struct List {
 pub(crate) struct Crew {
     disk: Arc<dyn Disk>,
     traffic: Arc<Traffic>,
+    /// CPUs that this process may use: more threads do not write faster.
+    cpus: usize,
     list: Mutex<List>,
     bell: Condvar,
 }
@@ -176,7 +184,8 @@ pub(crate) struct Crew {
 impl Crew {
     pub(crate) fn new(disk: Arc<dyn Disk>, traffic: Arc<Traffic>) -> Self {
         let list = List { jobs: VecDeque::new(), idle: 0, room: 0, is_closed: false };
-        Self { disk, traffic, list: Mutex::new(list), bell: Condvar::new() }
+        let cpus = uzswap_sys::cpu::allowed();
+        Self { disk, traffic, cpus, list: Mutex::new(list), bell: Condvar::new() }
     }
 
     fn list(&self) -> MutexGuard<'_, List> {
@@ -203,11 +212,11 @@ impl Crew {
     /// Hands a request over.
     pub(crate) fn take(&self, desk: &Arc<Desk>, io: Io) {
         let (tag, bytes) = (io.tag(), io.bytes as usize);
-        let part = PART_PAGES * PAGE_BYTES;
-        let parts = match io.operation {
-            Operation::Write if bytes > part => bytes.div_ceil(part),
-            _ => 1,
+        let part = match io.operation {
+            Operation::Write => part_bytes(bytes, self.cpus),
+            _ => bytes,
         };
+        let parts = if part < bytes { bytes.div_ceil(part) } else { 1 };
         let place = &desk.places[tag];
         place.errno.store(0, Relaxed);
         place.parts_left.store(parts, Relaxed);
@@ -246,5 +255,20 @@ impl Crew {
     pub(crate) fn close(&self) {
         self.list().is_closed = true;
         self.bell.notify_all();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_write_is_shared_among_the_cpus_there_are() {
+        const MAX: usize = 128 << 10;
+        let parts = |bytes: usize, cpus| bytes.div_ceil(part_bytes(bytes, cpus));
+        assert_eq!((parts(MAX, 1), parts(MAX, 2), parts(MAX, 3)), (1, 2, 3));
+        assert_eq!(parts(MAX, 64), MAX / (PART_PAGES * PAGE_BYTES), "too small a part is no gain");
+        assert_eq!(parts(PAGE_BYTES, 2), 1);
+        assert_eq!(part_bytes(9 * PAGE_BYTES, 2) % PAGE_BYTES, 0);
     }
 }
