@@ -190,7 +190,12 @@ pub struct Control {
     ring: IoUring<squeue::Entry128>,
     file: File,
     is_encoded: bool,
+    /// What a command reads or writes. `None` once one was not answered: the kernel may use it.
+    structure: Option<Box<Structure>>,
 }
+
+/// Room for the structure of any command.
+type Structure = [u64; 8];
 
 impl Control {
     /// Opens it. Errors: `NotFound` where the kernel has no ublk, or its module is not loaded;
@@ -198,7 +203,8 @@ impl Control {
     pub fn open() -> io::Result<Self> {
         let file = File::options().read(true).write(true).open(CONTROL)?;
         let ring = IoUring::<squeue::Entry128>::builder().build(4)?;
-        let mut control = Self { ring, file, is_encoded: true };
+        let structure = Some(Box::new([0; 8]));
+        let mut control = Self { ring, file, is_encoded: true, structure };
         // A kernel that does not know the command (before 6.5) knows the old numbers.
         let mut features = 0u64;
         let asked = control.ask(Command::GetFeatures, ANY, &mut features, [0; 2]);
@@ -206,20 +212,26 @@ impl Control {
         Ok(control)
     }
 
-    /// One command and its answer. `structure` is what the command reads or writes.
-    fn ask<T>(
+    /// One command and its answer. `structure` is what the command reads or writes. Errors: the
+    /// kernel's; once io_uring has failed to answer, that for every further command.
+    fn ask<T: Copy>(
         &mut self,
         command: Command,
         device: u32,
         structure: &mut T,
         data: [u64; 2],
     ) -> io::Result<()> {
+        const { assert!(size_of::<T>() <= size_of::<Structure>() && align_of::<T>() <= 8) };
+        let mut kept = self.structure.take().ok_or(io::ErrorKind::BrokenPipe)?;
+        let place = kept.as_mut_ptr().cast::<T>();
+        // SAFETY: it is large enough and aligned, as asserted, and no command uses it now.
+        unsafe { place.write(*structure) };
         let bytes = size_of::<T>();
         let header = ControlCommand {
             device,
             queue: NO_QUEUE,
             bytes: bytes as u16,
-            address: if bytes == 0 { 0 } else { (&raw mut *structure).addr() as u64 },
+            address: if bytes == 0 { 0 } else { place.expose_provenance() as u64 },
             data,
         };
         let mut words = [0; 80];
@@ -232,25 +244,39 @@ impl Control {
             false => command as u32,
         };
         let entry = opcode::UringCmd80::new(types::Fd(self.file.as_raw_fd()), number).cmd(words);
-        // SAFETY: the structure is of the type that the callers below know the command to take, it
-        // is borrowed until the command has completed, and the loop below waits for that.
+        // SAFETY: the structure is of the type that the callers below know the command to take, and
+        // stays where it is until the command has completed, or for ever.
         let pushed = unsafe { self.ring.submission().push(&entry.build()) };
         pushed.expect("there is never more than one command");
+        let answer = match self.wait() {
+            Ok(answer) => answer,
+            Err(error) => {
+                // The command may be under way, with the structure.
+                std::mem::forget(kept);
+                return Err(error);
+            }
+        };
+        // SAFETY: as above; the command has completed, and wrote a value of its type, or nothing.
+        *structure = unsafe { place.read() };
+        self.structure = Some(kept);
+        match answer {
+            0.. => Ok(()),
+            // The kernel's own number for "not supported", which others do not know.
+            -524 => Err(io::ErrorKind::Unsupported.into()),
+            error => Err(io::Error::from_raw_os_error(-error)),
+        }
+    }
+
+    /// The answer to the command that was put in.
+    fn wait(&mut self) -> io::Result<i32> {
         loop {
             match self.ring.submit_and_wait(1) {
                 // A signal, or a moment without memory: the command stays where it is.
                 Err(error) if is_passing(&error) => {}
-                // Nothing else was ever seen. The command may be under way, with the structure.
-                Err(error) => panic!("io_uring does not answer: {error}"),
-                Ok(_) => {}
+                other => _ = other?,
             }
             if let Some(answer) = self.ring.completion().next() {
-                return match answer.result() {
-                    0.. => Ok(()),
-                    // The kernel's own number for "not supported", which others do not know.
-                    -524 => Err(io::ErrorKind::Unsupported.into()),
-                    error => Err(io::Error::from_raw_os_error(-error)),
-                };
+                return Ok(answer.result());
             }
         }
     }
