@@ -210,12 +210,13 @@ impl State {
                 note(&mut troubles, "end a command", place.end());
             }
         }
+        let on = self.areas_on();
         // Dropped when the areas are off and detached: then nobody waits for an answer any more.
         let _stand_in = match end_daemon {
             Some(_) => None,
-            None => self.stand_in(&mut troubles),
+            None => self.stand_in(&on, &mut troubles),
         };
-        let off = self.switch_off();
+        let off = switch_off_all(&on);
         if off.is_err() && end_daemon.is_some() {
             note(&mut troubles, "", off);
             return troubles;
@@ -252,24 +253,27 @@ impl State {
 
     /// Where the daemon is dead and its devices wait for another: one that answers with errors, so
     /// that who waits for a page hears that it is lost, and the areas can be switched off.
-    fn stand_in(&self, troubles: &mut Vec<String>) -> Option<Box<dyn Transport>> {
-        let devices: Vec<_> = self.areas_on().into_iter().map(|area| area.path).collect();
+    fn stand_in(
+        &self,
+        on: &[swap::Area],
+        troubles: &mut Vec<String>,
+    ) -> Option<Box<dyn Transport>> {
+        let devices: Vec<_> = on.iter().map(|area| area.path.clone()).collect();
         let stand_in = transport::stand_in(self.transport(), &devices);
         stand_in.unwrap_or_else(|error| {
             troubles.push(format!("answer for the devices of a dead daemon: {error}"));
             None
         })
     }
+}
 
-    /// Has the kernel read everything back and forget the areas, the last first.
-    fn switch_off(&mut self) -> io::Result<()> {
-        let on = self.areas_on();
-        if on.is_empty() {
-            return Ok(());
-        }
-        let mut child = start_switching_off(&on)?;
-        wait_for_switching_off(&on, child.wait()?.success())
+/// Has the kernel read everything back and forget the areas, the last first.
+fn switch_off_all(on: &[swap::Area]) -> io::Result<()> {
+    if on.is_empty() {
+        return Ok(());
     }
+    let mut child = start_switching_off(on)?;
+    wait_for_switching_off(on, child.wait()?.success())
 }
 
 fn note(troubles: &mut Vec<String>, what: &str, result: io::Result<()>) {
