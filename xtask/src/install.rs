@@ -11,22 +11,28 @@ const VERSION: &str = env!("CARGO_PKG_VERSION");
 /// file.
 const SONAME: &str = "libuzswap.so.0";
 
-/// `--prefix DIR` (/usr/local), where it will be found, and `--destdir DIR`, what to put before
-/// that when files are copied.
+/// `--prefix DIR` (/usr/local), where it will be found, `--destdir DIR`, what to put before
+/// that when files are copied, and `--built DIR`, where the libraries are already.
 pub fn run(root: &Path, mut arguments: impl Iterator<Item = String>) -> ExitCode {
     let mut prefix = PathBuf::from("/usr/local");
     let mut destdir = String::new();
+    let mut built = None;
     while let Some(name) = arguments.next() {
         match (name.as_str(), arguments.next()) {
             ("--prefix", Some(folder)) if folder.starts_with('/') => prefix = folder.into(),
             ("--destdir", Some(folder)) => destdir = folder,
+            ("--built", Some(folder)) => built = Some(PathBuf::from(folder)),
             _ => {
-                eprintln!("usage: cargo run -p xtask -- install [--prefix /DIR] [--destdir DIR]");
+                eprintln!(
+                    "usage: cargo run -p xtask -- install [--prefix /DIR] [--destdir DIR] \
+                     [--built DIR]"
+                );
                 return ExitCode::from(2);
             }
         }
     }
-    match install(root, &prefix, &destdir) {
+    let built = built.map_or_else(|| build(root), Ok);
+    match built.and_then(|built| install(root, &built, &prefix, &destdir)) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("install: {error}");
@@ -35,8 +41,7 @@ pub fn run(root: &Path, mut arguments: impl Iterator<Item = String>) -> ExitCode
     }
 }
 
-fn install(root: &Path, prefix: &Path, destdir: &str) -> io::Result<()> {
-    let built = build(root)?;
+fn install(root: &Path, built: &Path, prefix: &Path, destdir: &str) -> io::Result<()> {
     let to = PathBuf::from(format!("{destdir}{}", prefix.display()));
     let library = to.join("lib");
     copy(&built.join("libuzswap.so"), &library.join(format!("libuzswap.so.{VERSION}")), 0o755)?;

@@ -21,16 +21,27 @@ fn run(command: &mut Command) -> Output {
     output
 }
 
-/// Where the library was installed, once for all tests of this file.
+/// Where the library was installed, once for all tests of this file: as it was built for tests, or,
+/// in the full checks, as a user's.
 fn installed() -> &'static Path {
     static PREFIX: OnceLock<tempfile::TempDir> = OnceLock::new();
     PREFIX
         .get_or_init(|| {
             let prefix = tempfile::tempdir().expect("a folder in /tmp");
-            run(Command::new(env!("CARGO"))
-                .current_dir(repository())
-                .args(["run", "--quiet", "--package", "xtask", "--", "install", "--prefix"])
-                .arg(prefix.path()));
+            let install = ["install", "--prefix"];
+            if std::env::var_os("UZSWAP_FULL").is_some() {
+                run(Command::new(env!("CARGO"))
+                    .current_dir(repository())
+                    .args(["run", "--quiet", "--package", "xtask", "--"])
+                    .args(install)
+                    .arg(prefix.path()));
+            } else {
+                let test = std::env::current_exe().expect("the path of this test");
+                let built = test.ancestors().nth(2).expect("target/<profile>/deps/<test>");
+                let xtask = built.join("xtask");
+                assert!(xtask.exists(), "it is not built: cargo build --workspace");
+                run(Command::new(xtask).args(install).arg(prefix.path()).arg("--built").arg(built));
+            }
             prefix
         })
         .path()

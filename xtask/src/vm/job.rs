@@ -12,20 +12,16 @@ pub type Programs = BTreeMap<String, PathBuf>;
 /// Builds the workspace and its tests, as `./check` has done.
 pub fn build(lab: &Lab) -> Result<Programs> {
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
-    let build = |arguments: &[&str]| -> Result<String> {
-        let output = Command::new(&cargo)
-            .current_dir(&lab.root)
-            .args(arguments)
-            .args(["--workspace", "--quiet", "--message-format=json"])
-            .stderr(Stdio::inherit())
-            .output()?;
-        if !output.status.success() {
-            return Err(format!("cargo {}: {}", arguments.join(" "), output.status).into());
-        }
-        Ok(String::from_utf8_lossy(&output.stdout).into_owned())
-    };
-    build(&["build"])?;
-    let messages = build(&["test", "--no-run", "--tests"])?;
+    let output = Command::new(&cargo)
+        .current_dir(&lab.root)
+        .args(["build", "--workspace", "--lib", "--bins", "--examples", "--tests"])
+        .args(["--quiet", "--message-format=json"])
+        .stderr(Stdio::inherit())
+        .output()?;
+    if !output.status.success() {
+        return Err(format!("cargo build: {}", output.status).into());
+    }
+    let messages = String::from_utf8_lossy(&output.stdout);
     let mut programs = Programs::new();
     for line in messages.lines() {
         let Ok(message) = serde_json::from_str::<serde_json::Value>(line) else { continue };
