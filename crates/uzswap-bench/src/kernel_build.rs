@@ -245,6 +245,7 @@ fn table(of: &[Of<'_>]) -> Table {
         "change",
         "CPU (%)",
         "pool peak (MB)",
+        "dead (%)",
     ];
     let rows = of.iter().map(|(build, own)| {
         let plain =
@@ -280,6 +281,10 @@ fn cells(own: &Turns<Measured>, plain: Option<&Turns<Measured>>) -> Vec<String> 
         change(&|run| run.seconds),
         format!("{:.0}", own.median(|run| 100.0 * run.cpu_seconds / run.seconds)),
         format!("{:.0}", own.median(|run| run.pool_peak as f64 / 1e6)),
+        match own.median(|run| run.dead_share.unwrap_or(f64::NAN) * 100.0) {
+            share if share.is_nan() => "-".into(),
+            share => format!("{share:.1}"),
+        },
     ]
 }
 

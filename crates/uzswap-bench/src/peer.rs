@@ -105,6 +105,10 @@ pub struct Measured {
     pub device_written: u64,
     /// Most bytes of compressed pages in memory, as sampled ten times a second.
     pub pool_peak: u64,
+    /// Of the pages that the cache held, those whose slots the kernel had freed: the mean of what
+    /// was sampled, 0 to 1. Unknown of others; zram is told of each at once.
+    #[serde(default)]
+    pub dead_share: Option<f64>,
     /// What the command printed.
     #[serde(skip)]
     pub stdout: String,
@@ -205,6 +209,7 @@ impl Peer {
             device_read: if on_disk { pages_in * 4096 } else { 0 },
             device_written: if on_disk { pages_out * 4096 } else { 0 },
             pool_peak: ended.peak,
+            dead_share: None,
             stdout: ended.stdout,
         })
     }
@@ -327,6 +332,7 @@ fn run_uzswap(
         device_read: stat("backing_bytes_read"),
         device_written: stat("backing_bytes_written"),
         pool_peak: report["pool_peak"].as_u64().unwrap_or(0),
+        dead_share: report["dead_share"].as_f64(),
         stdout: ended.stdout,
     })
 }
