@@ -12,14 +12,16 @@ const DOCUMENT: &str = "docs/machines.md";
 const HEAD: &str = "# Machines
 
 On which kernels and systems the tests have run, in virtual machines (QEMU, software emulation where
-there is no KVM), as root with all capabilities. Written by `cargo run -p xtask -- vm --matrix`.
+there is no KVM), as root with all capabilities. Written by `cargo run -p xtask -- vm --matrix`; with
+`--matrix=6.12/v2/fuse` only the rows that have these words are run and replaced.
 
-*Swap device*: the end-to-end tests `run`, `serve`, `control` and `data` over FUSE and loop devices,
-or over ublk. *Regions*: the tests `memory`, `process` and `torture` of `uzswap-region`. *systemd*:
-the test `systemd`, on Debian 12 with systemd as init.
+*fuse*, *ublk*: the tests of the swap device that are listed below, over FUSE and loop devices, or
+over ublk; the others take many minutes each in emulation. *regions*: `memory`, `process` and
+`torture` of `uzswap-region`. *systemd*: the test `systemd`. *debian* is Debian 12 with systemd as
+init, *busybox* the files of another Debian 12 without.
 
-| kernel | cgroup | system | swap device, FUSE | swap device, ublk | regions | systemd | date |
-|---|---|---|---|---|---|---|---|
+| kernel | cgroup | system | tests | passed | date |
+|---|---|---|---|---|---|
 ";
 
 /// The machines, in the order of the table.
@@ -33,88 +35,113 @@ const MACHINES: [(&str, Cgroup, Image); 7] = [
     ("newest", Cgroup::V2, Image::Busybox),
 ];
 
-const DEVICE: [&str; 4] = ["run", "serve", "control", "data"];
+/// By their targets and the beginnings of their names. Left out is what only takes long: pools that
+/// fill up, every codec, load control.
+const DEVICE: [&str; 13] = [
+    "run::a_daemon_goes_on",
+    "run::a_killed",
+    "run::a_program_that_needs",
+    "run::a_run_and_keeper",
+    "run::a_second_interrupt",
+    "run::bad_input",
+    "run::signals_are_passed_on",
+    "run::the_command",
+    "run::two_runs",
+    "serve",
+    "control",
+    "data::no_wrong_byte_while_the_compressor_changes",
+    "data::no_wrong_byte_with_a_pool",
+];
 const REGIONS: [&str; 3] = ["region/memory", "region/process", "region/torture"];
 const SYSTEMD: [&str; 1] = ["systemd"];
 
-/// Runs the matrix on kernels, by name, and replaces their rows in the document; whether all
-/// passed.
-pub fn run(lab: &Lab, machine: &Machine, kernels: &str) -> Result<bool> {
+/// Tests that a guest runs, by the name that they have in the table; and the systems that they are
+/// for.
+const TESTS: [(&str, &[&str], &[Image]); 4] = [
+    ("fuse", &DEVICE, &[Image::Busybox, Image::Debian]),
+    ("ublk", &DEVICE, &[Image::Busybox]),
+    ("regions", &REGIONS, &[Image::Busybox]),
+    ("systemd", &SYSTEMD, &[Image::Debian]),
+];
+
+/// Runs what `wanted` names, as in `6.1,6.12/v2/fuse`, and replaces its rows in the document;
+/// whether all passed.
+pub fn run(lab: &Lab, machine: &Machine, wanted: &str) -> Result<bool> {
     let programs = job::build(lab)?;
     let path = lab.root.join(DOCUMENT);
     let mut rows = read(&fs::read_to_string(&path).unwrap_or_default());
     let mut passed = true;
-    for (index, (kernel, cgroup, image)) in MACHINES.into_iter().enumerate() {
-        if !kernels.split(',').any(|name| name == kernel) {
-            continue;
+    for (place, (kernel, cgroup, image)) in MACHINES.into_iter().enumerate() {
+        for (index, (name, tests, images)) in TESTS.into_iter().enumerate() {
+            let words = [kernel, &cgroup.to_string(), &image.to_string(), name].map(str::to_owned);
+            if !images.contains(&image) || !is_wanted(wanted, &words) {
+                continue;
+            }
+            let machine = Machine { kernel: kernel.into(), cgroup, image, ..machine.clone() };
+            let outcome = boot(lab, machine, &programs, name, tests)?;
+            passed &= outcome.passed();
+            let date = output(Command::new("date").arg("+%F"))?;
+            let (release, text) = (&outcome.release, describe(&outcome));
+            let row =
+                format!("| {release} | {cgroup} | {image} | {name} | {text} | {} |", date.trim());
+            rows.insert((place, index), row);
+            // After each: a later one may take long, or fail.
+            fs::write(&path, write(&rows))?;
         }
-        let machine = Machine { kernel: kernel.into(), cgroup, image, ..machine.clone() };
-        let mut row =
-            Row { lab, machine, programs: &programs, release: String::new(), passed: true };
-        let cells = match image {
-            Image::Busybox => [
-                row.cell(&DEVICE, "fuse")?,
-                row.cell(&DEVICE, "ublk")?,
-                row.cell(&REGIONS, "")?,
-                no(),
-            ],
-            Image::Debian => [row.cell(&DEVICE, "fuse")?, no(), no(), row.cell(&SYSTEMD, "")?],
-        };
-        passed &= row.passed;
-        let date = output(Command::new("date").arg("+%F"))?;
-        let (release, cells, date) = (&row.release, cells.join(" | "), date.trim());
-        rows.insert(index, format!("| {release} | {cgroup} | {image} | {cells} | {date} |"));
-        // After each: a later one may take long, or fail.
-        let table: Vec<_> = rows.values().map(String::as_str).collect();
-        fs::write(&path, format!("{HEAD}{}\n", table.join("\n")))?;
     }
     Ok(passed)
 }
 
-fn no() -> String {
-    "–".into()
+/// Whether all words of one of the alternatives are among a row's.
+fn is_wanted(wanted: &str, row: &[String]) -> bool {
+    let is_here = |word: &str| row.iter().any(|own| own == word);
+    wanted.split(',').any(|words| words.split('/').all(is_here))
 }
 
-/// The rows of the document as it is, by their places in the table.
-fn read(text: &str) -> BTreeMap<usize, String> {
-    let of = |line: &&str| {
+/// Runs tests in a guest.
+fn boot(
+    lab: &Lab,
+    mut machine: Machine,
+    programs: &job::Programs,
+    name: &str,
+    tests: &[&str],
+) -> Result<Outcome> {
+    if tests == DEVICE {
+        machine.environment.push(format!("UZSWAP_TEST_TRANSPORT={name}"));
+    }
+    let tests: Vec<_> = tests.iter().map(|test| (*test).to_owned()).collect();
+    let outcome = guest::boot(lab, &machine, &job::Job::new(programs, &tests)?)?;
+    println!("vm: {}, {name}: {}", machine.describe(), outcome.summary());
+    Ok(outcome)
+}
+
+/// The rows of the document, by their places in the table: the machine's and the tests'.
+type Rows = BTreeMap<(usize, usize), String>;
+
+fn write(rows: &Rows) -> String {
+    let rows: String = rows.values().map(|row| format!("{row}\n")).collect();
+    let tests = DEVICE.map(|test| format!("- `{test}`\n")).concat();
+    format!(
+        "{HEAD}{rows}\nThe tests of the swap device, by the beginnings of their names:\n\n{tests}"
+    )
+}
+
+/// Those that are there.
+fn read(text: &str) -> Rows {
+    let place = |line: &str| {
         let mut fields = line.split('|').map(str::trim).skip(1);
         let (release, cgroup, image) = (fields.next()?, fields.next()?, fields.next()?);
-        MACHINES.iter().position(|machine| {
+        let name = fields.next()?;
+        let machine = MACHINES.iter().position(|machine| {
             let is_newest = machine.0 == "newest"
                 && MACHINES.iter().all(|(name, ..)| !release.starts_with(&format!("{name}.")));
             let is_kernel = is_newest || release.starts_with(&format!("{}.", machine.0));
             is_kernel && machine.1.to_string() == cgroup && machine.2.to_string() == image
-        })
+        });
+        Some((machine?, TESTS.iter().position(|tests| tests.0 == name)?))
     };
     let rows = text.lines().filter(|line| line.starts_with("| ")).skip(1);
-    rows.filter_map(|line| Some((of(&line)?, line.to_owned()))).collect()
-}
-
-/// A machine, on which several guests run one after another.
-struct Row<'a> {
-    lab: &'a Lab,
-    machine: Machine,
-    programs: &'a job::Programs,
-    release: String,
-    passed: bool,
-}
-
-impl Row<'_> {
-    /// Runs tests over a transport; what is to be said of it.
-    fn cell(&mut self, tests: &[&str], transport: &str) -> Result<String> {
-        let tests: Vec<_> = tests.iter().map(|test| (*test).to_owned()).collect();
-        let job = job::Job::new(self.programs, &tests)?;
-        let mut machine = self.machine.clone();
-        if !transport.is_empty() {
-            machine.environment.push(format!("UZSWAP_TEST_TRANSPORT={transport}"));
-        }
-        let outcome = guest::boot(self.lab, &machine, &job)?;
-        println!("vm: {}, {}: {}", machine.describe(), tests.join(" "), outcome.summary());
-        self.release.clone_from(&outcome.release);
-        self.passed &= outcome.passed();
-        Ok(describe(&outcome))
-    }
+    rows.filter_map(|line| Some((place(line)?, line.to_owned()))).collect()
 }
 
 /// `21 of 21`, and what failed.
@@ -136,12 +163,22 @@ mod tests {
     use super::*;
 
     #[test]
-    fn rows_of_other_kernels_stay() {
+    fn rows_of_other_machines_and_tests_stay() {
         let text = format!(
-            "{HEAD}| 6.1.0-40-amd64 | v2 | debian | 1 | 2 | 3 | 4 | d |\n\
-             | 7.2.13-amd64 | v2 | busybox | 1 | 2 | 3 | 4 | d |\n\
-             | 6.12.9 | v1 | busybox | 1 | 2 | 3 | 4 | d |\n"
+            "{HEAD}| 6.1.0-40-amd64 | v2 | debian | systemd | 4 of 4 | d |\n\
+             | 7.2.13-amd64 | v2 | busybox | fuse | 1 of 2; not `a` | d |\n\
+             | 6.12.9 | v1 | busybox | regions | 3 of 3 | d |\n"
         );
-        assert_eq!(read(&text).into_keys().collect::<Vec<_>>(), [2, 3, 6]);
+        let rows = read(&text);
+        assert_eq!(rows.keys().copied().collect::<Vec<_>>(), [(2, 3), (3, 2), (6, 0)]);
+        assert_eq!(read(&write(&rows)), rows);
+    }
+
+    #[test]
+    fn words_choose_rows() {
+        let row = ["6.12", "v2", "busybox", "fuse"].map(str::to_owned);
+        for (wanted, is) in [("6.1,6.12", true), ("6.12/fuse", true), ("6.12/ublk,v1", false)] {
+            assert_eq!(is_wanted(wanted, &row), is, "{wanted}");
+        }
     }
 }

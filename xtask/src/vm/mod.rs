@@ -31,8 +31,9 @@ pub type Result<T> = std::result::Result<T, Box<dyn Error>>;
 struct Arguments {
     #[command(flatten)]
     machine: Machine,
-    /// Run everything on every machine with one of these kernels, and write docs/machines.md.
-    #[arg(long, value_name = "KERNELS", num_args = 0..=1, require_equals = true,
+    /// Run everything on every machine, and write docs/machines.md; or what has these words in its
+    /// row, as in 6.1,6.12/v2/fuse.
+    #[arg(long, value_name = "WORDS", num_args = 0..=1, require_equals = true,
           default_missing_value = "6.1,6.12,newest")]
     matrix: Option<String>,
     /// Tests of the workspace, TARGET or TARGET::NAME as in run::signals_are_passed_on; or a
