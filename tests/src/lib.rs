@@ -47,6 +47,14 @@ pub fn is_full() -> bool {
     std::env::var_os("UZSWAP_FULL").is_some()
 }
 
+/// For how long a program works while something is done to it, as its argument: longer where the
+/// environment says that processes take as much longer to start, as they do in emulation.
+pub fn seconds(count: u32) -> String {
+    let factor =
+        std::env::var("UZSWAP_TEST_SLOWNESS").map_or(1, |text| text.parse().expect("a number"));
+    (count * factor).to_string()
+}
+
 /// The machine, for one test at a time, to be left as it was.
 pub struct Machine {
     before: BTreeSet<String>,

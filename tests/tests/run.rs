@@ -7,7 +7,8 @@ use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
 use uzswap_tests::{
-    FOLDER, Gate, Machine, Run, Setting, StrictCommit, is_over_ublk, process_of, program, wait_for,
+    FOLDER, Gate, Machine, Run, Setting, StrictCommit, is_over_ublk, process_of, program, seconds,
+    wait_for,
 };
 
 const LIMITS: [&str; 6] = ["--memory", "64M", "--backing", "none", "--pool", "256M"];
@@ -244,7 +245,7 @@ fn a_killed_run_is_cleaned_up_by_the_keeper() {
 fn a_killed_keeper_is_replaced_and_nobody_notices() {
     let Some(machine) = Machine::take() else { return };
     let churn = program("churn");
-    let run = Run::start(&LIMITS, &[churn.to_str().unwrap(), "192", "8", "2"]);
+    let run = Run::start(&LIMITS, &[churn.to_str().unwrap(), "192", &seconds(8), "2"]);
     run.wait_until_running();
     assert!(wait_for(|| run.statistic("pages_swapped_out") > 5000), "nothing was swapped");
     for _ in 0..3 {
@@ -284,7 +285,8 @@ fn a_run_and_keeper_and_daemon_that_were_killed_are_cleaned_up_by_the_next_run()
 fn two_runs_share_a_device_and_one_that_is_killed_takes_nothing_of_the_other_along() {
     let Some(machine) = Machine::take() else { return };
     let churn = program("churn");
-    let command = [churn.to_str().unwrap(), "192", "10", "2"];
+    let seconds = seconds(10);
+    let command = [churn.to_str().unwrap(), "192", &seconds, "2"];
     let (first, second) = (Run::start(&LIMITS, &command), Run::start(&LIMITS, &command));
     for run in [&first, &second] {
         run.wait_until_running();

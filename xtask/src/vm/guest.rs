@@ -22,6 +22,10 @@ const COMPLAINTS: [&str; 9] = [
     "soft lockup",
 ];
 
+/// How many times as long as elsewhere a test gives a program that it does something to, in
+/// emulation: starting another keeper takes four seconds there.
+const SLOWNESS: u32 = 4;
+
 /// What became of a guest.
 pub struct Outcome {
     /// Tests that ended.
@@ -86,7 +90,11 @@ pub fn boot(lab: &Lab, machine: &Machine, job: &Job) -> Result<Outcome> {
     let folder = lab.folder.join("runs").join(std::process::id().to_string());
     fs::create_dir_all(&folder)?;
     let script = folder.join("job.sh");
-    fs::write(&script, job.script(&machine.environment))?;
+    let mut environment = machine.environment.clone();
+    if !has_kvm() {
+        environment.push(format!("UZSWAP_TEST_SLOWNESS={SLOWNESS}"));
+    }
+    fs::write(&script, job.script(&environment))?;
     let initramfs = folder.join("initramfs");
     image::write_initramfs(&initramfs, lab, machine, &kernel, &script)?;
     let mut command = emulator(lab, machine, &folder)?;

@@ -12,8 +12,8 @@ const DOCUMENT: &str = "docs/machines.md";
 const HEAD: &str = "# Machines
 
 On which kernels and systems the tests have run, in virtual machines (QEMU, software emulation where
-there is no KVM), as root with all capabilities. Written by `cargo run -p xtask -- vm --matrix`; with
-`--matrix=6.12/v2/fuse` only the rows that have these words are run and replaced.
+there is no KVM), as root with all capabilities. Written by `cargo run -p xtask -- vm --matrix`;
+with `--matrix=6.12/v2/fuse` only the rows that have these words are run and replaced.
 
 *fuse*, *ublk*: the tests of the swap device that are listed below, over FUSE and loop devices, or
 over ublk; the others take many minutes each in emulation. *regions*: `memory`, `process` and
@@ -35,11 +35,13 @@ const MACHINES: [(&str, Cgroup, Image); 7] = [
     ("newest", Cgroup::V2, Image::Busybox),
 ];
 
-/// By their targets and the beginnings of their names. Left out is what only takes long: pools that
+/// By their targets and parts of their names. Left out is what only takes long: pools that
 /// fill up, every codec, load control.
-const DEVICE: [&str; 13] = [
+const DEVICE: [&str; 15] = [
     "run::a_daemon_goes_on",
-    "run::a_killed",
+    "run::a_killed_daemon",
+    "run::a_killed_keeper",
+    "run::a_killed_run_is",
     "run::a_program_that_needs",
     "run::a_run_and_keeper",
     "run::a_second_interrupt",
@@ -121,9 +123,7 @@ type Rows = BTreeMap<(usize, usize), String>;
 fn write(rows: &Rows) -> String {
     let rows: String = rows.values().map(|row| format!("{row}\n")).collect();
     let tests = DEVICE.map(|test| format!("- `{test}`\n")).concat();
-    format!(
-        "{HEAD}{rows}\nThe tests of the swap device, by the beginnings of their names:\n\n{tests}"
-    )
+    format!("{HEAD}{rows}\nThe tests of the swap device, by parts of their names:\n\n{tests}")
 }
 
 /// Those that are there.
