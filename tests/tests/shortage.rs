@@ -4,6 +4,7 @@
 
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Child, Command, Stdio};
+use std::time::Instant;
 use uzswap_tests::{Machine, process_of, program, wait_for};
 
 /// Keeps pages with a known content, and tells whether they are as they were when asked to.
@@ -14,8 +15,14 @@ const KEEPER: &str = "import sys\n\
                       \x20 right=all(a[i] == b'page %d ' % i * 400 for i in range(16384))\n\
                       \x20 print(right, flush=True)";
 
-/// Takes pages that do not compress until it is ended.
-const HUNGRY: &str = "import random\na=[]\nwhile True: a.append(random.randbytes(1 << 20))";
+/// Takes pages that do not compress, each of its own, until it is ended.
+const HUNGRY: &str = "import os\n\
+                      noise=os.urandom(1 << 20)\n\
+                      a=[]\n\
+                      while True:\n\
+                      \x20 a.append(bytearray(noise))\n\
+                      \x20 for i in range(0, 1 << 20, 4096):\n\
+                      \x20   a[-1][i:i+8]=(len(a) << 20 | i).to_bytes(8, 'little')";
 
 /// A process that says a line for each that it is told.
 struct Kept {
@@ -65,9 +72,12 @@ fn the_daemon_survives_a_machine_without_memory() {
         return;
     };
     let Some(machine) = Machine::take() else { return };
+    let said = tempfile::NamedTempFile::new().expect("a temporary file");
     let mut serve = Command::new(program("uzswap"))
         .args(["serve", "--size", "1G", "--pool", "192M", "--backing", "none"])
         .stdout(Stdio::null())
+        // In the middle of a line it would be taken for the outcome of the test.
+        .stderr(said.reopen().expect("it is there"))
         .spawn()
         .expect("uzswap runs");
     let is_on = || std::fs::read_to_string("/proc/swaps").is_ok_and(|text| text.contains("32767"));
@@ -75,15 +85,19 @@ fn the_daemon_survives_a_machine_without_memory() {
     let daemon = process_of("daemon");
     let mut kept = Kept::start();
     for round in 0..rounds.parse().expect("a number of rounds") {
+        let began = Instant::now();
         let hungry = Command::new("python3").args(["-c", HUNGRY]).status().expect("python3 runs");
         // As a process that the kernel ended, or that was refused memory.
         assert!(!hungry.success(), "round {round}");
         assert_eq!(process_of("daemon"), daemon, "round {round}");
         assert!(uzswap_sys::process::start_time(daemon).is_some(), "round {round}: no daemon");
         assert!(kept.is_right(), "round {round}: a page is not as it was");
+        println!("round {round}: ended after {} s", began.elapsed().as_secs());
     }
     drop(kept);
     uzswap_sys::process::kill(serve.id() as i32, libc::SIGTERM).unwrap();
-    assert!(serve.wait().unwrap().success());
+    let said = || std::fs::read_to_string(said.path()).unwrap_or_default();
+    assert!(serve.wait().unwrap().success(), "{}", said());
+    println!("{}", said());
     machine.assert_as_before();
 }

@@ -45,17 +45,20 @@ pub struct MemoryInfo {
 
 /// Reads `/proc/meminfo`.
 pub fn memory_info() -> io::Result<MemoryInfo> {
-    Ok(parse_meminfo(&std::fs::read_to_string("/proc/meminfo")?))
+    Ok(MemoryInfo::parse(&std::fs::read_to_string("/proc/meminfo")?))
 }
 
-fn parse_meminfo(text: &str) -> MemoryInfo {
-    let field = |name: &str| {
-        text.lines()
-            .find_map(|line| line.strip_prefix(name)?.strip_prefix(':'))
-            .and_then(|rest| rest.split_whitespace().next()?.parse::<u64>().ok())
-            .map_or(0, |kib| kib * 1024)
-    };
-    MemoryInfo { total: field("MemTotal"), available: field("MemAvailable") }
+impl MemoryInfo {
+    /// Of the text of `/proc/meminfo`, allocating nothing.
+    pub fn parse(text: &str) -> Self {
+        let field = |name: &str| {
+            text.lines()
+                .find_map(|line| line.strip_prefix(name)?.strip_prefix(':'))
+                .and_then(|rest| rest.split_whitespace().next()?.parse::<u64>().ok())
+                .map_or(0, |kib| kib * 1024)
+        };
+        Self { total: field("MemTotal"), available: field("MemAvailable") }
+    }
 }
 
 #[cfg(test)]
@@ -65,9 +68,9 @@ mod tests {
     #[test]
     fn meminfo_is_read_in_bytes() {
         let text = "MemTotal:       24684096 kB\nMemFree: 1 kB\nMemAvailable:   24449024 kB\n";
-        let info = parse_meminfo(text);
+        let info = MemoryInfo::parse(text);
         assert_eq!(info, MemoryInfo { total: 24684096 * 1024, available: 24449024 * 1024 });
-        assert_eq!(parse_meminfo(""), MemoryInfo::default());
+        assert_eq!(MemoryInfo::parse(""), MemoryInfo::default());
     }
 
     #[test]

@@ -20,6 +20,12 @@ pub fn lock_memory() -> io::Result<()> {
     check(unsafe { libc::mlockall(flags) })
 }
 
+/// The same for what is mapped by now, and for nothing that will be.
+pub fn lock_present_memory() -> io::Result<()> {
+    // SAFETY: takes flags and touches no memory of ours.
+    check(unsafe { libc::mlockall(libc::MCL_CURRENT | libc::MCL_ONFAULT) })
+}
+
 /// What a process may be permitted to do beyond what everybody may.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Capability {
@@ -120,6 +126,15 @@ pub fn at_fork(
 pub fn raise_priority() -> io::Result<()> {
     // SAFETY: takes numbers; who 0 is the calling thread.
     check(unsafe { libc::setpriority(libc::PRIO_PROCESS, 0, -20) })
+}
+
+/// Runs the calling thread before all that are not in real time (SCHED_RR, its lowest priority).
+/// The kernel lets such threads take memory when others must wait for it. For one that works for
+/// moments. Errors: `PermissionDenied` without CAP_SYS_NICE.
+pub fn run_in_real_time() -> io::Result<()> {
+    let parameters = libc::sched_param { sched_priority: 1 };
+    // SAFETY: the parameters outlive the call; who 0 is the calling thread.
+    check(unsafe { libc::sched_setscheduler(0, libc::SCHED_RR, &raw const parameters) })
 }
 
 /// Asks the kernel to end other processes first when memory runs out.

@@ -14,6 +14,7 @@ use crate::changes::{self, AreaChange, Lock, OWN_PROGRAM, ProcessId, RunChange, 
 use crate::error::Failure;
 use crate::group;
 use crate::options::DaemonOptions;
+use crate::shortage::Shortage;
 use crate::space::{self, Full, Space};
 use crate::wire::{Ask, Joined, Order, Place, Report, RunInfo, Tell, Wire};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -124,6 +125,8 @@ pub struct Keeper {
     daemon_child: Option<Child>,
     options: DaemonOptions,
     space: Space,
+    /// Of `serve`: looks whether the machine stands still.
+    shortage: Option<Shortage>,
     listener: UnixListener,
     members: Vec<Member>,
     /// Signals come out here.
@@ -163,6 +166,7 @@ impl Keeper {
             daemon_child: None,
             options,
             space,
+            shortage: None,
             listener,
             members: Vec::new(),
             signals,
@@ -189,6 +193,14 @@ impl Keeper {
         }
         self.save()?;
         self.start_daemon()?;
+        if self.state.is_serving {
+            match Shortage::start() {
+                Ok(shortage) => self.shortage = Some(shortage),
+                Err(error) => self.notes.push(format!(
+                    "when memory runs out the machine may stand still for long: {error}"
+                )),
+            }
+        }
         if self.state.is_serving || !cgroup_refuses_zswap() {
             self.state.switch_zswap_off().map_err(|error| {
                 Failure::new(format!("cannot switch the kernel's zswap off: {error}"))
@@ -240,6 +252,7 @@ impl Keeper {
             daemon: Some(daemon),
             daemon_child: None,
             space: Space::new(u64::from(options.pages) * PAGE_BYTES as u64),
+            shortage: None,
             options,
             listener: listen()?,
             members: Vec::new(),
@@ -573,11 +586,25 @@ impl Keeper {
         if let Some(is_full) = self.space.look(&areas, space::room(&changes::mount())) {
             self.tell_all(&Tell::Full(is_full == Full::Yes));
         }
+        self.watch_shortage();
         if let Some(part) = self.space.wants(&areas)
             && let Err(failure) = self.attach(part)
         {
             self.space.cannot_grow();
             self.notes.push(format!("swap space does not grow: {failure}"));
+        }
+    }
+}
+
+impl Keeper {
+    /// Tells the thread that watches for a machine without memory of the last look at the cache.
+    fn watch_shortage(&mut self) {
+        let Some(shortage) = &mut self.shortage else { return };
+        for _ in 0..shortage.looked(self.space.is_full(), &changes::mount()) {
+            eprintln!(
+                "uzswap: the cache is full and the machine stands still for want of memory: the \
+                 kernel was asked to end a process; see its log"
+            );
         }
     }
 }

@@ -18,6 +18,7 @@ mod relief;
 mod report;
 mod run;
 mod serve;
+mod shortage;
 mod signals;
 mod size;
 mod space;

@@ -117,6 +117,11 @@ impl Space {
         if self.free_max == u64::MAX { CALM } else { TIGHT }
     }
 
+    /// Whether the cache could take no more at the last look.
+    pub fn is_full(&self) -> bool {
+        self.is_full
+    }
+
     /// No further area can be made.
     pub fn cannot_grow(&mut self) {
         self.can_grow = false;

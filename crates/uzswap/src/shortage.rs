@@ -1,0 +1,220 @@
+//! What `serve` does when the memory of the whole machine runs out.
+//!
+//! With pool and backing full nothing more can be swapped out. The kernel then ends a process once
+//! it finds nothing to reclaim, which may be never: programs' files can be dropped and read again
+//! without end. So a thread looks how long all processes stand still for want of memory (PSI). When
+//! that is most of the time, and no page can be stored, it has the kernel end a process (SysRq f),
+//! the one that it would choose itself.
+//!
+//! Whatever the thread uses is opened and touched before. It runs in real time: such threads get at
+//! a part of the kernel's reserve, and at a CPU.
+
+use std::fs::File;
+use std::io;
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use std::thread;
+use std::time::{Duration, Instant};
+use uzswap_block::control::STATISTICS_FOLDER;
+use uzswap_sys::cpu::MemoryInfo;
+use uzswap_sys::process;
+
+const PRESSURE: &str = "/proc/pressure/memory";
+const MEMORY: &str = "/proc/meminfo";
+const TRIGGER: &str = "/proc/sysrq-trigger";
+
+/// "End a process for want of memory" (Documentation/admin-guide/sysrq.rst).
+const END_ONE: &[u8] = b"f";
+
+/// How often to look.
+const PAUSE: Duration = Duration::from_millis(250);
+
+/// How long it must go on, and how much of it all must stand still.
+const WINDOW: Duration = Duration::from_secs(5);
+const STILL_PERCENT: u32 = 50;
+
+/// Memory is short when less than this share of it is available.
+const SHORT_DIVISOR: u64 = 10;
+
+/// A keeper that has not looked at the cache for so long waits for memory itself.
+const LATE: Duration = Duration::from_secs(2);
+
+/// How often the keeper looks whether writes were refused.
+const REFUSED_PAUSE: Duration = Duration::from_millis(500);
+
+/// See the module: what the keeper and the thread tell each other.
+struct Shared {
+    began: Instant,
+    /// When the keeper last looked, milliseconds after the beginning.
+    looked: AtomicU64,
+    /// The cache takes no more, or has refused something.
+    refuses: AtomicBool,
+    /// Processes that were to be ended.
+    ended: AtomicU64,
+}
+
+/// The keeper's side. The thread goes with the process.
+pub struct Shortage {
+    shared: Arc<Shared>,
+    /// Writes refused, and when that was looked at.
+    refused: u64,
+    refused_at: Instant,
+    /// Of `ended`, those that were told of.
+    told: u64,
+}
+
+impl Shortage {
+    /// Starts the thread. Errors: a kernel without PSI; a container that may not use SysRq.
+    pub fn start() -> io::Result<Self> {
+        let named =
+            |path: &str, error: io::Error| io::Error::new(error.kind(), format!("{path}: {error}"));
+        let open = |path| File::open(path).map_err(|error| named(path, error));
+        let trigger = File::options().write(true).open(TRIGGER);
+        let trigger = trigger.map_err(|error| named(TRIGGER, error))?;
+        let mut watch = Watch {
+            pressure: open(PRESSURE)?,
+            memory: open(MEMORY)?,
+            trigger,
+            judge: Judge::default(),
+        };
+        // It may be there and not be readable: switched off at boot.
+        watch.look(true).map_err(|error| named(PRESSURE, error))?;
+        let began = Instant::now();
+        let shared = Arc::new(Shared {
+            began,
+            looked: AtomicU64::new(0),
+            refuses: AtomicBool::new(false),
+            ended: AtomicU64::new(0),
+        });
+        let of_thread = shared.clone();
+        thread::Builder::new().name("uzswap-shortage".into()).spawn(move || {
+            // An error: it looks all the same, when its turn comes.
+            let _ = process::run_in_real_time();
+            // Not what is mapped later: the ballast's pages are to go out (space.rs).
+            let _ = process::lock_present_memory();
+            watch.keep(&of_thread);
+        })?;
+        Ok(Self { shared, refused: 0, refused_at: began, told: 0 })
+    }
+
+    /// Called by the keeper whenever it has looked at the cache, of which the control files are at
+    /// `mount`; processes ended since the last time.
+    pub fn looked(&mut self, is_full: bool, mount: &Path) -> u64 {
+        let now = Instant::now();
+        if now - self.refused_at > REFUSED_PAUSE {
+            let text =
+                std::fs::read_to_string(mount.join(STATISTICS_FOLDER).join("request_errors"));
+            let refused = text.ok().and_then(|text| text.trim().parse().ok());
+            let refused = refused.unwrap_or(self.refused);
+            self.shared.refuses.store(is_full || refused > self.refused, Relaxed);
+            (self.refused, self.refused_at) = (refused, now);
+        }
+        let looked = now.duration_since(self.shared.began).as_millis() as u64;
+        self.shared.looked.store(looked, Relaxed);
+        let ended = self.shared.ended.load(Relaxed);
+        ended - std::mem::replace(&mut self.told, ended)
+    }
+}
+
+/// The thread's side.
+struct Watch {
+    pressure: File,
+    memory: File,
+    trigger: File,
+    judge: Judge,
+}
+
+impl Watch {
+    fn keep(&mut self, shared: &Shared) {
+        loop {
+            thread::sleep(PAUSE);
+            let looked = shared.began + Duration::from_millis(shared.looked.load(Relaxed));
+            let refuses = shared.refuses.load(Relaxed) || looked.elapsed() > LATE;
+            // An error of looking: at the next look. Of asking: likewise, after another window.
+            if self.look(refuses).is_ok_and(|is_time| is_time)
+                && self.trigger.write_at(END_ONE, 0).is_ok()
+            {
+                shared.ended.fetch_add(1, Relaxed);
+            }
+        }
+    }
+
+    /// Whether a process is to be ended now.
+    fn look(&mut self, refuses: bool) -> io::Result<bool> {
+        let mut buffer = [0; 4096];
+        let info = MemoryInfo::parse(read(&self.memory, &mut buffer)?);
+        let is_short = refuses && info.available < info.total / SHORT_DIVISOR;
+        let still = stood_still(read(&self.pressure, &mut buffer)?);
+        let still = still.ok_or(io::ErrorKind::InvalidData)?;
+        Ok(self.judge.judge(Instant::now(), still, is_short))
+    }
+}
+
+fn read<'a>(file: &File, buffer: &'a mut [u8]) -> io::Result<&'a str> {
+    let bytes = file.read_at(buffer, 0)?;
+    std::str::from_utf8(&buffer[..bytes]).map_err(|_| io::ErrorKind::InvalidData.into())
+}
+
+/// For how long all processes that had something to do stood still, since boot:
+/// `full avg10=0.00 avg60=0.00 avg300=0.00 total=1234`, in microseconds.
+fn stood_still(text: &str) -> Option<Duration> {
+    let line = text.lines().find(|line| line.starts_with("full "))?;
+    let total = line.rsplit_once("total=")?.1;
+    Some(Duration::from_micros(total.trim().parse().ok()?))
+}
+
+/// Decides from a look now and then.
+#[derive(Default)]
+struct Judge {
+    /// When memory became short, or a process was last asked for, and what had been stood still by
+    /// then.
+    since: Option<(Instant, Duration)>,
+}
+
+impl Judge {
+    fn judge(&mut self, now: Instant, still: Duration, is_short: bool) -> bool {
+        if !is_short {
+            self.since = None;
+            return false;
+        }
+        let (began, before) = *self.since.get_or_insert((now, still));
+        let window = now - began;
+        if window < WINDOW {
+            return false;
+        }
+        self.since = Some((now, still));
+        still.saturating_sub(before) * 100 >= window * STILL_PERCENT
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_stood_still_is_read() {
+        let text = "some avg10=1.00 avg60=0.50 avg300=0.10 total=900\n\
+                    full avg10=0.50 avg60=0.20 avg300=0.05 total=700\n";
+        assert_eq!(stood_still(text), Some(Duration::from_micros(700)));
+        assert_eq!(stood_still("some avg10=0.00 total=1\n"), None);
+    }
+
+    #[test]
+    fn a_process_is_ended_when_all_stand_still_for_most_of_the_window_and_not_before() {
+        let (mut judge, begin) = (Judge::default(), Instant::now());
+        let mut at = |seconds: u64, still: u64, is_short| {
+            let now = begin + Duration::from_secs(seconds);
+            judge.judge(now, Duration::from_secs(still), is_short)
+        };
+        assert!(!at(0, 100, true));
+        assert!(!at(4, 104, true), "too early");
+        assert!(at(5, 103, true));
+        assert!(!at(6, 104, true), "that one needs time to go");
+        assert!(!at(10, 105, true), "most of the time something ran");
+        assert!(!at(14, 109, false));
+        assert!(!at(15, 110, true), "it begins anew");
+        assert!(at(20, 115, true));
+    }
+}
