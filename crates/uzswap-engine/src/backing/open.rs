@@ -4,9 +4,9 @@ use super::{Backing, FileBacking, NoBacking};
 use crate::ids::Place;
 use rustix::fs::{FallocateFlags, FlockOperation, Mode, OFlags};
 use std::fmt;
-use std::fs::File;
+use std::fs::{File, Metadata};
 use std::io;
-use std::os::unix::fs::{FileExt, FileTypeExt, OpenOptionsExt};
+use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 /// What the command line says of the backing.
@@ -48,6 +48,14 @@ enum Reason {
     Large(u64),
     #[error("it has {has} bytes and not {wanted}; give a smaller size, or none for all of it")]
     Beyond { has: u64, wanted: u64 },
+    #[error("it is a symbolic link; name the file itself")]
+    Link,
+    #[error("it belongs to another user; name a file of your own, or one that is not there")]
+    Foreign,
+    #[error("other users may write to it; take that away (chmod go-w), or name another file")]
+    Shared,
+    #[error("it is neither a file nor a block device; name one")]
+    Kind,
     #[error("it is in use by another process; choose another or end that process")]
     InUse,
     #[error(
@@ -100,24 +108,31 @@ fn open_unnamed(folder: &Path, bytes: u64) -> Result<FileBacking, Reason> {
 }
 
 fn open_path(path: &Path, bytes: Option<u64>) -> Result<FileBacking, Reason> {
-    let metadata = match path.metadata() {
+    let metadata = match path.symlink_metadata() {
         Err(error) if error.kind() == io::ErrorKind::NotFound => {
             let bytes = bytes.ok_or(Reason::NoSize)?;
             return create(path, bytes);
         }
         other => other.map_err(Reason::Io)?,
     };
+    let is_link = metadata.is_symlink();
+    let metadata = if is_link { target(path, &metadata)? } else { metadata };
     if metadata.is_dir() {
         return Err(Reason::Folder(path.display().to_string()));
     }
     let is_device = metadata.file_type().is_block_device();
     // For a block device, O_EXCL fails when it is mounted or otherwise in use.
-    let exclusive = if is_device { OFlags::EXCL.bits() as i32 } else { 0 };
-    let file = File::options().read(true).write(true).custom_flags(exclusive).open(path);
+    let exclusive = if is_device { OFlags::EXCL } else { OFlags::empty() };
+    let follow = if is_link { OFlags::empty() } else { OFlags::NOFOLLOW };
+    // A pipe would wait for somebody else.
+    let flags = (exclusive | follow | OFlags::NONBLOCK).bits() as i32;
+    let file = File::options().read(true).write(true).custom_flags(flags).open(path);
     let mut file = file.map_err(|error| match error.raw_os_error() {
         Some(code) if code == rustix::io::Errno::BUSY.raw_os_error() => Reason::InUse,
+        Some(code) if code == rustix::io::Errno::LOOP.raw_os_error() => Reason::Link,
         _ => Reason::Io(error),
     })?;
+    check_owner(&file, is_device)?;
     lock(&file)?;
     let size = io::Seek::seek(&mut file, io::SeekFrom::End(0)).map_err(Reason::Io)?;
     let bytes = bytes.unwrap_or(size);
@@ -136,10 +151,37 @@ fn open_path(path: &Path, bytes: Option<u64>) -> Result<FileBacking, Reason> {
     direct(file, bytes.min(end))
 }
 
+/// What a symbolic link leads to: only to a block device, as the names below /dev/disk and
+/// /dev/mapper do, and only one that no other user has made.
+fn target(path: &Path, link: &Metadata) -> Result<Metadata, Reason> {
+    let is_trusted = [0, rustix::process::geteuid().as_raw()].contains(&link.uid());
+    let Ok(target) = path.metadata() else { return Err(Reason::Link) };
+    if target.is_dir() || is_trusted && target.file_type().is_block_device() {
+        return Ok(target);
+    }
+    Err(Reason::Link)
+}
+
+/// What was opened, which may be another thing than was looked at before: a file must be this
+/// user's own, for nobody else to have it open or to write to it.
+fn check_owner(file: &File, is_device: bool) -> Result<(), Reason> {
+    let metadata = file.metadata().map_err(Reason::Io)?;
+    if metadata.file_type().is_block_device() == is_device && is_device {
+        return Ok(());
+    }
+    match () {
+        () if is_device || !metadata.is_file() => Err(Reason::Kind),
+        () if metadata.uid() != rustix::process::geteuid().as_raw() => Err(Reason::Foreign),
+        () if metadata.mode() & 0o022 != 0 => Err(Reason::Shared),
+        () => Ok(()),
+    }
+}
+
 /// Makes a file and takes its name away.
 fn create(path: &Path, bytes: u64) -> Result<FileBacking, Reason> {
     let mut options = File::options();
     options.read(true).write(true).create_new(true).mode(0o600);
+    options.custom_flags(OFlags::NOFOLLOW.bits() as i32);
     let file = options.open(path).map_err(Reason::Io)?;
     std::fs::remove_file(path).map_err(Reason::Io)?;
     reserve(&file, bytes)?;
@@ -244,6 +286,36 @@ mod tests {
         assert!(error(&folder.path().join("new"), Some(16 << 40)).contains("no room for"));
         assert!(error(&folder.path().join("new"), Some(1 << 50)).contains("at most 16 TiB"));
         assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 1, "nothing is left");
+    }
+
+    #[test]
+    fn what_other_users_could_have_made_or_could_write_is_refused() {
+        use std::os::unix::fs::{PermissionsExt, chown, symlink};
+        let folder = folder();
+        let (path, link) = (folder.path().join("swap.img"), folder.path().join("link"));
+        let error = |path: &Path| open(path, Some(4 << 20)).err().unwrap();
+        symlink(&path, &link).unwrap();
+        assert!(error(&link).contains("symbolic link"));
+        assert!(!path.exists(), "a link is not followed to make a file");
+        File::create(&path).unwrap();
+        assert!(error(&link).contains("symbolic link"));
+        for mode in [0o620, 0o602, 0o666] {
+            std::fs::set_permissions(&path, PermissionsExt::from_mode(mode)).unwrap();
+            assert!(error(&path).contains("chmod go-w"), "{mode:o}");
+        }
+        std::fs::set_permissions(&path, PermissionsExt::from_mode(0o644)).unwrap();
+        // Only root can give a file away.
+        if chown(&path, Some(65534), None).is_ok() {
+            assert!(error(&path).contains("another user"));
+            chown(&path, Some(0), None).unwrap();
+        }
+        let pipe = folder.path().join("pipe");
+        rustix::fs::mkfifoat(rustix::fs::CWD, &pipe, Mode::RUSR | Mode::WUSR).unwrap();
+        assert!(error(&pipe).contains("neither a file"));
+        assert_eq!(path.metadata().unwrap().len(), 0, "untouched");
+        drop(open(&path, Some(4 << 20)).unwrap());
+        let twice = create(&path, 4 << 20).err().unwrap().to_string();
+        assert!(twice.contains("exists"), "{twice}");
     }
 
     #[test]
