@@ -97,6 +97,7 @@ impl Holder {
             ram_bytes: room,
             pool_bytes_max: room,
             algorithm: compressor.parse().context("--compressors")?,
+            seals_backing: true,
         };
         prepare_thread();
         let cache = Cache::new(config, Box::new(NoBacking)).context("the cache")?;

@@ -35,12 +35,14 @@ pub struct LocksArguments {
     pub threads: Vec<usize>,
 }
 
-const STEPS: [(Locks, &str); 5] = [
-    (Locks::OneWriter, "one writer at a time"),
-    (Locks::OneLock, "one lock"),
-    (Locks::Clusters, "+ cluster locks"),
-    (Locks::SplitIndex, "+ split index"),
-    (Locks::SlotCaches, "+ slot caches"),
+/// The steps, and whether the backing is sealed.
+const STEPS: [(Locks, &str, bool); 6] = [
+    (Locks::OneWriter, "one writer at a time", false),
+    (Locks::OneLock, "one lock", false),
+    (Locks::Clusters, "+ cluster locks", false),
+    (Locks::SplitIndex, "+ split index", false),
+    (Locks::SlotCaches, "+ slot caches", false),
+    (Locks::SlotCaches, "the same, sealed", true),
 ];
 
 const CODECS: [&str; 2] = ["raw", "lz4"];
@@ -54,6 +56,7 @@ const MODEL_CPUS: usize = 32;
 struct Setting {
     locks: Locks,
     step: &'static str,
+    is_sealed: bool,
     codec: &'static str,
     threads: usize,
 }
@@ -98,6 +101,7 @@ fn with_cache<T>(
         ram_bytes: POOL_BYTES,
         pool_bytes_max: POOL_BYTES,
         algorithm: setting.codec.parse().context("compressor")?,
+        seals_backing: setting.is_sealed,
     };
     let cache = Cache::with_locks(config, ram.backing(), setting.locks).context("a cache")?;
     let area = cache.add_area(pages).ok_or_else(|| Failure::new("no room for an area"))?;
@@ -340,7 +344,7 @@ fn report(section: Section, codec: &str, settings: &[Setting], turns: &[Turns<Ru
     let title = format!("Swap-out, {codec}");
     let mut plot = Plot::new(&format!("out-{codec}"), &title, "threads", "MB/s").log_x();
     let mut rows = Vec::new();
-    for (_, step) in STEPS {
+    for (_, step, _) in STEPS {
         let mut points = Vec::new();
         for (setting, turn) in of_codec.iter().filter(|(setting, _)| setting.step == step) {
             let first = of_codec.iter().find(|(s, _)| s.threads == setting.threads);
@@ -397,9 +401,15 @@ pub fn run(bench: &Bench, arguments: &LocksArguments) -> Result<Section, Failure
     let ram = Ram::new((count as usize * PAGE_BYTES * 5 / 4).next_multiple_of(256 << 10));
     let mut settings = Vec::new();
     for codec in CODECS {
-        for (locks, step) in STEPS {
+        for (locks, step, is_sealed) in STEPS {
             let of_step = arguments.threads.iter();
-            settings.extend(of_step.map(|&threads| Setting { locks, step, codec, threads }));
+            settings.extend(of_step.map(|&threads| Setting {
+                locks,
+                step,
+                is_sealed,
+                codec,
+                threads,
+            }));
         }
     }
     let rounds = bench.rounds(3, 7);
@@ -446,7 +456,11 @@ fn device_faults(bench: &Bench, section: Section) -> Result<Section, Failure> {
         let options = options.iter().chain(more).map(|option| (*option).to_owned()).collect();
         Peer::Uzswap { name: name.into(), options }
     };
-    let peers = [peer(STEPS[0].1, &["--one-writer"]), peer(STEPS[4].1, &[])];
+    let peers = [
+        peer(STEPS[0].1, &["--one-writer", "--plain-backing"]),
+        peer(STEPS[4].1, &["--plain-backing"]),
+        peer(STEPS[5].1, &[]),
+    ];
     let (memory_mib, touches) = (bench.pick(64, 256, 256), bench.pick(500, 4_000, 10_000));
     let options = [
         format!("--mib={memory_mib}"),
@@ -481,8 +495,8 @@ fn device_faults(bench: &Bench, section: Section) -> Result<Section, Failure> {
 fn faults(bench: &Bench, section: Section, pages: &[Page], ram: &Ram) -> Result<Section, Failure> {
     let mut settings = Vec::new();
     for codec in CODECS {
-        for (locks, step) in [STEPS[0], STEPS[4]] {
-            settings.push(Setting { locks, step, codec, threads: FAULT_THREADS });
+        for (locks, step, is_sealed) in [STEPS[0], STEPS[4], STEPS[5]] {
+            settings.push(Setting { locks, step, is_sealed, codec, threads: FAULT_THREADS });
         }
     }
     let touches = bench.pick(500, 5_000, 20_000);

@@ -168,6 +168,7 @@ mod tests {
             ram_bytes: 64 << 20,
             pool_bytes_max: 8 << 20,
             algorithm: "lz4".parse().unwrap(),
+            seals_backing: true,
         };
         let cache = Arc::new(Cache::new(config, Box::new(NoBacking)).unwrap());
         CacheDisk::new(cache, PAGES).unwrap()

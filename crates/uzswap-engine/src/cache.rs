@@ -16,7 +16,8 @@
 //! leaves the entry as it was: a block device's reader may come again. [`Cache::load_exclusive`]
 //! drops it.
 
-use crate::backing::record::{RECORD_BYTES_MAX, Record};
+use crate::backing::record::Layout;
+use crate::backing::seal::Seal;
 use crate::backing::segments::SEGMENT_BYTES;
 use crate::backing::slots::Slots;
 use crate::backing::{BYTES_MAX, Backing};
@@ -27,7 +28,7 @@ use crate::config::{Attributes, Config, Locks};
 use crate::dedup::Candidates;
 use crate::error::{Error, SetupError};
 use crate::ids::{Area, Handle, SwapEntry};
-use crate::index::{Extent, Form, Index, Locked, Member, Object, State, View, Word};
+use crate::index::{Form, Index, Locked, Member, Object, State, View, Word};
 use crate::lru::{Links, Lru, OFF};
 use crate::page::{PAGE_BYTES, Page, Pattern, checksum_of, content_hash};
 use crate::percpu::PerCpu;
@@ -103,6 +104,8 @@ pub struct Cache {
     /// Bytes of what the newest dictionary is prepared with.
     pub(crate) encoder_bytes: AtomicUsize,
     pub(crate) backing: Box<dyn Backing>,
+    /// What is written there is sealed with it, if it is.
+    pub(crate) seal: Option<Seal>,
     pub(crate) slots: Slots,
     pub(crate) writer: Mutex<Writer>,
     /// Bytes of its buffers.
@@ -125,7 +128,7 @@ pub struct Cache {
 }
 
 /// What an entry referred to, copied out from under its lock.
-enum Fetched<'a> {
+pub(crate) enum Fetched<'a> {
     Absent,
     Filled(Pattern),
     /// In `scratch.object`.
@@ -154,6 +157,16 @@ pub(crate) fn verify(
         return Err("its checksum does not match");
     }
     Ok(())
+}
+
+fn check_backing(bytes: u64) -> Result<(), SetupError> {
+    const BYTES_MIN: u64 = 8 * SEGMENT_BYTES as u64;
+    let must = match bytes {
+        0 | BYTES_MIN..=BYTES_MAX => return Ok(()),
+        ..BYTES_MIN => "at least 2 MiB",
+        _ => "at most 16 TiB: give a size",
+    };
+    Err(SetupError::Size { what: "the backing", value: bytes, must })
 }
 
 impl Links for View<'_> {
@@ -186,21 +199,16 @@ impl Cache {
             let value = u64::from(config.pages_max) * PAGE_BYTES as u64;
             return Err(SetupError::Size { what: "the address space", value, must });
         }
-        const BYTES_MIN: u64 = 8 * SEGMENT_BYTES as u64;
-        let must = match backing.bytes() {
-            0 | BYTES_MIN..=BYTES_MAX => None,
-            ..BYTES_MIN => Some("at least 2 MiB"),
-            _ => Some("at most 16 TiB: give a size"),
-        };
-        if let Some(must) = must {
-            return Err(SetupError::Size { what: "the backing", value: backing.bytes(), must });
-        }
+        check_backing(backing.bytes())?;
         let index = Index::new(keys, locks);
         let shares = Shares::new(&index, config.pages_max).expect("the keys were counted in");
         let units = Units::new(&index, config.pages_max).expect("the keys were counted in");
         let pool_bytes_max = config.ram_bytes.max(config.pool_bytes_max) as usize;
         let has_backing = backing.bytes() > 0;
-        let slots = Slots::new(backing.bytes(), locks);
+        let seal = (has_backing && config.seals_backing).then(Seal::new).transpose();
+        let seal = seal.map_err(SetupError::Key)?;
+        let layout = if seal.is_some() { Layout::Sealed } else { Layout::Plain };
+        let slots = Slots::new(backing.bytes(), locks, layout);
         let writer = if has_backing { Writer::new(config.pool_bytes_max)? } else { Writer::idle() };
         let writer_bytes = writer.bytes();
         let buffers = if has_backing { StoreBuffer::COUNT } else { 0 };
@@ -224,6 +232,7 @@ impl Cache {
             recent: Recent::new(),
             encoder_bytes: AtomicUsize::new(0),
             backing,
+            seal,
             slots,
             writer: Mutex::new(writer),
             writer_bytes,
@@ -588,7 +597,7 @@ impl Cache {
                 locked.set(word);
                 Ok(Fetched::Object { scratch, form: object.form, checksum })
             }
-            State::Placed(extent) => self.fetch_placed(key, locked.aux() as u32, extent),
+            State::Placed(extent) => self.fetch_placed(key, locked.aux(), extent),
             State::Member(member) => self.fetch_member(key, locked.aux() as u32, member),
             // The record stays while this entry, which shares it, is locked.
             State::Shared(record) => {
@@ -622,71 +631,6 @@ impl Cache {
         let mut scratch = self.scratch.lock_here();
         scratch.keep_unit(&unit[..needed]);
         Ok(Fetched::Member { scratch, bytes: needed, position: member.position, checksum })
-    }
-
-    /// Copies a piece of a unit out; its bytes, or `None` when it is not there or too long.
-    pub(crate) fn fetch_piece(
-        &self,
-        piece: SwapEntry,
-        out: &mut [u8],
-    ) -> Result<Option<usize>, Error> {
-        let view = self.index.view();
-        let mut locked = view.lock_existing(piece);
-        let form = match locked.state() {
-            State::Pooled(Object { form, .. }) | State::Placed(Extent { form, .. }) => form,
-            _ => return Ok(None),
-        };
-        let Some(out) = out.get_mut(..form.bytes.into()) else { return Ok(None) };
-        match locked.state() {
-            State::Pooled(object) => {
-                self.pool.read(object.handle, out);
-                let word = locked.word().with_referenced(true);
-                locked.set(word);
-            }
-            State::Placed(extent) => {
-                let mut record = [0; RECORD_BYTES_MAX];
-                out.copy_from_slice(self.read_record(piece, extent, &mut record)?);
-            }
-            _ => return Ok(None),
-        }
-        Ok(Some(out.len()))
-    }
-
-    fn fetch_placed(
-        &self,
-        key: SwapEntry,
-        checksum: u32,
-        extent: Extent,
-    ) -> Result<Fetched<'_>, Error> {
-        let mut record = [0; RECORD_BYTES_MAX];
-        let object = self.read_record(key, extent, &mut record)?;
-        let mut scratch = self.scratch.lock_here();
-        scratch.object[..object.len()].copy_from_slice(object);
-        Ok(Fetched::Object { scratch, form: extent.form, checksum })
-    }
-
-    /// Reads a record whose entry is locked, so that it can neither be cleaned away nor
-    /// overwritten; its object.
-    fn read_record<'a>(
-        &self,
-        key: SwapEntry,
-        extent: Extent,
-        record: &'a mut [u8; RECORD_BYTES_MAX],
-    ) -> Result<&'a [u8], Error> {
-        // A page written through has a slot to itself, without a header.
-        let header = self.slots.header_bytes(extent.place);
-        let record = &mut record[..header + usize::from(extent.form.bytes)];
-        if let Err(source) = self.backing.read(extent.place.byte(), record) {
-            self.counters.increment(ReadFail);
-            return Err(Error::Backing { entry: key.0, source });
-        }
-        self.counters.increment(BackingReads);
-        self.counters.increment(LoadsBacking);
-        self.counters.add(BackingBytesRead, record.len() as i64);
-        if header > 0 && !Record::is_of(record, key, extent.form) {
-            return Err(self.damaged(key, "the backing returned another record"));
-        }
-        Ok(&record[header..])
     }
 
     /// Makes the page of what was fetched, and verifies it.
@@ -726,7 +670,7 @@ impl Cache {
         verify(decoded, checksum, page).map_err(|what| self.damaged(key, what))
     }
 
-    fn damaged(&self, key: SwapEntry, what: &'static str) -> Error {
+    pub(crate) fn damaged(&self, key: SwapEntry, what: &'static str) -> Error {
         self.counters.increment(DecompressFail);
         Error::Damaged { entry: key.0, what }
     }

@@ -21,6 +21,9 @@ pub struct Config {
     pub pool_bytes_max: u64,
     /// First value of `compressor`.
     pub algorithm: Algorithm,
+    /// Whether what is written to the backing is encrypted and authenticated. It should be, unless
+    /// what is below the backing does that.
+    pub seals_backing: bool,
 }
 
 /// How far the locks are split. A cache is made with the last; the others are what a benchmark

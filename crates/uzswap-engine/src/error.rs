@@ -37,6 +37,12 @@ pub enum SetupError {
         /// What is accepted.
         must: &'static str,
     },
+    /// No key for what is written to the backing.
+    #[error(
+        "cannot make a key for the backing: {0}; allow a page of locked memory (ulimit -l), or \
+         use a plain backing on an encrypted disk"
+    )]
+    Key(io::Error),
     /// Memory for the first sections or the writeback buffers could not be had.
     #[error("cannot get memory for the cache: {0}; free some or make the pool smaller")]
     Memory(#[from] io::Error),

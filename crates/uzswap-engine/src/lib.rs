@@ -23,6 +23,7 @@ mod share;
 mod unit;
 
 mod cache;
+mod placed;
 mod recompress;
 mod run;
 mod scratch;

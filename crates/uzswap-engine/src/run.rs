@@ -15,7 +15,6 @@
 //! while holding another. Whatever is wrong ends the run before that page; it is then loaded by
 //! itself, which says what is wrong.
 
-use crate::backing::record::Record;
 use crate::cache::{Cache, Load, verify};
 use crate::error::Error;
 use crate::ids::SwapEntry;
@@ -36,8 +35,8 @@ struct Run<'a> {
     count: usize,
     start: u64,
     end: u64,
-    /// Bytes before each object.
-    header: usize,
+    /// Whether they are pages written through, each in a slot.
+    is_single: bool,
 }
 
 impl Cache {
@@ -80,8 +79,11 @@ impl Cache {
         let most = pages.len().min(PAGES_MAX);
         for locked in (0..most).map_while(|offset| entry(offset).and_then(Entry::try_lock)) {
             let State::Placed(extent) = locked.state() else { break };
-            let header = self.slots.header_bytes(extent.place);
-            if !run.take_in(extent, header, locked, block, pages.as_flattened().len()) {
+            let is_single = self.slots.is_single(extent.place);
+            let bytes = self.slots.bytes_to_read(extent) as u64;
+            let end = extent.place.byte() + bytes;
+            let ends = Ends { start: extent.place.byte(), end, is_single };
+            if !run.take_in(ends, locked, block, pages.as_flattened().len()) {
                 break;
             }
         }
@@ -112,15 +114,14 @@ impl Cache {
         place: impl Fn(Extent) -> usize,
     ) -> usize {
         for page in 0..run.count {
-            let Some((extent, checksum)) = run.take(page) else { return page };
-            let bytes = usize::from(extent.form.bytes);
-            let record = &pages.as_flattened()[place(extent)..][..run.header + bytes];
+            let Some((extent, proof)) = run.take(page) else { return page };
+            let end = self.slots.bytes_to_read(extent);
+            let record = &mut pages.as_flattened_mut()[place(extent)..][..end];
             let owner = SwapEntry(first.0 + page as u32);
-            if run.header > 0 && !Record::is_of(record, owner, extent.form) {
-                return page;
-            }
+            let Ok(held) = self.open_held(owner, extent, proof, record) else { return page };
+            let (bytes, checksum) = (held.object.len(), held.checksum);
             let mut scratch = self.scratch.lock_here();
-            scratch.object[..bytes].copy_from_slice(&record[run.header..]);
+            scratch.object[..bytes].copy_from_slice(held.object);
             let decoded = scratch.decompress(extent.form.codec, bytes, &mut pages[page]);
             drop(scratch);
             if verify(decoded, checksum, &pages[page]).is_err() {
@@ -135,29 +136,28 @@ impl Cache {
     }
 }
 
+/// Where a record is on the backing, bytes, and whether it is a page written through.
+struct Ends {
+    start: u64,
+    end: u64,
+    is_single: bool,
+}
+
 impl<'a> Run<'a> {
     fn new() -> Self {
         let entries = [const { None }; PAGES_MAX];
-        Self { entries, count: 0, start: 0, end: 0, header: 0 }
+        Self { entries, count: 0, start: 0, end: 0, is_single: false }
     }
 
     /// Takes the next record in; `false` where it does not follow, or more than `most` bytes would
     /// have to be read in whole blocks.
-    fn take_in(
-        &mut self,
-        extent: Extent,
-        header: usize,
-        locked: Locked<'a>,
-        block: u64,
-        most: usize,
-    ) -> bool {
-        let at = extent.place.byte();
-        let end = at + (header + usize::from(extent.form.bytes)) as u64;
+    fn take_in(&mut self, record: Ends, locked: Locked<'a>, block: u64, most: usize) -> bool {
+        let Ends { start, end, is_single } = record;
         if self.count == 0 {
-            (self.start, self.header) = (at, header);
+            (self.start, self.is_single) = (start, is_single);
         } else {
-            let follows = (self.end..=self.end + GAP_MAX).contains(&at);
-            if header != self.header || !follows || self.blocks(end, block).1 > most {
+            let follows = (self.end..=self.end + GAP_MAX).contains(&start);
+            if is_single != self.is_single || !follows || self.blocks(end, block).1 > most {
                 return false;
             }
         }
@@ -180,10 +180,10 @@ impl<'a> Run<'a> {
         Some(extent)
     }
 
-    /// Unlocks a page's entry; where its record is, and the page's checksum.
-    fn take(&mut self, page: usize) -> Option<(Extent, u32)> {
+    /// Unlocks a page's entry; where its record is, and what shows that it is the page's.
+    fn take(&mut self, page: usize) -> Option<(Extent, u64)> {
         let extent = self.extent(page)?;
         let locked = self.entries[page].take()?;
-        Some((extent, locked.aux() as u32))
+        Some((extent, locked.aux()))
     }
 }

@@ -113,7 +113,7 @@ const fn figure(name: &'static str, doc: &'static str, ask: fn(&Cache) -> u64) -
     Statistic { name, doc, source: Source::Figure(ask) }
 }
 
-const FIGURES: [Statistic; 10] = [
+const FIGURES: [Statistic; 11] = [
     figure(
         "pool_total_size",
         "Bytes of memory that objects take: frames in use, with what the allocator wastes in them.",
@@ -148,6 +148,11 @@ const FIGURES: [Statistic; 10] = [
         |cache| cache.dictionary_bytes() as u64,
     ),
     figure("backing_total_size", "Bytes of the backing.", |cache| cache.backing.bytes()),
+    figure(
+        "backing_sealed",
+        "1 when what is written to the backing is encrypted and authenticated.",
+        |cache| cache.seal.is_some().into(),
+    ),
     figure(
         "backing_live_size",
         "Bytes of the backing that hold records still referred to.",

@@ -9,6 +9,7 @@ use crate::{Area, Cache, Config, Error, Load, PAGE_BYTES, Page, Store, SwapEntry
 use std::collections::{HashMap, VecDeque};
 use std::convert::Infallible;
 use std::io;
+use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
@@ -238,11 +239,19 @@ pub struct Faults {
     pub fail_reads: AtomicBool,
     /// Reads come back with a bit turned.
     pub damage_reads: AtomicBool,
+    /// What is on it.
+    content: Mutex<Vec<u8>>,
+}
+
+impl Faults {
+    /// What somebody else with access to the device sees, and may change.
+    pub fn tamper<T>(&self, with: impl FnOnce(&mut [u8]) -> T) -> T {
+        with(&mut lock(&self.content))
+    }
 }
 
 /// A backing in memory. A submitted write is done when it is asked for, not before.
 pub struct TestBacking {
-    bytes: Mutex<Vec<u8>>,
     pending: Mutex<VecDeque<Write>>,
     faults: Arc<Faults>,
     block_bytes: usize,
@@ -252,8 +261,8 @@ impl TestBacking {
     /// `bytes` of zeros, and its faults.
     pub fn new(bytes: usize, block_bytes: usize) -> (Self, Arc<Faults>) {
         let faults = Arc::new(Faults::default());
+        *lock(&faults.content) = vec![0; bytes];
         let backing = Self {
-            bytes: Mutex::new(vec![0; bytes]),
             pending: Mutex::new(VecDeque::with_capacity(16)),
             faults: faults.clone(),
             block_bytes,
@@ -264,7 +273,7 @@ impl TestBacking {
 
 impl Backing for TestBacking {
     fn bytes(&self) -> u64 {
-        lock(&self.bytes).len() as u64
+        lock(&self.faults.content).len() as u64
     }
 
     fn block_bytes(&self) -> usize {
@@ -275,7 +284,7 @@ impl Backing for TestBacking {
         if self.faults.fail_reads.load(Relaxed) {
             return Err(io::Error::from_raw_os_error(5));
         }
-        out.copy_from_slice(&lock(&self.bytes)[offset as usize..][..out.len()]);
+        out.copy_from_slice(&lock(&self.faults.content)[offset as usize..][..out.len()]);
         if self.faults.damage_reads.load(Relaxed) {
             let middle = out.len() / 2;
             out[middle] ^= 1;
@@ -288,19 +297,19 @@ impl Backing for TestBacking {
         assert!(bytes.len().is_multiple_of(self.block_bytes), "a write of part of a block");
         if self.faults.fail_writes.load(Relaxed) {
             // A write that fails may have changed anything it covers.
-            lock(&self.bytes)[offset as usize..][..bytes.len()].fill(0xee);
+            lock(&self.faults.content)[offset as usize..][..bytes.len()].fill(0xee);
             return Err(io::Error::from_raw_os_error(5));
         }
         if self.faults.full.load(Relaxed) {
             return Err(io::ErrorKind::StorageFull.into());
         }
-        lock(&self.bytes)[offset as usize..][..bytes.len()].copy_from_slice(bytes);
+        lock(&self.faults.content)[offset as usize..][..bytes.len()].copy_from_slice(bytes);
         Ok(())
     }
 
     fn discard(&self, offset: u64, bytes: u64) -> io::Result<()> {
         // So that a read of what was given up is seen.
-        lock(&self.bytes)[offset as usize..][..bytes as usize].fill(0xdd);
+        lock(&self.faults.content)[offset as usize..][..bytes as usize].fill(0xdd);
         Ok(())
     }
 
@@ -338,6 +347,8 @@ pub struct Setup {
     pub block_bytes: usize,
     /// The compressor.
     pub compressor: &'static str,
+    /// Whether what goes to the backing is sealed.
+    pub seals_backing: bool,
 }
 
 impl Default for Setup {
@@ -350,6 +361,7 @@ impl Default for Setup {
             backing_bytes: 0,
             block_bytes: 512,
             compressor: "lz4",
+            seals_backing: true,
         }
     }
 }
@@ -369,6 +381,7 @@ impl Setup {
             ram_bytes: self.ram_bytes,
             pool_bytes_max: self.pool_bytes,
             algorithm: self.compressor.parse().expect("a known compressor"),
+            seals_backing: self.seals_backing,
         };
         let cache = Cache::new(config, backing).expect("a small cache can be made");
         let area = cache.add_area(self.pages).expect("the only area");
@@ -377,6 +390,17 @@ impl Setup {
 }
 
 impl Cache {
+    /// Where on the backing a page's own record is, in bytes; `None` when it has none there.
+    pub fn record_of(&self, key: SwapEntry) -> Option<Range<usize>> {
+        match self.index.view().peek(key).state() {
+            State::Placed(extent) => {
+                let start = extent.place.byte() as usize;
+                Some(start..start + self.slots.bytes_to_read(extent))
+            }
+            _ => None,
+        }
+    }
+
     /// Turns one bit of a page's object in the pool, as bad memory does. `None` when the page has
     /// no object of its own there, or the object has no such bit. Of a page in a unit it is the
     /// unit's first piece.
@@ -536,6 +560,7 @@ pub fn fuzz_cache_ops(bytes: &[u8]) {
         backing_bytes: [0, 2 << 20, 3 << 20, 8 << 20][usize::from(first >> 1 & 3)],
         block_bytes: if first & 8 == 0 { 512 } else { 4096 },
         compressor: Codec::CHOICES[usize::from(first >> 4) % Codec::CHOICES.len()].name(),
+        seals_backing: rest.len().is_multiple_of(2),
         ..Setup::default()
     };
     let mut harness = Harness::new(setup);

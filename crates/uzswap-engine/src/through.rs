@@ -4,11 +4,13 @@
 //! store_through   take a slot → write the page → into the index
 //! packing         the segments with fewest such pages → their slots move → the segments are free
 //! ```
-//! Such a page takes one slot, as it is, without a header: who it belongs to is known from the
-//! index alone. So a segment that is given out slot by slot cannot be cleaned as others are. Where
-//! free slots are many and free segments few, the index is walked once, and what is found in the
-//! emptiest of those segments is moved into free slots of the others.
+//! Such a page takes one slot, without a header, and its tag is kept in memory (see
+//! `backing::slots`): who it belongs to is known from the index alone. So a segment that is given
+//! out slot by slot cannot be cleaned as others are. Where free slots are many and free segments
+//! few, the index is walked once, and what is found in the emptiest of those segments is moved into
+//! free slots of the others.
 
+use crate::backing::seal::Identity;
 use crate::backing::segments::{Segment, Use};
 use crate::backing::slots::{RESERVED, SLOT_BYTES, Slot};
 use crate::cache::{Cache, Reject, Store};
@@ -23,6 +25,13 @@ use crate::writeback::Failure;
 
 /// The form of a page written through.
 const RAW: Form = Form { bytes: PAGE_BYTES as u16, codec: Codec::Raw };
+
+impl Slot {
+    /// A page written through to it.
+    fn extent(self) -> Extent {
+        Extent { place: Place::at(self.start()), form: RAW }
+    }
+}
 
 /// Slots of a segment.
 const SEGMENT_SLOTS: usize = u64::BITS as usize;
@@ -56,40 +65,48 @@ impl Cache {
             return Store::Rejected(Reject::ReclaimFail);
         };
         let _one = (self.locks == Locks::OneWriter).then(|| lock(&self.writer));
-        if !self.write_slot(slot, page) {
+        let checksum = checksum_of(content_hash(page));
+        let Some(proof) = self.write_slot(key, slot, page, checksum) else {
             self.slots.give_slot(slot);
             return Store::Rejected(Reject::ReclaimFail);
-        }
+        };
         let view = self.index.view();
         let Ok(mut locked) = view.lock_made(key) else {
             self.slots.give_slot(slot);
             self.doorbell.ring();
             return Store::Rejected(Reject::AllocFail);
         };
-        let extent = Extent { place: Place::at(slot.start()), form: RAW };
+        let extent = slot.extent();
         self.slots.add(extent);
         let old = self.publish(key, &mut locked, Word::new(State::Placed(extent)));
-        locked.set_aux(checksum_of(content_hash(page)).into());
+        locked.set_aux(proof);
         drop(locked);
         self.dispose(old);
         self.counters.increment(WrittenThrough);
         Store::Stored
     }
 
-    fn write_slot(&self, slot: Slot, page: &Page) -> bool {
+    /// Writes a page to its slot; what the entry must know to read it. `None` if it was not
+    /// written.
+    fn write_slot(&self, owner: SwapEntry, slot: Slot, page: &Page, checksum: u32) -> Option<u64> {
         let is_aligned = (page.as_ptr() as usize).is_multiple_of(self.backing.block_bytes());
-        let written = match is_aligned {
-            true => self.backing.write(slot.start(), page),
-            false => self.backing.write(slot.start(), &Aligned(*page).0),
-        };
-        match written {
-            Ok(()) => self.counters.add(BackingBytesWritten, PAGE_BYTES as i64),
-            Err(error) => {
-                self.fail(Failure { what: "write", byte: slot.start(), error });
-                return false;
+        let (proof, written) = match &self.seal {
+            Some(seal) => {
+                let (generation, extent) = (seal.next(), slot.extent());
+                let mut sealed = Aligned(*page);
+                let tag = seal.seal(Identity { owner, extent, generation }, &mut sealed.0);
+                self.slots.set_tag(slot, tag);
+                (generation.0, self.backing.write(slot.start(), &sealed.0))
             }
+            None if is_aligned => (checksum.into(), self.backing.write(slot.start(), page)),
+            None => (checksum.into(), self.backing.write(slot.start(), &Aligned(*page).0)),
+        };
+        if let Err(error) = written {
+            self.fail(Failure { what: "write", byte: slot.start(), error });
+            return None;
         }
-        true
+        self.counters.add(BackingBytesWritten, PAGE_BYTES as i64);
+        Some(proof)
     }
 
     /// Moves pages written through together, until there are free segments where there were free
@@ -153,22 +170,25 @@ impl Cache {
         let Some(slot) = self.slots.take_slot(usize::MAX) else { return false };
         let mut page = Aligned([0; PAGE_BYTES]);
         let byte = from.place.byte();
-        let moved = match self.backing.read(byte, &mut page.0) {
-            Ok(()) => self.write_slot(slot, &page.0),
-            Err(error) => {
-                self.fail(Failure { what: "read", byte, error });
-                false
-            }
-        };
-        if !moved {
+        if let Err(error) = self.backing.read(byte, &mut page.0) {
+            self.fail(Failure { what: "read", byte, error });
             self.slots.give_slot(slot);
             return false;
         }
-        let extent = Extent { place: Place::at(slot.start()), form: RAW };
-        let checksum = locked.aux();
+        let Ok(held) = self.open_held(key, from, locked.aux(), &mut page.0) else {
+            // It stays where it is, an error to whoever loads it.
+            self.slots.give_slot(slot);
+            return true;
+        };
+        let checksum = held.checksum;
+        let Some(proof) = self.write_slot(key, slot, &page.0, checksum) else {
+            self.slots.give_slot(slot);
+            return false;
+        };
+        let extent = slot.extent();
         self.slots.add(extent);
         let old = self.publish(key, &mut locked, Word::new(State::Placed(extent)));
-        locked.set_aux(checksum);
+        locked.set_aux(proof);
         drop(locked);
         self.dispose(old);
         true

@@ -14,7 +14,8 @@
 //! segments run short: copies what is live in the emptiest segments into the open one. That is
 //! under the writer's lock, which a store takes only when it needs cleaning too.
 
-use crate::backing::record::{HEADER_BYTES, Record, record_bytes, records};
+use crate::backing::record::{HEADER_BYTES, Layout, Record, record_at, records, seal_records};
+use crate::backing::seal::{Generation, Seal};
 use crate::backing::segments::{SEGMENT_BYTES, Segment, Use};
 use crate::backing::slots::RESERVED;
 use crate::backing::{Buffer, Completion, Write};
@@ -39,7 +40,7 @@ pub(crate) struct Writer {
     cleaned: Option<Buffer>,
     /// The segment being filled.
     open: Option<Open>,
-    writes_in_flight: usize,
+    in_flight: Vec<InFlight>,
     /// Segments of which copies are on their way. They take no other use until all writes have
     /// ended: a copy is committed by where its page was, which must not be another page by then.
     cleaning: Vec<Segment>,
@@ -71,6 +72,14 @@ struct Open {
     segment: Segment,
     buffer: Buffer,
     filled: usize,
+    /// What its records will be sealed in.
+    generation: Option<Generation>,
+}
+
+/// A segment that is being written.
+struct InFlight {
+    segment: Segment,
+    generation: Option<Generation>,
 }
 
 impl Writer {
@@ -82,6 +91,7 @@ impl Writer {
         Ok(Self {
             buffers: buffers.collect::<io::Result<_>>()?,
             cleaned: Some(Buffer::new(SEGMENT_BYTES)?),
+            in_flight: Vec::with_capacity(count),
             cleaning: Vec::with_capacity(64),
             ..Self::idle()
         })
@@ -98,7 +108,7 @@ impl Writer {
             buffers: Vec::new(),
             cleaned: None,
             open: None,
-            writes_in_flight: 0,
+            in_flight: Vec::new(),
             cleaning: Vec::new(),
             hopeless_above: u64::MAX,
         }
@@ -106,9 +116,13 @@ impl Writer {
 }
 
 impl Open {
+    fn layout(&self) -> Layout {
+        if self.generation.is_some() { Layout::Sealed } else { Layout::Plain }
+    }
+
     /// Where a record of `form` would go, if it fits.
     fn place(&self, form: Form) -> Option<Place> {
-        (self.filled + record_bytes(form) <= SEGMENT_BYTES)
+        (self.filled + self.layout().record_bytes(form) <= SEGMENT_BYTES)
             .then(|| Place::at(self.segment.start() + self.filled as u64))
     }
 
@@ -116,13 +130,17 @@ impl Open {
     fn append(&mut self, record: Record) -> &mut [u8] {
         let start = self.filled;
         record.write(&mut self.buffer[start..]);
-        self.filled += record_bytes(record.form);
+        self.filled += self.layout().record_bytes(record.form);
         let object = start + HEADER_BYTES;
         &mut self.buffer[object..object + usize::from(record.form.bytes)]
     }
 
-    /// Ends the records, whatever the buffer held before; the bytes to write.
-    fn seal(&mut self, block_bytes: usize) -> usize {
+    /// Ends the records, whatever the buffer held before, and seals them, once; the bytes to write.
+    fn finish(&mut self, seal: Option<&Seal>, block_bytes: usize) -> usize {
+        if let (Some(seal), Some(generation)) = (seal, self.generation) {
+            let records = &mut self.buffer[..self.filled];
+            seal_records(seal, generation, self.segment.start(), records);
+        }
         let end = (self.filled + HEADER_BYTES).min(SEGMENT_BYTES);
         self.buffer[self.filled..end].fill(0);
         end.next_multiple_of(block_bytes)
@@ -177,7 +195,7 @@ impl Cache {
         while left > 0 && !enough(0) && self.writeback_works() {
             top_up();
             let mut writer = lock(&self.writer);
-            let goes_on = if enough(writer.writes_in_flight * SEGMENT_BYTES) {
+            let goes_on = if enough(writer.in_flight.len() * SEGMENT_BYTES) {
                 self.complete(&mut writer, true)
             } else {
                 let filled = self.write_segment(&mut writer);
@@ -211,7 +229,7 @@ impl Cache {
         }
         let segment = self.take_space(|slots| slots.take_segment(RESERVED))?;
         let buffer = own.0.take().expect("whoever has the lock puts it back");
-        let mut open = Open { segment, buffer, filled: 0 };
+        let mut open = self.open_segment(segment, buffer);
         self.fill(&mut open);
         let written = if open.filled > 0 {
             self.write(&mut open)
@@ -223,13 +241,18 @@ impl Cache {
         Some(written)
     }
 
+    fn open_segment(&self, segment: Segment, buffer: Buffer) -> Open {
+        let generation = self.seal.as_ref().map(Seal::next);
+        Open { segment, buffer, filled: 0, generation }
+    }
+
     /// Writes a segment and waits for it; whether pages left the pool.
     fn write(&self, open: &mut Open) -> bool {
-        let bytes = open.seal(self.backing.block_bytes());
+        let bytes = open.finish(self.seal.as_ref(), self.backing.block_bytes());
         match self.backing.write(open.segment.start(), &open.buffer[..bytes]) {
             Ok(()) => {
                 self.counters.add(BackingBytesWritten, bytes as i64);
-                self.commit(open.segment, &open.buffer) > 0
+                self.commit(open.segment, open.generation, &open.buffer) > 0
             }
             Err(error) => {
                 self.give_up(open.segment, &open.buffer, error);
@@ -275,7 +298,7 @@ impl Cache {
             writer.buffers.push(buffer);
             return false;
         };
-        writer.open = Some(Open { segment, buffer, filled: 0 });
+        writer.open = Some(self.open_segment(segment, buffer));
         true
     }
 
@@ -323,10 +346,10 @@ impl Cache {
     /// Starts the write of the open segment, if there is anything in it.
     fn submit(&self, writer: &mut Writer) {
         let Some(mut open) = writer.open.take_if(|open| open.filled > 0) else { return };
-        let bytes = open.seal(self.backing.block_bytes());
-        let Open { segment, buffer, .. } = open;
+        let bytes = open.finish(self.seal.as_ref(), self.backing.block_bytes());
+        let Open { segment, buffer, generation, .. } = open;
         self.backing.submit(Write { offset: segment.start(), buffer, bytes });
-        writer.writes_in_flight += 1;
+        writer.in_flight.push(InFlight { segment, generation });
     }
 
     /// Writes what was copied and waits for every write in flight. Whoever writes does so at last:
@@ -346,16 +369,18 @@ impl Cache {
 
     /// Takes one write that ended and commits it; `false` when there is none (yet).
     fn complete(&self, writer: &mut Writer, wait: bool) -> bool {
-        if writer.writes_in_flight == 0 {
+        if writer.in_flight.is_empty() {
             return false;
         }
         let Some(Completion { write, result }) = self.backing.complete(wait) else { return false };
-        writer.writes_in_flight -= 1;
         let segment = Segment::of(Place::at(write.offset));
+        let written = writer.in_flight.iter().position(|write| write.segment == segment);
+        let written = written.expect("what completes was submitted");
+        let InFlight { generation, .. } = writer.in_flight.swap_remove(written);
         match result {
             Ok(()) => {
                 self.counters.add(BackingBytesWritten, write.bytes as i64);
-                self.commit(segment, &write.buffer);
+                self.commit(segment, generation, &write.buffer);
             }
             Err(error) => self.give_up(segment, &write.buffer, error),
         }
@@ -364,10 +389,10 @@ impl Cache {
     }
 
     /// Makes the records of a written segment what their entries mean; how many still wanted it.
-    fn commit(&self, segment: Segment, buffer: &[u8]) -> usize {
+    fn commit(&self, segment: Segment, generation: Option<Generation>, buffer: &[u8]) -> usize {
         let place = |offset: usize| Place::at(segment.start() + offset as u64);
-        let committed = records(buffer)
-            .filter(|(offset, record)| self.commit_record(place(*offset), *record))
+        let committed = records(buffer, self.slots.layout)
+            .filter(|(offset, record)| self.commit_record(place(*offset), generation, *record))
             .count();
         if self.slots.segments.written(segment) {
             self.slots.give_segment(segment, Use::Open);
@@ -375,7 +400,7 @@ impl Cache {
         committed
     }
 
-    fn commit_record(&self, place: Place, record: Record) -> bool {
+    fn commit_record(&self, place: Place, generation: Option<Generation>, record: Record) -> bool {
         let key = record.owner;
         let extent = Extent { place, form: record.form };
         let view = self.index.view();
@@ -398,7 +423,7 @@ impl Cache {
         }
         self.slots.add(extent);
         let old = self.publish(key, &mut locked, Word::new(State::Placed(extent)));
-        locked.set_aux(record.checksum.into());
+        locked.set_aux(generation.map_or(record.checksum.into(), |generation| generation.0));
         drop(locked);
         self.dispose(old);
         true
@@ -407,7 +432,7 @@ impl Cache {
     /// A write failed: its pages stay in the pool, the oldest again, and writeback stops.
     fn give_up(&self, segment: Segment, buffer: &[u8], error: io::Error) {
         self.fail(Failure { what: "write", byte: segment.start(), error });
-        for (offset, record) in records(buffer) {
+        for (offset, record) in records(buffer, self.slots.layout) {
             let place = Place::at(segment.start() + offset as u64);
             let view = self.index.view();
             let Some(mut locked) = view.lock(record.owner) else { continue };
@@ -460,10 +485,12 @@ impl Cache {
         if let (Some(victim), true) = (victim, room) {
             return self.clean(writer, victim);
         }
+        let cleaned = self.counters.get(SegmentsCleaned);
         self.settle(writer);
-        // What was just written is itself the only one left worth cleaning: stop, and do not try
-        // again before something has died.
-        if victim.is_none() && self.slots.is_short() && !self.pack_singles() {
+        let won_nothing = victim.is_none() || self.counters.get(SegmentsCleaned) == cleaned;
+        // What was just written is itself the only one left worth cleaning, or what lives in the
+        // others cannot be read: stop, and do not try again before something has died.
+        if won_nothing && self.slots.is_short() && !self.pack_singles() {
             writer.hopeless_above = live.saturating_sub(SEGMENT_BYTES as u64);
             return false;
         }
@@ -475,7 +502,7 @@ impl Cache {
         let Some(mut content) = writer.cleaned.take() else { return false };
         let cleaned = if self.slots.segments.turn(victim, Use::Written, Use::Cleaning) {
             let copied = match self.backing.read(victim.start(), &mut content) {
-                Ok(()) => self.copy_live(writer, victim, &content),
+                Ok(()) => self.copy_live(writer, victim, &mut content),
                 Err(error) => {
                     self.fail(Failure { what: "read", byte: victim.start(), error });
                     false
@@ -490,9 +517,13 @@ impl Cache {
         cleaned
     }
 
-    /// Copies a segment's live records into open ones.
-    fn copy_live(&self, writer: &mut Writer, victim: Segment, content: &[u8]) -> bool {
-        for (offset, found) in records(content) {
+    /// Copies a segment's live records into open ones. What cannot be opened stays where it is: it
+    /// is an error to whoever loads it, and may be whole the next time.
+    fn copy_live(&self, writer: &mut Writer, victim: Segment, content: &mut [u8]) -> bool {
+        let (mut next, layout) = (0, self.slots.layout);
+        while let Some(found) = record_at(content, next, layout) {
+            let offset = next;
+            next += layout.record_bytes(found.form);
             // Before the entry is locked: a commit may have to lock the same one.
             if writer.open.as_ref().is_some_and(|open| open.place(found.form).is_none()) {
                 self.settle(writer);
@@ -501,15 +532,17 @@ impl Cache {
                 return false;
             }
             let Some(open) = &mut writer.open else { return false };
-            let place = Place::at(victim.start() + offset as u64);
+            let extent =
+                Extent { place: Place::at(victim.start() + offset as u64), form: found.form };
             let view = self.index.view();
             let Some(locked) = view.lock(found.owner) else { continue };
-            if locked.state() == State::Placed(Extent { place, form: found.form }) {
-                let checksum = locked.aux() as u32;
-                let record = Record { checksum, moved_from: Some(victim), ..found };
-                let object = offset + HEADER_BYTES;
-                let bytes = usize::from(found.form.bytes);
-                open.append(record).copy_from_slice(&content[object..object + bytes]);
+            if locked.state() == State::Placed(extent) {
+                let bytes = &mut content[offset..][..layout.bytes(found.form)];
+                if let Ok(held) = self.open_held(found.owner, extent, locked.aux(), bytes) {
+                    let checksum = held.checksum;
+                    let record = Record { checksum, moved_from: Some(victim), ..found };
+                    open.append(record).copy_from_slice(held.object);
+                }
             }
         }
         true

@@ -6,6 +6,7 @@ use uzswap_engine::testing::{Content, Noise, Setup, make_page, page_of};
 use uzswap_engine::{Area, Cache, Error, Load, PAGE_BYTES, Page, Store};
 
 const SETUP: Setup = Setup {
+    seals_backing: true,
     pages: 40_000,
     ram_bytes: 256 << 20,
     pool_bytes: 128 << 20,

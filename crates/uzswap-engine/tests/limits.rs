@@ -272,6 +272,7 @@ fn a_backing_beyond_the_reach_of_places_is_refused() {
             ram_bytes: 8 << 20,
             pool_bytes_max: 8 << 20,
             algorithm: "lz4".parse().unwrap(),
+            seals_backing: true,
         };
         Cache::new(config, Box::new(Claims(bytes))).map(drop)
     };

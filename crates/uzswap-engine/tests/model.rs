@@ -13,6 +13,7 @@ fn setups() -> Vec<Setup> {
         base,
         Setup { compressor: "zstd", backing_bytes: 4 << 20, ..base },
         Setup { pool_bytes: 1 << 20, backing_bytes: 8 << 20, block_bytes: 4096, ..base },
+        Setup { pool_bytes: 1 << 20, backing_bytes: 3 << 20, seals_backing: false, ..base },
         Setup { pool_bytes: 1 << 20, backing_bytes: 2 << 20, compressor: "deflate", ..base },
     ]
 }

@@ -203,6 +203,7 @@ pub struct PagerBuilder {
     memory: Option<MemorySize>,
     compressor: String,
     backing: String,
+    seals_backing: bool,
     mode: Option<Mode>,
     on_fork: OnFork,
     reclaim_threads: usize,
@@ -228,6 +229,13 @@ impl PagerBuilder {
     /// `none` (the default).
     pub fn backing(mut self, backing: &str) -> Self {
         self.backing = backing.into();
+        self
+    }
+
+    /// Whether what is written to the backing is encrypted and authenticated, which it is by
+    /// default: switch it off for a disk that is encrypted itself.
+    pub fn seals_backing(mut self, seals: bool) -> Self {
+        self.seals_backing = seals;
         self
     }
 
@@ -288,7 +296,8 @@ impl PagerBuilder {
         if mode == Mode::InThread {
             bus::on_bus(fault::serve).map_err(failed("set a handler of SIGBUS"))?;
         }
-        let cache = Cache::new(cache_config(bytes, self.compressor.parse()?), backing)?;
+        let config = cache_config(bytes, self.compressor.parse()?, self.seals_backing);
+        let cache = Cache::new(config, backing)?;
         let inner = Arc::new(Inner::new(bytes, mode, self.on_fork, uffd, cache)?);
         match self.on_fork {
             OnFork::Absent => {}
@@ -325,7 +334,7 @@ fn open(mode: Mode) -> Result<Uffd, Error> {
 
 /// The cache's directory takes 32 bytes for each 16 MiB of addresses: 2048 times the budget costs
 /// it a 250th.
-fn cache_config(memory: u64, algorithm: Algorithm) -> Config {
+fn cache_config(memory: u64, algorithm: Algorithm, seals_backing: bool) -> Config {
     const GIB: u64 = 1 << 30;
     let addresses = memory.saturating_mul(2048).clamp(64 * GIB, 8192 * GIB);
     let ram_bytes = cpu::memory_info().map_or(memory, |info| info.total.max(memory));
@@ -334,6 +343,7 @@ fn cache_config(memory: u64, algorithm: Algorithm) -> Config {
         ram_bytes,
         pool_bytes_max: memory / 2,
         algorithm,
+        seals_backing,
     }
 }
 
@@ -601,6 +611,7 @@ impl Pager {
             mode: None,
             on_fork: OnFork::default(),
             reclaim_threads: 1,
+            seals_backing: true,
             moves: true,
         }
     }

@@ -13,6 +13,7 @@ pub mod fuse;
 pub mod loopdev;
 pub mod map;
 pub mod process;
+pub mod secret;
 pub mod stack;
 pub mod swap;
 pub mod ublk;

@@ -76,6 +76,17 @@ impl Mapping {
         imp::unlock(self.base, self.bytes)
     }
 
+    /// Keeps the pages in memory: they are never swapped out. Errors: `ENOMEM` or `EPERM` where
+    /// `RLIMIT_MEMLOCK` does not allow it.
+    pub fn lock(&self) -> io::Result<()> {
+        imp::lock(self.base, self.bytes)
+    }
+
+    /// Leaves the mapping out of core dumps, and processes that are forked find zeros there.
+    pub fn keep_private(&self) -> io::Result<()> {
+        imp::keep_private(self.base, self.bytes)
+    }
+
     /// Faults every page in, for writing. `ENOMEM` as above; then some pages may be in.
     pub fn populate(&self) -> io::Result<()> {
         imp::populate(self.base, self.bytes)
@@ -373,6 +384,20 @@ mod imp {
         Ok(unsafe { mm::munlock(base.as_ptr().cast(), bytes) }?)
     }
 
+    pub fn lock(base: NonNull<u8>, bytes: usize) -> io::Result<()> {
+        // SAFETY: changes no contents; the range is ours.
+        Ok(unsafe { mm::mlock(base.as_ptr().cast(), bytes) }?)
+    }
+
+    pub fn keep_private(base: NonNull<u8>, bytes: usize) -> io::Result<()> {
+        // SAFETY: neither changes contents in this process.
+        unsafe {
+            mm::madvise(base.as_ptr().cast(), bytes, Advice::LinuxDontDump)?;
+            mm::madvise(base.as_ptr().cast(), bytes, Advice::LinuxWipeOnFork)?;
+        }
+        Ok(())
+    }
+
     pub fn populate(base: NonNull<u8>, bytes: usize) -> io::Result<()> {
         // SAFETY: populating changes no contents; the range is ours.
         let done = unsafe { mm::madvise(base.as_ptr().cast(), bytes, Advice::LinuxPopulateWrite) };
@@ -456,6 +481,14 @@ mod imp {
     }
 
     pub fn unlock(_base: NonNull<u8>, _bytes: usize) -> io::Result<()> {
+        Ok(())
+    }
+
+    pub fn lock(_base: NonNull<u8>, _bytes: usize) -> io::Result<()> {
+        Ok(())
+    }
+
+    pub fn keep_private(_base: NonNull<u8>, _bytes: usize) -> io::Result<()> {
         Ok(())
     }
 

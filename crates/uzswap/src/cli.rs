@@ -60,6 +60,10 @@ pub struct CacheArguments {
     /// unnamed file in /var/tmp].
     #[arg(long, value_name = "PATH[:SIZE]|none")]
     pub backing: Option<OsString>,
+    /// Write pages to the backing as they are, neither encrypted nor authenticated: for a disk that
+    /// is encrypted itself.
+    #[arg(long)]
+    pub plain_backing: bool,
     /// How the kernel's requests reach the cache: FUSE and loop devices, or ublk; by itself ublk
     /// only where there are no loop devices.
     #[arg(long, value_enum, default_value_t = Transport::Auto)]

@@ -137,6 +137,7 @@ impl Service {
             ram_bytes: memory.total,
             pool_bytes_max: options.pool,
             algorithm: algorithm.map_err(|error| Failure::new(format!("{error}")))?,
+            seals_backing: !options.plain_backing,
         };
         let backing = open_backing(&options.backing.spec())?;
         let locks = if options.one_writer { Locks::OneWriter } else { Locks::SlotCaches };

@@ -41,6 +41,8 @@ pub struct DaemonOptions {
     pub compressor: String,
     /// The backing.
     pub backing: Backing,
+    /// It is not sealed.
+    pub plain_backing: bool,
     /// Threads.
     pub threads: usize,
     /// Time to poll, µs.
@@ -155,6 +157,7 @@ pub fn daemon_options(
         pool,
         compressor: arguments.compressor.as_ref().map_or(COMPRESSOR.into(), ToString::to_string),
         backing: backing(arguments.backing.as_deref(), bytes)?,
+        plain_backing: arguments.plain_backing,
         threads: match arguments.threads {
             Some(threads) => threads.into(),
             None => ServerConfig::for_cpus(cpu::allowed()).threads,
@@ -197,12 +200,19 @@ impl DaemonOptions {
         };
         let backing = asked.backing.as_ref().filter(is_other);
         let backing = backing.map(|name| format!("--backing {}", name.display()));
+        let seal = match (asked.plain_backing, self.plain_backing) {
+            _ if self.backing == Backing::None => None,
+            (true, false) => Some("--plain-backing (it is sealed)".to_owned()),
+            (false, true) => Some("a sealed backing (it is plain)".to_owned()),
+            _ => None,
+        };
         let transport = match asked.transport {
             Transport::Auto => None,
             other if other.to_string() == self.transport => None,
             other => Some(format!("--transport {other} (it is {})", self.transport)),
         };
-        let all: Vec<_> = [pool, compressor, backing, transport].into_iter().flatten().collect();
+        let all: Vec<_> =
+            [pool, compressor, backing, seal, transport].into_iter().flatten().collect();
         (!all.is_empty()).then(|| all.join(", "))
     }
 }
@@ -259,6 +269,7 @@ mod tests {
             compressor: None,
             transport: Transport::Fuse,
             backing: Some("none".into()),
+            plain_backing: false,
             threads: None,
             poll: 100,
             bare: false,

@@ -1,7 +1,8 @@
 //! The slower device that the coldest pages go to, still compressed.
 //!
 //! [`Backing`] is the engine's only I/O. `slots` is its space and who may write where; segments
-//! (see `segments`) are written whole while stores and loads go on; `record` is what is in them.
+//! (see `segments`) are written whole while stores and loads go on; `record` is what is in them,
+//! and `seal` what makes nothing of it to anybody else.
 
 mod buffer;
 #[expect(unsafe_code, reason = "io_uring takes buffers by address")]
@@ -9,6 +10,7 @@ mod file;
 mod none;
 mod open;
 pub(crate) mod record;
+pub(crate) mod seal;
 pub(crate) mod segments;
 pub(crate) mod slots;
 

@@ -3,29 +3,33 @@
 //! ```text
 //! offset  bytes
 //!      0      4  owner: the swap entry
-//!      4      4  checksum of the page
+//!      4      4  the segment it was copied from by cleaning, plus one; 0: it came from the pool
 //!      8      2  bytes of the object
 //!     10      1  codec
 //!     11      1  0x5a, so that a zeroed block is no record
-//!     12      4  the segment it was copied from by cleaning, plus one; 0: it came from the pool
-//!     16      …  the object, padded to a multiple of 16
+//!     12      4  checksum of the page     | sealed: both encrypted
+//!     16      …  the object               |
+//!      …     16  the tag, if it is sealed
 //! ```
-//! Little-endian. Records may cross blocks. A record is only ever believed if the entry that it
-//! names says that it is there: the header serves to find the owner when a segment is cleaned, and
-//! to notice a read that came from the wrong place.
+//! Little-endian, padded to a multiple of 16. Records may cross blocks. A record is only ever
+//! believed if the entry that it names says that it is there: the header serves to find the owner
+//! when a segment is cleaned, and to notice a read that came from the wrong place.
 
+use super::seal::{Generation, Identity, Seal, Tag};
 use super::segments::Segment;
 use crate::compress::Codec;
 use crate::ids::{Place, SwapEntry};
-use crate::index::Form;
+use crate::index::{Extent, Form};
 use crate::page::PAGE_BYTES;
 
 /// Bytes of a header.
 pub(crate) const HEADER_BYTES: usize = 16;
 /// Bytes of the longest record.
-pub(crate) const RECORD_BYTES_MAX: usize = HEADER_BYTES + PAGE_BYTES;
+pub(crate) const RECORD_BYTES_MAX: usize = HEADER_BYTES + PAGE_BYTES + size_of::<Tag>();
 
 const MARK: u8 = 0x5a;
+/// Where what is encrypted begins.
+const SECRET: usize = 12;
 
 const _: () = assert!(HEADER_BYTES as u64 == Place::UNIT, "so that objects are aligned too");
 
@@ -38,20 +42,41 @@ pub(crate) struct Record {
     pub(crate) moved_from: Option<Segment>,
 }
 
-/// Bytes that a record with an object of this form takes on the backing.
-pub(crate) fn record_bytes(form: Form) -> usize {
-    (HEADER_BYTES + usize::from(form.bytes)).next_multiple_of(HEADER_BYTES)
+/// Whether what goes to the backing is sealed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Layout {
+    /// As it is.
+    Plain,
+    /// Encrypted, with a tag.
+    Sealed,
+}
+
+impl Layout {
+    /// Bytes behind the object.
+    pub(crate) fn tag_bytes(self) -> usize {
+        if self == Self::Sealed { size_of::<Tag>() } else { 0 }
+    }
+
+    /// Bytes of a record with an object of this form, without its padding.
+    pub(crate) fn bytes(self, form: Form) -> usize {
+        HEADER_BYTES + usize::from(form.bytes) + self.tag_bytes()
+    }
+
+    /// Bytes that it takes on the backing.
+    pub(crate) fn record_bytes(self, form: Form) -> usize {
+        self.bytes(form).next_multiple_of(HEADER_BYTES)
+    }
 }
 
 impl Record {
     pub(crate) fn write(&self, out: &mut [u8]) {
         out[0..4].copy_from_slice(&self.owner.0.to_le_bytes());
-        out[4..8].copy_from_slice(&self.checksum.to_le_bytes());
+        let from = self.moved_from.map_or(0, |segment| segment.0 + 1);
+        out[4..8].copy_from_slice(&from.to_le_bytes());
         out[8..10].copy_from_slice(&self.form.bytes.to_le_bytes());
         out[10] = self.form.codec as u8;
         out[11] = MARK;
-        let from = self.moved_from.map_or(0, |segment| segment.0 + 1);
-        out[12..16].copy_from_slice(&from.to_le_bytes());
+        out[SECRET..HEADER_BYTES].copy_from_slice(&self.checksum.to_le_bytes());
     }
 
     /// Whether the header at the start of `bytes` is that of an object of this owner and form.
@@ -69,25 +94,52 @@ impl Record {
         }
         let codec = Codec::try_from_bits(header[10])?;
         let form = Form { bytes: length, codec };
-        let moved_from = word(12).checked_sub(1).map(Segment);
-        Some(Self { owner: SwapEntry(word(0)), checksum: word(4), form, moved_from })
+        let moved_from = word(4).checked_sub(1).map(Segment);
+        Some(Self { owner: SwapEntry(word(0)), checksum: word(SECRET), form, moved_from })
     }
 }
 
+/// Seals the records of a segment that is written to `start`, bytes.
+pub(crate) fn seal_records(seal: &Seal, generation: Generation, start: u64, bytes: &mut [u8]) {
+    let mut at = 0;
+    while let Some(record) = record_at(bytes, at, Layout::Sealed) {
+        let extent = Extent { place: Place::at(start + at as u64), form: record.form };
+        let (secret, tag) = parts(&mut bytes[at..], record.form);
+        *tag = seal.seal(Identity { owner: record.owner, extent, generation }, secret);
+        at += Layout::Sealed.record_bytes(record.form);
+    }
+}
+
+/// Opens a sealed record where it is, if it is what it must be; the page's checksum.
+pub(crate) fn open_record(seal: &Seal, identity: Identity, bytes: &mut [u8]) -> Option<u32> {
+    let (secret, tag) = parts(bytes, identity.extent.form);
+    let opened = seal.open(identity, secret, *tag);
+    let checksum = secret.first_chunk().copied().map(u32::from_le_bytes);
+    checksum.filter(|_| opened)
+}
+
+/// What is encrypted of a record, and its tag.
+fn parts(record: &mut [u8], form: Form) -> (&mut [u8], &mut Tag) {
+    let (secret, rest) =
+        record[SECRET..].split_at_mut(HEADER_BYTES - SECRET + usize::from(form.bytes));
+    (secret, rest.first_chunk_mut().expect("a whole record"))
+}
+
 /// The records at the start of `bytes`, as far as they go, each with its offset.
-pub(crate) fn records(bytes: &[u8]) -> impl Iterator<Item = (usize, Record)> {
+pub(crate) fn records(bytes: &[u8], layout: Layout) -> impl Iterator<Item = (usize, Record)> {
     let mut at = 0;
     std::iter::from_fn(move || {
         let here = at;
-        let record = whole_record(bytes, here)?;
-        at += record_bytes(record.form);
+        let record = record_at(bytes, here, layout)?;
+        at += layout.record_bytes(record.form);
         Some((here, record))
     })
 }
 
-fn whole_record(bytes: &[u8], at: usize) -> Option<Record> {
+/// The record at an offset, if there is a whole one.
+pub(crate) fn record_at(bytes: &[u8], at: usize, layout: Layout) -> Option<Record> {
     let record = Record::read(bytes.get(at..)?)?;
-    (at + record_bytes(record.form) <= bytes.len()).then_some(record)
+    (at + layout.record_bytes(record.form) <= bytes.len()).then_some(record)
 }
 
 #[cfg(test)]
@@ -96,6 +148,12 @@ mod tests {
 
     #[test]
     fn records_round_trip_and_end_at_what_is_none() {
+        for layout in [Layout::Plain, Layout::Sealed] {
+            round_trip(layout);
+        }
+    }
+
+    fn round_trip(layout: Layout) {
         let mut segment = vec![0; 16384];
         let mut at = 0;
         let all: Vec<Record> = Codec::ALL
@@ -110,13 +168,17 @@ mod tests {
             .collect();
         for record in &all {
             record.write(&mut segment[at..]);
-            at += record_bytes(record.form);
+            at += layout.record_bytes(record.form);
         }
-        let read: Vec<_> = records(&segment).collect();
+        let read: Vec<_> = records(&segment, layout).collect();
         assert_eq!(read.iter().map(|(_, r)| *r).collect::<Vec<_>>(), all);
-        assert_eq!(read[2].0, 32 + 32);
-        assert_eq!(records(&segment[..at - 1]).count(), 3, "a record that is cut off is none");
+        assert_eq!(read[2].0, 2 * (32 + layout.tag_bytes()));
+        assert_eq!(
+            records(&segment[..at - 1], layout).count(),
+            3,
+            "a record that is cut off is none"
+        );
         segment[8..10].copy_from_slice(&5000u16.to_le_bytes());
-        assert_eq!(records(&segment).count(), 0);
+        assert_eq!(records(&segment, layout).count(), 0);
     }
 }

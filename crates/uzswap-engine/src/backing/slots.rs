@@ -16,17 +16,22 @@
 //! they are drained where nothing else is left, so that "none" means none anywhere, and where a
 //! cache was not used between two looks of the maintaining thread, as on a CPU that has gone.
 //!
-//! **Locks.** A CPU's cache, then a cluster. Bits change under their cluster's lock and are read
-//! without.
+//! **Tags.** A page written through fills its slot, so where pages are sealed its tag is kept here:
+//! in a table of its cluster, which a cluster has while any of its segments is broken up.
+//!
+//! **Locks.** A CPU's cache, then a cluster, then the spare tables. Bits change under their
+//! cluster's lock and are read without.
 
 use super::segments::{SEGMENT_BYTES, Segment, Segments, Use};
-use crate::backing::record::{HEADER_BYTES, RECORD_BYTES_MAX, record_bytes};
+use crate::backing::record::{Layout, RECORD_BYTES_MAX};
+use crate::backing::seal::Tag;
 use crate::config::Locks;
 use crate::ids::Place;
 use crate::index::Extent;
 use crate::percpu::PerCpu;
 use crate::sync::atomic::{AtomicU32, AtomicU64, Ordering::*};
 use crate::sync::{Backoff, Mutex, MutexGuard, lock, try_lock};
+use crate::table::boxed;
 use std::convert::Infallible;
 use uzswap_ranges::{Hole, Preload, RangeIndex, SkipList};
 
@@ -83,7 +88,18 @@ struct Cluster {
     broken: u8,
     /// Taken from the range index: what is free here may be given out.
     in_use: bool,
+    /// Of pages written through, where they are sealed: one for each slot.
+    tags: Option<Box<[Tag]>>,
 }
+
+/// Slots in a cluster.
+const CLUSTER_SLOTS: usize = CLUSTER_SEGMENTS * BATCH;
+
+/// Tables of tags that are kept ready, 8 KiB each, as far as clusters have none: for 16 MiB written
+/// through between two looks of the maintaining thread.
+const TAGS_READY: usize = 8;
+/// Most that are kept until it looks, when they come back.
+const TAGS_MAX: usize = 8 * TAGS_READY;
 
 /// Slots of a segment that is broken up, kept from others. There is at least one, so the segment
 /// stays what it is until they are let go.
@@ -130,6 +146,10 @@ pub(crate) struct Slots {
     /// Segments that are wholly free, in clusters in use and in others.
     free_segments: AtomicU32,
     caches: PerCpu<Mutex<SlotCache>>,
+    pub(crate) layout: Layout,
+    /// Tables of tags that no cluster has, and how many there are in all.
+    spare_tags: Mutex<Vec<Box<[Tag]>>>,
+    tag_tables: AtomicU32,
     /// Slots that a cache takes or gives back at once.
     batch: usize,
     one_lock: Option<Mutex<OneBacking>>,
@@ -187,18 +207,18 @@ impl Bits {
 
 impl Slots {
     /// All of a backing of `bytes`, as far as it is whole segments, free.
-    pub(crate) fn new(bytes: u64, locks: Locks) -> Self {
+    pub(crate) fn new(bytes: u64, locks: Locks, layout: Layout) -> Self {
         let batch = if locks < Locks::SlotCaches { 1 } else { BATCH };
-        Self::with_batch(bytes, locks, batch)
+        Self::with_batch(bytes, locks, layout, batch)
     }
 
-    pub(crate) fn with_batch(bytes: u64, locks: Locks, batch: usize) -> Self {
+    pub(crate) fn with_batch(bytes: u64, locks: Locks, layout: Layout, batch: usize) -> Self {
         let segments = (bytes / SEGMENT_BYTES as u64) as usize;
         let clusters = segments.div_ceil(CLUSTER_SEGMENTS);
         let cluster = |number: usize| {
             let beyond = |word| number * CLUSTER_SEGMENTS + word >= segments;
             let used = std::array::from_fn(|word| if beyond(word) { u64::MAX } else { 0 });
-            Mutex::new(Cluster { used, broken: 0, in_use: false })
+            Mutex::new(Cluster { used, broken: 0, in_use: false, tags: None })
         };
         let cache = |_| {
             Ok::<_, Infallible>(Mutex::new(SlotCache {
@@ -220,6 +240,9 @@ impl Slots {
             empty: Bits::new(clusters.max(1)),
             free_segments: AtomicU32::new(segments as u32),
             caches,
+            layout,
+            spare_tags: Mutex::new(Vec::with_capacity(TAGS_MAX)),
+            tag_tables: AtomicU32::new(0),
             batch,
             one_lock: (locks < Locks::Clusters).then(|| Mutex::new(OneBacking)),
         }
@@ -235,14 +258,32 @@ impl Slots {
         self.segments.state(Segment::of(place)) == Use::Singles
     }
 
-    /// Bytes before the object of a record.
-    pub(crate) fn header_bytes(&self, place: Place) -> usize {
-        if self.is_single(place) { 0 } else { HEADER_BYTES }
+    /// Bytes to read of a record.
+    pub(crate) fn bytes_to_read(&self, extent: Extent) -> usize {
+        if self.is_single(extent.place) { SLOT_BYTES } else { self.layout.bytes(extent.form) }
     }
 
     /// Bytes that a record takes.
     pub(crate) fn bytes_of(&self, extent: Extent) -> usize {
-        if self.is_single(extent.place) { SLOT_BYTES } else { record_bytes(extent.form) }
+        if self.is_single(extent.place) {
+            SLOT_BYTES
+        } else {
+            self.layout.record_bytes(extent.form)
+        }
+    }
+
+    /// The tag of the page in a slot, which the caller's entry says is there.
+    pub(crate) fn tag(&self, slot: Slot) -> Tag {
+        let (number, at) = tag_home(slot);
+        let cluster = lock(&self.clusters[number]);
+        cluster.tags.as_ref().expect("a segment of the cluster is broken up")[at]
+    }
+
+    /// Keeps the tag of the page that the caller has written to its slot.
+    pub(crate) fn set_tag(&self, slot: Slot, tag: Tag) {
+        let (number, at) = tag_home(slot);
+        let mut cluster = lock(&self.clusters[number]);
+        cluster.tags.as_mut().expect("a segment of the cluster is broken up")[at] = tag;
     }
 
     /// A record became live.
@@ -256,7 +297,7 @@ impl Slots {
         if self.is_single(extent.place) {
             self.segments.remove(segment, SLOT_BYTES);
             self.give_slot(Slot::at(extent.place.byte()));
-        } else if self.segments.remove(segment, record_bytes(extent.form)) {
+        } else if self.segments.remove(segment, self.layout.record_bytes(extent.form)) {
             self.give_segment(segment, Use::Open);
         }
     }
@@ -341,6 +382,41 @@ impl Slots {
             self.taken.preload(&mut preload);
             lock(cache).preload = preload;
         }
+        if self.layout == Layout::Sealed && self.segments.count() > 0 {
+            self.provision_tags();
+        }
+    }
+
+    /// What cannot be had now is asked for again.
+    fn provision_tags(&self) {
+        let lacks = || {
+            let all_have = self.tag_tables.load(Relaxed) as usize >= self.clusters.len();
+            !all_have && lock(&self.spare_tags).len() < TAGS_READY
+        };
+        while lacks() {
+            let Ok(tags) = boxed(CLUSTER_SLOTS, Tag::default) else { return };
+            self.tag_tables.fetch_add(1, Relaxed);
+            lock(&self.spare_tags).push(tags);
+        }
+        loop {
+            let mut spare = lock(&self.spare_tags);
+            let surplus = if spare.len() > 2 * TAGS_READY { spare.pop() } else { None };
+            drop(spare);
+            if surplus.is_none() {
+                return;
+            }
+            self.tag_tables.fetch_sub(1, Relaxed);
+        }
+    }
+
+    /// Puts a table of tags with the spare ones; back if there is no room for it.
+    fn spare(&self, tags: Box<[Tag]>) -> Option<Box<[Tag]>> {
+        let mut spare = lock(&self.spare_tags);
+        if spare.len() == TAGS_MAX {
+            return Some(tags);
+        }
+        spare.push(tags);
+        None
     }
 
     /// Drains caches that were not used since the last call.
@@ -374,7 +450,10 @@ impl Slots {
             if is_empty {
                 cluster.in_use = false;
                 self.tell(number, &cluster);
+                let tags = cluster.tags.take();
                 drop(cluster);
+                self.tag_tables.fetch_sub(tags.iter().count() as u32, Relaxed);
+                drop(tags);
                 let bytes = segments * SEGMENT_BYTES;
                 discard(u64::from(number) * CLUSTER_BYTES as u64, bytes as u64);
                 let item = self.taken.remove(number.into());
@@ -408,7 +487,8 @@ impl Slots {
     pub(crate) fn bytes(&self) -> usize {
         let bits = 3 * self.with_slots.0.len() * size_of::<AtomicU64>();
         let clusters = self.clusters.len() * size_of::<Mutex<Cluster>>();
-        self.segments.bytes() + clusters + bits + self.taken.bytes()
+        let tags = self.tag_tables.load(Relaxed) as usize * CLUSTER_SLOTS * size_of::<Tag>();
+        self.segments.bytes() + clusters + bits + self.taken.bytes() + tags
     }
 
     fn one(&self) -> Option<MutexGuard<'_, OneBacking>> {
@@ -496,19 +576,36 @@ impl Slots {
                 break;
             }
         }
-        if cache.slots.is_empty() && self.claim(1, reserved) {
-            let Some(segment) = self.take_claimed(cache) else { return };
-            let broken = self.segments.turn(segment, Use::Free, Use::Singles);
-            assert!(broken, "a free {segment:?} is {:?}", self.segments.state(segment));
-            let (number, word) = home(segment);
-            let mut cluster = lock(&self.clusters[number as usize]);
-            cluster.broken |= 1 << word;
-            cluster.used[word] = 0;
-            self.take_of(&mut cluster, segment, &mut cache.slots);
-            self.tell(number, &cluster);
+        if cache.slots.is_empty() {
+            self.break_up(cache, reserved);
         }
         // They are handed out from the last to the first: in the order of the device.
         cache.slots.reverse();
+    }
+
+    /// Fills an empty cache from a segment that is broken up for it, if there is one to be had.
+    fn break_up(&self, cache: &mut SlotCache, reserved: usize) {
+        if !self.claim(1, reserved) {
+            return;
+        }
+        let Some(segment) = self.take_claimed(cache) else { return };
+        let (number, word) = home(segment);
+        let mut cluster = lock(&self.clusters[number as usize]);
+        cluster.used[word] = 0;
+        if self.layout == Layout::Sealed && cluster.tags.is_none() {
+            cluster.tags = lock(&self.spare_tags).pop();
+        }
+        if self.layout == Layout::Sealed && cluster.tags.is_none() {
+            // It is free as it was; the next call of `provision` makes a table for it.
+            self.tell(number, &cluster);
+            self.free_segments.fetch_add(1, AcqRel);
+            return;
+        }
+        let broken = self.segments.turn(segment, Use::Free, Use::Singles);
+        assert!(broken, "a free {segment:?} is {:?}", self.segments.state(segment));
+        cluster.broken |= 1 << word;
+        self.take_of(&mut cluster, segment, &mut cache.slots);
+        self.tell(number, &cluster);
     }
 
     /// Adds single slots of one cluster to `slots`, up to a batch.
@@ -562,6 +659,9 @@ impl Slots {
             cluster.broken &= !(1 << word);
             let freed = self.segments.turn(segment, Use::Singles, Use::Free);
             assert!(freed && self.segments.live(segment) == 0, "{segment:?} has live slots");
+            if cluster.broken == 0 {
+                cluster.tags = cluster.tags.take().and_then(|tags| self.spare(tags));
+            }
             self.free_segments.fetch_add(1, AcqRel);
         }
     }
@@ -584,10 +684,13 @@ impl Slots {
     /// a cache, so that the caller compares them with those that it knows of. For a backing at
     /// rest.
     pub(crate) fn check(&self) -> usize {
-        let (mut free_slots, mut free_segments, mut in_use) = (0, 0, 0);
+        let (mut free_slots, mut free_segments, mut in_use, mut tables) = (0, 0, 0, 0);
         for (number, cluster) in (0..).zip(&self.clusters) {
             let cluster = lock(cluster);
             in_use += usize::from(cluster.in_use);
+            let needs_tags = self.layout == Layout::Sealed && cluster.broken != 0;
+            assert!(cluster.tags.is_some() || !needs_tags, "cluster {number} has no tags");
+            tables += u32::from(cluster.tags.is_some());
             let there = self.segments.count() - number as usize * CLUSTER_SEGMENTS;
             for (word, used) in cluster.used.iter().enumerate().take(there) {
                 let segment = Segment(number * CLUSTER_SEGMENTS as u32 + word as u32);
@@ -616,6 +719,8 @@ impl Slots {
         assert_eq!(self.free_segments.load(Acquire) as usize, free_segments, "free segments");
         assert_eq!(self.taken.check().items, in_use, "the range index and the clusters");
         assert_eq!(self.untaken.load(Acquire) as usize, self.clusters.len() - in_use);
+        tables += lock(&self.spare_tags).len() as u32;
+        assert_eq!(self.tag_tables.load(Relaxed), tables, "tables of tags");
         self.segments.count() * BATCH - free_slots - cached
     }
 }
@@ -624,6 +729,11 @@ impl Slots {
 fn home(segment: Segment) -> (u32, usize) {
     let per_cluster = CLUSTER_SEGMENTS as u32;
     (segment.0 / per_cluster, (segment.0 % per_cluster) as usize)
+}
+
+/// The cluster of a slot, and where its tag is there.
+fn tag_home(slot: Slot) -> (usize, usize) {
+    (slot.0 as usize / CLUSTER_SLOTS, slot.0 as usize % CLUSTER_SLOTS)
 }
 
 #[cfg(all(test, feature = "shuttle"))]

@@ -19,7 +19,8 @@ pub(crate) struct Entry {
     /// `Pooled` — links of the LRU list, guarded by the list's lock, not by this entry's;
     /// `Pooled`, writeback in flight — the [`crate::ids::Place`] being written, or a token of
     /// recompression, which is none;
-    /// `Placed`, `Member` — the page's checksum. Otherwise 0.
+    /// `Placed` — the generation that its record was sealed in or, where records are not sealed,
+    /// the page's checksum; `Member` — the page's checksum. Otherwise 0.
     aux: AtomicU64,
 }
 

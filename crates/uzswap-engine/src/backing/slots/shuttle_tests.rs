@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 /// Two clusters; caches that take and give four slots at a time.
 fn slots() -> Arc<Slots> {
-    let slots = Slots::with_batch(4 << 20, Locks::SlotCaches, 4);
+    let slots = Slots::with_batch(4 << 20, Locks::SlotCaches, Layout::Sealed, 4);
     slots.provision();
     Arc::new(slots)
 }

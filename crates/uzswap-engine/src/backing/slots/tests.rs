@@ -5,7 +5,7 @@ use std::collections::HashSet;
 const MIB: u64 = 1 << 20;
 
 fn slots(bytes: u64) -> Slots {
-    let slots = Slots::new(bytes, Locks::SlotCaches);
+    let slots = Slots::new(bytes, Locks::SlotCaches, Layout::Sealed);
     slots.provision();
     slots
 }
@@ -57,7 +57,7 @@ impl Taken {
 #[test]
 fn any_sequence_keeps_free_and_used_the_whole() {
     for (seed, bytes, batch) in [(1, 2 * MIB, 64), (2, 7 * MIB + 300_000, 64), (3, 9 * MIB, 1)] {
-        let slots = Slots::with_batch(bytes, Locks::SlotCaches, batch);
+        let slots = Slots::with_batch(bytes, Locks::SlotCaches, Layout::Sealed, batch);
         slots.provision();
         let (mut noise, mut taken) = (Noise::new(seed), Taken::default());
         let total = slots.segments.count() * BATCH;

@@ -1,0 +1,192 @@
+//! Encryption of what goes to the backing.
+//!
+//! An AEAD with a key that is made at the start and never leaves the process. A *generation* is the
+//! number of a write, never given twice; with the place inside its segment it is the nonce, so no
+//! nonce is used twice: a place is sealed once in a generation, whether or not the write succeeds.
+//! Owner, place and form are bound in. The index keeps the generation of each page's record, so a
+//! record is opened as what it must be, and not as what it says that it is: one that was there
+//! before, was moved, or was changed does not open.
+//!
+//! AES-256-GCM where the processor has the instructions, ChaCha20-Poly1305 otherwise. With either,
+//! the bound on what may be sealed under one key (2^64 blocks of 16 bytes, as nonces are counted)
+//! is out of reach.
+
+use super::segments::SEGMENT_BYTES;
+use crate::ids::{Place, SwapEntry};
+use crate::index::Extent;
+use ring::aead::{
+    AES_256_GCM, Aad, Algorithm, CHACHA20_POLY1305, LessSafeKey, MAX_TAG_LEN, NONCE_LEN, Nonce,
+    UnboundKey,
+};
+use ring::rand::{SecureRandom, SystemRandom};
+use std::io;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use uzswap_sys::secret::{Secret, wipe};
+
+/// What shows that a record is what was written.
+pub(crate) type Tag = [u8; MAX_TAG_LEN];
+
+/// The number of a write to the backing.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Generation(pub(crate) u64);
+
+/// What a record is sealed as, and must be opened as.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Identity {
+    pub(crate) owner: SwapEntry,
+    pub(crate) extent: Extent,
+    pub(crate) generation: Generation,
+}
+
+/// See the module.
+pub(crate) struct Seal {
+    key: Secret<LessSafeKey>,
+    generation: AtomicU64,
+}
+
+impl Seal {
+    /// With a key of its own. Errors: no randomness, or no memory that may be locked.
+    pub(crate) fn new() -> io::Result<Self> {
+        let has_aes = has_aes();
+        Self::with(if has_aes { &AES_256_GCM } else { &CHACHA20_POLY1305 })
+    }
+
+    fn with(algorithm: &'static Algorithm) -> io::Result<Self> {
+        let key = Secret::try_new(|| {
+            let mut bytes = [0; 32];
+            let filled = SystemRandom::new().fill(&mut bytes);
+            let key = filled.and_then(|()| UnboundKey::new(algorithm, &bytes));
+            wipe(&mut bytes);
+            key.map(LessSafeKey::new).map_err(|_| io::Error::other("no random bytes"))
+        })?;
+        Ok(Self { key, generation: AtomicU64::new(0) })
+    }
+
+    /// For the next write: each place that it covers is sealed once.
+    pub(crate) fn next(&self) -> Generation {
+        let before = self.generation.fetch_add(1, Relaxed);
+        assert!(before < u64::MAX, "a key is good for 2^64 writes");
+        Generation(before + 1)
+    }
+
+    /// Encrypts bytes where they are.
+    pub(crate) fn seal(&self, identity: Identity, bytes: &mut [u8]) -> Tag {
+        let tag =
+            self.key.seal_in_place_separate_tag(identity.nonce(), identity.bound(), bytes).expect(
+                "a record is shorter than what the cipher takes at once, and the tag as long as it",
+            );
+        tag.as_ref().try_into().expect("a tag has 16 bytes")
+    }
+
+    /// Decrypts bytes where they are; `false` if they are not what was sealed: then they are
+    /// nothing.
+    pub(crate) fn open(&self, identity: Identity, bytes: &mut [u8], tag: Tag) -> bool {
+        let (nonce, bound) = (identity.nonce(), identity.bound());
+        self.key.open_in_place_separate_tag(nonce, bound, tag.into(), bytes, 0..).is_ok()
+    }
+}
+
+#[cfg(target_arch = "x86_64")]
+fn has_aes() -> bool {
+    is_x86_feature_detected!("aes") && is_x86_feature_detected!("pclmulqdq")
+}
+
+#[cfg(target_arch = "aarch64")]
+fn has_aes() -> bool {
+    std::arch::is_aarch64_feature_detected!("aes")
+        && std::arch::is_aarch64_feature_detected!("pmull")
+}
+
+#[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
+fn has_aes() -> bool {
+    false
+}
+
+/// Bytes of what is bound in besides the nonce.
+const BOUND_BYTES: usize = 4 + 8 + 2 + 1;
+
+const _: () = assert!(NONCE_LEN == 8 + 4 && SEGMENT_BYTES as u64 / Place::UNIT <= u32::MAX as u64);
+
+impl Identity {
+    fn nonce(self) -> Nonce {
+        let offset = self.extent.place.byte() % SEGMENT_BYTES as u64 / Place::UNIT;
+        let mut nonce = [0; NONCE_LEN];
+        nonce[..8].copy_from_slice(&self.generation.0.to_le_bytes());
+        nonce[8..].copy_from_slice(&(offset as u32).to_le_bytes());
+        Nonce::assume_unique_for_key(nonce)
+    }
+
+    fn bound(self) -> Aad<[u8; BOUND_BYTES]> {
+        let mut bound = [0; BOUND_BYTES];
+        bound[..4].copy_from_slice(&self.owner.0.to_le_bytes());
+        bound[4..12].copy_from_slice(&self.extent.place.0.to_le_bytes());
+        bound[12..14].copy_from_slice(&self.extent.form.bytes.to_le_bytes());
+        bound[14] = self.extent.form.codec as u8;
+        Aad::from(bound)
+    }
+}
+
+#[cfg(all(test, not(miri)))]
+mod tests {
+    use super::*;
+    use crate::compress::Codec;
+    use crate::index::Form;
+
+    fn identity(owner: u32, place: u64, bytes: u16, codec: Codec, generation: u64) -> Identity {
+        let extent = Extent { place: Place(place), form: Form { bytes, codec } };
+        Identity { owner: SwapEntry(owner), extent, generation: Generation(generation) }
+    }
+
+    #[test]
+    fn what_was_sealed_opens_as_what_it_is_and_as_nothing_else() {
+        for algorithm in [&AES_256_GCM, &CHACHA20_POLY1305] {
+            let seal = Seal::with(algorithm).unwrap();
+            let is = identity(1, 16384 * 3 + 7, 700, Codec::Zstd, 9);
+            let plain: [u8; 704] = std::array::from_fn(|at| at as u8);
+            let mut sealed = plain;
+            let tag = seal.seal(is, &mut sealed);
+            assert!(sealed.windows(8).all(|part| !plain.windows(8).any(|other| other == part)));
+            let opens = |identity, bytes: &[u8], tag| {
+                let mut bytes = bytes.to_vec();
+                seal.open(identity, &mut bytes, tag).then_some(bytes)
+            };
+            assert_eq!(opens(is, &sealed, tag).as_deref(), Some(&plain[..]));
+            for other in [
+                identity(2, 16384 * 3 + 7, 700, Codec::Zstd, 9),
+                identity(1, 16384 * 3 + 8, 700, Codec::Zstd, 9),
+                identity(1, 16384 * 4 + 7, 700, Codec::Zstd, 9),
+                identity(1, 16384 * 3 + 7, 701, Codec::Zstd, 9),
+                identity(1, 16384 * 3 + 7, 700, Codec::Lz4, 9),
+                identity(1, 16384 * 3 + 7, 700, Codec::Zstd, 8),
+            ] {
+                assert_eq!(opens(other, &sealed, tag), None, "{other:?}");
+            }
+            for bit in 0..sealed.len() * 8 {
+                let mut turned = sealed;
+                turned[bit / 8] ^= 1 << (bit % 8);
+                assert_eq!(opens(is, &turned, tag), None, "bit {bit}");
+            }
+            for bit in 0..tag.len() * 8 {
+                let mut turned = tag;
+                turned[bit / 8] ^= 1 << (bit % 8);
+                assert_eq!(opens(is, &sealed, turned), None, "bit {bit} of the tag");
+            }
+            assert_eq!(opens(is, &sealed[..703], tag), None);
+            let another = Seal::with(algorithm).unwrap();
+            assert!(!another.open(is, &mut sealed, tag), "each cache has a key of its own");
+        }
+    }
+
+    #[test]
+    fn no_generation_is_given_twice() {
+        let seal = Seal::new().unwrap();
+        let mut given: Vec<u64> = std::thread::scope(|scope| {
+            let take = || (0..1000).map(|_| seal.next().0).collect::<Vec<_>>();
+            let threads: Vec<_> = (0..4).map(|_| scope.spawn(take)).collect();
+            threads.into_iter().flat_map(|thread| thread.join().unwrap()).collect()
+        });
+        given.sort_unstable();
+        given.dedup();
+        assert_eq!((given.len(), given[0]), (4000, 1));
+    }
+}

@@ -1,0 +1,134 @@
+//! Gives back what is on the backing, one record at a time.
+//!
+//! The index says where a record is, of which form, and what shows that it is the page's (its
+//! *proof*): the page's checksum or, where records are sealed, the generation that it was written
+//! in. Nothing that the record says of itself is believed.
+
+use crate::backing::record::{HEADER_BYTES, RECORD_BYTES_MAX, Record, open_record};
+use crate::backing::seal::{Generation, Identity};
+use crate::backing::slots::Slot;
+use crate::cache::{Cache, Fetched};
+use crate::error::Error;
+use crate::ids::SwapEntry;
+use crate::index::{Extent, Object, State};
+use crate::page::{Page, checksum_of, content_hash};
+use crate::stats::Counter::*;
+
+/// What a record holds.
+pub(crate) struct Held<'a> {
+    pub(crate) object: &'a [u8],
+    /// Of the page.
+    pub(crate) checksum: u32,
+}
+
+impl Cache {
+    pub(crate) fn fetch_placed(
+        &self,
+        key: SwapEntry,
+        proof: u64,
+        extent: Extent,
+    ) -> Result<Fetched<'_>, Error> {
+        let mut record = [0; RECORD_BYTES_MAX];
+        let Held { object, checksum } = self.read_record(key, extent, proof, &mut record)?;
+        let mut scratch = self.scratch.lock_here();
+        scratch.object[..object.len()].copy_from_slice(object);
+        Ok(Fetched::Object { scratch, form: extent.form, checksum })
+    }
+
+    /// Copies a piece of a unit out; its bytes, or `None` when it is not there or too long.
+    pub(crate) fn fetch_piece(
+        &self,
+        piece: SwapEntry,
+        out: &mut [u8],
+    ) -> Result<Option<usize>, Error> {
+        let view = self.index.view();
+        let mut locked = view.lock_existing(piece);
+        let form = match locked.state() {
+            State::Pooled(Object { form, .. }) | State::Placed(Extent { form, .. }) => form,
+            _ => return Ok(None),
+        };
+        let Some(out) = out.get_mut(..form.bytes.into()) else { return Ok(None) };
+        match locked.state() {
+            State::Pooled(object) => {
+                self.pool.read(object.handle, out);
+                let word = locked.word().with_referenced(true);
+                locked.set(word);
+            }
+            State::Placed(extent) => {
+                let mut record = [0; RECORD_BYTES_MAX];
+                let proof = locked.aux();
+                out.copy_from_slice(self.read_record(piece, extent, proof, &mut record)?.object);
+            }
+            _ => return Ok(None),
+        }
+        Ok(Some(out.len()))
+    }
+
+    /// Reads a record whose entry is locked, so that it can neither be cleaned away nor
+    /// overwritten.
+    fn read_record<'a>(
+        &self,
+        key: SwapEntry,
+        extent: Extent,
+        proof: u64,
+        record: &'a mut [u8; RECORD_BYTES_MAX],
+    ) -> Result<Held<'a>, Error> {
+        let record = &mut record[..self.slots.bytes_to_read(extent)];
+        if let Err(source) = self.backing.read(extent.place.byte(), record) {
+            self.counters.increment(ReadFail);
+            return Err(Error::Backing { entry: key.0, source });
+        }
+        self.counters.increment(BackingReads);
+        self.counters.increment(LoadsBacking);
+        self.counters.add(BackingBytesRead, record.len() as i64);
+        self.open_held(key, extent, proof, record).map_err(|what| self.damaged(key, what))
+    }
+
+    /// What a record as it was read holds, opened where it is; or what is wrong with it. Its entry
+    /// is locked.
+    pub(crate) fn open_held<'a>(
+        &self,
+        owner: SwapEntry,
+        extent: Extent,
+        proof: u64,
+        record: &'a mut [u8],
+    ) -> Result<Held<'a>, &'static str> {
+        if self.slots.is_single(extent.place) {
+            return self.open_single(owner, extent, proof, record);
+        }
+        if !Record::is_of(record, owner, extent.form) {
+            return Err("the backing returned another record");
+        }
+        let checksum = match &self.seal {
+            Some(seal) => {
+                let identity = Identity { owner, extent, generation: Generation(proof) };
+                open_record(seal, identity, record).ok_or(NOT_WHAT_WAS_WRITTEN)?
+            }
+            None => proof as u32,
+        };
+        let object = &record[HEADER_BYTES..][..extent.form.bytes.into()];
+        Ok(Held { object, checksum })
+    }
+
+    /// The same of a page written through: it has a slot to itself, without a header.
+    fn open_single<'a>(
+        &self,
+        owner: SwapEntry,
+        extent: Extent,
+        proof: u64,
+        object: &'a mut [u8],
+    ) -> Result<Held<'a>, &'static str> {
+        let Some(seal) = &self.seal else {
+            return Ok(Held { object, checksum: proof as u32 });
+        };
+        let tag = self.slots.tag(Slot::at(extent.place.byte()));
+        let identity = Identity { owner, extent, generation: Generation(proof) };
+        if !seal.open(identity, object, tag) {
+            return Err(NOT_WHAT_WAS_WRITTEN);
+        }
+        let page: &Page = (&*object).try_into().expect("a slot holds a page");
+        Ok(Held { object, checksum: checksum_of(content_hash(page)) })
+    }
+}
+
+const NOT_WHAT_WAS_WRITTEN: &str = "what the backing returned is not what was written there";

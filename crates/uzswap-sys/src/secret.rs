@@ -1,0 +1,106 @@
+//! Memory for a key: of its own, locked, left out of core dumps and of processes that are forked,
+//! and zeros once it is not needed any more.
+
+use crate::map::Mapping;
+use std::fmt;
+use std::io;
+use std::marker::PhantomData;
+use std::ops::Deref;
+
+/// A value in such memory.
+///
+/// Invariant: the mapping begins with a valid `T`.
+pub struct Secret<T> {
+    memory: Mapping,
+    value: PhantomData<T>,
+}
+
+impl<T> Secret<T> {
+    /// Moves what `make` makes into memory of its own, and overwrites the stack that it was made
+    /// on. Errors: no memory, or none that may be locked (`RLIMIT_MEMLOCK`); those of `make`.
+    pub fn try_new(make: impl FnOnce() -> io::Result<T>) -> io::Result<Self> {
+        const { assert!(!std::mem::needs_drop::<T>(), "it is forgotten, not dropped") };
+        const { assert!(align_of::<T>() <= crate::map::PAGE_BYTES) };
+        let memory = Mapping::populated(size_of::<T>())?;
+        memory.lock()?;
+        memory.keep_private()?;
+        let done = write_to(&memory, make);
+        overwrite_stack();
+        done?;
+        Ok(Self { memory, value: PhantomData })
+    }
+
+    fn clear(&mut self) {
+        wipe(self.memory.as_mut_slice());
+    }
+}
+
+#[inline(never)]
+fn write_to<T>(memory: &Mapping, make: impl FnOnce() -> io::Result<T>) -> io::Result<()> {
+    let value = make()?;
+    // SAFETY: the mapping is page-aligned, large enough, new, and nobody else knows it.
+    unsafe { memory.as_ptr().cast::<T>().write(value) };
+    Ok(())
+}
+
+/// Zeros where the frames of [`write_to`] and of what it called were.
+#[inline(never)]
+fn overwrite_stack() {
+    let mut frames = [1; 16 << 10];
+    wipe(&mut frames);
+}
+
+/// Overwrites bytes with zeros, even if nobody reads them again.
+pub fn wipe(bytes: &mut [u8]) {
+    for byte in bytes {
+        // SAFETY: a valid, exclusive reference.
+        unsafe { std::ptr::from_mut(byte).write_volatile(0) };
+    }
+}
+
+impl<T> Deref for Secret<T> {
+    type Target = T;
+
+    fn deref(&self) -> &T {
+        // SAFETY: a valid `T`, by the struct's invariant; nobody writes to it but `drop`.
+        unsafe { &*self.memory.as_ptr().cast() }
+    }
+}
+
+impl<T> Drop for Secret<T> {
+    fn drop(&mut self) {
+        self.clear();
+    }
+}
+
+impl<T> fmt::Debug for Secret<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Secret")
+    }
+}
+
+#[cfg(all(test, not(miri)))]
+#[allow(clippy::unwrap_used, reason = "tests")]
+mod tests {
+    use super::*;
+
+    fn flags_of(address: usize) -> String {
+        let smaps = std::fs::read_to_string("/proc/self/smaps").unwrap();
+        let start = format!("{address:x}-");
+        let of_it = smaps.lines().skip_while(|line| !line.starts_with(&start));
+        of_it.into_iter().find(|line| line.starts_with("VmFlags")).unwrap().to_owned()
+    }
+
+    #[test]
+    fn a_secret_is_locked_and_not_dumped_and_not_forked_and_then_zeros() {
+        let mut secret = Secret::try_new(|| Ok([7u8; 600])).unwrap();
+        assert_eq!(*secret, [7; 600]);
+        let flags = flags_of(secret.memory.as_ptr() as usize);
+        for flag in [" lo", " dd", " wf"] {
+            assert!(flags.contains(flag), "{flags} lacks{flag}");
+        }
+        secret.clear();
+        assert_eq!(*secret, [0; 600]);
+        assert!(Secret::<u8>::try_new(|| Err(io::ErrorKind::Other.into())).is_err());
+    }
+}
