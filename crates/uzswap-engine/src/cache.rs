@@ -300,7 +300,8 @@ impl Cache {
             }
         };
         let view = self.index.view();
-        let Ok(mut locked) = view.lock_made(key) else {
+        let made = || view.lock_made(key).ok();
+        let Some(mut locked) = made().or_else(|| self.wait_for(made)) else {
             // Its trunk was freed meanwhile, and none is left.
             self.dispose(word.state());
             return self.reject(key, Reject::AllocFail);

@@ -71,7 +71,8 @@ impl Cache {
             return Store::Rejected(Reject::ReclaimFail);
         };
         let view = self.index.view();
-        let Ok(mut locked) = view.lock_made(key) else {
+        let made = || view.lock_made(key).ok();
+        let Some(mut locked) = made().or_else(|| self.wait_for(made)) else {
             self.slots.give_slot(slot);
             self.doorbell.ring();
             return Store::Rejected(Reject::AllocFail);
