@@ -43,6 +43,7 @@ const UNSAFE: &[&str] = &[
     "crates/uzswap-engine/src/pool/section.rs",
     "crates/uzswap-engine/src/backing/file.rs",
     "crates/uzswap-engine/tests/allocation.rs",
+    "crates/uzswap-engine/tests/simulator.rs",
     "crates/uzswap-ranges/src/link.rs",
     "crates/uzswap-ranges/src/list.rs",
     "crates/uzswap-ranges/tests/allocation.rs",

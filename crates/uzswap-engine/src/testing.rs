@@ -401,6 +401,11 @@ impl Cache {
         }
     }
 
+    /// Whether a page's object in the pool is its own alone.
+    pub fn has_object(&self, key: SwapEntry) -> bool {
+        matches!(self.index.view().peek(key).state(), State::Pooled(_))
+    }
+
     /// Turns one bit of a page's object in the pool, as bad memory does. `None` when the page has
     /// no object of its own there, or the object has no such bit. Of a page in a unit it is the
     /// unit's first piece.

@@ -21,6 +21,9 @@ impl Backoff {
         const SPINS: u32 = 64;
         const SLEEPS: u32 = SPINS + 8;
         const SLEEP: std::time::Duration = std::time::Duration::from_micros(50);
+        if crate::turns::number().is_some() {
+            return crate::turns::wait();
+        }
         match self.round {
             0..SPINS => std::hint::spin_loop(),
             SPINS..SLEEPS => std::thread::yield_now(),

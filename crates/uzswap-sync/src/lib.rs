@@ -9,6 +9,7 @@ mod backoff;
 mod held;
 mod lock;
 pub mod profile;
+pub mod turns;
 
 pub use backoff::Backoff;
 pub use held::held;

@@ -47,6 +47,9 @@ const POISONED: &str = "a thread panicked while it held this lock; its data cann
 /// Locks, taking a poisoned lock as the bug that it is: a thread panicked half way through a
 /// change, and going on could hand out wrong bytes.
 pub fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    if crate::turns::number().is_some() {
+        return lock_in_turn(mutex);
+    }
     if crate::profile::is_on()
         && let Some(guard) = try_lock(mutex)
     {
@@ -55,6 +58,17 @@ pub fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     let waiting = Waiting::start(type_name::<T>());
     let guard = mutex.0.lock().expect(POISONED);
     MutexGuard { guard, _held: waiting.end() }
+}
+
+/// In a simulation no thread may wait for one that has not the turn.
+fn lock_in_turn<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    crate::turns::step();
+    loop {
+        match try_lock(mutex) {
+            Some(guard) => return guard,
+            None => crate::turns::wait(),
+        }
+    }
 }
 
 /// Locks if that needs no waiting.

@@ -15,6 +15,7 @@ mod off {
     }
 
     use crate::held::Known;
+    use crate::turns::Released;
 
     /// A lock is being waited for.
     #[derive(Debug)]
@@ -38,13 +39,14 @@ mod off {
     #[derive(Debug)]
     pub struct Held {
         _known: Known,
+        _released: Released,
     }
 
     impl Held {
         /// From now.
         #[inline(always)]
         pub fn start(kind: &'static str) -> Self {
-            Self { _known: Known::start(kind) }
+            Self { _known: Known::start(kind), _released: Released }
         }
     }
 }
@@ -54,6 +56,7 @@ pub use off::*;
 #[cfg(feature = "profile")]
 mod on {
     use crate::held::Known;
+    use crate::turns::Released;
     use std::cell::RefCell;
     use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
     use std::sync::{Mutex, PoisonError};
@@ -157,12 +160,18 @@ mod on {
         kind: &'static str,
         since: Option<Instant>,
         _known: Known,
+        _released: Released,
     }
 
     impl Held {
         /// From now.
         pub fn start(kind: &'static str) -> Self {
-            Self { kind, since: is_on().then(Instant::now), _known: Known::start(kind) }
+            Self {
+                kind,
+                since: is_on().then(Instant::now),
+                _known: Known::start(kind),
+                _released: Released,
+            }
         }
     }
 

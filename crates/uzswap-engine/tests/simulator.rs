@@ -1,0 +1,560 @@
+//! Histories of the real engine by seeds: threads take turns as a seed says, the backing fails in
+//! every way that it may, bits turn, memory is refused, and each page that comes back is compared
+//! with what was stored. The same seed gives the same history.
+//!
+//! ```text
+//! UZSWAP_SIMULATE_SECONDS=3600    how long; 30 without
+//! UZSWAP_SIMULATE_SEED=0x12       that history alone
+//! ```
+//! What must hold: a page that is held is the one last stored, or an error where its copy was
+//! damaged or the backing does not answer; never absent, never another. What is stored is not
+//! rejected for lack of memory unless memory was refused. Everything comes to an end.
+//! `simulator.seeds` are those that found something; they run first.
+
+#![allow(clippy::unwrap_used, reason = "tests")]
+
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::cell::Cell;
+use std::collections::{BTreeMap, BTreeSet};
+use std::io;
+use std::ops::Range;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+use uzswap_engine::backing::{Backing, Completion, Write};
+use uzswap_engine::testing::{Content, Noise, Setup, page_of};
+use uzswap_engine::{Area, Cache, Error, Load, PAGE_BYTES, Page, Reject, Store, SwapEntry};
+use uzswap_sync::turns::{self, Work};
+
+/// Blocks of this size and more are refused: chunks of tables, trunks, contexts.
+const LARGE_BYTES: usize = 4 << 10;
+
+/// Steps that one thing that a thread does may take: a store may look 4000 times for memory, and
+/// each look is some steps.
+const STEPS_MAX: u64 = 400_000;
+
+thread_local! {
+    /// Large allocations that succeed before all others of this thread are refused.
+    static GRANTED: Cell<u64> = const { Cell::new(u64::MAX) };
+}
+
+struct Refusing;
+
+// SAFETY: the system's allocator, but for blocks that are not given out at all.
+unsafe impl GlobalAlloc for Refusing {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        // What is printed when a test fails is no part of it.
+        let is_meant = layout.size() >= LARGE_BYTES && !std::thread::panicking();
+        if is_meant && GRANTED.get() != u64::MAX {
+            if GRANTED.get() == 0 {
+                return std::ptr::null_mut();
+            }
+            GRANTED.set(GRANTED.get() - 1);
+        }
+        // SAFETY: the caller's promise, passed on; so below.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn dealloc(&self, block: *mut u8, layout: Layout) {
+        // SAFETY: as above.
+        unsafe { System.dealloc(block, layout) }
+    }
+}
+
+#[global_allocator]
+static ALLOCATOR: Refusing = Refusing;
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// How likely things go wrong, in thousands.
+#[derive(Debug, Clone, Copy)]
+struct Chances {
+    write_fails: u64,
+    read_fails: u64,
+    bit_turns: u64,
+    memory_is_refused: u64,
+}
+
+/// What threads are inclined to. Without an inclination some things would hardly ever meet.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Habit {
+    /// A bit of everything.
+    Everything,
+    /// Pages that are written through and dropped, on a backing with hardly any room.
+    Through,
+    /// Writes that fail, and are tried again at once.
+    Failing,
+    /// Pages that nothing compresses, without memory for tables.
+    Starved,
+    /// New pages all over a large address space, faster than they can be written.
+    Flood,
+}
+
+/// A device that fails: shared by the backing of a cache and by the one after it.
+struct Device {
+    content: Mutex<Vec<u8>>,
+    pending: Mutex<Vec<Write>>,
+    noise: Mutex<Noise>,
+    is_reliable: AtomicBool,
+    chances: Chances,
+    block_bytes: usize,
+}
+
+impl Device {
+    fn happens(&self, in_thousand: u64) -> bool {
+        !self.is_reliable.load(Relaxed) && self.below(1000) < in_thousand
+    }
+
+    fn below(&self, end: u64) -> u64 {
+        lock(&self.noise).below(end)
+    }
+
+    /// Writes all of it; or a part, or noise, and says that it failed.
+    fn write_now(&self, offset: u64, bytes: &[u8]) -> io::Result<()> {
+        let fails = self.happens(self.chances.write_fails);
+        let mut content = lock(&self.content);
+        let there = &mut content[offset as usize..][..bytes.len()];
+        if !fails {
+            there.copy_from_slice(bytes);
+            return Ok(());
+        }
+        let blocks = (bytes.len() / self.block_bytes) as u64;
+        let torn = self.below(blocks + 1) as usize * self.block_bytes;
+        match self.below(3) {
+            0 => {}
+            1 => there[..torn].copy_from_slice(&bytes[..torn]),
+            _ => there[torn..].fill(0xee),
+        }
+        let codes = [5, 28];
+        Err(io::Error::from_raw_os_error(codes[self.below(2) as usize]))
+    }
+}
+
+struct Simulated(Arc<Device>);
+
+impl Backing for Simulated {
+    fn bytes(&self) -> u64 {
+        lock(&self.0.content).len() as u64
+    }
+
+    fn block_bytes(&self) -> usize {
+        self.0.block_bytes
+    }
+
+    fn read(&self, offset: u64, out: &mut [u8]) -> io::Result<()> {
+        turns::step();
+        if self.0.happens(self.0.chances.read_fails) {
+            return Err(io::Error::from_raw_os_error(5));
+        }
+        out.copy_from_slice(&lock(&self.0.content)[offset as usize..][..out.len()]);
+        turns::step();
+        Ok(())
+    }
+
+    fn write(&self, offset: u64, bytes: &[u8]) -> io::Result<()> {
+        turns::step();
+        let written = self.0.write_now(offset, bytes);
+        turns::step();
+        written
+    }
+
+    fn discard(&self, offset: u64, bytes: u64) -> io::Result<()> {
+        turns::step();
+        lock(&self.0.content)[offset as usize..][..bytes as usize].fill(0xdd);
+        Ok(())
+    }
+
+    fn submit(&self, write: Write) {
+        turns::step();
+        lock(&self.0.pending).push(write);
+    }
+
+    /// Any of those under way; without waiting perhaps none.
+    fn complete(&self, wait: bool) -> Option<Completion> {
+        turns::step();
+        let count = lock(&self.0.pending).len() as u64;
+        if count == 0 || !wait && self.0.below(2) == 0 {
+            return None;
+        }
+        let write = lock(&self.0.pending).swap_remove(self.0.below(count) as usize);
+        let result = self.0.write_now(write.offset, write.bytes());
+        Some(Completion { write, result })
+    }
+}
+
+/// What the threads of a history share.
+struct World {
+    cache: Cache,
+    area: Area,
+    device: Arc<Device>,
+    /// Of each thread that stores, what it holds.
+    models: Vec<Mutex<BTreeMap<u32, (Content, u64)>>>,
+    /// Pages that may be errors until they are stored anew.
+    damaged: Mutex<BTreeSet<u32>>,
+    memory_was_refused: AtomicBool,
+    working: AtomicUsize,
+    pages: u32,
+    habit: Habit,
+}
+
+impl World {
+    fn key(&self, offset: u32) -> SwapEntry {
+        self.area.entry(offset).unwrap()
+    }
+
+    /// The pages of a thread.
+    fn own(&self, thread: usize) -> Range<u32> {
+        let share = self.pages / self.models.len() as u32;
+        thread as u32 * share..(thread as u32 + 1) * share
+    }
+
+    fn check_loaded(&self, thread: usize, offset: u32, load: Result<Load, Error>, page: &Page) {
+        let held = lock(&self.models[thread]).get(&offset).copied();
+        match (load, held) {
+            (Ok(Load::Absent), None) => {}
+            (Ok(Load::Hit), Some((content, seed))) => {
+                assert!(*page == page_of(content, seed), "page {offset} is not what was stored");
+            }
+            (Err(Error::Backing { .. }), Some(_)) => {
+                assert!(self.device.chances.read_fails > 0, "page {offset}: nothing failed");
+            }
+            (Err(Error::Damaged { .. }), Some(_)) if lock(&self.damaged).contains(&offset) => {}
+            (got, held) => panic!("page {offset}: {got:?}, and stored was {held:?}"),
+        }
+    }
+
+    fn load(&self, thread: usize, offset: u32, exclusive: bool) {
+        let mut page = [0xcc; PAGE_BYTES];
+        let load = match exclusive {
+            true => self.cache.load_exclusive(self.key(offset), &mut page),
+            false => self.cache.load(self.key(offset), &mut page),
+        };
+        let is_hit = matches!(load, Ok(Load::Hit));
+        self.check_loaded(thread, offset, load, &page);
+        if exclusive && is_hit {
+            lock(&self.models[thread]).remove(&offset);
+            lock(&self.damaged).remove(&offset);
+        }
+    }
+
+    fn load_many(&self, thread: usize, offsets: Range<u32>) {
+        let mut pages = vec![[0xcc; PAGE_BYTES]; offsets.len()];
+        let told = |offset, load, page: &mut Page| {
+            self.check_loaded(thread, offsets.start + offset as u32, load, page);
+            Ok::<_, ()>(())
+        };
+        self.cache.load_many(self.key(offsets.start), &mut pages, told).unwrap();
+    }
+
+    fn store(&self, thread: usize, offset: u32, (content, seed): (Content, u64), through: bool) {
+        let page = page_of(content, seed);
+        let mut stored = Store::Rejected(Reject::CompressPoor);
+        if !through {
+            stored = self.cache.store(self.key(offset), &page);
+        }
+        if stored == Store::Rejected(Reject::AllocFail) {
+            let refused = self.memory_was_refused.load(Relaxed);
+            assert!(refused, "page {offset} was rejected for lack of memory, and none was refused");
+        }
+        if stored != Store::Stored {
+            stored = self.cache.store_through(self.key(offset), &page);
+        }
+        let mut model = lock(&self.models[thread]);
+        match stored {
+            Store::Stored => drop(model.insert(offset, (content, seed))),
+            // A page that is only written through leaves an older one where it was.
+            Store::Rejected(_) if through => {}
+            Store::Rejected(_) => drop(model.remove(&offset)),
+        }
+        if stored == Store::Stored || !through {
+            lock(&self.damaged).remove(&offset);
+        }
+    }
+
+    fn discard(&self, thread: usize, offset: u32) {
+        self.cache.invalidate(self.key(offset));
+        lock(&self.models[thread]).remove(&offset);
+        lock(&self.damaged).remove(&offset);
+    }
+
+    /// Turns a bit of a page's copy, wherever it is.
+    fn turn_bit(&self, thread: usize, offset: u32) {
+        if !lock(&self.models[thread]).contains_key(&offset) {
+            return;
+        }
+        if let Some(record) = self.cache.record_of(self.key(offset)) {
+            lock(&self.damaged).insert(offset);
+            let bit = self.device.below(record.len() as u64 * 8) as usize;
+            lock(&self.device.content)[record.start + bit / 8] ^= 1 << (bit % 8);
+        } else if self.cache.has_object(self.key(offset)) {
+            lock(&self.damaged).insert(offset);
+            self.cache.damage(self.key(offset), self.device.below(8 * 64) as usize);
+        }
+    }
+
+    /// What a thread that stores does.
+    fn work(&self, thread: usize, seed: u64, count: u32) {
+        let mut noise = Noise::new(seed);
+        let own = self.own(thread);
+        // Some histories fill, others go over a few pages again and again.
+        let spread = [8, 200, own.len() as u64][noise.below(3) as usize].min(own.len() as u64);
+        let sweeps = noise.below(2) == 0;
+        let incompressible = [Habit::Starved, Habit::Flood].contains(&self.habit);
+        let mostly = if incompressible { Content::Random } else { Content::pick(noise.word()) };
+        let through = match self.habit {
+            Habit::Through | Habit::Failing => 60,
+            Habit::Starved | Habit::Flood => 0,
+            Habit::Everything => noise.below(4) * 15,
+        };
+        let (spread, sweeps) = match self.habit {
+            Habit::Flood => (own.len() as u64, false),
+            Habit::Starved => (own.len() as u64, true),
+            _ => (spread, sweeps),
+        };
+        let mut next = own.start;
+        for _ in 0..count {
+            turns::begin();
+            let mut offset = own.start + noise.below(spread) as u32;
+            let is_usual = incompressible || noise.below(2) == 0;
+            let content = if is_usual { mostly } else { Content::pick(noise.word()) };
+            // Few seeds: some pages are the same.
+            let page = (content, if incompressible { noise.word() } else { noise.below(1000) });
+            let kind = match (self.habit, noise.below(100)) {
+                (Habit::Through, 0..30) => 84 + noise.below(5),
+                (Habit::Failing, 0..40) => 90,
+                (Habit::Starved | Habit::Flood, 2..) => 0,
+                (_, kind) => kind,
+            };
+            match kind {
+                0..55 => {
+                    if sweeps {
+                        offset = next;
+                        next = if next + 1 == own.end { own.start } else { next + 1 };
+                    }
+                    self.store(thread, offset, page, noise.below(100) < through);
+                }
+                55..68 => self.load(thread, offset, false),
+                68..73 => self.load_many(thread, offset..(offset + 20).min(own.end)),
+                73..76 => self.load(thread, offset, true),
+                76..84 => self.discard(thread, offset),
+                84..89 => {
+                    let end = (offset + noise.below(150) as u32).min(own.end);
+                    (offset..end).for_each(|offset| self.discard(thread, offset));
+                }
+                89..92 => self.cache.resume_writeback(),
+                92..94 if self.device.happens(self.device.chances.bit_turns) => {
+                    self.turn_bit(thread, offset);
+                }
+                94 => {
+                    let settings = [
+                        ("compressor", "lz4"),
+                        ("compressor", "zstd"),
+                        ("compressor", "raw"),
+                        ("max_compression_ratio", "60"),
+                        ("max_compression_ratio", "100"),
+                    ];
+                    let (name, value) = settings[noise.below(5) as usize];
+                    self.cache.set_attribute(name, value).unwrap();
+                }
+                _ => drop(self.cache.shrink(noise.below(64) as usize * PAGE_BYTES)),
+            }
+        }
+        self.working.fetch_sub(1, Relaxed);
+    }
+
+    /// What the thread does that maintains.
+    fn maintain(&self, seed: u64) {
+        let mut noise = Noise::new(seed);
+        while self.working.load(Relaxed) > 0 {
+            turns::begin();
+            self.cache.wait_for_work(Duration::ZERO);
+            match noise.below(20) {
+                0 => drop(self.cache.recompress(1 + noise.below(3) as usize)),
+                1 => drop(self.cache.empty_section(noise.below(3) as usize)),
+                2 => drop(self.cache.give_sections_back()),
+                3 if noise.below(3) == 0 => drop(self.cache.train()),
+                _ => self.maintain_once(noise.below(4)),
+            }
+            for _ in 0..noise.below(60) {
+                turns::wait();
+            }
+        }
+    }
+
+    /// Perhaps without memory, but for so many allocations.
+    fn maintain_once(&self, granted: u64) {
+        if self.device.happens(self.device.chances.memory_is_refused) {
+            self.memory_was_refused.store(true, Relaxed);
+            GRANTED.set(if self.habit == Habit::Starved { 0 } else { granted });
+        }
+        // What cannot be had is asked for again.
+        let _ = self.cache.maintain();
+        GRANTED.set(u64::MAX);
+    }
+
+    /// Once all have ended, with a device that works: every page, and every count.
+    fn check(&self) {
+        self.device.is_reliable.store(true, Relaxed);
+        self.cache.resume_writeback();
+        let _ = self.cache.maintain();
+        for thread in 0..self.models.len() {
+            self.own(thread).for_each(|offset| self.load(thread, offset, false));
+        }
+        self.cache.check();
+        let held: usize = self.models.iter().map(|model| lock(model).len()).sum();
+        assert_eq!(self.cache.statistic("stored_pages"), Some(held as u64));
+    }
+}
+
+/// What a seed makes of a history.
+struct Plan {
+    habit: Habit,
+    setup: Setup,
+    chances: Chances,
+    workers: usize,
+    /// What each worker does, so often.
+    count: u32,
+    changes: u64,
+    lives: u64,
+}
+
+fn plan(seed: u64) -> Plan {
+    let mut noise = Noise::new(seed);
+    let mut pick = |all: &[u64]| all[noise.below(all.len() as u64) as usize];
+    let habit = match pick(&[0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15]) {
+        0..6 => Habit::Everything,
+        6..11 => Habit::Through,
+        11..14 => Habit::Failing,
+        14 => Habit::Starved,
+        _ => Habit::Flood,
+    };
+    let mut setup = Setup {
+        pages: pick(&[600, 3000, 90_000]) as u32,
+        pool_bytes: pick(&[1 << 20, 1 << 20, 3 << 20]),
+        backing_bytes: pick(&[2 << 20, 2 << 20, 3 << 20, 6 << 20]) as usize,
+        block_bytes: pick(&[512, 4096]) as usize,
+        seals_backing: pick(&[0, 1]) == 1,
+        ..Setup::default()
+    };
+    let mut chances = Chances {
+        write_fails: pick(&[0, 0, 3, 30]),
+        read_fails: pick(&[0, 0, 10]),
+        bit_turns: pick(&[0, 0, 300]),
+        memory_is_refused: pick(&[0, 0, 0, 200, 1000]),
+    };
+    let mut workers = pick(&[1, 2, 2, 3]) as usize;
+    let mut count = pick(&[60, 60, 200, 700]) as u32;
+    let mut changes = pick(&[4, 30, 30, 200]);
+    match habit {
+        Habit::Everything => {}
+        Habit::Through => {
+            (setup.pages, setup.backing_bytes) = (900, 3 << 20);
+            (workers, count, chances.write_fails) = (3, 400, 0);
+        }
+        Habit::Failing => (workers, chances.write_fails, changes) = (3, 200, 4),
+        Habit::Starved => {
+            (setup.pages, setup.pool_bytes) = (3000, 8 << 20);
+            (workers, count, chances.memory_is_refused) = (2, 1200, 1000);
+        }
+        Habit::Flood => {
+            (setup.pages, setup.backing_bytes) = (300_000, 96 << 20);
+            (workers, count, changes) = (3, 3000, 30);
+            chances = Chances { write_fails: 0, memory_is_refused: 0, ..chances };
+        }
+    }
+    // A cache that is dropped in the middle of it all, and another one where it left its records.
+    let lives = 1 + pick(&[0, 0, 1]);
+    Plan { habit, setup, chances, workers, count, changes, lives }
+}
+
+/// One history; its steps.
+fn simulate(seed: u64) -> Result<u64, String> {
+    let Plan { habit, setup, chances, workers, count, changes, lives } = plan(seed);
+    let device = Arc::new(Device {
+        content: Mutex::new(vec![0; setup.backing_bytes]),
+        pending: Mutex::default(),
+        noise: Mutex::new(Noise::new(seed ^ 0x5eed)),
+        is_reliable: AtomicBool::new(false),
+        chances,
+        block_bytes: setup.block_bytes,
+    });
+    let mut steps = 0;
+    for life in 0..lives {
+        lock(&device.pending).clear();
+        device.is_reliable.store(false, Relaxed);
+        let (cache, area) = setup.make_on(Box::new(Simulated(device.clone())));
+        // There is a thread that maintains, from the start.
+        cache.wait_for_work(Duration::ZERO);
+        let world = Arc::new(World {
+            cache,
+            area,
+            device: device.clone(),
+            models: (0..workers).map(|_| Mutex::default()).collect(),
+            damaged: Mutex::default(),
+            memory_was_refused: AtomicBool::new(false),
+            working: AtomicUsize::new(workers),
+            pages: setup.pages,
+            habit,
+        });
+        let mut all: Vec<Work<'static>> = Vec::new();
+        for thread in 0..workers {
+            let (world, seed) = (world.clone(), seed * 31 + life * 7 + thread as u64);
+            all.push(Box::new(move || world.work(thread, seed, count)));
+        }
+        let maintainer = world.clone();
+        all.push(Box::new(move || maintainer.maintain(seed * 31 + life * 7 + 30)));
+        steps += turns::run(seed ^ life, changes, STEPS_MAX, all)?;
+        world.check();
+    }
+    Ok(steps)
+}
+
+/// The same, with the seed said where it fails.
+fn run(seed: u64) -> u64 {
+    let done = std::panic::catch_unwind(|| simulate(seed));
+    let again = format!("UZSWAP_SIMULATE_SEED={seed:#x} repeats it");
+    match done {
+        Ok(Ok(steps)) => steps,
+        Ok(Err(what)) => panic!("seed {seed:#x}: {what}; {again}"),
+        Err(_) => panic!("seed {seed:#x}: see above; {again}"),
+    }
+}
+
+fn number(name: &str) -> Option<u64> {
+    let text = std::env::var(name).ok()?;
+    let hex = text.strip_prefix("0x").map(|digits| u64::from_str_radix(digits, 16));
+    Some(hex.unwrap_or_else(|| text.parse()).expect("a number"))
+}
+
+#[test]
+fn any_history_gives_back_what_was_stored_or_an_error() {
+    if let Some(seed) = number("UZSWAP_SIMULATE_SEED") {
+        println!("seed {seed:#x}: {} steps", run(seed));
+        return;
+    }
+    let found = include_str!("simulator.seeds").lines().filter(|line| !line.starts_with('#'));
+    for line in found {
+        let seed = line.split_whitespace().next().and_then(|seed| seed.strip_prefix("0x"));
+        run(u64::from_str_radix(seed.expect("0x…"), 16).expect("digits"));
+    }
+    let seconds = number("UZSWAP_SIMULATE_SECONDS").unwrap_or(30);
+    let start = Instant::now();
+    let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
+    let first = now.unwrap().as_secs() << 20;
+    let (mut histories, mut steps) = (0, 0);
+    while start.elapsed() < Duration::from_secs(seconds) {
+        steps += run(first + histories);
+        histories += 1;
+    }
+    println!("{histories} histories from seed {first:#x} on, {steps} steps, {seconds} s");
+    assert!(histories > 0);
+}
+
+#[test]
+fn a_seed_gives_the_same_history_again() {
+    for seed in 1..6 {
+        assert_eq!(run(seed), run(seed), "seed {seed}");
+    }
+}
