@@ -1,6 +1,6 @@
-//! What is linked into this library, the codecs' C code included, takes its memory from an allocator
-//! of ours (src/memory.rs), not from the C library's, whose memory is what leaves; nor does it find
-//! its thread-local variables by a table that lies there (src/locals.rs).
+//! What is linked into this library, the codecs' C code included, takes its memory from an
+//! allocator of ours (src/memory.rs), not from the C library's, whose memory is what leaves; nor
+//! does it find its thread-local variables by a table that lies there (src/locals.rs).
 
 fn main() {
     const NAMES: [&str; 7] = [

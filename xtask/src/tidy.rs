@@ -13,7 +13,7 @@ const FILE_MAX: usize = 800;
 const BANNED: [&str; 7] = ["TODO", "FIXME", "XXX", "Manager", "Helper", "_helper", "_manager"];
 
 /// Crates that each crate may use: edges go one way.
-const EDGES: [(&str, &[&str]); 10] = [
+const EDGES: [(&str, &[&str]); 12] = [
     ("uzswap-sys", &[]),
     ("uzswap-sync", &[]),
     ("uzswap-ranges", &["uzswap-sync"]),
@@ -22,6 +22,8 @@ const EDGES: [(&str, &[&str]); 10] = [
     ("uzswap-region", &["uzswap-sys", "uzswap-engine"]),
     ("uzswap-c", &["uzswap-region"]),
     ("uzswap-malloc", &["uzswap-region"]),
+    ("uzswap-calls", &[]),
+    ("uzswap-agent", &["uzswap-sys", "uzswap-region", "uzswap-calls"]),
     ("uzswap", &["uzswap-sys", "uzswap-engine", "uzswap-block", "uzswap-region"]),
     (
         "uzswap-bench",
@@ -54,6 +56,21 @@ const UNSAFE: &[&str] = &[
     "crates/uzswap-region/src/region.rs",
     "crates/uzswap-region/src/registry.rs",
     "crates/uzswap-region/src/vec.rs",
+    "crates/uzswap-region/src/tree.rs",
+    "crates/uzswap-region/src/window.rs",
+    "crates/uzswap-calls/src/entry.rs",
+    "crates/uzswap-calls/src/patch.rs",
+    "crates/uzswap-calls/src/sites.rs",
+    "crates/uzswap-calls/src/stop.rs",
+    "crates/uzswap-calls/tests/patching.rs",
+    "crates/uzswap-agent/src/calls.rs",
+    "crates/uzswap-agent/src/interposed.rs",
+    "crates/uzswap-agent/src/layout.rs",
+    "crates/uzswap-agent/src/lib.rs",
+    "crates/uzswap-agent/src/locals.rs",
+    "crates/uzswap-agent/src/memory.rs",
+    "crates/uzswap-agent/src/processes.rs",
+    "crates/uzswap-agent/src/takeover.rs",
     "crates/uzswap-region/tests/memory.rs",
     "crates/uzswap-c/src/lib.rs",
     "crates/uzswap-malloc/src/blocks.rs",

@@ -4,8 +4,8 @@
 //! |---|---|---|
 //! | left | those without memory of the program's | nothing: they are not even replaced |
 //! | held | those that move data | their buffers are brought in and kept for the time of the call |
-//! | own | those that change what is mapped, signals, processes, descriptors | see each |
-//! | touched | all others | what an argument refers to is held, and a call that answers `EFAULT` is made again |
+//! | own | those that change what is mapped; signals, processes, files | see each |
+//! | touched | all others | what an argument refers to is held; at `EFAULT` it is made again |
 
 use crate::{Agent, inside, layout, processes};
 use libc::c_long;
@@ -181,7 +181,8 @@ pub fn wants(number: u32) -> bool {
 
 /// Looks at a call: its number decides.
 pub fn on_call(call: &mut Call) -> Outcome {
-    // Whoever makes it: the next instruction that was replaced may come before the signals are back.
+    // Whoever makes it: the next instruction that was replaced may come before the signals are
+    // back.
     if call.number as c_long == libc::SYS_rt_sigprocmask {
         return processes::mask(call);
     }
@@ -390,8 +391,8 @@ fn page_of(at: u64) -> Range<usize> {
     start..start.saturating_add(PAGE)
 }
 
-/// Makes a call; where it answers `EFAULT`, what its arguments may refer to is brought in, more each
-/// time, and it is made again.
+/// Makes a call; where it answers `EFAULT`, what its arguments may refer to is brought in, more
+/// each time, and it is made again.
 fn make_until_it_sees(agent: &Agent, call: &mut Call) -> Outcome {
     for turn in 0..TRIES {
         // SAFETY: the call is the program's, made as it asked.

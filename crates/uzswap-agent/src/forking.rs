@@ -1,8 +1,9 @@
 //! Forks: the child goes on with a copy of everything, pool and index too, by the fork itself.
 //!
-//! Everything stands still from the moment before the kernel makes the child: around the system call,
-//! not in a handler of `pthread_atfork`, because the C library still uses memory in between, which may
-//! have to be brought in. Threads are started again where that is safe, in such a handler.
+//! Everything stands still from the moment before the kernel makes the child: around the system
+//! call, not in a handler of `pthread_atfork`, because the C library still uses memory in between,
+//! which may have to be brought in. Threads are started again where that is safe, in such a
+//! handler.
 
 use crate::{Agent, Inside, inside, layout, memory};
 use std::mem::ManuallyDrop;

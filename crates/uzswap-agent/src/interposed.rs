@@ -127,8 +127,9 @@ thread_local! {
     static ASKED: Cell<usize> = const { Cell::new(0) };
 }
 
-/// Counts what is asked for: a program that takes much memory is watched from then on, and no other,
-/// since the thread that watches would change what programs may do that have one thread (`setuid`,
+/// Counts what is asked for: a program that takes much memory is watched from then on, and no
+/// other, since the thread that watches would change what programs may do that have one thread
+/// (`setuid`,
 /// `unshare`).
 fn asked(bytes: usize) {
     let sum = ASKED.get().saturating_add(bytes);

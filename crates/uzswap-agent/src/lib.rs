@@ -4,12 +4,13 @@
 //! ```text
 //! start     a thread that sleeps, and looks how much memory there is left           (this file)
 //! short     the system calls are replaced, all memory that may be is adopted        (takeover)
-//! then      calls that change what is mapped, move data, fork …                     (calls, layout,
+//! then      calls that change what is mapped, move data, fork …                     (calls,
+//! layout,
 //!                                                                      processes, forking)
 //!           how much this process may have of what all may                        (tree)
 //! ```
-//! Until memory is short nothing is changed, and nothing costs anything. Pages are compressed, staged
-//! and brought in by the pager that regions have (`uzswap-region`), in the process itself.
+//! Until memory is short nothing is changed, and nothing costs anything. Pages are compressed,
+//! staged and brought in by the pager that regions have (`uzswap-region`), in the process itself.
 
 mod calls;
 mod forking;
@@ -19,7 +20,6 @@ mod locals;
 mod memory;
 mod processes;
 mod takeover;
-mod tree;
 
 use std::cell::Cell;
 use std::io::{self, Write};
@@ -27,8 +27,8 @@ use std::path::PathBuf;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
 use std::time::Duration;
-use tree::Tree;
 use uzswap_region::Pager;
+use uzswap_region::tree::Tree;
 use uzswap_sys::bus::Blocked;
 
 /// A process with less than this is not taken over: there is little to win.

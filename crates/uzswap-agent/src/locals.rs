@@ -1,11 +1,12 @@
 //! Where this library's thread-local variables are.
 //!
-//! The C library finds them by a table for each thread that lies in the program's heap: it may have left,
-//! and a handler of a fault would meet another one. But a library that is loaded with the program has
-//! its variables at the same distance from each thread's block; so that is measured once.
+//! The C library finds them by a table for each thread that lies in the program's heap: it may have
+//! left, and a handler of a fault would meet another one. But a library that is loaded with the
+//! program has its variables at the same distance from each thread's block; so that is measured
+//! once.
 //!
-//! What is to be done with them when a thread ends the C library would note in the program's heap too,
-//! and under its allocator's lock, which the thread that faults may have. So it is noted here.
+//! What is to be done with them when a thread ends the C library would note in the program's heap
+//! too, and under its allocator's lock, which the thread that faults may have. So it is noted here.
 
 use std::arch::asm;
 use std::ffi::{c_int, c_void};

@@ -39,10 +39,9 @@ fn stay(thread: &mut Stopped) -> bool {
     }
     stop::stay();
     // What the kernel would have begun again, had we not been there.
-    if thread.result == -i64::from(libc::EINTR) {
-        if let Some(start) = Patcher::start_of(thread.instruction) {
-            thread.instruction = start;
-        }
+    let was_cut_short = thread.result == -i64::from(libc::EINTR);
+    if was_cut_short && let Some(start) = Patcher::start_of(thread.instruction) {
+        thread.instruction = start;
     }
     true
 }
@@ -108,16 +107,25 @@ pub fn take_over(memory: u64, compressor: &str) -> Result<(), String> {
     Ok(())
 }
 
-/// Whether this library's threads run: while one is being made it blocks all signals, and a replaced
-/// instruction would kill it.
+/// Whether this library's threads run: while one is being made it blocks all signals, and a
+/// replaced instruction would kill it.
 fn has_threads() -> bool {
     const THREADS: usize = 3;
     (0..1000).any(|turn| {
         if turn > 0 {
             std::thread::sleep(std::time::Duration::from_millis(1));
         }
-        ours().len() >= THREADS
+        let ours = ours();
+        ours.len() >= THREADS && ours.into_iter().all(is_reached)
     })
+}
+
+/// Whether our signals reach a thread.
+fn is_reached(thread: i32) -> bool {
+    let status = fs::read_to_string(format!("/proc/self/task/{thread}/status")).unwrap_or_default();
+    let blocked = status.lines().find_map(|line| line.strip_prefix("SigBlk:"));
+    let blocked = blocked.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok());
+    blocked.is_some_and(|mask| mask & processes::OURS == 0)
 }
 
 /// Threads of this library's own.

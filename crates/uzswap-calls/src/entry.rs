@@ -1,8 +1,8 @@
 //! From a replaced `syscall` to the function that looks at it, and back.
 //!
-//! A system call changes `rax`, `rcx` and `r11` only; so all that the C library may rely on is kept:
-//! the other registers, the flags, the processor's extended state, and the 128 bytes below the stack
-//! pointer that a function may use without saying so.
+//! A system call changes `rax`, `rcx` and `r11` only; so all that the C library may rely on is
+//! kept: the other registers, the flags, the processor's extended state, and the 128 bytes below
+//! the stack pointer that a function may use without saying so.
 
 use std::arch::{asm, naked_asm};
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};

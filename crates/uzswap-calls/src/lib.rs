@@ -6,10 +6,10 @@
 //! entry            keeps all registers → on_call(&mut Call) → Done(result) | Bare
 //! bare             syscall ; jmp back
 //! ```
-//! Ordinary programs make their system calls through the C library, whose `syscall` instructions are
-//! found ([`sites`]) and replaced while the other threads stand still ([`stop`]). Nothing is replaced, and nothing costs
-//! anything, before [`Work::apply`]; afterwards only those calls take the way above
-//! whose number the caller asked for. x86-64 alone.
+//! Ordinary programs make their system calls through the C library, whose `syscall` instructions
+//! are found ([`sites`]) and replaced while the other threads stand still ([`stop`]). Nothing is
+//! replaced, and nothing costs anything, before [`Work::apply`]; afterwards only those calls take
+//! the way above whose number the caller asked for. x86-64 alone.
 //!
 //! A `syscall` whose number is not in the instruction before it becomes `ud2`, and the handler of
 //! SIGILL sends the thread to its stub: 1 to 2 µs more. The same `ud2` stands where the `syscall`

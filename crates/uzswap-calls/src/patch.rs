@@ -8,9 +8,10 @@
 //! syscall                   0f 05
 //! ud2                       0f 0b
 //! ```
-//! A thread that stands between `mov` and `syscall`, whose call is begun again, or that jumps there, meets
-//! `ud2` (SIGILL), and goes on in the stub behind its `mov`. One that waits in the kernel comes back
-//! behind the `syscall`, where nothing is changed.
+//! A thread that stands between `mov` and `syscall`, whose call is begun again, or that jumps
+//! there, meets
+//! `ud2` (SIGILL), and goes on in the stub behind its `mov`. One that waits in the kernel comes
+//! back behind the `syscall`, where nothing is changed.
 
 use crate::entry::{self, OnCall};
 use crate::sites::{MOV_BYTES, Number, SYSCALL, Site};
@@ -25,7 +26,8 @@ use std::ptr;
 use std::sync::atomic::{AtomicPtr, Ordering::*};
 
 const PAGE: usize = 4096;
-/// Bytes that a stub takes: 5 for the number, 7 and 14 to go on, 2 and 5 for the bare call; rounded up.
+/// Bytes that a stub takes: 5 for the number, 7 and 14 to go on, 2 and 5 for the bare call; rounded
+/// up.
 const STUB: usize = 64;
 /// Where the bare `syscall` of a stub is.
 const BARE: usize = 26;

@@ -5,7 +5,7 @@
 //! instruction begins there, and is `syscall`, is it a site.
 
 use gimli::{BaseAddresses, EhFrame, EhFrameHdr, NativeEndian, UnwindSection};
-use iced_x86::{Code, Decoder, DecoderOptions};
+use iced_x86::{Code, Decoder, DecoderOptions, FlowControl};
 use std::ffi::{CStr, c_int, c_void};
 use std::ops::Range;
 
@@ -18,8 +18,8 @@ pub(crate) const MOV_BYTES: usize = 5;
 /// `xor eax, eax`, which is how `read`, number 0, is asked for.
 pub(crate) const XOR_EAX: [u8; 2] = [0x31, 0xc0];
 
-/// `mov rax, 15`: the return from a signal's handler, of which the registers that it restores are no
-/// call's, and which may not trap. It is no site.
+/// `mov rax, 15`: the return from a signal's handler, of which the registers that it restores are
+/// no call's, and which may not trap. It is no site.
 const SIGRETURN: [u8; 7] = [0x48, 0xc7, 0xc0, 15, 0, 0, 0];
 
 /// A `syscall` instruction.
@@ -122,11 +122,15 @@ impl Module {
             Some(tables.start..segment.end)
         });
         let loaded = headers.iter().filter(|header| header.p_type == libc::PT_LOAD).map(range);
-        let whole = loaded.fold(usize::MAX..0, |whole, part| {
-            whole.start.min(part.start)..whole.end.max(part.end)
-        });
+        let whole =
+            loaded.reduce(|whole, part| whole.start.min(part.start)..whole.end.max(part.end));
         let code = headers.iter().filter(is_code).map(range).collect();
-        Self { name: name.to_string_lossy().into_owned(), range: whole, code, tables }
+        Self {
+            name: name.to_string_lossy().into_owned(),
+            range: whole.unwrap_or_default(),
+            code,
+            tables,
+        }
     }
 
     /// Whether it has code at an address.
@@ -140,8 +144,8 @@ impl Module {
         let functions = self.tables.clone().and_then(Functions::new);
         let mut sites = Vec::new();
         for range in &self.code {
-            // SAFETY: a segment of code of a mapped file, which may be read; a file that is unmapped
-            // meanwhile is the caller's to exclude.
+            // SAFETY: a segment of code of a mapped file, which may be read; a file that is
+            // unmapped meanwhile is the caller's to exclude.
             let bytes =
                 unsafe { std::slice::from_raw_parts(range.start as *const u8, range.len()) };
             let mut rooms = Vec::new();
@@ -159,7 +163,21 @@ impl Module {
                     _ => number.is_some(),
                 };
                 let is_cleared = bytes[..at].ends_with(&XOR_EAX);
-                let room = |_| room_near(bytes, at, &rooms).map(|room| range.start + room);
+                // Between two functions, or behind the end of a part of one.
+                let is_behind_end = |at: usize| {
+                    let address = range.start + at;
+                    let function = functions.as_ref().and_then(|all| all.around(address));
+                    function.is_none_or(|function| {
+                        range.contains(&function.start)
+                            && ends_at(
+                                &bytes[function.start - range.start..],
+                                function.start,
+                                address,
+                            )
+                    })
+                };
+                let room =
+                    |_| room_near(bytes, at, &rooms, is_behind_end).map(|room| range.start + room);
                 let room = is_site.then_some(()).filter(|()| is_cleared).and_then(room);
                 if let Some(room) = room {
                     rooms.push(room - range.start);
@@ -183,27 +201,41 @@ fn number_before(bytes: &[u8], at: usize) -> Option<u32> {
     (mov[0] == MOV_EAX && number < 512).then_some(number)
 }
 
-/// Room for a jump that a jump of two bytes before `at` reaches, and that is not taken: padding that
-/// begins behind an unconditional jump or return, in one of the forms in which assemblers write it.
-fn room_near(bytes: &[u8], at: usize, taken: &[usize]) -> Option<usize> {
-    // No-operations of 9 to 5 bytes, by their first ones, and what may stand before them.
+/// Room for a jump that a jump of two bytes before `at` reaches, and that is not taken: padding
+/// that no thread comes to, in one of the forms in which assemblers write it.
+fn room_near(
+    bytes: &[u8],
+    at: usize,
+    taken: &[usize],
+    is_behind_end: impl Fn(usize) -> bool,
+) -> Option<usize> {
+    // No-operations of 9 to 5 bytes, by their first ones.
     const PADDING: [&[u8]; 4] = [
         &[0x66, 0x0f, 0x1f, 0x84, 0, 0, 0, 0, 0],
         &[0x0f, 0x1f, 0x84, 0, 0, 0, 0, 0],
         &[0x0f, 0x1f, 0x80, 0, 0, 0, 0],
         &[0x0f, 0x1f, 0x44, 0, 0],
     ];
-    let ends = |at: usize| {
-        let prefixes =
-            bytes[..at].iter().rev().take_while(|byte| matches!(byte, 0x66 | 0x2e)).count();
-        let before = &bytes[..at - prefixes];
-        before.last() == Some(&0xc3) || before.len() > 5 && before[before.len() - 5] == 0xe9
-    };
     let reach = at.saturating_sub(120)..(at + 120).min(bytes.len());
     reach.into_iter().find(|room| {
         let is_padding = PADDING.iter().any(|padding| bytes[*room..].starts_with(padding));
-        is_padding && ends(*room) && !taken.contains(room)
+        // What assemblers put before them, to make them longer.
+        let before = bytes[..*room].iter().rev();
+        let prefixes = before.take_while(|byte| matches!(byte, 0x66 | 0x2e)).count();
+        is_padding && !taken.contains(room) && is_behind_end(room - prefixes)
     })
+}
+
+/// Whether, decoded from the beginning of a function, an instruction that nothing follows (a
+/// return, a jump) ends at an address.
+fn ends_at(code: &[u8], start: usize, address: usize) -> bool {
+    let mut decoder = Decoder::with_ip(64, code, start as u64, DecoderOptions::NONE);
+    let mut last = FlowControl::Next;
+    while decoder.ip() < address as u64 && decoder.can_decode() {
+        last = decoder.decode().flow_control();
+    }
+    let is_end = matches!(last, FlowControl::Return | FlowControl::UnconditionalBranch);
+    is_end && decoder.ip() == address as u64
 }
 
 /// Whether, decoded from the beginning of a function, a `syscall` begins at an address.

@@ -1,7 +1,7 @@
 //! Stopping all other threads of this process for a moment, by a signal whose handler waits.
 //!
-//! A thread that blocks the signal, or that the kernel does not let go (it waits for a disk, or for the
-//! child of a `vfork`), does not stop: then nothing is done, and the caller tries again later.
+//! A thread that blocks the signal, or that the kernel does not let go (it waits for a disk, or for
+//! the child of a `vfork`), does not stop: then nothing is done, and the caller tries again later.
 
 use rustix::fs::{self, Mode, OFlags};
 use rustix::thread::futex;
@@ -20,8 +20,8 @@ static IS_STOPPING: AtomicBool = AtomicBool::new(false);
 /// What the signal carries, so that its handler knows it from others'.
 pub const VALUE: usize = 0x757a_7377_6170;
 
-/// To be called by the signal's handler, if [`VALUE`] came with it: stays until the others may go on.
-/// Allocates nothing. The signal may come late, when nobody waits for it any more.
+/// To be called by the signal's handler, if [`VALUE`] came with it: stays until the others may go
+/// on. Allocates nothing. The signal may come late, when nobody waits for it any more.
 pub fn stay() {
     if !IS_STOPPING.load(SeqCst) {
         return;

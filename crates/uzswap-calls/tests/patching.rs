@@ -1,6 +1,7 @@
 //! The C library of this very program is patched, while threads make calls.
 
 #![cfg(target_arch = "x86_64")]
+#![allow(clippy::unwrap_used, reason = "tests")]
 
 use std::fs::File;
 use std::io::{Read, Write};
@@ -63,8 +64,8 @@ fn without_ours(call: &mut Call) -> Outcome {
     Outcome::Done
 }
 
-/// Calls with numbers in registers and in memory, new threads, processes and floating point, before,
-/// while and after the library is patched: each answers what it did.
+/// Calls with numbers in registers and in memory, new threads, processes and floating point,
+/// before, while and after the library is patched: each answers what it did.
 #[test]
 fn calls_answer_what_they_did_while_they_are_replaced() {
     set_handlers();
@@ -110,7 +111,7 @@ fn calls_answer_what_they_did_while_they_are_replaced() {
     });
     let before = READS.load(Relaxed);
     round(1);
-    assert!(READS.load(Relaxed) >= before + 1 && OTHERS.load(Relaxed) > 0);
+    assert!(READS.load(Relaxed) > before && OTHERS.load(Relaxed) > 0);
     let output = std::process::Command::new("echo").arg("all is well").output().unwrap();
     assert_eq!(output.stdout, b"all is well\n");
 }

@@ -42,7 +42,7 @@ const _: () = assert!(PIECES * COMPRESSED_BYTES_MAX >= UNIT_BYTES_MAX, "a unit f
 
 /// What recompresses.
 pub(crate) struct Recompressor {
-    /// When was how much put on the newest end of the LRU, in all?
+    /// Samples: the time, and how many pages had been put on the newest end of the LRU by then.
     looks: VecDeque<(Duration, u64)>,
     /// Pages stored and loaded by the last call.
     used: u64,

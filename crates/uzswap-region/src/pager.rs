@@ -102,8 +102,9 @@ pub enum OnFork {
     /// While a fork is under way, calls of other threads that map, unmap, drop or page out wait,
     /// and faults may exceed the budget.
     PrivateCopy,
-    /// Everything, the pager too, by the fork itself: what either process writes, the other does not
-    /// see. For whoever stands around each fork ([`Pager::before_fork`]); for memory that is adopted.
+    /// Everything, the pager too, by the fork itself: what either process writes, the other does
+    /// not see. For whoever stands around each fork ([`Pager::before_fork`]); for memory that is
+    /// adopted.
     Whole,
 }
 

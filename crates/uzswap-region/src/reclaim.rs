@@ -26,7 +26,8 @@ use uzswap_engine::{PAGE_BYTES, Reject, Store};
 use uzswap_sys::bus::Blocked;
 use uzswap_sys::map;
 
-/// Batches in a row of which no page could be moved, after which there is said to be nothing to take out.
+/// Batches in a row of which no page could be moved, after which there is said to be nothing to
+/// take out.
 const IDLE_MAX: usize = 64;
 
 /// Batches refused by the cache in a row, after which it is said to be full.

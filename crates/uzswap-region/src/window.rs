@@ -1,16 +1,16 @@
 //! Memory that a program has already: adopted where it lies.
 //!
-//! A *window* is a [`Space`] over one GiB of addresses. Its pages are the program's, who maps and unmaps
-//! them; only of those that were adopted is the word anything but `Untouched`. So one program has few
-//! windows, whatever it maps, and a page is found as in a region.
+//! A *window* is a [`Space`] over one GiB of addresses. Its pages are the program's, who maps and
+//! unmaps them; only of those that were adopted is the word anything but `Untouched`. So one
+//! program has few windows, whatever it maps, and a page is found as in a region.
 //!
 //! Whoever calls this sees the program's system calls before the kernel does: what unmaps, moves or
-//! drops adopted pages is done inside of [`Pager::change`] or [`Pager::move_adopted`], and what gives
-//! them to the kernel holds them before ([`Pager::hold`]).
+//! drops adopted pages is done inside of [`Pager::change`] or [`Pager::move_adopted`], and what
+//! gives them to the kernel holds them before ([`Pager::hold`]).
 //!
-//! A fork has everything by the fork itself: pages, words, pool and index, copied on write. What other
-//! threads hold at that moment would be held for ever in the child; so [`Pager::before_fork`] waits until
-//! no page goes out and none comes in.
+//! A fork has everything by the fork itself: pages, words, pool and index, copied on write. What
+//! other threads hold at that moment would be held for ever in the child; so [`Pager::before_fork`]
+//! waits until no page goes out and none comes in.
 
 use crate::error::Error;
 use crate::fork;
@@ -125,7 +125,7 @@ impl Pager {
                     // Other pages of the mapping keep their registration; an error means that this
                     // one had lost it.
                     let _ = inner.uffd.unregister(at..at + PAGE_BYTES);
-                    inner.budget.give_back(inner.forget(&space, page, was));
+                    inner.budget.give_back(inner.forget(space, page, was));
                     space.put(page, Word::UNTOUCHED);
                 } else {
                     space.put(page, was);
@@ -136,8 +136,8 @@ impl Pager {
         }
     }
 
-    /// Brings in what is adopted of a range, and keeps it in memory until [`Self::unhold`]: the kernel
-    /// is going to read or write it. Returns whether any was adopted.
+    /// Brings in what is adopted of a range, and keeps it in memory until [`Self::unhold`]: the
+    /// kernel is going to read or write it. Returns whether any was adopted.
     pub fn hold(&self, range: Range<usize>) -> bool {
         let mut any = false;
         for at in (range.start / PAGE_BYTES * PAGE_BYTES..range.end).step_by(PAGE_BYTES) {
@@ -205,7 +205,8 @@ impl Pager {
         Ok(())
     }
 
-    /// In a fork, after [`BeforeFork::in_child`], as soon as the C library is whole: from a handler of
+    /// In a fork, after [`BeforeFork::in_child`], as soon as the C library is whole: from a handler
+    /// of
     /// `pthread_atfork` that was set after this pager was made.
     pub fn after_fork(&self) -> io::Result<()> {
         self.inner().adopt_process();
@@ -401,10 +402,19 @@ impl Inner {
         Ok(())
     }
 
-    /// Makes all adopted pages of a range `Busy`. The caller holds what orders such calls, so that
-    /// nobody else waits for one page having another.
+    /// Makes all adopted pages of a range `Busy`. It waits for none while it has another: who has
+    /// that one may wait for memory, and reclaim for a page that is had here.
     fn take_all(&self, range: &Range<usize>) -> Vec<Taken> {
         let mut taken = Vec::new();
+        while let Some((space, page)) = self.take_free(range, &mut taken) {
+            taken.drain(..).for_each(|(space, page, was): Taken| space.put(page, was));
+            space.wait(page);
+        }
+        taken
+    }
+
+    /// Takes pages of a range; one that somebody else has ends it.
+    fn take_free(&self, range: &Range<usize>, taken: &mut Vec<Taken>) -> Option<(Arc<Space>, u32)> {
         for part in parts(range.clone()) {
             let id = registry::find(part.start).filter(|space| space.is_window());
             let Some(space) = id.and_then(|space| self.regions().get(&space.id).cloned()) else {
@@ -413,17 +423,18 @@ impl Inner {
             let pages = pages_of(&space, &part);
             let mut at = pages.start;
             while let Some(page) = space.next_touched(at).filter(|page| *page < pages.end) {
+                let was = space.load(page);
+                match was.kind() {
+                    Kind::Untouched => {}
+                    Kind::Busy => return Some((space, page)),
+                    _ if space.take(page, was) => taken.push((space.clone(), page, was)),
+                    // It has changed just now.
+                    _ => continue,
+                }
                 at = page + 1;
-                if space.load(page).kind() == Kind::Untouched {
-                    continue;
-                }
-                match space.acquire(page) {
-                    Word::UNTOUCHED => space.put(page, Word::UNTOUCHED),
-                    was => taken.push((space.clone(), page, was)),
-                }
             }
         }
-        taken
+        None
     }
 
     /// Drops what is kept of a page that is `Busy` by us; how many charged pages that was.

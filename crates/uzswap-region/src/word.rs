@@ -25,8 +25,8 @@ pub(crate) enum Kind {
     Staged,
     /// In the cache.
     Stored,
-    /// Nowhere, and ours: reads as zeros. Of memory that was the program's before (windows), of which
-    /// what is `Untouched` is none of ours.
+    /// Nowhere, and ours: reads as zeros. Of memory that was the program's before (windows), of
+    /// which what is `Untouched` is none of ours.
     Empty,
 }
 

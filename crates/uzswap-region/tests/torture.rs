@@ -100,7 +100,9 @@ impl Owned {
         let status = ExitStatus::from_raw(status);
         match on_fork {
             OnFork::PrivateCopy => assert!(status.success(), "a copy: {status}"),
-            OnFork::Absent => assert_eq!(status.signal(), Some(libc::SIGSEGV), "{status}"),
+            OnFork::Absent | OnFork::Whole => {
+                assert_eq!(status.signal(), Some(libc::SIGSEGV), "{status}")
+            }
         }
     }
 

@@ -296,8 +296,8 @@ pub fn on_segv(serve: Serve) -> io::Result<()> {
     hook(libc::SIGSEGV, &SEGV, serve)
 }
 
-/// Has `stay` asked about each SIGBUS that a process has sent: it may change where the thread goes on,
-/// and says whether it is done with it. Once in a process, after [`on_bus`].
+/// Has `stay` asked about each SIGBUS that a process has sent: it may change where the thread goes
+/// on, and says whether it is done with it. Once in a process, after [`on_bus`].
 pub fn on_sent(stay: fn(&mut Stopped) -> bool) {
     // The first one stays.
     let _ = SENT.set(stay);

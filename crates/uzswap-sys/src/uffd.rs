@@ -105,8 +105,8 @@ impl Uffd {
         Ok(Self { fd, features: wanted, pagemap, stop })
     }
 
-    /// Opens it anew under the same descriptors, with nothing registered: in a fork, which has those
-    /// of its parent.
+    /// Opens it anew under the same descriptors, with nothing registered: in a fork, which has
+    /// those of its parent.
     pub fn renew(&self) -> io::Result<()> {
         let is_signal = self.features & u64::from(raw::UFFD_FEATURE_SIGBUS) != 0;
         let delivery = if is_signal { Delivery::Signal } else { Delivery::Message };

@@ -109,6 +109,10 @@ pub struct RunArguments {
     /// Memory that the command and its children may use, together.
     #[arg(long, value_name = "SIZE", value_parser = crate::size::parse)]
     pub memory: u64,
+    /// Keep the command's memory small inside of its processes, by a library that they preload:
+    /// without root, without swap. The pool is a part of --memory. Tried on few programs so far.
+    #[arg(long)]
+    pub in_process: bool,
     /// Count the pool and the daemon in: the command gets what they leave of its memory.
     #[arg(long)]
     pub include_pool: bool,

@@ -9,6 +9,7 @@ mod daemon;
 mod doctor;
 mod error;
 mod group;
+mod in_process;
 mod keeper;
 mod live;
 mod load;

@@ -39,6 +39,9 @@ const GRACE: Duration = Duration::from_secs(2);
 
 /// Runs it; the command's exit status.
 pub fn run(arguments: &RunArguments) -> Result<ExitCode, Failure> {
+    if arguments.in_process {
+        return crate::in_process::run(arguments);
+    }
     let machine = cpu::memory_info().map_err(|e| Failure::new(format!("/proc/meminfo: {e}")))?;
     options::check_memory(arguments.memory, machine)?;
     find_command(&arguments.command[0])?;
@@ -363,7 +366,7 @@ fn end_stragglers(group: &Group) {
 }
 
 /// As a shell says it: 128 and the signal for a process that one ended.
-fn exit_code(status: ExitStatus) -> u8 {
+pub fn exit_code(status: ExitStatus) -> u8 {
     match (status.code(), status.signal()) {
         (Some(code), _) => code as u8,
         (None, Some(signal)) => 128 + signal as u8,
@@ -372,7 +375,7 @@ fn exit_code(status: ExitStatus) -> u8 {
 }
 
 /// Checks, before anything is set up, that there is such a command and that it can be run.
-fn find_command(name: &OsStr) -> Result<(), Failure> {
+pub fn find_command(name: &OsStr) -> Result<(), Failure> {
     let shown = name.display();
     let paths: Vec<PathBuf> = if name.as_encoded_bytes().contains(&b'/') {
         vec![PathBuf::from(name)]

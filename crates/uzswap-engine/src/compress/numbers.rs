@@ -191,7 +191,7 @@ fn costs(words: &[u64]) -> [(usize, Step); 3] {
     })
 }
 
-/// What each word differs from the one before by; of the first, nothing.
+/// The difference of each word from its predecessor; zero for the first.
 fn differ(step: Step, words: &[u64; WORDS], out: &mut [u64; WORDS]) {
     out[0] = 0;
     for (out, pair) in out[1..].iter_mut().zip(words.windows(2)) {

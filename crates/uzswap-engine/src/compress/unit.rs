@@ -24,7 +24,7 @@ use zstd_safe::{CCtx, CParameter, DCtx, DParameter, FrameFormat, InBuffer, OutBu
 pub(crate) const UNIT_PAGES: usize = 16;
 /// Pages of a group: a unit has whole groups.
 pub(crate) const GROUP_PAGES: usize = 4;
-/// Bytes of a unit, at most: what leaves fewer than sixteen pages in it is kept in more units.
+/// Bytes of a unit, at most: sixteen pages that do not fit are divided among several units.
 pub(crate) const UNIT_BYTES_MAX: usize = 14 << 10;
 
 const GROUPS: usize = UNIT_PAGES / GROUP_PAGES;

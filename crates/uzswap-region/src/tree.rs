@@ -16,6 +16,7 @@ pub const SLOTS: usize = 1000;
 const SMALL: u64 = 16;
 
 /// The file's content: 64 bytes, then the slots.
+#[derive(Debug)]
 #[repr(C)]
 pub struct Table {
     /// Bytes for all.
@@ -26,12 +27,11 @@ pub struct Table {
     pub unmanaged: AtomicU64,
     /// The most that all had at once, bytes.
     pub peak: AtomicU64,
-    /// Pages that were brought in, by processes that have ended.
-    pub faults: AtomicU64,
-    reserved: [u64; 3],
+    reserved: [u64; 4],
     slots: [Slot; SLOTS],
 }
 
+#[derive(Debug)]
 #[repr(C)]
 struct Slot {
     process: AtomicU32,
@@ -41,29 +41,45 @@ struct Slot {
 }
 
 /// The table, and this process's slot in it.
+#[derive(Debug)]
 pub struct Tree {
     table: &'static Table,
     slot: AtomicUsize,
 }
 
 impl Tree {
+    /// Makes the file of a tree, which may have `total` bytes, and which this process watches
+    /// without being of it. Errors: the file is there already.
+    pub fn create(path: &Path, total: u64) -> io::Result<Self> {
+        let flags = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC;
+        let file = fs::open(path, flags, Mode::RUSR | Mode::WUSR)?;
+        fs::ftruncate(&file, size_of::<Table>() as u64)?;
+        let tree = Self::map(path)?;
+        tree.table.total.store(total, Relaxed);
+        Ok(tree)
+    }
+
     /// Joins the tree of a file.
     pub fn join(path: &Path) -> io::Result<Self> {
+        let tree = Self::map(path)?;
+        tree.rejoin();
+        Ok(tree)
+    }
+
+    fn map(path: &Path) -> io::Result<Self> {
         let file =
             fs::open(path, OFlags::RDWR | OFlags::CLOEXEC | OFlags::NOFOLLOW, Mode::empty())?;
         let (access, bytes) = (ProtFlags::READ | ProtFlags::WRITE, size_of::<Table>());
         if fs::fstat(&file)?.st_size < bytes as i64 {
             return Err(io::ErrorKind::InvalidData.into());
         }
-        // SAFETY: a new mapping of a file of this size; what is in it are atomics, which any process
-        // of the tree may write, and it stays until the process ends.
+        // SAFETY: a new mapping of a file of this size; what is in it are atomics, which any
+        // process of the tree may write, and it stays until the process ends.
         let table = unsafe {
             let at = mm::mmap(std::ptr::null_mut(), bytes, access, MapFlags::SHARED, &file, 0)?;
             &*at.cast::<Table>()
         };
-        let tree = Self { table, slot: AtomicUsize::new(SLOTS) };
-        tree.rejoin();
-        Ok(tree)
+        Ok(Self { table, slot: AtomicUsize::new(SLOTS) })
     }
 
     /// The table.

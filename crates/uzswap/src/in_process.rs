@@ -1,0 +1,138 @@
+//! `uzswap run --in-process`: the command's memory is kept in the budget inside of its processes,
+//! by a library that they preload. It needs no root, no swap and no cgroup.
+
+use crate::cli::RunArguments;
+use crate::error::Failure;
+use crate::run;
+use crate::signals::{Event, Events};
+use crate::size;
+use std::env;
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitCode, ExitStatus};
+use uzswap_region::Mode;
+use uzswap_region::tree::{Table, Tree};
+use uzswap_sys::{cpu, process};
+
+/// The library, as it is installed and as it is built.
+const LIBRARY: &str = "libuzswap_agent.so";
+
+/// Runs it; the command's exit status.
+pub fn run(arguments: &RunArguments) -> Result<ExitCode, Failure> {
+    refuse_others(arguments)?;
+    let machine = cpu::memory_info().map_err(|e| Failure::new(format!("/proc/meminfo: {e}")))?;
+    crate::options::check_memory(arguments.memory, machine)?;
+    run::find_command(&arguments.command[0])?;
+    Mode::InThread.check().map_err(|error| Failure::new(error.to_string()))?;
+    let library = library()?;
+    let file = TreeFile::create(arguments.memory)?;
+    let events = Events::new()?;
+    let mut command = Command::new(&arguments.command[0]);
+    command.args(&arguments.command[1..]).env("UZSWAP_TREE", &file.path);
+    if let Some(compressor) = &arguments.cache.compressor {
+        command.env("UZSWAP_COMPRESSOR", compressor.to_string());
+    }
+    let others = env::var_os("LD_PRELOAD").unwrap_or_default();
+    let mut preload = library.into_os_string();
+    if !others.is_empty() {
+        preload.push(":");
+        preload.push(others);
+    }
+    let child = command.env("LD_PRELOAD", preload).spawn();
+    let child =
+        child.map_err(|error| Failure::new(format!("cannot start the command: {error}")))?;
+    let pid = child.id() as i32;
+    events.watch_command(child);
+    let status = wait(pid, &events)?;
+    if !arguments.quiet {
+        report(arguments.memory, file.tree.table());
+    }
+    Ok(run::exit_code(status).into())
+}
+
+/// What is for the swap device alone.
+fn refuse_others(arguments: &RunArguments) -> Result<(), Failure> {
+    let cache = &arguments.cache;
+    let given = [
+        ("--pool", cache.pool.is_some()),
+        ("--backing", cache.backing.is_some()),
+        ("--size", arguments.size.is_some()),
+        ("--user", arguments.user.is_some()),
+        ("--include-pool", arguments.include_pool),
+        ("--load-control", arguments.load_control),
+        ("--report", arguments.report.is_some()),
+    ];
+    match given.iter().find(|(_, is_given)| *is_given) {
+        Some((name, _)) => Err(Failure::new(format!(
+            "{name} is for the swap device; leave it out with --in-process, of which the pool is a \
+             part of --memory"
+        ))),
+        None => Ok(()),
+    }
+}
+
+/// The library: beside this program, or where packages put it.
+fn library() -> Result<PathBuf, Failure> {
+    let own = env::current_exe().unwrap_or_default();
+    let folder = own.parent().unwrap_or(Path::new("/"));
+    let places = [folder.join(LIBRARY), folder.join("../lib").join(LIBRARY)];
+    let found = places.iter().find(|place| place.exists()).cloned();
+    found.ok_or_else(|| {
+        let place = places[0].display();
+        Failure::new(format!("there is no {place}; build it: cargo build --package uzswap-agent"))
+    })
+}
+
+/// The file that the processes share; removed at the end.
+struct TreeFile {
+    path: PathBuf,
+    tree: Tree,
+}
+
+impl TreeFile {
+    fn create(memory: u64) -> Result<Self, Failure> {
+        let folder = env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from);
+        let folder = folder.filter(|folder| folder.is_dir()).unwrap_or("/dev/shm".into());
+        let path = folder.join(format!("uzswap-{}", std::process::id()));
+        let tree = Tree::create(&path, memory).map_err(|error| {
+            Failure::new(format!("cannot make {}: {error}; remove it", path.display()))
+        })?;
+        Ok(Self { path, tree })
+    }
+}
+
+impl Drop for TreeFile {
+    fn drop(&mut self) {
+        // Somebody has removed it: nothing is left.
+        let _ = std::fs::remove_file(&self.path);
+    }
+}
+
+/// Waits for the command, passing signals on.
+fn wait(pid: i32, events: &Events) -> Result<ExitStatus, Failure> {
+    loop {
+        match events.receiver.recv() {
+            Ok(Event::CommandEnded(status)) => return Ok(status),
+            Ok(Event::Signal { signal, from_terminal }) if !from_terminal => {
+                // An error: it has just ended.
+                let _ = process::kill(pid, signal);
+            }
+            Ok(_) => {}
+            Err(_) => return Err(Failure::new("the command's end was missed")),
+        }
+    }
+}
+
+fn report(memory: u64, table: &Table) {
+    use std::sync::atomic::Ordering::Relaxed;
+    let (managed, unmanaged) = (table.managed.load(Relaxed), table.unmanaged.load(Relaxed));
+    eprintln!(
+        "uzswap: in-process: {} at most, of {} allowed; memory of {managed} processes was kept \
+         small{}",
+        size::show(table.peak.load(Relaxed)),
+        size::show(memory),
+        match unmanaged {
+            0 => String::new(),
+            some => format!(", of {some} it could not be"),
+        }
+    );
+}
