@@ -67,5 +67,6 @@ fn a_program_in_a_part_of_its_memory_computes_what_it_did_without_privileges() {
     assert!(without.status.success(), "{}", String::from_utf8_lossy(&without.stderr));
     assert!(with.status.success(), "{}: {said}", with.status);
     assert_eq!(with.stdout, without.stdout, "{said}");
-    assert!(said.contains("memory of 1 processes was kept small"), "{said}");
+    let was_kept_small = said.contains("was kept small") && !said.contains("of 0 processes");
+    assert!(was_kept_small, "{said}");
 }
