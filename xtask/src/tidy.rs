@@ -22,7 +22,7 @@ const EDGES: [(&str, &[&str]); 12] = [
     ("uzswap-region", &["uzswap-sys", "uzswap-engine"]),
     ("uzswap-c", &["uzswap-region"]),
     ("uzswap-malloc", &["uzswap-region"]),
-    ("uzswap-calls", &[]),
+    ("uzswap-calls", &["uzswap-sys"]),
     ("uzswap-agent", &["uzswap-sys", "uzswap-region", "uzswap-calls"]),
     ("uzswap", &["uzswap-sys", "uzswap-engine", "uzswap-block", "uzswap-region"]),
     (

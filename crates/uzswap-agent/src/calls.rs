@@ -7,12 +7,12 @@
 //! | own | those that change what is mapped; signals, processes, files | see each |
 //! | touched | all others | what an argument refers to is held; at `EFAULT` it is made again |
 
-use crate::{Agent, inside, layout, processes};
+use crate::{AGENT, Agent, inside, layout, processes};
 use libc::c_long;
 use std::ops::Range;
 use uzswap_calls::{Call, Outcome, raw};
+use uzswap_sys::map::PAGE_BYTES;
 
-const PAGE: usize = 4096;
 /// What is held at once of one buffer; more of it is moved in several calls.
 const AT_ONCE: u64 = 4 << 20;
 /// What is held of memory whose length the arguments do not tell: a path's longest.
@@ -174,9 +174,49 @@ const ARGUMENTS: &[(c_long, usize)] = &[
     (libc::SYS_getcpu, 2),
 ];
 
+/// What is done for a call that has nothing of its own.
+#[derive(Clone, Copy)]
+enum Treatment {
+    Left,
+    Held(&'static [Buffer]),
+    /// Of so many arguments.
+    Touched(usize),
+}
+
+/// By number, so that no call searches the lists above.
+static TREATMENTS: [Treatment; NUMBERS] = treatments();
+/// More than the kernel has calls.
+const NUMBERS: usize = 512;
+/// Of what is in no list.
+const ANY: Treatment = Treatment::Touched(6);
+
+const fn treatments() -> [Treatment; NUMBERS] {
+    let mut all = [ANY; NUMBERS];
+    let mut at = 0;
+    while at < ARGUMENTS.len() {
+        all[ARGUMENTS[at].0 as usize] = Treatment::Touched(ARGUMENTS[at].1);
+        at += 1;
+    }
+    at = 0;
+    while at < HELD.len() {
+        all[HELD[at].0 as usize] = Treatment::Held(HELD[at].1);
+        at += 1;
+    }
+    at = 0;
+    while at < LEFT.len() {
+        all[LEFT[at] as usize] = Treatment::Left;
+        at += 1;
+    }
+    all
+}
+
+fn treatment(number: u64) -> Treatment {
+    TREATMENTS.get(number as usize).copied().unwrap_or(ANY)
+}
+
 /// Whether a call of a number is looked at.
 pub fn wants(number: u32) -> bool {
-    !LEFT.contains(&c_long::from(number))
+    !matches!(treatment(number.into()), Treatment::Left)
 }
 
 /// Looks at a call: its number decides.
@@ -189,7 +229,7 @@ pub fn on_call(call: &mut Call) -> Outcome {
     if crate::is_inside() {
         return Outcome::Bare;
     }
-    let Some(agent) = layout::agent() else { return Outcome::Bare };
+    let Some(agent) = AGENT.get() else { return Outcome::Bare };
     match call.number as c_long {
         libc::SYS_read | libc::SYS_write | libc::SYS_pread64 | libc::SYS_pwrite64 => {
             transfer(agent, call)
@@ -208,17 +248,17 @@ pub fn on_call(call: &mut Call) -> Outcome {
         libc::SYS_rt_sigaction => processes::action(call),
         libc::SYS_clone => processes::clone(agent, call),
         // Only ever with memory in common, by the C library; it falls back to `clone`.
-        libc::SYS_clone3 => processes::clone3(agent, call),
+        libc::SYS_clone3 => processes::clone3(call),
         libc::SYS_fork => processes::fork(agent, call),
         libc::SYS_vfork => Outcome::Bare,
         libc::SYS_close => processes::close(call),
         libc::SYS_close_range => processes::close_range(call),
         libc::SYS_dup2 | libc::SYS_dup3 => processes::duplicate(call),
         libc::SYS_execve | libc::SYS_execveat => processes::execute(agent, call),
-        number if LEFT.contains(&number) => Outcome::Bare,
-        number => match HELD.iter().find(|(held, _)| *held == number) {
-            Some((_, buffers)) => held(agent, call, buffers),
-            None => touched(agent, call),
+        _ => match treatment(call.number) {
+            Treatment::Left => Outcome::Bare,
+            Treatment::Held(buffers) => held(agent, call, buffers),
+            Treatment::Touched(count) => touched(agent, call, count),
         },
     }
 }
@@ -364,11 +404,9 @@ fn hold_message(holds: &mut Holds<'_>, at: u64) {
 }
 
 /// Whatever an argument refers to is held: a path, a structure, a result.
-fn touched(agent: &Agent, call: &mut Call) -> Outcome {
+fn touched(agent: &Agent, call: &mut Call, count: usize) -> Outcome {
     let mut holds = Holds::new(agent);
     let mut any = false;
-    let known = ARGUMENTS.iter().find(|(number, _)| *number == call.number as c_long);
-    let count = known.map_or(call.arguments.len(), |(_, count)| *count);
     for at in call.arguments[..count].iter().copied() {
         if is_address(at) && agent.pager.has_adopted(page_of(at)) {
             holds.hold(at, UNTOLD);
@@ -383,12 +421,12 @@ fn touched(agent: &Agent, call: &mut Call) -> Outcome {
 
 /// Whether a program can have memory there.
 fn is_address(at: u64) -> bool {
-    (PAGE as u64..1 << 47).contains(&at)
+    (PAGE_BYTES as u64..1 << 47).contains(&at)
 }
 
 fn page_of(at: u64) -> Range<usize> {
-    let start = at as usize / PAGE * PAGE;
-    start..start.saturating_add(PAGE)
+    let start = at as usize / PAGE_BYTES * PAGE_BYTES;
+    start..start.saturating_add(PAGE_BYTES)
 }
 
 /// Makes a call; where it answers `EFAULT`, what its arguments may refer to is brought in, more

@@ -5,7 +5,7 @@
 //! which may have to be brought in. Threads are started again where that is safe, in such a
 //! handler.
 
-use crate::{Agent, Inside, inside, layout, memory};
+use crate::{AGENT, Agent, Inside, inside, layout, memory};
 use std::mem::ManuallyDrop;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use uzswap_region::BeforeFork;
@@ -57,7 +57,7 @@ impl<L, M> Still<L, M> {
 /// Has children of a process that has not been taken over be watched when they grow.
 pub fn watch_before() -> std::io::Result<()> {
     extern "C" fn in_child() {
-        if layout::agent().is_none() {
+        if AGENT.get().is_none() {
             crate::unwatch();
         }
     }
@@ -70,7 +70,7 @@ pub fn watch() -> std::io::Result<()> {
         if !IS_BARE.swap(false, Relaxed) {
             return;
         }
-        let Some(agent) = layout::agent() else { return };
+        let Some(agent) = AGENT.get() else { return };
         let _inside = inside();
         if agent.pager.after_fork().is_err() || crate::start(crate::Begin::Again).is_err() {
             crate::die("a forked process cannot have threads of its own");

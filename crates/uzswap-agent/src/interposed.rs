@@ -12,12 +12,6 @@ use std::sync::PoisonError;
 use uzswap_calls::raw;
 use uzswap_region::signals;
 
-unsafe extern "C" {
-    /// The C library's `signal` and `sysv_signal`, by names that nobody stands before.
-    fn ssignal(signal: c_int, handler: usize) -> usize;
-    fn sysv_signal(signal: c_int, handler: usize) -> usize;
-}
-
 #[unsafe(no_mangle)]
 unsafe extern "C" fn sigaction(
     signal: c_int,
@@ -39,39 +33,28 @@ unsafe extern "C" fn sigaction(
 #[unsafe(no_mangle)]
 unsafe extern "C" fn signal(signal: c_int, handler: usize) -> usize {
     // SAFETY: as above.
-    unsafe {
-        signals::set_handler(signal, handler, libc::SA_RESTART)
-            .unwrap_or_else(|| ssignal(signal, handler))
-    }
+    unsafe { signals::set_handler(signal, handler) }
 }
 
 /// What `signal` is in programs that ask for System V.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn __sysv_signal(signal: c_int, handler: usize) -> usize {
     // SAFETY: as above.
-    unsafe {
-        signals::set_handler(signal, handler, libc::SA_RESETHAND | libc::SA_NODEFER)
-            .unwrap_or_else(|| sysv_signal(signal, handler))
-    }
+    unsafe { signals::set_handler_once(signal, handler) }
 }
 
 /// An error number, or 0.
 unsafe fn set_mask(how: c_int, set: *const sigset_t, old: *mut sigset_t) -> c_int {
+    // The C library's own two signals are none that a program may block.
+    const INTERNAL: u64 = 0b11 << 31;
+    let kept = if how == libc::SIG_UNBLOCK { 0 } else { OURS | INTERNAL };
     // Signals from 1 on: the C library's set begins with the kernel's.
-    let mut changed = 0u64;
-    let mut asked = set as u64;
     // SAFETY: the caller passes a set, or null.
-    if let Some(set) = unsafe { set.cast::<u64>().as_ref() } {
-        // The C library's own two signals are none that a program may block.
-        const INTERNAL: u64 = 0b11 << 31;
-        let kept = if how == libc::SIG_UNBLOCK { 0 } else { OURS | INTERNAL };
-        changed = *set & !kept;
-        asked = &raw const changed as u64;
-    }
-    let arguments = [how as u64, asked, old as u64, 8, 0, 0];
+    let set = unsafe { set.cast::<u64>().as_ref() }.map(|set| *set & !kept);
+    let set = set.as_ref().map_or(std::ptr::null(), std::ptr::from_ref);
+    let arguments = [how as u64, set as u64, old as u64, 8, 0, 0];
     // SAFETY: as above.
     let result = unsafe { raw(libc::SYS_rt_sigprocmask as u64, arguments) };
-    let _ = changed;
     -result as c_int
 }
 

@@ -3,14 +3,14 @@
 //! One lock orders these calls, as the kernel's own does. Who holds it has all signals blocked, so
 //! that no handler of the program's waits for its own thread.
 
-use crate::{AGENT, Agent, inside};
+use crate::{Agent, inside};
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use uzswap_calls::{Call, Outcome, raw};
 use uzswap_region::Change;
+use uzswap_sys::map::PAGE_BYTES;
 
-const PAGE: usize = 4096;
 /// What is smaller is left alone: it would cost more than it holds.
 const LEAST: usize = 64 << 10;
 
@@ -79,7 +79,7 @@ impl Agent {
 
 fn whole(at: u64, bytes: u64) -> Range<usize> {
     let end = (at as usize).saturating_add(bytes as usize);
-    at as usize..end.checked_next_multiple_of(PAGE).unwrap_or(end)
+    at as usize..end.checked_next_multiple_of(PAGE_BYTES).unwrap_or(end)
 }
 
 /// Makes a call, with its result noted.
@@ -148,7 +148,7 @@ pub fn grow_heap(agent: &Agent, call: &mut Call) -> Outcome {
     let _inside = inside();
     let mut layout = lock();
     let Some(layout) = layout.as_mut() else { return Outcome::Bare };
-    let pages = |end: usize| end.next_multiple_of(PAGE);
+    let pages = |end: usize| end.next_multiple_of(PAGE_BYTES);
     let (before, wanted) = (layout.heap_end, call.arguments[0] as usize);
     if wanted != 0 && pages(wanted) < pages(before) {
         agent.pager.change(pages(wanted)..pages(before), Change::Gone, || {
@@ -289,12 +289,9 @@ pub fn signal_stack(agent: &Agent, call: &mut Call) -> Outcome {
         let _inside = inside();
         let _layout = lock();
         let start = stack.ss_sp as usize;
-        agent.pager.release(start / PAGE * PAGE..(start + stack.ss_size).next_multiple_of(PAGE));
+        agent.pager.release(
+            start / PAGE_BYTES * PAGE_BYTES..(start + stack.ss_size).next_multiple_of(PAGE_BYTES),
+        );
     }
     Outcome::Bare
-}
-
-/// The agent of this process, if it has taken over.
-pub fn agent() -> Option<&'static Agent> {
-    AGENT.get()
 }

@@ -30,6 +30,7 @@ use std::time::Duration;
 use uzswap_region::Pager;
 use uzswap_region::tree::Tree;
 use uzswap_sys::bus::Blocked;
+use uzswap_sys::process;
 
 /// A process with less than this is not taken over: there is little to win.
 const LEAST: u64 = 24 << 20;
@@ -185,10 +186,7 @@ fn keep(agent: &Agent, used: u64, allowance: u64) -> u64 {
 
 /// Anonymous memory of this process, bytes.
 fn anonymous_bytes() -> u64 {
-    let statm = std::fs::read_to_string("/proc/self/statm").unwrap_or_default();
-    let mut fields = statm.split(' ').map(|field| field.parse::<u64>().unwrap_or(0));
-    let (resident, shared) = (fields.nth(1).unwrap_or(0), fields.next().unwrap_or(0));
-    resident.saturating_sub(shared) * 4096
+    process::anonymous_bytes(std::process::id() as i32).unwrap_or(0)
 }
 
 fn say(text: &str) {

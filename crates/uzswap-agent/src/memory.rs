@@ -11,8 +11,8 @@ use std::ffi::{c_int, c_void};
 use std::ptr;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::sync::{Mutex, MutexGuard, PoisonError};
+use uzswap_sys::map::PAGE_BYTES;
 
-const PAGE: usize = 4096;
 /// What C code may rely on.
 const ALIGNMENT: usize = 16;
 /// Bytes before a block of C code's, in which its length is.
@@ -45,7 +45,7 @@ unsafe impl Allocator for Pages {
             ARENA_AT.store(start as usize, Relaxed);
         }
         // Under the allocator's lock.
-        let bytes = bytes.next_multiple_of(PAGE);
+        let bytes = bytes.next_multiple_of(PAGE_BYTES);
         let used = ARENA_USED.load(Relaxed);
         if used + bytes > ARENA {
             return none;
@@ -75,7 +75,7 @@ unsafe impl Allocator for Pages {
     }
 
     fn page_size(&self) -> usize {
-        PAGE
+        PAGE_BYTES
     }
 }
 

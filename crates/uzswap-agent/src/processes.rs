@@ -5,8 +5,7 @@ use crate::{Agent, forking, inside};
 use libc::c_long;
 use std::sync::atomic::{AtomicI32, Ordering::Relaxed};
 use uzswap_calls::{Call, Outcome, raw};
-
-const PAGE: u64 = 4096;
+use uzswap_sys::map::PAGE_BYTES;
 
 /// Signals that must reach us: a fault, and a replaced instruction.
 pub const OURS: u64 = 1 << (libc::SIGBUS - 1) | 1 << (libc::SIGILL - 1);
@@ -92,7 +91,7 @@ pub fn clone(agent: &Agent, call: &mut Call) -> Outcome {
 }
 
 /// `clone3`: likewise. What does not share memory is asked for again by `clone`.
-pub fn clone3(_: &Agent, call: &mut Call) -> Outcome {
+pub fn clone3(call: &mut Call) -> Outcome {
     // SAFETY: the program passes its arguments, of which the flags are the first eight bytes.
     let flags = unsafe { *(call.arguments[0] as *const u64) };
     match flags & libc::CLONE_VM as u64 {
@@ -185,7 +184,7 @@ fn bring_in(agent: &Agent, at: u64, bytes: usize) -> bool {
 fn bring_in_string(agent: &Agent, at: u64) {
     let mut at = at;
     while at != 0 && bring_in(agent, at, 1) {
-        let end = (at / PAGE + 1) * PAGE;
+        let end = (at + 1).next_multiple_of(PAGE_BYTES as u64);
         // SAFETY: adopted memory of the program's, which a string lies in.
         if (at..end).any(|byte| unsafe { *(byte as *const u8) } == 0) {
             return;

@@ -15,7 +15,7 @@ use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use uzswap_calls::{Patcher, sites, stop};
 use uzswap_region::{Mode, OnFork, Pager};
 use uzswap_sys::bus::{self, Stopped};
-use uzswap_sys::map;
+use uzswap_sys::map::{self, Mapped};
 
 /// How often threads that do not stop are tried again.
 const TRIES: usize = 50;
@@ -144,33 +144,10 @@ fn has_ring() -> bool {
         .any(|target| target.to_string_lossy().contains("io_uring"))
 }
 
-/// A line of /proc/self/maps.
-struct Mapped {
-    range: Range<usize>,
-    access: [u8; 4],
-    is_anonymous: bool,
-    is_heap: bool,
-}
-
-fn mapped() -> Vec<Mapped> {
-    let maps = fs::read_to_string("/proc/self/maps").unwrap_or_default();
-    let of_line = |line: &str| {
-        let mut fields = line.split_ascii_whitespace();
-        let (start, end) = fields.next()?.split_once('-')?;
-        let hex = |text| usize::from_str_radix(text, 16).ok();
-        let access = fields.next()?.as_bytes().first_chunk().copied()?;
-        let inode = fields.nth(2)?;
-        let name = fields.next().unwrap_or_default();
-        let is_heap = name == "[heap]";
-        let is_anonymous = inode == "0" && (name.is_empty() || name.starts_with("[anon:"));
-        Some(Mapped { range: hex(start)?..hex(end)?, access, is_anonymous, is_heap })
-    };
-    maps.lines().filter_map(of_line).collect()
-}
-
 /// Adopts what is mapped, as far as it may be.
 fn adopt_all(libraries: &[Range<usize>]) -> layout::Layout {
-    let all = mapped();
+    let maps = fs::read_to_string("/proc/self/maps").unwrap_or_default();
+    let all: Vec<_> = maps.lines().filter_map(Mapped::parse).collect();
     let stacks: Vec<usize> = STACKS.iter().map(|stack| stack.load(Relaxed)).collect();
     let stacks = &stacks[..STOPPED.load(Relaxed).min(stacks.len())];
     let signal_stacks = SIGNAL_STACKS.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
@@ -186,10 +163,12 @@ fn adopt_all(libraries: &[Range<usize>]) -> layout::Layout {
                 && before.access.starts_with(b"---")
                 && before.range.len() <= GUARD_MAX
         });
+        let is_heap = one.name == "[heap]";
+        let is_unnamed = one.name.is_empty() || one.name.starts_with("[anon:");
         let holds = |address: &usize| one.range.contains(address);
         let is_left = memory::is_own(one.range.start)
             || map::is_own(&one.range)
-            || has_guard && !one.is_heap
+            || has_guard && !is_heap
             || stacks.iter().any(holds)
             || holds(&thread_block)
             || holds(&main_block)
@@ -197,7 +176,7 @@ fn adopt_all(libraries: &[Range<usize>]) -> layout::Layout {
                 .iter()
                 .chain(libraries)
                 .any(|other| other.start < one.range.end && one.range.start < other.end);
-        if is_left || !(one.is_anonymous || one.is_heap) {
+        if is_left || one.has_file || !(is_unnamed || is_heap) {
             continue;
         }
         match &one.access {

@@ -407,19 +407,15 @@ fn compiler() -> Result<Running, Failure> {
         let children = format!("/proc/{id}/task/{id}/children");
         let children = fs::read_to_string(children).unwrap_or_default();
         let pid = children.split_whitespace().find_map(|pid| pid.parse::<i32>().ok());
-        if let Some(pid) = pid.filter(|pid| resident_bytes(*pid) >= COMPILER_BYTES) {
+        if let Some(pid) =
+            pid.filter(|pid| process::resident_bytes(*pid).unwrap_or(0) >= COMPILER_BYTES)
+        {
             process::kill(pid, signal_hook::consts::SIGSTOP).context("g++")?;
             running.pid = Some(pid);
             return Ok(running);
         }
         std::thread::sleep(Duration::from_millis(10));
     }
-}
-
-fn resident_bytes(pid: i32) -> u64 {
-    let text = fs::read_to_string(format!("/proc/{pid}/statm")).unwrap_or_default();
-    let pages: Option<u64> = text.split(' ').nth(1).and_then(|pages| pages.parse().ok());
-    pages.unwrap_or(0) * PAGE_BYTES as u64
 }
 
 /// Records a process, and keeps at most [`PAGES_MAX`] of its pages, from all over its memory.

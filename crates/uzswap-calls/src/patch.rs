@@ -24,8 +24,8 @@ use std::io;
 use std::ops::Range;
 use std::ptr;
 use std::sync::atomic::{AtomicPtr, Ordering::*};
+use uzswap_sys::map::{Mapped, PAGE_BYTES};
 
-const PAGE: usize = 4096;
 /// Bytes that a stub takes: 5 for the number, 7 and 14 to go on, 2 and 5 for the bare call; rounded
 /// up.
 const STUB: usize = 64;
@@ -155,6 +155,7 @@ impl Patcher {
         work.access(writable)?;
         Ok(work)
     }
+
     /// Writes the stub of a site; its address.
     fn stub(&mut self, site: &Site) -> io::Result<usize> {
         let stub = self.room(site.address)?;
@@ -172,7 +173,7 @@ impl Patcher {
         code[BARE + 2] = JMP;
         let back = distance(stub + BARE + 7, site.address + SYSCALL.len());
         code[BARE + 3..BARE + 7].copy_from_slice(&back);
-        // SAFETY: room of ours, writable until `seal`, and no thread has its address yet.
+        // SAFETY: room of ours, which can be written, and no thread has its address yet.
         unsafe { ptr::copy_nonoverlapping(code.as_ptr(), stub as *mut u8, STUB) };
         Ok(stub)
     }
@@ -197,13 +198,9 @@ fn distance(from: usize, to: usize) -> [u8; 4] {
 
 /// Maps a piece of memory for stubs where nothing is, near an address.
 fn map_near(near: usize) -> io::Result<(usize, usize)> {
-    const BYTES: usize = 16 * PAGE;
+    const BYTES: usize = 16 * PAGE_BYTES;
     let maps = fs::read_to_string("/proc/self/maps")?;
-    let taken = maps.lines().filter_map(|line| {
-        let (start, end) = line.split(' ').next()?.split_once('-')?;
-        let hex = |text| usize::from_str_radix(text, 16).ok();
-        Some(hex(start)?..hex(end)?)
-    });
+    let taken = maps.lines().filter_map(|line| Some(Mapped::parse(line)?.range));
     // Gaps, the nearest first.
     let mut before = 1 << 16;
     let mut gaps = Vec::new();
@@ -213,7 +210,7 @@ fn map_near(near: usize) -> io::Result<(usize, usize)> {
         }
         before = before.max(range.end);
     }
-    let at = |gap: &Range<usize>| near.clamp(gap.start, gap.end - BYTES) / PAGE * PAGE;
+    let at = |gap: &Range<usize>| near.clamp(gap.start, gap.end - BYTES) / PAGE_BYTES * PAGE_BYTES;
     gaps.sort_by_key(|gap| at(gap).abs_diff(near));
     for place in gaps.iter().map(at).filter(|at| at.abs_diff(near) < REACH).take(8) {
         let flags = MapFlags::PRIVATE | MapFlags::FIXED_NOREPLACE;
@@ -299,15 +296,15 @@ fn pages_of(work: &[(Site, usize)]) -> Vec<Range<usize>> {
             };
             [site.address - site.number.bytes(), site.address + 1, room, room + MOV_BYTES - 1]
         })
-        .map(|address| address / PAGE * PAGE)
+        .map(|address| address / PAGE_BYTES * PAGE_BYTES)
         .collect();
     starts.sort_unstable();
     starts.dedup();
     let mut pages: Vec<Range<usize>> = Vec::new();
     for start in starts {
         match pages.last_mut() {
-            Some(last) if last.end == start => last.end += PAGE,
-            _ => pages.push(start..start + PAGE),
+            Some(last) if last.end == start => last.end += PAGE_BYTES,
+            _ => pages.push(start..start + PAGE_BYTES),
         }
     }
     pages

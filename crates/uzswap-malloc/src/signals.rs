@@ -4,12 +4,6 @@
 use std::ffi::c_int;
 use uzswap_region::signals;
 
-unsafe extern "C" {
-    /// The C library's `signal` and `sysv_signal`, by names that nobody stands before.
-    fn ssignal(signal: c_int, handler: usize) -> usize;
-    fn sysv_signal(signal: c_int, handler: usize) -> usize;
-}
-
 #[unsafe(no_mangle)]
 unsafe extern "C" fn sigaction(
     signal: c_int,
@@ -23,18 +17,12 @@ unsafe extern "C" fn sigaction(
 #[unsafe(no_mangle)]
 unsafe extern "C" fn signal(signal: c_int, handler: usize) -> usize {
     // SAFETY: as above.
-    unsafe {
-        signals::set_handler(signal, handler, libc::SA_RESTART)
-            .unwrap_or_else(|| ssignal(signal, handler))
-    }
+    unsafe { signals::set_handler(signal, handler) }
 }
 
 /// What `signal` is in programs that ask for System V.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn __sysv_signal(signal: c_int, handler: usize) -> usize {
     // SAFETY: as above.
-    unsafe {
-        signals::set_handler(signal, handler, libc::SA_RESETHAND | libc::SA_NODEFER)
-            .unwrap_or_else(|| sysv_signal(signal, handler))
-    }
+    unsafe { signals::set_handler_once(signal, handler) }
 }

@@ -3,6 +3,9 @@
 //!
 //! A handler that was there before the first pager is kept. One that is set later must not take its
 //! place: a library that stands before the C library has `sigaction` and `signal` end in
-//! [`set_action`] and [`set_handler`]. All others call [`take_back`] once one was set.
+//! [`set_action`], [`set_handler`] and [`set_handler_once`]. All others call [`take_back`] once one
+//! was set.
 
-pub use uzswap_sys::bus::{set_action, set_handler, take_back};
+pub use uzswap_sys::bus::{set_action, take_back};
+#[cfg(target_env = "gnu")]
+pub use uzswap_sys::bus::{set_handler, set_handler_once};

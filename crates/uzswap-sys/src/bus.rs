@@ -253,12 +253,45 @@ pub unsafe fn set_action(signal: c_int, new: *const Action, old: *mut Action) ->
     0
 }
 
-/// What `signal` is to do, likewise: a handler with these flags. What was set before; `None` for
-/// what is the C library's.
+#[cfg(target_env = "gnu")]
+unsafe extern "C" {
+    /// The C library's `signal` and `sysv_signal`, by names that nobody stands before.
+    fn ssignal(signal: c_int, handler: usize) -> usize;
+    fn sysv_signal(signal: c_int, handler: usize) -> usize;
+}
+
+/// What `signal` is to do, likewise.
 ///
 /// # Safety
 /// As of `signal`.
-pub unsafe fn set_handler(signal: c_int, function: usize, flags: c_int) -> Option<usize> {
+#[cfg(target_env = "gnu")]
+pub unsafe fn set_handler(signal: c_int, function: usize) -> usize {
+    // SAFETY: the caller's promise.
+    unsafe {
+        let ours = swap_handler(signal, function, libc::SA_RESTART);
+        ours.unwrap_or_else(|| ssignal(signal, function))
+    }
+}
+
+/// What `signal` is to do in programs that ask for System V's, likewise.
+///
+/// # Safety
+/// As of `signal`.
+#[cfg(target_env = "gnu")]
+pub unsafe fn set_handler_once(signal: c_int, function: usize) -> usize {
+    // SAFETY: the caller's promise.
+    unsafe {
+        let ours = swap_handler(signal, function, libc::SA_RESETHAND | libc::SA_NODEFER);
+        ours.unwrap_or_else(|| sysv_signal(signal, function))
+    }
+}
+
+/// Sets a handler with these flags; what was set before. `None` for what is the C library's.
+///
+/// # Safety
+/// As of `signal`.
+#[cfg(target_env = "gnu")]
+unsafe fn swap_handler(signal: c_int, function: usize, flags: c_int) -> Option<usize> {
     hook_of(signal)?;
     let new = action(function, flags, 0);
     let mut old = action(libc::SIG_DFL, 0, 0);

@@ -270,6 +270,32 @@ pub fn unshare(page: usize) -> io::Result<()> {
     Ok(done?)
 }
 
+/// A line of `/proc/PID/maps`: what is mapped at a range of addresses.
+#[derive(Debug)]
+pub struct Mapped<'a> {
+    /// Where.
+    pub range: Range<usize>,
+    /// `rwxp`, a `-` for what is not allowed; at last `s` where it is shared.
+    pub access: [u8; 4],
+    /// It is a file's.
+    pub has_file: bool,
+    /// The file, what the kernel calls it (`[heap]`), or nothing.
+    pub name: &'a str,
+}
+
+impl<'a> Mapped<'a> {
+    /// Reads a line; `None` if it is none of the kernel's.
+    pub fn parse(line: &'a str) -> Option<Self> {
+        let mut fields = line.split_ascii_whitespace();
+        let (start, end) = fields.next()?.split_once('-')?;
+        let hex = |text| usize::from_str_radix(text, 16).ok();
+        let access = fields.next()?.as_bytes().first_chunk().copied()?;
+        let has_file = fields.nth(2)? != "0";
+        let name = fields.next().unwrap_or_default();
+        Some(Self { range: hex(start)?..hex(end)?, access, has_file, name })
+    }
+}
+
 const PRESENT_OR_SWAPPED: u64 = 0b11 << 62;
 
 /// What the kernel says of pages of this process (`/proc/self/pagemap`).

@@ -201,9 +201,19 @@ impl Activity {
 /// Memory that the process has now, its program's included, bytes; `None` when there is no such
 /// process.
 pub fn resident_bytes(pid: i32) -> Option<u64> {
+    resident_and_shared(pid).map(|[resident, _]| resident)
+}
+
+/// The part of it that is of no file and not shared, bytes.
+pub fn anonymous_bytes(pid: i32) -> Option<u64> {
+    resident_and_shared(pid).map(|[resident, shared]| resident.saturating_sub(shared))
+}
+
+fn resident_and_shared(pid: i32) -> Option<[u64; 2]> {
     let statm = std::fs::read_to_string(format!("/proc/{pid}/statm")).ok()?;
-    let pages: u64 = statm.split_whitespace().nth(1)?.parse().ok()?;
-    Some(pages * rustix::param::page_size() as u64)
+    let mut fields = statm.split_whitespace().skip(1).map(str::parse::<u64>);
+    let page_bytes = rustix::param::page_size() as u64;
+    Some([fields.next()?.ok()? * page_bytes, fields.next()?.ok()? * page_bytes])
 }
 
 /// Lets go of standard error: what is written there from now on is lost.

@@ -7,6 +7,7 @@ use std::fs::{self, File};
 use std::io::{self, BufWriter, Write};
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use uzswap_engine::PAGE_BYTES;
+use uzswap_sys::map::Mapped;
 
 /// Bits of an entry of /proc/PID/pagemap: the page is swapped; it is in memory.
 const SWAPPED: u64 = 1 << 62;
@@ -53,13 +54,10 @@ pub fn record(arguments: &RecordArguments) -> Result<(), Failure> {
 
 /// Start and end of a mapping, when it is private, writable memory of no file.
 fn anonymous(line: &str) -> Option<(u64, u64)> {
-    let mut fields = line.split_whitespace();
-    let (start, end) = fields.next()?.split_once('-')?;
-    let (rights, inode) = (fields.next()?, fields.nth(2)?);
-    let is_stack = fields.next().is_some_and(|name| name.starts_with("[s") || name == "[vvar]");
-    let number = |hex: &str| u64::from_str_radix(hex, 16).ok();
-    (rights.starts_with("rw") && rights.ends_with('p') && inode == "0" && !is_stack)
-        .then_some((number(start)?, number(end)?))
+    let Mapped { range, access, has_file, name } = Mapped::parse(line)?;
+    let is_stack = name.starts_with("[s") || name == "[vvar]";
+    (access.starts_with(b"rw") && access.ends_with(b"p") && !has_file && !is_stack)
+        .then_some((range.start as u64, range.end as u64))
 }
 
 /// Copies the pages of a mapping that there are; their number.
