@@ -10,7 +10,7 @@ use uzswap_tests::program;
 
 /// A heap of 70 MB that is read by forks, threads, files and other programs.
 const PROGRAM: &str = r#"
-import hashlib, os, subprocess, sys, threading
+import ctypes, errno, hashlib, os, subprocess, sys, threading
 pages = [bytes([i % 251]) * 600 + str(i).encode() for i in range(110000)]
 def digest():
     sums = hashlib.md5()
@@ -31,6 +31,11 @@ with open(path, 'wb') as file: file.write(whole)
 with open(path, 'rb') as file: assert file.read() == whole
 told = subprocess.run(['md5sum'], input=whole, capture_output=True).stdout.split()[0].decode()
 assert told == hashlib.md5(whole).hexdigest(), 'a pipe had other bytes'
+class Part(ctypes.Structure): _fields_ = [('at', ctypes.c_void_p), ('bytes', ctypes.c_size_t)]
+calls = ctypes.CDLL(None, use_errno=True)
+part = Part(ctypes.cast(pages[7], ctypes.c_void_p), 1 << 63)
+assert calls.writev(1, ctypes.byref(part), 1) == -1 and ctypes.get_errno() == errno.EINVAL
+assert calls.poll(ctypes.c_void_p(4096), ctypes.c_ulong(0xffffffff), 0) == -1, 'too many'
 sums = []
 def add(first):
     sums.append(sum(sum(page[::50]) for page in pages[first::4]))

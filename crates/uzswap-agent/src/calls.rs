@@ -13,7 +13,9 @@ use std::ops::Range;
 use uzswap_calls::{Call, Outcome, raw};
 use uzswap_sys::map::PAGE_BYTES;
 
-/// What is held at once of one buffer; more of it is moved in several calls.
+/// What is held for one call at most: a length may be anything, is the kernel's to refuse, and what
+/// is held takes from the budget. `read` and `write` go on with the rest; others are cut short
+/// there, if it is absent.
 const AT_ONCE: u64 = 4 << 20;
 /// What is held of memory whose length the arguments do not tell: a path's longest.
 const UNTOLD: u64 = 4096;
@@ -271,6 +273,8 @@ pub fn refuse(call: &mut Call, error: i32) -> Outcome {
 /// Ranges of memory that are held.
 struct Holds<'a> {
     agent: &'a Agent,
+    /// Bytes that may be held yet.
+    left: u64,
     few: [Range<usize>; 4],
     count: usize,
     many: Vec<Range<usize>>,
@@ -278,14 +282,15 @@ struct Holds<'a> {
 
 impl<'a> Holds<'a> {
     fn new(agent: &'a Agent) -> Self {
-        Self { agent, few: [0..0, 0..0, 0..0, 0..0], count: 0, many: Vec::new() }
+        Self { agent, left: AT_ONCE, few: [0..0, 0..0, 0..0, 0..0], count: 0, many: Vec::new() }
     }
 
     fn hold(&mut self, at: u64, bytes: u64) {
-        let range = at as usize..(at as usize).saturating_add(bytes as usize);
+        let range = at as usize..(at as usize).saturating_add(bytes.min(self.left) as usize);
         if !is_address(at) || range.is_empty() || !self.agent.pager.hold(range.clone()) {
             return;
         }
+        self.left -= range.len() as u64;
         if self.count < self.few.len() {
             self.few[self.count] = range;
             self.count += 1;
@@ -353,16 +358,19 @@ fn held(agent: &Agent, call: &mut Call, buffers: &[Buffer]) -> Outcome {
     for buffer in buffers {
         let argument = |at: usize| call.arguments[at];
         match *buffer {
-            Bytes(at, bytes) => holds.hold(argument(at), argument(bytes).min(64 * AT_ONCE)),
-            Each(at, count, bytes) => holds.hold(argument(at), argument(count) * bytes),
+            Bytes(at, bytes) => holds.hold(argument(at), argument(bytes)),
+            Each(at, count, bytes) => {
+                holds.hold(argument(at), argument(count).saturating_mul(bytes));
+            }
             Fixed(at, bytes) => holds.hold(argument(at), bytes),
             Vector(at, count) => hold_vector(&mut holds, argument(at), argument(count)),
             Message(at) => hold_message(&mut holds, argument(at)),
             Messages(at, count) => {
                 for number in 0..argument(count).min(1024) {
                     let bytes = size_of::<libc::mmsghdr>() as u64;
-                    hold_message(&mut holds, argument(at) + number * bytes);
-                    holds.hold(argument(at) + number * bytes, bytes);
+                    let message = argument(at).wrapping_add(number * bytes);
+                    hold_message(&mut holds, message);
+                    holds.hold(message, bytes);
                 }
             }
         }
@@ -388,7 +396,7 @@ fn hold_vector(holds: &mut Holds<'_>, at: u64, count: u64) {
     let bytes = size_of::<libc::iovec>() as u64;
     holds.hold(at, count.min(1024) * bytes);
     for number in 0..count.min(1024) {
-        if let Some(part) = peek::<libc::iovec>(at + number * bytes) {
+        if let Some(part) = peek::<libc::iovec>(at.wrapping_add(number * bytes)) {
             holds.hold(part.iov_base as u64, part.iov_len as u64);
         }
     }
