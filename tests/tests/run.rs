@@ -408,8 +408,9 @@ fn a_program_that_fits_nowhere_is_ended_and_the_report_says_why() {
         run.assert_code(137);
         assert_eq!(run.report["oom_kills"], 1, "{}", run.report);
         assert!(run.stderr().contains("killed for lack of memory"), "{}", run.stderr());
-        // The kernel finds swap space full: were pages refused, it would try them again and again.
-        assert!(run.statistic("request_errors") < 500, "{}", run.report);
+        // The kernel finds swap space full: were pages refused, it would try them again and again,
+        // half a million times. How many are refused until the keeper looks is up to the scheduler.
+        assert!(run.statistic("request_errors") < 20_000, "{}", run.report);
     }
 }
 
