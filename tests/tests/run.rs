@@ -25,7 +25,8 @@ fn a_program_that_needs_three_times_its_memory_finishes() {
     run.assert_code(0);
     assert_eq!(run.stdout(), "204800000\n");
     let memory = run.report["memory_peak"].as_u64().unwrap();
-    assert!(memory <= 64 << 20, "it took {memory} bytes");
+    // A 64th of the limit five times: what a moment without anything to reclaim may take more.
+    assert!(memory <= 69 << 20, "it took {memory} bytes");
     assert!(run.statistic("pages_swapped_out") > 20_000, "{}", run.report);
     let ratio = run.report["ratio"].as_f64().unwrap();
     assert!(ratio > 1.7, "half of each page is zeros: {ratio}");
