@@ -5,10 +5,12 @@
 use std::fs;
 use std::path::Path;
 use std::process::Command;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::Duration;
+use uzswap_engine::testing::Noise;
 use uzswap_tests::{
     FOLDER, Gate, Machine, Run, Setting, StrictCommit, is_over_ublk, process_of, program, seconds,
-    wait_for,
+    state, wait_for,
 };
 
 const LIMITS: [&str; 6] = ["--memory", "64M", "--backing", "none", "--pool", "256M"];
@@ -222,11 +224,63 @@ fn busy_run() -> Run {
 }
 
 #[test]
-fn a_killed_daemon_takes_its_command_and_nothing_else() {
+fn a_killed_daemon_is_replaced_and_no_page_is_lost() {
+    let Some(machine) = Machine::take() else { return };
+    let churn = program("churn");
+    let options =
+        ["--memory", "64M", "--backing", "/var/tmp/uzswap-test.img:256M", "--pool", "24M"];
+    let kills: u32 = std::env::var("UZSWAP_KILLS").map_or(12, |text| text.parse().unwrap());
+    let time = seconds(8 + kills / 3);
+    let run = Run::start(&options, &[churn.to_str().unwrap(), "192", &time, "2"]);
+    run.wait_until_running();
+    assert!(wait_for(|| run.statistic("pages_swapped_out") > 5000), "nothing was swapped");
+    if state().unwrap()["outlives_daemon"] == false {
+        return drop(run.finish()); // As over ublk, and before Linux 6.4.
+    }
+    let mut noise = Noise::new(11);
+    for kill in 0..kills {
+        let daemon = process_of("daemon");
+        uzswap_sys::process::kill(daemon, libc::SIGKILL).unwrap();
+        assert!(wait_for(|| process_of("daemon") != daemon), "no other was started");
+        // At times while it starts, at times while it serves.
+        std::thread::sleep(Duration::from_millis(noise.below(400)));
+        if kill % 4 == 3 {
+            let keeper = process_of("keeper");
+            uzswap_sys::process::kill(keeper, libc::SIGKILL).unwrap();
+            assert!(wait_for(|| process_of("keeper") != keeper), "the daemon started no other");
+            std::thread::sleep(Duration::from_millis(200));
+        }
+    }
+    let run = run.finish();
+    run.assert_code(0);
+    assert_eq!(run.stdout().matches("every byte right").count(), 2, "{}", run.stdout());
+    assert_eq!(run.statistic("decompress_fail") + run.statistic("read_fail"), 0, "{}", run.report);
+    assert!(run.report["daemons_replaced"].as_u64().unwrap() > 0, "{}", run.report);
+    machine.assert_as_before();
+}
+
+#[test]
+fn a_daemon_that_nothing_outlives_takes_its_command_and_nothing_else() {
     let Some(_machine) = Machine::take() else { return };
     let run = busy_run();
-    uzswap_sys::process::kill(process_of("daemon"), libc::SIGKILL).unwrap();
-    let run = run.finish();
+    // Killed at once, whenever it is started.
+    let stop = AtomicBool::new(false);
+    let run = std::thread::scope(|scope| {
+        scope.spawn(|| {
+            while !stop.load(Relaxed) {
+                let daemon = state().map(|state| state["daemon"].clone()).unwrap_or_default();
+                let pid = daemon["pid"].as_i64().unwrap_or_default() as i32;
+                // Not another process that has its number now.
+                if uzswap_sys::process::start_time(pid) == daemon["started"].as_u64() && pid > 0 {
+                    let _ = uzswap_sys::process::kill(pid, libc::SIGKILL);
+                }
+                std::thread::sleep(Duration::from_millis(1));
+            }
+        });
+        let run = run.finish();
+        stop.store(true, Relaxed);
+        run
+    });
     assert!(run.stderr().contains("the daemon died"), "{}", run.stderr());
     let code = run.code().unwrap();
     assert!(code == 137 || code == 128 + libc::SIGBUS, "status {code}");

@@ -41,14 +41,17 @@ const EDGES: [(&str, &[&str]); 12] = [
 /// Files that may hold `unsafe`, besides those of uzswap-sys.
 const UNSAFE: &[&str] = &[
     "crates/uzswap-engine/src/compress/wkdm/avx512.rs",
+    "crates/uzswap-engine/src/durable.rs",
     "crates/uzswap-engine/src/index/trunk.rs",
     "crates/uzswap-engine/src/pool/section.rs",
     "crates/uzswap-engine/src/backing/file.rs",
     "crates/uzswap-engine/tests/allocation.rs",
+    "crates/uzswap-engine/tests/killed.rs",
     "crates/uzswap-engine/tests/simulator.rs",
     "crates/uzswap-ranges/src/link.rs",
     "crates/uzswap-ranges/src/list.rs",
     "crates/uzswap-ranges/tests/allocation.rs",
+    "crates/uzswap-block/src/kept.rs",
     "crates/uzswap-region/src/space.rs",
     "crates/uzswap-region/src/fault.rs",
     "crates/uzswap-region/src/reclaim.rs",

@@ -1,7 +1,6 @@
 //! The control files: a folder with the served file and, as in sysfs, one value a file.
 //!
 //! ```text
-//! disk            mounted over by the server
 //! parameters/…    attributes: read and written while running
 //! stats/…         statistics, and the table of size classes
 //! ```
@@ -20,8 +19,6 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use uzswap_engine::{ATTRIBUTES, AttributeError, Cache, PAGE_BYTES, STATISTICS};
 
-/// Name of the served file.
-pub const DISK: &str = "disk";
 /// Folder of attributes.
 pub const PARAMETERS: &str = "parameters";
 /// Folder of statistics.
@@ -153,7 +150,6 @@ pub fn attributes() -> impl Iterator<Item = (&'static str, &'static str, &'stati
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Node {
     Root,
-    Disk,
     Parameters,
     Statistics,
     Parameter(&'static str),
@@ -175,7 +171,6 @@ impl Node {
     fn from_inode(inode: u64) -> Option<Self> {
         Some(match inode {
             1 => Self::Root,
-            2 => Self::Disk,
             3 => Self::Parameters,
             4 => Self::Statistics,
             STATISTIC_BASE.. => {
@@ -191,7 +186,6 @@ impl Node {
     fn inode(self) -> u64 {
         match self {
             Self::Root => 1,
-            Self::Disk => 2,
             Self::Parameters => 3,
             Self::Statistics => 4,
             Self::Parameter(name) => PARAMETER_BASE + place(Self::parameters(), name),
@@ -201,14 +195,12 @@ impl Node {
 
     fn children(self) -> Vec<(&'static str, Self)> {
         match self {
-            Self::Root => vec![
-                (DISK, Self::Disk),
-                (PARAMETERS, Self::Parameters),
-                (STATISTICS_FOLDER, Self::Statistics),
-            ],
+            Self::Root => {
+                vec![(PARAMETERS, Self::Parameters), (STATISTICS_FOLDER, Self::Statistics)]
+            }
             Self::Parameters => Self::parameters().map(|n| (n, Self::Parameter(n))).collect(),
             Self::Statistics => Self::statistics().map(|n| (n, Self::Statistic(n))).collect(),
-            Self::Disk | Self::Parameter(_) | Self::Statistic(_) => Vec::new(),
+            Self::Parameter(_) | Self::Statistic(_) => Vec::new(),
         }
     }
 
@@ -270,7 +262,6 @@ impl Files {
     fn attributes(&self, node: Node) -> FileAttr {
         let (kind, perm) = match node {
             _ if node.is_folder() => (FileType::Directory, 0o755),
-            Node::Disk => (FileType::RegularFile, 0o600),
             Node::Parameter(_) => (FileType::RegularFile, 0o644),
             _ => (FileType::RegularFile, 0o444),
         };
@@ -303,7 +294,7 @@ impl Files {
             Node::Statistic(TABLE) => return Some(self.table()),
             Node::Statistic(FAILURE) => self.cache.writeback_failure().unwrap_or_default(),
             Node::Statistic(name) => self.statistic(name)?.to_string(),
-            Node::Root | Node::Disk | Node::Parameters | Node::Statistics => return None,
+            Node::Root | Node::Parameters | Node::Statistics => return None,
         };
         Some(value + "\n")
     }

@@ -15,11 +15,13 @@
 //! [disk]: Disk
 //! [control]: control
 
-#![forbid(unsafe_code)]
+#![deny(unsafe_code)]
 
 mod batch;
 mod crew;
 mod disk;
+#[expect(unsafe_code, reason = "memory that one process after the other maps")]
+mod kept;
 mod poll;
 mod protocol;
 mod request;
@@ -36,9 +38,10 @@ pub mod transport;
 
 pub use device::{AttachError, switch_on};
 pub use disk::{CacheDisk, Disk, DiskError, MemoryDisk};
+pub use kept::Kept;
 pub use maintain::Maintainer;
 pub use server::ServerConfig;
 pub use swapped::Swapped;
 pub use traffic::Traffic;
 pub use transport::{Kind as TransportKind, Transport, start as start_transport};
-pub use uzswap_engine::backing::{BackingError, BackingSpec, open_backing};
+pub use uzswap_engine::backing::{BackingError, BackingFile, BackingSpec, open_backing_file};

@@ -9,6 +9,9 @@ const REQUEST_HEADER: usize = 40;
 const REPLY_HEADER: usize = 16;
 /// Bytes before the data of a write.
 pub(crate) const WRITE_OVERHEAD: usize = REQUEST_HEADER + 40;
+/// Where a request's number is, and where that of the file that it is for, of which there is one.
+pub(crate) const UNIQUE_AT: usize = 8;
+pub(crate) const OUTCOME_AT: usize = 16;
 /// Longest reply but for the data of a read.
 const REPLY_BYTES_MAX: usize = 128;
 

@@ -15,6 +15,7 @@
 
 use crate::batch::{BATCH_PAGES_MIN, Batch};
 use crate::disk::{Disk, DiskError};
+use crate::kept::{Buffer, Greeted, Kept};
 use crate::poll::Poll;
 use crate::protocol::{Ask, Reply, Request, WRITE_OVERHEAD};
 use crate::request;
@@ -30,7 +31,6 @@ use std::sync::{Arc, PoisonError, RwLock, RwLockWriteGuard};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 use uzswap_engine::PAGE_BYTES;
-use uzswap_engine::backing::Buffer;
 use uzswap_engine::compress::prepare_thread;
 use uzswap_sys::{fuse, process};
 
@@ -65,6 +65,14 @@ impl ServerConfig {
 /// into one bio chain that a loop device splits here.
 const REQUEST_BYTES_MAX: usize = 256 << 10;
 
+/// Where the data of a read goes: behind the request, which stays until it is answered.
+const DATA_AT: usize = PAGE_BYTES;
+
+/// Bytes of a thread's buffer.
+const BUFFER_BYTES: usize = DATA_AT + REQUEST_BYTES_MAX;
+
+const _: () = assert!(WRITE_OVERHEAD <= DATA_AT);
+
 /// Pages that a thread serves while it watches; more take longer than a wake-up.
 const SHORT_PAGES: usize = 4;
 
@@ -92,9 +100,8 @@ struct Desk {
 }
 
 impl Desk {
-    fn new() -> io::Result<Self> {
-        let buffer = Buffer::new(REQUEST_BYTES_MAX + WRITE_OVERHEAD)?;
-        Ok(Self { buffer: RwLock::new(buffer), batch: Batch::default() })
+    fn new(buffer: Buffer) -> Self {
+        Self { buffer: RwLock::new(buffer), batch: Batch::default() }
     }
 
     fn buffer(&self) -> RwLockWriteGuard<'_, Buffer> {
@@ -107,7 +114,7 @@ impl Shared {
     fn work(&self, number: usize) {
         let desk = &self.desks[number];
         let buffer = desk.buffer.read().unwrap_or_else(PoisonError::into_inner);
-        desk.batch.work(&*self.disk, &buffer[WRITE_OVERHEAD..]);
+        desk.batch.work(&*self.disk, &buffer.bytes()[WRITE_OVERHEAD..]);
     }
 }
 
@@ -119,34 +126,49 @@ pub struct Server {
 }
 
 impl Server {
-    /// Mounts `disk` over the file at `path` and starts the threads, which count in `traffic`, made
-    /// for as many of them.
+    /// Mounts `disk` over the file at `path` and starts the threads, as many as there are
+    /// connections, which count in `traffic`, made for as many of them. Where another server has
+    /// used the connections and is gone, this one goes on: it is mounted already.
     pub fn start(
         disk: Arc<dyn Disk>,
         traffic: Arc<Traffic>,
         path: &Path,
         config: ServerConfig,
+        kept: Kept,
     ) -> io::Result<Self> {
-        let connection = fuse::open()?;
-        fuse::mount_file(&connection, path)?;
+        let (connections, greeted, buffers) = kept.open(BUFFER_BYTES)?;
+        let config = ServerConfig { threads: connections.len(), ..config };
         let shared = Arc::new(Shared {
             disk,
             watch: Watch::new(config.threads, uzswap_sys::cpu::allowed()),
             config,
             traffic,
-            desks: (0..config.threads).map(|_| Desk::new()).collect::<io::Result<_>>()?,
+            desks: buffers.into_iter().map(Desk::new).collect(),
         });
         let mut server = Self { shared, path: path.to_owned(), threads: Vec::new() };
-        server.greet(&connection)?;
-        let clones = (1..config.threads).map(|_| fuse::clone(&connection));
-        let clones = clones.collect::<io::Result<Vec<_>>>()?;
-        for (number, connection) in std::iter::once(connection).chain(clones).enumerate() {
+        server.begin(&connections, greeted)?;
+        for (number, connection) in connections.into_iter().enumerate() {
             let shared = server.shared.clone();
             let worker = Worker::new(number, connection, shared)?;
             let thread = std::thread::Builder::new().name(format!("uzswap-{number}"));
             server.threads.push(thread.stack_size(STACK_BYTES).spawn(move || worker.run())?);
         }
         Ok(server)
+    }
+
+    /// Mounts the first connection, and makes the others take requests too.
+    fn begin(&self, connections: &[OwnedFd], mut greeted: Greeted) -> io::Result<()> {
+        let [connection, others @ ..] = connections else {
+            return Err(io::ErrorKind::InvalidInput.into());
+        };
+        if greeted.is_set() {
+            return Ok(());
+        }
+        fuse::mount_file(connection, &self.path)?;
+        self.greet(connection)?;
+        others.iter().try_for_each(|other| fuse::join(other, connection))?;
+        greeted.set();
+        Ok(())
     }
 
     /// Answers the kernel's first request, before which it takes no clone.
@@ -200,6 +222,7 @@ impl Worker {
 
     fn run(mut self) {
         self.shared.config.prepare_thread();
+        self.answer_left();
         if self.number > 0 {
             // The first watches from the start; the others wait to be called.
             self.shared.watch.come_back();
@@ -207,7 +230,7 @@ impl Worker {
         }
         while let Received::Bytes(bytes) = self.receive() {
             let began = Instant::now();
-            let Some(request) = Request::parse(&self.desk().buffer()[..bytes]) else {
+            let Some(request) = Request::parse(&self.desk().buffer().bytes()[..bytes]) else {
                 continue; // The kernel does not send such; it could not be answered either.
             };
             if request.ask == Ask::Destroy {
@@ -226,6 +249,24 @@ impl Worker {
         self.shared.watch.close();
     }
 
+    /// Serves the request that the thread before has taken and not answered, or answers it.
+    fn answer_left(&self) {
+        let buffer = self.desk().buffer();
+        let request = buffer.has_request().then(|| Request::parse(buffer.bytes())).flatten();
+        let outcome = buffer.outcome();
+        drop(buffer);
+        let Some(request) = request else { return };
+        match (outcome, &request.ask) {
+            (None, _) | (_, Ask::Read { .. }) => self.serve(&request, Instant::now()),
+            (Some(0), Ask::Write { bytes, .. }) => {
+                self.send(Reply::written(request.unique, *bytes), &[]);
+            }
+            (Some(0), _) => self.send(Reply::ok(request.unique), &[]),
+            (Some(errno), _) => self.send(Reply::error(request.unique, errno), &[]),
+        }
+        self.desk().buffer().clear();
+    }
+
     fn desk(&self) -> &Desk {
         &self.shared.desks[self.number]
     }
@@ -242,7 +283,7 @@ impl Worker {
         let mut waited = false;
         self.poll.begin();
         loop {
-            let read = rustix::io::read(&self.connection, &mut self.desk().buffer()[..]);
+            let read = rustix::io::read(&self.connection, self.desk().buffer().bytes_mut());
             match read {
                 Ok(bytes) => {
                     self.call_if_busy(waited);
@@ -293,26 +334,35 @@ impl Worker {
             Ask::Read { offset, bytes } => {
                 let bytes = bytes.min(REQUEST_BYTES_MAX);
                 let mut buffer = self.desk().buffer();
-                let read = disk.read(offset, &mut buffer[..bytes]);
-                self.answer(read.map(|()| Reply::ok(unique)), unique, &buffer[..bytes]);
+                let data = &mut buffer.bytes_mut()[DATA_AT..][..bytes];
+                let read = disk.read(offset, data);
+                self.answer(read.map(|()| Reply::ok(unique)), unique, data);
+                buffer.clear();
                 traffic.read(bytes, began.elapsed());
                 return;
             }
             Ask::Write { offset, bytes } => {
                 traffic.written(bytes);
-                self.write(offset, bytes).map(|()| Reply::written(unique, bytes))
+                self.done(self.write(offset, bytes)).map(|()| Reply::written(unique, bytes))
             }
             Ask::Discard { offset, bytes } => {
                 traffic.discarded(bytes);
-                disk.discard(offset, bytes).map(|()| Reply::ok(unique))
+                self.done(disk.discard(offset, bytes)).map(|()| Reply::ok(unique))
             }
             Ask::GetAttributes => Ok(Reply::attributes(unique, disk.bytes())),
             Ask::Open => Ok(Reply::opened(unique)),
             Ask::Nothing => Ok(Reply::ok(unique)),
-            Ask::Silent | Ask::Destroy => return,
+            Ask::Silent | Ask::Destroy => return self.desk().buffer().clear(),
             Ask::Init { .. } | Ask::Unknown => Ok(Reply::error(unique, libc::ENOSYS)),
         };
         self.answer(outcome, unique, &[]);
+        self.desk().buffer().clear();
+    }
+
+    /// Notes the outcome of what must not be done again once it is answered.
+    fn done(&self, outcome: Result<(), DiskError>) -> Result<(), DiskError> {
+        self.desk().buffer().set_outcome(outcome);
+        outcome
     }
 
     /// Writes what is in the buffer, alone or with the help of parked threads.
@@ -333,13 +383,16 @@ impl Worker {
 
     /// Sends a reply with `data`, or the failure.
     fn answer(&self, outcome: Result<Reply, DiskError>, unique: u64, data: &[u8]) {
-        let (mut reply, data) = match outcome {
-            Ok(reply) => (reply, data),
+        match outcome {
+            Ok(reply) => self.send(reply, data),
             Err(error) => {
                 self.shared.traffic.thread(self.number).failed();
-                (Reply::error(unique, request::errno(error)), &[][..])
+                self.send(Reply::error(unique, request::errno(error)), &[]);
             }
-        };
+        }
+    }
+
+    fn send(&self, mut reply: Reply, data: &[u8]) {
         let parts = [IoSlice::new(reply.finish(data.len())), IoSlice::new(data)];
         // An error: the requester was killed, or the device is gone, which the next read shows.
         let _ = rustix::io::writev(&self.connection, &parts[..if data.is_empty() { 1 } else { 2 }]);

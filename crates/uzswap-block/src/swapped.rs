@@ -27,6 +27,11 @@ impl Swapped {
         self.devices.lock().unwrap_or_else(PoisonError::into_inner).push(device);
     }
 
+    /// Them.
+    pub fn devices(&self) -> Vec<PathBuf> {
+        self.devices.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
     /// How they are used now; nothing where the kernel does not say.
     pub fn in_use(&self) -> InUse {
         let devices = self.devices.lock().unwrap_or_else(PoisonError::into_inner);

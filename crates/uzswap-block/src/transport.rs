@@ -6,6 +6,7 @@
 
 use crate::device::AttachError;
 use crate::disk::Disk;
+use crate::kept::Kept;
 use crate::server::{Server, ServerConfig};
 use crate::traffic::Traffic;
 use crate::ublk::{self, Devices};
@@ -19,6 +20,7 @@ use std::str::FromStr;
 use std::sync::Arc;
 use uzswap_engine::PAGE_BYTES;
 use uzswap_sys::loopdev::{self, LoopDevice};
+use uzswap_sys::shared;
 
 /// Which transport.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -73,17 +75,23 @@ pub trait Transport: Send {
     fn settle(&mut self);
 }
 
-/// Starts serving `disk`. `file` is where a transport that needs a file has one.
+/// Starts serving `disk`. `file` is where a transport that needs a file has one, which is there.
+/// With `kept` the service can be gone on with by another process when this one is killed.
 pub fn start(
     kind: Kind,
     disk: Arc<dyn Disk>,
     traffic: Arc<Traffic>,
     file: &Path,
     config: ServerConfig,
+    kept: Option<Kept>,
 ) -> io::Result<Box<dyn Transport>> {
     match kind {
         Kind::Fuse => {
-            let server = Server::start(disk, traffic, file, config)?;
+            let kept = match kept {
+                Some(kept) => kept,
+                None => Kept::new(config.threads, shared::create("uzswap-requests")?)?,
+            };
+            let server = Server::start(disk, traffic, file, config, kept)?;
             Ok(Box::new(Loops { _server: server, file: file.to_owned(), open: Vec::new() }))
         }
         Kind::Ublk => Ok(Box::new(Devices::start(disk, traffic, config)?)),

@@ -16,19 +16,19 @@
 //! leaves the entry as it was: a block device's reader may come again. [`Cache::load_exclusive`]
 //! drops it.
 
+use crate::backing::Backing;
 use crate::backing::record::Layout;
 use crate::backing::seal::Seal;
-use crate::backing::segments::SEGMENT_BYTES;
 use crate::backing::slots::Slots;
-use crate::backing::{BYTES_MAX, Backing};
 use crate::compress::{
     Codec, Dictionaries, UNIT_BYTES_MAX, Undecodable, UnitDecoder, dictionary_of,
 };
-use crate::config::{Attributes, Config, Locks};
+use crate::config::{Attributes, Config, Locks, check_backing};
 use crate::dedup::Candidates;
+use crate::durable::Durable;
 use crate::error::{Error, SetupError};
 use crate::ids::{Area, Handle, SwapEntry};
-use crate::index::{Form, Index, Locked, Member, Object, State, View, Word};
+use crate::index::{Extent, Form, Index, Locked, Member, Object, State, View, Word};
 use crate::lru::{Links, Lru, OFF};
 use crate::page::{PAGE_BYTES, Page, Pattern, checksum_of, content_hash};
 use crate::percpu::PerCpu;
@@ -84,6 +84,8 @@ pub enum Load {
 /// A compressed swap cache. All methods may be called from any number of threads.
 pub struct Cache {
     pages_max: u32,
+    /// Where what says where a page is outlives the process, if it does.
+    pub(crate) durable: Option<Arc<Durable>>,
     pub(crate) attributes: Attributes,
     pub(crate) index: Index,
     pub(crate) pool: Pool,
@@ -159,16 +161,6 @@ pub(crate) fn verify(
     Ok(())
 }
 
-fn check_backing(bytes: u64) -> Result<(), SetupError> {
-    const BYTES_MIN: u64 = 8 * SEGMENT_BYTES as u64;
-    let must = match bytes {
-        0 | BYTES_MIN..=BYTES_MAX => return Ok(()),
-        ..BYTES_MIN => "at least 2 MiB",
-        _ => "at most 16 TiB: give a size",
-    };
-    Err(SetupError::Size { what: "the backing", value: bytes, must })
-}
-
 impl Links for View<'_> {
     fn links(&self, key: SwapEntry) -> &AtomicU64 {
         self.existing(key).aux()
@@ -192,33 +184,37 @@ impl Cache {
         backing: Box<dyn Backing>,
         locks: Locks,
     ) -> Result<Self, SetupError> {
-        let more = Shares::keys_for(config.pages_max) + Units::keys_for(config.pages_max);
-        let keys = config.pages_max.saturating_add(more);
-        if config.pages_max == 0 || keys == u32::MAX {
-            let must = "from 1 page to 11 TiB";
-            let value = u64::from(config.pages_max) * PAGE_BYTES as u64;
-            return Err(SetupError::Size { what: "the address space", value, must });
-        }
+        Self::make(config, backing, locks, None)
+    }
+
+    /// The same, taking over what is in memory that outlives the process, if there is a cache.
+    pub(crate) fn make(
+        config: Config,
+        backing: Box<dyn Backing>,
+        locks: Locks,
+        durable: Option<&Arc<Durable>>,
+    ) -> Result<Self, SetupError> {
         check_backing(backing.bytes())?;
-        let index = Index::new(keys, locks);
+        let index = Index::new(config.keys()?, locks, durable);
         let shares = Shares::new(&index, config.pages_max).expect("the keys were counted in");
         let units = Units::new(&index, config.pages_max).expect("the keys were counted in");
-        let pool_bytes_max = config.ram_bytes.max(config.pool_bytes_max) as usize;
+        let pool_bytes_max = config.pool_bytes_ever();
         let has_backing = backing.bytes() > 0;
-        let seal = (has_backing && config.seals_backing).then(Seal::new).transpose();
+        let seal = (has_backing && config.seals_backing).then(|| Seal::new(durable)).transpose();
         let seal = seal.map_err(SetupError::Key)?;
         let layout = if seal.is_some() { Layout::Sealed } else { Layout::Plain };
-        let slots = Slots::new(backing.bytes(), locks, layout);
+        let slots = Slots::new(backing.bytes(), locks, layout, durable);
         let writer = if has_backing { Writer::new(config.pool_bytes_max)? } else { Writer::idle() };
         let writer_bytes = writer.bytes();
         let buffers = if has_backing { StoreBuffer::COUNT } else { 0 };
-        let dictionaries = Arc::<Dictionaries>::default();
+        let dictionaries = Arc::new(Dictionaries::kept_in(durable)?);
         let scratch = || Mutex::new(Scratch::new(config.algorithm, dictionaries.clone()));
         let cache = Self {
             pages_max: config.pages_max,
+            durable: durable.cloned(),
             attributes: Attributes::new(&config),
             index,
-            pool: Pool::new(pool_bytes_max),
+            pool: Pool::new(pool_bytes_max, durable),
             lru: Lru::new(Self::LRU_SHARDS),
             cold: Lru::new(Self::LRU_SHARDS),
             units,
@@ -246,8 +242,14 @@ impl Cache {
             starved: AtomicBool::new(false),
         };
         assert_eq!(cpu::page_bytes(), PAGE_BYTES, "a kernel with other pages than 4 KiB");
+        if let Some(durable) = durable {
+            cache.take_over(durable)?;
+        }
         cache.apply_attributes();
         cache.provision()?;
+        if let Some(durable) = durable {
+            durable.set_held();
+        }
         Ok(cache)
     }
 
@@ -306,7 +308,7 @@ impl Cache {
             self.dispose(word.state());
             return self.reject(key, Reject::AllocFail);
         };
-        let old = self.publish(key, &mut locked, word);
+        let old = self.publish(key, &mut locked, word, OFF);
         drop(locked);
         self.counters.increment(Stores);
         if old != State::Absent {
@@ -343,7 +345,7 @@ impl Cache {
         };
         let fetched = self.fetch(key, &mut locked)?;
         let load = self.give(key, fetched, page)?;
-        let old = self.publish(key, &mut locked, Word::ABSENT);
+        let old = self.publish(key, &mut locked, Word::ABSENT, OFF);
         drop(locked);
         self.dispose(old);
         Ok(load)
@@ -376,7 +378,7 @@ impl Cache {
             return;
         }
         let Some(mut locked) = view.lock(key) else { return };
-        let old = self.publish(key, &mut locked, Word::ABSENT);
+        let old = self.publish(key, &mut locked, Word::ABSENT, OFF);
         drop(locked);
         if old != State::Absent {
             self.counters.increment(Invalidates);
@@ -506,8 +508,10 @@ impl Cache {
         let mut locked_record = view.lock_existing(record);
         self.shares.count(record).store(2, Ordering::Relaxed);
         self.pool.set_header(object.handle, Header { owner: record, checksum: checksum_of(hash) });
-        self.publish(record, &mut locked_record, Word::new(State::Pooled(object)));
-        self.publish(holder, &mut locked, Word::new(State::Shared(record)));
+        self.publish(record, &mut locked_record, Word::new(State::Pooled(object)), OFF);
+        // First the record, as whoever takes the cache over expects it.
+        drop(locked_record);
+        self.publish(holder, &mut locked, Word::new(State::Shared(record)), OFF);
         self.candidates.insert(hash, record, Some(holder));
         Some(record)
     }
@@ -519,15 +523,24 @@ impl Cache {
         if self.shares.count(record).fetch_sub(1, Ordering::Relaxed) > 1 {
             return;
         }
-        let old = self.publish(record, &mut locked, Word::ABSENT);
+        let old = self.publish(record, &mut locked, Word::ABSENT, OFF);
         drop(locked);
         self.dispose(old);
         self.shares.give(record);
     }
 
     /// Puts a new state into a locked entry, off and on the LRU as the states say; the old state,
-    /// whose object the caller disposes of once the entry is unlocked.
-    pub(crate) fn publish(&self, key: SwapEntry, locked: &mut Locked<'_>, word: Word) -> State {
+    /// whose object the caller disposes of once the entry is unlocked. The second word changes now
+    /// and the first when the entry is unlocked: so where the second one says how to get the old
+    /// page back (it is `Placed` or a `Member`), it must say it of the new one too, or the old page
+    /// is not needed any more (see [`Self::publish_moved`]).
+    pub(crate) fn publish(
+        &self,
+        key: SwapEntry,
+        locked: &mut Locked<'_>,
+        word: Word,
+        aux: u64,
+    ) -> State {
         let _one = self.index.one_lock();
         let view = self.index.view();
         let old = locked.word();
@@ -535,13 +548,28 @@ impl Cache {
             self.list(old).remove(&view, key);
         }
         locked.set(word);
-        locked.set_aux(OFF);
+        locked.set_aux(aux);
         if matches!(word.state(), State::Pooled(_)) && !word.is_in_writeback() {
             self.list(word).push(&view, key);
         }
         self.count(key, old.state(), -1);
         self.count(key, word.state(), 1);
         old.state()
+    }
+
+    /// The same for a page that moves on the backing, with the writer's lock held: it can be got
+    /// back until it has.
+    pub(crate) fn publish_moved(
+        &self,
+        key: SwapEntry,
+        locked: &mut Locked<'_>,
+        to: Extent,
+        proof: u64,
+    ) -> State {
+        if let Some(durable) = &self.durable {
+            durable.intent().begin(key.0, locked.word().0, locked.aux(), proof);
+        }
+        self.publish(key, locked, Word::new(State::Placed(to)), proof)
     }
 
     /// The list that an entry with this word is on, if it is on one.
@@ -577,7 +605,7 @@ impl Cache {
         for piece in Units::pieces(member.unit) {
             let view = self.index.view();
             let mut locked = view.lock_existing(piece);
-            let old = self.publish(piece, &mut locked, Word::ABSENT);
+            let old = self.publish(piece, &mut locked, Word::ABSENT, OFF);
             drop(locked);
             self.dispose(old);
         }
@@ -676,7 +704,7 @@ impl Cache {
         Error::Damaged { entry: key.0, what }
     }
 
-    fn count(&self, key: SwapEntry, state: State, by: i64) {
+    pub(crate) fn count(&self, key: SwapEntry, state: State, by: i64) {
         let is_page = !self.shares.contains(key) && !self.units.contains(key);
         let add = |counter: Counter| self.counters.add(counter, by);
         if is_page && state != State::Absent {

@@ -3,10 +3,16 @@
 //! The table below is the one place that knows an attribute's name, meaning and range: the control
 //! files, `uzswap status`, the command line and docs/attributes.md are made from it.
 
+use crate::backing::BYTES_MAX;
+use crate::backing::segments::SEGMENT_BYTES;
 use crate::cache::Cache;
 use crate::compress::Algorithm;
-use crate::error::AttributeError;
+use crate::durable::Durable;
+use crate::error::{AttributeError, SetupError};
+use crate::page::PAGE_BYTES;
+use crate::share::Shares;
 use crate::sync::{Mutex, lock};
+use crate::unit::Units;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
@@ -24,6 +30,35 @@ pub struct Config {
     /// Whether what is written to the backing is encrypted and authenticated. It should be, unless
     /// what is below the backing does that.
     pub seals_backing: bool,
+}
+
+impl Config {
+    /// Keys of pages, and of records about them.
+    pub(crate) fn keys(&self) -> Result<u32, SetupError> {
+        let more = Shares::keys_for(self.pages_max) + Units::keys_for(self.pages_max);
+        let keys = self.pages_max.saturating_add(more);
+        if self.pages_max == 0 || keys == u32::MAX {
+            let must = "from 1 page to 11 TiB";
+            let value = u64::from(self.pages_max) * PAGE_BYTES as u64;
+            return Err(SetupError::Size { what: "the address space", value, must });
+        }
+        Ok(keys)
+    }
+
+    /// Bytes that the pool may ever be asked to have.
+    pub(crate) fn pool_bytes_ever(&self) -> usize {
+        self.ram_bytes.max(self.pool_bytes_max) as usize
+    }
+}
+
+pub(crate) fn check_backing(bytes: u64) -> Result<(), SetupError> {
+    const BYTES_MIN: u64 = 8 * SEGMENT_BYTES as u64;
+    let must = match bytes {
+        0 | BYTES_MIN..=BYTES_MAX => return Ok(()),
+        ..BYTES_MIN => "at least 2 MiB",
+        _ => "at most 16 TiB: give a size",
+    };
+    Err(SetupError::Size { what: "the backing", value: bytes, must })
 }
 
 /// How far the locks are split. A cache is made with the last; the others are what a benchmark
@@ -250,10 +285,9 @@ impl Cache {
 
     /// Changes an attribute, at once and under load. On an error the old value stays.
     pub fn set_attribute(&self, name: &str, value: &str) -> Result<(), AttributeError> {
-        let attribute = ATTRIBUTES
-            .iter()
-            .find(|attribute| attribute.name == name)
-            .ok_or_else(|| AttributeError::Unknown(name.into()))?;
+        let place = ATTRIBUTES.iter().position(|attribute| attribute.name == name);
+        let place = place.ok_or_else(|| AttributeError::Unknown(name.into()))?;
+        let attribute = &ATTRIBUTES[place];
         if name == "compressor" {
             value.parse::<Algorithm>()?; // For its own message.
         }
@@ -264,7 +298,20 @@ impl Cache {
                 must: attribute.accepts,
             });
         }
+        if let Some(durable) = &self.durable {
+            durable.keep_value(place, &(attribute.get)(&self.attributes));
+        }
         self.apply_attributes();
         Ok(())
+    }
+
+    /// Sets the attributes as they were in a cache that is taken over.
+    pub(crate) fn retake_attributes(&self, durable: &Durable) {
+        for (place, attribute) in ATTRIBUTES.iter().enumerate() {
+            if let Some(value) = durable.value(place) {
+                // A value that was accepted once is again.
+                let _ = (attribute.set)(&self.attributes, &value);
+            }
+        }
     }
 }

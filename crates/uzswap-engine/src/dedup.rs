@@ -6,7 +6,7 @@
 
 use crate::ids::SwapEntry;
 use crate::table::Table;
-use std::collections::TryReserveError;
+use std::io;
 use std::sync::atomic::{AtomicU8, AtomicU32, AtomicUsize, Ordering::Relaxed};
 
 /// Keys to a bucket: what fits in a cache line with a byte of hash each.
@@ -52,7 +52,7 @@ impl Candidates {
 
     /// Grows the table to suit a pool of `pool_bytes`. Half of the keys are not found again after
     /// a doubling; new ones soon take their places. Allocates. Errors: no memory.
-    pub(crate) fn provision(&self, pool_bytes: usize) -> Result<(), TryReserveError> {
+    pub(crate) fn provision(&self, pool_bytes: usize) -> io::Result<()> {
         let wanted = self.chunks_for(pool_bytes);
         let bucket = || Bucket {
             keys: std::array::from_fn(|_| AtomicU32::new(0)),

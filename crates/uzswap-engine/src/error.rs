@@ -37,6 +37,15 @@ pub enum SetupError {
         /// What is accepted.
         must: &'static str,
     },
+    /// What another process has left is no cache, or one of another version, or not whole.
+    #[error(
+        "cannot take over the cache that another process has left: it was made with other sizes or \
+         by another version; what is swapped to it cannot be read by this one"
+    )]
+    Left,
+    /// The same, with what is wrong.
+    #[error("cannot take over the cache that another process has left: {0}")]
+    NotWhole(&'static str),
     /// No key for what is written to the backing.
     #[error(
         "cannot make a key for the backing: {0}; allow a page of locked memory (ulimit -l), or \

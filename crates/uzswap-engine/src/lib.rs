@@ -9,6 +9,8 @@
 #![deny(unsafe_code)]
 
 // In the order in which to read them.
+#[expect(unsafe_code, reason = "atomics in memory that several processes map")]
+mod durable;
 mod ids;
 mod page;
 mod table;
@@ -36,6 +38,7 @@ mod check;
 mod config;
 mod error;
 mod percpu;
+mod recover;
 #[cfg(all(test, feature = "shuttle"))]
 mod shuttle_tests;
 mod stats;

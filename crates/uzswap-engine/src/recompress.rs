@@ -346,7 +346,7 @@ impl Cache {
             // The pages' checksums are in their entries.
             self.pool.write(*handle, Header { owner: key, checksum: 0 }, piece);
             let word = Word::new(State::Pooled(Object { handle: *handle, form })).with_cold(true);
-            self.publish(key, &mut self.index.view().lock_existing(key), word);
+            self.publish(key, &mut self.index.view().lock_existing(key), word, OFF);
         }
         Some(unit)
     }
@@ -363,8 +363,8 @@ impl Cache {
             drop(locked);
             return self.leave_unit(member);
         }
-        let old = self.publish(candidate.key, &mut locked, Word::new(State::Member(member)));
-        locked.set_aux(candidate.checksum.into());
+        let word = Word::new(State::Member(member));
+        let old = self.publish(candidate.key, &mut locked, word, candidate.checksum.into());
         drop(locked);
         self.dispose(old);
     }

@@ -8,7 +8,7 @@ use crate::ids::{Area, SwapEntry};
 use crate::index::{Index, TRUNK_ENTRIES};
 use crate::sync::{Mutex, lock};
 use crate::table::Table;
-use std::collections::TryReserveError;
+use std::io;
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 
 struct Unused {
@@ -79,7 +79,7 @@ impl Shares {
     }
 
     /// Makes another trunk of records when few are ready. Allocates. Errors: no memory.
-    pub(crate) fn provision(&self, index: &Index) -> Result<(), TryReserveError> {
+    pub(crate) fn provision(&self, index: &Index) -> io::Result<()> {
         if !self.wants_provision() {
             return Ok(());
         }
@@ -104,6 +104,35 @@ impl Shares {
         keys.append(&mut unused.keys);
         keys.extend((first..made).rev().filter_map(|offset| self.area.entry(offset)));
         std::mem::swap(&mut keys, &mut unused.keys);
+        Ok(())
+    }
+
+    /// Takes over the records that another process has left: those that have entries, nobody
+    /// sharing them yet, and none unused.
+    pub(crate) fn adopt(&self, index: &Index) -> io::Result<()> {
+        let trunks = (0..self.area.pages).step_by(TRUNK_ENTRIES);
+        let has_trunk = |first: &u32| self.area.entry(*first).is_some_and(|k| index.has_trunk(k));
+        let made = trunks.take_while(has_trunk).count();
+        for chunk in 0..made {
+            self.counts.make(chunk, || AtomicU32::new(0))?;
+        }
+        lock(&self.unused).made = (made * TRUNK_ENTRIES) as u32;
+        Ok(())
+    }
+
+    /// Whether a key is that of a record that was made.
+    pub(crate) fn has_made(&self, key: SwapEntry) -> bool {
+        self.contains(key) && key.0 - self.area.first < lock(&self.unused).made
+    }
+
+    /// Makes the records that are absent now the unused ones.
+    pub(crate) fn settle(&self, is_absent: impl Fn(SwapEntry) -> bool) -> io::Result<()> {
+        let made = lock(&self.unused).made;
+        let mut keys = Vec::new();
+        keys.try_reserve_exact(made as usize)?;
+        let all = (0..made).rev().filter_map(|offset| self.area.entry(offset));
+        keys.extend(all.filter(|key| is_absent(*key)));
+        lock(&self.unused).keys = keys;
         Ok(())
     }
 

@@ -403,7 +403,7 @@ fn an_empty_trunk_is_freed_while_pages_come_and_go() {
 #[test]
 fn a_lookup_races_with_the_removal_of_its_trunk() {
     explore(|| {
-        let index = Arc::new(Index::new(3 * TRUNK_ENTRIES as u32, Locks::SlotCaches));
+        let index = Arc::new(Index::new(3 * TRUNK_ENTRIES as u32, Locks::SlotCaches, None));
         index.add_records(TRUNK_ENTRIES as u32).unwrap();
         index.add_area(2 * TRUNK_ENTRIES as u32).unwrap();
         index.provision().unwrap();

@@ -3,7 +3,9 @@
 //! They are read without a lock. A chunk is made ahead of need by the thread that maintains, and
 //! where the machine has no memory for one, that is an error and not the end of the process.
 
+use crate::durable::Values;
 use std::collections::TryReserveError;
+use std::io;
 use std::sync::OnceLock;
 
 /// `count` values in memory of their own. Errors: there is none.
@@ -15,7 +17,7 @@ pub(crate) fn boxed<T>(count: usize, new: impl Fn() -> T) -> Result<Box<[T]>, Tr
 }
 
 /// A table of up to so many chunks of `CHUNK` values, which are made in order.
-pub(crate) struct Table<T, const CHUNK: usize>(Box<[OnceLock<Box<[T]>>]>);
+pub(crate) struct Table<T, const CHUNK: usize>(Box<[OnceLock<Values<T>>]>);
 
 impl<T, const CHUNK: usize> Table<T, CHUNK> {
     /// Room for `count_max` values; none has memory yet.
@@ -30,9 +32,18 @@ impl<T, const CHUNK: usize> Table<T, CHUNK> {
 
     /// Makes a chunk, unless it is there or beyond the table; whether this call did. Allocates.
     /// Errors: there is no memory.
-    pub(crate) fn make(&self, chunk: usize, new: impl Fn() -> T) -> Result<bool, TryReserveError> {
+    pub(crate) fn make(&self, chunk: usize, new: impl Fn() -> T) -> io::Result<bool> {
+        self.put(chunk, || Ok(Values::Own(boxed(CHUNK, new)?)))
+    }
+
+    /// The same with values that `make` makes, `CHUNK` of them.
+    pub(crate) fn put(
+        &self,
+        chunk: usize,
+        make: impl FnOnce() -> io::Result<Values<T>>,
+    ) -> io::Result<bool> {
         match self.0.get(chunk) {
-            Some(slot) if slot.get().is_none() => Ok(slot.set(boxed(CHUNK, new)?).is_ok()),
+            Some(slot) if slot.get().is_none() => Ok(slot.set(make()?).is_ok()),
             _ => Ok(false),
         }
     }
@@ -54,7 +65,7 @@ impl<T, const CHUNK: usize> Table<T, CHUNK> {
 
     /// Bytes that it takes.
     pub(crate) fn bytes(&self) -> usize {
-        self.made() * CHUNK * size_of::<T>() + self.0.len() * size_of::<OnceLock<Box<[T]>>>()
+        self.made() * CHUNK * size_of::<T>() + self.0.len() * size_of::<OnceLock<Values<T>>>()
     }
 }
 
@@ -67,10 +78,11 @@ mod tests {
         let table = Table::<u32, 4>::new(9);
         assert_eq!((table.chunks(), table.made(), table.is_whole()), (3, 0, false));
         assert_eq!(table.get(3), None);
-        assert_eq!((table.make(0, || 7), table.make(0, || 8)), (Ok(true), Ok(false)));
+        assert_eq!((table.make(0, || 7).unwrap(), table.make(0, || 8).unwrap()), (true, false));
         assert_eq!((table.get(3), table.get(4)), (Some(&7), None));
-        (1..3).for_each(|chunk| assert_eq!(table.make(chunk, || 9), Ok(true)));
-        assert_eq!((table.make(3, || 9), table.made(), table.is_whole()), (Ok(false), 3, true));
-        assert_eq!(table.bytes(), 48 + 3 * size_of::<OnceLock<Box<[u32]>>>());
+        (1..3).for_each(|chunk| assert!(table.make(chunk, || 9).unwrap()));
+        assert!(!table.make(3, || 9).unwrap());
+        assert_eq!((table.made(), table.is_whole()), (3, true));
+        assert_eq!(table.bytes(), 48 + 3 * size_of::<OnceLock<Values<u32>>>());
     }
 }

@@ -79,8 +79,7 @@ impl Cache {
         };
         let extent = slot.extent();
         self.slots.add(extent);
-        let old = self.publish(key, &mut locked, Word::new(State::Placed(extent)));
-        locked.set_aux(proof);
+        let old = self.publish(key, &mut locked, Word::new(State::Placed(extent)), proof);
         drop(locked);
         self.dispose(old);
         self.counters.increment(WrittenThrough);
@@ -188,8 +187,7 @@ impl Cache {
         };
         let extent = slot.extent();
         self.slots.add(extent);
-        let old = self.publish(key, &mut locked, Word::new(State::Placed(extent)));
-        locked.set_aux(proof);
+        let old = self.publish_moved(key, &mut locked, extent, proof);
         drop(locked);
         self.dispose(old);
         true

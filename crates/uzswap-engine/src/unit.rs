@@ -13,6 +13,7 @@ use crate::index::{Index, Member, TRUNK_ENTRIES};
 use crate::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 use crate::sync::{Mutex, lock};
 use crate::table::Table;
+use std::io;
 
 /// Pieces of a unit, at most.
 pub(crate) const PIECES: usize = 4;
@@ -62,6 +63,11 @@ impl Units {
     /// Whether a key is a piece's.
     pub(crate) fn contains(&self, key: SwapEntry) -> bool {
         self.area.contains(key)
+    }
+
+    /// The first piece of the unit that a piece is of.
+    pub(crate) fn first_of(&self, piece: SwapEntry) -> SwapEntry {
+        SwapEntry(piece.0 - (piece.0 - self.area.first) % PIECES as u32)
     }
 
     /// The keys of a unit's pieces, by its first.
@@ -166,6 +172,50 @@ impl Units {
         if is_sparse(before) {
             self.sparse.fetch_sub(1, Ordering::Relaxed);
         }
+    }
+
+    /// Whether a key is that of a piece of a unit that was made.
+    pub(crate) fn has_made(&self, key: SwapEntry) -> bool {
+        self.contains(key) && self.number(key) < lock(&self.unused).made
+    }
+
+    /// Takes over the units that another process has left: those that have entries, nobody in them
+    /// yet, and none unused.
+    pub(crate) fn adopt(&self, index: &Index) -> io::Result<()> {
+        let firsts = (0..self.area.pages).step_by(TRUNK_ENTRIES);
+        let has_trunk = |first: &u32| self.area.entry(*first).is_some_and(|k| index.has_trunk(k));
+        let made = firsts.take_while(has_trunk).count();
+        for chunk in 0..made {
+            self.members.make(chunk, || AtomicU32::new(0))?;
+        }
+        lock(&self.unused).made = made * TRUNK_UNITS;
+        Ok(())
+    }
+
+    /// A page is in a unit that was taken over; `false` if there is no such unit, or another page
+    /// has its position.
+    pub(crate) fn retake(&self, member: Member) -> bool {
+        let is_first = self.contains(member.unit)
+            && (member.unit.0 - self.area.first).is_multiple_of(PIECES as u32);
+        let members = is_first.then(|| self.members.get(self.number(member.unit))).flatten();
+        let Some(members) = members else { return false };
+        let bit = 1 << member.position;
+        let before = members.fetch_or(bit, Ordering::Relaxed);
+        // It counts as made of those that are in it now.
+        members.fetch_add(1 << 16, Ordering::Relaxed);
+        before & bit == 0
+    }
+
+    /// Makes the units that nobody is in the unused ones.
+    pub(crate) fn settle(&self) -> io::Result<()> {
+        let made = lock(&self.unused).made as u32;
+        let mut units = Vec::new();
+        units.try_reserve_exact(made as usize)?;
+        let is_unused =
+            |number: &u32| self.members(*number as usize).load(Ordering::Relaxed) as u16 == 0;
+        units.extend((0..made).rev().filter(is_unused));
+        lock(&self.unused).units = units;
+        Ok(())
     }
 
     /// Every unit that pages are in, with the positions taken. For checks of a cache at rest.

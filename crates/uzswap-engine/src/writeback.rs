@@ -422,8 +422,11 @@ impl Cache {
             self.counters.increment(WrittenBack);
         }
         self.slots.add(extent);
-        let old = self.publish(key, &mut locked, Word::new(State::Placed(extent)));
-        locked.set_aux(generation.map_or(record.checksum.into(), |generation| generation.0));
+        let proof = generation.map_or(record.checksum.into(), |generation| generation.0);
+        let old = match record.moved_from {
+            None => self.publish(key, &mut locked, Word::new(State::Placed(extent)), proof),
+            Some(_) => self.publish_moved(key, &mut locked, extent, proof),
+        };
         drop(locked);
         self.dispose(old);
         true

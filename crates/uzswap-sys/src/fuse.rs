@@ -27,13 +27,13 @@ pub fn mount_file(connection: &OwnedFd, file: &Path) -> io::Result<()> {
     Ok(rustix::mount::mount("uzswap", file, "fuse", flags, options.as_c_str())?)
 }
 
-/// Another descriptor of a mounted connection, for another thread: it takes requests of its own.
-pub fn clone(connection: &OwnedFd) -> io::Result<OwnedFd> {
-    let clone = open()?;
+/// Makes one from [`open`] another descriptor of a mounted connection, for another thread: it takes
+/// requests of its own.
+pub fn join(other: &OwnedFd, connection: &OwnedFd) -> io::Result<()> {
     let fd = connection.as_raw_fd() as u32;
     // SAFETY: the request reads one u32, which is passed by a pointer that is valid for the call.
-    let done = unsafe { libc::ioctl(clone.as_raw_fd(), IOC_CLONE, &raw const fd) };
-    if done == 0 { Ok(clone) } else { Err(io::Error::last_os_error()) }
+    let done = unsafe { libc::ioctl(other.as_raw_fd(), IOC_CLONE, &raw const fd) };
+    if done == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
 /// Unmounts what is mounted at `path`, at once even if it is in use or its server is dead.

@@ -14,6 +14,7 @@ pub mod loopdev;
 pub mod map;
 pub mod process;
 pub mod secret;
+pub mod shared;
 pub mod stack;
 pub mod swap;
 pub mod ublk;

@@ -61,6 +61,20 @@ pub fn let_inherit(fd: BorrowedFd<'_>) -> io::Result<()> {
     Ok(rustix::io::fcntl_setfd(fd, FdFlags::empty())?)
 }
 
+/// Has programs that this process starts from now on not have it.
+pub fn keep_from_inheriting(fd: BorrowedFd<'_>) -> io::Result<()> {
+    Ok(rustix::io::fcntl_setfd(fd, FdFlags::CLOEXEC)?)
+}
+
+/// Takes a descriptor that this program was started with, by its number, which means nothing
+/// afterwards. Errors: there is none.
+pub fn take_inherited(number: i32) -> io::Result<OwnedFd> {
+    let fd = inherited(number)?;
+    // SAFETY: a number; whoever started this program left it open for nobody else.
+    unsafe { libc::close(number) };
+    Ok(fd)
+}
+
 /// A descriptor that this program was started with, by its number. Errors: there is none.
 pub fn inherited(number: i32) -> io::Result<OwnedFd> {
     if number < 3 {

@@ -16,7 +16,6 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
-use uzswap_block::control::DISK;
 use uzswap_block::transport::{self, Kind, Transport};
 use uzswap_sys::cgroup::{Group, Version};
 use uzswap_sys::{cpu, fuse, process, swap};
@@ -31,6 +30,7 @@ pub const FOLDER: &str = "/run/uzswap";
 const STATE: &str = "state.json";
 const LOCK: &str = "lock";
 const MOUNT: &str = "mnt";
+const DISK: &str = "disk";
 const SOCKET: &str = "socket";
 
 /// The kernel's zswap would take pages before they reach any device.
@@ -49,9 +49,16 @@ pub fn socket() -> PathBuf {
     Path::new(FOLDER).join(SOCKET)
 }
 
-/// The file that is served, where a transport needs one.
+/// The file that is served, where a transport needs one: not among the control files, which go
+/// when the daemon is killed.
 pub fn disk() -> PathBuf {
-    mount().join(DISK)
+    Path::new(FOLDER).join(DISK)
+}
+
+/// Makes what the daemon mounts on.
+pub fn make_mount_points() -> io::Result<()> {
+    fs::create_dir_all(mount())?;
+    fs::write(disk(), "")
 }
 
 /// Whether the kernel's zswap takes pages on this machine.
@@ -114,6 +121,8 @@ pub struct State {
     pub daemon: Option<ProcessId>,
     /// Over which transport.
     pub transport: String,
+    /// Another daemon can go on where this one is killed.
+    pub outlives_daemon: bool,
     /// The areas, in the order in which they are filled.
     pub areas: Vec<AreaChange>,
     /// The kernel's zswap was on.
@@ -180,7 +189,7 @@ impl State {
     pub fn areas_on(&self) -> Vec<swap::Area> {
         let is_ours = |area: &swap::Area| {
             self.areas.iter().any(|ours| ours.device == area.path)
-                && transport::is_ours(self.transport(), &area.path, &mount())
+                && transport::is_ours(self.transport(), &area.path, Path::new(FOLDER))
         };
         swap::areas().unwrap_or_default().into_iter().filter(is_ours).collect()
     }
@@ -224,7 +233,7 @@ impl State {
         note(&mut troubles, "", off);
         let transport = self.transport();
         for area in &self.areas {
-            if transport::is_ours(transport, &area.device, &mount()) {
+            if transport::is_ours(transport, &area.device, Path::new(FOLDER)) {
                 let what = format!("detach {}", area.device.display());
                 note(&mut troubles, &what, transport::detach(transport, &area.device));
             }

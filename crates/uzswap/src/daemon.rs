@@ -4,12 +4,14 @@
 //! everything it touches is locked. It lives in a session of its own that the terminal's keys do
 //! not reach, and in a group of its own. It ends when its keeper says so, and heeds no signal: what
 //! is sent to all processes of a unit is the keeper's to answer. When the keeper is gone it starts
-//! another one.
+//! another one; when it is killed itself, the keeper starts another daemon, which goes on with what
+//! outlives it (kept.rs).
 
 use crate::changes::{self, disk};
 use crate::cli::InheritArguments;
 use crate::error::Failure;
 use crate::keeper;
+use crate::kept::{Kept, Start};
 use crate::options::DaemonOptions;
 use crate::wire::{Order, Report, Wire};
 use std::io;
@@ -19,9 +21,10 @@ use std::sync::Arc;
 use std::time::Duration;
 use uzswap_block::control::Control;
 use uzswap_block::{CacheDisk, Disk, Maintainer, MemoryDisk, Swapped, Traffic, Transport};
-use uzswap_block::{TransportKind, open_backing, start_transport};
+use uzswap_block::{Kept as KeptServer, TransportKind, open_backing_file, start_transport};
+use uzswap_engine::backing::NoBacking;
 use uzswap_engine::{Cache, Config, Locks, PAGE_BYTES};
-use uzswap_sys::{cpu, process};
+use uzswap_sys::{fuse, process};
 
 /// How long to wait before another keeper is started where one could not be.
 const PAUSE: Duration = Duration::from_secs(2);
@@ -31,10 +34,10 @@ pub fn daemon(arguments: &InheritArguments) -> Result<(), Failure> {
     let started_by =
         |error: io::Error| Failure::new(format!("the daemon is started by run and serve: {error}"));
     let mut wire = Wire::of_stdin().map_err(started_by)?;
-    let mut options: DaemonOptions = wire.receive().map_err(started_by)?;
+    let mut start: Start = wire.receive().map_err(started_by)?;
     ignore_signals().map_err(started_by)?;
     let mut notes = prepare();
-    let mut service = match Service::start(&options, &mut notes) {
+    let mut service = match Service::start(&start, &mut notes) {
         Ok(service) => service,
         Err(failure) => {
             // Said to whoever started us; an error: they are gone.
@@ -43,8 +46,8 @@ pub fn daemon(arguments: &InheritArguments) -> Result<(), Failure> {
         }
     };
     notes.extend(lock());
-    options.transport = service.transport.kind().to_string();
-    let ready = Report::Ready { transport: options.transport.clone(), notes };
+    start.options.transport = service.transport.kind().to_string();
+    let ready = Report::Ready { transport: start.options.transport.clone(), notes };
     // An error: the keeper is gone, as the next look shows.
     let _ = wire.send(&ready);
     let mut keeper = None;
@@ -62,7 +65,10 @@ pub fn daemon(arguments: &InheritArguments) -> Result<(), Failure> {
             }
             Ok(Order::Settle) => service.transport.settle(),
             Ok(Order::End) => return Ok(()),
-            Err(_) => (keeper, wire) = replace_keeper(keeper, arguments, &options),
+            Err(_) => {
+                start.devices = Some(service.swapped.devices());
+                (keeper, wire) = replace_keeper(keeper, arguments, &start);
+            }
         }
     }
 }
@@ -71,7 +77,7 @@ pub fn daemon(arguments: &InheritArguments) -> Result<(), Failure> {
 fn replace_keeper(
     before: Option<Child>,
     arguments: &InheritArguments,
-    options: &DaemonOptions,
+    start: &Start,
 ) -> (Option<Child>, Wire) {
     if let Some(mut before) = before {
         // An error: it is not there to be waited for.
@@ -81,7 +87,7 @@ fn replace_keeper(
         let lock = arguments.lock.map(|number| ["--lock".into(), number.to_string()]);
         let words = std::iter::once("keeper".to_owned()).chain(lock.into_iter().flatten());
         let started = keeper::start_spared(&words.collect::<Vec<_>>());
-        match started.and_then(|(child, mut wire)| wire.send(options).map(|()| (child, wire))) {
+        match started.and_then(|(child, mut wire)| wire.send(start).map(|()| (child, wire))) {
             Ok((child, wire)) => return (Some(child), wire),
             // No memory for a process, most likely.
             Err(_) => std::thread::sleep(PAUSE),
@@ -129,20 +135,15 @@ struct Service {
 }
 
 impl Service {
-    fn start(options: &DaemonOptions, notes: &mut Vec<String>) -> Result<Self, Failure> {
-        let memory = cpu::memory_info().map_err(|e| Failure::new(format!("/proc/meminfo: {e}")))?;
-        let algorithm = options.compressor.parse();
-        let config = Config {
-            pages_max: options.pages,
-            ram_bytes: memory.total,
-            pool_bytes_max: options.pool,
-            algorithm: algorithm.map_err(|error| Failure::new(format!("{error}")))?,
-            seals_backing: !options.plain_backing,
-        };
-        let backing = open_backing(&options.backing.spec())?;
-        let locks = if options.one_writer { Locks::OneWriter } else { Locks::SlotCaches };
-        let cache = Arc::new(Cache::with_locks(config, backing, locks)?);
-        if cache.statistic("backing_total_size") == Some(0) {
+    fn start(start: &Start, notes: &mut Vec<String>) -> Result<Self, Failure> {
+        let options = &start.options;
+        let kept = start.kept.as_ref().map(|numbers| Kept::inherited(numbers, process::inherited));
+        let kept = kept.transpose().map_err(|error| {
+            Failure::new(format!("the daemon was not given what it is to go on with: {error}"))
+        })?;
+        let takes_over = start.devices.is_some();
+        let (cache, server) = open_cache(start, kept)?;
+        if cache.statistic("backing_total_size") == Some(0) && !takes_over {
             // Nothing is written back: the pool's limit is what it says.
             let set = cache.set_attribute("accept_threshold_percent", "100");
             set.map_err(|error| Failure::new(error.to_string()))?;
@@ -155,12 +156,48 @@ impl Service {
         };
         let traffic = Arc::new(Traffic::new(options.threads));
         let swapped = Arc::new(Swapped::default());
+        start.devices.iter().flatten().for_each(|device| swapped.add(device.clone()));
+        if takes_over && fuse::is_mounted(&folder) {
+            // The control files of the daemon before, which nobody answers for.
+            fuse::unmount(&folder).map_err(mount)?;
+        }
         let control = Control::mount(cache.clone(), traffic.clone(), swapped.clone(), &folder);
         let control = control.map_err(mount)?;
         let maintainer = Maintainer::start(cache).map_err(mount)?;
-        let transport = transport(options, &served, &traffic, notes)?;
+        let transport = transport(options, &served, &traffic, server, notes)?;
         Ok(Self { transport, swapped, _maintainer: maintainer, _control: control })
     }
+}
+
+/// The cache, in memory that outlives this process if there is such: new, or as another daemon has
+/// left it; and what the server goes on with then.
+fn open_cache(
+    start: &Start,
+    kept: Option<Kept>,
+) -> Result<(Arc<Cache>, Option<KeptServer>), Failure> {
+    let options = &start.options;
+    let algorithm = options.compressor.parse();
+    let config = Config {
+        pages_max: options.pages,
+        ram_bytes: start.ram,
+        pool_bytes_max: options.pool,
+        algorithm: algorithm.map_err(|error| Failure::new(format!("{error}")))?,
+        seals_backing: !options.plain_backing,
+    };
+    let (backing, memory, server) = match kept {
+        Some(Kept { cache, server, backing }) => (backing, Some(cache), Some(server)),
+        None => (open_backing_file(&options.backing.spec())?, None, None),
+    };
+    let backing = match backing {
+        Some(file) => file.backing().map_err(|error| Failure::new(format!("backing: {error}")))?,
+        None => Box::new(NoBacking),
+    };
+    let locks = if options.one_writer { Locks::OneWriter } else { Locks::SlotCaches };
+    let cache = match memory {
+        Some(memory) => Cache::in_file(config, backing, locks, memory)?,
+        None => Cache::with_locks(config, backing, locks)?,
+    };
+    Ok((Arc::new(cache), server))
 }
 
 /// Starts the transport that was chosen, or where it was not asked for by name and does not start,
@@ -169,11 +206,13 @@ fn transport(
     options: &DaemonOptions,
     served: &Arc<dyn Disk>,
     traffic: &Arc<Traffic>,
+    kept: Option<KeptServer>,
     notes: &mut Vec<String>,
 ) -> Result<Box<dyn Transport>, Failure> {
-    let start = |kind| {
+    let mut kept = kept;
+    let mut start = |kind| {
         let (served, traffic) = (served.clone(), traffic.clone());
-        start_transport(kind, served, traffic, &disk(), options.server())
+        start_transport(kind, served, traffic, &disk(), options.server(), kept.take())
             .map_err(|error| format!("cannot serve over {kind}: {error}"))
     };
     let kind = options.transport.parse().map_err(Failure::new)?;

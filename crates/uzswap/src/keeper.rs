@@ -8,11 +8,14 @@
 //! A run takes part as long as its socket is open: one that was killed is noticed, its command
 //! ended and its group removed. `serve` is the same process, in the foreground, until it is told to
 //! end. When the keeper is killed, the daemon starts another one, which takes over, and the runs
-//! come back to it; when both are, whoever comes next undoes what they left.
+//! come back to it. When the daemon is killed, the keeper starts another one, which goes on where
+//! it was (kept.rs); nobody notices but by a pause. When both are, what is swapped out is lost, and
+//! whoever comes next undoes what they left.
 
 use crate::changes::{self, AreaChange, Lock, OWN_PROGRAM, ProcessId, RunChange, State};
 use crate::error::Failure;
 use crate::group;
+use crate::kept::{Kept, Start};
 use crate::options::DaemonOptions;
 use crate::shortage::Shortage;
 use crate::space::{self, Full, Space};
@@ -30,10 +33,16 @@ use std::time::{Duration, Instant};
 use uzswap_block::switch_on;
 use uzswap_engine::PAGE_BYTES;
 use uzswap_sys::swap::{self, PRIORITY_MAX};
-use uzswap_sys::{cgroup, process};
+use uzswap_sys::{cgroup, cpu, process};
 
 /// How long runs have to come back to a keeper that took over.
 const COME_BACK: Duration = Duration::from_secs(10);
+
+/// A daemon that lives less long than this was ended by what it is to go on with.
+const LIFE_MIN: Duration = Duration::from_millis(20);
+
+/// So many in a row, and what is swapped out is taken to be lost.
+const SHORT_LIVES_MAX: u32 = 8;
 
 /// How often it tries again to switch off what does not fit in memory.
 const RETRY: Duration = Duration::from_secs(2);
@@ -57,12 +66,14 @@ pub fn start_spared(arguments: &[String]) -> io::Result<(Child, Wire)> {
 /// `uzswap keeper`: started by the first run, or by a daemon whose keeper died.
 pub fn keeper(adopted_lock: Option<i32>) -> Result<(), Failure> {
     // An error: they stay open, for whoever waits for their end.
-    let _ = process::close_inherited(adopted_lock);
+    if adopted_lock.is_none() {
+        let _ = process::close_inherited(None);
+    }
     let wire = Wire::of_stdin().map_err(started_by)?;
     // Already a leader when started from a shell with job control: as good.
     let _ = process::leave_session();
     let Some(number) = adopted_lock else { return first(wire) };
-    let lock = process::inherited(number).map_err(started_by)?;
+    let lock = process::take_inherited(number).map_err(started_by)?;
     let mut keeper = Keeper::take_over(Lock(lock.into()), wire)?;
     keeper.keep();
     Ok(())
@@ -123,7 +134,14 @@ pub struct Keeper {
     daemon: Option<Wire>,
     /// Its process, where this one has started it.
     daemon_child: Option<Child>,
+    /// What outlives it.
+    kept: Option<Kept>,
+    /// When it was started, and how many in a row were so for no time.
+    daemon_since: Instant,
+    short_lives: u32,
     options: DaemonOptions,
+    /// Memory of the machine, bytes.
+    ram: u64,
     space: Space,
     /// Of `serve`: looks whether the machine stands still.
     shortage: Option<Shortage>,
@@ -147,6 +165,7 @@ pub struct Keeper {
 impl Keeper {
     /// Makes everything: undoes what others left, starts the daemon, and has the kernel swap to it.
     pub fn begin(lock: Lock, options: DaemonOptions, is_serving: bool) -> Result<Self, Failure> {
+        spare();
         let cleaned = changes::clean_up(&lock);
         // The folder may have gone with what was in it.
         let lock = match cleaned.done.is_empty() {
@@ -156,7 +175,8 @@ impl Keeper {
         let state = State { keeper: ProcessId::own(), is_serving, ..State::default() };
         let (signals, notify) = UnixStream::pair().map_err(cannot_start)?;
         catch_signals(&notify)?;
-        fs::create_dir_all(changes::mount()).map_err(cannot_start)?;
+        changes::make_mount_points().map_err(cannot_start)?;
+        let ram = cpu::memory_info().map_err(cannot_start)?.total;
         let listener = listen()?;
         let space = Space::new(u64::from(options.pages) * PAGE_BYTES as u64);
         let mut keeper = Self {
@@ -164,7 +184,11 @@ impl Keeper {
             lock,
             daemon: None,
             daemon_child: None,
+            kept: None,
+            daemon_since: Instant::now(),
+            short_lives: 0,
             options,
+            ram,
             space,
             shortage: None,
             listener,
@@ -192,7 +216,16 @@ impl Keeper {
             Err(failure) => self.notes.push(failure.to_string()),
         }
         self.save()?;
-        self.start_daemon()?;
+        match Kept::open(&self.options)? {
+            Ok(kept) => {
+                self.kept = Some(kept);
+                self.state.outlives_daemon = true;
+            }
+            Err(why) => self
+                .notes
+                .push(format!("if the daemon is killed, what is swapped out goes with it: {why}")),
+        }
+        self.start_daemon(None)?;
         if self.state.is_serving {
             match Shortage::start() {
                 Ok(shortage) => self.shortage = Some(shortage),
@@ -214,22 +247,28 @@ impl Keeper {
         }
     }
 
-    fn start_daemon(&mut self) -> Result<(), Failure> {
-        let lock = self.lock.0.as_fd();
-        process::let_inherit(lock).map_err(cannot_start)?;
-        let number = lock.as_raw_fd().to_string();
-        let (child, wire) =
-            start_spared(&["daemon".into(), "--lock".into(), number]).map_err(cannot_start)?;
+    /// Starts a daemon: the first, or one that goes on with the devices of the one before.
+    fn start_daemon(&mut self, devices: Option<Vec<std::path::PathBuf>>) -> Result<(), Failure> {
+        let number = self.lock.0.as_raw_fd().to_string();
+        self.let_inherit(true).map_err(cannot_start)?;
+        let started = start_spared(&["daemon".into(), "--lock".into(), number]);
+        self.let_inherit(false).map_err(cannot_start)?;
+        let (child, wire) = started.map_err(cannot_start)?;
         self.state.daemon = ProcessId::of(child.id());
         self.save()?;
         self.daemon_child = Some(child);
+        let (options, ram, is_first) = (self.options.clone(), self.ram, devices.is_none());
+        let kept = self.kept.as_ref().map(Kept::numbers);
         let daemon = self.daemon.insert(wire);
-        daemon.send(&self.options).map_err(cannot_start)?;
+        daemon.send(&Start { options, ram, kept, devices }).map_err(cannot_start)?;
         match daemon.receive() {
             Ok(Report::Ready { transport, notes }) => {
                 self.options.transport.clone_from(&transport);
                 self.state.transport = transport;
-                self.notes.extend(notes);
+                self.daemon_since = Instant::now();
+                if is_first {
+                    self.notes.extend(notes);
+                }
                 self.save()
             }
             Ok(Report::Failed(message)) => Err(Failure::new(message)),
@@ -239,9 +278,23 @@ impl Keeper {
         }
     }
 
+    /// Has the next process inherit what a daemon needs; or no more.
+    fn let_inherit(&self, is_inherited: bool) -> io::Result<()> {
+        let lock = self.lock.0.as_fd();
+        match is_inherited {
+            true => process::let_inherit(lock)?,
+            false => process::keep_from_inheriting(lock)?,
+        }
+        self.kept.iter().try_for_each(|kept| kept.let_inherit(is_inherited))
+    }
+
     /// Takes over from a keeper that died: its daemon has started us.
     fn take_over(lock: Lock, mut daemon: Wire) -> Result<Self, Failure> {
-        let options: DaemonOptions = daemon.receive().map_err(cannot_start)?;
+        spare();
+        let Start { options, ram, kept, .. } = daemon.receive().map_err(cannot_start)?;
+        let take = |numbers| Kept::inherited(&numbers, process::take_inherited);
+        // An error: a daemon that is killed from now on takes what is swapped out with it.
+        let kept = kept.and_then(|numbers| take(numbers).ok());
         let mut state = State::read().map_err(cannot_start)?;
         state.keeper = ProcessId::own();
         let (signals, notify) = UnixStream::pair().map_err(cannot_start)?;
@@ -251,7 +304,11 @@ impl Keeper {
             lock,
             daemon: Some(daemon),
             daemon_child: None,
+            kept,
+            daemon_since: Instant::now(),
+            short_lives: 0,
             space: Space::new(u64::from(options.pages) * PAGE_BYTES as u64),
+            ram,
             shortage: None,
             options,
             listener: listen()?,
@@ -296,11 +353,11 @@ impl Keeper {
         self.state.areas.push(AreaChange { device: device.clone(), bytes });
         self.save()?;
         let on = switch_on(&device, bytes, PRIORITY_MAX - index);
-        if let Some(daemon) = &mut self.daemon {
-            daemon.send(&Order::Settle).map_err(gone)?;
-        }
         if on.is_err() {
             self.state.areas.pop();
+        }
+        if let Some(daemon) = &mut self.daemon {
+            daemon.send(&Order::Settle).map_err(gone)?;
         }
         Ok(on?)
     }
@@ -521,18 +578,66 @@ impl Keeper {
         let _ = self.save();
     }
 
-    /// What was swapped out is lost. (It says nothing unless it is asked, so this is its end.)
+    /// Starts another daemon, which goes on. (One says nothing unless it is asked, so this is its
+    /// end.) Where none can, what was swapped out is lost.
     fn daemon_died(&mut self) {
-        self.daemon = None;
-        if let Some(mut daemon) = self.daemon_child.take() {
-            let _ = daemon.wait();
+        self.bury_daemon();
+        match self.replace_daemon() {
+            Ok(()) => {
+                let daemon = self.state.daemon.map_or(0, |daemon| daemon.pid);
+                return self.tell_all(&Tell::Replaced(daemon));
+            }
+            Err(failure) => self.trouble(format!("the daemon died: {failure}")),
         }
+        self.bury_daemon();
+        // With the last descriptor the connection ends, and who waits for a page is told.
+        self.kept = None;
         self.is_lost = true;
         self.tell_all(&Tell::Lost);
         for place in self.state.runs.iter().filter_map(|run| run.place.as_ref()) {
             place.group().kill();
         }
         self.is_told_to_end = true;
+    }
+
+    /// Waits until no instruction of it is executed any more.
+    fn bury_daemon(&mut self) {
+        self.daemon = None;
+        match (self.daemon_child.take(), self.state.daemon) {
+            // An error: it is not there to be waited for.
+            (Some(mut daemon), _) => drop(daemon.wait()),
+            (None, Some(daemon)) => drop(changes::wait_for(COME_BACK, || !daemon.is_alive())),
+            (None, None) => {}
+        }
+    }
+
+    fn replace_daemon(&mut self) -> Result<(), Failure> {
+        if self.kept.is_none() {
+            return Err(Failure::new("with this transport none can go on with what it has left"));
+        }
+        let is_short = self.daemon_since.elapsed() < LIFE_MIN;
+        self.short_lives = if is_short { self.short_lives + 1 } else { 0 };
+        let areas = self.state.areas.iter();
+        let devices: Vec<_> = areas.map(|area| area.device.clone()).collect();
+        let mut why = Failure::new("each one that goes on with what it has left ends at once");
+        while self.short_lives <= SHORT_LIVES_MAX {
+            match self.start_daemon(Some(devices.clone())) {
+                Ok(()) => return Ok(()),
+                // It may have been killed like the one before.
+                Err(failure) => why = failure,
+            }
+            self.bury_daemon();
+            self.short_lives += 1;
+        }
+        Err(why)
+    }
+
+    /// Whether the daemon has died and that was not seen to yet.
+    fn has_dead_daemon(&self) -> bool {
+        let Some(daemon) = &self.daemon else { return true };
+        // It says nothing unless it is asked.
+        let mut polled = [PollFd::new(daemon, PollFlags::IN)];
+        poll(&mut polled, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })).is_ok_and(|ready| ready > 0)
     }
 
     fn signalled(&mut self) -> io::Result<()> {
@@ -589,6 +694,7 @@ impl Keeper {
         self.watch_shortage();
         if let Some(part) = self.space.wants(&areas)
             && let Err(failure) = self.attach(part)
+            && !self.has_dead_daemon()
         {
             self.space.cannot_grow();
             self.notes.push(format!("swap space does not grow: {failure}"));
@@ -607,6 +713,12 @@ impl Keeper {
             );
         }
     }
+}
+
+/// Keeps this process out of what it answers for: it starts the next daemon when nobody answers, so
+/// none of its memory may be swapped out. Where that is not permitted, it does without.
+fn spare() {
+    let _ = process::lock_memory();
 }
 
 fn cannot_start(error: io::Error) -> Failure {

@@ -11,6 +11,7 @@ mod error;
 mod group;
 mod in_process;
 mod keeper;
+mod kept;
 mod live;
 mod load;
 mod options;

@@ -32,6 +32,9 @@ pub struct Report {
     pub dead_share: f64,
     /// Other runs used the cache too: what it counted is theirs as well.
     pub is_shared: bool,
+    /// How often the daemon was killed and another one went on: what was counted before is not
+    /// among the figures.
+    pub daemons_replaced: u64,
     /// How requests came to the cache: `ublk` or `fuse`.
     pub transport: String,
     /// What load control did, if it was asked for.
@@ -59,6 +62,8 @@ pub struct Peak {
     dead_pages: u64,
     /// Runs that use the cache.
     pub runs: u64,
+    /// Daemons that were killed and replaced.
+    pub daemons_replaced: u64,
 }
 
 impl Peak {
@@ -134,8 +139,22 @@ impl Report {
             us("fault_ns_p99"),
             self.transport,
         );
+        text += &self.happenings();
+        text
+    }
+
+    /// What happens in some runs only.
+    fn happenings(&self) -> String {
+        let get = |name: &str| self.stats.get(name);
+        let mut text = String::new();
         if self.is_shared {
             text += "  shared    other runs used the cache too: pages, pool and faults are theirs as well\n";
+        }
+        if self.daemons_replaced > 0 {
+            text += &format!(
+                "  daemon    was killed {} times, and another one went on; counted is what was since\n",
+                self.daemons_replaced
+            );
         }
         if let Some(Held { holds, seconds }) = self.load_control {
             text += &format!("  held back {holds} times a process, {seconds:.1} s in all\n");

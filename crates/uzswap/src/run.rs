@@ -222,7 +222,8 @@ impl<'a> Watch<'a> {
         let usage = self.group.usage();
         end_stragglers(&self.group);
         let peak = self.peak;
-        let stats = stats.since(&self.before);
+        // What another daemon has counted, it has from the start.
+        let stats = if peak.daemons_replaced > 0 { stats } else { stats.since(&self.before) };
         let report = Report {
             seconds: time.as_secs_f64(),
             exit_code: exit_code(status),
@@ -235,6 +236,7 @@ impl<'a> Watch<'a> {
             ratio: peak.ratio,
             dead_share: peak.dead_share(),
             is_shared: peak.runs > 1 || !self.part.joined.is_first,
+            daemons_replaced: peak.daemons_replaced,
             transport: self.part.joined.transport.clone(),
             load_control: self.held,
             stats,
@@ -287,6 +289,10 @@ impl<'a> Watch<'a> {
     fn told(&mut self, tell: &Tell) {
         match tell {
             Tell::Lost => self.lost(),
+            Tell::Replaced(daemon) => {
+                self.part.joined.daemon = *daemon;
+                self.peak.daemons_replaced += 1;
+            }
             Tell::Full(true) => eprintln!(
                 "uzswap: pool and backing are full, so nothing more is swapped out; give more --pool \
                  or --backing"

@@ -72,6 +72,8 @@ pub enum Tell {
     },
     /// The daemon died, and what was swapped to it is lost.
     Lost,
+    /// The daemon died, and another one, with this number, has gone on with everything.
+    Replaced(i32),
     /// Pool and backing can take no more, or can again.
     Full(bool),
     /// So many runs use the cache now.

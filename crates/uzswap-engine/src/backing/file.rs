@@ -7,7 +7,7 @@
 use super::{Backing, Completion, Write};
 use crate::backing::record::RECORD_BYTES_MAX;
 use io_uring::{IoUring, opcode, types};
-use rustix::fs::{AtFlags, FallocateFlags, OFlags, StatxFlags};
+use rustix::fs::{AtFlags, FallocateFlags, FileType, OFlags, StatxFlags};
 use std::fs::File;
 use std::io;
 use std::os::fd::AsRawFd;
@@ -87,6 +87,21 @@ fn block_bytes(file: &File) -> usize {
     }
 }
 
+/// Looks at a device until it has no write under way; a device takes no longer than this for one.
+const LOOKS: u32 = 3000;
+
+/// Waits until a device's count of requests says that no write is under way.
+fn wait_for_quiet(count: &str) -> io::Result<()> {
+    for _ in 0..LOOKS {
+        let text = std::fs::read_to_string(count)?;
+        if text.split_whitespace().nth(1) == Some("0") {
+            return Ok(());
+        }
+        std::thread::sleep(std::time::Duration::from_millis(10));
+    }
+    Err(io::ErrorKind::TimedOut.into())
+}
+
 /// Where a record that is not aligned is read: the longest one and a block on either side.
 #[repr(align(4096))]
 struct Bounce([u8; (RECORD_BYTES_MAX + 2 * BLOCK_BYTES_MAX).next_multiple_of(BLOCK_BYTES_MAX)]);
@@ -131,6 +146,18 @@ impl Backing for FileBacking {
             rustix::fs::fallocate(&self.file, flags, offset, bytes)?;
         }
         Ok(())
+    }
+
+    fn settle(&self, offset: u64, bytes: u64) -> io::Result<()> {
+        let stat = rustix::fs::fstat(&self.file)?;
+        if !FileType::from_raw_mode(stat.st_mode).is_block_device() {
+            // A file system waits for direct writes to the file before it makes zeros, for which
+            // the space stays reserved.
+            let zeros = FallocateFlags::ZERO_RANGE | FallocateFlags::KEEP_SIZE;
+            return Ok(rustix::fs::fallocate(&self.file, zeros, offset, bytes)?);
+        }
+        let (major, minor) = (rustix::fs::major(stat.st_rdev), rustix::fs::minor(stat.st_rdev));
+        wait_for_quiet(&format!("/sys/dev/block/{major}:{minor}/inflight"))
     }
 
     fn submit(&self, write: Write) {

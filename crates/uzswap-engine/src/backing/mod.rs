@@ -13,12 +13,13 @@ pub(crate) mod record;
 pub(crate) mod seal;
 pub(crate) mod segments;
 pub(crate) mod slots;
+mod tags;
 
 pub use buffer::Buffer;
 pub use file::FileBacking;
 pub use none::NoBacking;
 pub(crate) use open::BYTES_MAX;
-pub use open::{BackingError, BackingSpec, open_backing};
+pub use open::{BackingError, BackingFile, BackingSpec, open_backing, open_backing_file};
 
 use std::io;
 
@@ -72,6 +73,14 @@ pub trait Backing: Send + Sync {
     /// What is in a range will not be read again before it is written: the device may use the
     /// space otherwise. `offset` and `bytes` are multiples of 256 KiB.
     fn discard(&self, offset: u64, bytes: u64) -> io::Result<()>;
+
+    /// Waits until no write to a range is under way that a process began which was killed since: it
+    /// could overwrite what is written from now on. What is in the range may be anything then.
+    /// `offset` and `bytes` are multiples of 256 KiB. Errors: it cannot be known. Nothing to do for
+    /// one whose writes end with the process.
+    fn settle(&self, _offset: u64, _bytes: u64) -> io::Result<()> {
+        Ok(())
+    }
 
     /// A write that ended, in any order. With `wait`, waits for one; `None` then means that none is
     /// under way.

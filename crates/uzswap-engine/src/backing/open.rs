@@ -86,20 +86,58 @@ const MARK: &[u8; 16] = b"uzswap backing 1";
 /// Bytes at the end that are kept for the mark.
 const MARK_BLOCK: u64 = 4096;
 
+/// A file or device that was opened to be a backing: what another process needs to go on with it.
+#[derive(Debug)]
+pub struct BackingFile {
+    /// It.
+    pub file: File,
+    /// Bytes that are used.
+    pub bytes: u64,
+    /// Whether it is told of space that is not in use any more.
+    pub discards: bool,
+}
+
+impl BackingFile {
+    /// The backing that it is.
+    pub fn backing(self) -> io::Result<Box<dyn Backing>> {
+        let backing = FileBacking::new(self.file, self.bytes)?;
+        Ok(Box::new(if self.discards { backing.with_discard() } else { backing }))
+    }
+}
+
 /// Opens a backing, alone: nobody else may use it meanwhile. A file that is made for it loses its
 /// name at once, so that nothing is left whatever happens.
 pub fn open_backing(spec: &BackingSpec) -> Result<Box<dyn Backing>, BackingError> {
+    match open_backing_file(spec)? {
+        None => Ok(Box::new(NoBacking)),
+        Some(file) => file.backing().map_err(|error| BackingError {
+            path: spec.to_string(),
+            reason: Reason::of_direct(error),
+        }),
+    }
+}
+
+/// The same, as what it is: `None` for none.
+pub fn open_backing_file(spec: &BackingSpec) -> Result<Option<BackingFile>, BackingError> {
     let (path, result) = match spec {
-        BackingSpec::None => return Ok(Box::new(NoBacking)),
+        BackingSpec::None => return Ok(None),
         BackingSpec::Path { path, bytes } => (path, open_path(path, *bytes)),
         BackingSpec::Unnamed { folder, bytes } => (folder, open_unnamed(folder, *bytes)),
     };
-    let backing =
-        result.map_err(|reason| BackingError { path: path.display().to_string(), reason });
-    Ok(Box::new(backing?))
+    let file = result.map_err(|reason| BackingError { path: path.display().to_string(), reason });
+    Ok(Some(file?))
 }
 
-fn open_unnamed(folder: &Path, bytes: u64) -> Result<FileBacking, Reason> {
+impl Reason {
+    fn of_direct(error: io::Error) -> Self {
+        match error.kind() {
+            io::ErrorKind::Unsupported => Self::NoDirectIo,
+            _ => Self::Io(error),
+        }
+    }
+}
+
+fn open_unnamed(folder: &Path, bytes: u64) -> Result<BackingFile, Reason> {
     let flags = OFlags::RDWR | OFlags::TMPFILE | OFlags::CLOEXEC;
     let file = rustix::fs::open(folder, flags, Mode::RUSR | Mode::WUSR);
     let file = File::from(file.map_err(|error| Reason::Io(error.into()))?);
@@ -107,7 +145,7 @@ fn open_unnamed(folder: &Path, bytes: u64) -> Result<FileBacking, Reason> {
     direct(file, bytes)
 }
 
-fn open_path(path: &Path, bytes: Option<u64>) -> Result<FileBacking, Reason> {
+fn open_path(path: &Path, bytes: Option<u64>) -> Result<BackingFile, Reason> {
     let metadata = match path.symlink_metadata() {
         Err(error) if error.kind() == io::ErrorKind::NotFound => {
             let bytes = bytes.ok_or(Reason::NoSize)?;
@@ -142,7 +180,7 @@ fn open_path(path: &Path, bytes: Option<u64>) -> Result<FileBacking, Reason> {
         }
         // A disk may use blocks that hold nothing. A file's blocks stay its own: they were reserved
         // so that writing them cannot fail for want of room.
-        return direct(file, bytes).map(FileBacking::with_discard);
+        return direct(file, bytes).map(|file| BackingFile { discards: true, ..file });
     }
     check_mark(&file, size)?;
     reserve(&file, bytes)?;
@@ -178,7 +216,7 @@ fn check_owner(file: &File, is_device: bool) -> Result<(), Reason> {
 }
 
 /// Makes a file and takes its name away.
-fn create(path: &Path, bytes: u64) -> Result<FileBacking, Reason> {
+fn create(path: &Path, bytes: u64) -> Result<BackingFile, Reason> {
     let mut options = File::options();
     options.read(true).write(true).create_new(true).mode(0o600);
     options.custom_flags(OFlags::NOFOLLOW.bits() as i32);
@@ -228,12 +266,11 @@ fn check_size(bytes: u64) -> Result<(), Reason> {
     }
 }
 
-fn direct(file: File, bytes: u64) -> Result<FileBacking, Reason> {
+/// What was opened, if there is direct I/O for it.
+fn direct(file: File, bytes: u64) -> Result<BackingFile, Reason> {
     check_size(bytes)?;
-    FileBacking::new(file, bytes).map_err(|error| match error.kind() {
-        io::ErrorKind::Unsupported => Reason::NoDirectIo,
-        _ => Reason::Io(error),
-    })
+    let tried = file.try_clone().and_then(|file| FileBacking::new(file, bytes));
+    tried.map(|_| BackingFile { file, bytes, discards: false }).map_err(Reason::of_direct)
 }
 
 impl fmt::Display for BackingSpec {

@@ -12,6 +12,7 @@
 //! is out of reach.
 
 use super::segments::SEGMENT_BYTES;
+use crate::durable::{Durable, KEY_BYTES};
 use crate::ids::{Place, SwapEntry};
 use crate::index::Extent;
 use ring::aead::{
@@ -20,6 +21,7 @@ use ring::aead::{
 };
 use ring::rand::{SecureRandom, SystemRandom};
 use std::io;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use uzswap_sys::secret::{Secret, wipe};
 
@@ -41,30 +43,42 @@ pub(crate) struct Identity {
 /// See the module.
 pub(crate) struct Seal {
     key: Secret<LessSafeKey>,
-    generation: AtomicU64,
+    own_generation: AtomicU64,
+    durable: Option<Arc<Durable>>,
 }
 
 impl Seal {
-    /// With a key of its own. Errors: no randomness, or no memory that may be locked.
-    pub(crate) fn new() -> io::Result<Self> {
+    /// With a key of its own, or the one of a cache that is taken over: then numbers go on where
+    /// they were. Errors: no randomness, or no memory that may be locked.
+    pub(crate) fn new(durable: Option<&Arc<Durable>>) -> io::Result<Self> {
         let has_aes = has_aes();
-        Self::with(if has_aes { &AES_256_GCM } else { &CHACHA20_POLY1305 })
+        Self::with(if has_aes { &AES_256_GCM } else { &CHACHA20_POLY1305 }, durable)
     }
 
-    fn with(algorithm: &'static Algorithm) -> io::Result<Self> {
+    fn with(algorithm: &'static Algorithm, durable: Option<&Arc<Durable>>) -> io::Result<Self> {
         let key = Secret::try_new(|| {
-            let mut bytes = [0; 32];
-            let filled = SystemRandom::new().fill(&mut bytes);
+            let mut bytes = [0; KEY_BYTES];
+            let filled = match durable.filter(|durable| durable.is_held()) {
+                Some(durable) => {
+                    bytes = durable.key();
+                    Ok(())
+                }
+                None => SystemRandom::new().fill(&mut bytes),
+            };
+            if let Some(durable) = durable {
+                durable.keep_key(&bytes);
+            }
             let key = filled.and_then(|()| UnboundKey::new(algorithm, &bytes));
             wipe(&mut bytes);
             key.map(LessSafeKey::new).map_err(|_| io::Error::other("no random bytes"))
         })?;
-        Ok(Self { key, generation: AtomicU64::new(0) })
+        Ok(Self { key, own_generation: AtomicU64::new(0), durable: durable.cloned() })
     }
 
     /// For the next write: each place that it covers is sealed once.
     pub(crate) fn next(&self) -> Generation {
-        let before = self.generation.fetch_add(1, Relaxed);
+        let newest = self.durable.as_ref().map_or(&self.own_generation, |d| d.generation());
+        let before = newest.fetch_add(1, Relaxed);
         assert!(before < u64::MAX, "a key is good for 2^64 writes");
         Generation(before + 1)
     }
@@ -140,7 +154,7 @@ mod tests {
     #[test]
     fn what_was_sealed_opens_as_what_it_is_and_as_nothing_else() {
         for algorithm in [&AES_256_GCM, &CHACHA20_POLY1305] {
-            let seal = Seal::with(algorithm).unwrap();
+            let seal = Seal::with(algorithm, None).unwrap();
             let is = identity(1, 16384 * 3 + 7, 700, Codec::Zstd, 9);
             let plain: [u8; 704] = std::array::from_fn(|at| at as u8);
             let mut sealed = plain;
@@ -172,14 +186,14 @@ mod tests {
                 assert_eq!(opens(is, &sealed, turned), None, "bit {bit} of the tag");
             }
             assert_eq!(opens(is, &sealed[..703], tag), None);
-            let another = Seal::with(algorithm).unwrap();
+            let another = Seal::with(algorithm, None).unwrap();
             assert!(!another.open(is, &mut sealed, tag), "each cache has a key of its own");
         }
     }
 
     #[test]
     fn no_generation_is_given_twice() {
-        let seal = Seal::new().unwrap();
+        let seal = Seal::new(None).unwrap();
         let mut given: Vec<u64> = std::thread::scope(|scope| {
             let take = || (0..1000).map(|_| seal.next().0).collect::<Vec<_>>();
             let threads: Vec<_> = (0..4).map(|_| scope.spawn(take)).collect();

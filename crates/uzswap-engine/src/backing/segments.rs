@@ -10,8 +10,10 @@
 //! the last record of a written segment die, and gives the segment back.
 
 use crate::backing::slots::SLOT_BYTES;
+use crate::durable::{Durable, Values};
 use crate::ids::Place;
 use crate::sync::atomic::{AtomicU32, Ordering::*};
+use std::sync::Arc;
 
 /// Bytes of a segment: large enough that a disk spends its time writing rather than seeking.
 pub(crate) const SEGMENT_BYTES: usize = 256 << 10;
@@ -72,12 +74,35 @@ impl Segment {
 
 /// See the module.
 pub(crate) struct Segments {
-    words: Box<[AtomicU32]>,
+    words: Values<AtomicU32>,
 }
 
 impl Segments {
+    /// All free.
     pub(super) fn new(count: usize) -> Self {
-        Self { words: (0..count).map(|_| AtomicU32::new(Use::Free.word(0))).collect() }
+        let words = (0..count).map(|_| AtomicU32::new(Use::Free.word(0)));
+        Self { words: Values::Own(words.collect()) }
+    }
+
+    /// In memory that outlives the process: free, or as another one has left them.
+    #[cfg(not(feature = "shuttle"))]
+    pub(super) fn durable(durable: &Arc<Durable>) -> Self {
+        Self { words: durable.segments() }
+    }
+
+    #[cfg(feature = "shuttle")]
+    pub(super) fn durable(_durable: &Arc<Durable>) -> Self {
+        unreachable!("the model checker has no memory that outlives it")
+    }
+
+    /// Takes a segment over, of which nothing is known to be live yet; what it was. One that was
+    /// being written stays so: a write may still be under way.
+    pub(super) fn retake(&self, segment: Segment) -> Use {
+        let word = self.word(segment);
+        let was = Use::of(word.load(Acquire));
+        let now = if was == Use::Cleaning { Use::Written } else { was };
+        word.store(now.word(0), Release);
+        was
     }
 
     pub(crate) fn count(&self) -> usize {

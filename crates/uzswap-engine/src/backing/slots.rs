@@ -23,16 +23,18 @@
 //! cluster's lock and are read without.
 
 use super::segments::{SEGMENT_BYTES, Segment, Segments, Use};
+use super::tags::{TagMemory, Tags};
 use crate::backing::record::{Layout, RECORD_BYTES_MAX};
 use crate::backing::seal::Tag;
 use crate::config::Locks;
+use crate::durable::Durable;
 use crate::ids::Place;
 use crate::index::Extent;
 use crate::percpu::PerCpu;
 use crate::sync::atomic::{AtomicU32, AtomicU64, Ordering::*};
 use crate::sync::{Backoff, Mutex, MutexGuard, lock, try_lock};
-use crate::table::boxed;
 use std::convert::Infallible;
+use std::sync::Arc;
 use uzswap_ranges::{Hole, Preload, RangeIndex, SkipList};
 
 /// Bytes of a slot: a page.
@@ -89,11 +91,11 @@ struct Cluster {
     /// Taken from the range index: what is free here may be given out.
     in_use: bool,
     /// Of pages written through, where they are sealed: one for each slot.
-    tags: Option<Box<[Tag]>>,
+    tags: Option<Tags>,
 }
 
 /// Slots in a cluster.
-const CLUSTER_SLOTS: usize = CLUSTER_SEGMENTS * BATCH;
+pub(crate) const CLUSTER_SLOTS: usize = CLUSTER_SEGMENTS * BATCH;
 
 /// Tables of tags that are kept ready, 8 KiB each, as far as clusters have none: for 16 MiB written
 /// through between two looks of the maintaining thread.
@@ -148,8 +150,9 @@ pub(crate) struct Slots {
     caches: PerCpu<Mutex<SlotCache>>,
     pub(crate) layout: Layout,
     /// Tables of tags that no cluster has, and how many there are in all.
-    spare_tags: Mutex<Vec<Box<[Tag]>>>,
+    spare_tags: Mutex<Vec<Tags>>,
     tag_tables: AtomicU32,
+    tag_memory: TagMemory,
     /// Slots that a cache takes or gives back at once.
     batch: usize,
     one_lock: Option<Mutex<OneBacking>>,
@@ -207,9 +210,19 @@ impl Bits {
 
 impl Slots {
     /// All of a backing of `bytes`, as far as it is whole segments, free.
-    pub(crate) fn new(bytes: u64, locks: Locks, layout: Layout) -> Self {
+    pub(crate) fn new(
+        bytes: u64,
+        locks: Locks,
+        layout: Layout,
+        durable: Option<&Arc<Durable>>,
+    ) -> Self {
         let batch = if locks < Locks::SlotCaches { 1 } else { BATCH };
-        Self::with_batch(bytes, locks, layout, batch)
+        let mut slots = Self::with_batch(bytes, locks, layout, batch);
+        if let Some(durable) = durable {
+            slots.segments = Segments::durable(durable);
+            slots.tag_memory = TagMemory::new(Some(durable));
+        }
+        slots
     }
 
     pub(crate) fn with_batch(bytes: u64, locks: Locks, layout: Layout, batch: usize) -> Self {
@@ -243,6 +256,7 @@ impl Slots {
             layout,
             spare_tags: Mutex::new(Vec::with_capacity(TAGS_MAX)),
             tag_tables: AtomicU32::new(0),
+            tag_memory: TagMemory::new(None),
             batch,
             one_lock: (locks < Locks::Clusters).then(|| Mutex::new(OneBacking)),
         }
@@ -276,14 +290,14 @@ impl Slots {
     pub(crate) fn tag(&self, slot: Slot) -> Tag {
         let (number, at) = tag_home(slot);
         let cluster = lock(&self.clusters[number]);
-        cluster.tags.as_ref().expect("a segment of the cluster is broken up")[at]
+        cluster.tags.as_ref().expect("a segment of the cluster is broken up").get(at)
     }
 
     /// Keeps the tag of the page that the caller has written to its slot.
     pub(crate) fn set_tag(&self, slot: Slot, tag: Tag) {
         let (number, at) = tag_home(slot);
-        let mut cluster = lock(&self.clusters[number]);
-        cluster.tags.as_mut().expect("a segment of the cluster is broken up")[at] = tag;
+        let cluster = lock(&self.clusters[number]);
+        cluster.tags.as_ref().expect("a segment of the cluster is broken up").set(at, tag);
     }
 
     /// A record became live.
@@ -394,7 +408,7 @@ impl Slots {
             !all_have && lock(&self.spare_tags).len() < TAGS_READY
         };
         while lacks() {
-            let Ok(tags) = boxed(CLUSTER_SLOTS, Tag::default) else { return };
+            let Ok(tags) = self.tag_memory.make() else { return };
             self.tag_tables.fetch_add(1, Relaxed);
             lock(&self.spare_tags).push(tags);
         }
@@ -402,15 +416,14 @@ impl Slots {
             let mut spare = lock(&self.spare_tags);
             let surplus = if spare.len() > 2 * TAGS_READY { spare.pop() } else { None };
             drop(spare);
-            if surplus.is_none() {
-                return;
-            }
+            let Some(surplus) = surplus else { return };
             self.tag_tables.fetch_sub(1, Relaxed);
+            self.tag_memory.free(surplus);
         }
     }
 
     /// Puts a table of tags with the spare ones; back if there is no room for it.
-    fn spare(&self, tags: Box<[Tag]>) -> Option<Box<[Tag]>> {
+    fn spare(&self, tags: Tags) -> Option<Tags> {
         let mut spare = lock(&self.spare_tags);
         if spare.len() == TAGS_MAX {
             return Some(tags);
@@ -451,9 +464,10 @@ impl Slots {
                 cluster.in_use = false;
                 self.tell(number, &cluster);
                 let tags = cluster.tags.take();
+                self.tag_memory.note(number, None);
                 drop(cluster);
                 self.tag_tables.fetch_sub(tags.iter().count() as u32, Relaxed);
-                drop(tags);
+                tags.into_iter().for_each(|tags| self.tag_memory.free(tags));
                 let bytes = segments * SEGMENT_BYTES;
                 discard(u64::from(number) * CLUSTER_BYTES as u64, bytes as u64);
                 let item = self.taken.remove(number.into());
@@ -594,6 +608,7 @@ impl Slots {
         cluster.used[word] = 0;
         if self.layout == Layout::Sealed && cluster.tags.is_none() {
             cluster.tags = lock(&self.spare_tags).pop();
+            self.tag_memory.note(number, cluster.tags.as_ref());
         }
         if self.layout == Layout::Sealed && cluster.tags.is_none() {
             // It is free as it was; the next call of `provision` makes a table for it.
@@ -661,6 +676,7 @@ impl Slots {
             assert!(freed && self.segments.live(segment) == 0, "{segment:?} has live slots");
             if cluster.broken == 0 {
                 cluster.tags = cluster.tags.take().and_then(|tags| self.spare(tags));
+                self.tag_memory.note(home(segment).0, cluster.tags.as_ref());
             }
             self.free_segments.fetch_add(1, AcqRel);
         }
@@ -736,6 +752,7 @@ fn tag_home(slot: Slot) -> (usize, usize) {
     (slot.0 as usize / CLUSTER_SLOTS, slot.0 as usize % CLUSTER_SLOTS)
 }
 
+mod left;
 #[cfg(all(test, feature = "shuttle"))]
 mod shuttle_tests;
 #[cfg(all(test, not(feature = "shuttle")))]

@@ -4,13 +4,15 @@
 //! stays as long as whatever it was made for, because any object may need it, in memory or on the
 //! backing. docs/design/dictionaries.md has the figures behind the constants.
 
+use crate::durable::Durable;
 use crate::page::{PAGE_BYTES, Page};
+use std::io;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, OnceLock};
 use zstd_safe::{CDict, CompressionLevel, DDict, train_from_buffer};
 
 /// Bytes of a dictionary: 32 KiB gain nothing more, 8 KiB lose a tenth of the gain.
-const DICTIONARY_BYTES: usize = 16 << 10;
+pub(crate) const DICTIONARY_BYTES: usize = 16 << 10;
 
 /// Pages to train one on: more gain nothing, and take longer.
 pub(crate) const SAMPLES: usize = 128;
@@ -27,6 +29,8 @@ const _: () = assert!(DICTIONARIES_MAX <= u8::MAX as usize, "a frame names it in
 pub(crate) struct Dictionaries {
     /// The first is number 1. Filled from the front.
     made: [OnceLock<Dictionary>; DICTIONARIES_MAX],
+    /// Where they are kept for who takes the cache over.
+    durable: Option<Arc<Durable>>,
 }
 
 struct Dictionary {
@@ -46,11 +50,23 @@ pub(crate) struct Encoder {
 impl Default for Dictionaries {
     /// None, so far.
     fn default() -> Self {
-        Self { made: [const { OnceLock::new() }; DICTIONARIES_MAX] }
+        Self { made: [const { OnceLock::new() }; DICTIONARIES_MAX], durable: None }
     }
 }
 
 impl Dictionaries {
+    /// Those that a cache has which is taken over, if there is one; new ones are kept there.
+    pub(crate) fn kept_in(durable: Option<&Arc<Durable>>) -> io::Result<Self> {
+        let dictionaries = Self { durable: durable.cloned(), ..Self::default() };
+        let kept = durable.filter(|durable| durable.is_held()).map(Durable::dictionaries);
+        for (slot, content) in dictionaries.made.iter().zip(kept.transpose()?.unwrap_or_default()) {
+            let decoder = DDict::try_create(&content);
+            let decoder = decoder.ok_or(io::ErrorKind::OutOfMemory)?;
+            let _ = slot.set(Dictionary { content, decoder });
+        }
+        Ok(dictionaries)
+    }
+
     /// Trains one more; whether there was memory, and in the pages something to learn. Takes some
     /// 30 ms and, meanwhile, 6 MiB.
     pub(crate) fn train(&self, samples: &[Page]) -> bool {
@@ -58,6 +74,11 @@ impl Dictionaries {
             return false;
         };
         let Some(dictionary) = Dictionary::train(number as u32 + 1, samples) else { return false };
+        // Before an object is made with it.
+        let kept = self.durable.as_ref().map(|d| d.keep_dictionary(number, &dictionary.content));
+        if kept.is_some_and(|kept| kept.is_err()) {
+            return false;
+        }
         self.made[number].set(dictionary).is_ok()
     }
 

@@ -12,7 +12,8 @@ use crate::sync::Backoff;
 use crate::sync::atomic::{AtomicU64, Ordering};
 use crate::sync::profile::{Held, Waiting};
 
-/// See the module. 16 bytes a page of address space in use.
+/// See the module. 16 bytes a page of address space in use. All zeros it is absent.
+#[repr(C)]
 pub(crate) struct Entry {
     word: AtomicU64,
     /// By state of the word:
@@ -85,6 +86,24 @@ impl Entry {
 
     pub(crate) fn aux(&self) -> &AtomicU64 {
         &self.aux
+    }
+
+    /// Makes an entry of a process that was killed one that nobody has and nothing is under way
+    /// with; `undone` tells the second word where its change was not completed. What is in the
+    /// second word of a page in the pool is nothing.
+    pub(crate) fn settle(&self, undone: impl Fn(Word, u64) -> Option<u64>) -> Word {
+        let word = self.peek();
+        let aux = self.aux.load(Ordering::Relaxed);
+        let (word, aux) = match word.state() {
+            State::Placed(_) | State::Member(_) => (word, undone(word, aux).unwrap_or(aux)),
+            State::Absent => (Word::ABSENT, 0),
+            State::Filled(_) | State::Pooled(_) | State::Shared(_) => {
+                (word.with_writeback(false), 0)
+            }
+        };
+        self.aux.store(aux, Ordering::Relaxed);
+        self.word.store(word.0, Ordering::Release);
+        word
     }
 }
 

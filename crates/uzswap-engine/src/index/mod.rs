@@ -20,13 +20,14 @@ pub(crate) use entry::{Entry, Locked};
 pub(crate) use word::{Extent, Form, Member, Object, State, Word};
 
 use crate::config::Locks;
+use crate::durable::{Durable, Values};
 use crate::ids::{Area, SwapEntry};
 use crate::sync::{Backoff, Mutex, MutexGuard, lock, pin};
-use crossbeam_epoch::{Atomic, Guard, Owned, Shared};
-use std::collections::TryReserveError;
+use crossbeam_epoch::{Atomic, Guard, Shared};
+use std::io;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
-use trunk::{Retired, Trunk};
+use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
+use trunk::{Memory, Owned, Retired, Trunk};
 
 /// Entries in a trunk: 16 MiB of address space, so that a cache of a few MiB wastes little.
 #[cfg(not(feature = "shuttle"))]
@@ -46,7 +47,11 @@ pub(crate) const TRUNK_BYTES: usize = TRUNK_ENTRIES * size_of::<Entry>();
 /// The directory, the spare trunks and the key space.
 pub(crate) struct Index {
     trunks: Box<[Atomic<Trunk>]>,
-    spare: Mutex<Vec<Box<Trunk>>>,
+    /// The same for who takes the cache over: the number of each trunk's frame and one, or 0.
+    /// Written with `spare` locked.
+    directory: Option<Values<AtomicU32>>,
+    memory: Memory,
+    spare: Mutex<Vec<Owned>>,
     /// Taken out of the directory, and to be freed.
     retired: Arc<Retired>,
     /// Trunks in the directory: a region asks for a cache's size after every batch.
@@ -75,12 +80,16 @@ impl Index {
     /// time; sixteen are 256 MiB of stores ahead of whoever provisions.
     const SPARE: usize = 16;
 
-    /// An index for at most `pages_max` pages over all areas.
-    pub(crate) fn new(pages_max: u32, locks: Locks) -> Self {
+    /// An index for at most `pages_max` pages over all areas, in memory of the process or in such
+    /// that outlives it.
+    pub(crate) fn new(pages_max: u32, locks: Locks, durable: Option<&Arc<Durable>>) -> Self {
+        let memory = Memory(durable.cloned());
         Self {
             trunks: (0..trunks_of(pages_max)).map(|_| Atomic::null()).collect(),
+            directory: durable.map(Durable::directory),
             spare: Mutex::new(Vec::with_capacity(Self::SPARE)),
-            retired: Arc::default(),
+            retired: Arc::new(Retired::new(memory.clone())),
+            memory,
             made: AtomicUsize::new(0),
             made_for_pages: AtomicUsize::new(0),
             areas: Mutex::new(Vec::new()),
@@ -102,19 +111,40 @@ impl Index {
 
     /// Makes spare trunks up to the number kept ready: no more than pages can still need, and one
     /// for records. Allocates: never called to serve a request. Errors: no memory.
-    pub(crate) fn provision(&self) -> Result<(), TryReserveError> {
+    pub(crate) fn provision(&self) -> io::Result<()> {
         let made = self.made_for_pages.load(Ordering::Relaxed);
         let missing = self.page_trunks.load(Ordering::Relaxed).saturating_sub(made);
         let wanted = (missing + 1).min(Self::SPARE);
         while lock(&self.spare).len() < wanted {
-            let trunk = trunk::new()?;
+            let trunk = self.memory.make()?;
             let mut spare = lock(&self.spare);
             // Another thread may have made it meanwhile, and there is room for no more.
             if spare.len() < wanted {
                 spare.push(trunk);
+            } else {
+                drop(spare);
+                self.memory.free(trunk);
             }
         }
         Ok(())
+    }
+
+    /// Takes over the trunks that another process has left. Called once, when the records' keys
+    /// are taken.
+    pub(crate) fn adopt(&self, durable: &Arc<Durable>) -> io::Result<()> {
+        let records = self.record_trunks.load(Ordering::Relaxed);
+        for (number, frame) in durable.adopt_trunks()? {
+            let trunk = Memory::in_frame(durable, frame);
+            self.trunks[number].store(trunk.shared(), Ordering::Release);
+            self.made.fetch_add(1, Ordering::Relaxed);
+            self.made_for_pages.fetch_add(usize::from(number >= records), Ordering::Relaxed);
+        }
+        Ok(())
+    }
+
+    /// Whether there is a trunk for a key.
+    pub(crate) fn has_trunk(&self, key: SwapEntry) -> bool {
+        self.view().get(key).is_some()
     }
 
     /// Retires pages' trunks of which every entry is absent, and frees those that nobody can have
@@ -147,7 +177,12 @@ impl Index {
             self.made_for_pages.fetch_add(1, Ordering::Relaxed);
             return false;
         }
+        let spare = lock(&self.spare);
+        if let Some(directory) = &self.directory {
+            directory[number].store(0, Ordering::Release);
+        }
         slot.store(Shared::null(), Ordering::Release);
+        drop(spare);
         self.made.fetch_sub(1, Ordering::Relaxed);
         trunk::retire(at, &self.retired, &view.pinned);
         true
@@ -203,7 +238,9 @@ impl Index {
 
 impl Drop for Index {
     fn drop(&mut self) {
-        self.trunks.iter_mut().for_each(trunk::drop_in);
+        self.trunks.iter_mut().for_each(|slot| trunk::drop_in(slot, &self.memory));
+        let spare = std::mem::take(&mut *lock(&self.spare));
+        spare.into_iter().for_each(|trunk| self.memory.free(trunk));
     }
 }
 
@@ -272,7 +309,13 @@ impl View<'_> {
         let mut spare = lock(&self.index.spare);
         if slot.load(Ordering::Acquire, &self.pinned).is_null() {
             let trunk = spare.pop().ok_or(NoTrunk)?;
-            slot.store(Owned::from(trunk), Ordering::Release);
+            let directory = self.index.directory.as_ref();
+            if let (Some(directory), Some(frame)) = (directory, self.index.memory.frame_of(&trunk))
+            {
+                // Before anybody stores there: who takes the cache over must find it.
+                directory[number].store(frame.word(), Ordering::Release);
+            }
+            slot.store(trunk.shared(), Ordering::Release);
             self.index.made.fetch_add(1, Ordering::Relaxed);
             let is_for_pages = number >= self.index.record_trunks.load(Ordering::Relaxed);
             self.index.made_for_pages.fetch_add(usize::from(is_for_pages), Ordering::Relaxed);
@@ -297,7 +340,7 @@ mod tests {
 
     #[test]
     fn areas_take_the_lowest_gap_that_fits() {
-        let index = Index::new(10 * TRUNK, Locks::SlotCaches);
+        let index = Index::new(10 * TRUNK, Locks::SlotCaches, None);
         let a = index.add_area(TRUNK).unwrap();
         let b = index.add_area(2 * TRUNK + 1).unwrap();
         let c = index.add_area(1).unwrap();
@@ -313,7 +356,7 @@ mod tests {
 
     #[test]
     fn a_trunk_is_made_only_from_the_spare_ones() {
-        let index = Index::new(10 * TRUNK, Locks::SlotCaches);
+        let index = Index::new(10 * TRUNK, Locks::SlotCaches, None);
         index.add_area(10 * TRUNK).unwrap();
         let view = index.view();
         assert!(view.get(SwapEntry(5)).is_none());
@@ -326,7 +369,7 @@ mod tests {
 
     #[test]
     fn a_trunk_is_freed_once_every_entry_is_absent_and_unlocked() {
-        let index = Index::new(3 * TRUNK, Locks::SlotCaches);
+        let index = Index::new(3 * TRUNK, Locks::SlotCaches, None);
         index.add_records(TRUNK).unwrap();
         index.add_area(2 * TRUNK).unwrap();
         index.provision().unwrap();
@@ -355,7 +398,7 @@ mod tests {
 
     #[test]
     fn no_more_is_kept_ready_than_can_be_needed() {
-        let index = Index::new(30 * TRUNK, Locks::SlotCaches);
+        let index = Index::new(30 * TRUNK, Locks::SlotCaches, None);
         index.add_records(9 * TRUNK).unwrap();
         let ready = || {
             index.provision().unwrap();

@@ -1,13 +1,15 @@
 //! A trunk's memory: made whole, reached by pointer, freed when no thread can have it any more.
 //!
-//! A pointer in the directory comes from [`new`]. It is read only by pinned threads, and
+//! A pointer in the directory comes from [`Memory::make`]. It is read only by pinned threads, and
 //! [`retire`]d by the one thread that took it out, after which no thread that pins itself finds it.
 //! The thread that maintains frees it.
 
 use super::{Entry, TRUNK_ENTRIES};
+use crate::durable::{Durable, TrunkFrame};
 use crate::table::boxed;
 use crossbeam_epoch::{Atomic, Guard, Shared};
-use std::collections::TryReserveError;
+use std::io;
+use std::ptr::NonNull;
 use std::sync::Arc;
 #[cfg(not(feature = "shuttle"))]
 use std::sync::atomic::{AtomicU64, Ordering::*};
@@ -23,8 +25,72 @@ pub(super) struct Trunk {
     freed: std::sync::atomic::AtomicBool,
 }
 
-/// A trunk of absent entries. Errors: no memory.
-pub(super) fn new() -> Result<Box<Trunk>, TryReserveError> {
+/// A trunk that one owner has: it is ready, in the directory, or to be freed.
+///
+/// Invariant: it leads to a trunk that [`Memory::make`] made and that was not freed.
+#[derive(Debug)]
+pub(super) struct Owned(NonNull<Trunk>);
+
+// SAFETY: a trunk is atomics, and has no tie to the thread that made it.
+unsafe impl Send for Owned {}
+
+impl Owned {
+    /// As the directory has it.
+    pub(super) fn shared<'g>(self) -> Shared<'g, Trunk> {
+        Shared::from(self.0.as_ptr().cast_const())
+    }
+
+    /// What the directory had, and the caller alone has taken out; `None` for null.
+    ///
+    /// # Safety
+    /// Just that, and that no thread can have it any more.
+    unsafe fn of(at: *const Trunk) -> Option<Self> {
+        NonNull::new(at.cast_mut()).map(Self)
+    }
+}
+
+/// Where trunks come from and go to: the process's own memory, or such that outlives it.
+#[derive(Clone)]
+pub(super) struct Memory(pub(super) Option<Arc<Durable>>);
+
+impl Memory {
+    /// A trunk of absent entries. Errors: no memory.
+    pub(super) fn make(&self) -> io::Result<Owned> {
+        match &self.0 {
+            #[cfg(not(feature = "shuttle"))]
+            Some(durable) => Ok(Self::in_frame(durable, durable.take_trunk()?)),
+            _ => Ok(Owned(NonNull::from(Box::leak(new()?)))),
+        }
+    }
+
+    /// The trunk in a frame. A frame is as large as a trunk, populated, and of zeros absent
+    /// entries are made.
+    #[cfg(not(feature = "shuttle"))]
+    pub(super) fn in_frame(durable: &Durable, frame: TrunkFrame) -> Owned {
+        Owned(durable.trunk(frame).cast())
+    }
+
+    #[cfg(feature = "shuttle")]
+    pub(super) fn in_frame(_durable: &Durable, _frame: TrunkFrame) -> Owned {
+        unreachable!("the model checker has no memory that outlives it")
+    }
+
+    /// The frame that a trunk is in, where it outlives the process.
+    pub(super) fn frame_of(&self, trunk: &Owned) -> Option<TrunkFrame> {
+        self.0.as_ref().map(|durable| durable.frame_at(trunk.0.cast()))
+    }
+
+    /// Frees a trunk.
+    pub(super) fn free(&self, trunk: Owned) {
+        match &self.0 {
+            Some(durable) => durable.give_trunk(durable.frame_at(trunk.0.cast())),
+            // SAFETY: without other memory `make` made it of a box; its one owner gives it up.
+            None => drop(unsafe { Box::from_raw(trunk.0.as_ptr()) }),
+        }
+    }
+}
+
+fn new() -> io::Result<Box<Trunk>> {
     let entries = boxed(TRUNK_ENTRIES, Entry::new)?;
     #[cfg(not(feature = "shuttle"))]
     return Ok(entries.try_into().ok().expect("it has as many entries as a trunk"));
@@ -55,30 +121,40 @@ pub(super) fn get<'g>(at: Shared<'g, Trunk>) -> Option<&'g Trunk> {
 /// words. Any thread that pins itself may find out that one is among them, and a thread that serves
 /// is not to free memory: the allocator's lock may be held by who waits for some.
 #[cfg(not(feature = "shuttle"))]
-#[derive(Default)]
-pub(super) struct Retired(AtomicU64);
+pub(super) struct Retired {
+    first: AtomicU64,
+    memory: Memory,
+}
 
 #[cfg(not(feature = "shuttle"))]
 impl Retired {
-    fn push(&self, trunk: Box<Trunk>) {
-        let trunk = Box::leak(trunk);
-        let at = std::ptr::from_mut(trunk).expose_provenance() as u64;
+    /// None, of this memory.
+    pub(super) fn new(memory: Memory) -> Self {
+        Self { first: AtomicU64::new(0), memory }
+    }
+
+    fn push(&self, trunk: Owned) {
+        let at = trunk.0.expose_provenance().get() as u64;
+        // SAFETY: by `Owned`'s invariant.
+        let entries = unsafe { trunk.0.as_ref() };
         let link = |first| {
-            trunk[0].aux().store(first, Relaxed);
+            entries[0].aux().store(first, Relaxed);
             Some(at)
         };
         // Release: who frees them follows the links. It takes all at once, so no link is stale.
-        let _ = self.0.fetch_update(Release, Relaxed, link);
+        let _ = self.first.fetch_update(Release, Relaxed, link);
     }
 
     /// Frees them.
     pub(super) fn free(&self) {
-        let mut next = self.0.swap(0, Acquire);
+        let mut next = self.first.swap(0, Acquire);
         while next != 0 {
-            let at = std::ptr::with_exposed_provenance_mut::<Trunk>(next as usize);
-            // SAFETY: `push` made it of a box, and nobody else has taken it off the list.
-            let trunk = unsafe { Box::from_raw(at) };
-            next = trunk[0].aux().load(Relaxed);
+            let at = std::ptr::with_exposed_provenance::<Trunk>(next as usize);
+            // SAFETY: `push` had it of its owner, and nobody else has taken it off the list.
+            let Some(trunk) = (unsafe { Owned::of(at) }) else { return };
+            // SAFETY: by `Owned`'s invariant.
+            next = unsafe { trunk.0.as_ref() }[0].aux().load(Relaxed);
+            self.memory.free(trunk);
         }
     }
 }
@@ -92,11 +168,14 @@ impl Drop for Retired {
 
 /// Under the model checker no memory is freed.
 #[cfg(feature = "shuttle")]
-#[derive(Default)]
 pub(super) struct Retired;
 
 #[cfg(feature = "shuttle")]
 impl Retired {
+    pub(super) fn new(_memory: Memory) -> Self {
+        Self
+    }
+
     pub(super) fn free(&self) {}
 }
 
@@ -107,11 +186,12 @@ pub(super) fn retire(at: Shared<'_, Trunk>, retired: &Arc<Retired>, pinned: &Gua
     {
         let (at, retired) = (at.as_raw().expose_provenance(), retired.clone());
         let push = move || {
-            let at = std::ptr::with_exposed_provenance_mut::<Trunk>(at);
+            let at = std::ptr::with_exposed_provenance::<Trunk>(at);
             // SAFETY: the directory does not lead to it any more, each entry was made gone, so
             // nobody will put it back; threads that may have it were pinned before it was retired.
-            // It was made as a box.
-            retired.push(unsafe { Box::from_raw(at) });
+            if let Some(trunk) = unsafe { Owned::of(at) } {
+                retired.push(trunk);
+            }
         };
         // Three words, so it takes no memory of its own. It owns or shares all that it uses.
         pinned.defer(push);
@@ -129,10 +209,16 @@ pub(super) fn retire(at: Shared<'_, Trunk>, retired: &Arc<Retired>, pinned: &Gua
     }
 }
 
-/// Frees the trunk of a directory that nobody else has any more.
-pub(super) fn drop_in(slot: &mut Atomic<Trunk>) {
+/// Frees the trunk of a directory that nobody else has any more; one in memory that outlives the
+/// process stays there.
+pub(super) fn drop_in(slot: &mut Atomic<Trunk>, memory: &Memory) {
     let slot = std::mem::replace(slot, Atomic::null());
+    // SAFETY: nobody else has the directory, so no thread is pinned for what is read from it.
+    let at =
+        slot.load(std::sync::atomic::Ordering::Relaxed, unsafe { crossbeam_epoch::unprotected() });
     // SAFETY: the directory is being dropped, so no other thread reads it; a trunk in it has not
     // been retired, which takes it out first.
-    drop(unsafe { slot.try_into_owned() });
+    if let (Some(trunk), None) = (unsafe { Owned::of(at.as_raw()) }, &memory.0) {
+        memory.free(trunk);
+    }
 }

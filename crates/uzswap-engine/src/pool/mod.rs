@@ -13,16 +13,22 @@ mod section;
 mod size_class;
 mod zspage;
 
-pub(crate) use section::{SECTION_BYTES, SECTION_FRAMES};
-pub(crate) use size_class::{CLASSES, COMPRESSED_BYTES_MAX};
+mod claims;
 
+pub(crate) use claims::{Claim, Claims};
+pub(crate) use section::{SECTION_BYTES, SECTION_FRAMES, sections_of};
+pub(crate) use size_class::{CLASSES, COMPRESSED_BYTES_MAX};
+pub(crate) use zspage::Zspage;
+
+use crate::durable::Durable;
 use crate::ids::{Handle, SwapEntry};
 use crate::page::PAGE_BYTES;
 use crate::sync::{Mutex, MutexGuard, lock};
 use section::{Frame, Sections};
 use size_class::{FRAMES_MAX, SizeClass, class_of, classes};
+use std::sync::Arc;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
-use zspage::{NO_CLASS, NO_OBJECT, NONE, Zspage, Zspages};
+use zspage::{NO_CLASS, NO_OBJECT, NONE, Zspages};
 
 /// What stands in front of an object: whose it is, and the page's checksum.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -110,13 +116,13 @@ pub(crate) struct Pool {
 
 impl Pool {
     /// A pool that can grow to `bytes_max` (rounded up to sections). It holds nothing yet.
-    pub(crate) fn new(bytes_max: usize) -> Self {
-        let sections = Sections::new(bytes_max);
+    pub(crate) fn new(bytes_max: usize, durable: Option<&Arc<Durable>>) -> Self {
+        let sections = Sections::new(bytes_max, durable);
         let frames = sections.possible() * SECTION_FRAMES;
         let class = || Mutex::new(Class { heads: [NONE; GROUPS], zspages: 0, used: 0 });
         Self {
             sections,
-            zspages: Zspages::new(frames),
+            zspages: Zspages::new(frames, durable),
             classes: (0..CLASSES).map(|_| class()).collect(),
         }
     }

@@ -4,11 +4,14 @@
 //! of 2 MiB. Frames are taken from the lowest section that has any, which lets the highest ones run
 //! empty. All frames that exist are faulted in: a store never waits for the kernel to find memory.
 
+use crate::durable::{Durable, Values};
 use crate::ids::SwapEntry;
 use crate::page::PAGE_BYTES;
 use crate::sync::{Mutex, lock};
 use std::io;
-use std::sync::atomic::{AtomicPtr, AtomicU64, AtomicUsize, Ordering};
+use std::ptr::NonNull;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use uzswap_sys::map::Mapping;
 
 /// Frames in a section: 2 MiB, one huge page.
@@ -26,8 +29,27 @@ impl Frame {
     }
 }
 
+/// What a section lies in.
+enum Memory {
+    Own(Mapping),
+    /// In memory that outlives the process, which [`Sections`] has.
+    Durable(NonNull<u8>),
+}
+
+// SAFETY: plain memory, of the process or of `Sections`, with no tie to the thread that made it.
+unsafe impl Send for Memory {}
+
+impl Memory {
+    fn as_ptr(&self) -> *mut u8 {
+        match self {
+            Self::Own(mapping) => mapping.as_ptr(),
+            Self::Durable(start) => start.as_ptr(),
+        }
+    }
+}
+
 struct Section {
-    memory: Mapping,
+    memory: Memory,
     /// A set bit is a free frame.
     free: [u64; SECTION_FRAMES / 64],
     free_count: usize,
@@ -51,13 +73,26 @@ pub(super) struct Sections {
     used_frames: AtomicUsize,
     /// Frames that may be in use.
     limit: AtomicUsize,
+    /// Memory that outlives the process, and which sections are on line there.
+    durable: Option<(Arc<Durable>, Values<AtomicU32>)>,
+    /// Held while a section's memory is made: its number must not be another's meanwhile.
+    making: Mutex<Making>,
+}
+
+struct Making;
+
+/// Sections that `bytes_max` bytes take.
+pub(crate) fn sections_of(bytes_max: usize) -> usize {
+    bytes_max.div_ceil(SECTION_BYTES).max(1)
 }
 
 impl Sections {
     /// Room for `bytes_max` bytes; nothing is on line yet.
-    pub(super) fn new(bytes_max: usize) -> Self {
-        let count = bytes_max.div_ceil(SECTION_BYTES).max(1);
+    pub(super) fn new(bytes_max: usize, durable: Option<&Arc<Durable>>) -> Self {
+        let count = sections_of(bytes_max);
         Self {
+            durable: durable.map(|durable| (durable.clone(), durable.sections_on_line())),
+            making: Mutex::new(Making),
             bases: (0..count).map(|_| AtomicPtr::default()).collect(),
             inner: Mutex::new(Inner { sections: (0..count).map(|_| None).collect(), lowest: 0 }),
             online: AtomicUsize::new(0),
@@ -132,20 +167,64 @@ impl Sections {
     /// Brings one more section on line, faulted in. Errors: no memory; `QuotaExceeded` when every
     /// possible section is on line.
     pub(super) fn bring_online(&self) -> io::Result<()> {
+        // No server waits for it.
+        let _making = self.durable.is_some().then(|| lock(&self.making));
+        let number = lock(&self.inner).sections.iter().position(Option::is_none);
+        let Some(number) = number else { return Err(io::ErrorKind::QuotaExceeded.into()) };
+        self.put_online(number)
+    }
+
+    /// Where the number is not kept from others (there is no memory with a place for it), another
+    /// one may be found.
+    fn put_online(&self, number: usize) -> io::Result<()> {
+        let memory = match &self.durable {
+            None => Memory::Own(Mapping::populated(SECTION_BYTES)?),
+            Some((durable, on_line)) => {
+                let start = durable.populate_section(number)?;
+                on_line[number].store(1, Ordering::Release);
+                Memory::Durable(start)
+            }
+        };
         let section = Box::new(Section {
-            memory: Mapping::populated(SECTION_BYTES)?,
+            memory,
             free: [u64::MAX; SECTION_FRAMES / 64],
             free_count: SECTION_FRAMES,
             leaving: false,
         });
         let mut inner = lock(&self.inner);
-        let number = inner.sections.iter().position(Option::is_none);
-        let Some(number) = number else { return Err(io::ErrorKind::QuotaExceeded.into()) };
+        let is_own = matches!(section.memory, Memory::Own(_));
+        let free = || inner.sections.iter().position(Option::is_none);
+        let number = if is_own { free().ok_or(io::ErrorKind::QuotaExceeded)? } else { number };
         self.bases[number].store(section.memory.as_ptr(), Ordering::Release);
         inner.sections[number] = Some(section);
         inner.lowest = inner.lowest.min(number);
         self.online.fetch_add(1, Ordering::Relaxed);
         Ok(())
+    }
+
+    /// Takes over the sections that another process has left, all frames free.
+    pub(super) fn adopt(&self) -> io::Result<()> {
+        let Some((_, on_line)) = &self.durable else { return Ok(()) };
+        let numbers =
+            (0..).zip(on_line.iter()).filter(|(_, word)| word.load(Ordering::Acquire) != 0);
+        numbers.map(|(number, _)| number).try_for_each(|number| self.put_online(number))
+    }
+
+    /// Takes frames that were in use in the process before; `false` if one is not there, or taken.
+    pub(super) fn retake(&self, frames: impl Iterator<Item = Frame>) -> bool {
+        let mut inner = lock(&self.inner);
+        for frame in frames {
+            let within = frame.0 as usize % SECTION_FRAMES;
+            match inner.sections.get_mut(frame.section()) {
+                Some(Some(section)) if section.is_free(within) => {
+                    section.free[within / 64] &= !(1 << (within % 64));
+                    section.free_count -= 1;
+                }
+                _ => return false,
+            }
+            self.used_frames.fetch_add(1, Ordering::Relaxed);
+        }
+        true
     }
 
     /// Makes a section give out no more frames (`leaving`), or undoes it.
@@ -168,6 +247,11 @@ impl Sections {
         self.bases[number].store(std::ptr::null_mut(), Ordering::Release);
         let section = slot.take();
         self.online.fetch_sub(1, Ordering::Relaxed);
+        if let Some((durable, on_line)) = &self.durable {
+            on_line[number].store(0, Ordering::Release);
+            // Under the lock: nobody brings it on line again meanwhile.
+            durable.release_section(number);
+        }
         drop(inner);
         drop(section);
         true
@@ -256,7 +340,6 @@ impl Sections {
             let section = inner.sections[frame.section()].as_ref();
             let section = section.unwrap_or_else(|| panic!("{frame:?} of {owner:?} is off line"));
             assert!(!section.is_free(frame.0 as usize % SECTION_FRAMES), "{frame:?} is free");
-            assert_eq!(section.memory.len(), SECTION_BYTES);
         }
     }
 }
@@ -297,7 +380,7 @@ mod tests {
 
     #[test]
     fn frames_come_from_the_lowest_section_and_all_or_nothing() {
-        let sections = Sections::new(2 * SECTION_BYTES);
+        let sections = Sections::new(2 * SECTION_BYTES, None);
         assert!(!sections.take(&mut [Frame(0); 1]), "nothing is on line");
         sections.bring_online().unwrap();
         sections.bring_online().unwrap();
@@ -315,7 +398,7 @@ mod tests {
 
     #[test]
     fn only_an_empty_section_goes_off_line() {
-        let sections = Sections::new(2 * SECTION_BYTES);
+        let sections = Sections::new(2 * SECTION_BYTES, None);
         sections.bring_online().unwrap();
         let mut frame = [Frame(0)];
         assert!(sections.take(&mut frame));

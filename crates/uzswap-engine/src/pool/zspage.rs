@@ -7,9 +7,11 @@
 
 use super::section::Frame;
 use super::size_class::FRAMES_MAX;
+use crate::durable::{DESCRIPTORS, Durable};
 use crate::sync::{Mutex, lock};
 use crate::table::Table;
-use std::collections::TryReserveError;
+use std::io;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, AtomicU16, AtomicU32, AtomicUsize, Ordering::Relaxed};
 
 /// No zspage, no object.
@@ -20,7 +22,8 @@ pub(super) const NO_OBJECT: u16 = u16::MAX;
 pub(super) const NO_CLASS: u8 = u8::MAX;
 
 /// See the module.
-pub(super) struct Zspage {
+#[repr(C)]
+pub(crate) struct Zspage {
     frames: [AtomicU32; FRAMES_MAX],
     /// Neighbours in the list of the fullness group; [`NONE`] at the ends.
     pub(super) prev: AtomicU32,
@@ -53,6 +56,12 @@ impl Zspage {
         }
     }
 
+    /// Makes it what [`Self::new`] makes.
+    fn clear(&self) {
+        self.frames.iter().for_each(|frame| frame.store(NONE, Relaxed));
+        self.class.store(NO_CLASS, Relaxed);
+    }
+
     /// Makes an unused descriptor an empty zspage.
     pub(super) fn init(&self, class: u8, frames: &[Frame]) {
         for (slot, frame) in self.frames.iter().zip(frames) {
@@ -82,7 +91,7 @@ impl Zspage {
 }
 
 /// Descriptors to a chunk of the table.
-const CHUNK: usize = super::SECTION_FRAMES;
+const CHUNK: usize = DESCRIPTORS;
 
 /// All descriptors.
 pub(super) struct Zspages {
@@ -90,6 +99,7 @@ pub(super) struct Zspages {
     unused: Mutex<Unused>,
     /// How many of them there are. Written under their lock.
     ready: AtomicUsize,
+    durable: Option<Arc<Durable>>,
 }
 
 /// Descriptors that are ready, a list through their `next`.
@@ -99,9 +109,13 @@ struct Unused {
 
 impl Zspages {
     /// Room for `count_max` zspages; none has memory yet.
-    pub(super) fn new(count_max: usize) -> Self {
-        let unused = Mutex::new(Unused { first: NONE });
-        Self { table: Table::new(count_max), unused, ready: AtomicUsize::new(0) }
+    pub(super) fn new(count_max: usize, durable: Option<&Arc<Durable>>) -> Self {
+        Self {
+            table: Table::new(count_max),
+            unused: Mutex::new(Unused { first: NONE }),
+            ready: AtomicUsize::new(0),
+            durable: durable.cloned(),
+        }
     }
 
     pub(super) fn get(&self, number: u32) -> &Zspage {
@@ -136,12 +150,33 @@ impl Zspages {
 
     /// Makes one more chunk ready if fewer than one are: it covers a section of raw pages, the case
     /// with the most zspages to a section. Allocates. Errors: no memory.
-    pub(super) fn provision(&self) -> Result<(), TryReserveError> {
+    pub(super) fn provision(&self) -> io::Result<()> {
         let chunk = self.table.made();
         // Another thread may make it just now.
-        if !self.has_ready(CHUNK) && self.table.make(chunk, Zspage::new)? {
+        if !self.has_ready(CHUNK) && self.make(chunk)? {
             let first = (chunk * CHUNK) as u32;
             (first..first + CHUNK as u32).rev().for_each(|number| self.give(number));
+        }
+        Ok(())
+    }
+
+    fn make(&self, chunk: usize) -> io::Result<bool> {
+        let Some(durable) = &self.durable else { return self.table.make(chunk, Zspage::new) };
+        let made = self.table.put(chunk, || {
+            let zspages = durable.descriptors(chunk)?;
+            zspages.iter().for_each(Zspage::clear);
+            Ok(zspages)
+        })?;
+        if made {
+            durable.note_descriptors(chunk + 1);
+        }
+        Ok(made)
+    }
+
+    /// Takes over the descriptors that another process has left; none is ready yet.
+    pub(super) fn adopt(&self, durable: &Arc<Durable>) -> io::Result<()> {
+        for chunk in 0..durable.descriptor_chunks() {
+            self.table.put(chunk, || durable.descriptors(chunk))?;
         }
         Ok(())
     }

@@ -5,7 +5,7 @@ use std::collections::HashSet;
 const MIB: u64 = 1 << 20;
 
 fn slots(bytes: u64) -> Slots {
-    let slots = Slots::new(bytes, Locks::SlotCaches, Layout::Sealed);
+    let slots = Slots::new(bytes, Locks::SlotCaches, Layout::Sealed, None);
     slots.provision();
     slots
 }

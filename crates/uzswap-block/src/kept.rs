@@ -1,0 +1,145 @@
+//! What of a server outlives its process: the connections to the kernel, and the requests that were
+//! taken and not answered.
+//!
+//! As long as somebody has a connection's descriptor, the kernel waits. A request that a thread has
+//! taken lies in the thread's buffer, in memory that stays, with a mark:
+//!
+//! | number of the request | outcome | |
+//! |---|---|---|
+//! | 0 | | none is under way |
+//! | its number | none | taken: to be served, again if need be |
+//! | its number | known | served: to be answered with that, and not served again |
+//!
+//! A write that was answered may be followed by another one to the same page at once; so once it is
+//! about to be answered it is never done again. What is answered twice is answered once: the kernel
+//! has forgotten the number by then.
+
+use crate::disk::DiskError;
+use crate::protocol::{OUTCOME_AT, UNIQUE_AT};
+use crate::request;
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use uzswap_sys::shared::{Part, SharedMemory};
+use uzswap_sys::{fuse, map};
+
+/// See the module.
+#[derive(Debug)]
+pub struct Kept {
+    /// One for each thread.
+    connections: Vec<OwnedFd>,
+    requests: OwnedFd,
+}
+
+impl Kept {
+    /// For a server of so many threads, which has not started yet. `requests` is an empty file from
+    /// [`uzswap_sys::shared`], whose pages are never swapped out if somebody is to go on with it.
+    pub fn new(threads: usize, requests: OwnedFd) -> io::Result<Self> {
+        let connections = (0..threads).map(|_| fuse::open()).collect::<io::Result<_>>()?;
+        Ok(Self { connections, requests })
+    }
+
+    /// The same, by its descriptors.
+    pub fn of(connections: Vec<OwnedFd>, requests: OwnedFd) -> Self {
+        Self { connections, requests }
+    }
+
+    /// The connections.
+    pub fn connections(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
+        self.connections.iter().map(AsFd::as_fd)
+    }
+
+    /// The file that requests are in.
+    pub fn requests(&self) -> BorrowedFd<'_> {
+        self.requests.as_fd()
+    }
+
+    /// The connections, whether a server has used them, and a buffer of `bytes`, whole pages, for
+    /// each.
+    pub(crate) fn open(self, bytes: usize) -> io::Result<(Vec<OwnedFd>, Greeted, Vec<Buffer>)> {
+        let count = self.connections.len();
+        let memory = SharedMemory::map(self.requests, (count + 1) * bytes)?;
+        // SAFETY: of the processes that have the file one serves at a time: the next is started
+        // when the one before is gone, and others have the descriptor only. It is mapped here once.
+        let mut parts = unsafe { memory.into_parts(bytes) }?;
+        let greeted = parts.pop().map(Greeted).ok_or(io::ErrorKind::InvalidInput)?;
+        Ok((self.connections, greeted, parts.into_iter().map(Buffer).collect()))
+    }
+}
+
+/// Whether the kernel's first request was answered.
+pub(crate) struct Greeted(Part);
+
+impl Greeted {
+    pub(crate) fn is_set(&self) -> bool {
+        self.0.word(0) != 0
+    }
+
+    pub(crate) fn set(&mut self) {
+        self.0.set_word(0, 1);
+    }
+}
+
+/// What a thread's requests lie in.
+pub(crate) struct Buffer(Part);
+
+/// Marks an outcome in the place of a number of a file, of which there is one, with number 1.
+const KNOWN: u64 = 1 << 63;
+
+const _: () = assert!(map::PAGE_BYTES > crate::protocol::WRITE_OVERHEAD);
+
+impl Buffer {
+    /// No request is in it.
+    pub(crate) fn clear(&mut self) {
+        self.0.set_word(UNIQUE_AT, 0);
+    }
+
+    /// The request in it was served.
+    pub(crate) fn set_outcome(&mut self, outcome: Result<(), DiskError>) {
+        let errno = outcome.err().map_or(0, request::errno);
+        self.0.set_word(OUTCOME_AT, KNOWN | errno as u64);
+    }
+
+    /// The outcome of the request in it, as an error number or 0, if it was served.
+    pub(crate) fn outcome(&self) -> Option<i32> {
+        let word = self.0.word(OUTCOME_AT);
+        (word & KNOWN != 0).then_some((word & !KNOWN) as i32)
+    }
+
+    /// Whether a request is in it.
+    pub(crate) fn has_request(&self) -> bool {
+        self.0.word(UNIQUE_AT) != 0
+    }
+
+    pub(crate) fn bytes(&self) -> &[u8] {
+        &self.0
+    }
+
+    pub(crate) fn bytes_mut(&mut self) -> &mut [u8] {
+        &mut self.0
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::protocol::WRITE_OVERHEAD;
+
+    #[test]
+    fn a_buffer_says_what_became_of_the_request_in_it() {
+        let file = uzswap_sys::shared::create("uzswap-test").unwrap();
+        let memory = SharedMemory::map(file, 2 * map::PAGE_BYTES).unwrap();
+        // SAFETY: nobody else has the file.
+        let mut parts = unsafe { memory.into_parts(map::PAGE_BYTES) }.unwrap();
+        let mut buffer = Buffer(parts.pop().unwrap());
+        assert!(!buffer.has_request());
+        buffer.bytes_mut()[..WRITE_OVERHEAD].fill(1);
+        assert!(buffer.has_request() && buffer.outcome().is_none());
+        buffer.set_outcome(Ok(()));
+        assert_eq!(buffer.outcome(), Some(0));
+        buffer.set_outcome(Err(DiskError::Full));
+        assert_eq!(buffer.outcome(), Some(request::errno(DiskError::Full)));
+        assert_eq!(buffer.bytes()[4..8], [1; 4], "the rest stays");
+        buffer.clear();
+        assert!(!buffer.has_request());
+    }
+}

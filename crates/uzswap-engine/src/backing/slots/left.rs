@@ -1,0 +1,114 @@
+//! The backing's space as another process has left it: what is taken follows from the records that
+//! the index refers to.
+
+use super::{CLUSTER_SEGMENTS, Cluster, Slots, home};
+use crate::backing::record::Layout;
+use crate::backing::segments::{Segment, Use};
+use crate::backing::slots::Slot;
+use crate::index::Extent;
+use crate::sync::atomic::Ordering::*;
+use crate::sync::lock;
+use std::io;
+use uzswap_ranges::{Hole, Preload, RangeIndex};
+
+impl Slots {
+    /// Takes the segments over, nothing live in any. Called once, before [`Self::retake`].
+    pub(crate) fn adopt(&self) {
+        self.segments.all().for_each(|segment| _ = self.segments.retake(segment));
+    }
+
+    /// A record is live; `false` if it cannot be: its place is free, beyond the end, or another's.
+    pub(crate) fn retake(&self, extent: Extent) -> bool {
+        let segment = Segment::of(extent.place);
+        if segment.0 as usize >= self.segments.count() {
+            return false;
+        }
+        let state = self.segments.state(segment);
+        if state == Use::Singles {
+            let slot = Slot::at(extent.place.byte());
+            let (number, word) = home(segment);
+            let mut cluster = lock(&self.clusters[number as usize]);
+            let is_new = cluster.used[word] & slot.bit() == 0;
+            cluster.used[word] |= slot.bit();
+            cluster.broken |= 1 << word;
+            if !is_new || slot.start() != extent.place.byte() {
+                return false;
+            }
+        }
+        self.add(extent);
+        state != Use::Free
+    }
+
+    /// Makes what nothing lives in free; the segments that a write may still be under way to, which
+    /// stay taken until they are given back. Errors: no memory, or what the process before has left
+    /// is not whole.
+    pub(crate) fn settle(&self) -> io::Result<Vec<Segment>> {
+        let (mut open, mut tables) = (Vec::new(), Vec::new());
+        for number in 0..self.clusters.len() as u32 {
+            let mut cluster = lock(&self.clusters[number as usize]);
+            let free = self.settle_cluster(number, &mut cluster, &mut open);
+            self.free_segments.fetch_sub(self.segments_of(number) - free, AcqRel);
+            let has_single = cluster.broken != 0 && self.layout == Layout::Sealed;
+            cluster.tags = if has_single { self.tag_memory.retake(number)? } else { None };
+            let has_lost = has_single && cluster.tags.is_none();
+            if has_lost {
+                return Err(io::Error::other("a cluster has lost its tags"));
+            }
+            self.tag_memory.note(number, cluster.tags.as_ref());
+            tables.extend(cluster.tags.as_ref().map(|tags| tags.number));
+            cluster.in_use = !self.is_empty(number, &cluster);
+            if cluster.in_use {
+                self.take_number(number);
+            }
+            self.tell(number, &cluster);
+        }
+        self.tag_tables.store(tables.len() as u32, Relaxed);
+        tables.sort_unstable();
+        self.tag_memory.settle(&tables);
+        Ok(open)
+    }
+
+    fn segments_of(&self, number: u32) -> u32 {
+        let there = self.segments.count() - number as usize * CLUSTER_SEGMENTS;
+        there.min(CLUSTER_SEGMENTS) as u32
+    }
+
+    /// The bits of a cluster's segments, by their uses; how many are free.
+    fn settle_cluster(&self, number: u32, cluster: &mut Cluster, open: &mut Vec<Segment>) -> u32 {
+        let mut free = 0;
+        for word in 0..self.segments_of(number) as usize {
+            let segment = Segment(number * CLUSTER_SEGMENTS as u32 + word as u32);
+            let live = self.segments.live(segment);
+            match self.segments.state(segment) {
+                // Records become live when their write has ended, so nothing is under way.
+                was @ (Use::Open | Use::Written | Use::Cleaning) if live > 0 => {
+                    self.segments.turn(segment, was, Use::Written);
+                    cluster.used[word] = u64::MAX;
+                }
+                Use::Open => {
+                    cluster.used[word] = u64::MAX;
+                    open.push(segment);
+                }
+                Use::Singles if live > 0 => {}
+                was => {
+                    self.segments.turn(segment, was, Use::Free);
+                    cluster.used[word] = 0;
+                    cluster.broken &= !(1 << word);
+                    free += 1;
+                }
+            }
+        }
+        free
+    }
+
+    /// Takes a cluster in the range index.
+    fn take_number(&self, number: u32) {
+        let mut preload = Preload::default();
+        self.taken.preload(&mut preload);
+        let (at, within) = (u64::from(number), 0..self.clusters.len() as u64);
+        let hole = Hole { hint: at, size: 1, align: 1, within, value: 0 };
+        let taken = self.taken.insert_hole(&hole, &mut preload);
+        assert_eq!(taken, Some(at), "clusters are taken once each, in order");
+        self.untaken.fetch_sub(1, AcqRel);
+    }
+}

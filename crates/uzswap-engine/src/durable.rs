@@ -1,0 +1,502 @@
+//! Memory of a cache that outlives its process.
+//!
+//! What says where a page is lies here: the index, the pool, what is in each segment of the
+//! backing and with what it was sealed, dictionaries, attributes. All else (lists, free space,
+//! counts) follows from it, and `recover` makes it anew. So a process that is killed at any
+//! instruction leaves a cache that the next one can go on with.
+//!
+//! Everything has its place in the file from the start, and only what is in use has memory:
+//!
+//! | what | in units of |
+//! |---|---|
+//! | header | |
+//! | directory: which frame each trunk of the index is in | 4 bytes a trunk |
+//! | which sections are on line | 4 bytes a section |
+//! | which table of tags each cluster has | 4 bytes a cluster |
+//! | use of each segment | 4 bytes a segment |
+//! | dictionaries | 16 KiB |
+//! | tables of tags | 8 KiB |
+//! | descriptors of zspages | 24 KiB |
+//! | frames of trunks | 64 KiB |
+//! | sections | 2 MiB |
+//!
+//! Nothing here is believed before [`Durable::is_held`]: a cache that was not whole yet is made
+//! anew.
+
+use crate::backing::segments::SEGMENT_BYTES;
+use crate::backing::slots::{CLUSTER_BYTES, CLUSTER_SLOTS};
+use crate::compress::{DICTIONARIES_MAX, DICTIONARY_BYTES};
+use crate::error::SetupError;
+use crate::index::{Entry, TRUNK_BYTES, TRUNK_ENTRIES};
+use crate::page::PAGE_BYTES;
+use crate::pool::{SECTION_BYTES, Zspage};
+use crate::sync::{Mutex, lock};
+use std::io;
+use std::ops::Deref;
+use std::os::fd::OwnedFd;
+use std::ptr::NonNull;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering::*};
+use uzswap_sys::shared::SharedMemory;
+
+/// "uzswap" and the version of what is described here. A change of any type below, or of an entry's
+/// word, is another version.
+const MAGIC: u64 = u64::from_be_bytes(*b"uzswap\0\x01");
+
+/// Trunks that may be ready or retired, beyond those that keys need.
+const FRAMES_MORE: usize = 64;
+
+/// Bytes that an attribute's value takes, at most, and attributes there may be.
+const VALUE_BYTES: usize = 31;
+const VALUES_MAX: usize = 32;
+
+/// Bytes of the key that a backing is sealed with.
+pub(crate) const KEY_BYTES: usize = 32;
+
+/// What the places of everything follow from. A cache is taken over only with the same ones.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Shape {
+    /// Keys of the index.
+    pub(crate) keys: u32,
+    /// Sections that the pool may have.
+    pub(crate) sections: usize,
+    /// Bytes of the backing.
+    pub(crate) backing_bytes: u64,
+    /// Whether it is sealed.
+    pub(crate) is_sealed: bool,
+}
+
+impl Shape {
+    fn words(self) -> [u64; 4] {
+        let is_sealed = u64::from(self.is_sealed);
+        [u64::from(self.keys), self.sections as u64, self.backing_bytes, is_sealed]
+    }
+
+    fn trunks(self) -> usize {
+        (self.keys as usize).div_ceil(TRUNK_ENTRIES)
+    }
+
+    fn segments(self) -> usize {
+        (self.backing_bytes / SEGMENT_BYTES as u64) as usize
+    }
+
+    fn clusters(self) -> usize {
+        self.segments().div_ceil(CLUSTER_BYTES / SEGMENT_BYTES)
+    }
+}
+
+/// Where everything is, bytes from the start.
+#[derive(Debug, Clone, Copy)]
+struct Places {
+    directory: usize,
+    sections_on_line: usize,
+    tag_homes: usize,
+    segments: usize,
+    dictionaries: usize,
+    tags: usize,
+    descriptors: usize,
+    trunks: usize,
+    sections: usize,
+    end: usize,
+}
+
+/// Bytes of a table of tags.
+pub(crate) const TAGS_BYTES: usize = CLUSTER_SLOTS * size_of::<crate::backing::seal::Tag>();
+
+/// Descriptors that are made at once: of as many zspages as a section has frames.
+pub(crate) const DESCRIPTORS: usize = SECTION_BYTES / PAGE_BYTES;
+const DESCRIPTORS_BYTES: usize = DESCRIPTORS * size_of::<Zspage>();
+
+const _: () = assert!(DESCRIPTORS_BYTES.is_multiple_of(PAGE_BYTES));
+const _: () = assert!(TAGS_BYTES.is_multiple_of(PAGE_BYTES));
+const _: () = assert!(size_of::<Header>() <= PAGE_BYTES);
+
+impl Places {
+    fn of(shape: Shape) -> Self {
+        let mut end = PAGE_BYTES;
+        let mut place = |bytes: usize| {
+            let start = end;
+            end += bytes.next_multiple_of(PAGE_BYTES);
+            start
+        };
+        let words = |count: usize| count * size_of::<u32>();
+        Self {
+            directory: place(words(shape.trunks())),
+            sections_on_line: place(words(shape.sections)),
+            tag_homes: place(words(shape.clusters())),
+            segments: place(words(shape.segments())),
+            dictionaries: place(DICTIONARIES_MAX * DICTIONARY_BYTES),
+            tags: place(shape.clusters() * TAGS_BYTES),
+            descriptors: place(shape.sections * DESCRIPTORS_BYTES),
+            trunks: place((shape.trunks() + FRAMES_MORE) * TRUNK_BYTES),
+            sections: place(shape.sections * SECTION_BYTES),
+            end: place(0),
+        }
+    }
+}
+
+#[repr(C)]
+struct Header {
+    magic: AtomicU64,
+    shape: [AtomicU64; 4],
+    is_held: AtomicU64,
+    generation: AtomicU64,
+    key: [AtomicU8; KEY_BYTES],
+    descriptor_chunks: AtomicU64,
+    intent: Intent,
+    dictionary_bytes: [AtomicU32; DICTIONARIES_MAX],
+    /// Of attributes, in the order of their table: the length, and the value.
+    values: [[AtomicU8; VALUE_BYTES + 1]; VALUES_MAX],
+}
+
+/// A change of both words of an entry that is on the backing: where its record is, and what shows
+/// that it is the one. `entry` is the key and one, 0 for none.
+#[repr(C)]
+pub(crate) struct Intent {
+    entry: AtomicU64,
+    word: AtomicU64,
+    aux: AtomicU64,
+    new_aux: AtomicU64,
+}
+
+/// A frame that a trunk of the index may be in.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct TrunkFrame(u32);
+
+impl TrunkFrame {
+    /// As the directory has it.
+    pub(crate) fn word(self) -> u32 {
+        self.0 + 1
+    }
+}
+
+struct Unused {
+    /// Frames below this number were used.
+    frames: u32,
+    given_back: Vec<TrunkFrame>,
+}
+
+/// See the module.
+pub(crate) struct Durable {
+    memory: SharedMemory,
+    shape: Shape,
+    places: Places,
+    unused: Mutex<Unused>,
+}
+
+/// Values that may lie in memory that outlives the process: any bytes are one, zeros too, and they
+/// are changed only as atomics.
+///
+/// # Safety
+/// Just that, and no destructor.
+pub(crate) unsafe trait Lasting: Sync {}
+
+// SAFETY: any bytes are a number, and it is atomic.
+unsafe impl Lasting for AtomicU8 {}
+// SAFETY: as above.
+unsafe impl Lasting for AtomicU32 {}
+// SAFETY: as above.
+unsafe impl Lasting for AtomicU64 {}
+// SAFETY: two atomic numbers.
+unsafe impl Lasting for Entry {}
+// SAFETY: atomic numbers.
+unsafe impl Lasting for Zspage {}
+
+/// A slice of values, in memory of the process or in such that outlives it.
+pub(crate) enum Values<T> {
+    /// Of the process.
+    Own(Box<[T]>),
+    /// Invariant: `first` begins `count` values in the memory, which is populated there.
+    Lasting { first: NonNull<T>, count: usize, _memory: Arc<Durable> },
+}
+
+// SAFETY: as a shared slice of what it holds, which nobody owns but the memory.
+unsafe impl<T: Send + Sync> Send for Values<T> {}
+// SAFETY: as above.
+unsafe impl<T: Sync> Sync for Values<T> {}
+
+impl<T> Deref for Values<T> {
+    type Target = [T];
+
+    fn deref(&self) -> &[T] {
+        match self {
+            Self::Own(values) => values,
+            Self::Lasting { first, count, .. } => {
+                // SAFETY: the variant's invariant; the memory stays mapped while `_memory` lives.
+                unsafe { std::slice::from_raw_parts(first.as_ptr(), *count) }
+            }
+        }
+    }
+}
+
+impl Durable {
+    /// Opens a file from [`uzswap_sys::shared::create`], a new one or one that a cache of this
+    /// shape has left. Errors: no memory; a cache of another shape.
+    pub(crate) fn open(file: OwnedFd, shape: Shape) -> Result<Arc<Self>, SetupError> {
+        let places = Places::of(shape);
+        let memory = SharedMemory::map(file, places.end)?;
+        memory.populate(0, places.dictionaries)?;
+        let unused = Mutex::new(Unused { frames: 0, given_back: Vec::new() });
+        let durable = Arc::new(Self { memory, shape, places, unused });
+        let header = durable.header();
+        let shapes = || header.shape.iter().zip(shape.words());
+        if !durable.is_held() {
+            durable.forget();
+            shapes().for_each(|(word, value)| word.store(value, Relaxed));
+            header.magic.store(MAGIC, Release);
+        } else if header.magic.load(Relaxed) != MAGIC
+            || shapes().any(|(word, value)| word.load(Relaxed) != value)
+        {
+            return Err(SetupError::Left);
+        }
+        Ok(durable)
+    }
+
+    /// Makes an unfinished cache none.
+    fn forget(&self) {
+        // SAFETY: nobody has the memory yet but us, and what is in it is not a cache.
+        let released = unsafe { self.memory.release(0, self.places.end) };
+        // An error: the memory was new, or it is zeros as far as it is believed.
+        let _ = released.and_then(|()| self.memory.populate(0, self.places.dictionaries));
+    }
+
+    fn header(&self) -> &Header {
+        // SAFETY: the first page of the mapping is populated, aligned, and consists of atomics.
+        unsafe { &*self.memory.as_ptr().cast() }
+    }
+
+    /// Whether a cache is in it that can be taken over.
+    pub(crate) fn is_held(&self) -> bool {
+        self.header().is_held.load(Acquire) != 0
+    }
+
+    /// A cache is in it from now on.
+    pub(crate) fn set_held(&self) {
+        self.header().is_held.store(1, Release);
+    }
+
+    /// Values at a place. They are populated.
+    fn values<T: Lasting>(self: &Arc<Self>, at: usize, count: usize) -> Values<T> {
+        assert!(at + count * size_of::<T>() <= self.memory.len());
+        assert!(at.is_multiple_of(align_of::<T>()));
+        // SAFETY: inside the mapping, by the assertion, so not null; aligned.
+        let first = unsafe { NonNull::new_unchecked(self.memory.as_ptr().add(at).cast::<T>()) };
+        Values::Lasting { first, count, _memory: self.clone() }
+    }
+
+    /// Of each trunk of the index, the number of its frame and one, or 0.
+    pub(crate) fn directory(self: &Arc<Self>) -> Values<AtomicU32> {
+        self.values(self.places.directory, self.shape.trunks())
+    }
+
+    /// Of each section, whether it is on line.
+    pub(crate) fn sections_on_line(self: &Arc<Self>) -> Values<AtomicU32> {
+        self.values(self.places.sections_on_line, self.shape.sections)
+    }
+
+    /// Of each cluster of the backing, the number of its table of tags and one, or 0.
+    pub(crate) fn tag_homes(self: &Arc<Self>) -> Values<AtomicU32> {
+        self.values(self.places.tag_homes, self.shape.clusters())
+    }
+
+    /// Of each segment of the backing, its use.
+    pub(crate) fn segments(self: &Arc<Self>) -> Values<AtomicU32> {
+        self.values(self.places.segments, self.shape.segments())
+    }
+
+    /// A frame for a trunk, zeros. Errors: no memory.
+    pub(crate) fn take_trunk(&self) -> io::Result<TrunkFrame> {
+        let mut unused = lock(&self.unused);
+        let frame = match unused.given_back.pop() {
+            Some(frame) => frame,
+            None if (unused.frames as usize) < self.shape.trunks() + FRAMES_MORE => {
+                unused.frames += 1;
+                TrunkFrame(unused.frames - 1)
+            }
+            None => return Err(io::ErrorKind::OutOfMemory.into()),
+        };
+        drop(unused);
+        let populated = self.memory.populate(self.trunk_at(frame), TRUNK_BYTES);
+        if populated.is_err() {
+            lock(&self.unused).given_back.push(frame);
+        }
+        populated.map(|()| frame)
+    }
+
+    /// Gives a frame's memory back. Nobody has it any more.
+    pub(crate) fn give_trunk(&self, frame: TrunkFrame) {
+        // SAFETY: the caller's promise.
+        let released = unsafe { self.memory.release(self.trunk_at(frame), TRUNK_BYTES) };
+        // With an error it would not be zeros: it is not used again.
+        if released.is_ok() {
+            lock(&self.unused).given_back.push(frame);
+        }
+    }
+
+    fn trunk_at(&self, frame: TrunkFrame) -> usize {
+        self.places.trunks + frame.0 as usize * TRUNK_BYTES
+    }
+
+    /// The entries of a frame, a trunk of them.
+    pub(crate) fn trunk(&self, frame: TrunkFrame) -> NonNull<Entry> {
+        let at = self.trunk_at(frame);
+        assert!(at + TRUNK_BYTES <= self.places.sections, "{frame:?}");
+        // SAFETY: inside the mapping, by the assertion, so not null.
+        unsafe { NonNull::new_unchecked(self.memory.as_ptr().add(at).cast()) }
+    }
+
+    /// The frame that begins at an address.
+    pub(crate) fn frame_at(&self, trunk: NonNull<Entry>) -> TrunkFrame {
+        let offset = trunk.addr().get() - self.memory.as_ptr().addr() - self.places.trunks;
+        TrunkFrame((offset / TRUNK_BYTES) as u32)
+    }
+
+    /// The frames in use, as the directory has them; all others are free.
+    pub(crate) fn adopt_trunks(self: &Arc<Self>) -> io::Result<Vec<(usize, TrunkFrame)>> {
+        let mut used = Vec::new();
+        let mut is_used = vec![false; self.shape.trunks() + FRAMES_MORE];
+        for (number, word) in self.directory().iter().enumerate() {
+            let Some(frame) = word.load(Relaxed).checked_sub(1) else { continue };
+            let slot = is_used.get_mut(frame as usize).filter(|is_used| !**is_used);
+            *slot.ok_or_else(|| io::Error::other("two trunks of the index are one"))? = true;
+            self.memory.populate(self.trunk_at(TrunkFrame(frame)), TRUNK_BYTES)?;
+            used.push((number, TrunkFrame(frame)));
+        }
+        let end = is_used.iter().rposition(|is_used| *is_used).map_or(0, |last| last + 1);
+        for (number, _) in (0..).zip(&is_used[..end]).filter(|(_, is_used)| !**is_used) {
+            self.give_trunk(TrunkFrame(number));
+        }
+        lock(&self.unused).frames = end as u32;
+        let behind = self.trunk_at(TrunkFrame(end as u32));
+        // SAFETY: no trunk is there.
+        unsafe { self.memory.release(behind, self.places.sections - behind) }?;
+        Ok(used)
+    }
+
+    /// Makes a section's memory. Errors: there is none.
+    pub(crate) fn populate_section(&self, number: usize) -> io::Result<NonNull<u8>> {
+        let at = self.places.sections + number * SECTION_BYTES;
+        self.memory.populate(at, SECTION_BYTES)?;
+        // SAFETY: populated, so inside the mapping, and not null.
+        Ok(unsafe { NonNull::new_unchecked(self.memory.as_ptr().add(at)) })
+    }
+
+    /// Gives a section's memory back. No object is in it.
+    pub(crate) fn release_section(&self, number: usize) {
+        let at = self.places.sections + number * SECTION_BYTES;
+        // SAFETY: the caller's promise. An error: it stays, and is used when it is next on line.
+        let _ = unsafe { self.memory.release(at, SECTION_BYTES) };
+    }
+
+    /// Chunks of descriptors that were made.
+    pub(crate) fn descriptor_chunks(&self) -> usize {
+        self.header().descriptor_chunks.load(Acquire) as usize
+    }
+
+    /// The next chunk is made.
+    pub(crate) fn note_descriptors(&self, chunks: usize) {
+        self.header().descriptor_chunks.store(chunks as u64, Release);
+    }
+
+    /// A chunk of descriptors. Errors: no memory.
+    pub(crate) fn descriptors(self: &Arc<Self>, chunk: usize) -> io::Result<Values<Zspage>> {
+        let at = self.places.descriptors + chunk * DESCRIPTORS_BYTES;
+        self.memory.populate(at, DESCRIPTORS_BYTES)?;
+        Ok(self.values(at, DESCRIPTORS))
+    }
+
+    /// A table of tags. Errors: no memory.
+    pub(crate) fn tags(self: &Arc<Self>, number: usize) -> io::Result<Values<AtomicU64>> {
+        let at = self.places.tags + number * TAGS_BYTES;
+        self.memory.populate(at, TAGS_BYTES)?;
+        Ok(self.values(at, TAGS_BYTES / size_of::<u64>()))
+    }
+
+    /// Gives a table's memory back. No segment of its cluster is broken up.
+    pub(crate) fn release_tags(&self, number: usize) {
+        // SAFETY: the caller's promise. An error: it stays as it is.
+        let _ = unsafe { self.memory.release(self.places.tags + number * TAGS_BYTES, TAGS_BYTES) };
+    }
+
+    /// Keeps a dictionary. Errors: no memory.
+    pub(crate) fn keep_dictionary(self: &Arc<Self>, at: usize, content: &[u8]) -> io::Result<()> {
+        let place = self.places.dictionaries + at * DICTIONARY_BYTES;
+        self.memory.populate(place, DICTIONARY_BYTES)?;
+        let values: Values<AtomicU8> = self.values(place, content.len());
+        values.iter().zip(content).for_each(|(to, byte)| to.store(*byte, Relaxed));
+        self.header().dictionary_bytes[at].store(content.len() as u32, Release);
+        Ok(())
+    }
+
+    /// The dictionaries that were kept.
+    pub(crate) fn dictionaries(self: &Arc<Self>) -> io::Result<Vec<Vec<u8>>> {
+        let lengths = self.header().dictionary_bytes.iter().map(|bytes| bytes.load(Acquire));
+        let mut dictionaries = Vec::new();
+        for (at, bytes) in lengths.take_while(|bytes| *bytes > 0).enumerate() {
+            let place = self.places.dictionaries + at * DICTIONARY_BYTES;
+            self.memory.populate(place, DICTIONARY_BYTES)?;
+            let values: Values<AtomicU8> = self.values(place, bytes as usize);
+            dictionaries.push(values.iter().map(|byte| byte.load(Relaxed)).collect());
+        }
+        Ok(dictionaries)
+    }
+
+    /// The number of the newest write that was sealed.
+    pub(crate) fn generation(&self) -> &AtomicU64 {
+        &self.header().generation
+    }
+
+    /// The key that the backing is sealed with.
+    pub(crate) fn key(&self) -> [u8; KEY_BYTES] {
+        self.header().key.each_ref().map(|byte| byte.load(Relaxed))
+    }
+
+    /// Keeps it.
+    pub(crate) fn keep_key(&self, key: &[u8; KEY_BYTES]) {
+        self.header().key.iter().zip(key).for_each(|(to, byte)| to.store(*byte, Relaxed));
+    }
+
+    /// Keeps an attribute's value, by its place in their table. One that is too long is not kept.
+    pub(crate) fn keep_value(&self, attribute: usize, value: &str) {
+        let Some([length, bytes @ ..]) = self.header().values.get(attribute) else { return };
+        // None while it changes: killed then, it is as at the start.
+        length.store(0, Release);
+        if value.len() <= VALUE_BYTES {
+            bytes.iter().zip(value.bytes()).for_each(|(to, byte)| to.store(byte, Relaxed));
+            length.store(value.len() as u8, Release);
+        }
+    }
+
+    /// The value that was kept.
+    pub(crate) fn value(&self, attribute: usize) -> Option<String> {
+        let [length, bytes @ ..] = self.header().values.get(attribute)?;
+        let length = usize::from(length.load(Acquire)).min(VALUE_BYTES);
+        let bytes = bytes[..length].iter().map(|byte| byte.load(Relaxed)).collect();
+        String::from_utf8(bytes).ok().filter(|value| !value.is_empty())
+    }
+
+    /// The change that was begun last.
+    pub(crate) fn intent(&self) -> &Intent {
+        &self.header().intent
+    }
+}
+
+impl Intent {
+    /// An entry with these words is about to get another second word, and then another first one.
+    /// Called with the writer's lock held, so one at a time.
+    pub(crate) fn begin(&self, key: u32, word: u64, aux: u64, new_aux: u64) {
+        self.entry.store(0, Release);
+        self.word.store(word, Release);
+        self.aux.store(aux, Release);
+        self.new_aux.store(new_aux, Release);
+        self.entry.store(u64::from(key) + 1, Release);
+    }
+
+    /// What the second word of an entry must be, if it was changed and the first was not.
+    pub(crate) fn undone(&self, key: u32, word: u64, aux: u64) -> Option<u64> {
+        let is_it = self.entry.load(Acquire) == u64::from(key) + 1
+            && self.word.load(Acquire) == word
+            && self.new_aux.load(Acquire) == aux;
+        is_it.then(|| self.aux.load(Acquire))
+    }
+}

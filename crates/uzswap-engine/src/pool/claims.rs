@@ -1,0 +1,139 @@
+//! A pool that another process has left: which of its objects are anybody's.
+//!
+//! Descriptors say of which class a zspage is and where its frames are, and do not change while an
+//! object is live in it. All else is made anew here, from what the index refers to.
+
+use super::size_class::{HEADER_BYTES, classes};
+use super::zspage::{NO_CLASS, NO_OBJECT, NONE};
+use super::{FREE, Header, LEAVING, Pool};
+use crate::durable::Durable;
+use crate::ids::{Handle, SwapEntry};
+use crate::sync::lock;
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+
+/// The objects that entries refer to, a bit for each place that there may be one in.
+pub(crate) struct Claims {
+    /// Of each zspage, its first bit.
+    first: Vec<usize>,
+    bits: Vec<u64>,
+}
+
+/// What a claim found.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Claim {
+    /// It is the first one.
+    Granted,
+    /// Another entry has claimed the object.
+    Taken,
+    /// There is no such object.
+    None,
+}
+
+impl Claims {
+    /// None, in a pool whose descriptors were taken over.
+    pub(crate) fn new(pool: &Pool) -> Self {
+        let mut end = 0;
+        let mut first = Vec::new();
+        for number in pool.zspages.numbers() {
+            first.push(end);
+            let class = classes().get(usize::from(pool.zspages.get(number).class.load(Relaxed)));
+            end += class.map_or(0, |class| usize::from(class.objects));
+        }
+        first.push(end);
+        Self { first, bits: vec![0; end.div_ceil(64)] }
+    }
+
+    /// The bit of an object; `None` where there is no room for one of so many bytes.
+    fn bit(&self, pool: &Pool, handle: Handle, bytes: usize) -> Option<usize> {
+        let zspage = handle.zspage() as usize;
+        let (start, end) = (*self.first.get(zspage)?, *self.first.get(zspage + 1)?);
+        let bit = start + usize::from(handle.index());
+        // A zspage that is none has no bits.
+        let class = (bit < end).then(|| classes()[pool.class_number(handle.zspage())])?;
+        let header = if class.is_huge() { 0 } else { HEADER_BYTES };
+        (bytes + header <= usize::from(class.size)).then_some(bit)
+    }
+
+    /// Claims an object of so many bytes.
+    pub(crate) fn claim(&mut self, pool: &Pool, handle: Handle, bytes: usize) -> Claim {
+        let Some(bit) = self.bit(pool, handle, bytes) else { return Claim::None };
+        let (word, bit) = (&mut self.bits[bit / 64], 1 << (bit % 64));
+        let claim = if *word & bit == 0 { Claim::Granted } else { Claim::Taken };
+        *word |= bit;
+        claim
+    }
+
+    /// Gives up an object that was claimed.
+    pub(crate) fn give_up(&mut self, handle: Handle) {
+        let bit = self.first[handle.zspage() as usize] + usize::from(handle.index());
+        self.bits[bit / 64] &= !(1 << (bit % 64));
+    }
+
+    fn has(&self, zspage: u32, index: u16) -> bool {
+        let bit = self.first[zspage as usize] + usize::from(index);
+        self.bits[bit / 64] & 1 << (bit % 64) != 0
+    }
+}
+
+impl Pool {
+    /// Takes over the memory that another process has left.
+    pub(crate) fn adopt(&self, durable: &Arc<Durable>) -> io::Result<()> {
+        self.zspages.adopt(durable)?;
+        self.sections.adopt()
+    }
+
+    /// Makes everything that was not claimed free; `false` if claimed objects lie in frames that
+    /// are not there or another's. Called once, after [`Self::adopt`].
+    pub(crate) fn settle(&self, claims: &Claims) -> bool {
+        for at in self.zspages.numbers().collect::<Vec<_>>().into_iter().rev() {
+            if !self.settle_zspage(claims, at) {
+                return false;
+            }
+        }
+        true
+    }
+
+    fn settle_zspage(&self, claims: &Claims, at: u32) -> bool {
+        let zspage = self.zspages.get(at);
+        let number = usize::from(zspage.class.load(Relaxed));
+        let Some(class) = classes().get(number) else {
+            debug_assert_eq!(number, usize::from(NO_CLASS));
+            self.zspages.give(at);
+            return true;
+        };
+        let live = (0..class.objects).filter(|index| claims.has(at, *index)).count() as u16;
+        if live == 0 {
+            self.zspages.give(at);
+            return true;
+        }
+        let frames = (0..usize::from(class.frames)).map(|frame| zspage.frame(frame));
+        if !self.sections.retake(frames) {
+            return false;
+        }
+        zspage.used.store(live, Relaxed);
+        zspage.fresh.store(class.objects, Relaxed);
+        zspage.free.store(NO_OBJECT, Relaxed);
+        zspage.prev.store(NONE, Relaxed);
+        zspage.next.store(NONE, Relaxed);
+        for index in (0..class.objects).rev().filter(|index| !claims.has(at, *index)) {
+            let next = zspage.free.swap(index, Relaxed);
+            self.set_header_bits(Handle::new(at, index), u64::from(FREE) << 32 | u64::from(next));
+        }
+        let mut state = lock(&self.classes[number]);
+        state.zspages += 1;
+        state.used += usize::from(live);
+        zspage.group.store(LEAVING, Relaxed);
+        self.link(number, &mut state, at);
+        true
+    }
+
+    /// Sees to it that an object says whose it is.
+    pub(crate) fn set_owner(&self, handle: Handle, owner: SwapEntry) {
+        let header = self.header(handle);
+        if header.owner != owner {
+            self.set_header(handle, Header { owner, ..header });
+        }
+    }
+}

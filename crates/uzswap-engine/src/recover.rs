@@ -1,0 +1,203 @@
+//! Takes over the cache of a process that was killed.
+//!
+//! ```text
+//! map what it has left → each entry: as it was published last
+//!   → claim the objects that entries refer to → what is not claimed is free
+//!   → the backing: what records take; the rest is free → lists, counts, unused records and units
+//! ```
+//! An entry says where its page is, whenever the process ended: an object is written before an
+//! entry refers to it, and freed after. So all else is made of that, and nothing else is believed
+//! but what an object needs to be found: its zspage's descriptor, the use of its segment, its tag.
+//!
+//! Two entries refer to one object only where a page was about to be shared: the one that was first
+//! belongs to the record then, which is the object's owner.
+
+use crate::backing::Backing;
+use crate::backing::segments::{SEGMENT_BYTES, Use};
+use crate::cache::Cache;
+use crate::config::{Config, Locks, check_backing};
+use crate::durable::{Durable, Shape};
+use crate::error::SetupError;
+use crate::ids::SwapEntry;
+use crate::index::{Entry, Object, State, View, Word};
+use crate::lru::OFF;
+use crate::pool::{Claim, Claims, sections_of};
+use crate::scratch::UnitScratch;
+use crate::stats::Counter::RecompressedPages;
+use crate::sync::atomic::Ordering::Relaxed;
+use crate::sync::lock;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+
+impl Cache {
+    /// A cache in the memory of a file from [`uzswap_sys::shared::create`], which outlives the
+    /// process. Where the file is that of a process which was killed, whenever that was, its cache
+    /// is taken over: each page is there as it was last stored. Only a page of which a store or an
+    /// invalidation was under way may be neither the old nor the new one: that call is to be made
+    /// again. `config` and the size of `backing` must be what they were; an attribute that was
+    /// changed stays so. No other process may use the file.
+    ///
+    /// Errors: as those of [`Self::new`], and [`SetupError::Left`].
+    pub fn in_file(
+        config: Config,
+        backing: Box<dyn Backing>,
+        locks: Locks,
+        file: OwnedFd,
+    ) -> Result<Self, SetupError> {
+        let shape = Shape {
+            keys: config.keys()?,
+            sections: sections_of(config.pool_bytes_ever()),
+            backing_bytes: backing.bytes(),
+            is_sealed: config.seals_backing,
+        };
+        check_backing(backing.bytes())?;
+        let durable = Durable::open(file, shape)?;
+        Self::make(config, backing, locks, Some(&durable))
+    }
+
+    /// Takes over what is in the memory, if a cache is. Called before anybody has this one.
+    pub(crate) fn take_over(&self, durable: &Arc<Durable>) -> Result<(), SetupError> {
+        if !durable.is_held() {
+            return Ok(());
+        }
+        self.retake_attributes(durable);
+        self.index.adopt(durable)?;
+        self.pool.adopt(durable)?;
+        self.shares.adopt(&self.index)?;
+        self.units.adopt(&self.index)?;
+        self.slots.adopt();
+        let view = self.index.view();
+        self.settle_entries(&view, durable)?;
+        let claims = self.claim_objects(&view)?;
+        if !self.pool.settle(&claims) {
+            return Err(SetupError::NotWhole("two objects are in one place"));
+        }
+        self.settle_backing(&view)?;
+        self.list_and_count(&view);
+        let is_absent = |key| view.peek(key) == Word::ABSENT;
+        self.shares.settle(is_absent)?;
+        self.units.settle()?;
+        if self.counters.get(RecompressedPages) > 0 {
+            for scratch in self.scratch.iter() {
+                let unit = Box::new(UnitScratch::new());
+                lock(scratch).provide_unit(unit);
+            }
+        }
+        Ok(())
+    }
+
+    /// Every entry as it was published last, and who is in which record and unit.
+    fn settle_entries(&self, view: &View<'_>, durable: &Durable) -> Result<(), SetupError> {
+        for (key, entry) in entries(view) {
+            let word = entry.settle(|word, aux| durable.intent().undone(key.0, word.0, aux));
+            match word.state() {
+                State::Shared(record) if self.shares.has_made(record) => {
+                    self.shares.count(record).fetch_add(1, Relaxed);
+                }
+                State::Member(member) if self.units.retake(member) => {}
+                State::Shared(_) | State::Member(_) => {
+                    return Err(SetupError::NotWhole("a page is in what is not there"));
+                }
+                State::Absent | State::Filled(_) | State::Pooled(_) | State::Placed(_) => {}
+            }
+        }
+        Ok(())
+    }
+
+    /// The objects that entries refer to; entries of records and units that nobody is in are absent
+    /// afterwards. Records come before pages in the index, so of two that claim an object the
+    /// second is the page.
+    fn claim_objects(&self, view: &View<'_>) -> Result<Claims, SetupError> {
+        let mut claims = Claims::new(&self.pool);
+        for (key, entry) in entries(view) {
+            let State::Pooled(object) = entry.peek().state() else { continue };
+            match claims.claim(&self.pool, object.handle, object.form.bytes.into()) {
+                Claim::Granted => self.own(view, key, object),
+                Claim::Taken => self.join_owner(view, key, object)?,
+                Claim::None => return Err(SetupError::NotWhole("an object is not in the pool")),
+            }
+        }
+        for (key, entry) in entries(view).filter(|(key, _)| self.is_deserted(*key)) {
+            if let State::Pooled(object) = entry.peek().state() {
+                claims.give_up(object.handle);
+            }
+            set(view, key, Word::ABSENT);
+        }
+        Ok(claims)
+    }
+
+    /// Sees to it that an object says whose it is, unless it is the one of a record that a page is
+    /// about to be found to share.
+    fn own(&self, view: &View<'_>, key: SwapEntry, object: Object) {
+        let owner = self.pool.header(object.handle).owner;
+        let is_records = owner != key
+            && self.shares.has_made(owner)
+            && view.peek(owner).state() == State::Pooled(object);
+        if !is_records {
+            self.pool.set_owner(object.handle, key);
+        }
+    }
+
+    fn join_owner(
+        &self,
+        view: &View<'_>,
+        key: SwapEntry,
+        object: Object,
+    ) -> Result<(), SetupError> {
+        let record = self.pool.header(object.handle).owner;
+        if !self.shares.has_made(record) || view.peek(record).state() != State::Pooled(object) {
+            return Err(SetupError::NotWhole("two pages have one object"));
+        }
+        self.shares.count(record).fetch_add(1, Relaxed);
+        set(view, key, Word::new(State::Shared(record)));
+        Ok(())
+    }
+
+    /// Whether an entry is that of a record that nobody shares, or of a unit that nobody is in.
+    fn is_deserted(&self, key: SwapEntry) -> bool {
+        let record = self.shares.has_made(key) && self.shares.count(key).load(Relaxed) == 0;
+        let is_piece = self.units.contains(key) && self.units.has_made(key);
+        record || is_piece && self.units.taken(self.units.first_of(key)) == 0
+    }
+
+    /// The backing's space. What a write may still be under way to stays taken if that cannot be
+    /// waited for.
+    fn settle_backing(&self, view: &View<'_>) -> Result<(), SetupError> {
+        for (_, entry) in entries(view) {
+            if let State::Placed(extent) = entry.peek().state()
+                && !self.slots.retake(extent)
+            {
+                return Err(SetupError::NotWhole("two records are in one place"));
+            }
+        }
+        for segment in self.slots.settle()? {
+            if self.backing.settle(segment.start(), SEGMENT_BYTES as u64).is_ok() {
+                self.slots.give_segment(segment, Use::Open);
+            }
+        }
+        Ok(())
+    }
+
+    /// Puts what is in the pool on the lists, in the order of their keys, and counts everything.
+    fn list_and_count(&self, view: &View<'_>) {
+        for (key, entry) in entries(view) {
+            let word = entry.peek();
+            if matches!(word.state(), State::Pooled(_)) {
+                self.list(word).push(view, key);
+            }
+            self.count(key, word.state(), 1);
+        }
+    }
+}
+
+/// All entries, by their keys.
+fn entries<'a>(view: &'a View<'_>) -> impl Iterator<Item = (SwapEntry, &'a Entry)> {
+    view.trunks().flat_map(|(first, entries)| (first.0..).map(SwapEntry).zip(entries))
+}
+
+/// Gives an entry that nobody else has another word.
+fn set(view: &View<'_>, key: SwapEntry, word: Word) {
+    let mut locked = view.lock_existing(key);
+    locked.set_aux(OFF);
+    locked.set(word);
+}

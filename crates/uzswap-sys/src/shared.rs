@@ -1,0 +1,239 @@
+//! Memory that outlives the process that uses it: a file without a name, mapped.
+//!
+//! It is there as long as any process has the descriptor. Of its pages only those exist that were
+//! asked for, so that it can be as large as what it may ever hold.
+
+use crate::map::PAGE_BYTES;
+use rustix::fs::{FallocateFlags, MemfdFlags, Mode, OFlags};
+use rustix::mm::{self, Advice, MapFlags, ProtFlags};
+use rustix::mount::{self, FsMountFlags, FsOpenFlags, MountAttrFlags};
+use std::io;
+use std::ops::{Deref, DerefMut};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::ptr::NonNull;
+use std::sync::Arc;
+
+/// A file for [`SharedMemory`], empty. Only who is given the descriptor can open it.
+pub fn create(name: &str) -> io::Result<OwnedFd> {
+    Ok(rustix::fs::memfd_create(name, MemfdFlags::CLOEXEC)?)
+}
+
+/// The same, of which the kernel never swaps a page out, whether or not a process has it locked:
+/// for who serves swapping, and may be killed. It is on a file system of its own, which goes with
+/// it. Errors: before Linux 6.4; `PermissionDenied` without CAP_SYS_ADMIN.
+pub fn create_unswappable() -> io::Result<OwnedFd> {
+    let setup = mount::fsopen("tmpfs", FsOpenFlags::FSOPEN_CLOEXEC)?;
+    mount::fsconfig_set_flag(setup.as_fd(), "noswap")?;
+    // No limit but the machine's.
+    mount::fsconfig_set_string(setup.as_fd(), "size", "0")?;
+    mount::fsconfig_set_string(setup.as_fd(), "mode", "700")?;
+    mount::fsconfig_create(setup.as_fd())?;
+    let none = MountAttrFlags::MOUNT_ATTR_NOEXEC | MountAttrFlags::MOUNT_ATTR_NODEV;
+    let folder = mount::fsmount(setup.as_fd(), FsMountFlags::FSMOUNT_CLOEXEC, none)?;
+    let flags = OFlags::RDWR | OFlags::TMPFILE | OFlags::CLOEXEC | OFlags::EXCL;
+    Ok(rustix::fs::openat(&folder, ".", flags, Mode::RUSR | Mode::WUSR)?)
+}
+
+/// A file without a name, mapped whole for reading and writing.
+///
+/// Invariant: `base` is the start of a mapping of `bytes` bytes that nothing else unmaps.
+#[derive(Debug)]
+pub struct SharedMemory {
+    file: OwnedFd,
+    base: NonNull<u8>,
+    bytes: usize,
+}
+
+// SAFETY: a mapping is plain memory; it has no tie to the thread that made it.
+unsafe impl Send for SharedMemory {}
+// SAFETY: `&SharedMemory` gives out only a raw pointer and a length.
+unsafe impl Sync for SharedMemory {}
+
+impl SharedMemory {
+    /// Maps `bytes` (rounded up to pages) of a file, which is made that long. It is left out of
+    /// core dumps.
+    ///
+    /// Errors: `ENOMEM`, no room in the address space.
+    pub fn map(file: OwnedFd, bytes: usize) -> io::Result<Self> {
+        let bytes = bytes.next_multiple_of(PAGE_BYTES).max(PAGE_BYTES);
+        if rustix::fs::fstat(&file)?.st_size < bytes as i64 {
+            rustix::fs::ftruncate(&file, bytes as u64)?;
+        }
+        let (any, access) = (std::ptr::null_mut(), ProtFlags::READ | ProtFlags::WRITE);
+        // SAFETY: a fresh mapping at an address of the kernel's choice aliases nothing; what other
+        // processes may do to the contents is the caller's to know.
+        let base = unsafe { mm::mmap(any, bytes, access, MapFlags::SHARED, &file, 0) }?;
+        let base = NonNull::new(base.cast::<u8>()).ok_or(io::ErrorKind::OutOfMemory)?;
+        let memory = Self { file, base, bytes };
+        // SAFETY: changes no contents.
+        unsafe { mm::madvise(base.as_ptr().cast(), bytes, Advice::LinuxDontDump) }?;
+        Ok(memory)
+    }
+
+    /// Start of the range; valid for reads and writes of [`Self::len`] bytes while `self` lives. A
+    /// page that was not populated may have to be found by the kernel; where it finds none, the
+    /// access is a SIGBUS.
+    pub fn as_ptr(&self) -> *mut u8 {
+        self.base.as_ptr()
+    }
+
+    /// Bytes mapped, a multiple of the page.
+    pub fn len(&self) -> usize {
+        self.bytes
+    }
+
+    /// Never: a mapping has at least one page.
+    pub fn is_empty(&self) -> bool {
+        false
+    }
+
+    /// Makes sure that pages exist and are mapped: whole pages from `offset` on. What is new is
+    /// zeros. Errors: `ENOMEM`, no memory; then some may.
+    pub fn populate(&self, offset: usize, bytes: usize) -> io::Result<()> {
+        self.assert_inside(offset, bytes);
+        if bytes == 0 {
+            return Ok(());
+        }
+        // SAFETY: inside the mapping; populating changes no contents.
+        let done = unsafe {
+            let at = self.base.as_ptr().add(offset).cast();
+            mm::madvise(at, bytes, Advice::LinuxPopulateWrite)
+        };
+        match done {
+            // What the kernel says where a file's page cannot be had.
+            Err(rustix::io::Errno::FAULT) => Err(io::ErrorKind::OutOfMemory.into()),
+            // Before Linux 5.14: have them made; they are mapped when they are first used.
+            Err(rustix::io::Errno::INVAL) => {
+                let keep = FallocateFlags::KEEP_SIZE;
+                Ok(rustix::fs::fallocate(&self.file, keep, offset as u64, bytes as u64)?)
+            }
+            other => Ok(other?),
+        }
+    }
+
+    /// Gives pages back to the kernel, for all processes: whole pages from `offset` on. They read
+    /// as zeros if they are used again.
+    ///
+    /// # Safety
+    /// Nobody relies on what is in them.
+    pub unsafe fn release(&self, offset: usize, bytes: usize) -> io::Result<()> {
+        self.assert_inside(offset, bytes);
+        let hole = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+        Ok(rustix::fs::fallocate(&self.file, hole, offset as u64, bytes as u64)?)
+    }
+
+    /// Cuts it into parts of `bytes` each, whole pages, all populated. Errors: no memory.
+    ///
+    /// # Safety
+    /// No other process uses the file while the parts live, and this process has it mapped once.
+    pub unsafe fn into_parts(self, bytes: usize) -> io::Result<Vec<Part>> {
+        self.populate(0, self.bytes)?;
+        let memory = Arc::new(self);
+        let starts = (0..memory.bytes / bytes).map(|number| number * bytes);
+        Ok(starts.map(|offset| Part { memory: memory.clone(), offset, bytes }).collect())
+    }
+
+    fn assert_inside(&self, offset: usize, bytes: usize) {
+        let is_inside = offset.checked_add(bytes).is_some_and(|end| end <= self.bytes);
+        assert!(is_inside && (offset | bytes).is_multiple_of(PAGE_BYTES), "whole pages inside");
+    }
+}
+
+/// A part of such memory, owned.
+///
+/// Invariant: it is inside of the memory, populated, and nobody else uses it.
+#[derive(Debug)]
+pub struct Part {
+    memory: Arc<SharedMemory>,
+    offset: usize,
+    bytes: usize,
+}
+
+impl Part {
+    /// Writes 64 bits at `at`, a multiple of 8, at once: who is killed has written all or nothing.
+    pub fn set_word(&mut self, at: usize, value: u64) {
+        assert!(at.is_multiple_of(size_of::<u64>()) && at + size_of::<u64>() <= self.bytes);
+        // SAFETY: inside, by the assertion, aligned, and `&mut self` excludes other users.
+        unsafe { self.memory.as_ptr().add(self.offset + at).cast::<u64>().write_volatile(value) };
+    }
+
+    /// Reads them.
+    pub fn word(&self, at: usize) -> u64 {
+        assert!(at.is_multiple_of(size_of::<u64>()) && at + size_of::<u64>() <= self.bytes);
+        // SAFETY: inside, by the assertion, aligned, and `&self` excludes writers.
+        unsafe { self.memory.as_ptr().add(self.offset + at).cast::<u64>().read_volatile() }
+    }
+}
+
+impl Deref for Part {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        // SAFETY: the invariant.
+        unsafe { std::slice::from_raw_parts(self.memory.as_ptr().add(self.offset), self.bytes) }
+    }
+}
+
+impl DerefMut for Part {
+    fn deref_mut(&mut self) -> &mut [u8] {
+        // SAFETY: the invariant, and `&mut self` excludes other users of this handle.
+        unsafe { std::slice::from_raw_parts_mut(self.memory.as_ptr().add(self.offset), self.bytes) }
+    }
+}
+
+impl AsFd for SharedMemory {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.file.as_fd()
+    }
+}
+
+impl Drop for SharedMemory {
+    fn drop(&mut self) {
+        // SAFETY: the owner is being dropped, so no pointer into the range is used any more.
+        let done = unsafe { mm::munmap(self.base.as_ptr().cast(), self.bytes) };
+        debug_assert!(done.is_ok(), "munmap of our own mapping: {done:?}");
+    }
+}
+
+#[cfg(all(test, not(miri)))]
+#[allow(clippy::unwrap_used, reason = "tests")]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_never_swapped_has_no_name_and_no_limit() {
+        let file = match create_unswappable() {
+            Ok(file) => file,
+            // Not as root, or before Linux 6.4.
+            Err(_) => return,
+        };
+        let memory = SharedMemory::map(file, 1 << 40).unwrap();
+        memory.populate(1 << 35, 4 * PAGE_BYTES).unwrap();
+        assert_eq!(rustix::fs::fstat(memory.as_fd()).unwrap().st_nlink, 0);
+        // SAFETY: nobody relies on what is in it.
+        unsafe { memory.release(1 << 35, 4 * PAGE_BYTES) }.unwrap();
+    }
+
+    #[test]
+    fn what_one_mapping_holds_another_of_the_file_finds() {
+        let file = create("uzswap-test").unwrap();
+        let again = file.try_clone().unwrap();
+        let memory = SharedMemory::map(file, 1 << 40).unwrap();
+        memory.populate(1 << 30, 2 * PAGE_BYTES).unwrap();
+        let at = |memory: &SharedMemory, offset: usize| {
+            // SAFETY: inside of the mapping, and nobody else writes.
+            unsafe { memory.as_ptr().add(offset) }
+        };
+        // SAFETY: as above.
+        unsafe { at(&memory, (1 << 30) + PAGE_BYTES).write(7) };
+        drop(memory);
+        let memory = SharedMemory::map(again, 1 << 40).unwrap();
+        // SAFETY: as above; nobody relies on what is given back.
+        unsafe {
+            assert_eq!(at(&memory, (1 << 30) + PAGE_BYTES).read(), 7);
+            memory.release(1 << 30, 2 * PAGE_BYTES).unwrap();
+            assert_eq!(at(&memory, (1 << 30) + PAGE_BYTES).read(), 0);
+        }
+        assert!(rustix::fs::fstat(memory.as_fd()).unwrap().st_blocks <= 16);
+    }
+}

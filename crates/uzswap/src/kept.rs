@@ -1,0 +1,131 @@
+//! What of a daemon outlives it, so that another one goes on where it was killed.
+//!
+//! Its keeper has the descriptors: of the memory that the cache is in, of the connections to the
+//! kernel and of the backing. A daemon is started with them, and gives them on to another keeper
+//! when its own is gone. Both killed at once, what is swapped out is lost.
+
+use crate::error::Failure;
+use crate::options::DaemonOptions;
+use serde::{Deserialize, Serialize};
+use std::fs::File;
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::path::PathBuf;
+use uzswap_block::{BackingFile, Kept as KeptServer, TransportKind, open_backing_file};
+use uzswap_sys::{process, shared};
+
+/// See the module.
+pub struct Kept {
+    /// What the cache is in.
+    pub cache: OwnedFd,
+    /// What the server goes on with.
+    pub server: KeptServer,
+    /// `None` for none.
+    pub backing: Option<BackingFile>,
+}
+
+/// What a daemon is started with.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct Start {
+    /// What was asked for.
+    pub options: DaemonOptions,
+    /// Memory of the machine, bytes, when it was first started.
+    pub ram: u64,
+    /// The numbers of what it was started with to go on with.
+    pub kept: Option<Numbers>,
+    /// The devices there are, of the daemon before; `None` if there was none.
+    pub devices: Option<Vec<PathBuf>>,
+}
+
+/// Descriptors, by their numbers.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct Numbers {
+    cache: i32,
+    requests: i32,
+    connections: Vec<i32>,
+    backing: Option<BackingNumber>,
+}
+
+#[derive(Debug, Clone, Serialize, Deserialize)]
+struct BackingNumber {
+    file: i32,
+    bytes: u64,
+    discards: bool,
+}
+
+impl Kept {
+    /// Opens what a daemon with these options will need. Errors: those of the backing, and of FUSE;
+    /// or, as a value, why nothing can outlive it: it is plain memory, has a transport other than
+    /// FUSE, or the kernel has no memory for it that stays when nobody has it locked.
+    pub fn open(options: &DaemonOptions) -> Result<Result<Self, String>, Failure> {
+        if options.bare {
+            return Ok(Err("plain memory goes with it".into()));
+        }
+        if options.transport != TransportKind::Fuse.to_string() {
+            return Ok(Err(format!("over {} no other one goes on", options.transport)));
+        }
+        let files = shared::create_unswappable().and_then(|cache| {
+            let requests = shared::create_unswappable()?;
+            Ok((cache, requests))
+        });
+        let (cache, requests) = match files {
+            Ok(files) => files,
+            Err(error) => return Ok(Err(format!("memory outside of it needs Linux 6.4: {error}"))),
+        };
+        let cannot = |error: io::Error| {
+            Failure::new(format!("cannot serve over fuse: {error}; see `uzswap doctor`"))
+        };
+        Ok(Ok(Self {
+            backing: open_backing_file(&options.backing.spec())?,
+            cache,
+            server: KeptServer::new(options.threads, requests).map_err(cannot)?,
+        }))
+    }
+
+    fn descriptors(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
+        let backing = self.backing.iter().map(|backing| backing.file.as_fd());
+        let server = self.server.connections().chain([self.server.requests()]);
+        server.chain([self.cache.as_fd()]).chain(backing)
+    }
+
+    /// Has the next program that this process starts have them; or no more.
+    pub fn let_inherit(&self, is_inherited: bool) -> io::Result<()> {
+        let each = if is_inherited { process::let_inherit } else { process::keep_from_inheriting };
+        self.descriptors().try_for_each(each)
+    }
+
+    /// By their numbers, which are those of a program that inherits them.
+    pub fn numbers(&self) -> Numbers {
+        Numbers {
+            cache: self.cache.as_raw_fd(),
+            requests: self.server.requests().as_raw_fd(),
+            connections: self.server.connections().map(|one| one.as_raw_fd()).collect(),
+            backing: self.backing.as_ref().map(|backing| BackingNumber {
+                file: backing.file.as_raw_fd(),
+                bytes: backing.bytes,
+                discards: backing.discards,
+            }),
+        }
+    }
+
+    /// What this process was started with. `take` says what becomes of the descriptors: a daemon
+    /// leaves them for another keeper ([`process::inherited`]), a keeper takes them
+    /// ([`process::take_inherited`]).
+    pub fn inherited(
+        numbers: &Numbers,
+        take: impl Fn(i32) -> io::Result<OwnedFd>,
+    ) -> io::Result<Self> {
+        let connections = numbers.connections.iter().map(|number| take(*number));
+        let connections = connections.collect::<io::Result<Vec<_>>>()?;
+        let backing = numbers.backing.as_ref().map(|backing| {
+            let file = File::from(take(backing.file)?);
+            let (bytes, discards) = (backing.bytes, backing.discards);
+            Ok::<_, io::Error>(BackingFile { file, bytes, discards })
+        });
+        Ok(Self {
+            cache: take(numbers.cache)?,
+            server: KeptServer::of(connections, take(numbers.requests)?),
+            backing: backing.transpose()?,
+        })
+    }
+}
