@@ -46,32 +46,54 @@ assert digest() == before
 print(before, sum(sums))
 "#;
 
-/// Runs it as nobody, if this is root; the program, where anybody may read it.
-fn run(folder: &Path, options: &[&str]) -> Output {
+/// Runs a command as nobody, if this is root, with programs where anybody may read them. HERE is
+/// the folder.
+fn run(folder: &Path, words: &[&str]) -> Output {
     fs::set_permissions(folder, fs::Permissions::from_mode(0o777)).unwrap();
-    for name in ["uzswap", "libuzswap_agent.so"] {
+    for name in ["uzswap", "libuzswap_agent.so", "absent"] {
         fs::copy(program(name), folder.join(name)).unwrap();
     }
-    fs::write(folder.join("program.py"), PROGRAM).unwrap();
     let mut command = Command::new("setpriv");
     if rustix::process::geteuid().is_root() {
         command.args(["--reuid=65534", "--regid=65534", "--clear-groups", "--bounding-set=-all"]);
     }
-    command.args(options.iter().map(|option| option.replace("HERE", folder.to_str().unwrap())));
-    command.args(["/usr/bin/python3", "-I"]).arg(folder.join("program.py"));
-    command.arg(folder.join("file")).env_remove("XDG_RUNTIME_DIR").output().unwrap()
+    command.args(words.iter().map(|word| word.replace("HERE", folder.to_str().unwrap())));
+    command.env_remove("XDG_RUNTIME_DIR").output().unwrap()
 }
 
 #[test]
 fn a_program_in_a_part_of_its_memory_computes_what_it_did_without_privileges() {
     let folder = tempfile::tempdir_in("/var/tmp").unwrap();
-    let without = run(folder.path(), &["env"]);
-    let with = ["HERE/uzswap", "run", "--in-process", "--memory", "64M", "--"];
-    let with = run(folder.path(), &with);
-    let said = String::from_utf8_lossy(&with.stderr).into_owned();
+    fs::write(folder.path().join("program.py"), PROGRAM).unwrap();
+    let program = ["/usr/bin/python3", "-I", "HERE/program.py", "HERE/file"];
+    compare(folder.path(), "64M", &program);
+}
+
+/// Runs a command by itself and in-process: it ends well and says the same.
+fn compare(folder: &Path, memory: &str, command: &[&str]) {
+    let without = run(folder, command);
     assert!(without.status.success(), "{}", String::from_utf8_lossy(&without.stderr));
-    assert!(with.status.success(), "{}: {said}", with.status);
-    assert_eq!(with.stdout, without.stdout, "{said}");
+    let with = in_process(folder, memory, command);
+    assert_eq!(with.stdout, without.stdout, "{}", String::from_utf8_lossy(&with.stderr));
+}
+
+/// Runs a command in-process: it ends well, and its memory was kept small.
+fn in_process(folder: &Path, memory: &str, command: &[&str]) -> Output {
+    let options = ["HERE/uzswap", "run", "--in-process", "--memory", memory, "--"];
+    let with = run(folder, &[&options, command].concat());
+    let said = String::from_utf8_lossy(&with.stderr);
+    let told = String::from_utf8_lossy(&with.stdout);
+    assert!(with.status.success(), "{}: {said}{told}", with.status);
     let was_kept_small = said.contains("was kept small") && !said.contains("of 0 processes");
     assert!(was_kept_small, "{said}");
+    with
+}
+
+#[test]
+fn a_call_whose_memory_is_out_does_what_it_does_with_memory() {
+    let folder = tempfile::tempdir_in("/var/tmp").unwrap();
+    fs::create_dir(folder.path().join("files")).unwrap();
+    fs::set_permissions(folder.path().join("files"), fs::Permissions::from_mode(0o777)).unwrap();
+    let with = in_process(folder.path(), "48M", &["HERE/absent", "HERE/files"]);
+    assert!(String::from_utf8_lossy(&with.stdout).contains("calls compared"));
 }

@@ -1,15 +1,11 @@
-//! What is done for each system call.
-//!
-//! | treatment | calls | what is done |
-//! |---|---|---|
-//! | left | those without memory of the program's | nothing: they are not even replaced |
-//! | held | those that move data | their buffers are brought in and kept for the time of the call |
-//! | own | those that change what is mapped; signals, processes, files | see each |
-//! | touched | all others | what an argument refers to is held; at `EFAULT` it is made again |
+//! What is done for each system call, as its row says ([`uzswap_calls::table`]): here are those
+//! that move data or refer to it. What changes maps is in `layout`; what is about processes, files
+//! and signals in `processes`, `masks` and `stacks`.
 
-use crate::{AGENT, Agent, inside, layout, processes};
+use crate::{AGENT, Agent, inside, layout, masks, processes, stacks};
 use libc::c_long;
 use std::ops::Range;
+use uzswap_calls::table::{self, Buffer, Treatment};
 use uzswap_calls::{Call, Outcome, raw};
 use uzswap_sys::map::PAGE_BYTES;
 
@@ -22,203 +18,9 @@ const UNTOLD: u64 = 4096;
 /// How often a call that answers `EFAULT` is made again.
 const TRIES: usize = 8;
 
-/// Which memory a call is given.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Buffer {
-    /// At argument 0, as many bytes as argument 1 says.
-    Bytes(usize, usize),
-    /// At argument 0, that many bytes each of argument 1.
-    Each(usize, usize, u64),
-    /// At argument 0, that many bytes.
-    Fixed(usize, u64),
-    /// At argument 0, as many `iovec` as argument 1 says, and what they refer to.
-    Vector(usize, usize),
-    /// At argument 0, a `msghdr`, and what it refers to.
-    Message(usize),
-    /// At argument 0, as many `mmsghdr` as argument 1 says.
-    Messages(usize, usize),
-}
-
-use Buffer::{Bytes, Each, Fixed, Message, Messages, Vector};
-
-/// Calls that move data, and their buffers.
-const HELD: &[(c_long, &[Buffer])] = &[
-    (libc::SYS_readv, &[Vector(1, 2)]),
-    (libc::SYS_writev, &[Vector(1, 2)]),
-    (libc::SYS_preadv, &[Vector(1, 2)]),
-    (libc::SYS_pwritev, &[Vector(1, 2)]),
-    (libc::SYS_preadv2, &[Vector(1, 2)]),
-    (libc::SYS_pwritev2, &[Vector(1, 2)]),
-    (libc::SYS_vmsplice, &[Vector(1, 2)]),
-    (libc::SYS_process_vm_readv, &[Vector(1, 2)]),
-    (libc::SYS_process_vm_writev, &[Vector(1, 2)]),
-    (libc::SYS_sendto, &[Bytes(1, 2), Bytes(4, 5)]),
-    (libc::SYS_recvfrom, &[Bytes(1, 2), Fixed(4, 128), Fixed(5, 4)]),
-    (libc::SYS_sendmsg, &[Message(1)]),
-    (libc::SYS_recvmsg, &[Message(1)]),
-    (libc::SYS_sendmmsg, &[Messages(1, 2)]),
-    (libc::SYS_recvmmsg, &[Messages(1, 2), Fixed(4, 16)]),
-    (libc::SYS_getdents64, &[Bytes(1, 2)]),
-    (libc::SYS_getrandom, &[Bytes(0, 1)]),
-    (libc::SYS_getcwd, &[Bytes(0, 1)]),
-    (libc::SYS_poll, &[Each(0, 1, 8)]),
-    (libc::SYS_ppoll, &[Each(0, 1, 8), Fixed(2, 16), Fixed(3, 8)]),
-    (libc::SYS_epoll_wait, &[Each(1, 2, 12)]),
-    (libc::SYS_epoll_pwait, &[Each(1, 2, 12), Fixed(4, 8)]),
-    (libc::SYS_epoll_pwait2, &[Each(1, 2, 12), Fixed(3, 16), Fixed(4, 8)]),
-    (libc::SYS_mq_timedsend, &[Bytes(1, 2)]),
-    (libc::SYS_mq_timedreceive, &[Bytes(1, 2), Fixed(3, 4)]),
-    (libc::SYS_msgsnd, &[Bytes(1, 2)]),
-    (libc::SYS_msgrcv, &[Bytes(1, 2)]),
-    (libc::SYS_semop, &[Each(1, 2, 6)]),
-    (libc::SYS_setxattr, &[Fixed(0, UNTOLD), Fixed(1, 256), Bytes(2, 3)]),
-    (libc::SYS_getxattr, &[Fixed(0, UNTOLD), Fixed(1, 256), Bytes(2, 3)]),
-    (libc::SYS_fsetxattr, &[Fixed(1, 256), Bytes(2, 3)]),
-    (libc::SYS_fgetxattr, &[Fixed(1, 256), Bytes(2, 3)]),
-    (libc::SYS_readlink, &[Fixed(0, UNTOLD), Bytes(1, 2)]),
-    (libc::SYS_readlinkat, &[Fixed(1, UNTOLD), Bytes(2, 3)]),
-    (libc::SYS_mincore, &[Fixed(2, 1 << 20)]),
-];
-
-/// Calls that are given no memory, or none that they look at before they end.
-const LEFT: &[c_long] = &[
-    libc::SYS_lseek,
-    libc::SYS_rt_sigreturn,
-    libc::SYS_sched_yield,
-    libc::SYS_dup,
-    libc::SYS_pause,
-    libc::SYS_alarm,
-    libc::SYS_getpid,
-    libc::SYS_exit,
-    libc::SYS_kill,
-    libc::SYS_fsync,
-    libc::SYS_fdatasync,
-    libc::SYS_ftruncate,
-    libc::SYS_fchdir,
-    libc::SYS_fchmod,
-    libc::SYS_fchown,
-    libc::SYS_umask,
-    libc::SYS_getuid,
-    libc::SYS_getgid,
-    libc::SYS_setuid,
-    libc::SYS_setgid,
-    libc::SYS_geteuid,
-    libc::SYS_getegid,
-    libc::SYS_setpgid,
-    libc::SYS_getppid,
-    libc::SYS_getpgrp,
-    libc::SYS_setsid,
-    libc::SYS_getpgid,
-    libc::SYS_getsid,
-    libc::SYS_sync,
-    libc::SYS_gettid,
-    libc::SYS_tkill,
-    libc::SYS_tgkill,
-    libc::SYS_exit_group,
-    libc::SYS_inotify_init1,
-    libc::SYS_eventfd2,
-    libc::SYS_epoll_create1,
-    libc::SYS_timerfd_create,
-    libc::SYS_syncfs,
-    libc::SYS_membarrier,
-    libc::SYS_pidfd_open,
-    libc::SYS_shutdown,
-    libc::SYS_listen,
-    libc::SYS_socket,
-    libc::SYS_flock,
-    libc::SYS_fallocate,
-    libc::SYS_fadvise64,
-    libc::SYS_restart_syscall,
-    libc::SYS_sched_setscheduler,
-    libc::SYS_getpriority,
-    libc::SYS_setpriority,
-];
-
-/// How many arguments calls have that are common: what is in the other registers is none. Of all
-/// others, six are looked at, which holds too much at worst.
-const ARGUMENTS: &[(c_long, usize)] = &[
-    (libc::SYS_open, 3),
-    (libc::SYS_openat, 4),
-    (libc::SYS_stat, 2),
-    (libc::SYS_fstat, 2),
-    (libc::SYS_lstat, 2),
-    (libc::SYS_newfstatat, 4),
-    (libc::SYS_statx, 5),
-    (libc::SYS_access, 2),
-    (libc::SYS_faccessat, 3),
-    (libc::SYS_faccessat2, 4),
-    (libc::SYS_ioctl, 3),
-    (libc::SYS_fcntl, 3),
-    (libc::SYS_nanosleep, 2),
-    (libc::SYS_clock_nanosleep, 4),
-    (libc::SYS_clock_gettime, 2),
-    (libc::SYS_gettimeofday, 2),
-    (libc::SYS_wait4, 4),
-    (libc::SYS_pipe, 1),
-    (libc::SYS_pipe2, 2),
-    (libc::SYS_unlink, 1),
-    (libc::SYS_unlinkat, 3),
-    (libc::SYS_mkdir, 2),
-    (libc::SYS_rename, 2),
-    (libc::SYS_chdir, 1),
-    (libc::SYS_uname, 1),
-    (libc::SYS_getrusage, 2),
-    (libc::SYS_prlimit64, 4),
-    (libc::SYS_epoll_ctl, 4),
-    (libc::SYS_accept4, 4),
-    (libc::SYS_accept, 3),
-    (libc::SYS_connect, 3),
-    (libc::SYS_bind, 3),
-    (libc::SYS_getsockopt, 5),
-    (libc::SYS_setsockopt, 5),
-    (libc::SYS_set_robust_list, 2),
-    (libc::SYS_rseq, 4),
-    (libc::SYS_getcpu, 2),
-];
-
-/// What is done for a call that has nothing of its own.
-#[derive(Clone, Copy)]
-enum Treatment {
-    Left,
-    Held(&'static [Buffer]),
-    /// Of so many arguments.
-    Touched(usize),
-}
-
-/// By number, so that no call searches the lists above.
-static TREATMENTS: [Treatment; NUMBERS] = treatments();
-/// More than the kernel has calls.
-const NUMBERS: usize = 512;
-/// Of what is in no list.
-const ANY: Treatment = Treatment::Touched(6);
-
-const fn treatments() -> [Treatment; NUMBERS] {
-    let mut all = [ANY; NUMBERS];
-    let mut at = 0;
-    while at < ARGUMENTS.len() {
-        all[ARGUMENTS[at].0 as usize] = Treatment::Touched(ARGUMENTS[at].1);
-        at += 1;
-    }
-    at = 0;
-    while at < HELD.len() {
-        all[HELD[at].0 as usize] = Treatment::Held(HELD[at].1);
-        at += 1;
-    }
-    at = 0;
-    while at < LEFT.len() {
-        all[LEFT[at] as usize] = Treatment::Left;
-        at += 1;
-    }
-    all
-}
-
-fn treatment(number: u64) -> Treatment {
-    TREATMENTS.get(number as usize).copied().unwrap_or(ANY)
-}
-
 /// Whether a call of a number is looked at.
 pub fn wants(number: u32) -> bool {
-    !matches!(treatment(number.into()), Treatment::Left)
+    !matches!(table::treatment(number.into()), Treatment::Left | Treatment::Absent)
 }
 
 /// Looks at a call: its number decides.
@@ -226,41 +28,62 @@ pub fn on_call(call: &mut Call) -> Outcome {
     // Whoever makes it: the next instruction that was replaced may come before the signals are
     // back.
     if call.number as c_long == libc::SYS_rt_sigprocmask {
-        return processes::mask(call);
+        return processes::mask(AGENT.get().filter(|_| !crate::is_inside()), call);
     }
     if crate::is_inside() {
         return Outcome::Bare;
     }
     let Some(agent) = AGENT.get() else { return Outcome::Bare };
+    stacks::arm();
+    match table::treatment(call.number) {
+        Treatment::Left | Treatment::Absent => Outcome::Bare,
+        Treatment::Held(buffers) => held(agent, call, buffers),
+        Treatment::Touched(arguments) => touched(agent, call, arguments),
+        Treatment::Refused(error) => refuse(call, error),
+        Treatment::Own(_) => own(agent, call),
+    }
+}
+
+/// Calls that have something of their own.
+fn own(agent: &Agent, call: &mut Call) -> Outcome {
     match call.number as c_long {
         libc::SYS_read | libc::SYS_write | libc::SYS_pread64 | libc::SYS_pwrite64 => {
             transfer(agent, call)
         }
+        libc::SYS_vmsplice => splice(agent, call),
         libc::SYS_mmap => layout::map(agent, call),
         libc::SYS_munmap => layout::unmap(agent, call),
         libc::SYS_brk => layout::grow_heap(agent, call),
         libc::SYS_mremap => layout::remap(agent, call),
         libc::SYS_mprotect | libc::SYS_pkey_mprotect => layout::protect(agent, call),
         libc::SYS_madvise => layout::advise(agent, call),
+        libc::SYS_process_madvise => layout::advise_process(agent, call),
         libc::SYS_mlock | libc::SYS_mlock2 => layout::lock_memory(agent, call),
-        libc::SYS_sigaltstack => layout::signal_stack(agent, call),
-        // Its buffers would be written at any time.
-        libc::SYS_mlockall => refuse(call, libc::ENOMEM),
-        libc::SYS_io_uring_setup | libc::SYS_io_setup => refuse(call, libc::ENOSYS),
-        libc::SYS_rt_sigaction => processes::action(call),
+        libc::SYS_shmat => layout::attach(call),
+        libc::SYS_set_tid_address => layout::leave_in(agent, call, 4),
+        libc::SYS_set_robust_list | libc::SYS_rseq => {
+            layout::leave_in(agent, call, call.arguments[1])
+        }
+        libc::SYS_sigaltstack => {
+            let [new, old, ..] = call.arguments;
+            // SAFETY: the arguments are the program's.
+            call.result = unsafe { stacks::set(Some(agent), new as *const _, old as *mut _) };
+            Outcome::Done
+        }
+        libc::SYS_rt_sigaction => processes::action(agent, call),
         libc::SYS_clone => processes::clone(agent, call),
         // Only ever with memory in common, by the C library; it falls back to `clone`.
-        libc::SYS_clone3 => processes::clone3(call),
+        libc::SYS_clone3 => processes::clone3(agent, call),
         libc::SYS_fork => processes::fork(agent, call),
         libc::SYS_vfork => Outcome::Bare,
         libc::SYS_close => processes::close(call),
         libc::SYS_close_range => processes::close_range(call),
         libc::SYS_dup2 | libc::SYS_dup3 => processes::duplicate(call),
         libc::SYS_execve | libc::SYS_execveat => processes::execute(agent, call),
-        _ => match treatment(call.number) {
-            Treatment::Left => Outcome::Bare,
-            Treatment::Held(buffers) => held(agent, call, buffers),
-            Treatment::Touched(count) => touched(agent, call, count),
+        libc::SYS_pselect6 => masks::select(agent, call),
+        number => match masks::argument(number) {
+            Some(at) => masks::without_ours(agent, call, at),
+            None => crate::die(&format!("system call {number} has a row, and nobody does it")),
         },
     }
 }
@@ -271,7 +94,7 @@ pub fn refuse(call: &mut Call, error: i32) -> Outcome {
 }
 
 /// Ranges of memory that are held.
-struct Holds<'a> {
+pub struct Holds<'a> {
     agent: &'a Agent,
     /// Bytes that may be held yet.
     left: u64,
@@ -281,14 +104,16 @@ struct Holds<'a> {
 }
 
 impl<'a> Holds<'a> {
-    fn new(agent: &'a Agent) -> Self {
+    /// Nothing yet.
+    pub fn new(agent: &'a Agent) -> Self {
         Self { agent, left: AT_ONCE, few: [0..0, 0..0, 0..0, 0..0], count: 0, many: Vec::new() }
     }
 
-    fn hold(&mut self, at: u64, bytes: u64) {
+    /// Holds what is adopted of a range; whether anything is.
+    pub fn hold(&mut self, at: u64, bytes: u64) -> bool {
         let range = at as usize..(at as usize).saturating_add(bytes.min(self.left) as usize);
         if !is_address(at) || range.is_empty() || !self.agent.pager.hold(range.clone()) {
-            return;
+            return false;
         }
         self.left -= range.len() as u64;
         if self.count < self.few.len() {
@@ -298,6 +123,7 @@ impl<'a> Holds<'a> {
             let _inside = inside();
             self.many.push(range);
         }
+        true
     }
 }
 
@@ -336,50 +162,86 @@ fn transfer(agent: &Agent, call: &mut Call) -> Outcome {
         done += result as u64;
         let is_whole = result as u64 == part && done < bytes;
         // More of a pipe or a terminal may never come.
-        if !is_whole || !is_write && !is_file(file as i32) {
+        if !is_whole || !is_write && !is_type(file as i32, libc::S_IFREG) {
             call.result = done as i64;
             return Outcome::Done;
         }
     }
 }
 
-fn is_file(file: i32) -> bool {
+fn is_type(file: i32, wanted: libc::mode_t) -> bool {
     let mut status = std::mem::MaybeUninit::<libc::stat>::zeroed();
     let arguments = [file as u64, status.as_mut_ptr() as u64, 0, 0, 0, 0];
     // SAFETY: the kernel writes the status to where it is told; zeros are one.
     unsafe {
         raw(libc::SYS_fstat as u64, arguments) == 0
-            && status.assume_init().st_mode & libc::S_IFMT == libc::S_IFREG
+            && status.assume_init().st_mode & libc::S_IFMT == wanted
     }
 }
 
-fn held(agent: &Agent, call: &mut Call, buffers: &[Buffer]) -> Outcome {
+/// `vmsplice`: the kernel would go on using the pages after the call, when they may leave. So the
+/// data are copied, as they are where a pipe cannot take pages.
+fn splice(agent: &Agent, call: &mut Call) -> Outcome {
+    let [file, vector, count, flags, ..] = call.arguments;
+    const NO_WAIT: u64 = 2;
+    let is_reader = file_flags(file) & libc::O_ACCMODE as i64 == libc::O_RDONLY as i64;
+    let number = match (is_reader, flags & NO_WAIT != 0) {
+        _ if !is_type(file as i32, libc::S_IFIFO) => return refuse(call, libc::EBADF),
+        (true, false) => libc::SYS_readv,
+        (false, false) => libc::SYS_writev,
+        (true, true) => libc::SYS_preadv2,
+        (false, true) => libc::SYS_pwritev2,
+    };
+    let mut holds = Holds::new(agent);
+    hold_vector(&mut holds, vector, count);
+    // No place in the file, which for the plain two is no argument.
+    let arguments = [file, vector, count, u64::MAX, u64::MAX, libc::RWF_NOWAIT as u64];
+    let mut copied = Call { number: number as u64, arguments, result: 0 };
+    make_until_it_sees(agent, &mut copied, &[1]);
+    call.result = copied.result;
+    Outcome::Done
+}
+
+fn file_flags(file: u64) -> i64 {
+    // SAFETY: asks only.
+    unsafe { raw(libc::SYS_fcntl as u64, [file, libc::F_GETFL as u64, 0, 0, 0, 0]) }
+}
+
+pub fn held(agent: &Agent, call: &mut Call, buffers: &[Buffer]) -> Outcome {
     let mut holds = Holds::new(agent);
     for buffer in buffers {
-        let argument = |at: usize| call.arguments[at];
-        match *buffer {
-            Bytes(at, bytes) => holds.hold(argument(at), argument(bytes)),
-            Each(at, count, bytes) => {
-                holds.hold(argument(at), argument(count).saturating_mul(bytes));
-            }
-            Fixed(at, bytes) => holds.hold(argument(at), bytes),
-            Vector(at, count) => hold_vector(&mut holds, argument(at), argument(count)),
-            Message(at) => hold_message(&mut holds, argument(at)),
-            Messages(at, count) => {
-                for number in 0..argument(count).min(1024) {
-                    let bytes = size_of::<libc::mmsghdr>() as u64;
-                    let message = argument(at).wrapping_add(number * bytes);
-                    hold_message(&mut holds, message);
-                    holds.hold(message, bytes);
-                }
-            }
-        }
+        hold_buffer(&mut holds, call, *buffer);
     }
-    make_until_it_sees(agent, call)
+    make(agent, call);
+    Outcome::Done
+}
+
+fn hold_buffer(holds: &mut Holds<'_>, call: &Call, buffer: Buffer) {
+    let argument = |at: usize| call.arguments[at];
+    let (at, bytes) = match buffer {
+        Buffer::Bytes(at, bytes) => (at, argument(bytes)),
+        Buffer::Each(at, count, bytes) => (at, argument(count).saturating_mul(bytes)),
+        Buffer::Pages(at, bytes) => (at, argument(bytes).div_ceil(PAGE_BYTES as u64)),
+        Buffer::Typed(at, bytes) => (at, argument(bytes).saturating_add(8)),
+        Buffer::Fixed(at, bytes) => (at, bytes),
+        Buffer::Text(at) => (at, UNTOLD),
+        Buffer::Vector(at, count) => return hold_vector(holds, argument(at), argument(count)),
+        Buffer::Message(at) => return hold_message(holds, argument(at)),
+        Buffer::Messages(at, count) => {
+            for number in 0..argument(count).min(1024) {
+                let bytes = size_of::<libc::mmsghdr>() as u64;
+                let message = argument(at).wrapping_add(number * bytes);
+                hold_message(holds, message);
+                holds.hold(message, bytes);
+            }
+            return;
+        }
+    };
+    holds.hold(argument(at), bytes);
 }
 
 /// Reads memory of the program's, which may be no memory at all.
-fn peek<T: Copy>(at: u64) -> Option<T> {
+pub fn peek<T: Copy>(at: u64) -> Option<T> {
     let mut value = std::mem::MaybeUninit::<T>::uninit();
     let local = libc::iovec { iov_base: value.as_mut_ptr().cast(), iov_len: size_of::<T>() };
     let remote = libc::iovec { iov_base: at as *mut _, iov_len: size_of::<T>() };
@@ -411,35 +273,60 @@ fn hold_message(holds: &mut Holds<'_>, at: u64) {
     }
 }
 
-/// Whatever an argument refers to is held: a path, a structure, a result.
-fn touched(agent: &Agent, call: &mut Call, count: usize) -> Outcome {
+/// Whatever these arguments refer to is held: a path, a structure, a result.
+fn touched(agent: &Agent, call: &mut Call, arguments: &[usize]) -> Outcome {
     let mut holds = Holds::new(agent);
-    let mut any = false;
-    for at in call.arguments[..count].iter().copied() {
-        if is_address(at) && agent.pager.has_adopted(page_of(at)) {
-            holds.hold(at, UNTOLD);
-            any = true;
-        }
-    }
-    if !any && call.number as c_long != libc::SYS_ioctl {
+    let any = hold_touched(&mut holds, call, arguments);
+    // What these are given may refer to more.
+    if !any && !is_deep(call.number as c_long) {
         return Outcome::Bare;
     }
-    make_until_it_sees(agent, call)
+    make_until_it_sees(agent, call, arguments);
+    Outcome::Done
 }
+
+/// Holds what arguments refer to; whether any is adopted.
+pub fn hold_touched(holds: &mut Holds<'_>, call: &Call, arguments: &[usize]) -> bool {
+    let mut any = false;
+    for at in arguments {
+        any |= holds.hold(call.arguments[*at], UNTOLD);
+    }
+    any
+}
+
+fn is_deep(number: c_long) -> bool {
+    matches!(
+        number,
+        libc::SYS_ioctl
+            | libc::SYS_futex_waitv
+            | libc::SYS_prctl
+            | libc::SYS_seccomp
+            | libc::SYS_bpf
+            | libc::SYS_keyctl
+            | libc::SYS_ptrace
+            | libc::SYS_fsconfig
+            | SETXATTRAT
+            | GETXATTRAT
+    )
+}
+
+/// Newer than the C library's list.
+const SETXATTRAT: c_long = 463;
+const GETXATTRAT: c_long = 464;
 
 /// Whether a program can have memory there.
 fn is_address(at: u64) -> bool {
     (PAGE_BYTES as u64..1 << 47).contains(&at)
 }
 
-fn page_of(at: u64) -> Range<usize> {
-    let start = at as usize / PAGE_BYTES * PAGE_BYTES;
-    start..start.saturating_add(PAGE_BYTES)
+/// Makes a call, and again where it answers `EFAULT`.
+pub fn make(agent: &Agent, call: &mut Call) {
+    make_until_it_sees(agent, call, &[0, 1, 2, 3, 4, 5]);
 }
 
 /// Makes a call; where it answers `EFAULT`, what its arguments may refer to is brought in, more
 /// each time, and it is made again.
-fn make_until_it_sees(agent: &Agent, call: &mut Call) -> Outcome {
+fn make_until_it_sees(agent: &Agent, call: &mut Call, arguments: &[usize]) {
     for turn in 0..TRIES {
         // SAFETY: the call is the program's, made as it asked.
         call.result = unsafe { raw(call.number, call.arguments) };
@@ -447,13 +334,15 @@ fn make_until_it_sees(agent: &Agent, call: &mut Call) -> Outcome {
             break;
         }
         let mut holds = Holds::new(agent);
-        for at in call.arguments.into_iter().filter(|at| is_address(*at)) {
+        let given = arguments.iter().map(|at| call.arguments[*at]);
+        for at in given.filter(|at| is_address(*at)) {
             holds.hold(at, UNTOLD << turn);
             for near in 0..4 {
                 let inner = peek::<u64>(at + near * 8).filter(|inner| is_address(*inner));
-                inner.into_iter().for_each(|inner| holds.hold(inner, UNTOLD << turn));
+                if let Some(inner) = inner {
+                    holds.hold(inner, UNTOLD << turn);
+                }
             }
         }
     }
-    Outcome::Done
 }

@@ -4,7 +4,7 @@
 //! SIGBUS and SIGILL are never blocked, and a program's handlers of them get what is not ours.
 
 use crate::processes::OURS;
-use crate::{inside, takeover};
+use crate::{AGENT, inside, stacks, takeover};
 use libc::{c_int, sigset_t};
 use std::cell::Cell;
 use std::ffi::c_void;
@@ -92,8 +92,16 @@ unsafe extern "C" fn sigaltstack(new: *const libc::stack_t, old: *mut libc::stac
         let mut stacks = stacks.lock().unwrap_or_else(PoisonError::into_inner);
         stacks.push(start..start + stack.ss_size);
     }
-    // SAFETY: the arguments are the caller's, but that what it points to may have left.
-    unsafe { libc::syscall(libc::SYS_sigaltstack, new, old) as c_int }
+    // SAFETY: the arguments are the caller's; errno is the thread's own.
+    unsafe {
+        match stacks::set(AGENT.get(), new, old) {
+            0 => 0,
+            error => {
+                *libc::__errno_location() = -error as c_int;
+                -1
+            }
+        }
+    }
 }
 
 unsafe extern "C" {

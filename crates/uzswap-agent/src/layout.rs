@@ -3,13 +3,18 @@
 //! One lock orders these calls, as the kernel's own does. Who holds it has all signals blocked, so
 //! that no handler of the program's waits for its own thread.
 
+use crate::calls::{self, refuse};
 use crate::{Agent, inside};
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::{Mutex, MutexGuard, PoisonError};
+use uzswap_calls::table::Buffer;
 use uzswap_calls::{Call, Outcome, raw};
 use uzswap_region::Change;
 use uzswap_sys::map::PAGE_BYTES;
+
+/// Of Linux 6.13.
+const MADV_GUARD_INSTALL: i32 = 102;
 
 /// What is smaller is left alone: it would cost more than it holds.
 const LEAST: usize = 64 << 10;
@@ -201,7 +206,7 @@ pub fn advise(agent: &Agent, call: &mut Call) -> Outcome {
         return Outcome::Done;
     }
     match call.arguments[2] as i32 {
-        libc::MADV_DONTNEED | libc::MADV_FREE | libc::MADV_REMOVE => {
+        libc::MADV_DONTNEED | libc::MADV_FREE | libc::MADV_REMOVE | libc::MADV_DONTNEED_LOCKED => {
             call.arguments[2] = libc::MADV_DONTNEED as u64;
             agent.pager.change(range, Change::Zeroed, || ((), make(call)));
         }
@@ -209,7 +214,12 @@ pub fn advise(agent: &Agent, call: &mut Call) -> Outcome {
             // They come in as they are touched: all at once they might not fit.
             call.result = 0;
         }
-        libc::MADV_DONTFORK | libc::MADV_WIPEONFORK | libc::MADV_MERGEABLE => {
+        libc::MADV_PAGEOUT => {
+            call.result = 0;
+            // What there is no room for stays.
+            let _ = agent.pager.page_out(range);
+        }
+        libc::MADV_DONTFORK | libc::MADV_WIPEONFORK | libc::MADV_MERGEABLE | MADV_GUARD_INSTALL => {
             agent.pager.release(range);
             make(call);
         }
@@ -281,17 +291,39 @@ pub fn lock_memory(agent: &Agent, call: &mut Call) -> Outcome {
     Outcome::Done
 }
 
-/// A stack for signals' handlers: the kernel writes to it, so it stays.
-pub fn signal_stack(agent: &Agent, call: &mut Call) -> Outcome {
-    let stack = call.arguments[0] as *const libc::stack_t;
-    // SAFETY: the program passes a description, or null.
-    if let Some(stack) = unsafe { stack.as_ref() } {
+/// `process_vm_madvise` of a process's own memory: what drops pages is answered as kernels before
+/// 6.13 do, which have it for others' only, and programs then use `madvise`.
+pub fn advise_process(agent: &Agent, call: &mut Call) -> Outcome {
+    const DROPS: [i32; 4] =
+        [libc::MADV_DONTNEED, libc::MADV_FREE, libc::MADV_DONTNEED_LOCKED, MADV_GUARD_INSTALL];
+    if DROPS.contains(&(call.arguments[3] as i32)) {
+        return refuse(call, libc::EINVAL);
+    }
+    calls::held(agent, call, &[Buffer::Vector(1, 2)])
+}
+
+/// `shmat`: never over memory that is mapped.
+pub fn attach(call: &mut Call) -> Outcome {
+    match call.arguments[2] as i32 & libc::SHM_REMAP {
+        0 => Outcome::Bare,
+        _ => refuse(call, libc::EINVAL),
+    }
+}
+
+/// The kernel uses what the first argument refers to outside of system calls: it is given back to
+/// the program.
+pub fn leave_in(agent: &Agent, call: &Call, bytes: u64) -> Outcome {
+    give_back(agent, call.arguments[0], bytes);
+    Outcome::Bare
+}
+
+/// Gives the pages of a range back to the program, if any is adopted.
+pub fn give_back(agent: &Agent, at: u64, bytes: u64) {
+    let start = at as usize / PAGE_BYTES * PAGE_BYTES;
+    let range = start..whole(at, bytes).end;
+    if !range.is_empty() && agent.pager.has_adopted(range.clone()) {
         let _inside = inside();
         let _layout = lock();
-        let start = stack.ss_sp as usize;
-        agent.pager.release(
-            start / PAGE_BYTES * PAGE_BYTES..(start + stack.ss_size).next_multiple_of(PAGE_BYTES),
-        );
+        agent.pager.release(range);
     }
-    Outcome::Bare
 }

@@ -17,8 +17,10 @@ mod forking;
 mod interposed;
 mod layout;
 mod locals;
+mod masks;
 mod memory;
 mod processes;
+mod stacks;
 mod takeover;
 
 use std::cell::Cell;

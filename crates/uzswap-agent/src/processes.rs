@@ -1,7 +1,7 @@
 //! Calls about signals, processes and descriptors.
 
-use crate::calls::refuse;
-use crate::{Agent, forking, inside};
+use crate::calls::{Holds, peek, refuse};
+use crate::{Agent, forking, inside, layout};
 use libc::c_long;
 use std::sync::atomic::{AtomicI32, Ordering::Relaxed};
 use uzswap_calls::{Call, Outcome, raw};
@@ -24,17 +24,28 @@ fn is_ours(descriptor: i32) -> bool {
     descriptor >= 0 && DESCRIPTORS.iter().any(|ours| ours.load(Relaxed) == descriptor)
 }
 
-/// `rt_sigprocmask`: ours are never blocked.
-pub fn mask(call: &mut Call) -> Outcome {
+/// `rt_sigprocmask`: ours are never blocked. Without an agent the call is this library's own.
+pub fn mask(agent: Option<&Agent>, call: &mut Call) -> Outcome {
     let [how, set, old, bytes, ..] = call.arguments;
-    if set == 0 || how == libc::SIG_UNBLOCK as u64 || bytes != 8 {
-        return Outcome::Bare;
+    let _holds = agent.map(|agent| hold_both(agent, set, old, bytes));
+    let mut arguments = call.arguments;
+    let given;
+    if set != 0 && how != libc::SIG_UNBLOCK as u64 && bytes == 8 {
+        // SAFETY: the program passes a set of eight bytes.
+        given = unsafe { *(set as *const u64) } & !OURS;
+        arguments[1] = &raw const given as u64;
     }
-    // SAFETY: the program passes a set of eight bytes; a fault in reading it is served.
-    let set = unsafe { *(set as *const u64) } & !OURS;
     // SAFETY: as the program asked for it, but for two signals.
-    call.result = unsafe { raw(call.number, [how, &raw const set as u64, old, bytes, 0, 0]) };
+    call.result = unsafe { raw(call.number, arguments) };
     Outcome::Done
+}
+
+/// Holds what a call reads, and what it writes.
+fn hold_both(agent: &Agent, read: u64, written: u64, bytes: u64) -> Holds<'_> {
+    let mut holds = Holds::new(agent);
+    holds.hold(read, bytes);
+    holds.hold(written, bytes);
+    holds
 }
 
 /// An action as the kernel has it.
@@ -49,20 +60,24 @@ struct KernelAction {
 
 /// `rt_sigaction`: our signals stay ours, also in a child that shares this memory and is about to
 /// become another program; in handlers of others ours are not blocked.
-pub fn action(call: &mut Call) -> Outcome {
+pub fn action(agent: &Agent, call: &mut Call) -> Outcome {
     let [signal, new, old, bytes, ..] = call.arguments;
-    if new == 0 || bytes != 8 {
-        return Outcome::Bare;
-    }
-    if (1..=64).contains(&signal) && OURS & 1 << (signal - 1) != 0 {
+    let is_ours = (1..=64).contains(&signal) && OURS & 1 << (signal - 1) != 0;
+    if is_ours && new != 0 {
         call.result = 0;
         return Outcome::Done;
     }
-    // SAFETY: the program passes an action, as the kernel knows it.
-    let mut action = unsafe { *(new as *const KernelAction) };
-    action.mask &= !OURS;
+    let _holds = hold_both(agent, new, old, size_of::<KernelAction>() as u64);
+    let mut arguments = call.arguments;
+    let mut action;
+    if new != 0 && bytes == 8 {
+        // SAFETY: the program passes an action, as the kernel knows it.
+        action = unsafe { *(new as *const KernelAction) };
+        action.mask &= !OURS;
+        arguments[1] = &raw const action as u64;
+    }
     // SAFETY: as the program asked for it, but for two signals.
-    call.result = unsafe { raw(call.number, [signal, &raw const action as u64, old, bytes, 0, 0]) };
+    call.result = unsafe { raw(call.number, arguments) };
     Outcome::Done
 }
 
@@ -78,26 +93,64 @@ pub fn fork(agent: &Agent, call: &mut Call) -> Outcome {
     Outcome::Done
 }
 
-/// `clone`: of a thread, or of a child that shares this memory, nothing is to be done.
+/// `clone`: of a thread, or of a child that shares this memory, what the kernel writes later stays.
 pub fn clone(agent: &Agent, call: &mut Call) -> Outcome {
-    let [flags, stack, ..] = call.arguments;
-    if flags & libc::CLONE_VM as u64 != 0 {
-        return Outcome::Bare;
+    let [flags, stack, parent, child, block, _] = call.arguments;
+    if flags & libc::CLONE_VM as u64 == 0 {
+        return match stack {
+            0 => fork(agent, call),
+            _ => refuse(call, libc::EAGAIN),
+        };
     }
-    if stack != 0 {
-        return refuse(call, libc::EAGAIN);
+    for (at, bytes) in [(parent, 4), (child, 4), (block, BLOCK)] {
+        layout::give_back(agent, at, bytes);
     }
-    fork(agent, call)
+    // How large it is nobody says: what a thread touches before it makes a call.
+    layout::give_back(agent, stack.saturating_sub(FIRST), FIRST);
+    Outcome::Bare
+}
+
+/// What the C library has at a thread's block, and writes while no fault may be: at least as much.
+const BLOCK: u64 = 4096;
+/// What a new thread touches of its stack before it has one for signals.
+const FIRST: u64 = 64 << 10;
+
+/// The beginning of `clone_args`, of the kernel's first version.
+#[derive(Clone, Copy)]
+#[repr(C)]
+struct CloneArguments {
+    flags: u64,
+    pidfd: u64,
+    child: u64,
+    parent: u64,
+    exit_signal: u64,
+    stack: u64,
+    stack_bytes: u64,
+    block: u64,
 }
 
 /// `clone3`: likewise. What does not share memory is asked for again by `clone`.
-pub fn clone3(call: &mut Call) -> Outcome {
-    // SAFETY: the program passes its arguments, of which the flags are the first eight bytes.
-    let flags = unsafe { *(call.arguments[0] as *const u64) };
-    match flags & libc::CLONE_VM as u64 {
-        0 => refuse(call, libc::ENOSYS),
-        _ => Outcome::Bare,
+pub fn clone3(agent: &Agent, call: &mut Call) -> Outcome {
+    let [at, bytes, ..] = call.arguments;
+    let mut holds = Holds::new(agent);
+    holds.hold(at, bytes);
+    let Some(arguments) = peek::<CloneArguments>(at) else { return refuse(call, libc::EFAULT) };
+    drop(holds);
+    if arguments.flags & libc::CLONE_VM as u64 == 0 {
+        return refuse(call, libc::ENOSYS);
     }
+    // The arguments themselves have to be there, and nobody can let go of them in a child.
+    layout::give_back(agent, at, bytes);
+    for (at, bytes) in [
+        (arguments.pidfd, 4),
+        (arguments.child, 4),
+        (arguments.parent, 4),
+        (arguments.stack, arguments.stack_bytes),
+        (arguments.block, BLOCK),
+    ] {
+        layout::give_back(agent, at, bytes);
+    }
+    Outcome::Bare
 }
 
 /// `close`.

@@ -14,15 +14,23 @@
 //! A `syscall` whose number is not in the instruction before it becomes `ud2`, and the handler of
 //! SIGILL sends the thread to its stub: 1 to 2 µs more. The same `ud2` stands where the `syscall`
 //! behind a replaced `mov` was, for whoever jumps there.
-
-#![cfg(target_arch = "x86_64")]
+//!
+//! [`table`] has all calls of the kernel: which memory each is given.
 
 // In the order in which to read them.
+pub mod table;
+
+#[cfg(target_arch = "x86_64")]
 pub mod sites;
 
+#[cfg(target_arch = "x86_64")]
 mod entry;
+#[cfg(target_arch = "x86_64")]
 mod patch;
+#[cfg(target_arch = "x86_64")]
 pub mod stop;
 
+#[cfg(target_arch = "x86_64")]
 pub use entry::{Call, Outcome, raw};
+#[cfg(target_arch = "x86_64")]
 pub use patch::{Patched, Patcher, Work};

@@ -136,6 +136,20 @@ impl Pager {
         }
     }
 
+    /// Compresses what is adopted of a range now, but for what is held. Errors: there is no room
+    /// for all of it, and the rest stays.
+    pub fn page_out(&self, range: Range<usize>) -> Result<(), Error> {
+        let inner = self.inner();
+        for part in parts(range) {
+            let known = registry::find(part.start).filter(|space| space.is_window());
+            let space = known.and_then(|space| inner.regions().get(&space.id).cloned());
+            if let Some(space) = space {
+                inner.page_out(&space, pages_of(&space, &part))?;
+            }
+        }
+        Ok(())
+    }
+
     /// Brings in what is adopted of a range, and keeps it in memory until [`Self::unhold`]: the
     /// kernel is going to read or write it. Returns whether any was adopted.
     pub fn hold(&self, range: Range<usize>) -> bool {

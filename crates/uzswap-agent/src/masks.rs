@@ -1,0 +1,90 @@
+//! Calls that set which signals are blocked for their time, or wait for signals: SIGBUS and SIGILL
+//! are always let through, and nobody else takes them.
+
+use crate::Agent;
+use crate::calls::{Holds, hold_touched, make, peek};
+use crate::processes::OURS;
+use libc::c_long;
+use uzswap_calls::{Call, Outcome};
+
+/// Bytes of a set of signals.
+const SET: u64 = 8;
+
+/// Which argument of a call is a set of signals, of those that have one.
+pub fn argument(number: c_long) -> Option<usize> {
+    Some(match number {
+        libc::SYS_rt_sigsuspend | libc::SYS_rt_sigtimedwait => 0,
+        libc::SYS_signalfd | libc::SYS_signalfd4 => 1,
+        libc::SYS_ppoll => 3,
+        libc::SYS_epoll_pwait | libc::SYS_epoll_pwait2 => 4,
+        _ => return None,
+    })
+}
+
+/// Makes a call with ours taken out of the set at that argument.
+pub fn without_ours(agent: &Agent, call: &mut Call, at: usize) -> Outcome {
+    let mut holds = Holds::new(agent);
+    hold_others(&mut holds, call);
+    holds.hold(call.arguments[at], SET);
+    // What cannot be read is the kernel's to refuse.
+    let set = peek::<u64>(call.arguments[at]).map(|set| set & !OURS);
+    let given = call.arguments[at];
+    if let Some(set) = &set {
+        call.arguments[at] = std::ptr::from_ref(set) as u64;
+    }
+    make(agent, call);
+    call.arguments[at] = given;
+    Outcome::Done
+}
+
+/// The other memory of these calls.
+fn hold_others(holds: &mut Holds<'_>, call: &Call) {
+    let [first, second, third, ..] = call.arguments;
+    match call.number as c_long {
+        libc::SYS_rt_sigtimedwait => {
+            hold_touched(holds, call, &[1, 2]);
+        }
+        libc::SYS_ppoll => {
+            holds.hold(first, second.saturating_mul(8));
+            hold_touched(holds, call, &[2]);
+        }
+        libc::SYS_epoll_pwait => {
+            holds.hold(second, third.saturating_mul(12));
+        }
+        libc::SYS_epoll_pwait2 => {
+            holds.hold(second, third.saturating_mul(12));
+            hold_touched(holds, call, &[3]);
+        }
+        _ => {}
+    }
+}
+
+/// What the last argument of `pselect6` refers to.
+#[derive(Clone, Copy)]
+#[repr(C)]
+struct Given {
+    set: u64,
+    bytes: u64,
+}
+
+/// `pselect6`.
+pub fn select(agent: &Agent, call: &mut Call) -> Outcome {
+    let mut holds = Holds::new(agent);
+    hold_touched(&mut holds, call, &[1, 2, 3, 4, 5]);
+    let at = call.arguments[5];
+    let given = peek::<Given>(at);
+    if let Some(given) = given {
+        holds.hold(given.set, SET);
+    }
+    let set = given.and_then(|given| peek::<u64>(given.set)).map(|set| set & !OURS);
+    let changed = set.as_ref().map(|set| Given {
+        set: std::ptr::from_ref(set) as u64,
+        bytes: given.map_or(SET, |given| given.bytes),
+    });
+    if let Some(changed) = &changed {
+        call.arguments[5] = std::ptr::from_ref(changed) as u64;
+    }
+    make(agent, call);
+    call.arguments[5] = at;
+    Outcome::Done
+}
