@@ -97,3 +97,35 @@ fn a_call_whose_memory_is_out_does_what_it_does_with_memory() {
     let with = in_process(folder.path(), "48M", &["HERE/absent", "HERE/files"]);
     assert!(String::from_utf8_lossy(&with.stdout).contains("calls compared"));
 }
+
+/// 40 MiB from an allocator that is not the C library's.
+const SANITIZED: &str = r#"
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+int main(void) {
+    char *blocks[40];
+    long sum = 0;
+    for (int i = 0; i < 40; i++) memset(blocks[i] = malloc(1 << 20), i, 1 << 20);
+    for (int turn = 0; turn < 20; turn++)
+        for (int i = 0; i < 40; i++)
+            for (int at = 0; at < 1 << 20; at += 64) sum += blocks[i][at];
+    for (int i = 0; i < 40; i++) free(blocks[i] = realloc(blocks[i], 100));
+    printf("%ld\n", sum);
+}
+"#;
+
+#[test]
+fn a_program_with_a_sanitizer_is_left_alone_and_keeps_its_allocator() {
+    let folder = tempfile::tempdir_in("/var/tmp").unwrap();
+    fs::write(folder.path().join("program.c"), SANITIZED).unwrap();
+    let mut compiler = Command::new("cc");
+    compiler.args(["-O1", "-fsanitize=address", "program.c", "-o", "program"]);
+    assert!(compiler.current_dir(folder.path()).status().unwrap().success());
+    let command = ["HERE/uzswap", "run", "--in-process", "--memory", "32M", "--", "HERE/program"];
+    let with = run(folder.path(), &command);
+    let said = String::from_utf8_lossy(&with.stderr);
+    assert!(with.status.success(), "{}: {said}", with.status);
+    assert_eq!(String::from_utf8_lossy(&with.stdout), "255590400\n");
+    assert!(said.contains("built with a sanitizer") && said.contains("of 1 it could not be"));
+}

@@ -49,6 +49,8 @@ fn install(root: &Path, built: &Path, prefix: &Path, destdir: &str) -> io::Resul
     link(SONAME, &library.join("libuzswap.so"))?;
     copy(&built.join("libuzswap.a"), &library.join("libuzswap.a"), 0o644)?;
     copy(&built.join("libuzswap_malloc.so"), &library.join("libuzswap_malloc.so"), 0o755)?;
+    // Where `uzswap run --in-process` looks for it, from a folder `bin` beside.
+    copy(&built.join("libuzswap_agent.so"), &library.join("libuzswap_agent.so"), 0o755)?;
     let header = root.join("crates/uzswap-c/include/uzswap.h");
     copy(&header, &to.join("include/uzswap.h"), 0o644)?;
     let template = fs::read_to_string(root.join("crates/uzswap-c/uzswap.pc.in"))
@@ -71,7 +73,7 @@ fn build(root: &Path) -> io::Result<PathBuf> {
     let built = Command::new(cargo)
         .current_dir(root)
         .args(["build", "--quiet", "--profile", "library"])
-        .args(["--package", "uzswap-c", "--package", "uzswap-malloc"])
+        .args(["--package", "uzswap-c", "--package", "uzswap-malloc", "--package", "uzswap-agent"])
         .status()?;
     if !built.success() {
         return Err(io::Error::other("cargo could not build the libraries"));

@@ -7,8 +7,9 @@ use crate::processes::OURS;
 use crate::{AGENT, inside, stacks, takeover};
 use libc::{c_int, sigset_t};
 use std::cell::Cell;
-use std::ffi::c_void;
+use std::ffi::{CStr, c_void};
 use std::sync::PoisonError;
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use uzswap_calls::raw;
 use uzswap_region::signals;
 
@@ -110,6 +111,37 @@ unsafe extern "C" {
     fn __libc_realloc(block: *mut c_void, bytes: usize) -> *mut c_void;
 }
 
+/// A function of the allocator that the program would have had without us, which may be one that
+/// it brings itself (jemalloc, a sanitizer's): what is taken from one is given back to it. 0: not
+/// looked up yet.
+struct Next {
+    name: &'static CStr,
+    function: AtomicUsize,
+}
+
+static MALLOC: Next = Next { name: c"malloc", function: AtomicUsize::new(0) };
+static CALLOC: Next = Next { name: c"calloc", function: AtomicUsize::new(0) };
+static REALLOC: Next = Next { name: c"realloc", function: AtomicUsize::new(0) };
+
+impl Next {
+    /// Its address; the C library's where there is no other.
+    fn get(&self, of_libc: usize) -> usize {
+        match self.function.load(Relaxed) {
+            0 => self.look_up(of_libc),
+            known => known,
+        }
+    }
+
+    #[cold]
+    fn look_up(&self, of_libc: usize) -> usize {
+        // SAFETY: a name; what is found stays as long as the program.
+        let found = unsafe { libc::dlsym(libc::RTLD_NEXT, self.name.as_ptr()) } as usize;
+        let found = if found == 0 { of_libc } else { found };
+        self.function.store(found, Relaxed);
+        found
+    }
+}
+
 /// What a thread asks for before it is looked how much the process has.
 const OFTEN: usize = 4 << 20;
 
@@ -123,6 +155,10 @@ thread_local! {
 /// (`setuid`,
 /// `unshare`).
 fn asked(bytes: usize) {
+    // While libraries are still being loaded there may be no thread-local variables.
+    if !crate::has_begun() {
+        return;
+    }
     let sum = ASKED.get().saturating_add(bytes);
     ASKED.set(if sum < OFTEN { sum } else { 0 });
     if sum >= OFTEN {
@@ -133,22 +169,28 @@ fn asked(bytes: usize) {
 #[unsafe(no_mangle)]
 unsafe extern "C" fn malloc(bytes: usize) -> *mut c_void {
     asked(bytes);
-    // SAFETY: takes any size.
-    unsafe { __libc_malloc(bytes) }
+    type Malloc = unsafe extern "C" fn(usize) -> *mut c_void;
+    let next = MALLOC.get(__libc_malloc as Malloc as usize);
+    // SAFETY: a function of this form, by its name; it takes any size.
+    unsafe { std::mem::transmute::<usize, Malloc>(next)(bytes) }
 }
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn calloc(count: usize, each: usize) -> *mut c_void {
     asked(count.saturating_mul(each));
-    // SAFETY: takes any sizes.
-    unsafe { __libc_calloc(count, each) }
+    type Calloc = unsafe extern "C" fn(usize, usize) -> *mut c_void;
+    let next = CALLOC.get(__libc_calloc as Calloc as usize);
+    // SAFETY: a function of this form, by its name; it takes any sizes.
+    unsafe { std::mem::transmute::<usize, Calloc>(next)(count, each) }
 }
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn realloc(block: *mut c_void, bytes: usize) -> *mut c_void {
     asked(bytes);
-    // SAFETY: the arguments are the caller's.
-    unsafe { __libc_realloc(block, bytes) }
+    type Realloc = unsafe extern "C" fn(*mut c_void, usize) -> *mut c_void;
+    let next = REALLOC.get(__libc_realloc as Realloc as usize);
+    // SAFETY: a function of this form, by its name; the arguments are the caller's.
+    unsafe { std::mem::transmute::<usize, Realloc>(next)(block, bytes) }
 }
 
 #[unsafe(no_mangle)]

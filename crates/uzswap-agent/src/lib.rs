@@ -67,6 +67,11 @@ thread_local! {
     static IS_INSIDE: Cell<bool> = const { Cell::new(false) };
 }
 
+/// Whether this library has been set up.
+fn has_begun() -> bool {
+    FIRST_THREAD.load(Relaxed) != 0
+}
+
 fn is_inside() -> bool {
     IS_INSIDE.get()
 }

@@ -8,6 +8,7 @@
 //! replaced instruction: from then on no call goes unseen.
 
 use crate::{AGENT, Agent, calls, forking, layout, memory, processes};
+use std::ffi::CStr;
 use std::fs;
 use std::ops::Range;
 use std::sync::Mutex;
@@ -50,6 +51,9 @@ fn stay(thread: &mut Stopped) -> bool {
 pub fn take_over(memory: u64, compressor: &str) -> Result<(), String> {
     if has_ring() {
         return Err("it has an io_uring, whose buffers the kernel writes at any time".into());
+    }
+    if let Some(watcher) = watcher() {
+        return Err(format!("{watcher}, which would see our faults as its own"));
     }
     let said = |error: &dyn std::fmt::Display| error.to_string();
     map::remember_own();
@@ -135,6 +139,22 @@ fn ours() -> Vec<i32> {
         name.is_ok_and(|name| name.starts_with("uzswap-"))
     };
     stop::threads().into_iter().filter(is_ours).collect()
+}
+
+/// Who else looks after this program's memory or signals.
+fn watcher() -> Option<&'static str> {
+    let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let tracer = status.lines().find_map(|line| line.strip_prefix("TracerPid:"));
+    if tracer.is_some_and(|tracer| tracer.trim() != "0") {
+        return Some("a debugger traces it");
+    }
+    const SANITIZERS: [&CStr; 4] =
+        [c"__asan_init", c"__tsan_init", c"__msan_init", c"__hwasan_init"];
+    let has = |name: &CStr| {
+        // SAFETY: a name.
+        unsafe { !libc::dlsym(libc::RTLD_DEFAULT, name.as_ptr()).is_null() }
+    };
+    SANITIZERS.into_iter().any(has).then_some("it was built with a sanitizer")
 }
 
 fn has_ring() -> bool {

@@ -2,6 +2,7 @@
 //! beforehand.
 
 use crate::error::Failure;
+use crate::in_process;
 use crate::size;
 use crate::status;
 use std::fs;
@@ -172,6 +173,15 @@ fn regions() -> Vec<Finding> {
     ]
 }
 
+/// What `run --in-process` needs.
+fn in_process() -> Vec<Finding> {
+    let faults = Mode::InThread.check().map(|()| "permitted".into());
+    vec![
+        finding("userfaultfd with SIGBUS", faults.map_err(|error| error.to_string())),
+        finding("library", in_process::library().map(|path| path.display().to_string())),
+    ]
+}
+
 /// Checks what the swap device cannot do without.
 pub fn require() -> Result<(), Failure> {
     for finding in swap_device() {
@@ -186,12 +196,13 @@ pub fn require() -> Result<(), Failure> {
 pub fn doctor() -> ExitCode {
     let device = print("swap device (run, serve)", &swap_device());
     let regions = print("regions (the library)", &regions());
+    let in_process = print("in-process (run --in-process)", &in_process());
     if let Ok(memory) = cpu::memory_info() {
         let (total, available) = (size::show(memory.total), size::show(memory.available));
         println!("memory: {total}, {available} available; {} CPUs", cpu::allowed());
     }
     status::describe().into_iter().for_each(|line| println!("{line}"));
-    if device || regions { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+    if device || regions || in_process { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 
 /// Prints what was found of a front end; whether it works.

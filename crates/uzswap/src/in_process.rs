@@ -23,7 +23,7 @@ pub fn run(arguments: &RunArguments) -> Result<ExitCode, Failure> {
     crate::options::check_memory(arguments.memory, machine)?;
     run::find_command(&arguments.command[0])?;
     Mode::InThread.check().map_err(|error| Failure::new(error.to_string()))?;
-    let library = library()?;
+    let library = library().map_err(Failure::new)?;
     let file = TreeFile::create(arguments.memory)?;
     let events = Events::new()?;
     let mut command = Command::new(&arguments.command[0]);
@@ -37,6 +37,11 @@ pub fn run(arguments: &RunArguments) -> Result<ExitCode, Failure> {
         preload.push(":");
         preload.push(others);
     }
+    // A program that was built with it refuses to start behind any library that is preloaded.
+    let mut sanitizer = env::var_os("ASAN_OPTIONS").unwrap_or_default();
+    sanitizer.push(if sanitizer.is_empty() { "" } else { ":" });
+    sanitizer.push("verify_asan_link_order=0");
+    command.env("ASAN_OPTIONS", sanitizer);
     let child = command.env("LD_PRELOAD", preload).spawn();
     let child =
         child.map_err(|error| Failure::new(format!("cannot start the command: {error}")))?;
@@ -70,15 +75,16 @@ fn refuse_others(arguments: &RunArguments) -> Result<(), Failure> {
     }
 }
 
-/// The library: beside this program, or where packages put it.
-fn library() -> Result<PathBuf, Failure> {
+/// The library: beside this program, or where packages put it. Error: where it should be, and what
+/// to do.
+pub fn library() -> Result<PathBuf, String> {
     let own = env::current_exe().unwrap_or_default();
     let folder = own.parent().unwrap_or(Path::new("/"));
     let places = [folder.join(LIBRARY), folder.join("../lib").join(LIBRARY)];
     let found = places.iter().find(|place| place.exists()).cloned();
     found.ok_or_else(|| {
-        let place = places[0].display();
-        Failure::new(format!("there is no {place}; build it: cargo build --package uzswap-agent"))
+        let place = places[1].display();
+        format!("there is no {place}; cargo run -p xtask -- install --prefix DIR puts it there")
     })
 }
 
