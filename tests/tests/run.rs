@@ -489,3 +489,23 @@ fn a_daemon_goes_on_serving_until_the_kernel_can_read_its_pages_back() {
     }
     machine.assert_as_before();
 }
+
+#[test]
+fn doctor_says_the_same_to_programs_as_to_people() {
+    let doctor = |arguments: &[&str]| {
+        Command::new(program("uzswap")).arg("doctor").args(arguments).output().unwrap()
+    };
+    let (text, json) = (doctor(&[]), doctor(&["--json"]));
+    assert_eq!(text.status.code(), json.status.code());
+    let text = String::from_utf8(text.stdout).unwrap();
+    let json: serde_json::Value = serde_json::from_slice(&json.stdout).unwrap();
+    for (part, title) in [("swap_device", "swap device"), ("regions", "regions")] {
+        let works = text.lines().any(|l| l.starts_with(title) && l.ends_with(": works here"));
+        assert_eq!(json[part]["works"], works, "{text}");
+        for finding in json[part]["findings"].as_array().unwrap() {
+            let what = format!(" {}: ", finding["what"].as_str().unwrap());
+            let line = text.lines().find(|line| line.contains(&what)).unwrap();
+            assert_eq!(finding["ok"], line.trim_start().starts_with("ok "), "{line}");
+        }
+    }
+}

@@ -1,6 +1,6 @@
-//! Documents and the C header, from the code that declares what they say.
+//! Documents, man pages, completions and the C header, from the code that declares what they say.
 
-use crate::header;
+use crate::{header, manual};
 use std::fmt::Write;
 use std::fs;
 use std::path::Path;
@@ -9,13 +9,16 @@ use uzswap_block::control;
 use uzswap_calls::table;
 
 /// Path and content of each generated document.
-pub fn all(root: &Path) -> [(&'static str, String); 4] {
-    [
-        ("docs/attributes.md", attributes()),
-        ("docs/statistics.md", statistics()),
-        ("docs/design/system-calls.md", system_calls()),
-        ("crates/uzswap-c/include/uzswap.h", header::text(root)),
-    ]
+pub fn all(root: &Path) -> Vec<(String, String)> {
+    let mut all = vec![
+        ("docs/attributes.md".into(), attributes()),
+        ("docs/statistics.md".into(), statistics()),
+        ("docs/design/system-calls.md".into(), system_calls()),
+        ("crates/uzswap-c/include/uzswap.h".into(), header::text(root)),
+    ];
+    all.extend(manual::pages());
+    all.extend(manual::completions());
+    all
 }
 
 fn attributes() -> String {
@@ -62,7 +65,9 @@ fn system_calls() -> String {
 /// Writes them.
 pub fn write(root: &Path) -> ExitCode {
     for (path, text) in all(root) {
-        if let Err(error) = fs::write(root.join(path), text) {
+        let file = root.join(&path);
+        let folder = file.parent().unwrap_or(root);
+        if let Err(error) = fs::create_dir_all(folder).and_then(|()| fs::write(&file, text)) {
             eprintln!("{path}: {error}");
             return ExitCode::FAILURE;
         }

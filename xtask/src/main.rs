@@ -7,6 +7,7 @@
 mod docs;
 mod header;
 mod install;
+mod manual;
 mod tidy;
 mod vm;
 

@@ -97,7 +97,7 @@ const ENGINE_ABSENCES: [&str; 6] =
 pub fn check(root: &Path) -> ExitCode {
     let mut wrong = Vec::new();
     for (path, text) in docs::all(root) {
-        if fs::read_to_string(root.join(path)).ok().as_ref() != Some(&text) {
+        if fs::read_to_string(root.join(&path)).ok().as_ref() != Some(&text) {
             wrong.push(format!("{path} is stale: cargo run -p xtask -- docs"));
         }
     }

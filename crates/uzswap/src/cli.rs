@@ -6,9 +6,11 @@ use std::fmt;
 use std::path::PathBuf;
 use uzswap_engine::compress::Algorithm;
 
+const EXAMPLE: &str = "Example:\n  sudo uzswap run --memory 2G -- make -j8";
+
 /// A compressed swap cache in user space: programs that need more memory than there is.
 #[derive(Debug, Parser)]
-#[command(name = "uzswap", version, about)]
+#[command(name = "uzswap", version, about, after_help = EXAMPLE)]
 pub struct Cli {
     /// What to do.
     #[command(subcommand)]
@@ -19,18 +21,27 @@ pub struct Cli {
 #[derive(Debug, Subcommand)]
 pub enum Command {
     /// Run a command in limited memory, the rest of it compressed in RAM and on disk.
+    #[command(after_help = "Example:\n  sudo uzswap run --memory 2G --user me -- make -j8")]
     Run(RunArguments),
     /// Give the whole machine a compressed swap device; SIGTERM takes it away again.
+    #[command(
+        after_help = "Example:\n  sudo uzswap serve --size 16G --pool 4G --compressor zstd:3"
+    )]
     Serve(ServeArguments),
     /// Show what is held, in what, at which ratio, what was rejected and why.
+    #[command(after_help = "Example:\n  sudo uzswap status --json | jq '.[0].stats.stored_pages'")]
     Status(StatusArguments),
     /// Tell what works on this machine, and for what does not, what is missing and how to get it.
-    Doctor,
+    #[command(after_help = "Example:\n  sudo uzswap doctor")]
+    Doctor(DoctorArguments),
     /// Undo what runs that were killed have left: swap, loop devices, mounts, cgroups.
+    #[command(after_help = "Example:\n  sudo uzswap clean")]
     Clean,
     /// Measure it beside the kernel's own swap, zswap and zram.
+    #[command(after_help = "Example:\n  sudo uzswap bench fault")]
     Bench(BenchArguments),
     /// Write the pages of a running program to a file, to measure with.
+    #[command(after_help = "Example:\n  sudo uzswap record --pid 4711 --out heap.pages")]
     Record(RecordArguments),
     /// The process that serves the device; started by the keeper.
     #[command(hide = true)]
@@ -126,6 +137,7 @@ pub struct RunArguments {
     /// least 16 times the limit].
     #[arg(long, value_name = "SIZE", value_parser = crate::size::parse)]
     pub size: Option<u64>,
+    /// The cache.
     #[command(flatten)]
     pub cache: CacheArguments,
     /// Also write the report to a file, as JSON.
@@ -145,6 +157,7 @@ pub struct ServeArguments {
     /// Size of the swap device, before compression, at most.
     #[arg(long, value_name = "SIZE", value_parser = crate::size::parse)]
     pub size: u64,
+    /// The cache.
     #[command(flatten)]
     pub cache: CacheArguments,
 }
@@ -153,6 +166,14 @@ pub struct ServeArguments {
 #[derive(Debug, Args)]
 pub struct StatusArguments {
     /// Print JSON: every attribute and statistic of every cache.
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// `uzswap doctor`.
+#[derive(Debug, Args)]
+pub struct DoctorArguments {
+    /// Print JSON: everything that was looked at, and what was found.
     #[arg(long)]
     pub json: bool,
 }

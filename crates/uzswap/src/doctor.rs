@@ -1,10 +1,12 @@
 //! `uzswap doctor`: what works on this machine; and what `run` and `serve` need, checked
 //! beforehand.
 
+use crate::cli::DoctorArguments;
 use crate::error::Failure;
 use crate::in_process;
 use crate::size;
 use crate::status;
+use serde_json::{Value, json};
 use std::fs;
 use std::io;
 use std::process::ExitCode;
@@ -193,21 +195,47 @@ pub fn require() -> Result<(), Failure> {
 }
 
 /// Prints it; status 1 when no front end works.
-pub fn doctor() -> ExitCode {
-    let device = print("swap device (run, serve)", &swap_device());
-    let regions = print("regions (the library)", &regions());
-    let in_process = print("in-process (run --in-process)", &in_process());
-    if let Ok(memory) = cpu::memory_info() {
-        let (total, available) = (size::show(memory.total), size::show(memory.available));
-        println!("memory: {total}, {available} available; {} CPUs", cpu::allowed());
+pub fn doctor(arguments: &DoctorArguments) -> Result<ExitCode, Failure> {
+    let (device, regions, in_process) = (swap_device(), regions(), in_process());
+    let works = works(&device) || works(&regions) || works(&in_process);
+    if arguments.json {
+        let json = json!({
+            "swap_device": to_json(&device),
+            "regions": to_json(&regions),
+            "in_process": to_json(&in_process),
+        });
+        println!("{json:#}");
+    } else {
+        print("swap device (run, serve)", &device);
+        print("regions (the library)", &regions);
+        print("in-process (run --in-process)", &in_process);
+        if let Ok(memory) = cpu::memory_info() {
+            let (total, available) = (size::show(memory.total), size::show(memory.available));
+            println!("memory: {total}, {available} available; {} CPUs", cpu::allowed());
+        }
+        status::describe().into_iter().for_each(|line| println!("{line}"));
     }
-    status::describe().into_iter().for_each(|line| println!("{line}"));
-    if device || regions || in_process { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+    Ok(if works { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-/// Prints what was found of a front end; whether it works.
-fn print(what: &str, findings: &[Finding]) -> bool {
-    let works = findings.iter().all(|finding| !finding.required || finding.state.is_ok());
+/// Whether the front end does, for which this was looked at.
+fn works(findings: &[Finding]) -> bool {
+    findings.iter().all(|finding| !finding.required || finding.state.is_ok())
+}
+
+/// Whether it works, and each finding with its text: what is there, or what is missing.
+fn to_json(findings: &[Finding]) -> Value {
+    let each = findings.iter().map(|finding| {
+        let (Ok(text) | Err(text)) = &finding.state;
+        json!({ "what": finding.what, "ok": finding.state.is_ok(),
+            "required": finding.required, "text": text })
+    });
+    json!({ "works": works(findings), "findings": each.collect::<Vec<_>>() })
+}
+
+/// Prints what was found of a front end.
+fn print(what: &str, findings: &[Finding]) {
+    let works = works(findings);
     println!("{what}: {}", if works { "works here" } else { "does not work here" });
     for finding in findings {
         let (mark, text) = match (&finding.state, finding.required) {
@@ -217,5 +245,4 @@ fn print(what: &str, findings: &[Finding]) -> bool {
         };
         println!("  {mark:8} {}: {text}", finding.what);
     }
-    works
 }

@@ -4,7 +4,6 @@
 
 mod bench;
 mod changes;
-mod cli;
 mod daemon;
 mod doctor;
 mod error;
@@ -22,7 +21,6 @@ mod run;
 mod serve;
 mod shortage;
 mod signals;
-mod size;
 mod space;
 mod stats;
 mod status;
@@ -35,6 +33,7 @@ use clap::Parser;
 use cli::{Cli, Command};
 use error::Failure;
 use std::process::ExitCode;
+use uzswap_cli::{cli, size};
 
 /// Exit status when uzswap itself fails, as `env` and `timeout` have it: 126 and 127 are the
 /// command's.
@@ -65,7 +64,7 @@ fn dispatch(command: Command) -> Result<ExitCode, Failure> {
         Command::Run(arguments) => run::run(&arguments),
         Command::Serve(arguments) => serve::serve(&arguments).map(|()| ExitCode::SUCCESS),
         Command::Status(arguments) => status::status(&arguments).map(|()| ExitCode::SUCCESS),
-        Command::Doctor => Ok(doctor::doctor()),
+        Command::Doctor(arguments) => doctor::doctor(&arguments),
         Command::Clean => status::clean().map(|()| ExitCode::SUCCESS),
         Command::Bench(arguments) => Err(bench::bench(&arguments)),
         Command::Record(arguments) => record::record(&arguments).map(|()| ExitCode::SUCCESS),

@@ -1,0 +1,85 @@
+# Print an optspec for argparse to handle cmd's options that are independent of any subcommand.
+function __fish_uzswap_global_optspecs
+    string join \n h/help V/version
+end
+
+function __fish_uzswap_needs_command
+    # Figure out if the current invocation already has a command.
+    set -l cmd (commandline -opc)
+    set -e cmd[1]
+    argparse -s (__fish_uzswap_global_optspecs) -- $cmd 2>/dev/null
+    or return
+    if set -q argv[1]
+        # Also print the command, so this can be used to figure out what it is.
+        echo $argv[1]
+        return 1
+    end
+    return 0
+end
+
+function __fish_uzswap_using_subcommand
+    set -l cmd (__fish_uzswap_needs_command)
+    test -z "$cmd"
+    and return 1
+    contains -- $cmd[1] $argv
+end
+
+complete -c uzswap -n "__fish_uzswap_needs_command" -s h -l help -d 'Print help'
+complete -c uzswap -n "__fish_uzswap_needs_command" -s V -l version -d 'Print version'
+complete -c uzswap -n "__fish_uzswap_needs_command" -f -a "run" -d 'Run a command in limited memory, the rest of it compressed in RAM and on disk'
+complete -c uzswap -n "__fish_uzswap_needs_command" -f -a "serve" -d 'Give the whole machine a compressed swap device; SIGTERM takes it away again'
+complete -c uzswap -n "__fish_uzswap_needs_command" -f -a "status" -d 'Show what is held, in what, at which ratio, what was rejected and why'
+complete -c uzswap -n "__fish_uzswap_needs_command" -f -a "doctor" -d 'Tell what works on this machine, and for what does not, what is missing and how to get it'
+complete -c uzswap -n "__fish_uzswap_needs_command" -f -a "clean" -d 'Undo what runs that were killed have left: swap, loop devices, mounts, cgroups'
+complete -c uzswap -n "__fish_uzswap_needs_command" -f -a "bench" -d 'Measure it beside the kernel\'s own swap, zswap and zram'
+complete -c uzswap -n "__fish_uzswap_needs_command" -f -a "record" -d 'Write the pages of a running program to a file, to measure with'
+complete -c uzswap -n "__fish_uzswap_needs_command" -f -a "help" -d 'Print this message or the help of the given subcommand(s)'
+complete -c uzswap -n "__fish_uzswap_using_subcommand run" -l memory -d 'Memory that the command and its children may use, together' -r
+complete -c uzswap -n "__fish_uzswap_using_subcommand run" -l user -d 'Run the command as this user, with their groups and home' -r
+complete -c uzswap -n "__fish_uzswap_using_subcommand run" -l size -d 'Size of the swap device, before compression, at most [default: the machine\'s memory, and at least 16 times the limit]' -r
+complete -c uzswap -n "__fish_uzswap_using_subcommand run" -l pool -d 'Memory for compressed pages [default: half of what is free beyond the limit]' -r
+complete -c uzswap -n "__fish_uzswap_using_subcommand run" -l compressor -d 'Compressor of new pages: lz4, zstd, lzo, deflate, wkdm, raw; some with a level as in zstd:3 [default: zstd]' -r
+complete -c uzswap -n "__fish_uzswap_using_subcommand run" -l backing -d 'Where the coldest pages go: a file with a size, a block device, or none [default: an unnamed file in /var/tmp]' -r
+complete -c uzswap -n "__fish_uzswap_using_subcommand run" -l transport -d 'How the kernel\'s requests reach the cache: FUSE and loop devices, or ublk; by itself ublk only where there are no loop devices' -r -f -a "auto\t'The first that there is'
+ublk\t'ublk'
+fuse\t'FUSE and loop devices'"
+complete -c uzswap -n "__fish_uzswap_using_subcommand run" -l threads -d 'Threads that serve the device [default: six and two for each CPU]' -r
+complete -c uzswap -n "__fish_uzswap_using_subcommand run" -l poll -d 'How long a thread looks for the next request before it sleeps, microseconds' -r
+complete -c uzswap -n "__fish_uzswap_using_subcommand run" -l report -d 'Also write the report to a file, as JSON' -r -F
+complete -c uzswap -n "__fish_uzswap_using_subcommand run" -l in-process -d 'Keep the command\'s memory small inside of its processes, by a library that they preload: without root, without swap. The pool is a part of --memory. Tried on few programs so far'
+complete -c uzswap -n "__fish_uzswap_using_subcommand run" -l include-pool -d 'Count the pool and the daemon in: the command gets what they leave of its memory'
+complete -c uzswap -n "__fish_uzswap_using_subcommand run" -l load-control -d 'When many processes swap more than they compute, let no more run than there are CPUs'
+complete -c uzswap -n "__fish_uzswap_using_subcommand run" -l plain-backing -d 'Write pages to the backing as they are, neither encrypted nor authenticated: for a disk that is encrypted itself'
+complete -c uzswap -n "__fish_uzswap_using_subcommand run" -l bare -d 'Plain memory behind the device and no cache: what the transport takes by itself'
+complete -c uzswap -n "__fish_uzswap_using_subcommand run" -l one-writer -d 'One thread at a time writes to the backing, to compare with'
+complete -c uzswap -n "__fish_uzswap_using_subcommand run" -s q -l quiet -d 'Print neither the live view nor the report'
+complete -c uzswap -n "__fish_uzswap_using_subcommand run" -s h -l help -d 'Print help (see more with \'--help\')'
+complete -c uzswap -n "__fish_uzswap_using_subcommand serve" -l size -d 'Size of the swap device, before compression, at most' -r
+complete -c uzswap -n "__fish_uzswap_using_subcommand serve" -l pool -d 'Memory for compressed pages [default: half of what is free beyond the limit]' -r
+complete -c uzswap -n "__fish_uzswap_using_subcommand serve" -l compressor -d 'Compressor of new pages: lz4, zstd, lzo, deflate, wkdm, raw; some with a level as in zstd:3 [default: zstd]' -r
+complete -c uzswap -n "__fish_uzswap_using_subcommand serve" -l backing -d 'Where the coldest pages go: a file with a size, a block device, or none [default: an unnamed file in /var/tmp]' -r
+complete -c uzswap -n "__fish_uzswap_using_subcommand serve" -l transport -d 'How the kernel\'s requests reach the cache: FUSE and loop devices, or ublk; by itself ublk only where there are no loop devices' -r -f -a "auto\t'The first that there is'
+ublk\t'ublk'
+fuse\t'FUSE and loop devices'"
+complete -c uzswap -n "__fish_uzswap_using_subcommand serve" -l threads -d 'Threads that serve the device [default: six and two for each CPU]' -r
+complete -c uzswap -n "__fish_uzswap_using_subcommand serve" -l poll -d 'How long a thread looks for the next request before it sleeps, microseconds' -r
+complete -c uzswap -n "__fish_uzswap_using_subcommand serve" -l plain-backing -d 'Write pages to the backing as they are, neither encrypted nor authenticated: for a disk that is encrypted itself'
+complete -c uzswap -n "__fish_uzswap_using_subcommand serve" -l bare -d 'Plain memory behind the device and no cache: what the transport takes by itself'
+complete -c uzswap -n "__fish_uzswap_using_subcommand serve" -l one-writer -d 'One thread at a time writes to the backing, to compare with'
+complete -c uzswap -n "__fish_uzswap_using_subcommand serve" -s h -l help -d 'Print help (see more with \'--help\')'
+complete -c uzswap -n "__fish_uzswap_using_subcommand status" -l json -d 'Print JSON: every attribute and statistic of every cache'
+complete -c uzswap -n "__fish_uzswap_using_subcommand status" -s h -l help -d 'Print help'
+complete -c uzswap -n "__fish_uzswap_using_subcommand doctor" -l json -d 'Print JSON: everything that was looked at, and what was found'
+complete -c uzswap -n "__fish_uzswap_using_subcommand doctor" -s h -l help -d 'Print help'
+complete -c uzswap -n "__fish_uzswap_using_subcommand clean" -s h -l help -d 'Print help'
+complete -c uzswap -n "__fish_uzswap_using_subcommand record" -l pid -d 'The program' -r
+complete -c uzswap -n "__fish_uzswap_using_subcommand record" -l out -d 'File to make' -r -F
+complete -c uzswap -n "__fish_uzswap_using_subcommand record" -s h -l help -d 'Print help'
+complete -c uzswap -n "__fish_uzswap_using_subcommand help; and not __fish_seen_subcommand_from run serve status doctor clean bench record help" -f -a "run" -d 'Run a command in limited memory, the rest of it compressed in RAM and on disk'
+complete -c uzswap -n "__fish_uzswap_using_subcommand help; and not __fish_seen_subcommand_from run serve status doctor clean bench record help" -f -a "serve" -d 'Give the whole machine a compressed swap device; SIGTERM takes it away again'
+complete -c uzswap -n "__fish_uzswap_using_subcommand help; and not __fish_seen_subcommand_from run serve status doctor clean bench record help" -f -a "status" -d 'Show what is held, in what, at which ratio, what was rejected and why'
+complete -c uzswap -n "__fish_uzswap_using_subcommand help; and not __fish_seen_subcommand_from run serve status doctor clean bench record help" -f -a "doctor" -d 'Tell what works on this machine, and for what does not, what is missing and how to get it'
+complete -c uzswap -n "__fish_uzswap_using_subcommand help; and not __fish_seen_subcommand_from run serve status doctor clean bench record help" -f -a "clean" -d 'Undo what runs that were killed have left: swap, loop devices, mounts, cgroups'
+complete -c uzswap -n "__fish_uzswap_using_subcommand help; and not __fish_seen_subcommand_from run serve status doctor clean bench record help" -f -a "bench" -d 'Measure it beside the kernel\'s own swap, zswap and zram'
+complete -c uzswap -n "__fish_uzswap_using_subcommand help; and not __fish_seen_subcommand_from run serve status doctor clean bench record help" -f -a "record" -d 'Write the pages of a running program to a file, to measure with'
+complete -c uzswap -n "__fish_uzswap_using_subcommand help; and not __fish_seen_subcommand_from run serve status doctor clean bench record help" -f -a "help" -d 'Print this message or the help of the given subcommand(s)'

@@ -1,0 +1,123 @@
+//! Man pages and completions, from the definition of the command line.
+
+use clap::{Command, CommandFactory};
+use clap_complete::Shell;
+use clap_mangen::Man;
+use roff::{Roff, bold, roman};
+use uzswap_cli::cli::Cli;
+
+/// Where they are kept.
+const MAN: &str = "docs/man";
+const COMPLETIONS: &str = "docs/completions";
+
+/// What each exit status means; the same for every command.
+const STATUSES: [(&str, &str); 5] = [
+    ("0", "It was done; of run: the command's own status."),
+    ("1", "doctor: no front end works on this machine."),
+    ("125", "uzswap itself failed; one line on standard error says why and what to do."),
+    ("126", "run: the command could not be executed."),
+    ("127", "run: there is no such command."),
+];
+
+/// What lies where.
+const FILES: [(&str, &str); 4] = [
+    ("/run/uzswap/mnt/parameters/", "Attributes, readable and writable while a cache runs."),
+    ("/run/uzswap/mnt/stats/", "Statistics, one value a file."),
+    ("/run/uzswap/state.json", "What was changed on the machine; clean undoes it."),
+    ("/var/tmp", "Where the backing is, a file without a name, unless another is asked for."),
+];
+
+/// Path and text of the man page of uzswap, and of each of its commands.
+pub fn pages() -> Vec<(String, String)> {
+    let mut command = Cli::command().disable_help_subcommand(true);
+    command.build();
+    let own = ("uzswap".to_owned(), command.clone());
+    let named = |sub: &Command| (format!("uzswap-{}", sub.get_name()), sub.clone());
+    let subs = command.get_subcommands().filter(|sub| !sub.is_hide_set()).map(named);
+    let pages = std::iter::once(own).chain(subs);
+    pages.map(|(name, sub)| (format!("{MAN}/{name}.1"), page(&name, sub))).collect()
+}
+
+/// Writing to a vector does not fail.
+fn page(name: &str, command: Command) -> String {
+    let example = command.get_after_help().map(ToString::to_string);
+    let is_whole = command.has_subcommands();
+    let man = Man::new(command).title(name).source(concat!("uzswap ", env!("CARGO_PKG_VERSION")));
+    let mut bytes = Vec::new();
+    let _ = man.render_title(&mut bytes);
+    let _ = man.render_name_section(&mut bytes);
+    let _ = man.render_synopsis_section(&mut bytes);
+    let _ = man.render_description_section(&mut bytes);
+    let _ = man.render_options_section(&mut bytes);
+    if is_whole {
+        let _ = man.render_subcommands_section(&mut bytes);
+    }
+    let mut rest = Roff::new();
+    if let Some(text) = example {
+        rest.control("SH", ["EXAMPLES"]).control("nf", []);
+        text.lines().skip(1).for_each(|line| _ = rest.text([roman(line.trim())]));
+        rest.control("fi", []);
+    }
+    list(&mut rest, "EXIT STATUS", &STATUSES);
+    if is_whole {
+        list(&mut rest, "FILES", &FILES);
+        rest.control("SH", ["ENVIRONMENT"]);
+        rest.control("TP", []).text([bold("NO_COLOR")]);
+        rest.text([roman("Set to anything: no colours, on a terminal either.")]);
+    }
+    let _ = rest.to_writer(&mut bytes);
+    String::from_utf8_lossy(&bytes).into_owned()
+}
+
+fn list(page: &mut Roff, title: &str, rows: &[(&str, &str)]) {
+    page.control("SH", [title]);
+    for (name, text) in rows {
+        page.control("TP", []).text([bold(*name)]).text([roman(*text)]);
+    }
+}
+
+/// Path and text of what a shell completes the command line with.
+pub fn completions() -> Vec<(String, String)> {
+    let shells =
+        [(Shell::Bash, "uzswap.bash"), (Shell::Zsh, "_uzswap"), (Shell::Fish, "uzswap.fish")];
+    let text = |shell| {
+        let mut bytes = Vec::new();
+        clap_complete::generate(shell, &mut shown(), "uzswap", &mut bytes);
+        String::from_utf8_lossy(&bytes).into_owned()
+    };
+    shells.map(|(shell, name)| (format!("{COMPLETIONS}/{name}"), text(shell))).into()
+}
+
+/// The command line without what is not for people: a shell would offer that too.
+fn shown() -> Command {
+    let whole = Cli::command();
+    let hidden = |sub: &&Command| !sub.is_hide_set();
+    let subs: Vec<_> = whole.get_subcommands().filter(hidden).cloned().collect();
+    let about = whole.get_about().cloned().unwrap_or_default();
+    Command::new("uzswap").version(env!("CARGO_PKG_VERSION")).about(about).subcommands(subs)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_command_that_is_shown_has_a_page_with_an_example() {
+        let pages = pages();
+        for sub in shown().get_subcommands() {
+            let name = format!("{MAN}/uzswap-{}.1", sub.get_name());
+            let (_, text) = pages.iter().find(|(path, _)| *path == name).unwrap();
+            let example = text.split(".SH EXAMPLES").nth(1).unwrap().lines().nth(2).unwrap();
+            assert!(example.contains(&format!("uzswap {}", sub.get_name())), "{name}: {example}");
+        }
+        assert!(!pages.iter().any(|(path, _)| path.contains("keeper")));
+    }
+
+    #[test]
+    fn completions_offer_options_and_nothing_that_is_hidden() {
+        for (path, text) in completions() {
+            assert!(text.contains("compressor") && text.contains("in-process"), "{path}");
+            assert!(!text.contains("keeper") && !text.contains("switch-off"), "{path}");
+        }
+    }
+}
