@@ -22,6 +22,9 @@ _uzswap() {
             uzswap,clean)
                 cmd="uzswap__subcmd__clean"
                 ;;
+            uzswap,config)
+                cmd="uzswap__subcmd__config"
+                ;;
             uzswap,doctor)
                 cmd="uzswap__subcmd__doctor"
                 ;;
@@ -40,11 +43,32 @@ _uzswap() {
             uzswap,status)
                 cmd="uzswap__subcmd__status"
                 ;;
+            uzswap__subcmd__config,check)
+                cmd="uzswap__subcmd__config__subcmd__check"
+                ;;
+            uzswap__subcmd__config,help)
+                cmd="uzswap__subcmd__config__subcmd__help"
+                ;;
+            uzswap__subcmd__config,show)
+                cmd="uzswap__subcmd__config__subcmd__show"
+                ;;
+            uzswap__subcmd__config__subcmd__help,check)
+                cmd="uzswap__subcmd__config__subcmd__help__subcmd__check"
+                ;;
+            uzswap__subcmd__config__subcmd__help,help)
+                cmd="uzswap__subcmd__config__subcmd__help__subcmd__help"
+                ;;
+            uzswap__subcmd__config__subcmd__help,show)
+                cmd="uzswap__subcmd__config__subcmd__help__subcmd__show"
+                ;;
             uzswap__subcmd__help,bench)
                 cmd="uzswap__subcmd__help__subcmd__bench"
                 ;;
             uzswap__subcmd__help,clean)
                 cmd="uzswap__subcmd__help__subcmd__clean"
+                ;;
+            uzswap__subcmd__help,config)
+                cmd="uzswap__subcmd__help__subcmd__config"
                 ;;
             uzswap__subcmd__help,doctor)
                 cmd="uzswap__subcmd__help__subcmd__doctor"
@@ -64,6 +88,12 @@ _uzswap() {
             uzswap__subcmd__help,status)
                 cmd="uzswap__subcmd__help__subcmd__status"
                 ;;
+            uzswap__subcmd__help__subcmd__config,check)
+                cmd="uzswap__subcmd__help__subcmd__config__subcmd__check"
+                ;;
+            uzswap__subcmd__help__subcmd__config,show)
+                cmd="uzswap__subcmd__help__subcmd__config__subcmd__show"
+                ;;
             *)
                 ;;
         esac
@@ -71,7 +101,7 @@ _uzswap() {
 
     case "${cmd}" in
         uzswap)
-            opts="-h -V --help --version run serve status doctor clean bench record help"
+            opts="-h -V --help --version run serve config status doctor clean bench record help"
             if [[ ${cur} == -* || ${COMP_CWORD} -eq 1 ]] ; then
                 COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
                 return 0
@@ -112,6 +142,104 @@ _uzswap() {
             COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
             return 0
             ;;
+        uzswap__subcmd__config)
+            opts="-h --help check show help"
+            if [[ ${cur} == -* || ${COMP_CWORD} -eq 2 ]] ; then
+                COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+                return 0
+            fi
+            case "${prev}" in
+                *)
+                    COMPREPLY=()
+                    ;;
+            esac
+            COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+            return 0
+            ;;
+        uzswap__subcmd__config__subcmd__check)
+            opts="-h --help"
+            if [[ ${cur} == -* || ${COMP_CWORD} -eq 3 ]] ; then
+                COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+                return 0
+            fi
+            case "${prev}" in
+                *)
+                    COMPREPLY=()
+                    ;;
+            esac
+            COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+            return 0
+            ;;
+        uzswap__subcmd__config__subcmd__help)
+            opts="check show help"
+            if [[ ${cur} == -* || ${COMP_CWORD} -eq 3 ]] ; then
+                COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+                return 0
+            fi
+            case "${prev}" in
+                *)
+                    COMPREPLY=()
+                    ;;
+            esac
+            COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+            return 0
+            ;;
+        uzswap__subcmd__config__subcmd__help__subcmd__check)
+            opts=""
+            if [[ ${cur} == -* || ${COMP_CWORD} -eq 4 ]] ; then
+                COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+                return 0
+            fi
+            case "${prev}" in
+                *)
+                    COMPREPLY=()
+                    ;;
+            esac
+            COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+            return 0
+            ;;
+        uzswap__subcmd__config__subcmd__help__subcmd__help)
+            opts=""
+            if [[ ${cur} == -* || ${COMP_CWORD} -eq 4 ]] ; then
+                COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+                return 0
+            fi
+            case "${prev}" in
+                *)
+                    COMPREPLY=()
+                    ;;
+            esac
+            COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+            return 0
+            ;;
+        uzswap__subcmd__config__subcmd__help__subcmd__show)
+            opts=""
+            if [[ ${cur} == -* || ${COMP_CWORD} -eq 4 ]] ; then
+                COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+                return 0
+            fi
+            case "${prev}" in
+                *)
+                    COMPREPLY=()
+                    ;;
+            esac
+            COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+            return 0
+            ;;
+        uzswap__subcmd__config__subcmd__show)
+            opts="-h --json --help"
+            if [[ ${cur} == -* || ${COMP_CWORD} -eq 3 ]] ; then
+                COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+                return 0
+            fi
+            case "${prev}" in
+                *)
+                    COMPREPLY=()
+                    ;;
+            esac
+            COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+            return 0
+            ;;
         uzswap__subcmd__doctor)
             opts="-h --json --help"
             if [[ ${cur} == -* || ${COMP_CWORD} -eq 2 ]] ; then
@@ -127,7 +255,7 @@ _uzswap() {
             return 0
             ;;
         uzswap__subcmd__help)
-            opts="run serve status doctor clean bench record help"
+            opts="run serve config status doctor clean bench record help"
             if [[ ${cur} == -* || ${COMP_CWORD} -eq 2 ]] ; then
                 COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
                 return 0
@@ -157,6 +285,48 @@ _uzswap() {
         uzswap__subcmd__help__subcmd__clean)
             opts=""
             if [[ ${cur} == -* || ${COMP_CWORD} -eq 3 ]] ; then
+                COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+                return 0
+            fi
+            case "${prev}" in
+                *)
+                    COMPREPLY=()
+                    ;;
+            esac
+            COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+            return 0
+            ;;
+        uzswap__subcmd__help__subcmd__config)
+            opts="check show"
+            if [[ ${cur} == -* || ${COMP_CWORD} -eq 3 ]] ; then
+                COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+                return 0
+            fi
+            case "${prev}" in
+                *)
+                    COMPREPLY=()
+                    ;;
+            esac
+            COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+            return 0
+            ;;
+        uzswap__subcmd__help__subcmd__config__subcmd__check)
+            opts=""
+            if [[ ${cur} == -* || ${COMP_CWORD} -eq 4 ]] ; then
+                COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+                return 0
+            fi
+            case "${prev}" in
+                *)
+                    COMPREPLY=()
+                    ;;
+            esac
+            COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+            return 0
+            ;;
+        uzswap__subcmd__help__subcmd__config__subcmd__show)
+            opts=""
+            if [[ ${cur} == -* || ${COMP_CWORD} -eq 4 ]] ; then
                 COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
                 return 0
             fi
@@ -329,7 +499,7 @@ _uzswap() {
             return 0
             ;;
         uzswap__subcmd__serve)
-            opts="-h --size --pool --compressor --backing --plain-backing --transport --threads --poll --bare --one-writer --help"
+            opts="-h --size --pool --compressor --backing --plain-backing --transport --threads --poll --bare --one-writer --config --help"
             if [[ ${cur} == -* || ${COMP_CWORD} -eq 2 ]] ; then
                 COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
                 return 0
@@ -360,6 +530,10 @@ _uzswap() {
                     return 0
                     ;;
                 --poll)
+                    COMPREPLY=($(compgen -f "${cur}"))
+                    return 0
+                    ;;
+                --config)
                     COMPREPLY=($(compgen -f "${cur}"))
                     return 0
                     ;;

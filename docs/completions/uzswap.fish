@@ -28,6 +28,7 @@ complete -c uzswap -n "__fish_uzswap_needs_command" -s h -l help -d 'Print help'
 complete -c uzswap -n "__fish_uzswap_needs_command" -s V -l version -d 'Print version'
 complete -c uzswap -n "__fish_uzswap_needs_command" -f -a "run" -d 'Run a command in limited memory, the rest of it compressed in RAM and on disk'
 complete -c uzswap -n "__fish_uzswap_needs_command" -f -a "serve" -d 'Give the whole machine a compressed swap device; SIGTERM takes it away again'
+complete -c uzswap -n "__fish_uzswap_needs_command" -f -a "config" -d 'Check, or show, how serve is configured'
 complete -c uzswap -n "__fish_uzswap_needs_command" -f -a "status" -d 'Show what is held, in what, at which ratio, what was rejected and why'
 complete -c uzswap -n "__fish_uzswap_needs_command" -f -a "doctor" -d 'Tell what works on this machine, and for what does not, what is missing and how to get it'
 complete -c uzswap -n "__fish_uzswap_needs_command" -f -a "clean" -d 'Undo what runs that were killed have left: swap, loop devices, mounts, cgroups'
@@ -54,7 +55,7 @@ complete -c uzswap -n "__fish_uzswap_using_subcommand run" -l bare -d 'Plain mem
 complete -c uzswap -n "__fish_uzswap_using_subcommand run" -l one-writer -d 'One thread at a time writes to the backing, to compare with'
 complete -c uzswap -n "__fish_uzswap_using_subcommand run" -s q -l quiet -d 'Print neither the live view nor the report'
 complete -c uzswap -n "__fish_uzswap_using_subcommand run" -s h -l help -d 'Print help (see more with \'--help\')'
-complete -c uzswap -n "__fish_uzswap_using_subcommand serve" -l size -d 'Size of the swap device, before compression, at most' -r
+complete -c uzswap -n "__fish_uzswap_using_subcommand serve" -l size -d 'Size of the swap device, before compression, at most: for example 16G, or \'ram / 2\'' -r
 complete -c uzswap -n "__fish_uzswap_using_subcommand serve" -l pool -d 'Memory for compressed pages [default: half of what is free beyond the limit]' -r
 complete -c uzswap -n "__fish_uzswap_using_subcommand serve" -l compressor -d 'Compressor of new pages: lz4, zstd, lzo, deflate, wkdm, raw; some with a level as in zstd:3 [default: zstd]' -r
 complete -c uzswap -n "__fish_uzswap_using_subcommand serve" -l backing -d 'Where the coldest pages go: a file with a size, a block device, or none [default: an unnamed file in /var/tmp]' -r
@@ -63,10 +64,21 @@ ublk\t'ublk'
 fuse\t'FUSE and loop devices'"
 complete -c uzswap -n "__fish_uzswap_using_subcommand serve" -l threads -d 'Threads that serve the device [default: six and two for each CPU]' -r
 complete -c uzswap -n "__fish_uzswap_using_subcommand serve" -l poll -d 'How long a thread looks for the next request before it sleeps, microseconds' -r
+complete -c uzswap -n "__fish_uzswap_using_subcommand serve" -l config -d 'Where to read what is not said here: a file, and the drop-ins in FILE.d/*.conf [default: /etc/uzswap/uzswap.conf, if there is one]' -r -F
 complete -c uzswap -n "__fish_uzswap_using_subcommand serve" -l plain-backing -d 'Write pages to the backing as they are, neither encrypted nor authenticated: for a disk that is encrypted itself'
 complete -c uzswap -n "__fish_uzswap_using_subcommand serve" -l bare -d 'Plain memory behind the device and no cache: what the transport takes by itself'
 complete -c uzswap -n "__fish_uzswap_using_subcommand serve" -l one-writer -d 'One thread at a time writes to the backing, to compare with'
 complete -c uzswap -n "__fish_uzswap_using_subcommand serve" -s h -l help -d 'Print help (see more with \'--help\')'
+complete -c uzswap -n "__fish_uzswap_using_subcommand config; and not __fish_seen_subcommand_from check show help" -s h -l help -d 'Print help'
+complete -c uzswap -n "__fish_uzswap_using_subcommand config; and not __fish_seen_subcommand_from check show help" -f -a "check" -d 'Say what is wrong in it, by file and line; status 0 when nothing is'
+complete -c uzswap -n "__fish_uzswap_using_subcommand config; and not __fish_seen_subcommand_from check show help" -f -a "show" -d 'Show what is set, and where'
+complete -c uzswap -n "__fish_uzswap_using_subcommand config; and not __fish_seen_subcommand_from check show help" -f -a "help" -d 'Print this message or the help of the given subcommand(s)'
+complete -c uzswap -n "__fish_uzswap_using_subcommand config; and __fish_seen_subcommand_from check" -s h -l help -d 'Print help'
+complete -c uzswap -n "__fish_uzswap_using_subcommand config; and __fish_seen_subcommand_from show" -l json -d 'Print JSON: name, value, file and line of each setting'
+complete -c uzswap -n "__fish_uzswap_using_subcommand config; and __fish_seen_subcommand_from show" -s h -l help -d 'Print help'
+complete -c uzswap -n "__fish_uzswap_using_subcommand config; and __fish_seen_subcommand_from help" -f -a "check" -d 'Say what is wrong in it, by file and line; status 0 when nothing is'
+complete -c uzswap -n "__fish_uzswap_using_subcommand config; and __fish_seen_subcommand_from help" -f -a "show" -d 'Show what is set, and where'
+complete -c uzswap -n "__fish_uzswap_using_subcommand config; and __fish_seen_subcommand_from help" -f -a "help" -d 'Print this message or the help of the given subcommand(s)'
 complete -c uzswap -n "__fish_uzswap_using_subcommand status" -l json -d 'Print JSON: every attribute and statistic of every cache'
 complete -c uzswap -n "__fish_uzswap_using_subcommand status" -s h -l help -d 'Print help'
 complete -c uzswap -n "__fish_uzswap_using_subcommand doctor" -l json -d 'Print JSON: everything that was looked at, and what was found'
@@ -75,11 +87,14 @@ complete -c uzswap -n "__fish_uzswap_using_subcommand clean" -s h -l help -d 'Pr
 complete -c uzswap -n "__fish_uzswap_using_subcommand record" -l pid -d 'The program' -r
 complete -c uzswap -n "__fish_uzswap_using_subcommand record" -l out -d 'File to make' -r -F
 complete -c uzswap -n "__fish_uzswap_using_subcommand record" -s h -l help -d 'Print help'
-complete -c uzswap -n "__fish_uzswap_using_subcommand help; and not __fish_seen_subcommand_from run serve status doctor clean bench record help" -f -a "run" -d 'Run a command in limited memory, the rest of it compressed in RAM and on disk'
-complete -c uzswap -n "__fish_uzswap_using_subcommand help; and not __fish_seen_subcommand_from run serve status doctor clean bench record help" -f -a "serve" -d 'Give the whole machine a compressed swap device; SIGTERM takes it away again'
-complete -c uzswap -n "__fish_uzswap_using_subcommand help; and not __fish_seen_subcommand_from run serve status doctor clean bench record help" -f -a "status" -d 'Show what is held, in what, at which ratio, what was rejected and why'
-complete -c uzswap -n "__fish_uzswap_using_subcommand help; and not __fish_seen_subcommand_from run serve status doctor clean bench record help" -f -a "doctor" -d 'Tell what works on this machine, and for what does not, what is missing and how to get it'
-complete -c uzswap -n "__fish_uzswap_using_subcommand help; and not __fish_seen_subcommand_from run serve status doctor clean bench record help" -f -a "clean" -d 'Undo what runs that were killed have left: swap, loop devices, mounts, cgroups'
-complete -c uzswap -n "__fish_uzswap_using_subcommand help; and not __fish_seen_subcommand_from run serve status doctor clean bench record help" -f -a "bench" -d 'Measure it beside the kernel\'s own swap, zswap and zram'
-complete -c uzswap -n "__fish_uzswap_using_subcommand help; and not __fish_seen_subcommand_from run serve status doctor clean bench record help" -f -a "record" -d 'Write the pages of a running program to a file, to measure with'
-complete -c uzswap -n "__fish_uzswap_using_subcommand help; and not __fish_seen_subcommand_from run serve status doctor clean bench record help" -f -a "help" -d 'Print this message or the help of the given subcommand(s)'
+complete -c uzswap -n "__fish_uzswap_using_subcommand help; and not __fish_seen_subcommand_from run serve config status doctor clean bench record help" -f -a "run" -d 'Run a command in limited memory, the rest of it compressed in RAM and on disk'
+complete -c uzswap -n "__fish_uzswap_using_subcommand help; and not __fish_seen_subcommand_from run serve config status doctor clean bench record help" -f -a "serve" -d 'Give the whole machine a compressed swap device; SIGTERM takes it away again'
+complete -c uzswap -n "__fish_uzswap_using_subcommand help; and not __fish_seen_subcommand_from run serve config status doctor clean bench record help" -f -a "config" -d 'Check, or show, how serve is configured'
+complete -c uzswap -n "__fish_uzswap_using_subcommand help; and not __fish_seen_subcommand_from run serve config status doctor clean bench record help" -f -a "status" -d 'Show what is held, in what, at which ratio, what was rejected and why'
+complete -c uzswap -n "__fish_uzswap_using_subcommand help; and not __fish_seen_subcommand_from run serve config status doctor clean bench record help" -f -a "doctor" -d 'Tell what works on this machine, and for what does not, what is missing and how to get it'
+complete -c uzswap -n "__fish_uzswap_using_subcommand help; and not __fish_seen_subcommand_from run serve config status doctor clean bench record help" -f -a "clean" -d 'Undo what runs that were killed have left: swap, loop devices, mounts, cgroups'
+complete -c uzswap -n "__fish_uzswap_using_subcommand help; and not __fish_seen_subcommand_from run serve config status doctor clean bench record help" -f -a "bench" -d 'Measure it beside the kernel\'s own swap, zswap and zram'
+complete -c uzswap -n "__fish_uzswap_using_subcommand help; and not __fish_seen_subcommand_from run serve config status doctor clean bench record help" -f -a "record" -d 'Write the pages of a running program to a file, to measure with'
+complete -c uzswap -n "__fish_uzswap_using_subcommand help; and not __fish_seen_subcommand_from run serve config status doctor clean bench record help" -f -a "help" -d 'Print this message or the help of the given subcommand(s)'
+complete -c uzswap -n "__fish_uzswap_using_subcommand help; and __fish_seen_subcommand_from config" -f -a "check" -d 'Say what is wrong in it, by file and line; status 0 when nothing is'
+complete -c uzswap -n "__fish_uzswap_using_subcommand help; and __fish_seen_subcommand_from config" -f -a "show" -d 'Show what is set, and where'

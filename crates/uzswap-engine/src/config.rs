@@ -6,7 +6,7 @@
 use crate::backing::BYTES_MAX;
 use crate::backing::segments::SEGMENT_BYTES;
 use crate::cache::Cache;
-use crate::compress::Algorithm;
+use crate::compress::{Algorithm, Codec};
 use crate::durable::Durable;
 use crate::error::{AttributeError, SetupError};
 use crate::page::PAGE_BYTES;
@@ -164,6 +164,34 @@ pub struct Attribute {
     set: fn(&Attributes, &str) -> bool,
 }
 
+impl Attribute {
+    /// Whether a cache would take this value; the error says what it would take.
+    pub fn check(&self, value: &str) -> Result<(), AttributeError> {
+        let tried = Config {
+            pages_max: 0,
+            ram_bytes: 0,
+            pool_bytes_max: 0,
+            algorithm: Algorithm { codec: Codec::Raw, level: 0 },
+            seals_backing: true,
+        };
+        self.change(&Attributes::new(&tried), value)
+    }
+
+    fn change(&self, attributes: &Attributes, value: &str) -> Result<(), AttributeError> {
+        if self.name == "compressor" {
+            value.parse::<Algorithm>()?; // For its own message.
+        }
+        match (self.set)(attributes, value) {
+            true => Ok(()),
+            false => Err(AttributeError::Value {
+                name: self.name,
+                value: value.into(),
+                must: self.accepts,
+            }),
+        }
+    }
+}
+
 const PERCENT: &str = "a whole number from 1 to 100";
 const SWITCH: &str = "Y or N (1 or 0)";
 
@@ -288,16 +316,7 @@ impl Cache {
         let place = ATTRIBUTES.iter().position(|attribute| attribute.name == name);
         let place = place.ok_or_else(|| AttributeError::Unknown(name.into()))?;
         let attribute = &ATTRIBUTES[place];
-        if name == "compressor" {
-            value.parse::<Algorithm>()?; // For its own message.
-        }
-        if !(attribute.set)(&self.attributes, value) {
-            return Err(AttributeError::Value {
-                name: attribute.name,
-                value: value.into(),
-                must: attribute.accepts,
-            });
-        }
+        attribute.change(&self.attributes, value)?;
         if let Some(durable) = &self.durable {
             durable.keep_value(place, &(attribute.get)(&self.attributes));
         }

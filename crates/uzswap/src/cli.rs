@@ -28,6 +28,9 @@ pub enum Command {
         after_help = "Example:\n  sudo uzswap serve --size 16G --pool 4G --compressor zstd:3"
     )]
     Serve(ServeArguments),
+    /// Check, or show, how serve is configured.
+    #[command(after_help = "Example:\n  uzswap config check && sudo systemctl reload uzswap")]
+    Config(ConfigArguments),
     /// Show what is held, in what, at which ratio, what was rejected and why.
     #[command(after_help = "Example:\n  sudo uzswap status --json | jq '.[0].stats.stored_pages'")]
     Status(StatusArguments),
@@ -151,15 +154,60 @@ pub struct RunArguments {
     pub command: Vec<OsString>,
 }
 
+/// Where `serve` is configured; drop-ins are in a folder of this name with `.d` behind it.
+pub const CONFIGURATION: &str = "/etc/uzswap/uzswap.conf";
+
 /// `uzswap serve`.
 #[derive(Debug, Args)]
+#[command(args_override_self = true)]
 pub struct ServeArguments {
-    /// Size of the swap device, before compression, at most.
+    /// Size of the swap device, before compression, at most: for example 16G, or 'ram / 2'.
     #[arg(long, value_name = "SIZE", value_parser = crate::size::parse)]
-    pub size: u64,
+    pub size: Option<u64>,
     /// The cache.
     #[command(flatten)]
     pub cache: CacheArguments,
+    /// Where to read what is not said here: a file, and the drop-ins in FILE.d/*.conf [default:
+    /// /etc/uzswap/uzswap.conf, if there is one].
+    #[arg(long, value_name = "FILE")]
+    pub config: Option<PathBuf>,
+}
+
+/// `uzswap config`.
+#[derive(Debug, Args)]
+pub struct ConfigArguments {
+    /// What to do with it.
+    #[command(subcommand)]
+    pub what: ConfigCommand,
+}
+
+/// What to do with the configuration.
+#[derive(Debug, Subcommand)]
+pub enum ConfigCommand {
+    /// Say what is wrong in it, by file and line; status 0 when nothing is.
+    #[command(after_help = "Example:\n  uzswap config check")]
+    Check(ConfigFileArguments),
+    /// Show what is set, and where.
+    #[command(after_help = "Example:\n  uzswap config show --json")]
+    Show(ConfigShowArguments),
+}
+
+/// Which configuration.
+#[derive(Debug, Args)]
+pub struct ConfigFileArguments {
+    /// The file; drop-ins are in FILE.d/*.conf [default: /etc/uzswap/uzswap.conf].
+    pub file: Option<PathBuf>,
+}
+
+/// `uzswap config show`.
+#[derive(Debug, Args)]
+pub struct ConfigShowArguments {
+    /// Which one.
+    #[command(flatten)]
+    pub which: ConfigFileArguments,
+    /// Print JSON: name, value, file and line of each setting.
+    #[arg(long)]
+    pub json: bool,
 }
 
 /// `uzswap status`.

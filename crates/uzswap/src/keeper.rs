@@ -23,7 +23,7 @@ use crate::wire::{Ask, Joined, Order, Place, Report, RunInfo, Tell, Wire};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use std::fs;
-use std::io;
+use std::io::{self, IsTerminal};
 use std::os::fd::{AsFd, AsRawFd};
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::{UnixListener, UnixStream};
@@ -174,7 +174,7 @@ impl Keeper {
         };
         let state = State { keeper: ProcessId::own(), is_serving, ..State::default() };
         let (signals, notify) = UnixStream::pair().map_err(cannot_start)?;
-        catch_signals(&notify)?;
+        catch_signals(&notify, is_serving)?;
         changes::make_mount_points().map_err(cannot_start)?;
         let ram = cpu::memory_info().map_err(cannot_start)?.total;
         let listener = listen()?;
@@ -298,7 +298,7 @@ impl Keeper {
         let mut state = State::read().map_err(cannot_start)?;
         state.keeper = ProcessId::own();
         let (signals, notify) = UnixStream::pair().map_err(cannot_start)?;
-        catch_signals(&notify)?;
+        catch_signals(&notify, false)?;
         let is_told_to_end = state.is_serving;
         let keeper = Self {
             lock,
@@ -742,12 +742,19 @@ fn listen() -> Result<UnixListener, Failure> {
     Ok(listener)
 }
 
-fn catch_signals(notify: &UnixStream) -> Result<(), Failure> {
-    for signal in [SIGTERM, SIGINT, SIGHUP] {
+fn catch_signals(notify: &UnixStream, is_serving: bool) -> Result<(), Failure> {
+    let hangup = ends_on_hangup(is_serving).then_some(SIGHUP);
+    for signal in [SIGTERM, SIGINT].into_iter().chain(hangup) {
         let end = notify.try_clone().map_err(cannot_start)?;
         signal_hook::low_level::pipe::register(signal, end).map_err(cannot_start)?;
     }
     Ok(())
+}
+
+/// What SIGHUP means: that the terminal is gone, or, to `serve` without one, that it should read
+/// its configuration again.
+pub fn ends_on_hangup(is_serving: bool) -> bool {
+    !is_serving || std::io::stdin().is_terminal()
 }
 
 /// Whether groups can keep the kernel's zswap away from their pages: then it need not be switched

@@ -4,6 +4,7 @@
 
 mod bench;
 mod changes;
+mod config;
 mod daemon;
 mod doctor;
 mod error;
@@ -16,6 +17,7 @@ mod load;
 mod options;
 mod record;
 mod relief;
+mod reload;
 mod report;
 mod run;
 mod serve;
@@ -63,6 +65,7 @@ fn dispatch(command: Command) -> Result<ExitCode, Failure> {
     match command {
         Command::Run(arguments) => run::run(&arguments),
         Command::Serve(arguments) => serve::serve(&arguments).map(|()| ExitCode::SUCCESS),
+        Command::Config(arguments) => config::config(&arguments).map(|()| ExitCode::SUCCESS),
         Command::Status(arguments) => status::status(&arguments).map(|()| ExitCode::SUCCESS),
         Command::Doctor(arguments) => doctor::doctor(&arguments),
         Command::Clean => status::clean().map(|()| ExitCode::SUCCESS),

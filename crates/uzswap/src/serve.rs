@@ -1,23 +1,32 @@
 //! `uzswap serve`: a compressed swap device for the whole machine, until SIGTERM.
 
 use crate::changes::{self, Lock};
-use crate::cli::ServeArguments;
+use crate::cli::{CONFIGURATION, ServeArguments};
 use crate::doctor;
 use crate::error::Failure;
 use crate::keeper::{self, Keeper};
 use crate::options;
+use crate::reload::{self, Reload};
 use uzswap_sys::cpu;
 
 /// Serves.
 pub fn serve(arguments: &ServeArguments) -> Result<(), Failure> {
+    let said = std::env::args_os().skip_while(|word| word != "serve").skip(1).collect();
+    let (reload, configuration) = Reload::new(arguments, said)?;
+    let arguments = reload.arguments();
+    let size = arguments.size.ok_or_else(|| {
+        Failure::new(format!("no size; give --size, or write size = \"ram\" in {CONFIGURATION}"))
+    })?;
     let machine = cpu::memory_info().map_err(|e| Failure::new(format!("/proc/meminfo: {e}")))?;
     doctor::require()?;
-    let options = options::daemon_options(&arguments.cache, 0, arguments.size, machine)?;
+    let options = options::daemon_options(&arguments.cache, 0, size, machine)?;
     let lock = Lock::take().map_err(|error| Failure::new(keeper::cannot_lock(&error)))?;
     let lock = lock.ok_or_else(|| {
         Failure::new("a cache is running already, see `uzswap status`; end it first")
     })?;
     let mut keeper = Keeper::begin(lock, options, true)?;
+    reload::apply(&configuration);
+    reload.start()?;
     keeper.remarks().for_each(|line| eprintln!("uzswap: {line}"));
     if keeper.has_switched_zswap_off() {
         eprintln!("uzswap: the kernel's zswap is switched off while this serves");

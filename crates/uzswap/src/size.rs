@@ -1,16 +1,49 @@
 //! Sizes as people write them.
 
 use parse_size::Config;
+use uzswap_sys::cpu;
 
-/// Reads `512M`, `4G`, `1.5GiB`, `1048576`: units of 1024, whether or not the i is written.
+/// Reads `512M`, `4G`, `1.5GiB`, `1048576`, in units of 1024 whether or not the i is written;
+/// `ram`, the machine's memory, `ram / 2`, `ram * 1.5`; and `min` and `max` of two of those, as in
+/// `min(ram / 2, 4G)`.
 pub fn parse(text: &str) -> Result<u64, String> {
-    let config = Config::new().with_binary();
-    match config.parse_size(text.trim()) {
-        Ok(bytes) => Ok(bytes),
-        Err(error) => {
-            Err(format!("'{text}' is not a size ({error}); write for example 512M or 2G"))
+    let of_ram = || match cpu::memory_info() {
+        Ok(memory) => Ok(memory.total),
+        Err(error) => Err(format!("/proc/meminfo: {error}; give a size in bytes")),
+    };
+    let text = text.trim();
+    for (name, pick) in [("min", u64::min as fn(u64, u64) -> u64), ("max", u64::max)] {
+        let inner = text.strip_prefix(name).map(str::trim_start);
+        let inner = inner.and_then(|rest| rest.strip_prefix('(')?.strip_suffix(')'));
+        if let Some((first, second)) = inner.and_then(|inner| inner.split_once(',')) {
+            return Ok(pick(term(first, &of_ram)?, term(second, &of_ram)?));
         }
     }
+    term(text, &of_ram)
+}
+
+/// A size, or a part or a multiple of the machine's memory.
+fn term(text: &str, of_ram: &dyn Fn() -> Result<u64, String>) -> Result<u64, String> {
+    let text = text.trim();
+    let wrong = |why: String| {
+        format!("'{text}' is not a size ({why}); write for example 512M, 2G or 'ram / 2'")
+    };
+    let Some(rest) = text.strip_prefix("ram").map(str::trim_start) else {
+        let config = Config::new().with_binary();
+        return config.parse_size(text).map_err(|error| wrong(error.to_string()));
+    };
+    let number = |text: &str| match text.trim().parse::<f64>() {
+        Ok(number) if number.is_finite() && number > 0.0 => Ok(number),
+        _ => Err(wrong(format!("'{}' is no number above 0", text.trim()))),
+    };
+    let factor = match (rest.strip_prefix('/'), rest.strip_prefix('*')) {
+        (Some(divisor), _) => 1.0 / number(divisor)?,
+        (_, Some(factor)) => number(factor)?,
+        _ if rest.is_empty() => 1.0,
+        _ => return Err(wrong("after ram comes / or *".into())),
+    };
+    // Whole bytes of some GiB: an f64 has them exactly up to 8 PiB.
+    Ok((of_ram()? as f64 * factor) as u64)
 }
 
 /// Writes a size with three digits or so.
@@ -44,8 +77,19 @@ mod tests {
     }
 
     #[test]
+    fn sizes_can_be_parts_of_the_machine_s_memory() {
+        let ram = cpu::memory_info().unwrap().total;
+        assert_eq!(parse("ram"), Ok(ram));
+        assert_eq!(parse("ram/2"), Ok(ram / 2));
+        assert_eq!(parse(" ram * 1.5 "), Ok(ram + ram / 2));
+        assert_eq!(parse("min(ram / 2, 1M)"), Ok(1 << 20));
+        assert_eq!(parse("max (1M, ram)"), Ok(ram));
+    }
+
+    #[test]
     fn what_is_no_size_says_so() {
-        for text in ["10Q", "", "-5M", "M", "1..2G"] {
+        let wrong = ["10Q", "", "-5M", "M", "1..2G", "ram /", "ram / 0", "ram - 1G", "rams"];
+        for text in wrong.into_iter().chain(["min(1M)", "min(1M, 2Q)", "ram * nan"]) {
             assert!(parse(text).unwrap_err().contains("512M"), "{text}");
         }
     }
