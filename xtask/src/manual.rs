@@ -20,7 +20,12 @@ const STATUSES: [(&str, &str); 5] = [
 ];
 
 /// What lies where.
-const FILES: [(&str, &str); 4] = [
+const FILES: [(&str, &str); 6] = [
+    ("/etc/uzswap/uzswap.conf", "How serve is configured: the names of its options."),
+    (
+        "/etc/uzswap/uzswap.conf.d/*.conf",
+        "Drop-ins, which win over it in the order of their names.",
+    ),
     ("/run/uzswap/mnt/parameters/", "Attributes, readable and writable while a cache runs."),
     ("/run/uzswap/mnt/stats/", "Statistics, one value a file."),
     ("/run/uzswap/state.json", "What was changed on the machine; clean undoes it."),
@@ -31,17 +36,25 @@ const FILES: [(&str, &str); 4] = [
 pub fn pages() -> Vec<(String, String)> {
     let mut command = Cli::command().disable_help_subcommand(true);
     command.build();
-    let own = ("uzswap".to_owned(), command.clone());
-    let named = |sub: &Command| (format!("uzswap-{}", sub.get_name()), sub.clone());
-    let subs = command.get_subcommands().filter(|sub| !sub.is_hide_set()).map(named);
-    let pages = std::iter::once(own).chain(subs);
-    pages.map(|(name, sub)| (format!("{MAN}/{name}.1"), page(&name, sub))).collect()
+    let mut pages = Vec::new();
+    add_pages("uzswap", &command, &mut pages);
+    pages
+}
+
+/// A command's page, and those of its own commands.
+fn add_pages(name: &str, command: &Command, pages: &mut Vec<(String, String)>) {
+    pages.push((format!("{MAN}/{name}.1"), page(name, command.clone())));
+    for sub in command.get_subcommands() {
+        if !sub.is_hide_set() && sub.get_name() != "help" {
+            add_pages(&format!("{name}-{}", sub.get_name()), sub, pages);
+        }
+    }
 }
 
 /// Writing to a vector does not fail.
 fn page(name: &str, command: Command) -> String {
     let example = command.get_after_help().map(ToString::to_string);
-    let is_whole = command.has_subcommands();
+    let (is_whole, has_commands) = (name == "uzswap", command.has_subcommands());
     let man = Man::new(command).title(name).source(concat!("uzswap ", env!("CARGO_PKG_VERSION")));
     let mut bytes = Vec::new();
     let _ = man.render_title(&mut bytes);
@@ -49,7 +62,7 @@ fn page(name: &str, command: Command) -> String {
     let _ = man.render_synopsis_section(&mut bytes);
     let _ = man.render_description_section(&mut bytes);
     let _ = man.render_options_section(&mut bytes);
-    if is_whole {
+    if has_commands {
         let _ = man.render_subcommands_section(&mut bytes);
     }
     let mut rest = Roff::new();
