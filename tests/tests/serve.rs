@@ -4,6 +4,7 @@
 
 use std::fs;
 use std::io::{BufRead, BufReader};
+use std::os::unix::net::UnixDatagram;
 use std::process::{Child, Command, Stdio};
 use uzswap_sys::process;
 use uzswap_tests::{Limited, Machine, StrictCommit, program, transport_options, wait_for};
@@ -86,4 +87,31 @@ fn sigterm_reads_every_page_back_before_the_device_goes() {
     drop(keeper.stdin.take());
     assert_eq!(said.next().unwrap().unwrap(), "True");
     assert!(keeper.wait().unwrap().success());
+}
+
+#[test]
+fn systemd_is_told_when_the_kernel_swaps_to_it() {
+    let Some(_machine) = Machine::take() else { return };
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("notify");
+    let socket = UnixDatagram::bind(&path).unwrap();
+    let mut served = Command::new(program("uzswap"))
+        .args(["serve", "--size", "64M", "--pool", "32M", "--backing", "none"])
+        .args(transport_options())
+        .env("NOTIFY_SOCKET", &path)
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .spawn()
+        .unwrap();
+    let mut said = [0; 256];
+    let bytes = socket.recv(&mut said).unwrap();
+    let areas = fs::read_to_string("/proc/swaps").unwrap();
+    let said = String::from_utf8_lossy(&said[..bytes]);
+    let device = said.lines().find_map(|line| line.strip_prefix("STATUS=serving ")).unwrap();
+    assert!(
+        areas.contains(device) && said.lines().any(|line| line == "READY=1"),
+        "{said}, {areas}"
+    );
+    process::kill(served.id() as i32, libc::SIGTERM).unwrap();
+    assert_eq!(served.wait().unwrap().code(), Some(0));
 }

@@ -1,8 +1,10 @@
 //! `uzswap` on a system that systemd runs: scopes, units, and what stopping them does. Elsewhere
 //! there is nothing to test: `cargo run -p xtask -- vm --image debian -- systemd`.
 
+#![allow(clippy::unwrap_used, reason = "tests")]
+
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command};
 use uzswap_tests::{FOLDER, Machine, Run, program, wait_for};
 
@@ -104,5 +106,84 @@ fn stopping_the_daemon_s_scope_ends_the_commands_first() {
     stop("uzswap.scope");
     run.finish().assert_code(128 + libc::SIGTERM);
     assert!(wait_for(|| !is_swapping() && scopes().is_empty()), "{}", scopes());
+    machine.assert_as_before();
+}
+
+/// The package's unit, as an administrator meets it, with the program that was built and a
+/// configuration of its own; gone with the value.
+struct Unit {
+    folder: tempfile::TempDir,
+}
+
+impl Unit {
+    const PATH: &str = "/run/systemd/system/uzswap.service";
+
+    fn install() -> Self {
+        let unit = Self { folder: tempfile::tempdir().unwrap() };
+        let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap();
+        let text = fs::read_to_string(root.join("packaging/uzswap.service")).unwrap();
+        let (program, file) = (program("uzswap"), unit.file());
+        let (program, file) = (program.display(), file.display());
+        let text = text
+            .replace("/usr/bin/uzswap serve", &format!("{program} serve --config {file}"))
+            .replace("/usr/bin/uzswap config check", &format!("{program} config check {file}"));
+        assert_eq!(text.matches(&file.to_string()).count(), 2);
+        unit.configure("N");
+        fs::create_dir_all("/run/systemd/system").unwrap();
+        fs::write(Self::PATH, text).unwrap();
+        output("systemctl", &["daemon-reload"]);
+        unit
+    }
+
+    fn file(&self) -> PathBuf {
+        self.folder.path().join("uzswap.conf")
+    }
+
+    fn configure(&self, same_pages: &str) {
+        let text = "size = \"256M\"\npool = \"64M\"\nbacking = \"none\"\n[parameters]\n";
+        let text = format!("{text}same_pages_enabled = \"{same_pages}\"\n");
+        fs::write(self.file(), text).unwrap();
+    }
+
+    fn main_process() -> i32 {
+        output("systemctl", &["show", "--value", "-p", "MainPID", "uzswap"]).trim().parse().unwrap()
+    }
+}
+
+impl Drop for Unit {
+    fn drop(&mut self) {
+        let _ = fs::remove_file(Self::PATH);
+        output("systemctl", &["daemon-reload"]);
+    }
+}
+
+#[test]
+fn the_unit_of_the_package_serves_reloads_and_survives_its_main_process() {
+    let Some(machine) = take() else { return };
+    let unit = Unit::install();
+    let systemctl = |arguments: &[&str]| {
+        Command::new("systemctl").args(arguments).output().expect("systemd has it").status.success()
+    };
+    let log = || output("journalctl", &["--no-pager", "--unit=uzswap"]);
+    assert!(systemctl(&["start", "uzswap"]), "{}", log());
+    assert!(is_swapping(), "started is ready: {}", log());
+    let parameter = || fs::read_to_string("/run/uzswap/mnt/parameters/same_pages_enabled").unwrap();
+    assert_eq!(parameter().trim(), "N", "everybody sees the control files: {}", log());
+
+    unit.configure("perhaps");
+    assert!(!systemctl(&["reload", "uzswap"]), "{}", log());
+    assert_eq!((parameter().trim(), state("uzswap").as_str()), ("N", "active"));
+    unit.configure("Y");
+    assert!(systemctl(&["reload", "uzswap"]), "{}", log());
+    assert!(wait_for(|| parameter().trim() == "Y"), "{}", log());
+
+    // Its daemon goes on, has everything read back, and then the next one starts.
+    let before = Unit::main_process();
+    uzswap_sys::process::kill(before, libc::SIGKILL).unwrap();
+    let is_new = || Unit::main_process() != before && state("uzswap") == "active";
+    assert!(wait_for(|| is_new() && is_swapping()), "{}", log());
+    stop("uzswap");
+    assert!(!is_swapping() && !Path::new(FOLDER).exists(), "{}", log());
+    drop(unit);
     machine.assert_as_before();
 }

@@ -1,4 +1,5 @@
-//! Installs the C library: what `make install` would.
+//! Installs the C library, and with `--system` the program and all that a system has of it: what
+//! `make install` would.
 
 use std::fs;
 use std::io;
@@ -12,12 +13,18 @@ const VERSION: &str = env!("CARGO_PKG_VERSION");
 const SONAME: &str = "libuzswap.so.0";
 
 /// `--prefix DIR` (/usr/local), where it will be found, `--destdir DIR`, what to put before
-/// that when files are copied, and `--built DIR`, where the libraries are already.
+/// that when files are copied, and `--built DIR`, where the libraries are already. `--system`: the
+/// program, its unit, configuration, man pages and completions too.
 pub fn run(root: &Path, mut arguments: impl Iterator<Item = String>) -> ExitCode {
     let mut prefix = PathBuf::from("/usr/local");
     let mut destdir = String::new();
     let mut built = None;
+    let mut is_system = false;
     while let Some(name) = arguments.next() {
+        if name == "--system" {
+            is_system = true;
+            continue;
+        }
         match (name.as_str(), arguments.next()) {
             ("--prefix", Some(folder)) if folder.starts_with('/') => prefix = folder.into(),
             ("--destdir", Some(folder)) => destdir = folder,
@@ -25,14 +32,26 @@ pub fn run(root: &Path, mut arguments: impl Iterator<Item = String>) -> ExitCode
             _ => {
                 eprintln!(
                     "usage: cargo run -p xtask -- install [--prefix /DIR] [--destdir DIR] \
-                     [--built DIR]"
+                     [--built DIR] [--system]"
                 );
                 return ExitCode::from(2);
             }
         }
     }
-    let built = built.map_or_else(|| build(root), Ok);
-    match built.and_then(|built| install(root, &built, &prefix, &destdir)) {
+    let place = |profile, packages: &[&str]| match &built {
+        Some(built) => Ok(built.clone()),
+        None => build(root, profile, packages),
+    };
+    let installed = place("library", &["uzswap-c", "uzswap-malloc", "uzswap-agent"])
+        .and_then(|libraries| install(root, &libraries, &prefix, &destdir))
+        .and_then(|()| match is_system {
+            true => {
+                let program = place("release", &["uzswap"])?;
+                install_system(root, &program, &prefix, &destdir)
+            }
+            false => Ok(()),
+        });
+    match installed {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("install: {error}");
@@ -67,19 +86,54 @@ fn install(root: &Path, built: &Path, prefix: &Path, destdir: &str) -> io::Resul
     Ok(())
 }
 
-/// Builds the libraries; the folder they are in.
-fn build(root: &Path) -> io::Result<PathBuf> {
+/// The program and what a system starts, configures and documents it with. A configuration that is
+/// there stays.
+fn install_system(root: &Path, program: &Path, prefix: &Path, destdir: &str) -> io::Result<()> {
+    let to = PathBuf::from(format!("{destdir}{}", prefix.display()));
+    let share = to.join("share");
+    copy(&program.join("uzswap"), &to.join("bin/uzswap"), 0o755)?;
+    let packaging = root.join("packaging");
+    let unit = fs::read_to_string(packaging.join("uzswap.service"))?;
+    let unit = unit.replace("/usr/bin/uzswap", &prefix.join("bin/uzswap").display().to_string());
+    let file = to.join("lib/systemd/system/uzswap.service");
+    make_folder(&file)?;
+    fs::write(&file, unit).map_err(|error| named(&file, &error))?;
+    println!("{}", file.display());
+    let configuration = PathBuf::from(format!("{destdir}/etc/uzswap/uzswap.conf"));
+    if !configuration.exists() {
+        copy(&packaging.join("uzswap.conf"), &configuration, 0o644)?;
+    }
+    let example = share.join("doc/uzswap/examples/budget.conf");
+    copy(&packaging.join("examples/budget.conf"), &example, 0o644)?;
+    for entry in fs::read_dir(root.join("docs/man"))? {
+        let page = entry?;
+        copy(&page.path(), &share.join("man/man1").join(page.file_name()), 0o644)?;
+    }
+    let completions = root.join("docs/completions");
+    let places = [
+        ("uzswap.bash", "bash-completion/completions/uzswap"),
+        ("_uzswap", "zsh/site-functions/_uzswap"),
+        ("uzswap.fish", "fish/vendor_completions.d/uzswap.fish"),
+    ];
+    for (name, place) in places {
+        copy(&completions.join(name), &share.join(place), 0o644)?;
+    }
+    Ok(())
+}
+
+/// Builds packages; the folder they are in. What runs in other programs has a profile of its own.
+fn build(root: &Path, profile: &str, packages: &[&str]) -> io::Result<PathBuf> {
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     let built = Command::new(cargo)
         .current_dir(root)
-        .args(["build", "--quiet", "--profile", "library"])
-        .args(["--package", "uzswap-c", "--package", "uzswap-malloc", "--package", "uzswap-agent"])
+        .args(["build", "--quiet", "--profile", profile])
+        .args(packages.iter().flat_map(|package| ["--package", package]))
         .status()?;
     if !built.success() {
-        return Err(io::Error::other("cargo could not build the libraries"));
+        return Err(io::Error::other(format!("cargo could not build {}", packages.join(", "))));
     }
     let target = std::env::var_os("CARGO_TARGET_DIR").map(PathBuf::from);
-    Ok(target.unwrap_or_else(|| root.join("target")).join("library"))
+    Ok(target.unwrap_or_else(|| root.join("target")).join(profile))
 }
 
 /// Replaces a file as a whole, so that a program that has it mapped keeps the old one.

@@ -7,6 +7,7 @@ use crate::error::Failure;
 use crate::keeper::{self, Keeper};
 use crate::options;
 use crate::reload::{self, Reload};
+use sd_notify::NotifyState;
 use uzswap_sys::cpu;
 
 /// Serves.
@@ -32,6 +33,9 @@ pub fn serve(arguments: &ServeArguments) -> Result<(), Failure> {
         eprintln!("uzswap: the kernel's zswap is switched off while this serves");
     }
     let (device, folder) = (keeper.devices().join(", "), changes::mount());
+    // An error: systemd, which is not there or has not asked, waits for nothing.
+    let _ =
+        sd_notify::notify(&[NotifyState::Status(&format!("serving {device}")), NotifyState::Ready]);
     println!("serving {device}, controlled by {}; SIGTERM ends it", folder.display());
     keeper.keep();
     for trouble in keeper.troubles() {
