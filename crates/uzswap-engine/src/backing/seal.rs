@@ -1,6 +1,7 @@
 //! Encryption of what goes to the backing.
 //!
-//! An AEAD with a key that is made at the start and never leaves the process. A *generation* is the
+//! An AEAD with a key that is made at the start and never leaves memory (the process's own and,
+//! where the cache outlives the process, the file that nobody else can open). A *generation* is the
 //! number of a write, never given twice; with the place inside its segment it is the nonce, so no
 //! nonce is used twice: a place is sealed once in a generation, whether or not the write succeeds.
 //! Owner, place and form are bound in. The index keeps the generation of each page's record, so a
