@@ -43,6 +43,9 @@ _uzswap() {
             uzswap,status)
                 cmd="uzswap__subcmd__status"
                 ;;
+            uzswap,upgrade)
+                cmd="uzswap__subcmd__upgrade"
+                ;;
             uzswap__subcmd__config,check)
                 cmd="uzswap__subcmd__config__subcmd__check"
                 ;;
@@ -88,6 +91,9 @@ _uzswap() {
             uzswap__subcmd__help,status)
                 cmd="uzswap__subcmd__help__subcmd__status"
                 ;;
+            uzswap__subcmd__help,upgrade)
+                cmd="uzswap__subcmd__help__subcmd__upgrade"
+                ;;
             uzswap__subcmd__help__subcmd__config,check)
                 cmd="uzswap__subcmd__help__subcmd__config__subcmd__check"
                 ;;
@@ -101,7 +107,7 @@ _uzswap() {
 
     case "${cmd}" in
         uzswap)
-            opts="-h -V --help --version run serve config status doctor clean bench record help"
+            opts="-h -V --help --version run serve config status doctor clean upgrade bench record help"
             if [[ ${cur} == -* || ${COMP_CWORD} -eq 1 ]] ; then
                 COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
                 return 0
@@ -255,7 +261,7 @@ _uzswap() {
             return 0
             ;;
         uzswap__subcmd__help)
-            opts="run serve config status doctor clean bench record help"
+            opts="run serve config status doctor clean upgrade bench record help"
             if [[ ${cur} == -* || ${COMP_CWORD} -eq 2 ]] ; then
                 COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
                 return 0
@@ -422,6 +428,20 @@ _uzswap() {
             COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
             return 0
             ;;
+        uzswap__subcmd__help__subcmd__upgrade)
+            opts=""
+            if [[ ${cur} == -* || ${COMP_CWORD} -eq 3 ]] ; then
+                COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+                return 0
+            fi
+            case "${prev}" in
+                *)
+                    COMPREPLY=()
+                    ;;
+            esac
+            COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+            return 0
+            ;;
         uzswap__subcmd__record)
             opts="-h --pid --out --help"
             if [[ ${cur} == -* || ${COMP_CWORD} -eq 2 ]] ; then
@@ -546,6 +566,20 @@ _uzswap() {
             ;;
         uzswap__subcmd__status)
             opts="-h --json --help"
+            if [[ ${cur} == -* || ${COMP_CWORD} -eq 2 ]] ; then
+                COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+                return 0
+            fi
+            case "${prev}" in
+                *)
+                    COMPREPLY=()
+                    ;;
+            esac
+            COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+            return 0
+            ;;
+        uzswap__subcmd__upgrade)
+            opts="-h --help"
             if [[ ${cur} == -* || ${COMP_CWORD} -eq 2 ]] ; then
                 COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
                 return 0

@@ -260,6 +260,36 @@ fn a_killed_daemon_is_replaced_and_no_page_is_lost() {
 }
 
 #[test]
+fn another_version_goes_on_and_no_request_fails() {
+    let Some(machine) = Machine::take() else { return };
+    let (churn, folder) = (program("churn"), tempfile::tempdir_in("/var/tmp").unwrap());
+    let copy = folder.path().join("uzswap");
+    fs::copy(program("uzswap"), &copy).unwrap();
+    let upgrade = || Command::new(&copy).arg("upgrade").output().unwrap();
+    let none = upgrade();
+    assert_eq!(none.status.code(), Some(125));
+    assert!(String::from_utf8_lossy(&none.stderr).contains("none is running"), "{none:?}");
+    let run = Run::start(&LIMITS, &[churn.to_str().unwrap(), "192", &seconds(8), "2"]);
+    run.wait_until_running();
+    assert!(wait_for(|| run.statistic("pages_swapped_out") > 5000), "nothing was swapped");
+    if state().unwrap()["outlives_daemon"] == false {
+        return drop(run.finish());
+    }
+    let upgraded = upgrade();
+    assert!(upgraded.status.success(), "{upgraded:?}");
+    let runs_it = |role| {
+        let exe = fs::read_link(format!("/proc/{}/exe", process_of(role)));
+        exe.is_ok_and(|exe| exe == copy)
+    };
+    assert!(runs_it("daemon") && wait_for(|| runs_it("keeper")));
+    let run = run.finish();
+    run.assert_code(0);
+    assert_eq!(run.stdout().matches("every byte right").count(), 2, "{}", run.stdout());
+    assert_eq!(run.statistic("request_errors"), 0, "{}", run.report);
+    machine.assert_as_before();
+}
+
+#[test]
 fn a_daemon_that_nothing_outlives_takes_its_command_and_nothing_else() {
     let Some(_machine) = Machine::take() else { return };
     let run = busy_run();

@@ -180,6 +180,13 @@ pub fn start_time(pid: i32) -> Option<u64> {
     Some(Activity::of(pid)?.started)
 }
 
+/// Whether no thread of the process with this number is left, not even one that is about to end:
+/// one that was killed may have its first thread dead and others in a system call.
+pub fn is_gone(pid: i32) -> bool {
+    let threads = std::fs::read_dir(format!("/proc/{pid}/task")).map_or(0, Iterator::count);
+    threads == 0 || threads == 1 && Activity::of(pid).is_none()
+}
+
 /// What a process does, its first thread for the others.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Activity {
@@ -296,6 +303,7 @@ mod tests {
         assert!(start >= start_time(std::process::id() as i32).unwrap());
         kill(pid, libc::SIGKILL).unwrap();
         child.wait().unwrap();
+        assert!(is_gone(pid) && !is_gone(std::process::id() as i32));
         assert_eq!(start_time(pid), None);
         assert_eq!(kill(pid, libc::SIGKILL).unwrap_err().kind(), io::ErrorKind::NotFound);
     }

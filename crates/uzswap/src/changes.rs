@@ -87,6 +87,12 @@ impl ProcessId {
         Self::of(std::process::id())
     }
 
+    /// Whether nothing of it is left: no thread is even in a system call.
+    pub fn is_gone(&self) -> bool {
+        !self.is_alive() && process::is_gone(self.pid)
+            || process::start_time(self.pid).is_some_and(|started| started != self.started)
+    }
+
     /// Whether it is still there.
     pub fn is_alive(&self) -> bool {
         process::start_time(self.pid) == Some(self.started)

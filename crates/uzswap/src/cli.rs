@@ -40,6 +40,10 @@ pub enum Command {
     /// Undo what runs that were killed have left: swap, loop devices, mounts, cgroups.
     #[command(after_help = "Example:\n  sudo uzswap clean")]
     Clean,
+    /// Have this program go on where the one that serves now is, after another version was
+    /// installed: no page is lost, programs notice a pause.
+    #[command(after_help = "Example:\n  sudo apt install ./uzswap.deb && sudo uzswap upgrade")]
+    Upgrade,
     /// Measure it beside the kernel's own swap, zswap and zram.
     #[command(after_help = "Example:\n  sudo uzswap bench fault")]
     Bench(BenchArguments),

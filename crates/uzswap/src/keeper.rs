@@ -12,6 +12,8 @@
 //! it was (kept.rs); nobody notices but by a pause. When both are, what is swapped out is lost, and
 //! whoever comes next undoes what they left.
 
+mod replace;
+
 use crate::changes::{self, AreaChange, Lock, OWN_PROGRAM, ProcessId, RunChange, State};
 use crate::error::Failure;
 use crate::group;
@@ -28,6 +30,7 @@ use std::os::fd::{AsFd, AsRawFd};
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command};
 use std::time::{Duration, Instant};
 use uzswap_block::switch_on;
@@ -38,12 +41,6 @@ use uzswap_sys::{cgroup, cpu, process};
 /// How long runs have to come back to a keeper that took over.
 const COME_BACK: Duration = Duration::from_secs(10);
 
-/// A daemon that lives less long than this was ended by what it is to go on with.
-const LIFE_MIN: Duration = Duration::from_millis(20);
-
-/// So many in a row, and what is swapped out is taken to be lost.
-const SHORT_LIVES_MAX: u32 = 8;
-
 /// How often it tries again to switch off what does not fit in memory.
 const RETRY: Duration = Duration::from_secs(2);
 
@@ -53,8 +50,13 @@ const SPARED_NAME: &str = "@uzswap";
 
 /// A process of ours, with `arguments`, that is spared at shutdown, and a wire to it.
 pub fn start_spared(arguments: &[String]) -> io::Result<(Child, Wire)> {
+    start_spared_of(Path::new(OWN_PROGRAM), arguments)
+}
+
+/// The same of another program than this process runs.
+fn start_spared_of(program: &Path, arguments: &[String]) -> io::Result<(Child, Wire)> {
     let (ours, theirs) = Wire::pair()?;
-    let child = Command::new(OWN_PROGRAM)
+    let child = Command::new(program)
         .arg0(SPARED_NAME)
         .args(arguments)
         .stdin(theirs)
@@ -136,6 +138,8 @@ pub struct Keeper {
     daemon_child: Option<Child>,
     /// What outlives it.
     kept: Option<Kept>,
+    /// What the next one runs.
+    program: PathBuf,
     /// When it was started, and how many in a row were so for no time.
     daemon_since: Instant,
     short_lives: u32,
@@ -185,6 +189,7 @@ impl Keeper {
             daemon: None,
             daemon_child: None,
             kept: None,
+            program: OWN_PROGRAM.into(),
             daemon_since: Instant::now(),
             short_lives: 0,
             options,
@@ -248,10 +253,11 @@ impl Keeper {
     }
 
     /// Starts a daemon: the first, or one that goes on with the devices of the one before.
-    fn start_daemon(&mut self, devices: Option<Vec<std::path::PathBuf>>) -> Result<(), Failure> {
+    fn start_daemon(&mut self, devices: Option<Vec<PathBuf>>) -> Result<(), Failure> {
         let number = self.lock.0.as_raw_fd().to_string();
         self.let_inherit(true).map_err(cannot_start)?;
-        let started = start_spared(&["daemon".into(), "--lock".into(), number]);
+        let arguments = ["daemon".into(), "--lock".into(), number];
+        let started = start_spared_of(&self.program, &arguments);
         self.let_inherit(false).map_err(cannot_start)?;
         let (child, wire) = started.map_err(cannot_start)?;
         self.state.daemon = ProcessId::of(child.id());
@@ -305,6 +311,7 @@ impl Keeper {
             daemon: Some(daemon),
             daemon_child: None,
             kept,
+            program: OWN_PROGRAM.into(),
             daemon_since: Instant::now(),
             short_lives: 0,
             space: Space::new(u64::from(options.pages) * PAGE_BYTES as u64),
@@ -505,6 +512,7 @@ impl Keeper {
                 let answer = if is_known { Tell::Noted } else { Tell::Lost };
                 let _ = self.members[index].wire.send(&answer);
             }
+            Ok(Some(Ask::Upgrade(program))) => self.upgrade(index, program),
             Ok(Some(Ask::Place(place))) => self.place(index, place),
             Ok(Some(Ask::Leave)) => self.leave(index),
             Err(_) => self.gone(index),
@@ -576,68 +584,6 @@ impl Keeper {
             }
         }
         let _ = self.save();
-    }
-
-    /// Starts another daemon, which goes on. (One says nothing unless it is asked, so this is its
-    /// end.) Where none can, what was swapped out is lost.
-    fn daemon_died(&mut self) {
-        self.bury_daemon();
-        match self.replace_daemon() {
-            Ok(()) => {
-                let daemon = self.state.daemon.map_or(0, |daemon| daemon.pid);
-                return self.tell_all(&Tell::Replaced(daemon));
-            }
-            Err(failure) => self.trouble(format!("the daemon died: {failure}")),
-        }
-        self.bury_daemon();
-        // With the last descriptor the connection ends, and who waits for a page is told.
-        self.kept = None;
-        self.is_lost = true;
-        self.tell_all(&Tell::Lost);
-        for place in self.state.runs.iter().filter_map(|run| run.place.as_ref()) {
-            place.group().kill();
-        }
-        self.is_told_to_end = true;
-    }
-
-    /// Waits until no instruction of it is executed any more.
-    fn bury_daemon(&mut self) {
-        self.daemon = None;
-        match (self.daemon_child.take(), self.state.daemon) {
-            // An error: it is not there to be waited for.
-            (Some(mut daemon), _) => drop(daemon.wait()),
-            (None, Some(daemon)) => drop(changes::wait_for(COME_BACK, || !daemon.is_alive())),
-            (None, None) => {}
-        }
-    }
-
-    fn replace_daemon(&mut self) -> Result<(), Failure> {
-        if self.kept.is_none() {
-            return Err(Failure::new("with this transport none can go on with what it has left"));
-        }
-        let is_short = self.daemon_since.elapsed() < LIFE_MIN;
-        self.short_lives = if is_short { self.short_lives + 1 } else { 0 };
-        let areas = self.state.areas.iter();
-        let devices: Vec<_> = areas.map(|area| area.device.clone()).collect();
-        let mut why = Failure::new("each one that goes on with what it has left ends at once");
-        while self.short_lives <= SHORT_LIVES_MAX {
-            match self.start_daemon(Some(devices.clone())) {
-                Ok(()) => return Ok(()),
-                // It may have been killed like the one before.
-                Err(failure) => why = failure,
-            }
-            self.bury_daemon();
-            self.short_lives += 1;
-        }
-        Err(why)
-    }
-
-    /// Whether the daemon has died and that was not seen to yet.
-    fn has_dead_daemon(&self) -> bool {
-        let Some(daemon) = &self.daemon else { return true };
-        // It says nothing unless it is asked.
-        let mut polled = [PollFd::new(daemon, PollFlags::IN)];
-        poll(&mut polled, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })).is_ok_and(|ready| ready > 0)
     }
 
     fn signalled(&mut self) -> io::Result<()> {

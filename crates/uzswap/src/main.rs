@@ -28,6 +28,7 @@ mod stats;
 mod status;
 mod systemd;
 mod taking_part;
+mod upgrade;
 mod user;
 mod wire;
 
@@ -69,6 +70,7 @@ fn dispatch(command: Command) -> Result<ExitCode, Failure> {
         Command::Status(arguments) => status::status(&arguments).map(|()| ExitCode::SUCCESS),
         Command::Doctor(arguments) => doctor::doctor(&arguments),
         Command::Clean => status::clean().map(|()| ExitCode::SUCCESS),
+        Command::Upgrade => upgrade::upgrade().map(|()| ExitCode::SUCCESS),
         Command::Bench(arguments) => Err(bench::bench(&arguments)),
         Command::Record(arguments) => record::record(&arguments).map(|()| ExitCode::SUCCESS),
         Command::Daemon(arguments) => daemon::daemon(&arguments).map(|()| ExitCode::SUCCESS),

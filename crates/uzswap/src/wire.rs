@@ -22,6 +22,8 @@ pub enum Ask {
     },
     /// The first, to a keeper that has taken over from one that died: it took part already.
     Rejoin(i32),
+    /// The only one: that the next daemon is of this program, and starts now.
+    Upgrade(PathBuf),
     /// Where its command is about to run, so that somebody can end it.
     Place(Place),
     /// Its command has ended, and nothing of it is left.
@@ -72,7 +74,8 @@ pub enum Tell {
     },
     /// The daemon died, and what was swapped to it is lost.
     Lost,
-    /// The daemon died, and another one, with this number, has gone on with everything.
+    /// The daemon died, and another one, with this number, has gone on with everything. To
+    /// [`Ask::Upgrade`]: that is done.
     Replaced(i32),
     /// Pool and backing can take no more, or can again.
     Full(bool),

@@ -1,0 +1,139 @@
+//! One daemon after another: when one was killed, and when another version is to go on.
+
+use super::{COME_BACK, Keeper};
+use crate::changes::{self, OWN_PROGRAM};
+use crate::error::Failure;
+use crate::wire::Tell;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use std::path::PathBuf;
+use std::time::Duration;
+use uzswap_sys::process;
+
+/// A daemon that lives less long than this was ended by what it is to go on with.
+const LIFE_MIN: Duration = Duration::from_millis(20);
+
+/// So many in a row, and what is swapped out is taken to be lost.
+const SHORT_LIVES_MAX: u32 = 8;
+
+impl Keeper {
+    /// Starts another daemon, which goes on. (One says nothing unless it is asked, so this is its
+    /// end.) Where none can, what was swapped out is lost.
+    pub(super) fn daemon_died(&mut self) {
+        self.bury_daemon();
+        match self.replace_daemon() {
+            Ok(()) => {
+                let daemon = self.state.daemon.map_or(0, |daemon| daemon.pid);
+                self.tell_all(&Tell::Replaced(daemon));
+            }
+            Err(failure) => self.lose(&failure),
+        }
+    }
+
+    /// What was swapped out is lost.
+    fn lose(&mut self, why: &Failure) {
+        self.trouble(format!("the daemon died: {why}"));
+        self.bury_daemon();
+        // With the last descriptor the connection ends, and who waits for a page is told.
+        self.kept = None;
+        self.is_lost = true;
+        self.tell_all(&Tell::Lost);
+        for place in self.state.runs.iter().filter_map(|run| run.place.as_ref()) {
+            place.group().kill();
+        }
+        self.is_told_to_end = true;
+    }
+
+    /// Waits until the daemon executes nothing any more, having killed it: two may never use what
+    /// outlives them.
+    fn bury_daemon(&mut self) {
+        self.daemon = None;
+        let child = self.daemon_child.take();
+        if let Some(daemon) = self.state.daemon.filter(|daemon| daemon.is_alive()) {
+            // An error: it has just died.
+            let _ = process::kill(daemon.pid, libc::SIGKILL);
+        }
+        match (child, self.state.daemon) {
+            // An error: it is not there to be waited for.
+            (Some(mut daemon), _) => drop(daemon.wait()),
+            // As long as it takes: one that waits for a device ends after that.
+            (None, Some(daemon)) => while !changes::wait_for(COME_BACK, || daemon.is_gone()) {},
+            (None, None) => {}
+        }
+    }
+
+    fn replace_daemon(&mut self) -> Result<(), Failure> {
+        if self.kept.is_none() {
+            return Err(Failure::new("with this transport none can go on with what it has left"));
+        }
+        let is_short = self.daemon_since.elapsed() < LIFE_MIN;
+        self.short_lives = if is_short { self.short_lives + 1 } else { 0 };
+        let areas = self.state.areas.iter();
+        let devices: Vec<_> = areas.map(|area| area.device.clone()).collect();
+        let mut why = Failure::new("each one that goes on with what it has left ends at once");
+        while self.short_lives <= SHORT_LIVES_MAX {
+            match self.start_daemon(Some(devices.clone())) {
+                Ok(()) => return Ok(()),
+                // It may have been killed like the one before.
+                Err(failure) => why = failure,
+            }
+            self.bury_daemon();
+            // What was upgraded to may be gone, or not know what is left.
+            self.program = OWN_PROGRAM.into();
+            self.short_lives += 1;
+        }
+        Err(why)
+    }
+
+    /// Has a daemon of another program go on, and one of that before where it cannot. As `run`'s,
+    /// this keeper is replaced too, by the daemon; as `serve` it is the process that somebody has
+    /// started.
+    pub(super) fn upgrade(&mut self, index: usize, program: PathBuf) {
+        let upgraded = self.replace_by(program);
+        let daemon = self.state.daemon.map_or(0, |daemon| daemon.pid);
+        let answer = match &upgraded {
+            Ok(()) => Tell::Replaced(daemon),
+            Err(failure) => Tell::Refused(failure.to_string()),
+        };
+        // An error: it is gone.
+        let _ = self.members[index].wire.send(&answer);
+        self.members.swap_remove(index);
+        if upgraded.is_ok() {
+            self.tell_all(&Tell::Replaced(daemon));
+            if !self.state.is_serving {
+                // As if killed: nothing is undone.
+                std::process::exit(0);
+            }
+        }
+    }
+
+    fn replace_by(&mut self, program: PathBuf) -> Result<(), Failure> {
+        if self.kept.is_none() {
+            return Err(Failure::new(
+                "what is swapped out would not outlive the daemon (over ublk, or before Linux \
+                 6.4); stop everything and start it again",
+            ));
+        }
+        self.bury_daemon();
+        self.program = program;
+        let areas = self.state.areas.iter();
+        let devices = areas.map(|area| area.device.clone()).collect();
+        let Err(why) = self.start_daemon(Some(devices)) else { return Ok(()) };
+        self.bury_daemon();
+        self.program = OWN_PROGRAM.into();
+        match self.replace_daemon() {
+            Ok(()) => Err(Failure::new(format!("{why}; the version before goes on"))),
+            Err(failure) => {
+                self.lose(&failure);
+                Err(why)
+            }
+        }
+    }
+
+    /// Whether the daemon has died and that was not seen to yet.
+    pub(super) fn has_dead_daemon(&self) -> bool {
+        let Some(daemon) = &self.daemon else { return true };
+        // It says nothing unless it is asked.
+        let mut polled = [PollFd::new(daemon, PollFlags::IN)];
+        poll(&mut polled, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })).is_ok_and(|ready| ready > 0)
+    }
+}
