@@ -3,8 +3,9 @@
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 use std::fs;
+use std::path::Path;
 use std::process::Command;
-use uzswap_tests::{Machine, Run, is_over_ublk, program, wait_for};
+use uzswap_tests::{FOLDER, Machine, Run, is_over_ublk, program, wait_for};
 
 /// Two programs that go on using three times their memory, until they are ended.
 fn churning() -> Run {
@@ -52,7 +53,7 @@ fn attributes_are_read_and_written_and_rubbish_is_refused() {
         assert_eq!(read(name), before, "{name} keeps its value");
     }
     if !is_over_ublk() {
-        let disk = run.mount().join("disk");
+        let disk = Path::new(FOLDER).join("disk");
         let disk = fs::File::options().read(true).write(true).open(disk).unwrap();
         use std::os::unix::fs::FileExt;
         assert!(disk.write_at(b"part of a page", 4096 * 1000).is_err());
