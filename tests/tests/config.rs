@@ -3,11 +3,10 @@
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 use std::fs;
-use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output, Stdio};
+use std::process::{Command, Output};
 use uzswap_sys::process;
-use uzswap_tests::{Machine, program, transport_options, wait_for};
+use uzswap_tests::{Machine, Served, program, wait_for};
 
 /// A configuration in a folder of its own.
 struct Files {
@@ -136,22 +135,9 @@ fn a_reload_changes_what_can_be_changed_and_a_mistake_changes_nothing() {
     let text = "size = \"1G\"\npool = \"64M\"\ncompressor = \"lz4\"\nbacking = \"none\"\n\
                 [parameters]\nrecompress_idle_seconds = 77\n";
     let files = Files::new(text);
-    let said = tempfile::NamedTempFile::new().unwrap();
-    let mut served = Command::new(program("uzswap"))
-        .args(["serve", "--config"])
-        .arg(files.path())
-        // The command line wins.
-        .args(["--pool", "80M"])
-        .args(transport_options())
-        .stdin(Stdio::null())
-        .stdout(Stdio::piped())
-        .stderr(said.reopen().unwrap())
-        .spawn()
-        .unwrap();
-    let mut line = String::new();
-    BufReader::new(served.stdout.take().unwrap()).read_line(&mut line).unwrap();
-    let said = || fs::read_to_string(said.path()).unwrap();
-    assert!(line.starts_with("serving "), "{}", said());
+    // The command line wins.
+    let path = files.path();
+    let mut served = Served::start(&["--config", path.to_str().unwrap(), "--pool", "80M"]);
     let parameter = |name: &str| {
         let text = fs::read_to_string(format!("/run/uzswap/mnt/parameters/{name}")).unwrap();
         text.trim_end().to_owned()
@@ -164,19 +150,21 @@ fn a_reload_changes_what_can_be_changed_and_a_mistake_changes_nothing() {
     assert_eq!(values(), first);
     let reload = |text: &str, until: &str| {
         fs::write(files.path(), text).unwrap();
-        process::kill(served.id() as i32, libc::SIGHUP).unwrap();
-        assert!(wait_for(|| said().contains(until)), "{}", said());
+        process::kill(served.child.id() as i32, libc::SIGHUP).unwrap();
+        assert!(wait_for(|| served.said().contains(until)), "{}", served.said());
     };
 
     let changed = text.replace("lz4", "zstd:3").replace("77", "78");
     reload(&changed.replace("78", "\"never\""), "nothing was changed\n");
-    assert!(said().contains(&format!("{}:6: ", files.path().display())), "{}", said());
+    let line = format!("{}:6: ", files.path().display());
+    assert!(served.said().contains(&line), "{}", served.said());
     assert_eq!(values(), first);
 
     reload(&changed.replace("1G", "2G"), "the configuration was read again\n");
     assert_eq!(values(), format!("zstd:3 {} 78", 80 << 20));
-    assert!(said().contains("size has changed: it takes effect after a restart\n"), "{}", said());
+    let restart = "size has changed: it takes effect after a restart\n";
+    assert!(served.said().contains(restart), "{}", served.said());
 
-    process::kill(served.id() as i32, libc::SIGTERM).unwrap();
-    assert_eq!(served.wait().unwrap().code(), Some(0), "{}", said());
+    served.terminate();
+    assert_eq!(served.child.wait().unwrap().code(), Some(0), "{}", served.said());
 }

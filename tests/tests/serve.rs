@@ -5,53 +5,9 @@
 use std::fs;
 use std::io::{BufRead, BufReader};
 use std::os::unix::net::UnixDatagram;
-use std::process::{Child, Command, Stdio};
+use std::process::{Command, Stdio};
 use uzswap_sys::process;
-use uzswap_tests::{Limited, Machine, StrictCommit, program, transport_options, wait_for};
-
-struct Served {
-    child: Child,
-    /// What it says.
-    said: tempfile::NamedTempFile,
-    device: String,
-}
-
-impl Served {
-    fn start() -> Self {
-        let said = tempfile::NamedTempFile::new().unwrap();
-        let mut child = Command::new(program("uzswap"))
-            .args(["serve", "--size", "1G", "--pool", "400M", "--backing", "none"])
-            .args(transport_options())
-            .stdin(Stdio::null())
-            .stdout(Stdio::piped())
-            .stderr(said.reopen().unwrap())
-            .spawn()
-            .unwrap();
-        let mut line = String::new();
-        BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
-        let device = line.strip_prefix("serving ").unwrap().split(',').next().unwrap().to_owned();
-        Self { child, said, device }
-    }
-
-    fn is_on(&self) -> bool {
-        fs::read_to_string("/proc/swaps").unwrap().contains(&self.device)
-    }
-
-    fn terminate(&self) {
-        process::kill(self.child.id() as i32, libc::SIGTERM).unwrap();
-    }
-
-    fn said(&self) -> String {
-        fs::read_to_string(self.said.path()).unwrap()
-    }
-
-    fn swapped_out(&self) -> u64 {
-        let status = Command::new(program("uzswap")).args(["status", "--json"]).output().unwrap();
-        let status: serde_json::Value = serde_json::from_slice(&status.stdout).unwrap();
-        assert_eq!(status[0]["keeper"]["pid"], self.child.id());
-        status[0]["stats"]["pages_swapped_out"].as_u64().unwrap()
-    }
-}
+use uzswap_tests::{Limited, Machine, Served, StrictCommit, program, transport_options, wait_for};
 
 /// Keeps 96 MiB of text with numbers, and checks each page when it is told to.
 const KEEPER: &str = "import sys\n\
@@ -63,7 +19,7 @@ const KEEPER: &str = "import sys\n\
 #[test]
 fn sigterm_reads_every_page_back_before_the_device_goes() {
     let Some(_machine) = Machine::take() else { return };
-    let mut served = Served::start();
+    let mut served = Served::start(&["--size", "1G", "--pool", "400M", "--backing", "none"]);
     assert!(served.is_on());
     let limited = Limited::new(32 << 20);
     let mut keeper = limited.start(&["python3", "-c", KEEPER]);

@@ -291,7 +291,7 @@ pub fn lock_memory(agent: &Agent, call: &mut Call) -> Outcome {
     Outcome::Done
 }
 
-/// `process_vm_madvise` of a process's own memory: what drops pages is answered as kernels before
+/// `process_madvise` of a process's own memory: what drops pages is answered as kernels before
 /// 6.13 do, which have it for others' only, and programs then use `madvise`.
 pub fn advise_process(agent: &Agent, call: &mut Call) -> Outcome {
     const DROPS: [i32; 4] =

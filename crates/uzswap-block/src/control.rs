@@ -1,4 +1,4 @@
-//! The control files: a folder with the served file and, as in sysfs, one value a file.
+//! The control files: a folder with, as in sysfs, one value a file.
 //!
 //! ```text
 //! parameters/…    attributes: read and written while running

@@ -57,7 +57,7 @@ impl Kept {
     /// each.
     pub(crate) fn open(self, bytes: usize) -> io::Result<(Vec<OwnedFd>, Greeted, Vec<Buffer>)> {
         let count = self.connections.len();
-        let memory = SharedMemory::map(self.requests, (count + 1) * bytes)?;
+        let memory = SharedMemory::map(self.requests, count * bytes + map::PAGE_BYTES)?;
         // SAFETY: of the processes that have the file one serves at a time: the next is started
         // when the one before is gone, and others have the descriptor only. It is mapped here once.
         let mut parts = unsafe { memory.into_parts(bytes) }?;

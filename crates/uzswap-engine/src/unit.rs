@@ -182,9 +182,7 @@ impl Units {
     /// Takes over the units that another process has left: those that have entries, nobody in them
     /// yet, and none unused.
     pub(crate) fn adopt(&self, index: &Index) -> io::Result<()> {
-        let firsts = (0..self.area.pages).step_by(TRUNK_ENTRIES);
-        let has_trunk = |first: &u32| self.area.entry(*first).is_some_and(|k| index.has_trunk(k));
-        let made = firsts.take_while(has_trunk).count();
+        let made = index.adopted_trunks(self.area);
         for chunk in 0..made {
             self.members.make(chunk, || AtomicU32::new(0))?;
         }

@@ -24,7 +24,7 @@ pub const LOCKS_MAX: usize = 4;
 
 const EINVAL: i32 = rustix::io::Errno::INVAL.raw_os_error();
 
-/// A private, anonymous, page-aligned range of memory, owned.
+/// A page-aligned range of memory, owned: private and anonymous, unless it is of a file.
 ///
 /// Invariant: `base` is the start of a mapping of `bytes` bytes that nothing else unmaps.
 #[derive(Debug)]
@@ -53,6 +53,15 @@ impl Mapping {
     pub fn reserved(bytes: usize) -> io::Result<Self> {
         let bytes = bytes.next_multiple_of(PAGE_BYTES).max(PAGE_BYTES);
         let base = imp::map(bytes)?;
+        remember(base, bytes);
+        Ok(Self { base, bytes })
+    }
+
+    /// Maps `bytes` (rounded up to pages) of a file that is as long, without touching them: other
+    /// processes that map it see what is written. Left out of core dumps.
+    pub(crate) fn of_file(file: BorrowedFd<'_>, bytes: usize) -> io::Result<Self> {
+        let bytes = bytes.next_multiple_of(PAGE_BYTES).max(PAGE_BYTES);
+        let base = imp::map_file(file, bytes)?;
         remember(base, bytes);
         Ok(Self { base, bytes })
     }
@@ -370,6 +379,16 @@ mod imp {
         NonNull::new(base.cast()).ok_or_else(|| io::ErrorKind::OutOfMemory.into())
     }
 
+    pub fn map_file(file: BorrowedFd<'_>, bytes: usize) -> io::Result<NonNull<u8>> {
+        let (any, access) = (std::ptr::null_mut(), ProtFlags::READ | ProtFlags::WRITE);
+        // SAFETY: a fresh mapping at an address of the kernel's choice aliases nothing; what other
+        // processes may do to the contents is the caller's to know.
+        let base = unsafe { mm::mmap(any, bytes, access, MapFlags::SHARED, file, 0) }?;
+        // SAFETY: changes no contents.
+        unsafe { mm::madvise(base, bytes, Advice::LinuxDontDump) }?;
+        NonNull::new(base.cast()).ok_or_else(|| io::ErrorKind::OutOfMemory.into())
+    }
+
     /// Reserves the addresses, which nobody may access yet: where the kernel locks what is mapped,
     /// it brings all of it in at once if it can be accessed.
     pub fn map_for_pages(bytes: usize, align: usize) -> io::Result<NonNull<u8>> {
@@ -491,6 +510,10 @@ mod imp {
         // SAFETY: the layout is not of size zero.
         NonNull::new(unsafe { alloc_zeroed(layout(bytes)) })
             .ok_or_else(|| io::ErrorKind::OutOfMemory.into())
+    }
+
+    pub fn map_file(_file: BorrowedFd<'_>, _bytes: usize) -> io::Result<NonNull<u8>> {
+        Err(io::ErrorKind::Unsupported.into())
     }
 
     pub fn map_for_pages(bytes: usize, align: usize) -> io::Result<NonNull<u8>> {

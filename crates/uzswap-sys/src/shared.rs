@@ -3,14 +3,12 @@
 //! It is there as long as any process has the descriptor. Of its pages only those exist that were
 //! asked for, so that it can be as large as what it may ever hold.
 
-use crate::map::PAGE_BYTES;
+use crate::map::{Mapping, PAGE_BYTES};
 use rustix::fs::{FallocateFlags, MemfdFlags, Mode, OFlags};
-use rustix::mm::{self, Advice, MapFlags, ProtFlags};
 use rustix::mount::{self, FsMountFlags, FsOpenFlags, MountAttrFlags};
 use std::io;
 use std::ops::{Deref, DerefMut};
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::ptr::NonNull;
+use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
 /// A file for [`SharedMemory`], empty. Only who is given the descriptor can open it.
@@ -35,19 +33,11 @@ pub fn create_unswappable() -> io::Result<OwnedFd> {
 }
 
 /// A file without a name, mapped whole for reading and writing.
-///
-/// Invariant: `base` is the start of a mapping of `bytes` bytes that nothing else unmaps.
 #[derive(Debug)]
 pub struct SharedMemory {
     file: OwnedFd,
-    base: NonNull<u8>,
-    bytes: usize,
+    mapping: Mapping,
 }
-
-// SAFETY: a mapping is plain memory; it has no tie to the thread that made it.
-unsafe impl Send for SharedMemory {}
-// SAFETY: `&SharedMemory` gives out only a raw pointer and a length.
-unsafe impl Sync for SharedMemory {}
 
 impl SharedMemory {
     /// Maps `bytes` (rounded up to pages) of a file, which is made that long. It is left out of
@@ -59,55 +49,36 @@ impl SharedMemory {
         if rustix::fs::fstat(&file)?.st_size < bytes as i64 {
             rustix::fs::ftruncate(&file, bytes as u64)?;
         }
-        let (any, access) = (std::ptr::null_mut(), ProtFlags::READ | ProtFlags::WRITE);
-        // SAFETY: a fresh mapping at an address of the kernel's choice aliases nothing; what other
-        // processes may do to the contents is the caller's to know.
-        let base = unsafe { mm::mmap(any, bytes, access, MapFlags::SHARED, &file, 0) }?;
-        let base = NonNull::new(base.cast::<u8>()).ok_or(io::ErrorKind::OutOfMemory)?;
-        let memory = Self { file, base, bytes };
-        // SAFETY: changes no contents.
-        unsafe { mm::madvise(base.as_ptr().cast(), bytes, Advice::LinuxDontDump) }?;
-        Ok(memory)
+        let mapping = Mapping::of_file(file.as_fd(), bytes)?;
+        Ok(Self { file, mapping })
     }
 
     /// Start of the range; valid for reads and writes of [`Self::len`] bytes while `self` lives. A
     /// page that was not populated may have to be found by the kernel; where it finds none, the
     /// access is a SIGBUS.
     pub fn as_ptr(&self) -> *mut u8 {
-        self.base.as_ptr()
+        self.mapping.as_ptr()
     }
 
     /// Bytes mapped, a multiple of the page.
     pub fn len(&self) -> usize {
-        self.bytes
+        self.mapping.len()
     }
 
     /// Never: a mapping has at least one page.
     pub fn is_empty(&self) -> bool {
-        false
+        self.mapping.is_empty()
     }
 
     /// Makes sure that pages exist and are mapped: whole pages from `offset` on. What is new is
-    /// zeros. Errors: `ENOMEM`, no memory; then some may.
+    /// zeros. Errors: `ENOMEM`, no memory; then some may. (Before Linux 5.14 that is a SIGBUS.)
     pub fn populate(&self, offset: usize, bytes: usize) -> io::Result<()> {
-        self.assert_inside(offset, bytes);
-        if bytes == 0 {
-            return Ok(());
-        }
-        // SAFETY: inside the mapping; populating changes no contents.
-        let done = unsafe {
-            let at = self.base.as_ptr().add(offset).cast();
-            mm::madvise(at, bytes, Advice::LinuxPopulateWrite)
-        };
-        match done {
+        match self.mapping.populate_part(offset, bytes) {
             // What the kernel says where a file's page cannot be had.
-            Err(rustix::io::Errno::FAULT) => Err(io::ErrorKind::OutOfMemory.into()),
-            // Before Linux 5.14: have them made; they are mapped when they are first used.
-            Err(rustix::io::Errno::INVAL) => {
-                let keep = FallocateFlags::KEEP_SIZE;
-                Ok(rustix::fs::fallocate(&self.file, keep, offset as u64, bytes as u64)?)
+            Err(error) if error.raw_os_error() == Some(libc::EFAULT) => {
+                Err(io::ErrorKind::OutOfMemory.into())
             }
-            other => Ok(other?),
+            other => other,
         }
     }
 
@@ -117,25 +88,25 @@ impl SharedMemory {
     /// # Safety
     /// Nobody relies on what is in them.
     pub unsafe fn release(&self, offset: usize, bytes: usize) -> io::Result<()> {
-        self.assert_inside(offset, bytes);
+        let is_inside = offset.checked_add(bytes).is_some_and(|end| end <= self.len());
+        assert!(is_inside && (offset | bytes).is_multiple_of(PAGE_BYTES), "whole pages inside");
         let hole = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
         Ok(rustix::fs::fallocate(&self.file, hole, offset as u64, bytes as u64)?)
     }
 
-    /// Cuts it into parts of `bytes` each, whole pages, all populated. Errors: no memory.
+    /// Cuts it into parts of `bytes` each, whole pages, all populated; the last is what is left.
+    /// Errors: no memory.
     ///
     /// # Safety
     /// No other process uses the file while the parts live, and this process has it mapped once.
     pub unsafe fn into_parts(self, bytes: usize) -> io::Result<Vec<Part>> {
-        self.populate(0, self.bytes)?;
+        self.populate(0, self.len())?;
         let memory = Arc::new(self);
-        let starts = (0..memory.bytes / bytes).map(|number| number * bytes);
-        Ok(starts.map(|offset| Part { memory: memory.clone(), offset, bytes }).collect())
-    }
-
-    fn assert_inside(&self, offset: usize, bytes: usize) {
-        let is_inside = offset.checked_add(bytes).is_some_and(|end| end <= self.bytes);
-        assert!(is_inside && (offset | bytes).is_multiple_of(PAGE_BYTES), "whole pages inside");
+        let part = |offset| {
+            let bytes = bytes.min(memory.len() - offset);
+            Part { memory: memory.clone(), offset, bytes }
+        };
+        Ok((0..memory.len()).step_by(bytes).map(part).collect())
     }
 }
 
@@ -181,20 +152,6 @@ impl DerefMut for Part {
     }
 }
 
-impl AsFd for SharedMemory {
-    fn as_fd(&self) -> BorrowedFd<'_> {
-        self.file.as_fd()
-    }
-}
-
-impl Drop for SharedMemory {
-    fn drop(&mut self) {
-        // SAFETY: the owner is being dropped, so no pointer into the range is used any more.
-        let done = unsafe { mm::munmap(self.base.as_ptr().cast(), self.bytes) };
-        debug_assert!(done.is_ok(), "munmap of our own mapping: {done:?}");
-    }
-}
-
 #[cfg(all(test, not(miri)))]
 #[allow(clippy::unwrap_used, reason = "tests")]
 mod tests {
@@ -209,7 +166,7 @@ mod tests {
         };
         let memory = SharedMemory::map(file, 1 << 40).unwrap();
         memory.populate(1 << 35, 4 * PAGE_BYTES).unwrap();
-        assert_eq!(rustix::fs::fstat(memory.as_fd()).unwrap().st_nlink, 0);
+        assert_eq!(rustix::fs::fstat(&memory.file).unwrap().st_nlink, 0);
         // SAFETY: nobody relies on what is in it.
         unsafe { memory.release(1 << 35, 4 * PAGE_BYTES) }.unwrap();
     }
@@ -235,6 +192,6 @@ mod tests {
             memory.release(1 << 30, 2 * PAGE_BYTES).unwrap();
             assert_eq!(at(&memory, (1 << 30) + PAGE_BYTES).read_volatile(), 0);
         }
-        assert!(rustix::fs::fstat(memory.as_fd()).unwrap().st_blocks <= 16);
+        assert!(rustix::fs::fstat(&memory.file).unwrap().st_blocks <= 16);
     }
 }

@@ -187,6 +187,11 @@ impl State {
         fs::rename(fresh, Path::new(FOLDER).join(STATE))
     }
 
+    /// The devices of the areas.
+    pub fn devices(&self) -> impl Iterator<Item = &PathBuf> {
+        self.areas.iter().map(|area| &area.device)
+    }
+
     fn transport(&self) -> Kind {
         self.transport.parse().unwrap_or(Kind::Fuse)
     }

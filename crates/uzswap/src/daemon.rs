@@ -20,9 +20,9 @@ use std::process::Child;
 use std::sync::Arc;
 use std::time::Duration;
 use uzswap_block::control::Control;
+use uzswap_block::{BackingFile, Kept as KeptServer, TransportKind};
 use uzswap_block::{CacheDisk, Disk, Maintainer, MemoryDisk, Swapped, Traffic, Transport};
-use uzswap_block::{Kept as KeptServer, TransportKind, open_backing_file, start_transport};
-use uzswap_engine::backing::NoBacking;
+use uzswap_block::{open_backing_file, start_transport};
 use uzswap_engine::{Cache, Config, Locks, PAGE_BYTES};
 use uzswap_sys::{fuse, process};
 
@@ -188,10 +188,8 @@ fn open_cache(
         Some(Kept { cache, server, backing }) => (backing, Some(cache), Some(server)),
         None => (open_backing_file(&options.backing.spec())?, None, None),
     };
-    let backing = match backing {
-        Some(file) => file.backing().map_err(|error| Failure::new(format!("backing: {error}")))?,
-        None => Box::new(NoBacking),
-    };
+    let backing = BackingFile::backing(backing);
+    let backing = backing.map_err(|error| Failure::new(format!("backing: {error}")))?;
     let locks = if options.one_writer { Locks::OneWriter } else { Locks::SlotCaches };
     let cache = match memory {
         Some(memory) => Cache::in_file(config, backing, locks, memory)?,

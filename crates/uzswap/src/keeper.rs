@@ -230,7 +230,7 @@ impl Keeper {
                 .notes
                 .push(format!("if the daemon is killed, what is swapped out goes with it: {why}")),
         }
-        self.start_daemon(None)?;
+        self.start_daemon()?;
         if self.state.is_serving {
             match Shortage::start() {
                 Ok(shortage) => self.shortage = Some(shortage),
@@ -253,7 +253,8 @@ impl Keeper {
     }
 
     /// Starts a daemon: the first, or one that goes on with the devices of the one before.
-    fn start_daemon(&mut self, devices: Option<Vec<PathBuf>>) -> Result<(), Failure> {
+    fn start_daemon(&mut self) -> Result<(), Failure> {
+        let before = self.state.daemon;
         let number = self.lock.0.as_raw_fd().to_string();
         self.let_inherit(true).map_err(cannot_start)?;
         let arguments = ["daemon".into(), "--lock".into(), number];
@@ -261,9 +262,10 @@ impl Keeper {
         self.let_inherit(false).map_err(cannot_start)?;
         let (child, wire) = started.map_err(cannot_start)?;
         self.state.daemon = ProcessId::of(child.id());
-        self.save()?;
         self.daemon_child = Some(child);
-        let (options, ram, is_first) = (self.options.clone(), self.ram, devices.is_none());
+        self.save()?;
+        let (options, ram) = (self.options.clone(), self.ram);
+        let devices = before.map(|_| self.state.devices().cloned().collect());
         let kept = self.kept.as_ref().map(Kept::numbers);
         let daemon = self.daemon.insert(wire);
         daemon.send(&Start { options, ram, kept, devices }).map_err(cannot_start)?;
@@ -272,7 +274,7 @@ impl Keeper {
                 self.options.transport.clone_from(&transport);
                 self.state.transport = transport;
                 self.daemon_since = Instant::now();
-                if is_first {
+                if before.is_none() {
                     self.notes.extend(notes);
                 }
                 self.save()
@@ -302,6 +304,7 @@ impl Keeper {
         // An error: a daemon that is killed from now on takes what is swapped out with it.
         let kept = kept.and_then(|numbers| take(numbers).ok());
         let mut state = State::read().map_err(cannot_start)?;
+        state.outlives_daemon = kept.is_some();
         state.keeper = ProcessId::own();
         let (signals, notify) = UnixStream::pair().map_err(cannot_start)?;
         catch_signals(&notify, false)?;
@@ -391,7 +394,7 @@ impl Keeper {
 
     /// The devices that the kernel swaps to.
     pub fn devices(&self) -> Vec<String> {
-        self.state.areas.iter().map(|area| area.device.display().to_string()).collect()
+        self.state.devices().map(|device| device.display().to_string()).collect()
     }
 
     /// What it goes on without, and what it found left by others.

@@ -98,23 +98,19 @@ pub struct BackingFile {
 }
 
 impl BackingFile {
-    /// The backing that it is.
-    pub fn backing(self) -> io::Result<Box<dyn Backing>> {
-        let backing = FileBacking::new(self.file, self.bytes)?;
-        Ok(Box::new(if self.discards { backing.with_discard() } else { backing }))
+    /// The backing that one is, or none.
+    pub fn backing(opened: Option<Self>) -> io::Result<Box<dyn Backing>> {
+        let Some(Self { file, bytes, discards }) = opened else { return Ok(Box::new(NoBacking)) };
+        let backing = FileBacking::new(file, bytes)?;
+        Ok(Box::new(if discards { backing.with_discard() } else { backing }))
     }
 }
 
 /// Opens a backing, alone: nobody else may use it meanwhile. A file that is made for it loses its
 /// name at once, so that nothing is left whatever happens.
 pub fn open_backing(spec: &BackingSpec) -> Result<Box<dyn Backing>, BackingError> {
-    match open_backing_file(spec)? {
-        None => Ok(Box::new(NoBacking)),
-        Some(file) => file.backing().map_err(|error| BackingError {
-            path: spec.to_string(),
-            reason: Reason::of_direct(error),
-        }),
-    }
+    BackingFile::backing(open_backing_file(spec)?)
+        .map_err(|error| BackingError { path: spec.to_string(), reason: Reason::of_direct(error) })
 }
 
 /// The same, as what it is: `None` for none.

@@ -95,14 +95,14 @@ impl Segments {
         unreachable!("the model checker has no memory that outlives it")
     }
 
-    /// Takes a segment over, of which nothing is known to be live yet; what it was. One that was
-    /// being written stays so: a write may still be under way.
-    pub(super) fn retake(&self, segment: Segment) -> Use {
-        let word = self.word(segment);
-        let was = Use::of(word.load(Acquire));
-        let now = if was == Use::Cleaning { Use::Written } else { was };
-        word.store(now.word(0), Release);
-        was
+    /// Takes the segments over, of which nothing is known to be live yet. One that was being
+    /// written stays so: a write may still be under way.
+    pub(super) fn adopt(&self) {
+        for word in self.words.iter() {
+            let was = Use::of(word.load(Acquire));
+            let now = if was == Use::Cleaning { Use::Written } else { was };
+            word.store(now.word(0), Release);
+        }
     }
 
     pub(crate) fn count(&self) -> usize {

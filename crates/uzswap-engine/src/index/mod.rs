@@ -142,9 +142,11 @@ impl Index {
         Ok(())
     }
 
-    /// Whether there is a trunk for a key.
-    pub(crate) fn has_trunk(&self, key: SwapEntry) -> bool {
-        self.view().get(key).is_some()
+    /// Trunks of records that were taken over, from the start of their area on.
+    pub(crate) fn adopted_trunks(&self, area: Area) -> usize {
+        let view = self.view();
+        let firsts = area.entries().step_by(TRUNK_ENTRIES);
+        firsts.take_while(|first| view.get(*first).is_some()).count()
     }
 
     /// Retires pages' trunks of which every entry is absent, and frees those that nobody can have

@@ -67,21 +67,27 @@ impl Keeper {
         }
         let is_short = self.daemon_since.elapsed() < LIFE_MIN;
         self.short_lives = if is_short { self.short_lives + 1 } else { 0 };
-        let areas = self.state.areas.iter();
-        let devices: Vec<_> = areas.map(|area| area.device.clone()).collect();
         let mut why = Failure::new("each one that goes on with what it has left ends at once");
         while self.short_lives <= SHORT_LIVES_MAX {
-            match self.start_daemon(Some(devices.clone())) {
+            match self.start_next() {
                 Ok(()) => return Ok(()),
                 // It may have been killed like the one before.
                 Err(failure) => why = failure,
             }
-            self.bury_daemon();
-            // What was upgraded to may be gone, or not know what is left.
-            self.program = OWN_PROGRAM.into();
             self.short_lives += 1;
         }
         Err(why)
+    }
+
+    /// Starts a daemon where the one before is gone. If that fails, the next one is of our own
+    /// program: what was upgraded to may be gone, or not know what is left.
+    fn start_next(&mut self) -> Result<(), Failure> {
+        let started = self.start_daemon();
+        if started.is_err() {
+            self.bury_daemon();
+            self.program = OWN_PROGRAM.into();
+        }
+        started
     }
 
     /// Has a daemon of another program go on, and one of that before where it cannot. As `run`'s,
@@ -115,11 +121,7 @@ impl Keeper {
         }
         self.bury_daemon();
         self.program = program;
-        let areas = self.state.areas.iter();
-        let devices = areas.map(|area| area.device.clone()).collect();
-        let Err(why) = self.start_daemon(Some(devices)) else { return Ok(()) };
-        self.bury_daemon();
-        self.program = OWN_PROGRAM.into();
+        let Err(why) = self.start_next() else { return Ok(()) };
         match self.replace_daemon() {
             Ok(()) => Err(Failure::new(format!("{why}; the version before goes on"))),
             Err(failure) => {

@@ -14,7 +14,7 @@ use uzswap_ranges::{Hole, Preload, RangeIndex};
 impl Slots {
     /// Takes the segments over, nothing live in any. Called once, before [`Self::retake`].
     pub(crate) fn adopt(&self) {
-        self.segments.all().for_each(|segment| _ = self.segments.retake(segment));
+        self.segments.adopt();
     }
 
     /// A record is live; `false` if it cannot be: its place is free, beyond the end, or another's.
