@@ -305,7 +305,6 @@ impl Durable {
     }
 
     /// A frame for a trunk, zeros. Errors: no memory.
-    #[cfg(not(feature = "shuttle"))]
     pub(crate) fn take_trunk(&self) -> io::Result<TrunkFrame> {
         let mut unused = lock(&self.unused);
         let frame = match unused.given_back.pop() {
@@ -339,7 +338,6 @@ impl Durable {
     }
 
     /// The entries of a frame, a trunk of them.
-    #[cfg(not(feature = "shuttle"))]
     pub(crate) fn trunk(&self, frame: TrunkFrame) -> NonNull<Entry> {
         let at = self.trunk_at(frame);
         assert!(at + TRUNK_BYTES <= self.places.sections, "{frame:?}");

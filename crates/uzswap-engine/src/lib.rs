@@ -10,6 +10,10 @@
 
 // In the order in which to read them.
 #[expect(unsafe_code, reason = "atomics in memory that several processes map")]
+#[cfg_attr(
+    feature = "shuttle",
+    expect(dead_code, reason = "the model checker has no memory that outlives it")
+)]
 mod durable;
 mod ids;
 mod page;
