@@ -66,6 +66,17 @@ impl Machine {
     /// Takes the machine; `None`, with a word why, where it cannot swap. With CI set that is a
     /// failure: the machine of the checks can.
     pub fn take() -> Option<Self> {
+        let Ok(alone) = File::create("/run/uzswap-tests.lock") else {
+            assert!(std::env::var_os("CI").is_none(), "the checks are run as root");
+            println!("skipped: only root can swap");
+            return None;
+        };
+        rustix::fs::flock(&alone, FlockOperation::LockExclusive).expect("a lock on a local file");
+        // Somebody else's run, which would end in the middle and look like what a test changed.
+        let status = || Command::new(program("uzswap")).arg("status").output().expect("it runs");
+        let idle = wait_for(|| status().stdout.starts_with(b"no cache is running"));
+        assert!(idle, "uzswap is running on this machine already; end it (uzswap status)");
+        // Only now: it makes a cgroup for a moment, which another test would take for its own.
         let doctor = Command::new(program("uzswap")).arg("doctor").output().expect("doctor runs");
         if !doctor.status.success() {
             let why = String::from_utf8_lossy(&doctor.stdout).into_owned();
@@ -76,8 +87,6 @@ impl Machine {
             println!("skipped: {why}");
             return None;
         }
-        let alone = File::create("/run/uzswap-tests.lock").expect("root can write to /run");
-        rustix::fs::flock(&alone, FlockOperation::LockExclusive).expect("a lock on a local file");
         Some(Self { before: traces(), _alone: alone })
     }
 
