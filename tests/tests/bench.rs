@@ -81,7 +81,7 @@ fn every_benchmark_has_its_rows_and_plots() {
     let Some(_machine) = Machine::take() else { return };
     let folder = tempfile::tempdir().unwrap();
     let report = format!("--report={}", folder.path().display());
-    let cases: [(&str, &[&str], &str); 6] = [
+    let cases: [(&str, &[&str], &str); 7] = [
         ("ranges", &["| skiplist", "| crossbeam-skiplist"], "ranges-fill.svg"),
         ("locks", &["| one lock", "| + slot caches", "| List"], "locks-out-lz4.svg"),
         ("codecs", &["| wkdm", "| lz4:0", "| zstd:3", "choice by page"], "codecs-out.svg"),
@@ -96,6 +96,7 @@ fn every_benchmark_has_its_rows_and_plots() {
             &["| zram, lz4", "| zswap, lzo", "| swap device, lz4", "| region, lz4"],
             "swapout-cdf.svg",
         ),
+        ("recovery", &["| 32 MiB"], "recovery-cdf.svg"),
     ];
     for (name, rows, plot) in cases {
         let text = assert_well(&bench(&[name, "--smoke", &report]));

@@ -230,7 +230,7 @@ fn a_killed_daemon_is_replaced_and_no_page_is_lost() {
     let options =
         ["--memory", "64M", "--backing", "/var/tmp/uzswap-test.img:256M", "--pool", "24M"];
     let kills: u32 = std::env::var("UZSWAP_KILLS").map_or(12, |text| text.parse().unwrap());
-    let time = seconds(8 + kills / 3);
+    let time = seconds(8 + kills * 2 / 3);
     let run = Run::start(&options, &[churn.to_str().unwrap(), "192", &time, "2"]);
     run.wait_until_running();
     assert!(wait_for(|| run.statistic("pages_swapped_out") > 5000), "nothing was swapped");

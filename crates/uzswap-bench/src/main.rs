@@ -26,6 +26,7 @@ mod peer;
 mod plot;
 mod ram;
 mod ranges;
+mod recovery;
 mod report;
 mod touch;
 mod transport;
@@ -66,8 +67,13 @@ enum What {
     Ranges,
     /// A fault without a cache behind the device, and what ours adds to it.
     Transport(transport::TransportArguments),
+    /// How long programs wait when the daemon is killed.
+    Recovery(recovery::RecoveryArguments),
     /// Compile a small kernel with many jobs in little memory.
     KernelBuild(kernel_build::BuildArguments),
+    /// The program that kills the daemon and waits; started by recovery.
+    #[command(hide = true)]
+    Pauses(recovery::PausesArguments),
     /// The program whose faults are timed; started by the others.
     #[command(hide = true)]
     Faults(faults::FaultArguments),
@@ -80,7 +86,7 @@ enum What {
 }
 
 /// What `all` runs, the shortest first.
-const ALL: [&str; 9] = [
+const ALL: [&str; 10] = [
     "ranges",
     "codecs",
     "locks",
@@ -89,6 +95,7 @@ const ALL: [&str; 9] = [
     "swapout",
     "numpy",
     "transport",
+    "recovery",
     "kernel-build",
 ];
 
@@ -104,6 +111,7 @@ fn main() -> ExitCode {
     let done = match &cli.what {
         What::Faults(arguments) => faults::run(arguments),
         What::Hold(arguments) => hold::run(arguments),
+        What::Pauses(arguments) => recovery::pauses(arguments),
         What::Touch(arguments) => touch::run(arguments),
         What::All => begin(&cli.options).and_then(|bench| all(&bench)),
         what => begin(&cli.options).and_then(|bench| bench.publish(section(&bench, what)?)),
@@ -136,8 +144,9 @@ fn section(bench: &Bench, what: &What) -> Result<Section, Failure> {
         What::Swapout(arguments) => fault::swapout(bench, arguments),
         What::Numpy(arguments) => numpy::run(bench, arguments),
         What::Transport(arguments) => transport::run(bench, arguments),
+        What::Recovery(arguments) => recovery::run(bench, arguments),
         What::KernelBuild(arguments) => kernel_build::run(bench, arguments),
-        What::All | What::Faults(_) | What::Hold(_) | What::Touch(_) => {
+        What::All | What::Faults(_) | What::Hold(_) | What::Pauses(_) | What::Touch(_) => {
             Err(Failure::new("not a benchmark by itself"))
         }
     }
