@@ -81,8 +81,11 @@ fn python() -> Result<PathBuf, Failure> {
     let module = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../python");
     let module = module.canonicalize().context("the Python module's source")?;
     eprintln!("uzswap bench: installing numpy and {} into {FOLDER}/python", module.display());
-    let install =
-        format!("python3 -m venv python && python/bin/pip -q install numpy {}", module.display());
+    // Cleared: what an earlier version of Python has left there does not work with this one.
+    let install = format!(
+        "python3 -m venv --clear python && python/bin/pip -q install numpy {}",
+        module.display()
+    );
     shell(&install, folder)?;
     Ok(folder.join("python/bin/python3"))
 }
