@@ -22,6 +22,7 @@ use crate::pool::{COMPRESSED_BYTES_MAX, Header};
 use crate::scratch::UnitScratch;
 use crate::stats::Counter::*;
 use crate::sync::lock;
+use crate::table::boxed;
 use crate::unit::{PIECES, Units};
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -47,7 +48,7 @@ pub(crate) struct Recompressor {
     /// Pages stored and loaded by the last call.
     used: u64,
     tokens: u64,
-    work: Option<Box<Work>>,
+    work: Option<Work>,
 }
 
 /// Made with the first page: some three megabytes.
@@ -56,7 +57,7 @@ struct Work {
     decoder: UnitDecoder,
     candidates: Vec<Candidate>,
     pages: Box<[Page]>,
-    unit: [u8; UNIT_BYTES_MAX],
+    unit: Box<[u8]>,
 }
 
 /// A page that is to go into the next unit.
@@ -99,13 +100,16 @@ impl Recompressor {
 }
 
 impl Work {
-    fn new() -> Box<Self> {
-        Box::new(Self {
-            encoder: UnitEncoder::new(),
-            decoder: UnitDecoder::new(),
-            candidates: Vec::with_capacity(UNIT_PAGES),
-            pages: vec![[0; PAGE_BYTES]; UNIT_PAGES].into_boxed_slice(),
-            unit: [0; UNIT_BYTES_MAX],
+    /// `None`: there is no memory.
+    fn new() -> Option<Self> {
+        let mut candidates = Vec::new();
+        candidates.try_reserve_exact(UNIT_PAGES).ok()?;
+        Some(Self {
+            encoder: UnitEncoder::new()?,
+            decoder: UnitDecoder::new()?,
+            candidates,
+            pages: boxed(UNIT_PAGES, || [0; PAGE_BYTES]).ok()?,
+            unit: boxed(UNIT_BYTES_MAX, || 0).ok()?,
         })
     }
 }
@@ -186,11 +190,10 @@ impl Cache {
             return false;
         }
         if recompressor.work.is_none() {
-            for scratch in self.scratch.iter() {
-                let unit = Box::new(UnitScratch::new());
-                lock(scratch).provide_unit(unit);
+            if self.provide_units().is_none() {
+                return false; // No memory: the next call tries again.
             }
-            recompressor.work = Some(Work::new());
+            recompressor.work = Work::new();
         }
         let Recompressor { work: Some(work), tokens, .. } = recompressor else {
             return false;
@@ -202,6 +205,16 @@ impl Cache {
             self.take_in(work, tokens, key);
         }
         work.candidates.len() == UNIT_PAGES
+    }
+
+    /// Gives every CPU what pages in units are decompressed with, before there are any. `None`:
+    /// there is no memory.
+    pub(crate) fn provide_units(&self) -> Option<()> {
+        for scratch in self.scratch.iter() {
+            let unit = UnitScratch::new()?;
+            lock(scratch).provide_unit(unit);
+        }
+        Some(())
     }
 
     /// Takes a page that was popped off the LRU in as a candidate, if it is one.

@@ -22,10 +22,8 @@ use crate::ids::SwapEntry;
 use crate::index::{Entry, Object, State, View, Word};
 use crate::lru::OFF;
 use crate::pool::{Claim, Claims, sections_of};
-use crate::scratch::UnitScratch;
 use crate::stats::Counter::RecompressedPages;
 use crate::sync::atomic::Ordering::Relaxed;
-use crate::sync::lock;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
@@ -78,10 +76,8 @@ impl Cache {
         self.shares.settle(is_absent)?;
         self.units.settle()?;
         if self.counters.get(RecompressedPages) > 0 {
-            for scratch in self.scratch.iter() {
-                let unit = Box::new(UnitScratch::new());
-                lock(scratch).provide_unit(unit);
-            }
+            let out_of_memory = || std::io::Error::from(std::io::ErrorKind::OutOfMemory);
+            self.provide_units().ok_or_else(out_of_memory)?;
         }
         Ok(())
     }

@@ -5,6 +5,7 @@ use crate::compress::{
     UnitDecoder, WithDictionary,
 };
 use crate::page::{PAGE_BYTES, Page};
+use crate::table::boxed;
 use std::sync::Arc;
 
 /// Contexts and buffers. Held while a size class gives out an object, and never while the backing
@@ -18,19 +19,20 @@ pub(crate) struct Scratch {
     /// A page decompressed for comparison.
     pub(crate) page: Page,
     /// For pages in units; made with the first unit.
-    unit: Option<Box<UnitScratch>>,
+    unit: Option<UnitScratch>,
 }
 
 /// What a page in a unit is decompressed with.
 pub(crate) struct UnitScratch {
     decoder: UnitDecoder,
     /// A copy of a unit, as much as is needed of it.
-    bytes: [u8; UNIT_BYTES_MAX],
+    bytes: Box<[u8]>,
 }
 
 impl UnitScratch {
-    pub(crate) fn new() -> Self {
-        Self { decoder: UnitDecoder::new(), bytes: [0; UNIT_BYTES_MAX] }
+    /// `None`: there is no memory.
+    pub(crate) fn new() -> Option<Self> {
+        Some(Self { decoder: UnitDecoder::new()?, bytes: boxed(UNIT_BYTES_MAX, || 0).ok()? })
     }
 }
 
@@ -46,7 +48,7 @@ impl Scratch {
     }
 
     /// Takes what [`Self::decompress_member`] needs, once.
-    pub(crate) fn provide_unit(&mut self, unit: Box<UnitScratch>) {
+    pub(crate) fn provide_unit(&mut self, unit: UnitScratch) {
         self.unit.get_or_insert(unit);
     }
 

@@ -561,3 +561,35 @@ fn a_seed_gives_the_same_history_again() {
         assert_eq!(run(seed), run(seed), "seed {seed}");
     }
 }
+
+#[test]
+fn recompression_that_gets_no_memory_is_tried_again() {
+    const PAGES: u32 = 64;
+    let (cache, area, _) = Setup::default().make();
+    for offset in 0..PAGES {
+        let page = page_of(Content::Text, offset.into());
+        assert_eq!(cache.store(area.entry(offset).unwrap(), &page), Store::Stored);
+    }
+    cache.maintain().unwrap();
+    // Each block that it allocates is refused once.
+    let mut granted = 0;
+    loop {
+        GRANTED.set(granted);
+        let pages = cache.recompress(1);
+        GRANTED.set(u64::MAX);
+        cache.check();
+        if pages > 0 {
+            break;
+        }
+        granted += 1;
+        assert!(granted < 1000, "it never begins");
+    }
+    assert!(granted > 4, "{granted} blocks: what it is made with is no longer refused");
+    while cache.recompress(4) > 0 {}
+    assert!(cache.statistic("recompressed_pages").unwrap() > 0);
+    for offset in 0..PAGES {
+        let mut page = [0; PAGE_BYTES];
+        assert_eq!(cache.load(area.entry(offset).unwrap(), &mut page).unwrap(), Load::Hit);
+        assert!(page == page_of(Content::Text, offset.into()), "page {offset}");
+    }
+}

@@ -16,6 +16,7 @@
 
 use super::{Undecodable, numbers};
 use crate::page::{PAGE_BYTES, Page};
+use crate::table::boxed;
 use zstd_safe::ResetDirective::SessionOnly;
 use zstd_safe::zstd_sys::ZSTD_EndDirective::ZSTD_e_flush;
 use zstd_safe::{CCtx, CParameter, DCtx, DParameter, FrameFormat, InBuffer, OutBuffer};
@@ -46,7 +47,7 @@ const _: () = assert!(UNIT_BYTES_MAX < NUMBERS as usize, "ends have 15 bits");
 pub(crate) struct UnitEncoder {
     context: CCtx<'static>,
     /// A group with pages of numbers.
-    group: Box<[u8; HEADERS_BYTES + GROUP_BYTES]>,
+    group: Box<[u8]>,
 }
 
 impl UnitEncoder {
@@ -54,8 +55,9 @@ impl UnitEncoder {
     /// smaller.
     const LEVEL: i32 = 9;
 
-    pub(crate) fn new() -> Self {
-        let mut context = CCtx::create();
+    /// `None`: there is no memory.
+    pub(crate) fn new() -> Option<Self> {
+        let mut context = CCtx::try_create()?;
         for parameter in [
             CParameter::Format(FrameFormat::Magicless),
             CParameter::CompressionLevel(Self::LEVEL),
@@ -65,18 +67,18 @@ impl UnitEncoder {
             let set = context.set_parameter(parameter);
             debug_assert!(set.is_ok());
         }
-        Self { context, group: Box::new([0; HEADERS_BYTES + GROUP_BYTES]) }
+        Some(Self { context, group: boxed(HEADERS_BYTES + GROUP_BYTES, || 0).ok()? })
     }
 
     /// Makes a unit of the first pages, whole groups of them, as many as fit in `out`; the bytes of
     /// the unit and its pages, or `None` when not even one group fits. `keys` are the pages', and
-    /// `numbers` says which are pages of numbers.
+    /// `numbers` says which are pages of numbers. `out` has room for [`UNIT_BYTES_MAX`].
     pub(crate) fn encode(
         &mut self,
         keys: &[u32],
         pages: &[Page],
         numbers: &[bool],
-        out: &mut [u8; UNIT_BYTES_MAX],
+        out: &mut [u8],
     ) -> Option<(usize, usize)> {
         self.context.reset(SessionOnly).ok()?;
         out[..HEADER_BYTES].fill(0);
@@ -88,7 +90,7 @@ impl UnitEncoder {
                 true => take_apart(group, numbers, &mut self.group),
                 false => group.as_flattened(),
             };
-            let mut output = OutBuffer::around_pos(&mut out[..], end);
+            let mut output = OutBuffer::around_pos(&mut *out, end);
             let mut input = InBuffer::around(bytes);
             match self.context.compress_stream2(&mut output, &mut input, ZSTD_e_flush) {
                 Ok(0) => end = output.pos(),
@@ -106,11 +108,7 @@ impl UnitEncoder {
 }
 
 /// Makes a group with pages of numbers; its bytes.
-fn take_apart<'a>(
-    group: &[Page],
-    numbers: &[bool],
-    out: &'a mut [u8; HEADERS_BYTES + GROUP_BYTES],
-) -> &'a [u8] {
+fn take_apart<'a>(group: &[Page], numbers: &[bool], out: &'a mut [u8]) -> &'a [u8] {
     let (headers, pages) = out.split_at_mut(HEADERS_BYTES);
     let slots = headers.as_chunks_mut().0.iter_mut().zip(pages.as_chunks_mut().0);
     for ((page, is_number), (header, planes)) in group.iter().zip(numbers).zip(slots) {
@@ -131,24 +129,24 @@ pub(crate) struct UnitDecoder {
 }
 
 impl UnitDecoder {
-    pub(crate) fn new() -> Self {
-        let mut context = DCtx::create();
+    /// `None`: there is no memory.
+    pub(crate) fn new() -> Option<Self> {
+        let mut context = DCtx::try_create()?;
         for parameter in
             [DParameter::Format(FrameFormat::Magicless), DParameter::StableOutBuffer(true)]
         {
             let set = context.set_parameter(parameter);
             debug_assert!(set.is_ok());
         }
-        let groups = vec![0; GROUPS * (HEADERS_BYTES + GROUP_BYTES)].into_boxed_slice();
+        let groups = boxed(GROUPS * (HEADERS_BYTES + GROUP_BYTES), || 0).ok()?;
         let mut decoder = Self { context, groups };
         // A context takes its memory, a window, with the header of its first frame. So: a frame
         // header that says nothing but the window, and a block of one byte over and over.
         let block = (GROUP_BYTES as u32) << 3 | 1 << 1;
         let [low, middle, high, _] = block.to_le_bytes();
         let stream = [0, ((WINDOW_LOG - 10) << 3) as u8, low, middle, high, 0];
-        let decoded = decoder.decode(&stream, GROUP_BYTES);
-        debug_assert!(decoded.is_ok());
-        decoder
+        decoder.decode(&stream, GROUP_BYTES).ok()?;
+        Some(decoder)
     }
 
     /// Bytes of a unit that decoding the page at `position` needs: `None` when it has no such page
@@ -225,7 +223,8 @@ mod tests {
     fn unit_of(pages: &[Page], numbers: &[bool]) -> (Vec<u8>, usize) {
         let keys: Vec<u32> = (7..).take(pages.len()).collect();
         let mut out = [0xa5; UNIT_BYTES_MAX];
-        let (bytes, count) = UnitEncoder::new().encode(&keys, pages, numbers, &mut out).unwrap();
+        let (bytes, count) =
+            UnitEncoder::new().unwrap().encode(&keys, pages, numbers, &mut out).unwrap();
         (out[..bytes].to_vec(), count)
     }
 
@@ -237,7 +236,7 @@ mod tests {
     #[test]
     fn every_page_comes_out_of_as_much_as_it_needs() {
         let pages = pointers(UNIT_PAGES);
-        let mut decoder = UnitDecoder::new();
+        let mut decoder = UnitDecoder::new().unwrap();
         // Compressible pages of one kind, then groups that fit less and less.
         for noisy in 0..UNIT_PAGES {
             let mut pages: Vec<Page> = pages.iter().map(|_| pages[0]).collect();
@@ -266,7 +265,7 @@ mod tests {
         let numbers: Vec<bool> = (0..12).map(is_number).collect();
         let (unit, count) = unit_of(&pages, &numbers);
         assert_eq!(count, 12);
-        let mut decoder = UnitDecoder::new();
+        let mut decoder = UnitDecoder::new().unwrap();
         for (position, page) in pages.iter().enumerate() {
             let end = UnitDecoder::bytes_for(&unit, position).unwrap();
             let mut back = [0; PAGE_BYTES];
@@ -276,7 +275,7 @@ mod tests {
         let numbers: Vec<Page> = (0..4).map(|seed| page_of(Content::Numbers, seed)).collect();
         let encode = |is_number| {
             let mut out = [0; UNIT_BYTES_MAX];
-            UnitEncoder::new().encode(&[0; 4], &numbers, &[is_number; 4], &mut out)
+            UnitEncoder::new().unwrap().encode(&[0; 4], &numbers, &[is_number; 4], &mut out)
         };
         let [plain, apart] = [false, true].map(|is_number| encode(is_number).unwrap().0);
         assert!(apart + 1000 < plain, "{apart} and {plain}");
@@ -284,7 +283,7 @@ mod tests {
 
     #[test]
     fn a_unit_has_as_many_groups_as_fit() {
-        let mut encoder = UnitEncoder::new();
+        let mut encoder = UnitEncoder::new().unwrap();
         let mut encode = |pages: &[Page]| {
             encoder.encode(&[0; 16], pages, &[false; 16], &mut [0; UNIT_BYTES_MAX])
         };
@@ -300,16 +299,16 @@ mod tests {
         assert_eq!(UnitDecoder::bytes_for(&whole, GROUP_PAGES), None, "no second group");
         // The same encoder goes on with what did not fit.
         let mut page = [0; PAGE_BYTES];
-        assert_eq!(UnitDecoder::new().page(&whole, 3, &mut page), Ok(false));
+        assert_eq!(UnitDecoder::new().unwrap().page(&whole, 3, &mut page), Ok(false));
         assert!(page == pages[3]);
-        assert_eq!(UnitDecoder::new().page(&whole, 4, &mut page), Err(Undecodable));
+        assert_eq!(UnitDecoder::new().unwrap().page(&whole, 4, &mut page), Err(Undecodable));
     }
 
     #[test]
     fn damaged_units_do_no_harm() {
         let (whole, _) =
             unit_of(&pointers(UNIT_PAGES), &std::array::from_fn::<_, 16, _>(|at| at < 6));
-        let (mut decoder, mut page) = (UnitDecoder::new(), [0; PAGE_BYTES]);
+        let (mut decoder, mut page) = (UnitDecoder::new().unwrap(), [0; PAGE_BYTES]);
         let mut random = Random(11);
         for _ in 0..2000 {
             let mut damaged = whole.clone();
