@@ -9,6 +9,7 @@ use crate::machine::Changes;
 use crate::memory::{Memory, MemoryArguments};
 use crate::peer::{Peer, Room};
 use clap::Args;
+use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use std::hint::black_box;
 use std::time::Instant;
@@ -49,18 +50,29 @@ impl Faults {
     }
 }
 
-/// Has a peer swap the program, which has `memory` bytes and pages of a Python heap. Read-ahead is
-/// off, so that a fault brings in its own page alone.
+/// Has a peer swap the program whose faults are timed; see [`run_swapped`].
 pub fn measure(
     bench: &Bench,
     peer: &Peer,
     memory: u64,
     options: &[String],
 ) -> Result<Faults, Failure> {
+    run_swapped(bench, peer, memory, "faults", options)
+}
+
+/// Has a peer swap a part of this program, which has `memory` bytes and pages of a Python heap, and
+/// reads what it measured. Read-ahead is off: a fault brings in its own page alone.
+pub fn run_swapped<T: DeserializeOwned>(
+    bench: &Bench,
+    peer: &Peer,
+    memory: u64,
+    program: &str,
+    options: &[String],
+) -> Result<T, Failure> {
     let own = std::env::current_exe().context("the path of this program")?;
     let pages = Program::Python.file()?;
     let mut command =
-        vec![own.display().to_string(), "faults".into(), format!("--pages={}", pages.display())];
+        vec![own.display().to_string(), program.into(), format!("--pages={}", pages.display())];
     command.extend_from_slice(options);
     let mut changes = Changes::begin();
     changes.set("/proc/sys/vm/page-cluster", "0")?;

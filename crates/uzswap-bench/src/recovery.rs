@@ -1,12 +1,11 @@
 //! `recovery`: how long programs wait for a page when the daemon is killed.
 
 use crate::bench::Bench;
-use crate::corpus::Program;
 use crate::error::{Context, Failure};
+use crate::faults;
 use crate::figures::quantile;
-use crate::machine::Changes;
 use crate::memory::{Memory, MemoryArguments};
-use crate::peer::{Peer, Room};
+use crate::peer::Peer;
 use crate::plot::Plot;
 use crate::report::{Section, Table};
 use clap::Args;
@@ -102,21 +101,10 @@ pub fn run(bench: &Bench, arguments: &RecoveryArguments) -> Result<Section, Fail
 }
 
 fn measure(bench: &Bench, peer: &Peer, mib: usize, kills: u32) -> Result<Pauses, Failure> {
-    let own = std::env::current_exe().context("the path of this program")?;
-    let pages = Program::Python.file()?;
-    let command = [
-        own.display().to_string(),
-        "pauses".into(),
-        format!("--pages={}", pages.display()),
-        format!("--mib={mib}"),
-        format!("--kills={kills}"),
-    ];
-    let mut changes = Changes::begin();
-    changes.set("/proc/sys/vm/page-cluster", "0")?;
     // All of it fits, and what it was filled from: what is out was pushed out.
-    let room = Room::beside_the_pool((2 * mib as u64 + 256) << 20);
-    let measured = peer.run(&mut changes, room, &command, &bench.interrupt)?;
-    serde_json::from_str(&measured.stdout).context("its output")
+    let memory = (2 * mib as u64 + 256) << 20;
+    let options = [format!("--mib={mib}"), format!("--kills={kills}")];
+    faults::run_swapped(bench, peer, memory, "pauses", &options)
 }
 
 /// Does it, and prints the times as JSON.
