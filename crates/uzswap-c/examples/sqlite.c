@@ -11,13 +11,13 @@
 #include <string.h>
 #include <uzswap.h>
 
-enum { PAGES = 17 << 10 };
+enum { PAGES = 8 << 10 };
 
 static const char *const script =
     "CREATE TABLE word (number INTEGER PRIMARY KEY, length INTEGER, text TEXT);"
-    "WITH RECURSIVE counted(n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM counted WHERE n < 300000)"
+    "WITH RECURSIVE counted(n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM counted WHERE n < 40000)"
     "  INSERT INTO word SELECT n, n * 7919 % 1000, printf('%08x the same words and %d', n * 2654435761"
-    "    & 4294967295, n * 31 % 9973) || substr(hex(n * n), 1, 30) || '-----------------------------'"
+    "    & 4294967295, n * 31 % 9973) || substr(hex(n * n), 1, 30) || printf('%.300c', '-')"
     "    FROM counted;"
     "CREATE INDEX by_length ON word (length, text);"
     "UPDATE word SET text = text || ' again' WHERE number % 97 = 0;"
