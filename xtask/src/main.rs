@@ -1,9 +1,10 @@
 //! Chores of this repository: `cargo run -p xtask -- docs` writes the generated documents, `tidy`
-//! checks that they are fresh and that the house rules hold, `install` installs the C library, `vm`
-//! runs tests in virtual machines.
+//! checks that they are fresh and that the house rules hold, `install` installs the C library and,
+//! where it is asked for, all the rest, `dist` makes packages, `vm` runs tests in virtual machines.
 
 #![forbid(unsafe_code)]
 
+mod dist;
 mod docs;
 mod header;
 mod install;
@@ -20,10 +21,11 @@ fn main() -> ExitCode {
         Some("docs") => docs::write(root),
         Some("tidy") => tidy::check(root),
         Some("vm") => vm::run(root, std::env::args().skip(2)),
+        Some("dist") => dist::run(root, std::env::args().skip(2)),
         Some("install") => install::run(root, std::env::args().skip(2)),
         _ => {
             eprintln!(
-                "usage: cargo run -p xtask -- docs|tidy|install [--prefix DIR] [--destdir DIR]|vm"
+                "usage: cargo run -p xtask -- docs|tidy|vm|dist|install [--prefix DIR] [--destdir DIR]"
             );
             ExitCode::from(2)
         }

@@ -514,6 +514,9 @@ impl Keeper {
                 self.members[index].run = is_known.then_some(pid);
                 let answer = if is_known { Tell::Noted } else { Tell::Lost };
                 let _ = self.members[index].wire.send(&answer);
+                // The keeper before may have been killed while it replaced the daemon.
+                let daemon = self.state.daemon.map_or(0, |daemon| daemon.pid);
+                let _ = self.members[index].wire.send(&Tell::Replaced(daemon));
             }
             Ok(Some(Ask::Upgrade(program))) => self.upgrade(index, program),
             Ok(Some(Ask::Place(place))) => self.place(index, place),

@@ -289,7 +289,7 @@ impl<'a> Watch<'a> {
     fn told(&mut self, tell: &Tell) {
         match tell {
             Tell::Lost => self.lost(),
-            Tell::Replaced(daemon) => {
+            Tell::Replaced(daemon) if *daemon != self.part.joined.daemon => {
                 self.part.joined.daemon = *daemon;
                 self.peak.daemons_replaced += 1;
             }

@@ -176,7 +176,11 @@ fn emulator(lab: &Lab, machine: &Machine, folder: &Path) -> Result<Command> {
     let mut command = Command::new("qemu-system-x86_64");
     // KVM where a processor of it runs, and not only its device is there.
     command.args(["-accel", if has_kvm() { "kvm" } else { "tcg,thread=multi" }, "-cpu", "max"]);
-    command.args(["-nodefaults", "-display", "none", "-no-reboot"]);
+    command.args(["-nodefaults", "-display", "none"]);
+    // A panic boots again, which ends a guest that has no reason to do so.
+    if machine.image == Image::Busybox {
+        command.arg("-no-reboot");
+    }
     command.args(["-smp", &machine.cpus.to_string()]);
     memory(&mut command, machine)?;
     command.arg("-serial").arg(format!("file:{}", folder.join("console.log").display()));
@@ -188,8 +192,8 @@ fn emulator(lab: &Lab, machine: &Machine, folder: &Path) -> Result<Command> {
     let space = image::space(lab)?;
     let limit = machine.slow_disk.map(|bytes| format!(",throttling.bps-total={bytes}"));
     disk(&mut command, image::SPACE_DISK, &space, &limit.unwrap_or_default());
-    if machine.image == Image::Debian {
-        disk(&mut command, image::ROOT_DISK, &image::debian(lab)?, "");
+    if let Some(suite) = machine.image.suite() {
+        disk(&mut command, image::ROOT_DISK, &image::debian(lab, suite)?, "");
     }
     if machine.bad_disk {
         bad_disk(&mut command, folder)?;

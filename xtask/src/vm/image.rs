@@ -77,19 +77,19 @@ pub fn space(lab: &Lab) -> Result<PathBuf> {
     Ok(path)
 }
 
-/// The disk of the Debian image: made once.
-pub fn debian(lab: &Lab) -> Result<PathBuf> {
-    let path = lab.folder.join("debian.ext4");
+/// The disk of a Debian image: made once.
+pub fn debian(lab: &Lab, suite: &str) -> Result<PathBuf> {
+    let path = lab.folder.join(format!("{suite}.ext4"));
     if path.exists() {
         return Ok(path);
     }
-    println!("vm: making the Debian image");
-    let folder = lab.folder.join("debian");
+    println!("vm: making the image of Debian {suite}");
+    let folder = lab.folder.join(suite);
     // What was interrupted is begun anew; it may not be there.
     let _ = fs::remove_dir_all(&folder);
     output(
         Command::new("mmdebstrap")
-            .args(["--variant=minbase", "--quiet", "--include", PACKAGES, "bookworm"])
+            .args(["--variant=minbase", "--quiet", "--include", PACKAGES, suite])
             .arg(&folder)
             .arg("http://deb.debian.org/debian"),
     )?;

@@ -41,7 +41,6 @@ else
     mkdir -p /new/usr/lib/modules/$release
     cp /modules/*.ko /new/usr/lib/modules/$release/
     chroot /new depmod $release
-    cp /host$target/debug/uzswap /new/usr/local/bin/uzswap
     units=/new/etc/systemd/system
     mkdir -p $units/multi-user.target.wants
     printf '[Unit]\nAfter=multi-user.target\n[Service]\nType=oneshot\nExecStart=/bin/sh %s\n' \

@@ -17,21 +17,23 @@ with `--matrix=6.12/v2/fuse` only the rows that have these words are run and rep
 
 *fuse*, *ublk*: the tests of the swap device that are listed below, over FUSE and loop devices, or
 over ublk; the others take many minutes each in emulation. *regions*: `memory`, `process` and
-`torture` of `uzswap-region`. *systemd*: the test `systemd`. *debian* is Debian 12 with systemd as
-init, *busybox* the files of another Debian 12 without.
+`torture` of `uzswap-region`. *systemd*, *package*: the tests of these names; the second needs the
+package, `cargo run -p xtask -- dist --only deb`. *debian* and *debian13* are Debian 12 and 13 with
+systemd as init, *busybox* the files of another Debian 12 without.
 
 | kernel | cgroup | system | tests | passed | date |
 |---|---|---|---|---|---|
 ";
 
 /// The machines, in the order of the table.
-const MACHINES: [(&str, Cgroup, Image); 7] = [
+const MACHINES: [(&str, Cgroup, Image); 8] = [
     ("6.1", Cgroup::V1, Image::Busybox),
     ("6.1", Cgroup::V2, Image::Busybox),
     ("6.1", Cgroup::V2, Image::Debian),
     ("6.12", Cgroup::V1, Image::Busybox),
     ("6.12", Cgroup::V2, Image::Busybox),
     ("6.12", Cgroup::V2, Image::Debian),
+    ("6.12", Cgroup::V2, Image::Debian13),
     ("newest", Cgroup::V2, Image::Busybox),
 ];
 
@@ -56,14 +58,16 @@ const DEVICE: [&str; 15] = [
 ];
 const REGIONS: [&str; 3] = ["region/memory", "region/process", "region/torture"];
 const SYSTEMD: [&str; 1] = ["systemd"];
+const PACKAGE: [&str; 1] = ["package"];
 
 /// Tests that a guest runs, by the name that they have in the table; and the systems that they are
 /// for.
-const TESTS: [(&str, &[&str], &[Image]); 4] = [
+const TESTS: [(&str, &[&str], &[Image]); 5] = [
     ("fuse", &DEVICE, &[Image::Busybox, Image::Debian]),
     ("ublk", &DEVICE, &[Image::Busybox]),
     ("regions", &REGIONS, &[Image::Busybox]),
     ("systemd", &SYSTEMD, &[Image::Debian]),
+    ("package", &PACKAGE, &[Image::Debian, Image::Debian13]),
 ];
 
 /// Runs what `wanted` names, as in `6.1,6.12/v2/fuse`, and replaces its rows in the document;
@@ -170,7 +174,7 @@ mod tests {
              | 6.12.9 | v1 | busybox | regions | 3 of 3 | d |\n"
         );
         let rows = read(&text);
-        assert_eq!(rows.keys().copied().collect::<Vec<_>>(), [(2, 3), (3, 2), (6, 0)]);
+        assert_eq!(rows.keys().copied().collect::<Vec<_>>(), [(2, 3), (3, 2), (7, 0)]);
         assert_eq!(read(&write(&rows)), rows);
     }
 

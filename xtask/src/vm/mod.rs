@@ -125,6 +125,19 @@ pub enum Image {
     Busybox,
     /// Debian 12 with systemd.
     Debian,
+    /// Debian 13 with systemd.
+    Debian13,
+}
+
+impl Image {
+    /// Debian's suite, if it is one of its own.
+    fn suite(self) -> Option<&'static str> {
+        match self {
+            Self::Busybox => None,
+            Self::Debian => Some("bookworm"),
+            Self::Debian13 => Some("trixie"),
+        }
+    }
 }
 
 /// Folders that the lab keeps things in.

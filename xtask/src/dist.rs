@@ -1,0 +1,188 @@
+//! What is given to people: a Debian package, wheels and a source distribution for Python, the
+//! program as one file that needs no library, all with checksums, in target/dist.
+
+use std::error::Error;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitCode};
+
+type Result<T> = std::result::Result<T, Box<dyn Error>>;
+
+/// For which processors and systems the file without libraries is.
+const STATIC: &str = "x86_64-unknown-linux-musl";
+
+/// What makes one kind.
+type Make = fn(&Dist) -> Result<()>;
+
+/// What can be made, by the names that `--only` takes.
+const KINDS: [(&str, Make); 3] = [("deb", deb), ("python", python), ("static", program)];
+
+/// `--only NAME`: one kind.
+pub fn run(root: &Path, arguments: impl Iterator<Item = String>) -> ExitCode {
+    let arguments: Vec<_> = arguments.collect();
+    let kinds: Vec<_> = match arguments.iter().map(String::as_str).collect::<Vec<_>>()[..] {
+        [] => KINDS.to_vec(),
+        ["--only", only] => KINDS.into_iter().filter(|(name, _)| *name == only).collect(),
+        _ => Vec::new(),
+    };
+    if kinds.is_empty() {
+        let names = KINDS.map(|(name, _)| name).join("|");
+        eprintln!("usage: cargo run -p xtask -- dist [--only {names}]");
+        return ExitCode::from(2);
+    }
+    match Dist::new(root).and_then(|dist| dist.make(&kinds)) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("dist: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// Folders.
+struct Dist {
+    root: PathBuf,
+    target: PathBuf,
+    /// Of what is made.
+    folder: PathBuf,
+    /// Of what is put together on the way.
+    stage: PathBuf,
+}
+
+impl Dist {
+    fn new(root: &Path) -> Result<Self> {
+        let changes = Command::new("git")
+            .current_dir(root)
+            .args(["status", "--porcelain", "--untracked-files=no"])
+            .output()?;
+        if !changes.stdout.is_empty() {
+            return Err("there are changes that are not committed; commit them: what is given to \
+                        people is what others can get"
+                .into());
+        }
+        let target = std::env::var_os("CARGO_TARGET_DIR").map(PathBuf::from);
+        let target = target.unwrap_or_else(|| root.join("target"));
+        let (folder, stage) = (target.join("dist"), target.join("dist/stage"));
+        // What was interrupted is begun anew; it may not be there.
+        let _ = fs::remove_dir_all(&stage);
+        fs::create_dir_all(&stage)?;
+        Ok(Self { root: root.to_owned(), target, folder, stage })
+    }
+
+    fn make(&self, kinds: &[(&str, Make)]) -> Result<()> {
+        for (name, make) in kinds {
+            println!("dist: {name}");
+            make(self)?;
+        }
+        let mut names = Vec::new();
+        for entry in fs::read_dir(&self.folder)? {
+            let entry = entry?;
+            let name = entry.file_name().to_string_lossy().into_owned();
+            if entry.file_type()?.is_file() && name != SUMS {
+                names.push(name);
+            }
+        }
+        names.sort();
+        let sums = Command::new("sha256sum").current_dir(&self.folder).args(&names).output()?;
+        fs::write(self.folder.join(SUMS), &sums.stdout)?;
+        for name in names {
+            println!("{}", self.folder.join(name).display());
+        }
+        Ok(fs::remove_dir_all(&self.stage)?)
+    }
+
+    /// Takes what was made, replacing one of the same name.
+    fn take(&self, from: &Path) -> Result<()> {
+        let name = from.file_name().ok_or("a file without a name")?;
+        Ok(fs::rename(from, self.folder.join(name))?)
+    }
+}
+
+const SUMS: &str = "SHA256SUMS";
+
+/// The Debian package, by debhelper.
+fn deb(dist: &Dist) -> Result<()> {
+    // With the tools' own idea of where a package's sources are, and what they are called.
+    let source = dist.stage.join("uzswap");
+    fs::create_dir_all(&source)?;
+    let debian = dist.root.join("packaging/debian");
+    succeed(Command::new("cp").arg("-r").arg(debian).arg(source.join("debian")))?;
+    // Rust is rustup's, which dpkg does not know of; and debhelper gives a build another home.
+    let mut command = Command::new("dpkg-buildpackage");
+    let home = PathBuf::from(std::env::var_os("HOME").unwrap_or_default());
+    for (name, folder) in [("CARGO_HOME", ".cargo"), ("RUSTUP_HOME", ".rustup")] {
+        command.env(name, std::env::var_os(name).unwrap_or(home.join(folder).into()));
+    }
+    let build = command
+        .current_dir(source)
+        .env("XTASK", std::env::current_exe()?)
+        .args(["--build=binary", "--no-sign", "--no-check-builddeps"])
+        .output();
+    let build = build.map_err(|error| {
+        format!("dpkg-buildpackage: {error}; install dpkg-dev, debhelper and lintian")
+    })?;
+    if !build.status.success() {
+        let said = String::from_utf8_lossy(&build.stderr);
+        return Err(format!("dpkg-buildpackage: {}\n{said}", build.status).into());
+    }
+    for entry in fs::read_dir(&dist.stage)? {
+        let path = entry?.path();
+        if path.extension().is_some_and(|extension| extension == "deb") {
+            if !path.to_string_lossy().contains("-dbgsym_") {
+                succeed(Command::new("lintian").args(["--fail-on", "error"]).arg(&path))?;
+            }
+            dist.take(&path)?;
+        }
+    }
+    Ok(())
+}
+
+/// The Python module: one wheel for all versions of Python, and the source.
+fn python(dist: &Dist) -> Result<()> {
+    let environment = dist.target.join("maturin");
+    if !environment.join("bin/maturin").exists() {
+        succeed(Command::new("python3").args(["-m", "venv", "--clear"]).arg(&environment))?;
+        let pip = environment.join("bin/pip");
+        succeed(Command::new(pip).args(["install", "--quiet", "maturin>=1.9,<2"]))?;
+    }
+    let maturin = |arguments: &[&str]| {
+        let mut command = Command::new(environment.join("bin/maturin"));
+        command.current_dir(&dist.root).args(arguments);
+        command.args(["--manifest-path", "python/Cargo.toml", "--out"]).arg(&dist.folder);
+        succeed(&mut command)
+    };
+    maturin(&["build", "--quiet", "--locked", "--auditwheel", "check"])?;
+    maturin(&["sdist", "--quiet"])
+}
+
+/// The program without any library, for systems of every kind.
+fn program(dist: &Dist) -> Result<()> {
+    succeed(Command::new("rustup").args(["--quiet", "target", "add", STATIC]))?;
+    succeed(
+        Command::new("cargo")
+            .current_dir(&dist.root)
+            .args(["build", "--quiet", "--release", "--locked", "--package", "uzswap"])
+            .args(["--target", STATIC]),
+    )?;
+    let name = concat!("uzswap-", env!("CARGO_PKG_VERSION"), "-x86_64-linux");
+    let folder = dist.stage.join(name);
+    fs::create_dir_all(&folder)?;
+    fs::copy(dist.target.join(STATIC).join("release/uzswap"), folder.join("uzswap"))?;
+    for file in ["README.md", "LICENSE", "LICENSE-APACHE", "LICENSE-MIT"] {
+        fs::copy(dist.root.join(file), folder.join(file))?;
+    }
+    for folders in ["docs/man", "docs/completions"] {
+        succeed(Command::new("cp").arg("-r").arg(dist.root.join(folders)).arg(&folder))?;
+    }
+    let archive = dist.folder.join(format!("{name}.tar.xz"));
+    succeed(Command::new("tar").arg("-cJf").arg(archive).arg("-C").arg(&dist.stage).arg(name))
+}
+
+/// Runs a program, which says by itself what is wrong.
+fn succeed(command: &mut Command) -> Result<()> {
+    let status = command.status().map_err(|error| format!("{command:?}: {error}"))?;
+    if !status.success() {
+        return Err(format!("{command:?}: {status}").into());
+    }
+    Ok(())
+}
