@@ -330,14 +330,18 @@ fn a_killed_run_is_cleaned_up_by_the_keeper() {
 fn a_killed_keeper_is_replaced_and_nobody_notices() {
     let Some(machine) = Machine::take() else { return };
     let churn = program("churn");
-    let run = Run::start(&LIMITS, &[churn.to_str().unwrap(), "192", &seconds(8), "2"]);
+    let run = Run::start(&LIMITS, &[churn.to_str().unwrap(), "192", &seconds(16), "2"]);
     run.wait_until_running();
     assert!(wait_for(|| run.statistic("pages_swapped_out") > 5000), "nothing was swapped");
+    // A run that is stopped meanwhile, for longer than the next keeper waits for one that is gone.
+    run.signal(libc::SIGSTOP);
     for _ in 0..3 {
         let keeper = process_of("keeper");
         uzswap_sys::process::kill(keeper, libc::SIGKILL).unwrap();
         assert!(wait_for(|| process_of("keeper") != keeper), "the daemon started no other");
     }
+    std::thread::sleep(Duration::from_secs(11));
+    run.signal(libc::SIGCONT);
     let run = run.finish();
     run.assert_code(0);
     assert_eq!(run.stdout().matches("every byte right").count(), 2, "{}", run.stdout());

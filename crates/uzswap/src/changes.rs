@@ -180,6 +180,11 @@ impl State {
         }
     }
 
+    /// Whether a keeper is there, or a daemon that will start one.
+    pub fn is_attended(&self) -> bool {
+        [self.keeper, self.daemon].iter().flatten().any(ProcessId::is_alive)
+    }
+
     /// Replaces it, whole or not at all.
     pub fn write(&self) -> io::Result<()> {
         let fresh = Path::new(FOLDER).join("state.new");

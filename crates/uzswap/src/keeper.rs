@@ -619,9 +619,12 @@ impl Keeper {
     /// What is to be done again and again.
     fn tick(&mut self) {
         if self.orphans_until.is_some_and(|until| Instant::now() > until) {
-            self.orphans_until = None;
             let back: Vec<_> = self.members.iter().filter_map(|member| member.run).collect();
-            self.bury(|run| !back.contains(&run.run.pid));
+            let is_back = |run: &RunChange| back.contains(&run.run.pid);
+            // One that is stopped, or starved of its CPU, comes back later.
+            self.bury(|run| !is_back(run) && process::is_gone(run.run.pid));
+            let is_complete = self.state.runs.iter().all(is_back);
+            self.orphans_until = (!is_complete).then(|| Instant::now() + COME_BACK);
         }
         if let Some((mut child, areas)) = self.off.take() {
             match child.try_wait() {

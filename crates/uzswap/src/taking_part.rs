@@ -13,7 +13,8 @@ use std::time::{Duration, Instant};
 
 /// How long another keeper may take to end, or to take over.
 const PATIENCE: Duration = Duration::from_secs(30);
-const COME_BACK: Duration = Duration::from_secs(10);
+/// How long nobody may be there who could bring the keeper back.
+const ABANDONED: Duration = Duration::from_secs(10);
 const PAUSE: Duration = Duration::from_millis(50);
 
 /// See the module.
@@ -163,8 +164,8 @@ fn cannot_start(error: io::Error) -> Failure {
 
 /// A wire to a keeper that has taken over, and another handle of it; `None`: there is none.
 fn come_back(pid: i32) -> Option<(Wire, Wire)> {
-    let began = Instant::now();
-    while began.elapsed() < COME_BACK {
+    let mut attended = Instant::now();
+    while attended.elapsed() < ABANDONED {
         let joined = UnixStream::connect(changes::socket()).and_then(|stream| {
             let mut wire = Wire::new(stream);
             wire.send(&Ask::Rejoin(pid))?;
@@ -174,6 +175,10 @@ fn come_back(pid: i32) -> Option<(Wire, Wire)> {
             Ok((Tell::Noted, wire)) => return wire.sender().ok().map(|sender| (wire, sender)),
             Ok(_) => return None,
             Err(_) => std::thread::sleep(PAUSE),
+        }
+        // Keeper and daemon start each other, which takes long where they get little of a CPU.
+        if changes::State::read().is_ok_and(|state| state.is_attended()) {
+            attended = Instant::now();
         }
     }
     None
