@@ -37,7 +37,7 @@ complete -c uzswap -n "__fish_uzswap_needs_command" -f -a "bench" -d 'Measure it
 complete -c uzswap -n "__fish_uzswap_needs_command" -f -a "record" -d 'Write the pages of a running program to a file, to measure with'
 complete -c uzswap -n "__fish_uzswap_needs_command" -f -a "help" -d 'Print this message or the help of the given subcommand(s)'
 complete -c uzswap -n "__fish_uzswap_using_subcommand run" -l memory -d 'Memory that the command and its children may use, together' -r
-complete -c uzswap -n "__fish_uzswap_using_subcommand run" -l user -d 'Run the command as this user, with their groups and home' -r
+complete -c uzswap -n "__fish_uzswap_using_subcommand run" -l user -d 'Run the command as this user, with their groups and home [default: as the caller, under sudo as root]' -r
 complete -c uzswap -n "__fish_uzswap_using_subcommand run" -l size -d 'Size of the swap device, before compression, at most [default: the machine\'s memory, and at least 16 times the limit]' -r
 complete -c uzswap -n "__fish_uzswap_using_subcommand run" -l pool -d 'Memory for compressed pages [default: half of what is free beyond the limit]' -r
 complete -c uzswap -n "__fish_uzswap_using_subcommand run" -l compressor -d 'Compressor of new pages: lz4, zstd, lzo, deflate, wkdm, raw; some with a level as in zstd:3 [default: zstd]' -r

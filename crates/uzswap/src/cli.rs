@@ -68,14 +68,24 @@ pub enum Command {
 #[derive(Debug, Clone, Args)]
 pub struct CacheArguments {
     /// Memory for compressed pages [default: half of what is free beyond the limit].
+    ///
+    /// At least 4 MiB. With --include-pool half of --memory by default.
     #[arg(long, value_name = "SIZE", value_parser = crate::size::parse)]
     pub pool: Option<u64>,
     /// Compressor of new pages: lz4, zstd, lzo, deflate, wkdm, raw; some with a level as in
     /// zstd:3 [default: zstd].
+    ///
+    /// Levels: lz4 -1 to 64, zstd -100 to 19, deflate 1 to 12. A higher one takes more time and
+    /// less memory; for lz4 it is the reverse.
     #[arg(long, value_name = "NAME[:LEVEL]")]
     pub compressor: Option<Algorithm>,
     /// Where the coldest pages go: a file with a size, a block device, or none [default: an
     /// unnamed file in /var/tmp].
+    ///
+    /// With a size: a new file. Without: a file that was a backing before, or a block device, which
+    /// is overwritten. A file that holds anything else, a symbolic link, and a file that another
+    /// user owns or may write are refused. The unnamed file is half as large as the device or as
+    /// what the disk has free, whichever is less; below 64 MiB there is none.
     #[arg(long, value_name = "PATH[:SIZE]|none")]
     pub backing: Option<OsString>,
     /// Write pages to the backing as they are, neither encrypted nor authenticated: for a disk that
@@ -125,6 +135,9 @@ impl fmt::Display for Transport {
 #[derive(Debug, Args)]
 pub struct RunArguments {
     /// Memory that the command and its children may use, together.
+    ///
+    /// At least 4 MiB. Sizes are in units of 1024: 512M, 4G, 1.5GiB, a number of bytes, or a part
+    /// of the machine's memory: 'ram / 4', 'min(ram / 2, 8G)'.
     #[arg(long, value_name = "SIZE", value_parser = crate::size::parse)]
     pub memory: u64,
     /// Keep the command's memory small inside of its processes, by a library that they preload:
@@ -132,16 +145,24 @@ pub struct RunArguments {
     #[arg(long)]
     pub in_process: bool,
     /// Count the pool and the daemon in: the command gets what they leave of its memory.
+    ///
+    /// At least a quarter. Otherwise they take memory beside --memory.
     #[arg(long)]
     pub include_pool: bool,
     /// When many processes swap more than they compute, let no more run than there are CPUs.
+    ///
+    /// The others are held back, unnoticed, and each gets its turn: for builds and batches of
+    /// workers. Needs cgroup v2 mounted somewhere.
     #[arg(long)]
     pub load_control: bool,
-    /// Run the command as this user, with their groups and home.
+    /// Run the command as this user, with their groups and home [default: as the caller, under sudo
+    /// as root].
     #[arg(long, value_name = "NAME")]
     pub user: Option<String>,
     /// Size of the swap device, before compression, at most [default: the machine's memory, and at
     /// least 16 times the limit].
+    ///
+    /// At least 16 MiB. The kernel gets a part of it at first, and more as it needs it.
     #[arg(long, value_name = "SIZE", value_parser = crate::size::parse)]
     pub size: Option<u64>,
     /// The cache.
