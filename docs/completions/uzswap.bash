@@ -43,6 +43,9 @@ _uzswap() {
             uzswap,status)
                 cmd="uzswap__subcmd__status"
                 ;;
+            uzswap,top)
+                cmd="uzswap__subcmd__top"
+                ;;
             uzswap,upgrade)
                 cmd="uzswap__subcmd__upgrade"
                 ;;
@@ -91,6 +94,9 @@ _uzswap() {
             uzswap__subcmd__help,status)
                 cmd="uzswap__subcmd__help__subcmd__status"
                 ;;
+            uzswap__subcmd__help,top)
+                cmd="uzswap__subcmd__help__subcmd__top"
+                ;;
             uzswap__subcmd__help,upgrade)
                 cmd="uzswap__subcmd__help__subcmd__upgrade"
                 ;;
@@ -107,7 +113,7 @@ _uzswap() {
 
     case "${cmd}" in
         uzswap)
-            opts="-h -V --help --version run serve config status doctor clean upgrade bench record help"
+            opts="-h -V --help --version run serve config status top doctor clean upgrade bench record help"
             if [[ ${cur} == -* || ${COMP_CWORD} -eq 1 ]] ; then
                 COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
                 return 0
@@ -261,7 +267,7 @@ _uzswap() {
             return 0
             ;;
         uzswap__subcmd__help)
-            opts="run serve config status doctor clean upgrade bench record help"
+            opts="run serve config status top doctor clean upgrade bench record help"
             if [[ ${cur} == -* || ${COMP_CWORD} -eq 2 ]] ; then
                 COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
                 return 0
@@ -428,6 +434,20 @@ _uzswap() {
             COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
             return 0
             ;;
+        uzswap__subcmd__help__subcmd__top)
+            opts=""
+            if [[ ${cur} == -* || ${COMP_CWORD} -eq 3 ]] ; then
+                COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+                return 0
+            fi
+            case "${prev}" in
+                *)
+                    COMPREPLY=()
+                    ;;
+            esac
+            COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+            return 0
+            ;;
         uzswap__subcmd__help__subcmd__upgrade)
             opts=""
             if [[ ${cur} == -* || ${COMP_CWORD} -eq 3 ]] ; then
@@ -571,6 +591,24 @@ _uzswap() {
                 return 0
             fi
             case "${prev}" in
+                *)
+                    COMPREPLY=()
+                    ;;
+            esac
+            COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+            return 0
+            ;;
+        uzswap__subcmd__top)
+            opts="-h --once --interval --help"
+            if [[ ${cur} == -* || ${COMP_CWORD} -eq 2 ]] ; then
+                COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+                return 0
+            fi
+            case "${prev}" in
+                --interval)
+                    COMPREPLY=($(compgen -f "${cur}"))
+                    return 0
+                    ;;
                 *)
                     COMPREPLY=()
                     ;;

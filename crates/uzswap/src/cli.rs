@@ -34,6 +34,10 @@ pub enum Command {
     /// Show what is held, in what, at which ratio, what was rejected and why.
     #[command(after_help = "Example:\n  sudo uzswap status --json | jq '.[0].stats.stored_pages'")]
     Status(StatusArguments),
+    /// Show the same all the time, with rates and who is swapped out, and change compressor and
+    /// pool by keys; q ends it.
+    #[command(after_help = "Example:\n  sudo uzswap top --once")]
+    Top(TopArguments),
     /// Tell what works on this machine, and for what does not, what is missing and how to get it.
     #[command(after_help = "Example:\n  sudo uzswap doctor")]
     Doctor(DoctorArguments),
@@ -75,8 +79,8 @@ pub struct CacheArguments {
     /// Compressor of new pages: lz4, zstd, lzo, deflate, wkdm, raw; some with a level as in
     /// zstd:3 [default: zstd].
     ///
-    /// Levels: lz4 -1 to 64, zstd -100 to 19, deflate 1 to 12. A higher one takes more time and
-    /// less memory; for lz4 it is the reverse.
+    /// Levels: lz4 -1 to 64, zstd -100 to 19, deflate from 1 to 12. A higher one takes more time
+    /// and less memory; for lz4 it is the reverse.
     #[arg(long, value_name = "NAME[:LEVEL]")]
     pub compressor: Option<Algorithm>,
     /// Where the coldest pages go: a file with a size, a block device, or none [default: an
@@ -241,6 +245,17 @@ pub struct StatusArguments {
     /// Print JSON: every attribute and statistic of every cache.
     #[arg(long)]
     pub json: bool,
+}
+
+/// `uzswap top`.
+#[derive(Debug, Args)]
+pub struct TopArguments {
+    /// Print it as text, once, with the rates of one interval.
+    #[arg(long)]
+    pub once: bool,
+    /// Seconds from one look to the next.
+    #[arg(long, value_name = "SECONDS", default_value_t = 1, value_parser = clap::value_parser!(u64).range(1..=60))]
+    pub interval: u64,
 }
 
 /// `uzswap doctor`.

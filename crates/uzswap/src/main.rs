@@ -28,6 +28,7 @@ mod stats;
 mod status;
 mod systemd;
 mod taking_part;
+mod top;
 mod upgrade;
 mod user;
 mod wire;
@@ -68,6 +69,7 @@ fn dispatch(command: Command) -> Result<ExitCode, Failure> {
         Command::Serve(arguments) => serve::serve(&arguments).map(|()| ExitCode::SUCCESS),
         Command::Config(arguments) => config::config(&arguments).map(|()| ExitCode::SUCCESS),
         Command::Status(arguments) => status::status(&arguments).map(|()| ExitCode::SUCCESS),
+        Command::Top(arguments) => top::top(&arguments).map(|()| ExitCode::SUCCESS),
         Command::Doctor(arguments) => doctor::doctor(&arguments),
         Command::Clean => status::clean().map(|()| ExitCode::SUCCESS),
         Command::Upgrade => upgrade::upgrade().map(|()| ExitCode::SUCCESS),

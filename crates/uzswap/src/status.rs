@@ -11,19 +11,23 @@ use serde::Serialize;
 use std::path::PathBuf;
 use uzswap_engine::PAGE_BYTES;
 
+/// The cache of this machine.
 #[derive(Serialize)]
-struct Running {
+pub struct Running {
     mount: PathBuf,
-    alive: bool,
+    /// Its daemon lives.
+    pub alive: bool,
+    /// What was changed on the machine for it, and who takes part.
     #[serde(flatten)]
-    state: State,
+    pub state: State,
+    /// Its figures; none where the daemon is gone.
     #[serde(flatten)]
-    stats: Stats,
+    pub stats: Stats,
 }
 
 impl Running {
     /// `None` where there is no cache, nor anything left of one.
-    fn read() -> Option<Self> {
+    pub fn read() -> Option<Self> {
         let state = State::read().ok().filter(|state| *state != State::default())?;
         let alive = Lock::is_taken();
         let mount = changes::mount();
@@ -33,11 +37,17 @@ impl Running {
     }
 }
 
+/// The control files are root's.
+pub fn require_root() -> Result<(), Failure> {
+    match uzswap_sys::process::is_root() {
+        true => Ok(()),
+        false => Err(Failure::new("only root may read the figures; use sudo")),
+    }
+}
+
 /// Prints it.
 pub fn status(arguments: &StatusArguments) -> Result<(), Failure> {
-    if !uzswap_sys::process::is_root() {
-        return Err(Failure::new("only root may read the figures; use sudo"));
-    }
+    require_root()?;
     let running = Running::read();
     if arguments.json {
         let json = serde_json::to_string_pretty(&running.iter().collect::<Vec<_>>());
