@@ -16,6 +16,9 @@ _uzswap() {
             ",$1")
                 cmd="uzswap"
                 ;;
+            uzswap,attach)
+                cmd="uzswap__subcmd__attach"
+                ;;
             uzswap,bench)
                 cmd="uzswap__subcmd__bench"
                 ;;
@@ -24,6 +27,9 @@ _uzswap() {
                 ;;
             uzswap,config)
                 cmd="uzswap__subcmd__config"
+                ;;
+            uzswap,detach)
+                cmd="uzswap__subcmd__detach"
                 ;;
             uzswap,doctor)
                 cmd="uzswap__subcmd__doctor"
@@ -67,6 +73,9 @@ _uzswap() {
             uzswap__subcmd__config__subcmd__help,show)
                 cmd="uzswap__subcmd__config__subcmd__help__subcmd__show"
                 ;;
+            uzswap__subcmd__help,attach)
+                cmd="uzswap__subcmd__help__subcmd__attach"
+                ;;
             uzswap__subcmd__help,bench)
                 cmd="uzswap__subcmd__help__subcmd__bench"
                 ;;
@@ -75,6 +84,9 @@ _uzswap() {
                 ;;
             uzswap__subcmd__help,config)
                 cmd="uzswap__subcmd__help__subcmd__config"
+                ;;
+            uzswap__subcmd__help,detach)
+                cmd="uzswap__subcmd__help__subcmd__detach"
                 ;;
             uzswap__subcmd__help,doctor)
                 cmd="uzswap__subcmd__help__subcmd__doctor"
@@ -113,12 +125,70 @@ _uzswap() {
 
     case "${cmd}" in
         uzswap)
-            opts="-h -V --help --version run serve config status top doctor clean upgrade bench record help"
+            opts="-h -V --help --version run serve attach detach config status top doctor clean upgrade bench record help"
             if [[ ${cur} == -* || ${COMP_CWORD} -eq 1 ]] ; then
                 COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
                 return 0
             fi
             case "${prev}" in
+                *)
+                    COMPREPLY=()
+                    ;;
+            esac
+            COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+            return 0
+            ;;
+        uzswap__subcmd__attach)
+            opts="-q -h --unit --pid --cgroup --memory --size --pool --compressor --backing --plain-backing --transport --threads --poll --bare --one-writer --quiet --help"
+            if [[ ${cur} == -* || ${COMP_CWORD} -eq 2 ]] ; then
+                COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+                return 0
+            fi
+            case "${prev}" in
+                --unit)
+                    COMPREPLY=($(compgen -f "${cur}"))
+                    return 0
+                    ;;
+                --pid)
+                    COMPREPLY=($(compgen -f "${cur}"))
+                    return 0
+                    ;;
+                --cgroup)
+                    COMPREPLY=($(compgen -f "${cur}"))
+                    return 0
+                    ;;
+                --memory)
+                    COMPREPLY=($(compgen -f "${cur}"))
+                    return 0
+                    ;;
+                --size)
+                    COMPREPLY=($(compgen -f "${cur}"))
+                    return 0
+                    ;;
+                --pool)
+                    COMPREPLY=($(compgen -f "${cur}"))
+                    return 0
+                    ;;
+                --compressor)
+                    COMPREPLY=($(compgen -f "${cur}"))
+                    return 0
+                    ;;
+                --backing)
+                    COMPREPLY=($(compgen -f "${cur}"))
+                    return 0
+                    ;;
+                --transport)
+                    COMPREPLY=($(compgen -W "auto ublk fuse" -- "${cur}"))
+                    return 0
+                    ;;
+                --threads)
+                    COMPREPLY=($(compgen -f "${cur}"))
+                    return 0
+                    ;;
+                --poll)
+                    COMPREPLY=($(compgen -f "${cur}"))
+                    return 0
+                    ;;
                 *)
                     COMPREPLY=()
                     ;;
@@ -252,6 +322,32 @@ _uzswap() {
             COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
             return 0
             ;;
+        uzswap__subcmd__detach)
+            opts="-h --unit --pid --cgroup --help"
+            if [[ ${cur} == -* || ${COMP_CWORD} -eq 2 ]] ; then
+                COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+                return 0
+            fi
+            case "${prev}" in
+                --unit)
+                    COMPREPLY=($(compgen -f "${cur}"))
+                    return 0
+                    ;;
+                --pid)
+                    COMPREPLY=($(compgen -f "${cur}"))
+                    return 0
+                    ;;
+                --cgroup)
+                    COMPREPLY=($(compgen -f "${cur}"))
+                    return 0
+                    ;;
+                *)
+                    COMPREPLY=()
+                    ;;
+            esac
+            COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+            return 0
+            ;;
         uzswap__subcmd__doctor)
             opts="-h --json --help"
             if [[ ${cur} == -* || ${COMP_CWORD} -eq 2 ]] ; then
@@ -267,8 +363,22 @@ _uzswap() {
             return 0
             ;;
         uzswap__subcmd__help)
-            opts="run serve config status top doctor clean upgrade bench record help"
+            opts="run serve attach detach config status top doctor clean upgrade bench record help"
             if [[ ${cur} == -* || ${COMP_CWORD} -eq 2 ]] ; then
+                COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+                return 0
+            fi
+            case "${prev}" in
+                *)
+                    COMPREPLY=()
+                    ;;
+            esac
+            COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+            return 0
+            ;;
+        uzswap__subcmd__help__subcmd__attach)
+            opts=""
+            if [[ ${cur} == -* || ${COMP_CWORD} -eq 3 ]] ; then
                 COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
                 return 0
             fi
@@ -339,6 +449,20 @@ _uzswap() {
         uzswap__subcmd__help__subcmd__config__subcmd__show)
             opts=""
             if [[ ${cur} == -* || ${COMP_CWORD} -eq 4 ]] ; then
+                COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+                return 0
+            fi
+            case "${prev}" in
+                *)
+                    COMPREPLY=()
+                    ;;
+            esac
+            COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+            return 0
+            ;;
+        uzswap__subcmd__help__subcmd__detach)
+            opts=""
+            if [[ ${cur} == -* || ${COMP_CWORD} -eq 3 ]] ; then
                 COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
                 return 0
             fi

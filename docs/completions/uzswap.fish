@@ -28,6 +28,8 @@ complete -c uzswap -n "__fish_uzswap_needs_command" -s h -l help -d 'Print help'
 complete -c uzswap -n "__fish_uzswap_needs_command" -s V -l version -d 'Print version'
 complete -c uzswap -n "__fish_uzswap_needs_command" -f -a "run" -d 'Run a command in limited memory, the rest of it compressed in RAM and on disk'
 complete -c uzswap -n "__fish_uzswap_needs_command" -f -a "serve" -d 'Give the whole machine a compressed swap device; SIGTERM takes it away again'
+complete -c uzswap -n "__fish_uzswap_needs_command" -f -a "attach" -d 'Bring what runs already below a limit, gently, until this ends or detach is called'
+complete -c uzswap -n "__fish_uzswap_needs_command" -f -a "detach" -d 'End an attach: what it has limited has its limits of before'
 complete -c uzswap -n "__fish_uzswap_needs_command" -f -a "config" -d 'Check, or show, how serve is configured'
 complete -c uzswap -n "__fish_uzswap_needs_command" -f -a "status" -d 'Show what is held, in what, at which ratio, what was rejected and why'
 complete -c uzswap -n "__fish_uzswap_needs_command" -f -a "top" -d 'Show the same all the time, with rates and who is swapped out, and change compressor and pool by keys; q ends it'
@@ -71,6 +73,28 @@ complete -c uzswap -n "__fish_uzswap_using_subcommand serve" -l plain-backing -d
 complete -c uzswap -n "__fish_uzswap_using_subcommand serve" -l bare -d 'Plain memory behind the device and no cache: what the transport takes by itself'
 complete -c uzswap -n "__fish_uzswap_using_subcommand serve" -l one-writer -d 'One thread at a time writes to the backing, to compare with'
 complete -c uzswap -n "__fish_uzswap_using_subcommand serve" -s h -l help -d 'Print help (see more with \'--help\')'
+complete -c uzswap -n "__fish_uzswap_using_subcommand attach" -l unit -d 'A unit of systemd' -r
+complete -c uzswap -n "__fish_uzswap_using_subcommand attach" -l pid -d 'A process that has a cgroup of its own, with what it has started' -r
+complete -c uzswap -n "__fish_uzswap_using_subcommand attach" -l cgroup -d 'A cgroup: its folder, or its name as in /proc/PID/cgroup' -r -F
+complete -c uzswap -n "__fish_uzswap_using_subcommand attach" -l memory -d 'Memory that its processes may use, together' -r
+complete -c uzswap -n "__fish_uzswap_using_subcommand attach" -l size -d 'Size of the swap device, before compression, at most [default: the machine\'s memory, and at least 16 times the limit]' -r
+complete -c uzswap -n "__fish_uzswap_using_subcommand attach" -l pool -d 'Memory for compressed pages [default: half of what is free beyond the limit]' -r
+complete -c uzswap -n "__fish_uzswap_using_subcommand attach" -l compressor -d 'Compressor of new pages: lz4, zstd, lzo, deflate, wkdm, raw; some with a level as in zstd:3 [default: zstd]' -r
+complete -c uzswap -n "__fish_uzswap_using_subcommand attach" -l backing -d 'Where the coldest pages go: a file with a size, a block device, or none [default: an unnamed file in /var/tmp]' -r
+complete -c uzswap -n "__fish_uzswap_using_subcommand attach" -l transport -d 'How the kernel\'s requests reach the cache: FUSE and loop devices, or ublk; by itself ublk only where there are no loop devices' -r -f -a "auto\t'The first that there is'
+ublk\t'ublk'
+fuse\t'FUSE and loop devices'"
+complete -c uzswap -n "__fish_uzswap_using_subcommand attach" -l threads -d 'Threads that serve the device [default: six and two for each CPU]' -r
+complete -c uzswap -n "__fish_uzswap_using_subcommand attach" -l poll -d 'How long a thread looks for the next request before it sleeps, microseconds' -r
+complete -c uzswap -n "__fish_uzswap_using_subcommand attach" -l plain-backing -d 'Write pages to the backing as they are, neither encrypted nor authenticated: for a disk that is encrypted itself'
+complete -c uzswap -n "__fish_uzswap_using_subcommand attach" -l bare -d 'Plain memory behind the device and no cache: what the transport takes by itself'
+complete -c uzswap -n "__fish_uzswap_using_subcommand attach" -l one-writer -d 'One thread at a time writes to the backing, to compare with'
+complete -c uzswap -n "__fish_uzswap_using_subcommand attach" -s q -l quiet -d 'Print nothing but what goes wrong'
+complete -c uzswap -n "__fish_uzswap_using_subcommand attach" -s h -l help -d 'Print help (see more with \'--help\')'
+complete -c uzswap -n "__fish_uzswap_using_subcommand detach" -l unit -d 'A unit of systemd' -r
+complete -c uzswap -n "__fish_uzswap_using_subcommand detach" -l pid -d 'A process that has a cgroup of its own, with what it has started' -r
+complete -c uzswap -n "__fish_uzswap_using_subcommand detach" -l cgroup -d 'A cgroup: its folder, or its name as in /proc/PID/cgroup' -r -F
+complete -c uzswap -n "__fish_uzswap_using_subcommand detach" -s h -l help -d 'Print help'
 complete -c uzswap -n "__fish_uzswap_using_subcommand config; and not __fish_seen_subcommand_from check show help" -s h -l help -d 'Print help'
 complete -c uzswap -n "__fish_uzswap_using_subcommand config; and not __fish_seen_subcommand_from check show help" -f -a "check" -d 'Say what is wrong in it, by file and line; status 0 when nothing is'
 complete -c uzswap -n "__fish_uzswap_using_subcommand config; and not __fish_seen_subcommand_from check show help" -f -a "show" -d 'Show what is set, and where'
@@ -93,16 +117,18 @@ complete -c uzswap -n "__fish_uzswap_using_subcommand upgrade" -s h -l help -d '
 complete -c uzswap -n "__fish_uzswap_using_subcommand record" -l pid -d 'The program' -r
 complete -c uzswap -n "__fish_uzswap_using_subcommand record" -l out -d 'File to make' -r -F
 complete -c uzswap -n "__fish_uzswap_using_subcommand record" -s h -l help -d 'Print help'
-complete -c uzswap -n "__fish_uzswap_using_subcommand help; and not __fish_seen_subcommand_from run serve config status top doctor clean upgrade bench record help" -f -a "run" -d 'Run a command in limited memory, the rest of it compressed in RAM and on disk'
-complete -c uzswap -n "__fish_uzswap_using_subcommand help; and not __fish_seen_subcommand_from run serve config status top doctor clean upgrade bench record help" -f -a "serve" -d 'Give the whole machine a compressed swap device; SIGTERM takes it away again'
-complete -c uzswap -n "__fish_uzswap_using_subcommand help; and not __fish_seen_subcommand_from run serve config status top doctor clean upgrade bench record help" -f -a "config" -d 'Check, or show, how serve is configured'
-complete -c uzswap -n "__fish_uzswap_using_subcommand help; and not __fish_seen_subcommand_from run serve config status top doctor clean upgrade bench record help" -f -a "status" -d 'Show what is held, in what, at which ratio, what was rejected and why'
-complete -c uzswap -n "__fish_uzswap_using_subcommand help; and not __fish_seen_subcommand_from run serve config status top doctor clean upgrade bench record help" -f -a "top" -d 'Show the same all the time, with rates and who is swapped out, and change compressor and pool by keys; q ends it'
-complete -c uzswap -n "__fish_uzswap_using_subcommand help; and not __fish_seen_subcommand_from run serve config status top doctor clean upgrade bench record help" -f -a "doctor" -d 'Tell what works on this machine, and for what does not, what is missing and how to get it'
-complete -c uzswap -n "__fish_uzswap_using_subcommand help; and not __fish_seen_subcommand_from run serve config status top doctor clean upgrade bench record help" -f -a "clean" -d 'Undo what runs that were killed have left: swap, loop devices, mounts, cgroups'
-complete -c uzswap -n "__fish_uzswap_using_subcommand help; and not __fish_seen_subcommand_from run serve config status top doctor clean upgrade bench record help" -f -a "upgrade" -d 'Have this program go on where the one that serves now is, after another version was installed: no page is lost, programs notice a pause'
-complete -c uzswap -n "__fish_uzswap_using_subcommand help; and not __fish_seen_subcommand_from run serve config status top doctor clean upgrade bench record help" -f -a "bench" -d 'Measure it beside the kernel\'s own swap, zswap and zram'
-complete -c uzswap -n "__fish_uzswap_using_subcommand help; and not __fish_seen_subcommand_from run serve config status top doctor clean upgrade bench record help" -f -a "record" -d 'Write the pages of a running program to a file, to measure with'
-complete -c uzswap -n "__fish_uzswap_using_subcommand help; and not __fish_seen_subcommand_from run serve config status top doctor clean upgrade bench record help" -f -a "help" -d 'Print this message or the help of the given subcommand(s)'
+complete -c uzswap -n "__fish_uzswap_using_subcommand help; and not __fish_seen_subcommand_from run serve attach detach config status top doctor clean upgrade bench record help" -f -a "run" -d 'Run a command in limited memory, the rest of it compressed in RAM and on disk'
+complete -c uzswap -n "__fish_uzswap_using_subcommand help; and not __fish_seen_subcommand_from run serve attach detach config status top doctor clean upgrade bench record help" -f -a "serve" -d 'Give the whole machine a compressed swap device; SIGTERM takes it away again'
+complete -c uzswap -n "__fish_uzswap_using_subcommand help; and not __fish_seen_subcommand_from run serve attach detach config status top doctor clean upgrade bench record help" -f -a "attach" -d 'Bring what runs already below a limit, gently, until this ends or detach is called'
+complete -c uzswap -n "__fish_uzswap_using_subcommand help; and not __fish_seen_subcommand_from run serve attach detach config status top doctor clean upgrade bench record help" -f -a "detach" -d 'End an attach: what it has limited has its limits of before'
+complete -c uzswap -n "__fish_uzswap_using_subcommand help; and not __fish_seen_subcommand_from run serve attach detach config status top doctor clean upgrade bench record help" -f -a "config" -d 'Check, or show, how serve is configured'
+complete -c uzswap -n "__fish_uzswap_using_subcommand help; and not __fish_seen_subcommand_from run serve attach detach config status top doctor clean upgrade bench record help" -f -a "status" -d 'Show what is held, in what, at which ratio, what was rejected and why'
+complete -c uzswap -n "__fish_uzswap_using_subcommand help; and not __fish_seen_subcommand_from run serve attach detach config status top doctor clean upgrade bench record help" -f -a "top" -d 'Show the same all the time, with rates and who is swapped out, and change compressor and pool by keys; q ends it'
+complete -c uzswap -n "__fish_uzswap_using_subcommand help; and not __fish_seen_subcommand_from run serve attach detach config status top doctor clean upgrade bench record help" -f -a "doctor" -d 'Tell what works on this machine, and for what does not, what is missing and how to get it'
+complete -c uzswap -n "__fish_uzswap_using_subcommand help; and not __fish_seen_subcommand_from run serve attach detach config status top doctor clean upgrade bench record help" -f -a "clean" -d 'Undo what runs that were killed have left: swap, loop devices, mounts, cgroups'
+complete -c uzswap -n "__fish_uzswap_using_subcommand help; and not __fish_seen_subcommand_from run serve attach detach config status top doctor clean upgrade bench record help" -f -a "upgrade" -d 'Have this program go on where the one that serves now is, after another version was installed: no page is lost, programs notice a pause'
+complete -c uzswap -n "__fish_uzswap_using_subcommand help; and not __fish_seen_subcommand_from run serve attach detach config status top doctor clean upgrade bench record help" -f -a "bench" -d 'Measure it beside the kernel\'s own swap, zswap and zram'
+complete -c uzswap -n "__fish_uzswap_using_subcommand help; and not __fish_seen_subcommand_from run serve attach detach config status top doctor clean upgrade bench record help" -f -a "record" -d 'Write the pages of a running program to a file, to measure with'
+complete -c uzswap -n "__fish_uzswap_using_subcommand help; and not __fish_seen_subcommand_from run serve attach detach config status top doctor clean upgrade bench record help" -f -a "help" -d 'Print this message or the help of the given subcommand(s)'
 complete -c uzswap -n "__fish_uzswap_using_subcommand help; and __fish_seen_subcommand_from config" -f -a "check" -d 'Say what is wrong in it, by file and line; status 0 when nothing is'
 complete -c uzswap -n "__fish_uzswap_using_subcommand help; and __fish_seen_subcommand_from config" -f -a "show" -d 'Show what is set, and where'

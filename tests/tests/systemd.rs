@@ -109,6 +109,39 @@ fn stopping_the_daemon_s_scope_ends_the_commands_first() {
     machine.assert_as_before();
 }
 
+#[test]
+fn a_unit_is_attached_to_and_let_go() {
+    let Some(machine) = take() else { return };
+    let churn = program("churn");
+    let mut unit = Command::new("systemd-run")
+        .args(["--quiet", "--wait", "--collect", "--unit=lab-churn"])
+        .args([churn.to_str().unwrap(), "128", "120", "1"])
+        .spawn()
+        .expect("systemd has it");
+    let folder = Path::new("/sys/fs/cgroup/system.slice/lab-churn.service");
+    let current = || fs::read_to_string(folder.join("memory.current")).unwrap_or_default();
+    let is_full = || current().trim().parse::<u64>().is_ok_and(|bytes| bytes > 100 << 20);
+    assert!(wait_for(is_full), "{}", current());
+    let high = || fs::read_to_string(folder.join("memory.high")).unwrap().trim().to_owned();
+    assert_eq!(high(), "max");
+    let target = ["--unit", "lab-churn.service"];
+    let mut attach = Command::new(program("uzswap"))
+        .args(["attach", "--quiet", "--memory", "64M", "--backing", "none", "--pool", "256M"])
+        .args(target)
+        .spawn()
+        .unwrap();
+    assert!(wait_for(|| high() == (64 << 20).to_string()), "{}", high());
+    assert!(wait_for(is_swapping));
+    let detach = Command::new(program("uzswap")).arg("detach").args(target).output().unwrap();
+    assert!(detach.status.success(), "{detach:?}");
+    assert!(attach.wait().unwrap().success());
+    assert_eq!(high(), "max");
+    stop("lab-churn");
+    unit.wait().unwrap();
+    assert!(wait_for(|| !is_swapping() && !Path::new(FOLDER).exists()));
+    machine.assert_as_before();
+}
+
 /// The package's unit, as an administrator meets it, with the program that was built and a
 /// configuration of its own; gone with the value.
 struct Unit {

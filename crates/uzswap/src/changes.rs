@@ -363,9 +363,24 @@ impl Place {
         Group::at(if self.is_v2 { Version::V2 } else { Version::V1 }, self.folder.clone())
     }
 
-    /// Ends all processes in it, and removes it.
+    /// Ends all processes in it at once, if they are ours.
+    pub fn kill(&self) {
+        if self.borrowed.is_none() {
+            self.group().kill();
+        }
+    }
+
+    /// Ends all processes in it, and removes it; or leaves it as it was, if it is somebody else's.
     pub fn end(&self) -> io::Result<()> {
         let group = self.group();
+        if let Some(attributes) = &self.borrowed {
+            // Gone: there is nothing to put back.
+            let mut there = attributes.iter().filter(|(path, _)| path.exists());
+            return there.try_for_each(|(path, value)| {
+                fs::write(path, value)
+                    .map_err(|error| io::Error::other(format!("{}: {error}", path.display())))
+            });
+        }
         let is_empty = wait_for(PATIENCE, || {
             group.kill();
             group.processes().is_empty()
@@ -464,6 +479,7 @@ mod tests {
             is_v2: true,
             around: None,
             moved: Some(("/sys/fs/cgroup/a/rest".into(), "/sys/fs/cgroup/a".into())),
+            borrowed: Some(vec![("/sys/fs/cgroup/b/memory.high".into(), "max".into())]),
         };
         let run = RunInfo { pid: 1, command: "make".into(), memory: 1 << 20 };
         let state = State {

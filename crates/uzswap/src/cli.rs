@@ -28,6 +28,12 @@ pub enum Command {
         after_help = "Example:\n  sudo uzswap serve --size 16G --pool 4G --compressor zstd:3"
     )]
     Serve(ServeArguments),
+    /// Bring what runs already below a limit, gently, until this ends or detach is called.
+    #[command(after_help = "Example:\n  sudo uzswap attach --unit redis-server --memory 300M")]
+    Attach(AttachArguments),
+    /// End an attach: what it has limited has its limits of before.
+    #[command(after_help = "Example:\n  sudo uzswap detach --unit redis-server")]
+    Detach(DetachArguments),
     /// Check, or show, how serve is configured.
     #[command(after_help = "Example:\n  uzswap config check && sudo systemctl reload uzswap")]
     Config(ConfigArguments),
@@ -181,6 +187,53 @@ pub struct RunArguments {
     /// The command and its arguments.
     #[arg(required = true, trailing_var_arg = true, value_name = "COMMAND")]
     pub command: Vec<OsString>,
+}
+
+/// What runs already.
+#[derive(Debug, Args)]
+#[group(required = true, multiple = false)]
+pub struct TargetArguments {
+    /// A unit of systemd.
+    #[arg(long, value_name = "NAME")]
+    pub unit: Option<String>,
+    /// A process that has a cgroup of its own, with what it has started.
+    #[arg(long, value_parser = clap::value_parser!(i32).range(1..))]
+    pub pid: Option<i32>,
+    /// A cgroup: its folder, or its name as in /proc/PID/cgroup.
+    #[arg(long, value_name = "PATH")]
+    pub cgroup: Option<PathBuf>,
+}
+
+/// `uzswap attach`.
+#[derive(Debug, Args)]
+pub struct AttachArguments {
+    /// To what.
+    #[command(flatten)]
+    pub target: TargetArguments,
+    /// Memory that its processes may use, together.
+    ///
+    /// The limit comes down step by step, and goes up again for ten seconds while they wait for
+    /// memory half of the time.
+    #[arg(long, value_name = "SIZE", value_parser = crate::size::parse)]
+    pub memory: u64,
+    /// Size of the swap device, before compression, at most [default: the machine's memory, and at
+    /// least 16 times the limit].
+    #[arg(long, value_name = "SIZE", value_parser = crate::size::parse)]
+    pub size: Option<u64>,
+    /// The cache.
+    #[command(flatten)]
+    pub cache: CacheArguments,
+    /// Print nothing but what goes wrong.
+    #[arg(long, short)]
+    pub quiet: bool,
+}
+
+/// `uzswap detach`.
+#[derive(Debug, Args)]
+pub struct DetachArguments {
+    /// From what.
+    #[command(flatten)]
+    pub target: TargetArguments,
 }
 
 /// Where `serve` is configured; drop-ins are in a folder of this name with `.d` behind it.

@@ -61,7 +61,7 @@ pub fn for_command(pid: u32, child: i32) -> Result<Place, Failure> {
 
 fn place(group: &Group) -> Place {
     let is_v2 = group.version() == Version::V2;
-    Place { folder: group.path().to_owned(), is_v2, around: None, moved: None }
+    Place { folder: group.path().to_owned(), is_v2, ..Place::default() }
 }
 
 fn cannot_make(parent: &Group, error: &io::Error) -> Failure {
@@ -113,7 +113,8 @@ fn make_room(own: &Group, name: &str) -> Result<Place, Failure> {
     match own.make_child(name) {
         Ok(group) => Ok(Place { moved, ..place(&group) }),
         Err(error) => {
-            let back = Place { folder: own.path().join(name), is_v2: true, around: None, moved };
+            let folder = own.path().join(name);
+            let back = Place { folder, is_v2: true, moved, ..Place::default() };
             // An error: they stay there, which harms nobody.
             let _ = back.remove();
             Err(cannot(error))

@@ -594,9 +594,11 @@ impl Keeper {
 
     fn signalled(&mut self) -> io::Result<()> {
         io::Read::read(&mut self.signals, &mut [0; 64])?;
-        for run in self.state.runs.iter().filter_map(|run| run.place.as_ref()) {
-            run.group().signal(SIGTERM);
+        let places = self.state.runs.iter().filter_map(|run| run.place.as_ref());
+        for place in places.filter(|place| place.borrowed.is_none()) {
+            place.group().signal(SIGTERM);
         }
+        self.tell_all(&Tell::Detach);
         if self.state.is_serving {
             self.start_switching_off();
         }

@@ -2,6 +2,7 @@
 
 #![forbid(unsafe_code)]
 
+mod attach;
 mod bench;
 mod changes;
 mod config;
@@ -70,6 +71,8 @@ fn dispatch(command: Command) -> Result<ExitCode, Failure> {
         Command::Config(arguments) => config::config(&arguments).map(|()| ExitCode::SUCCESS),
         Command::Status(arguments) => status::status(&arguments).map(|()| ExitCode::SUCCESS),
         Command::Top(arguments) => top::top(&arguments).map(|()| ExitCode::SUCCESS),
+        Command::Attach(arguments) => attach::attach(&arguments),
+        Command::Detach(arguments) => attach::detach(&arguments).map(|()| ExitCode::SUCCESS),
         Command::Doctor(arguments) => doctor::doctor(&arguments),
         Command::Clean => status::clean().map(|()| ExitCode::SUCCESS),
         Command::Upgrade => upgrade::upgrade().map(|()| ExitCode::SUCCESS),

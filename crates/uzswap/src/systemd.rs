@@ -1,7 +1,8 @@
 //! systemd, over its D-Bus interface: scopes, which are groups of processes that it did not start.
 
 use crate::error::Failure;
-use std::path::Path;
+use std::path::{Path, PathBuf};
+use std::process::Command;
 use std::time::Duration;
 use uzswap_sys::cgroup::{Group, Hierarchy};
 use zbus::Variant;
@@ -25,6 +26,19 @@ pub fn is_here() -> bool {
 pub fn is_own_service(group: &Group) -> bool {
     let name = group.path().file_name().and_then(|name| name.to_str());
     name.is_some_and(|name| name.starts_with("uzswap") && name.ends_with(".service"))
+}
+
+/// The folder of a unit's group, below the hierarchy's.
+pub fn group_of(unit: &str) -> Result<PathBuf, Failure> {
+    let output = Command::new("systemctl")
+        .args(["show", "--value", "--property=ControlGroup", "--", unit])
+        .output()
+        .map_err(|error| Failure::new(format!("systemctl: {error}; give --cgroup instead")))?;
+    let text = String::from_utf8_lossy(&output.stdout).trim().to_owned();
+    match text.strip_prefix('/') {
+        Some(folder) if !folder.is_empty() => Ok(folder.into()),
+        _ => Err(Failure::new(format!("{unit} is not running; see `systemctl status {unit}`"))),
+    }
 }
 
 type Property<'a> = (&'a str, Variant<'a>);

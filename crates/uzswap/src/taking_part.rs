@@ -81,7 +81,7 @@ impl TakingPart {
             match events.receiver.recv() {
                 Ok(Event::Told(Tell::Noted)) => return Ok(()),
                 Ok(Event::Told(Tell::Runs(runs))) => self.runs = runs,
-                Ok(Event::Told(Tell::Full(_))) => {}
+                Ok(Event::Told(Tell::Full(_) | Tell::Detach)) => {}
                 Ok(Event::Signal { signal, .. }) => {
                     let message = format!("ended by signal {signal} before the command began");
                     return Err(Failure::command(message, 128 + signal as u8));

@@ -52,6 +52,9 @@ pub struct Place {
     pub around: Option<PathBuf>,
     /// A group that processes were moved to, to make room for it, and the one they came from.
     pub moved: Option<(PathBuf, PathBuf)>,
+    /// It is somebody else's: its attributes as they were.
+    #[serde(default)]
+    pub borrowed: Option<Vec<(PathBuf, String)>>,
 }
 
 /// What the keeper answers.
@@ -81,6 +84,8 @@ pub enum Tell {
     Full(bool),
     /// So many runs use the cache now.
     Runs(usize),
+    /// To those that have attached: to let go.
+    Detach,
 }
 
 /// What a run joins.

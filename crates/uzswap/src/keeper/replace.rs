@@ -38,7 +38,7 @@ impl Keeper {
         self.is_lost = true;
         self.tell_all(&Tell::Lost);
         for place in self.state.runs.iter().filter_map(|run| run.place.as_ref()) {
-            place.group().kill();
+            place.kill();
         }
         self.is_told_to_end = true;
     }
