@@ -408,6 +408,11 @@ impl Run {
     }
 }
 
+/// Whether the kernel swaps to anything.
+pub fn is_swapping() -> bool {
+    fs::read_to_string("/proc/swaps").is_ok_and(|text| text.lines().count() > 1)
+}
+
 /// Where everything is that there is one of a machine.
 pub const FOLDER: &str = "/run/uzswap";
 

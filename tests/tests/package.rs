@@ -7,7 +7,7 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
-use uzswap_tests::{FOLDER, Machine, process_of, program, wait_for};
+use uzswap_tests::{FOLDER, Machine, is_swapping, process_of, program, wait_for};
 
 /// There once the machine is about to be booted again.
 const REBOOTED: &str = "/var/lib/lab-package-rebooted";
@@ -30,10 +30,6 @@ fn log() -> String {
 
 fn is_active() -> bool {
     output("systemctl", &["is-active", "uzswap"]).status.success()
-}
-
-fn is_swapping() -> bool {
-    fs::read_to_string("/proc/swaps").is_ok_and(|text| text.lines().count() > 1)
 }
 
 /// The newest package that was made.

@@ -6,7 +6,7 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command};
-use uzswap_tests::{FOLDER, Machine, Run, program, wait_for};
+use uzswap_tests::{FOLDER, Machine, Run, is_swapping, program, wait_for};
 
 const LIMITS: [&str; 6] = ["--memory", "64M", "--backing", "none", "--pool", "256M"];
 
@@ -35,10 +35,6 @@ fn scopes() -> String {
 fn stop(unit: &str) {
     let status = Command::new("systemctl").args(["stop", unit]).status().expect("systemd has it");
     assert!(status.success(), "systemctl stop {unit}: {status}");
-}
-
-fn is_swapping() -> bool {
-    fs::read_to_string("/proc/swaps").is_ok_and(|text| text.lines().count() > 1)
 }
 
 /// Starts a program as a unit; gone with its end.

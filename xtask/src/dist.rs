@@ -1,12 +1,10 @@
 //! What is given to people: a Debian package, wheels and a source distribution for Python, the
 //! program as one file that needs no library, all with checksums, in target/dist.
 
-use std::error::Error;
+use crate::{Result, output};
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
-
-type Result<T> = std::result::Result<T, Box<dyn Error>>;
 
 /// For which processors and systems the file without libraries is.
 const STATIC: &str = "x86_64-unknown-linux-musl";
@@ -51,17 +49,13 @@ struct Dist {
 
 impl Dist {
     fn new(root: &Path) -> Result<Self> {
-        let changes = Command::new("git")
-            .current_dir(root)
-            .args(["status", "--porcelain", "--untracked-files=no"])
-            .output()?;
-        if !changes.stdout.is_empty() {
+        let status = ["status", "--porcelain", "--untracked-files=no"];
+        if !output(Command::new("git").current_dir(root).args(status))?.is_empty() {
             return Err("there are changes that are not committed; commit them: what is given to \
                         people is what others can get"
                 .into());
         }
-        let target = std::env::var_os("CARGO_TARGET_DIR").map(PathBuf::from);
-        let target = target.unwrap_or_else(|| root.join("target"));
+        let target = crate::target(root);
         let (folder, stage) = (target.join("dist"), target.join("dist/stage"));
         // What was interrupted is begun anew; it may not be there.
         let _ = fs::remove_dir_all(&stage);
@@ -83,8 +77,8 @@ impl Dist {
             }
         }
         names.sort();
-        let sums = Command::new("sha256sum").current_dir(&self.folder).args(&names).output()?;
-        fs::write(self.folder.join(SUMS), &sums.stdout)?;
+        let sums = output(Command::new("sha256sum").current_dir(&self.folder).args(&names))?;
+        fs::write(self.folder.join(SUMS), sums)?;
         for name in names {
             println!("{}", self.folder.join(name).display());
         }
@@ -113,18 +107,13 @@ fn deb(dist: &Dist) -> Result<()> {
     for (name, folder) in [("CARGO_HOME", ".cargo"), ("RUSTUP_HOME", ".rustup")] {
         command.env(name, std::env::var_os(name).unwrap_or(home.join(folder).into()));
     }
-    let build = command
-        .current_dir(source)
-        .env("XTASK", std::env::current_exe()?)
-        .args(["--build=binary", "--no-sign", "--no-check-builddeps"])
-        .output();
-    let build = build.map_err(|error| {
-        format!("dpkg-buildpackage: {error}; install dpkg-dev, debhelper and lintian")
-    })?;
-    if !build.status.success() {
-        let said = String::from_utf8_lossy(&build.stderr);
-        return Err(format!("dpkg-buildpackage: {}\n{said}", build.status).into());
-    }
+    command.current_dir(source).env("XTASK", std::env::current_exe()?).args([
+        "--build=binary",
+        "--no-sign",
+        "--no-check-builddeps",
+    ]);
+    output(&mut command)
+        .map_err(|error| format!("{error}; it needs dpkg-dev, debhelper and lintian"))?;
     for entry in fs::read_dir(&dist.stage)? {
         let path = entry?.path();
         if path.extension().is_some_and(|extension| extension == "deb") {

@@ -132,8 +132,7 @@ fn build(root: &Path, profile: &str, packages: &[&str]) -> io::Result<PathBuf> {
     if !built.success() {
         return Err(io::Error::other(format!("cargo could not build {}", packages.join(", "))));
     }
-    let target = std::env::var_os("CARGO_TARGET_DIR").map(PathBuf::from);
-    Ok(target.unwrap_or_else(|| root.join("target")).join(profile))
+    Ok(crate::target(root).join(profile))
 }
 
 /// Replaces a file as a whole, so that a program that has it mapped keeps the old one.

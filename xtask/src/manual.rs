@@ -13,11 +13,11 @@ const COMPLETIONS: &str = "docs/completions";
 /// What each exit status means; the same for every command.
 const STATUSES: [(&str, &str); 6] = [
     ("0", "It was done; of run: the command's own status."),
-    ("128 + n", "run: signal n ended the command."),
     ("1", "doctor: no front end works on this machine."),
     ("125", "uzswap itself failed; one line on standard error says why and what to do."),
     ("126", "run: the command could not be executed."),
     ("127", "run: there is no such command."),
+    ("128 + n", "run: signal n ended the command."),
 ];
 
 /// What lies where.

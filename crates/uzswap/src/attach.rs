@@ -18,11 +18,11 @@ use crate::wire::{Place, RunInfo, Tell};
 use crate::{changes, doctor, group, options, size, status, systemd};
 use std::fs;
 use std::io;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::mpsc::RecvTimeoutError;
 use std::time::{Duration, Instant};
-use uzswap_sys::cgroup::{Group, Hierarchy, Version};
+use uzswap_sys::cgroup::{Group, Version};
 use uzswap_sys::{cpu, process};
 
 const TICK: Duration = Duration::from_millis(200);
@@ -129,32 +129,21 @@ fn find(target: &TargetArguments) -> Result<(Group, String), Failure> {
         TargetArguments { cgroup, .. } => {
             let path = cgroup.clone().unwrap_or_default();
             let top = hierarchy.top().path().to_owned();
-            let path = if path.starts_with(&top) { path } else { top.join(relative(&path)) };
+            let below = path.strip_prefix(&top).or(path.strip_prefix("/")).unwrap_or(&path);
+            let path = top.join(below);
             (Group::at(hierarchy.version, path.clone()), path.display().to_string())
         }
     };
-    if !group.path().join(limit_file(group.version())).exists() {
-        let why = if is_top(&hierarchy, &group) {
-            "is the whole machine; use serve"
-        } else {
-            "is no group with a memory controller"
-        };
-        return Err(Failure::new(format!("{} {why}", group.path().display())));
-    }
-    if is_top(&hierarchy, &group) {
+    if group.path() == hierarchy.top().path() {
         return Err(Failure::new(format!(
             "{name} is in the group of the whole machine; use serve"
         )));
     }
+    if !group.path().join(limit_file(group.version())).exists() {
+        let path = group.path().display();
+        return Err(Failure::new(format!("{path} is no group with a memory controller")));
+    }
     Ok((group, name))
-}
-
-fn relative(path: &Path) -> PathBuf {
-    path.strip_prefix("/").unwrap_or(path).to_owned()
-}
-
-fn is_top(hierarchy: &Hierarchy, group: &Group) -> bool {
-    group.path() == hierarchy.top().path()
 }
 
 /// A limit would be everybody's in the group.
@@ -187,18 +176,18 @@ fn limit_file(version: Version) -> &'static str {
 
 /// What is about to be changed, and how it is put back.
 fn attributes(group: &Group) -> Vec<(PathBuf, String)> {
-    let names: &[_] = match group.version() {
-        Version::V1 => &["memory.limit_in_bytes", "memory.oom_control"],
-        Version::V2 => &["memory.high", "memory.zswap.max"],
+    let other = match group.version() {
+        Version::V1 => "memory.oom_control",
+        Version::V2 => "memory.zswap.max",
     };
-    let file = |name: &&str| group.path().join(name);
+    let file = |name| group.path().join(name);
     let read = |path: PathBuf| {
         let text = fs::read_to_string(&path).ok()?;
         // Of the killer's switch, which is one of several lines: its value.
         let value = text.lines().next()?.trim_start_matches("oom_kill_disable ").trim();
         Some((path, value.to_owned()))
     };
-    names.iter().map(file).filter_map(read).collect()
+    [limit_file(group.version()), other].map(file).into_iter().filter_map(read).collect()
 }
 
 /// A group that is not ours: one limit alone is changed.

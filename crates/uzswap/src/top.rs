@@ -78,7 +78,7 @@ fn swapped() -> Vec<(u64, i32, String)> {
 /// What is shown: the last two looks, the reads a second of those before, and what became of the
 /// last key.
 struct View {
-    before: Look,
+    before: Option<Look>,
     now: Look,
     reads: Vec<u64>,
     message: String,
@@ -86,16 +86,17 @@ struct View {
 
 impl View {
     fn advance(&mut self, look: Look) {
-        self.before = std::mem::replace(&mut self.now, look);
+        self.before = Some(std::mem::replace(&mut self.now, look));
         self.reads.insert(0, self.rate("pages_swapped_in"));
         self.reads.truncate(HISTORY);
     }
 
-    /// How fast a statistic grows, a second.
+    /// How fast a statistic grows, a second; 0 at the first look.
     fn rate(&self, name: &str) -> u64 {
-        let (Some(before), Some(now)) = (self.before.stats(), self.now.stats()) else { return 0 };
-        let grown = now.get(name).saturating_sub(before.get(name));
-        (grown as f64 / (self.now.at - self.before.at).as_secs_f64()).round() as u64
+        let Some(before) = &self.before else { return 0 };
+        let (Some(then), Some(now)) = (before.stats(), self.now.stats()) else { return 0 };
+        let grown = now.get(name).saturating_sub(then.get(name));
+        (grown as f64 / (self.now.at - before.at).as_secs_f64()).round() as u64
     }
 
     fn draw(&self, frame: &mut Frame) {
@@ -167,7 +168,7 @@ impl View {
         let compressor = stats.parameters.get("compressor").map_or("?", String::as_str);
         let lines = [
             format!(
-                "pages    {}: {} in the pool, {} on the backing, {} shared, {} same-filled",
+                "pages    {}: {} pool, {} backing, {} shared, {} same-filled",
                 get("stored_pages"),
                 get("pool_pages"),
                 get("backing_pages"),
@@ -176,7 +177,7 @@ impl View {
             ),
             format!("ratio    {:.2} : 1 with {compressor}", stats.ratio().unwrap_or(0.0)),
             format!(
-                "swap     {} pages/s in, {} out; a read takes {:.1} us (p50), {:.1} us (p99)",
+                "swap     {} pages/s in, {} out; a read: {:.1} us (p50), {:.1} us (p99)",
                 self.rate("pages_swapped_in"),
                 self.rate("pages_swapped_out"),
                 us("fault_ns_p50"),
@@ -215,8 +216,8 @@ pub fn top(arguments: &TopArguments) -> Result<(), Failure> {
         return Err(Failure::new("standard output is no terminal; use uzswap top --once"));
     }
     let interval = Duration::from_secs(arguments.interval);
-    let (before, now) = (Look::take(), Look::take());
-    let mut view = View { before, now, reads: Vec::new(), message: String::new() };
+    let now = Look::take();
+    let mut view = View { before: None, now, reads: Vec::new(), message: String::new() };
     if arguments.once {
         std::thread::sleep(interval);
         view.advance(Look::take());

@@ -6,8 +6,9 @@
 //! *Debian*: a disk made by mmdebstrap, with systemd as init and the job as a unit. The repository
 //! and what was built of it are at the same paths as here.
 
-use super::kernel::{Kernel, output};
+use super::kernel::Kernel;
 use super::{Lab, Machine, Result};
+use crate::output;
 use std::fs;
 use std::io::Write;
 use std::path::{Path, PathBuf};

@@ -1,11 +1,12 @@
 //! Kernels as Debian has them, unpacked.
 
 use super::{Lab, Result};
+use crate::output;
 use std::collections::BTreeMap;
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::Command;
 
 /// A kernel that tests are run on.
 pub struct Known {
@@ -98,17 +99,6 @@ fn apt(lab: &Lab, suite: &str, arguments: &[&str], at: &Path) -> Result<String> 
     let mut command = Command::new(program);
     command.env("APT_CONFIG", state.join("apt.conf")).args(rest).current_dir(at);
     output(&mut command)
-}
-
-/// What a program prints.
-pub fn output(command: &mut Command) -> Result<String> {
-    let output = command.stderr(Stdio::piped()).output();
-    let output = output.map_err(|error| format!("{command:?}: {error}"))?;
-    if !output.status.success() {
-        let said = String::from_utf8_lossy(&output.stderr).trim().to_owned();
-        return Err(format!("{command:?}: {}: {said}", output.status).into());
-    }
-    Ok(String::from_utf8_lossy(&output.stdout).into_owned())
 }
 
 /// Downloads the packages of a suite's kernel and unpacks what is needed of them.

@@ -1,8 +1,8 @@
 //! All machines of the lab, and what was run on each, as docs/machines.md has it.
 
 use super::guest::{self, Outcome};
-use super::kernel::output;
 use super::{Cgroup, Image, Lab, Machine, Result, job};
+use crate::output;
 use std::collections::BTreeMap;
 use std::fs;
 use std::process::Command;

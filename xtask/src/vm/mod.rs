@@ -15,15 +15,12 @@ mod job;
 mod kernel;
 mod matrix;
 
+use crate::Result;
 use clap::{Args, Parser, ValueEnum};
-use std::error::Error;
 use std::fmt;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
-
-/// What fails here ends with a message for a person.
-pub type Result<T> = std::result::Result<T, Box<dyn Error>>;
 
 /// `cargo run -p xtask -- vm`.
 #[derive(Debug, Parser)]
@@ -152,9 +149,7 @@ pub struct Lab {
 /// Runs what is asked for.
 pub fn run(root: &Path, arguments: impl Iterator<Item = String>) -> ExitCode {
     let arguments = Arguments::parse_from(std::iter::once("xtask vm".to_owned()).chain(arguments));
-    let target = std::env::var_os("CARGO_TARGET_DIR").map(PathBuf::from);
-    let target = target.unwrap_or_else(|| root.join("target"));
-    let lab = Lab { root: root.to_owned(), folder: target.join("lab") };
+    let lab = Lab { root: root.to_owned(), folder: crate::target(root).join("lab") };
     let outcome = match &arguments.matrix {
         Some(kernels) => matrix::run(&lab, &arguments.machine, kernels),
         None => one(&lab, &arguments.machine, &arguments.tests),
