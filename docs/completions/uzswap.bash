@@ -28,6 +28,9 @@ _uzswap() {
             uzswap,config)
                 cmd="uzswap__subcmd__config"
                 ;;
+            uzswap,dashboard)
+                cmd="uzswap__subcmd__dashboard"
+                ;;
             uzswap,detach)
                 cmd="uzswap__subcmd__detach"
                 ;;
@@ -85,6 +88,9 @@ _uzswap() {
             uzswap__subcmd__help,config)
                 cmd="uzswap__subcmd__help__subcmd__config"
                 ;;
+            uzswap__subcmd__help,dashboard)
+                cmd="uzswap__subcmd__help__subcmd__dashboard"
+                ;;
             uzswap__subcmd__help,detach)
                 cmd="uzswap__subcmd__help__subcmd__detach"
                 ;;
@@ -125,7 +131,7 @@ _uzswap() {
 
     case "${cmd}" in
         uzswap)
-            opts="-h -V --help --version run serve attach detach config status top doctor clean upgrade bench record help"
+            opts="-h -V --help --version run serve attach detach config status top dashboard doctor clean upgrade bench record help"
             if [[ ${cur} == -* || ${COMP_CWORD} -eq 1 ]] ; then
                 COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
                 return 0
@@ -139,7 +145,7 @@ _uzswap() {
             return 0
             ;;
         uzswap__subcmd__attach)
-            opts="-q -h --unit --pid --cgroup --memory --size --pool --compressor --backing --plain-backing --transport --threads --poll --bare --one-writer --quiet --help"
+            opts="-q -h --unit --pid --cgroup --memory --size --pool --compressor --backing --plain-backing --transport --threads --poll --metrics --bare --one-writer --quiet --help"
             if [[ ${cur} == -* || ${COMP_CWORD} -eq 2 ]] ; then
                 COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
                 return 0
@@ -186,6 +192,10 @@ _uzswap() {
                     return 0
                     ;;
                 --poll)
+                    COMPREPLY=($(compgen -f "${cur}"))
+                    return 0
+                    ;;
+                --metrics)
                     COMPREPLY=($(compgen -f "${cur}"))
                     return 0
                     ;;
@@ -322,6 +332,20 @@ _uzswap() {
             COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
             return 0
             ;;
+        uzswap__subcmd__dashboard)
+            opts="-h --help"
+            if [[ ${cur} == -* || ${COMP_CWORD} -eq 2 ]] ; then
+                COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+                return 0
+            fi
+            case "${prev}" in
+                *)
+                    COMPREPLY=()
+                    ;;
+            esac
+            COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+            return 0
+            ;;
         uzswap__subcmd__detach)
             opts="-h --unit --pid --cgroup --help"
             if [[ ${cur} == -* || ${COMP_CWORD} -eq 2 ]] ; then
@@ -363,7 +387,7 @@ _uzswap() {
             return 0
             ;;
         uzswap__subcmd__help)
-            opts="run serve attach detach config status top doctor clean upgrade bench record help"
+            opts="run serve attach detach config status top dashboard doctor clean upgrade bench record help"
             if [[ ${cur} == -* || ${COMP_CWORD} -eq 2 ]] ; then
                 COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
                 return 0
@@ -449,6 +473,20 @@ _uzswap() {
         uzswap__subcmd__help__subcmd__config__subcmd__show)
             opts=""
             if [[ ${cur} == -* || ${COMP_CWORD} -eq 4 ]] ; then
+                COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+                return 0
+            fi
+            case "${prev}" in
+                *)
+                    COMPREPLY=()
+                    ;;
+            esac
+            COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+            return 0
+            ;;
+        uzswap__subcmd__help__subcmd__dashboard)
+            opts=""
+            if [[ ${cur} == -* || ${COMP_CWORD} -eq 3 ]] ; then
                 COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
                 return 0
             fi
@@ -609,7 +647,7 @@ _uzswap() {
             return 0
             ;;
         uzswap__subcmd__run)
-            opts="-q -h --memory --in-process --include-pool --load-control --user --size --pool --compressor --backing --plain-backing --transport --threads --poll --bare --one-writer --report --quiet --help"
+            opts="-q -h --memory --in-process --include-pool --load-control --user --size --pool --compressor --backing --plain-backing --transport --threads --poll --metrics --bare --one-writer --report --quiet --help"
             if [[ ${cur} == -* || ${COMP_CWORD} -eq 2 ]] ; then
                 COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
                 return 0
@@ -651,6 +689,10 @@ _uzswap() {
                     COMPREPLY=($(compgen -f "${cur}"))
                     return 0
                     ;;
+                --metrics)
+                    COMPREPLY=($(compgen -f "${cur}"))
+                    return 0
+                    ;;
                 --report)
                     COMPREPLY=($(compgen -f "${cur}"))
                     return 0
@@ -663,7 +705,7 @@ _uzswap() {
             return 0
             ;;
         uzswap__subcmd__serve)
-            opts="-h --size --pool --compressor --backing --plain-backing --transport --threads --poll --bare --one-writer --config --help"
+            opts="-h --size --pool --compressor --backing --plain-backing --transport --threads --poll --metrics --bare --one-writer --config --help"
             if [[ ${cur} == -* || ${COMP_CWORD} -eq 2 ]] ; then
                 COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
                 return 0
@@ -694,6 +736,10 @@ _uzswap() {
                     return 0
                     ;;
                 --poll)
+                    COMPREPLY=($(compgen -f "${cur}"))
+                    return 0
+                    ;;
+                --metrics)
                     COMPREPLY=($(compgen -f "${cur}"))
                     return 0
                     ;;

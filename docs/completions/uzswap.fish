@@ -33,6 +33,7 @@ complete -c uzswap -n "__fish_uzswap_needs_command" -f -a "detach" -d 'End an at
 complete -c uzswap -n "__fish_uzswap_needs_command" -f -a "config" -d 'Check, or show, how serve is configured'
 complete -c uzswap -n "__fish_uzswap_needs_command" -f -a "status" -d 'Show what is held, in what, at which ratio, what was rejected and why'
 complete -c uzswap -n "__fish_uzswap_needs_command" -f -a "top" -d 'Show the same all the time, with rates and who is swapped out, and change compressor and pool by keys; q ends it'
+complete -c uzswap -n "__fish_uzswap_needs_command" -f -a "dashboard" -d 'Show the last hour in a browser: prints where --metrics serves it, or else serves it until Ctrl-C'
 complete -c uzswap -n "__fish_uzswap_needs_command" -f -a "doctor" -d 'Tell what works on this machine, and for what does not, what is missing and how to get it'
 complete -c uzswap -n "__fish_uzswap_needs_command" -f -a "clean" -d 'Undo what runs that were killed have left: swap, loop devices, mounts, cgroups'
 complete -c uzswap -n "__fish_uzswap_needs_command" -f -a "upgrade" -d 'Have this program go on where the one that serves now is, after another version was installed: no page is lost, programs notice a pause'
@@ -50,6 +51,7 @@ ublk\t'ublk'
 fuse\t'FUSE and loop devices'"
 complete -c uzswap -n "__fish_uzswap_using_subcommand run" -l threads -d 'Threads that serve the device [default: six and two for each CPU]' -r
 complete -c uzswap -n "__fish_uzswap_using_subcommand run" -l poll -d 'How long a thread looks for the next request before it sleeps, microseconds' -r
+complete -c uzswap -n "__fish_uzswap_using_subcommand run" -l metrics -d 'Serve metrics for Prometheus at ADDRESS/metrics, and a page that plots the last hour at ADDRESS/: a Unix socket\'s path, or a port of this machine, for example 127.0.0.1:9811' -r
 complete -c uzswap -n "__fish_uzswap_using_subcommand run" -l report -d 'Also write the report to a file, as JSON' -r -F
 complete -c uzswap -n "__fish_uzswap_using_subcommand run" -l in-process -d 'Keep the command\'s memory small inside of its processes, by a library that they preload: without root, without swap. The pool is a part of --memory. Tried on few programs so far'
 complete -c uzswap -n "__fish_uzswap_using_subcommand run" -l include-pool -d 'Count the pool and the daemon in: the command gets what they leave of its memory'
@@ -68,13 +70,14 @@ ublk\t'ublk'
 fuse\t'FUSE and loop devices'"
 complete -c uzswap -n "__fish_uzswap_using_subcommand serve" -l threads -d 'Threads that serve the device [default: six and two for each CPU]' -r
 complete -c uzswap -n "__fish_uzswap_using_subcommand serve" -l poll -d 'How long a thread looks for the next request before it sleeps, microseconds' -r
+complete -c uzswap -n "__fish_uzswap_using_subcommand serve" -l metrics -d 'Serve metrics for Prometheus at ADDRESS/metrics, and a page that plots the last hour at ADDRESS/: a Unix socket\'s path, or a port of this machine, for example 127.0.0.1:9811' -r
 complete -c uzswap -n "__fish_uzswap_using_subcommand serve" -l config -d 'Where to read what is not said here: a file, and the drop-ins in FILE.d/*.conf [default: /etc/uzswap/uzswap.conf, if there is one]' -r -F
 complete -c uzswap -n "__fish_uzswap_using_subcommand serve" -l plain-backing -d 'Write pages to the backing as they are, neither encrypted nor authenticated: for a disk that is encrypted itself'
 complete -c uzswap -n "__fish_uzswap_using_subcommand serve" -l bare -d 'Plain memory behind the device and no cache: what the transport takes by itself'
 complete -c uzswap -n "__fish_uzswap_using_subcommand serve" -l one-writer -d 'One thread at a time writes to the backing, to compare with'
 complete -c uzswap -n "__fish_uzswap_using_subcommand serve" -s h -l help -d 'Print help (see more with \'--help\')'
 complete -c uzswap -n "__fish_uzswap_using_subcommand attach" -l unit -d 'A unit of systemd' -r
-complete -c uzswap -n "__fish_uzswap_using_subcommand attach" -l pid -d 'A process that has a cgroup of its own, with what it has started' -r
+complete -c uzswap -n "__fish_uzswap_using_subcommand attach" -l pid -d 'A process, with what it has started' -r
 complete -c uzswap -n "__fish_uzswap_using_subcommand attach" -l cgroup -d 'A cgroup: its folder, or its name as in /proc/PID/cgroup' -r -F
 complete -c uzswap -n "__fish_uzswap_using_subcommand attach" -l memory -d 'Memory that its processes may use, together' -r
 complete -c uzswap -n "__fish_uzswap_using_subcommand attach" -l size -d 'Size of the swap device, before compression, at most [default: the machine\'s memory, and at least 16 times the limit]' -r
@@ -86,15 +89,16 @@ ublk\t'ublk'
 fuse\t'FUSE and loop devices'"
 complete -c uzswap -n "__fish_uzswap_using_subcommand attach" -l threads -d 'Threads that serve the device [default: six and two for each CPU]' -r
 complete -c uzswap -n "__fish_uzswap_using_subcommand attach" -l poll -d 'How long a thread looks for the next request before it sleeps, microseconds' -r
+complete -c uzswap -n "__fish_uzswap_using_subcommand attach" -l metrics -d 'Serve metrics for Prometheus at ADDRESS/metrics, and a page that plots the last hour at ADDRESS/: a Unix socket\'s path, or a port of this machine, for example 127.0.0.1:9811' -r
 complete -c uzswap -n "__fish_uzswap_using_subcommand attach" -l plain-backing -d 'Write pages to the backing as they are, neither encrypted nor authenticated: for a disk that is encrypted itself'
 complete -c uzswap -n "__fish_uzswap_using_subcommand attach" -l bare -d 'Plain memory behind the device and no cache: what the transport takes by itself'
 complete -c uzswap -n "__fish_uzswap_using_subcommand attach" -l one-writer -d 'One thread at a time writes to the backing, to compare with'
 complete -c uzswap -n "__fish_uzswap_using_subcommand attach" -s q -l quiet -d 'Print nothing but what goes wrong'
 complete -c uzswap -n "__fish_uzswap_using_subcommand attach" -s h -l help -d 'Print help (see more with \'--help\')'
 complete -c uzswap -n "__fish_uzswap_using_subcommand detach" -l unit -d 'A unit of systemd' -r
-complete -c uzswap -n "__fish_uzswap_using_subcommand detach" -l pid -d 'A process that has a cgroup of its own, with what it has started' -r
+complete -c uzswap -n "__fish_uzswap_using_subcommand detach" -l pid -d 'A process, with what it has started' -r
 complete -c uzswap -n "__fish_uzswap_using_subcommand detach" -l cgroup -d 'A cgroup: its folder, or its name as in /proc/PID/cgroup' -r -F
-complete -c uzswap -n "__fish_uzswap_using_subcommand detach" -s h -l help -d 'Print help'
+complete -c uzswap -n "__fish_uzswap_using_subcommand detach" -s h -l help -d 'Print help (see more with \'--help\')'
 complete -c uzswap -n "__fish_uzswap_using_subcommand config; and not __fish_seen_subcommand_from check show help" -s h -l help -d 'Print help'
 complete -c uzswap -n "__fish_uzswap_using_subcommand config; and not __fish_seen_subcommand_from check show help" -f -a "check" -d 'Say what is wrong in it, by file and line; status 0 when nothing is'
 complete -c uzswap -n "__fish_uzswap_using_subcommand config; and not __fish_seen_subcommand_from check show help" -f -a "show" -d 'Show what is set, and where'
@@ -110,6 +114,7 @@ complete -c uzswap -n "__fish_uzswap_using_subcommand status" -s h -l help -d 'P
 complete -c uzswap -n "__fish_uzswap_using_subcommand top" -l interval -d 'Seconds from one look to the next' -r
 complete -c uzswap -n "__fish_uzswap_using_subcommand top" -l once -d 'Print it as text, once, with the rates of one interval'
 complete -c uzswap -n "__fish_uzswap_using_subcommand top" -s h -l help -d 'Print help'
+complete -c uzswap -n "__fish_uzswap_using_subcommand dashboard" -s h -l help -d 'Print help'
 complete -c uzswap -n "__fish_uzswap_using_subcommand doctor" -l json -d 'Print JSON: everything that was looked at, and what was found'
 complete -c uzswap -n "__fish_uzswap_using_subcommand doctor" -s h -l help -d 'Print help'
 complete -c uzswap -n "__fish_uzswap_using_subcommand clean" -s h -l help -d 'Print help'
@@ -117,18 +122,19 @@ complete -c uzswap -n "__fish_uzswap_using_subcommand upgrade" -s h -l help -d '
 complete -c uzswap -n "__fish_uzswap_using_subcommand record" -l pid -d 'The program' -r
 complete -c uzswap -n "__fish_uzswap_using_subcommand record" -l out -d 'File to make' -r -F
 complete -c uzswap -n "__fish_uzswap_using_subcommand record" -s h -l help -d 'Print help'
-complete -c uzswap -n "__fish_uzswap_using_subcommand help; and not __fish_seen_subcommand_from run serve attach detach config status top doctor clean upgrade bench record help" -f -a "run" -d 'Run a command in limited memory, the rest of it compressed in RAM and on disk'
-complete -c uzswap -n "__fish_uzswap_using_subcommand help; and not __fish_seen_subcommand_from run serve attach detach config status top doctor clean upgrade bench record help" -f -a "serve" -d 'Give the whole machine a compressed swap device; SIGTERM takes it away again'
-complete -c uzswap -n "__fish_uzswap_using_subcommand help; and not __fish_seen_subcommand_from run serve attach detach config status top doctor clean upgrade bench record help" -f -a "attach" -d 'Bring what runs already below a limit, gently, until this ends or detach is called'
-complete -c uzswap -n "__fish_uzswap_using_subcommand help; and not __fish_seen_subcommand_from run serve attach detach config status top doctor clean upgrade bench record help" -f -a "detach" -d 'End an attach: what it has limited has its limits of before'
-complete -c uzswap -n "__fish_uzswap_using_subcommand help; and not __fish_seen_subcommand_from run serve attach detach config status top doctor clean upgrade bench record help" -f -a "config" -d 'Check, or show, how serve is configured'
-complete -c uzswap -n "__fish_uzswap_using_subcommand help; and not __fish_seen_subcommand_from run serve attach detach config status top doctor clean upgrade bench record help" -f -a "status" -d 'Show what is held, in what, at which ratio, what was rejected and why'
-complete -c uzswap -n "__fish_uzswap_using_subcommand help; and not __fish_seen_subcommand_from run serve attach detach config status top doctor clean upgrade bench record help" -f -a "top" -d 'Show the same all the time, with rates and who is swapped out, and change compressor and pool by keys; q ends it'
-complete -c uzswap -n "__fish_uzswap_using_subcommand help; and not __fish_seen_subcommand_from run serve attach detach config status top doctor clean upgrade bench record help" -f -a "doctor" -d 'Tell what works on this machine, and for what does not, what is missing and how to get it'
-complete -c uzswap -n "__fish_uzswap_using_subcommand help; and not __fish_seen_subcommand_from run serve attach detach config status top doctor clean upgrade bench record help" -f -a "clean" -d 'Undo what runs that were killed have left: swap, loop devices, mounts, cgroups'
-complete -c uzswap -n "__fish_uzswap_using_subcommand help; and not __fish_seen_subcommand_from run serve attach detach config status top doctor clean upgrade bench record help" -f -a "upgrade" -d 'Have this program go on where the one that serves now is, after another version was installed: no page is lost, programs notice a pause'
-complete -c uzswap -n "__fish_uzswap_using_subcommand help; and not __fish_seen_subcommand_from run serve attach detach config status top doctor clean upgrade bench record help" -f -a "bench" -d 'Measure it beside the kernel\'s own swap, zswap and zram'
-complete -c uzswap -n "__fish_uzswap_using_subcommand help; and not __fish_seen_subcommand_from run serve attach detach config status top doctor clean upgrade bench record help" -f -a "record" -d 'Write the pages of a running program to a file, to measure with'
-complete -c uzswap -n "__fish_uzswap_using_subcommand help; and not __fish_seen_subcommand_from run serve attach detach config status top doctor clean upgrade bench record help" -f -a "help" -d 'Print this message or the help of the given subcommand(s)'
+complete -c uzswap -n "__fish_uzswap_using_subcommand help; and not __fish_seen_subcommand_from run serve attach detach config status top dashboard doctor clean upgrade bench record help" -f -a "run" -d 'Run a command in limited memory, the rest of it compressed in RAM and on disk'
+complete -c uzswap -n "__fish_uzswap_using_subcommand help; and not __fish_seen_subcommand_from run serve attach detach config status top dashboard doctor clean upgrade bench record help" -f -a "serve" -d 'Give the whole machine a compressed swap device; SIGTERM takes it away again'
+complete -c uzswap -n "__fish_uzswap_using_subcommand help; and not __fish_seen_subcommand_from run serve attach detach config status top dashboard doctor clean upgrade bench record help" -f -a "attach" -d 'Bring what runs already below a limit, gently, until this ends or detach is called'
+complete -c uzswap -n "__fish_uzswap_using_subcommand help; and not __fish_seen_subcommand_from run serve attach detach config status top dashboard doctor clean upgrade bench record help" -f -a "detach" -d 'End an attach: what it has limited has its limits of before'
+complete -c uzswap -n "__fish_uzswap_using_subcommand help; and not __fish_seen_subcommand_from run serve attach detach config status top dashboard doctor clean upgrade bench record help" -f -a "config" -d 'Check, or show, how serve is configured'
+complete -c uzswap -n "__fish_uzswap_using_subcommand help; and not __fish_seen_subcommand_from run serve attach detach config status top dashboard doctor clean upgrade bench record help" -f -a "status" -d 'Show what is held, in what, at which ratio, what was rejected and why'
+complete -c uzswap -n "__fish_uzswap_using_subcommand help; and not __fish_seen_subcommand_from run serve attach detach config status top dashboard doctor clean upgrade bench record help" -f -a "top" -d 'Show the same all the time, with rates and who is swapped out, and change compressor and pool by keys; q ends it'
+complete -c uzswap -n "__fish_uzswap_using_subcommand help; and not __fish_seen_subcommand_from run serve attach detach config status top dashboard doctor clean upgrade bench record help" -f -a "dashboard" -d 'Show the last hour in a browser: prints where --metrics serves it, or else serves it until Ctrl-C'
+complete -c uzswap -n "__fish_uzswap_using_subcommand help; and not __fish_seen_subcommand_from run serve attach detach config status top dashboard doctor clean upgrade bench record help" -f -a "doctor" -d 'Tell what works on this machine, and for what does not, what is missing and how to get it'
+complete -c uzswap -n "__fish_uzswap_using_subcommand help; and not __fish_seen_subcommand_from run serve attach detach config status top dashboard doctor clean upgrade bench record help" -f -a "clean" -d 'Undo what runs that were killed have left: swap, loop devices, mounts, cgroups'
+complete -c uzswap -n "__fish_uzswap_using_subcommand help; and not __fish_seen_subcommand_from run serve attach detach config status top dashboard doctor clean upgrade bench record help" -f -a "upgrade" -d 'Have this program go on where the one that serves now is, after another version was installed: no page is lost, programs notice a pause'
+complete -c uzswap -n "__fish_uzswap_using_subcommand help; and not __fish_seen_subcommand_from run serve attach detach config status top dashboard doctor clean upgrade bench record help" -f -a "bench" -d 'Measure it beside the kernel\'s own swap, zswap and zram'
+complete -c uzswap -n "__fish_uzswap_using_subcommand help; and not __fish_seen_subcommand_from run serve attach detach config status top dashboard doctor clean upgrade bench record help" -f -a "record" -d 'Write the pages of a running program to a file, to measure with'
+complete -c uzswap -n "__fish_uzswap_using_subcommand help; and not __fish_seen_subcommand_from run serve attach detach config status top dashboard doctor clean upgrade bench record help" -f -a "help" -d 'Print this message or the help of the given subcommand(s)'
 complete -c uzswap -n "__fish_uzswap_using_subcommand help; and __fish_seen_subcommand_from config" -f -a "check" -d 'Say what is wrong in it, by file and line; status 0 when nothing is'
 complete -c uzswap -n "__fish_uzswap_using_subcommand help; and __fish_seen_subcommand_from config" -f -a "show" -d 'Show what is set, and where'

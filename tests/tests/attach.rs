@@ -7,7 +7,9 @@ use std::io::{BufRead, BufReader, Write};
 use std::os::unix::fs::symlink;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, Command, Output, Stdio};
+use std::time::Duration;
+use uzswap_sys::process;
 use uzswap_tests::{Limited, Machine, program, wait_for};
 
 const MIB: u64 = 1 << 20;
@@ -124,12 +126,14 @@ fn a_server_goes_on_in_half_of_its_memory_and_gets_it_back() {
     let is_small = || limited.group.usage().current < 305 * MIB;
     while !is_small() {
         redis.check(10_000);
+        // Asked without a pause, it would wait for memory more than it works, and be let go.
+        std::thread::sleep(Duration::from_millis(100));
         assert!(attach.try_wait().unwrap().is_none(), "it ended");
     }
     redis.check(50);
     let second = uzswap(&["attach", "--cgroup", &group, "--memory", "200M"]).output().unwrap();
     assert_eq!(second.status.code(), Some(125));
-    assert!(String::from_utf8_lossy(&second.stderr).contains("attached already"));
+    assert!(String::from_utf8_lossy(&second.stderr).contains(" limits "), "{second:?}");
 
     let detached = uzswap(&["detach", "--cgroup", &group]).output().unwrap();
     assert!(detached.status.success(), "{detached:?}");
@@ -145,6 +149,84 @@ fn a_server_goes_on_in_half_of_its_memory_and_gets_it_back() {
     assert!(wait_for(|| limit(&folder) == before), "{}", limit(&folder));
     redis.check(7);
     drop(redis);
+    drop(limited);
+    machine.assert_as_before();
+}
+
+#[test]
+fn a_program_that_waits_most_of_the_time_is_let_go_up_to_what_it_had() {
+    let Some(machine) = Machine::take() else { return };
+    let limited = Limited::new(1 << 30);
+    let folder = limited.group.path().to_owned();
+    let mut program = limited.start(&[program("churn").to_str().unwrap(), "300", "1000", "1"]);
+    assert!(wait_for(|| limited.group.usage().current > 290 * MIB));
+    let group = folder.display().to_string();
+    let mut attach = uzswap(&["attach", "--cgroup", &group, "--memory", "48M", "--quiet"])
+        .args(["--pool", "400M", "--backing", "none"])
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let bytes = || limit(&folder).parse::<u64>().unwrap();
+    let mut said = String::new();
+    BufReader::new(attach.stderr.take().unwrap()).read_line(&mut said).unwrap();
+    assert!(said.contains("it gets more for now"), "{said}");
+    let low = bytes();
+    assert!(wait_for(|| bytes() > low + (16 << 20)), "{low} {}", bytes());
+    let detached = uzswap(&["detach", "--cgroup", &group]).output().unwrap();
+    assert!(detached.status.success() && attach.wait().unwrap().success(), "{detached:?}");
+    assert_eq!(bytes(), 1 << 30);
+    program.kill().unwrap();
+    program.wait().unwrap();
+    drop(limited);
+    machine.assert_as_before();
+}
+
+#[test]
+fn a_process_among_others_is_paged_out_and_comes_back_whole() {
+    let Some(machine) = Machine::take() else { return };
+    // The last of it keeps what it has read until the input ends.
+    let script = "(seq 20000000; cat) | tail -c 150000000 | md5sum";
+    let mut shell = Command::new("sh")
+        .args(["-c", script])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let tree = || process::tree(shell.id() as i32);
+    let resident = || tree().into_iter().filter_map(process::anonymous_bytes).sum::<u64>();
+    assert!(wait_for(|| resident() > 140 * MIB), "{}", resident());
+    let pid = shell.id().to_string();
+    let mut attach = uzswap(&["attach", "--pid", &pid, "--memory", "32M", "--quiet"])
+        .args(["--pool", "200M", "--backing", "none"])
+        .spawn()
+        .unwrap();
+    assert!(wait_for(|| resident() < 34 * MIB), "{}", resident());
+    let detached = uzswap(&["detach", "--pid", &pid]).output().unwrap();
+    assert!(detached.status.success() && attach.wait().unwrap().success(), "{detached:?}");
+    drop(shell.stdin.take());
+    let sum = String::from_utf8(shell.wait_with_output().unwrap().stdout).unwrap();
+    let expected = Command::new("sh").args(["-c", script]).stdin(Stdio::null()).output().unwrap();
+    assert_eq!(sum, String::from_utf8(expected.stdout).unwrap());
+    machine.assert_as_before();
+}
+
+#[test]
+fn no_limit_is_raised() {
+    let Some(machine) = Machine::take() else { return };
+    let limited = Limited::new(200 << 20);
+    let group = limited.group.path().display().to_string();
+    let refused = |output: Output, why: &str| {
+        let said = [output.stdout, output.stderr].concat();
+        let said = String::from_utf8_lossy(&said);
+        assert_eq!(output.status.code(), Some(125), "{said}");
+        assert!(said.lines().count() == 1 && said.contains(why), "{said}");
+    };
+    let arguments = ["attach", "--cgroup", &group, "--memory"];
+    refused(uzswap(&arguments).arg("1G").output().unwrap(), "limited to 200 MiB already");
+    let uzswap = program("uzswap");
+    let shell = ["sh", "-c", "exec \"$0\" \"$@\" 2>&1", uzswap.to_str().unwrap()];
+    let inside = [&shell, &arguments[..], &["64M"]].concat();
+    refused(limited.start(&inside).wait_with_output().unwrap(), "own group");
     drop(limited);
     machine.assert_as_before();
 }

@@ -126,7 +126,7 @@ fn the_configuration_of_the_package_is_right() {
     let files = Files::new(&text.lines().map(line).collect::<String>());
     let check = config("check", &files.path());
     assert_eq!(check.status.code(), Some(0), "{}", String::from_utf8_lossy(&check.stderr));
-    assert_eq!(shown(&files.path()).len(), 8);
+    assert_eq!(shown(&files.path()).len(), 9);
 }
 
 #[test]

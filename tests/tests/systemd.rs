@@ -10,6 +10,9 @@ use uzswap_tests::{FOLDER, Machine, Run, is_swapping, program, wait_for};
 
 const LIMITS: [&str; 6] = ["--memory", "64M", "--backing", "none", "--pool", "256M"];
 
+/// A shell's command that keeps 128 MiB of text until it is ended.
+const KEEP: &str = "(seq 20000000; sleep 1000) | tail -c 128M";
+
 /// The machine, if systemd runs it.
 fn take() -> Option<Machine> {
     if !Path::new("/run/systemd/system").exists() {
@@ -105,22 +108,71 @@ fn stopping_the_daemon_s_scope_ends_the_commands_first() {
     machine.assert_as_before();
 }
 
+/// A service with the drop-in that the package has as an example; gone with the value.
+struct Budgeted;
+
+impl Budgeted {
+    const FOLDER: &str = "/run/systemd/system/lab-budget.service.d";
+    const SERVICE: &str = "/run/systemd/system/lab-budget.service";
+
+    fn start() -> Self {
+        let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap();
+        let budget = fs::read_to_string(root.join("packaging/examples/budget.conf")).unwrap();
+        let small = budget.replace("512M", "64M");
+        assert_ne!(small, budget);
+        fs::create_dir_all(Self::FOLDER).unwrap();
+        fs::write(Path::new(Self::FOLDER).join("budget.conf"), small).unwrap();
+        fs::write(Self::SERVICE, format!("[Service]\nExecStart=sh -c '{KEEP}'\n")).unwrap();
+        output("systemctl", &["daemon-reload"]);
+        output("systemctl", &["start", "lab-budget"]);
+        Self
+    }
+}
+
+impl Drop for Budgeted {
+    fn drop(&mut self) {
+        output("systemctl", &["stop", "lab-budget"]);
+        // Errors: they were not made.
+        let _ = fs::remove_file(Self::SERVICE);
+        let _ = fs::remove_dir_all(Self::FOLDER);
+        output("systemctl", &["daemon-reload"]);
+    }
+}
+
+#[test]
+fn a_service_with_a_budget_keeps_to_it() {
+    let Some(machine) = take() else { return };
+    let options = ["serve", "--size", "256M", "--pool", "128M", "--backing", "none"];
+    let mut unit = start_unit("uzswap", &options);
+    assert!(wait_for(|| state("uzswap") == "active"));
+    let budgeted = Budgeted::start();
+    let folder = Path::new("/sys/fs/cgroup/system.slice/lab-budget.service");
+    let read = |name: &str| fs::read_to_string(folder.join(name)).unwrap_or_default();
+    let bytes = |name: &str| read(name).trim().parse::<u64>().unwrap_or(0);
+    assert!(wait_for(|| bytes("memory.swap.current") > 60 << 20), "{}", read("memory.stat"));
+    assert!(wait_for(|| bytes("memory.current") <= 66 << 20), "{}", read("memory.stat"));
+    assert!(read("memory.events").contains("oom_kill 0\n"), "{}", read("memory.events"));
+    assert_eq!(state("lab-budget"), "active");
+    drop(budgeted);
+    stop("uzswap");
+    assert!(unit.wait().unwrap().success());
+    machine.assert_as_before();
+}
+
 #[test]
 fn a_unit_is_attached_to_and_let_go() {
     let Some(machine) = take() else { return };
-    let churn = program("churn");
     let mut unit = Command::new("systemd-run")
-        .args(["--quiet", "--wait", "--collect", "--unit=lab-churn"])
-        .args([churn.to_str().unwrap(), "128", "120", "1"])
+        .args(["--quiet", "--wait", "--collect", "--unit=lab-keep", "sh", "-c", KEEP])
         .spawn()
         .expect("systemd has it");
-    let folder = Path::new("/sys/fs/cgroup/system.slice/lab-churn.service");
+    let folder = Path::new("/sys/fs/cgroup/system.slice/lab-keep.service");
     let current = || fs::read_to_string(folder.join("memory.current")).unwrap_or_default();
     let is_full = || current().trim().parse::<u64>().is_ok_and(|bytes| bytes > 100 << 20);
     assert!(wait_for(is_full), "{}", current());
     let high = || fs::read_to_string(folder.join("memory.high")).unwrap().trim().to_owned();
     assert_eq!(high(), "max");
-    let target = ["--unit", "lab-churn.service"];
+    let target = ["--unit", "lab-keep.service"];
     let mut attach = Command::new(program("uzswap"))
         .args(["attach", "--quiet", "--memory", "64M", "--backing", "none", "--pool", "256M"])
         .args(target)
@@ -132,7 +184,7 @@ fn a_unit_is_attached_to_and_let_go() {
     assert!(detach.status.success(), "{detach:?}");
     assert!(attach.wait().unwrap().success());
     assert_eq!(high(), "max");
-    stop("lab-churn");
+    stop("lab-keep");
     unit.wait().unwrap();
     assert!(wait_for(|| !is_swapping() && !Path::new(FOLDER).exists()));
     machine.assert_as_before();

@@ -51,8 +51,16 @@ fn the_screen_shows_the_cache_and_keys_change_it() {
     let once = Command::new(&top).args(["top", "--once"]).output().unwrap();
     let once = String::from_utf8(once.stdout).unwrap();
     let shows = |text: &str| {
-        let words =
-            ["uzswap /dev/", "pool ", " of 256 MiB", "pages/s in", "ratio ", "churn", "q end"];
+        let words = [
+            "uzswap /dev/",
+            "pool ",
+            " of 256 MiB",
+            "zstd ",
+            "pages/s in",
+            "idle",
+            "churn",
+            "q end",
+        ];
         words.iter().all(|word| text.contains(word)) && text.lines().count() <= 24
     };
     assert!(shows(&once), "{once}");
@@ -71,16 +79,42 @@ fn the_screen_shows_the_cache_and_keys_change_it() {
         ("+", "max_pool_bytes", "264241152"),
         ("p", "enabled", "N"),
         ("p", "enabled", "Y"),
+        ("w", "writeback_enabled", "Y"),
     ] {
         Screen::press(key);
         assert!(wait_for(|| parameter(name) == value), "{key}: {}", Screen::text());
         let message = format!("{name} is now {value}");
         assert!(wait_for(|| Screen::text().contains(&message)), "{}", Screen::text());
     }
+    // Another size is drawn anew, whole.
+    tmux(&["resize-window", "-x", "100", "-y", "30"]);
+    // Any other key has the keys shown again.
+    Screen::press("x");
+    assert!(wait_for(|| Screen::text()
+        .lines()
+        .nth(29)
+        .is_some_and(|line| line.ends_with("q end"))));
+
+    ask_to_attach();
     Screen::press("q");
     // The terminal is as it was, and the program has ended.
     assert!(wait_for(|| Screen::text().starts_with("ended")), "{}", Screen::text());
     run.signal(libc::SIGTERM);
     run.finish();
     machine.assert_as_before();
+}
+
+/// About the first in the list: what it is refused for is said, and it can be let be.
+fn ask_to_attach() {
+    for (key, shown) in [
+        ("a", "memory for churn ("),
+        ("1", "300M: 1_"),
+        ("Enter", "too little"),
+        ("a", "memory for churn ("),
+        ("2", "300M: 2_"),
+        ("Escape", "q end"),
+    ] {
+        Screen::press(key);
+        assert!(wait_for(|| Screen::text().contains(shown)), "{key}: {}", Screen::text());
+    }
 }

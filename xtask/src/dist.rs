@@ -1,5 +1,6 @@
 //! What is given to people: a Debian package, wheels and a source distribution for Python, the
-//! program as one file that needs no library, all with checksums, in target/dist.
+//! program as one file that needs no library, its crates, and what all of it is made from (SBOM),
+//! with checksums, in target/dist.
 
 use crate::{Result, output};
 use std::fs;
@@ -13,7 +14,8 @@ const STATIC: &str = "x86_64-unknown-linux-musl";
 type Make = fn(&Dist) -> Result<()>;
 
 /// What can be made, by the names that `--only` takes.
-const KINDS: [(&str, Make); 3] = [("deb", deb), ("python", python), ("static", program)];
+const KINDS: [(&str, Make); 5] =
+    [("deb", deb), ("python", python), ("static", program), ("crates", crates), ("sbom", sbom)];
 
 /// `--only NAME`: one kind.
 pub fn run(root: &Path, arguments: impl Iterator<Item = String>) -> ExitCode {
@@ -141,7 +143,7 @@ fn python(dist: &Dist) -> Result<()> {
         succeed(&mut command)
     };
     maturin(&["build", "--quiet", "--locked", "--auditwheel", "check"])?;
-    maturin(&["sdist", "--quiet"])
+    maturin(&["sdist"])
 }
 
 /// The program without any library, for systems of every kind.
@@ -165,6 +167,40 @@ fn program(dist: &Dist) -> Result<()> {
     }
     let archive = dist.folder.join(format!("{name}.tar.xz"));
     succeed(Command::new("tar").arg("-cJf").arg(archive).arg("-C").arg(&dist.stage).arg(name))
+}
+
+/// The crates that `cargo install uzswap` builds from, each built from what is in its file.
+const CRATES: [&str; 7] = ["", "-sys", "-sync", "-ranges", "-engine", "-region", "-block"];
+
+fn crates(dist: &Dist) -> Result<()> {
+    let mut command = Command::new("cargo");
+    command.current_dir(&dist.root).args(["package", "--locked", "--quiet"]);
+    command.args(CRATES.map(|name| format!("--package=uzswap{name}")));
+    succeed(&mut command)?;
+    for entry in fs::read_dir(dist.target.join("package"))? {
+        let path = entry?.path();
+        if path.extension().is_some_and(|extension| extension == "crate") {
+            dist.take(&path)?;
+        }
+    }
+    Ok(())
+}
+
+/// Everything that the program is made from, with versions and licenses, as CycloneDX has it.
+fn sbom(dist: &Dist) -> Result<()> {
+    let tools = dist.target.join("tools");
+    if !tools.join("bin/cargo-sbom").exists() {
+        // The newest; CycloneDX' own tool writes into the sources.
+        let version = "cargo-sbom@0.10.0";
+        let mut install = Command::new("cargo");
+        install.args(["install", "--quiet", "--locked", version, "--root"]).arg(&tools);
+        succeed(&mut install)?;
+    }
+    let mut command = Command::new(tools.join("bin/cargo-sbom"));
+    command.current_dir(&dist.root).args(["sbom", "--cargo-package", "uzswap"]);
+    let text = output(command.args(["--output-format", "cyclone_dx_json_1_6"]))?;
+    let name = concat!("uzswap-", env!("CARGO_PKG_VERSION"), ".cdx.json");
+    Ok(fs::write(dist.folder.join(name), text)?)
 }
 
 /// Runs a program, which says by itself what is wrong.

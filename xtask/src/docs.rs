@@ -7,12 +7,14 @@ use std::path::Path;
 use std::process::ExitCode;
 use uzswap_block::control;
 use uzswap_calls::table;
+use uzswap_cli::metrics;
 
 /// Path and content of each generated document.
 pub fn all(root: &Path) -> Vec<(String, String)> {
     let mut all = vec![
         ("docs/attributes.md".into(), attributes()),
         ("docs/statistics.md".into(), statistics()),
+        ("docs/metrics.md".into(), metrics()),
         ("docs/design/system-calls.md".into(), system_calls()),
         ("crates/uzswap-c/include/uzswap.h".into(), header::text(root)),
     ];
@@ -44,7 +46,19 @@ fn statistics() -> String {
     }
     text += "\n`classes` is a table: size of an object in bytes (header included), frames and objects \
              of a zspage, zspages, objects in use, objects there is room for. `writeback_error` says \
-             why writeback stopped, and is empty while it has not.\n";
+             why writeback stopped, and is empty while it has not. `fault_times` has a line for each \
+             power of two, in ns: reads that took at most that, and more than the one before; and, \
+             after `sum`, ns that all took. `all` has every statistic, and then those lines.\n";
+    text
+}
+
+fn metrics() -> String {
+    let mut text = String::from(include_str!("metrics.txt"));
+    text += "\n| metric | type | meaning |\n|---|---|---|\n";
+    for metric in metrics::metrics() {
+        let (name, kind) = (metric.name(), metric.kind.as_str());
+        let _ = writeln!(text, "| `{name}` | {kind} | {} |", metric.help);
+    }
     text
 }
 

@@ -103,8 +103,13 @@ fn install_system(root: &Path, program: &Path, prefix: &Path, destdir: &str) -> 
     if !configuration.exists() {
         copy(&packaging.join("uzswap.conf"), &configuration, 0o644)?;
     }
-    let example = share.join("doc/uzswap/examples/budget.conf");
-    copy(&packaging.join("examples/budget.conf"), &example, 0o644)?;
+    for folder in ["examples", "prometheus"] {
+        for entry in fs::read_dir(packaging.join(folder))? {
+            let example = entry?;
+            let to = share.join("doc/uzswap/examples").join(example.file_name());
+            copy(&example.path(), &to, 0o644)?;
+        }
+    }
     for entry in fs::read_dir(root.join("docs/man"))? {
         let page = entry?;
         copy(&page.path(), &share.join("man/man1").join(page.file_name()), 0o644)?;

@@ -103,6 +103,14 @@ const BACKING_RESERVE_BYTES: u64 = 1 << 20;
 const TABLE: &str = "classes";
 const FAILURE: &str = "writeback_error";
 
+/// How long reads took: lines of a time in ns, and how many took at most that and more than the one
+/// before; and, after `sum`, what all took together.
+const FAULT_TIMES: &str = "fault_times";
+
+/// All statistics, a line each with name and value, then those of `fault_times`: for who reads
+/// them often.
+pub const ALL: &str = "all";
+
 /// Name and meaning of every statistic, the engine's and the server's.
 pub fn statistics() -> impl Iterator<Item = (&'static str, &'static str)> {
     STATISTICS
@@ -113,10 +121,11 @@ pub fn statistics() -> impl Iterator<Item = (&'static str, &'static str)> {
 
 /// Whether a statistic counts what has happened, rather than saying what is.
 pub fn is_counted(name: &str) -> bool {
-    const SO_NOW: [&str; 11] = [
+    const SO_NOW: [&str; 12] = [
+        "backing_sealed",
         "stored_pages",
         "same_filled_pages",
-        "pool_pages",
+        "pool_idle_pages",
         "stored_incompressible_pages",
         "backing_pages",
         "shared_pages",
@@ -128,6 +137,7 @@ pub fn is_counted(name: &str) -> bool {
     ];
     !(SO_NOW.contains(&name)
         || name.starts_with("fault_ns")
+        || name.starts_with("pool_pages")
         || name.ends_with("_size")
         || name == "pool_limit")
 }
@@ -165,7 +175,7 @@ impl Node {
     }
 
     fn statistics() -> impl Iterator<Item = &'static str> {
-        statistics().map(|(name, _)| name).chain([TABLE, FAILURE])
+        statistics().map(|(name, _)| name).chain([TABLE, FAILURE, FAULT_TIMES, ALL])
     }
 
     fn from_inode(inode: u64) -> Option<Self> {
@@ -292,6 +302,8 @@ impl Files {
             }
             Node::Parameter(name) => self.cache.attribute(name)?,
             Node::Statistic(TABLE) => return Some(self.table()),
+            Node::Statistic(ALL) => return Some(self.all()),
+            Node::Statistic(FAULT_TIMES) => return Some(self.fault_times()),
             Node::Statistic(FAILURE) => self.cache.writeback_failure().unwrap_or_default(),
             Node::Statistic(name) => self.statistic(name)?.to_string(),
             Node::Root | Node::Parameters | Node::Statistics => return None,
@@ -325,6 +337,17 @@ impl Files {
         left(self.engine("pool_limit"), self.engine("pool_total_size"), POOL_RESERVE_DIVISOR)
             + left(backing, self.engine("backing_live_size"), BACKING_RESERVE_DIVISOR)
                 .saturating_sub(BACKING_RESERVE_BYTES)
+    }
+
+    fn all(&self) -> String {
+        let value = |name| Some(format!("{name} {}\n", self.statistic(name)?));
+        statistics().filter_map(|(name, _)| value(name)).collect::<String>() + &self.fault_times()
+    }
+
+    fn fault_times(&self) -> String {
+        let (times, sum) = self.traffic.read_times();
+        let lines: String = times.iter().map(|(ns, count)| format!("{ns} {count}\n")).collect();
+        lines + &format!("sum {sum}\n")
     }
 
     /// The size classes that hold something.

@@ -10,6 +10,9 @@ use uzswap_engine::PAGE_BYTES;
 const GROUPING: u8 = 5;
 const MAX_POWER: u8 = 36;
 
+/// Powers of two that bound the times which are told one by one: 1 µs to a minute.
+const TIMES: std::ops::RangeInclusive<u8> = 10..=MAX_POWER;
+
 /// Counts of all threads; each has its own, so that no two write the same cache line.
 pub struct Traffic {
     threads: Box<[CachePadded<Counts>]>,
@@ -96,10 +99,26 @@ impl Traffic {
     /// The time that `share` (0 to 1) of the reads did not exceed, from taking the request to
     /// having answered it, ns; `None` before the first.
     pub fn read_ns(&self, share: f64) -> Option<u64> {
+        Some(self.times()?.quantile_bucket(share).ok()??.end())
+    }
+
+    /// How many reads took at most so many ns, and more than the time before, for times that are
+    /// powers of two; and what all of them took, to 2 %, as no sum is kept on their way.
+    pub fn read_times(&self) -> (Vec<(u64, u64)>, u64) {
+        let mut counts: Vec<_> = TIMES.map(|power| (1 << power, 0)).collect();
+        let mut sum = 0;
+        for bucket in self.times().iter().flatten() {
+            sum += bucket.count() * (bucket.start() + (bucket.end() - bucket.start()) / 2);
+            let within = counts.iter_mut().find(|(ns, _)| bucket.end() <= *ns);
+            // Within the last: no time is longer.
+            within.into_iter().for_each(|(_, count)| *count += bucket.count());
+        }
+        (counts, sum)
+    }
+
+    fn times(&self) -> Option<Histogram> {
         let empty = Histogram::new(GROUPING, MAX_POWER).ok()?;
-        let sum =
-            self.threads.iter().try_fold(empty, |sum, one| sum.checked_add(&one.times.load()));
-        Some(sum.ok()?.quantile_bucket(share).ok()??.end())
+        self.threads.iter().try_fold(empty, |sum, one| sum.checked_add(&one.times.load())).ok()
     }
 }
 

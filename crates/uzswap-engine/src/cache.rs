@@ -95,6 +95,8 @@ pub struct Cache {
     pub(crate) cold: Lru,
     pub(crate) units: Units,
     pub(crate) recompressor: Mutex<Recompressor>,
+    /// Objects in the pool that were not used for long, at the last look.
+    pub(crate) idle_pages: AtomicUsize,
     pub(crate) shares: Shares,
     pub(crate) candidates: Candidates,
     pub(crate) counters: Counters,
@@ -219,6 +221,7 @@ impl Cache {
             cold: Lru::new(Self::LRU_SHARDS),
             units,
             recompressor: Mutex::new(Recompressor::new()),
+            idle_pages: AtomicUsize::new(0),
             shares,
             candidates: Candidates::new(pool_bytes_max),
             counters: Counters::new(),
@@ -714,13 +717,8 @@ impl Cache {
             State::Absent => {}
             State::Filled(_) => add(SameFilledPages),
             State::Pooled(object) => {
-                if object.form.codec != Codec::Piece {
-                    add(PoolPages);
-                }
+                Counter::of_codec(object.form.codec).into_iter().for_each(add);
                 self.counters.add(CompressedBytes, by * i64::from(object.form.bytes));
-                if object.form.codec == Codec::Raw {
-                    add(IncompressiblePages);
-                }
             }
             State::Placed(extent) => {
                 if extent.form.codec != Codec::Piece {

@@ -50,7 +50,7 @@ impl Cache {
         assert_eq!(counted(StoredPages), count.stored, "stored_pages");
         assert_eq!(counted(SameFilledPages), count.filled, "same_filled_pages");
         assert_eq!(counted(SharedPages), count.shared, "shared_pages");
-        assert_eq!(counted(PoolPages), count.pool_pages, "pool_pages");
+        assert_eq!(self.pool_pages(), count.pool_pages, "pool_pages");
         assert_eq!(counted(BackingPages), count.backing_pages, "backing_pages");
         assert_eq!(counted(RecompressedPages), count.recompressed, "recompressed_pages");
         assert_eq!(counted(CompressedBytes), count.object_bytes, "compressed_bytes");

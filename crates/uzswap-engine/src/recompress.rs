@@ -25,6 +25,7 @@ use crate::sync::lock;
 use crate::table::boxed;
 use crate::unit::{PIECES, Units};
 use std::collections::VecDeque;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 /// Units made at a call: some 12 ms, so an eighth of a CPU where a call comes every 100 ms.
@@ -120,7 +121,10 @@ impl Cache {
     /// or so, with the time since whenever. The pages recompressed.
     pub fn idle(&self, now: Duration) -> usize {
         let mut recompressor = lock(&self.recompressor);
-        let Some(age) = self.attributes.recompress_idle() else { return 0 };
+        let Some(age) = self.attributes.recompress_idle() else {
+            self.idle_pages.store(0, Ordering::Relaxed);
+            return 0;
+        };
         let stored = self.counters.get(Stores);
         let used = stored + self.counters.get(Loads);
         let before = std::mem::replace(&mut recompressor.used, used);
@@ -128,6 +132,7 @@ impl Cache {
         let listed = stored + self.counters.get(SecondChances);
         let Some(younger) = recompressor.younger(now, age, listed) else { return 0 };
         let cold = (self.lru.len() as u64).saturating_sub(younger);
+        self.idle_pages.store(cold as usize + self.cold.len(), Ordering::Relaxed);
         if is_busy {
             0
         } else {

@@ -5,6 +5,7 @@
 
 use crate::backing::segments::SEGMENT_BYTES;
 use crate::cache::Cache;
+use crate::compress::Codec;
 use crate::percpu::PerCpu;
 use crate::pool::ClassStats;
 use std::sync::atomic::{AtomicI64, Ordering::Relaxed};
@@ -26,8 +27,12 @@ macro_rules! counters {
 counters! {
     StoredPages "stored_pages" "Pages held, in whatever form: same-filled, in the pool, on the backing."
     SameFilledPages "same_filled_pages" "Pages held that are one word repeated; they take no memory but their index entry."
-    PoolPages "pool_pages" "Pages whose object is in the pool (a shared object counts once)."
     IncompressiblePages "stored_incompressible_pages" "Objects in the pool that are kept as they came, because no codec made them smaller."
+    PoolLz4 "pool_pages_lz4" "Those of pool_pages that lz4 compressed."
+    PoolZstd "pool_pages_zstd" "Those of pool_pages that zstd compressed."
+    PoolLzo "pool_pages_lzo" "Those of pool_pages that lzo compressed."
+    PoolDeflate "pool_pages_deflate" "Those of pool_pages that deflate compressed."
+    PoolWkdm "pool_pages_wkdm" "Those of pool_pages that wkdm compressed."
     BackingPages "backing_pages" "Pages whose object is on the backing (a shared object counts once)."
     SharedPages "shared_pages" "Pages that share one object with others."
     RecompressedPages "recompressed_pages" "Pages whose object is part of a unit of up to sixteen, compressed as one while idle, in the pool or on the backing (a shared object counts once)."
@@ -66,6 +71,21 @@ counters! {
     DecompressFail "decompress_fail" "Loads that found the stored copy damaged."
     ReadFail "read_fail" "Loads that the backing answered with an error."
     ObjectsMoved "pages_compacted" "Objects moved to free frames of the pool."
+}
+
+impl Counter {
+    /// Counts the pages in the pool that a codec has compressed; `None`: its objects are no pages.
+    pub(crate) fn of_codec(codec: Codec) -> Option<Self> {
+        Some(match codec {
+            Codec::Raw => Self::IncompressiblePages,
+            Codec::Lz4 | Codec::Lz4Numbers => Self::PoolLz4,
+            Codec::Zstd | Codec::ZstdNumbers => Self::PoolZstd,
+            Codec::Lzo => Self::PoolLzo,
+            Codec::Deflate => Self::PoolDeflate,
+            Codec::Wkdm => Self::PoolWkdm,
+            Codec::Piece => return None,
+        })
+    }
 }
 
 /// See the module.
@@ -113,7 +133,17 @@ const fn figure(name: &'static str, doc: &'static str, ask: fn(&Cache) -> u64) -
     Statistic { name, doc, source: Source::Figure(ask) }
 }
 
-const FIGURES: [Statistic; 11] = [
+const FIGURES: [Statistic; 13] = [
+    figure(
+        "pool_pages",
+        "Pages whose object is in the pool (a shared object counts once).",
+        Cache::pool_pages,
+    ),
+    figure(
+        "pool_idle_pages",
+        "Objects in the pool that nobody has used for recompress_idle_seconds, at the last look; 0 while that is off.",
+        |cache| cache.idle_pages.load(Relaxed) as u64,
+    ),
     figure(
         "pool_total_size",
         "Bytes of memory that objects take: frames in use, with what the allocator wastes in them.",
@@ -195,6 +225,12 @@ impl Statistic {
 }
 
 impl Cache {
+    /// Pages whose object is in the pool.
+    pub(crate) fn pool_pages(&self) -> u64 {
+        let counters = Codec::CHOICES.iter().filter_map(|codec| Counter::of_codec(*codec));
+        counters.map(|counter| self.counters.get(counter)).sum()
+    }
+
     /// The value of a statistic by its name; `None` when there is no such.
     pub fn statistic(&self, name: &str) -> Option<u64> {
         STATISTICS.iter().find(|s| s.name == name).map(|s| s.value(self))

@@ -123,7 +123,7 @@ impl Cache {
         let stored = self.counters.get(Stores);
         trainer.judge(self.trials(), stored);
         let is_due = trainer.is_due(stored) && self.dictionaries.count() < DICTIONARIES_MAX;
-        if is_due && self.counters.get(PoolPages) >= FIRST_PAGES {
+        if is_due && self.pool_pages() >= FIRST_PAGES {
             trainer.trained_at = stored;
             self.train_on_recent(&mut trainer);
         }

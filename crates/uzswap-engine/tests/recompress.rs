@@ -66,6 +66,12 @@ fn recompressed_pages_come_back_and_take_much_less() {
         let (cache, area, _) = setup.make();
         (0..1024).for_each(|offset| store(&cache, area, offset, &heap_page(offset)));
         let before = statistic(&cache, "compressed_bytes");
+        let incompressible = statistic(&cache, "stored_incompressible_pages");
+        if compressor != "raw" {
+            let compressed = statistic(&cache, &format!("pool_pages_{compressor}"));
+            assert!(compressed > 900, "{compressor}: {compressed}");
+            assert_eq!(compressed + incompressible, 1024);
+        }
         cache.maintain().unwrap();
         while cache.recompress(7) > 0 {}
         cache.check();
@@ -125,6 +131,7 @@ fn only_what_has_been_idle_is_recompressed_and_the_oldest_first() {
     }
     (160..400).for_each(|offset| store(&cache, area, offset, &heap_page(offset)));
     assert_eq!(idle(108), 0, "it is in use");
+    assert_eq!(statistic(&cache, "pool_idle_pages"), 160);
     (400..432).for_each(|offset| store(&cache, area, offset, &heap_page(offset)));
     while idle(109) > 0 {}
     assert_eq!(recompressed(), 160);

@@ -10,7 +10,7 @@ use std::path::Path;
 const DEVICE: &str = "/dev/fuse";
 
 /// `FUSE_DEV_IOC_CLONE`: `_IOR(229, 0, u32)`.
-const IOC_CLONE: libc::c_ulong = 0x8004_e500;
+const IOC_CLONE: u32 = 0x8004_e500;
 
 /// Opens a connection that is not mounted yet. Errors: `NotFound` where the kernel has no FUSE or
 /// the container no device, `PermissionDenied`.
@@ -32,7 +32,7 @@ pub fn mount_file(connection: &OwnedFd, file: &Path) -> io::Result<()> {
 pub fn join(other: &OwnedFd, connection: &OwnedFd) -> io::Result<()> {
     let fd = connection.as_raw_fd() as u32;
     // SAFETY: the request reads one u32, which is passed by a pointer that is valid for the call.
-    let done = unsafe { libc::ioctl(other.as_raw_fd(), IOC_CLONE, &raw const fd) };
+    let done = unsafe { libc::ioctl(other.as_raw_fd(), IOC_CLONE as libc::Ioctl, &raw const fd) };
     if done == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 

@@ -23,7 +23,7 @@ pub struct LoopDevice {
 fn ioctl(file: &File, request: u32, argument: usize) -> io::Result<i32> {
     // SAFETY: the callers below pass what the request asks for: a number, or the address of a
     // structure of the request's type that outlives the call.
-    let done = unsafe { libc::ioctl(file.as_raw_fd(), request.into(), argument) };
+    let done = unsafe { libc::ioctl(file.as_raw_fd(), request as libc::Ioctl, argument) };
     if done >= 0 { Ok(done) } else { Err(io::Error::last_os_error()) }
 }
 

@@ -303,6 +303,13 @@ impl<'a> Mapped<'a> {
         let name = fields.next().unwrap_or_default();
         Some(Self { range: hex(start)?..hex(end)?, access, has_file, name })
     }
+
+    /// Whether it is private, writable memory of no file, and not the stack.
+    pub fn is_heap(&self) -> bool {
+        let is_stack = self.name.starts_with("[s") || self.name == "[vvar]";
+        let is_private = self.access.starts_with(b"rw") && self.access.ends_with(b"p");
+        is_private && !self.has_file && !is_stack
+    }
 }
 
 const PRESENT_OR_SWAPPED: u64 = 0b11 << 62;

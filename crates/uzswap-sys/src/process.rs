@@ -146,9 +146,13 @@ pub fn raise_priority() -> io::Result<()> {
 /// The kernel lets such threads take memory when others must wait for it. For one that works for
 /// moments. Errors: `PermissionDenied` without CAP_SYS_NICE.
 pub fn run_in_real_time() -> io::Result<()> {
-    let parameters = libc::sched_param { sched_priority: 1 };
-    // SAFETY: the parameters outlive the call; who 0 is the calling thread.
-    check(unsafe { libc::sched_setscheduler(0, libc::SCHED_RR, &raw const parameters) })
+    // The kernel's structure has this one member. Not by the C library: musl refuses.
+    let priority: i32 = 1;
+    // SAFETY: the priority outlives the call; who 0 is the calling thread.
+    let done = unsafe {
+        libc::syscall(libc::SYS_sched_setscheduler, 0, libc::SCHED_RR, &raw const priority)
+    };
+    check(done as i32)
 }
 
 /// Asks the kernel to end other processes first when memory runs out.
@@ -217,6 +221,52 @@ impl Activity {
         let (is_running, is_waiting) = (state == "R", state == "D");
         (state != "Z").then_some(Self { started, major_faults, is_running, is_waiting })
     }
+}
+
+/// A process and all that it has started, as far as those still hang together; empty when it is
+/// gone.
+pub fn tree(pid: i32) -> Vec<i32> {
+    let mut all = Vec::from([pid]);
+    all.retain(|pid| Activity::of(*pid).is_some());
+    let mut next = 0;
+    while let Some(parent) = all.get(next) {
+        let tasks = std::fs::read_dir(format!("/proc/{parent}/task")).into_iter().flatten();
+        let texts =
+            tasks.flatten().map(|task| std::fs::read_to_string(task.path().join("children")));
+        let texts: String = texts.filter_map(Result::ok).collect();
+        all.extend(texts.split_whitespace().filter_map(|word| word.parse::<i32>().ok()));
+        next += 1;
+    }
+    all
+}
+
+/// Has the kernel swap out what it can of a range of another process' addresses (Linux 5.10).
+/// Errors: `PermissionDenied` without CAP_SYS_NICE or the right to trace it; `InvalidInput` for
+/// locked memory; `OutOfMemory` where nothing is mapped; ESRCH: it is gone.
+pub fn page_out(pid: i32, range: std::ops::Range<usize>) -> io::Result<()> {
+    let pid = Pid::from_raw(pid).ok_or(io::ErrorKind::InvalidInput)?;
+    let process = rustix::process::pidfd_open(pid, PidfdFlags::empty())?;
+    let part = libc::iovec { iov_base: range.start as *mut _, iov_len: range.len() };
+    // SAFETY: reads one iovec; the addresses in it are the other process', whose contents do not
+    // change.
+    let done = unsafe {
+        libc::syscall(
+            libc::SYS_process_madvise,
+            process.as_raw_fd(),
+            &raw const part,
+            1usize,
+            libc::MADV_PAGEOUT,
+            0usize,
+        )
+    };
+    if done < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+}
+
+/// Whether one of its threads waits for a device.
+pub fn has_waiting_thread(pid: i32) -> bool {
+    let tasks = std::fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
+    let stats = tasks.filter_map(|task| std::fs::read_to_string(task.path().join("stat")).ok());
+    stats.filter_map(|stat| Activity::parse(&stat)).any(|activity| activity.is_waiting)
 }
 
 /// Memory that the process has now, its program's included, bytes; `None` when there is no such

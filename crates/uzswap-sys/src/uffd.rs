@@ -302,8 +302,7 @@ fn by_syscall(flags: i32) -> io::Result<OwnedFd> {
 fn by_device() -> io::Result<OwnedFd> {
     let device = File::options().read(true).write(true).open("/dev/userfaultfd")?;
     // SAFETY: the request takes flags by value and returns a new descriptor or −1.
-    let fd =
-        unsafe { libc::ioctl(device.as_raw_fd(), libc::c_ulong::from(USERFAULTFD_IOC_NEW), FLAGS) };
+    let fd = unsafe { libc::ioctl(device.as_raw_fd(), USERFAULTFD_IOC_NEW as libc::Ioctl, FLAGS) };
     match fd {
         -1 => Err(io::Error::last_os_error()),
         // SAFETY: as above.

@@ -192,6 +192,11 @@ impl State {
         fs::rename(fresh, Path::new(FOLDER).join(STATE))
     }
 
+    /// Who limits a group, by its folder.
+    pub fn run_in(&self, folder: &Path) -> Option<&RunChange> {
+        self.runs.iter().find(|run| run.place.as_ref().is_some_and(|place| place.folder == folder))
+    }
+
     /// The devices of the areas.
     pub fn devices(&self) -> impl Iterator<Item = &PathBuf> {
         self.areas.iter().map(|area| &area.device)

@@ -1,5 +1,6 @@
 //! The command line.
 
+use crate::address::Address;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use std::ffi::OsString;
 use std::fmt;
@@ -44,6 +45,10 @@ pub enum Command {
     /// pool by keys; q ends it.
     #[command(after_help = "Example:\n  sudo uzswap top --once")]
     Top(TopArguments),
+    /// Show the last hour in a browser: prints where --metrics serves it, or else serves it until
+    /// Ctrl-C.
+    #[command(after_help = "Example:\n  sudo uzswap dashboard")]
+    Dashboard(DashboardArguments),
     /// Tell what works on this machine, and for what does not, what is missing and how to get it.
     #[command(after_help = "Example:\n  sudo uzswap doctor")]
     Doctor(DoctorArguments),
@@ -66,6 +71,9 @@ pub enum Command {
     /// The process that answers for what is changed on the machine; started by run.
     #[command(hide = true)]
     Keeper(InheritArguments),
+    /// The process that serves metrics; started by run and serve.
+    #[command(hide = true)]
+    Exporter(ExporterArguments),
     /// Switch areas off; started by the keeper.
     #[command(hide = true)]
     SwitchOff(SwitchOffArguments),
@@ -112,6 +120,10 @@ pub struct CacheArguments {
     /// How long a thread looks for the next request before it sleeps, microseconds.
     #[arg(long, value_name = "US", default_value_t = 100, value_parser = clap::value_parser!(u32).range(0..=10_000))]
     pub poll: u32,
+    /// Serve metrics for Prometheus at ADDRESS/metrics, and a page that plots the last hour at
+    /// ADDRESS/: a Unix socket's path, or a port of this machine, for example 127.0.0.1:9811.
+    #[arg(long, value_name = "ADDRESS")]
+    pub metrics: Option<Address>,
     /// Plain memory behind the device and no cache: what the transport takes by itself.
     #[arg(long, hide = true)]
     pub bare: bool,
@@ -196,7 +208,10 @@ pub struct TargetArguments {
     /// A unit of systemd.
     #[arg(long, value_name = "NAME")]
     pub unit: Option<String>,
-    /// A process that has a cgroup of its own, with what it has started.
+    /// A process, with what it has started.
+    ///
+    /// Where it shares its cgroup with others, it has no limit: what is above --memory is paged out
+    /// as it comes, and what is used comes back (Linux 5.10).
     #[arg(long, value_parser = clap::value_parser!(i32).range(1..))]
     pub pid: Option<i32>,
     /// A cgroup: its folder, or its name as in /proc/PID/cgroup.
@@ -309,6 +324,21 @@ pub struct TopArguments {
     /// Seconds from one look to the next.
     #[arg(long, value_name = "SECONDS", default_value_t = 1, value_parser = clap::value_parser!(u64).range(1..=60))]
     pub interval: u64,
+}
+
+/// `uzswap dashboard`.
+#[derive(Debug, Args)]
+pub struct DashboardArguments {
+    /// Where to serve the page, if --metrics is off.
+    #[arg(value_name = "ADDRESS", default_value = "127.0.0.1:0")]
+    pub address: Address,
+}
+
+/// `uzswap exporter`.
+#[derive(Debug, Args)]
+pub struct ExporterArguments {
+    /// Where.
+    pub address: Address,
 }
 
 /// `uzswap doctor`.

@@ -552,6 +552,14 @@ impl Keeper {
 
     fn place(&mut self, index: usize, place: Place) {
         let pid = self.members[index].run;
+        if let Some(run) = self.state.run_in(&place.folder) {
+            // Asked here, where one comes after the other: what the second one has seen as the
+            // group's limit may be the first one's.
+            let (path, other) = (place.folder.display(), run.run.pid);
+            let refusal = format!("process {other} limits {path} already; end that first");
+            let _ = self.members[index].wire.send(&Tell::Refused(refusal));
+            return;
+        }
         if let Some(run) = self.state.runs.iter_mut().find(|run| Some(run.run.pid) == pid) {
             run.place = Some(place);
         }

@@ -1,6 +1,9 @@
-//! The command line by itself: what the man pages and the completions are made from as well.
+//! The command line by itself: what the man pages and the completions are made from as well;
+//! and the names of the metrics.
 
 #![forbid(unsafe_code)]
 
+pub mod address;
 pub mod cli;
+pub mod metrics;
 pub mod size;

@@ -3,12 +3,14 @@
 #![forbid(unsafe_code)]
 
 mod attach;
+mod attaching;
 mod bench;
 mod changes;
 mod config;
 mod daemon;
 mod doctor;
 mod error;
+mod exporter;
 mod group;
 mod in_process;
 mod keeper;
@@ -16,6 +18,8 @@ mod kept;
 mod live;
 mod load;
 mod options;
+mod page;
+mod pressure;
 mod record;
 mod relief;
 mod reload;
@@ -25,6 +29,7 @@ mod serve;
 mod shortage;
 mod signals;
 mod space;
+mod squeeze;
 mod stats;
 mod status;
 mod systemd;
@@ -38,7 +43,7 @@ use clap::Parser;
 use cli::{Cli, Command};
 use error::Failure;
 use std::process::ExitCode;
-use uzswap_cli::{cli, size};
+use uzswap_cli::{address, cli, metrics, size};
 
 /// Exit status when uzswap itself fails, as `env` and `timeout` have it: 126 and 127 are the
 /// command's.
@@ -78,6 +83,12 @@ fn dispatch(command: Command) -> Result<ExitCode, Failure> {
         Command::Upgrade => upgrade::upgrade().map(|()| ExitCode::SUCCESS),
         Command::Bench(arguments) => Err(bench::bench(&arguments)),
         Command::Record(arguments) => record::record(&arguments).map(|()| ExitCode::SUCCESS),
+        Command::Dashboard(arguments) => {
+            exporter::dashboard(&arguments.address).map(|()| ExitCode::SUCCESS)
+        }
+        Command::Exporter(arguments) => {
+            exporter::exporter(&arguments.address).map(|()| ExitCode::SUCCESS)
+        }
         Command::Daemon(arguments) => daemon::daemon(&arguments).map(|()| ExitCode::SUCCESS),
         Command::Keeper(arguments) => keeper::keeper(arguments.lock).map(|()| ExitCode::SUCCESS),
         Command::SwitchOff(arguments) => Ok(match changes::switch_off(&arguments.devices) {

@@ -272,6 +272,7 @@ mod tests {
             plain_backing: false,
             threads: None,
             poll: 100,
+            metrics: None,
             bare: false,
             one_writer: false,
         }

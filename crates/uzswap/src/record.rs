@@ -52,12 +52,10 @@ pub fn record(arguments: &RecordArguments) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Start and end of a mapping, when it is private, writable memory of no file.
+/// Start and end of a mapping that holds what the program has made.
 fn anonymous(line: &str) -> Option<(u64, u64)> {
-    let Mapped { range, access, has_file, name } = Mapped::parse(line)?;
-    let is_stack = name.starts_with("[s") || name == "[vvar]";
-    (access.starts_with(b"rw") && access.ends_with(b"p") && !has_file && !is_stack)
-        .then_some((range.start as u64, range.end as u64))
+    let mapped = Mapped::parse(line).filter(Mapped::is_heap)?;
+    Some((mapped.range.start as u64, mapped.range.end as u64))
 }
 
 /// Copies the pages of a mapping that there are; their number.

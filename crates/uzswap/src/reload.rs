@@ -28,7 +28,7 @@ pub struct Reload {
 }
 
 /// What can only be changed by starting anew.
-fn fixed(arguments: &ServeArguments) -> [(&'static str, String); 6] {
+fn fixed(arguments: &ServeArguments) -> [(&'static str, String); 7] {
     let cache = &arguments.cache;
     [
         ("size", format!("{:?}", arguments.size)),
@@ -37,6 +37,7 @@ fn fixed(arguments: &ServeArguments) -> [(&'static str, String); 6] {
         ("transport", cache.transport.to_string()),
         ("threads", format!("{:?}", cache.threads)),
         ("poll", cache.poll.to_string()),
+        ("metrics", format!("{:?}", cache.metrics)),
     ]
 }
 

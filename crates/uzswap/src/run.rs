@@ -3,6 +3,7 @@
 use crate::changes::{self, OWN_PROGRAM};
 use crate::cli::{EnterArguments, RunArguments};
 use crate::error::Failure;
+use crate::exporter::Exporter;
 use crate::group;
 use crate::live::Live;
 use crate::load::{Held, LoadControl};
@@ -40,6 +41,11 @@ const GRACE: Duration = Duration::from_secs(2);
 /// Runs it; the command's exit status.
 pub fn run(arguments: &RunArguments) -> Result<ExitCode, Failure> {
     if arguments.in_process {
+        if arguments.cache.metrics.is_some() {
+            return Err(Failure::new(
+                "--metrics is of the swap device; leave it or --in-process out",
+            ));
+        }
         return crate::in_process::run(arguments);
     }
     let machine = cpu::memory_info().map_err(|e| Failure::new(format!("/proc/meminfo: {e}")))?;
@@ -65,10 +71,13 @@ pub fn run(arguments: &RunArguments) -> Result<ExitCode, Failure> {
         memory: arguments.memory,
     };
     let events = Events::new()?;
+    let exporter = arguments.cache.metrics.as_ref().map(Exporter::start).transpose()?;
     let mut part = TakingPart::join(&info, &options)?;
-    say_joined(arguments, &part);
+    exporter.iter().for_each(Exporter::announce);
+    part.say_joined(&arguments.cache, arguments.quiet);
     part.watch(&events)?;
     let outcome = supervise(arguments, &mut part, &events);
+    drop(exporter);
     for trouble in part.leave(&events) {
         eprintln!("uzswap: cleaning up: {trouble}");
     }
@@ -87,20 +96,6 @@ pub fn run(arguments: &RunArguments) -> Result<ExitCode, Failure> {
         write_report(path, &report)?;
     }
     Ok(report.exit_code.into())
-}
-
-/// Says what is not as a run by itself would be.
-fn say_joined(arguments: &RunArguments, part: &TakingPart) {
-    for line in &part.joined.cleaned {
-        eprintln!("uzswap: {line}");
-    }
-    if part.joined.is_first {
-        if part.joined.zswap_is_off && !arguments.quiet {
-            eprintln!("uzswap: the kernel's zswap is switched off until this run ends");
-        }
-    } else if let Some(differences) = part.joined.options.differences(&arguments.cache) {
-        eprintln!("uzswap: joins the cache that is running, so these do not apply: {differences}");
-    }
 }
 
 fn write_report(path: &Path, report: &Report) -> Result<(), Failure> {

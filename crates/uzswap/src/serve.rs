@@ -4,6 +4,7 @@ use crate::changes::{self, Lock};
 use crate::cli::{CONFIGURATION, ServeArguments};
 use crate::doctor;
 use crate::error::Failure;
+use crate::exporter::Exporter;
 use crate::keeper::{self, Keeper};
 use crate::options;
 use crate::reload::{self, Reload};
@@ -21,11 +22,14 @@ pub fn serve(arguments: &ServeArguments) -> Result<(), Failure> {
     let machine = cpu::memory_info().map_err(|e| Failure::new(format!("/proc/meminfo: {e}")))?;
     doctor::require()?;
     let options = options::daemon_options(&arguments.cache, 0, size, machine)?;
+    // Before anything is made that a mistake in the address would leave behind.
+    let exporter = arguments.cache.metrics.as_ref().map(Exporter::start).transpose()?;
     let lock = Lock::take().map_err(|error| Failure::new(keeper::cannot_lock(&error)))?;
     let lock = lock.ok_or_else(|| {
         Failure::new("a cache is running already, see `uzswap status`; end it first")
     })?;
     let mut keeper = Keeper::begin(lock, options, true)?;
+    exporter.iter().for_each(Exporter::announce);
     reload::apply(&configuration);
     reload.start()?;
     keeper.remarks().for_each(|line| eprintln!("uzswap: {line}"));

@@ -1,6 +1,7 @@
 //! A run's part: it joins the cache of this machine, or has one made, and leaves it.
 
 use crate::changes;
+use crate::cli::CacheArguments;
 use crate::error::Failure;
 use crate::keeper;
 use crate::options::DaemonOptions;
@@ -73,6 +74,20 @@ impl TakingPart {
         }
     }
 
+    /// Says what is not as it would be alone.
+    pub fn say_joined(&self, asked: &CacheArguments, quiet: bool) {
+        for line in &self.joined.cleaned {
+            eprintln!("uzswap: {line}");
+        }
+        if self.joined.is_first {
+            if self.joined.zswap_is_off && !quiet {
+                eprintln!("uzswap: the kernel's zswap is switched off until this ends");
+            }
+        } else if let Some(these) = self.joined.options.differences(asked) {
+            eprintln!("uzswap: joins the cache that is running, so these do not apply: {these}");
+        }
+    }
+
     /// Says where the command is about to run; only then it may.
     pub fn place(&mut self, place: &Place, events: &Events) -> Result<(), Failure> {
         // An error: the keeper is gone, as the events tell.
@@ -80,6 +95,7 @@ impl TakingPart {
         loop {
             match events.receiver.recv() {
                 Ok(Event::Told(Tell::Noted)) => return Ok(()),
+                Ok(Event::Told(Tell::Refused(message))) => return Err(Failure::new(message)),
                 Ok(Event::Told(Tell::Runs(runs))) => self.runs = runs,
                 Ok(Event::Told(Tell::Full(_) | Tell::Detach)) => {}
                 Ok(Event::Signal { signal, .. }) => {

@@ -1,7 +1,8 @@
 //! `uzswap top`: the cache, its rates and who is swapped out, on a whole screen, with keys for what
-//! is changed most. It reads and writes control files and reads /proc, as anybody could, and shows
-//! no colours.
+//! is changed most. It reads and writes control files, reads /proc and calls `uzswap attach`, as
+//! anybody could, and shows no colours.
 
+use crate::attaching::Attaching;
 use crate::changes;
 use crate::cli::TopArguments;
 use crate::error::Failure;
@@ -25,13 +26,23 @@ const ROWS: u16 = 24;
 /// Looks that the line of reads remembers: a screen's width of them.
 const HISTORY: usize = 256;
 
-const KEYS: &str = "c compressor  + - pool  p pause storing  w resume writeback  q end";
+const KEYS: &str = "c compressor  + - pool  p pause  w resume writeback  ↑ ↓ a attach  q end";
 
 /// What `c` goes through.
 const COMPRESSORS: [&str; 5] = ["lz4", "zstd", "lzo", "deflate", "wkdm"];
 
 /// By which part of the pool's limit `+` and `-` change it.
 const POOL_STEP: u64 = 8;
+
+/// Statistics of pages in the pool, by what compressed them.
+const CODECS: [(&str, &str); 6] = [
+    ("zstd", "pool_pages_zstd"),
+    ("lz4", "pool_pages_lz4"),
+    ("lzo", "pool_pages_lzo"),
+    ("deflate", "pool_pages_deflate"),
+    ("wkdm", "pool_pages_wkdm"),
+    ("incompressible", "stored_incompressible_pages"),
+];
 
 /// One look.
 struct Look {
@@ -82,6 +93,9 @@ struct View {
     now: Look,
     reads: Vec<u64>,
     message: String,
+    /// The process that `a` is about: its place in the list.
+    selected: usize,
+    attaching: Attaching,
 }
 
 impl View {
@@ -89,6 +103,10 @@ impl View {
         self.before = Some(std::mem::replace(&mut self.now, look));
         self.reads.insert(0, self.rate("pages_swapped_in"));
         self.reads.truncate(HISTORY);
+        self.selected = self.selected.min(self.now.swapped.len().saturating_sub(1));
+        if let Some(said) = self.attaching.look() {
+            self.message = said;
+        }
     }
 
     /// How fast a statistic grows, a second; 0 at the first look.
@@ -104,7 +122,7 @@ impl View {
             let none = "no cache is running; start one with `uzswap run` or `uzswap serve`";
             return frame.render_widget(Paragraph::new(none), frame.area());
         };
-        let heights = [1, 1, 6, 1, 3].map(Constraint::Length);
+        let heights = [1, 1, 8, 1, 3].map(Constraint::Length);
         let rows = heights.into_iter().chain([Constraint::Min(3), Constraint::Length(1)]);
         let [title, pool, figures, label, reads, processes, keys] =
             Layout::vertical(rows).areas(frame.area());
@@ -125,12 +143,38 @@ impl View {
         frame.render_widget(Line::from(text), label);
         frame.render_widget(Sparkline::default().data(&self.reads), reads);
         self.draw_processes(frame, processes);
-        let text = if self.message.is_empty() { KEYS } else { &self.message };
-        frame.render_widget(Line::from(text.to_owned()).bold(), keys);
+        let text = match self.attaching.prompt() {
+            Some(prompt) => prompt,
+            None if self.message.is_empty() => KEYS.to_owned(),
+            None => self.message.clone(),
+        };
+        frame.render_widget(Line::from(text).bold(), keys);
+    }
+
+    fn is_end(&self, key: KeyCode, modifiers: KeyModifiers) -> bool {
+        let is_interrupt = key == KeyCode::Char('c') && modifiers.contains(KeyModifiers::CONTROL);
+        let asks = self.attaching.prompt().is_some();
+        is_interrupt || !asks && matches!(key, KeyCode::Char('q') | KeyCode::Esc)
     }
 
     /// Does what a key asks for.
     fn press(&mut self, key: KeyCode) {
+        if self.attaching.prompt().is_some() {
+            self.message = self.attaching.press(key);
+            return;
+        }
+        match (key, self.now.swapped.get(self.selected)) {
+            (KeyCode::Up, _) => self.selected = self.selected.saturating_sub(1),
+            (KeyCode::Down, _) => {
+                self.selected = (self.selected + 1).min(self.now.swapped.len().saturating_sub(1));
+            }
+            (KeyCode::Char('a'), Some((_, pid, name))) => self.attaching.begin(*pid, name),
+            _ => self.change(key),
+        }
+    }
+
+    /// Writes to a control file.
+    fn change(&mut self, key: KeyCode) {
         let read = |file: &str| {
             // An error: the cache is gone, which writing then says.
             let text = fs::read_to_string(changes::mount().join(file)).unwrap_or_default();
@@ -175,6 +219,13 @@ impl View {
                 get("shared_pages"),
                 get("same_filled_pages"),
             ),
+            format!("codecs   {}", by_codec(stats)),
+            format!(
+                "ages     {} in use, {} idle, {} recompressed",
+                get("pool_pages").saturating_sub(get("pool_idle_pages")),
+                get("pool_idle_pages"),
+                get("recompressed_pages"),
+            ),
             format!("ratio    {:.2} : 1 with {compressor}", stats.ratio().unwrap_or(0.0)),
             format!(
                 "swap     {} pages/s in, {} out; a read: {:.1} us (p50), {:.1} us (p99)",
@@ -199,14 +250,22 @@ impl View {
     }
 
     fn draw_processes(&self, frame: &mut Frame, area: ratatui::layout::Rect) {
-        let rows = self.now.swapped.iter().map(|(bytes, pid, name)| {
-            Row::new([pid.to_string(), size::show(*bytes), name.clone()])
+        let rows = self.now.swapped.iter().enumerate().map(|(index, (bytes, pid, name))| {
+            let row = Row::new([pid.to_string(), size::show(*bytes), name.clone()]);
+            if index == self.selected { row.reversed() } else { row }
         });
         let widths = [Constraint::Length(9), Constraint::Length(12), Constraint::Min(10)];
         let table = Table::new(rows, widths);
         let header = Row::new(["PID", "SWAPPED OUT", "NAME"]).bold();
         frame.render_widget(table.header(header), area);
     }
+}
+
+/// Pages in the pool by what compressed them; what there is none of is left out.
+fn by_codec(stats: &Stats) -> String {
+    let counts = CODECS.map(|(name, statistic)| (name, stats.get(statistic)));
+    let there = counts.iter().filter(|(_, count)| *count > 0);
+    there.map(|(name, count)| format!("{name} {count}")).collect::<Vec<_>>().join(", ")
 }
 
 /// Shows it until it is told to end.
@@ -217,7 +276,14 @@ pub fn top(arguments: &TopArguments) -> Result<(), Failure> {
     }
     let interval = Duration::from_secs(arguments.interval);
     let now = Look::take();
-    let mut view = View { before: None, now, reads: Vec::new(), message: String::new() };
+    let mut view = View {
+        before: None,
+        now,
+        reads: Vec::new(),
+        message: String::new(),
+        selected: 0,
+        attaching: Attaching::default(),
+    };
     if arguments.once {
         std::thread::sleep(interval);
         view.advance(Look::take());
@@ -243,7 +309,7 @@ fn show(
         let next = view.now.at + interval;
         while event::poll(next.saturating_duration_since(Instant::now()))? {
             match event::read()? {
-                Event::Key(key) if is_end(key.code, key.modifiers) => return Ok(()),
+                Event::Key(key) if view.is_end(key.code, key.modifiers) => return Ok(()),
                 Event::Key(key) => view.press(key.code),
                 _ => {}
             }
@@ -251,11 +317,6 @@ fn show(
         }
         view.advance(Look::take());
     }
-}
-
-fn is_end(key: KeyCode, modifiers: KeyModifiers) -> bool {
-    let is_interrupt = key == KeyCode::Char('c') && modifiers.contains(KeyModifiers::CONTROL);
-    matches!(key, KeyCode::Char('q') | KeyCode::Esc) || is_interrupt
 }
 
 /// The same screen, as text.

@@ -62,7 +62,7 @@ pub struct Place {
 pub enum Tell {
     /// To [`Ask::Join`].
     Joined(Box<Joined>),
-    /// To [`Ask::Join`]: why it cannot be.
+    /// To [`Ask::Join`] and [`Ask::Place`]: why it cannot be.
     Refused(String),
     /// To [`Ask::Join`]: there is another keeper, or this one is about to end. Ask again.
     Busy,

@@ -1,0 +1,212 @@
+//! The metrics: their names by Prometheus' conventions, and the text of a scrape.
+//!
+//! Each is a statistic of the control files under another name, but for whether there are any, how
+//! long reads took, and when the daemon was started.
+
+use prometheus_client::collector::Collector;
+use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric, text};
+use prometheus_client::metrics::MetricType;
+use prometheus_client::metrics::counter::ConstCounter;
+use prometheus_client::metrics::gauge::ConstGauge;
+use prometheus_client::registry::{Registry, Unit};
+use std::collections::BTreeMap;
+use std::fmt;
+use uzswap_block::control;
+
+/// What every name begins with.
+const PREFIX: &str = "uzswap";
+/// Whether there are figures.
+const UP: &str = "up";
+/// How long reads took.
+const FAULTS: &str = "fault";
+/// When the daemon was started.
+const STARTED: &str = "daemon_start_time";
+
+/// Statistics whose unit is not the end of their name: name, and the one here without the unit.
+const RENAMED: [(&str, &str); 6] = [
+    ("backing_bytes_written", "backing_written"),
+    ("backing_bytes_read", "backing_read"),
+    ("compressed_bytes", "compressed"),
+    ("dictionary_trial_bytes", "dictionary_trial"),
+    ("dictionary_plain_bytes", "dictionary_plain"),
+    ("pool_limit", "pool_limit"),
+];
+
+/// A metric.
+pub struct Metric {
+    /// Of the control file that it is read from.
+    pub statistic: &'static str,
+    /// What it says.
+    pub help: &'static str,
+    /// `counter`, `gauge` or `histogram`.
+    pub kind: MetricType,
+    stem: String,
+    unit: Option<Unit>,
+}
+
+impl Metric {
+    fn of(statistic: &'static str, help: &'static str) -> Self {
+        let renamed = RENAMED.iter().find(|(name, _)| *name == statistic);
+        let stem = renamed.map(|(_, stem)| *stem).or_else(|| statistic.strip_suffix("_size"));
+        let unit = stem.map(|_| Unit::Bytes);
+        let kind = match control::is_counted(statistic) {
+            true => MetricType::Counter,
+            false => MetricType::Gauge,
+        };
+        Self { statistic, help, kind, stem: stem.unwrap_or(statistic).to_owned(), unit }
+    }
+
+    fn own(stem: &str, help: &'static str, kind: MetricType, unit: Option<Unit>) -> Self {
+        Self { statistic: "", help, kind, stem: stem.to_owned(), unit }
+    }
+
+    /// As it is scraped; of a histogram, without `_bucket`, `_sum` and `_count`.
+    pub fn name(&self) -> String {
+        let unit = self.unit.as_ref().map(|unit| format!("_{}", unit.as_str()));
+        let total = if matches!(self.kind, MetricType::Counter) { "_total" } else { "" };
+        format!("{PREFIX}_{}{}{total}", self.stem, unit.unwrap_or_default())
+    }
+}
+
+/// All of them. The percentiles of the statistics are left out: the histogram has them.
+pub fn metrics() -> Vec<Metric> {
+    let up = "1 while a daemon answers; without one there are no other metrics.";
+    let faults = "How long reads of the device took, from taking the request to the answer.";
+    let started = "When the daemon started, since the epoch: it changes when another one goes on.";
+    let own = [
+        Metric::own(UP, up, MetricType::Gauge, None),
+        Metric::own(FAULTS, faults, MetricType::Histogram, Some(Unit::Seconds)),
+        Metric::own(STARTED, started, MetricType::Gauge, Some(Unit::Seconds)),
+    ];
+    let statistics = control::statistics().filter(|(name, _)| !name.starts_with("fault_ns"));
+    own.into_iter().chain(statistics.map(|(name, help)| Metric::of(name, help))).collect()
+}
+
+/// What was read for one scrape.
+#[derive(Debug, Clone, Default)]
+pub struct Figures {
+    /// By the names of the statistics.
+    pub statistics: BTreeMap<&'static str, u64>,
+    /// Upper bounds of reads' times in nanoseconds, and how many reads took at most that, and more
+    /// than the bound before.
+    pub faults: Vec<(u64, u64)>,
+    /// Nanoseconds that all reads took.
+    pub faults_ns: u64,
+    /// When the daemon started, seconds since the epoch.
+    pub started: Option<f64>,
+}
+
+impl Figures {
+    /// A statistic, 0 where it is not known.
+    pub fn get(&self, name: &str) -> u64 {
+        self.statistics.get(name).copied().unwrap_or(0)
+    }
+
+    /// As OpenMetrics has it.
+    pub fn openmetrics(self) -> String {
+        let mut registry = Registry::with_prefix(PREFIX);
+        registry.register_collector(Box::new(self));
+        let mut said = String::new();
+        // Writing to a string does not fail.
+        let _ = text::encode(&mut said, &registry);
+        said
+    }
+
+    /// In Prometheus' own format, version 0.0.4: a counter is declared by its whole name there, and
+    /// there are no units.
+    pub fn plain(self) -> String {
+        let mut said = String::new();
+        let openmetrics = self.openmetrics();
+        let mut help = "";
+        for line in openmetrics.lines() {
+            if line.starts_with("# HELP ") {
+                help = line;
+                continue;
+            }
+            if line.starts_with("# UNIT ") || line == "# EOF" {
+                continue;
+            }
+            match line.strip_prefix("# TYPE ").and_then(|rest| rest.split_once(' ')) {
+                Some((name, kind)) => {
+                    let total = if kind == "counter" { "_total" } else { "" };
+                    let help = help.splitn(4, ' ').nth(3).unwrap_or_default();
+                    said += &format!("# HELP {name}{total} {help}\n# TYPE {name}{total} {kind}\n");
+                }
+                None => said = said + line + "\n",
+            }
+        }
+        said
+    }
+
+    fn encode_one(&self, metric: &Metric, encoder: &mut DescriptorEncoder) -> fmt::Result {
+        let Metric { statistic, help, kind, stem, unit } = metric;
+        let value = match stem.as_str() {
+            UP => Some(u64::from(!self.statistics.is_empty())),
+            _ => self.statistics.get(statistic).copied(),
+        };
+        let is_known = match stem.as_str() {
+            FAULTS => !self.faults.is_empty(),
+            STARTED => self.started.is_some(),
+            _ => value.is_some(),
+        };
+        if !is_known {
+            return Ok(());
+        }
+        let mut metric = encoder.encode_descriptor(stem, help, unit.as_ref(), *kind)?;
+        match (stem.as_str(), kind) {
+            (FAULTS, _) => self.encode_faults(&mut metric),
+            (STARTED, _) => ConstGauge::new(self.started.unwrap_or_default()).encode(metric),
+            (_, MetricType::Counter) => ConstCounter::new(value.unwrap_or(0)).encode(metric),
+            _ => ConstGauge::new(value.unwrap_or(0)).encode(metric),
+        }
+    }
+
+    fn encode_faults(
+        &self,
+        metric: &mut prometheus_client::encoding::MetricEncoder,
+    ) -> fmt::Result {
+        let seconds = |ns: u64| ns as f64 / 1e9;
+        let mut buckets: Vec<_> = self.faults.iter().map(|(ns, n)| (seconds(*ns), *n)).collect();
+        let count = self.faults.iter().map(|(_, count)| count).sum();
+        buckets.push((f64::INFINITY, 0));
+        metric.encode_histogram::<[(String, String); 0]>(
+            seconds(self.faults_ns),
+            count,
+            &buckets,
+            None,
+        )
+    }
+}
+
+impl Collector for Figures {
+    fn encode(&self, mut encoder: DescriptorEncoder) -> fmt::Result {
+        metrics().iter().try_for_each(|metric| self.encode_one(metric, &mut encoder))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_scrape_has_every_metric_by_its_name() {
+        let statistics = control::statistics().map(|(name, _)| (name, 7)).collect();
+        let faults = vec![(1024, 2), (2048, 1)];
+        let figures = Figures { statistics, faults, faults_ns: 3500, started: Some(1.5) };
+        let (plain, open) = (figures.clone().plain(), figures.openmetrics());
+        for metric in metrics() {
+            let name = metric.name();
+            assert!(plain.contains(&format!("# TYPE {name} ")), "{name}: {plain}");
+            assert!(open.lines().any(|line| line.starts_with(&name)), "{name}: {open}");
+        }
+        assert!(plain.contains("uzswap_fault_seconds_bucket{le=\"0.000002048\"} 3\n"), "{plain}");
+        assert!(plain.contains("uzswap_fault_seconds_bucket{le=\"+Inf\"} 3\n"), "{plain}");
+        assert!(plain.contains("\nuzswap_backing_written_bytes_total 7\n"), "{plain}");
+        assert!(open.ends_with("# EOF\n"));
+    }
+
+    #[test]
+    fn where_nothing_runs_it_says_so() {
+        assert!(Figures::default().plain().ends_with("\nuzswap_up 0\n"));
+    }
+}

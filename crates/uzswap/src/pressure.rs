@@ -1,0 +1,94 @@
+//! How much of the time processes wait for memory.
+
+use std::fs;
+use uzswap_sys::cgroup::{Group, Version};
+use uzswap_sys::process::{self, Activity};
+
+/// The part of one look in the share: with five looks a second, it follows in ten seconds.
+const WEIGHT: f64 = 0.02;
+
+/// Whose time.
+#[derive(Debug, Clone)]
+pub enum Processes {
+    /// All in a group.
+    Of(Group),
+    /// One, and what it has started.
+    From(i32),
+}
+
+impl Processes {
+    /// Their numbers.
+    pub fn list(&self) -> Vec<i32> {
+        match self {
+            Self::Of(group) => group.processes(),
+            Self::From(pid) => process::tree(*pid),
+        }
+    }
+
+    fn major_faults(&self) -> u64 {
+        match self {
+            Self::Of(group) => group.usage().major_faults,
+            Self::From(_) => {
+                let activities = self.list().into_iter().filter_map(Activity::of);
+                activities.map(|activity| activity.major_faults).sum()
+            }
+        }
+    }
+
+    /// What the kernel tells (PSI): of groups of version 2, unless it was booted with `psi=0`.
+    fn told(&self) -> Option<f64> {
+        match self {
+            Self::Of(group) if group.version() == Version::V2 => {
+                average(&fs::read_to_string(group.path().join("memory.pressure")).ok()?)
+            }
+            _ => None,
+        }
+    }
+}
+
+/// See the module. Where the kernel does not tell, it is the share of looks at which a thread
+/// waited for a device, there having been major faults since the look before.
+pub struct Pressure {
+    processes: Processes,
+    major_faults: u64,
+    share: f64,
+}
+
+impl Pressure {
+    /// Of processes that have not waited yet.
+    pub fn on(processes: Processes) -> Self {
+        Self { major_faults: processes.major_faults(), processes, share: 0.0 }
+    }
+
+    /// Looks once, five times a second: the share of the last ten seconds, percent.
+    pub fn look(&mut self) -> f64 {
+        if let Some(share) = self.processes.told() {
+            return share;
+        }
+        let major_faults = self.processes.major_faults();
+        let faults = major_faults > self.major_faults;
+        self.major_faults = major_faults;
+        let waits = faults && self.processes.list().into_iter().any(process::has_waiting_thread);
+        self.share += WEIGHT * (if waits { 100.0 } else { 0.0 } - self.share);
+        self.share
+    }
+}
+
+/// The average of ten seconds in the line of `some`, that is of at least one process.
+fn average(text: &str) -> Option<f64> {
+    let line = text.lines().find_map(|line| line.strip_prefix("some"))?;
+    line.split_whitespace().find_map(|word| word.strip_prefix("avg10="))?.parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_kernel_s_line_is_read() {
+        let text = "some avg10=12.50 avg60=3.00 avg300=1.00 total=7\nfull avg10=1.00 avg60=0.00 \
+                    avg300=0.00 total=3\n";
+        assert_eq!(average(text), Some(12.5));
+        assert_eq!(average(""), None);
+    }
+}

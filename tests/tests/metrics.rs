@@ -1,0 +1,203 @@
+//! `--metrics`: scraped by Prometheus while the kernel swaps, and looked at with a browser.
+
+#![allow(clippy::unwrap_used, reason = "tests")]
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::{TcpListener, TcpStream};
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use uzswap_tests::{Limited, Machine, Served, program, wait_for};
+
+/// Swaps 96 MiB out, and reads them in again until it is told to end.
+const SWAPPING: &str = "import os\n\
+                        a=[b'page %d ' % i * 400 for i in range(24576)]\n\
+                        print('filled', flush=True)\n\
+                        while True: sum(map(len, map(bytes.upper, a)))";
+
+/// Ends with the test.
+struct Process(Child);
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+fn free_port() -> u16 {
+    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
+}
+
+fn ask(stream: impl Read + Write, path: &str) -> String {
+    ask_by("localhost", stream, path)
+}
+
+fn ask_by(host: &str, mut stream: impl Read + Write, path: &str) -> String {
+    let request = format!("GET {path} HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n");
+    stream.write_all(request.as_bytes()).unwrap();
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).unwrap();
+    answer
+}
+
+fn get(address: &str, path: &str) -> String {
+    ask(TcpStream::connect(address).unwrap(), path)
+}
+
+fn body(answer: &str) -> &str {
+    answer.split_once("\r\n\r\n").unwrap().1
+}
+
+fn serve(address: &str) -> Served {
+    Served::start(&["--size", "1G", "--pool", "400M", "--backing", "none", "--metrics", address])
+}
+
+fn end(mut served: Served) {
+    served.terminate();
+    assert_eq!(served.child.wait().unwrap().code(), Some(0), "{}", served.said());
+}
+
+fn packaging(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../packaging/prometheus").join(name)
+}
+
+#[test]
+fn prometheus_scrapes_what_the_kernel_swaps() {
+    let Some(machine) = Machine::take() else { return };
+    let address = format!("127.0.0.1:{}", free_port());
+    let served = serve(&address);
+    let limited = Limited::new(32 << 20);
+    let mut swapping = Process(limited.start(&["python3", "-c", SWAPPING]));
+    let mut said = BufReader::new(swapping.0.stdout.take().unwrap()).lines();
+    assert_eq!(said.next().unwrap().unwrap(), "filled");
+
+    let scraped = get(&address, "/metrics");
+    check("metrics", &[], body(&scraped));
+    let folder = tempfile::tempdir().unwrap();
+    let configuration = folder.path().join("prometheus.yml");
+    let rules = packaging("uzswap.rules.yml").canonicalize().unwrap();
+    let text = format!(
+        "global: {{ scrape_interval: 1s }}\nrule_files: ['{}']\nscrape_configs:\n\
+         - {{ job_name: uzswap, static_configs: [{{ targets: ['{address}'] }}] }}\n",
+        rules.display()
+    );
+    fs::write(&configuration, text).unwrap();
+    let listens = format!("127.0.0.1:{}", free_port());
+    let prometheus = Command::new("prometheus")
+        .arg(format!("--config.file={}", configuration.display()))
+        .arg(format!("--storage.tsdb.path={}", folder.path().join("data").display()))
+        .arg(format!("--web.listen-address={listens}"))
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .spawn()
+        .expect("prometheus is installed by ./setup tests");
+    let prometheus = Process(prometheus);
+    assert!(wait_for(|| TcpStream::connect(&listens).is_ok()));
+    let query = "/api/v1/query?query=uzswap_pages_swapped_out_total%20%3E%2012000";
+    let knows = || get(&listens, query).contains("\"__name__\":\"uzswap_pages_swapped_out_total\"");
+    assert!(wait_for(knows), "{}", get(&listens, query));
+    let query = "/api/v1/query?query=uzswap_fault_seconds_count%20%3E%200";
+    assert!(wait_for(|| get(&listens, query).contains("uzswap_fault_seconds_count")));
+    drop((prometheus, swapping, limited));
+    end(served);
+    machine.assert_as_before();
+}
+
+/// Has promtool check it.
+fn check(what: &str, arguments: &[&str], text: &str) {
+    let mut promtool = Command::new("promtool")
+        .args(["check", what])
+        .args(arguments)
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .expect("prometheus is installed by ./setup tests");
+    promtool.stdin.take().unwrap().write_all(text.as_bytes()).unwrap();
+    let checked = promtool.wait_with_output().unwrap();
+    assert!(checked.status.success(), "{checked:?}");
+    assert!(checked.stderr.is_empty(), "{checked:?}");
+}
+
+#[test]
+fn rules_and_dashboard_name_metrics_that_there_are() {
+    let Some(_machine) = Machine::take() else { return };
+    check("rules", &[packaging("uzswap.rules.yml").to_str().unwrap()], "");
+    let folder = tempfile::tempdir().unwrap();
+    let socket = folder.path().join("metrics");
+    let served = serve(socket.to_str().unwrap());
+    let scraped = ask(UnixStream::connect(&socket).unwrap(), "/metrics");
+    let there: BTreeSet<_> = names(body(&scraped)).collect();
+    for file in ["uzswap.rules.yml", "grafana.json"] {
+        let text = fs::read_to_string(packaging(file)).unwrap();
+        let named: Vec<_> = names(&text).collect();
+        assert!(named.len() > 5, "{named:?}");
+        for name in named {
+            assert!(there.contains(&name), "{file}: {name}");
+        }
+    }
+    end(served);
+    assert!(!socket.exists());
+}
+
+/// Words that begin as metrics do.
+fn names(text: &str) -> impl Iterator<Item = String> {
+    let words = text.split(|c: char| !c.is_ascii_alphanumeric() && c != '_');
+    words.filter(|word| word.starts_with("uzswap_")).map(str::to_owned)
+}
+
+#[test]
+fn an_address_of_other_machines_or_in_use_is_refused_and_nothing_is_changed() {
+    let Some(machine) = Machine::take() else { return };
+    let taken = TcpListener::bind("127.0.0.1:0").unwrap();
+    let taken = taken.local_addr().unwrap().to_string();
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("file");
+    fs::write(&file, "somebody's").unwrap();
+    let cases = [
+        ("0.0.0.0:9811", "other machines"),
+        (taken.as_str(), "choose another address"),
+        (file.to_str().unwrap(), "choose another address"),
+    ];
+    for (address, why) in cases {
+        let output = Command::new(program("uzswap"))
+            .args(["serve", "--size", "64M", "--backing", "none", "--metrics", address])
+            .output()
+            .unwrap();
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(125), "{address}: {said}");
+        assert!(said.contains(why) && said.contains(address), "{address}: {said}");
+    }
+    assert_eq!(fs::read_to_string(&file).unwrap(), "somebody's");
+    machine.assert_as_before();
+}
+
+#[test]
+fn a_browser_draws_the_page_with_nothing_from_elsewhere() {
+    let Some(machine) = Machine::take() else { return };
+    let address = format!("127.0.0.1:{}", free_port());
+    let served = serve(&address);
+    let answer = get(&address, "/");
+    assert!(answer.contains("default-src 'none'; style-src 'self'"), "{answer}");
+    for (host, status) in [("127.0.0.1:80", 200), ("[::1]", 200), ("page.example", 421)] {
+        let answer = ask_by(host, TcpStream::connect(&address).unwrap(), "/");
+        assert!(answer.starts_with(&format!("HTTP/1.1 {status} ")), "{host}: {answer}");
+    }
+    let output = Command::new(program("uzswap")).arg("dashboard").output().unwrap();
+    assert_eq!(String::from_utf8_lossy(&output.stdout), format!("http://{address}/\n"));
+    let profile = tempfile::tempdir().unwrap();
+    let browser = Command::new("chromium")
+        .args(["--headless", "--no-sandbox", "--disable-gpu", "--dump-dom"])
+        .arg(format!("--user-data-dir={}", profile.path().display()))
+        .arg(format!("http://{address}/"))
+        .output()
+        .expect("chromium is installed by ./setup tests");
+    let drawn = String::from_utf8_lossy(&browser.stdout);
+    assert_eq!(drawn.matches("<svg").count(), 6, "{drawn} {browser:?}");
+    assert!(drawn.contains("Pages a second") && !drawn.contains("<script"), "{drawn}");
+    end(served);
+    machine.assert_as_before();
+}
