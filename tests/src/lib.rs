@@ -4,12 +4,12 @@
 use rustix::fs::FlockOperation;
 use std::collections::BTreeSet;
 use std::fs::{self, File};
-use std::io::{BufRead, BufReader};
+use std::io::{BufRead, BufReader, Write};
 use std::os::unix::fs::OpenOptionsExt;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
-use std::sync::mpsc::{RecvTimeoutError, channel};
+use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
 use std::time::{Duration, Instant};
 use uzswap_sys::cgroup::{Group, Hierarchy, Version};
 
@@ -19,6 +19,9 @@ const PATIENCE: Duration = Duration::from_secs(15 * 60);
 /// How long anything else may take that takes a moment on an idle machine. In emulation, beside
 /// builds, two minutes were too few.
 const MOMENT: Duration = Duration::from_secs(8 * 60);
+
+/// How long a test may have the machine. One that has it for longer hangs, whatever it waits for.
+const HANGS: Duration = Duration::from_secs(40 * 60);
 
 /// A program of this workspace, built with the same profile as this test.
 pub fn program(name: &str) -> PathBuf {
@@ -59,6 +62,7 @@ pub fn seconds(count: u32) -> String {
 /// The machine, for one test at a time, to be left as it was.
 pub struct Machine {
     before: BTreeSet<String>,
+    _watchdog: Sender<()>,
     _alone: File,
 }
 
@@ -87,7 +91,7 @@ impl Machine {
             println!("skipped: {why}");
             return None;
         }
-        Some(Self { before: traces(), _alone: alone })
+        Some(Self { before: traces(), _watchdog: watch_for_hangs(), _alone: alone })
     }
 
     /// Panics with what is on the machine now and was not, or the reverse.
@@ -106,6 +110,47 @@ impl Drop for Machine {
         // Whatever a failing test left.
         drop(Command::new(program("uzswap")).arg("clean").output());
     }
+}
+
+/// Unless what it returns is dropped in time, says where the processes of uzswap stand, and ends
+/// them and this process: what hangs would take the other checks along.
+fn watch_for_hangs() -> Sender<()> {
+    let (ended, end) = channel();
+    std::thread::spawn(move || {
+        if end.recv_timeout(HANGS) != Err(RecvTimeoutError::Timeout) {
+            return;
+        }
+        let processes = own_processes();
+        // Not by a macro: what those print is kept until the test has ended.
+        let mut said = format!("a test has had the machine for {} minutes\n", HANGS.as_secs() / 60);
+        processes.iter().for_each(|pid| said += &stand(*pid));
+        let _ = std::io::stderr().write_all(said.as_bytes());
+        // An error: it has just ended.
+        processes.iter().for_each(|pid| _ = uzswap_sys::process::kill(*pid, libc::SIGKILL));
+        std::process::abort();
+    });
+    ended
+}
+
+/// Everybody who runs uzswap.
+fn own_processes() -> Vec<i32> {
+    let own = program("uzswap");
+    let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
+    let pids = entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
+    pids.filter(|pid| fs::read_link(format!("/proc/{pid}/exe")).is_ok_and(|exe| exe == own))
+        .collect()
+}
+
+/// What a process is, and where each of its threads is in the kernel.
+fn stand(pid: i32) -> String {
+    let text = |path: PathBuf| fs::read_to_string(path).unwrap_or_default();
+    let folder = PathBuf::from(format!("/proc/{pid}"));
+    let mut said = format!("{pid}: {}", text(folder.join("cmdline")).replace('\0', " "));
+    for thread in fs::read_dir(folder.join("task")).into_iter().flatten().flatten() {
+        let path = thread.path();
+        said += &format!("\n  {}{}", text(path.join("comm")), text(path.join("stack")));
+    }
+    said
 }
 
 /// Everything that uzswap could leave on a machine.

@@ -265,8 +265,8 @@ fn another_version_goes_on_and_no_request_fails() {
     let (churn, folder) = (program("churn"), tempfile::tempdir_in("/var/tmp").unwrap());
     let copy = folder.path().join("uzswap");
     fs::copy(program("uzswap"), &copy).unwrap();
-    let upgrade = || Command::new(&copy).arg("upgrade").output().unwrap();
-    let none = upgrade();
+    let upgrade = |to: &Path| Command::new(to).arg("upgrade").output().unwrap();
+    let none = upgrade(&copy);
     assert_eq!(none.status.code(), Some(125));
     assert!(String::from_utf8_lossy(&none.stderr).contains("none is running"), "{none:?}");
     let run = Run::start(&LIMITS, &[churn.to_str().unwrap(), "192", &seconds(8), "2"]);
@@ -275,13 +275,16 @@ fn another_version_goes_on_and_no_request_fails() {
     if state().unwrap()["outlives_daemon"] == false {
         return drop(run.finish());
     }
-    let upgraded = upgrade();
-    assert!(upgraded.status.success(), "{upgraded:?}");
-    let runs_it = |role| {
-        let exe = fs::read_link(format!("/proc/{}/exe", process_of(role)));
-        exe.is_ok_and(|exe| exe == copy)
-    };
-    assert!(runs_it("daemon") && wait_for(|| runs_it("keeper")));
+    // To and fro: which of keeper and daemon is the first to know of the other's end varies.
+    for to in [&copy, &program("uzswap")].into_iter().cycle().take(9) {
+        let upgraded = upgrade(to);
+        assert!(upgraded.status.success(), "{upgraded:?}");
+        let runs_it = |role| {
+            let exe = fs::read_link(format!("/proc/{}/exe", process_of(role)));
+            exe.is_ok_and(|exe| exe == *to)
+        };
+        assert!(runs_it("daemon") && wait_for(|| runs_it("keeper")));
+    }
     let run = run.finish();
     run.assert_code(0);
     assert_eq!(run.stdout().matches("every byte right").count(), 2, "{}", run.stdout());

@@ -36,6 +36,7 @@ pub fn daemon(arguments: &InheritArguments) -> Result<(), Failure> {
     let mut wire = Wire::of_stdin().map_err(started_by)?;
     let mut start: Start = wire.receive().map_err(started_by)?;
     ignore_signals().map_err(started_by)?;
+    die_of_panics();
     let mut notes = prepare();
     let mut service = match Service::start(&start, &mut notes) {
         Ok(service) => service,
@@ -114,6 +115,16 @@ fn prepare() -> Vec<String> {
 fn lock() -> Option<String> {
     let error = process::lock_memory().err()?;
     Some(format!("memory is not locked: {error}"))
+}
+
+/// A thread that ends alone leaves those waiting who it was to answer: the next daemon does.
+/// (In the release profile a panic is an abort anyway.)
+fn die_of_panics() {
+    let say = std::panic::take_hook();
+    std::panic::set_hook(Box::new(move |panic| {
+        say(panic);
+        std::process::abort();
+    }));
 }
 
 /// Catches what would end us, and does nothing about it.

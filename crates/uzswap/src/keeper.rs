@@ -304,6 +304,11 @@ impl Keeper {
         // An error: a daemon that is killed from now on takes what is swapped out with it.
         let kept = kept.and_then(|numbers| take(numbers).ok());
         let mut state = State::read().map_err(cannot_start)?;
+        // Two may never answer for one machine, and what is written down is its last word.
+        if let Some(before) = state.keeper {
+            while !changes::wait_for(COME_BACK, || before.is_gone()) {}
+            state = State::read().map_err(cannot_start)?;
+        }
         state.outlives_daemon = kept.is_some();
         state.keeper = ProcessId::own();
         let (signals, notify) = UnixStream::pair().map_err(cannot_start)?;

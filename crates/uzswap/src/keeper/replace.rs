@@ -46,7 +46,8 @@ impl Keeper {
     /// Waits until the daemon executes nothing any more, having killed it: two may never use what
     /// outlives them.
     fn bury_daemon(&mut self) {
-        self.daemon = None;
+        // Closed once it is dead: one that lives takes its end for ours, and starts another keeper.
+        let _wire = self.daemon.take();
         let child = self.daemon_child.take();
         if let Some(daemon) = self.state.daemon.filter(|daemon| daemon.is_alive()) {
             // An error: it has just died.
