@@ -9,7 +9,8 @@ use std::net::{TcpListener, TcpStream};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
-use uzswap_tests::{Limited, Machine, Served, program, wait_for};
+use std::time::Duration;
+use uzswap_tests::{Limited, Machine, Served, process_of, program, wait_for};
 
 /// Swaps 96 MiB out, and reads them in again until it is told to end.
 const SWAPPING: &str = "import os\n\
@@ -101,8 +102,77 @@ fn prometheus_scrapes_what_the_kernel_swaps() {
     assert!(wait_for(knows), "{}", get(&listens, query));
     let query = "/api/v1/query?query=uzswap_fault_seconds_count%20%3E%200";
     assert!(wait_for(|| get(&listens, query).contains("uzswap_fault_seconds_count")));
-    drop((prometheus, swapping, limited));
+    drop(prometheus);
+    let each = cost_of_a_scrape(&served, &address);
+    println!("a scrape takes {each:?} of CPU");
+    assert!(each < Duration::from_millis(5), "a scrape takes {each:?} of CPU");
+    drop((swapping, limited));
     end(served);
+    machine.assert_as_before();
+}
+
+/// CPU that one takes while the kernel swaps: of the exporter, and of the daemon's thread that
+/// answers for the control files.
+fn cost_of_a_scrape(served: &Served, address: &str) -> Duration {
+    const SCRAPES: u32 = 100;
+    let used = || cpu_of(exporter_of(served), "") + cpu_of(process_of("daemon"), "fuser-");
+    let before = used();
+    for _ in 0..SCRAPES {
+        assert!(body(&get(address, "/metrics")).contains("uzswap_pages_swapped_out_total"));
+    }
+    (used() - before) / SCRAPES
+}
+
+/// What the threads of a process with this in front of their names have used of the CPUs.
+fn cpu_of(pid: i32, name: &str) -> Duration {
+    let threads = fs::read_dir(format!("/proc/{pid}/task")).unwrap().map(|thread| thread.unwrap());
+    let read = |folder: &Path, file: &str| fs::read_to_string(folder.join(file)).unwrap();
+    let threads = threads.filter(|thread| read(&thread.path(), "comm").starts_with(name));
+    let used = threads.map(|thread| {
+        let text = read(&thread.path(), "schedstat");
+        Duration::from_nanos(text.split(' ').next().unwrap().parse().unwrap())
+    });
+    let used: Vec<_> = used.collect();
+    assert!(!used.is_empty(), "no thread of {pid} is named {name}");
+    used.into_iter().sum()
+}
+
+/// The process that `serve` has started for the metrics.
+fn exporter_of(served: &Served) -> i32 {
+    let pid = served.child.id();
+    let mut exporter = None;
+    assert!(wait_for(|| {
+        let children = fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).unwrap();
+        let mut children = children.split_whitespace();
+        exporter = children.find_map(|child| {
+            let command = fs::read_to_string(format!("/proc/{child}/cmdline")).ok()?;
+            command.contains("exporter").then(|| child.parse().unwrap())
+        });
+        exporter.is_some()
+    }));
+    exporter.unwrap()
+}
+
+#[test]
+fn a_killed_exporter_is_started_again_at_the_same_address() {
+    let Some(machine) = Machine::take() else { return };
+    let folder = tempfile::tempdir().unwrap();
+    for address in [folder.path().join("metrics").to_str().unwrap(), "127.0.0.1:0"] {
+        let served = serve(address);
+        let dashboard =
+            || Command::new(program("uzswap")).arg("dashboard").output().unwrap().stdout;
+        let before = dashboard();
+        let killed = exporter_of(&served);
+        uzswap_sys::process::kill(killed, libc::SIGKILL).unwrap();
+        assert!(wait_for(|| exporter_of(&served) != killed));
+        let is_there = || match String::from_utf8_lossy(&before).strip_prefix("http://") {
+            Some(port) => TcpStream::connect(port.trim_end().trim_end_matches('/')).is_ok(),
+            None => UnixStream::connect(address).is_ok(),
+        };
+        assert!(wait_for(is_there));
+        assert_eq!(dashboard(), before);
+        end(served);
+    }
     machine.assert_as_before();
 }
 

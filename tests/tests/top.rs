@@ -3,8 +3,10 @@
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 use std::fs;
-use std::process::{Command, Output};
-use uzswap_tests::{Machine, Run, program, wait_for};
+use std::process::{Child, Command, Output};
+use uzswap_tests::{Limited, Machine, Run, program, wait_for};
+
+const MIB: u64 = 1 << 20;
 
 fn tmux(arguments: &[&str]) -> Output {
     let name = format!("uzswap-test-{}", std::process::id());
@@ -25,6 +27,20 @@ impl Screen {
 
     fn text() -> String {
         String::from_utf8(tmux(&["capture-pane", "-p"]).stdout).unwrap()
+    }
+
+    /// The process that draws on it.
+    fn program() -> i32 {
+        let pane = tmux(&["display-message", "-p", "#{pane_pid}"]).stdout;
+        let mut process = String::from_utf8(pane).unwrap().trim().to_owned();
+        // Below the shells.
+        loop {
+            let children = format!("/proc/{process}/task/{process}/children");
+            let children = fs::read_to_string(children).unwrap();
+            let Some(child) = children.split_whitespace().next() else { break };
+            process = child.to_owned();
+        }
+        process.parse().unwrap()
     }
 
     fn press(key: &str) {
@@ -65,8 +81,11 @@ fn the_screen_shows_the_cache_and_keys_change_it() {
     };
     assert!(shows(&once), "{once}");
 
-    let _screen =
-        Screen::start(&format!("{} top; echo ended; sleep 1000", top.display()), "80", "24");
+    let modes = tempfile::NamedTempFile::new().unwrap();
+    let script = "stty -g >\"$0\"; \"$1\" top; echo ended; test $(stty -g) = $(cat \"$0\") && \
+                  echo as before; sleep 1000";
+    let command = format!("sh -c '{script}' {} {}", modes.path().display(), top.display());
+    let screen = Screen::start(&command, "80", "24");
     assert!(wait_for(|| shows(&Screen::text())), "{}", Screen::text());
     let parameter = |name: &str| {
         let path = run.mount().join("parameters").join(name);
@@ -96,12 +115,81 @@ fn the_screen_shows_the_cache_and_keys_change_it() {
         .is_some_and(|line| line.ends_with("q end"))));
 
     ask_to_attach();
+    let most = Most::start();
+    let limit = most.limit();
+    most.attach();
     Screen::press("q");
-    // The terminal is as it was, and the program has ended.
-    assert!(wait_for(|| Screen::text().starts_with("ended")), "{}", Screen::text());
+    assert_the_terminal_is_as_before();
+    assert_eq!(most.limit(), limit);
+    drop(most);
+    drop(screen);
+    assert_signals_end_it(&command);
+    assert_a_closed_terminal_ends_it(&command);
     run.signal(libc::SIGTERM);
     run.finish();
     machine.assert_as_before();
+}
+
+/// The screen of before is shown again, keys are echoed, and the program has ended.
+fn assert_the_terminal_is_as_before() {
+    // Of a window that was resized meanwhile, tmux may show lines of the other screen above.
+    let is_as_before = || Screen::text().contains("ended\nas before\n");
+    assert!(wait_for(is_as_before), "{}", Screen::text());
+}
+
+fn assert_signals_end_it(command: &str) {
+    for signal in [libc::SIGTERM, libc::SIGINT, libc::SIGHUP] {
+        let _screen = Screen::start(command, "80", "24");
+        assert!(wait_for(|| Screen::text().contains("q end")), "{}", Screen::text());
+        uzswap_sys::process::kill(Screen::program(), signal).unwrap();
+        assert_the_terminal_is_as_before();
+    }
+}
+
+fn assert_a_closed_terminal_ends_it(command: &str) {
+    let screen = Screen::start(command, "80", "24");
+    assert!(wait_for(|| Screen::text().contains("q end")), "{}", Screen::text());
+    let program = Screen::program();
+    drop(screen);
+    assert!(wait_for(|| uzswap_sys::process::is_gone(program)), "process {program} goes on");
+}
+
+/// A process that has more swapped out than the others, in a group of its own.
+struct Most {
+    limited: Limited,
+    // Ends with its standard input.
+    process: Child,
+}
+
+impl Most {
+    fn start() -> Self {
+        let limited = Limited::new(100 * MIB);
+        let script =
+            "import sys; a=[b'page %d ' % i * 400 for i in range(60000)]; sys.stdin.read()";
+        let process = limited.start(&["python3", "-c", script]);
+        Self { limited, process }
+    }
+
+    /// Its limit, bytes.
+    fn limit(&self) -> u64 {
+        let names = ["memory.high", "memory.limit_in_bytes"];
+        let files = names.map(|name| self.limited.group.path().join(name));
+        let text = files.iter().find_map(|file| fs::read_to_string(file).ok()).unwrap();
+        text.trim().parse().unwrap_or(u64::MAX)
+    }
+
+    /// Limits it to less by key, as it is the first of the list.
+    fn attach(&self) {
+        let first = format!("{} ", self.process.id());
+        let is_first =
+            || Screen::text().lines().nth(15).is_some_and(|line| line.starts_with(&first));
+        assert!(wait_for(is_first), "{}", Screen::text());
+        for key in ["a", "8", "0", "M", "Enter"] {
+            Screen::press(key);
+        }
+        assert!(wait_for(|| Screen::text().contains("is limited to 80M")), "{}", Screen::text());
+        assert!(wait_for(|| self.limit() == 80 * MIB), "{} {}", self.limit(), Screen::text());
+    }
 }
 
 /// About the first in the list: what it is refused for is said, and it can be let be.

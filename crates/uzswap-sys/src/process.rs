@@ -161,6 +161,12 @@ pub fn spare_from_oom() -> io::Result<()> {
     std::fs::write("/proc/self/oom_score_adj", "-1000")
 }
 
+/// Undoes [`spare_from_oom`], which is inherited.
+/// Errors: `PermissionDenied` without CAP_SYS_RESOURCE, where it was not in force.
+pub fn do_not_spare_from_oom() -> io::Result<()> {
+    std::fs::write("/proc/self/oom_score_adj", "0")
+}
+
 /// Waits until a process, not necessarily a child, has ended. Errors: `NotFound` when it has
 /// already.
 pub fn wait_for_end(pid: i32) -> io::Result<()> {

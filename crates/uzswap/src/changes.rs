@@ -425,11 +425,15 @@ impl Place {
         Ok(())
     }
 
-    /// Removes it, this process being in it.
+    /// Removes it, this process and others that it has started being in it.
     fn leave(&self) -> io::Result<()> {
         let group = self.group();
         if let Some(parent) = group.parent() {
             parent.enter(std::process::id() as i32)?;
+            for pid in group.processes() {
+                // An error: it has just ended.
+                let _ = parent.enter(pid);
+            }
         }
         self.remove()
     }

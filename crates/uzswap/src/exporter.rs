@@ -27,7 +27,7 @@ use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::rc::Rc;
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, UnixListener};
 use uzswap_block::control::{ALL, STATISTICS_FOLDER};
@@ -42,30 +42,37 @@ fn note() -> PathBuf {
     Path::new(changes::FOLDER).join("metrics")
 }
 
+/// How long after its start it is started again where it was killed.
+const AGAIN: Duration = Duration::from_secs(2);
+
 /// The process, seen by the one who started it. Dropped, it ends.
 pub struct Exporter {
     wire: Option<Wire>,
     child: Child,
     address: String,
+    since: Instant,
 }
 
 impl Exporter {
     /// Starts it; it is heard at `address` from now on.
     pub fn start(address: &Address) -> Result<Self, Failure> {
         let cannot = |error: io::Error| Failure::new(format!("cannot serve metrics: {error}"));
-        let (mut wire, theirs) = Wire::pair().map_err(cannot)?;
-        let child = Command::new(OWN_PROGRAM)
-            .arg0("uzswap")
-            .args(["exporter", &address.to_string()])
-            .stdin(theirs)
-            .stdout(Stdio::null())
-            // Ctrl-C is not for it.
-            .process_group(0)
-            .spawn()
-            .map_err(cannot)?;
+        let (mut wire, child) = spawn(&address.to_string()).map_err(cannot)?;
         match wire.receive::<Result<String, String>>().map_err(cannot)? {
-            Ok(address) => Ok(Self { wire: Some(wire), child, address }),
+            Ok(address) => Ok(Self { wire: Some(wire), child, address, since: Instant::now() }),
             Err(why) => Err(Failure::new(why)),
+        }
+    }
+
+    /// Starts it again where it was killed. Nobody waits for it: what it says is not heard.
+    pub fn tend(&mut self) {
+        if self.since.elapsed() < AGAIN || matches!(self.child.try_wait(), Ok(None)) {
+            return;
+        }
+        self.since = Instant::now();
+        // An error: no memory for a process, most likely; it is tried again.
+        if let Ok((wire, child)) = spawn(&self.address) {
+            (self.wire, self.child) = (Some(wire), child);
         }
     }
 
@@ -74,6 +81,19 @@ impl Exporter {
         // An error: `uzswap dashboard` serves the page itself.
         let _ = fs::write(note(), &self.address);
     }
+}
+
+fn spawn(address: &str) -> io::Result<(Wire, Child)> {
+    let (wire, theirs) = Wire::pair()?;
+    let child = Command::new(OWN_PROGRAM)
+        .arg0("uzswap")
+        .args(["exporter", address])
+        .stdin(theirs)
+        .stdout(Stdio::null())
+        // Ctrl-C is not for it.
+        .process_group(0)
+        .spawn()?;
+    Ok((wire, child))
 }
 
 impl Drop for Exporter {
@@ -91,6 +111,8 @@ impl Drop for Exporter {
 /// `uzswap exporter`: serves until the one who started it is gone.
 pub fn exporter(address: &Address) -> Result<(), Failure> {
     let mut wire = Wire::of_stdin().map_err(|error| Failure::new(error.to_string()))?;
+    // An error: a keeper that is not spared itself has started it.
+    let _ = uzswap_sys::process::do_not_spare_from_oom();
     serve(address, |bound| {
         // An error: whoever started us is gone, which is noticed below.
         let _ = wire.send(&bound);

@@ -77,7 +77,7 @@ pub fn keeper(adopted_lock: Option<i32>) -> Result<(), Failure> {
     let Some(number) = adopted_lock else { return first(wire) };
     let lock = process::take_inherited(number).map_err(started_by)?;
     let mut keeper = Keeper::take_over(Lock(lock.into()), wire)?;
-    keeper.keep();
+    keeper.keep(|| ());
     Ok(())
 }
 
@@ -108,7 +108,7 @@ fn first(mut wire: Wire) -> Result<(), Failure> {
         Ok(mut keeper) => {
             let index = keeper.add(wire);
             keeper.join(index, run);
-            keeper.keep();
+            keeper.keep(|| ());
         }
         Err(failure) => _ = wire.send(&Tell::Refused(failure.to_string())),
     }
@@ -377,13 +377,15 @@ impl Keeper {
         Ok(on?)
     }
 
-    /// Works until nobody needs it any more, and undoes everything.
-    pub fn keep(&mut self) {
+    /// Works until nobody needs it any more, and undoes everything. Calls `also` several times a
+    /// second.
+    pub fn keep(&mut self, mut also: impl FnMut()) {
         while !self.is_over() {
             if let Err(error) = self.wait() {
                 self.trouble(format!("the keeper cannot wait: {error}"));
             }
             self.tick();
+            also();
         }
     }
 

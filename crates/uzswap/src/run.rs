@@ -71,12 +71,12 @@ pub fn run(arguments: &RunArguments) -> Result<ExitCode, Failure> {
         memory: arguments.memory,
     };
     let events = Events::new()?;
-    let exporter = arguments.cache.metrics.as_ref().map(Exporter::start).transpose()?;
+    let mut exporter = arguments.cache.metrics.as_ref().map(Exporter::start).transpose()?;
     let mut part = TakingPart::join(&info, &options)?;
     exporter.iter().for_each(Exporter::announce);
     part.say_joined(&arguments.cache, arguments.quiet);
     part.watch(&events)?;
-    let outcome = supervise(arguments, &mut part, &events);
+    let outcome = supervise(arguments, &mut part, &events, exporter.as_mut());
     drop(exporter);
     for trouble in part.leave(&events) {
         eprintln!("uzswap: cleaning up: {trouble}");
@@ -109,10 +109,11 @@ fn supervise(
     arguments: &RunArguments,
     part: &mut TakingPart,
     events: &Events,
+    exporter: Option<&mut Exporter>,
 ) -> Result<Report, Failure> {
     let waiting = Waiting::start(arguments)?;
     let place = group::for_command(std::process::id(), waiting.child.id() as i32)?;
-    let outcome = Watch::new(arguments, part, &place, events)
+    let outcome = Watch::new(arguments, part, &place, events, exporter)
         .and_then(|watch| watch.command(waiting, events));
     let removed = place.remove();
     if let Err(error) = removed {
@@ -163,6 +164,7 @@ struct Watch<'a> {
     load: Option<LoadControl>,
     /// What it did.
     held: Option<Held>,
+    exporter: Option<&'a mut Exporter>,
     notes: Vec<String>,
 }
 
@@ -172,6 +174,7 @@ impl<'a> Watch<'a> {
         part: &'a mut TakingPart,
         place: &Place,
         events: &Events,
+        exporter: Option<&'a mut Exporter>,
     ) -> Result<Self, Failure> {
         let group = place.group();
         limit(&group, arguments.memory)?;
@@ -191,6 +194,7 @@ impl<'a> Watch<'a> {
             part,
             group,
             load,
+            exporter,
             notes,
         })
     }
@@ -298,6 +302,7 @@ impl<'a> Watch<'a> {
     }
 
     fn tick(&mut self) {
+        self.exporter.iter_mut().for_each(|exporter| exporter.tend());
         let stats = Stats::read(&self.part.joined.mount);
         let usage = self.group.usage();
         if self.arguments.include_pool {

@@ -23,7 +23,7 @@ pub fn serve(arguments: &ServeArguments) -> Result<(), Failure> {
     doctor::require()?;
     let options = options::daemon_options(&arguments.cache, 0, size, machine)?;
     // Before anything is made that a mistake in the address would leave behind.
-    let exporter = arguments.cache.metrics.as_ref().map(Exporter::start).transpose()?;
+    let mut exporter = arguments.cache.metrics.as_ref().map(Exporter::start).transpose()?;
     let lock = Lock::take().map_err(|error| Failure::new(keeper::cannot_lock(&error)))?;
     let lock = lock.ok_or_else(|| {
         Failure::new("a cache is running already, see `uzswap status`; end it first")
@@ -41,7 +41,7 @@ pub fn serve(arguments: &ServeArguments) -> Result<(), Failure> {
     let _ =
         sd_notify::notify(&[NotifyState::Status(&format!("serving {device}")), NotifyState::Ready]);
     println!("serving {device}, controlled by {}; SIGTERM ends it", folder.display());
-    keeper.keep();
+    keeper.keep(|| exporter.iter_mut().for_each(Exporter::tend));
     for trouble in keeper.troubles() {
         eprintln!("uzswap: cleaning up: {trouble}");
     }

@@ -16,8 +16,12 @@ use ratatui::style::{Style, Stylize};
 use ratatui::text::Line;
 use ratatui::widgets::{LineGauge, Paragraph, Row, Sparkline, Table};
 use ratatui::{Frame, Terminal};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use std::fs;
 use std::io::{self, IsTerminal};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::time::{Duration, Instant};
 
 /// The screen that `--once` prints, and the least that everything fits on.
@@ -25,6 +29,9 @@ const COLUMNS: u16 = 80;
 const ROWS: u16 = 24;
 /// Looks that the line of reads remembers: a screen's width of them.
 const HISTORY: usize = 256;
+
+/// How often it looks whether a signal has come.
+const SIGNALS: Duration = Duration::from_millis(100);
 
 const KEYS: &str = "c compressor  + - pool  p pause  w resume writeback  ↑ ↓ a attach  q end";
 
@@ -289,8 +296,12 @@ pub fn top(arguments: &TopArguments) -> Result<(), Failure> {
         view.advance(Look::take());
         return print(&view);
     }
+    let is_told_to_end = Arc::new(AtomicBool::new(false));
+    for signal in [SIGTERM, SIGHUP, SIGINT] {
+        signal_hook::flag::register(signal, is_told_to_end.clone()).map_err(cannot)?;
+    }
     let mut terminal = ratatui::try_init().map_err(cannot)?;
-    let shown = show(&mut terminal, &mut view, interval);
+    let shown = show(&mut terminal, &mut view, interval, &is_told_to_end);
     ratatui::restore();
     shown.map_err(cannot)
 }
@@ -303,20 +314,42 @@ fn show(
     terminal: &mut ratatui::DefaultTerminal,
     view: &mut View,
     interval: Duration,
+    is_told_to_end: &AtomicBool,
 ) -> io::Result<()> {
+    let events = events();
     loop {
         terminal.draw(|frame| view.draw(frame))?;
         let next = view.now.at + interval;
-        while event::poll(next.saturating_duration_since(Instant::now()))? {
-            match event::read()? {
-                Event::Key(key) if view.is_end(key.code, key.modifiers) => return Ok(()),
-                Event::Key(key) => view.press(key.code),
-                _ => {}
+        while Instant::now() < next {
+            if is_told_to_end.load(Relaxed) {
+                return Ok(());
+            }
+            let left = next.saturating_duration_since(Instant::now());
+            match events.recv_timeout(left.min(SIGNALS)) {
+                Ok(Event::Key(key)) if view.is_end(key.code, key.modifiers) => return Ok(()),
+                Ok(Event::Key(key)) => view.press(key.code),
+                Ok(_) => {}
+                Err(RecvTimeoutError::Timeout) => continue,
+                Err(RecvTimeoutError::Disconnected) => return Ok(()),
             }
             terminal.draw(|frame| view.draw(frame))?;
         }
         view.advance(Look::take());
     }
+}
+
+/// What comes from the terminal, by a thread that may wait for ever: a terminal that was closed is
+/// read by crossterm again and again.
+fn events() -> Receiver<Event> {
+    let (sender, receiver) = channel();
+    std::thread::spawn(move || {
+        while let Ok(event) = event::read() {
+            if sender.send(event).is_err() {
+                break;
+            }
+        }
+    });
+    receiver
 }
 
 /// The same screen, as text.
