@@ -3,13 +3,18 @@
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 use std::fs;
+use std::path::Path;
 use std::process::{Child, Command, Output};
+use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 use uzswap_tests::{Limited, Machine, Run, program, wait_for};
 
 const MIB: u64 = 1 << 20;
 
+/// Screens so far: each has a server of its own, as one that is about to end takes no other.
+static SCREENS: AtomicU32 = AtomicU32::new(0);
+
 fn tmux(arguments: &[&str]) -> Output {
-    let name = format!("uzswap-test-{}", std::process::id());
+    let name = format!("uzswap-test-{}-{}", std::process::id(), SCREENS.load(Relaxed));
     Command::new("tmux").args(["-L", &name]).args(arguments).output().unwrap()
 }
 
@@ -18,6 +23,7 @@ struct Screen;
 
 impl Screen {
     fn start(command: &str, columns: &str, rows: &str) -> Self {
+        SCREENS.fetch_add(1, Relaxed);
         let size = ["-x", columns, "-y", rows];
         let arguments = [&["new-session", "-d"][..], &size, &[command]].concat();
         let started = tmux(&arguments);
@@ -55,6 +61,13 @@ impl Drop for Screen {
     }
 }
 
+/// Shows it, and says afterwards whether the terminal is in the modes that it was in.
+fn command(modes: &Path) -> String {
+    let script = "stty -g >\"$0\"; \"$1\" top; echo ended; test $(stty -g) = $(cat \"$0\") && \
+                  echo as before; sleep 1000";
+    format!("sh -c '{script}' {} {}", modes.display(), program("uzswap").display())
+}
+
 #[test]
 fn the_screen_shows_the_cache_and_keys_change_it() {
     let Some(machine) = Machine::take() else { return };
@@ -82,10 +95,7 @@ fn the_screen_shows_the_cache_and_keys_change_it() {
     assert!(shows(&once), "{once}");
 
     let modes = tempfile::NamedTempFile::new().unwrap();
-    let script = "stty -g >\"$0\"; \"$1\" top; echo ended; test $(stty -g) = $(cat \"$0\") && \
-                  echo as before; sleep 1000";
-    let command = format!("sh -c '{script}' {} {}", modes.path().display(), top.display());
-    let screen = Screen::start(&command, "80", "24");
+    let _screen = Screen::start(&command(modes.path()), "80", "24");
     assert!(wait_for(|| shows(&Screen::text())), "{}", Screen::text());
     let parameter = |name: &str| {
         let path = run.mount().join("parameters").join(name);
@@ -122,9 +132,6 @@ fn the_screen_shows_the_cache_and_keys_change_it() {
     assert_the_terminal_is_as_before();
     assert_eq!(most.limit(), limit);
     drop(most);
-    drop(screen);
-    assert_signals_end_it(&command);
-    assert_a_closed_terminal_ends_it(&command);
     run.signal(libc::SIGTERM);
     run.finish();
     machine.assert_as_before();
@@ -137,18 +144,21 @@ fn assert_the_terminal_is_as_before() {
     assert!(wait_for(is_as_before), "{}", Screen::text());
 }
 
-fn assert_signals_end_it(command: &str) {
+#[test]
+fn a_signal_ends_it_and_a_terminal_that_is_closed() {
+    let Some(_machine) = Machine::take() else { return };
+    let modes = tempfile::NamedTempFile::new().unwrap();
+    let start = || {
+        let screen = Screen::start(&command(modes.path()), "80", "24");
+        assert!(wait_for(|| Screen::text().contains("no cache is running")), "{}", Screen::text());
+        screen
+    };
     for signal in [libc::SIGTERM, libc::SIGINT, libc::SIGHUP] {
-        let _screen = Screen::start(command, "80", "24");
-        assert!(wait_for(|| Screen::text().contains("q end")), "{}", Screen::text());
+        let _screen = start();
         uzswap_sys::process::kill(Screen::program(), signal).unwrap();
         assert_the_terminal_is_as_before();
     }
-}
-
-fn assert_a_closed_terminal_ends_it(command: &str) {
-    let screen = Screen::start(command, "80", "24");
-    assert!(wait_for(|| Screen::text().contains("q end")), "{}", Screen::text());
+    let screen = start();
     let program = Screen::program();
     drop(screen);
     assert!(wait_for(|| uzswap_sys::process::is_gone(program)), "process {program} goes on");
