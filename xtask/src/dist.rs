@@ -128,7 +128,8 @@ fn deb(dist: &Dist) -> Result<()> {
     Ok(())
 }
 
-/// The Python module: one wheel for all versions of Python, and the source.
+/// The Python module: its source with that of all crates, and one wheel for all versions of Python,
+/// built from that source without a network.
 fn python(dist: &Dist) -> Result<()> {
     let environment = dist.target.join("maturin");
     if !environment.join("bin/maturin").exists() {
@@ -136,14 +137,36 @@ fn python(dist: &Dist) -> Result<()> {
         let pip = environment.join("bin/pip");
         succeed(Command::new(pip).args(["install", "--quiet", "maturin>=1.9,<2"]))?;
     }
-    let maturin = |arguments: &[&str]| {
-        let mut command = Command::new(environment.join("bin/maturin"));
-        command.current_dir(&dist.root).args(arguments);
-        command.args(["--manifest-path", "python/Cargo.toml", "--out"]).arg(&dist.folder);
-        succeed(&mut command)
+    let maturin = || Command::new(environment.join("bin/maturin"));
+    let stage = dist.stage.join("python");
+    fs::create_dir_all(&stage)?;
+    let sdist = ["sdist", "--manifest-path", "python/Cargo.toml", "--out"];
+    succeed(maturin().current_dir(&dist.root).args(sdist).arg(&stage))?;
+    let name = concat!("uzswap-", env!("CARGO_PKG_VERSION"));
+    let archive = format!("{name}.tar.gz");
+    let tar = || {
+        let mut command = Command::new("tar");
+        command.current_dir(&stage);
+        command
     };
-    maturin(&["build", "--quiet", "--locked", "--auditwheel", "check"])?;
-    maturin(&["sdist"])
+    succeed(tar().args(["-xzf", &archive]))?;
+    let source = stage.join(name);
+    let vendor = ["vendor", "--quiet", "--locked", "--versioned-dirs"];
+    let settings = output(Command::new("cargo").current_dir(&source).args(vendor))?;
+    fs::create_dir_all(source.join(".cargo"))?;
+    fs::write(source.join(".cargo/config.toml"), settings)?;
+    let build = ["build", "--quiet", "--locked", "--offline", "--auditwheel", "check", "--out"];
+    succeed(
+        maturin()
+            .current_dir(&source)
+            // Nothing that was fetched before.
+            .env("CARGO_HOME", stage.join("home"))
+            .env("CARGO_TARGET_DIR", stage.join("target"))
+            .args(build)
+            .arg(&dist.folder),
+    )?;
+    succeed(tar().args(["-czf", &archive, name]))?;
+    dist.take(&stage.join(archive))
 }
 
 /// The program without any library, for systems of every kind.
