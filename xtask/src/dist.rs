@@ -128,6 +128,14 @@ fn deb(dist: &Dist) -> Result<()> {
     Ok(())
 }
 
+/// Has cargo take crates from where `cargo vendor` puts them.
+const VENDORED: &str = "[source.crates-io]
+replace-with = \"vendor\"
+
+[source.vendor]
+directory = \"vendor\"
+";
+
 /// The Python module: its source with that of all crates, and one wheel for all versions of Python,
 /// built from that source without a network.
 fn python(dist: &Dist) -> Result<()> {
@@ -151,10 +159,11 @@ fn python(dist: &Dist) -> Result<()> {
     };
     succeed(tar().args(["-xzf", &archive]))?;
     let source = stage.join(name);
-    let vendor = ["vendor", "--quiet", "--locked", "--versioned-dirs"];
-    let settings = output(Command::new("cargo").current_dir(&source).args(vendor))?;
+    // Not --locked: of the workspace's lock file the packages go that the module does not need.
+    let vendor = ["vendor", "--quiet", "--versioned-dirs"];
+    succeed(Command::new("cargo").current_dir(&source).args(vendor))?;
     fs::create_dir_all(source.join(".cargo"))?;
-    fs::write(source.join(".cargo/config.toml"), settings)?;
+    fs::write(source.join(".cargo/config.toml"), VENDORED)?;
     let build = ["build", "--quiet", "--locked", "--offline", "--auditwheel", "check", "--out"];
     succeed(
         maturin()
