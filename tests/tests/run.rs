@@ -10,7 +10,7 @@ use std::time::Duration;
 use uzswap_engine::testing::Noise;
 use uzswap_tests::{
     FOLDER, Gate, Machine, Run, Setting, StrictCommit, is_over_ublk, process_of, program, seconds,
-    state, wait_for,
+    state, transport_options, wait_for,
 };
 
 const LIMITS: [&str; 6] = ["--memory", "64M", "--backing", "none", "--pool", "256M"];
@@ -77,6 +77,25 @@ fn the_command_s_status_is_ours() {
     {
         Run::start(&LIMITS, &["sh", "-c", script]).finish().assert_code(code);
     }
+}
+
+#[test]
+fn a_command_goes_on_when_nobody_reads_what_is_said() {
+    let Some(_machine) = Machine::take() else { return };
+    let (reader, nobody) = std::io::pipe().unwrap();
+    drop(reader);
+    let status = Command::new(program("uzswap"))
+        .arg("run")
+        .args(transport_options())
+        .args(LIMITS)
+        .args(["sh", "-c", "exit 3"])
+        .stderr(nobody)
+        .status()
+        .unwrap();
+    assert_eq!(status.code(), Some(3));
+    let full = fs::File::options().write(true).open("/dev/full").unwrap();
+    let status = Command::new(program("uzswap")).arg("status").stdout(full).output().unwrap();
+    assert_eq!(status.status.code(), Some(125), "{status:?}");
 }
 
 #[test]

@@ -9,6 +9,7 @@ use crate::cli::{AttachArguments, DetachArguments, TargetArguments};
 use crate::error::Failure;
 use crate::live::Live;
 use crate::pressure::Processes;
+use crate::say::say;
 use crate::signals::{Event, Events};
 use crate::squeeze::{self, Squeeze, SqueezeGroup, SqueezeProcess, Watch};
 use crate::stats::Stats;
@@ -109,11 +110,11 @@ pub fn attach(arguments: &AttachArguments) -> Result<ExitCode, Failure> {
         ended
     });
     for trouble in part.leave(&events) {
-        eprintln!("uzswap: cleaning up: {trouble}");
+        say!("uzswap: cleaning up: {trouble}");
     }
     ended?;
     if !arguments.quiet {
-        eprintln!("uzswap: {name} is let go");
+        say!("uzswap: {name} is let go");
     }
     Ok(ExitCode::SUCCESS)
 }
@@ -136,13 +137,13 @@ fn hold(
                 return Err(Failure::new(lost));
             }
             Ok(Event::Told(Tell::Full(true))) => {
-                eprintln!("uzswap: pool and backing are full, so nothing more is swapped out");
+                say!("uzswap: pool and backing are full, so nothing more is swapped out");
             }
             Ok(Event::CameBack(wire)) => part.came_back(wire),
             Ok(_) => {}
             Err(RecvTimeoutError::Disconnected) => return Err(Failure::new(lost)),
             Err(RecvTimeoutError::Timeout) if !squeeze.is_there() => {
-                eprintln!("uzswap: {} has ended", target.name);
+                say!("uzswap: {} has ended", target.name);
                 return Ok(());
             }
             Err(RecvTimeoutError::Timeout) => {

@@ -13,6 +13,7 @@
 use crate::cli::{CONFIGURATION, Cli, Command, ConfigArguments, ConfigCommand, ServeArguments};
 use crate::error::Failure;
 use crate::options;
+use crate::say::show;
 use clap::{Args, Parser};
 use serde_json::json;
 use std::ffi::OsString;
@@ -126,14 +127,14 @@ impl Configuration {
                 json!({ "name": setting.name, "value": setting.value,
                     "file": setting.file, "line": setting.line })
             });
-            println!("{:#}", json!(each.collect::<Vec<_>>()));
+            show!("{:#}", json!(each.collect::<Vec<_>>()));
             return;
         }
         for Setting { file, line, name, value } in all() {
-            println!("{name} = {value:?}  # {}:{line}", file.display());
+            show!("{name} = {value:?}  # {}:{line}", file.display());
         }
         if all().next().is_none() {
-            println!("nothing is set; {CONFIGURATION} is where to");
+            show!("nothing is set; {CONFIGURATION} is where to");
         }
     }
 }

@@ -4,6 +4,7 @@
 use crate::cli::DoctorArguments;
 use crate::error::Failure;
 use crate::in_process;
+use crate::say::show;
 use crate::size;
 use crate::status;
 use serde_json::{Value, json};
@@ -204,16 +205,16 @@ pub fn doctor(arguments: &DoctorArguments) -> Result<ExitCode, Failure> {
             "regions": to_json(&regions),
             "in_process": to_json(&in_process),
         });
-        println!("{json:#}");
+        show!("{json:#}");
     } else {
         print("swap device (run, serve)", &device);
         print("regions (the library)", &regions);
         print("in-process (run --in-process)", &in_process);
         if let Ok(memory) = cpu::memory_info() {
             let (total, available) = (size::show(memory.total), size::show(memory.available));
-            println!("memory: {total}, {available} available; {} CPUs", cpu::allowed());
+            show!("memory: {total}, {available} available; {} CPUs", cpu::allowed());
         }
-        status::describe().into_iter().for_each(|line| println!("{line}"));
+        status::describe().into_iter().for_each(|line| show!("{line}"));
     }
     Ok(if works { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
@@ -236,13 +237,13 @@ fn to_json(findings: &[Finding]) -> Value {
 /// Prints what was found of a front end.
 fn print(what: &str, findings: &[Finding]) {
     let works = works(findings);
-    println!("{what}: {}", if works { "works here" } else { "does not work here" });
+    show!("{what}: {}", if works { "works here" } else { "does not work here" });
     for finding in findings {
         let (mark, text) = match (&finding.state, finding.required) {
             (Ok(text), _) => ("ok", text),
             (Err(text), true) => ("MISSING", text),
             (Err(text), false) => ("note", text),
         };
-        println!("  {mark:8} {}: {text}", finding.what);
+        show!("  {mark:8} {}: {text}", finding.what);
     }
 }

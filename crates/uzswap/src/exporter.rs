@@ -8,6 +8,7 @@ use crate::changes::{self, OWN_PROGRAM, State};
 use crate::error::Failure;
 use crate::metrics::{self, Figures};
 use crate::page::{self, History};
+use crate::say::{say, show};
 use crate::wire::Wire;
 use http_body_util::Full;
 use hyper::body::{Bytes, Incoming};
@@ -143,12 +144,12 @@ pub fn dashboard(address: &Address) -> Result<(), Failure> {
         && let Ok(running) = running.parse()
         && is_heard(&running)
     {
-        println!("{}", url(&running.to_string()));
+        show!("{}", url(&running.to_string()));
         return Ok(());
     }
     serve(address, |bound| match bound {
-        Ok(bound) => println!("{} shows the cache; Ctrl-C ends it", url(bound)),
-        Err(why) => eprintln!("uzswap: {why}"),
+        Ok(bound) => show!("{} shows the cache; Ctrl-C ends it", url(bound)),
+        Err(why) => say!("uzswap: {why}"),
     })
 }
 

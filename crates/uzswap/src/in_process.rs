@@ -4,6 +4,7 @@
 use crate::cli::RunArguments;
 use crate::error::Failure;
 use crate::run;
+use crate::say::say;
 use crate::signals::{Event, Events};
 use crate::size;
 use std::env;
@@ -131,7 +132,7 @@ fn wait(pid: i32, events: &Events) -> Result<ExitStatus, Failure> {
 fn report(memory: u64, table: &Table) {
     use std::sync::atomic::Ordering::Relaxed;
     let (managed, unmanaged) = (table.managed.load(Relaxed), table.unmanaged.load(Relaxed));
-    eprintln!(
+    say!(
         "uzswap: in-process: {} at most, of {} allowed; memory of {managed} processes was kept \
          small{}",
         size::show(table.peak.load(Relaxed)),

@@ -19,6 +19,7 @@ use crate::error::Failure;
 use crate::group;
 use crate::kept::{Kept, Start};
 use crate::options::DaemonOptions;
+use crate::say::say;
 use crate::shortage::Shortage;
 use crate::space::{self, Full, Space};
 use crate::wire::{Ask, Joined, Order, Place, Report, RunInfo, Tell, Wire};
@@ -416,7 +417,7 @@ impl Keeper {
 
     fn trouble(&mut self, what: String) {
         if self.state.is_serving {
-            eprintln!("uzswap: {what}");
+            say!("uzswap: {what}");
         }
         self.troubles.push(what);
     }
@@ -679,7 +680,7 @@ impl Keeper {
     fn watch_shortage(&mut self) {
         let Some(shortage) = &mut self.shortage else { return };
         for _ in 0..shortage.looked(self.space.is_full(), &changes::mount()) {
-            eprintln!(
+            say!(
                 "uzswap: the cache is full and the machine stands still for want of memory: the \
                  kernel was asked to end a process; see its log"
             );

@@ -1,6 +1,7 @@
 //! The `uzswap` command.
 
 #![forbid(unsafe_code)]
+#![deny(clippy::print_stdout, clippy::print_stderr, reason = "they panic where nobody reads")]
 
 mod attach;
 mod attaching;
@@ -25,6 +26,7 @@ mod relief;
 mod reload;
 mod report;
 mod run;
+mod say;
 mod serve;
 mod shortage;
 mod signals;
@@ -42,6 +44,7 @@ mod wire;
 use clap::Parser;
 use cli::{Cli, Command};
 use error::Failure;
+use say::say;
 use std::process::ExitCode;
 use uzswap_cli::{address, cli, metrics, size};
 
@@ -58,11 +61,15 @@ fn main() -> ExitCode {
             return if error.use_stderr() { EXIT_FAILURE.into() } else { ExitCode::SUCCESS };
         }
     };
-    match dispatch(cli.command) {
-        Ok(code) => code,
-        Err(failure) => {
+    match (dispatch(cli.command), say::lost()) {
+        (Ok(_), Some(error)) => {
+            say!("uzswap: cannot write to standard output: {error}");
+            EXIT_FAILURE.into()
+        }
+        (Ok(code), None) => code,
+        (Err(failure), _) => {
             if !failure.is_silent() {
-                eprintln!("uzswap: {failure}");
+                say!("uzswap: {failure}");
             }
             failure.exit_code().into()
         }

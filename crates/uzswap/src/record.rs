@@ -2,6 +2,7 @@
 
 use crate::cli::RecordArguments;
 use crate::error::Failure;
+use crate::say::say;
 use crate::size;
 use std::fs::{self, File};
 use std::io::{self, BufWriter, Write};
@@ -44,7 +45,7 @@ pub fn record(arguments: &RecordArguments) -> Result<(), Failure> {
         pages += copy(&memory, &pagemap, start, end, &mut file).map_err(cannot(&out))?;
     }
     file.flush().map_err(cannot(&out))?;
-    eprintln!(
+    say!(
         "uzswap: {pages} pages ({}) of process {pid} are in {out}, with every secret that the \
          program holds: keep the file to yourself",
         size::show(pages * PAGE_BYTES as u64)

@@ -8,11 +8,12 @@ use crate::cli::ServeArguments;
 use crate::config::Configuration;
 use crate::error::Failure;
 use crate::keeper;
+use crate::say::say;
 use signal_hook::consts::SIGHUP;
 use signal_hook::iterator::Signals;
 use std::ffi::OsString;
 use std::fs;
-use std::io::{self, Write};
+use std::io;
 use std::path::PathBuf;
 use uzswap_block::control::PARAMETERS;
 
@@ -73,28 +74,30 @@ impl Reload {
         let read = read.and_then(|read| Ok((read.with(self.said.iter().cloned())?, read)));
         let (new, configuration) = match read {
             Ok(read) => read,
-            Err(failure) => return say(&format!("{failure}; nothing was changed")),
+            Err(failure) => return say!("uzswap: {failure}; nothing was changed"),
         };
         let changed = fixed(&self.now).into_iter().zip(fixed(&new));
         for ((name, _), _) in changed.filter(|(before, after)| before != after) {
-            say(&format!("{name} has changed: it takes effect after a restart"));
+            say!("uzswap: {name} has changed: it takes effect after a restart");
         }
         let (before, after) = (&self.now.cache, &new.cache);
         if before.pool != after.pool {
             match after.pool {
                 Some(pool) => set("max_pool_bytes", &pool.to_string()),
-                None => say("pool is no longer set: that takes effect after a restart"),
+                None => say!("uzswap: pool is no longer set: that takes effect after a restart"),
             }
         }
         if before.compressor != after.compressor {
             match after.compressor {
                 Some(compressor) => set("compressor", &compressor.to_string()),
-                None => say("compressor is no longer set: that takes effect after a restart"),
+                None => {
+                    say!("uzswap: compressor is no longer set: that takes effect after a restart")
+                }
             }
         }
         apply(&configuration);
         self.now = new;
-        say("the configuration was read again");
+        say!("uzswap: the configuration was read again");
     }
 }
 
@@ -110,11 +113,6 @@ pub fn apply(configuration: &Configuration) {
 fn set(name: &str, value: &str) {
     let file = changes::mount().join(PARAMETERS).join(name);
     if let Err(error) = fs::write(&file, value) {
-        say(&format!("{}: {error}; it stays as it was", file.display()));
+        say!("uzswap: {}: {error}; it stays as it was", file.display());
     }
-}
-
-/// An error: nobody reads what we say. (`eprintln!` would end the process.)
-fn say(what: &str) {
-    let _ = writeln!(io::stderr(), "uzswap: {what}");
 }

@@ -10,6 +10,7 @@ use crate::load::{Held, LoadControl};
 use crate::options;
 use crate::relief::{self, Relief};
 use crate::report::{Peak, Report};
+use crate::say::say;
 use crate::signals::{Event, Events};
 use crate::size;
 use crate::stats::Stats;
@@ -79,18 +80,16 @@ pub fn run(arguments: &RunArguments) -> Result<ExitCode, Failure> {
     let outcome = supervise(arguments, &mut part, &events, exporter.as_mut());
     drop(exporter);
     for trouble in part.leave(&events) {
-        eprintln!("uzswap: cleaning up: {trouble}");
+        say!("uzswap: cleaning up: {trouble}");
     }
     let report = outcome?;
     if !arguments.quiet {
-        eprint!("{}", report.text());
+        say!("{}", report.text().trim_end());
     }
     if arguments.user.is_none()
         && let Some(name) = user::sudo_user_with_root_files(began)
     {
-        eprintln!(
-            "uzswap: files that the command made here are root's; --user {name} runs it as you"
-        );
+        say!("uzswap: files that the command made here are root's; --user {name} runs it as you");
     }
     if let Some(path) = &arguments.report {
         write_report(path, &report)?;
@@ -117,7 +116,7 @@ fn supervise(
         .and_then(|watch| watch.command(waiting, events));
     let removed = place.remove();
     if let Err(error) = removed {
-        eprintln!("uzswap: cleaning up: {error}");
+        say!("uzswap: cleaning up: {error}");
     }
     outcome
 }
@@ -257,7 +256,7 @@ impl<'a> Watch<'a> {
                         interrupts += 1;
                     }
                     if interrupts > 1 {
-                        eprintln!("uzswap: interrupted again: ending the command at once");
+                        say!("uzswap: interrupted again: ending the command at once");
                         self.group.kill();
                     } else if !from_terminal {
                         // An error: it has just ended.
@@ -279,9 +278,7 @@ impl<'a> Watch<'a> {
     }
 
     fn lost(&self) {
-        eprintln!(
-            "uzswap: the daemon died; what was swapped to it is lost, so the command is ended"
-        );
+        say!("uzswap: the daemon died; what was swapped to it is lost, so the command is ended");
         self.group.kill();
     }
 
@@ -292,7 +289,7 @@ impl<'a> Watch<'a> {
                 self.part.joined.daemon = *daemon;
                 self.peak.daemons_replaced += 1;
             }
-            Tell::Full(true) => eprintln!(
+            Tell::Full(true) => say!(
                 "uzswap: pool and backing are full, so nothing more is swapped out; give more --pool \
                  or --backing"
             ),

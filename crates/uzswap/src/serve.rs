@@ -8,6 +8,7 @@ use crate::exporter::Exporter;
 use crate::keeper::{self, Keeper};
 use crate::options;
 use crate::reload::{self, Reload};
+use crate::say::{say, show};
 use sd_notify::NotifyState;
 use uzswap_sys::cpu;
 
@@ -32,18 +33,18 @@ pub fn serve(arguments: &ServeArguments) -> Result<(), Failure> {
     exporter.iter().for_each(Exporter::announce);
     reload::apply(&configuration);
     reload.start()?;
-    keeper.remarks().for_each(|line| eprintln!("uzswap: {line}"));
+    keeper.remarks().for_each(|line| say!("uzswap: {line}"));
     if keeper.has_switched_zswap_off() {
-        eprintln!("uzswap: the kernel's zswap is switched off while this serves");
+        say!("uzswap: the kernel's zswap is switched off while this serves");
     }
     let (device, folder) = (keeper.devices().join(", "), changes::mount());
     // An error: systemd, which is not there or has not asked, waits for nothing.
     let _ =
         sd_notify::notify(&[NotifyState::Status(&format!("serving {device}")), NotifyState::Ready]);
-    println!("serving {device}, controlled by {}; SIGTERM ends it", folder.display());
+    show!("serving {device}, controlled by {}; SIGTERM ends it", folder.display());
     keeper.keep(|| exporter.iter_mut().for_each(Exporter::tend));
     for trouble in keeper.troubles() {
-        eprintln!("uzswap: cleaning up: {trouble}");
+        say!("uzswap: cleaning up: {trouble}");
     }
     if keeper.is_lost() {
         return Err(Failure::new(

@@ -8,6 +8,7 @@ use crate::changes;
 use crate::error::Failure;
 use crate::pressure::{Pressure, Processes};
 use crate::relief::{Limited, Relief};
+use crate::say::say;
 use std::fs;
 use std::io;
 use std::path::PathBuf;
@@ -58,7 +59,7 @@ impl Watch {
         let waiting = self.pressure.look();
         if waiting > WAITING_MAX {
             if self.rests_until.is_none() {
-                eprintln!(
+                say!(
                     "uzswap: {} waits for memory {waiting:.0} % of the time; it gets more for now",
                     self.name
                 );

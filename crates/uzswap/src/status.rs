@@ -5,6 +5,7 @@ use crate::changes::{self, Lock, State};
 use crate::cli::StatusArguments;
 use crate::error::Failure;
 use crate::keeper;
+use crate::say::show;
 use crate::size;
 use crate::stats::Stats;
 use serde::Serialize;
@@ -51,12 +52,12 @@ pub fn status(arguments: &StatusArguments) -> Result<(), Failure> {
     let running = Running::read();
     if arguments.json {
         let json = serde_json::to_string_pretty(&running.iter().collect::<Vec<_>>());
-        println!("{}", json.map_err(|error| Failure::new(error.to_string()))?);
+        show!("{}", json.map_err(|error| Failure::new(error.to_string()))?);
         return Ok(());
     }
     match &running {
         Some(running) => print(running),
-        None => println!("no cache is running; start one with `uzswap run` or `uzswap serve`"),
+        None => show!("no cache is running; start one with `uzswap run` or `uzswap serve`"),
     }
     Ok(())
 }
@@ -74,16 +75,16 @@ pub fn describe() -> Option<String> {
 /// `uzswap clean`: undoes what was left by those that were killed.
 pub fn clean() -> Result<(), Failure> {
     if Running::read().is_none() {
-        println!("nothing to clean up");
+        show!("nothing to clean up");
         return Ok(());
     }
     let lock = Lock::take().map_err(|error| Failure::new(keeper::cannot_lock(&error)))?;
     let Some(lock) = lock else {
-        println!("nothing to clean up; what is there is running");
+        show!("nothing to clean up; what is there is running");
         return Ok(());
     };
     let cleaned = changes::clean_up(&lock);
-    cleaned.done.iter().for_each(|line| println!("{line}"));
+    cleaned.done.iter().for_each(|line| show!("{line}"));
     match cleaned.left.is_empty() {
         true => Ok(()),
         false => Err(Failure::new(cleaned.left.join("; "))),
@@ -95,27 +96,27 @@ fn print(running: &Running) {
     let get = |name: &str| stats.get(name);
     let devices: Vec<_> =
         state.areas.iter().map(|area| area.device.display().to_string()).collect();
-    println!("{}  {} ({})", running.mount.display(), devices.join(", "), state.transport);
+    show!("{}  {} ({})", running.mount.display(), devices.join(", "), state.transport);
     if !running.alive {
-        println!("  its daemon is gone; the next `uzswap run` or `serve` cleans up");
+        show!("  its daemon is gone; the next `uzswap run` or `serve` cleans up");
         return;
     }
     print_runs(state);
-    println!(
+    show!(
         "  space     {} of {} taken; {} of pages dead",
         size::show(get("swap_used_size")),
         size::show(get("swap_area_size")),
         size::show(get("dead_pages") * PAGE_BYTES as u64),
     );
     print_held(stats);
-    println!(
+    show!(
         "  rejected  {} poorly compressed, {} without memory, {} at the limit, {} switched off",
         get("reject_compress_poor"),
         get("reject_alloc_fail"),
         get("reject_reclaim_fail"),
         get("reject_disabled"),
     );
-    println!(
+    show!(
         "  traffic   {} pages in, {} out, {} discarded; reads served in {} us (p50), {} us (p99)",
         get("pages_swapped_in"),
         get("pages_swapped_out"),
@@ -124,7 +125,7 @@ fn print(running: &Running) {
         get("fault_ns_p99") as f64 / 1000.0,
     );
     if !stats.writeback_error.is_empty() {
-        println!(
+        show!(
             "  WRITEBACK STOPPED: {}; nothing is lost; mend it and echo Y > \
              {}/parameters/writeback_enabled",
             stats.writeback_error,
@@ -133,7 +134,7 @@ fn print(running: &Running) {
     }
     let lost = get("decompress_fail") + get("read_fail");
     if lost > 0 {
-        println!("  LOST: {lost} loads failed; the processes that needed them got SIGBUS");
+        show!("  LOST: {lost} loads failed; the processes that needed them got SIGBUS");
     }
 }
 
@@ -141,7 +142,7 @@ fn print_runs(state: &State) {
     for run in &state.runs {
         let group = run.place.as_ref().map(|place| place.group());
         let usage = group.map(|group| group.usage()).unwrap_or_default();
-        println!(
+        show!(
             "  run       {} ({}): {} of {} in memory, {} swapped out",
             run.run.command,
             run.run.pid,
@@ -155,7 +156,7 @@ fn print_runs(state: &State) {
 fn print_held(stats: &Stats) {
     let get = |name: &str| stats.get(name);
     let parameter = |name: &str| stats.parameters.get(name).map_or("?", String::as_str);
-    println!(
+    show!(
         "  pool      {} of {} for {} of pages, {} ({:.2} : 1, {})",
         size::show(get("pool_total_size")),
         size::show(get("pool_limit")),
@@ -164,7 +165,7 @@ fn print_held(stats: &Stats) {
         stats.ratio().unwrap_or(0.0),
         "tables ".to_owned() + &size::show(get("metadata_size")),
     );
-    println!(
+    show!(
         "  pages     {} held: {} in the pool, {} same-filled, {} sharing another's object, {} on the \
          backing",
         get("stored_pages"),
@@ -173,7 +174,7 @@ fn print_held(stats: &Stats) {
         get("shared_pages"),
         get("backing_pages"),
     );
-    println!(
+    show!(
         "  backing   {} live of {}; {} written, {} read",
         size::show(get("backing_live_size")),
         size::show(get("backing_total_size")),

@@ -5,6 +5,7 @@ use crate::cli::CacheArguments;
 use crate::error::Failure;
 use crate::keeper;
 use crate::options::DaemonOptions;
+use crate::say::say;
 use crate::signals::{Event, Events};
 use crate::wire::{Ask, Joined, Place, RunInfo, Tell, Wire};
 use std::io;
@@ -77,14 +78,14 @@ impl TakingPart {
     /// Says what is not as it would be alone.
     pub fn say_joined(&self, asked: &CacheArguments, quiet: bool) {
         for line in &self.joined.cleaned {
-            eprintln!("uzswap: {line}");
+            say!("uzswap: {line}");
         }
         if self.joined.is_first {
             if self.joined.zswap_is_off && !quiet {
-                eprintln!("uzswap: the kernel's zswap is switched off until this ends");
+                say!("uzswap: the kernel's zswap is switched off until this ends");
             }
         } else if let Some(these) = self.joined.options.differences(asked) {
-            eprintln!("uzswap: joins the cache that is running, so these do not apply: {these}");
+            say!("uzswap: joins the cache that is running, so these do not apply: {these}");
         }
     }
 

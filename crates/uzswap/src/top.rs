@@ -6,6 +6,7 @@ use crate::attaching::Attaching;
 use crate::changes;
 use crate::cli::TopArguments;
 use crate::error::Failure;
+use crate::say::show;
 use crate::size;
 use crate::stats::Stats;
 use crate::status::{self, Running};
@@ -301,16 +302,16 @@ pub fn top(arguments: &TopArguments) -> Result<(), Failure> {
         signal_hook::flag::register(signal, is_told_to_end.clone()).map_err(cannot)?;
     }
     let mut terminal = ratatui::try_init().map_err(cannot)?;
-    let shown = show(&mut terminal, &mut view, interval, &is_told_to_end);
+    let drawn = draw(&mut terminal, &mut view, interval, &is_told_to_end);
     ratatui::restore();
-    shown.map_err(cannot)
+    drawn.map_err(cannot)
 }
 
 fn cannot(error: io::Error) -> Failure {
     Failure::new(format!("cannot draw on this terminal: {error}; use uzswap top --once"))
 }
 
-fn show(
+fn draw(
     terminal: &mut ratatui::DefaultTerminal,
     view: &mut View,
     interval: Duration,
@@ -361,6 +362,6 @@ fn print(view: &View) -> Result<(), Failure> {
     let line =
         |row: &[ratatui::buffer::Cell]| row.iter().map(|cell| cell.symbol()).collect::<String>();
     let text = rows.map(|row| line(row).trim_end().to_owned()).collect::<Vec<_>>().join("\n");
-    println!("{}", text.trim_end());
+    show!("{}", text.trim_end());
     Ok(())
 }

@@ -6,6 +6,7 @@
 use crate::changes;
 use crate::error::Failure;
 use crate::keeper;
+use crate::say::show;
 use crate::wire::{Ask, Tell, Wire};
 use std::io;
 use std::os::unix::net::UnixStream;
@@ -22,7 +23,7 @@ pub fn upgrade() -> Result<(), Failure> {
     let asked = wire.send(&Ask::Upgrade(program.clone()));
     match asked.and_then(|()| wire.receive()) {
         Ok(Tell::Replaced(daemon)) => {
-            println!("{} serves now, as process {daemon}; no page was lost", program.display());
+            show!("{} serves now, as process {daemon}; no page was lost", program.display());
             Ok(())
         }
         Ok(Tell::Refused(message)) => Err(Failure::new(message)),

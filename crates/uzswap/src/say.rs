@@ -1,0 +1,41 @@
+//! What is said on standard error, and shown on standard output.
+//!
+//! Somebody who listened may be gone, as in `uzswap status | head`, or have no room left. That ends
+//! nothing here: a command runs, and a device is served, whoever reads. (`println!` would panic.)
+
+use std::fmt;
+use std::io::{self, ErrorKind, Write};
+use std::sync::OnceLock;
+
+static LOST: OnceLock<io::Error> = OnceLock::new();
+
+/// Writes a line to standard error, if anybody reads it.
+pub fn to_error(line: fmt::Arguments) {
+    // An error: nobody is left to tell.
+    let _ = writeln!(io::stderr(), "{line}");
+}
+
+/// Writes a line to standard output. An error other than that nobody reads it: see [`lost`].
+pub fn to_output(line: fmt::Arguments) {
+    match writeln!(io::stdout(), "{line}") {
+        Err(error) if error.kind() != ErrorKind::BrokenPipe => _ = LOST.set(error),
+        _ => {}
+    }
+}
+
+/// Why not all that was shown could be written.
+pub fn lost() -> Option<&'static io::Error> {
+    LOST.get()
+}
+
+/// [`to_error`] with the arguments of `println!`.
+macro_rules! say {
+    ($($argument:tt)*) => { $crate::say::to_error(format_args!($($argument)*)) };
+}
+
+/// [`to_output`] with the arguments of `println!`.
+macro_rules! show {
+    ($($argument:tt)*) => { $crate::say::to_output(format_args!($($argument)*)) };
+}
+
+pub(crate) use {say, show};
