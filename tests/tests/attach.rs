@@ -158,7 +158,8 @@ fn a_program_that_waits_most_of_the_time_is_let_go_up_to_what_it_had() {
     let Some(machine) = Machine::take() else { return };
     let limited = Limited::new(1 << 30);
     let folder = limited.group.path().to_owned();
-    let mut program = limited.start(&[program("churn").to_str().unwrap(), "300", "1000", "1"]);
+    // Many, so that most of the time one of them waits, however slow their CPU is.
+    let mut program = limited.start(&[program("churn").to_str().unwrap(), "300", "1000", "16"]);
     assert!(wait_for(|| limited.group.usage().current > 290 * MIB));
     let group = folder.display().to_string();
     let mut attach = uzswap(&["attach", "--cgroup", &group, "--memory", "48M", "--quiet"])
