@@ -1,11 +1,12 @@
 //! How much of the time processes wait for memory.
 
 use std::fs;
+use std::time::{Duration, Instant};
 use uzswap_sys::cgroup::{Group, Version};
 use uzswap_sys::process::{self, Activity};
 
-/// The part of one look in the share: with five looks a second, it follows in ten seconds.
-const WEIGHT: f64 = 0.02;
+/// How fast the share follows.
+const AVERAGED: Duration = Duration::from_secs(10);
 
 /// Whose time.
 #[derive(Debug, Clone)]
@@ -52,15 +53,17 @@ pub struct Pressure {
     processes: Processes,
     major_faults: u64,
     share: f64,
+    looked: Instant,
 }
 
 impl Pressure {
     /// Of processes that have not waited yet.
     pub fn on(processes: Processes) -> Self {
-        Self { major_faults: processes.major_faults(), processes, share: 0.0 }
+        let major_faults = processes.major_faults();
+        Self { major_faults, processes, share: 0.0, looked: Instant::now() }
     }
 
-    /// Looks once, five times a second: the share of the last ten seconds, percent.
+    /// Looks once, some times a second: the share of the last ten seconds, percent.
     pub fn look(&mut self) -> f64 {
         if let Some(share) = self.processes.told() {
             return share;
@@ -69,7 +72,10 @@ impl Pressure {
         let faults = major_faults > self.major_faults;
         self.major_faults = major_faults;
         let waits = faults && self.processes.list().into_iter().any(process::has_waiting_thread);
-        self.share += WEIGHT * (if waits { 100.0 } else { 0.0 } - self.share);
+        // By time, not by looks: a limit that the kernel is slow to set delays the next look.
+        let time = std::mem::replace(&mut self.looked, Instant::now()).elapsed();
+        let weight = 1.0 - (-time.as_secs_f64() / AVERAGED.as_secs_f64()).exp();
+        self.share += weight * (if waits { 100.0 } else { 0.0 } - self.share);
         self.share
     }
 }
