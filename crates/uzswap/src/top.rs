@@ -14,6 +14,7 @@ use ratatui::backend::TestBackend;
 use ratatui::crossterm::event::{self, Event, KeyCode, KeyModifiers};
 use ratatui::layout::{Constraint, Layout};
 use ratatui::style::{Style, Stylize};
+use ratatui::symbols;
 use ratatui::text::Line;
 use ratatui::widgets::{LineGauge, Paragraph, Row, Sparkline, Table};
 use ratatui::{Frame, Terminal};
@@ -144,6 +145,8 @@ impl View {
         let gauge = LineGauge::default()
             .label(format!("pool {} of {}", size::show(used), size::show(limit)))
             .filled_style(Style::new().bold())
+            .filled_symbol(symbols::line::THICK_HORIZONTAL)
+            .unfilled_symbol(symbols::line::LIGHT_DOUBLE_DASH_HORIZONTAL)
             .ratio(share.clamp(0.0, 1.0));
         frame.render_widget(gauge, pool);
         frame.render_widget(Paragraph::new(self.figures(running)), figures);
