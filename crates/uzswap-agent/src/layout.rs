@@ -94,7 +94,7 @@ fn make(call: &mut Call) -> bool {
     !(-4095..0).contains(&call.result)
 }
 
-/// `mmap`: what is mapped over is given up, and what fits is adopted.
+/// `mmap`: memory that is mapped over is given up, and a new mapping that fits is adopted.
 pub fn map(agent: &Agent, call: &mut Call) -> Outcome {
     let [at, bytes, protection, flags, ..] = call.arguments.map(|argument| argument as i64);
     let (protection, flags) = (protection as i32, flags as i32);
@@ -277,7 +277,7 @@ pub fn remap(agent: &Agent, call: &mut Call) -> Outcome {
     Outcome::Done
 }
 
-/// `mlock`: what is locked is left alone; much of it would leave no room.
+/// `mlock`: locked memory is left alone; much of it would leave no room.
 pub fn lock_memory(agent: &Agent, call: &mut Call) -> Outcome {
     let range = whole(call.arguments[0], call.arguments[1]);
     let _inside = inside();

@@ -177,7 +177,7 @@ fn watch() {
     }
 }
 
-/// Keeps the pager's budget at what is allowed, less what is not the pager's; what room is left.
+/// Keeps the pager's budget at the allowance, less other memory; returns the room that is left.
 fn keep(agent: &Agent, used: u64, allowance: u64) -> u64 {
     let pager = &agent.pager;
     // All that the pager takes is anonymous memory, too.

@@ -1,6 +1,6 @@
-//! This library's own memory. The program's heap is what leaves; what serves its faults may not lie
-//! in it. So Rust's allocations, and those of the C code that is linked in (build.rs), are served
-//! from mappings of our own, which the kernel is asked for directly.
+//! This library's own memory. Pages of the program's heap leave, so the code that serves its faults
+//! may not use that heap. Rust's allocations, and those of the C code that is linked in (build.rs),
+//! come from mappings of our own, which the kernel is asked for directly.
 //!
 //! The lock is held over a fork, so that the child finds the allocator whole.
 

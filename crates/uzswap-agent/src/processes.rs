@@ -40,7 +40,7 @@ pub fn mask(agent: Option<&Agent>, call: &mut Call) -> Outcome {
     Outcome::Done
 }
 
-/// Holds what a call reads, and what it writes.
+/// Keeps in memory the pages that a call reads or writes.
 fn hold_both(agent: &Agent, read: u64, written: u64, bytes: u64) -> Holds<'_> {
     let mut holds = Holds::new(agent);
     holds.hold(read, bytes);
@@ -81,7 +81,7 @@ pub fn action(agent: &Agent, call: &mut Call) -> Outcome {
     Outcome::Done
 }
 
-/// `fork`: the child has all of this process's memory, and what is kept of it.
+/// `fork`: the child has all of this process's memory, and the compressed pages of it.
 pub fn fork(agent: &Agent, call: &mut Call) -> Outcome {
     let still = forking::before(agent);
     // SAFETY: the child has this stack, as a copy.

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! find the system calls → make a pager → stop all threads → replace the calls → let them go on
-//! lock the layout → read what is mapped → adopt what may be → unlock
+//! lock the layout → read the mappings → adopt those that may be → unlock
 //! ```
 //! A thread that was in the kernel was brought out of it by the stop, and comes back through the
 //! replaced instruction: from then on no call goes unseen.
@@ -164,7 +164,7 @@ fn has_ring() -> bool {
         .any(|target| target.to_string_lossy().contains("io_uring"))
 }
 
-/// Adopts what is mapped, as far as it may be.
+/// Adopts the mappings that may be adopted.
 fn adopt_all(libraries: &[Range<usize>]) -> layout::Layout {
     let maps = fs::read_to_string("/proc/self/maps").unwrap_or_default();
     let all: Vec<_> = maps.lines().filter_map(Mapped::parse).collect();

@@ -101,7 +101,7 @@ pub fn run(bench: &Bench, arguments: &RecoveryArguments) -> Result<Section, Fail
 }
 
 fn measure(bench: &Bench, peer: &Peer, mib: usize, kills: u32) -> Result<Pauses, Failure> {
-    // All of it fits, and what it was filled from: what is out was pushed out.
+    // All of it fits with its source: pages that are out were pushed out on purpose.
     let memory = (2 * mib as u64 + 256) << 20;
     let options = [format!("--mib={mib}"), format!("--kills={kills}")];
     faults::run_swapped(bench, peer, memory, "pauses", &options)

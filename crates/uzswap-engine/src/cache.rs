@@ -150,7 +150,7 @@ pub(crate) enum Fetched<'a> {
     },
 }
 
-/// Whether a page was decoded to what was stored; what is wrong with it.
+/// Whether a decoded page is the one that was stored; else what is wrong with it.
 pub(crate) fn verify(
     decoded: Result<(), Undecodable>,
     checksum: u32,

@@ -254,7 +254,7 @@ impl Durable {
 
     /// Makes an unfinished cache none.
     fn forget(&self) {
-        // SAFETY: nobody has the memory yet but us, and what is in it is not a cache.
+        // SAFETY: nobody has the memory yet but us, and there is no cache in it.
         let released = unsafe { self.memory.release(0, self.places.end) };
         // An error: the memory was new, or it is zeros as far as it is believed.
         let _ = released.and_then(|()| self.memory.populate(0, self.places.dictionaries));

@@ -1,4 +1,4 @@
-//! State of which each CPU has its own.
+//! State that each CPU has a copy of.
 //!
 //! Everything per-CPU in the engine goes through this type, so that a CPU that comes or goes can be
 //! handled in one place. The CPU is a hint, not an exclusion: a thread may be moved between asking

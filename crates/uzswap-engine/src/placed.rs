@@ -84,7 +84,7 @@ impl Cache {
         self.open_held(key, extent, proof, record).map_err(|what| self.damaged(key, what))
     }
 
-    /// What a record as it was read holds, opened where it is; or what is wrong with it. Its entry
+    /// The content of a record, decrypted in place; or what is wrong with it. Its entry
     /// is locked.
     pub(crate) fn open_held<'a>(
         &self,

@@ -1,4 +1,4 @@
-//! What a thread needs while it compresses or decompresses a page: one of it per CPU.
+//! Buffers of a thread that compresses or decompresses a page: one set per CPU.
 
 use crate::compress::{
     Algorithm, Codec, Codecs, Dictionaries, Encoder, Prepared, Trial, UNIT_BYTES_MAX, Undecodable,

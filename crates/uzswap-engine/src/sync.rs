@@ -1,4 +1,4 @@
-//! Locks and atomics, of which the model checker can put its own in their place, and their order.
+//! Locks and atomics, which the model checker replaces by its own, and the order of locks.
 //!
 //! **Order** in which locks are taken (a thread that holds one may take only those to its right):
 //!
@@ -12,7 +12,7 @@
 //! entries; by a store, which tries that of a page that may be the same; by who reads neighbours
 //! from the backing, and tries theirs.
 //!
-//! **Nobody allocates** while holding any of these but the recompressor and the trainer: threads
-//! wait for them of which the kernel waits for memory.
+//! **Nobody allocates** while holding any of these but the recompressor and the trainer: when the
+//! kernel is short of memory, it waits for threads that wait for these locks.
 
 pub(crate) use uzswap_sync::{Backoff, Mutex, MutexGuard, atomic, lock, pin, profile, try_lock};

@@ -5,7 +5,7 @@
 //!          → time for another? → copies of pages stored last → train → all CPUs use it
 //! ```
 //! A store compresses every 32nd page both ways, counts what both took, and notes the page's key:
-//! what is trained on are those of them that are still in the pool. Training is the maintaining
+//! a dictionary is trained on those that are still in the pool. Training is the maintaining
 //! thread's. When there is no memory for it, all goes on without.
 
 use crate::cache::Cache;

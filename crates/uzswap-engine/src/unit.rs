@@ -1,4 +1,4 @@
-//! Units: up to sixteen cold pages compressed as one, and who is still in them.
+//! Units: up to sixteen cold pages compressed as one, and which pages are still in them.
 //!
 //! A unit is longer than the pool's objects, so it is cut into up to four *pieces*. Each piece is
 //! an entry like any other, under a key of an area of its own: it owns its object, is on an LRU

@@ -41,7 +41,7 @@ pub(crate) struct Writer {
     /// The segment being filled.
     open: Option<Open>,
     in_flight: Vec<InFlight>,
-    /// Segments of which copies are on their way. They take no other use until all writes have
+    /// Segments whose copies are on their way. They take no other use until all writes have
     /// ended: a copy is committed by where its page was, which must not be another page by then.
     cleaning: Vec<Segment>,
     /// With more live bytes than this, cleaning has been seen to win nothing.
@@ -551,7 +551,7 @@ impl Cache {
         true
     }
 
-    /// Frees the segments of which the last record has been moved, and leaves others as they were.
+    /// Frees the segments whose last record has been moved, and leaves others as they were.
     /// No copy is on its way.
     fn finish_cleaning(&self, writer: &mut Writer) {
         for victim in writer.cleaning.drain(..) {

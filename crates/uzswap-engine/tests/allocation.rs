@@ -40,7 +40,7 @@ thread_local! {
     static REFUSED_IN: Cell<u64> = const { Cell::new(0) };
 }
 
-/// Locks that no thread takes which serves: who trains, who recompresses, who gives areas out.
+/// Locks that no serving thread takes: of training, of recompression, of giving areas out.
 const APART: [&str; 3] = ["Trainer", "Recompressor", "Vec<uzswap_engine::ids::Area>"];
 
 /// Other locks with which a thread that is watched has allocated.
@@ -504,7 +504,7 @@ fn faults() -> u64 {
     behind.split_whitespace().nth(7).unwrap().parse().unwrap()
 }
 
-/// The deepest path is the load of a page in a unit of which the pieces are on the backing.
+/// The deepest path is the load of a page in a unit whose pieces are on the backing.
 #[test]
 fn a_thread_s_deepest_load_takes_no_memory_from_the_kernel_once_it_is_prepared() {
     let setup = Setup { backing_bytes: 8 << 20, ..setup("zstd") };

@@ -1,4 +1,4 @@
-//! A backing that is little larger than what lives on it lasts for ever.
+//! A backing that is little larger than its live records lasts for ever.
 
 #![allow(clippy::unwrap_used, reason = "tests")]
 

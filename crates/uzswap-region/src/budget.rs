@@ -98,7 +98,7 @@ impl Budget {
         self.changed();
     }
 
-    /// Charges pages of which nobody asks whether there is room: their memory is there.
+    /// Charges pages without asking whether there is room: their memory is there already.
     pub(crate) fn charge_anyway(&self, pages: i64) {
         self.charged.fetch_add(pages, Relaxed);
     }

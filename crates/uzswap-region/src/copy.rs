@@ -147,7 +147,7 @@ impl Part {
     }
 }
 
-/// Whether a page is in the region: what is there is newer than what the file has.
+/// Whether a page is in the region: it is newer there than in the file.
 fn is_present(space: &Space, page: u32, pagemap: &Pagemap) -> io::Result<bool> {
     match space.load(page).kind() {
         Kind::Resident => Ok(true),

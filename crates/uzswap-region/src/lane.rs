@@ -1,4 +1,4 @@
-//! What a thread needs while it serves a fault: one of it per CPU, so that threads on different
+//! Buffers of a thread that serves a fault: one set per CPU, so that threads on different
 //! CPUs write to no cache line in common.
 
 use crate::staging::BATCH;

@@ -439,8 +439,8 @@ impl Inner {
         self.cache.memory_bytes() as u64 > self.budget.bytes() / 2
     }
 
-    /// Tells the budget what the cache takes, and the cache what its pool may: all but an eighth of
-    /// the budget, which stays for pages, and less what is beside the pool.
+    /// Tells the budget how much the cache takes, and the cache how much its pool may:
+    /// all but an eighth of the budget, which stays for pages, and less what is beside the pool.
     pub(crate) fn account(&self) {
         let tables = self.table_bytes.load(Relaxed).max(0) as usize;
         self.budget.set_cache_bytes(self.cache.memory_bytes() + tables);

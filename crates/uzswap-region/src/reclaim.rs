@@ -64,14 +64,14 @@ impl Inner {
     fn reclaim(&self) {
         // What it reports, `tend` meets again.
         let _ = self.cache.maintain();
-        // Batches of which no page was taken, since the last of which one was.
+        // Batches in a row from which no page was taken.
         let mut refused = 0;
         let mut idle = 0;
         while !self.is_stopping() {
             let _steady = self.steady();
             self.tend();
             if self.budget.room() >= 2 * self.budget.margin().max(1) {
-                // The cache may have become smaller, of which nobody who waits has heard.
+                // The cache may have become smaller, and those who wait were not told.
                 return self.budget.changed();
             }
             let batch = self.hole();

@@ -1,8 +1,8 @@
 //! One budget for a tree of processes: a file that all of them map, with a slot for each.
 //!
-//! Each says what it has, and reads what the others have. What is left is for who asks first, but
-//! every process that has much may have its equal part: so one that came first gives back what is
-//! above that once another needs it. A process that has died has nothing.
+//! Each process writes how much it has, and reads how much the others have. The first to ask gets
+//! the rest, but every process that has much may have an equal part: so the first gives back what
+//! it has above that once another needs it. A process that has died has nothing.
 
 use rustix::fs::{self, Mode, OFlags};
 use rustix::mm::{self, MapFlags, ProtFlags};
@@ -106,7 +106,7 @@ impl Tree {
         })
     }
 
-    /// Says what this process has, and returns what it may have.
+    /// Writes how much this process has, and returns how much it may have.
     pub fn allowance(&self, used: u64) -> u64 {
         let own = self.slot.load(Relaxed);
         if let Some(slot) = self.table.slots.get(own) {

@@ -136,7 +136,7 @@ impl Pager {
         }
     }
 
-    /// Compresses what is adopted of a range now, but for what is held. Errors: there is no room
+    /// Compresses the adopted pages of a range now, but for those held. Errors: there is no room
     /// for all of it, and the rest stays.
     pub fn page_out(&self, range: Range<usize>) -> Result<(), Error> {
         let inner = self.inner();
@@ -150,7 +150,7 @@ impl Pager {
         Ok(())
     }
 
-    /// Brings in what is adopted of a range, and keeps it in memory until [`Self::unhold`]: the
+    /// Brings in the adopted pages of a range, and keeps them in memory until [`Self::unhold`]: the
     /// kernel is going to read or write it. Returns whether any was adopted.
     pub fn hold(&self, range: Range<usize>) -> bool {
         let mut any = false;

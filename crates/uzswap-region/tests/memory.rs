@@ -16,7 +16,7 @@ fn modes() -> Vec<Mode> {
     modes.into_iter().filter(|mode| mode.check().is_ok()).collect()
 }
 
-/// Values of which some pages compress well, some badly, some to nothing.
+/// Values: some pages compress well, some badly, some to nothing.
 fn value(i: usize) -> u64 {
     let mixed = (i as u64 ^ i as u64 >> 7).wrapping_mul(0x9e37_79b9_7f4a_7c15);
     match i / 512 % 16 {
@@ -258,7 +258,7 @@ fn nothing_is_lost_while_the_kernel_looks_at_which_pages_are_used() {
 }
 
 /// A pipe of `vmsplice` refers to pages without pinning them, as a socket of `MSG_ZEROCOPY` does:
-/// they leave all the same, and what it delivers is what was in them.
+/// they leave all the same, and it delivers what was in them.
 #[test]
 fn a_pipe_delivers_what_was_in_the_pages_that_it_was_given() {
     const PAGES: usize = 64;

@@ -286,7 +286,7 @@ pub unsafe fn set_handler_once(signal: c_int, function: usize) -> usize {
     }
 }
 
-/// Sets a handler with these flags; what was set before. `None` for what is the C library's.
+/// Sets a handler with these flags; returns the one before. `None` for the C library's own.
 ///
 /// # Safety
 /// As of `signal`.

@@ -16,7 +16,7 @@ pub fn create(name: &str) -> io::Result<OwnedFd> {
     Ok(rustix::fs::memfd_create(name, MemfdFlags::CLOEXEC)?)
 }
 
-/// The same, of which the kernel never swaps a page out, whether or not a process has it locked:
+/// The same, but the kernel never swaps a page of it out, whether or not a process has it locked:
 /// for who serves swapping, and may be killed. It is on a file system of its own, which goes with
 /// it. Errors: before Linux 6.4; `PermissionDenied` without CAP_SYS_ADMIN.
 pub fn create_unswappable() -> io::Result<OwnedFd> {

@@ -114,7 +114,7 @@ impl Configuration {
         Ok(())
     }
 
-    /// What `serve` is to do: what is in the files, and then what is said on the command line.
+    /// The settings of `serve`: from the files, and from the command line, which overrides them.
     pub fn with(&self, said: impl Iterator<Item = OsString>) -> Result<ServeArguments, Failure> {
         parse(self.options.iter().filter_map(Setting::argument).map(OsString::from).chain(said))
             .map_err(Failure::new)

@@ -1,7 +1,7 @@
 //! The process that serves metrics and the page, with `--metrics`.
 //!
-//! It is a process of its own, of which nothing is locked in memory and for which nobody waits: it
-//! reads the control files as anybody could, on one thread. It ends with the one who started it.
+//! It is a process of its own. None of its memory is locked, and nobody waits for it: it reads
+//! the control files as anybody could, on one thread. It ends with the process that started it.
 
 use crate::address::Address;
 use crate::changes::{self, OWN_PROGRAM, State};

@@ -126,7 +126,7 @@ fn make_room(own: &Group, name: &str) -> Result<Place, Failure> {
 /// by what limits the caller, not ended with it. What was made.
 pub fn for_daemon() -> Result<Option<Place>, Failure> {
     let pid = std::process::id() as i32;
-    // An error: no CAP_SYS_RESOURCE, of which the daemon says the same.
+    // An error: no CAP_SYS_RESOURCE; the daemon reports that.
     let _ = process::spare_from_oom();
     let Some(hierarchy) = Hierarchy::find() else { return Ok(None) };
     if hierarchy.version == Version::V2 && systemd::is_here() {

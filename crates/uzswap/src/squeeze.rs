@@ -176,7 +176,7 @@ impl Squeeze for SqueezeGroup {
             Mood::Bad => self.limit = self.limit.saturating_add(step(self.goal)),
             Mood::Resting => {}
             Mood::Good => {
-                // No further than a step below what is there: it takes time to swap out.
+                // No further than a step below the present usage: it takes time to swap out.
                 let next = self.limit.min(self.current()).saturating_sub(step(self.goal));
                 self.limit = next.max(self.goal);
             }

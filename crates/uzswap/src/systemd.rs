@@ -43,7 +43,7 @@ pub fn group_of(unit: &str) -> Result<PathBuf, Failure> {
 
 type Property<'a> = (&'a str, Variant<'a>);
 
-/// Has systemd make a scope with a process in it, in `slice`, and leave what is in it to us.
+/// Has systemd make a scope with a process in it, in `slice`, and leave its processes to us.
 pub fn start_scope(
     unit: &str,
     slice: Option<&str>,

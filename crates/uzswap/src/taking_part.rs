@@ -75,7 +75,7 @@ impl TakingPart {
         }
     }
 
-    /// Says what is not as it would be alone.
+    /// Says what differs from a cache of its own.
     pub fn say_joined(&self, asked: &CacheArguments, quiet: bool) {
         for line in &self.joined.cleaned {
             say!("uzswap: {line}");

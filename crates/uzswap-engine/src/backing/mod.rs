@@ -2,7 +2,7 @@
 //!
 //! [`Backing`] is the engine's only I/O. `slots` is its space and who may write where; segments
 //! (see `segments`) are written whole while stores and loads go on; `record` is what is in them,
-//! and `seal` what makes nothing of it to anybody else.
+//! and `seal` encrypts them.
 
 mod buffer;
 #[expect(unsafe_code, reason = "io_uring takes buffers by address")]

@@ -3,8 +3,9 @@
 //! A segment is written once, whole, and then only loses records; or it is given out slot by slot,
 //! to pages written through. The count of its live bytes tells when it is free again, and, while it
 //! is not, which segment is cheapest to clean: its live records are copied into another. So a log,
-//! cleaned greedily; with a fifth of the space free it takes some three quarters of a segment
-//! copied for each one won, less where neighbours die together, as the records of one program do.
+//! cleaned greedily; with a fifth of the space free, three quarters of a segment are
+//! copied for each segment won, and less where neighbours die together, as the records of one
+//! program do.
 //!
 //! A segment is one word: its use and its live bytes change together, so exactly one thread sees
 //! the last record of a written segment die, and gives the segment back.

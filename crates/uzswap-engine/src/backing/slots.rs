@@ -143,7 +143,7 @@ pub(crate) struct Slots {
     with_segments: Bits,
     /// Clusters in use with a free slot in a segment that is broken up.
     with_slots: Bits,
-    /// Clusters in use of which nothing is taken.
+    /// Clusters in use in which nothing is taken.
     empty: Bits,
     /// Segments that are wholly free, in clusters in use and in others.
     free_segments: AtomicU32,
@@ -335,7 +335,7 @@ impl Slots {
         Some(segment)
     }
 
-    /// Gives a segment back of which nothing is live, and which is the caller's alone.
+    /// Gives back a segment in which nothing is live, and which is the caller's alone.
     pub(crate) fn give_segment(&self, segment: Segment, was: Use) {
         let _one = self.one();
         let freed = self.segments.turn(segment, was, Use::Free);
@@ -541,7 +541,7 @@ impl Slots {
                 self.free_segments.fetch_add(1, AcqRel);
                 return None;
             }
-            // Others took what was there; what was counted for this call is elsewhere.
+            // Others took the segments here; the one counted for this call is elsewhere.
             backoff.wait();
         }
     }

@@ -1,7 +1,7 @@
 //! A page of numbers taken apart, so that what its words have in common takes no room.
 //!
 //! ```text
-//! words → decimals as integers → what each differs from the one before by
+//! words → decimals as integers → differences between neighbours
 //!       → planes: all lowest bits, then all second ones …
 //! ```
 //! The words of an array are near each other and never equal, so side by side no codec finds much

@@ -149,7 +149,7 @@ impl Index {
         firsts.take_while(|first| view.get(*first).is_some()).count()
     }
 
-    /// Retires pages' trunks of which every entry is absent, and frees those that nobody can have
+    /// Retires pages' trunks in which every entry is absent, and frees those that nobody can have
     /// any more; how many are retired. Records' stay: their owners count on them. Allocates: never
     /// called to serve a request.
     pub(crate) fn reclaim(&self) -> usize {

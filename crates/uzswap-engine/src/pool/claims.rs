@@ -1,6 +1,6 @@
 //! A pool that another process has left: which of its objects are anybody's.
 //!
-//! Descriptors say of which class a zspage is and where its frames are, and do not change while an
+//! Descriptors say what class a zspage has and where its frames are, and do not change while an
 //! object is live in it. All else is made anew here, from what the index refers to.
 
 use super::size_class::{HEADER_BYTES, classes};

@@ -237,7 +237,7 @@ impl Sections {
         true
     }
 
-    /// Unmaps a section of which no frame is in use; `false` if there is none such at `number`.
+    /// Unmaps a section in which no frame is in use; `false` if there is none such at `number`.
     pub(super) fn take_offline(&self, number: usize) -> bool {
         let mut inner = lock(&self.inner);
         let Some(slot) = inner.sections.get_mut(number) else { return false };
