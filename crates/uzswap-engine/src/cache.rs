@@ -27,11 +27,12 @@ use crate::config::{Attributes, Config, Locks, check_backing};
 use crate::dedup::Candidates;
 use crate::durable::Durable;
 use crate::error::{Error, SetupError};
+use crate::hotplug::Cpus;
 use crate::ids::{Area, Handle, SwapEntry};
 use crate::index::{Extent, Form, Index, Locked, Member, Object, State, View, Word};
 use crate::lru::{Links, Lru, OFF};
 use crate::page::{PAGE_BYTES, Page, Pattern, checksum_of, content_hash};
-use crate::percpu::PerCpu;
+use crate::percpu::{Here, PerCpu};
 use crate::pool::{COMPRESSED_BYTES_MAX, Header, Pool};
 use crate::recompress::Recompressor;
 use crate::scratch::Scratch;
@@ -39,8 +40,8 @@ use crate::share::Shares;
 use crate::shrink::{Doorbell, reserve_bytes};
 use crate::stats::Counter::{self, *};
 use crate::stats::Counters;
+use crate::sync::Mutex;
 use crate::sync::atomic::{AtomicU64, Ordering};
-use crate::sync::{Mutex, MutexGuard};
 use crate::trainer::{Recent, Trainer};
 use crate::unit::Units;
 use crate::writeback::{Failure, StoreBuffer, Writer};
@@ -100,7 +101,9 @@ pub struct Cache {
     pub(crate) shares: Shares,
     pub(crate) candidates: Candidates,
     pub(crate) counters: Counters,
-    pub(crate) scratch: PerCpu<Mutex<Scratch>>,
+    /// What CPUs have of their own comes and goes with them.
+    pub(crate) cpus: Mutex<Cpus>,
+    pub(crate) scratch: PerCpu<Scratch>,
     pub(crate) dictionaries: Arc<Dictionaries>,
     pub(crate) trainer: Mutex<Trainer>,
     /// Pages that a dictionary may be trained on.
@@ -115,7 +118,7 @@ pub struct Cache {
     /// Bytes of its buffers.
     pub(crate) writer_bytes: usize,
     /// What stores write segments from.
-    pub(crate) buffers: PerCpu<Mutex<StoreBuffer>>,
+    pub(crate) buffers: PerCpu<StoreBuffer>,
     pub(crate) locks: Locks,
     /// Why writeback stopped, if it did.
     pub(crate) failure: Mutex<Option<Failure>>,
@@ -137,13 +140,13 @@ pub(crate) enum Fetched<'a> {
     Filled(Pattern),
     /// In `scratch.object`.
     Object {
-        scratch: MutexGuard<'a, Scratch>,
+        scratch: Here<'a, Scratch>,
         form: Form,
         checksum: u32,
     },
     /// In the unit that `scratch` keeps, as much as is needed of it.
     Member {
-        scratch: MutexGuard<'a, Scratch>,
+        scratch: Here<'a, Scratch>,
         bytes: usize,
         position: u8,
         checksum: u32,
@@ -210,7 +213,6 @@ impl Cache {
         let writer_bytes = writer.bytes();
         let buffers = if has_backing { StoreBuffer::COUNT } else { 0 };
         let dictionaries = Arc::new(Dictionaries::kept_in(durable)?);
-        let scratch = || Mutex::new(Scratch::new(config.algorithm, dictionaries.clone()));
         let cache = Self {
             pages_max: config.pages_max,
             durable: durable.cloned(),
@@ -225,7 +227,8 @@ impl Cache {
             shares,
             candidates: Candidates::new(pool_bytes_max),
             counters: Counters::new(),
-            scratch: PerCpu::new(scratch),
+            cpus: Mutex::new(Cpus::new()),
+            scratch: PerCpu::new(usize::MAX),
             dictionaries,
             trainer: Mutex::new(Trainer::new()),
             recent: Recent::new(),
@@ -235,7 +238,7 @@ impl Cache {
             slots,
             writer: Mutex::new(writer),
             writer_bytes,
-            buffers: PerCpu::try_at_most(buffers, |_| StoreBuffer::new().map(Mutex::new))?,
+            buffers: PerCpu::new(buffers),
             locks,
             failure: Mutex::new(None),
             writeback_failed: AtomicBool::new(false),
@@ -245,6 +248,7 @@ impl Cache {
             starved: AtomicBool::new(false),
         };
         assert_eq!(cpu::page_bytes(), PAGE_BYTES, "a kernel with other pages than 4 KiB");
+        cache.start_cpus()?;
         if let Some(durable) = durable {
             cache.take_over(durable)?;
         }

@@ -57,6 +57,48 @@ pub enum SetupError {
     Memory(#[from] io::Error),
 }
 
+/// A CPU is not in the state that it was to be brought to.
+#[derive(Debug, thiserror::Error)]
+pub enum CpuError {
+    /// No such CPU.
+    #[error("there is no CPU {cpu}; the last one is {last}")]
+    NoCpu {
+        /// Its number.
+        cpu: usize,
+        /// The highest that there may be.
+        last: usize,
+    },
+    /// No such state.
+    #[error("'{state}' is no state of a CPU; use one of {states}")]
+    NoState {
+        /// What was given.
+        state: String,
+        /// What there is, in order.
+        states: String,
+    },
+    /// All would be gone.
+    #[error("CPU {cpu} is the last one that is online; bring another one online first")]
+    Last {
+        /// Its number.
+        cpu: usize,
+    },
+    /// A state could not be started or stopped. The CPU is where it was, or where `stays` says.
+    #[error(
+        "CPU {cpu}: {state}: {why}; it {}",
+        stays.map_or_else(|| "is as it was".into(), |stays| format!("stays at {stays}"))
+    )]
+    Step {
+        /// Its number.
+        cpu: usize,
+        /// Which state.
+        state: &'static str,
+        /// Why.
+        why: io::Error,
+        /// Where the CPU is, if the steps done could not be undone.
+        stays: Option<&'static str>,
+    },
+}
+
 /// An attribute was not changed.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum AttributeError {

@@ -41,6 +41,7 @@ mod writeback;
 mod check;
 mod config;
 mod error;
+mod hotplug;
 mod percpu;
 mod recover;
 #[cfg(all(test, feature = "shuttle"))]
@@ -52,8 +53,10 @@ pub mod testing;
 
 pub use cache::{Cache, Load, Reject, Store};
 pub use config::{ATTRIBUTES, Attribute, Config, Locks};
-pub use error::{AttributeError, Error, SetupError};
+pub use error::{AttributeError, CpuError, Error, SetupError};
+pub use hotplug::CpuState;
 pub use ids::{Area, Place, SwapEntry};
 pub use page::{PAGE_BYTES, Page};
+pub use percpu::{Here, PerCpu};
 pub use pool::{ClassStats, SectionError};
 pub use stats::{STATISTICS, Statistic};

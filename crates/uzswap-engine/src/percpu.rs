@@ -1,73 +1,249 @@
-//! State that each CPU has a copy of.
+//! State that each CPU has of its own.
 //!
-//! Everything per-CPU in the engine goes through this type, so that a CPU that comes or goes can be
-//! handled in one place. The CPU is a hint, not an exclusion: a thread may be moved between asking
-//! and using, so slots are shared data (atomics, or a lock that is nearly always free).
+//! Everything per-CPU in the engine goes through this type, and comes and goes with the CPU
+//! ([`crate::hotplug`]). The CPU is a hint, not an exclusion: a thread may be moved between asking
+//! and using, and may run on a CPU that is not up yet. So slots are locked, nearly always without
+//! waiting, and threads of a CPU that is not up use the slot of one that is.
 
+use crate::sync::atomic::{AtomicUsize, Ordering::*};
 use crate::sync::{Mutex, MutexGuard, lock, try_lock};
 use crossbeam_utils::CachePadded;
+use std::ops::{Deref, DerefMut};
 use uzswap_sys::cpu;
 
-/// One `T` for each possible CPU, each on cache lines of its own.
-pub(crate) struct PerCpu<T> {
-    slots: Box<[CachePadded<T>]>,
+/// One `T` for each CPU that is up.
+pub struct PerCpu<T> {
+    slots: Box<[Slot<T>]>,
+    /// For each possible CPU, the slot that threads on it use.
+    route: Box<[AtomicUsize]>,
+    /// Locked while a CPU comes up or goes.
+    up: Mutex<Up>,
+}
+
+/// By CPU, whether it is up.
+struct Up(Box<[bool]>);
+
+/// On cache lines of its own. Empty while none of its CPUs is up.
+struct Slot<T>(CachePadded<Mutex<Option<Box<T>>>>);
+
+/// A CPU's own, or that of another one, for as long as the caller has it.
+pub struct Here<'a, T>(MutexGuard<'a, Option<Box<T>>>);
+
+impl<T> Deref for Here<'_, T> {
+    type Target = T;
+
+    fn deref(&self) -> &T {
+        self.0.as_deref().expect("made of a slot that is in use")
+    }
+}
+
+impl<T> DerefMut for Here<'_, T> {
+    fn deref_mut(&mut self) -> &mut T {
+        self.0.as_deref_mut().expect("made of a slot that is in use")
+    }
 }
 
 impl<T> PerCpu<T> {
-    pub(crate) fn new(mut make: impl FnMut() -> T) -> Self {
-        Self { slots: (0..cpu::possible()).map(|_| CachePadded::new(make())).collect() }
+    /// No CPU is up. With fewer than one of `slots` for each possible CPU, CPUs share them.
+    pub fn new(slots: usize) -> Self {
+        let cpus = cpu::possible();
+        let slot = || Slot(CachePadded::new(Mutex::new(None)));
+        Self {
+            slots: (0..slots.min(cpus)).map(|_| slot()).collect(),
+            route: (0..cpus).map(|_| AtomicUsize::new(0)).collect(),
+            up: Mutex::new(Up(vec![false; cpus].into())),
+        }
     }
 
-    /// At most `slots` of them, where one is large: CPUs share them then. Errors: the first that
-    /// could not be made.
-    pub(crate) fn try_at_most<E>(
-        slots: usize,
-        make: impl FnMut(usize) -> Result<T, E>,
-    ) -> Result<Self, E> {
-        let made: Result<Vec<T>, E> = (0..cpu::possible().min(slots)).map(make).collect();
-        Ok(Self { slots: made?.into_iter().map(CachePadded::new).collect() })
+    /// A CPU comes up: its threads use its own slot from now on, for which `make` is called unless
+    /// it is another CPU's too.
+    pub fn start<E>(&self, cpu: usize, make: impl FnOnce() -> Result<T, E>) -> Result<(), E> {
+        if self.slots.is_empty() {
+            return Ok(());
+        }
+        let Up(up) = &mut *lock(&self.up);
+        let slot = cpu % self.slots.len();
+        if !self.is_in_use(up, slot) {
+            let made = Box::new(make()?);
+            *lock(&self.slots[slot].0) = Some(made);
+        }
+        up[cpu] = true;
+        self.set_routes(up);
+        Ok(())
     }
 
-    /// The slot of the CPU that runs the caller.
-    pub(crate) fn here(&self) -> &T {
-        &self.slots[self.index()]
+    /// A CPU goes: its threads use the slot of another one. Its own, if no other CPU uses it, is
+    /// emptied by `drain` while nobody else has it, and dropped.
+    pub fn stop(&self, cpu: usize, drain: impl FnOnce(&mut T)) {
+        if self.slots.is_empty() {
+            return;
+        }
+        let Up(up) = &mut *lock(&self.up);
+        up[cpu] = false;
+        self.set_routes(up);
+        let slot = cpu % self.slots.len();
+        if !self.is_in_use(up, slot) {
+            let mut held = lock(&self.slots[slot].0);
+            if let Some(value) = &mut *held {
+                drain(value);
+            }
+            let value = held.take();
+            drop(held);
+            drop(value);
+        }
     }
 
-    pub(crate) fn iter(&self) -> impl Iterator<Item = &T> {
-        self.slots.iter().map(|slot| &**slot)
+    /// Whether one of its CPUs is up.
+    fn is_in_use(&self, up: &[bool], slot: usize) -> bool {
+        up.iter().skip(slot).step_by(self.slots.len()).any(|up| *up)
+    }
+
+    /// Each CPU to its own slot if that is in use, else to the next one that is.
+    fn set_routes(&self, up: &[bool]) {
+        let count = self.slots.len();
+        for (cpu, route) in self.route.iter().enumerate() {
+            let in_use = (0..count).map(|step| (cpu + step) % count);
+            if let Some(slot) = in_use.into_iter().find(|slot| self.is_in_use(up, *slot)) {
+                route.store(slot, Release);
+            }
+        }
+    }
+
+    /// How many there are.
+    pub fn count(&self) -> usize {
+        let Up(up) = &*lock(&self.up);
+        (0..self.slots.len()).filter(|slot| self.is_in_use(up, *slot)).count()
+    }
+
+    /// This CPU's, or any that is free when another thread was preempted in this one. The first CPU
+    /// must be up.
+    pub fn lock_here(&self) -> Here<'_, T> {
+        loop {
+            let here = self.route[self.number()].load(Acquire);
+            // A slot is in use if the CPU of its number uses it.
+            let in_use = |slot: &usize| self.route[*slot].load(Relaxed) == *slot;
+            let slots = (0..self.slots.len()).map(|step| (here + step) % self.slots.len());
+            if let Some(free) = slots.filter(in_use).find_map(|slot| self.slots[slot].try_here()) {
+                return free;
+            }
+            if let Some(held) = self.slots[here].here() {
+                return held;
+            }
+            // Its CPU has gone since: there is another route by now.
+        }
     }
 
     #[cfg(not(feature = "shuttle"))]
-    fn index(&self) -> usize {
-        let cpu = uzswap_sync::turns::number().unwrap_or_else(cpu::current);
-        if cpu < self.slots.len() { cpu } else { cpu % self.slots.len() }
+    fn number(&self) -> usize {
+        uzswap_sync::turns::number().unwrap_or_else(cpu::current) % self.route.len()
     }
 
     /// Under the model checker each thread has a CPU of its own, as far as there are any.
     #[cfg(feature = "shuttle")]
-    fn index(&self) -> usize {
-        usize::from(shuttle::current::me()) % self.slots.len()
+    fn number(&self) -> usize {
+        usize::from(shuttle::current::me()) % self.route.len()
+    }
+
+    /// Every one there is, locked in turn.
+    pub fn iter(&self) -> impl Iterator<Item = Here<'_, T>> {
+        self.slots.iter().filter_map(Slot::here)
+    }
+
+    /// Those that nobody has.
+    pub fn iter_free(&self) -> impl Iterator<Item = Here<'_, T>> {
+        self.slots.iter().filter_map(Slot::try_here)
+    }
+
+    /// Whether one of them is, or may be: one that somebody has.
+    pub fn any_may(&self, is: impl Fn(&T) -> bool) -> bool {
+        self.slots
+            .iter()
+            .any(|slot| try_lock(&slot.0).is_none_or(|held| held.as_deref().is_some_and(&is)))
+    }
+
+    /// What `make` makes, given to every one that `lacks` it, by `give`. It is made, and what `give`
+    /// leaves is dropped, without the lock: threads that store and load wait for that. `None`: it
+    /// could not be made.
+    pub fn provide<M>(
+        &self,
+        lacks: impl Fn(&T) -> bool,
+        mut make: impl FnMut() -> Option<M>,
+        give: impl Fn(&mut T, &mut M),
+    ) -> Option<()> {
+        for slot in &self.slots {
+            if slot.here().is_some_and(|here| lacks(&here)) {
+                let mut made = make()?;
+                if let Some(mut here) = slot.here() {
+                    give(&mut here, &mut made);
+                }
+            }
+        }
+        Some(())
     }
 }
 
-impl<T> PerCpu<Mutex<T>> {
-    /// This CPU's slot, or any that is free when another thread was preempted in this one.
-    pub(crate) fn lock_here(&self) -> MutexGuard<'_, T> {
-        let here = self.index();
-        (0..self.slots.len())
-            .find_map(|step| try_lock(&self.slots[(here + step) % self.slots.len()]))
-            .unwrap_or_else(|| lock(&self.slots[here]))
+impl<T> Slot<T> {
+    fn here(&self) -> Option<Here<'_, T>> {
+        Some(lock(&self.0)).filter(|held| held.is_some()).map(Here)
+    }
+
+    fn try_here(&self) -> Option<Here<'_, T>> {
+        try_lock(&self.0).filter(|held| held.is_some()).map(Here)
     }
 }
 
 #[cfg(all(test, not(feature = "shuttle")))]
 mod tests {
     use super::*;
+    use std::convert::Infallible;
+
+    /// For four CPUs, of which none is up.
+    fn of_four<T>(slots: usize) -> PerCpu<T> {
+        let slot = || Slot(CachePadded::new(Mutex::new(None)));
+        PerCpu {
+            slots: (0..slots).map(|_| slot()).collect(),
+            route: (0..4).map(|_| AtomicUsize::new(0)).collect(),
+            up: Mutex::new(Up(vec![false; 4].into())),
+        }
+    }
+
+    fn routes<T>(cpus: &PerCpu<T>) -> Vec<usize> {
+        cpus.route.iter().map(|route| route.load(Relaxed)).collect()
+    }
 
     #[test]
     fn lock_here_takes_another_slot_when_this_one_is_held() {
-        let slots = PerCpu { slots: (0..4).map(|_| CachePadded::new(Mutex::new(0))).collect() };
-        let held: Vec<_> = (0..4).map(|_| slots.lock_here()).collect();
-        assert_eq!(held.len(), 4);
+        let cpus = of_four(4);
+        (0..4).for_each(|cpu| cpus.start(cpu, || Ok::<_, Infallible>(cpu)).unwrap());
+        let held: Vec<_> = (0..4).map(|_| cpus.lock_here()).collect();
+        let mut numbers: Vec<usize> = held.iter().map(|here| **here).collect();
+        numbers.sort_unstable();
+        assert_eq!(numbers, [0, 1, 2, 3]);
+    }
+
+    #[test]
+    fn threads_of_a_cpu_that_is_down_use_the_next_that_is_up() {
+        let cpus = of_four(4);
+        for cpu in [1, 3] {
+            cpus.start(cpu, || Ok::<_, Infallible>(cpu)).unwrap();
+        }
+        assert_eq!((routes(&cpus), cpus.count()), (vec![1, 1, 3, 3], 2));
+        let mut drained = Vec::new();
+        cpus.stop(3, |value| drained.push(*value));
+        assert_eq!((routes(&cpus), cpus.count(), drained), (vec![1; 4], 1, vec![3]));
+        let failed = cpus.start(0, || Err("no memory"));
+        assert_eq!((failed, routes(&cpus)), (Err("no memory"), vec![1; 4]), "nothing changed");
+    }
+
+    #[test]
+    fn a_slot_that_cpus_share_is_kept_until_the_last_of_them_goes() {
+        let cpus = of_four(2);
+        for cpu in [0, 1, 2] {
+            cpus.start(cpu, || Ok::<_, Infallible>(cpu)).unwrap();
+        }
+        assert_eq!((routes(&cpus), cpus.count()), (vec![0, 1, 0, 1], 2));
+        cpus.stop(0, |_| panic!("CPU 2 uses it"));
+        cpus.stop(2, |value| assert_eq!(*value, 0));
+        assert_eq!((routes(&cpus), cpus.count()), (vec![1; 4], 1));
     }
 }

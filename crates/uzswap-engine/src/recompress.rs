@@ -19,7 +19,7 @@ use crate::index::{Form, Member, Object, State, Word};
 use crate::lru::OFF;
 use crate::page::{PAGE_BYTES, Page, checksum_of, content_hash};
 use crate::pool::{COMPRESSED_BYTES_MAX, Header};
-use crate::scratch::UnitScratch;
+use crate::scratch::{Scratch, UnitScratch};
 use crate::stats::Counter::*;
 use crate::sync::lock;
 use crate::table::boxed;
@@ -215,11 +215,8 @@ impl Cache {
     /// Gives every CPU what pages in units are decompressed with, before there are any. `None`:
     /// there is no memory.
     pub(crate) fn provide_units(&self) -> Option<()> {
-        for scratch in self.scratch.iter() {
-            let unit = UnitScratch::new()?;
-            lock(scratch).provide_unit(unit);
-        }
-        Some(())
+        let make = || UnitScratch::new().map(Some);
+        self.scratch.provide(|scratch| !scratch.has_unit(), make, Scratch::provide_unit)
     }
 
     /// Takes a page that was popped off the LRU in as a candidate, if it is one.

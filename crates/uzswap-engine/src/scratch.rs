@@ -47,9 +47,14 @@ impl Scratch {
         }
     }
 
+    /// Whether it has what [`Self::decompress_member`] needs.
+    pub(crate) fn has_unit(&self) -> bool {
+        self.unit.is_some()
+    }
+
     /// Takes what [`Self::decompress_member`] needs, once.
-    pub(crate) fn provide_unit(&mut self, unit: UnitScratch) {
-        self.unit.get_or_insert(unit);
+    pub(crate) fn provide_unit(&mut self, unit: &mut Option<UnitScratch>) {
+        self.unit = self.unit.take().or_else(|| unit.take());
     }
 
     /// Keeps a copy of a unit's start for [`Self::decompress_member`].

@@ -9,6 +9,7 @@ use crate::backing::slots::Slots;
 use crate::cache::{Cache, Reject};
 use crate::compress::Prepared;
 use crate::pool::{CLASSES, SECTION_BYTES, SectionError};
+use crate::scratch::Scratch;
 use crate::stats::Counter::PoolLimitHit;
 use crate::sync::{Backoff, lock};
 use std::io;
@@ -293,13 +294,8 @@ impl Cache {
         self.pool.set_limit(self.attributes.pool_bytes_max() as usize);
         let mut trainer = lock(&self.trainer);
         let algorithm = self.attributes.algorithm();
-        for scratch in self.scratch.iter() {
-            if !lock(scratch).uses(algorithm) {
-                // Made and dropped without the lock, which stores wait for.
-                let mut prepared = Prepared::new(algorithm);
-                lock(scratch).exchange(&mut prepared);
-            }
-        }
+        let prepared = || Some(Prepared::new(algorithm));
+        self.scratch.provide(|scratch| !scratch.uses(algorithm), prepared, Scratch::exchange);
         self.equip(&mut trainer);
         drop(trainer);
         self.doorbell.ring();

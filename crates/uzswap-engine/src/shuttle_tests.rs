@@ -103,6 +103,38 @@ fn an_entry_s_lock_excludes() {
 }
 
 #[test]
+fn cpus_come_and_go_beside_stores_and_loads() {
+    explore(|| {
+        let cpu = uzswap_sys::cpu::possible() - 1;
+        let (cache, area) = race(
+            2 << 20,
+            move |cache, area| {
+                cache.set_cpu(cpu, "online").unwrap();
+                store(cache, area, 0, 1);
+            },
+            vec![
+                Box::new(move |c, _| {
+                    // Where there is one CPU, it stays.
+                    let _ = c.set_cpu(cpu, "offline");
+                    c.set_cpu(cpu, "online").unwrap();
+                }),
+                Box::new(|c, a| {
+                    let stored = c.store_through(a.entry(1).unwrap(), &page(2));
+                    assert_eq!(stored, Store::Stored);
+                    assert_eq!(load(c, a, 1, &[2]), Some(2));
+                    c.invalidate(a.entry(1).unwrap());
+                }),
+                Box::new(|c, a| {
+                    assert_eq!(load(c, a, 0, &[1]), Some(1));
+                    store(c, a, 0, 3);
+                }),
+            ],
+        );
+        assert_eq!(load(&cache, area, 0, &[3]), Some(3));
+    });
+}
+
+#[test]
 fn the_newest_store_wins_and_readers_see_whole_pages() {
     explore(|| {
         let (cache, area) = race(

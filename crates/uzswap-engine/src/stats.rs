@@ -6,9 +6,10 @@
 use crate::backing::segments::SEGMENT_BYTES;
 use crate::cache::Cache;
 use crate::compress::Codec;
-use crate::percpu::PerCpu;
 use crate::pool::ClassStats;
+use crossbeam_utils::CachePadded;
 use std::sync::atomic::{AtomicI64, Ordering::Relaxed};
+use uzswap_sys::cpu;
 
 macro_rules! counters {
     ($($variant:ident $name:literal $doc:literal)*) => {
@@ -90,16 +91,20 @@ impl Counter {
 
 /// See the module.
 pub(crate) struct Counters {
-    cpus: PerCpu<[AtomicI64; COUNT]>,
+    /// By the CPU that counts, so that none meets another. They hold nothing: a CPU that goes
+    /// leaves what it has counted.
+    stripes: Box<[CachePadded<[AtomicI64; COUNT]>]>,
 }
 
 impl Counters {
     pub(crate) fn new() -> Self {
-        Self { cpus: PerCpu::new(|| std::array::from_fn(|_| AtomicI64::new(0))) }
+        let stripe = |_| CachePadded::new(std::array::from_fn(|_| AtomicI64::new(0)));
+        Self { stripes: (0..cpu::possible()).map(stripe).collect() }
     }
 
     pub(crate) fn add(&self, counter: Counter, count: i64) {
-        self.cpus.here()[counter as usize].fetch_add(count, Relaxed);
+        let stripe = &self.stripes[cpu::current() % self.stripes.len()];
+        stripe[counter as usize].fetch_add(count, Relaxed);
     }
 
     pub(crate) fn increment(&self, counter: Counter) {
@@ -110,7 +115,8 @@ impl Counters {
     /// while others count, a gauge may be off by what is under way, and is never shown below
     /// zero.
     pub(crate) fn get(&self, counter: Counter) -> u64 {
-        let sum: i64 = self.cpus.iter().map(|cpu| cpu[counter as usize].load(Relaxed)).sum();
+        let sum: i64 =
+            self.stripes.iter().map(|stripe| stripe[counter as usize].load(Relaxed)).sum();
         sum.try_into().unwrap_or(0)
     }
 }
@@ -249,7 +255,7 @@ impl Cache {
 
     /// Of [`Self::memory_bytes`], what is not the pool's.
     pub fn bytes_besides_pool(&self) -> usize {
-        let buffers = self.buffers.iter().count() * SEGMENT_BYTES;
+        let buffers = self.buffers.count() * SEGMENT_BYTES;
         self.metadata_bytes() + self.writer_bytes + buffers
     }
 

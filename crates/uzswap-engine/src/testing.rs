@@ -171,6 +171,8 @@ pub enum Op {
     FailReads(bool),
     /// Try writeback again.
     Resume,
+    /// Bring a CPU to a state, by their numbers; the next step that is the third may fail.
+    Cpu(usize, usize, bool),
 }
 
 const SETTINGS: [(&str, &str); 20] = [
@@ -223,7 +225,8 @@ pub fn decode_ops(bytes: &[u8], pages: u32) -> impl Iterator<Item = Op> {
             60 => Op::FailWrites(c % 2 == 0),
             61 => Op::FailReads(c % 2 == 0),
             62 => Op::Train,
-            _ => Op::Resume,
+            _ if c % 2 == 0 => Op::Resume,
+            _ => Op::Cpu(usize::from(*a), usize::from(*b), c % 4 == 1),
         }
     })
 }
@@ -480,7 +483,24 @@ impl Harness {
             Op::FailWrites(fail) => self.faults.fail_writes.store(fail, Relaxed),
             Op::FailReads(fail) => self.faults.fail_reads.store(fail, Relaxed),
             Op::Resume => self.cache.resume_writeback(),
+            Op::Cpu(cpu, state, fails) => self.set_cpu(cpu, state, fails),
         }
+    }
+
+    /// The last CPU that is online stays, and one of which a step fails is where it was.
+    fn set_cpu(&self, cpu: usize, state: usize, fails: bool) {
+        let (mut expected, mut names) = (self.cache.cpu_states(), self.cache.cpu_state_names());
+        // Its last state has another name, "online".
+        names.remove(names.len() - 2);
+        let (cpu, state) = (cpu % expected.len(), names[state % names.len()]);
+        if fails {
+            self.cache.fail_cpu_step(cpu, names[2]);
+        }
+        if self.cache.set_cpu(cpu, state).is_ok() {
+            expected[cpu] = state;
+        }
+        assert_eq!(self.cache.cpu_states(), expected);
+        assert!(expected.contains(&"online"));
     }
 
     fn store(&mut self, offset: u32, content: Content, seed: u64, through: bool) {

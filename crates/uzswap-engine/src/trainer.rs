@@ -13,6 +13,7 @@ use crate::compress::{Codec, DICTIONARIES_MAX, Encoder, SAMPLES, Trial, WithDict
 use crate::ids::SwapEntry;
 use crate::index::{Object, State};
 use crate::page::Page;
+use crate::scratch::Scratch;
 use crate::stats::Counter::*;
 use crate::sync::lock;
 use std::sync::Arc;
@@ -154,13 +155,10 @@ impl Cache {
         }
         let bytes = trainer.encoder.as_ref().map_or(0, |encoder| encoder.bytes());
         self.encoder_bytes.store(bytes, Relaxed);
-        for scratch in self.scratch.iter() {
-            if !lock(scratch).uses_dictionary(trainer.encoder.as_ref()) {
-                // Made and dropped without the lock.
-                let mut with = trainer.encoder.clone().and_then(WithDictionary::new);
-                lock(scratch).exchange_dictionary(&mut with);
-            }
-        }
+        let encoder = trainer.encoder.as_ref();
+        let with = || Some(encoder.cloned().and_then(WithDictionary::new));
+        let lacks = |scratch: &Scratch| !scratch.uses_dictionary(encoder);
+        self.scratch.provide(lacks, with, Scratch::exchange_dictionary);
     }
 
     fn wants_dictionary(&self) -> bool {

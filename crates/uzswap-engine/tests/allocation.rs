@@ -40,8 +40,10 @@ thread_local! {
     static REFUSED_IN: Cell<u64> = const { Cell::new(0) };
 }
 
-/// Locks that no serving thread takes: of training, of recompression, of giving areas out.
-const APART: [&str; 3] = ["Trainer", "Recompressor", "Vec<uzswap_engine::ids::Area>"];
+/// Locks that no serving thread takes: of training, of recompression, of giving areas out, of CPUs
+/// that come and go.
+const APART: [&str; 5] =
+    ["Trainer", "Recompressor", "Vec<uzswap_engine::ids::Area>", "hotplug::Cpus", "percpu::Up"];
 
 /// Other locks with which a thread that is watched has allocated.
 static HELD: [OnceLock<&str>; 16] = [const { OnceLock::new() }; 16];

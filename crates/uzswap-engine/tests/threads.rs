@@ -158,6 +158,12 @@ impl Stress {
                 let limit = ((1 + noise.below(8)) << 20).to_string();
                 self.cache.set_attribute("max_pool_bytes", &limit).unwrap();
             }
+            4 => {
+                let states = self.cache.cpu_state_names();
+                let cpu = noise.below(self.cache.cpu_states().len() as u64) as usize;
+                // That it is the last one is an answer.
+                drop(self.cache.set_cpu(cpu, states[noise.below(states.len() as u64) as usize]));
+            }
             _ => self.cache.maintain().unwrap(),
         }
     }

@@ -1,6 +1,7 @@
 //! Processors and the machine's memory.
 
 use std::io;
+use std::sync::LazyLock;
 
 /// The processor that runs the caller, as a hint: it may have moved by the time this returns.
 pub fn current() -> usize {
@@ -17,16 +18,49 @@ pub fn current() -> usize {
 
 /// Processors that may ever be online, at least 1. Processor numbers are below it.
 pub fn possible() -> usize {
-    // "0-3" or "0,2-5": the last number is the highest.
-    std::fs::read_to_string("/sys/devices/system/cpu/possible")
-        .ok()
-        .and_then(|list| list.trim().rsplit([',', '-']).next()?.parse::<usize>().ok())
-        .map_or(1, |highest| highest + 1)
+    static POSSIBLE: LazyLock<usize> = LazyLock::new(|| {
+        // "0-3" or "0,2-5": the last number is the highest.
+        std::fs::read_to_string("/sys/devices/system/cpu/possible")
+            .ok()
+            .and_then(|list| list.trim().rsplit([',', '-']).next()?.parse::<usize>().ok())
+            .map_or(1, |highest| highest + 1)
+    });
+    *POSSIBLE
 }
 
 /// Processors that the calling process may use now.
 pub fn allowed() -> usize {
     std::thread::available_parallelism().map_or(1, |n| n.get())
+}
+
+/// Some of the CPUs.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct CpuSet(Box<[u64]>);
+
+impl CpuSet {
+    /// Those that the calling thread may run on now: those that are online, of the ones that its
+    /// cpuset and its affinity allow. All possible ones where the kernel does not say.
+    pub fn of_caller() -> Self {
+        let possible = possible();
+        #[cfg(not(miri))]
+        if let Ok(set) = rustix::thread::sched_getaffinity(None) {
+            return (0..possible).filter(|cpu| set.is_set(*cpu)).collect();
+        }
+        (0..possible).collect()
+    }
+
+    /// Whether it is one of them.
+    pub fn has(&self, cpu: usize) -> bool {
+        self.0.get(cpu / 64).is_some_and(|word| word & 1 << (cpu % 64) != 0)
+    }
+}
+
+impl FromIterator<usize> for CpuSet {
+    fn from_iter<T: IntoIterator<Item = usize>>(cpus: T) -> Self {
+        let mut words = vec![0; possible().div_ceil(64)];
+        cpus.into_iter().for_each(|cpu| words[cpu / 64] |= 1 << (cpu % 64));
+        Self(words.into())
+    }
 }
 
 /// Bytes in a page of the running kernel.

@@ -32,8 +32,9 @@ use crate::ids::Place;
 use crate::index::Extent;
 use crate::percpu::PerCpu;
 use crate::sync::atomic::{AtomicU32, AtomicU64, Ordering::*};
-use crate::sync::{Backoff, Mutex, MutexGuard, lock, try_lock};
+use crate::sync::{Backoff, Mutex, MutexGuard, lock};
 use std::convert::Infallible;
+use std::mem::swap;
 use std::sync::Arc;
 use uzswap_ranges::{Hole, Preload, RangeIndex, SkipList};
 
@@ -147,7 +148,7 @@ pub(crate) struct Slots {
     empty: Bits,
     /// Segments that are wholly free, in clusters in use and in others.
     free_segments: AtomicU32,
-    caches: PerCpu<Mutex<SlotCache>>,
+    caches: PerCpu<SlotCache>,
     pub(crate) layout: Layout,
     /// Tables of tags that no cluster has, and how many there are in all.
     spare_tags: Mutex<Vec<Tags>>,
@@ -233,16 +234,6 @@ impl Slots {
             let used = std::array::from_fn(|word| if beyond(word) { u64::MAX } else { 0 });
             Mutex::new(Cluster { used, broken: 0, in_use: false, tags: None })
         };
-        let cache = |_| {
-            Ok::<_, Infallible>(Mutex::new(SlotCache {
-                current: None,
-                slots: Vec::with_capacity(batch),
-                returned: Vec::with_capacity(batch),
-                preload: Preload::default(),
-                touched: false,
-            }))
-        };
-        let Ok(caches) = PerCpu::try_at_most(usize::MAX, cache);
         Self {
             segments: Segments::new(segments),
             clusters: (0..clusters).map(cluster).collect(),
@@ -252,7 +243,7 @@ impl Slots {
             with_slots: Bits::new(clusters.max(1)),
             empty: Bits::new(clusters.max(1)),
             free_segments: AtomicU32::new(segments as u32),
-            caches,
+            caches: PerCpu::new(usize::MAX),
             layout,
             spare_tags: Mutex::new(Vec::with_capacity(TAGS_MAX)),
             tag_tables: AtomicU32::new(0),
@@ -383,19 +374,44 @@ impl Slots {
     /// Makes every slot that caches hold free.
     pub(crate) fn drain(&self) {
         let _one = self.one();
-        self.caches.iter().for_each(|cache| self.empty_cache(&mut lock(cache)));
+        self.caches.iter().for_each(|mut cache| self.empty_cache(&mut cache));
+    }
+
+    /// A CPU comes up. Allocates.
+    pub(crate) fn start_cpu(&self, cpu: usize) {
+        let cache = || SlotCache {
+            current: None,
+            slots: Vec::with_capacity(self.batch),
+            returned: Vec::with_capacity(self.batch),
+            preload: self.preload(),
+            touched: false,
+        };
+        let Ok(()) = self.caches.start(cpu, || Ok::<_, Infallible>(cache()));
+    }
+
+    /// A CPU goes: the slots that it holds are free.
+    pub(crate) fn stop_cpu(&self, cpu: usize) {
+        let _one = self.one();
+        self.caches.stop(cpu, |cache| self.empty_cache(cache));
+    }
+
+    /// CPUs that have slots.
+    #[cfg(all(test, not(feature = "shuttle")))]
+    pub(crate) fn cpus_count(&self) -> usize {
+        self.caches.count()
+    }
+
+    fn preload(&self) -> Preload {
+        let mut preload = Preload::default();
+        self.taken.preload(&mut preload);
+        preload
     }
 
     /// Makes memory ready for taking clusters. Allocates.
     pub(crate) fn provision(&self) {
-        let lacks =
-            |cache: &&Mutex<SlotCache>| try_lock(cache).is_some_and(|c| !c.preload.is_ready());
-        for cache in self.caches.iter().filter(lacks) {
-            // Got before the lock, which stores wait for.
-            let mut preload = Preload::default();
-            self.taken.preload(&mut preload);
-            lock(cache).preload = preload;
-        }
+        let lacks = |cache: &SlotCache| !cache.preload.is_ready();
+        let give = |cache: &mut SlotCache, preload: &mut _| swap(&mut cache.preload, preload);
+        self.caches.provide(lacks, || Some(self.preload()), give);
         if self.layout == Layout::Sealed && self.segments.count() > 0 {
             self.provision_tags();
         }
@@ -434,7 +450,7 @@ impl Slots {
 
     /// Drains caches that were not used since the last call.
     pub(crate) fn drain_idle(&self) {
-        for mut cache in self.caches.iter().filter_map(try_lock) {
+        for mut cache in self.caches.iter_free() {
             if !std::mem::take(&mut cache.touched) {
                 self.empty_cache(&mut cache);
                 cache.current = None;
@@ -445,11 +461,7 @@ impl Slots {
     /// Gives clusters without a slot taken back to the range index, once `discard`, called with
     /// where such a one begins and its bytes, has told the device. Allocates.
     pub(crate) fn discard_empty(&self, mut discard: impl FnMut(u64, u64)) {
-        let is_current = |number: u32| {
-            self.caches
-                .iter()
-                .any(|cache| try_lock(cache).is_none_or(|c| c.current == Some(number)))
-        };
+        let is_current = |number: u32| self.caches.any_may(|cache| cache.current == Some(number));
         for number in self.empty.from(0).filter(|number| !is_current(*number)).take(DISCARDS) {
             let first = number as usize * CLUSTER_SEGMENTS;
             let segments = CLUSTER_SEGMENTS.min(self.segments.count() - first);
@@ -724,14 +736,8 @@ impl Slots {
             self.tell(number, &cluster);
             assert_eq!(bits.map(|bits| bits.is_set(number)), before, "bits of cluster {number}");
         }
-        let cached: usize = self
-            .caches
-            .iter()
-            .map(|cache| {
-                let cache = lock(cache);
-                cache.slots.len() + cache.returned.len()
-            })
-            .sum();
+        let cached: usize =
+            self.caches.iter().map(|cache| cache.slots.len() + cache.returned.len()).sum();
         assert_eq!(self.free_segments.load(Acquire) as usize, free_segments, "free segments");
         assert_eq!(self.taken.check().items, in_use, "the range index and the clusters");
         assert_eq!(self.untaken.load(Acquire) as usize, self.clusters.len() - in_use);

@@ -4,10 +4,15 @@ use std::collections::HashSet;
 
 const MIB: u64 = 1 << 20;
 
-fn slots(bytes: u64) -> Slots {
-    let slots = Slots::new(bytes, Locks::SlotCaches, Layout::Sealed, None);
+/// With all CPUs up.
+fn started(slots: Slots) -> Slots {
+    (0..uzswap_sys::cpu::possible()).for_each(|cpu| slots.start_cpu(cpu));
     slots.provision();
     slots
+}
+
+fn slots(bytes: u64) -> Slots {
+    started(Slots::new(bytes, Locks::SlotCaches, Layout::Sealed, None))
 }
 
 /// What is taken, and the slots beside it.
@@ -58,7 +63,7 @@ impl Taken {
 fn any_sequence_keeps_free_and_used_the_whole() {
     for (seed, bytes, batch) in [(1, 2 * MIB, 64), (2, 7 * MIB + 300_000, 64), (3, 9 * MIB, 1)] {
         let slots = Slots::with_batch(bytes, Locks::SlotCaches, Layout::Sealed, batch);
-        slots.provision();
+        let slots = started(slots);
         let (mut noise, mut taken) = (Noise::new(seed), Taken::default());
         let total = slots.segments.count() * BATCH;
         for step in 0..20_000 {
@@ -160,7 +165,7 @@ fn a_wholly_free_cluster_is_discarded_and_goes_back_to_the_range_index() {
     segments.iter().for_each(|segment| slots.give_segment(*segment, Use::Open));
     let mut discarded = Vec::new();
     slots.discard_empty(|offset, bytes| discarded.push((offset, bytes)));
-    let currents: Vec<_> = slots.caches.iter().filter_map(|cache| lock(cache).current).collect();
+    let currents: Vec<_> = slots.caches.iter().filter_map(|cache| cache.current).collect();
     let others = (0..4).filter(|number| !currents.contains(number));
     let was_used = |number: &u32| segments.iter().any(|segment| home(*segment).0 == *number);
     let expected: Vec<_> =

@@ -1,0 +1,143 @@
+//! The threads of a server: some that are always there, and some for each CPU that is up.
+//!
+//! Threads have numbers, which go with what they serve from. A thread that is one too many ends
+//! when it next has nothing to do; nobody waits for that.
+
+use crate::server::{STACK_BYTES, ServerConfig};
+use std::io;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread::{Builder, JoinHandle};
+use uzswap_engine::CpuState;
+
+/// What a team's threads do.
+pub(crate) trait Work: Send + Sync + 'static {
+    /// One thread's part, until there is nothing more to do for anyone, or its number has left.
+    fn run(self: Arc<Self>, number: usize);
+
+    /// There is one CPU more, or less.
+    fn count_cpu(&self, is_up: bool);
+
+    /// Who is there; it may be looked at by any thread that has nothing to do.
+    fn with_rota<T>(&self, change: impl FnOnce(&mut Rota) -> T) -> T;
+
+    /// Wakes a thread that has nothing to do, if there is one, so that it looks at the rota.
+    fn wake_one(&self);
+}
+
+/// Which threads are there.
+pub(crate) struct Rota {
+    /// Threads that are too many, and are to leave.
+    leaving: usize,
+    /// Numbers that no thread has.
+    away: Vec<usize>,
+}
+
+impl Rota {
+    /// The first `there` of `threads` are there.
+    pub(crate) fn new(there: usize, threads: usize) -> Self {
+        Self { leaving: 0, away: (there..threads).rev().collect() }
+    }
+
+    /// Whether a thread that has nothing to do is to leave, which it has then done.
+    pub(crate) fn leaves(&mut self, number: usize) -> bool {
+        let leaves = self.leaving > 0;
+        if leaves {
+            self.leaving -= 1;
+            // There is room: a number is in it once.
+            self.away.push(number);
+        }
+        leaves
+    }
+
+    /// One thread more is wanted; the number of one to be started.
+    fn recall(&mut self) -> Option<usize> {
+        if self.leaving > 0 {
+            self.leaving -= 1;
+            return None;
+        }
+        self.away.pop()
+    }
+}
+
+/// See the module. Dropped, it waits for its threads, which must have been told that all is done.
+pub(crate) struct Team<W> {
+    pub(crate) work: Arc<W>,
+    threads_per_cpu: usize,
+    /// By number.
+    threads: Mutex<Box<[Option<JoinHandle<()>>]>>,
+}
+
+impl<W: Work> Team<W> {
+    /// Starts the threads that are always there. Those for CPUs come with [`Self::cpu_state`].
+    pub(crate) fn start(work: Arc<W>, config: &ServerConfig) -> io::Result<Arc<Self>> {
+        let team = Self {
+            work,
+            threads_per_cpu: config.threads_per_cpu,
+            threads: Mutex::new((0..config.threads).map(|_| None).collect()),
+        };
+        for number in 0..config.threads_always() {
+            team.start_one(number)?;
+        }
+        Ok(Arc::new(team))
+    }
+
+    fn threads(&self) -> MutexGuard<'_, Box<[Option<JoinHandle<()>>]>> {
+        self.threads.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn start_one(&self, number: usize) -> io::Result<()> {
+        let mut threads = self.threads();
+        if let Some(before) = threads[number].take() {
+            // It has left, and is about to end.
+            drop(before.join());
+        }
+        let work = self.work.clone();
+        let thread = Builder::new().name(format!("uzswap-{number}")).stack_size(STACK_BYTES);
+        threads[number] = Some(thread.spawn(move || work.run(number))?);
+        Ok(())
+    }
+
+    fn cpu_came(&self) -> io::Result<()> {
+        self.work.count_cpu(true);
+        for started in 0..self.threads_per_cpu {
+            let Some(number) = self.work.with_rota(Rota::recall) else { continue };
+            if let Err(error) = self.start_one(number) {
+                self.work.with_rota(|rota| rota.away.push(number));
+                self.send_away(started);
+                self.work.count_cpu(false);
+                return Err(error);
+            }
+        }
+        Ok(())
+    }
+
+    fn cpu_went(&self) {
+        self.work.count_cpu(false);
+        self.send_away(self.threads_per_cpu);
+    }
+
+    fn send_away(&self, threads: usize) {
+        self.work.with_rota(|rota| rota.leaving += threads);
+        (0..threads).for_each(|_| self.work.wake_one());
+    }
+
+    /// What a CPU has of the team. Without the team it has nothing.
+    pub(crate) fn cpu_state(self: &Arc<Self>) -> CpuState {
+        let (came, went) = (Arc::downgrade(self), Arc::downgrade(self));
+        CpuState::new(
+            "threads",
+            move |_, _| came.upgrade().map_or(Ok(()), |team| team.cpu_came()),
+            move |_, _| {
+                went.upgrade().iter().for_each(|team| team.cpu_went());
+                Ok(())
+            },
+        )
+    }
+}
+
+impl<W> Drop for Team<W> {
+    fn drop(&mut self) {
+        let threads = self.threads.get_mut().unwrap_or_else(PoisonError::into_inner);
+        threads.iter_mut().filter_map(Option::take).for_each(|thread| drop(thread.join()));
+    }
+}

@@ -1,0 +1,298 @@
+//! CPUs that come and go.
+//!
+//! What a CPU has of its own is brought up by an array of states, from the first to the last, and
+//! taken down from the last to the first. Where a CPU stands is one number: how many of its states
+//! are up. A state that cannot be started or stopped leaves the CPU where it was before.
+//!
+//! ```text
+//! offline → codecs → slots → buffer → … what a front end adds … → online
+//! ```
+//!
+//! Pages are not a CPU's: one that goes leaves none behind, and what it held of the backing is free.
+//! Threads may run on a CPU that is not up ([`crate::percpu`]), so nobody waits for any of this.
+
+use crate::cache::Cache;
+use crate::error::CpuError;
+use crate::scratch::{Scratch, UnitScratch};
+use crate::sync::lock;
+use crate::writeback::StoreBuffer;
+use std::io;
+use uzswap_sys::cpu::{self, CpuSet};
+
+type Step = Box<dyn Fn(&Cache, usize) -> io::Result<()> + Send + Sync>;
+
+/// What a CPU has of its own, and how it comes and goes.
+pub struct CpuState {
+    name: &'static str,
+    startup: Step,
+    teardown: Step,
+}
+
+impl CpuState {
+    /// A state whose steps are called with the number of a CPU, never two at once. Neither may wait
+    /// for a request, or change where a CPU stands.
+    pub fn new(
+        name: &'static str,
+        startup: impl Fn(&Cache, usize) -> io::Result<()> + Send + Sync + 'static,
+        teardown: impl Fn(&Cache, usize) -> io::Result<()> + Send + Sync + 'static,
+    ) -> Self {
+        Self { name, startup: Box::new(startup), teardown: Box::new(teardown) }
+    }
+}
+
+/// No state is up, and all are.
+const OFFLINE: &str = "offline";
+const ONLINE: &str = "online";
+
+/// The engine's, in order.
+fn states() -> Vec<CpuState> {
+    vec![
+        CpuState::new("codecs", Cache::start_codecs, |cache, cpu| {
+            cache.scratch.stop(cpu, |_| {});
+            Ok(())
+        }),
+        CpuState::new(
+            "slots",
+            |cache, cpu| {
+                cache.slots.start_cpu(cpu);
+                Ok(())
+            },
+            |cache, cpu| {
+                cache.slots.stop_cpu(cpu);
+                Ok(())
+            },
+        ),
+        CpuState::new(
+            "buffer",
+            |cache, cpu| cache.buffers.start(cpu, StoreBuffer::new),
+            |cache, cpu| {
+                // Whoever writes from it has it until that is done.
+                cache.buffers.stop(cpu, |_| {});
+                Ok(())
+            },
+        ),
+    ]
+}
+
+/// Where each CPU stands.
+pub(crate) struct Cpus {
+    states: Vec<CpuState>,
+    /// For each possible CPU, how many of the states are up.
+    reached: Box<[usize]>,
+    /// What the process could use when it was last looked at.
+    allowed: Option<CpuSet>,
+    /// A step that will fail: of a CPU, into or out of a state.
+    #[cfg(any(test, feature = "testing"))]
+    fault: Option<(usize, &'static str)>,
+}
+
+impl Cpus {
+    pub(crate) fn new() -> Self {
+        Self {
+            states: states(),
+            reached: vec![0; cpu::possible()].into(),
+            allowed: None,
+            #[cfg(any(test, feature = "testing"))]
+            fault: None,
+        }
+    }
+
+    /// How many states are up where this one is reached.
+    fn level(&self, name: &str) -> Option<usize> {
+        match name {
+            OFFLINE => Some(0),
+            ONLINE => Some(self.states.len()),
+            _ => self.states.iter().position(|state| state.name == name).map(|at| at + 1),
+        }
+    }
+
+    fn name(&self, level: usize) -> &'static str {
+        match level {
+            0 => OFFLINE,
+            level if level == self.states.len() => ONLINE,
+            level => self.states[level - 1].name,
+        }
+    }
+
+    fn is_online(&self, cpu: usize) -> bool {
+        self.reached[cpu] == self.states.len()
+    }
+
+    /// Brings a CPU to a level; on an error it is where it was.
+    fn set(&mut self, cache: &Cache, cpu: usize, level: usize) -> Result<(), CpuError> {
+        let others = (0..self.reached.len()).filter(|other| *other != cpu);
+        if level < self.states.len() && !others.into_iter().any(|other| self.is_online(other)) {
+            return Err(CpuError::Last { cpu });
+        }
+        self.change(cache, cpu, level)
+    }
+
+    fn change(&mut self, cache: &Cache, cpu: usize, level: usize) -> Result<(), CpuError> {
+        let before = self.reached[cpu];
+        self.walk(cache, cpu, level).map_err(|(state, why)| {
+            let back = self.walk(cache, cpu, before).err().map(|(state, _)| state);
+            CpuError::Step { cpu, state, why, stays: back.map(|_| self.name(self.reached[cpu])) }
+        })
+    }
+
+    /// A step at a time. An error: of the state that could not be started or stopped.
+    fn walk(
+        &mut self,
+        cache: &Cache,
+        cpu: usize,
+        level: usize,
+    ) -> Result<(), (&'static str, io::Error)> {
+        while self.reached[cpu] != level {
+            let goes_up = self.reached[cpu] < level;
+            let at = if goes_up { self.reached[cpu] } else { self.reached[cpu] - 1 };
+            let CpuState { name, startup, teardown } = &self.states[at];
+            let step = if goes_up { startup } else { teardown };
+            #[cfg(any(test, feature = "testing"))]
+            if self.fault.take_if(|fault| *fault == (cpu, *name)).is_some() {
+                return Err((name, io::Error::other("a fault was injected")));
+            }
+            step(cache, cpu).map_err(|why| (*name, why))?;
+            self.reached[cpu] = if goes_up { at + 1 } else { at };
+        }
+        Ok(())
+    }
+}
+
+impl Cache {
+    /// Brings up the CPUs that the process may use.
+    pub(crate) fn start_cpus(&self) -> io::Result<()> {
+        let mut cpus = lock(&self.cpus);
+        let allowed = CpuSet::of_caller();
+        for cpu in (0..cpu::possible()).filter(|cpu| allowed.has(*cpu)) {
+            let level = cpus.states.len();
+            cpus.walk(self, cpu, level).map_err(|(_, why)| why)?;
+        }
+        cpus.allowed = Some(allowed);
+        Ok(())
+    }
+
+    /// Brings up the CPUs that the process could not use when this was last called, takes down
+    /// those that it could, and leaves those where nothing changed as they are. The error is the
+    /// first; the other CPUs are where they should be. To be called from time to time by a thread
+    /// that may run where those may that store and load.
+    pub fn follow_cpus(&self, allowed: &CpuSet) -> Result<(), CpuError> {
+        let mut cpus = lock(&self.cpus);
+        let before = cpus.allowed.replace(allowed.clone());
+        let is_changed =
+            |cpu: &usize| before.as_ref().is_none_or(|b| b.has(*cpu) != allowed.has(*cpu));
+        let changed: Vec<usize> = (0..cpu::possible()).filter(is_changed).collect();
+        // Up before down: one that goes needs another that stays.
+        let mut outcome = Ok(());
+        for (comes, level) in [(true, cpus.states.len()), (false, 0)] {
+            for cpu in changed.iter().filter(|cpu| allowed.has(**cpu) == comes) {
+                outcome = outcome.and(cpus.set(self, *cpu, level));
+            }
+        }
+        outcome
+    }
+
+    /// Brings a CPU to a state: `offline`, `online`, or one between. There it stays until the
+    /// process may no longer use it, or may again.
+    pub fn set_cpu(&self, cpu: usize, state: &str) -> Result<(), CpuError> {
+        let mut cpus = lock(&self.cpus);
+        if cpu >= cpus.reached.len() {
+            return Err(CpuError::NoCpu { cpu, last: cpus.reached.len() - 1 });
+        }
+        let level = cpus.level(state).ok_or_else(|| CpuError::NoState {
+            state: state.into(),
+            states: Self::state_names(&cpus).join(", "),
+        })?;
+        cpus.set(self, cpu, level)
+    }
+
+    /// The last state that is up, for each possible CPU.
+    pub fn cpu_states(&self) -> Vec<&'static str> {
+        let cpus = lock(&self.cpus);
+        cpus.reached.iter().map(|level| cpus.name(*level)).collect()
+    }
+
+    /// The names of all states, in order.
+    pub fn cpu_state_names(&self) -> Vec<&'static str> {
+        Self::state_names(&lock(&self.cpus))
+    }
+
+    fn state_names(cpus: &Cpus) -> Vec<&'static str> {
+        let own = cpus.states.iter().map(|state| state.name);
+        std::iter::once(OFFLINE).chain(own).chain([ONLINE]).collect()
+    }
+
+    /// Adds a state after all others, and starts it for the CPUs that are online. On an error it is
+    /// not added.
+    pub fn add_cpu_state(&self, state: CpuState) -> Result<(), CpuError> {
+        let mut cpus = lock(&self.cpus);
+        let online: Vec<_> = (0..cpus.reached.len()).filter(|cpu| cpus.is_online(*cpu)).collect();
+        cpus.states.push(state);
+        let level = cpus.states.len();
+        for (done, cpu) in online.iter().enumerate() {
+            if let Err(error) = cpus.change(self, *cpu, level) {
+                for cpu in &online[..done] {
+                    // What went wrong first is told.
+                    let _ = cpus.change(self, *cpu, level - 1);
+                }
+                cpus.states.pop();
+                return Err(error);
+            }
+        }
+        Ok(())
+    }
+
+    /// Makes the next step of a CPU into or out of a state fail.
+    #[cfg(any(test, feature = "testing"))]
+    pub fn fail_cpu_step(&self, cpu: usize, state: &'static str) {
+        lock(&self.cpus).fault = Some((cpu, state));
+    }
+
+    /// Codecs' contexts as those that other CPUs have.
+    fn start_codecs(&self, cpu: usize) -> io::Result<()> {
+        // Locked, so that no units are begun meanwhile that the new contexts could not read.
+        let recompressor = lock(&self.recompressor);
+        let has_units = self.scratch.iter().any(|scratch| scratch.has_unit());
+        self.scratch.start(cpu, || {
+            let mut made = Scratch::new(self.attributes.algorithm(), self.dictionaries.clone());
+            if has_units {
+                let unit = UnitScratch::new().ok_or(io::ErrorKind::OutOfMemory)?;
+                made.provide_unit(&mut Some(unit));
+            }
+            Ok::<_, io::Error>(made)
+        })?;
+        drop(recompressor);
+        // The dictionary, and an algorithm that was chosen meanwhile.
+        self.apply_attributes();
+        Ok(())
+    }
+}
+
+#[cfg(all(test, not(feature = "shuttle")))]
+mod tests {
+    use super::*;
+    use crate::testing::Setup;
+    use std::path::Path;
+
+    #[test]
+    fn everything_that_a_cpu_has_is_a_state_and_goes_with_it() {
+        let (mut made, mut left) = (0, vec![Path::new(env!("CARGO_MANIFEST_DIR")).join("src")]);
+        while let Some(path) = left.pop() {
+            if path.is_dir() {
+                left.extend(std::fs::read_dir(path).unwrap().map(|file| file.unwrap().path()));
+            } else {
+                made += std::fs::read_to_string(path).unwrap().matches(": PerCpu::new(").count();
+            }
+        }
+        // One is in the line above.
+        assert_eq!(made - 1, states().len(), "state of CPUs outside of the array");
+        let (cache, ..) = Setup { backing_bytes: 8 << 20, ..Setup::default() }.make();
+        let counts = || [cache.scratch.count(), cache.slots.cpus_count(), cache.buffers.count()];
+        let online = |cache: &Cache| cache.cpu_states().iter().filter(|s| **s == ONLINE).count();
+        assert_eq!(counts(), [online(&cache); 3]);
+        for cpu in (0..cpu::possible()).rev().take(online(&cache) - 1) {
+            cache.set_cpu(cpu, OFFLINE).unwrap();
+            assert_eq!(counts(), [online(&cache); 3]);
+        }
+        assert_eq!(counts(), [1; 3]);
+    }
+}
