@@ -43,6 +43,9 @@ fn attributes_are_read_and_written_and_rubbish_is_refused() {
         ("enabled", "maybe"),
         ("shrinker_enabled", "\u{fffd}"),
         ("writeback_enabled", "N"),
+        ("cpus", "1"),
+        ("cpus", "65536 offline"),
+        ("cpus", "0 asleep"),
     ] {
         let before = read(name);
         let error = fs::write(path(name), value);

@@ -16,6 +16,7 @@ pub fn all(root: &Path) -> Vec<(String, String)> {
         ("docs/statistics.md".into(), statistics()),
         ("docs/metrics.md".into(), metrics()),
         ("docs/design/system-calls.md".into(), system_calls()),
+        ("docs/design/hotplug.md".into(), hotplug()),
         ("crates/uzswap-c/include/uzswap.h".into(), header::text(root)),
     ];
     all.extend(manual::pages());
@@ -34,6 +35,14 @@ fn attributes() -> String {
         let _ = writeln!(text, "| `{name}` | {accepts} | {doc} |");
     }
     text
+}
+
+fn hotplug() -> String {
+    let mut rows = String::from("| state | the CPU has | when it goes |\n|---|---|---|\n");
+    for (name, [has, goes]) in control::cpu_states() {
+        let _ = writeln!(rows, "| `{name}` | {has} | {goes} |");
+    }
+    include_str!("hotplug.txt").replace("{states}", rows.trim_end())
 }
 
 fn statistics() -> String {

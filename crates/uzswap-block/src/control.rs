@@ -6,6 +6,7 @@
 //! ```
 
 use crate::swapped::Swapped;
+use crate::team;
 use crate::traffic::Traffic;
 use fuser::{
     BackgroundSession, Config, Errno, FileAttr, FileHandle, FileType, Filesystem, FopenFlags,
@@ -17,7 +18,7 @@ use std::io;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
-use uzswap_engine::{ATTRIBUTES, AttributeError, Cache, PAGE_BYTES, STATISTICS};
+use uzswap_engine::{ATTRIBUTES, Cache, CpuError, PAGE_BYTES, STATISTICS, StateDoc};
 
 /// Folder of attributes.
 pub const PARAMETERS: &str = "parameters";
@@ -145,15 +146,41 @@ pub fn is_counted(name: &str) -> bool {
 /// An extra attribute: whether writeback runs. The engine switches it off when a write fails.
 const WRITEBACK: &str = "writeback_enabled";
 
+/// Another: where each CPU stands.
+const CPUS: &str = "cpus";
+
 /// Name, meaning and accepted values of every attribute.
 pub fn attributes() -> impl Iterator<Item = (&'static str, &'static str, &'static str)> {
-    let own = (
+    let cpus = (
+        CPUS,
+        "The last state that is up of each possible CPU: of contexts of codecs, slots of the \
+         backing, a buffer, threads. CPUs come and go by themselves with what the process may use; \
+         one that was set stays until then.",
+        "a CPU's number and a state: 1 offline",
+    );
+    let writeback = (
         WRITEBACK,
         "Whether pages are written back. It goes off by itself when a write to the backing fails; Y \
          tries again.",
         "Y",
     );
-    ATTRIBUTES.iter().map(|a| (a.name, a.doc, a.accepts)).chain(std::iter::once(own))
+    ATTRIBUTES.iter().map(|a| (a.name, a.doc, a.accepts)).chain([cpus, writeback])
+}
+
+/// The states of a CPU in a daemon, in order: name, what the CPU has, and what becomes of that.
+pub fn cpu_states() -> impl Iterator<Item = (&'static str, StateDoc)> {
+    uzswap_engine::cpu_states().into_iter().chain([team::STATE])
+}
+
+/// CPUs in a row that stand at the same state together: `0-2 online, 3 offline`.
+fn show_cpus(states: &[&str]) -> String {
+    let runs = states.chunk_by(|state, next| state == next).scan(0, |first, run| {
+        let (from, last) = (*first, *first + run.len() - 1);
+        *first += run.len();
+        let numbers = if from == last { from.to_string() } else { format!("{from}-{last}") };
+        Some(format!("{numbers} {}", run[0]))
+    });
+    runs.collect::<Vec<_>>().join(", ")
 }
 
 /// What a file or folder is; its number is its inode's.
@@ -300,6 +327,7 @@ impl Files {
                 let stopped = self.cache.statistic("writeback_stopped") == Some(1);
                 if stopped { "N" } else { "Y" }.to_owned()
             }
+            Node::Parameter(CPUS) => show_cpus(&self.cache.cpu_states()),
             Node::Parameter(name) => self.cache.attribute(name)?,
             Node::Statistic(TABLE) => return Some(self.table()),
             Node::Statistic(ALL) => return Some(self.all()),
@@ -367,16 +395,29 @@ impl Files {
         table
     }
 
-    fn set(&self, name: &str, value: &str) -> Result<(), AttributeError> {
-        if name != WRITEBACK {
-            return self.cache.set_attribute(name, value);
-        }
-        if value != "Y" && value != "1" {
-            let (name, _, must) = attributes().last().expect("the list is not empty");
-            return Err(AttributeError::Value { name, value: value.into(), must });
-        }
-        self.cache.resume_writeback();
-        Ok(())
+    fn set(&self, name: &str, value: &str) -> Result<(), Errno> {
+        let is_set = match name {
+            CPUS => return self.set_cpu(value),
+            WRITEBACK => {
+                let is_set = value == "Y" || value == "1";
+                if is_set {
+                    self.cache.resume_writeback();
+                }
+                is_set
+            }
+            _ => self.cache.set_attribute(name, value).is_ok(),
+        };
+        if is_set { Ok(()) } else { Err(Errno::EINVAL) }
+    }
+
+    fn set_cpu(&self, value: &str) -> Result<(), Errno> {
+        let (cpu, state) = value.split_once(' ').ok_or(Errno::EINVAL)?;
+        let cpu = cpu.parse().map_err(|_| Errno::EINVAL)?;
+        self.cache.set_cpu(cpu, state.trim()).map_err(|error| match error {
+            CpuError::NoCpu { .. } | CpuError::NoState { .. } => Errno::EINVAL,
+            CpuError::Last { .. } => Errno::EBUSY,
+            CpuError::Step { .. } => Errno::EIO,
+        })
     }
 }
 
@@ -465,7 +506,7 @@ impl Filesystem for Files {
             (Some(Node::Parameter(name)), Ok(value)) if offset == 0 => {
                 match self.set(name, value) {
                     Ok(()) => reply.written(data.len() as u32),
-                    Err(_) => reply.error(Errno::EINVAL),
+                    Err(errno) => reply.error(errno),
                 }
             }
             _ => reply.error(Errno::EINVAL),
@@ -514,6 +555,13 @@ mod tests {
         assert_eq!(Node::from_inode(5), None);
         assert_eq!(Node::from_inode(0xfff), None);
         assert!(seen.len() > 40);
+    }
+
+    #[test]
+    fn cpus_in_a_row_are_shown_together() {
+        assert_eq!(show_cpus(&["online"; 2]), "0-1 online");
+        let states = ["online", "slots", "offline", "offline"];
+        assert_eq!(show_cpus(&states), "0 online, 1 slots, 2-3 offline");
     }
 
     #[test]

@@ -8,6 +8,8 @@
 
 use crate::disk::Disk;
 use crate::request;
+use crate::server::ServerConfig;
+use crate::team::{Rota, Work};
 use crate::traffic::{Counts, Traffic};
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, AtomicUsize};
@@ -168,6 +170,7 @@ struct List {
     idle: usize,
     /// Jobs that desks can have here at once: there is room for as many.
     room: usize,
+    rota: Rota,
     is_closed: bool,
 }
 
@@ -175,17 +178,19 @@ struct List {
 pub(crate) struct Crew {
     disk: Arc<dyn Disk>,
     traffic: Arc<Traffic>,
-    /// CPUs that this process may use: more threads do not write faster.
-    cpus: usize,
+    config: ServerConfig,
+    /// CPUs that are up: more threads do not write faster.
+    cpus: AtomicUsize,
     list: Mutex<List>,
     bell: Condvar,
 }
 
 impl Crew {
-    pub(crate) fn new(disk: Arc<dyn Disk>, traffic: Arc<Traffic>) -> Self {
-        let list = List { jobs: VecDeque::new(), idle: 0, room: 0, is_closed: false };
-        let cpus = uzswap_sys::cpu::allowed();
-        Self { disk, traffic, cpus, list: Mutex::new(list), bell: Condvar::new() }
+    pub(crate) fn new(disk: Arc<dyn Disk>, traffic: Arc<Traffic>, config: ServerConfig) -> Self {
+        let rota = Rota::new(config.threads_always(), config.threads);
+        let list = List { jobs: VecDeque::new(), idle: 0, room: 0, rota, is_closed: false };
+        let cpus = AtomicUsize::new(0);
+        Self { disk, traffic, config, cpus, list: Mutex::new(list), bell: Condvar::new() }
     }
 
     fn list(&self) -> MutexGuard<'_, List> {
@@ -213,7 +218,7 @@ impl Crew {
     pub(crate) fn take(&self, desk: &Arc<Desk>, io: Io) {
         let (tag, bytes) = (io.tag(), io.bytes as usize);
         let part = match io.operation {
-            Operation::Write => part_bytes(bytes, self.cpus),
+            Operation::Write => part_bytes(bytes, self.cpus.load(Relaxed).max(1)),
             _ => bytes,
         };
         let parts = if part < bytes { bytes.div_ceil(part) } else { 1 };
@@ -233,15 +238,23 @@ impl Crew {
         (0..wakes).for_each(|_| self.bell.notify_one());
     }
 
-    /// One thread's work, until [`Self::close`].
-    pub(crate) fn work(&self, number: usize) {
+    /// There will be no more jobs.
+    pub(crate) fn close(&self) {
+        self.list().is_closed = true;
+        self.bell.notify_all();
+    }
+}
+
+impl Work for Crew {
+    fn run(self: Arc<Self>, number: usize) {
+        self.config.prepare_thread();
         let mut list = self.list();
         loop {
             if let Some(job) = list.jobs.pop_front() {
                 drop(list);
                 job.desk.serve_part(&job, self.disk(), self.counts(number));
                 list = self.list();
-            } else if list.is_closed {
+            } else if list.is_closed || list.rota.leaves(number) {
                 return;
             } else {
                 list.idle += 1;
@@ -251,10 +264,20 @@ impl Crew {
         }
     }
 
-    /// There will be no more jobs.
-    pub(crate) fn close(&self) {
-        self.list().is_closed = true;
-        self.bell.notify_all();
+    fn count_cpu(&self, is_up: bool) {
+        if is_up {
+            self.cpus.fetch_add(1, Relaxed);
+        } else {
+            self.cpus.fetch_sub(1, Relaxed);
+        }
+    }
+
+    fn with_rota<T>(&self, change: impl FnOnce(&mut Rota) -> T) -> T {
+        change(&mut self.list().rota)
+    }
+
+    fn wake_one(&self) {
+        self.bell.notify_one();
     }
 }
 

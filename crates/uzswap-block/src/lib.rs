@@ -26,6 +26,7 @@ mod poll;
 mod protocol;
 mod request;
 mod server;
+mod team;
 mod ublk;
 mod watch;
 

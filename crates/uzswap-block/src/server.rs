@@ -15,10 +15,11 @@
 
 use crate::batch::{BATCH_PAGES_MIN, Batch};
 use crate::disk::{Disk, DiskError};
-use crate::kept::{Buffer, Greeted, Kept};
+use crate::kept::{Buffer, Kept};
 use crate::poll::Poll;
 use crate::protocol::{Ask, Reply, Request, WRITE_OVERHEAD};
 use crate::request;
+use crate::team::{Rota, Team, Work};
 use crate::traffic::Traffic;
 use crate::watch::{Parking, Watch};
 use rustix::event::{PollFd, PollFlags};
@@ -28,17 +29,18 @@ use rustix::io::Errno;
 use std::io::{self, IoSlice};
 use std::path::Path;
 use std::sync::{Arc, PoisonError, RwLock, RwLockWriteGuard};
-use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
-use uzswap_engine::PAGE_BYTES;
 use uzswap_engine::compress::prepare_thread;
+use uzswap_engine::{CpuState, PAGE_BYTES};
 use uzswap_sys::{fuse, process};
 
 /// How the device is served.
 #[derive(Debug, Clone, Copy)]
 pub struct ServerConfig {
-    /// Threads. More than CPUs, since some may wait for the backing.
+    /// Threads, at most. More than CPUs, since some may wait for the backing.
     pub threads: usize,
+    /// Of these, how many come and go with each CPU; the others are always there.
+    pub threads_per_cpu: usize,
     /// How long the last watcher polls after a request before it sleeps.
     pub poll: Duration,
     /// Whether threads run before ordinary ones of the machine.
@@ -46,9 +48,25 @@ pub struct ServerConfig {
 }
 
 impl ServerConfig {
-    /// What measures best: see the module.
+    /// Threads that do not come and go.
+    const THREADS_ALWAYS: usize = 6;
+
+    /// What measures best on this many CPUs: see the module.
     pub fn for_cpus(cpus: usize) -> Self {
-        Self { threads: 6 + 2 * cpus, poll: Duration::from_micros(100), raise_priority: true }
+        Self {
+            threads: Self::THREADS_ALWAYS + 2 * cpus,
+            threads_per_cpu: 2,
+            poll: Duration::from_micros(100),
+            raise_priority: true,
+        }
+    }
+
+    /// Threads that do not come and go.
+    pub(crate) fn threads_always(&self) -> usize {
+        match self.threads_per_cpu {
+            0 => self.threads,
+            _ => self.threads.min(Self::THREADS_ALWAYS),
+        }
     }
 
     /// Makes the calling thread one that serves.
@@ -88,7 +106,8 @@ pub(crate) struct Shared {
     watch: Watch,
     config: ServerConfig,
     traffic: Arc<Traffic>,
-    /// For each thread.
+    /// For each thread, as the desks are.
+    connections: Box<[OwnedFd]>,
     desks: Box<[Desk]>,
 }
 
@@ -120,15 +139,15 @@ impl Shared {
 
 /// A FUSE file in service. Dropped, it is unmounted and its threads end.
 pub struct Server {
-    shared: Arc<Shared>,
+    team: Arc<Team<Shared>>,
     path: std::path::PathBuf,
-    threads: Vec<JoinHandle<()>>,
 }
 
 impl Server {
-    /// Mounts `disk` over the file at `path` and starts the threads, as many as there are
-    /// connections, which count in `traffic`, made for as many of them. Where another server has
-    /// used the connections and is gone, this one goes on: it is mounted already.
+    /// Mounts `disk` over the file at `path` and starts the threads that are always there; with
+    /// those for CPUs there are as many as connections. They count in `traffic`, made for as many.
+    /// Where another server has used the connections and is gone, this one goes on: it is mounted
+    /// already.
     pub fn start(
         disk: Arc<dyn Disk>,
         traffic: Arc<Traffic>,
@@ -136,52 +155,54 @@ impl Server {
         config: ServerConfig,
         kept: Kept,
     ) -> io::Result<Self> {
-        let (connections, greeted, buffers) = kept.open(BUFFER_BYTES)?;
+        let (connections, mut greeted, buffers) = kept.open(BUFFER_BYTES)?;
         let config = ServerConfig { threads: connections.len(), ..config };
-        let shared = Arc::new(Shared {
+        if !greeted.is_set() {
+            begin(&connections, path)?;
+            greeted.set();
+        }
+        for connection in &connections {
+            let flags = rustix::fs::fcntl_getfl(connection)?;
+            rustix::fs::fcntl_setfl(connection, flags | OFlags::NONBLOCK)?;
+        }
+        let shared = Shared {
             disk,
-            watch: Watch::new(config.threads, uzswap_sys::cpu::allowed()),
+            watch: Watch::new(config.threads_always(), config.threads),
             config,
             traffic,
+            connections: connections.into(),
             desks: buffers.into_iter().map(Desk::new).collect(),
-        });
-        let mut server = Self { shared, path: path.to_owned(), threads: Vec::new() };
-        server.begin(&connections, greeted)?;
-        for (number, connection) in connections.into_iter().enumerate() {
-            let shared = server.shared.clone();
-            let worker = Worker::new(number, connection, shared)?;
-            let thread = std::thread::Builder::new().name(format!("uzswap-{number}"));
-            server.threads.push(thread.stack_size(STACK_BYTES).spawn(move || worker.run())?);
-        }
-        Ok(server)
-    }
-
-    /// Mounts the first connection, and makes the others take requests too.
-    fn begin(&self, connections: &[OwnedFd], mut greeted: Greeted) -> io::Result<()> {
-        let [connection, others @ ..] = connections else {
-            return Err(io::ErrorKind::InvalidInput.into());
         };
-        if greeted.is_set() {
-            return Ok(());
-        }
-        fuse::mount_file(connection, &self.path)?;
-        self.greet(connection)?;
-        others.iter().try_for_each(|other| fuse::join(other, connection))?;
-        greeted.set();
-        Ok(())
+        let team = Team::start(Arc::new(shared), &config)?;
+        Ok(Self { team, path: path.to_owned() })
     }
 
-    /// Answers the kernel's first request, before which it takes no clone.
-    fn greet(&self, connection: &OwnedFd) -> io::Result<()> {
-        let mut buffer = vec![0; 16 << 10];
-        let bytes = rustix::io::read(connection, &mut buffer)?;
-        let unexpected = || io::Error::other("the kernel's first FUSE request is not INIT");
-        let request = Request::parse(&buffer[..bytes]).ok_or_else(unexpected)?;
-        let Ask::Init { minor, flags } = request.ask else { return Err(unexpected()) };
-        let mut reply = Reply::init(request.unique, minor, flags, REQUEST_BYTES_MAX);
-        rustix::io::write(connection, reply.finish(0))?;
-        Ok(())
+    /// What a CPU has of the server.
+    pub(crate) fn cpu_state(&self) -> CpuState {
+        self.team.cpu_state()
     }
+}
+
+/// Mounts the first connection, and makes the others take requests too.
+fn begin(connections: &[OwnedFd], path: &Path) -> io::Result<()> {
+    let [connection, others @ ..] = connections else {
+        return Err(io::ErrorKind::InvalidInput.into());
+    };
+    fuse::mount_file(connection, path)?;
+    greet(connection)?;
+    others.iter().try_for_each(|other| fuse::join(other, connection))
+}
+
+/// Answers the kernel's first request, before which it takes no clone.
+fn greet(connection: &OwnedFd) -> io::Result<()> {
+    let mut buffer = vec![0; 16 << 10];
+    let bytes = rustix::io::read(connection, &mut buffer)?;
+    let unexpected = || io::Error::other("the kernel's first FUSE request is not INIT");
+    let request = Request::parse(&buffer[..bytes]).ok_or_else(unexpected)?;
+    let Ask::Init { minor, flags } = request.ask else { return Err(unexpected()) };
+    let mut reply = Reply::init(request.unique, minor, flags, REQUEST_BYTES_MAX);
+    rustix::io::write(connection, reply.finish(0))?;
+    Ok(())
 }
 
 impl Drop for Server {
@@ -189,17 +210,13 @@ impl Drop for Server {
         // The connection ends with the mount, and with it the threads. An error: it is not mounted
         // any more.
         let _ = fuse::unmount(&self.path);
-        self.shared.watch.close();
-        for thread in self.threads.drain(..) {
-            drop(thread.join());
-        }
+        self.team.work.watch.close();
     }
 }
 
 /// One thread's part.
 struct Worker {
     number: usize,
-    connection: OwnedFd,
     shared: Arc<Shared>,
     /// Requests in a row that were there at the first look.
     streak: u32,
@@ -209,26 +226,53 @@ struct Worker {
 /// What came of waiting for a request.
 enum Received {
     Bytes(usize),
+    /// The thread is to leave.
+    Left,
     Gone,
 }
 
+impl Work for Shared {
+    fn run(self: Arc<Self>, number: usize) {
+        self.config.prepare_thread();
+        if number < self.config.threads_always() {
+            // Those of the process before that come with CPUs may have left something too.
+            let numbers = (number..self.desks.len()).step_by(self.config.threads_always());
+            numbers.for_each(|number| Worker::new(number, self.clone()).answer_left());
+        }
+        Worker::new(number, self).run();
+    }
+
+    fn count_cpu(&self, is_up: bool) {
+        self.watch.count_cpu(is_up);
+    }
+
+    fn with_rota<T>(&self, change: impl FnOnce(&mut Rota) -> T) -> T {
+        self.watch.with_rota(change)
+    }
+
+    fn wake_one(&self) {
+        self.watch.wake_one();
+    }
+}
+
 impl Worker {
-    fn new(number: usize, connection: OwnedFd, shared: Arc<Shared>) -> io::Result<Self> {
-        let flags = rustix::fs::fcntl_getfl(&connection)?;
-        rustix::fs::fcntl_setfl(&connection, flags | OFlags::NONBLOCK)?;
+    fn new(number: usize, shared: Arc<Shared>) -> Self {
         let poll = Poll::new(shared.config.poll);
-        Ok(Self { number, connection, shared, streak: 0, poll })
+        Self { number, shared, streak: 0, poll }
     }
 
     fn run(mut self) {
-        self.shared.config.prepare_thread();
-        self.answer_left();
-        if self.number > 0 {
-            // The first watches from the start; the others wait to be called.
-            self.shared.watch.come_back();
-            self.park();
+        // The first that comes watches; the others wait to be called.
+        self.shared.watch.come_back();
+        if self.park() == Parking::Left {
+            return;
         }
-        while let Received::Bytes(bytes) = self.receive() {
+        loop {
+            let bytes = match self.receive() {
+                Received::Bytes(bytes) => bytes,
+                Received::Left => return,
+                Received::Gone => break,
+            };
             let began = Instant::now();
             let Some(request) = Request::parse(&self.desk().buffer().bytes()[..bytes]) else {
                 continue; // The kernel does not send such; it could not be answered either.
@@ -271,6 +315,10 @@ impl Worker {
         &self.shared.desks[self.number]
     }
 
+    fn connection(&self) -> &OwnedFd {
+        &self.shared.connections[self.number]
+    }
+
     fn park(&self) -> Parking {
         self.shared.watch.park(self.number, |number| {
             self.shared.work(number);
@@ -283,7 +331,7 @@ impl Worker {
         let mut waited = false;
         self.poll.begin();
         loop {
-            let read = rustix::io::read(&self.connection, self.desk().buffer().bytes_mut());
+            let read = rustix::io::read(self.connection(), self.desk().buffer().bytes_mut());
             match read {
                 Ok(bytes) => {
                     self.call_if_busy(waited);
@@ -295,12 +343,16 @@ impl Worker {
                 Err(_) => return Received::Gone,
             }
             waited = true;
-            if self.park() == Parking::Called {
-                self.poll.begin();
-            } else if !self.poll.again() {
-                let mut wait = [PollFd::from_borrowed_fd(self.connection.as_fd(), PollFlags::IN)];
-                // Any error shows in the read that follows.
-                let _ = rustix::event::poll(&mut wait, None);
+            match self.park() {
+                Parking::Left => return Received::Left,
+                Parking::Called => self.poll.begin(),
+                Parking::Refused if self.poll.again() => {}
+                Parking::Refused => {
+                    let connection = self.connection().as_fd();
+                    let mut wait = [PollFd::from_borrowed_fd(connection, PollFlags::IN)];
+                    // Any error shows in the read that follows.
+                    let _ = rustix::event::poll(&mut wait, None);
+                }
             }
         }
     }
@@ -395,6 +447,7 @@ impl Worker {
     fn send(&self, mut reply: Reply, data: &[u8]) {
         let parts = [IoSlice::new(reply.finish(data.len())), IoSlice::new(data)];
         // An error: the requester was killed, or the device is gone, which the next read shows.
-        let _ = rustix::io::writev(&self.connection, &parts[..if data.is_empty() { 1 } else { 2 }]);
+        let _ =
+            rustix::io::writev(self.connection(), &parts[..if data.is_empty() { 1 } else { 2 }]);
     }
 }

@@ -7,7 +7,7 @@ use crate::server::{STACK_BYTES, ServerConfig};
 use std::io;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::{Builder, JoinHandle};
-use uzswap_engine::CpuState;
+use uzswap_engine::{CpuState, StateDoc};
 
 /// What a team's threads do.
 pub(crate) trait Work: Send + Sync + 'static {
@@ -30,12 +30,16 @@ pub(crate) struct Rota {
     leaving: usize,
     /// Numbers that no thread has.
     away: Vec<usize>,
+    /// Threads that are wanted, and for which there is no number.
+    missing: usize,
 }
 
 impl Rota {
     /// The first `there` of `threads` are there.
     pub(crate) fn new(there: usize, threads: usize) -> Self {
-        Self { leaving: 0, away: (there..threads).rev().collect() }
+        let mut away = Vec::with_capacity(threads);
+        away.extend((there..threads).rev());
+        Self { leaving: 0, away, missing: 0 }
     }
 
     /// Whether a thread that has nothing to do is to leave, which it has then done.
@@ -49,15 +53,44 @@ impl Rota {
         leaves
     }
 
+    /// How many are away.
+    #[cfg(test)]
+    pub(crate) fn away(&self) -> usize {
+        self.away.len()
+    }
+
     /// One thread more is wanted; the number of one to be started.
     fn recall(&mut self) -> Option<usize> {
         if self.leaving > 0 {
             self.leaving -= 1;
             return None;
         }
-        self.away.pop()
+        let number = self.away.pop();
+        self.missing += usize::from(number.is_none());
+        number
+    }
+
+    /// One thread less is wanted; whether one is to leave.
+    fn dismiss(&mut self) -> bool {
+        let leaves = self.missing == 0;
+        if leaves {
+            self.leaving += 1;
+        } else {
+            self.missing -= 1;
+        }
+        leaves
     }
 }
+
+/// The state of a CPU that threads are.
+pub(crate) const STATE: (&str, StateDoc) = (
+    "threads",
+    [
+        "two threads that serve requests (none with `--threads`), one more that may watch the \
+         queue, and one more part that a large write is cut into",
+        "They leave when they have nothing to do; until then they serve on.",
+    ],
+);
 
 /// See the module. Dropped, it waits for its threads, which must have been told that all is done.
 pub(crate) struct Team<W> {
@@ -97,7 +130,7 @@ impl<W: Work> Team<W> {
         Ok(())
     }
 
-    fn cpu_came(&self) -> io::Result<()> {
+    pub(crate) fn cpu_came(&self) -> io::Result<()> {
         self.work.count_cpu(true);
         for started in 0..self.threads_per_cpu {
             let Some(number) = self.work.with_rota(Rota::recall) else { continue };
@@ -111,21 +144,25 @@ impl<W: Work> Team<W> {
         Ok(())
     }
 
-    fn cpu_went(&self) {
+    pub(crate) fn cpu_went(&self) {
         self.work.count_cpu(false);
         self.send_away(self.threads_per_cpu);
     }
 
     fn send_away(&self, threads: usize) {
-        self.work.with_rota(|rota| rota.leaving += threads);
-        (0..threads).for_each(|_| self.work.wake_one());
+        for _ in 0..threads {
+            if self.work.with_rota(Rota::dismiss) {
+                self.work.wake_one();
+            }
+        }
     }
 
     /// What a CPU has of the team. Without the team it has nothing.
     pub(crate) fn cpu_state(self: &Arc<Self>) -> CpuState {
         let (came, went) = (Arc::downgrade(self), Arc::downgrade(self));
         CpuState::new(
-            "threads",
+            STATE.0,
+            STATE.1,
             move |_, _| came.upgrade().map_or(Ok(()), |team| team.cpu_came()),
             move |_, _| {
                 went.upgrade().iter().for_each(|team| team.cpu_went());

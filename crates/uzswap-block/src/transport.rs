@@ -18,7 +18,7 @@ use std::os::fd::AsRawFd;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::sync::Arc;
-use uzswap_engine::PAGE_BYTES;
+use uzswap_engine::{CpuState, PAGE_BYTES};
 use uzswap_sys::loopdev::{self, LoopDevice};
 use uzswap_sys::shared;
 
@@ -73,6 +73,9 @@ pub trait Transport: Send {
 
     /// All devices that are wanted are in use: nothing is kept for others any more.
     fn settle(&mut self);
+
+    /// What each CPU has of it, threads: to be added to the cache's states.
+    fn cpu_state(&self) -> CpuState;
 }
 
 /// Starts serving `disk`. `file` is where a transport that needs a file has one, which is there.
@@ -92,7 +95,7 @@ pub fn start(
                 None => Kept::new(config.threads, shared::create("uzswap-requests")?)?,
             };
             let server = Server::start(disk, traffic, file, config, kept)?;
-            Ok(Box::new(Loops { _server: server, file: file.to_owned(), open: Vec::new() }))
+            Ok(Box::new(Loops { server, file: file.to_owned(), open: Vec::new() }))
         }
         Kind::Ublk => Ok(Box::new(Devices::start(disk, traffic, config)?)),
     }
@@ -130,7 +133,7 @@ pub fn stand_in(kind: Kind, devices: &[PathBuf]) -> io::Result<Option<Box<dyn Tr
 
 /// Loop devices over a file that we serve.
 struct Loops {
-    _server: Server,
+    server: Server,
     file: PathBuf,
     /// A device goes when nobody has it open: not before it is a swap area.
     open: Vec<LoopDevice>,
@@ -156,5 +159,9 @@ impl Transport for Loops {
 
     fn settle(&mut self) {
         self.open.clear();
+    }
+
+    fn cpu_state(&self) -> CpuState {
+        self.server.cpu_state()
     }
 }

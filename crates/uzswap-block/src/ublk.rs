@@ -12,6 +12,7 @@ use crate::device::AttachError;
 use crate::disk::{Disk, DiskError};
 use crate::poll::Poll;
 use crate::server::{STACK_BYTES, ServerConfig};
+use crate::team::Team;
 use crate::traffic::Traffic;
 use crate::transport::{Kind, Transport};
 use std::collections::BTreeMap;
@@ -23,7 +24,7 @@ use std::sync::mpsc::{Receiver, channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::{Builder, JoinHandle};
 use std::time::{Duration, Instant};
-use uzswap_engine::PAGE_BYTES;
+use uzswap_engine::{CpuState, PAGE_BYTES};
 use uzswap_sys::swap;
 use uzswap_sys::ublk::{self, Control, Event, Io, Queue, Shape};
 
@@ -50,10 +51,9 @@ const PATIENCE: Duration = Duration::from_secs(30);
 /// See the module.
 pub(crate) struct Devices {
     control: Control,
-    crew: Arc<Crew>,
+    team: Arc<Team<Crew>>,
     config: ServerConfig,
     devices: Vec<Device>,
-    workers: Vec<JoinHandle<()>>,
 }
 
 /// A device that we serve.
@@ -80,18 +80,10 @@ impl Devices {
         traffic: Arc<Traffic>,
         config: ServerConfig,
     ) -> io::Result<Self> {
-        let crew = Arc::new(Crew::new(disk, traffic));
+        let crew = Arc::new(Crew::new(disk, traffic, config));
         let control = Control::open()?;
-        let mut devices = Self { control, crew, config, devices: Vec::new(), workers: Vec::new() };
-        for number in 0..config.threads {
-            let crew = devices.crew.clone();
-            let thread = Builder::new().name(format!("uzswap-{number}")).stack_size(STACK_BYTES);
-            devices.workers.push(thread.spawn(move || {
-                config.prepare_thread();
-                crew.work(number);
-            })?);
-        }
-        Ok(devices)
+        let team = Team::start(crew, &config)?;
+        Ok(Self { control, team, config, devices: Vec::new() })
     }
 
     /// Makes a device over a part of the disk and starts it.
@@ -118,14 +110,14 @@ impl Devices {
         is_recovered: bool,
     ) -> io::Result<Device> {
         let queue = self.control.queue(id, depth, io_bytes_max)?;
-        self.crew.make_room(depth.into(), io_bytes_max as usize);
+        self.team.work.make_room(depth.into(), io_bytes_max as usize);
         let desk = Arc::new(Desk::new(start, depth.into(), queue.bell()));
         let number = self.devices.len();
         let server = Server {
             number: number % self.config.threads,
             queue,
             desk,
-            crew: self.crew.clone(),
+            crew: self.team.work.clone(),
             poll: Poll::new(self.config.poll),
         };
         let (config, (tell, told)) = (self.config, channel());
@@ -210,6 +202,10 @@ impl Transport for Devices {
         let unused: Vec<Device> = unused;
         unused.into_iter().for_each(|device| self.remove(device));
     }
+
+    fn cpu_state(&self) -> CpuState {
+        self.team.cpu_state()
+    }
 }
 
 impl Drop for Devices {
@@ -217,10 +213,7 @@ impl Drop for Devices {
         for device in std::mem::take(&mut self.devices) {
             self.remove(device);
         }
-        self.crew.close();
-        for worker in self.workers.drain(..) {
-            drop(worker.join());
-        }
+        self.team.work.close();
     }
 }
 
@@ -352,7 +345,12 @@ impl Disk for Lost {
 /// Answers every request of devices whose server was killed with an error, until it is dropped,
 /// when the devices go.
 pub(crate) fn stand_in(paths: &[PathBuf]) -> io::Result<Devices> {
-    let config = ServerConfig { threads: 1, poll: Duration::ZERO, raise_priority: false };
+    let config = ServerConfig {
+        threads: 1,
+        threads_per_cpu: 0,
+        poll: Duration::ZERO,
+        raise_priority: false,
+    };
     let traffic = Arc::new(Traffic::new(config.threads));
     let mut devices = Devices::without_trial(Arc::new(Lost), traffic, config)?;
     paths.iter().try_for_each(|path| devices.adopt(path))?;

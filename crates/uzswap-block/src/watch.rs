@@ -6,6 +6,7 @@
 //! thread parks, leaves or is called, not for each request.
 
 use crate::batch::Batch;
+use crate::team::Rota;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed, Ordering::SeqCst};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 
@@ -13,8 +14,8 @@ use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 pub(crate) struct Watch {
     /// Those that watch. At least one, unless all threads are at long work.
     watchers: AtomicUsize,
-    /// Watchers that are worth having: no more than CPUs.
-    watchers_max: usize,
+    /// CPUs that are up. More watchers than that are not worth having.
+    cpus: AtomicUsize,
     parked: Mutex<Parked>,
     /// What each thread sleeps on.
     calls: Box<[Condvar]>,
@@ -25,6 +26,7 @@ struct Parked {
     waiting: Vec<usize>,
     /// For each thread, what it was called for and has not begun.
     called: Box<[Option<Call>]>,
+    rota: Rota,
     closed: bool,
 }
 
@@ -33,6 +35,8 @@ enum Call {
     Watch,
     /// With the batch of that thread.
     Help(usize),
+    /// To look whether it is to leave.
+    Look,
 }
 
 /// What became of a watcher that went to park.
@@ -42,17 +46,20 @@ pub(crate) enum Parking {
     Refused,
     /// It was called back to watch.
     Called,
+    /// It is to leave, and does not watch any more.
+    Left,
 }
 
 impl Watch {
-    /// For `threads` threads on `cpus` CPUs; the first watches from the start.
-    pub(crate) fn new(threads: usize, cpus: usize) -> Self {
+    /// For `threads` threads, of which the first `there` are there. None watches yet.
+    pub(crate) fn new(there: usize, threads: usize) -> Self {
         Self {
-            watchers: AtomicUsize::new(1),
-            watchers_max: cpus,
+            watchers: AtomicUsize::new(0),
+            cpus: AtomicUsize::new(0),
             parked: Mutex::new(Parked {
                 waiting: Vec::with_capacity(threads),
                 called: vec![None; threads].into(),
+                rota: Rota::new(there, threads),
                 closed: false,
             }),
             calls: (0..threads).map(|_| Condvar::new()).collect(),
@@ -65,7 +72,29 @@ impl Watch {
 
     /// Whether another watcher would be of use.
     pub(crate) fn has_room(&self) -> bool {
-        self.watchers.load(Relaxed) < self.watchers_max
+        self.watchers.load(Relaxed) < self.cpus.load(Relaxed)
+    }
+
+    pub(crate) fn count_cpu(&self, is_up: bool) {
+        if is_up {
+            self.cpus.fetch_add(1, Relaxed);
+        } else {
+            self.cpus.fetch_sub(1, Relaxed);
+        }
+    }
+
+    pub(crate) fn with_rota<T>(&self, change: impl FnOnce(&mut Rota) -> T) -> T {
+        change(&mut self.parked().rota)
+    }
+
+    /// Has the thread that parked first, if one is parked, look whether it is to leave.
+    pub(crate) fn wake_one(&self) {
+        let mut parked = self.parked();
+        if !parked.waiting.is_empty() {
+            let number = parked.waiting.remove(0);
+            parked.called[number] = Some(Call::Look);
+            self.calls[number].notify_one();
+        }
     }
 
     /// Parks thread `number`, a watcher, unless it is the last; it calls `help` with the number of
@@ -79,17 +108,25 @@ impl Watch {
         if self.watchers.fetch_update(SeqCst, SeqCst, less).is_err() {
             return Parking::Refused;
         }
+        if parked.rota.leaves(number) {
+            return Parking::Left;
+        }
         parked.waiting.push(number);
         loop {
             match parked.called[number].take() {
                 Some(Call::Watch) => return Parking::Called,
-                Some(Call::Help(other)) => {
-                    drop(parked);
-                    help(other);
-                    parked = self.parked();
+                Some(call) => {
+                    if let Call::Help(other) = call {
+                        drop(parked);
+                        help(other);
+                        parked = self.parked();
+                    }
                     // All others may have turned to long work meanwhile, and found nobody to call.
                     if self.watchers.compare_exchange(0, 1, SeqCst, SeqCst).is_ok() {
                         return Parking::Called;
+                    }
+                    if parked.rota.leaves(number) {
+                        return Parking::Left;
                     }
                     parked.waiting.push(number);
                 }
@@ -134,8 +171,8 @@ impl Watch {
     pub(crate) fn share(&self, number: usize, batch: &Batch) {
         let mut parked = self.parked();
         // Under the lock: who is called cannot leave before it is expected.
-        let called =
-            (1..self.watchers_max).take_while(|_| self.call_one(&mut parked, Call::Help(number)));
+        let called = (1..self.cpus.load(Relaxed))
+            .take_while(|_| self.call_one(&mut parked, Call::Help(number)));
         called.for_each(|_| batch.expect());
     }
 
@@ -161,12 +198,13 @@ impl Watch {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::server::ServerConfig;
+    use crate::team::{Team, Work};
     use std::sync::Arc;
     use std::sync::atomic::AtomicBool;
-    use std::sync::mpsc::{RecvTimeoutError, channel};
-    use std::time::Duration;
+    use std::time::{Duration, Instant};
 
-    const THREADS: usize = 6;
+    const CPUS: usize = 3;
     const REQUESTS: usize = 60_000;
 
     /// A server without a kernel: requests are numbers, of which every third is a large write.
@@ -180,23 +218,29 @@ mod tests {
     }
 
     impl Play {
-        fn park(&self, number: usize) {
-            self.watch.park(number, |other| {
+        /// Whether the thread is to go on.
+        fn park(&self, number: usize) -> bool {
+            let parking = self.watch.park(number, |other| {
                 self.helped.fetch_add(1, Relaxed);
                 self.batches[other].leave();
             });
+            parking != Parking::Left
         }
+    }
 
-        fn serve(&self, number: usize) {
-            if number > 0 {
-                self.watch.come_back();
-                self.park(number);
+    impl Work for Play {
+        fn run(self: Arc<Self>, number: usize) {
+            self.watch.come_back();
+            if !self.park(number) {
+                return;
             }
             while !self.quiet.load(Relaxed) {
                 let request = self.next.fetch_add(1, Relaxed);
                 // Now and then the queue is empty, and after the last request for good.
                 if request.is_multiple_of(5) || request >= REQUESTS {
-                    self.park(number);
+                    if !self.park(number) {
+                        return;
+                    }
                     std::thread::yield_now();
                 } else if request.is_multiple_of(3) {
                     self.watch.leave();
@@ -211,39 +255,63 @@ mod tests {
                 self.done.fetch_add(1, Relaxed);
             }
         }
+
+        fn count_cpu(&self, is_up: bool) {
+            self.watch.count_cpu(is_up);
+        }
+
+        fn with_rota<T>(&self, change: impl FnOnce(&mut Rota) -> T) -> T {
+            self.watch.with_rota(change)
+        }
+
+        fn wake_one(&self) {
+            self.watch.wake_one();
+        }
     }
 
     #[test]
-    fn somebody_always_watches_and_all_who_help_leave() {
+    fn somebody_always_watches_though_threads_help_and_come_and_go() {
+        let config = ServerConfig::for_cpus(CPUS);
         let play = Arc::new(Play {
-            watch: Watch::new(THREADS, 3),
+            watch: Watch::new(config.threads_always(), config.threads),
             next: AtomicUsize::new(0),
             done: AtomicUsize::new(0),
-            batches: (0..THREADS).map(|_| Batch::default()).collect(),
+            batches: (0..config.threads).map(|_| Batch::default()).collect(),
             helped: AtomicUsize::new(0),
             quiet: AtomicBool::new(false),
         });
-        let (ended, end) = channel::<()>();
-        for number in 0..THREADS {
-            let (play, ended) = (play.clone(), ended.clone());
-            std::thread::spawn(move || {
-                play.serve(number);
-                drop(ended);
-            });
-        }
-        drop(ended);
-        let mut before = 0;
+        let team = Team::start(play.clone(), &config).unwrap();
+        (0..CPUS).for_each(|_| team.cpu_came().unwrap());
+        let (mut waited, mut turns) = (0, 0);
         while play.done.load(Relaxed) < REQUESTS {
+            turns += 1;
+            // All but one go, and one more than there are numbers for comes.
+            let cpus = [1, CPUS + 1][turns % 2];
+            while play.watch.cpus.load(Relaxed) > cpus {
+                team.cpu_went();
+            }
+            while play.watch.cpus.load(Relaxed) < cpus {
+                team.cpu_came().unwrap();
+            }
             std::thread::sleep(Duration::from_millis(1));
+            let parked = play.watch.parked();
             let watchers = play.watch.watchers.load(SeqCst);
-            let waiting = play.watch.parked().waiting.len();
-            assert!(watchers > 0 || waiting < THREADS, "{watchers} watch, {waiting} wait");
-            before = before.max(waiting);
+            let (waiting, there) = (parked.waiting.len(), config.threads - parked.rota.away());
+            assert!(watchers > 0 || waiting < there, "{watchers} watch, {waiting} of {there} wait");
+            waited = waited.max(waiting);
         }
+        let is_left = |threads: usize| play.watch.parked().rota.away() == config.threads - threads;
+        while play.watch.cpus.load(Relaxed) > 0 {
+            team.cpu_went();
+        }
+        let began = Instant::now();
+        while !is_left(config.threads_always()) && began.elapsed() < Duration::from_secs(60) {
+            std::thread::yield_now();
+        }
+        assert!(is_left(config.threads_always()), "those that are always there stay, and no more");
         play.quiet.store(true, Relaxed);
         play.watch.close();
-        let patience = Duration::from_secs(120);
-        assert_eq!(end.recv_timeout(patience), Err(RecvTimeoutError::Disconnected), "all left");
-        assert!(before > 0 && play.helped.load(Relaxed) > 0, "threads parked and helped");
+        drop(team);
+        assert!(waited > 0 && play.helped.load(Relaxed) > 0, "threads parked and helped");
     }
 }

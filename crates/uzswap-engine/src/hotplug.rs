@@ -8,8 +8,8 @@
 //! offline → codecs → slots → buffer → … what a front end adds … → online
 //! ```
 //!
-//! Pages are not a CPU's: one that goes leaves none behind, and what it held of the backing is free.
-//! Threads may run on a CPU that is not up ([`crate::percpu`]), so nobody waits for any of this.
+//! Pages are not a CPU's: one that goes leaves none behind, and what it held of the backing is
+//! free. Threads may run on a CPU that is not up ([`crate::percpu`]), so nobody waits for this.
 
 use crate::cache::Cache;
 use crate::error::CpuError;
@@ -19,11 +19,15 @@ use crate::writeback::StoreBuffer;
 use std::io;
 use uzswap_sys::cpu::{self, CpuSet};
 
+/// What a CPU has in a state, and what becomes of that when the CPU goes.
+pub type StateDoc = [&'static str; 2];
+
 type Step = Box<dyn Fn(&Cache, usize) -> io::Result<()> + Send + Sync>;
 
 /// What a CPU has of its own, and how it comes and goes.
 pub struct CpuState {
     name: &'static str,
+    doc: StateDoc,
     startup: Step,
     teardown: Step,
 }
@@ -33,11 +37,17 @@ impl CpuState {
     /// for a request, or change where a CPU stands.
     pub fn new(
         name: &'static str,
+        doc: StateDoc,
         startup: impl Fn(&Cache, usize) -> io::Result<()> + Send + Sync + 'static,
         teardown: impl Fn(&Cache, usize) -> io::Result<()> + Send + Sync + 'static,
     ) -> Self {
-        Self { name, startup: Box::new(startup), teardown: Box::new(teardown) }
+        Self { name, doc, startup: Box::new(startup), teardown: Box::new(teardown) }
     }
+}
+
+/// The engine's states, in order: name, and what it is.
+pub fn cpu_states() -> Vec<(&'static str, StateDoc)> {
+    states().iter().map(|state| (state.name, state.doc)).collect()
 }
 
 /// No state is up, and all are.
@@ -47,12 +57,26 @@ const ONLINE: &str = "online";
 /// The engine's, in order.
 fn states() -> Vec<CpuState> {
     vec![
-        CpuState::new("codecs", Cache::start_codecs, |cache, cpu| {
-            cache.scratch.stop(cpu, |_| {});
-            Ok(())
-        }),
+        CpuState::new(
+            "codecs",
+            [
+                "contexts of all codecs, with the compressor and the dictionary in use, and buffers \
+                 of a page",
+                "They are freed, when the thread that has them is done with its page.",
+            ],
+            Cache::start_codecs,
+            |cache, cpu| {
+                cache.scratch.stop(cpu, |_| {});
+                Ok(())
+            },
+        ),
         CpuState::new(
             "slots",
+            [
+                "slots of the backing, taken and given back 64 at a time, and memory for the next \
+                 cluster",
+                "Its slots are free, before anybody looks for one again.",
+            ],
             |cache, cpu| {
                 cache.slots.start_cpu(cpu);
                 Ok(())
@@ -64,6 +88,11 @@ fn states() -> Vec<CpuState> {
         ),
         CpuState::new(
             "buffer",
+            [
+                "a buffer of 256 KiB that a store writes a segment from; the first 16 CPUs, with \
+                 which the others share",
+                "What is in it is written first.",
+            ],
             |cache, cpu| cache.buffers.start(cpu, StoreBuffer::new),
             |cache, cpu| {
                 // Whoever writes from it has it until that is done.
@@ -79,8 +108,8 @@ pub(crate) struct Cpus {
     states: Vec<CpuState>,
     /// For each possible CPU, how many of the states are up.
     reached: Box<[usize]>,
-    /// What the process could use when it was last looked at.
-    allowed: Option<CpuSet>,
+    /// What the process could use when it was last looked at, and was followed.
+    allowed: CpuSet,
     /// A step that will fail: of a CPU, into or out of a state.
     #[cfg(any(test, feature = "testing"))]
     fault: Option<(usize, &'static str)>,
@@ -91,7 +120,7 @@ impl Cpus {
         Self {
             states: states(),
             reached: vec![0; cpu::possible()].into(),
-            allowed: None,
+            allowed: std::iter::empty().collect(),
             #[cfg(any(test, feature = "testing"))]
             fault: None,
         }
@@ -145,7 +174,7 @@ impl Cpus {
         while self.reached[cpu] != level {
             let goes_up = self.reached[cpu] < level;
             let at = if goes_up { self.reached[cpu] } else { self.reached[cpu] - 1 };
-            let CpuState { name, startup, teardown } = &self.states[at];
+            let CpuState { name, startup, teardown, .. } = &self.states[at];
             let step = if goes_up { startup } else { teardown };
             #[cfg(any(test, feature = "testing"))]
             if self.fault.take_if(|fault| *fault == (cpu, *name)).is_some() {
@@ -167,25 +196,27 @@ impl Cache {
             let level = cpus.states.len();
             cpus.walk(self, cpu, level).map_err(|(_, why)| why)?;
         }
-        cpus.allowed = Some(allowed);
+        cpus.allowed = allowed;
         Ok(())
     }
 
     /// Brings up the CPUs that the process could not use when this was last called, takes down
     /// those that it could, and leaves those where nothing changed as they are. The error is the
-    /// first; the other CPUs are where they should be. To be called from time to time by a thread
-    /// that may run where those may that store and load.
+    /// first; the other CPUs are where they should be, and the next call tries again. `allowed` is
+    /// that of a thread which may run where those may that store and load.
     pub fn follow_cpus(&self, allowed: &CpuSet) -> Result<(), CpuError> {
         let mut cpus = lock(&self.cpus);
-        let before = cpus.allowed.replace(allowed.clone());
-        let is_changed =
-            |cpu: &usize| before.as_ref().is_none_or(|b| b.has(*cpu) != allowed.has(*cpu));
+        let before = &cpus.allowed;
+        let is_changed = |cpu: &usize| before.has(*cpu) != allowed.has(*cpu);
         let changed: Vec<usize> = (0..cpu::possible()).filter(is_changed).collect();
         // Up before down: one that goes needs another that stays.
         let mut outcome = Ok(());
         for (comes, level) in [(true, cpus.states.len()), (false, 0)] {
             for cpu in changed.iter().filter(|cpu| allowed.has(**cpu) == comes) {
-                outcome = outcome.and(cpus.set(self, *cpu, level));
+                match cpus.set(self, *cpu, level) {
+                    Ok(()) => cpus.allowed.set(*cpu, comes),
+                    failed => outcome = outcome.and(failed),
+                }
             }
         }
         outcome

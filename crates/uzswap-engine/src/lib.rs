@@ -54,7 +54,7 @@ pub mod testing;
 pub use cache::{Cache, Load, Reject, Store};
 pub use config::{ATTRIBUTES, Attribute, Config, Locks};
 pub use error::{AttributeError, CpuError, Error, SetupError};
-pub use hotplug::CpuState;
+pub use hotplug::{CpuState, StateDoc, cpu_states};
 pub use ids::{Area, Place, SwapEntry};
 pub use page::{PAGE_BYTES, Page};
 pub use percpu::{Here, PerCpu};

@@ -161,9 +161,9 @@ impl<T> PerCpu<T> {
             .any(|slot| try_lock(&slot.0).is_none_or(|held| held.as_deref().is_some_and(&is)))
     }
 
-    /// What `make` makes, given to every one that `lacks` it, by `give`. It is made, and what `give`
-    /// leaves is dropped, without the lock: threads that store and load wait for that. `None`: it
-    /// could not be made.
+    /// What `make` makes, given to every one that `lacks` it, by `give`. It is made, and what
+    /// `give` leaves is dropped, without the lock: threads that store and load wait for that.
+    /// `None`: it could not be made.
     pub fn provide<M>(
         &self,
         lacks: impl Fn(&T) -> bool,

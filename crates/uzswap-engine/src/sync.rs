@@ -5,8 +5,8 @@
 //! writer → a CPU's buffer → entry → share record's entry → unit's piece → scratch, or an LRU shard
 //! → size class → sections
 //!
-//! and before an entry the recompressor or the trainer; from an entry or from nothing, a CPU's
-//! slots → cluster.
+//! and before an entry the recompressor or the trainer, and before these where CPUs stand; from an
+//! entry or from nothing, a CPU's slots → cluster.
 //!
 //! Against the order only `try_lock` is used: by compaction, which holds a size class and tries
 //! entries; by a store, which tries that of a page that may be the same; by who reads neighbours

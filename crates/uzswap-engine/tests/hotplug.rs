@@ -34,6 +34,7 @@ fn add_noting(cache: &Cache, names: [&'static str; 2]) -> Arc<Mutex<Vec<String>>
         let (up, down) = (steps.clone(), steps.clone());
         let state = CpuState::new(
             name,
+            ["", ""],
             move |_, cpu| {
                 up.lock().unwrap().push(format!("{cpu} +{name}"));
                 Ok(())
@@ -102,6 +103,7 @@ fn a_state_that_cannot_be_added_is_not_there() {
     let last = *online(&cache).last().unwrap();
     let state = CpuState::new(
         "front",
+        ["", ""],
         move |_, cpu| {
             if cpu == last {
                 return Err(std::io::ErrorKind::OutOfMemory.into());

@@ -49,6 +49,13 @@ impl CpuSet {
         (0..possible).collect()
     }
 
+    /// Makes it one of them, or not.
+    pub fn set(&mut self, cpu: usize, is_in: bool) {
+        let bit = 1 << (cpu % 64);
+        let word = &mut self.0[cpu / 64];
+        *word = if is_in { *word | bit } else { *word & !bit };
+    }
+
     /// Whether it is one of them.
     pub fn has(&self, cpu: usize) -> bool {
         self.0.get(cpu / 64).is_some_and(|word| word & 1 << (cpu % 64) != 0)
@@ -57,9 +64,9 @@ impl CpuSet {
 
 impl FromIterator<usize> for CpuSet {
     fn from_iter<T: IntoIterator<Item = usize>>(cpus: T) -> Self {
-        let mut words = vec![0; possible().div_ceil(64)];
-        cpus.into_iter().for_each(|cpu| words[cpu / 64] |= 1 << (cpu % 64));
-        Self(words.into())
+        let mut set = Self(vec![0; possible().div_ceil(64)].into());
+        cpus.into_iter().for_each(|cpu| set.set(cpu, true));
+        set
     }
 }
 

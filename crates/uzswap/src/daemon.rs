@@ -174,8 +174,10 @@ impl Service {
         }
         let control = Control::mount(cache.clone(), traffic.clone(), swapped.clone(), &folder);
         let control = control.map_err(mount)?;
-        let maintainer = Maintainer::start(cache).map_err(mount)?;
+        let maintainer = Maintainer::start(cache.clone()).map_err(mount)?;
         let transport = transport(options, &served, &traffic, server, notes)?;
+        let added = cache.add_cpu_state(transport.cpu_state());
+        added.map_err(|error| Failure::new(error.to_string()))?;
         Ok(Self { transport, swapped, _maintainer: maintainer, _control: control })
     }
 }

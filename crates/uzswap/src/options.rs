@@ -43,8 +43,10 @@ pub struct DaemonOptions {
     pub backing: Backing,
     /// It is not sealed.
     pub plain_backing: bool,
-    /// Threads.
+    /// Threads, at most.
     pub threads: usize,
+    /// Of these, how many come and go with each CPU.
+    pub threads_per_cpu: usize,
     /// Time to poll, µs.
     pub poll_us: u64,
     /// Plain memory instead of a cache.
@@ -88,6 +90,7 @@ impl DaemonOptions {
     pub fn server(&self) -> ServerConfig {
         ServerConfig {
             threads: self.threads,
+            threads_per_cpu: self.threads_per_cpu,
             poll: Duration::from_micros(self.poll_us),
             raise_priority: true,
         }
@@ -150,6 +153,7 @@ pub fn daemon_options(
             size::show(machine.total)
         )));
     }
+    let server = ServerConfig::for_cpus(cpu::allowed());
     Ok(DaemonOptions {
         pages: pages as u32,
         transport: transport(arguments.transport)?.to_string(),
@@ -158,10 +162,8 @@ pub fn daemon_options(
         compressor: arguments.compressor.as_ref().map_or(COMPRESSOR.into(), ToString::to_string),
         backing: backing(arguments.backing.as_deref(), bytes)?,
         plain_backing: arguments.plain_backing,
-        threads: match arguments.threads {
-            Some(threads) => threads.into(),
-            None => ServerConfig::for_cpus(cpu::allowed()).threads,
-        },
+        threads: arguments.threads.map_or(server.threads, usize::from),
+        threads_per_cpu: if arguments.threads.is_some() { 0 } else { server.threads_per_cpu },
         poll_us: arguments.poll.into(),
         bare: arguments.bare,
         one_writer: arguments.one_writer,

@@ -124,6 +124,7 @@ fn print(running: &Running) {
         get("fault_ns_p50") as f64 / 1000.0,
         get("fault_ns_p99") as f64 / 1000.0,
     );
+    show!("  cpus      {}", stats.parameters.get("cpus").map_or("?", String::as_str));
     if !stats.writeback_error.is_empty() {
         show!(
             "  WRITEBACK STOPPED: {}; nothing is lost; mend it and echo Y > \
