@@ -10,7 +10,7 @@ use std::path::Path;
 use std::process::{Child, Command, Output, Stdio};
 use std::time::Duration;
 use uzswap_sys::process;
-use uzswap_tests::{Limited, Machine, program, wait_for};
+use uzswap_tests::{Limited, Machine, is_full, program, wait_for};
 
 const MIB: u64 = 1 << 20;
 const KEYS: usize = 520_000;
@@ -155,6 +155,12 @@ fn a_server_goes_on_in_half_of_its_memory_and_gets_it_back() {
 
 #[test]
 fn a_program_that_waits_most_of_the_time_is_let_go_up_to_what_it_had() {
+    if !is_full() {
+        // On version 1 the kernel may take minutes to set a limit below what a program uses, and
+        // how long depends on how fast the program's CPUs are.
+        println!("skipped: it belongs to the slow checks");
+        return;
+    }
     let Some(machine) = Machine::take() else { return };
     let limited = Limited::new(1 << 30);
     let folder = limited.group.path().to_owned();

@@ -24,6 +24,7 @@ use std::ops::Range;
 use std::sync::{Arc, PoisonError};
 use uzswap_engine::{PAGE_BYTES, Reject, Store};
 use uzswap_sys::bus::Blocked;
+use uzswap_sys::cpu::CpuSet;
 use uzswap_sys::map;
 
 /// Batches in a row of which no page could be moved, after which there is said to be nothing to
@@ -62,8 +63,7 @@ impl Inner {
 
     /// Takes pages out until there is room.
     fn reclaim(&self) {
-        // What it reports, `tend` meets again.
-        let _ = self.cache.maintain();
+        self.maintain();
         // Batches in a row from which no page was taken.
         let mut refused = 0;
         let mut idle = 0;
@@ -99,6 +99,16 @@ impl Inner {
                 };
             }
         }
+    }
+
+    /// Does for the cache what it needs a thread for. A child has a copy of the cache's locks: so
+    /// not while the process forks.
+    fn maintain(&self) {
+        let _steady = self.steady();
+        // An error: a CPU that came does without what others have, and is tried again.
+        let _ = self.cache.follow_cpus(&CpuSet::of_caller());
+        // What it reports, `tend` meets again.
+        let _ = self.cache.maintain();
     }
 
     /// Has the cache write back and give memory back where there is no room and nothing is left to
