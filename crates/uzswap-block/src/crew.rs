@@ -9,7 +9,7 @@
 use crate::disk::Disk;
 use crate::request;
 use crate::server::ServerConfig;
-use crate::team::{Rota, Work};
+use crate::team::{CpuCount, Rest, Rota, Work};
 use crate::traffic::{Counts, Traffic};
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, AtomicUsize};
@@ -180,7 +180,7 @@ pub(crate) struct Crew {
     traffic: Arc<Traffic>,
     config: ServerConfig,
     /// CPUs that are up: more threads do not write faster.
-    cpus: AtomicUsize,
+    cpus: CpuCount,
     list: Mutex<List>,
     bell: Condvar,
 }
@@ -189,7 +189,7 @@ impl Crew {
     pub(crate) fn new(disk: Arc<dyn Disk>, traffic: Arc<Traffic>, config: ServerConfig) -> Self {
         let rota = Rota::new(config.threads_always(), config.threads);
         let list = List { jobs: VecDeque::new(), idle: 0, room: 0, rota, is_closed: false };
-        let cpus = AtomicUsize::new(0);
+        let cpus = CpuCount::default();
         Self { disk, traffic, config, cpus, list: Mutex::new(list), bell: Condvar::new() }
     }
 
@@ -218,7 +218,7 @@ impl Crew {
     pub(crate) fn take(&self, desk: &Arc<Desk>, io: Io) {
         let (tag, bytes) = (io.tag(), io.bytes as usize);
         let part = match io.operation {
-            Operation::Write => part_bytes(bytes, self.cpus.load(Relaxed).max(1)),
+            Operation::Write => part_bytes(bytes, self.cpus.get().max(1)),
             _ => bytes,
         };
         let parts = if part < bytes { bytes.div_ceil(part) } else { 1 };
@@ -246,6 +246,8 @@ impl Crew {
 }
 
 impl Work for Crew {
+    type Rest = Self;
+
     fn run(self: Arc<Self>, number: usize) {
         self.config.prepare_thread();
         let mut list = self.list();
@@ -264,12 +266,14 @@ impl Work for Crew {
         }
     }
 
-    fn count_cpu(&self, is_up: bool) {
-        if is_up {
-            self.cpus.fetch_add(1, Relaxed);
-        } else {
-            self.cpus.fetch_sub(1, Relaxed);
-        }
+    fn rest(&self) -> &Self {
+        self
+    }
+}
+
+impl Rest for Crew {
+    fn cpus(&self) -> &CpuCount {
+        &self.cpus
     }
 
     fn with_rota<T>(&self, change: impl FnOnce(&mut Rota) -> T) -> T {

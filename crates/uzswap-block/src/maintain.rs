@@ -41,16 +41,8 @@ fn run(cache: &Cache, stop: &AtomicBool) {
     let _ = process::raise_priority();
     let start = Instant::now();
     let mut idle_at = Duration::ZERO;
-    let mut cpus = None;
     while !stop.load(Relaxed) {
         cache.wait_for_work(INTERVAL);
-        // What is on line, in our cpuset and in our affinity: no source says more, or sooner where
-        // there are no uevents, as in a container.
-        let allowed = CpuSet::of_caller();
-        // An error: there is no memory for what a CPU has. It does without, and is tried again.
-        if cpus.as_ref() != Some(&allowed) && cache.follow_cpus(&allowed).is_ok() {
-            cpus = Some(allowed);
-        }
         // No memory for the reserve: stores write back or are rejected, and it is tried again.
         let _ = cache.maintain();
         let shrinks = cache.attribute("shrinker_enabled").is_some_and(|value| value == "Y");
@@ -59,6 +51,10 @@ fn run(cache: &Cache, stop: &AtomicBool) {
         }
         let now = start.elapsed();
         if now - idle_at >= INTERVAL {
+            // What is on line, in our cpuset and in our affinity: no source says more, or sooner
+            // where there are no uevents, as in a container. An error: there is no memory for what
+            // a CPU has. It does without, and is tried again.
+            let _ = cache.follow_cpus(&CpuSet::of_caller());
             cache.idle(now);
             // From its end, so that what it takes is a share of the interval.
             idle_at = start.elapsed();

@@ -19,7 +19,7 @@ use crate::kept::{Buffer, Kept};
 use crate::poll::Poll;
 use crate::protocol::{Ask, Reply, Request, WRITE_OVERHEAD};
 use crate::request;
-use crate::team::{Rota, Team, Work};
+use crate::team::{Team, Work};
 use crate::traffic::Traffic;
 use crate::watch::{Parking, Watch};
 use rustix::event::{PollFd, PollFlags};
@@ -232,6 +232,8 @@ enum Received {
 }
 
 impl Work for Shared {
+    type Rest = Watch;
+
     fn run(self: Arc<Self>, number: usize) {
         self.config.prepare_thread();
         if number < self.config.threads_always() {
@@ -242,16 +244,8 @@ impl Work for Shared {
         Worker::new(number, self).run();
     }
 
-    fn count_cpu(&self, is_up: bool) {
-        self.watch.count_cpu(is_up);
-    }
-
-    fn with_rota<T>(&self, change: impl FnOnce(&mut Rota) -> T) -> T {
-        self.watch.with_rota(change)
-    }
-
-    fn wake_one(&self) {
-        self.watch.wake_one();
+    fn rest(&self) -> &Watch {
+        &self.watch
     }
 }
 

@@ -5,23 +5,51 @@
 
 use crate::server::{STACK_BYTES, ServerConfig};
 use std::io;
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::{Builder, JoinHandle};
 use uzswap_engine::{CpuState, StateDoc};
 
 /// What a team's threads do.
 pub(crate) trait Work: Send + Sync + 'static {
+    /// Where threads are that have nothing to do.
+    type Rest: Rest;
+
     /// One thread's part, until there is nothing more to do for anyone, or its number has left.
     fn run(self: Arc<Self>, number: usize);
 
-    /// There is one CPU more, or less.
-    fn count_cpu(&self, is_up: bool);
+    /// See [`Self::Rest`].
+    fn rest(&self) -> &Self::Rest;
+}
+
+/// Where threads are that have nothing to do.
+pub(crate) trait Rest {
+    /// How many CPUs they serve on.
+    fn cpus(&self) -> &CpuCount;
 
     /// Who is there; it may be looked at by any thread that has nothing to do.
     fn with_rota<T>(&self, change: impl FnOnce(&mut Rota) -> T) -> T;
 
     /// Wakes a thread that has nothing to do, if there is one, so that it looks at the rota.
     fn wake_one(&self);
+}
+
+/// CPUs that are up.
+#[derive(Default)]
+pub(crate) struct CpuCount(AtomicUsize);
+
+impl CpuCount {
+    pub(crate) fn get(&self) -> usize {
+        self.0.load(Relaxed)
+    }
+
+    fn add(&self) {
+        self.0.fetch_add(1, Relaxed);
+    }
+
+    fn remove(&self) {
+        self.0.fetch_sub(1, Relaxed);
+    }
 }
 
 /// Which threads are there.
@@ -131,13 +159,14 @@ impl<W: Work> Team<W> {
     }
 
     pub(crate) fn cpu_came(&self) -> io::Result<()> {
-        self.work.count_cpu(true);
+        let rest = self.work.rest();
+        rest.cpus().add();
         for started in 0..self.threads_per_cpu {
-            let Some(number) = self.work.with_rota(Rota::recall) else { continue };
+            let Some(number) = rest.with_rota(Rota::recall) else { continue };
             if let Err(error) = self.start_one(number) {
-                self.work.with_rota(|rota| rota.away.push(number));
+                rest.with_rota(|rota| rota.away.push(number));
                 self.send_away(started);
-                self.work.count_cpu(false);
+                rest.cpus().remove();
                 return Err(error);
             }
         }
@@ -145,14 +174,15 @@ impl<W: Work> Team<W> {
     }
 
     pub(crate) fn cpu_went(&self) {
-        self.work.count_cpu(false);
+        self.work.rest().cpus().remove();
         self.send_away(self.threads_per_cpu);
     }
 
     fn send_away(&self, threads: usize) {
+        let rest = self.work.rest();
         for _ in 0..threads {
-            if self.work.with_rota(Rota::dismiss) {
-                self.work.wake_one();
+            if rest.with_rota(Rota::dismiss) {
+                rest.wake_one();
             }
         }
     }

@@ -6,7 +6,7 @@
 //! thread parks, leaves or is called, not for each request.
 
 use crate::batch::Batch;
-use crate::team::Rota;
+use crate::team::{CpuCount, Rest, Rota};
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed, Ordering::SeqCst};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 
@@ -15,7 +15,7 @@ pub(crate) struct Watch {
     /// Those that watch. At least one, unless all threads are at long work.
     watchers: AtomicUsize,
     /// CPUs that are up. More watchers than that are not worth having.
-    cpus: AtomicUsize,
+    cpus: CpuCount,
     parked: Mutex<Parked>,
     /// What each thread sleeps on.
     calls: Box<[Condvar]>,
@@ -55,7 +55,7 @@ impl Watch {
     pub(crate) fn new(there: usize, threads: usize) -> Self {
         Self {
             watchers: AtomicUsize::new(0),
-            cpus: AtomicUsize::new(0),
+            cpus: CpuCount::default(),
             parked: Mutex::new(Parked {
                 waiting: Vec::with_capacity(threads),
                 called: vec![None; threads].into(),
@@ -72,29 +72,7 @@ impl Watch {
 
     /// Whether another watcher would be of use.
     pub(crate) fn has_room(&self) -> bool {
-        self.watchers.load(Relaxed) < self.cpus.load(Relaxed)
-    }
-
-    pub(crate) fn count_cpu(&self, is_up: bool) {
-        if is_up {
-            self.cpus.fetch_add(1, Relaxed);
-        } else {
-            self.cpus.fetch_sub(1, Relaxed);
-        }
-    }
-
-    pub(crate) fn with_rota<T>(&self, change: impl FnOnce(&mut Rota) -> T) -> T {
-        change(&mut self.parked().rota)
-    }
-
-    /// Has the thread that parked first, if one is parked, look whether it is to leave.
-    pub(crate) fn wake_one(&self) {
-        let mut parked = self.parked();
-        if !parked.waiting.is_empty() {
-            let number = parked.waiting.remove(0);
-            parked.called[number] = Some(Call::Look);
-            self.calls[number].notify_one();
-        }
+        self.watchers.load(Relaxed) < self.cpus.get()
     }
 
     /// Parks thread `number`, a watcher, unless it is the last; it calls `help` with the number of
@@ -171,8 +149,8 @@ impl Watch {
     pub(crate) fn share(&self, number: usize, batch: &Batch) {
         let mut parked = self.parked();
         // Under the lock: who is called cannot leave before it is expected.
-        let called = (1..self.cpus.load(Relaxed))
-            .take_while(|_| self.call_one(&mut parked, Call::Help(number)));
+        let called =
+            (1..self.cpus.get()).take_while(|_| self.call_one(&mut parked, Call::Help(number)));
         called.for_each(|_| batch.expect());
     }
 
@@ -192,6 +170,26 @@ impl Watch {
     pub(crate) fn close(&self) {
         self.parked().closed = true;
         self.calls.iter().for_each(Condvar::notify_one);
+    }
+}
+
+impl Rest for Watch {
+    fn cpus(&self) -> &CpuCount {
+        &self.cpus
+    }
+
+    fn with_rota<T>(&self, change: impl FnOnce(&mut Rota) -> T) -> T {
+        change(&mut self.parked().rota)
+    }
+
+    /// Has the thread that parked first, if one is parked, look whether it is to leave.
+    fn wake_one(&self) {
+        let mut parked = self.parked();
+        if !parked.waiting.is_empty() {
+            let number = parked.waiting.remove(0);
+            parked.called[number] = Some(Call::Look);
+            self.calls[number].notify_one();
+        }
     }
 }
 
@@ -229,6 +227,8 @@ mod tests {
     }
 
     impl Work for Play {
+        type Rest = Watch;
+
         fn run(self: Arc<Self>, number: usize) {
             self.watch.come_back();
             if !self.park(number) {
@@ -256,16 +256,8 @@ mod tests {
             }
         }
 
-        fn count_cpu(&self, is_up: bool) {
-            self.watch.count_cpu(is_up);
-        }
-
-        fn with_rota<T>(&self, change: impl FnOnce(&mut Rota) -> T) -> T {
-            self.watch.with_rota(change)
-        }
-
-        fn wake_one(&self) {
-            self.watch.wake_one();
+        fn rest(&self) -> &Watch {
+            &self.watch
         }
     }
 
@@ -287,10 +279,10 @@ mod tests {
             turns += 1;
             // All but one go, and one more than there are numbers for comes.
             let cpus = [1, CPUS + 1][turns % 2];
-            while play.watch.cpus.load(Relaxed) > cpus {
+            while play.watch.cpus.get() > cpus {
                 team.cpu_went();
             }
-            while play.watch.cpus.load(Relaxed) < cpus {
+            while play.watch.cpus.get() < cpus {
                 team.cpu_came().unwrap();
             }
             std::thread::sleep(Duration::from_millis(1));
@@ -301,7 +293,7 @@ mod tests {
             waited = waited.max(waiting);
         }
         let is_left = |threads: usize| play.watch.parked().rota.away() == config.threads - threads;
-        while play.watch.cpus.load(Relaxed) > 0 {
+        while play.watch.cpus.get() > 0 {
             team.cpu_went();
         }
         let began = Instant::now();

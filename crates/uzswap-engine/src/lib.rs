@@ -57,6 +57,5 @@ pub use error::{AttributeError, CpuError, Error, SetupError};
 pub use hotplug::{CpuState, StateDoc, cpu_states};
 pub use ids::{Area, Place, SwapEntry};
 pub use page::{PAGE_BYTES, Page};
-pub use percpu::{Here, PerCpu};
 pub use pool::{ClassStats, SectionError};
 pub use stats::{STATISTICS, Statistic};

@@ -12,7 +12,7 @@ use std::ops::{Deref, DerefMut};
 use uzswap_sys::cpu;
 
 /// One `T` for each CPU that is up.
-pub struct PerCpu<T> {
+pub(crate) struct PerCpu<T> {
     slots: Box<[Slot<T>]>,
     /// For each possible CPU, the slot that threads on it use.
     route: Box<[AtomicUsize]>,
@@ -27,7 +27,7 @@ struct Up(Box<[bool]>);
 struct Slot<T>(CachePadded<Mutex<Option<Box<T>>>>);
 
 /// A CPU's own, or that of another one, for as long as the caller has it.
-pub struct Here<'a, T>(MutexGuard<'a, Option<Box<T>>>);
+pub(crate) struct Here<'a, T>(MutexGuard<'a, Option<Box<T>>>);
 
 impl<T> Deref for Here<'_, T> {
     type Target = T;
@@ -45,7 +45,7 @@ impl<T> DerefMut for Here<'_, T> {
 
 impl<T> PerCpu<T> {
     /// No CPU is up. With fewer than one of `slots` for each possible CPU, CPUs share them.
-    pub fn new(slots: usize) -> Self {
+    pub(crate) fn new(slots: usize) -> Self {
         let cpus = cpu::possible();
         let slot = || Slot(CachePadded::new(Mutex::new(None)));
         Self {
@@ -57,7 +57,11 @@ impl<T> PerCpu<T> {
 
     /// A CPU comes up: its threads use its own slot from now on, for which `make` is called unless
     /// it is another CPU's too.
-    pub fn start<E>(&self, cpu: usize, make: impl FnOnce() -> Result<T, E>) -> Result<(), E> {
+    pub(crate) fn start<E>(
+        &self,
+        cpu: usize,
+        make: impl FnOnce() -> Result<T, E>,
+    ) -> Result<(), E> {
         if self.slots.is_empty() {
             return Ok(());
         }
@@ -74,7 +78,7 @@ impl<T> PerCpu<T> {
 
     /// A CPU goes: its threads use the slot of another one. Its own, if no other CPU uses it, is
     /// emptied by `drain` while nobody else has it, and dropped.
-    pub fn stop(&self, cpu: usize, drain: impl FnOnce(&mut T)) {
+    pub(crate) fn stop(&self, cpu: usize, drain: impl FnOnce(&mut T)) {
         if self.slots.is_empty() {
             return;
         }
@@ -110,14 +114,14 @@ impl<T> PerCpu<T> {
     }
 
     /// How many there are.
-    pub fn count(&self) -> usize {
+    pub(crate) fn count(&self) -> usize {
         let Up(up) = &*lock(&self.up);
         (0..self.slots.len()).filter(|slot| self.is_in_use(up, *slot)).count()
     }
 
     /// This CPU's, or any that is free when another thread was preempted in this one. The first CPU
     /// must be up.
-    pub fn lock_here(&self) -> Here<'_, T> {
+    pub(crate) fn lock_here(&self) -> Here<'_, T> {
         loop {
             let here = self.route[self.number()].load(Acquire);
             // A slot is in use if the CPU of its number uses it.
@@ -145,17 +149,17 @@ impl<T> PerCpu<T> {
     }
 
     /// Every one there is, locked in turn.
-    pub fn iter(&self) -> impl Iterator<Item = Here<'_, T>> {
+    pub(crate) fn iter(&self) -> impl Iterator<Item = Here<'_, T>> {
         self.slots.iter().filter_map(Slot::here)
     }
 
     /// Those that nobody has.
-    pub fn iter_free(&self) -> impl Iterator<Item = Here<'_, T>> {
+    pub(crate) fn iter_free(&self) -> impl Iterator<Item = Here<'_, T>> {
         self.slots.iter().filter_map(Slot::try_here)
     }
 
     /// Whether one of them is, or may be: one that somebody has.
-    pub fn any_may(&self, is: impl Fn(&T) -> bool) -> bool {
+    pub(crate) fn any_may(&self, is: impl Fn(&T) -> bool) -> bool {
         self.slots
             .iter()
             .any(|slot| try_lock(&slot.0).is_none_or(|held| held.as_deref().is_some_and(&is)))
@@ -164,7 +168,7 @@ impl<T> PerCpu<T> {
     /// What `make` makes, given to every one that `lacks` it, by `give`. It is made, and what
     /// `give` leaves is dropped, without the lock: threads that store and load wait for that.
     /// `None`: it could not be made.
-    pub fn provide<M>(
+    pub(crate) fn provide<M>(
         &self,
         lacks: impl Fn(&T) -> bool,
         mut make: impl FnMut() -> Option<M>,
