@@ -76,10 +76,13 @@ impl Machine {
             return None;
         };
         rustix::fs::flock(&alone, FlockOperation::LockExclusive).expect("a lock on a local file");
+        let output = |word| Command::new(program("uzswap")).arg(word).output().expect("it runs");
+        // What a test left that was killed with all that it had started; no process is touched.
+        output("clean");
         // Somebody else's run, which would end in the middle and look like what a test changed.
-        let status = || Command::new(program("uzswap")).arg("status").output().expect("it runs");
-        let idle = wait_for(|| status().stdout.starts_with(b"no cache is running"));
-        assert!(idle, "uzswap is running on this machine already; end it (uzswap status)");
+        let idle = wait_for(|| output("status").stdout.starts_with(b"no cache is running"));
+        let status = || String::from_utf8_lossy(&output("status").stdout).into_owned();
+        assert!(idle, "uzswap is running on this machine already; end it: {}", status());
         // Only now: it makes a cgroup for a moment, which another test would take for its own.
         let doctor = Command::new(program("uzswap")).arg("doctor").output().expect("doctor runs");
         if !doctor.status.success() {

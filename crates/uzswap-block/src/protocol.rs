@@ -17,7 +17,7 @@ const REPLY_BYTES_MAX: usize = 128;
 
 const VERSION: (u32, u32) = (7, 31);
 
-mod opcode {
+pub(crate) mod opcode {
     pub const FORGET: u32 = 2;
     pub const GETATTR: u32 = 3;
     pub const OPEN: u32 = 14;

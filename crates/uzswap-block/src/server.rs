@@ -28,7 +28,7 @@ use rustix::fs::OFlags;
 use rustix::io::Errno;
 use std::io::{self, IoSlice};
 use std::path::Path;
-use std::sync::{Arc, PoisonError, RwLock, RwLockWriteGuard};
+use std::sync::{Arc, Once, PoisonError, RwLock, RwLockWriteGuard};
 use std::time::{Duration, Instant};
 use uzswap_engine::compress::prepare_thread;
 use uzswap_engine::{CpuState, PAGE_BYTES};
@@ -116,11 +116,13 @@ struct Desk {
     /// The request, and the data of the reply.
     buffer: RwLock<Buffer>,
     batch: Batch,
+    /// What the process before has left here is answered, before anybody takes a request here.
+    settled: Once,
 }
 
 impl Desk {
     fn new(buffer: Buffer) -> Self {
-        Self { buffer: RwLock::new(buffer), batch: Batch::default() }
+        Self { buffer: RwLock::new(buffer), batch: Batch::default(), settled: Once::new() }
     }
 
     fn buffer(&self) -> RwLockWriteGuard<'_, Buffer> {
@@ -236,11 +238,10 @@ impl Work for Shared {
 
     fn run(self: Arc<Self>, number: usize) {
         self.config.prepare_thread();
-        if number < self.config.threads_always() {
-            // Those of the process before that come with CPUs may have left something too.
-            let numbers = (number..self.desks.len()).step_by(self.config.threads_always());
-            numbers.for_each(|number| Worker::new(number, self.clone()).answer_left());
-        }
+        Worker::new(number, self.clone()).settle();
+        // Those that come with CPUs may never come again, and may have left something too.
+        let others = (number..self.desks.len()).step_by(self.config.threads_always()).skip(1);
+        others.for_each(|other| Worker::new(other, self.clone()).settle());
         Worker::new(number, self).run();
     }
 
@@ -285,6 +286,12 @@ impl Worker {
         }
         // The device is gone for all of them.
         self.shared.watch.close();
+    }
+
+    /// Answers what the process before has left at this desk, once. Whoever else comes here waits
+    /// for that: a request that is taken overwrites the one before.
+    fn settle(&self) {
+        self.desk().settled.call_once(|| self.answer_left());
     }
 
     /// Serves the request that the thread before has taken and not answered, or answers it.
@@ -443,5 +450,107 @@ impl Worker {
         // An error: the requester was killed, or the device is gone, which the next read shows.
         let _ =
             rustix::io::writev(self.connection(), &parts[..if data.is_empty() { 1 } else { 2 }]);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::protocol::opcode;
+    use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
+
+    const CPUS: usize = 2;
+
+    /// Takes its time, as the cache does when it waits for room.
+    struct Slow;
+
+    impl Disk for Slow {
+        fn bytes(&self) -> u64 {
+            1 << 30
+        }
+
+        fn read(&self, _: u64, _: &mut [u8]) -> Result<(), DiskError> {
+            std::thread::sleep(Duration::from_millis(20));
+            Ok(())
+        }
+
+        fn write(&self, _: u64, _: &[u8]) -> Result<(), DiskError> {
+            self.read(0, &mut [])
+        }
+
+        fn discard(&self, _: u64, _: u64) -> Result<(), DiskError> {
+            Ok(())
+        }
+
+        fn is_slow(&self, _: u64) -> bool {
+            false
+        }
+    }
+
+    fn request(opcode: u32, unique: u64) -> Vec<u8> {
+        let mut bytes = vec![0; WRITE_OVERHEAD + PAGE_BYTES];
+        bytes[4..8].copy_from_slice(&opcode.to_ne_bytes());
+        bytes[8..16].copy_from_slice(&unique.to_ne_bytes());
+        bytes[WRITE_OVERHEAD - 24..][..4].copy_from_slice(&(PAGE_BYTES as u32).to_ne_bytes());
+        bytes
+    }
+
+    /// The numbers of the requests that were answered here.
+    fn answered(kernel: &OwnedFd, numbers: &mut Vec<u64>) {
+        let mut reply = [0; 64];
+        while rustix::io::read(kernel, &mut reply).is_ok_and(|bytes| bytes > 0) {
+            numbers.push(u64::from_ne_bytes(reply[8..16].try_into().unwrap()));
+        }
+    }
+
+    #[test]
+    fn what_another_has_left_is_answered_once_whoever_comes_first() {
+        let config = ServerConfig { raise_priority: false, ..ServerConfig::for_cpus(CPUS) };
+        let pair = |_| {
+            let flags = SocketFlags::NONBLOCK;
+            socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None).unwrap()
+        };
+        let (kernels, connections): (Vec<_>, Vec<_>) = (0..config.threads).map(pair).unzip();
+        let file = uzswap_sys::shared::create("uzswap-test").unwrap();
+        let (connections, _, mut buffers) = Kept::of(connections, file).open(BUFFER_BYTES).unwrap();
+        for (number, buffer) in buffers.iter_mut().enumerate() {
+            let left = request(opcode::WRITE, 100 + number as u64);
+            buffer.bytes_mut()[..left.len()].copy_from_slice(&left);
+        }
+        let shared = Shared {
+            disk: Arc::new(Slow),
+            watch: Watch::new(config.threads_always(), config.threads),
+            config,
+            traffic: Arc::new(Traffic::new(config.threads)),
+            connections: connections.into(),
+            desks: buffers.into_iter().map(Desk::new).collect(),
+        };
+        for (number, kernel) in kernels.iter().enumerate() {
+            rustix::io::write(kernel, &request(opcode::WRITE, 200 + number as u64)).unwrap();
+        }
+        let team = Team::start(Arc::new(shared), &config).unwrap();
+        (0..CPUS).for_each(|_| team.cpu_came().unwrap());
+        let mut numbers = vec![Vec::new(); kernels.len()];
+        let began = Instant::now();
+        let has_left = |(number, answered): (usize, &Vec<u64>)| {
+            answered.first() == Some(&(100 + number as u64))
+        };
+        let look = |numbers: &mut Vec<Vec<u64>>| {
+            kernels.iter().zip(numbers).for_each(|(kernel, own)| answered(kernel, own));
+        };
+        while !numbers.iter().enumerate().all(has_left) && began.elapsed() < Duration::from_secs(60)
+        {
+            look(&mut numbers);
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        for kernel in &kernels {
+            rustix::io::write(kernel, &request(opcode::DESTROY, 1)).unwrap();
+        }
+        drop(team);
+        look(&mut numbers);
+        for (number, own) in numbers.iter().enumerate() {
+            let left = own.iter().filter(|unique| **unique == 100 + number as u64).count();
+            assert!(left == 1 && has_left((number, own)), "{numbers:?}");
+        }
     }
 }
