@@ -29,8 +29,7 @@ use crate::durable::Durable;
 use crate::error::{Error, SetupError};
 use crate::hotplug::Cpus;
 use crate::ids::{Area, Handle, SwapEntry};
-use crate::index::{Extent, Form, Index, Locked, Member, Object, State, View, Word};
-use crate::lru::{Links, Lru, OFF};
+use crate::index::{Form, Index, Locked, Member, Object, State, Word};
 use crate::page::{PAGE_BYTES, Page, Pattern, checksum_of, content_hash};
 use crate::percpu::{Here, PerCpu};
 use crate::pool::{COMPRESSED_BYTES_MAX, Header, Pool};
@@ -38,10 +37,10 @@ use crate::recompress::Recompressor;
 use crate::scratch::Scratch;
 use crate::share::Shares;
 use crate::shrink::{Doorbell, reserve_bytes};
-use crate::stats::Counter::{self, *};
+use crate::stats::Counter::*;
 use crate::stats::Counters;
 use crate::sync::Mutex;
-use crate::sync::atomic::{AtomicU64, Ordering};
+use crate::sync::atomic::Ordering;
 use crate::trainer::{Recent, Trainer};
 use crate::unit::Units;
 use crate::writeback::{Failure, StoreBuffer, Writer};
@@ -90,17 +89,13 @@ pub struct Cache {
     pub(crate) attributes: Attributes,
     pub(crate) index: Index,
     pub(crate) pool: Pool,
-    /// What is in the pool, but for what recompression is done with.
-    pub(crate) lru: Lru,
-    /// Pieces of units and pages that gained nothing in one: all colder than those of `lru`.
-    pub(crate) cold: Lru,
     pub(crate) units: Units,
     pub(crate) recompressor: Mutex<Recompressor>,
     /// Objects in the pool that were not used for long, at the last look.
     pub(crate) idle_pages: AtomicUsize,
     pub(crate) shares: Shares,
     pub(crate) candidates: Candidates,
-    pub(crate) counters: Counters,
+    pub(crate) counters: Arc<Counters>,
     /// What CPUs have of their own comes and goes with them.
     pub(crate) cpus: Mutex<Cpus>,
     pub(crate) scratch: PerCpu<Scratch>,
@@ -166,17 +161,7 @@ pub(crate) fn verify(
     Ok(())
 }
 
-impl Links for View<'_> {
-    fn links(&self, key: SwapEntry) -> &AtomicU64 {
-        self.existing(key).aux()
-    }
-}
-
 impl Cache {
-    /// LRU lists: few enough to take the oldest of each in turn, and as many as 16 CPUs need to
-    /// seldom meet.
-    const LRU_SHARDS: usize = 16;
-
     /// A cache that writes its coldest pages back to `backing` ([`crate::backing::NoBacking`] for
     /// none).
     pub fn new(config: Config, backing: Box<dyn Backing>) -> Result<Self, SetupError> {
@@ -200,7 +185,7 @@ impl Cache {
         durable: Option<&Arc<Durable>>,
     ) -> Result<Self, SetupError> {
         check_backing(backing.bytes())?;
-        let index = Index::new(config.keys()?, locks, durable);
+        let index = Index::new(config.keys()?, durable);
         let shares = Shares::new(&index, config.pages_max).expect("the keys were counted in");
         let units = Units::new(&index, config.pages_max).expect("the keys were counted in");
         let pool_bytes_max = config.pool_bytes_ever();
@@ -217,16 +202,14 @@ impl Cache {
             pages_max: config.pages_max,
             durable: durable.cloned(),
             attributes: Attributes::new(&config),
+            counters: index.counters().clone(),
             index,
             pool: Pool::new(pool_bytes_max, durable),
-            lru: Lru::new(Self::LRU_SHARDS),
-            cold: Lru::new(Self::LRU_SHARDS),
             units,
             recompressor: Mutex::new(Recompressor::new()),
             idle_pages: AtomicUsize::new(0),
             shares,
             candidates: Candidates::new(pool_bytes_max),
-            counters: Counters::new(),
             cpus: Mutex::new(Cpus::new()),
             scratch: PerCpu::new(usize::MAX),
             dictionaries,
@@ -290,10 +273,10 @@ impl Cache {
         if !self.attributes.enabled() {
             return self.reject(key, Reject::Disabled);
         }
-        let word = match Pattern::of(page) {
+        let state = match Pattern::of(page) {
             Some(pattern) => {
                 self.counters.increment(StoresFilled);
-                Word::new(State::Filled(pattern))
+                State::Filled(pattern)
             }
             None => {
                 let hash = content_hash(page);
@@ -303,20 +286,19 @@ impl Cache {
                     return Store::Stored;
                 }
                 match self.keep(key, page, hash) {
-                    Ok(state) => Word::new(state),
+                    Ok(state) => state,
                     Err(reject) => return self.reject(key, reject),
                 }
             }
         };
         let view = self.index.view();
         let made = || view.lock_made(key).ok();
-        let Some(mut locked) = made().or_else(|| self.wait_for(made)) else {
+        let Some(locked) = made().or_else(|| self.wait_for(made)) else {
             // Its trunk was freed meanwhile, and none is left.
-            self.dispose(word.state());
+            self.dispose(state);
             return self.reject(key, Reject::AllocFail);
         };
-        let old = self.publish(key, &mut locked, word, OFF);
-        drop(locked);
+        let old = locked.stored(state);
         self.counters.increment(Stores);
         if old != State::Absent {
             self.counters.increment(DuplicateEntry);
@@ -352,9 +334,7 @@ impl Cache {
         };
         let fetched = self.fetch(key, &mut locked)?;
         let load = self.give(key, fetched, page)?;
-        let old = self.publish(key, &mut locked, Word::ABSENT, OFF);
-        drop(locked);
-        self.dispose(old);
+        self.dispose(locked.dropped());
         Ok(load)
     }
 
@@ -384,9 +364,8 @@ impl Cache {
         if view.peek(key) == Word::ABSENT {
             return;
         }
-        let Some(mut locked) = view.lock(key) else { return };
-        let old = self.publish(key, &mut locked, Word::ABSENT, OFF);
-        drop(locked);
+        let Some(locked) = view.lock(key) else { return };
+        let old = locked.dropped();
         if old != State::Absent {
             self.counters.increment(Invalidates);
         }
@@ -412,16 +391,13 @@ impl Cache {
         let view = self.index.view();
         let State::Pooled(object) = view.peek(key).state() else { return false };
         let ratio = self.attributes.max_compression_ratio() as usize;
-        let Some(mut locked) = view.lock(key) else { return false };
+        let Some(locked) = view.lock(key) else { return false };
         let is_same = usize::from(object.form.bytes) <= PAGE_BYTES * ratio / 100
             && locked.state() == State::Pooled(object)
             && self.pool.header(object.handle).checksum == checksum_of(hash)
             && self.holds(object, page);
-        if is_same && !locked.word().is_in_writeback() {
-            self.list(locked.word()).remove(&view, key);
-            let word = locked.word().with_cold(false);
-            locked.set(word);
-            self.lru.push(&view, key);
+        if is_same && !locked.word().is_in_flight() {
+            locked.renewed();
         }
         is_same
     }
@@ -479,7 +455,7 @@ impl Cache {
     fn share(&self, key: SwapEntry, page: &Page, hash: u64) -> Option<SwapEntry> {
         let view = self.index.view();
         self.candidates.find(hash).filter(|candidate| *candidate != key).find_map(|candidate| {
-            let locked = view.get(candidate)?.try_lock()?;
+            let locked = view.try_lock(candidate)?;
             let State::Pooled(object) = locked.state() else { return None };
             let looks_same = self.pool.header(object.handle).checksum == checksum_of(hash);
             (looks_same && self.holds(object, page))
@@ -499,7 +475,7 @@ impl Cache {
     fn join(
         &self,
         holder: SwapEntry,
-        mut locked: Locked<'_>,
+        locked: Locked<'_>,
         object: Object,
         hash: u64,
     ) -> Option<SwapEntry> {
@@ -507,18 +483,15 @@ impl Cache {
             self.shares.count(holder).fetch_add(1, Ordering::Relaxed);
             return Some(holder);
         }
-        if locked.word().is_in_writeback() {
+        if locked.word().is_in_flight() {
             return None; // Its record on the backing will name the holder.
         }
         let record = self.shares.take()?;
         let view = self.index.view();
-        let mut locked_record = view.lock_existing(record);
+        let locked_record = view.lock_existing(record);
         self.shares.count(record).store(2, Ordering::Relaxed);
         self.pool.set_header(object.handle, Header { owner: record, checksum: checksum_of(hash) });
-        self.publish(record, &mut locked_record, Word::new(State::Pooled(object)), OFF);
-        // First the record, as whoever takes the cache over expects it.
-        drop(locked_record);
-        self.publish(holder, &mut locked, Word::new(State::Shared(record)), OFF);
+        locked.shared(locked_record);
         self.candidates.insert(hash, record, Some(holder));
         Some(record)
     }
@@ -526,71 +499,12 @@ impl Cache {
     /// One less shares a record's object; the last one frees it.
     fn leave(&self, record: SwapEntry) {
         let view = self.index.view();
-        let mut locked = view.lock_existing(record);
+        let locked = view.lock_existing(record);
         if self.shares.count(record).fetch_sub(1, Ordering::Relaxed) > 1 {
             return;
         }
-        let old = self.publish(record, &mut locked, Word::ABSENT, OFF);
-        drop(locked);
-        self.dispose(old);
+        self.dispose(locked.dropped());
         self.shares.give(record);
-    }
-
-    /// Puts a new state into a locked entry, off and on the LRU as the states say; the old state,
-    /// whose object the caller disposes of once the entry is unlocked. The second word changes now
-    /// and the first when the entry is unlocked: so where the second one says how to get the old
-    /// page back (it is `Placed` or a `Member`), it must say it of the new one too, or the old page
-    /// is not needed any more (see [`Self::publish_moved`]).
-    pub(crate) fn publish(
-        &self,
-        key: SwapEntry,
-        locked: &mut Locked<'_>,
-        word: Word,
-        aux: u64,
-    ) -> State {
-        let _one = self.index.one_lock();
-        let view = self.index.view();
-        let old = locked.word();
-        if matches!(old.state(), State::Pooled(_)) && !old.is_in_writeback() {
-            self.list(old).remove(&view, key);
-        }
-        locked.set(word);
-        locked.set_aux(aux);
-        if matches!(word.state(), State::Pooled(_)) && !word.is_in_writeback() {
-            self.list(word).push(&view, key);
-        }
-        self.count(key, old.state(), -1);
-        self.count(key, word.state(), 1);
-        old.state()
-    }
-
-    /// The same for a page that moves on the backing, with the writer's lock held: it can be got
-    /// back until it has.
-    pub(crate) fn publish_moved(
-        &self,
-        key: SwapEntry,
-        locked: &mut Locked<'_>,
-        to: Extent,
-        proof: u64,
-    ) -> State {
-        if let Some(durable) = &self.durable {
-            durable.intent().begin(key.0, locked.word().0, locked.aux(), proof);
-        }
-        self.publish(key, locked, Word::new(State::Placed(to)), proof)
-    }
-
-    /// The list that an entry with this word is on, if it is on one.
-    pub(crate) fn list(&self, word: Word) -> &Lru {
-        if word.is_cold() { &self.cold } else { &self.lru }
-    }
-
-    /// Gives an entry that was taken off its list, and has been used since it got there, its second
-    /// chance: as the newest of a list.
-    pub(crate) fn spare(&self, key: SwapEntry, locked: &mut Locked<'_>) {
-        self.counters.increment(SecondChances);
-        let word = locked.word().with_referenced(false).with_cold(self.units.contains(key));
-        locked.set(word);
-        self.list(word).push(&self.index.view(), key);
     }
 
     /// Frees what a state refers to that is no longer in any entry.
@@ -611,10 +525,7 @@ impl Cache {
         }
         for piece in Units::pieces(member.unit) {
             let view = self.index.view();
-            let mut locked = view.lock_existing(piece);
-            let old = self.publish(piece, &mut locked, Word::ABSENT, OFF);
-            drop(locked);
-            self.dispose(old);
+            self.dispose(view.lock_existing(piece).dropped());
         }
         self.units.give(member.unit);
     }
@@ -629,12 +540,11 @@ impl Cache {
                 let bytes = usize::from(object.form.bytes);
                 let Header { checksum, .. } =
                     self.pool.read(object.handle, &mut scratch.object[..bytes]);
-                let word = locked.word().with_referenced(true);
-                locked.set(word);
+                locked.touched();
                 Ok(Fetched::Object { scratch, form: object.form, checksum })
             }
-            State::Placed(extent) => self.fetch_placed(key, locked.aux(), extent),
-            State::Member(member) => self.fetch_member(key, locked.aux() as u32, member),
+            State::Placed(extent) => self.fetch_placed(key, locked.proof(), extent),
+            State::Member(member) => self.fetch_member(key, locked.proof() as u32, member),
             // The record stays while this entry, which shares it, is locked.
             State::Shared(record) => {
                 self.fetch(record, &mut self.index.view().lock_existing(record))
@@ -711,29 +621,6 @@ impl Cache {
         Error::Damaged { entry: key.0, what }
     }
 
-    pub(crate) fn count(&self, key: SwapEntry, state: State, by: i64) {
-        let is_page = !self.shares.contains(key) && !self.units.contains(key);
-        let add = |counter: Counter| self.counters.add(counter, by);
-        if is_page && state != State::Absent {
-            add(StoredPages);
-        }
-        match state {
-            State::Absent => {}
-            State::Filled(_) => add(SameFilledPages),
-            State::Pooled(object) => {
-                Counter::of_codec(object.form.codec).into_iter().for_each(add);
-                self.counters.add(CompressedBytes, by * i64::from(object.form.bytes));
-            }
-            State::Placed(extent) => {
-                if extent.form.codec != Codec::Piece {
-                    add(BackingPages);
-                }
-            }
-            State::Shared(_) => add(SharedPages),
-            State::Member(_) => add(RecompressedPages),
-        }
-    }
-
     /// Moves an object for the pool, if its owner is not in use: see `pool::Relocate`.
     pub(crate) fn relocate(
         &self,
@@ -743,15 +630,11 @@ impl Cache {
         copy: &dyn Fn(),
     ) -> bool {
         let view = self.index.view();
-        let Some(mut locked) = view.get(owner).and_then(|entry| entry.try_lock()) else {
-            return false;
-        };
+        let Some(locked) = view.try_lock(owner) else { return false };
         match locked.state() {
             State::Pooled(object) if object.handle == from => {
                 copy();
-                let word = locked.word().moved_to(to);
-                locked.set(word);
-                self.counters.increment(ObjectsMoved);
+                locked.moved(to);
                 true
             }
             _ => false,

@@ -5,7 +5,7 @@ use crate::backing::slots::SLOT_BYTES;
 use crate::cache::Cache;
 use crate::compress::Codec;
 use crate::ids::{Handle, SwapEntry};
-use crate::index::{Extent, State};
+use crate::index::{Extent, List, State};
 use crate::stats::Counter::*;
 use crate::unit::Units;
 use std::collections::HashMap;
@@ -37,7 +37,7 @@ impl Cache {
             for (offset, entry) in (0..).zip(entries) {
                 let key = SwapEntry(first.0 + offset);
                 let word = entry.peek();
-                assert!(!word.is_in_writeback(), "{key:?} is in writeback, at rest");
+                assert!(!word.is_in_flight(), "{key:?} is in flight, at rest");
                 self.recount(&mut count, key, word.state());
             }
         }
@@ -105,8 +105,8 @@ impl Cache {
     fn check_lists(&self, count: &Recount) {
         let mut listed = Vec::new();
         let view = self.index.view();
-        for (list, is_cold) in [(&self.lru, false), (&self.cold, true)] {
-            for key in list.entries(&view) {
+        for (list, is_cold) in [(List::Lru, false), (List::Cold, true)] {
+            for key in view.listed(list) {
                 assert_eq!(view.peek(key).is_cold(), is_cold, "list of {key:?}");
                 assert!(is_cold || !self.units.contains(key), "{key:?} is to be recompressed");
                 listed.push(key.0);

@@ -51,12 +51,11 @@ impl Cache {
         match locked.state() {
             State::Pooled(object) => {
                 self.pool.read(object.handle, out);
-                let word = locked.word().with_referenced(true);
-                locked.set(word);
+                locked.touched();
             }
             State::Placed(extent) => {
                 let mut record = [0; RECORD_BYTES_MAX];
-                let proof = locked.aux();
+                let proof = locked.proof();
                 out.copy_from_slice(self.read_record(piece, extent, proof, &mut record)?.object);
             }
             _ => return Ok(None),

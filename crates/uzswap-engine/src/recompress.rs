@@ -15,8 +15,7 @@
 use crate::cache::Cache;
 use crate::compress::{Codec, GROUP_PAGES, UNIT_BYTES_MAX, UNIT_PAGES, UnitDecoder, UnitEncoder};
 use crate::ids::{Handle, SwapEntry};
-use crate::index::{Form, Member, Object, State, Word};
-use crate::lru::OFF;
+use crate::index::{Form, List, Locked, Member, Object, State};
 use crate::page::{PAGE_BYTES, Page, checksum_of, content_hash};
 use crate::pool::{COMPRESSED_BYTES_MAX, Header};
 use crate::scratch::{Scratch, UnitScratch};
@@ -131,8 +130,9 @@ impl Cache {
         let is_busy = used.saturating_sub(before) > BUSY_PAGES;
         let listed = stored + self.counters.get(SecondChances);
         let Some(younger) = recompressor.younger(now, age, listed) else { return 0 };
-        let cold = (self.lru.len() as u64).saturating_sub(younger);
-        self.idle_pages.store(cold as usize + self.cold.len(), Ordering::Relaxed);
+        let lists = self.index.lists();
+        let cold = (lists.len(List::Lru) as u64).saturating_sub(younger);
+        self.idle_pages.store(cold as usize + lists.len(List::Cold), Ordering::Relaxed);
         if is_busy {
             0
         } else {
@@ -147,7 +147,7 @@ impl Cache {
     #[cfg(feature = "testing")]
     pub fn recompress(&self, units: usize) -> usize {
         let mut recompressor = lock(&self.recompressor);
-        let cold = self.lru.len();
+        let cold = self.index.lists().len(List::Lru);
         self.recompress_some(&mut recompressor, cold, units, || false)
     }
 
@@ -205,9 +205,10 @@ impl Cache {
         };
         self.gather_left(work, cursor);
         while work.candidates.len() < UNIT_PAGES && *cold > 0 {
-            let Some(key) = self.lru.pop(&self.index.view()) else { break };
+            let view = self.index.view();
+            let Some((locked, object)) = view.take_oldest(List::Lru) else { break };
             *cold -= 1;
-            self.take_in(work, tokens, key);
+            self.take_in(work, tokens, locked, object);
         }
         work.candidates.len() == UNIT_PAGES
     }
@@ -219,16 +220,10 @@ impl Cache {
         self.scratch.provide(|scratch| !scratch.has_unit(), make, Scratch::provide_unit)
     }
 
-    /// Takes a page that was popped off the LRU in as a candidate, if it is one.
-    fn take_in(&self, work: &mut Work, tokens: &mut u64, key: SwapEntry) {
-        let view = self.index.view();
-        let Some(mut locked) = view.lock(key) else { return };
-        let State::Pooled(object) = locked.state() else { return };
-        if locked.word().is_in_writeback() || locked.aux() != OFF {
-            return; // Stored anew since it was popped.
-        }
+    /// Takes a page that was taken off its list in as a candidate, if it is one.
+    fn take_in(&self, work: &mut Work, tokens: &mut u64, locked: Locked<'_>, object: Object) {
         if locked.word().is_referenced() {
-            return self.spare(key, &mut locked);
+            return locked.spared();
         }
         let page = &mut work.pages[work.candidates.len()];
         let header = {
@@ -241,19 +236,14 @@ impl Cache {
             Some(Header { checksum, .. }) if checksum_of(content_hash(page)) == checksum => {
                 *tokens += 1;
                 let token = TOKEN | *tokens;
-                let word = locked.word().with_writeback(true);
-                locked.set(word);
-                locked.set_aux(token);
+                let key = locked.key();
+                locked.in_flight(token);
                 let from = From::Pool { token, bytes: object.form.bytes };
                 let is_number = object.form.codec.is_for_numbers();
                 work.candidates.push(Candidate { key, checksum, is_number, from });
             }
             // Damaged: whoever loads it is told. Never made whole by a new checksum.
-            _ => {
-                let word = locked.word().with_cold(true);
-                locked.set(word);
-                self.cold.push(&view, key);
-            }
+            _ => locked.cooled(),
         }
     }
 
@@ -300,7 +290,7 @@ impl Cache {
                 if locked.state() != State::Member(member) {
                     continue; // It left just now.
                 }
-                locked.aux() as u32
+                locked.proof() as u32
             };
             let page = &mut work.pages[work.candidates.len()];
             let is_number = work.decoder.page(start, position.into(), page).ok()?;
@@ -360,8 +350,9 @@ impl Cache {
             let form = Form { bytes: piece.len() as u16, codec: Codec::Piece };
             // The pages' checksums are in their entries.
             self.pool.write(*handle, Header { owner: key, checksum: 0 }, piece);
-            let word = Word::new(State::Pooled(Object { handle: *handle, form })).with_cold(true);
-            self.publish(key, &mut self.index.view().lock_existing(key), word, OFF);
+            let state = State::Pooled(Object { handle: *handle, form });
+            let old = self.index.view().lock_existing(key).stored(state);
+            debug_assert_eq!(old, State::Absent, "of an unused unit");
         }
         Some(unit)
     }
@@ -369,19 +360,16 @@ impl Cache {
     /// Has a page enter a unit in which it has a place, if it is still the one that was taken in.
     fn enter(&self, candidate: &Candidate, member: Member) {
         let view = self.index.view();
-        let Some(mut locked) = view.lock(candidate.key) else { return self.leave_unit(member) };
+        let Some(locked) = view.lock(candidate.key) else { return self.leave_unit(member) };
         let is_same = match candidate.from {
-            From::Pool { token, .. } => locked.word().is_in_writeback() && locked.aux() == token,
+            From::Pool { token, .. } => locked.is_in_flight_as(token),
             From::Unit(from) => locked.state() == State::Member(from),
         };
         if !is_same {
             drop(locked);
             return self.leave_unit(member);
         }
-        let word = Word::new(State::Member(member));
-        let old = self.publish(candidate.key, &mut locked, word, candidate.checksum.into());
-        drop(locked);
-        self.dispose(old);
+        self.dispose(locked.joined(member, candidate.checksum));
     }
 
     /// Leaves a page where it was: as the oldest, or among what recompression `is_done` with.
@@ -389,15 +377,11 @@ impl Cache {
         match candidate.from {
             From::Pool { token, .. } => {
                 let view = self.index.view();
-                let Some(mut locked) = view.lock(candidate.key) else { return };
-                if locked.word().is_in_writeback() && locked.aux() == token {
-                    let word = locked.word().with_writeback(false).with_cold(is_done);
-                    locked.set(word);
-                    locked.set_aux(OFF);
-                    match is_done {
-                        true => self.cold.push(&view, candidate.key),
-                        false => self.lru.push_oldest(&view, candidate.key),
-                    }
+                let Some(locked) = view.lock(candidate.key) else { return };
+                match locked.is_in_flight_as(token) {
+                    true if is_done => locked.cooled(),
+                    true => locked.returned(),
+                    false => {}
                 }
             }
             From::Unit(member) if is_done => self.units.keep_sparse(member.unit),

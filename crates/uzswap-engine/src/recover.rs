@@ -20,7 +20,6 @@ use crate::durable::{Durable, Shape};
 use crate::error::SetupError;
 use crate::ids::SwapEntry;
 use crate::index::{Entry, Object, State, View, Word};
-use crate::lru::OFF;
 use crate::pool::{Claim, Claims, sections_of};
 use crate::stats::Counter::RecompressedPages;
 use crate::sync::atomic::Ordering::Relaxed;
@@ -85,7 +84,7 @@ impl Cache {
     /// Every entry as it was published last, and who is in which record and unit.
     fn settle_entries(&self, view: &View<'_>, durable: &Durable) -> Result<(), SetupError> {
         for (key, entry) in entries(view) {
-            let word = entry.settle(|word, aux| durable.intent().undone(key.0, word.0, aux));
+            let word = view.settle(key, entry, durable.intent());
             match word.state() {
                 State::Shared(record) if self.shares.has_made(record) => {
                     self.shares.count(record).fetch_add(1, Relaxed);
@@ -117,7 +116,7 @@ impl Cache {
             if let State::Pooled(object) = entry.peek().state() {
                 claims.give_up(object.handle);
             }
-            set(view, key, Word::ABSENT);
+            view.resettle(key, State::Absent);
         }
         Ok(claims)
     }
@@ -145,7 +144,7 @@ impl Cache {
             return Err(SetupError::NotWhole("two pages have one object"));
         }
         self.shares.count(record).fetch_add(1, Relaxed);
-        set(view, key, Word::new(State::Shared(record)));
+        view.resettle(key, State::Shared(record));
         Ok(())
     }
 
@@ -177,11 +176,9 @@ impl Cache {
     /// Puts what is in the pool on the lists, in the order of their keys, and counts everything.
     fn list_and_count(&self, view: &View<'_>) {
         for (key, entry) in entries(view) {
-            let word = entry.peek();
-            if matches!(word.state(), State::Pooled(_)) {
-                self.list(word).push(view, key);
+            if entry.peek() != Word::ABSENT {
+                view.list_and_count(key);
             }
-            self.count(key, word.state(), 1);
         }
     }
 }
@@ -189,11 +186,4 @@ impl Cache {
 /// All entries, by their keys.
 fn entries<'a>(view: &'a View<'_>) -> impl Iterator<Item = (SwapEntry, &'a Entry)> {
     view.trunks().flat_map(|(first, entries)| (first.0..).map(SwapEntry).zip(entries))
-}
-
-/// Gives an entry that nobody else has another word.
-fn set(view: &View<'_>, key: SwapEntry, word: Word) {
-    let mut locked = view.lock_existing(key);
-    locked.set_aux(OFF);
-    locked.set(word);
 }

@@ -18,7 +18,7 @@
 use crate::cache::{Cache, Load, verify};
 use crate::error::Error;
 use crate::ids::SwapEntry;
-use crate::index::{Entry, Extent, Locked, State};
+use crate::index::{Extent, Locked, State};
 use crate::page::{PAGE_BYTES, Page};
 use crate::stats::Counter::*;
 
@@ -73,11 +73,11 @@ impl Cache {
         if pages.len() < 2 || !is_placed(first) || !is_placed(SwapEntry(first.0 + 1)) {
             return 0;
         }
-        let entry = |offset: usize| view.get(SwapEntry(first.0 + offset as u32));
+        let locked = |offset: usize| view.try_lock(SwapEntry(first.0 + offset as u32));
         let mut run = Run::new();
         let block = self.backing.block_bytes() as u64;
         let most = pages.len().min(PAGES_MAX);
-        for locked in (0..most).map_while(|offset| entry(offset).and_then(Entry::try_lock)) {
+        for locked in (0..most).map_while(locked) {
             let State::Placed(extent) = locked.state() else { break };
             let is_single = self.slots.is_single(extent.place);
             let bytes = self.slots.bytes_to_read(extent) as u64;
@@ -184,6 +184,6 @@ impl<'a> Run<'a> {
     fn take(&mut self, page: usize) -> Option<(Extent, u64)> {
         let extent = self.extent(page)?;
         let locked = self.entries[page].take()?;
-        Some((extent, locked.aux()))
+        Some((extent, locked.proof()))
     }
 }

@@ -3,9 +3,8 @@
 //! Each test makes a small cache, lets a few threads loose on a handful of keys, and at the end
 //! recounts everything. Trunks have eight entries here, so that a cache is quickly made.
 
-use crate::config::Locks;
 use crate::ids::SwapEntry;
-use crate::index::{Entry, Index, State, TRUNK_ENTRIES, Word};
+use crate::index::{Index, State, TRUNK_ENTRIES, Word};
 use crate::testing::{Content, Faults, Setup, page_of};
 use crate::{Area, Cache, Load, PAGE_BYTES, Page, Store};
 use shuttle::scheduler::{PctScheduler, RandomScheduler};
@@ -78,28 +77,6 @@ fn race(
     running.into_iter().for_each(|thread| thread.join().unwrap());
     cache.check();
     (cache, area)
-}
-
-#[test]
-fn an_entry_s_lock_excludes() {
-    explore(|| {
-        let entry = Arc::new(Entry::new());
-        let increment = |entry: &Entry| {
-            let mut locked = entry.lock().unwrap();
-            let value = locked.aux();
-            thread::yield_now();
-            locked.set_aux(value + 1);
-        };
-        let threads: Vec<_> = (0..3)
-            .map(|_| {
-                let entry = entry.clone();
-                thread::spawn(move || (0..2).for_each(|_| increment(&entry)))
-            })
-            .collect();
-        threads.into_iter().for_each(|thread| thread.join().unwrap());
-        assert_eq!(entry.lock().unwrap().aux(), 6);
-        assert_eq!(entry.peek(), Word::new(State::Absent));
-    });
 }
 
 #[test]
@@ -435,7 +412,7 @@ fn an_empty_trunk_is_freed_while_pages_come_and_go() {
 #[test]
 fn a_lookup_races_with_the_removal_of_its_trunk() {
     explore(|| {
-        let index = Arc::new(Index::new(3 * TRUNK_ENTRIES as u32, Locks::SlotCaches, None));
+        let index = Arc::new(Index::new(3 * TRUNK_ENTRIES as u32, None));
         index.add_records(TRUNK_ENTRIES as u32).unwrap();
         index.add_area(2 * TRUNK_ENTRIES as u32).unwrap();
         index.provision().unwrap();
@@ -448,15 +425,15 @@ fn a_lookup_races_with_the_removal_of_its_trunk() {
         };
         let threads = [
             spawn(|index, key, held| {
-                index.view().lock_made(key).unwrap().set(held);
+                let _absent = index.view().lock_made(key).unwrap().stored(held.state());
                 assert_eq!(index.view().peek(key), held, "it is held, so it stays");
                 let view = index.view();
                 let stale = view.get(key).unwrap();
-                view.lock(key).unwrap().set(Word::ABSENT);
+                let _held = view.lock(key).unwrap().dropped();
                 // Freed by now or not, it can be looked at.
                 assert_eq!(stale.peek().state(), State::Absent);
                 drop(view);
-                index.view().lock_made(key).unwrap().set(held);
+                let _absent = index.view().lock_made(key).unwrap().stored(held.state());
             }),
             spawn(|index, _, _| (0..2).for_each(|_| _ = index.reclaim())),
             spawn(|index, key, held| {

@@ -17,7 +17,7 @@ use crate::cache::{Cache, Reject, Store};
 use crate::compress::Codec;
 use crate::config::Locks;
 use crate::ids::{Place, SwapEntry};
-use crate::index::{Extent, Form, State, View, Word};
+use crate::index::{Extent, Form, State, View};
 use crate::page::{PAGE_BYTES, Page, checksum_of, content_hash};
 use crate::stats::Counter::*;
 use crate::sync::lock;
@@ -72,16 +72,14 @@ impl Cache {
         };
         let view = self.index.view();
         let made = || view.lock_made(key).ok();
-        let Some(mut locked) = made().or_else(|| self.wait_for(made)) else {
+        let Some(locked) = made().or_else(|| self.wait_for(made)) else {
             self.slots.give_slot(slot);
             self.doorbell.ring();
             return Store::Rejected(Reject::AllocFail);
         };
         let extent = slot.extent();
         self.slots.add(extent);
-        let old = self.publish(key, &mut locked, Word::new(State::Placed(extent)), proof);
-        drop(locked);
-        self.dispose(old);
+        self.dispose(locked.written_through(extent, proof));
         self.counters.increment(WrittenThrough);
         Store::Stored
     }
@@ -161,7 +159,7 @@ impl Cache {
     /// Moves a page to another slot of a segment that is broken up; `false` if there is none, or
     /// the backing fails: then the page stays where it is.
     fn move_single(&self, view: &View<'_>, key: SwapEntry, from: Extent) -> bool {
-        let Some(mut locked) = view.lock(key) else { return true };
+        let Some(locked) = view.lock(key) else { return true };
         // A record may have the form and the place of a page that was here before.
         if locked.state() != State::Placed(from) || !self.slots.is_single(from.place) {
             return true;
@@ -175,7 +173,7 @@ impl Cache {
             self.slots.give_slot(slot);
             return false;
         }
-        let Ok(held) = self.open_held(key, from, locked.aux(), &mut page.0) else {
+        let Ok(held) = self.open_held(key, from, locked.proof(), &mut page.0) else {
             // It stays where it is, an error to whoever loads it.
             self.slots.give_slot(slot);
             return true;
@@ -187,9 +185,7 @@ impl Cache {
         };
         let extent = slot.extent();
         self.slots.add(extent);
-        let old = self.publish_moved(key, &mut locked, extent, proof);
-        drop(locked);
-        self.dispose(old);
+        self.dispose(locked.moved_on_backing(extent, proof));
         true
     }
 }

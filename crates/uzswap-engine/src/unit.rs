@@ -44,7 +44,7 @@ pub(crate) struct Units {
 impl Units {
     /// Units for an index of `pages_max` pages, in an area taken from it.
     pub(crate) fn new(index: &Index, pages_max: u32) -> Option<Self> {
-        let area = index.add_records(Self::keys_for(pages_max))?;
+        let area = index.add_pieces(Self::keys_for(pages_max))?;
         Some(Self {
             area,
             members: Table::new(area.pages as usize / PIECES),

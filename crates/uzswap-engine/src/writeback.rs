@@ -22,8 +22,7 @@ use crate::backing::{Buffer, Completion, Write};
 use crate::cache::Cache;
 use crate::config::Locks;
 use crate::ids::Place;
-use crate::index::{Extent, Form, State, Word};
-use crate::lru::OFF;
+use crate::index::{Extent, Form, List, State};
 use crate::pool::Header;
 use crate::stats::Counter::*;
 use crate::sync::lock;
@@ -306,39 +305,34 @@ impl Cache {
     fn fill(&self, open: &mut Open) -> Filled {
         let mut bytes = 0;
         // Each listed entry is spared at most once a call.
-        let mut chances = self.cold.len() + self.lru.len();
+        let lists = self.index.lists();
+        let mut chances = lists.len(List::Cold) + lists.len(List::Lru);
         let view = self.index.view();
         // Once there is none on the lists of the coldest, they are not asked for each page.
-        let mut cold = Some(&self.cold);
-        let mut oldest = || {
-            let key = cold.and_then(|cold| cold.pop(&view));
-            if key.is_none() {
-                cold = None;
-            }
-            key.or_else(|| self.lru.pop(&view))
-        };
-        while let Some(key) = oldest() {
-            let Some(mut locked) = view.lock(key) else { continue };
-            let State::Pooled(object) = locked.state() else { continue };
-            if locked.word().is_in_writeback() || locked.aux() != OFF {
-                continue; // Stored anew since it was popped.
-            }
+        let mut list = List::Cold;
+        loop {
+            let Some((locked, object)) = view.take_oldest(list) else {
+                if list == List::Lru {
+                    break;
+                }
+                list = List::Lru;
+                continue;
+            };
             if locked.word().is_referenced() && chances > 0 {
                 chances -= 1;
-                self.spare(key, &mut locked);
+                locked.spared();
                 continue;
             }
             let Some(place) = open.place(object.form) else {
-                self.list(locked.word()).push_oldest(&view, key);
+                locked.returned();
                 return Filled { bytes, is_full: true };
             };
             let Header { checksum, .. } = self.pool.header(object.handle);
-            let record = Record { owner: key, checksum, form: object.form, moved_from: None };
+            let owner = locked.key();
+            let record = Record { owner, checksum, form: object.form, moved_from: None };
             self.pool.read(object.handle, open.append(record));
             bytes += usize::from(object.form.bytes);
-            let word = locked.word().with_writeback(true);
-            locked.set(word);
-            locked.set_aux(place.0);
+            locked.in_flight(place.0);
         }
         Filled { bytes, is_full: false }
     }
@@ -404,9 +398,9 @@ impl Cache {
         let key = record.owner;
         let extent = Extent { place, form: record.form };
         let view = self.index.view();
-        let Some(mut locked) = view.lock(key) else { return false };
+        let Some(locked) = view.lock(key) else { return false };
         let known = match locked.state() {
-            State::Pooled(_) => locked.word().is_in_writeback() && locked.aux() == place.0,
+            State::Pooled(_) => locked.is_in_flight_as(place.0),
             // A segment that is being cleaned takes no new records, so an entry still in it is the
             // one that was copied.
             State::Placed(at) => {
@@ -423,12 +417,10 @@ impl Cache {
         }
         self.slots.add(extent);
         let proof = generation.map_or(record.checksum.into(), |generation| generation.0);
-        let old = match record.moved_from {
-            None => self.publish(key, &mut locked, Word::new(State::Placed(extent)), proof),
-            Some(_) => self.publish_moved(key, &mut locked, extent, proof),
-        };
-        drop(locked);
-        self.dispose(old);
+        self.dispose(match record.moved_from {
+            None => locked.landed(extent, proof),
+            Some(_) => locked.moved_on_backing(extent, proof),
+        });
         true
     }
 
@@ -438,15 +430,10 @@ impl Cache {
         for (offset, record) in records(buffer, self.slots.layout) {
             let place = Place::at(segment.start() + offset as u64);
             let view = self.index.view();
-            let Some(mut locked) = view.lock(record.owner) else { continue };
-            let ours = matches!(locked.state(), State::Pooled(_))
-                && locked.word().is_in_writeback()
-                && locked.aux() == place.0;
-            if ours {
-                let word = locked.word().with_writeback(false);
-                locked.set(word);
-                locked.set_aux(OFF);
-                self.list(word).push_oldest(&view, record.owner);
+            if let Some(locked) = view.lock(record.owner)
+                && locked.is_in_flight_as(place.0)
+            {
+                locked.returned();
             }
         }
         self.slots.give_segment(segment, Use::Open);
@@ -541,7 +528,7 @@ impl Cache {
             let Some(locked) = view.lock(found.owner) else { continue };
             if locked.state() == State::Placed(extent) {
                 let bytes = &mut content[offset..][..layout.bytes(found.form)];
-                if let Ok(held) = self.open_held(found.owner, extent, locked.aux(), bytes) {
+                if let Ok(held) = self.open_held(found.owner, extent, locked.proof(), bytes) {
                     let checksum = held.checksum;
                     let record = Record { checksum, moved_from: Some(victim), ..found };
                     open.append(record).copy_from_slice(held.object);

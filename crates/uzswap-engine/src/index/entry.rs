@@ -6,6 +6,10 @@
 //! longer while a page is decompressed to be compared with one that may be the same, or taken in
 //! for a unit; while a record is read from the backing, or packing moves it; and for an
 //! exclusive load. Nobody waits for that but a second user of the same page.
+//!
+//! Only `transition` changes an entry: what is private here is visible there and nowhere else.
+
+pub(crate) mod transition;
 
 use super::word::{State, Word};
 use crate::sync::Backoff;
@@ -18,11 +22,11 @@ pub(crate) struct Entry {
     word: AtomicU64,
     /// By state of the word:
     /// `Pooled` — links of the LRU list, guarded by the list's lock, not by this entry's;
-    /// `Pooled`, writeback in flight — the [`crate::ids::Place`] being written, or a token of
+    /// `Pooled`, in flight — the [`crate::ids::Place`] being written, or a token of
     /// recompression, which is none;
     /// `Placed` — the generation that its record was sealed in or, where records are not sealed,
     /// the page's checksum; `Member` — the page's checksum. Otherwise 0.
-    aux: AtomicU64,
+    second: AtomicU64,
 }
 
 #[cfg(not(feature = "shuttle"))]
@@ -30,7 +34,7 @@ const _: () = assert!(size_of::<Entry>() == 16);
 
 impl Entry {
     pub(crate) fn new() -> Self {
-        Self { word: AtomicU64::new(Word::ABSENT.0), aux: AtomicU64::new(0) }
+        Self { word: AtomicU64::new(Word::ABSENT.0), second: AtomicU64::new(0) }
     }
 
     /// The state now, without the lock: for answers that need no object, and for hints.
@@ -39,7 +43,7 @@ impl Entry {
     }
 
     /// Waits for the entry; `None` if it is gone.
-    pub(crate) fn lock(&self) -> Option<Locked<'_>> {
+    pub(crate) fn lock(&self) -> Option<EntryLock<'_>> {
         let mut locked = self.try_lock();
         if locked.is_some() || self.is_gone() {
             return locked;
@@ -55,7 +59,7 @@ impl Entry {
     }
 
     /// Takes the entry if nobody has it and it is not gone.
-    pub(crate) fn try_lock(&self) -> Option<Locked<'_>> {
+    pub(crate) fn try_lock(&self) -> Option<EntryLock<'_>> {
         let word = self.word.load(Ordering::Relaxed) & !Word::LOCKED;
         if word == Word::GONE.0 {
             return None;
@@ -63,7 +67,7 @@ impl Entry {
         self.word
             .compare_exchange(word, word | Word::LOCKED, Ordering::Acquire, Ordering::Relaxed)
             .ok()
-            .map(|_| Locked { entry: self, word: Word(word), _held: Held::start(Self::KIND) })
+            .map(|_| EntryLock { entry: self, word: Word(word), _held: Held::start(Self::KIND) })
     }
 
     /// What a profile calls this lock.
@@ -74,73 +78,72 @@ impl Entry {
     }
 
     /// Makes the entry gone, if it is absent and nobody has it.
-    pub(super) fn leave(&self) -> bool {
+    pub(super) fn become_gone(&self) -> bool {
         let (absent, gone) = (Word::ABSENT.0, Word::GONE.0);
         self.word.compare_exchange(absent, gone, Ordering::Acquire, Ordering::Relaxed).is_ok()
     }
 
-    /// Undoes [`Self::leave`].
-    pub(super) fn stay(&self) {
+    /// Undoes [`Self::become_gone`].
+    pub(super) fn become_absent(&self) {
         self.word.store(Word::ABSENT.0, Ordering::Release);
     }
 
-    pub(crate) fn aux(&self) -> &AtomicU64 {
-        &self.aux
-    }
-
-    /// Makes an entry of a process that was killed one that nobody has and nothing is under way
-    /// with; `undone` tells the second word where its change was not completed. What is in the
-    /// second word of a page in the pool is nothing.
-    pub(crate) fn settle(&self, undone: impl Fn(Word, u64) -> Option<u64>) -> Word {
-        let word = self.peek();
-        let aux = self.aux.load(Ordering::Relaxed);
-        let (word, aux) = match word.state() {
-            State::Placed(_) | State::Member(_) => (word, undone(word, aux).unwrap_or(aux)),
-            State::Absent => (Word::ABSENT, 0),
-            State::Filled(_) | State::Pooled(_) | State::Shared(_) => {
-                (word.with_writeback(false), 0)
-            }
-        };
-        self.aux.store(aux, Ordering::Relaxed);
-        self.word.store(word.0, Ordering::Release);
-        word
+    /// A word for who owns the trunk that this entry is in, all of them gone: no page has it.
+    #[cfg(not(feature = "shuttle"))]
+    pub(super) fn link_of_retired(&self) -> &AtomicU64 {
+        debug_assert!(self.is_gone());
+        &self.second
     }
 }
 
 /// An entry that this thread alone may look into and change, until this is dropped.
-pub(crate) struct Locked<'a> {
+pub(crate) struct EntryLock<'a> {
     entry: &'a Entry,
+    /// What the entry will be when this is dropped.
     word: Word,
     // Dropped after the word is written back.
     _held: Held,
 }
 
-impl Locked<'_> {
-    pub(crate) fn word(&self) -> Word {
-        self.word
-    }
-
-    pub(crate) fn state(&self) -> State {
+impl EntryLock<'_> {
+    fn state(&self) -> State {
         self.word.state()
     }
 
-    /// What the entry will be when the guard is dropped.
-    pub(crate) fn set(&mut self, word: Word) {
-        self.word = word;
+    fn second(&self) -> u64 {
+        self.entry.second.load(Ordering::Relaxed)
     }
 
-    pub(crate) fn aux(&self) -> u64 {
-        self.entry.aux.load(Ordering::Relaxed)
-    }
-
-    pub(crate) fn set_aux(&mut self, value: u64) {
-        self.entry.aux.store(value, Ordering::Relaxed);
+    fn set_second(&mut self, value: u64) {
+        self.entry.second.store(value, Ordering::Relaxed);
     }
 }
 
-impl Drop for Locked<'_> {
+impl Drop for EntryLock<'_> {
     fn drop(&mut self) {
-        // Release: whoever locks next sees the object and `aux` as this holder left them.
+        // Release: whoever locks next sees the object and the second word as this holder left them.
         self.entry.word.store(self.word.0, Ordering::Release);
+    }
+}
+
+#[cfg(all(test, feature = "shuttle"))]
+mod shuttle_tests;
+
+#[cfg(all(test, not(feature = "shuttle")))]
+mod tests {
+    use super::*;
+    use crate::ids::SwapEntry;
+
+    #[test]
+    fn a_locked_entry_cannot_be_taken_until_it_is_dropped() {
+        let entry = Entry::new();
+        let mut locked = entry.lock().unwrap();
+        assert!(entry.try_lock().is_none());
+        let word = Word::new(State::Shared(SwapEntry(3)));
+        locked.word = word;
+        assert_eq!(entry.peek(), Word::ABSENT, "published by the drop");
+        drop(locked);
+        assert_eq!(entry.peek(), word);
+        assert!(entry.try_lock().is_some());
     }
 }

@@ -16,13 +16,14 @@ mod entry;
 mod trunk;
 mod word;
 
-pub(crate) use entry::{Entry, Locked};
+pub(crate) use entry::Entry;
+pub(crate) use entry::transition::{List, Lists, Locked};
 pub(crate) use word::{Extent, Form, Member, Object, State, Word};
 
-use crate::config::Locks;
-use crate::durable::{Durable, Values};
+use crate::durable::{Durable, Intent, Values};
 use crate::ids::{Area, SwapEntry};
-use crate::sync::{Backoff, Mutex, MutexGuard, lock, pin};
+use crate::stats::Counters;
+use crate::sync::{Backoff, Mutex, lock, pin};
 use crossbeam_epoch::{Atomic, Guard, Shared};
 use std::io;
 use std::sync::Arc;
@@ -62,14 +63,24 @@ pub(crate) struct Index {
     areas: Mutex<Vec<Area>>,
     /// Trunks that areas of pages have keys in.
     page_trunks: AtomicUsize,
-    /// Trunks before them, for records.
+    /// Trunks before them, for records and pieces of units.
     record_trunks: AtomicUsize,
-    /// One lock for every change, where a benchmark asks for that.
-    one_lock: Option<Mutex<OneIndex>>,
+    /// Of these, records'.
+    shared_trunks: AtomicUsize,
+    lists: Lists,
+    counters: Arc<Counters>,
 }
 
-/// What the lock of an index that is not split protects.
-pub(crate) struct OneIndex;
+/// What is under a key.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Kind {
+    /// A page.
+    Page,
+    /// What several pages share.
+    Record,
+    /// A piece of a unit.
+    Piece,
+}
 
 /// There was no spare trunk: [`Index::provision`] is behind, or memory is out.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -82,7 +93,7 @@ impl Index {
 
     /// An index for at most `pages_max` pages over all areas, in memory of the process or in such
     /// that outlives it.
-    pub(crate) fn new(pages_max: u32, locks: Locks, durable: Option<&Arc<Durable>>) -> Self {
+    pub(crate) fn new(pages_max: u32, durable: Option<&Arc<Durable>>) -> Self {
         let memory = Memory(durable.cloned());
         Self {
             trunks: (0..trunks_of(pages_max)).map(|_| Atomic::null()).collect(),
@@ -95,7 +106,9 @@ impl Index {
             areas: Mutex::new(Vec::new()),
             page_trunks: AtomicUsize::new(0),
             record_trunks: AtomicUsize::new(0),
-            one_lock: (locks < Locks::SplitIndex).then(|| Mutex::new(OneIndex)),
+            shared_trunks: AtomicUsize::new(0),
+            lists: Lists::new(),
+            counters: Arc::new(Counters::new()),
         }
     }
 
@@ -104,9 +117,14 @@ impl Index {
         View { index: self, pinned: pin() }
     }
 
-    /// Held while an entry changes, in an index that is not split.
-    pub(crate) fn one_lock(&self) -> Option<MutexGuard<'_, OneIndex>> {
-        self.one_lock.as_ref().map(lock)
+    /// Counters that transitions keep in step with states, and all others.
+    pub(crate) fn counters(&self) -> &Arc<Counters> {
+        &self.counters
+    }
+
+    /// What of the pool is oldest.
+    pub(crate) fn lists(&self) -> &Lists {
+        &self.lists
     }
 
     /// Makes spare trunks up to the number kept ready: no more than pages can still need, and one
@@ -171,11 +189,11 @@ impl Index {
         // Who has just made it, and stores there in a moment, finds a spare one when it is gone.
         self.made_for_pages.fetch_sub(1, Ordering::Relaxed);
         let held = match self.provision() {
-            Ok(()) => entries.iter().position(|entry| !entry.leave()),
+            Ok(()) => entries.iter().position(|entry| !entry.become_gone()),
             Err(_) => Some(0), // There is none: better to keep this one.
         };
         if let Some(held) = held {
-            entries[..held].iter().for_each(Entry::stay);
+            entries[..held].iter().for_each(Entry::become_absent);
             self.made_for_pages.fetch_add(1, Ordering::Relaxed);
             return false;
         }
@@ -197,8 +215,15 @@ impl Index {
         Some(area)
     }
 
-    /// Takes keys for records, for good; before any area of pages.
+    /// Takes keys for records, for good; before any other area.
     pub(crate) fn add_records(&self, count: u32) -> Option<Area> {
+        let area = self.add_pieces(count)?;
+        self.shared_trunks.fetch_add(trunks_of(area.pages), Ordering::Relaxed);
+        Some(area)
+    }
+
+    /// The same for pieces of units, before any area of pages.
+    pub(crate) fn add_pieces(&self, count: u32) -> Option<Area> {
         let area = self.take_keys(count)?;
         self.record_trunks.fetch_add(trunks_of(area.pages), Ordering::Relaxed);
         Some(area)
@@ -254,6 +279,31 @@ pub(crate) struct View<'a> {
 }
 
 impl View<'_> {
+    /// What is under a key.
+    pub(crate) fn kind(&self, key: SwapEntry) -> Kind {
+        let trunk = key.0 as usize / TRUNK_ENTRIES;
+        if trunk >= self.index.record_trunks.load(Ordering::Relaxed) {
+            Kind::Page
+        } else if trunk >= self.index.shared_trunks.load(Ordering::Relaxed) {
+            Kind::Piece
+        } else {
+            Kind::Record
+        }
+    }
+
+    fn lists(&self) -> &Lists {
+        &self.index.lists
+    }
+
+    fn counters(&self) -> &Counters {
+        &self.index.counters
+    }
+
+    /// Where a change of both words of an entry is noted, if entries outlive the process.
+    fn intent(&self) -> Option<&Intent> {
+        Some(self.index.memory.0.as_ref()?.intent())
+    }
+
     /// The entry of a key, or `None` where nothing was stored near it.
     pub(crate) fn get(&self, key: SwapEntry) -> Option<&Entry> {
         let key = key.0 as usize;
@@ -267,9 +317,15 @@ impl View<'_> {
         self.get(key).expect("the entry of a page that is held is not freed")
     }
 
-    /// Locks the entry of a share record.
+    /// Locks an entry that is not freed: of a share record, a piece of a unit, a page that is held.
     pub(crate) fn lock_existing(&self, key: SwapEntry) -> Locked<'_> {
-        self.existing(key).lock().expect("trunks of share records are not freed")
+        let lock = self.existing(key).lock().expect("its trunk is not freed");
+        Locked::new(self, key, lock)
+    }
+
+    /// Locks a page's entry if nobody has it.
+    pub(crate) fn try_lock(&self, key: SwapEntry) -> Option<Locked<'_>> {
+        Some(Locked::new(self, key, self.get(key)?.try_lock()?))
     }
 
     /// The state of a page, without a lock.
@@ -281,8 +337,8 @@ impl View<'_> {
     pub(crate) fn lock(&self, key: SwapEntry) -> Option<Locked<'_>> {
         let mut backoff = Backoff::new();
         loop {
-            if let Some(locked) = self.get(key)?.lock() {
-                return Some(locked);
+            if let Some(lock) = self.get(key)?.lock() {
+                return Some(Locked::new(self, key, lock));
             }
             // Its trunk is leaving the directory, or will stay after all.
             backoff.wait();
@@ -342,7 +398,7 @@ mod tests {
 
     #[test]
     fn areas_take_the_lowest_gap_that_fits() {
-        let index = Index::new(10 * TRUNK, Locks::SlotCaches, None);
+        let index = Index::new(10 * TRUNK, None);
         let a = index.add_area(TRUNK).unwrap();
         let b = index.add_area(2 * TRUNK + 1).unwrap();
         let c = index.add_area(1).unwrap();
@@ -358,7 +414,7 @@ mod tests {
 
     #[test]
     fn a_trunk_is_made_only_from_the_spare_ones() {
-        let index = Index::new(10 * TRUNK, Locks::SlotCaches, None);
+        let index = Index::new(10 * TRUNK, None);
         index.add_area(10 * TRUNK).unwrap();
         let view = index.view();
         assert!(view.get(SwapEntry(5)).is_none());
@@ -371,7 +427,7 @@ mod tests {
 
     #[test]
     fn a_trunk_is_freed_once_every_entry_is_absent_and_unlocked() {
-        let index = Index::new(3 * TRUNK, Locks::SlotCaches, None);
+        let index = Index::new(3 * TRUNK, None);
         index.add_records(TRUNK).unwrap();
         index.add_area(2 * TRUNK).unwrap();
         index.provision().unwrap();
@@ -381,11 +437,10 @@ mod tests {
         let held = view.lock(second).unwrap();
         assert_eq!(index.reclaim(), 0, "one is kept, of the other an entry is locked");
         drop(held);
-        let mut stored = view.lock(SwapEntry(2 * TRUNK - 1)).unwrap();
-        stored.set(Word::new(State::Shared(SwapEntry(3))));
-        drop(stored);
+        let last = || view.lock(SwapEntry(2 * TRUNK - 1)).unwrap();
+        assert_eq!(last().stored(State::Shared(SwapEntry(3))), State::Absent);
         assert_eq!(index.reclaim(), 0, "a page is held");
-        view.lock(SwapEntry(2 * TRUNK - 1)).unwrap().set(Word::ABSENT);
+        assert_eq!(last().dropped(), State::Shared(SwapEntry(3)));
         let stale = view.get(second).unwrap();
         assert_eq!(index.reclaim(), 1);
         assert_eq!(stale.peek().state(), State::Absent);
@@ -400,7 +455,7 @@ mod tests {
 
     #[test]
     fn no_more_is_kept_ready_than_can_be_needed() {
-        let index = Index::new(30 * TRUNK, Locks::SlotCaches, None);
+        let index = Index::new(30 * TRUNK, None);
         index.add_records(9 * TRUNK).unwrap();
         let ready = || {
             index.provision().unwrap();
@@ -418,18 +473,5 @@ mod tests {
             view.ensure(key).unwrap();
         }
         assert_eq!(ready(), 1, "every page has its trunk");
-    }
-
-    #[test]
-    fn a_locked_entry_cannot_be_taken_until_it_is_dropped() {
-        let entry = Entry::new();
-        let mut locked = entry.lock().unwrap();
-        assert!(entry.try_lock().is_none());
-        let word = Word::new(State::Shared(SwapEntry(3)));
-        locked.set(word);
-        assert_eq!(entry.peek(), Word::ABSENT, "published by the drop");
-        drop(locked);
-        assert_eq!(entry.peek(), word);
-        assert!(entry.try_lock().is_some());
     }
 }

@@ -138,7 +138,7 @@ impl Retired {
         // SAFETY: by `Owned`'s invariant.
         let entries = unsafe { trunk.0.as_ref() };
         let link = |first| {
-            entries[0].aux().store(first, Relaxed);
+            entries[0].link_of_retired().store(first, Relaxed);
             Some(at)
         };
         // Release: who frees them follows the links. It takes all at once, so no link is stale.
@@ -153,7 +153,7 @@ impl Retired {
             // SAFETY: `push` had it of its owner, and nobody else has taken it off the list.
             let Some(trunk) = (unsafe { Owned::of(at) }) else { return };
             // SAFETY: by `Owned`'s invariant.
-            next = unsafe { trunk.0.as_ref() }[0].aux().load(Relaxed);
+            next = unsafe { trunk.0.as_ref() }[0].link_of_retired().load(Relaxed);
             self.memory.free(trunk);
         }
     }

@@ -11,19 +11,8 @@ use crate::compress::Codec;
 use crate::ids::{Handle, Place, SwapEntry};
 use crate::page::{PAGE_BYTES, Pattern};
 
-/// Where a page is, with all that is needed to get it back.
-///
-/// | from → to | by |
-/// |---|---|
-/// | any → `Filled`, `Pooled`, `Shared` | store |
-/// | any → `Absent` | invalidate, an exclusive load, a rejected store |
-/// | `Pooled` → `Pooled` (another handle) | compaction, emptying a section |
-/// | `Pooled` → `Shared` | a store of an identical page |
-/// | `Pooled` → `Member` | recompression, when the unit is made and the entry is still the same |
-/// | `Member` → `Member` | recompression of a unit that has lost pages |
-/// | `Pooled` → `Placed` | writeback, when the write is done and the entry is still the same |
-/// | `Placed` → `Placed` | cleaning of a segment |
-/// | any → `Placed` | write-through of a page that the pool rejected |
+/// Where a page is, with all that is needed to get it back. How it changes is in
+/// `entry::transition`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum State {
     /// Not held.
@@ -114,7 +103,7 @@ impl Word {
     pub(crate) const GONE: Self = Self(GONE);
     pub(crate) const LOCKED: u64 = 1 << 3;
     const REFERENCED: u64 = 1 << 4;
-    const WRITEBACK: u64 = 1 << 5;
+    const IN_FLIGHT: u64 = 1 << 5;
     const COLD: u64 = 1 << 6;
 
     /// A word with no flag set.
@@ -174,12 +163,12 @@ impl Word {
 
     /// Whether a write of it to the backing or its recompression is under way; then it is on no LRU
     /// list and the entry's second word holds the place, or recompression's token.
-    pub(crate) fn is_in_writeback(self) -> bool {
-        self.0 & Self::WRITEBACK != 0
+    pub(crate) fn is_in_flight(self) -> bool {
+        self.0 & Self::IN_FLIGHT != 0
     }
 
-    pub(crate) fn with_writeback(self, set: bool) -> Self {
-        Self(if set { self.0 | Self::WRITEBACK } else { self.0 & !Self::WRITEBACK })
+    pub(crate) fn with_in_flight(self, set: bool) -> Self {
+        Self(if set { self.0 | Self::IN_FLIGHT } else { self.0 & !Self::IN_FLIGHT })
     }
 
     /// Whether, when it is on a list, it is on that of what recompression is done with.
@@ -222,11 +211,11 @@ mod tests {
             for flags in 0..8 {
                 let word = Word::new(state)
                     .with_referenced(flags & 1 != 0)
-                    .with_writeback(flags & 2 != 0)
+                    .with_in_flight(flags & 2 != 0)
                     .with_cold(flags & 4 != 0);
                 assert_eq!(word.state(), state);
                 assert_eq!(word.is_referenced(), flags & 1 != 0);
-                assert_eq!(word.is_in_writeback(), flags & 2 != 0);
+                assert_eq!(word.is_in_flight(), flags & 2 != 0);
                 assert_eq!(word.is_cold(), flags & 4 != 0);
                 assert_eq!(word.0 & Word::LOCKED, 0);
             }
@@ -237,10 +226,10 @@ mod tests {
     fn moving_keeps_form_and_flags() {
         let form = Form { bytes: 4096, codec: Codec::Zstd };
         let word = Word::new(State::Pooled(Object { handle: Handle::new(5, 6), form }))
-            .with_writeback(true);
+            .with_in_flight(true);
         let moved = word.moved_to(Handle::new(7, 8));
         let object = Object { handle: Handle::new(7, 8), form };
         assert_eq!(moved.state(), State::Pooled(object));
-        assert!(moved.is_in_writeback() && !moved.is_referenced());
+        assert!(moved.is_in_flight() && !moved.is_referenced());
     }
 }

@@ -1,0 +1,531 @@
+//! Every change of an entry: **the one place** where what is known of a page changes.
+//!
+//! A transition owns all that must change together: the word, the second word, the list that the
+//! entry is on, and the counters that follow from states. What it is called with, and what an entry
+//! may be before and after, is a row of [`TRANSITIONS`]; builds with debug assertions check it.
+//! Nobody else can change an entry: its words are private to `entry`, and lists to this module.
+//!
+//! A transition takes the lock and lets it go. The second word changes first and the first when the
+//! entry is unlocked, so a process that is killed in between leaves the old state with the new
+//! second word. In a state whose second word is needed to get the page back (`Placed`, `Member`)
+//! that must do no harm: the page is not needed any more, since the call that replaces it is made
+//! again; or the second word is the same; or both old ones are noted first (see
+//! [`Locked::moved_on_backing`]).
+//!
+//! What a state referred to is the caller's to free, once the entry does not refer to it any more:
+//! a transition that replaces a state returns it.
+
+use super::{Entry, EntryLock};
+use crate::compress::Codec;
+use crate::durable::Intent;
+use crate::ids::{Handle, SwapEntry};
+use crate::index::{Extent, Kind, Member, Object, State, View, Word};
+use crate::lru::{Links, Lru, OFF};
+use crate::stats::Counter::{self, *};
+use crate::sync::atomic::{AtomicU64, Ordering};
+
+/// What an entry is, as far as transitions tell them apart.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Is {
+    Absent,
+    Filled,
+    Pooled,
+    /// `Pooled` with the flag `W`.
+    InFlight,
+    Placed,
+    Shared,
+    Member,
+}
+
+use Is::{Absent as IsAbsent, Filled, InFlight, Placed, Pooled, Shared};
+
+/// Any page. A record is never filled or shared, and a piece of a unit neither, nor a member.
+const ANY: &[Is] = &[IsAbsent, Filled, Pooled, InFlight, Placed, Shared, Is::Member];
+
+/// A row of the table.
+pub(crate) struct Transition {
+    name: &'static str,
+    from: &'static [Is],
+    to: &'static [Is],
+    /// What becomes of the list that the entry is on.
+    #[cfg_attr(
+        not(all(test, not(feature = "shuttle"))),
+        expect(dead_code, reason = "for the document")
+    )]
+    list: &'static str,
+    #[cfg_attr(
+        not(all(test, not(feature = "shuttle"))),
+        expect(dead_code, reason = "for the document")
+    )]
+    by: &'static str,
+}
+
+macro_rules! transitions {
+    ($($name:ident: $from:expr => $to:expr, $list:literal, $by:literal;)*) => {
+        $(const $name: Transition = Transition {
+            name: stringify!($name),
+            from: $from,
+            to: $to,
+            list: $list,
+            by: $by,
+        };)*
+
+        /// The table, as docs/design/index.md has it.
+        #[cfg(all(test, not(feature = "shuttle")))]
+        const TRANSITIONS: &[&Transition] = &[$(&$name),*];
+    };
+}
+
+transitions! {
+    STORED: ANY => &[Filled, Pooled, Shared],
+        "off; on as the newest if `Pooled`",
+        "a store; the making of a record or of a unit's pieces";
+    WRITTEN_THROUGH: ANY => &[Placed],
+        "off",
+        "a store past the pool, when the page is written";
+    DROPPED: ANY => &[IsAbsent],
+        "off",
+        "an invalidate, an exclusive load, a rejected store; the last who leaves a record or a unit";
+    RENEWED: &[Pooled] => &[Pooled],
+        "becomes the newest",
+        "a store of the same page";
+    TOUCHED: &[Pooled, InFlight] => &[Pooled, InFlight],
+        "stays",
+        "a load; sets `R`";
+    MOVED: &[Pooled, InFlight] => &[Pooled, InFlight],
+        "stays",
+        "compaction, emptying a section; another handle";
+    SPARED: &[Pooled] => &[Pooled],
+        "on as the newest; it was taken off",
+        "a pass that meets `R`, and clears it";
+    IN_FLIGHT: &[Pooled] => &[InFlight],
+        "none; it was taken off",
+        "writeback, when it has copied the object; recompression, when it has taken the page in";
+    LANDED: &[InFlight] => &[Placed],
+        "none",
+        "writeback, when the write is done and the entry still knows the place";
+    JOINED: &[InFlight, Is::Member] => &[Is::Member],
+        "none",
+        "recompression, when the unit is made and the entry is still the same";
+    RETURNED: &[Pooled, InFlight] => &[Pooled],
+        "on as the oldest",
+        "a failed write, no room in the segment, a unit that is not made";
+    COOLED: &[Pooled, InFlight] => &[Pooled],
+        "on as the newest of the cold ones (`C`)",
+        "recompression that gains too little, or finds the page damaged";
+    MOVED_ON_BACKING: &[Placed] => &[Placed],
+        "none",
+        "cleaning, packing; another place";
+    SHARED: &[Pooled] => &[Shared],
+        "off; the record on as the newest",
+        "a store of the same page under another key: the object passes to a record";
+    TAKEN_OVER: ANY => &[IsAbsent, Pooled, InFlight, Placed, Shared, Is::Member, Filled],
+        "on as the newest if `Pooled`, when all are known",
+        "recovery: what was under way is not any more; who shared is in a record; a record and a unit without pages are gone";
+}
+
+/// An entry that this thread alone may look into and change. It is unlocked when this is dropped,
+/// or by a transition.
+pub(crate) struct Locked<'a> {
+    lock: EntryLock<'a>,
+    view: &'a View<'a>,
+    key: SwapEntry,
+}
+
+/// Links of a list's entries. Only transitions reach them.
+struct SecondWords<'a>(&'a View<'a>);
+
+impl Links for SecondWords<'_> {
+    fn links(&self, key: SwapEntry) -> &AtomicU64 {
+        &self.0.existing(key).second
+    }
+}
+
+/// What of the pool is oldest.
+pub(crate) struct Lists {
+    /// What is in the pool, but for what recompression is done with.
+    lru: Lru,
+    /// Pieces of units and pages that gained nothing in one: all colder than those of `lru`.
+    cold: Lru,
+}
+
+/// One of [`Lists`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum List {
+    Lru,
+    Cold,
+}
+
+impl Lists {
+    /// Few enough to take the oldest of each in turn, and as many as 16 CPUs need to seldom meet.
+    const SHARDS: usize = 16;
+
+    pub(crate) fn new() -> Self {
+        Self { lru: Lru::new(Self::SHARDS), cold: Lru::new(Self::SHARDS) }
+    }
+
+    fn get(&self, list: List) -> &Lru {
+        match list {
+            List::Lru => &self.lru,
+            List::Cold => &self.cold,
+        }
+    }
+
+    /// The one that an entry with this word is on, if it is on one.
+    fn of(&self, word: Word) -> &Lru {
+        self.get(if word.is_cold() { List::Cold } else { List::Lru })
+    }
+
+    /// Entries on a list.
+    pub(crate) fn len(&self, list: List) -> usize {
+        self.get(list).len()
+    }
+}
+
+impl Is {
+    fn of(word: Word) -> Self {
+        match word.state() {
+            State::Absent => Self::Absent,
+            State::Filled(_) => Self::Filled,
+            State::Pooled(_) if word.is_in_flight() => Self::InFlight,
+            State::Pooled(_) => Self::Pooled,
+            State::Placed(_) => Self::Placed,
+            State::Shared(_) => Self::Shared,
+            State::Member(_) => Self::Member,
+        }
+    }
+}
+
+impl<'a> Locked<'a> {
+    pub(crate) fn new(view: &'a View<'a>, key: SwapEntry, lock: EntryLock<'a>) -> Self {
+        Self { lock, view, key }
+    }
+
+    pub(crate) fn key(&self) -> SwapEntry {
+        self.key
+    }
+
+    pub(crate) fn word(&self) -> Word {
+        self.lock.word
+    }
+
+    pub(crate) fn state(&self) -> State {
+        self.lock.state()
+    }
+
+    /// What shows that what is read for it is the page (see [`Entry`]): of one that is `Placed` or
+    /// a `Member`.
+    pub(crate) fn proof(&self) -> u64 {
+        debug_assert!(matches!(self.state(), State::Placed(_) | State::Member(_)));
+        self.lock.second()
+    }
+
+    /// Whether a write or a recompression is under way, and is the one with this mark.
+    pub(crate) fn is_in_flight_as(&self, mark: u64) -> bool {
+        Is::of(self.word()) == InFlight && self.lock.second() == mark
+    }
+
+    /// A page is held: in `state`, which refers to nothing on the backing.
+    #[must_use = "what the old state refers to is to be freed"]
+    pub(crate) fn stored(self, state: State) -> State {
+        let is_piece = self.view.kind(self.key) == Kind::Piece;
+        self.replace(&STORED, Word::new(state).with_cold(is_piece), OFF)
+    }
+
+    /// A page is held on the backing only, written there just now.
+    #[must_use = "what the old state refers to is to be freed"]
+    pub(crate) fn written_through(self, to: Extent, proof: u64) -> State {
+        self.replace(&WRITTEN_THROUGH, Word::new(State::Placed(to)), proof)
+    }
+
+    /// It is not held any more.
+    #[must_use = "what the old state refers to is to be freed"]
+    pub(crate) fn dropped(self) -> State {
+        self.replace(&DROPPED, Word::ABSENT, OFF)
+    }
+
+    /// The page in the pool was stored again: nothing changes but its age.
+    pub(crate) fn renewed(mut self) {
+        self.begin(&RENEWED);
+        self.unlist();
+        let word = self.word().with_cold(false);
+        self.end(&RENEWED, word);
+        self.list();
+    }
+
+    /// The object was used.
+    pub(crate) fn touched(&mut self) {
+        self.begin(&TOUCHED);
+        let word = self.word().with_referenced(true);
+        self.end(&TOUCHED, word);
+    }
+
+    /// The object is at another handle, to which the caller has copied it.
+    pub(crate) fn moved(mut self, to: Handle) {
+        self.begin(&MOVED);
+        let word = self.word().moved_to(to);
+        self.end(&MOVED, word);
+        self.view.counters().increment(ObjectsMoved);
+    }
+
+    /// Gives an entry that was taken off its list, and has been used since it got there, its second
+    /// chance.
+    pub(crate) fn spared(mut self) {
+        self.begin_off(&SPARED);
+        let is_piece = self.view.kind(self.key) == Kind::Piece;
+        let word = self.word().with_referenced(false).with_cold(is_piece);
+        self.end(&SPARED, word);
+        self.view.counters().increment(SecondChances);
+        self.list();
+    }
+
+    /// What was copied from an entry that was taken off its list is on its way, which the entry
+    /// knows by `mark`. Any other transition but a move makes it forget that.
+    pub(crate) fn in_flight(mut self, mark: u64) {
+        self.begin_off(&IN_FLIGHT);
+        let word = self.word().with_in_flight(true);
+        self.end(&IN_FLIGHT, word);
+        self.lock.set_second(mark);
+    }
+
+    /// What was on its way is on the backing.
+    #[must_use = "what the old state refers to is to be freed"]
+    pub(crate) fn landed(self, to: Extent, proof: u64) -> State {
+        self.replace(&LANDED, Word::new(State::Placed(to)), proof)
+    }
+
+    /// What was on its way, or was in another unit, is in a unit.
+    #[must_use = "what the old state refers to is to be freed"]
+    pub(crate) fn joined(self, member: Member, checksum: u32) -> State {
+        self.replace(&JOINED, Word::new(State::Member(member)), checksum.into())
+    }
+
+    /// What was on its way, or was only taken off its list, stays, and is the oldest again.
+    pub(crate) fn returned(mut self) {
+        self.stay(&RETURNED, self.word().is_cold());
+        self.lists().of(self.word()).push_oldest(&SecondWords(self.view), self.key);
+    }
+
+    /// The same for what no pass but writeback is to take off a list again.
+    pub(crate) fn cooled(mut self) {
+        self.stay(&COOLED, true);
+        self.list();
+    }
+
+    fn stay(&mut self, transition: &Transition, is_cold: bool) {
+        self.begin(transition);
+        let word = self.word().with_in_flight(false).with_cold(is_cold);
+        self.end(transition, word);
+        self.lock.set_second(OFF);
+    }
+
+    /// What is on the backing is at another place there; `intent` is where a change of both words
+    /// is noted, if the entries outlive the process. Called with the writer's lock held.
+    #[must_use = "what the old state refers to is to be freed"]
+    pub(crate) fn moved_on_backing(self, to: Extent, proof: u64) -> State {
+        if let Some(intent) = self.view.intent() {
+            intent.begin(self.key.0, self.word().0, self.lock.second(), proof);
+        }
+        self.replace(&MOVED_ON_BACKING, Word::new(State::Placed(to)), proof)
+    }
+
+    /// The object, which names `record` as its owner by now, is the record's, and the entry shares
+    /// it. In between both refer to it, and it is the record's then.
+    pub(crate) fn shared(self, record: Locked<'_>) {
+        let (state, key) = (self.state(), record.key);
+        let old = record.stored(state);
+        debug_assert_eq!(old, State::Absent, "of an unused record");
+        let _object = self.replace(&SHARED, Word::new(State::Shared(key)), OFF);
+    }
+
+    /// Another state, and second word; the old state, which nothing refers to any more.
+    fn replace(mut self, transition: &Transition, word: Word, second: u64) -> State {
+        self.begin(transition);
+        let old = self.state();
+        self.unlist();
+        self.end(transition, word);
+        self.lock.set_second(second);
+        self.list();
+        count(self.view, self.key, old, -1);
+        count(self.view, self.key, word.state(), 1);
+        old
+    }
+
+    /// What must hold before.
+    fn begin(&self, transition: &Transition) {
+        let Transition { name, from, .. } = transition;
+        debug_assert!(from.contains(&Is::of(self.word())), "{name} of {:?}", self.word());
+    }
+
+    /// The same of one that was taken off its list.
+    fn begin_off(&self, transition: &Transition) {
+        self.begin(transition);
+        debug_assert_eq!(self.lock.second(), OFF, "{} is on a list", self.key.0);
+    }
+
+    /// Sets the word, to be published with the unlocking, and checks what must hold after.
+    fn end(&mut self, transition: &Transition, word: Word) {
+        let Transition { name, to, .. } = transition;
+        let is = Is::of(word);
+        debug_assert!(to.contains(&is), "{name} to {word:?}");
+        let flags = word.is_referenced() || word.is_cold();
+        debug_assert!(!flags || matches!(is, Pooled | InFlight), "{name}: flags of {word:?}");
+        let kind = self.view.kind(self.key);
+        let may_be = match is {
+            Filled | Shared => kind == Kind::Page,
+            Is::Member => kind != Kind::Piece,
+            IsAbsent | Pooled | InFlight | Placed => true,
+        };
+        debug_assert!(may_be, "{name}: a {kind:?} to {word:?}");
+        debug_assert!(refers_rightly(self.view, word.state()), "{name} to {word:?}");
+        self.lock.word = word;
+    }
+
+    fn lists(&self) -> &'a Lists {
+        self.view.lists()
+    }
+
+    /// Takes it off its list, if it is on one.
+    fn unlist(&self) {
+        if Is::of(self.word()) == Pooled {
+            self.lists().of(self.word()).remove(&SecondWords(self.view), self.key);
+        }
+    }
+
+    /// Puts it on its list, as the newest, if it is to be on one.
+    fn list(&self) {
+        if Is::of(self.word()) == Pooled {
+            self.lists().of(self.word()).push(&SecondWords(self.view), self.key);
+        }
+    }
+}
+
+/// Whether a state refers to what it may.
+fn refers_rightly(view: &View<'_>, state: State) -> bool {
+    match state {
+        State::Shared(record) => view.kind(record) == Kind::Record,
+        State::Member(member) => view.kind(member.unit) == Kind::Piece,
+        _ => true,
+    }
+}
+
+/// The counters that follow from states.
+fn count(view: &View<'_>, key: SwapEntry, state: State, by: i64) {
+    let counters = view.counters();
+    let add = |counter: Counter| counters.add(counter, by);
+    if view.kind(key) == Kind::Page && state != State::Absent {
+        add(StoredPages);
+    }
+    match state {
+        State::Absent => {}
+        State::Filled(_) => add(SameFilledPages),
+        State::Pooled(object) => {
+            Counter::of_codec(object.form.codec).into_iter().for_each(add);
+            counters.add(CompressedBytes, by * i64::from(object.form.bytes));
+        }
+        State::Placed(extent) if extent.form.codec == Codec::Piece => {}
+        State::Placed(_) => add(BackingPages),
+        State::Shared(_) => add(SharedPages),
+        State::Member(_) => add(RecompressedPages),
+    }
+}
+
+/// Lists: who is oldest.
+impl View<'_> {
+    /// Takes the oldest entry off a list, locked, with its object. The next transition puts it on a
+    /// list again, or says why it is on none.
+    pub(crate) fn take_oldest(&self, list: List) -> Option<(Locked<'_>, Object)> {
+        let list = self.lists().get(list);
+        std::iter::from_fn(|| list.pop(&SecondWords(self))).find_map(|key| {
+            // Not locked until here: it may be gone by now, or stored anew and on a list.
+            let locked = self.lock(key)?;
+            let State::Pooled(object) = locked.state() else { return None };
+            let is_off = !locked.word().is_in_flight() && locked.lock.second() == OFF;
+            is_off.then_some((locked, object))
+        })
+    }
+
+    /// All entries on a list, each shard's from old to new. For checks of a cache at rest.
+    pub(crate) fn listed(&self, list: List) -> Vec<SwapEntry> {
+        self.lists().get(list).entries(&SecondWords(self))
+    }
+}
+
+/// Entries that a process has left which was killed, before anybody else has them.
+impl View<'_> {
+    /// Makes an entry one that nobody has and nothing is under way with: as it was published last,
+    /// with its second word put right where its change was not completed. The second word of a page
+    /// in the pool is nothing.
+    pub(crate) fn settle(&self, key: SwapEntry, entry: &Entry, intent: &Intent) -> Word {
+        let word = entry.peek();
+        let second = entry.second.load(Ordering::Relaxed);
+        let (word, second) = match word.state() {
+            State::Placed(_) | State::Member(_) => {
+                (word, intent.undone(key.0, word.0, second).unwrap_or(second))
+            }
+            State::Absent => (Word::ABSENT, 0),
+            State::Filled(_) | State::Pooled(_) | State::Shared(_) => {
+                (word.with_in_flight(false), 0)
+            }
+        };
+        entry.second.store(second, Ordering::Relaxed);
+        entry.word.store(word.0, Ordering::Release);
+        word
+    }
+
+    /// Gives an entry another state, before it is listed and counted.
+    pub(crate) fn resettle(&self, key: SwapEntry, state: State) {
+        let mut locked = self.lock_existing(key);
+        locked.begin(&TAKEN_OVER);
+        locked.lock.set_second(OFF);
+        locked.end(&TAKEN_OVER, Word::new(state));
+    }
+
+    /// Lists and counts an entry that is settled.
+    pub(crate) fn list_and_count(&self, key: SwapEntry) {
+        let locked = self.lock_existing(key);
+        locked.list();
+        count(self, key, locked.state(), 1);
+    }
+}
+
+#[cfg(all(test, not(feature = "shuttle")))]
+mod tests {
+    use super::*;
+    use std::fmt::Write;
+
+    fn names(all: &[Is]) -> String {
+        if ANY.iter().all(|is| all.contains(is)) {
+            return "any".into();
+        }
+        let name = |is: &Is| match is {
+            InFlight => "`Pooled` with `W`".into(),
+            is => format!("`{is:?}`"),
+        };
+        all.iter().map(name).collect::<Vec<_>>().join(" or ")
+    }
+
+    #[test]
+    fn the_document_has_the_table() {
+        let mut table =
+            String::from("| transition | from | to | list | by |\n|---|---|---|---|---|\n");
+        for Transition { name, from, to, list, by } in TRANSITIONS {
+            let name = name.to_lowercase().replace('_', " ");
+            let (from, to) = (names(from), names(to));
+            writeln!(table, "| {name} | {from} | {to} | {list} | {by} |").unwrap();
+        }
+        let document = include_str!("../../../../../docs/design/index.md");
+        assert!(document.contains(&table), "docs/design/index.md is to have this:\n{table}");
+    }
+
+    #[test]
+    #[should_panic(expected = "IN_FLIGHT of")]
+    #[cfg(debug_assertions)]
+    fn what_is_not_in_the_table_is_refused() {
+        let index = crate::index::Index::new(4096, None);
+        index.add_area(4096).unwrap();
+        index.provision().unwrap();
+        let view = index.view();
+        view.lock_made(SwapEntry(0)).unwrap().in_flight(7);
+    }
+}
