@@ -113,8 +113,11 @@ impl Cache {
             }
         }
         for (key, entry) in entries(view).filter(|(key, _)| self.is_deserted(*key)) {
-            if let State::Pooled(object) = entry.peek().state() {
-                claims.give_up(object.handle);
+            match entry.peek().state() {
+                State::Pooled(object) => claims.give_up(object.handle),
+                // A record. If it was the last in its unit, that is deserted: pieces come later.
+                State::Member(member) => _ = self.units.leave(member),
+                _ => {}
             }
             view.resettle(key, State::Absent);
         }
