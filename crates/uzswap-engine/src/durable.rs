@@ -30,6 +30,7 @@ use crate::error::SetupError;
 use crate::index::{Entry, TRUNK_BYTES, TRUNK_ENTRIES};
 use crate::page::PAGE_BYTES;
 use crate::pool::{SECTION_BYTES, Zspage};
+use crate::stops::{self, Kept};
 use crate::sync::{Mutex, lock};
 use std::io;
 use std::ops::Deref;
@@ -137,26 +138,26 @@ impl Places {
 
 #[repr(C)]
 struct Header {
-    magic: AtomicU64,
-    shape: [AtomicU64; 4],
-    is_held: AtomicU64,
-    generation: AtomicU64,
-    key: [AtomicU8; KEY_BYTES],
-    descriptor_chunks: AtomicU64,
+    magic: Kept<AtomicU64>,
+    shape: [Kept<AtomicU64>; 4],
+    is_held: Kept<AtomicU64>,
+    generation: Kept<AtomicU64>,
+    key: [Kept<AtomicU8>; KEY_BYTES],
+    descriptor_chunks: Kept<AtomicU64>,
     intent: Intent,
-    dictionary_bytes: [AtomicU32; DICTIONARIES_MAX],
+    dictionary_bytes: [Kept<AtomicU32>; DICTIONARIES_MAX],
     /// Of attributes, in the order of their table: the length, and the value.
-    values: [[AtomicU8; VALUE_BYTES + 1]; VALUES_MAX],
+    values: [[Kept<AtomicU8>; VALUE_BYTES + 1]; VALUES_MAX],
 }
 
 /// A change of both words of an entry that is on the backing: where its record is, and what shows
 /// that it is the one. `entry` is the key and one, 0 for none.
 #[repr(C)]
 pub(crate) struct Intent {
-    entry: AtomicU64,
-    word: AtomicU64,
-    aux: AtomicU64,
-    new_aux: AtomicU64,
+    entry: Kept<AtomicU64>,
+    word: Kept<AtomicU64>,
+    aux: Kept<AtomicU64>,
+    new_aux: Kept<AtomicU64>,
 }
 
 /// A frame that a trunk of the index may be in.
@@ -192,11 +193,11 @@ pub(crate) struct Durable {
 pub(crate) unsafe trait Lasting: Sync {}
 
 // SAFETY: any bytes are a number, and it is atomic.
-unsafe impl Lasting for AtomicU8 {}
+unsafe impl Lasting for Kept<AtomicU8> {}
 // SAFETY: as above.
-unsafe impl Lasting for AtomicU32 {}
+unsafe impl Lasting for Kept<AtomicU32> {}
 // SAFETY: as above.
-unsafe impl Lasting for AtomicU64 {}
+unsafe impl Lasting for Kept<AtomicU64> {}
 // SAFETY: two atomic numbers.
 unsafe impl Lasting for Entry {}
 // SAFETY: atomic numbers.
@@ -254,6 +255,7 @@ impl Durable {
 
     /// Makes an unfinished cache none.
     fn forget(&self) {
+        stops::store();
         // SAFETY: nobody has the memory yet but us, and there is no cache in it.
         let released = unsafe { self.memory.release(0, self.places.end) };
         // An error: the memory was new, or it is zeros as far as it is believed.
@@ -285,22 +287,22 @@ impl Durable {
     }
 
     /// Of each trunk of the index, the number of its frame and one, or 0.
-    pub(crate) fn directory(self: &Arc<Self>) -> Values<AtomicU32> {
+    pub(crate) fn directory(self: &Arc<Self>) -> Values<Kept<AtomicU32>> {
         self.values(self.places.directory, self.shape.trunks())
     }
 
     /// Of each section, whether it is on line.
-    pub(crate) fn sections_on_line(self: &Arc<Self>) -> Values<AtomicU32> {
+    pub(crate) fn sections_on_line(self: &Arc<Self>) -> Values<Kept<AtomicU32>> {
         self.values(self.places.sections_on_line, self.shape.sections)
     }
 
     /// Of each cluster of the backing, the number of its table of tags and one, or 0.
-    pub(crate) fn tag_homes(self: &Arc<Self>) -> Values<AtomicU32> {
+    pub(crate) fn tag_homes(self: &Arc<Self>) -> Values<Kept<AtomicU32>> {
         self.values(self.places.tag_homes, self.shape.clusters())
     }
 
     /// Of each segment of the backing, its use.
-    pub(crate) fn segments(self: &Arc<Self>) -> Values<AtomicU32> {
+    pub(crate) fn segments(self: &Arc<Self>) -> Values<Kept<AtomicU32>> {
         self.values(self.places.segments, self.shape.segments())
     }
 
@@ -325,6 +327,7 @@ impl Durable {
 
     /// Gives a frame's memory back. Nobody has it any more.
     pub(crate) fn give_trunk(&self, frame: TrunkFrame) {
+        stops::store();
         // SAFETY: the caller's promise.
         let released = unsafe { self.memory.release(self.trunk_at(frame), TRUNK_BYTES) };
         // With an error it would not be zeros: it is not used again.
@@ -368,6 +371,7 @@ impl Durable {
         }
         lock(&self.unused).frames = end as u32;
         let behind = self.trunk_at(TrunkFrame(end as u32));
+        stops::store();
         // SAFETY: no trunk is there.
         unsafe { self.memory.release(behind, self.places.sections - behind) }?;
         Ok(used)
@@ -384,6 +388,7 @@ impl Durable {
     /// Gives a section's memory back. No object is in it.
     pub(crate) fn release_section(&self, number: usize) {
         let at = self.places.sections + number * SECTION_BYTES;
+        stops::store();
         // SAFETY: the caller's promise. An error: it stays, and is used when it is next on line.
         let _ = unsafe { self.memory.release(at, SECTION_BYTES) };
     }
@@ -406,7 +411,7 @@ impl Durable {
     }
 
     /// A table of tags. Errors: no memory.
-    pub(crate) fn tags(self: &Arc<Self>, number: usize) -> io::Result<Values<AtomicU64>> {
+    pub(crate) fn tags(self: &Arc<Self>, number: usize) -> io::Result<Values<Kept<AtomicU64>>> {
         let at = self.places.tags + number * TAGS_BYTES;
         self.memory.populate(at, TAGS_BYTES)?;
         Ok(self.values(at, TAGS_BYTES / size_of::<u64>()))
@@ -414,6 +419,7 @@ impl Durable {
 
     /// Gives a table's memory back. No segment of its cluster is broken up.
     pub(crate) fn release_tags(&self, number: usize) {
+        stops::store();
         // SAFETY: the caller's promise. An error: it stays as it is.
         let _ = unsafe { self.memory.release(self.places.tags + number * TAGS_BYTES, TAGS_BYTES) };
     }
@@ -422,7 +428,7 @@ impl Durable {
     pub(crate) fn keep_dictionary(self: &Arc<Self>, at: usize, content: &[u8]) -> io::Result<()> {
         let place = self.places.dictionaries + at * DICTIONARY_BYTES;
         self.memory.populate(place, DICTIONARY_BYTES)?;
-        let values: Values<AtomicU8> = self.values(place, content.len());
+        let values: Values<Kept<AtomicU8>> = self.values(place, content.len());
         values.iter().zip(content).for_each(|(to, byte)| to.store(*byte, Relaxed));
         self.header().dictionary_bytes[at].store(content.len() as u32, Release);
         Ok(())
@@ -435,14 +441,14 @@ impl Durable {
         for (at, bytes) in lengths.take_while(|bytes| *bytes > 0).enumerate() {
             let place = self.places.dictionaries + at * DICTIONARY_BYTES;
             self.memory.populate(place, DICTIONARY_BYTES)?;
-            let values: Values<AtomicU8> = self.values(place, bytes as usize);
+            let values: Values<Kept<AtomicU8>> = self.values(place, bytes as usize);
             dictionaries.push(values.iter().map(|byte| byte.load(Relaxed)).collect());
         }
         Ok(dictionaries)
     }
 
     /// The number of the newest write that was sealed.
-    pub(crate) fn generation(&self) -> &AtomicU64 {
+    pub(crate) fn generation(&self) -> &Kept<AtomicU64> {
         &self.header().generation
     }
 

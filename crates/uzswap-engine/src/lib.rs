@@ -47,6 +47,10 @@ mod recover;
 #[cfg(all(test, feature = "shuttle"))]
 mod shuttle_tests;
 mod stats;
+#[cfg(feature = "simulation")]
+pub mod stops;
+#[cfg(not(feature = "simulation"))]
+mod stops;
 mod sync;
 #[cfg(feature = "testing")]
 pub mod testing;

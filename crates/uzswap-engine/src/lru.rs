@@ -11,13 +11,14 @@
 //! is why `remove` accepts an entry that `pop` has just taken.
 
 use crate::ids::SwapEntry;
+use crate::stops::Kept;
 use crate::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use crate::sync::{Mutex, lock};
 use crossbeam_utils::CachePadded;
 
 /// Where the links of an entry are: its second word.
 pub(crate) trait Links {
-    fn links(&self, key: SwapEntry) -> &AtomicU64;
+    fn links(&self, key: SwapEntry) -> &Kept<AtomicU64>;
 }
 
 /// No neighbour.
@@ -190,16 +191,16 @@ fn set_older(at: &impl Links, key: u32, older: u32) {
 mod tests {
     use super::*;
 
-    struct Table(Vec<AtomicU64>);
+    struct Table(Vec<Kept<AtomicU64>>);
 
     impl Links for Table {
-        fn links(&self, key: SwapEntry) -> &AtomicU64 {
+        fn links(&self, key: SwapEntry) -> &Kept<AtomicU64> {
             &self.0[key.0 as usize]
         }
     }
 
     fn table() -> Table {
-        Table((0..100).map(|_| AtomicU64::new(OFF)).collect())
+        Table((0..100).map(|_| Kept::new(OFF)).collect())
     }
 
     #[test]

@@ -16,6 +16,7 @@ use super::segments::SEGMENT_BYTES;
 use crate::durable::{Durable, KEY_BYTES};
 use crate::ids::{Place, SwapEntry};
 use crate::index::Extent;
+use crate::stops::Kept;
 use ring::aead::{
     AES_256_GCM, Aad, Algorithm, CHACHA20_POLY1305, LessSafeKey, MAX_TAG_LEN, NONCE_LEN, Nonce,
     UnboundKey,
@@ -44,7 +45,7 @@ pub(crate) struct Identity {
 /// See the module.
 pub(crate) struct Seal {
     key: Secret<LessSafeKey>,
-    own_generation: AtomicU64,
+    own_generation: Kept<AtomicU64>,
     durable: Option<Arc<Durable>>,
 }
 
@@ -73,7 +74,7 @@ impl Seal {
             wipe(&mut bytes);
             key.map(LessSafeKey::new).map_err(|_| io::Error::other("no random bytes"))
         })?;
-        Ok(Self { key, own_generation: AtomicU64::new(0), durable: durable.cloned() })
+        Ok(Self { key, own_generation: Kept::new(0), durable: durable.cloned() })
     }
 
     /// For the next write: each place that it covers is sealed once.

@@ -13,6 +13,7 @@
 use crate::backing::slots::SLOT_BYTES;
 use crate::durable::{Durable, Values};
 use crate::ids::Place;
+use crate::stops::Kept;
 use crate::sync::atomic::{AtomicU32, Ordering::*};
 use std::sync::Arc;
 
@@ -75,13 +76,13 @@ impl Segment {
 
 /// See the module.
 pub(crate) struct Segments {
-    words: Values<AtomicU32>,
+    words: Values<Kept<AtomicU32>>,
 }
 
 impl Segments {
     /// All free.
     pub(super) fn new(count: usize) -> Self {
-        let words = (0..count).map(|_| AtomicU32::new(Use::Free.word(0)));
+        let words = (0..count).map(|_| Kept::new(Use::Free.word(0)));
         Self { words: Values::Own(words.collect()) }
     }
 
@@ -114,7 +115,7 @@ impl Segments {
         (0..self.words.len() as u32).map(Segment)
     }
 
-    fn word(&self, segment: Segment) -> &AtomicU32 {
+    fn word(&self, segment: Segment) -> &Kept<AtomicU32> {
         &self.words[segment.0 as usize]
     }
 

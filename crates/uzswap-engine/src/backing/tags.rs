@@ -3,6 +3,7 @@
 use super::seal::Tag;
 use super::slots::CLUSTER_SLOTS;
 use crate::durable::{Durable, TAGS_BYTES, Values};
+use crate::stops::Kept;
 use crate::sync::{Mutex, lock};
 use crate::table::boxed;
 use std::io;
@@ -16,7 +17,7 @@ pub(super) struct Tags {
     pub(super) number: u32,
 }
 
-type TagWord = AtomicU64;
+type TagWord = Kept<AtomicU64>;
 
 const _: () = assert!(TAGS_BYTES == CLUSTER_SLOTS * 2 * size_of::<TagWord>());
 
@@ -40,7 +41,7 @@ impl Tags {
 pub(super) struct TagMemory {
     /// In memory that outlives the process: which table each cluster has, and the numbers that are
     /// given back, and below which all were used.
-    durable: Option<(Arc<Durable>, Values<AtomicU32>)>,
+    durable: Option<(Arc<Durable>, Values<Kept<AtomicU32>>)>,
     unused: Mutex<UnusedTags>,
 }
 

@@ -12,6 +12,7 @@
 pub(crate) mod transition;
 
 use super::word::{State, Word};
+use crate::stops::Kept;
 use crate::sync::Backoff;
 use crate::sync::atomic::{AtomicU64, Ordering};
 use crate::sync::profile::{Held, Waiting};
@@ -19,14 +20,14 @@ use crate::sync::profile::{Held, Waiting};
 /// See the module. 16 bytes a page of address space in use. All zeros it is absent.
 #[repr(C)]
 pub(crate) struct Entry {
-    word: AtomicU64,
+    word: Kept<AtomicU64>,
     /// By state of the word:
     /// `Pooled` — links of the LRU list, guarded by the list's lock, not by this entry's;
     /// `Pooled`, in flight — the [`crate::ids::Place`] being written, or a token of
     /// recompression, which is none;
     /// `Placed` — the generation that its record was sealed in or, where records are not sealed,
     /// the page's checksum; `Member` — the page's checksum. Otherwise 0.
-    second: AtomicU64,
+    second: Kept<AtomicU64>,
 }
 
 #[cfg(not(feature = "shuttle"))]
@@ -34,7 +35,7 @@ const _: () = assert!(size_of::<Entry>() == 16);
 
 impl Entry {
     pub(crate) fn new() -> Self {
-        Self { word: AtomicU64::new(Word::ABSENT.0), second: AtomicU64::new(0) }
+        Self { word: Kept::new(Word::ABSENT.0), second: Kept::new(0) }
     }
 
     /// The state now, without the lock: for answers that need no object, and for hints.
@@ -90,7 +91,7 @@ impl Entry {
 
     /// A word for who owns the trunk that this entry is in, all of them gone: no page has it.
     #[cfg(not(feature = "shuttle"))]
-    pub(super) fn link_of_retired(&self) -> &AtomicU64 {
+    pub(super) fn link_of_retired(&self) -> &Kept<AtomicU64> {
         debug_assert!(self.is_gone());
         &self.second
     }

@@ -17,12 +17,15 @@ mod trunk;
 mod word;
 
 pub(crate) use entry::Entry;
+#[cfg(feature = "simulation")]
+pub use entry::transition::NAMES as TRANSITIONS;
 pub(crate) use entry::transition::{List, Lists, Locked};
 pub(crate) use word::{Extent, Form, Member, Object, State, Word};
 
 use crate::durable::{Durable, Intent, Values};
 use crate::ids::{Area, SwapEntry};
 use crate::stats::Counters;
+use crate::stops::Kept;
 use crate::sync::{Backoff, Mutex, lock, pin};
 use crossbeam_epoch::{Atomic, Guard, Shared};
 use std::io;
@@ -50,7 +53,7 @@ pub(crate) struct Index {
     trunks: Box<[Atomic<Trunk>]>,
     /// The same for who takes the cache over: the number of each trunk's frame and one, or 0.
     /// Written with `spare` locked.
-    directory: Option<Values<AtomicU32>>,
+    directory: Option<Values<Kept<AtomicU32>>>,
     memory: Memory,
     spare: Mutex<Vec<Owned>>,
     /// Taken out of the directory, and to be freed.

@@ -23,6 +23,7 @@ pub(crate) use zspage::Zspage;
 use crate::durable::Durable;
 use crate::ids::{Handle, SwapEntry};
 use crate::page::PAGE_BYTES;
+use crate::stops;
 use crate::sync::{Mutex, MutexGuard, lock};
 use section::{Frame, Sections};
 use size_class::{FRAMES_MAX, SizeClass, class_of, classes};
@@ -137,6 +138,7 @@ impl Pool {
     /// Fills an object just allocated.
     pub(crate) fn write(&self, handle: Handle, header: Header, bytes: &[u8]) {
         self.pieces(handle, bytes.len(), |frame, offset, range| {
+            stops::store();
             self.sections.write(frame, offset, &bytes[range]);
         });
         self.set_header(handle, header);
@@ -517,7 +519,10 @@ impl Pool {
 
     fn set_header_bits(&self, handle: Handle, bits: u64) {
         match self.header_place(handle) {
-            Some((frame, offset)) => self.sections.header(frame, offset).store(bits, Release),
+            Some((frame, offset)) => {
+                stops::store();
+                self.sections.header(frame, offset).store(bits, Release);
+            }
             None => self.zspages.get(handle.zspage()).set_huge_header(bits),
         }
     }

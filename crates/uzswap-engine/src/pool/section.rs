@@ -7,6 +7,7 @@
 use crate::durable::{Durable, Values};
 use crate::ids::SwapEntry;
 use crate::page::PAGE_BYTES;
+use crate::stops::Kept;
 use crate::sync::{Mutex, lock};
 use std::io;
 use std::ptr::NonNull;
@@ -74,7 +75,7 @@ pub(super) struct Sections {
     /// Frames that may be in use.
     limit: AtomicUsize,
     /// Memory that outlives the process, and which sections are on line there.
-    durable: Option<(Arc<Durable>, Values<AtomicU32>)>,
+    durable: Option<(Arc<Durable>, Values<Kept<AtomicU32>>)>,
     /// Held while a section's memory is made: its number must not be another's meanwhile.
     making: Mutex<Making>,
 }

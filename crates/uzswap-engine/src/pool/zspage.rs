@@ -8,6 +8,7 @@
 use super::section::Frame;
 use super::size_class::FRAMES_MAX;
 use crate::durable::{DESCRIPTORS, Durable};
+use crate::stops::Kept;
 use crate::sync::{Mutex, lock};
 use crate::table::Table;
 use std::io;
@@ -24,19 +25,19 @@ pub(super) const NO_CLASS: u8 = u8::MAX;
 /// See the module.
 #[repr(C)]
 pub(crate) struct Zspage {
-    frames: [AtomicU32; FRAMES_MAX],
+    frames: [Kept<AtomicU32>; FRAMES_MAX],
     /// Neighbours in the list of the fullness group; [`NONE`] at the ends.
-    pub(super) prev: AtomicU32,
-    pub(super) next: AtomicU32,
+    pub(super) prev: Kept<AtomicU32>,
+    pub(super) next: Kept<AtomicU32>,
     /// Objects allocated.
-    pub(super) used: AtomicU16,
+    pub(super) used: Kept<AtomicU16>,
     /// Objects from here on were never allocated; saves writing a free list through a new zspage.
-    pub(super) fresh: AtomicU16,
+    pub(super) fresh: Kept<AtomicU16>,
     /// First of the list of freed objects.
-    pub(super) free: AtomicU16,
-    pub(super) class: AtomicU8,
+    pub(super) free: Kept<AtomicU16>,
+    pub(super) class: Kept<AtomicU8>,
     /// The fullness group whose list it is on.
-    pub(super) group: AtomicU8,
+    pub(super) group: Kept<AtomicU8>,
 }
 
 /// 48 bytes to some twenty objects.
@@ -45,14 +46,14 @@ const _: () = assert!(size_of::<Zspage>() == 48);
 impl Zspage {
     fn new() -> Self {
         Self {
-            frames: std::array::from_fn(|_| AtomicU32::new(NONE)),
-            prev: AtomicU32::new(NONE),
-            next: AtomicU32::new(NONE),
-            used: AtomicU16::new(0),
-            fresh: AtomicU16::new(0),
-            free: AtomicU16::new(NO_OBJECT),
-            class: AtomicU8::new(NO_CLASS),
-            group: AtomicU8::new(0),
+            frames: std::array::from_fn(|_| Kept::new(NONE)),
+            prev: Kept::new(NONE),
+            next: Kept::new(NONE),
+            used: Kept::new(0),
+            fresh: Kept::new(0),
+            free: Kept::new(NO_OBJECT),
+            class: Kept::new(NO_CLASS),
+            group: Kept::new(0),
         }
     }
 

@@ -22,6 +22,7 @@ use crate::ids::{Handle, SwapEntry};
 use crate::index::{Extent, Kind, Member, Object, State, View, Word};
 use crate::lru::{Links, Lru, OFF};
 use crate::stats::Counter::{self, *};
+use crate::stops::Kept;
 use crate::sync::atomic::{AtomicU64, Ordering};
 
 /// What an entry is, as far as transitions tell them apart.
@@ -73,6 +74,10 @@ macro_rules! transitions {
         /// The table, as docs/design/index.md has it.
         #[cfg(all(test, not(feature = "shuttle")))]
         const TRANSITIONS: &[&Transition] = &[$(&$name),*];
+
+        /// Their names.
+        #[cfg(feature = "simulation")]
+        pub const NAMES: &[&str] = &[$(stringify!($name)),*];
     };
 }
 
@@ -136,7 +141,7 @@ pub(crate) struct Locked<'a> {
 struct SecondWords<'a>(&'a View<'a>);
 
 impl Links for SecondWords<'_> {
-    fn links(&self, key: SwapEntry) -> &AtomicU64 {
+    fn links(&self, key: SwapEntry) -> &Kept<AtomicU64> {
         &self.0.existing(key).second
     }
 }
@@ -353,6 +358,8 @@ impl<'a> Locked<'a> {
 
     /// What must hold before.
     fn begin(&self, transition: &Transition) {
+        #[cfg(feature = "simulation")]
+        crate::stops::note(transition.name);
         let Transition { name, from, .. } = transition;
         debug_assert!(from.contains(&Is::of(self.word())), "{name} of {:?}", self.word());
     }
@@ -468,8 +475,12 @@ impl View<'_> {
                 (word.with_in_flight(false), 0)
             }
         };
-        entry.second.store(second, Ordering::Relaxed);
-        entry.word.store(word.0, Ordering::Release);
+        if entry.second.load(Ordering::Relaxed) != second {
+            entry.second.store(second, Ordering::Relaxed);
+        }
+        if entry.word.load(Ordering::Relaxed) != word.0 {
+            entry.word.store(word.0, Ordering::Release);
+        }
         word
     }
 

@@ -1,0 +1,586 @@
+//! The process is killed at every single store that it makes to memory which outlives it: each
+//! time another one takes the cache over, and every page is right.
+//!
+//! Nothing is killed here. Before each store the memory and the backing are copied as they are,
+//! which is what the process would leave, and the copy is taken over while the store goes on. A
+//! scene sets a cache up, and then makes the transitions whose stores are tried. All of them
+//! together make every transition of the table in `index/entry/transition.rs`.
+
+#![allow(clippy::unwrap_used, reason = "a test")]
+
+use rustix::fs::{MemfdFlags, SeekFrom, fstat, ftruncate, memfd_create, seek};
+use std::cell::RefCell;
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs::File;
+use std::io;
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::FileExt;
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+use uzswap_engine::backing::{Backing, Completion, Write};
+use uzswap_engine::testing::{Content, Faults, TestBacking, page_of};
+use uzswap_engine::{Area, Cache, Config, Load, Locks, PAGE_BYTES, Page, Store, stops};
+
+/// Two trunks of the index.
+const PAGES: u32 = 8192;
+const BACKING_BYTES: usize = 4 << 20;
+
+/// Who is to be looked at as if it were killed.
+struct Watched {
+    memory: File,
+    backing: Arc<Faults>,
+    model: Model,
+    called: Called,
+    seals: bool,
+    scene: &'static str,
+    /// The transition that was made last, how often it was, and the stores since.
+    transition: &'static str,
+    times: BTreeMap<&'static str, usize>,
+    stores: usize,
+    places: usize,
+}
+
+/// What pages must be: what was stored last, or nothing.
+type Model = BTreeMap<u32, Page>;
+/// What pages are to become, by calls that are made again by whoever goes on.
+type Called = BTreeMap<u32, Option<Page>>;
+
+thread_local! {
+    static WATCHED: RefCell<Option<Watched>> = const { RefCell::new(None) };
+    static MADE: RefCell<BTreeSet<&'static str>> = const { RefCell::new(BTreeSet::new()) };
+}
+
+/// A copy of a file that consists of holes for the most part.
+fn copy(file: &File) -> OwnedFd {
+    let copy: File = memfd_create("copy", MemfdFlags::empty()).unwrap().into();
+    let bytes = fstat(file).unwrap().st_size as u64;
+    ftruncate(&copy, bytes).unwrap();
+    let mut end = 0;
+    while let Ok(start) = seek(file, SeekFrom::Data(end)) {
+        end = seek(file, SeekFrom::Hole(start)).unwrap();
+        let mut content = vec![0; (end - start) as usize];
+        file.read_exact_at(&mut content, start).unwrap();
+        copy.write_all_at(&content, start).unwrap();
+    }
+    copy.into()
+}
+
+/// The process might be killed here: somebody takes over what it would leave.
+fn stop() {
+    let Some(mut watched) = WATCHED.take() else { return };
+    if watched.is_new() {
+        stops::watch(None, Some(note));
+        watched.places += 1;
+        watched.take_over();
+        stops::watch(Some(stop), Some(note));
+    }
+    watched.stores += 1;
+    WATCHED.set(Some(watched));
+}
+
+fn note(transition: &'static str) {
+    MADE.with_borrow_mut(|made| made.insert(transition));
+    WATCHED.with_borrow_mut(|watched| {
+        if let Some(watched) = watched {
+            watched.transition = transition;
+            *watched.times.entry(transition).or_default() += 1;
+            watched.stores = 0;
+        }
+    });
+}
+
+impl Watched {
+    /// Whether no place like this was looked at often enough. A writeback makes some transitions a
+    /// hundred times, and a dictionary is copied byte by byte.
+    fn is_new(&self) -> bool {
+        let times = self.times.get(self.transition).copied().unwrap_or(0);
+        is_full() || times < 3 && (self.stores < 64 || self.stores.is_multiple_of(512))
+    }
+
+    fn take_over(&self) {
+        let content = self.backing.tamper(|content| content.to_vec());
+        let (cache, area, _) = open(copy(&self.memory), Some(&content), self.seals);
+        let Self { scene, transition, stores, .. } = self;
+        self.compare(&cache, area, &format!("{scene}: {stores} stores after {transition}"));
+    }
+
+    /// Whether a cache that was taken over holds what it must.
+    fn compare(&self, cache: &Cache, area: Area, place: &str) {
+        cache.check();
+        for offset in 0..PAGES {
+            let expected = self.model.get(&offset);
+            let found = look(cache, area, offset);
+            let Some(new) = self.called.get(&offset) else {
+                assert!(found.as_ref() == Ok(&expected.copied()), "{place}: page {offset}");
+                continue;
+            };
+            // Before it is called again it may be lost, and that is all.
+            let is_one =
+                |page: &Option<Page>| page.is_none() || *page == expected.copied() || page == new;
+            assert!(found.as_ref().map_or(true, is_one), "{place}: page {offset}");
+        }
+        for (offset, new) in &self.called {
+            put(cache, area, *offset, new.as_ref());
+            assert!(look(cache, area, *offset).as_ref() == Ok(new), "{place}: page {offset} again");
+        }
+        // It goes on as one that was never killed.
+        cache.maintain().unwrap();
+        cache.recompress(2);
+        cache.shrink(1 << 20);
+        cache.check();
+        for (offset, page) in &self.model {
+            let page = self.called.get(offset).copied().unwrap_or(Some(*page));
+            assert!(look(cache, area, *offset) == Ok(page), "{place}: page {offset}, later");
+        }
+        (0..PAGES).filter_map(|offset| area.entry(offset)).for_each(|key| cache.invalidate(key));
+        cache.maintain().unwrap();
+        cache.check();
+        let left = |what| cache.statistic(what).unwrap();
+        assert_eq!((left("stored_pages"), left("compressed_bytes")), (0, 0), "{place}");
+    }
+}
+
+fn is_full() -> bool {
+    std::env::var_os("UZSWAP_FULL").is_some()
+}
+
+/// A backing in the middle of whose writes a process may be killed.
+struct Stopping {
+    inner: TestBacking,
+    content: Arc<Faults>,
+}
+
+impl Stopping {
+    /// As if the first half were written.
+    fn stop_in_the_middle(&self, offset: u64, bytes: &[u8]) {
+        if WATCHED.with_borrow(Option::is_some) {
+            let half = &bytes[..bytes.len() / 2];
+            let write = |content: &mut [u8]| {
+                content[offset as usize..][..half.len()].copy_from_slice(half);
+            };
+            self.content.tamper(write);
+            stop();
+        }
+    }
+}
+
+impl Backing for Stopping {
+    fn bytes(&self) -> u64 {
+        self.inner.bytes()
+    }
+
+    fn block_bytes(&self) -> usize {
+        self.inner.block_bytes()
+    }
+
+    fn read(&self, offset: u64, out: &mut [u8]) -> io::Result<()> {
+        self.inner.read(offset, out)
+    }
+
+    fn write(&self, offset: u64, bytes: &[u8]) -> io::Result<()> {
+        self.stop_in_the_middle(offset, bytes);
+        self.inner.write(offset, bytes)
+    }
+
+    fn submit(&self, write: Write) {
+        self.stop_in_the_middle(write.offset, write.bytes());
+        self.inner.submit(write);
+    }
+
+    fn discard(&self, offset: u64, bytes: u64) -> io::Result<()> {
+        self.inner.discard(offset, bytes)
+    }
+
+    fn complete(&self, wait: bool) -> Option<Completion> {
+        self.inner.complete(wait)
+    }
+}
+
+/// A cache in memory that outlives it, over a backing with some content.
+fn open(memory: OwnedFd, content: Option<&[u8]>, seals: bool) -> (Cache, Area, Arc<Faults>) {
+    let (inner, faults) = TestBacking::new(BACKING_BYTES, 512);
+    if let Some(content) = content {
+        faults.tamper(|all| all.copy_from_slice(content));
+    }
+    let config = Config {
+        pages_max: PAGES,
+        ram_bytes: 8 << 20,
+        pool_bytes_max: 8 << 20,
+        algorithm: "lz4".parse().unwrap(),
+        seals_backing: seals,
+    };
+    let backing = Box::new(Stopping { inner, content: faults.clone() });
+    let cache = Cache::in_file(config, backing, Locks::SlotCaches, memory).unwrap();
+    let area = cache.add_area(PAGES).unwrap();
+    (cache, area, faults)
+}
+
+/// A cache, and what must be in it.
+struct World {
+    cache: Cache,
+    area: Area,
+    model: Model,
+    /// Pages that the transitions store or drop: the call is made again by whoever goes on.
+    called: Called,
+    memory: File,
+    faults: Arc<Faults>,
+    seals: bool,
+}
+
+impl World {
+    fn new(seals: bool) -> Self {
+        let memory = memfd_create("cache", MemfdFlags::empty()).unwrap();
+        let file = memory.try_clone().unwrap().into();
+        let (cache, area, faults) = open(memory, None, seals);
+        let (model, called) = (Model::new(), Called::new());
+        Self { cache, area, model, called, memory: file, faults, seals }
+    }
+
+    fn store(&mut self, offset: u32, page: Page) {
+        put(&self.cache, self.area, offset, Some(&page));
+        self.model.insert(offset, page);
+    }
+
+    fn store_many(&mut self, offsets: impl Iterator<Item = u32>, content: Content) {
+        for offset in offsets {
+            if offset.is_multiple_of(128) {
+                self.cache.maintain().unwrap();
+            }
+            self.store(offset, page_of(content, offset.into()));
+        }
+    }
+
+    fn drop_page(&mut self, offset: u32) {
+        put(&self.cache, self.area, offset, None);
+        self.model.remove(&offset);
+    }
+
+    /// Stores a page past the pool.
+    fn store_through(&mut self, offset: u32) {
+        let page = page_of(Content::Random, offset.into());
+        let key = self.area.entry(offset).unwrap();
+        assert_eq!(self.cache.store_through(key, &page), Store::Stored);
+        self.model.insert(offset, page);
+    }
+
+    /// Announces what the transitions do to a page.
+    fn calls(&mut self, offset: u32, page: Option<Page>) {
+        self.called.insert(offset, page);
+    }
+
+    /// Makes the transitions, and has each place in between looked at.
+    fn act(self, scene: &'static str, act: impl FnOnce(&Cache, Area)) {
+        let watched = Watched {
+            memory: self.memory,
+            backing: self.faults,
+            model: self.model,
+            called: self.called,
+            seals: self.seals,
+            scene,
+            transition: "the start",
+            times: BTreeMap::new(),
+            stores: 0,
+            places: 0,
+        };
+        WATCHED.set(Some(watched));
+        stops::watch(Some(stop), Some(note));
+        act(&self.cache, self.area);
+        stops::watch(None, None);
+        let watched = WATCHED.take().unwrap();
+        watched.take_over();
+        self.cache.check();
+        println!("{scene}: {} places", watched.places);
+    }
+}
+
+fn put(cache: &Cache, area: Area, offset: u32, page: Option<&Page>) {
+    let key = area.entry(offset).unwrap();
+    match page {
+        None => cache.invalidate(key),
+        Some(page) => {
+            let stored = cache.store(key, page) == Store::Stored
+                || cache.store_through(key, page) == Store::Stored;
+            assert!(stored, "there is room for all of them");
+        }
+    }
+}
+
+fn look(cache: &Cache, area: Area, offset: u32) -> Result<Option<Page>, String> {
+    let mut page = [0; PAGE_BYTES];
+    match cache.load(area.entry(offset).unwrap(), &mut page) {
+        Ok(Load::Hit) => Ok(Some(page)),
+        Ok(Load::Absent) => Ok(None),
+        Err(error) => Err(error.to_string()),
+    }
+}
+
+/// A page of a heap in little, which gains in a unit.
+fn heap_page(seed: u32) -> Page {
+    let mut page = page_of(Content::Text, u64::from(seed));
+    let words = page.as_chunks_mut::<8>().0.iter_mut().skip(64).enumerate();
+    words.for_each(|(at, word)| {
+        let value =
+            if at.is_multiple_of(3) { 0x7f12_3456_0000 + u64::from(seed) * 4096 } else { 0 };
+        *word = value.to_ne_bytes();
+    });
+    page
+}
+
+impl World {
+    /// Stores heap pages, which are recompressed: units of sixteen.
+    fn recompressed(seals: bool, pages: u32) -> Self {
+        let mut world = Self::new(seals);
+        (0..pages).for_each(|offset| world.store(offset, heap_page(offset)));
+        world.cache.maintain().unwrap();
+        assert_eq!(world.cache.recompress(1000), pages as usize);
+        assert_eq!(world.statistic("recompressed_pages"), u64::from(pages));
+        world
+    }
+
+    /// Stores pages, which are on the backing.
+    fn placed(seals: bool, pages: u32) -> Self {
+        let mut world = Self::new(seals);
+        world.store_many(0..pages, Content::Mixed);
+        world.cache.shrink(usize::MAX);
+        assert_eq!(world.statistic("backing_pages"), u64::from(pages));
+        world
+    }
+
+    fn statistic(&self, name: &str) -> u64 {
+        self.cache.statistic(name).unwrap()
+    }
+
+    /// Makes a call that stores a page, or drops it.
+    fn call(mut self, scene: &'static str, offset: u32, page: Option<Page>) {
+        self.calls(offset, page);
+        self.act(scene, |cache, area| put(cache, area, offset, page.as_ref()));
+    }
+}
+
+fn mixed(seed: u64) -> Page {
+    page_of(Content::Mixed, 1000 + seed)
+}
+
+fn stores(seals: bool) {
+    let pooled = || {
+        let mut world = World::new(seals);
+        world.store_many(0..20, Content::Mixed);
+        world
+    };
+    pooled().call("a page is stored", 30, Some(mixed(0)));
+    pooled().call("the first of a trunk", 5000, Some(mixed(0)));
+    pooled().call("over one in the pool", 3, Some(page_of(Content::Text, 7)));
+    pooled().call("over one, as it was", 3, Some(page_of(Content::Mixed, 3)));
+    pooled().call("one that does not compress", 30, Some(page_of(Content::Random, 7)));
+    pooled().call("one word repeated", 3, Some([7; PAGE_BYTES]));
+    World::placed(seals, 20).call("over one on the backing", 3, Some(mixed(0)));
+    World::recompressed(seals, 16).call("over one in a unit", 3, Some(mixed(0)));
+    pooled().call("one in the pool is dropped", 3, None);
+    World::placed(seals, 20).call("one on the backing is dropped", 3, None);
+    World::placed(seals, 1).call("the only one in its segment is dropped", 0, None);
+    World::recompressed(seals, 16).call("one in a unit is dropped", 3, None);
+    let mut last = World::recompressed(seals, 16);
+    (1..16).for_each(|offset| last.drop_page(offset));
+    last.call("the last in a unit is dropped", 0, None);
+    let mut exclusive = pooled();
+    exclusive.calls(3, None);
+    exclusive.act("a page is loaded and dropped", |cache, area| {
+        let loaded = cache.load_exclusive(area.entry(3).unwrap(), &mut [0; PAGE_BYTES]);
+        assert_eq!(loaded.unwrap(), Load::Hit);
+    });
+    pooled().act("a page is loaded", |cache, area| {
+        assert!(look(cache, area, 3).unwrap().is_some());
+    });
+}
+
+fn shares(seals: bool) {
+    let same = page_of(Content::Mixed, 3);
+    let one = || {
+        let mut world = World::new(seals);
+        world.store_many(0..20, Content::Mixed);
+        // The first page that might be shared asks for records.
+        world.store(100, page_of(Content::Mixed, 5));
+        world.cache.maintain().unwrap();
+        world
+    };
+    let shared = |pages: u32| {
+        let mut world = one();
+        (0..pages).for_each(|offset| world.store(40 + offset, same));
+        assert_eq!(world.statistic("shared_pages"), u64::from(pages) + 1);
+        world
+    };
+    one().call("a page is the same as another", 40, Some(same));
+    shared(1).call("as two others", 50, Some(same));
+    shared(2).call("one that shares is dropped", 40, None);
+    let mut last = shared(1);
+    last.drop_page(3);
+    last.call("the last that shares is dropped", 40, None);
+    let mut placed = shared(1);
+    placed.cache.shrink(usize::MAX);
+    placed.drop_page(3);
+    placed.call("the last that shares what is on the backing is dropped", 40, None);
+    for (scene, others) in [("a record leaves its unit", true), ("the last of its unit", false)] {
+        let mut member = World::new(seals);
+        (0..16).for_each(|offset| member.store(offset, heap_page(offset)));
+        member.store(20, heap_page(3));
+        member.cache.maintain().unwrap();
+        member.store(20, [0; PAGE_BYTES]);
+        member.store(20, heap_page(3));
+        assert_eq!(member.statistic("shared_pages"), 2);
+        assert_eq!(member.cache.recompress(1), 16);
+        member.drop_page(3);
+        if !others {
+            (0..16).filter(|offset| *offset != 3).for_each(|offset| member.drop_page(offset));
+        }
+        member.call(scene, 20, None);
+    }
+}
+
+fn writeback(seals: bool) {
+    let pooled = |content| {
+        let mut world = World::new(seals);
+        world.store_many(0..40, content);
+        assert!(look(&world.cache, world.area, 5).unwrap().is_some());
+        world
+    };
+    pooled(Content::Mixed).act("pages are written back", |cache, _| {
+        cache.shrink(usize::MAX);
+    });
+    let failing = pooled(Content::Mixed);
+    let faults = failing.faults.clone();
+    failing.act("a write fails", |cache, _| {
+        faults.fail_writes.store(true, Relaxed);
+        cache.shrink(usize::MAX);
+        faults.fail_writes.store(false, Relaxed);
+        cache.resume_writeback();
+    });
+    let units = World::recompressed(seals, 32);
+    units.act("units are written back", |cache, _| {
+        cache.shrink(usize::MAX);
+    });
+    let through = |mut world: World, scene, offset| {
+        let page = page_of(Content::Random, 77);
+        world.calls(offset, Some(page));
+        world.act(scene, |cache, area| {
+            let key = area.entry(offset).unwrap();
+            assert_eq!(cache.store_through(key, &page), Store::Stored);
+        });
+    };
+    through(pooled(Content::Mixed), "a page is written through", 50);
+    through(pooled(Content::Mixed), "over one in the pool", 5);
+    let mut single = pooled(Content::Mixed);
+    single.store_through(60);
+    through(single, "over one written through", 60);
+    through(World::placed(seals, 20), "over one in a segment", 5);
+}
+
+/// Pages that leave three segments of the backing free, and of which few are left.
+fn nearly_full(seals: bool, single: bool) -> World {
+    let mut world = World::new(seals);
+    // A segment at a time.
+    let pages = if single { 64 } else { 160 };
+    let end = (BACKING_BYTES as u32 >> 18) - 3;
+    for segment in 0..end {
+        for offset in segment * pages..(segment + 1) * pages {
+            match single {
+                true => world.store_through(offset),
+                false => world.store(offset, page_of(Content::Mixed, offset.into())),
+            }
+        }
+        world.cache.shrink(usize::MAX);
+    }
+    let kept = |offset: &u32| offset.is_multiple_of(61);
+    (0..end * pages).filter(|offset| !kept(offset)).for_each(|offset| world.drop_page(offset));
+    world
+}
+
+fn cleaning(seals: bool) {
+    for (scene, single) in [("segments are cleaned", false), ("single pages are packed", true)] {
+        let mut world = nearly_full(seals, single);
+        world.store_many(4000..4400, Content::Mixed);
+        let before = world.statistic("segments_cleaned");
+        let cleaned = RefCell::new(0);
+        world.act(scene, |cache, _| {
+            cache.shrink(usize::MAX);
+            *cleaned.borrow_mut() = cache.statistic("segments_cleaned").unwrap() - before;
+        });
+        assert!(cleaned.into_inner() > 0, "{scene}: none");
+    }
+}
+
+fn recompression(seals: bool) {
+    let mut world = World::new(seals);
+    (0..20).for_each(|offset| world.store(offset, heap_page(offset)));
+    assert!(look(&world.cache, world.area, 5).unwrap().is_some());
+    world.act("pages are recompressed", |cache, _| assert_eq!(cache.recompress(1), 16));
+    let mut poor = World::new(seals);
+    poor.store_many(0..20, Content::Random);
+    poor.act("pages gain nothing", |cache, _| assert!(cache.recompress(1) > 0));
+    let mut left = World::recompressed(seals, 32);
+    (0_u32..32).filter(|offset| offset.is_multiple_of(2)).for_each(|offset| left.drop_page(offset));
+    left.act("what is left in two units goes into one", |cache, _| {
+        assert_eq!(cache.recompress(1), 16);
+    });
+}
+
+fn moves(seals: bool) {
+    let holed = || {
+        let mut world = World::new(seals);
+        world.store_many(0..600, Content::Mixed);
+        (0..600)
+            .filter(|offset: &u32| !offset.is_multiple_of(4))
+            .for_each(|offset| world.drop_page(offset));
+        world
+    };
+    holed().act("objects are moved together", |cache, _| {
+        cache.maintain().unwrap();
+        assert!(cache.statistic("pages_compacted").unwrap() > 0);
+    });
+    let mut roomy = holed();
+    roomy.store_many(1000..1500, Content::Random);
+    (1000..1500).for_each(|offset| roomy.drop_page(offset));
+    roomy.act("a section is emptied", |cache, _| {
+        let (section, _) = cache.sections()[0];
+        cache.empty_section(section).unwrap();
+    });
+    let mut large = World::new(seals);
+    large.store_many(0..900, Content::Random);
+    large.cache.maintain().unwrap();
+    (0..900).for_each(|offset| large.drop_page(offset));
+    large.store_many(5000..5010, Content::Mixed);
+    large.act("memory and a trunk are given back", |cache, _| cache.maintain().unwrap());
+    let mut trained = World::new(seals);
+    trained.cache.set_attribute("compressor", "zstd").unwrap();
+    trained.store_many(0..400, Content::Pointers);
+    let page = page_of(Content::Pointers, 1000);
+    trained.calls(3, Some(page));
+    trained.act("a dictionary is trained and used", |cache, area| {
+        assert!(cache.train());
+        put(cache, area, 3, Some(&page));
+    });
+    holed().act("an attribute changes", |cache, _| {
+        cache.set_attribute("compressor", "zstd:3").unwrap();
+    });
+}
+
+fn every_place(seals: bool) {
+    stores(seals);
+    shares(seals);
+    writeback(seals);
+    recompression(seals);
+    moves(seals);
+    cleaning(seals);
+    let made = MADE.take();
+    let missing: Vec<_> = stops::TRANSITIONS.iter().filter(|name| !made.contains(*name)).collect();
+    assert!(missing.is_empty(), "no scene makes {missing:?}");
+}
+
+#[test]
+fn a_process_killed_at_any_store_leaves_every_page() {
+    every_place(true);
+}
+
+#[test]
+fn the_same_with_a_plain_backing() {
+    every_place(false);
+}
