@@ -1,4 +1,5 @@
-//! `locks`: what each step of splitting the locks brings to threads that swap out at once.
+//! `locks`: threads that swap out at once, and what their locks cost, over a plain backing and a
+//! sealed one.
 //!
 //! Threads store pages of a real heap one after the other, each in its own part of the address
 //! space, into a cache over a backing in memory. `raw`: no page fits the limit on its ratio, so
@@ -23,7 +24,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 use uzswap_engine::compress::prepare_thread;
 use uzswap_engine::testing::Noise;
-use uzswap_engine::{Area, Cache, Config, Load, Locks, PAGE_BYTES, Page, Store};
+use uzswap_engine::{Area, Cache, Config, Load, PAGE_BYTES, Page, Store};
 use uzswap_sync::profile;
 use uzswap_sys::cpu;
 
@@ -35,15 +36,8 @@ pub struct LocksArguments {
     pub threads: Vec<usize>,
 }
 
-/// The steps, and whether the backing is sealed.
-const STEPS: [(Locks, &str, bool); 6] = [
-    (Locks::OneWriter, "one writer at a time", false),
-    (Locks::OneLock, "one lock", false),
-    (Locks::Clusters, "+ cluster locks", false),
-    (Locks::SplitIndex, "+ split index", false),
-    (Locks::SlotCaches, "+ slot caches", false),
-    (Locks::SlotCaches, "the same, sealed", true),
-];
+/// Backings, and whether they are sealed.
+const BACKINGS: [(&str, bool); 2] = [("plain", false), ("sealed", true)];
 
 const CODECS: [&str; 2] = ["raw", "lz4"];
 const POOL_BYTES: u64 = 16 << 20;
@@ -54,8 +48,7 @@ const MODEL_CPUS: usize = 32;
 
 #[derive(Clone, Copy)]
 struct Setting {
-    locks: Locks,
-    step: &'static str,
+    backing: &'static str,
     is_sealed: bool,
     codec: &'static str,
     threads: usize,
@@ -63,7 +56,7 @@ struct Setting {
 
 impl Candidate for Setting {
     fn name(&self) -> String {
-        format!("{}, {}, {}", self.codec, self.threads, self.step)
+        format!("{}, {}, {}", self.codec, self.threads, self.backing)
     }
 }
 
@@ -103,7 +96,7 @@ fn with_cache<T>(
         algorithm: setting.codec.parse().context("compressor")?,
         seals_backing: setting.is_sealed,
     };
-    let cache = Cache::with_locks(config, ram.backing(), setting.locks).context("a cache")?;
+    let cache = Cache::new(config, ram.backing()).context("a cache")?;
     let area = cache.add_area(pages).ok_or_else(|| Failure::new("no room for an area"))?;
     let set = |name, value| cache.set_attribute(name, value).context(name);
     set("same_pages_enabled", "N")?;
@@ -244,7 +237,7 @@ fn clock_ns() -> f64 {
 /// cluster in use, or for each page.
 fn shared(kind: &str) -> Option<usize> {
     match kind {
-        "Writer" | "OneBacking" | "OneIndex" | "Inner" => Some(1),
+        "Writer" | "Inner" => Some(1),
         "List" => Some(16),
         // Some ten classes hold most of a heap's objects.
         "Class" => Some(10),
@@ -266,7 +259,7 @@ fn predict(cpus: usize, page_ns: f64, demand_ns: f64, locks: usize) -> f64 {
     rate * 1e9
 }
 
-/// A prediction for a step, from its run with one thread: kB/s, and the lock that bounds it.
+/// A prediction for a setting, from its run with one thread: kB/s, and the lock that bounds it.
 fn prediction(turn: &Turns<Run>, clock_ns: f64) -> (f64, String) {
     let kb = PAGE_BYTES as f64 / 1024.0;
     let page_ns = 1e9 * kb / turn.median(|run| run.kb_per_s);
@@ -344,15 +337,15 @@ fn report(section: Section, codec: &str, settings: &[Setting], turns: &[Turns<Ru
     let title = format!("Swap-out, {codec}");
     let mut plot = Plot::new(&format!("out-{codec}"), &title, "threads", "MB/s").log_x();
     let mut rows = Vec::new();
-    for (_, step, _) in STEPS {
+    for (backing, _) in BACKINGS {
         let mut points = Vec::new();
-        for (setting, turn) in of_codec.iter().filter(|(setting, _)| setting.step == step) {
+        for (setting, turn) in of_codec.iter().filter(|(setting, _)| setting.backing == backing) {
             let first = of_codec.iter().find(|(s, _)| s.threads == setting.threads);
             let ratio =
                 first.map_or(1.0, |(_, first)| turn.paired(first, |a, b| a.kb_per_s / b.kb_per_s));
             points.push([setting.threads as f64, turn.median(|run| run.kb_per_s) / 1024.0]);
             rows.push(vec![
-                step.to_owned(),
+                backing.to_owned(),
                 setting.threads.to_string(),
                 format!("{:.0}", turn.median(|run| run.kb_per_s)),
                 format!("{ratio:.2}"),
@@ -361,13 +354,13 @@ fn report(section: Section, codec: &str, settings: &[Setting], turns: &[Turns<Ru
                 format!("{:.2}", turn.median(|run| run.a_page)),
             ]);
         }
-        plot = plot.series(step, points);
+        plot = plot.series(backing, points);
     }
     let header = [
-        "step",
+        "backing",
         "threads",
         "kB/s",
-        "to the first",
+        "to plain",
         "waiting (% of threads' time)",
         "CPUs idle (%)",
         "locks a page",
@@ -375,7 +368,7 @@ fn report(section: Section, codec: &str, settings: &[Setting], turns: &[Turns<Ru
     section.text(format!("Codec {codec}:")).table(Table::new(&header, rows)).plot(plot)
 }
 
-/// The kinds of locks of the last step, at the most threads.
+/// The kinds of locks, at the most threads.
 fn kinds(turn: &Turns<Run>) -> Table {
     let mut rows = Vec::new();
     if let Some(run) = turn.rounds.last() {
@@ -401,15 +394,9 @@ pub fn run(bench: &Bench, arguments: &LocksArguments) -> Result<Section, Failure
     let ram = Ram::new((count as usize * PAGE_BYTES * 5 / 4).next_multiple_of(256 << 10));
     let mut settings = Vec::new();
     for codec in CODECS {
-        for (locks, step, is_sealed) in STEPS {
-            let of_step = arguments.threads.iter();
-            settings.extend(of_step.map(|&threads| Setting {
-                locks,
-                step,
-                is_sealed,
-                codec,
-                threads,
-            }));
+        for (backing, is_sealed) in BACKINGS {
+            let threads = arguments.threads.iter();
+            settings.extend(threads.map(|&threads| Setting { backing, is_sealed, codec, threads }));
         }
     }
     let rounds = bench.rounds(3, 7);
@@ -417,17 +404,18 @@ pub fn run(bench: &Bench, arguments: &LocksArguments) -> Result<Section, Failure
         .take_turns(&settings, rounds, |setting| measure(*setting, count as u32, &pages, &ram))?;
     let mut section = Section::new("locks", "Threads that swap out at once").text(format!(
         "Sequential stores of a Python heap, {} MiB in all, into a cache over memory; medians of \
-         {rounds} rounds, in pairs with the first step. Locks were profiled in runs of their own.",
+         {rounds} rounds, in pairs. Locks were profiled in runs of their own.",
         (count as usize * PAGE_BYTES) >> 20
     ));
     for codec in CODECS {
         section = report(section, codec, &settings, &turns);
     }
     for codec in CODECS {
-        let is_last = |s: &Setting| s.codec == codec && s.locks == Locks::SlotCaches;
+        let is_last = |setting: &Setting| setting.codec == codec;
         let last = settings.iter().zip(&turns).rfind(|(setting, _)| is_last(setting));
         if let Some((setting, turn)) = last {
-            let text = format!("Locks of the last step, {codec}, {} threads:", setting.threads);
+            let text =
+                format!("Locks with a sealed backing, {codec}, {} threads:", setting.threads);
             section = section.text(text).table(kinds(turn));
         }
     }
@@ -435,7 +423,7 @@ pub fn run(bench: &Bench, arguments: &LocksArguments) -> Result<Section, Failure
     let with_one = settings.iter().zip(&turns).filter(|(setting, _)| setting.threads == 1);
     let rows = with_one.map(|(setting, turn)| {
         let (rate, lock) = prediction(turn, clock_ns);
-        vec![setting.codec.into(), setting.step.into(), format!("{rate:.0}"), lock]
+        vec![setting.codec.into(), setting.backing.into(), format!("{rate:.0}"), lock]
     });
     section = section
         .text(format!(
@@ -443,12 +431,12 @@ pub fn run(bench: &Bench, arguments: &LocksArguments) -> Result<Section, Failure
              locks holds them up. Acquisitions and hold times were measured with one thread; each \
              kind of lock is a queue (mean value analysis), and the slowest counts."
         ))
-        .table(Table::new(&["codec", "step", "kB/s, predicted", "bounded by"], rows.collect()));
+        .table(Table::new(&["codec", "backing", "kB/s, predicted", "bounded by"], rows.collect()));
     let section = faults(bench, section, &pages, &ram)?;
     device_faults(bench, section)?.raw("turns", &turns)
 }
 
-/// Adds the table of faults through the swap device: with one writer, and with all steps.
+/// Adds the table of faults through the swap device.
 fn device_faults(bench: &Bench, section: Section) -> Result<Section, Failure> {
     let peer = |name: &str, more: &[&str]| {
         // In memory, like the rest: what is measured is locks and not a disk.
@@ -456,11 +444,7 @@ fn device_faults(bench: &Bench, section: Section) -> Result<Section, Failure> {
         let options = options.iter().chain(more).map(|option| (*option).to_owned()).collect();
         Peer::Uzswap { name: name.into(), options }
     };
-    let peers = [
-        peer(STEPS[0].1, &["--one-writer", "--plain-backing"]),
-        peer(STEPS[4].1, &["--plain-backing"]),
-        peer(STEPS[5].1, &[]),
-    ];
+    let peers = [peer("plain", &["--plain-backing"]), peer("sealed", &[])];
     let (memory_mib, touches) = (bench.pick(64, 256, 256), bench.pick(500, 4_000, 10_000));
     let options = [
         format!("--mib={memory_mib}"),
@@ -480,7 +464,7 @@ fn device_faults(bench: &Bench, section: Section) -> Result<Section, Failure> {
             vec![us(0.5), us(0.99), format!("{against:.2}")]
         })
     });
-    let table = Table::new(&["locks", "p50 (us)", "p99", "p50 to the first"], rows.collect());
+    let table = Table::new(&["backing", "p50 (us)", "p99", "p50 to plain"], rows.collect());
     section
         .text(format!(
             "The same through the swap device: {FAULT_THREADS} threads of a program touch its \
@@ -495,8 +479,8 @@ fn device_faults(bench: &Bench, section: Section) -> Result<Section, Failure> {
 fn faults(bench: &Bench, section: Section, pages: &[Page], ram: &Ram) -> Result<Section, Failure> {
     let mut settings = Vec::new();
     for codec in CODECS {
-        for (locks, step, is_sealed) in [STEPS[0], STEPS[4], STEPS[5]] {
-            settings.push(Setting { locks, step, is_sealed, codec, threads: FAULT_THREADS });
+        for (backing, is_sealed) in BACKINGS {
+            settings.push(Setting { backing, is_sealed, codec, threads: FAULT_THREADS });
         }
     }
     let touches = bench.pick(500, 5_000, 20_000);
@@ -511,14 +495,14 @@ fn faults(bench: &Bench, section: Section, pages: &[Page], ram: &Ram) -> Result<
         let us = |values: fn(&Touches) -> &Vec<u64>, share| {
             format!("{:.2}", turn.median(|run| quantile(values(run), share) as f64) / 1e3)
         };
-        let mut row = vec![setting.codec.into(), setting.step.into()];
+        let mut row = vec![setting.codec.into(), setting.backing.into()];
         row.extend([0.5, 0.99].map(|share| us(|run| &run.load_ns, share)));
         row.extend([0.5, 0.99].map(|share| us(|run| &run.store_ns, share)));
         rows.push(row);
         let all = turn.rounds.iter().flat_map(|run| &run.load_ns).map(|ns| *ns as f64 / 1e3);
-        plot = plot.distribution(&format!("{}, {}", setting.codec, setting.step), all.collect());
+        plot = plot.distribution(&format!("{}, {}", setting.codec, setting.backing), all.collect());
     }
-    let header = ["codec", "locks", "load p50 (us)", "p99", "store p50 (us)", "p99"];
+    let header = ["codec", "backing", "load p50 (us)", "p99", "store p50 (us)", "p99"];
     Ok(section
         .text(format!(
             "{FAULT_THREADS} threads that touch pages at random: each touch loads a page and stores \

@@ -61,7 +61,7 @@ enum What {
     Swapout(fault::FaultArguments),
     /// What numpy does to an array four times its memory, beside numpy.memmap.
     Numpy(numpy::NumpyArguments),
-    /// What each step of splitting the locks brings to threads that swap out at once.
+    /// Threads that swap out at once, and what their locks cost.
     Locks(locks::LocksArguments),
     /// The range index beside other ordered maps.
     Ranges,

@@ -23,7 +23,7 @@ use crate::backing::slots::Slots;
 use crate::compress::{
     Codec, Dictionaries, UNIT_BYTES_MAX, Undecodable, UnitDecoder, dictionary_of,
 };
-use crate::config::{Attributes, Config, Locks, check_backing};
+use crate::config::{Attributes, Config, check_backing};
 use crate::dedup::Candidates;
 use crate::durable::Durable;
 use crate::error::{Error, SetupError};
@@ -114,7 +114,6 @@ pub struct Cache {
     pub(crate) writer_bytes: usize,
     /// What stores write segments from.
     pub(crate) buffers: PerCpu<StoreBuffer>,
-    pub(crate) locks: Locks,
     /// Why writeback stopped, if it did.
     pub(crate) failure: Mutex<Option<Failure>>,
     /// A write to the backing failed: nothing more is written until someone says so.
@@ -165,23 +164,13 @@ impl Cache {
     /// A cache that writes its coldest pages back to `backing` ([`crate::backing::NoBacking`] for
     /// none).
     pub fn new(config: Config, backing: Box<dyn Backing>) -> Result<Self, SetupError> {
-        Self::with_locks(config, backing, Locks::SlotCaches)
-    }
-
-    /// The same, with locks as a benchmark wants them.
-    pub fn with_locks(
-        config: Config,
-        backing: Box<dyn Backing>,
-        locks: Locks,
-    ) -> Result<Self, SetupError> {
-        Self::make(config, backing, locks, None)
+        Self::make(config, backing, None)
     }
 
     /// The same, taking over what is in memory that outlives the process, if there is a cache.
     pub(crate) fn make(
         config: Config,
         backing: Box<dyn Backing>,
-        locks: Locks,
         durable: Option<&Arc<Durable>>,
     ) -> Result<Self, SetupError> {
         check_backing(backing.bytes())?;
@@ -193,7 +182,7 @@ impl Cache {
         let seal = (has_backing && config.seals_backing).then(|| Seal::new(durable)).transpose();
         let seal = seal.map_err(SetupError::Key)?;
         let layout = if seal.is_some() { Layout::Sealed } else { Layout::Plain };
-        let slots = Slots::new(backing.bytes(), locks, layout, durable);
+        let slots = Slots::new(backing.bytes(), layout, durable);
         let writer = if has_backing { Writer::new(config.pool_bytes_max)? } else { Writer::idle() };
         let writer_bytes = writer.bytes();
         let buffers = if has_backing { StoreBuffer::COUNT } else { 0 };
@@ -222,7 +211,6 @@ impl Cache {
             writer: Mutex::new(writer),
             writer_bytes,
             buffers: PerCpu::new(buffers),
-            locks,
             failure: Mutex::new(None),
             writeback_failed: AtomicBool::new(false),
             doorbell: Doorbell::new(),

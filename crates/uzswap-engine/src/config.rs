@@ -61,22 +61,6 @@ pub(crate) fn check_backing(bytes: u64) -> Result<(), SetupError> {
     Err(SetupError::Size { what: "the backing", value: bytes, must })
 }
 
-/// How far the locks are split. A cache is made with the last; the others are what a benchmark
-/// compares it with, each with all the steps before it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Locks {
-    /// One thread at a time writes to the backing, from taking the space to the end of the write.
-    OneWriter,
-    /// One lock for all space of the backing, and one for every change of the index.
-    OneLock,
-    /// A lock for each cluster of the backing.
-    Clusters,
-    /// A lock for each entry of the index alone.
-    SplitIndex,
-    /// Slots are taken and given back 64 at a time, through a cache for each CPU.
-    SlotCaches,
-}
-
 /// The attributes' values.
 pub(crate) struct Attributes {
     enabled: AtomicBool,

@@ -56,7 +56,7 @@ mod sync;
 pub mod testing;
 
 pub use cache::{Cache, Load, Reject, Store};
-pub use config::{ATTRIBUTES, Attribute, Config, Locks};
+pub use config::{ATTRIBUTES, Attribute, Config};
 pub use error::{AttributeError, CpuError, Error, SetupError};
 pub use hotplug::{CpuState, StateDoc, cpu_states};
 pub use ids::{Area, Place, SwapEntry};

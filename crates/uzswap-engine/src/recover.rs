@@ -15,7 +15,7 @@
 use crate::backing::Backing;
 use crate::backing::segments::{SEGMENT_BYTES, Use};
 use crate::cache::Cache;
-use crate::config::{Config, Locks, check_backing};
+use crate::config::{Config, check_backing};
 use crate::durable::{Durable, Shape};
 use crate::error::SetupError;
 use crate::ids::SwapEntry;
@@ -38,7 +38,6 @@ impl Cache {
     pub fn in_file(
         config: Config,
         backing: Box<dyn Backing>,
-        locks: Locks,
         file: OwnedFd,
     ) -> Result<Self, SetupError> {
         let shape = Shape {
@@ -49,7 +48,7 @@ impl Cache {
         };
         check_backing(backing.bytes())?;
         let durable = Durable::open(file, shape)?;
-        Self::make(config, backing, locks, Some(&durable))
+        Self::make(config, backing, Some(&durable))
     }
 
     /// Takes over what is in the memory, if a cache is. Called before anybody has this one.

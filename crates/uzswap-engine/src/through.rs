@@ -15,7 +15,6 @@ use crate::backing::segments::{Segment, Use};
 use crate::backing::slots::{RESERVED, SLOT_BYTES, Slot};
 use crate::cache::{Cache, Reject, Store};
 use crate::compress::Codec;
-use crate::config::Locks;
 use crate::ids::{Place, SwapEntry};
 use crate::index::{Extent, Form, State, View};
 use crate::page::{PAGE_BYTES, Page, checksum_of, content_hash};
@@ -64,7 +63,6 @@ impl Cache {
             self.doorbell.ring();
             return Store::Rejected(Reject::ReclaimFail);
         };
-        let _one = (self.locks == Locks::OneWriter).then(|| lock(&self.writer));
         let checksum = checksum_of(content_hash(page));
         let Some(proof) = self.write_slot(key, slot, page, checksum) else {
             self.slots.give_slot(slot);

@@ -20,7 +20,6 @@ use crate::backing::segments::{SEGMENT_BYTES, Segment, Use};
 use crate::backing::slots::RESERVED;
 use crate::backing::{Buffer, Completion, Write};
 use crate::cache::Cache;
-use crate::config::Locks;
 use crate::ids::Place;
 use crate::index::{Extent, Form, List, State};
 use crate::pool::Header;
@@ -213,8 +212,7 @@ impl Cache {
         if !self.writeback_works() {
             return false;
         }
-        let alone = self.locks == Locks::OneWriter || self.slots.is_short();
-        let written = if alone { None } else { self.write_own_segment() };
+        let written = if self.slots.is_short() { None } else { self.write_own_segment() };
         written.unwrap_or_else(|| self.write_as_writer())
     }
 

@@ -19,7 +19,7 @@ use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 use uzswap_engine::backing::{Backing, FileBacking};
 use uzswap_engine::testing::{Content, Noise, page_of};
-use uzswap_engine::{Area, Cache, Config, Load, Locks, PAGE_BYTES, Store};
+use uzswap_engine::{Area, Cache, Config, Load, PAGE_BYTES, Store};
 
 const THREADS: u32 = 3;
 /// Pages of each thread; together three times the pool.
@@ -63,7 +63,7 @@ impl Left {
             seals_backing: self.setting.seals,
         };
         let memory = self.memory.try_clone().unwrap();
-        let cache = Cache::in_file(config, backing, Locks::SlotCaches, memory).unwrap();
+        let cache = Cache::in_file(config, backing, memory).unwrap();
         let area = cache.add_area(THREADS * PAGES).unwrap();
         (cache, area)
     }

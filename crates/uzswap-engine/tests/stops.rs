@@ -19,7 +19,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use uzswap_engine::backing::{Backing, Completion, Write};
 use uzswap_engine::testing::{Content, Faults, TestBacking, page_of};
-use uzswap_engine::{Area, Cache, Config, Load, Locks, PAGE_BYTES, Page, Store, stops};
+use uzswap_engine::{Area, Cache, Config, Load, PAGE_BYTES, Page, Store, stops};
 
 /// Two trunks of the index.
 const PAGES: u32 = 8192;
@@ -210,7 +210,7 @@ fn open(memory: OwnedFd, content: Option<&[u8]>, seals: bool) -> (Cache, Area, A
         seals_backing: seals,
     };
     let backing = Box::new(Stopping { inner, content: faults.clone() });
-    let cache = Cache::in_file(config, backing, Locks::SlotCaches, memory).unwrap();
+    let cache = Cache::in_file(config, backing, memory).unwrap();
     let area = cache.add_area(PAGES).unwrap();
     (cache, area, faults)
 }

@@ -127,9 +127,6 @@ pub struct CacheArguments {
     /// Plain memory behind the device and no cache: what the transport takes by itself.
     #[arg(long, hide = true)]
     pub bare: bool,
-    /// One thread at a time writes to the backing, to compare with.
-    #[arg(long, hide = true)]
-    pub one_writer: bool,
 }
 
 /// See [`CacheArguments::transport`].

@@ -23,7 +23,7 @@ use uzswap_block::control::Control;
 use uzswap_block::{BackingFile, Kept as KeptServer, TransportKind};
 use uzswap_block::{CacheDisk, Disk, Maintainer, MemoryDisk, Swapped, Traffic, Transport};
 use uzswap_block::{open_backing_file, start_transport};
-use uzswap_engine::{Cache, Config, Locks, PAGE_BYTES};
+use uzswap_engine::{Cache, Config, PAGE_BYTES};
 use uzswap_sys::{fuse, process};
 
 /// How long to wait before another keeper is started where one could not be.
@@ -203,10 +203,9 @@ fn open_cache(
     };
     let backing = BackingFile::backing(backing);
     let backing = backing.map_err(|error| Failure::new(format!("backing: {error}")))?;
-    let locks = if options.one_writer { Locks::OneWriter } else { Locks::SlotCaches };
     let cache = match memory {
-        Some(memory) => Cache::in_file(config, backing, locks, memory)?,
-        None => Cache::with_locks(config, backing, locks)?,
+        Some(memory) => Cache::in_file(config, backing, memory)?,
+        None => Cache::new(config, backing)?,
     };
     Ok((Arc::new(cache), server))
 }

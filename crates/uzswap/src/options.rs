@@ -51,8 +51,6 @@ pub struct DaemonOptions {
     pub poll_us: u64,
     /// Plain memory instead of a cache.
     pub bare: bool,
-    /// One thread at a time writes to the backing.
-    pub one_writer: bool,
 }
 
 /// [`BackingSpec`], for JSON.
@@ -166,7 +164,6 @@ pub fn daemon_options(
         threads_per_cpu: if arguments.threads.is_some() { 0 } else { server.threads_per_cpu },
         poll_us: arguments.poll.into(),
         bare: arguments.bare,
-        one_writer: arguments.one_writer,
     })
 }
 
@@ -276,7 +273,6 @@ mod tests {
             poll: 100,
             metrics: None,
             bare: false,
-            one_writer: false,
         }
     }
 

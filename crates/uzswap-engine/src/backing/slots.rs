@@ -26,13 +26,12 @@ use super::segments::{SEGMENT_BYTES, Segment, Segments, Use};
 use super::tags::{TagMemory, Tags};
 use crate::backing::record::{Layout, RECORD_BYTES_MAX};
 use crate::backing::seal::Tag;
-use crate::config::Locks;
 use crate::durable::Durable;
 use crate::ids::Place;
 use crate::index::Extent;
 use crate::percpu::PerCpu;
 use crate::sync::atomic::{AtomicU32, AtomicU64, Ordering::*};
-use crate::sync::{Backoff, Mutex, MutexGuard, lock};
+use crate::sync::{Backoff, Mutex, lock};
 use std::convert::Infallible;
 use std::mem::swap;
 use std::sync::Arc;
@@ -129,9 +128,6 @@ struct SlotCache {
 /// A bit for each cluster.
 struct Bits(Box<[AtomicU64]>);
 
-/// The lock of a backing that is not split.
-struct OneBacking;
-
 /// See the module.
 pub(crate) struct Slots {
     pub(crate) segments: Segments,
@@ -156,7 +152,6 @@ pub(crate) struct Slots {
     tag_memory: TagMemory,
     /// Slots that a cache takes or gives back at once.
     batch: usize,
-    one_lock: Option<Mutex<OneBacking>>,
 }
 
 impl Held {
@@ -211,14 +206,8 @@ impl Bits {
 
 impl Slots {
     /// All of a backing of `bytes`, as far as it is whole segments, free.
-    pub(crate) fn new(
-        bytes: u64,
-        locks: Locks,
-        layout: Layout,
-        durable: Option<&Arc<Durable>>,
-    ) -> Self {
-        let batch = if locks < Locks::SlotCaches { 1 } else { BATCH };
-        let mut slots = Self::with_batch(bytes, locks, layout, batch);
+    pub(crate) fn new(bytes: u64, layout: Layout, durable: Option<&Arc<Durable>>) -> Self {
+        let mut slots = Self::with_batch(bytes, layout, BATCH);
         if let Some(durable) = durable {
             slots.segments = Segments::durable(durable);
             slots.tag_memory = TagMemory::new(Some(durable));
@@ -226,7 +215,7 @@ impl Slots {
         slots
     }
 
-    pub(crate) fn with_batch(bytes: u64, locks: Locks, layout: Layout, batch: usize) -> Self {
+    pub(crate) fn with_batch(bytes: u64, layout: Layout, batch: usize) -> Self {
         let segments = (bytes / SEGMENT_BYTES as u64) as usize;
         let clusters = segments.div_ceil(CLUSTER_SEGMENTS);
         let cluster = |number: usize| {
@@ -249,7 +238,6 @@ impl Slots {
             tag_tables: AtomicU32::new(0),
             tag_memory: TagMemory::new(None),
             batch,
-            one_lock: (locks < Locks::Clusters).then(|| Mutex::new(OneBacking)),
         }
     }
 
@@ -317,7 +305,6 @@ impl Slots {
 
     /// Takes a segment, to be filled, if more than `reserved` are free.
     pub(crate) fn take_segment(&self, reserved: usize) -> Option<Segment> {
-        let _one = self.one();
         let mut cache = self.caches.lock_here();
         cache.touched = true;
         let segment = self.claim(1, reserved).then(|| self.take_claimed(&mut cache)).flatten()?;
@@ -328,7 +315,6 @@ impl Slots {
 
     /// Gives back a segment in which nothing is live, and which is the caller's alone.
     pub(crate) fn give_segment(&self, segment: Segment, was: Use) {
-        let _one = self.one();
         let freed = self.segments.turn(segment, was, Use::Free);
         assert!(freed && self.segments.live(segment) == 0, "{segment:?} is not the caller's");
         let (number, word) = home(segment);
@@ -350,7 +336,6 @@ impl Slots {
     }
 
     fn try_take_slot(&self, reserved: usize) -> Option<Slot> {
-        let _one = self.one();
         let mut cache = self.caches.lock_here();
         cache.touched = true;
         if cache.slots.is_empty() {
@@ -361,7 +346,6 @@ impl Slots {
 
     /// Gives a slot back.
     pub(crate) fn give_slot(&self, slot: Slot) {
-        let _one = self.one();
         let mut cache = self.caches.lock_here();
         cache.touched = true;
         cache.returned.push(slot);
@@ -373,7 +357,6 @@ impl Slots {
 
     /// Makes every slot that caches hold free.
     pub(crate) fn drain(&self) {
-        let _one = self.one();
         self.caches.iter().for_each(|mut cache| self.empty_cache(&mut cache));
     }
 
@@ -391,7 +374,6 @@ impl Slots {
 
     /// A CPU goes: the slots that it holds are free.
     pub(crate) fn stop_cpu(&self, cpu: usize) {
-        let _one = self.one();
         self.caches.stop(cpu, |cache| self.empty_cache(cache));
     }
 
@@ -515,10 +497,6 @@ impl Slots {
         let clusters = self.clusters.len() * size_of::<Mutex<Cluster>>();
         let tags = self.tag_tables.load(Relaxed) as usize * CLUSTER_SLOTS * size_of::<Tag>();
         self.segments.bytes() + clusters + bits + self.taken.bytes() + tags
-    }
-
-    fn one(&self) -> Option<MutexGuard<'_, OneBacking>> {
-        self.one_lock.as_ref().map(lock)
     }
 
     /// Takes `count` segments from the count, if more than `reserved` stay.

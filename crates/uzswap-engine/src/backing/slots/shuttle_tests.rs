@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 /// Two clusters; caches that take and give four slots at a time.
 fn slots() -> Arc<Slots> {
-    let slots = Slots::with_batch(4 << 20, Locks::SlotCaches, Layout::Sealed, 4);
+    let slots = Slots::with_batch(4 << 20, Layout::Sealed, 4);
     (0..uzswap_sys::cpu::possible()).for_each(|cpu| slots.start_cpu(cpu));
     slots.provision();
     Arc::new(slots)

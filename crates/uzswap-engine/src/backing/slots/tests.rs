@@ -12,7 +12,7 @@ fn started(slots: Slots) -> Slots {
 }
 
 fn slots(bytes: u64) -> Slots {
-    started(Slots::new(bytes, Locks::SlotCaches, Layout::Sealed, None))
+    started(Slots::new(bytes, Layout::Sealed, None))
 }
 
 /// What is taken, and the slots beside it.
@@ -62,7 +62,7 @@ impl Taken {
 #[test]
 fn any_sequence_keeps_free_and_used_the_whole() {
     for (seed, bytes, batch) in [(1, 2 * MIB, 64), (2, 7 * MIB + 300_000, 64), (3, 9 * MIB, 1)] {
-        let slots = Slots::with_batch(bytes, Locks::SlotCaches, Layout::Sealed, batch);
+        let slots = Slots::with_batch(bytes, Layout::Sealed, batch);
         let slots = started(slots);
         let (mut noise, mut taken) = (Noise::new(seed), Taken::default());
         let total = slots.segments.count() * BATCH;
