@@ -140,7 +140,7 @@ fn daemon() -> Result<i32, Failure> {
     match (&state["outlives_daemon"], state["daemon"]["pid"].as_i64()) {
         (serde_json::Value::Bool(true), Some(pid)) => Ok(pid as i32),
         (_, Some(_)) => Err(Failure::new(
-            "nothing outlives the daemon here; that needs FUSE and Linux 6.4 (uzswap doctor)",
+            "nothing outlives the daemon here; that needs Linux 6.4 (uzswap doctor)",
         )),
         _ => Err(Failure::new("no daemon serves; start this under 'uzswap run'")),
     }

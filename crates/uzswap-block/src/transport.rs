@@ -79,7 +79,8 @@ pub trait Transport: Send {
 }
 
 /// Starts serving `disk`. `file` is where a transport that needs a file has one, which is there.
-/// With `kept` the service can be gone on with by another process when this one is killed.
+/// With `kept` (FUSE) or `before` (ublk) the service can be gone on with by another process when
+/// this one is killed; `before` are the devices of the one that was.
 pub fn start(
     kind: Kind,
     disk: Arc<dyn Disk>,
@@ -87,6 +88,7 @@ pub fn start(
     file: &Path,
     config: ServerConfig,
     kept: Option<Kept>,
+    before: Option<Vec<PathBuf>>,
 ) -> io::Result<Box<dyn Transport>> {
     match kind {
         Kind::Fuse => {
@@ -97,7 +99,7 @@ pub fn start(
             let server = Server::start(disk, traffic, file, config, kept)?;
             Ok(Box::new(Loops { server, file: file.to_owned(), open: Vec::new() }))
         }
-        Kind::Ublk => Ok(Box::new(Devices::start(disk, traffic, config)?)),
+        Kind::Ublk => Ok(Box::new(Devices::start(disk, traffic, config, before)?)),
     }
 }
 

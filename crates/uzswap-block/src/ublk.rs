@@ -4,8 +4,12 @@
 //! while the thread polls. It answers and sleeps in one system call. What takes long, the
 //! [`crew`](crate::crew) does. Buffers are the devices' own, made and faulted in with them.
 //!
-//! A device whose server was killed stays, for the kernel may be swapping to it. Before it is
-//! switched off somebody has to answer for it again, if only with errors: [`stand_in`].
+//! A device whose server was killed stays, for the kernel may be swapping to it, and its requests
+//! wait. The next server takes it over, and is given the requests that were taken and not answered.
+//! Those may have been served: serving them again changes nothing, since the kernel asks for
+//! nothing else of the same page while it waits for an answer. Where nothing of what was stored
+//! outlives the server, somebody else answers, with errors, until the device is switched off:
+//! [`stand_in`].
 
 use crate::crew::{Crew, Desk, TAGS_MAX};
 use crate::device::AttachError;
@@ -26,7 +30,7 @@ use std::thread::{Builder, JoinHandle};
 use std::time::{Duration, Instant};
 use uzswap_engine::{CpuState, PAGE_BYTES};
 use uzswap_sys::swap;
-use uzswap_sys::ublk::{self, Control, Event, Io, Queue, Shape};
+use uzswap_sys::ublk::{self, Control, Event, Found, Io, Queue, Shape};
 
 /// Requests of one device under way: a fault of each of many jobs, beside what is written. Its
 /// buffers take 4 MiB of locked memory (32 × 128 KiB).
@@ -48,11 +52,16 @@ const TRIAL_BYTES: u64 = 16 * PAGE_BYTES as u64;
 /// How long the kernel may take to notice that a server is dead: it looks every 5 s (6.1).
 const PATIENCE: Duration = Duration::from_secs(30);
 
+/// How often to ask whether it has; later ones hear of it from the process's end.
+const RETRY: Duration = Duration::from_millis(2);
+
 /// See the module.
 pub(crate) struct Devices {
     control: Control,
     team: Arc<Team<Crew>>,
     config: ServerConfig,
+    /// Another server can go on with the devices when this process is killed.
+    outlived: bool,
     devices: Vec<Device>,
 }
 
@@ -63,19 +72,27 @@ struct Device {
 }
 
 impl Devices {
-    /// Starts the threads, and tries whether devices can be made here.
+    /// Starts the threads, and tries whether devices can be made here. `before`, where a server can
+    /// go on when the one before was killed: the devices of that one, which are served from now on.
     pub(crate) fn start(
         disk: Arc<dyn Disk>,
         traffic: Arc<Traffic>,
         config: ServerConfig,
+        before: Option<Vec<PathBuf>>,
     ) -> io::Result<Self> {
-        let mut devices = Self::without_trial(disk, traffic, config)?;
-        let trial = devices.make(0..TRIAL_BYTES)?;
-        devices.remove(trial);
+        let mut devices = Self::without_devices(disk, traffic, config)?;
+        devices.outlived = before.is_some();
+        let before = before.unwrap_or_default();
+        devices.remove_left(&before);
+        before.iter().try_for_each(|path| devices.adopt(path))?;
+        if before.is_empty() {
+            let trial = devices.make(0..TRIAL_BYTES)?;
+            devices.remove(trial);
+        }
         Ok(devices)
     }
 
-    fn without_trial(
+    fn without_devices(
         disk: Arc<dyn Disk>,
         traffic: Arc<Traffic>,
         config: ServerConfig,
@@ -83,19 +100,23 @@ impl Devices {
         let crew = Arc::new(Crew::new(disk, traffic, config));
         let control = Control::open()?;
         let team = Team::start(crew, &config)?;
-        Ok(Self { control, team, config, devices: Vec::new() })
+        Ok(Self { control, team, config, outlived: false, devices: Vec::new() })
     }
 
     /// Makes a device over a part of the disk and starts it.
     fn make(&mut self, part: Range<u64>) -> io::Result<Device> {
         let shape = Shape {
+            start: part.start,
             bytes: part.end - part.start,
+            outlives_server: self.outlived,
             depth: DEPTH,
             io_bytes_max: IO_BYTES_MAX,
             discard_bytes_max: DISCARD_BYTES_MAX,
         };
         let id = self.control.add(&shape)?;
-        self.serve(id, part.start, (DEPTH, IO_BYTES_MAX), false).inspect_err(|_| {
+        let queue = self.control.queue(id, DEPTH, IO_BYTES_MAX);
+        let made = queue.and_then(|queue| self.serve(id, part.start, queue, false));
+        made.inspect_err(|_| {
             // What went wrong first is told.
             let _ = self.control.delete(id);
         })
@@ -106,12 +127,12 @@ impl Devices {
         &mut self,
         id: u32,
         start: u64,
-        (depth, io_bytes_max): (u16, u32),
+        queue: Queue,
         is_recovered: bool,
     ) -> io::Result<Device> {
-        let queue = self.control.queue(id, depth, io_bytes_max)?;
-        self.team.work.make_room(depth.into(), io_bytes_max as usize);
-        let desk = Arc::new(Desk::new(start, depth.into(), queue.bell()));
+        let depth = queue.depth();
+        self.team.work.make_room(depth, queue.io_bytes_max());
+        let desk = Arc::new(Desk::new(start, depth, queue.bell()));
         let number = self.devices.len();
         let server = Server {
             number: number % self.config.threads,
@@ -129,33 +150,68 @@ impl Devices {
         let device = Device { id, thread: Some(thread) };
         let started = fetched(&told).and_then(|()| self.control.start(id, is_recovered));
         if let Err(error) = started {
-            // An error: it was not started, which ends its thread as well.
-            let _ = self.control.stop(id);
-            device.join();
+            // One that the kernel swaps to stays as it is, for the next server to try.
+            if !(is_recovered && self.outlived) {
+                // An error: it was not started, which ends its thread as well.
+                let _ = self.control.stop(id);
+                device.join();
+            }
             return Err(error);
         }
         Ok(device)
     }
 
-    /// Serves a device whose server died.
+    /// Serves a device whose server died, unless it is gone, or another's by now.
     fn adopt(&mut self, path: &Path) -> io::Result<()> {
         let id = ublk::id(path).ok_or(io::ErrorKind::InvalidInput)?;
+        let found = match self.control.find(id) {
+            Err(error) if is_gone(&error) => return Ok(()),
+            other => other?,
+        };
+        if !found.is_ours || self.devices.iter().any(|device| device.id == id) {
+            return Ok(());
+        }
         let began = Instant::now();
-        loop {
-            match self.control.begin_recovery(id) {
+        let queue = loop {
+            match self.queue_of_dead(id, &found) {
                 Err(error) if error.kind() == io::ErrorKind::ResourceBusy => {
                     if began.elapsed() > PATIENCE {
                         return Err(error);
                     }
-                    std::thread::sleep(Duration::from_millis(50));
+                    std::thread::sleep(RETRY);
                 }
                 other => break other?,
             }
-        }
-        let found = self.control.find(id)?;
-        let device = self.serve(id, 0, (found.depth, found.io_bytes_max), true)?;
+        };
+        let device = self.serve(id, found.start, queue, true)?;
         self.devices.push(device);
         Ok(())
+    }
+
+    /// The queue of a device whose server died.
+    fn queue_of_dead(&mut self, id: u32, found: &Found) -> io::Result<Queue> {
+        match self.control.begin_recovery(id) {
+            // The server before has done it, and died before it had a queue.
+            Err(error) if error.kind() == io::ErrorKind::InvalidInput => {}
+            other => other?,
+        }
+        self.control.queue(id, found.depth, found.io_bytes_max)
+    }
+
+    /// Takes devices away that a server was making when it was killed: they are not among the
+    /// `known`, nobody serves them, and nothing can be on them.
+    fn remove_left(&mut self, known: &[PathBuf]) {
+        let areas = swap::areas().unwrap_or_default();
+        let is_used = |path: &PathBuf| areas.iter().any(|area| area.path == *path);
+        for id in ublk::all() {
+            let path = ublk::path(id);
+            let is_left = self.control.find(id).is_ok_and(|one| one.is_ours && !one.is_live);
+            if is_left && !known.contains(&path) && !is_used(&path) {
+                // Errors: the next server tries again.
+                let _ = self.control.stop(id);
+                let _ = self.control.delete(id);
+            }
+        }
     }
 
     /// Takes a device away, unless somebody has done that: then its thread has ended, and its
@@ -210,6 +266,11 @@ impl Transport for Devices {
 
 impl Drop for Devices {
     fn drop(&mut self) {
+        if self.outlived {
+            // What the kernel swaps to is left for the next server: this process ends.
+            self.settle();
+            self.devices.clear();
+        }
         for device in std::mem::take(&mut self.devices) {
             self.remove(device);
         }
@@ -285,11 +346,15 @@ fn answer(queue: &mut Queue, io: Io, errno: i32) {
     queue.commit(io, if errno == 0 { bytes } else { -errno });
 }
 
+/// Whether there is no such device any more.
+fn is_gone(error: &io::Error) -> bool {
+    error.raw_os_error() == Some(libc::ENODEV)
+}
+
 /// Takes a device away that its process no longer can. Not an error: it is gone already.
 pub(crate) fn detach(path: &Path) -> io::Result<()> {
     let id = ublk::id(path).ok_or(io::ErrorKind::InvalidInput)?;
     let mut control = Control::open()?;
-    let is_gone = |error: &io::Error| error.raw_os_error() == Some(libc::ENODEV);
     for done in [control.stop(id), control.delete(id)] {
         match done {
             Err(error) if is_gone(&error) => {}
@@ -352,7 +417,7 @@ pub(crate) fn stand_in(paths: &[PathBuf]) -> io::Result<Devices> {
         raise_priority: false,
     };
     let traffic = Arc::new(Traffic::new(config.threads));
-    let mut devices = Devices::without_trial(Arc::new(Lost), traffic, config)?;
+    let mut devices = Devices::without_devices(Arc::new(Lost), traffic, config)?;
     paths.iter().try_for_each(|path| devices.adopt(path))?;
     Ok(devices)
 }

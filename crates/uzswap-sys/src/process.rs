@@ -45,10 +45,10 @@ pub fn has_capability(capability: Capability) -> bool {
 }
 
 /// Tells the kernel that this process serves block I/O, so that memory it allocates on the way is
-/// never waited for by writing to the very device. Errors: `PermissionDenied` without
-/// CAP_SYS_RESOURCE.
-pub fn set_io_flusher() -> io::Result<()> {
-    Ok(rustix::process::configure_io_flusher_behavior(true)?)
+/// never waited for by writing to the very device; or that it does no more. Processes that it
+/// starts are what it is. Errors: `PermissionDenied` without CAP_SYS_RESOURCE.
+pub fn set_io_flusher(is_one: bool) -> io::Result<()> {
+    Ok(rustix::process::configure_io_flusher_behavior(is_one)?)
 }
 
 /// Keeps the process's memory out of core dumps and away from other users' debuggers.

@@ -8,6 +8,9 @@
 //!
 //! A device outlives its server (`USER_RECOVERY`). Otherwise the kernel would take it away under a
 //! swap area when the server is killed, and an area without a device cannot be switched off.
+//! Another server takes it over ([`Control::begin_recovery`], [`Control::start`]). If that one is
+//! to go on with what the first has stored, requests that were taken and not answered come to it
+//! again (`USER_RECOVERY_REISSUE`).
 //!
 //! Numbers and layouts are those of <linux/ublk_cmd.h>.
 
@@ -28,15 +31,42 @@ const CONTROL: &str = "/dev/ublk-control";
 /// Bytes of a sector, the unit of the interface.
 const SECTOR_BYTES: u64 = 512;
 
-/// Device flags: requests of a server that died fail, and another may take the device over; since
-/// 6.13 also those that come meanwhile, instead of waiting for it.
+/// Device flags: another server may take over from one that died; requests that the first had
+/// taken come to the other again, and do not fail; since 6.13: those that come meanwhile fail too,
+/// and do not wait for the other.
 const USER_RECOVERY: u64 = 1 << 3;
+const USER_RECOVERY_REISSUE: u64 = 1 << 4;
 const USER_RECOVERY_FAIL_IO: u64 = 1 << 9;
 const CMD_IOCTL_ENCODE: u64 = 1 << 6;
 
-/// Says in `server_flags`, which the kernel only keeps, whose the device is. Its server's number
-/// does not: it is gone when the server is.
-const MARK: u64 = u64::from_le_bytes(*b"uzswap\0\x01");
+/// What a device says of itself in `server_flags`, which the kernel only keeps. (Its server's
+/// number says nothing: it is gone when the server is.)
+///
+/// ```text
+/// 63           32 31             0
+/// │ first page    │ whose it is   │
+/// ```
+struct Mark;
+
+impl Mark {
+    const OURS: u64 = u32::from_le_bytes(*b"uzs\x02") as u64;
+
+    /// Of a device of ours that begins at `start`, bytes.
+    fn of(start: u64) -> u64 {
+        let page = start / PAGE_BYTES as u64;
+        assert!(page <= u32::MAX.into(), "no disk has so many pages");
+        page << 32 | Self::OURS
+    }
+
+    fn is_ours(flags: u64) -> bool {
+        flags & u64::from(u32::MAX) == Self::OURS
+    }
+
+    /// Where the device begins, bytes.
+    fn start(flags: u64) -> u64 {
+        (flags >> 32) * PAGE_BYTES as u64
+    }
+}
 
 /// Asks for a free number.
 const ANY: u32 = u32::MAX;
@@ -147,8 +177,12 @@ const _: () = assert!(size_of::<Descriptor>() == 24);
 /// How a device is made. It has one queue.
 #[derive(Debug, Clone, Copy)]
 pub struct Shape {
+    /// Where on its server's disk it begins, whole pages: kept with it, for the next server.
+    pub start: u64,
     /// Its size.
     pub bytes: u64,
+    /// If its server dies, another one goes on with everything. Otherwise requests fail then.
+    pub outlives_server: bool,
     /// Requests under way at most.
     pub depth: u16,
     /// Longest read or write.
@@ -165,6 +199,8 @@ pub struct Found {
     /// Somebody serves it.
     pub is_live: bool,
     /// See [`Shape`].
+    pub start: u64,
+    /// See [`Shape`].
     pub depth: u16,
     /// See [`Shape`].
     pub io_bytes_max: u32,
@@ -178,6 +214,14 @@ pub fn path(id: u32) -> PathBuf {
 /// The device at a path like that.
 pub fn id(path: &Path) -> Option<u32> {
     path.to_str()?.strip_prefix("/dev/ublkb")?.parse().ok()
+}
+
+/// All devices there are, whoever has made them.
+pub fn all() -> Vec<u32> {
+    // No folder: the kernel has no ublk.
+    let entries = std::fs::read_dir("/sys/class/ublk-char").into_iter().flatten().flatten();
+    let number = |name: &str| name.strip_prefix("ublkc")?.parse().ok();
+    entries.filter_map(|entry| number(entry.file_name().to_str()?)).collect()
 }
 
 /// Whether this process may make one; the reason if not.
@@ -284,18 +328,22 @@ impl Control {
     /// Makes a device that is not started yet; its number. Errors: those of the kernel;
     /// `Unsupported` before 6.1.
     pub fn add(&mut self, shape: &Shape) -> io::Result<u32> {
+        let of_the_taken =
+            if shape.outlives_server { USER_RECOVERY_REISSUE } else { USER_RECOVERY_FAIL_IO };
         let mut info = DeviceInfo {
             queues: 1,
             depth: shape.depth,
             io_bytes_max: shape.io_bytes_max,
             device: ANY,
-            flags: USER_RECOVERY | USER_RECOVERY_FAIL_IO | CMD_IOCTL_ENCODE,
-            server_flags: MARK,
+            flags: USER_RECOVERY | of_the_taken | CMD_IOCTL_ENCODE,
+            server_flags: Mark::of(shape.start),
             ..DeviceInfo::default()
         };
         self.ask(Command::AddDev, ANY, &mut info, [0; 2])?;
         let id = info.device;
-        let is_fit = info.flags & USER_RECOVERY != 0 && info.depth == shape.depth;
+        // A flag that the kernel does not know is gone.
+        let needed = USER_RECOVERY | if shape.outlives_server { USER_RECOVERY_REISSUE } else { 0 };
+        let is_fit = info.flags & needed == needed && info.depth == shape.depth;
         let set = match is_fit {
             true => self.set_parameters(id, shape),
             false => Err(io::ErrorKind::Unsupported.into()),
@@ -329,7 +377,8 @@ impl Control {
         self.ask(Command::SetParams, id, &mut parameters, [0; 2])
     }
 
-    /// Opens the queue of a device, for the thread that will serve it.
+    /// Opens the queue of a device, for the thread that will serve it. Errors: `ResourceBusy` while
+    /// the kernel has something of another server's.
     pub fn queue(&self, id: u32, depth: u16, io_bytes_max: u32) -> io::Result<Queue> {
         Queue::open(id, depth, io_bytes_max, self.is_encoded)
     }
@@ -342,7 +391,8 @@ impl Control {
     }
 
     /// Begins to take over a device whose server died. Errors: `ResourceBusy` while the kernel has
-    /// not noticed that (6.1: looks every 5 s).
+    /// not noticed that (6.1: looks every 5 s); `InvalidInput` where a server has begun to and died
+    /// before it had a queue, so that this is done already.
     pub fn begin_recovery(&mut self, id: u32) -> io::Result<()> {
         self.ask(Command::StartUserRecovery, id, &mut (), [0; 2])
     }
@@ -362,8 +412,9 @@ impl Control {
         let mut info = DeviceInfo::default();
         self.ask(Command::GetDevInfo, id, &mut info, [0; 2])?;
         Ok(Found {
-            is_ours: info.server_flags == MARK,
+            is_ours: Mark::is_ours(info.server_flags),
             is_live: info.state == LIVE,
+            start: Mark::start(info.server_flags),
             depth: info.depth,
             io_bytes_max: info.io_bytes_max,
         })
@@ -531,18 +582,34 @@ impl Queue {
         })
     }
 
+    /// Requests under way at most.
+    pub fn depth(&self) -> usize {
+        self.places.len()
+    }
+
+    /// Longest read or write.
+    pub fn io_bytes_max(&self) -> usize {
+        self.io_bytes_max
+    }
+
     /// What wakes this queue's thread.
     pub fn bell(&self) -> Bell {
         self.bell.clone()
     }
 
     /// Asks for the first requests. From now on the calling thread is the one that serves. Errors:
-    /// the kernel does not take it as that.
+    /// the kernel does not take it as that. It is asked for all at once: if this process is killed,
+    /// it has asked for none or for all, and the device can be taken over again.
     pub fn fetch(&mut self) -> io::Result<()> {
         for tag in 0..self.places.len() {
             self.push(tag, FETCH, 0);
         }
-        self.submit();
+        while !self.ring.submission().is_empty() {
+            match self.ring.submit() {
+                Err(error) if is_passing(&error) => {}
+                other => _ = other?,
+            }
+        }
         // The device is not started, so what completes already has failed.
         let failed = self.ring.completion().find(|entry| entry.user_data() != RUNG);
         match failed {
@@ -668,6 +735,20 @@ mod tests {
         assert_eq!(std::mem::offset_of!(DeviceInfo, server_flags), 32);
         assert_eq!(std::mem::offset_of!(Parameters, device_sectors), 24);
         assert_eq!(std::mem::offset_of!(Parameters, discard_alignment), 40);
+    }
+
+    #[test]
+    fn a_mark_says_whose_a_device_is_and_where_it_begins() {
+        let last = u64::from(u32::MAX) * PAGE_BYTES as u64;
+        for start in [0, 256 << 20, last] {
+            let mark = Mark::of(start);
+            assert!(Mark::is_ours(mark));
+            assert_eq!(Mark::start(mark), start);
+        }
+        // As other servers set them.
+        for flags in [0, 1, u64::MAX, 7 << 32] {
+            assert!(!Mark::is_ours(flags));
+        }
     }
 
     #[test]

@@ -141,6 +141,9 @@ pub struct State {
     pub runs: Vec<RunChange>,
 }
 
+/// Answers with errors, until it is dropped.
+pub type StandIn = Box<dyn Transport>;
+
 /// Held by who answers for the list.
 #[derive(Debug)]
 pub struct Lock(pub File);
@@ -233,19 +236,29 @@ impl State {
     /// Undoes everything, and removes the folder; what could not be undone. Steps that are done
     /// already are no trouble, so it can be repeated. While a living daemon, which `end_daemon`
     /// would end, holds pages that the kernel cannot read back now, nothing under them is touched.
-    pub fn undo(&mut self, end_daemon: Option<&mut dyn FnMut() -> io::Result<()>>) -> Vec<String> {
+    /// A dead one's devices are answered for from now on, unless somebody does so already.
+    pub fn undo(
+        &mut self,
+        end_daemon: Option<&mut dyn FnMut() -> io::Result<()>>,
+        stand_in: Option<StandIn>,
+    ) -> Vec<String> {
         let mut troubles = Vec::new();
+        let on = self.areas_on();
+        // First of all: who waits for a page may not end before it is answered. Dropped when the
+        // areas are off and detached: then nobody waits any more.
+        let _stand_in = match (&end_daemon, stand_in) {
+            (Some(_), _) => None,
+            (None, Some(there)) => Some(there),
+            (None, None) => self.stand_in().unwrap_or_else(|error| {
+                troubles.push(error.to_string());
+                None
+            }),
+        };
         for run in std::mem::take(&mut self.runs) {
             if let Some(place) = &run.place {
                 note(&mut troubles, "end a command", place.end());
             }
         }
-        let on = self.areas_on();
-        // Dropped when the areas are off and detached: then nobody waits for an answer any more.
-        let _stand_in = match end_daemon {
-            Some(_) => None,
-            None => self.stand_in(&on, &mut troubles),
-        };
         let off = switch_off_all(&on);
         if off.is_err() && end_daemon.is_some() {
             note(&mut troubles, "", off);
@@ -283,16 +296,10 @@ impl State {
 
     /// Where the daemon is dead and its devices wait for another: one that answers with errors, so
     /// that who waits for a page hears that it is lost, and the areas can be switched off.
-    fn stand_in(
-        &self,
-        on: &[swap::Area],
-        troubles: &mut Vec<String>,
-    ) -> Option<Box<dyn Transport>> {
-        let devices: Vec<_> = on.iter().map(|area| area.path.clone()).collect();
-        let stand_in = transport::stand_in(self.transport(), &devices);
-        stand_in.unwrap_or_else(|error| {
-            troubles.push(format!("answer for the devices of a dead daemon: {error}"));
-            None
+    pub fn stand_in(&self) -> io::Result<Option<StandIn>> {
+        let devices: Vec<_> = self.areas_on().into_iter().map(|area| area.path).collect();
+        transport::stand_in(self.transport(), &devices).map_err(|error| {
+            io::Error::other(format!("answer for the devices of a dead daemon: {error}"))
         })
     }
 }
@@ -349,6 +356,9 @@ pub fn wait_for_switching_off(areas: &[swap::Area], is_done: bool) -> io::Result
 
 /// `uzswap switch-off`: the process for it.
 pub fn switch_off(devices: &[PathBuf]) -> io::Result<()> {
+    // Marked as its parent is, it would find less memory for what it reads back. An error: the
+    // parent was not permitted to mark itself.
+    let _ = process::set_io_flusher(false);
     for device in devices {
         loop {
             match swap::off(device) {
@@ -459,7 +469,7 @@ pub fn clean_up(_lock: &Lock) -> CleanedUp {
         }
     };
     let runs: Vec<_> = state.runs.iter().map(|run| run.run.pid.to_string()).collect();
-    let left = state.undo(None);
+    let left = state.undo(None, None);
     let of = if runs.is_empty() { String::new() } else { format!(" ({})", runs.join(", ")) };
     let done = vec![format!("cleaned up after a killed run{of}")];
     CleanedUp { done: if left.is_empty() { done } else { Vec::new() }, left }

@@ -16,6 +16,7 @@ use crate::options::DaemonOptions;
 use crate::wire::{Order, Report, Wire};
 use std::io;
 use std::os::unix::net::UnixStream;
+use std::path::PathBuf;
 use std::process::Child;
 use std::sync::Arc;
 use std::time::Duration;
@@ -38,7 +39,7 @@ pub fn daemon(arguments: &InheritArguments) -> Result<(), Failure> {
     ignore_signals().map_err(started_by)?;
     die_of_panics();
     let mut notes = prepare();
-    let mut service = match Service::start(&start, &mut notes) {
+    let mut service = match Service::start(&start) {
         Ok(service) => service,
         Err(failure) => {
             // Said to whoever started us; an error: they are gone.
@@ -108,7 +109,7 @@ fn prepare() -> Vec<String> {
     let _ = process::leave_session();
     note("memory may be dumped", process::set_undumpable());
     note("not spared when memory runs out", process::spare_from_oom());
-    note("not marked as serving I/O (PR_SET_IO_FLUSHER)", process::set_io_flusher());
+    note("not marked as serving I/O (PR_SET_IO_FLUSHER)", process::set_io_flusher(true));
     notes
 }
 
@@ -146,13 +147,14 @@ struct Service {
 }
 
 impl Service {
-    fn start(start: &Start, notes: &mut Vec<String>) -> Result<Self, Failure> {
+    fn start(start: &Start) -> Result<Self, Failure> {
         let options = &start.options;
         let kept = start.kept.as_ref().map(|numbers| Kept::inherited(numbers, process::inherited));
         let kept = kept.transpose().map_err(|error| {
             Failure::new(format!("the daemon was not given what it is to go on with: {error}"))
         })?;
         let takes_over = start.devices.is_some();
+        let before = kept.is_some().then(|| start.devices.clone().unwrap_or_default());
         let (cache, server) = open_cache(start, kept)?;
         if cache.statistic("backing_total_size") == Some(0) && !takes_over {
             // Nothing is written back: the pool's limit is what it says.
@@ -175,7 +177,7 @@ impl Service {
         let control = Control::mount(cache.clone(), traffic.clone(), swapped.clone(), &folder);
         let control = control.map_err(mount)?;
         let maintainer = Maintainer::start(cache.clone()).map_err(mount)?;
-        let transport = transport(options, &served, &traffic, server, notes)?;
+        let transport = transport(options, &served, &traffic, server, before)?;
         let added = cache.add_cpu_state(transport.cpu_state());
         added.map_err(|error| Failure::new(error.to_string()))?;
         Ok(Self { transport, swapped, _maintainer: maintainer, _control: control })
@@ -198,7 +200,7 @@ fn open_cache(
         seals_backing: !options.plain_backing,
     };
     let (backing, memory, server) = match kept {
-        Some(Kept { cache, server, backing }) => (backing, Some(cache), Some(server)),
+        Some(Kept { cache, server, backing }) => (backing, Some(cache), server),
         None => (open_backing_file(&options.backing.spec())?, None, None),
     };
     let backing = BackingFile::backing(backing);
@@ -210,30 +212,19 @@ fn open_cache(
     Ok((Arc::new(cache), server))
 }
 
-/// Starts the transport that was chosen, or where it was not asked for by name and does not start,
-/// the one that most kernels have.
+/// Starts the transport that was chosen; `kept` and `before` as [`start_transport`] has them.
 fn transport(
     options: &DaemonOptions,
     served: &Arc<dyn Disk>,
     traffic: &Arc<Traffic>,
     kept: Option<KeptServer>,
-    notes: &mut Vec<String>,
+    before: Option<Vec<PathBuf>>,
 ) -> Result<Box<dyn Transport>, Failure> {
-    let mut kept = kept;
-    let mut start = |kind| {
-        let (served, traffic) = (served.clone(), traffic.clone());
-        start_transport(kind, served, traffic, &disk(), options.server(), kept.take())
-            .map_err(|error| format!("cannot serve over {kind}: {error}"))
-    };
-    let kind = options.transport.parse().map_err(Failure::new)?;
-    let started = start(kind).or_else(|why| match kind {
-        TransportKind::Ublk if options.may_fall_back => {
-            notes.push(why);
-            start(TransportKind::Fuse)
-        }
-        _ => Err(why),
-    });
-    started.map_err(|why| Failure::new(format!("{why}; see `uzswap doctor`")))
+    let kind: TransportKind = options.transport.parse().map_err(Failure::new)?;
+    let (served, traffic) = (served.clone(), traffic.clone());
+    start_transport(kind, served, traffic, &disk(), options.server(), kept, before).map_err(
+        |error| Failure::new(format!("cannot serve over {kind}: {error}; see `uzswap doctor`")),
+    )
 }
 
 /// What is behind the device.

@@ -14,7 +14,7 @@
 
 mod replace;
 
-use crate::changes::{self, AreaChange, Lock, OWN_PROGRAM, ProcessId, RunChange, State};
+use crate::changes::{self, AreaChange, Lock, OWN_PROGRAM, ProcessId, RunChange, StandIn, State};
 use crate::error::Failure;
 use crate::group;
 use crate::kept::{Kept, Start};
@@ -163,6 +163,8 @@ pub struct Keeper {
     is_told_to_end: bool,
     /// The daemon died.
     is_lost: bool,
+    /// Answers for its devices then.
+    stand_in: Option<StandIn>,
     /// What could not be undone.
     troubles: Vec<String>,
 }
@@ -206,6 +208,7 @@ impl Keeper {
             cleaned: cleaned.done.into_iter().chain(cleaned.left).collect(),
             is_told_to_end: false,
             is_lost: false,
+            stand_in: None,
             troubles: Vec::new(),
         };
         let begun = keeper.set_up();
@@ -337,6 +340,7 @@ impl Keeper {
             // Nobody is left who could tell us to.
             is_told_to_end,
             is_lost: false,
+            stand_in: None,
             troubles: Vec::new(),
             state,
         };
@@ -449,7 +453,10 @@ impl Keeper {
             }
             daemon.map_or(Ok(()), |daemon| process::kill(daemon.pid, libc::SIGKILL))
         };
-        self.troubles = self.state.undo(if is_alive { Some(&mut end_daemon) } else { None });
+        let stand_in = self.stand_in.take();
+        let end_daemon: Option<&mut dyn FnMut() -> _> =
+            if is_alive { Some(&mut end_daemon) } else { None };
+        self.troubles = self.state.undo(end_daemon, stand_in);
         let is_done = !is_alive || !self.state.is_in_use();
         if !is_done {
             let pid = daemon.map_or(0, |daemon| daemon.pid);
@@ -689,9 +696,11 @@ impl Keeper {
 }
 
 /// Keeps this process out of what it answers for: it starts the next daemon when nobody answers, so
-/// none of its memory may be swapped out. Where that is not permitted, it does without.
+/// none of its memory may be swapped out, and to find memory it may not wait until something else
+/// is. Where that is not permitted, it does without.
 fn spare() {
     let _ = process::lock_memory();
+    let _ = process::set_io_flusher(true);
 }
 
 fn cannot_start(error: io::Error) -> Failure {

@@ -1,8 +1,9 @@
 //! What of a daemon outlives it, so that another one goes on where it was killed.
 //!
-//! Its keeper has the descriptors: of the memory that the cache is in, of the connections to the
-//! kernel and of the backing. A daemon is started with them, and gives them on to another keeper
-//! when its own is gone. Both killed at once, what is swapped out is lost.
+//! Its keeper has the descriptors: of the memory that the cache is in, of the backing, and over
+//! FUSE of the connections to the kernel. (Over ublk the devices stay, and the kernel has the
+//! requests.) A daemon is started with them, and gives them on to another keeper when its own is
+//! gone. Both killed at once, what is swapped out is lost.
 
 use crate::error::Failure;
 use crate::options::DaemonOptions;
@@ -18,8 +19,8 @@ use uzswap_sys::{process, shared};
 pub struct Kept {
     /// What the cache is in.
     pub cache: OwnedFd,
-    /// What the server goes on with.
-    pub server: KeptServer,
+    /// What the server goes on with; `None` over ublk.
+    pub server: Option<KeptServer>,
     /// `None` for none.
     pub backing: Option<BackingFile>,
 }
@@ -41,9 +42,14 @@ pub struct Start {
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Numbers {
     cache: i32,
+    server: Option<ServerNumbers>,
+    backing: Option<BackingNumber>,
+}
+
+#[derive(Debug, Clone, Serialize, Deserialize)]
+struct ServerNumbers {
     requests: i32,
     connections: Vec<i32>,
-    backing: Option<BackingNumber>,
 }
 
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -55,17 +61,15 @@ struct BackingNumber {
 
 impl Kept {
     /// Opens what a daemon with these options will need. Errors: those of the backing, and of FUSE;
-    /// or, as a value, why nothing can outlive it: it is plain memory, has a transport other than
-    /// FUSE, or the kernel has no memory for it that stays when nobody has it locked.
+    /// or, as a value, why nothing can outlive it: it is plain memory, or the kernel has no memory
+    /// for it that stays when nobody has it locked.
     pub fn open(options: &DaemonOptions) -> Result<Result<Self, String>, Failure> {
         if options.bare {
             return Ok(Err("plain memory goes with it".into()));
         }
-        if options.transport != TransportKind::Fuse.to_string() {
-            return Ok(Err(format!("over {} no other one goes on", options.transport)));
-        }
+        let is_over_fuse = options.transport == TransportKind::Fuse.to_string();
         let files = shared::create_unswappable().and_then(|cache| {
-            let requests = shared::create_unswappable()?;
+            let requests = is_over_fuse.then(shared::create_unswappable).transpose()?;
             Ok((cache, requests))
         });
         let (cache, requests) = match files {
@@ -75,16 +79,18 @@ impl Kept {
         let cannot = |error: io::Error| {
             Failure::new(format!("cannot serve over fuse: {error}; see `uzswap doctor`"))
         };
+        let server = requests.map(|requests| KeptServer::new(options.threads, requests));
         Ok(Ok(Self {
             backing: open_backing_file(&options.backing.spec())?,
             cache,
-            server: KeptServer::new(options.threads, requests).map_err(cannot)?,
+            server: server.transpose().map_err(cannot)?,
         }))
     }
 
     fn descriptors(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
         let backing = self.backing.iter().map(|backing| backing.file.as_fd());
-        let server = self.server.connections().chain([self.server.requests()]);
+        let server = self.server.iter();
+        let server = server.flat_map(|server| server.connections().chain([server.requests()]));
         server.chain([self.cache.as_fd()]).chain(backing)
     }
 
@@ -98,8 +104,10 @@ impl Kept {
     pub fn numbers(&self) -> Numbers {
         Numbers {
             cache: self.cache.as_raw_fd(),
-            requests: self.server.requests().as_raw_fd(),
-            connections: self.server.connections().map(|one| one.as_raw_fd()).collect(),
+            server: self.server.as_ref().map(|server| ServerNumbers {
+                requests: server.requests().as_raw_fd(),
+                connections: server.connections().map(|one| one.as_raw_fd()).collect(),
+            }),
             backing: self.backing.as_ref().map(|backing| BackingNumber {
                 file: backing.file.as_raw_fd(),
                 bytes: backing.bytes,
@@ -115,8 +123,11 @@ impl Kept {
         numbers: &Numbers,
         take: impl Fn(i32) -> io::Result<OwnedFd>,
     ) -> io::Result<Self> {
-        let connections = numbers.connections.iter().map(|number| take(*number));
-        let connections = connections.collect::<io::Result<Vec<_>>>()?;
+        let server = numbers.server.as_ref().map(|server| {
+            let connections = server.connections.iter().map(|number| take(*number));
+            let connections = connections.collect::<io::Result<_>>()?;
+            Ok::<_, io::Error>(KeptServer::of(connections, take(server.requests)?))
+        });
         let backing = numbers.backing.as_ref().map(|backing| {
             let file = File::from(take(backing.file)?);
             let (bytes, discards) = (backing.bytes, backing.discards);
@@ -124,7 +135,7 @@ impl Kept {
         });
         Ok(Self {
             cache: take(numbers.cache)?,
-            server: KeptServer::of(connections, take(numbers.requests)?),
+            server: server.transpose()?,
             backing: backing.transpose()?,
         })
     }

@@ -33,8 +33,6 @@ pub struct DaemonOptions {
     pub pages: u32,
     /// How requests come to it: `fuse` or `ublk`.
     pub transport: String,
-    /// It was not asked for by name: another one does as well, if this one does not start.
-    pub may_fall_back: bool,
     /// Bytes of the pool.
     pub pool: u64,
     /// The compressor, by name.
@@ -155,7 +153,6 @@ pub fn daemon_options(
     Ok(DaemonOptions {
         pages: pages as u32,
         transport: transport(arguments.transport)?.to_string(),
-        may_fall_back: arguments.transport == Transport::Auto,
         pool,
         compressor: arguments.compressor.as_ref().map_or(COMPRESSOR.into(), ToString::to_string),
         backing: backing(arguments.backing.as_deref(), bytes)?,

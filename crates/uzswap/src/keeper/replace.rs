@@ -33,12 +33,17 @@ impl Keeper {
     fn lose(&mut self, why: &Failure) {
         self.trouble(format!("the daemon died: {why}"));
         self.bury_daemon();
-        // With the last descriptor the connection ends, and who waits for a page is told.
-        self.kept = None;
         self.is_lost = true;
         self.tell_all(&Tell::Lost);
         for place in self.state.runs.iter().filter_map(|run| run.place.as_ref()) {
             place.kill();
+        }
+        // With the last descriptor the connection to FUSE ends, and who waits for a page is told.
+        // Over ublk that needs somebody, or those who wait would not end.
+        self.kept = None;
+        match self.state.stand_in() {
+            Ok(stand_in) => self.stand_in = stand_in,
+            Err(error) => self.trouble(error.to_string()),
         }
         self.is_told_to_end = true;
     }
@@ -64,7 +69,7 @@ impl Keeper {
 
     fn replace_daemon(&mut self) -> Result<(), Failure> {
         if self.kept.is_none() {
-            return Err(Failure::new("with this transport none can go on with what it has left"));
+            return Err(Failure::new("none can go on with what it has left"));
         }
         let is_short = self.daemon_since.elapsed() < LIFE_MIN;
         self.short_lives = if is_short { self.short_lives + 1 } else { 0 };
@@ -116,8 +121,8 @@ impl Keeper {
     fn replace_by(&mut self, program: PathBuf) -> Result<(), Failure> {
         if self.kept.is_none() {
             return Err(Failure::new(
-                "what is swapped out would not outlive the daemon (over ublk, or before Linux \
-                 6.4); stop everything and start it again",
+                "what is swapped out would not outlive the daemon (before Linux 6.4); stop \
+                 everything and start it again",
             ));
         }
         self.bury_daemon();
