@@ -7,7 +7,7 @@
 //! another one; when it is killed itself, the keeper starts another daemon, which goes on with what
 //! outlives it (kept.rs).
 
-use crate::changes::{self, disk};
+use crate::changes::{self, ProcessId, disk};
 use crate::cli::InheritArguments;
 use crate::error::Failure;
 use crate::keeper;
@@ -68,6 +68,7 @@ pub fn daemon(arguments: &InheritArguments) -> Result<(), Failure> {
             Ok(Order::Settle) => service.transport.settle(),
             Ok(Order::End) => return Ok(()),
             Err(_) => {
+                start.daemon = ProcessId::own();
                 start.devices = Some(service.swapped.devices());
                 (keeper, wire) = replace_keeper(keeper, arguments, &start);
             }

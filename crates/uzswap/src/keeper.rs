@@ -33,6 +33,7 @@ use std::os::unix::net::{UnixListener, UnixStream};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command};
+use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::time::{Duration, Instant};
 use uzswap_block::switch_on;
 use uzswap_engine::PAGE_BYTES;
@@ -41,6 +42,9 @@ use uzswap_sys::{cgroup, cpu, process};
 
 /// How long runs have to come back to a keeper that took over.
 const COME_BACK: Duration = Duration::from_secs(10);
+
+/// How often it looks whether the daemon lives while it waits for its answers.
+const LOOK: Duration = Duration::from_millis(10);
 
 /// How often it tries again to switch off what does not fit in memory.
 const RETRY: Duration = Duration::from_secs(2);
@@ -267,12 +271,14 @@ impl Keeper {
         let (child, wire) = started.map_err(cannot_start)?;
         self.state.daemon = ProcessId::of(child.id());
         self.daemon_child = Some(child);
-        self.save()?;
         let (options, ram) = (self.options.clone(), self.ram);
         let devices = before.map(|_| self.state.devices().cloned().collect());
         let kept = self.kept.as_ref().map(Kept::numbers);
+        // Before anything else: once it has this it can do without us.
         let daemon = self.daemon.insert(wire);
-        daemon.send(&Start { options, ram, kept, devices }).map_err(cannot_start)?;
+        let start = Start { daemon: None, options, ram, kept, devices };
+        daemon.send(&start).map_err(cannot_start)?;
+        self.state.write().map_err(cannot_start)?;
         match daemon.receive() {
             Ok(Report::Ready { transport, notes }) => {
                 self.options.transport.clone_from(&transport);
@@ -303,7 +309,8 @@ impl Keeper {
     /// Takes over from a keeper that died: its daemon has started us.
     fn take_over(lock: Lock, mut daemon: Wire) -> Result<Self, Failure> {
         spare();
-        let Start { options, ram, kept, .. } = daemon.receive().map_err(cannot_start)?;
+        let start: Start = daemon.receive().map_err(cannot_start)?;
+        let Start { daemon: serving, options, ram, kept, .. } = start;
         let take = |numbers| Kept::inherited(&numbers, process::take_inherited);
         // An error: a daemon that is killed from now on takes what is swapped out with it.
         let kept = kept.and_then(|numbers| take(numbers).ok());
@@ -315,6 +322,8 @@ impl Keeper {
         }
         state.outlives_daemon = kept.is_some();
         state.keeper = ProcessId::own();
+        // The keeper before may have been killed before it wrote that down.
+        state.daemon = serving;
         let (signals, notify) = UnixStream::pair().map_err(cannot_start)?;
         catch_signals(&notify, false)?;
         let is_told_to_end = state.is_serving;
@@ -372,14 +381,30 @@ impl Keeper {
         let index = self.state.areas.len() as u16;
         self.state.areas.push(AreaChange { device: device.clone(), bytes });
         self.save()?;
-        let on = switch_on(&device, bytes, PRIORITY_MAX - index);
+        let on = self.switch_on(device, bytes, PRIORITY_MAX - index);
         if on.is_err() {
             self.state.areas.pop();
         }
         if let Some(daemon) = &mut self.daemon {
             daemon.send(&Order::Settle).map_err(gone)?;
         }
-        Ok(on?)
+        on
+    }
+
+    /// Has the kernel swap to a device. A thread waits for the daemon's answers to that, and if it
+    /// is killed for the next one's, which this one starts.
+    fn switch_on(&mut self, device: PathBuf, bytes: u64, priority: u16) -> Result<(), Failure> {
+        let (tell, told) = channel();
+        let switch = move || drop(tell.send(switch_on(&device, bytes, priority)));
+        std::thread::Builder::new().spawn(switch).map_err(cannot_start)?;
+        loop {
+            match told.recv_timeout(LOOK) {
+                Err(RecvTimeoutError::Timeout) if self.is_lost || !self.has_dead_daemon() => {}
+                Err(RecvTimeoutError::Timeout) => self.daemon_died(),
+                Ok(on) => return Ok(on?),
+                Err(error) => return Err(cannot_start(io::Error::other(error))),
+            }
+        }
     }
 
     /// Works until nobody needs it any more, and undoes everything. Calls `also` several times a

@@ -5,6 +5,7 @@
 //! requests.) A daemon is started with them, and gives them on to another keeper when its own is
 //! gone. Both killed at once, what is swapped out is lost.
 
+use crate::changes::ProcessId;
 use crate::error::Failure;
 use crate::options::DaemonOptions;
 use serde::{Deserialize, Serialize};
@@ -28,6 +29,8 @@ pub struct Kept {
 /// What a daemon is started with.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Start {
+    /// Who serves, where a keeper is started with it.
+    pub daemon: Option<ProcessId>,
     /// What was asked for.
     pub options: DaemonOptions,
     /// Memory of the machine, bytes, when it was first started.
