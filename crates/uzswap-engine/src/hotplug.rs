@@ -15,7 +15,6 @@ use crate::cache::Cache;
 use crate::error::CpuError;
 use crate::scratch::{Scratch, UnitScratch};
 use crate::sync::lock;
-use crate::writeback::StoreBuffer;
 use std::io;
 use uzswap_sys::cpu::{self, CpuSet};
 
@@ -93,10 +92,9 @@ fn states() -> Vec<CpuState> {
                  which the others share",
                 "What is in it is written first.",
             ],
-            |cache, cpu| cache.buffers.start(cpu, StoreBuffer::new),
+            |cache, cpu| cache.writeback.start_cpu(cpu),
             |cache, cpu| {
-                // Whoever writes from it has it until that is done.
-                cache.buffers.stop(cpu, |_| {});
+                cache.writeback.stop_cpu(cpu);
                 Ok(())
             },
         ),
@@ -281,17 +279,18 @@ impl Cache {
     /// Codecs' contexts as those that other CPUs have.
     fn start_codecs(&self, cpu: usize) -> io::Result<()> {
         // Locked, so that no units are begun meanwhile that the new contexts could not read.
-        let recompressor = lock(&self.recompressor);
+        let held = self.recompression.hold();
         let has_units = self.scratch.iter().any(|scratch| scratch.has_unit());
         self.scratch.start(cpu, || {
-            let mut made = Scratch::new(self.attributes.algorithm(), self.dictionaries.clone());
+            let mut made =
+                Scratch::new(self.attributes.algorithm(), self.training.dictionaries().clone());
             if has_units {
                 let unit = UnitScratch::new().ok_or(io::ErrorKind::OutOfMemory)?;
                 made.provide_unit(&mut Some(unit));
             }
             Ok::<_, io::Error>(made)
         })?;
-        drop(recompressor);
+        drop(held);
         // The dictionary, and an algorithm that was chosen meanwhile.
         self.apply_attributes();
         Ok(())
@@ -317,7 +316,8 @@ mod tests {
         // One is in the line above.
         assert_eq!(made - 1, states().len(), "state of CPUs outside of the array");
         let (cache, ..) = Setup { backing_bytes: 8 << 20, ..Setup::default() }.make();
-        let counts = || [cache.scratch.count(), cache.slots.cpus_count(), cache.buffers.count()];
+        let counts =
+            || [cache.scratch.count(), cache.slots.cpus_count(), cache.writeback.cpus_count()];
         let online = |cache: &Cache| cache.cpu_states().iter().filter(|s| **s == ONLINE).count();
         assert_eq!(counts(), [online(&cache); 3]);
         for cpu in (0..cpu::possible()).rev().take(online(&cache) - 1) {

@@ -29,6 +29,8 @@ mod share;
 mod unit;
 
 mod cache;
+mod fetch;
+mod identical;
 mod placed;
 mod recompress;
 mod run;

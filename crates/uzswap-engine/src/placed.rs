@@ -7,10 +7,11 @@
 use crate::backing::record::{HEADER_BYTES, RECORD_BYTES_MAX, Record, open_record};
 use crate::backing::seal::{Generation, Identity};
 use crate::backing::slots::Slot;
-use crate::cache::{Cache, Fetched};
+use crate::cache::Cache;
 use crate::error::Error;
+use crate::fetch::Fetched;
 use crate::ids::SwapEntry;
-use crate::index::{Extent, Object, State};
+use crate::index::Extent;
 use crate::page::{Page, checksum_of, content_hash};
 use crate::stats::Counter::*;
 
@@ -35,37 +36,9 @@ impl Cache {
         Ok(Fetched::Object { scratch, form: extent.form, checksum })
     }
 
-    /// Copies a piece of a unit out; its bytes, or `None` when it is not there or too long.
-    pub(crate) fn fetch_piece(
-        &self,
-        piece: SwapEntry,
-        out: &mut [u8],
-    ) -> Result<Option<usize>, Error> {
-        let view = self.index.view();
-        let mut locked = view.lock_existing(piece);
-        let form = match locked.state() {
-            State::Pooled(Object { form, .. }) | State::Placed(Extent { form, .. }) => form,
-            _ => return Ok(None),
-        };
-        let Some(out) = out.get_mut(..form.bytes.into()) else { return Ok(None) };
-        match locked.state() {
-            State::Pooled(object) => {
-                self.pool.read(object.handle, out);
-                locked.touched();
-            }
-            State::Placed(extent) => {
-                let mut record = [0; RECORD_BYTES_MAX];
-                let proof = locked.proof();
-                out.copy_from_slice(self.read_record(piece, extent, proof, &mut record)?.object);
-            }
-            _ => return Ok(None),
-        }
-        Ok(Some(out.len()))
-    }
-
     /// Reads a record whose entry is locked, so that it can neither be cleaned away nor
     /// overwritten.
-    fn read_record<'a>(
+    pub(crate) fn read_record<'a>(
         &self,
         key: SwapEntry,
         extent: Extent,

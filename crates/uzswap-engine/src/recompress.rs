@@ -20,11 +20,11 @@ use crate::page::{PAGE_BYTES, Page, checksum_of, content_hash};
 use crate::pool::{COMPRESSED_BYTES_MAX, Header};
 use crate::scratch::{Scratch, UnitScratch};
 use crate::stats::Counter::*;
-use crate::sync::lock;
+use crate::sync::{Mutex, MutexGuard, lock};
 use crate::table::boxed;
 use crate::unit::{PIECES, Units};
 use std::collections::VecDeque;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 /// Units made at a call: some 12 ms, so an eighth of a CPU where a call comes every 100 ms.
@@ -40,6 +40,29 @@ const LOOKS: u32 = 8;
 const TOKEN: u64 = 1 << 63;
 
 const _: () = assert!(PIECES * COMPRESSED_BYTES_MAX >= UNIT_BYTES_MAX, "a unit fits in its pieces");
+
+/// All about recompression.
+pub(crate) struct Recompression {
+    recompressor: Mutex<Recompressor>,
+    /// Objects in the pool that were not used for long, at the last look.
+    idle_pages: AtomicUsize,
+}
+
+impl Recompression {
+    pub(crate) fn new() -> Self {
+        Self { recompressor: Mutex::new(Recompressor::new()), idle_pages: AtomicUsize::new(0) }
+    }
+
+    /// No unit is made until this is dropped.
+    pub(crate) fn hold(&self) -> MutexGuard<'_, Recompressor> {
+        lock(&self.recompressor)
+    }
+
+    /// Objects in the pool that were not used for long, at the last look.
+    pub(crate) fn idle_pages(&self) -> usize {
+        self.idle_pages.load(Ordering::Relaxed)
+    }
+}
 
 /// What recompresses.
 pub(crate) struct Recompressor {
@@ -78,7 +101,7 @@ enum From {
 }
 
 impl Recompressor {
-    pub(crate) fn new() -> Self {
+    fn new() -> Self {
         Self { looks: VecDeque::new(), used: 0, tokens: 0, work: None }
     }
 
@@ -119,9 +142,9 @@ impl Cache {
     /// pool for `recompress_idle_seconds`. To be called by the thread that maintains, every 100 ms
     /// or so, with the time since whenever. The pages recompressed.
     pub fn idle(&self, now: Duration) -> usize {
-        let mut recompressor = lock(&self.recompressor);
+        let mut recompressor = lock(&self.recompression.recompressor);
         let Some(age) = self.attributes.recompress_idle() else {
-            self.idle_pages.store(0, Ordering::Relaxed);
+            self.recompression.idle_pages.store(0, Ordering::Relaxed);
             return 0;
         };
         let stored = self.counters.get(Stores);
@@ -132,13 +155,13 @@ impl Cache {
         let Some(younger) = recompressor.younger(now, age, listed) else { return 0 };
         let lists = self.index.lists();
         let cold = (lists.len(List::Lru) as u64).saturating_sub(younger);
-        self.idle_pages.store(cold as usize + lists.len(List::Cold), Ordering::Relaxed);
+        self.recompression
+            .idle_pages
+            .store(cold as usize + lists.len(List::Cold), Ordering::Relaxed);
         if is_busy {
             0
         } else {
-            self.recompress_some(&mut recompressor, cold as usize, UNITS_A_CALL, || {
-                self.doorbell.is_rung()
-            })
+            self.recompress_some(&mut recompressor, cold as usize, UNITS_A_CALL, || self.is_rung())
         }
     }
 
@@ -146,7 +169,7 @@ impl Cache {
     /// the pages recompressed, or found to gain too little.
     #[cfg(feature = "testing")]
     pub fn recompress(&self, units: usize) -> usize {
-        let mut recompressor = lock(&self.recompressor);
+        let mut recompressor = lock(&self.recompression.recompressor);
         let cold = self.index.lists().len(List::Lru);
         self.recompress_some(&mut recompressor, cold, units, || false)
     }

@@ -15,8 +15,9 @@
 //! while holding another. Whatever is wrong ends the run before that page; it is then loaded by
 //! itself, which says what is wrong.
 
-use crate::cache::{Cache, Load, verify};
+use crate::cache::{Cache, Load};
 use crate::error::Error;
+use crate::fetch::verify;
 use crate::ids::SwapEntry;
 use crate::index::{Extent, Locked, State};
 use crate::page::{PAGE_BYTES, Page};

@@ -7,11 +7,9 @@
 
 use crate::backing::slots::Slots;
 use crate::cache::{Cache, Reject};
-use crate::compress::Prepared;
 use crate::pool::{CLASSES, SECTION_BYTES, SectionError};
-use crate::scratch::Scratch;
 use crate::stats::Counter::PoolLimitHit;
-use crate::sync::{Backoff, lock};
+use crate::sync::Backoff;
 use std::io;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
@@ -19,7 +17,7 @@ use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 /// fill with objects in the few milliseconds that bringing a section on line takes. Less for a pool
 /// of less than 64 MiB: a 32nd of it, at least the 64 incompressible pages that a region hands over
 /// at a time.
-pub(crate) fn reserve_bytes(pool_bytes_max: u64) -> usize {
+fn reserve_bytes(pool_bytes_max: u64) -> usize {
     (pool_bytes_max / 32).clamp(256 << 10, 2 << 20) as usize
 }
 
@@ -33,8 +31,32 @@ const LOOKS: u32 = 4000;
 const SLACK_DIVISOR: usize = 32;
 const SLACK_BYTES: usize = 256 << 10;
 
+/// What is kept free ahead of need, and who is told when it is not.
+pub(crate) struct Room {
+    doorbell: Doorbell,
+    /// Bytes of the pool kept free ahead of need.
+    reserve_bytes: usize,
+    /// The pool hit its limit, could not be written back, and is not yet below
+    /// `accept_threshold_percent`.
+    refusing: AtomicBool,
+    /// The machine had no memory for the reserve when last asked.
+    starved: AtomicBool,
+}
+
+impl Room {
+    /// For a pool of at most `pool_bytes_max`.
+    pub(crate) fn new(pool_bytes_max: u64) -> Self {
+        Self {
+            doorbell: Doorbell::new(),
+            reserve_bytes: reserve_bytes(pool_bytes_max),
+            refusing: AtomicBool::new(false),
+            starved: AtomicBool::new(false),
+        }
+    }
+}
+
 /// Wakes the thread that maintains.
-pub(crate) struct Doorbell {
+struct Doorbell {
     rung: AtomicBool,
     /// Somebody has waited for it: there is a thread that maintains.
     attended: AtomicBool,
@@ -47,7 +69,7 @@ pub(crate) struct Doorbell {
 impl Doorbell {
     const UNPOISONED: &str = "nothing panics while holding it";
 
-    pub(crate) fn new() -> Self {
+    fn new() -> Self {
         Self {
             rung: AtomicBool::new(false),
             attended: AtomicBool::new(false),
@@ -58,16 +80,12 @@ impl Doorbell {
     }
 
     /// Costs one load when it rings already.
-    pub(crate) fn ring(&self) {
+    fn ring(&self) {
         if !self.rung.load(Relaxed) && !self.rung.swap(true, Relaxed) {
             let _held = self.lock.lock().expect(Self::UNPOISONED);
             #[cfg(not(feature = "shuttle"))]
             self.condition.notify_one();
         }
-    }
-
-    pub(crate) fn is_rung(&self) -> bool {
-        self.rung.load(Relaxed)
     }
 
     #[cfg(not(feature = "shuttle"))]
@@ -84,12 +102,17 @@ impl Cache {
     /// Waits until there is something to maintain, or for `timeout`.
     #[cfg(not(feature = "shuttle"))]
     pub fn wait_for_work(&self, timeout: std::time::Duration) {
-        self.doorbell.wait(timeout);
+        self.room.doorbell.wait(timeout);
     }
 
     /// Rings for the thread that waits in [`Self::wait_for_work`].
     pub fn ring(&self) {
-        self.doorbell.ring();
+        self.room.doorbell.ring();
+    }
+
+    /// Whether that thread is wanted: somebody has rung since it waited.
+    pub(crate) fn is_rung(&self) -> bool {
+        self.room.doorbell.rung.load(Relaxed)
     }
 
     /// Tops up what stores take from, writes back what is above the threshold, compacts, trains a
@@ -98,7 +121,7 @@ impl Cache {
     pub fn maintain(&self) -> io::Result<()> {
         let provisioned = self.prepare();
         self.tend_dictionary();
-        self.pool.give_back(self.reserve_bytes);
+        self.pool.give_back(self.room.reserve_bytes);
         self.slots.drain_idle();
         // A device that cannot be told goes on as if every block were in use.
         self.slots.discard_empty(|offset, bytes| drop(self.backing.discard(offset, bytes)));
@@ -124,7 +147,7 @@ impl Cache {
         // No memory for the pool, which is to become smaller.
         self.write_back_to(self.pool.bytes().saturating_sub(bytes), || self.slots.provision());
         self.compact();
-        self.pool.give_back(self.reserve_bytes);
+        self.pool.give_back(self.room.reserve_bytes);
         before.saturating_sub(self.pool.mapped_bytes())
     }
 
@@ -132,7 +155,7 @@ impl Cache {
     /// sections, and gives it back; the bytes.
     pub fn give_sections_back(&self) -> usize {
         let mut given = 0;
-        while self.pool.free_bytes() >= self.reserve_bytes + SECTION_BYTES {
+        while self.pool.free_bytes() >= self.room.reserve_bytes + SECTION_BYTES {
             let emptiest = self.pool.sections().into_iter().min_by_key(|(_, frames)| *frames);
             let Some((section, _)) = emptiest else { break };
             if self.empty_section(section).is_err() {
@@ -158,7 +181,7 @@ impl Cache {
     /// Bytes that objects may take in a pool that, with its reserve, takes at most `bytes`: it
     /// grows by sections.
     pub fn pool_bytes_in(&self, bytes: usize) -> usize {
-        (bytes / SECTION_BYTES * SECTION_BYTES).saturating_sub(self.reserve_bytes)
+        (bytes / SECTION_BYTES * SECTION_BYTES).saturating_sub(self.room.reserve_bytes)
     }
 
     /// Bytes that objects take in the pool: `pool_total_size`.
@@ -170,7 +193,7 @@ impl Cache {
     /// for it until it can.
     pub(crate) fn provision(&self) -> io::Result<()> {
         let provisioned = self.provision_in_turn();
-        self.starved.store(provisioned.is_err(), Relaxed);
+        self.room.starved.store(provisioned.is_err(), Relaxed);
         provisioned
     }
 
@@ -178,7 +201,7 @@ impl Cache {
     fn provision_in_turn(&self) -> io::Result<()> {
         self.index.provision()?;
         self.slots.provision();
-        self.pool.provision(self.reserve_bytes)?;
+        self.pool.provision(self.room.reserve_bytes)?;
         self.shares.provision(&self.index)?;
         self.candidates.provision(self.pool.mapped_bytes())?;
         Ok(())
@@ -186,23 +209,23 @@ impl Cache {
 
     /// Rings when the reserve is half used or the pool is above its threshold. A few loads.
     pub(crate) fn ring_if_low(&self) {
-        let low = self.pool.free_bytes() < self.reserve_bytes / 2
+        let low = self.pool.free_bytes() < self.room.reserve_bytes / 2
             && self.pool.mapped_bytes() < self.pool.limit() + SECTION_BYTES
-            || !self.pool.has_descriptors(self.reserve_bytes / 2);
+            || !self.pool.has_descriptors(self.room.reserve_bytes / 2);
         let high = self.pool.bytes() as u64 > self.attributes.pool_bytes_accept()
             && self.writeback_works();
         if low || high {
-            self.doorbell.ring();
+            self.room.doorbell.ring();
         }
     }
 
     /// Whether the pool hit its limit and has not come down to the threshold since.
     pub(crate) fn is_refusing(&self) -> bool {
-        if !self.refusing.load(Relaxed) {
+        if !self.room.refusing.load(Relaxed) {
             return false;
         }
         let still = self.pool.bytes() as u64 > self.attributes.pool_bytes_accept();
-        self.refusing.store(still, Relaxed);
+        self.room.refusing.store(still, Relaxed);
         still
     }
 
@@ -211,11 +234,11 @@ impl Cache {
         let at_limit = self.pool.bytes() + SECTION_BYTES / 64 > self.pool.limit();
         if at_limit {
             self.counters.increment(PoolLimitHit);
-            self.doorbell.ring();
+            self.room.doorbell.ring();
         }
         // Either may be what lacks: where one descriptor stood for eight frames, eight pages that
         // nothing compresses need eight.
-        let enough = self.reserve_bytes / 4;
+        let enough = self.room.reserve_bytes / 4;
         let topped_up = || {
             let is_ready = self.pool.free_bytes() >= enough && self.pool.has_descriptors(enough);
             is_ready.then_some(())
@@ -232,7 +255,7 @@ impl Cache {
             return Ok(());
         }
         if at_limit {
-            self.refusing.store(true, Relaxed);
+            self.room.refusing.store(true, Relaxed);
             Err(Reject::ReclaimFail)
         } else {
             Err(Reject::AllocFail)
@@ -242,12 +265,12 @@ impl Cache {
     /// Rings for the thread that maintains, and waits a moment for it to make ready what `take`
     /// takes.
     pub(crate) fn wait_for<T>(&self, take: impl Fn() -> Option<T>) -> Option<T> {
-        self.doorbell.ring();
-        if !self.doorbell.attended.load(Relaxed) {
+        self.room.doorbell.ring();
+        if !self.room.doorbell.attended.load(Relaxed) {
             return None;
         }
         let mut backoff = Backoff::new();
-        let mut looks = (0..LOOKS).take_while(|_| !self.starved.load(Relaxed));
+        let mut looks = (0..LOOKS).take_while(|_| !self.room.starved.load(Relaxed));
         looks.find_map(|_| {
             backoff.wait();
             take()
@@ -292,12 +315,7 @@ impl Cache {
     /// Makes changed attributes take effect.
     pub(crate) fn apply_attributes(&self) {
         self.pool.set_limit(self.attributes.pool_bytes_max() as usize);
-        let mut trainer = lock(&self.trainer);
-        let algorithm = self.attributes.algorithm();
-        let prepared = || Some(Prepared::new(algorithm));
-        self.scratch.provide(|scratch| !scratch.uses(algorithm), prepared, Scratch::exchange);
-        self.equip(&mut trainer);
-        drop(trainer);
-        self.doorbell.ring();
+        self.equip_all();
+        self.room.doorbell.ring();
     }
 }

@@ -3,7 +3,6 @@
 //! Each CPU counts on cache lines of its own; [`Statistic::value`] adds them up. What can be
 //! derived from the cache itself (sizes of the pool and of tables) is not counted but asked for.
 
-use crate::backing::segments::SEGMENT_BYTES;
 use crate::cache::Cache;
 use crate::compress::Codec;
 use crate::pool::ClassStats;
@@ -148,7 +147,7 @@ const FIGURES: [Statistic; 13] = [
     figure(
         "pool_idle_pages",
         "Objects in the pool that nobody has used for recompress_idle_seconds, at the last look; 0 while that is off.",
-        |cache| cache.idle_pages.load(Relaxed) as u64,
+        |cache| cache.recompression.idle_pages() as u64,
     ),
     figure(
         "pool_total_size",
@@ -176,7 +175,7 @@ const FIGURES: [Statistic; 13] = [
     figure(
         "dictionaries",
         "Dictionaries trained; all stay, for the pages made with them.",
-        |cache| cache.dictionaries.count() as u64,
+        |cache| cache.training.dictionaries().count() as u64,
     ),
     figure(
         "dictionary_size",
@@ -197,7 +196,7 @@ const FIGURES: [Statistic; 13] = [
     figure(
         "writeback_stopped",
         "1 when a write to the backing failed and writeback waits to be resumed.",
-        |cache| cache.writeback_failed.load(Relaxed).into(),
+        |cache| cache.writeback.has_failed().into(),
     ),
 ];
 
@@ -255,8 +254,7 @@ impl Cache {
 
     /// Of [`Self::memory_bytes`], what is not the pool's.
     pub fn bytes_besides_pool(&self) -> usize {
-        let buffers = self.buffers.count() * SEGMENT_BYTES;
-        self.metadata_bytes() + self.writer_bytes + buffers
+        self.metadata_bytes() + self.writeback.bytes()
     }
 
     /// Bytes of the index, descriptors, tables and dictionaries, headers of objects included.

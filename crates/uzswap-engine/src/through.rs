@@ -19,7 +19,6 @@ use crate::ids::{Place, SwapEntry};
 use crate::index::{Extent, Form, State, View};
 use crate::page::{PAGE_BYTES, Page, checksum_of, content_hash};
 use crate::stats::Counter::*;
-use crate::sync::lock;
 use crate::writeback::Failure;
 
 /// The form of a page written through.
@@ -51,16 +50,12 @@ impl Cache {
         if !self.writeback_works() {
             return Store::Rejected(Reject::ReclaimFail);
         }
-        let slot = self.take_space(|slots| slots.take_slot(RESERVED)).or_else(|| {
-            let mut writer = lock(&self.writer);
-            let cleaned = self.clean_if_short(&mut writer);
-            let slot = cleaned.then(|| self.slots.take_slot(RESERVED)).flatten();
-            self.settle(&mut writer);
-            slot
-        });
+        let slot = self
+            .take_space(|slots| slots.take_slot(RESERVED))
+            .or_else(|| self.clean_for(|slots| slots.take_slot(RESERVED)));
         let Some(slot) = slot else {
             self.counters.increment(BackingFull);
-            self.doorbell.ring();
+            self.ring();
             return Store::Rejected(Reject::ReclaimFail);
         };
         let checksum = checksum_of(content_hash(page));
@@ -72,7 +67,7 @@ impl Cache {
         let made = || view.lock_made(key).ok();
         let Some(locked) = made().or_else(|| self.wait_for(made)) else {
             self.slots.give_slot(slot);
-            self.doorbell.ring();
+            self.ring();
             return Store::Rejected(Reject::AllocFail);
         };
         let extent = slot.extent();
@@ -109,7 +104,7 @@ impl Cache {
     /// slots; whether that won any. Called with the writer's lock held.
     pub(crate) fn pack_singles(&self) -> bool {
         self.slots.drain();
-        self.pack(self.sparse())
+        self.pack(self.emptiest())
     }
 
     fn pack(&self, victims: [Option<Segment>; VICTIMS]) -> bool {
@@ -135,7 +130,7 @@ impl Cache {
 
     /// The segments with the fewest pages written through, as many as the free slots of the others
     /// have room for.
-    fn sparse(&self) -> [Option<Segment>; VICTIMS] {
+    fn emptiest(&self) -> [Option<Segment>; VICTIMS] {
         let mut fewest = [None; VICTIMS];
         let mut room = 0;
         for (segment, live) in self.slots.segments.singles() {
@@ -207,7 +202,7 @@ mod tests {
         let gone = (0..192).filter(|offset| !kept.contains(offset));
         gone.for_each(|offset| cache.invalidate(key(offset)));
         cache.slots.drain();
-        let victims = cache.sparse();
+        let victims = cache.emptiest();
         let victim = victims[0].expect("one of three has room in the others");
         // Before it is held: its last page goes, and writeback takes it.
         let last = kept.into_iter().find(|offset| {

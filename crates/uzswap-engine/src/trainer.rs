@@ -9,13 +9,17 @@
 //! thread's. When there is no memory for it, all goes on without.
 
 use crate::cache::Cache;
-use crate::compress::{Codec, DICTIONARIES_MAX, Encoder, SAMPLES, Trial, WithDictionary};
+use crate::compress::{
+    Codec, DICTIONARIES_MAX, Dictionaries, Encoder, Prepared, SAMPLES, Trial, WithDictionary,
+};
+use crate::durable::Durable;
 use crate::ids::SwapEntry;
 use crate::index::{Object, State};
 use crate::page::Page;
 use crate::scratch::Scratch;
 use crate::stats::Counter::*;
-use crate::sync::lock;
+use crate::sync::{Mutex, lock};
+use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering::Relaxed};
 
@@ -44,8 +48,35 @@ const SAMPLE_BYTES_MAX: u16 = 2048;
 /// Pages that are noted: some will be gone.
 const NOTED: usize = 2 * SAMPLES;
 
+/// All about dictionaries.
+pub(crate) struct Training {
+    dictionaries: Arc<Dictionaries>,
+    trainer: Mutex<Trainer>,
+    /// Pages that one may be trained on.
+    recent: Recent,
+    /// Bytes of what the newest is prepared with.
+    encoder_bytes: AtomicUsize,
+}
+
+impl Training {
+    /// With none, or those that a process has left. Errors: no memory.
+    pub(crate) fn new(durable: Option<&Arc<Durable>>) -> io::Result<Self> {
+        Ok(Self {
+            dictionaries: Arc::new(Dictionaries::kept_in(durable)?),
+            trainer: Mutex::new(Trainer::new()),
+            recent: Recent::new(),
+            encoder_bytes: AtomicUsize::new(0),
+        })
+    }
+
+    /// What pages may have been compressed with.
+    pub(crate) fn dictionaries(&self) -> &Arc<Dictionaries> {
+        &self.dictionaries
+    }
+}
+
 /// What decides about dictionaries.
-pub(crate) struct Trainer {
+struct Trainer {
     /// Pages stored by the last training, or the last that failed.
     trained_at: u64,
     /// The newest dictionary, for the level in use; `None`: not with this compressor.
@@ -59,13 +90,13 @@ pub(crate) struct Trainer {
 }
 
 /// Pages stored not long ago, on which trials were made: what the next will be like.
-pub(crate) struct Recent {
+struct Recent {
     keys: [AtomicU32; NOTED],
     noted: AtomicUsize,
 }
 
 impl Recent {
-    pub(crate) fn new() -> Self {
+    fn new() -> Self {
         Self { keys: [const { AtomicU32::new(u32::MAX) }; NOTED], noted: AtomicUsize::new(0) }
     }
 
@@ -83,7 +114,7 @@ impl Recent {
 }
 
 impl Trainer {
-    pub(crate) fn new() -> Self {
+    fn new() -> Self {
         Self { trained_at: 0, encoder: None, judged: [0; 2], best_gain: 0, behind_since: None }
     }
 
@@ -117,13 +148,14 @@ impl Trainer {
 impl Cache {
     /// Judges the dictionary, and trains another when it is time. For the thread that maintains.
     pub(crate) fn tend_dictionary(&self) {
-        let mut trainer = lock(&self.trainer);
+        let mut trainer = lock(&self.training.trainer);
         if !self.wants_dictionary() {
             return;
         }
         let stored = self.counters.get(Stores);
         trainer.judge(self.trials(), stored);
-        let is_due = trainer.is_due(stored) && self.dictionaries.count() < DICTIONARIES_MAX;
+        let is_due =
+            trainer.is_due(stored) && self.training.dictionaries.count() < DICTIONARIES_MAX;
         if is_due && self.pool_pages() >= FIRST_PAGES {
             trainer.trained_at = stored;
             self.train_on_recent(&mut trainer);
@@ -133,11 +165,12 @@ impl Cache {
     /// Trains a dictionary on the pages stored last, however few; whether one was made.
     #[cfg(feature = "testing")]
     pub fn train(&self) -> bool {
-        self.train_on_recent(&mut lock(&self.trainer))
+        self.train_on_recent(&mut lock(&self.training.trainer))
     }
 
     fn train_on_recent(&self, trainer: &mut Trainer) -> bool {
-        let is_trained = self.samples().is_some_and(|samples| self.dictionaries.train(&samples));
+        let is_trained =
+            self.samples().is_some_and(|samples| self.training.dictionaries.train(&samples));
         if is_trained {
             let trained_at = trainer.trained_at;
             *trainer = Trainer { trained_at, judged: self.trials(), ..Trainer::new() };
@@ -146,15 +179,24 @@ impl Cache {
         is_trained
     }
 
+    /// Has all CPUs use the compressor that attributes say, and the dictionary.
+    pub(crate) fn equip_all(&self) {
+        let mut trainer = lock(&self.training.trainer);
+        let algorithm = self.attributes.algorithm();
+        let prepared = || Some(Prepared::new(algorithm));
+        self.scratch.provide(|scratch| !scratch.uses(algorithm), prepared, Scratch::exchange);
+        self.equip(&mut trainer);
+    }
+
     /// Has all CPUs use the newest dictionary as attributes say, prepared for the level in use.
-    pub(crate) fn equip(&self, trainer: &mut Trainer) {
+    fn equip(&self, trainer: &mut Trainer) {
         let level = self.attributes.algorithm().level;
         let kept = trainer.encoder.take().filter(|encoder| encoder.level() == level);
         if self.wants_dictionary() {
-            trainer.encoder = kept.or_else(|| self.dictionaries.encoder(level));
+            trainer.encoder = kept.or_else(|| self.training.dictionaries.encoder(level));
         }
         let bytes = trainer.encoder.as_ref().map_or(0, |encoder| encoder.bytes());
-        self.encoder_bytes.store(bytes, Relaxed);
+        self.training.encoder_bytes.store(bytes, Relaxed);
         let encoder = trainer.encoder.as_ref();
         let with = || Some(encoder.cloned().and_then(WithDictionary::new));
         let lacks = |scratch: &Scratch| !scratch.uses_dictionary(encoder);
@@ -173,7 +215,8 @@ impl Cache {
     fn samples(&self) -> Option<Vec<Page>> {
         let mut samples = Vec::new();
         samples.try_reserve_exact(SAMPLES).ok()?;
-        samples.extend(self.recent.newest().filter_map(|key| self.sample(key)).take(SAMPLES));
+        samples
+            .extend(self.training.recent.newest().filter_map(|key| self.sample(key)).take(SAMPLES));
         Some(samples)
     }
 
@@ -196,19 +239,18 @@ impl Cache {
     pub(crate) fn note_trial(&self, key: SwapEntry, trial: Trial) {
         self.counters.add(DictionaryBytes, trial.with as i64);
         self.counters.add(DictionaryPlainBytes, trial.without as i64);
-        self.recent.note(key);
+        self.training.recent.note(key);
     }
 
     /// Bytes of all dictionaries, and of the encoder.
     pub(crate) fn dictionary_bytes(&self) -> usize {
-        self.dictionaries.bytes() + self.encoder_bytes.load(Relaxed)
+        self.training.dictionaries.bytes() + self.training.encoder_bytes.load(Relaxed)
     }
 }
 
 #[cfg(all(test, not(feature = "shuttle")))]
 mod tests {
     use super::*;
-    use crate::compress::Dictionaries;
     use crate::testing::{Content, page_of};
 
     #[test]

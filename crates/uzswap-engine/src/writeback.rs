@@ -17,22 +17,77 @@
 use crate::backing::record::{HEADER_BYTES, Layout, Record, record_at, records, seal_records};
 use crate::backing::seal::{Generation, Seal};
 use crate::backing::segments::{SEGMENT_BYTES, Segment, Use};
-use crate::backing::slots::RESERVED;
+use crate::backing::slots::{RESERVED, Slots};
 use crate::backing::{Buffer, Completion, Write};
 use crate::cache::Cache;
 use crate::ids::Place;
 use crate::index::{Extent, Form, List, State};
+use crate::percpu::PerCpu;
 use crate::pool::Header;
 use crate::stats::Counter::*;
-use crate::sync::lock;
+use crate::sync::{Mutex, lock};
 use std::io;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 /// A segment with more live bytes than this is left alone: thirty copied to win one.
 const WORTH_CLEANING: usize = SEGMENT_BYTES - SEGMENT_BYTES / 32;
 
+/// What writeback has of its own.
+pub(crate) struct Writeback {
+    writer: Mutex<Writer>,
+    /// Bytes of its buffers.
+    writer_bytes: usize,
+    /// What stores write segments from.
+    buffers: PerCpu<StoreBuffer>,
+    /// Why it stopped, if it did.
+    failure: Mutex<Option<Failure>>,
+    /// A write to the backing failed: nothing more is written until someone says so.
+    has_failed: AtomicBool,
+}
+
+impl Writeback {
+    /// For a pool of at most so many bytes; `None`: there is no backing.
+    pub(crate) fn new(pool_bytes_max: Option<u64>) -> io::Result<Self> {
+        let writer = pool_bytes_max.map_or_else(|| Ok(Writer::idle()), Writer::new)?;
+        let buffers = if pool_bytes_max.is_some() { StoreBuffer::COUNT } else { 0 };
+        Ok(Self {
+            writer_bytes: writer.bytes(),
+            writer: Mutex::new(writer),
+            buffers: PerCpu::new(buffers),
+            failure: Mutex::new(None),
+            has_failed: AtomicBool::new(false),
+        })
+    }
+
+    /// Bytes of all buffers.
+    pub(crate) fn bytes(&self) -> usize {
+        self.writer_bytes + self.buffers.count() * SEGMENT_BYTES
+    }
+
+    /// Whether it stopped, and waits to be resumed.
+    pub(crate) fn has_failed(&self) -> bool {
+        self.has_failed.load(Ordering::Relaxed)
+    }
+
+    /// A CPU comes: a buffer for its stores. Errors: no memory.
+    pub(crate) fn start_cpu(&self, cpu: usize) -> io::Result<()> {
+        self.buffers.start(cpu, StoreBuffer::new)
+    }
+
+    /// A CPU goes. Whoever writes from its buffer has it until that is done.
+    pub(crate) fn stop_cpu(&self, cpu: usize) {
+        self.buffers.stop(cpu, |_| {});
+    }
+
+    /// CPUs that have a buffer.
+    #[cfg(all(test, not(feature = "shuttle")))]
+    pub(crate) fn cpus_count(&self) -> usize {
+        self.buffers.count()
+    }
+}
+
 /// What the thread that maintains writes back with: buffers, and the segments in hand.
-pub(crate) struct Writer {
+struct Writer {
     buffers: Vec<Buffer>,
     /// Where a segment that is cleaned is read to.
     cleaned: Option<Buffer>,
@@ -47,14 +102,14 @@ pub(crate) struct Writer {
 }
 
 /// What a store writes a segment from. Gone only while it does.
-pub(crate) struct StoreBuffer(Option<Buffer>);
+struct StoreBuffer(Option<Buffer>);
 
 impl StoreBuffer {
     /// How many there are at most: with more, stores would rather wait for the device than for a
     /// buffer.
-    pub(crate) const COUNT: usize = 16;
+    const COUNT: usize = 16;
 
-    pub(crate) fn new() -> io::Result<Self> {
+    fn new() -> io::Result<Self> {
         Ok(Self(Some(Buffer::new(SEGMENT_BYTES)?)))
     }
 }
@@ -82,7 +137,7 @@ struct InFlight {
 
 impl Writer {
     /// For a pool of at most `pool_bytes_max`.
-    pub(crate) fn new(pool_bytes_max: u64) -> io::Result<Self> {
+    fn new(pool_bytes_max: u64) -> io::Result<Self> {
         // Segments that it fills or writes at once.
         let count = if pool_bytes_max < 64 << 20 { 2 } else { 4 };
         let buffers = (0..count).map(|_| Buffer::new(SEGMENT_BYTES));
@@ -96,12 +151,12 @@ impl Writer {
     }
 
     /// Bytes of the buffers that it has at hand.
-    pub(crate) fn bytes(&self) -> usize {
+    fn bytes(&self) -> usize {
         (self.buffers.len() + usize::from(self.cleaned.is_some())) * SEGMENT_BYTES
     }
 
     /// For a cache without a backing.
-    pub(crate) fn idle() -> Self {
+    fn idle() -> Self {
         Self {
             buffers: Vec::new(),
             cleaned: None,
@@ -156,12 +211,12 @@ struct Filled {
 impl Cache {
     /// Whether there is a backing that has not failed.
     pub(crate) fn writeback_works(&self) -> bool {
-        self.slots.segments.count() > 0 && !self.writeback_failed.load(Ordering::Relaxed)
+        self.slots.segments.count() > 0 && !self.writeback.has_failed()
     }
 
     /// Why writeback stopped, if it did. It is tried again after [`Self::resume_writeback`].
     pub fn writeback_failure(&self) -> Option<String> {
-        let failure = lock(&self.failure);
+        let failure = lock(&self.writeback.failure);
         let Failure { what, byte, error } = failure.as_ref()?;
         let (what, byte, code, kind) = (*what, *byte, error.raw_os_error(), error.kind());
         // Without the lock, which who fails to write waits for: a text takes memory.
@@ -172,11 +227,11 @@ impl Cache {
 
     /// Tries writeback again after a failure.
     pub fn resume_writeback(&self) {
-        let mut failure = lock(&self.failure);
+        let mut failure = lock(&self.writeback.failure);
         *failure = None;
-        self.writeback_failed.store(false, Ordering::Relaxed);
+        self.writeback.has_failed.store(false, Ordering::Relaxed);
         drop(failure);
-        self.doorbell.ring();
+        self.ring();
     }
 
     /// Writes back segment after segment until `enough`, given the bytes that are still in flight
@@ -192,7 +247,7 @@ impl Cache {
         let mut left = bytes_max;
         while left > 0 && !enough(0) && self.writeback_works() {
             top_up();
-            let mut writer = lock(&self.writer);
+            let mut writer = lock(&self.writeback.writer);
             let goes_on = if enough(writer.in_flight.len() * SEGMENT_BYTES) {
                 self.complete(&mut writer, true)
             } else {
@@ -204,7 +259,7 @@ impl Cache {
                 break;
             }
         }
-        self.settle(&mut lock(&self.writer));
+        self.settle(&mut lock(&self.writeback.writer));
     }
 
     /// Writes one segment back, for a store that needs room; whether pages left the pool.
@@ -220,7 +275,7 @@ impl Cache {
     /// there is no segment to be had without cleaning.
     fn write_own_segment(&self) -> Option<bool> {
         let before = self.pool.bytes();
-        let mut own = self.buffers.lock_here();
+        let mut own = self.writeback.buffers.lock_here();
         if self.pool.bytes() < before {
             return Some(true); // Whoever had the buffer made room.
         }
@@ -261,7 +316,7 @@ impl Cache {
     /// The same as the one writer, which cleans where that is needed.
     fn write_as_writer(&self) -> bool {
         let before = self.pool.bytes();
-        let mut writer = lock(&self.writer);
+        let mut writer = lock(&self.writeback.writer);
         if self.pool.bytes() < before {
             return true; // Whoever held the writer made room.
         }
@@ -344,9 +399,18 @@ impl Cache {
         writer.in_flight.push(InFlight { segment, generation });
     }
 
+    /// Cleans where space is short, and takes some then.
+    pub(crate) fn clean_for<T>(&self, take: impl FnOnce(&Slots) -> Option<T>) -> Option<T> {
+        let mut writer = lock(&self.writeback.writer);
+        let cleaned = self.clean_if_short(&mut writer);
+        let taken = cleaned.then(|| take(&self.slots)).flatten();
+        self.settle(&mut writer);
+        taken
+    }
+
     /// Writes what was copied and waits for every write in flight. Whoever writes does so at last:
     /// another may have taken over the writer in between, and then there is less to wait for.
-    pub(crate) fn settle(&self, writer: &mut Writer) {
+    fn settle(&self, writer: &mut Writer) {
         if self.writeback_works() {
             self.submit(writer);
         }
@@ -440,13 +504,13 @@ impl Cache {
     pub(crate) fn fail(&self, failure: Failure) {
         self.counters.increment(WritebackFail);
         // Under the lock: it has stopped exactly while there is a reason.
-        let mut reason = lock(&self.failure);
+        let mut reason = lock(&self.writeback.failure);
         *reason = Some(failure);
-        self.writeback_failed.store(true, Ordering::Relaxed);
+        self.writeback.has_failed.store(true, Ordering::Relaxed);
     }
 
     /// Cleans until more than the reserved segments are free; `false` when there is nothing to win.
-    pub(crate) fn clean_if_short(&self, writer: &mut Writer) -> bool {
+    fn clean_if_short(&self, writer: &mut Writer) -> bool {
         if self.slots.is_short() {
             self.slots.drain();
             self.settle(writer);

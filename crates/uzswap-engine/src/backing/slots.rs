@@ -421,7 +421,7 @@ impl Slots {
     }
 
     /// Puts a table of tags with the spare ones; back if there is no room for it.
-    fn spare(&self, tags: Tags) -> Option<Tags> {
+    fn keep_spare(&self, tags: Tags) -> Option<Tags> {
         let mut spare = lock(&self.spare_tags);
         if spare.len() == TAGS_MAX {
             return Some(tags);
@@ -665,7 +665,7 @@ impl Slots {
             let freed = self.segments.turn(segment, Use::Singles, Use::Free);
             assert!(freed && self.segments.live(segment) == 0, "{segment:?} has live slots");
             if cluster.broken == 0 {
-                cluster.tags = cluster.tags.take().and_then(|tags| self.spare(tags));
+                cluster.tags = cluster.tags.take().and_then(|tags| self.keep_spare(tags));
                 self.tag_memory.note(home(segment).0, cluster.tags.as_ref());
             }
             self.free_segments.fetch_add(1, AcqRel);
