@@ -145,7 +145,7 @@ _uzswap() {
             return 0
             ;;
         uzswap__subcmd__attach)
-            opts="-q -h --unit --pid --cgroup --memory --size --pool --compressor --backing --plain-backing --transport --threads --poll --metrics --bare --one-writer --quiet --help"
+            opts="-q -h --unit --pid --cgroup --memory --size --pool --compressor --backing --plain-backing --transport --threads --poll --metrics --bare --quiet --help"
             if [[ ${cur} == -* || ${COMP_CWORD} -eq 2 ]] ; then
                 COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
                 return 0
@@ -647,7 +647,7 @@ _uzswap() {
             return 0
             ;;
         uzswap__subcmd__run)
-            opts="-q -h --memory --in-process --include-pool --load-control --user --size --pool --compressor --backing --plain-backing --transport --threads --poll --metrics --bare --one-writer --report --quiet --help"
+            opts="-q -h --memory --in-process --include-pool --load-control --user --size --pool --compressor --backing --plain-backing --transport --threads --poll --metrics --bare --report --quiet --help"
             if [[ ${cur} == -* || ${COMP_CWORD} -eq 2 ]] ; then
                 COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
                 return 0
@@ -705,7 +705,7 @@ _uzswap() {
             return 0
             ;;
         uzswap__subcmd__serve)
-            opts="-h --size --pool --compressor --backing --plain-backing --transport --threads --poll --metrics --bare --one-writer --config --help"
+            opts="-h --size --pool --compressor --backing --plain-backing --transport --threads --poll --metrics --bare --config --help"
             if [[ ${cur} == -* || ${COMP_CWORD} -eq 2 ]] ; then
                 COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
                 return 0

@@ -58,7 +58,6 @@ complete -c uzswap -n "__fish_uzswap_using_subcommand run" -l include-pool -d 'C
 complete -c uzswap -n "__fish_uzswap_using_subcommand run" -l load-control -d 'When many processes swap more than they compute, let no more run than there are CPUs'
 complete -c uzswap -n "__fish_uzswap_using_subcommand run" -l plain-backing -d 'Write pages to the backing as they are, neither encrypted nor authenticated: for a disk that is encrypted itself'
 complete -c uzswap -n "__fish_uzswap_using_subcommand run" -l bare -d 'Plain memory behind the device and no cache: what the transport takes by itself'
-complete -c uzswap -n "__fish_uzswap_using_subcommand run" -l one-writer -d 'One thread at a time writes to the backing, to compare with'
 complete -c uzswap -n "__fish_uzswap_using_subcommand run" -s q -l quiet -d 'Print neither the live view nor the report'
 complete -c uzswap -n "__fish_uzswap_using_subcommand run" -s h -l help -d 'Print help (see more with \'--help\')'
 complete -c uzswap -n "__fish_uzswap_using_subcommand serve" -l size -d 'Size of the swap device, before compression, at most: for example 16G, or \'ram / 2\'' -r
@@ -74,7 +73,6 @@ complete -c uzswap -n "__fish_uzswap_using_subcommand serve" -l metrics -d 'Serv
 complete -c uzswap -n "__fish_uzswap_using_subcommand serve" -l config -d 'Where to read what is not said here: a file, and the drop-ins in FILE.d/*.conf [default: /etc/uzswap/uzswap.conf, if there is one]' -r -F
 complete -c uzswap -n "__fish_uzswap_using_subcommand serve" -l plain-backing -d 'Write pages to the backing as they are, neither encrypted nor authenticated: for a disk that is encrypted itself'
 complete -c uzswap -n "__fish_uzswap_using_subcommand serve" -l bare -d 'Plain memory behind the device and no cache: what the transport takes by itself'
-complete -c uzswap -n "__fish_uzswap_using_subcommand serve" -l one-writer -d 'One thread at a time writes to the backing, to compare with'
 complete -c uzswap -n "__fish_uzswap_using_subcommand serve" -s h -l help -d 'Print help (see more with \'--help\')'
 complete -c uzswap -n "__fish_uzswap_using_subcommand attach" -l unit -d 'A unit of systemd' -r
 complete -c uzswap -n "__fish_uzswap_using_subcommand attach" -l pid -d 'A process, with what it has started' -r
@@ -92,7 +90,6 @@ complete -c uzswap -n "__fish_uzswap_using_subcommand attach" -l poll -d 'How lo
 complete -c uzswap -n "__fish_uzswap_using_subcommand attach" -l metrics -d 'Serve metrics for Prometheus at ADDRESS/metrics, and a page that plots the last hour at ADDRESS/: a Unix socket\'s path, or a port of this machine, for example 127.0.0.1:9811' -r
 complete -c uzswap -n "__fish_uzswap_using_subcommand attach" -l plain-backing -d 'Write pages to the backing as they are, neither encrypted nor authenticated: for a disk that is encrypted itself'
 complete -c uzswap -n "__fish_uzswap_using_subcommand attach" -l bare -d 'Plain memory behind the device and no cache: what the transport takes by itself'
-complete -c uzswap -n "__fish_uzswap_using_subcommand attach" -l one-writer -d 'One thread at a time writes to the backing, to compare with'
 complete -c uzswap -n "__fish_uzswap_using_subcommand attach" -s q -l quiet -d 'Print nothing but what goes wrong'
 complete -c uzswap -n "__fish_uzswap_using_subcommand attach" -s h -l help -d 'Print help (see more with \'--help\')'
 complete -c uzswap -n "__fish_uzswap_using_subcommand detach" -l unit -d 'A unit of systemd' -r
