@@ -233,7 +233,7 @@ impl<'a> Locked<'a> {
     /// A page is held: in `state`, which refers to nothing on the backing.
     #[must_use = "what the old state refers to is to be freed"]
     pub(crate) fn stored(self, state: State) -> State {
-        let is_piece = self.view.kind(self.key) == Kind::Piece;
+        let is_piece = matches!(state, State::Pooled(_)) && self.view.kind(self.key) == Kind::Piece;
         self.replace(&STORED, Word::new(state).with_cold(is_piece), OFF)
     }
 
@@ -418,9 +418,12 @@ fn refers_rightly(view: &View<'_>, state: State) -> bool {
 
 /// The counters that follow from states.
 fn count(view: &View<'_>, key: SwapEntry, state: State, by: i64) {
+    if state == State::Absent {
+        return;
+    }
     let counters = view.counters();
     let add = |counter: Counter| counters.add(counter, by);
-    if view.kind(key) == Kind::Page && state != State::Absent {
+    if view.kind(key) == Kind::Page {
         add(StoredPages);
     }
     match state {
