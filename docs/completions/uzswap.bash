@@ -40,6 +40,9 @@ _uzswap() {
             uzswap,help)
                 cmd="uzswap__subcmd__help"
                 ;;
+            uzswap,memory)
+                cmd="uzswap__subcmd__memory"
+                ;;
             uzswap,record)
                 cmd="uzswap__subcmd__record"
                 ;;
@@ -100,6 +103,9 @@ _uzswap() {
             uzswap__subcmd__help,help)
                 cmd="uzswap__subcmd__help__subcmd__help"
                 ;;
+            uzswap__subcmd__help,memory)
+                cmd="uzswap__subcmd__help__subcmd__memory"
+                ;;
             uzswap__subcmd__help,record)
                 cmd="uzswap__subcmd__help__subcmd__record"
                 ;;
@@ -124,6 +130,30 @@ _uzswap() {
             uzswap__subcmd__help__subcmd__config,show)
                 cmd="uzswap__subcmd__help__subcmd__config__subcmd__show"
                 ;;
+            uzswap__subcmd__help__subcmd__memory,offline)
+                cmd="uzswap__subcmd__help__subcmd__memory__subcmd__offline"
+                ;;
+            uzswap__subcmd__help__subcmd__memory,online)
+                cmd="uzswap__subcmd__help__subcmd__memory__subcmd__online"
+                ;;
+            uzswap__subcmd__memory,help)
+                cmd="uzswap__subcmd__memory__subcmd__help"
+                ;;
+            uzswap__subcmd__memory,offline)
+                cmd="uzswap__subcmd__memory__subcmd__offline"
+                ;;
+            uzswap__subcmd__memory,online)
+                cmd="uzswap__subcmd__memory__subcmd__online"
+                ;;
+            uzswap__subcmd__memory__subcmd__help,help)
+                cmd="uzswap__subcmd__memory__subcmd__help__subcmd__help"
+                ;;
+            uzswap__subcmd__memory__subcmd__help,offline)
+                cmd="uzswap__subcmd__memory__subcmd__help__subcmd__offline"
+                ;;
+            uzswap__subcmd__memory__subcmd__help,online)
+                cmd="uzswap__subcmd__memory__subcmd__help__subcmd__online"
+                ;;
             *)
                 ;;
         esac
@@ -131,7 +161,7 @@ _uzswap() {
 
     case "${cmd}" in
         uzswap)
-            opts="-h -V --help --version run serve attach detach config status top dashboard doctor clean upgrade bench record help"
+            opts="-h -V --help --version run serve attach detach config status memory top dashboard doctor clean upgrade bench record help"
             if [[ ${cur} == -* || ${COMP_CWORD} -eq 1 ]] ; then
                 COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
                 return 0
@@ -387,7 +417,7 @@ _uzswap() {
             return 0
             ;;
         uzswap__subcmd__help)
-            opts="run serve attach detach config status top dashboard doctor clean upgrade bench record help"
+            opts="run serve attach detach config status memory top dashboard doctor clean upgrade bench record help"
             if [[ ${cur} == -* || ${COMP_CWORD} -eq 2 ]] ; then
                 COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
                 return 0
@@ -540,6 +570,48 @@ _uzswap() {
             COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
             return 0
             ;;
+        uzswap__subcmd__help__subcmd__memory)
+            opts="offline online"
+            if [[ ${cur} == -* || ${COMP_CWORD} -eq 3 ]] ; then
+                COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+                return 0
+            fi
+            case "${prev}" in
+                *)
+                    COMPREPLY=()
+                    ;;
+            esac
+            COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+            return 0
+            ;;
+        uzswap__subcmd__help__subcmd__memory__subcmd__offline)
+            opts=""
+            if [[ ${cur} == -* || ${COMP_CWORD} -eq 4 ]] ; then
+                COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+                return 0
+            fi
+            case "${prev}" in
+                *)
+                    COMPREPLY=()
+                    ;;
+            esac
+            COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+            return 0
+            ;;
+        uzswap__subcmd__help__subcmd__memory__subcmd__online)
+            opts=""
+            if [[ ${cur} == -* || ${COMP_CWORD} -eq 4 ]] ; then
+                COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+                return 0
+            fi
+            case "${prev}" in
+                *)
+                    COMPREPLY=()
+                    ;;
+            esac
+            COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+            return 0
+            ;;
         uzswap__subcmd__help__subcmd__record)
             opts=""
             if [[ ${cur} == -* || ${COMP_CWORD} -eq 3 ]] ; then
@@ -612,6 +684,104 @@ _uzswap() {
             ;;
         uzswap__subcmd__help__subcmd__upgrade)
             opts=""
+            if [[ ${cur} == -* || ${COMP_CWORD} -eq 3 ]] ; then
+                COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+                return 0
+            fi
+            case "${prev}" in
+                *)
+                    COMPREPLY=()
+                    ;;
+            esac
+            COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+            return 0
+            ;;
+        uzswap__subcmd__memory)
+            opts="-h --help offline online help"
+            if [[ ${cur} == -* || ${COMP_CWORD} -eq 2 ]] ; then
+                COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+                return 0
+            fi
+            case "${prev}" in
+                *)
+                    COMPREPLY=()
+                    ;;
+            esac
+            COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+            return 0
+            ;;
+        uzswap__subcmd__memory__subcmd__help)
+            opts="offline online help"
+            if [[ ${cur} == -* || ${COMP_CWORD} -eq 3 ]] ; then
+                COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+                return 0
+            fi
+            case "${prev}" in
+                *)
+                    COMPREPLY=()
+                    ;;
+            esac
+            COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+            return 0
+            ;;
+        uzswap__subcmd__memory__subcmd__help__subcmd__help)
+            opts=""
+            if [[ ${cur} == -* || ${COMP_CWORD} -eq 4 ]] ; then
+                COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+                return 0
+            fi
+            case "${prev}" in
+                *)
+                    COMPREPLY=()
+                    ;;
+            esac
+            COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+            return 0
+            ;;
+        uzswap__subcmd__memory__subcmd__help__subcmd__offline)
+            opts=""
+            if [[ ${cur} == -* || ${COMP_CWORD} -eq 4 ]] ; then
+                COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+                return 0
+            fi
+            case "${prev}" in
+                *)
+                    COMPREPLY=()
+                    ;;
+            esac
+            COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+            return 0
+            ;;
+        uzswap__subcmd__memory__subcmd__help__subcmd__online)
+            opts=""
+            if [[ ${cur} == -* || ${COMP_CWORD} -eq 4 ]] ; then
+                COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+                return 0
+            fi
+            case "${prev}" in
+                *)
+                    COMPREPLY=()
+                    ;;
+            esac
+            COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+            return 0
+            ;;
+        uzswap__subcmd__memory__subcmd__offline)
+            opts="-h --help"
+            if [[ ${cur} == -* || ${COMP_CWORD} -eq 3 ]] ; then
+                COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+                return 0
+            fi
+            case "${prev}" in
+                *)
+                    COMPREPLY=()
+                    ;;
+            esac
+            COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+            return 0
+            ;;
+        uzswap__subcmd__memory__subcmd__online)
+            opts="-h --help"
             if [[ ${cur} == -* || ${COMP_CWORD} -eq 3 ]] ; then
                 COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
                 return 0

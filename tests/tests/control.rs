@@ -46,6 +46,9 @@ fn attributes_are_read_and_written_and_rubbish_is_refused() {
         ("cpus", "1"),
         ("cpus", "65536 offline"),
         ("cpus", "0 asleep"),
+        ("memory", "0"),
+        ("memory", "99999999 offline"),
+        ("memory", "0 absent"),
     ] {
         let before = read(name);
         let error = fs::write(path(name), value);
@@ -62,6 +65,31 @@ fn attributes_are_read_and_written_and_rubbish_is_refused() {
         assert!(disk.write_at(b"part of a page", 4096 * 1000).is_err());
     }
     assert!(fs::write(run.mount().join("stats/stored_pages"), "5").is_err());
+    end(run);
+}
+
+#[test]
+fn sections_are_taken_off_and_put_back_under_load() {
+    let Some(_machine) = Machine::take() else { return };
+    let run = churning();
+    let memory = |arguments: &[&str]| {
+        Command::new(program("uzswap")).arg("memory").args(arguments).output().unwrap()
+    };
+    let states = || fs::read_to_string(run.mount().join("parameters/memory")).unwrap();
+    for turn in 0..10 {
+        let section = ["0", "1", "2"][turn % 3];
+        let offline = memory(&["offline", section]);
+        assert!(offline.status.success(), "{}", String::from_utf8_lossy(&offline.stderr));
+        assert!(states().contains(&format!("{section} offline")), "{}", states());
+        let shown = String::from_utf8(memory(&[]).stdout).unwrap();
+        assert!(shown.contains("offline") && shown.contains("online"), "{shown}");
+        assert!(memory(&["online", section]).status.success());
+        assert!(!states().contains("offline"), "{}", states());
+    }
+    let refused = memory(&["offline", "99999999"]);
+    let said = String::from_utf8(refused.stderr).unwrap();
+    assert!(said.contains("there is no section 99999999") && said.lines().count() == 1, "{said}");
+    assert_eq!(run.statistic("decompress_fail") + run.statistic("request_errors"), 0);
     end(run);
 }
 

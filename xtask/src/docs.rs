@@ -42,7 +42,13 @@ fn hotplug() -> String {
     for (name, [has, goes]) in control::cpu_states() {
         let _ = writeln!(rows, "| `{name}` | {has} | {goes} |");
     }
-    include_str!("hotplug.txt").replace("{states}", rows.trim_end())
+    let mut sections = String::from("| state | the section has | next |\n|---|---|---|\n");
+    for (name, has, next) in control::section_states() {
+        let _ = writeln!(sections, "| `{name}` | {has} | {next} |");
+    }
+    include_str!("hotplug.txt")
+        .replace("{states}", rows.trim_end())
+        .replace("{sections}", sections.trim_end())
 }
 
 fn statistics() -> String {

@@ -95,6 +95,7 @@ impl Holder {
         let config = Config {
             pages_max: pages.len() as u32,
             ram_bytes: room,
+            ram_bytes_max: room,
             pool_bytes_max: room,
             algorithm: compressor.parse().context("--compressors")?,
             seals_backing: true,

@@ -92,6 +92,7 @@ fn with_cache<T>(
     let config = Config {
         pages_max: pages,
         ram_bytes: POOL_BYTES,
+        ram_bytes_max: POOL_BYTES,
         pool_bytes_max: POOL_BYTES,
         algorithm: setting.codec.parse().context("compressor")?,
         seals_backing: setting.is_sealed,

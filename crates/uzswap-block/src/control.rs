@@ -16,9 +16,11 @@ use fuser::{
 use std::ffi::OsStr;
 use std::io;
 use std::path::Path;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
-use uzswap_engine::{ATTRIBUTES, Cache, CpuError, PAGE_BYTES, STATISTICS, StateDoc};
+use uzswap_engine::{
+    ATTRIBUTES, Cache, CpuError, PAGE_BYTES, STATISTICS, SectionError, SectionState, StateDoc,
+};
 
 /// Folder of attributes.
 pub const PARAMETERS: &str = "parameters";
@@ -108,6 +110,12 @@ const FAILURE: &str = "writeback_error";
 /// before; and, after `sum`, what all took together.
 const FAULT_TIMES: &str = "fault_times";
 
+/// The pool's sections: a line for those in a row that stand alike.
+pub const SECTIONS: &str = "sections";
+
+/// Why a section was not brought where it should last be; empty if it was.
+pub const MEMORY_FAILURE: &str = "memory_error";
+
 /// All statistics, a line each with name and value, then those of `fault_times`: for who reads
 /// them often.
 pub const ALL: &str = "all";
@@ -149,6 +157,9 @@ const WRITEBACK: &str = "writeback_enabled";
 /// Another: where each CPU stands.
 const CPUS: &str = "cpus";
 
+/// Another: where each section of the pool stands.
+pub const MEMORY: &str = "memory";
+
 /// Name, meaning and accepted values of every attribute.
 pub fn attributes() -> impl Iterator<Item = (&'static str, &'static str, &'static str)> {
     let cpus = (
@@ -158,13 +169,20 @@ pub fn attributes() -> impl Iterator<Item = (&'static str, &'static str, &'stati
          one that was set stays until then.",
         "a CPU's number and a state: 1 offline",
     );
+    let memory = (
+        MEMORY,
+        "Where each section of the pool stands, 2 MiB of memory: absent until it is needed, online, \
+         or offline until it is brought online again. What a section holds moves to others or to \
+         the backing; one that cannot be emptied stays, and stats/memory_error says why.",
+        "a section's number and a state: 4 offline, 4 online",
+    );
     let writeback = (
         WRITEBACK,
         "Whether pages are written back. It goes off by itself when a write to the backing fails; Y \
          tries again.",
         "Y",
     );
-    ATTRIBUTES.iter().map(|a| (a.name, a.doc, a.accepts)).chain([cpus, writeback])
+    ATTRIBUTES.iter().map(|a| (a.name, a.doc, a.accepts)).chain([cpus, memory, writeback])
 }
 
 /// The states of a CPU in a daemon, in order: name, what the CPU has, and what becomes of that.
@@ -172,15 +190,27 @@ pub fn cpu_states() -> impl Iterator<Item = (&'static str, StateDoc)> {
     uzswap_engine::cpu_states().into_iter().chain([team::STATE])
 }
 
-/// CPUs in a row that stand at the same state together: `0-2 online, 3 offline`.
-fn show_cpus(states: &[&str]) -> String {
-    let runs = states.chunk_by(|state, next| state == next).scan(0, |first, run| {
+/// Runs of what is alike, with the numbers of their first and last.
+fn runs<T>(all: &[T], is_alike: impl Fn(&T, &T) -> bool) -> impl Iterator<Item = (String, &[T])> {
+    all.chunk_by(is_alike).scan(0, |first, run| {
         let (from, last) = (*first, *first + run.len() - 1);
         *first += run.len();
-        let numbers = if from == last { from.to_string() } else { format!("{from}-{last}") };
-        Some(format!("{numbers} {}", run[0]))
-    });
-    runs.collect::<Vec<_>>().join(", ")
+        Some((if from == last { from.to_string() } else { format!("{from}-{last}") }, run))
+    })
+}
+
+/// Those in a row that stand at the same state together: `0-2 online, 3 offline`.
+fn show_states(states: &[&str]) -> String {
+    let runs = runs(states, |state, next| state == next);
+    runs.map(|(numbers, run)| format!("{numbers} {}", run[0])).collect::<Vec<_>>().join(", ")
+}
+
+/// The states of a section: name, what it has, and which may come next, with when.
+pub fn section_states() -> impl Iterator<Item = (&'static str, &'static str, String)> {
+    SectionState::ALL.into_iter().map(|state| {
+        let next = state.next().iter().map(|(next, when)| format!("`{}`: {when}", next.name()));
+        (state.name(), state.doc(), next.collect::<Vec<_>>().join("; "))
+    })
 }
 
 /// What a file or folder is; its number is its inode's.
@@ -202,7 +232,14 @@ impl Node {
     }
 
     fn statistics() -> impl Iterator<Item = &'static str> {
-        statistics().map(|(name, _)| name).chain([TABLE, FAILURE, FAULT_TIMES, ALL])
+        statistics().map(|(name, _)| name).chain([
+            TABLE,
+            FAILURE,
+            FAULT_TIMES,
+            ALL,
+            SECTIONS,
+            MEMORY_FAILURE,
+        ])
     }
 
     fn from_inode(inode: u64) -> Option<Self> {
@@ -272,7 +309,8 @@ impl Control {
             MountOption::NoSuid,
             MountOption::NoExec,
         ];
-        let session = fuser::spawn_mount(Files { cache, traffic, swapped }, path, &config)?;
+        let files = Files { cache, traffic, swapped, memory_failure: Mutex::default() };
+        let session = fuser::spawn_mount(files, path, &config)?;
         Ok(Self { session: Some(session) })
     }
 }
@@ -290,6 +328,7 @@ struct Files {
     cache: Arc<Cache>,
     traffic: Arc<Traffic>,
     swapped: Arc<Swapped>,
+    memory_failure: Mutex<String>,
 }
 
 /// Files may be looked up once: nothing ever comes or goes.
@@ -327,11 +366,17 @@ impl Files {
                 let stopped = self.cache.statistic("writeback_stopped") == Some(1);
                 if stopped { "N" } else { "Y" }.to_owned()
             }
-            Node::Parameter(CPUS) => show_cpus(&self.cache.cpu_states()),
+            Node::Parameter(CPUS) => show_states(&self.cache.cpu_states()),
+            Node::Parameter(MEMORY) => {
+                let states = self.cache.section_states();
+                show_states(&states.iter().map(|state| state.name()).collect::<Vec<_>>())
+            }
             Node::Parameter(name) => self.cache.attribute(name)?,
             Node::Statistic(TABLE) => return Some(self.table()),
             Node::Statistic(ALL) => return Some(self.all()),
             Node::Statistic(FAULT_TIMES) => return Some(self.fault_times()),
+            Node::Statistic(SECTIONS) => return Some(self.sections()),
+            Node::Statistic(MEMORY_FAILURE) => self.memory_failure().clone(),
             Node::Statistic(FAILURE) => self.cache.writeback_failure().unwrap_or_default(),
             Node::Statistic(name) => self.statistic(name)?.to_string(),
             Node::Root | Node::Parameters | Node::Statistics => return None,
@@ -395,9 +440,28 @@ impl Files {
         table
     }
 
+    /// The pool's sections.
+    fn sections(&self) -> String {
+        let states = self.cache.section_states();
+        let mut used = vec![0; states.len()];
+        self.cache.sections().into_iter().for_each(|(number, bytes)| used[number] = bytes);
+        let rows: Vec<_> = states.into_iter().zip(used).collect();
+        let mut table = String::from("sections state used\n");
+        for (numbers, run) in runs(&rows, |(state, _), (next, _)| state == next) {
+            let used: usize = run.iter().map(|(_, used)| used).sum();
+            table += &format!("{numbers} {} {used}\n", run[0].0.name());
+        }
+        table
+    }
+
+    fn memory_failure(&self) -> std::sync::MutexGuard<'_, String> {
+        self.memory_failure.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     fn set(&self, name: &str, value: &str) -> Result<(), Errno> {
         let is_set = match name {
             CPUS => return self.set_cpu(value),
+            MEMORY => return self.set_section(value),
             WRITEBACK => {
                 let is_set = value == "Y" || value == "1";
                 if is_set {
@@ -417,6 +481,22 @@ impl Files {
             CpuError::NoCpu { .. } | CpuError::NoState { .. } => Errno::EINVAL,
             CpuError::Last { .. } => Errno::EBUSY,
             CpuError::Step { .. } => Errno::EIO,
+        })
+    }
+}
+
+impl Files {
+    fn set_section(&self, value: &str) -> Result<(), Errno> {
+        let (section, state) = value.split_once(' ').ok_or(Errno::EINVAL)?;
+        let section = section.parse().map_err(|_| Errno::EINVAL)?;
+        let set = self.cache.set_section(section, state.trim());
+        *self.memory_failure() = set.as_ref().err().map(ToString::to_string).unwrap_or_default();
+        set.map_err(|error| match error {
+            SectionError::NoSection { .. } | SectionError::NoState(_) => Errno::EINVAL,
+            SectionError::Standing { .. }
+            | SectionError::Last { .. }
+            | SectionError::Held { .. } => Errno::EBUSY,
+            SectionError::NoRoom { .. } | SectionError::Memory { .. } => Errno::ENOMEM,
         })
     }
 }
@@ -558,10 +638,10 @@ mod tests {
     }
 
     #[test]
-    fn cpus_in_a_row_are_shown_together() {
-        assert_eq!(show_cpus(&["online"; 2]), "0-1 online");
+    fn what_stands_alike_in_a_row_is_shown_together() {
+        assert_eq!(show_states(&["online"; 2]), "0-1 online");
         let states = ["online", "slots", "offline", "offline"];
-        assert_eq!(show_cpus(&states), "0 online, 1 slots, 2-3 offline");
+        assert_eq!(show_states(&states), "0 online, 1 slots, 2-3 offline");
     }
 
     #[test]

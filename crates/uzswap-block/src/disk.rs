@@ -166,6 +166,7 @@ mod tests {
         let config = Config {
             pages_max: PAGES,
             ram_bytes: 64 << 20,
+            ram_bytes_max: 64 << 20,
             pool_bytes_max: 8 << 20,
             algorithm: "lz4".parse().unwrap(),
             seals_backing: true,

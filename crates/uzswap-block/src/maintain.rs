@@ -11,8 +11,13 @@ use uzswap_sys::process;
 /// How often to look without being called.
 const INTERVAL: Duration = Duration::from_millis(100);
 
-/// The machine is short of memory when less than this share of it is available.
+/// The machine is short of memory when less than this share of it is available,
 const SHORT_DIVISOR: u64 = 50;
+/// or less than this one and programs stand still for want of memory, so long in a hundred. Alone
+/// that says nothing: a program in a group with a limit stands still for its own pages, which this
+/// very pool holds.
+const SCARCE_DIVISOR: u64 = 10;
+const STANDS_STILL_PERCENT: f64 = 10.0;
 
 /// How much to give back at a time when it is, bytes.
 const SHRINK_BYTES: usize = 16 << 20;
@@ -55,6 +60,8 @@ fn run(cache: &Cache, stop: &AtomicBool) {
             // where there are no uevents, as in a container. An error: there is no memory for what
             // a CPU has. It does without, and is tried again.
             let _ = cache.follow_cpus(&CpuSet::of_caller());
+            // Not known: it stays as it was.
+            let _ = cpu::memory_of_caller().map(|bytes| cache.follow_memory(bytes));
             cache.idle(now);
             // From its end, so that what it takes is a share of the interval.
             idle_at = start.elapsed();
@@ -63,7 +70,10 @@ fn run(cache: &Cache, stop: &AtomicBool) {
 }
 
 fn is_short_of_memory() -> bool {
-    cpu::memory_info().is_ok_and(|memory| memory.available < memory.total / SHORT_DIVISOR)
+    let Ok(memory) = cpu::memory_info() else { return false };
+    let below = |divisor| memory.available < memory.total / divisor;
+    let stands_still = || cpu::memory_pressure().is_ok_and(|share| share >= STANDS_STILL_PERCENT);
+    below(SHORT_DIVISOR) || below(SCARCE_DIVISOR) && stands_still()
 }
 
 impl Drop for Maintainer {

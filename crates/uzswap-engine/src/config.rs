@@ -23,6 +23,8 @@ pub struct Config {
     pub pages_max: u32,
     /// Memory of the machine, bytes: what `max_pool_percent` is a percentage of.
     pub ram_bytes: u64,
+    /// What it may become ([`Cache::follow_memory`]): some 100 bytes for each 2 MiB.
+    pub ram_bytes_max: u64,
     /// First value of `max_pool_bytes`.
     pub pool_bytes_max: u64,
     /// First value of `compressor`.
@@ -47,7 +49,7 @@ impl Config {
 
     /// Bytes that the pool may ever be asked to have.
     pub(crate) fn pool_bytes_ever(&self) -> usize {
-        self.ram_bytes.max(self.pool_bytes_max) as usize
+        self.ram_bytes.max(self.ram_bytes_max).max(self.pool_bytes_max) as usize
     }
 }
 
@@ -73,7 +75,8 @@ pub(crate) struct Attributes {
     same_pages_enabled: AtomicBool,
     dictionary_enabled: AtomicBool,
     recompress_idle_seconds: AtomicU32,
-    ram_bytes: u64,
+    /// Of the machine, which comes and goes.
+    ram_bytes: AtomicU64,
 }
 
 impl Attributes {
@@ -89,7 +92,7 @@ impl Attributes {
             same_pages_enabled: AtomicBool::new(true),
             dictionary_enabled: AtomicBool::new(true),
             recompress_idle_seconds: AtomicU32::new(30),
-            ram_bytes: config.ram_bytes,
+            ram_bytes: AtomicU64::new(config.ram_bytes),
         }
     }
 
@@ -123,10 +126,15 @@ impl Attributes {
         self.max_compression_ratio.load(Relaxed)
     }
 
+    /// Whether the machine has another size now.
+    pub(crate) fn set_ram_bytes(&self, bytes: u64) -> bool {
+        self.ram_bytes.swap(bytes, Relaxed) != bytes
+    }
+
     /// The limit of the pool, bytes: the lower of the two that can be set.
     pub(crate) fn pool_bytes_max(&self) -> u64 {
         let percent = u64::from(self.max_pool_percent.load(Relaxed));
-        self.max_pool_bytes.load(Relaxed).min(self.ram_bytes / 100 * percent)
+        self.max_pool_bytes.load(Relaxed).min(self.ram_bytes.load(Relaxed) / 100 * percent)
     }
 
     /// The size to which writeback brings the pool, bytes.
@@ -154,6 +162,7 @@ impl Attribute {
         let tried = Config {
             pages_max: 0,
             ram_bytes: 0,
+            ram_bytes_max: 0,
             pool_bytes_max: 0,
             algorithm: Algorithm { codec: Codec::Raw, level: 0 },
             seals_backing: true,
@@ -198,7 +207,8 @@ pub const ATTRIBUTES: &[Attribute] = &[
     },
     Attribute {
         name: "max_pool_percent",
-        doc: "How much of the machine's memory the pool may take, in percent.",
+        doc: "How much of the machine's memory the pool may take, in percent: of what it has at the \
+              moment, or of the limit of the daemon's control group where that is lower.",
         accepts: PERCENT,
         get: |a| a.max_pool_percent.load(Relaxed).to_string(),
         set: |a, text| set_number(&a.max_pool_percent, text, 1, 100),

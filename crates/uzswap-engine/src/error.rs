@@ -99,6 +99,66 @@ pub enum CpuError {
     },
 }
 
+/// A section of the pool is not where it was to be brought; it is where it was.
+#[derive(Debug, thiserror::Error)]
+pub enum SectionError {
+    /// No such section.
+    #[error("there is no section {section}; the last one is {last}")]
+    NoSection {
+        /// Its number.
+        section: usize,
+        /// The highest that there may be.
+        last: usize,
+    },
+    /// Not a state that somebody can bring a section to.
+    #[error("'{0}' is no state to bring a section to; use online or offline")]
+    NoState(String),
+    /// It is on its way, or has no memory to empty.
+    #[error("section {section} is {state}")]
+    Standing {
+        /// Its number.
+        section: usize,
+        /// Where it stands.
+        state: &'static str,
+    },
+    /// All would be gone.
+    #[error("section {section} is the last one that the pool may have; bring another one online")]
+    Last {
+        /// Its number.
+        section: usize,
+    },
+    /// What it holds has nowhere to go.
+    #[error(
+        "section {section} still holds {objects} objects: neither other sections nor the backing          have room for {bytes} bytes; free memory, raise max_pool_bytes or add a backing"
+    )]
+    NoRoom {
+        /// Its number.
+        section: usize,
+        /// Objects in it.
+        objects: usize,
+        /// Bytes of the frames that they lie in.
+        bytes: usize,
+    },
+    /// An object was in use at each try.
+    #[error("section {section} still holds {objects} objects, one of {what}; try again")]
+    Held {
+        /// Its number.
+        section: usize,
+        /// Objects in it.
+        objects: usize,
+        /// Which object, and who holds it.
+        what: String,
+    },
+    /// It cannot be made.
+    #[error("section {section}: {why}; free memory")]
+    Memory {
+        /// Its number.
+        section: usize,
+        /// What the kernel said.
+        why: io::Error,
+    },
+}
+
 /// An attribute was not changed.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum AttributeError {

@@ -44,6 +44,7 @@ mod check;
 mod config;
 mod error;
 mod hotplug;
+mod memory;
 mod percpu;
 mod recover;
 #[cfg(all(test, feature = "shuttle"))]
@@ -59,9 +60,9 @@ pub mod testing;
 
 pub use cache::{Cache, Load, Reject, Store};
 pub use config::{ATTRIBUTES, Attribute, Config};
-pub use error::{AttributeError, CpuError, Error, SetupError};
+pub use error::{AttributeError, CpuError, Error, SectionError, SetupError};
 pub use hotplug::{CpuState, StateDoc, cpu_states};
 pub use ids::{Area, Place, SwapEntry};
 pub use page::{PAGE_BYTES, Page};
-pub use pool::{ClassStats, SectionError};
+pub use pool::{ClassStats, SectionState};
 pub use stats::{STATISTICS, Statistic};

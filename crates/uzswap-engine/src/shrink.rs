@@ -7,7 +7,7 @@
 
 use crate::backing::slots::Slots;
 use crate::cache::{Cache, Reject};
-use crate::pool::{CLASSES, SECTION_BYTES, SectionError};
+use crate::pool::{CLASSES, SECTION_BYTES};
 use crate::stats::Counter::PoolLimitHit;
 use crate::sync::Backoff;
 use std::io;
@@ -52,6 +52,10 @@ impl Room {
             refusing: AtomicBool::new(false),
             starved: AtomicBool::new(false),
         }
+    }
+
+    pub(crate) fn reserve_bytes(&self) -> usize {
+        self.reserve_bytes
     }
 }
 
@@ -149,33 +153,6 @@ impl Cache {
         self.compact();
         self.pool.give_back(self.room.reserve_bytes);
         before.saturating_sub(self.pool.mapped_bytes())
-    }
-
-    /// Moves objects together until free memory beyond the reserve can be given back in whole
-    /// sections, and gives it back; the bytes.
-    pub fn give_sections_back(&self) -> usize {
-        let mut given = 0;
-        while self.pool.free_bytes() >= self.room.reserve_bytes + SECTION_BYTES {
-            let emptiest = self.pool.sections().into_iter().min_by_key(|(_, frames)| *frames);
-            let Some((section, _)) = emptiest else { break };
-            if self.empty_section(section).is_err() {
-                break; // Its objects are in use.
-            }
-            given += SECTION_BYTES;
-        }
-        given
-    }
-
-    /// Moves every object out of a section of the pool and gives its memory back.
-    pub fn empty_section(&self, section: usize) -> Result<(), SectionError> {
-        self.pool
-            .empty_section(section, &|owner, from, to, copy| self.relocate(owner, from, to, copy))
-    }
-
-    /// Sections of the pool on line: number and bytes in use.
-    pub fn sections(&self) -> Vec<(usize, usize)> {
-        let bytes = |(number, frames)| (number, frames * crate::page::PAGE_BYTES);
-        self.pool.sections().into_iter().map(bytes).collect()
     }
 
     /// Bytes that objects may take in a pool that, with its reserve, takes at most `bytes`: it
@@ -287,7 +264,7 @@ impl Cache {
 
     /// Writes back what the pool has above `bytes`, and no more than it has now: stores may keep it
     /// there, and wait for other things that this thread does.
-    fn write_back_to(&self, bytes: usize, top_up: impl Fn()) {
+    pub(crate) fn write_back_to(&self, bytes: usize, top_up: impl Fn()) {
         if !self.writeback_works() || self.pool.bytes() <= bytes {
             return;
         }
@@ -304,6 +281,11 @@ impl Cache {
         if self.pool.slack_bytes() <= worth {
             return 0;
         }
+        self.compact_all()
+    }
+
+    /// Moves the objects of each class together; how many.
+    pub(crate) fn compact_all(&self) -> usize {
         let relocate = |owner, from, to, copy: &dyn Fn()| self.relocate(owner, from, to, copy);
         // The largest classes first: most bytes won for an object moved.
         (0..CLASSES)

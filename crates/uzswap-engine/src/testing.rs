@@ -5,7 +5,7 @@ use crate::backing::{Backing, Completion, Write};
 use crate::compress::{Algorithm, Codec, Codecs};
 use crate::index::State;
 use crate::sync::{Mutex, lock};
-use crate::{Area, Cache, Config, Error, Load, PAGE_BYTES, Page, Store, SwapEntry};
+use crate::{Area, Cache, Config, Error, Load, PAGE_BYTES, Page, SectionState, Store, SwapEntry};
 use std::collections::{HashMap, VecDeque};
 use std::convert::Infallible;
 use std::io;
@@ -163,6 +163,10 @@ pub enum Op {
     Shrink(usize),
     /// Empty a section of the pool.
     EmptySection(usize),
+    /// Take a section of the pool off, or bring it online.
+    Section(usize, bool),
+    /// The machine has so much memory from now on.
+    Memory(u64),
     /// Set an attribute.
     Set(&'static str, &'static str),
     /// Make writes to the backing fail, or succeed again.
@@ -217,7 +221,11 @@ pub fn decode_ops(bytes: &[u8], pages: u32) -> impl Iterator<Item = Op> {
             51..53 => Op::Maintain,
             53 => Op::Recompress(usize::from(c % 4)),
             54..56 => Op::Shrink(usize::from(*c) << 12),
-            56 => Op::EmptySection(usize::from(c % 3)),
+            56 => match c % 8 {
+                0..4 => Op::EmptySection(usize::from(c % 4)),
+                4 => Op::Memory(u64::from(*b) << 18),
+                _ => Op::Section(usize::from(*a % 4), c % 8 > 5),
+            },
             57..60 => {
                 let (name, value) = SETTINGS[usize::from(*c) % SETTINGS.len()];
                 Op::Set(name, value)
@@ -382,6 +390,7 @@ impl Setup {
         let config = Config {
             pages_max: self.pages,
             ram_bytes: self.ram_bytes,
+            ram_bytes_max: self.ram_bytes,
             pool_bytes_max: self.pool_bytes,
             algorithm: self.compressor.parse().expect("a known compressor"),
             seals_backing: self.seals_backing,
@@ -476,6 +485,8 @@ impl Harness {
             Op::Train => _ = self.cache.train(),
             Op::Shrink(bytes) => drop(self.cache.shrink(bytes)),
             Op::EmptySection(section) => drop(self.cache.empty_section(section)),
+            Op::Section(section, comes) => self.set_section(section, comes),
+            Op::Memory(bytes) => self.cache.follow_memory(bytes),
             Op::Set(name, value) => {
                 // A codec may be missing from this build; then nothing changes.
                 drop(self.cache.set_attribute(name, value));
@@ -501,6 +512,18 @@ impl Harness {
         }
         assert_eq!(self.cache.cpu_states(), expected);
         assert!(expected.contains(&"online"));
+    }
+
+    /// A section is where it was to be brought, or was before; none is under way.
+    fn set_section(&self, section: usize, comes: bool) {
+        let before = self.cache.section_states()[section];
+        let (name, wanted) = match comes {
+            true => ("online", SectionState::Online),
+            false => ("offline", SectionState::Offline),
+        };
+        let is_set = self.cache.set_section(section, name).is_ok();
+        let after = self.cache.section_states()[section];
+        assert_eq!(after, if is_set { wanted } else { before });
     }
 
     fn store(&mut self, offset: u32, content: Content, seed: u64, through: bool) {

@@ -58,6 +58,7 @@ impl Left {
         let config = Config {
             pages_max: THREADS * PAGES + 8192,
             ram_bytes: 64 << 20,
+            ram_bytes_max: 64 << 20,
             pool_bytes_max: POOL_BYTES,
             algorithm: self.setting.compressor.parse().unwrap(),
             seals_backing: self.setting.seals,
@@ -165,7 +166,8 @@ fn child(left: &Left, seed: u64) {
                 2 => _ = cache.shrink(1 << 20),
                 3 => {
                     let section = cache.sections()[0].0;
-                    let _ = cache.empty_section(section);
+                    let _ = cache.set_section(section, "offline");
+                    let _ = cache.set_section(noise.below(8) as usize, "online");
                 }
                 4 => {
                     let compressor = ["lz4", "zstd", "wkdm", "raw"][noise.below(4) as usize];

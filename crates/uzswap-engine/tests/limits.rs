@@ -270,6 +270,7 @@ fn a_backing_beyond_the_reach_of_places_is_refused() {
         let config = Config {
             pages_max: 1000,
             ram_bytes: 8 << 20,
+            ram_bytes_max: 8 << 20,
             pool_bytes_max: 8 << 20,
             algorithm: "lz4".parse().unwrap(),
             seals_backing: true,

@@ -374,6 +374,8 @@ impl World {
                 0 => drop(self.cache.recompress(1 + noise.below(3) as usize)),
                 1 => drop(self.cache.empty_section(noise.below(3) as usize)),
                 2 => drop(self.cache.give_sections_back()),
+                4 => drop(self.cache.set_section(noise.below(3) as usize, "offline")),
+                5 => drop(self.cache.set_section(noise.below(3) as usize, "online")),
                 3 if noise.below(3) == 0 => drop(self.cache.train()),
                 _ => self.maintain_once(noise.below(4)),
             }

@@ -237,6 +237,7 @@ fn open(memory: OwnedFd, backing: Box<dyn Backing>, seals: bool) -> (Cache, Area
     let config = Config {
         pages_max: PAGES,
         ram_bytes: 8 << 20,
+        ram_bytes_max: 8 << 20,
         pool_bytes_max: 8 << 20,
         algorithm: "lz4".parse().unwrap(),
         seals_backing: seals,

@@ -153,7 +153,12 @@ impl Stress {
                 self.cache.set_attribute("compressor", compressor).unwrap();
             }
             // Busy or absent is an answer.
-            2 => drop(self.cache.empty_section(noise.below(3) as usize)),
+            2 => {
+                let section = noise.below(3) as usize;
+                drop(self.cache.empty_section(section));
+                drop(self.cache.set_section(section, "offline"));
+                drop(self.cache.set_section(section, "online"));
+            }
             3 => {
                 let limit = ((1 + noise.below(8)) << 20).to_string();
                 self.cache.set_attribute("max_pool_bytes", &limit).unwrap();

@@ -342,6 +342,7 @@ fn cache_config(memory: u64, algorithm: Algorithm, seals_backing: bool) -> Confi
     Config {
         pages_max: (addresses / PAGE_BYTES as u64) as u32,
         ram_bytes,
+        ram_bytes_max: ram_bytes,
         pool_bytes_max: memory / 2,
         algorithm,
         seals_backing,

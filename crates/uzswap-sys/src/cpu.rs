@@ -1,5 +1,6 @@
 //! Processors and the machine's memory.
 
+use crate::cgroup::Hierarchy;
 use std::io;
 use std::sync::LazyLock;
 
@@ -89,6 +90,26 @@ pub fn memory_info() -> io::Result<MemoryInfo> {
     Ok(MemoryInfo::parse(&std::fs::read_to_string("/proc/meminfo")?))
 }
 
+/// Bytes of memory that the calling process may have: the machine's, or less where its control
+/// group or one above has a limit. Both may change at any time.
+pub fn memory_of_caller() -> io::Result<u64> {
+    let total = memory_info()?.total;
+    let limit = Hierarchy::find().and_then(|groups| groups.own().memory_limit());
+    Ok(limit.map_or(total, |(limit, _)| limit.min(total)))
+}
+
+/// How long in a hundred, in the last ten seconds, some program of the machine stood still for want
+/// of memory. Errors: a kernel that does not say (before Linux 4.20, or without PSI).
+pub fn memory_pressure() -> io::Result<f64> {
+    parse_pressure(&std::fs::read_to_string("/proc/pressure/memory")?)
+        .ok_or_else(|| io::ErrorKind::InvalidData.into())
+}
+
+fn parse_pressure(text: &str) -> Option<f64> {
+    let some = text.lines().find_map(|line| line.strip_prefix("some "))?;
+    some.split(' ').find_map(|field| field.strip_prefix("avg10="))?.parse().ok()
+}
+
 impl MemoryInfo {
     /// Of the text of `/proc/meminfo`, allocating nothing.
     pub fn parse(text: &str) -> Self {
@@ -112,6 +133,21 @@ mod tests {
         let info = MemoryInfo::parse(text);
         assert_eq!(info, MemoryInfo { total: 24684096 * 1024, available: 24449024 * 1024 });
         assert_eq!(MemoryInfo::parse(""), MemoryInfo::default());
+    }
+
+    #[test]
+    fn pressure_is_that_of_some() {
+        let text = "some avg10=1.50 avg60=0.50 avg300=0.10 total=900\n\
+                    full avg10=0.25 avg60=0.20 avg300=0.05 total=700\n";
+        assert_eq!(parse_pressure(text), Some(1.5));
+        assert_eq!(parse_pressure(""), None);
+    }
+
+    #[test]
+    #[cfg_attr(miri, ignore = "reads files of the kernel")]
+    fn no_process_may_have_more_than_the_machine() {
+        let (bytes, machine) = (memory_of_caller().unwrap(), memory_info().unwrap().total);
+        assert!(bytes > 0 && bytes <= machine, "{bytes} of {machine}");
     }
 
     #[test]

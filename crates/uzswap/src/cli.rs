@@ -41,6 +41,12 @@ pub enum Command {
     /// Show what is held, in what, at which ratio, what was rejected and why.
     #[command(after_help = "Example:\n  sudo uzswap status --json | jq '.[0].stats.stored_pages'")]
     Status(StatusArguments),
+    /// Show the sections of memory that the pool lies in, and take them off or bring them back.
+    #[command(
+        after_help = "Example, which moves what section 4 holds elsewhere and gives its 2 MiB \
+                      back:\n  sudo uzswap memory offline 4"
+    )]
+    Memory(MemoryArguments),
     /// Show the same all the time, with rates and who is swapped out, and change compressor and
     /// pool by keys; q ends it.
     #[command(after_help = "Example:\n  sudo uzswap top --once")]
@@ -310,6 +316,30 @@ pub struct StatusArguments {
     /// Print JSON: every attribute and statistic of every cache.
     #[arg(long)]
     pub json: bool,
+}
+
+/// `uzswap memory`.
+#[derive(Debug, Args)]
+pub struct MemoryArguments {
+    /// What to change.
+    #[command(subcommand)]
+    pub change: Option<MemoryChange>,
+}
+
+/// A section is brought to a state.
+#[derive(Debug, Clone, Copy, Subcommand)]
+pub enum MemoryChange {
+    /// Move what a section holds to others, or to the backing, and give its memory back. It gets
+    /// none before it is brought online.
+    Offline {
+        /// The section's number.
+        section: usize,
+    },
+    /// Let a section have memory again.
+    Online {
+        /// The section's number.
+        section: usize,
+    },
 }
 
 /// `uzswap top`.

@@ -27,6 +27,9 @@ use uzswap_block::{open_backing_file, start_transport};
 use uzswap_engine::{Cache, Config, PAGE_BYTES};
 use uzswap_sys::{fuse, process};
 
+/// Memory that is added to a running machine: as much as it had when the daemon was started.
+const MEMORY_GROWS: u64 = 2;
+
 /// How long to wait before another keeper is started where one could not be.
 const PAUSE: Duration = Duration::from_secs(2);
 
@@ -196,6 +199,7 @@ fn open_cache(
     let config = Config {
         pages_max: options.pages,
         ram_bytes: start.ram,
+        ram_bytes_max: start.ram * MEMORY_GROWS,
         pool_bytes_max: options.pool,
         algorithm: algorithm.map_err(|error| Failure::new(format!("{error}")))?,
         seals_backing: !options.plain_backing,

@@ -18,6 +18,7 @@ mod keeper;
 mod kept;
 mod live;
 mod load;
+mod memory;
 mod options;
 mod page;
 mod pressure;
@@ -82,6 +83,7 @@ fn dispatch(command: Command) -> Result<ExitCode, Failure> {
         Command::Serve(arguments) => serve::serve(&arguments).map(|()| ExitCode::SUCCESS),
         Command::Config(arguments) => config::config(&arguments).map(|()| ExitCode::SUCCESS),
         Command::Status(arguments) => status::status(&arguments).map(|()| ExitCode::SUCCESS),
+        Command::Memory(arguments) => memory::memory(&arguments).map(|()| ExitCode::SUCCESS),
         Command::Top(arguments) => top::top(&arguments).map(|()| ExitCode::SUCCESS),
         Command::Attach(arguments) => attach::attach(&arguments),
         Command::Detach(arguments) => attach::detach(&arguments).map(|()| ExitCode::SUCCESS),

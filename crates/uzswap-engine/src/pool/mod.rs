@@ -1,13 +1,14 @@
 //! Where compressed objects live: an allocator for sizes that are a large part of a page.
 //!
 //! [`Pool::alloc`] gives a [`Handle`], never an address. An object carries the key of its owner, so
-//! that [`Pool::compact`] and [`Pool::empty_section`] can move it and have the owner's entry told.
+//! that [`Pool::compact`] and [`Pool::vacate`] can move it and have the owner's entry told.
 //! What keeps an object alive while it is read is the lock of its owner's entry: whoever reads,
 //! writes, moves or frees an object holds it (or has just allocated the object and told nobody).
 //!
 //! Locks: one a size class, held for a few list operations or the copy of one zspage's objects; the
 //! sections' lock is taken once for a whole zspage. There is no lock of the pool.
 
+mod bits;
 #[expect(unsafe_code, reason = "frames are raw memory, copied to and from by pointer")]
 mod section;
 mod size_class;
@@ -16,6 +17,8 @@ mod zspage;
 mod claims;
 
 pub(crate) use claims::{Claim, Claims};
+pub(crate) use section::Refused;
+pub use section::SectionState;
 pub(crate) use section::{SECTION_BYTES, SECTION_FRAMES, sections_of};
 pub(crate) use size_class::{CLASSES, COMPRESSED_BYTES_MAX};
 pub(crate) use zspage::Zspage;
@@ -90,22 +93,25 @@ pub struct ClassStats {
     pub allocated: usize,
 }
 
-/// Why a section could not be emptied.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-pub enum SectionError {
-    /// No such section is on line.
-    #[error("section {0} is not on line")]
-    Absent(usize),
-    /// Objects remain that had nowhere to go, or that were in use at each try.
-    #[error("section {section} still holds {objects} objects; {reason}")]
-    Busy {
-        /// The section.
-        section: usize,
-        /// Objects left.
-        objects: usize,
-        /// Why.
-        reason: &'static str,
-    },
+/// Why an object stays where it is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Stuck {
+    /// No other section has room for it.
+    NoRoom,
+    /// Its owner's entry is in use.
+    Held(SwapEntry),
+    /// It is allocated, and not written yet.
+    New,
+}
+
+/// What is left in a section that was to be emptied.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Left {
+    /// Why, of one of the objects.
+    pub(crate) stuck: Stuck,
+    pub(crate) objects: usize,
+    /// Bytes of the frames that they lie in.
+    pub(crate) bytes: usize,
 }
 
 /// See the module.
@@ -132,7 +138,7 @@ impl Pool {
     pub(crate) fn alloc(&self, bytes: usize) -> Result<Handle, NoMemory> {
         let number = class_of(bytes);
         let mut class = lock(&self.classes[number]);
-        self.alloc_in(number, &mut class)
+        self.alloc_in(number, &mut class, false)
     }
 
     /// Fills an object just allocated.
@@ -221,8 +227,8 @@ impl Pool {
     /// and may wait for the kernel. Errors: the machine has no more memory to give.
     pub(crate) fn provision(&self, reserve: usize) -> std::io::Result<()> {
         self.zspages.provision()?;
-        while self.free_bytes() < reserve && self.sections.online() < self.sections.possible() {
-            self.sections.bring_online()?;
+        while self.free_bytes() < reserve && self.sections.can_grow() {
+            self.sections.bring_any_online()?;
         }
         Ok(())
     }
@@ -231,11 +237,8 @@ impl Pool {
     /// free; the bytes given back.
     pub(crate) fn give_back(&self, reserve: usize) -> usize {
         let mut given = 0;
-        while self.free_bytes() >= reserve + SECTION_BYTES {
-            let Some(section) = self.sections.highest_empty() else { break };
-            if self.sections.take_offline(section) {
-                given += SECTION_BYTES;
-            }
+        while self.free_bytes() >= reserve + SECTION_BYTES && self.sections.give_one_back() {
+            given += SECTION_BYTES;
         }
         given
     }
@@ -251,37 +254,70 @@ impl Pool {
         }
         let source = class.heads.iter().copied().find(|head| *head != NONE)?;
         let moved = usize::from(self.zspages.get(source).used.load(Relaxed));
-        self.empty_zspage(number, &mut class, source, false, relocate).then_some(moved)
+        self.empty_zspage(number, &mut class, source, false, relocate).ok().map(|()| moved)
     }
 
-    /// Moves every object out of a section and gives its memory back.
-    ///
-    /// Objects go to other sections, which are brought on line where none has room. On failure the
-    /// section goes on serving what it still holds.
-    pub(crate) fn empty_section(
-        &self,
-        section: usize,
-        relocate: Relocate<'_>,
-    ) -> Result<(), SectionError> {
-        if !self.sections.set_leaving(section, true) {
-            return Err(SectionError::Absent(section));
-        }
+    /// Where each section stands.
+    pub(crate) fn section_states(&self) -> Vec<SectionState> {
+        self.sections.states()
+    }
+
+    /// Sections that the pool is made for.
+    pub(crate) fn sections_possible(&self) -> usize {
+        self.sections.possible()
+    }
+
+    /// Whether only one section may have memory.
+    pub(crate) fn is_last_section(&self) -> bool {
+        self.sections.is_last()
+    }
+
+    /// Brings a section online. One that is stays so.
+    pub(crate) fn bring_online(&self, section: usize) -> Result<(), Refused> {
+        self.sections.bring_online(section)
+    }
+
+    /// Keeps a section that has no memory from getting any.
+    pub(crate) fn keep_offline(&self, section: usize) -> Result<(), Refused> {
+        self.sections.keep_offline(section)
+    }
+
+    /// Has a section that is online take nothing new; [`Self::vacate`] empties it.
+    pub(crate) fn begin_offline(&self, section: usize) -> Result<(), Refused> {
+        self.sections.begin_offline(section)
+    }
+
+    /// Gives back the memory of a section that is going offline; `false` if it is in use.
+    pub(crate) fn finish_offline(&self, section: usize, to: SectionState) -> Result<bool, Refused> {
+        self.sections.finish_offline(section, to)
+    }
+
+    /// Has a section that is going offline be online again.
+    pub(crate) fn stay_online(&self, section: usize) {
+        self.sections.stay_online(section);
+    }
+
+    /// Brings one more section online. Errors: no memory, or no section.
+    pub(crate) fn grow_section(&self) -> std::io::Result<()> {
+        self.sections.bring_any_online()
+    }
+
+    /// Moves every object out of a section that is going offline, to where others have room.
+    pub(crate) fn vacate(&self, section: usize, relocate: Relocate<'_>) -> Result<(), Left> {
+        let mut stuck = None;
         for number in self.zspages.numbers() {
-            if self.is_in(number, section) {
-                self.leave(number, section, relocate);
+            if self.is_in(number, section)
+                && let Err(why) = self.leave(number, section, relocate)
+            {
+                stuck = Some(why);
             }
         }
-        if self.sections.take_offline(section) {
-            return Ok(());
-        }
-        self.sections.set_leaving(section, false);
+        let Some(stuck) = stuck else { return Ok(()) };
         let left = self.zspages.numbers().filter(|number| self.is_in(*number, section));
-        let objects = left.map(|n| usize::from(self.zspages.get(n).used.load(Relaxed))).sum();
-        let reason = match self.free_bytes() {
-            0 => "no other section has room: raise the pool's limit or free memory",
-            _ => "they were in use at the moment: try again",
-        };
-        Err(SectionError::Busy { section, objects, reason })
+        let used = |number| usize::from(self.zspages.get(number).used.load(Relaxed));
+        let objects = left.map(used).sum();
+        let in_use = self.sections().into_iter().find(|(number, _)| *number == section);
+        Err(Left { stuck, objects, bytes: in_use.map_or(0, |(_, frames)| frames * PAGE_BYTES) })
     }
 
     /// Frames in use of each section on line, by number.
@@ -315,10 +351,10 @@ impl Pool {
     }
 
     /// Empties one zspage that has a frame in `section`, unless it changed meanwhile.
-    fn leave(&self, number: u32, section: usize, relocate: Relocate<'_>) {
+    fn leave(&self, number: u32, section: usize, relocate: Relocate<'_>) -> Result<(), Stuck> {
         let class_number = self.zspages.get(number).class.load(Acquire);
         if class_number == NO_CLASS {
-            return;
+            return Ok(());
         }
         let class_number = usize::from(class_number);
         let mut class = lock(&self.classes[class_number]);
@@ -326,12 +362,14 @@ impl Pool {
         if usize::from(self.zspages.get(number).class.load(Relaxed)) == class_number
             && self.is_in(number, section)
         {
-            self.empty_zspage(class_number, &mut class, number, true, relocate);
+            return self.empty_zspage(class_number, &mut class, number, true, relocate);
         }
+        Ok(())
     }
 
     /// Moves the objects of a zspage elsewhere in its class: into room that there is, or, with
-    /// `grow`, into new zspages too. `true`: all of them, and its frames are free.
+    /// `grow`, into new zspages too. Its frames are free then. Without `grow` it is not worth
+    /// moving more of them once one has to stay.
     fn empty_zspage(
         &self,
         number: usize,
@@ -339,29 +377,30 @@ impl Pool {
         source: u32,
         grow: bool,
         relocate: Relocate<'_>,
-    ) -> bool {
+    ) -> Result<(), Stuck> {
         let zspage = self.zspages.get(source);
         self.unlink(class, source);
         zspage.group.store(LEAVING, Relaxed);
+        let mut stuck = Ok(());
         for index in 0..zspage.fresh.load(Relaxed) {
             let from = Handle::new(source, index);
-            let owner = (self.header_bits(from) >> 32) as u32;
-            if owner == FREE {
-                continue;
-            }
-            if owner == BUSY
-                || !self.move_object(number, class, from, SwapEntry(owner), grow, relocate)
-            {
+            let moved = match (self.header_bits(from) >> 32) as u32 {
+                FREE => continue,
+                BUSY => Err(Stuck::New),
+                owner => self.move_object(number, class, from, SwapEntry(owner), grow, relocate),
+            };
+            stuck = stuck.and(moved);
+            if moved == Err(Stuck::NoRoom) || !grow && moved.is_err() {
+                stuck = moved;
                 break;
             }
         }
-        let emptied = zspage.used.load(Relaxed) == 0;
-        if emptied {
+        if zspage.used.load(Relaxed) == 0 {
             self.release(number, class, source);
-        } else {
-            self.link(number, class, source);
+            return Ok(());
         }
-        emptied
+        self.link(number, class, source);
+        stuck
     }
 
     fn move_object(
@@ -372,17 +411,17 @@ impl Pool {
         owner: SwapEntry,
         grow: bool,
         relocate: Relocate<'_>,
-    ) -> bool {
+    ) -> Result<(), Stuck> {
         if !grow && class.heads.iter().all(|head| *head == NONE) {
-            return false;
+            return Err(Stuck::NoRoom);
         }
-        let Ok(to) = self.alloc_in(number, class) else { return false };
+        let to = self.alloc_in(number, class, true).map_err(|NoMemory| Stuck::NoRoom)?;
         if relocate(owner, from, to, &|| self.copy(number, from, to)) {
             self.free_in(number, class, from);
-            true
+            Ok(())
         } else {
             self.free_in(number, class, to);
-            false
+            Err(Stuck::Held(owner))
         }
     }
 
@@ -400,11 +439,17 @@ impl Pool {
         usize::from(self.zspages.get(zspage).class.load(Acquire))
     }
 
-    fn alloc_in(&self, number: usize, class: &mut Class) -> Result<Handle, NoMemory> {
+    /// An object of a class; for one that moves there, beyond the limit too.
+    fn alloc_in(
+        &self,
+        number: usize,
+        class: &mut Class,
+        is_move: bool,
+    ) -> Result<Handle, NoMemory> {
         let fullest = class.heads.iter().rev().copied().find(|head| *head != NONE);
         let at = match fullest {
             Some(zspage) => zspage,
-            None => self.grow(number, class)?,
+            None => self.grow(number, class, is_move)?,
         };
         let zspage = self.zspages.get(at);
         let free = zspage.free.load(Relaxed);
@@ -442,11 +487,11 @@ impl Pool {
     }
 
     /// A new, empty zspage, on the list of the emptiest.
-    fn grow(&self, number: usize, class: &mut Class) -> Result<u32, NoMemory> {
+    fn grow(&self, number: usize, class: &mut Class, is_move: bool) -> Result<u32, NoMemory> {
         let at = self.zspages.take().ok_or(NoMemory)?;
         let mut frames = [Frame(0); FRAMES_MAX];
         let frames = &mut frames[..usize::from(classes()[number].frames)];
-        if !self.sections.take(frames) {
+        if !self.sections.take(frames, is_move) {
             self.zspages.give(at);
             return Err(NoMemory);
         }

@@ -1,9 +1,11 @@
 //! The pool's memory: sections of 2 MiB, frames of a page.
 //!
 //! A section is brought on line whole and given back whole, so the pool grows and shrinks in steps
-//! of 2 MiB. Frames are taken from the lowest section that has any, which lets the highest ones run
-//! empty. All frames that exist are faulted in: a store never waits for the kernel to find memory.
+//! of 2 MiB. Where each stands, and how it gets there, is a table ([`SectionState`]). Frames are
+//! taken from the lowest section that has any, which lets the highest ones run empty. All frames
+//! that exist are faulted in: a store never waits for the kernel to find memory.
 
+use super::bits::Bits;
 use crate::durable::{Durable, Values};
 use crate::ids::SwapEntry;
 use crate::page::PAGE_BYTES;
@@ -19,6 +21,76 @@ use uzswap_sys::map::Mapping;
 pub(crate) const SECTION_FRAMES: usize = 512;
 /// Bytes in a section.
 pub(crate) const SECTION_BYTES: usize = SECTION_FRAMES * PAGE_BYTES;
+
+/// Where a section of the pool stands.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum SectionState {
+    /// Without memory; it comes when the pool needs it.
+    Absent,
+    /// Its memory is being made.
+    GoingOnline,
+    /// It holds objects, or could.
+    Online,
+    /// Its objects are being moved elsewhere.
+    GoingOffline,
+    /// Without memory, until somebody brings it online.
+    Offline,
+}
+
+impl SectionState {
+    /// All of them, in the order of a section's life.
+    pub const ALL: [Self; 5] =
+        [Self::Absent, Self::GoingOnline, Self::Online, Self::GoingOffline, Self::Offline];
+
+    /// Its name.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Absent => "absent",
+            Self::GoingOnline => "going-online",
+            Self::Online => "online",
+            Self::GoingOffline => "going-offline",
+            Self::Offline => "offline",
+        }
+    }
+
+    /// What a section has in it.
+    pub fn doc(self) -> &'static str {
+        match self {
+            Self::Absent => "No memory. It gets some when the pool needs it.",
+            Self::GoingOnline => "Its memory is being made, faulted in whole. It holds nothing.",
+            Self::Online => "Objects, or room for them. Each can be moved.",
+            Self::GoingOffline => {
+                "Its objects are being moved elsewhere; nothing new comes. What is still in it is \
+                 read and freed as ever."
+            }
+            Self::Offline => "No memory. It gets none before it is brought online by hand.",
+        }
+    }
+
+    /// What it may become, and when.
+    pub fn next(self) -> &'static [(Self, &'static str)] {
+        match self {
+            Self::Absent => &[
+                (Self::GoingOnline, "the pool needs memory, or by hand"),
+                (Self::Offline, "by hand"),
+            ],
+            Self::GoingOnline => &[
+                (Self::Online, "its memory is there"),
+                (Self::Absent, "the machine has none"),
+                (Self::Offline, "the machine has none, and it was offline"),
+            ],
+            Self::Online => {
+                &[(Self::GoingOffline, "by hand, or its memory is not needed any more")]
+            }
+            Self::GoingOffline => &[
+                (Self::Online, "an object could not be moved"),
+                (Self::Absent, "it is empty, and was not needed any more"),
+                (Self::Offline, "it is empty, and is to stay so"),
+            ],
+            Self::Offline => &[(Self::GoingOnline, "by hand")],
+        }
+    }
+}
 
 /// A page of the pool's memory: its section and its place there.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -49,19 +121,25 @@ impl Memory {
     }
 }
 
+/// What a section has while it has memory.
 struct Section {
     memory: Memory,
     /// A set bit is a free frame.
     free: [u64; SECTION_FRAMES / 64],
     free_count: usize,
-    /// Being emptied: gives out no frames.
-    leaving: bool,
+}
+
+struct Slot {
+    state: SectionState,
+    section: Option<Box<Section>>,
 }
 
 struct Inner {
-    sections: Box<[Option<Box<Section>>]>,
-    /// No section below has a free frame to give.
-    lowest: usize,
+    slots: Box<[Slot]>,
+    /// Sections online that have a free frame, and those of which all are free.
+    with_room: Bits,
+    empty: Bits,
+    absent: Bits,
 }
 
 /// The sections there are.
@@ -70,17 +148,35 @@ pub(super) struct Sections {
     /// object of the section, which keeps it on line.
     bases: Box<[AtomicPtr<u8>]>,
     inner: Mutex<Inner>,
+    /// Sections that have memory.
     online: AtomicUsize,
+    /// Sections that are to have none.
+    offline: AtomicUsize,
     used_frames: AtomicUsize,
     /// Frames that may be in use.
     limit: AtomicUsize,
-    /// Memory that outlives the process, and which sections are on line there.
+    /// Memory that outlives the process, and which sections have some there.
     durable: Option<(Arc<Durable>, Values<Kept<AtomicU32>>)>,
-    /// Held while a section's memory is made: its number must not be another's meanwhile.
-    making: Mutex<Making>,
 }
 
-struct Making;
+/// What memory that outlives the process says of a section. One that has memory is never
+/// [`kept::NONE`] there, so none is forgotten, whenever the process ends.
+mod kept {
+    pub(super) const NONE: u32 = 0;
+    pub(super) const ONLINE: u32 = 1;
+    pub(super) const OFFLINE: u32 = 2;
+}
+
+/// Why a section is not where it was to be brought.
+#[derive(Debug)]
+pub(crate) enum Refused {
+    /// It stands there, from where the change is none that can be.
+    State(SectionState),
+    /// It is the only one that may have memory.
+    Last,
+    /// The machine has no memory.
+    Memory(io::Error),
+}
 
 /// Sections that `bytes_max` bytes take.
 pub(crate) fn sections_of(bytes_max: usize) -> usize {
@@ -91,12 +187,21 @@ impl Sections {
     /// Room for `bytes_max` bytes; nothing is on line yet.
     pub(super) fn new(bytes_max: usize, durable: Option<&Arc<Durable>>) -> Self {
         let count = sections_of(bytes_max);
+        let slot = |_| Slot { state: SectionState::Absent, section: None };
+        let bits = || Bits::new(count);
+        let mut inner = Inner {
+            slots: (0..count).map(slot).collect(),
+            with_room: bits(),
+            empty: bits(),
+            absent: bits(),
+        };
+        (0..count).for_each(|number| inner.absent.set(number, true));
         Self {
             durable: durable.map(|durable| (durable.clone(), durable.sections_on_line())),
-            making: Mutex::new(Making),
             bases: (0..count).map(|_| AtomicPtr::default()).collect(),
-            inner: Mutex::new(Inner { sections: (0..count).map(|_| None).collect(), lowest: 0 }),
+            inner: Mutex::new(inner),
             online: AtomicUsize::new(0),
+            offline: AtomicUsize::new(0),
             used_frames: AtomicUsize::new(0),
             limit: AtomicUsize::new(count * SECTION_FRAMES),
         }
@@ -107,8 +212,10 @@ impl Sections {
         self.limit.store(frames, Ordering::Relaxed);
     }
 
+    /// Frames that may be in use: what was set, as far as sections may have memory.
     pub(super) fn limit(&self) -> usize {
-        self.limit.load(Ordering::Relaxed)
+        let sections = self.possible() - self.offline.load(Ordering::Relaxed);
+        self.limit.load(Ordering::Relaxed).min(sections * SECTION_FRAMES)
     }
 
     /// Frames that zspages are made of.
@@ -121,39 +228,41 @@ impl Sections {
         (self.online.load(Ordering::Relaxed) * SECTION_FRAMES).saturating_sub(self.used_frames())
     }
 
-    /// Sections on line.
+    /// Sections that have memory.
     pub(super) fn online(&self) -> usize {
         self.online.load(Ordering::Relaxed)
     }
 
-    /// Sections that could be on line.
+    /// Sections that the pool is made for.
     pub(super) fn possible(&self) -> usize {
         self.bases.len()
     }
 
-    /// Takes `out.len()` frames, or none at all.
-    pub(super) fn take(&self, out: &mut [Frame]) -> bool {
+    /// Whether the pool could have more sections than it has.
+    pub(super) fn can_grow(&self) -> bool {
+        self.online() + self.offline.load(Ordering::Relaxed) < self.possible()
+    }
+
+    /// Takes `out.len()` frames, or none at all; beyond the limit only for objects that are moved,
+    /// whose frames are free in a moment.
+    pub(super) fn take(&self, out: &mut [Frame], is_move: bool) -> bool {
         let mut inner = lock(&self.inner);
-        if self.used_frames() + out.len() > self.limit() {
+        if !is_move && self.used_frames() + out.len() > self.limit() {
             return false;
         }
         let mut taken = 0;
-        let mut number = inner.lowest;
-        while taken < out.len() && number < inner.sections.len() {
-            match &mut inner.sections[number] {
-                Some(section) if section.free_count > 0 && !section.leaving => {
-                    let within = section.take_lowest();
-                    out[taken] = Frame((number * SECTION_FRAMES + within) as u32);
-                    taken += 1;
-                }
-                _ => number += 1,
+        while taken < out.len() {
+            let Some(number) = inner.with_room.first() else {
+                out[..taken].iter().for_each(|frame| inner.give(*frame));
+                return false;
+            };
+            let section = inner.section(number);
+            while taken < out.len() && section.free_count > 0 {
+                out[taken] = Frame((number * SECTION_FRAMES + section.take_lowest()) as u32);
+                taken += 1;
             }
+            inner.note(number);
         }
-        if taken < out.len() {
-            out[..taken].iter().for_each(|frame| inner.give(*frame));
-            return false;
-        }
-        inner.lowest = number;
         self.used_frames.fetch_add(taken, Ordering::Relaxed);
         true
     }
@@ -165,50 +274,89 @@ impl Sections {
         self.used_frames.fetch_sub(count, Ordering::Relaxed);
     }
 
-    /// Brings one more section on line, faulted in. Errors: no memory; `QuotaExceeded` when every
-    /// possible section is on line.
-    pub(super) fn bring_online(&self) -> io::Result<()> {
-        // No server waits for it.
-        let _making = self.durable.is_some().then(|| lock(&self.making));
-        let number = lock(&self.inner).sections.iter().position(Option::is_none);
-        let Some(number) = number else { return Err(io::ErrorKind::QuotaExceeded.into()) };
-        self.put_online(number)
+    /// Brings one more section online, faulted in. Errors: no memory; `QuotaExceeded` when every
+    /// section that may be is.
+    pub(super) fn bring_any_online(&self) -> io::Result<()> {
+        let mut inner = lock(&self.inner);
+        let Some(number) = inner.absent.first() else {
+            return Err(io::ErrorKind::QuotaExceeded.into());
+        };
+        inner.turn(number, SectionState::GoingOnline);
+        drop(inner);
+        self.make(number, SectionState::Absent)
     }
 
-    /// Where the number is not kept from others (there is no memory with a place for it), another
-    /// one may be found.
-    fn put_online(&self, number: usize) -> io::Result<()> {
-        let memory = match &self.durable {
-            None => Memory::Own(Mapping::populated(SECTION_BYTES)?),
-            Some((durable, on_line)) => {
-                let start = durable.populate_section(number)?;
-                on_line[number].store(1, Ordering::Release);
-                Memory::Durable(start)
+    /// Brings a section online. One that is stays so.
+    pub(super) fn bring_online(&self, number: usize) -> Result<(), Refused> {
+        let mut inner = lock(&self.inner);
+        let before = inner.slots[number].state;
+        match before {
+            SectionState::Online => return Ok(()),
+            SectionState::Absent | SectionState::Offline => {}
+            SectionState::GoingOnline | SectionState::GoingOffline => {
+                return Err(Refused::State(before));
             }
-        };
-        let section = Box::new(Section {
-            memory,
-            free: [u64::MAX; SECTION_FRAMES / 64],
-            free_count: SECTION_FRAMES,
-            leaving: false,
+        }
+        inner.turn(number, SectionState::GoingOnline);
+        drop(inner);
+        self.make(number, before).map_err(Refused::Memory)
+    }
+
+    /// Makes the memory of a section that is going online; without any it is where it was before.
+    fn make(&self, number: usize, before: SectionState) -> io::Result<()> {
+        let made = self.populate(number, before).map(|memory| {
+            Box::new(Section {
+                memory,
+                free: [u64::MAX; SECTION_FRAMES / 64],
+                free_count: SECTION_FRAMES,
+            })
         });
         let mut inner = lock(&self.inner);
-        let is_own = matches!(section.memory, Memory::Own(_));
-        let free = || inner.sections.iter().position(Option::is_none);
-        let number = if is_own { free().ok_or(io::ErrorKind::QuotaExceeded)? } else { number };
+        let section = match made {
+            Ok(section) => section,
+            Err(error) => {
+                inner.turn(number, before);
+                return Err(error);
+            }
+        };
         self.bases[number].store(section.memory.as_ptr(), Ordering::Release);
-        inner.sections[number] = Some(section);
-        inner.lowest = inner.lowest.min(number);
+        inner.slots[number].section = Some(section);
+        inner.turn(number, SectionState::Online);
+        if before == SectionState::Offline {
+            self.offline.fetch_sub(1, Ordering::Relaxed);
+        }
         self.online.fetch_add(1, Ordering::Relaxed);
         Ok(())
     }
 
+    fn populate(&self, number: usize, before: SectionState) -> io::Result<Memory> {
+        let Some((durable, kept)) = &self.durable else {
+            return Ok(Memory::Own(Mapping::populated(SECTION_BYTES)?));
+        };
+        kept[number].store(kept::ONLINE, Ordering::Release);
+        let made = durable.populate_section(number);
+        if made.is_err() {
+            durable.release_section(number);
+            kept[number].store(kept_as(before), Ordering::Release);
+        }
+        Ok(Memory::Durable(made?))
+    }
+
     /// Takes over the sections that another process has left, all frames free.
     pub(super) fn adopt(&self) -> io::Result<()> {
-        let Some((_, on_line)) = &self.durable else { return Ok(()) };
-        let numbers =
-            (0..).zip(on_line.iter()).filter(|(_, word)| word.load(Ordering::Acquire) != 0);
-        numbers.map(|(number, _)| number).try_for_each(|number| self.put_online(number))
+        let Some((_, kept)) = &self.durable else { return Ok(()) };
+        for (number, word) in kept.iter().enumerate() {
+            let taken = match word.load(Ordering::Acquire) {
+                kept::NONE => continue,
+                kept::OFFLINE => self.keep_offline(number),
+                _ => self.bring_online(number),
+            };
+            taken.map_err(|refused| match refused {
+                Refused::Memory(error) => error,
+                Refused::State(_) | Refused::Last => io::Error::other("no section of a pool"),
+            })?;
+        }
+        Ok(())
     }
 
     /// Takes frames that were in use in the process before; `false` if one is not there, or taken.
@@ -216,64 +364,116 @@ impl Sections {
         let mut inner = lock(&self.inner);
         for frame in frames {
             let within = frame.0 as usize % SECTION_FRAMES;
-            match inner.sections.get_mut(frame.section()) {
-                Some(Some(section)) if section.is_free(within) => {
+            let slot = inner.slots.get_mut(frame.section());
+            match slot.and_then(|slot| slot.section.as_mut()) {
+                Some(section) if section.is_free(within) => {
                     section.free[within / 64] &= !(1 << (within % 64));
                     section.free_count -= 1;
                 }
                 _ => return false,
             }
+            inner.note(frame.section());
             self.used_frames.fetch_add(1, Ordering::Relaxed);
         }
         true
     }
 
-    /// Makes a section give out no more frames (`leaving`), or undoes it.
-    /// `false`: there is no such section.
-    pub(super) fn set_leaving(&self, number: usize, leaving: bool) -> bool {
+    /// Makes a section that is online give out no more frames.
+    pub(super) fn begin_offline(&self, number: usize) -> Result<(), Refused> {
         let mut inner = lock(&self.inner);
-        let Some(Some(section)) = inner.sections.get_mut(number) else { return false };
-        section.leaving = leaving;
-        inner.lowest = inner.lowest.min(number);
-        true
+        match inner.slots[number].state {
+            SectionState::Online => {
+                inner.turn(number, SectionState::GoingOffline);
+                Ok(())
+            }
+            other => Err(Refused::State(other)),
+        }
     }
 
-    /// Unmaps a section in which no frame is in use; `false` if there is none such at `number`.
-    pub(super) fn take_offline(&self, number: usize) -> bool {
+    /// Has it be online again.
+    pub(super) fn stay_online(&self, number: usize) {
+        lock(&self.inner).turn(number, SectionState::Online);
+    }
+
+    /// Keeps a section that has no memory from getting any.
+    pub(super) fn keep_offline(&self, number: usize) -> Result<(), Refused> {
         let mut inner = lock(&self.inner);
-        let Some(slot) = inner.sections.get_mut(number) else { return false };
-        if slot.as_ref().is_none_or(|section| section.free_count < SECTION_FRAMES) {
-            return false;
+        match inner.slots[number].state {
+            SectionState::Offline => return Ok(()),
+            SectionState::Absent => {}
+            other => return Err(Refused::State(other)),
+        }
+        self.note_offline()?;
+        inner.turn(number, SectionState::Offline);
+        if let Some((_, kept)) = &self.durable {
+            kept[number].store(kept::OFFLINE, Ordering::Release);
+        }
+        Ok(())
+    }
+
+    /// One more is to have no memory, unless it is the last one that may. The caller has the lock.
+    fn note_offline(&self) -> Result<(), Refused> {
+        let one_more = |offline| (offline + 1 < self.possible()).then_some(offline + 1);
+        let noted = self.offline.fetch_update(Ordering::Relaxed, Ordering::Relaxed, one_more);
+        noted.map(drop).map_err(|_| Refused::Last)
+    }
+
+    /// Whether only one section may have memory.
+    pub(super) fn is_last(&self) -> bool {
+        self.offline.load(Ordering::Relaxed) + 1 >= self.possible()
+    }
+
+    /// Gives back the memory of a section that is going offline and in which no frame is in use;
+    /// `false` if one is.
+    pub(super) fn finish_offline(&self, number: usize, to: SectionState) -> Result<bool, Refused> {
+        let mut inner = lock(&self.inner);
+        let is_empty = |section: &Section| section.free_count == SECTION_FRAMES;
+        if !inner.slots[number].section.as_deref().is_some_and(is_empty) {
+            return Ok(false);
+        }
+        if to == SectionState::Offline {
+            self.note_offline()?;
         }
         self.bases[number].store(std::ptr::null_mut(), Ordering::Release);
-        let section = slot.take();
+        let section = inner.slots[number].section.take();
         self.online.fetch_sub(1, Ordering::Relaxed);
-        if let Some((durable, on_line)) = &self.durable {
-            on_line[number].store(0, Ordering::Release);
-            // Under the lock: nobody brings it on line again meanwhile.
-            durable.release_section(number);
-        }
+        // Giving memory back takes longer than a store should wait. Nobody else changes a section
+        // on its way.
         drop(inner);
         drop(section);
-        true
+        if let Some((durable, kept)) = &self.durable {
+            durable.release_section(number);
+            kept[number].store(kept_as(to), Ordering::Release);
+        }
+        lock(&self.inner).turn(number, to);
+        Ok(true)
     }
 
-    /// Frames in use in each section on line, by its number.
+    /// Gives back the memory of the highest section in which no frame is in use; `false`: there is
+    /// none.
+    pub(super) fn give_one_back(&self) -> bool {
+        let mut inner = lock(&self.inner);
+        let Some(number) = inner.empty.last() else { return false };
+        inner.turn(number, SectionState::GoingOffline);
+        drop(inner);
+        matches!(self.finish_offline(number, SectionState::Absent), Ok(true))
+    }
+
+    /// Where each section stands.
+    pub(super) fn states(&self) -> Vec<SectionState> {
+        let mut states = Vec::with_capacity(self.possible());
+        states.extend(lock(&self.inner).slots.iter().map(|slot| slot.state));
+        states
+    }
+
+    /// Frames in use in each section that has memory, by its number.
     pub(super) fn usage(&self) -> Vec<(usize, usize)> {
         let mut usage = Vec::with_capacity(self.possible());
         let inner = lock(&self.inner);
         let used = |section: &Section| SECTION_FRAMES - section.free_count;
-        let online = (0..).zip(&inner.sections);
-        usage.extend(online.filter_map(|(n, s)| Some((n, used(s.as_deref()?)))));
+        let slots = (0..).zip(&inner.slots);
+        usage.extend(slots.filter_map(|(n, slot)| Some((n, used(slot.section.as_deref()?)))));
         usage
-    }
-
-    /// Number of the highest section on line that is wholly free.
-    pub(super) fn highest_empty(&self) -> Option<usize> {
-        let inner = lock(&self.inner);
-        inner.sections.iter().rposition(|slot| {
-            slot.as_ref().is_some_and(|section| section.free_count == SECTION_FRAMES)
-        })
     }
 
     /// A pointer `offset` bytes into a frame of a section that is on line.
@@ -328,30 +528,76 @@ impl Sections {
     /// Recounts; panics with the difference.
     pub(super) fn check(&self, used: &[(Frame, SwapEntry)]) {
         let inner = lock(&self.inner);
-        let mut free = 0;
-        for section in inner.sections.iter().flatten() {
-            let bits: u32 = section.free.iter().map(|word| word.count_ones()).sum();
-            assert_eq!(bits as usize, section.free_count);
-            free += section.free_count;
+        let (mut free, mut online, mut offline) = (0, 0, 0);
+        for (number, slot) in inner.slots.iter().enumerate() {
+            let free_count = slot.section.as_ref().map_or(0, |section| {
+                let bits: u32 = section.free.iter().map(|word| word.count_ones()).sum();
+                assert_eq!(bits as usize, section.free_count);
+                section.free_count
+            });
+            let (is_absent, gives) =
+                (slot.state == SectionState::Absent, slot.state == SectionState::Online);
+            assert!(gives || is_absent || slot.state == SectionState::Offline, "{:?}", slot.state);
+            assert_eq!(slot.section.is_some(), gives, "section {number}");
+            assert_eq!(inner.absent.has(number), is_absent, "section {number}");
+            assert_eq!(inner.with_room.has(number), gives && free_count > 0, "section {number}");
+            let is_empty = free_count == SECTION_FRAMES;
+            assert_eq!(inner.empty.has(number), gives && is_empty, "section {number}");
+            free += free_count;
+            online += usize::from(gives);
+            offline += usize::from(slot.state == SectionState::Offline);
         }
-        let online = inner.sections.iter().flatten().count();
         assert_eq!(online, self.online());
+        assert_eq!(offline, self.offline.load(Ordering::Relaxed));
         assert_eq!(online * SECTION_FRAMES - free, self.used_frames());
         for (frame, owner) in used {
-            let section = inner.sections[frame.section()].as_ref();
+            let section = inner.slots[frame.section()].section.as_ref();
             let section = section.unwrap_or_else(|| panic!("{frame:?} of {owner:?} is off line"));
             assert!(!section.is_free(frame.0 as usize % SECTION_FRAMES), "{frame:?} is free");
         }
     }
 }
 
+fn kept_as(state: SectionState) -> u32 {
+    match state {
+        SectionState::Absent => kept::NONE,
+        SectionState::Offline => kept::OFFLINE,
+        SectionState::GoingOnline | SectionState::Online | SectionState::GoingOffline => {
+            kept::ONLINE
+        }
+    }
+}
+
 impl Inner {
+    /// Brings a section to its next state.
+    fn turn(&mut self, number: usize, to: SectionState) {
+        let state = &mut self.slots[number].state;
+        let may = state.next().iter().any(|(next, _)| *next == to);
+        assert!(may, "section {number} cannot become {to:?} from {state:?}");
+        *state = to;
+        self.note(number);
+    }
+
+    /// Keeps the sets as a section is now.
+    fn note(&mut self, number: usize) {
+        let Slot { state, section } = &self.slots[number];
+        let free = match (state, section) {
+            (SectionState::Online, Some(section)) => section.free_count,
+            _ => 0,
+        };
+        self.absent.set(number, *state == SectionState::Absent);
+        self.with_room.set(number, free > 0);
+        self.empty.set(number, free == SECTION_FRAMES);
+    }
+
+    fn section(&mut self, number: usize) -> &mut Section {
+        let section = self.slots[number].section.as_deref_mut();
+        section.expect("a section with a frame in use, or to give, has memory")
+    }
+
     fn give(&mut self, frame: Frame) {
-        let section = self.sections[frame.section()]
-            .as_mut()
-            .expect("a section with a frame in use stays on line");
-        section.give(frame.0 as usize % SECTION_FRAMES);
-        self.lowest = self.lowest.min(frame.section());
+        self.section(frame.section()).give(frame.0 as usize % SECTION_FRAMES);
+        self.note(frame.section());
     }
 }
 
@@ -382,32 +628,80 @@ mod tests {
     #[test]
     fn frames_come_from_the_lowest_section_and_all_or_nothing() {
         let sections = Sections::new(2 * SECTION_BYTES, None);
-        assert!(!sections.take(&mut [Frame(0); 1]), "nothing is on line");
-        sections.bring_online().unwrap();
-        sections.bring_online().unwrap();
-        assert_eq!(sections.bring_online().unwrap_err().kind(), io::ErrorKind::QuotaExceeded);
+        assert!(!sections.take(&mut [Frame(0); 1], false), "nothing is on line");
+        sections.bring_any_online().unwrap();
+        sections.bring_any_online().unwrap();
+        assert_eq!(sections.bring_any_online().unwrap_err().kind(), io::ErrorKind::QuotaExceeded);
         let mut frames = vec![Frame(0); 2 * SECTION_FRAMES - 3];
-        assert!(sections.take(&mut frames));
+        assert!(sections.take(&mut frames, false));
         assert_eq!(frames[5], Frame(5));
-        assert!(!sections.take(&mut [Frame(0); 4]));
+        assert!(!sections.take(&mut [Frame(0); 4], false));
         assert_eq!(sections.free_frames(), 3);
         sections.give([frames[9]].into_iter());
         let mut one = [Frame(0)];
-        assert!(sections.take(&mut one));
+        assert!(sections.take(&mut one, false));
         assert_eq!(one, [Frame(9)]);
     }
 
     #[test]
-    fn only_an_empty_section_goes_off_line() {
+    fn only_an_empty_section_goes_offline() {
         let sections = Sections::new(2 * SECTION_BYTES, None);
-        sections.bring_online().unwrap();
+        let is_refused = |refused| matches!(refused, Err(Refused::State(_)));
+        sections.bring_any_online().unwrap();
         let mut frame = [Frame(0)];
-        assert!(sections.take(&mut frame));
-        assert!(!sections.take_offline(0));
-        assert!(!sections.take_offline(1));
+        assert!(sections.take(&mut frame, false));
+        assert!(!sections.give_one_back());
+        assert!(is_refused(sections.keep_offline(0)));
+        assert!(is_refused(sections.begin_offline(1)), "it has no memory");
+        sections.begin_offline(0).unwrap();
+        assert!(is_refused(sections.begin_offline(0)), "once is enough");
+        assert!(is_refused(sections.bring_online(0)));
+        assert!(!sections.take(&mut [Frame(0)], false), "it gives no frames");
+        assert!(!sections.finish_offline(0, SectionState::Offline).unwrap());
         sections.give(frame.into_iter());
-        assert_eq!(sections.highest_empty(), Some(0));
-        assert!(sections.take_offline(0));
+        assert!(sections.finish_offline(0, SectionState::Offline).unwrap());
         assert_eq!((sections.online(), sections.free_frames()), (0, 0));
+        assert_eq!(sections.states(), [SectionState::Offline, SectionState::Absent]);
+        sections.check(&[]);
+    }
+
+    #[test]
+    fn the_last_section_that_may_have_memory_keeps_it() {
+        let sections = Sections::new(2 * SECTION_BYTES, None);
+        sections.keep_offline(1).unwrap();
+        assert_eq!(sections.limit(), SECTION_FRAMES);
+        assert!(matches!(sections.keep_offline(0), Err(Refused::Last)));
+        sections.bring_any_online().unwrap();
+        assert!(!sections.can_grow());
+        sections.begin_offline(0).unwrap();
+        assert!(matches!(sections.finish_offline(0, SectionState::Offline), Err(Refused::Last)));
+        sections.stay_online(0);
+        sections.check(&[]);
+        sections.bring_online(1).unwrap();
+        assert_eq!((sections.limit(), sections.online()), (2 * SECTION_FRAMES, 2));
+    }
+
+    #[test]
+    #[should_panic(expected = "cannot become")]
+    fn a_change_that_is_not_in_the_table_is_none() {
+        lock(&Sections::new(SECTION_BYTES, None).inner).turn(0, SectionState::Online);
+    }
+
+    #[test]
+    fn every_state_is_reached_and_left() {
+        use SectionState::Absent;
+        let mut reached = vec![Absent];
+        let mut at = 0;
+        while at < reached.len() {
+            let next = reached[at].next();
+            assert!(!next.is_empty(), "{:?} is never left", reached[at]);
+            for (state, _) in next {
+                if !reached.contains(state) {
+                    reached.push(*state);
+                }
+            }
+            at += 1;
+        }
+        assert_eq!(reached.len(), SectionState::ALL.len());
     }
 }

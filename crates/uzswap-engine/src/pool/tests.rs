@@ -56,6 +56,11 @@ impl Owned {
         true
     }
 
+    fn vacate(&self, section: usize) -> Result<(), Left> {
+        self.pool.begin_offline(section).unwrap();
+        self.pool.vacate(section, &|o, f, t, c| self.relocate(o, f, t, c))
+    }
+
     fn compact(&self) {
         for class in (0..CLASSES).rev() {
             while self.pool.compact(class, &|o, f, t, c| self.relocate(o, f, t, c)).is_some() {}
@@ -177,11 +182,11 @@ fn a_section_is_emptied_into_others_and_given_back() {
     owned.pool.provision(2 * SECTION_BYTES).unwrap();
     let before = owned.pool.sections();
     assert!(before[0].1 > 0, "{before:?}");
-    owned.pool.empty_section(0, &|o, f, t, c| owned.relocate(o, f, t, c)).unwrap();
+    owned.vacate(0).unwrap();
+    assert!(owned.pool.finish_offline(0, SectionState::Absent).unwrap());
     owned.check();
     assert_eq!(owned.pool.sections()[0].0, 1, "section 0 is off line");
-    let error = owned.pool.empty_section(0, &|_, _, _, _| true).unwrap_err();
-    assert_eq!(error, SectionError::Absent(0));
+    assert!(matches!(owned.pool.begin_offline(0), Err(Refused::State(SectionState::Absent))));
 }
 
 #[test]
@@ -190,8 +195,10 @@ fn a_section_with_nowhere_to_go_says_so_and_keeps_its_objects() {
     owned.pool.set_limit(FULL_BYTES);
     while owned.insert(2000) {}
     let inserted = owned.next as usize;
-    let error = owned.pool.empty_section(0, &|o, f, t, c| owned.relocate(o, f, t, c)).unwrap_err();
-    assert!(matches!(error, SectionError::Busy { section: 0, objects, .. } if objects == inserted));
+    let left = owned.vacate(0).unwrap_err();
+    assert_eq!((left.stuck, left.objects), (Stuck::NoRoom, inserted));
+    assert_eq!(left.bytes, owned.pool.bytes());
+    owned.pool.stay_online(0);
     owned.check();
 }
 

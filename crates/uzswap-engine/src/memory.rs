@@ -1,0 +1,214 @@
+//! Memory that comes and goes.
+//!
+//! The pool lies in sections of 2 MiB. Which states a section has, and how it gets from one to
+//! another, is [`SectionState`]'s table. Every section can be emptied: nothing refers to an object
+//! by its address, so each may move while nobody uses it. What a section held goes to others, and
+//! where they have no room, the oldest pages go to the backing to make some. An object that stays
+//! leaves the section online, and the error says which it was.
+//!
+//! How much the pool may take follows the machine: see [`Cache::follow_memory`].
+
+use crate::cache::Cache;
+use crate::error::SectionError;
+use crate::ids::SwapEntry;
+use crate::pool::{Left, Refused, SECTION_BYTES, SectionState, Stuck};
+use crate::sync::Backoff;
+
+/// Looks at objects that are in use, each after a longer pause, before their section stays: some
+/// 0.1 s. A read of the backing, which an entry is locked for, takes a part of that.
+const TRIES: u32 = 1000;
+
+/// Sections that may come for one that goes: what it held, in zspages that no other class's objects
+/// can fill, takes up to two, and one is for stores that go on meanwhile.
+const GROWS: u32 = 3;
+
+impl Cache {
+    /// Where each section of the pool stands, by number.
+    pub fn section_states(&self) -> Vec<SectionState> {
+        self.pool.section_states()
+    }
+
+    /// Sections of the pool that have memory: number and bytes in use.
+    pub fn sections(&self) -> Vec<(usize, usize)> {
+        let bytes = |(number, frames)| (number, frames * crate::page::PAGE_BYTES);
+        self.pool.sections().into_iter().map(bytes).collect()
+    }
+
+    /// Brings a section to a state: `online`, or `offline`, where it stays until it is brought
+    /// online again. May write to the backing. On an error the section is as it was.
+    pub fn set_section(&self, section: usize, state: &str) -> Result<(), SectionError> {
+        let last = self.pool.sections_possible() - 1;
+        if section > last {
+            return Err(SectionError::NoSection { section, last });
+        }
+        match state {
+            "online" => self.pool.bring_online(section).map_err(|why| refused(section, why)),
+            "offline" => self.take_offline(section),
+            other => Err(SectionError::NoState(other.into())),
+        }
+    }
+
+    fn take_offline(&self, section: usize) -> Result<(), SectionError> {
+        match self.pool.keep_offline(section) {
+            Err(Refused::State(SectionState::Online)) => {}
+            done => return done.map_err(|why| refused(section, why)),
+        }
+        if self.pool.is_last_section() {
+            return Err(SectionError::Last { section });
+        }
+        let (mut tries, mut grows) = (0, 0);
+        let mut backoff = Backoff::new();
+        self.vacate(section, SectionState::Offline, |left| match left.stuck {
+            Stuck::NoRoom => {
+                grows += 1;
+                grows <= GROWS && self.pool.grow_section().is_ok() || self.make_way(left.bytes)
+            }
+            Stuck::Held(_) | Stuck::New => {
+                tries += 1;
+                backoff.wait();
+                tries < TRIES
+            }
+        })
+    }
+
+    /// Moves every object out of a section, to where others have room, and gives its memory back:
+    /// until the pool needs it again.
+    pub fn empty_section(&self, section: usize) -> Result<(), SectionError> {
+        let last = self.pool.sections_possible() - 1;
+        if section > last {
+            return Err(SectionError::NoSection { section, last });
+        }
+        self.vacate(section, SectionState::Absent, |_| false)
+    }
+
+    /// Empties a section, as long as `try_again` says so of what is left, and gives its memory
+    /// back.
+    fn vacate(
+        &self,
+        section: usize,
+        to: SectionState,
+        mut try_again: impl FnMut(Left) -> bool,
+    ) -> Result<(), SectionError> {
+        self.pool.begin_offline(section).map_err(|why| refused(section, why))?;
+        let relocate = |owner, from, to, copy: &dyn Fn()| self.relocate(owner, from, to, copy);
+        loop {
+            let left = match self.pool.vacate(section, &relocate) {
+                Ok(()) => match self.pool.finish_offline(section, to) {
+                    Ok(true) => return Ok(()),
+                    // Taken before it was going offline, and not yet anybody's.
+                    Ok(false) => Left { stuck: Stuck::New, objects: 1, bytes: SECTION_BYTES },
+                    Err(why) => {
+                        self.pool.stay_online(section);
+                        return Err(refused(section, why));
+                    }
+                },
+                Err(left) => left,
+            };
+            if !try_again(left) {
+                self.pool.stay_online(section);
+                return Err(self.stays(section, left));
+            }
+        }
+    }
+
+    /// Writes pages back until so many bytes are free in sections that stay; `false`: no page could
+    /// be.
+    fn make_way(&self, bytes: usize) -> bool {
+        let before = self.pool.bytes();
+        // What is between the objects of other classes is no room before they are moved together,
+        // and a write is not worth its while for a few pages.
+        let wanted = bytes.max(SECTION_BYTES / 16) + self.pool.slack_bytes();
+        self.write_back_to(before.saturating_sub(wanted), || self.slots.provision());
+        self.compact_all();
+        self.pool.bytes() < before
+    }
+
+    fn stays(&self, section: usize, left: Left) -> SectionError {
+        let Left { stuck, objects, bytes } = left;
+        let what = match stuck {
+            Stuck::NoRoom => return SectionError::NoRoom { section, objects, bytes },
+            Stuck::New => "a page that is being stored".into(),
+            Stuck::Held(owner) => self.describe_held(owner),
+        };
+        SectionError::Held { section, objects, what }
+    }
+
+    fn describe_held(&self, owner: SwapEntry) -> String {
+        let number = owner.0;
+        let what = if self.shares.contains(owner) {
+            "pages that are the same, of record"
+        } else if self.units.contains(owner) {
+            "a unit of cold pages, piece"
+        } else {
+            "page"
+        };
+        let by = match self.index.view().peek(owner).is_in_flight() {
+            true => "writeback or recompression",
+            false => "a request",
+        };
+        format!("{what} {number}, which {by} holds")
+    }
+
+    /// Moves objects together until free memory beyond the reserve can be given back in whole
+    /// sections, and gives it back; the bytes.
+    pub fn give_sections_back(&self) -> usize {
+        let mut given = 0;
+        while self.pool.free_bytes() >= self.room.reserve_bytes() + SECTION_BYTES {
+            let emptiest = self.pool.sections().into_iter().min_by_key(|(_, frames)| *frames);
+            let Some((section, _)) = emptiest else { break };
+            if self.empty_section(section).is_err() {
+                break; // Its objects are in use.
+            }
+            given += SECTION_BYTES;
+        }
+        given
+    }
+
+    /// The machine has so much memory from now on, or lets this process have so much:
+    /// `max_pool_percent` is a percentage of that. A pool that is above its limit then is written
+    /// back, as after any change of its limit.
+    pub fn follow_memory(&self, ram_bytes: u64) {
+        if self.attributes.set_ram_bytes(ram_bytes) {
+            self.pool.set_limit(self.attributes.pool_bytes_max() as usize);
+            self.ring();
+        }
+    }
+}
+
+fn refused(section: usize, why: Refused) -> SectionError {
+    match why {
+        Refused::State(state) => SectionError::Standing { section, state: state.name() },
+        Refused::Last => SectionError::Last { section },
+        Refused::Memory(why) => SectionError::Memory { section, why },
+    }
+}
+
+#[cfg(all(test, not(feature = "shuttle")))]
+mod tests {
+    use super::*;
+    use crate::testing::{Content, Setup, page_of};
+    use crate::{Load, PAGE_BYTES, Store};
+
+    #[test]
+    fn what_holds_an_object_is_named_and_the_section_is_online_again() {
+        let (cache, area, _) = Setup::default().make();
+        let key = area.entry(7).unwrap();
+        let page = page_of(Content::Pointers, 7);
+        assert_eq!(cache.store(key, &page), Store::Stored);
+        let (section, _) = cache.sections().into_iter().find(|(_, bytes)| *bytes > 0).unwrap();
+        let view = cache.index.view();
+        let held = view.lock(key).unwrap();
+        let error = cache.set_section(section, "offline").unwrap_err().to_string();
+        let page_held = format!("page {}, which a request holds", key.0);
+        assert!(error.contains("still holds 1 objects") && error.contains(&page_held), "{error}");
+        assert_eq!(cache.section_states()[section], SectionState::Online);
+        drop(held);
+        drop(view);
+        cache.set_section(section, "offline").unwrap();
+        assert_eq!(cache.section_states()[section], SectionState::Offline);
+        let mut got = [0; PAGE_BYTES];
+        assert_eq!(cache.load(key, &mut got).unwrap(), Load::Hit);
+        assert!(got == page);
+        cache.check();
+    }
+}
