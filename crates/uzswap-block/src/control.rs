@@ -173,8 +173,9 @@ pub fn attributes() -> impl Iterator<Item = (&'static str, &'static str, &'stati
         MEMORY,
         "Where each section of the pool stands, 2 MiB of memory: absent until it is needed, online, \
          or offline until it is brought online again. What a section holds moves to others or to \
-         the backing; one that cannot be emptied stays, and stats/memory_error says why.",
-        "a section's number and a state: 4 offline, 4 online",
+         the backing; one that cannot be emptied stays, and stats/memory_error says why. A node \
+         that is offline has none of the pool.",
+        "a section or a node, and a state: 4 offline, 4 online, node1 offline",
     );
     let writeback = (
         WRITEBACK,
@@ -445,11 +446,18 @@ impl Files {
         let states = self.cache.section_states();
         let mut used = vec![0; states.len()];
         self.cache.sections().into_iter().for_each(|(number, bytes)| used[number] = bytes);
-        let rows: Vec<_> = states.into_iter().zip(used).collect();
-        let mut table = String::from("sections state used\n");
-        for (numbers, run) in runs(&rows, |(state, _), (next, _)| state == next) {
+        let node = |(number, state): (usize, SectionState)| {
+            let node = (state == SectionState::Online).then(|| self.cache.node_of_section(number));
+            (state.name(), node)
+        };
+        let places = states.into_iter().enumerate().map(node);
+        let rows: Vec<_> = places.zip(used).collect();
+        let mut table = String::from("sections state node used\n");
+        for (numbers, run) in runs(&rows, |(place, _), (next, _)| place == next) {
+            let (state, node) = run[0].0;
+            let node = node.map_or_else(|| "-".into(), |node| node.to_string());
             let used: usize = run.iter().map(|(_, used)| used).sum();
-            table += &format!("{numbers} {} {used}\n", run[0].0.name());
+            table += &format!("{numbers} {state} {node} {used}\n");
         }
         table
     }
@@ -488,13 +496,19 @@ impl Files {
 impl Files {
     fn set_section(&self, value: &str) -> Result<(), Errno> {
         let (section, state) = value.split_once(' ').ok_or(Errno::EINVAL)?;
-        let section = section.parse().map_err(|_| Errno::EINVAL)?;
-        let set = self.cache.set_section(section, state.trim());
+        let number = |text: &str| text.parse().map_err(|_| Errno::EINVAL);
+        let set = match section.strip_prefix("node") {
+            Some(node) => self.cache.set_node(number(node)?, state.trim()),
+            None => self.cache.set_section(number(section)?, state.trim()),
+        };
         *self.memory_failure() = set.as_ref().err().map(ToString::to_string).unwrap_or_default();
         set.map_err(|error| match error {
-            SectionError::NoSection { .. } | SectionError::NoState(_) => Errno::EINVAL,
+            SectionError::NoSection { .. }
+            | SectionError::NoNode { .. }
+            | SectionError::NoState(_) => Errno::EINVAL,
             SectionError::Standing { .. }
             | SectionError::Last { .. }
+            | SectionError::LastNode { .. }
             | SectionError::Held { .. } => Errno::EBUSY,
             SectionError::NoRoom { .. } | SectionError::Memory { .. } => Errno::ENOMEM,
         })

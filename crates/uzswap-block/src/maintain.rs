@@ -62,6 +62,8 @@ fn run(cache: &Cache, stop: &AtomicBool) {
             let _ = cache.follow_cpus(&CpuSet::of_caller());
             // Not known: it stays as it was.
             let _ = cpu::memory_of_caller().map(|bytes| cache.follow_memory(bytes));
+            // A page in use, or no room: it is tried again.
+            let _ = cache.follow_nodes();
             cache.idle(now);
             // From its end, so that what it takes is a share of the interval.
             idle_at = start.elapsed();

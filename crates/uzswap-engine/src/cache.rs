@@ -44,6 +44,7 @@ use crate::unit::Units;
 use crate::writeback::Writeback;
 use std::sync::Arc;
 use uzswap_sys::cpu;
+use uzswap_sys::node::Nodes;
 
 /// What became of a page to store.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -107,7 +108,17 @@ impl Cache {
     /// A cache that writes its coldest pages back to `backing` ([`crate::backing::NoBacking`] for
     /// none).
     pub fn new(config: Config, backing: Box<dyn Backing>) -> Result<Self, SetupError> {
-        Self::make(config, backing, None)
+        Self::make(config, backing, None, Nodes::of_machine())
+    }
+
+    /// The same on a machine with other nodes than this one has.
+    #[cfg(any(test, feature = "testing"))]
+    pub fn with_nodes(
+        config: Config,
+        backing: Box<dyn Backing>,
+        nodes: Nodes,
+    ) -> Result<Self, SetupError> {
+        Self::make(config, backing, None, nodes)
     }
 
     /// The same, taking over what is in memory that outlives the process, if there is a cache.
@@ -115,6 +126,7 @@ impl Cache {
         config: Config,
         backing: Box<dyn Backing>,
         durable: Option<&Arc<Durable>>,
+        nodes: Nodes,
     ) -> Result<Self, SetupError> {
         check_backing(backing.bytes())?;
         let index = Index::new(config.keys()?, durable);
@@ -132,7 +144,7 @@ impl Cache {
             attributes: Attributes::new(&config),
             counters: index.counters().clone(),
             index,
-            pool: Pool::new(pool_bytes_max, durable),
+            pool: Pool::new(pool_bytes_max, durable, &Arc::new(nodes)),
             units,
             recompression: Recompression::new(),
             shares,

@@ -377,12 +377,19 @@ impl Durable {
         Ok(used)
     }
 
+    /// Where a section's memory is, or would be.
+    pub(crate) fn section(&self, number: usize) -> NonNull<u8> {
+        let at = self.places.sections + number * SECTION_BYTES;
+        assert!(at + SECTION_BYTES <= self.places.end, "section {number}");
+        // SAFETY: inside the mapping, by the assertion, so not null.
+        unsafe { NonNull::new_unchecked(self.memory.as_ptr().add(at)) }
+    }
+
     /// Makes a section's memory. Errors: there is none.
     pub(crate) fn populate_section(&self, number: usize) -> io::Result<NonNull<u8>> {
         let at = self.places.sections + number * SECTION_BYTES;
         self.memory.populate(at, SECTION_BYTES)?;
-        // SAFETY: populated, so inside the mapping, and not null.
-        Ok(unsafe { NonNull::new_unchecked(self.memory.as_ptr().add(at)) })
+        Ok(self.section(number))
     }
 
     /// Gives a section's memory back. No object is in it.

@@ -110,6 +110,20 @@ pub enum SectionError {
         /// The highest that there may be.
         last: usize,
     },
+    /// No such node.
+    #[error("there is no node {node}; the last one is {last}")]
+    NoNode {
+        /// Its number.
+        node: usize,
+        /// The highest that there may be.
+        last: usize,
+    },
+    /// The pool would have nowhere to lie.
+    #[error("node {node} is the last one that the pool may lie on; bring another one online")]
+    LastNode {
+        /// Its number.
+        node: usize,
+    },
     /// Not a state that somebody can bring a section to.
     #[error("'{0}' is no state to bring a section to; use online or offline")]
     NoState(String),

@@ -48,6 +48,67 @@ impl Cache {
         }
     }
 
+    /// For each node that the machine may have, whether the pool may lie there.
+    pub fn nodes(&self) -> Vec<bool> {
+        (0..self.pool.nodes_count()).map(|node| !self.pool.is_closed(node)).collect()
+    }
+
+    /// The node that a section with memory lies on.
+    pub fn node_of_section(&self, section: usize) -> usize {
+        self.pool.node_of_section(section)
+    }
+
+    /// Brings a node to a state: `offline`, where each of its sections is emptied and it gets no
+    /// others, or `online`. On an error sections that were not emptied yet stay, and so does the
+    /// node.
+    pub fn set_node(&self, node: usize, state: &str) -> Result<(), SectionError> {
+        let last = self.pool.nodes_count() - 1;
+        if node > last {
+            return Err(SectionError::NoNode { node, last });
+        }
+        let is_closed = match state {
+            "online" => false,
+            "offline" => true,
+            other => return Err(SectionError::NoState(other.into())),
+        };
+        if !self.pool.close(node, is_closed) {
+            return Err(SectionError::LastNode { node });
+        }
+        if !is_closed {
+            return Ok(());
+        }
+        // One that came while they were emptied is met again.
+        while let Some(section) = self.section_on(node) {
+            if let Err(error) = self.empty_by_all_means(section, SectionState::Absent) {
+                self.pool.close(node, false);
+                return Err(error);
+            }
+        }
+        Ok(())
+    }
+
+    fn section_on(&self, node: usize) -> Option<usize> {
+        let sections = self.pool.sections().into_iter().map(|(number, _)| number);
+        sections.into_iter().find(|number| self.pool.node_of_section(*number) == node)
+    }
+
+    /// Empties sections on nodes that have no memory any more. The kernel has moved their pages to
+    /// other nodes, or it had not taken the memory off line: what they hold is moved to sections
+    /// that are known to be where they are. The error is the first.
+    pub fn follow_nodes(&self) -> Result<(), SectionError> {
+        let Some(with_memory) = self.pool.nodes_with_memory() else { return Ok(()) };
+        let mut outcome = Ok(());
+        for (node, is_open) in self.nodes().into_iter().enumerate() {
+            let has_memory = with_memory.contains(&node);
+            if is_open && !has_memory && self.section_on(node).is_some() {
+                outcome = outcome.and(self.set_node(node, "offline"));
+                // It gets none for want of memory, and some when it has.
+                self.pool.close(node, false);
+            }
+        }
+        outcome
+    }
+
     fn take_offline(&self, section: usize) -> Result<(), SectionError> {
         match self.pool.keep_offline(section) {
             Err(Refused::State(SectionState::Online)) => {}
@@ -56,9 +117,14 @@ impl Cache {
         if self.pool.is_last_section() {
             return Err(SectionError::Last { section });
         }
+        self.empty_by_all_means(section, SectionState::Offline)
+    }
+
+    /// Empties a section, making room elsewhere and waiting for who uses its objects.
+    fn empty_by_all_means(&self, section: usize, to: SectionState) -> Result<(), SectionError> {
         let (mut tries, mut grows) = (0, 0);
         let mut backoff = Backoff::new();
-        self.vacate(section, SectionState::Offline, |left| match left.stuck {
+        self.vacate(section, to, |left| match left.stuck {
             Stuck::NoRoom => {
                 grows += 1;
                 grows <= GROWS && self.pool.grow_section().is_ok() || self.make_way(left.bytes)
@@ -153,7 +219,8 @@ impl Cache {
     /// sections, and gives it back; the bytes.
     pub fn give_sections_back(&self) -> usize {
         let mut given = 0;
-        while self.pool.free_bytes() >= self.room.reserve_bytes() + SECTION_BYTES {
+        let reserve = self.pool.reserve_of_all(self.room.reserve_bytes());
+        while self.pool.free_bytes() >= reserve + SECTION_BYTES {
             let emptiest = self.pool.sections().into_iter().min_by_key(|(_, frames)| *frames);
             let Some((section, _)) = emptiest else { break };
             if self.empty_section(section).is_err() {

@@ -25,6 +25,7 @@ use crate::stats::Counter::RecompressedPages;
 use crate::sync::atomic::Ordering::Relaxed;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
+use uzswap_sys::node::Nodes;
 
 impl Cache {
     /// A cache in the memory of a file from [`uzswap_sys::shared::create`], which outlives the
@@ -48,7 +49,7 @@ impl Cache {
         };
         check_backing(backing.bytes())?;
         let durable = Durable::open(file, shape)?;
-        Self::make(config, backing, Some(&durable))
+        Self::make(config, backing, Some(&durable), Nodes::of_machine())
     }
 
     /// Takes over what is in the memory, if a cache is. Called before anybody has this one.

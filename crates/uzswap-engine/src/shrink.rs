@@ -186,7 +186,7 @@ impl Cache {
 
     /// Rings when the reserve is half used or the pool is above its threshold. A few loads.
     pub(crate) fn ring_if_low(&self) {
-        let low = self.pool.free_bytes() < self.room.reserve_bytes / 2
+        let low = self.pool.free_bytes_here() < self.room.reserve_bytes / 2
             && self.pool.mapped_bytes() < self.pool.limit() + SECTION_BYTES
             || !self.pool.has_descriptors(self.room.reserve_bytes / 2);
         let high = self.pool.bytes() as u64 > self.attributes.pool_bytes_accept()

@@ -138,7 +138,7 @@ const fn figure(name: &'static str, doc: &'static str, ask: fn(&Cache) -> u64) -
     Statistic { name, doc, source: Source::Figure(ask) }
 }
 
-const FIGURES: [Statistic; 13] = [
+const FIGURES: [Statistic; 14] = [
     figure(
         "pool_pages",
         "Pages whose object is in the pool (a shared object counts once).",
@@ -166,6 +166,11 @@ const FIGURES: [Statistic; 13] = [
         "pool_limit",
         "Bytes that pool_total_size may reach: the lower of max_pool_percent and max_pool_bytes.",
         |cache| cache.pool.limit() as u64,
+    ),
+    figure(
+        "pool_stores_elsewhere",
+        "Objects that went to another node's memory than that of the CPU which stored them, because it had no room.",
+        |cache| cache.pool.stored_elsewhere(),
     ),
     figure(
         "metadata_size",

@@ -413,6 +413,14 @@ impl Cache {
         }
     }
 
+    /// The node that a page's own object in the pool lies on.
+    pub fn node_of(&self, key: SwapEntry) -> Option<usize> {
+        match self.index.view().peek(key).state() {
+            State::Pooled(object) => Some(self.pool.node_of_object(object.handle)),
+            _ => None,
+        }
+    }
+
     /// Whether a page's object in the pool is its own alone.
     pub fn has_object(&self, key: SwapEntry) -> bool {
         matches!(self.index.view().peek(key).state(), State::Pooled(_))

@@ -12,6 +12,7 @@ pub mod freezer;
 pub mod fuse;
 pub mod loopdev;
 pub mod map;
+pub mod node;
 pub mod process;
 pub mod secret;
 pub mod shared;

@@ -327,18 +327,18 @@ pub struct MemoryArguments {
 }
 
 /// A section is brought to a state.
-#[derive(Debug, Clone, Copy, Subcommand)]
+#[derive(Debug, Clone, Subcommand)]
 pub enum MemoryChange {
     /// Move what a section holds to others, or to the backing, and give its memory back. It gets
     /// none before it is brought online.
     Offline {
-        /// The section's number.
-        section: usize,
+        /// The section's number; or a node, as in node1: all sections there.
+        section: String,
     },
-    /// Let a section have memory again.
+    /// Let a section, or a node, have memory again.
     Online {
-        /// The section's number.
-        section: usize,
+        /// The section's number, or a node.
+        section: String,
     },
 }
 

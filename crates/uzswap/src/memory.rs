@@ -16,14 +16,14 @@ pub fn memory(arguments: &MemoryArguments) -> Result<(), Failure> {
         let none = "no cache is running; start one with `uzswap run` or `uzswap serve`";
         return Err(Failure::new(none));
     }
-    match arguments.change {
+    match &arguments.change {
         Some(MemoryChange::Offline { section }) => change(section, "offline"),
         Some(MemoryChange::Online { section }) => change(section, "online"),
         None => print(),
     }
 }
 
-fn change(section: usize, state: &str) -> Result<(), Failure> {
+fn change(section: &str, state: &str) -> Result<(), Failure> {
     let file = changes::mount().join(control::PARAMETERS).join(control::MEMORY);
     fs::write(file, format!("{section} {state}")).map_err(|error| {
         let why = read(control::MEMORY_FAILURE).ok().filter(|why| !why.trim().is_empty());
@@ -37,11 +37,12 @@ fn read(name: &str) -> Result<String, Failure> {
 }
 
 fn print() -> Result<(), Failure> {
-    show!("{:<14} {:<14} {:>12}", "sections", "state", "used");
+    show!("{:<14} {:<14} {:<5} {:>12}", "sections", "state", "node", "used");
     for line in read(control::SECTIONS)?.lines().skip(1) {
-        let [sections, state, used] = line.split(' ').collect::<Vec<_>>()[..] else { continue };
+        let fields = line.split(' ').collect::<Vec<_>>();
+        let [sections, state, node, used] = fields[..] else { continue };
         let used = used.parse().map(size::show).unwrap_or_default();
-        show!("{sections:<14} {state:<14} {used:>12}");
+        show!("{sections:<14} {state:<14} {node:<5} {used:>12}");
     }
     Ok(())
 }

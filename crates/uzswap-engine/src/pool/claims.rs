@@ -121,9 +121,10 @@ impl Pool {
             let next = zspage.free.swap(index, Relaxed);
             self.set_header_bits(Handle::new(at, index), u64::from(FREE) << 32 | u64::from(next));
         }
-        let mut state = lock(&self.classes[number]);
+        let mut state = lock(self.class(number, self.node_of(at)));
         state.zspages += 1;
         state.used += usize::from(live);
+        self.note_slack(number, &state);
         zspage.group.store(LEAVING, Relaxed);
         self.link(number, &mut state, at);
         true

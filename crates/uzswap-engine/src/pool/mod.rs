@@ -15,6 +15,7 @@ mod size_class;
 mod zspage;
 
 mod claims;
+mod places;
 
 pub(crate) use claims::{Claim, Claims};
 pub(crate) use section::Refused;
@@ -27,11 +28,14 @@ use crate::durable::Durable;
 use crate::ids::{Handle, SwapEntry};
 use crate::page::PAGE_BYTES;
 use crate::stops;
-use crate::sync::{Mutex, MutexGuard, lock};
+use crate::sync::{Mutex, MutexGuard, lock, try_lock};
+use crossbeam_utils::CachePadded;
 use section::{Frame, Sections};
 use size_class::{FRAMES_MAX, SizeClass, class_of, classes};
 use std::sync::Arc;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
+use std::sync::atomic::{AtomicU64, AtomicUsize};
+use uzswap_sys::node::Nodes;
 use zspage::{NO_CLASS, NO_OBJECT, NONE, Zspages};
 
 /// What stands in front of an object: whose it is, and the page's checksum.
@@ -66,10 +70,20 @@ const FULL: u8 = GROUPS as u8;
 /// The group of a zspage that is being emptied: on no list, so nothing new goes in.
 const LEAVING: u8 = FULL + 1;
 
+/// The zspages of a size class on a node.
 struct Class {
+    node: usize,
     heads: [u32; GROUPS],
     zspages: usize,
     used: usize,
+}
+
+/// On cache lines of its own: threads that store objects of other sizes write to none of them.
+struct SharedClass {
+    class: Mutex<Class>,
+    /// Frames that compaction could free. Written with the class locked, so that who asks for all
+    /// of them locks none.
+    slack: AtomicUsize,
 }
 
 /// Tells an owner that its object moves from one handle to another: locks the entry without
@@ -118,27 +132,73 @@ pub(crate) struct Left {
 pub(crate) struct Pool {
     sections: Sections,
     zspages: Zspages,
-    classes: Box<[Mutex<Class>]>,
+    nodes: Arc<Nodes>,
+    /// All classes of the first node, of the second, and so on: a zspage's frames are of one node.
+    classes: Box<[CachePadded<SharedClass>]>,
+    /// Objects that went to another node than the nearest.
+    elsewhere: AtomicU64,
 }
 
 impl Pool {
     /// A pool that can grow to `bytes_max` (rounded up to sections). It holds nothing yet.
-    pub(crate) fn new(bytes_max: usize, durable: Option<&Arc<Durable>>) -> Self {
-        let sections = Sections::new(bytes_max, durable);
+    pub(crate) fn new(
+        bytes_max: usize,
+        durable: Option<&Arc<Durable>>,
+        nodes: &Arc<Nodes>,
+    ) -> Self {
+        let sections = Sections::new(bytes_max, durable, nodes);
         let frames = sections.possible() * SECTION_FRAMES;
-        let class = || Mutex::new(Class { heads: [NONE; GROUPS], zspages: 0, used: 0 });
+        let class = |at| {
+            let class = Class { node: at / CLASSES, heads: [NONE; GROUPS], zspages: 0, used: 0 };
+            CachePadded::new(SharedClass { class: Mutex::new(class), slack: AtomicUsize::new(0) })
+        };
         Self {
             sections,
             zspages: Zspages::new(frames, durable),
-            classes: (0..CLASSES).map(|_| class()).collect(),
+            classes: (0..CLASSES * nodes.count()).map(class).collect(),
+            nodes: nodes.clone(),
+            elsewhere: AtomicU64::new(0),
         }
     }
 
-    /// Makes room for an object of `bytes`.
+    /// Makes room for an object of `bytes`, as near to the caller's processor as there is room.
     pub(crate) fn alloc(&self, bytes: usize) -> Result<Handle, NoMemory> {
         let number = class_of(bytes);
-        let mut class = lock(&self.classes[number]);
-        self.alloc_in(number, &mut class, false)
+        let here = self.nodes.here();
+        for node in self.nodes.nearest(here) {
+            let made = self.alloc_in(number, &mut lock(self.class(number, *node)), false);
+            if made.is_ok() {
+                if *node != here {
+                    self.elsewhere.fetch_add(1, Relaxed);
+                }
+                return made;
+            }
+        }
+        Err(NoMemory)
+    }
+
+    fn class(&self, number: usize, node: usize) -> &Mutex<Class> {
+        &self.classes[node * CLASSES + number].class
+    }
+
+    /// Says what compaction of a class could free: the whole zspages that its free objects add up
+    /// to.
+    fn note_slack(&self, number: usize, class: &Class) {
+        let SizeClass { objects, frames, .. } = classes()[number];
+        let free = class.zspages * usize::from(objects) - class.used;
+        let slack = free / usize::from(objects) * usize::from(frames);
+        self.classes[class.node * CLASSES + number].slack.store(slack, Relaxed);
+    }
+
+    /// The node that an object lies on.
+    #[cfg(feature = "testing")]
+    pub(crate) fn node_of_object(&self, handle: Handle) -> usize {
+        self.node_of(handle.zspage())
+    }
+
+    /// The node that a zspage in use lies on.
+    fn node_of(&self, zspage: u32) -> usize {
+        self.sections.node_of(self.zspages.get(zspage).frame(0).section())
     }
 
     /// Fills an object just allocated.
@@ -172,7 +232,7 @@ impl Pool {
     /// Frees an object; a zspage without objects gives its frames back.
     pub(crate) fn free(&self, handle: Handle) {
         let number = self.class_number(handle.zspage());
-        let mut class = lock(&self.classes[number]);
+        let mut class = lock(self.class(number, self.node_of(handle.zspage())));
         self.free_in(number, &mut class, handle);
     }
 
@@ -186,16 +246,10 @@ impl Pool {
         self.sections.limit() * PAGE_BYTES
     }
 
-    /// Bytes of frames that compaction could free: the whole zspages that the free objects of each
-    /// class add up to.
+    /// Bytes of frames that compaction could free.
     pub(crate) fn slack_bytes(&self) -> usize {
-        let slack = |(class, state): (&SizeClass, &Mutex<Class>)| {
-            let state = lock(state);
-            let objects = usize::from(class.objects);
-            let free = state.zspages * objects - state.used;
-            free / objects * usize::from(class.frames) * PAGE_BYTES
-        };
-        classes().iter().zip(&self.classes).map(slack).sum()
+        let slack = self.classes.iter().map(|shared| shared.slack.load(Relaxed));
+        slack.sum::<usize>() * PAGE_BYTES
     }
 
     /// Bytes of frames in use.
@@ -220,33 +274,75 @@ impl Pool {
 
     /// Bytes of descriptors.
     pub(crate) fn metadata_bytes(&self) -> usize {
-        self.zspages.bytes() + size_of::<Class>() * CLASSES
+        self.zspages.bytes() + size_of_val(&*self.classes)
     }
 
-    /// Brings sections on line until `reserve` bytes are free, and descriptors for them. Allocates,
-    /// and may wait for the kernel. Errors: the machine has no more memory to give.
+    /// Nodes that stores take memory of first: those with processors.
+    fn served(&self) -> impl Iterator<Item = usize> {
+        let is_served =
+            |node: &usize| self.nodes.has_cpus(*node) && !self.sections.is_closed(*node);
+        (0..self.nodes.count()).filter(is_served)
+    }
+
+    /// Bytes of frames on line and free, for who stores on this processor.
+    pub(crate) fn free_bytes_here(&self) -> usize {
+        match self.nodes.count() {
+            1 => self.free_bytes(),
+            _ => self.sections.free_on(self.nodes.here()) * PAGE_BYTES,
+        }
+    }
+
+    /// Bytes that all nodes keep free together, each `reserve`.
+    pub(crate) fn reserve_of_all(&self, reserve: usize) -> usize {
+        reserve * self.served().count().max(1)
+    }
+
+    /// Objects that went to another node than the nearest, which had no room.
+    pub(crate) fn stored_elsewhere(&self) -> u64 {
+        self.elsewhere.load(Relaxed)
+    }
+
+    /// Brings sections on line until `reserve` bytes are free on each node, and descriptors for
+    /// them. Allocates, and may wait for the kernel. Errors: the machine has no more memory.
     pub(crate) fn provision(&self, reserve: usize) -> std::io::Result<()> {
         self.zspages.provision()?;
-        while self.free_bytes() < reserve && self.sections.can_grow() {
-            self.sections.bring_any_online()?;
+        // What a node has not, another one gives.
+        let enough = self.reserve_of_all(reserve);
+        for node in self.served() {
+            while self.sections.free_on(node) * PAGE_BYTES < reserve
+                && (!self.sections.is_short(node) || self.free_bytes() < enough)
+                && self.sections.can_grow()
+            {
+                self.sections.bring_any_online(node)?;
+            }
         }
         Ok(())
     }
 
     /// Unmaps sections that are wholly free, the highest first, as long as `reserve` bytes stay
-    /// free; the bytes given back.
+    /// free on each node; the bytes given back.
     pub(crate) fn give_back(&self, reserve: usize) -> usize {
         let mut given = 0;
-        while self.free_bytes() >= reserve + SECTION_BYTES && self.sections.give_one_back() {
-            given += SECTION_BYTES;
+        for node in 0..self.nodes.count() {
+            let reserve = if self.served().any(|served| served == node) { reserve } else { 0 };
+            while self.sections.free_on(node) * PAGE_BYTES >= reserve + SECTION_BYTES
+                && self.sections.give_one_back(node)
+            {
+                given += SECTION_BYTES;
+            }
         }
         given
     }
 
-    /// One step of compaction in one class: moves the objects of its emptiest zspage into fuller
-    /// ones, if that frees its frames. `Some(moved)` when a zspage was freed.
+    /// One step of compaction in one class, on the first node where there is one to do: moves the
+    /// objects of its emptiest zspage into fuller ones, if that frees its frames. `Some(moved)` if
+    /// a zspage was freed.
     pub(crate) fn compact(&self, number: usize, relocate: Relocate<'_>) -> Option<usize> {
-        let mut class = lock(&self.classes[number]);
+        (0..self.nodes.count()).find_map(|node| self.compact_on(number, node, relocate))
+    }
+
+    fn compact_on(&self, number: usize, node: usize, relocate: Relocate<'_>) -> Option<usize> {
+        let mut class = lock(self.class(number, node));
         let per_zspage = usize::from(classes()[number].objects);
         let room = class.zspages * per_zspage - class.used;
         if room < per_zspage {
@@ -255,51 +351,6 @@ impl Pool {
         let source = class.heads.iter().copied().find(|head| *head != NONE)?;
         let moved = usize::from(self.zspages.get(source).used.load(Relaxed));
         self.empty_zspage(number, &mut class, source, false, relocate).ok().map(|()| moved)
-    }
-
-    /// Where each section stands.
-    pub(crate) fn section_states(&self) -> Vec<SectionState> {
-        self.sections.states()
-    }
-
-    /// Sections that the pool is made for.
-    pub(crate) fn sections_possible(&self) -> usize {
-        self.sections.possible()
-    }
-
-    /// Whether only one section may have memory.
-    pub(crate) fn is_last_section(&self) -> bool {
-        self.sections.is_last()
-    }
-
-    /// Brings a section online. One that is stays so.
-    pub(crate) fn bring_online(&self, section: usize) -> Result<(), Refused> {
-        self.sections.bring_online(section)
-    }
-
-    /// Keeps a section that has no memory from getting any.
-    pub(crate) fn keep_offline(&self, section: usize) -> Result<(), Refused> {
-        self.sections.keep_offline(section)
-    }
-
-    /// Has a section that is online take nothing new; [`Self::vacate`] empties it.
-    pub(crate) fn begin_offline(&self, section: usize) -> Result<(), Refused> {
-        self.sections.begin_offline(section)
-    }
-
-    /// Gives back the memory of a section that is going offline; `false` if it is in use.
-    pub(crate) fn finish_offline(&self, section: usize, to: SectionState) -> Result<bool, Refused> {
-        self.sections.finish_offline(section, to)
-    }
-
-    /// Has a section that is going offline be online again.
-    pub(crate) fn stay_online(&self, section: usize) {
-        self.sections.stay_online(section);
-    }
-
-    /// Brings one more section online. Errors: no memory, or no section.
-    pub(crate) fn grow_section(&self) -> std::io::Result<()> {
-        self.sections.bring_any_online()
     }
 
     /// Moves every object out of a section that is going offline, to where others have room.
@@ -327,18 +378,23 @@ impl Pool {
 
     /// The table of size classes.
     pub(crate) fn class_stats(&self) -> Vec<ClassStats> {
-        let row = |(class, state): (&SizeClass, &Mutex<Class>)| {
-            let state = lock(state);
+        let row = |(number, class): (usize, &SizeClass)| {
+            let (mut zspages, mut used) = (0, 0);
+            for node in 0..self.nodes.count() {
+                let state = lock(self.class(number, node));
+                zspages += state.zspages;
+                used += state.used;
+            }
             ClassStats {
                 size: class.size.into(),
                 frames_per_zspage: class.frames.into(),
                 objects_per_zspage: class.objects.into(),
-                zspages: state.zspages,
-                used: state.used,
-                allocated: state.zspages * usize::from(class.objects),
+                zspages,
+                used,
+                allocated: zspages * usize::from(class.objects),
             }
         };
-        classes().iter().zip(&self.classes).map(row).collect()
+        classes().iter().enumerate().map(row).collect()
     }
 
     fn is_in(&self, number: u32, section: usize) -> bool {
@@ -357,7 +413,8 @@ impl Pool {
             return Ok(());
         }
         let class_number = usize::from(class_number);
-        let mut class = lock(&self.classes[class_number]);
+        // All frames of a zspage are of one node.
+        let mut class = lock(self.class(class_number, self.sections.node_of(section)));
         // The descriptor may have been freed and reused between the look and the lock.
         if usize::from(self.zspages.get(number).class.load(Relaxed)) == class_number
             && self.is_in(number, section)
@@ -415,14 +472,34 @@ impl Pool {
         if !grow && class.heads.iter().all(|head| *head == NONE) {
             return Err(Stuck::NoRoom);
         }
-        let to = self.alloc_in(number, class, true).map_err(|NoMemory| Stuck::NoRoom)?;
-        if relocate(owner, from, to, &|| self.copy(number, from, to)) {
-            self.free_in(number, class, from);
-            Ok(())
-        } else {
-            self.free_in(number, class, to);
-            Err(Stuck::Held(owner))
+        if let Ok(to) = self.alloc_in(number, class, true) {
+            return match relocate(owner, from, to, &|| self.copy(number, from, to)) {
+                true => {
+                    self.free_in(number, class, from);
+                    Ok(())
+                }
+                false => {
+                    self.free_in(number, class, to);
+                    Err(Stuck::Held(owner))
+                }
+            };
         }
+        let others = self.nodes.nearest(class.node).iter().filter(|_| grow).skip(1);
+        for node in others {
+            // Against the order, as another one may come the other way.
+            let Some(mut other) = try_lock(self.class(number, *node)) else {
+                return Err(Stuck::Held(owner));
+            };
+            let Ok(to) = self.alloc_in(number, &mut other, true) else { continue };
+            let has_moved = relocate(owner, from, to, &|| self.copy(number, from, to));
+            if !has_moved {
+                self.free_in(number, &mut other, to);
+                return Err(Stuck::Held(owner));
+            }
+            self.free_in(number, class, from);
+            return Ok(());
+        }
+        Err(Stuck::NoRoom)
     }
 
     /// Copies a whole object, header included.
@@ -464,6 +541,7 @@ impl Pool {
         self.set_header_bits(handle, u64::from(BUSY) << 32);
         class.used += 1;
         zspage.used.fetch_add(1, Relaxed);
+        self.note_slack(number, class);
         self.relink(number, class, at);
         Ok(handle)
     }
@@ -474,6 +552,7 @@ impl Pool {
         debug_assert!((self.header_bits(handle) >> 32) as u32 != FREE, "{handle:?} is free");
         self.set_header_bits(handle, u64::from(FREE) << 32 | u64::from(next));
         class.used -= 1;
+        self.note_slack(number, class);
         let used = zspage.used.fetch_sub(1, Relaxed) - 1;
         if zspage.group.load(Relaxed) == LEAVING {
             return; // `empty_zspage` has it in hand.
@@ -491,7 +570,7 @@ impl Pool {
         let at = self.zspages.take().ok_or(NoMemory)?;
         let mut frames = [Frame(0); FRAMES_MAX];
         let frames = &mut frames[..usize::from(classes()[number].frames)];
-        if !self.sections.take(frames, is_move) {
+        if !self.sections.take(frames, class.node, is_move) {
             self.zspages.give(at);
             return Err(NoMemory);
         }
@@ -506,6 +585,7 @@ impl Pool {
         let zspage = self.zspages.get(at);
         self.sections.give((0..usize::from(classes()[number].frames)).map(|i| zspage.frame(i)));
         class.zspages -= 1;
+        self.note_slack(number, class);
         self.zspages.give(at);
     }
 
@@ -605,15 +685,19 @@ impl Pool {
     pub(crate) fn check(&self, owned: &[(SwapEntry, Handle)]) {
         let mut frames = Vec::new();
         let mut live = 0;
-        let mut by_class = vec![Vec::new(); CLASSES];
+        let mut by_class = vec![Vec::new(); self.classes.len()];
         for at in self.zspages.numbers() {
             let class = self.zspages.get(at).class.load(Relaxed);
             if class != NO_CLASS {
-                by_class[usize::from(class)].push(at);
+                by_class[self.node_of(at) * CLASSES + usize::from(class)].push(at);
             }
         }
-        for (number, all) in by_class.into_iter().enumerate() {
-            let state = lock(&self.classes[number]);
+        for (place, all) in by_class.into_iter().enumerate() {
+            let (state, number) = (lock(&self.classes[place].class), place % CLASSES);
+            let slack = self.classes[place].slack.load(Relaxed);
+            self.note_slack(number, &state);
+            assert_eq!(slack, self.classes[place].slack.load(Relaxed), "class {number}");
+            assert_eq!(state.node, place / CLASSES);
             let mut listed = 0;
             for (group, head) in state.heads.iter().enumerate() {
                 let mut at = *head;

@@ -14,8 +14,11 @@ use crate::sync::{Mutex, lock};
 use std::io;
 use std::ptr::NonNull;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{
+    AtomicBool, AtomicPtr, AtomicU8, AtomicU32, AtomicU64, AtomicUsize, Ordering,
+};
 use uzswap_sys::map::Mapping;
+use uzswap_sys::node::Nodes;
 
 /// Frames in a section: 2 MiB, one huge page.
 pub(crate) const SECTION_FRAMES: usize = 512;
@@ -113,10 +116,10 @@ enum Memory {
 unsafe impl Send for Memory {}
 
 impl Memory {
-    fn as_ptr(&self) -> *mut u8 {
+    fn start(&self) -> NonNull<u8> {
         match self {
-            Self::Own(mapping) => mapping.as_ptr(),
-            Self::Durable(start) => start.as_ptr(),
+            Self::Own(mapping) => NonNull::new(mapping.as_ptr()).expect("it is mapped"),
+            Self::Durable(start) => *start,
         }
     }
 }
@@ -132,14 +135,23 @@ struct Section {
 struct Slot {
     state: SectionState,
     section: Option<Box<Section>>,
+    /// Free frames that its node has been told of.
+    noted: usize,
 }
 
 struct Inner {
     slots: Box<[Slot]>,
-    /// Sections online that have a free frame, and those of which all are free.
+    /// By node.
+    nodes: Box<[OnNode]>,
+    absent: Bits,
+}
+
+/// What is online on a node.
+struct OnNode {
+    /// Sections that have a free frame, and those of which all are free.
     with_room: Bits,
     empty: Bits,
-    absent: Bits,
+    free_frames: usize,
 }
 
 /// The sections there are.
@@ -147,7 +159,16 @@ pub(super) struct Sections {
     /// Start of each section; null where there is none. Read without the lock by whoever holds an
     /// object of the section, which keeps it on line.
     bases: Box<[AtomicPtr<u8>]>,
+    /// The node of each section that has memory; it stays so as long as it has.
+    on_node: Box<[AtomicU8]>,
+    nodes: Arc<Nodes>,
+    /// Whether a node is to have no memory of the pool.
+    closed: Box<[AtomicBool]>,
+    /// Whether memory that was asked for on a node came from another one the last time.
+    short: Box<[AtomicBool]>,
     inner: Mutex<Inner>,
+    /// Free frames of each node's sections that are online.
+    free: Box<[AtomicUsize]>,
     /// Sections that have memory.
     online: AtomicUsize,
     /// Sections that are to have none.
@@ -185,21 +206,30 @@ pub(crate) fn sections_of(bytes_max: usize) -> usize {
 
 impl Sections {
     /// Room for `bytes_max` bytes; nothing is on line yet.
-    pub(super) fn new(bytes_max: usize, durable: Option<&Arc<Durable>>) -> Self {
+    pub(super) fn new(
+        bytes_max: usize,
+        durable: Option<&Arc<Durable>>,
+        nodes: &Arc<Nodes>,
+    ) -> Self {
         let count = sections_of(bytes_max);
-        let slot = |_| Slot { state: SectionState::Absent, section: None };
+        let slot = |_| Slot { state: SectionState::Absent, section: None, noted: 0 };
         let bits = || Bits::new(count);
+        let on_node = |_| OnNode { with_room: bits(), empty: bits(), free_frames: 0 };
         let mut inner = Inner {
             slots: (0..count).map(slot).collect(),
-            with_room: bits(),
-            empty: bits(),
+            nodes: (0..nodes.count()).map(on_node).collect(),
             absent: bits(),
         };
         (0..count).for_each(|number| inner.absent.set(number, true));
         Self {
             durable: durable.map(|durable| (durable.clone(), durable.sections_on_line())),
             bases: (0..count).map(|_| AtomicPtr::default()).collect(),
+            on_node: (0..count).map(|_| AtomicU8::new(0)).collect(),
+            nodes: nodes.clone(),
+            closed: (0..nodes.count()).map(|_| AtomicBool::new(false)).collect(),
+            short: (0..nodes.count()).map(|_| AtomicBool::new(false)).collect(),
             inner: Mutex::new(inner),
+            free: (0..nodes.count()).map(|_| AtomicUsize::new(0)).collect(),
             online: AtomicUsize::new(0),
             offline: AtomicUsize::new(0),
             used_frames: AtomicUsize::new(0),
@@ -243,17 +273,41 @@ impl Sections {
         self.online() + self.offline.load(Ordering::Relaxed) < self.possible()
     }
 
-    /// Takes `out.len()` frames, or none at all; beyond the limit only for objects that are moved,
-    /// whose frames are free in a moment.
-    pub(super) fn take(&self, out: &mut [Frame], is_move: bool) -> bool {
+    /// Free frames of a node that can be taken.
+    pub(super) fn free_on(&self, node: usize) -> usize {
+        self.free[node].load(Ordering::Relaxed)
+    }
+
+    /// The node that a section with memory is on.
+    pub(super) fn node_of(&self, section: usize) -> usize {
+        self.on_node[section].load(Ordering::Acquire).into()
+    }
+
+    /// Has a node get no memory from now on, or get some again.
+    pub(super) fn close(&self, node: usize, is_closed: bool) {
+        self.closed[node].store(is_closed, Ordering::Relaxed);
+    }
+
+    pub(super) fn is_closed(&self, node: usize) -> bool {
+        self.closed[node].load(Ordering::Relaxed)
+    }
+
+    /// Whether the kernel had no memory on a node when it was last asked for some there.
+    pub(super) fn is_short(&self, node: usize) -> bool {
+        self.short[node].load(Ordering::Relaxed)
+    }
+
+    /// Takes `out.len()` frames of a node, or none at all; beyond the limit only for objects that
+    /// are moved, whose frames are free in a moment.
+    pub(super) fn take(&self, out: &mut [Frame], node: usize, is_move: bool) -> bool {
         let mut inner = lock(&self.inner);
         if !is_move && self.used_frames() + out.len() > self.limit() {
             return false;
         }
         let mut taken = 0;
         while taken < out.len() {
-            let Some(number) = inner.with_room.first() else {
-                out[..taken].iter().for_each(|frame| inner.give(*frame));
+            let Some(number) = inner.nodes[node].with_room.first() else {
+                out[..taken].iter().for_each(|frame| self.give_one(&mut inner, *frame));
                 return false;
             };
             let section = inner.section(number);
@@ -261,7 +315,7 @@ impl Sections {
                 out[taken] = Frame((number * SECTION_FRAMES + section.take_lowest()) as u32);
                 taken += 1;
             }
-            inner.note(number);
+            self.note(&mut inner, number);
         }
         self.used_frames.fetch_add(taken, Ordering::Relaxed);
         true
@@ -270,20 +324,20 @@ impl Sections {
     /// Gives frames back.
     pub(super) fn give(&self, frames: impl Iterator<Item = Frame>) {
         let mut inner = lock(&self.inner);
-        let count = frames.map(|frame| inner.give(frame)).count();
+        let count = frames.map(|frame| self.give_one(&mut inner, frame)).count();
         self.used_frames.fetch_sub(count, Ordering::Relaxed);
     }
 
-    /// Brings one more section online, faulted in. Errors: no memory; `QuotaExceeded` when every
-    /// section that may be is.
-    pub(super) fn bring_any_online(&self) -> io::Result<()> {
+    /// Brings one more section online, faulted in, on a node if that has memory. Errors: no memory;
+    /// `QuotaExceeded` when every section that may be is.
+    pub(super) fn bring_any_online(&self, node: usize) -> io::Result<()> {
         let mut inner = lock(&self.inner);
         let Some(number) = inner.absent.first() else {
             return Err(io::ErrorKind::QuotaExceeded.into());
         };
-        inner.turn(number, SectionState::GoingOnline);
+        self.turn(&mut inner, number, SectionState::GoingOnline);
         drop(inner);
-        self.make(number, SectionState::Absent)
+        self.make(number, SectionState::Absent, node)
     }
 
     /// Brings a section online. One that is stays so.
@@ -297,14 +351,16 @@ impl Sections {
                 return Err(Refused::State(before));
             }
         }
-        inner.turn(number, SectionState::GoingOnline);
+        self.turn(&mut inner, number, SectionState::GoingOnline);
         drop(inner);
-        self.make(number, before).map_err(Refused::Memory)
+        let here = self.nodes.here();
+        let open = self.nodes.nearest(here).iter().find(|node| !self.is_closed(**node));
+        self.make(number, before, *open.unwrap_or(&here)).map_err(Refused::Memory)
     }
 
     /// Makes the memory of a section that is going online; without any it is where it was before.
-    fn make(&self, number: usize, before: SectionState) -> io::Result<()> {
-        let made = self.populate(number, before).map(|memory| {
+    fn make(&self, number: usize, before: SectionState, node: usize) -> io::Result<()> {
+        let made = self.populate(number, before, node).map(|memory| {
             Box::new(Section {
                 memory,
                 free: [u64::MAX; SECTION_FRAMES / 64],
@@ -315,13 +371,18 @@ impl Sections {
         let section = match made {
             Ok(section) => section,
             Err(error) => {
-                inner.turn(number, before);
+                self.turn(&mut inner, number, before);
                 return Err(error);
             }
         };
-        self.bases[number].store(section.memory.as_ptr(), Ordering::Release);
+        let start = section.memory.start();
+        let asked = node;
+        let node = self.nodes.of_page(start, asked);
+        self.short[asked].store(node != asked, Ordering::Relaxed);
+        self.on_node[number].store(node as u8, Ordering::Release);
+        self.bases[number].store(start.as_ptr(), Ordering::Release);
         inner.slots[number].section = Some(section);
-        inner.turn(number, SectionState::Online);
+        self.turn(&mut inner, number, SectionState::Online);
         if before == SectionState::Offline {
             self.offline.fetch_sub(1, Ordering::Relaxed);
         }
@@ -329,11 +390,20 @@ impl Sections {
         Ok(())
     }
 
-    fn populate(&self, number: usize, before: SectionState) -> io::Result<Memory> {
+    /// On the node as far as the kernel has memory there. It may not know how to choose: then it
+    /// lies as it comes, and it is asked where that is.
+    fn populate(&self, number: usize, before: SectionState, node: usize) -> io::Result<Memory> {
+        let prefer = |start| drop(self.nodes.prefer(start, SECTION_BYTES, node));
         let Some((durable, kept)) = &self.durable else {
-            return Ok(Memory::Own(Mapping::populated(SECTION_BYTES)?));
+            let memory = Memory::Own(Mapping::reserved(SECTION_BYTES)?);
+            prefer(memory.start());
+            if let Memory::Own(mapping) = &memory {
+                mapping.populate()?;
+            }
+            return Ok(memory);
         };
         kept[number].store(kept::ONLINE, Ordering::Release);
+        prefer(durable.section(number));
         let made = durable.populate_section(number);
         if made.is_err() {
             durable.release_section(number);
@@ -372,7 +442,7 @@ impl Sections {
                 }
                 _ => return false,
             }
-            inner.note(frame.section());
+            self.note(&mut inner, frame.section());
             self.used_frames.fetch_add(1, Ordering::Relaxed);
         }
         true
@@ -383,7 +453,7 @@ impl Sections {
         let mut inner = lock(&self.inner);
         match inner.slots[number].state {
             SectionState::Online => {
-                inner.turn(number, SectionState::GoingOffline);
+                self.turn(&mut inner, number, SectionState::GoingOffline);
                 Ok(())
             }
             other => Err(Refused::State(other)),
@@ -392,7 +462,7 @@ impl Sections {
 
     /// Has it be online again.
     pub(super) fn stay_online(&self, number: usize) {
-        lock(&self.inner).turn(number, SectionState::Online);
+        self.turn(&mut lock(&self.inner), number, SectionState::Online);
     }
 
     /// Keeps a section that has no memory from getting any.
@@ -404,7 +474,7 @@ impl Sections {
             other => return Err(Refused::State(other)),
         }
         self.note_offline()?;
-        inner.turn(number, SectionState::Offline);
+        self.turn(&mut inner, number, SectionState::Offline);
         if let Some((_, kept)) = &self.durable {
             kept[number].store(kept::OFFLINE, Ordering::Release);
         }
@@ -445,18 +515,49 @@ impl Sections {
             durable.release_section(number);
             kept[number].store(kept_as(to), Ordering::Release);
         }
-        lock(&self.inner).turn(number, to);
+        self.turn(&mut lock(&self.inner), number, to);
         Ok(true)
     }
 
-    /// Gives back the memory of the highest section in which no frame is in use; `false`: there is
-    /// none.
-    pub(super) fn give_one_back(&self) -> bool {
+    /// Gives back the memory of the highest section of a node in which no frame is in use; `false`:
+    /// there is none.
+    pub(super) fn give_one_back(&self, node: usize) -> bool {
         let mut inner = lock(&self.inner);
-        let Some(number) = inner.empty.last() else { return false };
-        inner.turn(number, SectionState::GoingOffline);
+        let Some(number) = inner.nodes[node].empty.last() else { return false };
+        self.turn(&mut inner, number, SectionState::GoingOffline);
         drop(inner);
         matches!(self.finish_offline(number, SectionState::Absent), Ok(true))
+    }
+
+    /// Brings a section to its next state.
+    fn turn(&self, inner: &mut Inner, number: usize, to: SectionState) {
+        let state = &mut inner.slots[number].state;
+        let may = state.next().iter().any(|(next, _)| *next == to);
+        assert!(may, "section {number} cannot become {to:?} from {state:?}");
+        *state = to;
+        self.note(inner, number);
+    }
+
+    /// Keeps the sets as a section is now.
+    fn note(&self, inner: &mut Inner, number: usize) {
+        let Slot { state, section, noted } = &mut inner.slots[number];
+        let free = match (*state, section) {
+            (SectionState::Online, Some(section)) => section.free_count,
+            _ => 0,
+        };
+        inner.absent.set(number, *state == SectionState::Absent);
+        let node = self.node_of(number);
+        let on_node = &mut inner.nodes[node];
+        on_node.with_room.set(number, free > 0);
+        on_node.empty.set(number, free == SECTION_FRAMES);
+        on_node.free_frames = on_node.free_frames + free - *noted;
+        *noted = free;
+        self.free[node].store(on_node.free_frames, Ordering::Relaxed);
+    }
+
+    fn give_one(&self, inner: &mut Inner, frame: Frame) {
+        inner.section(frame.section()).give(frame.0 as usize % SECTION_FRAMES);
+        self.note(inner, frame.section());
     }
 
     /// Where each section stands.
@@ -540,9 +641,13 @@ impl Sections {
             assert!(gives || is_absent || slot.state == SectionState::Offline, "{:?}", slot.state);
             assert_eq!(slot.section.is_some(), gives, "section {number}");
             assert_eq!(inner.absent.has(number), is_absent, "section {number}");
-            assert_eq!(inner.with_room.has(number), gives && free_count > 0, "section {number}");
             let is_empty = free_count == SECTION_FRAMES;
-            assert_eq!(inner.empty.has(number), gives && is_empty, "section {number}");
+            for (node, on_node) in inner.nodes.iter().enumerate() {
+                let gives = gives && node == self.node_of(number);
+                let has = on_node.with_room.has(number);
+                assert_eq!(has, gives && free_count > 0, "section {number} on node {node}");
+                assert_eq!(on_node.empty.has(number), gives && is_empty, "section {number}");
+            }
             free += free_count;
             online += usize::from(gives);
             offline += usize::from(slot.state == SectionState::Offline);
@@ -550,6 +655,8 @@ impl Sections {
         assert_eq!(online, self.online());
         assert_eq!(offline, self.offline.load(Ordering::Relaxed));
         assert_eq!(online * SECTION_FRAMES - free, self.used_frames());
+        let on_nodes: usize = (0..self.free.len()).map(|node| self.free_on(node)).sum();
+        assert_eq!(on_nodes, free);
         for (frame, owner) in used {
             let section = inner.slots[frame.section()].section.as_ref();
             let section = section.unwrap_or_else(|| panic!("{frame:?} of {owner:?} is off line"));
@@ -569,35 +676,9 @@ fn kept_as(state: SectionState) -> u32 {
 }
 
 impl Inner {
-    /// Brings a section to its next state.
-    fn turn(&mut self, number: usize, to: SectionState) {
-        let state = &mut self.slots[number].state;
-        let may = state.next().iter().any(|(next, _)| *next == to);
-        assert!(may, "section {number} cannot become {to:?} from {state:?}");
-        *state = to;
-        self.note(number);
-    }
-
-    /// Keeps the sets as a section is now.
-    fn note(&mut self, number: usize) {
-        let Slot { state, section } = &self.slots[number];
-        let free = match (state, section) {
-            (SectionState::Online, Some(section)) => section.free_count,
-            _ => 0,
-        };
-        self.absent.set(number, *state == SectionState::Absent);
-        self.with_room.set(number, free > 0);
-        self.empty.set(number, free == SECTION_FRAMES);
-    }
-
     fn section(&mut self, number: usize) -> &mut Section {
         let section = self.slots[number].section.as_deref_mut();
         section.expect("a section with a frame in use, or to give, has memory")
-    }
-
-    fn give(&mut self, frame: Frame) {
-        self.section(frame.section()).give(frame.0 as usize % SECTION_FRAMES);
-        self.note(frame.section());
     }
 }
 
@@ -625,38 +706,42 @@ impl Section {
 mod tests {
     use super::*;
 
+    fn of(count: usize) -> Sections {
+        Sections::new(count * SECTION_BYTES, None, &Arc::new(Nodes::pretended(1, |_| 0)))
+    }
+
     #[test]
     fn frames_come_from_the_lowest_section_and_all_or_nothing() {
-        let sections = Sections::new(2 * SECTION_BYTES, None);
-        assert!(!sections.take(&mut [Frame(0); 1], false), "nothing is on line");
-        sections.bring_any_online().unwrap();
-        sections.bring_any_online().unwrap();
-        assert_eq!(sections.bring_any_online().unwrap_err().kind(), io::ErrorKind::QuotaExceeded);
+        let sections = of(2);
+        assert!(!sections.take(&mut [Frame(0); 1], 0, false), "nothing is on line");
+        sections.bring_any_online(0).unwrap();
+        sections.bring_any_online(0).unwrap();
+        assert_eq!(sections.bring_any_online(0).unwrap_err().kind(), io::ErrorKind::QuotaExceeded);
         let mut frames = vec![Frame(0); 2 * SECTION_FRAMES - 3];
-        assert!(sections.take(&mut frames, false));
+        assert!(sections.take(&mut frames, 0, false));
         assert_eq!(frames[5], Frame(5));
-        assert!(!sections.take(&mut [Frame(0); 4], false));
+        assert!(!sections.take(&mut [Frame(0); 4], 0, false));
         assert_eq!(sections.free_frames(), 3);
         sections.give([frames[9]].into_iter());
         let mut one = [Frame(0)];
-        assert!(sections.take(&mut one, false));
+        assert!(sections.take(&mut one, 0, false));
         assert_eq!(one, [Frame(9)]);
     }
 
     #[test]
     fn only_an_empty_section_goes_offline() {
-        let sections = Sections::new(2 * SECTION_BYTES, None);
+        let sections = of(2);
         let is_refused = |refused| matches!(refused, Err(Refused::State(_)));
-        sections.bring_any_online().unwrap();
+        sections.bring_any_online(0).unwrap();
         let mut frame = [Frame(0)];
-        assert!(sections.take(&mut frame, false));
-        assert!(!sections.give_one_back());
+        assert!(sections.take(&mut frame, 0, false));
+        assert!(!sections.give_one_back(0));
         assert!(is_refused(sections.keep_offline(0)));
         assert!(is_refused(sections.begin_offline(1)), "it has no memory");
         sections.begin_offline(0).unwrap();
         assert!(is_refused(sections.begin_offline(0)), "once is enough");
         assert!(is_refused(sections.bring_online(0)));
-        assert!(!sections.take(&mut [Frame(0)], false), "it gives no frames");
+        assert!(!sections.take(&mut [Frame(0)], 0, false), "it gives no frames");
         assert!(!sections.finish_offline(0, SectionState::Offline).unwrap());
         sections.give(frame.into_iter());
         assert!(sections.finish_offline(0, SectionState::Offline).unwrap());
@@ -667,11 +752,11 @@ mod tests {
 
     #[test]
     fn the_last_section_that_may_have_memory_keeps_it() {
-        let sections = Sections::new(2 * SECTION_BYTES, None);
+        let sections = of(2);
         sections.keep_offline(1).unwrap();
         assert_eq!(sections.limit(), SECTION_FRAMES);
         assert!(matches!(sections.keep_offline(0), Err(Refused::Last)));
-        sections.bring_any_online().unwrap();
+        sections.bring_any_online(0).unwrap();
         assert!(!sections.can_grow());
         sections.begin_offline(0).unwrap();
         assert!(matches!(sections.finish_offline(0, SectionState::Offline), Err(Refused::Last)));
@@ -684,7 +769,8 @@ mod tests {
     #[test]
     #[should_panic(expected = "cannot become")]
     fn a_change_that_is_not_in_the_table_is_none() {
-        lock(&Sections::new(SECTION_BYTES, None).inner).turn(0, SectionState::Online);
+        let sections = of(1);
+        sections.turn(&mut lock(&sections.inner), 0, SectionState::Online);
     }
 
     #[test]

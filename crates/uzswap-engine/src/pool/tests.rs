@@ -18,7 +18,7 @@ const FULL_BYTES: usize = if cfg!(miri) { SECTION_BYTES / 16 } else { SECTION_BY
 
 impl Owned {
     fn new(bytes_max: usize) -> Self {
-        let pool = Pool::new(bytes_max, None);
+        let pool = Pool::new(bytes_max, None, &Arc::new(Nodes::pretended(1, |_| 0)));
         pool.provision(SECTION_BYTES).unwrap();
         let pattern = (0..2 * PAGE_BYTES).map(|i| (i * i / 7) as u8).collect();
         Self { pool, handles: RefCell::default(), next: 0, noise: 0x2545_f491_4f6c_dd1d, pattern }
