@@ -7,6 +7,7 @@ use crate::durable::Values;
 use std::collections::TryReserveError;
 use std::io;
 use std::sync::OnceLock;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// `count` values in memory of their own. Errors: there is none.
 pub(crate) fn boxed<T>(count: usize, new: impl Fn() -> T) -> Result<Box<[T]>, TryReserveError> {
@@ -17,17 +18,21 @@ pub(crate) fn boxed<T>(count: usize, new: impl Fn() -> T) -> Result<Box<[T]>, Tr
 }
 
 /// A table of up to so many chunks of `CHUNK` values, which are made in order.
-pub(crate) struct Table<T, const CHUNK: usize>(Box<[OnceLock<Values<T>>]>);
+pub(crate) struct Table<T, const CHUNK: usize> {
+    chunks: Box<[OnceLock<Values<T>>]>,
+    made: AtomicUsize,
+}
 
 impl<T, const CHUNK: usize> Table<T, CHUNK> {
     /// Room for `count_max` values; none has memory yet.
     pub(crate) fn new(count_max: usize) -> Self {
-        Self((0..count_max.div_ceil(CHUNK)).map(|_| OnceLock::new()).collect())
+        let chunks = (0..count_max.div_ceil(CHUNK)).map(|_| OnceLock::new()).collect();
+        Self { chunks, made: AtomicUsize::new(0) }
     }
 
     /// A value, if its chunk was made.
     pub(crate) fn get(&self, number: usize) -> Option<&T> {
-        Some(&self.0[number / CHUNK].get()?[number % CHUNK])
+        Some(&self.chunks[number / CHUNK].get()?[number % CHUNK])
     }
 
     /// Makes a chunk, unless it is there or beyond the table; whether this call did. Allocates.
@@ -42,30 +47,34 @@ impl<T, const CHUNK: usize> Table<T, CHUNK> {
         chunk: usize,
         make: impl FnOnce() -> io::Result<Values<T>>,
     ) -> io::Result<bool> {
-        match self.0.get(chunk) {
-            Some(slot) if slot.get().is_none() => Ok(slot.set(make()?).is_ok()),
+        match self.chunks.get(chunk) {
+            Some(slot) if slot.get().is_none() => {
+                let is_made = slot.set(make()?).is_ok();
+                self.made.fetch_max(chunk + 1, Ordering::Release);
+                Ok(is_made)
+            }
             _ => Ok(false),
         }
     }
 
     /// Chunks that it can have.
     pub(crate) fn chunks(&self) -> usize {
-        self.0.len()
+        self.chunks.len()
     }
 
     /// Chunks that were made.
     pub(crate) fn made(&self) -> usize {
-        self.0.iter().take_while(|chunk| chunk.get().is_some()).count()
+        self.made.load(Ordering::Acquire)
     }
 
     /// Whether all of them were.
     pub(crate) fn is_whole(&self) -> bool {
-        self.0.last().is_none_or(|chunk| chunk.get().is_some())
+        self.chunks.last().is_none_or(|chunk| chunk.get().is_some())
     }
 
     /// Bytes that it takes.
     pub(crate) fn bytes(&self) -> usize {
-        self.made() * CHUNK * size_of::<T>() + self.0.len() * size_of::<OnceLock<Values<T>>>()
+        self.made() * CHUNK * size_of::<T>() + self.chunks.len() * size_of::<OnceLock<Values<T>>>()
     }
 }
 

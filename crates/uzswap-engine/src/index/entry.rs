@@ -43,6 +43,11 @@ impl Entry {
         Word(self.word.load(Ordering::Acquire) & !Word::LOCKED)
     }
 
+    /// Whether somebody has the entry.
+    pub(super) fn is_locked(&self) -> bool {
+        self.word.load(Ordering::Acquire) & Word::LOCKED != 0
+    }
+
     /// Waits for the entry; `None` if it is gone.
     pub(crate) fn lock(&self) -> Option<EntryLock<'_>> {
         let mut locked = self.try_lock();

@@ -30,7 +30,7 @@ use crate::sync::{Backoff, Mutex, lock, pin};
 use crossbeam_epoch::{Atomic, Guard, Shared};
 use std::io;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 use trunk::{Memory, Owned, Retired, Trunk};
 
 /// Entries in a trunk: 16 MiB of address space, so that a cache of a few MiB wastes little.
@@ -51,6 +51,7 @@ pub(crate) const TRUNK_BYTES: usize = TRUNK_ENTRIES * size_of::<Entry>();
 /// The directory, the spare trunks and the key space.
 pub(crate) struct Index {
     trunks: Box<[Atomic<Trunk>]>,
+    emptying: Emptying,
     /// The same for who takes the cache over: the number of each trunk's frame and one, or 0.
     /// Written with `spare` locked.
     directory: Option<Values<Kept<AtomicU32>>>,
@@ -85,6 +86,41 @@ pub(crate) enum Kind {
     Piece,
 }
 
+/// Trunks in which an entry became absent since [`Index::reclaim`] last looked: it looks at no
+/// others, so what is held and does not change costs it nothing.
+struct Emptying {
+    trunks: Box<[AtomicBool]>,
+    /// Whether any is, of 64 in a row.
+    groups: Box<[AtomicBool]>,
+}
+
+impl Emptying {
+    const GROUP: usize = 64;
+
+    fn new(trunks: usize) -> Self {
+        let none = |count| (0..count).map(|_| AtomicBool::new(false)).collect();
+        Self { trunks: none(trunks), groups: none(trunks.div_ceil(Self::GROUP)) }
+    }
+
+    /// Stores, and no look before: a look could be at what is about to be taken.
+    fn add(&self, trunk: usize) {
+        self.trunks[trunk].store(true, Ordering::Release);
+        self.groups[trunk / Self::GROUP].store(true, Ordering::Release);
+    }
+
+    /// Takes them all, one after the other.
+    fn take(&self) -> impl Iterator<Item = usize> {
+        let groups = 0..self.groups.len();
+        let taken =
+            |flag: &AtomicBool| flag.load(Ordering::Relaxed) && flag.swap(false, Ordering::AcqRel);
+        groups.filter(move |group| taken(&self.groups[*group])).flat_map(move |group| {
+            let first = group * Self::GROUP;
+            let end = self.trunks.len().min(first + Self::GROUP);
+            (first..end).filter(move |trunk| taken(&self.trunks[*trunk]))
+        })
+    }
+}
+
 /// There was no spare trunk: [`Index::provision`] is behind, or memory is out.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct NoTrunk;
@@ -100,6 +136,7 @@ impl Index {
         let memory = Memory(durable.cloned());
         Self {
             trunks: (0..trunks_of(pages_max)).map(|_| Atomic::null()).collect(),
+            emptying: Emptying::new(trunks_of(pages_max)),
             directory: durable.map(Durable::directory),
             spare: Mutex::new(Vec::with_capacity(Self::SPARE)),
             retired: Arc::new(Retired::new(memory.clone())),
@@ -157,6 +194,7 @@ impl Index {
         for (number, frame) in durable.adopt_trunks()? {
             let trunk = Memory::in_frame(durable, frame);
             self.trunks[number].store(trunk.shared(), Ordering::Release);
+            self.emptying.add(number);
             self.made.fetch_add(1, Ordering::Relaxed);
             self.made_for_pages.fetch_add(usize::from(number >= records), Ordering::Relaxed);
         }
@@ -175,7 +213,8 @@ impl Index {
     /// called to serve a request.
     pub(crate) fn reclaim(&self) -> usize {
         self.retired.free();
-        let pages = self.record_trunks.load(Ordering::Relaxed)..self.trunks.len();
+        let records = self.record_trunks.load(Ordering::Relaxed);
+        let pages = self.emptying.take().filter(|number| *number >= records);
         pages.filter(|number| self.reclaim_trunk(*number)).count()
     }
 
@@ -186,7 +225,12 @@ impl Index {
         let Some(trunk) = trunk::get(at) else { return false };
         let entries = trunk::entries(trunk);
         // Most trunks fail at their first entries, without a change.
-        if entries.iter().any(|entry| entry.peek() != Word::ABSENT) {
+        if let Some(kept) = entries.iter().find(|entry| entry.peek() != Word::ABSENT) {
+            // One that is locked may be about to become absent, as was noted. Any other is noted
+            // when it does.
+            if kept.is_locked() {
+                self.emptying.add(number);
+            }
             return false;
         }
         // Who has just made it, and stores there in a moment, finds a spare one when it is gone.
@@ -197,6 +241,7 @@ impl Index {
         };
         if let Some(held) = held {
             entries[..held].iter().for_each(Entry::become_absent);
+            self.emptying.add(number);
             self.made_for_pages.fetch_add(1, Ordering::Relaxed);
             return false;
         }
@@ -282,6 +327,11 @@ pub(crate) struct View<'a> {
 }
 
 impl View<'_> {
+    /// An entry becomes absent. Called with it locked, which it stays until it is.
+    fn note_absent(&self, key: SwapEntry) {
+        self.index.emptying.add(key.0 as usize / TRUNK_ENTRIES);
+    }
+
     /// What is under a key.
     pub(crate) fn kind(&self, key: SwapEntry) -> Kind {
         let trunk = key.0 as usize / TRUNK_ENTRIES;
@@ -377,6 +427,8 @@ impl View<'_> {
                 directory[number].store(frame.word(), Ordering::Release);
             }
             slot.store(trunk.shared(), Ordering::Release);
+            // Who asked for it may find no room for the page.
+            self.index.emptying.add(number);
             self.index.made.fetch_add(1, Ordering::Relaxed);
             let is_for_pages = number >= self.index.record_trunks.load(Ordering::Relaxed);
             self.index.made_for_pages.fetch_add(usize::from(is_for_pages), Ordering::Relaxed);
@@ -443,6 +495,7 @@ mod tests {
         let last = || view.lock(SwapEntry(2 * TRUNK - 1)).unwrap();
         assert_eq!(last().stored(State::Shared(SwapEntry(3))), State::Absent);
         assert_eq!(index.reclaim(), 0, "a page is held");
+        assert_eq!(index.emptying.take().count(), 0, "nothing changed: nothing is looked at");
         assert_eq!(last().dropped(), State::Shared(SwapEntry(3)));
         let stale = view.get(second).unwrap();
         assert_eq!(index.reclaim(), 1);

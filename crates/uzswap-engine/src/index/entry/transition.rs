@@ -385,6 +385,10 @@ impl<'a> Locked<'a> {
         };
         debug_assert!(may_be, "{name}: a {kind:?} to {word:?}");
         debug_assert!(refers_rightly(self.view, word.state()), "{name} to {word:?}");
+        if is == IsAbsent {
+            // Before it is published: see `Emptying`.
+            self.view.note_absent(self.key);
+        }
         self.lock.word = word;
     }
 

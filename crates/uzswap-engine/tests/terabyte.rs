@@ -1,0 +1,130 @@
+//! What maintenance costs while little or much is held, and the same changes: a table, of 1 GiB,
+//! 64 GiB and 1 TiB of swapped pages with UZSWAP_FULL=1 (5 GiB of memory), else of the 64th part.
+//!
+//! Of 64 pages 62 are one word repeated, one is the same as others, and one is tiny. The backing is
+//! a file with holes.
+
+#![allow(clippy::unwrap_used, reason = "tests")]
+
+use rustix::time::{ClockId, clock_gettime};
+use std::time::{Duration, Instant};
+use uzswap_engine::backing::FileBacking;
+use uzswap_engine::testing::Noise;
+use uzswap_engine::{Area, Cache, Config, Load, PAGE_BYTES, Store};
+
+/// Pages that change between two calls of maintenance: runs of neighbours, as the kernel's are. One
+/// half is stored anew; the other is dropped, and stored again in the next round.
+const RUNS: u64 = 16;
+const RUN: u32 = 256;
+const ROUNDS: u32 = 100;
+
+fn fill(offset: u32, round: u32, page: &mut [u8; PAGE_BYTES]) {
+    let word = |number: u64| (number * 0x0101_0101 + 1).to_ne_bytes();
+    let (words, _) = page.as_chunks_mut::<8>();
+    let changes = word(u64::from(offset) + u64::from(round));
+    match offset % 64 {
+        0 => {
+            words.fill(word(3));
+            words[1] = word(u64::from(offset / 64 % 8) + 4);
+        }
+        1 => {
+            words.fill(changes);
+            words[1] = word(u64::from(offset) << 8);
+        }
+        _ => words.fill(changes),
+    }
+}
+
+/// CPU time of this thread.
+fn cpu_time() -> Duration {
+    let time = clock_gettime(ClockId::ThreadCPUTime);
+    Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
+}
+
+fn cache(pages: u32, folder: &std::path::Path) -> (Cache, Area) {
+    let bytes = u64::from(pages) * PAGE_BYTES as u64 / 4;
+    let file = std::fs::File::create_new(folder.join(pages.to_string())).unwrap();
+    file.set_len(bytes).unwrap();
+    let config = Config {
+        pages_max: pages,
+        ram_bytes: 2 << 30,
+        ram_bytes_max: 2 << 30,
+        pool_bytes_max: 2 << 30,
+        algorithm: "lz4".parse().unwrap(),
+        seals_backing: true,
+    };
+    let backing = Box::new(FileBacking::new(file, bytes).unwrap());
+    let cache = Cache::new(config, backing).unwrap();
+    let area = cache.add_area(pages).unwrap();
+    (cache, area)
+}
+
+fn store(cache: &Cache, area: Area, offset: u32, round: u32) {
+    let mut page = [0; PAGE_BYTES];
+    fill(offset, round, &mut page);
+    let key = area.entry(offset).unwrap();
+    while cache.store(key, &page) != Store::Stored {
+        cache.maintain().unwrap();
+    }
+}
+
+/// Median of a round's maintenance, µs of CPU time, and of a load, ns.
+fn measure(pages: u32, folder: &std::path::Path) -> (f64, u64) {
+    let (cache, area) = cache(pages, folder);
+    for offset in 0..pages {
+        if offset.is_multiple_of(4096) {
+            cache.maintain().unwrap();
+        }
+        store(&cache, area, offset, 0);
+    }
+    let mut noise = Noise::new(u64::from(pages));
+    let (mut times, mut loads) = (Vec::new(), Vec::new());
+    let mut page = [0; PAGE_BYTES];
+    let mut gone = Vec::new();
+    for round in 1..=ROUNDS {
+        for offset in gone.drain(..) {
+            store(&cache, area, offset, round);
+        }
+        for run in 0..RUNS {
+            let first = noise.below(u64::from(pages - RUN)) as u32;
+            for offset in first..first + RUN {
+                match run % 2 {
+                    0 => store(&cache, area, offset, round),
+                    _ => {
+                        cache.invalidate(area.entry(offset).unwrap());
+                        gone.push(offset);
+                    }
+                }
+            }
+        }
+        let before = cpu_time();
+        cache.maintain().unwrap();
+        cache.idle(Duration::from_millis(100) * round);
+        times.push(cpu_time() - before);
+        for _ in 0..200 {
+            let key = area.entry(noise.below(pages.into()) as u32).unwrap();
+            let before = Instant::now();
+            let load = cache.load(key, &mut page).unwrap();
+            if load == Load::Hit {
+                loads.push(before.elapsed());
+            }
+        }
+    }
+    times.sort_unstable();
+    loads.sort_unstable();
+    let stored = cache.statistic("stored_pages").unwrap();
+    assert!(stored + u64::from(RUN) * RUNS >= pages.into(), "{stored} pages of {pages}");
+    (times[times.len() / 2].as_nanos() as f64 / 1e3, loads[loads.len() / 2].as_nanos() as u64)
+}
+
+#[test]
+fn maintenance_costs_what_changes_and_not_what_is_held() {
+    let divisor = if std::env::var_os("UZSWAP_FULL").is_some() { 1 } else { 64 };
+    let folder = tempfile::tempdir().unwrap();
+    println!("| swapped | maintenance, us of CPU | load p50, ns |\n|---|---|---|");
+    for gib in [1, 64, 1024] {
+        let pages = gib * (1 << 18) / divisor;
+        let (maintenance, load) = measure(pages, folder.path());
+        println!("| {} MiB | {maintenance:.0} | {load} |", gib * 1024 / divisor);
+    }
+}
