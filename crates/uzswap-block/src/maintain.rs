@@ -11,6 +11,10 @@ use uzswap_sys::process;
 /// How often to look without being called.
 const INTERVAL: Duration = Duration::from_millis(100);
 
+/// How often to look how much memory there is: which control group is ours takes a walk over the
+/// mounts, of which there may be thousands.
+const MEMORY_INTERVAL: Duration = Duration::from_secs(1);
+
 /// The machine is short of memory when less than this share of it is available,
 const SHORT_DIVISOR: u64 = 50;
 /// or less than this one and programs stand still for want of memory, so long in a hundred. Alone
@@ -45,7 +49,7 @@ fn run(cache: &Cache, stop: &AtomicBool) {
     // Not permitted in a container without CAP_SYS_NICE: then they do not either.
     let _ = process::raise_priority();
     let start = Instant::now();
-    let mut idle_at = Duration::ZERO;
+    let (mut idle_at, mut memory_at) = (Duration::ZERO, Duration::ZERO);
     while !stop.load(Relaxed) {
         cache.wait_for_work(INTERVAL);
         // No memory for the reserve: stores write back or are rejected, and it is tried again.
@@ -60,15 +64,22 @@ fn run(cache: &Cache, stop: &AtomicBool) {
             // where there are no uevents, as in a container. An error: there is no memory for what
             // a CPU has. It does without, and is tried again.
             let _ = cache.follow_cpus(&CpuSet::of_caller());
-            // Not known: it stays as it was.
-            let _ = cpu::memory_of_caller().map(|bytes| cache.follow_memory(bytes));
-            // A page in use, or no room: it is tried again.
-            let _ = cache.follow_nodes();
+            if now - memory_at >= MEMORY_INTERVAL {
+                memory_at = now;
+                follow_memory(cache);
+            }
             cache.idle(now);
             // From its end, so that what it takes is a share of the interval.
             idle_at = start.elapsed();
         }
     }
+}
+
+fn follow_memory(cache: &Cache) {
+    // Not known: it stays as it was.
+    let _ = cpu::memory_of_caller().map(|bytes| cache.follow_memory(bytes));
+    // A page in use, or no room: it is tried again.
+    let _ = cache.follow_nodes();
 }
 
 fn is_short_of_memory() -> bool {
