@@ -6,7 +6,8 @@ use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::{Command, Output};
-use uzswap_tests::program;
+use uzswap_engine::testing::Noise;
+use uzswap_tests::{is_full, program};
 
 /// A heap of 70 MB that is read by forks, threads, files and other programs.
 const PROGRAM: &str = r#"
@@ -50,7 +51,7 @@ print(before, sum(sums))
 /// the folder.
 fn run(folder: &Path, words: &[&str]) -> Output {
     fs::set_permissions(folder, fs::Permissions::from_mode(0o777)).unwrap();
-    for name in ["uzswap", "libuzswap_agent.so", "absent"] {
+    for name in ["uzswap", "libuzswap_agent.so", "absent", "torture"] {
         fs::copy(program(name), folder.join(name)).unwrap();
     }
     let mut command = Command::new("setpriv");
@@ -61,12 +62,150 @@ fn run(folder: &Path, words: &[&str]) -> Output {
     command.env_remove("XDG_RUNTIME_DIR").output().unwrap()
 }
 
+/// A program that must do in a part of its memory what it does with all of it.
+struct Row {
+    /// What is run by a shell, in a folder of its own that it may write.
+    command: &'static str,
+    /// What all its processes may have together.
+    memory: &'static str,
+    /// Programs that have to be installed.
+    needs: &'static [&'static str],
+    /// Whether `./check` runs it without `--full`.
+    is_quick: bool,
+}
+
+const fn quick(memory: &'static str, command: &'static str) -> Row {
+    Row { command, memory, needs: &[], is_quick: true }
+}
+
+const fn slow(memory: &'static str, needs: &'static [&'static str], command: &'static str) -> Row {
+    Row { command, memory, needs, is_quick: false }
+}
+
+/// Half of what each takes alone, about; `docs/design/in-process.md` has the figures.
+const PROGRAMS: &[Row] = &[
+    quick("64M", "/usr/bin/python3 -I program.py file"),
+    quick("40M", "sort --buffer-size=400M numbers | md5sum"),
+    quick(
+        "32M",
+        "sqlite3 :memory: \"create table t(a integer, b text); with recursive n(i) as (select 1 \
+         union all select i + 1 from n where i < 400000) insert into t select (i * 7919) % 400009, \
+         'row ' || i || ' of the table' from n; create index x on t(b); select count(*), sum(a), \
+         max(b) from t; select sum(a) from t where b like 'row 1%'\"",
+    ),
+    slow("80M", &["gcc", "make"], "make -s -j4 -f makefile && cat part*.o | md5sum"),
+    slow(
+        "36M",
+        &["perl"],
+        "perl -e 'my %h; while (<>) { chomp; $h{$_} = length; last if $. > 200000 } my $s = 0; \
+         for my $k (sort keys %h) { $s = ($s * 31 + $k) % 1000003 } print \"$s\\n\"' numbers",
+    ),
+    slow(
+        "72M",
+        &["node"],
+        "node -e 'const a = []; for (let i = 0; i < 600000; i++) a.push({id: i, name: \"item \" + \
+         i, v: [i, i * 2]}); let s = 0; for (let r = 0; r < 3; r++) for (let i = 0; i < a.length; \
+         i += 7) s = (s * 31 + a[(i * 7919) % a.length].id + a[i].name.length) % 1000003; \
+         console.log(s)'",
+    ),
+    slow("40M", &["xz"], "xz -T2 -6 --block-size=4MiB -c numbers | md5sum"),
+];
+
+const MAKEFILE: &str =
+    "all: $(patsubst %.c,%.o,$(wildcard *.c))\n%.o: %.c\n\tgcc -O1 -c $< -o $@\n";
+
+/// What several rows read: numbers, and C.
+fn make_input(folder: &Path) {
+    let mut noise = Noise::new(1);
+    let numbers: String = (0..600_000).map(|_| format!("{}\n", noise.word() >> 4)).collect();
+    fs::write(folder.join("numbers"), numbers).unwrap();
+    for file in 0..6 {
+        let function = |at: usize| {
+            format!(
+                "int f{file}_{at}(int a, int b) {{ int s = 0; for (int i = 0; i < a; i++) \
+                 {{ s += b * i ^ {at}; if (s & {}) s -= a; }} return s; }}\n",
+                at + 1
+            )
+        };
+        let text: String = (0..700).map(function).collect();
+        fs::write(folder.join(format!("part{file}.c")), text).unwrap();
+    }
+    fs::write(folder.join("program.py"), PROGRAM).unwrap();
+    fs::write(folder.join("makefile"), MAKEFILE).unwrap();
+}
+
+fn check_programs(is_quick: bool) {
+    for row in PROGRAMS.iter().filter(|row| row.is_quick == is_quick) {
+        let is_missing = |name: &&&str| {
+            !Command::new("which").arg(name).output().is_ok_and(|o| o.status.success())
+        };
+        if let Some(missing) = row.needs.iter().find(is_missing) {
+            eprintln!("skipped, because {missing} is not installed: {}", row.command);
+            continue;
+        }
+        let folder = tempfile::tempdir_in("/var/tmp").unwrap();
+        make_input(folder.path());
+        println!("{} in {}", row.command, row.memory);
+        let command = format!("cd HERE && export HOME=HERE LC_ALL=C && {}", row.command);
+        compare(folder.path(), row.memory, &["sh", "-c", &command]);
+    }
+}
+
 #[test]
-fn a_program_in_a_part_of_its_memory_computes_what_it_did_without_privileges() {
+fn programs_compute_in_a_part_of_their_memory_what_they_do_with_all_of_it() {
+    check_programs(true);
+}
+
+#[test]
+fn more_programs_do_as_well() {
+    if is_full() {
+        check_programs(false);
+    }
+}
+
+/// 50 MB that do not compress, in two processes that change their copies at the same time.
+const NOISE: &str = r#"
+import hashlib, os, random
+noise = random.Random(1)
+pages = [noise.randbytes(4000) for i in range(12500)]
+sums = [hashlib.md5(page).digest() for page in pages]
+def check(): assert [hashlib.md5(page).digest() for page in pages] == sums
+def change(first):
+    for i in range(first, len(pages), 3):
+        pages[i] = noise.randbytes(4000)
+        sums[i] = hashlib.md5(pages[i]).digest()
+for turn in range(2):
+    child = os.fork()
+    change(turn if child else 2)
+    check()
+    if child == 0: os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+check()
+print(len(pages))
+"#;
+
+#[test]
+fn what_does_not_fit_goes_to_the_disk_and_a_fork_has_a_copy_of_it() {
     let folder = tempfile::tempdir_in("/var/tmp").unwrap();
-    fs::write(folder.path().join("program.py"), PROGRAM).unwrap();
-    let program = ["/usr/bin/python3", "-I", "HERE/program.py", "HERE/file"];
-    compare(folder.path(), "64M", &program);
+    fs::write(folder.path().join("noise.py"), NOISE).unwrap();
+    let start = ["HERE/uzswap", "run", "--in-process", "--memory", "32M", "--backing"];
+    let program = ["--", "/usr/bin/python3", "-I", "HERE/noise.py"];
+    let without = run(folder.path(), &[&start[..], &["none"], &program].concat());
+    let said = String::from_utf8_lossy(&without.stderr);
+    assert!(!without.status.success() && said.contains("no memory is left"), "{said}");
+    let with = run(folder.path(), &[&start[..], &["HERE:1G"], &program].concat());
+    let said = String::from_utf8_lossy(&with.stderr);
+    assert!(with.status.success(), "{}: {said}", with.status);
+    assert_eq!(with.stdout, b"12500\n");
+}
+
+#[test]
+fn whatever_a_program_does_to_its_memory_no_byte_is_wrong() {
+    let folder = tempfile::tempdir_in("/var/tmp").unwrap();
+    let seconds = if is_full() { "600" } else { "5" };
+    let command = ["HERE/torture", seconds, "1", "HERE"];
+    let with = in_process(folder.path(), "48M", &command);
+    assert!(String::from_utf8_lossy(&with.stdout).contains("no wrong byte"));
 }
 
 /// Runs a command by itself and in-process: it ends well and says the same.

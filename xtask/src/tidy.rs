@@ -79,6 +79,7 @@ const UNSAFE: &[&str] = &[
     "crates/uzswap-region/tests/memory.rs",
     "tests/src/bin/absent/main.rs",
     "tests/src/bin/absent/probes.rs",
+    "tests/src/bin/torture.rs",
     "crates/uzswap-c/src/lib.rs",
     "crates/uzswap-malloc/src/blocks.rs",
     "crates/uzswap-malloc/src/calls.rs",

@@ -6,6 +6,7 @@
 //! handler.
 
 use crate::{AGENT, Agent, Inside, inside, layout, memory};
+use std::io;
 use std::mem::ManuallyDrop;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use uzswap_region::BeforeFork;
@@ -22,13 +23,13 @@ pub struct Still<L, M> {
 /// This process has been forked, and has no threads of ours yet.
 static IS_BARE: AtomicBool = AtomicBool::new(false);
 
-/// Waits until nothing of this library moves.
-pub fn before(agent: &Agent) -> Still<impl Sized, impl Sized> {
+/// Waits until nothing of this library moves. Errors: there is no room for what a child needs.
+pub fn before(agent: &Agent) -> io::Result<Still<impl Sized, impl Sized>> {
     let inside = inside();
     let layout = layout::lock();
-    let pages = agent.pager.before_fork();
+    let pages = agent.pager.before_fork()?;
     // Last: nothing is allocated or freed from here on.
-    Still { inside, layout, pages, memory: ManuallyDrop::new(memory::lock()) }
+    Ok(Still { inside, layout, pages, memory: ManuallyDrop::new(memory::lock()) })
 }
 
 impl<L, M> Still<L, M> {

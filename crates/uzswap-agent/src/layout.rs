@@ -250,6 +250,15 @@ pub fn remap(agent: &Agent, call: &mut Call) -> Outcome {
     }
     if new_bytes < range.len() {
         let tail = range.start + new_bytes..range.end;
+        let stays = flags as i32 & libc::MREMAP_FIXED == 0;
+        if stays {
+            // What remains may be several mappings, which the kernel would not look at in one call.
+            agent.pager.change(tail.clone(), Change::Gone, || {
+                let done = make(call);
+                (done, done)
+            });
+            return Outcome::Done;
+        }
         agent.pager.change(tail, Change::Gone, || {
             // SAFETY: what the program asked for, in two steps.
             let done = unsafe {
@@ -271,7 +280,8 @@ pub fn remap(agent: &Agent, call: &mut Call) -> Outcome {
     if moved.is_err() {
         crate::die("memory that the program has moved cannot be taken along");
     }
-    if let Some(layout) = layout.as_mut() {
+    let is_done = !(-4095..0).contains(&call.result);
+    if let Some(layout) = layout.as_mut().filter(|_| is_done) {
         layout.unreserve(&(call.result as usize..call.result as usize + new_bytes));
     }
     Outcome::Done

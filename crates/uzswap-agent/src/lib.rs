@@ -40,6 +40,9 @@ const LEAST: u64 = 24 << 20;
 const WATCHED: u64 = 12 << 20;
 /// What memory grows by at most in a second, with a margin: the kernel clears pages no faster.
 const GROWTH: u64 = 4 << 30;
+/// So many times in a row there must be nobody who could give memory back before it is said that
+/// none is left: others may have died, or begun to wait, just now.
+const HOPELESS: u32 = 100;
 const WAIT_MIN: Duration = Duration::from_millis(2);
 const WAIT_MAX: Duration = Duration::from_millis(100);
 
@@ -152,12 +155,19 @@ fn unwatch() {
 fn watch() {
     IS_INSIDE.set(true);
     let mut has_failed = false;
+    let mut hopeless = 0;
     loop {
         let used = anonymous_bytes();
         let Some(tree) = TREE.get() else { return };
-        let allowance = tree.allowance(used);
+        let is_starved = AGENT.get().is_some_and(|agent| agent.pager.is_starved());
+        let given = tree.allowance(used, is_starved);
+        let allowance = given.bytes;
         let room = match AGENT.get() {
-            Some(agent) => keep(agent, used, allowance),
+            Some(agent) => {
+                hopeless = if is_starved && !given.may_hope { hopeless + 1 } else { 0 };
+                agent.pager.set_patient(hopeless < HOPELESS);
+                keep(agent, used, allowance)
+            }
             None => allowance.saturating_sub(used),
         };
         if AGENT.get().is_none() && !has_failed && room < allowance / 4 && used >= LEAST {

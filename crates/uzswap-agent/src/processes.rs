@@ -83,7 +83,7 @@ pub fn action(agent: &Agent, call: &mut Call) -> Outcome {
 
 /// `fork`: the child has all of this process's memory, and the compressed pages of it.
 pub fn fork(agent: &Agent, call: &mut Call) -> Outcome {
-    let still = forking::before(agent);
+    let Ok(still) = forking::before(agent) else { return refuse(call, libc::ENOMEM) };
     // SAFETY: the child has this stack, as a copy.
     call.result = unsafe { raw(call.number, call.arguments) };
     match call.result {

@@ -65,13 +65,7 @@ pub fn take_over(memory: u64, compressor: &str) -> Result<(), String> {
         .flat_map(sites::Module::sites)
         .collect();
     let work = patcher.prepare(&found, calls::wants).map_err(|error| said(&error))?;
-    let pager = Pager::builder()
-        .memory(memory)
-        .compressor(compressor)
-        .mode(Mode::InThread)
-        .on_fork(OnFork::Whole)
-        .build()
-        .map_err(|error| said(&error))?;
+    let pager = pager(memory, compressor).map_err(|error| said(&error))?;
     // After the pager's own handler.
     forking::watch().map_err(|error| said(&error))?;
     processes::keep(&pager.descriptors());
@@ -109,6 +103,16 @@ pub fn take_over(memory: u64, compressor: &str) -> Result<(), String> {
     // The patcher's stubs stay; it is not needed again.
     std::mem::forget(patcher);
     Ok(())
+}
+
+fn pager(memory: u64, compressor: &str) -> Result<Pager, uzswap_region::Error> {
+    let pager = Pager::builder().memory(memory).compressor(compressor);
+    let pager = pager.mode(Mode::InThread).on_fork(OnFork::Whole);
+    let backing = std::env::var("UZSWAP_BACKING").unwrap_or_default();
+    match backing.rsplit_once(':').and_then(|(folder, size)| Some((folder, size.parse().ok()?))) {
+        Some((folder, bytes)) => pager.unnamed_backing(folder, bytes).build(),
+        None => pager.build(),
+    }
 }
 
 /// Whether this library's threads run: while one is being made it blocks all signals, and a

@@ -42,6 +42,7 @@ use crate::sync::Mutex;
 use crate::trainer::Training;
 use crate::unit::Units;
 use crate::writeback::Writeback;
+use std::io;
 use std::sync::Arc;
 use uzswap_sys::cpu;
 use uzswap_sys::node::Nodes;
@@ -169,6 +170,19 @@ impl Cache {
             durable.set_held();
         }
         Ok(cache)
+    }
+
+    /// Lets processes that are forked from now on go on with a copy of this cache and its backing:
+    /// see [`Self::go_on_in_fork`].
+    pub fn let_forks_inherit(&self) -> io::Result<()> {
+        self.seal.as_ref().map_or(Ok(()), Seal::let_forks_inherit)
+    }
+
+    /// In such a process, which has a backing of its own with the same content: what it seals from
+    /// now on is told from what its parent does. Nobody used the cache at the moment of the fork.
+    /// Errors: no randomness, or no memory that may be locked.
+    pub fn go_on_in_fork(&self) -> io::Result<()> {
+        self.seal.as_ref().map_or(Ok(()), Seal::go_on_in_fork)
     }
 
     /// Pages of address space that areas may have together.

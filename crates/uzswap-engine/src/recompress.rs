@@ -167,7 +167,6 @@ impl Cache {
 
     /// Recompresses the oldest pages in the pool, whatever their age, into at most `units` units;
     /// the pages recompressed, or found to gain too little.
-    #[cfg(feature = "testing")]
     pub fn recompress(&self, units: usize) -> usize {
         let mut recompressor = lock(&self.recompression.recompressor);
         let cold = self.index.lists().len(List::Lru);

@@ -6,7 +6,11 @@
 
 use rustix::thread::futex;
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU32, Ordering::*};
+use std::time::Duration;
 use uzswap_engine::PAGE_BYTES;
+
+/// How often one looks whether the budget has grown.
+const LOOK: Duration = Duration::from_millis(5);
 
 /// See the module.
 pub(crate) struct Budget {
@@ -24,6 +28,10 @@ pub(crate) struct Budget {
     exhausted: AtomicBool,
     /// Whoever asks for pages gets them.
     lifted: AtomicBool,
+    /// Who finds no room waits for the budget to grow, instead of ending the process.
+    patient: AtomicBool,
+    /// Threads that do.
+    starved: AtomicU32,
 }
 
 impl Budget {
@@ -37,6 +45,8 @@ impl Budget {
             waiting: AtomicU32::new(0),
             exhausted: AtomicBool::new(false),
             lifted: AtomicBool::new(false),
+            patient: AtomicBool::new(false),
+            starved: AtomicU32::new(0),
         }
     }
 
@@ -146,6 +156,31 @@ impl Budget {
             wait(&self.returned, seen);
             self.waiting.fetch_sub(1, SeqCst);
         }
+    }
+
+    /// Charges a page as [`Self::charge`] does, and waits for as long as somebody says that the
+    /// budget may grow.
+    pub(crate) fn charge_patiently(&self) -> bool {
+        if self.charge(1) {
+            return true;
+        }
+        self.starved.fetch_add(1, Relaxed);
+        let mut is_charged = false;
+        while !is_charged && self.patient.load(Relaxed) {
+            std::thread::sleep(LOOK);
+            is_charged = self.charge(1);
+        }
+        self.starved.fetch_sub(1, Relaxed);
+        is_charged
+    }
+
+    pub(crate) fn set_patient(&self, patient: bool) {
+        self.patient.store(patient, Relaxed);
+    }
+
+    /// Whether a thread waits for the budget to grow.
+    pub(crate) fn is_starved(&self) -> bool {
+        self.starved.load(Relaxed) > 0
     }
 
     /// Has reclaim look. Costs one load when it is called already.

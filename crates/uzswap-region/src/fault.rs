@@ -187,7 +187,10 @@ impl Inner {
             }
             drop(lane);
             waited = 1;
-            if !self.budget.charge(1) {
+            if self.on_fork == OnFork::Whole && self.reclaim_here() {
+                continue;
+            }
+            if !self.budget.charge_patiently() {
                 self.die(
                     space,
                     page,
@@ -286,7 +289,10 @@ impl Inner {
         }
         lane.count(Count::FaultsUntouched, 1);
         let at = space.address(page);
-        if stale != 0 || self.uffd.zero(at..at + PAGE_BYTES).is_err() {
+        // A fork does not copy a mapping in which there is nothing but the kernel's page of zeros:
+        // the child would find none, where by its word there is one.
+        let is_inherited = self.on_fork == OnFork::Whole;
+        if stale != 0 || is_inherited || self.uffd.zero(at..at + PAGE_BYTES).is_err() {
             self.copy_in(space, page, std::slice::from_ref(&ZEROS), 0);
         }
         space.put(page, Word::RESIDENT.with(Word::USED));
@@ -337,12 +343,17 @@ impl Inner {
         self.check(space, page, self.cache.load(space.key(page), to));
     }
 
-    fn load_many(&self, space: &Space, first: u32, to: &mut [Page]) {
-        let loaded = |offset, load, _: &mut Page| {
-            self.check(space, first + offset as u32, load);
-            Ok::<_, Infallible>(())
-        };
-        let Ok(()) = self.cache.load_many(space.key(first), to, loaded);
+    fn load_many(&self, space: &Space, mut first: u32, mut to: &mut [Page]) {
+        while !to.is_empty() {
+            let (part, rest) = to.split_at_mut(space.keys_in_order(first).min(to.len()));
+            let loaded = |offset, load, _: &mut Page| {
+                self.check(space, first + offset as u32, load);
+                Ok::<_, Infallible>(())
+            };
+            let count = part.len();
+            let Ok(()) = self.cache.load_many(space.key(first), part, loaded);
+            (first, to) = (first + count as u32, rest);
+        }
     }
 
     /// Ends the process if the page was not given back.

@@ -73,6 +73,11 @@ pub(crate) fn steady() -> RwLockReadGuard<'static, ()> {
     STEADY.read().unwrap_or_else(PoisonError::into_inner)
 }
 
+/// The same for who must not wait: `None` while a fork is under way or about to be.
+pub(crate) fn try_steady() -> Option<RwLockReadGuard<'static, ()>> {
+    STEADY.try_read().ok()
+}
+
 /// Waits until nobody holds [`steady`], and keeps others from it.
 pub(crate) fn unsteady() -> RwLockWriteGuard<'static, ()> {
     STEADY.write().unwrap_or_else(PoisonError::into_inner)

@@ -29,6 +29,7 @@ mod ahead;
 mod budget;
 #[expect(unsafe_code, reason = "frames are raw memory that pages are moved from and to")]
 mod fault;
+mod keys;
 mod lane;
 #[expect(unsafe_code, reason = "pages are moved out of memory that others use")]
 mod reclaim;
@@ -52,6 +53,7 @@ pub mod signals;
 mod stats;
 #[expect(unsafe_code, reason = "a file that several processes map")]
 pub mod tree;
+mod unnamed;
 #[expect(unsafe_code, reason = "memory that the program has already is trusted to the caller")]
 mod window;
 

@@ -5,6 +5,7 @@ use crate::budget::Budget;
 use crate::error::Error;
 use crate::fault;
 use crate::fork;
+use crate::keys::Keys;
 use crate::lane::Lanes;
 use crate::reclaim::Hand;
 use crate::region::Region;
@@ -12,12 +13,13 @@ use crate::registry;
 use crate::space::Space;
 use crate::staging::{BATCH, Staging};
 use crate::stats::Stats;
+use crate::unnamed::Unnamed;
 use crate::vec::RegionVec;
 use crossbeam_utils::CachePadded;
 use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::fmt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::sync::atomic::{
     AtomicBool, AtomicI64, AtomicU32, AtomicU64, AtomicUsize, Ordering::*, fence,
@@ -204,6 +206,7 @@ pub struct PagerBuilder {
     memory: Option<MemorySize>,
     compressor: String,
     backing: String,
+    unnamed: Option<(PathBuf, u64)>,
     seals_backing: bool,
     mode: Option<Mode>,
     on_fork: OnFork,
@@ -230,6 +233,13 @@ impl PagerBuilder {
     /// `none` (the default).
     pub fn backing(mut self, backing: &str) -> Self {
         self.backing = backing.into();
+        self
+    }
+
+    /// The same in a file without a name in a folder, which takes space as it is written, at most
+    /// `bytes`. With [`OnFork::Whole`] a child has a copy of it.
+    pub fn unnamed_backing(mut self, folder: impl Into<PathBuf>, bytes: u64) -> Self {
+        self.unnamed = Some((folder.into(), bytes));
         self
     }
 
@@ -270,6 +280,12 @@ impl PagerBuilder {
         // What is wrong in the rest is said before a file is made.
         check_memory(self.bytes()?)?;
         self.compressor.parse::<Algorithm>()?;
+        if let Some((folder, bytes)) = &self.unnamed {
+            let what = "make a file without a name for the backing";
+            let unnamed = Unnamed::create(folder, *bytes);
+            let unnamed = unnamed.map_err(|source| Error::System { what, source })?;
+            return self.build_with(Box::new(unnamed.clone()), Some(unnamed));
+        }
         let backing = open_backing(&parse_backing(&self.backing)?)?;
         self.build_on(backing)
     }
@@ -281,6 +297,14 @@ impl PagerBuilder {
 
     /// The same, with a backing of the caller's own instead of [`Self::backing`].
     pub fn build_on(self, backing: Box<dyn Backing>) -> Result<Pager, Error> {
+        self.build_with(backing, None)
+    }
+
+    fn build_with(
+        self,
+        backing: Box<dyn Backing>,
+        unnamed: Option<Unnamed>,
+    ) -> Result<Pager, Error> {
         let bytes = check_memory(self.bytes()?)?;
         if !(1..=64).contains(&self.reclaim_threads) {
             let must = "from 1 to 64".into();
@@ -299,12 +323,14 @@ impl PagerBuilder {
         }
         let config = cache_config(bytes, self.compressor.parse()?, self.seals_backing);
         let cache = Cache::new(config, backing)?;
-        let inner = Arc::new(Inner::new(bytes, mode, self.on_fork, uffd, cache)?);
+        let inner = Inner::new(bytes, mode, self.on_fork, uffd, cache)?;
+        let inner = Arc::new(Inner { unnamed, ..inner });
         match self.on_fork {
             OnFork::Absent => {}
             OnFork::PrivateCopy => fork::copy_regions_of(&inner),
             OnFork::Whole => {
                 inner.staging.set_inherited().map_err(failed("let forks inherit memory"))?;
+                inner.cache.let_forks_inherit().map_err(failed("let forks inherit a key"))?;
             }
         }
         let handle = Handle { inner, threads: Mutex::default() };
@@ -362,6 +388,10 @@ pub(crate) struct Inner {
     generation: AtomicU32,
     pub(crate) on_fork: OnFork,
     regions: RwLock<BTreeMap<u32, Arc<Space>>>,
+    /// The backing, if it is a file that children need a copy of.
+    pub(crate) unnamed: Option<Unnamed>,
+    /// Of windows.
+    pub(crate) keys: Keys,
     mode: Mode,
     next_region: AtomicU32,
     staging_batches: usize,
@@ -388,6 +418,7 @@ impl Inner {
         let batch_bytes = BATCH * PAGE_BYTES;
         let staging_batches = (bytes as usize / 16 / batch_bytes).clamp(4, 256);
         let lanes = Lanes::new();
+        let keys = Keys::new(&cache, on_fork == OnFork::Whole);
         let staging = Staging::new(staging_batches).map_err(failed)?;
         let inner = Self {
             table_bytes: AtomicI64::new(staging.table_bytes() as i64),
@@ -401,6 +432,8 @@ impl Inner {
             generation: AtomicU32::new(fork::generation()),
             on_fork,
             regions: RwLock::new(BTreeMap::new()),
+            unnamed: None,
+            keys,
             mode,
             next_region: AtomicU32::new(1),
             staging_batches,
@@ -610,12 +643,18 @@ impl Pager {
             memory: None,
             compressor: "lz4:0".into(),
             backing: "none".into(),
+            unnamed: None,
             mode: None,
             on_fork: OnFork::default(),
             reclaim_threads: 1,
             seals_backing: true,
             moves: true,
         }
+    }
+
+    /// Whether [`PagerBuilder::unnamed_backing`] may be in a folder, or why not.
+    pub fn check_unnamed_backing(folder: &Path) -> std::io::Result<()> {
+        Unnamed::create(folder, 2 << 20).map(drop)
     }
 
     /// Makes a region: `bytes` of zeros (rounded up to pages), of which as much is in memory as
@@ -667,6 +706,17 @@ impl Pager {
         inner.budget.changed();
         inner.budget.ring();
         Ok(())
+    }
+
+    /// Whether a thread that finds no room waits for a larger budget; if not, that ends the
+    /// process. It does not by itself.
+    pub fn set_patient(&self, is_patient: bool) {
+        self.inner().budget.set_patient(is_patient);
+    }
+
+    /// Whether a thread waits for a larger budget: nothing can be taken out any more.
+    pub fn is_starved(&self) -> bool {
+        self.inner().budget.is_starved()
     }
 
     /// The budget, bytes.

@@ -16,6 +16,7 @@
 
 use crate::error::Error;
 use crate::fault::is_busy;
+use crate::fork;
 use crate::pager::{Inner, OnFork};
 use crate::space::Space;
 use crate::staging::BATCH;
@@ -33,6 +34,9 @@ const IDLE_MAX: usize = 64;
 
 /// Batches refused by the cache in a row, after which it is said to be full.
 const REFUSALS: usize = 4;
+
+/// Units made at once where memory is short: some 12 ms.
+const UNITS_AT_ONCE: usize = 16;
 
 /// A page that is taken out: its word is `Busy`, and was this.
 struct Victim {
@@ -101,6 +105,28 @@ impl Inner {
         }
     }
 
+    /// What a thread does that finds no room, beside those whose work it is: on a busy machine it
+    /// is served before they are. It has made a page `Busy` that is neither in the region nor
+    /// staged, and nobody waits for that who has to go on for this. `false`: it won nothing, and
+    /// had better wait.
+    pub(crate) fn reclaim_here(&self) -> bool {
+        let Some(_steady) = fork::try_steady() else { return false };
+        self.tend();
+        if let Some(batch) = self.staging.take_hole() {
+            let found = self.victims();
+            self.stage(found, batch);
+        }
+        let depth = self.depth();
+        let mut stored = 0;
+        while stored < BATCH / 4 && (self.staging.queued() > depth || stored == 0) {
+            if self.staging.queued() == 0 {
+                break;
+            }
+            stored += self.store_oldest();
+        }
+        stored > 0
+    }
+
     /// Does for the cache what it needs a thread for. A child has a copy of the cache's locks: so
     /// not while the process forks.
     fn maintain(&self) {
@@ -122,6 +148,10 @@ impl Inner {
         self.cache.resume_writeback();
         let missing = (2 * self.budget.margin().max(1) - before) as usize;
         self.cache.shrink(missing * PAGE_BYTES);
+        if self.cache.pool_bytes() as u64 > self.budget.bytes() / 2 {
+            // What is oldest becomes smaller yet, and slower to bring in.
+            self.cache.recompress(UNITS_AT_ONCE);
+        }
         self.cache.give_sections_back();
         self.account();
         self.budget.room() > before

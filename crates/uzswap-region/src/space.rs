@@ -6,6 +6,7 @@
 
 use crate::budget::{wait, wake_all};
 use crate::error::Error;
+use crate::keys::BLOCK;
 use crate::pager::Inner;
 use crate::registry::{self, UNIT};
 use crate::word::{Kind, Word};
@@ -33,6 +34,8 @@ pub(crate) struct Space {
     bytes: usize,
     pages: u32,
     pub(crate) area: Area,
+    /// Of a window, by blocks: the keys that each has, of the area, and 1.
+    blocks: Option<Mapping>,
     words: Mapping,
     /// Which chunks of the words have been touched.
     touched: Box<[AtomicU8]>,
@@ -59,7 +62,8 @@ impl Space {
         Self::over(id, pager, (base, bytes), area, Some(memory))
     }
 
-    /// Over addresses that are the program's; `area` has a key for each page of them.
+    /// Over addresses that are the program's; their pages are given keys of `area` as they are
+    /// adopted.
     pub(crate) fn window(
         id: u32,
         pager: Arc<Inner>,
@@ -77,8 +81,15 @@ impl Space {
         memory: Option<Mapping>,
     ) -> Result<Self, Error> {
         let failed = |source| Error::Map { bytes, source };
-        let pages = area.pages();
         let is_window = memory.is_none();
+        let pages = if is_window { (bytes / PAGE_BYTES) as u32 } else { area.pages() };
+        let blocks = is_window.then(|| {
+            let bytes = pages.div_ceil(BLOCK) as usize * size_of::<AtomicU32>();
+            let blocks = Mapping::for_pages(bytes, PAGE_BYTES)?;
+            blocks.set_inherited(0, blocks.len(), true)?;
+            Ok(blocks)
+        });
+        let blocks = blocks.transpose().map_err(failed)?;
         let words = Mapping::for_pages(pages as usize * size_of::<AtomicU32>(), PAGE_BYTES);
         let words = words.map_err(failed)?;
         // A fork looks at them.
@@ -92,6 +103,7 @@ impl Space {
             bytes,
             pages,
             area,
+            blocks,
             words,
             touched: (0..chunks).map(|_| AtomicU8::new(0)).collect(),
             advice: AtomicU8::new(0),
@@ -130,12 +142,46 @@ impl Space {
     }
 
     pub(crate) fn key(&self, page: u32) -> SwapEntry {
-        self.area.entry(page).expect("a page of the region has a key in its area")
+        let at = match self.blocks {
+            None => Some(page),
+            Some(_) => self.block(page / BLOCK).map(|block| block * BLOCK + page % BLOCK),
+        };
+        let key = at.and_then(|at| self.area.entry(at));
+        key.expect("a page of the region, or one that is adopted, has a key in its area")
+    }
+
+    /// How many pages from `page` on have keys in order.
+    pub(crate) fn keys_in_order(&self, page: u32) -> usize {
+        let left = self.blocks.as_ref().map(|_| BLOCK - page % BLOCK);
+        left.unwrap_or(self.pages - page) as usize
+    }
+
+    /// The blocks that pages are in.
+    pub(crate) fn blocks_of(&self, pages: Range<u32>) -> Range<u32> {
+        pages.start / BLOCK..pages.end.div_ceil(BLOCK)
+    }
+
+    /// The keys that a block has, of a window.
+    pub(crate) fn block(&self, at: u32) -> Option<u32> {
+        self.block_word(at).load(Relaxed).checked_sub(1)
+    }
+
+    pub(crate) fn set_block(&self, at: u32, keys: Option<u32>) {
+        self.block_word(at).store(keys.map_or(0, |keys| keys + 1), Relaxed);
+    }
+
+    fn block_word(&self, at: u32) -> &AtomicU32 {
+        assert!(at < self.pages.div_ceil(BLOCK));
+        let blocks = self.blocks.as_ref().expect("asked of windows only");
+        // SAFETY: inside the mapping, which has a word for each block and lives as long as `self`;
+        // aligned; words are only ever accessed as atomics; zeros are one.
+        unsafe { &*blocks.as_ptr().cast::<AtomicU32>().add(at as usize) }
     }
 
     /// Bytes of the tables that grow with the region's size; words are counted as they are touched.
     pub(crate) fn table_bytes(&self) -> usize {
-        self.touched.len() + size_of::<Self>()
+        let block_bytes = if self.is_window { PAGE_BYTES } else { 0 };
+        self.touched.len() + size_of::<Self>() + block_bytes
     }
 
     fn word(&self, page: u32) -> &AtomicU32 {

@@ -2,7 +2,9 @@
 //!
 //! Each process writes how much it has, and reads how much the others have. The first to ask gets
 //! the rest, but every process that has much may have an equal part: so the first gives back what
-//! it has above that once another needs it. A process that has died has nothing.
+//! it has above that once another needs it, and a quarter of that if another can take nothing more
+//! out. A process that has died has nothing. Where all that have much wait for more, the one in the
+//! last slot is told that there is no hope.
 
 use rustix::fs::{self, Mode, OFlags};
 use rustix::mm::{self, MapFlags, ProtFlags};
@@ -35,7 +37,8 @@ pub struct Table {
 #[repr(C)]
 struct Slot {
     process: AtomicU32,
-    reserved: u32,
+    /// 1: its pages fit neither in its part nor on its backing, and it waits for a larger part.
+    starved: AtomicU32,
     /// Anonymous memory, bytes.
     used: AtomicU64,
 }
@@ -101,19 +104,23 @@ impl Tree {
                 && slot.process.compare_exchange(process, me, Relaxed, Relaxed).is_ok();
             if is_mine {
                 slot.used.store(0, Relaxed);
+                slot.starved.store(0, Relaxed);
             }
             is_mine
         })
     }
 
-    /// Writes how much this process has, and returns how much it may have.
-    pub fn allowance(&self, used: u64) -> u64 {
+    /// Writes how much this process has and whether it can go on with that, and returns what it may
+    /// have.
+    pub fn allowance(&self, used: u64, is_starved: bool) -> Allowance {
         let own = self.slot.load(Relaxed);
         if let Some(slot) = self.table.slots.get(own) {
             slot.used.store(used, Relaxed);
+            slot.starved.store(is_starved.into(), Relaxed);
         }
         let total = self.table.total.load(Relaxed);
         let (mut others, mut large) = (0, 1);
+        let (mut starved, mut may_hope) = (false, false);
         for (at, slot) in self.table.slots.iter().enumerate() {
             let process = slot.process.load(Relaxed);
             if process == 0 || at == own {
@@ -122,14 +129,30 @@ impl Tree {
             let theirs = slot.used.load(Relaxed);
             if theirs > 0 && !exists(process) {
                 slot.used.store(0, Relaxed);
+                slot.starved.store(0, Relaxed);
                 continue;
             }
             others += theirs;
-            large += u64::from(theirs > total / SMALL);
+            let is_large = theirs > total / SMALL;
+            large += u64::from(is_large);
+            let waits = slot.starved.load(Relaxed) != 0;
+            starved |= waits;
+            may_hope |= if waits { at > own } else { is_large };
         }
         self.table.peak.fetch_max(others + used, Relaxed);
-        total.saturating_sub(others).max(total / large)
+        let equal = total / large;
+        let part = if starved && !is_starved { equal - equal / 4 } else { equal };
+        Allowance { bytes: total.saturating_sub(others).max(part), may_hope }
     }
+}
+
+/// What a process may have.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Allowance {
+    /// Bytes.
+    pub bytes: u64,
+    /// Another process may come to give memory back.
+    pub may_hope: bool,
 }
 
 fn exists(process: u32) -> bool {
@@ -137,4 +160,30 @@ fn exists(process: u32) -> bool {
     let process = rustix::process::Pid::from_raw(process as i32);
     let Some(process) = process else { return false };
     rustix::process::test_kill_process(process) != Err(rustix::io::Errno::SRCH)
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "tests")]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn who_can_go_on_gives_back_to_who_cannot_and_the_last_of_those_has_no_hope() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("tree");
+        let watcher = Tree::create(&path, 100).unwrap();
+        let (first, second) = (Tree::join(&path).unwrap(), Tree::join(&path).unwrap());
+        assert_eq!(first.allowance(60, false), Allowance { bytes: 100, may_hope: false });
+        assert_eq!(second.allowance(40, false), Allowance { bytes: 50, may_hope: true });
+        assert_eq!(first.allowance(60, false).bytes, 60);
+        assert_eq!(second.allowance(40, true), Allowance { bytes: 50, may_hope: true });
+        assert_eq!(first.allowance(70, false).bytes, 60);
+        assert_eq!(first.allowance(90, false).bytes, 60);
+        assert_eq!(second.allowance(70, true), Allowance { bytes: 50, may_hope: true });
+        assert_eq!(first.allowance(70, false).bytes, 38);
+        // Both wait: the first may hope that the second ends.
+        assert!(first.allowance(50, true).may_hope);
+        assert!(!second.allowance(50, true).may_hope);
+        assert_eq!(watcher.table().peak.load(Relaxed), 160);
+    }
 }

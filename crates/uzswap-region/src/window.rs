@@ -6,7 +6,8 @@
 //!
 //! Whoever calls this sees the program's system calls before the kernel does: what unmaps, moves or
 //! drops adopted pages is done inside of [`Pager::change`] or [`Pager::move_adopted`], and what
-//! gives them to the kernel holds them before ([`Pager::hold`]).
+//! gives them to the kernel holds them before ([`Pager::hold`]). One thread at a time adopts,
+//! changes or moves pages.
 //!
 //! A fork has everything by the fork itself: pages, words, pool and index, copied on write. What
 //! other threads hold at that moment would be held for ever in the child; so [`Pager::before_fork`]
@@ -18,10 +19,12 @@ use crate::lane::Lane;
 use crate::pager::{Inner, Pager};
 use crate::registry;
 use crate::space::Space;
+use crate::unnamed::Unnamed;
 use crate::word::{Kind, Word};
 use std::collections::BTreeMap;
 use std::io;
 use std::ops::Range;
+use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicU8, Ordering::Relaxed};
 use std::sync::{Arc, MutexGuard, RwLockWriteGuard};
 use uzswap_engine::{PAGE_BYTES, Page, Store};
@@ -93,10 +96,10 @@ impl Pager {
         let inner = self.inner();
         let _blocked = Blocked::all();
         let _steady = inner.steady();
-        let taken = inner.take_all(&range);
+        let mut taken = inner.take_all(&range);
         let (result, is_done) = call();
         let mut given = 0;
-        for (space, page, was) in taken {
+        for (space, page, was) in taken.drain(..) {
             if !is_done {
                 space.put(page, was);
                 continue;
@@ -109,6 +112,9 @@ impl Pager {
             space.put(page, is);
         }
         inner.budget.give_back(given);
+        if change == Change::Gone {
+            inner.take_keys(range);
+        }
         result
     }
 
@@ -207,9 +213,13 @@ impl Pager {
             space.put(page, Word::UNTOUCHED);
         }
         result?;
+        if to != from.start {
+            inner.take_keys(from.clone());
+        }
         let tail = to + from.len()..to + from.len() + grown;
         for part in parts(tail) {
             let space = inner.window_at(part.start)?;
+            inner.keys.give(&space, pages_of(&space, &part));
             for page in pages_of(&space, &part) {
                 if space.take(page, Word::UNTOUCHED) {
                     space.put(page, Word::EMPTY);
@@ -224,13 +234,16 @@ impl Pager {
     /// `pthread_atfork` that was set after this pager was made.
     pub fn after_fork(&self) -> io::Result<()> {
         self.inner().adopt_process();
-        self.restart_threads()
+        self.restart_threads()?;
+        self.inner().budget.set_lifted(false);
+        Ok(())
     }
 
     /// The descriptors that serve faults: who closes one loses all pages that are out.
     pub fn descriptors(&self) -> Vec<i32> {
         let inner = self.inner();
-        [inner.uffd.descriptors(), inner.staging.uffd.descriptors()].concat()
+        let backing = inner.unnamed.iter().map(Unnamed::descriptor).collect();
+        [inner.uffd.descriptors(), inner.staging.uffd.descriptors(), backing].concat()
     }
 
     /// What all of the pager takes now, bytes, of its budget.
@@ -240,8 +253,9 @@ impl Pager {
         pages * PAGE_BYTES as u64 + inner.cache.memory_bytes() as u64
     }
 
-    /// Waits until no page goes out or comes in, and keeps it so.
-    pub fn before_fork(&self) -> BeforeFork {
+    /// Waits until no page goes out or comes in, and keeps it so. Errors: there is no room for a
+    /// copy of the backing; then all goes on.
+    pub fn before_fork(&self) -> io::Result<BeforeFork> {
         let pager = self.clone();
         let blocked = Blocked::all();
         let inner = pager.inner().clone();
@@ -253,7 +267,16 @@ impl Pager {
         let still: &'static Inner = unsafe { &*Arc::as_ptr(&inner) };
         let lanes = still.lanes.all();
         let regions = still.regions_mut();
-        BeforeFork { lanes, regions, steady, _blocked: blocked, pager }
+        let mut still =
+            BeforeFork { lanes, regions, steady, backing: None, _blocked: blocked, pager };
+        match inner.unnamed.as_ref().map(Unnamed::copy).transpose() {
+            Ok(backing) => still.backing = backing,
+            Err(error) => {
+                still.in_parent();
+                return Err(error);
+            }
+        }
+        Ok(still)
     }
 }
 
@@ -262,6 +285,8 @@ pub struct BeforeFork {
     lanes: Vec<MutexGuard<'static, Lane>>,
     regions: RwLockWriteGuard<'static, BTreeMap<u32, Arc<Space>>>,
     steady: RwLockWriteGuard<'static, ()>,
+    /// The child's backing.
+    backing: Option<OwnedFd>,
     _blocked: Blocked,
     pager: Pager,
 }
@@ -275,9 +300,14 @@ impl std::fmt::Debug for BeforeFork {
 impl BeforeFork {
     /// In the parent: all goes on.
     pub fn in_parent(self) {
-        let Self { lanes, regions, steady, _blocked, pager } = self;
-        drop((lanes, regions, steady));
+        let pager = self.pager.clone();
+        self.end();
         pager.inner().budget.set_lifted(false);
+    }
+
+    fn end(self) {
+        let Self { lanes, regions, steady, backing, _blocked, pager: _ } = self;
+        drop((lanes, regions, steady, backing));
     }
 
     /// In the child: the pager is its own, with descriptors of its own; it has threads again once
@@ -290,10 +320,15 @@ impl BeforeFork {
         inner.adopt_process();
         inner.uffd.renew()?;
         inner.staging.renew()?;
+        if let (Some(unnamed), Some(copy)) = (&inner.unnamed, &self.backing) {
+            unnamed.go_on_with(copy)?;
+            inner.cache.go_on_in_fork()?;
+        }
         for space in self.regions.values() {
             inner.settle(space)?;
         }
-        self.in_parent();
+        // Whoever finds no room gets it all the same, until there are threads that make some.
+        self.end();
         Ok(())
     }
 }
@@ -352,9 +387,8 @@ impl Inner {
             return self.regions().get(&id).cloned().ok_or(foreign);
         }
         let base = address / WINDOW * WINDOW;
-        let pages = (WINDOW / PAGE_BYTES) as u32;
         let max = self.cache.pages_max() as u64 * PAGE_BYTES as u64;
-        let area = self.cache.add_area(pages).ok_or(Error::Addresses { bytes: WINDOW, max })?;
+        let area = self.keys.area().ok_or(Error::Addresses { bytes: WINDOW, max })?;
         let space = Space::window(self.next_region(), self.clone(), (base, WINDOW), area);
         let space = Arc::new(space?);
         self.count_table(space.table_bytes() as i64);
@@ -362,6 +396,16 @@ impl Inner {
         registry::add(&space);
         self.account();
         Ok(space)
+    }
+
+    /// Takes keys back of what is not adopted any more.
+    fn take_keys(&self, range: Range<usize>) {
+        for part in parts(range) {
+            let known = registry::find(part.start).filter(|space| space.is_window());
+            if let Some(space) = known {
+                self.keys.take(space, pages_of(space, &part));
+            }
+        }
     }
 
     /// # Safety
@@ -373,6 +417,10 @@ impl Inner {
         has_pages: bool,
     ) -> Result<(), Error> {
         let pages = pages_of(space, &part);
+        if !self.keys.give(space, pages.clone()) {
+            let max = self.cache.pages_max() as u64 * PAGE_BYTES as u64;
+            return Err(Error::Addresses { bytes: part.len(), max });
+        }
         // Who faults there as soon as it is registered waits for us.
         for page in pages.clone() {
             assert!(space.take(page, Word::UNTOUCHED), "a page is adopted twice");
@@ -398,11 +446,16 @@ impl Inner {
             });
             for (page, is_there) in (at..).zip(&there[..known]) {
                 if *is_there {
-                    // A page that was given up (MADV_FREE) is in use again once it is written.
+                    // A page that was given up (MADV_FREE) is in use again once it is written, and
+                    // one of the kernel's zeros becomes the program's own.
                     let byte = space.address(page) as *mut u8;
-                    // SAFETY: mapped and writable, as the caller says; adding nothing to a byte
-                    // atomically changes nothing for whoever writes it meanwhile.
-                    unsafe { AtomicU8::from_ptr(byte) }.fetch_or(0, Relaxed);
+                    // SAFETY: mapped and writable, as the caller says; a byte that is exchanged for
+                    // itself stays, whoever writes it meanwhile. Adding nothing to it would be no
+                    // write at all: compilers leave that out.
+                    let byte = unsafe { AtomicU8::from_ptr(byte) };
+                    let value = byte.load(Relaxed);
+                    // Another one has written it: so much the better.
+                    let _ = byte.compare_exchange(value, value, Relaxed, Relaxed);
                 }
                 charged += i64::from(*is_there);
                 space.put(
@@ -483,6 +536,11 @@ impl Inner {
         for (space, page, _) in taken {
             let address = to + (space.address(*page) - from);
             let window = self.window_at(address)?;
+            let at = window.page_of(address);
+            if !self.keys.give(&window, at..at + 1) {
+                let max = self.cache.pages_max() as u64 * PAGE_BYTES as u64;
+                return Err(Error::Addresses { bytes, max });
+            }
             // In place, it is `Busy` already.
             if address != space.address(*page) {
                 window.take(window.page_of(address), Word::UNTOUCHED);

@@ -96,6 +96,11 @@ impl Mapping {
         imp::keep_private(self.base, self.bytes)
     }
 
+    /// Undoes the second half of [`Self::keep_private`]: processes that are forked find a copy.
+    pub fn keep_on_fork(&self) -> io::Result<()> {
+        imp::keep_on_fork(self.base, self.bytes)
+    }
+
     /// Faults every page in, for writing. `ENOMEM` as above; then some pages may be in.
     pub fn populate(&self) -> io::Result<()> {
         imp::populate(self.base, self.bytes)
@@ -450,6 +455,11 @@ mod imp {
         Ok(())
     }
 
+    pub fn keep_on_fork(base: NonNull<u8>, bytes: usize) -> io::Result<()> {
+        // SAFETY: does not change contents in this process.
+        Ok(unsafe { mm::madvise(base.as_ptr().cast(), bytes, Advice::LinuxKeepOnFork) }?)
+    }
+
     pub fn populate(base: NonNull<u8>, bytes: usize) -> io::Result<()> {
         // SAFETY: populating changes no contents; the range is ours.
         let done = unsafe { mm::madvise(base.as_ptr().cast(), bytes, Advice::LinuxPopulateWrite) };
@@ -545,6 +555,10 @@ mod imp {
     }
 
     pub fn keep_private(_base: NonNull<u8>, _bytes: usize) -> io::Result<()> {
+        Ok(())
+    }
+
+    pub fn keep_on_fork(_base: NonNull<u8>, _bytes: usize) -> io::Result<()> {
         Ok(())
     }
 

@@ -1,7 +1,7 @@
 //! What a process can ask for itself, and about others.
 
 use rustix::event::{PollFd, PollFlags};
-use rustix::fd::{AsRawFd, BorrowedFd, OwnedFd};
+use rustix::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use rustix::io::FdFlags;
 use rustix::process::{DumpableBehavior, Gid, Pid, PidfdFlags, Signal, Uid};
 use rustix::thread::CapabilitySet;
@@ -113,12 +113,16 @@ pub fn become_user(user: u32, group: u32, groups: &[u32]) -> io::Result<()> {
 }
 
 /// Has a descriptor that is open stand for another file from now on: `new`'s. Closed by `exec`.
-pub fn take_place(new: &OwnedFd, of: &OwnedFd) -> io::Result<()> {
+pub fn take_place(new: &impl AsFd, of: &impl AsFd) -> io::Result<()> {
     // SAFETY: both are open descriptors, and stay their owners'.
-    match unsafe { libc::dup3(new.as_raw_fd(), of.as_raw_fd(), libc::O_CLOEXEC) } {
+    match unsafe { libc::dup3(number(new), number(of), libc::O_CLOEXEC) } {
         -1 => Err(io::Error::last_os_error()),
         _ => Ok(()),
     }
+}
+
+fn number(descriptor: &impl AsFd) -> i32 {
+    descriptor.as_fd().as_raw_fd()
 }
 
 /// Has functions called around each `fork` of this process from now on: before it, after it in the

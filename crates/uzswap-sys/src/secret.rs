@@ -1,5 +1,5 @@
-//! Memory for a key: of its own, locked, left out of core dumps and of processes that are forked,
-//! and zeros once it is not needed any more.
+//! Memory for a key: of its own, locked, left out of core dumps and, unless they are to go on with
+//! it, of processes that are forked, and zeros once it is not needed any more.
 
 use crate::map::Mapping;
 use std::fmt;
@@ -28,6 +28,16 @@ impl<T> Secret<T> {
         overwrite_stack();
         done?;
         Ok(Self { memory, value: PhantomData })
+    }
+
+    /// Lets processes that are forked from now on have a copy.
+    pub fn let_forks_inherit(&self) -> io::Result<()> {
+        self.memory.keep_on_fork()
+    }
+
+    /// In such a process: its copy is locked, too. Errors: as above.
+    pub fn lock_again(&self) -> io::Result<()> {
+        self.memory.lock()
     }
 
     fn clear(&mut self) {
@@ -99,6 +109,9 @@ mod tests {
         for flag in [" lo", " dd", " wf"] {
             assert!(flags.contains(flag), "{flags} lacks{flag}");
         }
+        secret.let_forks_inherit().unwrap();
+        let flags = flags_of(secret.memory.as_ptr() as usize);
+        assert!(!flags.contains(" wf") && flags.contains(" lo"), "{flags}");
         secret.clear();
         assert_eq!(*secret, [0; 600]);
         assert!(Secret::<u8>::try_new(|| Err(io::ErrorKind::Other.into())).is_err());

@@ -15,7 +15,7 @@ use std::sync::atomic::{AtomicBool, Ordering::*};
 /// How many faults are served on them at once, those that wait for memory included.
 const COUNT: usize = 64;
 /// Twice what a page from the backing takes, with the page below that nobody may touch.
-const BYTES: usize = 64 << 10;
+const BYTES: usize = 128 << 10;
 
 /// See the module.
 #[derive(Debug)]
@@ -43,7 +43,7 @@ impl Stacks {
     /// Allocates nothing and waits for nobody. All signals are blocked, so that `work` ends here.
     pub fn run<F: FnMut()>(&self, mut work: F) {
         let Some(at) = self.take() else { return work() };
-        let top = (at + 1) * BYTES;
+        let top = (at + 1) * BYTES - ARGUMENTS;
         // SAFETY: the stack is this call's own, as `taken` says, its top is a multiple of 16, and
         // `work` outlives the call, which ends it if it panics.
         unsafe {
@@ -69,6 +69,11 @@ impl Stacks {
         self.taken.iter().for_each(|taken| taken.0.store(false, Relaxed));
     }
 }
+
+/// What a function may read above its return address: those of its arguments that are not in
+/// registers, or places for them. Who is called last, in place of the function that was called
+/// here, is such a one, too: the C library's `syscall` reads its seventh, given or not.
+const ARGUMENTS: usize = 64;
 
 extern "C" fn call<F: FnMut()>(work: *mut c_void) {
     // SAFETY: `run` passes its own, which nobody else uses meanwhile.

@@ -110,6 +110,8 @@ pub struct CacheArguments {
     /// is overwritten. A file that holds anything else, a symbolic link, and a file that another
     /// user owns or may write are refused. The unnamed file is half as large as the device or as
     /// what the disk has free, whichever is less; below 64 MiB there is none.
+    ///
+    /// With --in-process: a folder, and the size of the unnamed file that each process has there.
     #[arg(long, value_name = "PATH[:SIZE]|none")]
     pub backing: Option<OsString>,
     /// Write pages to the backing as they are, neither encrypted nor authenticated: for a disk that

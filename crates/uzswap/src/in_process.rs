@@ -3,6 +3,7 @@
 
 use crate::cli::RunArguments;
 use crate::error::Failure;
+use crate::options::{self, Backing};
 use crate::run;
 use crate::say::say;
 use crate::signals::{Event, Events};
@@ -10,8 +11,8 @@ use crate::size;
 use std::env;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode, ExitStatus};
-use uzswap_region::Mode;
 use uzswap_region::tree::{Table, Tree};
+use uzswap_region::{Mode, Pager};
 use uzswap_sys::{cpu, process};
 
 /// The library, as it is installed and as it is built.
@@ -29,6 +30,11 @@ pub fn run(arguments: &RunArguments) -> Result<ExitCode, Failure> {
     let events = Events::new()?;
     let mut command = Command::new(&arguments.command[0]);
     command.args(&arguments.command[1..]).env("UZSWAP_TREE", &file.path);
+    if let Some((folder, bytes)) = backing(arguments)? {
+        let mut place = folder.into_os_string();
+        place.push(format!(":{bytes}"));
+        command.env("UZSWAP_BACKING", place);
+    }
     if let Some(compressor) = &arguments.cache.compressor {
         command.env("UZSWAP_COMPRESSOR", compressor.to_string());
     }
@@ -60,7 +66,7 @@ fn refuse_others(arguments: &RunArguments) -> Result<(), Failure> {
     let cache = &arguments.cache;
     let given = [
         ("--pool", cache.pool.is_some()),
-        ("--backing", cache.backing.is_some()),
+        ("--plain-backing", cache.plain_backing),
         ("--size", arguments.size.is_some()),
         ("--user", arguments.user.is_some()),
         ("--include-pool", arguments.include_pool),
@@ -75,6 +81,35 @@ fn refuse_others(arguments: &RunArguments) -> Result<(), Failure> {
         None => Ok(()),
     }
 }
+
+/// The folder in which each process keeps pages, and how many bytes at most; `None` for none.
+fn backing(arguments: &RunArguments) -> Result<Option<(PathBuf, u64)>, Failure> {
+    let given = arguments.cache.backing.as_deref();
+    let (folder, bytes) = match options::backing(given, arguments.memory.saturating_mul(PARTS))? {
+        Backing::None => return Ok(None),
+        Backing::Unnamed(folder, bytes) => (folder, bytes),
+        Backing::Path(folder, Some(bytes)) if folder.is_dir() => (folder, bytes),
+        Backing::Path(path, _) => {
+            let path = path.display();
+            return Err(Failure::new(format!(
+                "--backing {path}: each process has a file of its own; name a folder and the size \
+                 of each file, as in /var/tmp:4G"
+            )));
+        }
+    };
+    match Pager::check_unnamed_backing(&folder) {
+        Ok(()) => Ok(Some((folder, bytes))),
+        // Nobody asked for it.
+        Err(_) if given.is_none() => Ok(None),
+        Err(error) => Err(Failure::new(format!(
+            "--backing {}: {error}; name a folder on a disk that you may write",
+            folder.display()
+        ))),
+    }
+}
+
+/// Without `--backing`, a process has room on the disk for eight times the memory.
+const PARTS: u64 = 16;
 
 /// The library: beside this program, or where packages put it. Error: where it should be, and what
 /// to do.

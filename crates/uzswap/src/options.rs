@@ -213,7 +213,8 @@ impl DaemonOptions {
     }
 }
 
-fn backing(argument: Option<&OsStr>, device: u64) -> Result<Backing, Failure> {
+/// What `--backing` says, or what there is without it for a device of so many bytes.
+pub fn backing(argument: Option<&OsStr>, device: u64) -> Result<Backing, Failure> {
     let Some(argument) = argument else {
         let bytes = default_backing_bytes(Path::new(BACKING_FOLDER), device);
         return Ok(match bytes {

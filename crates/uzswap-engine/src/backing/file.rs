@@ -65,6 +65,11 @@ impl FileBacking {
         self
     }
 
+    /// The file or device.
+    pub fn file(&self) -> &File {
+        &self.file
+    }
+
     /// Whether writes go through io_uring.
     pub fn uses_io_uring(&self) -> bool {
         self.queue().ring.is_some()

@@ -42,6 +42,9 @@ pub(crate) struct Identity {
     pub(crate) generation: Generation,
 }
 
+/// Numbers of writes of a process that was forked have this bit.
+const FORKED: u64 = 1 << 62;
+
 /// See the module.
 pub(crate) struct Seal {
     key: Secret<LessSafeKey>,
@@ -83,6 +86,24 @@ impl Seal {
         let before = newest.fetch_add(1, Relaxed);
         assert!(before < u64::MAX, "a key is good for 2^64 writes");
         Generation(before + 1)
+    }
+
+    /// Lets processes that are forked open and seal as well.
+    pub(crate) fn let_forks_inherit(&self) -> io::Result<()> {
+        self.key.let_forks_inherit()
+    }
+
+    /// In such a process: its numbers go on from one by chance, far from its parent's and from
+    /// those of other children, because the key is the same. Of 2^62 beginnings, two processes that
+    /// seal 2^32 writes each come to a common number with one in some 2^29.
+    pub(crate) fn go_on_in_fork(&self) -> io::Result<()> {
+        self.key.lock_again()?;
+        let mut bytes = [0; 8];
+        let random = SystemRandom::new().fill(&mut bytes);
+        random.map_err(|_| io::Error::other("no random bytes"))?;
+        let begin = u64::from_le_bytes(bytes) >> 2 | FORKED;
+        self.own_generation.store(begin, Relaxed);
+        Ok(())
     }
 
     /// Encrypts bytes where they are.
@@ -145,6 +166,17 @@ impl Identity {
 #[cfg(all(test, not(miri)))]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_fork_seals_under_other_numbers_than_its_parent() {
+        let seal = Seal::new(None).unwrap();
+        let first = seal.next();
+        seal.go_on_in_fork().unwrap();
+        let second = seal.next();
+        seal.go_on_in_fork().unwrap();
+        let third = seal.next();
+        assert!(first.0 == 1 && second.0 > FORKED && third.0 > FORKED && second != third);
+    }
     use crate::compress::Codec;
     use crate::index::Form;
 
