@@ -83,7 +83,7 @@ fn every_benchmark_has_its_rows_and_plots() {
     let report = format!("--report={}", folder.path().display());
     let cases: [(&str, &[&str], &str); 7] = [
         ("ranges", &["| skiplist", "| crossbeam-skiplist"], "ranges-fill.svg"),
-        ("locks", &["| one lock", "| + slot caches", "| List"], "locks-out-lz4.svg"),
+        ("locks", &["| plain", "| sealed", "| List"], "locks-out-lz4.svg"),
         ("codecs", &["| wkdm", "| lz4:0", "| zstd:3", "choice by page"], "codecs-out.svg"),
         ("density", &["| zram, lz4", "| zswap, lzo", "| uzswap, lz4"], "density-bytes.svg"),
         (
