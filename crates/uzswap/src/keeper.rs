@@ -256,7 +256,7 @@ impl Keeper {
             let areas = self.state.areas_on();
             self.space.look(&areas, space::room(&changes::mount()));
             let Some(part) = self.space.wants(&areas) else { return Ok(()) };
-            self.attach(part)?;
+            self.extend(part)?;
         }
     }
 
@@ -363,7 +363,18 @@ impl Keeper {
             .map_err(|error| Failure::new(format!("cannot write in {}: {error}", changes::FOLDER)))
     }
 
-    /// Makes a further area.
+    /// Makes a further area, unless the daemon is killed meanwhile: a loop device that the kernel
+    /// has not opened yet goes with it. Then another daemon serves, and the area is still wanted.
+    fn extend(&mut self, part: std::ops::Range<u64>) -> Result<(), Failure> {
+        let daemon = self.state.daemon;
+        let attached = self.attach(part);
+        if attached.is_err() && self.kept.is_some() && self.has_dead_daemon() {
+            self.daemon_died();
+        }
+        let is_replaced = self.state.daemon != daemon && !self.is_lost;
+        if is_replaced { Ok(()) } else { attached }
+    }
+
     fn attach(&mut self, part: std::ops::Range<u64>) -> Result<(), Failure> {
         let gone = |error: io::Error| Failure::new(format!("the daemon does not answer: {error}"));
         let daemon = self
@@ -698,7 +709,7 @@ impl Keeper {
         }
         self.watch_shortage();
         if let Some(part) = self.space.wants(&areas)
-            && let Err(failure) = self.attach(part)
+            && let Err(failure) = self.extend(part)
             && !self.has_dead_daemon()
         {
             self.space.cannot_grow();
