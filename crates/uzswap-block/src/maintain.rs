@@ -6,7 +6,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 use uzswap_engine::Cache;
 use uzswap_sys::cpu::{self, CpuSet};
-use uzswap_sys::process;
+use uzswap_sys::{pressure, process};
 
 /// How often to look without being called.
 const INTERVAL: Duration = Duration::from_millis(100);
@@ -85,7 +85,7 @@ fn follow_memory(cache: &Cache) {
 fn is_short_of_memory() -> bool {
     let Ok(memory) = cpu::memory_info() else { return false };
     let below = |divisor| memory.available < memory.total / divisor;
-    let stands_still = || cpu::memory_pressure().is_ok_and(|share| share >= STANDS_STILL_PERCENT);
+    let stands_still = || pressure::of_machine().is_ok_and(|share| share >= STANDS_STILL_PERCENT);
     below(SHORT_DIVISOR) || below(SCARCE_DIVISOR) && stands_still()
 }
 

@@ -98,18 +98,6 @@ pub fn memory_of_caller() -> io::Result<u64> {
     Ok(limit.map_or(total, |(limit, _)| limit.min(total)))
 }
 
-/// How long in a hundred, in the last ten seconds, some program of the machine stood still for want
-/// of memory. Errors: a kernel that does not say (before Linux 4.20, or without PSI).
-pub fn memory_pressure() -> io::Result<f64> {
-    parse_pressure(&std::fs::read_to_string("/proc/pressure/memory")?)
-        .ok_or_else(|| io::ErrorKind::InvalidData.into())
-}
-
-fn parse_pressure(text: &str) -> Option<f64> {
-    let some = text.lines().find_map(|line| line.strip_prefix("some "))?;
-    some.split(' ').find_map(|field| field.strip_prefix("avg10="))?.parse().ok()
-}
-
 impl MemoryInfo {
     /// Of the text of `/proc/meminfo`, allocating nothing.
     pub fn parse(text: &str) -> Self {
@@ -133,14 +121,6 @@ mod tests {
         let info = MemoryInfo::parse(text);
         assert_eq!(info, MemoryInfo { total: 24684096 * 1024, available: 24449024 * 1024 });
         assert_eq!(MemoryInfo::parse(""), MemoryInfo::default());
-    }
-
-    #[test]
-    fn pressure_is_that_of_some() {
-        let text = "some avg10=1.50 avg60=0.50 avg300=0.10 total=900\n\
-                    full avg10=0.25 avg60=0.20 avg300=0.05 total=700\n";
-        assert_eq!(parse_pressure(text), Some(1.5));
-        assert_eq!(parse_pressure(""), None);
     }
 
     #[test]

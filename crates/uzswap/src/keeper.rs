@@ -278,7 +278,7 @@ impl Keeper {
         let daemon = self.daemon.insert(wire);
         let start = Start { daemon: None, options, ram, kept, devices };
         daemon.send(&start).map_err(cannot_start)?;
-        self.state.write().map_err(cannot_start)?;
+        self.state.write().map_err(cannot_write)?;
         match daemon.receive() {
             Ok(Report::Ready { transport, notes }) => {
                 self.options.transport.clone_from(&transport);
@@ -358,9 +358,7 @@ impl Keeper {
     }
 
     fn save(&self) -> Result<(), Failure> {
-        self.state
-            .write()
-            .map_err(|error| Failure::new(format!("cannot write in {}: {error}", changes::FOLDER)))
+        self.state.write().map_err(cannot_write)
     }
 
     /// Makes a further area, unless the daemon is killed meanwhile: a loop device that the kernel
@@ -737,6 +735,10 @@ impl Keeper {
 fn spare() {
     let _ = process::lock_memory();
     let _ = process::set_io_flusher(true);
+}
+
+fn cannot_write(error: io::Error) -> Failure {
+    Failure::new(format!("cannot write in {}: {error}", changes::FOLDER))
 }
 
 fn cannot_start(error: io::Error) -> Failure {

@@ -5,7 +5,7 @@ use crate::cli::{MemoryArguments, MemoryChange};
 use crate::error::Failure;
 use crate::say::show;
 use crate::size;
-use crate::status::{Running, require_root};
+use crate::status::{NONE_RUNS, Running, require_root};
 use std::fs;
 use uzswap_block::control;
 
@@ -13,8 +13,7 @@ use uzswap_block::control;
 pub fn memory(arguments: &MemoryArguments) -> Result<(), Failure> {
     require_root()?;
     if !Running::read().is_some_and(|running| running.alive) {
-        let none = "no cache is running; start one with `uzswap run` or `uzswap serve`";
-        return Err(Failure::new(none));
+        return Err(Failure::new(NONE_RUNS));
     }
     match &arguments.change {
         Some(MemoryChange::Offline { section }) => change(section, "offline"),

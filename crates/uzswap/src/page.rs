@@ -6,6 +6,7 @@ use std::collections::VecDeque;
 use std::fmt::Write;
 use std::fs;
 use std::time::{Duration, Instant};
+use uzswap_sys::pressure;
 
 /// How often a sample is taken, and the page reloaded.
 pub const EVERY: Duration = Duration::from_secs(10);
@@ -207,12 +208,8 @@ impl History {
 
 /// Zeros where the kernel does not tell.
 fn pressure() -> [f64; 2] {
-    let text = fs::read_to_string("/proc/pressure/memory").unwrap_or_default();
-    ["some", "full"].map(|kind| {
-        let line = text.lines().find(|line| line.starts_with(kind));
-        let share = line.and_then(|line| line.split("avg10=").nth(1)?.split(' ').next());
-        share.and_then(|share| share.parse().ok()).unwrap_or(0.0)
-    })
+    let text = fs::read_to_string(pressure::MACHINE).unwrap_or_default();
+    ["some", "full"].map(|kind| pressure::average(&text, kind).unwrap_or_default())
 }
 
 #[cfg(test)]

@@ -3,6 +3,7 @@
 use std::fs;
 use std::time::{Duration, Instant};
 use uzswap_sys::cgroup::{Group, Version};
+use uzswap_sys::pressure;
 use uzswap_sys::process::{self, Activity};
 
 /// How fast the share follows.
@@ -40,7 +41,8 @@ impl Processes {
     fn told(&self) -> Option<f64> {
         match self {
             Self::Of(group) if group.version() == Version::V2 => {
-                average(&fs::read_to_string(group.path().join("memory.pressure")).ok()?)
+                let told = fs::read_to_string(group.path().join("memory.pressure")).ok()?;
+                pressure::average(&told, "some")
             }
             _ => None,
         }
@@ -77,24 +79,5 @@ impl Pressure {
         let weight = 1.0 - (-time.as_secs_f64() / AVERAGED.as_secs_f64()).exp();
         self.share += weight * (if waits { 100.0 } else { 0.0 } - self.share);
         self.share
-    }
-}
-
-/// The average of ten seconds in the line of `some`, that is of at least one process.
-fn average(text: &str) -> Option<f64> {
-    let line = text.lines().find_map(|line| line.strip_prefix("some"))?;
-    line.split_whitespace().find_map(|word| word.strip_prefix("avg10="))?.parse().ok()
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_kernel_s_line_is_read() {
-        let text = "some avg10=12.50 avg60=3.00 avg300=1.00 total=7\nfull avg10=1.00 avg60=0.00 \
-                    avg300=0.00 total=3\n";
-        assert_eq!(average(text), Some(12.5));
-        assert_eq!(average(""), None);
     }
 }

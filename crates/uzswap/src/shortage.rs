@@ -19,9 +19,8 @@ use std::thread;
 use std::time::{Duration, Instant};
 use uzswap_block::control::STATISTICS_FOLDER;
 use uzswap_sys::cpu::MemoryInfo;
-use uzswap_sys::process;
+use uzswap_sys::{pressure, process};
 
-const PRESSURE: &str = "/proc/pressure/memory";
 const MEMORY: &str = "/proc/meminfo";
 const TRIGGER: &str = "/proc/sysrq-trigger";
 
@@ -74,13 +73,13 @@ impl Shortage {
         let trigger = File::options().write(true).open(TRIGGER);
         let trigger = trigger.map_err(|error| named(TRIGGER, error))?;
         let mut watch = Watch {
-            pressure: open(PRESSURE)?,
+            pressure: open(pressure::MACHINE)?,
             memory: open(MEMORY)?,
             trigger,
             judge: Judge::default(),
         };
         // It may be there and not be readable: switched off at boot.
-        watch.look(true).map_err(|error| named(PRESSURE, error))?;
+        watch.look(true).map_err(|error| named(pressure::MACHINE, error))?;
         let began = Instant::now();
         let shared = Arc::new(Shared {
             began,

@@ -12,6 +12,9 @@ use serde::Serialize;
 use std::path::PathBuf;
 use uzswap_engine::PAGE_BYTES;
 
+/// What is said where there is none.
+pub const NONE_RUNS: &str = "no cache is running; start one with `uzswap run` or `uzswap serve`";
+
 /// The cache of this machine.
 #[derive(Serialize)]
 pub struct Running {
@@ -57,7 +60,7 @@ pub fn status(arguments: &StatusArguments) -> Result<(), Failure> {
     }
     match &running {
         Some(running) => print(running),
-        None => show!("no cache is running; start one with `uzswap run` or `uzswap serve`"),
+        None => show!("{NONE_RUNS}"),
     }
     Ok(())
 }

@@ -9,7 +9,7 @@ use crate::error::Failure;
 use crate::say::show;
 use crate::size;
 use crate::stats::Stats;
-use crate::status::{self, Running};
+use crate::status::{self, NONE_RUNS, Running};
 use ratatui::backend::TestBackend;
 use ratatui::crossterm::event::{self, Event, KeyCode, KeyModifiers};
 use ratatui::layout::{Constraint, Layout};
@@ -25,6 +25,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::time::{Duration, Instant};
+use uzswap_sys::pressure;
 
 /// The screen that `--once` prints, and the least that everything fits on.
 const COLUMNS: u16 = 80;
@@ -65,7 +66,7 @@ struct Look {
 
 impl Look {
     fn take() -> Self {
-        let pressure = fs::read_to_string("/proc/pressure/memory").unwrap_or_default();
+        let pressure = fs::read_to_string(pressure::MACHINE).unwrap_or_default();
         let pressure = match pressure.lines().next() {
             Some(line) => line.split(" total").next().unwrap_or(line).to_owned(),
             None => "not told by this kernel".to_owned(),
@@ -128,8 +129,7 @@ impl View {
 
     fn draw(&self, frame: &mut Frame) {
         let Some(running) = self.now.running.as_ref().filter(|running| running.alive) else {
-            let none = "no cache is running; start one with `uzswap run` or `uzswap serve`";
-            return frame.render_widget(Paragraph::new(none), frame.area());
+            return frame.render_widget(Paragraph::new(NONE_RUNS), frame.area());
         };
         let heights = [1, 1, 8, 1, 3].map(Constraint::Length);
         let rows = heights.into_iter().chain([Constraint::Min(3), Constraint::Length(1)]);

@@ -1,0 +1,33 @@
+//! How long programs wait for memory, as the kernel tells it (PSI, Linux 4.20): of the whole
+//! machine, and with cgroup v2 of each group.
+
+use std::io;
+
+/// The file of the machine.
+pub const MACHINE: &str = "/proc/pressure/memory";
+
+/// How long in a hundred, in the last ten seconds, programs waited: at least one (`some`), or all
+/// at once (`full`). `text` is what such a file says; `None` if it does not say that.
+pub fn average(text: &str, kind: &str) -> Option<f64> {
+    let line = text.lines().find_map(|line| line.strip_prefix(kind))?;
+    line.split_whitespace().find_map(|word| word.strip_prefix("avg10="))?.parse().ok()
+}
+
+/// Of at least one program of the machine. Errors: a kernel that does not say.
+pub fn of_machine() -> io::Result<f64> {
+    average(&std::fs::read_to_string(MACHINE)?, "some")
+        .ok_or_else(|| io::ErrorKind::InvalidData.into())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_kernel_s_lines_are_read() {
+        let text = "some avg10=12.50 avg60=3.00 avg300=1.00 total=7\n\
+                    full avg10=1.25 avg60=0.00 avg300=0.00 total=3\n";
+        assert_eq!((average(text, "some"), average(text, "full")), (Some(12.5), Some(1.25)));
+        assert_eq!(average("", "some"), None);
+    }
+}
