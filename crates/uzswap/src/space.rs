@@ -11,9 +11,14 @@
 //! finds swap space full and acts on that, instead of having writes refused, which it tries again
 //! and again.
 
+use crate::changes;
 use std::fs;
+use std::io;
 use std::ops::Range;
 use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::thread::{self, Thread};
 use std::time::Duration;
 use uzswap_block::control::STATISTICS_FOLDER;
 use uzswap_sys::ballast::Ballast;
@@ -35,8 +40,8 @@ const AREAS_MAX: usize = 18;
 /// Areas are made of whole clusters.
 const CLUSTER_BYTES: u64 = 2 << 20;
 
-/// Slots that are taken at a look, at most, so that others are served meanwhile.
-const TAKEN_AT_ONCE: u64 = 32 << 20;
+/// Slots that are taken before it is looked again how many are wanted.
+const TAKEN_AT_ONCE: u64 = 2 << 20;
 
 /// With more room than this, or this share of the pool, the kernel may have all slots: between two
 /// looks it cannot fill them.
@@ -44,6 +49,12 @@ const ROOM_BYTES_ENOUGH: u64 = 256 << 20;
 
 /// With less the cache is full.
 const ROOM_BYTES_MIN: u64 = 256 << 10;
+
+/// It is locked in memory.
+const STACK_BYTES: usize = 64 << 10;
+
+/// How long slots may take to be given back at the end.
+const RELEASE: Duration = Duration::from_secs(2);
 
 /// How often to look, with enough room and without.
 const CALM: Duration = Duration::from_millis(50);
@@ -65,12 +76,62 @@ pub fn room(mount: &Path) -> u64 {
     text.ok().and_then(|text| text.trim().parse().ok()).unwrap_or(u64::MAX)
 }
 
+/// A thread that takes slots and gives them back. The keeper is what starts the next daemon when
+/// one is killed, so it may not itself wait for writes that only the next daemon answers.
+struct Holder {
+    shared: Arc<Held>,
+    thread: Thread,
+}
+
+struct Held {
+    /// Bytes of slots that are to be taken.
+    wanted: AtomicU64,
+    /// Bytes that are.
+    bytes: AtomicU64,
+}
+
+impl Holder {
+    /// Errors: no thread, or a kernel that has no files in memory.
+    fn start() -> io::Result<Self> {
+        let shared = Arc::new(Held { wanted: AtomicU64::new(0), bytes: AtomicU64::new(0) });
+        let (held, mut ballast) = (shared.clone(), Ballast::new()?);
+        let hold = move || {
+            loop {
+                let (wanted, bytes) = (held.wanted.load(Relaxed), ballast.bytes());
+                // Errors leave the slots as they are, for the next look.
+                let is_done = if wanted > bytes {
+                    ballast.grow((wanted - bytes).min(TAKEN_AT_ONCE)).map_or(true, |more| more == 0)
+                } else {
+                    let _ = ballast.shrink_to(wanted);
+                    true
+                };
+                held.bytes.store(ballast.bytes(), Relaxed);
+                if is_done {
+                    thread::park();
+                }
+            }
+        };
+        let thread = thread::Builder::new().name("uzswap-slots".into()).stack_size(STACK_BYTES);
+        let thread = thread.spawn(hold)?;
+        Ok(Self { shared, thread: thread.thread().clone() })
+    }
+
+    fn bytes(&self) -> u64 {
+        self.shared.bytes.load(Relaxed)
+    }
+
+    fn set(&self, bytes: u64) {
+        self.shared.wanted.store(bytes, Relaxed);
+        self.thread.unpark();
+    }
+}
+
 /// See the module.
 pub struct Space {
     /// Bytes that all areas together may have.
     size: u64,
-    /// `None` where the kernel has no files in memory.
-    ballast: Option<Ballast>,
+    /// `None` where slots cannot be held.
+    ballast: Option<Holder>,
     is_full: bool,
     can_grow: bool,
     /// Bytes of free slots that the kernel may have; `u64::MAX` with enough room.
@@ -80,7 +141,7 @@ pub struct Space {
 impl Space {
     /// For `size` bytes, in all.
     pub fn new(size: u64) -> Self {
-        let ballast = Ballast::new().ok();
+        let ballast = Holder::start().ok();
         Self { size, ballast, is_full: false, can_grow: true, free_max: u64::MAX }
     }
 
@@ -109,7 +170,7 @@ impl Space {
     }
 
     fn ballast_bytes(&self) -> u64 {
-        self.ballast.as_ref().map_or(0, Ballast::bytes)
+        self.ballast.as_ref().map_or(0, Holder::bytes)
     }
 
     /// When to look again.
@@ -132,12 +193,12 @@ impl Space {
     pub fn look(&mut self, areas: &[Area], room: u64) -> Option<Full> {
         self.free_max = if room >= ROOM_BYTES_ENOUGH { u64::MAX } else { room / 2 };
         let free: u64 = areas.iter().map(|area| area.bytes.saturating_sub(area.used)).sum();
-        if let Some(ballast) = &mut self.ballast {
-            // Errors leave the slots as they are, for the next look.
-            if free > self.free_max {
-                let _ = ballast.grow((free - self.free_max).min(TAKEN_AT_ONCE));
-            } else if ballast.bytes() > 0 {
-                let _ = ballast.shrink_to(ballast.bytes().saturating_sub(self.free_max - free));
+        if let Some(ballast) = &self.ballast {
+            let bytes = ballast.bytes();
+            match free.checked_sub(self.free_max) {
+                Some(excess) => ballast.set(bytes + excess),
+                None if bytes > 0 => ballast.set(bytes.saturating_sub(self.free_max - free)),
+                None => {}
             }
         }
         let before = std::mem::replace(&mut self.is_full, room < ROOM_BYTES_MIN);
@@ -150,9 +211,10 @@ impl Space {
 
     /// Gives all slots back.
     pub fn release(&mut self) {
-        if let Some(ballast) = &mut self.ballast {
-            // An error: they go with the process.
-            let _ = ballast.shrink_to(0);
+        if let Some(ballast) = &self.ballast {
+            ballast.set(0);
+            // If they are not given back in time, they are when this process ends.
+            changes::wait_for(RELEASE, || ballast.bytes() == 0);
         }
     }
 }
