@@ -6,7 +6,7 @@
 //! → size class → sections
 //!
 //! and before an entry the recompressor or the trainer, and before these where CPUs stand; from an
-//! entry or from nothing, a CPU's slots → cluster.
+//! entry or from nothing, a CPU's slots → cluster; and last, what segments add up to.
 //!
 //! Against the order only `try_lock` is used: by compaction, which holds a size class and tries
 //! entries; by a store, which tries that of a page that may be the same; by who reads neighbours

@@ -133,7 +133,7 @@ impl Cache {
     fn emptiest(&self) -> [Option<Segment>; VICTIMS] {
         let mut fewest = [None; VICTIMS];
         let mut room = 0;
-        for (segment, live) in self.slots.segments.singles() {
+        for (segment, live) in self.slots.singles() {
             room += SEGMENT_SLOTS - live;
             let at = fewest.partition_point(|other| other.is_some_and(|(_, few)| few <= live));
             if at < VICTIMS {

@@ -9,6 +9,7 @@ mod buffer;
 mod file;
 mod none;
 mod open;
+mod outline;
 pub(crate) mod record;
 pub(crate) mod seal;
 pub(crate) mod segments;

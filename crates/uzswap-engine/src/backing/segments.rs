@@ -8,9 +8,10 @@
 //! program do.
 //!
 //! A segment is one word: its use and its live bytes change together, so exactly one thread sees
-//! the last record of a written segment die, and gives the segment back.
+//! the last record of a written segment die, and gives the segment back. What all words add up to
+//! is kept beside them (`outline`).
 
-use crate::backing::slots::SLOT_BYTES;
+use super::outline::{Outline, Sum};
 use crate::durable::{Durable, Values};
 use crate::ids::Place;
 use crate::stops::Kept;
@@ -77,19 +78,24 @@ impl Segment {
 /// See the module.
 pub(crate) struct Segments {
     words: Values<Kept<AtomicU32>>,
+    outline: Outline,
 }
 
 impl Segments {
     /// All free.
     pub(super) fn new(count: usize) -> Self {
         let words = (0..count).map(|_| Kept::new(Use::Free.word(0)));
-        Self { words: Values::Own(words.collect()) }
+        Self::of(Values::Own(words.collect()))
+    }
+
+    fn of(words: Values<Kept<AtomicU32>>) -> Self {
+        Self { outline: Outline::new(words.len()), words }
     }
 
     /// In memory that outlives the process: free, or as another one has left them.
     #[cfg(not(feature = "shuttle"))]
     pub(super) fn durable(durable: &Arc<Durable>) -> Self {
-        Self { words: durable.segments() }
+        Self::of(durable.segments())
     }
 
     #[cfg(feature = "shuttle")]
@@ -100,10 +106,11 @@ impl Segments {
     /// Takes the segments over, of which nothing is known to be live yet. One that was being
     /// written stays so: a write may still be under way.
     pub(super) fn adopt(&self) {
-        for word in self.words.iter() {
-            let was = Use::of(word.load(Acquire));
+        for segment in self.all() {
+            let was = self.state(segment);
             let now = if was == Use::Cleaning { Use::Written } else { was };
-            word.store(now.word(0), Release);
+            self.word(segment).store(now.word(0), SeqCst);
+            self.outline.note(segment);
         }
     }
 
@@ -131,7 +138,11 @@ impl Segments {
     /// Puts a segment to another use. `false` if it is not what it was thought to be.
     pub(crate) fn turn(&self, segment: Segment, from: Use, to: Use) -> bool {
         let turn = |word| (Use::of(word) == from).then(|| to.word(word & Use::LIVE));
-        self.word(segment).fetch_update(AcqRel, Acquire, turn).is_ok()
+        let turned = self.word(segment).fetch_update(SeqCst, Acquire, turn).is_ok();
+        if turned {
+            self.outline.note(segment);
+        }
+        turned
     }
 
     /// The segment is written, or left as it is by cleaning; `true` if nothing in it is live, so
@@ -146,18 +157,25 @@ impl Segments {
     /// Whether the caller is the one to give a written segment without live records back.
     fn claim_dead(&self, segment: Segment) -> bool {
         let (dead, claimed) = (Use::Written.word(0), Use::Open.word(0));
-        self.word(segment).compare_exchange(dead, claimed, AcqRel, Acquire).is_ok()
+        let is_claimed =
+            self.word(segment).compare_exchange(dead, claimed, SeqCst, Acquire).is_ok();
+        if is_claimed {
+            self.outline.note(segment);
+        }
+        is_claimed
     }
 
     /// `bytes` at a place became live.
     pub(crate) fn add(&self, segment: Segment, bytes: usize) {
-        self.word(segment).fetch_add(bytes as u32, AcqRel);
+        self.word(segment).fetch_add(bytes as u32, SeqCst);
+        self.outline.note(segment);
     }
 
     /// They are no longer referred to; `true` if that was the last of a written segment, which the
     /// caller gives back.
     pub(crate) fn remove(&self, segment: Segment, bytes: usize) -> bool {
-        let before = self.word(segment).fetch_sub(bytes as u32, AcqRel);
+        let before = self.word(segment).fetch_sub(bytes as u32, SeqCst);
+        self.outline.note(segment);
         debug_assert!(
             before & Use::LIVE >= bytes as u32,
             "more dies in a segment than lived there"
@@ -167,25 +185,120 @@ impl Segments {
 
     /// The written segment with the fewest live bytes.
     pub(crate) fn cheapest(&self) -> Option<Segment> {
-        self.all()
-            .filter(|segment| self.state(*segment) == Use::Written)
-            .min_by_key(|segment| self.live(*segment))
-    }
-
-    /// Segments given out slot by slot: each with its live slots.
-    pub(crate) fn singles(&self) -> impl Iterator<Item = (Segment, usize)> {
-        self.all()
-            .filter(|segment| self.state(*segment) == Use::Singles)
-            .map(|segment| (segment, self.live(segment) / SLOT_BYTES))
+        self.sum().cheapest()
     }
 
     /// Bytes of live records in all.
     pub(crate) fn live_bytes(&self) -> u64 {
-        self.all().map(|segment| self.live(segment) as u64).sum()
+        self.sum().live
     }
 
-    /// Bytes of the table.
+    fn sum(&self) -> Sum {
+        self.outline.sum(self.count(), |segment| self.sum_of(segment))
+    }
+
+    fn sum_of(&self, segment: Segment) -> Sum {
+        let word = self.word(segment).load(SeqCst);
+        Sum::of(segment, word & Use::LIVE, Use::of(word) == Use::Written)
+    }
+
+    /// Bytes of the tables.
     pub(crate) fn bytes(&self) -> usize {
-        self.count() * size_of::<AtomicU32>()
+        self.count() * size_of::<AtomicU32>() + self.outline.bytes()
+    }
+}
+
+#[cfg(all(test, not(feature = "shuttle")))]
+mod tests {
+    use super::*;
+    use crate::testing::Noise;
+    use std::sync::atomic::AtomicBool;
+
+    /// By a look at each.
+    fn looked_up(segments: &Segments) -> (Option<Segment>, u64) {
+        let is_written = |segment: &Segment| segments.state(*segment) == Use::Written;
+        let written = segments.all().filter(is_written);
+        let cheapest = written.min_by_key(|segment| segments.live(*segment));
+        (cheapest, segments.all().map(|segment| segments.live(segment) as u64).sum())
+    }
+
+    /// Something that happens to segments, of which each is `Written` or `Free`.
+    fn change(segments: &Segments, noise: &mut Noise) {
+        let segment = Segment(noise.below(segments.count() as u64) as u32);
+        match segments.state(segment) {
+            Use::Free if segments.turn(segment, Use::Free, Use::Open) => {
+                segments.add(segment, 4096 * (1 + noise.below(60) as usize));
+                assert!(!segments.written(segment));
+            }
+            Use::Written if noise.below(20) == 0 => {
+                assert!(segments.turn(segment, Use::Written, Use::Cleaning));
+                segments.remove(segment, segments.live(segment));
+                assert!(segments.written(segment));
+                assert!(segments.turn(segment, Use::Open, Use::Free));
+            }
+            Use::Written if segments.live(segment) > 4096 => {
+                assert!(!segments.remove(segment, 4096));
+            }
+            _ => {}
+        }
+    }
+
+    #[test]
+    fn what_segments_add_up_to_is_what_a_look_at_each_finds() {
+        for count in [1, 63, 64, 65, 4096, 4097, 9000] {
+            let segments = Segments::new(count);
+            let mut noise = Noise::new(count as u64);
+            for _ in 0..if cfg!(miri) { 5 } else { 300 } {
+                (0..noise.below(50)).for_each(|_| change(&segments, &mut noise));
+                assert_eq!((segments.cheapest(), segments.live_bytes()), looked_up(&segments));
+            }
+        }
+    }
+
+    #[test]
+    fn no_change_is_missed_while_others_count() {
+        let segments = Segments::new(5 * 64 + 7);
+        let is_done = AtomicBool::new(false);
+        let per_thread = segments.count() as u64 / 4;
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                while !is_done.load(Relaxed) {
+                    segments.live_bytes();
+                }
+            });
+            let writers = (0..4).map(|first| {
+                let segments = &segments;
+                scope.spawn(move || {
+                    let mut noise = Noise::new(first);
+                    for _ in 0..if cfg!(miri) { 100 } else { 200_000 } {
+                        let segment = Segment((noise.below(per_thread) * 4 + first) as u32);
+                        segments.add(segment, 8);
+                        if noise.below(2) == 0 {
+                            segments.remove(segment, 8);
+                        }
+                    }
+                })
+            });
+            writers.collect::<Vec<_>>().into_iter().for_each(|writer| drop(writer.join()));
+            is_done.store(true, Relaxed);
+        });
+        assert_eq!((segments.cheapest(), segments.live_bytes()), looked_up(&segments));
+    }
+
+    #[test]
+    fn finding_the_cheapest_takes_a_look_at_what_changed_however_many_there_are() {
+        for count in [1 << 16, if cfg!(miri) { 1 << 17 } else { 1 << 22 }] {
+            let segments = Segments::new(count);
+            segments.cheapest();
+            let mut noise = Noise::new(7);
+            (0..100).for_each(|_| change(&segments, &mut noise));
+            let looks = std::cell::Cell::new(0);
+            let sum = segments.outline.sum(count, |segment| {
+                looks.set(looks.get() + 1);
+                segments.sum_of(segment)
+            });
+            assert!((1..=100 * 64).contains(&looks.get()), "{} of {count}", looks.get());
+            assert_eq!((sum.cheapest(), sum.live), looked_up(&segments));
+        }
     }
 }

@@ -472,6 +472,20 @@ impl Slots {
         }
     }
 
+    /// Segments that are broken up, of clusters where such a one has free slots: each with its live
+    /// slots.
+    pub(crate) fn singles(&self) -> impl Iterator<Item = (Segment, usize)> {
+        let of_cluster = |number: u32| {
+            let first = number * CLUSTER_SEGMENTS as u32;
+            (first..first + CLUSTER_SEGMENTS as u32).map(Segment)
+        };
+        let there = |segment: &Segment| (segment.0 as usize) < self.segments.count();
+        let segments = self.with_slots.from(0).flat_map(of_cluster).filter(there);
+        segments
+            .filter(|segment| self.segments.state(*segment) == Use::Singles)
+            .map(|segment| (segment, self.segments.live(segment) / SLOT_BYTES))
+    }
+
     /// Keeps the free slots of a segment that is broken up from others; `None` if it has none, or
     /// is not broken up.
     pub(crate) fn hold(&self, segment: Segment) -> Option<Held> {

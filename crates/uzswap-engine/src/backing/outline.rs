@@ -1,0 +1,114 @@
+//! What the table of segments adds up to, without a look at all of it.
+//!
+//! Segments in *groups* of 64, groups in *rows* of 64, a GiB of the backing. Of each there are the
+//! live bytes, and the written segment with the fewest. Who changes a segment marks its group,
+//! which is one load while it is marked already; who asks counts only groups that are marked, and
+//! then looks at the rows, a thousand for a TiB.
+//!
+//! **No change is missed.** A segment's word is changed before its group is marked, and a mark is
+//! taken off before the words are read. All four are sequentially consistent: a thread that finds
+//! the mark still on has changed the word before whoever takes it off reads.
+
+use super::segments::Segment;
+use crate::sync::atomic::{AtomicU64, Ordering::SeqCst};
+use crate::sync::{Mutex, lock};
+
+/// Segments in a group, and groups in a row.
+const FAN: usize = u64::BITS as usize;
+
+/// What segments add up to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Sum {
+    /// Bytes of their live records.
+    pub(super) live: u64,
+    /// Of the written one with the fewest live bytes: these, and its number in the low half. So the
+    /// lowest of them is the least number. [`Sum::NONE`] if none is written.
+    least: u64,
+}
+
+impl Sum {
+    const NONE: u64 = u64::MAX;
+    const EMPTY: Self = Self { live: 0, least: Self::NONE };
+
+    /// One segment.
+    pub(super) fn of(segment: Segment, live: u32, is_written: bool) -> Self {
+        let least = u64::from(live) << 32 | u64::from(segment.0);
+        Self { live: live.into(), least: if is_written { least } else { Self::NONE } }
+    }
+
+    fn of_all(sums: impl Iterator<Item = Self>) -> Self {
+        sums.fold(Self::EMPTY, |all, one| Self {
+            live: all.live + one.live,
+            least: all.least.min(one.least),
+        })
+    }
+
+    /// The written segment with the fewest live bytes.
+    pub(super) fn cheapest(self) -> Option<Segment> {
+        (self.least != Self::NONE).then_some(Segment(self.least as u32))
+    }
+}
+
+/// See the module.
+pub(super) struct Outline {
+    /// A word for each row, a bit for each group that has changed since it was counted.
+    changed: Box<[AtomicU64]>,
+    counted: Mutex<Counted>,
+}
+
+struct Counted {
+    groups: Box<[Sum]>,
+    rows: Box<[Sum]>,
+}
+
+impl Outline {
+    /// Of so many segments, of which nothing is known.
+    pub(super) fn new(segments: usize) -> Self {
+        let groups = segments.div_ceil(FAN);
+        let rows = groups.div_ceil(FAN);
+        let outline = Self {
+            changed: (0..rows).map(|_| AtomicU64::new(0)).collect(),
+            counted: Mutex::new(Counted {
+                groups: vec![Sum::EMPTY; groups].into(),
+                rows: vec![Sum::EMPTY; rows].into(),
+            }),
+        };
+        (0..groups).for_each(|group| outline.note(Segment((group * FAN) as u32)));
+        outline
+    }
+
+    /// A segment has changed.
+    pub(super) fn note(&self, segment: Segment) {
+        let group = segment.0 as usize / FAN;
+        let (row, bit) = (&self.changed[group / FAN], 1 << (group % FAN));
+        if row.load(SeqCst) & bit == 0 {
+            row.fetch_or(bit, SeqCst);
+        }
+    }
+
+    /// What all segments add up to, each as `of` finds it.
+    pub(super) fn sum(&self, segments: usize, of: impl Fn(Segment) -> Sum) -> Sum {
+        let Counted { groups, rows } = &mut *lock(&self.counted);
+        for (at, changed) in self.changed.iter().enumerate() {
+            if changed.load(SeqCst) == 0 {
+                continue;
+            }
+            let mut left = changed.swap(0, SeqCst);
+            while left != 0 {
+                let group = at * FAN + left.trailing_zeros() as usize;
+                left &= left - 1;
+                let members = group * FAN..segments.min((group + 1) * FAN);
+                groups[group] = Sum::of_all(members.map(|number| of(Segment(number as u32))));
+            }
+            let members = at * FAN..groups.len().min((at + 1) * FAN);
+            rows[at] = Sum::of_all(groups[members].iter().copied());
+        }
+        Sum::of_all(rows.iter().copied())
+    }
+
+    /// Bytes of the tables.
+    pub(super) fn bytes(&self) -> usize {
+        let Counted { groups, rows } = &*lock(&self.counted);
+        size_of_val(&*self.changed) + size_of_val(&**groups) + size_of_val(&**rows)
+    }
+}
