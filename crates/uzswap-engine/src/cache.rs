@@ -347,6 +347,7 @@ impl Cache {
         }
         let ratio = self.attributes.max_compression_ratio() as usize;
         let bytes_max = COMPRESSED_BYTES_MAX.min(PAGE_BYTES * ratio / 100);
+        let mut has_waited = false;
         loop {
             let mut scratch = self.scratch.lock_here();
             let (codec, bytes): (Codec, &[u8]) = match scratch.compress(page, bytes_max) {
@@ -354,7 +355,8 @@ impl Cache {
                 None if ratio < 100 => return Err(Reject::CompressPoor),
                 None => (Codec::Raw, page),
             };
-            if let Ok(handle) = self.pool.alloc(bytes.len()) {
+            let only_here = !has_waited && self.pool.comes_here();
+            if let Ok(handle) = self.pool.alloc(bytes.len(), only_here) {
                 self.pool.write(handle, header, bytes);
                 let form = Form { bytes: bytes.len() as u16, codec };
                 if codec == Codec::Zstd && dictionary_of(bytes).is_some() {
@@ -371,7 +373,12 @@ impl Cache {
                 return Ok(Object { handle, form });
             }
             drop(scratch);
-            self.make_room()?;
+            if only_here {
+                self.wait_for_node();
+                has_waited = true;
+            } else {
+                self.make_room()?;
+            }
         }
     }
 

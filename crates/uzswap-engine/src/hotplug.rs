@@ -180,6 +180,8 @@ impl Cpus {
             }
             step(cache, cpu).map_err(|why| (*name, why))?;
             self.reached[cpu] = if goes_up { at + 1 } else { at };
+            let up = self.reached.iter().filter(|reached| **reached > 0).count();
+            cache.room.fit(up.div_ceil(cache.pool.served_count()));
         }
         Ok(())
     }

@@ -356,7 +356,7 @@ impl Cache {
         let pieces = || bytes.chunks(piece_bytes);
         let mut handles = [const { None }; PIECES];
         for (slot, piece) in handles.iter_mut().zip(pieces()) {
-            let Ok(handle) = self.pool.alloc(piece.len()) else {
+            let Ok(handle) = self.pool.alloc(piece.len(), false) else {
                 handles.iter().flatten().for_each(|handle: &Handle| self.pool.free(*handle));
                 return None;
             };

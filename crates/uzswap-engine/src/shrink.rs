@@ -11,14 +11,14 @@ use crate::pool::{CLASSES, SECTION_BYTES};
 use crate::stats::Counter::PoolLimitHit;
 use crate::sync::Backoff;
 use std::io;
-use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
 
-/// Memory kept faulted in and free, so that stores need none from the kernel: what two CPUs can
-/// fill with objects in the few milliseconds that bringing a section on line takes. Less for a pool
-/// of less than 64 MiB: a 32nd of it, at least the 64 incompressible pages that a region hands over
-/// at a time.
-fn reserve_bytes(pool_bytes_max: u64) -> usize {
-    (pool_bytes_max / 32).clamp(256 << 10, 2 << 20) as usize
+/// Memory kept faulted in and free on a node, so that stores need none from the kernel: a MiB for
+/// each of its `cpus`, what they can fill with objects in the few milliseconds that bringing a
+/// section on line takes, and two at least. No more than a 32nd of the pool, but the 64
+/// incompressible pages that a region hands over at a time.
+fn reserve_bytes(pool_bytes_max: u64, cpus: usize) -> usize {
+    (pool_bytes_max / 32).clamp(256 << 10, (cpus.max(2) as u64) << 20) as usize
 }
 
 /// Looks that a store takes at what the maintaining thread makes ready, each after a longer pause,
@@ -27,6 +27,10 @@ fn reserve_bytes(pool_bytes_max: u64) -> usize {
 /// Where the machine has no memory, or there is no such thread, nobody waits.
 const LOOKS: u32 = 4000;
 
+/// Looks for memory on the caller's node, where other nodes have some: some 10 ms. A thread that
+/// runs at once makes a section in one. A page that is far away costs less than a longer wait.
+const NODE_LOOKS: u32 = 170;
+
 /// Compaction runs when it could free more than this share of the pool, and this many bytes.
 const SLACK_DIVISOR: usize = 32;
 const SLACK_BYTES: usize = 256 << 10;
@@ -34,8 +38,9 @@ const SLACK_BYTES: usize = 256 << 10;
 /// What is kept free ahead of need, and who is told when it is not.
 pub(crate) struct Room {
     doorbell: Doorbell,
-    /// Bytes of the pool kept free ahead of need.
-    reserve_bytes: usize,
+    pool_bytes_max: u64,
+    /// Bytes of the pool kept free ahead of need, on each node.
+    reserve_bytes: AtomicUsize,
     /// The pool hit its limit, could not be written back, and is not yet below
     /// `accept_threshold_percent`.
     refusing: AtomicBool,
@@ -48,14 +53,21 @@ impl Room {
     pub(crate) fn new(pool_bytes_max: u64) -> Self {
         Self {
             doorbell: Doorbell::new(),
-            reserve_bytes: reserve_bytes(pool_bytes_max),
+            pool_bytes_max,
+            reserve_bytes: AtomicUsize::new(reserve_bytes(pool_bytes_max, 1)),
             refusing: AtomicBool::new(false),
             starved: AtomicBool::new(false),
         }
     }
 
     pub(crate) fn reserve_bytes(&self) -> usize {
-        self.reserve_bytes
+        self.reserve_bytes.load(Relaxed)
+    }
+
+    /// So many CPUs are up for each node. What is lacking then, or too much, is made ready or given
+    /// back by who maintains.
+    pub(crate) fn fit(&self, cpus: usize) {
+        self.reserve_bytes.store(reserve_bytes(self.pool_bytes_max, cpus), Relaxed);
     }
 }
 
@@ -125,7 +137,7 @@ impl Cache {
     pub fn maintain(&self) -> io::Result<()> {
         let provisioned = self.prepare();
         self.tend_dictionary();
-        self.pool.give_back(self.room.reserve_bytes);
+        self.pool.give_back(self.room.reserve_bytes());
         self.slots.drain_idle();
         // A device that cannot be told goes on as if every block were in use.
         self.slots.discard_empty(|offset, bytes| drop(self.backing.discard(offset, bytes)));
@@ -151,14 +163,14 @@ impl Cache {
         // No memory for the pool, which is to become smaller.
         self.write_back_to(self.pool.bytes().saturating_sub(bytes), || self.slots.provision());
         self.compact();
-        self.pool.give_back(self.room.reserve_bytes);
+        self.pool.give_back(self.room.reserve_bytes());
         before.saturating_sub(self.pool.mapped_bytes())
     }
 
     /// Bytes that objects may take in a pool that, with its reserve, takes at most `bytes`: it
     /// grows by sections.
     pub fn pool_bytes_in(&self, bytes: usize) -> usize {
-        (bytes / SECTION_BYTES * SECTION_BYTES).saturating_sub(self.room.reserve_bytes)
+        (bytes / SECTION_BYTES * SECTION_BYTES).saturating_sub(self.room.reserve_bytes())
     }
 
     /// Bytes that objects take in the pool: `pool_total_size`.
@@ -178,7 +190,7 @@ impl Cache {
     fn provision_in_turn(&self) -> io::Result<()> {
         self.index.provision()?;
         self.slots.provision();
-        self.pool.provision(self.room.reserve_bytes)?;
+        self.pool.provision(self.room.reserve_bytes())?;
         self.shares.provision(&self.index)?;
         self.candidates.provision(self.pool.mapped_bytes())?;
         Ok(())
@@ -186,9 +198,9 @@ impl Cache {
 
     /// Rings when the reserve is half used or the pool is above its threshold. A few loads.
     pub(crate) fn ring_if_low(&self) {
-        let low = self.pool.free_bytes_here() < self.room.reserve_bytes / 2
+        let low = self.pool.free_bytes_here() < self.room.reserve_bytes() / 2
             && self.pool.mapped_bytes() < self.pool.limit() + SECTION_BYTES
-            || !self.pool.has_descriptors(self.room.reserve_bytes / 2);
+            || !self.pool.has_descriptors(self.room.reserve_bytes() / 2);
         let high = self.pool.bytes() as u64 > self.attributes.pool_bytes_accept()
             && self.writeback_works();
         if low || high {
@@ -215,7 +227,7 @@ impl Cache {
         }
         // Either may be what lacks: where one descriptor stood for eight frames, eight pages that
         // nothing compresses need eight.
-        let enough = self.room.reserve_bytes / 4;
+        let enough = self.room.reserve_bytes() / 4;
         let topped_up = || {
             let is_ready = self.pool.free_bytes() >= enough && self.pool.has_descriptors(enough);
             is_ready.then_some(())
@@ -252,6 +264,21 @@ impl Cache {
             backoff.wait();
             take()
         })
+    }
+
+    /// Waits a moment for memory on the node of the caller's processor, which has none ready, and
+    /// for which more is to come. If none has come, nobody else waits for it before it does.
+    pub(crate) fn wait_for_node(&self) {
+        self.ring();
+        let mut backoff = Backoff::new();
+        let has_come = self.room.doorbell.attended.load(Relaxed)
+            && (0..NODE_LOOKS).any(|_| {
+                backoff.wait();
+                self.pool.free_bytes_here() >= SECTION_BYTES / 4 || !self.pool.comes_here()
+            });
+        if !has_come {
+            self.pool.note_late();
+        }
     }
 
     /// Takes space on the backing. Where there is some, and it cannot be taken without allocating,

@@ -3,11 +3,13 @@
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
+use std::time::Duration;
 use uzswap_engine::backing::NoBacking;
 use uzswap_engine::testing::{Content, page_of};
 use uzswap_engine::{Area, Cache, Config, Load, PAGE_BYTES, SectionError, Store};
 use uzswap_sys::cpu::CpuSet;
 use uzswap_sys::node::Nodes;
+use uzswap_sys::process;
 
 const PAGES: u32 = 6000;
 
@@ -98,6 +100,51 @@ fn pages_lie_where_they_were_stored_while_there_is_room() {
     let nodes: Vec<_> = cache.sections().iter().map(|(n, _)| cache.node_of_section(*n)).collect();
     assert!(nodes.contains(&0) && nodes.contains(&1), "{nodes:?}");
     check(&cache, area, PAGES);
+}
+
+/// Of pages that nothing compresses, which use a node's reserve up before a thread that must wait
+/// for a processor has made more.
+#[test]
+fn stores_wait_a_moment_for_memory_of_their_node_that_another_thread_makes() {
+    let Some(cpus) = cpus() else { return };
+    let (cache, area) = cache(64 << 20);
+    let [is_there, is_done] = [const { AtomicBool::new(false) }; 2];
+    std::thread::scope(|scope| {
+        let maintaining = scope.spawn(|| {
+            // As the daemon's does. Not permitted: then what else runs here decides.
+            let _ = process::raise_priority();
+            cache.wait_for_work(Duration::from_millis(1));
+            is_there.store(true, SeqCst);
+            while !is_done.load(SeqCst) {
+                cache.wait_for_work(Duration::from_millis(10));
+                // Until a CPU is free; a reserve lasts as long.
+                std::thread::sleep(Duration::from_millis(2));
+                cache.maintain().unwrap();
+            }
+        });
+        let storing = cpus.into_iter().enumerate().map(|(node, cpu)| {
+            let (cache, is_there) = (&cache, &is_there);
+            scope.spawn(move || {
+                run_on(cpu);
+                while !is_there.load(SeqCst) {
+                    std::thread::yield_now();
+                }
+                let mut noise = page_of(Content::Random, node as u64);
+                for offset in (0..PAGES).filter(|offset| *offset as usize % 2 == node) {
+                    noise[..4].copy_from_slice(&offset.to_ne_bytes());
+                    assert_eq!(cache.store(area.entry(offset).unwrap(), &noise), Store::Stored);
+                }
+            })
+        });
+        storing.collect::<Vec<_>>().into_iter().for_each(|thread| thread.join().unwrap());
+        is_done.store(true, SeqCst);
+        cache.ring();
+        maintaining.join().unwrap();
+    });
+    let local = local_percent(&cache, area, PAGES);
+    println!("{local} % on the node of the CPU that stored them");
+    assert!(local >= 95, "{local} %");
+    cache.check();
 }
 
 #[test]

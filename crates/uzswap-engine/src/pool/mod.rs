@@ -161,11 +161,13 @@ impl Pool {
         }
     }
 
-    /// Makes room for an object of `bytes`, as near to the caller's processor as there is room.
-    pub(crate) fn alloc(&self, bytes: usize) -> Result<Handle, NoMemory> {
+    /// Makes room for an object of `bytes`: on the node of the caller's processor, or else, unless
+    /// it is to be there, on the nearest that has room.
+    pub(crate) fn alloc(&self, bytes: usize, only_here: bool) -> Result<Handle, NoMemory> {
         let number = class_of(bytes);
         let here = self.nodes.here();
-        for node in self.nodes.nearest(here) {
+        let others = if only_here { 1 } else { self.nodes.count() };
+        for node in self.nodes.nearest(here).iter().take(others) {
             let made = self.alloc_in(number, &mut lock(self.class(number, *node)), false);
             if made.is_ok() {
                 if *node != here {
@@ -277,6 +279,20 @@ impl Pool {
         self.zspages.bytes() + size_of_val(&*self.classes)
     }
 
+    /// Whether the node of the caller's processor is to have more memory as soon as who maintains
+    /// has made it, so that what finds no room there could wait for some.
+    pub(crate) fn comes_here(&self) -> bool {
+        self.nodes.count() > 1 && {
+            let here = self.nodes.here();
+            self.served().any(|node| node == here) && self.sections.comes_on(here)
+        }
+    }
+
+    /// Says that nobody should wait for memory on the caller's node before there is some.
+    pub(crate) fn note_late(&self) {
+        self.sections.note_late(self.nodes.here());
+    }
+
     /// Nodes that stores take memory of first: those with processors.
     fn served(&self) -> impl Iterator<Item = usize> {
         let is_served =
@@ -292,9 +308,14 @@ impl Pool {
         }
     }
 
+    /// Nodes that each keep memory free ahead of need.
+    pub(crate) fn served_count(&self) -> usize {
+        self.served().count().max(1)
+    }
+
     /// Bytes that all nodes keep free together, each `reserve`.
     pub(crate) fn reserve_of_all(&self, reserve: usize) -> usize {
-        reserve * self.served().count().max(1)
+        reserve * self.served_count()
     }
 
     /// Objects that went to another node than the nearest, which had no room.
@@ -305,16 +326,19 @@ impl Pool {
     /// Brings sections on line until `reserve` bytes are free on each node, and descriptors for
     /// them. Allocates, and may wait for the kernel. Errors: the machine has no more memory.
     pub(crate) fn provision(&self, reserve: usize) -> std::io::Result<()> {
-        self.zspages.provision()?;
+        self.zspages.provision(reserve / PAGE_BYTES)?;
         // What a node has not, another one gives.
         let enough = self.reserve_of_all(reserve);
-        for node in self.served() {
-            while self.sections.free_on(node) * PAGE_BYTES < reserve
-                && (!self.sections.is_short(node) || self.free_bytes() < enough)
-                && self.sections.can_grow()
-            {
-                self.sections.bring_any_online(node)?;
-            }
+        let lacks = |node: &usize| {
+            self.sections.free_on(*node) * PAGE_BYTES < reserve
+                && (!self.sections.is_short(*node) || self.free_bytes() < enough)
+        };
+        // A section at a time, to the node that has least: stores go on meanwhile, and those of one
+        // node must not keep the others waiting.
+        while self.sections.can_grow() {
+            let least = self.served().filter(lacks).min_by_key(|node| self.sections.free_on(*node));
+            let Some(node) = least else { break };
+            self.sections.bring_any_online(node)?;
         }
         Ok(())
     }

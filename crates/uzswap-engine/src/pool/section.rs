@@ -6,6 +6,7 @@
 //! that exist are faulted in: a store never waits for the kernel to find memory.
 
 use super::bits::Bits;
+use super::size_class::FRAMES_MAX;
 use crate::durable::{Durable, Values};
 use crate::ids::SwapEntry;
 use crate::page::PAGE_BYTES;
@@ -166,6 +167,8 @@ pub(super) struct Sections {
     closed: Box<[AtomicBool]>,
     /// Whether memory that was asked for on a node came from another one the last time.
     short: Box<[AtomicBool]>,
+    /// Whether somebody has waited for memory on a node in vain since some came.
+    late: Box<[AtomicBool]>,
     inner: Mutex<Inner>,
     /// Free frames of each node's sections that are online.
     free: Box<[AtomicUsize]>,
@@ -228,6 +231,7 @@ impl Sections {
             nodes: nodes.clone(),
             closed: (0..nodes.count()).map(|_| AtomicBool::new(false)).collect(),
             short: (0..nodes.count()).map(|_| AtomicBool::new(false)).collect(),
+            late: (0..nodes.count()).map(|_| AtomicBool::new(false)).collect(),
             inner: Mutex::new(inner),
             free: (0..nodes.count()).map(|_| AtomicUsize::new(0)).collect(),
             online: AtomicUsize::new(0),
@@ -295,6 +299,20 @@ impl Sections {
     /// Whether the kernel had no memory on a node when it was last asked for some there.
     pub(super) fn is_short(&self, node: usize) -> bool {
         self.short[node].load(Ordering::Relaxed)
+    }
+
+    /// Whether the next section will be one of this node, as far as is known, and is not late.
+    pub(super) fn comes_on(&self, node: usize) -> bool {
+        let is_below_limit = self.used_frames() + FRAMES_MAX <= self.limit();
+        !self.late[node].load(Ordering::Relaxed)
+            && !self.is_short(node)
+            && is_below_limit
+            && self.can_grow()
+    }
+
+    /// Says that memory was waited for on a node in vain.
+    pub(super) fn note_late(&self, node: usize) {
+        self.late[node].store(true, Ordering::Relaxed);
     }
 
     /// Takes `out.len()` frames of a node, or none at all; beyond the limit only for objects that
@@ -379,6 +397,7 @@ impl Sections {
         let asked = node;
         let node = self.nodes.of_page(start, asked);
         self.short[asked].store(node != asked, Ordering::Relaxed);
+        self.late[asked].store(false, Ordering::Relaxed);
         self.on_node[number].store(node as u8, Ordering::Release);
         self.bases[number].store(start.as_ptr(), Ordering::Release);
         inner.slots[number].section = Some(section);

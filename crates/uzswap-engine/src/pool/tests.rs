@@ -32,8 +32,8 @@ impl Owned {
     }
 
     fn insert(&mut self, bytes: usize) -> bool {
-        self.pool.zspages.provision().unwrap();
-        let Ok(handle) = self.pool.alloc(bytes) else { return false };
+        self.pool.zspages.provision(0).unwrap();
+        let Ok(handle) = self.pool.alloc(bytes, false) else { return false };
         let owner = self.next;
         self.next += 1;
         let content = self.pattern[owner as usize * 31 % PAGE_BYTES..][..bytes].to_vec();
@@ -223,7 +223,7 @@ fn the_lock_of_an_entry_guards_the_bytes_of_its_object() {
     let pool = &owned.pool;
     let entry = Entry::new();
     let header = Header { owner: SwapEntry(1), checksum: 0 };
-    let handle = pool.alloc(100).unwrap();
+    let handle = pool.alloc(100, false).unwrap();
     pool.write(handle, header, &[0; 100]);
     let rounds = if cfg!(miri) { 20 } else { 20_000 };
     std::thread::scope(|scope| {

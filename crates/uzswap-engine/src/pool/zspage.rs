@@ -149,12 +149,15 @@ impl Zspages {
         self.ready.load(Relaxed) >= count || self.table.is_whole()
     }
 
-    /// Makes one more chunk ready if fewer than one are: it covers a section of raw pages, the case
-    /// with the most zspages to a section. Allocates. Errors: no memory.
-    pub(super) fn provision(&self) -> io::Result<()> {
-        let chunk = self.table.made();
-        // Another thread may make it just now.
-        if !self.has_ready(CHUNK) && self.make(chunk)? {
+    /// Makes descriptors ready for so many frames of raw pages, the case with the most zspages, and
+    /// for a section at least. Allocates. Errors: no memory.
+    pub(super) fn provision(&self, frames: usize) -> io::Result<()> {
+        while !self.has_ready(frames.max(CHUNK)) {
+            let chunk = self.table.made();
+            // Another thread may make it just now.
+            if !self.make(chunk)? {
+                break;
+            }
             let first = (chunk * CHUNK) as u32;
             (first..first + CHUNK as u32).rev().for_each(|number| self.give(number));
         }
