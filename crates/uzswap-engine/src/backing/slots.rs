@@ -126,7 +126,11 @@ struct SlotCache {
 }
 
 /// A bit for each cluster.
-struct Bits(Box<[AtomicU64]>);
+struct Bits {
+    words: Box<[AtomicU64]>,
+    /// How many are set, at least: mostly none are, and then nobody looks at a terabyte's words.
+    count: AtomicU32,
+}
 
 /// See the module.
 pub(crate) struct Slots {
@@ -163,30 +167,38 @@ impl Held {
 
 impl Bits {
     fn new(count: usize) -> Self {
-        Self((0..count.div_ceil(64)).map(|_| AtomicU64::new(0)).collect())
+        let words = (0..count.div_ceil(64)).map(|_| AtomicU64::new(0)).collect();
+        Self { words, count: AtomicU32::new(0) }
+    }
+
+    fn bytes(&self) -> usize {
+        size_of_val(&*self.words)
     }
 
     fn set(&self, number: u32, on: bool) {
-        let (word, bit) = (&self.0[number as usize / 64], 1 << (number % 64));
+        let (word, bit) = (&self.words[number as usize / 64], 1 << (number % 64));
         // Looked at first: most changes in a cluster change none of its bits.
         if (word.load(Relaxed) & bit != 0) != on {
             if on {
-                word.fetch_or(bit, Release)
+                self.count.fetch_add(1, AcqRel);
+                word.fetch_or(bit, Release);
             } else {
-                word.fetch_and(!bit, Release)
-            };
+                word.fetch_and(!bit, Release);
+                self.count.fetch_sub(1, AcqRel);
+            }
         }
     }
 
     fn is_set(&self, number: u32) -> bool {
-        self.0[number as usize / 64].load(Acquire) & 1 << (number % 64) != 0
+        self.words[number as usize / 64].load(Acquire) & 1 << (number % 64) != 0
     }
 
     /// The numbers that are set when they are looked at, from `from` on and then from the start.
     fn from(&self, from: u32) -> impl Iterator<Item = u32> {
-        let (first, words) = (from as usize / 64, self.0.len());
+        let (first, words) = (from as usize / 64, self.words.len());
         // The first word comes once for its upper part and once more for the lower.
-        (0..=words).flat_map(move |step| {
+        let steps = if self.count.load(Acquire) == 0 { 0 } else { words + 1 };
+        (0..steps).flat_map(move |step| {
             let at = (first + step) % words;
             let upper = u64::MAX << (from % 64);
             let mask = match step {
@@ -194,7 +206,7 @@ impl Bits {
                 step if step == words => !upper,
                 _ => u64::MAX,
             };
-            let mut left = self.0[at].load(Acquire) & mask;
+            let mut left = self.words[at].load(Acquire) & mask;
             std::iter::from_fn(move || {
                 let bit = (left != 0).then(|| left.trailing_zeros())?;
                 left &= left - 1;
@@ -507,7 +519,7 @@ impl Slots {
 
     /// Bytes of all tables.
     pub(crate) fn bytes(&self) -> usize {
-        let bits = 3 * self.with_slots.0.len() * size_of::<AtomicU64>();
+        let bits = 3 * self.with_slots.bytes();
         let clusters = self.clusters.len() * size_of::<Mutex<Cluster>>();
         let tags = self.tag_tables.load(Relaxed) as usize * CLUSTER_SLOTS * size_of::<Tag>();
         self.segments.bytes() + clusters + bits + self.taken.bytes() + tags
@@ -727,6 +739,9 @@ impl Slots {
             let before = bits.map(|bits| bits.is_set(number));
             self.tell(number, &cluster);
             assert_eq!(bits.map(|bits| bits.is_set(number)), before, "bits of cluster {number}");
+        }
+        for bits in [&self.with_segments, &self.with_slots, &self.empty] {
+            assert_eq!(bits.count.load(Acquire) as usize, bits.from(0).count(), "bits set");
         }
         let cached: usize =
             self.caches.iter().map(|cache| cache.slots.len() + cache.returned.len()).sum();
