@@ -2,6 +2,7 @@
 
 use super::job::{Ended, Job, Reader};
 use super::{Image, Lab, Machine, Result, image, kernel};
+use crate::output;
 use std::fs;
 use std::io::{BufRead, BufReader, Write};
 use std::path::{Path, PathBuf};
@@ -111,6 +112,9 @@ fn attempt(lab: &Lab, machine: &Machine, job: &Job) -> Result<Outcome> {
     if !has_kvm() {
         environment.push(format!("UZSWAP_TEST_SLOWNESS={SLOWNESS}"));
     }
+    if machine.hot_memory.is_some() {
+        environment.push("UZSWAP_TEST_MONITOR=/dev/ttyS2".into());
+    }
     fs::write(&script, job.script(&environment))?;
     let initramfs = folder.join("initramfs");
     image::write_initramfs(&initramfs, lab, machine, &kernel, &script)?;
@@ -181,10 +185,14 @@ fn emulator(lab: &Lab, machine: &Machine, folder: &Path) -> Result<Command> {
     if machine.image == Image::Busybox {
         command.arg("-no-reboot");
     }
-    command.args(["-smp", &machine.cpus.to_string()]);
+    // A socket is of one node, or the kernel complains.
+    command.arg("-smp").arg(format!("{},sockets={}", machine.cpus, machine.nodes.max(1)));
     memory(&mut command, machine)?;
     command.arg("-serial").arg(format!("file:{}", folder.join("console.log").display()));
     command.args(["-chardev", "stdio,id=job,signal=off", "-serial", "chardev:job"]);
+    if machine.hot_memory.is_some() {
+        monitor(&mut command, folder)?;
+    }
     command.args([
         "-virtfs",
         "local,path=/,mount_tag=host,security_model=none,readonly=on,multidevs=remap",
@@ -198,9 +206,14 @@ fn emulator(lab: &Lab, machine: &Machine, folder: &Path) -> Result<Command> {
     if machine.bad_disk {
         bad_disk(&mut command, folder)?;
     }
+    // What is plugged in is to be taken out again, so the kernel may put nothing there that it
+    // cannot move.
     let append = "console=ttyS0 panic=-1 oops=panic hung_task_timeout_secs=60 quiet loglevel=7 \
-                  systemd.show_status=false";
-    command.args(["-append", append]);
+                  systemd.show_status=false memhp_default_state=online_movable";
+    // Many emulated CPUs share few: one that does not run for a minute is none that hangs.
+    let patience = " watchdog_thresh=60 rcupdate.rcu_cpu_stall_timeout=300";
+    let patience = if has_kvm() || machine.cpus <= 4 { "" } else { patience };
+    command.arg("-append").arg(format!("{append}{patience}"));
     Ok(command)
 }
 
@@ -240,6 +253,27 @@ fn mebibytes(text: &str) -> Result<u64> {
     let number: u64 =
         number.parse().map_err(|_| format!("'{text}' is no size; give 512M or 1G"))?;
     Ok(number * factor)
+}
+
+/// The guest's third serial line leads to the emulator's own monitor, so that what runs in it can
+/// plug memory in and out. What the monitor says goes to a file, and not back: a guest's line
+/// echoes what it is sent.
+fn monitor(command: &mut Command, folder: &Path) -> Result<()> {
+    let [asks, monitor] = ["asks", "monitor"].map(|name| folder.join(name));
+    let of = |end: &Path, way: &str| end.with_extension(way);
+    // What was left by a run of the same number.
+    for (end, way) in [(&asks, "in"), (&asks, "out"), (&monitor, "in")] {
+        let _ = fs::remove_file(of(end, way));
+    }
+    output(Command::new("mkfifo").args([of(&asks, "in"), of(&asks, "out")]))?;
+    std::os::unix::fs::symlink(of(&asks, "out"), of(&monitor, "in"))?;
+    fs::write(of(&monitor, "out"), "")?;
+    for end in [asks, monitor] {
+        let name = end.file_name().unwrap_or_default().display();
+        command.arg("-chardev").arg(format!("pipe,id={name},path={}", end.display()));
+    }
+    command.args(["-serial", "chardev:asks", "-mon", "chardev=monitor,mode=readline"]);
+    Ok(())
 }
 
 /// A disk that the guest may write to, and that is as before afterwards.

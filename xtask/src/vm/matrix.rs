@@ -18,8 +18,9 @@ with `--matrix=6.12/v2/fuse` only the rows that have these words are run and rep
 *fuse*, *ublk*: the tests of the swap device that are listed below, over FUSE and loop devices, or
 over ublk; the others take many minutes each in emulation. *regions*: `memory`, `process` and
 `torture` of `uzswap-region`. *systemd*, *package*: the tests of these names; the second needs the
-package, `cargo run -p xtask -- dist --only deb`. *debian* and *debian13* are Debian 12 and 13 with
-systemd as init, *busybox* the files of another Debian 12 without.
+package, `cargo run -p xtask -- dist --only deb`. *hotplug*: the test of this name, with 16 CPUs,
+four nodes, and 512 MiB that are plugged in and out. *debian* and *debian13* are Debian 12 and 13
+with systemd as init, *busybox* the files of another Debian 12 without.
 
 | kernel | cgroup | system | tests | passed | date |
 |---|---|---|---|---|---|
@@ -59,15 +60,17 @@ const DEVICE: [&str; 15] = [
 const REGIONS: [&str; 3] = ["region/memory", "region/process", "region/torture"];
 const SYSTEMD: [&str; 1] = ["systemd"];
 const PACKAGE: [&str; 1] = ["package"];
+const HOTPLUG: [&str; 1] = ["hotplug"];
 
 /// Tests that a guest runs, by the name that they have in the table; and the systems that they are
 /// for.
-const TESTS: [(&str, &[&str], &[Image]); 5] = [
+const TESTS: [(&str, &[&str], &[Image]); 6] = [
     ("fuse", &DEVICE, &[Image::Busybox, Image::Debian]),
     ("ublk", &DEVICE, &[Image::Busybox]),
     ("regions", &REGIONS, &[Image::Busybox]),
     ("systemd", &SYSTEMD, &[Image::Debian]),
     ("package", &PACKAGE, &[Image::Debian, Image::Debian13]),
+    ("hotplug", &HOTPLUG, &[Image::Busybox]),
 ];
 
 /// Runs what `wanted` names, as in `6.1,6.12/v2/fuse`, and replaces its rows in the document;
@@ -114,6 +117,10 @@ fn boot(
 ) -> Result<Outcome> {
     if tests == DEVICE {
         machine.environment.push(format!("UZSWAP_TEST_TRANSPORT={name}"));
+    }
+    if tests == HOTPLUG {
+        let [memory, hot] = ["2G", "512M"].map(str::to_owned);
+        machine = Machine { cpus: 16, nodes: 4, memory, hot_memory: Some(hot), ..machine };
     }
     let tests: Vec<_> = tests.iter().map(|test| (*test).to_owned()).collect();
     let outcome = guest::boot(lab, &machine, &job::Job::new(programs, &tests)?)?;
