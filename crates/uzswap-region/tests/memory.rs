@@ -238,6 +238,8 @@ fn nothing_is_lost_while_the_kernel_looks_at_which_pages_are_used() {
                 while !done.load(Relaxed) {
                     // Takes the marks off.
                     std::fs::write("/proc/self/clear_refs", "1").unwrap();
+                    // Migrates pages; an error: only root may ask for it.
+                    let _ = std::fs::write("/proc/sys/vm/compact_memory", "1");
                 }
             });
             let reader = scope.spawn(|| {
