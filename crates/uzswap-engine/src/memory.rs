@@ -254,7 +254,32 @@ fn refused(section: usize, why: Refused) -> SectionError {
 mod tests {
     use super::*;
     use crate::testing::{Content, Setup, page_of};
-    use crate::{Load, PAGE_BYTES, Store};
+    use crate::{Load, PAGE_BYTES, Reject, Store};
+    use std::sync::{Arc, mpsc};
+    use std::time::Duration;
+
+    /// Frames of a section that goes offline are not in use, and nobody gets them.
+    #[test]
+    fn a_store_waits_a_moment_while_the_only_section_goes_and_is_then_rejected() {
+        let (cache, area, _) = Setup::default().make();
+        // There is a thread that maintains, and it is elsewhere.
+        cache.wait_for_work(Duration::ZERO);
+        let (section, _) = cache.sections()[0];
+        cache.pool.begin_offline(section).unwrap();
+        let cache = Arc::new(cache);
+        let (sender, receiver) = mpsc::channel();
+        let storing = cache.clone();
+        std::thread::spawn(move || {
+            let stored = storing.store(area.entry(7).unwrap(), &page_of(Content::Random, 7));
+            sender.send(stored)
+        });
+        let stored = receiver.recv_timeout(Duration::from_secs(20));
+        assert_eq!(stored, Ok(Store::Rejected(Reject::AllocFail)), "a store tries again and again");
+        cache.pool.stay_online(section);
+        let page = page_of(Content::Random, 7);
+        assert_eq!(cache.store(area.entry(7).unwrap(), &page), Store::Stored);
+        cache.check();
+    }
 
     #[test]
     fn what_holds_an_object_is_named_and_the_section_is_online_again() {

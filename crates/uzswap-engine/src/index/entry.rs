@@ -1,4 +1,5 @@
-//! One page's record: its word, guarded by a bit of itself, and a second word that depends on it.
+//! What is known of one page: its word, guarded by a bit of itself, and a second word that depends
+//! on it.
 //!
 //! Every change of an entry, and every look at the object it names, happens between
 //! [`Entry::lock`] and the drop of the guard; that is what keeps an object alive while it is read.

@@ -264,7 +264,7 @@ impl Pool {
         self.sections.online() * SECTION_BYTES
     }
 
-    /// Bytes of frames on line and free.
+    /// Bytes of frames that are free and can be taken.
     pub(crate) fn free_bytes(&self) -> usize {
         self.sections.free_frames() * PAGE_BYTES
     }
@@ -382,7 +382,7 @@ impl Pool {
         let mut stuck = None;
         for number in self.zspages.numbers() {
             if self.is_in(number, section)
-                && let Err(why) = self.leave(number, section, relocate)
+                && let Err(why) = self.move_out(number, section, relocate)
             {
                 stuck = Some(why);
             }
@@ -431,7 +431,7 @@ impl Pool {
     }
 
     /// Empties one zspage that has a frame in `section`, unless it changed meanwhile.
-    fn leave(&self, number: u32, section: usize, relocate: Relocate<'_>) -> Result<(), Stuck> {
+    fn move_out(&self, number: u32, section: usize, relocate: Relocate<'_>) -> Result<(), Stuck> {
         let class_number = self.zspages.get(number).class.load(Acquire);
         if class_number == NO_CLASS {
             return Ok(());

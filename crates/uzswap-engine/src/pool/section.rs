@@ -257,9 +257,9 @@ impl Sections {
         self.used_frames.load(Ordering::Relaxed)
     }
 
-    /// Frames on line and not in use.
+    /// Free frames that can be taken: those of a section that is going offline cannot.
     pub(super) fn free_frames(&self) -> usize {
-        (self.online.load(Ordering::Relaxed) * SECTION_FRAMES).saturating_sub(self.used_frames())
+        self.free.iter().map(|free| free.load(Ordering::Relaxed)).sum()
     }
 
     /// Sections that have memory.
