@@ -191,12 +191,7 @@ impl Inner {
                 continue;
             }
             if !self.budget.charge_patiently() {
-                self.die(
-                    space,
-                    page,
-                    &"no memory is left for it: everything is compressed, and the \
-                    pool and the backing are full; raise the budget or give a larger backing",
-                );
+                self.die(space, page, &Full(self));
             }
             self.lanes.here().credit += 1;
         }
@@ -443,9 +438,26 @@ pub(crate) fn say(text: fmt::Arguments<'_>) {
     let _ = rustix::io::write(rustix::stdio::stderr(), &line.bytes[..line.len]);
 }
 
+struct Full<'a>(&'a Inner);
 struct Refused<'a>(&'static str, &'a io::Error);
 struct Damaged(&'static str);
 struct Unread<'a>(&'a io::Error);
+
+impl fmt::Display for Full<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        const MIB: u64 = 1 << 20;
+        let Self(pager) = self;
+        let all = pager.budget.bytes() / MIB;
+        let pages = pager.budget.charged().max(0) as u64 * PAGE_BYTES as u64 / MIB;
+        let cache = pager.cache.memory_bytes() as u64 / MIB;
+        write!(
+            f,
+            "no memory is left for it: of {all} MiB, pages that cannot leave have {pages} and what \
+             is compressed has {cache}, and the backing is full; raise the budget or give a larger \
+             backing"
+        )
+    }
+}
 
 impl fmt::Display for Refused<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
