@@ -145,6 +145,7 @@ fn transfer(agent: &Agent, call: &mut Call) -> Outcome {
     let [file, at, bytes, offset, ..] = call.arguments;
     let is_at_place = matches!(call.number as c_long, libc::SYS_pread64 | libc::SYS_pwrite64);
     let is_write = matches!(call.number as c_long, libc::SYS_write | libc::SYS_pwrite64);
+    layout::await_complete();
     let mut done = 0;
     loop {
         let part = (bytes - done).min(AT_ONCE);
@@ -208,6 +209,7 @@ fn file_flags(file: u64) -> i64 {
 }
 
 pub fn held(agent: &Agent, call: &mut Call, buffers: &[Buffer]) -> Outcome {
+    layout::await_complete();
     let mut holds = Holds::new(agent);
     for buffer in buffers {
         hold_buffer(&mut holds, call, *buffer);

@@ -9,7 +9,9 @@ use crate::{AGENT, Agent, Inside, inside, layout, memory};
 use std::io;
 use std::mem::ManuallyDrop;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use uzswap_region::BeforeFork;
+use uzswap_sys::bus::Blocked;
 use uzswap_sys::process;
 
 /// Nothing of this library moves.
@@ -53,6 +55,35 @@ impl<L, M> Still<L, M> {
         IS_BARE.store(true, Relaxed);
         drop(inside);
     }
+}
+
+/// Who has this does something of ours that a child must not find half done: its thread is not
+/// there.
+static QUIET: Mutex<()> = Mutex::new(());
+
+/// Held while a thread of ours is at work; a fork waits for it.
+pub fn at_work() -> MutexGuard<'static, ()> {
+    QUIET.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Makes a fork while nothing of ours is under way. The C library's functions around it, and the
+/// program's, may take memory: so `fork` itself is stood before, and what those need is not held.
+pub fn fork_quietly(fork: impl FnOnce() -> libc::pid_t) -> libc::pid_t {
+    // A handler that forks, too, would wait for its own thread.
+    let _blocked = Blocked::all();
+    let quiet = at_work();
+    if AGENT.get().is_some() {
+        let child = fork();
+        drop(quiet);
+        return child;
+    }
+    let inside = inside();
+    let memory = memory::lock();
+    let child = fork();
+    drop(memory);
+    drop(inside);
+    drop(quiet);
+    child
 }
 
 /// Has children of a process that has not been taken over be watched when they grow.

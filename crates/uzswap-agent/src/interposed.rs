@@ -4,7 +4,7 @@
 //! SIGBUS and SIGILL are never blocked, and a program's handlers of them get what is not ours.
 
 use crate::processes::OURS;
-use crate::{AGENT, inside, stacks, takeover};
+use crate::{AGENT, forking, inside, stacks, takeover};
 use libc::{c_int, sigset_t};
 use std::cell::Cell;
 use std::ffi::{CStr, c_void};
@@ -191,6 +191,20 @@ unsafe extern "C" fn realloc(block: *mut c_void, bytes: usize) -> *mut c_void {
     let next = REALLOC.get(__libc_realloc as Realloc as usize);
     // SAFETY: a function of this form, by its name; the arguments are the caller's.
     unsafe { std::mem::transmute::<usize, Realloc>(next)(block, bytes) }
+}
+
+static FORK: Next = Next { name: c"fork", function: AtomicUsize::new(0) };
+
+unsafe extern "C" {
+    fn __fork() -> libc::pid_t;
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn fork() -> libc::pid_t {
+    type Fork = unsafe extern "C" fn() -> libc::pid_t;
+    let next = FORK.get(__fork as Fork as usize);
+    // SAFETY: a function of this form, by its name.
+    forking::fork_quietly(|| unsafe { std::mem::transmute::<usize, Fork>(next)() })
 }
 
 #[unsafe(no_mangle)]

@@ -7,6 +7,7 @@ use crate::calls::{self, refuse};
 use crate::{Agent, inside};
 use std::collections::BTreeMap;
 use std::ops::Range;
+use std::sync::atomic::{AtomicBool, Ordering::*};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use uzswap_calls::table::Buffer;
 use uzswap_calls::{Call, Outcome, raw};
@@ -30,6 +31,23 @@ pub struct Layout {
 }
 
 static LAYOUT: Mutex<Option<Layout>> = Mutex::new(None);
+/// All memory that may be adopted is.
+static IS_COMPLETE: AtomicBool = AtomicBool::new(false);
+
+/// Says that the program's memory has been adopted, which the caller has locked.
+pub fn complete() {
+    IS_COMPLETE.store(true, Release);
+}
+
+/// Waits until the program's memory has been adopted. A call that began before would be given
+/// memory that nobody keeps there for its time. Not for calls by which threads wake each other:
+/// one of ours that is waited for may be among those.
+pub fn await_complete() {
+    if !IS_COMPLETE.load(Acquire) {
+        let _inside = inside();
+        drop(lock());
+    }
+}
 
 /// The layout; whoever has this may change what is mapped.
 pub fn lock() -> MutexGuard<'static, Option<Layout>> {
@@ -329,6 +347,7 @@ pub fn leave_in(agent: &Agent, call: &Call, bytes: u64) -> Outcome {
 
 /// Gives the pages of a range back to the program, if any is adopted.
 pub fn give_back(agent: &Agent, at: u64, bytes: u64) {
+    await_complete();
     let start = at as usize / PAGE_BYTES * PAGE_BYTES;
     let range = start..whole(at, bytes).end;
     if !range.is_empty() && agent.pager.has_adopted(range.clone()) {

@@ -43,6 +43,8 @@ const GROWTH: u64 = 4 << 30;
 /// So many times in a row there must be nobody who could give memory back before it is said that
 /// none is left: others may have died, or begun to wait, just now.
 const HOPELESS: u32 = 100;
+/// Bytes of the watching thread's stack.
+const STACK: usize = 256 << 10;
 const WAIT_MIN: Duration = Duration::from_millis(2);
 const WAIT_MAX: Duration = Duration::from_millis(100);
 
@@ -121,7 +123,11 @@ static BEGIN: extern "C" fn() = begin;
 
 /// Starts the thread that watches, if the process has much memory, with what it is about to get.
 fn watch_if_large(more: usize) {
-    if IS_WATCHED.load(Relaxed) || is_inside() || anonymous_bytes() + (more as u64) < WATCHED {
+    if IS_WATCHED.load(Relaxed) || is_inside() {
+        return;
+    }
+    let _inside = inside();
+    if anonymous_bytes() + (more as u64) < WATCHED {
         return;
     }
     if TREE.get().is_some() && !IS_WATCHED.swap(true, Relaxed) && start(Begin::New).is_err() {
@@ -142,7 +148,7 @@ fn start(begin: Begin) -> io::Result<()> {
     if begin == Begin::Again {
         TREE.get().into_iter().for_each(Tree::rejoin);
     }
-    let thread = std::thread::Builder::new().name("uzswap-agent".into()).stack_size(256 << 10);
+    let thread = std::thread::Builder::new().name("uzswap-agent".into()).stack_size(STACK);
     thread.spawn(watch).map(drop)
 }
 
@@ -157,6 +163,7 @@ fn watch() {
     let mut has_failed = false;
     let mut hopeless = 0;
     loop {
+        let at_work = forking::at_work();
         let used = anonymous_bytes();
         let Some(tree) = TREE.get() else { return };
         let is_starved = AGENT.get().is_some_and(|agent| agent.pager.is_starved());
@@ -182,6 +189,7 @@ fn watch() {
             count.fetch_add(1, Relaxed);
             continue;
         }
+        drop(at_work);
         let wait = Duration::from_secs_f64(room as f64 / GROWTH as f64);
         std::thread::sleep(wait.clamp(WAIT_MIN, WAIT_MAX));
     }

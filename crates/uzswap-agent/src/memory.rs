@@ -8,6 +8,7 @@ use dlmalloc::{Allocator, Dlmalloc};
 use rustix::mm::{self, MapFlags, ProtFlags};
 use std::alloc::{GlobalAlloc, Layout};
 use std::ffi::{c_int, c_void};
+use std::ops::Range;
 use std::ptr;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -26,10 +27,12 @@ pub struct Pages;
 static ARENA_AT: AtomicUsize = AtomicUsize::new(0);
 static ARENA_USED: AtomicUsize = AtomicUsize::new(0);
 
-/// Whether a range of addresses is this allocator's.
-pub fn is_own(at: usize) -> bool {
-    let start = ARENA_AT.load(Relaxed);
-    start != 0 && at.wrapping_sub(start) < ARENA
+/// The addresses that are this allocator's; none before the first block is taken.
+pub fn own() -> Range<usize> {
+    match ARENA_AT.load(Relaxed) {
+        0 => 0..0,
+        start => start..start + ARENA,
+    }
 }
 
 // SAFETY: gives out each part of the arena once; it stays mapped.
@@ -148,7 +151,7 @@ unsafe extern "C" fn __wrap_calloc(count: usize, each: usize) -> *mut c_void {
 #[unsafe(no_mangle)]
 unsafe extern "C" fn __wrap_free(block: *mut c_void) {
     // A null is nothing.
-    if block.is_null() || !is_own(block as usize) {
+    if block.is_null() || !own().contains(&(block as usize)) {
         return;
     }
     // SAFETY: what is linked into this library has its blocks from `take`, which wrote the header.

@@ -23,8 +23,9 @@ const TRIES: usize = 50;
 /// A guard below a stack is at most so long.
 const GUARD_MAX: usize = 64 << 10;
 
-/// Where the stacks of stopped threads were.
-static STACKS: [AtomicUsize; 4096] = [const { AtomicUsize::new(0) }; 4096];
+/// Where stopped threads were on their stacks, and their blocks.
+static STACKS: [(AtomicUsize, AtomicUsize); 4096] =
+    [const { (AtomicUsize::new(0), AtomicUsize::new(0)) }; 4096];
 static STOPPED: AtomicUsize = AtomicUsize::new(0);
 
 /// Alternate stacks for signals, from before: the kernel writes to them.
@@ -34,9 +35,15 @@ fn stay(thread: &mut Stopped) -> bool {
     if thread.value != Some(stop::VALUE) {
         return false;
     }
+    if crate::is_inside() {
+        // It may have what the others are stopped with, and is asked again.
+        return true;
+    }
     let at = STOPPED.fetch_add(1, Relaxed);
-    if let Some(stack) = STACKS.get(at) {
+    if let Some((stack, block)) = STACKS.get(at) {
         stack.store(thread.stack, Relaxed);
+        // SAFETY: takes nothing; the thread's own block.
+        block.store(unsafe { libc::pthread_self() } as usize, Relaxed);
     }
     stop::stay();
     // What the kernel would have begun again, had we not been there.
@@ -57,6 +64,7 @@ pub fn take_over(memory: u64, compressor: &str) -> Result<(), String> {
     }
     let said = |error: &dyn std::fmt::Display| error.to_string();
     map::remember_own();
+    map::remember_stack(crate::STACK);
     let mut patcher = Patcher::new(calls::on_call).map_err(|error| said(&error))?;
     let modules = sites::modules();
     let found: Vec<_> = modules
@@ -96,10 +104,9 @@ pub fn take_over(memory: u64, compressor: &str) -> Result<(), String> {
     if !done {
         return Err("its threads do not stop: they block SIGBUS".into());
     }
-    // Variables of the program itself may leave; those of libraries serve faults, too.
-    let libraries = modules.iter().filter(|module| !module.name.is_empty());
-    let libraries: Vec<_> = libraries.map(|module| module.range.clone()).collect();
-    *layout = Some(adopt_all(&libraries));
+    *layout = Some(adopt_all(&modules));
+    layout::complete();
+    drop(layout);
     // The patcher's stubs stay; it is not needed again.
     std::mem::forget(patcher);
     Ok(())
@@ -168,55 +175,80 @@ fn has_ring() -> bool {
         .any(|target| target.to_string_lossy().contains("io_uring"))
 }
 
-/// Adopts the mappings that may be adopted.
-fn adopt_all(libraries: &[Range<usize>]) -> layout::Layout {
+/// What the kernel and this library use around the block of a thread: the C library's description
+/// of the thread behind it, and a margin.
+const BLOCK: usize = 64 << 10;
+
+/// Adopts the mappings that may be adopted. The kernel joins neighbours to one: so what has to stay
+/// is cut out of them.
+fn adopt_all(modules: &[sites::Module]) -> layout::Layout {
     let maps = fs::read_to_string("/proc/self/maps").unwrap_or_default();
     let all: Vec<_> = maps.lines().filter_map(Mapped::parse).collect();
-    let stacks: Vec<usize> = STACKS.iter().map(|stack| stack.load(Relaxed)).collect();
-    let stacks = &stacks[..STOPPED.load(Relaxed).min(stacks.len())];
-    let signal_stacks = SIGNAL_STACKS.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
-    // SAFETY: takes nothing; the thread's own block.
-    let thread_block = unsafe { libc::pthread_self() } as usize;
-    let main_block = crate::FIRST_THREAD.load(Relaxed);
-    let heap_end = current_heap_end();
-    let mut layout = layout::Layout::new(heap_end);
-    for (at, one) in all.iter().enumerate() {
-        let before = at.checked_sub(1).map(|before| &all[before]);
+    let kept = kept(modules);
+    let mut layout = layout::Layout::new(current_heap_end());
+    let mut before: Option<&Mapped<'_>> = None;
+    for one in &all {
         let has_guard = before.is_some_and(|before| {
             before.range.end == one.range.start
                 && before.access.starts_with(b"---")
                 && before.range.len() <= GUARD_MAX
         });
+        before = Some(one);
         let is_heap = one.name == "[heap]";
         let is_unnamed = one.name.is_empty() || one.name.starts_with("[anon:");
-        let holds = |address: &usize| one.range.contains(address);
-        let is_left = memory::is_own(one.range.start)
-            || map::is_own(&one.range)
-            || has_guard && !is_heap
-            || stacks.iter().any(holds)
-            || holds(&thread_block)
-            || holds(&main_block)
-            || signal_stacks
-                .iter()
-                .chain(libraries)
-                .any(|other| other.start < one.range.end && one.range.start < other.end);
-        if is_left || one.has_file || !(is_unnamed || is_heap) {
+        if one.has_file || !(is_unnamed || is_heap) {
             continue;
         }
         match &one.access {
-            b"rw-p" => {
-                let Some(agent) = AGENT.get() else { continue };
-                // SAFETY: private, anonymous, readable and writable, by the kernel's own list; no
-                // stack, nothing of ours; the layout is locked.
-                let adopted = unsafe { agent.pager.adopt(one.range.clone(), true) };
-                // What cannot be is left as it is.
-                let _ = adopted;
+            b"rw-p" => adopt_around(one.range.clone(), &kept, has_guard && !is_heap),
+            b"---p" if kept.iter().all(|kept| !map::overlap(kept, &one.range)) => {
+                layout.reserve(one.range.clone());
             }
-            b"---p" => layout.reserve(one.range.clone()),
             _ => {}
         }
     }
     layout
+}
+
+/// What stays, whatever it is joined with.
+fn kept(modules: &[sites::Module]) -> Vec<Range<usize>> {
+    let signal_stacks = SIGNAL_STACKS.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+    // Variables of the program itself may leave; those of libraries serve faults, too.
+    let libraries = modules.iter().filter(|module| !module.name.is_empty());
+    let main_block = crate::FIRST_THREAD.load(Relaxed);
+    let variables: usize = modules.iter().map(|module| module.thread_bytes).sum();
+    let of_main = main_block - variables - BLOCK..main_block + BLOCK;
+    let mut kept = map::own();
+    kept.extend([memory::own(), of_main]);
+    kept.extend(libraries.map(|module| module.range.clone()));
+    kept.extend(signal_stacks.iter().cloned());
+    kept
+}
+
+/// Adopts what may be adopted of a mapping, which begins with the stack of a thread if there is a
+/// guard before it.
+fn adopt_around(range: Range<usize>, kept: &[Range<usize>], has_guard: bool) {
+    let stopped = STOPPED.load(Relaxed).min(STACKS.len());
+    let threads =
+        || STACKS[..stopped].iter().map(|(at, block)| (at.load(Relaxed), block.load(Relaxed)));
+    // The block of a thread is at the end of its stack.
+    let blocks = threads().filter(|(_, block)| range.contains(block));
+    let stacks_end = blocks.map(|(_, block)| block + BLOCK).max();
+    let is_running = |(at, block): (usize, usize)| range.contains(&at) && !range.contains(&block);
+    let is_ours = kept.iter().any(|kept| kept.start <= range.start && range.start < kept.end);
+    let is_stack = has_guard && stacks_end.is_none() && !is_ours;
+    if is_stack || threads().any(is_running) {
+        return;
+    }
+    let Some(agent) = AGENT.get() else { return };
+    let start = stacks_end.unwrap_or(range.start).max(range.start);
+    for part in map::cut(start..range.end, kept) {
+        // SAFETY: private, anonymous, readable and writable, by the kernel's own list; no stack,
+        // nothing of ours; the layout is locked.
+        let adopted = unsafe { agent.pager.adopt(part, true) };
+        // What cannot be is left as it is.
+        let _ = adopted;
+    }
 }
 
 fn current_heap_end() -> usize {

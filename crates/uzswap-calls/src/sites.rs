@@ -73,6 +73,8 @@ pub struct Module {
     pub name: String,
     /// From its first address to its last.
     pub range: Range<usize>,
+    /// What its variables take of each thread, at most, if it was loaded with the program.
+    pub thread_bytes: usize,
     code: Vec<Range<usize>>,
     /// The segment that begins with the table of functions, and ends with the file's last one.
     tables: Option<Range<usize>>,
@@ -111,6 +113,8 @@ impl Module {
             let start = base + header.p_vaddr as usize;
             start..start + header.p_memsz as usize
         };
+        let of_threads = headers.iter().filter(|header| header.p_type == libc::PT_TLS);
+        let thread_bytes = of_threads.map(|header| header.p_memsz + header.p_align).sum::<u64>();
         let is_code = |header: &&libc::Elf64_Phdr| {
             header.p_type == libc::PT_LOAD && header.p_flags & libc::PF_X != 0
         };
@@ -128,6 +132,7 @@ impl Module {
         Self {
             name: name.to_string_lossy().into_owned(),
             range: whole.unwrap_or_default(),
+            thread_bytes: thread_bytes as usize,
             code,
             tables,
         }

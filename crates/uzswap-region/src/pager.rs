@@ -31,6 +31,7 @@ use uzswap_engine::compress::Algorithm;
 use uzswap_engine::{Cache, Config, PAGE_BYTES};
 use uzswap_sys::bus::{self, Blocked};
 use uzswap_sys::cpu;
+use uzswap_sys::map;
 use uzswap_sys::uffd::{Delivery, Message, Uffd};
 
 /// Who serves faults.
@@ -195,6 +196,9 @@ fn parse_backing(text: &str) -> Result<BackingSpec, Error> {
 
 /// Threads that serve messages, at most: they share one queue in the kernel.
 const HANDLERS_MAX: usize = 8;
+
+/// Bytes of a thread's stack.
+const STACK: usize = 512 << 10;
 
 /// Least budget that everything fits in.
 const MEMORY_MIN: u64 = 8 << 20;
@@ -585,9 +589,10 @@ impl Handle {
         let _blocked = Blocked::all();
         let start = |name: &str, run: fn(&Inner)| {
             let inner = self.inner.clone();
-            let thread = std::thread::Builder::new().name(name.into()).stack_size(512 << 10);
+            let thread = std::thread::Builder::new().name(name.into()).stack_size(STACK);
             let run = move || {
                 IS_PAGERS.set(true);
+                map::remember_stack(STACK);
                 run(&inner);
             };
             let thread = thread.spawn(run)?;

@@ -241,16 +241,26 @@ pub unsafe fn unmap_range(range: Range<usize>) -> io::Result<()> {
 /// Where our own mappings are, once somebody wants to know.
 static OWN: Mutex<Option<BTreeMap<usize, usize>>> = Mutex::new(None);
 
-/// Remembers mappings that are made from now on: see [`is_own`].
+/// Remembers mappings that are made from now on: see [`own`].
 pub fn remember_own() {
     OWN.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert_default();
 }
 
-/// Whether a [`Mapping`] that was made since [`remember_own`] lies in a range.
-pub fn is_own(range: &Range<usize>) -> bool {
+/// What was made since [`remember_own`]: each [`Mapping`], and the stacks of threads that said so.
+pub fn own() -> Vec<Range<usize>> {
     let own = OWN.lock().unwrap_or_else(PoisonError::into_inner);
-    let before = own.as_ref().and_then(|own| own.range(..range.end).next_back());
-    before.is_some_and(|(start, bytes)| start + bytes > range.start)
+    own.iter().flatten().map(|(start, bytes)| *start..start + bytes).collect()
+}
+
+/// Remembers the calling thread's stack of at most so many bytes as a mapping of ours, with the
+/// thread's block, which the C library has at its end.
+pub fn remember_stack(bytes: usize) {
+    // What a description of a thread takes, and more.
+    const BLOCK: usize = 64 << 10;
+    // SAFETY: takes nothing.
+    let block = unsafe { libc::pthread_self() } as usize;
+    let start = NonNull::new(block.saturating_sub(bytes) as *mut u8);
+    start.into_iter().for_each(|start| remember(start, bytes + BLOCK));
 }
 
 fn remember(base: NonNull<u8>, bytes: usize) {
@@ -263,6 +273,28 @@ fn forget(base: NonNull<u8>) {
     if let Some(own) = &mut *OWN.lock().unwrap_or_else(PoisonError::into_inner) {
         own.remove(&(base.as_ptr() as usize));
     }
+}
+
+/// Whether two ranges have anything in common.
+pub fn overlap(one: &Range<usize>, other: &Range<usize>) -> bool {
+    one.start < other.end && other.start < one.end
+}
+
+/// The whole pages of a range of which nothing is to be kept.
+pub fn cut(range: Range<usize>, kept: &[Range<usize>]) -> Vec<Range<usize>> {
+    let mut kept: Vec<_> = kept.iter().filter(|kept| overlap(kept, &range)).collect();
+    kept.sort_unstable_by_key(|kept| kept.start);
+    let mut start = range.start;
+    let end = range.end..range.end;
+    let mut parts = Vec::new();
+    for kept in kept.into_iter().chain([&end]) {
+        let part = start.next_multiple_of(PAGE_BYTES)..kept.start / PAGE_BYTES * PAGE_BYTES;
+        if part.start < part.end {
+            parts.push(part);
+        }
+        start = start.max(kept.end);
+    }
+    parts
 }
 
 /// Gives the memory of a range of addresses back to the kernel. Safe in a signal handler.
@@ -593,6 +625,19 @@ mod imp {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_is_kept_is_cut_out_of_what_it_was_joined_with() {
+        const PAGE: usize = PAGE_BYTES;
+        let range = 10 * PAGE..30 * PAGE;
+        let (before, behind) = (9 * PAGE..10 * PAGE, 30 * PAGE..31 * PAGE);
+        assert_eq!(cut(range.clone(), &[behind, before.clone()]), std::slice::from_ref(&range));
+        assert_eq!(cut(range.clone(), &[before.start..range.end, before.clone()]), []);
+        // Two that overlap, and one that has a part of a page at both of its ends.
+        let kept = [14 * PAGE..20 * PAGE, 12 * PAGE..15 * PAGE, 25 * PAGE - 1..26 * PAGE + 1];
+        let parts = [10 * PAGE..12 * PAGE, 20 * PAGE..24 * PAGE, 27 * PAGE..30 * PAGE];
+        assert_eq!(cut(range, &kept), parts);
+    }
 
     #[test]
     fn populated_memory_is_zero_aligned_and_writable() {
