@@ -47,6 +47,23 @@ assert digest() == before
 print(before, sum(sums))
 "#;
 
+/// A thread that waits in `write` as the program is taken over, and writes again at once: what it
+/// writes must stay there until a reader comes.
+const PIPE: &str = r#"
+import os, threading, time
+reader, writer = os.pipe()
+whole, got = b'some bytes' * (3 << 20), []
+def read():
+    time.sleep(1)
+    while sum(map(len, got)) < len(whole): got.append(os.read(reader, 1 << 16))
+thread = threading.Thread(target=read)
+thread.start()
+at = 0
+while at < len(whole): at += os.write(writer, memoryview(whole)[at:])
+thread.join()
+print(b''.join(got) == whole)
+"#;
+
 /// Runs a command as nobody, if this is root, with programs where anybody may read them. HERE is
 /// the folder.
 fn run(folder: &Path, words: &[&str]) -> Output {
@@ -85,6 +102,7 @@ const fn slow(memory: &'static str, needs: &'static [&'static str], command: &'s
 /// Half of what each takes alone, about; `docs/design/in-process.md` has the figures.
 const PROGRAMS: &[Row] = &[
     quick("64M", "/usr/bin/python3 -I program.py file"),
+    quick("40M", "/usr/bin/python3 -I pipe.py"),
     quick("40M", "sort --buffer-size=400M numbers | md5sum"),
     quick(
         "32M",
@@ -134,6 +152,7 @@ fn make_input(folder: &Path) {
         fs::write(folder.join(format!("part{file}.c")), text).unwrap();
     }
     fs::write(folder.join("program.py"), PROGRAM).unwrap();
+    fs::write(folder.join("pipe.py"), PIPE).unwrap();
     fs::write(folder.join("makefile"), MAKEFILE).unwrap();
 }
 
@@ -257,13 +276,64 @@ int main(void) {
 }
 "#;
 
+/// Compiles a program of C.
+fn compile(folder: &Path, text: &str, options: &[&str]) {
+    fs::write(folder.join("program.c"), text).unwrap();
+    let mut compiler = Command::new("cc");
+    compiler.args(["-O1", "program.c", "-o", "program"]).args(options);
+    assert!(compiler.current_dir(folder).status().unwrap().success());
+}
+
+/// A small stack for signals between pieces of the program's own, and a handler that writes what is
+/// compressed.
+const SMALL_STACK: &str = r#"
+#include <fcntl.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/auxv.h>
+#include <unistd.h>
+enum { AROUND = 65536, BYTES = 64 << 20 };
+static unsigned char *large;
+static int file;
+static unsigned long next;
+static void handle(int number) {
+    next = (next * 1103515245 + 12345) % (BYTES - 65536);
+    if (write(file, large + next, 65536) != 65536) _exit(3);
+}
+int main(void) {
+    unsigned char *around = malloc(2 * AROUND);
+    memset(around, 0x5a, 2 * AROUND);
+    stack_t stack = { .ss_sp = around + AROUND, .ss_size = getauxval(AT_MINSIGSTKSZ) + 2048 };
+    struct sigaction action = { .sa_handler = handle, .sa_flags = SA_ONSTACK };
+    stack_t told;
+    file = open("/dev/null", O_WRONLY);
+    if (sigaltstack(&stack, 0) || sigaction(SIGUSR1, &action, 0)) return 4;
+    large = malloc(BYTES);
+    for (int at = 0; at < BYTES; at++) large[at] = at >> 9;
+    for (int turn = 0; turn < 4000; turn++) {
+        raise(SIGUSR1);
+        for (int at = 0; at < AROUND; at++) if (around[at] != 0x5a) return 5;
+        large[turn * 4096L * 31 % BYTES] = 1;
+    }
+    if (sigaltstack(0, &told) || told.ss_sp != stack.ss_sp || told.ss_size != stack.ss_size) return 6;
+    puts("whole");
+}
+"#;
+
+#[test]
+fn a_handler_on_a_small_stack_of_its_own_writes_over_nothing() {
+    let folder = tempfile::tempdir_in("/var/tmp").unwrap();
+    // Looking a function up at its first call would take much of the stack.
+    compile(folder.path(), SMALL_STACK, &["-Wl,-z,now"]);
+    compare(folder.path(), "40M", &["HERE/program"]);
+}
+
 #[test]
 fn a_program_with_a_sanitizer_is_left_alone_and_keeps_its_allocator() {
     let folder = tempfile::tempdir_in("/var/tmp").unwrap();
-    fs::write(folder.path().join("program.c"), SANITIZED).unwrap();
-    let mut compiler = Command::new("cc");
-    compiler.args(["-O1", "-fsanitize=address", "program.c", "-o", "program"]);
-    assert!(compiler.current_dir(folder.path()).status().unwrap().success());
+    compile(folder.path(), SANITIZED, &["-fsanitize=address"]);
     let command = ["HERE/uzswap", "run", "--in-process", "--memory", "32M", "--", "HERE/program"];
     let with = run(folder.path(), &command);
     let said = String::from_utf8_lossy(&with.stderr);

@@ -3,7 +3,7 @@
 //! A thread may have its stack in memory that leaves: coroutines have theirs from `malloc`. When
 //! that is absent the kernel can begin no handler on it, and ends the process. So each thread that
 //! has no alternate stack of the program's gets one of ours, with its first call; the program sees
-//! none. What the program sets itself stays in memory, and serves as well.
+//! none. What the program sets itself stays in memory, and serves as well if it is large enough.
 
 use crate::{Agent, inside, layout};
 use std::alloc::{self, Layout};
@@ -81,15 +81,30 @@ pub fn arm() {
     if IS_ARMED.replace(true) || of_kernel().ss_flags & libc::SS_DISABLE == 0 {
         return;
     }
+    if give_ours() {
+        set_ours();
+    }
+}
+
+/// Whether the calling thread has a stack of ours; one that is ending cannot have one, nor one that
+/// forks, for which the allocator stands still.
+fn give_ours() -> bool {
+    if crate::is_inside() {
+        return OURS.try_with(|ours| ours.borrow().is_some()).unwrap_or(false);
+    }
     let _inside = inside();
-    let Some(stack) = Stack::new() else { return };
-    set_in_kernel(&disarmed(stack.description()));
-    // A thread that is ending has no place to note it, and keeps the stack.
-    let _ = OURS.try_with(|ours| *ours.borrow_mut() = Some(stack));
+    let given = OURS.try_with(|ours| {
+        let mut ours = ours.borrow_mut();
+        if ours.is_none() {
+            *ours = Stack::new();
+        }
+        ours.is_some()
+    });
+    given.unwrap_or(false)
 }
 
 /// `sigaltstack`: ours is not seen, and is back when the program has none any more. Before the
-/// program is taken over there is no agent, and none of ours.
+/// program is taken over there is no agent.
 ///
 /// # Safety
 /// As of the call.
@@ -125,7 +140,15 @@ pub unsafe fn set(
     0
 }
 
+/// What is smaller has no room for a handler of the program's with a call that meets an absent page:
+/// ours stands in for it.
+const LEAST: usize = 32 << 10;
+
 fn set_programs(agent: Option<&Agent>, asked: libc::stack_t) -> i64 {
+    let is_small = (libc::MINSIGSTKSZ..LEAST).contains(&asked.ss_size);
+    if is_small && asked.ss_flags == 0 && give_ours() {
+        return set_ours();
+    }
     if let Some(agent) = agent {
         layout::give_back(agent, asked.ss_sp as u64, asked.ss_size as u64);
     }
