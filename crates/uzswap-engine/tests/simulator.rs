@@ -24,14 +24,17 @@ use std::time::{Duration, Instant};
 use uzswap_engine::backing::{Backing, Completion, Write};
 use uzswap_engine::testing::{Content, Noise, Setup, page_of};
 use uzswap_engine::{Area, Cache, Error, Load, PAGE_BYTES, Page, Reject, Store, SwapEntry};
-use uzswap_sync::turns::{self, Work};
+use uzswap_sync::turns::{self, Pace, Work};
 
 /// Blocks of this size and more are refused: chunks of tables, trunks, contexts.
 const LARGE_BYTES: usize = 4 << 10;
 
 /// Steps that one thing that a thread does may take: a store may look 4000 times for memory, and
 /// each look is some steps.
-const STEPS_MAX: u64 = 400_000;
+const STEPS_MAX: u64 = 60_000;
+
+/// Steps that the thread which maintains may take before it makes ready what stores take.
+const ABSENT_MAX: u64 = 20_000;
 
 thread_local! {
     /// Large allocations that succeed before all others of this thread are refused.
@@ -77,20 +80,248 @@ struct Chances {
     memory_is_refused: u64,
 }
 
-/// What threads are inclined to. Without an inclination some things would hardly ever meet.
+/// Something that a thread does.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Habit {
-    /// A bit of everything.
-    Everything,
-    /// Pages that are written through and dropped, on a backing with hardly any room.
-    Through,
-    /// Writes that fail, and are tried again at once.
-    Failing,
-    /// Pages that nothing compresses, without memory for tables.
-    Starved,
-    /// New pages all over a large address space, faster than they can be written.
-    Flood,
+enum Kind {
+    Store,
+    StoreThrough,
+    Load,
+    LoadMany,
+    LoadExclusive,
+    Discard,
+    DiscardMany,
+    Resume,
+    TurnBit,
+    Set,
+    Shrink,
 }
+
+/// How a thread goes over its pages.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Order {
+    /// Here and there, or one after the other where it stores.
+    Any,
+    /// One after the other, again and again.
+    Around,
+    /// The same, but each time all are dropped but so many in a hundred, and others come, of which
+    /// there are fewer or more to a frame.
+    Tides(u64),
+    /// Once the pool is full, each in a trunk of the index that is not there yet; then the history
+    /// is over.
+    Trunks,
+}
+
+/// What a thread is for.
+#[derive(Debug)]
+struct Role {
+    /// What it does, how often.
+    kinds: &'static [(Kind, u64)],
+    /// What it stores; `None`: pages of all kinds.
+    content: Option<Content>,
+    order: Order,
+}
+
+impl Role {
+    fn kind(&self, noise: &mut Noise) -> Kind {
+        let mut chosen = noise.below(self.kinds.iter().map(|(_, often)| often).sum());
+        let is_chosen = |(_, often): &&(Kind, u64)| match chosen.checked_sub(*often) {
+            Some(left) => {
+                chosen = left;
+                false
+            }
+            None => true,
+        };
+        self.kinds.iter().find(is_chosen).expect("less than all").0
+    }
+}
+
+const EVERYTHING: Role = Role {
+    kinds: &[
+        (Kind::Store, 45),
+        (Kind::StoreThrough, 10),
+        (Kind::Load, 13),
+        (Kind::LoadMany, 5),
+        (Kind::LoadExclusive, 3),
+        (Kind::Discard, 8),
+        (Kind::DiscardMany, 3),
+        (Kind::Resume, 3),
+        (Kind::TurnBit, 2),
+        (Kind::Set, 1),
+        (Kind::Shrink, 5),
+    ],
+    content: None,
+    order: Order::Any,
+};
+
+/// Stores pages that nothing compresses.
+const FILL: Role = Role {
+    kinds: &[(Kind::Store, 100), (Kind::Load, 1)],
+    content: Some(Content::Random),
+    order: Order::Around,
+};
+
+/// Stores pages past the pool, and drops most of them from time to time.
+const THROUGH: Role = Role {
+    kinds: &[(Kind::StoreThrough, 80), (Kind::Discard, 5), (Kind::Load, 2)],
+    content: Some(Content::Random),
+    order: Order::Tides(20),
+};
+
+/// What histories are inclined to: one of each slice. Without an inclination some things would
+/// hardly ever meet.
+#[derive(Debug)]
+struct Profile {
+    name: &'static str,
+    /// So many of all histories, in proportion to the others.
+    share: u64,
+    /// Of the threads that store, from the first on and over again.
+    roles: &'static [Role],
+    workers: &'static [u64],
+    /// Things that each of them does.
+    count: &'static [u64],
+    pages: &'static [u64],
+    pool_kib: &'static [u64],
+    accept_percent: &'static str,
+    backing_mib: &'static [u64],
+    /// In thousands.
+    write_fails: &'static [u64],
+    read_fails: &'static [u64],
+    bit_turns: &'static [u64],
+    memory_is_refused: &'static [u64],
+    /// Refused memory is all memory.
+    is_starved: bool,
+    /// The thread that maintains does nothing else.
+    only_maintains: bool,
+    /// See [`Pace`].
+    turn: &'static [u64],
+    hold: &'static [u64],
+}
+
+/// A bit of all.
+const ANYTHING: Profile = Profile {
+    name: "anything",
+    share: 6,
+    roles: &[EVERYTHING],
+    workers: &[1, 2, 2, 3],
+    count: &[60, 60, 200, 700],
+    pages: &[600, 3000, 90_000],
+    pool_kib: &[1024, 1024, 3072],
+    accept_percent: "90",
+    backing_mib: &[2, 2, 3, 6],
+    write_fails: &[0, 0, 3, 30],
+    read_fails: &[0, 0, 10],
+    bit_turns: &[0, 0, 300],
+    memory_is_refused: &[0, 0, 0, 200, 1000],
+    is_starved: false,
+    only_maintains: false,
+    turn: &[4, 30, 30, 200],
+    hold: &[8, 64, u64::MAX],
+};
+
+const PROFILES: &[Profile] = &[
+    ANYTHING,
+    // Pages that are written through and dropped beside such that go through the pool, on a backing
+    // with hardly any room.
+    Profile {
+        name: "through",
+        share: 8,
+        roles: &[
+            THROUGH,
+            Role { order: Order::Tides(0), ..FILL },
+            THROUGH,
+            Role { order: Order::Tides(0), ..FILL },
+            THROUGH,
+        ],
+        workers: &[5],
+        count: &[1500],
+        pages: &[700, 750, 800, 850],
+        pool_kib: &[256],
+        backing_mib: &[3],
+        write_fails: &[0],
+        memory_is_refused: &[0],
+        only_maintains: true,
+        turn: &[8],
+        ..ANYTHING
+    },
+    // Writes that fail, and are tried again at once.
+    Profile {
+        name: "failing",
+        share: 3,
+        roles: &[Role {
+            kinds: &[
+                (Kind::Store, 20),
+                (Kind::StoreThrough, 30),
+                (Kind::Load, 8),
+                (Kind::Discard, 5),
+                (Kind::Resume, 40),
+            ],
+            ..EVERYTHING
+        }],
+        workers: &[3],
+        write_fails: &[200],
+        turn: &[4],
+        ..ANYTHING
+    },
+    // Pages that nothing compresses, without memory for tables.
+    Profile {
+        name: "starved",
+        share: 1,
+        roles: &[FILL],
+        workers: &[2],
+        count: &[1200],
+        pages: &[3000],
+        pool_kib: &[8192],
+        memory_is_refused: &[1000],
+        is_starved: true,
+        ..ANYTHING
+    },
+    // New pages all over a large address space, while others keep the pool full.
+    Profile {
+        name: "flood",
+        share: 2,
+        roles: &[
+            Role { kinds: &[(Kind::Store, 1)], content: Some(Content::Text), order: Order::Trunks },
+            FILL,
+        ],
+        workers: &[2, 3],
+        count: &[20_000],
+        pages: &[400_000],
+        pool_kib: &[3072],
+        accept_percent: "50",
+        backing_mib: &[96],
+        write_fails: &[0],
+        memory_is_refused: &[0],
+        only_maintains: true,
+        turn: &[8],
+        ..ANYTHING
+    },
+    // Many pages to a frame, then one to each.
+    Profile {
+        name: "tides",
+        share: 2,
+        roles: &[Role {
+            kinds: &[(Kind::Store, 1)],
+            content: Some(Content::Mixed),
+            order: Order::Tides(0),
+        }],
+        workers: &[1],
+        count: &[20_000],
+        pages: &[6000],
+        pool_kib: &[8192],
+        write_fails: &[0],
+        memory_is_refused: &[0],
+        only_maintains: true,
+        turn: &[200],
+        hold: &[64],
+        ..ANYTHING
+    },
+];
+
+/// Steps that others take while one thread reads or writes, at most.
+const IO_STEPS: u64 = 1 << 12;
+
+/// Pages in a trunk of the index.
+const TRUNK: u32 = 4096;
 
 /// A device that fails: shared by the backing of a cache and by the one after it.
 struct Device {
@@ -144,7 +375,7 @@ impl Backing for Simulated {
     }
 
     fn read(&self, offset: u64, out: &mut [u8]) -> io::Result<()> {
-        turns::step();
+        turns::pause(IO_STEPS);
         if self.0.happens(self.0.chances.read_fails) {
             return Err(io::Error::from_raw_os_error(5));
         }
@@ -156,7 +387,7 @@ impl Backing for Simulated {
     fn write(&self, offset: u64, bytes: &[u8]) -> io::Result<()> {
         turns::step();
         let written = self.0.write_now(offset, bytes);
-        turns::step();
+        turns::pause(IO_STEPS);
         written
     }
 
@@ -195,8 +426,12 @@ struct World {
     damaged: Mutex<BTreeSet<u32>>,
     memory_was_refused: AtomicBool,
     working: AtomicUsize,
+    /// Whoever still works ends.
+    is_over: AtomicBool,
     pages: u32,
-    habit: Habit,
+    /// Of the pool, bytes.
+    limit: usize,
+    profile: &'static Profile,
 }
 
 impl World {
@@ -256,9 +491,15 @@ impl World {
         }
         if stored == Store::Rejected(Reject::AllocFail) {
             let refused = self.memory_was_refused.load(Relaxed);
-            assert!(refused, "page {offset} was rejected for lack of memory, and none was refused");
+            let steps = turns::seen(self.models.len());
+            assert!(
+                refused || steps < ABSENT_MAX,
+                "page {offset} was rejected for lack of memory, none was refused, and the thread \
+                 that maintains took {steps} steps meanwhile"
+            );
         }
         if stored != Store::Stored {
+            turns::begin();
             stored = self.cache.store_through(self.key(offset), &page);
         }
         let mut model = lock(&self.models[thread]);
@@ -297,71 +538,99 @@ impl World {
     /// What a thread that stores does.
     fn work(&self, thread: usize, seed: u64, count: u32) {
         let mut noise = Noise::new(seed);
+        let roles = self.profile.roles;
+        let role = &roles[thread % roles.len()];
         let own = self.own(thread);
-        // Some histories fill, others go over a few pages again and again.
+        // Some go over all of their pages, others over a few again and again.
         let spread = [8, 200, own.len() as u64][noise.below(3) as usize].min(own.len() as u64);
         let sweeps = noise.below(2) == 0;
-        let incompressible = [Habit::Starved, Habit::Flood].contains(&self.habit);
-        let mostly = if incompressible { Content::Random } else { Content::pick(noise.word()) };
-        let through = match self.habit {
-            Habit::Through | Habit::Failing => 60,
-            Habit::Starved | Habit::Flood => 0,
-            Habit::Everything => noise.below(4) * 15,
-        };
-        let (spread, sweeps) = match self.habit {
-            Habit::Flood => (own.len() as u64, false),
-            Habit::Starved => (own.len() as u64, true),
-            _ => (spread, sweeps),
-        };
+        let mut usual = role.content.unwrap_or_else(|| Content::pick(noise.word()));
         let mut next = own.start;
+        if role.order == Order::Trunks {
+            let looks = (0..STEPS_MAX).take_while(|_| self.is_filling());
+            looks.for_each(|_| {
+                turns::begin();
+                turns::wait();
+            });
+        }
         for _ in 0..count {
+            if self.is_over.load(Relaxed) {
+                break;
+            }
             turns::begin();
+            let kind = role.kind(&mut noise);
             let mut offset = own.start + noise.below(spread) as u32;
-            let is_usual = incompressible || noise.below(2) == 0;
-            let content = if is_usual { mostly } else { Content::pick(noise.word()) };
-            // Few seeds: some pages are the same.
-            let page = (content, if incompressible { noise.word() } else { noise.below(1000) });
-            let kind = match (self.habit, noise.below(100)) {
-                (Habit::Through, 0..30) => 84 + noise.below(5),
-                (Habit::Failing, 0..40) => 90,
-                (Habit::Starved | Habit::Flood, 2..) => 0,
-                (_, kind) => kind,
+            if role.order != Order::Any || sweeps && kind == Kind::Store {
+                offset = next;
+                next += if role.order == Order::Trunks { TRUNK } else { 1 };
+            }
+            let content = match role.content {
+                None if noise.below(2) == 0 => Content::pick(noise.word()),
+                _ => usual,
             };
-            match kind {
-                0..55 => {
-                    if sweeps {
-                        offset = next;
-                        next = if next + 1 == own.end { own.start } else { next + 1 };
+            // Few seeds: some pages are the same.
+            let seeds = if role.content.is_some() { u64::MAX } else { 1000 };
+            self.act(thread, kind, offset, (content, noise.below(seeds)), &mut noise);
+            if next >= own.end {
+                next = own.start;
+                match role.order {
+                    Order::Any | Order::Around => {}
+                    Order::Trunks => {
+                        self.is_over.store(true, Relaxed);
                     }
-                    self.store(thread, offset, page, noise.below(100) < through);
+                    Order::Tides(kept) => {
+                        let goes = own.clone().filter(|_| noise.below(100) >= kept);
+                        goes.for_each(|offset| {
+                            turns::begin();
+                            self.discard(thread, offset);
+                        });
+                        let is_random = usual == Content::Random;
+                        usual = if is_random { Content::Mixed } else { Content::Random };
+                    }
                 }
-                55..68 => self.load(thread, offset, false),
-                68..73 => self.load_many(thread, offset..(offset + 20).min(own.end)),
-                73..76 => self.load(thread, offset, true),
-                76..84 => self.discard(thread, offset),
-                84..89 => {
-                    let end = (offset + noise.below(150) as u32).min(own.end);
-                    (offset..end).for_each(|offset| self.discard(thread, offset));
-                }
-                89..92 => self.cache.resume_writeback(),
-                92..94 if self.device.happens(self.device.chances.bit_turns) => {
-                    self.turn_bit(thread, offset);
-                }
-                94 => {
-                    let settings = [
-                        ("compressor", "lz4"),
-                        ("compressor", "zstd"),
-                        ("compressor", "raw"),
-                        ("max_compression_ratio", "60"),
-                        ("max_compression_ratio", "100"),
-                    ];
-                    let (name, value) = settings[noise.below(5) as usize];
-                    self.cache.set_attribute(name, value).unwrap();
-                }
-                _ => drop(self.cache.shrink(noise.below(64) as usize * PAGE_BYTES)),
             }
         }
         self.working.fetch_sub(1, Relaxed);
+    }
+
+    /// Whether others are still filling the pool: it has less than nine tenths of its limit.
+    fn is_filling(&self) -> bool {
+        let full = self.limit / 10 * 9;
+        self.cache.pool_bytes() < full && self.working.load(Relaxed) > 1
+    }
+
+    fn act(&self, thread: usize, kind: Kind, offset: u32, page: (Content, u64), noise: &mut Noise) {
+        let own = self.own(thread);
+        match kind {
+            Kind::Store => self.store(thread, offset, page, false),
+            Kind::StoreThrough => self.store(thread, offset, page, true),
+            Kind::Load => self.load(thread, offset, false),
+            Kind::LoadMany => self.load_many(thread, offset..(offset + 20).min(own.end)),
+            Kind::LoadExclusive => self.load(thread, offset, true),
+            Kind::Discard => self.discard(thread, offset),
+            Kind::DiscardMany => {
+                let end = (offset + noise.below(150) as u32).min(own.end);
+                (offset..end).for_each(|offset| self.discard(thread, offset));
+            }
+            Kind::Resume => self.cache.resume_writeback(),
+            Kind::TurnBit => {
+                if self.device.happens(self.device.chances.bit_turns) {
+                    self.turn_bit(thread, offset);
+                }
+            }
+            Kind::Set => {
+                let settings = [
+                    ("compressor", "lz4"),
+                    ("compressor", "zstd"),
+                    ("compressor", "raw"),
+                    ("max_compression_ratio", "60"),
+                    ("max_compression_ratio", "100"),
+                ];
+                let (name, value) = settings[noise.below(5) as usize];
+                self.cache.set_attribute(name, value).unwrap();
+            }
+            Kind::Shrink => drop(self.cache.shrink(noise.below(64) as usize * PAGE_BYTES)),
+        }
     }
 
     /// What the thread does that maintains.
@@ -370,7 +639,8 @@ impl World {
         while self.working.load(Relaxed) > 0 {
             turns::begin();
             self.cache.wait_for_work(Duration::ZERO);
-            match noise.below(20) {
+            let kind = if self.profile.only_maintains { 19 } else { noise.below(20) };
+            match kind {
                 0 => drop(self.cache.recompress(1 + noise.below(3) as usize)),
                 1 => drop(self.cache.empty_section(noise.below(3) as usize)),
                 2 => drop(self.cache.give_sections_back()),
@@ -389,7 +659,7 @@ impl World {
     fn maintain_once(&self, granted: u64) {
         if self.device.happens(self.device.chances.memory_is_refused) {
             self.memory_was_refused.store(true, Relaxed);
-            GRANTED.set(if self.habit == Habit::Starved { 0 } else { granted });
+            GRANTED.set(if self.profile.is_starved { 0 } else { granted });
         }
         // What cannot be had is asked for again.
         let _ = self.cache.maintain();
@@ -412,68 +682,52 @@ impl World {
 
 /// What a seed makes of a history.
 struct Plan {
-    habit: Habit,
+    profile: &'static Profile,
     setup: Setup,
     chances: Chances,
     workers: usize,
-    /// What each worker does, so often.
     count: u32,
-    changes: u64,
+    pace: Pace,
     lives: u64,
 }
 
 fn plan(seed: u64) -> Plan {
     let mut noise = Noise::new(seed);
-    let mut pick = |all: &[u64]| all[noise.below(all.len() as u64) as usize];
-    let habit = match pick(&[0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15]) {
-        0..6 => Habit::Everything,
-        6..11 => Habit::Through,
-        11..14 => Habit::Failing,
-        14 => Habit::Starved,
-        _ => Habit::Flood,
+    let mut chosen = noise.below(PROFILES.iter().map(|profile| profile.share).sum());
+    let is_chosen = |profile: &&Profile| match chosen.checked_sub(profile.share) {
+        Some(left) => {
+            chosen = left;
+            false
+        }
+        None => true,
     };
-    let mut setup = Setup {
-        pages: pick(&[600, 3000, 90_000]) as u32,
-        pool_bytes: pick(&[1 << 20, 1 << 20, 3 << 20]),
-        backing_bytes: pick(&[2 << 20, 2 << 20, 3 << 20, 6 << 20]) as usize,
+    let profile = PROFILES.iter().find(is_chosen).expect("less than all");
+    let mut pick = |all: &[u64]| all[noise.below(all.len() as u64) as usize];
+    let setup = Setup {
+        pages: pick(profile.pages) as u32,
+        pool_bytes: pick(profile.pool_kib) << 10,
+        backing_bytes: (pick(profile.backing_mib) << 20) as usize,
         block_bytes: pick(&[512, 4096]) as usize,
         seals_backing: pick(&[0, 1]) == 1,
         ..Setup::default()
     };
-    let mut chances = Chances {
-        write_fails: pick(&[0, 0, 3, 30]),
-        read_fails: pick(&[0, 0, 10]),
-        bit_turns: pick(&[0, 0, 300]),
-        memory_is_refused: pick(&[0, 0, 0, 200, 1000]),
+    let chances = Chances {
+        write_fails: pick(profile.write_fails),
+        read_fails: pick(profile.read_fails),
+        bit_turns: pick(profile.bit_turns),
+        memory_is_refused: pick(profile.memory_is_refused),
     };
-    let mut workers = pick(&[1, 2, 2, 3]) as usize;
-    let mut count = pick(&[60, 60, 200, 700]) as u32;
-    let mut changes = pick(&[4, 30, 30, 200]);
-    match habit {
-        Habit::Everything => {}
-        Habit::Through => {
-            (setup.pages, setup.backing_bytes) = (900, 3 << 20);
-            (workers, count, chances.write_fails) = (3, 400, 0);
-        }
-        Habit::Failing => (workers, chances.write_fails, changes) = (3, 200, 4),
-        Habit::Starved => {
-            (setup.pages, setup.pool_bytes) = (3000, 8 << 20);
-            (workers, count, chances.memory_is_refused) = (2, 1200, 1000);
-        }
-        Habit::Flood => {
-            (setup.pages, setup.backing_bytes) = (300_000, 96 << 20);
-            (workers, count, changes) = (3, 3000, 30);
-            chances = Chances { write_fails: 0, memory_is_refused: 0, ..chances };
-        }
-    }
+    let workers = pick(profile.workers) as usize;
+    let count = pick(profile.count) as u32;
+    let pace = Pace { turn: pick(profile.turn), hold: pick(profile.hold) };
     // A cache that is dropped in the middle of it all, and another one where it left its records.
     let lives = 1 + pick(&[0, 0, 1]);
-    Plan { habit, setup, chances, workers, count, changes, lives }
+    Plan { profile, setup, chances, workers, count, pace, lives }
 }
 
 /// One history; its steps.
 fn simulate(seed: u64) -> Result<u64, String> {
-    let Plan { habit, setup, chances, workers, count, changes, lives } = plan(seed);
+    let Plan { profile, setup, chances, workers, count, pace, lives } = plan(seed);
     let device = Arc::new(Device {
         content: Mutex::new(vec![0; setup.backing_bytes]),
         pending: Mutex::default(),
@@ -487,6 +741,7 @@ fn simulate(seed: u64) -> Result<u64, String> {
         lock(&device.pending).clear();
         device.is_reliable.store(false, Relaxed);
         let (cache, area) = setup.make_on(Box::new(Simulated(device.clone())));
+        cache.set_attribute("accept_threshold_percent", profile.accept_percent).unwrap();
         // There is a thread that maintains, from the start.
         cache.wait_for_work(Duration::ZERO);
         let world = Arc::new(World {
@@ -497,8 +752,10 @@ fn simulate(seed: u64) -> Result<u64, String> {
             damaged: Mutex::default(),
             memory_was_refused: AtomicBool::new(false),
             working: AtomicUsize::new(workers),
+            is_over: AtomicBool::new(false),
             pages: setup.pages,
-            habit,
+            limit: setup.pool_bytes as usize,
+            profile,
         });
         let mut all: Vec<Work<'static>> = Vec::new();
         for thread in 0..workers {
@@ -507,7 +764,7 @@ fn simulate(seed: u64) -> Result<u64, String> {
         }
         let maintainer = world.clone();
         all.push(Box::new(move || maintainer.maintain(seed * 31 + life * 7 + 30)));
-        steps += turns::run(seed ^ life, changes, STEPS_MAX, all)?;
+        steps += turns::run(seed ^ life, pace, STEPS_MAX, all)?;
         world.check();
     }
     Ok(steps)
@@ -516,7 +773,8 @@ fn simulate(seed: u64) -> Result<u64, String> {
 /// The same, with the seed said where it fails.
 fn run(seed: u64) -> u64 {
     let done = std::panic::catch_unwind(|| simulate(seed));
-    let again = format!("UZSWAP_SIMULATE_SEED={seed:#x} repeats it");
+    let name = plan(seed).profile.name;
+    let again = format!("of \"{name}\"; UZSWAP_SIMULATE_SEED={seed:#x} repeats it");
     match done {
         Ok(Ok(steps)) => steps,
         Ok(Err(what)) => panic!("seed {seed:#x}: {what}; {again}"),

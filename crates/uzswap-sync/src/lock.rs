@@ -46,6 +46,7 @@ const POISONED: &str = "a thread panicked while it held this lock; its data cann
 
 /// Locks, taking a poisoned lock as the bug that it is: a thread panicked half way through a
 /// change, and going on could hand out wrong bytes.
+#[cfg_attr(feature = "simulation", track_caller)]
 pub fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     if crate::turns::number().is_some() {
         return lock_in_turn(mutex);
@@ -61,12 +62,13 @@ pub fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 /// In a simulation no thread may wait for one that has not the turn.
+#[cfg_attr(feature = "simulation", track_caller)]
 fn lock_in_turn<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     crate::turns::step();
     loop {
         match try_lock(mutex) {
             Some(guard) => return guard,
-            None => crate::turns::wait(),
+            None => crate::turns::wait_for_lock(),
         }
     }
 }
