@@ -317,7 +317,8 @@ int main(void) {
         for (int at = 0; at < AROUND; at++) if (around[at] != 0x5a) return 5;
         large[turn * 4096L * 31 % BYTES] = 1;
     }
-    if (sigaltstack(0, &told) || told.ss_sp != stack.ss_sp || told.ss_size != stack.ss_size) return 6;
+    if (sigaltstack(0, &told)) return 6;
+    if (told.ss_sp != stack.ss_sp || told.ss_size != stack.ss_size) return 6;
     puts("whole");
 }
 "#;

@@ -1,5 +1,5 @@
-//! What this library stands before from the start, by name: signals, and the allocator, to see who
-//! takes much memory. All else it sees once it has taken over, whoever calls.
+//! What this library stands before from the start, by name: signals, forks, and the allocator, to
+//! see who takes much memory. All else it sees once it has taken over, whoever calls.
 //!
 //! SIGBUS and SIGILL are never blocked, and a program's handlers of them get what is not ours.
 

@@ -140,8 +140,8 @@ pub unsafe fn set(
     0
 }
 
-/// What is smaller has no room for a handler of the program's with a call that meets an absent page:
-/// ours stands in for it.
+/// What is smaller has no room for a handler of the program's with a call that meets an absent
+/// page: ours stands in for it.
 const LEAST: usize = 32 << 10;
 
 fn set_programs(agent: Option<&Agent>, asked: libc::stack_t) -> i64 {

@@ -269,10 +269,11 @@ mod tests {
         let cache = Arc::new(cache);
         let (sender, receiver) = mpsc::channel();
         let storing = cache.clone();
-        std::thread::spawn(move || {
+        let store = move || {
             let stored = storing.store(area.entry(7).unwrap(), &page_of(Content::Random, 7));
             sender.send(stored)
-        });
+        };
+        std::thread::Builder::new().spawn(store).unwrap();
         let stored = receiver.recv_timeout(Duration::from_secs(20));
         assert_eq!(stored, Ok(Store::Rejected(Reject::AllocFail)), "a store tries again and again");
         cache.pool.stay_online(section);

@@ -13,15 +13,14 @@
 
 #![allow(clippy::unwrap_used, reason = "tests")]
 
+use device::{Device, Simulated};
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
 use std::collections::{BTreeMap, BTreeSet};
-use std::io;
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
-use uzswap_engine::backing::{Backing, Completion, Write};
 use uzswap_engine::testing::{Content, Noise, Setup, page_of};
 use uzswap_engine::{Area, Cache, Error, Load, PAGE_BYTES, Page, Reject, Store, SwapEntry};
 use uzswap_sync::turns::{self, Pace, Work};
@@ -35,6 +34,9 @@ const STEPS_MAX: u64 = 60_000;
 
 /// Steps that the thread which maintains may take before it makes ready what stores take.
 const ABSENT_MAX: u64 = 20_000;
+
+#[path = "simulator/device.rs"]
+mod device;
 
 thread_local! {
     /// Large allocations that succeed before all others of this thread are refused.
@@ -317,103 +319,8 @@ const PROFILES: &[Profile] = &[
     },
 ];
 
-/// Steps that others take while one thread reads or writes, at most.
-const IO_STEPS: u64 = 1 << 12;
-
 /// Pages in a trunk of the index.
 const TRUNK: u32 = 4096;
-
-/// A device that fails: shared by the backing of a cache and by the one after it.
-struct Device {
-    content: Mutex<Vec<u8>>,
-    pending: Mutex<Vec<Write>>,
-    noise: Mutex<Noise>,
-    is_reliable: AtomicBool,
-    chances: Chances,
-    block_bytes: usize,
-}
-
-impl Device {
-    fn happens(&self, in_thousand: u64) -> bool {
-        !self.is_reliable.load(Relaxed) && self.below(1000) < in_thousand
-    }
-
-    fn below(&self, end: u64) -> u64 {
-        lock(&self.noise).below(end)
-    }
-
-    /// Writes all of it; or a part, or noise, and says that it failed.
-    fn write_now(&self, offset: u64, bytes: &[u8]) -> io::Result<()> {
-        let fails = self.happens(self.chances.write_fails);
-        let mut content = lock(&self.content);
-        let there = &mut content[offset as usize..][..bytes.len()];
-        if !fails {
-            there.copy_from_slice(bytes);
-            return Ok(());
-        }
-        let blocks = (bytes.len() / self.block_bytes) as u64;
-        let torn = self.below(blocks + 1) as usize * self.block_bytes;
-        match self.below(3) {
-            0 => {}
-            1 => there[..torn].copy_from_slice(&bytes[..torn]),
-            _ => there[torn..].fill(0xee),
-        }
-        let codes = [5, 28];
-        Err(io::Error::from_raw_os_error(codes[self.below(2) as usize]))
-    }
-}
-
-struct Simulated(Arc<Device>);
-
-impl Backing for Simulated {
-    fn bytes(&self) -> u64 {
-        lock(&self.0.content).len() as u64
-    }
-
-    fn block_bytes(&self) -> usize {
-        self.0.block_bytes
-    }
-
-    fn read(&self, offset: u64, out: &mut [u8]) -> io::Result<()> {
-        turns::pause(IO_STEPS);
-        if self.0.happens(self.0.chances.read_fails) {
-            return Err(io::Error::from_raw_os_error(5));
-        }
-        out.copy_from_slice(&lock(&self.0.content)[offset as usize..][..out.len()]);
-        turns::step();
-        Ok(())
-    }
-
-    fn write(&self, offset: u64, bytes: &[u8]) -> io::Result<()> {
-        turns::step();
-        let written = self.0.write_now(offset, bytes);
-        turns::pause(IO_STEPS);
-        written
-    }
-
-    fn discard(&self, offset: u64, bytes: u64) -> io::Result<()> {
-        turns::step();
-        lock(&self.0.content)[offset as usize..][..bytes as usize].fill(0xdd);
-        Ok(())
-    }
-
-    fn submit(&self, write: Write) {
-        turns::step();
-        lock(&self.0.pending).push(write);
-    }
-
-    /// Any of those under way; without waiting perhaps none.
-    fn complete(&self, wait: bool) -> Option<Completion> {
-        turns::step();
-        let count = lock(&self.0.pending).len() as u64;
-        if count == 0 || !wait && self.0.below(2) == 0 {
-            return None;
-        }
-        let write = lock(&self.0.pending).swap_remove(self.0.below(count) as usize);
-        let result = self.0.write_now(write.offset, write.bytes());
-        Some(Completion { write, result })
-    }
-}
 
 /// What the threads of a history share.
 struct World {

@@ -610,8 +610,8 @@ fn all_memory_that_the_kernel_counts_is_within_the_budget() {
     assert_passes("budget");
 }
 
-/// Bytes of this process in memory, by its page tables: the counts of statm are behind by some dozen
-/// pages for each CPU and kind of page.
+/// Bytes of this process in memory, by its page tables: the counts of statm are behind by some
+/// dozen pages for each CPU and kind of page.
 fn resident_bytes() -> usize {
     let text = std::fs::read_to_string("/proc/self/smaps_rollup").unwrap();
     let line = text.lines().find_map(|line| line.strip_prefix("Rss:")).unwrap();

@@ -1,0 +1,104 @@
+//! The backing of a simulated history.
+
+use crate::{Chances, lock};
+use std::io;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::{Arc, Mutex};
+use uzswap_engine::backing::{Backing, Completion, Write};
+use uzswap_engine::testing::Noise;
+use uzswap_sync::turns;
+
+/// Steps that others take while one thread reads or writes, at most.
+const IO_STEPS: u64 = 1 << 12;
+
+/// A device that fails: shared by the backing of a cache and by the one after it.
+pub struct Device {
+    pub content: Mutex<Vec<u8>>,
+    pub pending: Mutex<Vec<Write>>,
+    pub noise: Mutex<Noise>,
+    pub is_reliable: AtomicBool,
+    pub chances: Chances,
+    pub block_bytes: usize,
+}
+
+impl Device {
+    pub fn happens(&self, in_thousand: u64) -> bool {
+        !self.is_reliable.load(Relaxed) && self.below(1000) < in_thousand
+    }
+
+    pub fn below(&self, end: u64) -> u64 {
+        lock(&self.noise).below(end)
+    }
+
+    /// Writes all of it; or a part, or noise, and says that it failed.
+    fn write_now(&self, offset: u64, bytes: &[u8]) -> io::Result<()> {
+        let fails = self.happens(self.chances.write_fails);
+        let mut content = lock(&self.content);
+        let there = &mut content[offset as usize..][..bytes.len()];
+        if !fails {
+            there.copy_from_slice(bytes);
+            return Ok(());
+        }
+        let blocks = (bytes.len() / self.block_bytes) as u64;
+        let torn = self.below(blocks + 1) as usize * self.block_bytes;
+        match self.below(3) {
+            0 => {}
+            1 => there[..torn].copy_from_slice(&bytes[..torn]),
+            _ => there[torn..].fill(0xee),
+        }
+        let codes = [5, 28];
+        Err(io::Error::from_raw_os_error(codes[self.below(2) as usize]))
+    }
+}
+
+pub struct Simulated(pub Arc<Device>);
+
+impl Backing for Simulated {
+    fn bytes(&self) -> u64 {
+        lock(&self.0.content).len() as u64
+    }
+
+    fn block_bytes(&self) -> usize {
+        self.0.block_bytes
+    }
+
+    fn read(&self, offset: u64, out: &mut [u8]) -> io::Result<()> {
+        turns::pause(IO_STEPS);
+        if self.0.happens(self.0.chances.read_fails) {
+            return Err(io::Error::from_raw_os_error(5));
+        }
+        out.copy_from_slice(&lock(&self.0.content)[offset as usize..][..out.len()]);
+        turns::step();
+        Ok(())
+    }
+
+    fn write(&self, offset: u64, bytes: &[u8]) -> io::Result<()> {
+        turns::step();
+        let written = self.0.write_now(offset, bytes);
+        turns::pause(IO_STEPS);
+        written
+    }
+
+    fn discard(&self, offset: u64, bytes: u64) -> io::Result<()> {
+        turns::step();
+        lock(&self.0.content)[offset as usize..][..bytes as usize].fill(0xdd);
+        Ok(())
+    }
+
+    fn submit(&self, write: Write) {
+        turns::step();
+        lock(&self.0.pending).push(write);
+    }
+
+    /// Any of those under way; without waiting perhaps none.
+    fn complete(&self, wait: bool) -> Option<Completion> {
+        turns::step();
+        let count = lock(&self.0.pending).len() as u64;
+        if count == 0 || !wait && self.0.below(2) == 0 {
+            return None;
+        }
+        let write = lock(&self.0.pending).swap_remove(self.0.below(count) as usize);
+        let result = self.0.write_now(write.offset, write.bytes());
+        Some(Completion { write, result })
+    }
+}
