@@ -618,8 +618,12 @@ fn resident_bytes() -> usize {
     line.trim().trim_end_matches(" kB").parse::<usize>().unwrap() << 10
 }
 
-/// Codecs' contexts of two CPUs and stacks of two threads, which the budget does not count.
-const BESIDES: usize = 3 * MIB;
+/// Codecs' contexts of two CPUs and stacks of two threads, which the budget does not count; and
+/// what the kernel adds to them, to tables and to the heap where it makes huge pages unasked.
+fn besides() -> usize {
+    let huge = std::fs::read_to_string("/sys/kernel/mm/transparent_hugepage/enabled");
+    if huge.is_ok_and(|text| text.contains("[always]")) { 8 * MIB } else { 3 * MIB }
+}
 
 fn budget() {
     let before = resident_bytes();
@@ -644,11 +648,11 @@ fn budget() {
         pager.set_memory("48M").unwrap();
         assert!(is_whole(&values));
         let used = resident_bytes() - before;
-        assert!(used <= 48 * MIB / 100 * 102 + BESIDES, "{used} bytes of 48 MiB");
+        assert!(used <= 48 * MIB / 100 * 102 + besides(), "{used} bytes of 48 MiB");
         over.store(1, SeqCst);
     });
     let most = most.load(SeqCst) - before;
-    assert!(most <= 64 * MIB / 100 * 102 + BESIDES, "{most} bytes of 64 MiB at most");
+    assert!(most <= 64 * MIB / 100 * 102 + besides(), "{most} bytes of 64 MiB at most");
     assert!(most > 56 * MIB, "{most} bytes: the budget is used");
 }
 
