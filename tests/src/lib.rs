@@ -382,6 +382,18 @@ impl Run {
         Self { child: Some(child), report }
     }
 
+    /// Starts four programs that rewrite and check three times their memory for `duration`, with so
+    /// large a pool, and waits until they run.
+    pub fn churn(pool: &str, duration: u32) -> Self {
+        let backing = "/var/tmp/uzswap-test.img:256M";
+        let options = ["--memory", "64M", "--pool", pool, "--backing", backing];
+        let churn = program("churn");
+        let command = [churn.to_str().expect("a path of text"), "192", &seconds(duration), "4"];
+        let run = Self::start(&options, &command);
+        run.wait_until_running();
+        run
+    }
+
     /// Its process.
     pub fn pid(&self) -> i32 {
         self.child.as_ref().expect("it is not waited for").id() as i32
@@ -565,5 +577,15 @@ impl Finished {
     pub fn assert_code(&self, code: i32) {
         let (stdout, stderr) = (self.stdout(), self.stderr());
         assert_eq!(self.code(), Some(code), "stdout:\n{stdout}\nstderr:\n{stderr}");
+    }
+
+    /// Panics unless as many `processes` of `churn` found every byte right, and none was refused.
+    pub fn assert_whole(&self, processes: usize) {
+        self.assert_code(0);
+        let stdout = self.stdout();
+        assert_eq!(stdout.matches("every byte right").count(), processes, "{stdout}");
+        for lost in ["decompress_fail", "read_fail", "request_errors"] {
+            assert_eq!(self.statistic(lost), 0, "{lost}: {}", self.report);
+        }
     }
 }

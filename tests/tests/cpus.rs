@@ -6,9 +6,7 @@ use std::fs;
 use std::path::PathBuf;
 use std::process::Command;
 use std::time::{Duration, Instant};
-use uzswap_tests::{
-    Afterwards, Finished, Machine, Run, Setting, is_full, process_of, program, seconds, wait_for,
-};
+use uzswap_tests::{Afterwards, Finished, Machine, Run, Setting, is_full, process_of, wait_for};
 
 /// The CPU that comes and goes.
 const ONLINE: &str = "/sys/devices/system/cpu/cpu1/online";
@@ -17,23 +15,13 @@ const ONLINE: &str = "/sys/devices/system/cpu/cpu1/online";
 const THREADS_ALWAYS: usize = 6;
 const THREADS_PER_CPU: usize = 2;
 
-/// Programs that rewrite and check three times their memory for `duration`, with a pool so small
-/// that most is written back.
+/// With a pool so small that most is written back.
 fn churn(duration: u32) -> Run {
-    let options =
-        ["--memory", "64M", "--pool", "16M", "--backing", "/var/tmp/uzswap-test.img:256M"];
-    let churn = program("churn");
-    let run = Run::start(&options, &[churn.to_str().unwrap(), "192", &seconds(duration), "4"]);
-    run.wait_until_running();
-    run
+    Run::churn("16M", duration)
 }
 
 fn check(run: &Finished) {
-    run.assert_code(0);
-    assert_eq!(run.stdout().matches("every byte right").count(), 4, "{}", run.stdout());
-    for lost in ["decompress_fail", "read_fail", "request_errors"] {
-        assert_eq!(run.statistic(lost), 0, "{lost}: {}", run.report);
-    }
+    run.assert_whole(4);
     assert!(run.statistic("written_back_pages") > 1000, "{}", run.report);
 }
 

@@ -11,7 +11,7 @@ use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
-use uzswap_tests::{Finished, Machine, Run, process_of, program, seconds, wait_for};
+use uzswap_tests::{Machine, Run, process_of, program, wait_for};
 
 const CPUS: &str = "/sys/devices/system/cpu";
 const BLOCKS: &str = "/sys/devices/system/memory";
@@ -43,23 +43,6 @@ impl Monitor {
     }
 }
 
-/// Programs that rewrite and check three times their memory for `duration`.
-fn churn(pool: &str, duration: u32) -> Run {
-    let options = ["--memory", "64M", "--pool", pool, "--backing", "/var/tmp/uzswap-test.img:256M"];
-    let churn = program("churn");
-    let run = Run::start(&options, &[churn.to_str().unwrap(), "192", &seconds(duration), "4"]);
-    run.wait_until_running();
-    run
-}
-
-fn check(run: &Finished) {
-    run.assert_code(0);
-    assert_eq!(run.stdout().matches("every byte right").count(), 4, "{}", run.stdout());
-    for lost in ["decompress_fail", "read_fail", "request_errors"] {
-        assert_eq!(run.statistic(lost), 0, "{lost}: {}", run.report);
-    }
-}
-
 fn read(path: impl AsRef<Path>) -> String {
     fs::read_to_string(path).unwrap_or_default().trim().to_owned()
 }
@@ -69,7 +52,7 @@ fn sixteen_cpus_go_to_one_and_come_back() {
     let Some(_monitor) = Monitor::open() else { return };
     let Some(_machine) = Machine::take() else { return };
     let last: usize = read(format!("{CPUS}/online")).strip_prefix("0-").unwrap().parse().unwrap();
-    let run = churn("16M", 40);
+    let run = Run::churn("16M", 40);
     let states = || read(run.mount().join("parameters/cpus"));
     let expect = |wanted: &str| {
         assert!(wait_for(|| states() == wanted), "{}, not {wanted}", states());
@@ -89,7 +72,7 @@ fn sixteen_cpus_go_to_one_and_come_back() {
         }
     }
     println!("{last} CPUs went and came in {} s", began.elapsed().as_secs());
-    check(&run.finish());
+    run.finish().assert_whole(4);
 }
 
 /// Blocks of the machine's memory, by number.
@@ -175,7 +158,7 @@ fn memory_is_plugged_in_used_and_taken_out_while_it_is_in_use() {
     let more = total_mib();
     println!("blocks {dimm:?} of {} MiB came; {total} MiB, then {more}", bytes >> 20);
     assert!(more > total + 400, "{total}, then {more}");
-    let run = churn("64M", 60);
+    let run = Run::churn("64M", 60);
     let daemon = process_of("daemon");
     let used = || pages_in(daemon, &frames(&dimm));
     assert!(wait_for(|| used() > 2000), "{} pages of the daemon are there", used());
@@ -189,7 +172,7 @@ fn memory_is_plugged_in_used_and_taken_out_while_it_is_in_use() {
     monitor.ask("device_del dimm");
     assert!(wait_for(|| plugged().is_empty()), "{:?} stay", plugged());
     println!("unplugged");
-    check(&run.finish());
+    run.finish().assert_whole(4);
 }
 
 /// Bytes of the pool in use on a node.
@@ -207,7 +190,7 @@ fn used_on(run: &Run, node: usize) -> u64 {
 fn a_node_is_emptied_whole_while_programs_use_it() {
     let Some(_monitor) = Monitor::open() else { return };
     let Some(_machine) = Machine::take() else { return };
-    let run = churn("48M", 40);
+    let run = Run::churn("48M", 40);
     assert!(wait_for(|| used_on(&run, NODE) > 1 << 20), "nothing comes to node {NODE}");
     let before = used_on(&run, NODE);
     let change = |change: &str| {
@@ -224,5 +207,5 @@ fn a_node_is_emptied_whole_while_programs_use_it() {
     assert_eq!(used_on(&run, NODE), 0, "nothing comes back");
     change("online");
     assert!(wait_for(|| used_on(&run, NODE) > 0), "nothing comes to node {NODE} again");
-    check(&run.finish());
+    run.finish().assert_whole(4);
 }

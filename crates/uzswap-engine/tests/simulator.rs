@@ -123,17 +123,22 @@ struct Role {
     order: Order,
 }
 
+/// One of all, each as often as its weight says.
+fn one_of<'a, T>(all: &'a [T], weight: impl Fn(&T) -> u64, noise: &mut Noise) -> &'a T {
+    let mut chosen = noise.below(all.iter().map(&weight).sum());
+    let is_chosen = |one: &&T| match chosen.checked_sub(weight(one)) {
+        Some(left) => {
+            chosen = left;
+            false
+        }
+        None => true,
+    };
+    all.iter().find(is_chosen).expect("less than all")
+}
+
 impl Role {
     fn kind(&self, noise: &mut Noise) -> Kind {
-        let mut chosen = noise.below(self.kinds.iter().map(|(_, often)| often).sum());
-        let is_chosen = |(_, often): &&(Kind, u64)| match chosen.checked_sub(*often) {
-            Some(left) => {
-                chosen = left;
-                false
-            }
-            None => true,
-        };
-        self.kinds.iter().find(is_chosen).expect("less than all").0
+        one_of(self.kinds, |(_, often)| *often, noise).0
     }
 }
 
@@ -600,15 +605,7 @@ struct Plan {
 
 fn plan(seed: u64) -> Plan {
     let mut noise = Noise::new(seed);
-    let mut chosen = noise.below(PROFILES.iter().map(|profile| profile.share).sum());
-    let is_chosen = |profile: &&Profile| match chosen.checked_sub(profile.share) {
-        Some(left) => {
-            chosen = left;
-            false
-        }
-        None => true,
-    };
-    let profile = PROFILES.iter().find(is_chosen).expect("less than all");
+    let profile = one_of(PROFILES, |profile| profile.share, &mut noise);
     let mut pick = |all: &[u64]| all[noise.below(all.len() as u64) as usize];
     let setup = Setup {
         pages: pick(profile.pages) as u32,
