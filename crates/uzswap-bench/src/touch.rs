@@ -58,10 +58,12 @@ pub struct Touched {
     pub rates: [f64; 2],
 }
 
-/// Changes a bit of each page, so that none can go the way of its old copy.
+/// Makes each page one that it has not been before: none can go the way of its old copy, and none
+/// is found to be the same as a copy that the kernel has freed without saying so.
 fn dirty(memory: &mut [Page]) {
     for page in memory {
-        page[PAGE_BYTES / 2] ^= 1;
+        let byte = &mut page[PAGE_BYTES / 2];
+        *byte = byte.wrapping_add(1);
     }
 }
 
