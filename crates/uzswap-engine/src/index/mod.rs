@@ -139,7 +139,7 @@ impl Index {
             emptying: Emptying::new(trunks_of(pages_max)),
             directory: durable.map(Durable::directory),
             spare: Mutex::new(Vec::with_capacity(Self::SPARE)),
-            retired: Arc::new(Retired::new(memory.clone())),
+            retired: Arc::new(Retired::new(&memory)),
             memory,
             made: AtomicUsize::new(0),
             made_for_pages: AtomicUsize::new(0),

@@ -12,7 +12,10 @@ use std::io;
 use std::ptr::NonNull;
 use std::sync::Arc;
 #[cfg(not(feature = "shuttle"))]
-use std::sync::atomic::{AtomicU64, Ordering::*};
+use std::sync::{
+    Weak,
+    atomic::{AtomicU64, Ordering::*},
+};
 
 /// Entries of one trunk.
 #[cfg(not(feature = "shuttle"))]
@@ -123,16 +126,27 @@ pub(super) fn get<'g>(at: Shared<'g, Trunk>) -> Option<&'g Trunk> {
 #[cfg(not(feature = "shuttle"))]
 pub(super) struct Retired {
     first: AtomicU64,
-    memory: Memory,
+    /// The memory that outlives the process, if they are in it. Not owned: a thread that stays
+    /// pinned would else keep all of a cache that is long gone.
+    outlives: Option<Weak<Durable>>,
 }
 
 #[cfg(not(feature = "shuttle"))]
 impl Retired {
     /// None, of this memory.
-    pub(super) fn new(memory: Memory) -> Self {
-        Self { first: AtomicU64::new(0), memory }
+    pub(super) fn new(memory: &Memory) -> Self {
+        Self { first: AtomicU64::new(0), outlives: memory.0.as_ref().map(Arc::downgrade) }
     }
 
+    /// The memory of all of them, while the caller holds it; `None` if it went with the cache.
+    fn memory(&self) -> Option<Memory> {
+        match &self.outlives {
+            None => Some(Memory(None)),
+            Some(outlives) => outlives.upgrade().map(|durable| Memory(Some(durable))),
+        }
+    }
+
+    /// Adds one, whose memory the caller holds.
     fn push(&self, trunk: Owned) {
         let at = trunk.0.expose_provenance().get() as u64;
         // SAFETY: by `Owned`'s invariant.
@@ -147,6 +161,7 @@ impl Retired {
 
     /// Frees them.
     pub(super) fn free(&self) {
+        let Some(memory) = self.memory() else { return };
         let mut next = self.first.swap(0, Acquire);
         while next != 0 {
             let at = std::ptr::with_exposed_provenance::<Trunk>(next as usize);
@@ -154,7 +169,7 @@ impl Retired {
             let Some(trunk) = (unsafe { Owned::of(at) }) else { return };
             // SAFETY: by `Owned`'s invariant.
             next = unsafe { trunk.0.as_ref() }[0].link_of_retired().load(Relaxed);
-            self.memory.free(trunk);
+            memory.free(trunk);
         }
     }
 }
@@ -172,7 +187,7 @@ pub(super) struct Retired;
 
 #[cfg(feature = "shuttle")]
 impl Retired {
-    pub(super) fn new(_memory: Memory) -> Self {
+    pub(super) fn new(_memory: &Memory) -> Self {
         Self
     }
 
@@ -186,14 +201,16 @@ pub(super) fn retire(at: Shared<'_, Trunk>, retired: &Arc<Retired>, pinned: &Gua
     {
         let (at, retired) = (at.as_raw().expose_provenance(), retired.clone());
         let push = move || {
+            let Some(_held) = retired.memory() else { return };
             let at = std::ptr::with_exposed_provenance::<Trunk>(at);
             // SAFETY: the directory does not lead to it any more, each entry was made gone, so
             // nobody will put it back; threads that may have it were pinned before it was retired.
+            // Its memory is held.
             if let Some(trunk) = unsafe { Owned::of(at) } {
                 retired.push(trunk);
             }
         };
-        // Three words, so it takes no memory of its own. It owns or shares all that it uses.
+        // Three words, so it takes no memory of its own. It owns or holds all that it uses.
         pinned.defer(push);
     }
     #[cfg(feature = "shuttle")]
@@ -220,5 +237,48 @@ pub(super) fn drop_in(slot: &mut Atomic<Trunk>, memory: &Memory) {
     // been retired, which takes it out first.
     if let (Some(trunk), None) = (unsafe { Owned::of(at.as_raw()) }, &memory.0) {
         memory.free(trunk);
+    }
+}
+
+#[cfg(all(test, not(feature = "shuttle")))]
+mod tests {
+    use crate::index::TRUNK_ENTRIES;
+    use crate::testing::{Content, TestBacking, page_of};
+    use crate::{Cache, Config, Store};
+    use rustix::fs::{MemfdFlags, memfd_create};
+    use std::sync::atomic::Ordering::Relaxed;
+
+    #[test]
+    fn a_cache_that_is_dropped_takes_its_memory_along_while_a_thread_is_pinned() {
+        const NAME: &str = "trunks-while-pinned";
+        let is_mapped = || std::fs::read_to_string("/proc/self/maps").unwrap().contains(NAME);
+        let pages = 2 * TRUNK_ENTRIES as u32;
+        let config = Config {
+            pages_max: pages,
+            ram_bytes: 8 << 20,
+            ram_bytes_max: 8 << 20,
+            pool_bytes_max: 8 << 20,
+            algorithm: "lz4".parse().unwrap(),
+            seals_backing: false,
+        };
+        let (backing, _) = TestBacking::new(4 << 20, 512);
+        let memory = memfd_create(NAME, MemfdFlags::empty()).unwrap();
+        let cache = Cache::in_file(config, Box::new(backing), memory).unwrap();
+        let area = cache.add_area(pages).unwrap();
+        let keys = [0, TRUNK_ENTRIES as u32].map(|offset| area.entry(offset).unwrap());
+        let pinned = uzswap_sync::pin();
+        cache.maintain().unwrap();
+        for key in keys {
+            assert_eq!(cache.store(key, &page_of(Content::Text, 1)), Store::Stored);
+        }
+        keys.into_iter().for_each(|key| cache.invalidate(key));
+        let made = || cache.index.made.load(Relaxed);
+        let before = made();
+        cache.maintain().unwrap();
+        assert!(made() < before, "a trunk is retired");
+        assert!(is_mapped());
+        drop(cache);
+        assert!(!is_mapped(), "a trunk that is to be freed keeps all of the memory");
+        drop(pinned);
     }
 }
