@@ -282,6 +282,33 @@ fn a_killed_daemon_is_replaced_and_no_page_is_lost() {
 }
 
 #[test]
+fn a_daemon_that_cannot_start_when_its_keeper_is_killed_gets_another_keeper() {
+    let Some(machine) = Machine::take() else { return };
+    let churn = program("churn");
+    let run = Run::start(&LIMITS, &[churn.to_str().unwrap(), "192", &seconds(6), "2"]);
+    run.wait_until_running();
+    assert!(wait_for(|| run.statistic("pages_swapped_out") > 5000), "nothing was swapped");
+    if state().unwrap()["outlives_daemon"] == false {
+        return drop(run.finish());
+    }
+    // None can mount its control files now: each one ends.
+    let folder = Path::new("/run/uzswap/mnt");
+    let unmounted = Command::new("umount").arg("--lazy").arg(folder).status().unwrap();
+    assert!(unmounted.success());
+    fs::remove_dir(folder).unwrap();
+    let [daemon, keeper] = ["daemon", "keeper"].map(process_of);
+    uzswap_sys::process::kill(daemon, libc::SIGKILL).unwrap();
+    assert!(wait_for(|| process_of("daemon") != daemon), "no other was started");
+    uzswap_sys::process::kill(keeper, libc::SIGKILL).unwrap();
+    fs::create_dir(folder).unwrap();
+    assert!(wait_for(|| process_of("keeper") != keeper), "the daemon started no other");
+    let run = run.finish();
+    run.assert_code(0);
+    assert_eq!(run.stdout().matches("every byte right").count(), 2, "{}", run.stdout());
+    machine.assert_as_before();
+}
+
+#[test]
 fn a_daemon_killed_while_its_area_is_switched_on_keeps_nobody_waiting() {
     let Some(machine) = Machine::take() else { return };
     let is_on = || fs::read_to_string("/proc/swaps").unwrap().contains("/dev/");

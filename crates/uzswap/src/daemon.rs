@@ -47,6 +47,9 @@ pub fn daemon(arguments: &InheritArguments) -> Result<(), Failure> {
         Err(failure) => {
             // Said to whoever started us; an error: they are gone.
             let _ = wire.send(&Report::Failed(failure.to_string()));
+            if start.devices.is_some() {
+                await_end(wire, arguments, start);
+            }
             return Ok(());
         }
     };
@@ -76,6 +79,15 @@ pub fn daemon(arguments: &InheritArguments) -> Result<(), Failure> {
                 (keeper, wire) = replace_keeper(keeper, arguments, &start);
             }
         }
+    }
+}
+
+/// Waits for the keeper to end this daemon, which could not go on with what another has left. If
+/// the keeper is killed before it does, there would be nobody to try again: another one does.
+fn await_end(mut wire: Wire, arguments: &InheritArguments, mut start: Start) {
+    if wire.receive::<Order>().is_err() {
+        start.daemon = ProcessId::own();
+        drop(replace_keeper(None, arguments, &start));
     }
 }
 
