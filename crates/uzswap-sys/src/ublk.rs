@@ -25,6 +25,7 @@ use std::os::fd::{AsRawFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::ptr::NonNull;
 use std::sync::Arc;
+use std::time::Duration;
 
 const CONTROL: &str = "/dev/ublk-control";
 
@@ -209,6 +210,15 @@ pub struct Found {
 /// Where the block device is.
 pub fn path(id: u32) -> PathBuf {
     PathBuf::from(format!("/dev/ublkb{id}"))
+}
+
+/// Has the kernel look at requests of a device that have no answer after so long. Up to Linux 6.14
+/// it learns in no other way that a server was killed which had all of them (else it does by those
+/// that it has itself); unasked it looks after 30 s. Nothing else follows from it. Errors: sysfs is
+/// read-only, as in containers.
+pub fn set_timeout(id: u32, timeout: Duration) -> io::Result<()> {
+    let file = format!("/sys/block/ublkb{id}/queue/io_timeout");
+    std::fs::write(file, timeout.as_millis().to_string())
 }
 
 /// The device at a path like that.
