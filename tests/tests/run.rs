@@ -242,6 +242,16 @@ fn busy_run() -> Run {
     run
 }
 
+/// A run of two programs that rewrite and check three times their memory for `duration`, some of it
+/// on the device.
+fn churning(duration: u32) -> Run {
+    let churn = program("churn");
+    let run = Run::start(&LIMITS, &[churn.to_str().unwrap(), "192", &seconds(duration), "2"]);
+    run.wait_until_running();
+    assert!(wait_for(|| run.statistic("pages_swapped_out") > 5000), "nothing was swapped");
+    run
+}
+
 #[test]
 fn a_killed_daemon_is_replaced_and_no_page_is_lost() {
     let Some(machine) = Machine::take() else { return };
@@ -284,27 +294,22 @@ fn a_killed_daemon_is_replaced_and_no_page_is_lost() {
 #[test]
 fn a_daemon_that_cannot_start_when_its_keeper_is_killed_gets_another_keeper() {
     let Some(machine) = Machine::take() else { return };
-    let churn = program("churn");
-    let run = Run::start(&LIMITS, &[churn.to_str().unwrap(), "192", &seconds(6), "2"]);
-    run.wait_until_running();
-    assert!(wait_for(|| run.statistic("pages_swapped_out") > 5000), "nothing was swapped");
+    let run = churning(6);
     if state().unwrap()["outlives_daemon"] == false {
         return drop(run.finish());
     }
     // None can mount its control files now: each one ends.
-    let folder = Path::new("/run/uzswap/mnt");
-    let unmounted = Command::new("umount").arg("--lazy").arg(folder).status().unwrap();
+    let folder = run.mount();
+    let unmounted = Command::new("umount").arg("--lazy").arg(&folder).status().unwrap();
     assert!(unmounted.success());
-    fs::remove_dir(folder).unwrap();
+    fs::remove_dir(&folder).unwrap();
     let [daemon, keeper] = ["daemon", "keeper"].map(process_of);
     uzswap_sys::process::kill(daemon, libc::SIGKILL).unwrap();
     assert!(wait_for(|| process_of("daemon") != daemon), "no other was started");
     uzswap_sys::process::kill(keeper, libc::SIGKILL).unwrap();
     fs::create_dir(folder).unwrap();
     assert!(wait_for(|| process_of("keeper") != keeper), "the daemon started no other");
-    let run = run.finish();
-    run.assert_code(0);
-    assert_eq!(run.stdout().matches("every byte right").count(), 2, "{}", run.stdout());
+    run.finish().assert_whole(2);
     machine.assert_as_before();
 }
 
@@ -337,16 +342,14 @@ fn a_daemon_killed_while_its_area_is_switched_on_keeps_nobody_waiting() {
 #[test]
 fn another_version_goes_on_and_no_request_fails() {
     let Some(machine) = Machine::take() else { return };
-    let (churn, folder) = (program("churn"), tempfile::tempdir_in("/var/tmp").unwrap());
+    let folder = tempfile::tempdir_in("/var/tmp").unwrap();
     let copy = folder.path().join("uzswap");
     fs::copy(program("uzswap"), &copy).unwrap();
     let upgrade = |to: &Path| Command::new(to).arg("upgrade").output().unwrap();
     let none = upgrade(&copy);
     assert_eq!(none.status.code(), Some(125));
     assert!(String::from_utf8_lossy(&none.stderr).contains("none is running"), "{none:?}");
-    let run = Run::start(&LIMITS, &[churn.to_str().unwrap(), "192", &seconds(8), "2"]);
-    run.wait_until_running();
-    assert!(wait_for(|| run.statistic("pages_swapped_out") > 5000), "nothing was swapped");
+    let run = churning(8);
     if state().unwrap()["outlives_daemon"] == false {
         return drop(run.finish());
     }
@@ -360,10 +363,7 @@ fn another_version_goes_on_and_no_request_fails() {
         };
         assert!(runs_it("daemon") && wait_for(|| runs_it("keeper")));
     }
-    let run = run.finish();
-    run.assert_code(0);
-    assert_eq!(run.stdout().matches("every byte right").count(), 2, "{}", run.stdout());
-    assert_eq!(run.statistic("request_errors"), 0, "{}", run.report);
+    run.finish().assert_whole(2);
     machine.assert_as_before();
 }
 
@@ -407,10 +407,7 @@ fn a_killed_run_is_cleaned_up_by_the_keeper() {
 #[test]
 fn a_killed_keeper_is_replaced_and_nobody_notices() {
     let Some(machine) = Machine::take() else { return };
-    let churn = program("churn");
-    let run = Run::start(&LIMITS, &[churn.to_str().unwrap(), "192", &seconds(16), "2"]);
-    run.wait_until_running();
-    assert!(wait_for(|| run.statistic("pages_swapped_out") > 5000), "nothing was swapped");
+    let run = churning(16);
     // A run that is stopped meanwhile, for longer than the next keeper waits for one that is gone.
     run.signal(libc::SIGSTOP);
     for _ in 0..3 {
