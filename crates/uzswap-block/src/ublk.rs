@@ -30,7 +30,7 @@ use std::thread::{Builder, JoinHandle};
 use std::time::{Duration, Instant};
 use uzswap_engine::{CpuState, PAGE_BYTES};
 use uzswap_sys::swap;
-use uzswap_sys::ublk::{self, Control, Event, Found, Io, Queue, Shape};
+use uzswap_sys::ublk::{self, Control, Event, Found, Handover, Io, Queue, Shape};
 
 /// Requests of one device under way: a fault of each of many jobs, beside what is written. Its
 /// buffers take 4 MiB of locked memory (32 × 128 KiB).
@@ -120,20 +120,20 @@ impl Devices {
         };
         let id = self.control.add(&shape)?;
         let queue = self.control.queue(id, DEPTH, IO_BYTES_MAX);
-        let made = queue.and_then(|queue| self.serve(id, part.start, queue, false));
+        let made = queue.and_then(|queue| self.serve(id, part.start, queue, None));
         made.inspect_err(|_| {
             // What went wrong first is told.
             let _ = self.control.delete(id);
         })
     }
 
-    /// Serves a device that has no server.
+    /// Serves a device that has no server; with `handover`, one that had.
     fn serve(
         &mut self,
         id: u32,
         start: u64,
         queue: Queue,
-        is_recovered: bool,
+        handover: Option<Handover>,
     ) -> io::Result<Device> {
         let depth = queue.depth();
         self.team.work.make_room(depth, queue.io_bytes_max());
@@ -153,7 +153,11 @@ impl Devices {
             server.run(move |outcome| drop(tell.send(outcome)));
         })?;
         let device = Device { id, thread: Some(thread) };
-        let started = fetched(&told).and_then(|()| self.control.start(id, is_recovered));
+        let is_recovered = handover.is_some();
+        let started = fetched(&told).and_then(|()| match handover {
+            Some(handover) => handover.wait(),
+            None => self.control.start(id),
+        });
         if let Err(error) = started {
             // One that the kernel swaps to stays as it is, for the next server to try.
             if !(is_recovered && self.outlived) {
@@ -179,7 +183,7 @@ impl Devices {
             return Ok(());
         }
         let began = Instant::now();
-        let queue = loop {
+        let (queue, handover) = loop {
             match self.queue_of_dead(id, &found) {
                 Err(error) if error.kind() == io::ErrorKind::ResourceBusy => {
                     if began.elapsed() > PATIENCE {
@@ -190,19 +194,21 @@ impl Devices {
                 other => break other?,
             }
         };
-        let device = self.serve(id, found.start, queue, true)?;
+        let device = self.serve(id, found.start, queue, Some(handover))?;
         self.devices.push(device);
         Ok(())
     }
 
     /// The queue of a device whose server died.
-    fn queue_of_dead(&mut self, id: u32, found: &Found) -> io::Result<Queue> {
+    fn queue_of_dead(&mut self, id: u32, found: &Found) -> io::Result<(Queue, Handover)> {
         match self.control.begin_recovery(id) {
             // The server before has done it, and died before it had a queue.
             Err(error) if error.kind() == io::ErrorKind::InvalidInput => {}
             other => other?,
         }
-        self.control.queue(id, found.depth, found.io_bytes_max)
+        let handover = self.control.end_recovery(id)?;
+        let queue = self.control.queue(id, found.depth, found.io_bytes_max)?;
+        Ok((queue, handover))
     }
 
     /// Takes devices away that a server was making when it was killed: they are not among the

@@ -8,23 +8,21 @@
 //!
 //! A device outlives its server (`USER_RECOVERY`). Otherwise the kernel would take it away under a
 //! swap area when the server is killed, and an area without a device cannot be switched off.
-//! Another server takes it over ([`Control::begin_recovery`], [`Control::start`]). If that one is
-//! to go on with what the first has stored, requests that were taken and not answered come to it
-//! again (`USER_RECOVERY_REISSUE`).
+//! Another server takes it over ([`Control::begin_recovery`], [`Control::end_recovery`]). If that
+//! one is to go on with what the first has stored, requests that were taken and not answered come
+//! to it again (`USER_RECOVERY_REISSUE`).
 //!
 //! Numbers and layouts are those of <linux/ublk_cmd.h>.
 
-use crate::map::{Mapping, PAGE_BYTES};
-use io_uring::{IoUring, cqueue, opcode, squeue, types};
-use rustix::event::{EventfdFlags, eventfd};
-use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
-use std::ffi::c_void;
+mod queue;
+
+use crate::map::PAGE_BYTES;
+use io_uring::{IoUring, opcode, squeue, types};
+pub use queue::{Bell, Event, Io, Operation, Queue};
 use std::fs::File;
 use std::io;
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::AsRawFd;
 use std::path::{Path, PathBuf};
-use std::ptr::NonNull;
-use std::sync::Arc;
 use std::time::Duration;
 
 const CONTROL: &str = "/dev/ublk-control";
@@ -87,9 +85,6 @@ enum Command {
     EndUserRecovery = 0x11,
     GetFeatures = 0x13,
 }
-
-const FETCH: u32 = 0x20;
-const COMMIT_AND_FETCH: u32 = 0x21;
 
 /// `_IOWR('u', number, bytes)`, or `_IOR`: how commands are numbered since 6.4.
 const fn encoded(number: u32, bytes: usize, is_read: bool) -> u32 {
@@ -154,26 +149,6 @@ const _: () = assert!(size_of::<Parameters>() == 64);
 
 /// `kinds`: the basic ones and those of discards.
 const BASIC_AND_DISCARD: u32 = 0b11;
-
-#[repr(C)]
-#[derive(Clone, Copy)]
-struct IoCommand {
-    queue: u16,
-    tag: u16,
-    result: i32,
-    address: u64,
-}
-const _: () = assert!(size_of::<IoCommand>() == 16);
-
-#[repr(C)]
-#[derive(Clone, Copy)]
-struct Descriptor {
-    operation_and_flags: u32,
-    sectors: u32,
-    start_sector: u64,
-    address: u64,
-}
-const _: () = assert!(size_of::<Descriptor>() == 24);
 
 /// How a device is made. It has one queue.
 #[derive(Debug, Clone, Copy)]
@@ -256,14 +231,17 @@ impl Control {
     /// `PermissionDenied`, also where io_uring is forbidden.
     pub fn open() -> io::Result<Self> {
         let file = File::options().read(true).write(true).open(CONTROL)?;
-        let ring = IoUring::<squeue::Entry128>::builder().build(4)?;
-        let structure = Some(Box::new([0; 8]));
-        let mut control = Self { ring, file, is_encoded: true, structure };
+        let mut control = Self::of_file(file, true)?;
         // A kernel that does not know the command (before 6.5) knows the old numbers.
         let mut features = 0u64;
         let asked = control.ask(Command::GetFeatures, ANY, &mut features, [0; 2]);
         control.is_encoded = asked.is_ok() && features & CMD_IOCTL_ENCODE != 0;
         Ok(control)
+    }
+
+    fn of_file(file: File, is_encoded: bool) -> io::Result<Self> {
+        let ring = IoUring::<squeue::Entry128>::builder().build(4)?;
+        Ok(Self { ring, file, is_encoded, structure: Some(Box::new([0; 8])) })
     }
 
     /// One command and its answer. `structure` is what the command reads or writes. Errors: the
@@ -281,27 +259,10 @@ impl Control {
         // SAFETY: it is large enough and aligned, as asserted, and no command uses it now.
         unsafe { place.write(*structure) };
         let bytes = size_of::<T>();
-        let header = ControlCommand {
-            device,
-            queue: NO_QUEUE,
-            bytes: bytes as u16,
-            address: if bytes == 0 { 0 } else { place.expose_provenance() as u64 },
-            data,
-        };
-        let mut words = [0; 80];
-        // SAFETY: the header is plain numbers without padding, read as bytes.
-        let plain: [u8; 32] = unsafe { std::mem::transmute(header) };
-        words[..plain.len()].copy_from_slice(&plain);
-        let is_read = matches!(command, Command::GetDevInfo | Command::GetFeatures);
-        let number = match self.is_encoded {
-            true => encoded(command as u32, size_of::<ControlCommand>(), is_read),
-            false => command as u32,
-        };
-        let entry = opcode::UringCmd80::new(types::Fd(self.file.as_raw_fd()), number).cmd(words);
+        let address = if bytes == 0 { 0 } else { place.expose_provenance() as u64 };
         // SAFETY: the structure is of the type that the callers below know the command to take, and
         // stays where it is until the command has completed, or for ever.
-        let pushed = unsafe { self.ring.submission().push(&entry.build()) };
-        pushed.expect("there is never more than one command");
+        unsafe { self.push(command, device, address, bytes as u16, data) };
         let answer = match self.wait() {
             Ok(answer) => answer,
             Err(error) => {
@@ -313,11 +274,45 @@ impl Control {
         // SAFETY: as above; the command has completed, and wrote a value of its type, or nothing.
         *structure = unsafe { place.read() };
         self.structure = Some(kept);
-        match answer {
-            0.. => Ok(()),
-            // The kernel's own number for "not supported", which others do not know.
-            -524 => Err(io::ErrorKind::Unsupported.into()),
-            error => Err(io::Error::from_raw_os_error(-error)),
+        outcome(answer)
+    }
+
+    /// Puts a command into the ring.
+    ///
+    /// # Safety
+    ///
+    /// At `address` is what the command reads or writes, until it has completed; 0 if nothing.
+    unsafe fn push(
+        &mut self,
+        command: Command,
+        device: u32,
+        address: u64,
+        bytes: u16,
+        data: [u64; 2],
+    ) {
+        let header = ControlCommand { device, queue: NO_QUEUE, bytes, address, data };
+        let mut words = [0; 80];
+        // SAFETY: the header is plain numbers without padding, read as bytes.
+        let plain: [u8; 32] = unsafe { std::mem::transmute(header) };
+        words[..plain.len()].copy_from_slice(&plain);
+        let is_read = matches!(command, Command::GetDevInfo | Command::GetFeatures);
+        let number = match self.is_encoded {
+            true => encoded(command as u32, size_of::<ControlCommand>(), is_read),
+            false => command as u32,
+        };
+        let entry = opcode::UringCmd80::new(types::Fd(self.file.as_raw_fd()), number).cmd(words);
+        // SAFETY: the caller's promise.
+        let pushed = unsafe { self.ring.submission().push(&entry.build()) };
+        pushed.expect("there is never more than one command");
+    }
+
+    /// Hands the command that was put in to the kernel.
+    fn submit(&mut self) -> io::Result<()> {
+        loop {
+            match self.ring.submit() {
+                Err(error) if is_passing(&error) => {}
+                other => return other.map(drop),
+            }
         }
     }
 
@@ -388,16 +383,14 @@ impl Control {
     }
 
     /// Opens the queue of a device, for the thread that will serve it. Errors: `ResourceBusy` while
-    /// the kernel has something of another server's.
+    /// another process has it open.
     pub fn queue(&self, id: u32, depth: u16, io_bytes_max: u32) -> io::Result<Queue> {
         Queue::open(id, depth, io_bytes_max, self.is_encoded)
     }
 
-    /// Makes the block device, once its queue has fetched; with `is_recovered`, gives a device that
-    /// [`Self::begin_recovery`] has prepared to its new server. This process is its server.
-    pub fn start(&mut self, id: u32, is_recovered: bool) -> io::Result<()> {
-        let command = if is_recovered { Command::EndUserRecovery } else { Command::StartDev };
-        self.ask(command, id, &mut (), [std::process::id().into(), 0])
+    /// Makes the block device, once its queue has fetched. This process is its server.
+    pub fn start(&mut self, id: u32) -> io::Result<()> {
+        self.ask(Command::StartDev, id, &mut (), [std::process::id().into(), 0])
     }
 
     /// Begins to take over a device whose server died. Errors: `ResourceBusy` while the kernel has
@@ -405,6 +398,19 @@ impl Control {
     /// before it had a queue, so that this is done already.
     pub fn begin_recovery(&mut self, id: u32) -> io::Result<()> {
         self.ask(Command::StartUserRecovery, id, &mut (), [0; 2])
+    }
+
+    /// Has the kernel give a device, whose recovery has begun, to this process as soon as its queue
+    /// has fetched. Asked for before that, so that the kernel does it at once: it does not look
+    /// whether this process was killed after it had fetched, and a device that is given to a dead
+    /// server cannot be taken over again.
+    pub fn end_recovery(&self, id: u32) -> io::Result<Handover> {
+        let mut control = Self::of_file(self.file.try_clone()?, self.is_encoded)?;
+        let data = [std::process::id().into(), 0];
+        // SAFETY: the command takes no structure.
+        unsafe { control.push(Command::EndUserRecovery, id, 0, 0, data) };
+        control.submit()?;
+        Ok(Handover(control))
     }
 
     /// Takes the block device away. Its server is told that there are no more requests.
@@ -431,304 +437,30 @@ impl Control {
     }
 }
 
+/// A device that will be this process's: see [`Control::end_recovery`]. If it is dropped before it
+/// was waited for, the kernel gives up.
+pub struct Handover(Control);
+
+impl Handover {
+    /// Waits until the queue has fetched and the device is served.
+    pub fn wait(mut self) -> io::Result<()> {
+        outcome(self.0.wait()?)
+    }
+}
+
+/// What a command's answer means.
+fn outcome(answer: i32) -> io::Result<()> {
+    match answer {
+        0.. => Ok(()),
+        // The kernel's own number for "not supported", which others do not know.
+        -524 => Err(io::ErrorKind::Unsupported.into()),
+        error => Err(io::Error::from_raw_os_error(-error)),
+    }
+}
+
 /// Whether a call of the ring is to be made again.
 fn is_passing(error: &io::Error) -> bool {
     matches!(error.raw_os_error(), Some(libc::EINTR | libc::EAGAIN | libc::EBUSY))
-}
-
-/// What is asked of a device.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Operation {
-    /// Fill the buffer.
-    Read,
-    /// Take what is in the buffer.
-    Write,
-    /// Nothing is held back.
-    Flush,
-    /// Forget.
-    Discard,
-    /// Something that was not announced.
-    Unknown,
-}
-
-/// A request, and the buffer of its place in the queue.
-pub struct Io {
-    tag: u16,
-    buffer: Mapping,
-    /// What is asked.
-    pub operation: Operation,
-    /// From where on the device, bytes.
-    pub offset: u64,
-    /// How much; for reads and writes, what the buffer holds at most.
-    pub bytes: u64,
-}
-
-impl Io {
-    /// Its place in the queue, below the depth.
-    pub fn tag(&self) -> usize {
-        self.tag.into()
-    }
-
-    /// The data of a write.
-    pub fn data(&self) -> &[u8] {
-        &self.buffer.as_slice()[..self.bytes as usize]
-    }
-
-    /// Where the data of a read go.
-    pub fn data_mut(&mut self) -> &mut [u8] {
-        &mut self.buffer.as_mut_slice()[..self.bytes as usize]
-    }
-}
-
-/// What a queue has for its thread.
-pub enum Event {
-    /// A request: to be given back by [`Queue::commit`].
-    Request(Io),
-    /// Somebody rang.
-    Rung,
-}
-
-/// Wakes the thread of a queue.
-#[derive(Clone)]
-pub struct Bell(Arc<OwnedFd>);
-
-impl Bell {
-    fn new() -> io::Result<Self> {
-        let fd = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
-        Ok(Self(Arc::new(fd)))
-    }
-
-    /// Wakes it, or keeps it from its next sleep.
-    pub fn ring(&self) {
-        // An error: it has been rung four thousand million times and nobody came.
-        let _ = rustix::io::write(&*self.0, &1u64.to_ne_bytes());
-    }
-
-    fn hush(&self) {
-        // An error: nobody rang.
-        let _ = rustix::io::read(&*self.0, &mut [0; 8]);
-    }
-}
-
-/// The descriptors of a queue's requests, written by the kernel.
-struct Descriptors {
-    base: NonNull<Descriptor>,
-    bytes: usize,
-}
-
-// SAFETY: a mapping that is only read, and read by copying; it belongs to no thread.
-unsafe impl Send for Descriptors {}
-
-impl Descriptors {
-    fn map(device: &File, depth: u16) -> io::Result<Self> {
-        let bytes = (usize::from(depth) * size_of::<Descriptor>()).next_multiple_of(PAGE_BYTES);
-        // SAFETY: a fresh mapping at an address of the kernel's choice aliases nothing. The first
-        // queue's descriptors are at the beginning.
-        let base = unsafe {
-            let null = std::ptr::null_mut();
-            let flags = MapFlags::SHARED | MapFlags::POPULATE;
-            mmap(null, bytes, ProtFlags::READ, flags, device, 0)?
-        };
-        let base = NonNull::new(base.cast()).ok_or(io::ErrorKind::OutOfMemory)?;
-        Ok(Self { base, bytes })
-    }
-
-    /// The descriptor of a request that has come and was not answered yet.
-    fn get(&self, tag: u16) -> Descriptor {
-        let tag = usize::from(tag);
-        assert!((tag + 1) * size_of::<Descriptor>() <= self.bytes);
-        // SAFETY: inside the mapping, by the assertion, and aligned, it being an array. Volatile
-        // and by copy, as the kernel writes there; it does not while the request is ours.
-        unsafe { self.base.as_ptr().add(tag).read_volatile() }
-    }
-}
-
-impl Drop for Descriptors {
-    fn drop(&mut self) {
-        // SAFETY: the mapping is this value's, and no reference into it was ever given out. An
-        // error is impossible for a range that is mapped.
-        let _ = unsafe { munmap(self.base.as_ptr().cast::<c_void>(), self.bytes) };
-    }
-}
-
-/// The requests of a device. The thread that fetches is the one that the kernel takes answers from.
-pub struct Queue {
-    ring: IoUring,
-    device: File,
-    descriptors: Descriptors,
-    /// By tag: those that the kernel has.
-    places: Box<[Option<Io>]>,
-    /// Places that the kernel will not use any more.
-    ended: usize,
-    bell: Bell,
-    is_listening: bool,
-    is_encoded: bool,
-    io_bytes_max: usize,
-}
-
-/// Marks the bell's completions: no tag is that large.
-const RUNG: u64 = u64::MAX;
-
-impl Queue {
-    fn open(id: u32, depth: u16, io_bytes_max: u32, is_encoded: bool) -> io::Result<Self> {
-        let path = format!("/dev/ublkc{id}");
-        let device = File::options().read(true).write(true).open(path)?;
-        let descriptors = Descriptors::map(&device, depth)?;
-        let place = |tag| -> io::Result<Option<Io>> {
-            let buffer = Mapping::populated(io_bytes_max as usize)?;
-            Ok(Some(Io { tag, buffer, operation: Operation::Unknown, offset: 0, bytes: 0 }))
-        };
-        Ok(Self {
-            // For every tag a command, and the bell: a push always finds room.
-            ring: IoUring::builder().setup_coop_taskrun().build(u32::from(depth) * 2)?,
-            device,
-            descriptors,
-            places: (0..depth).map(place).collect::<io::Result<_>>()?,
-            ended: 0,
-            bell: Bell::new()?,
-            is_listening: false,
-            is_encoded,
-            io_bytes_max: io_bytes_max as usize,
-        })
-    }
-
-    /// Requests under way at most.
-    pub fn depth(&self) -> usize {
-        self.places.len()
-    }
-
-    /// Longest read or write.
-    pub fn io_bytes_max(&self) -> usize {
-        self.io_bytes_max
-    }
-
-    /// What wakes this queue's thread.
-    pub fn bell(&self) -> Bell {
-        self.bell.clone()
-    }
-
-    /// Asks for the first requests. From now on the calling thread is the one that serves. Errors:
-    /// the kernel does not take it as that. It is asked for all at once: if this process is killed,
-    /// it has asked for none or for all, and the device can be taken over again.
-    pub fn fetch(&mut self) -> io::Result<()> {
-        for tag in 0..self.places.len() {
-            self.push(tag, FETCH, 0);
-        }
-        while !self.ring.submission().is_empty() {
-            match self.ring.submit() {
-                Err(error) if is_passing(&error) => {}
-                other => _ = other?,
-            }
-        }
-        // The device is not started, so what completes already has failed.
-        let failed = self.ring.completion().find(|entry| entry.user_data() != RUNG);
-        match failed {
-            None => Ok(()),
-            Some(entry) => {
-                self.ended = self.places.len();
-                Err(io::Error::from_raw_os_error(-entry.result()))
-            }
-        }
-    }
-
-    /// Whether there will be no more requests.
-    pub fn has_ended(&self) -> bool {
-        self.ended == self.places.len()
-    }
-
-    /// The next event, if there is one already.
-    pub fn take(&mut self) -> Option<Event> {
-        loop {
-            let entry = self.ring.completion().next()?;
-            let tag = entry.user_data();
-            if tag == RUNG {
-                self.is_listening = cqueue::more(entry.flags());
-                self.bell.hush();
-                return Some(Event::Rung);
-            }
-            let place = &mut self.places[tag as usize];
-            if entry.result() < 0 {
-                // Aborted: the device is stopped. The kernel is done with the buffer.
-                self.ended += 1;
-                continue;
-            }
-            let mut io = place.take().expect("the kernel completes only what it has");
-            let descriptor = self.descriptors.get(tag as u16);
-            io.operation = match descriptor.operation_and_flags & 0xff {
-                0 => Operation::Read,
-                1 => Operation::Write,
-                2 => Operation::Flush,
-                3 => Operation::Discard,
-                _ => Operation::Unknown,
-            };
-            io.offset = descriptor.start_sector * SECTOR_BYTES;
-            io.bytes = u64::from(descriptor.sectors) * SECTOR_BYTES;
-            return Some(Event::Request(io));
-        }
-    }
-
-    /// Answers a request, with the next [`Self::submit`] or [`Self::wait`], and asks for another.
-    /// `result`: bytes done, or a negative error number.
-    pub fn commit(&mut self, io: Io, result: i32) {
-        let tag = io.tag();
-        // The kernel trusts us with the length.
-        assert!(io.buffer.len() >= self.io_bytes_max && self.places[tag].is_none());
-        self.places[tag] = Some(io);
-        self.push(tag, COMMIT_AND_FETCH, result);
-    }
-
-    fn push(&mut self, tag: usize, command: u32, result: i32) {
-        let io = self.places[tag].as_ref().expect("what is pushed is in its place");
-        let address = io.buffer.as_ptr().addr() as u64;
-        let command = match self.is_encoded {
-            true => encoded(command, size_of::<IoCommand>(), false),
-            false => command,
-        };
-        let plain = IoCommand { queue: 0, tag: tag as u16, result, address };
-        // SAFETY: plain numbers without padding, read as bytes.
-        let plain: [u8; 16] = unsafe { std::mem::transmute(plain) };
-        let entry = opcode::UringCmd16::new(types::Fd(self.device.as_raw_fd()), command)
-            .cmd(plain)
-            .build()
-            .user_data(tag as u64);
-        // SAFETY: the buffer is a mapping of its own, as long as the longest request that the
-        // device was made for. It stays in its place, where nobody touches it, until the command
-        // has completed; a queue that is dropped before leaves the mapping to the kernel.
-        let pushed = unsafe { self.ring.submission().push(&entry) };
-        pushed.expect("there is room for a command of each tag");
-    }
-
-    /// Hands answers to the kernel, if there are any.
-    pub fn submit(&mut self) {
-        if !self.ring.submission().is_empty() {
-            // An error (a signal, a moment without memory): they stay, and the next call takes
-            // them.
-            let _ = self.ring.submit();
-        }
-    }
-
-    /// Hands answers to the kernel and waits for an event. It may come back without one.
-    pub fn wait(&mut self) {
-        if !self.is_listening {
-            let fd = types::Fd(self.bell.0.as_raw_fd());
-            let entry = opcode::PollAdd::new(fd, libc::POLLIN as u32).multi(true);
-            // SAFETY: takes no memory; the descriptor is the queue's own.
-            let pushed = unsafe { self.ring.submission().push(&entry.build().user_data(RUNG)) };
-            self.is_listening = pushed.is_ok();
-        }
-        // An error (a signal, a moment without memory): the caller looks and comes again.
-        let _ = self.ring.submit_and_wait(1);
-    }
-}
-
-impl Drop for Queue {
-    fn drop(&mut self) {
-        // Mostly of a thread that panics, for the others end when their device does. The kernel
-        // may still copy into the buffers of commands that have not completed.
-        if !self.has_ended() {
-            self.places.iter_mut().filter_map(Option::take).for_each(std::mem::forget);
-        }
-    }
 }
 
 #[cfg(test)]
@@ -741,7 +473,6 @@ mod tests {
         let command = |command: Command, is_read| encoded(command as u32, 32, is_read);
         assert_eq!(command(Command::AddDev, false), 0xc020_7504);
         assert_eq!(command(Command::GetDevInfo, true), 0x8020_7502);
-        assert_eq!(encoded(COMMIT_AND_FETCH, 16, false), 0xc010_7521);
         assert_eq!(std::mem::offset_of!(DeviceInfo, server_flags), 32);
         assert_eq!(std::mem::offset_of!(Parameters, device_sectors), 24);
         assert_eq!(std::mem::offset_of!(Parameters, discard_alignment), 40);

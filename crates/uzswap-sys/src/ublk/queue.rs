@@ -1,0 +1,359 @@
+//! The queue of a device: requests are taken and answered by one thread.
+
+use super::{SECTOR_BYTES, encoded, is_passing};
+use crate::map::{Mapping, PAGE_BYTES};
+use io_uring::{IoUring, cqueue, opcode, types};
+use rustix::event::{EventfdFlags, eventfd};
+use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
+use std::collections::VecDeque;
+use std::ffi::c_void;
+use std::fs::File;
+use std::io;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::ptr::NonNull;
+use std::sync::Arc;
+
+const FETCH: u32 = 0x20;
+const COMMIT_AND_FETCH: u32 = 0x21;
+
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct IoCommand {
+    queue: u16,
+    tag: u16,
+    result: i32,
+    address: u64,
+}
+const _: () = assert!(size_of::<IoCommand>() == 16);
+
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct Descriptor {
+    operation_and_flags: u32,
+    sectors: u32,
+    start_sector: u64,
+    address: u64,
+}
+const _: () = assert!(size_of::<Descriptor>() == 24);
+
+/// What is asked of a device.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Operation {
+    /// Fill the buffer.
+    Read,
+    /// Take what is in the buffer.
+    Write,
+    /// Nothing is held back.
+    Flush,
+    /// Forget.
+    Discard,
+    /// Something that was not announced.
+    Unknown,
+}
+
+/// A request, and the buffer of its place in the queue.
+pub struct Io {
+    tag: u16,
+    buffer: Mapping,
+    /// What is asked.
+    pub operation: Operation,
+    /// From where on the device, bytes.
+    pub offset: u64,
+    /// How much; for reads and writes, what the buffer holds at most.
+    pub bytes: u64,
+}
+
+impl Io {
+    /// Its place in the queue, below the depth.
+    pub fn tag(&self) -> usize {
+        self.tag.into()
+    }
+
+    /// The data of a write.
+    pub fn data(&self) -> &[u8] {
+        &self.buffer.as_slice()[..self.bytes as usize]
+    }
+
+    /// Where the data of a read go.
+    pub fn data_mut(&mut self) -> &mut [u8] {
+        &mut self.buffer.as_mut_slice()[..self.bytes as usize]
+    }
+}
+
+/// What a queue has for its thread.
+pub enum Event {
+    /// A request: to be given back by [`Queue::commit`].
+    Request(Io),
+    /// Somebody rang.
+    Rung,
+}
+
+/// Wakes the thread of a queue.
+#[derive(Clone)]
+pub struct Bell(Arc<OwnedFd>);
+
+impl Bell {
+    fn new() -> io::Result<Self> {
+        let fd = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
+        Ok(Self(Arc::new(fd)))
+    }
+
+    /// Wakes it, or keeps it from its next sleep.
+    pub fn ring(&self) {
+        // An error: it has been rung four thousand million times and nobody came.
+        let _ = rustix::io::write(&*self.0, &1u64.to_ne_bytes());
+    }
+
+    fn hush(&self) {
+        // An error: nobody rang.
+        let _ = rustix::io::read(&*self.0, &mut [0; 8]);
+    }
+}
+
+/// The descriptors of a queue's requests, written by the kernel.
+struct Descriptors {
+    base: NonNull<Descriptor>,
+    bytes: usize,
+}
+
+// SAFETY: a mapping that is only read, and read by copying; it belongs to no thread.
+unsafe impl Send for Descriptors {}
+
+impl Descriptors {
+    fn map(device: &File, depth: u16) -> io::Result<Self> {
+        let bytes = (usize::from(depth) * size_of::<Descriptor>()).next_multiple_of(PAGE_BYTES);
+        // SAFETY: a fresh mapping at an address of the kernel's choice aliases nothing. The first
+        // queue's descriptors are at the beginning.
+        let base = unsafe {
+            let null = std::ptr::null_mut();
+            let flags = MapFlags::SHARED | MapFlags::POPULATE;
+            mmap(null, bytes, ProtFlags::READ, flags, device, 0)?
+        };
+        let base = NonNull::new(base.cast()).ok_or(io::ErrorKind::OutOfMemory)?;
+        Ok(Self { base, bytes })
+    }
+
+    /// The descriptor of a request that has come and was not answered yet.
+    fn get(&self, tag: u16) -> Descriptor {
+        let tag = usize::from(tag);
+        assert!((tag + 1) * size_of::<Descriptor>() <= self.bytes);
+        // SAFETY: inside the mapping, by the assertion, and aligned, it being an array. Volatile
+        // and by copy, as the kernel writes there; it does not while the request is ours.
+        unsafe { self.base.as_ptr().add(tag).read_volatile() }
+    }
+}
+
+impl Drop for Descriptors {
+    fn drop(&mut self) {
+        // SAFETY: the mapping is this value's, and no reference into it was ever given out. An
+        // error is impossible for a range that is mapped.
+        let _ = unsafe { munmap(self.base.as_ptr().cast::<c_void>(), self.bytes) };
+    }
+}
+
+/// The requests of a device. The thread that fetches is the one that the kernel takes answers from.
+pub struct Queue {
+    ring: IoUring,
+    device: File,
+    /// Once it has fetched.
+    descriptors: Option<Descriptors>,
+    /// What has completed while it fetched.
+    early: VecDeque<cqueue::Entry>,
+    /// By tag: those that the kernel has.
+    places: Box<[Option<Io>]>,
+    /// Places that the kernel will not use any more.
+    ended: usize,
+    bell: Bell,
+    is_listening: bool,
+    is_encoded: bool,
+    io_bytes_max: usize,
+}
+
+/// Marks the bell's completions: no tag is that large.
+const RUNG: u64 = u64::MAX;
+
+impl Queue {
+    pub(super) fn open(
+        id: u32,
+        depth: u16,
+        io_bytes_max: u32,
+        is_encoded: bool,
+    ) -> io::Result<Self> {
+        let path = format!("/dev/ublkc{id}");
+        let device = File::options().read(true).write(true).open(path)?;
+        let place = |tag| -> io::Result<Option<Io>> {
+            let buffer = Mapping::populated(io_bytes_max as usize)?;
+            Ok(Some(Io { tag, buffer, operation: Operation::Unknown, offset: 0, bytes: 0 }))
+        };
+        Ok(Self {
+            // For every tag a command, and the bell: a push always finds room.
+            ring: IoUring::builder().setup_coop_taskrun().build(u32::from(depth) * 2)?,
+            device,
+            descriptors: None,
+            early: VecDeque::new(),
+            places: (0..depth).map(place).collect::<io::Result<_>>()?,
+            ended: 0,
+            bell: Bell::new()?,
+            is_listening: false,
+            is_encoded,
+            io_bytes_max: io_bytes_max as usize,
+        })
+    }
+
+    /// Requests under way at most.
+    pub fn depth(&self) -> usize {
+        self.places.len()
+    }
+
+    /// Longest read or write.
+    pub fn io_bytes_max(&self) -> usize {
+        self.io_bytes_max
+    }
+
+    /// What wakes this queue's thread.
+    pub fn bell(&self) -> Bell {
+        self.bell.clone()
+    }
+
+    /// Asks for the first requests. From now on the calling thread is the one that serves. Errors:
+    /// the kernel does not take it as that.
+    ///
+    /// This process may be killed at any point of it, and then the device must be such that another
+    /// can take it over. So it asks for all requests at once: for none or for all. And it maps the
+    /// descriptors after that: the kernel lets no other process map them until the device's
+    /// recovery is begun anew, which it refuses where the one before has not asked for all.
+    pub fn fetch(&mut self) -> io::Result<()> {
+        for tag in 0..self.places.len() {
+            self.push(tag, FETCH, 0);
+        }
+        while !self.ring.submission().is_empty() {
+            match self.ring.submit() {
+                Err(error) if is_passing(&error) => {}
+                other => _ = other?,
+            }
+        }
+        // Requests may be among them, if the device is another's that is taken over.
+        self.early = self.ring.completion().collect();
+        if let Some(failed) = self.early.iter().find(|entry| entry.result() < 0) {
+            return Err(io::Error::from_raw_os_error(-failed.result()));
+        }
+        let depth = self.places.len() as u16;
+        self.descriptors = Some(Descriptors::map(&self.device, depth)?);
+        Ok(())
+    }
+
+    /// Whether there will be no more requests.
+    pub fn has_ended(&self) -> bool {
+        self.ended == self.places.len()
+    }
+
+    /// The next event, if there is one already.
+    pub fn take(&mut self) -> Option<Event> {
+        loop {
+            let entry = match self.early.pop_front() {
+                Some(entry) => entry,
+                None => self.ring.completion().next()?,
+            };
+            let tag = entry.user_data();
+            if tag == RUNG {
+                self.is_listening = cqueue::more(entry.flags());
+                self.bell.hush();
+                return Some(Event::Rung);
+            }
+            let place = &mut self.places[tag as usize];
+            if entry.result() < 0 {
+                // Aborted: the device is stopped. The kernel is done with the buffer.
+                self.ended += 1;
+                continue;
+            }
+            let mut io = place.take().expect("the kernel completes only what it has");
+            let descriptors = self.descriptors.as_ref().expect("they are mapped by the fetch");
+            let descriptor = descriptors.get(tag as u16);
+            io.operation = match descriptor.operation_and_flags & 0xff {
+                0 => Operation::Read,
+                1 => Operation::Write,
+                2 => Operation::Flush,
+                3 => Operation::Discard,
+                _ => Operation::Unknown,
+            };
+            io.offset = descriptor.start_sector * SECTOR_BYTES;
+            io.bytes = u64::from(descriptor.sectors) * SECTOR_BYTES;
+            return Some(Event::Request(io));
+        }
+    }
+
+    /// Answers a request, with the next [`Self::submit`] or [`Self::wait`], and asks for another.
+    /// `result`: bytes done, or a negative error number.
+    pub fn commit(&mut self, io: Io, result: i32) {
+        let tag = io.tag();
+        // The kernel trusts us with the length.
+        assert!(io.buffer.len() >= self.io_bytes_max && self.places[tag].is_none());
+        self.places[tag] = Some(io);
+        self.push(tag, COMMIT_AND_FETCH, result);
+    }
+
+    fn push(&mut self, tag: usize, command: u32, result: i32) {
+        let io = self.places[tag].as_ref().expect("what is pushed is in its place");
+        let address = io.buffer.as_ptr().addr() as u64;
+        let command = match self.is_encoded {
+            true => encoded(command, size_of::<IoCommand>(), false),
+            false => command,
+        };
+        let plain = IoCommand { queue: 0, tag: tag as u16, result, address };
+        // SAFETY: plain numbers without padding, read as bytes.
+        let plain: [u8; 16] = unsafe { std::mem::transmute(plain) };
+        let entry = opcode::UringCmd16::new(types::Fd(self.device.as_raw_fd()), command)
+            .cmd(plain)
+            .build()
+            .user_data(tag as u64);
+        // SAFETY: the buffer is a mapping of its own, as long as the longest request that the
+        // device was made for. It stays in its place, where nobody touches it, until the command
+        // has completed; a queue that is dropped before leaves the mapping to the kernel.
+        let pushed = unsafe { self.ring.submission().push(&entry) };
+        pushed.expect("there is room for a command of each tag");
+    }
+
+    /// Hands answers to the kernel, if there are any.
+    pub fn submit(&mut self) {
+        if !self.ring.submission().is_empty() {
+            // An error (a signal, a moment without memory): they stay, and the next call takes
+            // them.
+            let _ = self.ring.submit();
+        }
+    }
+
+    /// Hands answers to the kernel and waits for an event. It may come back without one.
+    pub fn wait(&mut self) {
+        if !self.is_listening {
+            let fd = types::Fd(self.bell.0.as_raw_fd());
+            let entry = opcode::PollAdd::new(fd, libc::POLLIN as u32).multi(true);
+            // SAFETY: takes no memory; the descriptor is the queue's own.
+            let pushed = unsafe { self.ring.submission().push(&entry.build().user_data(RUNG)) };
+            self.is_listening = pushed.is_ok();
+        }
+        // An error (a signal, a moment without memory): the caller looks and comes again.
+        let _ = self.ring.submit_and_wait(1);
+    }
+}
+
+impl Drop for Queue {
+    fn drop(&mut self) {
+        // Mostly of a thread that panics, for the others end when their device does. The kernel
+        // may still copy into the buffers of commands that have not completed.
+        if !self.has_ended() {
+            self.places.iter_mut().filter_map(Option::take).for_each(std::mem::forget);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_are_those_of_the_header() {
+        // From <linux/ublk_cmd.h>, as a C compiler computes them.
+        assert_eq!(encoded(FETCH, 16, false), 0xc010_7520);
+        assert_eq!(encoded(COMMIT_AND_FETCH, 16, false), 0xc010_7521);
+    }
+}
