@@ -67,6 +67,7 @@ const UNSAFE: &[&str] = &[
     "crates/uzswap-calls/src/stop.rs",
     "crates/uzswap-calls/src/table.rs",
     "crates/uzswap-calls/tests/patching.rs",
+    "crates/uzswap-calls/tests/stopping.rs",
     "crates/uzswap-agent/src/calls.rs",
     "crates/uzswap-agent/src/interposed.rs",
     "crates/uzswap-agent/src/layout.rs",

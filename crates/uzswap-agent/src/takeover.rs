@@ -12,8 +12,9 @@ use std::ffi::CStr;
 use std::fs;
 use std::ops::Range;
 use std::sync::Mutex;
-use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
-use uzswap_calls::{Patcher, sites, stop};
+use std::sync::atomic::Ordering::Relaxed;
+use uzswap_calls::stop::{self, Staying};
+use uzswap_calls::{Patcher, sites};
 use uzswap_region::{Mode, OnFork, Pager};
 use uzswap_sys::bus::{self, Stopped};
 use uzswap_sys::map::{self, Mapped};
@@ -22,11 +23,6 @@ use uzswap_sys::map::{self, Mapped};
 const TRIES: usize = 50;
 /// A guard below a stack is at most so long.
 const GUARD_MAX: usize = 64 << 10;
-
-/// Where stopped threads were on their stacks, and their blocks.
-static STACKS: [(AtomicUsize, AtomicUsize); 4096] =
-    [const { (AtomicUsize::new(0), AtomicUsize::new(0)) }; 4096];
-static STOPPED: AtomicUsize = AtomicUsize::new(0);
 
 /// Alternate stacks for signals, from before: the kernel writes to them.
 pub static SIGNAL_STACKS: Mutex<Vec<Range<usize>>> = Mutex::new(Vec::new());
@@ -39,13 +35,7 @@ fn stay(thread: &mut Stopped) -> bool {
         // It may have what the others are stopped with, and is asked again.
         return true;
     }
-    let at = STOPPED.fetch_add(1, Relaxed);
-    if let Some((stack, block)) = STACKS.get(at) {
-        stack.store(thread.stack, Relaxed);
-        // SAFETY: takes nothing; the thread's own block.
-        block.store(unsafe { libc::pthread_self() } as usize, Relaxed);
-    }
-    stop::stay();
+    stop::stay(thread.stack);
     // What the kernel would have begun again, had we not been there.
     let was_cut_short = thread.result == -i64::from(libc::EINTR);
     if was_cut_short && let Some(start) = Patcher::start_of(thread.instruction) {
@@ -84,9 +74,8 @@ pub fn take_over(memory: u64, compressor: &str) -> Result<(), String> {
     }
     let mut agent = Some(Agent::new(pager));
     let mut layout = layout::lock();
-    let done = (0..TRIES).any(|_| {
-        STOPPED.store(0, Relaxed);
-        let done = stop::others(libc::SIGBUS, &ours(), || {
+    let stopped = (0..TRIES).find_map(|_| {
+        let stopped = stop::others(libc::SIGBUS, &ours(), |stopped| {
             if let Some(agent) = agent.take() {
                 // It is set once.
                 let _ = AGENT.set(agent);
@@ -94,17 +83,19 @@ pub fn take_over(memory: u64, compressor: &str) -> Result<(), String> {
             // SAFETY: all other threads stand still, but for ours, which make no calls that
             // `on_call` would do anything about.
             unsafe { work.apply() };
+            // Who stands still has no lock of our allocator's.
+            stopped.to_vec()
         });
-        if done.is_none() {
+        if stopped.is_none() {
             std::thread::sleep(std::time::Duration::from_millis(20));
         }
-        done.is_some()
+        stopped
     });
     drop(work);
-    if !done {
+    let Some(stopped) = stopped else {
         return Err("its threads do not stop: they block SIGBUS".into());
-    }
-    *layout = Some(adopt_all(&modules));
+    };
+    *layout = Some(adopt_all(&modules, &stopped));
     layout::complete();
     drop(layout);
     // The patcher's stubs stay; it is not needed again.
@@ -149,7 +140,7 @@ fn ours() -> Vec<i32> {
         let name = fs::read_to_string(format!("/proc/self/task/{thread}/comm"));
         name.is_ok_and(|name| name.starts_with("uzswap-"))
     };
-    stop::threads().into_iter().filter(is_ours).collect()
+    stop::threads().unwrap_or_default().into_iter().filter(is_ours).collect()
 }
 
 /// Who else looks after this program's memory or signals.
@@ -181,7 +172,7 @@ const BLOCK: usize = 64 << 10;
 
 /// Adopts the mappings that may be adopted. The kernel joins neighbours to one: so what has to stay
 /// is cut out of them.
-fn adopt_all(modules: &[sites::Module]) -> layout::Layout {
+fn adopt_all(modules: &[sites::Module], stopped: &[Staying]) -> layout::Layout {
     let maps = fs::read_to_string("/proc/self/maps").unwrap_or_default();
     let all: Vec<_> = maps.lines().filter_map(Mapped::parse).collect();
     let kept = kept(modules);
@@ -200,7 +191,9 @@ fn adopt_all(modules: &[sites::Module]) -> layout::Layout {
             continue;
         }
         match &one.access {
-            b"rw-p" => adopt_around(one.range.clone(), &kept, has_guard && !is_heap),
+            b"rw-p" => {
+                adopt_around(one.range.clone(), (&kept, stopped), has_guard && !is_heap);
+            }
             b"---p" if kept.iter().all(|kept| !map::overlap(kept, &one.range)) => {
                 layout.reserve(one.range.clone());
             }
@@ -227,17 +220,19 @@ fn kept(modules: &[sites::Module]) -> Vec<Range<usize>> {
 
 /// Adopts what may be adopted of a mapping, which begins with the stack of a thread if there is a
 /// guard before it.
-fn adopt_around(range: Range<usize>, kept: &[Range<usize>], has_guard: bool) {
-    let stopped = STOPPED.load(Relaxed).min(STACKS.len());
-    let threads =
-        || STACKS[..stopped].iter().map(|(at, block)| (at.load(Relaxed), block.load(Relaxed)));
+fn adopt_around(
+    range: Range<usize>,
+    (kept, stopped): (&[Range<usize>], &[Staying]),
+    has_guard: bool,
+) {
     // The block of a thread is at the end of its stack.
-    let blocks = threads().filter(|(_, block)| range.contains(block));
-    let stacks_end = blocks.map(|(_, block)| block + BLOCK).max();
-    let is_running = |(at, block): (usize, usize)| range.contains(&at) && !range.contains(&block);
+    let blocks = stopped.iter().filter(|thread| range.contains(&thread.block));
+    let stacks_end = blocks.map(|thread| thread.block + BLOCK).max();
+    let is_running =
+        |thread: &Staying| range.contains(&thread.stack) && !range.contains(&thread.block);
     let is_ours = kept.iter().any(|kept| kept.start <= range.start && range.start < kept.end);
     let is_stack = has_guard && stacks_end.is_none() && !is_ours;
-    if is_stack || threads().any(is_running) {
+    if is_stack || stopped.iter().any(is_running) {
         return;
     }
     let Some(agent) = AGENT.get() else { return };

@@ -1,88 +1,174 @@
 //! Stopping all other threads of this process for a moment, by a signal whose handler waits.
 //!
+//! ```text
+//! others   a new turn, odd → ask each thread → all of them stay? → work → the next turn, even
+//! stay     odd? → put itself on the list of that turn → wait until the turn is over
+//! ```
 //! A thread that blocks the signal, or that the kernel does not let go (it waits for a disk, or for
 //! the child of a `vfork`), does not stop: then nothing is done, and the caller tries again later.
+//! Turn and list are one word, so that who comes late for one turn is not on the list of the next.
 
 use rustix::fs::{self, Mode, OFlags};
 use rustix::thread::futex;
+use std::io;
 use std::mem::MaybeUninit;
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::*};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::*};
 use std::time::{Duration, Instant};
 
 /// How long threads may take to stop.
 const PATIENCE: Duration = Duration::from_millis(300);
+/// After so long a thread is asked again that has not stopped: it may have had what others need.
+const AGAIN: Duration = Duration::from_millis(10);
 
-/// Counts the times that the others were stopped; odd while they are.
+/// What threads wait for: the turn, as it is in [`STAYING`].
 static TURN: AtomicU32 = AtomicU32::new(0);
-static ARRIVED: AtomicU32 = AtomicU32::new(0);
-static IS_STOPPING: AtomicBool = AtomicBool::new(false);
+/// Who stays in this turn: 16 bits of the turn, odd while threads are to stop, and 48 of the
+/// address of the [`Node`] that came last.
+static STAYING: AtomicU64 = AtomicU64::new(0);
+const ADDRESS_BITS: u32 = 48;
 
 /// What the signal carries, so that its handler knows it from others'.
 pub const VALUE: usize = 0x757a_7377_6170;
 
-/// To be called by the signal's handler, if [`VALUE`] came with it: stays until the others may go
-/// on. Allocates nothing. The signal may come late, when nobody waits for it any more.
-pub fn stay() {
-    if !IS_STOPPING.load(SeqCst) {
+/// A thread that stands still.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Staying {
+    /// Its number.
+    pub thread: i32,
+    /// Where it was on its stack.
+    pub stack: usize,
+    /// Its block (`pthread_self`).
+    pub block: usize,
+}
+
+/// On the stack of the thread, which does not leave it before the turn is over.
+struct Node {
+    staying: Staying,
+    /// The one that came before; 0: none.
+    before: u64,
+}
+
+const fn turn_of(word: u64) -> u32 {
+    (word >> ADDRESS_BITS) as u32
+}
+
+/// To be called by the signal's handler, if [`VALUE`] came with it, with where the thread was on
+/// its stack: stays until the others may go on. Allocates nothing. The signal may come late, when
+/// nobody waits for it any more.
+pub fn stay(stack: usize) {
+    let turn = turn_of(STAYING.load(SeqCst));
+    let thread = rustix::thread::gettid().as_raw_nonzero().get();
+    // SAFETY: takes nothing.
+    let block = unsafe { libc::pthread_self() } as usize;
+    let mut node = Node { staying: Staying { thread, stack, block }, before: 0 };
+    if turn.is_multiple_of(2) || !arrive(turn, &mut node) {
         return;
     }
-    let turn = TURN.load(SeqCst);
-    ARRIVED.fetch_add(1, SeqCst);
-    while IS_STOPPING.load(SeqCst) && TURN.load(SeqCst) == turn {
-        // Interrupted, or the turn has changed: it looks again.
+    while TURN.load(SeqCst) == turn {
+        // Interrupted, or the turn is over: it looks again.
         let _ = futex::wait(&TURN, futex::Flags::PRIVATE, turn, None);
     }
 }
 
+/// Puts a thread on the list of a turn; `false` if that is over, or if the list cannot have it.
+fn arrive(turn: u32, node: &mut Node) -> bool {
+    let address = &raw const *node as u64;
+    if address >> ADDRESS_BITS != 0 {
+        return false;
+    }
+    let add = |word: u64| {
+        node.before = word & ((1 << ADDRESS_BITS) - 1);
+        (turn_of(word) == turn).then_some(u64::from(turn) << ADDRESS_BITS | address)
+    };
+    STAYING.fetch_update(SeqCst, SeqCst, add).is_ok()
+}
+
+/// The next turn, which nobody stays in yet.
+fn next_turn() -> u32 {
+    // Even and odd go on alternating where it begins anew.
+    let turn = (turn_of(STAYING.load(SeqCst)) + 1) & 0xffff;
+    let begin = || STAYING.store(u64::from(turn) << ADDRESS_BITS, SeqCst);
+    // Who is on the list has to see its turn in both.
+    match turn.is_multiple_of(2) {
+        true => (begin(), TURN.store(turn, SeqCst)),
+        false => (TURN.store(turn, SeqCst), begin()),
+    };
+    turn
+}
+
+/// Who stays, in the turn that the caller has begun.
+fn staying() -> Vec<Staying> {
+    let mut all = Vec::new();
+    let mut at = STAYING.load(SeqCst) & ((1 << ADDRESS_BITS) - 1);
+    while at != 0 {
+        // SAFETY: put there by `arrive` in this turn, before whose end its thread does not leave
+        // it; and only the caller ends the turn.
+        let node = unsafe { &*(at as *const Node) };
+        all.push(node.staying);
+        at = node.before;
+    }
+    all
+}
+
 /// Does `work` while all other threads, but for those in `spared`, are in [`stay`]; `None` if they
 /// could not be stopped in time. `work` takes no lock and allocates no memory that they may have.
-pub fn others<R>(signal: i32, spared: &[i32], work: impl FnOnce() -> R) -> Option<R> {
+/// One thread at a time.
+pub fn others<R>(signal: i32, spared: &[i32], work: impl FnOnce(&[Staying]) -> R) -> Option<R> {
     let me = rustix::thread::gettid().as_raw_nonzero().get();
     let deadline = Instant::now() + PATIENCE;
-    ARRIVED.store(0, SeqCst);
-    IS_STOPPING.store(true, SeqCst);
-    let mut asked: Vec<i32> = Vec::new();
-    let mut arrived = 0;
-    let is_stopped = loop {
-        let threads = threads();
-        asked.retain(|thread| threads.contains(thread));
-        let is_new =
-            |thread: &i32| *thread != me && !spared.contains(thread) && !asked.contains(thread);
-        let new: Vec<i32> = threads.iter().copied().filter(is_new).collect();
-        if new.is_empty() && arrived >= asked.len() {
-            break true;
+    next_turn();
+    let mut asked: Vec<(i32, Instant)> = Vec::new();
+    let stopped = loop {
+        // In this order: who is here now and does not stay could make new threads.
+        let staying = staying();
+        let is_staying = |thread: i32| staying.iter().any(|one| one.thread == thread);
+        let is_missing =
+            |thread: &i32| *thread != me && !spared.contains(thread) && !is_staying(*thread);
+        let missing = threads().map(|all| all.into_iter().filter(is_missing).collect::<Vec<_>>());
+        if missing.as_ref().is_ok_and(Vec::is_empty) {
+            break Some(staying);
         }
-        for thread in new {
-            if ask(thread, signal) {
-                asked.push(thread);
+        let now = Instant::now();
+        if now > deadline {
+            break None;
+        }
+        for thread in missing.into_iter().flatten() {
+            let before = asked.iter_mut().find(|(asked, _)| *asked == thread);
+            match before {
+                Some((_, when)) if now.duration_since(*when) < AGAIN => continue,
+                Some((_, when)) => *when = now,
+                None => asked.push((thread, now)),
             }
-        }
-        if Instant::now() > deadline {
-            break false;
+            ask(thread, signal);
         }
         std::thread::sleep(Duration::from_micros(50));
-        arrived = ARRIVED.load(SeqCst) as usize;
     };
-    let result = is_stopped.then(work);
-    IS_STOPPING.store(false, SeqCst);
-    TURN.fetch_add(1, SeqCst);
+    let result = stopped.map(|staying| work(&staying));
+    next_turn();
     // There is no error that a valid address could meet.
     let _ = futex::wake(&TURN, futex::Flags::PRIVATE, i32::MAX as u32);
     result
 }
 
-/// All threads of this process.
-pub fn threads() -> Vec<i32> {
+/// All threads of this process. Errors: they cannot be listed (no descriptor is left, or they come
+/// and go too fast).
+pub fn threads() -> io::Result<Vec<i32>> {
     // Not by the C library, whose allocator a stopped thread may have.
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
-    let Ok(folder) = fs::open(c"/proc/self/task", flags, Mode::empty()) else { return Vec::new() };
+    let folder = fs::open(c"/proc/self/task", flags, Mode::empty())?;
     let mut buffer = [MaybeUninit::<u8>::uninit(); 4096];
     let mut listed = fs::RawDir::new(&folder, &mut buffer);
     let mut threads = Vec::new();
-    while let Some(Ok(entry)) = listed.next() {
-        threads.extend(entry.file_name().to_str().ok().and_then(|name| name.parse::<i32>().ok()));
+    while let Some(entry) = listed.next() {
+        let name = entry?.file_name().to_str().ok().and_then(|name| name.parse::<i32>().ok());
+        threads.extend(name);
     }
-    threads
+    // The kernel may leave some out if others end meanwhile. A folder's links are two and one for
+    // each in it.
+    match fs::fstat(&folder)?.st_nlink == threads.len() as u64 + 2 {
+        true => Ok(threads),
+        false => Err(io::ErrorKind::Interrupted.into()),
+    }
 }
 
 /// `siginfo_t` of a signal with a value.
@@ -100,8 +186,8 @@ struct Info {
 
 const _: () = assert!(size_of::<Info>() == 128);
 
-/// Sends the signal; `false` if the thread is gone.
-fn ask(thread: i32, signal: i32) -> bool {
+/// Sends the signal. An error means that the thread is gone, which the list says next time.
+fn ask(thread: i32, signal: i32) {
     let mut info = Info {
         signal,
         error: 0,
@@ -116,6 +202,32 @@ fn ask(thread: i32, signal: i32) -> bool {
     info.sender = process as u64;
     // SAFETY: the description is as long as the kernel's, which copies it.
     unsafe {
-        libc::syscall(libc::SYS_rt_tgsigqueueinfo, process, thread, signal, &raw const info) == 0
+        libc::syscall(libc::SYS_rt_tgsigqueueinfo, process, thread, signal, &raw const info);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The turns are this test's alone: no other one of this program stops threads.
+    #[test]
+    fn who_comes_late_for_one_turn_is_not_on_the_list_of_the_next() {
+        let of = |thread| Node { staying: Staying { thread, stack: 1, block: 2 }, before: 7 };
+        let (mut late, mut first, mut second) = (of(1), of(2), of(3));
+        let missed = next_turn();
+        assert_eq!((missed % 2, next_turn()), (1, missed + 1));
+        let turn = next_turn();
+        assert!(!arrive(missed, &mut late));
+        assert_eq!(staying(), []);
+        assert!(
+            arrive(turn, &mut first) && !arrive(missed, &mut late) && arrive(turn, &mut second)
+        );
+        assert_eq!(staying(), [second.staying, first.staying]);
+        next_turn();
+        assert!(!arrive(turn, &mut late));
+        assert_eq!(staying(), []);
+        // Nobody is to stop now.
+        stay(1);
     }
 }

@@ -27,7 +27,7 @@ fn on_call(call: &mut Call) -> Outcome {
 
 extern "C" fn met(signal: i32, _: *mut libc::siginfo_t, context: *mut libc::c_void) {
     if signal == libc::SIGUSR1 {
-        stop::stay();
+        stop::stay(0);
         return;
     }
     // SAFETY: the argument of a handler of SIGILL.
@@ -93,7 +93,7 @@ fn calls_answer_what_they_did_while_they_are_replaced() {
         let patched = loop {
             tries += 1;
             // SAFETY: all others stand still.
-            let done = stop::others(libc::SIGUSR1, &[], || unsafe { work.apply() });
+            let done = stop::others(libc::SIGUSR1, &[], |_| unsafe { work.apply() });
             if let Some(patched) = done {
                 break patched;
             }
