@@ -7,6 +7,7 @@ use libc::c_long;
 use std::ops::Range;
 use uzswap_calls::table::{self, Buffer, Treatment};
 use uzswap_calls::{Call, Outcome, raw};
+use uzswap_sys::bus;
 use uzswap_sys::map::PAGE_BYTES;
 
 /// What is held for one call at most: a length may be anything, is the kernel's to refuse, and what
@@ -30,7 +31,9 @@ pub fn on_call(call: &mut Call) -> Outcome {
     if call.number as c_long == libc::SYS_rt_sigprocmask {
         return processes::mask(AGENT.get().filter(|_| !crate::is_inside()), call);
     }
-    if crate::is_inside() {
+    // A thread that serves a fault has pages and locks of ours: it may wait for no other lock, and
+    // what it maps or reads is not the program's.
+    if crate::is_inside() || bus::is_on_own_stack() {
         return Outcome::Bare;
     }
     let Some(agent) = AGENT.get() else { return Outcome::Bare };
@@ -275,16 +278,32 @@ fn hold_message(holds: &mut Holds<'_>, at: u64) {
     }
 }
 
-/// Whatever these arguments refer to is held: a path, a structure, a result.
+/// Whatever these arguments refer to is held: a path, a structure, a result. A call that has done
+/// its work when it answers `EFAULT` (`accept`, `wait4`) cannot be repeated: so it waits until what
+/// it is given can be held.
 fn touched(agent: &Agent, call: &mut Call, arguments: &[usize]) -> Outcome {
+    let is_complete = layout::is_complete();
+    if !is_complete && !is_wake(call) {
+        layout::await_complete();
+    }
     let mut holds = Holds::new(agent);
     let any = hold_touched(&mut holds, call, arguments);
-    // What these are given may refer to more.
-    if !any && !is_deep(call.number as c_long) {
+    // What these are given may refer to more; what is not adopted yet may be in a moment.
+    if !any && is_complete && !is_deep(call.number as c_long) {
         return Outcome::Bare;
     }
     make_until_it_sees(agent, call, arguments);
     Outcome::Done
+}
+
+/// Whether threads wait for and wake each other by a call, which reads one word before it does
+/// anything.
+fn is_wake(call: &Call) -> bool {
+    const OTHER: i32 = libc::FUTEX_PRIVATE_FLAG | libc::FUTEX_CLOCK_REALTIME;
+    let operations =
+        [libc::FUTEX_WAIT, libc::FUTEX_WAKE, libc::FUTEX_WAIT_BITSET, libc::FUTEX_WAKE_BITSET];
+    call.number as c_long == libc::SYS_futex
+        && operations.contains(&(call.arguments[1] as i32 & !OTHER))
 }
 
 /// Holds what arguments refer to; whether any is adopted.

@@ -39,11 +39,16 @@ pub fn complete() {
     IS_COMPLETE.store(true, Release);
 }
 
+/// Whether all memory that may be adopted is.
+pub fn is_complete() -> bool {
+    IS_COMPLETE.load(Acquire)
+}
+
 /// Waits until the program's memory has been adopted. A call that began before would be given
 /// memory that nobody keeps there for its time. Not for calls by which threads wake each other:
 /// one of ours that is waited for may be among those.
 pub fn await_complete() {
-    if !IS_COMPLETE.load(Acquire) {
+    if !is_complete() {
         let _inside = inside();
         drop(lock());
     }

@@ -1,9 +1,9 @@
 //! Calls that set which signals are blocked for their time, or wait for signals: SIGBUS and SIGILL
 //! are always let through, and nobody else takes them.
 
-use crate::Agent;
 use crate::calls::{Holds, hold_touched, make, peek};
 use crate::processes::OURS;
+use crate::{Agent, layout};
 use libc::c_long;
 use uzswap_calls::{Call, Outcome};
 
@@ -23,6 +23,7 @@ pub fn argument(number: c_long) -> Option<usize> {
 
 /// Makes a call with ours taken out of the set at that argument.
 pub fn without_ours(agent: &Agent, call: &mut Call, at: usize) -> Outcome {
+    layout::await_complete();
     let mut holds = Holds::new(agent);
     hold_others(&mut holds, call);
     holds.hold(call.arguments[at], SET);
@@ -69,6 +70,7 @@ struct Given {
 
 /// `pselect6`.
 pub fn select(agent: &Agent, call: &mut Call) -> Outcome {
+    layout::await_complete();
     let mut holds = Holds::new(agent);
     hold_touched(&mut holds, call, &[1, 2, 3, 4, 5]);
     let at = call.arguments[5];

@@ -318,6 +318,12 @@ pub fn on_own_stack(work: impl FnMut()) {
     }
 }
 
+/// Whether the caller is on a stack of ours: it serves a fault, or does what [`on_own_stack`] was
+/// given.
+pub fn is_on_own_stack() -> bool {
+    STACKS.get().is_some_and(Stacks::is_here)
+}
+
 /// To be called in a fork, in which only the calling thread goes on.
 pub fn forked() {
     PROCESS.store(std::process::id(), Relaxed);

@@ -1,0 +1,81 @@
+//! `uzswap run --in-process`: threads that wait in a system call as their process is taken over.
+
+#![allow(clippy::unwrap_used, reason = "tests")]
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::process::Command;
+use uzswap_tests::program;
+
+/// Runs a Python program as nobody, if this is root, in 64 MiB: it ends well, and was taken over.
+fn check(text: &str) {
+    let folder = tempfile::tempdir_in("/var/tmp").unwrap();
+    let folder = folder.path();
+    fs::set_permissions(folder, fs::Permissions::from_mode(0o777)).unwrap();
+    for name in ["uzswap", "libuzswap_agent.so"] {
+        fs::copy(program(name), folder.join(name)).unwrap();
+    }
+    let path = folder.join("program.py");
+    fs::write(&path, text).unwrap();
+    let mut command = Command::new("setpriv");
+    if rustix::process::geteuid().is_root() {
+        command.args(["--reuid=65534", "--regid=65534", "--clear-groups", "--bounding-set=-all"]);
+    }
+    command.arg(folder.join("uzswap")).args(["run", "--in-process", "--memory", "64M", "--"]);
+    command.args(["/usr/bin/python3", "-I"]).arg(&path).env_remove("XDG_RUNTIME_DIR");
+    let output = command.output().unwrap();
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{}: {said}", output.status);
+    assert!(said.contains("memory of 1 processes was kept small"), "{said}");
+}
+
+/// What is given to calls that wait leaves, unless it is held; then what the kernel has taken off
+/// its lists for them is lost.
+const ANSWERS: &str = r#"
+import ctypes, os, socket, subprocess, threading, time
+calls = ctypes.CDLL(None, use_errno=True)
+calls.malloc.restype = ctypes.c_void_p
+start = calls.malloc(1 << 20) + 4095 & ~4095
+places = [start + 8192 * at for at in range(8)]
+for at in places: ctypes.memset(at, 1, 4096)
+ctypes.c_uint.from_address(places[1]).value = 16
+pointer = ctypes.c_void_p
+server = socket.create_server(('127.0.0.1', 0))
+shell = ['sh', '-c', 'read line; exit 3']
+children = [subprocess.Popen(shell, stdin=subprocess.PIPE) for i in range(2)]
+first, second = (child.pid for child in children)
+answers = {}
+def wait(name, call, *arguments):
+    def make():
+        answer = call(*arguments)
+        answers[name] = (answer, os.strerror(ctypes.get_errno()) if answer < 0 else '')
+    thread = threading.Thread(target=make)
+    thread.start()
+    return thread
+threads = [
+    wait('accept', calls.accept, server.fileno(), pointer(places[0]), pointer(places[1])),
+    wait('wait4', calls.wait4, first, pointer(places[2]), 0, pointer(places[3])),
+    wait('waitid', calls.waitid, 1, second, pointer(places[4]), 4),
+]
+time.sleep(0.3)
+pages = []
+for i in range(60000):
+    pages.append(bytes([i % 251]) * 1000)
+    if i % 2000 == 0: time.sleep(0.01)
+time.sleep(1)
+for at in places: calls.madvise(pointer(at), 4096, 21)
+client = socket.create_connection(server.getsockname())
+for child in children: child.stdin.close()
+for thread in threads: thread.join(10)
+assert answers['accept'][0] > 0, answers
+assert answers['wait4'] == (first, ''), answers
+assert answers['waitid'] == (0, ''), answers
+assert ctypes.c_ushort.from_address(places[0]).value == socket.AF_INET
+assert ctypes.c_int.from_address(places[2]).value == 3 << 8
+assert ctypes.c_int.from_address(places[4]).value == 17
+"#;
+
+#[test]
+fn no_connection_and_no_child_is_lost_to_who_waited_for_it() {
+    check(ANSWERS);
+}
