@@ -79,3 +79,51 @@ assert ctypes.c_int.from_address(places[4]).value == 17
 fn no_connection_and_no_child_is_lost_to_who_waited_for_it() {
     check(ANSWERS);
 }
+
+/// A thread does not let itself be stopped for seconds; meanwhile alarms ring for one that is
+/// stopped all the time, in a call that the kernel would begin again after our signal and in one
+/// that it would not. Both are to end, and not before.
+const ALARMS: &str = r#"
+import ctypes, errno, os, signal, threading, time
+calls = ctypes.CDLL(None, use_errno=True)
+SIGMASK, BUS = 14, ctypes.c_uint64(1 << signal.SIGBUS - 1)
+done, holds = threading.Event(), threading.Event()
+def hold_out():
+    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGALRM])
+    assert calls.syscall(SIGMASK, signal.SIG_BLOCK, ctypes.byref(BUS), None, 8) == 0
+    holds.set()
+    while not done.is_set(): time.sleep(0.01)
+    assert calls.syscall(SIGMASK, signal.SIG_UNBLOCK, ctypes.byref(BUS), None, 8) == 0
+thread = threading.Thread(target=hold_out)
+thread.start()
+holds.wait()
+rung, answers = [], []
+signal.signal(signal.SIGALRM, lambda *_: rung.append(1))
+pages = [bytes([i % 251]) * 1000 for i in range(56000)]
+reader, writer = os.pipe()
+byte = ctypes.create_string_buffer(1)
+def ring(call, *arguments):
+    late = threading.Timer(2, os.write, (writer, b'x'))
+    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGALRM])
+    late.start()
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGALRM])
+    start = time.monotonic()
+    signal.setitimer(signal.ITIMER_REAL, 0.45)
+    answer = call(*arguments)
+    assert time.monotonic() - start > 0.44, 'it was ended by nobody'
+    answers.append(errno.errorcode[ctypes.get_errno()] if answer < 0 else answer)
+    late.cancel()
+for turn in range(4):
+    ring(calls.poll, None, 0, 2000)
+    ring(calls.read, reader, byte, 1)
+done.set()
+thread.join()
+assert answers == ['EINTR'] * 8 and len(rung) == 8, (answers, rung)
+time.sleep(1)
+assert sum(map(len, pages)) == 56000 * 1000
+"#;
+
+#[test]
+fn an_alarm_that_rings_while_a_thread_is_stopped_ends_its_call() {
+    check(ALARMS);
+}

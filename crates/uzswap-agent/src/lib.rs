@@ -15,6 +15,7 @@
 mod calls;
 mod forking;
 mod interposed;
+mod interrupted;
 mod layout;
 mod locals;
 mod masks;

@@ -51,11 +51,11 @@ fn hold_both(agent: &Agent, read: u64, written: u64, bytes: u64) -> Holds<'_> {
 /// An action as the kernel has it.
 #[repr(C)]
 #[derive(Clone, Copy)]
-struct KernelAction {
-    handler: u64,
-    flags: u64,
-    restorer: u64,
-    mask: u64,
+pub struct KernelAction {
+    pub handler: u64,
+    pub flags: u64,
+    pub restorer: u64,
+    pub mask: u64,
 }
 
 /// `rt_sigaction`: our signals stay ours, also in a child that shares this memory and is about to

@@ -7,7 +7,7 @@
 //! A thread that was in the kernel was brought out of it by the stop, and comes back through the
 //! replaced instruction: from then on no call goes unseen.
 
-use crate::{AGENT, Agent, calls, forking, layout, memory, processes};
+use crate::{AGENT, Agent, calls, forking, interrupted, layout, memory, processes};
 use std::ffi::CStr;
 use std::fs;
 use std::ops::Range;
@@ -36,11 +36,7 @@ fn stay(thread: &mut Stopped) -> bool {
         return true;
     }
     stop::stay(thread.stack);
-    // What the kernel would have begun again, had we not been there.
-    let was_cut_short = thread.result == -i64::from(libc::EINTR);
-    if was_cut_short && let Some(start) = Patcher::start_of(thread.instruction) {
-        thread.instruction = start;
-    }
+    interrupted::go_on(thread);
     true
 }
 

@@ -118,13 +118,14 @@ impl Patcher {
         traps.find(address)
     }
 
-    /// Where a call begins whose `syscall` ends at an address, if it was replaced and its number is
-    /// known: a thread that goes on there makes it anew. Safe in a signal handler.
-    pub fn start_of(behind: usize) -> Option<usize> {
+    /// Where a call begins whose `syscall` ends at an address, there or in its stub, and its
+    /// number, if it was replaced and the number is known: a thread that goes on there makes it
+    /// anew. Safe in a signal handler.
+    pub fn call_before(behind: usize) -> Option<(usize, u32)> {
         let stub = Self::resume_at(behind.wrapping_sub(SYSCALL.len()))? - MOV_BYTES;
         // SAFETY: a stub of ours, which stays; the number is its second to fifth byte.
         let number = unsafe { ((stub + 1) as *const u32).read_unaligned() };
-        (number != UNKNOWN).then_some(stub)
+        (number != UNKNOWN).then_some((stub, number))
     }
 
     /// Prepares the replacement of those sites of which the number is unknown or wanted. Those that
@@ -145,8 +146,11 @@ impl Patcher {
                 work.push((*site, self.stub(site)?));
             }
         }
-        let behind = |(site, stub): &(Site, usize)| (site.address, stub + MOV_BYTES);
-        self.traps.extend(work.iter().map(behind));
+        // No trap is where a stub makes the call: it may be cut short there.
+        let known = |(site, stub): &(Site, usize)| {
+            [(site.address, stub + MOV_BYTES), (stub + BARE, stub + MOV_BYTES)]
+        };
+        self.traps.extend(work.iter().flat_map(known));
         // The table before is never freed: a handler may look at it.
         TRAPS.store(Box::into_raw(Box::new(Traps::new(&self.traps))), Release);
         let pages = pages_of(&work);

@@ -46,8 +46,13 @@ pub struct Stopped {
     pub instruction: usize,
     /// Its stack.
     pub stack: usize,
-    /// What a system call has answered, if the instruction before is one.
+    /// What a system call has answered, if the instruction before is one; or the number of the
+    /// call that is the next instruction.
     pub result: i64,
+    /// Behind the last system call, if the thread was in one (the processor keeps it there).
+    pub behind: usize,
+    /// Signals that it blocks, from 1 on.
+    pub blocked: u64,
     /// What came with the signal, if it was sent with a value (`sigqueue`).
     pub value: Option<usize>,
 }
@@ -453,13 +458,18 @@ unsafe fn go_on_elsewhere(
         ((*info).si_code == libc::SI_QUEUE).then(|| (*info).si_value().sival_ptr as usize)
     };
     // SAFETY: the third argument of a handler is its context, which is the handler's to change.
-    let registers = unsafe { &mut (*context.cast::<libc::ucontext_t>()).uc_mcontext.gregs };
-    let [at, stack, result] =
-        [libc::REG_RIP, libc::REG_RSP, libc::REG_RAX].map(|register| register as usize);
+    let context = unsafe { &mut *context.cast::<libc::ucontext_t>() };
+    // SAFETY: a set begins with the kernel's, of eight bytes.
+    let blocked = unsafe { *(&raw const context.uc_sigmask).cast::<u64>() };
+    let registers = &mut context.uc_mcontext.gregs;
+    let [at, stack, result, behind] = [libc::REG_RIP, libc::REG_RSP, libc::REG_RAX, libc::REG_RCX]
+        .map(|register| register as usize);
     let mut stopped = Stopped {
         instruction: registers[at] as usize,
         stack: registers[stack] as usize,
         result: registers[result],
+        behind: registers[behind] as usize,
+        blocked,
         value,
     };
     let is_ours = match signal {
@@ -472,6 +482,7 @@ unsafe fn go_on_elsewhere(
         _ => false,
     };
     registers[at] = stopped.instruction as i64;
+    registers[result] = stopped.result;
     is_ours
 }
 

@@ -1,0 +1,88 @@
+//! How a system call goes on from which our signal brought a thread out.
+//!
+//! ```text
+//!                          the kernel has            no signal of the program's    one that waits
+//! read, accept, wait4 …    set it to begin again     as it is                      EINTR, if its
+//!                                                                                  handler says so
+//! poll, epoll_wait …       answered EINTR            begun again                   EINTR
+//! ```
+//! A signal of the program's that came together with ours, or while the thread stood still, waits
+//! until our handler is left. It would have ended the call, had we not been there: a program whose
+//! `read` has to end when an alarm rings would otherwise read for ever. Which signals wait is asked
+//! last; one that comes after that is as if it had come just before the call.
+
+use crate::processes::{KernelAction, OURS};
+use libc::c_long;
+use uzswap_calls::{Patcher, raw};
+use uzswap_sys::bus::Stopped;
+
+/// Bytes of a `syscall`.
+const SYSCALL: usize = 2;
+
+/// Calls that answer `EINTR` where a handler has no SA_RESTART. The others that the kernel begins
+/// again never do (`fork`), or whoever makes them looks again anyway (`futex`).
+const ENDED: [c_long; 26] = [
+    libc::SYS_read,
+    libc::SYS_write,
+    libc::SYS_readv,
+    libc::SYS_writev,
+    libc::SYS_preadv2,
+    libc::SYS_pwritev2,
+    libc::SYS_open,
+    libc::SYS_openat,
+    libc::SYS_fcntl,
+    libc::SYS_flock,
+    libc::SYS_connect,
+    libc::SYS_accept,
+    libc::SYS_accept4,
+    libc::SYS_sendto,
+    libc::SYS_recvfrom,
+    libc::SYS_sendmsg,
+    libc::SYS_recvmsg,
+    libc::SYS_sendmmsg,
+    libc::SYS_recvmmsg,
+    libc::SYS_sendfile,
+    libc::SYS_splice,
+    libc::SYS_wait4,
+    libc::SYS_waitid,
+    libc::SYS_mq_timedsend,
+    libc::SYS_mq_timedreceive,
+    libc::SYS_getrandom,
+];
+
+/// Sets where the thread goes on, last thing in our handler.
+pub fn go_on(thread: &mut Stopped) {
+    const EINTR: i64 = -(libc::EINTR as i64);
+    if thread.result == EINTR {
+        // A file is closed even so.
+        let call = Patcher::call_before(thread.instruction);
+        let call = call.filter(|(_, number)| i64::from(*number) != libc::SYS_close);
+        if let Some((start, _)) = call.filter(|_| waiting(thread.blocked).is_none()) {
+            thread.instruction = start;
+        }
+    } else if thread.behind == thread.instruction.wrapping_add(SYSCALL)
+        && ENDED.contains(&thread.result)
+        && waiting(thread.blocked).is_some_and(|flags| flags & libc::SA_RESTART as u64 == 0)
+    {
+        (thread.instruction, thread.result) = (thread.behind, EINTR);
+    }
+}
+
+/// How the first signal is handled that waits for a thread, by the handler's flags; `None` if there
+/// is none that has a handler.
+fn waiting(blocked: u64) -> Option<u64> {
+    let mut set = 0u64;
+    // SAFETY: the kernel writes the eight bytes of a set.
+    unsafe { raw(libc::SYS_rt_sigpending as u64, [&raw mut set as u64, 8, 0, 0, 0, 0]) };
+    let set = set & !blocked & !OURS;
+    (1..=64u64).filter(|signal| set & 1 << (signal - 1) != 0).find_map(|signal| {
+        let mut action = KernelAction { handler: 0, flags: 0, restorer: 0, mask: 0 };
+        // SAFETY: with no new action, the present one is written to `action`, which is one.
+        unsafe {
+            let arguments = [signal, 0, &raw mut action as u64, 8, 0, 0];
+            raw(libc::SYS_rt_sigaction as u64, arguments);
+        }
+        let is_handled = ![libc::SIG_DFL, libc::SIG_IGN].contains(&(action.handler as usize));
+        is_handled.then_some(action.flags)
+    })
+}
