@@ -18,18 +18,45 @@ use uzswap_sys::{cpu, process};
 /// The library, as it is installed and as it is built.
 const LIBRARY: &str = "libuzswap_agent.so";
 
-/// Runs it; the command's exit status.
+/// Whether memory can be kept small here. Error: what is missing, what to do, and what becomes of
+/// the command.
+pub fn check() -> Result<(), String> {
+    Mode::InThread.check().map_err(|error| format!("{error}; until then commands run without"))
+}
+
+/// Runs it; the command's exit status. Where it cannot work, the command runs as without it.
 pub fn run(arguments: &RunArguments) -> Result<ExitCode, Failure> {
     refuse_others(arguments)?;
     let machine = cpu::memory_info().map_err(|e| Failure::new(format!("/proc/meminfo: {e}")))?;
     crate::options::check_memory(arguments.memory, machine)?;
     run::find_command(&arguments.command[0])?;
-    Mode::InThread.check().map_err(|error| Failure::new(error.to_string()))?;
-    let library = library().map_err(Failure::new)?;
-    let file = TreeFile::create(arguments.memory)?;
     let events = Events::new()?;
     let mut command = Command::new(&arguments.command[0]);
-    command.args(&arguments.command[1..]).env("UZSWAP_TREE", &file.path);
+    command.args(&arguments.command[1..]);
+    let file = match check() {
+        Ok(()) => Some(preload(arguments, &mut command)?),
+        Err(missing) => {
+            say!("uzswap: in-process: {missing}");
+            None
+        }
+    };
+    let child = command.spawn();
+    let child =
+        child.map_err(|error| Failure::new(format!("cannot start the command: {error}")))?;
+    let pid = child.id() as i32;
+    events.watch_command(child);
+    let status = wait(pid, &events)?;
+    if let Some(file) = file.filter(|_| !arguments.quiet) {
+        report(arguments.memory, file.tree.table());
+    }
+    Ok(run::exit_code(status).into())
+}
+
+/// Has a command load the library, and the library find what its processes share.
+fn preload(arguments: &RunArguments, command: &mut Command) -> Result<TreeFile, Failure> {
+    let library = library().map_err(Failure::new)?;
+    let file = TreeFile::create(arguments.memory)?;
+    command.env("UZSWAP_TREE", &file.path);
     if let Some((folder, bytes)) = backing(arguments)? {
         let mut place = folder.into_os_string();
         place.push(format!(":{bytes}"));
@@ -48,17 +75,8 @@ pub fn run(arguments: &RunArguments) -> Result<ExitCode, Failure> {
     let mut sanitizer = env::var_os("ASAN_OPTIONS").unwrap_or_default();
     sanitizer.push(if sanitizer.is_empty() { "" } else { ":" });
     sanitizer.push("verify_asan_link_order=0");
-    command.env("ASAN_OPTIONS", sanitizer);
-    let child = command.env("LD_PRELOAD", preload).spawn();
-    let child =
-        child.map_err(|error| Failure::new(format!("cannot start the command: {error}")))?;
-    let pid = child.id() as i32;
-    events.watch_command(child);
-    let status = wait(pid, &events)?;
-    if !arguments.quiet {
-        report(arguments.memory, file.tree.table());
-    }
-    Ok(run::exit_code(status).into())
+    command.env("ASAN_OPTIONS", sanitizer).env("LD_PRELOAD", preload);
+    Ok(file)
 }
 
 /// What is for the swap device alone.
