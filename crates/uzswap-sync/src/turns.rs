@@ -423,5 +423,31 @@ mod on {
             let waits: Work<'static> = Box::new(|| (0..50).for_each(|_| wait()));
             assert_eq!(run(1, PACE, 100, vec![waits, wrong]), Err("wrong".into()));
         }
+
+        #[test]
+        fn locks_that_are_taken_in_two_orders_are_told() {
+            let locks = Arc::new([Lock::new(()), Lock::new(())]);
+            let both = |first: usize| {
+                let locks = locks.clone();
+                let twice = move |_| {
+                    let _first = lock(&locks[first]);
+                    let _second = lock(&locks[1 - first]);
+                };
+                Box::new(move || (0..50).for_each(twice)) as Work<'static>
+            };
+            assert!(run(1, PACE, 10_000, vec![both(0), both(0)]).is_ok());
+            let met = run(1, PACE, 10_000, vec![both(0), both(1)]);
+            assert_eq!(met, Err("each thread waits for a lock that another one has".into()));
+        }
+
+        #[test]
+        fn a_lock_that_is_never_let_go_is_told() {
+            let kept = Arc::new(Lock::new(()));
+            let (first, other) = (kept.clone(), kept);
+            let keeps: Work<'static> = Box::new(move || std::mem::forget(lock(&first)));
+            let wants: Work<'static> = Box::new(move || (0..50).for_each(|_| drop(lock(&other))));
+            let left = run(1, PACE, 10_000, vec![keeps, wants]);
+            assert!(left.is_err_and(|text| text.contains("wait")));
+        }
     }
 }
