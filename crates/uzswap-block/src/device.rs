@@ -2,8 +2,9 @@
 
 use std::io;
 use std::path::Path;
+use std::time::Duration;
 use uzswap_engine::PAGE_BYTES;
-use uzswap_sys::swap;
+use uzswap_sys::{swap, ublk};
 
 /// A swap area could not be made.
 #[derive(Debug, thiserror::Error)]
@@ -24,10 +25,18 @@ pub enum AttachError {
     SwapOn(io::Error),
 }
 
+/// When the kernel looks whether the ublk server of a request is dead: one that had all requests of
+/// a device under way is not missed before.
+const TIMEOUT: Duration = Duration::from_millis(500);
+
 /// Writes a header to a device of `bytes` and has the kernel swap to it, at `priority` (the highest
-/// is filled first).
+/// is filled first). Waits for who serves the device, and for the next one if that is killed.
 pub fn switch_on(device: &Path, bytes: u64, priority: u16) -> Result<(), AttachError> {
     let pages = (bytes / PAGE_BYTES as u64) as u32;
+    if let Some(id) = ublk::id(device) {
+        // An error: another server takes over later.
+        let _ = ublk::set_timeout(id, TIMEOUT);
+    }
     swap::write_header(device, pages, "uzswap").map_err(AttachError::Header)?;
     swap::on(device, priority).map_err(AttachError::SwapOn)
 }

@@ -49,12 +49,8 @@ const SHORT_PAGES: usize = 8;
 /// Size of the device that is made for a trial.
 const TRIAL_BYTES: u64 = 16 * PAGE_BYTES as u64;
 
-/// When the kernel looks whether the server of a request is dead: one that had all requests of a
-/// device under way is not missed before.
-const TIMEOUT: Duration = Duration::from_millis(500);
-
 /// How long the kernel may take to notice that a server is dead: it looks every 5 s (6.1), and
-/// where [`TIMEOUT`] cannot be set, at requests that are between 30 and 60 s old.
+/// where [`ublk::set_timeout`] fails, at requests that are between 30 and 60 s old.
 const PATIENCE: Duration = Duration::from_secs(90);
 
 /// How often to ask whether it has; later ones hear of it from the process's end.
@@ -167,8 +163,6 @@ impl Devices {
             }
             return Err(error);
         }
-        // An error: another server takes over later.
-        let _ = ublk::set_timeout(id, TIMEOUT);
         Ok(device)
     }
 
