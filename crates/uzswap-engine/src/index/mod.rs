@@ -30,7 +30,7 @@ use crate::sync::{Backoff, Mutex, lock, pin};
 use crossbeam_epoch::{Atomic, Guard, Shared};
 use std::io;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use trunk::{Memory, Owned, Retired, Trunk};
 
 /// Entries in a trunk: 16 MiB of address space, so that a cache of a few MiB wastes little.
@@ -87,36 +87,51 @@ pub(crate) enum Kind {
 }
 
 /// Trunks in which an entry became absent since [`Index::reclaim`] last looked: it looks at no
-/// others, so what is held and does not change costs it nothing.
+/// others, so what is held and does not change costs it next to nothing.
 struct Emptying {
-    trunks: Box<[AtomicBool]>,
-    /// Whether any is, of 64 in a row.
-    groups: Box<[AtomicBool]>,
+    /// A bit for each trunk.
+    trunks: Box<[AtomicU64]>,
+    /// A bit for each word of these, set after one of its own: 22 words for 1 TiB.
+    words: Box<[AtomicU64]>,
 }
 
 impl Emptying {
-    const GROUP: usize = 64;
-
     fn new(trunks: usize) -> Self {
-        let none = |count| (0..count).map(|_| AtomicBool::new(false)).collect();
-        Self { trunks: none(trunks), groups: none(trunks.div_ceil(Self::GROUP)) }
+        let none = |bits: usize| -> Box<[_]> {
+            (0..bits.div_ceil(64)).map(|_| AtomicU64::new(0)).collect()
+        };
+        let trunks = none(trunks);
+        Self { words: none(trunks.len()), trunks }
     }
 
-    /// Stores, and no look before: a look could be at what is about to be taken.
+    /// Changes, and no look before: a look could be at what is about to be taken.
     fn add(&self, trunk: usize) {
-        self.trunks[trunk].store(true, Ordering::Release);
-        self.groups[trunk / Self::GROUP].store(true, Ordering::Release);
+        let set = |words: &[AtomicU64], number: usize| {
+            let bit = 1 << (number % 64);
+            words[number / 64].fetch_or(bit, Ordering::AcqRel) & bit == 0
+        };
+        // Where it was set, who has set it sees to the word.
+        if set(&self.trunks, trunk) {
+            set(&self.words, trunk / 64);
+        }
     }
 
     /// Takes them all, one after the other.
     fn take(&self) -> impl Iterator<Item = usize> {
-        let groups = 0..self.groups.len();
-        let taken =
-            |flag: &AtomicBool| flag.load(Ordering::Relaxed) && flag.swap(false, Ordering::AcqRel);
-        groups.filter(move |group| taken(&self.groups[*group])).flat_map(move |group| {
-            let first = group * Self::GROUP;
-            let end = self.trunks.len().min(first + Self::GROUP);
-            (first..end).filter(move |trunk| taken(&self.trunks[*trunk]))
+        let words = (0..self.words.len()).flat_map(|at| Self::take_word(&self.words, at));
+        words.flat_map(|at| Self::take_word(&self.trunks, at))
+    }
+
+    /// Takes the bits of a word.
+    fn take_word(words: &[AtomicU64], at: usize) -> impl Iterator<Item = usize> {
+        let mut left = match words[at].load(Ordering::Relaxed) {
+            0 => 0,
+            _ => words[at].swap(0, Ordering::AcqRel),
+        };
+        std::iter::from_fn(move || {
+            let bit = (left != 0).then(|| left.trailing_zeros() as usize)?;
+            left &= left - 1;
+            Some(at * 64 + bit)
         })
     }
 }
