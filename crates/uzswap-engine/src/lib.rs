@@ -9,6 +9,7 @@
 #![deny(unsafe_code)]
 
 // In the order in which to read them.
+mod bits;
 #[expect(unsafe_code, reason = "atomics in memory that several processes map")]
 #[cfg_attr(
     feature = "shuttle",

@@ -26,11 +26,12 @@ use super::segments::{SEGMENT_BYTES, Segment, Segments, Use};
 use super::tags::{TagMemory, Tags};
 use crate::backing::record::{Layout, RECORD_BYTES_MAX};
 use crate::backing::seal::Tag;
+use crate::bits::Bits;
 use crate::durable::Durable;
 use crate::ids::Place;
 use crate::index::Extent;
 use crate::percpu::PerCpu;
-use crate::sync::atomic::{AtomicU32, AtomicU64, Ordering::*};
+use crate::sync::atomic::{AtomicU32, Ordering::*};
 use crate::sync::{Backoff, Mutex, lock};
 use std::convert::Infallible;
 use std::mem::swap;
@@ -125,13 +126,6 @@ struct SlotCache {
     touched: bool,
 }
 
-/// A bit for each cluster.
-struct Bits {
-    words: Box<[AtomicU64]>,
-    /// How many are set, at least: mostly none are, and then nobody looks at a terabyte's words.
-    count: AtomicU32,
-}
-
 /// See the module.
 pub(crate) struct Slots {
     pub(crate) segments: Segments,
@@ -165,57 +159,6 @@ impl Held {
     }
 }
 
-impl Bits {
-    fn new(count: usize) -> Self {
-        let words = (0..count.div_ceil(64)).map(|_| AtomicU64::new(0)).collect();
-        Self { words, count: AtomicU32::new(0) }
-    }
-
-    fn bytes(&self) -> usize {
-        size_of_val(&*self.words)
-    }
-
-    fn set(&self, number: u32, on: bool) {
-        let (word, bit) = (&self.words[number as usize / 64], 1 << (number % 64));
-        // Looked at first: most changes in a cluster change none of its bits.
-        if (word.load(Relaxed) & bit != 0) != on {
-            if on {
-                self.count.fetch_add(1, AcqRel);
-                word.fetch_or(bit, Release);
-            } else {
-                word.fetch_and(!bit, Release);
-                self.count.fetch_sub(1, AcqRel);
-            }
-        }
-    }
-
-    fn is_set(&self, number: u32) -> bool {
-        self.words[number as usize / 64].load(Acquire) & 1 << (number % 64) != 0
-    }
-
-    /// The numbers that are set when they are looked at, from `from` on and then from the start.
-    fn from(&self, from: u32) -> impl Iterator<Item = u32> {
-        let (first, words) = (from as usize / 64, self.words.len());
-        // The first word comes once for its upper part and once more for the lower.
-        let steps = if self.count.load(Acquire) == 0 { 0 } else { words + 1 };
-        (0..steps).flat_map(move |step| {
-            let at = (first + step) % words;
-            let upper = u64::MAX << (from % 64);
-            let mask = match step {
-                0 => upper,
-                step if step == words => !upper,
-                _ => u64::MAX,
-            };
-            let mut left = self.words[at].load(Acquire) & mask;
-            std::iter::from_fn(move || {
-                let bit = (left != 0).then(|| left.trailing_zeros())?;
-                left &= left - 1;
-                Some(at as u32 * 64 + bit)
-            })
-        })
-    }
-}
-
 impl Slots {
     /// All of a backing of `bytes`, as far as it is whole segments, free.
     pub(crate) fn new(bytes: u64, layout: Layout, durable: Option<&Arc<Durable>>) -> Self {
@@ -240,9 +183,9 @@ impl Slots {
             clusters: (0..clusters).map(cluster).collect(),
             taken: SkipList::new(),
             untaken: AtomicU32::new(clusters as u32),
-            with_segments: Bits::new(clusters.max(1)),
-            with_slots: Bits::new(clusters.max(1)),
-            empty: Bits::new(clusters.max(1)),
+            with_segments: Bits::new(clusters),
+            with_slots: Bits::new(clusters),
+            empty: Bits::new(clusters),
             free_segments: AtomicU32::new(segments as u32),
             caches: PerCpu::new(usize::MAX),
             layout,
@@ -456,7 +399,7 @@ impl Slots {
     /// where such a one begins and its bytes, has told the device. Allocates.
     pub(crate) fn discard_empty(&self, mut discard: impl FnMut(u64, u64)) {
         let is_current = |number: u32| self.caches.any_may(|cache| cache.current == Some(number));
-        for number in self.empty.from(0).filter(|number| !is_current(*number)).take(DISCARDS) {
+        for number in numbers(&self.empty, 0).filter(|number| !is_current(*number)).take(DISCARDS) {
             let first = number as usize * CLUSTER_SEGMENTS;
             let segments = CLUSTER_SEGMENTS.min(self.segments.count() - first);
             // From the count, so that nobody looks for them here; and while space is short they
@@ -492,7 +435,7 @@ impl Slots {
             (first..first + CLUSTER_SEGMENTS as u32).map(Segment)
         };
         let there = |segment: &Segment| (segment.0 as usize) < self.segments.count();
-        let segments = self.with_slots.from(0).flat_map(of_cluster).filter(there);
+        let segments = numbers(&self.with_slots, 0).flat_map(of_cluster).filter(there);
         segments
             .filter(|segment| self.segments.state(*segment) == Use::Singles)
             .map(|segment| (segment, self.segments.live(segment) / SLOT_BYTES))
@@ -547,7 +490,7 @@ impl Slots {
             if let Some(segment) = cache.current.and_then(|number| self.take_in(number)) {
                 return Some(segment);
             }
-            for number in self.with_segments.from(cache.current.unwrap_or(0)) {
+            for number in numbers(&self.with_segments, cache.current.unwrap_or(0)) {
                 if let Some(segment) = self.take_in(number) {
                     cache.current = Some(number);
                     return Some(segment);
@@ -587,7 +530,7 @@ impl Slots {
 
     /// Takes a segment in one cluster.
     fn take_in(&self, number: u32) -> Option<Segment> {
-        if !self.with_segments.is_set(number) {
+        if !self.with_segments.has(number as usize) {
             return None;
         }
         let mut cluster = lock(&self.clusters[number as usize]);
@@ -600,7 +543,7 @@ impl Slots {
     /// Fills an empty cache with a batch of slots: from segments that are broken up already, or
     /// else from one broken up now.
     fn fill(&self, cache: &mut SlotCache, reserved: usize) {
-        for number in self.with_slots.from(cache.current.unwrap_or(0)).take(VISITS) {
+        for number in numbers(&self.with_slots, cache.current.unwrap_or(0)).take(VISITS) {
             self.take_slots(number, &mut cache.slots);
             if cache.slots.len() == self.batch {
                 break;
@@ -702,9 +645,10 @@ impl Slots {
     fn tell(&self, number: u32, cluster: &Cluster) {
         let has_slot =
             |word: usize| cluster.broken & 1 << word != 0 && cluster.used[word] != u64::MAX;
-        self.with_segments.set(number, cluster.in_use && cluster.used.contains(&0));
-        self.with_slots.set(number, (0..CLUSTER_SEGMENTS).any(has_slot));
-        self.empty.set(number, cluster.in_use && self.is_empty(number, cluster));
+        let at = number as usize;
+        self.with_segments.set(at, cluster.in_use && cluster.used.contains(&0));
+        self.with_slots.set(at, (0..CLUSTER_SEGMENTS).any(has_slot));
+        self.empty.set(at, cluster.in_use && self.is_empty(number, cluster));
     }
 
     fn is_empty(&self, number: u32, cluster: &Cluster) -> bool {
@@ -736,13 +680,15 @@ impl Slots {
             }
             assert_eq!(self.taken.get(number.into()).is_some(), cluster.in_use, "of {number}");
             let bits = [&self.with_segments, &self.with_slots, &self.empty];
-            let before = bits.map(|bits| bits.is_set(number));
+            let before = bits.map(|bits| bits.has(number as usize));
             self.tell(number, &cluster);
-            assert_eq!(bits.map(|bits| bits.is_set(number)), before, "bits of cluster {number}");
+            assert_eq!(
+                bits.map(|bits| bits.has(number as usize)),
+                before,
+                "bits of cluster {number}"
+            );
         }
-        for bits in [&self.with_segments, &self.with_slots, &self.empty] {
-            assert_eq!(bits.count.load(Acquire) as usize, bits.from(0).count(), "bits set");
-        }
+        [&self.with_segments, &self.with_slots, &self.empty].into_iter().for_each(Bits::check);
         let cached: usize =
             self.caches.iter().map(|cache| cache.slots.len() + cache.returned.len()).sum();
         assert_eq!(self.free_segments.load(Acquire) as usize, free_segments, "free segments");
@@ -752,6 +698,11 @@ impl Slots {
         assert_eq!(self.tag_tables.load(Relaxed), tables, "tables of tags");
         self.segments.count() * BATCH - free_slots - cached
     }
+}
+
+/// The clusters that are in a set, from one on and then from the first.
+fn numbers(bits: &Bits, from: u32) -> impl Iterator<Item = u32> {
+    bits.from(from as usize).map(|number| number as u32)
 }
 
 /// The cluster of a segment, and its word there.

@@ -8,7 +8,6 @@
 //! Locks: one a size class, held for a few list operations or the copy of one zspage's objects; the
 //! sections' lock is taken once for a whole zspage. There is no lock of the pool.
 
-mod bits;
 #[expect(unsafe_code, reason = "frames are raw memory, copied to and from by pointer")]
 mod section;
 mod size_class;

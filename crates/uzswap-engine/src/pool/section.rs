@@ -5,8 +5,8 @@
 //! taken from the lowest section that has any, which lets the highest ones run empty. All frames
 //! that exist are faulted in: a store never waits for the kernel to find memory.
 
-use super::bits::Bits;
 use super::size_class::FRAMES_MAX;
+use crate::bits::Bits;
 use crate::durable::{Durable, Values};
 use crate::ids::SwapEntry;
 use crate::page::PAGE_BYTES;
@@ -218,7 +218,7 @@ impl Sections {
         let slot = |_| Slot { state: SectionState::Absent, section: None, noted: 0 };
         let bits = || Bits::new(count);
         let on_node = |_| OnNode { with_room: bits(), empty: bits(), free_frames: 0 };
-        let mut inner = Inner {
+        let inner = Inner {
             slots: (0..count).map(slot).collect(),
             nodes: (0..nodes.count()).map(on_node).collect(),
             absent: bits(),

@@ -1,4 +1,5 @@
 use super::*;
+use crate::sync::atomic::AtomicU64;
 use crate::testing::Noise;
 use std::collections::HashSet;
 
