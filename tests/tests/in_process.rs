@@ -185,6 +185,63 @@ fn more_programs_do_as_well() {
     }
 }
 
+/// Runs one of `tests/programs` by itself and in each of these memories, where `./check --full`
+/// asks for it and the shell's command `is_there` succeeds.
+fn check_file(name: &str, memories: &[&str], is_there: &str) {
+    if !is_full() {
+        return;
+    }
+    if !Command::new("sh").args(["-c", is_there]).output().unwrap().status.success() {
+        assert!(std::env::var_os("CI").is_none(), "./setup slow installs what {name} needs");
+        eprintln!("skipped, because its program is not installed: {name}");
+        return;
+    }
+    let folder = tempfile::tempdir_in("/var/tmp").unwrap();
+    make_input(folder.path());
+    let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("programs").join(name);
+    fs::copy(file, folder.path().join(name)).unwrap();
+    let shell = if name.ends_with(".py") { "/usr/bin/python3 -I" } else { "sh" };
+    let command = format!("cd HERE && export HOME=HERE LC_ALL=C && {shell} {name}");
+    let command = ["sh", "-c", &command];
+    let without = run(folder.path(), &command);
+    assert!(without.status.success(), "{}", String::from_utf8_lossy(&without.stderr));
+    for memory in memories {
+        println!("{name} in {memory}");
+        let with = in_process(folder.path(), memory, &command);
+        assert_eq!(with.stdout, without.stdout, "{}", String::from_utf8_lossy(&with.stderr));
+    }
+}
+
+#[test]
+fn postgres_finds_its_sums_right_in_a_half_and_a_quarter() {
+    check_file("postgres.sh", &["100M", "50M"], "ls /usr/lib/postgresql/*/bin/initdb");
+}
+
+#[test]
+fn ffmpeg_makes_the_same_film_in_a_half_and_a_quarter() {
+    check_file("film.sh", &["70M", "35M"], "command -v ffmpeg");
+}
+
+#[test]
+fn redis_saves_from_a_fork_in_a_half() {
+    check_file("redis.py", &["56M"], "command -v redis-check-rdb");
+}
+
+#[test]
+fn pandas_computes_the_same_in_a_half() {
+    check_file("frames.py", &["73M"], "/usr/bin/python3 -c 'import pandas'");
+}
+
+#[test]
+fn stressors_verify_what_they_wrote_in_a_half_and_a_quarter() {
+    check_file("stress.sh", &["70M", "35M"], "command -v stress-ng");
+}
+
+#[test]
+fn git_packs_and_checks_a_repository_in_a_half() {
+    check_file("git.sh", &["38M"], "command -v git");
+}
+
 /// 50 MB that do not compress, in two processes that change their copies at the same time.
 const NOISE: &str = r#"
 import hashlib, os, random

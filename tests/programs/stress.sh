@@ -1,0 +1,8 @@
+# Stressors that check what they read back, for six seconds at the same time.
+set -eu
+if ! stress-ng --verify --timeout 6 --vm 2 --vm-bytes 64M --mmap 1 --mmap-bytes 64M \
+    --mremap 1 --mremap-bytes 32M --fork 1 --madvise 1 --signal 1 >stress.log 2>&1; then
+    cat stress.log >&2
+    exit 1
+fi
+grep -c 'successful run' stress.log
