@@ -16,8 +16,11 @@ use uzswap_sys::map::PAGE_BYTES;
 const AT_ONCE: u64 = 4 << 20;
 /// What is held of memory whose length the arguments do not tell: a path's longest.
 const UNTOLD: u64 = 4096;
-/// How often a call that answers `EFAULT` is made again.
+/// How often a call that answers `EFAULT` is made again, once all memory is adopted.
 const TRIES: usize = 8;
+/// Until then: how long to wait before each further try. A page that is just being adopted cannot
+/// be held yet.
+const PAUSE: libc::timespec = libc::timespec { tv_sec: 0, tv_nsec: 100_000 };
 
 /// Whether a call of a number is looked at.
 pub fn wants(number: u32) -> bool {
@@ -348,11 +351,20 @@ pub fn make(agent: &Agent, call: &mut Call) {
 /// Makes a call; where it answers `EFAULT`, what its arguments may refer to is brought in, more
 /// each time, and it is made again.
 fn make_until_it_sees(agent: &Agent, call: &mut Call, arguments: &[usize]) {
-    for turn in 0..TRIES {
+    let mut turn = 0;
+    while turn < TRIES {
+        let is_complete = layout::is_complete();
         // SAFETY: the call is the program's, made as it asked.
         call.result = unsafe { raw(call.number, call.arguments) };
         if call.result != -i64::from(libc::EFAULT) {
             break;
+        }
+        if is_complete {
+            turn += 1;
+        } else {
+            let pause = PAUSE;
+            // SAFETY: sleeps; a signal may end it early.
+            unsafe { raw(libc::SYS_nanosleep as u64, [(&raw const pause) as u64, 0, 0, 0, 0, 0]) };
         }
         let mut holds = Holds::new(agent);
         let given = arguments.iter().map(|at| call.arguments[*at]);
