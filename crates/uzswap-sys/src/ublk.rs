@@ -189,9 +189,9 @@ pub fn path(id: u32) -> PathBuf {
 
 /// Has the kernel look at requests of a device that have no answer after so long. Up to Linux 6.14
 /// it learns in no other way that a server was killed which had all of them (else it does by those
-/// that it has itself); unasked it looks after 30 s. Nothing else follows from it. Waits until every
-/// request has its answer, also when this process is killed: so it is not for the server to call.
-/// Errors: sysfs is read-only, as in containers.
+/// that it has itself); unasked it looks after 30 s. Nothing else follows from it. Waits until
+/// every request has its answer, also when this process is killed: so it is not for the server to
+/// call. Errors: sysfs is read-only, as in containers.
 pub fn set_timeout(id: u32, timeout: Duration) -> io::Result<()> {
     let file = format!("/sys/block/ublkb{id}/queue/io_timeout");
     std::fs::write(file, timeout.as_millis().to_string())
