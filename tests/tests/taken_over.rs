@@ -127,3 +127,45 @@ assert sum(map(len, pages)) == 56000 * 1000
 fn an_alarm_that_rings_while_a_thread_is_stopped_ends_its_call() {
     check(ALARMS);
 }
+
+/// A call holds the page behind its structure, which another thread gives back meanwhile, or maps
+/// anew, and writes to.
+const GIVEN_BACK: &str = r#"
+import ctypes, mmap, threading, time
+calls = ctypes.CDLL(None)
+pages = [bytes([i % 251]) * 1000 for i in range(70000)]
+time.sleep(1)
+memory = mmap.mmap(-1, 8 << 20, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+memory.write(b"x" * (8 << 20))
+start = ctypes.addressof(ctypes.c_char.from_buffer(memory))
+pointer = ctypes.c_void_p
+def sleep_beside(page, change):
+    at = start + 4096 * page - 16
+    ctypes.c_long.from_address(at).value = 0
+    ctypes.c_long.from_address(at + 8).value = 500_000_000
+    thread = threading.Thread(target=calls.nanosleep, args=(pointer(at), None), daemon=True)
+    thread.start()
+    time.sleep(0.2)
+    change(pointer(start + 4096 * page))
+    thread.join(20)
+    assert not thread.is_alive(), page
+def given_back(page):
+    assert calls.madvise(page, 4096, 4) == 0
+    assert ctypes.string_at(page, 4096) == bytes(4096)
+    ctypes.memset(page, 2, 4096)
+def mapped_anew(page):
+    calls.mmap.restype = pointer
+    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | 0x10
+    assert calls.mmap(page, 2 << 20, 3, flags, -1, 0) == page.value
+    ctypes.memset(page, 1, 4096)
+sleep_beside(2, given_back)
+assert memory[4096 * 2] == 2 and memory[4096 * 3] == ord('x')
+sleep_beside(4, mapped_anew)
+assert memory[4096 * 4] == 1 and memory[4096 * 5] == 0
+assert all(page == bytes([i % 251]) * 1000 for i, page in enumerate(pages))
+"#;
+
+#[test]
+fn what_a_call_held_may_be_given_back_meanwhile() {
+    check(GIVEN_BACK);
+}

@@ -117,19 +117,28 @@ impl<'a> Holds<'a> {
 
     /// Holds what is adopted of a range; whether anything is.
     pub fn hold(&mut self, at: u64, bytes: u64) -> bool {
-        let range = at as usize..(at as usize).saturating_add(bytes.min(self.left) as usize);
-        if !is_address(at) || range.is_empty() || !self.agent.pager.hold(range.clone()) {
+        let mut rest = at as usize..(at as usize).saturating_add(bytes.min(self.left) as usize);
+        if !is_address(at) {
             return false;
         }
-        self.left -= range.len() as u64;
+        let mut any = false;
+        while let Some(held) = self.agent.pager.hold(rest.clone()) {
+            any = true;
+            rest.start = held.end;
+            self.left = self.left.saturating_sub(held.len() as u64);
+            self.note(held);
+        }
+        any
+    }
+
+    fn note(&mut self, held: Range<usize>) {
         if self.count < self.few.len() {
-            self.few[self.count] = range;
+            self.few[self.count] = held;
             self.count += 1;
         } else {
             let _inside = inside();
-            self.many.push(range);
+            self.many.push(held);
         }
-        true
     }
 }
 

@@ -227,10 +227,8 @@ fn try_to_execute(agent: &Agent, call: &mut Call) -> bool {
 
 /// Brings memory in. It is not held: a child that shares this memory could not let it go.
 fn bring_in(agent: &Agent, at: u64, bytes: usize) -> bool {
-    let range = at as usize..at as usize + bytes;
-    let is_adopted = agent.pager.hold(range.clone());
-    agent.pager.unhold(range);
-    is_adopted
+    let mut holds = Holds::new(agent);
+    holds.hold(at, bytes as u64)
 }
 
 /// Brings a string in, page by page up to its end.

@@ -156,23 +156,28 @@ impl Pager {
         Ok(())
     }
 
-    /// Brings in the adopted pages of a range, and keeps them in memory until [`Self::unhold`]: the
-    /// kernel is going to read or write it. Returns whether any was adopted.
-    pub fn hold(&self, range: Range<usize>) -> bool {
-        let mut any = false;
+    /// Brings in the first adopted pages in a row of a range, and keeps them in memory until
+    /// [`Self::unhold`]: the kernel is going to read or write them. Returns where they are; `None`
+    /// if none is adopted.
+    pub fn hold(&self, range: Range<usize>) -> Option<Range<usize>> {
+        let mut held: Option<Range<usize>> = None;
         for at in (range.start / PAGE_BYTES * PAGE_BYTES..range.end).step_by(PAGE_BYTES) {
-            if let Some((space, page)) = find(at) {
-                any |= space.bring_in(page, Word::pinned);
+            let is_held = find(at).is_some_and(|(space, page)| space.bring_in(page, Word::pinned));
+            match &mut held {
+                Some(held) if is_held => held.end = at + PAGE_BYTES,
+                Some(_) => break,
+                None if is_held => held = Some(at..at + PAGE_BYTES),
+                None => {}
             }
         }
-        any
+        held
     }
 
-    /// Ends [`Self::hold`] of the same range.
-    pub fn unhold(&self, range: Range<usize>) {
-        for at in (range.start / PAGE_BYTES * PAGE_BYTES..range.end).step_by(PAGE_BYTES) {
+    /// Ends [`Self::hold`] of what that returned.
+    pub fn unhold(&self, held: Range<usize>) {
+        for at in held.step_by(PAGE_BYTES) {
             if let Some((space, page)) = find(at) {
-                space.unpin(page);
+                space.let_go(page);
             }
         }
     }
@@ -373,6 +378,23 @@ impl Space {
                     let _blocked = Blocked::all();
                     bus::on_own_stack(|| self.pager.fault(self, page, true));
                 }
+            }
+        }
+    }
+
+    /// Unpins a page that was held, unless the program has given it back or mapped another there
+    /// meanwhile: a pin goes with its page.
+    fn let_go(&self, page: u32) {
+        loop {
+            let word = self.load(page);
+            match word.kind() {
+                Kind::Busy => self.wait(page),
+                Kind::Resident if word.pins() > 0 => {
+                    if self.change(page, word, word.unpinned()) {
+                        return;
+                    }
+                }
+                _ => return,
             }
         }
     }
