@@ -66,7 +66,8 @@ pub(crate) struct NoMemory;
 /// Lists of zspages by how full they are. Full ones are on no list.
 const GROUPS: usize = 8;
 const FULL: u8 = GROUPS as u8;
-/// The group of a zspage that is being emptied: on no list, so nothing new goes in.
+/// The group of a zspage that is emptied, or in a section that is: on no list, so nothing new goes
+/// in.
 const LEAVING: u8 = FULL + 1;
 
 /// The zspages of a size class on a node.
@@ -376,12 +377,21 @@ impl Pool {
         self.empty_zspage(number, &mut class, source, false, relocate).ok().map(|()| moved)
     }
 
-    /// Moves every object out of a section that is going offline, to where others have room.
+    /// Moves every object out of a section that is going offline, to where others have room. What
+    /// stays, nothing is put beside, until [`Self::stay_online`].
     pub(crate) fn vacate(&self, section: usize, relocate: Relocate<'_>) -> Result<(), Left> {
+        // Before any is moved: it would go to the next zspage of the section, and then with that.
+        for number in self.zspages.numbers() {
+            if let Some((_, mut class)) = self.lock_in(number, section) {
+                self.unlink(&mut class, number);
+                self.zspages.get(number).group.store(LEAVING, Relaxed);
+            }
+        }
         let mut stuck = None;
         for number in self.zspages.numbers() {
-            if self.is_in(number, section)
-                && let Err(why) = self.move_out(number, section, relocate)
+            if let Some((class_number, mut class)) = self.lock_in(number, section)
+                && let Err(why) =
+                    self.empty_zspage(class_number, &mut class, number, true, relocate)
             {
                 stuck = Some(why);
             }
@@ -429,27 +439,39 @@ impl Pool {
         }
     }
 
-    /// Empties one zspage that has a frame in `section`, unless it changed meanwhile.
-    fn move_out(&self, number: u32, section: usize, relocate: Relocate<'_>) -> Result<(), Stuck> {
+    /// The class, locked, of a zspage that has a frame in `section`.
+    fn lock_in(&self, number: u32, section: usize) -> Option<(usize, MutexGuard<'_, Class>)> {
         let class_number = self.zspages.get(number).class.load(Acquire);
-        if class_number == NO_CLASS {
-            return Ok(());
+        if class_number == NO_CLASS || !self.is_in(number, section) {
+            return None;
         }
-        let class_number = usize::from(class_number);
         // All frames of a zspage are of one node.
-        let mut class = lock(self.class(class_number, self.sections.node_of(section)));
+        let class = lock(self.class(class_number.into(), self.sections.node_of(section)));
         // The descriptor may have been freed and reused between the look and the lock.
-        if usize::from(self.zspages.get(number).class.load(Relaxed)) == class_number
-            && self.is_in(number, section)
-        {
-            return self.empty_zspage(class_number, &mut class, number, true, relocate);
+        let is_same = self.zspages.get(number).class.load(Relaxed) == class_number;
+        (is_same && self.is_in(number, section)).then_some((class_number.into(), class))
+    }
+
+    /// Has a section that is going offline be online again, with what is left in it.
+    pub(crate) fn stay_online(&self, section: usize) {
+        for number in self.zspages.numbers() {
+            let Some((class_number, mut class)) = self.lock_in(number, section) else { continue };
+            let zspage = self.zspages.get(number);
+            if zspage.group.load(Relaxed) != LEAVING {
+                continue;
+            }
+            match zspage.used.load(Relaxed) {
+                // The last of its objects was freed by who had it.
+                0 => self.release(class_number, &mut class, number),
+                _ => self.link(class_number, &mut class, number),
+            }
         }
-        Ok(())
+        self.sections.stay_online(section);
     }
 
     /// Moves the objects of a zspage elsewhere in its class: into room that there is, or, with
     /// `grow`, into new zspages too. Its frames are free then. Without `grow` it is not worth
-    /// moving more of them once one has to stay.
+    /// moving more of them once one has to stay, and then others may come to it again.
     fn empty_zspage(
         &self,
         number: usize,
@@ -479,7 +501,9 @@ impl Pool {
             self.release(number, class, source);
             return Ok(());
         }
-        self.link(number, class, source);
+        if !grow {
+            self.link(number, class, source);
+        }
         stuck
     }
 
@@ -578,7 +602,7 @@ impl Pool {
         self.note_slack(number, class);
         let used = zspage.used.fetch_sub(1, Relaxed) - 1;
         if zspage.group.load(Relaxed) == LEAVING {
-            return; // `empty_zspage` has it in hand.
+            return; // Whoever empties it has it in hand.
         }
         if used == 0 {
             self.unlink(class, handle.zspage());

@@ -38,11 +38,6 @@ impl Pool {
         self.sections.finish_offline(section, to)
     }
 
-    /// Has a section that is going offline be online again.
-    pub(crate) fn stay_online(&self, section: usize) {
-        self.sections.stay_online(section);
-    }
-
     /// Brings one more section online. Errors: no memory, or no section.
     pub(crate) fn grow_section(&self) -> std::io::Result<()> {
         let here = self.nodes.here();

@@ -190,6 +190,38 @@ fn a_section_is_emptied_into_others_and_given_back() {
 }
 
 #[test]
+fn an_object_that_stays_makes_no_other_move_twice_and_gets_no_company() {
+    let mut owned = Owned::new(8 << 20);
+    let count = 40;
+    for _ in 0..3 * count {
+        assert!(owned.insert(1000));
+    }
+    // Room in each zspage, where the others' objects would fit.
+    (0..3 * count).filter(|owner| owner % 3 != 0).for_each(|owner| owned.remove(owner));
+    owned.pool.provision(2 * SECTION_BYTES).unwrap();
+    owned.pool.begin_offline(0).unwrap();
+    let busy = SwapEntry(0);
+    let moves = RefCell::new(HashMap::<u32, u32>::new());
+    let relocate = |owner: SwapEntry, from, to, copy: &dyn Fn()| {
+        *moves.borrow_mut().entry(owner.0).or_default() += 1;
+        owner != busy && owned.relocate(owner, from, to, copy)
+    };
+    for tries in 1..=3 {
+        let left = owned.pool.vacate(0, &relocate).unwrap_err();
+        assert_eq!((left.stuck, left.objects), (Stuck::Held(busy), 1));
+        assert_eq!(moves.borrow()[&busy.0], tries);
+    }
+    let others = moves.into_inner().into_iter().filter(|(owner, _)| *owner != busy.0);
+    assert_eq!(others.inspect(|other| assert_eq!(other.1, 1)).count(), count as usize - 1);
+    // What is stored meanwhile goes elsewhere, and what is in use may go.
+    assert!(owned.insert(1000));
+    owned.remove(busy.0);
+    owned.pool.stay_online(0);
+    owned.check();
+    assert_eq!(owned.pool.sections()[0], (0, 0));
+}
+
+#[test]
 fn a_section_with_nowhere_to_go_says_so_and_keeps_its_objects() {
     let mut owned = Owned::new(SECTION_BYTES);
     owned.pool.set_limit(FULL_BYTES);
