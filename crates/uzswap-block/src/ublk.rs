@@ -30,7 +30,7 @@ use std::thread::{Builder, JoinHandle};
 use std::time::{Duration, Instant};
 use uzswap_engine::{CpuState, PAGE_BYTES};
 use uzswap_sys::swap;
-use uzswap_sys::ublk::{self, Control, Event, Found, Handover, Io, Queue, Shape};
+use uzswap_sys::ublk::{self, Control, Event, Handover, Io, Queue, Shape};
 
 /// Requests of one device under way: a fault of each of many jobs, beside what is written. Its
 /// buffers take 4 MiB of locked memory (32 × 128 KiB).
@@ -49,9 +49,11 @@ const SHORT_PAGES: usize = 8;
 /// Size of the device that is made for a trial.
 const TRIAL_BYTES: u64 = 16 * PAGE_BYTES as u64;
 
-/// How long the kernel may take to notice that a server is dead: it looks every 5 s (6.1), and
-/// where [`ublk::set_timeout`] fails, at requests that are between 30 and 60 s old.
-const PATIENCE: Duration = Duration::from_secs(90);
+/// How often the kernel looks whether a server is dead (6.1).
+const LOOKS: Duration = Duration::from_secs(5);
+
+/// The timeout of requests where it cannot be read: the kernel's own.
+const TIMEOUT: Duration = Duration::from_secs(30);
 
 /// How often to ask whether it has; later ones hear of it from the process's end.
 const RETRY: Duration = Duration::from_millis(2);
@@ -176,11 +178,11 @@ impl Devices {
         if !found.is_ours || self.devices.iter().any(|device| device.id == id) {
             return Ok(());
         }
-        let began = Instant::now();
+        let (began, patience) = (Instant::now(), patience(id));
         let (queue, handover) = loop {
-            match self.queue_of_dead(id, &found) {
+            match self.control.take_over(id, &found) {
                 Err(error) if error.kind() == io::ErrorKind::ResourceBusy => {
-                    if began.elapsed() > PATIENCE {
+                    if began.elapsed() > patience {
                         return Err(error);
                     }
                     std::thread::sleep(RETRY);
@@ -191,18 +193,6 @@ impl Devices {
         let device = self.serve(id, found.start, queue, Some(handover))?;
         self.devices.push(device);
         Ok(())
-    }
-
-    /// The queue of a device whose server died.
-    fn queue_of_dead(&mut self, id: u32, found: &Found) -> io::Result<(Queue, Handover)> {
-        match self.control.begin_recovery(id) {
-            // The server before has done it, and died before it had a queue.
-            Err(error) if error.kind() == io::ErrorKind::InvalidInput => {}
-            other => other?,
-        }
-        let handover = self.control.end_recovery(id)?;
-        let queue = self.control.queue(id, found.depth, found.io_bytes_max)?;
-        Ok((queue, handover))
     }
 
     /// Takes devices away that a server was making when it was killed: they are not among the
@@ -351,6 +341,12 @@ impl Server {
 fn answer(queue: &mut Queue, io: Io, errno: i32) {
     let bytes = i32::try_from(io.bytes).unwrap_or(i32::MAX);
     queue.commit(io, if errno == 0 { bytes } else { -errno });
+}
+
+/// How long the kernel may take to notice that a device's server is dead: until it looks, or until
+/// requests are between one and two timeouts old; and as much again, on a busy machine.
+fn patience(id: u32) -> Duration {
+    2 * (LOOKS + 2 * ublk::timeout(id).unwrap_or(TIMEOUT))
 }
 
 /// Whether there is no such device any more.

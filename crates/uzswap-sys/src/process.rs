@@ -188,6 +188,12 @@ pub fn wait_for_end(pid: i32) -> io::Result<()> {
     }
 }
 
+/// Takes leave of this process's children that have ended, also of those that the program which it
+/// ran before has started: nobody else can.
+pub fn reap_children() {
+    while let Ok(Some(_)) = rustix::process::wait(rustix::process::WaitOptions::NOHANG) {}
+}
+
 /// When the process was started, in clock ticks since boot: with its number, its identity.
 /// `None` when there is no such process.
 pub fn start_time(pid: i32) -> Option<u64> {

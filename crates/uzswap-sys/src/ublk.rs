@@ -8,9 +8,9 @@
 //!
 //! A device outlives its server (`USER_RECOVERY`). Otherwise the kernel would take it away under a
 //! swap area when the server is killed, and an area without a device cannot be switched off.
-//! Another server takes it over ([`Control::begin_recovery`], [`Control::end_recovery`]). If that
-//! one is to go on with what the first has stored, requests that were taken and not answered come
-//! to it again (`USER_RECOVERY_REISSUE`).
+//! Another server takes it over ([`Control::take_over`]). If that one is to go on with what the
+//! first has stored, requests that were taken and not answered come to it again
+//! (`USER_RECOVERY_REISSUE`).
 //!
 //! Numbers and layouts are those of <linux/ublk_cmd.h>.
 
@@ -193,8 +193,18 @@ pub fn path(id: u32) -> PathBuf {
 /// every request has its answer, also when this process is killed: so it is not for the server to
 /// call. Errors: sysfs is read-only, as in containers.
 pub fn set_timeout(id: u32, timeout: Duration) -> io::Result<()> {
-    let file = format!("/sys/block/ublkb{id}/queue/io_timeout");
-    std::fs::write(file, timeout.as_millis().to_string())
+    std::fs::write(timeout_file(id), timeout.as_millis().to_string())
+}
+
+/// What [`set_timeout`] has set, or what the kernel has chosen. Errors: there is no such device.
+pub fn timeout(id: u32) -> io::Result<Duration> {
+    let millis = std::fs::read_to_string(timeout_file(id))?;
+    let millis = millis.trim().parse().map_err(|_| io::ErrorKind::InvalidData)?;
+    Ok(Duration::from_millis(millis))
+}
+
+fn timeout_file(id: u32) -> String {
+    format!("/sys/block/ublkb{id}/queue/io_timeout")
 }
 
 /// The device at a path like that.
@@ -394,24 +404,28 @@ impl Control {
         self.ask(Command::StartDev, id, &mut (), [std::process::id().into(), 0])
     }
 
-    /// Begins to take over a device whose server died. Errors: `ResourceBusy` while the kernel has
-    /// not noticed that (6.1: looks every 5 s); `InvalidInput` where a server has begun to and died
-    /// before it had a queue, so that this is done already.
-    pub fn begin_recovery(&mut self, id: u32) -> io::Result<()> {
-        self.ask(Command::StartUserRecovery, id, &mut (), [0; 2])
-    }
-
-    /// Has the kernel give a device, whose recovery has begun, to this process as soon as its queue
-    /// has fetched. Asked for before that, so that the kernel does it at once: it does not look
-    /// whether this process was killed after it had fetched, and a device that is given to a dead
-    /// server cannot be taken over again.
-    pub fn end_recovery(&self, id: u32) -> io::Result<Handover> {
+    /// Takes over a device whose server died: its queue, for the thread that will serve it, and
+    /// what to wait for once that has fetched. Errors: `ResourceBusy` while the kernel has not
+    /// noticed the death (6.1: looks every 5 s, and see [`set_timeout`]).
+    ///
+    /// The kernel is asked for the end of the recovery before the queue can be fetched, so that it
+    /// gives the device to this process at once then: it does not look whether this process was
+    /// killed after it had fetched, and a device that is given to a dead server cannot be taken
+    /// over again.
+    pub fn take_over(&mut self, id: u32, found: &Found) -> io::Result<(Queue, Handover)> {
+        match self.ask(Command::StartUserRecovery, id, &mut (), [0; 2]) {
+            // A server has begun to, and died before it had a queue.
+            Err(error) if error.kind() == io::ErrorKind::InvalidInput => {}
+            other => other?,
+        }
         let mut control = Self::of_file(self.file.try_clone()?, self.is_encoded)?;
         let data = [std::process::id().into(), 0];
         // SAFETY: the command takes no structure.
         unsafe { control.push(Command::EndUserRecovery, id, 0, 0, data) };
         control.submit()?;
-        Ok(Handover(control))
+        let handover = Handover(control);
+        let queue = self.queue(id, found.depth, found.io_bytes_max)?;
+        Ok((queue, handover))
     }
 
     /// Takes the block device away. Its server is told that there are no more requests.
@@ -438,7 +452,7 @@ impl Control {
     }
 }
 
-/// A device that will be this process's: see [`Control::end_recovery`]. If it is dropped before it
+/// A device that will be this process's: see [`Control::take_over`]. If it is dropped before it
 /// was waited for, the kernel gives up.
 pub struct Handover(Control);
 

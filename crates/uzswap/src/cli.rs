@@ -404,6 +404,10 @@ pub struct InheritArguments {
     /// The lock that whoever started it holds: a descriptor's number.
     #[arg(long)]
     pub lock: Option<i32>,
+    /// Where a daemon that is this process's predecessor has said what to start with: a
+    /// descriptor's number.
+    #[arg(long)]
+    pub start: Option<i32>,
 }
 
 /// `uzswap switch-off`.

@@ -5,7 +5,9 @@
 //! not reach, and in a group of its own. It ends when its keeper says so, and heeds no signal: what
 //! is sent to all processes of a unit is the keeper's to answer. When the keeper is gone it starts
 //! another one; when it is killed itself, the keeper starts another daemon, which goes on with what
-//! outlives it (kept.rs).
+//! outlives it (kept.rs). A daemon that cannot go on does not end, and one that another version is
+//! to follow becomes that one: what outlives it would be the keeper's alone in between, and lost if
+//! that is killed.
 
 use crate::changes::{self, ProcessId, disk};
 use crate::cli::InheritArguments;
@@ -15,9 +17,10 @@ use crate::kept::{Kept, Start};
 use crate::options::DaemonOptions;
 use crate::wire::{Order, Report, Wire};
 use std::io;
+use std::os::fd::{AsFd, AsRawFd};
 use std::os::unix::net::UnixStream;
-use std::path::PathBuf;
-use std::process::Child;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 use uzswap_block::control::Control;
@@ -38,7 +41,11 @@ pub fn daemon(arguments: &InheritArguments) -> Result<(), Failure> {
     let started_by =
         |error: io::Error| Failure::new(format!("the daemon is started by run and serve: {error}"));
     let mut wire = Wire::of_stdin().map_err(started_by)?;
-    let mut start: Start = wire.receive().map_err(started_by)?;
+    let mut start: Start = match arguments.start {
+        Some(number) => said_by_predecessor(number),
+        None => wire.receive(),
+    }
+    .map_err(started_by)?;
     ignore_signals().map_err(started_by)?;
     die_of_panics();
     let mut notes = prepare();
@@ -48,17 +55,17 @@ pub fn daemon(arguments: &InheritArguments) -> Result<(), Failure> {
             // Said to whoever started us; an error: they are gone.
             let _ = wire.send(&Report::Failed(failure.to_string()));
             if start.devices.is_some() {
-                await_end(wire, arguments, start);
+                await_order(wire, arguments, start);
             }
             return Ok(());
         }
     };
     notes.extend(lock());
     start.options.transport = service.transport.kind().to_string();
+    start.serves = true;
     let ready = Report::Ready { transport: start.options.transport.clone(), notes };
     // An error: the keeper is gone, as the next look shows.
     let _ = wire.send(&ready);
-    let mut keeper = None;
     loop {
         match wire.receive() {
             Ok(Order::Attach(part)) => {
@@ -72,41 +79,77 @@ pub fn daemon(arguments: &InheritArguments) -> Result<(), Failure> {
                 let _ = wire.send(&report);
             }
             Ok(Order::Settle) => service.transport.settle(),
+            Ok(Order::Become(program)) => {
+                start.devices = Some(service.swapped.devices());
+                let failed = become_another(&program, &wire, arguments, &start);
+                let _ = wire.send(&failed);
+            }
             Ok(Order::End) => return Ok(()),
             Err(_) => {
-                start.daemon = ProcessId::own();
                 start.devices = Some(service.swapped.devices());
-                (keeper, wire) = replace_keeper(keeper, arguments, &start);
+                wire = replace_keeper(arguments, &mut start);
             }
         }
     }
 }
 
-/// Waits for the keeper to end this daemon, which could not go on with what another has left. If
-/// the keeper is killed before it does, there would be nobody to try again: another one does.
-fn await_end(mut wire: Wire, arguments: &InheritArguments, mut start: Start) {
-    if wire.receive::<Order>().is_err() {
-        start.daemon = ProcessId::own();
-        drop(replace_keeper(None, arguments, &start));
+/// Waits for the keeper's order, where this daemon could not go on with what another has left. If
+/// the keeper is killed there would be nobody to try again: another one does.
+fn await_order(mut wire: Wire, arguments: &InheritArguments, mut start: Start) {
+    start.serves = false;
+    loop {
+        match wire.receive() {
+            Ok(Order::Become(program)) => {
+                let failed = become_another(&program, &wire, arguments, &start);
+                let _ = wire.send(&failed);
+            }
+            Ok(Order::End) => return,
+            // Not orders for who does not serve: the keeper waits for an answer in vain.
+            Ok(Order::Attach(_) | Order::Settle) => return,
+            Err(_) => wire = replace_keeper(arguments, &mut start),
+        }
     }
 }
 
-/// Starts another keeper, which takes over what the one before has written down.
-fn replace_keeper(
-    before: Option<Child>,
+/// Executes a daemon of this program in the place of this one: at whatever instruction its threads
+/// are, as if it were killed, but with its descriptors. Comes back with the reason if it cannot be.
+fn become_another(
+    program: &Path,
+    wire: &Wire,
     arguments: &InheritArguments,
     start: &Start,
-) -> (Option<Child>, Wire) {
-    if let Some(mut before) = before {
-        // An error: it is not there to be waited for.
-        let _ = before.wait();
-    }
+) -> Report {
+    let execute = || -> io::Result<io::Error> {
+        // What it starts with stands in the socket until it reads it.
+        let (mut ours, theirs) = Wire::pair()?;
+        ours.send(start)?;
+        process::let_inherit(theirs.as_fd())?;
+        let number = theirs.as_raw_fd().to_string();
+        let mut words = vec!["daemon".into(), "--start".into(), number];
+        words.extend(
+            arguments.lock.into_iter().flat_map(|lock| ["--lock".into(), lock.to_string()]),
+        );
+        Ok(keeper::spared(program, &words, wire.as_fd().try_clone_to_owned()?).exec())
+    };
+    let (Ok(error) | Err(error)) = execute();
+    Report::Failed(format!("cannot execute {}: {error}", program.display()))
+}
+
+/// What to start with, of the daemon that this process was.
+fn said_by_predecessor(number: i32) -> io::Result<Start> {
+    Wire::new(UnixStream::from(process::take_inherited(number)?)).receive()
+}
+
+/// Starts another keeper, which takes over what the one before has written down.
+fn replace_keeper(arguments: &InheritArguments, start: &mut Start) -> Wire {
+    process::reap_children();
+    start.daemon = ProcessId::own();
     loop {
         let lock = arguments.lock.map(|number| ["--lock".into(), number.to_string()]);
         let words = std::iter::once("keeper".to_owned()).chain(lock.into_iter().flatten());
         let started = keeper::start_spared(&words.collect::<Vec<_>>());
-        match started.and_then(|(child, mut wire)| wire.send(start).map(|()| (child, wire))) {
-            Ok((child, wire)) => return (Some(child), wire),
+        match started.and_then(|(_, mut wire)| wire.send(&*start).map(|()| wire)) {
+            Ok(wire) => return wire,
             // No memory for a process, most likely.
             Err(_) => std::thread::sleep(PAUSE),
         }

@@ -27,7 +27,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use std::fs;
 use std::io::{self, IsTerminal};
-use std::os::fd::{AsFd, AsRawFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::os::unix::process::CommandExt;
@@ -61,13 +61,15 @@ pub fn start_spared(arguments: &[String]) -> io::Result<(Child, Wire)> {
 /// The same of another program than this process runs.
 fn start_spared_of(program: &Path, arguments: &[String]) -> io::Result<(Child, Wire)> {
     let (ours, theirs) = Wire::pair()?;
-    let child = Command::new(program)
-        .arg0(SPARED_NAME)
-        .args(arguments)
-        .stdin(theirs)
-        .stdout(std::process::Stdio::null())
-        .spawn()?;
+    let child = spared(program, arguments, theirs).spawn()?;
     Ok((child, ours))
+}
+
+/// A process of ours that is spared at shutdown, of a program, with the end of its wire.
+pub fn spared(program: &Path, arguments: &[String], wire: OwnedFd) -> Command {
+    let mut command = Command::new(program);
+    command.arg0(SPARED_NAME).args(arguments).stdin(wire).stdout(std::process::Stdio::null());
+    command
 }
 
 /// `uzswap keeper`: started by the first run, or by a daemon whose keeper died.
@@ -271,26 +273,36 @@ impl Keeper {
         let (child, wire) = started.map_err(cannot_start)?;
         self.state.daemon = ProcessId::of(child.id());
         self.daemon_child = Some(child);
-        let (options, ram) = (self.options.clone(), self.ram);
-        let devices = before.map(|_| self.state.devices().cloned().collect());
-        let kept = self.kept.as_ref().map(Kept::numbers);
+        let start = Start {
+            daemon: None,
+            serves: false,
+            options: self.options.clone(),
+            ram: self.ram,
+            kept: self.kept.as_ref().map(Kept::numbers),
+            devices: before.map(|_| self.state.devices().cloned().collect()),
+        };
         // Before anything else: once it has this it can do without us.
         let daemon = self.daemon.insert(wire);
-        let start = Start { daemon: None, options, ram, kept, devices };
         daemon.send(&start).map_err(cannot_start)?;
         self.state.write().map_err(cannot_write)?;
-        match daemon.receive() {
-            Ok(Report::Ready { transport, notes }) => {
+        let notes = self.await_daemon()?;
+        if before.is_none() {
+            self.notes.extend(notes);
+        }
+        Ok(())
+    }
+
+    /// Waits until the daemon serves; its notes.
+    fn await_daemon(&mut self) -> Result<Vec<String>, Failure> {
+        match self.daemon.as_mut().map(Wire::receive) {
+            Some(Ok(Report::Ready { transport, notes })) => {
                 self.options.transport.clone_from(&transport);
                 self.state.transport = transport;
                 self.daemon_since = Instant::now();
-                if before.is_none() {
-                    self.notes.extend(notes);
-                }
-                self.save()
+                self.save().map(|()| notes)
             }
-            Ok(Report::Failed(message)) => Err(Failure::new(message)),
-            Ok(Report::Attached(_)) | Err(_) => {
+            Some(Ok(Report::Failed(message))) => Err(Failure::new(message)),
+            Some(Ok(Report::Attached(_)) | Err(_)) | None => {
                 Err(Failure::new("the daemon ended before it was ready"))
             }
         }
@@ -310,7 +322,7 @@ impl Keeper {
     fn take_over(lock: Lock, mut daemon: Wire) -> Result<Self, Failure> {
         spare();
         let start: Start = daemon.receive().map_err(cannot_start)?;
-        let Start { daemon: serving, options, ram, kept, .. } = start;
+        let Start { daemon: daemon_id, serves, options, ram, kept, .. } = start;
         let take = |numbers| Kept::inherited(&numbers, process::take_inherited);
         // An error: a daemon that is killed from now on takes what is swapped out with it.
         let kept = kept.and_then(|numbers| take(numbers).ok());
@@ -323,11 +335,11 @@ impl Keeper {
         state.outlives_daemon = kept.is_some();
         state.keeper = ProcessId::own();
         // The keeper before may have been killed before it wrote that down.
-        state.daemon = serving;
+        state.daemon = daemon_id;
         let (signals, notify) = UnixStream::pair().map_err(cannot_start)?;
         catch_signals(&notify, false)?;
         let is_told_to_end = state.is_serving;
-        let keeper = Self {
+        let mut keeper = Self {
             lock,
             daemon: Some(daemon),
             daemon_child: None,
@@ -354,6 +366,9 @@ impl Keeper {
             state,
         };
         keeper.save()?;
+        if !serves {
+            keeper.go_on();
+        }
         Ok(keeper)
     }
 

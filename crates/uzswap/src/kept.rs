@@ -3,7 +3,7 @@
 //! Its keeper has the descriptors: of the memory that the cache is in, of the backing, and over
 //! FUSE of the connections to the kernel. (Over ublk the devices stay, and the kernel has the
 //! requests.) A daemon is started with them, and gives them on to another keeper when its own is
-//! gone. Both killed at once, what is swapped out is lost.
+//! gone, or to the program that it becomes. Both killed at once, what is swapped out is lost.
 
 use crate::changes::ProcessId;
 use crate::error::Failure;
@@ -29,8 +29,10 @@ pub struct Kept {
 /// What a daemon is started with.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Start {
-    /// Who serves, where a keeper is started with it.
+    /// Who has started it, where a keeper is: a daemon.
     pub daemon: Option<ProcessId>,
+    /// Whether that daemon serves; one that could not go on waits for the keeper's order.
+    pub serves: bool,
     /// What was asked for.
     pub options: DaemonOptions,
     /// Memory of the machine, bytes, when it was first started.

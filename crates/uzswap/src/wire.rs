@@ -116,6 +116,9 @@ pub enum Order {
     Attach(Range<u64>),
     /// That all devices are in use.
     Settle,
+    /// To become a daemon of this program, which goes on. It is the same process, so that
+    /// somebody beside the keeper has what outlives a daemon all the while.
+    Become(PathBuf),
     /// To end: nothing is swapped to it any more.
     End,
 }
@@ -132,7 +135,7 @@ pub enum Report {
     },
     /// To [`Order::Attach`]: the device.
     Attached(PathBuf),
-    /// Why it cannot.
+    /// Why it cannot, what it was ordered or to begin with; it waits for other orders.
     Failed(String),
 }
 

@@ -3,9 +3,9 @@
 use super::{COME_BACK, Keeper};
 use crate::changes::{self, OWN_PROGRAM};
 use crate::error::Failure;
-use crate::wire::Tell;
+use crate::wire::{Order, Tell};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 use uzswap_sys::process;
 
@@ -15,11 +15,20 @@ const LIFE_MIN: Duration = Duration::from_millis(20);
 /// So many in a row, and what is swapped out is taken to be lost.
 const SHORT_LIVES_MAX: u32 = 8;
 
+/// Before another is tried; twice as long before the next, 10 s for all. What they may lack,
+/// memory most likely, comes back with time.
+const PAUSE: Duration = Duration::from_millis(20);
+
 impl Keeper {
     /// Starts another daemon, which goes on. (One says nothing unless it is asked, so this is its
-    /// end.) Where none can, what was swapped out is lost.
+    /// end.)
     pub(super) fn daemon_died(&mut self) {
         self.bury_daemon();
+        self.go_on();
+    }
+
+    /// Has a daemon go on where none serves. Where none can, what was swapped out is lost.
+    pub(super) fn go_on(&mut self) {
         match self.replace_daemon() {
             Ok(()) => {
                 let daemon = self.state.daemon.map_or(0, |daemon| daemon.pid);
@@ -75,6 +84,7 @@ impl Keeper {
         self.short_lives = if is_short { self.short_lives + 1 } else { 0 };
         let mut why = Failure::new("each one that goes on with what it has left ends at once");
         while self.short_lives <= SHORT_LIVES_MAX {
+            std::thread::sleep(PAUSE * ((1 << self.short_lives) - 1));
             match self.start_next() {
                 Ok(()) => return Ok(()),
                 // It may have been killed like the one before.
@@ -85,15 +95,24 @@ impl Keeper {
         Err(why)
     }
 
-    /// Starts a daemon where the one before is gone. If that fails, the next one is of our own
-    /// program: what was upgraded to may be gone, or not know what is left.
+    /// Has a daemon go on, where the one before is gone or could not. If that fails, the next one
+    /// is of our own program: what was upgraded to may be gone, or not know what is left.
     fn start_next(&mut self) -> Result<(), Failure> {
-        let started = self.start_daemon();
-        if started.is_err() {
+        let Err(failure) = self.order_or_start() else { return Ok(()) };
+        // Only we can start one of our own program, if the one that is left is of another.
+        if self.program != Path::new(OWN_PROGRAM) || self.has_dead_daemon() {
             self.bury_daemon();
             self.program = OWN_PROGRAM.into();
         }
-        started
+        Err(failure)
+    }
+
+    /// Orders the daemon that there is to become the next one, or starts one.
+    fn order_or_start(&mut self) -> Result<(), Failure> {
+        let order = Order::Become(self.program.clone());
+        // An error: it has died.
+        let is_told = self.daemon.as_mut().is_some_and(|daemon| daemon.send(&order).is_ok());
+        if is_told { self.await_daemon().map(drop) } else { self.start_daemon() }
     }
 
     /// Has a daemon of another program go on, and one of that before where it cannot. As `run`'s,
@@ -125,7 +144,6 @@ impl Keeper {
                  everything and start it again",
             ));
         }
-        self.bury_daemon();
         self.program = program;
         let Err(why) = self.start_next() else { return Ok(()) };
         match self.replace_daemon() {
