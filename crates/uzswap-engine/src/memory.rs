@@ -131,6 +131,8 @@ impl Cache {
             }
             Stuck::Held(_) | Stuck::New => {
                 tries += 1;
+                // Stores go on meanwhile. What cannot be had is asked for again.
+                let _ = self.provision();
                 backoff.wait();
                 tries < TRIES
             }
@@ -184,7 +186,7 @@ impl Cache {
         // What is between the objects of other classes is no room before they are moved together,
         // and a write is not worth its while for a few pages.
         let wanted = bytes.max(SECTION_BYTES / 16) + self.pool.slack_bytes();
-        self.write_back_to(before.saturating_sub(wanted), || self.slots.provision());
+        self.write_back_to(before.saturating_sub(wanted), || drop(self.provision()));
         self.compact_all();
         self.pool.bytes() < before
     }

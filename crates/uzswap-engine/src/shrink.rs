@@ -243,6 +243,10 @@ impl Cache {
             self.compact();
             return Ok(());
         }
+        // It may have come since the last look: the writer's lock may have been waited for.
+        if !at_limit && topped_up().is_some() {
+            return Ok(());
+        }
         if at_limit {
             self.room.refusing.store(true, Relaxed);
             Err(Reject::ReclaimFail)
