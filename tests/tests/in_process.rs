@@ -399,3 +399,70 @@ fn a_program_with_a_sanitizer_is_left_alone_and_keeps_its_allocator() {
     assert_eq!(String::from_utf8_lossy(&with.stdout), "255590400\n");
     assert!(said.contains("built with a sanitizer") && said.contains("of 1 it could not be"));
 }
+
+/// An allocator of the program's own that the C library uses too, and that takes memory for itself
+/// with its lock held; 48 MiB, in a thread and in a fork.
+const ALLOCATOR: &str = r#"
+#include <errno.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/wait.h>
+#include <unistd.h>
+enum { CHUNK = 4 << 20 };
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static char *free_from, *free_to;
+void *malloc(size_t bytes) {
+    bytes = (bytes + 31) & ~(size_t)15;
+    pthread_mutex_lock(&lock);
+    if (free_to - free_from < (long)bytes) {
+        free_from = mmap(0, CHUNK, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+        free_to = free_from + CHUNK;
+    }
+    size_t *block = (size_t *)free_from;
+    free_from += bytes;
+    pthread_mutex_unlock(&lock);
+    *block = bytes - 16;
+    return block + 2;
+}
+void free(void *block) {}
+void *calloc(size_t count, size_t each) { return memset(malloc(count * each), 0, count * each); }
+void *realloc(void *block, size_t bytes) {
+    void *other = malloc(bytes);
+    size_t before = block ? ((size_t *)block)[-2] : 0;
+    return memcpy(other, block, before < bytes ? before : bytes);
+}
+int posix_memalign(void **at, size_t by, size_t bytes) {
+    *at = (void *)(((size_t)malloc(bytes + by) + by) & ~(by - 1));
+    return 0;
+}
+void *aligned_alloc(size_t by, size_t bytes) { void *at; posix_memalign(&at, by, bytes); return at; }
+static void *fill(void *sum) {
+    static char *blocks[48 * 16];
+    for (int i = 0; i < 48 * 16; i++) {
+        memset(blocks[i] = malloc(65536), i, 65536);
+        usleep(500);
+    }
+    for (int i = 0; i < 48 * 16; i++)
+        for (int at = 0; at < 65536; at += 64) *(long *)sum += blocks[i][at];
+    return 0;
+}
+int main(void) {
+    long sum = 0;
+    pthread_t thread;
+    int status = 0;
+    if (fork()) wait(&status);
+    pthread_create(&thread, 0, fill, &sum);
+    pthread_join(thread, 0);
+    printf("%ld\n", sum);
+    return status != 0;
+}
+"#;
+
+#[test]
+fn an_allocator_of_the_programs_own_may_hold_its_lock_while_it_takes_memory() {
+    let folder = tempfile::tempdir_in("/var/tmp").unwrap();
+    compile(folder.path(), ALLOCATOR, &["-pthread", "-fno-builtin"]);
+    compare(folder.path(), "32M", &["timeout", "120", "HERE/program"]);
+}

@@ -5,7 +5,7 @@
 //! which may have to be brought in. Threads are started again where that is safe, in such a
 //! handler.
 
-use crate::{AGENT, Agent, Inside, inside, layout, memory};
+use crate::{AGENT, Agent, Inside, inside, interposed, layout, memory};
 use std::io;
 use std::mem::ManuallyDrop;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
@@ -83,6 +83,9 @@ pub fn fork_quietly(fork: impl FnOnce() -> libc::pid_t) -> libc::pid_t {
     drop(memory);
     drop(inside);
     drop(quiet);
+    if child == 0 && interposed::brings_allocator() {
+        crate::watch_from_now();
+    }
     child
 }
 

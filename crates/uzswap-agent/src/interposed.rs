@@ -142,6 +142,16 @@ impl Next {
     }
 }
 
+/// Whether the program brings an allocator of its own, which the C library uses too. It may call
+/// `mmap` with its locks held, where no thread can be started: that takes memory of it.
+pub fn brings_allocator() -> bool {
+    let of_libc = __libc_malloc as unsafe extern "C" fn(usize) -> *mut c_void as usize;
+    // SAFETY: a name; nothing is called.
+    let first = unsafe { libc::dlsym(libc::RTLD_DEFAULT, MALLOC.name.as_ptr()) } as usize;
+    let ours = malloc as unsafe extern "C" fn(usize) -> *mut c_void as usize;
+    first != ours || MALLOC.get(of_libc) != of_libc
+}
+
 /// What a thread asks for before it is looked how much the process has.
 const OFTEN: usize = 4 << 20;
 
@@ -152,8 +162,7 @@ thread_local! {
 
 /// Counts what is asked for: a program that takes much memory is watched from then on, and no
 /// other, since the thread that watches would change what programs may do that have one thread
-/// (`setuid`,
-/// `unshare`).
+/// (`setuid`, `unshare`). A program with an allocator of its own is watched from the start.
 fn asked(bytes: usize) {
     // While libraries are still being loaded there may be no thread-local variables.
     if !crate::has_begun() {

@@ -114,7 +114,10 @@ extern "C" fn begin() {
         forking::watch_before()
     });
     if let Err(error) = joined {
-        say(&format!("this program runs without: {}: {error}", path.display()));
+        return say(&format!("this program runs without: {}: {error}", path.display()));
+    }
+    if interposed::brings_allocator() {
+        watch_from_now();
     }
 }
 
@@ -131,6 +134,11 @@ fn watch_if_large(more: usize) {
     if anonymous_bytes() + (more as u64) < WATCHED {
         return;
     }
+    watch_from_now();
+}
+
+/// Starts the thread that watches, unless there is one.
+fn watch_from_now() {
     if TREE.get().is_some() && !IS_WATCHED.swap(true, Relaxed) && start(Begin::New).is_err() {
         say("this program runs without: no thread can be started");
     }
