@@ -201,8 +201,9 @@ impl Inner {
             return None;
         }
         // The copy of a guarded page is on the backing, most likely: dropping it wins no memory.
-        let drops = drops_copies && !word.has(Word::GUARDED) || word.has(Word::STALE);
-        if word.has(Word::KEPT) && drops {
+        // And a page that leaves now leaves for nothing with its copy.
+        let drops = drops_copies && word.has(Word::USED) && !word.has(Word::GUARDED);
+        if word.has(Word::KEPT) && (drops || word.has(Word::STALE)) {
             if space.take(page, word) {
                 self.cache.invalidate(space.key(page));
                 let left = word.without(Word::KEPT | Word::STALE);

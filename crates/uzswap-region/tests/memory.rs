@@ -68,6 +68,27 @@ fn pages_go_out_and_come_back_and_are_dropped_when_told() {
     assert_eq!((values[5], values[1030], values[511]), (7, value(1030), value(511)));
 }
 
+/// Where the pool has more than half of the budget, copies of pages in use are dropped; what is
+/// read in order is in use once, and leaves with its copy.
+#[test]
+fn what_is_read_in_order_is_not_compressed_again() {
+    let pager = Pager::builder().memory("16M").mode(Mode::InThread).build().unwrap();
+    let mut values: RegionVec<u64> = pager.vec_zeroed(32 * MIB / 8).unwrap();
+    let value = |i: usize| match i % 512 {
+        0..160 => (i as u64 ^ i as u64 >> 7).wrapping_mul(0x9e37_79b9_7f4a_7c15),
+        _ => (i / 512) as u64,
+    };
+    values.iter_mut().enumerate().for_each(|(i, slot)| *slot = value(i));
+    let read = || assert!((0..values.len()).all(|i| values[i] == value(i)));
+    read();
+    let before = pager.stats().get("stores_unchanged").unwrap();
+    read();
+    let stats = pager.stats();
+    assert!(stats.get("pool_total_size").unwrap() > 8 * MIB as u64, "{stats}");
+    let unchanged = stats.get("stores_unchanged").unwrap() - before;
+    assert!(unchanged > 4096, "{unchanged} of 8192 pages");
+}
+
 #[test]
 fn who_goes_on_in_order_is_read_ahead_of() {
     for mode in modes() {
