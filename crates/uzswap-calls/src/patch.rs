@@ -5,6 +5,8 @@
 //! jmp stub ; ud2            e9 DD DD DD DD 0f 0b
 //! xor eax, eax ; syscall    31 c0 0f 05
 //! jmp near ; ud2            eb DD 0f 0b             near, between two functions: jmp stub
+//! another one ; syscall     the stub begins with it
+//! jmp stub ; ud2            or, if it is shorter, jmp near ; ud2
 //! syscall                   0f 05
 //! ud2                       0f 0b
 //! ```
@@ -14,7 +16,7 @@
 //! back behind the `syscall`, where nothing is changed.
 
 use crate::entry::{self, OnCall};
-use crate::sites::{MOV_BYTES, Number, SYSCALL, Site};
+use crate::sites::{JMP_NEAR_BYTES, MOV_BYTES, MOV_EAX, Number, SYSCALL, Site};
 use rustix::mm::{self, MapFlags, MprotectFlags, ProtFlags};
 use rustix::thread::{MembarrierCommand, membarrier};
 use std::collections::{BTreeMap, HashMap};
@@ -33,10 +35,13 @@ const STUB: usize = 64;
 const BARE: usize = 26;
 /// What a stub has for a number that is not in the code.
 const UNKNOWN: u32 = u32::MAX;
+/// All calls have numbers below.
+const NUMBERS: u32 = 512;
 /// How far a jump reaches, less what a module and its stubs may take.
 const REACH: usize = (2 << 30) - (64 << 20);
 
-/// `jmp rel32`, `jmp rel8`, the second byte of `ud2`.
+/// `nop`, `jmp rel32`, `jmp rel8`, the second byte of `ud2`.
+const NOP: u8 = 0x90;
 const JMP: u8 = 0xe9;
 const JMP_NEAR: u8 = 0xeb;
 const UD2: u8 = 0x0b;
@@ -123,9 +128,13 @@ impl Patcher {
     /// anew. Safe in a signal handler.
     pub fn call_before(behind: usize) -> Option<(usize, u32)> {
         let stub = Self::resume_at(behind.wrapping_sub(SYSCALL.len()))? - MOV_BYTES;
-        // SAFETY: a stub of ours, which stays; the number is its second to fifth byte.
-        let number = unsafe { ((stub + 1) as *const u32).read_unaligned() };
-        (number != UNKNOWN).then_some((stub, number))
+        // SAFETY: a stub of ours, which stays; where it begins with `mov eax`, the number is its
+        // second to fifth byte.
+        let (first, number) = unsafe {
+            let first = *(stub as *const u8);
+            (first, ((stub + 1) as *const u32).read_unaligned())
+        };
+        (first == MOV_EAX && number < NUMBERS).then_some((stub, number))
     }
 
     /// Prepares the replacement of those sites of which the number is unknown or wanted. Those that
@@ -139,8 +148,8 @@ impl Patcher {
             }
             match site.number.known() {
                 Some(number) if !wants(number) => patched.left += 1,
-                Some(_) => patched.jumps += 1,
-                None => patched.traps += 1,
+                None if site.number == Number::Unknown => patched.traps += 1,
+                _ => patched.jumps += 1,
             }
             if site.number.known().is_none_or(&wants) {
                 work.push((*site, self.stub(site)?));
@@ -164,8 +173,20 @@ impl Patcher {
     fn stub(&mut self, site: &Site) -> io::Result<usize> {
         let stub = self.room(site.address)?;
         let mut code = [0xcc; STUB];
-        code[0] = 0xb8;
-        code[1..5].copy_from_slice(&site.number.known().unwrap_or(UNKNOWN).to_le_bytes());
+        match site.number {
+            Number::Before { bytes, .. } => {
+                // SAFETY: code of a mapped file, right before the `syscall`.
+                let before = unsafe {
+                    std::slice::from_raw_parts((site.address - bytes) as *const u8, bytes)
+                };
+                code[..MOV_BYTES - bytes].fill(NOP);
+                code[MOV_BYTES - bytes..MOV_BYTES].copy_from_slice(before);
+            }
+            number => {
+                code[0] = MOV_EAX;
+                code[1..5].copy_from_slice(&number.known().unwrap_or(UNKNOWN).to_le_bytes());
+            }
+        }
         // lea rcx, [rip + distance], from behind it
         code[5..8].copy_from_slice(&[0x48, 0x8d, 0x0d]);
         code[8..12].copy_from_slice(&((BARE - 12) as u32).to_le_bytes());
@@ -253,15 +274,15 @@ impl Work {
         for (site, stub) in &self.sites {
             let first = site.address - site.number.bytes();
             match site.number {
-                Number::Moved(_) => {
+                Number::Moved(_) | Number::Before { room: None, .. } => {
                     put(first, &[JMP]);
                     put(first + 1, &distance(site.address, *stub));
                 }
-                Number::Cleared { room } => {
+                Number::Cleared { room } | Number::Before { room: Some(room), .. } => {
                     put(room, &[JMP]);
                     put(room + 1, &distance(room + MOV_BYTES, *stub));
                     put(first, &[JMP_NEAR]);
-                    put(first + 1, &distance(site.address, room)[..1]);
+                    put(first + 1, &distance(first + JMP_NEAR_BYTES, room)[..1]);
                 }
                 Number::Unknown => {}
             }
@@ -295,7 +316,7 @@ fn pages_of(work: &[(Site, usize)]) -> Vec<Range<usize>> {
         .iter()
         .flat_map(|(site, _)| {
             let room = match site.number {
-                Number::Cleared { room } => room,
+                Number::Cleared { room } | Number::Before { room: Some(room), .. } => room,
                 _ => site.address,
             };
             [site.address - site.number.bytes(), site.address + 1, room, room + MOV_BYTES - 1]

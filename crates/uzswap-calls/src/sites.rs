@@ -5,7 +5,7 @@
 //! instruction begins there, and is `syscall`, is it a site.
 
 use gimli::{BaseAddresses, EhFrame, EhFrameHdr, NativeEndian, UnwindSection};
-use iced_x86::{Code, Decoder, DecoderOptions, FlowControl};
+use iced_x86::{Code, Decoder, DecoderOptions, FlowControl, Instruction};
 use std::ffi::{CStr, c_int, c_void};
 use std::ops::Range;
 
@@ -15,6 +15,8 @@ pub(crate) const SYSCALL: [u8; 2] = [0x0f, 0x05];
 pub(crate) const MOV_EAX: u8 = 0xb8;
 /// Bytes of `mov eax, imm32`, and of `jmp rel32`, which takes its place.
 pub(crate) const MOV_BYTES: usize = 5;
+/// Bytes of `jmp rel8`.
+pub(crate) const JMP_NEAR_BYTES: usize = 2;
 /// `xor eax, eax`, which is how `read`, number 0, is asked for.
 pub(crate) const XOR_EAX: [u8; 2] = [0x31, 0xc0];
 
@@ -42,6 +44,14 @@ pub enum Number {
         /// Where.
         room: usize,
     },
+    /// It is there already, or comes from another register; before the `syscall` is an instruction
+    /// that does the same wherever it stands.
+    Before {
+        /// Its length, [`MOV_BYTES`] at most.
+        bytes: usize,
+        /// Where there is room for a jump to anywhere, if it is shorter than one.
+        room: Option<usize>,
+    },
     /// Something else.
     Unknown,
 }
@@ -52,7 +62,7 @@ impl Number {
         match self {
             Self::Moved(number) => Some(number),
             Self::Cleared { .. } => Some(0),
-            Self::Unknown => None,
+            Self::Before { .. } | Self::Unknown => None,
         }
     }
 
@@ -60,6 +70,7 @@ impl Number {
     pub(crate) fn bytes(self) -> usize {
         match self {
             Self::Moved(_) => MOV_BYTES,
+            Self::Before { bytes, .. } => bytes,
             Self::Cleared { .. } => XOR_EAX.len(),
             Self::Unknown => 0,
         }
@@ -161,13 +172,16 @@ impl Module {
                 let number = number_before(bytes, at);
                 let address = range.start + at;
                 let function = functions.as_ref().and_then(|all| all.around(address));
-                let is_site = match &function {
+                let (is_site, before) = match &function {
                     Some(function) if range.contains(&function.start) => {
-                        is_call(&bytes[function.start - range.start..], function.start, address)
+                        let code = &bytes[function.start - range.start..];
+                        let before = before_call(code, function.start, address);
+                        (before.is_some(), before.flatten())
                     }
-                    _ => number.is_some(),
+                    _ => (number.is_some(), None),
                 };
                 let is_cleared = bytes[..at].ends_with(&XOR_EAX);
+                let movable = before.filter(|before| does_anywhere(before, address));
                 // Between two functions, or behind the end of a part of one.
                 let is_behind_end = |at: usize| {
                     let address = range.start + at;
@@ -183,14 +197,19 @@ impl Module {
                 };
                 let room =
                     |_| room_near(bytes, at, &rooms, is_behind_end).map(|room| range.start + room);
-                let room = is_site.then_some(()).filter(|()| is_cleared).and_then(room);
+                let is_short = is_cleared || movable.is_some_and(|one| one.len() < MOV_BYTES);
+                let room = (is_site && number.is_none() && is_short).then_some(()).and_then(room);
                 if let Some(room) = room {
                     rooms.push(room - range.start);
                 }
                 if is_site {
-                    let cleared = room.map(|room| Number::Cleared { room });
-                    let number = number.map(Number::Moved).or(cleared);
-                    sites.push(Site { address, number: number.unwrap_or(Number::Unknown) });
+                    let cleared = room.filter(|_| is_cleared).map(|room| Number::Cleared { room });
+                    let before = movable
+                        .map(|one| Number::Before { bytes: one.len(), room })
+                        .filter(|_| room.is_some() || !is_short);
+                    let number = number.map(Number::Moved).or(cleared).or(before);
+                    let number = number.unwrap_or(Number::Unknown);
+                    sites.push(Site { address, number });
                 }
             }
         }
@@ -243,14 +262,26 @@ fn ends_at(code: &[u8], start: usize, address: usize) -> bool {
     is_end && decoder.ip() == address as u64
 }
 
-/// Whether, decoded from the beginning of a function, a `syscall` begins at an address.
-fn is_call(code: &[u8], start: usize, address: usize) -> bool {
+/// The instruction before a `syscall` at an address, if, decoded from the beginning of the function,
+/// one begins there and is the function's first or not.
+fn before_call(code: &[u8], start: usize, address: usize) -> Option<Option<Instruction>> {
     let mut decoder = Decoder::with_ip(64, code, start as u64, DecoderOptions::NONE);
+    let mut before = None;
     while decoder.ip() < address as u64 && decoder.can_decode() {
-        // Only where the next one begins.
-        let _ = decoder.decode();
+        before = Some(decoder.decode());
     }
-    decoder.ip() == address as u64 && decoder.decode().code() == Code::Syscall
+    let is_call = decoder.ip() == address as u64 && decoder.decode().code() == Code::Syscall;
+    is_call.then_some(before)
+}
+
+/// Whether an instruction that ends at an address does the same in a stub, and leaves room for a
+/// jump, near or far.
+fn does_anywhere(instruction: &Instruction, address: usize) -> bool {
+    instruction.next_ip() == address as u64
+        && (JMP_NEAR_BYTES..=MOV_BYTES).contains(&instruction.len())
+        && instruction.flow_control() == FlowControl::Next
+        && !instruction.is_ip_rel_memory_operand()
+        && instruction.stack_pointer_increment() == 0
 }
 
 /// The unwind tables of a file.
@@ -307,16 +338,20 @@ mod tests {
         assert!(sites.len() > 300 && numbered * 10 > sites.len() * 7, "{numbered}/{}", sites.len());
         let has = |number: i64| sites.iter().any(|site| site.number.known() == Some(number as u32));
         assert!([libc::SYS_read, libc::SYS_mmap, libc::SYS_futex].into_iter().all(has));
+        // The function `syscall` is one of those; waiting for a lock is in most others.
+        let moved = sites.iter().filter(|site| matches!(site.number, Number::Before { .. }));
+        let moved = moved.count();
+        assert!(moved > 20, "{moved}");
     }
 
     #[test]
     fn what_lies_in_another_instruction_is_no_site() {
         // mov eax, 0x050f ; ret: decoded, the two bytes are a number.
         let code = [0xb8, 0x0f, 0x05, 0, 0, 0xc3];
-        assert!(!is_call(&code, 0x1000, 0x1001));
+        assert!(before_call(&code, 0x1000, 0x1001).is_none());
         // mov eax, 1 ; syscall
         let code = [0xb8, 1, 0, 0, 0, 0x0f, 0x05];
-        assert!(is_call(&code, 0x1000, 0x1005));
+        assert!(before_call(&code, 0x1000, 0x1005).is_some());
         assert_eq!(number_before(&code, 5), Some(1));
         assert_eq!(number_before(&code[1..], 4), None);
     }

@@ -5,6 +5,7 @@
 
 use std::fs::File;
 use std::io::{Read, Write};
+use std::os::fd::{AsRawFd, FromRawFd};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use uzswap_calls::{Call, Outcome, Patcher, raw, sites, stop};
 
@@ -135,6 +136,35 @@ fn round(number: u64) {
         assert_eq!(libc::syscall(libc::SYS_close, -1), -1);
     }
     assert_eq!(std::io::Error::last_os_error().raw_os_error(), Some(libc::EBADF));
+    check_last_argument();
     let joined = std::thread::spawn(move || number as f64 * scale).join().unwrap();
     assert_eq!(joined, number as f64 * 1.5);
+}
+
+/// A call of six arguments, whose last the C library's function takes from the stack.
+fn check_last_argument() {
+    let mut file = tempfile();
+    file.write_all(&[1; 4096]).unwrap();
+    file.write_all(&[2; 4096]).unwrap();
+    // All as wide as the function takes them.
+    let (access, flags) = (i64::from(libc::PROT_READ), i64::from(libc::MAP_PRIVATE));
+    let (none, page, descriptor) = (0i64, 4096i64, i64::from(file.as_raw_fd()));
+    // SAFETY: a new mapping, which is read where it is mapped, and then unmapped.
+    let byte = unsafe {
+        let at = libc::syscall(libc::SYS_mmap, none, page, access, flags, descriptor, page);
+        assert!(at > 0);
+        let byte = *(at as *const u8);
+        assert_eq!(libc::munmap(at as *mut libc::c_void, 4096), 0);
+        byte
+    };
+    assert_eq!(byte, 2, "what is at the offset");
+}
+
+fn tempfile() -> File {
+    // SAFETY: a name, and flags; the descriptor is new.
+    unsafe {
+        let file = libc::memfd_create(c"uzswap-calls".as_ptr(), libc::MFD_CLOEXEC);
+        assert!(file >= 0);
+        File::from_raw_fd(file)
+    }
 }
