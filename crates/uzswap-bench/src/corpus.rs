@@ -239,8 +239,8 @@ pub fn corpora(bench: &Bench) -> Result<Corpora, Failure> {
     }
 }
 
-/// A program with a full heap, ended when dropped.
-struct Running {
+/// A program, ended when dropped.
+pub struct Running {
     child: Child,
     /// The process to record, if it is not the child itself.
     pid: Option<i32>,
@@ -304,8 +304,16 @@ fn node() -> Result<Running, Failure> {
     ready(Command::new("node").args(["--expose-internals", "--no-warnings", "-e", NODE]))
 }
 
-/// A server of its own on a socket of its own, that writes no file.
+/// A server full of documents.
 fn redis() -> Result<Running, Failure> {
+    let (running, socket) = server()?;
+    let stream = UnixStream::connect(&socket).context("redis-server")?;
+    load(stream).context("redis-server")?;
+    Ok(running)
+}
+
+/// A server of its own on a socket of its own, that writes no file; and that socket.
+pub fn server() -> Result<(Running, PathBuf), Failure> {
     const SERVER: &str = "redis-server";
     // The tools' package installs no service. The server is in it: a tool that goes by its name.
     const TOOL: &str = "redis-check-rdb";
@@ -320,17 +328,15 @@ fn redis() -> Result<Running, Failure> {
     let child = command.stdin(Stdio::null()).stdout(Stdio::null()).spawn().context(SERVER)?;
     let running = Running { child, pid: None, _folder: Some(folder) };
     let end = Instant::now() + Duration::from_secs(10);
-    let stream = loop {
+    loop {
         match UnixStream::connect(&socket) {
-            Ok(stream) => break stream,
+            Ok(_) => return Ok((running, socket)),
             Err(error) if Instant::now() > end => {
                 return Err(error).context("redis-server does not answer");
             }
             Err(_) => std::thread::sleep(Duration::from_millis(20)),
         }
-    };
-    load(stream).context("redis-server")?;
-    Ok(running)
+    }
 }
 
 /// Loads documents such as a shop keeps, in the server's protocol.

@@ -3,7 +3,7 @@
 //! The same program ([`crate::touch`]) with the same pages for each. Its memory is in a cgroup that
 //! has room for all of them, so that nothing must leave while pages come in.
 
-use crate::bench::{Bench, Turns};
+use crate::bench::{Bench, Candidate, Turns};
 use crate::corpus::Program;
 use crate::error::{Context, Failure};
 use crate::faults::{self, Faults};
@@ -25,6 +25,9 @@ pub struct FaultArguments {
     /// Compressors of ours.
     #[arg(long, value_delimiter = ',', default_value = "lz4,zstd")]
     pub compressors: Vec<String>,
+    /// Rows whose names begin so [default: all].
+    #[arg(long, value_delimiter = ';')]
+    pub only: Vec<String>,
 }
 
 /// In the steady state the program takes so many times the memory that it has.
@@ -35,7 +38,8 @@ fn device(compressor: &str, name: &str) -> Peer {
     Peer::Uzswap { name: name.into(), options: options.map(str::to_owned).into() }
 }
 
-fn peers(compressors: &[String]) -> Vec<Peer> {
+fn peers(arguments: &FaultArguments) -> Vec<Peer> {
+    let compressors = &arguments.compressors;
     let mut peers =
         vec![Peer::Zswap { compressor: "lzo".into() }, Peer::Zram { compressor: "lz4".into() }];
     peers.extend(compressors.iter().map(|name| device(name, &format!("swap device, {name}"))));
@@ -45,6 +49,9 @@ fn peers(compressors: &[String]) -> Vec<Peer> {
     let more = compressors.iter().filter(|name| **name != own);
     peers.extend([&own].into_iter().chain(more).map(|name| region(name, false)));
     peers.push(region(&own, true));
+    peers.push(Peer::InProcess { compressor: None });
+    let is_asked = |peer: &Peer| arguments.only.iter().any(|name| peer.name().starts_with(name));
+    peers.retain(|peer| arguments.only.is_empty() || is_asked(peer));
     peers
 }
 
@@ -72,7 +79,11 @@ impl Setting {
         let value = fs::read_to_string(read_ahead).context(read_ahead)?;
         changes.set(read_ahead, value.trim())?;
         // Room for the pages, for the file of pages while it is read, and for the program.
-        let room_mib = self.mib * 3 / 2 + 256;
+        let room_mib = match peer {
+            // A program is taken over once less than a quarter is left.
+            Peer::InProcess { .. } => self.mib * 5 / 4 + 32,
+            _ => self.mib * 3 / 2 + 256,
+        };
         let memory = (room_mib << 20) as u64;
         let mut command = vec![
             self.program.clone(),
@@ -91,7 +102,11 @@ impl Setting {
         let own_mib = self.mib / STEADY_RATIO;
         let mut options = peer.memory_options(own_mib * 2);
         // A region's budget is no limit of the program's.
-        let limit_mib = if options.is_empty() { own_mib } else { self.mib * 2 + 256 };
+        let limit_mib = match peer {
+            Peer::InProcess { .. } => own_mib * 2,
+            _ if options.is_empty() => own_mib,
+            _ => self.mib * 2 + 256,
+        };
         options.extend([format!("--mib={}", self.mib), format!("--touches={touches}")]);
         faults::measure(bench, peer, (limit_mib << 20) as u64, &options)
     }
@@ -105,7 +120,8 @@ fn us(ns: f64) -> String {
 
 /// A ratio of medians of paired rounds, to the better of the kernel's own two.
 fn against<T>(turns: &[Turns<T>], own: &Turns<T>, figure: impl Fn(&T) -> f64) -> String {
-    let kernel = turns.iter().take(2).filter(|turn| !turn.rounds.is_empty());
+    let is_kernels = |turn: &&Turns<T>| turn.name.starts_with('z') && !turn.rounds.is_empty();
+    let kernel = turns.iter().filter(is_kernels);
     let best = kernel.min_by(|a, b| a.median(&figure).total_cmp(&b.median(&figure)));
     best.map_or("-".into(), |best| {
         format!("{:.2}", own.paired(best, |own, best| figure(own) / figure(best)))
@@ -115,7 +131,7 @@ fn against<T>(turns: &[Turns<T>], own: &Turns<T>, figure: impl Fn(&T) -> f64) ->
 /// Measures faults.
 pub fn fault(bench: &Bench, arguments: &FaultArguments) -> Result<Section, Failure> {
     let setting = Setting::new(bench, arguments)?;
-    let peers = peers(&arguments.compressors);
+    let peers = peers(arguments);
     let rounds = bench.rounds(3, 5);
     let with_floor: Vec<_> = peers.iter().cloned().chain([Peer::Floor]).collect();
     let turns = bench.take_turns(&with_floor, rounds, |peer| setting.touch(bench, peer, &[]))?;
@@ -144,7 +160,8 @@ pub fn fault(bench: &Bench, arguments: &FaultArguments) -> Result<Section, Failu
         let us = own.rounds.iter().flat_map(|run| &run.random_ns).map(|ns| *ns as f64 / 1e3);
         plot = plot.distribution(&own.name, us.collect());
     }
-    let recompressed = [device("zstd", "swap device, zstd, recompressed")];
+    let mut recompressed = vec![device("zstd", "swap device, zstd, recompressed")];
+    recompressed.retain(|peer| arguments.only.is_empty() || peers.contains(peer));
     let more = ["--recompressed".to_owned()];
     let cold = bench.take_turns(&recompressed, rounds, |peer| setting.touch(bench, peer, &more))?;
     Section::new("fault", "A fault")
@@ -163,7 +180,7 @@ pub fn fault(bench: &Bench, arguments: &FaultArguments) -> Result<Section, Failu
         .text(format!(
             "Steady state: random touches of {} MiB in {} MiB, page-cluster 0, so that a page \
              leaves for each that comes. The pool lies beside that memory; a region's is in its \
-             budget, so that it has {} MiB.",
+             budget, so that it has {} MiB, and in-process all that the program has is in as much.",
             setting.mib,
             setting.mib / STEADY_RATIO,
             setting.mib / STEADY_RATIO * 2
@@ -201,11 +218,17 @@ fn steadily(turns: &[Turns<Faults>]) -> Table {
         own.row(|own| {
             let of = |share| own.median(|run| run.quantile(share) as f64);
             let mut row: Vec<_> = SHARES.map(|share| us(of(share))).into();
+            row.push(us(own.median(Faults::mean)));
             row.push(against(turns, own, |run| run.quantile(0.5) as f64));
+            row.push(against(turns, own, |run| run.quantile(0.99) as f64));
+            row.push(against(turns, own, Faults::mean));
             row
         })
     });
-    Table::new(&["pages in", "p50 (us)", "p90", "p99", "p99.9", "p50 against"], rows.collect())
+    let header = ["pages in", "p50 (us)", "p90", "p99", "p99.9", "mean"];
+    let against = ["p50 against", "p99 against", "mean against"];
+    let header: Vec<_> = header.into_iter().chain(against).collect();
+    Table::new(&header, rows.collect())
 }
 
 fn coldly(turns: &[Turns<Touched>]) -> Table {
@@ -228,7 +251,7 @@ pub fn swapout(bench: &Bench, arguments: &FaultArguments) -> Result<Section, Fai
     let outs = bench.pick(1, 3, 4);
     let rounds = bench.rounds(3, 5);
     let more = [format!("--outs={outs}")];
-    let peers = peers(&arguments.compressors);
+    let peers = peers(arguments);
     let turns = bench.take_turns(&peers, rounds, |peer| setting.touch(bench, peer, &more))?;
     let all = |run: &Touched| crate::figures::median(run.all_out_ns.iter().copied());
     let rows = turns.iter().map(|own| {

@@ -44,6 +44,11 @@ pub struct Faults {
 }
 
 impl Faults {
+    /// The mean time, ns.
+    pub fn mean(&self) -> f64 {
+        self.ns.iter().sum::<u64>() as f64 / self.ns.len() as f64
+    }
+
     /// The time that `share` of the faults did not exceed, ns.
     pub fn quantile(&self, share: f64) -> u64 {
         quantile(&self.ns, share)

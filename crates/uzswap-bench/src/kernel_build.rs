@@ -40,13 +40,20 @@ pub struct BuildArguments {
     #[arg(long, default_value = "60")]
     pub stop_after: u64,
     /// Configurations: plain, zswap, zram, uzswap-NAME with the compressor's name, and with
-    /// "+load-control" behind it.
+    /// "+load-control" behind it; in-process.
     #[arg(long, value_delimiter = ',', default_values_t = PEERS.map(String::from))]
     pub peers: Vec<String>,
 }
 
-const PEERS: [&str; 6] =
-    ["plain", "zswap", "zram", "uzswap-lz4", "uzswap-zstd", "uzswap-zstd+load-control"];
+const PEERS: [&str; 7] = [
+    "plain",
+    "zswap",
+    "zram",
+    "uzswap-lz4",
+    "uzswap-zstd",
+    "uzswap-zstd+load-control",
+    "in-process",
+];
 
 /// Where swap goes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -136,6 +143,7 @@ fn peer(name: &str) -> Result<Peer, Failure> {
         "plain" => Peer::Plain,
         "zswap" => Peer::Zswap { compressor: "lzo".into() },
         "zram" => Peer::Zram { compressor: lz4() },
+        "in-process" => Peer::InProcess { compressor: None },
         other => {
             let Some(compressor) = other.strip_prefix("uzswap-") else {
                 let known = PEERS.join(", ");

@@ -7,6 +7,7 @@
 #![forbid(unsafe_code)]
 
 mod bench;
+mod calls;
 mod codecs;
 mod corpus;
 mod density;
@@ -27,6 +28,7 @@ mod plot;
 mod ram;
 mod ranges;
 mod recovery;
+mod redis;
 mod report;
 mod touch;
 mod transport;
@@ -71,6 +73,16 @@ enum What {
     Recovery(recovery::RecoveryArguments),
     /// Compile a small kernel with many jobs in little memory.
     KernelBuild(kernel_build::BuildArguments),
+    /// A Redis with more data than memory, in-process beside zram.
+    Redis(redis::RedisArguments),
+    /// What system calls and programs take with memory to spare, in-process and alone.
+    Calls(calls::CallsArguments),
+    /// The server that is asked; started by redis.
+    #[command(hide = true)]
+    ServeRedis(redis::ServeArguments),
+    /// The program that makes calls; started by calls.
+    #[command(hide = true)]
+    MakeCalls(calls::MakeArguments),
     /// The program that kills the daemon and waits; started by recovery.
     #[command(hide = true)]
     Pauses(recovery::PausesArguments),
@@ -86,8 +98,9 @@ enum What {
 }
 
 /// What `all` runs, the shortest first.
-const ALL: [&str; 10] = [
+const ALL: [&str; 12] = [
     "ranges",
+    "calls",
     "codecs",
     "locks",
     "density",
@@ -96,6 +109,7 @@ const ALL: [&str; 10] = [
     "numpy",
     "transport",
     "recovery",
+    "redis",
     "kernel-build",
 ];
 
@@ -111,6 +125,8 @@ fn main() -> ExitCode {
     let done = match &cli.what {
         What::Faults(arguments) => faults::run(arguments),
         What::Hold(arguments) => hold::run(arguments),
+        What::ServeRedis(arguments) => redis::serve(arguments),
+        What::MakeCalls(arguments) => calls::make(arguments),
         What::Pauses(arguments) => recovery::pauses(arguments),
         What::Touch(arguments) => touch::run(arguments),
         What::All => begin(&cli.options).and_then(|bench| all(&bench)),
@@ -146,6 +162,9 @@ fn section(bench: &Bench, what: &What) -> Result<Section, Failure> {
         What::Transport(arguments) => transport::run(bench, arguments),
         What::Recovery(arguments) => recovery::run(bench, arguments),
         What::KernelBuild(arguments) => kernel_build::run(bench, arguments),
+        What::Redis(arguments) => redis::run(bench, arguments),
+        What::Calls(arguments) => calls::run(bench, arguments),
+        What::ServeRedis(_) | What::MakeCalls(_) => Err(Failure::new("not a benchmark by itself")),
         What::All | What::Faults(_) | What::Hold(_) | What::Pauses(_) | What::Touch(_) => {
             Err(Failure::new("not a benchmark by itself"))
         }

@@ -3,7 +3,9 @@
 use crate::error::{Context, Failure};
 use crate::floor;
 use clap::Args;
-use std::fs;
+use std::fs::{self, File};
+use std::hint::black_box;
+use std::io::{BufReader, Read, Seek};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 use uzswap_engine::testing::Noise;
@@ -83,6 +85,9 @@ impl Memory {
                 Self::Region(pages)
             }
         };
+        // In-process a program is watched once it asks the C library for much; the mapping above
+        // asks the kernel.
+        drop(black_box(vec![0u8; 16 << 20]));
         fill(memory.pages_mut(), &arguments.pages)?;
         Ok(memory)
     }
@@ -169,22 +174,28 @@ fn counter(name: &str) -> Result<u64, Failure> {
     value.ok_or_else(|| Failure::new(format!("/proc/vmstat has no {name}; it needs Linux 5.13")))
 }
 
-/// Fills memory with pages, none twice.
+/// Fills memory with pages, none twice. The file is read page by page: what it would take as a
+/// whole is more than the memory of some.
 fn fill(memory: &mut [Page], path: &Path) -> Result<(), Failure> {
     let what = path.display().to_string();
-    let bytes = fs::read(path).context(&what)?;
-    let (pages, _) = bytes.as_chunks::<PAGE_BYTES>();
-    if pages.is_empty() {
+    let mut file = BufReader::new(File::open(path).context(&what)?);
+    let in_file = file.get_ref().metadata().context(&what)?.len() as usize / PAGE_BYTES;
+    if in_file == 0 {
         return Err(Failure::new(format!("{what}: not even one page")));
     }
     let mut noise = Noise::new(7);
     for (number, page) in memory.iter_mut().enumerate() {
-        *page = pages[number % pages.len()];
-        if number >= pages.len() {
+        if number > 0 && number.is_multiple_of(in_file) {
+            file.rewind().context(&what)?;
+        }
+        let mut content = [0; PAGE_BYTES];
+        file.read_exact(&mut content).context(&what)?;
+        if number >= in_file {
             // Not twice the same page: that would be kept once.
             let at = noise.below(PAGE_BYTES as u64 / 8) as usize * 8;
-            page[at..at + 8].copy_from_slice(&noise.word().to_le_bytes());
+            content[at..at + 8].copy_from_slice(&noise.word().to_le_bytes());
         }
+        *page = content;
     }
     Ok(())
 }

@@ -5,7 +5,7 @@ use crate::bench::{Bench, Candidate, Interrupt, Turns};
 use crate::error::{Context, Failure};
 use crate::install::shell;
 use crate::machine::Changes;
-use crate::peer::{FOLDER, wait};
+use crate::peer::{FOLDER, uzswap, wait};
 use crate::report::{Section, Table};
 use clap::Args;
 use serde::{Deserialize, Serialize};
@@ -29,6 +29,8 @@ const RATIO: u64 = 4;
 /// What numpy's temporary arrays take besides: a region's are outside of its budget, a group's are
 /// in it, and in 8 MiB they leave the file so little that the kernel ends the program.
 const TEMPORARIES_BYTES: u64 = 16 << 20;
+/// What Python and numpy take themselves, which in-process is in the memory too.
+const INTERPRETER_BYTES: u64 = 24 << 20;
 const PROGRAM: &str = include_str!("numpy.py");
 /// What is done to the array, in this order; each is a column.
 const STEPS: [(&str, &str); 4] = [
@@ -42,6 +44,7 @@ enum Memory {
     Plain,
     Memmap,
     Region { compressor: String },
+    InProcess,
 }
 
 /// One way to keep one kind of numbers.
@@ -56,6 +59,7 @@ impl Candidate for Array {
             Memory::Plain => format!("{}: plain numpy, all in memory", self.data),
             Memory::Memmap => format!("{}: numpy.memmap in a cgroup", self.data),
             Memory::Region { compressor } => format!("{}: region, {compressor}", self.data),
+            Memory::InProcess => format!("{}: plain numpy, in-process", self.data),
         }
     }
 }
@@ -93,12 +97,21 @@ fn python() -> Result<PathBuf, Failure> {
 impl Setting {
     fn run(&self, array: &Array, interrupt: &Interrupt) -> Result<Run, Failure> {
         let file = Path::new(FOLDER).join("numbers");
-        let mut command = Command::new(&self.python);
+        let mut command = match array.memory {
+            Memory::InProcess => {
+                let memory = self.budget + TEMPORARIES_BYTES + INTERPRETER_BYTES;
+                let mut command = Command::new(uzswap()?);
+                command.args(["run", "--in-process", "--quiet", &format!("--memory={memory}")]);
+                command.arg("--").arg(&self.python);
+                command
+            }
+            _ => Command::new(&self.python),
+        };
         command.args(["-c", PROGRAM, "--data", array.data]);
         command.args(["--count", &self.count.to_string(), "--gathers", &self.gathers.to_string()]);
         let mut changes = Changes::begin();
         match &array.memory {
-            Memory::Plain => command.args(["--memory", "plain"]),
+            Memory::Plain | Memory::InProcess => command.args(["--memory", "plain"]),
             Memory::Memmap => {
                 let group = changes.group(self.budget + TEMPORARIES_BYTES)?;
                 command.args(["--memory", "memmap", "--file"]).arg(&file);
@@ -157,8 +170,11 @@ pub fn run(bench: &Bench, arguments: &NumpyArguments) -> Result<Section, Failure
              times plain numpy in the same round. Prices are random walks rounded to cents \
              (float64), counts are Poisson with mean 20 (int64). A region's backing and memmap's \
              file lie in {FOLDER}; memmap's pages are charged to a cgroup of that size, a region \
-             keeps to it by itself. Every byte of every result is compared.",
-            mib / RATIO
+             keeps to it by itself. In-process is the plain array under 'uzswap run', with {} MiB \
+             more for numpy's temporary arrays and the interpreter. Every byte of every result is \
+             compared.",
+            mib / RATIO,
+            (TEMPORARIES_BYTES + INTERPRETER_BYTES) >> 20,
         ));
     for data in ["prices", "counts"] {
         let memory = |memory| Array { data, memory };
@@ -167,7 +183,7 @@ pub fn run(bench: &Bench, arguments: &NumpyArguments) -> Result<Section, Failure
             .compressors
             .iter()
             .map(|compressor| Memory::Region { compressor: compressor.clone() });
-        arrays.extend(regions.map(memory));
+        arrays.extend(regions.chain([Memory::InProcess]).map(memory));
         let turns =
             bench.take_turns(&arrays, rounds, |array| setting.run(array, &bench.interrupt))?;
         let digests: Vec<_> =

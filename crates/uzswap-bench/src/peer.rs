@@ -23,8 +23,9 @@ pub const ZRAM: &str = "/sys/block/zram0";
 /// Size of peers' swap areas; as much as any of the benchmarks needs.
 const AREA_BYTES: u64 = 4 << 30;
 
-/// How often a command that runs is looked at.
-const TICK: Duration = Duration::from_millis(100);
+/// How often a command that runs is looked at, and at each which look it is sampled.
+const TICK: Duration = Duration::from_millis(5);
+const SAMPLED: u32 = 20;
 
 /// A configuration.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -57,6 +58,13 @@ pub enum Peer {
     },
     /// Memory whose faults are served without a cache ([`crate::floor`]).
     Floor,
+    /// As the command is, with all of the machine's memory.
+    Alone,
+    /// `uzswap run --in-process`.
+    InProcess {
+        /// Its compressor, if it is not the one that it has by itself.
+        compressor: Option<String>,
+    },
 }
 
 /// What a command has.
@@ -126,6 +134,9 @@ impl Candidate for Peer {
                 format!("region, {compressor}, handlers")
             }
             Self::Floor => "userfaultfd, no cache".into(),
+            Self::Alone => "alone".into(),
+            Self::InProcess { compressor: None } => "in-process".into(),
+            Self::InProcess { compressor: Some(name) } => format!("in-process, {name}"),
         }
     }
 
@@ -152,7 +163,9 @@ impl Candidate for Peer {
                 let mode = if *handlers { Mode::HandlerThreads } else { Mode::InThread };
                 mode.check().err().map(|error| error.to_string())
             }
-            Self::Floor => Mode::InThread.check().err().map(|error| error.to_string()),
+            Self::Floor | Self::InProcess { .. } => {
+                Mode::InThread.check().err().map(|error| error.to_string())
+            }
             _ => None,
         }
     }
@@ -173,6 +186,18 @@ impl Peer {
         }
         if let Self::Uzswap { options, .. } = self {
             return run_uzswap(room, options, command, interrupt);
+        }
+        match self {
+            Self::InProcess { compressor } => {
+                let command = in_process(room, compressor.as_deref(), command)?;
+                return run_unlimited(command, room.time_max, interrupt);
+            }
+            Self::Alone => {
+                let mut alone = Command::new(&command[0]);
+                alone.args(&command[1..]);
+                return run_unlimited(alone, room.time_max, interrupt);
+            }
+            _ => {}
         }
         self.set_up(changes, room)?;
         let group = changes.group(room.memory)?;
@@ -254,7 +279,7 @@ impl Peer {
                 changes.zram(compressor, AREA_BYTES)?;
                 changes.swap_on(Path::new("/dev/zram0"), AREA_BYTES)
             }
-            Self::Uzswap { .. } | Self::Region { .. } | Self::Floor => Ok(()),
+            _ => Ok(()),
         }
     }
 
@@ -267,7 +292,7 @@ impl Peer {
                 let line = text.lines().find_map(|line| line.strip_prefix("Zswap:"));
                 number(line.unwrap_or_default(), 0) * 1024
             }
-            Self::Plain | Self::Uzswap { .. } | Self::Region { .. } | Self::Floor => 0,
+            _ => 0,
         }
     }
 }
@@ -337,6 +362,48 @@ fn run_uzswap(
     })
 }
 
+/// The command below `uzswap run`. What it takes of the pool is in its memory, whatever the room
+/// says.
+fn in_process(
+    room: Room,
+    compressor: Option<&str>,
+    command: &[String],
+) -> Result<Command, Failure> {
+    let mut below = Command::new(uzswap()?);
+    below.args(["run", "--in-process", "--quiet", "--memory", &room.memory.to_string()]);
+    below.args(compressor.map(|name| format!("--compressor={name}")));
+    if room.slow_disk {
+        below.arg(format!("--backing={DISK}:{BACKING_BYTES}"));
+    }
+    below.arg("--").args(command);
+    Ok(below)
+}
+
+/// Runs what needs no cgroup, and does not say what it swapped.
+fn run_unlimited(
+    mut command: Command,
+    time_max: Option<Duration>,
+    interrupt: &Interrupt,
+) -> Result<Measured, Failure> {
+    let child = command.stdin(Stdio::null()).stdout(Stdio::piped()).spawn().context("uzswap")?;
+    let before = Counters::read();
+    let ended = wait(child, interrupt, time_max, || 0)?;
+    let after = Counters::read();
+    Ok(Measured {
+        seconds: ended.seconds,
+        is_whole: ended.is_whole,
+        cpu_seconds: after.cpu_seconds - before.cpu_seconds,
+        major_faults: 0,
+        pages_in: 0,
+        pages_out: 0,
+        device_read: 0,
+        device_written: 0,
+        pool_peak: 0,
+        dead_share: None,
+        stdout: ended.stdout,
+    })
+}
+
 /// How a command went.
 pub struct Ended {
     seconds: f64,
@@ -362,7 +429,7 @@ pub fn wait(
     let stderr = child.stderr.take();
     let reader = std::thread::spawn(move || std::io::read_to_string(stdout).unwrap_or_default());
     let errors = std::thread::spawn(move || stderr.and_then(|it| std::io::read_to_string(it).ok()));
-    let (mut told, mut is_whole) = (false, true);
+    let (mut told, mut is_whole, mut look) = (false, true, 0u32);
     let (status, seconds) = loop {
         if let Some(status) = child.try_wait().context("the command")? {
             break (status, began.elapsed().as_secs_f64());
@@ -374,7 +441,10 @@ pub fn wait(
             let _ = process::kill(child.id() as i32, signal_hook::consts::SIGTERM);
             (told, is_whole) = (true, false);
         }
-        peak = peak.max(sample());
+        if look.is_multiple_of(SAMPLED) {
+            peak = peak.max(sample());
+        }
+        look += 1;
         std::thread::sleep(TICK);
     };
     interrupt.check()?;

@@ -1,0 +1,183 @@
+//! `redis`: a server with more data than memory, beside zram, both with the same memory in total.
+//!
+//! The measured command is a part of this program ([`serve`]): it starts the server, fills it, and
+//! has Redis' own client ask for the first of its keys at random, twice.
+
+use crate::bench::{Bench, Turns};
+use crate::corpus;
+use crate::error::{Context, Failure};
+use crate::machine::Changes;
+use crate::peer::{Peer, Room};
+use crate::report::{Section, Table};
+use clap::Args;
+use serde::{Deserialize, Serialize};
+use std::io::{BufWriter, Write};
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+use uzswap_engine::testing::Noise;
+
+/// What to measure.
+#[derive(Debug, Args)]
+pub struct RedisArguments {
+    /// Memory of server, client and pool together, MiB.
+    #[arg(long, default_value_t = 256)]
+    pub memory_mib: u64,
+    /// Values of 1 KB [default: 400 000].
+    #[arg(long)]
+    pub keys: Option<usize>,
+    /// Compressors of ours, beside the one that it has by itself.
+    #[arg(long, value_delimiter = ',')]
+    pub compressors: Vec<String>,
+}
+
+/// What the measured command is told.
+#[derive(Debug, Args)]
+pub struct ServeArguments {
+    #[arg(long)]
+    keys: usize,
+    /// Keys that are asked for: the first ones.
+    #[arg(long)]
+    asked: usize,
+    #[arg(long)]
+    requests: usize,
+}
+
+/// What it measured.
+#[derive(Debug, Serialize, Deserialize)]
+struct Served {
+    load_seconds: f64,
+    /// Requests a second, the first and the second time.
+    rates: Vec<f64>,
+    /// 99th percentiles of a request, ms.
+    p99_ms: Vec<f64>,
+}
+
+/// Bytes of a value.
+const VALUE: usize = 1000;
+/// Of all keys, one in so many is asked for.
+const ASKED: usize = 7;
+
+/// Measures.
+pub fn run(bench: &Bench, arguments: &RedisArguments) -> Result<Section, Failure> {
+    let keys = arguments.keys.unwrap_or(bench.pick(60_000, 400_000, 400_000));
+    let asked = keys.div_ceil(ASKED).next_multiple_of(10_000);
+    let requests = bench.pick(5_000, 20_000, 100_000);
+    let memory = bench.pick(48, arguments.memory_mib, arguments.memory_mib) << 20;
+    let in_process = |compressor| Peer::InProcess { compressor };
+    let mut peers = vec![Peer::Zram { compressor: "lz4".into() }, in_process(None)];
+    peers.extend(arguments.compressors.iter().cloned().map(Some).map(in_process));
+    let own = std::env::current_exe().context("the path of this program")?;
+    let command = [
+        own.display().to_string(),
+        "serve-redis".into(),
+        format!("--keys={keys}"),
+        format!("--asked={asked}"),
+        format!("--requests={requests}"),
+    ];
+    let rounds = bench.rounds(2, 3);
+    let turns = bench.take_turns(&peers, rounds, |peer| {
+        let room = Room { memory, pool: Some(memory), slow_disk: false, time_max: None };
+        let measured = peer.run(&mut Changes::begin(), room, &command, &bench.interrupt)?;
+        serde_json::from_str::<Served>(&measured.stdout).context("the program's output")
+    })?;
+    Section::new("redis", "A server with more data than memory")
+        .text(format!(
+            "Redis with {keys} JSON values of 1 KB in {} MiB, what zram's pool takes included; \
+             {requests} GETs of the first {asked} keys at random from 50 clients (redis-benchmark), \
+             twice; medians of {rounds} rounds, 'against' of those in pairs.",
+            memory >> 20
+        ))
+        .table(table(&turns))
+        .raw("turns", &turns)
+}
+
+fn table(turns: &[Turns<Served>]) -> Table {
+    let rows = turns.iter().map(|own| {
+        own.row(|own| {
+            let mut row = vec![format!("{:.1}", own.median(|run| run.load_seconds))];
+            for turn in 0..2 {
+                let rate = |run: &Served| run.rates[turn];
+                row.push(format!("{:.0}", own.median(rate)));
+                let against = own.paired(&turns[0], |own, zram| rate(own) / rate(zram));
+                row.push(format!("{against:.2}"));
+                row.push(format!("{:.2}", own.median(|run| run.p99_ms[turn])));
+            }
+            row
+        })
+    });
+    let first = ["held by", "load (s)", "first: GET/s", "against", "p99 (ms)"];
+    let second = ["second: GET/s", "against", "p99 (ms)"];
+    let header: Vec<_> = first.into_iter().chain(second).collect();
+    Table::new(&header, rows.collect())
+}
+
+/// What is measured: prints a [`Served`] as JSON.
+pub fn serve(arguments: &ServeArguments) -> Result<(), Failure> {
+    let (server, socket) = corpus::server()?;
+    let began = Instant::now();
+    let stream = UnixStream::connect(&socket).context("redis-server")?;
+    load(stream, arguments.keys).context("redis-server")?;
+    let mut served =
+        Served { load_seconds: began.elapsed().as_secs_f64(), rates: vec![], p99_ms: vec![] };
+    for _ in 0..2 {
+        // What the load has begun, such as giving pages out, ends.
+        std::thread::sleep(Duration::from_secs(1));
+        let (rate, p99) = ask(&socket, arguments)?;
+        served.rates.push(rate);
+        served.p99_ms.push(p99);
+    }
+    drop(server);
+    println!("{}", serde_json::to_string(&served).context("the figures")?);
+    Ok(())
+}
+
+/// Requests a second, and their 99th percentile, ms.
+fn ask(socket: &Path, arguments: &ServeArguments) -> Result<(f64, f64), Failure> {
+    let [requests, asked] = [arguments.requests, arguments.asked].map(|number| number.to_string());
+    let output = Command::new("redis-benchmark")
+        .args(["--csv", "-n", &requests, "-r", &asked, "-s"])
+        .arg(socket)
+        .args(["GET", "key:__rand_int__"])
+        .stdin(Stdio::null())
+        .output()
+        .context("redis-benchmark")?;
+    let text = String::from_utf8_lossy(&output.stdout);
+    // A header, and a line: name, requests a second, and latencies: mean, least, p50, p95, p99.
+    let line = text.lines().last().unwrap_or_default();
+    let mut fields = line.split(',').skip(1).map(|field| field.trim_matches('"').parse::<f64>());
+    let (rate, p99) = (fields.next(), fields.nth(4));
+    match (rate, p99) {
+        (Some(Ok(rate)), Some(Ok(p99))) => Ok((rate, p99)),
+        _ => Err(Failure::new(format!("redis-benchmark said: {line}"))),
+    }
+}
+
+/// Sets values as a shop keeps them, some in common and some by chance.
+fn load(stream: UnixStream, keys: usize) -> std::io::Result<()> {
+    let mut noise = Noise::new(17);
+    let mut answers = stream.try_clone()?;
+    // Answers are read meanwhile, or the server would wait for us.
+    let reader = std::thread::spawn(move || std::io::copy(&mut answers, &mut std::io::sink()));
+    let mut out = BufWriter::new(&stream);
+    for number in 0..keys {
+        let mut value = format!(r#"{{"id":"{:016x}","lines":["#, noise.word());
+        while value.len() < VALUE {
+            let (item, price) = (noise.below(5000), noise.below(100_000));
+            let text = format!(r#"{{"item":{item},"price":{price},"quantity":{}}},"#, item % 7);
+            value += &text;
+        }
+        value.truncate(VALUE);
+        let key = format!("key:{number:012}");
+        write!(out, "*3\r\n$3\r\nSET\r\n$16\r\n{key}\r\n${VALUE}\r\n{value}\r\n")?;
+    }
+    out.write_all(b"*1\r\n$4\r\nQUIT\r\n")?;
+    out.flush()?;
+    drop(out);
+    // QUIT is answered last, and the connection closed.
+    match reader.join() {
+        Ok(read) => read.map(drop),
+        Err(_) => Err(std::io::ErrorKind::Other.into()),
+    }
+}
