@@ -187,7 +187,7 @@ fn watch() {
             None => allowance.saturating_sub(used),
         };
         if AGENT.get().is_none() && !has_failed && room < allowance / 4 && used >= LEAST {
-            let compressor = std::env::var("UZSWAP_COMPRESSOR").unwrap_or("lz4:0".into());
+            let compressor = std::env::var("UZSWAP_COMPRESSOR").unwrap_or("lz4".into());
             let taken = takeover::take_over(allowance, &compressor);
             if let Err(error) = &taken {
                 say(&format!("this program runs without: {error}"));
