@@ -9,6 +9,7 @@ use crate::error::{Context, Failure};
 use crate::faults::{self, Faults};
 use crate::figures::quantile;
 use crate::machine::Changes;
+use crate::memory::TAKEN_OVER;
 use crate::peer::{Peer, Room};
 use crate::plot::Plot;
 use crate::report::{Section, Table};
@@ -80,8 +81,8 @@ impl Setting {
         changes.set(read_ahead, value.trim())?;
         // Room for the pages, for the file of pages while it is read, and for the program.
         let room_mib = match peer {
-            // A program is taken over once less than a quarter is left.
-            Peer::InProcess { .. } => self.mib * 5 / 4 + 32,
+            // A program is taken over once less than a quarter is left; then it needs less.
+            Peer::InProcess { .. } => self.mib + TAKEN_OVER / (1 << 20) + self.mib / 8,
             _ => self.mib * 3 / 2 + 256,
         };
         let memory = (room_mib << 20) as u64;

@@ -32,6 +32,9 @@ pub struct MemoryArguments {
     /// Memory whose faults are served without a cache, instead.
     #[arg(long)]
     pub floor: bool,
+    /// It is run in-process, and is taken over before anything is timed.
+    #[arg(long)]
+    pub in_process: bool,
     /// The region's budget, MiB.
     #[arg(long, default_value_t = 0)]
     pub budget_mib: u64,
@@ -41,6 +44,10 @@ pub struct MemoryArguments {
 pub const CHUNK_PAGES: usize = 512;
 /// Pages that may be in the swap cache when all should be out: other programs' and stragglers.
 const CACHED_PAGES_MAX: u64 = 64;
+
+/// What a program touches besides so that it is taken over, and how long that may take.
+pub const TAKEN_OVER: usize = 64 << 20;
+const TAKE_OVER: Duration = Duration::from_millis(300);
 
 /// How long emptying the swap cache may take: other programs' pages leave it too.
 const EMPTY_MAX: Duration = Duration::from_secs(5);
@@ -85,10 +92,15 @@ impl Memory {
                 Self::Region(pages)
             }
         };
-        // In-process a program is watched once it asks the C library for much; the mapping above
-        // asks the kernel.
+        // A program is watched once it asks the C library for much; the mapping above asks the
+        // kernel.
         drop(black_box(vec![0u8; 16 << 20]));
         fill(memory.pages_mut(), &arguments.pages)?;
+        if arguments.in_process {
+            let more = vec![1u8; TAKEN_OVER];
+            std::thread::sleep(TAKE_OVER);
+            drop(black_box(more));
+        }
         Ok(memory)
     }
 

@@ -249,6 +249,7 @@ impl Peer {
                 [region, budget].into_iter().chain(handlers).collect()
             }
             Self::Floor => vec!["--floor".into()],
+            Self::InProcess { .. } => vec!["--in-process".into()],
             _ => Vec::new(),
         }
     }

@@ -262,8 +262,8 @@ fn ends_at(code: &[u8], start: usize, address: usize) -> bool {
     is_end && decoder.ip() == address as u64
 }
 
-/// The instruction before a `syscall` at an address, if, decoded from the beginning of the function,
-/// one begins there and is the function's first or not.
+/// What is before a `syscall` at an address, if one begins there, decoded from the beginning of the
+/// function: an instruction, or none of the function's.
 fn before_call(code: &[u8], start: usize, address: usize) -> Option<Option<Instruction>> {
     let mut decoder = Decoder::with_ip(64, code, start as u64, DecoderOptions::NONE);
     let mut before = None;
