@@ -41,6 +41,8 @@ pub(crate) struct Space {
     touched: Box<[AtomicU8]>,
     /// What the program said of its accesses: see [`crate::streams`].
     pub(crate) advice: AtomicU8,
+    /// It is being unmapped, or was: what is `Busy` stays so.
+    is_closed: AtomicBool,
     /// In a fork: a file is mapped over the region. See [`crate::copy`].
     is_copy: AtomicBool,
     /// Its addresses are the program's own, who maps and unmaps them. See [`crate::window`].
@@ -107,6 +109,7 @@ impl Space {
             words,
             touched: (0..chunks).map(|_| AtomicU8::new(0)).collect(),
             advice: AtomicU8::new(0),
+            is_closed: AtomicBool::new(false),
             is_copy: AtomicBool::new(false),
             is_window,
         })
@@ -249,21 +252,21 @@ impl Space {
         }
     }
 
-    /// Pins a page once less. What has been unmapped has no pins any more.
+    /// Pins a page once less. A pin goes with its page: what has been unmapped, or given back by
+    /// the program, has none any more.
     pub(crate) fn unpin(&self, page: u32) {
-        let is_open = || self.memory.lock().unwrap_or_else(PoisonError::into_inner).is_some();
         loop {
             let word = self.load(page);
-            if word.kind() == Kind::Resident {
-                if self.change(page, word, word.unpinned()) {
-                    return;
+            match word.kind() {
+                Kind::Busy if self.is_closed.load(Acquire) => return,
+                // A call on the page is under way; it leaves a pinned page where it is.
+                Kind::Busy => self.wait(page),
+                Kind::Resident if word.pins() > 0 => {
+                    if self.change(page, word, word.unpinned()) {
+                        return;
+                    }
                 }
-            } else if is_open() || word.kind() == Kind::Busy {
-                // A call on the page is under way; it leaves a pinned page where it is, or has
-                // taken away what the program has unmapped meanwhile.
-                self.wait(page);
-            } else {
-                return;
+                _ => return,
             }
         }
     }
@@ -330,6 +333,8 @@ impl Space {
 
     /// Takes every page for good, unmaps the memory, and returns how many pages had any.
     pub(crate) fn close(&self) -> i64 {
+        // Before any page is taken for good.
+        self.is_closed.store(true, Release);
         let mut resident = 0;
         let mut at = self.next_touched(0);
         while let Some(page) = at {

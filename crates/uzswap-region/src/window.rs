@@ -177,7 +177,7 @@ impl Pager {
     pub fn unhold(&self, held: Range<usize>) {
         for at in held.step_by(PAGE_BYTES) {
             if let Some((space, page)) = find(at) {
-                space.let_go(page);
+                space.unpin(page);
             }
         }
     }
@@ -378,23 +378,6 @@ impl Space {
                     let _blocked = Blocked::all();
                     bus::on_own_stack(|| self.pager.fault(self, page, true));
                 }
-            }
-        }
-    }
-
-    /// Unpins a page that was held, unless the program has given it back or mapped another there
-    /// meanwhile: a pin goes with its page.
-    fn let_go(&self, page: u32) {
-        loop {
-            let word = self.load(page);
-            match word.kind() {
-                Kind::Busy => self.wait(page),
-                Kind::Resident if word.pins() > 0 => {
-                    if self.change(page, word, word.unpinned()) {
-                        return;
-                    }
-                }
-                _ => return,
             }
         }
     }

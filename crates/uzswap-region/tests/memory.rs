@@ -134,6 +134,15 @@ fn what_is_pinned_stays_and_system_calls_can_be_given_it() {
     assert!(matches!(bytes.pin(0..9 * MIB), Err(Error::Range { .. })));
 }
 
+#[test]
+fn a_pin_may_be_dropped_after_its_region() {
+    let pager = Pager::builder().memory("16M").mode(Mode::InThread).build().unwrap();
+    let region = pager.map(MIB).unwrap();
+    let pinned = region.pin(0..4096).unwrap();
+    drop(region);
+    drop(pinned);
+}
+
 /// What no codec makes smaller, so that nearly all of it is on the backing.
 fn noise(i: usize) -> u64 {
     let mut word = (i as u64 + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
