@@ -5,13 +5,14 @@ use rustix::fs::FlockOperation;
 use std::collections::BTreeSet;
 use std::fs::{self, File};
 use std::io::{BufRead, BufReader, Write};
-use std::os::unix::fs::OpenOptionsExt;
+use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
 use std::time::{Duration, Instant};
 use uzswap_sys::cgroup::{Group, Hierarchy, Version};
+use uzswap_sys::process;
 
 /// How long a run may take: some take minutes where builds run beside them.
 const PATIENCE: Duration = Duration::from_secs(15 * 60);
@@ -30,6 +31,47 @@ pub fn program(name: &str) -> PathBuf {
     let path = folder.join(name);
     assert!(path.exists(), "{} is not built: cargo build --workspace", path.display());
     path
+}
+
+/// A command that does as an ordinary user what its arguments say, if this is root; `setpriv` finds
+/// uzswap, its library and programs of these tests in the folder, which everybody may write.
+pub fn as_nobody(folder: &Path) -> Command {
+    fs::set_permissions(folder, fs::Permissions::from_mode(0o777)).expect("a folder of the test's");
+    for name in ["uzswap", "libuzswap_agent.so", "absent", "torture"] {
+        fs::copy(program(name), folder.join(name)).expect("room for a program");
+    }
+    let mut command = Command::new("setpriv");
+    if rustix::process::geteuid().is_root() {
+        command.args(["--reuid=65534", "--regid=65534", "--clear-groups", "--bounding-set=-all"]);
+    }
+    command.env_remove("XDG_RUNTIME_DIR").env_remove("LD_PRELOAD");
+    command
+}
+
+/// Runs a command; what it has said, and how much anonymous memory it and all that it started had
+/// at most, bytes, as far as a look every few milliseconds tells.
+pub fn output_and_peak(command: &mut Command) -> (Output, u64) {
+    let child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("it starts");
+    let (pid, (ended, end)) = (child.id() as i32, channel::<()>());
+    let watcher = std::thread::spawn(move || {
+        let mut peak = 0;
+        while end.recv_timeout(Duration::from_millis(3)) == Err(RecvTimeoutError::Timeout) {
+            let all = process::tree(pid);
+            peak = peak.max(all.into_iter().filter_map(process::anonymous_part_bytes).sum());
+        }
+        peak
+    });
+    let output = child.wait_with_output().expect("it can be waited for");
+    drop(ended);
+    (output, watcher.join().expect("it only looks"))
+}
+
+/// Compiles a program of C, which is then FOLDER/program.
+pub fn compile(folder: &Path, text: &str, options: &[&str]) {
+    fs::write(folder.join("program.c"), text).expect("room for a file");
+    let mut compiler = Command::new("cc");
+    compiler.args(["-O1", "program.c", "-o", "program"]).args(options);
+    assert!(compiler.current_dir(folder).status().expect("a compiler").success());
 }
 
 /// The transport to test, as options of `run` and `serve`: as the environment says (see
@@ -129,7 +171,7 @@ fn watch_for_hangs() -> Sender<()> {
         processes.iter().for_each(|pid| said += &stand(*pid));
         let _ = std::io::stderr().write_all(said.as_bytes());
         // An error: it has just ended.
-        processes.iter().for_each(|pid| _ = uzswap_sys::process::kill(*pid, libc::SIGKILL));
+        processes.iter().for_each(|pid| _ = process::kill(*pid, libc::SIGKILL));
         std::process::abort();
     });
     ended
@@ -441,7 +483,7 @@ impl Run {
 
     /// Sends it a signal.
     pub fn signal(&self, signal: i32) {
-        uzswap_sys::process::kill(self.pid(), signal).expect("it is running");
+        process::kill(self.pid(), signal).expect("it is running");
     }
 
     /// Waits for its end: output, and the report if it wrote one. Panics, having killed it, when it
@@ -453,7 +495,7 @@ impl Run {
             let is_late = end.recv_timeout(PATIENCE) == Err(RecvTimeoutError::Timeout);
             if is_late {
                 // An error: it ended just now, or only its command did not.
-                let _ = uzswap_sys::process::kill(pid, libc::SIGKILL);
+                let _ = process::kill(pid, libc::SIGKILL);
             }
             is_late
         });
@@ -526,7 +568,7 @@ impl Served {
 
     /// Tells it to end.
     pub fn terminate(&self) {
-        uzswap_sys::process::kill(self.child.id() as i32, libc::SIGTERM).expect("it is running");
+        process::kill(self.child.id() as i32, libc::SIGTERM).expect("it is running");
     }
 
     /// What it has said on standard error.

@@ -5,10 +5,9 @@
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 use std::fs;
-use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
-use std::process::{Command, Output};
-use uzswap_tests::program;
+use std::process::Output;
+use uzswap_tests::as_nobody;
 
 /// Becomes a program that may call all but userfaultfd, which answers `EPERM`.
 const FILTER: &str = r#"
@@ -28,18 +27,11 @@ os.execv(sys.argv[1], sys.argv[1:])
 
 /// Runs uzswap under the filter, as nobody, if this is root: `/dev/userfaultfd` is root's.
 fn run(folder: &Path, words: &[&str]) -> Output {
-    fs::set_permissions(folder, fs::Permissions::from_mode(0o777)).unwrap();
-    for name in ["uzswap", "libuzswap_agent.so"] {
-        fs::copy(program(name), folder.join(name)).unwrap();
-    }
+    let mut command = as_nobody(folder);
     let filter = folder.join("filter.py");
     fs::write(&filter, FILTER).unwrap();
-    let mut command = Command::new("setpriv");
-    if rustix::process::geteuid().is_root() {
-        command.args(["--reuid=65534", "--regid=65534", "--clear-groups", "--bounding-set=-all"]);
-    }
     command.args(["/usr/bin/python3", "-I"]).arg(filter).arg(folder.join("uzswap")).args(words);
-    command.env_remove("XDG_RUNTIME_DIR").env_remove("LD_PRELOAD").output().unwrap()
+    command.output().unwrap()
 }
 
 #[test]
@@ -62,4 +54,13 @@ fn where_userfaultfd_is_denied_a_command_runs_as_without_and_one_line_says_so() 
     // The same words, with what comes after the name of what was looked at.
     let reason = said.trim_end().strip_prefix("uzswap: in-process: ").unwrap();
     assert!(told.contains(reason), "{told}");
+}
+
+#[test]
+fn where_userfaultfd_is_denied_a_backing_that_cannot_be_is_refused_all_the_same() {
+    let folder = tempfile::tempdir_in("/var/tmp").unwrap();
+    let options = ["run", "--in-process", "--memory", "64M", "--backing", "/proc:1G"];
+    let output = run(folder.path(), &[&options[..], &["--", "true"]].concat());
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(!output.status.success() && said.contains("--backing /proc"), "{said}");
 }

@@ -7,7 +7,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::{Command, Output};
 use uzswap_engine::testing::Noise;
-use uzswap_tests::{is_full, program};
+use uzswap_tests::{as_nobody, compile, is_full};
 
 /// A heap of 70 MB that is read by forks, threads, files and other programs.
 const PROGRAM: &str = r#"
@@ -64,19 +64,11 @@ thread.join()
 print(b''.join(got) == whole)
 "#;
 
-/// Runs a command as nobody, if this is root, with programs where anybody may read them. HERE is
-/// the folder.
+/// Runs a command as nobody, if this is root. HERE is the folder.
 fn run(folder: &Path, words: &[&str]) -> Output {
-    fs::set_permissions(folder, fs::Permissions::from_mode(0o777)).unwrap();
-    for name in ["uzswap", "libuzswap_agent.so", "absent", "torture"] {
-        fs::copy(program(name), folder.join(name)).unwrap();
-    }
-    let mut command = Command::new("setpriv");
-    if rustix::process::geteuid().is_root() {
-        command.args(["--reuid=65534", "--regid=65534", "--clear-groups", "--bounding-set=-all"]);
-    }
+    let mut command = as_nobody(folder);
     command.args(words.iter().map(|word| word.replace("HERE", folder.to_str().unwrap())));
-    command.env_remove("XDG_RUNTIME_DIR").output().unwrap()
+    command.output().unwrap()
 }
 
 /// A program that must do in a part of its memory what it does with all of it.
@@ -332,14 +324,6 @@ int main(void) {
     printf("%ld\n", sum);
 }
 "#;
-
-/// Compiles a program of C.
-fn compile(folder: &Path, text: &str, options: &[&str]) {
-    fs::write(folder.join("program.c"), text).unwrap();
-    let mut compiler = Command::new("cc");
-    compiler.args(["-O1", "program.c", "-o", "program"]).args(options);
-    assert!(compiler.current_dir(folder).status().unwrap().success());
-}
 
 /// A small stack for signals between pieces of the program's own, and a handler that writes what is
 /// compressed.

@@ -3,30 +3,117 @@
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 use std::fs;
-use std::os::unix::fs::PermissionsExt;
-use std::process::Command;
-use uzswap_tests::program;
+use std::path::Path;
+use uzswap_tests::{as_nobody, compile};
 
-/// Runs a Python program as nobody, if this is root, in 64 MiB: it ends well, and was taken over.
-fn check(text: &str) {
-    let folder = tempfile::tempdir_in("/var/tmp").unwrap();
-    let folder = folder.path();
-    fs::set_permissions(folder, fs::Permissions::from_mode(0o777)).unwrap();
-    for name in ["uzswap", "libuzswap_agent.so"] {
-        fs::copy(program(name), folder.join(name)).unwrap();
-    }
-    let path = folder.join("program.py");
-    fs::write(&path, text).unwrap();
-    let mut command = Command::new("setpriv");
-    if rustix::process::geteuid().is_root() {
-        command.args(["--reuid=65534", "--regid=65534", "--clear-groups", "--bounding-set=-all"]);
-    }
+/// Runs a command as nobody, if this is root, in 64 MiB: it ends well, and was taken over.
+fn check_command(folder: &Path, words: &[&str]) {
+    let mut command = as_nobody(folder);
     command.arg(folder.join("uzswap")).args(["run", "--in-process", "--memory", "64M", "--"]);
-    command.args(["/usr/bin/python3", "-I"]).arg(&path).env_remove("XDG_RUNTIME_DIR");
-    let output = command.output().unwrap();
+    let output = command.args(words).current_dir(folder).output().unwrap();
     let said = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success(), "{}: {said}", output.status);
     assert!(said.contains("memory of 1 processes was kept small"), "{said}");
+}
+
+/// The same of a Python program.
+fn check(text: &str) {
+    let folder = tempfile::tempdir_in("/var/tmp").unwrap();
+    fs::write(folder.path().join("program.py"), text).unwrap();
+    check_command(folder.path(), &["/usr/bin/python3", "-I", "program.py"]);
+}
+
+/// The same of a C program.
+fn check_compiled(text: &str) {
+    let folder = tempfile::tempdir_in("/var/tmp").unwrap();
+    compile(folder.path(), text, &["-pthread"]);
+    check_command(folder.path(), &["./program"]);
+}
+
+/// A thread that fills memory until the program has been taken over, and reads it.
+const GROW: &str = r#"
+#define _GNU_SOURCE
+#include <errno.h>
+#include <fcntl.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+enum { PIECES = 1600, BYTES = 65536 };
+static void grow(void) {
+    static unsigned char *pieces[PIECES];
+    for (int i = 0; i < PIECES; i++) {
+        memset(pieces[i] = malloc(BYTES), i, BYTES);
+        if (i % 16 == 0) usleep(10000);
+    }
+    for (int i = 0; i < PIECES; i++)
+        for (int at = 0; at < BYTES; at += 512) if (pieces[i][at] != (unsigned char)i) _exit(2);
+}
+"#;
+
+/// The first thread has ended; the others go on.
+const FIRST_ENDED: &str = r#"
+static void *run(void *first) {
+    pthread_join(*(pthread_t *)first, NULL);
+    grow();
+    exit(0);
+}
+int main(void) {
+    static pthread_t first;
+    pthread_t other;
+    first = pthread_self();
+    pthread_create(&other, NULL, run, &first);
+    pthread_exit(NULL);
+}
+"#;
+
+#[test]
+fn a_program_whose_first_thread_has_ended_is_taken_over() {
+    check_compiled(&[GROW, FIRST_ENDED].concat());
+}
+
+/// Calls without memory that the kernel does not begin again after a signal.
+const WAITING: &str = r#"
+static volatile int has_rung, is_done;
+static void ring(int number) { has_rung = 1; }
+static void *wait_for_a_signal(void *none) {
+    for (int i = 0; i < 2; i++) {
+        if (pause() != -1 || errno != EINTR || !has_rung) _exit(3);
+        has_rung = 0;
+    }
+    return none;
+}
+static void *allocate(void *none) {
+    int file = memfd_create("file", 0);
+    while (!is_done) {
+        if (fallocate(file, 0, 0, 64 << 20)) _exit(errno == EINTR ? 4 : 5);
+        if (ftruncate(file, 0)) _exit(6);
+    }
+    return none;
+}
+int main(void) {
+    pthread_t pausing, allocating;
+    signal(SIGUSR1, ring);
+    pthread_create(&pausing, NULL, wait_for_a_signal, NULL);
+    pthread_create(&allocating, NULL, allocate, NULL);
+    grow();
+    for (int i = 0; i < 2; i++) {
+        pthread_kill(pausing, SIGUSR1);
+        usleep(200000);
+    }
+    is_done = 1;
+    pthread_join(pausing, NULL);
+    pthread_join(allocating, NULL);
+    return 0;
+}
+"#;
+
+#[test]
+fn who_waits_for_a_signal_or_for_room_in_a_file_is_not_interrupted() {
+    check_compiled(&[GROW, WAITING].concat());
 }
 
 /// What is given to calls that wait leaves, unless it is held; then what the kernel has taken off

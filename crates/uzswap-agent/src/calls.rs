@@ -81,7 +81,7 @@ fn own(agent: &Agent, call: &mut Call) -> Outcome {
         // Only ever with memory in common, by the C library; it falls back to `clone`.
         libc::SYS_clone3 => processes::clone3(agent, call),
         libc::SYS_fork => processes::fork(agent, call),
-        libc::SYS_vfork => Outcome::Bare,
+        libc::SYS_vfork | libc::SYS_pause | libc::SYS_fallocate => Outcome::Bare,
         libc::SYS_close => processes::close(call),
         libc::SYS_close_range => processes::close_range(call),
         libc::SYS_dup2 | libc::SYS_dup3 => processes::duplicate(call),

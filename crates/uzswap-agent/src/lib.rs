@@ -220,7 +220,7 @@ fn keep(agent: &Agent, used: u64, allowance: u64) -> u64 {
 
 /// Anonymous memory of this process, bytes.
 fn anonymous_bytes() -> u64 {
-    process::anonymous_bytes(std::process::id() as i32).unwrap_or(0)
+    process::own_anonymous_bytes().unwrap_or(0)
 }
 
 fn say(text: &str) {

@@ -156,7 +156,7 @@ fn watcher() -> Option<&'static str> {
 }
 
 fn has_ring() -> bool {
-    let links = fs::read_dir("/proc/self/fd").into_iter().flatten().flatten();
+    let links = fs::read_dir("/proc/thread-self/fd").into_iter().flatten().flatten();
     links
         .filter_map(|entry| fs::read_link(entry.path()).ok())
         .any(|target| target.to_string_lossy().contains("io_uring"))
@@ -169,7 +169,7 @@ const BLOCK: usize = 64 << 10;
 /// Adopts the mappings that may be adopted. The kernel joins neighbours to one: so what has to stay
 /// is cut out of them.
 fn adopt_all(modules: &[sites::Module], stopped: &[Staying]) -> layout::Layout {
-    let maps = fs::read_to_string("/proc/self/maps").unwrap_or_default();
+    let maps = fs::read_to_string("/proc/thread-self/maps").unwrap_or_default();
     let all: Vec<_> = maps.lines().filter_map(Mapped::parse).collect();
     let kept = kept(modules);
     let mut layout = layout::Layout::new(current_heap_end());

@@ -224,7 +224,7 @@ fn distance(from: usize, to: usize) -> [u8; 4] {
 /// Maps a piece of memory for stubs where nothing is, near an address.
 fn map_near(near: usize) -> io::Result<(usize, usize)> {
     const BYTES: usize = 16 * PAGE_BYTES;
-    let maps = fs::read_to_string("/proc/self/maps")?;
+    let maps = fs::read_to_string("/proc/thread-self/maps")?;
     let taken = maps.lines().filter_map(|line| Some(Mapped::parse(line)?.range));
     // Gaps, the nearest first.
     let mut before = 1 << 16;

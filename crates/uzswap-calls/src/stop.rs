@@ -122,8 +122,10 @@ pub fn others<R>(signal: i32, spared: &[i32], work: impl FnOnce(&[Staying]) -> R
         // In this order: who is here now and does not stay could make new threads.
         let staying = staying();
         let is_staying = |thread: i32| staying.iter().any(|one| one.thread == thread);
-        let is_missing =
-            |thread: &i32| *thread != me && !spared.contains(thread) && !is_staying(*thread);
+        let is_missing = |thread: &i32| {
+            let is_other = *thread != me && !spared.contains(thread) && !is_staying(*thread);
+            is_other && !has_ended(*thread)
+        };
         let missing = threads().map(|all| all.into_iter().filter(is_missing).collect::<Vec<_>>());
         if missing.as_ref().is_ok_and(Vec::is_empty) {
             break Some(staying);
@@ -169,6 +171,22 @@ pub fn threads() -> io::Result<Vec<i32>> {
         true => Ok(threads),
         false => Err(io::ErrorKind::Interrupted.into()),
     }
+}
+
+/// Whether a thread has ended and is listed all the same: the first one stays there until the last
+/// one ends.
+fn has_ended(thread: i32) -> bool {
+    if thread != rustix::process::getpid().as_raw_nonzero().get() {
+        return false;
+    }
+    // Without allocating, and of the first thread, as `/proc/self` is.
+    let flags = OFlags::RDONLY | OFlags::CLOEXEC;
+    let mut text = [0; 128];
+    let file = fs::open(c"/proc/self/stat", flags, Mode::empty());
+    let bytes = file.and_then(|file| rustix::io::read(&file, &mut text)).unwrap_or(0);
+    // Its number, its name in parentheses, which may have some too, and its state.
+    let name_end = text[..bytes].iter().rposition(|byte| *byte == b')');
+    name_end.is_some_and(|end| matches!(text.get(end + 2), Some(b'Z' | b'X')))
 }
 
 /// `siginfo_t` of a signal with a value.

@@ -351,7 +351,8 @@ impl<'a> Mapped<'a> {
 
 const PRESENT_OR_SWAPPED: u64 = 0b11 << 62;
 
-/// What the kernel says of pages of this process (`/proc/self/pagemap`).
+/// What the kernel says of pages of this process. By its thread: `/proc/self` is the first one's,
+/// and says that there is no memory once that has ended.
 #[derive(Debug)]
 pub struct Pagemap(OwnedFd);
 
@@ -359,7 +360,7 @@ impl Pagemap {
     /// Opens it. Safe in a signal handler. Errors: `NotFound` where `/proc` is not mounted.
     pub fn open() -> io::Result<Self> {
         let flags = OFlags::RDONLY | OFlags::CLOEXEC;
-        Ok(Self(rustix::fs::open(c"/proc/self/pagemap", flags, Mode::empty())?))
+        Ok(Self(rustix::fs::open(c"/proc/thread-self/pagemap", flags, Mode::empty())?))
     }
 
     /// Opens it anew under the same descriptor: in a fork, which has the one of its parent.

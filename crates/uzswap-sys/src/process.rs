@@ -288,16 +288,42 @@ pub fn has_waiting_thread(pid: i32) -> bool {
 /// Memory that the process has now, its program's included, bytes; `None` when there is no such
 /// process.
 pub fn resident_bytes(pid: i32) -> Option<u64> {
-    resident_and_shared(pid).map(|[resident, _]| resident)
+    resident_and_shared(&format!("/proc/{pid}/statm")).map(|[resident, _]| resident)
 }
 
 /// The part of it that is of no file and not shared, bytes.
 pub fn anonymous_bytes(pid: i32) -> Option<u64> {
-    resident_and_shared(pid).map(|[resident, shared]| resident.saturating_sub(shared))
+    resident_and_shared(&format!("/proc/{pid}/statm"))
+        .map(|[resident, shared]| resident.saturating_sub(shared))
 }
 
-fn resident_and_shared(pid: i32) -> Option<[u64; 2]> {
-    let statm = std::fs::read_to_string(format!("/proc/{pid}/statm")).ok()?;
+/// The same of this process, also once its first thread has ended, of which `/proc/self` is.
+pub fn own_anonymous_bytes() -> Option<u64> {
+    resident_and_shared("/proc/thread-self/statm")
+        .map(|[resident, shared]| resident.saturating_sub(shared))
+}
+
+/// Of the anonymous memory of this process what is to be counted with others, bytes: pages that it
+/// has in common with them since a fork, less its own part. Takes the kernel a look at each page.
+pub fn own_shared_bytes() -> Option<u64> {
+    let sums = std::fs::read_to_string("/proc/thread-self/smaps_rollup").ok()?;
+    Some(sum(&sums, "Anonymous:")?.saturating_sub(sum(&sums, "Pss_Anon:")?))
+}
+
+/// Anonymous memory of a process, bytes, of which each page that several processes have counts in
+/// parts. Takes the kernel a look at each page.
+pub fn anonymous_part_bytes(pid: i32) -> Option<u64> {
+    let sums = std::fs::read_to_string(format!("/proc/{pid}/smaps_rollup")).ok()?;
+    sum(&sums, "Pss_Anon:")
+}
+
+fn sum(sums: &str, name: &str) -> Option<u64> {
+    let rest = sums.lines().find_map(|line| line.strip_prefix(name))?;
+    Some(rest.split_whitespace().next()?.parse::<u64>().ok()? << 10)
+}
+
+fn resident_and_shared(path: &str) -> Option<[u64; 2]> {
+    let statm = std::fs::read_to_string(path).ok()?;
     let mut fields = statm.split_whitespace().skip(1).map(str::parse::<u64>);
     let page_bytes = rustix::param::page_size() as u64;
     Some([fields.next()?.ok()? * page_bytes, fields.next()?.ok()? * page_bytes])

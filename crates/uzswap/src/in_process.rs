@@ -33,8 +33,9 @@ pub fn run(arguments: &RunArguments) -> Result<ExitCode, Failure> {
     let events = Events::new()?;
     let mut command = Command::new(&arguments.command[0]);
     command.args(&arguments.command[1..]);
+    let backing = backing(arguments)?;
     let file = match check() {
-        Ok(()) => Some(preload(arguments, &mut command)?),
+        Ok(()) => Some(preload(arguments, backing, &mut command)?),
         Err(missing) => {
             say!("uzswap: in-process: {missing}");
             None
@@ -53,11 +54,15 @@ pub fn run(arguments: &RunArguments) -> Result<ExitCode, Failure> {
 }
 
 /// Has a command load the library, and the library find what its processes share.
-fn preload(arguments: &RunArguments, command: &mut Command) -> Result<TreeFile, Failure> {
+fn preload(
+    arguments: &RunArguments,
+    backing: Option<(PathBuf, u64)>,
+    command: &mut Command,
+) -> Result<TreeFile, Failure> {
     let library = library().map_err(Failure::new)?;
     let file = TreeFile::create(arguments.memory)?;
     command.env("UZSWAP_TREE", &file.path);
-    if let Some((folder, bytes)) = backing(arguments)? {
+    if let Some((folder, bytes)) = backing {
         let mut place = folder.into_os_string();
         place.push(format!(":{bytes}"));
         command.env("UZSWAP_BACKING", place);
