@@ -83,7 +83,7 @@ pub fn fork_quietly(fork: impl FnOnce() -> libc::pid_t) -> libc::pid_t {
     drop(memory);
     drop(inside);
     drop(quiet);
-    if child == 0 && interposed::brings_allocator() {
+    if child == 0 && interposed::has_own_allocator() {
         crate::watch_from_now();
     }
     child

@@ -9,7 +9,7 @@ use libc::{c_int, sigset_t};
 use std::cell::Cell;
 use std::ffi::{CStr, c_void};
 use std::sync::PoisonError;
-use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
 use uzswap_calls::raw;
 use uzswap_region::signals;
 
@@ -142,14 +142,22 @@ impl Next {
     }
 }
 
-/// Whether the program brings an allocator of its own, which the C library uses too. It may call
-/// `mmap` with its locks held, where no thread can be started: that takes memory of it.
-pub fn brings_allocator() -> bool {
+/// The program brings an allocator of its own, which the C library uses too. It may call `mmap` with
+/// its locks held, where no thread can be started: that takes memory of it.
+static HAS_OWN: AtomicBool = AtomicBool::new(false);
+
+/// See [`HAS_OWN`].
+pub fn has_own_allocator() -> bool {
+    HAS_OWN.load(Relaxed)
+}
+
+/// Finds out. Once, before the program begins.
+pub fn look_for_allocator() {
     let of_libc = __libc_malloc as unsafe extern "C" fn(usize) -> *mut c_void as usize;
     // SAFETY: a name; nothing is called.
     let first = unsafe { libc::dlsym(libc::RTLD_DEFAULT, MALLOC.name.as_ptr()) } as usize;
     let ours = malloc as unsafe extern "C" fn(usize) -> *mut c_void as usize;
-    first != ours || MALLOC.get(of_libc) != of_libc
+    HAS_OWN.store(first != ours || MALLOC.get(of_libc) != of_libc, Relaxed);
 }
 
 /// What a thread asks for before it is looked how much the process has.
@@ -163,21 +171,24 @@ thread_local! {
 /// Counts what is asked for: a program that takes much memory is watched from then on, and no
 /// other, since the thread that watches would change what programs may do that have one thread
 /// (`setuid`, `unshare`). A program with an allocator of its own is watched from the start.
-fn asked(bytes: usize) {
+fn asked(bytes: usize, may_wait: bool) {
     // While libraries are still being loaded there may be no thread-local variables.
     if !crate::has_begun() {
         return;
     }
+    if may_wait {
+        crate::wait_while_taking();
+    }
     let sum = ASKED.get().saturating_add(bytes);
     ASKED.set(if sum < OFTEN { sum } else { 0 });
     if sum >= OFTEN {
-        crate::watch_if_large(bytes);
+        crate::look(bytes, may_wait);
     }
 }
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn malloc(bytes: usize) -> *mut c_void {
-    asked(bytes);
+    asked(bytes, true);
     type Malloc = unsafe extern "C" fn(usize) -> *mut c_void;
     let next = MALLOC.get(__libc_malloc as Malloc as usize);
     // SAFETY: a function of this form, by its name; it takes any size.
@@ -186,7 +197,7 @@ unsafe extern "C" fn malloc(bytes: usize) -> *mut c_void {
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn calloc(count: usize, each: usize) -> *mut c_void {
-    asked(count.saturating_mul(each));
+    asked(count.saturating_mul(each), true);
     type Calloc = unsafe extern "C" fn(usize, usize) -> *mut c_void;
     let next = CALLOC.get(__libc_calloc as Calloc as usize);
     // SAFETY: a function of this form, by its name; it takes any sizes.
@@ -195,7 +206,7 @@ unsafe extern "C" fn calloc(count: usize, each: usize) -> *mut c_void {
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn realloc(block: *mut c_void, bytes: usize) -> *mut c_void {
-    asked(bytes);
+    asked(bytes, true);
     type Realloc = unsafe extern "C" fn(*mut c_void, usize) -> *mut c_void;
     let next = REALLOC.get(__libc_realloc as Realloc as usize);
     // SAFETY: a function of this form, by its name; the arguments are the caller's.
@@ -225,8 +236,14 @@ unsafe extern "C" fn mmap(
     file: c_int,
     offset: libc::off_t,
 ) -> *mut c_void {
-    if flags & libc::MAP_ANONYMOUS != 0 {
-        asked(bytes);
+    let is_plain = flags & libc::MAP_ANONYMOUS != 0
+        && flags & libc::MAP_TYPE == libc::MAP_PRIVATE
+        && crate::is_counted();
+    // All at once it might be more than there may be.
+    let flags = if is_plain { flags & !libc::MAP_POPULATE } else { flags };
+    // What is only reserved is made usable later, part by part.
+    if is_plain && protection & libc::PROT_WRITE != 0 && flags & libc::MAP_NORESERVE == 0 {
+        asked(bytes, !HAS_OWN.load(Relaxed));
     }
     // SAFETY: the arguments are the caller's.
     unsafe {

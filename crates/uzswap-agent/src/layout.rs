@@ -93,13 +93,20 @@ impl Layout {
 
 impl Agent {
     /// Adopts memory that has just become accessible; what cannot be is left alone.
-    fn adopt_fresh(&self, range: Range<usize>, has_pages: bool) {
-        if range.len() < LEAST {
+    fn adopt_fresh(&self, range: Range<usize>) {
+        let (start, end) = (range.start, range.end);
+        // It becomes one mapping with what is adopted beside it.
+        let is_beside = || {
+            [start.saturating_sub(PAGE_BYTES)..start, end..end + PAGE_BYTES]
+                .into_iter()
+                .any(|page| self.pager.has_adopted(page))
+        };
+        if range.len() < LEAST && !is_beside() {
             return;
         }
         // SAFETY: private, anonymous, readable and writable, as the caller saw the call that made
         // it so; all calls that change it come here.
-        let adopted = unsafe { self.pager.adopt(range, has_pages) };
+        let adopted = unsafe { self.pager.adopt(range, false) };
         // An error leaves the rest as it is: memory of the program's that is not managed.
         let _ = adopted;
     }
@@ -125,6 +132,11 @@ pub fn map(agent: &Agent, call: &mut Call) -> Outcome {
     let mut layout = lock();
     let is_fixed = flags & (libc::MAP_FIXED | libc::MAP_FIXED_NOREPLACE) != 0;
     let target = whole(at as u64, bytes as u64);
+    let is_plain = flags & libc::MAP_TYPE == libc::MAP_PRIVATE && flags & libc::MAP_ANONYMOUS != 0;
+    if is_plain {
+        // Its pages come in as they are touched: all at once they might not fit.
+        call.arguments[3] &= !(libc::MAP_POPULATE as u64);
+    }
     let done = if is_fixed && agent.pager.has_adopted(target.clone()) {
         agent.pager.change(target, Change::Gone, || {
             let done = make(call);
@@ -136,9 +148,6 @@ pub fn map(agent: &Agent, call: &mut Call) -> Outcome {
     let Some(layout) = layout.as_mut().filter(|_| done) else { return Outcome::Done };
     let mapped = whole(call.result as u64, bytes as u64);
     layout.unreserve(&mapped);
-    let is_plain = flags & libc::MAP_PRIVATE != 0
-        && flags & libc::MAP_TYPE == libc::MAP_PRIVATE
-        && flags & libc::MAP_ANONYMOUS != 0;
     const OTHER: i32 = libc::MAP_STACK
         | libc::MAP_GROWSDOWN
         | libc::MAP_LOCKED
@@ -147,7 +156,7 @@ pub fn map(agent: &Agent, call: &mut Call) -> Outcome {
     if is_plain && flags & OTHER == 0 {
         match protection {
             libc::PROT_NONE => layout.reserve(mapped),
-            READ_WRITE => agent.adopt_fresh(mapped, flags & libc::MAP_POPULATE != 0),
+            READ_WRITE => agent.adopt_fresh(mapped),
             _ => {}
         }
     }
@@ -242,7 +251,9 @@ pub fn advise(agent: &Agent, call: &mut Call) -> Outcome {
             // What there is no room for stays.
             let _ = agent.pager.page_out(range);
         }
-        libc::MADV_DONTFORK | libc::MADV_WIPEONFORK | libc::MADV_MERGEABLE | MADV_GUARD_INSTALL => {
+        // A hint, to look for pages that are equal.
+        libc::MADV_MERGEABLE => call.result = 0,
+        libc::MADV_DONTFORK | libc::MADV_WIPEONFORK | MADV_GUARD_INSTALL => {
             agent.pager.release(range);
             make(call);
         }

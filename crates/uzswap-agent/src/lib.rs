@@ -24,19 +24,22 @@ mod processes;
 mod stacks;
 mod takeover;
 
+use rustix::thread::futex;
 use std::cell::Cell;
 use std::io::{self, Write};
 use std::path::PathBuf;
 use std::sync::OnceLock;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
-use std::time::Duration;
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering::Relaxed};
+use std::time::{Duration, Instant};
 use uzswap_region::Pager;
-use uzswap_region::tree::Tree;
+use uzswap_region::tree::{Table, Tree};
 use uzswap_sys::bus::Blocked;
 use uzswap_sys::process;
 
 /// A process with less than this is not taken over: there is little to win.
-const LEAST: u64 = 24 << 20;
+const LEAST: u64 = 16 << 20;
+/// What a pager has at least.
+const BUDGET_LEAST: u64 = 8 << 20;
 /// A process with less than this is not watched.
 const WATCHED: u64 = 12 << 20;
 /// What memory grows by at most in a second, with a margin: the kernel clears pages no faster.
@@ -48,6 +51,10 @@ const HOPELESS: u32 = 100;
 const STACK: usize = 256 << 10;
 const WAIT_MIN: Duration = Duration::from_millis(2);
 const WAIT_MAX: Duration = Duration::from_millis(100);
+/// How often it is found out how much is shared, if that takes less than a 20th of the time, and
+/// what is too little to look again.
+const SHARED_WAIT: Duration = Duration::from_millis(32);
+const SHARED_LEAST: u64 = 1 << 20;
 
 /// What has taken a program over.
 pub struct Agent {
@@ -76,6 +83,11 @@ thread_local! {
 /// Whether this library has been set up.
 fn has_begun() -> bool {
     FIRST_THREAD.load(Relaxed) != 0
+}
+
+/// Whether this program's memory counts as a part of what several may have.
+fn is_counted() -> bool {
+    TREE.get().is_some()
 }
 
 fn is_inside() -> bool {
@@ -116,7 +128,8 @@ extern "C" fn begin() {
     if let Err(error) = joined {
         return say(&format!("this program runs without: {}: {error}", path.display()));
     }
-    if interposed::brings_allocator() {
+    interposed::look_for_allocator();
+    if interposed::has_own_allocator() {
         watch_from_now();
     }
 }
@@ -125,22 +138,65 @@ extern "C" fn begin() {
 #[unsafe(link_section = ".init_array")]
 static BEGIN: extern "C" fn() = begin;
 
-/// Starts the thread that watches, if the process has much memory, with what it is about to get.
-fn watch_if_large(more: usize) {
-    if IS_WATCHED.load(Relaxed) || is_inside() {
+/// Looks how much memory the process has, with what it is about to get, and has it watched if that
+/// is much. If it is too much, it is taken over before it gets it: the thread that watches might
+/// look when it is there. Who has locks of the program's allocator may not wait, since the threads
+/// that serve faults are started meanwhile, which takes memory.
+fn look(more: usize, may_wait: bool) {
+    if AGENT.get().is_some() || is_inside() {
         return;
     }
-    let _inside = inside();
-    if anonymous_bytes() + (more as u64) < WATCHED {
-        return;
+    let is_much = {
+        let _inside = inside();
+        let used = anonymous_bytes();
+        let Some(tree) = TREE.get().filter(|_| used + more as u64 >= WATCHED) else { return };
+        watch_from_now();
+        let allowance = tree.allowance(used, false).bytes;
+        used + more as u64 > allowance - allowance / 4
+    };
+    if is_much && !HAS_FAILED.load(Relaxed) {
+        TAKING_UNTIL.store(clock() + PATIENCE.as_millis() as u64, Relaxed);
+        BELL.fetch_add(1, Relaxed);
+        // There is no error that a valid address could meet.
+        let _ = futex::wake(&BELL, futex::Flags::PRIVATE, 1);
+        if may_wait {
+            wait_while_taking();
+        }
     }
-    watch_from_now();
 }
 
 /// Starts the thread that watches, unless there is one.
 fn watch_from_now() {
     if TREE.get().is_some() && !IS_WATCHED.swap(true, Relaxed) && start(Begin::New).is_err() {
         say("this program runs without: no thread can be started");
+    }
+}
+
+/// Rung when the thread that watches is to look at once.
+static BELL: AtomicU32 = AtomicU32::new(0);
+/// It could not be taken over, and is not tried again.
+static HAS_FAILED: AtomicBool = AtomicBool::new(false);
+
+/// Until when who asks for memory waits for the program to be taken over, milliseconds of the
+/// system's clock; 0: that is not under way.
+static TAKING_UNTIL: AtomicU64 = AtomicU64::new(0);
+/// How long: who waits may have what we need.
+const PATIENCE: Duration = Duration::from_secs(1);
+
+fn clock() -> u64 {
+    let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
+    now.tv_sec as u64 * 1000 + now.tv_nsec as u64 / 1_000_000
+}
+
+/// Has a thread that asks for memory wait until its program is taken over, if that has begun:
+/// nobody keeps small what it takes meanwhile.
+fn wait_while_taking() {
+    let is_over = || AGENT.get().is_some() || HAS_FAILED.load(Relaxed) || is_inside();
+    while TAKING_UNTIL.load(Relaxed) != 0 && !is_over() && clock() < TAKING_UNTIL.load(Relaxed) {
+        let pause = libc::timespec { tv_sec: 0, tv_nsec: 1_000_000 };
+        let arguments = [&raw const pause as u64, 0, 0, 0, 0, 0];
+        // SAFETY: sleeps; the signal that stops threads ends it early.
+        unsafe { uzswap_calls::raw(libc::SYS_nanosleep as u64, arguments) };
     }
 }
 
@@ -165,15 +221,60 @@ fn start(begin: Begin) -> io::Result<()> {
 fn unwatch() {
     TREE.get().into_iter().for_each(Tree::rejoin);
     IS_WATCHED.store(false, Relaxed);
+    TAKING_UNTIL.store(0, Relaxed);
+    HAS_FAILED.store(false, Relaxed);
+}
+
+/// Set by a fork: memory is shared.
+static IS_FORKED: AtomicBool = AtomicBool::new(false);
+
+/// What of this process's memory is others' too, since a fork. All count it that were taken over,
+/// and their children are so from the start.
+struct Shared {
+    bytes: u64,
+    /// How much less it was than the time before: so much less it may be again before it is known.
+    fell: u64,
+    next: Instant,
+    pause: Duration,
+}
+
+impl Shared {
+    /// It is found out after a fork, and as long as there is any: soon, since a child may become
+    /// another program, and then less often.
+    fn bytes(&mut self) -> u64 {
+        let is_new = IS_FORKED.swap(false, Relaxed);
+        if is_new || self.bytes > 0 && Instant::now() >= self.next {
+            let start = processor_time();
+            let bytes = process::own_shared_bytes().unwrap_or(0);
+            let bytes = if bytes < SHARED_LEAST { 0 } else { bytes };
+            self.fell = if is_new { 0 } else { self.bytes.saturating_sub(bytes) };
+            self.bytes = bytes;
+            let pause = if is_new { WAIT_MIN } else { (self.pause * 2).min(SHARED_WAIT) };
+            self.pause = pause.max((processor_time() - start) * 20);
+            self.next = Instant::now() + self.pause;
+        }
+        self.bytes.saturating_sub(self.fell)
+    }
+}
+
+/// What the calling thread has taken of the processor.
+fn processor_time() -> Duration {
+    let now = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
+    now.try_into().unwrap_or_default()
 }
 
 fn watch() {
     IS_INSIDE.set(true);
-    let mut has_failed = false;
+    // Its parent's memory, if this is a fork.
+    IS_FORKED.store(true, Relaxed);
+    let mut shared = Shared { bytes: 0, fell: 0, next: Instant::now(), pause: WAIT_MIN };
     let mut hopeless = 0;
     loop {
+        let rung = BELL.load(Relaxed);
         let at_work = forking::at_work();
-        let used = anonymous_bytes();
+        let whole = anonymous_bytes();
+        let shared = if AGENT.get().is_some() { shared.bytes() } else { 0 };
+        let used = whole.saturating_sub(shared);
         let Some(tree) = TREE.get() else { return };
         let is_starved = AGENT.get().is_some_and(|agent| agent.pager.is_starved());
         let given = tree.allowance(used, is_starved);
@@ -182,34 +283,48 @@ fn watch() {
             Some(agent) => {
                 hopeless = if is_starved && !given.may_hope { hopeless + 1 } else { 0 };
                 agent.pager.set_patient(hopeless < HOPELESS);
-                keep(agent, used, allowance)
+                keep(agent, whole, allowance + shared)
             }
             None => allowance.saturating_sub(used),
         };
-        if AGENT.get().is_none() && !has_failed && room < allowance / 4 && used >= LEAST {
-            let compressor = std::env::var("UZSWAP_COMPRESSOR").unwrap_or("lz4".into());
-            let taken = takeover::take_over(allowance, &compressor);
-            if let Err(error) = &taken {
-                say(&format!("this program runs without: {error}"));
+        if AGENT.get().is_none() && !HAS_FAILED.load(Relaxed) {
+            let is_short = room < allowance / 4 && used >= LEAST;
+            if is_short || TAKING_UNTIL.load(Relaxed) != 0 {
+                TAKING_UNTIL.store(clock() + PATIENCE.as_millis() as u64, Relaxed);
+                take_over(allowance, tree.table());
+                TAKING_UNTIL.store(0, Relaxed);
+                continue;
             }
-            has_failed = taken.is_err();
-            let table = tree.table();
-            let count = if has_failed { &table.unmanaged } else { &table.managed };
-            count.fetch_add(1, Relaxed);
-            continue;
+            if used > allowance / 2 {
+                takeover::look_ahead();
+            }
         }
         drop(at_work);
         let wait = Duration::from_secs_f64(room as f64 / GROWTH as f64);
-        std::thread::sleep(wait.clamp(WAIT_MIN, WAIT_MAX));
+        let wait = wait.clamp(WAIT_MIN, WAIT_MAX).try_into().ok();
+        // Rung or not, it looks again.
+        let _ = futex::wait(&BELL, futex::Flags::PRIVATE, rung, wait.as_ref());
     }
 }
 
+fn take_over(allowance: u64, table: &Table) {
+    let compressor = std::env::var("UZSWAP_COMPRESSOR").unwrap_or("lz4".into());
+    let taken = takeover::take_over(allowance.max(BUDGET_LEAST), &compressor);
+    if let Err(error) = &taken {
+        say(&format!("this program runs without: {error}"));
+    }
+    HAS_FAILED.store(taken.is_err(), Relaxed);
+    let count = if taken.is_ok() { &table.managed } else { &table.unmanaged };
+    count.fetch_add(1, Relaxed);
+}
+
 /// Keeps the pager's budget at the allowance, less other memory; returns the room that is left.
+/// What is shared is in both.
 fn keep(agent: &Agent, used: u64, allowance: u64) -> u64 {
     let pager = &agent.pager;
     // All that the pager takes is anonymous memory, too.
     let besides = used.saturating_sub(pager.used_bytes());
-    let wanted = allowance.saturating_sub(besides).max(8 << 20);
+    let wanted = allowance.saturating_sub(besides).max(BUDGET_LEAST);
     if wanted.abs_diff(pager.memory()) > pager.memory() / 64 {
         // A budget that is refused stays what it was.
         let _ = pager.set_memory(wanted);

@@ -86,6 +86,7 @@ pub fn fork(agent: &Agent, call: &mut Call) -> Outcome {
     let Ok(still) = forking::before(agent) else { return refuse(call, libc::ENOMEM) };
     // SAFETY: the child has this stack, as a copy.
     call.result = unsafe { raw(call.number, call.arguments) };
+    crate::IS_FORKED.store(true, Relaxed);
     match call.result {
         0 => still.in_child(),
         _ => still.in_parent(),

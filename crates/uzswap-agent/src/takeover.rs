@@ -13,8 +13,9 @@ use std::fs;
 use std::ops::Range;
 use std::sync::Mutex;
 use std::sync::atomic::Ordering::Relaxed;
+use uzswap_calls::Patcher;
+use uzswap_calls::sites::{self, Site};
 use uzswap_calls::stop::{self, Staying};
-use uzswap_calls::{Patcher, sites};
 use uzswap_region::{Mode, OnFork, Pager};
 use uzswap_sys::bus::{self, Stopped};
 use uzswap_sys::map::{self, Mapped};
@@ -53,11 +54,7 @@ pub fn take_over(memory: u64, compressor: &str) -> Result<(), String> {
     map::remember_stack(crate::STACK);
     let mut patcher = Patcher::new(calls::on_call).map_err(|error| said(&error))?;
     let modules = sites::modules();
-    let found: Vec<_> = modules
-        .iter()
-        .filter(|module| !module.contains(calls::on_call as fn(&mut _) -> _ as usize))
-        .flat_map(sites::Module::sites)
-        .collect();
+    let found = sites_of(&modules);
     let work = patcher.prepare(&found, calls::wants).map_err(|error| said(&error))?;
     let pager = pager(memory, compressor).map_err(|error| said(&error))?;
     // After the pager's own handler.
@@ -97,6 +94,40 @@ pub fn take_over(memory: u64, compressor: &str) -> Result<(), String> {
     // The patcher's stubs stay; it is not needed again.
     std::mem::forget(patcher);
     Ok(())
+}
+
+/// The system calls of a file, which is known by its name and where it is.
+struct Known {
+    name: String,
+    range: Range<usize>,
+    sites: Vec<Site>,
+}
+
+static KNOWN: Mutex<Vec<Known>> = Mutex::new(Vec::new());
+
+/// Looks for system calls before memory is short: a program with many libraries has much code, and
+/// would grow by tens of MiB meanwhile.
+pub fn look_ahead() {
+    sites_of(&sites::modules());
+}
+
+/// The system calls of all files but this library; of those that are not known yet, they are found.
+fn sites_of(modules: &[sites::Module]) -> Vec<Site> {
+    let mut known = KNOWN.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+    let mut found = Vec::new();
+    for module in modules {
+        if module.contains(calls::on_call as fn(&mut _) -> _ as usize) {
+            continue;
+        }
+        let is_it = |known: &Known| known.range == module.range && known.name == module.name;
+        let at = known.iter().position(is_it).unwrap_or_else(|| {
+            let (name, range) = (module.name.clone(), module.range.clone());
+            known.push(Known { name, range, sites: module.sites() });
+            known.len() - 1
+        });
+        found.extend_from_slice(&known[at].sites);
+    }
+    found
 }
 
 fn pager(memory: u64, compressor: &str) -> Result<Pager, uzswap_region::Error> {

@@ -43,6 +43,15 @@ struct Slot {
     used: AtomicU64,
 }
 
+impl Slot {
+    /// Takes it for a process, unless it is that of one that lives.
+    fn take(&self, process: u32) -> bool {
+        let before = self.process.load(Relaxed);
+        let is_free = before == 0 || !exists(before);
+        is_free && self.process.compare_exchange(before, process, Relaxed, Relaxed).is_ok()
+    }
+}
+
 /// The table, and this process's slot in it.
 #[derive(Debug)]
 pub struct Tree {
@@ -93,21 +102,20 @@ impl Tree {
     /// Takes a slot; in a fork, instead of the parent's. Where all are taken, this process is not
     /// counted.
     pub fn rejoin(&self) {
-        self.slot.store(self.take_slot().unwrap_or(SLOTS), Relaxed);
+        self.rejoin_as(std::process::id());
     }
 
-    fn take_slot(&self) -> Option<usize> {
-        let me = std::process::id();
-        self.table.slots.iter().position(|slot| {
-            let process = slot.process.load(Relaxed);
-            let is_mine = (process == 0 || !exists(process))
-                && slot.process.compare_exchange(process, me, Relaxed, Relaxed).is_ok();
-            if is_mine {
-                slot.used.store(0, Relaxed);
-                slot.starved.store(0, Relaxed);
-            }
-            is_mine
-        })
+    fn rejoin_as(&self, process: u32) {
+        let slots = &self.table.slots;
+        // The program that this process was before has left its slot, and what it had there.
+        let before = slots.iter().position(|slot| slot.process.load(Relaxed) == process);
+        let slot = before.or_else(|| slots.iter().position(|slot| slot.take(process)));
+        let at = slot.unwrap_or(SLOTS);
+        if let Some(slot) = slots.get(at) {
+            slot.used.store(0, Relaxed);
+            slot.starved.store(0, Relaxed);
+        }
+        self.slot.store(at, Relaxed);
     }
 
     /// Writes how much this process has and whether it can go on with that, and returns what it may
@@ -167,12 +175,35 @@ fn exists(process: u32) -> bool {
 mod tests {
     use super::*;
 
+    /// Some that live.
+    fn processes() -> [u32; 3] {
+        [1, std::os::unix::process::parent_id(), std::process::id()]
+    }
+
+    fn join_as(path: &Path, process: u32) -> Tree {
+        let tree = Tree::map(path).unwrap();
+        tree.rejoin_as(process);
+        tree
+    }
+
+    #[test]
+    fn what_a_process_had_as_another_program_is_not_counted() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("tree");
+        let _watcher = Tree::create(&path, 100).unwrap();
+        let [first, second] = [1, 2].map(|number| join_as(&path, processes()[number]));
+        assert_eq!(second.allowance(70, false).bytes, 100);
+        let second = join_as(&path, processes()[2]);
+        assert_eq!(first.allowance(10, false).bytes, 100);
+        assert_eq!(second.allowance(20, false).bytes, 90);
+    }
+
     #[test]
     fn who_can_go_on_gives_back_to_who_cannot_and_the_last_of_those_has_no_hope() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("tree");
         let watcher = Tree::create(&path, 100).unwrap();
-        let (first, second) = (Tree::join(&path).unwrap(), Tree::join(&path).unwrap());
+        let [first, second] = [1, 2].map(|number| join_as(&path, processes()[number]));
         assert_eq!(first.allowance(60, false), Allowance { bytes: 100, may_hope: false });
         assert_eq!(second.allowance(40, false), Allowance { bytes: 50, may_hope: true });
         assert_eq!(first.allowance(60, false).bytes, 60);

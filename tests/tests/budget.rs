@@ -1,0 +1,119 @@
+//! `uzswap run --in-process`: what the processes of a command have together stays near the budget.
+
+#![allow(clippy::unwrap_used, reason = "tests")]
+
+use std::path::Path;
+use uzswap_tests::{as_nobody, compile, output_and_peak};
+
+/// Processes that fill memory as fast as they can, with what compresses, and check it.
+const PROGRAM: &str = r#"
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/wait.h>
+#include <unistd.h>
+enum { BYTES = 1 << 20 };
+static unsigned char **fill(int count) {
+    unsigned char **pieces = malloc(count * sizeof *pieces);
+    for (int i = 0; i < count; i++) {
+        pieces[i] = malloc(BYTES);
+        for (int at = 0; at < BYTES; at++) pieces[i][at] = i + (at >> 6) + at * at % 7;
+    }
+    return pieces;
+}
+static void check(unsigned char **pieces, int count) {
+    for (int i = 0; i < count; i++)
+        for (int at = 0; at < BYTES; at += 61)
+            if (pieces[i][at] != (unsigned char)(i + (at >> 6) + at * at % 7)) _exit(2);
+}
+/// Fills and checks, and forks before the end: both change what they have in common.
+static int grow(int count) {
+    unsigned char **pieces = fill(count);
+    check(pieces, count);
+    int child = fork(), status = 0;
+    check(pieces, count);
+    for (int i = 0; i < count; i += 3)
+        for (int at = 0; at < BYTES; at += 4096) pieces[i][at] ^= 1;
+    for (int i = 0; i < count; i += 3)
+        for (int at = 0; at < BYTES; at += 4096) pieces[i][at] ^= 1;
+    check(pieces, count);
+    if (child == 0) _exit(0);
+    waitpid(child, &status, 0);
+    return status;
+}
+/// Two at a time, which come and go.
+static int crowd(int count) {
+    int sum = 0;
+    for (int started = 0; started < 12; started++) {
+        int status = 0;
+        if (fork() == 0) {
+            check(fill(count), count);
+            _exit(0);
+        }
+        if (started > 0) {
+            wait(&status);
+            sum += status;
+        }
+    }
+    int status = 0;
+    wait(&status);
+    return sum + status;
+}
+/// In pieces that are asked for as a whole and filled at once, or come filled.
+static int rush(int count) {
+    enum { PIECE = 16 * BYTES };
+    unsigned char *pieces[64];
+    for (int i = 0; i < count / 16; i++) {
+        int flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_POPULATE;
+        pieces[i] = i % 2 ? malloc(PIECE) : mmap(0, PIECE, PROT_READ | PROT_WRITE, flags, -1, 0);
+        memset(pieces[i], i + 1, PIECE);
+    }
+    for (int i = 0; i < count / 16; i++)
+        for (int at = 0; at < PIECE; at += 61) if (pieces[i][at] != i + 1) _exit(2);
+    return 0;
+}
+int main(int words, char **word) {
+    int count = atoi(word[2]);
+    switch (word[1][0]) {
+    case 'r': return rush(count) ? 3 : 0;
+    case 'c': return crowd(count) ? 3 : 0;
+    default: return grow(count) ? 3 : 0;
+    }
+}
+"#;
+
+const MEMORY: u64 = 64 << 20;
+/// What a process has beyond that for a moment: it is taken over when a quarter is left, and what
+/// that needs comes on top.
+const ALONE: u64 = 16 << 20;
+/// What several have: one that comes has its part before the others have given it back, and after a
+/// fork pages that were shared are copied faster than others leave.
+const TOGETHER: u64 = 48 << 20;
+
+/// Runs the program with 64 MiB: it must end well, and have this much more at most.
+fn check(words: &[&str], beyond: u64) {
+    let folder = tempfile::tempdir_in("/var/tmp").unwrap();
+    compile(folder.path(), PROGRAM, &[]);
+    let (said, peak) = peak(folder.path(), words);
+    println!("{words:?}: {} KiB: {said}", peak >> 10);
+    assert!(peak <= MEMORY + beyond, "{} KiB: {said}", peak >> 10);
+}
+
+fn peak(folder: &Path, words: &[&str]) -> (String, u64) {
+    let mut command = as_nobody(folder);
+    command.arg(folder.join("uzswap")).args(["run", "--in-process", "--memory", "64M", "--"]);
+    let (output, peak) = output_and_peak(command.arg(folder.join("program")).args(words));
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(output.status.success(), "{}: {said}", output.status);
+    assert!(said.contains("was kept small") && !said.contains("of 0 processes"), "{said}");
+    (said, peak)
+}
+
+/// One after the other: each is a load for the other one's threads, which have to look in time.
+#[test]
+fn processes_keep_near_to_the_budget() {
+    check(&["rush", "192"], ALONE);
+    check(&["crowd", "60"], TOGETHER);
+    check(&["grow", "160"], TOGETHER);
+}
