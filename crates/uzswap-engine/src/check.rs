@@ -1,7 +1,7 @@
 //! Recounts a cache at rest from scratch and compares with what it believes.
 
 use crate::backing::segments::{SEGMENT_BYTES, Segment, Use};
-use crate::backing::slots::SLOT_BYTES;
+use crate::backing::slots::{SLOT_BYTES, Slot};
 use crate::cache::Cache;
 use crate::compress::Codec;
 use crate::ids::{Handle, SwapEntry};
@@ -77,6 +77,10 @@ impl Cache {
         if let State::Placed(extent) = state {
             assert_eq!(extent.form.codec == Codec::Piece, is_piece, "{key:?}");
             count.backing_pages += u64::from(!is_piece);
+            if self.slots.is_single(extent.place) {
+                let owner = self.slots.owner(Slot::at(extent.place.byte()));
+                assert_eq!(owner, key, "owner of the slot at {:?}", extent.place);
+            }
         }
         match state {
             State::Absent => {}

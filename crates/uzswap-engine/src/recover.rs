@@ -161,9 +161,9 @@ impl Cache {
     /// The backing's space. What a write may still be under way to stays taken if that cannot be
     /// waited for.
     fn settle_backing(&self, view: &View<'_>) -> Result<(), SetupError> {
-        for (_, entry) in entries(view) {
+        for (key, entry) in entries(view) {
             if let State::Placed(extent) = entry.peek().state()
-                && !self.slots.retake(extent)
+                && !self.slots.retake(key, extent)?
             {
                 return Err(SetupError::NotWhole("two records are in one place"));
             }

@@ -4,15 +4,14 @@
 //! store_through   take a slot → write the page → into the index
 //! packing         the segments with fewest such pages → their slots move → the segments are free
 //! ```
-//! Such a page takes one slot, without a header, and its tag is kept in memory (see
-//! `backing::slots`): who it belongs to is known from the index alone. So a segment that is given
-//! out slot by slot cannot be cleaned as others are. Where free slots are many and free segments
-//! few, the index is walked once, and what is found in the emptiest of those segments is moved into
-//! free slots of the others.
+//! Such a page takes one slot, without a header: whose it is, and its tag, is kept in memory (see
+//! `backing::slots`). So a segment that is given out slot by slot cannot be cleaned as others are.
+//! Where free slots are many and free segments few, the pages of the emptiest of those segments are
+//! moved into free slots of the others.
 
 use crate::backing::seal::Identity;
 use crate::backing::segments::{Segment, Use};
-use crate::backing::slots::{RESERVED, SLOT_BYTES, Slot};
+use crate::backing::slots::{RESERVED, SLOT_BYTES, Slot, VICTIMS};
 use crate::cache::{Cache, Reject, Store};
 use crate::compress::Codec;
 use crate::ids::{Place, SwapEntry};
@@ -30,12 +29,6 @@ impl Slot {
         Extent { place: Place::at(self.start()), form: RAW }
     }
 }
-
-/// Slots of a segment.
-const SEGMENT_SLOTS: usize = u64::BITS as usize;
-
-/// Segments emptied by one walk of the index.
-const VICTIMS: usize = 8;
 
 /// A page where every device can read and write it directly.
 #[repr(align(4096))]
@@ -86,11 +79,18 @@ impl Cache {
                 let (generation, extent) = (seal.next(), slot.extent());
                 let mut sealed = Aligned(*page);
                 let tag = seal.seal(Identity { owner, extent, generation }, &mut sealed.0);
-                self.slots.set_tag(slot, tag);
+                self.slots.note_page(slot, owner, Some(tag));
                 (generation.0, self.backing.write(slot.start(), &sealed.0))
             }
-            None if is_aligned => (checksum.into(), self.backing.write(slot.start(), page)),
-            None => (checksum.into(), self.backing.write(slot.start(), &Aligned(*page).0)),
+            None => {
+                self.slots.note_page(slot, owner, None);
+                let at = slot.start();
+                let written = match is_aligned {
+                    true => self.backing.write(at, page),
+                    false => self.backing.write(at, &Aligned(*page).0),
+                };
+                (checksum.into(), written)
+            }
         };
         if let Err(error) = written {
             self.fail(Failure { what: "write", byte: slot.start(), error });
@@ -100,53 +100,48 @@ impl Cache {
         Some(proof)
     }
 
-    /// Moves pages written through together, until there are free segments where there were free
+    /// Moves pages written through together, so that there are free segments where there were free
     /// slots; whether that won any. Called with the writer's lock held.
     pub(crate) fn pack_singles(&self) -> bool {
         self.slots.drain();
-        self.pack(self.emptiest())
+        self.pack(self.slots.emptiest())
     }
 
+    /// Moves the pages of victims elsewhere, the emptiest first. Only slots of a segment that is
+    /// held are looked at, which stays broken up for that long: in each is a page of its own, or
+    /// none.
     fn pack(&self, victims: [Option<Segment>; VICTIMS]) -> bool {
-        let held = victims.map(|victim| self.slots.hold(victim?));
-        let is_held = |place| held.iter().flatten().any(|held| held.has(place));
         let view = self.index.view();
-        'walk: for (first, entries) in view.trunks().filter(|_| held.iter().any(Option::is_some)) {
-            for (offset, entry) in (0..).zip(entries) {
-                let State::Placed(extent) = entry.peek().state() else { continue };
-                let key = SwapEntry(first.0 + offset);
-                if is_held(extent.place) && !self.move_single(&view, key, extent) {
-                    break 'walk;
+        // All of them, so that none is where the pages of another go.
+        let mut held = victims.map(|victim| self.slots.hold(victim?));
+        let mut won = 0;
+        for (at, victim) in victims.into_iter().enumerate() {
+            let (Some(victim), Some(own)) = (victim, held[at].take()) else { continue };
+            let left = &mut held[at + 1..];
+            let move_out = |slot| self.move_single(&view, self.slots.owner(slot), slot.extent());
+            let has_moved = own.others().all(|slot| {
+                move_out(slot) || {
+                    // The fullest of the others takes pages and keeps its own.
+                    let mut fullest = left.iter_mut().rev().filter_map(Option::take);
+                    self.writeback_works()
+                        && fullest.any(|other| {
+                            self.slots.let_go(other);
+                            move_out(slot)
+                        })
                 }
+            });
+            self.slots.drain();
+            self.slots.let_go(own);
+            won += i64::from(self.slots.segments.state(victim) != Use::Singles);
+            // What had to stay in it is no reason to move others there.
+            held[at] = self.slots.hold(victim);
+            if !has_moved {
+                break;
             }
         }
         held.into_iter().flatten().for_each(|held| self.slots.let_go(held));
-        self.slots.drain();
-        let is_free = |victim: &&Segment| self.slots.segments.state(**victim) != Use::Singles;
-        let won = victims.iter().flatten().filter(is_free).count();
-        self.counters.add(SegmentsCleaned, won as i64);
+        self.counters.add(SegmentsCleaned, won);
         won > 0
-    }
-
-    /// The segments with the fewest pages written through, as many as the free slots of the others
-    /// have room for.
-    fn emptiest(&self) -> [Option<Segment>; VICTIMS] {
-        let mut fewest = [None; VICTIMS];
-        let mut room = 0;
-        for (segment, live) in self.slots.singles() {
-            room += SEGMENT_SLOTS - live;
-            let at = fewest.partition_point(|other| other.is_some_and(|(_, few)| few <= live));
-            if at < VICTIMS {
-                fewest[at..].rotate_right(1);
-                fewest[at] = Some((segment, live));
-            }
-        }
-        fewest.map(|candidate: Option<(Segment, usize)>| {
-            // Its own free slots are no room for it.
-            let (segment, live) = candidate.filter(|_| room >= SEGMENT_SLOTS)?;
-            room -= SEGMENT_SLOTS;
-            (live < SEGMENT_SLOTS).then_some(segment)
-        })
     }
 
     /// Moves a page to another slot of a segment that is broken up; `false` if there is none, or
@@ -159,6 +154,11 @@ impl Cache {
         }
         // More than there are: no segment is broken up for this.
         let Some(slot) = self.slots.take_slot(usize::MAX) else { return false };
+        if Segment::of(slot.extent().place) == Segment::of(from.place) {
+            // What has moved out of there is all that is free.
+            self.slots.give_slot(slot);
+            return false;
+        }
         let mut page = Aligned([0; PAGE_BYTES]);
         let byte = from.place.byte();
         if let Err(error) = self.backing.read(byte, &mut page.0) {
@@ -202,7 +202,7 @@ mod tests {
         let gone = (0..192).filter(|offset| !kept.contains(offset));
         gone.for_each(|offset| cache.invalidate(key(offset)));
         cache.slots.drain();
-        let victims = cache.emptiest();
+        let victims = cache.slots.emptiest();
         let victim = victims[0].expect("one of three has room in the others");
         // Before it is held: its last page goes, and writeback takes it.
         let last = kept.into_iter().find(|offset| {
@@ -228,5 +228,46 @@ mod tests {
         let others = kept.into_iter().filter(|offset| *offset != last);
         others.for_each(|offset| assert_holds(offset, noise(offset)));
         cache.check();
+    }
+
+    /// Slots are used again, by other pages. What they hold then is moved as theirs.
+    #[test]
+    fn a_slot_is_that_of_the_page_that_was_written_there_last() {
+        for seals_backing in [false, true] {
+            let setup = Setup { backing_bytes: 4 << 20, seals_backing, ..Setup::default() };
+            let (cache, area, _) = setup.make();
+            let key = |offset| area.entry(offset).expect("in the area");
+            let noise = |offset: u32| page_of(Content::Random, offset.into());
+            let place = |offset| match cache.index.view().peek(key(offset)).state() {
+                State::Placed(extent) => extent.place,
+                other => panic!("page {offset} is {other:?}"),
+            };
+            let through = |offset| {
+                assert_eq!(cache.store_through(key(offset), &noise(offset)), Store::Stored);
+                place(offset)
+            };
+            let before: Vec<_> = (0..192).map(through).collect();
+            (0..192).for_each(|offset| cache.invalidate(key(offset)));
+            cache.slots.drain();
+            let after: Vec<_> = (1000..1192).map(through).collect();
+            assert!(before.iter().all(|place| after.contains(place)), "other slots");
+            // A few of each segment stay.
+            let stays = |offset: &u32| offset.is_multiple_of(8);
+            let gone = (1000..1192).filter(|offset| !stays(offset));
+            gone.for_each(|offset| cache.invalidate(key(offset)));
+            // Pages that are elsewhere, and one that is nowhere, whose the slots were.
+            (0..4).for_each(|offset| {
+                assert_eq!(cache.store(key(offset), &noise(offset)), Store::Stored)
+            });
+            cache.check();
+            assert!(cache.pack_singles());
+            assert_eq!(cache.counters.get(SegmentsCleaned), 2, "three are one");
+            for offset in (1000..1192).filter(stays).chain(0..4) {
+                let mut back = [0; PAGE_BYTES];
+                assert!(matches!(cache.load(key(offset), &mut back), Ok(Load::Hit)));
+                assert!(back == noise(offset), "page {offset}");
+            }
+            cache.check();
+        }
     }
 }

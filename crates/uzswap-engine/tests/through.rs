@@ -2,8 +2,10 @@
 
 #![allow(clippy::unwrap_used, reason = "tests")]
 
+use uzswap_engine::backing::FileBacking;
 use uzswap_engine::testing::{Content, Noise, Setup, page_of};
-use uzswap_engine::{Area, Cache, Load, PAGE_BYTES, Store};
+use uzswap_engine::{Area, Cache, Config, Load, PAGE_BYTES, Store};
+use uzswap_sys::shared;
 
 fn through(cache: &Cache, area: Area, offset: u32) -> bool {
     let page = page_of(Content::Random, offset.into());
@@ -51,17 +53,18 @@ fn every_slot_but_the_reserve_is_given_out() {
     cache.check();
 }
 
-/// Few pages in each of many segments do not keep those from being written whole.
-#[test]
-fn pages_written_through_are_packed_when_segments_run_short() {
-    let setup =
-        Setup { backing_bytes: 8 << 20, pool_bytes: 1 << 20, pages: 20_000, ..Setup::default() };
-    let (cache, area, _) = setup.make();
-    (0..1800).for_each(|offset| assert!(through(&cache, area, offset)));
+/// Few pages in each of many segments, some 25 of 32, which are free only once the pages are
+/// together: those.
+fn scatter(cache: &Cache, area: Area) -> Vec<u32> {
+    (0..1800).for_each(|offset| assert!(through(cache, area, offset)));
     let stays = |offset: &u32| offset.is_multiple_of(18);
     let (held, gone): (Vec<u32>, Vec<u32>) = (0..1800).partition(stays);
     gone.iter().for_each(|offset| cache.invalidate(area.entry(*offset).unwrap()));
-    // Some 25 of 32 segments, which are free only once the hundred pages are together.
+    held
+}
+
+/// Fills the rest of the backing, for which the scattered pages have to be moved.
+fn fill_up(cache: &Cache, area: Area, held: &[u32]) {
     let written = 2000..6400;
     for offset in written.clone() {
         let page = page_of(Content::Mixed, offset.into());
@@ -72,9 +75,48 @@ fn pages_written_through_are_packed_when_segments_run_short() {
     assert_eq!(cache.statistic("pool_pages"), Some(0));
     let cleaned = cache.statistic("segments_cleaned").unwrap();
     assert!(cleaned >= 16, "{cleaned}");
-    held.iter().for_each(|offset| assert_holds(&cache, area, *offset, Content::Random));
-    written.for_each(|offset| assert_holds(&cache, area, offset, Content::Mixed));
+    held.iter().for_each(|offset| assert_holds(cache, area, *offset, Content::Random));
+    written.for_each(|offset| assert_holds(cache, area, offset, Content::Mixed));
     cache.check();
+}
+
+#[test]
+fn pages_written_through_are_packed_when_segments_run_short() {
+    let setup =
+        Setup { backing_bytes: 8 << 20, pool_bytes: 1 << 20, pages: 20_000, ..Setup::default() };
+    let (cache, area, _) = setup.make();
+    let held = scatter(&cache, area);
+    fill_up(&cache, area, &held);
+}
+
+/// Whose pages they are is known again.
+#[test]
+fn they_are_packed_by_who_takes_the_cache_over() {
+    for seals_backing in [false, true] {
+        let memory = shared::create("uzswap-through").unwrap();
+        let disk = tempfile::tempfile().unwrap();
+        disk.set_len(8 << 20).unwrap();
+        let open = || {
+            let config = Config {
+                pages_max: 20_000,
+                ram_bytes: 8 << 20,
+                ram_bytes_max: 8 << 20,
+                pool_bytes_max: 1 << 20,
+                algorithm: "lz4".parse().unwrap(),
+                seals_backing,
+            };
+            let backing = FileBacking::new(disk.try_clone().unwrap(), 8 << 20).unwrap();
+            let memory = memory.try_clone().unwrap();
+            let cache = Cache::in_file(config, Box::new(backing), memory).unwrap();
+            let area = cache.add_area(20_000).unwrap();
+            (cache, area)
+        };
+        let (cache, area) = open();
+        let held = scatter(&cache, area);
+        drop(cache);
+        let (cache, area) = open();
+        fill_up(&cache, area, &held);
+    }
 }
 
 /// What was copied out of a segment for it to be free is written before anyone else looks.

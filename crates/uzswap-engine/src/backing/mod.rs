@@ -13,8 +13,8 @@ mod outline;
 pub(crate) mod record;
 pub(crate) mod seal;
 pub(crate) mod segments;
+mod singles;
 pub(crate) mod slots;
-mod tags;
 
 pub use buffer::Buffer;
 pub use file::FileBacking;

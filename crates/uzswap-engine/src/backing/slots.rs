@@ -16,19 +16,20 @@
 //! they are drained where nothing else is left, so that "none" means none anywhere, and where a
 //! cache was not used between two looks of the maintaining thread, as on a CPU that has gone.
 //!
-//! **Tags.** A page written through fills its slot, so where pages are sealed its tag is kept here:
-//! in a table of its cluster, which a cluster has while any of its segments is broken up.
+//! **Tables.** A page written through fills its slot, so whose it is, and where pages are sealed its
+//! tag, is kept here: in a table of its cluster, which a cluster has while any of its segments is
+//! broken up.
 //!
 //! **Locks.** A CPU's cache, then a cluster, then the spare tables. Bits change under their
 //! cluster's lock and are read without.
 
 use super::segments::{SEGMENT_BYTES, Segment, Segments, Use};
-use super::tags::{TagMemory, Tags};
+use super::singles::{Table, Tables};
 use crate::backing::record::{Layout, RECORD_BYTES_MAX};
 use crate::backing::seal::Tag;
 use crate::bits::Bits;
 use crate::durable::Durable;
-use crate::ids::Place;
+use crate::ids::{Place, SwapEntry};
 use crate::index::Extent;
 use crate::percpu::PerCpu;
 use crate::sync::atomic::{AtomicU32, Ordering::*};
@@ -91,26 +92,27 @@ struct Cluster {
     broken: u8,
     /// Taken from the range index: what is free here may be given out.
     in_use: bool,
-    /// Of pages written through, where they are sealed: one for each slot.
-    tags: Option<Tags>,
+    /// Of pages written through.
+    table: Option<Table>,
+}
+
+impl Cluster {
+    fn table(&mut self) -> &mut Table {
+        self.table.as_mut().expect("a segment of the cluster is broken up")
+    }
 }
 
 /// Slots in a cluster.
 pub(crate) const CLUSTER_SLOTS: usize = CLUSTER_SEGMENTS * BATCH;
 
-/// Tables of tags that are kept ready, 8 KiB each, as far as clusters have none: for 16 MiB written
+/// Tables that are kept ready, 2 or 10 KiB each, as far as clusters have none: for 16 MiB written
 /// through between two looks of the maintaining thread.
-const TAGS_READY: usize = 8;
+const TABLES_READY: usize = 8;
 /// Most that are kept until it looks, when they come back.
-const TAGS_MAX: usize = 8 * TAGS_READY;
+const TABLES_MAX: usize = 8 * TABLES_READY;
 
-/// Slots of a segment that is broken up, kept from others. There is at least one, so the segment
-/// stays what it is until they are let go.
-#[derive(Debug)]
-pub(crate) struct Held {
-    segment: Segment,
-    slots: u64,
-}
+/// Sets of clusters by how full the emptiest of their segments is that are broken up.
+const FILLS: usize = 8;
 
 /// What a CPU has of its own.
 struct SlotCache {
@@ -138,25 +140,20 @@ pub(crate) struct Slots {
     with_segments: Bits,
     /// Clusters in use with a free slot in a segment that is broken up.
     with_slots: Bits,
+    /// The same, by how many slots of its emptiest such segment are taken.
+    by_fill: [Bits; FILLS],
     /// Clusters in use in which nothing is taken.
     empty: Bits,
     /// Segments that are wholly free, in clusters in use and in others.
     free_segments: AtomicU32,
     caches: PerCpu<SlotCache>,
     pub(crate) layout: Layout,
-    /// Tables of tags that no cluster has, and how many there are in all.
-    spare_tags: Mutex<Vec<Tags>>,
-    tag_tables: AtomicU32,
-    tag_memory: TagMemory,
+    /// Tables that no cluster has, and how many there are in all.
+    spare_tables: Mutex<Vec<Table>>,
+    tables_made: AtomicU32,
+    tables: Tables,
     /// Slots that a cache takes or gives back at once.
     batch: usize,
-}
-
-impl Held {
-    /// Whether a place is in the segment.
-    pub(crate) fn has(&self, place: Place) -> bool {
-        self.segment == Segment::of(place)
-    }
 }
 
 impl Slots {
@@ -165,7 +162,7 @@ impl Slots {
         let mut slots = Self::with_batch(bytes, layout, BATCH);
         if let Some(durable) = durable {
             slots.segments = Segments::durable(durable);
-            slots.tag_memory = TagMemory::new(Some(durable));
+            slots.tables = Tables::new(layout == Layout::Sealed, Some(durable));
         }
         slots
     }
@@ -176,7 +173,7 @@ impl Slots {
         let cluster = |number: usize| {
             let beyond = |word| number * CLUSTER_SEGMENTS + word >= segments;
             let used = std::array::from_fn(|word| if beyond(word) { u64::MAX } else { 0 });
-            Mutex::new(Cluster { used, broken: 0, in_use: false, tags: None })
+            Mutex::new(Cluster { used, broken: 0, in_use: false, table: None })
         };
         Self {
             segments: Segments::new(segments),
@@ -185,13 +182,14 @@ impl Slots {
             untaken: AtomicU32::new(clusters as u32),
             with_segments: Bits::new(clusters),
             with_slots: Bits::new(clusters),
+            by_fill: std::array::from_fn(|_| Bits::new(clusters)),
             empty: Bits::new(clusters),
             free_segments: AtomicU32::new(segments as u32),
             caches: PerCpu::new(usize::MAX),
             layout,
-            spare_tags: Mutex::new(Vec::with_capacity(TAGS_MAX)),
-            tag_tables: AtomicU32::new(0),
-            tag_memory: TagMemory::new(None),
+            spare_tables: Mutex::new(Vec::with_capacity(TABLES_MAX)),
+            tables_made: AtomicU32::new(0),
+            tables: Tables::new(layout == Layout::Sealed, None),
             batch,
         }
     }
@@ -222,16 +220,23 @@ impl Slots {
 
     /// The tag of the page in a slot, which the caller's entry says is there.
     pub(crate) fn tag(&self, slot: Slot) -> Tag {
-        let (number, at) = tag_home(slot);
-        let cluster = lock(&self.clusters[number]);
-        cluster.tags.as_ref().expect("a segment of the cluster is broken up").get(at)
+        let (number, at) = table_home(slot);
+        lock(&self.clusters[number]).table().tag(at)
     }
 
-    /// Keeps the tag of the page that the caller has written to its slot.
-    pub(crate) fn set_tag(&self, slot: Slot, tag: Tag) {
-        let (number, at) = tag_home(slot);
-        let cluster = lock(&self.clusters[number]);
-        cluster.tags.as_ref().expect("a segment of the cluster is broken up").set(at, tag);
+    /// Whose page was written to a slot last: of a segment that is broken up.
+    pub(crate) fn owner(&self, slot: Slot) -> SwapEntry {
+        let (number, at) = table_home(slot);
+        lock(&self.clusters[number]).table().owner(at)
+    }
+
+    /// Keeps whose page the caller writes to its slot, and the tag that it has where it is sealed.
+    pub(crate) fn note_page(&self, slot: Slot, owner: SwapEntry, tag: Option<Tag>) {
+        let (number, at) = table_home(slot);
+        let mut cluster = lock(&self.clusters[number]);
+        let table = cluster.table();
+        table.set_owner(at, owner);
+        tag.into_iter().for_each(|tag| table.set_tag(at, tag));
     }
 
     /// A record became live.
@@ -349,39 +354,37 @@ impl Slots {
         let lacks = |cache: &SlotCache| !cache.preload.is_ready();
         let give = |cache: &mut SlotCache, preload: &mut _| swap(&mut cache.preload, preload);
         self.caches.provide(lacks, || Some(self.preload()), give);
-        if self.layout == Layout::Sealed && self.segments.count() > 0 {
-            self.provision_tags();
-        }
+        self.provision_tables();
     }
 
     /// What cannot be had now is asked for again.
-    fn provision_tags(&self) {
+    fn provision_tables(&self) {
         let lacks = || {
-            let all_have = self.tag_tables.load(Relaxed) as usize >= self.clusters.len();
-            !all_have && lock(&self.spare_tags).len() < TAGS_READY
+            let all_have = self.tables_made.load(Relaxed) as usize >= self.clusters.len();
+            !all_have && lock(&self.spare_tables).len() < TABLES_READY
         };
         while lacks() {
-            let Ok(tags) = self.tag_memory.make() else { return };
-            self.tag_tables.fetch_add(1, Relaxed);
-            lock(&self.spare_tags).push(tags);
+            let Ok(table) = self.tables.make() else { return };
+            self.tables_made.fetch_add(1, Relaxed);
+            lock(&self.spare_tables).push(table);
         }
         loop {
-            let mut spare = lock(&self.spare_tags);
-            let surplus = if spare.len() > 2 * TAGS_READY { spare.pop() } else { None };
+            let mut spare = lock(&self.spare_tables);
+            let surplus = if spare.len() > 2 * TABLES_READY { spare.pop() } else { None };
             drop(spare);
             let Some(surplus) = surplus else { return };
-            self.tag_tables.fetch_sub(1, Relaxed);
-            self.tag_memory.free(surplus);
+            self.tables_made.fetch_sub(1, Relaxed);
+            self.tables.free(surplus);
         }
     }
 
-    /// Puts a table of tags with the spare ones; back if there is no room for it.
-    fn keep_spare(&self, tags: Tags) -> Option<Tags> {
-        let mut spare = lock(&self.spare_tags);
-        if spare.len() == TAGS_MAX {
-            return Some(tags);
+    /// Puts a table with the spare ones; back if there is no room for it.
+    fn keep_spare(&self, table: Table) -> Option<Table> {
+        let mut spare = lock(&self.spare_tables);
+        if spare.len() == TABLES_MAX {
+            return Some(table);
         }
-        spare.push(tags);
+        spare.push(table);
         None
     }
 
@@ -412,11 +415,11 @@ impl Slots {
             if is_empty {
                 cluster.in_use = false;
                 self.tell(number, &cluster);
-                let tags = cluster.tags.take();
-                self.tag_memory.note(number, None);
+                let table = cluster.table.take();
+                self.tables.note(number, None);
                 drop(cluster);
-                self.tag_tables.fetch_sub(tags.iter().count() as u32, Relaxed);
-                tags.into_iter().for_each(|tags| self.tag_memory.free(tags));
+                self.tables_made.fetch_sub(table.iter().count() as u32, Relaxed);
+                table.into_iter().for_each(|table| self.tables.free(table));
                 let bytes = segments * SEGMENT_BYTES;
                 discard(u64::from(number) * CLUSTER_BYTES as u64, bytes as u64);
                 let item = self.taken.remove(number.into());
@@ -427,45 +430,12 @@ impl Slots {
         }
     }
 
-    /// Segments that are broken up, of clusters where such a one has free slots: each with its live
-    /// slots.
-    pub(crate) fn singles(&self) -> impl Iterator<Item = (Segment, usize)> {
-        let of_cluster = |number: u32| {
-            let first = number * CLUSTER_SEGMENTS as u32;
-            (first..first + CLUSTER_SEGMENTS as u32).map(Segment)
-        };
-        let there = |segment: &Segment| (segment.0 as usize) < self.segments.count();
-        let segments = numbers(&self.with_slots, 0).flat_map(of_cluster).filter(there);
-        segments
-            .filter(|segment| self.segments.state(*segment) == Use::Singles)
-            .map(|segment| (segment, self.segments.live(segment) / SLOT_BYTES))
-    }
-
-    /// Keeps the free slots of a segment that is broken up from others; `None` if it has none, or
-    /// is not broken up.
-    pub(crate) fn hold(&self, segment: Segment) -> Option<Held> {
-        let (number, word) = home(segment);
-        let mut cluster = lock(&self.clusters[number as usize]);
-        let slots = if cluster.broken & 1 << word != 0 { !cluster.used[word] } else { 0 };
-        cluster.used[word] |= slots;
-        self.tell(number, &cluster);
-        (slots != 0).then_some(Held { segment, slots })
-    }
-
-    /// Makes slots that were held free again.
-    pub(crate) fn let_go(&self, held: Held) {
-        let (number, _) = home(held.segment);
-        let mut cluster = lock(&self.clusters[number as usize]);
-        self.clear(&mut cluster, held.segment, held.slots);
-        self.tell(number, &cluster);
-    }
-
     /// Bytes of all tables.
     pub(crate) fn bytes(&self) -> usize {
-        let bits = 3 * self.with_slots.bytes();
+        let bits: usize = self.sets().map(Bits::bytes).sum();
         let clusters = self.clusters.len() * size_of::<Mutex<Cluster>>();
-        let tags = self.tag_tables.load(Relaxed) as usize * CLUSTER_SLOTS * size_of::<Tag>();
-        self.segments.bytes() + clusters + bits + self.taken.bytes() + tags
+        let tables = self.tables_made.load(Relaxed) as usize * self.tables.bytes_each();
+        self.segments.bytes() + clusters + bits + self.taken.bytes() + tables
     }
 
     /// Takes `count` segments from the count, if more than `reserved` stay.
@@ -565,11 +535,11 @@ impl Slots {
         let (number, word) = home(segment);
         let mut cluster = lock(&self.clusters[number as usize]);
         cluster.used[word] = 0;
-        if self.layout == Layout::Sealed && cluster.tags.is_none() {
-            cluster.tags = lock(&self.spare_tags).pop();
-            self.tag_memory.note(number, cluster.tags.as_ref());
+        if cluster.table.is_none() {
+            cluster.table = lock(&self.spare_tables).pop();
+            self.tables.note(number, cluster.table.as_ref());
         }
-        if self.layout == Layout::Sealed && cluster.tags.is_none() {
+        if cluster.table.is_none() {
             // It is free as it was; the next call of `provision` makes a table for it.
             self.tell(number, &cluster);
             self.free_segments.fetch_add(1, AcqRel);
@@ -634,8 +604,8 @@ impl Slots {
             let freed = self.segments.turn(segment, Use::Singles, Use::Free);
             assert!(freed && self.segments.live(segment) == 0, "{segment:?} has live slots");
             if cluster.broken == 0 {
-                cluster.tags = cluster.tags.take().and_then(|tags| self.keep_spare(tags));
-                self.tag_memory.note(home(segment).0, cluster.tags.as_ref());
+                cluster.table = cluster.table.take().and_then(|table| self.keep_spare(table));
+                self.tables.note(home(segment).0, cluster.table.as_ref());
             }
             self.free_segments.fetch_add(1, AcqRel);
         }
@@ -644,11 +614,21 @@ impl Slots {
     /// Brings a cluster's bits up to date.
     fn tell(&self, number: u32, cluster: &Cluster) {
         let has_slot =
-            |word: usize| cluster.broken & 1 << word != 0 && cluster.used[word] != u64::MAX;
+            |word: &usize| cluster.broken & 1 << word != 0 && cluster.used[*word] != u64::MAX;
+        let taken = |word: usize| cluster.used[word].count_ones() as usize;
+        let fewest = (0..CLUSTER_SEGMENTS).filter(has_slot).map(taken).min();
         let at = number as usize;
         self.with_segments.set(at, cluster.in_use && cluster.used.contains(&0));
-        self.with_slots.set(at, (0..CLUSTER_SEGMENTS).any(has_slot));
+        self.with_slots.set(at, fewest.is_some());
+        for (fill, set) in self.by_fill.iter().enumerate() {
+            set.set(at, fewest.is_some_and(|taken| taken * FILLS / BATCH == fill));
+        }
         self.empty.set(at, cluster.in_use && self.is_empty(number, cluster));
+    }
+
+    /// All sets of clusters.
+    fn sets(&self) -> impl Iterator<Item = &Bits> {
+        [&self.with_segments, &self.with_slots, &self.empty].into_iter().chain(&self.by_fill)
     }
 
     fn is_empty(&self, number: u32, cluster: &Cluster) -> bool {
@@ -664,9 +644,11 @@ impl Slots {
         for (number, cluster) in (0..).zip(&self.clusters) {
             let cluster = lock(cluster);
             in_use += usize::from(cluster.in_use);
-            let needs_tags = self.layout == Layout::Sealed && cluster.broken != 0;
-            assert!(cluster.tags.is_some() || !needs_tags, "cluster {number} has no tags");
-            tables += u32::from(cluster.tags.is_some());
+            assert!(
+                cluster.table.is_some() || cluster.broken == 0,
+                "of {number} there is no table"
+            );
+            tables += u32::from(cluster.table.is_some());
             let there = self.segments.count() - number as usize * CLUSTER_SEGMENTS;
             for (word, used) in cluster.used.iter().enumerate().take(there) {
                 let segment = Segment(number * CLUSTER_SEGMENTS as u32 + word as u32);
@@ -679,23 +661,19 @@ impl Slots {
                 free_segments += usize::from(*used == 0);
             }
             assert_eq!(self.taken.get(number.into()).is_some(), cluster.in_use, "of {number}");
-            let bits = [&self.with_segments, &self.with_slots, &self.empty];
-            let before = bits.map(|bits| bits.has(number as usize));
+            let bits = || self.sets().map(|set| set.has(number as usize)).collect::<Vec<_>>();
+            let before = bits();
             self.tell(number, &cluster);
-            assert_eq!(
-                bits.map(|bits| bits.has(number as usize)),
-                before,
-                "bits of cluster {number}"
-            );
+            assert_eq!(bits(), before, "bits of cluster {number}");
         }
-        [&self.with_segments, &self.with_slots, &self.empty].into_iter().for_each(Bits::check);
+        self.sets().for_each(Bits::check);
         let cached: usize =
             self.caches.iter().map(|cache| cache.slots.len() + cache.returned.len()).sum();
         assert_eq!(self.free_segments.load(Acquire) as usize, free_segments, "free segments");
         assert_eq!(self.taken.check().items, in_use, "the range index and the clusters");
         assert_eq!(self.untaken.load(Acquire) as usize, self.clusters.len() - in_use);
-        tables += lock(&self.spare_tags).len() as u32;
-        assert_eq!(self.tag_tables.load(Relaxed), tables, "tables of tags");
+        tables += lock(&self.spare_tables).len() as u32;
+        assert_eq!(self.tables_made.load(Relaxed), tables, "tables");
         self.segments.count() * BATCH - free_slots - cached
     }
 }
@@ -711,12 +689,14 @@ fn home(segment: Segment) -> (u32, usize) {
     (segment.0 / per_cluster, (segment.0 % per_cluster) as usize)
 }
 
-/// The cluster of a slot, and where its tag is there.
-fn tag_home(slot: Slot) -> (usize, usize) {
+/// The cluster of a slot, and where it is in that one's table.
+fn table_home(slot: Slot) -> (usize, usize) {
     (slot.0 as usize / CLUSTER_SLOTS, slot.0 as usize % CLUSTER_SLOTS)
 }
 
 mod left;
+mod packing;
+pub(crate) use packing::VICTIMS;
 #[cfg(all(test, feature = "shuttle"))]
 mod shuttle_tests;
 #[cfg(all(test, not(feature = "shuttle")))]

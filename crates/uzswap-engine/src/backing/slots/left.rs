@@ -1,10 +1,10 @@
 //! The backing's space as another process has left it: what is taken follows from the records that
 //! the index refers to.
 
-use super::{CLUSTER_SEGMENTS, Cluster, Slots, home};
-use crate::backing::record::Layout;
+use super::{CLUSTER_SEGMENTS, Cluster, Slots, home, table_home};
 use crate::backing::segments::{Segment, Use};
 use crate::backing::slots::Slot;
+use crate::ids::SwapEntry;
 use crate::index::Extent;
 use crate::sync::atomic::Ordering::*;
 use crate::sync::lock;
@@ -17,11 +17,12 @@ impl Slots {
         self.segments.adopt();
     }
 
-    /// A record is live; `false` if it cannot be: its place is free, beyond the end, or another's.
-    pub(crate) fn retake(&self, extent: Extent) -> bool {
+    /// A record of `owner` is live; `false` if it cannot be: its place is free, beyond the end, or
+    /// another's. Errors: no memory, or its tag is lost.
+    pub(crate) fn retake(&self, owner: SwapEntry, extent: Extent) -> io::Result<bool> {
         let segment = Segment::of(extent.place);
         if segment.0 as usize >= self.segments.count() {
-            return false;
+            return Ok(false);
         }
         let state = self.segments.state(segment);
         if state == Use::Singles {
@@ -32,11 +33,15 @@ impl Slots {
             cluster.used[word] |= slot.bit();
             cluster.broken |= 1 << word;
             if !is_new || slot.start() != extent.place.byte() {
-                return false;
+                return Ok(false);
             }
+            if cluster.table.is_none() {
+                cluster.table = Some(self.tables.retake(number)?);
+            }
+            cluster.table().set_owner(table_home(slot).1, owner);
         }
         self.add(extent);
-        state != Use::Free
+        Ok(state != Use::Free)
     }
 
     /// Makes what nothing lives in free; the segments that a write may still be under way to, which
@@ -48,23 +53,17 @@ impl Slots {
             let mut cluster = lock(&self.clusters[number as usize]);
             let free = self.settle_cluster(number, &mut cluster, &mut open);
             self.free_segments.fetch_sub(self.segments_of(number) - free, AcqRel);
-            let has_single = cluster.broken != 0 && self.layout == Layout::Sealed;
-            cluster.tags = if has_single { self.tag_memory.retake(number)? } else { None };
-            let has_lost = has_single && cluster.tags.is_none();
-            if has_lost {
-                return Err(io::Error::other("a cluster has lost its tags"));
-            }
-            self.tag_memory.note(number, cluster.tags.as_ref());
-            tables.extend(cluster.tags.as_ref().map(|tags| tags.number));
+            self.tables.note(number, cluster.table.as_ref());
+            tables.extend(cluster.table.as_ref().map(|table| table.number));
             cluster.in_use = !self.is_empty(number, &cluster);
             if cluster.in_use {
                 self.take_number(number);
             }
             self.tell(number, &cluster);
         }
-        self.tag_tables.store(tables.len() as u32, Relaxed);
+        self.tables_made.store(tables.len() as u32, Relaxed);
         tables.sort_unstable();
-        self.tag_memory.settle(&tables);
+        self.tables.settle(&tables);
         Ok(open)
     }
 

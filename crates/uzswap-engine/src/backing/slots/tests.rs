@@ -1,4 +1,6 @@
 use super::*;
+use crate::compress::Codec;
+use crate::index::Form;
 use crate::sync::atomic::AtomicU64;
 use crate::testing::Noise;
 use std::collections::HashSet;
@@ -186,13 +188,59 @@ fn a_wholly_free_cluster_is_discarded_and_goes_back_to_the_range_index() {
     assert_eq!(slots.free_segments.load(Acquire), 32);
 }
 
+/// Against a look at every segment; and clusters are looked at as many as there are victims.
+#[test]
+fn the_emptiest_segments_are_found_to_within_an_eighth() {
+    let slots = slots(64 * MIB);
+    let mut noise = Noise::new(5);
+    let mut taken: Vec<Slot> = std::iter::from_fn(|| slots.take_slot(RESERVED)).collect();
+    // Each keeps a number of slots of its own.
+    let share: Vec<u64> = slots.segments.all().map(|_| 1 + noise.below(64)).collect();
+    taken.retain(|slot| {
+        let stays = noise.below(64) < share[slot.segment().0 as usize];
+        if !stays {
+            slots.give_slot(*slot);
+        }
+        stays
+    });
+    let extent = |slot: Slot| {
+        let form = Form { bytes: SLOT_BYTES as u16, codec: Codec::Raw };
+        Extent { place: Place::at(slot.start()), form }
+    };
+    taken.iter().for_each(|slot| slots.add(extent(*slot)));
+    slots.drain();
+    while !taken.is_empty() {
+        let live = |segment: &Segment| slots.segments.live(*segment) / SLOT_BYTES;
+        let is_single = |segment: &Segment| slots.segments.state(*segment) == Use::Singles;
+        let all = slots.segments.all().filter(is_single).map(|segment| live(&segment));
+        let mut all: Vec<usize> = all.filter(|live| *live < BATCH).collect();
+        all.sort_unstable();
+        let found: Vec<Segment> = slots.emptiest().into_iter().flatten().collect();
+        assert!(found.is_sorted_by_key(live), "the emptiest first");
+        assert!(all.is_empty() || !found.is_empty());
+        for (found, least) in found.iter().zip(all) {
+            assert!(
+                live(found) < least + BATCH / FILLS,
+                "{found:?} has {}, of {least}",
+                live(found)
+            );
+        }
+        for _ in 0..taken.len().min(200) {
+            let slot = taken.swap_remove(noise.below(taken.len() as u64) as usize);
+            slots.remove(extent(slot));
+        }
+        slots.drain();
+        slots.check();
+    }
+}
+
 #[test]
 fn slots_that_are_held_are_not_handed_out() {
     let slots = slots(2 * MIB);
     let slot = slots.take_slot(0).unwrap();
     slots.drain();
     let held = slots.hold(slot.segment()).unwrap();
-    assert_eq!(held.slots.count_ones(), 63);
+    assert!(held.others().eq([slot]));
     assert!(slots.hold(slot.segment()).is_none(), "it has none that could be held");
     let other = slots.take_slot(0).unwrap();
     assert_ne!(other.segment(), slot.segment());

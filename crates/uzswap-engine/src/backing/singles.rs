@@ -1,0 +1,146 @@
+//! What is kept of pages written through: tables, one for each cluster that needs one.
+
+use super::seal::Tag;
+use super::slots::CLUSTER_SLOTS;
+use crate::durable::{Durable, TAGS_BYTES, Values};
+use crate::ids::SwapEntry;
+use crate::stops::Kept;
+use crate::sync::{Mutex, lock};
+use crate::table::boxed;
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::*};
+
+/// A table, with a place for each slot of a cluster.
+pub(super) struct Table {
+    /// Whose page was written there last. A hint: that page may have gone or moved since.
+    owners: Box<[SwapEntry; CLUSTER_SLOTS]>,
+    /// Where pages are sealed, two words for each; in memory that outlives the process, if there is
+    /// such.
+    tags: Values<TagWord>,
+    /// The number of the tags there.
+    pub(super) number: u32,
+}
+
+type TagWord = Kept<AtomicU64>;
+
+const _: () = assert!(TAGS_BYTES == CLUSTER_SLOTS * 2 * size_of::<TagWord>());
+
+impl Table {
+    fn new(tags: Values<TagWord>, number: u32) -> io::Result<Self> {
+        let owners = boxed(CLUSTER_SLOTS, || SwapEntry(0))?;
+        Ok(Self { owners: owners.try_into().expect("one for each slot"), tags, number })
+    }
+
+    pub(super) fn owner(&self, at: usize) -> SwapEntry {
+        self.owners[at]
+    }
+
+    pub(super) fn set_owner(&mut self, at: usize, owner: SwapEntry) {
+        self.owners[at] = owner;
+    }
+
+    pub(super) fn tag(&self, at: usize) -> Tag {
+        let halves = [2 * at, 2 * at + 1].map(|at| self.tags[at].load(Relaxed).to_ne_bytes());
+        let mut tag = Tag::default();
+        tag.iter_mut().zip(halves.as_flattened()).for_each(|(to, byte)| *to = *byte);
+        tag
+    }
+
+    pub(super) fn set_tag(&self, at: usize, tag: Tag) {
+        let (halves, _) = tag.as_chunks::<8>();
+        for (word, half) in self.tags[2 * at..].iter().zip(halves) {
+            word.store(u64::from_ne_bytes(*half), Relaxed);
+        }
+    }
+}
+
+/// Where tables come from and go to.
+pub(super) struct Tables {
+    is_sealed: bool,
+    /// In memory that outlives the process: which tags each cluster has, and the numbers that are
+    /// given back, and below which all were used.
+    durable: Option<(Arc<Durable>, Values<Kept<AtomicU32>>)>,
+    unused: Mutex<UnusedTags>,
+}
+
+#[derive(Default)]
+struct UnusedTags {
+    given_back: Vec<u32>,
+    used: u32,
+}
+
+impl Tables {
+    pub(super) fn new(is_sealed: bool, durable: Option<&Arc<Durable>>) -> Self {
+        let durable = durable.filter(|_| is_sealed);
+        let durable = durable.map(|durable| (durable.clone(), durable.tag_homes()));
+        Self { is_sealed, durable, unused: Mutex::new(UnusedTags::default()) }
+    }
+
+    /// A table. Errors: no memory.
+    pub(super) fn make(&self) -> io::Result<Table> {
+        let Some((durable, homes)) = &self.durable else {
+            let words = if self.is_sealed { CLUSTER_SLOTS * 2 } else { 0 };
+            return Table::new(Values::Own(boxed(words, TagWord::default)?), 0);
+        };
+        let mut unused = lock(&self.unused);
+        let number = unused.given_back.pop().unwrap_or_else(|| {
+            unused.used += 1;
+            unused.used - 1
+        });
+        drop(unused);
+        let made = if (number as usize) < homes.len() {
+            durable.tags(number as usize).and_then(|tags| Table::new(tags, number))
+        } else {
+            Err(io::ErrorKind::OutOfMemory.into())
+        };
+        if made.is_err() {
+            lock(&self.unused).given_back.push(number);
+        }
+        made
+    }
+
+    pub(super) fn free(&self, table: Table) {
+        if let Some((durable, _)) = &self.durable {
+            durable.release_tags(table.number as usize);
+            lock(&self.unused).given_back.push(table.number);
+        }
+    }
+
+    /// A cluster has a table from now on, or none.
+    pub(super) fn note(&self, cluster: u32, table: Option<&Table>) {
+        if let Some((_, homes)) = &self.durable {
+            homes[cluster as usize].store(table.map_or(0, |table| table.number + 1), Release);
+        }
+    }
+
+    /// Bytes of a table.
+    pub(super) fn bytes_each(&self) -> usize {
+        let of_slot = size_of::<SwapEntry>() + if self.is_sealed { size_of::<Tag>() } else { 0 };
+        CLUSTER_SLOTS * of_slot
+    }
+
+    /// The table of a cluster that had one in the process before: its tags, and no owners yet.
+    /// Errors: no memory, or they are lost.
+    pub(super) fn retake(&self, cluster: u32) -> io::Result<Table> {
+        let Some((durable, homes)) = &self.durable else { return self.make() };
+        let number = homes[cluster as usize].load(Acquire).checked_sub(1);
+        match number.filter(|number| (*number as usize) < homes.len()) {
+            Some(number) => Table::new(durable.tags(number as usize)?, number),
+            None => Err(io::Error::other("a cluster has lost its tags")),
+        }
+    }
+
+    /// Makes all tags but these unused.
+    pub(super) fn settle(&self, used: &[u32]) {
+        let Some((durable, homes)) = &self.durable else { return };
+        let mut unused = lock(&self.unused);
+        let is_used = |number: &u32| used.contains(number);
+        unused.used = used.iter().max().map_or(0, |last| last + 1);
+        unused.given_back = (0..unused.used).filter(|number| !is_used(number)).collect();
+        // What was ready, and never given to a cluster, is behind the last one or among these.
+        let behind = unused.used..homes.len() as u32;
+        let all = unused.given_back.iter().copied().chain(behind);
+        all.for_each(|number| durable.release_tags(number as usize));
+    }
+}
