@@ -127,6 +127,6 @@ fn maintenance_costs_what_changes_and_not_what_is_held() {
     for gib in [1, 64, 1024] {
         let pages = gib * (1 << 18) / divisor;
         let (maintenance, load) = measure(pages, folder.path());
-        println!("| {} MiB | {maintenance:.0} | {load} |", gib * 1024 / divisor);
+        println!("| {} MiB | {maintenance:.1} | {load} |", gib * 1024 / divisor);
     }
 }

@@ -16,9 +16,9 @@
 //! they are drained where nothing else is left, so that "none" means none anywhere, and where a
 //! cache was not used between two looks of the maintaining thread, as on a CPU that has gone.
 //!
-//! **Tables.** A page written through fills its slot, so whose it is, and where pages are sealed its
-//! tag, is kept here: in a table of its cluster, which a cluster has while any of its segments is
-//! broken up.
+//! **Tables.** A page written through fills its slot, so whose it is, and where pages are sealed
+//! its tag, is kept here: in a table of its cluster, which a cluster has while any of its segments
+//! is broken up.
 //!
 //! **Locks.** A CPU's cache, then a cluster, then the spare tables. Bits change under their
 //! cluster's lock and are read without.
