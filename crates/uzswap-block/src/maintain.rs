@@ -1,4 +1,4 @@
-//! The thread that drives the engine's maintenance.
+//! The threads that drive the engine's maintenance.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
@@ -6,6 +6,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 use uzswap_engine::Cache;
 use uzswap_sys::cpu::{self, CpuSet};
+use uzswap_sys::node::Nodes;
 use uzswap_sys::{pressure, process};
 
 /// How often to look without being called.
@@ -26,28 +27,58 @@ const STANDS_STILL_PERCENT: f64 = 10.0;
 /// How much to give back at a time when it is, bytes.
 const SHRINK_BYTES: usize = 16 << 20;
 
-/// Runs [`Cache::maintain`] whenever there is something to do, until dropped.
+/// Runs [`Cache::maintain`] whenever there is something to do, until dropped; and on a machine with
+/// several nodes [`Cache::maintain_node`], by a thread for each that has processors.
 pub struct Maintainer {
     cache: Arc<Cache>,
     stop: Arc<AtomicBool>,
-    thread: Option<JoinHandle<()>>,
+    threads: Vec<JoinHandle<()>>,
 }
 
 impl Maintainer {
-    /// Starts the thread.
+    /// Starts the threads.
     pub fn start(cache: Arc<Cache>) -> std::io::Result<Self> {
         let stop = Arc::new(AtomicBool::new(false));
-        let (run_cache, run_stop) = (cache.clone(), stop.clone());
-        let thread = std::thread::Builder::new().name("uzswap-maintain".into());
-        let thread = thread.stack_size(256 << 10).spawn(move || run(&run_cache, &run_stop))?;
-        Ok(Self { cache, stop, thread: Some(thread) })
+        let mut maintainer = Self { cache, stop, threads: Vec::new() };
+        for node in maintainer.cache.nodes_to_keep() {
+            maintainer.spawn(format!("uzswap-node{node}"), move |cache, stop| {
+                keep_node(node, cache, stop);
+            })?;
+        }
+        maintainer.spawn("uzswap-maintain".into(), run)?;
+        Ok(maintainer)
+    }
+
+    fn spawn(
+        &mut self,
+        name: String,
+        body: impl FnOnce(&Cache, &AtomicBool) + Send + 'static,
+    ) -> std::io::Result<()> {
+        let (cache, stop) = (self.cache.clone(), self.stop.clone());
+        let thread = std::thread::Builder::new().name(name).stack_size(256 << 10);
+        let thread = thread.spawn(move || {
+            // The threads that store run before ordinary ones, and wait for us when memory runs
+            // short. Not permitted in a container without CAP_SYS_NICE: then they do not either.
+            let _ = process::raise_priority();
+            body(&cache, &stop);
+        })?;
+        self.threads.push(thread);
+        Ok(())
+    }
+}
+
+fn keep_node(node: usize, cache: &Cache, stop: &AtomicBool) {
+    // What it makes is filled with zeros by a processor that is near. Where none of them may be
+    // used, or they go, another one does it.
+    let _ = Nodes::of_machine().run_on(node);
+    while !stop.load(Relaxed) {
+        cache.wait_for_work_on(node, INTERVAL);
+        // As below.
+        let _ = cache.maintain_node(node);
     }
 }
 
 fn run(cache: &Cache, stop: &AtomicBool) {
-    // The threads that store run before ordinary ones, and wait for us when memory runs short.
-    // Not permitted in a container without CAP_SYS_NICE: then they do not either.
-    let _ = process::raise_priority();
     let start = Instant::now();
     let (mut idle_at, mut memory_at) = (Duration::ZERO, Duration::ZERO);
     while !stop.load(Relaxed) {
@@ -93,8 +124,53 @@ impl Drop for Maintainer {
     fn drop(&mut self) {
         self.stop.store(true, Relaxed);
         self.cache.ring();
-        if let Some(thread) = self.thread.take() {
-            drop(thread.join());
+        self.threads.drain(..).for_each(|thread| drop(thread.join()));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use uzswap_engine::Config;
+    use uzswap_engine::backing::NoBacking;
+
+    /// Threads that maintain, by their names.
+    fn threads() -> Vec<String> {
+        let tasks = std::fs::read_dir("/proc/self/task").unwrap();
+        let name = |task: std::io::Result<std::fs::DirEntry>| {
+            std::fs::read_to_string(task.ok()?.path().join("comm")).ok()
+        };
+        let names = tasks.filter_map(name).map(|name| name.trim().to_owned());
+        let is_one = |name: &String| name == "uzswap-maintain" || name.starts_with("uzswap-node");
+        let mut names: Vec<_> = names.filter(is_one).collect();
+        names.sort_unstable();
+        names
+    }
+
+    #[test]
+    fn there_is_a_thread_for_each_node_with_processors_if_there_are_several() {
+        let all = ["uzswap-maintain", "uzswap-node0", "uzswap-node1"];
+        let served = cpu::possible().min(2);
+        let of_two = if served == 2 { &all[..] } else { &all[..1] };
+        for (nodes, names) in [(1, &all[..1]), (3, of_two)] {
+            let config = Config {
+                pages_max: 4096,
+                ram_bytes: 16 << 20,
+                ram_bytes_max: 16 << 20,
+                pool_bytes_max: 16 << 20,
+                algorithm: "lz4".parse().unwrap(),
+                seals_backing: false,
+            };
+            let nodes = Nodes::pretended(nodes, |cpu| cpu % served);
+            let cache = Cache::with_nodes(config, Box::new(NoBacking), nodes).unwrap();
+            let maintainer = Maintainer::start(Arc::new(cache)).unwrap();
+            let began = Instant::now();
+            while threads() != names && began.elapsed() < Duration::from_secs(20) {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            assert_eq!(threads(), names);
+            drop(maintainer);
+            assert_eq!(threads(), [""; 0]);
         }
     }
 }

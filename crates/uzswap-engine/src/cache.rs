@@ -145,6 +145,7 @@ impl Cache {
             attributes: Attributes::new(&config),
             counters: index.counters().clone(),
             index,
+            room: Room::new(config.pool_bytes_max, nodes.count()),
             pool: Pool::new(pool_bytes_max, durable, &Arc::new(nodes)),
             units,
             recompression: Recompression::new(),
@@ -157,7 +158,6 @@ impl Cache {
             seal,
             slots,
             writeback: Writeback::new(has_backing.then_some(config.pool_bytes_max))?,
-            room: Room::new(config.pool_bytes_max),
         };
         assert_eq!(cpu::page_bytes(), PAGE_BYTES, "a kernel with other pages than 4 KiB");
         cache.start_cpus()?;

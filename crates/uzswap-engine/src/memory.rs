@@ -77,11 +77,20 @@ impl Cache {
         if !is_closed {
             return Ok(());
         }
+        let (mut tries, mut backoff) = (0, Backoff::new());
         // One that came while they were emptied is met again.
         while let Some(section) = self.section_on(node) {
-            if let Err(error) = self.empty_by_all_means(section, SectionState::Absent) {
-                self.pool.close(node, false);
-                return Err(error);
+            match self.empty_by_all_means(section, SectionState::Absent) {
+                Ok(()) => {}
+                // On its way: who maintains gives it back, or has begun to make it before.
+                Err(SectionError::Standing { .. }) if tries < TRIES => {
+                    tries += 1;
+                    backoff.wait();
+                }
+                Err(error) => {
+                    self.pool.close(node, false);
+                    return Err(error);
+                }
             }
         }
         Ok(())

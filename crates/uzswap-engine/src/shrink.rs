@@ -1,9 +1,11 @@
 //! How much is held, and what is done about it: limits, hysteresis, reserves, compaction.
 //!
 //! The engine starts no thread. A front end has one that calls [`Cache::maintain`] whenever
-//! [`Cache::wait_for_work`] returns; it does ahead of need what a store would otherwise wait for. A
-//! store that finds the pool at its limit all the same makes room itself: oldest pages first, so
-//! that the pool never holds older pages than the backing.
+//! [`Cache::wait_for_work`] returns; it does ahead of need what a store would otherwise wait for.
+//! On a machine with several nodes there may be one more for each, which keeps that node's memory
+//! and is kept waiting by nothing else: [`Cache::maintain_node`]. A store that finds the pool at
+//! its limit all the same makes room itself: oldest pages first, so that the pool never holds older
+//! pages than the backing.
 
 use crate::backing::slots::Slots;
 use crate::cache::{Cache, Reject};
@@ -37,27 +39,57 @@ const SLACK_BYTES: usize = 256 << 10;
 
 /// What is kept free ahead of need, and who is told when it is not.
 pub(crate) struct Room {
-    doorbell: Doorbell,
+    /// Who maintains all that nobody else does.
+    keeper: Keeper,
+    /// By node, who maintains its memory, if that is another thread.
+    of_nodes: Box<[Keeper]>,
     pool_bytes_max: u64,
     /// Bytes of the pool kept free ahead of need, on each node.
     reserve_bytes: AtomicUsize,
     /// The pool hit its limit, could not be written back, and is not yet below
     /// `accept_threshold_percent`.
     refusing: AtomicBool,
+}
+
+/// A thread that maintains.
+struct Keeper {
+    doorbell: Doorbell,
     /// The machine had no memory for the reserve when last asked.
     starved: AtomicBool,
 }
 
+impl Keeper {
+    fn new() -> Self {
+        Self { doorbell: Doorbell::new(), starved: AtomicBool::new(false) }
+    }
+
+    /// Whether there is one.
+    fn is_there(&self) -> bool {
+        self.doorbell.attended.load(Relaxed)
+    }
+}
+
 impl Room {
-    /// For a pool of at most `pool_bytes_max`.
-    pub(crate) fn new(pool_bytes_max: u64) -> Self {
+    /// For a pool of at most `pool_bytes_max`, on so many nodes.
+    pub(crate) fn new(pool_bytes_max: u64, nodes: usize) -> Self {
         Self {
-            doorbell: Doorbell::new(),
+            keeper: Keeper::new(),
+            of_nodes: (0..nodes).map(|_| Keeper::new()).collect(),
             pool_bytes_max,
             reserve_bytes: AtomicUsize::new(reserve_bytes(pool_bytes_max, 1)),
             refusing: AtomicBool::new(false),
-            starved: AtomicBool::new(false),
         }
+    }
+
+    /// Who maintains the memory of a node.
+    fn keeper_of(&self, node: usize) -> &Keeper {
+        let own = &self.of_nodes[node];
+        if own.is_there() { own } else { &self.keeper }
+    }
+
+    /// Whether that is a thread of its own.
+    fn has_own_keeper(&self, node: usize) -> bool {
+        self.of_nodes[node].is_there()
     }
 
     pub(crate) fn reserve_bytes(&self) -> usize {
@@ -118,17 +150,43 @@ impl Cache {
     /// Waits until there is something to maintain, or for `timeout`.
     #[cfg(not(feature = "shuttle"))]
     pub fn wait_for_work(&self, timeout: std::time::Duration) {
-        self.room.doorbell.wait(timeout);
+        self.room.keeper.doorbell.wait(timeout);
     }
 
-    /// Rings for the thread that waits in [`Self::wait_for_work`].
+    /// Nodes that a thread each may maintain, beside the one that maintains all else: those with
+    /// processors, if there are several.
+    pub fn nodes_to_keep(&self) -> Vec<usize> {
+        let served: Vec<usize> = self.pool.served().collect();
+        if served.len() > 1 { served } else { Vec::new() }
+    }
+
+    /// Waits until there is something to maintain on a node, or for `timeout`. From the first call
+    /// on the node's memory is left to who calls this and [`Self::maintain_node`].
+    #[cfg(not(feature = "shuttle"))]
+    pub fn wait_for_work_on(&self, node: usize, timeout: std::time::Duration) {
+        self.room.of_nodes[node].doorbell.wait(timeout);
+    }
+
+    /// Makes a node's memory ready that stores take from, and gives back what is too much. Errors:
+    /// as those of [`Self::maintain`].
+    pub fn maintain_node(&self, node: usize) -> io::Result<()> {
+        let is_it = |other| other == node;
+        let provisioned = self.pool.provision(self.room.reserve_bytes(), is_it);
+        self.room.of_nodes[node].starved.store(provisioned.is_err(), Relaxed);
+        self.pool.give_back(self.room.reserve_bytes(), is_it);
+        provisioned
+    }
+
+    /// Rings for all threads that maintain.
     pub fn ring(&self) {
-        self.room.doorbell.ring();
+        self.room.keeper.doorbell.ring();
+        let of_nodes = self.room.of_nodes.iter().filter(|keeper| keeper.is_there());
+        of_nodes.for_each(|keeper| keeper.doorbell.ring());
     }
 
-    /// Whether that thread is wanted: somebody has rung since it waited.
+    /// Whether the thread that waits in [`Self::wait_for_work`] is wanted: somebody has rung since.
     pub(crate) fn is_rung(&self) -> bool {
-        self.room.doorbell.rung.load(Relaxed)
+        self.room.keeper.doorbell.rung.load(Relaxed)
     }
 
     /// Tops up what stores take from, writes back what is above the threshold, compacts, trains a
@@ -137,7 +195,7 @@ impl Cache {
     pub fn maintain(&self) -> io::Result<()> {
         let provisioned = self.prepare();
         self.tend_dictionary();
-        self.pool.give_back(self.room.reserve_bytes());
+        self.pool.give_back(self.room.reserve_bytes(), |node| !self.room.has_own_keeper(node));
         self.slots.drain_idle();
         // A device that cannot be told goes on as if every block were in use.
         self.slots.discard_empty(|offset, bytes| drop(self.backing.discard(offset, bytes)));
@@ -163,7 +221,7 @@ impl Cache {
         // No memory for the pool, which is to become smaller.
         self.write_back_to(self.pool.bytes().saturating_sub(bytes), || self.slots.provision());
         self.compact();
-        self.pool.give_back(self.room.reserve_bytes());
+        self.pool.give_back(self.room.reserve_bytes(), |_| true);
         before.saturating_sub(self.pool.mapped_bytes())
     }
 
@@ -182,7 +240,7 @@ impl Cache {
     /// for it until it can.
     pub(crate) fn provision(&self) -> io::Result<()> {
         let provisioned = self.provision_in_turn();
-        self.room.starved.store(provisioned.is_err(), Relaxed);
+        self.room.keeper.starved.store(provisioned.is_err(), Relaxed);
         provisioned
     }
 
@@ -190,7 +248,7 @@ impl Cache {
     fn provision_in_turn(&self) -> io::Result<()> {
         self.index.provision()?;
         self.slots.provision();
-        self.pool.provision(self.room.reserve_bytes())?;
+        self.pool.provision(self.room.reserve_bytes(), |node| !self.room.has_own_keeper(node))?;
         self.shares.provision(&self.index)?;
         self.candidates.provision(self.pool.mapped_bytes())?;
         Ok(())
@@ -203,8 +261,11 @@ impl Cache {
             || !self.pool.has_descriptors(self.room.reserve_bytes() / 2);
         let high = self.pool.bytes() as u64 > self.attributes.pool_bytes_accept()
             && self.writeback_works();
-        if low || high {
-            self.room.doorbell.ring();
+        if low {
+            self.room.keeper_of(self.pool.node_here()).doorbell.ring();
+        }
+        if high {
+            self.room.keeper.doorbell.ring();
         }
     }
 
@@ -223,7 +284,7 @@ impl Cache {
         let at_limit = self.pool.bytes() + SECTION_BYTES / 64 > self.pool.limit();
         if at_limit {
             self.counters.increment(PoolLimitHit);
-            self.room.doorbell.ring();
+            self.room.keeper.doorbell.ring();
         }
         // Either may be what lacks: where one descriptor stood for eight frames, eight pages that
         // nothing compresses need eight.
@@ -255,15 +316,17 @@ impl Cache {
         }
     }
 
-    /// Rings for the thread that maintains, and waits a moment for it to make ready what `take`
+    /// Rings for the threads that maintain, and waits a moment for them to make ready what `take`
     /// takes.
     pub(crate) fn wait_for<T>(&self, take: impl Fn() -> Option<T>) -> Option<T> {
-        self.room.doorbell.ring();
-        if !self.room.doorbell.attended.load(Relaxed) {
+        let keepers = [&self.room.keeper, self.room.keeper_of(self.pool.node_here())];
+        keepers.iter().for_each(|keeper| keeper.doorbell.ring());
+        if !keepers[0].is_there() {
             return None;
         }
         let mut backoff = Backoff::new();
-        let mut looks = (0..LOOKS).take_while(|_| !self.room.starved.load(Relaxed));
+        let is_starved = || keepers.iter().any(|keeper| keeper.starved.load(Relaxed));
+        let mut looks = (0..LOOKS).take_while(|_| !is_starved());
         looks.find_map(|_| {
             backoff.wait();
             take()
@@ -273,9 +336,10 @@ impl Cache {
     /// Waits a moment for memory on the node of the caller's processor, which has none ready, and
     /// for which more is to come. If none has come, nobody else waits for it before it does.
     pub(crate) fn wait_for_node(&self) {
-        self.ring();
+        let keeper = self.room.keeper_of(self.pool.node_here());
+        keeper.doorbell.ring();
         let mut backoff = Backoff::new();
-        let has_come = self.room.doorbell.attended.load(Relaxed)
+        let has_come = keeper.is_there()
             && (0..NODE_LOOKS).any(|_| {
                 backoff.wait();
                 self.pool.free_bytes_here() >= SECTION_BYTES / 4 || !self.pool.comes_here()
@@ -329,6 +393,6 @@ impl Cache {
     pub(crate) fn apply_attributes(&self) {
         self.pool.set_limit(self.attributes.pool_bytes_max() as usize);
         self.equip_all();
-        self.room.doorbell.ring();
+        self.ring();
     }
 }

@@ -13,6 +13,7 @@
 //! from the backing, and tries theirs.
 //!
 //! **Nobody allocates** while holding any of these but the recompressor and the trainer: when the
-//! kernel is short of memory, it waits for threads that wait for these locks.
+//! kernel is short of memory, it waits for threads that wait for these locks. A lock that only
+//! threads which maintain take is no such one: `Making` of descriptors, held while some are made.
 
 pub(crate) use uzswap_sync::{Backoff, Mutex, MutexGuard, atomic, lock, pin, profile, try_lock};

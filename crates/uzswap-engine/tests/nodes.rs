@@ -3,7 +3,7 @@
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use uzswap_engine::backing::NoBacking;
 use uzswap_engine::testing::{Content, page_of};
 use uzswap_engine::{Area, Cache, Config, Load, PAGE_BYTES, SectionError, Store};
@@ -144,6 +144,101 @@ fn stores_wait_a_moment_for_memory_of_their_node_that_another_thread_makes() {
     let local = local_percent(&cache, area, PAGES);
     println!("{local} % on the node of the CPU that stored them");
     assert!(local >= 95, "{local} %");
+    cache.check();
+}
+
+/// While the thread that maintains all else is kept by something.
+#[test]
+fn the_memory_of_each_node_comes_by_a_thread_of_its_own() {
+    let Some(cpus) = cpus() else { return };
+    let (cache, area) = cache(64 << 20);
+    cache.wait_for_work(Duration::ZERO);
+    let is_done = AtomicBool::new(false);
+    assert_eq!(cache.nodes_to_keep(), [0, 1]);
+    let free_on = |node: usize| {
+        let sections = cache.sections().into_iter();
+        let of_node = sections.filter(|(number, _)| cache.node_of_section(*number) == node);
+        of_node.map(|(_, used)| (2 << 20) - used).sum::<usize>()
+    };
+    std::thread::scope(|scope| {
+        for node in cache.nodes_to_keep() {
+            let (cache, is_done) = (&cache, &is_done);
+            cache.wait_for_work_on(node, Duration::ZERO);
+            scope.spawn(move || {
+                while !is_done.load(SeqCst) {
+                    // It is called, or comes too late.
+                    cache.wait_for_work_on(node, Duration::from_secs(60));
+                    cache.maintain_node(node).unwrap();
+                }
+            });
+        }
+        let storing = cpus.into_iter().enumerate().map(|(node, cpu)| {
+            let (cache, free_on) = (&cache, &free_on);
+            scope.spawn(move || {
+                run_on(cpu);
+                let mut noise = page_of(Content::Random, node as u64);
+                for offset in (0..PAGES).filter(|offset| *offset as usize % 2 == node) {
+                    noise[..4].copy_from_slice(&offset.to_ne_bytes());
+                    assert_eq!(cache.store(area.entry(offset).unwrap(), &noise), Store::Stored);
+                    // A page is stored at any time, and memory comes when its thread runs.
+                    let began = Instant::now();
+                    while offset % 32 < 2 && free_on(node) < 1 << 20 {
+                        assert!(began.elapsed() < Duration::from_secs(30), "none on node {node}");
+                        std::thread::sleep(Duration::from_millis(1));
+                    }
+                }
+            })
+        });
+        let stored: Vec<_> = storing.collect();
+        let outcomes: Vec<_> = stored.into_iter().map(|thread| thread.join()).collect();
+        is_done.store(true, SeqCst);
+        cache.ring();
+        outcomes.into_iter().for_each(Result::unwrap);
+    });
+    let local = local_percent(&cache, area, PAGES);
+    println!("{local} % on the node of the CPU that stored them");
+    assert!(local >= 95, "{local} %");
+    cache.check();
+}
+
+#[test]
+fn who_maintains_all_else_leaves_a_node_s_memory_to_its_own_thread() {
+    let Some(cpus) = cpus() else { return };
+    let (cache, area) = cache(64 << 20);
+    let of_second = || {
+        let numbers = cache.sections().into_iter().map(|(number, _)| number);
+        numbers.filter(|number| cache.node_of_section(*number) == 1).count()
+    };
+    // In a thread of its own, which is bound to a CPU.
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            run_on(cpus[1]);
+            let store = |offset| {
+                let key = area.entry(offset).unwrap();
+                assert_eq!(
+                    cache.store(key, &page_of(Content::Random, offset.into())),
+                    Store::Stored
+                );
+            };
+            let before = of_second();
+            (0..300).for_each(store);
+            cache.maintain().unwrap();
+            assert_eq!(of_second(), before + 1, "there is no other thread");
+            cache.wait_for_work_on(1, Duration::ZERO);
+            (300..800).for_each(store);
+            cache.maintain().unwrap();
+            assert_eq!(of_second(), before + 1);
+            cache.maintain_node(0).unwrap();
+            assert_eq!(of_second(), before + 1);
+            cache.maintain_node(1).unwrap();
+            assert_eq!(of_second(), before + 2);
+            (0..800).for_each(|offset| cache.invalidate(area.entry(offset).unwrap()));
+            cache.maintain().unwrap();
+            assert_eq!(of_second(), before + 2, "nor is any given back");
+            cache.maintain_node(1).unwrap();
+            assert!(of_second() < before + 2);
+        });
+    });
     cache.check();
 }
 

@@ -1,6 +1,6 @@
 //! Nodes: memory that is nearer to some processors than to others.
 
-use crate::cpu;
+use crate::cpu::{self, CpuSet};
 use std::fs;
 use std::io;
 use std::ptr::NonNull;
@@ -74,6 +74,16 @@ impl Nodes {
     /// Whether it has processors.
     pub fn has_cpus(&self, node: usize) -> bool {
         self.of_cpu.contains(&node)
+    }
+
+    /// Has the calling thread run on a node's processors, as far as it may use them. Errors: there
+    /// are none.
+    pub fn run_on(&self, node: usize) -> io::Result<()> {
+        let allowed = CpuSet::of_caller();
+        let mut set = rustix::thread::CpuSet::new();
+        let cpus = self.of_cpu.iter().enumerate().filter(|(_, of)| **of == node);
+        cpus.filter(|(cpu, _)| allowed.has(*cpu)).for_each(|(cpu, _)| set.set(cpu));
+        Ok(rustix::thread::sched_setaffinity(None, &set)?)
     }
 
     /// Has pages of a range that are made from now on lie on a node, as long as it has memory.

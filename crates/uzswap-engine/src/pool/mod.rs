@@ -294,10 +294,15 @@ impl Pool {
     }
 
     /// Nodes that stores take memory of first: those with processors.
-    fn served(&self) -> impl Iterator<Item = usize> {
+    pub(crate) fn served(&self) -> impl Iterator<Item = usize> {
         let is_served =
             |node: &usize| self.nodes.has_cpus(*node) && !self.sections.is_closed(*node);
         (0..self.nodes.count()).filter(is_served)
+    }
+
+    /// The node of the caller's processor.
+    pub(crate) fn node_here(&self) -> usize {
+        self.nodes.here()
     }
 
     /// Bytes of frames on line and free, for who stores on this processor.
@@ -323,9 +328,14 @@ impl Pool {
         self.elsewhere.load(Relaxed)
     }
 
-    /// Brings sections on line until `reserve` bytes are free on each node, and descriptors for
-    /// them. Allocates, and may wait for the kernel. Errors: the machine has no more memory.
-    pub(crate) fn provision(&self, reserve: usize) -> std::io::Result<()> {
+    /// Brings sections on line until `reserve` bytes are free on each node that is meant, and
+    /// descriptors for them. Allocates, and may wait for the kernel. Errors: the machine has no
+    /// more memory.
+    pub(crate) fn provision(
+        &self,
+        reserve: usize,
+        is_meant: impl Fn(usize) -> bool,
+    ) -> std::io::Result<()> {
         self.zspages.provision(reserve / PAGE_BYTES)?;
         // What a node has not, another one gives.
         let enough = self.reserve_of_all(reserve);
@@ -336,7 +346,8 @@ impl Pool {
         // A section at a time, to the node that has least: stores go on meanwhile, and those of one
         // node must not keep the others waiting.
         while self.sections.can_grow() {
-            let least = self.served().filter(lacks).min_by_key(|node| self.sections.free_on(*node));
+            let meant = self.served().filter(|node| is_meant(*node) && lacks(node));
+            let least = meant.min_by_key(|node| self.sections.free_on(*node));
             let Some(node) = least else { break };
             self.sections.bring_any_online(node)?;
         }
@@ -344,10 +355,10 @@ impl Pool {
     }
 
     /// Unmaps sections that are wholly free, the highest first, as long as `reserve` bytes stay
-    /// free on each node; the bytes given back.
-    pub(crate) fn give_back(&self, reserve: usize) -> usize {
+    /// free on each node that is meant; the bytes given back.
+    pub(crate) fn give_back(&self, reserve: usize, is_meant: impl Fn(usize) -> bool) -> usize {
         let mut given = 0;
-        for node in 0..self.nodes.count() {
+        for node in (0..self.nodes.count()).filter(|node| is_meant(*node)) {
             let reserve = if self.served().any(|served| served == node) { reserve } else { 0 };
             while self.sections.free_on(node) * PAGE_BYTES >= reserve + SECTION_BYTES
                 && self.sections.give_one_back(node)

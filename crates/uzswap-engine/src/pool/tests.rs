@@ -19,7 +19,7 @@ const FULL_BYTES: usize = if cfg!(miri) { SECTION_BYTES / 16 } else { SECTION_BY
 impl Owned {
     fn new(bytes_max: usize) -> Self {
         let pool = Pool::new(bytes_max, None, &Arc::new(Nodes::pretended(1, |_| 0)));
-        pool.provision(SECTION_BYTES).unwrap();
+        pool.provision(SECTION_BYTES, |_| true).unwrap();
         let pattern = (0..2 * PAGE_BYTES).map(|i| (i * i / 7) as u8).collect();
         Self { pool, handles: RefCell::default(), next: 0, noise: 0x2545_f491_4f6c_dd1d, pattern }
     }
@@ -89,7 +89,7 @@ impl Owned {
 #[test]
 fn objects_of_every_size_come_back() {
     let mut owned = Owned::new(64 << 20);
-    owned.pool.provision(48 << 20).unwrap();
+    owned.pool.provision(48 << 20, |_| true).unwrap();
     for bytes in (1..=PAGE_BYTES).step_by(if cfg!(miri) { 397 } else { 1 }) {
         assert!(owned.insert(bytes));
         assert!(owned.insert(bytes));
@@ -112,7 +112,7 @@ fn freeing_everything_frees_every_frame() {
     }
     owned.check();
     assert_eq!(owned.pool.bytes(), 0);
-    assert_eq!(owned.pool.give_back(0), SECTION_BYTES);
+    assert_eq!(owned.pool.give_back(0, |_| true), SECTION_BYTES);
     assert_eq!(owned.pool.mapped_bytes(), 0);
 }
 
@@ -132,7 +132,7 @@ fn fill_as_pages(owned: &mut Owned, objects: usize) {
 #[cfg_attr(miri, ignore = "too many objects; the other tests cover the same paths")]
 fn held_bytes_stay_near_object_bytes() {
     let mut owned = Owned::new(512 << 20);
-    owned.pool.provision(400 << 20).unwrap();
+    owned.pool.provision(400 << 20, |_| true).unwrap();
     fill_as_pages(&mut owned, 200_000);
     let fresh = owned.overhead();
     for owner in 0..owned.next {
@@ -179,7 +179,7 @@ fn a_section_is_emptied_into_others_and_given_back() {
     for i in 0..count {
         assert!(owned.insert(300 + i % 900));
     }
-    owned.pool.provision(2 * SECTION_BYTES).unwrap();
+    owned.pool.provision(2 * SECTION_BYTES, |_| true).unwrap();
     let before = owned.pool.sections();
     assert!(before[0].1 > 0, "{before:?}");
     owned.vacate(0).unwrap();

@@ -98,10 +98,15 @@ const CHUNK: usize = DESCRIPTORS;
 pub(super) struct Zspages {
     table: Table<Zspage, CHUNK>,
     unused: Mutex<Unused>,
+    /// Locked by the one that makes some.
+    making: Mutex<Making>,
     /// How many of them there are. Written under their lock.
     ready: AtomicUsize,
     durable: Option<Arc<Durable>>,
 }
+
+/// Only threads that maintain take its lock, which is held while memory is allocated.
+struct Making;
 
 /// Descriptors that are ready, a list through their `next`.
 struct Unused {
@@ -114,6 +119,7 @@ impl Zspages {
         Self {
             table: Table::new(count_max),
             unused: Mutex::new(Unused { first: NONE }),
+            making: Mutex::new(Making),
             ready: AtomicUsize::new(0),
             durable: durable.cloned(),
         }
@@ -152,9 +158,13 @@ impl Zspages {
     /// Makes descriptors ready for so many frames of raw pages, the case with the most zspages, and
     /// for a section at least. Allocates. Errors: no memory.
     pub(super) fn provision(&self, frames: usize) -> io::Result<()> {
-        while !self.has_ready(frames.max(CHUNK)) {
+        let is_enough = || self.has_ready(frames.max(CHUNK));
+        if is_enough() {
+            return Ok(());
+        }
+        let _making = lock(&self.making);
+        while !is_enough() {
             let chunk = self.table.made();
-            // Another thread may make it just now.
             if !self.make(chunk)? {
                 break;
             }
@@ -193,5 +203,47 @@ impl Zspages {
     /// Bytes that the table takes.
     pub(super) fn bytes(&self) -> usize {
         self.table.bytes()
+    }
+}
+
+#[cfg(all(test, not(feature = "shuttle")))]
+mod tests {
+    use super::*;
+    use crate::durable::Shape;
+
+    /// In memory that outlives the process they are cleared when they are made.
+    #[test]
+    #[cfg_attr(miri, ignore = "maps a file")]
+    fn several_threads_make_each_descriptor_once() {
+        const CHUNKS: usize = 16;
+        for _ in 0..50 {
+            let file = uzswap_sys::shared::create("uzswap-zspages").unwrap();
+            let shape = Shape { keys: 4096, sections: CHUNKS, backing_bytes: 0, is_sealed: false };
+            let durable = Durable::open(file, shape).unwrap();
+            let zspages = Zspages::new(CHUNKS * CHUNK, Some(&durable));
+            let take_all = || {
+                let mut taken = Vec::new();
+                while !zspages.table.is_whole() {
+                    zspages.provision(0).unwrap();
+                    while let Some(number) = zspages.take() {
+                        zspages.get(number).init(1, &[Frame(number)]);
+                        taken.push(number);
+                    }
+                }
+                taken
+            };
+            let mut taken: Vec<u32> = std::thread::scope(|scope| {
+                let threads = [(); 4].map(|()| scope.spawn(take_all));
+                threads.into_iter().flat_map(|thread| thread.join().unwrap()).collect()
+            });
+            for number in &taken {
+                assert_eq!(zspages.get(*number).class.load(Relaxed), 1, "{number} was cleared");
+            }
+            let count = taken.len();
+            taken.sort_unstable();
+            taken.dedup();
+            assert_eq!(taken.len(), count, "some were given out twice");
+            assert_eq!(durable.descriptor_chunks(), CHUNKS);
+        }
     }
 }
