@@ -198,7 +198,7 @@ fn an_object_that_stays_makes_no_other_move_twice_and_gets_no_company() {
     }
     // Room in each zspage, where the others' objects would fit.
     (0..3 * count).filter(|owner| owner % 3 != 0).for_each(|owner| owned.remove(owner));
-    owned.pool.provision(2 * SECTION_BYTES).unwrap();
+    owned.pool.provision(2 * SECTION_BYTES, |_| true).unwrap();
     owned.pool.begin_offline(0).unwrap();
     let busy = SwapEntry(0);
     let moves = RefCell::new(HashMap::<u32, u32>::new());
