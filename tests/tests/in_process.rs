@@ -421,7 +421,10 @@ int posix_memalign(void **at, size_t by, size_t bytes) {
     *at = (void *)(((size_t)malloc(bytes + by) + by) & ~(by - 1));
     return 0;
 }
-void *aligned_alloc(size_t by, size_t bytes) { void *at; posix_memalign(&at, by, bytes); return at; }
+void *aligned_alloc(size_t by, size_t bytes) {
+    void *at;
+    return posix_memalign(&at, by, bytes), at;
+}
 static void *fill(void *sum) {
     static char *blocks[48 * 16];
     for (int i = 0; i < 48 * 16; i++) {

@@ -142,8 +142,8 @@ impl Next {
     }
 }
 
-/// The program brings an allocator of its own, which the C library uses too. It may call `mmap` with
-/// its locks held, where no thread can be started: that takes memory of it.
+/// The program brings an allocator of its own, which the C library uses too. It may call `mmap`
+/// with its locks held, where no thread can be started: that takes memory of it.
 static HAS_OWN: AtomicBool = AtomicBool::new(false);
 
 /// See [`HAS_OWN`].
