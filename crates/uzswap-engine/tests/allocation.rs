@@ -41,9 +41,15 @@ thread_local! {
 }
 
 /// Locks that no serving thread takes: of training, of recompression, of giving areas out, of CPUs
-/// that come and go.
-const APART: [&str; 5] =
-    ["Trainer", "Recompressor", "Vec<uzswap_engine::ids::Area>", "hotplug::Cpus", "percpu::Up"];
+/// that come and go, of making descriptors ready.
+const APART: [&str; 6] = [
+    "Trainer",
+    "Recompressor",
+    "Vec<uzswap_engine::ids::Area>",
+    "hotplug::Cpus",
+    "percpu::Up",
+    "zspage::Making",
+];
 
 /// Other locks with which a thread that is watched has allocated.
 static HELD: [OnceLock<&str>; 16] = [const { OnceLock::new() }; 16];
