@@ -256,3 +256,28 @@ assert all(page == bytes([i % 251]) * 1000 for i, page in enumerate(pages))
 fn what_a_call_held_may_be_given_back_meanwhile() {
     check(GIVEN_BACK);
 }
+
+/// A page that was locked for a while is the program's from then on, and the mapping around it
+/// several ones to the kernel, which moves one at a time.
+const MOVED: &str = r#"
+import ctypes, os, time
+calls = ctypes.CDLL(None, use_errno=True)
+calls.mmap.restype = calls.mremap.restype = ctypes.c_void_p
+pages = [bytes([i % 251]) * 1000 for i in range(60000)]
+time.sleep(0.5)
+size = ctypes.c_size_t
+at = calls.mmap(None, size(8 << 20), 3, 0x22, -1, size(0))
+ctypes.memset(at, 7, 8 << 20)
+page = ctypes.c_void_p(at + (4 << 20))
+assert calls.mlock(page, size(4096)) == 0 and calls.munlock(page, size(4096)) == 0
+at = calls.mremap(ctypes.c_void_p(at), size(8 << 20), size(16 << 20), 1)
+assert at != 2**64 - 1, os.strerror(ctypes.get_errno())
+calls.madvise(ctypes.c_void_p(at), size(16 << 20), 21)
+assert ctypes.string_at(at, 8 << 20) == b'\7' * (8 << 20)
+assert ctypes.string_at(at + (8 << 20), 8 << 20) == bytes(8 << 20)
+"#;
+
+#[test]
+fn a_mapping_of_which_a_page_was_given_back_moves_as_one() {
+    check(MOVED);
+}

@@ -270,8 +270,11 @@ pub fn remap(agent: &Agent, call: &mut Call) -> Outcome {
     let _inside = inside();
     let mut layout = lock();
     let (range, new_bytes) = (whole(from, old), whole(0, new).end);
-    if flags as i32 & libc::MREMAP_FIXED != 0 {
-        let target = whole(to, new);
+    let target = whole(to, new);
+    let is_fixed = flags as i32 & libc::MREMAP_FIXED != 0;
+    // Else the kernel refuses it, and nothing is mapped over.
+    let is_apart = target.start >= range.end || target.end <= range.start;
+    if is_fixed && is_apart && target.start.is_multiple_of(PAGE_BYTES) {
         agent.pager.change(target, Change::Gone, || ((), true));
     }
     if !agent.pager.has_adopted(range.clone()) {
@@ -284,8 +287,7 @@ pub fn remap(agent: &Agent, call: &mut Call) -> Outcome {
     }
     if new_bytes < range.len() {
         let tail = range.start + new_bytes..range.end;
-        let stays = flags as i32 & libc::MREMAP_FIXED == 0;
-        if stays {
+        if !is_fixed {
             // What remains may be several mappings, which the kernel would not look at in one call.
             agent.pager.change(tail.clone(), Change::Gone, || {
                 let done = make(call);
@@ -313,6 +315,14 @@ pub fn remap(agent: &Agent, call: &mut Call) -> Outcome {
     };
     if moved.is_err() {
         crate::die("memory that the program has moved cannot be taken along");
+    }
+    if call.result == -i64::from(libc::EFAULT) {
+        // What is adopted in part is several mappings to the kernel, which it does not move at
+        // once. Given back it is one, as the program knows it.
+        agent.pager.release(range);
+        if make(call) {
+            agent.adopt_fresh(whole(call.result as u64, new));
+        }
     }
     let is_done = !(-4095..0).contains(&call.result);
     if let Some(layout) = layout.as_mut().filter(|_| is_done) {
