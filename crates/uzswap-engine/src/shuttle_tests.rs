@@ -242,6 +242,8 @@ fn moving_objects_races_with_everything() {
             |cache, area| {
                 (0..8).for_each(|offset| store(cache, area, offset, u64::from(offset)));
                 cache.maintain().unwrap();
+                // Where they go, and new ones too: nothing is put into a section that is emptied.
+                cache.pool.bring_online(1).unwrap();
             },
             vec![
                 Box::new(|c, _| _ = c.empty_section(0)),
