@@ -47,7 +47,7 @@ pub enum Number {
     /// It is there already, or comes from another register; before the `syscall` is an instruction
     /// that does the same wherever it stands.
     Before {
-        /// Its length, [`MOV_BYTES`] at most.
+        /// Its length, at most five, as of a `mov`.
         bytes: usize,
         /// Where there is room for a jump to anywhere, if it is shorter than one.
         room: Option<usize>,
