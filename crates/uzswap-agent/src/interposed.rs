@@ -4,7 +4,7 @@
 //! SIGBUS and SIGILL are never blocked, and a program's handlers of them get what is not ours.
 
 use crate::processes::OURS;
-use crate::{AGENT, forking, inside, stacks, takeover};
+use crate::{AGENT, forking, inside, layout, stacks, takeover};
 use libc::{c_int, sigset_t};
 use std::cell::Cell;
 use std::ffi::{CStr, c_void};
@@ -236,14 +236,12 @@ unsafe extern "C" fn mmap(
     file: c_int,
     offset: libc::off_t,
 ) -> *mut c_void {
-    let is_plain = flags & libc::MAP_ANONYMOUS != 0
-        && flags & libc::MAP_TYPE == libc::MAP_PRIVATE
-        && crate::is_counted();
+    let is_plain = layout::is_plain(flags) && crate::is_counted();
     // All at once it might be more than there may be.
     let flags = if is_plain { flags & !libc::MAP_POPULATE } else { flags };
     // What is only reserved is made usable later, part by part.
     if is_plain && protection & libc::PROT_WRITE != 0 && flags & libc::MAP_NORESERVE == 0 {
-        asked(bytes, !HAS_OWN.load(Relaxed));
+        asked(bytes, !has_own_allocator());
     }
     // SAFETY: the arguments are the caller's.
     unsafe {

@@ -124,6 +124,11 @@ fn make(call: &mut Call) -> bool {
     !(-4095..0).contains(&call.result)
 }
 
+/// Whether a mapping with these flags is private memory of no file.
+pub fn is_plain(flags: i32) -> bool {
+    flags & libc::MAP_TYPE == libc::MAP_PRIVATE && flags & libc::MAP_ANONYMOUS != 0
+}
+
 /// `mmap`: memory that is mapped over is given up, and a new mapping that fits is adopted.
 pub fn map(agent: &Agent, call: &mut Call) -> Outcome {
     let [at, bytes, protection, flags, ..] = call.arguments.map(|argument| argument as i64);
@@ -132,7 +137,7 @@ pub fn map(agent: &Agent, call: &mut Call) -> Outcome {
     let mut layout = lock();
     let is_fixed = flags & (libc::MAP_FIXED | libc::MAP_FIXED_NOREPLACE) != 0;
     let target = whole(at as u64, bytes as u64);
-    let is_plain = flags & libc::MAP_TYPE == libc::MAP_PRIVATE && flags & libc::MAP_ANONYMOUS != 0;
+    let is_plain = is_plain(flags);
     if is_plain {
         // Its pages come in as they are touched: all at once they might not fit.
         call.arguments[3] &= !(libc::MAP_POPULATE as u64);

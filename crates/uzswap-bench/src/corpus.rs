@@ -9,11 +9,12 @@ use crate::install::{is_there, packages, shell};
 use crate::peer::{FOLDER, uzswap};
 use std::collections::HashSet;
 use std::fs;
-use std::io::{BufRead, BufReader, Write};
+use std::io::{BufRead, BufReader, BufWriter, Write};
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
+use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 use uzswap_engine::testing::Noise;
 use uzswap_engine::{PAGE_BYTES, Page};
@@ -346,10 +347,7 @@ fn load(stream: UnixStream) -> std::io::Result<()> {
     const CITIES: [&str; 6] = ["Lisboa", "Kraków", "Nairobi", "Osaka", "Quito", "Tromsø"];
     const ITEMS: [&str; 6] = ["kettle", "lamp", "notebook", "bicycle bell", "rope", "chair"];
     let mut noise = Noise::new(11);
-    let mut answers = stream.try_clone()?;
-    // Answers are read meanwhile, or the server would wait for us.
-    let reader = std::thread::spawn(move || std::io::copy(&mut answers, &mut std::io::sink()));
-    let mut out = std::io::BufWriter::new(&stream);
+    let mut values = Values::begin(&stream)?;
     let (mut number, mut bytes) = (0, 0);
     while bytes < DOCUMENTS_BYTES {
         let mut pick = |from: &[&'static str]| from[noise.below(from.len() as u64) as usize];
@@ -373,23 +371,42 @@ fn load(stream: UnixStream) -> std::io::Result<()> {
             number % 3 > 0,
             lines.join(",")
         );
-        let key = format!("order:{number}");
-        write!(
-            out,
-            "*3\r\n$3\r\nSET\r\n${}\r\n{key}\r\n${}\r\n{document}\r\n",
-            key.len(),
-            document.len()
-        )?;
+        values.set(&format!("order:{number}"), &document)?;
         bytes += document.len();
         number += 1;
     }
-    out.write_all(b"*1\r\n$4\r\nQUIT\r\n")?;
-    out.flush()?;
-    drop(out);
-    // QUIT is answered last, and the connection closed.
-    match reader.join() {
-        Ok(read) => read.map(drop),
-        Err(_) => Err(std::io::ErrorKind::Other.into()),
+    values.end()
+}
+
+/// Values that a server is given, in its protocol.
+pub struct Values<'a> {
+    out: BufWriter<&'a UnixStream>,
+    reader: JoinHandle<std::io::Result<u64>>,
+}
+
+impl<'a> Values<'a> {
+    /// Begins. Answers are read meanwhile, or the server would wait for us.
+    pub fn begin(stream: &'a UnixStream) -> std::io::Result<Self> {
+        let mut answers = stream.try_clone()?;
+        let reader = std::thread::spawn(move || std::io::copy(&mut answers, &mut std::io::sink()));
+        Ok(Self { out: BufWriter::new(stream), reader })
+    }
+
+    /// Sets one.
+    pub fn set(&mut self, key: &str, value: &str) -> std::io::Result<()> {
+        write!(self.out, "*3\r\n$3\r\nSET\r\n${}\r\n{key}\r\n", key.len())?;
+        write!(self.out, "${}\r\n{value}\r\n", value.len())
+    }
+
+    /// Waits until the server has them all.
+    pub fn end(mut self) -> std::io::Result<()> {
+        self.out.write_all(b"*1\r\n$4\r\nQUIT\r\n")?;
+        self.out.flush()?;
+        // QUIT is answered last, and the connection closed.
+        match self.reader.join() {
+            Ok(read) => read.map(drop),
+            Err(_) => Err(std::io::ErrorKind::Other.into()),
+        }
     }
 }
 

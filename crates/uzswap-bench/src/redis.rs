@@ -11,7 +11,6 @@ use crate::peer::{Peer, Room};
 use crate::report::{Section, Table};
 use clap::Args;
 use serde::{Deserialize, Serialize};
-use std::io::{BufWriter, Write};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -118,7 +117,7 @@ pub fn serve(arguments: &ServeArguments) -> Result<(), Failure> {
     let (server, socket) = corpus::server()?;
     let began = Instant::now();
     let stream = UnixStream::connect(&socket).context("redis-server")?;
-    load(stream, arguments.keys).context("redis-server")?;
+    load(&stream, arguments.keys).context("redis-server")?;
     let mut served =
         Served { load_seconds: began.elapsed().as_secs_f64(), rates: vec![], p99_ms: vec![] };
     for _ in 0..2 {
@@ -155,12 +154,9 @@ fn ask(socket: &Path, arguments: &ServeArguments) -> Result<(f64, f64), Failure>
 }
 
 /// Sets values as a shop keeps them, some in common and some by chance.
-fn load(stream: UnixStream, keys: usize) -> std::io::Result<()> {
+fn load(stream: &UnixStream, keys: usize) -> std::io::Result<()> {
     let mut noise = Noise::new(17);
-    let mut answers = stream.try_clone()?;
-    // Answers are read meanwhile, or the server would wait for us.
-    let reader = std::thread::spawn(move || std::io::copy(&mut answers, &mut std::io::sink()));
-    let mut out = BufWriter::new(&stream);
+    let mut values = corpus::Values::begin(stream)?;
     for number in 0..keys {
         let mut value = format!(r#"{{"id":"{:016x}","lines":["#, noise.word());
         while value.len() < VALUE {
@@ -169,15 +165,7 @@ fn load(stream: UnixStream, keys: usize) -> std::io::Result<()> {
             value += &text;
         }
         value.truncate(VALUE);
-        let key = format!("key:{number:012}");
-        write!(out, "*3\r\n$3\r\nSET\r\n$16\r\n{key}\r\n${VALUE}\r\n{value}\r\n")?;
+        values.set(&format!("key:{number:012}"), &value)?;
     }
-    out.write_all(b"*1\r\n$4\r\nQUIT\r\n")?;
-    out.flush()?;
-    drop(out);
-    // QUIT is answered last, and the connection closed.
-    match reader.join() {
-        Ok(read) => read.map(drop),
-        Err(_) => Err(std::io::ErrorKind::Other.into()),
-    }
+    values.end()
 }

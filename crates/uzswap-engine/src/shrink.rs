@@ -40,9 +40,9 @@ const SLACK_BYTES: usize = 256 << 10;
 /// What is kept free ahead of need, and who is told when it is not.
 pub(crate) struct Room {
     /// Who maintains all that nobody else does.
-    keeper: Keeper,
+    attendant: Attendant,
     /// By node, who maintains its memory, if that is another thread.
-    of_nodes: Box<[Keeper]>,
+    of_nodes: Box<[Attendant]>,
     pool_bytes_max: u64,
     /// Bytes of the pool kept free ahead of need, on each node.
     reserve_bytes: AtomicUsize,
@@ -52,13 +52,13 @@ pub(crate) struct Room {
 }
 
 /// A thread that maintains.
-struct Keeper {
+struct Attendant {
     doorbell: Doorbell,
     /// The machine had no memory for the reserve when last asked.
     starved: AtomicBool,
 }
 
-impl Keeper {
+impl Attendant {
     fn new() -> Self {
         Self { doorbell: Doorbell::new(), starved: AtomicBool::new(false) }
     }
@@ -73,8 +73,8 @@ impl Room {
     /// For a pool of at most `pool_bytes_max`, on so many nodes.
     pub(crate) fn new(pool_bytes_max: u64, nodes: usize) -> Self {
         Self {
-            keeper: Keeper::new(),
-            of_nodes: (0..nodes).map(|_| Keeper::new()).collect(),
+            attendant: Attendant::new(),
+            of_nodes: (0..nodes).map(|_| Attendant::new()).collect(),
             pool_bytes_max,
             reserve_bytes: AtomicUsize::new(reserve_bytes(pool_bytes_max, 1)),
             refusing: AtomicBool::new(false),
@@ -82,13 +82,13 @@ impl Room {
     }
 
     /// Who maintains the memory of a node.
-    fn keeper_of(&self, node: usize) -> &Keeper {
+    fn attendant_of(&self, node: usize) -> &Attendant {
         let own = &self.of_nodes[node];
-        if own.is_there() { own } else { &self.keeper }
+        if own.is_there() { own } else { &self.attendant }
     }
 
     /// Whether that is a thread of its own.
-    fn has_own_keeper(&self, node: usize) -> bool {
+    fn has_own_attendant(&self, node: usize) -> bool {
         self.of_nodes[node].is_there()
     }
 
@@ -150,7 +150,7 @@ impl Cache {
     /// Waits until there is something to maintain, or for `timeout`.
     #[cfg(not(feature = "shuttle"))]
     pub fn wait_for_work(&self, timeout: std::time::Duration) {
-        self.room.keeper.doorbell.wait(timeout);
+        self.room.attendant.doorbell.wait(timeout);
     }
 
     /// Nodes that a thread each may maintain, beside the one that maintains all else: those with
@@ -179,14 +179,14 @@ impl Cache {
 
     /// Rings for all threads that maintain.
     pub fn ring(&self) {
-        self.room.keeper.doorbell.ring();
-        let of_nodes = self.room.of_nodes.iter().filter(|keeper| keeper.is_there());
-        of_nodes.for_each(|keeper| keeper.doorbell.ring());
+        self.room.attendant.doorbell.ring();
+        let of_nodes = self.room.of_nodes.iter().filter(|attendant| attendant.is_there());
+        of_nodes.for_each(|attendant| attendant.doorbell.ring());
     }
 
     /// Whether the thread that waits in [`Self::wait_for_work`] is wanted: somebody has rung since.
     pub(crate) fn is_rung(&self) -> bool {
-        self.room.keeper.doorbell.rung.load(Relaxed)
+        self.room.attendant.doorbell.rung.load(Relaxed)
     }
 
     /// Tops up what stores take from, writes back what is above the threshold, compacts, trains a
@@ -195,7 +195,7 @@ impl Cache {
     pub fn maintain(&self) -> io::Result<()> {
         let provisioned = self.prepare();
         self.tend_dictionary();
-        self.pool.give_back(self.room.reserve_bytes(), |node| !self.room.has_own_keeper(node));
+        self.pool.give_back(self.room.reserve_bytes(), |node| !self.room.has_own_attendant(node));
         self.slots.drain_idle();
         // A device that cannot be told goes on as if every block were in use.
         self.slots.discard_empty(|offset, bytes| drop(self.backing.discard(offset, bytes)));
@@ -240,7 +240,7 @@ impl Cache {
     /// for it until it can.
     pub(crate) fn provision(&self) -> io::Result<()> {
         let provisioned = self.provision_in_turn();
-        self.room.keeper.starved.store(provisioned.is_err(), Relaxed);
+        self.room.attendant.starved.store(provisioned.is_err(), Relaxed);
         provisioned
     }
 
@@ -248,7 +248,8 @@ impl Cache {
     fn provision_in_turn(&self) -> io::Result<()> {
         self.index.provision()?;
         self.slots.provision();
-        self.pool.provision(self.room.reserve_bytes(), |node| !self.room.has_own_keeper(node))?;
+        self.pool
+            .provision(self.room.reserve_bytes(), |node| !self.room.has_own_attendant(node))?;
         self.shares.provision(&self.index)?;
         self.candidates.provision(self.pool.mapped_bytes())?;
         Ok(())
@@ -262,10 +263,10 @@ impl Cache {
         let high = self.pool.bytes() as u64 > self.attributes.pool_bytes_accept()
             && self.writeback_works();
         if low {
-            self.room.keeper_of(self.pool.node_here()).doorbell.ring();
+            self.room.attendant_of(self.pool.node_here()).doorbell.ring();
         }
         if high {
-            self.room.keeper.doorbell.ring();
+            self.room.attendant.doorbell.ring();
         }
     }
 
@@ -284,7 +285,7 @@ impl Cache {
         let at_limit = self.pool.bytes() + SECTION_BYTES / 64 > self.pool.limit();
         if at_limit {
             self.counters.increment(PoolLimitHit);
-            self.room.keeper.doorbell.ring();
+            self.room.attendant.doorbell.ring();
         }
         // Either may be what lacks: where one descriptor stood for eight frames, eight pages that
         // nothing compresses need eight.
@@ -319,13 +320,13 @@ impl Cache {
     /// Rings for the threads that maintain, and waits a moment for them to make ready what `take`
     /// takes.
     pub(crate) fn wait_for<T>(&self, take: impl Fn() -> Option<T>) -> Option<T> {
-        let keepers = [&self.room.keeper, self.room.keeper_of(self.pool.node_here())];
-        keepers.iter().for_each(|keeper| keeper.doorbell.ring());
-        if !keepers[0].is_there() {
+        let attendants = [&self.room.attendant, self.room.attendant_of(self.pool.node_here())];
+        attendants.iter().for_each(|attendant| attendant.doorbell.ring());
+        if !attendants[0].is_there() {
             return None;
         }
         let mut backoff = Backoff::new();
-        let is_starved = || keepers.iter().any(|keeper| keeper.starved.load(Relaxed));
+        let is_starved = || attendants.iter().any(|attendant| attendant.starved.load(Relaxed));
         let mut looks = (0..LOOKS).take_while(|_| !is_starved());
         looks.find_map(|_| {
             backoff.wait();
@@ -336,10 +337,10 @@ impl Cache {
     /// Waits a moment for memory on the node of the caller's processor, which has none ready, and
     /// for which more is to come. If none has come, nobody else waits for it before it does.
     pub(crate) fn wait_for_node(&self) {
-        let keeper = self.room.keeper_of(self.pool.node_here());
-        keeper.doorbell.ring();
+        let attendant = self.room.attendant_of(self.pool.node_here());
+        attendant.doorbell.ring();
         let mut backoff = Backoff::new();
-        let has_come = keeper.is_there()
+        let has_come = attendant.is_there()
             && (0..NODE_LOOKS).any(|_| {
                 backoff.wait();
                 self.pool.free_bytes_here() >= SECTION_BYTES / 4 || !self.pool.comes_here()

@@ -293,14 +293,16 @@ pub fn resident_bytes(pid: i32) -> Option<u64> {
 
 /// The part of it that is of no file and not shared, bytes.
 pub fn anonymous_bytes(pid: i32) -> Option<u64> {
-    resident_and_shared(&format!("/proc/{pid}/statm"))
-        .map(|[resident, shared]| resident.saturating_sub(shared))
+    unshared(&format!("/proc/{pid}/statm"))
 }
 
 /// The same of this process, also once its first thread has ended, of which `/proc/self` is.
 pub fn own_anonymous_bytes() -> Option<u64> {
-    resident_and_shared("/proc/thread-self/statm")
-        .map(|[resident, shared]| resident.saturating_sub(shared))
+    unshared("/proc/thread-self/statm")
+}
+
+fn unshared(path: &str) -> Option<u64> {
+    resident_and_shared(path).map(|[resident, shared]| resident.saturating_sub(shared))
 }
 
 /// Of the anonymous memory of this process what is to be counted with others, bytes: pages that it

@@ -81,8 +81,7 @@ pub fn daemon(arguments: &InheritArguments) -> Result<(), Failure> {
             Ok(Order::Settle) => service.transport.settle(),
             Ok(Order::Become(program)) => {
                 start.devices = Some(service.swapped.devices());
-                let failed = become_another(&program, &wire, arguments, &start);
-                let _ = wire.send(&failed);
+                become_another(&program, &mut wire, arguments, &start);
             }
             Ok(Order::End) => return Ok(()),
             Err(_) => {
@@ -100,39 +99,37 @@ fn await_order(mut wire: Wire, arguments: &InheritArguments, mut start: Start) {
     loop {
         match wire.receive() {
             Ok(Order::Become(program)) => {
-                let failed = become_another(&program, &wire, arguments, &start);
-                let _ = wire.send(&failed);
+                become_another(&program, &mut wire, arguments, &start);
             }
-            Ok(Order::End) => return,
-            // Not orders for who does not serve: the keeper waits for an answer in vain.
-            Ok(Order::Attach(_) | Order::Settle) => return,
+            // The others are no orders for who does not serve.
+            Ok(Order::End | Order::Attach(_) | Order::Settle) => return,
             Err(_) => wire = replace_keeper(arguments, &mut start),
         }
     }
 }
 
 /// Executes a daemon of this program in the place of this one: at whatever instruction its threads
-/// are, as if it were killed, but with its descriptors. Comes back with the reason if it cannot be.
-fn become_another(
-    program: &Path,
-    wire: &Wire,
-    arguments: &InheritArguments,
-    start: &Start,
-) -> Report {
+/// are, as if it were killed, but with its descriptors. Comes back if it cannot be, and says why.
+fn become_another(program: &Path, wire: &mut Wire, arguments: &InheritArguments, start: &Start) {
     let execute = || -> io::Result<io::Error> {
         // What it starts with stands in the socket until it reads it.
         let (mut ours, theirs) = Wire::pair()?;
         ours.send(start)?;
         process::let_inherit(theirs.as_fd())?;
-        let number = theirs.as_raw_fd().to_string();
-        let mut words = vec!["daemon".into(), "--start".into(), number];
-        words.extend(
-            arguments.lock.into_iter().flat_map(|lock| ["--lock".into(), lock.to_string()]),
-        );
+        let mut words = role("daemon", arguments);
+        words.extend(["--start".into(), theirs.as_raw_fd().to_string()]);
         Ok(keeper::spared(program, &words, wire.as_fd().try_clone_to_owned()?).exec())
     };
     let (Ok(error) | Err(error)) = execute();
-    Report::Failed(format!("cannot execute {}: {error}", program.display()))
+    let why = format!("cannot execute {}: {error}", program.display());
+    // An error: the keeper is gone, as the next look shows.
+    let _ = wire.send(&Report::Failed(why));
+}
+
+/// The words that start a process of ours, which has the lock as this one has.
+fn role(name: &str, arguments: &InheritArguments) -> Vec<String> {
+    let lock = arguments.lock.map(|number| ["--lock".into(), number.to_string()]);
+    [name.to_owned()].into_iter().chain(lock.into_iter().flatten()).collect()
 }
 
 /// What to start with, of the daemon that this process was.
@@ -145,9 +142,7 @@ fn replace_keeper(arguments: &InheritArguments, start: &mut Start) -> Wire {
     process::reap_children();
     start.daemon = ProcessId::own();
     loop {
-        let lock = arguments.lock.map(|number| ["--lock".into(), number.to_string()]);
-        let words = std::iter::once("keeper".to_owned()).chain(lock.into_iter().flatten());
-        let started = keeper::start_spared(&words.collect::<Vec<_>>());
+        let started = keeper::start_spared(&role("keeper", arguments));
         match started.and_then(|(_, mut wire)| wire.send(&*start).map(|()| wire)) {
             Ok(wire) => return wire,
             // No memory for a process, most likely.

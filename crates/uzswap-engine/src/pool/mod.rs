@@ -388,16 +388,21 @@ impl Pool {
         self.empty_zspage(number, &mut class, source, false, relocate).ok().map(|()| moved)
     }
 
-    /// Moves every object out of a section that is going offline, to where others have room. What
-    /// stays, nothing is put beside, until [`Self::stay_online`].
-    pub(crate) fn vacate(&self, section: usize, relocate: Relocate<'_>) -> Result<(), Left> {
-        // Before any is moved: it would go to the next zspage of the section, and then with that.
+    /// Has a section that is online take nothing new; [`Self::vacate`] empties it. What is moved
+    /// out of one of its zspages would go to the next one, and then with that.
+    pub(crate) fn begin_offline(&self, section: usize) -> Result<(), Refused> {
+        self.sections.begin_offline(section)?;
         for number in self.zspages.numbers() {
             if let Some((_, mut class)) = self.lock_in(number, section) {
                 self.unlink(&mut class, number);
                 self.zspages.get(number).group.store(LEAVING, Relaxed);
             }
         }
+        Ok(())
+    }
+
+    /// Moves every object out of a section that is going offline, to where others have room.
+    pub(crate) fn vacate(&self, section: usize, relocate: Relocate<'_>) -> Result<(), Left> {
         let mut stuck = None;
         for number in self.zspages.numbers() {
             if let Some((class_number, mut class)) = self.lock_in(number, section)

@@ -28,11 +28,6 @@ impl Pool {
         self.sections.keep_offline(section)
     }
 
-    /// Has a section that is online take nothing new; [`Self::vacate`] empties it.
-    pub(crate) fn begin_offline(&self, section: usize) -> Result<(), Refused> {
-        self.sections.begin_offline(section)
-    }
-
     /// Gives back the memory of a section that is going offline; `false` if it is in use.
     pub(crate) fn finish_offline(&self, section: usize, to: SectionState) -> Result<bool, Refused> {
         self.sections.finish_offline(section, to)
