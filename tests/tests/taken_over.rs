@@ -272,6 +272,9 @@ page = ctypes.c_void_p(at + (4 << 20))
 assert calls.mlock(page, size(4096)) == 0 and calls.munlock(page, size(4096)) == 0
 at = calls.mremap(ctypes.c_void_p(at), size(8 << 20), size(16 << 20), 1)
 assert at != 2**64 - 1, os.strerror(ctypes.get_errno())
+reader, writer = os.pipe()
+assert calls.write(writer, ctypes.c_void_p(at + (2 << 20)), size(4096)) == 4096
+assert os.read(reader, 4096) == b'\7' * 4096
 calls.madvise(ctypes.c_void_p(at), size(16 << 20), 21)
 assert ctypes.string_at(at, 8 << 20) == b'\7' * (8 << 20)
 assert ctypes.string_at(at + (8 << 20), 8 << 20) == bytes(8 << 20)
@@ -280,4 +283,30 @@ assert ctypes.string_at(at + (8 << 20), 8 << 20) == bytes(8 << 20)
 #[test]
 fn a_mapping_of_which_a_page_was_given_back_moves_as_one() {
     check(MOVED);
+}
+
+/// A fault of the program's own, of which it has no handler, in a child: a page beyond the end of a
+/// file.
+const BEYOND: &str = r#"
+#include <sys/wait.h>
+int main(void) {
+    grow();
+    int file = memfd_create("file", 0), status;
+    if (ftruncate(file, 4096)) return 3;
+    char *page = mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
+    if (page == MAP_FAILED || ftruncate(file, 0)) return 4;
+    int child = fork();
+    if (child == 0) {
+        alarm(20);
+        page[0] = 1;
+        return 5;
+    }
+    if (waitpid(child, &status, 0) != child) return 6;
+    return WIFSIGNALED(status) && WTERMSIG(status) == SIGBUS ? 0 : 7;
+}
+"#;
+
+#[test]
+fn a_fault_of_the_programs_own_ends_it() {
+    check_compiled(&[GROW, BEYOND].concat());
 }

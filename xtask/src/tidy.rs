@@ -55,6 +55,7 @@ const UNSAFE: &[&str] = &[
     "crates/uzswap-region/src/space.rs",
     "crates/uzswap-region/src/fault.rs",
     "crates/uzswap-region/src/reclaim.rs",
+    "crates/uzswap-region/src/granules.rs",
     "crates/uzswap-region/src/staging.rs",
     "crates/uzswap-region/src/region.rs",
     "crates/uzswap-region/src/registry.rs",

@@ -3,7 +3,7 @@
 //!
 //! SIGBUS and SIGILL are never blocked, and a program's handlers of them get what is not ours.
 
-use crate::processes::OURS;
+use crate::processes::ours;
 use crate::{AGENT, forking, inside, layout, stacks, takeover};
 use libc::{c_int, sigset_t};
 use std::cell::Cell;
@@ -24,8 +24,8 @@ unsafe extern "C" fn sigaction(
         let Some(mut action) = new.as_ref().copied() else {
             return signals::set_action(signal, new, old);
         };
-        for ours in [libc::SIGBUS, libc::SIGILL] {
-            libc::sigdelset(&mut action.sa_mask, ours);
+        for signal in (1..=64).filter(|signal| ours() & 1 << (signal - 1) != 0) {
+            libc::sigdelset(&mut action.sa_mask, signal);
         }
         signals::set_action(signal, &action, old)
     }
@@ -48,7 +48,7 @@ unsafe extern "C" fn __sysv_signal(signal: c_int, handler: usize) -> usize {
 unsafe fn set_mask(how: c_int, set: *const sigset_t, old: *mut sigset_t) -> c_int {
     // The C library's own two signals are none that a program may block.
     const INTERNAL: u64 = 0b11 << 31;
-    let kept = if how == libc::SIG_UNBLOCK { 0 } else { OURS | INTERNAL };
+    let kept = if how == libc::SIG_UNBLOCK { 0 } else { ours() | INTERNAL };
     // Signals from 1 on: the C library's set begins with the kernel's.
     // SAFETY: the caller passes a set, or null.
     let set = unsafe { set.cast::<u64>().as_ref() }.map(|set| *set & !kept);

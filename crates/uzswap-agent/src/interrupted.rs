@@ -11,7 +11,7 @@
 //! `read` has to end when an alarm rings would otherwise read for ever. Which signals wait is asked
 //! last; one that comes after that is as if it had come just before the call.
 
-use crate::processes::{KernelAction, OURS};
+use crate::processes::{KernelAction, ours};
 use libc::c_long;
 use uzswap_calls::{Patcher, raw};
 use uzswap_sys::bus::Stopped;
@@ -74,7 +74,7 @@ fn waiting(blocked: u64) -> Option<u64> {
     let mut set = 0u64;
     // SAFETY: the kernel writes the eight bytes of a set.
     unsafe { raw(libc::SYS_rt_sigpending as u64, [&raw mut set as u64, 8, 0, 0, 0, 0]) };
-    let set = set & !blocked & !OURS;
+    let set = set & !blocked & !ours();
     (1..=64u64).filter(|signal| set & 1 << (signal - 1) != 0).find_map(|signal| {
         let mut action = KernelAction { handler: 0, flags: 0, restorer: 0, mask: 0 };
         // SAFETY: with no new action, the present one is written to `action`, which is one.

@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicBool, Ordering::*};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use uzswap_calls::table::Buffer;
 use uzswap_calls::{Call, Outcome, raw};
-use uzswap_region::Change;
+use uzswap_region::{Change, Mode};
 use uzswap_sys::map::PAGE_BYTES;
 
 /// Of Linux 6.13.
@@ -94,6 +94,11 @@ impl Layout {
 impl Agent {
     /// Adopts memory that has just become accessible; what cannot be is left alone.
     fn adopt_fresh(&self, range: Range<usize>) {
+        self.adopt_mapped(range, false);
+    }
+
+    /// The same of memory of which some may have been touched.
+    fn adopt_mapped(&self, range: Range<usize>, has_pages: bool) {
         let (start, end) = (range.start, range.end);
         // It becomes one mapping with what is adopted beside it.
         let is_beside = || {
@@ -106,7 +111,7 @@ impl Agent {
         }
         // SAFETY: private, anonymous, readable and writable, as the caller saw the call that made
         // it so; all calls that change it come here.
-        let adopted = unsafe { self.pager.adopt(range, false) };
+        let adopted = unsafe { self.pager.adopt(range, has_pages) };
         // An error leaves the rest as it is: memory of the program's that is not managed.
         let _ = adopted;
     }
@@ -217,11 +222,22 @@ pub fn protect(agent: &Agent, call: &mut Call) -> Outcome {
     let protection = call.arguments[2] as i32;
     let _inside = inside();
     let mut layout = lock();
-    if protection & libc::PROT_EXEC != 0 && agent.pager.has_adopted(range.clone()) {
+    let is_code = protection & libc::PROT_EXEC != 0;
+    // Where pages leave by their protection, the program's cannot be had beside ours.
+    let given_back = match crate::mode() {
+        Mode::Protection => agent.pager.adopted(range.clone()),
+        _ => Vec::new(),
+    };
+    if !given_back.is_empty() || is_code && agent.pager.has_adopted(range.clone()) {
         agent.pager.release(range.clone());
     }
     let done = make(call);
-    if let Some(layout) = layout.as_mut().filter(|_| done && protection != libc::PROT_NONE) {
+    let Some(layout) = layout.as_mut().filter(|_| done) else { return Outcome::Done };
+    for part in given_back.into_iter().filter(|_| !is_code) {
+        layout.unreserve(&part);
+        layout.reserve(part);
+    }
+    if protection != libc::PROT_NONE {
         for part in layout.unreserve(&range) {
             if protection == READ_WRITE {
                 // Without a least size: an allocator asks for a little at a time.
@@ -300,17 +316,17 @@ pub fn remap(agent: &Agent, call: &mut Call) -> Outcome {
             });
             return Outcome::Done;
         }
-        agent.pager.change(tail, Change::Gone, || {
-            // SAFETY: what the program asked for, in two steps.
-            let done = unsafe {
-                raw(
-                    libc::SYS_munmap as u64,
-                    [from + new_bytes as u64, (range.len() - new_bytes) as u64, 0, 0, 0, 0],
-                )
-            };
-            ((), done == 0)
-        });
+        drop_tail(agent, tail);
         call.arguments[1] = new;
+    }
+    if crate::mode() == Mode::Protection {
+        // What is out by its protection is many mappings to the kernel.
+        if range.len() as u64 > agent.pager.memory() / 8 {
+            // It would not fit in one piece; programs take new memory, and copy.
+            return refuse(call, libc::ENOMEM);
+        }
+        give_back_and_move(agent, call, range);
+        return Outcome::Done;
     }
     let kept = range.start..range.start + range.len().min(new_bytes);
     let grown = new_bytes.saturating_sub(range.len());
@@ -324,16 +340,34 @@ pub fn remap(agent: &Agent, call: &mut Call) -> Outcome {
     if call.result == -i64::from(libc::EFAULT) {
         // What is adopted in part is several mappings to the kernel, which it does not move at
         // once. Given back it is one, as the program knows it.
-        agent.pager.release(range);
-        if make(call) {
-            agent.adopt_fresh(whole(call.result as u64, new));
-        }
+        give_back_and_move(agent, call, range);
     }
     let is_done = !(-4095..0).contains(&call.result);
     if let Some(layout) = layout.as_mut().filter(|_| is_done) {
         layout.unreserve(&(call.result as usize..call.result as usize + new_bytes));
     }
     Outcome::Done
+}
+
+/// Unmaps the end of a mapping that moves and becomes shorter.
+fn drop_tail(agent: &Agent, tail: Range<usize>) {
+    let arguments = [tail.start as u64, tail.len() as u64, 0, 0, 0, 0];
+    agent.pager.change(tail, Change::Gone, || {
+        // SAFETY: what the program asked for, in two steps.
+        let done = unsafe { raw(libc::SYS_munmap as u64, arguments) };
+        ((), done == 0)
+    });
+}
+
+/// Moves a mapping as the program knows it: one, all of which is there.
+fn give_back_and_move(agent: &Agent, call: &mut Call, range: Range<usize>) {
+    let parts = agent.pager.adopted(range.clone());
+    agent.pager.release(range);
+    if make(call) {
+        agent.adopt_mapped(whole(call.result as u64, call.arguments[2]), true);
+    } else {
+        parts.into_iter().for_each(|part| agent.adopt_mapped(part, true));
+    }
 }
 
 /// `mlock`: locked memory is left alone; much of it would leave no room.

@@ -31,8 +31,8 @@ use std::path::PathBuf;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering::Relaxed};
 use std::time::{Duration, Instant};
-use uzswap_region::Pager;
 use uzswap_region::tree::{Table, Tree};
+use uzswap_region::{Mode, Pager};
 use uzswap_sys::bus::Blocked;
 use uzswap_sys::process;
 
@@ -72,12 +72,22 @@ static AGENT: OnceLock<Agent> = OnceLock::new();
 /// Somebody looks how much memory this process has.
 static IS_WATCHED: AtomicBool = AtomicBool::new(false);
 static TREE: OnceLock<Tree> = OnceLock::new();
+/// Faults come by SIGSEGV, because userfaultfd is denied.
+static PROTECTS: AtomicBool = AtomicBool::new(false);
 /// The block of the thread that the program began with.
 static FIRST_THREAD: AtomicUsize = AtomicUsize::new(0);
 
 thread_local! {
     /// The calling thread does something of ours: its system calls are not looked at.
     static IS_INSIDE: Cell<bool> = const { Cell::new(false) };
+}
+
+/// How pages leave.
+fn mode() -> Mode {
+    match PROTECTS.load(Relaxed) {
+        true => Mode::Protection,
+        false => Mode::InThread,
+    }
 }
 
 /// Whether this library has been set up.
@@ -120,6 +130,7 @@ extern "C" fn begin() {
         return; // All keys are taken, before the program has begun.
     }
     let Some(path) = std::env::var_os("UZSWAP_TREE").map(PathBuf::from) else { return };
+    PROTECTS.store(std::env::var_os("UZSWAP_PROTECTS").is_some(), Relaxed);
     let joined = Tree::join(&path).and_then(|tree| {
         // Set once: this runs once.
         let _ = TREE.set(tree);

@@ -2,7 +2,7 @@
 //! are always let through, and nobody else takes them.
 
 use crate::calls::{Holds, hold_touched, make, peek};
-use crate::processes::OURS;
+use crate::processes::ours;
 use crate::{Agent, layout};
 use libc::c_long;
 use uzswap_calls::{Call, Outcome};
@@ -28,7 +28,7 @@ pub fn without_ours(agent: &Agent, call: &mut Call, at: usize) -> Outcome {
     hold_others(&mut holds, call);
     holds.hold(call.arguments[at], SET);
     // What cannot be read is the kernel's to refuse.
-    let set = peek::<u64>(call.arguments[at]).map(|set| set & !OURS);
+    let set = peek::<u64>(call.arguments[at]).map(|set| set & !ours());
     let given = call.arguments[at];
     if let Some(set) = &set {
         call.arguments[at] = std::ptr::from_ref(set) as u64;
@@ -78,7 +78,7 @@ pub fn select(agent: &Agent, call: &mut Call) -> Outcome {
     if let Some(given) = given {
         holds.hold(given.set, SET);
     }
-    let set = given.and_then(|given| peek::<u64>(given.set)).map(|set| set & !OURS);
+    let set = given.and_then(|given| peek::<u64>(given.set)).map(|set| set & !ours());
     let changed = set.as_ref().map(|set| Given {
         set: std::ptr::from_ref(set) as u64,
         bytes: given.map_or(SET, |given| given.bytes),

@@ -5,10 +5,17 @@ use crate::{Agent, forking, inside, layout};
 use libc::c_long;
 use std::sync::atomic::{AtomicI32, Ordering::Relaxed};
 use uzswap_calls::{Call, Outcome, raw};
+use uzswap_region::Mode;
 use uzswap_sys::map::PAGE_BYTES;
 
 /// Signals that must reach us: a fault, and a replaced instruction.
-pub const OURS: u64 = 1 << (libc::SIGBUS - 1) | 1 << (libc::SIGILL - 1);
+pub fn ours() -> u64 {
+    const ALWAYS: u64 = 1 << (libc::SIGBUS - 1) | 1 << (libc::SIGILL - 1);
+    match crate::mode() {
+        Mode::Protection => ALWAYS | 1 << (libc::SIGSEGV - 1),
+        _ => ALWAYS,
+    }
+}
 
 /// Descriptors of ours, which the program must not close: without them its pages are gone.
 static DESCRIPTORS: [AtomicI32; 8] = [const { AtomicI32::new(-1) }; 8];
@@ -32,7 +39,7 @@ pub fn mask(agent: Option<&Agent>, call: &mut Call) -> Outcome {
     let given;
     if set != 0 && how != libc::SIG_UNBLOCK as u64 && bytes == 8 {
         // SAFETY: the program passes a set of eight bytes.
-        given = unsafe { *(set as *const u64) } & !OURS;
+        given = unsafe { *(set as *const u64) } & !ours();
         arguments[1] = &raw const given as u64;
     }
     // SAFETY: as the program asked for it, but for two signals.
@@ -62,7 +69,7 @@ pub struct KernelAction {
 /// become another program; in handlers of others ours are not blocked.
 pub fn action(agent: &Agent, call: &mut Call) -> Outcome {
     let [signal, new, old, bytes, ..] = call.arguments;
-    let is_ours = (1..=64).contains(&signal) && OURS & 1 << (signal - 1) != 0;
+    let is_ours = (1..=64).contains(&signal) && ours() & 1 << (signal - 1) != 0;
     if is_ours && new != 0 {
         call.result = 0;
         return Outcome::Done;
@@ -73,7 +80,7 @@ pub fn action(agent: &Agent, call: &mut Call) -> Outcome {
     if new != 0 && bytes == 8 {
         // SAFETY: the program passes an action, as the kernel knows it.
         action = unsafe { *(new as *const KernelAction) };
-        action.mask &= !OURS;
+        action.mask &= !ours();
         arguments[1] = &raw const action as u64;
     }
     // SAFETY: as the program asked for it, but for two signals.

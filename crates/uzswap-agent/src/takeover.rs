@@ -16,7 +16,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use uzswap_calls::Patcher;
 use uzswap_calls::sites::{self, Site};
 use uzswap_calls::stop::{self, Staying};
-use uzswap_region::{Mode, OnFork, Pager};
+use uzswap_region::{OnFork, Pager};
 use uzswap_sys::bus::{self, Stopped};
 use uzswap_sys::map::{self, Mapped};
 
@@ -132,7 +132,7 @@ fn sites_of(modules: &[sites::Module]) -> Vec<Site> {
 
 fn pager(memory: u64, compressor: &str) -> Result<Pager, uzswap_region::Error> {
     let pager = Pager::builder().memory(memory).compressor(compressor);
-    let pager = pager.mode(Mode::InThread).on_fork(OnFork::Whole);
+    let pager = pager.mode(crate::mode()).on_fork(OnFork::Whole);
     let backing = std::env::var("UZSWAP_BACKING").unwrap_or_default();
     match backing.rsplit_once(':').and_then(|(folder, size)| Some((folder, size.parse().ok()?))) {
         Some((folder, bytes)) => pager.unnamed_backing(folder, bytes).build(),
@@ -158,7 +158,7 @@ fn is_reached(thread: i32) -> bool {
     let status = fs::read_to_string(format!("/proc/self/task/{thread}/status")).unwrap_or_default();
     let blocked = status.lines().find_map(|line| line.strip_prefix("SigBlk:"));
     let blocked = blocked.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok());
-    blocked.is_some_and(|mask| mask & processes::OURS == 0)
+    blocked.is_some_and(|mask| mask & processes::ours() == 0)
 }
 
 /// Threads of this library's own.

@@ -342,6 +342,7 @@ pub extern "C" fn uzswap_mode(pager: *const Pager) -> u32 {
     answer(MODE_DEFAULT, || match self::pager(pager)?.pager.mode() {
         Mode::InThread => Ok(MODE_IN_THREAD),
         Mode::HandlerThreads => Ok(MODE_HANDLER_THREADS),
+        Mode::Protection => unreachable!("no pager is made with it here"),
     })
 }
 

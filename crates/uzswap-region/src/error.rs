@@ -18,6 +18,15 @@ pub enum Error {
         /// What the kernel said.
         source: io::Error,
     },
+    /// Memory that may not be accessed cannot be filled.
+    #[error(
+        "this process may not write its own memory by /proc/self/mem ({source}): mount /proc, or \
+         boot without proc_mem.force_override=never"
+    )]
+    OwnMemory {
+        /// What the kernel said.
+        source: io::Error,
+    },
     /// Handler threads were asked for, and may not be.
     #[error(
         "mode handler-threads is not permitted ({source}): give access to /dev/userfaultfd (in a \

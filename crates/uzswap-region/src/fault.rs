@@ -52,6 +52,9 @@ pub(crate) fn serve(fault: Fault) -> bool {
 impl Inner {
     /// Brings a page in.
     pub(crate) fn fault(&self, space: &Space, page: u32, is_write: bool) {
+        if let Some(granules) = self.granules() {
+            return self.open(granules, space, page);
+        }
         loop {
             let word = space.load(page);
             match word.kind() {
@@ -84,7 +87,7 @@ impl Inner {
     /// Ends the process if a page is absent that is resident by its word, which is `Busy` now, made
     /// so by us: what was in it is lost, and zeros would be wrong.
     pub(crate) fn check_present(&self, space: &Space, page: u32) {
-        match self.uffd.has_page(space.address(page)) {
+        match self.uffd().has_page(space.address(page)) {
             Ok(true) => {}
             Ok(false) => self.die(
                 space,
@@ -106,7 +109,7 @@ impl Inner {
         let seen = |at: usize, was| words[at] = was;
         let pages = take_neighbours(space, page, (most, way), is_guarded, seen);
         let (at, count) = (space.address(pages.start), pages.len());
-        let done = self.uffd.protect(at..at + count * PAGE_BYTES, false);
+        let done = self.uffd().protect(at..at + count * PAGE_BYTES, false);
         for (page, was) in (0..count).filter_map(|at| Some((way.from(page, at)?, words[at]))) {
             // An error (the address space is being changed): the next write is a fault again.
             let is = if done.is_ok() { was.without(Word::GUARDED).with(Word::STALE) } else { was };
@@ -191,18 +194,24 @@ impl Inner {
                 continue;
             }
             if !self.budget.charge_patiently() {
-                self.die(space, page, &Full(self));
+                self.die_full(space, page);
             }
             self.lanes.here().credit += 1;
         }
     }
 
+    /// Ends the process because there is no room for a page.
+    pub(crate) fn die_full(&self, space: &Space, page: u32) -> ! {
+        self.die(space, page, &Full(self))
+    }
+
     /// Moves a page back from its frame, which is as good as any in the region.
     pub(crate) fn take_back(&self, space: &Space, page: u32, frame: usize) {
         let (to, from) = (space.address(page), self.staging.address(frame));
-        if self.uffd.can_move() {
+        if self.uffd().can_move() {
             // SAFETY: the word of the page is `Busy`, made so by us, so nobody looks at the frame.
-            let (_, result) = unsafe { self.move_pages(space, &self.uffd, (to, from), PAGE_BYTES) };
+            let (_, result) =
+                unsafe { self.move_pages(space, self.uffd(), (to, from), PAGE_BYTES) };
             match result {
                 Ok(()) => return self.staging.leave(frame),
                 // Something refers to the frame. Its memory stays, for the batch to give back.
@@ -248,14 +257,14 @@ impl Inner {
     /// Copies pages to where there are none, guarded if `guard` says so.
     pub(crate) fn copy_in(&self, space: &Space, page: u32, from: &[Page], guard: u32) {
         let at = space.address(page);
-        let Err(error) = self.uffd.copy(at, from.as_flattened(), guard != 0) else { return };
+        let Err(error) = self.uffd().copy(at, from.as_flattened(), guard != 0) else { return };
         if !space.is_window() || from.len() == 1 {
             self.die(space, page, &Refused("copy", &error));
         }
         // Of the program's own mappings there may be several, and one call is for one of them.
         for (page, from) in (page..).zip(from) {
             let at = space.address(page);
-            match self.uffd.copy(at, from, guard != 0) {
+            match self.uffd().copy(at, from, guard != 0) {
                 Err(error) if error.raw_os_error() != Some(Errno::EXIST.raw_os_error()) => {
                     self.die(space, page, &Refused("copy", &error));
                 }
@@ -287,7 +296,7 @@ impl Inner {
         // A fork does not copy a mapping in which there is nothing but the kernel's page of zeros:
         // the child would find none, where by its word there is one.
         let is_inherited = self.on_fork == OnFork::Whole;
-        if stale != 0 || is_inherited || self.uffd.zero(at..at + PAGE_BYTES).is_err() {
+        if stale != 0 || is_inherited || self.uffd().zero(at..at + PAGE_BYTES).is_err() {
             self.copy_in(space, page, std::slice::from_ref(&ZEROS), 0);
         }
         space.put(page, Word::RESIDENT.with(Word::USED));
@@ -338,7 +347,7 @@ impl Inner {
         self.check(space, page, self.cache.load(space.key(page), to));
     }
 
-    fn load_many(&self, space: &Space, mut first: u32, mut to: &mut [Page]) {
+    pub(crate) fn load_many(&self, space: &Space, mut first: u32, mut to: &mut [Page]) {
         while !to.is_empty() {
             let (part, rest) = to.split_at_mut(space.keys_in_order(first).min(to.len()));
             let loaded = |offset, load, _: &mut Page| {
@@ -439,7 +448,7 @@ pub(crate) fn say(text: fmt::Arguments<'_>) {
 }
 
 struct Full<'a>(&'a Inner);
-struct Refused<'a>(&'static str, &'a io::Error);
+pub(crate) struct Refused<'a>(pub(crate) &'static str, pub(crate) &'a io::Error);
 struct Damaged(&'static str);
 struct Unread<'a>(&'a io::Error);
 

@@ -29,6 +29,8 @@ mod ahead;
 mod budget;
 #[expect(unsafe_code, reason = "frames are raw memory that pages are moved from and to")]
 mod fault;
+#[expect(unsafe_code, reason = "pages are written to memory that others use")]
+mod granules;
 mod keys;
 mod lane;
 #[expect(unsafe_code, reason = "pages are moved out of memory that others use")]
@@ -39,6 +41,7 @@ mod streams;
 
 mod copy;
 mod fork;
+mod mode;
 mod pager;
 #[expect(unsafe_code, reason = "unmapping by address trusts the caller")]
 mod region;
@@ -58,7 +61,8 @@ mod unnamed;
 mod window;
 
 pub use error::Error;
-pub use pager::{MemorySize, Mode, OnFork, Pager, PagerBuilder, is_pager_thread};
+pub use mode::Mode;
+pub use pager::{MemorySize, OnFork, Pager, PagerBuilder, is_pager_thread};
 pub use region::{Advice, Pinned, Region, RegionRef};
 pub use stats::Stats;
 pub use vec::RegionVec;

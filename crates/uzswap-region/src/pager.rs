@@ -5,8 +5,10 @@ use crate::budget::Budget;
 use crate::error::Error;
 use crate::fault;
 use crate::fork;
+use crate::granules::Granules;
 use crate::keys::Keys;
 use crate::lane::Lanes;
+use crate::mode::{Faults, Mode};
 use crate::reclaim::Hand;
 use crate::region::Region;
 use crate::registry;
@@ -31,60 +33,8 @@ use uzswap_engine::compress::Algorithm;
 use uzswap_engine::{Cache, Config, PAGE_BYTES};
 use uzswap_sys::bus::{self, Blocked};
 use uzswap_sys::cpu;
-use uzswap_sys::map;
-use uzswap_sys::uffd::{Delivery, Message, Uffd};
-
-/// Who serves faults.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Mode {
-    /// The thread that faults, in a handler of SIGBUS. Needs no privilege and is the faster one. A
-    /// system call that is given absent memory of a region fails with `EFAULT`: pin it before.
-    InThread,
-    /// Threads of the pager's own. System calls may be given any memory of a region. Needs access
-    /// to `/dev/userfaultfd`, the sysctl `vm.unprivileged_userfaultfd`, or `CAP_SYS_PTRACE`.
-    HandlerThreads,
-}
-
-impl Mode {
-    /// The safest mode that this process may use, or why there is none.
-    pub fn available() -> Result<Self, Error> {
-        if Uffd::open(Delivery::Message).is_ok() {
-            return Ok(Self::HandlerThreads);
-        }
-        let opened = Uffd::open(Delivery::Signal).map(|_| Self::InThread);
-        opened.map_err(|source| Error::Userfaultfd { source })
-    }
-
-    /// Whether this process may use it, or why not.
-    pub fn check(self) -> Result<(), Error> {
-        open(self).map(|_| ())
-    }
-}
-
-impl fmt::Display for Mode {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::InThread => "in-thread",
-            Self::HandlerThreads => "handler-threads",
-        })
-    }
-}
-
-impl FromStr for Mode {
-    type Err = Error;
-
-    fn from_str(text: &str) -> Result<Self, Error> {
-        match text {
-            "in-thread" => Ok(Self::InThread),
-            "handler-threads" => Ok(Self::HandlerThreads),
-            _ => Err(Error::Choice {
-                what: "mode",
-                text: text.into(),
-                known: "in-thread, handler-threads",
-            }),
-        }
-    }
-}
+use uzswap_sys::map::{self, Pagemap};
+use uzswap_sys::uffd::{Message, Uffd};
 
 /// What a process that is forked gets of a region.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -316,18 +266,21 @@ impl PagerBuilder {
             return Err(Error::Range { what: "reclaim_threads", value, must });
         }
         let mode = self.mode.map_or_else(Mode::available, Ok)?;
-        let mut uffd = open(mode)?;
-        if !self.moves {
+        let mut faults = mode.faults()?;
+        if let (Faults::Missing(uffd), false) = (&mut faults, self.moves) {
             uffd.forgo_moves();
         }
         let failed = |what| move |source| Error::System { what, source };
         fork::watch().map_err(failed("watch for forks"))?;
-        if mode == Mode::InThread {
-            bus::on_bus(fault::serve).map_err(failed("set a handler of SIGBUS"))?;
+        match mode {
+            Mode::InThread => bus::on_bus(fault::serve),
+            Mode::Protection => bus::on_bus(|_| false).and_then(|()| bus::on_segv(fault::serve)),
+            Mode::HandlerThreads => Ok(()),
         }
+        .map_err(failed("set a handler of signals"))?;
         let config = cache_config(bytes, self.compressor.parse()?, self.seals_backing);
         let cache = Cache::new(config, backing)?;
-        let inner = Inner::new(bytes, mode, self.on_fork, uffd, cache)?;
+        let inner = Inner::new(bytes, mode, self.on_fork, faults, cache)?;
         let inner = Arc::new(Inner { unnamed, ..inner });
         match self.on_fork {
             OnFork::Absent => {}
@@ -352,17 +305,6 @@ fn check_memory(bytes: u64) -> Result<u64, Error> {
     Err(Error::Range { what: "the budget", value: bytes, must })
 }
 
-fn open(mode: Mode) -> Result<Uffd, Error> {
-    match mode {
-        Mode::InThread => {
-            Uffd::open(Delivery::Signal).map_err(|source| Error::Userfaultfd { source })
-        }
-        Mode::HandlerThreads => {
-            Uffd::open(Delivery::Message).map_err(|source| Error::HandlerThreads { source })
-        }
-    }
-}
-
 /// The cache's directory takes 32 bytes for each 16 MiB of addresses: 2048 times the budget costs
 /// it a 250th.
 fn cache_config(memory: u64, algorithm: Algorithm, seals_backing: bool) -> Config {
@@ -381,7 +323,7 @@ fn cache_config(memory: u64, algorithm: Algorithm, seals_backing: bool) -> Confi
 
 /// What all parts of a pager know.
 pub(crate) struct Inner {
-    pub(crate) uffd: Uffd,
+    faults: Faults,
     pub(crate) cache: Cache,
     pub(crate) budget: Budget,
     pub(crate) staging: Staging,
@@ -414,19 +356,22 @@ impl Inner {
         bytes: u64,
         mode: Mode,
         on_fork: OnFork,
-        uffd: Uffd,
+        faults: Faults,
         cache: Cache,
     ) -> Result<Self, Error> {
         let failed = |source| Error::Map { bytes: bytes as usize, source };
         // Frames for a 16th of the budget, from 1 MiB to 64.
         let batch_bytes = BATCH * PAGE_BYTES;
-        let staging_batches = (bytes as usize / 16 / batch_bytes).clamp(4, 256);
+        let staging_batches = match faults {
+            Faults::Missing(_) => (bytes as usize / 16 / batch_bytes).clamp(4, 256),
+            Faults::Forbidden(_) => 0,
+        };
         let lanes = Lanes::new();
         let keys = Keys::new(&cache, on_fork == OnFork::Whole);
         let staging = Staging::new(staging_batches).map_err(failed)?;
         let inner = Self {
             table_bytes: AtomicI64::new(staging.table_bytes() as i64),
-            uffd,
+            faults,
             cache,
             budget: Budget::new(bytes),
             staging,
@@ -454,6 +399,30 @@ impl Inner {
         }
         inner.tend();
         Ok(inner)
+    }
+
+    /// Where absent pages are faults.
+    pub(crate) fn uffd(&self) -> &Uffd {
+        match &self.faults {
+            Faults::Missing(uffd) => uffd,
+            Faults::Forbidden(_) => unreachable!("pages leave by their protection"),
+        }
+    }
+
+    /// Where pages that are out may not be accessed.
+    pub(crate) fn granules(&self) -> Option<&Granules> {
+        match &self.faults {
+            Faults::Missing(_) => None,
+            Faults::Forbidden(granules) => Some(granules),
+        }
+    }
+
+    /// What says which pages there are.
+    pub(crate) fn pagemap(&self) -> &Pagemap {
+        match &self.faults {
+            Faults::Missing(uffd) => uffd.pagemap(),
+            Faults::Forbidden(granules) => granules.pagemap(),
+        }
     }
 
     pub(crate) fn regions(&self) -> RwLockReadGuard<'_, BTreeMap<u32, Arc<Space>>> {
@@ -496,7 +465,7 @@ impl Inner {
     fn run_handler(&self) {
         let turns = &self.handlers[self.handlers_begun.fetch_add(1, Relaxed)];
         loop {
-            match self.uffd.next() {
+            match self.uffd().next() {
                 Ok(Message::Fault(fault)) => {
                     // Ordered before the look for the region: see `wait_for_handlers`.
                     turns.fetch_add(1, Relaxed);
@@ -505,7 +474,7 @@ impl Inner {
                     turns.fetch_add(1, Release);
                     let page = fault.address & !(PAGE_BYTES - 1);
                     // An error would mean that the region has been unmapped meanwhile.
-                    let _ = self.uffd.wake(page..page + PAGE_BYTES);
+                    let _ = self.uffd().wake(page..page + PAGE_BYTES);
                 }
                 Ok(Message::Other) => {}
                 Ok(Message::Stop) => return,
@@ -621,7 +590,9 @@ impl Drop for Handle {
         }
         self.inner.stop_reclaim();
         self.inner.ahead.bell().ring();
-        self.inner.uffd.stop();
+        if let Faults::Missing(uffd) = &self.inner.faults {
+            uffd.stop();
+        }
         let threads = self.threads.get_mut().unwrap_or_else(PoisonError::into_inner);
         for thread in threads.drain(..) {
             drop(thread.join());
@@ -671,6 +642,10 @@ impl Pager {
         if bytes == 0 {
             let must = "at least 1".into();
             return Err(Error::Range { what: "the size of a region", value: 0, must });
+        }
+        if inner.granules().is_some() {
+            let (text, known) = (inner.mode.to_string(), "in-thread, handler-threads");
+            return Err(Error::Choice { what: "mode for regions", text, known });
         }
         let _steady = inner.steady();
         let max = inner.cache.pages_max() as u64 * PAGE_BYTES as u64;

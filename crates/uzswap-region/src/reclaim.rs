@@ -39,10 +39,10 @@ const REFUSALS: usize = 4;
 const UNITS_AT_ONCE: usize = 16;
 
 /// A page that is taken out: its word is `Busy`, and was this.
-struct Victim {
-    space: Arc<Space>,
-    page: u32,
-    was: Word,
+pub(crate) struct Victim {
+    pub(crate) space: Arc<Space>,
+    pub(crate) page: u32,
+    pub(crate) was: Word,
 }
 
 /// Where the hand is.
@@ -78,19 +78,7 @@ impl Inner {
                 // The cache may have become smaller, and those who wait were not told.
                 return self.budget.changed();
             }
-            let batch = self.hole();
-            let found = self.victims();
-            let is_dry = found.is_empty();
-            // What cannot be moved (the program may not write it) is as good as nothing.
-            let taken = self.stage(found, batch);
-            idle = if taken == 0 { idle + 1 } else { 0 };
-            let is_dry = idle > IDLE_MAX || is_dry;
-            let depth = if is_dry || refused > 0 { 0 } else { self.depth() };
-            let mut is_idle = is_dry;
-            while self.staging.queued() > depth {
-                is_idle = false;
-                refused = if self.store_oldest() == 0 { refused + 1 } else { 0 };
-            }
+            let is_idle = self.take_out(&mut idle, &mut refused);
             if (is_idle || refused >= REFUSALS) && self.shrink_cache() {
                 refused = 0;
                 continue;
@@ -105,6 +93,30 @@ impl Inner {
         }
     }
 
+    /// Takes victims out; whether there is nothing to do. Counts the times in a row that no page
+    /// could be taken, and that none was stored.
+    fn take_out(&self, idle: &mut usize, refused: &mut usize) -> bool {
+        if let Some(granules) = self.granules() {
+            let taken = self.take_granules_out(granules);
+            *refused = if taken.out == 0 { *refused + usize::from(taken.found > 0) } else { 0 };
+            return taken.found == 0;
+        }
+        let batch = self.hole();
+        let found = self.victims();
+        let is_dry = found.is_empty();
+        // What cannot be moved (the program may not write it) is as good as nothing.
+        let taken = self.stage(found, batch);
+        *idle = if taken == 0 { *idle + 1 } else { 0 };
+        let is_dry = *idle > IDLE_MAX || is_dry;
+        let depth = if is_dry || *refused > 0 { 0 } else { self.depth() };
+        let mut is_idle = is_dry;
+        while self.staging.queued() > depth {
+            is_idle = false;
+            *refused = if self.store_oldest() == 0 { *refused + 1 } else { 0 };
+        }
+        is_idle
+    }
+
     /// What a thread does that finds no room, beside those whose work it is: on a busy machine it
     /// is served before they are. It has made a page `Busy` that is neither in the region nor
     /// staged, and nobody waits for that who has to go on for this. `false`: it won nothing, and
@@ -112,6 +124,9 @@ impl Inner {
     pub(crate) fn reclaim_here(&self) -> bool {
         let Some(_steady) = fork::try_steady() else { return false };
         self.tend();
+        if let Some(granules) = self.granules() {
+            return self.take_granules_out(granules).out > 0;
+        }
         if let Some(batch) = self.staging.take_hole() {
             let found = self.victims();
             self.stage(found, batch);
@@ -171,21 +186,32 @@ impl Inner {
 
     /// Up to 64 pages that were not used since the hand last came by.
     fn victims(&self) -> Vec<Victim> {
+        let drops_copies = self.drops_copies();
+        self.victims_by(|space, page, found| {
+            if let Some(was) = self.pass(space, page, drops_copies) {
+                found.push(Victim { space: space.clone(), page, was });
+            }
+            page + 1
+        })
+    }
+
+    /// The same, of pages that `pass` adds to what is found; it says where the hand goes on. It
+    /// stops at 64 or the first beyond.
+    pub(crate) fn victims_by(
+        &self,
+        mut pass: impl FnMut(&Arc<Space>, u32, &mut Vec<Victim>) -> u32,
+    ) -> Vec<Victim> {
         let mut hand = self.hand.lock().unwrap_or_else(PoisonError::into_inner);
         let regions: Vec<_> = self.regions().values().cloned().collect();
         let mut found = Vec::with_capacity(BATCH);
-        let drops_copies = self.drops_copies();
         // Twice round: once to take the marks away.
         let start = regions.iter().position(|space| space.id >= hand.region).unwrap_or(0);
         for turn in 0..2 * regions.len() + 1 {
             let Some(space) = regions.get((start + turn) % regions.len().max(1)) else { break };
             let mut page = if turn == 0 && space.id == hand.region { hand.page } else { 0 };
             while let Some(at) = space.next_touched(page) {
-                page = at + 1;
-                if let Some(was) = self.pass(space, at, drops_copies) {
-                    found.push(Victim { space: space.clone(), page: at, was });
-                }
-                if found.len() == BATCH {
+                page = pass(space, at, &mut found);
+                if found.len() >= BATCH {
                     *hand = Hand { region: space.id, page };
                     return found;
                 }
@@ -263,7 +289,7 @@ impl Inner {
     fn move_out(&self, run: &[Victim], frame: usize) -> (usize, usize) {
         let first = &run[0];
         let (from, to) = (first.space.address(first.page), self.staging.address(frame));
-        let (moved, is_whole) = if self.uffd.can_move() {
+        let (moved, is_whole) = if self.uffd().can_move() {
             self.move_run(&first.space, to, from, run.len())
         } else {
             self.copy_out(first, from, to)
@@ -292,7 +318,7 @@ impl Inner {
             }
             // SAFETY: who touches a page finds it absent and waits for its word.
             let (bytes, result) = unsafe {
-                self.move_pages(space, &self.staging.uffd, (to + done, from + done), left)
+                self.move_pages(space, self.staging.uffd(), (to + done, from + done), left)
             };
             moved += bytes / PAGE_BYTES;
             let Err(error) = result else { continue };
@@ -317,13 +343,13 @@ impl Inner {
         // The kernel would wait for an absent one, and we are who brings it in.
         self.check_present(&victim.space, victim.page);
         let range = from..from + PAGE_BYTES;
-        if self.uffd.protect(range.clone(), true).is_err() {
+        if self.uffd().protect(range.clone(), true).is_err() {
             return (0, false);
         }
         // SAFETY: the region is mapped while its word is `Busy`, and only the kernel looks at the
         // bytes, which answers with an error if they are not there.
         let page = unsafe { std::slice::from_raw_parts(from as *const u8, PAGE_BYTES) };
-        match self.staging.uffd.copy(to, page, false) {
+        match self.staging.uffd().copy(to, page, false) {
             Ok(()) => {
                 victim.space.discard(victim.page..victim.page + 1);
                 (1, true)
@@ -331,7 +357,7 @@ impl Inner {
             Err(_) => {
                 if !victim.was.has(Word::GUARDED) {
                     // Let writers go on; an error would mean that the range is not registered.
-                    let _ = self.uffd.protect(range, false);
+                    let _ = self.uffd().protect(range, false);
                 }
                 (0, false)
             }
@@ -400,20 +426,28 @@ impl Inner {
         uzswap_engine::compress::prepare_thread();
         let _steady = self.steady();
         self.tend();
+        if let Some(granules) = self.granules() {
+            return self.page_granules_out(granules, space, pages);
+        }
         let mut left = pages.into_iter();
         while !left.is_empty() {
             let batch = self.hole();
-            let taken = left.by_ref().filter_map(|page| {
-                let was = space.load(page);
-                let may = was.kind() == Kind::Resident && was.pins() == 0;
-                let taken = may && space.take(page, was);
-                taken.then(|| Victim { space: space.clone(), page, was })
-            });
-            let victims = taken.take(BATCH).collect();
+            let victims = self.take_resident(space, &mut left);
             self.stage(victims, batch);
             self.drain()?;
         }
         self.drain()
+    }
+
+    /// Makes the next pages `Busy` that are there and not pinned, 64 at most.
+    pub(crate) fn take_resident(&self, space: &Arc<Space>, pages: &mut Range<u32>) -> Vec<Victim> {
+        let taken = pages.filter_map(|page| {
+            let was = space.load(page);
+            let may = was.kind() == Kind::Resident && was.pins() == 0;
+            let taken = may && space.take(page, was);
+            taken.then(|| Victim { space: space.clone(), page, was })
+        });
+        taken.take(BATCH).collect()
     }
 
     /// Stores everything that is staged.
@@ -456,7 +490,7 @@ impl Inner {
                 if is_resident && was.pins() > 0 {
                     let at = space.address(page);
                     // A pinned page stays there; an error would mean that it is.
-                    let _ = self.uffd.zero(at..at + PAGE_BYTES);
+                    let _ = self.uffd().zero(at..at + PAGE_BYTES);
                     space.put(page, was.without(Word::KEPT | Word::STALE | Word::GUARDED));
                     continue;
                 }

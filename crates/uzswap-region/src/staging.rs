@@ -35,8 +35,8 @@ fn owner_of(space: &Space, page: u32) -> u64 {
 
 /// See the module.
 pub(crate) struct Staging {
-    /// What moves pages to it.
-    pub(crate) uffd: Uffd,
+    /// What moves pages to it; `None` where nothing is staged.
+    uffd: Option<Uffd>,
     memory: Mapping,
     batches: Box<[Batch]>,
     lists: Mutex<Lists>,
@@ -69,12 +69,14 @@ impl Batch {
 }
 
 impl Staging {
-    /// An area of `batches` batches.
+    /// An area of `batches` batches; of none, nothing is ever staged.
     pub(crate) fn new(batches: usize) -> io::Result<Self> {
-        let uffd = Uffd::open(Delivery::Signal)?;
-        let memory = Mapping::for_pages(batches * BATCH * PAGE_BYTES, PAGE_BYTES)?;
+        let memory = Mapping::for_pages(batches.max(1) * BATCH * PAGE_BYTES, PAGE_BYTES)?;
         let base = memory.as_ptr() as usize;
-        uffd.register(base..base + memory.len())?;
+        let uffd = (batches > 0).then(|| Uffd::open(Delivery::Signal)).transpose()?;
+        if let Some(uffd) = &uffd {
+            uffd.register(base..base + memory.len())?;
+        }
         let batch = |_| Batch {
             present: AtomicU64::new(0),
             owners: std::array::from_fn(|_| AtomicU64::new(0)),
@@ -94,9 +96,14 @@ impl Staging {
 
     /// In such a process: the frames are served by a descriptor of its own.
     pub(crate) fn renew(&self) -> io::Result<()> {
-        self.uffd.renew()?;
+        self.uffd().renew()?;
         let base = self.memory.as_ptr() as usize;
-        self.uffd.register(base..base + self.memory.len())
+        self.uffd().register(base..base + self.memory.len())
+    }
+
+    /// What moves pages to it.
+    pub(crate) fn uffd(&self) -> &Uffd {
+        self.uffd.as_ref().expect("asked for where pages are staged")
     }
 
     /// The frame in which a page is.

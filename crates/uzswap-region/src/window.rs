@@ -43,7 +43,7 @@ pub enum Change {
 }
 
 /// A page, and its word before it was made `Busy`.
-type Taken = (Arc<Space>, u32, Word);
+pub(crate) type Taken = (Arc<Space>, u32, Word);
 
 impl Pager {
     /// Takes over memory that the program has: private, anonymous, mapped for reading and writing,
@@ -69,20 +69,19 @@ impl Pager {
 
     /// Whether any page of a range is adopted.
     pub fn has_adopted(&self, range: Range<usize>) -> bool {
-        parts(range).any(|part| {
-            let space = registry::find(part.start).filter(|space| space.is_window());
-            space.is_some_and(|space| {
-                let pages = pages_of(space, &part);
-                let mut at = pages.start;
-                while let Some(page) = space.next_touched(at).filter(|page| *page < pages.end) {
-                    if space.load(page).kind() != Kind::Untouched {
-                        return true;
-                    }
-                    at = page + 1;
-                }
-                false
-            })
-        })
+        adopted(range).next().is_some()
+    }
+
+    /// The parts of a range that are adopted.
+    pub fn adopted(&self, range: Range<usize>) -> Vec<Range<usize>> {
+        let mut parts: Vec<Range<usize>> = Vec::new();
+        for at in adopted(range) {
+            match parts.last_mut() {
+                Some(last) if last.end == at => last.end += PAGE_BYTES,
+                _ => parts.push(at..at + PAGE_BYTES),
+            }
+        }
+        parts
     }
 
     /// Makes a call that changes what is mapped in a range, while nobody else has a page of it that
@@ -98,6 +97,10 @@ impl Pager {
         let _steady = inner.steady();
         let mut taken = inner.take_all(&range);
         let (result, is_done) = call();
+        if is_done && change == Change::Zeroed && inner.granules().is_some() {
+            inner.close_dropped(&taken);
+            return result;
+        }
         let mut given = 0;
         for (space, page, was) in taken.drain(..) {
             if !is_done {
@@ -128,9 +131,11 @@ impl Pager {
                 space.bring_in(page, |word| Some(word.with(Word::USED)));
                 let was = space.acquire(page);
                 if was.kind() == Kind::Resident {
-                    // Other pages of the mapping keep their registration; an error means that this
-                    // one had lost it.
-                    let _ = inner.uffd.unregister(at..at + PAGE_BYTES);
+                    if inner.granules().is_none() {
+                        // Other pages of the mapping keep their registration; an error means that
+                        // this one had lost it.
+                        let _ = inner.uffd().unregister(at..at + PAGE_BYTES);
+                    }
                     inner.budget.give_back(inner.forget(space, page, was));
                     space.put(page, Word::UNTOUCHED);
                 } else {
@@ -248,7 +253,13 @@ impl Pager {
     pub fn descriptors(&self) -> Vec<i32> {
         let inner = self.inner();
         let backing = inner.unnamed.iter().map(Unnamed::descriptor).collect();
-        [inner.uffd.descriptors(), inner.staging.uffd.descriptors(), backing].concat()
+        match inner.granules() {
+            Some(granules) => [granules.descriptors(), backing].concat(),
+            None => {
+                let staging = inner.staging.uffd().descriptors();
+                [inner.uffd().descriptors(), staging, backing].concat()
+            }
+        }
     }
 
     /// What all of the pager takes now, bytes, of its budget.
@@ -323,8 +334,13 @@ impl BeforeFork {
         let inner = self.pager.inner().clone();
         bus::forked();
         inner.adopt_process();
-        inner.uffd.renew()?;
-        inner.staging.renew()?;
+        match inner.granules() {
+            Some(granules) => granules.renew()?,
+            None => {
+                inner.uffd().renew()?;
+                inner.staging.renew()?;
+            }
+        }
         if let (Some(unnamed), Some(copy)) = (&inner.unnamed, &self.backing) {
             unnamed.go_on_with(copy)?;
             inner.cache.go_on_in_fork()?;
@@ -353,6 +369,26 @@ fn parts(range: Range<usize>) -> impl Iterator<Item = Range<usize>> {
 fn pages_of(space: &Space, part: &Range<usize>) -> Range<u32> {
     let first = (part.start - space.base()) / PAGE_BYTES;
     first as u32..(part.end - space.base()).div_ceil(PAGE_BYTES) as u32
+}
+
+/// The addresses of a range's pages that are adopted.
+fn adopted(range: Range<usize>) -> impl Iterator<Item = usize> {
+    let windows = parts(range).filter_map(|part| {
+        let space = registry::find(part.start).filter(|space| space.is_window())?;
+        Some((space, pages_of(space, &part)))
+    });
+    windows.flat_map(|(space, pages)| {
+        let mut at = pages.start;
+        std::iter::from_fn(move || {
+            while let Some(page) = space.next_touched(at).filter(|page| *page < pages.end) {
+                at = page + 1;
+                if space.load(page).kind() != Kind::Untouched {
+                    return Some(space.address(page));
+                }
+            }
+            None
+        })
+    })
 }
 
 /// The page at an address, if it may be adopted.
@@ -403,6 +439,14 @@ impl Inner {
         Ok(space)
     }
 
+    /// Has faults at absent pages of a range come to us, where it is not by their protection.
+    fn register(&self, range: Range<usize>) -> io::Result<()> {
+        match self.granules() {
+            Some(_) => Ok(()),
+            None => self.uffd().register(range),
+        }
+    }
+
     /// Takes keys back of what is not adopted any more.
     fn take_keys(&self, range: Range<usize>) {
         for part in parts(range) {
@@ -430,7 +474,7 @@ impl Inner {
         for page in pages.clone() {
             assert!(space.take(page, Word::UNTOUCHED), "a page is adopted twice");
         }
-        let registered = self.uffd.register(part.clone());
+        let registered = self.register(part.clone());
         if let Err(source) = registered {
             pages.for_each(|page| space.put(page, Word::UNTOUCHED));
             return Err(Error::Map { bytes: part.len(), source });
@@ -441,14 +485,20 @@ impl Inner {
         while at < pages.end {
             let many = ((pages.end - at) as usize).min(there.len());
             let known = match has_pages {
-                true => self.uffd.have_pages(space.address(at), &mut there[..many]),
-                false => Ok(many),
+                true => self.pagemap().have_pages(space.address(at), &mut there[..many]),
+                false => {
+                    there.fill(false);
+                    Ok(many)
+                }
             };
             // What cannot be asked is taken to be there: an absent page then ends the process.
             let known = known.unwrap_or_else(|_| {
                 there.fill(true);
                 many
             });
+            if let Some(granules) = self.granules() {
+                self.close(granules, space, at..at + known as u32, &mut there[..known]);
+            }
             for (page, is_there) in (at..).zip(&there[..known]) {
                 if *is_there {
                     // A page that was given up (MADV_FREE) is in use again once it is written, and
@@ -510,7 +560,7 @@ impl Inner {
     }
 
     /// Drops what is kept of a page that is `Busy` by us; how many charged pages that was.
-    fn forget(&self, space: &Space, page: u32, was: Word) -> i64 {
+    pub(crate) fn forget(&self, space: &Space, page: u32, was: Word) -> i64 {
         if was.kind() == Kind::Stored || was.has(Word::KEPT) {
             self.cache.invalidate(space.key(page));
         }
@@ -552,7 +602,7 @@ impl Inner {
             }
         }
         let failed = |source| Error::Map { bytes, source };
-        self.uffd.register(to..to + bytes).map_err(failed)
+        self.register(to..to + bytes).map_err(failed)
     }
 
     /// Has a page known by its new address; its word there is `Busy`.
@@ -616,13 +666,13 @@ impl Inner {
 
     fn register_run(&self, space: &Space, run: Option<Range<u32>>) -> io::Result<()> {
         let Some(run) = run else { return Ok(()) };
-        self.uffd.register(space.address(run.start)..space.address(run.end))
+        self.register(space.address(run.start)..space.address(run.end))
     }
 
     /// What the word of a page should be that some thread was changing.
     fn whereabouts(&self, space: &Space, page: u32) -> io::Result<Word> {
         let is_stored = self.cache.has(space.key(page));
-        if self.uffd.has_page(space.address(page))? {
+        if self.pagemap().has_page(space.address(page))? {
             // What copy there is may be older.
             let copy = if is_stored { Word::KEPT | Word::STALE } else { 0 };
             return Ok(Word::RESIDENT.with(Word::USED | copy));

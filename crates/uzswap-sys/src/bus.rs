@@ -376,12 +376,13 @@ impl Blocked {
     pub fn all() -> Self {
         let mut before = MaybeUninit::<libc::sigset_t>::zeroed();
         let mut every = MaybeUninit::<libc::sigset_t>::zeroed();
-        // SAFETY: both are sets; the second one is filled before it is used. SIGBUS stays: a fault
-        // while it is blocked kills, as does a replaced instruction with SIGILL.
+        // SAFETY: both are sets; the second one is filled before it is used. SIGBUS and SIGSEGV
+        // stay: a fault while they are blocked kills, as does a replaced instruction with SIGILL.
         unsafe {
             libc::sigfillset(every.as_mut_ptr());
-            libc::sigdelset(every.as_mut_ptr(), libc::SIGBUS);
-            libc::sigdelset(every.as_mut_ptr(), libc::SIGILL);
+            for fault in [libc::SIGBUS, libc::SIGSEGV, libc::SIGILL] {
+                libc::sigdelset(every.as_mut_ptr(), fault);
+            }
             libc::pthread_sigmask(libc::SIG_BLOCK, every.as_ptr(), before.as_mut_ptr());
             Self { before: before.assume_init() }
         }
@@ -417,7 +418,7 @@ extern "C" fn handle(signal: i32, info: *mut libc::siginfo_t, context: *mut libc
     // SAFETY: the kernel passes both for a handler with SA_SIGINFO; errno is the thread's own.
     let (errno, address) = unsafe { (*libc::__errno_location(), (*info).si_addr() as usize) };
     // SAFETY: as above.
-    let (is_write, is_sent) = unsafe { (is_write(context), (*info).si_code <= 0) };
+    let (cause, is_sent) = unsafe { (cause(context), (*info).si_code <= 0) };
     let hook = match signal {
         libc::SIGBUS => &BUS,
         libc::SIGILL => &ILL,
@@ -427,10 +428,10 @@ extern "C" fn handle(signal: i32, info: *mut libc::siginfo_t, context: *mut libc
     // SAFETY: as above.
     let is_done = unsafe { go_on_elsewhere(signal, is_sent, info, context) };
     let mut is_ours = is_done;
-    let mut serve = || is_ours = serve(Fault { address, is_write });
+    let mut serve = || is_ours = serve(Fault { address, is_write: cause.is_write });
     match STACKS.get() {
-        // Somebody has sent it: it has no address.
-        _ if is_sent || is_done => {}
+        // Somebody has sent it: it has no address. Memory of ours is no code.
+        _ if is_sent || is_done || cause.is_fetch => {}
         Some(stacks) => stacks.run(serve),
         None => serve(),
     }
@@ -501,19 +502,31 @@ unsafe fn go_on_elsewhere(
     false
 }
 
-/// Whether the access was a write, where the processor says so.
-#[cfg(target_arch = "x86_64")]
-unsafe fn is_write(context: *mut libc::c_void) -> bool {
-    const WRITE: i64 = 1 << 1;
-    let context = context.cast::<libc::ucontext_t>();
-    // SAFETY: the third argument of a handler is its context.
-    unsafe { (*context).uc_mcontext.gregs[libc::REG_ERR as usize] & WRITE != 0 }
+/// What the access was, where the processor says so.
+#[derive(Default)]
+struct Cause {
+    is_write: bool,
+    /// Of an instruction.
+    is_fetch: bool,
 }
 
-/// Whether the access was a write, where the processor says so.
+/// # Safety
+/// It is the third argument of a handler.
+#[cfg(target_arch = "x86_64")]
+unsafe fn cause(context: *mut libc::c_void) -> Cause {
+    const WRITE: i64 = 1 << 1;
+    const FETCH: i64 = 1 << 4;
+    // SAFETY: the third argument of a handler is its context.
+    let context = unsafe { &*context.cast::<libc::ucontext_t>() };
+    let error = context.uc_mcontext.gregs[libc::REG_ERR as usize];
+    Cause { is_write: error & WRITE != 0, is_fetch: error & FETCH != 0 }
+}
+
+/// # Safety
+/// None is needed.
 #[cfg(not(target_arch = "x86_64"))]
-unsafe fn is_write(_: *mut libc::c_void) -> bool {
-    false
+unsafe fn cause(_: *mut libc::c_void) -> Cause {
+    Cause::default()
 }
 
 /// Does what would have happened without us.
@@ -536,9 +549,13 @@ unsafe fn pass_on(
         match before.sa_sigaction {
             libc::SIG_DFL | libc::SIG_IGN => {
                 // A fault cannot be ignored. The access is done again, and kills the process; a
-                // signal that was sent is raised anew.
+                // signal that was sent is raised anew. On a stack of ours, so that whoever looks at
+                // calls knows this one for ours.
                 let default = action(libc::SIG_DFL, before.sa_flags, 0);
-                real_sigaction(signal, &default, std::ptr::null_mut());
+                on_own_stack(|| {
+                    // An error would mean that there is no such signal.
+                    real_sigaction(signal, &default, std::ptr::null_mut());
+                });
                 if (*info).si_code <= 0 {
                     libc::raise(signal);
                 }

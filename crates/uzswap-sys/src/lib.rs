@@ -13,6 +13,7 @@ pub mod fuse;
 pub mod loopdev;
 pub mod map;
 pub mod node;
+pub mod own;
 pub mod pressure;
 pub mod process;
 pub mod secret;

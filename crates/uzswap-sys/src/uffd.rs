@@ -120,9 +120,9 @@ impl Uffd {
         vec![self.fd.as_raw_fd(), self.pagemap.descriptor()]
     }
 
-    /// Which pages there are from an address on: see [`Pagemap::have_pages`].
-    pub fn have_pages(&self, address: usize, to: &mut [bool]) -> io::Result<usize> {
-        self.pagemap.have_pages(address, to)
+    /// What says which pages there are.
+    pub fn pagemap(&self) -> &Pagemap {
+        &self.pagemap
     }
 
     /// Has the kernel serve absent pages of a range itself again.

@@ -178,9 +178,15 @@ fn regions() -> Vec<Finding> {
 
 /// What `run --in-process` needs.
 fn in_process() -> Vec<Finding> {
-    let faults = in_process::check().map(|()| "permitted".into());
+    let faults = Mode::InThread.check().map(|()| "permitted".into());
+    let faults = faults.map_err(|error| error.to_string());
+    let by = in_process::check().map(|mode| match mode {
+        Mode::Protection => "their protection, which is slower".into(),
+        _ => "userfaultfd".into(),
+    });
     vec![
-        finding("userfaultfd with SIGBUS", faults),
+        Finding { what: "userfaultfd with SIGBUS", state: faults, required: false },
+        finding("pages leave by", by),
         finding("library", in_process::library().map(|path| path.display().to_string())),
     ]
 }

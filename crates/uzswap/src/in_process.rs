@@ -18,10 +18,11 @@ use uzswap_sys::{cpu, process};
 /// The library, as it is installed and as it is built.
 const LIBRARY: &str = "libuzswap_agent.so";
 
-/// Whether memory can be kept small here. Error: what is missing, what to do, and what becomes of
-/// the command.
-pub fn check() -> Result<(), String> {
-    Mode::InThread.check().map_err(|error| format!("{error}; until then commands run without"))
+/// How pages leave here. Error: why they cannot, and what becomes of the command.
+pub fn check() -> Result<Mode, String> {
+    let Err(denied) = Mode::InThread.check() else { return Ok(Mode::InThread) };
+    let protects = Mode::Protection.check().map(|()| Mode::Protection);
+    protects.map_err(|error| format!("{denied}; {error}; until then commands run without"))
 }
 
 /// Runs it; the command's exit status. Where it cannot work, the command runs as without it.
@@ -35,7 +36,7 @@ pub fn run(arguments: &RunArguments) -> Result<ExitCode, Failure> {
     command.args(&arguments.command[1..]);
     let backing = backing(arguments)?;
     let file = match check() {
-        Ok(()) => Some(preload(arguments, backing, &mut command)?),
+        Ok(mode) => Some(preload(arguments, backing, mode, &mut command)?),
         Err(missing) => {
             say!("uzswap: in-process: {missing}");
             None
@@ -48,7 +49,7 @@ pub fn run(arguments: &RunArguments) -> Result<ExitCode, Failure> {
     events.watch_command(child);
     let status = wait(pid, &events)?;
     if let Some(file) = file.filter(|_| !arguments.quiet) {
-        report(arguments.memory, file.tree.table());
+        report(arguments.memory, file.tree.table(), file.mode);
     }
     Ok(run::exit_code(status).into())
 }
@@ -57,11 +58,17 @@ pub fn run(arguments: &RunArguments) -> Result<ExitCode, Failure> {
 fn preload(
     arguments: &RunArguments,
     backing: Option<(PathBuf, u64)>,
+    mode: Mode,
     command: &mut Command,
 ) -> Result<TreeFile, Failure> {
     let library = library().map_err(Failure::new)?;
-    let file = TreeFile::create(arguments.memory)?;
+    let file = TreeFile::create(arguments.memory, mode)?;
     command.env("UZSWAP_TREE", &file.path);
+    match mode {
+        Mode::Protection => command.env("UZSWAP_PROTECTS", "1"),
+        // Of a run outside of this one.
+        _ => command.env_remove("UZSWAP_PROTECTS"),
+    };
     if let Some((folder, bytes)) = backing {
         let mut place = folder.into_os_string();
         place.push(format!(":{bytes}"));
@@ -151,17 +158,18 @@ pub fn library() -> Result<PathBuf, String> {
 struct TreeFile {
     path: PathBuf,
     tree: Tree,
+    mode: Mode,
 }
 
 impl TreeFile {
-    fn create(memory: u64) -> Result<Self, Failure> {
+    fn create(memory: u64, mode: Mode) -> Result<Self, Failure> {
         let folder = env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from);
         let folder = folder.filter(|folder| folder.is_dir()).unwrap_or("/dev/shm".into());
         let path = folder.join(format!("uzswap-{}", std::process::id()));
         let tree = Tree::create(&path, memory).map_err(|error| {
             Failure::new(format!("cannot make {}: {error}; remove it", path.display()))
         })?;
-        Ok(Self { path, tree })
+        Ok(Self { path, tree, mode })
     }
 }
 
@@ -187,7 +195,7 @@ fn wait(pid: i32, events: &Events) -> Result<ExitStatus, Failure> {
     }
 }
 
-fn report(memory: u64, table: &Table) {
+fn report(memory: u64, table: &Table, mode: Mode) {
     use std::sync::atomic::Ordering::Relaxed;
     let (managed, unmanaged) = (table.managed.load(Relaxed), table.unmanaged.load(Relaxed));
     say!(
@@ -200,4 +208,7 @@ fn report(memory: u64, table: &Table) {
             some => format!(", of {some} it could not be"),
         }
     );
+    if mode == Mode::Protection {
+        say!("  by protection, which is slower, since userfaultfd is denied: uzswap doctor");
+    }
 }
