@@ -54,7 +54,8 @@ complete -c uzswap -n "__fish_uzswap_using_subcommand run" -l threads -d 'Thread
 complete -c uzswap -n "__fish_uzswap_using_subcommand run" -l poll -d 'How long a thread looks for the next request before it sleeps, microseconds' -r
 complete -c uzswap -n "__fish_uzswap_using_subcommand run" -l metrics -d 'Serve metrics for Prometheus at ADDRESS/metrics, and a page that plots the last hour at ADDRESS/: a Unix socket\'s path, or a port of this machine, for example 127.0.0.1:9811' -r
 complete -c uzswap -n "__fish_uzswap_using_subcommand run" -l report -d 'Also write the report to a file, as JSON' -r -F
-complete -c uzswap -n "__fish_uzswap_using_subcommand run" -l in-process -d 'Keep the command\'s memory small inside of its processes, by a library that they preload: without root, without swap. The pool is a part of --memory. Tried on few programs so far'
+complete -c uzswap -n "__fish_uzswap_using_subcommand run" -l in-process -d 'Keep the command\'s memory small inside of its processes, by a library that they preload: without root, without swap. The pool is a part of --memory. [default where the swap device cannot be]'
+complete -c uzswap -n "__fish_uzswap_using_subcommand run" -l device -d 'Swap to a device of its own, which serves any program and needs root [default where it can be]'
 complete -c uzswap -n "__fish_uzswap_using_subcommand run" -l include-pool -d 'Count the pool and the daemon in: the command gets what they leave of its memory'
 complete -c uzswap -n "__fish_uzswap_using_subcommand run" -l load-control -d 'When many processes swap more than they compute, let no more run than there are CPUs'
 complete -c uzswap -n "__fish_uzswap_using_subcommand run" -l plain-backing -d 'Write pages to the backing as they are, neither encrypted nor authenticated: for a disk that is encrypted itself'

@@ -453,3 +453,46 @@ fn an_allocator_of_the_programs_own_may_hold_its_lock_while_it_takes_memory() {
     compile(folder.path(), ALLOCATOR, &["-pthread", "-fno-builtin"]);
     compare(folder.path(), "32M", &["timeout", "120", "HERE/program"]);
 }
+
+/// 80 MB, and what `uzswap status` says of it.
+const WATCHED: &str = r#"
+import subprocess, sys, time
+pages = [bytes([i % 251]) * 4000 for i in range(20000)]
+said = ''
+for turn in range(100):
+    assert all(page[7] == i % 251 for i, page in enumerate(pages))
+    said = subprocess.run([sys.argv[1], 'status'], capture_output=True, text=True).stdout
+    if ' compressed to ' in said: break
+    time.sleep(0.1)
+print(said)
+"#;
+
+#[test]
+fn an_ordinary_user_needs_no_option_but_the_memory_and_sees_what_happens() {
+    let folder = tempfile::tempdir_in("/var/tmp").unwrap();
+    fs::write(folder.path().join("program.py"), WATCHED).unwrap();
+    let report = folder.path().join("report");
+    let command = ["/usr/bin/python3", "-I", "HERE/program.py", "HERE/uzswap"];
+    let start = ["HERE/uzswap", "run", "--memory", "64M", "--report", "HERE/report", "--"];
+    let output = run(folder.path(), &[&start[..], &command].concat());
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{said}");
+    assert!(said.contains("in-process: memory of 1 processes was kept small"), "{said}");
+    let told = String::from_utf8_lossy(&output.stdout);
+    let line = told.lines().find(|line| line.contains("compressed to")).expect("it is shown");
+    assert!(line.contains("python3") && line.contains(" faults"), "{told}");
+    let report: serde_json::Value = serde_json::from_slice(&fs::read(report).unwrap()).unwrap();
+    assert!(report["faults"].as_u64() > Some(100) && report["stores"].as_u64() > Some(100));
+    assert!(report["ratio"].as_f64() > Some(2.0), "{report}");
+    // All that there is, where no memory is named.
+    let output = run(folder.path(), &["HERE/uzswap", "run", "--", "sh", "-c", "exit 7"]);
+    assert_eq!(output.status.code(), Some(7));
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(said.contains("0 processes was kept small"), "{said}");
+    // What only root can have is refused with what to do.
+    for option in ["--include-pool", "--load-control", "--pool=8M"] {
+        let output = run(folder.path(), &["HERE/uzswap", "run", option, "--", "true"]);
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert!(!output.status.success() && said.contains("--device, as root"), "{said}");
+    }
+}

@@ -31,7 +31,7 @@ use std::path::PathBuf;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering::Relaxed};
 use std::time::{Duration, Instant};
-use uzswap_region::tree::{Table, Tree};
+use uzswap_region::tree::{Figures, Table, Tree};
 use uzswap_region::{Mode, Pager};
 use uzswap_sys::bus::Blocked;
 use uzswap_sys::process;
@@ -268,6 +268,18 @@ impl Shared {
     }
 }
 
+/// What was last told of this process: faults, and pages stored. A fork goes on from there.
+static TOLD: [AtomicU64; 2] = [const { AtomicU64::new(0) }; 2];
+
+/// Tells who looks at the tree what was done since the last time; when it is to be told again.
+fn tell(agent: &Agent, tree: &Tree) -> Instant {
+    let now = agent.pager.figures();
+    let since = |told: &AtomicU64, now| now - told.swap(now, Relaxed);
+    let (faults, stored) = (since(&TOLD[0], now.faults), since(&TOLD[1], now.stored));
+    tree.note(Figures { faults, stored, ..now });
+    Instant::now() + WAIT_MAX / 2
+}
+
 /// What the calling thread has taken of the processor.
 fn processor_time() -> Duration {
     let now = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
@@ -280,6 +292,7 @@ fn watch() {
     IS_FORKED.store(true, Relaxed);
     let mut shared = Shared { bytes: 0, fell: 0, next: Instant::now(), pause: WAIT_MIN };
     let mut hopeless = 0;
+    let mut next_tell = Instant::now();
     loop {
         let rung = BELL.load(Relaxed);
         let at_work = forking::at_work();
@@ -309,6 +322,9 @@ fn watch() {
             if used > allowance / 2 {
                 takeover::look_ahead();
             }
+        }
+        if let Some(agent) = AGENT.get().filter(|_| Instant::now() >= next_tell) {
+            next_tell = tell(agent, tree);
         }
         drop(at_work);
         let wait = Duration::from_secs_f64(room as f64 / GROWTH as f64);

@@ -29,8 +29,63 @@ pub struct Table {
     pub unmanaged: AtomicU64,
     /// The most that all had at once, bytes.
     pub peak: AtomicU64,
-    reserved: [u64; 4],
+    /// Faults that were served, in all.
+    pub faults: AtomicU64,
+    /// Pages that were stored, in all.
+    pub stored: AtomicU64,
+    /// Which process tells the others.
+    leader: AtomicU32,
+    reserved: [u32; 3],
     slots: [Slot; SLOTS],
+}
+
+/// What a process has done since it last said so, and has.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Figures {
+    /// Faults that were served.
+    pub faults: u64,
+    /// Pages that were stored.
+    pub stored: u64,
+    /// Pages that are out now.
+    pub held: u64,
+    /// Bytes of memory that those take.
+    pub pool: u64,
+}
+
+/// A process of a tree.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Member {
+    /// Its number.
+    pub process: u32,
+    /// Anonymous memory, bytes.
+    pub used: u64,
+    /// What it has done in all, and has.
+    pub figures: Figures,
+}
+
+impl Table {
+    /// The processes that live, with what they last said.
+    pub fn members(&self) -> impl Iterator<Item = Member> + '_ {
+        let slots = self.slots.iter().filter(|slot| {
+            let process = slot.process.load(Relaxed);
+            process != 0 && exists(process)
+        });
+        slots.map(|slot| Member {
+            process: slot.process.load(Relaxed),
+            used: slot.used.load(Relaxed),
+            figures: Figures {
+                faults: slot.faults.load(Relaxed),
+                stored: slot.stored.load(Relaxed),
+                held: slot.held.load(Relaxed),
+                pool: slot.pool.load(Relaxed),
+            },
+        })
+    }
+
+    /// Whether the process that made the tree, or one of it, lives.
+    pub fn is_in_use(&self) -> bool {
+        exists(self.leader.load(Relaxed)) || self.members().next().is_some()
+    }
 }
 
 #[derive(Debug)]
@@ -41,9 +96,21 @@ struct Slot {
     starved: AtomicU32,
     /// Anonymous memory, bytes.
     used: AtomicU64,
+    faults: AtomicU64,
+    stored: AtomicU64,
+    held: AtomicU64,
+    pool: AtomicU64,
 }
 
 impl Slot {
+    /// It has nothing, and has done nothing.
+    fn clear(&self) {
+        self.starved.store(0, Relaxed);
+        for number in [&self.used, &self.faults, &self.stored, &self.held, &self.pool] {
+            number.store(0, Relaxed);
+        }
+    }
+
     /// Takes it for a process, unless it is that of one that lives.
     fn take(&self, process: u32) -> bool {
         let before = self.process.load(Relaxed);
@@ -66,19 +133,21 @@ impl Tree {
         let flags = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC;
         let file = fs::open(path, flags, Mode::RUSR | Mode::WUSR)?;
         fs::ftruncate(&file, size_of::<Table>() as u64)?;
-        let tree = Self::map(path)?;
+        let tree = Self::look(path)?;
         tree.table.total.store(total, Relaxed);
+        tree.table.leader.store(std::process::id(), Relaxed);
         Ok(tree)
     }
 
     /// Joins the tree of a file.
     pub fn join(path: &Path) -> io::Result<Self> {
-        let tree = Self::map(path)?;
+        let tree = Self::look(path)?;
         tree.rejoin();
         Ok(tree)
     }
 
-    fn map(path: &Path) -> io::Result<Self> {
+    /// Looks at the tree of a file, without being of it.
+    pub fn look(path: &Path) -> io::Result<Self> {
         let file =
             fs::open(path, OFlags::RDWR | OFlags::CLOEXEC | OFlags::NOFOLLOW, Mode::empty())?;
         let (access, bytes) = (ProtFlags::READ | ProtFlags::WRITE, size_of::<Table>());
@@ -111,11 +180,20 @@ impl Tree {
         let before = slots.iter().position(|slot| slot.process.load(Relaxed) == process);
         let slot = before.or_else(|| slots.iter().position(|slot| slot.take(process)));
         let at = slot.unwrap_or(SLOTS);
-        if let Some(slot) = slots.get(at) {
-            slot.used.store(0, Relaxed);
-            slot.starved.store(0, Relaxed);
-        }
+        slots.get(at).into_iter().for_each(Slot::clear);
         self.slot.store(at, Relaxed);
+    }
+
+    /// Adds what this process has done since it last said so, and writes what it has.
+    pub fn note(&self, since: Figures) {
+        self.table.faults.fetch_add(since.faults, Relaxed);
+        self.table.stored.fetch_add(since.stored, Relaxed);
+        if let Some(slot) = self.table.slots.get(self.slot.load(Relaxed)) {
+            slot.faults.fetch_add(since.faults, Relaxed);
+            slot.stored.fetch_add(since.stored, Relaxed);
+            slot.held.store(since.held, Relaxed);
+            slot.pool.store(since.pool, Relaxed);
+        }
     }
 
     /// Writes how much this process has and whether it can go on with that, and returns what it may
@@ -136,8 +214,7 @@ impl Tree {
             }
             let theirs = slot.used.load(Relaxed);
             if theirs > 0 && !exists(process) {
-                slot.used.store(0, Relaxed);
-                slot.starved.store(0, Relaxed);
+                slot.clear();
                 continue;
             }
             others += theirs;
@@ -181,7 +258,7 @@ mod tests {
     }
 
     fn join_as(path: &Path, process: u32) -> Tree {
-        let tree = Tree::map(path).unwrap();
+        let tree = Tree::look(path).unwrap();
         tree.rejoin_as(process);
         tree
     }
@@ -196,6 +273,25 @@ mod tests {
         let second = join_as(&path, processes()[2]);
         assert_eq!(first.allowance(10, false).bytes, 100);
         assert_eq!(second.allowance(20, false).bytes, 90);
+    }
+
+    #[test]
+    fn what_processes_have_done_is_seen_by_who_looks_and_stays_when_they_are_gone() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("tree");
+        let _watcher = Tree::create(&path, 100).unwrap();
+        let own = Tree::join(&path).unwrap();
+        own.allowance(70, false);
+        own.note(Figures { faults: 5, stored: 7, held: 3, pool: 9 });
+        own.note(Figures { faults: 1, stored: 0, held: 2, pool: 8 });
+        let looked = Tree::look(&path).unwrap();
+        let figures = Figures { faults: 6, stored: 7, held: 2, pool: 8 };
+        let member = Member { process: std::process::id(), used: 70, figures };
+        assert_eq!(looked.table().members().collect::<Vec<_>>(), [member]);
+        own.rejoin();
+        assert_eq!(looked.table().members().next().map(|m| m.figures), Some(Figures::default()));
+        let all = [&looked.table().faults, &looked.table().stored].map(|sum| sum.load(Relaxed));
+        assert_eq!((all, looked.table().is_in_use()), ([6, 7], true));
     }
 
     #[test]

@@ -15,10 +15,11 @@
 
 use crate::error::Error;
 use crate::fork;
-use crate::lane::Lane;
+use crate::lane::{Count, Lane};
 use crate::pager::{Inner, Pager};
 use crate::registry;
 use crate::space::Space;
+use crate::tree::Figures;
 use crate::unnamed::Unnamed;
 use crate::word::{Kind, Word};
 use std::collections::BTreeMap;
@@ -267,6 +268,18 @@ impl Pager {
         let inner = self.inner();
         let pages = inner.budget.charged().max(0) as u64;
         pages * PAGE_BYTES as u64 + inner.cache.memory_bytes() as u64
+    }
+
+    /// What was done since the pager was made, and what is out.
+    pub fn figures(&self) -> Figures {
+        let inner = self.inner();
+        let of = |name: &str| inner.cache.statistic(name).unwrap_or(0);
+        Figures {
+            faults: inner.lanes.counts()[Count::Faults as usize],
+            stored: of("stores"),
+            held: of("stored_pages"),
+            pool: of("pool_total_size"),
+        }
     }
 
     /// Waits until no page goes out or comes in, and keeps it so. Errors: there is no room for a

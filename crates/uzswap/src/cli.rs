@@ -163,14 +163,20 @@ impl fmt::Display for Transport {
 pub struct RunArguments {
     /// Memory that the command and its children may use, together.
     ///
-    /// At least 4 MiB. Sizes are in units of 1024: 512M, 4G, 1.5GiB, a number of bytes, or a part
-    /// of the machine's memory: 'ram / 4', 'min(ram / 2, 8G)'.
-    #[arg(long, value_name = "SIZE", value_parser = crate::size::parse)]
+    /// At least 4 MiB. Sizes are in units of 1024: 512M, 4G, 1.5GiB, a number of bytes, a part of
+    /// the machine's memory: 'ram / 4', 'min(ram / 2, 8G)'; or 'available': what the machine has
+    /// free or the control group allows, less an eighth.
+    #[arg(long, value_name = "SIZE", value_parser = crate::size::parse, default_value = crate::size::AVAILABLE)]
     pub memory: u64,
     /// Keep the command's memory small inside of its processes, by a library that they preload:
-    /// without root, without swap. The pool is a part of --memory. Tried on few programs so far.
-    #[arg(long)]
+    /// without root, without swap. The pool is a part of --memory. [default where the swap device
+    /// cannot be]
+    #[arg(long, conflicts_with = "device")]
     pub in_process: bool,
+    /// Swap to a device of its own, which serves any program and needs root [default where it can
+    /// be].
+    #[arg(long)]
+    pub device: bool,
     /// Count the pool and the daemon in: the command gets what they leave of its memory.
     ///
     /// At least a quarter. Otherwise they take memory beside --memory.

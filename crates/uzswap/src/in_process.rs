@@ -3,14 +3,21 @@
 
 use crate::cli::RunArguments;
 use crate::error::Failure;
+use crate::live::Live;
 use crate::options::{self, Backing};
 use crate::run;
 use crate::say::say;
 use crate::signals::{Event, Events};
 use crate::size;
+use serde::Serialize;
 use std::env;
+use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode, ExitStatus};
+use std::sync::atomic::Ordering::Relaxed;
+use std::sync::mpsc::RecvTimeoutError;
+use std::time::Instant;
+use uzswap_engine::PAGE_BYTES;
 use uzswap_region::tree::{Table, Tree};
 use uzswap_region::{Mode, Pager};
 use uzswap_sys::{cpu, process};
@@ -42,16 +49,132 @@ pub fn run(arguments: &RunArguments) -> Result<ExitCode, Failure> {
             None
         }
     };
+    let began = Instant::now();
     let child = command.spawn();
     let child =
         child.map_err(|error| Failure::new(format!("cannot start the command: {error}")))?;
     let pid = child.id() as i32;
     events.watch_command(child);
-    let status = wait(pid, &events)?;
-    if let Some(file) = file.filter(|_| !arguments.quiet) {
-        report(arguments.memory, file.tree.table(), file.mode);
+    let mut peak = Peak::default();
+    let live = Live::new(arguments.quiet);
+    let status = wait(pid, &events, |seconds| {
+        if let Some(file) = &file {
+            peak.update(file.tree.table(), seconds, &live);
+        }
+    });
+    live.finish();
+    let exit_code = run::exit_code(status?);
+    if let Some(file) = file {
+        let table = file.tree.table();
+        let report = Report {
+            seconds: began.elapsed().as_secs_f64(),
+            exit_code,
+            memory_limit: arguments.memory,
+            memory_peak: table.peak.load(Relaxed),
+            faults_by: match file.mode {
+                Mode::Protection => "protection",
+                _ => "userfaultfd",
+            },
+            programs: table.managed.load(Relaxed),
+            programs_left_alone: table.unmanaged.load(Relaxed),
+            faults: table.faults.load(Relaxed),
+            stores: table.stored.load(Relaxed),
+            pool_peak: peak.pool,
+            ratio: peak.ratio,
+        };
+        if !arguments.quiet {
+            say!("{}", report.text().trim_end());
+        }
+        if let Some(path) = &arguments.report {
+            run::write_report(path, &report)?;
+        }
     }
-    Ok(run::exit_code(status).into())
+    Ok(exit_code.into())
+}
+
+/// What happened during a run.
+#[derive(Debug, Serialize)]
+struct Report {
+    /// Wall-clock time of the command, seconds.
+    seconds: f64,
+    /// Exit status: the command's.
+    exit_code: u8,
+    /// Memory of all its processes, bytes.
+    memory_limit: u64,
+    /// Most that they were seen to have at a time, bytes.
+    memory_peak: u64,
+    /// `userfaultfd`, or where that is denied `protection`.
+    faults_by: &'static str,
+    /// Programs whose memory was kept small, and that could not be.
+    programs: u64,
+    programs_left_alone: u64,
+    /// Faults that were served, and pages that were compressed, up to some 50 ms before each
+    /// process ended.
+    faults: u64,
+    stores: u64,
+    /// Most bytes that all pools took, as sampled five times a second.
+    pool_peak: u64,
+    /// Pages to one byte of pool at that time.
+    ratio: f64,
+}
+
+impl Report {
+    fn text(&self) -> String {
+        let left_alone = match self.programs_left_alone {
+            0 => String::new(),
+            some => format!(", of {some} it could not be"),
+        };
+        let mut text = format!(
+            "uzswap: {:.1} s in {} of {} memory, in-process: memory of {} processes was kept \
+             small{left_alone}\n  swapped   {} pages out, {} faults\n",
+            self.seconds,
+            size::show(self.memory_peak),
+            size::show(self.memory_limit),
+            self.programs,
+            self.stores,
+            self.faults,
+        );
+        if self.pool_peak > 0 {
+            let pool = size::show(self.pool_peak);
+            text += &format!("  pool      {pool} at its peak, ratio {:.2} : 1\n", self.ratio);
+        }
+        if self.faults_by == "protection" {
+            text +=
+                "  faults    by protection, slower, since userfaultfd is denied: uzswap doctor\n";
+        }
+        text
+    }
+}
+
+/// The most that was seen of what comes and goes.
+#[derive(Default)]
+struct Peak {
+    pool: u64,
+    ratio: f64,
+}
+
+impl Peak {
+    /// Looks once more.
+    fn update(&mut self, table: &Table, seconds: f64, live: &Live) {
+        let (mut used, mut held, mut pool) = (0, 0, 0);
+        for member in table.members() {
+            used += member.used;
+            held += member.figures.held * PAGE_BYTES as u64;
+            pool += member.figures.pool;
+        }
+        let ratio = held as f64 / pool.max(1) as f64;
+        if pool > self.pool {
+            *self = Self { pool, ratio };
+        }
+        let faults = table.faults.load(Relaxed);
+        live.say(format!(
+            "{} in memory, {} compressed to {} ({ratio:.1} : 1); {faults} faults, {:.0} a second",
+            size::show(used),
+            size::show(held),
+            size::show(pool),
+            faults as f64 / seconds.max(0.1),
+        ));
+    }
 }
 
 /// Has a command load the library, and the library find what its processes share.
@@ -101,12 +224,11 @@ fn refuse_others(arguments: &RunArguments) -> Result<(), Failure> {
         ("--user", arguments.user.is_some()),
         ("--include-pool", arguments.include_pool),
         ("--load-control", arguments.load_control),
-        ("--report", arguments.report.is_some()),
     ];
     match given.iter().find(|(_, is_given)| *is_given) {
         Some((name, _)) => Err(Failure::new(format!(
-            "{name} is for the swap device; leave it out with --in-process, of which the pool is a \
-             part of --memory"
+            "{name} is for the swap device (--device, as root); leave it out where memory is kept \
+             small in-process, with the pool a part of --memory"
         ))),
         None => Ok(()),
     }
@@ -154,6 +276,36 @@ pub fn library() -> Result<PathBuf, String> {
     })
 }
 
+/// Where files that processes share are, in order of preference.
+fn folders() -> Vec<PathBuf> {
+    let own = env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from);
+    let own = own.filter(|folder| folder.is_dir());
+    own.into_iter().chain([PathBuf::from("/dev/shm")]).collect()
+}
+
+/// What the files' names begin with; the number of the run follows.
+const PREFIX: &str = "uzswap-";
+
+/// The runs whose files this user may read, by their numbers.
+pub fn running() -> Vec<(u32, Tree, PathBuf)> {
+    let entries = folders().into_iter().filter_map(|folder| fs::read_dir(folder).ok());
+    let files = entries.flatten().flatten().filter_map(|entry| {
+        let number = entry.file_name().to_str()?.strip_prefix(PREFIX)?.parse().ok()?;
+        Some((number, Tree::look(&entry.path()).ok()?, entry.path()))
+    });
+    files.collect()
+}
+
+/// Removes the files of runs that were killed, and of whose processes none is left.
+fn remove_stale() {
+    for (_, tree, path) in running() {
+        if !tree.table().is_in_use() {
+            // Another user's, or somebody was faster.
+            let _ = fs::remove_file(path);
+        }
+    }
+}
+
 /// The file that the processes share; removed at the end.
 struct TreeFile {
     path: PathBuf,
@@ -163,9 +315,9 @@ struct TreeFile {
 
 impl TreeFile {
     fn create(memory: u64, mode: Mode) -> Result<Self, Failure> {
-        let folder = env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from);
-        let folder = folder.filter(|folder| folder.is_dir()).unwrap_or("/dev/shm".into());
-        let path = folder.join(format!("uzswap-{}", std::process::id()));
+        remove_stale();
+        let folder = folders().swap_remove(0);
+        let path = folder.join(format!("{PREFIX}{}", std::process::id()));
         let tree = Tree::create(&path, memory).map_err(|error| {
             Failure::new(format!("cannot make {}: {error}; remove it", path.display()))
         })?;
@@ -176,39 +328,36 @@ impl TreeFile {
 impl Drop for TreeFile {
     fn drop(&mut self) {
         // Somebody has removed it: nothing is left.
-        let _ = std::fs::remove_file(&self.path);
+        let _ = fs::remove_file(&self.path);
     }
 }
 
-/// Waits for the command, passing signals on.
-fn wait(pid: i32, events: &Events) -> Result<ExitStatus, Failure> {
+/// Waits for the command, passing signals on, and looks five times a second.
+fn wait(pid: i32, events: &Events, mut look: impl FnMut(f64)) -> Result<ExitStatus, Failure> {
+    let (began, mut interrupts) = (Instant::now(), 0);
     loop {
-        match events.receiver.recv() {
+        match events.receiver.recv_timeout(run::TICK) {
             Ok(Event::CommandEnded(status)) => return Ok(status),
-            Ok(Event::Signal { signal, from_terminal }) if !from_terminal => {
-                // An error: it has just ended.
-                let _ = process::kill(pid, signal);
+            Ok(Event::Signal { signal, from_terminal }) => {
+                if signal == libc::SIGINT || signal == libc::SIGTERM {
+                    interrupts += 1;
+                }
+                if interrupts > 1 {
+                    say!("uzswap: interrupted again: ending the command at once");
+                    // An error: it has just ended.
+                    process::tree(pid).into_iter().for_each(|one| {
+                        let _ = process::kill(one, libc::SIGKILL);
+                    });
+                } else if !from_terminal {
+                    // As above.
+                    let _ = process::kill(pid, signal);
+                }
             }
             Ok(_) => {}
-            Err(_) => return Err(Failure::new("the command's end was missed")),
+            Err(RecvTimeoutError::Timeout) => look(began.elapsed().as_secs_f64()),
+            Err(RecvTimeoutError::Disconnected) => {
+                return Err(Failure::new("the command's end was missed"));
+            }
         }
-    }
-}
-
-fn report(memory: u64, table: &Table, mode: Mode) {
-    use std::sync::atomic::Ordering::Relaxed;
-    let (managed, unmanaged) = (table.managed.load(Relaxed), table.unmanaged.load(Relaxed));
-    say!(
-        "uzswap: in-process: {} at most, of {} allowed; memory of {managed} processes was kept \
-         small{}",
-        size::show(table.peak.load(Relaxed)),
-        size::show(memory),
-        match unmanaged {
-            0 => String::new(),
-            some => format!(", of {some} it could not be"),
-        }
-    );
-    if mode == Mode::Protection {
-        say!("  by protection, which is slower, since userfaultfd is denied: uzswap doctor");
     }
 }

@@ -26,9 +26,8 @@ impl Live {
     /// Shows the figures as they are now; `memory` is what the command has in memory, bytes, and
     /// `held` how many of its processes are held back.
     pub fn show(&self, stats: &Stats, memory: u64, held: usize) {
-        let Some(bar) = &self.bar else { return };
         let held = if held > 0 { format!("; {held} held back") } else { String::new() };
-        bar.set_message(format!(
+        self.say(format!(
             "{} in memory, {} swapped out as {} ({:.1} : 1), {} on disk; {} pages in, {} out{held}",
             size::show(memory),
             size::show(stats.get("stored_pages") * 4096),
@@ -38,7 +37,14 @@ impl Live {
             stats.get("pages_swapped_in"),
             stats.get("pages_swapped_out"),
         ));
-        bar.tick();
+    }
+
+    /// Shows a line of text.
+    pub fn say(&self, text: String) {
+        if let Some(bar) = &self.bar {
+            bar.set_message(text);
+            bar.tick();
+        }
     }
 
     /// Takes the line away.

@@ -17,6 +17,7 @@ use crate::stats::Stats;
 use crate::taking_part::TakingPart;
 use crate::user;
 use crate::wire::{Place, RunInfo, Tell};
+use serde::Serialize;
 use std::ffi::{OsStr, OsString};
 use std::fs::{self, File};
 use std::io::{self, Read, Write};
@@ -31,7 +32,7 @@ use uzswap_sys::cgroup::Group;
 use uzswap_sys::{cpu, process};
 
 /// How often the figures are looked at, and the group's troubles.
-const TICK: Duration = Duration::from_millis(200);
+pub const TICK: Duration = Duration::from_millis(200);
 
 /// What a command has at least of a memory that the pool is a part of, as a share of it.
 const COMMAND_SHARE_DIVISOR: u64 = 4;
@@ -41,7 +42,7 @@ const GRACE: Duration = Duration::from_secs(2);
 
 /// Runs it; the command's exit status.
 pub fn run(arguments: &RunArguments) -> Result<ExitCode, Failure> {
-    if arguments.in_process {
+    if arguments.in_process || !arguments.device && !can_be_device() {
         if arguments.cache.metrics.is_some() {
             return Err(Failure::new(
                 "--metrics is of the swap device; leave it or --in-process out",
@@ -97,7 +98,14 @@ pub fn run(arguments: &RunArguments) -> Result<ExitCode, Failure> {
     Ok(report.exit_code.into())
 }
 
-fn write_report(path: &Path, report: &Report) -> Result<(), Failure> {
+/// Whether the swap device can be, or nothing else: then it says itself why it cannot.
+fn can_be_device() -> bool {
+    let is_there = crate::doctor::require().is_ok() && group::hierarchy().is_ok();
+    is_there || crate::in_process::check().is_err() || crate::in_process::library().is_err()
+}
+
+/// Writes what is to be told of a run to a file, as JSON.
+pub fn write_report(path: &Path, report: &impl Serialize) -> Result<(), Failure> {
     let json = serde_json::to_vec_pretty(report).map_err(|e| Failure::new(e.to_string()))?;
     fs::write(path, json)
         .map_err(|error| Failure::new(format!("cannot write {}: {error}", path.display())))

@@ -4,14 +4,17 @@ use parse_size::Config;
 use uzswap_sys::cpu;
 
 /// Reads `512M`, `4G`, `1.5GiB`, `1048576`, in units of 1024 whether or not the i is written;
-/// `ram`, the machine's memory, `ram / 2`, `ram * 1.5`; and `min` and `max` of two of those, as in
-/// `min(ram / 2, 4G)`.
+/// `ram`, the machine's memory, `ram / 2`, `ram * 1.5`; `available`, what may be used now; and
+/// `min` and `max` of two of those, as in `min(ram / 2, 4G)`.
 pub fn parse(text: &str) -> Result<u64, String> {
     let of_ram = || match cpu::memory_info() {
         Ok(memory) => Ok(memory.total),
         Err(error) => Err(format!("/proc/meminfo: {error}; give a size in bytes")),
     };
     let text = text.trim();
+    if text == AVAILABLE {
+        return available().map_err(|error| format!("{error}; give a size in bytes"));
+    }
     for (name, pick) in [("min", u64::min as fn(u64, u64) -> u64), ("max", u64::max)] {
         let inner = text.strip_prefix(name).map(str::trim_start);
         let inner = inner.and_then(|rest| rest.strip_prefix('(')?.strip_suffix(')'));
@@ -20,6 +23,18 @@ pub fn parse(text: &str) -> Result<u64, String> {
         }
     }
     term(text, &of_ram)
+}
+
+/// The word for [`available`].
+pub const AVAILABLE: &str = "available";
+
+/// Bytes that a command may use: what the machine has free, or the caller's control group allows,
+/// less an eighth.
+fn available() -> Result<u64, String> {
+    let memory = cpu::memory_info().map_err(|error| format!("/proc/meminfo: {error}"))?;
+    let limit = cpu::memory_of_caller().map_err(|error| format!("/proc/meminfo: {error}"))?;
+    let bytes = memory.available.min(limit);
+    Ok(bytes - bytes / 8)
 }
 
 /// A size, or a part or a multiple of the machine's memory.
@@ -84,6 +99,7 @@ mod tests {
         assert_eq!(parse(" ram * 1.5 "), Ok(ram + ram / 2));
         assert_eq!(parse("min(ram / 2, 1M)"), Ok(1 << 20));
         assert_eq!(parse("max (1M, ram)"), Ok(ram));
+        assert!((1..ram).contains(&parse("available").unwrap()));
     }
 
     #[test]

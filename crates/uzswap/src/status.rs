@@ -4,13 +4,16 @@
 use crate::changes::{self, Lock, State};
 use crate::cli::StatusArguments;
 use crate::error::Failure;
+use crate::in_process;
 use crate::keeper;
 use crate::say::show;
 use crate::size;
 use crate::stats::Stats;
 use serde::Serialize;
 use std::path::PathBuf;
+use std::sync::atomic::Ordering::Relaxed;
 use uzswap_engine::PAGE_BYTES;
+use uzswap_region::tree::{Member, Tree};
 
 /// What is said where there is none.
 pub const NONE_RUNS: &str = "no cache is running; start one with `uzswap run` or `uzswap serve`";
@@ -51,7 +54,11 @@ pub fn require_root() -> Result<(), Failure> {
 
 /// Prints it.
 pub fn status(arguments: &StatusArguments) -> Result<(), Failure> {
-    require_root()?;
+    let in_process = in_process::running();
+    // Whoever has runs in-process may look at those.
+    if in_process.is_empty() || arguments.json {
+        require_root()?;
+    }
     let running = Running::read();
     if arguments.json {
         let json = serde_json::to_string_pretty(&running.iter().collect::<Vec<_>>());
@@ -59,10 +66,37 @@ pub fn status(arguments: &StatusArguments) -> Result<(), Failure> {
         return Ok(());
     }
     match &running {
-        Some(running) => print(running),
-        None => show!("{NONE_RUNS}"),
+        Some(running) if uzswap_sys::process::is_root() => print(running),
+        None if in_process.is_empty() => show!("{NONE_RUNS}"),
+        _ => {}
     }
+    in_process.iter().for_each(|(number, tree, _)| print_in_process(*number, tree));
     Ok(())
+}
+
+fn print_in_process(number: u32, tree: &Tree) {
+    let table = tree.table();
+    let members: Vec<_> = table.members().collect();
+    show!(
+        "run --in-process ({number}): {} of {} in memory, {} at most; {} faults",
+        size::show(members.iter().map(|member| member.used).sum()),
+        size::show(table.total.load(Relaxed)),
+        size::show(table.peak.load(Relaxed)),
+        table.faults.load(Relaxed),
+    );
+    for Member { process, used, figures } in members {
+        let held = figures.held * PAGE_BYTES as u64;
+        let name = std::fs::read_to_string(format!("/proc/{process}/comm")).unwrap_or_default();
+        show!(
+            "  {process:>8} {}: {} in memory, {} compressed to {} ({:.2} : 1), {} faults",
+            name.trim_end(),
+            size::show(used),
+            size::show(held),
+            size::show(figures.pool),
+            held as f64 / figures.pool.max(1) as f64,
+            figures.faults,
+        );
+    }
 }
 
 /// A line on what there is.
