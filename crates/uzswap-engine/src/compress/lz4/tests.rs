@@ -213,3 +213,31 @@ fn room_for_the_object_is_enough_and_less_is_not() {
         }
     }
 }
+
+/// What a thread may have to do as its very last: its variables' destructors run in the reverse of
+/// their order.
+struct Last;
+
+thread_local! {
+    static LAST: Last = const { Last };
+}
+
+impl Drop for Last {
+    fn drop(&mut self) {
+        let (mut page, mut object) = ([7; PAGE], [0; PAGE]);
+        page[100..200].fill(8);
+        let mut encoder = Lz4::new();
+        let bytes = encoder.compress(&page, &mut object).expect("two bytes, repeated");
+        let mut back = [0; PAGE];
+        assert!(encoder.decompress(&object[..bytes], &mut back).is_ok() && back == page);
+    }
+}
+
+#[test]
+fn a_thread_that_is_ending_can_compress() {
+    let thread = std::thread::spawn(|| {
+        LAST.with(|_| ());
+        Lz4::new().compress(&[1; PAGE], &mut [0; PAGE]).expect("a byte, repeated");
+    });
+    thread.join().expect("it only compresses");
+}
