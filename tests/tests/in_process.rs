@@ -496,3 +496,26 @@ fn an_ordinary_user_needs_no_option_but_the_memory_and_sees_what_happens() {
         assert!(!output.status.success() && said.contains("--device, as root"), "{said}");
     }
 }
+
+/// The descriptors that a program asks for by number while its memory is looked after.
+const DESCRIPTORS: &str = r#"
+#include <stdio.h>
+#include <stdlib.h>
+#include <unistd.h>
+enum { BYTES = 64 << 20 };
+int main(void) {
+    unsigned char *large = malloc(BYTES);
+    for (int at = 0; at < BYTES; at++) large[at] = at >> 9;
+    for (int to = 3; to < 64; to++) if (dup2(1, to) != to) return to;
+    for (int at = 0; at < BYTES; at++) if (large[at] != (unsigned char)(at >> 9)) return 1;
+    for (int at = 3; at < 64; at++) if (close(at)) return 2;
+    puts("whole");
+}
+"#;
+
+#[test]
+fn a_program_may_have_the_descriptors_that_it_asks_for() {
+    let folder = tempfile::tempdir_in("/var/tmp").unwrap();
+    compile(folder.path(), DESCRIPTORS, &[]);
+    compare(folder.path(), "32M", &["HERE/program"]);
+}

@@ -61,7 +61,8 @@ impl Unnamed {
 
 fn open(folder: &Path) -> io::Result<File> {
     let flags = OFlags::RDWR | OFlags::TMPFILE | OFlags::CLOEXEC;
-    Ok(fs::open(folder, flags, Mode::RUSR | Mode::WUSR)?.into())
+    let file = fs::open(folder, flags, Mode::RUSR | Mode::WUSR)?;
+    Ok(process::out_of_the_way(file).into())
 }
 
 /// `None`: there is nothing more.

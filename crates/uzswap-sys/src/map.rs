@@ -360,7 +360,8 @@ impl Pagemap {
     /// Opens it. Safe in a signal handler. Errors: `NotFound` where `/proc` is not mounted.
     pub fn open() -> io::Result<Self> {
         let flags = OFlags::RDONLY | OFlags::CLOEXEC;
-        Ok(Self(rustix::fs::open(c"/proc/thread-self/pagemap", flags, Mode::empty())?))
+        let file = rustix::fs::open(c"/proc/thread-self/pagemap", flags, Mode::empty())?;
+        Ok(Self(crate::process::out_of_the_way(file)))
     }
 
     /// Opens it anew under the same descriptor: in a fork, which has the one of its parent.

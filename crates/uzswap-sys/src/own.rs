@@ -28,10 +28,11 @@ impl OwnMemory {
         Ok(own)
     }
 
-    fn opened() -> io::Result<OwnMemory> {
+    fn opened() -> io::Result<Self> {
         let flags = OFlags::RDWR | OFlags::CLOEXEC;
         // By its thread: `/proc/self` is the first one's, which may have ended.
-        Ok(Self(rustix::fs::open(c"/proc/thread-self/mem", flags, Mode::empty())?))
+        let file = rustix::fs::open(c"/proc/thread-self/mem", flags, Mode::empty())?;
+        Ok(Self(crate::process::out_of_the_way(file)))
     }
 
     /// Opens it anew under the same descriptor: in a fork, which has its parent's memory by it.

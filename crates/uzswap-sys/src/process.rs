@@ -3,7 +3,7 @@
 use rustix::event::{PollFd, PollFlags};
 use rustix::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use rustix::io::FdFlags;
-use rustix::process::{DumpableBehavior, Gid, Pid, PidfdFlags, Signal, Uid};
+use rustix::process::{DumpableBehavior, Gid, Pid, PidfdFlags, Resource, Signal, Uid};
 use rustix::thread::CapabilitySet;
 use std::io;
 
@@ -119,6 +119,15 @@ pub fn take_place(new: &impl AsFd, of: &impl AsFd) -> io::Result<()> {
         -1 => Err(io::Error::last_os_error()),
         _ => Ok(()),
     }
+}
+
+/// The same descriptor under a high number, closed by `exec`: the program around us may say which
+/// small ones it wants (`dup2`). Where there is no room it stays as it is.
+pub fn out_of_the_way(descriptor: OwnedFd) -> OwnedFd {
+    let limit = rustix::process::getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
+    // The kernel has a table up to the highest.
+    let least = limit.min(1024).saturating_sub(64) as i32;
+    rustix::io::fcntl_dupfd_cloexec(&descriptor, least).unwrap_or(descriptor)
 }
 
 fn number(descriptor: &impl AsFd) -> i32 {

@@ -4,6 +4,7 @@
 //! numbered here as that header does.
 
 use crate::map::{PAGE_BYTES, Pagemap};
+use crate::process::out_of_the_way;
 use linux_raw_sys::general as raw;
 use linux_raw_sys::ioctl;
 use rustix::event::{EventfdFlags, PollFd, PollFlags};
@@ -87,7 +88,8 @@ impl Uffd {
             Delivery::Signal => by_syscall(FLAGS | raw::UFFD_USER_MODE_ONLY as i32)?,
             Delivery::Message => by_device().or_else(|_| by_syscall(FLAGS))?,
         };
-        let stop = rustix::event::eventfd(0, EventfdFlags::CLOEXEC)?;
+        let fd = out_of_the_way(fd);
+        let stop = out_of_the_way(rustix::event::eventfd(0, EventfdFlags::CLOEXEC)?);
         let pagemap = Pagemap::open()?;
         let wanted = match delivery {
             Delivery::Signal => u64::from(raw::UFFD_FEATURE_SIGBUS),
