@@ -490,7 +490,7 @@ fn an_ordinary_user_needs_no_option_but_the_memory_and_sees_what_happens() {
     let said = String::from_utf8_lossy(&output.stderr);
     assert!(said.contains("0 processes was kept small"), "{said}");
     // What only root can have is refused with what to do.
-    for option in ["--include-pool", "--load-control", "--pool=8M"] {
+    for option in ["--include-pool", "--user=root", "--pool=8M"] {
         let output = run(folder.path(), &["HERE/uzswap", "run", option, "--", "true"]);
         let said = String::from_utf8_lossy(&output.stderr);
         assert!(!output.status.success() && said.contains("--device, as root"), "{said}");
@@ -518,4 +518,26 @@ fn a_program_may_have_the_descriptors_that_it_asks_for() {
     let folder = tempfile::tempdir_in("/var/tmp").unwrap();
     compile(folder.path(), DESCRIPTORS, &[]);
     compare(folder.path(), "32M", &["HERE/program"]);
+}
+
+#[test]
+fn load_control_holds_compilers_back_and_all_end_well() {
+    let folder = tempfile::tempdir_in("/var/tmp").unwrap();
+    make_input(folder.path());
+    let report = folder.path().join("report");
+    let make = ["sh", "-c", "cd HERE && make -s -j6 -f makefile && cat part*.o | md5sum"];
+    let alone = run(folder.path(), &make);
+    fs::read_dir(folder.path()).unwrap().flatten().map(|entry| entry.path()).for_each(|path| {
+        if path.extension().is_some_and(|kind| kind == "o") {
+            fs::remove_file(path).unwrap();
+        }
+    });
+    let start = ["HERE/uzswap", "run", "--in-process", "--memory", "80M", "--load-control"];
+    let start = [&start[..], &["--report", "HERE/report", "--"]].concat();
+    let held = run(folder.path(), &[&start[..], &make].concat());
+    let said = String::from_utf8_lossy(&held.stderr);
+    assert!(held.status.success(), "{}: {said}", held.status);
+    assert_eq!(held.stdout, alone.stdout, "{said}");
+    let report: serde_json::Value = serde_json::from_slice(&fs::read(report).unwrap()).unwrap();
+    assert!(report["load_control"]["holds"].as_u64() > Some(0), "{report}");
 }

@@ -307,7 +307,9 @@ fn watch() {
             Some(agent) => {
                 hopeless = if is_starved && !given.may_hope { hopeless + 1 } else { 0 };
                 agent.pager.set_patient(hopeless < HOPELESS);
-                keep(agent, whole, allowance + shared)
+                let is_held = tree.is_held();
+                agent.pager.set_held(is_held);
+                keep(agent, whole, if is_held { 0 } else { allowance + shared })
             }
             None => allowance.saturating_sub(used),
         };

@@ -39,13 +39,13 @@ pub struct BuildArguments {
     /// Stop a build that takes longer, s. It is not tried again.
     #[arg(long, default_value = "60")]
     pub stop_after: u64,
-    /// Configurations: plain, zswap, zram, uzswap-NAME with the compressor's name, and with
-    /// "+load-control" behind it; in-process.
+    /// Configurations: plain, zswap, zram, uzswap-NAME with the compressor's name, in-process; the
+    /// last two also with "+load-control" behind them.
     #[arg(long, value_delimiter = ',', default_values_t = PEERS.map(String::from))]
     pub peers: Vec<String>,
 }
 
-const PEERS: [&str; 7] = [
+const PEERS: [&str; 8] = [
     "plain",
     "zswap",
     "zram",
@@ -53,6 +53,7 @@ const PEERS: [&str; 7] = [
     "uzswap-zstd",
     "uzswap-zstd+load-control",
     "in-process",
+    "in-process+load-control",
 ];
 
 /// Where swap goes.
@@ -143,7 +144,8 @@ fn peer(name: &str) -> Result<Peer, Failure> {
         "plain" => Peer::Plain,
         "zswap" => Peer::Zswap { compressor: "lzo".into() },
         "zram" => Peer::Zram { compressor: lz4() },
-        "in-process" => Peer::InProcess { compressor: None },
+        "in-process+load-control" => Peer::InProcess { compressor: None, is_controlled: true },
+        "in-process" => Peer::InProcess { compressor: None, is_controlled: false },
         other => {
             let Some(compressor) = other.strip_prefix("uzswap-") else {
                 let known = PEERS.join(", ");

@@ -64,6 +64,8 @@ pub enum Peer {
     InProcess {
         /// Its compressor, if it is not the one that it has by itself.
         compressor: Option<String>,
+        /// With load control.
+        is_controlled: bool,
     },
 }
 
@@ -135,8 +137,9 @@ impl Candidate for Peer {
             }
             Self::Floor => "userfaultfd, no cache".into(),
             Self::Alone => "alone".into(),
-            Self::InProcess { compressor: None } => "in-process".into(),
-            Self::InProcess { compressor: Some(name) } => format!("in-process, {name}"),
+            Self::InProcess { is_controlled: true, .. } => "in-process, load control".into(),
+            Self::InProcess { compressor: None, .. } => "in-process".into(),
+            Self::InProcess { compressor: Some(name), .. } => format!("in-process, {name}"),
         }
     }
 
@@ -188,8 +191,9 @@ impl Peer {
             return run_uzswap(room, options, command, interrupt);
         }
         match self {
-            Self::InProcess { compressor } => {
-                let command = in_process(room, compressor.as_deref(), command)?;
+            Self::InProcess { compressor, is_controlled } => {
+                let control = is_controlled.then_some("--load-control");
+                let command = in_process(room, compressor.as_deref(), control, command)?;
                 return run_unlimited(command, room.time_max, interrupt);
             }
             Self::Alone => {
@@ -368,11 +372,12 @@ fn run_uzswap(
 fn in_process(
     room: Room,
     compressor: Option<&str>,
+    control: Option<&str>,
     command: &[String],
 ) -> Result<Command, Failure> {
     let mut below = Command::new(uzswap()?);
     below.args(["run", "--in-process", "--quiet", "--memory", &room.memory.to_string()]);
-    below.args(compressor.map(|name| format!("--compressor={name}")));
+    below.args(compressor.map(|name| format!("--compressor={name}"))).args(control);
     if room.slow_disk {
         below.arg(format!("--backing={DISK}:{BACKING_BYTES}"));
     }

@@ -28,6 +28,8 @@ pub(crate) struct Budget {
     exhausted: AtomicBool,
     /// Whoever asks for pages gets them.
     lifted: AtomicBool,
+    /// Whoever asks for pages waits until this is over.
+    held: AtomicBool,
     /// Who finds no room waits for the budget to grow, instead of ending the process.
     patient: AtomicBool,
     /// Threads that do.
@@ -45,6 +47,7 @@ impl Budget {
             waiting: AtomicU32::new(0),
             exhausted: AtomicBool::new(false),
             lifted: AtomicBool::new(false),
+            held: AtomicBool::new(false),
             patient: AtomicBool::new(false),
             starved: AtomicU32::new(0),
         }
@@ -89,7 +92,7 @@ impl Budget {
         if room < self.margin() {
             self.ring();
         }
-        let is_granted = room >= 0 || self.lifted.load(Relaxed);
+        let is_granted = room >= 0 && !self.is_held() || self.lifted.load(Relaxed);
         if !is_granted {
             self.charged.fetch_sub(pages, Relaxed);
         }
@@ -106,6 +109,17 @@ impl Budget {
     pub(crate) fn set_lifted(&self, lifted: bool) {
         self.lifted.store(lifted, Relaxed);
         self.changed();
+    }
+
+    /// While it is held nobody gets pages, and reclaim goes on.
+    pub(crate) fn set_held(&self, held: bool) {
+        if self.held.swap(held, Relaxed) != held {
+            self.changed();
+        }
+    }
+
+    pub(crate) fn is_held(&self) -> bool {
+        self.held.load(Relaxed)
     }
 
     /// Charges pages without asking whether there is room: their memory is there already.
@@ -143,7 +157,7 @@ impl Budget {
             if self.try_charge(pages) {
                 return true;
             }
-            if self.exhausted.load(Relaxed) {
+            if self.exhausted.load(Relaxed) && !self.is_held() {
                 // Reclaim found nothing; once more, in case that it said so before this wait began.
                 refused += 1;
                 if refused > 3 {

@@ -122,6 +122,9 @@ impl Inner {
     /// staged, and nobody waits for that who has to go on for this. `false`: it won nothing, and
     /// had better wait.
     pub(crate) fn reclaim_here(&self) -> bool {
+        if self.budget.is_held() {
+            return false;
+        }
         let Some(_steady) = fork::try_steady() else { return false };
         self.tend();
         if let Some(granules) = self.granules() {

@@ -68,6 +68,8 @@ pub struct Member {
     pub used: u64,
     /// What it has done in all, and has.
     pub figures: Figures,
+    /// It waits: [`Table::hold`].
+    pub is_held: bool,
 }
 
 impl Table {
@@ -80,6 +82,7 @@ impl Table {
         slots.map(|slot| Member {
             process: slot.process.load(Relaxed),
             used: slot.used.load(Relaxed),
+            is_held: slot.waits.load(Relaxed) != 0,
             figures: Figures {
                 faults: slot.faults.load(Relaxed),
                 stored: slot.stored.load(Relaxed),
@@ -87,6 +90,13 @@ impl Table {
                 pool: slot.pool.load(Relaxed),
             },
         })
+    }
+
+    /// Has a process wait and leave its memory to the others, as long as the one that made the tree
+    /// lives; or has it go on. `false`: it is not of the tree.
+    pub fn hold(&self, process: u32, is_held: bool) -> bool {
+        let slot = self.slots.iter().find(|slot| slot.process.load(Relaxed) == process);
+        slot.inspect(|slot| slot.waits.store(is_held.into(), Relaxed)).is_some()
     }
 
     /// Whether the process that made the tree, or one of it, lives.
@@ -101,6 +111,8 @@ struct Slot {
     process: AtomicU32,
     /// 1: its pages fit neither in its part nor on its backing, and it waits for a larger part.
     starved: AtomicU32,
+    /// 1: it is to wait, and to leave its memory to others.
+    waits: AtomicU64,
     /// Anonymous memory, bytes.
     used: AtomicU64,
     /// What it has, and what it claims besides.
@@ -115,8 +127,15 @@ impl Slot {
     /// It has nothing, and has done nothing.
     fn clear(&self) {
         self.starved.store(0, Relaxed);
-        for number in [&self.used, &self.claim, &self.faults, &self.stored, &self.held, &self.pool]
-        {
+        for number in [
+            &self.used,
+            &self.waits,
+            &self.claim,
+            &self.faults,
+            &self.stored,
+            &self.held,
+            &self.pool,
+        ] {
             number.store(0, Relaxed);
         }
     }
@@ -196,6 +215,13 @@ impl Tree {
         self.slot.store(at, Relaxed);
     }
 
+    /// Whether this process is to wait.
+    pub fn is_held(&self) -> bool {
+        let own = self.table.slots.get(self.slot.load(Relaxed));
+        own.is_some_and(|slot| slot.waits.load(Relaxed) != 0)
+            && exists(self.table.leader.load(Relaxed))
+    }
+
     /// Adds what this process has done since it last said so, and writes what it has.
     pub fn note(&self, since: Figures) {
         self.table.faults.fetch_add(since.faults, Relaxed);
@@ -246,7 +272,7 @@ impl Tree {
         let at_once = if is_starved { part } else { part.min(used.max(total / FIRST)) };
         let bytes = left.max(at_once);
         let eager = match self.eager.load(Relaxed) {
-            _ if used > bytes - bytes / 8 => EAGER,
+            _ if used > bytes - bytes / 8 && !self.is_held() => EAGER,
             before => before.saturating_sub(1),
         };
         self.eager.store(eager, Relaxed);
@@ -313,9 +339,12 @@ mod tests {
         own.note(Figures { faults: 1, stored: 0, held: 2, pool: 8 });
         let looked = Tree::look(&path).unwrap();
         let figures = Figures { faults: 6, stored: 7, held: 2, pool: 8 };
-        let member = Member { process: std::process::id(), used: 70, figures };
+        let member = Member { process: std::process::id(), used: 70, figures, is_held: false };
         assert_eq!(looked.table().members().collect::<Vec<_>>(), [member]);
+        assert!(looked.table().hold(member.process, true) && own.is_held());
+        assert!(!looked.table().hold(1, true), "it is none of the tree");
         own.rejoin();
+        assert!(!own.is_held(), "another program");
         assert_eq!(looked.table().members().next().map(|m| m.figures), Some(Figures::default()));
         let all = [&looked.table().faults, &looked.table().stored].map(|sum| sum.load(Relaxed));
         assert_eq!((all, looked.table().is_in_use()), ([6, 7], true));

@@ -270,6 +270,11 @@ impl Pager {
         pages * PAGE_BYTES as u64 + inner.cache.memory_bytes() as u64
     }
 
+    /// Has whoever needs a page that is out wait until this is over. Reclaim goes on.
+    pub fn set_held(&self, is_held: bool) {
+        self.inner().budget.set_held(is_held);
+    }
+
     /// What was done since the pager was made, and what is out.
     pub fn figures(&self) -> Figures {
         let inner = self.inner();

@@ -4,6 +4,7 @@
 use crate::cli::RunArguments;
 use crate::error::Failure;
 use crate::live::Live;
+use crate::load::{Held, InTree, LoadControl};
 use crate::options::{self, Backing};
 use crate::run;
 use crate::say::say;
@@ -57,11 +58,18 @@ pub fn run(arguments: &RunArguments) -> Result<ExitCode, Failure> {
     events.watch_command(child);
     let mut peak = Peak::default();
     let live = Live::new(arguments.quiet);
-    let status = wait(pid, &events, |seconds| {
-        if let Some(file) = &file {
-            peak.update(file.tree.table(), seconds, &live);
-        }
+    let mut load = match &file {
+        Some(file) if arguments.load_control => Some(start_load_control(file)?),
+        _ => None,
+    };
+    let mut held = None;
+    let status = wait(pid, &events, |seconds| match (seconds, &file) {
+        // Who is held would not hear of a signal.
+        (None, _) => held = load.take().map(LoadControl::end).or(held),
+        (Some(seconds), Some(file)) => peak.update(file.tree.table(), seconds, &live),
+        _ => {}
     });
+    held = load.map(LoadControl::end).or(held);
     live.finish();
     let exit_code = run::exit_code(status?);
     if let Some(file) = file {
@@ -81,6 +89,7 @@ pub fn run(arguments: &RunArguments) -> Result<ExitCode, Failure> {
             stores: table.stored.load(Relaxed),
             pool_peak: peak.pool,
             ratio: peak.ratio,
+            load_control: held,
         };
         if !arguments.quiet {
             say!("{}", report.text().trim_end());
@@ -116,6 +125,8 @@ struct Report {
     pool_peak: u64,
     /// Pages to one byte of pool at that time.
     ratio: f64,
+    /// What load control did, if it was asked for.
+    load_control: Option<Held>,
 }
 
 impl Report {
@@ -137,6 +148,9 @@ impl Report {
         if self.pool_peak > 0 {
             let pool = size::show(self.pool_peak);
             text += &format!("  pool      {pool} at its peak, ratio {:.2} : 1\n", self.ratio);
+        }
+        if let Some(Held { holds, seconds }) = self.load_control {
+            text += &format!("  held back {holds} times a process, {seconds:.1} s in all\n");
         }
         if self.faults_by == "protection" {
             text +=
@@ -223,7 +237,6 @@ fn refuse_others(arguments: &RunArguments) -> Result<(), Failure> {
         ("--size", arguments.size.is_some()),
         ("--user", arguments.user.is_some()),
         ("--include-pool", arguments.include_pool),
-        ("--load-control", arguments.load_control),
     ];
     match given.iter().find(|(_, is_given)| *is_given) {
         Some((name, _)) => Err(Failure::new(format!(
@@ -332,13 +345,24 @@ impl Drop for TreeFile {
     }
 }
 
-/// Waits for the command, passing signals on, and looks five times a second.
-fn wait(pid: i32, events: &Events, mut look: impl FnMut(f64)) -> Result<ExitStatus, Failure> {
+fn start_load_control(file: &TreeFile) -> Result<LoadControl, Failure> {
+    let control = LoadControl::start(InTree(file.tree.table()), cpu::allowed());
+    control.map_err(|error| Failure::new(format!("--load-control: no thread: {error}")))
+}
+
+/// Waits for the command, passing signals on, and looks five times a second, with the seconds since
+/// the start; or with none where a signal has come.
+fn wait(
+    pid: i32,
+    events: &Events,
+    mut look: impl FnMut(Option<f64>),
+) -> Result<ExitStatus, Failure> {
     let (began, mut interrupts) = (Instant::now(), 0);
     loop {
         match events.receiver.recv_timeout(run::TICK) {
             Ok(Event::CommandEnded(status)) => return Ok(status),
             Ok(Event::Signal { signal, from_terminal }) => {
+                look(None);
                 if signal == libc::SIGINT || signal == libc::SIGTERM {
                     interrupts += 1;
                 }
@@ -354,7 +378,7 @@ fn wait(pid: i32, events: &Events, mut look: impl FnMut(f64)) -> Result<ExitStat
                 }
             }
             Ok(_) => {}
-            Err(RecvTimeoutError::Timeout) => look(began.elapsed().as_secs_f64()),
+            Err(RecvTimeoutError::Timeout) => look(Some(began.elapsed().as_secs_f64())),
             Err(RecvTimeoutError::Disconnected) => {
                 return Err(Failure::new("the command's end was missed"));
             }

@@ -15,6 +15,7 @@ use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
+use uzswap_region::tree::Table;
 use uzswap_sys::cgroup::Group;
 use uzswap_sys::freezer::Freezer;
 use uzswap_sys::process::Activity;
@@ -168,7 +169,97 @@ impl Policy {
     }
 }
 
-/// Load control over one group, in a thread of its own.
+/// Processes that can be held.
+pub trait Holdable: Send + 'static {
+    /// Those that are held.
+    fn held(&self) -> Vec<i32>;
+    /// All, with what they do.
+    fn all(&self) -> Vec<(i32, Activity)>;
+    /// Holds one; `false` if it is gone.
+    fn hold(&self, pid: i32) -> bool;
+    /// Has it go on, if it is there.
+    fn release(&self, pid: i32);
+    /// Has all go on.
+    fn release_all(&self);
+}
+
+/// Those of a group, by the freezer.
+pub struct InGroup {
+    group: Group,
+    freezer: Freezer,
+}
+
+impl InGroup {
+    /// Errors: there is no freezer here.
+    pub fn new(group: Group) -> io::Result<Self> {
+        let freezer = Freezer::create(&group)?;
+        Ok(Self { group, freezer })
+    }
+}
+
+impl Holdable for InGroup {
+    fn held(&self) -> Vec<i32> {
+        // Asked anew each time: a child of one that was being held may have been born there.
+        self.freezer.processes()
+    }
+
+    fn all(&self) -> Vec<(i32, Activity)> {
+        let all = self.group.processes().into_iter();
+        all.filter_map(|pid| Some((pid, Activity::of(pid)?))).collect()
+    }
+
+    fn hold(&self, pid: i32) -> bool {
+        // An error: it is gone, or in a group of its own.
+        self.freezer.hold(pid).is_ok()
+    }
+
+    fn release(&self, pid: i32) {
+        // An error: it is gone.
+        let _ = self.freezer.release(pid);
+    }
+
+    fn release_all(&self) {
+        self.freezer.thaw();
+    }
+}
+
+/// Those whose memory is kept small in-process: who is held waits where it needs a page that is
+/// out, and its other pages leave.
+pub struct InTree(pub &'static Table);
+
+/// Faults that take as long as one through the device.
+const FAULTS_AT_ONCE: u64 = 10;
+
+impl Holdable for InTree {
+    fn held(&self) -> Vec<i32> {
+        let held = self.0.members().filter(|member| member.is_held);
+        held.map(|member| member.process as i32).collect()
+    }
+
+    fn all(&self) -> Vec<(i32, Activity)> {
+        let kept_small = self.0.members().filter(|member| member.figures.stored > 0);
+        let seen = kept_small.filter_map(|member| {
+            let pid = member.process as i32;
+            let major_faults = member.figures.faults / FAULTS_AT_ONCE;
+            Some((pid, Activity { major_faults, ..Activity::of(pid)? }))
+        });
+        seen.collect()
+    }
+
+    fn hold(&self, pid: i32) -> bool {
+        self.0.hold(pid as u32, true)
+    }
+
+    fn release(&self, pid: i32) {
+        self.0.hold(pid as u32, false);
+    }
+
+    fn release_all(&self) {
+        self.held().into_iter().for_each(|pid| self.release(pid));
+    }
+}
+
+/// Load control over processes, in a thread of its own.
 pub struct LoadControl {
     /// Dropped to end it.
     stop: Sender<()>,
@@ -177,13 +268,12 @@ pub struct LoadControl {
 }
 
 impl LoadControl {
-    /// Begins. Errors: there is no freezer here.
-    pub fn start(group: Group, cpus: usize) -> io::Result<Self> {
-        let freezer = Freezer::create(&group)?;
+    /// Begins. Errors: no thread can be started.
+    pub fn start(processes: impl Holdable, cpus: usize) -> io::Result<Self> {
         let (stop, stopped) = channel();
         let now = Arc::new(AtomicUsize::new(0));
         let shown = now.clone();
-        let control = move || control(&group, &freezer, Policy::new(cpus), &stopped, &shown);
+        let control = move || control(&processes, Policy::new(cpus), &stopped, &shown);
         let thread = std::thread::Builder::new().name("uzswap-load".into()).spawn(control)?;
         Ok(Self { stop, thread, now })
     }
@@ -201,8 +291,7 @@ impl LoadControl {
 }
 
 fn control(
-    group: &Group,
-    freezer: &Freezer,
+    processes: &impl Holdable,
     mut policy: Policy,
     stopped: &Receiver<()>,
     shown: &AtomicUsize,
@@ -212,29 +301,21 @@ fn control(
     while stopped.recv_timeout(TICK) == Err(RecvTimeoutError::Timeout) {
         let passed = last.elapsed();
         last = Instant::now();
-        // Asked anew each time: a child of one that was being held may have been born there.
-        let held = freezer.processes();
+        let held = processes.held();
         shown.store(held.len(), Relaxed);
         done.seconds += held.len() as f64 * passed.as_secs_f64();
-        let look = |pid| {
-            let is_held = held.contains(&pid);
-            Activity::of(pid).map(|activity| Seen { pid, activity, is_held })
-        };
-        let seen: Vec<Seen> = group.processes().into_iter().filter_map(look).collect();
+        let look = |(pid, activity)| Seen { pid, activity, is_held: held.contains(&pid) };
+        let seen: Vec<Seen> = processes.all().into_iter().map(look).collect();
         match policy.decide(&seen, passed) {
             Decision::Hold(pids) => {
-                // An error: it is gone, or in a group of its own.
-                let held = pids.iter().filter(|pid| freezer.hold(**pid).is_ok());
+                let held = pids.iter().filter(|pid| processes.hold(**pid));
                 done.holds += held.count() as u64;
             }
-            Decision::Release(pid) => {
-                // An error: it is gone.
-                let _ = freezer.release(pid);
-            }
+            Decision::Release(pid) => processes.release(pid),
             Decision::Leave => {}
         }
     }
-    freezer.thaw();
+    processes.release_all();
     done
 }
 

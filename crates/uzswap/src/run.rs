@@ -6,7 +6,7 @@ use crate::error::Failure;
 use crate::exporter::Exporter;
 use crate::group;
 use crate::live::Live;
-use crate::load::{Held, LoadControl};
+use crate::load::{Held, InGroup, LoadControl};
 use crate::options;
 use crate::relief::{self, Relief};
 use crate::report::{Peak, Report};
@@ -348,7 +348,8 @@ fn limit(group: &Group, memory: u64) -> Result<(), Failure> {
 }
 
 fn start_load_control(group: &Group) -> Result<LoadControl, Failure> {
-    LoadControl::start(group.clone(), cpu::allowed()).map_err(|error| {
+    let processes = InGroup::new(group.clone());
+    processes.and_then(|all| LoadControl::start(all, cpu::allowed())).map_err(|error| {
         Failure::new(format!(
             "--load-control: cannot make a freezer: {error}; it needs root, or do without"
         ))

@@ -84,17 +84,18 @@ fn print_in_process(number: u32, tree: &Tree) {
         size::show(table.peak.load(Relaxed)),
         table.faults.load(Relaxed),
     );
-    for Member { process, used, figures } in members {
+    for Member { process, used, figures, is_held } in members {
         let held = figures.held * PAGE_BYTES as u64;
         let name = std::fs::read_to_string(format!("/proc/{process}/comm")).unwrap_or_default();
         show!(
-            "  {process:>8} {}: {} in memory, {} compressed to {} ({:.2} : 1), {} faults",
+            "  {process:>8} {}: {} in memory, {} compressed to {} ({:.2} : 1), {} faults{}",
             name.trim_end(),
             size::show(used),
             size::show(held),
             size::show(figures.pool),
             held as f64 / figures.pool.max(1) as f64,
             figures.faults,
+            if is_held { "; held back" } else { "" },
         );
     }
 }
