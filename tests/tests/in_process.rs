@@ -520,6 +520,17 @@ fn a_program_may_have_the_descriptors_that_it_asks_for() {
     compare(folder.path(), "32M", &["HERE/program"]);
 }
 
+/// What has one thread may do what others may not (`unshare`), and starts faster.
+#[test]
+fn a_small_program_has_no_thread_of_ours() {
+    let folder = tempfile::tempdir_in("/var/tmp").unwrap();
+    let start = ["HERE/uzswap", "run", "--in-process", "--memory", "1G", "--"];
+    let look = ["grep", "Threads", "/proc/self/status"];
+    let output = run(folder.path(), &[&start[..], &look].concat());
+    let told = String::from_utf8_lossy(&output.stdout);
+    assert!(told.contains("Threads:\t1\n"), "{told}");
+}
+
 #[test]
 fn load_control_holds_compilers_back_and_all_end_well() {
     let folder = tempfile::tempdir_in("/var/tmp").unwrap();

@@ -8,6 +8,7 @@ use crate::{AGENT, forking, inside, layout, stacks, takeover};
 use libc::{c_int, sigset_t};
 use std::cell::Cell;
 use std::ffi::{CStr, c_void};
+use std::mem::MaybeUninit;
 use std::sync::PoisonError;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
 use uzswap_calls::raw;
@@ -155,9 +156,20 @@ pub fn has_own_allocator() -> bool {
 pub fn look_for_allocator() {
     let of_libc = __libc_malloc as unsafe extern "C" fn(usize) -> *mut c_void as usize;
     // SAFETY: a name; nothing is called.
-    let first = unsafe { libc::dlsym(libc::RTLD_DEFAULT, MALLOC.name.as_ptr()) } as usize;
-    let ours = malloc as unsafe extern "C" fn(usize) -> *mut c_void as usize;
-    HAS_OWN.store(first != ours || MALLOC.get(of_libc) != of_libc, Relaxed);
+    let first = unsafe { libc::dlsym(libc::RTLD_DEFAULT, MALLOC.name.as_ptr()) };
+    let is_ours = file_of(first) == file_of((&raw const MALLOC).cast());
+    HAS_OWN.store(!is_ours || MALLOC.get(of_libc) != of_libc, Relaxed);
+}
+
+/// Where the file begins that an address lies in. By that, since a function's name may stand for
+/// another one where this library is linked (build.rs).
+fn file_of(address: *const c_void) -> usize {
+    let mut found = MaybeUninit::<libc::Dl_info>::zeroed();
+    // SAFETY: writes what it finds to where it is told; zeros are no file.
+    unsafe {
+        libc::dladdr(address, found.as_mut_ptr());
+        found.assume_init().dli_fbase as usize
+    }
 }
 
 /// What a thread asks for before it is looked how much the process has.

@@ -42,7 +42,9 @@ pub struct Table {
     pub stored: AtomicU64,
     /// Which process tells the others.
     leader: AtomicU32,
-    reserved: [u32; 3],
+    /// Slots that were ever taken: the first ones.
+    slots_used: AtomicU32,
+    reserved: [u32; 2],
     slots: [Slot; SLOTS],
 }
 
@@ -73,9 +75,13 @@ pub struct Member {
 }
 
 impl Table {
+    fn used_slots(&self) -> &[Slot] {
+        &self.slots[..(self.slots_used.load(Relaxed) as usize).min(SLOTS)]
+    }
+
     /// The processes that live, with what they last said.
     pub fn members(&self) -> impl Iterator<Item = Member> + '_ {
-        let slots = self.slots.iter().filter(|slot| {
+        let slots = self.used_slots().iter().filter(|slot| {
             let process = slot.process.load(Relaxed);
             process != 0 && exists(process)
         });
@@ -95,7 +101,7 @@ impl Table {
     /// Has a process wait and leave its memory to the others, as long as the one that made the tree
     /// lives; or has it go on. `false`: it is not of the tree.
     pub fn hold(&self, process: u32, is_held: bool) -> bool {
-        let slot = self.slots.iter().find(|slot| slot.process.load(Relaxed) == process);
+        let slot = self.used_slots().iter().find(|slot| slot.process.load(Relaxed) == process);
         slot.inspect(|slot| slot.waits.store(is_held.into(), Relaxed)).is_some()
     }
 
@@ -206,12 +212,13 @@ impl Tree {
     }
 
     fn rejoin_as(&self, process: u32) {
-        let slots = &self.table.slots;
+        let slots = self.table.used_slots();
         // The program that this process was before has left its slot, and what it had there.
         let before = slots.iter().position(|slot| slot.process.load(Relaxed) == process);
-        let slot = before.or_else(|| slots.iter().position(|slot| slot.take(process)));
-        let at = slot.unwrap_or(SLOTS);
-        slots.get(at).into_iter().for_each(Slot::clear);
+        let free = || self.table.slots.iter().position(|slot| slot.take(process));
+        let at = before.or_else(free).unwrap_or(SLOTS);
+        self.table.slots_used.fetch_max((at + 1).min(SLOTS) as u32, Relaxed);
+        self.table.slots.get(at).into_iter().for_each(Slot::clear);
         self.slot.store(at, Relaxed);
     }
 
@@ -245,7 +252,7 @@ impl Tree {
         let total = self.table.total.load(Relaxed);
         let (mut others, mut claims, mut large) = (0, 0, 1);
         let (mut starved, mut may_hope) = (false, false);
-        for (at, slot) in self.table.slots.iter().enumerate() {
+        for (at, slot) in self.table.used_slots().iter().enumerate() {
             let process = slot.process.load(Relaxed);
             if process == 0 || at == own {
                 continue;
