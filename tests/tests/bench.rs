@@ -78,6 +78,30 @@ fn numpy_compares_regions_with_plain_arrays_and_memmap() {
 }
 
 #[test]
+fn locks_are_counted_and_a_prediction_is_made_of_that() {
+    let Some(_machine) = Machine::take() else { return };
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("counts.json");
+    let file = file.to_str().unwrap();
+    let predict = ["locks", "--smoke", "--counts", file];
+    fs::write(file, "[]").unwrap();
+    let refused = bench(&predict);
+    let stderr = String::from_utf8_lossy(&refused.stderr).into_owned();
+    assert_eq!(refused.status.code(), Some(125));
+    assert!(stderr.contains("not what --count writes"), "{stderr}");
+    let text = assert_well(&bench(&["locks", "--smoke", "--threads=5", "--count", file]));
+    for row in ["| Entry", "| slots::SlotCache", "| lru::List"] {
+        assert!(text.contains(row), "{row}: {text}");
+    }
+    let counts: serde_json::Value = serde_json::from_slice(&fs::read(file).unwrap()).unwrap();
+    assert_eq!((counts["threads"].as_u64(), counts["pages"].as_u64()), (Some(5), Some(4095)));
+    assert_eq!(counts["settings"].as_array().unwrap().len(), 4);
+    let text = assert_well(&bench(&predict));
+    assert!(text.contains("5 CPUs with a thread each") && !text.contains("NaN"), "{text}");
+    assert_eq!(text.matches("| raw").count() + text.matches("| lz4").count(), 4 + 4 * 3);
+}
+
+#[test]
 fn every_benchmark_has_its_rows_and_plots() {
     let Some(_machine) = Machine::take() else { return };
     let folder = tempfile::tempdir().unwrap();

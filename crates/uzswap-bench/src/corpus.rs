@@ -188,26 +188,28 @@ impl Program {
 
     /// Its pages.
     pub fn corpus(self, pages_max: usize) -> Result<Corpus, Failure> {
-        let path = self.file()?;
-        let bytes = fs::read(&path).context(&path.display().to_string())?;
-        let all: Vec<Page> = bytes.as_chunks().0.iter().take(pages_max).copied().collect();
-        let mut seen = HashSet::new();
-        let (mut pages, mut same_filled, mut duplicates) = (Vec::new(), 0, 0);
-        for page in &all {
-            if is_same_filled(page) {
-                same_filled += 1;
-            } else if seen.insert(page) {
-                pages.push(*page);
-            } else {
-                duplicates += 1;
-            }
+        read(self.name(), self.file()?, pages_max)
+    }
+}
+
+/// The pages of a file.
+pub fn read(name: &'static str, path: PathBuf, pages_max: usize) -> Result<Corpus, Failure> {
+    let bytes = fs::read(&path).context(&path.display().to_string())?;
+    let all: Vec<Page> = bytes.as_chunks().0.iter().take(pages_max).copied().collect();
+    let mut seen = HashSet::new();
+    let (mut pages, mut same_filled, mut duplicates) = (Vec::new(), 0, 0);
+    for page in &all {
+        if is_same_filled(page) {
+            same_filled += 1;
+        } else if seen.insert(page) {
+            pages.push(*page);
+        } else {
+            duplicates += 1;
         }
-        match pages.is_empty() {
-            true => Err(Failure::new(format!("{}: no pages; remove it", path.display()))),
-            false => {
-                Ok(Corpus { name: self.name(), file: path, pages, all, same_filled, duplicates })
-            }
-        }
+    }
+    match pages.is_empty() {
+        true => Err(Failure::new(format!("{}: no pages; remove it", path.display()))),
+        false => Ok(Corpus { name, file: path, pages, all, same_filled, duplicates }),
     }
 }
 

@@ -5,10 +5,11 @@
 //! space, into a cache over a backing in memory. `raw`: no page fits the limit on its ratio, so
 //! each goes straight to a slot of the backing. `lz4`: pages are compressed into a pool of 16 MiB
 //! and written back in segments. A second run of each, with locks profiled, says how often they
-//! are taken, waited for and held.
+//! are taken, waited for and held. What more CPUs than there are would do is in `acquisitions`.
 
+use crate::acquisitions;
 use crate::bench::{Bench, Candidate, Turns};
-use crate::corpus::Program;
+use crate::corpus::{self, Program};
 use crate::error::{Context, Failure};
 use crate::faults;
 use crate::figures::quantile;
@@ -18,6 +19,7 @@ use crate::ram::Ram;
 use crate::report::{Section, Table};
 use clap::Args;
 use serde::Serialize;
+use std::path::PathBuf;
 use std::sync::Barrier;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::thread;
@@ -31,27 +33,59 @@ use uzswap_sys::cpu;
 /// What to measure.
 #[derive(Debug, Args)]
 pub struct LocksArguments {
-    /// Threads that store at once.
-    #[arg(long, value_delimiter = ',', default_values_t = [1, 2, 8, 32])]
+    /// Threads that store at once: 1,2,8,32, or as many as CPUs with --count.
+    #[arg(long, value_delimiter = ',', value_parser = threads)]
     pub threads: Vec<usize>,
+    /// Only count how often each lock is taken, with as many threads as CPUs, and write that to a
+    /// file.
+    #[arg(long, value_name = "FILE", conflicts_with = "counts")]
+    pub count: Option<PathBuf>,
+    /// Only predict, of such a file and of one thread here, what as many CPUs would do.
+    #[arg(long, value_name = "FILE", conflicts_with = "threads")]
+    pub counts: Option<PathBuf>,
+    /// Pages to store, as `uzswap record` writes them, not those of a Python that is run.
+    #[arg(long, value_name = "FILE")]
+    pub pages: Option<PathBuf>,
 }
+
+fn threads(text: &str) -> Result<usize, String> {
+    match text.parse() {
+        Ok(count @ 1..=4096) => Ok(count),
+        _ => Err("give 1 to 4096".into()),
+    }
+}
+
+const THREADS: [usize; 4] = [1, 2, 8, 32];
 
 /// Backings, and whether they are sealed.
 const BACKINGS: [(&str, bool); 2] = [("plain", false), ("sealed", true)];
 
 const CODECS: [&str; 2] = ["raw", "lz4"];
+
+/// Each codec over each backing, with so many threads.
+pub fn settings(threads: &[usize]) -> Vec<Setting> {
+    let mut settings = Vec::new();
+    for codec in CODECS {
+        for (backing, is_sealed) in BACKINGS {
+            let threads = threads.iter();
+            settings.extend(threads.map(|&threads| Setting { backing, is_sealed, codec, threads }));
+        }
+    }
+    settings
+}
 const POOL_BYTES: u64 = 16 << 20;
 
 /// Threads of the fault table, and CPUs that the model is asked for.
 const FAULT_THREADS: usize = 8;
 const MODEL_CPUS: usize = 32;
 
+/// What is measured once a round.
 #[derive(Clone, Copy)]
-struct Setting {
-    backing: &'static str,
+pub struct Setting {
+    pub backing: &'static str,
     is_sealed: bool,
-    codec: &'static str,
-    threads: usize,
+    pub codec: &'static str,
+    pub threads: usize,
 }
 
 impl Candidate for Setting {
@@ -62,24 +96,26 @@ impl Candidate for Setting {
 
 /// One kind of lock in one run.
 #[derive(Debug, Clone, Serialize)]
-struct Kind {
-    name: String,
+pub struct Kind {
+    /// The type that it protects.
+    pub name: String,
     /// Acquisitions for a page.
-    a_page: f64,
-    waited_ns: f64,
-    held_ns: f64,
+    pub a_page: f64,
+    pub waited_ns: f64,
+    /// A time.
+    pub held_ns: f64,
 }
 
 /// One run.
 #[derive(Debug, Serialize)]
-struct Run {
-    kb_per_s: f64,
+pub struct Run {
+    pub kb_per_s: f64,
     /// Share of the CPUs that threads could have used and did not.
-    idle: f64,
+    pub idle: f64,
     /// From the run with a profile: acquisitions for a page, and time waited of all threads' time.
-    a_page: f64,
-    waiting: f64,
-    kinds: Vec<Kind>,
+    pub a_page: f64,
+    pub waiting: f64,
+    pub kinds: Vec<Kind>,
 }
 
 /// A cache as a setting wants it, with the thread that maintains it.
@@ -133,7 +169,7 @@ fn cpu_time() -> Duration {
 }
 
 /// What a lock protects, of its type: `Entrys` of `[uzswap_engine::index::Entry; 4096]`.
-fn short(name: &str) -> String {
+pub fn short(name: &str) -> String {
     let last = name.rsplit("::").next().unwrap_or(name);
     match last.split_once("; ") {
         Some((of, _)) => format!("{of}s"),
@@ -142,13 +178,14 @@ fn short(name: &str) -> String {
 }
 
 /// What storing `count` pages took all threads together.
-struct Took {
+pub struct Took {
     time: Duration,
     /// Of all CPUs.
     cpu: Duration,
 }
 
-fn swap_out(setting: Setting, count: u32, pages: &[Page], ram: &Ram) -> Result<Took, Failure> {
+/// Stores `count` pages by all threads, evenly.
+pub fn swap_out(setting: Setting, count: u32, pages: &[Page], ram: &Ram) -> Result<Took, Failure> {
     let threads = setting.threads as u32;
     let share = count / threads;
     let barrier = Barrier::new(setting.threads);
@@ -193,7 +230,8 @@ fn swap_out(setting: Setting, count: u32, pages: &[Page], ram: &Ram) -> Result<T
     }
 }
 
-fn measure(setting: Setting, count: u32, pages: &[Page], ram: &Ram) -> Result<Run, Failure> {
+/// A run, and another with a profile.
+pub fn measure(setting: Setting, count: u32, pages: &[Page], ram: &Ram) -> Result<Run, Failure> {
     let took = swap_out(setting, count, pages, ram)?;
     let cpus = cpu::allowed().min(setting.threads);
     profile::switch(true);
@@ -203,7 +241,7 @@ fn measure(setting: Setting, count: u32, pages: &[Page], ram: &Ram) -> Result<Ru
     let all = profile::take();
     let per_page = |number: f64| number / f64::from(count);
     let kinds = all.iter().map(|kind| Kind {
-        name: short(kind.name),
+        name: kind.name.to_owned(),
         a_page: per_page(kind.acquisitions as f64),
         waited_ns: kind.waited.as_nanos() as f64,
         held_ns: kind.held.as_nanos() as f64 / kind.acquisitions.max(1) as f64,
@@ -221,7 +259,7 @@ fn measure(setting: Setting, count: u32, pages: &[Page], ram: &Ram) -> Result<Ru
 }
 
 /// What a look at the clock adds to the time that a lock is held, ns.
-fn clock_ns() -> f64 {
+pub fn clock_ns() -> f64 {
     const TIMES: u32 = 100_000;
     profile::flush();
     drop(profile::take());
@@ -237,7 +275,7 @@ fn clock_ns() -> f64 {
 /// How many locks of a kind all CPUs share; `None` where there is one for each CPU, for each
 /// cluster in use, or for each page.
 fn shared(kind: &str) -> Option<usize> {
-    match kind {
+    match short(kind).as_str() {
         "Writer" | "Inner" => Some(1),
         "List" => Some(16),
         // Some ten classes hold most of a heap's objects.
@@ -248,13 +286,13 @@ fn shared(kind: &str) -> Option<usize> {
 
 /// Pages a second on `cpus` CPUs, each busy for `page_ns` a page, of which `demand_ns` under one of
 /// `locks` locks: mean value analysis of a closed network with a queue for each lock.
-fn predict(cpus: usize, page_ns: f64, demand_ns: f64, locks: usize) -> f64 {
-    let each = demand_ns / locks as f64;
+pub fn predict(cpus: usize, page_ns: f64, demand_ns: f64, locks: f64) -> f64 {
+    let each = demand_ns / locks;
     let think = page_ns - demand_ns;
     let (mut queue, mut rate) = (0.0, 0.0);
     for count in 1..=cpus {
         let wait = each * (1.0 + queue);
-        rate = count as f64 / (think + wait * locks as f64);
+        rate = count as f64 / (think + wait * locks);
         queue = rate * wait;
     }
     rate * 1e9
@@ -268,9 +306,9 @@ fn prediction(turn: &Turns<Run>, clock_ns: f64) -> (f64, String) {
     for kind in turn.rounds.iter().flat_map(|run| &run.kinds) {
         let demand = kind.a_page * (kind.held_ns - clock_ns).max(0.0);
         let Some(locks) = shared(&kind.name) else { continue };
-        let rate = predict(MODEL_CPUS, page_ns, demand.min(page_ns), locks) * kb;
+        let rate = predict(MODEL_CPUS, page_ns, demand.min(page_ns), locks as f64) * kb;
         if rate < least.0 {
-            least = (rate, kind.name.clone());
+            least = (rate, short(&kind.name));
         }
     }
     least
@@ -378,7 +416,7 @@ fn kinds(turn: &Turns<Run>) -> Table {
         rows.extend(kinds.iter().map(|kind| {
             let waited = kind.waited_ns / 1e6;
             vec![
-                kind.name.clone(),
+                short(&kind.name),
                 format!("{:.3}", kind.a_page),
                 format!("{:.0}", kind.held_ns),
                 format!("{waited:.1}"),
@@ -388,25 +426,36 @@ fn kinds(turn: &Turns<Run>) -> Table {
     Table::new(&["lock", "acquisitions a page", "held (ns)", "waited in all (ms)"], rows)
 }
 
+/// How many pages are stored, which, and where what does not fit goes.
+pub fn load(bench: &Bench, arguments: &LocksArguments) -> Result<(usize, Vec<Page>, Ram), Failure> {
+    let count = bench.pick(4096, 32_768, 131_072);
+    let pages_max = bench.pick(2000, 16_000, 16_000);
+    let pages = match &arguments.pages {
+        Some(file) => corpus::read("recorded", file.clone(), pages_max)?,
+        None => Program::Python.corpus(pages_max)?,
+    };
+    let ram = Ram::new((count * PAGE_BYTES * 5 / 4).next_multiple_of(256 << 10));
+    Ok((count, pages.pages, ram))
+}
+
 /// Measures.
 pub fn run(bench: &Bench, arguments: &LocksArguments) -> Result<Section, Failure> {
-    let count = bench.pick(4096, 32_768, 131_072);
-    let pages = Program::Python.corpus(bench.pick(2000, 16_000, 16_000))?.pages;
-    let ram = Ram::new((count as usize * PAGE_BYTES * 5 / 4).next_multiple_of(256 << 10));
-    let mut settings = Vec::new();
-    for codec in CODECS {
-        for (backing, is_sealed) in BACKINGS {
-            let threads = arguments.threads.iter();
-            settings.extend(threads.map(|&threads| Setting { backing, is_sealed, codec, threads }));
-        }
+    if let Some(file) = &arguments.count {
+        return acquisitions::count(bench, arguments, file);
     }
+    if let Some(file) = &arguments.counts {
+        return acquisitions::predict(bench, arguments, file);
+    }
+    let (count, pages, ram) = load(bench, arguments)?;
+    let threads = Some(&arguments.threads[..]).filter(|threads| !threads.is_empty());
+    let settings = settings(threads.unwrap_or(&THREADS));
     let rounds = bench.rounds(3, 7);
     let turns = bench
         .take_turns(&settings, rounds, |setting| measure(*setting, count as u32, &pages, &ram))?;
     let mut section = Section::new("locks", "Threads that swap out at once").text(format!(
         "Sequential stores of a Python heap, {} MiB in all, into a cache over memory; medians of \
          {rounds} rounds, in pairs. Locks were profiled in runs of their own.",
-        (count as usize * PAGE_BYTES) >> 20
+        (count * PAGE_BYTES) >> 20
     ));
     for codec in CODECS {
         section = report(section, codec, &settings, &turns);
@@ -478,12 +527,7 @@ fn device_faults(bench: &Bench, section: Section) -> Result<Section, Failure> {
 
 /// Adds the table of faults.
 fn faults(bench: &Bench, section: Section, pages: &[Page], ram: &Ram) -> Result<Section, Failure> {
-    let mut settings = Vec::new();
-    for codec in CODECS {
-        for (backing, is_sealed) in BACKINGS {
-            settings.push(Setting { backing, is_sealed, codec, threads: FAULT_THREADS });
-        }
-    }
+    let settings = settings(&[FAULT_THREADS]);
     let touches = bench.pick(500, 5_000, 20_000);
     let pages = &pages[..pages.len().min(bench.pick(1000, 12_000, 12_000))];
     let rounds = bench.rounds(3, 7);
@@ -520,11 +564,11 @@ mod tests {
     #[test]
     fn a_lock_bounds_the_rate_and_no_lock_does_not() {
         let page_ns = 1000.0;
-        assert!((predict(1, page_ns, 500.0, 1) - 1e6).abs() < 1.0, "one CPU never waits");
-        assert!((predict(32, page_ns, 0.0, 1) - 32e6).abs() < 1.0);
-        let bound = predict(32, page_ns, 500.0, 1);
+        assert!((predict(1, page_ns, 500.0, 1.0) - 1e6).abs() < 1.0, "one CPU never waits");
+        assert!((predict(32, page_ns, 0.0, 1.0) - 32e6).abs() < 1.0);
+        let bound = predict(32, page_ns, 500.0, 1.0);
         assert!((1.9e6..=2e6).contains(&bound), "{bound}");
-        let split = predict(32, page_ns, 500.0, 16);
+        let split = predict(32, page_ns, 500.0, 16.0);
         assert!((1.5e7..3.2e7).contains(&split), "{split}");
     }
 }

@@ -6,6 +6,7 @@
 
 #![forbid(unsafe_code)]
 
+mod acquisitions;
 mod bench;
 mod calls;
 mod codecs;

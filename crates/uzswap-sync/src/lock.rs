@@ -58,7 +58,8 @@ pub fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     }
     let waiting = Waiting::start(type_name::<T>());
     let guard = mutex.0.lock().expect(POISONED);
-    MutexGuard { guard, _held: waiting.end() }
+    waiting.end();
+    held(mutex, guard)
 }
 
 /// In a simulation no thread may wait for one that has not the turn.
@@ -76,8 +77,13 @@ fn lock_in_turn<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 /// Locks if that needs no waiting.
 pub fn try_lock<T>(mutex: &Mutex<T>) -> Option<MutexGuard<'_, T>> {
     match mutex.0.try_lock() {
-        Ok(guard) => Some(MutexGuard { guard, _held: Held::start(type_name::<T>()) }),
+        Ok(guard) => Some(held(mutex, guard)),
         Err(imp::TryLockError::WouldBlock) => None,
         Err(imp::TryLockError::Poisoned(_)) => panic!("{POISONED}"),
     }
+}
+
+fn held<'a, T>(mutex: &Mutex<T>, guard: imp::MutexGuard<'a, T>) -> MutexGuard<'a, T> {
+    let at = std::ptr::from_ref(mutex).addr();
+    MutexGuard { guard, _held: Held::start(type_name::<T>(), at) }
 }

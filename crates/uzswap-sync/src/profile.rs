@@ -19,20 +19,18 @@ mod off {
 
     /// A lock is being waited for.
     #[derive(Debug)]
-    pub struct Waiting(&'static str);
+    pub struct Waiting;
 
     impl Waiting {
         /// Now.
         #[inline(always)]
-        pub fn start(kind: &'static str) -> Self {
-            Self(kind)
+        pub fn start(_kind: &'static str) -> Self {
+            Self
         }
 
         /// It was got.
         #[inline(always)]
-        pub fn end(self) -> Held {
-            Held::start(self.0)
-        }
+        pub fn end(self) {}
     }
 
     /// A lock is held, until this is dropped.
@@ -43,9 +41,9 @@ mod off {
     }
 
     impl Held {
-        /// From now.
+        /// From now, the one that begins at this address.
         #[inline(always)]
-        pub fn start(kind: &'static str) -> Self {
+        pub fn start(kind: &'static str, _at: usize) -> Self {
             Self { _known: Known::start(kind), _released: Released }
         }
     }
@@ -58,11 +56,13 @@ mod on {
     use crate::held::Known;
     use crate::turns::Released;
     use std::cell::RefCell;
+    use std::collections::HashMap;
     use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
     use std::sync::{Mutex, PoisonError};
     use std::time::{Duration, Instant};
 
     static ON: AtomicBool = AtomicBool::new(false);
+    static TELLS_APART: AtomicBool = AtomicBool::new(false);
     /// Of threads that have called [`flush`].
     static ALL: Mutex<Vec<Kind>> = Mutex::new(Vec::new());
 
@@ -71,7 +71,7 @@ mod on {
     }
 
     /// What one kind of lock cost.
-    #[derive(Debug, Clone)]
+    #[derive(Debug, Clone, Default)]
     pub struct Kind {
         /// The type that the lock protects.
         pub name: &'static str,
@@ -83,11 +83,26 @@ mod on {
         pub waited: Duration,
         /// Time held.
         pub held: Duration,
+        /// Acquisitions of each lock of this kind, by where it is, if they are told apart.
+        each: HashMap<usize, u64>,
+    }
+
+    impl Kind {
+        /// Acquisitions of the lock of this kind that was taken most often.
+        pub fn of_the_busiest(&self) -> u64 {
+            self.each.values().copied().max().unwrap_or_default()
+        }
     }
 
     /// Turns counting on or off.
     pub fn switch(on: bool) {
         ON.store(on, Relaxed);
+    }
+
+    /// Tells the locks of a kind apart, or no longer. That takes time, which what is held meanwhile
+    /// is held for longer.
+    pub fn tell_apart(on: bool) {
+        TELLS_APART.store(on, Relaxed);
     }
 
     /// Whether locks are counted.
@@ -116,20 +131,23 @@ mod on {
                 kind.contended += more.contended;
                 kind.waited += more.waited;
                 kind.held += more.held;
+                for (at, acquisitions) in &more.each {
+                    *kind.each.entry(*at).or_default() += acquisitions;
+                }
             }
             None => kinds.push(more.clone()),
         }
     }
 
-    fn count(name: &'static str, contended: bool, waited: Duration, held: Duration) {
-        let kind = Kind {
-            name,
-            acquisitions: u64::from(!held.is_zero()),
-            contended: u64::from(contended),
-            waited,
-            held,
-        };
-        OWN.with(|own| add(&mut own.borrow_mut(), &kind));
+    fn count(name: &'static str, change: impl FnOnce(&mut Kind)) {
+        OWN.with_borrow_mut(|own| {
+            let at = own.iter().position(|kind| kind.name == name);
+            let at = at.unwrap_or_else(|| {
+                own.push(Kind { name, ..Kind::default() });
+                own.len() - 1
+            });
+            change(&mut own[at]);
+        });
     }
 
     /// A lock is being waited for.
@@ -146,11 +164,14 @@ mod on {
         }
 
         /// It was got.
-        pub fn end(self) -> Held {
+        pub fn end(self) {
             if let Some(since) = self.since {
-                count(self.kind, true, since.elapsed(), Duration::ZERO);
+                let waited = since.elapsed();
+                count(self.kind, |kind| {
+                    kind.contended += 1;
+                    kind.waited += waited;
+                });
             }
-            Held::start(self.kind)
         }
     }
 
@@ -158,16 +179,18 @@ mod on {
     #[derive(Debug)]
     pub struct Held {
         kind: &'static str,
+        at: usize,
         since: Option<Instant>,
         _known: Known,
         _released: Released,
     }
 
     impl Held {
-        /// From now.
-        pub fn start(kind: &'static str) -> Self {
+        /// From now, the one that begins at this address.
+        pub fn start(kind: &'static str, at: usize) -> Self {
             Self {
                 kind,
+                at,
                 since: is_on().then(Instant::now),
                 _known: Known::start(kind),
                 _released: Released,
@@ -178,8 +201,14 @@ mod on {
     impl Drop for Held {
         fn drop(&mut self) {
             if let Some(since) = self.since {
-                let held = since.elapsed().max(Duration::from_nanos(1));
-                count(self.kind, false, Duration::ZERO, held);
+                let held = since.elapsed();
+                count(self.kind, |kind| {
+                    kind.acquisitions += 1;
+                    kind.held += held;
+                    if TELLS_APART.load(Relaxed) {
+                        *kind.each.entry(self.at).or_default() += 1;
+                    }
+                });
             }
         }
     }
@@ -191,9 +220,11 @@ mod on {
         #[test]
         fn what_was_waited_for_and_held_is_counted_by_kind() {
             struct Counted(u32);
-            let mutex = crate::Mutex::new(Counted(0));
+            let [mutex, other] = [0, 0].map(|number| crate::Mutex::new(Counted(number)));
             let (about, told) = std::sync::mpsc::channel();
+            tell_apart(true);
             switch(true);
+            crate::lock(&other).0 += 1;
             let held = crate::lock(&mutex);
             let least = std::thread::scope(|scope| {
                 let other = scope.spawn(|| {
@@ -216,11 +247,13 @@ mod on {
             });
             flush();
             switch(false);
+            tell_apart(false);
             assert_eq!(crate::lock(&mutex).0, 1);
             let kinds = take();
             let kind = kinds.iter().find(|kind| kind.name.ends_with("Counted"));
             let kind = kind.expect("it was taken");
-            assert_eq!((kind.acquisitions, kind.contended), (2, 1));
+            assert_eq!((kind.acquisitions, kind.contended), (3, 1));
+            assert_eq!(kind.of_the_busiest(), 2);
             assert!(kind.waited >= least && kind.held >= least, "{kind:?}, {least:?}");
         }
     }

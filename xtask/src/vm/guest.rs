@@ -197,6 +197,11 @@ fn emulator(lab: &Lab, machine: &Machine, folder: &Path) -> Result<Command> {
         "-virtfs",
         "local,path=/,mount_tag=host,security_model=none,readonly=on,multidevs=remap",
     ]);
+    if let Some(out) = &machine.out {
+        let share = "mount_tag=out,security_model=none,multidevs=remap";
+        let path = out.canonicalize().map_err(|error| format!("{}: {error}", out.display()))?;
+        command.arg("-virtfs").arg(format!("local,path={},{share}", path.display()));
+    }
     let space = image::space(lab)?;
     let limit = machine.slow_disk.map(|bytes| format!(",throttling.bps-total={bytes}"));
     disk(&mut command, image::SPACE_DISK, &space, &limit.unwrap_or_default());

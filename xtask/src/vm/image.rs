@@ -59,8 +59,9 @@ fn init(lab: &Lab, machine: &Machine, kernel: &Kernel, job: &Path) -> String {
     let (root, release, job) = (lab.root.display(), &kernel.release, job.display());
     let target = lab.folder.parent().unwrap_or(&lab.folder).display();
     let (image, cgroup) = (machine.image, machine.cgroup);
+    let out = if machine.out.is_some() { "yes" } else { "no" };
     format!(
-        "#!/bin/busybox sh\nimage={image} cgroup={cgroup} release={release}\n\
+        "#!/bin/busybox sh\nimage={image} cgroup={cgroup} release={release} out={out}\n\
          root='{root}' target='{target}' job='{job}'\n{}",
         include_str!("init.sh")
     )

@@ -1,4 +1,5 @@
-# The first program of a guest, behind the line that sets: image, cgroup, root, target, release, job.
+# The first program of a guest, behind the lines that set: image, cgroup, release, out, root, target,
+# job.
 /bin/busybox --install -s /bin
 export PATH=/bin
 mount -t proc proc /proc
@@ -51,6 +52,10 @@ fi
 mkdir -p /new/var/tmp
 mount -t ext4 $space /new/var/tmp
 chmod 1777 /new/var/tmp
+if [ $out = yes ]; then
+    mkdir -p /new/out
+    mount -t 9p -o trans=virtio,version=9p2000.L,msize=512000 out /new/out
+fi
 mount --move /dev /new/dev
 mount --move /proc /new/proc
 mount --move /sys /new/sys

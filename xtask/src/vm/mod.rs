@@ -70,6 +70,9 @@ pub struct Machine {
     /// MiB fails.
     #[arg(long)]
     pub bad_disk: bool,
+    /// A folder that the guest may write to, as /out.
+    #[arg(long, value_name = "FOLDER")]
+    pub out: Option<PathBuf>,
     /// Seconds after which a guest is taken to hang.
     #[arg(long, default_value_t = 1200)]
     pub timeout: u64,

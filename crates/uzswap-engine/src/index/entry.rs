@@ -73,8 +73,9 @@ impl Entry {
         }
         self.word
             .compare_exchange(word, word | Word::LOCKED, Ordering::Acquire, Ordering::Relaxed)
-            .ok()
-            .map(|_| EntryLock { entry: self, word: Word(word), _held: Held::start(Self::KIND) })
+            .ok()?;
+        let held = Held::start(Self::KIND, std::ptr::from_ref(self).addr());
+        Some(EntryLock { entry: self, word: Word(word), _held: held })
     }
 
     /// What a profile calls this lock.

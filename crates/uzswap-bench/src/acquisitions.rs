@@ -1,0 +1,264 @@
+//! `locks` for more CPUs than there are.
+//!
+//! `--count` is for a machine with many CPUs, emulated ones too: it counts how often locks are
+//! taken for a page, how often they had to be waited for, and how much falls on one of a kind.
+//! `--counts` takes that to where time means something: hold times are measured there with one
+//! thread, and each kind of lock is a queue. The share that was waited for is no part of it. CPUs
+//! that are emulated on few real ones stand still with what they hold, so it is an upper bound.
+
+use crate::bench::{Bench, Turns};
+use crate::error::{Context, Failure};
+use crate::figures::{Machine, median};
+use crate::locks::{self, LocksArguments, Run, Setting, short};
+use crate::report::{Section, Table};
+use serde::{Deserialize, Serialize};
+use std::fs;
+use std::path::Path;
+use uzswap_engine::PAGE_BYTES;
+use uzswap_sync::profile;
+use uzswap_sys::cpu;
+
+/// Locks of a setting that are shown: those that bound it most.
+const SHOWN: usize = 3;
+
+/// Acquisitions for a page, below which a lock has no row.
+const SELDOM: f64 = 0.001;
+
+/// What was counted on a machine.
+#[derive(Serialize, Deserialize)]
+struct Counts {
+    machine: Machine,
+    threads: usize,
+    pages: u64,
+    settings: Vec<Counted>,
+}
+
+#[derive(Serialize, Deserialize)]
+struct Counted {
+    codec: String,
+    backing: String,
+    kinds: Vec<Kind>,
+}
+
+#[derive(Debug, Clone, Serialize, Deserialize)]
+struct Kind {
+    /// The type that it protects.
+    name: String,
+    acquisitions: u64,
+    /// Of these, how many had to be waited for.
+    waited_for: u64,
+    /// Of these, those of the lock that was taken most often.
+    of_the_busiest: u64,
+}
+
+impl Kind {
+    /// With its module: some types of several modules have one name.
+    fn shown(&self) -> String {
+        let name = short(&self.name);
+        self.name.rsplit("::").nth(1).map_or(name.clone(), |module| format!("{module}::{name}"))
+    }
+
+    fn of_the_busiest(&self) -> f64 {
+        self.of_the_busiest as f64 / self.acquisitions.max(1) as f64
+    }
+}
+
+/// Counts, and writes it down.
+pub fn count(bench: &Bench, arguments: &LocksArguments, file: &Path) -> Result<Section, Failure> {
+    let threads = arguments.threads.first().copied().unwrap_or_else(cpu::allowed);
+    let (count, pages, ram) = locks::load(bench, arguments)?;
+    let stored = count / threads * threads;
+    let settings = locks::settings(&[threads]);
+    let turns = bench.take_turns(&settings, 1, |setting| {
+        profile::tell_apart(true);
+        profile::switch(true);
+        let swapped_out = locks::swap_out(*setting, count as u32, &pages, &ram);
+        profile::switch(false);
+        profile::tell_apart(false);
+        let kind = |kind: profile::Kind| Kind {
+            name: kind.name.to_owned(),
+            acquisitions: kind.acquisitions,
+            waited_for: kind.contended,
+            of_the_busiest: kind.of_the_busiest(),
+        };
+        swapped_out.map(|_| profile::take().into_iter().map(kind).collect::<Vec<_>>())
+    })?;
+    let mut section = Section::new("locks", "How often locks are taken").text(format!(
+        "{threads} threads store {stored} pages of a Python heap into a cache over memory. Locks that \
+         are taken less than once for {:.0} pages are left out. *Waited for* is an upper bound where \
+         CPUs are emulated: one that has a lock may stand still with it.",
+        1.0 / SELDOM
+    ));
+    let mut counted = Vec::new();
+    for (setting, turn) in settings.iter().zip(turns) {
+        // One that failed is told at the end.
+        let Some(kinds) = turn.rounds.into_iter().next() else { continue };
+        let title = format!("{}, {} backing:", setting.codec, setting.backing);
+        section = section.text(title).table(table(kinds.clone(), stored));
+        let (codec, backing) = (setting.codec.into(), setting.backing.into());
+        counted.push(Counted { codec, backing, kinds });
+    }
+    let machine = Machine::here();
+    let counts = Counts { machine, threads, pages: stored as u64, settings: counted };
+    let text = serde_json::to_vec(&counts).context("counts")?;
+    fs::write(file, text).context(&file.display().to_string())?;
+    section.raw("counts", &counts)
+}
+
+fn table(mut kinds: Vec<Kind>, pages: usize) -> Table {
+    kinds.retain(|kind| kind.acquisitions as f64 >= SELDOM * pages as f64);
+    kinds.sort_by_key(|kind| std::cmp::Reverse(kind.acquisitions));
+    let rows = kinds.iter().map(|kind| {
+        let acquisitions = kind.acquisitions as f64;
+        vec![
+            kind.shown(),
+            format!("{:.3}", acquisitions / pages as f64),
+            format!("{:.2}", kind.waited_for as f64 / acquisitions * 100.0),
+            format!("{:.1}", kind.of_the_busiest() * 100.0),
+        ]
+    });
+    let header = ["lock", "acquisitions a page", "waited for (%)", "of the busiest one (%)"];
+    Table::new(&header, rows.collect())
+}
+
+/// What a kind of lock would let through.
+struct Bound {
+    kb_per_s: f64,
+    kind: Kind,
+    held_ns: f64,
+}
+
+/// Predicts.
+pub fn predict(bench: &Bench, arguments: &LocksArguments, file: &Path) -> Result<Section, Failure> {
+    let what = file.display().to_string();
+    let counts: Counts = serde_json::from_slice(&fs::read(file).context(&what)?)
+        .context(&format!("{what}: not what --count writes"))?;
+    let (count, pages, ram) = locks::load(bench, arguments)?;
+    let settings = locks::settings(&[1]);
+    let rounds = bench.rounds(3, 7);
+    let turns = bench.take_turns(&settings, rounds, |setting| {
+        locks::measure(*setting, count as u32, &pages, &ram)
+    })?;
+    let clock_ns = locks::clock_ns();
+    let (mut rates, mut bounds) = (Vec::new(), Vec::new());
+    for (setting, turn) in settings.iter().zip(&turns) {
+        let kinds = counted(&counts, setting)?;
+        let one = turn.median(|run| run.kb_per_s);
+        let own = bounds_of(kinds, &counts, turn, clock_ns);
+        let all = one * counts.threads as f64;
+        let least = own.first().filter(|bound| bound.kb_per_s < all * 0.995);
+        let rate = least.map_or(all, |bound| bound.kb_per_s);
+        let name = least.map_or("none".into(), |bound| bound.kind.shown());
+        let [codec, backing] = [setting.codec, setting.backing].map(str::to_owned);
+        rates.push(vec![
+            codec.clone(),
+            backing.clone(),
+            format!("{one:.0}"),
+            format!("{rate:.0}"),
+            format!("{:.1}", rate / one),
+            name,
+        ]);
+        bounds.extend(own.iter().take(SHOWN).map(|bound| {
+            vec![
+                codec.clone(),
+                backing.clone(),
+                bound.kind.shown(),
+                format!("{:.3}", bound.kind.acquisitions as f64 / counts.pages as f64),
+                format!("{:.1}", bound.kind.of_the_busiest() * 100.0),
+                format!("{:.0}", bound.held_ns),
+                format!("{:.0}", bound.kb_per_s),
+            ]
+        }));
+    }
+    let header =
+        ["codec", "backing", "kB/s, one thread", "kB/s, predicted", "times one", "bounded by"];
+    let of_each = [
+        "codec",
+        "backing",
+        "lock",
+        "acquisitions a page",
+        "of the busiest one (%)",
+        "held (ns)",
+        "kB/s, if only it counted",
+    ];
+    Section::new("locks", "What locks would let many CPUs do")
+        .text(format!(
+            "A prediction, not a measurement: {} CPUs with a thread each, if nothing but locks holds \
+             them up. How often each lock is taken for a page was counted on {}; how long it is held \
+             was measured here, with one thread, medians of {rounds} rounds. Each kind of lock is a \
+             queue (mean value analysis), as if all of the kind were as busy as the busiest, and the \
+             slowest counts.",
+            counts.threads,
+            counts.machine.line()
+        ))
+        .table(Table::new(&header, rates))
+        .text("The locks that bound each most:")
+        .table(Table::new(&of_each, bounds))
+        .raw("counts", &counts)?
+        .raw("turns", &turns)
+}
+
+/// What was counted of a setting.
+fn counted<'a>(counts: &'a Counts, setting: &Setting) -> Result<&'a [Kind], Failure> {
+    let is_it = |own: &&Counted| own.codec == setting.codec && own.backing == setting.backing;
+    let own = counts.settings.iter().find(is_it);
+    let missing = || format!("{}, {} backing: it was not counted", setting.codec, setting.backing);
+    own.map(|own| &own.kinds[..]).ok_or_else(|| Failure::new(missing()))
+}
+
+/// What each kind of lock would let through, the slowest first. Those that one thread never takes
+/// are left out: nothing says how long they are held.
+fn bounds_of(kinds: &[Kind], counts: &Counts, turn: &Turns<Run>, clock_ns: f64) -> Vec<Bound> {
+    let kb = PAGE_BYTES as f64 / 1024.0;
+    let page_ns = 1e9 * kb / turn.median(|run| run.kb_per_s);
+    let held = |kind: &Kind| {
+        let own = turn.rounds.iter().flat_map(|run| &run.kinds).filter(|own| own.name == kind.name);
+        let held = median(own.map(|own| own.held_ns - clock_ns));
+        (!held.is_nan()).then(|| held.max(0.0))
+    };
+    let bound = |kind: &Kind| {
+        let held_ns = held(kind)?;
+        let demand = kind.acquisitions as f64 / counts.pages as f64 * held_ns;
+        let locks = 1.0 / kind.of_the_busiest();
+        let rate = locks::predict(counts.threads, page_ns, demand.min(page_ns), locks);
+        Some(Bound { kb_per_s: rate * kb, kind: kind.clone(), held_ns })
+    };
+    let mut bounds: Vec<Bound> = kinds.iter().filter_map(bound).collect();
+    bounds.sort_by(|a, b| a.kb_per_s.total_cmp(&b.kb_per_s));
+    bounds
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn run(held: &[(&str, f64)]) -> Run {
+        let kind = |(name, held_ns): &(&str, f64)| {
+            let (name, held_ns) = ((*name).to_owned(), *held_ns);
+            locks::Kind { name, held_ns, a_page: 1.0, waited_ns: 0.0 }
+        };
+        let kinds = held.iter().map(kind).collect();
+        Run { kb_per_s: 4e6, idle: 0.0, a_page: 2.0, waiting: 0.0, kinds }
+    }
+
+    #[test]
+    fn one_lock_bounds_what_one_for_each_cpu_does_not() {
+        let kind = |name: &str, of_the_busiest| Kind {
+            name: name.into(),
+            acquisitions: 6400,
+            waited_for: 0,
+            of_the_busiest,
+        };
+        let kinds = [kind("of a CPU", 100), kind("Single", 6400), kind("only of many", 6400)];
+        let counts =
+            Counts { machine: Machine::here(), threads: 64, pages: 6400, settings: Vec::new() };
+        let rounds = vec![run(&[("of a CPU", 510.0), ("Single", 510.0)])];
+        let turn = Turns { name: "raw".into(), missing: None, rounds };
+        let bounds = bounds_of(&kinds, &counts, &turn, 10.0);
+        let names: Vec<_> = bounds.iter().map(|bound| &bound.kind.name[..]).collect();
+        assert_eq!(names, ["Single", "of a CPU"]);
+        // 1 us a page, half of it under one lock: two CPUs' worth, of 64.
+        assert!((7.9e6..=8e6).contains(&bounds[0].kb_per_s), "{}", bounds[0].kb_per_s);
+        assert!(bounds[1].kb_per_s > 1e8, "{}", bounds[1].kb_per_s);
+    }
+}
