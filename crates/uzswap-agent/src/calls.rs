@@ -7,6 +7,7 @@ use libc::c_long;
 use std::ops::Range;
 use uzswap_calls::table::{self, Buffer, Treatment};
 use uzswap_calls::{Call, Outcome, raw};
+use uzswap_region::is_pager_thread;
 use uzswap_sys::bus;
 use uzswap_sys::map::PAGE_BYTES;
 
@@ -29,14 +30,16 @@ pub fn wants(number: u32) -> bool {
 
 /// Looks at a call: its number decides.
 pub fn on_call(call: &mut Call) -> Outcome {
-    // Whoever makes it: the next instruction that was replaced may come before the signals are
-    // back.
+    // A thread that serves a fault, or takes pages out, has pages and locks of ours: it may wait for
+    // no other lock, and what it maps or reads is not the program's. What it does not pass to a call
+    // may be an address of the program's by chance, which it must not bring in.
+    let is_ours = crate::is_inside() || is_pager_thread() || bus::is_on_own_stack();
     if call.number as c_long == libc::SYS_rt_sigprocmask {
-        return processes::mask(AGENT.get().filter(|_| !crate::is_inside()), call);
+        // Whoever makes it: the next instruction that was replaced may come before the signals are
+        // back.
+        return processes::mask(AGENT.get().filter(|_| !is_ours), call);
     }
-    // A thread that serves a fault has pages and locks of ours: it may wait for no other lock, and
-    // what it maps or reads is not the program's.
-    if crate::is_inside() || bus::is_on_own_stack() {
+    if is_ours {
         return Outcome::Bare;
     }
     let Some(agent) = AGENT.get() else { return Outcome::Bare };
@@ -294,6 +297,8 @@ fn hold_message(holds: &mut Holds<'_>, at: u64) {
 /// its work when it answers `EFAULT` (`accept`, `wait4`) cannot be repeated: so it waits until what
 /// it is given can be held.
 fn touched(agent: &Agent, call: &mut Call, arguments: &[usize]) -> Outcome {
+    let is_futex = call.number as c_long == libc::SYS_futex;
+    let arguments = if is_futex { used_of_futex(call.arguments[1]) } else { arguments };
     let is_complete = layout::is_complete();
     if !is_complete && !is_wake(call) {
         layout::await_complete();
@@ -311,11 +316,17 @@ fn touched(agent: &Agent, call: &mut Call, arguments: &[usize]) -> Outcome {
 /// Whether threads wait for and wake each other by a call, which reads one word before it does
 /// anything.
 fn is_wake(call: &Call) -> bool {
+    call.number as c_long == libc::SYS_futex && used_of_futex(call.arguments[1]).len() < 3
+}
+
+/// The arguments of `futex` that an operation uses. What is passed for others is there by chance.
+fn used_of_futex(operation: u64) -> &'static [usize] {
     const OTHER: i32 = libc::FUTEX_PRIVATE_FLAG | libc::FUTEX_CLOCK_REALTIME;
-    let operations =
-        [libc::FUTEX_WAIT, libc::FUTEX_WAKE, libc::FUTEX_WAIT_BITSET, libc::FUTEX_WAKE_BITSET];
-    call.number as c_long == libc::SYS_futex
-        && operations.contains(&(call.arguments[1] as i32 & !OTHER))
+    match operation as i32 & !OTHER {
+        libc::FUTEX_WAKE | libc::FUTEX_WAKE_BITSET => &[0],
+        libc::FUTEX_WAIT | libc::FUTEX_WAIT_BITSET => &[0, 3],
+        _ => &[0, 3, 4],
+    }
 }
 
 /// Holds what arguments refer to; whether any is adopted.
