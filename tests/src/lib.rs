@@ -96,9 +96,11 @@ pub fn is_full() -> bool {
 /// For how long a program works while something is done to it, as its argument: longer where the
 /// environment says that processes take as much longer to start, as they do in emulation.
 pub fn seconds(count: u32) -> String {
-    let factor =
-        std::env::var("UZSWAP_TEST_SLOWNESS").map_or(1, |text| text.parse().expect("a number"));
-    (count * factor).to_string()
+    (count * slowness()).to_string()
+}
+
+fn slowness() -> u32 {
+    std::env::var("UZSWAP_TEST_SLOWNESS").map_or(1, |text| text.parse().expect("a number"))
 }
 
 /// The machine, for one test at a time, to be left as it was.
@@ -392,6 +394,8 @@ pub struct Run {
     /// The process; `None` once it is waited for.
     child: Option<Child>,
     report: tempfile::NamedTempFile,
+    /// As long as it is there, the command goes on.
+    goes_on: Option<tempfile::TempPath>,
 }
 
 impl Drop for Run {
@@ -421,17 +425,21 @@ impl Run {
             .stderr(Stdio::piped())
             .spawn()
             .expect("uzswap runs");
-        Self { child: Some(child), report }
+        Self { child: Some(child), report, goes_on: None }
     }
 
-    /// Starts four programs that rewrite and check three times their memory for `duration`, with so
-    /// large a pool, and waits until they run.
-    pub fn churn(pool: &str, duration: u32) -> Self {
+    /// Starts four programs that rewrite and check three times their memory, with so large a pool,
+    /// and waits until they run. They go on until [`Self::finish`], and are smaller in emulation,
+    /// where a page takes twenty times as long.
+    pub fn churn(pool: &str) -> Self {
         let backing = "/var/tmp/uzswap-test.img:256M";
-        let options = ["--memory", "64M", "--pool", pool, "--backing", backing];
+        let (memory, mib) = if slowness() == 1 { ("64M", "192") } else { ("24M", "72") };
+        let options = ["--memory", memory, "--pool", pool, "--backing", backing];
         let churn = program("churn");
-        let command = [churn.to_str().expect("a path of text"), "192", &seconds(duration), "4"];
-        let run = Self::start(&options, &command);
+        let goes_on = tempfile::NamedTempFile::new().expect("a temporary file").into_temp_path();
+        let [churn, until] = [&*churn, &*goes_on].map(|path| path.to_str().expect("text"));
+        let mut run = Self::start(&options, &[churn, mib, until, "4"]);
+        run.goes_on = Some(goes_on);
         run.wait_until_running();
         run
     }
@@ -486,9 +494,10 @@ impl Run {
         process::kill(self.pid(), signal).expect("it is running");
     }
 
-    /// Waits for its end: output, and the report if it wrote one. Panics, having killed it, when it
-    /// takes more than a quarter of an hour.
+    /// Waits for its end, which it is told to come to if it would go on: output, and the report if
+    /// it wrote one. Panics, having killed it, when it takes more than a quarter of an hour.
     pub fn finish(mut self) -> Finished {
+        drop(self.goes_on.take());
         let pid = self.pid();
         let (ended, end) = channel::<()>();
         let watchdog = std::thread::spawn(move || {

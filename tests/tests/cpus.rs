@@ -16,8 +16,8 @@ const THREADS_ALWAYS: usize = 6;
 const THREADS_PER_CPU: usize = 2;
 
 /// With a pool so small that most is written back.
-fn churn(duration: u32) -> Run {
-    Run::churn("16M", duration)
+fn churn() -> Run {
+    Run::churn("16M")
 }
 
 fn check(run: &Finished) {
@@ -58,7 +58,7 @@ fn two_cpus() -> Option<Setting> {
 fn no_wrong_byte_while_a_cpu_comes_and_goes() {
     let Some(_machine) = Machine::take() else { return };
     let Some(_setting) = two_cpus() else { return };
-    let run = churn(if is_full() { 90 } else { 10 });
+    let run = churn();
     expect(&run, "0-1 online", 2);
     let began = Instant::now();
     let times = if is_full() { 200 } else { 20 };
@@ -76,7 +76,7 @@ fn no_wrong_byte_while_a_cpu_comes_and_goes() {
 fn what_the_daemon_may_use_is_followed() {
     let Some(_machine) = Machine::take() else { return };
     let Some(_setting) = two_cpus() else { return };
-    let run = churn(6);
+    let run = churn();
     let daemon = process_of("daemon").to_string();
     for (cpus, states, up) in
         [("0", "0 online, 1 offline", 1), ("1", "0 offline, 1 online", 1), ("0,1", "0-1 online", 2)]
@@ -86,7 +86,9 @@ fn what_the_daemon_may_use_is_followed() {
         assert!(set.status.success(), "taskset {cpus}");
         expect(&run, states, up);
     }
-    if let Some(group) = Cpuset::make() {
+    // It can be removed when the daemon has ended.
+    let group = Cpuset::make();
+    if let Some(group) = &group {
         for (cpus, states, up) in [("1", "0 offline, 1 online", 1), ("0-1", "0-1 online", 2)] {
             fs::write(group.0.join("cpuset.cpus"), cpus).unwrap();
             fs::write(group.0.join("cgroup.procs"), &daemon).unwrap();
@@ -116,7 +118,7 @@ impl Cpuset {
 fn a_cpu_can_be_set_to_any_state_and_the_last_one_stays() {
     let Some(_machine) = Machine::take() else { return };
     let Some(_setting) = two_cpus() else { return };
-    let run = churn(6);
+    let run = churn();
     expect(&run, "0-1 online", 2);
     let file = run.mount().join("parameters/cpus");
     let set = |value: &str| fs::write(&file, value);

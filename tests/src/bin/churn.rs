@@ -1,33 +1,35 @@
 //! A program that needs more memory than it is given, and checks every byte of it.
 //!
-//! `churn MIB SECONDS PROCESSES`: each process fills its share of the memory with text, pointers,
+//! `churn MIB UNTIL PROCESSES`: each process fills its share of the memory with text, pointers,
 //! noise, mixtures and zeros, then rewrites pages at random and checks what it finds before it
-//! does, and at the end checks them all. Prints one line; ends with 1 at the first wrong byte.
+//! does, and at the end checks them all. `UNTIL` is for how many seconds it does so, or a file: it
+//! does until that is gone. Prints one line; ends with 1 at the first wrong byte.
 
+use std::path::Path;
 use std::process::{Command, ExitCode};
 use std::time::{Duration, Instant};
 use uzswap_engine::PAGE_BYTES;
 use uzswap_engine::testing::{Content, Noise, make_page};
 
 fn main() -> ExitCode {
-    let arguments: Vec<u64> =
-        std::env::args().skip(1).filter_map(|argument| argument.parse().ok()).collect();
-    let [mib, seconds, processes, ref seed @ ..] = arguments[..] else {
-        eprintln!("usage: churn MIB SECONDS PROCESSES");
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    let number = |at: usize| arguments.get(at).and_then(|argument| argument.parse::<u64>().ok());
+    let (Some(mib), Some(until), Some(processes)) = (number(0), arguments.get(1), number(2)) else {
+        eprintln!("usage: churn MIB SECONDS|FILE PROCESSES");
         return ExitCode::from(2);
     };
-    match (processes, seed) {
-        (_, [seed]) => churn(mib, seconds, *seed),
-        (processes, _) => spread(mib / processes.max(1), seconds, processes),
+    match number(3) {
+        Some(seed) => churn(mib, until, seed),
+        None => spread(mib / processes.max(1), until, processes),
     }
 }
 
 /// Starts the processes and waits for them all.
-fn spread(mib: u64, seconds: u64, processes: u64) -> ExitCode {
+fn spread(mib: u64, until: &str, processes: u64) -> ExitCode {
     let program = std::env::current_exe().expect("the path of this program");
     let start = |seed: u64| {
-        let numbers = [mib, seconds, 1, seed + 1].map(|number| number.to_string());
-        Command::new(&program).args(numbers).spawn().expect("a process")
+        let [mib, one, seed] = [mib, 1, seed + 1].map(|number| number.to_string());
+        Command::new(&program).args([&mib, until, &one, &seed]).spawn().expect("a process")
     };
     let children: Vec<_> = (0..processes).map(start).collect();
     let mut worst = ExitCode::SUCCESS;
@@ -48,7 +50,7 @@ fn page_of(seed: u64, number: usize, version: u16, page: &mut [u8; PAGE_BYTES]) 
     make_page(content, seed * 1_000_003 + twin * 65_537 + u64::from(version), page);
 }
 
-fn churn(mib: u64, seconds: u64, seed: u64) -> ExitCode {
+fn churn(mib: u64, until: &str, seed: u64) -> ExitCode {
     let pages = (mib as usize) << 20 >> 12;
     let mut memory = vec![0u8; pages * PAGE_BYTES];
     let mut versions = vec![0u16; pages];
@@ -57,7 +59,11 @@ fn churn(mib: u64, seconds: u64, seed: u64) -> ExitCode {
         page_of(seed, number, 0, frame);
     }
     let mut noise = Noise::new(seed);
-    let end = Instant::now() + Duration::from_secs(seconds);
+    let end = until.parse().map(|seconds| Instant::now() + Duration::from_secs(seconds));
+    let goes_on = || match end {
+        Ok(end) => Instant::now() < end,
+        Err(_) => Path::new(until).exists(),
+    };
     let mut expected = [0; PAGE_BYTES];
     let mut rounds = 0u64;
     let mut check = |frames: &[[u8; PAGE_BYTES]], number: usize, version: u16| {
@@ -69,7 +75,7 @@ fn churn(mib: u64, seconds: u64, seed: u64) -> ExitCode {
         }
         right
     };
-    while Instant::now() < end {
+    while goes_on() {
         // Mostly a few neighbours, as programs do.
         let first = noise.below(pages as u64) as usize;
         let count = 1 + noise.below(8) as usize;
