@@ -30,9 +30,9 @@ pub fn wants(number: u32) -> bool {
 
 /// Looks at a call: its number decides.
 pub fn on_call(call: &mut Call) -> Outcome {
-    // A thread that serves a fault, or takes pages out, has pages and locks of ours: it may wait for
-    // no other lock, and what it maps or reads is not the program's. What it does not pass to a call
-    // may be an address of the program's by chance, which it must not bring in.
+    // A thread that serves a fault, or takes pages out, has pages and locks of ours: it may wait
+    // for no other lock, and what it maps or reads is not the program's. What it does not pass to
+    // a call may be an address of the program's by chance, which it must not bring in.
     let is_ours = crate::is_inside() || is_pager_thread() || bus::is_on_own_stack();
     if call.number as c_long == libc::SYS_rt_sigprocmask {
         // Whoever makes it: the next instruction that was replaced may come before the signals are

@@ -24,10 +24,14 @@ const EAGER: u32 = 50;
 /// What a process may have at once, as a part of the whole, though all is taken.
 const FIRST: u64 = 64;
 
-/// The file's content: 64 bytes, then the slots.
+/// Changes with what is below: a file that another version has made is none.
+const FORM: u64 = 0x757a_7472_6565_0002;
+
+/// The file's content: 72 bytes, then the slots.
 #[derive(Debug)]
 #[repr(C)]
 pub struct Table {
+    form: AtomicU64,
     /// Bytes for all.
     pub total: AtomicU64,
     /// Processes that took over their memory, in all.
@@ -170,7 +174,8 @@ impl Tree {
         let flags = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC;
         let file = fs::open(path, flags, Mode::RUSR | Mode::WUSR)?;
         fs::ftruncate(&file, size_of::<Table>() as u64)?;
-        let tree = Self::look(path)?;
+        let tree = Self::map(path)?;
+        tree.table.form.store(FORM, Relaxed);
         tree.table.total.store(total, Relaxed);
         tree.table.leader.store(std::process::id(), Relaxed);
         Ok(tree)
@@ -183,8 +188,16 @@ impl Tree {
         Ok(tree)
     }
 
-    /// Looks at the tree of a file, without being of it.
+    /// Looks at the tree of a file, without being of it. Errors: another version has made it.
     pub fn look(path: &Path) -> io::Result<Self> {
+        let tree = Self::map(path)?;
+        match tree.table.form.load(Relaxed) {
+            FORM => Ok(tree),
+            _ => Err(io::ErrorKind::InvalidData.into()),
+        }
+    }
+
+    fn map(path: &Path) -> io::Result<Self> {
         let file =
             fs::open(path, OFlags::RDWR | OFlags::CLOEXEC | OFlags::NOFOLLOW, Mode::empty())?;
         let (access, bytes) = (ProtFlags::READ | ProtFlags::WRITE, size_of::<Table>());
@@ -353,6 +366,9 @@ mod tests {
         own.rejoin();
         assert!(!own.is_held(), "another program");
         assert_eq!(looked.table().members().next().map(|m| m.figures), Some(Figures::default()));
+        let other = folder.path().join("other");
+        std::fs::write(&other, vec![0; size_of::<Table>()]).unwrap();
+        assert!(Tree::look(&other).is_err(), "of another version");
         let all = [&looked.table().faults, &looked.table().stored].map(|sum| sum.load(Relaxed));
         assert_eq!((all, looked.table().is_in_use()), ([6, 7], true));
     }
