@@ -34,9 +34,10 @@ pub fn on_call(call: &mut Call) -> Outcome {
     if call.number as c_long == libc::SYS_rt_sigprocmask {
         return processes::mask(AGENT.get().filter(|_| !crate::is_inside()), call);
     }
-    // A thread that serves a fault has pages and locks of ours: it may wait for no other lock, and
-    // what it maps or reads is not the program's.
-    if crate::is_inside() || bus::is_on_own_stack() {
+    // A thread that serves a fault, or takes pages out, has pages and locks of ours: it may wait
+    // for no other lock, and what it maps or reads is not the program's. In an argument that a call
+    // does not use (`futex`) there may be an address of the program's all the same.
+    if crate::is_inside() || bus::is_on_own_stack() || uzswap_region::is_pager_thread() {
         return Outcome::Bare;
     }
     let Some(agent) = AGENT.get() else { return Outcome::Bare };
