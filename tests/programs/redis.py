@@ -85,6 +85,8 @@ def commands(keys, turn):
             yield ["SET", f"k{key}", value(key, turn)]
 
 
+if os.path.exists("dump.rdb"):
+    os.remove("dump.rdb")  # What an earlier run has saved would be loaded.
 server = Server("first")
 server.ask_all(list(commands(range(KEYS), 0)))
 saved = server.ask("DEBUG", "DIGEST")

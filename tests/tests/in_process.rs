@@ -6,6 +6,7 @@ use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::{Command, Output};
+use std::time::Instant;
 use uzswap_engine::testing::Noise;
 use uzswap_tests::{as_nobody, compile, is_full};
 
@@ -75,47 +76,56 @@ fn run(folder: &Path, words: &[&str]) -> Output {
 struct Row {
     /// What is run by a shell, in a folder of its own that it may write.
     command: &'static str,
-    /// What all its processes may have together.
-    memory: &'static str,
+    /// What all its processes may have together, in one run after another.
+    memories: &'static [&'static str],
     /// Programs that have to be installed.
     needs: &'static [&'static str],
     /// Whether `./check` runs it without `--full`.
     is_quick: bool,
 }
 
-const fn quick(memory: &'static str, command: &'static str) -> Row {
-    Row { command, memory, needs: &[], is_quick: true }
+const fn quick(memories: &'static [&'static str], command: &'static str) -> Row {
+    Row { command, memories, needs: &[], is_quick: true }
 }
 
-const fn slow(memory: &'static str, needs: &'static [&'static str], command: &'static str) -> Row {
-    Row { command, memory, needs, is_quick: false }
+const fn slow(
+    memories: &'static [&'static str],
+    needs: &'static [&'static str],
+    command: &'static str,
+) -> Row {
+    Row { command, memories, needs, is_quick: false }
 }
 
-/// Half of what each takes alone, about; `docs/design/in-process.md` has the figures.
+const PYTHON: &str = "/usr/bin/python3 -I program.py file";
+const SORT: &str = "sort --buffer-size=400M numbers | md5sum";
+
+/// Half and a quarter of what each takes alone, about; `docs/design/in-process.md` has the figures.
 const PROGRAMS: &[Row] = &[
-    quick("64M", "/usr/bin/python3 -I program.py file"),
-    quick("40M", "/usr/bin/python3 -I pipe.py"),
-    quick("40M", "sort --buffer-size=400M numbers | md5sum"),
+    quick(&["64M"], PYTHON),
+    quick(&["40M"], "/usr/bin/python3 -I pipe.py"),
+    quick(&["40M"], SORT),
     quick(
-        "32M",
+        &["32M"],
         "sqlite3 :memory: \"create table t(a integer, b text); with recursive n(i) as (select 1 \
          union all select i + 1 from n where i < 400000) insert into t select (i * 7919) % 400009, \
          'row ' || i || ' of the table' from n; create index x on t(b); select count(*), sum(a), \
          max(b) from t; select sum(a) from t where b like 'row 1%'\"",
     ),
+    slow(&["27M"], &[], PYTHON),
+    slow(&["30M"], &[], SORT),
     slow(
-        "80M",
+        &["80M", "40M"],
         &["gcc", "make"],
         "rm -f part*.o && make -s -j4 -f makefile && cat part*.o | md5sum",
     ),
     slow(
-        "36M",
+        &["36M"],
         &["perl"],
         "perl -e 'my %h; while (<>) { chomp; $h{$_} = length; last if $. > 200000 } my $s = 0; \
          for my $k (sort keys %h) { $s = ($s * 31 + $k) % 1000003 } print \"$s\\n\"' numbers",
     ),
     slow(
-        "72M",
+        &["72M", "36M"],
         &["node"],
         "node -e 'const a = []; for (let i = 0; i < 600000; i++) a.push({id: i, name: \"item \" + \
          i, v: [i, i * 2]}); let s = 0; for (let r = 0; r < 3; r++) for (let i = 0; i < a.length; \
@@ -159,9 +169,9 @@ fn check_programs(is_quick: bool) {
         }
         let folder = tempfile::tempdir_in("/var/tmp").unwrap();
         make_input(folder.path());
-        println!("{} in {}", row.command, row.memory);
+        println!("{} in {:?}", row.command, row.memories);
         let command = format!("cd HERE && export HOME=HERE LC_ALL=C && {}", row.command);
-        compare(folder.path(), row.memory, &["sh", "-c", &command]);
+        compare(folder.path(), row.memories, &["sh", "-c", &command]);
     }
 }
 
@@ -178,30 +188,35 @@ fn more_programs_do_as_well() {
 }
 
 /// Runs one of `tests/programs` by itself and in each of these memories, where `./check --full`
-/// asks for it and the shell's command `is_there` succeeds.
-fn check_file(name: &str, memories: &[&str], is_there: &str) {
+/// asks for it and the shell's command `is_there` succeeds. Its folder is what `prepare` makes it.
+fn check_prepared(name: &str, memories: &[&str], is_there: &str, prepare: impl FnOnce(&Path)) {
     if !is_full() {
         return;
     }
     if !Command::new("sh").args(["-c", is_there]).output().unwrap().status.success() {
-        assert!(std::env::var_os("CI").is_none(), "./setup slow installs what {name} needs");
+        assert!(std::env::var_os("CI").is_none(), "`./setup slow` installs what {name} needs");
         eprintln!("skipped, because its program is not installed: {name}");
         return;
     }
     let folder = tempfile::tempdir_in("/var/tmp").unwrap();
     make_input(folder.path());
-    let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("programs").join(name);
-    fs::copy(file, folder.path().join(name)).unwrap();
+    prepare(folder.path());
+    copy_program(name, folder.path());
     let shell = if name.ends_with(".py") { "/usr/bin/python3 -I" } else { "sh" };
     let command = format!("cd HERE && export HOME=HERE LC_ALL=C && {shell} {name}");
     let command = ["sh", "-c", &command];
-    let without = run(folder.path(), &command);
-    assert!(without.status.success(), "{}", String::from_utf8_lossy(&without.stderr));
-    for memory in memories {
-        println!("{name} in {memory}");
-        let with = in_process(folder.path(), memory, &command);
-        assert_eq!(with.stdout, without.stdout, "{}", String::from_utf8_lossy(&with.stderr));
-    }
+    println!("{name}");
+    compare(folder.path(), memories, &command);
+}
+
+/// The same of one that needs no more than its file.
+fn check_file(name: &str, memories: &[&str], is_there: &str) {
+    check_prepared(name, memories, is_there, |_| ());
+}
+
+fn copy_program(name: &str, folder: &Path) {
+    let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("programs").join(name);
+    fs::copy(file, folder.join(name)).unwrap();
 }
 
 #[test]
@@ -225,13 +240,47 @@ fn pandas_computes_the_same_in_a_half() {
 }
 
 #[test]
+fn numpy_computes_the_same_in_a_half_and_a_quarter() {
+    check_file("arrays.py", &["54M", "27M"], "/usr/bin/python3 -c 'import numpy'");
+}
+
+#[test]
 fn stressors_verify_what_they_wrote_in_a_half_and_a_quarter() {
-    check_file("stress.sh", &["70M", "35M"], "command -v stress-ng");
+    check_file("stress.sh", &["80M", "40M"], "command -v stress-ng");
 }
 
 #[test]
 fn git_packs_and_checks_a_repository_in_a_half() {
     check_file("git.sh", &["38M"], "command -v git");
+}
+
+#[test]
+fn eight_compilers_at_once_make_the_same_code_in_a_half() {
+    check_file("compile.sh", &["229M"], "command -v g++ && command -v make");
+}
+
+/// The toolchain may lie where only its owner may look.
+#[test]
+fn cargo_builds_the_same_crate_in_a_half_and_a_quarter() {
+    check_prepared("crate.sh", &["91M", "46M"], "cargo --version", |folder| {
+        let link = "from=$(rustc --print sysroot) && to=$0/toolchain/lib && mkdir -p $to/rustlib \
+            && copy() { cp -al \"$@\" 2>/dev/null || cp -a \"$@\"; } \
+            && copy $from/bin $0/toolchain && copy $from/lib/*.so* $to \
+            && copy $from/lib/rustlib/*-linux-gnu $to/rustlib";
+        assert!(Command::new("sh").args(["-c", link]).arg(folder).status().unwrap().success());
+    });
+}
+
+#[test]
+fn a_collected_heap_is_the_same_in_a_half() {
+    check_prepared("java.sh", &["60M"], "command -v javac", |folder| {
+        copy_program("Heap.java", folder);
+    });
+}
+
+#[test]
+fn pythons_own_tests_succeed_in_a_half() {
+    check_file("cpython.sh", &["26M"], "/usr/bin/python3 -c 'import test.test_list'");
 }
 
 /// 50 MB that do not compress, in two processes that change their copies at the same time.
@@ -279,12 +328,24 @@ fn whatever_a_program_does_to_its_memory_no_byte_is_wrong() {
     assert!(String::from_utf8_lossy(&with.stdout).contains("no wrong byte"));
 }
 
-/// Runs a command by itself and in-process: it ends well and says the same.
-fn compare(folder: &Path, memory: &str, command: &[&str]) {
+/// Runs a command by itself, which ends well.
+fn run_well(folder: &Path, command: &[&str]) -> Output {
     let without = run(folder, command);
-    assert!(without.status.success(), "{}", String::from_utf8_lossy(&without.stderr));
-    let with = in_process(folder, memory, command);
-    assert_eq!(with.stdout, without.stdout, "{}", String::from_utf8_lossy(&with.stderr));
+    let said = String::from_utf8_lossy(&without.stderr);
+    assert!(without.status.success(), "by itself: {}: {said}", without.status);
+    without
+}
+
+/// Runs a command by itself and in-process, in each of these memories: it ends well and says the
+/// same.
+fn compare(folder: &Path, memories: &[&str], command: &[&str]) {
+    let without = run_well(folder, command);
+    for memory in memories {
+        let began = Instant::now();
+        let with = in_process(folder, memory, command);
+        println!("in {memory}: {:.1} s", began.elapsed().as_secs_f64());
+        assert_eq!(with.stdout, without.stdout, "{}", String::from_utf8_lossy(&with.stderr));
+    }
 }
 
 /// Runs a command in-process: it ends well, and its memory was kept small.
@@ -369,7 +430,7 @@ fn a_handler_on_a_small_stack_of_its_own_writes_over_nothing() {
     let folder = tempfile::tempdir_in("/var/tmp").unwrap();
     // Looking a function up at its first call would take much of the stack.
     compile(folder.path(), SMALL_STACK, &["-Wl,-z,now"]);
-    compare(folder.path(), "40M", &["HERE/program"]);
+    compare(folder.path(), &["40M"], &["HERE/program"]);
 }
 
 #[test]
@@ -451,7 +512,7 @@ int main(void) {
 fn an_allocator_of_the_programs_own_may_hold_its_lock_while_it_takes_memory() {
     let folder = tempfile::tempdir_in("/var/tmp").unwrap();
     compile(folder.path(), ALLOCATOR, &["-pthread", "-fno-builtin"]);
-    compare(folder.path(), "32M", &["timeout", "120", "HERE/program"]);
+    compare(folder.path(), &["32M"], &["timeout", "120", "HERE/program"]);
 }
 
 /// 80 MB, and what `uzswap status` says of it.
@@ -517,7 +578,7 @@ int main(void) {
 fn a_program_may_have_the_descriptors_that_it_asks_for() {
     let folder = tempfile::tempdir_in("/var/tmp").unwrap();
     compile(folder.path(), DESCRIPTORS, &[]);
-    compare(folder.path(), "32M", &["HERE/program"]);
+    compare(folder.path(), &["32M"], &["HERE/program"]);
 }
 
 /// What has one thread may do what others may not (`unshare`), and starts faster.
