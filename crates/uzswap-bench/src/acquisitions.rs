@@ -3,12 +3,13 @@
 //! `--count` is for a machine with many CPUs, emulated ones too: it counts how often locks are
 //! taken for a page, how often they had to be waited for, and how much falls on one of a kind.
 //! `--counts` takes that to where time means something: hold times are measured there with one
-//! thread, and each kind of lock is a queue. The share that was waited for is no part of it. CPUs
+//! thread, and each kind of lock is a queue, but for those of which each CPU has one: they are
+//! not waited for by a thread on each CPU. The share that was waited for is no part of it. CPUs
 //! that are emulated on few real ones stand still with what they hold, so it is an upper bound.
 
 use crate::bench::{Bench, Turns};
 use crate::error::{Context, Failure};
-use crate::figures::{Machine, median};
+use crate::figures::Machine;
 use crate::locks::{self, LocksArguments, Run, Setting, short};
 use crate::report::{Section, Table};
 use serde::{Deserialize, Serialize};
@@ -50,6 +51,9 @@ struct Kind {
     /// Of these, those of the lock that was taken most often.
     of_the_busiest: u64,
 }
+
+/// Locks of which each CPU has one.
+const PER_CPU: [&str; 2] = ["Scratch", "SlotCache"];
 
 impl Kind {
     /// With its module: some types of several modules have one name.
@@ -143,7 +147,7 @@ pub fn predict(bench: &Bench, arguments: &LocksArguments, file: &Path) -> Result
     let (mut rates, mut bounds) = (Vec::new(), Vec::new());
     for (setting, turn) in settings.iter().zip(&turns) {
         let kinds = counted(&counts, setting)?;
-        let one = turn.median(|run| run.kb_per_s);
+        let one = fastest(turn);
         let own = bounds_of(kinds, &counts, turn, clock_ns);
         let all = one * counts.threads as f64;
         let least = own.first().filter(|bound| bound.kb_per_s < all * 0.995);
@@ -185,9 +189,10 @@ pub fn predict(bench: &Bench, arguments: &LocksArguments, file: &Path) -> Result
         .text(format!(
             "A prediction, not a measurement: {} CPUs with a thread each, if nothing but locks holds \
              them up. How often each lock is taken for a page was counted on {}; how long it is held \
-             was measured here, with one thread, medians of {rounds} rounds. Each kind of lock is a \
-             queue (mean value analysis), as if all of the kind were as busy as the busiest, and the \
-             slowest counts.",
+             was measured here, with one thread, the least of {rounds} rounds: what else the machine \
+             does only makes it longer. Each kind of lock is a queue (mean value analysis), \
+             as if all of the kind were as busy as the busiest, and the slowest counts. Those of \
+             which each CPU has one are left out.",
             counts.threads,
             counts.machine.line()
         ))
@@ -206,24 +211,26 @@ fn counted<'a>(counts: &'a Counts, setting: &Setting) -> Result<&'a [Kind], Fail
     own.map(|own| &own.kinds[..]).ok_or_else(|| Failure::new(missing()))
 }
 
+/// kB/s of the round in which least else was done on the machine.
+fn fastest(turn: &Turns<Run>) -> f64 {
+    turn.rounds.iter().map(|run| run.kb_per_s).fold(f64::NAN, f64::max)
+}
+
 /// What each kind of lock would let through, the slowest first. Those that one thread never takes
 /// are left out: nothing says how long they are held.
 fn bounds_of(kinds: &[Kind], counts: &Counts, turn: &Turns<Run>, clock_ns: f64) -> Vec<Bound> {
     let kb = PAGE_BYTES as f64 / 1024.0;
-    let page_ns = 1e9 * kb / turn.median(|run| run.kb_per_s);
-    let held = |kind: &Kind| {
-        let own = turn.rounds.iter().flat_map(|run| &run.kinds).filter(|own| own.name == kind.name);
-        let held = median(own.map(|own| own.held_ns - clock_ns));
-        (!held.is_nan()).then(|| held.max(0.0))
-    };
+    let page_ns = 1e9 * kb / fastest(turn);
     let bound = |kind: &Kind| {
-        let held_ns = held(kind)?;
+        let own = turn.rounds.iter().flat_map(|run| &run.kinds).filter(|own| own.name == kind.name);
+        let held_ns = own.map(|own| (own.held_ns - clock_ns).max(0.0)).reduce(f64::min)?;
         let demand = kind.acquisitions as f64 / counts.pages as f64 * held_ns;
         let locks = 1.0 / kind.of_the_busiest();
         let rate = locks::predict(counts.threads, page_ns, demand.min(page_ns), locks);
         Some(Bound { kb_per_s: rate * kb, kind: kind.clone(), held_ns })
     };
-    let mut bounds: Vec<Bound> = kinds.iter().filter_map(bound).collect();
+    let is_shared = |kind: &&Kind| !PER_CPU.contains(&&*short(&kind.name));
+    let mut bounds: Vec<Bound> = kinds.iter().filter(is_shared).filter_map(bound).collect();
     bounds.sort_by(|a, b| a.kb_per_s.total_cmp(&b.kb_per_s));
     bounds
 }
@@ -249,14 +256,20 @@ mod tests {
             waited_for: 0,
             of_the_busiest,
         };
-        let kinds = [kind("of a CPU", 100), kind("Single", 6400), kind("only of many", 6400)];
+        let kinds = [
+            kind("of many", 100),
+            kind("Single", 6400),
+            kind("scratch::Scratch", 6400),
+            kind("not with one thread", 6400),
+        ];
         let counts =
             Counts { machine: Machine::here(), threads: 64, pages: 6400, settings: Vec::new() };
-        let rounds = vec![run(&[("of a CPU", 510.0), ("Single", 510.0)])];
+        let least = run(&[("of many", 510.0), ("Single", 510.0), ("scratch::Scratch", 510.0)]);
+        let rounds = vec![run(&[("Single", 9000.0)]), least];
         let turn = Turns { name: "raw".into(), missing: None, rounds };
         let bounds = bounds_of(&kinds, &counts, &turn, 10.0);
         let names: Vec<_> = bounds.iter().map(|bound| &bound.kind.name[..]).collect();
-        assert_eq!(names, ["Single", "of a CPU"]);
+        assert_eq!(names, ["Single", "of many"]);
         // 1 us a page, half of it under one lock: two CPUs' worth, of 64.
         assert!((7.9e6..=8e6).contains(&bounds[0].kb_per_s), "{}", bounds[0].kb_per_s);
         assert!(bounds[1].kb_per_s > 1e8, "{}", bounds[1].kb_per_s);
