@@ -208,6 +208,7 @@ impl Cache {
     /// Takes a page. A copy held under the same key is replaced, and dropped if the page is
     /// rejected.
     pub fn store(&self, key: SwapEntry, page: &Page) -> Store {
+        self.index.prefetch(key);
         let ensure = || self.index.view().ensure(key).ok();
         if ensure().or_else(|| self.wait_for(ensure)).is_none() {
             return self.reject(key, Reject::AllocFail);
@@ -251,6 +252,7 @@ impl Cache {
 
     /// Gives a page back, and keeps it.
     pub fn load(&self, key: SwapEntry, page: &mut Page) -> Result<Load, Error> {
+        self.index.prefetch(key);
         let view = self.index.view();
         // Without the lock where the word says it all.
         match view.peek(key).state() {
@@ -270,6 +272,7 @@ impl Cache {
     /// until then, so that a page that is moved or written back meanwhile is dropped too, and a
     /// newer one is not.
     pub fn load_exclusive(&self, key: SwapEntry, page: &mut Page) -> Result<Load, Error> {
+        self.index.prefetch(key);
         let view = self.index.view();
         let Some(mut locked) = view.lock(key) else {
             return self.give(key, Fetched::Absent, page);

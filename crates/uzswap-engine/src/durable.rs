@@ -20,13 +20,18 @@
 //! | frames of trunks | 64 KiB |
 //! | sections | 2 MiB |
 //!
+//! The frame of a trunk's number is its home. Mostly it is there, so the processor can fetch an
+//! entry before it is known where its trunk is: the directory of a terabyte is in no cache either.
+//!
 //! Nothing here is believed before [`Durable::is_held`]: a cache that was not whole yet is made
 //! anew.
 
 use crate::backing::segments::SEGMENT_BYTES;
 use crate::backing::slots::{CLUSTER_BYTES, CLUSTER_SLOTS};
+use crate::bits::Bits;
 use crate::compress::{DICTIONARIES_MAX, DICTIONARY_BYTES};
 use crate::error::SetupError;
+use crate::ids::SwapEntry;
 use crate::index::{Entry, TRUNK_BYTES, TRUNK_ENTRIES};
 use crate::page::PAGE_BYTES;
 use crate::pool::{SECTION_BYTES, Zspage};
@@ -42,10 +47,17 @@ use uzswap_sys::shared::SharedMemory;
 
 /// "uzswap" and the version of what is described here. A change of any type below, or of an entry's
 /// word, is another version.
-const MAGIC: u64 = u64::from_be_bytes(*b"uzswap\0\x01");
+const MAGIC: u64 = u64::from_be_bytes(*b"uzswap\0\x02");
 
 /// Trunks that may be ready or retired, beyond those that keys need.
 const FRAMES_MORE: usize = 64;
+
+/// Bytes of a huge page, on most machines.
+const HUGE_BYTES: usize = 2 << 20;
+
+/// Keys of an index that lies in huge pages: the entries take 64 MiB, of which what is populated
+/// too early is little.
+const HUGE_KEYS: u32 = 1 << 22;
 
 /// Bytes that an attribute's value takes, at most, and attributes there may be.
 const VALUE_BYTES: usize = 31;
@@ -121,7 +133,7 @@ impl Places {
             start
         };
         let words = |count: usize| count * size_of::<u32>();
-        Self {
+        let mut places = Self {
             directory: place(words(shape.trunks())),
             sections_on_line: place(words(shape.sections)),
             tag_homes: place(words(shape.clusters())),
@@ -129,10 +141,13 @@ impl Places {
             dictionaries: place(DICTIONARIES_MAX * DICTIONARY_BYTES),
             tags: place(shape.clusters() * TAGS_BYTES),
             descriptors: place(shape.sections * DESCRIPTORS_BYTES),
-            trunks: place((shape.trunks() + FRAMES_MORE) * TRUNK_BYTES),
-            sections: place(shape.sections * SECTION_BYTES),
-            end: place(0),
-        }
+            trunks: place(0).next_multiple_of(HUGE_BYTES),
+            sections: 0,
+            end: 0,
+        };
+        places.sections = places.trunks + (shape.trunks() + FRAMES_MORE) * TRUNK_BYTES;
+        places.end = places.sections + shape.sections * SECTION_BYTES;
+        places
     }
 }
 
@@ -169,12 +184,34 @@ impl TrunkFrame {
     pub(crate) fn word(self) -> u32 {
         self.0 + 1
     }
+
+    /// Whether the trunk of this number is at home here.
+    pub(crate) fn is_home_of(self, number: usize) -> bool {
+        self.0 as usize == number
+    }
 }
 
-struct Unused {
-    /// Frames below this number were used.
-    frames: u32,
-    given_back: Vec<TrunkFrame>,
+/// Frames that no trunk is in.
+struct Unused(Bits);
+
+impl Unused {
+    /// All of them.
+    fn new(frames: usize) -> Self {
+        let unused = Bits::new(frames);
+        (0..frames).for_each(|frame| unused.set(frame, true));
+        Self(unused)
+    }
+
+    /// Takes this one, or else one that is no trunk's home while there is any.
+    fn take(&self, home: usize) -> Option<TrunkFrame> {
+        let frame = if self.0.has(home) { home } else { self.0.last()? };
+        self.0.set(frame, false);
+        Some(TrunkFrame(frame as u32))
+    }
+
+    fn give(&self, frame: TrunkFrame) {
+        self.0.set(frame.0 as usize, true);
+    }
 }
 
 /// See the module.
@@ -237,7 +274,10 @@ impl Durable {
         let places = Places::of(shape);
         let memory = SharedMemory::map(file, places.end)?;
         memory.populate(0, places.dictionaries)?;
-        let unused = Mutex::new(Unused { frames: 0, given_back: Vec::new() });
+        let unused = Mutex::new(Unused::new(shape.trunks() + FRAMES_MORE));
+        if shape.keys >= HUGE_KEYS {
+            memory.prefer_huge(places.trunks, places.sections - places.trunks);
+        }
         let durable = Arc::new(Self { memory, shape, places, unused });
         let header = durable.header();
         let shapes = || header.shape.iter().zip(shape.words());
@@ -306,21 +346,13 @@ impl Durable {
         self.values(self.places.segments, self.shape.segments())
     }
 
-    /// A frame for a trunk, zeros. Errors: no memory.
-    pub(crate) fn take_trunk(&self) -> io::Result<TrunkFrame> {
-        let mut unused = lock(&self.unused);
-        let frame = match unused.given_back.pop() {
-            Some(frame) => frame,
-            None if (unused.frames as usize) < self.shape.trunks() + FRAMES_MORE => {
-                unused.frames += 1;
-                TrunkFrame(unused.frames - 1)
-            }
-            None => return Err(io::ErrorKind::OutOfMemory.into()),
-        };
-        drop(unused);
+    /// A frame, zeros, that most likely will be the trunk's of this number: its home if that is
+    /// free. Errors: no memory.
+    pub(crate) fn take_trunk(&self, number: usize) -> io::Result<TrunkFrame> {
+        let frame = lock(&self.unused).take(number).ok_or(io::ErrorKind::OutOfMemory)?;
         let populated = self.memory.populate(self.trunk_at(frame), TRUNK_BYTES);
         if populated.is_err() {
-            lock(&self.unused).given_back.push(frame);
+            lock(&self.unused).give(frame);
         }
         populated.map(|()| frame)
     }
@@ -332,7 +364,7 @@ impl Durable {
         let released = unsafe { self.memory.release(self.trunk_at(frame), TRUNK_BYTES) };
         // With an error it would not be zeros: it is not used again.
         if released.is_ok() {
-            lock(&self.unused).given_back.push(frame);
+            lock(&self.unused).give(frame);
         }
     }
 
@@ -346,6 +378,20 @@ impl Durable {
         assert!(at + TRUNK_BYTES <= self.places.sections, "{frame:?}");
         // SAFETY: inside the mapping, by the assertion, so not null.
         unsafe { NonNull::new_unchecked(self.memory.as_ptr().add(at).cast()) }
+    }
+
+    /// Has the processor fetch a key's entry, where its trunk is at home. It does nothing else.
+    pub(crate) fn prefetch(&self, key: SwapEntry) {
+        #[cfg(all(target_arch = "x86_64", not(miri)))]
+        {
+            use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
+            let offset = self.places.trunks + key.0 as usize * size_of::<Entry>();
+            let at = self.memory.as_ptr().wrapping_add(offset).cast_const();
+            // SAFETY: a hint, which may lead anywhere.
+            unsafe { _mm_prefetch::<_MM_HINT_T0>(at.cast()) };
+        }
+        #[cfg(not(all(target_arch = "x86_64", not(miri))))]
+        let _ = key;
     }
 
     /// The frame that begins at an address.
@@ -362,14 +408,15 @@ impl Durable {
             let Some(frame) = word.load(Relaxed).checked_sub(1) else { continue };
             let slot = is_used.get_mut(frame as usize).filter(|is_used| !**is_used);
             *slot.ok_or_else(|| io::Error::other("two trunks of the index are one"))? = true;
+            lock(&self.unused).0.set(frame as usize, false);
             self.memory.populate(self.trunk_at(TrunkFrame(frame)), TRUNK_BYTES)?;
             used.push((number, TrunkFrame(frame)));
         }
         let end = is_used.iter().rposition(|is_used| *is_used).map_or(0, |last| last + 1);
         for (number, _) in (0..).zip(&is_used[..end]).filter(|(_, is_used)| !**is_used) {
+            lock(&self.unused).0.set(number as usize, false);
             self.give_trunk(TrunkFrame(number));
         }
-        lock(&self.unused).frames = end as u32;
         let behind = self.trunk_at(TrunkFrame(end as u32));
         stops::store();
         // SAFETY: no trunk is there.

@@ -113,6 +113,14 @@ impl Mapping {
         imp::populate(unsafe { self.base.add(offset) }, bytes)
     }
 
+    /// Asks for huge pages in a part, where that is allowed. That of a file has them only if its
+    /// file system gives some.
+    pub fn prefer_huge(&self, offset: usize, bytes: usize) {
+        assert!(offset.is_multiple_of(PAGE_BYTES) && offset + bytes <= self.bytes);
+        // SAFETY: inside the mapping, by the assertion.
+        imp::prefer_huge(unsafe { self.base.add(offset) }, bytes);
+    }
+
     /// Gives the memory of a part back to the kernel; it reads as zeros afterwards. Unlocks the
     /// mapping where that is in the way.
     ///
@@ -514,6 +522,11 @@ mod imp {
         }
     }
 
+    pub fn prefer_huge(base: NonNull<u8>, bytes: usize) {
+        // SAFETY: changes no contents. A kernel without huge pages knows no such advice.
+        let _ = unsafe { mm::madvise(base.as_ptr().cast(), bytes, Advice::LinuxHugepage) };
+    }
+
     pub unsafe fn discard(base: NonNull<u8>, bytes: usize) -> io::Result<()> {
         // SAFETY: the caller's promise.
         Ok(unsafe { mm::madvise(base.as_ptr().cast(), bytes, Advice::LinuxDontNeed) }?)
@@ -599,6 +612,8 @@ mod imp {
     pub fn populate(_base: NonNull<u8>, _bytes: usize) -> io::Result<()> {
         Ok(())
     }
+
+    pub fn prefer_huge(_base: NonNull<u8>, _bytes: usize) {}
 
     pub unsafe fn discard(base: NonNull<u8>, bytes: usize) -> io::Result<()> {
         // SAFETY: the caller's promise.

@@ -25,6 +25,8 @@ pub fn create_unswappable() -> io::Result<OwnedFd> {
     // No limit but the machine's.
     mount::fsconfig_set_string(setup.as_fd(), "size", "0")?;
     mount::fsconfig_set_string(setup.as_fd(), "mode", "700")?;
+    // For who asks, whatever the machine's default. An error: this kernel has no huge pages here.
+    let _ = mount::fsconfig_set_string(setup.as_fd(), "huge", "advise");
     mount::fsconfig_create(setup.as_fd())?;
     let none = MountAttrFlags::MOUNT_ATTR_NOEXEC | MountAttrFlags::MOUNT_ATTR_NODEV;
     let folder = mount::fsmount(setup.as_fd(), FsMountFlags::FSMOUNT_CLOEXEC, none)?;
@@ -80,6 +82,12 @@ impl SharedMemory {
             }
             other => other,
         }
+    }
+
+    /// Asks for huge pages in a part, which a file of [`create_unswappable`] has where the kernel
+    /// finds some: then one is populated whole.
+    pub fn prefer_huge(&self, offset: usize, bytes: usize) {
+        self.mapping.prefer_huge(offset, bytes);
     }
 
     /// Gives pages back to the kernel, for all processes: whole pages from `offset` on. They read

@@ -57,6 +57,8 @@ pub(crate) struct Index {
     directory: Option<Values<Kept<AtomicU32>>>,
     memory: Memory,
     spare: Mutex<Vec<Owned>>,
+    /// The trunk after the page's that was made last: likely the next one. A hint.
+    next: AtomicUsize,
     /// Taken out of the directory, and to be freed.
     retired: Arc<Retired>,
     /// Trunks in the directory: a region asks for a cache's size after every batch.
@@ -154,6 +156,7 @@ impl Index {
             emptying: Emptying::new(trunks_of(pages_max)),
             directory: durable.map(Durable::directory),
             spare: Mutex::new(Vec::with_capacity(Self::SPARE)),
+            next: AtomicUsize::new(0),
             retired: Arc::new(Retired::new(&memory)),
             memory,
             made: AtomicUsize::new(0),
@@ -164,6 +167,14 @@ impl Index {
             shared_trunks: AtomicUsize::new(0),
             lists: Lists::new(),
             counters: Arc::new(Counters::new()),
+        }
+    }
+
+    /// Has the processor fetch a key's entry, if it is where it mostly is: for who is about to look
+    /// it up. Else the entry is waited for after the directory, and each may be in no cache.
+    pub(crate) fn prefetch(&self, key: SwapEntry) {
+        if let Some(durable) = &self.memory.0 {
+            durable.prefetch(key);
         }
     }
 
@@ -188,8 +199,14 @@ impl Index {
         let made = self.made_for_pages.load(Ordering::Relaxed);
         let missing = self.page_trunks.load(Ordering::Relaxed).saturating_sub(made);
         let wanted = (missing + 1).min(Self::SPARE);
-        while lock(&self.spare).len() < wanted {
-            let trunk = self.memory.make()?;
+        loop {
+            let spare = lock(&self.spare);
+            if spare.len() >= wanted {
+                return Ok(());
+            }
+            let number = self.next_without(&spare);
+            drop(spare);
+            let trunk = self.memory.make(number)?;
             let mut spare = lock(&self.spare);
             // Another thread may have made it meanwhile, and there is room for no more.
             if spare.len() < wanted {
@@ -199,7 +216,18 @@ impl Index {
                 self.memory.free(trunk);
             }
         }
-        Ok(())
+    }
+
+    /// The first of the trunks that are likely to be made next for which none is ready at home.
+    fn next_without(&self, spare: &[Owned]) -> usize {
+        let next = self.next.load(Ordering::Relaxed);
+        let Some(directory) = &self.directory else { return next };
+        let is_missing = |number: &usize| {
+            directory[*number].load(Ordering::Relaxed) == 0
+                && !spare.iter().any(|trunk| self.memory.is_home(trunk, *number))
+        };
+        let end = directory.len().min(next + 2 * Self::SPARE);
+        (next..end).find(is_missing).unwrap_or(next)
     }
 
     /// Takes over the trunks that another process has left. Called once, when the records' keys
@@ -230,7 +258,10 @@ impl Index {
         self.retired.free();
         let records = self.record_trunks.load(Ordering::Relaxed);
         let pages = self.emptying.take().filter(|number| *number >= records);
-        pages.filter(|number| self.reclaim_trunk(*number)).count()
+        let pages = pages.collect::<Vec<_>>();
+        // All at once: each is likely to be in no cache.
+        pages.iter().for_each(|number| self.prefetch(SwapEntry((number * TRUNK_ENTRIES) as u32)));
+        pages.into_iter().filter(|number| self.reclaim_trunk(*number)).count()
     }
 
     fn reclaim_trunk(&self, number: usize) -> bool {
@@ -275,6 +306,7 @@ impl Index {
     pub(crate) fn add_area(&self, pages: u32) -> Option<Area> {
         let area = self.take_keys(pages)?;
         self.page_trunks.fetch_add(trunks_of(area.pages), Ordering::Relaxed);
+        self.next.store(area.first as usize / TRUNK_ENTRIES, Ordering::Relaxed);
         Some(area)
     }
 
@@ -434,7 +466,10 @@ impl View<'_> {
         // a spare one.
         let mut spare = lock(&self.index.spare);
         if slot.load(Ordering::Acquire, &self.pinned).is_null() {
-            let trunk = spare.pop().ok_or(NoTrunk)?;
+            let memory = &self.index.memory;
+            let at_home = spare.iter().position(|trunk| memory.is_home(trunk, number));
+            let trunk = at_home.map(|at| spare.swap_remove(at)).or_else(|| spare.pop());
+            let trunk = trunk.ok_or(NoTrunk)?;
             let directory = self.index.directory.as_ref();
             if let (Some(directory), Some(frame)) = (directory, self.index.memory.frame_of(&trunk))
             {
@@ -447,6 +482,9 @@ impl View<'_> {
             self.index.made.fetch_add(1, Ordering::Relaxed);
             let is_for_pages = number >= self.index.record_trunks.load(Ordering::Relaxed);
             self.index.made_for_pages.fetch_add(usize::from(is_for_pages), Ordering::Relaxed);
+            if is_for_pages {
+                self.index.next.store(number + 1, Ordering::Relaxed);
+            }
         }
         Ok(())
     }

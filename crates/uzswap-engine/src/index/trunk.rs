@@ -57,11 +57,13 @@ impl Owned {
 pub(super) struct Memory(pub(super) Option<Arc<Durable>>);
 
 impl Memory {
-    /// A trunk of absent entries. Errors: no memory.
-    pub(super) fn make(&self) -> io::Result<Owned> {
+    /// A trunk of absent entries, most likely the one of this number. Errors: no memory.
+    pub(super) fn make(&self, number: usize) -> io::Result<Owned> {
+        #[cfg(feature = "shuttle")]
+        let _ = number;
         match &self.0 {
             #[cfg(not(feature = "shuttle"))]
-            Some(durable) => Ok(Self::in_frame(durable, durable.take_trunk()?)),
+            Some(durable) => Ok(Self::in_frame(durable, durable.take_trunk(number)?)),
             _ => Ok(Owned(NonNull::from(Box::leak(new()?)))),
         }
     }
@@ -81,6 +83,11 @@ impl Memory {
     /// The frame that a trunk is in, where it outlives the process.
     pub(super) fn frame_of(&self, trunk: &Owned) -> Option<TrunkFrame> {
         self.0.as_ref().map(|durable| durable.frame_at(trunk.0.cast()))
+    }
+
+    /// Whether a trunk is where the one of this number is at home.
+    pub(super) fn is_home(&self, trunk: &Owned, number: usize) -> bool {
+        self.frame_of(trunk).is_some_and(|frame| frame.is_home_of(number))
     }
 
     /// Frees a trunk.
@@ -244,9 +251,47 @@ pub(super) fn drop_in(slot: &mut Atomic<Trunk>, memory: &Memory) {
 mod tests {
     use crate::index::TRUNK_ENTRIES;
     use crate::testing::{Content, TestBacking, page_of};
-    use crate::{Cache, Config, Store};
+    use crate::{Cache, Config, Load, Store};
     use rustix::fs::{MemfdFlags, memfd_create};
     use std::sync::atomic::Ordering::Relaxed;
+
+    #[test]
+    fn trunks_that_are_made_in_order_are_at_home() {
+        const TRUNKS: usize = 40;
+        let pages = (TRUNKS * TRUNK_ENTRIES) as u32;
+        let config = Config {
+            pages_max: pages,
+            ram_bytes: 8 << 20,
+            ram_bytes_max: 8 << 20,
+            pool_bytes_max: 8 << 20,
+            algorithm: "lz4".parse().unwrap(),
+            seals_backing: false,
+        };
+        let (backing, _) = TestBacking::new(4 << 20, 512);
+        let memory = memfd_create("trunks-at-home", MemfdFlags::empty()).unwrap();
+        let cache = Cache::in_file(config, Box::new(backing), memory).unwrap();
+        let area = cache.add_area(pages).unwrap();
+        let first = area.first as usize / TRUNK_ENTRIES;
+        let directory = cache.durable.as_ref().unwrap().directory();
+        let at_home = || {
+            let words = (first..first + TRUNKS).map(|number| directory[number].load(Relaxed));
+            (first..).zip(words).filter(|(number, word)| *word as usize == number + 1).count()
+        };
+        let store = |offset: usize| {
+            cache.maintain().unwrap();
+            let key = area.entry(offset as u32).unwrap();
+            assert_eq!(cache.store(key, &page_of(Content::Text, 1)), Store::Stored);
+            assert_eq!(cache.load(key, &mut [0; 4096]).unwrap(), Load::Hit);
+        };
+        (0..TRUNKS).for_each(|number| store(number * TRUNK_ENTRIES));
+        assert_eq!(at_home(), TRUNKS);
+        // Those that come back in another order find some home or other.
+        let keys = (0..TRUNKS).map(|number| area.entry((number * TRUNK_ENTRIES) as u32).unwrap());
+        keys.for_each(|key| cache.invalidate(key));
+        (0..2).for_each(|_| _ = cache.maintain());
+        (0..TRUNKS).rev().for_each(|number| store(number * TRUNK_ENTRIES));
+        cache.check();
+    }
 
     #[test]
     fn a_cache_that_is_dropped_takes_its_memory_along_while_a_thread_is_pinned() {
