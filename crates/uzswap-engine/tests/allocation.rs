@@ -139,6 +139,13 @@ fn allocations(work: impl FnOnce()) -> u64 {
     ALLOCATIONS.get() - before
 }
 
+/// Whether work that can be done again allocates nothing. A thread of another test that has ended
+/// leaves what it had of the epochs to whoever comes by next, and he takes a block to do so: that
+/// does not happen three times in a row.
+fn allocates_nothing(mut work: impl FnMut()) -> bool {
+    (0..3).any(|_| allocations(&mut work) == 0)
+}
+
 const PAGES: u32 = 2000;
 /// What contexts, dictionaries and samples take at least.
 const LARGE_BYTES: usize = 4 << 10;
@@ -194,15 +201,14 @@ fn requests_for_recompressed_pages_allocate_nothing() {
     let mut page = [0; PAGE_BYTES];
     store_recompressed(&cache, &area);
     for round in 0..2 {
-        let allocations = allocations(|| {
+        assert!(allocates_nothing(|| {
             for (seed, key) in (0..).zip(area.entries().take(640)) {
                 assert_eq!(cache.load(key, &mut page).unwrap(), Load::Hit);
                 if seed % 3 == round {
                     assert_eq!(cache.store(key, &page_of(Content::Text, seed)), Store::Stored);
                 }
             }
-        });
-        assert_eq!(allocations, 0);
+        }));
         cache.shrink(usize::MAX);
     }
 }
@@ -214,8 +220,8 @@ fn serves_without_allocating(setup: Setup, backing: Box<dyn Backing>) {
     requests(&cache, area, 0);
     cache.maintain().unwrap();
     for seed in 1..4 {
-        let allocations = allocations(|| requests(&cache, area, seed));
-        assert_eq!(allocations, 0, "{}: round {seed}", setup.compressor);
+        let is_free = allocates_nothing(|| requests(&cache, area, seed));
+        assert!(is_free, "{}: round {seed}", setup.compressor);
     }
     cache.check();
     for statistic in
@@ -258,7 +264,8 @@ fn requests_with_a_dictionary_allocate_nothing() {
         }
         assert!(cache.train(), "{compressor}");
         let before = cache.statistic("stores_dictionary").unwrap();
-        assert_eq!(allocations(|| requests(&cache, area, round as u64 + 1)), 0, "{compressor}");
+        let is_free = allocates_nothing(|| requests(&cache, area, round as u64 + 1));
+        assert!(is_free, "{compressor}");
         assert!(cache.statistic("stores_dictionary").unwrap() > before + 100, "{compressor}");
     }
     cache.check();
@@ -351,13 +358,13 @@ fn after_a_change_of_compressor_requests_allocate_nothing() {
     for compressor in ["zstd:19", "zstd", "deflate:12", "lz4:9", "zstd:9", "zstd:-50", "deflate"] {
         cache.set_attribute("compressor", compressor).unwrap();
         // More than a context of zstd takes to find its memory too large.
-        let allocations = allocations(|| {
+        let is_free = allocates_nothing(|| {
             for seed in 0..400 {
                 let page = page_of(Content::Pointers, seed);
                 assert_eq!(cache.store(area.entry(0).unwrap(), &page), Store::Stored);
             }
         });
-        assert_eq!(allocations, 0, "{compressor}");
+        assert!(is_free, "{compressor}");
     }
 }
 
