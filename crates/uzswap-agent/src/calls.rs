@@ -30,19 +30,22 @@ pub fn wants(number: u32) -> bool {
 
 /// Looks at a call: its number decides.
 pub fn on_call(call: &mut Call) -> Outcome {
-    // A thread that serves a fault, or takes pages out, has pages and locks of ours: it may wait
-    // for no other lock, and what it maps or reads is not the program's. What it does not pass to
-    // a call may be an address of the program's by chance, which it must not bring in.
-    let is_ours = crate::is_inside() || is_pager_thread() || bus::is_on_own_stack();
+    // A thread that serves a fault has pages and locks of ours: it may wait for no other lock, and
+    // what it maps or reads is not the program's.
+    let is_inside = crate::is_inside() || bus::is_on_own_stack();
+    let is_pagers = is_pager_thread();
     if call.number as c_long == libc::SYS_rt_sigprocmask {
         // Whoever makes it: the next instruction that was replaced may come before the signals are
         // back.
-        return processes::mask(AGENT.get().filter(|_| !is_ours), call);
+        return processes::mask(AGENT.get().filter(|_| !is_inside && !is_pagers), call);
     }
-    if is_ours {
+    if is_inside {
         return Outcome::Bare;
     }
     let Some(agent) = AGENT.get() else { return Outcome::Bare };
+    if is_pagers {
+        return on_pagers_call(agent, call);
+    }
     stacks::arm();
     match table::treatment(call.number) {
         Treatment::Left | Treatment::Absent => Outcome::Bare,
@@ -50,6 +53,17 @@ pub fn on_call(call: &mut Call) -> Outcome {
         Treatment::Touched(arguments) => touched(agent, call, arguments),
         Treatment::Refused(error) => refuse(call, error),
         Treatment::Own(_) => own(agent, call),
+    }
+}
+
+/// A call of a thread that takes pages out. It may hold what it would have to wait for to bring a
+/// page in; and what it does not use of a call's arguments may be an address of the program's by
+/// chance. But the C library may have it trim the heap, which is the program's.
+fn on_pagers_call(agent: &Agent, call: &mut Call) -> Outcome {
+    match call.number as c_long {
+        libc::SYS_mmap | libc::SYS_munmap | libc::SYS_mremap | libc::SYS_brk => own(agent, call),
+        libc::SYS_mprotect | libc::SYS_madvise => own(agent, call),
+        _ => Outcome::Bare,
     }
 }
 

@@ -261,7 +261,11 @@ pub fn advise(agent: &Agent, call: &mut Call) -> Outcome {
     match call.arguments[2] as i32 {
         libc::MADV_DONTNEED | libc::MADV_FREE | libc::MADV_REMOVE | libc::MADV_DONTNEED_LOCKED => {
             call.arguments[2] = libc::MADV_DONTNEED as u64;
-            agent.pager.change(range, Change::Zeroed, || ((), make(call)));
+            agent.pager.change(range, Change::Zeroed, || {
+                let is_done = make(call);
+                // Of a range with holes, what is mapped was dropped.
+                ((), is_done || call.result == -i64::from(libc::ENOMEM))
+            });
         }
         libc::MADV_POPULATE_READ | libc::MADV_POPULATE_WRITE => {
             // They come in as they are touched: all at once they might not fit.
