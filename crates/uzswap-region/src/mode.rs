@@ -16,7 +16,7 @@ pub enum Mode {
     /// to `/dev/userfaultfd`, the sysctl `vm.unprivileged_userfaultfd`, or `CAP_SYS_PTRACE`.
     HandlerThreads,
     /// As [`Self::InThread`], in a handler of SIGSEGV: pages that are out may not be accessed. For
-    /// memory that is adopted ([`Pager::adopt`]) where userfaultfd is denied; slower.
+    /// memory that is adopted ([`crate::Pager::adopt`]) where userfaultfd is denied; slower.
     Protection,
 }
 

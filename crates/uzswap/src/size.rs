@@ -25,7 +25,7 @@ pub fn parse(text: &str) -> Result<u64, String> {
     term(text, &of_ram)
 }
 
-/// The word for [`available`].
+/// The word for what may be used now.
 pub const AVAILABLE: &str = "available";
 
 /// Bytes that a command may use: what the machine has free, or the caller's control group allows,
