@@ -74,6 +74,57 @@ pub fn compile(folder: &Path, text: &str, options: &[&str]) {
     assert!(compiler.current_dir(folder).status().expect("a compiler").success());
 }
 
+/// A program in Python with a heap of 70 MB, which forks, threads, files and other programs read.
+/// It is given a file to write.
+pub const FORKING_HEAP: &str = r#"
+import ctypes, errno, hashlib, os, subprocess, sys, threading
+pages = [bytes([i % 251]) * 600 + str(i).encode() for i in range(110000)]
+def digest():
+    sums = hashlib.md5()
+    for page in pages: sums.update(page)
+    return sums.hexdigest()
+before = digest()
+for turn in range(2):
+    child = os.fork()
+    if child == 0:
+        same = digest() == before
+        for i in range(0, len(pages), 3): pages[i] = b'x'
+        os._exit(0 if same else 3)
+    assert digest() == before
+    assert os.waitpid(child, 0)[1] == 0, 'a fork saw other bytes'
+path = sys.argv[1]
+whole = b''.join(pages[:20000])
+with open(path, 'wb') as file: file.write(whole)
+with open(path, 'rb') as file: assert file.read() == whole
+told = subprocess.run(['md5sum'], input=whole, capture_output=True).stdout.split()[0].decode()
+assert told == hashlib.md5(whole).hexdigest(), 'a pipe had other bytes'
+class Part(ctypes.Structure): _fields_ = [('at', ctypes.c_void_p), ('bytes', ctypes.c_size_t)]
+calls = ctypes.CDLL(None, use_errno=True)
+part = Part(ctypes.cast(pages[7], ctypes.c_void_p), 1 << 63)
+assert calls.writev(1, ctypes.byref(part), 1) == -1 and ctypes.get_errno() == errno.EINVAL
+assert calls.poll(ctypes.c_void_p(4096), ctypes.c_ulong(0xffffffff), 0) == -1, 'too many'
+sums = []
+def add(first):
+    sums.append(sum(sum(page[::50]) for page in pages[first::4]))
+threads = [threading.Thread(target=add, args=(first,)) for first in range(4)]
+for thread in threads: thread.start()
+for thread in threads: thread.join()
+assert digest() == before
+print(before, sum(sums))
+"#;
+
+/// C with so many functions; `file` makes them others.
+pub fn functions_in_c(file: usize, count: usize) -> String {
+    let function = |at: usize| {
+        format!(
+            "int f{file}_{at}(int a, int b) {{ int s = 0; for (int i = 0; i < a; i++) {{ s += b * i \
+             ^ {at}; if (s & {}) s -= a; }} return s; }}\n",
+            at + 1
+        )
+    };
+    (0..count).map(function).collect()
+}
+
 /// The transport to test, as options of `run` and `serve`: as the environment says (see
 /// CONTRIBUTING.md), else what there is.
 pub fn transport_options() -> Vec<String> {

@@ -8,7 +8,7 @@ use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::Output;
-use uzswap_tests::{as_nobody, compile, is_full};
+use uzswap_tests::{FORKING_HEAP, as_nobody, compile, functions_in_c, is_full};
 
 /// Becomes a program under Docker's default profile for a container without capabilities (moby,
 /// profiles, seccomp/default.json of 2026): what it denies on x86-64, `clone3`, which it says is
@@ -69,54 +69,17 @@ fn check(folder: &Path, memory: &str, words: &[&str]) {
     assert_eq!(with.stdout, without.stdout, "{said}");
 }
 
-/// A heap of 70 MB: read and changed by forks and threads, written to a file and a pipe.
-const PROGRAM: &str = r#"
-import hashlib, os, subprocess, threading
-pages = [bytes([i % 251]) * 600 + str(i).encode() for i in range(110000)]
-def digest():
-    sums = hashlib.md5()
-    for page in pages: sums.update(page)
-    return sums.hexdigest()
-before = digest()
-for turn in range(2):
-    child = os.fork()
-    if child == 0:
-        same = digest() == before
-        for i in range(0, len(pages), 3): pages[i] = b'x'
-        os._exit(0 if same else 3)
-    assert digest() == before
-    assert os.waitpid(child, 0)[1] == 0, 'a fork saw other bytes'
-whole = b''.join(pages[:20000])
-told = subprocess.run(['md5sum'], input=whole, capture_output=True).stdout.split()[0].decode()
-assert told == hashlib.md5(whole).hexdigest(), 'a pipe had other bytes'
-sums = []
-def add(first): sums.append(sum(sum(page[::50]) for page in pages[first::4]))
-threads = [threading.Thread(target=add, args=(first,)) for first in range(4)]
-for thread in threads: thread.start()
-for thread in threads: thread.join()
-assert digest() == before
-print(before, sum(sums))
-"#;
-
 #[test]
 fn under_dockers_profile_a_python_program_computes_in_half_of_its_memory() {
     let folder = tempfile::tempdir_in("/var/tmp").unwrap();
-    fs::write(folder.path().join("program.py"), PROGRAM).unwrap();
-    check(folder.path(), "64M", &["/usr/bin/python3", "-I", "program.py"]);
+    fs::write(folder.path().join("program.py"), FORKING_HEAP).unwrap();
+    check(folder.path(), "64M", &["/usr/bin/python3", "-I", "program.py", "file"]);
 }
 
 #[test]
 fn under_dockers_profile_gcc_makes_the_same_object_in_half_of_its_memory() {
     let folder = tempfile::tempdir_in("/var/tmp").unwrap();
-    let function = |at: usize| {
-        format!(
-            "int f{at}(int a, int b) {{ int s = 0; for (int i = 0; i < a; i++) {{ s += b * i ^ \
-             {at}; if (s & {}) s -= a; }} return s; }}\n",
-            at + 1
-        )
-    };
-    let text: String = (0..700).map(function).collect();
-    fs::write(folder.path().join("part.c"), text).unwrap();
+    fs::write(folder.path().join("part.c"), functions_in_c(0, 700)).unwrap();
     let command = "gcc -O1 -S part.c -o - | md5sum";
     check(folder.path(), "32M", &["sh", "-c", command]);
 }

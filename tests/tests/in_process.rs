@@ -8,45 +8,7 @@ use std::path::Path;
 use std::process::{Command, Output};
 use std::time::Instant;
 use uzswap_engine::testing::Noise;
-use uzswap_tests::{as_nobody, compile, is_full};
-
-/// A heap of 70 MB that is read by forks, threads, files and other programs.
-const PROGRAM: &str = r#"
-import ctypes, errno, hashlib, os, subprocess, sys, threading
-pages = [bytes([i % 251]) * 600 + str(i).encode() for i in range(110000)]
-def digest():
-    sums = hashlib.md5()
-    for page in pages: sums.update(page)
-    return sums.hexdigest()
-before = digest()
-for turn in range(2):
-    child = os.fork()
-    if child == 0:
-        same = digest() == before
-        for i in range(0, len(pages), 3): pages[i] = b'x'
-        os._exit(0 if same else 3)
-    assert digest() == before
-    assert os.waitpid(child, 0)[1] == 0, 'a fork saw other bytes'
-path = sys.argv[1]
-whole = b''.join(pages[:20000])
-with open(path, 'wb') as file: file.write(whole)
-with open(path, 'rb') as file: assert file.read() == whole
-told = subprocess.run(['md5sum'], input=whole, capture_output=True).stdout.split()[0].decode()
-assert told == hashlib.md5(whole).hexdigest(), 'a pipe had other bytes'
-class Part(ctypes.Structure): _fields_ = [('at', ctypes.c_void_p), ('bytes', ctypes.c_size_t)]
-calls = ctypes.CDLL(None, use_errno=True)
-part = Part(ctypes.cast(pages[7], ctypes.c_void_p), 1 << 63)
-assert calls.writev(1, ctypes.byref(part), 1) == -1 and ctypes.get_errno() == errno.EINVAL
-assert calls.poll(ctypes.c_void_p(4096), ctypes.c_ulong(0xffffffff), 0) == -1, 'too many'
-sums = []
-def add(first):
-    sums.append(sum(sum(page[::50]) for page in pages[first::4]))
-threads = [threading.Thread(target=add, args=(first,)) for first in range(4)]
-for thread in threads: thread.start()
-for thread in threads: thread.join()
-assert digest() == before
-print(before, sum(sums))
-"#;
+use uzswap_tests::{FORKING_HEAP, as_nobody, compile, functions_in_c, is_full};
 
 /// A thread that waits in `write` as the program is taken over, and writes again at once: what it
 /// writes must stay there until a reader comes.
@@ -143,17 +105,10 @@ fn make_input(folder: &Path) {
     let numbers: String = (0..600_000).map(|_| format!("{}\n", noise.word() >> 4)).collect();
     fs::write(folder.join("numbers"), numbers).unwrap();
     for file in 0..6 {
-        let function = |at: usize| {
-            format!(
-                "int f{file}_{at}(int a, int b) {{ int s = 0; for (int i = 0; i < a; i++) \
-                 {{ s += b * i ^ {at}; if (s & {}) s -= a; }} return s; }}\n",
-                at + 1
-            )
-        };
-        let text: String = (0..700).map(function).collect();
+        let text = functions_in_c(file, 700);
         fs::write(folder.join(format!("part{file}.c")), text).unwrap();
     }
-    fs::write(folder.join("program.py"), PROGRAM).unwrap();
+    fs::write(folder.join("program.py"), FORKING_HEAP).unwrap();
     fs::write(folder.join("pipe.py"), PIPE).unwrap();
     fs::write(folder.join("makefile"), MAKEFILE).unwrap();
 }

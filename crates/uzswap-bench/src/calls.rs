@@ -82,7 +82,7 @@ impl Candidate for Way {
     fn missing(&self) -> Option<String> {
         match self.how {
             How::Alone => None,
-            _ => Peer::InProcess { compressor: None, is_controlled: false }.missing(),
+            _ => Peer::IN_PROCESS.missing(),
         }
     }
 }
@@ -153,7 +153,7 @@ fn measure(
     std::env::set_current_dir(folder).context("the sources of this program")?;
     let peer = match how {
         How::Alone => Peer::Alone,
-        _ => Peer::InProcess { compressor: None, is_controlled: false },
+        _ => Peer::IN_PROCESS,
     };
     let measured = peer.run(&mut Changes::begin(), room, command, &bench.interrupt)?;
     Ok((measured.seconds, measured.stdout))

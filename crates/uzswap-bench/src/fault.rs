@@ -50,7 +50,7 @@ fn peers(arguments: &FaultArguments) -> Vec<Peer> {
     let more = compressors.iter().filter(|name| **name != own);
     peers.extend([&own].into_iter().chain(more).map(|name| region(name, false)));
     peers.push(region(&own, true));
-    peers.push(Peer::InProcess { compressor: None, is_controlled: false });
+    peers.push(Peer::IN_PROCESS);
     let is_asked = |peer: &Peer| arguments.only.iter().any(|name| peer.name().starts_with(name));
     peers.retain(|peer| arguments.only.is_empty() || is_asked(peer));
     peers

@@ -145,7 +145,7 @@ fn peer(name: &str) -> Result<Peer, Failure> {
         "zswap" => Peer::Zswap { compressor: "lzo".into() },
         "zram" => Peer::Zram { compressor: lz4() },
         "in-process+load-control" => Peer::InProcess { compressor: None, is_controlled: true },
-        "in-process" => Peer::InProcess { compressor: None, is_controlled: false },
+        "in-process" => Peer::IN_PROCESS,
         other => {
             let Some(compressor) = other.strip_prefix("uzswap-") else {
                 let known = PEERS.join(", ");

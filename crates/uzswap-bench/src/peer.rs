@@ -175,6 +175,9 @@ impl Candidate for Peer {
 }
 
 impl Peer {
+    /// `uzswap run --in-process` as it is by itself.
+    pub const IN_PROCESS: Self = Self::InProcess { compressor: None, is_controlled: false };
+
     /// Runs a command.
     pub fn run(
         &self,

@@ -87,7 +87,7 @@ impl Inner {
     /// Ends the process if a page is absent that is resident by its word, which is `Busy` now, made
     /// so by us: what was in it is lost, and zeros would be wrong.
     pub(crate) fn check_present(&self, space: &Space, page: u32) {
-        match self.uffd().has_page(space.address(page)) {
+        match self.pagemap().has_page(space.address(page)) {
             Ok(true) => {}
             Ok(false) => self.die(
                 space,

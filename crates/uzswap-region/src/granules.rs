@@ -18,16 +18,14 @@ use crate::error::Error;
 use crate::fault::Refused;
 use crate::lane::{Count, Lane};
 use crate::pager::Inner;
-use crate::reclaim::Victim;
-use crate::space::Space;
-use crate::window::Taken;
+use crate::space::{Space, Taken, neighbours};
 use crate::word::{Kind, Word};
 use std::fs;
 use std::io;
 use std::ops::Range;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, PoisonError};
-use uzswap_engine::{PAGE_BYTES, Page, Reject, Store};
+use uzswap_engine::{PAGE_BYTES, Page};
 use uzswap_sys::map::Pagemap;
 use uzswap_sys::own::{OwnMemory, set_access};
 
@@ -112,11 +110,6 @@ fn range_of(space: &Space, pages: &Range<u32>) -> Range<usize> {
     space.address(pages.start)..space.address(pages.end)
 }
 
-fn allow(space: &Space, pages: &Range<u32>) -> io::Result<()> {
-    // SAFETY: adopted memory, which the program may access, and whose pages are there.
-    unsafe { set_access(range_of(space, pages), true) }
-}
-
 fn forbid(space: &Space, pages: &Range<u32>) -> io::Result<()> {
     // SAFETY: adopted memory; whoever accesses it waits for the words, which are `Busy` by us.
     unsafe { set_access(range_of(space, pages), false) }
@@ -189,6 +182,15 @@ impl Inner {
         has_waited
     }
 
+    /// Lets the program access pages that are whole. It ends where there can be no more mappings:
+    /// they would be lost.
+    fn allow(&self, space: &Space, pages: &Range<u32>) {
+        // SAFETY: adopted memory, which the program may access, and whose pages are there.
+        if let Err(error) = unsafe { set_access(range_of(space, pages), true) } {
+            self.die(space, pages.start, &Refused("let anybody access what was brought", &error));
+        }
+    }
+
     /// Brings in what is out of a granule; how many pages that was.
     fn fill_granule(
         &self,
@@ -222,10 +224,7 @@ impl Inner {
         }
         let mut brought = 0;
         for run in runs(around.clone().filter(is_taken)) {
-            if let Err(error) = allow(space, &run) {
-                // The program has left no mapping to split this one with.
-                self.die(space, run.start, &Refused("let anybody access what was brought", &error));
-            }
+            self.allow(space, &run);
             brought += run.len();
             for page in run {
                 let copy = if is_stored(&page) { Word::KEPT } else { 0 };
@@ -280,7 +279,7 @@ impl Inner {
         space: &Arc<Space>,
         around: &Range<u32>,
         drops_copies: bool,
-        found: &mut Vec<Victim>,
+        found: &mut Vec<Taken>,
     ) {
         let words = || around.clone().map(|page| (page, space.load(page)));
         let mut is_used = false;
@@ -297,12 +296,9 @@ impl Inner {
             for (page, was) in words().filter(|(_, word)| word.kind() == Kind::Resident) {
                 if was.pins() > 0 || !space.take(page, was) {
                     // It is in use after all.
-                    found.drain(before..).for_each(|Victim { space, page, was }| {
-                        space.put(page, was);
-                    });
-                    return;
+                    return found.drain(before..).for_each(Taken::put_back);
                 }
-                found.push(Victim { space: space.clone(), page, was });
+                found.push(Taken { space: space.clone(), page, was });
             }
             return;
         }
@@ -319,14 +315,11 @@ impl Inner {
     }
 
     /// Takes pages out that are `Busy` by us: neighbours together, all of them or none.
-    fn put_out(&self, granules: &Granules, victims: Vec<Victim>) -> PutOut {
+    fn put_out(&self, granules: &Granules, victims: Vec<Taken>) -> PutOut {
         let mut taken = PutOut { found: victims.len(), out: 0 };
         let mut left = &victims[..];
-        while let Some(first) = left.first() {
-            let goes_on = |(at, victim): (usize, &Victim)| {
-                victim.space.id == first.space.id && victim.page == first.page + at as u32
-            };
-            let run = left.iter().enumerate().take_while(|(at, v)| goes_on((*at, v))).count();
+        while !left.is_empty() {
+            let run = neighbours(left);
             if self.put_run_out(granules, &left[..run]) {
                 taken.out += run;
             }
@@ -335,7 +328,7 @@ impl Inner {
         taken
     }
 
-    fn put_run_out(&self, granules: &Granules, run: &[Victim]) -> bool {
+    fn put_run_out(&self, granules: &Granules, run: &[Taken]) -> bool {
         let (space, first) = (&run[0].space, run[0].page);
         let pages = first..first + run.len() as u32;
         // An error: there can be no more mappings, or the program has taken the memory away.
@@ -344,9 +337,7 @@ impl Inner {
             for page in pages.clone() {
                 self.cache.invalidate(space.key(page));
             }
-            if let Err(error) = allow(space, &pages) {
-                self.die(space, first, &Refused("let anybody access what was brought", &error));
-            }
+            self.allow(space, &pages);
         }
         for page in pages.clone() {
             space.put(page, if is_out { Word::STORED } else { Word::RESIDENT.with(Word::USED) });
@@ -368,23 +359,13 @@ impl Inner {
             if granules.memory.read(space.address(at), part.as_flattened_mut()).is_err() {
                 return false;
             }
-            if !(at..).zip(part).all(|(page, copy)| self.store_copy(space, page, copy)) {
+            if !(at..).zip(part).all(|(page, copy)| self.keep(space, page, copy)) {
                 return false;
             }
             at += count as u32;
         }
         space.discard(pages.clone());
         true
-    }
-
-    fn store_copy(&self, space: &Space, page: u32, copy: &Page) -> bool {
-        let key = space.key(page);
-        let mut store = self.cache.store(key, copy);
-        if store == Store::Rejected(Reject::AllocFail) {
-            self.tend();
-            store = self.cache.store(key, copy);
-        }
-        store == Store::Stored || self.cache.store_through(key, copy) == Store::Stored
     }
 
     /// Takes the pages of a range out now. Error: there is no room for all.
@@ -440,14 +421,11 @@ impl Inner {
     /// accessed until they come in; of others, what could be accessed can be.
     pub(crate) fn close_dropped(&self, taken: &[Taken]) {
         let mut left = taken;
-        while let Some((space, first, _)) = left.first() {
-            let goes_on = |(at, (other, page, _)): (usize, &Taken)| {
-                Arc::ptr_eq(other, space) && *page == first + at as u32
-            };
-            let count = left.iter().enumerate().take_while(|(at, t)| goes_on((*at, t))).count();
-            let whole = whole(first..&(first + count as u32));
+        while let Some(Taken { space, page: first, .. }) = left.first() {
+            let count = neighbours(left);
+            let whole = whole(*first..first + count as u32);
             let is_closed = !whole.is_empty() && forbid(space, &whole).is_ok();
-            for (space, page, was) in &left[..count] {
+            for Taken { space, page, was } in &left[..count] {
                 let is_in = self.forget(space, *page, *was) > 0;
                 let stays = is_in && !(is_closed && whole.contains(page));
                 if is_in && !stays {
@@ -462,7 +440,7 @@ impl Inner {
 }
 
 /// The pages of a row that make up whole granules, of the smallest kind.
-fn whole(row: Range<&u32>) -> Range<u32> {
+fn whole(row: Range<u32>) -> Range<u32> {
     let (start, end) = (row.start.next_multiple_of(LEAST), row.end / LEAST * LEAST);
     start..end.max(start)
 }
@@ -476,9 +454,9 @@ mod tests {
         let found: Vec<_> = runs([1, 2, 3, 7, 9, 10]).collect();
         assert_eq!(found, [1..4, 7..8, 9..11]);
         assert_eq!(runs([]).next(), None);
-        assert_eq!(whole(&3..&70), 16..64);
-        assert!(whole(&17..&31).is_empty() && whole(&3..&18).is_empty());
-        assert_eq!(whole(&16..&32), 16..32);
+        assert_eq!(whole(3..70), 16..64);
+        assert!(whole(17..31).is_empty() && whole(3..18).is_empty());
+        assert_eq!(whole(16..32), 16..32);
         let mut set = Set::default();
         set.add(511);
         assert!(set.has(511) && !set.has(510) && !set.has(447));

@@ -37,19 +37,18 @@ impl Mode {
 
     /// What serves them.
     pub(crate) fn faults(self) -> Result<Faults, Error> {
+        let uffd = |delivery| Uffd::open(delivery).map(Faults::Missing);
         match self {
-            Self::InThread => match Uffd::open(Delivery::Signal) {
-                Ok(uffd) => Ok(Faults::Missing(uffd)),
-                Err(source) => Err(Error::Userfaultfd { source }),
-            },
-            Self::HandlerThreads => match Uffd::open(Delivery::Message) {
-                Ok(uffd) => Ok(Faults::Missing(uffd)),
-                Err(source) => Err(Error::HandlerThreads { source }),
-            },
-            Self::Protection => match Granules::new() {
-                Ok(granules) => Ok(Faults::Forbidden(granules)),
-                Err(source) => Err(Error::OwnMemory { source }),
-            },
+            Self::InThread => {
+                uffd(Delivery::Signal).map_err(|source| Error::Userfaultfd { source })
+            }
+            Self::HandlerThreads => {
+                uffd(Delivery::Message).map_err(|source| Error::HandlerThreads { source })
+            }
+            Self::Protection => {
+                let granules = Granules::new().map(Faults::Forbidden);
+                granules.map_err(|source| Error::OwnMemory { source })
+            }
         }
     }
 }

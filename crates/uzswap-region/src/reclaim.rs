@@ -18,12 +18,12 @@ use crate::error::Error;
 use crate::fault::is_busy;
 use crate::fork;
 use crate::pager::{Inner, OnFork};
-use crate::space::Space;
+use crate::space::{Space, Taken, neighbours};
 use crate::staging::BATCH;
 use crate::word::{Kind, Word};
 use std::ops::Range;
 use std::sync::{Arc, PoisonError};
-use uzswap_engine::{PAGE_BYTES, Reject, Store};
+use uzswap_engine::{PAGE_BYTES, Page, Reject, Store};
 use uzswap_sys::bus::Blocked;
 use uzswap_sys::cpu::CpuSet;
 use uzswap_sys::map;
@@ -37,13 +37,6 @@ const REFUSALS: usize = 4;
 
 /// Units made at once where memory is short: some 12 ms.
 const UNITS_AT_ONCE: usize = 16;
-
-/// A page that is taken out: its word is `Busy`, and was this.
-pub(crate) struct Victim {
-    pub(crate) space: Arc<Space>,
-    pub(crate) page: u32,
-    pub(crate) was: Word,
-}
 
 /// Where the hand is.
 #[derive(Default)]
@@ -188,11 +181,11 @@ impl Inner {
     }
 
     /// Up to 64 pages that were not used since the hand last came by.
-    fn victims(&self) -> Vec<Victim> {
+    fn victims(&self) -> Vec<Taken> {
         let drops_copies = self.drops_copies();
         self.victims_by(|space, page, found| {
             if let Some(was) = self.pass(space, page, drops_copies) {
-                found.push(Victim { space: space.clone(), page, was });
+                found.push(Taken { space: space.clone(), page, was });
             }
             page + 1
         })
@@ -202,8 +195,8 @@ impl Inner {
     /// stops at 64 or the first beyond.
     pub(crate) fn victims_by(
         &self,
-        mut pass: impl FnMut(&Arc<Space>, u32, &mut Vec<Victim>) -> u32,
-    ) -> Vec<Victim> {
+        mut pass: impl FnMut(&Arc<Space>, u32, &mut Vec<Taken>) -> u32,
+    ) -> Vec<Taken> {
         let mut hand = self.hand.lock().unwrap_or_else(PoisonError::into_inner);
         let regions: Vec<_> = self.regions().values().cloned().collect();
         let mut found = Vec::with_capacity(BATCH);
@@ -267,14 +260,11 @@ impl Inner {
     }
 
     /// Moves victims to a batch of the staging area and queues it; how many it moved.
-    fn stage(&self, victims: Vec<Victim>, batch: u32) -> usize {
+    fn stage(&self, victims: Vec<Taken>, batch: u32) -> usize {
         let mut taken = 0;
         let mut left = &victims[..];
-        while let Some(first) = left.first() {
-            let goes_on = |(at, victim): (usize, &Victim)| {
-                Arc::ptr_eq(&victim.space, &first.space) && victim.page == first.page + at as u32
-            };
-            let run = left.iter().enumerate().take_while(|(at, v)| goes_on((*at, v))).count();
+        while !left.is_empty() {
+            let run = neighbours(left);
             let frame = batch as usize * BATCH + (victims.len() - left.len());
             let (moved, looked_at) = self.move_out(&left[..run], frame);
             taken += moved;
@@ -289,7 +279,7 @@ impl Inner {
     }
 
     /// Moves neighbouring pages to frames: how many it moved, and how many it is done with.
-    fn move_out(&self, run: &[Victim], frame: usize) -> (usize, usize) {
+    fn move_out(&self, run: &[Taken], frame: usize) -> (usize, usize) {
         let first = &run[0];
         let (from, to) = (first.space.address(first.page), self.staging.address(frame));
         let (moved, is_whole) = if self.uffd().can_move() {
@@ -342,7 +332,7 @@ impl Inner {
     }
 
     /// Copies one page out, for kernels that cannot move it. Writers wait meanwhile.
-    fn copy_out(&self, victim: &Victim, from: usize, to: usize) -> (usize, bool) {
+    fn copy_out(&self, victim: &Taken, from: usize, to: usize) -> (usize, bool) {
         // The kernel would wait for an absent one, and we are who brings it in.
         self.check_present(&victim.space, victim.page);
         let range = from..from + PAGE_BYTES;
@@ -405,22 +395,24 @@ impl Inner {
             space.put(page, Word::STORED);
             return true;
         }
-        let (key, content) = (space.key(page), self.staging.page(frame));
-        let mut store = self.cache.store(key, content);
-        if store == Store::Rejected(Reject::AllocFail) {
-            self.tend();
-            store = self.cache.store(key, content);
-        }
-        if store != Store::Stored {
-            store = self.cache.store_through(key, content);
-        }
-        if store == Store::Stored {
+        if self.keep(space, page, self.staging.page(frame)) {
             space.put(page, Word::STORED);
             return true;
         }
         self.take_back(space, page, frame);
         space.put(page, Word::RESIDENT.with(Word::USED));
         false
+    }
+
+    /// Gives the cache a page, in the pool or past it; `false` if there is no room in either.
+    pub(crate) fn keep(&self, space: &Space, page: u32, content: &Page) -> bool {
+        let key = space.key(page);
+        let mut store = self.cache.store(key, content);
+        if store == Store::Rejected(Reject::AllocFail) {
+            self.tend();
+            store = self.cache.store(key, content);
+        }
+        store == Store::Stored || self.cache.store_through(key, content) == Store::Stored
     }
 
     /// Takes the pages of a range out now, and stores them. Error: there is no room for all.
@@ -443,12 +435,12 @@ impl Inner {
     }
 
     /// Makes the next pages `Busy` that are there and not pinned, 64 at most.
-    pub(crate) fn take_resident(&self, space: &Arc<Space>, pages: &mut Range<u32>) -> Vec<Victim> {
+    pub(crate) fn take_resident(&self, space: &Arc<Space>, pages: &mut Range<u32>) -> Vec<Taken> {
         let taken = pages.filter_map(|page| {
             let was = space.load(page);
             let may = was.kind() == Kind::Resident && was.pins() == 0;
             let taken = may && space.take(page, was);
-            taken.then(|| Victim { space: space.clone(), page, was })
+            taken.then(|| Taken { space: space.clone(), page, was })
         });
         taken.take(BATCH).collect()
     }

@@ -49,6 +49,28 @@ pub(crate) struct Space {
     is_window: bool,
 }
 
+/// A page that is `Busy`, made so by whoever has this, and its word before.
+pub(crate) struct Taken {
+    pub(crate) space: Arc<Space>,
+    pub(crate) page: u32,
+    pub(crate) was: Word,
+}
+
+impl Taken {
+    /// Ends `Busy`: it is what it was.
+    pub(crate) fn put_back(self) {
+        self.space.put(self.page, self.was);
+    }
+}
+
+/// How many of these, from the first on, are neighbours in order.
+pub(crate) fn neighbours(taken: &[Taken]) -> usize {
+    let goes_on = |pair: &&[Taken]| {
+        Arc::ptr_eq(&pair[0].space, &pair[1].space) && pair[0].page + 1 == pair[1].page
+    };
+    taken.windows(2).take_while(goes_on).count() + usize::from(!taken.is_empty())
+}
+
 impl Space {
     /// Maps memory for `bytes`; `area` has a key for each page.
     pub(crate) fn new(id: u32, pager: Arc<Inner>, bytes: usize, area: Area) -> Result<Self, Error> {

@@ -13,7 +13,7 @@ use rustix::fs::{self, Mode, OFlags};
 use rustix::mm::{self, MapFlags, ProtFlags};
 use std::io;
 use std::path::Path;
-use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering::Relaxed};
+use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering::*};
 
 /// Processes that are counted at once.
 pub const SLOTS: usize = 1000;
@@ -21,9 +21,9 @@ pub const SLOTS: usize = 1000;
 const SMALL: u64 = 16;
 
 /// Changes with what is below: a file that another version has made is none.
-const FORM: u64 = 0x757a_7472_6565_0002;
+const FORM: u64 = 0x757a_7472_6565_0003;
 
-/// The file's content: 72 bytes, then the slots.
+/// The file's content: 64 bytes, then the slots.
 #[derive(Debug)]
 #[repr(C)]
 pub struct Table {
@@ -44,7 +44,6 @@ pub struct Table {
     leader: AtomicU32,
     /// Slots that were ever taken: the first ones.
     slots_used: AtomicU32,
-    reserved: [u32; 2],
     slots: [Slot; SLOTS],
 }
 
@@ -160,9 +159,10 @@ impl Tree {
         let file = fs::open(path, flags, Mode::RUSR | Mode::WUSR)?;
         fs::ftruncate(&file, size_of::<Table>() as u64)?;
         let tree = Self::map(path)?;
-        tree.table.form.store(FORM, Relaxed);
         tree.table.total.store(total, Relaxed);
         tree.table.leader.store(std::process::id(), Relaxed);
+        // Last: until then nobody takes it for one that was left.
+        tree.table.form.store(FORM, Release);
         Ok(tree)
     }
 
@@ -176,7 +176,7 @@ impl Tree {
     /// Looks at the tree of a file, without being of it. Errors: another version has made it.
     pub fn look(path: &Path) -> io::Result<Self> {
         let tree = Self::map(path)?;
-        match tree.table.form.load(Relaxed) {
+        match tree.table.form.load(Acquire) {
             FORM => Ok(tree),
             _ => Err(io::ErrorKind::InvalidData.into()),
         }
@@ -343,25 +343,23 @@ mod tests {
         assert_eq!((all, looked.table().is_in_use()), ([6, 7], true));
     }
 
-    /// Two processes of a tree of 100 bytes.
-    fn pair(folder: &tempfile::TempDir) -> (Tree, [Tree; 2]) {
-        let path = folder.path().join("tree");
-        let watcher = Tree::create(&path, 100).unwrap();
-        (watcher, [1, 2].map(|number| join_as(&path, processes()[number])))
-    }
-
     #[test]
     fn who_can_go_on_gives_back_to_who_cannot_and_the_last_of_those_has_no_hope() {
         let folder = tempfile::tempdir().unwrap();
-        let (watcher, [first, second]) = pair(&folder);
+        let path = folder.path().join("tree");
+        let watcher = Tree::create(&path, 100).unwrap();
+        let [first, second] = [1, 2].map(|number| join_as(&path, processes()[number]));
         assert_eq!(first.allowance(60, false), Allowance { bytes: 100, may_hope: false });
         assert_eq!(second.allowance(40, false), Allowance { bytes: 50, may_hope: true });
         assert_eq!(first.allowance(60, false).bytes, 60);
+        assert_eq!(second.allowance(40, true), Allowance { bytes: 50, may_hope: true });
+        assert_eq!(first.allowance(70, false).bytes, 60);
+        assert_eq!(first.allowance(90, false).bytes, 60);
         assert_eq!(second.allowance(70, true), Allowance { bytes: 50, may_hope: true });
         assert_eq!(first.allowance(70, false).bytes, 38);
         // Both wait: the first may hope that the second ends.
         assert!(first.allowance(50, true).may_hope);
         assert!(!second.allowance(50, true).may_hope);
-        assert_eq!(watcher.table().peak.load(Relaxed), 140);
+        assert_eq!(watcher.table().peak.load(Relaxed), 160);
     }
 }

@@ -18,7 +18,7 @@ use crate::fork;
 use crate::lane::{Count, Lane};
 use crate::pager::{Inner, Pager};
 use crate::registry;
-use crate::space::Space;
+use crate::space::{Space, Taken};
 use crate::tree::Figures;
 use crate::unnamed::Unnamed;
 use crate::word::{Kind, Word};
@@ -28,7 +28,7 @@ use std::ops::Range;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicU8, Ordering::Relaxed};
 use std::sync::{Arc, MutexGuard, RwLockWriteGuard};
-use uzswap_engine::{PAGE_BYTES, Page, Store};
+use uzswap_engine::{PAGE_BYTES, Page};
 use uzswap_sys::bus::{self, Blocked};
 
 /// Addresses of a window.
@@ -42,9 +42,6 @@ pub enum Change {
     /// They read as zeros.
     Zeroed,
 }
-
-/// A page, and its word before it was made `Busy`.
-pub(crate) type Taken = (Arc<Space>, u32, Word);
 
 impl Pager {
     /// Takes over memory that the program has: private, anonymous, mapped for reading and writing,
@@ -103,7 +100,7 @@ impl Pager {
             return result;
         }
         let mut given = 0;
-        for (space, page, was) in taken.drain(..) {
+        for Taken { space, page, was } in taken.drain(..) {
             if !is_done {
                 space.put(page, was);
                 continue;
@@ -206,11 +203,11 @@ impl Pager {
         // In their frames they would be known by the addresses that they have now.
         let taken: Vec<Taken> = taken.into_iter().map(|taken| inner.unstage(taken)).collect();
         let Some(to) = call() else {
-            taken.into_iter().for_each(|(space, page, was)| space.put(page, was));
+            taken.into_iter().for_each(Taken::put_back);
             return Ok(());
         };
         let result = inner.register_moved(&taken, (from.start, to), from.len() + grown);
-        for (space, page, was) in taken {
+        for Taken { space, page, was } in taken {
             let address = to + (space.address(page) - from.start);
             if to == from.start && result.is_ok() {
                 space.put(page, was);
@@ -547,7 +544,7 @@ impl Inner {
     fn take_all(&self, range: &Range<usize>) -> Vec<Taken> {
         let mut taken = Vec::new();
         while let Some((space, page)) = self.take_free(range, &mut taken) {
-            taken.drain(..).for_each(|(space, page, was): Taken| space.put(page, was));
+            taken.drain(..).for_each(Taken::put_back);
             space.wait(page);
         }
         taken
@@ -567,7 +564,9 @@ impl Inner {
                 match was.kind() {
                     Kind::Untouched => {}
                     Kind::Busy => return Some((space, page)),
-                    _ if space.take(page, was) => taken.push((space.clone(), page, was)),
+                    _ if space.take(page, was) => {
+                        taken.push(Taken { space: space.clone(), page, was })
+                    }
                     // It has changed just now.
                     _ => continue,
                 }
@@ -590,13 +589,14 @@ impl Inner {
     }
 
     /// Moves a page back that is in a frame.
-    fn unstage(&self, (space, page, was): Taken) -> Taken {
+    fn unstage(&self, taken: Taken) -> Taken {
+        let Taken { space, page, was } = taken;
         if was.kind() != Kind::Staged {
-            return (space, page, was);
+            return Taken { space, page, was };
         }
         self.take_back(&space, page, was.frame());
         let copy = was.copy_bits();
-        (space, page, Word::RESIDENT.with(Word::USED | copy))
+        Taken { space, page, was: Word::RESIDENT.with(Word::USED | copy) }
     }
 
     /// Registers where pages are after a move, and makes all of it `Busy` before.
@@ -606,7 +606,7 @@ impl Inner {
         (from, to): (usize, usize),
         bytes: usize,
     ) -> Result<(), Error> {
-        for (space, page, _) in taken {
+        for Taken { space, page, .. } in taken {
             let address = to + (space.address(*page) - from);
             let window = self.window_at(address)?;
             let at = window.page_of(address);
@@ -645,10 +645,7 @@ impl Inner {
         self.load(space, page, &mut content);
         self.cache.invalidate(space.key(page));
         self.tend();
-        let key = window.key(to);
-        let stored = self.cache.store(key, &content) == Store::Stored
-            || self.cache.store_through(key, &content) == Store::Stored;
-        if stored {
+        if self.keep(window, to, &content) {
             return Word::STORED;
         }
         self.budget.charge_anyway(1);

@@ -6,7 +6,7 @@ use crate::error::Failure;
 use crate::live::Live;
 use crate::load::{Held, InTree, LoadControl};
 use crate::options::{self, Backing};
-use crate::run;
+use crate::run::{self, Interrupts};
 use crate::say::say;
 use crate::signals::{Event, Events};
 use crate::size;
@@ -56,21 +56,16 @@ pub fn run(arguments: &RunArguments) -> Result<ExitCode, Failure> {
         child.map_err(|error| Failure::new(format!("cannot start the command: {error}")))?;
     let pid = child.id() as i32;
     events.watch_command(child);
-    let mut peak = Peak::default();
-    let live = Live::new(arguments.quiet);
-    let mut load = match &file {
-        Some(file) if arguments.load_control => Some(start_load_control(file)?),
-        _ => None,
+    let mut watch = Watch {
+        load: start_load_control(arguments, file.as_ref())?,
+        held: None,
+        peak: Peak::default(),
+        live: Live::new(arguments.quiet),
     };
-    let mut held = None;
-    let status = wait(pid, &events, |seconds| match (seconds, &file) {
-        // Who is held would not hear of a signal.
-        (None, _) => held = load.take().map(LoadControl::end).or(held),
-        (Some(seconds), Some(file)) => peak.update(file.tree.table(), seconds, &live),
-        _ => {}
-    });
-    held = load.map(LoadControl::end).or(held);
-    live.finish();
+    let table = file.as_ref().map(|file| file.tree.table());
+    let status = watch.wait(pid, &events, table);
+    watch.end_load_control();
+    watch.live.finish();
     let exit_code = run::exit_code(status?);
     if let Some(file) = file {
         let table = file.tree.table();
@@ -87,9 +82,9 @@ pub fn run(arguments: &RunArguments) -> Result<ExitCode, Failure> {
             programs_left_alone: table.unmanaged.load(Relaxed),
             faults: table.faults.load(Relaxed),
             stores: table.stored.load(Relaxed),
-            pool_peak: peak.pool,
-            ratio: peak.ratio,
-            load_control: held,
+            pool_peak: watch.peak.pool,
+            ratio: watch.peak.ratio,
+            load_control: watch.held,
         };
         if !arguments.quiet {
             say!("{}", report.text().trim_end());
@@ -149,8 +144,8 @@ impl Report {
             let pool = size::show(self.pool_peak);
             text += &format!("  pool      {pool} at its peak, ratio {:.2} : 1\n", self.ratio);
         }
-        if let Some(Held { holds, seconds }) = self.load_control {
-            text += &format!("  held back {holds} times a process, {seconds:.1} s in all\n");
+        if let Some(held) = self.load_control {
+            text += &format!("  {held}\n");
         }
         if self.faults_by == "protection" {
             text +=
@@ -345,42 +340,63 @@ impl Drop for TreeFile {
     }
 }
 
-fn start_load_control(file: &TreeFile) -> Result<LoadControl, Failure> {
-    let control = LoadControl::start(InTree(file.tree.table()), cpu::allowed());
+/// Begins it, if it was asked for and there is something to control.
+fn start_load_control(
+    arguments: &RunArguments,
+    file: Option<&TreeFile>,
+) -> Result<Option<LoadControl>, Failure> {
+    let file = file.filter(|_| arguments.load_control);
+    let start = |file: &TreeFile| LoadControl::start(InTree(file.tree.table()), cpu::allowed());
+    let control = file.map(start).transpose();
     control.map_err(|error| Failure::new(format!("--load-control: no thread: {error}")))
 }
 
-/// Waits for the command, passing signals on, and looks five times a second, with the seconds since
-/// the start; or with none where a signal has come.
-fn wait(
-    pid: i32,
-    events: &Events,
-    mut look: impl FnMut(Option<f64>),
-) -> Result<ExitStatus, Failure> {
-    let (began, mut interrupts) = (Instant::now(), 0);
-    loop {
-        match events.receiver.recv_timeout(run::TICK) {
-            Ok(Event::CommandEnded(status)) => return Ok(status),
-            Ok(Event::Signal { signal, from_terminal }) => {
-                look(None);
-                if signal == libc::SIGINT || signal == libc::SIGTERM {
-                    interrupts += 1;
+/// What is done while the command runs.
+struct Watch {
+    load: Option<LoadControl>,
+    /// What it did.
+    held: Option<Held>,
+    peak: Peak,
+    live: Live,
+}
+
+impl Watch {
+    fn end_load_control(&mut self) {
+        if let Some(load) = self.load.take() {
+            self.held = Some(load.end());
+        }
+    }
+
+    /// Waits for the command, passing signals on, and looks five times a second.
+    fn wait(
+        &mut self,
+        pid: i32,
+        events: &Events,
+        table: Option<&Table>,
+    ) -> Result<ExitStatus, Failure> {
+        let (began, mut interrupts) = (Instant::now(), Interrupts::default());
+        loop {
+            match events.receiver.recv_timeout(run::TICK) {
+                Ok(Event::CommandEnded(status)) => return Ok(status),
+                Ok(Event::Signal { signal, from_terminal }) => {
+                    // Who is held would not hear of it.
+                    self.end_load_control();
+                    if interrupts.pass_on(pid, signal, from_terminal) {
+                        // An error: it has just ended.
+                        process::tree(pid).into_iter().for_each(|one| {
+                            let _ = process::kill(one, libc::SIGKILL);
+                        });
+                    }
                 }
-                if interrupts > 1 {
-                    say!("uzswap: interrupted again: ending the command at once");
-                    // An error: it has just ended.
-                    process::tree(pid).into_iter().for_each(|one| {
-                        let _ = process::kill(one, libc::SIGKILL);
-                    });
-                } else if !from_terminal {
-                    // As above.
-                    let _ = process::kill(pid, signal);
+                Ok(_) => {}
+                Err(RecvTimeoutError::Timeout) => {
+                    if let Some(table) = table {
+                        self.peak.update(table, began.elapsed().as_secs_f64(), &self.live);
+                    }
                 }
-            }
-            Ok(_) => {}
-            Err(RecvTimeoutError::Timeout) => look(Some(began.elapsed().as_secs_f64())),
-            Err(RecvTimeoutError::Disconnected) => {
-                return Err(Failure::new("the command's end was missed"));
+                Err(RecvTimeoutError::Disconnected) => {
+                    return Err(Failure::new("the command's end was missed"));
+                }
             }
         }
     }

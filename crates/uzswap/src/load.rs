@@ -9,6 +9,7 @@
 //! it is released; and who was held for ten seconds runs for three, whatever the others do.
 
 use std::collections::HashMap;
+use std::fmt;
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
@@ -49,6 +50,13 @@ pub struct Held {
     pub holds: u64,
     /// How long, all together, seconds.
     pub seconds: f64,
+}
+
+impl fmt::Display for Held {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { holds, seconds } = self;
+        write!(f, "held back {holds} times a process, {seconds:.1} s in all")
+    }
 }
 
 /// A process as it was seen.

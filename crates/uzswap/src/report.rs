@@ -156,8 +156,8 @@ impl Report {
                 self.daemons_replaced
             );
         }
-        if let Some(Held { holds, seconds }) = self.load_control {
-            text += &format!("  held back {holds} times a process, {seconds:.1} s in all\n");
+        if let Some(held) = self.load_control {
+            text += &format!("  {held}\n");
         }
         if self.oom_kills > 0 {
             text += &format!(

@@ -98,6 +98,27 @@ pub fn run(arguments: &RunArguments) -> Result<ExitCode, Failure> {
     Ok(report.exit_code.into())
 }
 
+/// How often a command was to be ended.
+#[derive(Default)]
+pub struct Interrupts(u32);
+
+impl Interrupts {
+    /// Passes a signal on to the command, which has had it already where it came from its terminal.
+    /// `true`: it was to be ended before, and everything of it is to be ended at once.
+    pub fn pass_on(&mut self, pid: i32, signal: i32, from_terminal: bool) -> bool {
+        self.0 += u32::from(signal == libc::SIGINT || signal == libc::SIGTERM);
+        if self.0 > 1 {
+            say!("uzswap: interrupted again: ending the command at once");
+            return true;
+        }
+        if !from_terminal {
+            // An error: it has just ended.
+            let _ = process::kill(pid, signal);
+        }
+        false
+    }
+}
+
 /// Whether the swap device can be, or nothing else: then it says itself why it cannot.
 fn can_be_device() -> bool {
     let is_there = crate::doctor::require().is_ok() && group::hierarchy().is_ok();
@@ -253,22 +274,15 @@ impl<'a> Watch<'a> {
 
     /// Waits for the command, passing signals on.
     fn wait(&mut self, pid: i32, events: &Events) -> Result<ExitStatus, Failure> {
-        let mut interrupts = 0;
+        let mut interrupts = Interrupts::default();
         loop {
             match events.receiver.recv_timeout(TICK) {
                 Ok(Event::CommandEnded(status)) => return Ok(status),
                 Ok(Event::Signal { signal, from_terminal }) => {
                     // Who is held would not hear of it.
                     self.end_load_control();
-                    if signal == libc::SIGINT || signal == libc::SIGTERM {
-                        interrupts += 1;
-                    }
-                    if interrupts > 1 {
-                        say!("uzswap: interrupted again: ending the command at once");
+                    if interrupts.pass_on(pid, signal, from_terminal) {
                         self.group.kill();
-                    } else if !from_terminal {
-                        // An error: it has just ended.
-                        let _ = process::kill(pid, signal);
                     }
                 }
                 Ok(Event::Told(tell)) => self.told(&tell),

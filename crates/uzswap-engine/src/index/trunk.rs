@@ -251,26 +251,32 @@ pub(super) fn drop_in(slot: &mut Atomic<Trunk>, memory: &Memory) {
 mod tests {
     use crate::index::TRUNK_ENTRIES;
     use crate::testing::{Content, TestBacking, page_of};
-    use crate::{Cache, Config, Load, Store};
+    use crate::{Area, Cache, Config, Load, Store};
     use rustix::fs::{MemfdFlags, memfd_create};
     use std::sync::atomic::Ordering::Relaxed;
 
-    #[test]
-    fn trunks_that_are_made_in_order_are_at_home() {
-        const TRUNKS: usize = 40;
-        let pages = (TRUNKS * TRUNK_ENTRIES) as u32;
+    /// A cache with an area of so many trunks, in a file of this name.
+    fn cache_in_file(name: &str, trunks: usize) -> (Cache, Area) {
+        let pages = (trunks * TRUNK_ENTRIES) as u32;
         let config = Config {
             pages_max: pages,
             ram_bytes: 8 << 20,
             ram_bytes_max: 8 << 20,
             pool_bytes_max: 8 << 20,
-            algorithm: "lz4".parse().unwrap(),
+            algorithm: "lz4".parse().expect("a codec"),
             seals_backing: false,
         };
         let (backing, _) = TestBacking::new(4 << 20, 512);
-        let memory = memfd_create("trunks-at-home", MemfdFlags::empty()).unwrap();
-        let cache = Cache::in_file(config, Box::new(backing), memory).unwrap();
-        let area = cache.add_area(pages).unwrap();
+        let memory = memfd_create(name, MemfdFlags::empty()).expect("a file");
+        let cache = Cache::in_file(config, Box::new(backing), memory).expect("memory");
+        let area = cache.add_area(pages).expect("room for all pages");
+        (cache, area)
+    }
+
+    #[test]
+    fn trunks_that_are_made_in_order_are_at_home() {
+        const TRUNKS: usize = 40;
+        let (cache, area) = cache_in_file("trunks-at-home", TRUNKS);
         let first = area.first as usize / TRUNK_ENTRIES;
         let directory = cache.durable.as_ref().unwrap().directory();
         let at_home = || {
@@ -297,19 +303,7 @@ mod tests {
     fn a_cache_that_is_dropped_takes_its_memory_along_while_a_thread_is_pinned() {
         const NAME: &str = "trunks-while-pinned";
         let is_mapped = || std::fs::read_to_string("/proc/self/maps").unwrap().contains(NAME);
-        let pages = 2 * TRUNK_ENTRIES as u32;
-        let config = Config {
-            pages_max: pages,
-            ram_bytes: 8 << 20,
-            ram_bytes_max: 8 << 20,
-            pool_bytes_max: 8 << 20,
-            algorithm: "lz4".parse().unwrap(),
-            seals_backing: false,
-        };
-        let (backing, _) = TestBacking::new(4 << 20, 512);
-        let memory = memfd_create(NAME, MemfdFlags::empty()).unwrap();
-        let cache = Cache::in_file(config, Box::new(backing), memory).unwrap();
-        let area = cache.add_area(pages).unwrap();
+        let (cache, area) = cache_in_file(NAME, 2);
         let keys = [0, TRUNK_ENTRIES as u32].map(|offset| area.entry(offset).unwrap());
         let pinned = uzswap_sync::pin();
         cache.maintain().unwrap();
