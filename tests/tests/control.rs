@@ -94,7 +94,8 @@ fn sections_are_taken_off_and_put_back_under_load() {
         let shown = String::from_utf8(memory(&[]).stdout).unwrap();
         assert!(shown.contains("offline") && shown.contains("online"), "{shown}");
         assert!(memory(&["online", section]).status.success());
-        assert!(!states().contains("offline"), "{}", states());
+        // One that became empty may just then be going-offline, to give its memory back.
+        assert!(!states().contains(" offline"), "{}", states());
     }
     let refused = memory(&["offline", "99999999"]);
     let said = String::from_utf8(refused.stderr).unwrap();
