@@ -2,13 +2,15 @@
 
 #![allow(clippy::unwrap_used, reason = "tests")]
 
+use rustix::process::{Pid, Signal};
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
+use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Command, Output};
 use std::time::Instant;
 use uzswap_engine::testing::Noise;
-use uzswap_tests::{FORKING_HEAP, as_nobody, compile, functions_in_c, is_full};
+use uzswap_tests::{FORKING_HEAP, as_nobody, compile, functions_in_c, is_full, wait_for};
 
 /// A thread that waits in `write` as the program is taken over, and writes again at once: what it
 /// writes must stay there until a reader comes.
@@ -567,4 +569,37 @@ fn load_control_holds_compilers_back_and_all_end_well() {
     assert_eq!(held.stdout, alone.stdout, "{said}");
     let report: serde_json::Value = serde_json::from_slice(&fs::read(report).unwrap()).unwrap();
     assert!(report["load_control"]["holds"].as_u64() > Some(0), "{report}");
+}
+
+/// Of a run that was killed the next one removes the file, unless it is locked: then it is that of
+/// a run in another PID namespace, whose processes have other numbers.
+#[test]
+fn what_a_killed_run_has_left_is_removed_by_the_next() {
+    let folder = tempfile::tempdir_in("/var/tmp").unwrap();
+    let start = |command: &[&str]| {
+        let mut run = as_nobody(folder.path());
+        run.env("XDG_RUNTIME_DIR", folder.path()).arg(folder.path().join("uzswap"));
+        run.args(["run", "--in-process", "--memory", "1G", "--"]).args(command);
+        run
+    };
+    let files = || {
+        let entries = fs::read_dir(folder.path()).unwrap().map(|entry| entry.unwrap().path());
+        let is_of_a_run = |path: &Path| path.to_str().unwrap().contains("/uzswap-");
+        entries.filter(|path| is_of_a_run(path)).collect::<Vec<_>>()
+    };
+    let mut killed = start(&["sleep", "1000"]).process_group(0).spawn().unwrap();
+    assert!(wait_for(|| files().len() == 1));
+    let file = files().pop().unwrap();
+    let group = Pid::from_child(&killed);
+    rustix::process::kill_process_group(group, Signal::KILL).unwrap();
+    assert!(!killed.wait().unwrap().success());
+    // Its command may be there until somebody has waited for it.
+    assert!(wait_for(|| rustix::process::test_kill_process_group(group).is_err()));
+    let held = fs::File::open(&file).unwrap();
+    held.lock_shared().unwrap();
+    assert!(start(&["true"]).status().unwrap().success());
+    assert_eq!(files(), [file]);
+    drop(held);
+    assert!(start(&["true"]).status().unwrap().success());
+    assert_eq!(files().len(), 0);
 }

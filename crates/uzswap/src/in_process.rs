@@ -12,7 +12,8 @@ use crate::signals::{Event, Events};
 use crate::size;
 use serde::Serialize;
 use std::env;
-use std::fs;
+use std::fs::{self, File};
+use std::io;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode, ExitStatus};
 use std::sync::atomic::Ordering::Relaxed;
@@ -307,7 +308,9 @@ pub fn running() -> Vec<(u32, Tree, PathBuf)> {
 /// Removes the files of runs that were killed, and of whose processes none is left.
 fn remove_stale() {
     for (_, tree, path) in running() {
-        if !tree.table().is_in_use() {
+        // In another PID namespace a run's processes have numbers that say nothing here.
+        let is_watched = || File::open(&path).is_ok_and(|file| file.try_lock().is_err());
+        if !tree.table().is_in_use() && !is_watched() {
             // Another user's, or somebody was faster.
             let _ = fs::remove_file(path);
         }
@@ -317,6 +320,8 @@ fn remove_stale() {
 /// The file that the processes share; removed at the end.
 struct TreeFile {
     path: PathBuf,
+    /// Locked while the run lives, for who sees the file but not its processes.
+    _lock: File,
     tree: Tree,
     mode: Mode,
 }
@@ -326,10 +331,16 @@ impl TreeFile {
         remove_stale();
         let folder = folders().swap_remove(0);
         let path = folder.join(format!("{PREFIX}{}", std::process::id()));
-        let tree = Tree::create(&path, memory).map_err(|error| {
+        let create = || {
+            let tree = Tree::create(&path, memory)?;
+            let lock = File::open(&path)?;
+            lock.lock_shared()?;
+            Ok::<_, io::Error>((tree, lock))
+        };
+        let (tree, lock) = create().map_err(|error| {
             Failure::new(format!("cannot make {}: {error}; remove it", path.display()))
         })?;
-        Ok(Self { path, tree, mode })
+        Ok(Self { path, _lock: lock, tree, mode })
     }
 }
 
