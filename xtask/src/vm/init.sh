@@ -5,14 +5,6 @@ export PATH=/bin
 mount -t proc proc /proc
 mount -t sysfs sys /sys
 mount -t devtmpfs dev /dev
-# Many emulated CPUs stand still for so long that 6.12 complains of its deadline server's timer.
-if [ $(nproc) -gt 4 ]; then
-    mount -t debugfs debug /sys/kernel/debug
-    for server in /sys/kernel/debug/sched/fair_server/cpu*/runtime; do
-        [ ! -e $server ] || echo 0 > $server
-    done
-    umount /sys/kernel/debug
-fi
 while read module; do insmod /$module; done < /modules/order
 
 disk() {
