@@ -48,6 +48,7 @@ const UNSAFE: &[&str] = &[
     "crates/uzswap-engine/tests/allocation.rs",
     "crates/uzswap-engine/tests/killed.rs",
     "crates/uzswap-engine/tests/simulator.rs",
+    "crates/uzswap-engine/tests/terabyte.rs",
     "crates/uzswap-ranges/src/link.rs",
     "crates/uzswap-ranges/src/list.rs",
     "crates/uzswap-ranges/tests/allocation.rs",

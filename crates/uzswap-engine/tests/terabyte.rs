@@ -2,23 +2,30 @@
 //! 64 GiB and 1 TiB of swapped pages with UZSWAP_FULL=1 (5 GiB of memory), else of the 64th part,
 //! or of the one that UZSWAP_PART says.
 //!
+//! Beside a load stands the read of one word at random of as much memory as the index has: what any
+//! index of this size waits for at least.
+//!
 //! Of 64 pages 62 are one word repeated, one is the same as others, and one is tiny. The backing is
 //! a file with holes. The cache is a daemon's: its index is in memory that outlives the process.
 
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 use rustix::time::{ClockId, clock_gettime};
+use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant};
 use uzswap_engine::backing::FileBacking;
 use uzswap_engine::testing::Noise;
 use uzswap_engine::{Area, Cache, Config, Load, PAGE_BYTES, Store};
-use uzswap_sys::shared;
+use uzswap_sys::shared::{self, SharedMemory};
 
 /// Pages that change between two calls of maintenance: runs of neighbours, as the kernel's are. One
 /// half is stored anew; the other is dropped, and stored again in the next round.
 const RUNS: u64 = 16;
 const RUN: u32 = 256;
 const ROUNDS: u32 = 400;
+
+/// Bytes of an entry of the index.
+const ENTRY_BYTES: usize = 16;
 
 fn fill(offset: u32, round: u32, page: &mut [u8; PAGE_BYTES]) {
     let word = |number: u64| (number * 0x0101_0101 + 1).to_ne_bytes();
@@ -43,6 +50,34 @@ fn cpu_time() -> Duration {
     Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
 }
 
+/// As a daemon has it; without huge pages where that cannot be had.
+fn memory() -> OwnedFd {
+    shared::create_unswappable().or_else(|_| shared::create("uzswap-terabyte")).unwrap()
+}
+
+/// Words in memory like the index's, as many bytes as its entries take.
+struct Floor(SharedMemory);
+
+impl Floor {
+    fn new(pages: u32) -> Self {
+        let words = SharedMemory::map(memory(), pages as usize * ENTRY_BYTES).unwrap();
+        words.prefer_huge(0, words.len());
+        words.populate(0, words.len()).unwrap();
+        Self(words)
+    }
+
+    /// How long the read of one word takes.
+    fn read(&self, noise: &mut Noise) -> Duration {
+        let at = noise.below((self.0.len() / ENTRY_BYTES) as u64) as usize * ENTRY_BYTES;
+        let before = Instant::now();
+        // SAFETY: inside of the mapping, of which every page is populated, and aligned; nobody
+        // writes. Volatile: it is made, and between the two looks at the clock.
+        let word = unsafe { self.0.as_ptr().add(at).cast::<u64>().read_volatile() };
+        assert_eq!(word, 0);
+        before.elapsed()
+    }
+}
+
 fn cache(pages: u32, folder: &std::path::Path) -> (Cache, Area) {
     let bytes = u64::from(pages) * PAGE_BYTES as u64 / 4;
     let file = std::fs::File::create_new(folder.join(pages.to_string())).unwrap();
@@ -56,9 +91,7 @@ fn cache(pages: u32, folder: &std::path::Path) -> (Cache, Area) {
         seals_backing: true,
     };
     let backing = Box::new(FileBacking::new(file, bytes).unwrap());
-    // Without huge pages where it cannot be had.
-    let memory = shared::create_unswappable().or_else(|_| shared::create("uzswap-terabyte"));
-    let cache = Cache::in_file(config, backing, memory.unwrap()).unwrap();
+    let cache = Cache::in_file(config, backing, memory()).unwrap();
     let area = cache.add_area(pages).unwrap();
     (cache, area)
 }
@@ -81,9 +114,15 @@ fn middle(times: &mut [Duration]) -> u128 {
     middle.iter().sum::<Duration>().as_nanos() / middle.len() as u128
 }
 
-/// A round's maintenance, ns of CPU time, and the median of a load, ns.
-fn measure(pages: u32, folder: &std::path::Path) -> (u128, u128) {
+fn median(mut times: Vec<Duration>) -> u128 {
+    times.sort_unstable();
+    times[times.len() / 2].as_nanos()
+}
+
+/// A round's maintenance, ns of CPU time, and the medians of a load and of a word's read, ns.
+fn measure(pages: u32, folder: &std::path::Path) -> (u128, u128, u128) {
     let (cache, area) = cache(pages, folder);
+    let floor = Floor::new(pages);
     for offset in 0..pages {
         if offset.is_multiple_of(4096) {
             cache.maintain().unwrap();
@@ -91,7 +130,7 @@ fn measure(pages: u32, folder: &std::path::Path) -> (u128, u128) {
         store(&cache, area, offset, 0);
     }
     let mut noise = Noise::new(u64::from(pages));
-    let (mut times, mut loads) = (Vec::new(), Vec::new());
+    let (mut times, mut loads, mut reads) = (Vec::new(), Vec::new(), Vec::new());
     let mut page = [0; PAGE_BYTES];
     let mut gone = Vec::new();
     for round in 1..=ROUNDS {
@@ -121,12 +160,12 @@ fn measure(pages: u32, folder: &std::path::Path) -> (u128, u128) {
             if load == Load::Hit {
                 loads.push(before.elapsed());
             }
+            reads.push(floor.read(&mut noise));
         }
     }
-    loads.sort_unstable();
     let stored = cache.statistic("stored_pages").unwrap();
     assert!(stored + u64::from(RUN) * RUNS >= pages.into(), "{stored} pages of {pages}");
-    (middle(&mut times), loads[loads.len() / 2].as_nanos())
+    (middle(&mut times), median(loads), median(reads))
 }
 
 #[test]
@@ -134,10 +173,11 @@ fn maintenance_costs_what_changes_and_not_what_is_held() {
     let part = std::env::var("UZSWAP_PART").map(|text| text.parse().unwrap());
     let divisor = part.unwrap_or(if std::env::var_os("UZSWAP_FULL").is_some() { 1 } else { 64 });
     let folder = tempfile::tempdir().unwrap();
-    println!("| swapped | maintenance, ns of CPU | load p50, ns |\n|---|---|---|");
+    println!("| swapped | maintenance, ns of CPU | load p50, ns | one read, ns |");
+    println!("|---|---|---|---|");
     for gib in [1, 64, 1024] {
         let pages = gib * (1 << 18) / divisor;
-        let (maintenance, load) = measure(pages, folder.path());
-        println!("| {} MiB | {maintenance} | {load} |", gib * 1024 / divisor);
+        let (maintenance, load, read) = measure(pages, folder.path());
+        println!("| {} MiB | {maintenance} | {load} | {read} |", gib * 1024 / divisor);
     }
 }
