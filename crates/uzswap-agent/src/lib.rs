@@ -31,7 +31,7 @@ use std::path::PathBuf;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering::Relaxed};
 use std::time::{Duration, Instant};
-use uzswap_region::tree::{Figures, Table, Tree};
+use uzswap_region::tree::{Figures, SILENT_MAX, Table, Tree};
 use uzswap_region::{Mode, Pager};
 use uzswap_sys::bus::Blocked;
 use uzswap_sys::process;
@@ -40,8 +40,6 @@ use uzswap_sys::process;
 const LEAST: u64 = 16 << 20;
 /// What a pager has at least.
 const BUDGET_LEAST: u64 = 8 << 20;
-/// A process with less than this is not watched.
-const WATCHED: u64 = 12 << 20;
 /// What memory grows by at most in a second, with a margin: the kernel clears pages no faster.
 const GROWTH: u64 = 4 << 30;
 /// So many times in a row there must be nobody who could give memory back before it is said that
@@ -160,7 +158,7 @@ fn look(more: usize, may_wait: bool) {
     let is_much = {
         let _inside = inside();
         let used = anonymous_bytes();
-        let Some(tree) = TREE.get().filter(|_| used + more as u64 >= WATCHED) else { return };
+        let Some(tree) = TREE.get().filter(|_| used + more as u64 >= SILENT_MAX) else { return };
         watch_from_now();
         let allowance = tree.allowance(used, false).bytes;
         used + more as u64 > allowance - allowance / 4

@@ -87,12 +87,15 @@ impl Budget {
 
     /// Charges pages if there is room.
     pub(crate) fn try_charge(&self, pages: i64) -> bool {
+        if self.is_held() && !self.lifted.load(Relaxed) {
+            return false;
+        }
         let before = self.charged.fetch_add(pages, Relaxed);
         let room = self.limit() - before - pages;
         if room < self.margin() {
             self.ring();
         }
-        let is_granted = room >= 0 && !self.is_held() || self.lifted.load(Relaxed);
+        let is_granted = room >= 0 || self.lifted.load(Relaxed);
         if !is_granted {
             self.charged.fetch_sub(pages, Relaxed);
         }
@@ -165,7 +168,10 @@ impl Budget {
                 }
                 self.exhausted.store(false, Relaxed);
             }
-            self.ring();
+            // Reclaim goes on by itself while it is held, and each of its steps would ring again.
+            if !self.is_held() {
+                self.ring();
+            }
             self.waiting.fetch_add(1, SeqCst);
             wait(&self.returned, seen);
             self.waiting.fetch_sub(1, SeqCst);

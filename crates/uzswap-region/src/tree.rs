@@ -17,19 +17,22 @@ use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering::*};
 
 /// Processes that are counted at once.
 pub const SLOTS: usize = 1000;
-/// A process that has less than this part of the whole is not asked for anything.
-const SMALL: u64 = 16;
 
 /// Changes with what is below: a file that another version has made is none.
-const FORM: u64 = 0x757a_7472_6565_0003;
+const FORM: u64 = 0x757a_7472_6565_0004;
 
-/// The file's content: 64 bytes, then the slots.
+/// A process that has less need not write how much: whoever made the tree counts it.
+pub const SILENT_MAX: u64 = 12 << 20;
+
+/// The file's content.
 #[derive(Debug)]
 #[repr(C)]
 pub struct Table {
     form: AtomicU64,
     /// Bytes for all.
     pub total: AtomicU64,
+    /// What processes have of it that are too small to say so.
+    besides: AtomicU64,
     /// Processes that took over their memory, in all.
     pub managed: AtomicU64,
     /// Processes that could not, in all.
@@ -95,6 +98,15 @@ impl Table {
                 pool: slot.pool.load(Relaxed),
             },
         })
+    }
+
+    /// Has the others know what small processes have, `bytes` of each by its number.
+    pub fn count_silent(&self, bytes: impl Fn(u32) -> u64) {
+        let silent = self.members().filter(|member| member.used == 0);
+        let each = silent.map(|member| bytes(member.process));
+        // One that has more is about to say it, and may have most of it in common with its parent.
+        let sum = each.filter(|bytes| *bytes < SILENT_MAX).sum();
+        self.besides.store(sum, Relaxed);
     }
 
     /// Has a process wait and leave its memory to the others, as long as the one that made the tree
@@ -247,31 +259,52 @@ impl Tree {
             slot.used.store(used, Relaxed);
             slot.starved.store(is_starved.into(), Relaxed);
         }
-        let total = self.table.total.load(Relaxed);
-        let (mut others, mut large) = (0, 1);
-        let (mut starved, mut may_hope) = (false, false);
+        let total = self.table.total.load(Relaxed).saturating_sub(self.table.besides.load(Relaxed));
+        let (mut theirs, mut count) = ([0; SLOTS], 0);
+        let (mut starved, mut may_hope, mut most) = (false, false, 0);
         for (at, slot) in self.table.used_slots().iter().enumerate() {
             let process = slot.process.load(Relaxed);
-            if process == 0 || at == own {
+            let used = slot.used.load(Relaxed);
+            if process == 0 || at == own || used == 0 {
                 continue;
             }
-            let theirs = slot.used.load(Relaxed);
-            if theirs > 0 && !exists(process) {
+            if !exists(process) {
                 slot.clear();
                 continue;
             }
-            others += theirs;
-            let is_large = theirs > total / SMALL;
-            large += u64::from(is_large);
-            let waits = slot.starved.load(Relaxed) != 0;
-            starved |= waits;
-            may_hope |= if waits { at > own } else { is_large };
+            theirs[count] = used;
+            count += 1;
+            if slot.starved.load(Relaxed) != 0 {
+                starved = true;
+                may_hope |= at > own;
+            } else {
+                most = most.max(used);
+            }
         }
+        let theirs = &mut theirs[..count];
+        let others: u64 = theirs.iter().sum();
         self.table.peak.fetch_max(others + used, Relaxed);
-        let equal = total / large;
-        let part = if starved && !is_starved { equal - equal / 4 } else { equal };
+        let equal = level(total, theirs);
+        let less = equal - equal / 4;
+        may_hope |= most > less;
+        let part = if starved && !is_starved { less } else { equal };
         Allowance { bytes: total.saturating_sub(others).max(part), may_hope }
     }
+}
+
+/// The most that one more may have, so that nobody has to have less than others: with it, and what
+/// the others have up to as much, all is given away.
+fn level(total: u64, others: &mut [u64]) -> u64 {
+    others.sort_unstable();
+    let mut left = total;
+    for (at, used) in others.iter().enumerate() {
+        let share = left / (others.len() - at + 1) as u64;
+        if *used > share {
+            return share;
+        }
+        left -= used;
+    }
+    left
 }
 
 /// What a process may have.
@@ -341,6 +374,27 @@ mod tests {
         assert!(Tree::look(&other).is_err(), "of another version");
         let all = [&looked.table().faults, &looked.table().stored].map(|sum| sum.load(Relaxed));
         assert_eq!((all, looked.table().is_in_use()), ([6, 7], true));
+    }
+
+    #[test]
+    fn what_all_may_have_is_what_there_is() {
+        assert_eq!(level(100, &mut []), 100);
+        assert_eq!(level(100, &mut [10]), 90);
+        assert_eq!(level(100, &mut [90, 10, 80]), 30);
+        assert_eq!(level(100, &mut [50; 9]), 10);
+        assert_eq!(level(100, &mut [200, 0]), 50);
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("tree");
+        let watcher = Tree::create(&path, 100 << 20).unwrap();
+        let [first, _second] = [1, 2].map(|number| join_as(&path, processes()[number]));
+        let has = |own, silent| {
+            watcher.table().count_silent(|_| silent);
+            first.allowance(own, false).bytes
+        };
+        assert_eq!(has(0, 10 << 20), 80 << 20, "neither has said what it has");
+        assert_eq!(has(1, 10 << 20), 80 << 20);
+        assert_eq!(has(1, 10 << 20), 90 << 20, "one has");
+        assert_eq!(has(1, SILENT_MAX), 100 << 20, "what is about to say it");
     }
 
     #[test]
