@@ -1,8 +1,8 @@
 //! One budget for a tree of processes: a file that all of them map, with a slot for each.
 //!
 //! Each process writes how much it has, and reads how much the others have. The first to ask gets
-//! the rest, but every process that has much may have an equal part: so the first gives back what
-//! it has above that once another needs it, and a quarter of that if another can take nothing more
+//! the rest, but each may have as much as any other that needs it: so the first gives back what it
+//! has above that once another needs it, and a quarter of that if another can take nothing more
 //! out. A process that has died has nothing. Where all that have much wait for more, the one in the
 //! last slot is told that there is no hope.
 //!
@@ -260,7 +260,7 @@ impl Tree {
             slot.starved.store(is_starved.into(), Relaxed);
         }
         let total = self.table.total.load(Relaxed).saturating_sub(self.table.besides.load(Relaxed));
-        let (mut theirs, mut count) = ([0; SLOTS], 0);
+        let mut theirs = Vec::new();
         let (mut starved, mut may_hope, mut most) = (false, false, 0);
         for (at, slot) in self.table.used_slots().iter().enumerate() {
             let process = slot.process.load(Relaxed);
@@ -272,8 +272,7 @@ impl Tree {
                 slot.clear();
                 continue;
             }
-            theirs[count] = used;
-            count += 1;
+            theirs.push(used);
             if slot.starved.load(Relaxed) != 0 {
                 starved = true;
                 may_hope |= at > own;
@@ -281,10 +280,9 @@ impl Tree {
                 most = most.max(used);
             }
         }
-        let theirs = &mut theirs[..count];
         let others: u64 = theirs.iter().sum();
         self.table.peak.fetch_max(others + used, Relaxed);
-        let equal = level(total, theirs);
+        let equal = level(total, &mut theirs);
         let less = equal - equal / 4;
         may_hope |= most > less;
         let part = if starved && !is_starved { less } else { equal };
