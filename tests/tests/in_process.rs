@@ -390,6 +390,62 @@ fn a_handler_on_a_small_stack_of_its_own_writes_over_nothing() {
     compare(folder.path(), &["40M"], &["HERE/program"]);
 }
 
+/// Threads on stacks from `malloc`, with variables of more than a page, which the threads let get
+/// cold before they touch what is compressed.
+const STACKS: &str = r#"
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+enum { BYTES = 64 << 20, STACK = 1 << 18, THREADS = 8, TURNS = 20 };
+static unsigned char *large;
+static __thread unsigned char variables[12000];
+static pthread_barrier_t barrier;
+static void *run(void *number) {
+    long own = (long)number, sum = 0;
+    memset(variables, own, sizeof variables);
+    for (int turn = 0; turn < 4; turn++) {
+        pthread_barrier_wait(&barrier);
+        for (long at = own * 4096 * 4; at < BYTES; at += THREADS * 4096 * 4) sum += large[at + 1];
+    }
+    for (unsigned at = 0; at < sizeof variables; at++) sum += variables[at] != own;
+    return (void *)sum;
+}
+int main(void) {
+    pthread_t threads[THREADS];
+    pthread_attr_t attributes;
+    long sum = 0;
+    large = malloc(BYTES);
+    for (int at = 0; at < BYTES; at++) large[at] = at >> 9;
+    pthread_attr_init(&attributes);
+    pthread_barrier_init(&barrier, 0, THREADS + 1);
+    for (int turn = 0; turn < TURNS; turn++) {
+        for (long at = 0; at < THREADS; at++) {
+            void *stack = memset(malloc(STACK), 0x5a, STACK);
+            pthread_attr_setstack(&attributes, stack, STACK);
+            if (pthread_create(&threads[at], &attributes, run, (void *)at)) return 3;
+        }
+        for (int each = 0; each < 4; each++) {
+            for (int at = 0; at < BYTES; at += 4096) large[at]++;
+            pthread_barrier_wait(&barrier);
+        }
+        for (int at = 0; at < THREADS; at++) {
+            void *one;
+            if (pthread_join(threads[at], &one)) return 4;
+            sum += (long)one;
+        }
+    }
+    printf("%ld\n", sum);
+}
+"#;
+
+#[test]
+fn a_threads_variables_stay_wherever_its_stack_is() {
+    let folder = tempfile::tempdir_in("/var/tmp").unwrap();
+    compile(folder.path(), STACKS, &["-pthread"]);
+    compare(folder.path(), &["40M"], &["HERE/program"]);
+}
+
 #[test]
 fn a_program_with_a_sanitizer_is_left_alone_and_keeps_its_allocator() {
     let folder = tempfile::tempdir_in("/var/tmp").unwrap();

@@ -1,7 +1,7 @@
 //! Calls about signals, processes and descriptors.
 
 use crate::calls::{Holds, peek, refuse};
-use crate::{Agent, forking, inside, layout};
+use crate::{Agent, forking, inside, layout, takeover};
 use libc::c_long;
 use std::sync::atomic::{AtomicI32, Ordering::Relaxed};
 use uzswap_calls::{Call, Outcome, raw};
@@ -110,16 +110,23 @@ pub fn clone(agent: &Agent, call: &mut Call) -> Outcome {
             _ => refuse(call, libc::EAGAIN),
         };
     }
-    for (at, bytes) in [(parent, 4), (child, 4), (block, BLOCK)] {
+    for (at, bytes) in [(parent, 4), (child, 4)] {
         layout::give_back(agent, at, bytes);
     }
+    give_block_back(agent, flags, block);
     // How large it is nobody says: what a thread touches before it makes a call.
     layout::give_back(agent, stack.saturating_sub(FIRST), FIRST);
     Outcome::Bare
 }
 
-/// What the C library has at a thread's block, and writes while no fault may be: at least as much.
-const BLOCK: u64 = 4096;
+/// Gives the block of a new thread back with its variables: its handler of faults uses some.
+fn give_block_back(agent: &Agent, flags: u64, block: u64) {
+    if flags & libc::CLONE_SETTLS as u64 != 0 {
+        let range = takeover::around_block(block as usize);
+        layout::give_back(agent, range.start as u64, range.len() as u64);
+    }
+}
+
 /// What a new thread touches of its stack before it has one for signals.
 const FIRST: u64 = 64 << 10;
 
@@ -154,10 +161,10 @@ pub fn clone3(agent: &Agent, call: &mut Call) -> Outcome {
         (arguments.child, 4),
         (arguments.parent, 4),
         (arguments.stack, arguments.stack_bytes),
-        (arguments.block, BLOCK),
     ] {
         layout::give_back(agent, at, bytes);
     }
+    give_block_back(agent, arguments.flags, arguments.block);
     Outcome::Bare
 }
 

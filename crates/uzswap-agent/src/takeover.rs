@@ -12,7 +12,7 @@ use std::ffi::CStr;
 use std::fs;
 use std::ops::Range;
 use std::sync::Mutex;
-use std::sync::atomic::Ordering::Relaxed;
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use uzswap_calls::Patcher;
 use uzswap_calls::sites::{self, Site};
 use uzswap_calls::stop::{self, Staying};
@@ -54,6 +54,7 @@ pub fn take_over(memory: u64, compressor: &str) -> Result<(), String> {
     map::remember_stack(crate::STACK);
     let mut patcher = Patcher::new(calls::on_call).map_err(|error| said(&error))?;
     let modules = sites::modules();
+    VARIABLES.store(modules.iter().map(|module| module.thread_bytes).sum(), Relaxed);
     let found = sites_of(&modules);
     let work = patcher.prepare(&found, calls::wants).map_err(|error| said(&error))?;
     let pager = pager(memory, compressor).map_err(|error| said(&error))?;
@@ -197,6 +198,14 @@ fn has_ring() -> bool {
 /// of the thread behind it, and a margin.
 const BLOCK: usize = 64 << 10;
 
+/// Bytes that variables of all files take before the block of a thread.
+static VARIABLES: AtomicUsize = AtomicUsize::new(0);
+
+/// The block of a thread with its variables, which serve its faults.
+pub fn around_block(block: usize) -> Range<usize> {
+    block.saturating_sub(VARIABLES.load(Relaxed) + BLOCK)..block.saturating_add(BLOCK)
+}
+
 /// Adopts the mappings that may be adopted. The kernel joins neighbours to one: so what has to stay
 /// is cut out of them.
 fn adopt_all(modules: &[sites::Module], stopped: &[Staying]) -> layout::Layout {
@@ -235,9 +244,7 @@ fn kept(modules: &[sites::Module]) -> Vec<Range<usize>> {
     let signal_stacks = SIGNAL_STACKS.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
     // Variables of the program itself may leave; those of libraries serve faults, too.
     let libraries = modules.iter().filter(|module| !module.name.is_empty());
-    let main_block = crate::FIRST_THREAD.load(Relaxed);
-    let variables: usize = modules.iter().map(|module| module.thread_bytes).sum();
-    let of_main = main_block - variables - BLOCK..main_block + BLOCK;
+    let of_main = around_block(crate::FIRST_THREAD.load(Relaxed));
     let mut kept = map::own();
     kept.extend([memory::own(), of_main]);
     kept.extend(libraries.map(|module| module.range.clone()));
