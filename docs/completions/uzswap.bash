@@ -817,7 +817,7 @@ _uzswap() {
             return 0
             ;;
         uzswap__subcmd__run)
-            opts="-q -h --memory --in-process --device --include-pool --load-control --user --size --pool --compressor --backing --plain-backing --transport --threads --poll --metrics --bare --report --quiet --help"
+            opts="-q -h --memory --in-process --device --include-pool --load-control --no-load-control --user --size --pool --compressor --backing --plain-backing --transport --threads --poll --metrics --bare --report --quiet --help"
             if [[ ${cur} == -* || ${COMP_CWORD} -eq 2 ]] ; then
                 COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
                 return 0

@@ -58,6 +58,7 @@ complete -c uzswap -n "__fish_uzswap_using_subcommand run" -l in-process -d 'Kee
 complete -c uzswap -n "__fish_uzswap_using_subcommand run" -l device -d 'Swap to a device of its own, which serves any program and needs root [default where it can be]'
 complete -c uzswap -n "__fish_uzswap_using_subcommand run" -l include-pool -d 'Count the pool and the daemon in: the command gets what they leave of its memory'
 complete -c uzswap -n "__fish_uzswap_using_subcommand run" -l load-control -d 'When many processes swap more than they compute, let no more run than there are CPUs'
+complete -c uzswap -n "__fish_uzswap_using_subcommand run" -l no-load-control -d 'Let all run at once, however much they swap'
 complete -c uzswap -n "__fish_uzswap_using_subcommand run" -l plain-backing -d 'Write pages to the backing as they are, neither encrypted nor authenticated: for a disk that is encrypted itself'
 complete -c uzswap -n "__fish_uzswap_using_subcommand run" -l bare -d 'Plain memory behind the device and no cache: what the transport takes by itself'
 complete -c uzswap -n "__fish_uzswap_using_subcommand run" -s q -l quiet -d 'Print neither the live view nor the report'

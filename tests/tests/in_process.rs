@@ -617,7 +617,7 @@ fn load_control_holds_compilers_back_and_all_end_well() {
             fs::remove_file(path).unwrap();
         }
     });
-    let start = ["HERE/uzswap", "run", "--in-process", "--memory", "80M", "--load-control"];
+    let start = ["HERE/uzswap", "run", "--in-process", "--memory", "80M"];
     let start = [&start[..], &["--report", "HERE/report", "--"]].concat();
     let held = run(folder.path(), &[&start[..], &make].concat());
     let said = String::from_utf8_lossy(&held.stderr);

@@ -39,8 +39,8 @@ pub struct BuildArguments {
     /// Stop a build that takes longer, s. It is not tried again.
     #[arg(long, default_value = "60")]
     pub stop_after: u64,
-    /// Configurations: plain, zswap, zram, uzswap-NAME with the compressor's name, in-process; the
-    /// last two also with "+load-control" behind them.
+    /// Configurations: plain, zswap, zram, uzswap-NAME with the compressor's name, also with
+    /// "+load-control" behind it, and in-process, also with "+no-load-control".
     #[arg(long, value_delimiter = ',', default_values_t = PEERS.map(String::from))]
     pub peers: Vec<String>,
 }
@@ -53,7 +53,7 @@ const PEERS: [&str; 8] = [
     "uzswap-zstd",
     "uzswap-zstd+load-control",
     "in-process",
-    "in-process+load-control",
+    "in-process+no-load-control",
 ];
 
 /// Where swap goes.
@@ -144,7 +144,7 @@ fn peer(name: &str) -> Result<Peer, Failure> {
         "plain" => Peer::Plain,
         "zswap" => Peer::Zswap { compressor: "lzo".into() },
         "zram" => Peer::Zram { compressor: lz4() },
-        "in-process+load-control" => Peer::InProcess { compressor: None, is_controlled: true },
+        "in-process+no-load-control" => Peer::InProcess { compressor: None, is_controlled: false },
         "in-process" => Peer::IN_PROCESS,
         other => {
             let Some(compressor) = other.strip_prefix("uzswap-") else {

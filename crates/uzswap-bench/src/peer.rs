@@ -137,7 +137,7 @@ impl Candidate for Peer {
             }
             Self::Floor => "userfaultfd, no cache".into(),
             Self::Alone => "alone".into(),
-            Self::InProcess { is_controlled: true, .. } => "in-process, load control".into(),
+            Self::InProcess { is_controlled: false, .. } => "in-process, no load control".into(),
             Self::InProcess { compressor: None, .. } => "in-process".into(),
             Self::InProcess { compressor: Some(name), .. } => format!("in-process, {name}"),
         }
@@ -176,7 +176,7 @@ impl Candidate for Peer {
 
 impl Peer {
     /// `uzswap run --in-process` as it is by itself.
-    pub const IN_PROCESS: Self = Self::InProcess { compressor: None, is_controlled: false };
+    pub const IN_PROCESS: Self = Self::InProcess { compressor: None, is_controlled: true };
 
     /// Runs a command.
     pub fn run(
@@ -195,7 +195,7 @@ impl Peer {
         }
         match self {
             Self::InProcess { compressor, is_controlled } => {
-                let control = is_controlled.then_some("--load-control");
+                let control = (!is_controlled).then_some("--no-load-control");
                 let command = in_process(room, compressor.as_deref(), control, command)?;
                 return run_unlimited(command, room.time_max, interrupt);
             }

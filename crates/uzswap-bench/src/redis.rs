@@ -64,7 +64,7 @@ pub fn run(bench: &Bench, arguments: &RedisArguments) -> Result<Section, Failure
     let asked = keys.div_ceil(ASKED).next_multiple_of(10_000);
     let requests = bench.pick(5_000, 20_000, 100_000);
     let memory = bench.pick(48, arguments.memory_mib, arguments.memory_mib) << 20;
-    let in_process = |compressor| Peer::InProcess { compressor, is_controlled: false };
+    let in_process = |compressor| Peer::InProcess { compressor, is_controlled: true };
     let mut peers = vec![Peer::Zram { compressor: "lz4".into() }, in_process(None)];
     peers.extend(arguments.compressors.iter().cloned().map(Some).map(in_process));
     let own = std::env::current_exe().context("the path of this program")?;

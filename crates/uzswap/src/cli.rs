@@ -185,9 +185,12 @@ pub struct RunArguments {
     /// When many processes swap more than they compute, let no more run than there are CPUs.
     ///
     /// The others are held back, unnoticed, and each gets its turn: for builds and batches of
-    /// workers. Needs cgroup v2 mounted somewhere.
-    #[arg(long)]
+    /// workers. In-process it is so by itself; the swap device needs cgroup v2 mounted somewhere.
+    #[arg(long, conflicts_with = "no_load_control")]
     pub load_control: bool,
+    /// Let all run at once, however much they swap.
+    #[arg(long)]
+    pub no_load_control: bool,
     /// Run the command as this user, with their groups and home [default: as the caller, under sudo
     /// as root].
     #[arg(long, value_name = "NAME")]

@@ -121,7 +121,7 @@ struct Report {
     pool_peak: u64,
     /// Pages to one byte of pool at that time.
     ratio: f64,
-    /// What load control did, if it was asked for.
+    /// What load control did, unless it was not wanted.
     load_control: Option<Held>,
 }
 
@@ -145,7 +145,7 @@ impl Report {
             let pool = size::show(self.pool_peak);
             text += &format!("  pool      {pool} at its peak, ratio {:.2} : 1\n", self.ratio);
         }
-        if let Some(held) = self.load_control {
+        if let Some(held) = self.load_control.filter(|held| held.holds > 0) {
             text += &format!("  {held}\n");
         }
         if self.faults_by == "protection" {
@@ -352,15 +352,17 @@ impl Drop for TreeFile {
     }
 }
 
-/// Begins it, if it was asked for and there is something to control.
+/// Begins it, if it is wanted and there is something to control.
 fn start_load_control(
     arguments: &RunArguments,
     file: Option<&TreeFile>,
 ) -> Result<Option<LoadControl>, Failure> {
-    let file = file.filter(|_| arguments.load_control);
+    let file = file.filter(|_| !arguments.no_load_control);
     let start = |file: &TreeFile| LoadControl::start(InTree(file.tree.table()), cpu::allowed());
     let control = file.map(start).transpose();
-    control.map_err(|error| Failure::new(format!("--load-control: no thread: {error}")))
+    control.map_err(|error| {
+        Failure::new(format!("load control: no thread: {error}; --no-load-control does without"))
+    })
 }
 
 /// What is done while the command runs.
