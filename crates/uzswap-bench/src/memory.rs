@@ -42,14 +42,14 @@ pub struct MemoryArguments {
 
 /// Pages that one page-out is asked for: a policy daemon's process_madvise is of this order.
 pub const CHUNK_PAGES: usize = 512;
-/// Pages that may be in the swap cache when all should be out: other programs' and stragglers.
-const CACHED_PAGES_MAX: u64 = 64;
+/// Pages that may be in memory, or in the swap cache, when all should be out.
+const STAYING_PAGES_MAX: usize = 64;
 
 /// What a program touches besides so that it is taken over, and how long that may take.
 pub const TAKEN_OVER: usize = 64 << 20;
 const TAKE_OVER: Duration = Duration::from_millis(300);
 
-/// How long emptying the swap cache may take: other programs' pages leave it too.
+/// How long emptying the swap cache may take.
 const EMPTY_MAX: Duration = Duration::from_secs(5);
 
 const STAT_REFRESH: &str = "/proc/sys/vm/stat_refresh";
@@ -161,8 +161,8 @@ fn empty_swap_cache(memory: &Mapping) -> Result<(), Failure> {
     let group = Hierarchy::find().map(|hierarchy| hierarchy.own());
     let begin = Instant::now();
     loop {
-        let cached = counter("nr_swapcached")?;
-        if cached <= CACHED_PAGES_MAX {
+        let staying = memory.resident_pages().context("mincore")?;
+        if staying <= STAYING_PAGES_MAX {
             return Ok(());
         }
         // An error: not all of it could be taken, which the next look shows.
@@ -170,7 +170,7 @@ fn empty_swap_cache(memory: &Mapping) -> Result<(), Failure> {
         memory.page_out(0, memory.len()).context("MADV_PAGEOUT")?;
         if begin.elapsed() > EMPTY_MAX {
             return Err(Failure::new(format!(
-                "{cached} pages stay in memory although they were pushed out (reclaim: \
+                "{staying} pages stay in memory although they were pushed out (reclaim: \
                  {reclaimed:?}); try again on a quiet machine"
             )));
         }

@@ -159,6 +159,11 @@ impl Mapping {
         imp::page_out(self.part(offset, bytes)?, bytes)
     }
 
+    /// Pages that are in memory, in the swap cache included.
+    pub fn resident_pages(&self) -> io::Result<usize> {
+        imp::resident_pages(self.base, self.bytes)
+    }
+
     /// Gives the memory of a range back to the kernel; it reads as zeros afterwards. Errors: as
     /// above.
     pub fn discard(&mut self, offset: usize, bytes: usize) -> io::Result<()> {
@@ -553,6 +558,15 @@ mod imp {
         Ok(unsafe { mm::madvise(base.as_ptr().cast(), bytes, Advice::LinuxPageOut) }?)
     }
 
+    pub fn resident_pages(base: NonNull<u8>, bytes: usize) -> io::Result<usize> {
+        let mut resident = vec![0; bytes.div_ceil(PAGE_BYTES)];
+        // SAFETY: the range is mapped; `resident` has a byte for each of its pages.
+        match unsafe { libc::mincore(base.as_ptr().cast(), bytes, resident.as_mut_ptr()) } {
+            0 => Ok(resident.into_iter().filter(|page| page & 1 != 0).count()),
+            _ => Err(io::Error::last_os_error()),
+        }
+    }
+
     pub fn unmap(base: NonNull<u8>, bytes: usize) {
         // SAFETY: the owner is being dropped, so no pointer into the range is used any more.
         let done = unsafe { mm::munmap(base.as_ptr().cast(), bytes) };
@@ -633,6 +647,10 @@ mod imp {
         Ok(())
     }
 
+    pub fn resident_pages(_base: NonNull<u8>, bytes: usize) -> io::Result<usize> {
+        Ok(bytes / PAGE_BYTES)
+    }
+
     pub fn unmap(base: NonNull<u8>, bytes: usize) {
         // SAFETY: allocated by `map` with the same layout.
         unsafe { dealloc(base.as_ptr(), layout(bytes)) }
@@ -675,6 +693,7 @@ mod tests {
         assert!(!pagemap.has_page(first).unwrap());
         m.as_mut_slice()[7] = 1;
         assert!(pagemap.has_page(first).unwrap() && !pagemap.has_page(second).unwrap());
+        assert_eq!(m.resident_pages().unwrap(), 1);
         unshare(first).unwrap();
         assert_eq!(m.as_slice()[7], 1);
     }
