@@ -2,7 +2,6 @@
 
 #![allow(clippy::unwrap_used, reason = "tests")]
 
-use std::path::Path;
 use uzswap_tests::{as_nobody, compile, output_and_peak};
 
 /// Processes that fill memory as fast as they can, with what compresses, and check it.
@@ -105,24 +104,26 @@ const TOGETHER: u64 = 48 << 20;
 /// What 24 have that come at once: 4 MiB each, before they are seen. Uncounted they had 343 MiB.
 const AT_ONCE: u64 = 96 << 20;
 
-/// Runs the program with so many MiB: it must end well, and have this much more at most.
+/// Runs the program with so many MiB, all at once: it must end well, and have this much more at
+/// most.
 fn check(words: &[&str], mib: u64, beyond: u64) {
-    let folder = tempfile::tempdir_in("/var/tmp").unwrap();
-    compile(folder.path(), PROGRAM, &[]);
-    let (said, peak) = peak(folder.path(), words, mib);
-    println!("{words:?}: {} KiB: {said}", peak >> 10);
-    assert!(peak <= (mib << 20) + beyond, "{} KiB: {said}", peak >> 10);
+    let said = check_with(&["--no-load-control"], words, mib, beyond);
+    assert!(said.contains("was kept small") && !said.contains("of 0 processes"), "{said}");
 }
 
-fn peak(folder: &Path, words: &[&str], mib: u64) -> (String, u64) {
-    let mut command = as_nobody(folder);
-    let memory = format!("--memory={mib}M");
-    command.arg(folder.join("uzswap")).args(["run", "--in-process", &memory, "--"]);
-    let (output, peak) = output_and_peak(command.arg(folder.join("program")).args(words));
+/// The same, with options; what is said at the end.
+fn check_with(options: &[&str], words: &[&str], mib: u64, beyond: u64) -> String {
+    let folder = tempfile::tempdir_in("/var/tmp").unwrap();
+    compile(folder.path(), PROGRAM, &[]);
+    let mut command = as_nobody(folder.path());
+    command.arg(folder.path().join("uzswap")).args(["run", "--in-process"]).args(options);
+    command.args([&format!("--memory={mib}M"), "--"]).arg(folder.path().join("program"));
+    let (output, peak) = output_and_peak(command.args(words));
     let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    println!("{words:?}: {} KiB: {said}", peak >> 10);
     assert!(output.status.success(), "{}: {said}", output.status);
-    assert!(said.contains("was kept small") && !said.contains("of 0 processes"), "{said}");
-    (said, peak)
+    assert!(peak <= (mib << 20) + beyond, "{} KiB: {said}", peak >> 10);
+    said
 }
 
 /// One after the other: each is a load for the other one's threads, which have to look in time.
@@ -132,4 +133,6 @@ fn processes_keep_near_to_the_budget() {
     check(&["crowd", "60"], 64, TOGETHER);
     check(&["grow", "160"], 64, TOGETHER);
     check(&["herd", "48"], 512, AT_ONCE);
+    let said = check_with(&[], &["herd", "48"], 512, TOGETHER);
+    assert!(said.contains("held back"), "in turns they all fit: {said}");
 }

@@ -190,11 +190,15 @@ fn asked(bytes: usize, may_wait: bool) {
     }
     if may_wait {
         crate::wait_while_taking();
+        crate::wait_for_turn();
     }
     let sum = ASKED.get().saturating_add(bytes);
     ASKED.set(if sum < OFTEN { sum } else { 0 });
     if sum >= OFTEN {
         crate::look(bytes, may_wait);
+        if may_wait {
+            crate::wait_for_turn();
+        }
     }
 }
 

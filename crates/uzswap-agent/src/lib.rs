@@ -26,8 +26,10 @@ mod takeover;
 
 use rustix::thread::futex;
 use std::cell::Cell;
+use std::ffi::{CStr, OsStr};
 use std::io::{self, Write};
-use std::path::PathBuf;
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering::Relaxed};
 use std::time::{Duration, Instant};
@@ -38,6 +40,8 @@ use uzswap_sys::process;
 
 /// A process with less than this is not taken over: there is little to win.
 const LEAST: u64 = 16 << 20;
+/// A process with less does not wait for its turn.
+const QUEUED_LEAST: u64 = 4 << 20;
 /// What a pager has at least.
 const BUDGET_LEAST: u64 = 8 << 20;
 /// What memory grows by at most in a second, with a margin: the kernel clears pages no faster.
@@ -120,6 +124,16 @@ impl Drop for Inside {
     }
 }
 
+/// A variable of the environment, without memory for a copy: a small program has no arena of ours.
+fn variable(name: &CStr) -> Option<&'static CStr> {
+    // SAFETY: a name; what is found stays where it is while there is no other thread, and the
+    // program has not begun.
+    unsafe {
+        let value = libc::getenv(name.as_ptr());
+        (!value.is_null()).then(|| CStr::from_ptr(value))
+    }
+}
+
 /// Runs when the program is loaded, before anything of its own.
 extern "C" fn begin() {
     // SAFETY: takes nothing.
@@ -127,9 +141,10 @@ extern "C" fn begin() {
     if !locals::prepare() {
         return; // All keys are taken, before the program has begun.
     }
-    let Some(path) = std::env::var_os("UZSWAP_TREE").map(PathBuf::from) else { return };
-    PROTECTS.store(std::env::var_os("UZSWAP_PROTECTS").is_some(), Relaxed);
-    let joined = Tree::join(&path).and_then(|tree| {
+    let Some(path) = variable(c"UZSWAP_TREE") else { return };
+    let path = Path::new(OsStr::from_bytes(path.to_bytes()));
+    PROTECTS.store(variable(c"UZSWAP_PROTECTS").is_some(), Relaxed);
+    let joined = Tree::join(path).and_then(|tree| {
         // Set once: this runs once.
         let _ = TREE.set(tree);
         forking::watch_before()
@@ -158,7 +173,11 @@ fn look(more: usize, may_wait: bool) {
     let is_much = {
         let _inside = inside();
         let used = anonymous_bytes();
-        let Some(tree) = TREE.get().filter(|_| used + more as u64 >= SILENT_MAX) else { return };
+        let Some(tree) = TREE.get() else { return };
+        queue(tree, used);
+        if used + (more as u64) < SILENT_MAX {
+            return;
+        }
         watch_from_now();
         let allowance = tree.allowance(used, false).bytes;
         used + more as u64 > allowance - allowance / 4
@@ -197,6 +216,32 @@ fn clock() -> u64 {
     now.tv_sec as u64 * 1000 + now.tv_nsec as u64 / 1_000_000
 }
 
+/// It has waited for its turn, which it does once.
+static HAS_QUEUED: AtomicBool = AtomicBool::new(false);
+/// Who asks for memory is to wait for its turn.
+static IS_QUEUED: AtomicBool = AtomicBool::new(false);
+
+/// Has a program that asks for memory wait where processes take turns: what it took it would lose
+/// to those whose turn it is. Not one that brings an allocator of its own, which may have its locks.
+fn queue(tree: &Tree, used: u64) {
+    if used < QUEUED_LEAST || interposed::has_own_allocator() {
+        return;
+    }
+    if tree.is_held() || !HAS_QUEUED.load(Relaxed) && tree.queue(used) {
+        HAS_QUEUED.store(true, Relaxed);
+        IS_QUEUED.store(true, Relaxed);
+    }
+}
+
+/// Has a thread that asks for memory wait until it is its program's turn.
+fn wait_for_turn() {
+    let Some(tree) = TREE.get().filter(|_| IS_QUEUED.load(Relaxed)) else { return };
+    while AGENT.get().is_none() && !is_inside() && tree.is_held() {
+        tree.wait_while_held(WAIT_MAX);
+    }
+    IS_QUEUED.store(false, Relaxed);
+}
+
 /// Has a thread that asks for memory wait until its program is taken over, if that has begun:
 /// nobody keeps small what it takes meanwhile.
 fn wait_while_taking() {
@@ -230,6 +275,8 @@ fn start(begin: Begin) -> io::Result<()> {
 fn unwatch() {
     TREE.get().into_iter().for_each(Tree::rejoin);
     IS_WATCHED.store(false, Relaxed);
+    HAS_QUEUED.store(false, Relaxed);
+    IS_QUEUED.store(false, Relaxed);
     TAKING_UNTIL.store(0, Relaxed);
     HAS_FAILED.store(false, Relaxed);
 }
@@ -327,6 +374,10 @@ fn watch() {
             next_tell = tell(agent, tree);
         }
         drop(at_work);
+        if tree.is_held() {
+            tree.wait_while_held(WAIT_MAX);
+            continue;
+        }
         let wait = Duration::from_secs_f64(room as f64 / GROWTH as f64);
         let wait = wait.clamp(WAIT_MIN, WAIT_MAX).try_into().ok();
         // Rung or not, it looks again.

@@ -5,7 +5,7 @@
 //! The lock is held over a fork, so that the child finds the allocator whole.
 
 use dlmalloc::{Allocator, Dlmalloc};
-use rustix::mm::{self, MapFlags, ProtFlags};
+use rustix::mm::{self, Advice, MapFlags, ProtFlags};
 use std::alloc::{GlobalAlloc, Layout};
 use std::ffi::{c_int, c_void};
 use std::ops::Range;
@@ -45,6 +45,9 @@ unsafe impl Allocator for Pages {
             // SAFETY: a new mapping at an address of the kernel's choice.
             let mapped = unsafe { mm::mmap_anonymous(ptr::null_mut(), ARENA, access, flags) };
             let Ok(start) = mapped else { return none };
+            // The first block would take 2 MiB. Refused where the kernel has no huge pages.
+            // SAFETY: the mapping is new; it stays as it is.
+            let _ = unsafe { mm::madvise(start, ARENA, Advice::LinuxNoHugepage) };
             ARENA_AT.store(start as usize, Relaxed);
         }
         // Under the allocator's lock.

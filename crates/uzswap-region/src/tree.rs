@@ -11,15 +11,17 @@
 
 use rustix::fs::{self, Mode, OFlags};
 use rustix::mm::{self, MapFlags, ProtFlags};
+use rustix::thread::futex;
 use std::io;
 use std::path::Path;
 use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering::*};
+use std::time::Duration;
 
 /// Processes that are counted at once.
 pub const SLOTS: usize = 1000;
 
 /// Changes with what is below: a file that another version has made is none.
-const FORM: u64 = 0x757a_7472_6565_0004;
+const FORM: u64 = 0x757a_7472_6565_0005;
 
 /// A process that has less need not write how much: whoever made the tree counts it.
 pub const SILENT_MAX: u64 = 12 << 20;
@@ -47,6 +49,9 @@ pub struct Table {
     leader: AtomicU32,
     /// Slots that were ever taken: the first ones.
     slots_used: AtomicU32,
+    /// 1: some are held, and who grows waits for its turn.
+    takes_turns: AtomicU32,
+    unused: u32,
     slots: [Slot; SLOTS],
 }
 
@@ -68,8 +73,10 @@ pub struct Figures {
 pub struct Member {
     /// Its number.
     pub process: u32,
-    /// Anonymous memory, bytes.
+    /// Anonymous memory, bytes; 0: it has not said, and may be small.
     pub used: u64,
+    /// What it had when it last asked for much, bytes.
+    pub grew_to: u64,
     /// What it has done in all, and has.
     pub figures: Figures,
     /// It waits: [`Table::hold`].
@@ -90,6 +97,7 @@ impl Table {
         slots.map(|slot| Member {
             process: slot.process.load(Relaxed),
             used: slot.used.load(Relaxed),
+            grew_to: slot.grew_to.load(Relaxed),
             is_held: slot.waits.load(Relaxed) != 0,
             figures: Figures {
                 faults: slot.faults.load(Relaxed),
@@ -113,7 +121,30 @@ impl Table {
     /// lives; or has it go on. `false`: it is not of the tree.
     pub fn hold(&self, process: u32, is_held: bool) -> bool {
         let slot = self.used_slots().iter().find(|slot| slot.process.load(Relaxed) == process);
-        slot.inspect(|slot| slot.waits.store(is_held.into(), Relaxed)).is_some()
+        slot.inspect(|slot| slot.set_waits(is_held)).is_some()
+    }
+
+    /// Whether there would be too little for all that are not held if each became twice as large
+    /// as the largest is. Those that have never asked for much are not counted.
+    pub fn is_crowded(&self) -> bool {
+        let total = self.total.load(Relaxed).saturating_sub(self.besides.load(Relaxed));
+        let (mut count, mut largest, mut held) = (0, 0, 0);
+        for member in self.members() {
+            let has = member.used.max(member.grew_to);
+            if member.is_held {
+                held += has;
+            } else if has > 0 {
+                count += 1;
+                largest = largest.max(has);
+            }
+        }
+        held + count * 2 * largest > total
+    }
+
+    /// Has processes that grow wait for their turn ([`Tree::queue`]), or no more. Who waits is
+    /// among those that are held.
+    pub fn set_taking_turns(&self, takes_turns: bool) {
+        self.takes_turns.store(takes_turns.into(), SeqCst);
     }
 
     /// Whether the process that made the tree, or one of it, lives.
@@ -129,9 +160,11 @@ struct Slot {
     /// 1: its pages fit neither in its part nor on its backing, and it waits for a larger part.
     starved: AtomicU32,
     /// 1: it is to wait, and to leave its memory to others.
-    waits: AtomicU64,
-    /// Anonymous memory, bytes.
+    waits: AtomicU32,
+    unused: u32,
+    /// Anonymous memory, bytes; and when it last asked for much.
     used: AtomicU64,
+    grew_to: AtomicU64,
     faults: AtomicU64,
     stored: AtomicU64,
     held: AtomicU64,
@@ -142,10 +175,17 @@ impl Slot {
     /// It has nothing, and has done nothing.
     fn clear(&self) {
         self.starved.store(0, Relaxed);
-        for number in [&self.used, &self.waits, &self.faults, &self.stored, &self.held, &self.pool]
-        {
+        self.waits.store(0, Relaxed);
+        let Self { used, grew_to, faults, stored, held, pool, .. } = self;
+        for number in [used, grew_to, faults, stored, held, pool] {
             number.store(0, Relaxed);
         }
+    }
+
+    fn set_waits(&self, waits: bool) {
+        self.waits.store(waits.into(), SeqCst);
+        // There is no error that a valid address could meet.
+        let _ = futex::wake(&self.waits, futex::Flags::empty(), u32::MAX);
     }
 
     /// Takes it for a process, unless it is that of one that lives.
@@ -232,11 +272,40 @@ impl Tree {
         self.slot.store(at, Relaxed);
     }
 
+    fn own(&self) -> Option<&Slot> {
+        self.table.slots.get(self.slot.load(Relaxed))
+    }
+
     /// Whether this process is to wait.
     pub fn is_held(&self) -> bool {
-        let own = self.table.slots.get(self.slot.load(Relaxed));
-        own.is_some_and(|slot| slot.waits.load(Relaxed) != 0)
+        self.own().is_some_and(|slot| slot.waits.load(Relaxed) != 0)
             && exists(self.table.leader.load(Relaxed))
+    }
+
+    /// Notes how much this process has, and has it wait as one that is held if processes take
+    /// turns. Whether it does.
+    pub fn queue(&self, used: u64) -> bool {
+        let takes_turns = || self.table.takes_turns.load(SeqCst) != 0;
+        let Some(slot) = self.own() else { return false };
+        slot.grew_to.store(used, Relaxed);
+        if !takes_turns() {
+            return false;
+        }
+        slot.waits.store(1, SeqCst);
+        // Whoever ends it lets all go on that wait, and would not have seen this one.
+        if !takes_turns() {
+            slot.waits.store(0, SeqCst);
+        }
+        true
+    }
+
+    /// Waits until this process may go on, or for so long.
+    pub fn wait_while_held(&self, most: Duration) {
+        if let Some(slot) = self.own() {
+            // However it ends, the caller looks again.
+            let _ =
+                futex::wait(&slot.waits, futex::Flags::empty(), 1, most.try_into().ok().as_ref());
+        }
     }
 
     /// Adds what this process has done since it last said so, and writes what it has.
@@ -360,12 +429,21 @@ mod tests {
         own.note(Figures { faults: 1, stored: 0, held: 2, pool: 8 });
         let looked = Tree::look(&path).unwrap();
         let figures = Figures { faults: 6, stored: 7, held: 2, pool: 8 };
-        let member = Member { process: std::process::id(), used: 70, figures, is_held: false };
+        let (process, used, grew_to) = (std::process::id(), 70, 0);
+        let member = Member { process, used, grew_to, figures, is_held: false };
         assert_eq!(looked.table().members().collect::<Vec<_>>(), [member]);
         assert!(looked.table().hold(member.process, true) && own.is_held());
         assert!(!looked.table().hold(1, true), "it is none of the tree");
         own.rejoin();
         assert!(!own.is_held(), "another program");
+        assert!(!own.queue(70) && !own.is_held(), "nobody takes turns");
+        looked.table().set_taking_turns(true);
+        assert!(own.queue(70) && own.is_held());
+        std::thread::scope(|scope| {
+            let waits = scope.spawn(|| own.wait_while_held(Duration::from_secs(100)));
+            assert!(looked.table().hold(member.process, false));
+            waits.join().unwrap();
+        });
         assert_eq!(looked.table().members().next().map(|m| m.figures), Some(Figures::default()));
         let other = folder.path().join("other");
         std::fs::write(&other, vec![0; size_of::<Table>()]).unwrap();
@@ -393,6 +471,22 @@ mod tests {
         assert_eq!(has(1, 10 << 20), 80 << 20);
         assert_eq!(has(1, 10 << 20), 90 << 20, "one has");
         assert_eq!(has(1, SILENT_MAX), 100 << 20, "what is about to say it");
+    }
+
+    #[test]
+    fn it_is_crowded_where_all_would_not_fit_if_they_grew() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("tree");
+        let watcher = Tree::create(&path, 100).unwrap();
+        let [first, second] = [1, 2].map(|number| join_as(&path, processes()[number]));
+        first.allowance(26, false);
+        assert!(!watcher.table().is_crowded());
+        second.allowance(1, false);
+        assert!(watcher.table().is_crowded(), "both may have 52");
+        watcher.table().hold(processes()[2], true);
+        assert!(!watcher.table().is_crowded(), "who is held does not grow");
+        first.allowance(50, false);
+        assert!(watcher.table().is_crowded());
     }
 
     #[test]

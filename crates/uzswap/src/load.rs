@@ -8,7 +8,7 @@
 //! Nobody can be held up for good. Who is needed by others makes them wait, so CPUs fall idle and
 //! it is released; and who was held for ten seconds runs for three, whatever the others do.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::fmt;
 use std::io;
 use std::sync::Arc;
@@ -16,7 +16,7 @@ use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
-use uzswap_region::tree::Table;
+use uzswap_region::tree::{Member, Table};
 use uzswap_sys::cgroup::Group;
 use uzswap_sys::freezer::Freezer;
 use uzswap_sys::process::Activity;
@@ -101,8 +101,7 @@ impl Policy {
         if let Some(pid) = self.has_waited_enough() {
             return self.release(pid);
         }
-        let cpus = self.cpus as f64;
-        let over = self.running + self.waiting - cpus;
+        let (cpus, over) = (self.cpus as f64, self.over());
         let waits = self.waiting > WAITING_PER_CPU * cpus && self.faults > FAULTS_WAITED_FOR;
         let thrashes = waits || self.faults > FAULTS_PER_CPU * cpus;
         if over <= SLACK {
@@ -111,6 +110,11 @@ impl Policy {
             return oldest.map_or(Decision::Leave, |process| self.release(process.pid));
         }
         if thrashes { self.hold(swapping, over) } else { Decision::Leave }
+    }
+
+    /// How many more processes are busy than there are CPUs.
+    fn over(&self) -> f64 {
+        self.running + self.waiting - self.cpus as f64
     }
 
     /// Brings the figures up to date; the processes that swap and may be held.
@@ -189,6 +193,12 @@ pub trait Holdable: Send + 'static {
     fn release(&self, pid: i32);
     /// Has all go on.
     fn release_all(&self);
+    /// Whether they will have more memory than there is.
+    fn is_crowded(&self) -> bool {
+        false
+    }
+    /// Says whether those that grow are to wait before they have what they would lose.
+    fn take_turns(&self, _: bool) {}
 }
 
 /// Those of a group, by the freezer.
@@ -245,8 +255,8 @@ impl Holdable for InTree {
     }
 
     fn all(&self) -> Vec<(i32, Activity)> {
-        let kept_small = self.0.members().filter(|member| member.figures.stored > 0);
-        let seen = kept_small.filter_map(|member| {
+        let is_seen = |member: &Member| member.used.max(member.grew_to) > 0 || member.is_held;
+        let seen = self.0.members().filter(is_seen).filter_map(|member| {
             let pid = member.process as i32;
             let major_faults = member.figures.faults / FAULTS_AT_ONCE;
             Some((pid, Activity { major_faults, ..Activity::of(pid)? }))
@@ -264,6 +274,14 @@ impl Holdable for InTree {
 
     fn release_all(&self) {
         self.held().into_iter().for_each(|pid| self.release(pid));
+    }
+
+    fn is_crowded(&self) -> bool {
+        self.0.is_crowded()
+    }
+
+    fn take_turns(&self, takes_turns: bool) {
+        self.0.set_taking_turns(takes_turns);
     }
 }
 
@@ -305,24 +323,31 @@ fn control(
     shown: &AtomicUsize,
 ) -> Held {
     let mut done = Held::default();
+    let mut before = HashSet::new();
     let mut last = Instant::now();
     while stopped.recv_timeout(TICK) == Err(RecvTimeoutError::Timeout) {
         let passed = last.elapsed();
         last = Instant::now();
         let held = processes.held();
         shown.store(held.len(), Relaxed);
+        done.holds += held.iter().filter(|pid| !before.contains(*pid)).count() as u64;
         done.seconds += held.len() as f64 * passed.as_secs_f64();
         let look = |(pid, activity)| Seen { pid, activity, is_held: held.contains(&pid) };
         let seen: Vec<Seen> = processes.all().into_iter().map(look).collect();
-        match policy.decide(&seen, passed) {
+        let decision = policy.decide(&seen, passed);
+        let is_short = !held.is_empty() || matches!(decision, Decision::Hold(_));
+        processes.take_turns(is_short || policy.over() > SLACK && processes.is_crowded());
+        before = held.into_iter().collect();
+        match decision {
             Decision::Hold(pids) => {
-                let held = pids.iter().filter(|pid| processes.hold(**pid));
-                done.holds += held.count() as u64;
+                // One that is gone needs no memory.
+                pids.into_iter().for_each(|pid| _ = processes.hold(pid));
             }
             Decision::Release(pid) => processes.release(pid),
             Decision::Leave => {}
         }
     }
+    processes.take_turns(false);
     processes.release_all();
     done
 }

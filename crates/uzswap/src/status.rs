@@ -84,7 +84,7 @@ fn print_in_process(number: u32, tree: &Tree) {
         size::show(table.peak.load(Relaxed)),
         table.faults.load(Relaxed),
     );
-    for Member { process, used, figures, is_held } in members {
+    for Member { process, used, figures, is_held, .. } in members {
         let held = figures.held * PAGE_BYTES as u64;
         let name = std::fs::read_to_string(format!("/proc/{process}/comm")).unwrap_or_default();
         show!(
