@@ -189,16 +189,12 @@ fn asked(bytes: usize, may_wait: bool) {
         return;
     }
     if may_wait {
-        crate::wait_while_taking();
-        crate::wait_for_turn();
+        crate::wait_before_more();
     }
     let sum = ASKED.get().saturating_add(bytes);
     ASKED.set(if sum < OFTEN { sum } else { 0 });
     if sum >= OFTEN {
         crate::look(bytes, may_wait);
-        if may_wait {
-            crate::wait_for_turn();
-        }
     }
 }
 

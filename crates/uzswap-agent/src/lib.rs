@@ -165,19 +165,25 @@ static BEGIN: extern "C" fn() = begin;
 /// Looks how much memory the process has, with what it is about to get, and has it watched if that
 /// is much. If it is too much, it is taken over before it gets it: the thread that watches might
 /// look when it is there. Who has locks of the program's allocator may not wait, since the threads
-/// that serve faults are started meanwhile, which takes memory.
+/// that serve faults are started meanwhile, which takes memory. Before that it waits for its turn.
 fn look(more: usize, may_wait: bool) {
     if AGENT.get().is_some() || is_inside() {
         return;
     }
+    let Some(tree) = TREE.get() else { return };
+    let used = {
+        let _inside = inside();
+        anonymous_bytes()
+    };
+    queue(tree, used);
+    if may_wait && IS_QUEUED.load(Relaxed) {
+        wait_for_turn();
+    }
+    if used + (more as u64) < SILENT_MAX {
+        return;
+    }
     let is_much = {
         let _inside = inside();
-        let used = anonymous_bytes();
-        let Some(tree) = TREE.get() else { return };
-        queue(tree, used);
-        if used + (more as u64) < SILENT_MAX {
-            return;
-        }
         watch_from_now();
         let allowance = tree.allowance(used, false).bytes;
         used + more as u64 > allowance - allowance / 4
@@ -233,17 +239,28 @@ fn queue(tree: &Tree, used: u64) {
     }
 }
 
-/// Has a thread that asks for memory wait until it is its program's turn.
+/// Has a thread that asks for memory wait if it is to.
+fn wait_before_more() {
+    if TAKING_UNTIL.load(Relaxed) != 0 {
+        wait_while_taking();
+    }
+    if IS_QUEUED.load(Relaxed) {
+        wait_for_turn();
+    }
+}
+
+/// Waits until it is this program's turn.
+#[cold]
 fn wait_for_turn() {
-    let Some(tree) = TREE.get().filter(|_| IS_QUEUED.load(Relaxed)) else { return };
+    let Some(tree) = TREE.get() else { return };
     while AGENT.get().is_none() && !is_inside() && tree.is_held() {
         tree.wait_while_held(WAIT_MAX);
     }
     IS_QUEUED.store(false, Relaxed);
 }
 
-/// Has a thread that asks for memory wait until its program is taken over, if that has begun:
-/// nobody keeps small what it takes meanwhile.
+/// Waits until this program is taken over: nobody keeps small what it takes meanwhile.
+#[cold]
 fn wait_while_taking() {
     let is_over = || AGENT.get().is_some() || HAS_FAILED.load(Relaxed) || is_inside();
     while TAKING_UNTIL.load(Relaxed) != 0 && !is_over() && clock() < TAKING_UNTIL.load(Relaxed) {
