@@ -228,7 +228,7 @@ static HAS_QUEUED: AtomicBool = AtomicBool::new(false);
 static IS_QUEUED: AtomicBool = AtomicBool::new(false);
 
 /// Has a program that asks for memory wait where processes take turns: what it took it would lose
-/// to those whose turn it is. Not one that brings an allocator of its own, which may have its locks.
+/// to those whose turn it is. Not one that brings an allocator of its own, whose locks it may have.
 fn queue(tree: &Tree, used: u64) {
     if used < QUEUED_LEAST || interposed::has_own_allocator() {
         return;
