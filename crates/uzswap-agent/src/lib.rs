@@ -252,8 +252,8 @@ fn wait_before_more() {
 /// Waits until it is this program's turn.
 #[cold]
 fn wait_for_turn() {
-    let Some(tree) = TREE.get() else { return };
-    while AGENT.get().is_none() && !is_inside() && tree.is_held() {
+    let Some(tree) = TREE.get().filter(|_| !is_inside()) else { return };
+    while AGENT.get().is_none() && tree.is_held() {
         tree.wait_while_held(WAIT_MAX);
     }
     IS_QUEUED.store(false, Relaxed);
@@ -391,7 +391,7 @@ fn watch() {
             next_tell = tell(agent, tree);
         }
         drop(at_work);
-        if tree.is_held() {
+        if AGENT.get().is_some() && tree.is_held() {
             tree.wait_while_held(WAIT_MAX);
             continue;
         }

@@ -23,6 +23,9 @@ pub const SLOTS: usize = 1000;
 /// Changes with what is below: a file that another version has made is none.
 const FORM: u64 = 0x757a_7472_6565_0005;
 
+/// After so long without a look nobody is held.
+pub const LOOKS_MAX: Duration = Duration::from_secs(2);
+
 /// A process that has less need not write how much: whoever made the tree counts it.
 pub const SILENT_MAX: u64 = 12 << 20;
 
@@ -51,7 +54,8 @@ pub struct Table {
     slots_used: AtomicU32,
     /// 1: some are held, and who grows waits for its turn.
     takes_turns: AtomicU32,
-    unused: u32,
+    /// Counts the looks of whoever holds and releases: where it stands still nobody is held.
+    looks: AtomicU32,
     slots: [Slot; SLOTS],
 }
 
@@ -113,12 +117,15 @@ impl Table {
         let silent = self.members().filter(|member| member.used == 0);
         let each = silent.map(|member| bytes(member.process));
         // One that has more is about to say it, and may have most of it in common with its parent.
-        let sum = each.filter(|bytes| *bytes < SILENT_MAX).sum();
+        let sum: u64 = each.filter(|bytes| *bytes < SILENT_MAX).sum();
         self.besides.store(sum, Relaxed);
+        let used: u64 = self.members().map(|member| member.used).sum();
+        self.peak.fetch_max(used + sum, Relaxed);
     }
 
-    /// Has a process wait and leave its memory to the others, as long as the one that made the tree
-    /// lives; or has it go on. `false`: it is not of the tree.
+    /// Has a process wait and leave its memory to the others, as long as
+    /// [`Self::set_taking_turns`] is called every [`LOOKS_MAX`]; or has it go on. `false`: it is
+    /// not of the tree.
     pub fn hold(&self, process: u32, is_held: bool) -> bool {
         let slot = self.used_slots().iter().find(|slot| slot.process.load(Relaxed) == process);
         slot.inspect(|slot| slot.set_waits(is_held)).is_some()
@@ -127,7 +134,7 @@ impl Table {
     /// Whether there would be too little for all that are not held if each became twice as large
     /// as the largest is. Those that have never asked for much are not counted.
     pub fn is_crowded(&self) -> bool {
-        let total = self.total.load(Relaxed).saturating_sub(self.besides.load(Relaxed));
+        let total = self.total.load(Relaxed);
         let (mut count, mut largest, mut held) = (0, 0, 0);
         for member in self.members() {
             let has = member.used.max(member.grew_to);
@@ -144,7 +151,14 @@ impl Table {
     /// Has processes that grow wait for their turn ([`Tree::queue`]), or no more. Who waits is
     /// among those that are held.
     pub fn set_taking_turns(&self, takes_turns: bool) {
+        self.looks.fetch_add(1, Relaxed);
         self.takes_turns.store(takes_turns.into(), SeqCst);
+    }
+
+    /// Those that are held, also such as are gone, or seem so from here.
+    pub fn held(&self) -> impl Iterator<Item = u32> + '_ {
+        let held = self.used_slots().iter().filter(|slot| slot.waits.load(SeqCst) != 0);
+        held.map(|slot| slot.process.load(Relaxed)).filter(|process| *process != 0)
     }
 
     /// Whether the process that made the tree, or one of it, lives.
@@ -201,6 +215,9 @@ impl Slot {
 pub struct Tree {
     table: &'static Table,
     slot: AtomicUsize,
+    /// How many looks this process has seen, and when there was one more: milliseconds.
+    looks: AtomicU32,
+    looked_at: AtomicU64,
 }
 
 impl Tree {
@@ -247,7 +264,8 @@ impl Tree {
             let at = mm::mmap(std::ptr::null_mut(), bytes, access, MapFlags::SHARED, &file, 0)?;
             &*at.cast::<Table>()
         };
-        Ok(Self { table, slot: AtomicUsize::new(SLOTS) })
+        let (looks, looked_at) = (AtomicU32::new(0), AtomicU64::new(0));
+        Ok(Self { table, slot: AtomicUsize::new(SLOTS), looks, looked_at })
     }
 
     /// The table.
@@ -278,8 +296,17 @@ impl Tree {
 
     /// Whether this process is to wait.
     pub fn is_held(&self) -> bool {
-        self.own().is_some_and(|slot| slot.waits.load(Relaxed) != 0)
-            && exists(self.table.leader.load(Relaxed))
+        self.own().is_some_and(|slot| slot.waits.load(Relaxed) != 0) && self.is_led()
+    }
+
+    /// Whether somebody looks who would release this process: one that has stopped, or has died
+    /// without its parent's notice, does not.
+    fn is_led(&self) -> bool {
+        let (looks, now) = (self.table.looks.load(Relaxed), clock());
+        if looks != self.looks.swap(looks, Relaxed) {
+            self.looked_at.store(now, Relaxed);
+        }
+        now < self.looked_at.load(Relaxed).saturating_add(LOOKS_MAX.as_millis() as u64)
     }
 
     /// Notes how much this process has, and has it wait as one that is held if processes take
@@ -350,6 +377,7 @@ impl Tree {
             }
         }
         let others: u64 = theirs.iter().sum();
+        // Without the small ones: one that has just said what it has may be among them, too.
         self.table.peak.fetch_max(others + used, Relaxed);
         let equal = level(total, &mut theirs);
         let less = equal - equal / 4;
@@ -381,6 +409,12 @@ pub struct Allowance {
     pub bytes: u64,
     /// Another process may come to give memory back.
     pub may_hope: bool,
+}
+
+/// Milliseconds of the system's clock.
+fn clock() -> u64 {
+    let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
+    now.tv_sec as u64 * 1000 + now.tv_nsec as u64 / 1_000_000
 }
 
 fn exists(process: u32) -> bool {
@@ -432,7 +466,10 @@ mod tests {
         let (process, used, grew_to) = (std::process::id(), 70, 0);
         let member = Member { process, used, grew_to, figures, is_held: false };
         assert_eq!(looked.table().members().collect::<Vec<_>>(), [member]);
-        assert!(looked.table().hold(member.process, true) && own.is_held());
+        assert!(looked.table().hold(member.process, true) && !own.is_held(), "nobody looks");
+        looked.table().set_taking_turns(false);
+        assert!(own.is_held());
+        assert_eq!(looked.table().held().collect::<Vec<_>>(), [member.process]);
         assert!(!looked.table().hold(1, true), "it is none of the tree");
         own.rejoin();
         assert!(!own.is_held(), "another program");

@@ -70,7 +70,7 @@ struct Seen {
 #[derive(Debug, PartialEq, Eq)]
 enum Decision {
     Hold(Vec<i32>),
-    Release(i32),
+    Release(Vec<i32>),
     Leave,
 }
 
@@ -99,15 +99,17 @@ impl Policy {
         let swapping = self.look(seen, passed);
         self.count_time(seen, passed);
         if let Some(pid) = self.has_waited_enough() {
-            return self.release(pid);
+            return self.release(vec![pid]);
         }
         let (cpus, over) = (self.cpus as f64, self.over());
         let waits = self.waiting > WAITING_PER_CPU * cpus && self.faults > FAULTS_WAITED_FOR;
         let thrashes = waits || self.faults > FAULTS_PER_CPU * cpus;
         if over <= SLACK {
-            let held = seen.iter().filter(|process| process.is_held);
-            let oldest = held.min_by_key(|process| process.activity.started);
-            return oldest.map_or(Decision::Leave, |process| self.release(process.pid));
+            // The oldest, one for each CPU that is idle.
+            let mut held: Vec<_> = seen.iter().filter(|process| process.is_held).collect();
+            held.sort_by_key(|process| process.activity.started);
+            let pids = held.into_iter().map(|process| process.pid).take((-over).max(1.0) as usize);
+            return self.release(pids.collect());
         }
         if thrashes { self.hold(swapping, over) } else { Decision::Leave }
     }
@@ -155,13 +157,18 @@ impl Policy {
         (*time >= HELD_MAX && self.spared.is_empty()).then_some(*pid)
     }
 
-    fn release(&mut self, pid: i32) -> Decision {
-        if self.held.get(&pid).is_some_and(|time| *time >= HELD_MAX) {
-            self.spared.insert(pid, SPARED);
+    fn release(&mut self, pids: Vec<i32>) -> Decision {
+        if pids.is_empty() {
+            return Decision::Leave;
         }
-        // It will show in the next looks; until then it counts as running.
-        self.running += 1.0;
-        Decision::Release(pid)
+        for pid in &pids {
+            if self.held.get(pid).is_some_and(|time| *time >= HELD_MAX) {
+                self.spared.insert(*pid, SPARED);
+            }
+        }
+        // They will show in the next looks; until then they count as running.
+        self.running += pids.len() as f64;
+        Decision::Release(pids)
     }
 
     /// The youngest of those that swap, half of what is too many, but for as many as there are
@@ -250,16 +257,21 @@ const FAULTS_AT_ONCE: u64 = 10;
 
 impl Holdable for InTree {
     fn held(&self) -> Vec<i32> {
-        let held = self.0.members().filter(|member| member.is_held);
-        held.map(|member| member.process as i32).collect()
+        self.0.held().map(|process| process as i32).collect()
     }
 
     fn all(&self) -> Vec<(i32, Activity)> {
         let is_seen = |member: &Member| member.used.max(member.grew_to) > 0 || member.is_held;
         let seen = self.0.members().filter(is_seen).filter_map(|member| {
             let pid = member.process as i32;
-            let major_faults = member.figures.faults / FAULTS_AT_ONCE;
-            Some((pid, Activity { major_faults, ..Activity::of(pid)? }))
+            let mut activity = Activity::of(pid)?;
+            activity.major_faults = member.figures.faults / FAULTS_AT_ONCE;
+            if member.figures.stored == 0 {
+                // Busy, but not for want of a page: it would not be stopped by holding it.
+                activity.is_running |= activity.is_waiting;
+                activity.is_waiting = false;
+            }
+            Some((pid, activity))
         });
         seen.collect()
     }
@@ -334,16 +346,21 @@ fn control(
         done.seconds += held.len() as f64 * passed.as_secs_f64();
         let look = |(pid, activity)| Seen { pid, activity, is_held: held.contains(&pid) };
         let seen: Vec<Seen> = processes.all().into_iter().map(look).collect();
+        // Who is gone, or cannot be seen, would not be released by the rules.
+        let is_seen = |pid: &i32| seen.iter().any(|process| process.pid == *pid);
+        held.iter().filter(|pid| !is_seen(pid)).for_each(|pid| processes.release(*pid));
         let decision = policy.decide(&seen, passed);
         let is_short = !held.is_empty() || matches!(decision, Decision::Hold(_));
-        processes.take_turns(is_short || policy.over() > SLACK && processes.is_crowded());
+        let is_crowded = processes.is_crowded();
+        let is_over = policy.over() > SLACK;
+        processes.take_turns(if is_over { is_short || is_crowded } else { is_short && is_crowded });
         before = held.into_iter().collect();
         match decision {
             Decision::Hold(pids) => {
                 // One that is gone needs no memory.
                 pids.into_iter().for_each(|pid| _ = processes.hold(pid));
             }
-            Decision::Release(pid) => processes.release(pid),
+            Decision::Release(pids) => pids.into_iter().for_each(|pid| processes.release(pid)),
             Decision::Leave => {}
         }
     }
@@ -388,7 +405,9 @@ mod tests {
                         process.is_held = true;
                         self.holds += 1;
                     }
-                    Decision::Release(pid) if *pid == process.pid => process.is_held = false,
+                    Decision::Release(pids) if pids.contains(&process.pid) => {
+                        process.is_held = false;
+                    }
                     _ => {}
                 }
             }
@@ -423,6 +442,45 @@ mod tests {
         let mut two = Play::new(2, 2, 1000);
         two.looks(Duration::from_secs(5));
         assert_eq!(two.holds, 0);
+    }
+
+    #[test]
+    fn as_many_are_released_as_cpus_are_idle() {
+        let mut play = Play::new(64, 100, 0);
+        play.seen.iter_mut().for_each(|process| process.is_held = true);
+        play.looks(5 * TICK);
+        assert!((64..=70).contains(&play.free().len()), "{:?}", play.free());
+    }
+
+    /// One that says it waits, and that nobody sees: what is released last is noted.
+    struct Unseen(AtomicUsize);
+
+    impl Holdable for Arc<Unseen> {
+        fn held(&self) -> Vec<i32> {
+            vec![7]
+        }
+        fn all(&self) -> Vec<(i32, Activity)> {
+            Vec::new()
+        }
+        fn hold(&self, _: i32) -> bool {
+            false
+        }
+        fn release(&self, pid: i32) {
+            self.0.store(pid as usize, Relaxed);
+        }
+        fn release_all(&self) {}
+    }
+
+    #[test]
+    fn who_cannot_be_seen_is_let_go() {
+        let unseen = Arc::new(Unseen(AtomicUsize::new(0)));
+        let control = LoadControl::start(unseen.clone(), 2).unwrap();
+        let until = Instant::now() + Duration::from_secs(10);
+        while unseen.0.load(Relaxed) != 7 && Instant::now() < until {
+            std::thread::sleep(TICK);
+        }
+        control.end();
+        assert_eq!(unseen.0.load(Relaxed), 7);
     }
 
     #[test]
