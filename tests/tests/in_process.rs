@@ -306,6 +306,13 @@ fn compare(folder: &Path, memories: &[&str], command: &[&str]) {
 }
 
 /// Runs a command in-process: it ends well, and its memory was kept small.
+/// Compares what a program in C does.
+fn compare_compiled(text: &str, options: &[&str], memory: &str) {
+    let folder = tempfile::tempdir_in("/var/tmp").unwrap();
+    compile(folder.path(), text, options);
+    compare(folder.path(), &[memory], &["HERE/program"]);
+}
+
 fn in_process(folder: &Path, memory: &str, command: &[&str]) -> Output {
     let options = ["HERE/uzswap", "run", "--in-process", "--memory", memory, "--"];
     let with = run(folder, &[&options, command].concat());
@@ -384,10 +391,8 @@ int main(void) {
 
 #[test]
 fn a_handler_on_a_small_stack_of_its_own_writes_over_nothing() {
-    let folder = tempfile::tempdir_in("/var/tmp").unwrap();
     // Looking a function up at its first call would take much of the stack.
-    compile(folder.path(), SMALL_STACK, &["-Wl,-z,now"]);
-    compare(folder.path(), &["40M"], &["HERE/program"]);
+    compare_compiled(SMALL_STACK, &["-Wl,-z,now"], "40M");
 }
 
 /// Threads on stacks from `malloc`, with variables of more than a page, which the threads let get
@@ -441,9 +446,7 @@ int main(void) {
 
 #[test]
 fn a_threads_variables_stay_wherever_its_stack_is() {
-    let folder = tempfile::tempdir_in("/var/tmp").unwrap();
-    compile(folder.path(), STACKS, &["-pthread"]);
-    compare(folder.path(), &["40M"], &["HERE/program"]);
+    compare_compiled(STACKS, &["-pthread"], "40M");
 }
 
 #[test]
@@ -589,9 +592,7 @@ int main(void) {
 
 #[test]
 fn a_program_may_have_the_descriptors_that_it_asks_for() {
-    let folder = tempfile::tempdir_in("/var/tmp").unwrap();
-    compile(folder.path(), DESCRIPTORS, &[]);
-    compare(folder.path(), &["32M"], &["HERE/program"]);
+    compare_compiled(DESCRIPTORS, &[], "32M");
 }
 
 /// What has one thread may do what others may not (`unshare`), and starts faster.

@@ -33,7 +33,7 @@ use std::path::Path;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering::Relaxed};
 use std::time::{Duration, Instant};
-use uzswap_region::tree::{Figures, SILENT_MAX, Table, Tree};
+use uzswap_region::tree::{Figures, SILENT_MAX, Table, Tree, clock};
 use uzswap_region::{Mode, Pager};
 use uzswap_sys::bus::Blocked;
 use uzswap_sys::process;
@@ -216,11 +216,6 @@ static HAS_FAILED: AtomicBool = AtomicBool::new(false);
 static TAKING_UNTIL: AtomicU64 = AtomicU64::new(0);
 /// How long: who waits may have what we need.
 const PATIENCE: Duration = Duration::from_secs(1);
-
-fn clock() -> u64 {
-    let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
-    now.tv_sec as u64 * 1000 + now.tv_nsec as u64 / 1_000_000
-}
 
 /// It has waited for its turn, which it does once.
 static HAS_QUEUED: AtomicBool = AtomicBool::new(false);

@@ -114,13 +114,17 @@ impl Table {
 
     /// Has the others know what small processes have, `bytes` of each by its number.
     pub fn count_silent(&self, bytes: impl Fn(u32) -> u64) {
-        let silent = self.members().filter(|member| member.used == 0);
-        let each = silent.map(|member| bytes(member.process));
-        // One that has more is about to say it, and may have most of it in common with its parent.
-        let sum: u64 = each.filter(|bytes| *bytes < SILENT_MAX).sum();
-        self.besides.store(sum, Relaxed);
-        let used: u64 = self.members().map(|member| member.used).sum();
-        self.peak.fetch_max(used + sum, Relaxed);
+        let (mut used, mut silent) = (0, 0);
+        for member in self.members() {
+            used += member.used;
+            if member.used == 0 {
+                // One that has more is about to say it, and may have most of it in common with its
+                // parent.
+                silent += Some(bytes(member.process)).filter(|b| *b < SILENT_MAX).unwrap_or(0);
+            }
+        }
+        self.besides.store(silent, Relaxed);
+        self.peak.fetch_max(used + silent, Relaxed);
     }
 
     /// Has a process wait and leave its memory to the others, as long as
@@ -175,7 +179,6 @@ struct Slot {
     starved: AtomicU32,
     /// 1: it is to wait, and to leave its memory to others.
     waits: AtomicU32,
-    unused: u32,
     /// Anonymous memory, bytes; and when it last asked for much.
     used: AtomicU64,
     grew_to: AtomicU64,
@@ -320,10 +323,11 @@ impl Tree {
         }
         slot.waits.store(1, SeqCst);
         // Whoever ends it lets all go on that wait, and would not have seen this one.
-        if !takes_turns() {
+        let waits = takes_turns();
+        if !waits {
             slot.waits.store(0, SeqCst);
         }
-        true
+        waits
     }
 
     /// Waits until this process may go on, or for so long.
@@ -412,7 +416,7 @@ pub struct Allowance {
 }
 
 /// Milliseconds of the system's clock.
-fn clock() -> u64 {
+pub fn clock() -> u64 {
     let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
     now.tv_sec as u64 * 1000 + now.tv_nsec as u64 / 1_000_000
 }
@@ -440,12 +444,19 @@ mod tests {
         tree
     }
 
-    #[test]
-    fn what_a_process_had_as_another_program_is_not_counted() {
+    /// A tree that may have `total`: its folder, who watches, and two processes of it.
+    fn two_of(total: u64) -> (tempfile::TempDir, Tree, [Tree; 2]) {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("tree");
-        let _watcher = Tree::create(&path, 100).unwrap();
-        let [first, second] = [1, 2].map(|number| join_as(&path, processes()[number]));
+        let watcher = Tree::create(&path, total).unwrap();
+        let both = [1, 2].map(|number| join_as(&path, processes()[number]));
+        (folder, watcher, both)
+    }
+
+    #[test]
+    fn what_a_process_had_as_another_program_is_not_counted() {
+        let (folder, _watcher, [first, second]) = two_of(100);
+        let path = folder.path().join("tree");
         assert_eq!(second.allowance(70, false).bytes, 100);
         let second = join_as(&path, processes()[2]);
         assert_eq!(first.allowance(10, false).bytes, 100);
@@ -496,10 +507,7 @@ mod tests {
         assert_eq!(level(100, &mut [90, 10, 80]), 30);
         assert_eq!(level(100, &mut [50; 9]), 10);
         assert_eq!(level(100, &mut [200, 0]), 50);
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("tree");
-        let watcher = Tree::create(&path, 100 << 20).unwrap();
-        let [first, _second] = [1, 2].map(|number| join_as(&path, processes()[number]));
+        let (_folder, watcher, [first, _second]) = two_of(100 << 20);
         let has = |own, silent| {
             watcher.table().count_silent(|_| silent);
             first.allowance(own, false).bytes
@@ -512,10 +520,7 @@ mod tests {
 
     #[test]
     fn it_is_crowded_where_all_would_not_fit_if_they_grew() {
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("tree");
-        let watcher = Tree::create(&path, 100).unwrap();
-        let [first, second] = [1, 2].map(|number| join_as(&path, processes()[number]));
+        let (_folder, watcher, [first, second]) = two_of(100);
         first.allowance(26, false);
         assert!(!watcher.table().is_crowded());
         second.allowance(1, false);
@@ -528,10 +533,7 @@ mod tests {
 
     #[test]
     fn who_can_go_on_gives_back_to_who_cannot_and_the_last_of_those_has_no_hope() {
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("tree");
-        let watcher = Tree::create(&path, 100).unwrap();
-        let [first, second] = [1, 2].map(|number| join_as(&path, processes()[number]));
+        let (_folder, watcher, [first, second]) = two_of(100);
         assert_eq!(first.allowance(60, false), Allowance { bytes: 100, may_hope: false });
         assert_eq!(second.allowance(40, false), Allowance { bytes: 50, may_hope: true });
         assert_eq!(first.allowance(60, false).bytes, 60);

@@ -8,7 +8,7 @@
 //! Nobody can be held up for good. Who is needed by others makes them wait, so CPUs fall idle and
 //! it is released; and who was held for ten seconds runs for three, whatever the others do.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 use std::fmt;
 use std::io;
 use std::sync::Arc;
@@ -335,14 +335,13 @@ fn control(
     shown: &AtomicUsize,
 ) -> Held {
     let mut done = Held::default();
-    let mut before = HashSet::new();
     let mut last = Instant::now();
     while stopped.recv_timeout(TICK) == Err(RecvTimeoutError::Timeout) {
         let passed = last.elapsed();
         last = Instant::now();
         let held = processes.held();
         shown.store(held.len(), Relaxed);
-        done.holds += held.iter().filter(|pid| !before.contains(*pid)).count() as u64;
+        done.holds += held.iter().filter(|pid| !policy.held.contains_key(pid)).count() as u64;
         done.seconds += held.len() as f64 * passed.as_secs_f64();
         let look = |(pid, activity)| Seen { pid, activity, is_held: held.contains(&pid) };
         let seen: Vec<Seen> = processes.all().into_iter().map(look).collect();
@@ -354,7 +353,6 @@ fn control(
         let is_crowded = processes.is_crowded();
         let is_over = policy.over() > SLACK;
         processes.take_turns(if is_over { is_short || is_crowded } else { is_short && is_crowded });
-        before = held.into_iter().collect();
         match decision {
             Decision::Hold(pids) => {
                 // One that is gone needs no memory.
