@@ -72,6 +72,7 @@ const UNSAFE: &[&str] = &[
     "crates/uzswap-calls/tests/stopping.rs",
     "crates/uzswap-agent/src/calls.rs",
     "crates/uzswap-agent/src/interposed.rs",
+    "crates/uzswap-agent/src/first_look.rs",
     "crates/uzswap-agent/src/interrupted.rs",
     "crates/uzswap-agent/src/layout.rs",
     "crates/uzswap-agent/src/lib.rs",

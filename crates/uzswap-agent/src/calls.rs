@@ -7,7 +7,7 @@ use libc::c_long;
 use std::ops::Range;
 use uzswap_calls::table::{self, Buffer, Treatment};
 use uzswap_calls::{Call, Outcome, raw};
-use uzswap_region::is_pager_thread;
+use uzswap_region::{Pager, is_pager_thread};
 use uzswap_sys::bus;
 use uzswap_sys::map::PAGE_BYTES;
 
@@ -22,6 +22,9 @@ const TRIES: usize = 8;
 /// Until then: how long to wait before each further try. A page that is just being adopted cannot
 /// be held yet.
 const PAUSE: libc::timespec = libc::timespec { tv_sec: 0, tv_nsec: 100_000 };
+
+/// Flags beside a futex's operation.
+pub const FUTEX_FLAGS: i32 = libc::FUTEX_PRIVATE_FLAG | libc::FUTEX_CLOCK_REALTIME;
 
 /// Whether a call of a number is looked at.
 pub fn wants(number: u32) -> bool {
@@ -162,12 +165,12 @@ impl<'a> Holds<'a> {
 impl Drop for Holds<'_> {
     fn drop(&mut self) {
         for range in &self.few[..self.count] {
-            self.agent.pager.unhold(range.clone());
+            Pager::unhold(range.clone());
         }
         if !self.many.is_empty() {
             let _inside = inside();
             let many = std::mem::take(&mut self.many);
-            many.into_iter().for_each(|range| self.agent.pager.unhold(range));
+            many.into_iter().for_each(Pager::unhold);
         }
     }
 }
@@ -335,8 +338,7 @@ fn is_wake(call: &Call) -> bool {
 
 /// The arguments of `futex` that an operation uses. What is passed for others is there by chance.
 fn used_of_futex(operation: u64) -> &'static [usize] {
-    const OTHER: i32 = libc::FUTEX_PRIVATE_FLAG | libc::FUTEX_CLOCK_REALTIME;
-    match operation as i32 & !OTHER {
+    match operation as i32 & !FUTEX_FLAGS {
         libc::FUTEX_WAKE | libc::FUTEX_WAKE_BITSET => &[0],
         libc::FUTEX_WAIT | libc::FUTEX_WAIT_BITSET => &[0, 3],
         _ => &[0, 3, 4],

@@ -13,6 +13,7 @@
 //! staged and brought in by the pager that regions have (`uzswap-region`), in the process itself.
 
 mod calls;
+mod first_look;
 mod forking;
 mod interposed;
 mod interrupted;

@@ -75,6 +75,11 @@ fn disarmed(stack: libc::stack_t) -> libc::stack_t {
     libc::stack_t { ss_flags: stack.ss_flags & libc::SS_DISABLE | AUTODISARM, ..stack }
 }
 
+/// Whether the calling thread has been looked after ([`arm`]).
+pub fn is_armed() -> bool {
+    IS_ARMED.get()
+}
+
 /// Gives the calling thread a stack of ours if it has none. Where there is no memory it stays
 /// without.
 pub fn arm() {

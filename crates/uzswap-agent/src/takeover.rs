@@ -7,15 +7,15 @@
 //! A thread that was in the kernel was brought out of it by the stop, and comes back through the
 //! replaced instruction: from then on no call goes unseen.
 
-use crate::{AGENT, Agent, calls, forking, interrupted, layout, memory, processes};
+use crate::{AGENT, Agent, calls, first_look, forking, interrupted, layout, memory, processes};
 use std::ffi::CStr;
 use std::fs;
 use std::ops::Range;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
-use uzswap_calls::Patcher;
 use uzswap_calls::sites::{self, Site};
 use uzswap_calls::stop::{self, Staying};
+use uzswap_calls::{Looks, Patcher};
 use uzswap_region::{OnFork, Pager};
 use uzswap_sys::bus::{self, Stopped};
 use uzswap_sys::map::{self, Mapped};
@@ -52,7 +52,8 @@ pub fn take_over(memory: u64, compressor: &str) -> Result<(), String> {
     let said = |error: &dyn std::fmt::Display| error.to_string();
     map::remember_own();
     map::remember_stack(crate::STACK);
-    let mut patcher = Patcher::new(calls::on_call).map_err(|error| said(&error))?;
+    let looks = Looks { first: first_look::on_call, second: calls::on_call };
+    let mut patcher = Patcher::new(looks).map_err(|error| said(&error))?;
     let modules = sites::modules();
     VARIABLES.store(modules.iter().map(|module| module.thread_bytes).sum(), Relaxed);
     let found = sites_of(&modules);

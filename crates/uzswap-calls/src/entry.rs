@@ -3,6 +3,10 @@
 //! A system call changes `rax`, `rcx` and `r11` only; so all that the C library may rely on is
 //! kept: the other registers, the flags, the processor's extended state, and the 128 bytes below
 //! the stack pointer that a function may use without saying so.
+//!
+//! To keep the whole extended state takes longer than all else that is done for most calls. So a
+//! first look is given to each by code that changes nothing of it but the lower halves of vector
+//! registers, as any code for x86-64 may that asks for no more.
 
 use std::arch::{asm, naked_asm};
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
@@ -28,22 +32,46 @@ pub enum Outcome {
     /// It is made as it stands, with the program's own registers and stack; for calls that return
     /// twice, on another stack or not at all.
     Bare = 1,
+    /// Of the first look: nothing was done, and the call is looked at again.
+    Undecided = 2,
 }
 
 /// Looks at a call.
-pub(crate) type OnCall = fn(&mut Call) -> Outcome;
+type Look = fn(&mut Call) -> Outcome;
 
-static ON_CALL: AtomicUsize = AtomicUsize::new(0);
-
-/// Who looks at calls from now on.
-pub(crate) fn set(on_call: OnCall) {
-    ON_CALL.store(on_call as usize, Relaxed);
+/// Who looks at calls.
+#[derive(Debug, Clone, Copy)]
+pub struct Looks {
+    /// At first. It may change no more of the extended state than registers `xmm0` to `xmm15`: so
+    /// it calls nothing of the C library, whose copies use all that the processor has.
+    pub first: Look,
+    /// At what that leaves undecided; this one decides.
+    pub second: Look,
 }
 
-extern "C" fn dispatch(call: &mut Call) -> Outcome {
+static FIRST: AtomicUsize = AtomicUsize::new(0);
+static SECOND: AtomicUsize = AtomicUsize::new(0);
+
+/// Who looks at calls from now on.
+pub(crate) fn set(looks: Looks) {
+    FIRST.store(looks.first as usize, Relaxed);
+    SECOND.store(looks.second as usize, Relaxed);
+}
+
+extern "C" fn look_first(call: &mut Call) -> Outcome {
+    // Compiled for such a processor, any code may change the upper halves.
+    if cfg!(target_feature = "avx") {
+        return Outcome::Undecided;
+    }
     // SAFETY: set before the first site is replaced, to a function of this type.
-    let on_call = unsafe { std::mem::transmute::<usize, OnCall>(ON_CALL.load(Relaxed)) };
-    on_call(call)
+    let look = unsafe { std::mem::transmute::<usize, Look>(FIRST.load(Relaxed)) };
+    look(call)
+}
+
+extern "C" fn look_again(call: &mut Call) -> Outcome {
+    // SAFETY: as above.
+    let look = unsafe { std::mem::transmute::<usize, Look>(SECOND.load(Relaxed)) };
+    look(call)
 }
 
 /// Makes a system call, past the C library.
@@ -113,7 +141,20 @@ pub(crate) unsafe extern "C" fn entry() {
         "push rax",
         "mov rbx, rsp",
         // Fourteen of eight bytes are pushed, the flags among them.
-        "sub rsp, {states_bytes}",
+        "sub rsp, 256",
+        "and rsp, -64",
+        ".irp number, 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15",
+        "movaps [rsp + 16 * \\number], xmm\\number",
+        ".endr",
+        "mov rdi, rbx",
+        "call {look_first}",
+        ".irp number, 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15",
+        "movaps xmm\\number, [rsp + 16 * \\number]",
+        ".endr",
+        "mov r11, rax",
+        "cmp eax, {undecided}",
+        "jne 3f",
+        "lea rsp, [rbx - {states_bytes}]",
         "and rsp, -64",
         // The header must be zeros beyond what the processor writes of it.
         "xor eax, eax",
@@ -124,11 +165,12 @@ pub(crate) unsafe extern "C" fn entry() {
         "xor edx, edx",
         "xsave64 [rsp]",
         "mov rdi, rbx",
-        "call {dispatch}",
+        "call {look_again}",
         "mov r11, rax",
         "mov eax, {states}",
         "xor edx, edx",
         "xrstor64 [rsp]",
+        "3:",
         "mov rsp, rbx",
         // The outcome is in r11: 0 is done, and the result is the call's.
         "mov rax, [rsp]",
@@ -153,7 +195,9 @@ pub(crate) unsafe extern "C" fn entry() {
         "jmp rcx",
         states = const STATES,
         states_bytes = const STATES_BYTES,
-        dispatch = sym dispatch,
+        undecided = const Outcome::Undecided as u32,
+        look_first = sym look_first,
+        look_again = sym look_again,
     )
 }
 

@@ -3,7 +3,8 @@
 //! ```text
 //! libc, ld.so, …   mov eax, NUMBER ; syscall      becomes      jmp stub ; ud2
 //! stub             mov eax, NUMBER ; lea rcx, [bare] ; jmp entry
-//! entry            keeps all registers → on_call(&mut Call) → Done(result) | Bare
+//! entry            keeps most registers → first(&mut Call) → Done(result) | Bare | Undecided
+//!                  keeps all            → second(&mut Call) → Done(result) | Bare
 //! bare             syscall ; jmp back
 //! ```
 //! Ordinary programs make their system calls through the C library, whose `syscall` instructions
@@ -31,6 +32,6 @@ mod patch;
 pub mod stop;
 
 #[cfg(target_arch = "x86_64")]
-pub use entry::{Call, Outcome, raw};
+pub use entry::{Call, Looks, Outcome, raw};
 #[cfg(target_arch = "x86_64")]
 pub use patch::{Patched, Patcher, Work};

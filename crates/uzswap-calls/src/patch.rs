@@ -15,7 +15,7 @@
 //! `ud2` (SIGILL), and goes on in the stub behind its `mov`. One that waits in the kernel comes
 //! back behind the `syscall`, where nothing is changed.
 
-use crate::entry::{self, OnCall};
+use crate::entry::{self, Looks};
 use crate::sites::{JMP_NEAR_BYTES, MOV_BYTES, MOV_EAX, Number, SYSCALL, Site};
 use rustix::mm::{self, MapFlags, MprotectFlags, ProtFlags};
 use rustix::thread::{MembarrierCommand, membarrier};
@@ -104,14 +104,14 @@ pub struct Patcher {
 }
 
 impl Patcher {
-    /// Has `on_call` look at calls, and the traps lead to the stubs. Nothing is replaced yet.
+    /// Sets who looks at calls, and has the traps lead to the stubs. Nothing is replaced yet.
     /// Errors: a processor without XSAVE, a kernel without `membarrier`.
-    pub fn new(on_call: OnCall) -> io::Result<Self> {
+    pub fn new(looks: Looks) -> io::Result<Self> {
         if !entry::is_supported() {
             return Err(io::Error::new(io::ErrorKind::Unsupported, "a processor without XSAVE"));
         }
         membarrier(MembarrierCommand::RegisterPrivateExpeditedSyncCore)?;
-        entry::set(on_call);
+        entry::set(looks);
         Ok(Self { traps: HashMap::new(), rooms: BTreeMap::new() })
     }
 

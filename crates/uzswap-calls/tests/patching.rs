@@ -7,10 +7,33 @@ use std::fs::File;
 use std::io::{Read, Write};
 use std::os::fd::{AsRawFd, FromRawFd};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
-use uzswap_calls::{Call, Outcome, Patcher, raw, sites, stop};
+use uzswap_calls::{Call, Looks, Outcome, Patcher, raw, sites, stop};
 
 static READS: AtomicU64 = AtomicU64::new(0);
 static OTHERS: AtomicU64 = AtomicU64::new(0);
+
+/// Decides one call, and changes what a first look may change.
+fn first(call: &mut Call) -> Outcome {
+    // SAFETY: every x86-64 has these registers; those that are not clobbers are none of theirs.
+    unsafe {
+        std::arch::asm!(
+            ".irp number, 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15",
+            "pcmpeqd xmm\\number, xmm\\number",
+            ".endr",
+            out("xmm0") _, out("xmm1") _, out("xmm2") _, out("xmm3") _,
+            out("xmm4") _, out("xmm5") _, out("xmm6") _, out("xmm7") _,
+            out("xmm8") _, out("xmm9") _, out("xmm10") _, out("xmm11") _,
+            out("xmm12") _, out("xmm13") _, out("xmm14") _, out("xmm15") _,
+            options(nostack, nomem),
+        );
+    }
+    if call.number != libc::SYS_getppid as u64 {
+        return Outcome::Undecided;
+    }
+    // SAFETY: the call is made as the program asked for it.
+    call.result = unsafe { raw(call.number, call.arguments) };
+    Outcome::Done
+}
 
 fn on_call(call: &mut Call) -> Outcome {
     if call.number == libc::SYS_rt_sigprocmask as u64 {
@@ -70,7 +93,7 @@ fn without_ours(call: &mut Call) -> Outcome {
 #[test]
 fn calls_answer_what_they_did_while_they_are_replaced() {
     set_handlers();
-    let mut patcher = Patcher::new(on_call).unwrap();
+    let mut patcher = Patcher::new(Looks { first, second: on_call }).unwrap();
     let done = AtomicBool::new(false);
     std::thread::scope(|scope| {
         let work = || {
@@ -113,6 +136,7 @@ fn calls_answer_what_they_did_while_they_are_replaced() {
     let before = READS.load(Relaxed);
     round(1);
     assert!(READS.load(Relaxed) > before && OTHERS.load(Relaxed) > 0);
+    check_registers();
     let output = std::process::Command::new("echo").arg("all is well").output().unwrap();
     assert_eq!(output.stdout, b"all is well\n");
 }
@@ -140,6 +164,65 @@ fn round(number: u64) {
     let joined = std::thread::spawn(move || number as f64 * scale).join().unwrap();
     assert_eq!(joined, number as f64 * 1.5);
 }
+
+/// Vector registers are the same after a call that the first look decides, and after one that it
+/// leaves to the second: both of functions that are a system call and nothing else.
+fn check_registers() {
+    for function in [libc::getppid, libc::getpgrp] {
+        if std::arch::is_x86_feature_detected!("avx512f") {
+            // SAFETY: the processor has them.
+            unsafe { check_wide(function) };
+        } else if std::arch::is_x86_feature_detected!("avx") {
+            // SAFETY: the processor has them.
+            unsafe { check_half(function) };
+        }
+    }
+}
+
+/// One test, for registers of a name, a width, and so many of them.
+macro_rules! check_kept {
+    ($name:ident, $feature:literal, $register:literal, $move:literal, $bytes:literal,
+     $numbers:literal) => {
+        #[target_feature(enable = $feature)]
+        unsafe fn $name(function: unsafe extern "C" fn() -> libc::pid_t) {
+            let before: [u8; 32 * $bytes] = std::array::from_fn(|at| (at * 7 + 3) as u8);
+            let mut after = [0u8; 32 * $bytes];
+            // SAFETY: loads and stores within the arrays; the function is of the C library, and is
+            // given the alignment of its stack.
+            unsafe {
+                std::arch::asm!(
+                    "mov r13, rsp",
+                    "and rsp, -64",
+                    concat!(".irp number, ", $numbers),
+                    concat!($move, " ", $register, "\\number, [r14 + ", $bytes, " * \\number]"),
+                    ".endr",
+                    "call r12",
+                    concat!(".irp number, ", $numbers),
+                    concat!($move, " [r15 + ", $bytes, " * \\number], ", $register, "\\number"),
+                    ".endr",
+                    "mov rsp, r13",
+                    in("r12") function,
+                    in("r14") before.as_ptr(),
+                    in("r15") after.as_mut_ptr(),
+                    out("r13") _,
+                    clobber_abi("C"),
+                );
+            }
+            let count = $numbers.split(',').count();
+            assert!(before[..count * $bytes] == after[..count * $bytes], "{}", stringify!($name));
+        }
+    };
+}
+
+check_kept!(check_half, "avx", "ymm", "vmovdqu", 32, "0,1,2,3,4,5,6,7,8,9,10,11,12,13,14,15");
+check_kept!(
+    check_wide,
+    "avx512f",
+    "zmm",
+    "vmovdqu64",
+    64,
+    "0,1,2,3,4,5,6,7,8,9,10,11,12,13,14,15,16,17,18,19,20,21,22,23,24,25,26,27,28,29,30,31"
+);
 
 /// A call of six arguments, whose last the C library's function takes from the stack.
 fn check_last_argument() {

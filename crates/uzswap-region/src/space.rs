@@ -274,6 +274,18 @@ impl Space {
         }
     }
 
+    /// Pins a page if it is there.
+    pub(crate) fn pin_present(&self, page: u32) -> bool {
+        loop {
+            let word = self.load(page);
+            let pinned = (word.kind() == Kind::Resident).then(|| word.pinned()).flatten();
+            let Some(pinned) = pinned else { return false };
+            if self.change(page, word, pinned) {
+                return true;
+            }
+        }
+    }
+
     /// Pins a page once less. A pin goes with its page: what has been unmapped, or given back by
     /// the program, has none any more.
     pub(crate) fn unpin(&self, page: u32) {

@@ -176,12 +176,38 @@ impl Pager {
         held
     }
 
-    /// Ends [`Self::hold`] of what that returned.
-    pub fn unhold(&self, held: Range<usize>) {
-        for at in held.step_by(PAGE_BYTES) {
+    /// Holds a range, if all of it is adopted and there; holds nothing, and returns no page, if
+    /// none of it is adopted. `None` if only parts are. Unlike [`Self::hold`] it calls nothing of
+    /// the C library and uses no vector registers but those of any x86-64.
+    pub fn hold_present(range: Range<usize>) -> Option<Range<usize>> {
+        let start = range.start / PAGE_BYTES * PAGE_BYTES;
+        let is_adopted = find(start).is_some();
+        let mut at = start;
+        while at < range.end {
+            let is_as_first = match find(at) {
+                Some((space, page)) => is_adopted && space.pin_present(page),
+                None => !is_adopted,
+            };
+            if !is_as_first {
+                if is_adopted {
+                    Self::unhold(start..at);
+                }
+                return None;
+            }
+            at += PAGE_BYTES;
+        }
+        Some(start..if is_adopted { at } else { start })
+    }
+
+    /// Ends [`Self::hold`] and [`Self::hold_present`] of what those returned; like the latter it
+    /// leaves vector registers alone.
+    pub fn unhold(held: Range<usize>) {
+        let mut at = held.start;
+        while at < held.end {
             if let Some((space, page)) = find(at) {
                 space.unpin(page);
             }
+            at += PAGE_BYTES;
         }
     }
 

@@ -1,0 +1,65 @@
+//! The first look at a replaced call, which decides most of those that a server makes: their
+//! buffers are there. It saves what it costs to keep the processor's whole state
+//! ([`uzswap_calls::Looks`]), so nothing here, nor what is called from here, may call the C library
+//! or use vector registers beyond those of any x86-64: `tests/tests/first_look.rs` reads the
+//! machine code for that.
+
+use crate::calls::FUTEX_FLAGS;
+use crate::{is_inside, layout, stacks};
+use std::ops::Range;
+use uzswap_calls::{Call, Outcome, raw};
+use uzswap_region::{Pager, is_pager_thread};
+use uzswap_sys::bus;
+
+/// A longer buffer is left to the second look.
+const BYTES_MAX: u64 = 64 << 10;
+
+/// Makes the call if all that it is given is there.
+pub fn on_call(call: &mut Call) -> Outcome {
+    let Some([one, other]) = buffers(call) else { return Outcome::Undecided };
+    let is_ordinary = !is_inside()
+        && !is_pager_thread()
+        && !bus::is_on_own_stack()
+        && stacks::is_armed()
+        && layout::is_complete();
+    if !is_ordinary {
+        return Outcome::Undecided;
+    }
+    let Some(one) = Pager::hold_present(one) else { return Outcome::Undecided };
+    let Some(other) = Pager::hold_present(other) else {
+        Pager::unhold(one);
+        return Outcome::Undecided;
+    };
+    // SAFETY: the call is the program's, made as it asked.
+    call.result = unsafe { raw(call.number, call.arguments) };
+    Pager::unhold(other);
+    Pager::unhold(one);
+    Outcome::Done
+}
+
+/// The memory that a call is given, if it is one of the frequent ones that are given little.
+fn buffers(call: &Call) -> Option<[Range<usize>; 2]> {
+    let [a, b, c, d, e, _] = call.arguments;
+    let (one, other) = match call.number as libc::c_long {
+        libc::SYS_read | libc::SYS_write | libc::SYS_pread64 | libc::SYS_pwrite64 => {
+            ((b, c), (0, 0))
+        }
+        libc::SYS_recvfrom | libc::SYS_sendto if e == 0 => ((b, c), (0, 0)),
+        libc::SYS_epoll_wait => ((b, c.checked_mul(12)?), (0, 0)),
+        libc::SYS_poll => ((a, b.checked_mul(8)?), (0, 0)),
+        libc::SYS_futex => match b as i32 & !FUTEX_FLAGS {
+            libc::FUTEX_WAKE | libc::FUTEX_WAKE_BITSET => ((a, 4), (0, 0)),
+            libc::FUTEX_WAIT | libc::FUTEX_WAIT_BITSET => {
+                ((a, 4), (d, if d == 0 { 0 } else { 16 }))
+            }
+            _ => return None,
+        },
+        _ => return None,
+    };
+    Some([range(one)?, range(other)?])
+}
+
+fn range((at, bytes): (u64, u64)) -> Option<Range<usize>> {
+    let end = at.checked_add(bytes)?;
+    (bytes <= BYTES_MAX).then_some(at as usize..end as usize)
+}
