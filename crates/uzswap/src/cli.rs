@@ -99,8 +99,8 @@ pub struct CacheArguments {
     /// Compressor of new pages: lz4, zstd, lzo, deflate, wkdm, raw; some with a level as in
     /// zstd:3 [default: zstd].
     ///
-    /// Levels: lz4 -1 to 64, zstd -100 to 19, deflate from 1 to 12. A higher one takes more time
-    /// and less memory; for lz4 it is the reverse.
+    /// Levels: lz4 -2 to 64, zstd -100 to 19, deflate from 1 to 12. A higher one takes more time
+    /// and less memory; for lz4 it is the reverse, from 1 on.
     #[arg(long, value_name = "NAME[:LEVEL]")]
     pub compressor: Option<Algorithm>,
     /// Where the coldest pages go: a file with a size, a block device, or none [default: an

@@ -113,9 +113,9 @@ impl Codec {
         match self {
             Self::Raw | Self::Lzo | Self::Wkdm => (0..=0, 0),
             Self::Piece | Self::Lz4Numbers | Self::ZstdNumbers => (0..=0, 0),
-            // The library's acceleration: higher is faster and larger. 0 and −1 are our own
-            // encoders, faster and smaller.
-            Self::Lz4 => (-1..=64, 1),
+            // From 1 on the library's acceleration: higher is faster and larger. 0 and −1 are our
+            // own encoders, faster and smaller.
+            Self::Lz4 => (lz4::BY_PAGE..=64, lz4::BY_PAGE),
             // On heap pages −1 gives nearly the size of 1 in two thirds of its time
             // (docs/benchmarks.md).
             Self::Zstd => (-100..=19, -1),
@@ -380,7 +380,7 @@ impl Codecs {
         let room = (plain - plain / NUMBERS_GAIN).min(out.len());
         let object = self.object[..room].get_mut(header.len()..)?;
         let bytes = match codec {
-            Codec::Lz4Numbers => self.lz4.compress(&self.planes, object)?,
+            Codec::Lz4Numbers => self.lz4.compress_bytes(&self.planes, object)?,
             _ => self.zstd.compress_plain(&self.planes, object)?,
         };
         let end = header.len() + bytes;
@@ -457,6 +457,7 @@ mod tests {
             "lz4",
             "lz4:0",
             "lz4:-1",
+            "lz4:1",
             "lz4:8",
             "zstd",
             "zstd:-20",
@@ -542,6 +543,7 @@ mod tests {
             "lz4",
             "lz4:0",
             "lz4:-1",
+            "lz4:1",
             "lz4:2",
             "zstd",
             "zstd:-5",
@@ -554,6 +556,7 @@ mod tests {
         }
         let zstd: Algorithm = "zstd:-1".parse().unwrap();
         assert_eq!(zstd.to_string(), "zstd", "the default level is not spelled out");
+        assert_eq!("lz4:-2".parse::<Algorithm>().unwrap().to_string(), "lz4");
     }
 
     #[test]

@@ -1,5 +1,5 @@
 use super::super::samples::{Random, assert_room, mixed, pointers, samples};
-use super::Lz4;
+use super::{BY_PAGE, Lz4};
 use crate::compress::Compressor;
 use crate::page::{PAGE_BYTES as PAGE, Page};
 
@@ -240,4 +240,24 @@ fn a_thread_that_is_ending_can_compress() {
         Lz4::new().compress(&[1; PAGE], &mut [0; PAGE]).expect("a byte, repeated");
     });
     thread.join().expect("it only compresses");
+}
+
+/// The bare name has the encoder for words make objects of heaps, and the library those of text.
+#[test]
+fn an_encoder_is_chosen_by_page() {
+    let text: Page =
+        std::array::from_fn(|at| b"it takes pages on their way out of memory "[at % 42]);
+    let at_level = |level, page: &Page| {
+        let mut encoder = Lz4::new();
+        encoder.set_level(level);
+        compress(&mut encoder, page)
+    };
+    let mut random = Random(7);
+    for _ in 0..20 {
+        let heap = pointers(&mut random);
+        assert!(at_level(BY_PAGE, &heap) == at_level(0, &heap));
+        assert!(at_level(0, &heap) != at_level(1, &heap), "the two differ");
+    }
+    assert!(at_level(BY_PAGE, &text) == at_level(1, &text));
+    assert!(at_level(0, &text) != at_level(1, &text), "the two differ");
 }
