@@ -105,6 +105,23 @@ fn who_goes_on_in_order_is_read_ahead_of() {
     }
 }
 
+/// However often: what came in together leaves together, so the next time windows are whole again.
+#[test]
+fn what_is_read_in_order_again_and_again_comes_in_many_at_a_time() {
+    let pager = Pager::builder().memory("16M").mode(Mode::InThread).build().unwrap();
+    let mut values: RegionVec<u64> = pager.vec_zeroed(32 * MIB / 8).unwrap();
+    values.iter_mut().enumerate().for_each(|(i, slot)| *slot = value(i));
+    let read = |times| {
+        for _ in 0..times {
+            assert!((0..values.len()).step_by(64).all(|i| values[i] == value(i)));
+        }
+        pager.stats().get("faults").unwrap()
+    };
+    let before = read(12);
+    let faults = read(4) - before;
+    assert!(faults < 4 * 8192 / 8, "{faults} faults for four times 8192 pages");
+}
+
 #[test]
 fn pages_that_were_only_read_go_out_too() {
     let pager = Pager::builder().memory("16M").mode(Mode::InThread).build().unwrap();
