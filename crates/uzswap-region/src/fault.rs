@@ -333,9 +333,9 @@ impl Inner {
         self.copy_in(space, first, pages, guard);
         lane.credit -= count as i64;
         let copy = if word.kind() == Kind::Stored { Word::KEPT | stale | guard } else { 0 };
-        // None of them is known to be used again, the one that was asked for no more than the others:
-        // were it kept when they leave, the next time in order would find it in between, and windows
-        // of two.
+        // None of them is known to be used again, the one that was asked for no more than the
+        // others: were it kept when they leave, the next time in order would find it in between,
+        // and windows would be of two.
         taken.for_each(|page| space.put(page, Word::RESIDENT.with(copy)));
         if word.kind() != Kind::Stored {
             lane.count(Count::FaultsUntouched, 1);

@@ -40,11 +40,14 @@ pub fn run(arguments: &RunArguments) -> Result<ExitCode, Failure> {
     let machine = cpu::memory_info().map_err(|e| Failure::new(format!("/proc/meminfo: {e}")))?;
     crate::options::check_memory(arguments.memory, machine)?;
     run::find_command(&arguments.command[0])?;
+    // Before there are threads: the first descriptor with a high number would wait for an RCU grace
+    // period then, some 10 ms, as the kernel replaces the table of descriptors.
+    let backing = backing(arguments)?;
+    let checked = check();
     let events = Events::new()?;
     let mut command = Command::new(&arguments.command[0]);
     command.args(&arguments.command[1..]);
-    let backing = backing(arguments)?;
-    let file = match check() {
+    let file = match checked {
         Ok(mode) => Some(preload(arguments, backing, mode, &mut command)?),
         Err(missing) => {
             say!("uzswap: in-process: {missing}");
