@@ -305,7 +305,6 @@ fn compare(folder: &Path, memories: &[&str], command: &[&str]) {
     }
 }
 
-/// Runs a command in-process: it ends well, and its memory was kept small.
 /// Compares what a program in C does.
 fn compare_compiled(text: &str, options: &[&str], memory: &str) {
     let folder = tempfile::tempdir_in("/var/tmp").unwrap();
@@ -313,6 +312,7 @@ fn compare_compiled(text: &str, options: &[&str], memory: &str) {
     compare(folder.path(), &[memory], &["HERE/program"]);
 }
 
+/// Runs a command in-process: it ends well, and its memory was kept small.
 fn in_process(folder: &Path, memory: &str, command: &[&str]) -> Output {
     let options = ["HERE/uzswap", "run", "--in-process", "--memory", memory, "--"];
     let with = run(folder, &[&options, command].concat());

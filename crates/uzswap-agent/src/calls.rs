@@ -23,9 +23,6 @@ const TRIES: usize = 8;
 /// be held yet.
 const PAUSE: libc::timespec = libc::timespec { tv_sec: 0, tv_nsec: 100_000 };
 
-/// Flags beside a futex's operation.
-pub const FUTEX_FLAGS: i32 = libc::FUTEX_PRIVATE_FLAG | libc::FUTEX_CLOCK_REALTIME;
-
 /// Whether a call of a number is looked at.
 pub fn wants(number: u32) -> bool {
     !matches!(table::treatment(number.into()), Treatment::Left | Treatment::Absent)
@@ -337,8 +334,9 @@ fn is_wake(call: &Call) -> bool {
 }
 
 /// The arguments of `futex` that an operation uses. What is passed for others is there by chance.
-fn used_of_futex(operation: u64) -> &'static [usize] {
-    match operation as i32 & !FUTEX_FLAGS {
+pub fn used_of_futex(operation: u64) -> &'static [usize] {
+    const OTHER: i32 = libc::FUTEX_PRIVATE_FLAG | libc::FUTEX_CLOCK_REALTIME;
+    match operation as i32 & !OTHER {
         libc::FUTEX_WAKE | libc::FUTEX_WAKE_BITSET => &[0],
         libc::FUTEX_WAIT | libc::FUTEX_WAIT_BITSET => &[0, 3],
         _ => &[0, 3, 4],

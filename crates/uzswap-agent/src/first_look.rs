@@ -4,7 +4,7 @@
 //! or use vector registers beyond those of any x86-64: `tests/tests/first_look.rs` reads the
 //! machine code for that.
 
-use crate::calls::FUTEX_FLAGS;
+use crate::calls::used_of_futex;
 use crate::{is_inside, layout, stacks};
 use std::ops::Range;
 use uzswap_calls::{Call, Outcome, raw};
@@ -51,11 +51,9 @@ fn buffers(call: &Call) -> Option<[Range<usize>; 2]> {
         libc::SYS_recvfrom | libc::SYS_sendto if e == 0 => ((b, c), (0, 0)),
         libc::SYS_epoll_wait => ((b, c.checked_mul(12)?), (0, 0)),
         libc::SYS_poll => ((a, b.checked_mul(8)?), (0, 0)),
-        libc::SYS_futex => match b as i32 & !FUTEX_FLAGS {
-            libc::FUTEX_WAKE | libc::FUTEX_WAKE_BITSET => ((a, 4), (0, 0)),
-            libc::FUTEX_WAIT | libc::FUTEX_WAIT_BITSET => {
-                ((a, 4), (d, if d == 0 { 0 } else { 16 }))
-            }
+        libc::SYS_futex => match used_of_futex(b) {
+            [0] => ((a, 4), (0, 0)),
+            [0, 3] => ((a, 4), (d, if d == 0 { 0 } else { 16 })),
             _ => return None,
         },
         _ => return None,

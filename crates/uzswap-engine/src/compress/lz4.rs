@@ -12,8 +12,8 @@ use crate::page::{PAGE_BYTES, Page};
 pub(super) const BY_PAGE: i32 = -2;
 
 /// What a page must have of words of 48 bits, which pointers and small numbers are, to be one of
-/// words. Of five programs' pages, objects came out as large as the library's, give or take 3 %,
-/// in 0.7 of its time for heaps, and decoded in 0.8 of it.
+/// words. Of five programs' pages, objects are as large as the library's, give or take 2 %; those
+/// of heaps are made in 0.7 to 0.8 of its time and decoded in 0.8 (docs/benchmarks.md).
 const WORDS_MIN: usize = PAGE_BYTES / size_of::<u64>() / 2;
 
 fn is_of_words(page: &Page) -> bool {
