@@ -36,8 +36,10 @@ pub struct Maintainer {
 }
 
 impl Maintainer {
-    /// Starts the threads.
+    /// Starts the threads. What is stored before they have begun waits for them: one that the
+    /// daemon started in another's place is written to at once, and its threads may wait for a CPU.
     pub fn start(cache: Arc<Cache>) -> std::io::Result<Self> {
+        cache.wait_for_work(Duration::ZERO);
         let stop = Arc::new(AtomicBool::new(false));
         let mut maintainer = Self { cache, stop, threads: Vec::new() };
         for node in maintainer.cache.nodes_to_keep() {
@@ -46,6 +48,7 @@ impl Maintainer {
             })?;
         }
         maintainer.spawn("uzswap-maintain".into(), run)?;
+        maintainer.cache.ring();
         Ok(maintainer)
     }
 
@@ -131,8 +134,10 @@ impl Drop for Maintainer {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use uzswap_engine::Config;
+    use std::sync::{Mutex, PoisonError};
     use uzswap_engine::backing::NoBacking;
+    use uzswap_engine::testing::{Content, page_of};
+    use uzswap_engine::{Config, Store};
 
     /// Threads that maintain, by their names.
     fn threads() -> Vec<String> {
@@ -147,23 +152,48 @@ mod tests {
         names
     }
 
+    fn cache(nodes: Nodes) -> Cache {
+        let config = Config {
+            pages_max: 4096,
+            ram_bytes: 16 << 20,
+            ram_bytes_max: 16 << 20,
+            pool_bytes_max: 16 << 20,
+            algorithm: "lz4".parse().unwrap(),
+            seals_backing: false,
+        };
+        Cache::with_nodes(config, Box::new(NoBacking), nodes).unwrap()
+    }
+
+    /// Tests look at the threads of the process.
+    static ALONE: Mutex<()> = Mutex::new(());
+
+    #[test]
+    fn what_is_stored_before_a_thread_has_begun_waits_for_it() {
+        let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
+        for round in 0..20 {
+            let cache = Arc::new(cache(Nodes::pretended(1, |_| 0)));
+            let area = cache.add_area(4096).unwrap();
+            let mut offsets = 0..4096;
+            let mut store = || {
+                let offset = offsets.next().unwrap();
+                let page = page_of(Content::Random, offset.into());
+                cache.store(area.entry(offset).unwrap(), &page)
+            };
+            while store() == Store::Stored {}
+            let _maintainer = Maintainer::start(cache.clone()).unwrap();
+            assert_eq!(store(), Store::Stored, "round {round}");
+        }
+    }
+
     #[test]
     fn there_is_a_thread_for_each_node_with_processors_if_there_are_several() {
+        let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
         let all = ["uzswap-maintain", "uzswap-node0", "uzswap-node1"];
         let served = cpu::possible().min(2);
         let of_two = if served == 2 { &all[..] } else { &all[..1] };
         for (nodes, names) in [(1, &all[..1]), (3, of_two)] {
-            let config = Config {
-                pages_max: 4096,
-                ram_bytes: 16 << 20,
-                ram_bytes_max: 16 << 20,
-                pool_bytes_max: 16 << 20,
-                algorithm: "lz4".parse().unwrap(),
-                seals_backing: false,
-            };
             let nodes = Nodes::pretended(nodes, |cpu| cpu % served);
-            let cache = Cache::with_nodes(config, Box::new(NoBacking), nodes).unwrap();
-            let maintainer = Maintainer::start(Arc::new(cache)).unwrap();
+            let maintainer = Maintainer::start(Arc::new(cache(nodes))).unwrap();
             let began = Instant::now();
             while threads() != names && began.elapsed() < Duration::from_secs(20) {
                 std::thread::sleep(Duration::from_millis(1));

@@ -147,7 +147,8 @@ impl Doorbell {
 }
 
 impl Cache {
-    /// Waits until there is something to maintain, or for `timeout`.
+    /// Waits until there is something to maintain, or for `timeout`. From the first call on a store
+    /// that lacks what [`Self::maintain`] makes ready waits a moment for who calls both.
     #[cfg(not(feature = "shuttle"))]
     pub fn wait_for_work(&self, timeout: std::time::Duration) {
         self.room.attendant.doorbell.wait(timeout);
