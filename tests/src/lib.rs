@@ -34,10 +34,10 @@ pub fn program(name: &str) -> PathBuf {
 }
 
 /// A command that does as an ordinary user what its arguments say, if this is root; `setpriv` finds
-/// uzswap, its library and programs of these tests in the folder, which everybody may write.
+/// uzswap, its libraries and programs of these tests in the folder, which everybody may write.
 pub fn as_nobody(folder: &Path) -> Command {
     fs::set_permissions(folder, fs::Permissions::from_mode(0o777)).expect("a folder of the test's");
-    for name in ["uzswap", "libuzswap_agent.so", "absent", "torture"] {
+    for name in ["uzswap", "libuzswap_preload.so", "libuzswap_agent.so", "absent", "torture"] {
         fs::copy(program(name), folder.join(name)).expect("room for a program");
     }
     let mut command = Command::new("setpriv");

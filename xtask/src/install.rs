@@ -42,15 +42,16 @@ pub fn run(root: &Path, mut arguments: impl Iterator<Item = String>) -> ExitCode
         Some(built) => Ok(built.clone()),
         None => build(root, profile, packages),
     };
-    let installed = place("library", &["uzswap-c", "uzswap-malloc", "uzswap-agent"])
-        .and_then(|libraries| install(root, &libraries, &prefix, &destdir))
-        .and_then(|()| match is_system {
-            true => {
-                let program = place("release", &["uzswap"])?;
-                install_system(root, &program, &prefix, &destdir)
-            }
-            false => Ok(()),
-        });
+    let installed =
+        place("library", &["uzswap-c", "uzswap-malloc", "uzswap-preload", "uzswap-agent"])
+            .and_then(|libraries| install(root, &libraries, &prefix, &destdir))
+            .and_then(|()| match is_system {
+                true => {
+                    let program = place("release", &["uzswap"])?;
+                    install_system(root, &program, &prefix, &destdir)
+                }
+                false => Ok(()),
+            });
     match installed {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
@@ -69,7 +70,9 @@ fn install(root: &Path, built: &Path, prefix: &Path, destdir: &str) -> io::Resul
     copy(&built.join("libuzswap.a"), &library.join("libuzswap.a"), 0o644)?;
     copy(&built.join("libuzswap_malloc.so"), &library.join("libuzswap_malloc.so"), 0o755)?;
     // Where `uzswap run --in-process` looks for it, from a folder `bin` beside.
-    copy(&built.join("libuzswap_agent.so"), &library.join("libuzswap_agent.so"), 0o755)?;
+    for name in ["libuzswap_preload.so", "libuzswap_agent.so"] {
+        copy(&built.join(name), &library.join(name), 0o755)?;
+    }
     let header = root.join("crates/uzswap-c/include/uzswap.h");
     copy(&header, &to.join("include/uzswap.h"), 0o644)?;
     let template = fs::read_to_string(root.join("crates/uzswap-c/uzswap.pc.in"))

@@ -13,18 +13,20 @@ const FILE_MAX: usize = 800;
 const BANNED: [&str; 7] = ["TODO", "FIXME", "XXX", "Manager", "Helper", "_helper", "_manager"];
 
 /// Crates that each crate may use: edges go one way.
-const EDGES: [(&str, &[&str]); 12] = [
+const EDGES: [(&str, &[&str]); 14] = [
     ("uzswap-sys", &[]),
     ("uzswap-sync", &[]),
+    ("uzswap-tree", &[]),
+    ("uzswap-preload", &["uzswap-tree"]),
     ("uzswap-ranges", &["uzswap-sync"]),
     ("uzswap-engine", &["uzswap-sys", "uzswap-sync", "uzswap-ranges"]),
     ("uzswap-block", &["uzswap-sys", "uzswap-engine"]),
-    ("uzswap-region", &["uzswap-sys", "uzswap-engine"]),
+    ("uzswap-region", &["uzswap-sys", "uzswap-engine", "uzswap-tree"]),
     ("uzswap-c", &["uzswap-region"]),
     ("uzswap-malloc", &["uzswap-region"]),
     ("uzswap-calls", &["uzswap-sys"]),
-    ("uzswap-agent", &["uzswap-sys", "uzswap-region", "uzswap-calls"]),
-    ("uzswap", &["uzswap-sys", "uzswap-engine", "uzswap-block", "uzswap-region"]),
+    ("uzswap-agent", &["uzswap-sys", "uzswap-region", "uzswap-calls", "uzswap-tree"]),
+    ("uzswap", &["uzswap-sys", "uzswap-engine", "uzswap-block", "uzswap-region", "uzswap-tree"]),
     (
         "uzswap-bench",
         &[
@@ -61,8 +63,13 @@ const UNSAFE: &[&str] = &[
     "crates/uzswap-region/src/region.rs",
     "crates/uzswap-region/src/registry.rs",
     "crates/uzswap-region/src/vec.rs",
-    "crates/uzswap-region/src/tree.rs",
     "crates/uzswap-region/src/window.rs",
+    "crates/uzswap-tree/src/lib.rs",
+    "crates/uzswap-preload/src/lib.rs",
+    "crates/uzswap-preload/src/counted.rs",
+    "crates/uzswap-preload/src/interposed.rs",
+    "crates/uzswap-preload/src/loading.rs",
+    "crates/uzswap-preload/src/room.rs",
     "crates/uzswap-calls/src/entry.rs",
     "crates/uzswap-calls/src/patch.rs",
     "crates/uzswap-calls/src/sites.rs",
@@ -72,7 +79,7 @@ const UNSAFE: &[&str] = &[
     "crates/uzswap-calls/tests/stopping.rs",
     "crates/uzswap-agent/src/calls.rs",
     "crates/uzswap-agent/src/first_look.rs",
-    "crates/uzswap-agent/src/interposed.rs",
+    "crates/uzswap-agent/src/hooks.rs",
     "crates/uzswap-agent/src/interrupted.rs",
     "crates/uzswap-agent/src/layout.rs",
     "crates/uzswap-agent/src/lib.rs",

@@ -5,7 +5,7 @@
 //! which may have to be brought in. Threads are started again where that is safe, in such a
 //! handler.
 
-use crate::{AGENT, Agent, Inside, inside, interposed, layout, memory};
+use crate::{AGENT, Agent, Inside, inside, layout, memory};
 use std::io;
 use std::mem::ManuallyDrop;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
@@ -83,20 +83,17 @@ pub fn fork_quietly(fork: impl FnOnce() -> libc::pid_t) -> libc::pid_t {
     drop(memory);
     drop(inside);
     drop(quiet);
-    if child == 0 && interposed::has_own_allocator() {
+    if child == 0 && crate::has_own_allocator() {
         crate::watch_from_now();
     }
     child
 }
 
 /// Has children of a process that has not been taken over be watched when they grow.
-pub fn watch_before() -> std::io::Result<()> {
-    extern "C" fn in_child() {
-        if AGENT.get().is_none() {
-            crate::unwatch();
-        }
+pub extern "C" fn in_child() {
+    if AGENT.get().is_none() {
+        crate::unwatch();
     }
-    process::at_fork(None, None, Some(in_child))
 }
 
 /// Has threads started in children. Once, after the pager is made.

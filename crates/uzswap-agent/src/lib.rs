@@ -1,5 +1,5 @@
-//! `LD_PRELOAD=libuzswap_agent.so PROGRAM`: any program's memory in a budget, without root, and
-//! without the program knowing. `uzswap run --in-process` starts programs so.
+//! Any program's memory in a budget, without root, and without the program knowing. A library that
+//! is preloaded (`uzswap-preload`) loads this one when a program has much memory.
 //!
 //! ```text
 //! start     a thread that sleeps, and looks how much memory there is left           (this file)
@@ -15,7 +15,7 @@
 mod calls;
 mod first_look;
 mod forking;
-mod interposed;
+mod hooks;
 mod interrupted;
 mod layout;
 mod locals;
@@ -27,22 +27,18 @@ mod takeover;
 
 use rustix::thread::futex;
 use std::cell::Cell;
-use std::ffi::{CStr, OsStr};
 use std::io::{self, Write};
-use std::os::unix::ffi::OsStrExt;
-use std::path::Path;
 use std::sync::OnceLock;
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::Relaxed};
 use std::time::{Duration, Instant};
-use uzswap_region::tree::{Figures, SILENT_MAX, Table, Tree, clock};
 use uzswap_region::{Mode, Pager};
 use uzswap_sys::bus::Blocked;
 use uzswap_sys::process;
+use uzswap_tree::front::{Front, STACK, TAKING};
+use uzswap_tree::{Figures, SILENT_MAX, Table, Tree, clock};
 
 /// A process with less than this is not taken over: there is little to win.
 const LEAST: u64 = 16 << 20;
-/// A process with less does not wait for its turn.
-const QUEUED_LEAST: u64 = 4 << 20;
 /// What a pager has at least.
 const BUDGET_LEAST: u64 = 8 << 20;
 /// What memory grows by at most in a second, with a margin: the kernel clears pages no faster.
@@ -50,8 +46,6 @@ const GROWTH: u64 = 4 << 30;
 /// So many times in a row there must be nobody who could give memory back before it is said that
 /// none is left: others may have died, or begun to wait, just now.
 const HOPELESS: u32 = 100;
-/// Bytes of the watching thread's stack.
-const STACK: usize = 256 << 10;
 const WAIT_MIN: Duration = Duration::from_millis(2);
 const WAIT_MAX: Duration = Duration::from_millis(100);
 /// How often it is found out how much is shared, if that takes less than a 20th of the time, and
@@ -74,33 +68,35 @@ impl Agent {
 static AGENT: OnceLock<Agent> = OnceLock::new();
 /// Somebody looks how much memory this process has.
 static IS_WATCHED: AtomicBool = AtomicBool::new(false);
-static TREE: OnceLock<Tree> = OnceLock::new();
-/// Faults come by SIGSEGV, because userfaultfd is denied.
-static PROTECTS: AtomicBool = AtomicBool::new(false);
-/// The block of the thread that the program began with.
-static FIRST_THREAD: AtomicUsize = AtomicUsize::new(0);
+/// What has loaded this library.
+static FRONT: OnceLock<&'static Front> = OnceLock::new();
 
 thread_local! {
     /// The calling thread does something of ours: its system calls are not looked at.
     static IS_INSIDE: Cell<bool> = const { Cell::new(false) };
 }
 
+/// What has loaded this library, once it has.
+fn front() -> Option<&'static Front> {
+    FRONT.get().copied()
+}
+
+/// What the processes share of which this is one.
+fn tree() -> Option<&'static Tree> {
+    front().map(|front| &front.tree)
+}
+
 /// How pages leave.
 fn mode() -> Mode {
-    match PROTECTS.load(Relaxed) {
+    match front().is_some_and(|front| front.protects) {
         true => Mode::Protection,
         false => Mode::InThread,
     }
 }
 
-/// Whether this library has been set up.
-fn has_begun() -> bool {
-    FIRST_THREAD.load(Relaxed) != 0
-}
-
-/// Whether this program's memory counts as a part of what several may have.
-fn is_counted() -> bool {
-    TREE.get().is_some()
+/// The program has an allocator of its own, whose locks who calls may have.
+fn has_own_allocator() -> bool {
+    front().is_some_and(|front| front.has_own_allocator)
 }
 
 fn is_inside() -> bool {
@@ -125,59 +121,26 @@ impl Drop for Inside {
     }
 }
 
-/// A variable of the environment, without memory for a copy: a small program has no arena of ours.
-fn variable(name: &CStr) -> Option<&'static CStr> {
-    // SAFETY: a name; what is found stays where it is while there is no other thread, and the
-    // program has not begun.
-    unsafe {
-        let value = libc::getenv(name.as_ptr());
-        (!value.is_null()).then(|| CStr::from_ptr(value))
-    }
+/// Runs once, in whichever thread loads this library.
+fn begin(front: &'static Front) {
+    let _ = FRONT.set(front);
 }
-
-/// Runs when the program is loaded, before anything of its own.
-extern "C" fn begin() {
-    // SAFETY: takes nothing.
-    FIRST_THREAD.store(unsafe { libc::pthread_self() } as usize, Relaxed);
-    if !locals::prepare() {
-        return; // All keys are taken, before the program has begun.
-    }
-    let Some(path) = variable(c"UZSWAP_TREE") else { return };
-    let path = Path::new(OsStr::from_bytes(path.to_bytes()));
-    PROTECTS.store(variable(c"UZSWAP_PROTECTS").is_some(), Relaxed);
-    let joined = Tree::join(path).and_then(|tree| {
-        // Set once: this runs once.
-        let _ = TREE.set(tree);
-        forking::watch_before()
-    });
-    if let Err(error) = joined {
-        return say(&format!("this program runs without: {}: {error}", path.display()));
-    }
-    interposed::look_for_allocator();
-    if interposed::has_own_allocator() {
-        watch_from_now();
-    }
-}
-
-#[used]
-#[unsafe(link_section = ".init_array")]
-static BEGIN: extern "C" fn() = begin;
 
 /// Looks how much memory the process has, with what it is about to get, and has it watched if that
 /// is much. If it is too much, it is taken over before it gets it: the thread that watches might
 /// look when it is there. Who has locks of the program's allocator may not wait, since the threads
 /// that serve faults are started meanwhile, which takes memory. Before that it waits for its turn.
-fn look(more: usize, may_wait: bool) {
+extern "C" fn look(more: usize, may_wait: bool) {
     if AGENT.get().is_some() || is_inside() {
         return;
     }
-    let Some(tree) = TREE.get() else { return };
+    let Some(front) = front() else { return };
     let used = {
         let _inside = inside();
         anonymous_bytes()
     };
-    queue(tree, used);
-    if may_wait && IS_QUEUED.load(Relaxed) {
+    front.queue(used);
+    if may_wait {
         wait_for_turn();
     }
     if used + (more as u64) < SILENT_MAX {
@@ -186,11 +149,11 @@ fn look(more: usize, may_wait: bool) {
     let is_much = {
         let _inside = inside();
         watch_from_now();
-        let allowance = tree.allowance(used, false).bytes;
+        let allowance = front.tree.allowance(used, false).bytes;
         used + more as u64 > allowance - allowance / 4
     };
     if is_much && !HAS_FAILED.load(Relaxed) {
-        TAKING_UNTIL.store(clock() + PATIENCE.as_millis() as u64, Relaxed);
+        set_taking(true);
         BELL.fetch_add(1, Relaxed);
         // There is no error that a valid address could meet.
         let _ = futex::wake(&BELL, futex::Flags::PRIVATE, 1);
@@ -201,9 +164,16 @@ fn look(more: usize, may_wait: bool) {
 }
 
 /// Starts the thread that watches, unless there is one.
-fn watch_from_now() {
-    if TREE.get().is_some() && !IS_WATCHED.swap(true, Relaxed) && start(Begin::New).is_err() {
+extern "C" fn watch_from_now() {
+    if !IS_WATCHED.swap(true, Relaxed) && start(Begin::New).is_err() {
         say("this program runs without: no thread can be started");
+    }
+}
+
+/// Watches in the calling thread, unless another one does.
+extern "C" fn watch_from_here() {
+    if !IS_WATCHED.swap(true, Relaxed) {
+        watch();
     }
 }
 
@@ -218,45 +188,32 @@ static TAKING_UNTIL: AtomicU64 = AtomicU64::new(0);
 /// How long: who waits may have what we need.
 const PATIENCE: Duration = Duration::from_secs(1);
 
-/// It has waited for its turn, which it does once.
-static HAS_QUEUED: AtomicBool = AtomicBool::new(false);
-/// Who asks for memory is to wait for its turn.
-static IS_QUEUED: AtomicBool = AtomicBool::new(false);
-
-/// Has a program that asks for memory wait where processes take turns: what it took it would lose
-/// to those whose turn it is. Not one that brings an allocator of its own, whose locks it may have.
-fn queue(tree: &Tree, used: u64) {
-    if used < QUEUED_LEAST || interposed::has_own_allocator() {
-        return;
-    }
-    if tree.is_held() || !HAS_QUEUED.load(Relaxed) && tree.queue(used) {
-        HAS_QUEUED.store(true, Relaxed);
-        IS_QUEUED.store(true, Relaxed);
-    }
+fn set_taking(is_under_way: bool) {
+    let until = if is_under_way { clock() + PATIENCE.as_millis() as u64 } else { 0 };
+    TAKING_UNTIL.store(until, Relaxed);
+    let Some(front) = front() else { return };
+    match is_under_way {
+        true => front.waits.fetch_or(TAKING, Relaxed),
+        false => front.waits.fetch_and(!TAKING, Relaxed),
+    };
 }
 
 /// Has a thread that asks for memory wait if it is to.
-fn wait_before_more() {
+extern "C" fn wait_before_more() {
     if TAKING_UNTIL.load(Relaxed) != 0 {
         wait_while_taking();
     }
-    if IS_QUEUED.load(Relaxed) {
-        wait_for_turn();
-    }
+    wait_for_turn();
 }
 
 /// Waits until it is this program's turn.
-#[cold]
 fn wait_for_turn() {
-    let Some(tree) = TREE.get().filter(|_| !is_inside()) else { return };
-    while AGENT.get().is_none() && tree.is_held() {
-        tree.wait_while_held(WAIT_MAX);
+    if let Some(front) = front().filter(|_| !is_inside()) {
+        front.wait_for_turn(|| AGENT.get().is_some());
     }
-    IS_QUEUED.store(false, Relaxed);
 }
 
 /// Waits until this program is taken over: nobody keeps small what it takes meanwhile.
-#[cold]
 fn wait_while_taking() {
     let is_over = || AGENT.get().is_some() || HAS_FAILED.load(Relaxed) || is_inside();
     while TAKING_UNTIL.load(Relaxed) != 0 && !is_over() && clock() < TAKING_UNTIL.load(Relaxed) {
@@ -278,7 +235,7 @@ enum Begin {
 fn start(begin: Begin) -> io::Result<()> {
     let _inside = inside();
     if begin == Begin::Again {
-        TREE.get().into_iter().for_each(Tree::rejoin);
+        tree().into_iter().for_each(Tree::rejoin);
     }
     let thread = std::thread::Builder::new().name("uzswap-agent".into()).stack_size(STACK);
     thread.spawn(watch).map(drop)
@@ -286,10 +243,8 @@ fn start(begin: Begin) -> io::Result<()> {
 
 /// In a fork of a process that was not taken over: nobody watches it yet.
 fn unwatch() {
-    TREE.get().into_iter().for_each(Tree::rejoin);
+    front().into_iter().for_each(Front::forked);
     IS_WATCHED.store(false, Relaxed);
-    HAS_QUEUED.store(false, Relaxed);
-    IS_QUEUED.store(false, Relaxed);
     TAKING_UNTIL.store(0, Relaxed);
     HAS_FAILED.store(false, Relaxed);
 }
@@ -357,7 +312,7 @@ fn watch() {
         let whole = anonymous_bytes();
         let shared = if AGENT.get().is_some() { shared.bytes() } else { 0 };
         let used = whole.saturating_sub(shared);
-        let Some(tree) = TREE.get() else { return };
+        let Some(tree) = tree() else { return };
         let is_starved = AGENT.get().is_some_and(|agent| agent.pager.is_starved());
         let given = tree.allowance(used, is_starved);
         let allowance = given.bytes;
@@ -374,9 +329,9 @@ fn watch() {
         if AGENT.get().is_none() && !HAS_FAILED.load(Relaxed) {
             let is_short = room < allowance / 4 && used >= LEAST;
             if is_short || TAKING_UNTIL.load(Relaxed) != 0 {
-                TAKING_UNTIL.store(clock() + PATIENCE.as_millis() as u64, Relaxed);
+                set_taking(true);
                 take_over(allowance, tree.table());
-                TAKING_UNTIL.store(0, Relaxed);
+                set_taking(false);
                 continue;
             }
             if used > allowance / 2 {

@@ -1,22 +1,34 @@
 //! Where this library's thread-local variables are.
 //!
 //! The C library finds them by a table for each thread that lies in the program's heap: it may have
-//! left, and a handler of a fault would meet another one. But a library that is loaded with the
-//! program has its variables at the same distance from each thread's block; so that is measured
-//! once.
+//! left, and a handler of a fault would meet another one. And of a library that is loaded late, the
+//! variables are in that heap themselves. So they are in the room that the preloaded library has of
+//! each thread, at the same distance from each thread's block.
 //!
 //! What is to be done with them when a thread ends the C library would note in the program's heap
 //! too, and under its allocator's lock, which the thread that faults may have. So it is noted here.
 
 use std::arch::asm;
 use std::ffi::{c_int, c_void};
-use std::sync::atomic::{AtomicIsize, AtomicU32, Ordering::Relaxed};
+use std::sync::atomic::{AtomicIsize, AtomicU32, AtomicU64, AtomicUsize, Ordering::Relaxed};
+use uzswap_tree::front::Front;
 
-/// Distance of this library's variables from a thread's block; 0: not measured yet.
-static DISTANCE: AtomicIsize = AtomicIsize::new(0);
+/// From a thread's block to its room; 0: this library has not begun.
+static ROOM: AtomicIsize = AtomicIsize::new(0);
+/// From the beginning of the room to the variables.
+static VARIABLES: AtomicIsize = AtomicIsize::new(0);
+/// Where the first values of variables are, and in how many words; all others are zero.
+static INITIAL: AtomicUsize = AtomicUsize::new(0);
+static INITIAL_WORDS: AtomicUsize = AtomicUsize::new(0);
+
+/// Bytes before the variables, with the thread's mark that they have their first values; and what
+/// they may be aligned to.
+const HEADER: usize = 64;
 
 unsafe extern "C" {
     fn __real___tls_get_addr(index: &Index) -> isize;
+    /// The linker's: where this library begins.
+    static __ehdr_start: libc::Elf64_Ehdr;
 }
 
 /// What the linker has for each variable.
@@ -32,16 +44,70 @@ extern "C" fn __wrap___tls_get_addr(index: &Index) -> isize {
     let block: isize;
     // SAFETY: reads the address of the thread's block, which stands at its beginning.
     unsafe { asm!("mov {}, fs:0", out(reg) block, options(nostack, readonly, preserves_flags)) };
-    let mut distance = DISTANCE.load(Relaxed);
+    let distance = ROOM.load(Relaxed);
     if distance == 0 {
         // SAFETY: the index is the linker's, of a variable of this library.
-        distance = unsafe { __real___tls_get_addr(index) } - index.offset - block;
-        DISTANCE.store(distance, Relaxed);
+        return unsafe { __real___tls_get_addr(index) };
     }
-    block + distance + index.offset
+    let room = block + distance;
+    // SAFETY: the room is this thread's alone, and aligned to a header.
+    let has_begun = unsafe { &*(room as *const AtomicU64) };
+    if has_begun.load(Relaxed) == 0 {
+        fill(room + VARIABLES.load(Relaxed));
+        has_begun.store(1, Relaxed);
+    }
+    room + VARIABLES.load(Relaxed) + index.offset
 }
 
-/// The key of each thread's list; none before [`prepare`].
+/// Writes the first values of variables, which are zeros now. A handler of a signal may do the same
+/// in between, and go on to change them: what is no zero any more stays.
+#[cold]
+fn fill(variables: isize) {
+    let initial = INITIAL.load(Relaxed) as *const u64;
+    for word in 0..INITIAL_WORDS.load(Relaxed) {
+        // SAFETY: `prepare` has seen that there is as much of both; the variables are this thread's
+        // alone.
+        let (value, to) = unsafe { (initial.add(word).read(), variables as *const AtomicU64) };
+        if value != 0 {
+            // SAFETY: as above.
+            let to = unsafe { &*to.add(word) };
+            // In one instruction; where it is refused the value is the handler's.
+            let _ = to.compare_exchange(0, value, Relaxed, Relaxed);
+        }
+    }
+}
+
+/// Finds where variables are to be, and notes the key. Whether there is room for them. Once, before
+/// any of them is used.
+pub fn prepare(front: &Front) -> bool {
+    KEY.store(front.key, Relaxed);
+    let Some(segment) = variables_segment() else { return true };
+    let align = (segment.p_align as usize).max(1);
+    let first = HEADER + segment.p_vaddr as usize % align;
+    let start = &raw const __ehdr_start as usize + segment.p_vaddr as usize;
+    let is_of_words = [start, segment.p_filesz as usize].iter().all(|n| n.is_multiple_of(8));
+    if !is_of_words || align > HEADER || first + segment.p_memsz as usize > front.room_bytes {
+        return false;
+    }
+    INITIAL.store(start, Relaxed);
+    INITIAL_WORDS.store(segment.p_filesz as usize / size_of::<u64>(), Relaxed);
+    VARIABLES.store(first as isize, Relaxed);
+    ROOM.store(front.room, Relaxed);
+    true
+}
+
+/// The part of this library's file that has the variables' first values.
+fn variables_segment() -> Option<libc::Elf64_Phdr> {
+    // SAFETY: the linker maps a library's header, and its table of segments behind it.
+    let segments = unsafe {
+        let header = &raw const __ehdr_start;
+        let table = header.cast::<u8>().add((*header).e_phoff as usize);
+        std::slice::from_raw_parts(table.cast::<libc::Elf64_Phdr>(), (*header).e_phnum.into())
+    };
+    segments.iter().find(|segment| segment.p_type == libc::PT_TLS).copied()
+}
+
+/// The key of each thread's list, the front's; none before [`prepare`].
 static KEY: AtomicU32 = AtomicU32::new(u32::MAX);
 
 /// What is to be done when a thread ends: the last noted first.
@@ -52,7 +118,7 @@ struct Ending {
 }
 
 /// Runs in a thread that ends.
-extern "C" fn end(list: *mut c_void) {
+pub extern "C" fn end(list: *mut c_void) {
     let mut next = list.cast::<Ending>();
     while !next.is_null() {
         // SAFETY: made below from a box, and taken off the list by this.
@@ -61,15 +127,6 @@ extern "C" fn end(list: *mut c_void) {
         unsafe { (ending.destructor)(ending.object) };
         next = ending.next;
     }
-}
-
-/// Makes the key: as one of the first it has its place in each thread's block. Once.
-pub fn prepare() -> bool {
-    let mut key = 0;
-    // SAFETY: the key is written; the function is of the form that is asked for.
-    let done = unsafe { libc::pthread_key_create(&mut key, Some(end)) };
-    KEY.store(key, Relaxed);
-    done == 0
 }
 
 /// What the linker puts in the place of the C library's.

@@ -19,6 +19,7 @@ use uzswap_calls::{Looks, Patcher};
 use uzswap_region::{OnFork, Pager};
 use uzswap_sys::bus::{self, Stopped};
 use uzswap_sys::map::{self, Mapped};
+use uzswap_tree::front::STACK;
 
 /// How often threads that do not stop are tried again.
 const TRIES: usize = 50;
@@ -51,7 +52,7 @@ pub fn take_over(memory: u64, compressor: &str) -> Result<(), String> {
     }
     let said = |error: &dyn std::fmt::Display| error.to_string();
     map::remember_own();
-    map::remember_stack(crate::STACK);
+    map::remember_stack(STACK);
     let looks = Looks { first: first_look::on_call, second: calls::on_call };
     let mut patcher = Patcher::new(looks).map_err(|error| said(&error))?;
     let modules = sites::modules();
@@ -245,7 +246,7 @@ fn kept(modules: &[sites::Module]) -> Vec<Range<usize>> {
     let signal_stacks = SIGNAL_STACKS.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
     // Variables of the program itself may leave; those of libraries serve faults, too.
     let libraries = modules.iter().filter(|module| !module.name.is_empty());
-    let of_main = around_block(crate::FIRST_THREAD.load(Relaxed));
+    let of_main = around_block(crate::front().map_or(0, |front| front.first_thread));
     let mut kept = map::own();
     kept.extend([memory::own(), of_main]);
     kept.extend(libraries.map(|module| module.range.clone()));

@@ -54,8 +54,6 @@ mod error;
 pub mod io;
 pub mod signals;
 mod stats;
-#[expect(unsafe_code, reason = "a file that several processes map")]
-pub mod tree;
 mod unnamed;
 #[expect(unsafe_code, reason = "memory that the program has already is trusted to the caller")]
 mod window;

@@ -19,7 +19,6 @@ use crate::lane::{Count, Lane};
 use crate::pager::{Inner, Pager};
 use crate::registry;
 use crate::space::{Space, Taken};
-use crate::tree::Figures;
 use crate::unnamed::Unnamed;
 use crate::word::{Kind, Word};
 use std::collections::BTreeMap;
@@ -30,6 +29,7 @@ use std::sync::atomic::{AtomicU8, Ordering::Relaxed};
 use std::sync::{Arc, MutexGuard, RwLockWriteGuard};
 use uzswap_engine::{PAGE_BYTES, Page};
 use uzswap_sys::bus::{self, Blocked};
+use uzswap_tree::Figures;
 
 /// Addresses of a window.
 const WINDOW: usize = 1 << 30;

@@ -20,12 +20,14 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::sync::mpsc::RecvTimeoutError;
 use std::time::Instant;
 use uzswap_engine::PAGE_BYTES;
-use uzswap_region::tree::{Table, Tree};
 use uzswap_region::{Mode, Pager};
 use uzswap_sys::{cpu, process};
+use uzswap_tree::{Table, Tree};
 
-/// The library, as it is installed and as it is built.
-const LIBRARY: &str = "libuzswap_agent.so";
+/// The library that is preloaded, as it is installed and as it is built.
+const LIBRARY: &str = "libuzswap_preload.so";
+/// The one that it loads, from beside it.
+const AGENT: &str = "libuzswap_agent.so";
 
 /// How pages leave here. Error: why they cannot, and what becomes of the command.
 pub fn check() -> Result<Mode, String> {
@@ -276,16 +278,20 @@ fn backing(arguments: &RunArguments) -> Result<Option<(PathBuf, u64)>, Failure> 
 /// Without `--backing`, a process has room on the disk for eight times the memory.
 const PARTS: u64 = 16;
 
-/// The library: beside this program, or where packages put it. Error: where it should be, and what
-/// to do.
+/// The library, with the one that it loads: beside this program, or where packages put it. Error:
+/// where they should be, and what to do.
 pub fn library() -> Result<PathBuf, String> {
     let own = env::current_exe().unwrap_or_default();
     let folder = own.parent().unwrap_or(Path::new("/"));
-    let places = [folder.join(LIBRARY), folder.join("../lib").join(LIBRARY)];
-    let found = places.iter().find(|place| place.exists()).cloned();
+    let places = [folder.to_owned(), folder.join("../lib")];
+    let all = |place: &&PathBuf| [LIBRARY, AGENT].iter().all(|name| place.join(name).exists());
+    let found = places.iter().find(all).map(|place| place.join(LIBRARY));
     found.ok_or_else(|| {
         let place = places[1].display();
-        format!("there is no {place}; cargo run -p xtask -- install --prefix DIR puts it there")
+        format!(
+            "there is no {LIBRARY} with {AGENT} in {place}; cargo run -p xtask -- install \
+             --prefix DIR puts them there"
+        )
     })
 }
 

@@ -16,10 +16,10 @@ use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
-use uzswap_region::tree::{Member, Table};
 use uzswap_sys::cgroup::Group;
 use uzswap_sys::freezer::Freezer;
 use uzswap_sys::process::Activity;
+use uzswap_tree::{Member, Table};
 
 /// How often the processes are looked at.
 const TICK: Duration = Duration::from_millis(50);

@@ -13,7 +13,7 @@ use serde::Serialize;
 use std::path::PathBuf;
 use std::sync::atomic::Ordering::Relaxed;
 use uzswap_engine::PAGE_BYTES;
-use uzswap_region::tree::{Member, Tree};
+use uzswap_tree::{Member, Tree};
 
 /// What is said where there is none.
 pub const NONE_RUNS: &str = "no cache is running; start one with `uzswap run` or `uzswap serve`";

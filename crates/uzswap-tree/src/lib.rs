@@ -9,11 +9,16 @@
 //! A process that comes may have its part before the others have given it back. To let it wait
 //! until they have keeps the sum lower, and made a build of 24 compilers take twice the time.
 
+pub mod front;
+
 use rustix::fs::{self, Mode, OFlags};
-use rustix::mm::{self, MapFlags, ProtFlags};
+use rustix::path::Arg;
 use rustix::thread::futex;
+use std::ffi::{CStr, c_int};
 use std::io;
+use std::mem::MaybeUninit;
 use std::path::Path;
+use std::ptr;
 use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering::*};
 use std::time::Duration;
 
@@ -215,6 +220,7 @@ impl Slot {
 
 /// The table, and this process's slot in it.
 #[derive(Debug)]
+#[repr(C)]
 pub struct Tree {
     table: &'static Table,
     slot: AtomicUsize,
@@ -230,45 +236,70 @@ impl Tree {
         let flags = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC;
         let file = fs::open(path, flags, Mode::RUSR | Mode::WUSR)?;
         fs::ftruncate(&file, size_of::<Table>() as u64)?;
-        let tree = Self::map(path)?;
+        let tree = Self::at(path)?;
         tree.table.total.store(total, Relaxed);
-        tree.table.leader.store(std::process::id(), Relaxed);
+        tree.table.leader.store(own_number(), Relaxed);
         // Last: until then nobody takes it for one that was left.
         tree.table.form.store(FORM, Release);
         Ok(tree)
     }
 
-    /// Joins the tree of a file.
-    pub fn join(path: &Path) -> io::Result<Self> {
-        let tree = Self::look(path)?;
+    /// Joins the tree of a file. Errors: as of [`Self::look`], by their numbers.
+    pub fn join(path: &CStr) -> Result<Self, c_int> {
+        let tree = Self::map(path)?.of_this_form()?;
         tree.rejoin();
         Ok(tree)
     }
 
-    /// Looks at the tree of a file, without being of it. Errors: another version has made it.
+    /// Looks at the tree of a file, without being of it. Errors: `EBADMSG`, another version has
+    /// made it.
     pub fn look(path: &Path) -> io::Result<Self> {
-        let tree = Self::map(path)?;
-        match tree.table.form.load(Acquire) {
-            FORM => Ok(tree),
-            _ => Err(io::ErrorKind::InvalidData.into()),
+        Self::at(path)?.of_this_form().map_err(io::Error::from_raw_os_error)
+    }
+
+    fn of_this_form(self) -> Result<Self, c_int> {
+        // As if to write it: the kernel maps one page then, where it maps sixteen for who reads,
+        // and takes 5 us less of a process's start and end.
+        match self.table.form.fetch_add(0, AcqRel) {
+            FORM => Ok(self),
+            _ => Err(libc::EBADMSG),
         }
     }
 
-    fn map(path: &Path) -> io::Result<Self> {
-        let file =
-            fs::open(path, OFlags::RDWR | OFlags::CLOEXEC | OFlags::NOFOLLOW, Mode::empty())?;
-        let (access, bytes) = (ProtFlags::READ | ProtFlags::WRITE, size_of::<Table>());
-        if fs::fstat(&file)?.st_size < bytes as i64 {
-            return Err(io::ErrorKind::InvalidData.into());
+    fn at(path: &Path) -> io::Result<Self> {
+        path.into_with_c_str(|path| Ok(Self::map(path)))?.map_err(io::Error::from_raw_os_error)
+    }
+
+    /// By the C library's functions: those that check what they are given have code for a panic,
+    /// which would be most of a small library.
+    fn map(path: &CStr) -> Result<Self, c_int> {
+        let bytes = size_of::<Table>();
+        let flags = libc::O_RDWR | libc::O_CLOEXEC | libc::O_NOFOLLOW;
+        // SAFETY: the path ends with a zero; what is written to is there. A new mapping of a file
+        // of this size: what is in it are atomics, which any process of the tree may write, and it
+        // stays until the process ends.
+        unsafe {
+            let file = libc::open(path.as_ptr(), flags);
+            let mut status = MaybeUninit::<libc::stat>::zeroed();
+            if file < 0 {
+                return Err(last_error());
+            }
+            let is_large = libc::fstat(file, status.as_mut_ptr()) == 0
+                && status.assume_init().st_size >= bytes as i64;
+            let access = libc::PROT_READ | libc::PROT_WRITE;
+            let mapped = match is_large {
+                true => libc::mmap(ptr::null_mut(), bytes, access, libc::MAP_SHARED, file, 0),
+                false => ptr::null_mut(),
+            };
+            let error = last_error();
+            libc::close(file);
+            let table = match mapped {
+                libc::MAP_FAILED => return Err(error),
+                _ => mapped.cast::<Table>().as_ref().ok_or(libc::EBADMSG)?,
+            };
+            let (looks, looked_at) = (AtomicU32::new(0), AtomicU64::new(0));
+            Ok(Self { table, slot: AtomicUsize::new(SLOTS), looks, looked_at })
         }
-        // SAFETY: a new mapping of a file of this size; what is in it are atomics, which any
-        // process of the tree may write, and it stays until the process ends.
-        let table = unsafe {
-            let at = mm::mmap(std::ptr::null_mut(), bytes, access, MapFlags::SHARED, &file, 0)?;
-            &*at.cast::<Table>()
-        };
-        let (looks, looked_at) = (AtomicU32::new(0), AtomicU64::new(0));
-        Ok(Self { table, slot: AtomicUsize::new(SLOTS), looks, looked_at })
     }
 
     /// The table.
@@ -279,7 +310,7 @@ impl Tree {
     /// Takes a slot; in a fork, instead of the parent's. Where all are taken, this process is not
     /// counted.
     pub fn rejoin(&self) {
-        self.rejoin_as(std::process::id());
+        self.rejoin_as(own_number());
     }
 
     fn rejoin_as(&self, process: u32) {
@@ -417,8 +448,21 @@ pub struct Allowance {
 
 /// Milliseconds of the system's clock.
 pub fn clock() -> u64 {
-    let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
+    let mut now = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // By the C library, which has found out where the kernel's function is: the front has no code
+    // for that.
+    // SAFETY: the time is written; no clock is refused that there is.
+    unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &mut now) };
     now.tv_sec as u64 * 1000 + now.tv_nsec as u64 / 1_000_000
+}
+
+fn own_number() -> u32 {
+    rustix::process::getpid().as_raw_nonzero().get() as u32
+}
+
+fn last_error() -> c_int {
+    // SAFETY: the thread's own.
+    unsafe { *libc::__errno_location() }
 }
 
 fn exists(process: u32) -> bool {
@@ -468,7 +512,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("tree");
         let _watcher = Tree::create(&path, 100).unwrap();
-        let own = Tree::join(&path).unwrap();
+        let own = path.as_path().into_with_c_str(|path| Ok(Tree::join(path))).unwrap().unwrap();
         own.allowance(70, false);
         own.note(Figures { faults: 5, stored: 7, held: 3, pool: 9 });
         own.note(Figures { faults: 1, stored: 0, held: 2, pool: 8 });

@@ -1,0 +1,270 @@
+//! What stands before the C library by name: the allocator, to see who takes much memory, forks,
+//! and signals. All else the agent sees once it has taken over, whoever calls.
+//!
+//! SIGBUS and SIGILL are never blocked, and a program's handlers of them get what is not ours.
+
+use crate::loading::{fork_quietly, hooks, load_now};
+use crate::{asked, front, variable};
+use libc::{c_int, c_long, sigaction as Action, sigset_t, stack_t};
+use std::ffi::{CStr, c_void};
+use std::mem::MaybeUninit;
+use std::ptr;
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::*};
+use uzswap_tree::front::Fork;
+
+const fn bit(signal: c_int) -> u64 {
+    1 << (signal - 1)
+}
+
+/// Signals that must reach the agent.
+static OURS: AtomicU64 = AtomicU64::new(bit(libc::SIGBUS) | bit(libc::SIGILL));
+
+/// Whether faults come by SIGSEGV, which is never blocked then either.
+pub fn protects() -> bool {
+    let protects = variable(c"UZSWAP_PROTECTS").is_some();
+    if protects {
+        OURS.fetch_or(bit(libc::SIGSEGV), Relaxed);
+    }
+    protects
+}
+
+unsafe extern "C" {
+    // The C library's, by names that nobody else stands before.
+    fn __sigaction(signal: c_int, new: *const Action, old: *mut Action) -> c_int;
+    fn ssignal(signal: c_int, handler: usize) -> usize;
+    fn sysv_signal(signal: c_int, handler: usize) -> usize;
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn sigaction(signal: c_int, new: *const Action, old: *mut Action) -> c_int {
+    // SAFETY: the arguments are the caller's, who answers for them.
+    unsafe {
+        let mut action = new.as_ref().copied();
+        if let Some(action) = &mut action {
+            let ours = OURS.load(Relaxed);
+            for signal in (1..=64).filter(|signal| ours & bit(*signal) != 0) {
+                libc::sigdelset(&mut action.sa_mask, signal);
+            }
+        }
+        let new = action.as_ref().map_or(ptr::null(), ptr::from_ref);
+        match hooks() {
+            Some(hooks) => (hooks.sigaction)(signal, new, old),
+            None => __sigaction(signal, new, old),
+        }
+    }
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn signal(signal: c_int, handler: usize) -> usize {
+    // SAFETY: as above.
+    unsafe { hooks().map_or(ssignal as _, |hooks| hooks.signal)(signal, handler) }
+}
+
+/// What `signal` is in programs that ask for System V.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn __sysv_signal(signal: c_int, handler: usize) -> usize {
+    // SAFETY: as above.
+    unsafe { hooks().map_or(sysv_signal as _, |hooks| hooks.sysv_signal)(signal, handler) }
+}
+
+/// `rt_sigprocmask` without ours: 0, or -1 and `errno`.
+unsafe fn set_mask(how: c_int, set: *const sigset_t, old: *mut sigset_t) -> c_long {
+    // The C library's own two signals are none that a program may block.
+    const INTERNAL: u64 = 0b11 << 31;
+    let kept = if how == libc::SIG_UNBLOCK { 0 } else { OURS.load(Relaxed) | INTERNAL };
+    // Signals from 1 on: the C library's set begins with the kernel's.
+    // SAFETY: the caller passes a set, or null.
+    let set = unsafe { set.cast::<u64>().as_ref() }.map(|set| *set & !kept);
+    let set = set.as_ref().map_or(ptr::null(), ptr::from_ref);
+    // SAFETY: as above.
+    unsafe { libc::syscall(libc::SYS_rt_sigprocmask, how, set, old, size_of::<u64>()) }
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn pthread_sigmask(
+    how: c_int,
+    set: *const sigset_t,
+    old: *mut sigset_t,
+) -> c_int {
+    // SAFETY: the arguments are the caller's; errno is the thread's own, and not this function's to
+    // change.
+    unsafe {
+        let errno = libc::__errno_location();
+        let before = *errno;
+        let error = if set_mask(how, set, old) == 0 { 0 } else { *errno };
+        *errno = before;
+        error
+    }
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn sigprocmask(how: c_int, set: *const sigset_t, old: *mut sigset_t) -> c_int {
+    // SAFETY: the arguments are the caller's.
+    unsafe { set_mask(how, set, old) as c_int }
+}
+
+/// A stack for signals was set before this library was set up.
+static HAS_STACK: AtomicBool = AtomicBool::new(false);
+
+/// The agent sees to it that such a stack is large enough for its handlers, and stays in memory. It
+/// has to know of each, so it is loaded with the first one.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn sigaltstack(new: *const stack_t, old: *mut stack_t) -> c_int {
+    let hooks = match (hooks(), front()) {
+        (None, Some(_)) if !new.is_null() => load_now(),
+        (hooks, _) => hooks,
+    };
+    if hooks.is_none() && !new.is_null() {
+        HAS_STACK.store(true, Relaxed);
+    }
+    // SAFETY: the arguments are the caller's.
+    unsafe {
+        match hooks {
+            Some(hooks) => (hooks.sigaltstack)(new, old),
+            None => libc::syscall(libc::SYS_sigaltstack, new, old) as c_int,
+        }
+    }
+}
+
+/// Has the agent know of a stack that was set before.
+pub fn look_at_signal_stack() {
+    if HAS_STACK.load(Relaxed) {
+        let mut stack = MaybeUninit::<stack_t>::zeroed();
+        // SAFETY: the stack is written, and set again as it is.
+        unsafe {
+            libc::syscall(libc::SYS_sigaltstack, 0, stack.as_mut_ptr());
+            sigaltstack(stack.as_ptr(), ptr::null_mut());
+        }
+    }
+}
+
+unsafe extern "C" {
+    fn __libc_malloc(bytes: usize) -> *mut c_void;
+    fn __libc_calloc(count: usize, each: usize) -> *mut c_void;
+    fn __libc_realloc(block: *mut c_void, bytes: usize) -> *mut c_void;
+    fn __fork() -> libc::pid_t;
+    // The linker's: where this library begins and ends.
+    static __ehdr_start: u8;
+    static _end: u8;
+}
+
+/// A function that the program would have had without us, which may be one that it brings itself
+/// (the allocator's of jemalloc, or a sanitizer's): what is taken from one is given back to it. 0:
+/// not looked up yet.
+struct Next {
+    name: &'static CStr,
+    function: AtomicUsize,
+}
+
+static MALLOC: Next = Next { name: c"malloc", function: AtomicUsize::new(0) };
+static CALLOC: Next = Next { name: c"calloc", function: AtomicUsize::new(0) };
+static REALLOC: Next = Next { name: c"realloc", function: AtomicUsize::new(0) };
+static FORK: Next = Next { name: c"fork", function: AtomicUsize::new(0) };
+
+impl Next {
+    /// Its address; the C library's where there is no other.
+    fn get(&self, of_libc: usize) -> usize {
+        match self.function.load(Relaxed) {
+            0 => self.look_up(of_libc),
+            known => known,
+        }
+    }
+
+    #[cold]
+    fn look_up(&self, of_libc: usize) -> usize {
+        // SAFETY: a name; what is found stays as long as the program.
+        let found = unsafe { libc::dlsym(libc::RTLD_NEXT, self.name.as_ptr()) } as usize;
+        let found = if found == 0 { of_libc } else { found };
+        self.function.store(found, Relaxed);
+        found
+    }
+}
+
+/// Whether the program, or a library of its, brings an allocator.
+pub fn has_own_allocator() -> bool {
+    let of_libc = __libc_malloc as unsafe extern "C" fn(usize) -> *mut c_void as usize;
+    // SAFETY: a name; nothing is called.
+    let first = unsafe { libc::dlsym(libc::RTLD_DEFAULT, MALLOC.name.as_ptr()) } as usize;
+    let is_ours = (&raw const __ehdr_start as usize..&raw const _end as usize).contains(&first);
+    !is_ours || MALLOC.get(of_libc) != of_libc
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn malloc(bytes: usize) -> *mut c_void {
+    asked(bytes, true);
+    type Malloc = unsafe extern "C" fn(usize) -> *mut c_void;
+    let next = MALLOC.get(__libc_malloc as Malloc as usize);
+    // SAFETY: a function of this form, by its name; it takes any size.
+    unsafe { std::mem::transmute::<usize, Malloc>(next)(bytes) }
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn calloc(count: usize, each: usize) -> *mut c_void {
+    asked(count.saturating_mul(each), true);
+    type Calloc = unsafe extern "C" fn(usize, usize) -> *mut c_void;
+    let next = CALLOC.get(__libc_calloc as Calloc as usize);
+    // SAFETY: a function of this form, by its name; it takes any sizes.
+    unsafe { std::mem::transmute::<usize, Calloc>(next)(count, each) }
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn realloc(block: *mut c_void, bytes: usize) -> *mut c_void {
+    asked(bytes, true);
+    type Realloc = unsafe extern "C" fn(*mut c_void, usize) -> *mut c_void;
+    let next = REALLOC.get(__libc_realloc as Realloc as usize);
+    // SAFETY: a function of this form, by its name; the arguments are the caller's.
+    unsafe { std::mem::transmute::<usize, Realloc>(next)(block, bytes) }
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn fork() -> libc::pid_t {
+    let next = FORK.get(__fork as Fork as usize);
+    // SAFETY: a function of this form, by its name.
+    unsafe {
+        let next = std::mem::transmute::<usize, Fork>(next);
+        match hooks() {
+            Some(hooks) => (hooks.fork)(next),
+            None => fork_quietly(|| next()),
+        }
+    }
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn mmap(
+    at: *mut c_void,
+    bytes: usize,
+    protection: c_int,
+    flags: c_int,
+    file: c_int,
+    offset: libc::off_t,
+) -> *mut c_void {
+    // Private memory of no file.
+    let is_plain =
+        flags & (libc::MAP_TYPE | libc::MAP_ANONYMOUS) == libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
+    let is_counted = is_plain && front().is_some();
+    // All at once it might be more than there may be.
+    let flags = if is_counted { flags & !libc::MAP_POPULATE } else { flags };
+    // What is only reserved is made usable later, part by part.
+    if is_counted && protection & libc::PROT_WRITE != 0 && flags & libc::MAP_NORESERVE == 0 {
+        // Who calls this may be an allocator with its locks held, and it is called often: a build
+        // of compilers that waited here took 1.7 times as long.
+        asked(bytes, false);
+    }
+    // SAFETY: the arguments are the caller's.
+    unsafe {
+        libc::syscall(libc::SYS_mmap, at, bytes, protection, flags, file, offset) as *mut c_void
+    }
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn mmap64(
+    at: *mut c_void,
+    bytes: usize,
+    protection: c_int,
+    flags: c_int,
+    file: c_int,
+    offset: libc::off_t,
+) -> *mut c_void {
+    // SAFETY: the same, by its name for large files.
+    unsafe { mmap(at, bytes, protection, flags, file, offset) }
+}

@@ -1,0 +1,208 @@
+//! Loads the agent.
+//!
+//! Not in the thread that asks for memory: that may be the dynamic linker, which does not load one
+//! library in the midst of another. A thread of our own waits for its lock. Who waits for that
+//! thread may have the lock, and so waits for a moment only.
+
+use crate::{front, say};
+use libc::{c_char, c_int, c_void};
+use rustix::time::Timespec;
+use std::ffi::CStr;
+use std::mem::MaybeUninit;
+use std::ptr;
+use std::sync::atomic::{AtomicPtr, AtomicU32, Ordering::*};
+use uzswap_tree::front::{BEGIN, Begin, Hooks, STACK};
+
+/// The agent, beside this library.
+const AGENT: &CStr = c"libuzswap_agent.so";
+
+/// Milliseconds that loading takes at most, if the dynamic linker is not busy.
+pub const LOAD_TIME: u32 = 20;
+/// Milliseconds after which whoever loads is taken to wait for us.
+const PATIENCE: u32 = 100;
+
+/// How often a thread's stack may be doubled.
+const STACK_DOUBLINGS: u32 = 6;
+
+/// Nobody has tried.
+const NOT_LOADED: u32 = 0;
+/// Somebody loads it.
+const LOADING: u32 = 1;
+/// It was tried, and is not tried again.
+const ENDED: u32 = 2;
+
+static STATE: AtomicU32 = AtomicU32::new(NOT_LOADED);
+/// Threads that fork: in a child the dynamic linker would be in the midst of loading for ever.
+static FORKS: AtomicU32 = AtomicU32::new(0);
+/// The agent's; null where it is not loaded.
+static HOOKS: AtomicPtr<Hooks> = AtomicPtr::new(ptr::null_mut());
+
+/// What to ask the agent, if it is loaded.
+pub fn hooks() -> Option<&'static Hooks> {
+    // SAFETY: null, or the agent's, which is never unloaded.
+    unsafe { HOOKS.load(Acquire).as_ref() }
+}
+
+/// Loads the agent in the calling thread, which is not the dynamic linker's.
+pub fn load_now() -> Option<&'static Hooks> {
+    match STATE.compare_exchange(NOT_LOADED, LOADING, SeqCst, SeqCst) {
+        Ok(_) => load(),
+        Err(_) => await_loaded(PATIENCE),
+    }
+}
+
+/// Waits while somebody loads the agent, so many milliseconds.
+pub fn await_loaded(patience: u32) -> Option<&'static Hooks> {
+    (0..patience).take_while(|_| STATE.load(SeqCst) == LOADING).for_each(|_| pause());
+    hooks()
+}
+
+fn pause() {
+    let millisecond = Timespec { tv_sec: 0, tv_nsec: 1_000_000 };
+    // A signal ends it early.
+    let _ = rustix::thread::nanosleep(&millisecond);
+}
+
+/// Has a thread load the agent, and do what it does from then on. `false`: somebody has, before.
+pub fn load_in_thread() -> bool {
+    if STATE.compare_exchange(NOT_LOADED, LOADING, SeqCst, SeqCst).is_err() {
+        return false;
+    }
+    // SAFETY: what is written to was made for it, and the function is of the form that is asked
+    // for. The program's signals are the program's threads' to take; those of faults are our own.
+    let done = unsafe {
+        let mut every = MaybeUninit::<libc::sigset_t>::zeroed();
+        let mut before = MaybeUninit::<libc::sigset_t>::zeroed();
+        libc::sigfillset(every.as_mut_ptr());
+        for fault in [libc::SIGBUS, libc::SIGSEGV, libc::SIGILL] {
+            libc::sigdelset(every.as_mut_ptr(), fault);
+        }
+        libc::pthread_sigmask(libc::SIG_BLOCK, every.as_ptr(), before.as_mut_ptr());
+        let done = start_thread();
+        libc::pthread_sigmask(libc::SIG_SETMASK, before.as_ptr(), ptr::null_mut());
+        done
+    };
+    if done != 0 {
+        STATE.store(ENDED, SeqCst);
+        say(&[b"no thread can be started"]);
+    }
+    true
+}
+
+/// An error number, or 0.
+///
+/// # Safety
+/// Signals that are the program's are blocked.
+unsafe fn start_thread() -> c_int {
+    let mut attributes = MaybeUninit::<libc::pthread_attr_t>::zeroed();
+    let mut thread = MaybeUninit::<libc::pthread_t>::zeroed();
+    let (attributes, thread) = (attributes.as_mut_ptr(), thread.as_mut_ptr());
+    // SAFETY: both are written before they are used.
+    unsafe {
+        libc::pthread_attr_init(attributes);
+        libc::pthread_attr_setdetachstate(attributes, libc::PTHREAD_CREATE_DETACHED);
+        // Where variables of all libraries have no room in it, the C library refuses.
+        let mut error = libc::EINVAL;
+        for larger in 0..STACK_DOUBLINGS {
+            if error == libc::EINVAL {
+                libc::pthread_attr_setstacksize(attributes, STACK << larger);
+                error = libc::pthread_create(thread, attributes, load_and_watch, ptr::null_mut());
+            }
+        }
+        error
+    }
+}
+
+extern "C" fn load_and_watch(_: *mut c_void) -> *mut c_void {
+    // SAFETY: a name of less than 16 bytes.
+    unsafe { libc::pthread_setname_np(libc::pthread_self(), c"uzswap-agent".as_ptr()) };
+    if let Some(hooks) = load() {
+        (hooks.watch)();
+    }
+    ptr::null_mut()
+}
+
+/// By whoever has set the state.
+fn load() -> Option<&'static Hooks> {
+    (0..PATIENCE).take_while(|_| FORKS.load(SeqCst) != 0).for_each(|_| pause());
+    let hooks = open();
+    if hooks.is_null() {
+        let table = front().map(|front| front.tree.table());
+        table.into_iter().for_each(|table| _ = table.unmanaged.fetch_add(1, Relaxed));
+    }
+    HOOKS.store(hooks.cast_mut(), Release);
+    STATE.store(ENDED, SeqCst);
+    self::hooks()
+}
+
+/// The agent's hooks; null where it cannot be loaded, which has been said.
+fn open() -> *const Hooks {
+    let mut path = [0; libc::PATH_MAX as usize];
+    // SAFETY: the path ends with a zero, as do the other names, and texts of the linker; the
+    // function is of this form, by its name.
+    unsafe {
+        let handle = match beside_own(&mut path) {
+            true => {
+                let how = libc::RTLD_NOW | libc::RTLD_LOCAL | libc::RTLD_NODELETE;
+                libc::dlopen(path.as_ptr(), how)
+            }
+            false => ptr::null_mut(),
+        };
+        if handle.is_null() {
+            let reason = libc::dlerror();
+            let reason = if reason.is_null() { AGENT } else { CStr::from_ptr(reason) };
+            say(&[reason.to_bytes()]);
+            return ptr::null();
+        }
+        let begin = libc::dlsym(handle, BEGIN.as_ptr());
+        let begin = std::mem::transmute::<*mut c_void, Option<Begin>>(begin);
+        let hooks = begin.zip(front()).map_or(ptr::null(), |(begin, front)| begin(front));
+        if hooks.is_null() {
+            say(&[AGENT.to_bytes(), b" is of another version"]);
+        }
+        hooks
+    }
+}
+
+/// Writes the path of the agent: where this library was loaded from. Whether there is room for it.
+fn beside_own(path: &mut [c_char]) -> bool {
+    let mut found = MaybeUninit::<libc::Dl_info>::zeroed();
+    // SAFETY: writes what it finds to where it is told; zeros are no file. Names end with a zero.
+    let own = unsafe {
+        libc::dladdr((&raw const STATE).cast(), found.as_mut_ptr());
+        let name = found.assume_init().dli_fname;
+        if name.is_null() { c"" } else { CStr::from_ptr(name) }
+    };
+    let own = own.to_bytes();
+    let folder = own.iter().rposition(|byte| *byte == b'/').map_or(0, |slash| slash + 1);
+    let name = AGENT.to_bytes_with_nul();
+    let whole = own.iter().take(folder).chain(name);
+    path.iter_mut().zip(whole).for_each(|(to, from)| *to = *from as c_char);
+    folder.saturating_add(name.len()) <= path.len()
+}
+
+/// Makes a fork while no library is being loaded, unless that waits for us.
+pub fn fork_quietly(fork: impl FnOnce() -> libc::pid_t) -> libc::pid_t {
+    let mut waited = 0;
+    loop {
+        FORKS.fetch_add(1, SeqCst);
+        if STATE.load(SeqCst) != LOADING || waited == PATIENCE {
+            break;
+        }
+        FORKS.fetch_sub(1, SeqCst);
+        pause();
+        waited += 1;
+    }
+    let child = fork();
+    // In the child nobody else forks.
+    if child != 0 {
+        FORKS.fetch_sub(1, SeqCst);
+    }
+    child
+}
+
+/// In a fork: whoever loaded the agent is not there.
+pub fn forked() {
+    FORKS.store(0, SeqCst);
+    let _ = STATE.compare_exchange(LOADING, NOT_LOADED, SeqCst, SeqCst);
+}

@@ -1,0 +1,275 @@
+//! `uzswap run --in-process`: the small library that programs preload, and how it loads the large
+//! one.
+
+#![allow(clippy::unwrap_used, reason = "tests")]
+
+use object::read::elf::{ElfFile64, ProgramHeader};
+use object::{Endianness, Object};
+use std::fs;
+use std::path::Path;
+use std::process::{Command, Output};
+use uzswap_tests::{as_nobody, compile, program};
+
+/// A folder with a program of C, and a library of its if there is text for one.
+fn folder(text: &str, library: &str) -> tempfile::TempDir {
+    let folder = tempfile::tempdir_in("/var/tmp").unwrap();
+    let path = folder.path();
+    let mut options = vec!["-pthread"];
+    if !library.is_empty() {
+        fs::write(path.join("library.c"), library).unwrap();
+        make_library(path, "library.c", "library.so");
+        options.extend(["-Wl,-rpath,.", "-L.", "-Wl,--no-as-needed"]);
+    }
+    compile(path, text, &options);
+    folder
+}
+
+fn make_library(folder: &Path, text: &str, name: &str) {
+    let mut compiler = Command::new("cc");
+    compiler.args(["-O1", "-fPIC", "-shared", "-pthread", text, "-o", name]).current_dir(folder);
+    assert!(compiler.status().unwrap().success());
+}
+
+/// Runs a command as nobody, if this is root, in so much memory. It hangs: it is killed.
+fn run(folder: &Path, memory: &str, command: &[&str]) -> Output {
+    let mut run = as_nobody(folder);
+    run.args(["timeout", "--signal=KILL", "60"]);
+    run.arg(folder.join("uzswap")).args(["run", "--in-process", "--memory", memory, "--"]);
+    run.args(command).current_dir(folder).output().unwrap()
+}
+
+fn said(output: &Output) -> String {
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(output.status.success(), "{}: {said}", output.status);
+    said
+}
+
+#[test]
+fn it_takes_two_mappings_and_loads_nothing_else() {
+    let bytes = fs::read(program("libuzswap_preload.so")).unwrap();
+    let file = ElfFile64::<Endianness>::parse(&*bytes).unwrap();
+    let endian = file.endian();
+    let kinds = file.elf_program_headers().iter().map(|header| header.p_type(endian));
+    let kinds: Vec<u32> = kinds.collect();
+    let count = |kind| kinds.iter().filter(|other| **other == kind).count();
+    assert_eq!((count(object::elf::PT_LOAD), count(object::elf::PT_GNU_RELRO)), (2, 0));
+    let imports = file.imports().unwrap();
+    assert!(!imports.is_empty());
+    let text = String::from_utf8_lossy(&bytes);
+    assert!(text.contains("libc.so.6") && !text.contains("libgcc_s.so"));
+}
+
+/// Says which libraries of ours it has with so many MiB, and how many threads.
+const SIZES: &str = r#"
+#include <dirent.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+int main(void) {
+    for (int step = 0; step < 2; step++) {
+        char line[4096];
+        int has_preload = 0, has_agent = 0, threads = 0;
+        FILE *maps = fopen("/proc/self/maps", "r");
+        while (fgets(line, sizeof line, maps)) {
+            has_preload |= strstr(line, "libuzswap_preload.so") != NULL;
+            has_agent |= strstr(line, "libuzswap_agent.so") != NULL;
+        }
+        fclose(maps);
+        DIR *tasks = opendir("/proc/self/task");
+        for (struct dirent *task; (task = readdir(tasks)) != NULL;) threads += *task->d_name != '.';
+        closedir(tasks);
+        printf("%d %d %d\n", has_preload, has_agent, threads);
+        // 60 MiB that it gives back at once, and then 20 that it keeps.
+        for (int i = 0; !step && i < 60 * 16; i++) free(memset(malloc(65536), 1, 65536));
+        for (int i = 0; !step && i < 20; i++) memset(malloc(1 << 20), 1, 1 << 20);
+        if (!step) usleep(300000);
+    }
+}
+"#;
+
+#[test]
+fn a_small_program_has_neither_the_agent_nor_a_thread() {
+    let folder = folder(SIZES, "");
+    let output = run(folder.path(), "1G", &["./program"]);
+    said(&output);
+    assert_eq!(String::from_utf8_lossy(&output.stdout), "1 0 1\n1 1 2\n");
+}
+
+/// Processes in which a thread forks all the time, and its children load a library, while another
+/// one asks for so much that the agent is loaded. A child that finds a lock taken ends by a signal.
+const FORKING: &str = r#"
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <pthread.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
+static volatile int is_done;
+static void *fork_on(void *unused) {
+    (void)unused;
+    while (!is_done) {
+        pid_t child = fork();
+        if (child == 0) {
+            alarm(20);
+            _exit(dlopen("libm.so.6", RTLD_NOW) ? 0 : 3);
+        }
+        int status;
+        if (child > 0 && (waitpid(child, &status, 0) != child || status)) _exit(4);
+    }
+    return NULL;
+}
+int main(void) {
+    for (int i = 0; i < 300; i++) {
+        pid_t child = fork();
+        if (child == 0) {
+            pthread_t threads[2];
+            for (int i = 0; i < 2; i++) pthread_create(&threads[i], NULL, fork_on, NULL);
+            usleep(i * 7);
+            char *block = malloc(64 << 20);
+            memset(block, 1, 1 << 16);
+            usleep(4000);
+            is_done = 1;
+            for (int i = 0; i < 2; i++) pthread_join(threads[i], NULL);
+            _exit(0);
+        }
+        int status;
+        if (waitpid(child, &status, 0) != child || status) return 5;
+    }
+}
+"#;
+
+#[test]
+fn forks_find_the_dynamic_linker_whole_while_the_agent_is_loaded() {
+    let folder = folder(FORKING, "");
+    said(&run(folder.path(), "2G", &["./program"]));
+}
+
+/// Grows and forks while it is being loaded, with the dynamic linker's lock.
+const GROWING_LIBRARY: &str = r#"
+#include <stdlib.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
+enum { PIECES = 90 };
+static unsigned char *pieces[PIECES];
+int is_whole(void) {
+    for (int i = 0; i < PIECES; i++)
+        for (int at = 0; at < 1 << 20; at += 512)
+            if (pieces[i][at] != (unsigned char)(i + at / 4096)) return 0;
+    return 1;
+}
+__attribute__((constructor)) static void grow(void) {
+    for (int i = 0; i < PIECES; i++) {
+        pieces[i] = malloc(1 << 20);
+        for (int at = 0; at < 1 << 20; at++) pieces[i][at] = i + at / 4096;
+        if (i % 20) continue;
+        pid_t child = fork();
+        if (child == 0) _exit(0);
+        int status = 1;
+        if (waitpid(child, &status, 0) != child || status) _exit(4);
+    }
+}
+"#;
+
+const LOADING: &str = r#"
+#include <dlfcn.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+int main(void) {
+    void *library = dlopen("./library.so", RTLD_NOW);
+    int (*is_whole)(void) = (int (*)(void))dlsym(library, "is_whole");
+    for (int i = 0; i < 30; i++) {
+        memset(malloc(1 << 18), i, 1 << 18);
+        usleep(10000);
+        if (!is_whole()) return 5;
+    }
+}
+"#;
+
+#[test]
+fn a_library_may_grow_and_fork_while_it_is_loaded() {
+    let folder = folder(LOADING, GROWING_LIBRARY);
+    let said = said(&run(folder.path(), "64M", &["./program"]));
+    assert!(said.contains("memory of 1 processes was kept small"), "{said}");
+}
+
+/// Sets a stack for signals that is too small for a handler of a fault, before the program begins.
+const STACK_LIBRARY: &str = r#"
+#define _GNU_SOURCE
+#include <signal.h>
+#include <stdlib.h>
+int has_stack;
+__attribute__((constructor)) static void set(void) {
+    stack_t stack = { .ss_sp = malloc(6144), .ss_size = 6144 };
+    has_stack = sigaltstack(&stack, NULL) == 0;
+}
+"#;
+
+/// Touches memory that is out in handlers on that stack.
+const ON_STACK: &str = r#"
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+enum { PIECES = 90 };
+static unsigned char *pieces[PIECES];
+static volatile int at, wrong, count;
+static void look(int signal) {
+    (void)signal;
+    unsigned char *piece = pieces[count++ % PIECES];
+    for (at = 0; at < 1 << 20; at += 8192) wrong += piece[at] != (unsigned char)(at / 4096);
+}
+int main(void) {
+    stack_t stack;
+    int *has_stack = dlsym(RTLD_DEFAULT, "has_stack");
+    if (!has_stack || !*has_stack || sigaltstack(NULL, &stack) || stack.ss_size != 6144) return 3;
+    struct sigaction action = { .sa_handler = look, .sa_flags = SA_ONSTACK };
+    sigaction(SIGUSR1, &action, NULL);
+    for (int i = 0; i < PIECES; i++) {
+        pieces[i] = malloc(1 << 20);
+        for (int at = 0; at < 1 << 20; at++) pieces[i][at] = at / 4096;
+        usleep(2000);
+    }
+    for (int i = 0; i < 4 * PIECES; i++) raise(SIGUSR1);
+    return wrong ? 5 : count == 4 * PIECES ? 0 : 6;
+}
+"#;
+
+#[test]
+fn a_stack_for_signals_from_before_the_program_began_is_known() {
+    let folder = tempfile::tempdir_in("/var/tmp").unwrap();
+    let path = folder.path();
+    fs::write(path.join("library.c"), STACK_LIBRARY).unwrap();
+    make_library(path, "library.c", "library.so");
+    compile(path, ON_STACK, &["-Wl,--no-as-needed", "./library.so", "-rdynamic"]);
+    let said = said(&run(path, "48M", &["./program"]));
+    assert!(said.contains("memory of 1 processes was kept small"), "{said}");
+}
+
+#[test]
+fn where_the_agent_cannot_be_loaded_a_program_runs_as_without_and_says_so_once() {
+    let grows = "x = [bytes([i % 251]) * 65536 for i in range(640)]; print(sum(map(len, x)))";
+    let folder = folder("int main(void) { return 0; }", "");
+    let path = folder.path();
+    fs::write(path.join("other.c"), "int uzswap_other;").unwrap();
+    for (name, reason) in [("text", "invalid ELF header"), ("other", "is of another version")] {
+        let mut run = as_nobody(path);
+        if name == "text" {
+            let text = "no library, and longer than a header of one. ".repeat(9);
+            fs::write(path.join("libuzswap_agent.so"), text).unwrap();
+        } else {
+            make_library(path, "other.c", "libuzswap_agent.so");
+        }
+        run.arg(path.join("uzswap")).args(["run", "--in-process", "--memory", "32M", "--"]);
+        let output = run.args(["/usr/bin/python3", "-I", "-c", grows]).output().unwrap();
+        assert_eq!(String::from_utf8_lossy(&output.stdout), "41943040\n");
+        let said = said(&output);
+        assert_eq!(said.matches("this program runs without: ").count(), 1, "{said}");
+        assert!(said.contains(reason) && said.contains(", of 1 it could not be"), "{said}");
+    }
+}
