@@ -17,9 +17,9 @@ use uzswap_tree::front::Front;
 static ROOM: AtomicIsize = AtomicIsize::new(0);
 /// From the beginning of the room to the variables.
 static VARIABLES: AtomicIsize = AtomicIsize::new(0);
-/// Where the first values of variables are, and in how many words; all others are zero.
+/// Where the first values of variables are, and in how many bytes; all others are zero.
 static INITIAL: AtomicUsize = AtomicUsize::new(0);
-static INITIAL_WORDS: AtomicUsize = AtomicUsize::new(0);
+static INITIAL_BYTES: AtomicUsize = AtomicUsize::new(0);
 
 /// Bytes before the variables, with the thread's mark that they have their first values; and what
 /// they may be aligned to.
@@ -64,10 +64,13 @@ extern "C" fn __wrap___tls_get_addr(index: &Index) -> isize {
 #[cold]
 fn fill(variables: isize) {
     let initial = INITIAL.load(Relaxed) as *const u64;
-    for word in 0..INITIAL_WORDS.load(Relaxed) {
+    let bytes = INITIAL_BYTES.load(Relaxed);
+    for word in 0..bytes.div_ceil(size_of::<u64>()) {
         // SAFETY: `prepare` has seen that there is as much of both; the variables are this thread's
-        // alone.
+        // alone. Behind the first values there is more of the file.
         let (value, to) = unsafe { (initial.add(word).read(), variables as *const AtomicU64) };
+        let beyond = ((word + 1) * size_of::<u64>()).saturating_sub(bytes) * 8;
+        let value = value << beyond >> beyond;
         if value != 0 {
             // SAFETY: as above.
             let to = unsafe { &*to.add(word) };
@@ -85,12 +88,13 @@ pub fn prepare(front: &Front) -> bool {
     let align = (segment.p_align as usize).max(1);
     let first = HEADER + segment.p_vaddr as usize % align;
     let start = &raw const __ehdr_start as usize + segment.p_vaddr as usize;
-    let is_of_words = [start, segment.p_filesz as usize].iter().all(|n| n.is_multiple_of(8));
-    if !is_of_words || align > HEADER || first + segment.p_memsz as usize > front.room_bytes {
+    let end = first + (segment.p_memsz as usize).next_multiple_of(size_of::<u64>());
+    let is_aligned = start.is_multiple_of(size_of::<u64>()) && align <= HEADER;
+    if !is_aligned || end > front.room_bytes {
         return false;
     }
     INITIAL.store(start, Relaxed);
-    INITIAL_WORDS.store(segment.p_filesz as usize / size_of::<u64>(), Relaxed);
+    INITIAL_BYTES.store(segment.p_filesz as usize, Relaxed);
     VARIABLES.store(first as isize, Relaxed);
     ROOM.store(front.room, Relaxed);
     true
