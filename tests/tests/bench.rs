@@ -122,7 +122,7 @@ fn every_benchmark_has_its_rows_and_plots() {
             "swapout-cdf.svg",
         ),
         ("recovery", &["| 32 MiB"], "recovery-cdf.svg"),
-        ("calls", &["| alone", "| in-process, taken over", "| git status"], ""),
+        ("calls", &["| alone", "| in-process, taken over", "| true", "| git status"], ""),
         ("redis", &["| zram, lz4", "| in-process"], ""),
     ];
     for (name, rows, plot) in cases {

@@ -8,6 +8,7 @@ use crate::install::{is_there, packages};
 use crate::machine::Changes;
 use crate::peer::{Peer, Room};
 use crate::report::{Section, Table};
+use crate::starts;
 use clap::Args;
 use serde::{Deserialize, Serialize};
 use std::fs::File;
@@ -120,6 +121,14 @@ pub fn run(bench: &Bench, arguments: &CallsArguments) -> Result<Section, Failure
         ))
         .table(of_calls(&turns))
         .raw("calls", &turns)?;
+    let starts = bench.pick(5, 300, 1500);
+    let command = [own.display().to_string(), "make-starts".into(), format!("--starts={starts}")];
+    let (_, stdout) = measure(bench, How::Spare, 8 << 30, &command)?;
+    let made: Vec<starts::Made> = serde_json::from_str(&stdout).context("the program's output")?;
+    section = section
+        .text(format!("Programs, each started {starts} times in each way, in turns; medians."))
+        .table(starts::table(&made))
+        .raw("starts", &made)?;
     let mut rows = Vec::new();
     for (name, script) in SCRIPTS {
         let ways: Vec<Way> = ways(&[How::Alone, How::Spare]);

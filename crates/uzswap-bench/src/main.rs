@@ -31,6 +31,7 @@ mod ranges;
 mod recovery;
 mod redis;
 mod report;
+mod starts;
 mod touch;
 mod transport;
 
@@ -84,6 +85,9 @@ enum What {
     /// The program that makes calls; started by calls.
     #[command(hide = true)]
     MakeCalls(calls::MakeArguments),
+    /// The program that starts others; started by calls.
+    #[command(hide = true)]
+    MakeStarts(starts::MakeArguments),
     /// The program that kills the daemon and waits; started by recovery.
     #[command(hide = true)]
     Pauses(recovery::PausesArguments),
@@ -128,6 +132,7 @@ fn main() -> ExitCode {
         What::Hold(arguments) => hold::run(arguments),
         What::ServeRedis(arguments) => redis::serve(arguments),
         What::MakeCalls(arguments) => calls::make(arguments),
+        What::MakeStarts(arguments) => starts::make(arguments),
         What::Pauses(arguments) => recovery::pauses(arguments),
         What::Touch(arguments) => touch::run(arguments),
         What::All => begin(&cli.options).and_then(|bench| all(&bench)),
@@ -165,7 +170,9 @@ fn section(bench: &Bench, what: &What) -> Result<Section, Failure> {
         What::KernelBuild(arguments) => kernel_build::run(bench, arguments),
         What::Redis(arguments) => redis::run(bench, arguments),
         What::Calls(arguments) => calls::run(bench, arguments),
-        What::ServeRedis(_) | What::MakeCalls(_) => Err(Failure::new("not a benchmark by itself")),
+        What::ServeRedis(_) | What::MakeCalls(_) | What::MakeStarts(_) => {
+            Err(Failure::new("not a benchmark by itself"))
+        }
         What::All | What::Faults(_) | What::Hold(_) | What::Pauses(_) | What::Touch(_) => {
             Err(Failure::new("not a benchmark by itself"))
         }

@@ -1,0 +1,75 @@
+//! How long programs take from their start to their end, in-process and alone: each is started in
+//! turns with and without what `run --in-process` has it preload, so that what else the machine
+//! does is in all. A part of `calls`.
+
+use crate::error::{Context, Failure};
+use crate::figures::median;
+use crate::report::Table;
+use clap::Args;
+use serde::{Deserialize, Serialize};
+use std::process::{Command, Stdio};
+use std::time::Instant;
+
+/// Programs that are started.
+const PROGRAMS: [&[&str]; 2] = [&["true"], &["git", "status"]];
+
+/// A library of the C library's in which there is nothing any more.
+const EMPTY: &str = "libdl.so.2";
+
+/// What the program is told that starts them.
+#[derive(Debug, Args)]
+pub struct MakeArguments {
+    /// Starts of each program in each way.
+    #[arg(long)]
+    starts: usize,
+}
+
+/// Medians of one program, us.
+#[derive(Debug, Serialize, Deserialize)]
+pub struct Made {
+    program: String,
+    alone: f64,
+    empty: f64,
+    in_process: f64,
+}
+
+/// Run in-process: starts programs, and prints a list of [`Made`] as JSON.
+pub fn make(arguments: &MakeArguments) -> Result<(), Failure> {
+    let made = PROGRAMS.iter().map(|program| time(program, arguments.starts));
+    let made = made.collect::<Result<Vec<_>, _>>()?;
+    println!("{}", serde_json::to_string(&made).context("the times")?);
+    Ok(())
+}
+
+fn time(program: &[&str], starts: usize) -> Result<Made, Failure> {
+    let mut took: [Vec<f64>; 3] = Default::default();
+    for _ in 0..starts {
+        for (way, took) in took.iter_mut().enumerate() {
+            let mut command = Command::new(program[0]);
+            command.args(&program[1..]).stdin(Stdio::null()).stdout(Stdio::null());
+            match way {
+                0 => drop(command.env_remove("LD_PRELOAD").env_remove("UZSWAP_TREE")),
+                1 => drop(command.env("LD_PRELOAD", EMPTY).env_remove("UZSWAP_TREE")),
+                _ => {}
+            }
+            let began = Instant::now();
+            // Where these sources are no repository git says so, and takes less.
+            command.stderr(Stdio::null()).status().context(program[0])?;
+            took.push(began.elapsed().as_secs_f64() * 1e6);
+        }
+    }
+    let [alone, empty, in_process] = took.map(median);
+    Ok(Made { program: program.join(" "), alone, empty, in_process })
+}
+
+/// What was measured.
+pub fn table(made: &[Made]) -> Table {
+    let empty = format!("{EMPTY} preloaded");
+    let header = ["us from start to end (to alone)", "alone", &empty, "in-process"];
+    let rows = made.iter().map(|made| {
+        let Made { program, alone, empty, in_process } = made;
+        let cells = [alone, empty, in_process].map(|us| format!("{us:.0} ({:.3})", us / alone));
+        [vec![program.clone()], cells.to_vec()].concat()
+    });
+    Table::new(&header, rows.collect())
+}
