@@ -3,7 +3,7 @@
 //!
 //! SIGBUS and SIGILL are never blocked, and a program's handlers of them get what is not ours.
 
-use crate::loading::{fork_quietly, hooks, load_now};
+use crate::loading::{self, hooks, load_now};
 use crate::{asked, front, variable};
 use libc::{c_int, c_long, sigaction as Action, sigset_t, stack_t};
 use std::ffi::{CStr, c_void};
@@ -220,13 +220,7 @@ unsafe extern "C" fn realloc(block: *mut c_void, bytes: usize) -> *mut c_void {
 unsafe extern "C" fn fork() -> libc::pid_t {
     let next = FORK.get(__fork as Fork as usize);
     // SAFETY: a function of this form, by its name.
-    unsafe {
-        let next = std::mem::transmute::<usize, Fork>(next);
-        match hooks() {
-            Some(hooks) => (hooks.fork)(next),
-            None => fork_quietly(|| next()),
-        }
-    }
+    unsafe { loading::fork(std::mem::transmute::<usize, Fork>(next)) }
 }
 
 #[unsafe(no_mangle)]

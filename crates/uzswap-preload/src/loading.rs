@@ -11,7 +11,7 @@ use std::ffi::CStr;
 use std::mem::MaybeUninit;
 use std::ptr;
 use std::sync::atomic::{AtomicPtr, AtomicU32, Ordering::*};
-use uzswap_tree::front::{BEGIN, Begin, Hooks, STACK};
+use uzswap_tree::front::{BEGIN, Begin, Fork, Hooks, STACK};
 
 /// The agent, beside this library.
 const AGENT: &CStr = c"libuzswap_agent.so";
@@ -181,24 +181,36 @@ fn beside_own(path: &mut [c_char]) -> bool {
     folder.saturating_add(name.len()) <= path.len()
 }
 
-/// Makes a fork while no library is being loaded, unless that waits for us.
-pub fn fork_quietly(fork: impl FnOnce() -> libc::pid_t) -> libc::pid_t {
+/// Forks by the agent if it is loaded; otherwise while no library is being loaded, unless that
+/// waits for us.
+///
+/// # Safety
+/// As of `next`, which is `fork`.
+pub unsafe fn fork(next: Fork) -> libc::pid_t {
     let mut waited = 0;
     loop {
+        if let Some(hooks) = hooks() {
+            // SAFETY: the caller's promise.
+            return unsafe { (hooks.fork)(next) };
+        }
+        // Whoever begins to load from here on waits for us.
         FORKS.fetch_add(1, SeqCst);
-        if STATE.load(SeqCst) != LOADING || waited == PATIENCE {
-            break;
+        let is_loading = STATE.load(SeqCst) == LOADING;
+        if hooks().is_none() && (!is_loading || waited == PATIENCE) {
+            // SAFETY: the caller's promise.
+            let child = unsafe { next() };
+            // In the child nobody else forks.
+            if child != 0 {
+                FORKS.fetch_sub(1, SeqCst);
+            }
+            return child;
         }
         FORKS.fetch_sub(1, SeqCst);
-        pause();
-        waited += 1;
+        if is_loading {
+            pause();
+            waited += 1;
+        }
     }
-    let child = fork();
-    // In the child nobody else forks.
-    if child != 0 {
-        FORKS.fetch_sub(1, SeqCst);
-    }
-    child
 }
 
 /// In a fork: whoever loaded the agent is not there.
