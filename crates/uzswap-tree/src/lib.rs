@@ -258,9 +258,7 @@ impl Tree {
     }
 
     fn of_this_form(self) -> Result<Self, c_int> {
-        // As if to write it: the kernel maps one page then, where it maps sixteen for who reads,
-        // and takes 5 us less of a process's start and end.
-        match self.table.form.fetch_add(0, AcqRel) {
+        match self.table.form.load(Acquire) {
             FORM => Ok(self),
             _ => Err(libc::EBADMSG),
         }
