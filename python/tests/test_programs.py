@@ -1,4 +1,4 @@
-"""Programs that know nothing of regions, under `python -m uzswap`, and the examples."""
+"""Programs whose arrays `pager.allocator` puts in regions, `python -m uzswap`, and the examples."""
 
 import hashlib
 import os
@@ -22,6 +22,28 @@ def run(*arguments, **options):
     if ended.returncode:
         raise AssertionError(f"{command}: {ended.returncode}\n{ended.stdout}\n{ended.stderr}")
     return ended
+
+
+# Runs a program with its large arrays in regions: arguments of Pager and of allocator, then the program's. The program
+# is a file, or after "-m" a module. The statistics follow on standard error.
+ALLOCATED = """
+import runpy, sys, uzswap
+options, above, *sys.argv = sys.argv[1:]
+pager = uzswap.Pager(**eval(options))
+with pager.allocator(above):
+    if sys.argv[0] == "-m":
+        del sys.argv[0]
+        runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
+    else:
+        runpy.run_path(sys.argv[0], run_name="__main__")
+for name, value in pager.stats().items():
+    print(f"  {name} {value}", file=sys.stderr)
+"""
+
+
+def allocated(above, **options):
+    """What to put before a program to run it so."""
+    return ["-c", ALLOCATED, repr(options), above]
 
 
 def statistic(report, name):
@@ -56,30 +78,8 @@ class Programs(unittest.TestCase):
         # Two arrays of that size: what is learned, and the weights that it is learned with.
         memory = 2 * size // 4
         self.assertGreater(memory, 8 << 20)
-        ours, _ = learn("ours", "-m", "uzswap", "--memory", memory, "--backing", "pages:512M")
+        ours, _ = learn("ours", *allocated("1M", memory=memory, backing="pages:512M"))
         self.assertEqual(ours, plain)
-
-    def test_arguments_names_and_threads_are_as_without(self):
-        script = self.folder / "script.py"
-        script.write_text(textwrap.dedent("""
-            import sys, threading, numpy
-            def where():
-                array = numpy.ones(1 << 20)
-                handler = getattr(numpy, "_core", None) or numpy.core
-                names.append(handler.multiarray.get_handler_name(array))
-            names = []
-            thread = threading.Thread(target=where)
-            thread.start()
-            thread.join()
-            where()
-            print(__name__, sys.argv[1:], names, sys.path[0])
-            sys.exit(3)
-        """))
-        command = [sys.executable, "-m", "uzswap", "--memory", "64M", script, "a", "-q", "--memory"]
-        ended = subprocess.run(command, capture_output=True, text=True)
-        expected = f"__main__ ['a', '-q', '--memory'] ['uzswap', 'uzswap'] {self.folder}\n"
-        self.assertEqual((ended.returncode, ended.stdout), (3, expected), ended.stderr)
-        self.assertGreater(statistic(ended.stderr, "faults"), 0)
 
     def test_arrays_grow_shrink_and_move_between_allocators(self):
         script = self.folder / "script.py"
@@ -99,36 +99,32 @@ class Programs(unittest.TestCase):
             assert len(set(objects)) == 200_000
         """))
         backing = f"{self.folder}/pages:256M"
-        options = ["--memory", "16M", "--above", "64K", "--backing", backing]
-        ended = run("-m", "uzswap", *options, script)
+        ended = run(*allocated("64K", memory="16M", backing=backing), script)
         self.assertGreater(statistic(ended.stderr, "faults"), 0)
 
     def test_a_fork_makes_arrays_of_its_own(self):
         script = self.folder / "script.py"
         script.write_text(textwrap.dedent("""
-            import multiprocessing, numpy
+            import multiprocessing, numpy, uzswap
             def total(count):
                 return int(numpy.arange(count).sum() + numpy.zeros(count).sum())
             if __name__ == "__main__":
-                kept = numpy.ones(1 << 20)
-                for method in ["fork", "spawn"]:
-                    with multiprocessing.get_context(method).Pool(2) as pool:
-                        assert pool.map(total, [1 << 20] * 8) == [total(1 << 20)] * 8
-                assert kept.sum() == 1 << 20
+                with uzswap.Pager("32M").allocator():
+                    kept = numpy.ones(1 << 20)
+                    for method in ["fork", "spawn"]:
+                        with multiprocessing.get_context(method).Pool(2) as pool:
+                            assert pool.map(total, [1 << 20] * 8) == [total(1 << 20)] * 8
+                    assert kept.sum() == 1 << 20
         """))
-        run("-m", "uzswap", "--memory", "32M", script)
+        run(script)
 
-    def test_wrong_options_are_one_line(self):
-        for wrong, said in [
-            (["--memory", "much"], "much"),
-            (["--memory", "64M", "--compressor", "squash"], "squash"),
-            (["--memory", "64M", "--above", "-3"], "-3"),
-        ]:
-            command = [sys.executable, "-m", "uzswap", *wrong, "script.py"]
-            ended = subprocess.run(command, capture_output=True, text=True)
-            self.assertNotEqual(ended.returncode, 0)
-            self.assertIn(said, ended.stderr.splitlines()[-1])
-            self.assertNotIn("Traceback", ended.stderr)
+    def test_the_module_without_the_program_says_where_to_get_it(self):
+        environment = dict(os.environ, PATH="/nonexistent")
+        command = [sys.executable, "-m", "uzswap", "run", "--", "true"]
+        ended = subprocess.run(command, capture_output=True, text=True, env=environment)
+        self.assertEqual((ended.returncode, ended.stdout), (1, ""))
+        self.assertEqual(len(ended.stderr.splitlines()), 1, ended.stderr)
+        self.assertIn("without the program", ended.stderr)
 
     def test_the_examples_run(self):
         examples = sorted((FOLDER.parent / "examples").glob("*.py"))

@@ -112,8 +112,8 @@ class Pager(_Pager):
     def allocator(self, above="1M"):
         """In the `with` block, every numpy array of at least `above` bytes is in a region.
 
-        For whole programs: python -m uzswap. Follows the context (contextvars), so a thread that
-        starts in the block has numpy's own allocator.
+        Follows the context (contextvars), so a thread that starts in the block has numpy's own
+        allocator. For whole programs: uzswap run -- python script.py.
         """
         from . import _uzswap
 

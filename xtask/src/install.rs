@@ -42,16 +42,15 @@ pub fn run(root: &Path, mut arguments: impl Iterator<Item = String>) -> ExitCode
         Some(built) => Ok(built.clone()),
         None => build(root, profile, packages),
     };
-    let installed =
-        place("library", &["uzswap-c", "uzswap-malloc", "uzswap-preload", "uzswap-agent"])
-            .and_then(|libraries| install(root, &libraries, &prefix, &destdir))
-            .and_then(|()| match is_system {
-                true => {
-                    let program = place("release", &["uzswap"])?;
-                    install_system(root, &program, &prefix, &destdir)
-                }
-                false => Ok(()),
-            });
+    let installed = place("library", &["uzswap-c", "uzswap-preload", "uzswap-agent"])
+        .and_then(|libraries| install(root, &libraries, &prefix, &destdir))
+        .and_then(|()| match is_system {
+            true => {
+                let program = place("release", &["uzswap"])?;
+                install_system(root, &program, &prefix, &destdir)
+            }
+            false => Ok(()),
+        });
     match installed {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
@@ -68,7 +67,6 @@ fn install(root: &Path, built: &Path, prefix: &Path, destdir: &str) -> io::Resul
     link(&format!("libuzswap.so.{VERSION}"), &library.join(SONAME))?;
     link(SONAME, &library.join("libuzswap.so"))?;
     copy(&built.join("libuzswap.a"), &library.join("libuzswap.a"), 0o644)?;
-    copy(&built.join("libuzswap_malloc.so"), &library.join("libuzswap_malloc.so"), 0o755)?;
     // Where `uzswap run --in-process` looks for it, from a folder `bin` beside.
     for name in ["libuzswap_preload.so", "libuzswap_agent.so"] {
         copy(&built.join(name), &library.join(name), 0o755)?;

@@ -13,7 +13,7 @@ const FILE_MAX: usize = 800;
 const BANNED: [&str; 7] = ["TODO", "FIXME", "XXX", "Manager", "Helper", "_helper", "_manager"];
 
 /// Crates that each crate may use: edges go one way.
-const EDGES: [(&str, &[&str]); 14] = [
+const EDGES: [(&str, &[&str]); 13] = [
     ("uzswap-sys", &[]),
     ("uzswap-sync", &[]),
     ("uzswap-tree", &[]),
@@ -23,7 +23,6 @@ const EDGES: [(&str, &[&str]); 14] = [
     ("uzswap-block", &["uzswap-sys", "uzswap-engine"]),
     ("uzswap-region", &["uzswap-sys", "uzswap-engine", "uzswap-tree"]),
     ("uzswap-c", &["uzswap-region"]),
-    ("uzswap-malloc", &["uzswap-region"]),
     ("uzswap-calls", &["uzswap-sys"]),
     ("uzswap-agent", &["uzswap-sys", "uzswap-region", "uzswap-calls", "uzswap-tree"]),
     ("uzswap", &["uzswap-sys", "uzswap-engine", "uzswap-block", "uzswap-region", "uzswap-tree"]),
@@ -93,10 +92,7 @@ const UNSAFE: &[&str] = &[
     "tests/src/bin/absent/probes.rs",
     "tests/src/bin/torture.rs",
     "crates/uzswap-c/src/lib.rs",
-    "crates/uzswap-malloc/src/blocks.rs",
-    "crates/uzswap-malloc/src/calls.rs",
-    "crates/uzswap-malloc/src/original.rs",
-    "crates/uzswap-malloc/src/signals.rs",
+    "crates/uzswap-c/src/signals.rs",
     "python/src/numpy.rs",
     "crates/uzswap-region/tests/process.rs",
     "crates/uzswap-region/tests/torture.rs",

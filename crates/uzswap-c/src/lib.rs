@@ -22,9 +22,8 @@ use std::slice;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use uzswap_region::{Advice, Mode, OnFork, Pinned, RegionRef, io};
 
-// What stands before the C library's, in whose headers it is; the preloaded library has the same.
+// Replaces functions of the C library, whose headers declare them.
 /// cbindgen:ignore
-#[path = "../../uzswap-malloc/src/signals.rs"]
 mod signals;
 
 /// One budget of memory for any number of regions. Its functions may be called from any thread.

@@ -1,5 +1,5 @@
-//! `sigaction` and `signal` as a program calls them: where a pager serves faults by SIGBUS, the
-//! program's handler of it gets what is not of a region. Of libuzswap too, by its path.
+//! `sigaction` and `signal` as a program calls them. Where a pager serves faults by SIGBUS, the
+//! program's own handler gets the signals that are not a region's.
 
 use std::ffi::c_int;
 use uzswap_region::signals;
