@@ -2,7 +2,7 @@
 //! that move data or refer to it. What changes maps is in `layout`; what is about processes, files
 //! and signals in `processes`, `masks` and `stacks`.
 
-use crate::{AGENT, Agent, inside, layout, masks, processes, stacks};
+use crate::{AGENT, Agent, devices, inside, layout, masks, processes, stacks};
 use libc::c_long;
 use std::ops::Range;
 use uzswap_calls::table::{self, Buffer, Treatment};
@@ -82,6 +82,9 @@ fn own(agent: &Agent, call: &mut Call) -> Outcome {
         libc::SYS_madvise => layout::advise(agent, call),
         libc::SYS_process_madvise => layout::advise_process(agent, call),
         libc::SYS_mlock | libc::SYS_mlock2 => layout::lock_memory(agent, call),
+        MSEAL => layout::seal(agent, call),
+        libc::SYS_ioctl => devices::control(agent, call),
+        libc::SYS_io_submit => devices::submit(agent, call),
         libc::SYS_shmat => layout::attach(call),
         libc::SYS_set_tid_address => layout::leave_in(agent, call, 4),
         libc::SYS_set_robust_list | libc::SYS_rseq => {
@@ -288,7 +291,7 @@ pub fn peek<T: Copy>(at: u64) -> Option<T> {
     (read == size_of::<T>() as i64).then(|| unsafe { value.assume_init() })
 }
 
-fn hold_vector(holds: &mut Holds<'_>, at: u64, count: u64) {
+pub fn hold_vector(holds: &mut Holds<'_>, at: u64, count: u64) {
     let bytes = size_of::<libc::iovec>() as u64;
     holds.hold(at, count.min(1024) * bytes);
     for number in 0..count.min(1024) {
@@ -310,7 +313,7 @@ fn hold_message(holds: &mut Holds<'_>, at: u64) {
 /// Whatever these arguments refer to is held: a path, a structure, a result. A call that has done
 /// its work when it answers `EFAULT` (`accept`, `wait4`) cannot be repeated: so it waits until what
 /// it is given can be held.
-fn touched(agent: &Agent, call: &mut Call, arguments: &[usize]) -> Outcome {
+pub fn touched(agent: &Agent, call: &mut Call, arguments: &[usize]) -> Outcome {
     let is_futex = call.number as c_long == libc::SYS_futex;
     let arguments = if is_futex { used_of_futex(call.arguments[1]) } else { arguments };
     let is_complete = layout::is_complete();
@@ -369,6 +372,7 @@ fn is_deep(number: c_long) -> bool {
 }
 
 /// Newer than the C library's list.
+const MSEAL: c_long = 462;
 const SETXATTRAT: c_long = 463;
 const GETXATTRAT: c_long = 464;
 

@@ -1,6 +1,6 @@
 //! What the library that is preloaded asks of this one, once it has loaded it.
 
-use crate::{AGENT, forking, inside, locals, stacks, takeover};
+use crate::{AGENT, adoption, forking, inside, locals, stacks};
 use libc::{c_int, pid_t, sigaction as Action, stack_t};
 use std::ptr;
 use std::sync::PoisonError;
@@ -57,7 +57,7 @@ unsafe extern "C" fn sigaltstack(new: *const stack_t, old: *mut stack_t) -> c_in
     if let Some(stack) = unsafe { new.as_ref() } {
         let _inside = inside();
         let start = stack.ss_sp as usize;
-        let stacks = &takeover::SIGNAL_STACKS;
+        let stacks = &adoption::SIGNAL_STACKS;
         let mut stacks = stacks.lock().unwrap_or_else(PoisonError::into_inner);
         stacks.push(start..start + stack.ss_size);
     }

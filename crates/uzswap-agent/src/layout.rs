@@ -6,12 +6,14 @@
 use crate::calls::{self, refuse};
 use crate::{Agent, inside};
 use std::collections::BTreeMap;
+use std::io;
 use std::ops::Range;
+use std::os::fd::BorrowedFd;
 use std::sync::atomic::{AtomicBool, Ordering::*};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use uzswap_calls::table::Buffer;
-use uzswap_calls::{Call, Outcome, raw};
-use uzswap_region::{Change, Mode};
+use uzswap_calls::{Call, Outcome, Patcher, raw, sites};
+use uzswap_region::{Change, Contents, Mode};
 use uzswap_sys::map::PAGE_BYTES;
 
 /// Of Linux 6.13.
@@ -21,13 +23,15 @@ const MADV_GUARD_INSTALL: i32 = 102;
 const LEAST: usize = 64 << 10;
 
 /// Where pages may come to be that can be adopted.
-#[derive(Default)]
+#[derive(Debug, Default)]
 pub struct Layout {
     /// Addresses that are reserved without access, by their start: an allocator makes them
     /// accessible part by part.
     reserved: BTreeMap<usize, usize>,
     /// The end of the heap (brk).
     heap_end: usize,
+    /// Replaces the system calls of code that is mapped later.
+    patcher: Option<Patcher>,
 }
 
 static LAYOUT: Mutex<Option<Layout>> = Mutex::new(None);
@@ -62,7 +66,31 @@ pub fn lock() -> MutexGuard<'static, Option<Layout>> {
 impl Layout {
     /// As it is when the program is taken over.
     pub fn new(heap_end: usize) -> Self {
-        Self { reserved: BTreeMap::new(), heap_end }
+        Self { heap_end, ..Self::default() }
+    }
+
+    /// Has system calls of code that is mapped from now on be replaced.
+    pub fn patch_with(&mut self, patcher: Patcher) {
+        self.patcher = Some(patcher);
+    }
+
+    /// Replaces the system calls of a part of a file that has been mapped as code, and that no
+    /// thread runs yet. Errors: they are left as they are.
+    fn patch(
+        &mut self,
+        mapped: &Range<usize>,
+        file: BorrowedFd<'_>,
+        offset: u64,
+    ) -> io::Result<()> {
+        let Some(patcher) = &mut self.patcher else { return Ok(()) };
+        patcher.forget(mapped);
+        let found = sites::of_segment(mapped.clone(), file, offset);
+        if !found.is_empty() {
+            let work = patcher.prepare(&found, calls::wants)?;
+            // SAFETY: the mapping is new: no thread has its address before the call returns.
+            unsafe { work.apply() };
+        }
+        Ok(())
     }
 
     /// Notes addresses that are reserved.
@@ -94,11 +122,11 @@ impl Layout {
 impl Agent {
     /// Adopts memory that has just become accessible; what cannot be is left alone.
     fn adopt_fresh(&self, range: Range<usize>) {
-        self.adopt_mapped(range, false);
+        self.adopt_mapped(range, Contents::Nothing);
     }
 
     /// The same of memory of which some may have been touched.
-    fn adopt_mapped(&self, range: Range<usize>, has_pages: bool) {
+    fn adopt_mapped(&self, range: Range<usize>, contents: Contents) {
         let (start, end) = (range.start, range.end);
         // It becomes one mapping with what is adopted beside it.
         let is_beside = || {
@@ -111,7 +139,7 @@ impl Agent {
         }
         // SAFETY: private, anonymous, readable and writable, as the caller saw the call that made
         // it so; all calls that change it come here.
-        let adopted = unsafe { self.pager.adopt(range, has_pages) };
+        let adopted = unsafe { self.pager.adopt(range, contents) };
         // An error leaves the rest as it is: memory of the program's that is not managed.
         let _ = adopted;
     }
@@ -158,14 +186,26 @@ pub fn map(agent: &Agent, call: &mut Call) -> Outcome {
     let Some(layout) = layout.as_mut().filter(|_| done) else { return Outcome::Done };
     let mapped = whole(call.result as u64, bytes as u64);
     layout.unreserve(&mapped);
+    // The kernel found nothing there: memory that went by a call which nobody saw.
+    if agent.pager.has_adopted(mapped.clone()) {
+        agent.pager.change(mapped.clone(), Change::Gone, || ((), true));
+    }
     const OTHER: i32 = libc::MAP_STACK
         | libc::MAP_GROWSDOWN
         | libc::MAP_LOCKED
         | libc::MAP_HUGETLB
         | libc::MAP_32BIT;
+    let is_code = protection & libc::PROT_EXEC != 0;
+    if is_code && flags & (libc::MAP_TYPE | libc::MAP_ANONYMOUS) == libc::MAP_PRIVATE {
+        // SAFETY: the program's descriptor, by which it has just mapped the file.
+        let file = unsafe { BorrowedFd::borrow_raw(call.arguments[4] as i32) };
+        if let Err(error) = layout.patch(&mapped, file, call.arguments[5]) {
+            crate::say(&format!("system calls of a file that was loaded go unseen: {error}"));
+        }
+    }
     if is_plain && flags & OTHER == 0 {
         match protection {
-            libc::PROT_NONE => layout.reserve(mapped),
+            libc::PROT_NONE | libc::PROT_READ => layout.reserve(mapped),
             READ_WRITE => agent.adopt_fresh(mapped),
             _ => {}
         }
@@ -210,39 +250,41 @@ pub fn grow_heap(agent: &Agent, call: &mut Call) -> Outcome {
         let grown = pages(before)..pages(now);
         // However little: the heap grows by little at a time.
         // SAFETY: as of `adopt_fresh`.
-        let _ = unsafe { agent.pager.adopt(grown, false) };
+        let _ = unsafe { agent.pager.adopt(grown, Contents::Nothing) };
     }
     layout.heap_end = now;
     Outcome::Done
 }
 
-/// `mprotect`: what was reserved and can be used now is adopted; code is none of ours.
+/// `mprotect`, `pkey_mprotect`: memory that was reserved and can be written now is adopted. Code is
+/// none of ours, nor is memory with a protection key: its threads decide whether they may access it.
 pub fn protect(agent: &Agent, call: &mut Call) -> Outcome {
     let range = whole(call.arguments[0], call.arguments[1]);
     let protection = call.arguments[2] as i32;
     let _inside = inside();
     let mut layout = lock();
-    let is_code = protection & libc::PROT_EXEC != 0;
+    let has_key = call.number == libc::SYS_pkey_mprotect as u64 && call.arguments[3] as i32 > 0;
+    let stays = protection & libc::PROT_EXEC != 0 || has_key;
     // Where pages leave by their protection, the program's cannot be had beside ours.
     let given_back = match crate::mode() {
         Mode::Protection => agent.pager.adopted(range.clone()),
         _ => Vec::new(),
     };
-    if !given_back.is_empty() || is_code && agent.pager.has_adopted(range.clone()) {
+    if !given_back.is_empty() || stays && agent.pager.has_adopted(range.clone()) {
         agent.pager.release(range.clone());
     }
     let done = make(call);
     let Some(layout) = layout.as_mut().filter(|_| done) else { return Outcome::Done };
-    for part in given_back.into_iter().filter(|_| !is_code) {
+    for part in given_back.into_iter().filter(|_| !stays) {
         layout.unreserve(&part);
         layout.reserve(part);
     }
-    if protection != libc::PROT_NONE {
+    if stays || protection == READ_WRITE {
         for part in layout.unreserve(&range) {
-            if protection == READ_WRITE {
+            if !stays {
                 // Without a least size: an allocator asks for a little at a time.
                 // SAFETY: as of `adopt_fresh`; it was reserved without access until now.
-                let _ = unsafe { agent.pager.adopt(part, true) };
+                let _ = unsafe { agent.pager.adopt(part, Contents::Pages) };
             }
         }
     }
@@ -259,7 +301,7 @@ pub fn advise(agent: &Agent, call: &mut Call) -> Outcome {
         return Outcome::Done;
     }
     match call.arguments[2] as i32 {
-        libc::MADV_DONTNEED | libc::MADV_FREE | libc::MADV_REMOVE | libc::MADV_DONTNEED_LOCKED => {
+        libc::MADV_DONTNEED | libc::MADV_FREE | libc::MADV_DONTNEED_LOCKED => {
             call.arguments[2] = libc::MADV_DONTNEED as u64;
             agent.pager.change(range, Change::Zeroed, || {
                 let is_done = make(call);
@@ -267,26 +309,59 @@ pub fn advise(agent: &Agent, call: &mut Call) -> Outcome {
                 ((), is_done || call.result == -i64::from(libc::ENOMEM))
             });
         }
-        libc::MADV_POPULATE_READ | libc::MADV_POPULATE_WRITE => {
-            // They come in as they are touched: all at once they might not fit.
-            call.result = 0;
-        }
+        libc::MADV_POPULATE_READ | libc::MADV_POPULATE_WRITE => populate(agent, call, range),
         libc::MADV_PAGEOUT => {
-            call.result = 0;
-            // What there is no room for stays.
-            let _ = agent.pager.page_out(range);
+            // The pages for which there is no room stay.
+            let _ = agent.pager.page_out(range.clone());
+            call.result = look_for_holes(&range);
         }
         // A hint, to look for pages that are equal.
-        libc::MADV_MERGEABLE => call.result = 0,
+        libc::MADV_MERGEABLE => call.result = look_for_holes(&range),
         libc::MADV_DONTFORK | libc::MADV_WIPEONFORK | MADV_GUARD_INSTALL => {
             agent.pager.release(range);
             make(call);
         }
+        // MADV_REMOVE among them: the kernel refuses it for private memory.
         _ => {
             make(call);
         }
     }
     Outcome::Done
+}
+
+/// Populates a range. Adopted pages come in as they are touched: all at once they might not fit.
+/// But the answer is the kernel's: whether they could be populated.
+fn populate(agent: &Agent, call: &mut Call, range: Range<usize>) {
+    let adopted = agent.pager.adopted(range.clone());
+    let mut at = range.start;
+    for part in adopted.iter().cloned().chain([range.end..range.end]) {
+        let [_, _, advice, ..] = call.arguments;
+        let mut populate = |bytes: Range<usize>| {
+            let arguments = [bytes.start as u64, bytes.len() as u64, advice, 0, 0, 0];
+            // SAFETY: a part of what the program asked for.
+            let result = unsafe { raw(call.number, arguments) };
+            call.result = result;
+            result
+        };
+        if at < part.start && populate(at..part.start) != 0 {
+            return;
+        }
+        // The kernel looks at access first, and then finds that a page is absent.
+        const ABSENT: i64 = -(libc::EFAULT as i64);
+        let asks = !part.is_empty() && crate::mode() != Mode::Protection;
+        if asks && !matches!(populate(part.start..part.start + PAGE_BYTES), 0 | ABSENT) {
+            return;
+        }
+        at = part.end;
+    }
+    call.result = 0;
+}
+
+/// 0 if all of a range is mapped, else the error that the kernel answers for it.
+fn look_for_holes(range: &Range<usize>) -> i64 {
+    let arguments = [range.start as u64, range.len() as u64, libc::MS_ASYNC as u64, 0, 0, 0];
+    // SAFETY: this flag does nothing to memory that is mapped.
+    unsafe { raw(libc::SYS_msync as u64, arguments) }
 }
 
 /// `mremap`.
@@ -299,15 +374,10 @@ pub fn remap(agent: &Agent, call: &mut Call) -> Outcome {
     let is_fixed = flags as i32 & libc::MREMAP_FIXED != 0;
     // Else the kernel refuses it, and nothing is mapped over.
     let is_apart = target.start >= range.end || target.end <= range.start;
-    if is_fixed && is_apart && target.start.is_multiple_of(PAGE_BYTES) {
-        agent.pager.change(target, Change::Gone, || ((), true));
-    }
-    if !agent.pager.has_adopted(range.clone()) {
-        make(call);
-        return Outcome::Done;
-    }
-    if old == 0 || flags as i32 & libc::MREMAP_DONTUNMAP != 0 {
-        call.result = -i64::from(libc::EINVAL);
+    let is_over = is_fixed && is_apart && target.start.is_multiple_of(PAGE_BYTES);
+    let target = if is_over { target } else { 0..0 };
+    if !agent.pager.has_adopted(range.clone()) || old == 0 {
+        make_over(agent, call, target);
         return Outcome::Done;
     }
     if new_bytes < range.len() {
@@ -329,14 +399,20 @@ pub fn remap(agent: &Agent, call: &mut Call) -> Outcome {
             // It would not fit in one piece; programs take new memory, and copy.
             return refuse(call, libc::ENOMEM);
         }
-        give_back_and_move(agent, call, range);
+        give_back_and_move(agent, call, range, target);
         return Outcome::Done;
     }
     let kept = range.start..range.start + range.len().min(new_bytes);
     let grown = new_bytes.saturating_sub(range.len());
+    let source = match flags as i32 & libc::MREMAP_DONTUNMAP {
+        0 => Change::Gone,
+        _ => Change::Zeroed,
+    };
     // SAFETY: as of `adopt_fresh`; the layout is locked.
     let moved = unsafe {
-        agent.pager.move_adopted(kept, grown, || make(call).then_some(call.result as usize))
+        agent.pager.move_adopted(kept, source, grown, || {
+            make_over(agent, call, target.clone()).then_some(call.result as usize)
+        })
     };
     if moved.is_err() {
         crate::die("memory that the program has moved cannot be taken along");
@@ -344,7 +420,7 @@ pub fn remap(agent: &Agent, call: &mut Call) -> Outcome {
     if call.result == -i64::from(libc::EFAULT) {
         // What is adopted in part is several mappings to the kernel, which it does not move at
         // once. Given back it is one, as the program knows it.
-        give_back_and_move(agent, call, range);
+        give_back_and_move(agent, call, range, target);
     }
     let is_done = !(-4095..0).contains(&call.result);
     if let Some(layout) = layout.as_mut().filter(|_| is_done) {
@@ -363,15 +439,29 @@ fn drop_tail(agent: &Agent, tail: Range<usize>) {
     });
 }
 
-/// Moves a mapping as the program knows it: one, all of which is there.
-fn give_back_and_move(agent: &Agent, call: &mut Call, range: Range<usize>) {
-    let parts = agent.pager.adopted(range.clone());
-    agent.pager.release(range);
-    if make(call) {
-        agent.adopt_mapped(whole(call.result as u64, call.arguments[2]), true);
-    } else {
-        parts.into_iter().for_each(|part| agent.adopt_mapped(part, true));
+/// Makes a call that maps over a range; whether it did.
+fn make_over(agent: &Agent, call: &mut Call, target: Range<usize>) -> bool {
+    if target.is_empty() || !agent.pager.has_adopted(target.clone()) {
+        return make(call);
     }
+    agent.pager.change(target.clone(), Change::Gone, || {
+        let done = make(call);
+        // A call that failed may have unmapped its target all the same.
+        (done, done || look_for_holes(&target) != 0)
+    })
+}
+
+/// Moves a mapping as the program knows it: one, all of which is there.
+fn give_back_and_move(agent: &Agent, call: &mut Call, range: Range<usize>, target: Range<usize>) {
+    let mut parts = agent.pager.adopted(range.clone());
+    agent.pager.release(range);
+    if make_over(agent, call, target) {
+        agent.adopt_mapped(whole(call.result as u64, call.arguments[2]), Contents::Pages);
+        if call.arguments[3] as i32 & libc::MREMAP_DONTUNMAP == 0 {
+            parts.clear();
+        }
+    }
+    parts.into_iter().for_each(|part| agent.adopt_mapped(part, Contents::Pages));
 }
 
 /// `mlock`: locked memory is left alone; much of it would leave no room.
@@ -384,6 +474,15 @@ pub fn lock_memory(agent: &Agent, call: &mut Call) -> Outcome {
         return Outcome::Done;
     }
     agent.pager.release(range);
+    make(call);
+    Outcome::Done
+}
+
+/// `mseal`: sealed memory stays as the program has it.
+pub fn seal(agent: &Agent, call: &mut Call) -> Outcome {
+    let _inside = inside();
+    let _layout = lock();
+    agent.pager.release(whole(call.arguments[0], call.arguments[1]));
     make(call);
     Outcome::Done
 }

@@ -12,7 +12,9 @@
 //! Until memory is short nothing is changed, and nothing costs anything. Pages are compressed,
 //! staged and brought in by the pager that regions have (`uzswap-region`), in the process itself.
 
+mod adoption;
 mod calls;
+mod devices;
 mod first_look;
 mod forking;
 mod hooks;
@@ -166,7 +168,9 @@ extern "C" fn look(more: usize, may_wait: bool) {
 /// Starts the thread that watches, unless there is one.
 extern "C" fn watch_from_now() {
     if !IS_WATCHED.swap(true, Relaxed) && start(Begin::New).is_err() {
-        say("this program runs without: no thread can be started");
+        if let Some(tree) = tree() {
+            leave_alone(tree.table(), "no thread can be started");
+        }
     }
 }
 
@@ -356,12 +360,23 @@ fn watch() {
 fn take_over(allowance: u64, table: &Table) {
     let compressor = std::env::var("UZSWAP_COMPRESSOR").unwrap_or("lz4".into());
     let taken = takeover::take_over(allowance.max(BUDGET_LEAST), &compressor);
-    if let Err(error) = &taken {
-        say(&format!("this program runs without: {error}"));
-    }
     HAS_FAILED.store(taken.is_err(), Relaxed);
-    let count = if taken.is_ok() { &table.managed } else { &table.unmanaged };
-    count.fetch_add(1, Relaxed);
+    match taken {
+        Ok(()) => _ = table.managed.fetch_add(1, Relaxed),
+        Err(reason) => leave_alone(table, &reason),
+    }
+}
+
+/// Counts this program as one that runs as without us, and says why.
+fn leave_alone(table: &Table, reason: &str) {
+    say(&format!("this program runs without: {reason}"));
+    table.leave_alone(&[name().as_bytes(), b": ", reason.as_bytes()]);
+}
+
+/// The program's name.
+fn name() -> String {
+    let name = std::fs::read_to_string("/proc/self/comm").unwrap_or_default();
+    name.trim_end().to_owned()
 }
 
 /// Keeps the pager's budget at the allowance, less other memory; returns the room that is left.

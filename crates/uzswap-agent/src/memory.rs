@@ -10,7 +10,7 @@ use std::alloc::{GlobalAlloc, Layout};
 use std::ffi::{c_int, c_void};
 use std::ops::Range;
 use std::ptr;
-use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+use std::sync::atomic::{AtomicUsize, Ordering::*};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use uzswap_sys::map::PAGE_BYTES;
 
@@ -18,46 +18,77 @@ use uzswap_sys::map::PAGE_BYTES;
 const ALIGNMENT: usize = 16;
 /// Bytes before a block of C code's, in which its length is.
 const HEADER: usize = 16;
-/// Addresses that are reserved for this allocator; what is not touched takes no memory.
-const ARENA: usize = 8 << 30;
+/// Addresses that are reserved at once; pages that are not touched take no memory. A program may
+/// have a limit of addresses (`ulimit -v`), so there are several arenas rather than a large one.
+const ARENA: usize = 16 << 20;
+const ARENA_LEAST: usize = 1 << 20;
+/// Arenas that there may be; the later ones are larger.
+const ARENAS_MAX: usize = 512;
+/// The n-th arena is at least an eighth of all before it.
+const PART: usize = 8;
 
-/// Memory from an arena of addresses, so that it is known by its address.
+/// Memory from arenas of addresses, so that it is known by its address.
 pub struct Pages;
 
-static ARENA_AT: AtomicUsize = AtomicUsize::new(0);
-static ARENA_USED: AtomicUsize = AtomicUsize::new(0);
+struct Arena {
+    at: AtomicUsize,
+    bytes: AtomicUsize,
+}
 
-/// The addresses that are this allocator's; none before the first block is taken.
-pub fn own() -> Range<usize> {
-    match ARENA_AT.load(Relaxed) {
-        0 => 0..0,
-        start => start..start + ARENA,
+static ARENAS: [Arena; ARENAS_MAX] =
+    [const { Arena { at: AtomicUsize::new(0), bytes: AtomicUsize::new(0) } }; ARENAS_MAX];
+static ARENAS_USED: AtomicUsize = AtomicUsize::new(0);
+/// Bytes of the last arena that are given out.
+static LAST_USED: AtomicUsize = AtomicUsize::new(0);
+
+/// The addresses that are this allocator's.
+pub fn own() -> impl Iterator<Item = Range<usize>> {
+    ARENAS[..ARENAS_USED.load(Acquire)].iter().map(|arena| {
+        let at = arena.at.load(Relaxed);
+        at..at + arena.bytes.load(Relaxed)
+    })
+}
+
+/// Maps another arena that has room for a block; `false`: there are no addresses.
+fn add_arena(block: usize) -> bool {
+    let count = ARENAS_USED.load(Relaxed);
+    let Some(arena) = ARENAS.get(count) else { return false };
+    let all: usize = own().map(|arena| arena.len()).sum();
+    let mut bytes = block.max(ARENA).max((all / PART).next_multiple_of(ARENA_LEAST));
+    let (access, flags) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE);
+    let flags = flags | MapFlags::NORESERVE;
+    loop {
+        // SAFETY: a new mapping at an address of the kernel's choice.
+        let mapped = unsafe { mm::mmap_anonymous(ptr::null_mut(), bytes, access, flags) };
+        let Ok(start) = mapped else {
+            if bytes / 2 < block.max(ARENA_LEAST) {
+                return false;
+            }
+            bytes = (bytes / 2).next_multiple_of(PAGE_BYTES);
+            continue;
+        };
+        // The first block would take 2 MiB. Refused where the kernel has no huge pages.
+        // SAFETY: the mapping is new; it stays as it is.
+        let _ = unsafe { mm::madvise(start, bytes, Advice::LinuxNoHugepage) };
+        arena.at.store(start as usize, Relaxed);
+        arena.bytes.store(bytes, Relaxed);
+        LAST_USED.store(0, Relaxed);
+        ARENAS_USED.store(count + 1, Release);
+        return true;
     }
 }
 
-// SAFETY: gives out each part of the arena once; it stays mapped.
+// SAFETY: gives out each part of an arena once; arenas stay mapped.
 unsafe impl Allocator for Pages {
     fn alloc(&self, bytes: usize) -> (*mut u8, usize, u32) {
-        let none = (ptr::null_mut(), 0, 0);
-        if ARENA_AT.load(Relaxed) == 0 {
-            let (access, flags) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE);
-            let flags = flags | MapFlags::NORESERVE;
-            // SAFETY: a new mapping at an address of the kernel's choice.
-            let mapped = unsafe { mm::mmap_anonymous(ptr::null_mut(), ARENA, access, flags) };
-            let Ok(start) = mapped else { return none };
-            // The first block would take 2 MiB. Refused where the kernel has no huge pages.
-            // SAFETY: the mapping is new; it stays as it is.
-            let _ = unsafe { mm::madvise(start, ARENA, Advice::LinuxNoHugepage) };
-            ARENA_AT.store(start as usize, Relaxed);
-        }
         // Under the allocator's lock.
         let bytes = bytes.next_multiple_of(PAGE_BYTES);
-        let used = ARENA_USED.load(Relaxed);
-        if used + bytes > ARENA {
-            return none;
+        let last = || own().last().unwrap_or_default();
+        if LAST_USED.load(Relaxed) + bytes > last().len() && !add_arena(bytes) {
+            return (ptr::null_mut(), 0, 0);
         }
-        ARENA_USED.store(used + bytes, Relaxed);
-        ((ARENA_AT.load(Relaxed) + used) as *mut u8, bytes, 0)
+        let used = LAST_USED.fetch_add(bytes, Relaxed);
+        ((last().start + used) as *mut u8, bytes, 0)
     }
 
     fn remap(&self, _: *mut u8, _: usize, _: usize, _: bool) -> *mut u8 {
@@ -154,7 +185,7 @@ unsafe extern "C" fn __wrap_calloc(count: usize, each: usize) -> *mut c_void {
 #[unsafe(no_mangle)]
 unsafe extern "C" fn __wrap_free(block: *mut c_void) {
     // A null is nothing.
-    if block.is_null() || !own().contains(&(block as usize)) {
+    if block.is_null() || !own().any(|arena| arena.contains(&(block as usize))) {
         return;
     }
     // SAFETY: what is linked into this library has its blocks from `take`, which wrote the header.

@@ -1,7 +1,7 @@
 //! Calls about signals, processes and descriptors.
 
 use crate::calls::{Holds, peek, refuse};
-use crate::{Agent, forking, inside, layout, takeover};
+use crate::{Agent, adoption, forking, inside, layout};
 use libc::c_long;
 use std::sync::atomic::{AtomicI32, Ordering::Relaxed};
 use uzswap_calls::{Call, Outcome, raw};
@@ -122,7 +122,7 @@ pub fn clone(agent: &Agent, call: &mut Call) -> Outcome {
 /// Gives the block of a new thread back with its variables: its handler of faults uses some.
 fn give_block_back(agent: &Agent, flags: u64, block: u64) {
     if flags & libc::CLONE_SETTLS as u64 != 0 {
-        let range = takeover::around_block(block as usize);
+        let range = adoption::around_block(block as usize);
         layout::give_back(agent, range.start as u64, range.len() as u64);
     }
 }

@@ -7,28 +7,23 @@
 //! A thread that was in the kernel was brought out of it by the stop, and comes back through the
 //! replaced instruction: from then on no call goes unseen.
 
-use crate::{AGENT, Agent, calls, first_look, forking, interrupted, layout, memory, processes};
+use crate::{
+    AGENT, Agent, adoption, calls, devices, first_look, forking, interrupted, layout, processes,
+};
 use std::ffi::CStr;
 use std::fs;
 use std::ops::Range;
 use std::sync::Mutex;
-use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use uzswap_calls::sites::{self, Site};
-use uzswap_calls::stop::{self, Staying};
+use uzswap_calls::stop;
 use uzswap_calls::{Looks, Patcher};
 use uzswap_region::{OnFork, Pager};
 use uzswap_sys::bus::{self, Stopped};
-use uzswap_sys::map::{self, Mapped};
+use uzswap_sys::{map, smaps};
 use uzswap_tree::front::STACK;
 
 /// How often threads that do not stop are tried again.
 const TRIES: usize = 50;
-/// A guard below a stack is at most so long.
-const GUARD_MAX: usize = 64 << 10;
-
-/// Alternate stacks for signals, from before: the kernel writes to them.
-pub static SIGNAL_STACKS: Mutex<Vec<Range<usize>>> = Mutex::new(Vec::new());
-
 fn stay(thread: &mut Stopped) -> bool {
     if thread.value != Some(stop::VALUE) {
         return false;
@@ -44,8 +39,11 @@ fn stay(thread: &mut Stopped) -> bool {
 
 /// Takes the program over, with this budget. Errors say why it cannot be; then all is as before.
 pub fn take_over(memory: u64, compressor: &str) -> Result<(), String> {
-    if has_ring() {
-        return Err("it has an io_uring, whose buffers the kernel writes at any time".into());
+    if let Some(user) = devices::user() {
+        return Err(format!("it has {user} open, by which its memory is used at any time"));
+    }
+    if let Err(error) = smaps::read() {
+        return Err(format!("/proc/self/smaps, which tells of its memory: {error}"));
     }
     if let Some(watcher) = watcher() {
         return Err(format!("{watcher}, which would see our faults as its own"));
@@ -56,9 +54,11 @@ pub fn take_over(memory: u64, compressor: &str) -> Result<(), String> {
     let looks = Looks { first: first_look::on_call, second: calls::on_call };
     let mut patcher = Patcher::new(looks).map_err(|error| said(&error))?;
     let modules = sites::modules();
-    VARIABLES.store(modules.iter().map(|module| module.thread_bytes).sum(), Relaxed);
-    let found = sites_of(&modules);
-    let work = patcher.prepare(&found, calls::wants).map_err(|error| said(&error))?;
+    adoption::note_variables(&modules);
+    let (kernels, files): (Vec<_>, Vec<_>) = modules.iter().partition(|one| one.is_kernels());
+    let work = patcher.prepare(&sites_of(&files), calls::wants).map_err(|error| said(&error))?;
+    // A kernel may have sealed its own code: the few calls that are made there stay unseen.
+    let in_kernels = patcher.prepare(&sites_of(&kernels), calls::wants).ok();
     let pager = pager(memory, compressor).map_err(|error| said(&error))?;
     // After the pager's own handler.
     forking::watch().map_err(|error| said(&error))?;
@@ -78,7 +78,10 @@ pub fn take_over(memory: u64, compressor: &str) -> Result<(), String> {
             }
             // SAFETY: all other threads stand still, but for ours, which make no calls that
             // `on_call` would do anything about.
-            unsafe { work.apply() };
+            unsafe {
+                work.apply();
+                in_kernels.as_ref().inspect(|work| _ = work.apply());
+            }
             // Who stands still has no lock of our allocator's.
             stopped.to_vec()
         });
@@ -87,15 +90,15 @@ pub fn take_over(memory: u64, compressor: &str) -> Result<(), String> {
         }
         stopped
     });
-    drop(work);
+    drop((work, in_kernels));
     let Some(stopped) = stopped else {
         return Err("its threads do not stop: they block SIGBUS".into());
     };
-    *layout = Some(adopt_all(&modules, &stopped));
+    *layout = Some(adoption::adopt_all(&modules, &stopped));
+    if let Some(layout) = &mut *layout {
+        layout.patch_with(patcher);
+    }
     layout::complete();
-    drop(layout);
-    // The patcher's stubs stay; it is not needed again.
-    std::mem::forget(patcher);
     Ok(())
 }
 
@@ -111,11 +114,12 @@ static KNOWN: Mutex<Vec<Known>> = Mutex::new(Vec::new());
 /// Looks for system calls before memory is short: a program with many libraries has much code, and
 /// would grow by tens of MiB meanwhile.
 pub fn look_ahead() {
-    sites_of(&sites::modules());
+    let modules = sites::modules();
+    sites_of(&modules.iter().collect::<Vec<_>>());
 }
 
 /// The system calls of all files but this library; of those that are not known yet, they are found.
-fn sites_of(modules: &[sites::Module]) -> Vec<Site> {
+fn sites_of(modules: &[&sites::Module]) -> Vec<Site> {
     let mut known = KNOWN.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
     let mut found = Vec::new();
     for module in modules {
@@ -187,102 +191,4 @@ fn watcher() -> Option<&'static str> {
         unsafe { !libc::dlsym(libc::RTLD_DEFAULT, name.as_ptr()).is_null() }
     };
     SANITIZERS.into_iter().any(has).then_some("it was built with a sanitizer")
-}
-
-fn has_ring() -> bool {
-    let links = fs::read_dir("/proc/thread-self/fd").into_iter().flatten().flatten();
-    links
-        .filter_map(|entry| fs::read_link(entry.path()).ok())
-        .any(|target| target.to_string_lossy().contains("io_uring"))
-}
-
-/// What the kernel and this library use around the block of a thread: the C library's description
-/// of the thread behind it, and a margin.
-const BLOCK: usize = 64 << 10;
-
-/// Bytes that variables of all files take before the block of a thread.
-static VARIABLES: AtomicUsize = AtomicUsize::new(0);
-
-/// The block of a thread with its variables, which serve its faults.
-pub fn around_block(block: usize) -> Range<usize> {
-    block.saturating_sub(VARIABLES.load(Relaxed) + BLOCK)..block.saturating_add(BLOCK)
-}
-
-/// Adopts the mappings that may be adopted. The kernel joins neighbours to one: so what has to stay
-/// is cut out of them.
-fn adopt_all(modules: &[sites::Module], stopped: &[Staying]) -> layout::Layout {
-    let maps = fs::read_to_string("/proc/thread-self/maps").unwrap_or_default();
-    let all: Vec<_> = maps.lines().filter_map(Mapped::parse).collect();
-    let kept = kept(modules);
-    let mut layout = layout::Layout::new(current_heap_end());
-    let mut before: Option<&Mapped<'_>> = None;
-    for one in &all {
-        let has_guard = before.is_some_and(|before| {
-            before.range.end == one.range.start
-                && before.access.starts_with(b"---")
-                && before.range.len() <= GUARD_MAX
-        });
-        before = Some(one);
-        let is_heap = one.name == "[heap]";
-        let is_unnamed = one.name.is_empty() || one.name.starts_with("[anon:");
-        if one.has_file || !(is_unnamed || is_heap) {
-            continue;
-        }
-        match &one.access {
-            b"rw-p" => {
-                adopt_around(one.range.clone(), (&kept, stopped), has_guard && !is_heap);
-            }
-            b"---p" if kept.iter().all(|kept| !map::overlap(kept, &one.range)) => {
-                layout.reserve(one.range.clone());
-            }
-            _ => {}
-        }
-    }
-    layout
-}
-
-/// What stays, whatever it is joined with.
-fn kept(modules: &[sites::Module]) -> Vec<Range<usize>> {
-    let signal_stacks = SIGNAL_STACKS.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
-    // Variables of the program itself may leave; those of libraries serve faults, too.
-    let libraries = modules.iter().filter(|module| !module.name.is_empty());
-    let of_main = around_block(crate::front().map_or(0, |front| front.first_thread));
-    let mut kept = map::own();
-    kept.extend([memory::own(), of_main]);
-    kept.extend(libraries.map(|module| module.range.clone()));
-    kept.extend(signal_stacks.iter().cloned());
-    kept
-}
-
-/// Adopts what may be adopted of a mapping, which begins with the stack of a thread if there is a
-/// guard before it.
-fn adopt_around(
-    range: Range<usize>,
-    (kept, stopped): (&[Range<usize>], &[Staying]),
-    has_guard: bool,
-) {
-    // The block of a thread is at the end of its stack.
-    let blocks = stopped.iter().filter(|thread| range.contains(&thread.block));
-    let stacks_end = blocks.map(|thread| thread.block + BLOCK).max();
-    let is_running =
-        |thread: &Staying| range.contains(&thread.stack) && !range.contains(&thread.block);
-    let is_ours = kept.iter().any(|kept| kept.start <= range.start && range.start < kept.end);
-    let is_stack = has_guard && stacks_end.is_none() && !is_ours;
-    if is_stack || stopped.iter().any(is_running) {
-        return;
-    }
-    let Some(agent) = AGENT.get() else { return };
-    let start = stacks_end.unwrap_or(range.start).max(range.start);
-    for part in map::cut(start..range.end, kept) {
-        // SAFETY: private, anonymous, readable and writable, by the kernel's own list; no stack,
-        // nothing of ours; the layout is locked.
-        let adopted = unsafe { agent.pager.adopt(part, true) };
-        // What cannot be is left as it is.
-        let _ = adopted;
-    }
-}
-
-fn current_heap_end() -> usize {
-    // SAFETY: asks only.
-    unsafe { uzswap_calls::raw(libc::SYS_brk as u64, [0; 6]) as usize }
 }

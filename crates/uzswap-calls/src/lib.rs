@@ -16,9 +16,11 @@
 //! SIGILL sends the thread to its stub: 1 to 2 µs more. The same `ud2` stands where the `syscall`
 //! behind a replaced `mov` was, for whoever jumps there.
 //!
-//! [`table`] has all calls of the kernel: which memory each is given.
+//! [`table`] has all calls of the kernel: which memory each is given. [`filter`] tells which of them
+//! a filter of seccomp allows.
 
 // In the order in which to read them.
+pub mod filter;
 pub mod table;
 
 #[cfg(target_arch = "x86_64")]

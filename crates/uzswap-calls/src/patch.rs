@@ -137,6 +137,11 @@ impl Patcher {
         (first == MOV_EAX && number < NUMBERS).then_some((stub, number))
     }
 
+    /// Forgets the sites of a range: other code has been mapped there.
+    pub fn forget(&mut self, range: &Range<usize>) {
+        self.traps.retain(|address, _| !range.contains(address));
+    }
+
     /// Prepares the replacement of those sites of which the number is unknown or wanted. Those that
     /// were replaced before are left as they are.
     pub fn prepare(&mut self, sites: &[Site], wants: impl Fn(u32) -> bool) -> io::Result<Work> {
@@ -225,7 +230,14 @@ fn distance(from: usize, to: usize) -> [u8; 4] {
 fn map_near(near: usize) -> io::Result<(usize, usize)> {
     const BYTES: usize = 16 * PAGE_BYTES;
     let maps = fs::read_to_string("/proc/thread-self/maps")?;
-    let taken = maps.lines().filter_map(|line| Some(Mapped::parse(line)?.range));
+    let taken = maps.lines().filter_map(|line| {
+        let mut mapped = Mapped::parse(line)?;
+        if mapped.name == "[stack]" {
+            // It grows, by as much as it is permitted to.
+            mapped.range.start = mapped.range.start.saturating_sub(stack_growth());
+        }
+        Some(mapped.range)
+    });
     // Gaps, the nearest first.
     let mut before = 1 << 16;
     let mut gaps = Vec::new();
@@ -247,6 +259,15 @@ fn map_near(near: usize) -> io::Result<(usize, usize)> {
         }
     }
     Err(io::Error::new(io::ErrorKind::OutOfMemory, "no addresses are free near the C library"))
+}
+
+/// Bytes that the first thread's stack may take more, at most, with the gap that the kernel keeps
+/// below it.
+fn stack_growth() -> usize {
+    const GAP: u64 = 1 << 20;
+    const UNLIMITED: u64 = 1 << 30;
+    let limit = rustix::process::getrlimit(rustix::process::Resource::Stack).current;
+    (limit.unwrap_or(UNLIMITED).min(UNLIMITED) + GAP) as usize
 }
 
 /// Sites that are ready to be replaced. Their code can be written until this is dropped.

@@ -6,8 +6,13 @@
 
 use gimli::{BaseAddresses, EhFrame, EhFrameHdr, NativeEndian, UnwindSection};
 use iced_x86::{Code, Decoder, DecoderOptions, FlowControl, Instruction};
+use object::LittleEndian;
+use object::elf::{FileHeader64, PF_X, PT_GNU_EH_FRAME, PT_LOAD, ProgramHeader64};
+use object::read::elf::{FileHeader, ProgramHeader};
+use rustix::mm::{self, MapFlags, ProtFlags};
 use std::ffi::{CStr, c_int, c_void};
 use std::ops::Range;
+use std::os::fd::BorrowedFd;
 
 /// `syscall`.
 pub(crate) const SYSCALL: [u8; 2] = [0x0f, 0x05];
@@ -91,7 +96,8 @@ pub struct Module {
     tables: Option<Range<usize>>,
 }
 
-/// All files that the dynamic linker has mapped, but for the kernel's own (vDSO).
+/// All files that the dynamic linker knows, the kernel's own (vDSO) among them: the calls that it
+/// leaves to the kernel are made there.
 pub fn modules() -> Vec<Module> {
     unsafe extern "C" fn add(
         info: *mut libc::dl_phdr_info,
@@ -106,8 +112,78 @@ pub fn modules() -> Vec<Module> {
     let mut found: Vec<Module> = Vec::new();
     // SAFETY: the function takes what it is given here.
     unsafe { libc::dl_iterate_phdr(Some(add), (&raw mut found).cast()) };
-    found.retain(|module| !module.name.contains("linux-vdso"));
     found
+}
+
+/// The `syscall` instructions of a part of a file that has just been mapped as code, from an offset
+/// in the file on. No thread runs it yet.
+pub fn of_segment(mapped: Range<usize>, file: BorrowedFd<'_>, offset: u64) -> Vec<Site> {
+    let tables = Tables::of_file(mapped.start, file, offset);
+    let functions = tables.as_ref().and_then(|tables| Functions::new(tables.start, tables.bytes()));
+    sites_in(&mapped, functions.as_ref())
+}
+
+/// The unwind tables of a file, mapped for a look.
+struct Tables {
+    /// The address that their first byte has, or will have, beside the code.
+    start: usize,
+    /// Where they are mapped now, from their page on.
+    map: Range<usize>,
+    /// Bytes of the page before them.
+    before: usize,
+}
+
+impl Tables {
+    /// Those of a file of which the code at `offset` is mapped at an address. `None`: it is no file
+    /// of the dynamic linker's, or has none.
+    fn of_file(address: usize, file: BorrowedFd<'_>, offset: u64) -> Option<Self> {
+        const PAGE: u64 = 4096;
+        let mut head = [0; 4096];
+        let read = rustix::io::pread(file, &mut head, 0).ok()?;
+        let head = &head[..read];
+        let headers = FileHeader64::<LittleEndian>::parse(head).ok()?;
+        let headers = headers.program_headers(LittleEndian, head).ok()?;
+        let value = |header: &ProgramHeader64<LittleEndian>| {
+            let [at, place, bytes] = [header.p_vaddr, header.p_offset, header.p_filesz];
+            [at, place, bytes].map(|number| number.get(LittleEndian))
+        };
+        let of_kind = |kind| headers.iter().filter(move |one| one.p_type(LittleEndian) == kind);
+        let is_this = |one: &&ProgramHeader64<LittleEndian>| {
+            let [_, place, bytes] = value(one);
+            let pages = place / PAGE * PAGE..place.saturating_add(bytes);
+            one.p_flags(LittleEndian) & PF_X != 0 && pages.contains(&offset)
+        };
+        let [at, place, _] = value(of_kind(PT_LOAD).find(is_this)?);
+        let base = (address as u64).wrapping_sub(at.wrapping_sub(place).wrapping_add(offset));
+        let [index_at, ..] = value(of_kind(PT_GNU_EH_FRAME).next()?);
+        // The frames lie behind their index, in the same segment.
+        let segment = of_kind(PT_LOAD).map(value);
+        let [at, place, bytes] =
+            segment.into_iter().find(|[at, _, bytes]| (*at..at + bytes).contains(&index_at))?;
+        let place = place + (index_at - at);
+        let before = (place % PAGE) as usize;
+        let length = before + (at + bytes - index_at) as usize;
+        let (any, flags) = (std::ptr::null_mut(), MapFlags::PRIVATE);
+        // SAFETY: a new mapping, of a file that nobody is expected to cut short while it is loaded.
+        let start =
+            unsafe { mm::mmap(any, length, ProtFlags::READ, flags, file, place - before as u64) };
+        let start = start.ok()? as usize;
+        let index_at = base.wrapping_add(index_at) as usize;
+        Some(Self { start: index_at, map: start..start + length, before })
+    }
+
+    fn bytes(&self) -> &[u8] {
+        let start = self.map.start + self.before;
+        // SAFETY: mapped as long as this is.
+        unsafe { std::slice::from_raw_parts(start as *const u8, self.map.end - start) }
+    }
+}
+
+impl Drop for Tables {
+    fn drop(&mut self) {
+        // SAFETY: mapped by `of_file`; `bytes` borrowed from this. An error would leave it mapped.
+        let _ = unsafe { mm::munmap(self.map.start as *mut c_void, self.map.len()) };
+    }
 }
 
 impl Module {
@@ -149,6 +225,11 @@ impl Module {
         }
     }
 
+    /// Whether it is the kernel's own (vDSO), which may forbid that its code is changed.
+    pub fn is_kernels(&self) -> bool {
+        self.name.contains("linux-vdso")
+    }
+
     /// Whether it has code at an address.
     pub fn contains(&self, address: usize) -> bool {
         self.code.iter().any(|code| code.contains(&address))
@@ -157,64 +238,70 @@ impl Module {
     /// Its `syscall` instructions. Those in functions without an entry in the unwind tables are not
     /// found, but for those behind a `mov eax` of a small number.
     pub fn sites(&self) -> Vec<Site> {
-        let functions = self.tables.clone().and_then(Functions::new);
-        let mut sites = Vec::new();
-        for range in &self.code {
-            // SAFETY: a segment of code of a mapped file, which may be read; a file that is
-            // unmapped meanwhile is the caller's to exclude.
+        let tables = self.tables.clone().map(|tables| {
+            // SAFETY: a segment of a mapped file.
             let bytes =
-                unsafe { std::slice::from_raw_parts(range.start as *const u8, range.len()) };
-            let mut rooms = Vec::new();
-            for at in memchr::memmem::find_iter(bytes, &SYSCALL) {
-                if bytes[..at].ends_with(&SIGRETURN) {
-                    continue;
-                }
-                let number = number_before(bytes, at);
-                let address = range.start + at;
-                let function = functions.as_ref().and_then(|all| all.around(address));
-                let (is_site, before) = match &function {
-                    Some(function) if range.contains(&function.start) => {
-                        let code = &bytes[function.start - range.start..];
-                        let before = before_call(code, function.start, address);
-                        (before.is_some(), before.flatten())
-                    }
-                    _ => (number.is_some(), None),
-                };
-                let is_cleared = bytes[..at].ends_with(&XOR_EAX);
-                let movable = before.filter(|before| does_anywhere(before, address));
-                // Between two functions, or behind the end of a part of one.
-                let is_behind_end = |at: usize| {
-                    let address = range.start + at;
-                    let function = functions.as_ref().and_then(|all| all.around(address));
-                    function.is_none_or(|function| {
-                        range.contains(&function.start)
-                            && ends_at(
-                                &bytes[function.start - range.start..],
-                                function.start,
-                                address,
-                            )
-                    })
-                };
-                let room =
-                    |_| room_near(bytes, at, &rooms, is_behind_end).map(|room| range.start + room);
-                let is_short = is_cleared || movable.is_some_and(|one| one.len() < MOV_BYTES);
-                let room = (is_site && number.is_none() && is_short).then_some(()).and_then(room);
-                if let Some(room) = room {
-                    rooms.push(room - range.start);
-                }
-                if is_site {
-                    let cleared = room.filter(|_| is_cleared).map(|room| Number::Cleared { room });
-                    let before = movable
-                        .map(|one| Number::Before { bytes: one.len(), room })
-                        .filter(|_| room.is_some() || !is_short);
-                    let number = number.map(Number::Moved).or(cleared).or(before);
-                    let number = number.unwrap_or(Number::Unknown);
-                    sites.push(Site { address, number });
+                unsafe { std::slice::from_raw_parts(tables.start as *const u8, tables.len()) };
+            (tables.start, bytes)
+        });
+        let functions = tables.and_then(|(start, bytes)| Functions::new(start, bytes));
+        self.code.iter().flat_map(|range| sites_in(range, functions.as_ref())).collect()
+    }
+}
+
+/// The `syscall` instructions of a segment of code.
+fn sites_in(range: &Range<usize>, functions: Option<&Functions<'_>>) -> Vec<Site> {
+    // SAFETY: a segment of code of a mapped file, which may be read; a file that is unmapped
+    // meanwhile is the caller's to exclude.
+    let bytes = unsafe { std::slice::from_raw_parts(range.start as *const u8, range.len()) };
+    let function_at = |address| {
+        let function = functions.and_then(|all| all.around(address))?;
+        range.contains(&function.start).then_some(function.start)
+    };
+    let mut sites = Vec::new();
+    let mut rooms = Vec::new();
+    for at in memchr::memmem::find_iter(bytes, &SYSCALL) {
+        if bytes[..at].ends_with(&SIGRETURN) {
+            continue;
+        }
+        let number = number_before(bytes, at);
+        let address = range.start + at;
+        let (is_site, before) = match function_at(address) {
+            Some(start) => {
+                let before = before_call(&bytes[start - range.start..], start, address);
+                (before.is_some(), before.flatten())
+            }
+            None => (number.is_some(), None),
+        };
+        if !is_site {
+            continue;
+        }
+        let is_cleared = bytes[..at].ends_with(&XOR_EAX);
+        let movable = before.filter(|before| does_anywhere(before, address));
+        // Between two functions, or behind the end of a part of one.
+        let is_behind_end = |at: usize| {
+            let address = range.start + at;
+            match functions.and_then(|all| all.around(address)) {
+                None => true,
+                Some(function) => {
+                    let start = function.start;
+                    range.contains(&start) && ends_at(&bytes[start - range.start..], start, address)
                 }
             }
-        }
-        sites
+        };
+        let is_short = is_cleared || movable.is_some_and(|one| one.len() < MOV_BYTES);
+        let needs_room = number.is_none() && is_short;
+        let room = needs_room.then(|| room_near(bytes, at, &rooms, is_behind_end)).flatten();
+        rooms.extend(room);
+        let room = room.map(|room| range.start + room);
+        let cleared = room.filter(|_| is_cleared).map(|room| Number::Cleared { room });
+        let before = movable
+            .map(|one| Number::Before { bytes: one.len(), room })
+            .filter(|_| room.is_some() || !is_short);
+        let number = number.map(Number::Moved).or(cleared).or(before);
+        sites.push(Site { address, number: number.unwrap_or(Number::Unknown) });
     }
+    sites
 }
 
 /// The number that the instruction before has put into `eax`: no call has one of 512 or more, by
@@ -285,26 +372,20 @@ fn does_anywhere(instruction: &Instruction, address: usize) -> bool {
 }
 
 /// The unwind tables of a file.
-struct Functions {
-    index: &'static [u8],
-    frames: &'static [u8],
+struct Functions<'a> {
+    index: &'a [u8],
+    frames: &'a [u8],
     bases: BaseAddresses,
 }
 
-impl Functions {
-    fn new(tables: Range<usize>) -> Option<Self> {
-        // SAFETY: a segment of a mapped file.
-        let index = unsafe { std::slice::from_raw_parts(tables.start as *const u8, tables.len()) };
-        let bases = BaseAddresses::default().set_eh_frame_hdr(tables.start as u64);
-        let parsed = EhFrameHdr::new(index, NativeEndian).parse(&bases, 8).ok()?;
+impl<'a> Functions<'a> {
+    /// Those that begin at an address with their index, and end with their segment.
+    fn new(start: usize, tables: &'a [u8]) -> Option<Self> {
+        let bases = BaseAddresses::default().set_eh_frame_hdr(start as u64);
+        let parsed = EhFrameHdr::new(tables, NativeEndian).parse(&bases, 8).ok()?;
         let gimli::Pointer::Direct(frames) = parsed.eh_frame_ptr() else { return None };
-        let frames = frames as usize;
-        if !tables.contains(&frames) {
-            return None;
-        }
-        // SAFETY: as above; it lies in the same segment.
-        let bytes = unsafe { std::slice::from_raw_parts(frames as *const u8, tables.end - frames) };
-        Some(Self { index, frames: bytes, bases: bases.set_eh_frame(frames as u64) })
+        let bytes = tables.get((frames as usize).checked_sub(start)?..)?;
+        Some(Self { index: tables, frames: bytes, bases: bases.set_eh_frame(frames) })
     }
 
     /// The function around an address.

@@ -131,8 +131,24 @@ fn variable(name: &CStr) -> Option<&'static CStr> {
     }
 }
 
-/// Says why the program runs without.
+unsafe extern "C" {
+    /// The program's name, which the C library keeps.
+    static program_invocation_short_name: *const libc::c_char;
+}
+
+/// Says why the program runs without, and has `run` know it if it can.
 fn say(reason: &[&[u8]]) {
+    if let Some(front) = front() {
+        // SAFETY: a text that ends with a zero, or null, from before the program begins.
+        let name = unsafe {
+            let name = program_invocation_short_name;
+            if name.is_null() { c"" } else { CStr::from_ptr(name) }
+        };
+        let mut parts: [&[u8]; 6] = [b""; 6];
+        let all = [name.to_bytes(), b": "].into_iter().chain(reason.iter().copied());
+        parts.iter_mut().zip(all).for_each(|(part, bytes)| *part = bytes);
+        front.tree.table().leave_alone(&parts);
+    }
     let mut parts = [IoSlice::new(b""); 6];
     let all = [&b"uzswap: this program runs without: "[..]].into_iter();
     for (part, bytes) in parts.iter_mut().zip(all.chain(reason.iter().copied()).chain([&b"\n"[..]]))

@@ -126,10 +126,6 @@ extern "C" fn load_and_watch(_: *mut c_void) -> *mut c_void {
 fn load() -> Option<&'static Hooks> {
     (0..PATIENCE).take_while(|_| FORKS.load(SeqCst) != 0).for_each(|_| pause());
     let hooks = open();
-    if hooks.is_null() {
-        let table = front().map(|front| front.tree.table());
-        table.into_iter().for_each(|table| _ = table.unmanaged.fetch_add(1, Relaxed));
-    }
     HOOKS.store(hooks.cast_mut(), Release);
     STATE.store(ENDED, SeqCst);
     self::hooks()

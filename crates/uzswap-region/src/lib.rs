@@ -64,4 +64,4 @@ pub use pager::{MemorySize, OnFork, Pager, PagerBuilder, is_pager_thread};
 pub use region::{Advice, Pinned, Region, RegionRef};
 pub use stats::Stats;
 pub use vec::RegionVec;
-pub use window::{BeforeFork, Change};
+pub use window::{BeforeFork, Change, Contents};

@@ -34,6 +34,18 @@ use uzswap_tree::Figures;
 /// Addresses of a window.
 const WINDOW: usize = 1 << 30;
 
+/// Which pages a range may have that is adopted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Contents {
+    /// None: it was never touched.
+    Nothing,
+    /// Some, that may be read and written.
+    Pages,
+    /// Some, that may be read only. Not where pages leave by their protection, which would have to
+    /// tell the program's from its own.
+    ReadOnlyPages,
+}
+
 /// What becomes of pages that a call of the program's has changed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Change {
@@ -43,16 +55,24 @@ pub enum Change {
     Zeroed,
 }
 
+impl Change {
+    fn word(self) -> Word {
+        match self {
+            Self::Gone => Word::UNTOUCHED,
+            Self::Zeroed => Word::EMPTY,
+        }
+    }
+}
+
 impl Pager {
-    /// Takes over memory that the program has: private, anonymous, mapped for reading and writing,
-    /// of whole pages, none of which is adopted. With `has_pages` some of it may have been touched.
-    /// The program may go on using it meanwhile.
+    /// Takes over memory that the program has: private, anonymous, mapped for reading, of whole
+    /// pages, none of which is adopted. The program may go on using it meanwhile.
     ///
     /// # Safety
     /// The range is as said; nobody unmaps, moves or drops any of it from now on but inside of
     /// [`Self::change`] and [`Self::move_adopted`]; it holds no stack, nothing of this pager's, and
     /// nothing that the kernel reads or writes outside of system calls.
-    pub unsafe fn adopt(&self, range: Range<usize>, has_pages: bool) -> Result<(), Error> {
+    pub unsafe fn adopt(&self, range: Range<usize>, contents: Contents) -> Result<(), Error> {
         let inner = self.inner();
         inner.check_process()?;
         let _blocked = Blocked::all();
@@ -60,7 +80,7 @@ impl Pager {
         for part in parts(range) {
             let space = inner.window_at(part.start)?;
             // SAFETY: the caller's promise.
-            unsafe { inner.adopt_part(&space, part, has_pages) }?;
+            unsafe { inner.adopt_part(&space, part, contents) }?;
         }
         Ok(())
     }
@@ -106,11 +126,7 @@ impl Pager {
                 continue;
             }
             given += inner.forget(&space, page, was);
-            let is = match change {
-                Change::Gone => Word::UNTOUCHED,
-                Change::Zeroed => Word::EMPTY,
-            };
-            space.put(page, is);
+            space.put(page, change.word());
         }
         inner.budget.give_back(given);
         if change == Change::Gone {
@@ -211,14 +227,16 @@ impl Pager {
         }
     }
 
-    /// Makes a call that moves a mapping (`mremap`): its pages go along. `call` returns where they
-    /// are now, and `None` if it failed. What is `grown` behind them is adopted as well.
+    /// Makes a call that moves a mapping (`mremap`): its pages go along, and what becomes of their
+    /// old addresses is told by `source`. `call` returns where they are now, and `None` if it failed.
+    /// What is `grown` behind them is adopted as well.
     ///
     /// # Safety
     /// As of [`Self::adopt`], for where they are then, of which nothing is adopted.
     pub unsafe fn move_adopted(
         &self,
         from: Range<usize>,
+        source: Change,
         grown: usize,
         call: impl FnOnce() -> Option<usize>,
     ) -> Result<(), Error> {
@@ -244,11 +262,19 @@ impl Pager {
             } else {
                 inner.budget.give_back(inner.forget(&space, page, was));
             }
-            space.put(page, Word::UNTOUCHED);
+            space.put(page, source.word());
         }
         result?;
-        if to != from.start {
-            inner.take_keys(from.clone());
+        match source {
+            Change::Gone if to != from.start => inner.take_keys(from.clone()),
+            Change::Gone => {}
+            Change::Zeroed => {
+                let failed = |source| Error::Map { bytes: from.len(), source };
+                self.adopted(from.clone())
+                    .into_iter()
+                    .try_for_each(|part| inner.register(part))
+                    .map_err(failed)?;
+            }
         }
         let tail = to + from.len()..to + from.len() + grown;
         for part in parts(tail) {
@@ -271,6 +297,13 @@ impl Pager {
         self.restart_threads()?;
         self.inner().budget.set_lifted(false);
         Ok(())
+    }
+
+    /// Whether a page that a device reads or writes stays where it is: pages leave by a move, which
+    /// the kernel refuses then, rather than by a copy.
+    pub fn leaves_pinned_in(&self) -> bool {
+        let inner = self.inner();
+        inner.granules().is_none() && inner.uffd().can_move()
     }
 
     /// The descriptors that serve faults: who closes one loses all pages that are out.
@@ -504,7 +537,7 @@ impl Inner {
         &self,
         space: &Space,
         part: Range<usize>,
-        has_pages: bool,
+        contents: Contents,
     ) -> Result<(), Error> {
         let pages = pages_of(space, &part);
         if !self.keys.give(space, pages.clone()) {
@@ -525,12 +558,12 @@ impl Inner {
         let mut at = pages.start;
         while at < pages.end {
             let many = ((pages.end - at) as usize).min(there.len());
-            let known = match has_pages {
-                true => self.pagemap().have_pages(space.address(at), &mut there[..many]),
-                false => {
+            let known = match contents {
+                Contents::Nothing => {
                     there.fill(false);
                     Ok(many)
                 }
+                _ => self.pagemap().have_pages(space.address(at), &mut there[..many]),
             };
             // What cannot be asked is taken to be there: an absent page then ends the process.
             let known = known.unwrap_or_else(|_| {
@@ -541,7 +574,7 @@ impl Inner {
                 self.close(granules, space, at..at + known as u32, &mut there[..known]);
             }
             for (page, is_there) in (at..).zip(&there[..known]) {
-                if *is_there {
+                if *is_there && contents == Contents::Pages {
                     // A page that was given up (MADV_FREE) is in use again once it is written, and
                     // one of the kernel's zeros becomes the program's own.
                     let byte = space.address(page) as *mut u8;

@@ -18,6 +18,7 @@ pub mod pressure;
 pub mod process;
 pub mod secret;
 pub mod shared;
+pub mod smaps;
 pub mod stack;
 pub mod swap;
 pub mod ublk;

@@ -330,7 +330,7 @@ pub fn unshare(page: usize) -> io::Result<()> {
 }
 
 /// A line of `/proc/PID/maps`: what is mapped at a range of addresses.
-#[derive(Debug)]
+#[derive(Debug, PartialEq, Eq)]
 pub struct Mapped<'a> {
     /// Where.
     pub range: Range<usize>,

@@ -26,13 +26,18 @@ use std::time::Duration;
 pub const SLOTS: usize = 1000;
 
 /// Changes with what is below: a file that another version has made is none.
-const FORM: u64 = 0x757a_7472_6565_0005;
+const FORM: u64 = 0x757a_7472_6565_0006;
 
 /// After so long without a look nobody is held.
 pub const LOOKS_MAX: Duration = Duration::from_secs(2);
 
 /// A process that has less need not write how much: whoever made the tree counts it.
 pub const SILENT_MAX: u64 = 12 << 20;
+
+/// Programs that were left alone of which the reason is kept; later ones are only counted.
+pub const REASONS: usize = 32;
+/// Bytes of a program's name and reason, in words of eight.
+const REASON_WORDS: usize = 24;
 
 /// The file's content.
 #[derive(Debug)]
@@ -61,7 +66,29 @@ pub struct Table {
     takes_turns: AtomicU32,
     /// Counts the looks of whoever holds and releases: where it stands still nobody is held.
     looks: AtomicU32,
+    /// Reasons that were ever noted.
+    reasons_used: AtomicU32,
+    reasons: [Reason; REASONS],
     slots: [Slot; SLOTS],
+}
+
+/// A program that was left alone, and why.
+#[derive(Debug)]
+#[repr(C)]
+struct Reason {
+    process: AtomicU32,
+    /// Bytes of the text.
+    bytes: AtomicU32,
+    text: [AtomicU64; REASON_WORDS],
+}
+
+/// A program whose memory was not kept small.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct LeftAlone {
+    /// Its number.
+    pub process: u32,
+    /// Its name, and why, as one sentence: `NAME: REASON`.
+    pub text: String,
 }
 
 /// What a process has done since it last said so, and has.
@@ -93,6 +120,37 @@ pub struct Member {
 }
 
 impl Table {
+    /// Counts a program that is left alone, and keeps why: the parts of a text, one after the
+    /// other, as far as there is room for them. Allocates nothing.
+    pub fn leave_alone(&self, text: &[&[u8]]) {
+        self.unmanaged.fetch_add(1, Relaxed);
+        let at = self.reasons_used.fetch_add(1, Relaxed) as usize;
+        let Some(reason) = self.reasons.get(at) else { return };
+        let mut bytes = 0;
+        for byte in text.iter().flat_map(|part| part.iter()) {
+            let Some(word) = reason.text.get(bytes / 8) else { break };
+            word.fetch_or(u64::from(*byte) << (bytes % 8 * 8), Relaxed);
+            bytes += 1;
+        }
+        reason.bytes.store(bytes as u32, Relaxed);
+        // Last: from now on it is read.
+        reason.process.store(own_number(), Release);
+    }
+
+    /// The programs that were left alone, in order, as far as their reasons were kept.
+    pub fn left_alone(&self) -> Vec<LeftAlone> {
+        let used = (self.reasons_used.load(Relaxed) as usize).min(REASONS);
+        let noted = self.reasons[..used].iter().filter_map(|reason| {
+            let process = reason.process.load(Acquire);
+            let bytes = (reason.bytes.load(Relaxed) as usize).min(REASON_WORDS * 8);
+            let words = reason.text.iter().flat_map(|word| word.load(Relaxed).to_le_bytes());
+            let text: Vec<u8> = words.take(bytes).collect();
+            let text = String::from_utf8_lossy(&text).into_owned();
+            (process != 0).then_some(LeftAlone { process, text })
+        });
+        noted.collect()
+    }
+
     fn used_slots(&self) -> &[Slot] {
         &self.slots[..(self.slots_used.load(Relaxed) as usize).min(SLOTS)]
     }
@@ -540,6 +598,20 @@ mod tests {
         assert!(Tree::look(&other).is_err(), "of another version");
         let all = [&looked.table().faults, &looked.table().stored].map(|sum| sum.load(Relaxed));
         assert_eq!((all, looked.table().is_in_use()), ([6, 7], true));
+    }
+
+    #[test]
+    fn a_program_that_is_left_alone_says_why() {
+        let (_folder, watcher, [first, _second]) = two_of(100);
+        first.table().leave_alone(&[b"sh", b": ", b"it has no memory of its own"]);
+        first.table().leave_alone(&[&[b'x'; 1000]]);
+        (2..REASONS + 3).for_each(|_| first.table().leave_alone(&[b"more"]));
+        let all = watcher.table().left_alone();
+        assert_eq!(all.len(), REASONS);
+        let process = std::process::id();
+        assert_eq!(all[0], LeftAlone { process, text: "sh: it has no memory of its own".into() });
+        assert_eq!(all[1].text.len(), REASON_WORDS * 8);
+        assert_eq!(watcher.table().unmanaged.load(Relaxed), REASONS as u64 + 3);
     }
 
     #[test]

@@ -3,6 +3,7 @@
 
 use crate::cli::RunArguments;
 use crate::error::Failure;
+use crate::left_alone::{Alone, LeftAlone};
 use crate::live::Live;
 use crate::load::{Held, InTree, LoadControl};
 use crate::options::{self, Backing};
@@ -66,6 +67,7 @@ pub fn run(arguments: &RunArguments) -> Result<ExitCode, Failure> {
         load: start_load_control(arguments, file.as_ref())?,
         held: None,
         peak: Peak::default(),
+        left_alone: LeftAlone::default(),
         live: Live::new(arguments.quiet),
     };
     let table = file.as_ref().map(|file| file.tree.table());
@@ -85,7 +87,8 @@ pub fn run(arguments: &RunArguments) -> Result<ExitCode, Failure> {
                 _ => "userfaultfd",
             },
             programs: table.managed.load(Relaxed),
-            programs_left_alone: table.unmanaged.load(Relaxed),
+            programs_left_alone: table.unmanaged.load(Relaxed) + watch.left_alone.strangers(),
+            left_alone: watch.left_alone.all(table),
             faults: table.faults.load(Relaxed),
             stores: table.stored.load(Relaxed),
             pool_peak: watch.peak.pool,
@@ -118,6 +121,8 @@ struct Report {
     /// Programs whose memory was kept small, and that could not be.
     programs: u64,
     programs_left_alone: u64,
+    /// Those of the latter that were seen, with their reasons.
+    left_alone: Vec<Alone>,
     /// Faults that were served, and pages that were compressed, up to some 50 ms before each
     /// process ended.
     faults: u64,
@@ -152,6 +157,10 @@ impl Report {
         }
         if let Some(held) = self.load_control.filter(|held| held.holds > 0) {
             text += &format!("  {held}\n");
+        }
+        for Alone { process, program, bytes } in &self.left_alone {
+            let bytes = size::show(*bytes);
+            text += &format!("  left      {program} (process {process}, {bytes} at its peak)\n");
         }
         if self.faults_by == "protection" {
             text +=
@@ -374,12 +383,16 @@ fn start_load_control(
     })
 }
 
+/// Every so many looks, the run searches for processes that are left alone: once a second.
+const LOOKS: u32 = 5;
+
 /// What is done while the command runs.
 struct Watch {
     load: Option<LoadControl>,
     /// What it did.
     held: Option<Held>,
     peak: Peak,
+    left_alone: LeftAlone,
     live: Live,
 }
 
@@ -398,6 +411,7 @@ impl Watch {
         table: Option<&Table>,
     ) -> Result<ExitStatus, Failure> {
         let (began, mut interrupts) = (Instant::now(), Interrupts::default());
+        let mut looks = 0u32;
         loop {
             match events.receiver.recv_timeout(run::TICK) {
                 Ok(Event::CommandEnded(status)) => return Ok(status),
@@ -415,6 +429,11 @@ impl Watch {
                 Err(RecvTimeoutError::Timeout) => {
                     if let Some(table) = table {
                         self.peak.update(table, began.elapsed().as_secs_f64(), &self.live);
+                        // It takes longer: each process is looked at.
+                        if looks.is_multiple_of(LOOKS) {
+                            self.left_alone.look(pid, table);
+                        }
+                        looks = looks.wrapping_add(1);
                     }
                 }
                 Err(RecvTimeoutError::Disconnected) => {

@@ -16,6 +16,7 @@ mod group;
 mod in_process;
 mod keeper;
 mod kept;
+mod left_alone;
 mod live;
 mod load;
 mod memory;

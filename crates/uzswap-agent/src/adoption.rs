@@ -1,0 +1,209 @@
+//! Which of a program's mappings the pager adopts, and why it leaves the others alone.
+//!
+//! The kernel lists each mapping with all that it does with it ([`uzswap_sys::smaps`]): access and
+//! name alone do not show that a child finds it empty, or that a key protects it. A mapping of a
+//! kind that is not known here is left alone, and counted by the reason. The kernel joins
+//! neighbours to one mapping: the parts that must stay are cut out of it.
+
+use crate::{AGENT, layout, memory};
+use std::ops::Range;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
+use uzswap_calls::sites;
+use uzswap_calls::stop::Staying;
+use uzswap_region::{Contents, Mode};
+use uzswap_sys::map;
+use uzswap_sys::smaps::{self, Described};
+
+/// A guard below a stack is at most so long.
+const GUARD_MAX: usize = 64 << 10;
+/// Bytes around a thread's block that the kernel and this library use: the C library's description
+/// of the thread lies behind the block. With a margin.
+const BLOCK: usize = 64 << 10;
+
+/// Alternate stacks for signals, from before the take-over: the kernel writes to them.
+pub static SIGNAL_STACKS: Mutex<Vec<Range<usize>>> = Mutex::new(Vec::new());
+
+/// Bytes that the variables of all files take before the block of a thread.
+static VARIABLES: AtomicUsize = AtomicUsize::new(0);
+
+/// Notes how much of each thread's memory the variables of these files take.
+pub fn note_variables(modules: &[sites::Module]) {
+    VARIABLES.store(modules.iter().map(|module| module.thread_bytes).sum(), Relaxed);
+}
+
+/// The block of a thread with its variables, which serve its faults.
+pub fn around_block(block: usize) -> Range<usize> {
+    block.saturating_sub(VARIABLES.load(Relaxed) + BLOCK)..block.saturating_add(BLOCK)
+}
+
+/// Why private memory of no file stays where it is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(usize)]
+pub enum Stays {
+    /// A child finds it empty, or not at all (`MADV_WIPEONFORK`, `MADV_DONTFORK`).
+    NotInherited,
+    /// It grows by itself, and shrinks by no call (`MAP_GROWSDOWN`).
+    Grows,
+    /// The program has locked it.
+    Locked,
+    /// The kernel may drop it (`MAP_DROPPABLE`), or `MADV_FREE` pages that nobody may write.
+    Droppable,
+    /// Its mapping may not change any more (`mseal`).
+    Sealed,
+    /// A protection key decides which thread may access it.
+    Key,
+    /// The kernel or the processor uses it by rules of its own: shadow stacks, memory of devices,
+    /// huge pages of their own file system, tagged memory.
+    Special,
+    /// The program serves its faults itself, by userfaultfd.
+    OwnFaults,
+    /// It is code.
+    Code,
+    /// It is the stack of a thread.
+    Stack,
+    /// The program may only read it, and pages leave by their protection.
+    ReadOnly,
+    /// The pager had no addresses or no mappings left for it.
+    Refused,
+}
+
+impl Stays {
+    const COUNT: usize = Self::Refused as usize + 1;
+}
+
+/// Bytes of pages that were left alone at the take-over, by reason.
+static LEFT: [AtomicU64; Stays::COUNT] = [const { AtomicU64::new(0) }; Stays::COUNT];
+
+/// Counts bytes that stay.
+pub fn note_left(why: Stays, bytes: u64) {
+    LEFT[why as usize].fetch_add(bytes, Relaxed);
+}
+
+/// Why the kernel's description of a private mapping of no file forbids to adopt it, if it does.
+fn stays(one: &Described<'_>) -> Option<Stays> {
+    const BY_FLAG: [(&str, Stays); 17] = [
+        ("wf", Stays::NotInherited),
+        ("dc", Stays::NotInherited),
+        ("gd", Stays::Grows),
+        ("lo", Stays::Locked),
+        ("lf", Stays::Locked),
+        ("dp", Stays::Droppable),
+        ("sl", Stays::Sealed),
+        ("ss", Stays::Special),
+        ("gu", Stays::Special),
+        ("io", Stays::Special),
+        ("pf", Stays::Special),
+        ("mm", Stays::Special),
+        ("ht", Stays::Special),
+        ("mt", Stays::Special),
+        ("um", Stays::OwnFaults),
+        ("uw", Stays::OwnFaults),
+        ("ui", Stays::OwnFaults),
+    ];
+    let by_flag = BY_FLAG.iter().find(|(flag, _)| one.has(flag)).map(|(_, why)| *why);
+    let is_dropped = one.lazily_free_bytes > 0 && one.mapped.access[1] == b'-';
+    by_flag
+        .or((one.key != 0).then_some(Stays::Key))
+        .or((one.mapped.access[2] == b'x').then_some(Stays::Code))
+        .or(is_dropped.then_some(Stays::Droppable))
+}
+
+/// Adopts all mappings that may be adopted.
+pub fn adopt_all(modules: &[sites::Module], stopped: &[Staying]) -> layout::Layout {
+    let mut layout = layout::Layout::new(current_heap_end());
+    // Without the list no memory is adopted; `take_over` has looked whether it can be had.
+    let text = smaps::read().unwrap_or_default();
+    let all = smaps::parse(&text);
+    let kept = kept(modules);
+    let mut before: Option<&Described<'_>> = None;
+    for one in &all {
+        let range = &one.mapped.range;
+        let has_guard = before.is_some_and(|before| is_guard(before, range.start));
+        before = Some(one);
+        let is_heap = one.mapped.name == "[heap]";
+        if !is_plain(one) {
+            continue;
+        }
+        let is_free = || kept.iter().all(|kept| !map::overlap(kept, range));
+        match (stays(one), &one.mapped.access) {
+            (Some(why), _) => note_left(why, one.page_bytes),
+            (None, b"---p") if is_free() => layout.reserve(range.clone()),
+            (None, b"rw-p" | b"r--p") => {
+                adopt_around(one, (&kept, stopped), has_guard && !is_heap);
+            }
+            _ => {}
+        }
+    }
+    layout
+}
+
+/// Whether a mapping is private memory of no file that the program has asked for.
+fn is_plain(one: &Described<'_>) -> bool {
+    let name = one.mapped.name;
+    let is_unnamed = name.is_empty() || name.starts_with("[anon:") || name == "[heap]";
+    !one.mapped.has_file && is_unnamed && one.mapped.access[3] == b'p'
+}
+
+/// Whether a mapping may be the guard of a stack that begins at an address.
+fn is_guard(one: &Described<'_>, stack: usize) -> bool {
+    let range = &one.mapped.range;
+    range.end == stack && one.mapped.access.starts_with(b"---") && range.len() <= GUARD_MAX
+}
+
+/// The memory that stays, whatever the kernel has joined it with.
+fn kept(modules: &[sites::Module]) -> Vec<Range<usize>> {
+    let signal_stacks = SIGNAL_STACKS.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+    // Variables of the program itself may leave; those of libraries serve faults, too.
+    let libraries = modules.iter().filter(|module| !module.name.is_empty());
+    let of_main = around_block(crate::front().map_or(0, |front| front.first_thread));
+    let mut kept = map::own();
+    kept.extend(memory::own());
+    kept.push(of_main);
+    kept.extend(libraries.map(|module| module.range.clone()));
+    kept.extend(signal_stacks.iter().cloned());
+    kept
+}
+
+/// Adopts the parts of a mapping that may be adopted. The mapping begins with the stack of a thread
+/// if there is a guard before it.
+fn adopt_around(
+    one: &Described<'_>,
+    (kept, stopped): (&[Range<usize>], &[Staying]),
+    has_guard: bool,
+) {
+    let range = one.mapped.range.clone();
+    // The block of a thread is at the end of its stack.
+    let blocks = stopped.iter().filter(|thread| range.contains(&thread.block));
+    let stacks_end = blocks.map(|thread| thread.block + BLOCK).max();
+    let is_running =
+        |thread: &Staying| range.contains(&thread.stack) && !range.contains(&thread.block);
+    let is_ours = kept.iter().any(|kept| kept.start <= range.start && range.start < kept.end);
+    let is_stack = has_guard && stacks_end.is_none() && !is_ours;
+    if is_stack || stopped.iter().any(is_running) {
+        return note_left(Stays::Stack, one.page_bytes);
+    }
+    let Some(agent) = AGENT.get() else { return };
+    let start = stacks_end.unwrap_or(range.start).max(range.start);
+    let contents = match (one.page_bytes, one.mapped.access[1]) {
+        (0, _) => Contents::Nothing,
+        (_, b'w') => Contents::Pages,
+        _ => Contents::ReadOnlyPages,
+    };
+    if contents == Contents::ReadOnlyPages && crate::mode() == Mode::Protection {
+        return note_left(Stays::ReadOnly, one.page_bytes);
+    }
+    for part in map::cut(start..range.end, kept) {
+        let bytes = one.page_bytes.min(part.len() as u64);
+        // SAFETY: private, anonymous and readable, by the kernel's own list; no stack, nothing of
+        // ours; the layout is locked.
+        if unsafe { agent.pager.adopt(part, contents) }.is_err() {
+            note_left(Stays::Refused, bytes);
+        }
+    }
+}
+
+fn current_heap_end() -> usize {
+    // SAFETY: asks only.
+    unsafe { uzswap_calls::raw(libc::SYS_brk as u64, [0; 6]) as usize }
+}

@@ -1,0 +1,130 @@
+//! A program that permits itself few system calls (seccomp): whether its pages can still come in.
+//!
+//! A filter holds for the calls of ours, too: a fault is served by calls that the program never
+//! makes. So each filter is run over those calls before the kernel is given it. If one of them would
+//! not be allowed, all memory is brought in first, and the program is left alone from then on.
+
+use crate::calls::{Holds, peek, touched};
+use crate::{Agent, leave};
+use uzswap_calls::filter::{self, Instruction};
+use uzswap_calls::{Call, Outcome, raw};
+
+const SET_MODE_STRICT: u64 = 0;
+const SET_MODE_FILTER: u64 = 1;
+/// The filter is for all threads, ours among them.
+const FOR_ALL: u64 = 1;
+/// What the kernel takes at most.
+const INSTRUCTIONS_MAX: usize = 4096;
+
+/// The kernel's `sock_fprog`.
+#[derive(Clone, Copy)]
+#[repr(C)]
+struct Program {
+    instructions: u16,
+    rest: [u16; 3],
+    first: u64,
+}
+
+/// `seccomp`.
+pub fn seccomp(agent: &Agent, call: &mut Call) -> Outcome {
+    let [operation, flags, program, ..] = call.arguments;
+    match operation {
+        SET_MODE_STRICT => leave(STRICT),
+        SET_MODE_FILTER => look(agent, program, flags & FOR_ALL != 0),
+        _ => {}
+    }
+    touched(agent, call, &[0, 1, 2, 3, 4, 5])
+}
+
+/// `prctl`.
+pub fn control(agent: &Agent, call: &mut Call) -> Outcome {
+    let [operation, mode, program, ..] = call.arguments;
+    if operation as i32 == libc::PR_SET_SECCOMP {
+        match mode as u32 {
+            libc::SECCOMP_MODE_STRICT => leave(STRICT),
+            libc::SECCOMP_MODE_FILTER => look(agent, program, false),
+            _ => {}
+        }
+    }
+    touched(agent, call, &[1, 2, 3, 4])
+}
+
+const STRICT: &str = "it forbids itself all calls but four (seccomp)";
+const FILTER: &str = "it forbids itself a call that brings pages in (seccomp)";
+
+/// Leaves the program alone if a filter forbids a call that is needed here.
+fn look(agent: &Agent, program: u64, is_for_all: bool) {
+    let mut holds = Holds::new(agent);
+    holds.hold(program, size_of::<Program>() as u64);
+    let Some(program) = peek::<Program>(program) else { return };
+    let count = usize::from(program.instructions).min(INSTRUCTIONS_MAX);
+    let bytes = count * size_of::<Instruction>();
+    holds.hold(program.first, bytes as u64);
+    let _inside = crate::inside();
+    let at = |number: usize| program.first.wrapping_add((number * size_of::<Instruction>()) as u64);
+    let filter: Vec<Instruction> = (0..count).map_while(|number| peek(at(number))).collect();
+    let instruction = raw as *const () as u64;
+    let mut needed = needed(agent).into_iter().chain(is_for_all.then(of_threads).into_iter().flatten());
+    let is_enough = needed.all(|call| filter::allows(&filter, &call, instruction));
+    drop((holds, _inside));
+    if !is_enough {
+        leave(FILTER);
+    }
+}
+
+fn call(number: libc::c_long, arguments: [u64; 6]) -> Call {
+    Call { number: number as u64, arguments, result: 0 }
+}
+
+/// The calls by which a thread brings a page in, or takes one out.
+fn needed(agent: &Agent) -> Vec<Call> {
+    const COPY: u64 = 0xc028_aa03;
+    const ZEROS: u64 = 0xc020_aa04;
+    const MOVE: u64 = 0xc028_aa05;
+    const REGISTER: u64 = 0xc020_aa00;
+    let somewhere = (&raw const *agent).addr() as u64;
+    let private = |operation: i32| (operation | libc::FUTEX_PRIVATE_FLAG) as u64;
+    let access = (libc::PROT_READ | libc::PROT_WRITE) as u64;
+    let (page, anonymous) = (4096, (libc::MAP_PRIVATE | libc::MAP_ANONYMOUS) as u64);
+    let mut all = vec![
+        call(libc::SYS_rt_sigreturn, [0; 6]),
+        call(libc::SYS_rt_sigprocmask, [2, somewhere, somewhere, 8, 0, 0]),
+        call(libc::SYS_futex, [somewhere, private(libc::FUTEX_WAIT), 0, 0, 0, 0]),
+        call(libc::SYS_futex, [somewhere, private(libc::FUTEX_WAKE), 1, 0, 0, 0]),
+        call(libc::SYS_madvise, [somewhere, page, libc::MADV_DONTNEED as u64, 0, 0, 0]),
+        call(libc::SYS_mprotect, [somewhere, page, access, 0, 0, 0]),
+        call(libc::SYS_mmap, [0, page, access, anonymous, u64::MAX, 0]),
+        call(libc::SYS_munmap, [somewhere, page, 0, 0, 0, 0]),
+        call(libc::SYS_sched_yield, [0; 6]),
+        call(libc::SYS_getpid, [0; 6]),
+        call(libc::SYS_gettid, [0; 6]),
+        call(libc::SYS_process_vm_readv, [0, somewhere, 1, somewhere, 1, 0]),
+    ];
+    for file in agent.pager.descriptors() {
+        let file = file as u64;
+        all.push(call(libc::SYS_pread64, [file, somewhere, 8, 0, 0, 0]));
+        all.push(call(libc::SYS_pwrite64, [file, somewhere, page, 0, 0, 0]));
+        let requests = if crate::mode() == uzswap_region::Mode::InThread {
+            &[COPY, ZEROS, MOVE, REGISTER][..]
+        } else {
+            &[]
+        };
+        let requests = requests.iter();
+        all.extend(requests.map(|request| call(libc::SYS_ioctl, [file, *request, somewhere, 0, 0, 0])));
+    }
+    all
+}
+
+/// The calls that our threads make beside those.
+fn of_threads() -> Vec<Call> {
+    let directory = libc::AT_FDCWD as u64;
+    vec![
+        call(libc::SYS_openat, [directory, 0, (libc::O_RDONLY | libc::O_CLOEXEC) as u64, 0, 0, 0]),
+        call(libc::SYS_read, [3, 0, 1024, 0, 0, 0]),
+        call(libc::SYS_close, [3, 0, 0, 0, 0, 0]),
+        call(libc::SYS_clock_nanosleep, [1, 0, 0, 0, 0, 0]),
+        call(libc::SYS_io_uring_enter, [3, 1, 1, 1, 0, 8]),
+        call(libc::SYS_write, [2, 0, 100, 0, 0, 0]),
+        call(libc::SYS_exit, [0; 6]),
+    ]
+}
