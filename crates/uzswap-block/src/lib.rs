@@ -44,5 +44,5 @@ pub use maintain::Maintainer;
 pub use server::ServerConfig;
 pub use swapped::Swapped;
 pub use traffic::Traffic;
-pub use transport::{Kind as TransportKind, Transport, start as start_transport};
+pub use transport::{Device, Kind as TransportKind, Offer, Transport, start as start_transport};
 pub use uzswap_engine::backing::{BackingError, BackingFile, BackingSpec, open_backing_file};

@@ -43,6 +43,9 @@ const INIT_MAX_PAGES: u32 = 1 << 22;
 const OPEN_DIRECT_IO: u32 = 1;
 /// Writes do not wait for each other.
 const OPEN_PARALLEL_DIRECT_WRITES: u32 = 1 << 6;
+/// The kernel sends no FLUSH when a descriptor is closed (Linux 5.16). A process cannot die before
+/// that request is answered, however it is killed.
+const OPEN_NO_FLUSH: u32 = 1 << 5;
 
 /// What is asked for.
 #[derive(Debug, PartialEq, Eq)]
@@ -65,8 +68,10 @@ pub(crate) enum Ask {
         offset: u64,
         bytes: u64,
     },
-    /// Close, flush, sync: nothing to do but say so.
+    /// Release, sync: nothing to do but say so.
     Nothing,
+    /// A descriptor was closed. Refused: then the kernel never asks again (before Linux 5.16).
+    Flush,
     /// Expects no reply.
     Silent,
     /// The file system is gone.
@@ -109,7 +114,8 @@ impl Request {
                 Ask::Write { offset: u64_at(arguments, 8)?, bytes: length }
             }
             opcode::FALLOCATE => discard(arguments)?,
-            opcode::RELEASE | opcode::FSYNC | opcode::FLUSH => Ask::Nothing,
+            opcode::RELEASE | opcode::FSYNC => Ask::Nothing,
+            opcode::FLUSH => Ask::Flush,
             opcode::FORGET | opcode::BATCH_FORGET | opcode::INTERRUPT => Ask::Silent,
             opcode::DESTROY => Ask::Destroy,
             _ => Ask::Unknown,
@@ -195,7 +201,8 @@ impl Reply {
     /// The answer to `Open`.
     pub(crate) fn opened(unique: u64) -> Self {
         let mut reply = Self::ok(unique);
-        reply.put(8, &(OPEN_DIRECT_IO | OPEN_PARALLEL_DIRECT_WRITES).to_ne_bytes());
+        let flags = OPEN_DIRECT_IO | OPEN_PARALLEL_DIRECT_WRITES | OPEN_NO_FLUSH;
+        reply.put(8, &flags.to_ne_bytes());
         reply.len = REPLY_HEADER + 16;
         reply
     }
@@ -260,6 +267,16 @@ mod tests {
         assert_eq!(fallocate(libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE), discard);
         assert_eq!(fallocate(libc::FALLOC_FL_ZERO_RANGE | libc::FALLOC_FL_KEEP_SIZE), discard);
         assert_eq!(fallocate(0), Ask::Unknown);
+    }
+
+    /// A process that is killed with the file open would wait for its own answer.
+    #[test]
+    fn who_closes_the_file_waits_for_no_answer() {
+        let mut opened = Reply::opened(9);
+        let flags = u32_at(opened.finish(0), REPLY_HEADER + 8).unwrap();
+        assert_eq!(flags & OPEN_NO_FLUSH, OPEN_NO_FLUSH);
+        let flush = Request::parse(&request(opcode::FLUSH, &[0; 24])).unwrap();
+        assert_eq!(flush.ask, Ask::Flush, "an older kernel asks, and is told not to again");
     }
 
     #[test]

@@ -406,7 +406,7 @@ impl Worker {
             Ask::Open => Ok(Reply::opened(unique)),
             Ask::Nothing => Ok(Reply::ok(unique)),
             Ask::Silent | Ask::Destroy => return self.desk().buffer().clear(),
-            Ask::Init { .. } | Ask::Unknown => Ok(Reply::error(unique, libc::ENOSYS)),
+            Ask::Init { .. } | Ask::Flush | Ask::Unknown => Ok(Reply::error(unique, libc::ENOSYS)),
         };
         self.answer(outcome, unique, &[]);
         self.desk().buffer().clear();

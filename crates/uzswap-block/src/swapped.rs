@@ -1,5 +1,6 @@
 //! What the kernel has swapped to our devices, by its own account.
 
+use std::io;
 use std::path::PathBuf;
 use std::sync::{Mutex, PoisonError};
 use uzswap_sys::swap;
@@ -22,9 +23,16 @@ pub struct InUse {
 }
 
 impl Swapped {
-    /// One more.
-    pub fn add(&self, device: PathBuf) {
-        self.devices.lock().unwrap_or_else(PoisonError::into_inner).push(device);
+    /// It may swap to these.
+    pub fn set(&self, devices: Vec<PathBuf>) {
+        *self.devices.lock().unwrap_or_else(PoisonError::into_inner) = devices;
+    }
+
+    /// Whether the kernel lists one of them as a swap area. It does until the last page is read
+    /// back. Errors: it does not say, so it may.
+    pub fn is_listed(&self) -> io::Result<bool> {
+        let devices = self.devices.lock().unwrap_or_else(PoisonError::into_inner);
+        Ok(swap::areas()?.iter().any(|area| devices.contains(&area.path)))
     }
 
     /// Them.

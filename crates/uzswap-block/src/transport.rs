@@ -10,6 +10,7 @@ use crate::kept::Kept;
 use crate::server::{Server, ServerConfig};
 use crate::traffic::Traffic;
 use crate::ublk::{self, Devices};
+use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::fs::File;
 use std::io;
@@ -62,14 +63,58 @@ impl Kind {
     }
 }
 
+/// Where a block device over a part of the disk is.
+///
+/// A process that serves a file never has that file open itself. If it were killed meanwhile it
+/// would wait for its own answers, and so would whoever waits for its end: the kernel waits for the
+/// answer to an OPEN that a thread of that process has taken.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Offer {
+    /// Here.
+    Device(PathBuf),
+    /// To be made over this file, by [`Device::over`].
+    File(PathBuf),
+}
+
+/// A block device that its maker has open. It goes when this is dropped, unless the kernel swaps to
+/// it by then.
+#[derive(Debug)]
+pub struct Device {
+    path: PathBuf,
+    _loop: Option<LoopDevice>,
+}
+
+impl Device {
+    /// Makes a device over a part of what is offered, bytes. For a process that serves nothing, and
+    /// has no connection of one that does: it waits for answers.
+    pub fn over(offer: Offer, part: Range<u64>) -> Result<Self, AttachError> {
+        let path = match offer {
+            Offer::Device(path) => return Ok(Self { path, _loop: None }),
+            Offer::File(path) => path,
+        };
+        let file = File::options().read(true).write(true).open(path).map_err(AttachError::Loop)?;
+        // The loop driver takes the size from the inode, of which the kernel has not asked us yet
+        // (seen on 6.12: a device of 0 bytes).
+        file.metadata().map_err(AttachError::Loop)?;
+        let device = LoopDevice::attach(file.as_raw_fd(), part, PAGE_BYTES as u32);
+        let device = device.map_err(AttachError::Loop)?;
+        Ok(Self { path: device.path().to_owned(), _loop: Some(device) })
+    }
+
+    /// Its path.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+}
+
 /// See the module. Dropped, its threads end, and its devices answer with errors.
 pub trait Transport: Send {
     /// Which one it is.
     fn kind(&self) -> Kind;
 
-    /// Makes a block device over a part of the disk, bytes. It goes by itself if it is not in use
-    /// when [`Self::settle`] is called, or later.
-    fn attach(&mut self, part: Range<u64>) -> Result<PathBuf, AttachError>;
+    /// Makes a block device over a part of the disk, bytes, or says over which file somebody else
+    /// makes one. A device goes by itself if it is not in use when [`Self::settle`] is called.
+    fn attach(&mut self, part: Range<u64>) -> Result<Offer, AttachError>;
 
     /// All devices that are wanted are in use: nothing is kept for others any more.
     fn settle(&mut self);
@@ -97,7 +142,7 @@ pub fn start(
                 None => Kept::new(config.threads, shared::create("uzswap-requests")?)?,
             };
             let server = Server::start(disk, traffic, file, config, kept)?;
-            Ok(Box::new(Loops { server, file: file.to_owned(), open: Vec::new() }))
+            Ok(Box::new(OverFuse { server, file: file.to_owned() }))
         }
         Kind::Ublk => Ok(Box::new(Devices::start(disk, traffic, config, before)?)),
     }
@@ -133,35 +178,23 @@ pub fn stand_in(kind: Kind, devices: &[PathBuf]) -> io::Result<Option<Box<dyn Tr
     }
 }
 
-/// Loop devices over a file that we serve.
-struct Loops {
+/// A file that we serve. Others make loop devices over it.
+struct OverFuse {
     server: Server,
     file: PathBuf,
-    /// A device goes when nobody has it open: not before it is a swap area.
-    open: Vec<LoopDevice>,
 }
 
-impl Transport for Loops {
+impl Transport for OverFuse {
     fn kind(&self) -> Kind {
         Kind::Fuse
     }
 
-    fn attach(&mut self, part: Range<u64>) -> Result<PathBuf, AttachError> {
-        let file = File::options().read(true).write(true).open(&self.file);
-        let file = file.map_err(AttachError::Loop)?;
-        // The loop driver takes the size from the inode, of which the kernel has not asked us yet
-        // (seen on 6.12: a device of 0 bytes).
-        file.metadata().map_err(AttachError::Loop)?;
-        let device = LoopDevice::attach(file.as_raw_fd(), part, PAGE_BYTES as u32);
-        let device = device.map_err(AttachError::Loop)?;
-        let path = device.path().to_owned();
-        self.open.push(device);
-        Ok(path)
+    fn attach(&mut self, _part: Range<u64>) -> Result<Offer, AttachError> {
+        Ok(Offer::File(self.file.clone()))
     }
 
-    fn settle(&mut self) {
-        self.open.clear();
-    }
+    /// A loop device goes with whoever has made it.
+    fn settle(&mut self) {}
 
     fn cpu_state(&self) -> CpuState {
         self.server.cpu_state()

@@ -18,7 +18,7 @@ use crate::poll::Poll;
 use crate::server::{STACK_BYTES, ServerConfig};
 use crate::team::Team;
 use crate::traffic::Traffic;
-use crate::transport::{Kind, Transport};
+use crate::transport::{Kind, Offer, Transport};
 use std::collections::BTreeMap;
 use std::io;
 use std::ops::Range;
@@ -240,11 +240,11 @@ impl Transport for Devices {
         Kind::Ublk
     }
 
-    fn attach(&mut self, part: Range<u64>) -> Result<PathBuf, AttachError> {
+    fn attach(&mut self, part: Range<u64>) -> Result<Offer, AttachError> {
         let device = self.make(part).map_err(AttachError::Ublk)?;
         let path = ublk::path(device.id);
         self.devices.push(device);
-        Ok(path)
+        Ok(Offer::Device(path))
     }
 
     fn settle(&mut self) {

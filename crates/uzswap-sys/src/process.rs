@@ -216,6 +216,46 @@ pub fn is_gone(pid: i32) -> bool {
     threads == 0 || threads == 1 && Activity::of(pid).is_none()
 }
 
+/// Whether any thread of the process with this number has memory, so that it may execute something
+/// or the kernel may write there for it. A thread that was killed gives its memory up before it
+/// closes its files, which may take for ever: so none has, long before [`is_gone`].
+pub fn has_memory(pid: i32) -> bool {
+    let Ok(tasks) = std::fs::read_dir(format!("/proc/{pid}/task")) else { return false };
+    let stats = tasks.flatten().filter_map(|task| read_stat(task.path()));
+    let mut seen = 0;
+    for stat in stats {
+        match memory_and_threads(&stat) {
+            Some((0, _)) => seen += 1,
+            _ => return true,
+        }
+    }
+    // The kernel's list of threads may come to an early end when one of them ends meanwhile.
+    let threads =
+        read_stat(format!("/proc/{pid}").into()).and_then(|stat| memory_and_threads(&stat));
+    threads.is_some_and(|(bytes, threads)| bytes != 0 || threads > seen)
+}
+
+/// Whether the first thread of a process has given its memory up, or there is no such process: it
+/// has begun to end. Takes one look, where [`has_memory`] takes one at each thread.
+pub fn is_ending(pid: i32) -> bool {
+    let stat = read_stat(format!("/proc/{pid}").into());
+    stat.and_then(|stat| memory_and_threads(&stat)).is_none_or(|(bytes, _)| bytes == 0)
+}
+
+fn read_stat(folder: std::path::PathBuf) -> Option<String> {
+    std::fs::read_to_string(folder.join("stat")).ok()
+}
+
+/// Addresses that a thread has mapped, bytes, and the threads of its process.
+fn memory_and_threads(stat: &str) -> Option<(u64, u64)> {
+    // Counted from the state, which follows the name: threads are the 18th field, addresses the
+    // 21st.
+    let (_, rest) = stat.rsplit_once(')')?;
+    let mut fields = rest.split_whitespace();
+    let threads = fields.nth(17)?.parse().ok()?;
+    Some((fields.nth(2)?.parse().ok()?, threads))
+}
+
 /// What a process does, its first thread for the others.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Activity {
@@ -403,6 +443,24 @@ mod tests {
     }
 
     #[test]
+    fn a_process_has_memory_until_it_is_killed_though_nobody_waits_for_it() {
+        let own = std::process::id() as i32;
+        assert!(has_memory(own) && !is_ending(own));
+        let mut child = std::process::Command::new("sleep").arg("30").spawn().unwrap();
+        let pid = child.id() as i32;
+        assert!(has_memory(pid));
+        kill(pid, libc::SIGKILL).unwrap();
+        // It stays as a zombie meanwhile.
+        let began = std::time::Instant::now();
+        while has_memory(pid) {
+            assert!(began.elapsed().as_secs() < 60, "it does not end");
+            std::thread::yield_now();
+        }
+        assert!(is_ending(pid));
+        child.wait().unwrap();
+    }
+
+    #[test]
     fn a_process_is_known_by_its_start_until_it_is_gone() {
         let mut child = std::process::Command::new("sleep").arg("30").spawn().unwrap();
         let pid = child.id() as i32;
@@ -411,6 +469,7 @@ mod tests {
         kill(pid, libc::SIGKILL).unwrap();
         child.wait().unwrap();
         assert!(is_gone(pid) && !is_gone(std::process::id() as i32));
+        assert!(!has_memory(pid) && is_ending(pid));
         assert_eq!(start_time(pid), None);
         assert_eq!(kill(pid, libc::SIGKILL).unwrap_err().kind(), io::ErrorKind::NotFound);
     }

@@ -8,11 +8,11 @@
 //! processes of their own.
 
 use crate::wire::{Place, RunInfo};
-use rustix::fs::{FlockOperation, flock};
+use rustix::fs::{FlockOperation, Mode, OFlags, flock};
 use serde::{Deserialize, Serialize};
 use std::fs::{self, File};
-use std::io;
-use std::os::unix::fs::MetadataExt;
+use std::io::{self, Read, Write};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
@@ -27,6 +27,11 @@ pub const OWN_PROGRAM: &str = "/proc/self/exe";
 /// Where everything is: on a file system that a reboot empties, as it empties what was changed.
 pub const FOLDER: &str = "/run/uzswap";
 
+/// Modes of the folder and of what is in it: nobody but root may look, lock or listen there.
+const OWNERS_FOLDER: u32 = 0o700;
+const OWNERS_FILE: u32 = 0o600;
+const WRITTEN_BY_OTHERS: u32 = 0o022;
+
 const STATE: &str = "state.json";
 const LOCK: &str = "lock";
 const MOUNT: &str = "mnt";
@@ -35,6 +40,9 @@ const SOCKET: &str = "socket";
 
 /// The kernel's zswap would take pages before they reach any device.
 const ZSWAP: &str = "/sys/module/zswap/parameters/enabled";
+
+/// How often to ask again while another process switches an area off.
+const ANOTHER_IS_AT_IT: Duration = Duration::from_millis(50);
 
 /// How long a process gets to end.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -57,8 +65,47 @@ pub fn disk() -> PathBuf {
 
 /// Makes what the daemon mounts on.
 pub fn make_mount_points() -> io::Result<()> {
-    fs::create_dir_all(mount())?;
-    fs::write(disk(), "")
+    make_folder(&mount())?;
+    write(&disk(), b"")
+}
+
+/// Makes a folder that its owner alone may look into, whatever the umask; one that is there becomes
+/// such. Errors: it is somebody else's, or no folder.
+fn make_folder(path: &Path) -> io::Result<()> {
+    match fs::DirBuilder::new().mode(OWNERS_FOLDER).create(path) {
+        Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error),
+        _ => {}
+    }
+    let flags = OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let folder = File::from(rustix::fs::open(path, flags, Mode::empty())?);
+    check_owner(&folder.metadata()?, path)?;
+    folder.set_permissions(fs::Permissions::from_mode(OWNERS_FOLDER))
+}
+
+/// Writes a file that its owner alone may read.
+pub fn write(path: &Path, bytes: &[u8]) -> io::Result<()> {
+    let mut file = own_file(path)?;
+    file.set_len(0)?;
+    file.write_all(bytes)
+}
+
+/// Opens a file for writing that its owner alone may open, whatever the umask; one that is there
+/// becomes such. Errors: it is somebody else's.
+fn own_file(path: &Path) -> io::Result<File> {
+    let mut options = File::options();
+    options.create(true).truncate(false).write(true).mode(OWNERS_FILE);
+    let file = options.custom_flags(libc::O_NOFOLLOW).open(path)?;
+    check_owner(&file.metadata()?, path)?;
+    file.set_permissions(fs::Permissions::from_mode(OWNERS_FILE))?;
+    Ok(file)
+}
+
+/// What it says is done as root: nobody else may have written it.
+fn check_owner(metadata: &fs::Metadata, path: &Path) -> io::Result<()> {
+    match metadata.uid() == rustix::process::geteuid().as_raw() {
+        true => Ok(()),
+        false => Err(io::Error::other(format!("{} is another user's", path.display()))),
+    }
 }
 
 /// Whether the kernel's zswap takes pages on this machine.
@@ -87,15 +134,22 @@ impl ProcessId {
         Self::of(std::process::id())
     }
 
-    /// Whether nothing of it is left: no thread is even in a system call.
-    pub fn is_gone(&self) -> bool {
-        !self.is_alive() && process::is_gone(self.pid)
+    /// Whether it does nothing any more: no thread of it executes anything, and the kernel writes
+    /// nothing into its memory. What is left of it may take for ever to close its files, and nobody
+    /// waits for that.
+    pub fn is_over(&self) -> bool {
+        !process::has_memory(self.pid)
             || process::start_time(self.pid).is_some_and(|started| started != self.started)
     }
 
     /// Whether it is still there.
     pub fn is_alive(&self) -> bool {
         process::start_time(self.pid) == Some(self.started)
+    }
+
+    /// Whether it has begun to end, or has ended.
+    pub fn is_ending(&self) -> bool {
+        process::is_ending(self.pid) || !self.is_alive()
     }
 }
 
@@ -131,6 +185,9 @@ pub struct State {
     pub outlives_daemon: bool,
     /// The areas, in the order in which they are filled.
     pub areas: Vec<AreaChange>,
+    /// A process that makes a further one.
+    #[serde(default)]
+    pub area_maker: Option<ProcessId>,
     /// The kernel's zswap was on.
     pub zswap_was_on: bool,
     /// The keeper's own group, where it has made one.
@@ -152,9 +209,10 @@ impl Lock {
     /// Takes it; `None` while somebody has it. Makes the folder.
     pub fn take() -> io::Result<Option<Self>> {
         loop {
-            fs::create_dir_all(FOLDER)?;
+            make_folder(Path::new(FOLDER))?;
             let path = Path::new(FOLDER).join(LOCK);
-            let file = File::options().create(true).truncate(false).write(true).open(&path)?;
+            // Who may open it may lock it, and keep everybody from cleaning up.
+            let file = own_file(&path)?;
             match flock(&file, FlockOperation::NonBlockingLockExclusive) {
                 Err(rustix::io::Errno::WOULDBLOCK) => return Ok(None),
                 other => other?,
@@ -177,10 +235,19 @@ impl Lock {
 impl State {
     /// Reads it; the default where there is none.
     pub fn read() -> io::Result<Self> {
-        match fs::read(Path::new(FOLDER).join(STATE)) {
-            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Self::default()),
-            other => Ok(serde_json::from_slice(&other?)?),
+        let path = Path::new(FOLDER).join(STATE);
+        let mut file = match File::open(&path) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Self::default()),
+            other => other?,
+        };
+        let metadata = file.metadata()?;
+        check_owner(&metadata, &path)?;
+        if metadata.mode() & WRITTEN_BY_OTHERS != 0 {
+            return Err(io::Error::other("others than its owner may write it"));
         }
+        let mut text = Vec::new();
+        file.read_to_end(&mut text)?;
+        Ok(serde_json::from_slice(&text)?)
     }
 
     /// Whether a keeper is there, or a daemon that will start one.
@@ -191,7 +258,7 @@ impl State {
     /// Replaces it, whole or not at all.
     pub fn write(&self) -> io::Result<()> {
         let fresh = Path::new(FOLDER).join("state.new");
-        fs::write(&fresh, serde_json::to_vec(self)?)?;
+        write(&fresh, &serde_json::to_vec(self)?)?;
         fs::rename(fresh, Path::new(FOLDER).join(STATE))
     }
 
@@ -209,18 +276,21 @@ impl State {
         self.transport.parse().unwrap_or(Kind::Fuse)
     }
 
-    /// Areas that the kernel swaps to, with what it has there.
-    pub fn areas_on(&self) -> Vec<swap::Area> {
+    /// Areas of ours that the kernel lists, with what it has there. It lists one until its last page
+    /// is read back. Errors: it does not say, so any may be there.
+    pub fn areas_on(&self) -> io::Result<Vec<swap::Area>> {
         let is_ours = |area: &swap::Area| {
             self.areas.iter().any(|ours| ours.device == area.path)
                 && transport::is_ours(self.transport(), &area.path, Path::new(FOLDER))
         };
-        swap::areas().unwrap_or_default().into_iter().filter(is_ours).collect()
+        Ok(swap::areas()?.into_iter().filter(is_ours).collect())
     }
 
-    /// Whether pages may be on one of them.
+    /// Whether pages may be on one of them, or on one that a process has in hand. Then nothing of
+    /// it may be ended, killed or removed.
     pub fn is_in_use(&self) -> bool {
-        !self.areas_on().is_empty()
+        let is_made = self.area_maker.is_some_and(|maker| !maker.is_over());
+        is_made || self.areas_on().map_or(true, |areas| !areas.is_empty())
     }
 
     /// Switches the kernel's zswap off, if it is on.
@@ -233,47 +303,48 @@ impl State {
         fs::write(ZSWAP, "N")
     }
 
-    /// Undoes everything, and removes the folder; what could not be undone. Steps that are done
-    /// already are no trouble, so it can be repeated. While a living daemon, which `end_daemon`
-    /// would end, holds pages that the kernel cannot read back now, nothing under them is touched.
-    /// A dead one's devices are answered for from now on, unless somebody does so already.
-    pub fn undo(
-        &mut self,
-        end_daemon: Option<&mut dyn FnMut() -> io::Result<()>>,
-        stand_in: Option<StandIn>,
-    ) -> Vec<String> {
+    /// Has the kernel read back what a daemon that was killed has left, as far as it can, and forget
+    /// the areas; ends commands that were killed with their runs. What could not be.
+    fn empty(&mut self) -> Vec<String> {
         let mut troubles = Vec::new();
-        let on = self.areas_on();
         // First of all: who waits for a page may not end before it is answered. Dropped when the
-        // areas are off and detached: then nobody waits any more.
-        let _stand_in = match (&end_daemon, stand_in) {
-            (Some(_), _) => None,
-            (None, Some(there)) => Some(there),
-            (None, None) => self.stand_in().unwrap_or_else(|error| {
-                troubles.push(error.to_string());
-                None
-            }),
-        };
+        // areas are off: then nobody waits any more.
+        let _stand_in = self.stand_in().unwrap_or_else(|error| {
+            troubles.push(error.to_string());
+            None
+        });
         for run in std::mem::take(&mut self.runs) {
             if let Some(place) = &run.place {
                 note(&mut troubles, "end a command", place.end());
             }
         }
-        let off = switch_off_all(&on);
-        if off.is_err() && end_daemon.is_some() {
-            note(&mut troubles, "", off);
-            return troubles;
-        }
-        note(&mut troubles, "", off);
+        note(&mut troubles, "", self.areas_on().and_then(|on| switch_off_all(&on)));
+        troubles
+    }
+
+    /// Undoes everything, and removes the folder; what could not be undone. Steps that are done
+    /// already are no trouble, so it can be repeated. While the kernel lists an area, nothing under
+    /// it is touched, not even the daemon, which `end_daemon` would end.
+    pub fn undo(&mut self, end_daemon: Option<&mut dyn FnMut() -> io::Result<()>>) -> Vec<String> {
+        let mut troubles = Vec::new();
         let transport = self.transport();
+        let in_use = || vec!["the kernel still reads back what is swapped out".into()];
+        if self.is_in_use() {
+            return in_use();
+        }
         for area in &self.areas {
             if transport::is_ours(transport, &area.device, Path::new(FOLDER)) {
                 let what = format!("detach {}", area.device.display());
                 note(&mut troubles, &what, transport::detach(transport, &area.device));
             }
         }
-        if let Some(end) = end_daemon {
-            note(&mut troubles, "end the daemon", end());
+        // From now on nobody can switch one on again.
+        if self.is_in_use() {
+            return in_use();
+        }
+        if let Some(Err(error)) = end_daemon.map(|end| end()) {
+            troubles.push(format!("end the daemon: {error}"));
+            return troubles;
         }
         for path in [disk(), mount()] {
             if fuse::is_mounted(&path) {
@@ -297,7 +368,7 @@ impl State {
     /// Where the daemon is dead and its devices wait for another: one that answers with errors, so
     /// that who waits for a page hears that it is lost, and the areas can be switched off.
     pub fn stand_in(&self) -> io::Result<Option<StandIn>> {
-        let devices: Vec<_> = self.areas_on().into_iter().map(|area| area.path).collect();
+        let devices: Vec<_> = self.areas_on()?.into_iter().map(|area| area.path).collect();
         transport::stand_in(self.transport(), &devices).map_err(|error| {
             io::Error::other(format!("answer for the devices of a dead daemon: {error}"))
         })
@@ -310,7 +381,7 @@ fn switch_off_all(on: &[swap::Area]) -> io::Result<()> {
         return Ok(());
     }
     let mut child = start_switching_off(on)?;
-    wait_for_switching_off(on, child.wait()?.success())
+    switched_off(on, child.wait()?.success())
 }
 
 fn note(troubles: &mut Vec<String>, what: &str, result: io::Result<()>) {
@@ -321,18 +392,23 @@ fn note(troubles: &mut Vec<String>, what: &str, result: io::Result<()>) {
     }
 }
 
-/// Starts a process that switches areas off: the kernel ends who does that first when memory runs
-/// out. Errors: what is swapped out would not fit.
-pub fn start_switching_off(areas: &[swap::Area]) -> io::Result<std::process::Child> {
+/// Errors: what is swapped out would not fit in memory.
+pub fn check_room(areas: &[swap::Area]) -> io::Result<()> {
     let used: u64 = areas.iter().map(|area| area.used).sum();
     let available = cpu::memory_info()?.available;
-    if used > available {
-        let (used, available) = (crate::size::show(used), crate::size::show(available));
-        return Err(io::Error::other(format!(
-            "cannot switch swapping off: {used} are swapped out and {available} of memory are free; \
-             free memory and try again"
-        )));
+    if used <= available {
+        return Ok(());
     }
+    let (used, available) = (crate::size::show(used), crate::size::show(available));
+    Err(io::Error::other(format!(
+        "cannot switch swapping off: {used} are swapped out and {available} of memory are free; \
+         free memory and try again"
+    )))
+}
+
+/// Starts a process that switches areas off: the kernel ends who does that first when memory runs
+/// out.
+pub fn start_switching_off(areas: &[swap::Area]) -> io::Result<std::process::Child> {
     Command::new(OWN_PROGRAM)
         .arg("switch-off")
         .args(areas.iter().rev().map(|area| &area.path))
@@ -343,7 +419,7 @@ pub fn start_switching_off(areas: &[swap::Area]) -> io::Result<std::process::Chi
 }
 
 /// What came of it.
-pub fn wait_for_switching_off(areas: &[swap::Area], is_done: bool) -> io::Result<()> {
+pub fn switched_off(areas: &[swap::Area], is_done: bool) -> io::Result<()> {
     if is_done {
         return Ok(());
     }
@@ -359,17 +435,25 @@ pub fn switch_off(devices: &[PathBuf]) -> io::Result<()> {
     // Marked as its parent is, it would find less memory for what it reads back. An error: the
     // parent was not permitted to mark itself.
     let _ = process::set_io_flusher(false);
-    for device in devices {
-        loop {
-            match swap::off(device) {
-                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                // It is off already.
-                Err(error) if error.kind() == io::ErrorKind::InvalidInput => break,
-                other => break other?,
+    devices.iter().try_for_each(|device| switch_off_one(device))
+}
+
+/// Until the kernel does not list the area any more. It says EINVAL of one that is off, and of one
+/// that another process is switching off: that one is still read back from, and is on again if the
+/// other process is ended.
+fn switch_off_one(device: &Path) -> io::Result<()> {
+    loop {
+        match swap::off(device) {
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) if error.kind() == io::ErrorKind::InvalidInput => {
+                if !swap::areas()?.iter().any(|area| area.path == device) {
+                    return Ok(());
+                }
+                std::thread::sleep(ANOTHER_IS_AT_IT);
             }
+            other => return other,
         }
     }
-    Ok(())
 }
 
 impl Place {
@@ -456,6 +540,8 @@ pub struct CleanedUp {
     pub done: Vec<String>,
     /// What could not be undone.
     pub left: Vec<String>,
+    /// The kernel still lists an area of ours.
+    pub is_in_use: bool,
 }
 
 /// Undoes what was left by a keeper and a daemon that were killed. The caller has the lock.
@@ -465,14 +551,16 @@ pub fn clean_up(_lock: &Lock) -> CleanedUp {
         Ok(state) => state,
         Err(error) => {
             let left = vec![format!("{FOLDER}/{STATE}: {error}; undo by hand and remove it")];
-            return CleanedUp { done: Vec::new(), left };
+            return CleanedUp { left, ..CleanedUp::default() };
         }
     };
     let runs: Vec<_> = state.runs.iter().map(|run| run.run.pid.to_string()).collect();
-    let left = state.undo(None, None);
+    let mut left = state.empty();
+    left.extend(state.undo(None));
     let of = if runs.is_empty() { String::new() } else { format!(" ({})", runs.join(", ")) };
     let done = vec![format!("cleaned up after a killed run{of}")];
-    CleanedUp { done: if left.is_empty() { done } else { Vec::new() }, left }
+    let is_in_use = state.is_in_use();
+    CleanedUp { done: if left.is_empty() { done } else { Vec::new() }, left, is_in_use }
 }
 
 /// Looks every few milliseconds until `done` or the patience is over; whether it was done.
@@ -490,6 +578,27 @@ pub fn wait_for(patience: Duration, mut done: impl FnMut() -> bool) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// A lock that others may open is a lock that others may hold.
+    #[test]
+    fn folders_and_files_are_their_owner_s_alone_also_where_they_were_there() {
+        let folder = tempfile::tempdir().unwrap();
+        let mode = |path: &Path| path.metadata().unwrap().mode() & 0o777;
+        let (inner, file) = (folder.path().join("uzswap"), folder.path().join("uzswap/lock"));
+        for loosen in [false, true] {
+            make_folder(&inner).unwrap();
+            own_file(&file).unwrap();
+            assert_eq!((mode(&inner), mode(&file)), (OWNERS_FOLDER, OWNERS_FILE), "{loosen}");
+            fs::set_permissions(&inner, fs::Permissions::from_mode(0o777)).unwrap();
+            fs::set_permissions(&file, fs::Permissions::from_mode(0o666)).unwrap();
+        }
+        let link = folder.path().join("link");
+        std::os::unix::fs::symlink(&file, &link).unwrap();
+        assert!(own_file(&link).is_err() && make_folder(&link).is_err());
+        write(&file, b"new").unwrap();
+        write(&file, b"").unwrap();
+        assert_eq!(fs::read(&file).unwrap(), b"", "nothing of before is left");
+    }
 
     #[test]
     fn the_list_comes_back_as_it_was_written() {

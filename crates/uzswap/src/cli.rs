@@ -80,6 +80,9 @@ pub enum Command {
     /// The process that serves metrics; started by run and serve.
     #[command(hide = true)]
     Exporter(ExporterArguments),
+    /// Make an area and switch it on; started by the keeper.
+    #[command(hide = true)]
+    SwitchOn,
     /// Switch areas off; started by the keeper.
     #[command(hide = true)]
     SwitchOff(SwitchOffArguments),

@@ -70,20 +70,24 @@ pub fn daemon(arguments: &InheritArguments) -> Result<(), Failure> {
         match wire.receive() {
             Ok(Order::Attach(part)) => {
                 let report = match service.transport.attach(part) {
-                    Ok(device) => {
-                        service.swapped.add(device.clone());
-                        Report::Attached(device)
-                    }
+                    Ok(offer) => Report::Attached(offer),
                     Err(error) => Report::Failed(error.to_string()),
                 };
                 let _ = wire.send(&report);
             }
-            Ok(Order::Settle) => service.transport.settle(),
+            Ok(Order::Settle(devices)) => {
+                service.swapped.set(devices);
+                service.transport.settle();
+            }
             Ok(Order::Become(program)) => {
                 start.devices = Some(service.swapped.devices());
                 become_another(&program, &mut wire, arguments, &start);
             }
-            Ok(Order::End) => return Ok(()),
+            // Whoever says so: what the kernel lists, it may ask for.
+            Ok(Order::End) => match service.swapped.is_listed() {
+                Ok(false) => return Ok(()),
+                Ok(true) | Err(_) => {}
+            },
             Err(_) => {
                 start.devices = Some(service.swapped.devices());
                 wire = replace_keeper(arguments, &mut start);
@@ -102,7 +106,7 @@ fn await_order(mut wire: Wire, arguments: &InheritArguments, mut start: Start) {
                 become_another(&program, &mut wire, arguments, &start);
             }
             // The others are no orders for who does not serve.
-            Ok(Order::End | Order::Attach(_) | Order::Settle) => return,
+            Ok(Order::End | Order::Attach(_) | Order::Settle(_)) => return,
             Err(_) => wire = replace_keeper(arguments, &mut start),
         }
     }
@@ -223,7 +227,7 @@ impl Service {
         };
         let traffic = Arc::new(Traffic::new(options.threads));
         let swapped = Arc::new(Swapped::default());
-        start.devices.iter().flatten().for_each(|device| swapped.add(device.clone()));
+        swapped.set(start.devices.clone().unwrap_or_default());
         if takes_over && fuse::is_mounted(&folder) {
             // The control files of the daemon before, which nobody answers for.
             fuse::unmount(&folder).map_err(mount)?;

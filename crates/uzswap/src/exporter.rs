@@ -80,7 +80,7 @@ impl Exporter {
     /// Writes down where it is, once the folder is there.
     pub fn announce(&self) {
         // An error: `uzswap dashboard` serves the page itself.
-        let _ = fs::write(note(), &self.address);
+        let _ = changes::write(&note(), self.address.as_bytes());
     }
 }
 

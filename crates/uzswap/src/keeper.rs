@@ -12,9 +12,12 @@
 //! it was (kept.rs); nobody notices but by a pause. When both are, what is swapped out is lost, and
 //! whoever comes next undoes what they left.
 
+mod areas;
+mod members;
+mod phase;
 mod replace;
 
-use crate::changes::{self, AreaChange, Lock, OWN_PROGRAM, ProcessId, RunChange, StandIn, State};
+use crate::changes::{self, Lock, OWN_PROGRAM, ProcessId, RunChange, StandIn, State};
 use crate::error::Failure;
 use crate::group;
 use crate::kept::{Kept, Start};
@@ -22,7 +25,10 @@ use crate::options::DaemonOptions;
 use crate::say::say;
 use crate::shortage::Shortage;
 use crate::space::{self, Full, Space};
-use crate::wire::{Ask, Joined, Order, Place, Report, RunInfo, Tell, Wire};
+use crate::wire::{Ask, Order, Report, Tell, Wire};
+use areas::Maker;
+use members::Member;
+use phase::{Act, Phase};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use std::fs;
@@ -33,11 +39,8 @@ use std::os::unix::net::{UnixListener, UnixStream};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command};
-use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::time::{Duration, Instant};
-use uzswap_block::switch_on;
 use uzswap_engine::PAGE_BYTES;
-use uzswap_sys::swap::{self, PRIORITY_MAX};
 use uzswap_sys::{cgroup, cpu, process};
 
 /// How long runs have to come back to a keeper that took over.
@@ -127,15 +130,9 @@ pub fn cannot_lock(error: &io::Error) -> String {
     format!("cannot make {}: {error}; it needs root", changes::FOLDER)
 }
 
-/// Somebody who has a wire to us.
-struct Member {
-    wire: Wire,
-    /// The run that it is, by the number of its process.
-    run: Option<i32>,
-}
-
 /// See the module.
 pub struct Keeper {
+    phase: Phase,
     state: State,
     /// Held until the end.
     lock: Lock,
@@ -162,12 +159,20 @@ pub struct Keeper {
     signals: UnixStream,
     /// Runs that took part under a keeper that died, until then.
     orphans_until: Option<Instant>,
-    /// Areas are being switched off, by this process.
-    off: Option<(Child, Vec<swap::Area>)>,
+    /// Makes a further area; and what came of it, until that is looked at.
+    maker: Option<Maker>,
+    made: Option<Result<(), Failure>>,
+    /// Switches the areas off.
+    off: Option<Child>,
+    /// When the kernel is asked again to read everything back.
+    retry_at: Option<Instant>,
+    /// Processes that are over, until nothing of them is left.
+    buried: Vec<Child>,
     notes: Vec<String>,
     cleaned: Vec<String>,
     is_told_to_end: bool,
-    /// The daemon died.
+    has_taken_over: bool,
+    /// No daemon can go on, and what was swapped out is lost.
     is_lost: bool,
     /// Answers for its devices then.
     stand_in: Option<StandIn>,
@@ -180,20 +185,40 @@ impl Keeper {
     pub fn begin(lock: Lock, options: DaemonOptions, is_serving: bool) -> Result<Self, Failure> {
         spare();
         let cleaned = changes::clean_up(&lock);
+        if cleaned.is_in_use {
+            return Err(Failure::new(cleaned.left.join("; ")));
+        }
         // The folder may have gone with what was in it.
         let lock = match cleaned.done.is_empty() {
             true => lock,
             false => retake(lock)?,
         };
         let state = State { keeper: ProcessId::own(), is_serving, ..State::default() };
-        let (signals, notify) = UnixStream::pair().map_err(cannot_start)?;
-        catch_signals(&notify, is_serving)?;
         changes::make_mount_points().map_err(cannot_start)?;
         let ram = cpu::memory_info().map_err(cannot_start)?.total;
-        let listener = listen()?;
-        let space = Space::new(u64::from(options.pages) * PAGE_BYTES as u64);
-        let mut keeper = Self {
-            state,
+        let mut keeper = Self::new(lock, state, options, ram)?;
+        keeper.cleaned = cleaned.done.into_iter().chain(cleaned.left).collect();
+        match keeper.set_up() {
+            Ok(()) => {
+                keeper.phase.become_next(Phase::Serving);
+                Ok(keeper)
+            }
+            Err(failure) => {
+                if keeper.phase == Phase::Starting {
+                    keeper.begin_emptying();
+                }
+                keeper.keep(|| ());
+                Err(failure)
+            }
+        }
+    }
+
+    /// One that has neither daemon nor areas yet.
+    fn new(lock: Lock, state: State, options: DaemonOptions, ram: u64) -> Result<Self, Failure> {
+        let (signals, notify) = UnixStream::pair().map_err(cannot_start)?;
+        catch_signals(&notify, state.is_serving)?;
+        Ok(Self {
+            phase: Phase::Starting,
             lock,
             daemon: None,
             daemon_child: None,
@@ -201,27 +226,28 @@ impl Keeper {
             program: OWN_PROGRAM.into(),
             daemon_since: Instant::now(),
             short_lives: 0,
+            space: Space::new(u64::from(options.pages) * PAGE_BYTES as u64),
             options,
             ram,
-            space,
             shortage: None,
-            listener,
+            listener: listen()?,
             members: Vec::new(),
             signals,
             orphans_until: None,
+            maker: None,
+            made: None,
             off: None,
+            retry_at: None,
+            buried: Vec::new(),
             notes: Vec::new(),
-            cleaned: cleaned.done.into_iter().chain(cleaned.left).collect(),
+            cleaned: Vec::new(),
             is_told_to_end: false,
+            has_taken_over: false,
             is_lost: false,
             stand_in: None,
             troubles: Vec::new(),
-        };
-        let begun = keeper.set_up();
-        if begun.is_err() {
-            keeper.end();
-        }
-        begun.map(|()| keeper)
+            state,
+        })
     }
 
     fn set_up(&mut self) -> Result<(), Failure> {
@@ -255,15 +281,22 @@ impl Keeper {
             })?;
         }
         loop {
-            let areas = self.state.areas_on();
+            let areas = self.state.areas_on().map_err(cannot_start)?;
             self.space.look(&areas, space::room(&changes::mount()));
-            let Some(part) = self.space.wants(&areas) else { return Ok(()) };
-            self.extend(part)?;
+            self.grow()?;
+            if !self.has_maker() && self.made.is_none() {
+                return Ok(());
+            }
+            self.wait().map_err(cannot_start)?;
+            if self.is_lost {
+                return Err(Failure::new("no daemon can serve"));
+            }
         }
     }
 
     /// Starts a daemon: the first, or one that goes on with the devices of the one before.
     fn start_daemon(&mut self) -> Result<(), Failure> {
+        self.phase.require(Act::StartDaemon);
         let before = self.state.daemon;
         let number = self.lock.0.as_raw_fd().to_string();
         self.let_inherit(true).map_err(cannot_start)?;
@@ -294,16 +327,38 @@ impl Keeper {
 
     /// Waits until the daemon serves; its notes.
     fn await_daemon(&mut self) -> Result<Vec<String>, Failure> {
-        match self.daemon.as_mut().map(Wire::receive) {
-            Some(Ok(Report::Ready { transport, notes })) => {
+        match self.hear_daemon() {
+            Ok(Report::Ready { transport, notes }) => {
                 self.options.transport.clone_from(&transport);
                 self.state.transport = transport;
                 self.daemon_since = Instant::now();
                 self.save().map(|()| notes)
             }
-            Some(Ok(Report::Failed(message))) => Err(Failure::new(message)),
-            Some(Ok(Report::Attached(_)) | Err(_)) | None => {
+            Ok(Report::Failed(message)) => Err(Failure::new(message)),
+            Ok(Report::Attached(_)) | Err(_) => {
                 Err(Failure::new("the daemon ended before it was ready"))
+            }
+        }
+    }
+
+    /// Orders something of the daemon that it answers; its answer.
+    fn ask_daemon(&mut self, order: &Order) -> io::Result<Report> {
+        self.daemon.as_mut().ok_or(io::ErrorKind::NotConnected)?.send(order)?;
+        self.hear_daemon()
+    }
+
+    /// Waits for the daemon to say something. Errors: it has begun to end. Its wire may never tell:
+    /// a process that waits for something while it ends closes none of its files.
+    fn hear_daemon(&mut self) -> io::Result<Report> {
+        let wire = self.daemon.as_mut().ok_or(io::ErrorKind::NotConnected)?;
+        loop {
+            let is_ending = self.state.daemon.is_none_or(|daemon| daemon.is_ending());
+            if is_ready(wire, if is_ending { Duration::ZERO } else { LOOK }) {
+                if let Some(said) = wire.receive_some()? {
+                    return Ok(said);
+                }
+            } else if is_ending {
+                return Err(io::ErrorKind::UnexpectedEof.into());
             }
         }
     }
@@ -329,45 +384,26 @@ impl Keeper {
         let mut state = State::read().map_err(cannot_start)?;
         // Two may never answer for one machine, and what is written down is its last word.
         if let Some(before) = state.keeper {
-            while !changes::wait_for(COME_BACK, || before.is_gone()) {}
+            while !changes::wait_for(COME_BACK, || before.is_over()) {}
             state = State::read().map_err(cannot_start)?;
         }
         state.outlives_daemon = kept.is_some();
         state.keeper = ProcessId::own();
         // The keeper before may have been killed before it wrote that down.
         state.daemon = daemon_id;
-        let (signals, notify) = UnixStream::pair().map_err(cannot_start)?;
-        catch_signals(&notify, false)?;
+        // Nobody is left who could tell us to.
         let is_told_to_end = state.is_serving;
-        let mut keeper = Self {
-            lock,
-            daemon: Some(daemon),
-            daemon_child: None,
-            kept,
-            program: OWN_PROGRAM.into(),
-            daemon_since: Instant::now(),
-            short_lives: 0,
-            space: Space::new(u64::from(options.pages) * PAGE_BYTES as u64),
-            ram,
-            shortage: None,
-            options,
-            listener: listen()?,
-            members: Vec::new(),
-            signals,
-            orphans_until: Some(Instant::now() + COME_BACK),
-            off: None,
-            notes: Vec::new(),
-            cleaned: Vec::new(),
-            // Nobody is left who could tell us to.
-            is_told_to_end,
-            is_lost: false,
-            stand_in: None,
-            troubles: Vec::new(),
-            state,
-        };
+        let mut keeper = Self::new(lock, state, options, ram)?;
+        keeper.is_told_to_end = is_told_to_end;
+        keeper.has_taken_over = true;
+        keeper.daemon = Some(daemon);
+        keeper.kept = kept;
+        keeper.orphans_until = Some(Instant::now() + COME_BACK);
+        keeper.phase.become_next(Phase::Serving);
         keeper.save()?;
-        if !serves {
-            keeper.go_on();
+        match serves {
+            true => keeper.tell_devices(),
+            false => keeper.go_on(),
         }
         Ok(keeper)
     }
@@ -376,65 +412,10 @@ impl Keeper {
         self.state.write().map_err(cannot_write)
     }
 
-    /// Makes a further area, unless the daemon is killed meanwhile: a loop device that the kernel
-    /// has not opened yet goes with it. Then another daemon serves, and the area is still wanted.
-    fn extend(&mut self, part: std::ops::Range<u64>) -> Result<(), Failure> {
-        let daemon = self.state.daemon;
-        let attached = self.attach(part);
-        if attached.is_err() && self.kept.is_some() && self.has_dead_daemon() {
-            self.daemon_died();
-        }
-        let is_replaced = self.state.daemon != daemon && !self.is_lost;
-        if is_replaced { Ok(()) } else { attached }
-    }
-
-    fn attach(&mut self, part: std::ops::Range<u64>) -> Result<(), Failure> {
-        let gone = |error: io::Error| Failure::new(format!("the daemon does not answer: {error}"));
-        let daemon = self
-            .daemon
-            .as_mut()
-            .ok_or(io::ErrorKind::NotConnected)
-            .map_err(|kind| gone(kind.into()))?;
-        daemon.send(&Order::Attach(part.clone())).map_err(gone)?;
-        let device = match daemon.receive().map_err(gone)? {
-            Report::Attached(device) => device,
-            Report::Failed(message) => return Err(Failure::new(message)),
-            Report::Ready { .. } => return Err(gone(io::ErrorKind::InvalidData.into())),
-        };
-        let bytes = part.end - part.start;
-        let index = self.state.areas.len() as u16;
-        self.state.areas.push(AreaChange { device: device.clone(), bytes });
-        self.save()?;
-        let on = self.switch_on(device, bytes, PRIORITY_MAX - index);
-        if on.is_err() {
-            self.state.areas.pop();
-        }
-        if let Some(daemon) = &mut self.daemon {
-            daemon.send(&Order::Settle).map_err(gone)?;
-        }
-        on
-    }
-
-    /// Has the kernel swap to a device. A thread waits for the daemon's answers to that, and if it
-    /// is killed for the next one's, which this one starts.
-    fn switch_on(&mut self, device: PathBuf, bytes: u64, priority: u16) -> Result<(), Failure> {
-        let (tell, told) = channel();
-        let switch = move || drop(tell.send(switch_on(&device, bytes, priority)));
-        std::thread::Builder::new().spawn(switch).map_err(cannot_start)?;
-        loop {
-            match told.recv_timeout(LOOK) {
-                Err(RecvTimeoutError::Timeout) if self.is_lost || !self.has_dead_daemon() => {}
-                Err(RecvTimeoutError::Timeout) => self.daemon_died(),
-                Ok(on) => return Ok(on?),
-                Err(error) => return Err(cannot_start(io::Error::other(error))),
-            }
-        }
-    }
-
     /// Works until nobody needs it any more, and undoes everything. Calls `also` several times a
     /// second.
     pub fn keep(&mut self, mut also: impl FnMut()) {
-        while !self.is_over() {
+        while self.phase != Phase::Over {
             if let Err(error) = self.wait() {
                 self.trouble(format!("the keeper cannot wait: {error}"));
             }
@@ -477,191 +458,52 @@ impl Keeper {
 
     /// Whether anybody needs it, or may.
     fn is_wanted(&self) -> bool {
-        let has_runs = !self.state.runs.is_empty();
-        has_runs || self.off.is_some() || self.state.is_serving && !self.is_told_to_end
-    }
-
-    /// Ends, if it is time to; whether it has.
-    fn is_over(&mut self) -> bool {
-        !self.is_wanted() && self.end()
-    }
-
-    /// Undoes everything; `false` while it cannot.
-    fn end(&mut self) -> bool {
-        self.space.release();
-        // From now on who comes finds nobody, and waits for the lock.
-        let _ = fs::remove_file(changes::socket());
-        let (daemon, mut wire) = (self.state.daemon, self.daemon.as_mut());
-        let is_alive = wire.is_some();
-        let mut end_daemon = || {
-            // An error: it is gone.
-            let _ = wire.as_mut().map(|wire| wire.send(&Order::End));
-            let is_gone = || daemon.is_none_or(|daemon| !daemon.is_alive());
-            if changes::wait_for(COME_BACK, is_gone) {
-                return Ok(());
-            }
-            daemon.map_or(Ok(()), |daemon| process::kill(daemon.pid, libc::SIGKILL))
-        };
-        let stand_in = self.stand_in.take();
-        let end_daemon: Option<&mut dyn FnMut() -> _> =
-            if is_alive { Some(&mut end_daemon) } else { None };
-        self.troubles = self.state.undo(end_daemon, stand_in);
-        let is_done = !is_alive || !self.state.is_in_use();
-        if !is_done {
-            let pid = daemon.map_or(0, |daemon| daemon.pid);
-            self.troubles.push(format!("the daemon ({pid}) goes on serving it, and tries again"));
-        }
-        if let (Some(mut daemon), true) = (self.daemon_child.take(), is_done) {
-            // An error: it is not there to be waited for.
-            let _ = daemon.wait();
-        }
-        self.tell_all(&Tell::Left { is_over: is_done, troubles: self.troubles.clone() });
-        if !is_done {
-            std::thread::sleep(RETRY);
-        }
-        is_done
-    }
-
-    fn tell_all(&mut self, what: &Tell) {
-        for member in &mut self.members {
-            // An error: it is gone, which its wire shows.
-            let _ = member.wire.send(what);
-        }
+        !self.state.runs.is_empty() || self.state.is_serving && !self.is_told_to_end
     }
 
     /// Waits until somebody wants something, and serves them.
     fn wait(&mut self) -> io::Result<()> {
-        let timeout = Timespec { tv_sec: 0, tv_nsec: self.space.pause().as_nanos() as i64 };
-        let mut polled = vec![
-            PollFd::new(&self.signals, PollFlags::IN),
-            PollFd::new(&self.listener, PollFlags::IN),
-        ];
-        polled.extend(self.daemon.as_ref().map(|daemon| PollFd::new(daemon, PollFlags::IN)));
+        let timeout = self.space.pause();
+        let listens = self.phase != Phase::Starting;
+        let of = |fd, is_asked| {
+            PollFd::from_borrowed_fd(fd, if is_asked { PollFlags::IN } else { PollFlags::empty() })
+        };
+        let mut polled = vec![of(self.signals.as_fd(), true), of(self.listener.as_fd(), listens)];
+        let daemon = self.daemon.as_ref().map(|daemon| polled.push(of(daemon.as_fd(), true)));
+        let maker = self.maker.as_ref().map(|maker| polled.push(of(maker.wire.as_fd(), true)));
         let others = polled.len();
-        let members = self.members.iter().map(|member| PollFd::new(&member.wire, PollFlags::IN));
-        polled.extend(members);
-        match poll(&mut polled, Some(&timeout)) {
+        polled.extend(self.members.iter().map(|member| {
+            let more = if member.has_waiting() { PollFlags::OUT } else { PollFlags::empty() };
+            PollFd::new(&member.wire, PollFlags::IN | more)
+        }));
+        let time = Timespec { tv_sec: 0, tv_nsec: timeout.as_nanos() as i64 };
+        match poll(&mut polled, Some(&time)) {
             Err(rustix::io::Errno::INTR) => return Ok(()),
             other => other?,
         };
-        let ready: Vec<_> = polled.iter().map(|fd| !fd.revents().is_empty()).collect();
+        let ready: Vec<_> = polled.iter().map(PollFd::revents).collect();
+        let is_ready = |index: usize| !ready[index].is_empty();
         // Members first: the others may change who they are.
-        for index in (others..ready.len()).rev().filter(|index| ready[*index]) {
-            self.hear(index - others);
+        for index in (others..ready.len()).rev().filter(|index| is_ready(*index)) {
+            self.members[index - others].tell_what_waits();
+            if ready[index] != PollFlags::OUT {
+                self.hear(index - others);
+            }
         }
-        if ready[1] {
+        if listens && is_ready(1) {
             let (stream, _) = self.listener.accept()?;
             self.add(Wire::new(stream));
         }
-        if others > 2 && ready[2] {
+        if maker.is_some() && is_ready(others - 1) {
+            self.hear_maker();
+        }
+        if daemon.is_some() && is_ready(2) && self.has_dead_daemon() {
             self.daemon_died();
         }
-        if ready[0] {
+        if is_ready(0) {
             self.signalled()?;
         }
         Ok(())
-    }
-
-    fn add(&mut self, wire: Wire) -> usize {
-        self.members.push(Member { wire, run: None });
-        self.members.len() - 1
-    }
-
-    /// Hears what a member says, or that it is gone.
-    fn hear(&mut self, index: usize) {
-        let said = self.members[index].wire.receive_some::<Ask>();
-        match said {
-            Ok(None) => {}
-            Ok(Some(Ask::Join { run, .. })) => self.join(index, run),
-            Ok(Some(Ask::Rejoin(pid))) => {
-                let is_known = self.state.runs.iter().any(|run| run.run.pid == pid);
-                self.members[index].run = is_known.then_some(pid);
-                let answer = if is_known { Tell::Noted } else { Tell::Lost };
-                let _ = self.members[index].wire.send(&answer);
-                // The keeper before may have been killed while it replaced the daemon.
-                let daemon = self.state.daemon.map_or(0, |daemon| daemon.pid);
-                let _ = self.members[index].wire.send(&Tell::Replaced(daemon));
-            }
-            Ok(Some(Ask::Upgrade(program))) => self.upgrade(index, program),
-            Ok(Some(Ask::Place(place))) => self.place(index, place),
-            Ok(Some(Ask::Leave)) => self.leave(index),
-            Err(_) => self.gone(index),
-        }
-    }
-
-    fn join(&mut self, index: usize, run: RunInfo) {
-        let is_first = self.state.runs.is_empty() && !self.state.is_serving;
-        let joined = Joined {
-            mount: changes::mount(),
-            daemon: self.state.daemon.map_or(0, |daemon| daemon.pid),
-            options: self.options.clone(),
-            transport: self.state.transport.clone(),
-            is_first,
-            zswap_is_off: self.state.zswap_was_on,
-            notes: self.notes.clone(),
-            cleaned: std::mem::take(&mut self.cleaned),
-        };
-        self.members[index].run = Some(run.pid);
-        self.state.runs.push(RunChange { run, place: None });
-        let answer = match self.save() {
-            Ok(()) => Tell::Joined(Box::new(joined)),
-            Err(failure) => Tell::Refused(failure.to_string()),
-        };
-        // An error: it is gone, which the next look shows.
-        let _ = self.members[index].wire.send(&answer);
-        if self.state.runs.len() > 1 {
-            self.tell_all(&Tell::Runs(self.state.runs.len()));
-        }
-    }
-
-    fn place(&mut self, index: usize, place: Place) {
-        let pid = self.members[index].run;
-        if let Some(run) = self.state.run_in(&place.folder) {
-            // Asked here, where one comes after the other: what the second one has seen as the
-            // group's limit may be the first one's.
-            let (path, other) = (place.folder.display(), run.run.pid);
-            let refusal = format!("process {other} limits {path} already; end that first");
-            let _ = self.members[index].wire.send(&Tell::Refused(refusal));
-            return;
-        }
-        if let Some(run) = self.state.runs.iter_mut().find(|run| Some(run.run.pid) == pid) {
-            run.place = Some(place);
-        }
-        // Not written down, the command must not begin: the run hears nothing, and gives up.
-        if self.save().is_ok() {
-            let _ = self.members[index].wire.send(&Tell::Noted);
-        }
-    }
-
-    /// A run is over. The last one is answered when everything is undone.
-    fn leave(&mut self, index: usize) {
-        let pid = self.members[index].run.take();
-        self.state.runs.retain(|run| Some(run.run.pid) != pid);
-        let _ = self.save();
-        if !self.state.runs.is_empty() || self.state.is_serving {
-            let left = Tell::Left { is_over: false, troubles: Vec::new() };
-            let _ = self.members[index].wire.send(&left);
-        }
-    }
-
-    /// A member is gone; a run that has not left was killed.
-    fn gone(&mut self, index: usize) {
-        let member = self.members.swap_remove(index);
-        let Some(pid) = member.run else { return };
-        self.bury(|run| run.run.pid == pid);
-    }
-
-    /// Ends the commands of runs that were killed.
-    fn bury(&mut self, is_dead: impl Fn(&RunChange) -> bool) {
-        let (dead, alive) = std::mem::take(&mut self.state.runs).into_iter().partition(is_dead);
-        self.state.runs = alive;
-        let dead: Vec<RunChange> = dead;
-        for place in dead.iter().filter_map(|run| run.place.as_ref()) {
-            if let Err(error) = place.end() {
-                self.trouble(error.to_string());
-            }
-        }
-        let _ = self.save();
     }
 
     fn signalled(&mut self) -> io::Result<()> {
@@ -671,59 +513,52 @@ impl Keeper {
             place.group().signal(SIGTERM);
         }
         self.tell_all(&Tell::Detach);
-        if self.state.is_serving {
-            self.start_switching_off();
-        }
+        self.is_told_to_end = self.state.is_serving;
         Ok(())
-    }
-
-    /// Has the kernel read everything back, by a process of its own, while we go on.
-    fn start_switching_off(&mut self) {
-        if self.off.is_some() {
-            return;
-        }
-        self.space.release();
-        let areas = self.state.areas_on();
-        match changes::start_switching_off(&areas) {
-            Ok(child) => self.off = Some((child, areas)),
-            Err(error) => self.trouble(error.to_string()),
-        }
     }
 
     /// What is to be done again and again.
     fn tick(&mut self) {
-        if self.orphans_until.is_some_and(|until| Instant::now() > until) {
-            let back: Vec<_> = self.members.iter().filter_map(|member| member.run).collect();
-            let is_back = |run: &RunChange| back.contains(&run.run.pid);
-            // One that is stopped, or starved of its CPU, comes back later.
-            self.bury(|run| !is_back(run) && process::is_gone(run.run.pid));
-            let is_complete = self.state.runs.iter().all(is_back);
-            self.orphans_until = (!is_complete).then(|| Instant::now() + COME_BACK);
+        // An error: it is not ours to wait for.
+        self.buried.retain_mut(|child| matches!(child.try_wait(), Ok(None)));
+        self.look_for_orphans();
+        if self.daemon.is_some() && self.state.daemon.is_some_and(|daemon| daemon.is_ending()) {
+            self.daemon_died();
         }
-        if let Some((mut child, areas)) = self.off.take() {
-            match child.try_wait() {
-                Ok(None) => self.off = Some((child, areas)),
-                Ok(Some(status)) => {
-                    match changes::wait_for_switching_off(&areas, status.success()) {
-                        Ok(()) => self.is_told_to_end = true,
-                        Err(error) => self.trouble(error.to_string()),
-                    }
-                }
-                Err(error) => self.trouble(format!("swapoff: {error}")),
-            }
+        match self.phase {
+            Phase::Starting | Phase::Serving if self.is_wanted() => self.serve(),
+            Phase::Starting | Phase::Serving => self.begin_emptying(),
+            Phase::Refused if self.is_wanted() => self.phase.become_next(Phase::Serving),
+            Phase::Refused if self.retry_at.is_some_and(|at| Instant::now() < at) => {}
+            Phase::Refused => self.phase.become_next(Phase::Emptying),
+            Phase::Emptying | Phase::Lost => self.empty(),
+            Phase::Ending => self.end(),
+            Phase::Over => {}
+        }
+    }
+
+    /// Ends the commands of runs that took part under a keeper that died, and are gone.
+    fn look_for_orphans(&mut self) {
+        if self.orphans_until.is_none_or(|until| Instant::now() <= until) {
             return;
         }
-        if !self.is_wanted() {
-            return;
-        }
-        let areas = self.state.areas_on();
+        let back: Vec<_> = self.members.iter().filter_map(|member| member.run).collect();
+        let is_back = |run: &RunChange| back.contains(&run.run.pid);
+        // One that is stopped, or starved of its CPU, comes back later.
+        self.bury_runs(|run| !is_back(run) && process::is_gone(run.run.pid));
+        let is_complete = self.state.runs.iter().all(is_back);
+        self.orphans_until = (!is_complete).then(|| Instant::now() + COME_BACK);
+    }
+
+    fn serve(&mut self) {
+        // An error: the kernel does not say; it is asked again.
+        let Ok(areas) = self.state.areas_on() else { return };
         if let Some(is_full) = self.space.look(&areas, space::room(&changes::mount())) {
             self.tell_all(&Tell::Full(is_full == Full::Yes));
         }
         self.watch_shortage();
-        if let Some(part) = self.space.wants(&areas)
-            && let Err(failure) = self.extend(part)
-            && !self.has_dead_daemon()
+        if let Err(failure) = self.grow()
+            && !self.is_lost
         {
             self.space.cannot_grow();
             self.notes.push(format!("swap space does not grow: {failure}"));
@@ -758,6 +593,13 @@ fn cannot_write(error: io::Error) -> Failure {
 
 fn cannot_start(error: io::Error) -> Failure {
     Failure::new(format!("cannot start the daemon: {error}"))
+}
+
+/// Whether a wire has something to be read, or ends, within so long.
+fn is_ready(wire: &Wire, within: Duration) -> bool {
+    let mut polled = [PollFd::new(wire, PollFlags::IN)];
+    let time = Timespec { tv_sec: 0, tv_nsec: within.as_nanos() as i64 };
+    poll(&mut polled, Some(&time)).is_ok_and(|ready| ready > 0)
 }
 
 /// The lock again, after its folder was removed.

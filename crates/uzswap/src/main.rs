@@ -3,6 +3,7 @@
 #![forbid(unsafe_code)]
 #![deny(clippy::print_stdout, clippy::print_stderr, reason = "they panic where nobody reads")]
 
+mod area;
 mod attach;
 mod attaching;
 mod bench;
@@ -101,6 +102,7 @@ fn dispatch(command: Command) -> Result<ExitCode, Failure> {
         }
         Command::Daemon(arguments) => daemon::daemon(&arguments).map(|()| ExitCode::SUCCESS),
         Command::Keeper(arguments) => keeper::keeper(arguments.lock).map(|()| ExitCode::SUCCESS),
+        Command::SwitchOn => area::make().map(|()| ExitCode::SUCCESS),
         Command::SwitchOff(arguments) => Ok(match changes::switch_off(&arguments.devices) {
             Ok(()) => ExitCode::SUCCESS,
             Err(_) => ExitCode::FAILURE,

@@ -2,6 +2,7 @@
 //! either of them ends.
 
 use crate::options::DaemonOptions;
+use rustix::net::SendFlags;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use std::io::{self, Read, Write};
@@ -9,6 +10,7 @@ use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
+use uzswap_block::Offer;
 
 /// What `run` asks of the keeper.
 #[derive(Debug, Serialize, Deserialize)]
@@ -58,7 +60,7 @@ pub struct Place {
 }
 
 /// What the keeper answers.
-#[derive(Debug, Serialize, Deserialize)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
 pub enum Tell {
     /// To [`Ask::Join`].
     Joined(Box<Joined>),
@@ -114,12 +116,12 @@ pub struct Joined {
 pub enum Order {
     /// To make a block device over a part of the disk, bytes.
     Attach(Range<u64>),
-    /// That all devices are in use.
-    Settle,
+    /// That the kernel swaps to these devices, and to no other.
+    Settle(Vec<PathBuf>),
     /// To become a daemon of this program, which goes on. It is the same process, so that
     /// somebody beside the keeper has what outlives a daemon all the while.
     Become(PathBuf),
-    /// To end: nothing is swapped to it any more.
+    /// To end: nothing is swapped to it any more. It does not while the kernel says otherwise.
     End,
 }
 
@@ -133,9 +135,29 @@ pub enum Report {
         /// What it goes on without.
         notes: Vec<String>,
     },
-    /// To [`Order::Attach`]: the device.
-    Attached(PathBuf),
+    /// To [`Order::Attach`].
+    Attached(Offer),
     /// Why it cannot, what it was ordered or to begin with; it waits for other orders.
+    Failed(String),
+}
+
+/// What the keeper orders of the process that makes an area.
+#[derive(Debug, Serialize, Deserialize)]
+pub enum AreaOrder {
+    /// To make a device over a part of what the daemon offers, bytes.
+    Make(Offer, Range<u64>),
+    /// To have the kernel swap to it, at this priority. It is written down now.
+    SwitchOn(u16),
+}
+
+/// What that process reports.
+#[derive(Debug, Serialize, Deserialize)]
+pub enum AreaReport {
+    /// The device that was made.
+    Made(PathBuf),
+    /// The kernel swaps to it.
+    On,
+    /// Why it cannot.
     Failed(String),
 }
 
@@ -170,11 +192,17 @@ impl Wire {
         Ok(Self::new(self.stream.try_clone()?))
     }
 
-    /// Says something. Errors: nobody is there any more.
+    /// Says something. Waits where the other one does not listen. Errors: nobody is there any more.
     pub fn send(&mut self, what: &impl Serialize) -> io::Result<()> {
-        let mut line = serde_json::to_vec(what)?;
-        line.push(b'\n');
-        self.stream.write_all(&line)
+        self.stream.write_all(&line(what)?)
+    }
+
+    /// Says as much of it as goes without waiting; how many bytes. Errors: nobody is there any more.
+    pub fn send_some(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        match rustix::net::send(&self.stream, bytes, SendFlags::DONTWAIT | SendFlags::NOSIGNAL) {
+            Err(rustix::io::Errno::AGAIN) => Ok(0),
+            other => Ok(other?),
+        }
     }
 
     /// Waits for something to be said. Errors: `UnexpectedEof`, nobody is there any more;
@@ -218,6 +246,13 @@ impl Wire {
     }
 }
 
+/// A value as it is said.
+pub fn line(what: &impl Serialize) -> io::Result<Vec<u8>> {
+    let mut line = serde_json::to_vec(what)?;
+    line.push(b'\n');
+    Ok(line)
+}
+
 impl AsFd for Wire {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.stream.as_fd()
@@ -233,9 +268,9 @@ mod tests {
         let (mut ours, theirs) = Wire::pair().unwrap();
         let mut theirs = Wire::new(theirs.into());
         ours.send(&Order::Attach(0..4096)).unwrap();
-        ours.send(&Order::Settle).unwrap();
+        ours.send(&Order::Settle(Vec::new())).unwrap();
         assert!(matches!(theirs.receive(), Ok(Order::Attach(part)) if part == (0..4096)));
-        assert!(matches!(theirs.said(), Some(Ok(Order::Settle))));
+        assert!(matches!(theirs.said(), Some(Ok(Order::Settle(_)))));
         assert!(theirs.said::<Order>().is_none());
         drop(ours);
         let gone = theirs.receive::<Order>().unwrap_err();

@@ -1,10 +1,10 @@
 //! One daemon after another: when one was killed, and when another version is to go on.
 
-use super::{COME_BACK, Keeper};
+use super::phase::{Act, Phase};
+use super::{COME_BACK, Keeper, is_ready};
 use crate::changes::{self, OWN_PROGRAM};
 use crate::error::Failure;
 use crate::wire::{Order, Tell};
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 use uzswap_sys::process;
@@ -23,6 +23,11 @@ impl Keeper {
     /// Starts another daemon, which goes on. (One says nothing unless it is asked, so this is its
     /// end.)
     pub(super) fn daemon_died(&mut self) {
+        if self.is_lost || !self.phase.may(Act::StartDaemon) {
+            // Nothing is swapped to it any more.
+            self.daemon = None;
+            return;
+        }
         self.bury_daemon();
         self.go_on();
     }
@@ -42,6 +47,7 @@ impl Keeper {
     fn lose(&mut self, why: &Failure) {
         self.trouble(format!("the daemon died: {why}"));
         self.bury_daemon();
+        self.phase.become_next(Phase::Lost);
         self.is_lost = true;
         self.tell_all(&Tell::Lost);
         for place in self.state.runs.iter().filter_map(|run| run.place.as_ref()) {
@@ -58,22 +64,18 @@ impl Keeper {
     }
 
     /// Waits until the daemon executes nothing any more, having killed it: two may never use what
-    /// outlives them.
+    /// outlives them. What it still waits for while it closes its files is not waited for.
     fn bury_daemon(&mut self) {
-        // Closed once it is dead: one that lives takes its end for ours, and starts another keeper.
+        self.phase.require(Act::KillDaemon);
+        // Closed once it is over: one that lives takes its end for ours, and starts another keeper.
         let _wire = self.daemon.take();
-        let child = self.daemon_child.take();
-        if let Some(daemon) = self.state.daemon.filter(|daemon| daemon.is_alive()) {
+        if let Some(daemon) = self.state.daemon.filter(|daemon| !daemon.is_over()) {
             // An error: it has just died.
             let _ = process::kill(daemon.pid, libc::SIGKILL);
+            // As long as it takes: what it reads from the disk, it reads into memory that stays.
+            while !changes::wait_for(COME_BACK, || daemon.is_over()) {}
         }
-        match (child, self.state.daemon) {
-            // An error: it is not there to be waited for.
-            (Some(mut daemon), _) => drop(daemon.wait()),
-            // As long as it takes: one that waits for a device ends after that.
-            (None, Some(daemon)) => while !changes::wait_for(COME_BACK, || daemon.is_gone()) {},
-            (None, None) => {}
-        }
+        self.buried.extend(self.daemon_child.take());
     }
 
     fn replace_daemon(&mut self) -> Result<(), Failure> {
@@ -125,8 +127,8 @@ impl Keeper {
             Ok(()) => Tell::Replaced(daemon),
             Err(failure) => Tell::Refused(failure.to_string()),
         };
-        // An error: it is gone.
-        let _ = self.members[index].wire.send(&answer);
+        // Said before it is let go: a few bytes, to one that waits for them.
+        self.members[index].tell(answer);
         self.members.swap_remove(index);
         if upgraded.is_ok() {
             self.tell_all(&Tell::Replaced(daemon));
@@ -159,7 +161,7 @@ impl Keeper {
     pub(super) fn has_dead_daemon(&self) -> bool {
         let Some(daemon) = &self.daemon else { return true };
         // It says nothing unless it is asked.
-        let mut polled = [PollFd::new(daemon, PollFlags::IN)];
-        poll(&mut polled, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })).is_ok_and(|ready| ready > 0)
+        is_ready(daemon, Duration::ZERO)
+            || self.state.daemon.is_none_or(|daemon| daemon.is_ending())
     }
 }

@@ -1,0 +1,246 @@
+//! Keeper, daemon and the kernel, each killed or slow while another one waits for it.
+
+#![allow(clippy::unwrap_used, reason = "tests")]
+
+use std::fs;
+use std::io::{BufRead, BufReader, Lines, Write};
+use std::path::PathBuf;
+use std::process::{Child, ChildStdout, Command};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+use uzswap_sys::process::kill;
+use uzswap_tests::{
+    FOLDER, Limited, Machine, Run, Served, is_over_ublk, process_of, program, seconds, state,
+    wait_for,
+};
+
+/// Keeps 96 MiB of text with numbers, and checks each page when it is told to.
+const HOLDER: &str = "import sys\n\
+                      a=[b'page %d ' % i * 400 for i in range(24576)]\n\
+                      print('filled', flush=True)\n\
+                      sys.stdin.readline()\n\
+                      print(all(a[i] == b'page %d ' % i * 400 for i in range(24576)), flush=True)";
+
+/// A program in little memory, most of whose pages are swapped out.
+struct Holder {
+    child: Child,
+    said: Lines<BufReader<ChildStdout>>,
+    limited: Limited,
+}
+
+impl Holder {
+    fn start(served: &Served) -> Self {
+        let limited = Limited::new(32 << 20);
+        let mut child = limited.start(&["python3", "-c", HOLDER]);
+        let mut said = BufReader::new(child.stdout.take().unwrap()).lines();
+        assert_eq!(said.next().unwrap().unwrap(), "filled");
+        assert!(wait_for(|| served.swapped_out() > 12_000));
+        // Room to read them back into.
+        limited.group.set_limit(1 << 30, 0).unwrap();
+        Self { child, said, limited }
+    }
+
+    /// Panics unless every page is as it was.
+    fn assert_whole(mut self) {
+        writeln!(self.child.stdin.as_mut().unwrap(), "look").unwrap();
+        let said = self.said.next().map(Result::unwrap);
+        assert_eq!(said.as_deref(), Some("True"), "{:?}", self.child.wait());
+        assert!(self.child.wait().unwrap().success());
+        drop(self.limited);
+    }
+}
+
+/// Has a process run a few milliseconds a second only, until it is dropped.
+struct Slowed {
+    pid: i32,
+    stop: Arc<AtomicBool>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Slowed {
+    fn begin(pid: i32) -> Self {
+        let stop = Arc::new(AtomicBool::new(false));
+        let of_thread = stop.clone();
+        let thread = std::thread::spawn(move || {
+            while !of_thread.load(Relaxed) {
+                // An error: it has ended.
+                let _ = kill(pid, libc::SIGSTOP);
+                std::thread::sleep(Duration::from_millis(250));
+                let _ = kill(pid, libc::SIGCONT);
+                std::thread::sleep(Duration::from_millis(4));
+            }
+        });
+        Self { pid, stop, thread: Some(thread) }
+    }
+}
+
+impl Drop for Slowed {
+    fn drop(&mut self) {
+        self.stop.store(true, Relaxed);
+        self.thread.take().unwrap().join().unwrap();
+        let _ = kill(self.pid, libc::SIGCONT);
+    }
+}
+
+fn listed() -> String {
+    fs::read_to_string("/proc/swaps").unwrap()
+}
+
+/// A `serve` with a program's pages, whose daemon is slow.
+fn served() -> (Served, Holder, Slowed) {
+    let served = Served::start(&["--size", "256M", "--pool", "200M", "--backing", "none"]);
+    let holder = Holder::start(&served);
+    let slowed = Slowed::begin(process_of("daemon"));
+    (served, holder, slowed)
+}
+
+/// Panics if the daemon ends while the kernel still lists an area; returns when it lists none.
+fn watch_until_off(daemon: i32) {
+    let is_off = || {
+        let has_daemon = uzswap_sys::process::has_memory(daemon);
+        let areas = listed();
+        assert!(has_daemon || !areas.contains("/dev/"), "the daemon has ended before:\n{areas}");
+        !areas.contains("/dev/")
+    };
+    assert!(wait_for(is_off), "{}", listed());
+}
+
+#[test]
+fn a_keeper_killed_while_everything_is_read_back_takes_no_page_along() {
+    let Some(machine) = Machine::take() else { return };
+    let (mut served, holder, slowed) = served();
+    served.terminate();
+    std::thread::sleep(Duration::from_millis(800));
+    assert!(served.is_on(), "it was too fast for this test");
+    // As systemd does after TimeoutStopSec; and whoever takes over, too.
+    let daemon = process_of("daemon");
+    served.child.kill().unwrap();
+    served.child.wait().unwrap();
+    assert!(wait_for(|| process_of("keeper") != served.child.id() as i32));
+    std::thread::sleep(Duration::from_millis(500));
+    let _ = kill(process_of("keeper"), libc::SIGKILL);
+    std::thread::sleep(Duration::from_secs(1));
+    drop(slowed);
+    watch_until_off(daemon);
+    holder.assert_whole();
+    assert!(wait_for(|| state().is_none()), "it is cleaned up");
+    machine.assert_as_before();
+}
+
+#[test]
+fn a_swapoff_by_somebody_else_that_is_under_way_is_waited_for() {
+    let Some(machine) = Machine::take() else { return };
+    let (mut served, holder, slowed) = served();
+    let daemon = process_of("daemon");
+    let mut other = Command::new("swapoff").arg("-a").spawn().unwrap();
+    std::thread::sleep(Duration::from_millis(500));
+    assert!(served.is_on() && other.try_wait().unwrap().is_none(), "it was too fast");
+    served.terminate();
+    std::thread::sleep(Duration::from_secs(2));
+    // It ends before its work is done; ours is to go on.
+    other.kill().unwrap();
+    drop(slowed);
+    watch_until_off(daemon);
+    other.wait().unwrap();
+    assert_eq!(served.child.wait().unwrap().code(), Some(0), "{}", served.said());
+    holder.assert_whole();
+    machine.assert_as_before();
+}
+
+#[test]
+fn a_daemon_killed_while_the_last_run_s_pages_are_read_back_is_replaced() {
+    let Some(machine) = Machine::take() else { return };
+    let served = Served::start(&["--size", "256M", "--pool", "200M", "--backing", "none"]);
+    if state().unwrap()["outlives_daemon"] == false {
+        return;
+    }
+    let holder = Holder::start(&served);
+    let daemon = process_of("daemon");
+    let _slowed = Slowed::begin(daemon);
+    served.terminate();
+    std::thread::sleep(Duration::from_millis(800));
+    assert!(served.is_on(), "it was too fast for this test");
+    kill(daemon, libc::SIGKILL).unwrap();
+    let mut served = served;
+    assert_eq!(served.child.wait().unwrap().code(), Some(0), "{}", served.said());
+    holder.assert_whole();
+    machine.assert_as_before();
+}
+
+/// What a process has open below the folder of ours that is mounted, but for the folder itself.
+fn own_files(pid: i32) -> Vec<PathBuf> {
+    let entries = fs::read_dir(format!("/proc/{pid}/fd")).into_iter().flatten().flatten();
+    let files = entries.filter_map(|entry| fs::read_link(entry.path()).ok());
+    let disk = format!("{FOLDER}/disk");
+    files.filter(|file| file.to_str().is_some_and(|file| file.starts_with(&disk))).collect()
+}
+
+#[test]
+fn a_daemon_killed_at_any_moment_of_a_new_area_keeps_nobody_waiting() {
+    let Some(machine) = Machine::take() else { return };
+    let churn = program("churn");
+    let options = ["--memory", "64M", "--backing", "none", "--pool", "400M", "--size", "1G"];
+    let run = Run::start(&options, &[churn.to_str().unwrap(), "300", &seconds(14), "2"]);
+    // Where nine in a row are killed at once, the pages are taken to be lost.
+    let (mut kills, mut last_maker, mut of_maker) = (0, 0, 0);
+    let began = Instant::now();
+    let mut run = run;
+    while !run.has_ended() && began.elapsed() < Duration::from_secs(60) {
+        let Some(seen) = state().filter(|state| state["daemon"].is_object()) else { continue };
+        let pid = |role: &str| seen[role]["pid"].as_i64().unwrap_or_default() as i32;
+        let (daemon, maker) = (pid("daemon"), pid("area_maker"));
+        // None that serves has its own file open, nor anybody with connections.
+        let open = [own_files(daemon), own_files(pid("keeper"))].concat();
+        assert_eq!(open, Vec::<PathBuf>::new());
+        of_maker = if maker == last_maker { of_maker } else { 0 };
+        last_maker = maker;
+        let is_made = maker > 0 && uzswap_sys::process::has_memory(maker);
+        if seen["outlives_daemon"] == true && is_made && kills < 12 && of_maker < 3 {
+            std::thread::sleep(Duration::from_micros(700 * kills));
+            // An error: it was killed already.
+            let _ = kill(daemon, libc::SIGKILL);
+            (kills, of_maker) = (kills + 1, of_maker + 1);
+            let is_replaced = |state: serde_json::Value| state["daemon"]["pid"] != daemon;
+            assert!(wait_for(|| state().is_none_or(is_replaced)), "no other was started");
+        }
+    }
+    let over_ublk = state().is_some() && is_over_ublk();
+    run.finish().assert_code(0);
+    assert!(kills > 0 || over_ublk, "no area was met while it was made");
+    machine.assert_as_before();
+}
+
+#[test]
+fn a_run_that_is_stopped_keeps_neither_others_nor_the_next_daemon_waiting() {
+    let Some(machine) = Machine::take() else { return };
+    let options = ["--memory", "64M", "--backing", "none", "--pool", "64M", "--size", "64M"];
+    let run = Run::start(&options, &["sleep", "600"]);
+    run.wait_until_running();
+    run.signal(libc::SIGSTOP);
+    // So many that what it is told of them fills its socket.
+    let ask = format!(
+        "{{\"Join\":{{\"run\":{{\"pid\":{},\"command\":\"x\",\"memory\":1}},\"options\":null}}}}\n",
+        std::process::id()
+    );
+    for _ in 0..600 {
+        let mut stream =
+            std::os::unix::net::UnixStream::connect(format!("{FOLDER}/socket")).unwrap();
+        stream.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
+        stream.write_all(ask.as_bytes()).unwrap();
+        let mut lines = BufReader::new(stream.try_clone().unwrap()).lines();
+        assert!(lines.next().unwrap().unwrap().starts_with("{\"Joined\""));
+        stream.write_all(b"\"Leave\"\n").unwrap();
+        while !lines.next().unwrap().unwrap().contains("Left") {}
+    }
+    if state().unwrap()["outlives_daemon"] == true {
+        let daemon = process_of("daemon");
+        kill(daemon, libc::SIGKILL).unwrap();
+        assert!(wait_for(|| process_of("daemon") != daemon), "no other was started");
+    }
+    run.signal(libc::SIGCONT);
+    run.signal(libc::SIGTERM);
+    run.finish().assert_code(128 + libc::SIGTERM);
+    machine.assert_as_before();
+}
