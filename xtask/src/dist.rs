@@ -1,19 +1,19 @@
-//! What is given to people: a Debian package, wheels and a source distribution for Python, the
-//! program as one file that needs no library, its crates, and what all of it is made from (SBOM),
-//! with checksums, in target/dist.
+//! The published files, with checksums, in target/dist. A Debian package, wheels and a source
+//! distribution for Python, the program as one file without libraries, its crates, and a list of
+//! its parts (SBOM).
 
 use crate::{Result, output};
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 
-/// For which processors and systems the file without libraries is.
+/// The processor and system of the file without libraries.
 const STATIC: &str = "x86_64-unknown-linux-musl";
 
-/// What makes one kind.
+/// Makes one kind.
 type Make = fn(&Dist) -> Result<()>;
 
-/// What can be made, by the names that `--only` takes.
+/// The kinds, by the names of `--only`.
 const KINDS: [(&str, Make); 5] =
     [("deb", deb), ("python", python), ("static", program), ("crates", crates), ("sbom", sbom)];
 
@@ -43,9 +43,9 @@ pub fn run(root: &Path, arguments: impl Iterator<Item = String>) -> ExitCode {
 struct Dist {
     root: PathBuf,
     target: PathBuf,
-    /// Of what is made.
+    /// Of the results.
     folder: PathBuf,
-    /// Of what is put together on the way.
+    /// Of intermediate files.
     stage: PathBuf,
 }
 
@@ -59,7 +59,7 @@ impl Dist {
         }
         let target = crate::target(root);
         let (folder, stage) = (target.join("dist"), target.join("dist/stage"));
-        // What was interrupted is begun anew; it may not be there.
+        // An interrupted run starts anew; the folder may not exist.
         let _ = fs::remove_dir_all(&stage);
         fs::create_dir_all(&stage)?;
         Ok(Self { root: root.to_owned(), target, folder, stage })
@@ -87,7 +87,7 @@ impl Dist {
         Ok(fs::remove_dir_all(&self.stage)?)
     }
 
-    /// Takes what was made, replacing one of the same name.
+    /// Takes a result, replacing one of the same name.
     fn take(&self, from: &Path) -> Result<()> {
         let name = from.file_name().ok_or("a file without a name")?;
         Ok(fs::rename(from, self.folder.join(name))?)
@@ -98,12 +98,12 @@ const SUMS: &str = "SHA256SUMS";
 
 /// The Debian package, by debhelper.
 fn deb(dist: &Dist) -> Result<()> {
-    // With the tools' own idea of where a package's sources are, and what they are called.
+    // By the tools' own conventions for the folder and the name of a package's sources.
     let source = dist.stage.join("uzswap");
     fs::create_dir_all(&source)?;
     let debian = dist.root.join("packaging/debian");
     succeed(Command::new("cp").arg("-r").arg(debian).arg(source.join("debian")))?;
-    // Rust is rustup's, which dpkg does not know of; and debhelper gives a build another home.
+    // Rust is rustup's, which dpkg does not know; and debhelper gives a build another home.
     let mut command = Command::new("dpkg-buildpackage");
     let home = PathBuf::from(std::env::var_os("HOME").unwrap_or_default());
     for (name, folder) in [("CARGO_HOME", ".cargo"), ("RUSTUP_HOME", ".rustup")] {
@@ -128,7 +128,7 @@ fn deb(dist: &Dist) -> Result<()> {
     Ok(())
 }
 
-/// Has cargo take crates from where `cargo vendor` puts them.
+/// Makes cargo take crates from the folder of `cargo vendor`.
 const VENDORED: &str = "[source.crates-io]
 replace-with = \"vendor\"
 
@@ -159,7 +159,7 @@ fn python(dist: &Dist) -> Result<()> {
     };
     succeed(tar().args(["-xzf", &archive]))?;
     let source = stage.join(name);
-    // Not --locked: of the workspace's lock file the packages go that the module does not need.
+    // Without --locked: the workspace's lock file loses the packages that the module does not need.
     let vendor = ["vendor", "--quiet", "--versioned-dirs"];
     succeed(Command::new("cargo").current_dir(&source).args(vendor))?;
     fs::create_dir_all(source.join(".cargo"))?;
@@ -168,7 +168,7 @@ fn python(dist: &Dist) -> Result<()> {
     succeed(
         maturin()
             .current_dir(&source)
-            // Nothing that was fetched before.
+            // No earlier downloads.
             .env("CARGO_HOME", stage.join("home"))
             .env("CARGO_TARGET_DIR", stage.join("target"))
             .args(build)
@@ -178,7 +178,7 @@ fn python(dist: &Dist) -> Result<()> {
     dist.take(&stage.join(archive))
 }
 
-/// The program without any library, for systems of every kind.
+/// The program without any library, for every Linux system.
 fn program(dist: &Dist) -> Result<()> {
     succeed(Command::new("rustup").args(["--quiet", "target", "add", STATIC]))?;
     succeed(
@@ -201,7 +201,7 @@ fn program(dist: &Dist) -> Result<()> {
     succeed(Command::new("tar").arg("-cJf").arg(archive).arg("-C").arg(&dist.stage).arg(name))
 }
 
-/// The crates that `cargo install uzswap` builds from, each built from what is in its file.
+/// The crates of `cargo install uzswap`, each built from its own file.
 const CRATES: [&str; 7] = ["", "-sys", "-sync", "-ranges", "-engine", "-region", "-block"];
 
 fn crates(dist: &Dist) -> Result<()> {
@@ -218,7 +218,7 @@ fn crates(dist: &Dist) -> Result<()> {
     Ok(())
 }
 
-/// Everything that the program is made from, with versions and licenses, as CycloneDX has it.
+/// All parts of the program, with versions and licenses, in the CycloneDX format.
 fn sbom(dist: &Dist) -> Result<()> {
     let tools = dist.target.join("tools");
     if !tools.join("bin/cargo-sbom").exists() {
@@ -235,7 +235,7 @@ fn sbom(dist: &Dist) -> Result<()> {
     Ok(fs::write(dist.folder.join(name), text)?)
 }
 
-/// Runs a program, which says by itself what is wrong.
+/// Runs a program, which reports its own errors.
 fn succeed(command: &mut Command) -> Result<()> {
     let status = command.status().map_err(|error| format!("{command:?}: {error}"))?;
     if !status.success() {

@@ -1,6 +1,7 @@
-//! Chores of this repository: `cargo run -p xtask -- docs` writes the generated documents, `tidy`
-//! checks that they are fresh and that the house rules hold, `install` installs the C library and,
-//! where it is asked for, all the rest, `dist` makes packages, `vm` runs tests in virtual machines.
+//! Chores of this repository. `cargo run -p xtask -- docs` writes the generated documents, `tidy`
+//! checks that they are fresh and that the house rules hold, `words` lists sentences that break
+//! STYLE.md. `install` installs the C library and, on request, everything else, `dist` makes
+//! packages, `vm` runs tests in virtual machines.
 
 #![forbid(unsafe_code)]
 
@@ -16,16 +17,16 @@ use std::error::Error;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 
-/// What fails ends with a message for a person.
+/// A failure is a message for a person.
 type Result<T> = std::result::Result<T, Box<dyn Error>>;
 
-/// The folder that everything is built in.
+/// The folder of all builds.
 fn target(root: &Path) -> PathBuf {
     let target = std::env::var_os("CARGO_TARGET_DIR").map(PathBuf::from);
     target.unwrap_or_else(|| root.join("target"))
 }
 
-/// What a program prints that ends well.
+/// The output of a program that succeeds.
 fn output(command: &mut Command) -> Result<String> {
     let output = command.output().map_err(|error| format!("{command:?}: {error}"))?;
     if !output.status.success() {
@@ -40,12 +41,13 @@ fn main() -> ExitCode {
     match std::env::args().nth(1).as_deref() {
         Some("docs") => docs::write(root),
         Some("tidy") => tidy::check(root),
+        Some("words") => tidy::words(root, std::env::args().skip(2)),
         Some("vm") => vm::run(root, std::env::args().skip(2)),
         Some("dist") => dist::run(root, std::env::args().skip(2)),
         Some("install") => install::run(root, std::env::args().skip(2)),
         _ => {
             eprintln!(
-                "usage: cargo run -p xtask -- docs|tidy|vm|dist|install [--prefix DIR] [--destdir DIR]"
+                "usage: cargo run -p xtask -- docs|tidy|words|vm|dist|install [--prefix DIR] [--destdir DIR]"
             );
             ExitCode::from(2)
         }

@@ -6,11 +6,11 @@ use clap_mangen::Man;
 use roff::{Roff, bold, roman};
 use uzswap_cli::cli::Cli;
 
-/// Where they are kept.
+/// Their folders.
 const MAN: &str = "docs/man";
 const COMPLETIONS: &str = "docs/completions";
 
-/// What each exit status means; the same for every command.
+/// The meaning of each exit status; the same for every command.
 const STATUSES: [(&str, &str); 6] = [
     ("0", "It was done; of run: the command's own status."),
     ("1", "doctor: no front end works on this machine."),
@@ -20,7 +20,7 @@ const STATUSES: [(&str, &str); 6] = [
     ("128 + n", "run: signal n ended the command."),
 ];
 
-/// What lies where.
+/// Files and their purpose.
 const FILES: [(&str, &str); 6] = [
     ("/etc/uzswap/uzswap.conf", "How serve is configured: the names of its options."),
     (
@@ -90,7 +90,7 @@ fn list(page: &mut Roff, title: &str, rows: &[(&str, &str)]) {
     }
 }
 
-/// Path and text of what a shell completes the command line with.
+/// Path and text of the completions of each shell.
 pub fn completions() -> Vec<(String, String)> {
     let shells =
         [(Shell::Bash, "uzswap.bash"), (Shell::Zsh, "_uzswap"), (Shell::Fish, "uzswap.fish")];
@@ -102,7 +102,7 @@ pub fn completions() -> Vec<(String, String)> {
     shells.map(|(shell, name)| (format!("{COMPLETIONS}/{name}"), text(shell))).into()
 }
 
-/// The command line without what is not for people: a shell would offer that too.
+/// The command line without internal commands: a shell would offer these too.
 fn shown() -> Command {
     let whole = Cli::command();
     let hidden = |sub: &&Command| !sub.is_hide_set();

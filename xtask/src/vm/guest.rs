@@ -10,7 +10,7 @@ use std::process::{Child, Command, Stdio};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::time::{Duration, Instant};
 
-/// What a kernel says when something is wrong with it, or with what it was asked to do.
+/// Messages of a kernel about its own faults, or about requests.
 const COMPLAINTS: [&str; 9] = [
     "BUG:",
     "WARNING:",
@@ -23,20 +23,19 @@ const COMPLAINTS: [&str; 9] = [
     "soft lockup",
 ];
 
-/// What is no complaint without KVM: the server by which 6.12 has a queue of waiting programs run
-/// warns of its own timer where emulated CPUs stand still.
+/// No complaint without KVM: in 6.12 the deadline server of a queue of waiting programs warns of
+/// its own timer where emulated CPUs stand still.
 const TIMER: &str = "at kernel/sched/deadline.c";
 
-/// How many times as long as elsewhere a test gives a program that it does something to, in
-/// emulation: starting another keeper takes four seconds there.
+/// Factor for the times of tests in emulation: starting another keeper takes four seconds there.
 const SLOWNESS: u32 = 4;
 
-/// What a kernel says that met a breakpoint of its own after it had replaced it: QEMU's emulation
-/// of several CPUs (7.2) runs the old code for a moment. Seen in two guests of eleven.
+/// A kernel's message when it met a breakpoint of its own after it had replaced it: QEMU's
+/// emulation of several CPUs (7.2) runs the old code for a moment. Seen in two guests of eleven.
 const STALE: &str = "Oops: int3";
 const ATTEMPTS: u32 = 3;
 
-/// What became of a guest.
+/// The result of a guest.
 pub struct Outcome {
     /// Tests that ended.
     pub tests: Vec<Ended>,
@@ -44,21 +43,21 @@ pub struct Outcome {
     pub complaints: Vec<String>,
     /// Its kernel's release.
     pub release: String,
-    /// How long it took.
+    /// Its duration.
     pub time: Duration,
-    /// Whether the job came to its end.
+    /// True if the job was completed.
     is_done: bool,
-    /// Where its logs are.
+    /// The folder of its logs.
     folder: PathBuf,
 }
 
 impl Outcome {
-    /// Whether all is well.
+    /// True if all is well.
     pub fn passed(&self) -> bool {
         self.is_done && self.complaints.is_empty() && self.tests.iter().all(|test| test.passed)
     }
 
-    /// What was wrong besides tests that failed, if anything was.
+    /// Trouble besides failed tests, if any.
     pub fn trouble(&self) -> Option<String> {
         match (self.is_done, self.complaints.first()) {
             (false, _) => Some("it did not come to its end".into()),
@@ -66,7 +65,7 @@ impl Outcome {
         }
     }
 
-    /// In a line.
+    /// In one line.
     pub fn summary(&self) -> String {
         let failed = self.tests.iter().filter(|test| !test.passed).count();
         let end = match (self.passed(), self.trouble()) {
@@ -83,7 +82,7 @@ impl Outcome {
     }
 }
 
-/// Ends the emulator whatever happens here.
+/// Ends the emulator in any case.
 struct Emulator(Child);
 
 impl Drop for Emulator {
@@ -94,7 +93,7 @@ impl Drop for Emulator {
     }
 }
 
-/// Boots a guest, has it do a job, and waits for its end; again where the emulator is at fault.
+/// Boots a guest, runs a job in it, and waits for its end; repeats where the emulator is at fault.
 pub fn boot(lab: &Lab, machine: &Machine, job: &Job) -> Result<Outcome> {
     for _ in 1..ATTEMPTS {
         let outcome = attempt(lab, machine, job)?;
@@ -151,7 +150,7 @@ fn attempt(lab: &Lab, machine: &Machine, job: &Job) -> Result<Outcome> {
         is_done: reader.is_done,
         folder: folder.clone(),
     };
-    // Errors: it stays, which harms nobody.
+    // Errors: it stays, which is harmless.
     let _ = fs::remove_file(&initramfs);
     if outcome.passed() {
         let _ = fs::remove_dir_all(&folder);
@@ -182,14 +181,14 @@ fn read(receiver: &Receiver<String>, deadline: Instant, folder: &Path) -> Result
 /// The emulator with the machine's devices.
 fn emulator(lab: &Lab, machine: &Machine, folder: &Path) -> Result<Command> {
     let mut command = Command::new("qemu-system-x86_64");
-    // KVM where a processor of it runs, and not only its device is there.
+    // KVM where a processor supports it, and not only the device exists.
     command.args(["-accel", if has_kvm() { "kvm" } else { "tcg,thread=multi" }, "-cpu", "max"]);
     command.args(["-nodefaults", "-display", "none"]);
-    // A panic boots again, which ends a guest that has no reason to do so.
+    // A panic reboots, which ends a guest that has no reason to do so.
     if machine.image == Image::Busybox {
         command.arg("-no-reboot");
     }
-    // A socket is of one node, or the kernel complains.
+    // A socket belongs to one node, or the kernel complains.
     command.arg("-smp").arg(format!("{},sockets={}", machine.cpus, machine.nodes.max(1)));
     memory(&mut command, machine)?;
     command.arg("-serial").arg(format!("file:{}", folder.join("console.log").display()));
@@ -215,11 +214,10 @@ fn emulator(lab: &Lab, machine: &Machine, folder: &Path) -> Result<Command> {
     if machine.bad_disk {
         bad_disk(&mut command, folder)?;
     }
-    // What is plugged in is to be taken out again, so the kernel may put nothing there that it
-    // cannot move.
+    // Plugged memory must be removable, so the kernel may place only movable pages there.
     let append = "console=ttyS0 panic=-1 oops=panic hung_task_timeout_secs=60 quiet loglevel=7 \
                   systemd.show_status=false memhp_default_state=online_movable";
-    // Many emulated CPUs share few: one that does not run for a minute is none that hangs.
+    // Many emulated CPUs share few: one that does not run for a minute is not hung.
     let patience = " watchdog_thresh=60 rcupdate.rcu_cpu_stall_timeout=300";
     let patience = if has_kvm() || machine.cpus <= 4 { "" } else { patience };
     command.arg("-append").arg(format!("{append}{patience}"));
@@ -227,7 +225,7 @@ fn emulator(lab: &Lab, machine: &Machine, folder: &Path) -> Result<Command> {
 }
 
 fn has_kvm() -> bool {
-    // Some virtual machines have the device, and no processor that could.
+    // Some virtual machines have the device, but no processor for it.
     let flags = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
     let has_extension = flags.contains(" vmx") || flags.contains(" svm");
     has_extension && fs::File::options().read(true).write(true).open("/dev/kvm").is_ok()
@@ -264,13 +262,12 @@ fn mebibytes(text: &str) -> Result<u64> {
     Ok(number * factor)
 }
 
-/// The guest's third serial line leads to the emulator's own monitor, so that what runs in it can
-/// plug memory in and out. What the monitor says goes to a file, and not back: a guest's line
-/// echoes what it is sent.
+/// The guest's third serial line leads to the emulator's own monitor, so that tests can plug memory
+/// in and out. The monitor's answers go to a file, and not back: a guest's line echoes its input.
 fn monitor(command: &mut Command, folder: &Path) -> Result<()> {
     let [asks, monitor] = ["asks", "monitor"].map(|name| folder.join(name));
     let of = |end: &Path, way: &str| end.with_extension(way);
-    // What was left by a run of the same number.
+    // Files of an earlier run with the same number.
     for (end, way) in [(&asks, "in"), (&asks, "out"), (&monitor, "in")] {
         let _ = fs::remove_file(of(end, way));
     }
@@ -285,7 +282,7 @@ fn monitor(command: &mut Command, folder: &Path) -> Result<()> {
     Ok(())
 }
 
-/// A disk that the guest may write to, and that is as before afterwards.
+/// A disk that the guest may write to, unchanged afterwards.
 fn disk(command: &mut Command, serial: &str, path: &Path, options: &str) {
     let path = path.display();
     let drive = format!("file={path},format=raw,snapshot=on,if=none,id={serial}{options}");
@@ -307,7 +304,7 @@ fn bad_disk(command: &mut Command, folder: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Lines of the kernel's log that say that something is wrong.
+/// Lines of the kernel's log about faults.
 fn complaints(console: &Path) -> Vec<String> {
     let log = fs::read(console).unwrap_or_default();
     let log = String::from_utf8_lossy(&log);

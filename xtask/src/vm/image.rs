@@ -1,10 +1,11 @@
-//! What a guest boots: an initramfs that loads modules and finds the system, and the systems.
+//! The boot files of a guest: an initramfs that loads modules and finds the system, and the
+//! systems.
 //!
 //! *busybox*: this machine's files, read-only over 9p, under a layer in memory. So a guest has all
-//! programs that this machine has, at the same paths, and nothing is copied.
+//! programs of this machine, at the same paths, and nothing is copied.
 //!
 //! *Debian*: a disk made by mmdebstrap, with systemd as init and the job as a unit. The repository
-//! and what was built of it are at the same paths as here.
+//! and its builds are at the same paths as here.
 
 use super::kernel::Kernel;
 use super::{Lab, Machine, Result};
@@ -14,7 +15,7 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// Packages of the Debian image, besides what every Debian has.
+/// Packages of the Debian image, besides those of every Debian.
 const PACKAGES: &str = "systemd-sysv,systemd-oomd,udev,dbus,kmod,procps,sudo,python3-minimal";
 
 /// Serial numbers by which guests know their disks (init.sh): the system's,
@@ -24,7 +25,7 @@ pub const SPACE_DISK: &str = "space";
 /// and the one that fails.
 pub const BAD_DISK: &str = "bad";
 
-/// Size of the disk under /var/tmp; it takes what is written to it.
+/// Size of the disk under /var/tmp; it is sparse.
 const SPACE_BYTES: u64 = 4 << 30;
 
 /// Writes an initramfs for a guest to `path`.
@@ -67,7 +68,7 @@ fn init(lab: &Lab, machine: &Machine, kernel: &Kernel, job: &Path) -> String {
     )
 }
 
-/// The disk for /var/tmp: made once, never written to, since guests write to a copy.
+/// The disk for /var/tmp: made once and never written to, since guests write to a copy.
 pub fn space(lab: &Lab) -> Result<PathBuf> {
     let path = lab.folder.join("space.ext4");
     if !path.exists() {
@@ -87,7 +88,7 @@ pub fn debian(lab: &Lab, suite: &str) -> Result<PathBuf> {
     }
     println!("vm: making the image of Debian {suite}");
     let folder = lab.folder.join(suite);
-    // What was interrupted is begun anew; it may not be there.
+    // An interrupted run starts anew; the folder may not exist.
     let _ = fs::remove_dir_all(&folder);
     output(
         Command::new("mmdebstrap")

@@ -1,12 +1,12 @@
-//! What a guest is to do: test programs of this workspace, and how to read what they print.
+//! The job of a guest: test programs of this workspace, and how to read their output.
 
 use super::{Lab, Result};
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
 
-/// Programs that tests are in: the end-to-end ones by the names of their targets, others with their
-/// crate's before it, as in `region/torture`.
+/// Programs with tests: the end-to-end ones by the names of their targets, others with their
+/// crate's name before it, as in `region/torture`.
 pub type Programs = BTreeMap<String, PathBuf>;
 
 /// Builds the workspace and its tests, as `./check` has done.
@@ -55,7 +55,7 @@ pub struct Job {
     steps: Vec<Step>,
 }
 
-/// What a command begins with, where no test is named.
+/// The first word of a command, where no test is named.
 const COMMAND: &str = "sh";
 
 /// One program.
@@ -95,7 +95,7 @@ impl Job {
         Ok(Self { steps: tests.iter().map(step).collect::<Result<_>>()? })
     }
 
-    /// The script that does it, in a guest, telling what happens over the second serial line.
+    /// The script of the job in a guest, which reports over the second serial line.
     pub fn script(&self, environment: &[String]) -> String {
         let mut text = String::from(
             "exec > /dev/ttyS1 2>&1 < /dev/null\n\
@@ -126,18 +126,18 @@ fn quoted(word: &str) -> String {
 pub struct Ended {
     /// `TARGET::NAME`.
     pub name: String,
-    /// Whether it passed.
+    /// True if it passed.
     pub passed: bool,
 }
 
-/// What has been read of a job's output.
+/// The part of a job's output that was read.
 #[derive(Debug, Default)]
 pub struct Reader {
     /// The kernel, once it has said so.
     pub release: Option<String>,
     /// Tests that have ended.
     pub tests: Vec<Ended>,
-    /// Whether the job came to its end.
+    /// True if the job was completed.
     pub is_done: bool,
     step: String,
     failed: bool,
@@ -146,7 +146,7 @@ pub struct Reader {
 }
 
 impl Reader {
-    /// Takes one more line.
+    /// Reads one more line.
     pub fn line(&mut self, line: &str) {
         if let Some(release) = line.strip_prefix("::ready ") {
             self.release = Some(release.to_owned());

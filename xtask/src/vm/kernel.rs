@@ -1,4 +1,4 @@
-//! Kernels as Debian has them, unpacked.
+//! Debian's kernels, unpacked.
 
 use super::{Lab, Result};
 use crate::output;
@@ -8,9 +8,9 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// A kernel that tests are run on.
+/// A kernel for tests.
 pub struct Known {
-    /// What it is called here.
+    /// Its name here.
     pub name: &'static str,
     /// Debian's suite that has it.
     pub suite: &'static str,
@@ -23,14 +23,14 @@ pub const KNOWN: [Known; 3] = [
     Known { name: "newest", suite: "sid" },
 ];
 
-/// Modules that guests load, with what they need; those that are built in or missing are left out.
+/// Modules that guests load, with their dependencies; built-in and missing ones are left out.
 const MODULES: [&str; 21] = [
     "virtio_pci",
     "virtio_blk",
     "9pnet_virtio",
     "9p",
     "overlay",
-    // ext4 asks for it by what it does, not by its name.
+    // ext4 requests it by function, not by name.
     "crc32c_generic",
     "crc32c_intel",
     "ext4",
@@ -49,9 +49,9 @@ const MODULES: [&str; 21] = [
     "virtio_balloon",
 ];
 
-/// A kernel that is here.
+/// A kernel on this machine.
 pub struct Kernel {
-    /// Its release, as `uname -r` says it.
+    /// Its release, as in `uname -r`.
     pub release: String,
     /// The file to boot.
     pub image: PathBuf,
@@ -59,18 +59,18 @@ pub struct Kernel {
     pub modules: Vec<PathBuf>,
 }
 
-/// Fetches a kernel by name, unless it is here.
+/// Fetches a kernel by name, unless it is on this machine.
 pub fn get(lab: &Lab, name: &str) -> Result<Kernel> {
     let known = KNOWN.iter().find(|known| known.name == name).ok_or_else(|| {
         let names: Vec<_> = KNOWN.iter().map(|known| known.name).collect();
         format!("there is no kernel '{name}'; known are {}", names.join(", "))
     })?;
     let folder = lab.folder.join("kernels").join(name);
-    // What was kept of the packages then.
+    // The kept part of the packages at that time.
     let kept = MODULES.join(" ");
     if !fs::read_to_string(folder.join("complete")).is_ok_and(|text| text == kept) {
         println!("vm: fetching kernel {name} ({})", known.suite);
-        // What was interrupted is begun anew; it may not be there.
+        // An interrupted download starts anew; the folder may not exist.
         let _ = fs::remove_dir_all(&folder);
         fs::create_dir_all(&folder)?;
         fetch(lab, known, &folder)?;
@@ -101,7 +101,7 @@ fn apt(lab: &Lab, suite: &str, arguments: &[&str], at: &Path) -> Result<String> 
     output(&mut command)
 }
 
-/// Downloads the packages of a suite's kernel and unpacks what is needed of them.
+/// Downloads the packages of a suite's kernel and unpacks the needed part.
 fn fetch(lab: &Lab, known: &Known, folder: &Path) -> Result<()> {
     apt(lab, known.suite, &["apt-get", "-qq", "update"], folder)?;
     let depends = |package: &str| -> Result<Vec<String>> {
@@ -133,7 +133,7 @@ fn fetch(lab: &Lab, known: &Known, folder: &Path) -> Result<()> {
     Ok(fs::remove_dir_all(everything)?)
 }
 
-/// Keeps the kernel and the modules, with those that they need, in the order to load them.
+/// Keeps the kernel and the modules, with their dependencies, in the order of loading.
 fn pick(from: &Path, to: &Path) -> Result<()> {
     let modules = ["lib/modules", "usr/lib/modules"].map(|folder| from.join(folder));
     let folder = modules.iter().find(|folder| folder.exists()).ok_or("a kernel without modules")?;
@@ -168,7 +168,7 @@ fn find_modules(folder: &Path, found: &mut BTreeMap<String, PathBuf>) -> io::Res
     Ok(())
 }
 
-/// Unpacks a module behind those that it needs.
+/// Unpacks a module after its dependencies.
 fn take(
     name: &str,
     files: &BTreeMap<String, PathBuf>,
@@ -199,7 +199,7 @@ fn unpack(program: &str, file: &Path) -> Result<Vec<u8>> {
     if is_done { Ok(output.stdout) } else { Err(format!("{program}: {}", output.status).into()) }
 }
 
-/// What a module says of itself: `depends=a,b`, between zero bytes.
+/// The dependencies in a module: `depends=a,b`, between zero bytes.
 fn needs(module: &[u8]) -> Vec<String> {
     const KEY: &[u8] = b"\0depends=";
     let Some(at) = module.windows(KEY.len()).position(|bytes| bytes == KEY) else {

@@ -1,4 +1,4 @@
-//! All machines of the lab, and what was run on each, as docs/machines.md has it.
+//! All machines of the lab, and the tests that ran on each, as in docs/machines.md.
 
 use super::guest::{self, Outcome};
 use super::{Cgroup, Image, Lab, Machine, Result, job};
@@ -38,8 +38,8 @@ const MACHINES: [(&str, Cgroup, Image); 8] = [
     ("newest", Cgroup::V2, Image::Busybox),
 ];
 
-/// By their targets and parts of their names. Left out is what only takes long: pools that
-/// fill up, every codec, load control.
+/// By their targets and parts of their names. Long tests are left out: pools that fill up, every
+/// codec, load control.
 const DEVICE: [&str; 15] = [
     "run::a_daemon_goes_on",
     "run::a_killed_daemon",
@@ -65,8 +65,7 @@ const HOTPLUG: [&str; 1] = ["hotplug"];
 /// Sixteen emulated CPUs on two real ones, which others use too, took more than twenty minutes.
 const HOTPLUG_SECONDS: u64 = 3600;
 
-/// Tests that a guest runs, by the name that they have in the table; and the systems that they are
-/// for.
+/// Tests of a guest, by their names in the table, and the systems that they are for.
 const TESTS: [(&str, &[&str], &[Image]); 6] = [
     ("fuse", &DEVICE, &[Image::Busybox, Image::Debian]),
     ("ublk", &DEVICE, &[Image::Busybox]),
@@ -76,8 +75,8 @@ const TESTS: [(&str, &[&str], &[Image]); 6] = [
     ("hotplug", &HOTPLUG, &[Image::Busybox]),
 ];
 
-/// Runs what `wanted` names, as in `6.1,6.12/v2/fuse`, and replaces its rows in the document;
-/// whether all passed.
+/// Runs the tests that `wanted` names, as in `6.1,6.12/v2/fuse`, and replaces their rows in the
+/// document; true if all passed.
 pub fn run(lab: &Lab, machine: &Machine, wanted: &str) -> Result<bool> {
     let programs = job::build(lab)?;
     let path = lab.root.join(DOCUMENT);
@@ -104,7 +103,7 @@ pub fn run(lab: &Lab, machine: &Machine, wanted: &str) -> Result<bool> {
     Ok(passed)
 }
 
-/// Whether all words of one of the alternatives are among a row's.
+/// True if all words of one of the alternatives are in a row.
 fn is_wanted(wanted: &str, row: &[String]) -> bool {
     let is_here = |word: &str| row.iter().any(|own| own == word);
     wanted.split(',').any(|words| words.split('/').all(is_here))
@@ -141,7 +140,7 @@ fn write(rows: &Rows) -> String {
     format!("{HEAD}{rows}\nThe tests of the swap device, by parts of their names:\n\n{tests}")
 }
 
-/// Those that are there.
+/// The rows of a document.
 fn read(text: &str) -> Rows {
     let place = |line: &str| {
         let mut fields = line.split('|').map(str::trim).skip(1);
@@ -159,7 +158,7 @@ fn read(text: &str) -> Rows {
     rows.filter_map(|line| Some((place(line)?, line.to_owned()))).collect()
 }
 
-/// `21 of 21`, and what failed.
+/// `21 of 21`, and the failed ones.
 fn describe(outcome: &Outcome) -> String {
     let failed: Vec<_> = outcome.tests.iter().filter(|test| !test.passed).collect();
     let all = outcome.tests.len();

@@ -1,4 +1,4 @@
-//! The lab: tests in virtual machines with kernels and systems that this machine has not.
+//! The lab: tests in virtual machines with other kernels and systems than this machine's.
 //!
 //! ```text
 //! kernel   fetched from Debian's packages, unpacked, not installed
@@ -28,8 +28,8 @@ use std::time::Duration;
 struct Arguments {
     #[command(flatten)]
     machine: Machine,
-    /// Run everything on every machine, and write docs/machines.md; or what has these words in its
-    /// row, as in 6.1,6.12/v2/fuse.
+    /// Run everything on every machine, and write docs/machines.md; or only rows with these words,
+    /// as in 6.1,6.12/v2/fuse.
     #[arg(long, value_name = "WORDS", num_args = 0..=1, require_equals = true,
           default_missing_value = "6.1,6.12,newest")]
     matrix: Option<String>,
@@ -39,7 +39,7 @@ struct Arguments {
     tests: Vec<String>,
 }
 
-/// What the guest is.
+/// A guest's machine.
 #[derive(Debug, Clone, Args)]
 pub struct Machine {
     /// Its kernel: 6.1, 6.12 or newest, as Debian has them.
@@ -86,13 +86,13 @@ impl Machine {
         Duration::from_secs(self.timeout)
     }
 
-    /// A few words on it.
+    /// A short description.
     fn describe(&self) -> String {
         format!("kernel {}, cgroup {}, {}", self.kernel, self.cgroup, self.image)
     }
 }
 
-/// As it is written on the command line.
+/// As on the command line.
 fn show(value: &impl ValueEnum, f: &mut fmt::Formatter<'_>) -> fmt::Result {
     f.write_str(value.to_possible_value().ok_or(fmt::Error)?.get_name())
 }
@@ -140,7 +140,7 @@ impl Image {
     }
 }
 
-/// Folders that the lab keeps things in.
+/// Folders of the lab.
 #[derive(Debug, Clone)]
 pub struct Lab {
     /// Of the repository.
@@ -149,7 +149,7 @@ pub struct Lab {
     pub folder: PathBuf,
 }
 
-/// Runs what is asked for.
+/// Runs the requested tests.
 pub fn run(root: &Path, arguments: impl Iterator<Item = String>) -> ExitCode {
     let arguments = Arguments::parse_from(std::iter::once("xtask vm".to_owned()).chain(arguments));
     let lab = Lab { root: root.to_owned(), folder: crate::target(root).join("lab") };
@@ -167,7 +167,7 @@ pub fn run(root: &Path, arguments: impl Iterator<Item = String>) -> ExitCode {
     }
 }
 
-/// Runs tests in one guest; whether all passed.
+/// Runs tests in one guest; true if all passed.
 fn one(lab: &Lab, machine: &Machine, tests: &[String]) -> Result<bool> {
     let programs = job::build(lab)?;
     let job = job::Job::new(&programs, tests)?;
