@@ -1,24 +1,24 @@
-//! A set of numbers below a bound, of which the next one from anywhere is found in a few looks.
+//! A set of numbers below a bound, in which the next number from anywhere is found quickly.
 //!
-//! A bit for each number; above each 64 words a count of the bits that are set in them, above each
-//! 64 counts another, up to one of all. So of the 8 million clusters of 16 TiB, one that has room
-//! is found with 64 looks at each of four levels at most, and mostly with one.
+//! It has a bit for each number, a count of the set bits for each 64 words, a count for each 64
+//! counts, up to one count of all. So one of the 8 million clusters of 16 TiB is found by reading
+//! at most 64 words on each of four levels, and mostly one.
 //!
-//! **Threads** change different numbers at once, without a lock; changes of one number are made one
-//! after the other. A count is never less than what is set below it: it grows before a bit is set,
-//! and shrinks after one is cleared. So nobody passes over a number that was put in before.
+//! **Threads** change different numbers at once, without a lock. The caller serializes changes of
+//! one number. A count is never too small: it grows before a bit is set, and shrinks after one is
+//! cleared. So no search misses a number that was put in before.
 
 use crate::sync::atomic::{AtomicU32, AtomicU64, Ordering::*};
 
 /// Words of a count, and counts of the one above.
 const FAN: usize = 64;
-/// Bits of a number that say which.
+/// The low bits of a number, which select a bit of its word.
 const FAN_SHIFT: usize = FAN.ilog2() as usize;
 
 /// See the module.
 pub(crate) struct Bits {
     words: Box<[AtomicU64]>,
-    /// From those of words to the one of all.
+    /// The lowest level counts words, the highest has one count of all.
     counts: Vec<Box<[AtomicU32]>>,
 }
 
@@ -38,7 +38,7 @@ impl Bits {
 
     /// Puts a number in, or takes it out.
     pub(crate) fn set(&self, number: usize, is_in: bool) {
-        // Looked at first: who keeps a set up to date mostly changes nothing.
+        // A caller that keeps a set up to date mostly changes nothing, so this reads first.
         if self.has(number) == is_in {
             return;
         }
@@ -71,7 +71,7 @@ impl Bits {
         self.find(self.counts.len(), 0, 0, true)
     }
 
-    /// The numbers that are in when they are looked at, from `from` on and then from the start.
+    /// The numbers that are in, from `from` on and then from the start.
     pub(crate) fn from(&self, from: usize) -> impl Iterator<Item = usize> {
         self.between(from, usize::MAX).chain(self.between(0, from))
     }
@@ -84,8 +84,8 @@ impl Bits {
         })
     }
 
-    /// Of the numbers that the word or count `at` of a level is of, and that are not below `from`,
-    /// the first or the last. The word or count that `from` belongs to is not above `at`.
+    /// The first or the last number, not below `from`, of the word or count `at` of a level. The
+    /// word or count of `from` is not above `at`.
     fn find(&self, level: usize, at: usize, from: usize, is_last: bool) -> Option<usize> {
         let Some(below) = level.checked_sub(1) else {
             let word = self.words[at].load(Acquire) & u64::MAX << from.saturating_sub(at * FAN);
@@ -102,7 +102,7 @@ impl Bits {
         std::iter::from_fn(next).find_map(|member| self.find(below, member, from, is_last))
     }
 
-    /// Recounts; panics if a count is wrong. For a set that nobody changes.
+    /// Recounts; panics if a count is wrong. No thread may change the set meanwhile.
     pub(crate) fn check(&self) {
         let of_word = |word: &AtomicU64| word.load(Acquire).count_ones();
         let mut below: Vec<u32> = self.words.iter().map(of_word).collect();
@@ -164,7 +164,7 @@ mod tests {
             [2048, 32, 1]
         );
         bits.set((8 << 20) - 1, true);
-        // With a look at each word these would be 10^11.
+        // Reading every word would take 10^11 reads.
         let found = (0..1 << 20).filter(|from| bits.from(*from).next().is_some()).count();
         assert_eq!(found, 1 << 20);
     }

@@ -4,17 +4,17 @@
 //! store       same-filled? → identical? → compress → pool.write → publish → free the old
 //!             (publish: into the index, onto the LRU)
 //! load        index → same-filled | pool.read → decompress | backing.read → decompress; verify
-//!             (of neighbours on the backing in `run`: one read → decompress each)
+//!             (of neighbours on the backing in `neighbours`: one read → decompress each)
 //! invalidate  index → free
 //! writeback   in `writeback`: the oldest → pack → write → commit where still the same entry
 //! recompress  in `recompress`: the coldest → sixteen as one → commit where still the same entry
 //! ```
-//! Every outcome that a caller may expect is a value ([`Store`], [`Load`]); an error means that a
-//! page which is held cannot be given back now.
+//! Every outcome that a caller may expect is a value ([`Store`], [`Load`]). An error means that a
+//! stored page cannot be given back now.
 //!
-//! What keeps an object alive while it is read is its entry's lock (see `index::entry`). A load
-//! leaves the entry as it was: a block device's reader may come again. [`Cache::load_exclusive`]
-//! drops it.
+//! An entry's lock keeps its object alive while a thread reads it (see `index::entry`). A load
+//! leaves the entry as it was, because a block device may read a page again.
+//! [`Cache::load_exclusive`] drops the page.
 
 use crate::backing::Backing;
 use crate::backing::record::Layout;
@@ -32,10 +32,10 @@ use crate::index::{Form, Index, Member, Object, State, Word};
 use crate::page::{PAGE_BYTES, Page, Pattern, checksum_of, content_hash};
 use crate::percpu::PerCpu;
 use crate::pool::{COMPRESSED_BYTES_MAX, Header, Pool};
+use crate::reclaim::Reserve;
 use crate::recompress::Recompression;
 use crate::scratch::Scratch;
 use crate::share::Shares;
-use crate::shrink::Room;
 use crate::stats::Counter::*;
 use crate::stats::Counters;
 use crate::sync::Mutex;
@@ -47,17 +47,17 @@ use std::sync::Arc;
 use uzswap_sys::cpu;
 use uzswap_sys::node::Nodes;
 
-/// What became of a page to store.
+/// The outcome of a store.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[must_use]
 pub enum Store {
-    /// It is held.
+    /// The cache has the page.
     Stored,
-    /// It is not, and neither is an older copy: the caller must keep it elsewhere.
+    /// The cache has neither the page nor an older copy: the caller must keep it elsewhere.
     Rejected(Reject),
 }
 
-/// Why a page was not taken.
+/// The reason why a page was not stored.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Reject {
     /// `enabled` is off.
@@ -70,20 +70,20 @@ pub enum Reject {
     ReclaimFail,
 }
 
-/// What became of a page to load.
+/// The outcome of a load.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[must_use]
 pub enum Load {
     /// The page is the one last stored.
     Hit,
-    /// Nothing is held under this key; the page was not touched.
+    /// There is no page under this key; `page` is unchanged.
     Absent,
 }
 
 /// A compressed swap cache. All methods may be called from any number of threads.
 pub struct Cache {
     pages_max: u32,
-    /// Where what says where a page is outlives the process, if it does.
+    /// The memory that outlives the process, if there is any.
     pub(crate) durable: Option<Arc<Durable>>,
     pub(crate) attributes: Attributes,
     pub(crate) index: Index,
@@ -93,16 +93,16 @@ pub struct Cache {
     pub(crate) shares: Shares,
     pub(crate) candidates: Candidates,
     pub(crate) counters: Arc<Counters>,
-    /// What CPUs have of their own comes and goes with them.
+    /// State of each CPU, which comes and goes with the CPU.
     pub(crate) cpus: Mutex<Cpus>,
     pub(crate) scratch: PerCpu<Scratch>,
     pub(crate) training: Training,
     pub(crate) backing: Box<dyn Backing>,
-    /// What is written there is sealed with it, if it is.
+    /// Seals the writes to the backing, if it is sealed.
     pub(crate) seal: Option<Seal>,
     pub(crate) slots: Slots,
     pub(crate) writeback: Writeback,
-    pub(crate) room: Room,
+    pub(crate) reserve: Reserve,
 }
 
 impl Cache {
@@ -112,7 +112,7 @@ impl Cache {
         Self::make(config, backing, None, Nodes::of_machine())
     }
 
-    /// The same on a machine with other nodes than this one has.
+    /// A cache on a machine with these nodes, for tests.
     #[cfg(any(test, feature = "testing"))]
     pub fn with_nodes(
         config: Config,
@@ -122,7 +122,7 @@ impl Cache {
         Self::make(config, backing, None, nodes)
     }
 
-    /// The same, taking over what is in memory that outlives the process, if there is a cache.
+    /// Makes a cache, or takes over the one in memory that outlives the process.
     pub(crate) fn make(
         config: Config,
         backing: Box<dyn Backing>,
@@ -145,7 +145,7 @@ impl Cache {
             attributes: Attributes::new(&config),
             counters: index.counters().clone(),
             index,
-            room: Room::new(config.pool_bytes_max, nodes.count()),
+            reserve: Reserve::new(config.pool_bytes_max, nodes.count()),
             pool: Pool::new(pool_bytes_max, durable, &Arc::new(nodes)),
             units,
             recompression: Recompression::new(),
@@ -172,41 +172,41 @@ impl Cache {
         Ok(cache)
     }
 
-    /// Lets processes that are forked from now on go on with a copy of this cache and its backing:
-    /// see [`Self::go_on_in_fork`].
+    /// Lets processes that are forked from now on use a copy of this cache and of its backing: see
+    /// [`Self::go_on_in_fork`].
     pub fn let_forks_inherit(&self) -> io::Result<()> {
         self.seal.as_ref().map_or(Ok(()), Seal::let_forks_inherit)
     }
 
-    /// In such a process, which has a backing of its own with the same content: what it seals from
-    /// now on is told from what its parent does. Nobody used the cache at the moment of the fork.
-    /// Errors: no randomness, or no memory that may be locked.
+    /// Called in such a process, which has a backing of its own with the same content. From now on
+    /// its seals differ from its parent's. No thread may have used the cache at the moment of the
+    /// fork. Errors: no randomness, or no memory that may be locked.
     pub fn go_on_in_fork(&self) -> io::Result<()> {
         self.seal.as_ref().map_or(Ok(()), Seal::go_on_in_fork)
     }
 
-    /// Pages of address space that areas may have together.
+    /// Most pages of address space that all areas have together.
     pub fn pages_max(&self) -> u32 {
         self.pages_max
     }
 
-    /// Takes keys for `pages` pages; `None` when the address space is used up.
+    /// Takes keys for `pages` pages; `None` when no address space is left.
     pub fn add_area(&self, pages: u32) -> Option<Area> {
         let area = self.index.add_area(pages);
-        // What cannot be had now is asked for again by who maintains.
+        // The maintaining thread tries again after an error.
         let _ = self.index.provision();
         area
     }
 
-    /// Drops everything in an area and gives its keys back. No other call may use the area from now
+    /// Drops every page of an area and gives its keys back. No other call may use the area from now
     /// on.
     pub fn remove_area(&self, area: Area) {
         area.entries().for_each(|key| self.invalidate(key));
         self.index.remove_area(area);
     }
 
-    /// Takes a page. A copy held under the same key is replaced, and dropped if the page is
-    /// rejected.
+    /// Stores a page. It replaces an older copy under the same key, which is dropped even if the
+    /// page is rejected.
     pub fn store(&self, key: SwapEntry, page: &Page) -> Store {
         self.index.prefetch(key);
         let ensure = || self.index.view().ensure(key).ok();
@@ -237,7 +237,7 @@ impl Cache {
         let view = self.index.view();
         let made = || view.lock_made(key).ok();
         let Some(locked) = made().or_else(|| self.wait_for(made)) else {
-            // Its trunk was freed meanwhile, and none is left.
+            // The maintaining thread freed its trunk meanwhile, and no other one is ready.
             self.dispose(state);
             return self.reject(key, Reject::AllocFail);
         };
@@ -254,7 +254,7 @@ impl Cache {
     pub fn load(&self, key: SwapEntry, page: &mut Page) -> Result<Load, Error> {
         self.index.prefetch(key);
         let view = self.index.view();
-        // Without the lock where the word says it all.
+        // No lock is needed where the word alone tells the page.
         match view.peek(key).state() {
             State::Absent => return self.give(key, Fetched::Absent, page),
             State::Filled(pattern) => return self.give(key, Fetched::Filled(pattern), page),
@@ -269,8 +269,8 @@ impl Cache {
     }
 
     /// Gives a page back and drops it, unless it could not be given back. The entry stays locked
-    /// until then, so that a page that is moved or written back meanwhile is dropped too, and a
-    /// newer one is not.
+    /// until then. So a page that is moved or written back meanwhile is dropped too, and a newer
+    /// one is not.
     pub fn load_exclusive(&self, key: SwapEntry, page: &mut Page) -> Result<Load, Error> {
         self.index.prefetch(key);
         let view = self.index.view();
@@ -283,12 +283,12 @@ impl Cache {
         Ok(load)
     }
 
-    /// Whether there is a page for a key. A hint, unless nothing is stored or dropped meanwhile.
+    /// True if there is a page for a key. A hint, unless no thread stores or drops it meanwhile.
     pub fn has(&self, key: SwapEntry) -> bool {
         !matches!(self.index.view().peek(key).state(), State::Absent)
     }
 
-    /// Whether loading a page would wait for the backing. A hint: it may have moved by then.
+    /// True if a load would wait for the backing. A hint: the page may have moved by then.
     pub fn is_on_backing(&self, key: SwapEntry) -> bool {
         let view = self.index.view();
         let state = |key| view.peek(key).state();
@@ -303,7 +303,7 @@ impl Cache {
         }
     }
 
-    /// Drops a page that nobody needs any more.
+    /// Drops a page that is no longer needed.
     pub fn invalidate(&self, key: SwapEntry) {
         let view = self.index.view();
         if view.peek(key) == Word::ABSENT {
@@ -329,7 +329,7 @@ impl Cache {
         Store::Rejected(reason)
     }
 
-    /// Makes an object of a page, or finds the one of an identical page.
+    /// Compresses a page, or finds the object of an identical page.
     fn keep(&self, key: SwapEntry, page: &Page, hash: u64) -> Result<State, Reject> {
         if self.attributes.same_pages_enabled()
             && let Some(record) = self.share(key, page, hash)
@@ -385,7 +385,7 @@ impl Cache {
         }
     }
 
-    /// Frees what a state refers to that is no longer in any entry.
+    /// Frees everything that a state refers to which is no longer in any entry.
     pub(crate) fn dispose(&self, old: State) {
         match old {
             State::Absent | State::Filled(_) => {}
@@ -396,7 +396,7 @@ impl Cache {
         }
     }
 
-    /// One page less is in a unit; the last one frees it.
+    /// Removes a page from its unit; the last page frees the unit.
     pub(crate) fn leave_unit(&self, member: Member) {
         if !self.units.leave(member) {
             return;

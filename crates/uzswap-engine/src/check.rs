@@ -1,4 +1,4 @@
-//! Recounts a cache at rest from scratch and compares with what it believes.
+//! Recounts a cache at rest from scratch and compares the result with its counts.
 
 use crate::backing::segments::{SEGMENT_BYTES, Segment, Use};
 use crate::backing::slots::{SLOT_BYTES, Slot};
@@ -16,7 +16,7 @@ struct Recount {
     objects: Vec<(SwapEntry, Handle)>,
     extents: Vec<Extent>,
     sharers: HashMap<u32, u32>,
-    /// Positions taken in each unit.
+    /// Taken positions of each unit.
     members: HashMap<u32, u16>,
     pieces: HashMap<u32, usize>,
     records: Vec<SwapEntry>,
@@ -30,7 +30,7 @@ struct Recount {
 }
 
 impl Cache {
-    /// Recounts everything; panics with what is wrong. No other thread may be using the cache.
+    /// Recounts everything; panics with the difference. No other thread may use the cache.
     pub fn check(&self) {
         let mut count = Recount::default();
         for (first, entries) in self.index.view().trunks() {
@@ -119,7 +119,7 @@ impl Cache {
         let mut pooled: Vec<u32> = count.objects.iter().map(|(key, _)| key.0).collect();
         listed.sort_unstable();
         pooled.sort_unstable();
-        assert_eq!(listed, pooled, "the LRU lists what is in the pool, once");
+        assert_eq!(listed, pooled, "the LRU lists each object of the pool, once");
     }
 
     fn check_shares(&self, count: &Recount) {

@@ -1,7 +1,7 @@
 //! Settings: those fixed when the cache is made, and the attributes that change while it runs.
 //!
-//! The table below is the one place that knows an attribute's name, meaning and range: the control
-//! files, `uzswap status`, the command line and docs/attributes.md are made from it.
+//! The table below alone has an attribute's name, meaning and range. The control files,
+//! `uzswap status`, the command line and docs/attributes.md are made from it.
 
 use crate::backing::BYTES_MAX;
 use crate::backing::segments::SEGMENT_BYTES;
@@ -16,21 +16,22 @@ use crate::unit::Units;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
-/// What a cache is made with.
+/// The parameters of a cache.
 #[derive(Debug, Clone)]
 pub struct Config {
-    /// Pages of address space over all areas; 16 bytes of memory for each that is in use.
+    /// Pages of address space over all areas; 16 bytes of memory for each page in use.
     pub pages_max: u32,
-    /// Memory of the machine, bytes: what `max_pool_percent` is a percentage of.
+    /// Memory of the machine in bytes, for `max_pool_percent`.
     pub ram_bytes: u64,
-    /// What it may become ([`Cache::follow_memory`]): some 100 bytes for each 2 MiB.
+    /// The most memory that the machine may get ([`Cache::follow_memory`]): some 100 bytes for each
+    /// 2 MiB.
     pub ram_bytes_max: u64,
     /// First value of `max_pool_bytes`.
     pub pool_bytes_max: u64,
     /// First value of `compressor`.
     pub algorithm: Algorithm,
-    /// Whether what is written to the backing is encrypted and authenticated. It should be, unless
-    /// what is below the backing does that.
+    /// True if writes to the backing are encrypted and authenticated. They should be, unless a
+    /// layer below the backing does that.
     pub seals_backing: bool,
 }
 
@@ -47,7 +48,7 @@ impl Config {
         Ok(keys)
     }
 
-    /// Bytes that the pool may ever be asked to have.
+    /// The largest size that the pool may ever have, in bytes.
     pub(crate) fn pool_bytes_ever(&self) -> usize {
         self.ram_bytes.max(self.ram_bytes_max).max(self.pool_bytes_max) as usize
     }
@@ -75,7 +76,7 @@ pub(crate) struct Attributes {
     same_pages_enabled: AtomicBool,
     dictionary_enabled: AtomicBool,
     recompress_idle_seconds: AtomicU32,
-    /// Of the machine, which comes and goes.
+    /// Memory of the machine, which may change.
     ram_bytes: AtomicU64,
 }
 
@@ -112,7 +113,7 @@ impl Attributes {
         self.dictionary_enabled.load(Relaxed)
     }
 
-    /// How long a page lies in the pool before it is recompressed; `None`: for ever.
+    /// The time in the pool after which a page is recompressed; `None`: never.
     pub(crate) fn recompress_idle(&self) -> Option<Duration> {
         let seconds = self.recompress_idle_seconds.load(Relaxed);
         (seconds > 0).then(|| Duration::from_secs(seconds.into()))
@@ -126,7 +127,7 @@ impl Attributes {
         self.max_compression_ratio.load(Relaxed)
     }
 
-    /// Whether the machine has another size now.
+    /// Sets the memory of the machine; true if it changed.
     pub(crate) fn set_ram_bytes(&self, bytes: u64) -> bool {
         self.ram_bytes.swap(bytes, Relaxed) != bytes
     }
@@ -148,16 +149,16 @@ impl Attributes {
 pub struct Attribute {
     /// Its name, and that of its control file.
     pub name: &'static str,
-    /// What it does.
+    /// Its effect.
     pub doc: &'static str,
-    /// What it accepts.
+    /// The accepted values.
     pub accepts: &'static str,
     get: fn(&Attributes) -> String,
     set: fn(&Attributes, &str) -> bool,
 }
 
 impl Attribute {
-    /// Whether a cache would take this value; the error says what it would take.
+    /// Checks a value without setting it; the error names the accepted ones.
     pub fn check(&self, value: &str) -> Result<(), AttributeError> {
         let tried = Config {
             pages_max: 0,
@@ -192,30 +193,30 @@ const SWITCH: &str = "Y or N (1 or 0)";
 pub const ATTRIBUTES: &[Attribute] = &[
     Attribute {
         name: "enabled",
-        doc: "Whether pages are stored at all. Switched off, what is held stays readable, and new \
-              pages go to the backing uncompressed or, without one, are refused.",
+        doc: "Y: pages are stored. N: stored pages stay readable, and new pages go to the backing \
+              uncompressed or, without one, are refused.",
         accepts: SWITCH,
         get: |a| switch(a.enabled()),
         set: |a, text| set_switch(&a.enabled, text),
     },
     Attribute {
         name: "compressor",
-        doc: "What new pages are compressed with; what is held stays as it is.",
+        doc: "The compressor of new pages; stored pages stay as they are.",
         accepts: "a compressor: lz4, zstd, lzo, deflate, wkdm or raw, some with a level, as in zstd:3",
         get: |a| a.algorithm().to_string(),
         set: |a, text| text.parse().map(|to| *lock(&a.algorithm) = to).is_ok(),
     },
     Attribute {
         name: "max_pool_percent",
-        doc: "How much of the machine's memory the pool may take, in percent: of what it has at the \
-              moment, or of the limit of the daemon's control group where that is lower.",
+        doc: "Limit of the pool, in percent of the machine's present memory, or of the limit of the \
+              daemon's control group where that is lower.",
         accepts: PERCENT,
         get: |a| a.max_pool_percent.load(Relaxed).to_string(),
         set: |a, text| set_number(&a.max_pool_percent, text, 1, 100),
     },
     Attribute {
         name: "max_pool_bytes",
-        doc: "How many bytes the pool may take; the lower of the two limits holds.",
+        doc: "Limit of the pool in bytes; the lower of the two limits holds.",
         accepts: "a number of bytes, at least 1048576",
         get: |a| a.max_pool_bytes.load(Relaxed).to_string(),
         set: |a, text| match text.parse() {
@@ -244,31 +245,31 @@ pub const ATTRIBUTES: &[Attribute] = &[
     },
     Attribute {
         name: "shrinker_enabled",
-        doc: "Whether the pool is also written back when the machine runs short of memory.",
+        doc: "Y: the pool is also written back when the machine runs short of memory.",
         accepts: SWITCH,
         get: |a| switch(a.shrinker_enabled()),
         set: |a, text| set_switch(&a.shrinker_enabled, text),
     },
     Attribute {
         name: "same_pages_enabled",
-        doc: "Whether identical pages are kept once.",
+        doc: "Y: identical pages are kept once.",
         accepts: SWITCH,
         get: |a| switch(a.same_pages_enabled()),
         set: |a, text| set_switch(&a.same_pages_enabled, text),
     },
     Attribute {
         name: "dictionary_enabled",
-        doc: "Whether zstd compresses new pages with a dictionary, which is trained on pages held once \
-              they are 16 MiB and again as they change; what is held stays as it is.",
+        doc: "Y: zstd compresses new pages with a dictionary. It is trained once 16 MiB of pages are \
+              stored, and again as they change; stored pages stay as they are.",
         accepts: SWITCH,
         get: |a| switch(a.dictionary_enabled()),
         set: |a, text| set_switch(&a.dictionary_enabled, text),
     },
     Attribute {
         name: "recompress_idle_seconds",
-        doc: "Pages that have been in the pool for so long, unused, are compressed again while nothing \
-              else is to do: sixteen as one, to some 0.7 times the size that zstd makes of them one \
-              by one. Loading one then takes some 15 us more. 0: never.",
+        doc: "Pages that have been in the pool for so long, unused, are compressed again while the machine \
+              is idle: sixteen as one, to some 0.7 times their size when zstd compresses them one by \
+              one. Loading one then takes some 15 us more. 0: never.",
         accepts: "a number of seconds, from 0 to 86400",
         get: |a| a.recompress_idle_seconds.load(Relaxed).to_string(),
         set: |a, text| set_number(&a.recompress_idle_seconds, text, 0, 86400),
@@ -322,7 +323,7 @@ impl Cache {
     pub(crate) fn retake_attributes(&self, durable: &Durable) {
         for (place, attribute) in ATTRIBUTES.iter().enumerate() {
             if let Some(value) = durable.value(place) {
-                // A value that was accepted once is again.
+                // A value that was accepted once is accepted again.
                 let _ = (attribute.set)(&self.attributes, &value);
             }
         }

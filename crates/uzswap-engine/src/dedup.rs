@@ -1,21 +1,21 @@
-//! Identical pages: which entry might hold the page that is being stored?
+//! Identical pages: finds entries that might have the page that is being stored.
 //!
-//! A table from content hash to keys, small and forgetful: a bucket is one cache line, a new key
-//! pushes out an old one, and nothing is removed when an entry goes. Whatever it suggests is
-//! compared byte by byte before it is believed, so all that forgetting costs is a page kept twice.
+//! A table from content hash to keys, small and lossy. A bucket is one cache line, a new key
+//! replaces an old one, and a key stays when its entry goes. Each candidate is compared byte by
+//! byte, so a lost key costs only a page that is kept twice.
 
 use crate::ids::SwapEntry;
 use crate::table::Table;
 use std::io;
 use std::sync::atomic::{AtomicU8, AtomicU32, AtomicUsize, Ordering::Relaxed};
 
-/// Keys to a bucket: what fits in a cache line with a byte of hash each.
+/// Keys in a bucket, as many as fit in a cache line with a byte of hash each.
 const WAYS: usize = 12;
 
 #[repr(align(64))]
 struct Bucket {
     keys: [AtomicU32; WAYS],
-    /// Seven bits of the hash and the lowest set; 0 where there is no key.
+    /// Seven bits of the hash and the lowest bit set; 0 where there is no key.
     tags: [AtomicU8; WAYS],
 }
 
@@ -32,26 +32,27 @@ pub(crate) struct Candidates {
 }
 
 impl Candidates {
-    /// Bytes of pool to one key of the table: 5.3 bytes of table to that. A pool of heap pages
-    /// holds two objects in them, so the older half of the pages is not found; a key for each
-    /// would take all metadata past 32 bytes a page.
+    /// Bytes of pool for each key of the table, which takes 5.3 bytes. A pool of heap pages has two
+    /// objects in them, so the older half of the pages is not found. A key for each object would
+    /// take all metadata past 32 bytes a page.
     const POOL_BYTES_PER_KEY: usize = 2048;
     const POOL_BYTES_PER_CHUNK: usize = CHUNK * WAYS * Self::POOL_BYTES_PER_KEY;
 
-    /// A table for a pool of at most `pool_bytes_max`, with nothing made yet.
+    /// A table for a pool of at most `pool_bytes_max`; no chunk is made yet.
     pub(crate) fn new(pool_bytes_max: usize) -> Self {
         let chunks = pool_bytes_max.div_ceil(Self::POOL_BYTES_PER_CHUNK).next_power_of_two();
         Self { buckets: Table::new(chunks * CHUNK), count: AtomicUsize::new(0) }
     }
 
     fn chunks_for(&self, pool_bytes: usize) -> usize {
-        // Rounded down to a power of two: the table may be short by half, never long by half.
+        // Rounded down to a power of two: the table may be half too short, but never twice too
+        // long.
         let wanted = (pool_bytes / Self::POOL_BYTES_PER_CHUNK).max(1);
         (1 << wanted.ilog2()).min(self.buckets.chunks())
     }
 
-    /// Grows the table to suit a pool of `pool_bytes`. Half of the keys are not found again after
-    /// a doubling; new ones soon take their places. Allocates. Errors: no memory.
+    /// Grows the table for a pool of `pool_bytes`. After a doubling half of the keys are not found;
+    /// new ones soon replace them. Allocates. Errors: no memory.
     pub(crate) fn provision(&self, pool_bytes: usize) -> io::Result<()> {
         let wanted = self.chunks_for(pool_bytes);
         let bucket = || Bucket {
@@ -70,12 +71,12 @@ impl Candidates {
         if count == 0 {
             return None;
         }
-        // The low half is the checksum kept with the object; these bits are of the high half.
+        // The low half is the object's checksum; these bits are of the high half.
         let number = (hash >> 32) as usize & (count * CHUNK - 1);
         Some((self.buckets.get(number)?, (hash >> 57) as u8 | 1))
     }
 
-    /// Keys that were stored with a page of this hash, or one that looks like it.
+    /// Keys stored with a page of this hash, or of a similar one.
     pub(crate) fn find(&self, hash: u64) -> impl Iterator<Item = SwapEntry> {
         let found = self.bucket(hash);
         (0..WAYS).filter_map(move |way| {
@@ -85,7 +86,7 @@ impl Candidates {
         })
     }
 
-    /// Remembers that `key` holds a page of this hash; `instead` of another key, if given.
+    /// Notes that `key` has a page of this hash; `instead` of another key, if given.
     pub(crate) fn insert(&self, hash: u64, key: SwapEntry, instead: Option<SwapEntry>) {
         let Some((bucket, tag)) = self.bucket(hash) else { return };
         let holds = |way: &usize, other: SwapEntry| {
@@ -94,9 +95,9 @@ impl Candidates {
         let way = (0..WAYS)
             .find(|way| holds(way, instead.unwrap_or(key)))
             .or_else(|| (0..WAYS).find(|way| bucket.tags[*way].load(Relaxed) == 0))
-            // Any: the hash of a new page is as good as a die.
+            // Any way: the hash of a new page is random enough.
             .unwrap_or((hash >> 44) as usize % WAYS);
-        // Two stores, so a reader may see the one without the other. It compares the pages.
+        // Two stores, so a reader may see one without the other. It compares the pages.
         bucket.keys[way].store(key.0, Relaxed);
         bucket.tags[way].store(tag, Relaxed);
     }

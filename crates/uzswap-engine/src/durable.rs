@@ -1,18 +1,18 @@
 //! Memory of a cache that outlives its process.
 //!
-//! What says where a page is lies here: the index, the pool, what is in each segment of the
-//! backing and with what it was sealed, dictionaries, attributes. All else (lists, free space,
-//! counts) follows from it, and `recover` makes it anew. So a process that is killed at any
-//! instruction leaves a cache that the next one can go on with.
+//! The index, the pool, the use of each segment of the backing with its seals, dictionaries and
+//! attributes lie here. All else (lists, free space, counts) follows from them, and `recover`
+//! rebuilds it. So a process that is killed at any instruction leaves a cache that the next one can
+//! take over.
 //!
-//! Everything has its place in the file from the start, and only what is in use has memory:
+//! Everything has its place in the file from the start. Only parts in use have memory:
 //!
-//! | what | in units of |
+//! | part | in units of |
 //! |---|---|
 //! | header | |
-//! | directory: which frame each trunk of the index is in | 4 bytes a trunk |
-//! | which sections are on line | 4 bytes a section |
-//! | which table of tags each cluster has | 4 bytes a cluster |
+//! | directory: the frame of each trunk of the index | 4 bytes a trunk |
+//! | sections that are on line | 4 bytes a section |
+//! | table of tags of each cluster | 4 bytes a cluster |
 //! | use of each segment | 4 bytes a segment |
 //! | dictionaries | 16 KiB |
 //! | tables of tags | 8 KiB |
@@ -20,22 +20,22 @@
 //! | frames of trunks | 64 KiB |
 //! | sections | 2 MiB |
 //!
-//! The frame of a trunk's number is its home. Mostly it is there, so the processor can fetch an
-//! entry before it is known where its trunk is: the directory of a terabyte is in no cache either.
+//! Each trunk has a home, the frame with its number, and is mostly there. So the processor can
+//! fetch an entry before it has read the directory. The directory of a terabyte fits in no cache
+//! either.
 //!
-//! Nothing here is believed before [`Durable::is_held`]: a cache that was not whole yet is made
-//! anew.
+//! A file is believed only after [`Durable::is_held`]: an unfinished cache is made anew.
 
 use crate::backing::segments::SEGMENT_BYTES;
 use crate::backing::slots::{CLUSTER_BYTES, CLUSTER_SLOTS};
 use crate::bits::Bits;
 use crate::compress::{DICTIONARIES_MAX, DICTIONARY_BYTES};
+use crate::crash_points::{self, Kept};
 use crate::error::SetupError;
 use crate::ids::SwapEntry;
 use crate::index::{Entry, TRUNK_BYTES, TRUNK_ENTRIES};
 use crate::page::PAGE_BYTES;
 use crate::pool::{SECTION_BYTES, Zspage};
-use crate::stops::{self, Kept};
 use crate::sync::{Mutex, lock};
 use std::io;
 use std::ops::Deref;
@@ -45,28 +45,29 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering::*};
 use uzswap_sys::shared::SharedMemory;
 
-/// "uzswap" and the version of what is described here. A change of any type below, or of an entry's
-/// word, is another version.
+/// "uzswap" and the version of this layout. A change of any type below, or of an entry's word,
+/// needs another version.
 const MAGIC: u64 = u64::from_be_bytes(*b"uzswap\0\x02");
 
-/// Trunks that may be ready or retired, beyond those that keys need.
+/// Trunks that may be ready or retired, besides those of keys.
 const FRAMES_MORE: usize = 64;
 
 /// Bytes of a huge page, on most machines.
 const HUGE_BYTES: usize = 2 << 20;
 
-/// Keys of an index that lies in huge pages: the entries take 64 MiB, of which what is populated
-/// too early is little.
+/// An index of so many keys lies in huge pages. Its entries take 64 MiB, so a huge page wastes
+/// little.
 const HUGE_KEYS: u32 = 1 << 22;
 
-/// Bytes that an attribute's value takes, at most, and attributes there may be.
+/// Most bytes of an attribute's value, and most attributes.
 const VALUE_BYTES: usize = 31;
 const VALUES_MAX: usize = 32;
 
 /// Bytes of the key that a backing is sealed with.
 pub(crate) const KEY_BYTES: usize = 32;
 
-/// What the places of everything follow from. A cache is taken over only with the same ones.
+/// The numbers that determine the place of everything. A cache is taken over only with the same
+/// ones.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Shape {
     /// Keys of the index.
@@ -75,7 +76,7 @@ pub(crate) struct Shape {
     pub(crate) sections: usize,
     /// Bytes of the backing.
     pub(crate) backing_bytes: u64,
-    /// Whether it is sealed.
+    /// True if the backing is sealed.
     pub(crate) is_sealed: bool,
 }
 
@@ -98,7 +99,7 @@ impl Shape {
     }
 }
 
-/// Where everything is, bytes from the start.
+/// The place of each part, in bytes from the start.
 #[derive(Debug, Clone, Copy)]
 struct Places {
     directory: usize,
@@ -116,7 +117,7 @@ struct Places {
 /// Bytes of a table of tags.
 pub(crate) const TAGS_BYTES: usize = CLUSTER_SLOTS * size_of::<crate::backing::seal::Tag>();
 
-/// Descriptors that are made at once: of as many zspages as a section has frames.
+/// Descriptors that are made at once: as many zspages as a section has frames.
 pub(crate) const DESCRIPTORS: usize = SECTION_BYTES / PAGE_BYTES;
 const DESCRIPTORS_BYTES: usize = DESCRIPTORS * size_of::<Zspage>();
 
@@ -161,12 +162,12 @@ struct Header {
     descriptor_chunks: Kept<AtomicU64>,
     intent: Intent,
     dictionary_bytes: [Kept<AtomicU32>; DICTIONARIES_MAX],
-    /// Of attributes, in the order of their table: the length, and the value.
+    /// For each attribute, in the order of their table: the length, then the value.
     values: [[Kept<AtomicU8>; VALUE_BYTES + 1]; VALUES_MAX],
 }
 
-/// A change of both words of an entry that is on the backing: where its record is, and what shows
-/// that it is the one. `entry` is the key and one, 0 for none.
+/// A change of both words of an entry on the backing: the place of its record and its proof.
+/// `entry` is the key plus one, 0 for none.
 #[repr(C)]
 pub(crate) struct Intent {
     entry: Kept<AtomicU64>,
@@ -180,29 +181,29 @@ pub(crate) struct Intent {
 pub(crate) struct TrunkFrame(u32);
 
 impl TrunkFrame {
-    /// As the directory has it.
+    /// The number in the directory.
     pub(crate) fn word(self) -> u32 {
         self.0 + 1
     }
 
-    /// Whether the trunk of this number is at home here.
+    /// True if this frame is the home of the trunk with this number.
     pub(crate) fn is_home_of(self, number: usize) -> bool {
         self.0 as usize == number
     }
 }
 
-/// Frames that no trunk is in.
+/// Frames without a trunk.
 struct Unused(Bits);
 
 impl Unused {
-    /// All of them.
+    /// All frames.
     fn new(frames: usize) -> Self {
         let unused = Bits::new(frames);
         (0..frames).for_each(|frame| unused.set(frame, true));
         Self(unused)
     }
 
-    /// Takes this one, or else one that is no trunk's home while there is any.
+    /// Takes this frame, or else a free frame that is no trunk's home, while there is any.
     fn take(&self, home: usize) -> Option<TrunkFrame> {
         let frame = if self.0.has(home) { home } else { self.0.last()? };
         self.0.set(frame, false);
@@ -222,11 +223,11 @@ pub(crate) struct Durable {
     unused: Mutex<Unused>,
 }
 
-/// Values that may lie in memory that outlives the process: any bytes are one, zeros too, and they
-/// are changed only as atomics.
+/// Types that may lie in memory that outlives the process. Any bytes are a valid value, zeros too,
+/// and all changes are atomic.
 ///
 /// # Safety
-/// Just that, and no destructor.
+/// As said, and no destructor.
 pub(crate) unsafe trait Lasting: Sync {}
 
 // SAFETY: any bytes are a number, and it is atomic.
@@ -240,15 +241,15 @@ unsafe impl Lasting for Entry {}
 // SAFETY: atomic numbers.
 unsafe impl Lasting for Zspage {}
 
-/// A slice of values, in memory of the process or in such that outlives it.
+/// A slice of values, in the process's memory or in memory that outlives it.
 pub(crate) enum Values<T> {
-    /// Of the process.
+    /// In the process's memory.
     Own(Box<[T]>),
     /// Invariant: `first` begins `count` values in the memory, which is populated there.
     Lasting { first: NonNull<T>, count: usize, _memory: Arc<Durable> },
 }
 
-// SAFETY: as a shared slice of what it holds, which nobody owns but the memory.
+// SAFETY: like a shared slice of `T`; the memory, which no thread owns alone, keeps it alive.
 unsafe impl<T: Send + Sync> Send for Values<T> {}
 // SAFETY: as above.
 unsafe impl<T: Sync> Sync for Values<T> {}
@@ -268,8 +269,8 @@ impl<T> Deref for Values<T> {
 }
 
 impl Durable {
-    /// Opens a file from [`uzswap_sys::shared::create`], a new one or one that a cache of this
-    /// shape has left. Errors: no memory; a cache of another shape.
+    /// Opens a file from [`uzswap_sys::shared::create`]: a new one, or one with a cache of this
+    /// shape. Errors: no memory; a cache of another shape.
     pub(crate) fn open(file: OwnedFd, shape: Shape) -> Result<Arc<Self>, SetupError> {
         let places = Places::of(shape);
         let memory = SharedMemory::map(file, places.end)?;
@@ -293,12 +294,12 @@ impl Durable {
         Ok(durable)
     }
 
-    /// Makes an unfinished cache none.
+    /// Removes an unfinished cache.
     fn forget(&self) {
-        stops::store();
-        // SAFETY: nobody has the memory yet but us, and there is no cache in it.
+        crash_points::store();
+        // SAFETY: only this process has mapped the memory, and there is no cache in it.
         let released = unsafe { self.memory.release(0, self.places.end) };
-        // An error: the memory was new, or it is zeros as far as it is believed.
+        // After an error the memory is new, or the part of it that is read is zeros.
         let _ = released.and_then(|()| self.memory.populate(0, self.places.dictionaries));
     }
 
@@ -307,17 +308,17 @@ impl Durable {
         unsafe { &*self.memory.as_ptr().cast() }
     }
 
-    /// Whether a cache is in it that can be taken over.
+    /// True if it has a cache that can be taken over.
     pub(crate) fn is_held(&self) -> bool {
         self.header().is_held.load(Acquire) != 0
     }
 
-    /// A cache is in it from now on.
+    /// From now on it has a cache.
     pub(crate) fn set_held(&self) {
         self.header().is_held.store(1, Release);
     }
 
-    /// Values at a place. They are populated.
+    /// Values at an offset. They are populated.
     fn values<T: Lasting>(self: &Arc<Self>, at: usize, count: usize) -> Values<T> {
         assert!(at + count * size_of::<T>() <= self.memory.len());
         assert!(at.is_multiple_of(align_of::<T>()));
@@ -326,28 +327,28 @@ impl Durable {
         Values::Lasting { first, count, _memory: self.clone() }
     }
 
-    /// Of each trunk of the index, the number of its frame and one, or 0.
+    /// For each trunk of the index, the number of its frame plus one, or 0.
     pub(crate) fn directory(self: &Arc<Self>) -> Values<Kept<AtomicU32>> {
         self.values(self.places.directory, self.shape.trunks())
     }
 
-    /// Of each section, whether it is on line.
+    /// For each section, 1 if it is on line.
     pub(crate) fn sections_on_line(self: &Arc<Self>) -> Values<Kept<AtomicU32>> {
         self.values(self.places.sections_on_line, self.shape.sections)
     }
 
-    /// Of each cluster of the backing, the number of its table of tags and one, or 0.
+    /// For each cluster of the backing, the number of its table of tags plus one, or 0.
     pub(crate) fn tag_homes(self: &Arc<Self>) -> Values<Kept<AtomicU32>> {
         self.values(self.places.tag_homes, self.shape.clusters())
     }
 
-    /// Of each segment of the backing, its use.
+    /// For each segment of the backing, its use.
     pub(crate) fn segments(self: &Arc<Self>) -> Values<Kept<AtomicU32>> {
         self.values(self.places.segments, self.shape.segments())
     }
 
-    /// A frame, zeros, that most likely will be the trunk's of this number: its home if that is
-    /// free. Errors: no memory.
+    /// A frame of zeros for the trunk with this number: its home if that is free. Errors: no
+    /// memory.
     pub(crate) fn take_trunk(&self, number: usize) -> io::Result<TrunkFrame> {
         let frame = lock(&self.unused).take(number).ok_or(io::ErrorKind::OutOfMemory)?;
         let populated = self.memory.populate(self.trunk_at(frame), TRUNK_BYTES);
@@ -357,12 +358,12 @@ impl Durable {
         populated.map(|()| frame)
     }
 
-    /// Gives a frame's memory back. Nobody has it any more.
+    /// Gives a frame's memory back. The caller promises that no thread uses it.
     pub(crate) fn give_trunk(&self, frame: TrunkFrame) {
-        stops::store();
+        crash_points::store();
         // SAFETY: the caller's promise.
         let released = unsafe { self.memory.release(self.trunk_at(frame), TRUNK_BYTES) };
-        // With an error it would not be zeros: it is not used again.
+        // After an error the frame may not be zeros, so it is not used again.
         if released.is_ok() {
             lock(&self.unused).give(frame);
         }
@@ -380,14 +381,14 @@ impl Durable {
         unsafe { NonNull::new_unchecked(self.memory.as_ptr().add(at).cast()) }
     }
 
-    /// Has the processor fetch a key's entry, where its trunk is at home. It does nothing else.
+    /// Prefetches a key's entry, assuming that its trunk is at home.
     pub(crate) fn prefetch(&self, key: SwapEntry) {
         #[cfg(all(target_arch = "x86_64", not(miri)))]
         {
             use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
             let offset = self.places.trunks + key.0 as usize * size_of::<Entry>();
             let at = self.memory.as_ptr().wrapping_add(offset).cast_const();
-            // SAFETY: a hint, which may lead anywhere.
+            // SAFETY: a hint; any address is allowed.
             unsafe { _mm_prefetch::<_MM_HINT_T0>(at.cast()) };
         }
         #[cfg(not(all(target_arch = "x86_64", not(miri))))]
@@ -400,7 +401,7 @@ impl Durable {
         TrunkFrame((offset / TRUNK_BYTES) as u32)
     }
 
-    /// The frames in use, as the directory has them; all others are free.
+    /// The frames in use by the directory; all others become free.
     pub(crate) fn adopt_trunks(self: &Arc<Self>) -> io::Result<Vec<(usize, TrunkFrame)>> {
         let mut used = Vec::new();
         let mut is_used = vec![false; self.shape.trunks() + FRAMES_MORE];
@@ -418,13 +419,13 @@ impl Durable {
             self.give_trunk(TrunkFrame(number));
         }
         let behind = self.trunk_at(TrunkFrame(end as u32));
-        stops::store();
+        crash_points::store();
         // SAFETY: no trunk is there.
         unsafe { self.memory.release(behind, self.places.sections - behind) }?;
         Ok(used)
     }
 
-    /// Where a section's memory is, or would be.
+    /// The address of a section's memory.
     pub(crate) fn section(&self, number: usize) -> NonNull<u8> {
         let at = self.places.sections + number * SECTION_BYTES;
         assert!(at + SECTION_BYTES <= self.places.end, "section {number}");
@@ -432,27 +433,28 @@ impl Durable {
         unsafe { NonNull::new_unchecked(self.memory.as_ptr().add(at)) }
     }
 
-    /// Makes a section's memory. Errors: there is none.
+    /// Makes a section's memory. Errors: no memory.
     pub(crate) fn populate_section(&self, number: usize) -> io::Result<NonNull<u8>> {
         let at = self.places.sections + number * SECTION_BYTES;
         self.memory.populate(at, SECTION_BYTES)?;
         Ok(self.section(number))
     }
 
-    /// Gives a section's memory back. No object is in it.
+    /// Gives a section's memory back. The caller promises that no object is in it.
     pub(crate) fn release_section(&self, number: usize) {
         let at = self.places.sections + number * SECTION_BYTES;
-        stops::store();
-        // SAFETY: the caller's promise. An error: it stays, and is used when it is next on line.
+        crash_points::store();
+        // SAFETY: the caller's promise. After an error the memory stays, and the next use of the
+        // section reuses it.
         let _ = unsafe { self.memory.release(at, SECTION_BYTES) };
     }
 
-    /// Chunks of descriptors that were made.
+    /// Chunks of descriptors that are made.
     pub(crate) fn descriptor_chunks(&self) -> usize {
         self.header().descriptor_chunks.load(Acquire) as usize
     }
 
-    /// The next chunk is made.
+    /// Notes that the next chunk is made.
     pub(crate) fn note_descriptors(&self, chunks: usize) {
         self.header().descriptor_chunks.store(chunks as u64, Release);
     }
@@ -471,10 +473,11 @@ impl Durable {
         Ok(self.values(at, TAGS_BYTES / size_of::<u64>()))
     }
 
-    /// Gives a table's memory back. No segment of its cluster is broken up.
+    /// Gives a table's memory back. The caller promises that no segment of its cluster is broken
+    /// up.
     pub(crate) fn release_tags(&self, number: usize) {
-        stops::store();
-        // SAFETY: the caller's promise. An error: it stays as it is.
+        crash_points::store();
+        // SAFETY: the caller's promise. After an error the memory stays.
         let _ = unsafe { self.memory.release(self.places.tags + number * TAGS_BYTES, TAGS_BYTES) };
     }
 
@@ -488,7 +491,7 @@ impl Durable {
         Ok(())
     }
 
-    /// The dictionaries that were kept.
+    /// All kept dictionaries.
     pub(crate) fn dictionaries(self: &Arc<Self>) -> io::Result<Vec<Vec<u8>>> {
         let lengths = self.header().dictionary_bytes.iter().map(|bytes| bytes.load(Acquire));
         let mut dictionaries = Vec::new();
@@ -501,7 +504,7 @@ impl Durable {
         Ok(dictionaries)
     }
 
-    /// The number of the newest write that was sealed.
+    /// The generation of the newest sealed write.
     pub(crate) fn generation(&self) -> &Kept<AtomicU64> {
         &self.header().generation
     }
@@ -511,15 +514,16 @@ impl Durable {
         self.header().key.each_ref().map(|byte| byte.load(Relaxed))
     }
 
-    /// Keeps it.
+    /// Keeps the key that the backing is sealed with.
     pub(crate) fn keep_key(&self, key: &[u8; KEY_BYTES]) {
         self.header().key.iter().zip(key).for_each(|(to, byte)| to.store(*byte, Relaxed));
     }
 
-    /// Keeps an attribute's value, by its place in their table. One that is too long is not kept.
+    /// Keeps an attribute's value, by its index in their table. A value that is too long is not
+    /// kept.
     pub(crate) fn keep_value(&self, attribute: usize, value: &str) {
         let Some([length, bytes @ ..]) = self.header().values.get(attribute) else { return };
-        // None while it changes: killed then, it is as at the start.
+        // The value is absent while it changes: a process killed then starts with the default.
         length.store(0, Release);
         if value.len() <= VALUE_BYTES {
             bytes.iter().zip(value.bytes()).for_each(|(to, byte)| to.store(byte, Relaxed));
@@ -527,7 +531,7 @@ impl Durable {
         }
     }
 
-    /// The value that was kept.
+    /// The kept value of an attribute.
     pub(crate) fn value(&self, attribute: usize) -> Option<String> {
         let [length, bytes @ ..] = self.header().values.get(attribute)?;
         let length = usize::from(length.load(Acquire)).min(VALUE_BYTES);
@@ -542,8 +546,8 @@ impl Durable {
 }
 
 impl Intent {
-    /// An entry with these words is about to get another second word, and then another first one.
-    /// Called with the writer's lock held, so one at a time.
+    /// Notes that an entry with these words is about to get another second word, and then another
+    /// first one. The caller holds the writer's lock, so there is one such change at a time.
     pub(crate) fn begin(&self, key: u32, word: u64, aux: u64, new_aux: u64) {
         self.entry.store(0, Release);
         self.word.store(word, Release);
@@ -552,7 +556,7 @@ impl Intent {
         self.entry.store(u64::from(key) + 1, Release);
     }
 
-    /// What the second word of an entry must be, if it was changed and the first was not.
+    /// The second word that an entry must have, if only the second one was changed.
     pub(crate) fn undone(&self, key: u32, word: u64, aux: u64) -> Option<u64> {
         let is_it = self.entry.load(Acquire) == u64::from(key) + 1
             && self.word.load(Acquire) == word

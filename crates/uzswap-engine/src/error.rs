@@ -1,4 +1,4 @@
-//! What can go wrong, as far as it is not an expected outcome.
+//! Failures. Expected outcomes are values.
 
 use crate::compress::AlgorithmError;
 use std::io;
@@ -6,12 +6,12 @@ use std::io;
 /// The page cannot be given back now. It is never `Absent`, and never zeros.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// The bytes that were kept for the page are not the bytes that were stored.
+    /// The kept bytes of the page are not the stored ones.
     #[error("page {entry}: its stored copy is damaged ({what}); the page is lost")]
     Damaged {
         /// The page's key, as a number.
         entry: u32,
-        /// What showed it.
+        /// The sign of the damage.
         what: &'static str,
     },
     /// The backing would not read.
@@ -19,7 +19,7 @@ pub enum Error {
     Backing {
         /// The page's key, as a number.
         entry: u32,
-        /// What the backing said.
+        /// The backing's error.
         source: io::Error,
     },
 }
@@ -30,23 +30,24 @@ pub enum SetupError {
     /// A size is out of range.
     #[error("{what} is {value}; it must be {must}")]
     Size {
-        /// Which.
+        /// Its name.
         what: &'static str,
-        /// What was given.
+        /// The given value.
         value: u64,
-        /// What is accepted.
+        /// The accepted values.
         must: &'static str,
     },
-    /// What another process has left is no cache, or one of another version, or not whole.
+    /// The memory that another process has left has no cache, one of another version, or an
+    /// unfinished one.
     #[error(
         "cannot take over the cache that another process has left: it was made with other sizes or \
          by another version; what is swapped to it cannot be read by this one"
     )]
     Left,
-    /// The same, with what is wrong.
+    /// The same, with the fault.
     #[error("cannot take over the cache that another process has left: {0}")]
     NotWhole(&'static str),
-    /// No key for what is written to the backing.
+    /// No key for the backing.
     #[error(
         "cannot make a key for the backing: {0}; allow a page of locked memory (ulimit -l), or \
          use a plain backing on an encrypted disk"
@@ -57,7 +58,7 @@ pub enum SetupError {
     Memory(#[from] io::Error),
 }
 
-/// A CPU is not in the state that it was to be brought to.
+/// A CPU did not reach the requested state.
 #[derive(Debug, thiserror::Error)]
 pub enum CpuError {
     /// No such CPU.
@@ -71,18 +72,18 @@ pub enum CpuError {
     /// No such state.
     #[error("'{state}' is no state of a CPU; use one of {states}")]
     NoState {
-        /// What was given.
+        /// The given state.
         state: String,
-        /// What there is, in order.
+        /// The known states, in order.
         states: String,
     },
-    /// All would be gone.
+    /// It is the last CPU.
     #[error("CPU {cpu} is the last one that is online; bring another one online first")]
     Last {
         /// Its number.
         cpu: usize,
     },
-    /// A state could not be started or stopped. The CPU is where it was, or where `stays` says.
+    /// A state could not be started or stopped. The CPU has its old state, or that of `stays`.
     #[error(
         "CPU {cpu}: {state}: {why}; it {}",
         stays.map_or_else(|| "is as it was".into(), |stays| format!("stays at {stays}"))
@@ -90,16 +91,16 @@ pub enum CpuError {
     Step {
         /// Its number.
         cpu: usize,
-        /// Which state.
+        /// The state.
         state: &'static str,
-        /// Why.
+        /// The reason.
         why: io::Error,
-        /// Where the CPU is, if the steps done could not be undone.
+        /// The state of the CPU, if the steps that were done could not be undone.
         stays: Option<&'static str>,
     },
 }
 
-/// A section of the pool is not where it was to be brought; it is where it was.
+/// A section of the pool did not reach the requested state, and has its old one.
 #[derive(Debug, thiserror::Error)]
 pub enum SectionError {
     /// No such section.
@@ -118,30 +119,30 @@ pub enum SectionError {
         /// The highest that there may be.
         last: usize,
     },
-    /// The pool would have nowhere to lie.
+    /// It is the last node of the pool.
     #[error("node {node} is the last one that the pool may lie on; bring another one online")]
     LastNode {
         /// Its number.
         node: usize,
     },
-    /// Not a state that somebody can bring a section to.
+    /// Not a state that can be requested.
     #[error("'{0}' is no state to bring a section to; use online or offline")]
     NoState(String),
-    /// It is on its way, or has no memory to empty.
+    /// Its state is changing, or it has no memory to empty.
     #[error("section {section} is {state}")]
     Standing {
         /// Its number.
         section: usize,
-        /// Where it stands.
+        /// Its state.
         state: &'static str,
     },
-    /// All would be gone.
+    /// It is the last section.
     #[error("section {section} is the last one that the pool may have; bring another one online")]
     Last {
         /// Its number.
         section: usize,
     },
-    /// What it holds has nowhere to go.
+    /// There is no space for its objects.
     #[error(
         "section {section} still holds {objects} objects: neither other sections nor the backing          have room for {bytes} bytes; free memory, raise max_pool_bytes or add a backing"
     )]
@@ -150,25 +151,25 @@ pub enum SectionError {
         section: usize,
         /// Objects in it.
         objects: usize,
-        /// Bytes of the frames that they lie in.
+        /// Bytes of their frames.
         bytes: usize,
     },
-    /// An object was in use at each try.
+    /// An object was in use at each attempt.
     #[error("section {section} still holds {objects} objects, one of {what}; try again")]
     Held {
         /// Its number.
         section: usize,
         /// Objects in it.
         objects: usize,
-        /// Which object, and who holds it.
+        /// The object, and its user.
         what: String,
     },
-    /// It cannot be made.
+    /// Its memory cannot be made.
     #[error("section {section}: {why}; free memory")]
     Memory {
         /// Its number.
         section: usize,
-        /// What the kernel said.
+        /// The kernel's error.
         why: io::Error,
     },
 }
@@ -179,14 +180,14 @@ pub enum AttributeError {
     /// No such attribute.
     #[error("no attribute '{0}'; `uzswap status` lists them")]
     Unknown(String),
-    /// Not a value of it.
+    /// Not a value of the attribute.
     #[error("{name}: '{value}' is not {must}")]
     Value {
         /// The attribute.
         name: &'static str,
-        /// What was given.
+        /// The given value.
         value: String,
-        /// What is accepted.
+        /// The accepted values.
         must: &'static str,
     },
     /// Not a compressor.

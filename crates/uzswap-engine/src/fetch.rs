@@ -3,8 +3,8 @@
 //! ```text
 //! lock → fetch: copy out what the entry refers to → unlock → give: decompress, verify
 //! ```
-//! The lock is held for the copy of an object, not while it is decompressed. What is on the backing
-//! is read by `placed`.
+//! The lock is held while an object is copied, not while it is decompressed. `read_back` reads
+//! records from the backing.
 
 use crate::backing::record::RECORD_BYTES_MAX;
 use crate::cache::{Cache, Load};
@@ -19,17 +19,17 @@ use crate::scratch::Scratch;
 use crate::stats::Counter::*;
 use crate::unit::Units;
 
-/// What an entry referred to, copied out from under its lock.
+/// A page as copied out from under its entry's lock.
 pub(crate) enum Fetched<'a> {
     Absent,
     Filled(Pattern),
-    /// In `scratch.object`.
+    /// An object, in `scratch.object`.
     Object {
         scratch: Here<'a, Scratch>,
         form: Form,
         checksum: u32,
     },
-    /// In the unit that `scratch` keeps, as much as is needed of it.
+    /// A page of a unit, whose needed part is in `scratch`.
     Member {
         scratch: Here<'a, Scratch>,
         bytes: usize,
@@ -38,7 +38,7 @@ pub(crate) enum Fetched<'a> {
     },
 }
 
-/// Whether a decoded page is the one that was stored; else what is wrong with it.
+/// Checks that a decoded page is the one that was stored.
 pub(crate) fn verify(
     decoded: Result<(), Undecodable>,
     checksum: u32,
@@ -52,7 +52,7 @@ pub(crate) fn verify(
 }
 
 impl Cache {
-    /// Copies out what a locked entry refers to; it may be unlocked then.
+    /// Copies out everything that a locked entry refers to; it may be unlocked then.
     pub(crate) fn fetch(
         &self,
         key: SwapEntry,
@@ -71,15 +71,15 @@ impl Cache {
             }
             State::Placed(extent) => self.fetch_placed(key, locked.proof(), extent),
             State::Member(member) => self.fetch_member(key, locked.proof() as u32, member),
-            // The record stays while this entry, which shares it, is locked.
+            // The share record stays while this entry, which shares it, is locked.
             State::Shared(record) => {
                 self.fetch(record, &mut self.index.view().lock_existing(record))
             }
         }
     }
 
-    /// Copies out as much of a unit as a page in it needs. The page's entry is locked, so the unit
-    /// stays.
+    /// Copies out the part of a unit that one of its pages needs. The page's entry is locked, so
+    /// the unit stays.
     fn fetch_member(
         &self,
         key: SwapEntry,
@@ -105,7 +105,7 @@ impl Cache {
         Ok(Fetched::Member { scratch, bytes: needed, position: member.position, checksum })
     }
 
-    /// Copies a piece of a unit out; its bytes, or `None` when it is not there or too long.
+    /// Copies out a piece of a unit; its bytes, or `None` when it is absent or too long.
     pub(crate) fn fetch_piece(
         &self,
         piece: SwapEntry,
@@ -133,7 +133,7 @@ impl Cache {
         Ok(Some(out.len()))
     }
 
-    /// Makes the page of what was fetched, and verifies it.
+    /// Decompresses the fetched page, and verifies it.
     pub(crate) fn give(
         &self,
         key: SwapEntry,

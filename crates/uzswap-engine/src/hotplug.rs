@@ -1,15 +1,15 @@
 //! CPUs that come and go.
 //!
-//! What a CPU has of its own is brought up by an array of states, from the first to the last, and
-//! taken down from the last to the first. Where a CPU stands is one number: how many of its states
-//! are up. A state that cannot be started or stopped leaves the CPU where it was before.
+//! The state of each CPU is brought up by an array of steps, from the first to the last, and taken
+//! down from the last to the first. One number tells how many of the CPU's states are up. A state
+//! that cannot be started or stopped leaves the CPU where it was.
 //!
 //! ```text
-//! offline → codecs → slots → buffer → … what a front end adds … → online
+//! offline → codecs → slots → buffer → … states of the front end … → online
 //! ```
 //!
-//! Pages are not a CPU's: one that goes leaves none behind, and what it held of the backing is
-//! free. Threads may run on a CPU that is not up ([`crate::percpu`]), so nobody waits for this.
+//! Pages belong to no CPU: one that goes leaves none behind, and its slots of the backing become
+//! free. Threads may run on a CPU that is not up ([`crate::percpu`]), so none waits for this.
 
 use crate::cache::Cache;
 use crate::error::CpuError;
@@ -18,12 +18,12 @@ use crate::sync::lock;
 use std::io;
 use uzswap_sys::cpu::{self, CpuSet};
 
-/// What a CPU has in a state, and what becomes of that when the CPU goes.
+/// The resources of a CPU in a state, and their fate when the CPU goes.
 pub type StateDoc = [&'static str; 2];
 
 type Step = Box<dyn Fn(&Cache, usize) -> io::Result<()> + Send + Sync>;
 
-/// What a CPU has of its own, and how it comes and goes.
+/// One state of a CPU, and how it starts and stops.
 pub struct CpuState {
     name: &'static str,
     doc: StateDoc,
@@ -32,8 +32,8 @@ pub struct CpuState {
 }
 
 impl CpuState {
-    /// A state whose steps are called with the number of a CPU, never two at once. Neither may wait
-    /// for a request, or change where a CPU stands.
+    /// A state whose steps are called with the number of a CPU, one at a time. They may neither
+    /// wait for a request nor change the state of a CPU.
     pub fn new(
         name: &'static str,
         doc: StateDoc,
@@ -44,7 +44,7 @@ impl CpuState {
     }
 }
 
-/// The engine's states, in order: name, and what it is.
+/// The engine's states, in order: name and documentation.
 pub fn cpu_states() -> Vec<(&'static str, StateDoc)> {
     states().iter().map(|state| (state.name, state.doc)).collect()
 }
@@ -53,7 +53,7 @@ pub fn cpu_states() -> Vec<(&'static str, StateDoc)> {
 const OFFLINE: &str = "offline";
 const ONLINE: &str = "online";
 
-/// The engine's, in order.
+/// The engine's states, in order.
 fn states() -> Vec<CpuState> {
     vec![
         CpuState::new(
@@ -88,9 +88,9 @@ fn states() -> Vec<CpuState> {
         CpuState::new(
             "buffer",
             [
-                "a buffer of 256 KiB that a store writes a segment from; the first 16 CPUs, with \
-                 which the others share",
-                "What is in it is written first.",
+                "a buffer of 256 KiB for a store that writes a segment; the first 16 CPUs have \
+                 one, and the others share these",
+                "Its content is written first.",
             ],
             |cache, cpu| cache.writeback.start_cpu(cpu),
             |cache, cpu| {
@@ -101,14 +101,14 @@ fn states() -> Vec<CpuState> {
     ]
 }
 
-/// Where each CPU stands.
+/// The state of each CPU.
 pub(crate) struct Cpus {
     states: Vec<CpuState>,
-    /// For each possible CPU, how many of the states are up.
+    /// For each possible CPU, the number of states that are up.
     reached: Box<[usize]>,
-    /// What the process could use when it was last looked at, and was followed.
+    /// The CPUs of the process at the last [`Cache::follow_cpus`].
     allowed: CpuSet,
-    /// A step that will fail: of a CPU, into or out of a state.
+    /// A step that fails, for tests: a CPU and a state.
     #[cfg(any(test, feature = "testing"))]
     fault: Option<(usize, &'static str)>,
 }
@@ -124,7 +124,7 @@ impl Cpus {
         }
     }
 
-    /// How many states are up where this one is reached.
+    /// The number of states that are up in this one.
     fn level(&self, name: &str) -> Option<usize> {
         match name {
             OFFLINE => Some(0),
@@ -145,7 +145,7 @@ impl Cpus {
         self.reached[cpu] == self.states.len()
     }
 
-    /// Brings a CPU to a level; on an error it is where it was.
+    /// Brings a CPU to a level; after an error it has its old one.
     fn set(&mut self, cache: &Cache, cpu: usize, level: usize) -> Result<(), CpuError> {
         let others = (0..self.reached.len()).filter(|other| *other != cpu);
         if level < self.states.len() && !others.into_iter().any(|other| self.is_online(other)) {
@@ -162,7 +162,7 @@ impl Cpus {
         })
     }
 
-    /// A step at a time. An error: of the state that could not be started or stopped.
+    /// One step at a time. An error is that of the state that could not be started or stopped.
     fn walk(
         &mut self,
         cache: &Cache,
@@ -181,7 +181,7 @@ impl Cpus {
             step(cache, cpu).map_err(|why| (*name, why))?;
             self.reached[cpu] = if goes_up { at + 1 } else { at };
             let up = self.reached.iter().filter(|reached| **reached > 0).count();
-            cache.room.fit(up.div_ceil(cache.pool.served_count()));
+            cache.reserve.fit(up.div_ceil(cache.pool.served_count()));
         }
         Ok(())
     }
@@ -200,16 +200,16 @@ impl Cache {
         Ok(())
     }
 
-    /// Brings up the CPUs that the process could not use when this was last called, takes down
-    /// those that it could, and leaves those where nothing changed as they are. The error is the
-    /// first; the other CPUs are where they should be, and the next call tries again. `allowed` is
-    /// that of a thread which may run where those may that store and load.
+    /// Brings up the CPUs that the process may use since the last call, takes down those that it
+    /// may not use any more, and leaves all others. It returns the first error; the other CPUs are
+    /// right, and the next call tries again. `allowed` is the set of a thread that may run wherever
+    /// storing and loading threads may.
     pub fn follow_cpus(&self, allowed: &CpuSet) -> Result<(), CpuError> {
         let mut cpus = lock(&self.cpus);
         let before = &cpus.allowed;
         let is_changed = |cpu: &usize| before.has(*cpu) != allowed.has(*cpu);
         let changed: Vec<usize> = (0..cpu::possible()).filter(is_changed).collect();
-        // Up before down: one that goes needs another that stays.
+        // Up before down: a CPU that goes needs another one that stays.
         let mut outcome = Ok(());
         for (comes, level) in [(true, cpus.states.len()), (false, 0)] {
             for cpu in changed.iter().filter(|cpu| allowed.has(**cpu) == comes) {
@@ -222,8 +222,8 @@ impl Cache {
         outcome
     }
 
-    /// Brings a CPU to a state: `offline`, `online`, or one between. There it stays until the
-    /// process may no longer use it, or may again.
+    /// Brings a CPU to a state: `offline`, `online`, or one between. It stays there until the
+    /// process may no longer use it, or may use it again.
     pub fn set_cpu(&self, cpu: usize, state: &str) -> Result<(), CpuError> {
         let mut cpus = lock(&self.cpus);
         if cpu >= cpus.reached.len() {
@@ -252,8 +252,8 @@ impl Cache {
         std::iter::once(OFFLINE).chain(own).chain([ONLINE]).collect()
     }
 
-    /// Adds a state after all others, and starts it for the CPUs that are online. On an error it is
-    /// not added.
+    /// Adds a state after all others, and starts it for the CPUs that are online. After an error it
+    /// is not added.
     pub fn add_cpu_state(&self, state: CpuState) -> Result<(), CpuError> {
         let mut cpus = lock(&self.cpus);
         let online: Vec<_> = (0..cpus.reached.len()).filter(|cpu| cpus.is_online(*cpu)).collect();
@@ -262,7 +262,7 @@ impl Cache {
         for (done, cpu) in online.iter().enumerate() {
             if let Err(error) = cpus.change(self, *cpu, level) {
                 for cpu in &online[..done] {
-                    // What went wrong first is told.
+                    // The first error is returned.
                     let _ = cpus.change(self, *cpu, level - 1);
                 }
                 cpus.states.pop();
@@ -278,9 +278,9 @@ impl Cache {
         lock(&self.cpus).fault = Some((cpu, state));
     }
 
-    /// Codecs' contexts as those that other CPUs have.
+    /// Makes contexts like those of other CPUs.
     fn start_codecs(&self, cpu: usize) -> io::Result<()> {
-        // Locked, so that no units are begun meanwhile that the new contexts could not read.
+        // Locked, so that no unit is begun meanwhile that the new contexts could not read.
         let held = self.recompression.hold();
         let has_units = self.scratch.iter().any(|scratch| scratch.has_unit());
         self.scratch.start(cpu, || {
@@ -293,7 +293,7 @@ impl Cache {
             Ok::<_, io::Error>(made)
         })?;
         drop(held);
-        // The dictionary, and an algorithm that was chosen meanwhile.
+        // The dictionary, and an algorithm that was set meanwhile.
         self.apply_attributes();
         Ok(())
     }
@@ -315,7 +315,7 @@ mod tests {
                 made += std::fs::read_to_string(path).unwrap().matches(": PerCpu::new(").count();
             }
         }
-        // One is in the line above.
+        // The line above has one.
         assert_eq!(made - 1, states().len(), "state of CPUs outside of the array");
         let (cache, ..) = Setup { backing_bytes: 8 << 20, ..Setup::default() }.make();
         let counts =

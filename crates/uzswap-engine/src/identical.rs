@@ -1,10 +1,10 @@
-//! Identical pages: the page that is there already, and pages of which one is kept for all.
+//! Identical pages: a page that is stored again unchanged, and pages that share one object.
 //!
 //! ```text
 //! store → the same as before under this key? → only its age changes
 //!       → the same as under another key? → its object passes to a record, which both share
 //! ```
-//! See `dedup` for who might hold the same page, and `share` for records.
+//! `dedup` finds candidates for the same page; `share` has the records.
 
 use crate::cache::Cache;
 use crate::ids::SwapEntry;
@@ -14,9 +14,9 @@ use crate::pool::Header;
 use crate::sync::atomic::Ordering;
 
 impl Cache {
-    /// Whether the pool already holds this page for this entry. If so, the page only becomes the
-    /// newest of the LRU. A different page costs one read of the header; the same page costs a
-    /// decompression, which takes about a quarter of the time of a compression.
+    /// True if the pool already has this page for this entry. Then the page only becomes the newest
+    /// of the LRU. A different page costs one read of the header. The same page costs a
+    /// decompression, a quarter of the time of a compression.
     pub(crate) fn is_unchanged(&self, key: SwapEntry, page: &Page, hash: u64) -> bool {
         let view = self.index.view();
         let State::Pooled(object) = view.peek(key).state() else { return false };
@@ -32,7 +32,7 @@ impl Cache {
         is_same
     }
 
-    /// Finds an entry that holds the same page and shares its object; the record's key.
+    /// Finds another entry with the same page and shares its object; returns the record's key.
     pub(crate) fn share(&self, key: SwapEntry, page: &Page, hash: u64) -> Option<SwapEntry> {
         let view = self.index.view();
         self.candidates.find(hash).filter(|candidate| *candidate != key).find_map(|candidate| {
@@ -44,7 +44,7 @@ impl Cache {
         })
     }
 
-    /// Whether an object, its entry locked, is this very page.
+    /// True if an object is this very page. Its entry is locked.
     fn holds(&self, object: Object, page: &Page) -> bool {
         let mut scratch = self.scratch.lock_here();
         let bytes = usize::from(object.form.bytes);
@@ -52,7 +52,7 @@ impl Cache {
         scratch.decompress_here(object.form.codec, bytes).is_ok() && scratch.page == *page
     }
 
-    /// Adds one more to those that share `holder`'s object, making a record of it if it is none.
+    /// Adds a sharer to `holder`'s object, which becomes a share record unless it is one.
     fn join(
         &self,
         holder: SwapEntry,
@@ -77,7 +77,7 @@ impl Cache {
         Some(record)
     }
 
-    /// One less shares a record's object; the last one frees it.
+    /// Removes a sharer from a record; the last one frees the object.
     pub(crate) fn leave_record(&self, record: SwapEntry) {
         let view = self.index.view();
         let locked = view.lock_existing(record);

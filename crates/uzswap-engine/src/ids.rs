@@ -2,8 +2,8 @@
 
 /// The key of a page: an area's base plus the page's offset in it.
 ///
-/// Areas ([`Area`]) share one space of 2^32 pages (16 TiB), so that a key is 32 bits wherever it is
-/// kept: as the owner of an object, in the LRU's links, among the candidates for identical pages.
+/// Areas ([`Area`]) share one space of 2^32 pages (16 TiB). So a key is 32 bits as the owner of an
+/// object, in the LRU's links, and among the candidates for identical pages.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct SwapEntry(pub(crate) u32);
 
@@ -25,7 +25,7 @@ impl Area {
         (offset < self.pages).then(|| SwapEntry(self.first + offset))
     }
 
-    /// All its keys, in order.
+    /// All its entries, in order.
     pub fn entries(&self) -> impl Iterator<Item = SwapEntry> + use<> {
         (self.first..self.first + self.pages).map(SwapEntry)
     }
@@ -35,8 +35,8 @@ impl Area {
     }
 }
 
-/// Where the pool put an object: a zspage and a place in it. Opaque, and never an address: objects
-/// move when the pool is compacted or a section is emptied, and then their handle changes.
+/// The place of an object in the pool: a zspage and an index in it. It is opaque and never an
+/// address: an object that compaction moves gets another handle.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Handle(pub(crate) u64);
 

@@ -1,10 +1,10 @@
 //! The compressed swap cache.
 //!
-//! Read it in the order of the modules below; `cache` is the whole flow on one screen, so a hurried
-//! reader starts there. The engine knows no userfaultfd, block device, cgroup or clock, and starts
-//! no threads: front ends call [`Cache::store`], [`Cache::load`] and [`Cache::invalidate`] from
-//! theirs (each having called [`compress::prepare_thread`]), and drive [`Cache::maintain`] from one
-//! of their own.
+//! Read it in the order of the modules below. `cache` has the whole flow on one screen, so a reader
+//! in a hurry starts there. The engine knows no userfaultfd, block device, cgroup or clock, and
+//! starts no threads. Front ends call [`Cache::store`], [`Cache::load`] and [`Cache::invalidate`]
+//! from their threads, each of which has called [`compress::prepare_thread`]. One more of their
+//! threads calls [`Cache::maintain`].
 
 #![deny(unsafe_code)]
 
@@ -32,29 +32,29 @@ mod unit;
 mod cache;
 mod fetch;
 mod identical;
-mod placed;
+mod neighbours;
+mod read_back;
+mod reclaim;
 mod recompress;
-mod run;
 mod scratch;
-mod shrink;
 mod through;
 mod trainer;
 mod writeback;
 
 mod check;
 mod config;
+#[cfg(feature = "simulation")]
+pub mod crash_points;
+#[cfg(not(feature = "simulation"))]
+mod crash_points;
 mod error;
 mod hotplug;
-mod memory;
+mod memory_hotplug;
 mod percpu;
 mod recover;
 #[cfg(all(test, feature = "shuttle"))]
 mod shuttle_tests;
 mod stats;
-#[cfg(feature = "simulation")]
-pub mod stops;
-#[cfg(not(feature = "simulation"))]
-mod stops;
 mod sync;
 #[cfg(feature = "testing")]
 pub mod testing;

@@ -1,22 +1,22 @@
-//! Who was stored longest ago: lists with a second chance.
+//! The order of age: lists with a second chance.
 //!
-//! A list per shard, each under a lock of its own; an entry's shard follows from its key, sixteen
-//! neighbouring keys to a shard, because neighbours were stored together and should be written back
-//! together. Links are keys, kept in the entries themselves, so that moving an object or growing an
-//! index never touches a list. Taking the oldest of each shard in turn gives the oldest overall,
-//! near enough: keys spread evenly over shards.
+//! A list for each shard, each under a lock of its own. An entry's shard follows from its key.
+//! Sixteen neighbouring keys share a shard, because neighbours were stored together and should be
+//! written back together. Links are keys, in the entries themselves, so moving an object or growing
+//! an index never touches a list. Taking the oldest of each shard in turn gives nearly the oldest
+//! overall, because keys are spread evenly over shards.
 //!
 //! An entry is on a list exactly while its page is in the pool and no writeback of it is in flight.
-//! [`Lru::push`] and [`Lru::remove`] are called with the entry locked, [`Lru::pop`] without; that
-//! is why `remove` accepts an entry that `pop` has just taken.
+//! [`Lru::push`] and [`Lru::remove`] are called with the entry locked, [`Lru::pop`] without. So
+//! `remove` accepts an entry that `pop` has just taken.
 
+use crate::crash_points::Kept;
 use crate::ids::SwapEntry;
-use crate::stops::Kept;
 use crate::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use crate::sync::{Mutex, lock};
 use crossbeam_utils::CachePadded;
 
-/// Where the links of an entry are: its second word.
+/// The links of an entry: its second word.
 pub(crate) trait Links {
     fn links(&self, key: SwapEntry) -> &Kept<AtomicU64>;
 }
@@ -44,7 +44,7 @@ struct List {
 /// See the module.
 pub(crate) struct Lru {
     lists: Box<[CachePadded<Mutex<List>>]>,
-    /// The shard that [`Self::pop`] takes from, how many it took there, and which last.
+    /// The shard that [`Self::pop`] takes from, the number that it took there, and the last one.
     turn: AtomicUsize,
     row: AtomicU32,
     last: AtomicU32,
@@ -68,7 +68,7 @@ impl Lru {
         &self.lists[(key.0 >> Self::NEIGHBOURS_SHIFT) as usize % self.lists.len()]
     }
 
-    /// Puts an entry that is on no list at the newest end. The caller holds the entry's lock.
+    /// Puts an entry that is on no list at the newest end. The caller has locked the entry.
     pub(crate) fn push(&self, at: &impl Links, key: SwapEntry) {
         let mut list = lock(self.list(key));
         debug_assert_eq!(at.links(key).load(Ordering::Relaxed), OFF, "{key:?} is on a list");
@@ -82,8 +82,8 @@ impl Lru {
         list.len += 1;
     }
 
-    /// Puts an entry that [`Self::pop`] took at the oldest end again: it did not fit any more, or
-    /// its writeback failed.
+    /// Puts an entry that [`Self::pop`] took at the oldest end again: it did not fit, or its
+    /// writeback failed.
     pub(crate) fn push_oldest(&self, at: &impl Links, key: SwapEntry) {
         self.row.fetch_sub(1, Ordering::Relaxed);
         let mut list = lock(self.list(key));
@@ -98,18 +98,17 @@ impl Lru {
         list.len += 1;
     }
 
-    /// Takes an entry off its list, unless [`Self::pop`] was quicker. The caller holds the entry's
-    /// lock.
+    /// Takes an entry off its list, unless [`Self::pop`] was quicker. The caller has locked the
+    /// entry.
     pub(crate) fn remove(&self, at: &impl Links, key: SwapEntry) {
         let mut list = lock(self.list(key));
         unlink(at, &mut list, key);
     }
 
     /// Takes the oldest entry of a shard, of each in turn, neighbours together. The caller then
-    /// locks the entry and looks again: by then it may be gone, or stored anew and back on the
-    /// list.
+    /// locks the entry and checks it: by then it may be gone, or stored anew and back on the list.
     pub(crate) fn pop(&self, at: &impl Links) -> Option<SwapEntry> {
-        // Sixteen in turn from a shard, and then the rest of the last one's neighbours.
+        // Sixteen from a shard, and then the rest of the last one's neighbours.
         let turn = self.turn.load(Ordering::Relaxed);
         let is_full = self.row.fetch_add(1, Ordering::Relaxed) >> Self::NEIGHBOURS_SHIFT > 0;
         let last = self.last.load(Ordering::Relaxed);
@@ -118,7 +117,7 @@ impl Lru {
             let shard = (turn + step) % self.lists.len();
             let mut list = lock(&self.lists[shard]);
             let oldest = list.oldest;
-            // One that is spared and is the oldest again is not among the rest.
+            // An entry that was spared and is the oldest again is not one of the rest.
             let is_rest = group(oldest) == group(last) && oldest >= last;
             if oldest == END || step == 0 && is_full && !is_rest {
                 return None;
@@ -191,16 +190,16 @@ fn set_older(at: &impl Links, key: u32, older: u32) {
 mod tests {
     use super::*;
 
-    struct Table(Vec<Kept<AtomicU64>>);
+    struct Words(Vec<Kept<AtomicU64>>);
 
-    impl Links for Table {
+    impl Links for Words {
         fn links(&self, key: SwapEntry) -> &Kept<AtomicU64> {
             &self.0[key.0 as usize]
         }
     }
 
-    fn table() -> Table {
-        Table((0..100).map(|_| Kept::new(OFF)).collect())
+    fn table() -> Words {
+        Words((0..100).map(|_| Kept::new(OFF)).collect())
     }
 
     #[test]

@@ -6,12 +6,12 @@ pub const PAGE_BYTES: usize = 4096;
 /// One page of a program's memory, by value.
 pub type Page = [u8; PAGE_BYTES];
 
-/// A page that is one 64-bit word over and over, where that word is short enough to live in the
-/// index itself ([`Pattern::BITS`] bits). Zero pages are the common case.
+/// A page that repeats one 64-bit word, where the word is short enough for the index
+/// ([`Pattern::BITS`] bits). Zero pages are the common case.
 ///
 /// About 6 % of a phone's swapped pages are zeros and 2.5 % another word (zram, commit
-/// 8e19d540d107). A repeating word that does not fit is stored like any other page: every codec
-/// makes some thirty bytes of it.
+/// 8e19d540d107). A repeated word that does not fit is stored like any other page: every codec
+/// compresses it to some thirty bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Pattern(u64);
 
@@ -49,7 +49,7 @@ impl Pattern {
         }
     }
 
-    /// Writes the page that had this pattern.
+    /// Writes the page of this pattern.
     pub fn fill(self, page: &mut Page) {
         let word = self.word().to_ne_bytes();
         let (words, _) = page.as_chunks_mut::<8>();
@@ -66,11 +66,11 @@ impl Pattern {
     }
 }
 
-/// The content hash of a page (XXH3, 64 bits): its low half is the checksum kept with every object,
+/// The content hash of a page (XXH3, 64 bits). Its low half is the checksum that each object has;
 /// its high half finds identical pages.
 ///
-/// It is taken of the page, not of the compressed bytes, so that it also catches a codec that
-/// decodes wrongly, and costs the same for every codec (187 ns).
+/// It is taken of the page, not of the compressed bytes: so it also catches a codec that decodes
+/// wrongly, and costs 187 ns with every codec.
 pub fn content_hash(page: &Page) -> u64 {
     xxhash_rust::xxh3::xxh3_64(page)
 }

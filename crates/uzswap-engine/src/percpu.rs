@@ -1,9 +1,9 @@
-//! State that each CPU has of its own.
+//! State of each CPU.
 //!
-//! Everything per-CPU in the engine goes through this type, and comes and goes with the CPU
-//! ([`crate::hotplug`]). The CPU is a hint, not an exclusion: a thread may be moved between asking
+//! Everything per CPU in the engine uses this type, and comes and goes with the CPU
+//! ([`crate::hotplug`]). The CPU is a hint, not an exclusion: a thread may migrate between asking
 //! and using, and may run on a CPU that is not up yet. So slots are locked, nearly always without
-//! waiting, and threads of a CPU that is not up use the slot of one that is.
+//! waiting, and threads of a CPU that is not up use the slot of another CPU.
 
 use crate::sync::atomic::{AtomicUsize, Ordering::*};
 use crate::sync::{Mutex, MutexGuard, lock, try_lock};
@@ -20,13 +20,13 @@ pub(crate) struct PerCpu<T> {
     up: Mutex<Up>,
 }
 
-/// By CPU, whether it is up.
+/// For each CPU, true if it is up.
 struct Up(Box<[bool]>);
 
-/// On cache lines of its own. Empty while none of its CPUs is up.
+/// It has cache lines of its own. Empty while none of its CPUs is up.
 struct Slot<T>(CachePadded<Mutex<Option<Box<T>>>>);
 
-/// A CPU's own, or that of another one, for as long as the caller has it.
+/// The slot of this CPU or of another one, locked for the caller.
 pub(crate) struct Here<'a, T>(MutexGuard<'a, Option<Box<T>>>);
 
 impl<T> Deref for Here<'_, T> {
@@ -44,7 +44,7 @@ impl<T> DerefMut for Here<'_, T> {
 }
 
 impl<T> PerCpu<T> {
-    /// No CPU is up. With fewer than one of `slots` for each possible CPU, CPUs share them.
+    /// No CPU is up. With fewer `slots` than possible CPUs, CPUs share them.
     pub(crate) fn new(slots: usize) -> Self {
         let cpus = cpu::possible();
         let slot = || Slot(CachePadded::new(Mutex::new(None)));
@@ -55,8 +55,8 @@ impl<T> PerCpu<T> {
         }
     }
 
-    /// A CPU comes up: its threads use its own slot from now on, for which `make` is called unless
-    /// it is another CPU's too.
+    /// Brings a CPU up: its threads use its own slot from now on, which `make` fills unless another
+    /// CPU shares it.
     pub(crate) fn start<E>(
         &self,
         cpu: usize,
@@ -76,8 +76,8 @@ impl<T> PerCpu<T> {
         Ok(())
     }
 
-    /// A CPU goes: its threads use the slot of another one. Its own, if no other CPU uses it, is
-    /// emptied by `drain` while nobody else has it, and dropped.
+    /// Takes a CPU down: its threads use the slot of another one. If no other CPU uses its slot,
+    /// `drain` empties it, under its lock, and it is dropped.
     pub(crate) fn stop(&self, cpu: usize, drain: impl FnOnce(&mut T)) {
         if self.slots.is_empty() {
             return;
@@ -97,12 +97,12 @@ impl<T> PerCpu<T> {
         }
     }
 
-    /// Whether one of its CPUs is up.
+    /// True if one of its CPUs is up.
     fn is_in_use(&self, up: &[bool], slot: usize) -> bool {
         up.iter().skip(slot).step_by(self.slots.len()).any(|up| *up)
     }
 
-    /// Each CPU to its own slot if that is in use, else to the next one that is.
+    /// Routes each CPU to its own slot if that is in use, otherwise to the next one in use.
     fn set_routes(&self, up: &[bool]) {
         let count = self.slots.len();
         for (cpu, route) in self.route.iter().enumerate() {
@@ -113,14 +113,14 @@ impl<T> PerCpu<T> {
         }
     }
 
-    /// How many there are.
+    /// The number of slots in use.
     pub(crate) fn count(&self) -> usize {
         let Up(up) = &*lock(&self.up);
         (0..self.slots.len()).filter(|slot| self.is_in_use(up, *slot)).count()
     }
 
-    /// This CPU's, or any that is free when another thread was preempted in this one. The first CPU
-    /// must be up.
+    /// This CPU's slot, or any free one while another thread that was preempted here has it. The
+    /// first CPU must be up.
     pub(crate) fn lock_here(&self) -> Here<'_, T> {
         loop {
             let here = self.route[self.number()].load(Acquire);
@@ -133,7 +133,7 @@ impl<T> PerCpu<T> {
             if let Some(held) = self.slots[here].here() {
                 return held;
             }
-            // Its CPU has gone since: there is another route by now.
+            // Its CPU has gone meanwhile: there is another route by now.
         }
     }
 
@@ -142,32 +142,32 @@ impl<T> PerCpu<T> {
         uzswap_sync::turns::number().unwrap_or_else(cpu::current) % self.route.len()
     }
 
-    /// Under the model checker each thread has a CPU of its own, as far as there are any.
+    /// Under the model checker each thread has a CPU of its own, while there are any.
     #[cfg(feature = "shuttle")]
     fn number(&self) -> usize {
         usize::from(shuttle::current::me()) % self.route.len()
     }
 
-    /// Every one there is, locked in turn.
+    /// Every slot in use, locked in turn.
     pub(crate) fn iter(&self) -> impl Iterator<Item = Here<'_, T>> {
         self.slots.iter().filter_map(Slot::here)
     }
 
-    /// Those that nobody has.
+    /// Slots that are not locked.
     pub(crate) fn iter_free(&self) -> impl Iterator<Item = Here<'_, T>> {
         self.slots.iter().filter_map(Slot::try_here)
     }
 
-    /// Whether one of them is, or may be: one that somebody has.
+    /// True if one slot satisfies `is`, or may satisfy it because it is locked.
     pub(crate) fn any_may(&self, is: impl Fn(&T) -> bool) -> bool {
         self.slots
             .iter()
             .any(|slot| try_lock(&slot.0).is_none_or(|held| held.as_deref().is_some_and(&is)))
     }
 
-    /// What `make` makes, given to every one that `lacks` it, by `give`. It is made, and what
-    /// `give` leaves is dropped, without the lock: threads that store and load wait for that.
-    /// `None`: it could not be made.
+    /// Gives a value made by `make` to every slot that `lacks` it, by `give`. Making, and dropping
+    /// the value that `give` leaves, happens without the lock, which storing and loading threads
+    /// wait for. `None`: it could not be made.
     pub(crate) fn provide<M>(
         &self,
         lacks: impl Fn(&T) -> bool,
@@ -201,7 +201,7 @@ mod tests {
     use super::*;
     use std::convert::Infallible;
 
-    /// For four CPUs, of which none is up.
+    /// For four CPUs, all down.
     fn of_four<T>(slots: usize) -> PerCpu<T> {
         let slot = || Slot(CachePadded::new(Mutex::new(None)));
         PerCpu {

@@ -1,16 +1,16 @@
-//! Compresses cold pages again while nothing else is to do: sixteen as one.
+//! Compresses cold pages again while the machine is idle: sixteen as one.
 //!
 //! ```text
 //! the oldest of the LRU → lock, look again → decompress, mark the entry → unlock
 //!   … sixteen pages → compress as one (stores, loads, invalidates go on) → pieces into the pool:
 //! for each page: lock → still the same entry? → it is in the unit, free the object → unlock
 //! ```
-//! It goes as in `writeback`. Meanwhile the object answers loads, and the entry remembers a token;
-//! a newer store or an invalidate forgets it, and the commit then finds an entry that does not know
-//! it: the page leaves the unit as it enters. A unit that has lost a quarter of its pages is taken
-//! apart the same way: what is left in it goes into a new one.
+//! It works like `writeback`. Meanwhile the object answers loads, and the entry has a token. A
+//! newer store or an invalidate removes the token, so the commit does not recognise the entry, and
+//! the page leaves the unit as it enters. A unit that has lost a quarter of its pages is taken
+//! apart the same way: its other pages go into a new unit.
 //!
-//! The engine reads no clock: who calls [`Cache::idle`] says what time it is.
+//! The engine reads no clock: the caller of [`Cache::idle`] passes the time.
 
 use crate::cache::Cache;
 use crate::compress::{Codec, GROUP_PAGES, UNIT_BYTES_MAX, UNIT_PAGES, UnitDecoder, UnitEncoder};
@@ -33,7 +33,7 @@ const UNITS_A_CALL: usize = 16;
 /// With more pages stored and loaded than this since the last call, the cache is in use.
 const BUSY_PAGES: u64 = 64;
 
-/// How many times the age is looked at before it is reached: a page may lie an eighth longer.
+/// Samples during the age: a page may lie an eighth longer.
 const LOOKS: u32 = 8;
 
 /// Marks a token of recompression: a second word that is no place on the backing.
@@ -41,10 +41,10 @@ const TOKEN: u64 = 1 << 63;
 
 const _: () = assert!(PIECES * COMPRESSED_BYTES_MAX >= UNIT_BYTES_MAX, "a unit fits in its pieces");
 
-/// All about recompression.
+/// The state of recompression.
 pub(crate) struct Recompression {
     recompressor: Mutex<Recompressor>,
-    /// Objects in the pool that were not used for long, at the last look.
+    /// Objects in the pool that were not used for long, at the last call.
     idle_pages: AtomicUsize,
 }
 
@@ -53,20 +53,20 @@ impl Recompression {
         Self { recompressor: Mutex::new(Recompressor::new()), idle_pages: AtomicUsize::new(0) }
     }
 
-    /// No unit is made until this is dropped.
+    /// Prevents new units until this is dropped.
     pub(crate) fn hold(&self) -> MutexGuard<'_, Recompressor> {
         lock(&self.recompressor)
     }
 
-    /// Objects in the pool that were not used for long, at the last look.
+    /// Objects in the pool that were not used for long, at the last call.
     pub(crate) fn idle_pages(&self) -> usize {
         self.idle_pages.load(Ordering::Relaxed)
     }
 }
 
-/// What recompresses.
+/// The state of the thread that recompresses.
 pub(crate) struct Recompressor {
-    /// Samples: the time, and how many pages had been put on the newest end of the LRU by then.
+    /// Samples: the time, and the number of pages that the LRU had taken at its newest end.
     looks: VecDeque<(Duration, u64)>,
     /// Pages stored and loaded by the last call.
     used: u64,
@@ -74,7 +74,7 @@ pub(crate) struct Recompressor {
     work: Option<Work>,
 }
 
-/// Made with the first page: some three megabytes.
+/// Buffers, made with the first page: some three megabytes.
 struct Work {
     encoder: UnitEncoder,
     decoder: UnitDecoder,
@@ -83,18 +83,18 @@ struct Work {
     unit: Box<[u8]>,
 }
 
-/// A page that is to go into the next unit.
+/// A page for the next unit.
 struct Candidate {
     key: SwapEntry,
     checksum: u32,
-    /// Whether it is made smaller by taking it apart.
+    /// True if taking its numbers apart makes it smaller.
     is_number: bool,
     from: From,
 }
 
-/// Where it is now.
+/// The present place of a candidate.
 enum From {
-    /// In an object of so many bytes; its entry knows the token.
+    /// In an object of so many bytes; its entry has the token.
     Pool { token: u64, bytes: u16 },
     /// In a unit that has lost pages.
     Unit(Member),
@@ -105,8 +105,8 @@ impl Recompressor {
         Self { looks: VecDeque::new(), used: 0, tokens: 0, work: None }
     }
 
-    /// How many pages went on the list since `age` ago, when they were `listed` in all by now;
-    /// `None` when that is not known yet.
+    /// The number of pages that entered the list since `age` ago, of `listed` in all by now. `None`
+    /// when there is no sample that old.
     fn younger(&mut self, now: Duration, age: Duration, listed: u64) -> Option<u64> {
         if self.looks.back().is_none_or(|(at, _)| now.saturating_sub(*at) >= age / LOOKS) {
             self.looks.push_back((now, listed));
@@ -123,7 +123,7 @@ impl Recompressor {
 }
 
 impl Work {
-    /// `None`: there is no memory.
+    /// `None`: no memory.
     fn new() -> Option<Self> {
         let mut candidates = Vec::new();
         candidates.try_reserve_exact(UNIT_PAGES).ok()?;
@@ -138,9 +138,9 @@ impl Work {
 }
 
 impl Cache {
-    /// Does what can wait, if nothing else is to do: compresses pages again that have been in the
-    /// pool for `recompress_idle_seconds`. To be called by the thread that maintains, every 100 ms
-    /// or so, with the time since whenever. The pages recompressed.
+    /// Does postponed work while the cache is idle: recompresses pages that have been in the pool
+    /// for `recompress_idle_seconds`. The maintaining thread calls it every 100 ms or so, with the
+    /// time since any fixed moment. Returns the number of recompressed pages.
     pub fn idle(&self, now: Duration) -> usize {
         let mut recompressor = lock(&self.recompression.recompressor);
         let Some(age) = self.attributes.recompress_idle() else {
@@ -165,16 +165,16 @@ impl Cache {
         }
     }
 
-    /// Recompresses the oldest pages in the pool, whatever their age, into at most `units` units;
-    /// the pages recompressed, or found to gain too little.
+    /// Recompresses the oldest pages of the pool, of any age, into at most `units` units. Returns
+    /// the number of pages that were recompressed or gained too little.
     pub fn recompress(&self, units: usize) -> usize {
         let mut recompressor = lock(&self.recompression.recompressor);
         let cold = self.index.lists().len(List::Lru);
         self.recompress_some(&mut recompressor, cold, units, || false)
     }
 
-    /// Recompresses the oldest `cold` pages, and what is left in units that have lost many, into at
-    /// most `units` units, and fewer when the caller `is_wanted` elsewhere.
+    /// Recompresses the oldest `cold` pages, and the rest of units that have lost many, into at
+    /// most `units` units. It stops early when the caller `is_wanted` elsewhere.
     fn recompress_some(
         &self,
         recompressor: &mut Recompressor,
@@ -183,7 +183,7 @@ impl Cache {
         is_wanted: impl Fn() -> bool,
     ) -> usize {
         let mut made = 0;
-        // The next unit to look at for pages that are left in it.
+        // The next unit whose remaining pages are taken.
         let mut cursor = 0;
         for _ in 0..units {
             if !self.gather(recompressor, &mut cold, &mut cursor) {
@@ -204,7 +204,7 @@ impl Cache {
         made
     }
 
-    /// Fills the list of candidates; whether they are enough for a unit.
+    /// Fills the list of candidates; true if they suffice for a unit.
     fn gather(
         &self,
         recompressor: &mut Recompressor,
@@ -235,14 +235,14 @@ impl Cache {
         work.candidates.len() == UNIT_PAGES
     }
 
-    /// Gives every CPU what pages in units are decompressed with, before there are any. `None`:
-    /// there is no memory.
+    /// Gives every CPU the buffers that decompress pages of units, before there are any. `None`: no
+    /// memory.
     pub(crate) fn provide_units(&self) -> Option<()> {
         let make = || UnitScratch::new().map(Some);
         self.scratch.provide(|scratch| !scratch.has_unit(), make, Scratch::provide_unit)
     }
 
-    /// Takes a page that was taken off its list in as a candidate, if it is one.
+    /// Makes a page that was taken off its list a candidate, if it qualifies.
     fn take_in(&self, work: &mut Work, tokens: &mut u64, locked: Locked<'_>, object: Object) {
         if locked.word().is_referenced() {
             return locked.spared();
@@ -264,12 +264,12 @@ impl Cache {
                 let is_number = object.form.codec.is_for_numbers();
                 work.candidates.push(Candidate { key, checksum, is_number, from });
             }
-            // Damaged: whoever loads it is told. Never made whole by a new checksum.
+            // Damaged: each load reports it. A new checksum would hide the damage.
             _ => locked.cooled(),
         }
     }
 
-    /// Takes in what is left in units that have lost a quarter of their pages.
+    /// Adds the remaining pages of units that have lost a quarter.
     fn gather_left(&self, work: &mut Work, cursor: &mut usize) {
         while work.candidates.len() < UNIT_PAGES {
             let Some((number, unit)) = self.units.sparse(*cursor) else { return };
@@ -281,8 +281,8 @@ impl Cache {
         }
     }
 
-    /// Takes in what is left in a unit, as far as there is room for candidates; whether there was
-    /// for all. `None` when it cannot be read.
+    /// Adds the remaining pages of a unit, as far as there is space for candidates. True if all
+    /// were added; `None` when the unit cannot be read.
     fn take_apart(&self, work: &mut Work, unit: SwapEntry) -> Option<bool> {
         let mut there = 0;
         for piece in Units::pieces(unit) {
@@ -325,8 +325,8 @@ impl Cache {
         Some(true)
     }
 
-    /// Makes a unit of the first candidates, or finds that they are better left alone; the pages in
-    /// it. Candidates that did not fit stay for the next. `None`: the pool has no room.
+    /// Makes a unit of the first candidates, or finds that they gain too little; the pages in it.
+    /// Candidates that did not fit stay for the next unit. `None`: the pool is full.
     fn make_unit(&self, recompressor: &mut Recompressor) -> Option<usize> {
         let work = recompressor.work.as_mut()?;
         let keys: [u32; UNIT_PAGES] = std::array::from_fn(|i| work.candidates[i].key.0);
@@ -379,7 +379,7 @@ impl Cache {
         Some(unit)
     }
 
-    /// Has a page enter a unit in which it has a place, if it is still the one that was taken in.
+    /// Moves a page into its slot of a unit, if its entry is still the same.
     fn enter(&self, candidate: &Candidate, member: Member) {
         let view = self.index.view();
         let Some(locked) = view.lock(candidate.key) else { return self.leave_unit(member) };
@@ -394,7 +394,7 @@ impl Cache {
         self.dispose(locked.joined(member, candidate.checksum));
     }
 
-    /// Leaves a page where it was: as the oldest, or among what recompression `is_done` with.
+    /// Puts a page back: as the oldest, or, if `is_done`, so that recompression skips it.
     fn put_back(&self, candidate: &Candidate, is_done: bool) {
         match candidate.from {
             From::Pool { token, .. } => {
@@ -412,7 +412,7 @@ impl Cache {
     }
 }
 
-/// Whether pages gain an eighth as a unit of `bytes`. What is left in a unit always does.
+/// True if pages gain an eighth as a unit of `bytes`. The rest of a unit always does.
 fn gains(candidates: &[Candidate], bytes: usize) -> bool {
     let before = candidates.iter().map(|candidate| match candidate.from {
         From::Pool { bytes, .. } => usize::from(bytes),

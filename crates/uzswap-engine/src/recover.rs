@@ -1,16 +1,17 @@
-//! Takes over the cache of a process that was killed.
+//! Takes over the cache of a killed process.
 //!
 //! ```text
-//! map what it has left → each entry: as it was published last
-//!   → claim the objects that entries refer to → what is not claimed is free
-//!   → the backing: what records take; the rest is free → lists, counts, unused records and units
+//! map its memory → each entry: as it was published last
+//!   → claim the objects that entries refer to → all others are free
+//!   → the backing: records of entries; the rest is free → lists, counts, unused records and units
 //! ```
-//! An entry says where its page is, whenever the process ended: an object is written before an
-//! entry refers to it, and freed after. So all else is made of that, and nothing else is believed
-//! but what an object needs to be found: its zspage's descriptor, the use of its segment, its tag.
+//! An entry has the place of its page at any moment of the process's end: an object is written
+//! before an entry refers to it, and freed afterwards. So everything is rebuilt from the entries.
+//! Besides them only the data that finds an object is believed: its zspage's descriptor, the use of
+//! its segment, its tag.
 //!
-//! Two entries refer to one object only where a page was about to be shared: the one that was first
-//! belongs to the record then, which is the object's owner.
+//! Two entries refer to one object only where a page was about to be shared. Then the object
+//! belongs to the record, which is its owner.
 
 use crate::backing::Backing;
 use crate::backing::segments::{SEGMENT_BYTES, Use};
@@ -29,11 +30,11 @@ use uzswap_sys::node::Nodes;
 
 impl Cache {
     /// A cache in the memory of a file from [`uzswap_sys::shared::create`], which outlives the
-    /// process. Where the file is that of a process which was killed, whenever that was, its cache
-    /// is taken over: each page is there as it was last stored. Only a page of which a store or an
-    /// invalidation was under way may be neither the old nor the new one: that call is to be made
-    /// again. `config` and the size of `backing` must be what they were; an attribute that was
-    /// changed stays so. No other process may use the file.
+    /// process. If the file is that of a killed process, its cache is taken over: each page is as
+    /// it was last stored. Only the page of an unfinished store or invalidation may be neither the
+    /// old nor the new one; the caller repeats that call. `config` and the size of `backing` must
+    /// be the same as before; a changed attribute keeps its value. No other process may use the
+    /// file.
     ///
     /// Errors: as those of [`Self::new`], and [`SetupError::Left`].
     pub fn in_file(
@@ -52,7 +53,8 @@ impl Cache {
         Self::make(config, backing, Some(&durable), Nodes::of_machine())
     }
 
-    /// Takes over what is in the memory, if a cache is. Called before anybody has this one.
+    /// Takes over the cache in the memory, if there is one. Called before other threads use this
+    /// one.
     pub(crate) fn take_over(&self, durable: &Arc<Durable>) -> Result<(), SetupError> {
         if !durable.is_held() {
             return Ok(());
@@ -81,7 +83,7 @@ impl Cache {
         Ok(())
     }
 
-    /// Every entry as it was published last, and who is in which record and unit.
+    /// Makes every entry as it was published last, and counts the entries of each record and unit.
     fn settle_entries(&self, view: &View<'_>, durable: &Durable) -> Result<(), SetupError> {
         for (key, entry) in entries(view) {
             let word = view.settle(key, entry, durable.intent());
@@ -91,7 +93,9 @@ impl Cache {
                 }
                 State::Member(member) if self.units.retake(member) => {}
                 State::Shared(_) | State::Member(_) => {
-                    return Err(SetupError::NotWhole("a page is in what is not there"));
+                    return Err(SetupError::NotWhole(
+                        "a page is in a record or unit that does not exist",
+                    ));
                 }
                 State::Absent | State::Filled(_) | State::Pooled(_) | State::Placed(_) => {}
             }
@@ -99,9 +103,9 @@ impl Cache {
         Ok(())
     }
 
-    /// The objects that entries refer to; entries of records and units that nobody is in are absent
-    /// afterwards. Records come before pages in the index, so of two that claim an object the
-    /// second is the page.
+    /// Claims the objects that entries refer to. Entries of records and units without pages are
+    /// absent afterwards. Records come before pages in the index, so of two entries that claim an
+    /// object the second is the page.
     fn claim_objects(&self, view: &View<'_>) -> Result<Claims, SetupError> {
         let mut claims = Claims::new(&self.pool);
         for (key, entry) in entries(view) {
@@ -115,7 +119,8 @@ impl Cache {
         for (key, entry) in entries(view).filter(|(key, _)| self.is_deserted(*key)) {
             match entry.peek().state() {
                 State::Pooled(object) => claims.give_up(object.handle),
-                // A record. If it was the last in its unit, that is deserted: pieces come later.
+                // A record. If it was the last in its unit, the unit has no pages: pieces come
+                // later.
                 State::Member(member) => _ = self.units.leave(member),
                 _ => {}
             }
@@ -124,8 +129,7 @@ impl Cache {
         Ok(claims)
     }
 
-    /// Sees to it that an object says whose it is, unless it is the one of a record that a page is
-    /// about to be found to share.
+    /// Sets an object's owner, unless the object is that of a record that a page is about to share.
     fn own(&self, view: &View<'_>, key: SwapEntry, object: Object) {
         let owner = self.pool.header(object.handle).owner;
         let is_records = owner != key
@@ -151,15 +155,15 @@ impl Cache {
         Ok(())
     }
 
-    /// Whether an entry is that of a record that nobody shares, or of a unit that nobody is in.
+    /// True if an entry is that of a record or a unit without pages.
     fn is_deserted(&self, key: SwapEntry) -> bool {
         let record = self.shares.has_made(key) && self.shares.count(key).load(Relaxed) == 0;
         let is_piece = self.units.contains(key) && self.units.has_made(key);
         record || is_piece && self.units.taken(self.units.first_of(key)) == 0
     }
 
-    /// The backing's space. What a write may still be under way to stays taken if that cannot be
-    /// waited for.
+    /// Rebuilds the backing's space. Segments to which a write may still be under way stay taken if
+    /// that write cannot be waited for.
     fn settle_backing(&self, view: &View<'_>) -> Result<(), SetupError> {
         for (key, entry) in entries(view) {
             if let State::Placed(extent) = entry.peek().state()
@@ -176,7 +180,8 @@ impl Cache {
         Ok(())
     }
 
-    /// Puts what is in the pool on the lists, in the order of their keys, and counts everything.
+    /// Puts the objects of the pool on the lists, in the order of their keys, and counts
+    /// everything.
     fn list_and_count(&self, view: &View<'_>) {
         for (key, entry) in entries(view) {
             if entry.peek() != Word::ABSENT {

@@ -8,13 +8,13 @@ use crate::page::{PAGE_BYTES, Page};
 use crate::table::boxed;
 use std::sync::Arc;
 
-/// Contexts and buffers. Held while a size class gives out an object, and never while the backing
-/// or memory is waited for: other contexts are made before, and exchanged.
+/// Contexts and buffers. A thread locks them while a size class gives out an object, and never
+/// while it waits for the backing or for memory: other contexts are made before, and exchanged.
 pub(crate) struct Scratch {
     codecs: Codecs,
-    /// The object just made: its size is known only now, so it cannot be made in place.
+    /// The object just made. Its size is known only now, so it cannot be made in the pool.
     made: Page,
-    /// A copy of an object in the pool: decoders get memory that nobody else can write.
+    /// A copy of an object of the pool: decoders get memory that no other thread can write.
     pub(crate) object: Page,
     /// A page decompressed for comparison.
     pub(crate) page: Page,
@@ -22,15 +22,15 @@ pub(crate) struct Scratch {
     unit: Option<UnitScratch>,
 }
 
-/// What a page in a unit is decompressed with.
+/// Buffers to decompress a page of a unit.
 pub(crate) struct UnitScratch {
     decoder: UnitDecoder,
-    /// A copy of a unit, as much as is needed of it.
+    /// The needed part of a unit.
     bytes: Box<[u8]>,
 }
 
 impl UnitScratch {
-    /// `None`: there is no memory.
+    /// `None`: no memory.
     pub(crate) fn new() -> Option<Self> {
         Some(Self { decoder: UnitDecoder::new()?, bytes: boxed(UNIT_BYTES_MAX, || 0).ok()? })
     }
@@ -47,23 +47,23 @@ impl Scratch {
         }
     }
 
-    /// Whether it has what [`Self::decompress_member`] needs.
+    /// True if it has the buffers for [`Self::decompress_member`].
     pub(crate) fn has_unit(&self) -> bool {
         self.unit.is_some()
     }
 
-    /// Takes what [`Self::decompress_member`] needs, once.
+    /// Takes the buffers for [`Self::decompress_member`], once.
     pub(crate) fn provide_unit(&mut self, unit: &mut Option<UnitScratch>) {
         self.unit = self.unit.take().or_else(|| unit.take());
     }
 
-    /// Keeps a copy of a unit's start for [`Self::decompress_member`].
+    /// Copies a unit's start for [`Self::decompress_member`].
     pub(crate) fn keep_unit(&mut self, bytes: &[u8]) {
         let unit = self.unit.as_mut().expect("made before the first unit");
         unit.bytes[..bytes.len()].copy_from_slice(bytes);
     }
 
-    /// Decompresses a page of the unit kept, of which `bytes` are there.
+    /// Decompresses a page of the copied unit, of which `bytes` are there.
     pub(crate) fn decompress_member(
         &mut self,
         bytes: usize,
@@ -99,7 +99,7 @@ impl Scratch {
         self.codecs.take_trial()
     }
 
-    /// Compresses a page to at most `bytes_max`, if it can be.
+    /// Compresses a page to at most `bytes_max` bytes, if that is possible.
     pub(crate) fn compress(&mut self, page: &Page, bytes_max: usize) -> Option<(Codec, &[u8])> {
         let (codec, bytes) = self.codecs.compress(page, &mut self.made[..bytes_max])?;
         Some((codec, &self.made[..bytes]))

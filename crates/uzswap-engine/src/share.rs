@@ -1,8 +1,8 @@
-//! Records that stand for a page which several entries hold.
+//! Share records, each for a page of several entries.
 //!
 //! A record is an entry like any other, under a key of an area of its own: it owns the object, is
-//! on the LRU, is written back and moved. The entries that share it hold only its key, and it
-//! counts them. It goes when the last of them does.
+//! on the LRU, is written back and moved. The entries that share it have only its key, and it
+//! counts them. The last one to leave frees it.
 
 use crate::ids::{Area, SwapEntry};
 use crate::index::{Index, TRUNK_ENTRIES};
@@ -12,25 +12,25 @@ use std::io;
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 
 struct Unused {
-    /// Records freed.
+    /// Freed records.
     keys: Vec<SwapEntry>,
-    /// Records below this offset have been made.
+    /// Records below this offset are made.
     made: u32,
-    /// A record was asked for while few were ready: a cache that meets no identical pages makes
-    /// none.
+    /// A record was asked for while few were ready. A cache without identical pages makes none.
     asked: bool,
 }
 
 /// See the module.
 pub(crate) struct Shares {
     area: Area,
-    /// How many entries share each record; written under the record's entry lock.
+    /// The number of entries that share each record; written under the lock of the record's entry.
     counts: Table<AtomicU32, TRUNK_ENTRIES>,
     unused: Mutex<Unused>,
 }
 
 impl Shares {
-    /// Records for an index of `pages_max` pages: one to eight pages, in an area taken from it.
+    /// Records for an index of `pages_max` pages: one for eight pages, in an area taken from the
+    /// index.
     pub(crate) fn new(index: &Index, pages_max: u32) -> Option<Self> {
         let trunks = (pages_max as usize / 8).div_ceil(TRUNK_ENTRIES).max(1);
         let area = index.add_records((trunks * TRUNK_ENTRIES) as u32)?;
@@ -46,12 +46,12 @@ impl Shares {
         pages_max / 8 + TRUNK_ENTRIES as u32
     }
 
-    /// Whether a key is a record's.
+    /// True if a key is a record's.
     pub(crate) fn contains(&self, key: SwapEntry) -> bool {
         self.area.contains(key)
     }
 
-    /// How many entries share the record.
+    /// The number of entries that share the record.
     pub(crate) fn count(&self, record: SwapEntry) -> &AtomicU32 {
         let offset = (record.0 - self.area.first) as usize;
         self.counts.get(offset).expect("a record in use was made")
@@ -64,13 +64,13 @@ impl Shares {
         unused.keys.pop()
     }
 
-    /// Gives a record back, its entry absent by now.
+    /// Gives a record back. Its entry is absent.
     pub(crate) fn give(&self, record: SwapEntry) {
         debug_assert_eq!(self.count(record).load(Relaxed), 0);
         lock(&self.unused).keys.push(record);
     }
 
-    /// With fewer than this many records ready it is time to make another trunk of them.
+    /// With fewer records ready than this, another trunk of them is made.
     const READY: usize = TRUNK_ENTRIES.div_ceil(16);
 
     fn wants_provision(&self) -> bool {
@@ -91,7 +91,7 @@ impl Shares {
         }
         self.counts.make(first as usize / TRUNK_ENTRIES, || AtomicU32::new(0))?;
         let made = first + TRUNK_ENTRIES as u32;
-        // Room for every record there is, so that giving back never allocates; and got before the
+        // Space for every record, so that giving back never allocates. It is allocated before the
         // lock, which stores wait for.
         let mut keys = Vec::new();
         keys.try_reserve_exact(made as usize)?;
@@ -107,8 +107,8 @@ impl Shares {
         Ok(())
     }
 
-    /// Takes over the records that another process has left: those that have entries, nobody
-    /// sharing them yet, and none unused.
+    /// Takes over the records that another process has left: those with entries, not shared yet,
+    /// and none unused.
     pub(crate) fn adopt(&self, index: &Index) -> io::Result<()> {
         let made = index.adopted_trunks(self.area);
         for chunk in 0..made {
@@ -118,12 +118,12 @@ impl Shares {
         Ok(())
     }
 
-    /// Whether a key is that of a record that was made.
+    /// True if a key is that of a record that is made.
     pub(crate) fn has_made(&self, key: SwapEntry) -> bool {
         self.contains(key) && key.0 - self.area.first < lock(&self.unused).made
     }
 
-    /// Makes the records that are absent now the unused ones.
+    /// Makes the absent records the unused ones.
     pub(crate) fn settle(&self, is_absent: impl Fn(SwapEntry) -> bool) -> io::Result<()> {
         let made = lock(&self.unused).made;
         let mut keys = Vec::new();

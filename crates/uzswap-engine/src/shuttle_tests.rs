@@ -1,7 +1,7 @@
-//! What the cache's threads do to each other, under a scheduler that tries many orders.
+//! Threads of the cache, under a scheduler that tries many orders.
 //!
-//! Each test makes a small cache, lets a few threads loose on a handful of keys, and at the end
-//! recounts everything. Trunks have eight entries here, so that a cache is quickly made.
+//! Each test makes a small cache, starts a few threads on a handful of keys, and recounts
+//! everything at the end. Trunks have eight entries here, so that a cache is made quickly.
 
 use crate::ids::SwapEntry;
 use crate::index::{Index, State, TRUNK_ENTRIES, Word};
@@ -17,8 +17,8 @@ fn schedules() -> usize {
     if std::env::var_os("UZSWAP_FULL").is_some() { 10_000 } else { 300 }
 }
 
-/// Half of the schedules switch at random; the others let a thread run on but for a few switches,
-/// which finds what happens only when one thread gets far while another waits.
+/// Half of the schedules switch at random. In the others a thread runs on with only a few switches,
+/// which finds faults that need one thread to get far while another waits.
 pub(crate) fn explore(test: impl Fn() + Send + Sync + 'static) {
     let mut config = shuttle::Config::new();
     config.stack_size = 1 << 20; // Pages live on the stack.
@@ -47,7 +47,7 @@ fn store(cache: &Cache, area: Area, offset: u32, seed: u64) {
     assert_eq!(stored, Store::Stored);
 }
 
-/// Loads a page and says which of `seeds` it is; `None` when it is absent.
+/// Loads a page and finds which of `seeds` it is; `None` when it is absent.
 fn load(cache: &Cache, area: Area, offset: u32, seeds: &[u64]) -> Option<u64> {
     let mut got = [0; PAGE_BYTES];
     match cache.load(area.entry(offset).unwrap(), &mut got).unwrap() {
@@ -91,7 +91,7 @@ fn cpus_come_and_go_beside_stores_and_loads() {
             },
             vec![
                 Box::new(move |c, _| {
-                    // Where there is one CPU, it stays.
+                    // A single CPU stays.
                     let _ = c.set_cpu(cpu, "offline");
                     c.set_cpu(cpu, "online").unwrap();
                 }),
@@ -155,7 +155,7 @@ fn identical_pages_are_shared_and_left_in_any_order() {
         let (cache, area) = race(
             0,
             |cache, area| {
-                // Two entries with one page: the first meeting makes a few records ready.
+                // Two entries with one page: the first such pair makes a few records ready.
                 store(cache, area, 0, 1);
                 store(cache, area, 1, 1);
                 cache.maintain().unwrap();
@@ -242,7 +242,7 @@ fn moving_objects_races_with_everything() {
             |cache, area| {
                 (0..8).for_each(|offset| store(cache, area, offset, u64::from(offset)));
                 cache.maintain().unwrap();
-                // Where they go, and new ones too: nothing is put into a section that is emptied.
+                // New objects go there too: a section that is emptied gets none.
                 cache.pool.bring_online(1).unwrap();
             },
             vec![
@@ -432,7 +432,7 @@ fn a_lookup_races_with_the_removal_of_its_trunk() {
                 let view = index.view();
                 let stale = view.get(key).unwrap();
                 let _held = view.lock(key).unwrap().dropped();
-                // Freed by now or not, it can be looked at.
+                // It can be read, freed or not.
                 assert_eq!(stale.peek().state(), State::Absent);
                 drop(view);
                 let _absent = index.view().lock_made(key).unwrap().stored(held.state());
@@ -501,7 +501,7 @@ fn recompression_races_with_writeback() {
     recompress_races(2 << 20, sixteen);
 }
 
-/// The unit that there is loses half of its pages, so it is taken apart while others leave it.
+/// The only unit loses half of its pages, so it is taken apart while other threads leave it.
 #[test]
 fn taking_a_unit_apart_races_with_leaving_it() {
     recompress_races(0, |cache, area| {

@@ -1,7 +1,7 @@
 //! Counters, by the names that operators of zswap and zram know.
 //!
-//! Each CPU counts on cache lines of its own; [`Statistic::value`] adds them up. What can be
-//! derived from the cache itself (sizes of the pool and of tables) is not counted but asked for.
+//! Each CPU counts on cache lines of its own; [`Statistic::value`] adds them up. Figures that the
+//! cache itself has (sizes of the pool and of tables) are not counted but read.
 
 use crate::cache::Cache;
 use crate::compress::Codec;
@@ -25,9 +25,9 @@ macro_rules! counters {
 }
 
 counters! {
-    StoredPages "stored_pages" "Pages held, in whatever form: same-filled, in the pool, on the backing."
-    SameFilledPages "same_filled_pages" "Pages held that are one word repeated; they take no memory but their index entry."
-    IncompressiblePages "stored_incompressible_pages" "Objects in the pool that are kept as they came, because no codec made them smaller."
+    StoredPages "stored_pages" "Pages stored, in any form: same-filled, in the pool, on the backing."
+    SameFilledPages "same_filled_pages" "Stored pages that are one word repeated; they take no memory besides their index entry."
+    IncompressiblePages "stored_incompressible_pages" "Objects in the pool that are raw pages, because no codec made them smaller."
     PoolLz4 "pool_pages_lz4" "Those of pool_pages that lz4 compressed."
     PoolZstd "pool_pages_zstd" "Those of pool_pages that zstd compressed."
     PoolLzo "pool_pages_lzo" "Those of pool_pages that lzo compressed."
@@ -36,37 +36,37 @@ counters! {
     BackingPages "backing_pages" "Pages whose object is on the backing (a shared object counts once)."
     SharedPages "shared_pages" "Pages that share one object with others."
     RecompressedPages "recompressed_pages" "Pages whose object is part of a unit of up to sixteen, compressed as one while idle, in the pool or on the backing (a shared object counts once)."
-    CompressedBytes "compressed_bytes" "Bytes of the objects in the pool, without headers and without what the allocator wastes."
+    CompressedBytes "compressed_bytes" "Bytes of the objects in the pool, without headers and without the allocator's waste."
     Stores "stores" "Pages stored since the start."
     StoresFilled "stores_same_filled" "Stores of pages that are one word repeated."
     StoresUnchanged "stores_unchanged" "Stores of a page whose copy in the pool was still the same: nothing was compressed."
     StoresDictionary "stores_dictionary" "Stores of pages that were compressed with a dictionary."
     StoresNumbers "stores_numbers" "Stores of pages of numbers that were made smaller by taking them apart."
-    DictionaryBytes "dictionary_trial_bytes" "Of every 32nd page that zstd compresses, bytes of its object with the newest dictionary, if there is one: what that gains is how much less it is than the next."
+    DictionaryBytes "dictionary_trial_bytes" "Bytes of the objects of every 32nd page that zstd compresses, with the newest dictionary if there is one. The difference to dictionary_plain_bytes is its gain."
     DictionaryPlainBytes "dictionary_plain_bytes" "Bytes of the same pages' objects without a dictionary."
     DuplicateEntry "duplicate_entry" "Stores that replaced an older copy under the same key."
     DuplicatePages "duplicate_pages" "Stores that found an identical page and shared its object."
-    Loads "loads" "Pages given back since the start."
+    Loads "loads" "Pages loaded since the start."
     LoadsFilled "loads_same_filled" "Loads answered from the index alone."
     LoadsRecompressed "loads_recompressed" "Loads of pages that were compressed as one with others."
     LoadsBacking "loads_backing" "Loads that read from the backing."
     BackingReads "backing_reads" "Reads of the backing: one for a page, or for a run of neighbours."
-    Absent "loads_absent" "Loads of pages that are not held."
+    Absent "loads_absent" "Loads of pages that are not stored."
     Recompressed "recompressions" "Pages recompressed since the start."
-    RecompressPoor "recompress_poor" "Pages that recompression left as they were, because they gained too little."
+    RecompressPoor "recompress_poor" "Pages that recompression did not change, because they gained too little."
     Invalidates "invalidates" "Pages dropped because their owner no longer needs them."
     RejectDisabled "reject_disabled" "Stores rejected because `enabled` is off."
     RejectCompressPoor "reject_compress_poor" "Stores rejected because the page did not compress to `max_compression_ratio` percent."
-    RejectAlloc "reject_alloc_fail" "Stores rejected because memory for the object or its index entry could not be had."
+    RejectAlloc "reject_alloc_fail" "Stores rejected because there was no memory for the object or its index entry."
     RejectReclaim "reject_reclaim_fail" "Stores rejected because the pool was at its limit and nothing could be written back."
     PoolLimitHit "pool_limit_hit" "Times that a store found the pool at its limit."
     WrittenBack "written_back_pages" "Objects written back to the backing since the start: a page, or a piece of a unit of pages."
     WrittenThrough "written_through_pages" "Rejected pages written straight to the backing, uncompressed."
-    SecondChances "second_chances" "Pages spared by writeback because they were loaded since it last looked."
+    SecondChances "second_chances" "Pages that writeback spared because they were loaded since its last pass."
     BackingBytesWritten "backing_bytes_written" "Bytes written to the backing, padding included."
     BackingBytesRead "backing_bytes_read" "Bytes of records read from the backing."
     SegmentsCleaned "segments_cleaned" "Segments of the backing whose live records were copied elsewhere."
-    BackingFull "backing_full" "Times that writeback found no room on the backing."
+    BackingFull "backing_full" "Times that writeback found no space on the backing."
     WritebackFail "writeback_fail" "Writes to the backing that failed; writeback stops at the first."
     DecompressFail "decompress_fail" "Loads that found the stored copy damaged."
     ReadFail "read_fail" "Loads that the backing answered with an error."
@@ -74,7 +74,7 @@ counters! {
 }
 
 impl Counter {
-    /// Counts the pages in the pool that a codec has compressed; `None`: its objects are no pages.
+    /// The counter of a codec's pages in the pool; `None`: its objects are no pages.
     pub(crate) fn of_codec(codec: Codec) -> Option<Self> {
         Some(match codec {
             Codec::Raw => Self::IncompressiblePages,
@@ -90,8 +90,7 @@ impl Counter {
 
 /// See the module.
 pub(crate) struct Counters {
-    /// By the CPU that counts, so that none meets another. They hold nothing: a CPU that goes
-    /// leaves what it has counted.
+    /// For the counting CPU, so that CPUs do not share lines. Counts of a CPU that goes stay.
     stripes: Box<[CachePadded<[AtomicI64; COUNT]>]>,
 }
 
@@ -110,9 +109,8 @@ impl Counters {
         self.add(counter, 1);
     }
 
-    /// The sum over CPUs. A page counted up on one CPU and down on another is right in the sum;
-    /// while others count, a gauge may be off by what is under way, and is never shown below
-    /// zero.
+    /// The sum over CPUs. A page counted up on one CPU and down on another is right in the sum.
+    /// While others count, a gauge may be off by unfinished calls, and is never shown below zero.
     pub(crate) fn get(&self, counter: Counter) -> u64 {
         let sum: i64 =
             self.stripes.iter().map(|stripe| stripe[counter as usize].load(Relaxed)).sum();
@@ -120,11 +118,11 @@ impl Counters {
     }
 }
 
-/// One statistic: a counter, or a figure asked of the part that knows it.
+/// One statistic: a counter, or a figure read from its part.
 pub struct Statistic {
     /// Its name, and that of its control file.
     pub name: &'static str,
-    /// What it counts.
+    /// Its meaning.
     pub doc: &'static str,
     source: Source,
 }
@@ -146,12 +144,12 @@ const FIGURES: [Statistic; 14] = [
     ),
     figure(
         "pool_idle_pages",
-        "Objects in the pool that nobody has used for recompress_idle_seconds, at the last look; 0 while that is off.",
+        "Objects in the pool that were not used for recompress_idle_seconds, at the last check; 0 while that is off.",
         |cache| cache.recompression.idle_pages() as u64,
     ),
     figure(
         "pool_total_size",
-        "Bytes of memory that objects take: frames in use, with what the allocator wastes in them.",
+        "Bytes of memory of the objects: frames in use, with the allocator's waste in them.",
         |cache| cache.pool.bytes() as u64,
     ),
     figure(
@@ -169,35 +167,33 @@ const FIGURES: [Statistic; 14] = [
     ),
     figure(
         "pool_stores_elsewhere",
-        "Objects that went to another node's memory than that of the CPU which stored them, because it had no room.",
+        "Objects in another node's memory than that of the CPU that stored them, because it had no space.",
         |cache| cache.pool.stored_elsewhere(),
     ),
     figure(
         "metadata_size",
-        "Bytes of everything else that grows with the pages held: index, descriptors, tables, dictionaries.",
+        "Bytes of all other memory that grows with the stored pages: index, descriptors, tables, dictionaries.",
         |cache| cache.metadata_bytes() as u64,
     ),
     figure(
         "dictionaries",
-        "Dictionaries trained; all stay, for the pages made with them.",
+        "Trained dictionaries; all stay, for the pages compressed with them.",
         |cache| cache.training.dictionaries().count() as u64,
     ),
     figure(
         "dictionary_size",
-        "Bytes of the dictionaries, what they are prepared with included; part of metadata_size.",
+        "Bytes of the dictionaries and their encoder; part of metadata_size.",
         |cache| cache.dictionary_bytes() as u64,
     ),
     figure("backing_total_size", "Bytes of the backing.", |cache| cache.backing.bytes()),
     figure(
         "backing_sealed",
-        "1 when what is written to the backing is encrypted and authenticated.",
+        "1 when writes to the backing are encrypted and authenticated.",
         |cache| cache.seal.is_some().into(),
     ),
-    figure(
-        "backing_live_size",
-        "Bytes of the backing that hold records still referred to.",
-        |cache| cache.slots.segments.live_bytes(),
-    ),
+    figure("backing_live_size", "Bytes of the live records on the backing.", |cache| {
+        cache.slots.segments.live_bytes()
+    }),
     figure(
         "writeback_stopped",
         "1 when a write to the backing failed and writeback waits to be resumed.",
@@ -251,13 +247,13 @@ impl Cache {
         self.pool.class_stats()
     }
 
-    /// Bytes of memory that the cache takes: the pool with its reserve, all metadata, the buffers
-    /// of writeback. Contexts of codecs and the code itself come on top: some hundred KiB a CPU.
+    /// Bytes of memory of the cache: the pool with its reserve, all metadata, the buffers of
+    /// writeback. Contexts of codecs and the code are not included: some hundred KiB for each CPU.
     pub fn memory_bytes(&self) -> usize {
         self.pool.mapped_bytes() + self.bytes_besides_pool()
     }
 
-    /// Of [`Self::memory_bytes`], what is not the pool's.
+    /// The part of [`Self::memory_bytes`] that is not the pool's.
     pub fn bytes_besides_pool(&self) -> usize {
         self.metadata_bytes() + self.writeback.bytes()
     }

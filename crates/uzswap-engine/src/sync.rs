@@ -5,15 +5,15 @@
 //! writer → a CPU's buffer → entry → share record's entry → unit's piece → scratch, or an LRU shard
 //! → size class → sections
 //!
-//! and before an entry the recompressor or the trainer, and before these where CPUs stand; from an
-//! entry or from nothing, a CPU's slots → cluster; and last, what segments add up to.
+//! The recompressor or the trainer comes before an entry, and the CPUs' states before these. After
+//! an entry, or after nothing, comes a CPU's slots → cluster. The sums over segments come last.
 //!
-//! Against the order only `try_lock` is used: by compaction, which holds a size class and tries
-//! entries; by a store, which tries that of a page that may be the same; by who reads neighbours
-//! from the backing, and tries theirs.
+//! Against the order only `try_lock` is used. Compaction holds a size class and tries entries. A
+//! store tries the entry of a page that may be identical. A load of neighbours from the backing
+//! tries their entries.
 //!
-//! **Nobody allocates** while holding any of these but the recompressor and the trainer: when the
-//! kernel is short of memory, it waits for threads that wait for these locks. A lock that only
-//! threads which maintain take is no such one: `Making` of descriptors, held while some are made.
+//! **No thread allocates** while it holds any of these, except the recompressor and the trainer.
+//! When the kernel is short of memory, it waits for threads that wait for these locks. `Making` of
+//! descriptors is exempt, because only maintaining threads take it.
 
 pub(crate) use uzswap_sync::{Backoff, Mutex, MutexGuard, atomic, lock, pin, profile, try_lock};

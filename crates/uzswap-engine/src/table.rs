@@ -1,7 +1,7 @@
-//! Tables that grow, a chunk at a time, and never move what is in them.
+//! Tables that grow by chunks and never move their values.
 //!
-//! They are read without a lock. A chunk is made ahead of need by the thread that maintains, and
-//! where the machine has no memory for one, that is an error and not the end of the process.
+//! They are read without a lock. The maintaining thread makes chunks ahead of need. Where the
+//! machine has no memory for one, the call fails and the process goes on.
 
 use crate::durable::Values;
 use std::collections::TryReserveError;
@@ -9,7 +9,7 @@ use std::io;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// `count` values in memory of their own. Errors: there is none.
+/// `count` values in memory of their own. Errors: no memory.
 pub(crate) fn boxed<T>(count: usize, new: impl Fn() -> T) -> Result<Box<[T]>, TryReserveError> {
     let mut values = Vec::new();
     values.try_reserve_exact(count)?;
@@ -17,31 +17,31 @@ pub(crate) fn boxed<T>(count: usize, new: impl Fn() -> T) -> Result<Box<[T]>, Tr
     Ok(values.into_boxed_slice())
 }
 
-/// A table of up to so many chunks of `CHUNK` values, which are made in order.
+/// A table of chunks of `CHUNK` values, which are made in order.
 pub(crate) struct Table<T, const CHUNK: usize> {
     chunks: Box<[OnceLock<Values<T>>]>,
     made: AtomicUsize,
 }
 
 impl<T, const CHUNK: usize> Table<T, CHUNK> {
-    /// Room for `count_max` values; none has memory yet.
+    /// Space for `count_max` values; none has memory yet.
     pub(crate) fn new(count_max: usize) -> Self {
         let chunks = (0..count_max.div_ceil(CHUNK)).map(|_| OnceLock::new()).collect();
         Self { chunks, made: AtomicUsize::new(0) }
     }
 
-    /// A value, if its chunk was made.
+    /// A value, if its chunk is made.
     pub(crate) fn get(&self, number: usize) -> Option<&T> {
         Some(&self.chunks[number / CHUNK].get()?[number % CHUNK])
     }
 
-    /// Makes a chunk, unless it is there or beyond the table; whether this call did. Allocates.
-    /// Errors: there is no memory.
+    /// Makes a chunk, unless it exists or is beyond the table; true if this call made it.
+    /// Allocates. Errors: no memory.
     pub(crate) fn make(&self, chunk: usize, new: impl Fn() -> T) -> io::Result<bool> {
         self.put(chunk, || Ok(Values::Own(boxed(CHUNK, new)?)))
     }
 
-    /// The same with values that `make` makes, `CHUNK` of them.
+    /// Like `make`, with `CHUNK` values from a function.
     pub(crate) fn put(
         &self,
         chunk: usize,
@@ -57,17 +57,17 @@ impl<T, const CHUNK: usize> Table<T, CHUNK> {
         }
     }
 
-    /// Chunks that it can have.
+    /// Most chunks that it can have.
     pub(crate) fn chunks(&self) -> usize {
         self.chunks.len()
     }
 
-    /// Chunks that were made.
+    /// Chunks that are made.
     pub(crate) fn made(&self) -> usize {
         self.made.load(Ordering::Acquire)
     }
 
-    /// Whether all of them were.
+    /// True if all chunks are made.
     pub(crate) fn is_whole(&self) -> bool {
         self.chunks.last().is_none_or(|chunk| chunk.get().is_some())
     }

@@ -1,5 +1,5 @@
-//! What tests, fuzzers and benchmarks share: pages to store, operations, the model that says what
-//! must come back, and a backing that fails on command.
+//! Shared by tests, fuzzers and benchmarks: pages to store, operations, the model of a cache, and a
+//! backing that fails on command.
 
 use crate::backing::{Backing, Completion, Write};
 use crate::compress::{Algorithm, Codec, Codecs};
@@ -37,7 +37,7 @@ impl Noise {
     }
 }
 
-/// What a page looks like.
+/// The kind of a page's content.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Content {
     /// Zeros.
@@ -46,9 +46,9 @@ pub enum Content {
     Filled,
     /// Words of a small vocabulary.
     Text,
-    /// 64-bit pointers into a few areas and to 64 types, small integers, and noise now and then.
+    /// 64-bit pointers into a few areas and to 64 types, small integers, and some noise.
     Pointers,
-    /// Noise, which nothing compresses.
+    /// Noise, which no codec compresses.
     Random,
     /// Part noise, part zeros.
     Mixed,
@@ -129,7 +129,7 @@ pub fn make_page(content: Content, seed: u64, page: &mut Page) {
     }
 }
 
-/// Something that happens to a cache.
+/// An operation on a cache.
 #[derive(Debug, Clone, Copy)]
 pub enum Op {
     /// Store a page; a rejected one is written through if `through`.
@@ -140,7 +140,7 @@ pub enum Op {
         content: Content,
         /// Its seed.
         seed: u64,
-        /// Whether to write it through when rejected.
+        /// True if it is written through when rejected.
         through: bool,
     },
     /// Load a page.
@@ -153,11 +153,11 @@ pub enum Op {
     Invalidate(u32),
     /// Drop a run of pages.
     Discard(u32, u32),
-    /// Do what the front end's thread does.
+    /// Do the work of the front end's maintaining thread.
     Maintain,
     /// Recompress the oldest pages into at most this many units.
     Recompress(usize),
-    /// Train a dictionary on what is held.
+    /// Train a dictionary on the stored pages.
     Train,
     /// Write back this many bytes.
     Shrink(usize),
@@ -165,7 +165,7 @@ pub enum Op {
     EmptySection(usize),
     /// Take a section of the pool off, or bring it online.
     Section(usize, bool),
-    /// The machine has so much memory from now on.
+    /// Set the memory of the machine.
     Memory(u64),
     /// Set an attribute.
     Set(&'static str, &'static str),
@@ -175,7 +175,7 @@ pub enum Op {
     FailReads(bool),
     /// Try writeback again.
     Resume,
-    /// Bring a CPU to a state, by their numbers; the next step that is the third may fail.
+    /// Bring a CPU to a state, both by number; the third says that the next step fails.
     Cpu(usize, usize, bool),
 }
 
@@ -202,7 +202,7 @@ const SETTINGS: [(&str, &str); 20] = [
     ("dictionary_enabled", "Y"),
 ];
 
-/// Reads operations out of any bytes: what proptest shrinks and a fuzzer mutates.
+/// Decodes operations from any bytes: proptest shrinks them and a fuzzer mutates them.
 pub fn decode_ops(bytes: &[u8], pages: u32) -> impl Iterator<Item = Op> {
     bytes.as_chunks::<4>().0.iter().map(move |[kind, a, b, c]| {
         let offset = (u32::from(*a) << 8 | u32::from(*b)) % pages;
@@ -248,20 +248,20 @@ pub struct Faults {
     pub full: AtomicBool,
     /// Reads fail with EIO.
     pub fail_reads: AtomicBool,
-    /// Reads come back with a bit turned.
+    /// Reads return a flipped bit.
     pub damage_reads: AtomicBool,
-    /// What is on it.
+    /// Its content.
     content: Mutex<Vec<u8>>,
 }
 
 impl Faults {
-    /// What somebody else with access to the device sees, and may change.
+    /// The content, as somebody else with access to the device reads and changes it.
     pub fn tamper<T>(&self, with: impl FnOnce(&mut [u8]) -> T) -> T {
         with(&mut lock(&self.content))
     }
 }
 
-/// A backing in memory. A submitted write is done when it is asked for, not before.
+/// A backing in memory. A submitted write is done when it is completed, not before.
 pub struct TestBacking {
     pending: Mutex<VecDeque<Write>>,
     faults: Arc<Faults>,
@@ -307,7 +307,7 @@ impl Backing for TestBacking {
         assert!(offset.is_multiple_of(self.block_bytes as u64), "an unaligned write");
         assert!(bytes.len().is_multiple_of(self.block_bytes), "a write of part of a block");
         if self.faults.fail_writes.load(Relaxed) {
-            // A write that fails may have changed anything it covers.
+            // A failed write may have changed its whole range.
             lock(&self.faults.content)[offset as usize..][..bytes.len()].fill(0xee);
             return Err(io::Error::from_raw_os_error(5));
         }
@@ -319,7 +319,7 @@ impl Backing for TestBacking {
     }
 
     fn discard(&self, offset: u64, bytes: u64) -> io::Result<()> {
-        // So that a read of what was given up is seen.
+        // So that a read of a discarded range is noticed.
         lock(&self.faults.content)[offset as usize..][..bytes as usize].fill(0xdd);
         Ok(())
     }
@@ -343,7 +343,7 @@ pub fn page_of(content: Content, seed: u64) -> Page {
     page
 }
 
-/// How a cache for a test is made.
+/// Parameters of a cache for a test.
 #[derive(Debug, Clone, Copy)]
 pub struct Setup {
     /// Pages of the area.
@@ -358,7 +358,7 @@ pub struct Setup {
     pub block_bytes: usize,
     /// The compressor.
     pub compressor: &'static str,
-    /// Whether what goes to the backing is sealed.
+    /// True if the backing is sealed.
     pub seals_backing: bool,
 }
 
@@ -402,7 +402,7 @@ impl Setup {
 }
 
 impl Cache {
-    /// Where on the backing a page's own record is, in bytes; `None` when it has none there.
+    /// The byte range of a page's own record on the backing; `None` when it has none there.
     pub fn record_of(&self, key: SwapEntry) -> Option<Range<usize>> {
         match self.index.view().peek(key).state() {
             State::Placed(extent) => {
@@ -413,7 +413,7 @@ impl Cache {
         }
     }
 
-    /// The node that a page's own object in the pool lies on.
+    /// The node of a page's own object in the pool.
     pub fn node_of(&self, key: SwapEntry) -> Option<usize> {
         match self.index.view().peek(key).state() {
             State::Pooled(object) => Some(self.pool.node_of_object(object.handle)),
@@ -421,13 +421,13 @@ impl Cache {
         }
     }
 
-    /// Whether a page's object in the pool is its own alone.
+    /// True if a page's object in the pool is not shared.
     pub fn has_object(&self, key: SwapEntry) -> bool {
         matches!(self.index.view().peek(key).state(), State::Pooled(_))
     }
 
-    /// Turns one bit of a page's object in the pool, as bad memory does. `None` when the page has
-    /// no object of its own there, or the object has no such bit. Of a page in a unit it is the
+    /// Flips one bit of a page's object in the pool, as bad memory does. `None` when the page has
+    /// no object of its own there, or the object has no such bit. For a page of a unit it is the
     /// unit's first piece.
     pub fn damage(&self, key: SwapEntry, bit: usize) -> Option<()> {
         let view = self.index.view();
@@ -448,7 +448,7 @@ impl Cache {
     }
 }
 
-/// A cache beside the model of it: a map from key to what must come back.
+/// A cache beside its model: a map from key to the expected page.
 pub struct Harness {
     /// The cache.
     pub cache: Cache,
@@ -471,7 +471,7 @@ impl Harness {
         self.area.entry(offset).expect("offsets are taken modulo the pages")
     }
 
-    /// Pages that the model holds.
+    /// The number of pages in the model.
     pub fn held(&self) -> usize {
         self.held.len()
     }
@@ -489,7 +489,7 @@ impl Harness {
             Op::Discard(offset, count) => self.discard(offset, count),
             Op::Maintain => self.cache.maintain().expect("memory for a small cache"),
             Op::Recompress(units) => drop(self.cache.recompress(units)),
-            // Whether there is enough to learn is not the model's to say.
+            // The model does not know if there is enough to learn.
             Op::Train => _ = self.cache.train(),
             Op::Shrink(bytes) => drop(self.cache.shrink(bytes)),
             Op::EmptySection(section) => drop(self.cache.empty_section(section)),
@@ -506,7 +506,7 @@ impl Harness {
         }
     }
 
-    /// The last CPU that is online stays, and one of which a step fails is where it was.
+    /// The last online CPU stays, and a CPU whose step fails is unchanged.
     fn set_cpu(&self, cpu: usize, state: usize, fails: bool) {
         let (mut expected, mut names) = (self.cache.cpu_states(), self.cache.cpu_state_names());
         // Its last state has another name, "online".
@@ -522,7 +522,7 @@ impl Harness {
         assert!(expected.contains(&"online"));
     }
 
-    /// A section is where it was to be brought, or was before; none is under way.
+    /// A section has its requested state or its old one, and none between.
     fn set_section(&self, section: usize, comes: bool) {
         let before = self.cache.section_states()[section];
         let (name, wanted) = match comes {
@@ -580,7 +580,7 @@ impl Harness {
             (Ok(Load::Absent), None) => {}
             (Ok(Load::Hit), Some((content, seed))) => {
                 let expected = page_of(*content, *seed);
-                assert!(*page == expected, "page {offset} is not what was stored");
+                assert!(*page == expected, "page {offset} is not the stored one");
             }
             (Err(Error::Backing { .. }), Some(_)) if self.faults.fail_reads.load(Relaxed) => {}
             (got, held) => panic!("page {offset}: {got:?}, and the model says {held:?}"),
@@ -605,8 +605,8 @@ impl Harness {
     }
 }
 
-/// The body of the fuzzer `cache_ops`: the first byte picks the configuration, the rest is read by
-/// [`decode_ops`]. Panics where the cache and the model differ.
+/// The body of the fuzzer `cache_ops`: the first byte picks the configuration, [`decode_ops`]
+/// decodes the rest. Panics where the cache and the model differ.
 pub fn fuzz_cache_ops(bytes: &[u8]) {
     let Some((first, rest)) = bytes.split_first() else { return };
     const PAGES: u32 = 600;
@@ -625,7 +625,7 @@ pub fn fuzz_cache_ops(bytes: &[u8]) {
     harness.check();
 }
 
-/// Codecs of which zstd has a dictionary, trained on pages of [`make_page`].
+/// Codecs with a zstd dictionary that was trained on pages of [`make_page`].
 pub fn trained_codecs() -> Codecs {
     let mut codecs = Codecs::new(Algorithm { codec: Codec::Raw, level: 0 });
     let pages: Vec<Page> =
@@ -634,10 +634,10 @@ pub fn trained_codecs() -> Codecs {
     codecs
 }
 
-/// The body of the fuzzer `decompress_damaged`: the first byte picks the codec, the second what
-/// becomes of the rest. Either that is the object to decode, or the seed of a page whose object is
-/// damaged: bits turned, then cut off. Panics where a whole object does not decode to its page;
-/// what a damaged one decodes to does not matter, so long as no byte beyond the page is written.
+/// The body of the fuzzer `decompress_damaged`: the first byte picks the codec, the second the use
+/// of the rest. The rest is the object to decode, or the seed of a page whose object is damaged:
+/// bits flipped, then truncated. Panics where a whole object does not decode to its page. The
+/// result of a damaged one does not matter, but no byte beyond the page may be written.
 pub fn fuzz_decompress_damaged(codecs: &mut Codecs, bytes: &[u8]) {
     let [codec, mode, rest @ ..] = bytes else { return };
     let pick = |codecs: &[Codec]| codecs[usize::from(*codec) % codecs.len()];

@@ -1,13 +1,13 @@
-//! Pages that the pool does not take, written straight to the backing.
+//! Pages that the pool rejects, written straight to the backing.
 //!
 //! ```text
 //! store_through   take a slot → write the page → into the index
 //! packing         the segments with fewest such pages → their slots move → the segments are free
 //! ```
-//! Such a page takes one slot, without a header: whose it is, and its tag, is kept in memory (see
+//! Such a page takes one slot, without a header: its owner and its tag are in memory (see
 //! `backing::slots`). So a segment that is given out slot by slot cannot be cleaned as others are.
-//! Where free slots are many and free segments few, the pages of the emptiest of those segments are
-//! moved into free slots of the others.
+//! Where there are many free slots and few free segments, the pages of the emptiest such segments
+//! move into free slots of the others.
 
 use crate::backing::seal::Identity;
 use crate::backing::segments::{Segment, Use};
@@ -30,15 +30,15 @@ impl Slot {
     }
 }
 
-/// A page where every device can read and write it directly.
+/// An aligned page, as every device can read and write it.
 #[repr(align(4096))]
 struct Aligned(Page);
 
 const _: () = assert!(PAGE_BYTES == SLOT_BYTES);
 
 impl Cache {
-    /// Takes a page that [`Self::store`] rejected straight to the backing, uncompressed, as a page
-    /// that the kernel's zswap rejects goes to the swap device. Waits for the write.
+    /// Writes a page that [`Self::store`] rejected straight to the backing, uncompressed, as the
+    /// kernel writes a page that zswap rejects to the swap device. Waits for the write.
     pub fn store_through(&self, key: SwapEntry, page: &Page) -> Store {
         if !self.writeback_works() {
             return Store::Rejected(Reject::ReclaimFail);
@@ -70,8 +70,7 @@ impl Cache {
         Store::Stored
     }
 
-    /// Writes a page to its slot; what the entry must know to read it. `None` if it was not
-    /// written.
+    /// Writes a page to its slot; the proof for its entry. `None` if it was not written.
     fn write_slot(&self, owner: SwapEntry, slot: Slot, page: &Page, checksum: u32) -> Option<u64> {
         let is_aligned = (page.as_ptr() as usize).is_multiple_of(self.backing.block_bytes());
         let (proof, written) = match &self.seal {
@@ -100,20 +99,19 @@ impl Cache {
         Some(proof)
     }
 
-    /// Moves pages written through together, so that there are free segments where there were free
-    /// slots; whether that won any. Called with the writer's lock held.
+    /// Moves pages written through together, so that free slots become free segments; true if that
+    /// won any. Called with the writer's lock held.
     pub(crate) fn pack_singles(&self) -> bool {
         self.slots.drain();
         self.pack(self.slots.emptiest())
     }
 
-    /// Moves the pages of victims elsewhere, the emptiest first. Only slots of a segment that is
-    /// held are looked at, which stays broken up for that long: in each is a page of its own, or
-    /// none.
+    /// Moves the pages of victims elsewhere, the emptiest first. Only slots of a reserved segment
+    /// are used; it stays broken up meanwhile, so each slot has a page of its own, or none.
     fn pack(&self, victims: [Option<Segment>; VICTIMS]) -> bool {
         let view = self.index.view();
-        // All of them, so that none is where the pages of another go.
-        let mut held = victims.map(|victim| self.slots.hold(victim?));
+        // All of them, so that no victim takes the pages of another.
+        let mut held = victims.map(|victim| self.slots.reserve(victim?));
         let mut won = 0;
         for (at, victim) in victims.into_iter().enumerate() {
             let (Some(victim), Some(own)) = (victim, held[at].take()) else { continue };
@@ -125,27 +123,27 @@ impl Cache {
                     let mut fullest = left.iter_mut().rev().filter_map(Option::take);
                     self.writeback_works()
                         && fullest.any(|other| {
-                            self.slots.let_go(other);
+                            self.slots.release(other);
                             move_out(slot)
                         })
                 }
             });
             self.slots.drain();
-            self.slots.let_go(own);
+            self.slots.release(own);
             won += i64::from(self.slots.segments.state(victim) != Use::Singles);
-            // What had to stay in it is no reason to move others there.
-            held[at] = self.slots.hold(victim);
+            // Pages that had to stay in it are no reason to move others there.
+            held[at] = self.slots.reserve(victim);
             if !has_moved {
                 break;
             }
         }
-        held.into_iter().flatten().for_each(|held| self.slots.let_go(held));
+        held.into_iter().flatten().for_each(|held| self.slots.release(held));
         self.counters.add(SegmentsCleaned, won);
         won > 0
     }
 
-    /// Moves a page to another slot of a segment that is broken up; `false` if there is none, or
-    /// the backing fails: then the page stays where it is.
+    /// Moves a page to another slot of a broken-up segment. `false` if there is none, or the
+    /// backing fails: then the page stays.
     fn move_single(&self, view: &View<'_>, key: SwapEntry, from: Extent) -> bool {
         let Some(locked) = view.lock(key) else { return true };
         // A record may have the form and the place of a page that was here before.
@@ -155,7 +153,7 @@ impl Cache {
         // More than there are: no segment is broken up for this.
         let Some(slot) = self.slots.take_slot(usize::MAX) else { return false };
         if Segment::of(slot.extent().place) == Segment::of(from.place) {
-            // What has moved out of there is all that is free.
+            // Only slots that pages have just left are free.
             self.slots.give_slot(slot);
             return false;
         }
@@ -166,8 +164,8 @@ impl Cache {
             self.slots.give_slot(slot);
             return false;
         }
-        let Ok(held) = self.open_held(key, from, locked.proof(), &mut page.0) else {
-            // It stays where it is, an error to whoever loads it.
+        let Ok(held) = self.open_read(key, from, locked.proof(), &mut page.0) else {
+            // It stays, and each load reports the error.
             self.slots.give_slot(slot);
             return true;
         };
@@ -204,7 +202,7 @@ mod tests {
         cache.slots.drain();
         let victims = cache.slots.emptiest();
         let victim = victims[0].expect("one of three has room in the others");
-        // Before it is held: its last page goes, and writeback takes it.
+        // Before the segment is reserved its last page goes, and writeback takes it.
         let last = kept.into_iter().find(|offset| {
             matches!(cache.index.view().peek(key(*offset)).state(),
                 State::Placed(extent) if Segment::of(extent.place) == victim)
@@ -230,7 +228,7 @@ mod tests {
         cache.check();
     }
 
-    /// Slots are used again, by other pages. What they hold then is moved as theirs.
+    /// Other pages use the slots again, and are moved with their own content.
     #[test]
     fn a_slot_is_that_of_the_page_that_was_written_there_last() {
         for seals_backing in [false, true] {
@@ -255,7 +253,7 @@ mod tests {
             let stays = |offset: &u32| offset.is_multiple_of(8);
             let gone = (1000..1192).filter(|offset| !stays(offset));
             gone.for_each(|offset| cache.invalidate(key(offset)));
-            // Pages that are elsewhere, and one that is nowhere, whose the slots were.
+            // Pages that are elsewhere, and one that is nowhere; the slots were theirs.
             (0..4).for_each(|offset| {
                 assert_eq!(cache.store(key(offset), &noise(offset)), Store::Stored)
             });

@@ -1,12 +1,12 @@
-//! When a dictionary is trained, and on what; whether it is used.
+//! Decides when a dictionary is trained, on which pages, and if it is used.
 //!
 //! ```text
 //! maintain → what did trials show? → use it, or only try it
 //!          → time for another? → copies of pages stored last → train → all CPUs use it
 //! ```
-//! A store compresses every 32nd page both ways, counts what both took, and notes the page's key:
-//! a dictionary is trained on those that are still in the pool. Training is the maintaining
-//! thread's. When there is no memory for it, all goes on without.
+//! A store compresses every 32nd page both ways, adds up both sizes, and notes the page's key. A
+//! dictionary is trained on noted pages that are still in the pool. The maintaining thread trains.
+//! Without memory for it, the cache works without a dictionary.
 
 use crate::cache::Cache;
 use crate::compress::{
@@ -24,42 +24,42 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering::Relaxed};
 
 /// Pages stored before the first dictionary, and as many must be in the pool: 16 MiB. The gain on
-/// them, some 80 bytes a page, is twice what a dictionary takes.
+/// them, some 80 bytes a page, is twice the memory of a dictionary.
 const FIRST_PAGES: u64 = 4096;
 
-/// From one training to the next as many pages are stored as this times those before it: a program
-/// changes most at its start.
+/// The wait for the next training, in multiples of the pages stored before: a program changes most
+/// at its start.
 const WAIT_FACTOR: u64 = 3;
 
-/// Where the dictionary has fallen behind, one in so many is enough: with 64 dictionaries, for some
+/// The divisor of that wait where the dictionary has fallen behind: with 64 dictionaries, for some
 /// 40 TiB of pages.
 const BEHIND_DIVISOR: u64 = 4;
 
-/// Bytes that trials take without the dictionary between two judgements: some 100 pages, so that
-/// chance moves the gain by one or two in a hundred.
+/// Bytes of trials, without the dictionary, between two decisions: some 100 pages, so that chance
+/// moves the gain by one or two in a hundred.
 const WINDOW_BYTES: u64 = 64 << 10;
 
 /// Thousandths that a dictionary must gain to be used.
 const WORTH_IT: u64 = 30;
 
-/// Objects above this have nothing to teach, nor have numbers.
+/// Larger objects teach nothing, and neither do numbers.
 const SAMPLE_BYTES_MAX: u16 = 2048;
 
-/// Pages that are noted: some will be gone.
+/// Pages that are noted; some will be gone.
 const NOTED: usize = 2 * SAMPLES;
 
-/// All about dictionaries.
+/// The state of training.
 pub(crate) struct Training {
     dictionaries: Arc<Dictionaries>,
     trainer: Mutex<Trainer>,
-    /// Pages that one may be trained on.
+    /// Pages for training.
     recent: Recent,
-    /// Bytes of what the newest is prepared with.
+    /// Bytes of the newest encoder.
     encoder_bytes: AtomicUsize,
 }
 
 impl Training {
-    /// With none, or those that a process has left. Errors: no memory.
+    /// Without dictionaries, or with those that a process has left. Errors: no memory.
     pub(crate) fn new(durable: Option<&Arc<Durable>>) -> io::Result<Self> {
         Ok(Self {
             dictionaries: Arc::new(Dictionaries::kept_in(durable)?),
@@ -69,27 +69,27 @@ impl Training {
         })
     }
 
-    /// What pages may have been compressed with.
+    /// The dictionaries that objects may need.
     pub(crate) fn dictionaries(&self) -> &Arc<Dictionaries> {
         &self.dictionaries
     }
 }
 
-/// What decides about dictionaries.
+/// The state of decisions about dictionaries.
 struct Trainer {
-    /// Pages stored by the last training, or the last that failed.
+    /// Pages stored until the last training, or the last that failed.
     trained_at: u64,
     /// The newest dictionary, for the level in use; `None`: not with this compressor.
     encoder: Option<Arc<Encoder>>,
-    /// Bytes of trials by the last judgement, with the dictionary and without.
+    /// Bytes of trials until the last decision, with the dictionary and without.
     judged: [u64; 2],
-    /// Thousandths that the newest dictionary gained at best.
+    /// The best gain of the newest dictionary, in thousandths.
     best_gain: u64,
-    /// Pages stored when it was first seen to have fallen behind.
+    /// Pages stored until the dictionary was first seen to have fallen behind.
     behind_since: Option<u64>,
 }
 
-/// Pages stored not long ago, on which trials were made: what the next will be like.
+/// Pages of recent trials: the next pages are probably like these.
 struct Recent {
     keys: [AtomicU32; NOTED],
     noted: AtomicUsize,
@@ -105,7 +105,7 @@ impl Recent {
         self.keys[at].store(key.0, Relaxed);
     }
 
-    /// The newest first. Before so many were noted, the rest are no page's keys.
+    /// The newest first. Before so many were noted, the rest are keys of no page.
     fn newest(&self) -> impl Iterator<Item = SwapEntry> {
         let next = self.noted.load(Relaxed);
         let key = move |back| self.keys[next.wrapping_sub(back) % NOTED].load(Relaxed);
@@ -118,8 +118,8 @@ impl Trainer {
         Self { trained_at: 0, encoder: None, judged: [0; 2], best_gain: 0, behind_since: None }
     }
 
-    /// Whether to train, with so many pages stored. When the pages have become others, not before
-    /// those to train on are of the new kind.
+    /// True if it is time to train, with so many pages stored. When the pages have changed,
+    /// training waits until the noted ones are of the new kind.
     fn is_due(&self, stored: u64) -> bool {
         let (wait, since) = match self.behind_since {
             None => (self.trained_at * WAIT_FACTOR, 0),
@@ -129,8 +129,7 @@ impl Trainer {
         stored >= next
     }
 
-    /// Takes in what trials have taken so far, with so many pages stored, and decides when there
-    /// were enough.
+    /// Adds the bytes of trials, with so many pages stored, and decides when there were enough.
     fn judge(&mut self, trials: [u64; 2], stored: u64) {
         let [with, without] = [0, 1].map(|i| trials[i].saturating_sub(self.judged[i]));
         let Some(encoder) = self.encoder.as_ref().filter(|_| without >= WINDOW_BYTES) else {
@@ -146,7 +145,7 @@ impl Trainer {
 }
 
 impl Cache {
-    /// Judges the dictionary, and trains another when it is time. For the thread that maintains.
+    /// Judges the dictionary, and trains another when it is time. For the maintaining thread.
     pub(crate) fn tend_dictionary(&self) {
         let mut trainer = lock(&self.training.trainer);
         if !self.wants_dictionary() {
@@ -162,7 +161,7 @@ impl Cache {
         }
     }
 
-    /// Trains a dictionary on the pages stored last, however few; whether one was made.
+    /// Trains a dictionary on the pages stored last, however few; true if one was made.
     #[cfg(feature = "testing")]
     pub fn train(&self) -> bool {
         self.train_on_recent(&mut lock(&self.training.trainer))
@@ -179,7 +178,7 @@ impl Cache {
         is_trained
     }
 
-    /// Has all CPUs use the compressor that attributes say, and the dictionary.
+    /// Makes all CPUs use the compressor and the dictionary of the attributes.
     pub(crate) fn equip_all(&self) {
         let mut trainer = lock(&self.training.trainer);
         let algorithm = self.attributes.algorithm();
@@ -188,7 +187,7 @@ impl Cache {
         self.equip(&mut trainer);
     }
 
-    /// Has all CPUs use the newest dictionary as attributes say, prepared for the level in use.
+    /// Makes all CPUs use the newest dictionary, if attributes allow it, for the level in use.
     fn equip(&self, trainer: &mut Trainer) {
         let level = self.attributes.algorithm().level;
         let kept = trainer.encoder.take().filter(|encoder| encoder.level() == level);
@@ -211,7 +210,7 @@ impl Cache {
         [DictionaryBytes, DictionaryPlainBytes].map(|counter| self.counters.get(counter))
     }
 
-    /// Copies of pages stored last that are in the pool; `None`: no memory for them.
+    /// Copies of recently stored pages that are in the pool; `None`: no memory for them.
     fn samples(&self) -> Option<Vec<Page>> {
         let mut samples = Vec::new();
         samples.try_reserve_exact(SAMPLES).ok()?;
@@ -235,7 +234,7 @@ impl Cache {
         scratch.decompress_here(form.codec, bytes).ok().map(|()| scratch.page)
     }
 
-    /// Notes what a trial on a page showed, and the page as one to train on.
+    /// Notes the result of a trial on a page, and the page for training.
     pub(crate) fn note_trial(&self, key: SwapEntry, trial: Trial) {
         self.counters.add(DictionaryBytes, trial.with as i64);
         self.counters.add(DictionaryPlainBytes, trial.without as i64);

@@ -5,14 +5,14 @@
 //!   … segment full → submit → (stores, loads, invalidates go on) → written:
 //! for each record: lock → still the same entry? → it is on the backing, free the object → unlock
 //! ```
-//! While a write is in flight the object stays in the pool and answers loads; the entry remembers
-//! the place that it is being written to. A newer store or an invalidate forgets that place, and
-//! the commit then finds an entry that does not know it: the record is dead on arrival.
+//! While a write is in flight the object stays in the pool and answers loads, and the entry has the
+//! place of the write. A newer store or an invalidate removes that place, so the commit does not
+//! recognise the entry, and the record is dead.
 //!
-//! A store that needs room fills a segment of its own and writes it, beside other stores that do
-//! the same. The thread that maintains has several writes in flight at once, and cleans where free
-//! segments run short: copies what is live in the emptiest segments into the open one. That is
-//! under the writer's lock, which a store takes only when it needs cleaning too.
+//! A store that needs space fills a segment of its own and writes it, beside other stores that do
+//! the same. The maintaining thread has several writes in flight at once. Where free segments run
+//! short it also cleans: it copies the live records of the emptiest segments into the open one. It
+//! does so under the writer's lock, which a store takes only when it needs cleaning too.
 
 use crate::backing::record::{HEADER_BYTES, Layout, Record, record_at, records, seal_records};
 use crate::backing::seal::{Generation, Seal};
@@ -29,19 +29,19 @@ use crate::sync::{Mutex, lock};
 use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// A segment with more live bytes than this is left alone: thirty copied to win one.
+/// A segment with more live bytes than this is not cleaned: thirty would be copied to win one.
 const WORTH_CLEANING: usize = SEGMENT_BYTES - SEGMENT_BYTES / 32;
 
-/// What writeback has of its own.
+/// The state of writeback.
 pub(crate) struct Writeback {
     writer: Mutex<Writer>,
     /// Bytes of its buffers.
     writer_bytes: usize,
-    /// What stores write segments from.
+    /// The buffers of stores that write a segment.
     buffers: PerCpu<StoreBuffer>,
-    /// Why it stopped, if it did.
+    /// The reason why it stopped, if it did.
     failure: Mutex<Option<Failure>>,
-    /// A write to the backing failed: nothing more is written until someone says so.
+    /// A write to the backing failed: no more is written until it is resumed.
     has_failed: AtomicBool,
 }
 
@@ -64,49 +64,48 @@ impl Writeback {
         self.writer_bytes + self.buffers.count() * SEGMENT_BYTES
     }
 
-    /// Whether it stopped, and waits to be resumed.
+    /// True if it stopped, and waits to be resumed.
     pub(crate) fn has_failed(&self) -> bool {
         self.has_failed.load(Ordering::Relaxed)
     }
 
-    /// A CPU comes: a buffer for its stores. Errors: no memory.
+    /// Makes the buffer of a CPU that comes up. Errors: no memory.
     pub(crate) fn start_cpu(&self, cpu: usize) -> io::Result<()> {
         self.buffers.start(cpu, StoreBuffer::new)
     }
 
-    /// A CPU goes. Whoever writes from its buffer has it until that is done.
+    /// A CPU goes. A thread that writes from its buffer keeps it until the write is done.
     pub(crate) fn stop_cpu(&self, cpu: usize) {
         self.buffers.stop(cpu, |_| {});
     }
 
-    /// CPUs that have a buffer.
+    /// CPUs with a buffer.
     #[cfg(all(test, not(feature = "shuttle")))]
     pub(crate) fn cpus_count(&self) -> usize {
         self.buffers.count()
     }
 }
 
-/// What the thread that maintains writes back with: buffers, and the segments in hand.
+/// The maintaining thread's buffers and segments.
 struct Writer {
     buffers: Vec<Buffer>,
-    /// Where a segment that is cleaned is read to.
+    /// The buffer for a segment that is cleaned.
     cleaned: Option<Buffer>,
     /// The segment being filled.
     open: Option<Open>,
     in_flight: Vec<InFlight>,
-    /// Segments whose copies are on their way. They take no other use until all writes have
-    /// ended: a copy is committed by where its page was, which must not be another page by then.
+    /// Segments whose copies are on their way. They are not reused before all writes have ended: a
+    /// commit recognises an entry by its old place, which must not be another page's by then.
     cleaning: Vec<Segment>,
-    /// With more live bytes than this, cleaning has been seen to win nothing.
+    /// With more live bytes than this, cleaning has won nothing.
     hopeless_above: u64,
 }
 
-/// What a store writes a segment from. Gone only while it does.
+/// The buffer of a store that writes a segment, `None` meanwhile.
 struct StoreBuffer(Option<Buffer>);
 
 impl StoreBuffer {
-    /// How many there are at most: with more, stores would rather wait for the device than for a
-    /// buffer.
+    /// Most such buffers: with more, stores would wait for the device rather than for a buffer.
     const COUNT: usize = 16;
 
     fn new() -> io::Result<Self> {
@@ -125,7 +124,7 @@ struct Open {
     segment: Segment,
     buffer: Buffer,
     filled: usize,
-    /// What its records will be sealed in.
+    /// The generation of its records' seals.
     generation: Option<Generation>,
 }
 
@@ -150,7 +149,7 @@ impl Writer {
         })
     }
 
-    /// Bytes of the buffers that it has at hand.
+    /// Bytes of its idle buffers.
     fn bytes(&self) -> usize {
         (self.buffers.len() + usize::from(self.cleaned.is_some())) * SEGMENT_BYTES
     }
@@ -173,7 +172,7 @@ impl Open {
         if self.generation.is_some() { Layout::Sealed } else { Layout::Plain }
     }
 
-    /// Where a record of `form` would go, if it fits.
+    /// The place of the next record of `form`, if it fits.
     fn place(&self, form: Form) -> Option<Place> {
         (self.filled + self.layout().record_bytes(form) <= SEGMENT_BYTES)
             .then(|| Place::at(self.segment.start() + self.filled as u64))
@@ -188,7 +187,7 @@ impl Open {
         &mut self.buffer[object..object + usize::from(record.form.bytes)]
     }
 
-    /// Ends the records, whatever the buffer held before, and seals them, once; the bytes to write.
+    /// Ends the records and seals them, once; the bytes to write.
     fn finish(&mut self, seal: Option<&Seal>, block_bytes: usize) -> usize {
         if let (Some(seal), Some(generation)) = (seal, self.generation) {
             let records = &mut self.buffer[..self.filled];
@@ -200,26 +199,27 @@ impl Open {
     }
 }
 
-/// What filling the open segment came to.
+/// The result of filling the open segment.
 struct Filled {
     /// Bytes of the objects that were copied.
     bytes: usize,
-    /// Whether nothing more fits. Otherwise no page is left to write.
+    /// True if no more fits. Otherwise there is no page left to write.
     is_full: bool,
 }
 
 impl Cache {
-    /// Whether there is a backing that has not failed.
+    /// True if there is a backing that has not failed.
     pub(crate) fn writeback_works(&self) -> bool {
         self.slots.segments.count() > 0 && !self.writeback.has_failed()
     }
 
-    /// Why writeback stopped, if it did. It is tried again after [`Self::resume_writeback`].
+    /// The reason why writeback stopped, if it did. [`Self::resume_writeback`] tries again.
     pub fn writeback_failure(&self) -> Option<String> {
         let failure = lock(&self.writeback.failure);
         let Failure { what, byte, error } = failure.as_ref()?;
         let (what, byte, code, kind) = (*what, *byte, error.raw_os_error(), error.kind());
-        // Without the lock, which who fails to write waits for: a text takes memory.
+        // Without the lock, because a text takes memory, and a thread whose write fails waits for
+        // the lock.
         drop(failure);
         let error = code.map_or_else(|| kind.into(), io::Error::from_raw_os_error);
         Some(format!("{what} at byte {byte}: {error}"))
@@ -234,10 +234,10 @@ impl Cache {
         self.ring();
     }
 
-    /// Writes back segment after segment until `enough`, given the bytes that are still in flight
-    /// and leave the pool if all goes well, or until objects of `bytes_max` were written, or
-    /// nothing can be. Before each, `top_up` makes ready what stores need, which may take memory:
-    /// without the writer's lock, which stores may be waiting for.
+    /// Writes back segment after segment until `enough`, or until objects of `bytes_max` were
+    /// written, or nothing more can be. `enough` gets the bytes in flight that will leave the pool.
+    /// Before each segment `top_up` makes memory ready for stores. It may allocate, so it runs
+    /// without the writer's lock, which stores may wait for.
     pub(crate) fn write_back(
         &self,
         bytes_max: usize,
@@ -262,7 +262,7 @@ impl Cache {
         self.settle(&mut lock(&self.writeback.writer));
     }
 
-    /// Writes one segment back, for a store that needs room; whether pages left the pool.
+    /// Writes one segment back, for a store that needs space; true if pages left the pool.
     pub(crate) fn write_back_one(&self) -> bool {
         if !self.writeback_works() {
             return false;
@@ -271,16 +271,16 @@ impl Cache {
         written.unwrap_or_else(|| self.write_as_writer())
     }
 
-    /// Fills a segment and writes it beside others that do; whether pages left the pool. `None` if
-    /// there is no segment to be had without cleaning.
+    /// Fills a segment and writes it beside other stores; true if pages left the pool. `None` if no
+    /// segment is free without cleaning.
     fn write_own_segment(&self) -> Option<bool> {
         let before = self.pool.bytes();
         let mut own = self.writeback.buffers.lock_here();
         if self.pool.bytes() < before {
-            return Some(true); // Whoever had the buffer made room.
+            return Some(true); // The thread that had the buffer made space.
         }
         let segment = self.take_space(|slots| slots.take_segment(RESERVED))?;
-        let buffer = own.0.take().expect("whoever has the lock puts it back");
+        let buffer = own.0.take().expect("the thread with the lock puts it back");
         let mut open = self.open_segment(segment, buffer);
         self.fill(&mut open);
         let written = if open.filled > 0 {
@@ -298,7 +298,7 @@ impl Cache {
         Open { segment, buffer, filled: 0, generation }
     }
 
-    /// Writes a segment and waits for it; whether pages left the pool.
+    /// Writes a segment and waits for it; true if pages left the pool.
     fn write(&self, open: &mut Open) -> bool {
         let bytes = open.finish(self.seal.as_ref(), self.backing.block_bytes());
         match self.backing.write(open.segment.start(), &open.buffer[..bytes]) {
@@ -313,12 +313,12 @@ impl Cache {
         }
     }
 
-    /// The same as the one writer, which cleans where that is needed.
+    /// The same with the writer's lock, and with cleaning where it is needed.
     fn write_as_writer(&self) -> bool {
         let before = self.pool.bytes();
         let mut writer = lock(&self.writeback.writer);
         if self.pool.bytes() < before {
-            return true; // Whoever held the writer made room.
+            return true; // The thread that had the writer made space.
         }
         let written = self.counters.get(WrittenBack);
         self.write_segment(&mut writer);
@@ -339,7 +339,7 @@ impl Cache {
         filled
     }
 
-    /// Makes sure that a segment is open; `reserved` free ones are left alone.
+    /// Makes sure that a segment is open; `reserved` free ones stay.
     fn open(&self, writer: &mut Writer, reserved: usize) -> bool {
         if writer.open.is_some() {
             return true;
@@ -361,7 +361,7 @@ impl Cache {
         let lists = self.index.lists();
         let mut chances = lists.len(List::Cold) + lists.len(List::Lru);
         let view = self.index.view();
-        // Once there is none on the lists of the coldest, they are not asked for each page.
+        // Once the list of the coldest is empty, it is not tried for each page.
         let mut list = List::Cold;
         loop {
             let Some((locked, object)) = view.take_oldest(list) else {
@@ -390,7 +390,7 @@ impl Cache {
         Filled { bytes, is_full: false }
     }
 
-    /// Starts the write of the open segment, if there is anything in it.
+    /// Starts the write of the open segment, if it is not empty.
     fn submit(&self, writer: &mut Writer) {
         let Some(mut open) = writer.open.take_if(|open| open.filled > 0) else { return };
         let bytes = open.finish(self.seal.as_ref(), self.backing.block_bytes());
@@ -399,7 +399,7 @@ impl Cache {
         writer.in_flight.push(InFlight { segment, generation });
     }
 
-    /// Cleans where space is short, and takes some then.
+    /// Cleans where space is short, and then takes some.
     pub(crate) fn clean_for<T>(&self, take: impl FnOnce(&Slots) -> Option<T>) -> Option<T> {
         let mut writer = lock(&self.writeback.writer);
         let cleaned = self.clean_if_short(&mut writer);
@@ -408,14 +408,14 @@ impl Cache {
         taken
     }
 
-    /// Writes what was copied and waits for every write in flight. Whoever writes does so at last:
-    /// another may have taken over the writer in between, and then there is less to wait for.
+    /// Writes the copied records and waits for every write in flight. Another thread may have been
+    /// the writer in between, and then there is less to wait for.
     fn settle(&self, writer: &mut Writer) {
         if self.writeback_works() {
             self.submit(writer);
         }
         while self.complete(writer, true) {}
-        // Empty; or the backing has failed, and the pages stay where they were copied from.
+        // Empty; or the backing has failed, and the pages stay at their old places.
         if let Some(Open { segment, buffer, .. }) = writer.open.take() {
             self.slots.give_segment(segment, Use::Open);
             writer.buffers.push(buffer);
@@ -423,7 +423,7 @@ impl Cache {
         self.finish_cleaning(writer);
     }
 
-    /// Takes one write that ended and commits it; `false` when there is none (yet).
+    /// Takes one write that ended and commits it; `false` when none has ended.
     fn complete(&self, writer: &mut Writer, wait: bool) -> bool {
         if writer.in_flight.is_empty() {
             return false;
@@ -431,7 +431,7 @@ impl Cache {
         let Some(Completion { write, result }) = self.backing.complete(wait) else { return false };
         let segment = Segment::of(Place::at(write.offset));
         let written = writer.in_flight.iter().position(|write| write.segment == segment);
-        let written = written.expect("what completes was submitted");
+        let written = written.expect("only submitted writes complete");
         let InFlight { generation, .. } = writer.in_flight.swap_remove(written);
         match result {
             Ok(()) => {
@@ -444,7 +444,8 @@ impl Cache {
         true
     }
 
-    /// Makes the records of a written segment what their entries mean; how many still wanted it.
+    /// Makes the entries of a written segment's records refer to it; the number that still
+    /// recognised theirs.
     fn commit(&self, segment: Segment, generation: Option<Generation>, buffer: &[u8]) -> usize {
         let place = |offset: usize| Place::at(segment.start() + offset as u64);
         let committed = records(buffer, self.slots.layout)
@@ -464,7 +465,7 @@ impl Cache {
         let known = match locked.state() {
             State::Pooled(_) => locked.is_in_flight_as(place.0),
             // A segment that is being cleaned takes no new records, so an entry still in it is the
-            // one that was copied.
+            // copied one.
             State::Placed(at) => {
                 record.moved_from == Some(Segment::of(at.place))
                     && self.slots.segments.state(Segment::of(at.place)) == Use::Cleaning
@@ -486,7 +487,7 @@ impl Cache {
         true
     }
 
-    /// A write failed: its pages stay in the pool, the oldest again, and writeback stops.
+    /// After a failed write its pages stay in the pool, the oldest again, and writeback stops.
     fn give_up(&self, segment: Segment, buffer: &[u8], error: io::Error) {
         self.fail(Failure { what: "write", byte: segment.start(), error });
         for (offset, record) in records(buffer, self.slots.layout) {
@@ -503,7 +504,7 @@ impl Cache {
 
     pub(crate) fn fail(&self, failure: Failure) {
         self.counters.increment(WritebackFail);
-        // Under the lock: it has stopped exactly while there is a reason.
+        // Under the lock: writeback is stopped exactly while there is a reason.
         let mut reason = lock(&self.writeback.failure);
         *reason = Some(failure);
         self.writeback.has_failed.store(true, Ordering::Relaxed);
@@ -529,7 +530,7 @@ impl Cache {
         true
     }
 
-    /// Cleans the cheapest segment, or sees to it that what was cleaned is free.
+    /// Cleans the cheapest segment, or frees the segments that were cleaned.
     fn clean_one(&self, writer: &mut Writer, live: u64) -> bool {
         let worth = |victim: &Segment| self.slots.segments.live(*victim) <= WORTH_CLEANING;
         let victim = self.slots.segments.cheapest().filter(worth);
@@ -540,8 +541,8 @@ impl Cache {
         let cleaned = self.counters.get(SegmentsCleaned);
         self.settle(writer);
         let won_nothing = victim.is_none() || self.counters.get(SegmentsCleaned) == cleaned;
-        // What was just written is itself the only one left worth cleaning, or what lives in the
-        // others cannot be read: stop, and do not try again before something has died.
+        // Only segments written just now are worth cleaning, or the live records of the others
+        // cannot be read. It stops, and does not try again before a record has died.
         if won_nothing && self.slots.is_short() && !self.pack_singles() {
             writer.hopeless_above = live.saturating_sub(SEGMENT_BYTES as u64);
             return false;
@@ -549,7 +550,7 @@ impl Cache {
         true
     }
 
-    /// Copies what is live in a segment elsewhere; it is free once that is written.
+    /// Copies a segment's live records elsewhere; it is free once they are written.
     fn clean(&self, writer: &mut Writer, victim: Segment) -> bool {
         let Some(mut content) = writer.cleaned.take() else { return false };
         let cleaned = if self.slots.segments.turn(victim, Use::Written, Use::Cleaning) {
@@ -563,14 +564,14 @@ impl Cache {
             writer.cleaning.push(victim);
             copied
         } else {
-            true // The last record in it died just now: it is free.
+            true // Its last record died just now: it is free.
         };
         writer.cleaned = Some(content);
         cleaned
     }
 
-    /// Copies a segment's live records into open ones. What cannot be opened stays where it is: it
-    /// is an error to whoever loads it, and may be whole the next time.
+    /// Copies a segment's live records into open ones. A record that cannot be opened stays: each
+    /// load reports the error, and it may be readable the next time.
     fn copy_live(&self, writer: &mut Writer, victim: Segment, content: &mut [u8]) -> bool {
         let (mut next, layout) = (0, self.slots.layout);
         while let Some(found) = record_at(content, next, layout) {
@@ -590,7 +591,7 @@ impl Cache {
             let Some(locked) = view.lock(found.owner) else { continue };
             if locked.state() == State::Placed(extent) {
                 let bytes = &mut content[offset..][..layout.bytes(found.form)];
-                if let Ok(held) = self.open_held(found.owner, extent, locked.proof(), bytes) {
+                if let Ok(held) = self.open_read(found.owner, extent, locked.proof(), bytes) {
                     let checksum = held.checksum;
                     let record = Record { checksum, moved_from: Some(victim), ..found };
                     open.append(record).copy_from_slice(held.object);
@@ -600,8 +601,8 @@ impl Cache {
         true
     }
 
-    /// Frees the segments whose last record has been moved, and leaves others as they were.
-    /// No copy is on its way.
+    /// Frees the segments whose last record has been moved, and leaves others. No copy is on its
+    /// way.
     fn finish_cleaning(&self, writer: &mut Writer) {
         for victim in writer.cleaning.drain(..) {
             if self.slots.segments.written(victim) {

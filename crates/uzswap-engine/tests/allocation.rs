@@ -1,8 +1,8 @@
-//! Nothing on the path of a request allocates: the thread that stores may be the one that the
-//! kernel needs in order to find memory.
+//! No path of a request allocates: the thread that stores may be the one that the kernel needs
+//! in order to find memory.
 //!
-//! The C library's allocator is replaced for this whole program, so that what the codecs written in
-//! C take is counted too; Rust's own goes through it as well.
+//! The C library's allocator is replaced for this whole program, so that allocations of the codecs
+//! in C are counted too. Rust's own allocator uses it as well.
 
 #![cfg(all(target_os = "linux", target_env = "gnu"))]
 #![allow(clippy::unwrap_used, reason = "tests")]
@@ -33,15 +33,15 @@ thread_local! {
     static ALLOCATIONS: Cell<u64> = const { Cell::new(0) };
     /// Large blocks that were freed.
     static FREED: Cell<u64> = const { Cell::new(0) };
-    /// Whether locks that it holds while it allocates are noted: not in a check, which is no part
-    /// of what goes on.
+    /// True if locks that it holds while it allocates are noted. A check, which is no part of the
+    /// test, clears it.
     static IS_WATCHED: Cell<bool> = const { Cell::new(false) };
     /// Large allocations until one is refused; 0: none is.
     static REFUSED_IN: Cell<u64> = const { Cell::new(0) };
 }
 
-/// Locks that no serving thread takes: of training, of recompression, of giving areas out, of CPUs
-/// that come and go, of making descriptors ready.
+/// Locks that no serving thread takes: those of training, of recompression, of areas, of CPU
+/// hotplug, and of making descriptors.
 const APART: [&str; 6] = [
     "Trainer",
     "Recompressor",
@@ -51,7 +51,7 @@ const APART: [&str; 6] = [
     "zspage::Making",
 ];
 
-/// Other locks with which a thread that is watched has allocated.
+/// Other locks that a watched thread has held while it allocated.
 static HELD: [OnceLock<&str>; 16] = [const { OnceLock::new() }; 16];
 
 fn count() {
@@ -59,14 +59,14 @@ fn count() {
     if IS_WATCHED.get() {
         uzswap_sync::held(|kind| {
             if !APART.iter().any(|apart| kind.ends_with(apart)) {
-                // In the first slot that is free or has it.
+                // In the first slot that is free or has this kind.
                 let _ = HELD.iter().find(|slot| *slot.get_or_init(|| kind) == kind);
             }
         });
     }
 }
 
-/// Whether this is the large allocation that the test wants to fail.
+/// True if this is the large allocation that the test makes fail.
 fn is_refused(bytes: usize) -> bool {
     let left = REFUSED_IN.get();
     let is_large = bytes >= LARGE_BYTES;
@@ -80,7 +80,7 @@ extern "C" fn malloc(bytes: usize) -> *mut c_void {
     if is_refused(bytes) {
         return std::ptr::null_mut();
     }
-    // SAFETY: the same contract as the function that this one stands for; so below.
+    // SAFETY: the same contract as the replaced function; so below.
     unsafe { __libc_malloc(bytes) }
 }
 
@@ -139,24 +139,24 @@ fn allocations(work: impl FnOnce()) -> u64 {
     ALLOCATIONS.get() - before
 }
 
-/// Whether work that can be done again allocates nothing. A thread of another test that has ended
-/// leaves what it had of the epochs to whoever comes by next, and he takes a block to do so: that
-/// does not happen three times in a row.
+/// True if repeatable work allocates nothing. A thread of another test that has ended leaves its
+/// garbage of the epochs to the next thread, which allocates a block for it. That does not happen
+/// three times in a row.
 fn allocates_nothing(mut work: impl FnMut()) -> bool {
     (0..3).any(|_| allocations(&mut work) == 0)
 }
 
 const PAGES: u32 = 2000;
-/// What contexts, dictionaries and samples take at least.
+/// The least size of contexts, dictionaries and samples.
 const LARGE_BYTES: usize = 4 << 10;
 const CODECS: [&str; 8] = ["raw", "lz4", "lz4:0", "lz4:-1", "zstd", "lzo", "deflate", "wkdm"];
 
-/// A pool that does not hold what is stored, so that stores write back and clean.
+/// A pool too small for the stored pages, so that stores write back and clean.
 fn setup(compressor: &'static str) -> Setup {
     Setup { pages: PAGES, pool_bytes: 1 << 20, compressor, ..Setup::default() }
 }
 
-/// One round of all that a front end asks for; the same pages for the same `seed`.
+/// One round of all calls of a front end; the same pages for the same `seed`.
 fn requests(cache: &Cache, area: Area, seed: u64) {
     let mut noise = Noise::new(seed);
     let mut page = [0; PAGE_BYTES];
@@ -216,7 +216,8 @@ fn requests_for_recompressed_pages_allocate_nothing() {
 fn serves_without_allocating(setup: Setup, backing: Box<dyn Backing>) {
     prepare_thread();
     let (cache, area) = setup.make_on(backing);
-    // The first round makes what the front end's thread would: records for identical pages.
+    // The first round makes memory ready as the maintaining thread would: records for identical
+    // pages.
     requests(&cache, area, 0);
     cache.maintain().unwrap();
     for seed in 1..4 {
@@ -295,7 +296,7 @@ fn without_the_memory_to_train_all_goes_on_without() {
         }
         cache.check();
         if is_over {
-            // All was granted.
+            // Everything was granted.
             assert!(cache.statistic("stores_dictionary").unwrap() > 1000);
             assert!(trained < refused - 3, "{trained} of {refused}");
             break;
@@ -382,8 +383,8 @@ fn a_failed_write_allocates_nothing() {
     }
 }
 
-/// A thread that serves waits for whoever holds a lock, and the holder, if it allocates, for
-/// memory, which the kernel may want to get by way of the thread that serves.
+/// A serving thread waits for the holder of a lock. If the holder allocates, it waits for memory,
+/// which the kernel may try to get by way of the serving thread.
 #[test]
 fn nobody_allocates_with_a_lock_that_a_thread_which_serves_may_wait_for() {
     prepare_thread();
@@ -406,7 +407,7 @@ fn nobody_allocates_with_a_lock_that_a_thread_which_serves_may_wait_for() {
     for round in 0..4 {
         for offset in 0..6000 {
             let key = area.entry(round * 6000 + offset).unwrap();
-            // Each page twice, so that there are records; by and by on more of the backing.
+            // Each page twice, so that there are records; gradually on more of the backing.
             let page = page_of(Content::pick(u64::from(offset / 2 % 7)), u64::from(offset / 2));
             if cache.store(key, &page) != Store::Stored {
                 let _ = cache.store_through(key, &page);
@@ -472,7 +473,7 @@ fn without_memory_for_its_tables_a_cache_rejects_or_goes_on_and_says_so() {
         cache.check();
         assert!(stored.len() > 1000, "{} without number {refused}", stored.len());
         if is_over {
-            // All was granted.
+            // Everything was granted.
             assert_eq!(stored.len(), 2000);
             assert!(failures >= 8, "{failures} failures of {refused}");
             break;
@@ -480,8 +481,8 @@ fn without_memory_for_its_tables_a_cache_rejects_or_goes_on_and_says_so() {
     }
 }
 
-/// A thread that serves does not free what others have let go: the allocator's lock may be held by
-/// a thread that waits for memory.
+/// A serving thread does not free memory that others have retired: a thread that waits for memory
+/// may have the allocator's lock.
 #[test]
 fn trunks_are_freed_by_the_thread_that_maintains() {
     let (cache, area, _) = Setup { pages: 200 << 12, ..Setup::default() }.make();
@@ -537,8 +538,8 @@ fn a_thread_s_deepest_load_takes_no_memory_from_the_kernel_once_it_is_prepared()
     let mut here = CpuSet::new();
     here.set(sched_getcpu());
     sched_setaffinity(None, &here).unwrap();
-    // All but the stack of the next thread, which has a size of its own, so that it is none that
-    // another has left.
+    // All but the stack of the next thread, whose size differs, so that it is not a stack that
+    // another thread has left.
     load();
     faults();
     let taken = std::thread::scope(|scope| {

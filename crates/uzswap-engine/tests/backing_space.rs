@@ -7,12 +7,12 @@ use uzswap_engine::{Area, Cache, Load, PAGE_BYTES, Store};
 
 const PAGES: u32 = 8000;
 
-/// No room on the backing is what these tests are about; a small pool makes everything go there.
+/// These tests fill the backing; with a small pool everything goes there.
 fn setup(backing_bytes: usize) -> Setup {
     Setup { pages: PAGES, pool_bytes: 1 << 20, backing_bytes, ..Setup::default() }
 }
 
-/// Seeds of what is held; `None` for a page that is not.
+/// Seeds of the stored pages; `None` for an absent page.
 struct Churn {
     cache: Cache,
     area: Area,
@@ -87,7 +87,7 @@ fn with_three_tenths_to_spare_a_backing_never_fills() {
             churn.cache.maintain().unwrap();
         }
         if step % 10_000 == 0 {
-            // As full as it gets: every page, and all of them on the backing.
+            // As full as possible: every page, and all of them on the backing.
             for offset in 0..PAGES {
                 if churn.held[offset as usize].is_none() {
                     churn.store(offset);
@@ -120,11 +120,11 @@ fn space_of_what_was_dropped_is_used_again() {
         assert_eq!(churn.statistic("backing_live_size"), 0);
         churn.check();
     }
-    // Nothing had to be copied: segments died whole.
+    // No record had to be copied: segments died whole.
     assert_eq!(churn.statistic("segments_cleaned"), 0);
 }
 
-/// Beyond what fits, pages are rejected or stay in the pool, and nothing that is held is lost.
+/// Beyond its size, pages are rejected or stay in the pool, and no stored page is lost.
 #[test]
 fn a_backing_that_is_too_small_fills_and_loses_nothing() {
     let mut churn = Churn::new(live_bytes() / 2);

@@ -1,4 +1,4 @@
-//! Pages compressed with a dictionary: when one is trained and used, and that they come back.
+//! Pages compressed with a dictionary: when one is trained and used, and that pages come back.
 
 #![allow(clippy::unwrap_used, reason = "tests")]
 
@@ -15,7 +15,7 @@ const SETUP: Setup = Setup {
     compressor: "zstd",
 };
 
-/// Bytes of an object of the program that the pages are of.
+/// Bytes of an object of the program.
 const OBJECT_BYTES: usize = 128;
 
 fn statistic(cache: &Cache, name: &str) -> u64 {
@@ -42,7 +42,7 @@ fn heap_page(seed: u32) -> Page {
     page
 }
 
-/// What no dictionary helps with: a few hundred bytes of noise.
+/// A page that no dictionary helps with: a few hundred bytes of noise.
 fn noisy_page(seed: u32) -> Page {
     let mut page = page_of(Content::Random, u64::from(seed) | 1 << 40);
     page[900..].fill(0);
@@ -109,7 +109,7 @@ fn other_compressors_and_small_pools_train_none() {
     cache.set_attribute("dictionary_enabled", "N").unwrap();
     (0..5000).for_each(|offset| store(&cache, area, offset));
     assert_eq!(statistic(&cache, "dictionaries"), 0, "switched off");
-    // Many pages stored, of which few are held.
+    // Many pages are stored, few at a time.
     let (cache, area, _) = SETUP.make();
     (0..5000).for_each(|page| store_as(&cache, area, page % 3000, &heap_page(page)));
     assert_eq!(statistic(&cache, "dictionaries"), 0, "too few pages");
@@ -151,7 +151,7 @@ fn pages_come_back_from_the_backing_whatever_was_trained_and_set_since() {
         from += 200;
         assert!(cache.train(), "after {compressor}");
         assert_holds(&cache, area, 0..from);
-        // What is beyond is stored again by the next round.
+        // The next round stores the pages beyond again.
         cache.shrink(1 << 20);
         cache.recompress(4);
         on_backing = statistic(&cache, "backing_pages");
@@ -185,7 +185,7 @@ fn one_that_gains_nothing_is_tried_but_not_used_until_it_gains() {
     let before = count();
     (0..640).for_each(|seed| store_as(&cache, area, seed, &noisy_page(seed + 20_000)));
     assert!(count() <= before + 64, "it is still used");
-    // These gain, which is seen when enough of them were tried.
+    // These gain, which shows when enough of them were tried.
     (0..12_000).for_each(|seed| store_as(&cache, area, seed % 2000, &heap_page(seed)));
     let before = count();
     (0..600).for_each(|offset| store(&cache, area, offset));
@@ -218,12 +218,12 @@ fn a_damaged_object_is_an_error_whatever_bit_turned() {
         while cache.damage(key, bit).is_some() {
             match load(&cache, area, offset) {
                 Err(Error::Damaged { .. }) => errors += 1,
-                // Some bits of a stream say nothing.
+                // Some bits of a stream have no meaning.
                 Ok(page) => assert!(page == heap_page(offset)),
                 other => panic!("{other:?}"),
             }
             cache.damage(key, bit).unwrap();
-            // All of the header, where the dictionary is named; then some.
+            // All of the header, which names the dictionary; then some.
             bit += if bit < 32 { 1 } else { 61 };
         }
         assert!(errors * 10 >= bit / 61 * 8, "{errors} errors, {bit} bits");

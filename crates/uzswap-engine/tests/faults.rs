@@ -1,5 +1,4 @@
-//! When memory or the backing fails: an error that says so, never zeros or other bytes, and nothing
-//! lost that need not be.
+//! Memory or the backing fails: loads say so, no byte is wrong, and no other page is lost.
 
 #![allow(clippy::unwrap_used, reason = "tests")]
 
@@ -26,7 +25,7 @@ fn store(cache: &Cache, area: Area, offset: u32) -> Store {
     cache.store(key(area, offset), &content(offset))
 }
 
-/// Loads a page into one that is neither zeros nor it.
+/// Loads a page into a buffer that is neither zeros nor the page.
 fn load(cache: &Cache, area: Area, offset: u32) -> (Result<Load, Error>, Page) {
     let mut page = [0xcc; PAGE_BYTES];
     (cache.load(key(area, offset), &mut page), page)
@@ -59,7 +58,7 @@ fn a_damaged_object_is_an_error_and_a_counter_whatever_bit_turned() {
             while cache.damage(key(area, offset), bits * 53).is_some() {
                 match load(&cache, area, offset) {
                     (Err(Error::Damaged { .. }), _) => errors += 1,
-                    // Some bits of a stream say nothing, such as those after its end.
+                    // Some bits of a stream have no meaning, such as those after its end.
                     (Ok(Load::Hit), page) => assert!(page == content(offset), "{compressor}"),
                     (other, _) => panic!("{compressor}: {other:?}"),
                 }
@@ -90,7 +89,7 @@ fn damage_to_one_page_is_no_damage_to_another() {
     cache.damage(key(area, 2), 99).unwrap();
     assert!(load(&cache, area, 2).0.is_err());
     (0..60).filter(|offset| *offset != 2).for_each(|offset| assert_holds(&cache, area, offset));
-    // A damaged page is not given to another that is the same: the pages are compared.
+    // A damaged page is not shared with an identical one: the pages are compared.
     let same = content(2);
     assert_eq!(cache.store(key(area, 100), &same), Store::Stored);
     let mut page = [0; PAGE_BYTES];
@@ -102,14 +101,14 @@ fn damage_to_one_page_is_no_damage_to_another() {
     cache.check();
 }
 
-/// Fills the pool while writes fail with one of the faults; nothing may be lost.
+/// Fills the pool while writes fail with one of the faults; no page may be lost.
 fn writeback_stops_and_resumes(fault: impl Fn(&Faults) -> &AtomicBool, says: &str) {
     let setup = Setup { pool_bytes: 1 << 20, backing_bytes: 8 << 20, ..Setup::default() };
     let (cache, area, faults) = setup.make();
     let mut offsets = 0..area.pages();
     fault(&faults).store(true, Relaxed);
     let full = offsets.find(|offset| store(&cache, area, *offset) != Store::Stored).unwrap();
-    // It stopped at the first failure, and says so.
+    // It stopped at the first failure, and reports it.
     let failures = statistic(&cache, "writeback_fail");
     let failure = cache.writeback_failure().unwrap();
     assert!(failure.contains("write at byte") && failure.contains(says), "{failure}");
@@ -121,7 +120,7 @@ fn writeback_stops_and_resumes(fault: impl Fn(&Faults) -> &AtomicBool, says: &st
     (0..full).for_each(|offset| assert_holds(&cache, area, offset));
     cache.check();
 
-    // Nothing is tried again by itself, even when the device has recovered.
+    // Nothing is retried by itself, even when the device has recovered.
     fault(&faults).store(false, Relaxed);
     let rejected = Store::Rejected(Reject::ReclaimFail);
     assert_eq!(store(&cache, area, 2992), Store::Stored, "a filled page takes no room");
@@ -183,7 +182,7 @@ fn a_read_error_is_an_error_and_the_page_is_there_when_the_device_is_back() {
         assert!(cache.load_exclusive(key(area, *offset), &mut [0; PAGE_BYTES]).is_err());
         assert_eq!(statistic(&cache, "read_fail"), 2 * tries);
     }
-    // What is in memory is not concerned.
+    // Pages in memory are not affected.
     (0..700).filter(|offset| !on_backing.contains(offset)).for_each(|offset| {
         assert_holds(&cache, area, offset);
     });

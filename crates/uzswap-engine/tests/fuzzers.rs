@@ -1,4 +1,4 @@
-//! The bodies of the fuzzers (`fuzz/`) on a few inputs, so that they cannot rot.
+//! The bodies of the fuzzers (`fuzz/`) on a few inputs, so that they keep working.
 
 use uzswap_engine::testing::{Noise, fuzz_cache_ops, fuzz_decompress_damaged, trained_codecs};
 

@@ -1,4 +1,4 @@
-//! CPUs come and go while pages are stored and loaded; a step that fails leaves all as it was.
+//! CPUs come and go while pages are stored and loaded; a step that fails changes nothing.
 
 #![allow(clippy::unwrap_used, reason = "tests")]
 

@@ -1,9 +1,9 @@
-//! A process that uses a cache is killed at random moments, again and again; each time another one
-//! takes the cache over, and every page is the one that was stored last.
+//! A process with a cache is killed at random moments, again and again; each time another
+//! process takes the cache over and every page is right.
 //!
 //! Three threads store, drop and load pages of their own while a fourth writes back, recompresses,
-//! compacts, trains and changes the compressor. What each page must be is in a file: the version
-//! that is about to be stored, and the one that was.
+//! compacts, trains and changes the compressor. A file has two versions of each page: the one that
+//! is about to be stored, and the one before.
 
 #![allow(clippy::unwrap_used, reason = "a test")]
 
@@ -27,10 +27,11 @@ const PAGES: u32 = 3000;
 const POOL_BYTES: u64 = 8 << 20;
 const BACKING_BYTES: u64 = 48 << 20;
 
-/// With this in its environment the test is the process that is killed: how it is to go on.
+/// With this in its environment the test is the process that is killed; the value has its
+/// parameters.
 const CHILD: &str = "UZSWAP_KILLED_CHILD";
 
-/// How a run is to be.
+/// Parameters of a run.
 #[derive(Clone, Copy)]
 struct Setting {
     compressor: &'static str,
@@ -43,7 +44,7 @@ const SETTINGS: [Setting; 3] = [
     Setting { compressor: "wkdm", seals: true },
 ];
 
-/// Where everything is that outlives a process.
+/// Everything that outlives a process.
 struct Left {
     memory: OwnedFd,
     versions: File,
@@ -69,7 +70,7 @@ impl Left {
         (cache, area)
     }
 
-    /// The version of a page that a call was begun with, and the one that a call has ended with.
+    /// The version of a page that a call has begun with, and the one that a call has ended with.
     fn versions(&self, page: u32) -> (u64, u64) {
         let mut words = [0; 16];
         self.versions.read_exact_at(&mut words, u64::from(page) * 16).unwrap();
@@ -89,7 +90,7 @@ impl Left {
     }
 }
 
-/// What a version of a page is; `None`: absent.
+/// The content of a version of a page; `None`: absent.
 fn content(page: u32, version: u64) -> Option<[u8; PAGE_BYTES]> {
     let mut noise = Noise::new(version);
     let kind = noise.below(16);
@@ -97,7 +98,7 @@ fn content(page: u32, version: u64) -> Option<[u8; PAGE_BYTES]> {
         return None;
     }
     let (content, shared) = (Content::pick(noise.word()), noise.below(24));
-    // Some are the same as others.
+    // Some are identical to others.
     let seed = if kind < 4 { shared } else { version << 32 | u64::from(page) };
     Some(page_of(content, seed))
 }
@@ -114,7 +115,7 @@ fn put(cache: &Cache, area: Area, page: u32, version: u64) {
     }
 }
 
-/// Whether a page is one of two versions; which.
+/// Which of two versions a page is.
 fn look(cache: &Cache, area: Area, page: u32, versions: [u64; 2]) -> Result<u64, String> {
     let mut bytes = [0; PAGE_BYTES];
     let loaded = match cache.load(area.entry(page).unwrap(), &mut bytes) {
@@ -181,7 +182,7 @@ fn child(left: &Left, seed: u64) {
     std::process::exit(1);
 }
 
-/// Takes the cache over in this process: everything must be right. What was begun is done again.
+/// Takes the cache over in this process and checks everything. Unfinished calls are repeated.
 fn check(left: &Left, round: u32) -> Duration {
     let began = Instant::now();
     let (cache, area) = left.open();
@@ -260,7 +261,7 @@ fn the_process_that_is_killed() {
     child(&left, round.parse::<u64>().unwrap() << 8);
 }
 
-/// As many as asked for, or a few.
+/// As many as requested, or a few.
 fn rounds() -> u32 {
     let asked = std::env::var("UZSWAP_KILLS").ok().and_then(|text| text.parse().ok());
     asked.unwrap_or(6)

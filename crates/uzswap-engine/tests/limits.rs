@@ -1,4 +1,4 @@
-//! What is taken and what is not: limits, hysteresis, order of writeback, each reason to reject.
+//! Limits, their hysteresis, the order of writeback, and each reason to reject a page.
 
 #![allow(clippy::unwrap_used, reason = "tests")]
 
@@ -27,7 +27,7 @@ fn store(cache: &Cache, area: Area, offset: u32, content: Content) -> Store {
     cache.store(area.entry(offset).unwrap(), &page_of(content, offset.into()))
 }
 
-/// Stores pages that nothing compresses, a frame each, until one is rejected; how many were taken.
+/// Stores incompressible pages, a frame each, until one is rejected; the number of stored ones.
 fn fill(cache: &Cache, area: Area, from: u32) -> u32 {
     let mut offsets = from..area.pages();
     let full = offsets.find(|offset| store(cache, area, *offset, Content::Random) != Store::Stored);
@@ -40,8 +40,8 @@ fn assert_holds(cache: &Cache, area: Area, offset: u32, content: Content) {
     assert!(page == page_of(content, offset.into()), "page {offset}");
 }
 
-/// That of pages stored in this order the oldest are on the backing. Shards of the LRU are taken in
-/// turn, sixteen pages at a time, so the order is kept to within one round of them.
+/// Asserts that the oldest of pages stored in this order are on the backing. Shards of the LRU are
+/// taken in turn, sixteen pages at a time, so the order is kept to within one round of them.
 fn assert_oldest_written(cache: &Cache, area: Area, mut offsets: Range<u32>) {
     let on_backing = |offset: &u32| cache.is_on_backing(area.entry(*offset).unwrap());
     let newest_written = offsets.clone().rev().find(on_backing).unwrap();
@@ -89,12 +89,12 @@ fn a_full_pool_takes_nothing_until_it_is_below_the_threshold() {
         cache.invalidate(area.entry(left).unwrap());
     }
     assert_eq!(statistic(&cache, "reject_reclaim_fail"), 257);
-    // What takes no room is taken all the same.
+    // A page without an object is stored all the same.
     assert_eq!(store(&cache, area, 1001, Content::Zero), Store::Stored);
     assert_eq!(store(&cache, area, 1000, Content::Random), FULL, "257 pages are above 50 percent");
     cache.invalidate(area.entry(255).unwrap());
     assert_eq!(store(&cache, area, 1000, Content::Random), Store::Stored);
-    // And once it takes pages, it takes them up to the limit.
+    // Once it takes pages, it takes them up to the limit.
     assert_eq!(fill(&cache, area, 1002), 256);
     cache.check();
 }
@@ -115,7 +115,7 @@ fn with_a_backing_a_full_pool_writes_its_oldest_pages_back() {
     let setup = Setup { pool_bytes: 2 << 20, backing_bytes: 16 << 20, ..Setup::default() };
     let (cache, area, _) = setup.make();
     for offset in 0..2000 {
-        // Without the front end's thread: the store itself makes room.
+        // Without the maintaining thread the store itself makes space.
         let stored = cache.store(area.entry(offset).unwrap(), &page_of(Content::Random, 1));
         assert_eq!(stored, Store::Stored);
         set(&cache, "same_pages_enabled", "N");
@@ -144,7 +144,7 @@ fn a_page_that_was_loaded_gets_a_second_chance() {
     let written = (100..1024).filter(|offset| on_backing(*offset)).count();
     assert!((256..400).contains(&written), "{written}");
     assert_oldest_written(&cache, area, 100..1024);
-    // The chance is spent: not loaded again, they go when their turn comes.
+    // The chance is used up: not loaded again, they go when their turn comes.
     cache.shrink(usize::MAX);
     assert!((0..1024).all(on_backing));
     (0..1024).for_each(|offset| assert_holds(&cache, area, offset, Content::Random));
@@ -230,7 +230,7 @@ fn without_memory_on_line_a_store_is_rejected_and_the_next_one_after_maintenance
     cache.check();
 }
 
-/// A backing of a size that is not there.
+/// A backing that claims a size.
 struct Claims(u64);
 
 impl Backing for Claims {
@@ -283,7 +283,7 @@ fn a_backing_beyond_the_reach_of_places_is_refused() {
     made(2 << 20).unwrap();
 }
 
-/// Frames are free, and what is to name them is not.
+/// Frames are free, but no descriptor is.
 #[test]
 fn a_store_that_finds_no_descriptor_waits_a_moment_for_one_and_is_then_rejected() {
     let setup = Setup { pages: 1 << 16, pool_bytes: 16 << 20, ..Setup::default() };
@@ -294,7 +294,7 @@ fn a_store_that_finds_no_descriptor_waits_a_moment_for_one_and_is_then_rejected(
         statistic(&cache, "pool_total_size") >= 14 << 20
     });
     (0..=several.unwrap()).for_each(|offset| cache.invalidate(area.entry(offset).unwrap()));
-    // There is a thread that maintains, and it is elsewhere.
+    // There is a maintaining thread, but it is busy elsewhere.
     cache.wait_for_work(Duration::ZERO);
     let cache = Arc::new(cache);
     let (sender, receiver) = mpsc::channel();
@@ -315,7 +315,7 @@ fn a_store_that_finds_no_descriptor_waits_a_moment_for_one_and_is_then_rejected(
     cache.check();
 }
 
-/// Stores as much as each write wins, in new address space, so that the pool stays where it is.
+/// Stores as much as each write frees, in new address space, so that the pool keeps its size.
 #[derive(Default)]
 struct Program {
     cache: OnceLock<(Arc<Cache>, Area)>,
@@ -325,10 +325,10 @@ struct Program {
 impl Program {
     /// The address space of a trunk of the index.
     const STEP: u32 = 4096;
-    /// Pages that nothing compresses in a segment.
+    /// Incompressible pages in a segment.
     const PAGES: u32 = 63;
 
-    /// What is stored at a write: each time in a trunk of its own.
+    /// The pages stored at a write: each time in a trunk of its own.
     fn pages(write: u32) -> Range<u32> {
         let first = (write + 8) * Self::STEP;
         first..first + Self::PAGES
@@ -346,7 +346,7 @@ impl Program {
     }
 }
 
-/// A backing that a program stores beside, as soon as a write has ended.
+/// A backing; a program stores when one of its writes has ended.
 struct Beside(TestBacking, Arc<Program>);
 
 impl Backing for Beside {

@@ -1,4 +1,4 @@
-//! What a stored page costs besides its object.
+//! The memory that a stored page costs besides its object.
 
 #![allow(clippy::unwrap_used, reason = "tests")]
 
@@ -7,7 +7,7 @@ use uzswap_engine::{Cache, PAGE_BYTES, Page, Store};
 
 /// Header in front of each object in the pool.
 const OBJECT_HEADER_BYTES: u64 = 8;
-/// What a cache of any size takes, in bytes: spare trunks of the index, the first chunks of tables.
+/// Bytes that a cache of any size takes: spare trunks of the index, the first chunks of tables.
 const FIXED_BYTES_MAX: f64 = 1.5 * 1024.0 * 1024.0;
 
 const PAGES: u32 = 120_000;
@@ -35,8 +35,8 @@ impl Measure {
     }
 }
 
-/// As a swapped-out heap is: 8 in 100 one word repeated, 5 in 100 stored before, 5 in 100
-/// incompressible, and the rest log-normal around `median` bytes.
+/// A page like those of a swapped-out heap. 8 in 100 are one word repeated, 5 in 100 were stored
+/// before, 5 in 100 are incompressible, and the rest are log-normal around `median` bytes.
 fn heap_page(noise: &mut Noise, median: f64) -> Page {
     match noise.below(100) {
         0..6 => page_of(Content::Zero, 0),
@@ -53,7 +53,7 @@ fn heap_page(noise: &mut Noise, median: f64) -> Page {
     }
 }
 
-/// Fills a cache and says what one more page costs, in bytes: in the pool, and on the backing.
+/// Fills a cache and measures the bytes of one more page: in the pool, and on the backing.
 fn measure(median: f64) -> [f64; 2] {
     let setup = Setup {
         pages: PAGES,

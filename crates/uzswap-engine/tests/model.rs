@@ -54,7 +54,7 @@ fn heavy_churn_through_a_small_pool() {
     for (round, setup) in setups().into_iter().enumerate() {
         let mut harness = Harness::new(setup);
         let mut noise = uzswap_engine::testing::Noise::new(round as u64 + 1);
-        // A dictionary to begin with: of what follows little stays in the pool to train on.
+        // A dictionary to begin with: too few of the later pages stay in the pool to train on.
         for offset in 0..640 {
             let content = Content::Pointers;
             harness.apply(Op::Store { offset, content, seed: offset.into(), through: false });

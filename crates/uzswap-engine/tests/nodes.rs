@@ -1,4 +1,4 @@
-//! Pages lie on the node of the processor that stored them, and leave a node that goes.
+//! Pages lie on the node of the processor that stored them, and leave a node that goes offline.
 
 #![allow(clippy::unwrap_used, reason = "tests")]
 
@@ -13,8 +13,8 @@ use uzswap_sys::process;
 
 const PAGES: u32 = 6000;
 
-/// A cache of two nodes, each with every other CPU. No memory is asked for of any, so every machine
-/// will do.
+/// A cache of two nodes, each with every other CPU. No memory is requested of a node, so every
+/// machine will do.
 fn cache(pool_bytes: u64) -> (Cache, Area) {
     let config = Config {
         pages_max: PAGES,
@@ -52,8 +52,8 @@ fn page(offset: u32) -> [u8; PAGE_BYTES] {
     page_of(content[offset as usize % 3], offset.into())
 }
 
-/// Stores `pages` of the pages on a CPU of each node, as their offsets say. Who stores also
-/// maintains, so that it does not depend on other threads whether a node's reserve lasts.
+/// Stores `pages` of the pages on a CPU of each node, by their offsets. The storing thread also
+/// maintains, so that the reserve of a node does not depend on other threads.
 fn store_on_both(cache: &Cache, area: Area, pages: u32, cpus: [usize; 2]) {
     std::thread::scope(|scope| {
         for (node, cpu) in cpus.into_iter().enumerate() {
@@ -80,7 +80,7 @@ fn check(cache: &Cache, area: Area, pages: u32) {
     cache.check();
 }
 
-/// Pages on the node of the CPU that stored them, in a hundred.
+/// The percentage of pages on the node of the CPU that stored them.
 fn local_percent(cache: &Cache, area: Area, pages: u32) -> u32 {
     let is_local =
         |offset: &u32| cache.node_of(area.entry(*offset).unwrap()) == Some(*offset as usize % 2);
@@ -102,8 +102,8 @@ fn pages_lie_where_they_were_stored_while_there_is_room() {
     check(&cache, area, PAGES);
 }
 
-/// Of pages that nothing compresses, which use a node's reserve up before a thread that must wait
-/// for a processor has made more.
+/// Incompressible pages use up a node's reserve before a thread that must wait for a processor has
+/// made more.
 #[test]
 fn stores_wait_a_moment_for_memory_of_their_node_that_another_thread_makes() {
     let Some(cpus) = cpus() else { return };
@@ -111,7 +111,8 @@ fn stores_wait_a_moment_for_memory_of_their_node_that_another_thread_makes() {
     let [is_there, is_done] = [const { AtomicBool::new(false) }; 2];
     std::thread::scope(|scope| {
         let maintaining = scope.spawn(|| {
-            // As the daemon's does. Not permitted: then what else runs here decides.
+            // As the daemon's thread does. If that is not permitted, the load of this machine
+            // decides.
             let _ = process::raise_priority();
             cache.wait_for_work(Duration::from_millis(1));
             is_there.store(true, SeqCst);
@@ -147,7 +148,7 @@ fn stores_wait_a_moment_for_memory_of_their_node_that_another_thread_makes() {
     cache.check();
 }
 
-/// While the thread that maintains all else is kept by something.
+/// The thread that maintains everything else is busy.
 #[test]
 fn the_memory_of_each_node_comes_by_a_thread_of_its_own() {
     let Some(cpus) = cpus() else { return };
@@ -166,7 +167,7 @@ fn the_memory_of_each_node_comes_by_a_thread_of_its_own() {
             cache.wait_for_work_on(node, Duration::ZERO);
             scope.spawn(move || {
                 while !is_done.load(SeqCst) {
-                    // It is called, or comes too late.
+                    // It is called in time, or memory comes too late.
                     cache.wait_for_work_on(node, Duration::from_secs(60));
                     cache.maintain_node(node).unwrap();
                 }
@@ -180,7 +181,7 @@ fn the_memory_of_each_node_comes_by_a_thread_of_its_own() {
                 for offset in (0..PAGES).filter(|offset| *offset as usize % 2 == node) {
                     noise[..4].copy_from_slice(&offset.to_ne_bytes());
                     assert_eq!(cache.store(area.entry(offset).unwrap(), &noise), Store::Stored);
-                    // A page is stored at any time, and memory comes when its thread runs.
+                    // Pages are stored at any time, and memory comes when its thread runs.
                     let began = Instant::now();
                     while offset % 32 < 2 && free_on(node) < 1 << 20 {
                         assert!(began.elapsed() < Duration::from_secs(30), "none on node {node}");
@@ -258,7 +259,7 @@ fn a_node_that_goes_leaves_nothing_behind_and_stores_go_to_the_nearest() {
     assert_eq!(on_second(&cache), 0);
     assert!(local_percent(&cache, area, PAGES) <= 50);
     check(&cache, area, PAGES);
-    // It comes back, and is used for what is stored from then on.
+    // It comes back, and new pages use it.
     cache.set_node(1, "online").unwrap();
     (0..PAGES).for_each(|offset| cache.invalidate(area.entry(offset).unwrap()));
     cache.maintain().unwrap();
@@ -319,8 +320,7 @@ fn nodes_come_and_go_under_load_and_every_page_is_right() {
     check(&cache, area, 3000);
 }
 
-/// On a machine that has them. The kernel says where the memory lies, by its own account of this
-/// process.
+/// On a machine that has nodes. The kernel tells the node of each page of this process.
 #[test]
 fn memory_lies_on_real_nodes() {
     let machine = Nodes::of_machine();

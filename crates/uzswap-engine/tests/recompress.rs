@@ -1,4 +1,4 @@
-//! Pages that were recompressed, sixteen as one: what they take, and that they come back.
+//! Pages recompressed sixteen as one: their size, their content, damage.
 
 #![allow(clippy::unwrap_used, reason = "tests")]
 
@@ -11,7 +11,7 @@ fn statistic(cache: &Cache, name: &str) -> u64 {
     cache.statistic(name).unwrap()
 }
 
-/// A page of a heap in little: pointers into neighbouring objects, small numbers, text.
+/// A small version of a heap's page: pointers into neighbouring objects, small numbers, text.
 fn heap_page(seed: u32) -> Page {
     let mut noise = Noise::new(seed.into());
     let mut page = page_of(Content::Text, u64::from(seed));
@@ -48,7 +48,7 @@ fn assert_holds(cache: &Cache, area: Area, offsets: impl Iterator<Item = u32>) {
     }
 }
 
-/// A cache that holds `pages` pages of heap, all recompressed.
+/// A cache with `pages` pages of heap, all recompressed.
 fn recompressed(setup: Setup, pages: u32) -> (Cache, Area, impl Fn(bool)) {
     let (cache, area, faults) = setup.make();
     (0..pages).for_each(|offset| store(&cache, area, offset, &heap_page(offset)));
@@ -139,7 +139,7 @@ fn only_what_has_been_idle_is_recompressed_and_the_oldest_first() {
         let (_, before) = (load(&cache, area, offset), statistic(&cache, "loads_recompressed"));
         assert_eq!(before > u64::from(offset), offset < 160, "page {offset}");
     }
-    // What was just loaded has a second chance, as new.
+    // Pages that were just loaded have a second chance, like new ones.
     idle(118);
     while idle(118) > 0 {}
     assert_eq!(recompressed(), 160);
@@ -181,7 +181,7 @@ fn what_gains_nothing_stays_as_it_is_and_is_not_tried_again() {
     assert_holds(&cache, area, (64..128).filter(|offset| offset % 8 != 0));
 }
 
-/// Floats: taken apart as pages, in units, and in units made of what was left in those.
+/// Floats: taken apart as pages, in units, and in units made from remains of those.
 #[test]
 fn pages_of_numbers_are_taken_apart_in_units_too() {
     let number_page = |offset: u32| match offset % 4 {
@@ -227,7 +227,7 @@ fn what_is_left_in_units_that_have_lost_a_third_is_put_together() {
     let left = statistic(&cache, "compressed_bytes");
     assert!(left * 4 < full * 3, "{left} of {full}");
     assert_holds(&cache, area, (0..960).filter(kept));
-    // Fewer than a unit takes are left where they are, and nothing is tried over and over.
+    // Fewer than a unit takes stay, and are not tried again and again.
     let rest = (0..960).filter(kept).skip(24);
     rest.for_each(|offset| cache.invalidate(area.entry(offset).unwrap()));
     while cache.recompress(100) > 0 {}
@@ -314,7 +314,7 @@ fn a_damaged_unit_is_an_error_and_never_other_bytes() {
 #[test]
 fn a_full_pool_is_recompressed_as_far_as_there_is_room() {
     const POOL: u64 = 1 << 20;
-    // Below the limit the objects of the first leave room for a unit's first pages, and those of
+    // Below the limit the objects of the first leave space for a unit's first pages, and those of
     // the second do not.
     for (compressor, leaves_room) in [("lz4", true), ("lz4:1", false)] {
         let setup = Setup { pages: 6000, pool_bytes: POOL, compressor, ..Setup::default() };

@@ -1,5 +1,5 @@
-//! A backing that is read and changed by somebody else: nothing of a page is found there, and
-//! whatever was done to a record, its page is an error and no other page suffers.
+//! Somebody else reads and changes the backing: no page can be read there, and a changed record
+//! is an error on its page alone.
 
 #![allow(clippy::unwrap_used, reason = "tests")]
 
@@ -9,7 +9,7 @@ use std::sync::Arc;
 use uzswap_engine::testing::{Content, Faults, Setup, page_of};
 use uzswap_engine::{Area, Cache, Error, Load, PAGE_BYTES, Page, Store, SwapEntry};
 
-/// Pages that are kept as they are, so that what is found on the backing is told from the page.
+/// Pages are stored raw, so that bytes on the backing can be compared with the page.
 fn setup() -> Setup {
     let setup = Setup { pages: 600, compressor: "raw", block_bytes: 4096, ..Setup::default() };
     Setup { backing_bytes: 8 << 20, ..setup }
@@ -45,7 +45,7 @@ impl Made {
         self.cache.record_of(self.key(offset)).unwrap()
     }
 
-    /// The page, or that it is damaged: anything else is a failure of the test.
+    /// Returns the page, or `None` if it is damaged; anything else fails the test.
     fn load(&self, offset: u32) -> Option<Page> {
         let mut page = [0xcc; PAGE_BYTES];
         match self.cache.load(self.key(offset), &mut page) {
@@ -71,7 +71,7 @@ impl Made {
         loaded
     }
 
-    /// That pages are what `of` says, but for those that are damaged.
+    /// Asserts that pages are those of `of`, except the damaged ones.
     fn assert_damaged(&self, damaged: &[u32], offsets: Range<u32>, of: impl Fn(u32) -> Page) {
         for offset in offsets.clone() {
             let expected = (!damaged.contains(&offset)).then(|| of(offset));
@@ -88,7 +88,7 @@ fn noise(offset: u32) -> Page {
     page_of(Content::Random, offset.into())
 }
 
-/// Half of them records in segments, half pages written through.
+/// Half of the pages are records in segments, half are written through.
 fn with_pages(setup: Setup, page: impl Fn(u32) -> Page) -> Made {
     let made = Made::new(setup);
     (0..100).for_each(|offset| made.store(offset, &page(offset)));
@@ -109,7 +109,7 @@ fn nothing_of_a_page_is_found_on_a_backing_that_is_sealed() {
             .flat_map(|offset| noise(offset).as_chunks::<16>().0.to_vec())
             .filter(|part| there.contains(part))
             .count();
-        // Where it is not sealed all of it is there: the test can tell.
+        // Without sealing all of it is there, so the test can tell.
         assert_eq!(found, if seals_backing { 0 } else { 200 * PAGE_BYTES / 16 });
         made.assert_damaged(&[], 0..200, noise);
     }
@@ -143,13 +143,13 @@ fn a_record_that_was_there_before_is_an_error() {
     };
     let pages = || std::iter::once(0).chain(100..164);
     fill(&noise);
-    // Slots are a CPU's: where the test was moved to another one in between, once more.
+    // Slots belong to a CPU: if the test migrated in between, once more.
     let turn = |number: u32| {
         let before = made.disk.tamper(|disk| disk.to_vec());
         let places: Vec<_> = pages().map(|offset| made.record(offset)).collect();
         pages().for_each(|offset| made.cache.invalidate(made.key(offset)));
         fill(&|offset| noise(offset + 1000 * number));
-        // Pages that are where they were, and their places.
+        // Pages that did not move, and their places.
         let same = pages().zip(places).filter(|(offset, place)| made.record(*offset) == *place);
         let (same, places): (Vec<_>, Vec<_>) = same.unzip();
         let is_enough = same.first() == Some(&0) && same.len() > 1;
@@ -182,7 +182,8 @@ fn each_bit_of_a_record_is_vouched_for_and_so_is_its_end() {
     let made = with_pages(Setup { compressor: "zstd", ..setup() }, text);
     for offset in [0, 1, 2, 3, 50, 150] {
         let record = made.record(offset);
-        // Bytes 4 to 7 of a record say where cleaning took it from: nobody who loads it asks.
+        // Bytes 4 to 7 of a record name the segment that cleaning copied it from; a load ignores
+        // them.
         let is_free = |at: usize| offset < 100 && (4..8).contains(&at);
         for at in (0..record.len()).filter(|at| record.len() < 600 || at % 7 == 0 || *at < 64) {
             let turn = || made.disk.tamper(|disk| disk[record.start + at] ^= 1 << (at % 8));
@@ -193,7 +194,7 @@ fn each_bit_of_a_record_is_vouched_for_and_so_is_its_end() {
         }
         for cut in [1, 16, 17, record.len() / 2, record.len()] {
             let whole = made.disk.tamper(|disk| disk.to_vec());
-            // Whatever was there, other bytes are now: one that is zero already would not be cut.
+            // The bytes are changed for certain: zeros cut to zeros would be no change.
             let tail = record.end - cut..record.end;
             made.disk.tamper(|disk| disk[tail].iter_mut().for_each(|byte| *byte = !*byte));
             made.assert_damaged(&[offset], 0..200, text);
@@ -203,7 +204,7 @@ fn each_bit_of_a_record_is_vouched_for_and_so_is_its_end() {
     made.assert_damaged(&[], 0..200, text);
 }
 
-/// What cannot be read is not moved, and is no reason for not moving the others.
+/// A record that cannot be read is not moved, and does not keep others from moving.
 #[test]
 fn cleaning_and_packing_leave_forgeries_where_they_are_and_come_to_an_end() {
     let setup = Setup { pages: 3000, backing_bytes: 4 << 20, pool_bytes: 1 << 20, ..setup() };
@@ -239,12 +240,12 @@ fn cleaning_and_packing_leave_forgeries_where_they_are_and_come_to_an_end() {
         let expected = (!damaged.contains(&offset)).then_some(whole);
         assert!(made.load(offset) == expected, "page {offset}");
     }
-    // Dropped, they are in nobody's way.
+    // Dropped, they disturb nothing.
     damaged.iter().for_each(|offset| made.cache.invalidate(made.key(*offset)));
     made.cache.check();
 }
 
-/// So many segments with a forged record that cleaning finds no others.
+/// So many segments have a forged record that cleaning finds no others.
 #[test]
 fn cleaning_gives_up_where_nothing_can_be_read() {
     let setup = Setup { pages: 9000, backing_bytes: 24 << 20, pool_bytes: 1 << 20, ..setup() };

@@ -1,5 +1,5 @@
-//! Memory comes and goes while pages are stored and loaded; nothing is lost, and what cannot go
-//! says why.
+//! Memory comes and goes while pages are stored and loaded; no page is lost, and a section that
+//! stays is named with the reason.
 
 #![allow(clippy::unwrap_used, reason = "tests")]
 
@@ -40,7 +40,7 @@ fn count(cache: &Cache, state: SectionState) -> usize {
     cache.section_states().into_iter().filter(|other| *other == state).count()
 }
 
-/// The section that most is in.
+/// The section with the most frames in use.
 fn fullest(cache: &Cache) -> usize {
     cache.sections().into_iter().max_by_key(|(_, used)| *used).unwrap().0
 }
@@ -111,7 +111,7 @@ fn the_backing_takes_what_other_sections_have_no_room_for() {
     }
     assert!(written() > before, "three sections of objects fit into one");
     check(&cache, area, 3000, 0);
-    // With a quarter of the pool it goes on.
+    // A quarter of the pool suffices.
     (0..3000).for_each(|offset| store(&cache, area, offset, 1));
     check(&cache, area, 3000, 1);
 }
@@ -154,7 +154,7 @@ fn the_limit_in_percent_follows_the_machine() {
     check(&cache, area, 3000, 0);
     cache.follow_memory(64 << 20);
     assert_eq!(limit() >> 20, 12);
-    // More than it was made for is more than it can use.
+    // More than it was made for is not usable.
     cache.set_attribute("max_pool_percent", "100").unwrap();
     cache.follow_memory(1 << 40);
     assert_eq!(limit(), 64 << 20);
@@ -222,7 +222,7 @@ fn sections_come_and_go_under_load_and_every_page_is_right() {
                         store(cache, area, offset, round);
                     }
                 }
-                // All end with the same round, for who checks.
+                // All end with the same round, for the check.
                 (0..3000).skip(thread).step_by(3).for_each(|o| store(cache, area, o, 0));
             });
         }
@@ -233,7 +233,7 @@ fn sections_come_and_go_under_load_and_every_page_is_right() {
                 let outcome = cache.set_section(section, "offline");
                 let is_offline = cache.section_states()[section] == SectionState::Offline;
                 assert_eq!(outcome.is_ok(), is_offline, "{outcome:?}");
-                // One that others bring online at this moment is there soon.
+                // A section that other threads bring online just now is there soon.
                 while cache.set_section(section, "online").is_err() {
                     std::thread::yield_now();
                 }

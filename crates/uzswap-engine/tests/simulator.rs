@@ -1,15 +1,15 @@
-//! Histories of the real engine by seeds: threads take turns as a seed says, the backing fails in
-//! every way that it may, bits turn, memory is refused, and each page that comes back is compared
-//! with what was stored. The same seed gives the same history.
+//! Histories of the real engine by seeds: threads take turns, the backing fails, bits flip,
+//! memory is refused. Each page that comes back is compared with the model. The same seed gives
+//! the same history.
 //!
 //! ```text
 //! UZSWAP_SIMULATE_SECONDS=3600    how long; 30 without
 //! UZSWAP_SIMULATE_SEED=0x12       that history alone
 //! ```
-//! What must hold: a page that is held is the one last stored, or an error where its copy was
-//! damaged or the backing does not answer; never absent, never another. What is stored is not
-//! rejected for lack of memory unless memory was refused. Everything comes to an end.
-//! `simulator.seeds` are those that found something; they run first.
+//! Rules: a stored page is the one last stored. It may be an error where its copy was damaged or
+//! the backing does not answer, but it is never absent or another page. A store is not rejected for
+//! lack of memory unless memory was refused. Everything ends. `simulator.seeds` has the seeds that
+//! found a fault; they run first.
 
 #![allow(clippy::unwrap_used, reason = "tests")]
 
@@ -28,11 +28,11 @@ use uzswap_sync::turns::{self, Pace, Work};
 /// Blocks of this size and more are refused: chunks of tables, trunks, contexts.
 const LARGE_BYTES: usize = 4 << 10;
 
-/// Steps that one thing that a thread does may take: a store may look 4000 times for memory, and
-/// each look is some steps.
+/// Most steps of one action of a thread: a store may try 4000 times for memory, with some steps
+/// each.
 const STEPS_MAX: u64 = 60_000;
 
-/// Steps that the thread which maintains may take before it makes ready what stores take.
+/// Most steps of the maintaining thread before it makes memory ready for stores.
 const ABSENT_MAX: u64 = 20_000;
 
 #[path = "simulator/device.rs"]
@@ -45,10 +45,10 @@ thread_local! {
 
 struct Refusing;
 
-// SAFETY: the system's allocator, but for blocks that are not given out at all.
+// SAFETY: the system's allocator, except for blocks that are refused.
 unsafe impl GlobalAlloc for Refusing {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        // What is printed when a test fails is no part of it.
+        // Messages of a failing test are exempt.
         let is_meant = layout.size() >= LARGE_BYTES && !std::thread::panicking();
         if is_meant && GRANTED.get() != u64::MAX {
             if GRANTED.get() == 0 {
@@ -73,7 +73,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// How likely things go wrong, in thousands.
+/// The chances of faults, in thousandths.
 #[derive(Debug, Clone, Copy)]
 struct Chances {
     write_fails: u64,
@@ -82,7 +82,7 @@ struct Chances {
     memory_is_refused: u64,
 }
 
-/// Something that a thread does.
+/// An action of a thread.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Kind {
     Store,
@@ -98,32 +98,31 @@ enum Kind {
     Shrink,
 }
 
-/// How a thread goes over its pages.
+/// The order in which a thread uses its pages.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Order {
-    /// Here and there, or one after the other where it stores.
+    /// At random, or in order where it stores.
     Any,
-    /// One after the other, again and again.
+    /// In order, again and again.
     Around,
-    /// The same, but each time all are dropped but so many in a hundred, and others come, of which
-    /// there are fewer or more to a frame.
+    /// The same, but in each round most pages are dropped (all but so many in a hundred), and
+    /// others come, fewer or more to a frame.
     Tides(u64),
-    /// Once the pool is full, each in a trunk of the index that is not there yet; then the history
-    /// is over.
+    /// Once the pool is full, each in a new trunk of the index; then the history ends.
     Trunks,
 }
 
-/// What a thread is for.
+/// The task of a thread.
 #[derive(Debug)]
 struct Role {
-    /// What it does, how often.
+    /// Its actions, with their weights.
     kinds: &'static [(Kind, u64)],
-    /// What it stores; `None`: pages of all kinds.
+    /// The content that it stores; `None`: pages of all kinds.
     content: Option<Content>,
     order: Order,
 }
 
-/// One of all, each as often as its weight says.
+/// One item, by its weight.
 fn one_of<'a, T>(all: &'a [T], weight: impl Fn(&T) -> u64, noise: &mut Noise) -> &'a T {
     let mut chosen = noise.below(all.iter().map(&weight).sum());
     let is_chosen = |one: &&T| match chosen.checked_sub(weight(one)) {
@@ -160,7 +159,7 @@ const EVERYTHING: Role = Role {
     order: Order::Any,
 };
 
-/// Stores pages that nothing compresses.
+/// Stores incompressible pages.
 const FILL: Role = Role {
     kinds: &[(Kind::Store, 100), (Kind::Load, 1)],
     content: Some(Content::Random),
@@ -174,37 +173,37 @@ const THROUGH: Role = Role {
     order: Order::Tides(20),
 };
 
-/// What histories are inclined to: one of each slice. Without an inclination some things would
-/// hardly ever meet.
+/// The bias of histories: one value of each slice. Without a bias some events would hardly ever
+/// meet.
 #[derive(Debug)]
 struct Profile {
     name: &'static str,
-    /// So many of all histories, in proportion to the others.
+    /// Its weight among all profiles.
     share: u64,
-    /// Of the threads that store, from the first on and over again.
+    /// For the threads that store, in order and repeated.
     roles: &'static [Role],
     workers: &'static [u64],
-    /// Things that each of them does.
+    /// Actions of each of them.
     count: &'static [u64],
     pages: &'static [u64],
     pool_kib: &'static [u64],
     accept_percent: &'static str,
     backing_mib: &'static [u64],
-    /// In thousands.
+    /// In thousandths.
     write_fails: &'static [u64],
     read_fails: &'static [u64],
     bit_turns: &'static [u64],
     memory_is_refused: &'static [u64],
-    /// Refused memory is all memory.
+    /// True if all memory is refused, not only large blocks.
     is_starved: bool,
-    /// The thread that maintains does nothing else.
+    /// The maintaining thread does nothing else.
     only_maintains: bool,
     /// See [`Pace`].
     turn: &'static [u64],
     hold: &'static [u64],
 }
 
-/// A bit of all.
+/// A bit of everything.
 const ANYTHING: Profile = Profile {
     name: "anything",
     share: 6,
@@ -227,8 +226,8 @@ const ANYTHING: Profile = Profile {
 
 const PROFILES: &[Profile] = &[
     ANYTHING,
-    // Pages that are written through and dropped beside such that go through the pool, on a backing
-    // with hardly any room.
+    // Pages are written through and dropped beside pages of the pool, on a backing with hardly any
+    // space.
     Profile {
         name: "through",
         share: 8,
@@ -269,7 +268,7 @@ const PROFILES: &[Profile] = &[
         turn: &[4],
         ..ANYTHING
     },
-    // Pages that nothing compresses, without memory for tables.
+    // Incompressible pages, without memory for tables.
     Profile {
         name: "starved",
         share: 1,
@@ -327,21 +326,21 @@ const PROFILES: &[Profile] = &[
 /// Pages in a trunk of the index.
 const TRUNK: u32 = 4096;
 
-/// What the threads of a history share.
+/// Shared by the threads of a history.
 struct World {
     cache: Cache,
     area: Area,
     device: Arc<Device>,
-    /// Of each thread that stores, what it holds.
+    /// For each storing thread, its pages.
     models: Vec<Mutex<BTreeMap<u32, (Content, u64)>>>,
     /// Pages that may be errors until they are stored anew.
     damaged: Mutex<BTreeSet<u32>>,
     memory_was_refused: AtomicBool,
     working: AtomicUsize,
-    /// Whoever still works ends.
+    /// Threads that still work end.
     is_over: AtomicBool,
     pages: u32,
-    /// Of the pool, bytes.
+    /// The limit of the pool in bytes.
     limit: usize,
     profile: &'static Profile,
 }
@@ -417,7 +416,7 @@ impl World {
         let mut model = lock(&self.models[thread]);
         match stored {
             Store::Stored => drop(model.insert(offset, (content, seed))),
-            // A page that is only written through leaves an older one where it was.
+            // A page that is only written through leaves an older one in place.
             Store::Rejected(_) if through => {}
             Store::Rejected(_) => drop(model.remove(&offset)),
         }
@@ -432,7 +431,7 @@ impl World {
         lock(&self.damaged).remove(&offset);
     }
 
-    /// Turns a bit of a page's copy, wherever it is.
+    /// Flips a bit of a page's copy, in any place.
     fn turn_bit(&self, thread: usize, offset: u32) {
         if !lock(&self.models[thread]).contains_key(&offset) {
             return;
@@ -447,7 +446,7 @@ impl World {
         }
     }
 
-    /// What a thread that stores does.
+    /// The body of a storing thread.
     fn work(&self, thread: usize, seed: u64, count: u32) {
         let mut noise = Noise::new(seed);
         let roles = self.profile.roles;
@@ -505,7 +504,7 @@ impl World {
         self.working.fetch_sub(1, Relaxed);
     }
 
-    /// Whether others are still filling the pool: it has less than nine tenths of its limit.
+    /// True while other threads fill the pool: it has less than nine tenths of its limit.
     fn is_filling(&self) -> bool {
         let full = self.limit / 10 * 9;
         self.cache.pool_bytes() < full && self.working.load(Relaxed) > 1
@@ -545,7 +544,7 @@ impl World {
         }
     }
 
-    /// What the thread does that maintains.
+    /// The body of the maintaining thread.
     fn maintain(&self, seed: u64) {
         let mut noise = Noise::new(seed);
         while self.working.load(Relaxed) > 0 {
@@ -567,18 +566,18 @@ impl World {
         }
     }
 
-    /// Perhaps without memory, but for so many allocations.
+    /// Perhaps without memory, except for so many allocations.
     fn maintain_once(&self, granted: u64) {
         if self.device.happens(self.device.chances.memory_is_refused) {
             self.memory_was_refused.store(true, Relaxed);
             GRANTED.set(if self.profile.is_starved { 0 } else { granted });
         }
-        // What cannot be had is asked for again.
+        // After an error the next call tries again.
         let _ = self.cache.maintain();
         GRANTED.set(u64::MAX);
     }
 
-    /// Once all have ended, with a device that works: every page, and every count.
+    /// At the end, with a device that works: checks every page, and every count.
     fn check(&self) {
         self.device.is_reliable.store(true, Relaxed);
         self.cache.resume_writeback();
@@ -592,7 +591,7 @@ impl World {
     }
 }
 
-/// What a seed makes of a history.
+/// The parameters of a history, from its seed.
 struct Plan {
     profile: &'static Profile,
     setup: Setup,
@@ -624,7 +623,7 @@ fn plan(seed: u64) -> Plan {
     let workers = pick(profile.workers) as usize;
     let count = pick(profile.count) as u32;
     let pace = Pace { turn: pick(profile.turn), hold: pick(profile.hold) };
-    // A cache that is dropped in the middle of it all, and another one where it left its records.
+    // A cache is dropped in the middle, and the next one starts on its backing.
     let lives = 1 + pick(&[0, 0, 1]);
     Plan { profile, setup, chances, workers, count, pace, lives }
 }
@@ -646,7 +645,7 @@ fn simulate(seed: u64) -> Result<u64, String> {
         device.is_reliable.store(false, Relaxed);
         let (cache, area) = setup.make_on(Box::new(Simulated(device.clone())));
         cache.set_attribute("accept_threshold_percent", profile.accept_percent).unwrap();
-        // There is a thread that maintains, from the start.
+        // There is a maintaining thread from the start.
         cache.wait_for_work(Duration::ZERO);
         let world = Arc::new(World {
             cache,
@@ -674,7 +673,7 @@ fn simulate(seed: u64) -> Result<u64, String> {
     Ok(steps)
 }
 
-/// The same, with the seed said where it fails.
+/// The same; names the seed where it fails.
 fn run(seed: u64) -> u64 {
     let done = std::panic::catch_unwind(|| simulate(seed));
     let name = plan(seed).profile.name;
@@ -707,8 +706,8 @@ fn any_history_gives_back_what_was_stored_or_an_error() {
     let seconds = asked.unwrap_or(30);
     let start = Instant::now();
     let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
-    // The short run tells what a change has done: the same histories each time. The long one looks
-    // for others.
+    // The short run shows the effect of a change: the same histories each time. The long one tries
+    // others.
     let first = if asked.is_some() { now.unwrap().as_secs() << 20 } else { 1 << 32 };
     let (mut histories, mut steps) = (0, 0);
     while start.elapsed() < Duration::from_secs(seconds) {
@@ -735,7 +734,7 @@ fn recompression_that_gets_no_memory_is_tried_again() {
         assert_eq!(cache.store(area.entry(offset).unwrap(), &page), Store::Stored);
     }
     cache.maintain().unwrap();
-    // Each block that it allocates is refused once.
+    // Each of its allocations is refused once.
     let mut granted = 0;
     loop {
         GRANTED.set(granted);

@@ -1,12 +1,13 @@
-//! What maintenance costs while little or much is held, and the same changes: a table, of 1 GiB,
-//! 64 GiB and 1 TiB of swapped pages with UZSWAP_FULL=1 (5 GiB of memory), else of the 64th part,
-//! or of the one that UZSWAP_PART says.
+//! The cost of maintenance does not grow with the number of stored pages. It prints a table for the
+//! same changes with 1 GiB, 64 GiB and 1 TiB of swapped pages. `UZSWAP_FULL=1` takes all of them (5
+//! GiB of memory), else the test takes a 64th, or the part that `UZSWAP_PART` names.
 //!
-//! Beside a load stands the read of one word at random of as much memory as the index has: what any
-//! index of this size waits for at least.
+//! A load is compared with a read of one random word of as much memory as the index has: the least
+//! that any index of this size waits for.
 //!
-//! Of 64 pages 62 are one word repeated, one is the same as others, and one is tiny. The backing is
-//! a file with holes. The cache is a daemon's: its index is in memory that outlives the process.
+//! Of 64 pages 62 are one word repeated, one is identical to others, and one is tiny. The backing
+//! is a sparse file. The cache is like a daemon's: its index is in memory that outlives the
+//! process.
 
 #![allow(clippy::unwrap_used, reason = "tests")]
 
@@ -19,7 +20,7 @@ use uzswap_engine::{Area, Cache, Config, Load, PAGE_BYTES, Store};
 use uzswap_sys::shared::{self, SharedMemory};
 
 /// Pages that change between two calls of maintenance: runs of neighbours, as the kernel's are. One
-/// half is stored anew; the other is dropped, and stored again in the next round.
+/// half is stored anew. The other half is dropped, and stored again in the next round.
 const RUNS: u64 = 16;
 const RUN: u32 = 256;
 const ROUNDS: u32 = 400;
@@ -50,7 +51,7 @@ fn cpu_time() -> Duration {
     Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
 }
 
-/// As a daemon has it; without huge pages where that cannot be had.
+/// Memory as a daemon has it, without huge pages where there are none.
 fn memory() -> OwnedFd {
     shared::create_unswappable().or_else(|_| shared::create("uzswap-terabyte")).unwrap()
 }
@@ -66,12 +67,12 @@ impl Floor {
         Self(words)
     }
 
-    /// How long the read of one word takes.
+    /// The time to read one word.
     fn read(&self, noise: &mut Noise) -> Duration {
         let at = noise.below((self.0.len() / ENTRY_BYTES) as u64) as usize * ENTRY_BYTES;
         let before = Instant::now();
-        // SAFETY: inside of the mapping, of which every page is populated, and aligned; nobody
-        // writes. Volatile: it is made, and between the two looks at the clock.
+        // SAFETY: inside the mapping, whose pages are all populated, and aligned; no thread writes.
+        // It is volatile, so the read happens between the two clock reads.
         let word = unsafe { self.0.as_ptr().add(at).cast::<u64>().read_volatile() };
         assert_eq!(word, 0);
         before.elapsed()
@@ -105,8 +106,7 @@ fn store(cache: &Cache, area: Area, offset: u32, round: u32) {
     }
 }
 
-/// The mean of the middle half: finer than the clock's steps, and not what few rounds were held up
-/// for.
+/// The mean of the middle half: finer than the clock's steps, and without the few disturbed rounds.
 fn middle(times: &mut [Duration]) -> u128 {
     times.sort_unstable();
     let quarter = times.len() / 4;

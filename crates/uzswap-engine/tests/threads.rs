@@ -1,4 +1,5 @@
-//! Many threads on one cache, everything at once; each page that comes back is one that may.
+//! Many threads on one cache do everything at once; each page that comes back is a possible
+//! one.
 
 #![allow(clippy::unwrap_used, reason = "tests")]
 
@@ -18,7 +19,7 @@ fn duration() -> Duration {
     Duration::from_secs(if std::env::var_os("UZSWAP_FULL").is_some() { 60 } else { 2 })
 }
 
-/// What version `version` of a page is: absent for a third, and one of a few that many keys have
+/// The content of version `version` of a page: absent for a third, and one of a few shared contents
 /// for a third.
 fn version_page(key: u64, version: u64) -> Option<Page> {
     match version % 3 {
@@ -28,8 +29,8 @@ fn version_page(key: u64, version: u64) -> Option<Page> {
     }
 }
 
-/// The versions of a key: readers may see any from the one that was done when they began to the one
-/// that was begun when they ended.
+/// The versions of a key. A reader may see any from the one done when it began to the one begun
+/// when it ended.
 #[derive(Default)]
 struct Versions {
     begun: AtomicU64,
@@ -41,7 +42,7 @@ struct Stress {
     area: Area,
     owned: Vec<Versions>,
     locked: Vec<Mutex<Option<Page>>>,
-    /// Stores that were rejected, after which a page is absent for a while.
+    /// Rejected stores, after which a page is absent for a while.
     rejected: AtomicU64,
 }
 
@@ -63,8 +64,9 @@ impl Stress {
         self.area.entry(key as u32).unwrap()
     }
 
-    /// Stores until it is stored: the only thread that brings memory on line may be behind. Counts
-    /// once more when a rejected one is, so that who found nothing meanwhile sees the count change.
+    /// Stores until the page is stored: the only thread that brings memory on line may be late.
+    /// Counts a rejected store when it succeeds, so that a reader that found nothing meanwhile sees
+    /// the count change.
     fn store(&self, key: u64, page: &Page) {
         let mut was_rejected = 0;
         while self.cache.store(self.entry(key), page) != Store::Stored {
@@ -105,7 +107,7 @@ impl Stress {
         if (oldest..=newest).any(|version| version_page(key, version) == got) {
             return;
         }
-        // Absent is right also while a rejected store is tried again; that one is counted later.
+        // Absent is also right while a rejected store is repeated; it is counted later.
         while versions.done.load(SeqCst) < newest {
             std::thread::yield_now();
         }
@@ -143,7 +145,7 @@ impl Stress {
         }
     }
 
-    /// What an operator and the front end's thread do meanwhile.
+    /// The actions of an operator and of the maintaining thread meanwhile.
     fn disturb(&self, noise: &mut Noise) {
         let compressors = ["lz4", "zstd", "lzo", "deflate", "wkdm", "raw", "zstd:3"];
         match noise.below(8) {

@@ -1,4 +1,4 @@
-//! Pages written through: one slot each, and no end of room while there is room.
+//! Pages written through take one slot each, and find room while there is any.
 
 #![allow(clippy::unwrap_used, reason = "tests")]
 
@@ -39,7 +39,7 @@ fn every_slot_but_the_reserve_is_given_out() {
     let held = (0..1100).take_while(|offset| through(&cache, area, *offset)).count();
     assert_eq!(held, 1024 - 2 * 64, "all but two segments");
     cache.check();
-    // A slot that is freed is found, wherever it is.
+    // A freed slot is found, wherever it is.
     let mut noise = Noise::new(1);
     for offset in 1100..1400 {
         let gone = noise.below(held as u64) as u32;
@@ -53,8 +53,8 @@ fn every_slot_but_the_reserve_is_given_out() {
     cache.check();
 }
 
-/// Few pages in each of many segments, some 25 of 32, which are free only once the pages are
-/// together: those.
+/// Few pages in each of many segments, some 25 of 32, which become free only when these pages move
+/// together. Returns the pages.
 fn scatter(cache: &Cache, area: Area) -> Vec<u32> {
     (0..1800).for_each(|offset| assert!(through(cache, area, offset)));
     let stays = |offset: &u32| offset.is_multiple_of(18);
@@ -63,7 +63,7 @@ fn scatter(cache: &Cache, area: Area) -> Vec<u32> {
     held
 }
 
-/// Fills the rest of the backing, for which the scattered pages have to be moved.
+/// Fills the rest of the backing; the scattered pages have to move.
 fn fill_up(cache: &Cache, area: Area, held: &[u32]) {
     let written = 2000..6400;
     for offset in written.clone() {
@@ -89,7 +89,7 @@ fn pages_written_through_are_packed_when_segments_run_short() {
     fill_up(&cache, area, &held);
 }
 
-/// Whose pages they are is known again.
+/// Their owners are known again.
 #[test]
 fn they_are_packed_by_who_takes_the_cache_over() {
     for seals_backing in [false, true] {
@@ -119,7 +119,7 @@ fn they_are_packed_by_who_takes_the_cache_over() {
     }
 }
 
-/// What was copied out of a segment for it to be free is written before anyone else looks.
+/// Records copied out of a segment are written before another thread uses the segment.
 #[test]
 fn pages_written_through_find_room_by_cleaning() {
     let setup = Setup { backing_bytes: 4 << 20, pages: 20_000, ..Setup::default() };
@@ -133,7 +133,7 @@ fn pages_written_through_find_room_by_cleaning() {
     let (held, gone): (Vec<u32>, Vec<u32>) = compressed.partition(|offset| offset % 3 == 0);
     gone.iter().for_each(|offset| cache.invalidate(area.entry(*offset).unwrap()));
     let free = (4 << 20) - cache.statistic("backing_live_size").unwrap();
-    // Three segments stay free, and what is left of the space may be in parts.
+    // Three segments stay free, and the rest of the space may be in parts.
     let pages = (free / PAGE_BYTES as u64) as u32 - 5 * 64;
     for offset in 0..pages {
         assert!(through(&cache, area, offset), "page {offset} of {pages}");

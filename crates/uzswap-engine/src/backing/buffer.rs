@@ -5,7 +5,7 @@ use std::io;
 use std::ops::{Deref, DerefMut};
 use uzswap_sys::map::Mapping;
 
-/// A page-aligned, faulted-in piece of memory, owned.
+/// Page-aligned memory, already faulted in.
 pub struct Buffer {
     memory: Mapping,
     bytes: usize,

@@ -1,8 +1,8 @@
-//! A file or block device, with direct I/O: writes by io_uring, or one after the other where the
-//! kernel or a container forbids it.
+//! A file or block device with direct I/O. Writes go by io_uring, or one after the other where the
+//! kernel or a container forbids io_uring.
 //!
-//! Direct I/O because the page cache would keep a second copy of what was written to free memory,
-//! and because writing through it allocates.
+//! With buffered I/O the page cache would keep a second copy of pages that were written to free
+//! memory, and would allocate.
 
 use super::{Backing, Completion, Write};
 use crate::backing::record::RECORD_BYTES_MAX;
@@ -14,9 +14,9 @@ use std::os::fd::AsRawFd;
 use std::os::unix::fs::FileExt;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// Writes that can be under way.
+/// Most writes under way at once.
 const DEPTH: usize = 16;
-/// Strictest alignment that direct I/O may ask for.
+/// The strictest alignment of direct I/O.
 const BLOCK_BYTES_MAX: usize = 4096;
 
 /// See the module.
@@ -53,13 +53,13 @@ impl FileBacking {
         Ok(Self { file, bytes, block_bytes, discards: false, queue: Mutex::new(queue) })
     }
 
-    /// The same, telling the device of space that is not in use any more: a disk that likes to
-    /// know, or a file whose space need not stay reserved.
+    /// Makes it tell the device of space that is no longer in use: for a disk that supports it, or
+    /// a file whose space need not stay reserved.
     pub fn with_discard(self) -> Self {
         Self { discards: true, ..self }
     }
 
-    /// The same, with writes one after the other: for comparison and for tests of that path.
+    /// Makes it write one after the other: for comparison, and for tests of that path.
     pub fn without_io_uring(self) -> Self {
         self.queue().ring = None;
         self
@@ -70,18 +70,18 @@ impl FileBacking {
         &self.file
     }
 
-    /// Whether writes go through io_uring.
+    /// True if writes go through io_uring.
     pub fn uses_io_uring(&self) -> bool {
         self.queue().ring.is_some()
     }
 
     fn queue(&self) -> MutexGuard<'_, Queue> {
-        // A panic elsewhere leaves the queue as it was between two calls, so it can be used on.
+        // A panic elsewhere leaves the queue as it was between two calls, so it stays usable.
         self.queue.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// What `statx` says that direct I/O must be aligned to; where it says nothing, the strictest.
+/// The alignment of direct I/O by `statx`, or the strictest where `statx` does not tell.
 fn block_bytes(file: &File) -> usize {
     let statx = rustix::fs::statx(file, c"", AtFlags::EMPTY_PATH, StatxFlags::DIOALIGN);
     match statx {
@@ -92,10 +92,10 @@ fn block_bytes(file: &File) -> usize {
     }
 }
 
-/// Looks at a device until it has no write under way; a device takes no longer than this for one.
+/// Checks until a device has no write under way; no write takes longer.
 const LOOKS: u32 = 3000;
 
-/// Waits until a device's count of requests says that no write is under way.
+/// Waits until a device's count of requests shows no write under way.
 fn wait_for_quiet(count: &str) -> io::Result<()> {
     for _ in 0..LOOKS {
         let text = std::fs::read_to_string(count)?;
@@ -107,7 +107,7 @@ fn wait_for_quiet(count: &str) -> io::Result<()> {
     Err(io::ErrorKind::TimedOut.into())
 }
 
-/// Where a record that is not aligned is read: the longest one and a block on either side.
+/// The buffer for a record that is not aligned: the longest one and a block on either side.
 #[repr(align(4096))]
 struct Bounce([u8; (RECORD_BYTES_MAX + 2 * BLOCK_BYTES_MAX).next_multiple_of(BLOCK_BYTES_MAX)]);
 
@@ -156,8 +156,8 @@ impl Backing for FileBacking {
     fn settle(&self, offset: u64, bytes: u64) -> io::Result<()> {
         let stat = rustix::fs::fstat(&self.file)?;
         if !FileType::from_raw_mode(stat.st_mode).is_block_device() {
-            // A file system waits for direct writes to the file before it makes zeros, for which
-            // the space stays reserved.
+            // A file system waits for direct writes to the file before it makes zeros, and the
+            // space stays reserved.
             let zeros = FallocateFlags::ZERO_RANGE | FallocateFlags::KEEP_SIZE;
             return Ok(rustix::fs::fallocate(&self.file, zeros, offset, bytes)?);
         }
@@ -198,7 +198,7 @@ impl Backing for FileBacking {
 }
 
 impl FileBacking {
-    /// Turns the ring's answer into a result; the rest of a short write is written now.
+    /// Turns the ring's answer into a result, and writes the rest of a short write.
     fn finish(&self, write: &Write, result: i32) -> io::Result<()> {
         let written = usize::try_from(result).map_err(|_| io::Error::from_raw_os_error(-result))?;
         match written {
@@ -214,7 +214,7 @@ impl FileBacking {
 }
 
 impl Queue {
-    /// Hands a write to the kernel; `false` if it would not take it.
+    /// Passes a write to the kernel; `false` if the kernel does not take it.
     fn start(&mut self, file: &File, slot: usize, write: &Write) -> bool {
         let Some(ring) = &mut self.ring else { return false };
         let fd = types::Fd(file.as_raw_fd());
@@ -222,12 +222,12 @@ impl Queue {
             .offset(write.offset)
             .build()
             .user_data(slot as u64);
-        // SAFETY: the buffer is a mapping of its own, so its bytes stay where they are while the
-        // `Write` moves into the slot; it stays there, untouched, until the ring has answered, and
-        // a queue that is dropped waits for the answers first.
+        // SAFETY: the buffer is a mapping of its own, so its bytes stay in place while the `Write`
+        // moves into the slot. The write stays there, untouched, until the ring has answered, and a
+        // queue that is dropped waits for the answers first.
         let pushed = unsafe { ring.submission().push(&entry) };
-        // The kernel takes an entry or leaves it in the queue: an error of `submit` (a signal, a
-        // moment without memory) is retried by the next call.
+        // The kernel takes an entry or leaves it in the queue. The next call retries after an error
+        // of `submit` (a signal, a moment without memory).
         pushed.is_ok() && {
             let _ = ring.submit();
             true
@@ -241,7 +241,7 @@ impl Queue {
 
     fn wait(&mut self) {
         if let Some(ring) = &mut self.ring {
-            // Interrupted or busy: the caller looks again.
+            // Interrupted or busy: the caller tries again.
             let _ = ring.submit_and_wait(1);
         }
     }

@@ -1,8 +1,8 @@
 //! The slower device that the coldest pages go to, still compressed.
 //!
-//! [`Backing`] is the engine's only I/O. `slots` is its space and who may write where; segments
-//! (see `segments`) are written whole while stores and loads go on; `record` is what is in them,
-//! and `seal` encrypts them.
+//! [`Backing`] is the engine's only I/O. `slots` divides its space. Segments (`segments`) are
+//! written whole while stores and loads go on. They consist of records (`record`), which `seal`
+//! encrypts.
 
 mod buffer;
 #[expect(unsafe_code, reason = "io_uring takes buffers by address")]
@@ -24,14 +24,14 @@ pub use open::{BackingError, BackingFile, BackingSpec, open_backing, open_backin
 
 use std::io;
 
-/// A write of the start of a buffer, which travels with it.
+/// A write of the start of a buffer. It owns the buffer.
 #[derive(Debug)]
 pub struct Write {
-    /// Where on the backing, bytes; a multiple of [`Backing::block_bytes`].
+    /// The offset on the backing in bytes, a multiple of [`Backing::block_bytes`].
     pub offset: u64,
-    /// What.
+    /// The buffer whose start is written.
     pub buffer: Buffer,
-    /// How much of the buffer, a multiple of [`Backing::block_bytes`].
+    /// The length of the write, a multiple of [`Backing::block_bytes`].
     pub bytes: usize,
 }
 
@@ -47,16 +47,16 @@ impl Write {
 pub struct Completion {
     /// The write, with its buffer back.
     pub write: Write,
-    /// How it ended. After an error nothing may be assumed of the range that it covered.
+    /// Its result. After an error the whole range may have any content.
     pub result: io::Result<()>,
 }
 
 /// A device or file of a fixed size. All methods may be called from several threads at once.
 ///
-/// What was written, and reported as done, is read back until it is overwritten, within the life of
-/// the value: a swap cache needs no more durability than that.
+/// A range that was written keeps its content until it is overwritten, within the life of the
+/// value: a swap cache needs no more durability than that.
 pub trait Backing: Send + Sync {
-    /// Size, bytes. 0: there is none, and nothing else will be called.
+    /// Size in bytes. 0: there is no backing, and no other method is called.
     fn bytes(&self) -> u64;
 
     /// Alignment of offsets, lengths and buffers of writes, bytes; a power of two, at most 4096.
@@ -65,20 +65,20 @@ pub trait Backing: Send + Sync {
     /// Reads `out.len()` bytes at `offset`, of any alignment.
     fn read(&self, offset: u64, out: &mut [u8]) -> io::Result<()>;
 
-    /// Writes `bytes` (aligned, of an aligned length) and returns when that is done.
+    /// Writes `bytes` (aligned, of an aligned length) and returns when the write is done.
     fn write(&self, offset: u64, bytes: &[u8]) -> io::Result<()>;
 
-    /// Starts a write. It will come out of [`Self::complete`], even if it could not be started.
+    /// Starts a write. [`Self::complete`] returns it, even if it could not be started.
     fn submit(&self, write: Write);
 
-    /// What is in a range will not be read again before it is written: the device may use the
-    /// space otherwise. `offset` and `bytes` are multiples of 256 KiB.
+    /// Tells that a range is not read again before it is written, so the device may use the space
+    /// otherwise. `offset` and `bytes` are multiples of 256 KiB.
     fn discard(&self, offset: u64, bytes: u64) -> io::Result<()>;
 
-    /// Waits until no write to a range is under way that a process began which was killed since: it
-    /// could overwrite what is written from now on. What is in the range may be anything then.
-    /// `offset` and `bytes` are multiples of 256 KiB. Errors: it cannot be known. Nothing to do for
-    /// one whose writes end with the process.
+    /// Waits until no write to a range is under way that a killed process began: such a write could
+    /// overwrite a later one. Afterwards the range may have any content. `offset` and `bytes` are
+    /// multiples of 256 KiB. Errors: the backing cannot tell. Does nothing where writes end with
+    /// the process.
     fn settle(&self, _offset: u64, _bytes: u64) -> io::Result<()> {
         Ok(())
     }

@@ -1,4 +1,4 @@
-//! Opening what pages are written back to: `none`, or a path with a size.
+//! Opens the backing: `none`, or a path with a size.
 
 use super::{Backing, FileBacking, NoBacking};
 use crate::ids::Place;
@@ -9,19 +9,19 @@ use std::io;
 use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
-/// What the command line says of the backing.
+/// The backing as the command line gives it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum BackingSpec {
     /// Keep everything in memory.
     None,
     /// A file or block device.
     Path {
-        /// Where.
+        /// The path.
         path: PathBuf,
-        /// Bytes; `None` for all of a block device or of a file that exists.
+        /// Size in bytes; `None` for all of a block device or of an existing file.
         bytes: Option<u64>,
     },
-    /// A file without a name in a folder: gone with the process.
+    /// A file without a name in a folder, removed with the process.
     Unnamed {
         /// The folder.
         folder: PathBuf,
@@ -72,33 +72,33 @@ enum Reason {
     Io(io::Error),
 }
 
-/// Least size that is of use.
+/// The least useful size.
 const BYTES_MIN: u64 = 2 << 20;
 
-/// Most that places reach.
+/// The most that places can address.
 pub(crate) const BYTES_MAX: u64 = Place::UNIT << Place::BITS;
 
 const _: () = assert!(BYTES_MAX == 16 << 40, "as messages say");
 
-/// What the last block of a file that has been a backing starts with: it may be used again.
+/// The start of the last block of a file that has been a backing, so it may be used again.
 const MARK: &[u8; 16] = b"uzswap backing 1";
 
-/// Bytes at the end that are kept for the mark.
+/// Bytes at the end that are reserved for the mark.
 const MARK_BLOCK: u64 = 4096;
 
-/// A file or device that was opened to be a backing: what another process needs to go on with it.
+/// An opened backing, as another process needs it to take over.
 #[derive(Debug)]
 pub struct BackingFile {
-    /// It.
+    /// The file or device.
     pub file: File,
     /// Bytes that are used.
     pub bytes: u64,
-    /// Whether it is told of space that is not in use any more.
+    /// True if it is told of space that is no longer in use.
     pub discards: bool,
 }
 
 impl BackingFile {
-    /// The backing that one is, or none.
+    /// The backing of a file, or of none.
     pub fn backing(opened: Option<Self>) -> io::Result<Box<dyn Backing>> {
         let Some(Self { file, bytes, discards }) = opened else { return Ok(Box::new(NoBacking)) };
         let backing = FileBacking::new(file, bytes)?;
@@ -106,14 +106,13 @@ impl BackingFile {
     }
 }
 
-/// Opens a backing, alone: nobody else may use it meanwhile. A file that is made for it loses its
-/// name at once, so that nothing is left whatever happens.
+/// Opens a backing exclusively. A new file is unlinked at once, so that none is left in any case.
 pub fn open_backing(spec: &BackingSpec) -> Result<Box<dyn Backing>, BackingError> {
     BackingFile::backing(open_backing_file(spec)?)
         .map_err(|error| BackingError { path: spec.to_string(), reason: Reason::of_direct(error) })
 }
 
-/// The same, as what it is: `None` for none.
+/// Opens the file of a backing; `None` for none.
 pub fn open_backing_file(spec: &BackingSpec) -> Result<Option<BackingFile>, BackingError> {
     let (path, result) = match spec {
         BackingSpec::None => return Ok(None),
@@ -158,7 +157,7 @@ fn open_path(path: &Path, bytes: Option<u64>) -> Result<BackingFile, Reason> {
     // For a block device, O_EXCL fails when it is mounted or otherwise in use.
     let exclusive = if is_device { OFlags::EXCL } else { OFlags::empty() };
     let follow = if is_link { OFlags::empty() } else { OFlags::NOFOLLOW };
-    // A pipe would wait for somebody else.
+    // Opening a pipe would wait for another process.
     let flags = (exclusive | follow | OFlags::NONBLOCK).bits() as i32;
     let file = File::options().read(true).write(true).custom_flags(flags).open(path);
     let mut file = file.map_err(|error| match error.raw_os_error() {
@@ -174,8 +173,8 @@ fn open_path(path: &Path, bytes: Option<u64>) -> Result<BackingFile, Reason> {
         if bytes > size {
             return Err(Reason::Beyond { has: size, wanted: bytes });
         }
-        // A disk may use blocks that hold nothing. A file's blocks stay its own: they were reserved
-        // so that writing them cannot fail for want of room.
+        // A disk may reuse unused blocks. A file keeps its blocks: they were reserved so that a
+        // write cannot fail for lack of space.
         return direct(file, bytes).map(|file| BackingFile { discards: true, ..file });
     }
     check_mark(&file, size)?;
@@ -185,8 +184,8 @@ fn open_path(path: &Path, bytes: Option<u64>) -> Result<BackingFile, Reason> {
     direct(file, bytes.min(end))
 }
 
-/// What a symbolic link leads to: only to a block device, as the names below /dev/disk and
-/// /dev/mapper do, and only one that no other user has made.
+/// Follows a symbolic link, but only to a block device, as the names below /dev/disk and
+/// /dev/mapper do, and only if root or this user made the link.
 fn target(path: &Path, link: &Metadata) -> Result<Metadata, Reason> {
     let is_trusted = [0, rustix::process::geteuid().as_raw()].contains(&link.uid());
     let Ok(target) = path.metadata() else { return Err(Reason::Link) };
@@ -196,8 +195,8 @@ fn target(path: &Path, link: &Metadata) -> Result<Metadata, Reason> {
     Err(Reason::Link)
 }
 
-/// What was opened, which may be another thing than was looked at before: a file must be this
-/// user's own, for nobody else to have it open or to write to it.
+/// Checks the opened file, which may be another one than was checked before. A file must belong to
+/// this user, so that no other user has it open or writes to it.
 fn check_owner(file: &File, is_device: bool) -> Result<(), Reason> {
     let metadata = file.metadata().map_err(Reason::Io)?;
     if metadata.file_type().is_block_device() == is_device && is_device {
@@ -211,7 +210,7 @@ fn check_owner(file: &File, is_device: bool) -> Result<(), Reason> {
     }
 }
 
-/// Makes a file and takes its name away.
+/// Makes a file and unlinks it.
 fn create(path: &Path, bytes: u64) -> Result<BackingFile, Reason> {
     let mut options = File::options();
     options.read(true).write(true).create_new(true).mode(0o600);
@@ -229,8 +228,7 @@ fn lock(file: &File) -> Result<(), Reason> {
     }
 }
 
-/// An existing file is taken only if it is empty or was a backing before: it might be someone's
-/// data.
+/// An existing file is taken only if it is empty or has been a backing: it might be someone's data.
 fn check_mark(file: &File, size: u64) -> Result<(), Reason> {
     let mut start = [0; MARK.len()];
     if size == 0 {
@@ -242,13 +240,14 @@ fn check_mark(file: &File, size: u64) -> Result<(), Reason> {
     }
 }
 
-/// Takes the space now, so that a full file system is found out before pages are on it.
+/// Reserves the space now, so that a full file system is found before pages are on it.
 fn reserve(file: &File, bytes: u64) -> Result<(), Reason> {
     check_size(bytes)?;
     match rustix::fs::fallocate(file, FallocateFlags::empty(), 0, bytes) {
         Ok(()) => Ok(()),
         Err(rustix::io::Errno::NOSPC | rustix::io::Errno::FBIG) => Err(Reason::NoRoom(bytes)),
-        // A file system that cannot reserve: the space may run out later, which writeback survives.
+        // A file system that cannot reserve: the space may run out later, and writeback survives
+        // that.
         Err(rustix::io::Errno::OPNOTSUPP) => file.set_len(bytes).map_err(Reason::Io),
         Err(error) => Err(Reason::Io(error.into())),
     }
@@ -262,7 +261,7 @@ fn check_size(bytes: u64) -> Result<(), Reason> {
     }
 }
 
-/// What was opened, if there is direct I/O for it.
+/// The opened file, if it supports direct I/O.
 fn direct(file: File, bytes: u64) -> Result<BackingFile, Reason> {
     check_size(bytes)?;
     let tried = file.try_clone().and_then(|file| FileBacking::new(file, bytes));

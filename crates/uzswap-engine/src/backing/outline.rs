@@ -1,13 +1,13 @@
-//! What the table of segments adds up to, without a look at all of it.
+//! Sums over the table of segments, without a scan of all of it.
 //!
-//! Segments in *groups* of 64, groups in *rows* of 64, a GiB of the backing. Of each there are the
-//! live bytes, and the written segment with the fewest. Who changes a segment marks its group,
-//! which is one load while it is marked already; who asks counts only groups that are marked, and
-//! then looks at the rows, a thousand for a TiB.
+//! Segments form *groups* of 64, and groups form *rows* of 64, a GiB of the backing. Each group and
+//! row has the sum of live bytes, and the written segment with the fewest. A thread that changes a
+//! segment marks its group, with one load if it is marked already. A thread that asks recounts only
+//! marked groups, and then adds up the rows, a thousand for a TiB.
 //!
 //! **No change is missed.** A segment's word is changed before its group is marked, and a mark is
-//! taken off before the words are read. All four are sequentially consistent: a thread that finds
-//! the mark still on has changed the word before whoever takes it off reads.
+//! cleared before the words are read. All four accesses are sequentially consistent: a thread that
+//! finds the mark still set has changed the word before the thread that clears it reads the word.
 
 use super::segments::Segment;
 use crate::sync::atomic::{AtomicU64, Ordering::SeqCst};
@@ -16,13 +16,13 @@ use crate::sync::{Mutex, lock};
 /// Segments in a group, and groups in a row.
 const FAN: usize = u64::BITS as usize;
 
-/// What segments add up to.
+/// The sum of some segments.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Sum {
     /// Bytes of their live records.
     pub(super) live: u64,
-    /// Of the written one with the fewest live bytes: these, and its number in the low half. So the
-    /// lowest of them is the least number. [`Sum::NONE`] if none is written.
+    /// The live bytes of the written segment with the fewest, and its number in the low half. So
+    /// the cheapest segment is the least number. [`Sum::NONE`] if none is written.
     least: u64,
 }
 
@@ -30,7 +30,7 @@ impl Sum {
     const NONE: u64 = u64::MAX;
     const EMPTY: Self = Self { live: 0, least: Self::NONE };
 
-    /// One segment.
+    /// The sum of one segment.
     pub(super) fn of(segment: Segment, live: u32, is_written: bool) -> Self {
         let least = u64::from(live) << 32 | u64::from(segment.0);
         Self { live: live.into(), least: if is_written { least } else { Self::NONE } }
@@ -62,7 +62,7 @@ struct Counted {
 }
 
 impl Outline {
-    /// Of so many segments, of which nothing is known.
+    /// Of so many segments, all to be counted.
     pub(super) fn new(segments: usize) -> Self {
         let groups = segments.div_ceil(FAN);
         let rows = groups.div_ceil(FAN);
@@ -77,7 +77,7 @@ impl Outline {
         outline
     }
 
-    /// A segment has changed.
+    /// Notes that a segment has changed.
     pub(super) fn note(&self, segment: Segment) {
         let group = segment.0 as usize / FAN;
         let (row, bit) = (&self.changed[group / FAN], 1 << (group % FAN));
@@ -86,7 +86,7 @@ impl Outline {
         }
     }
 
-    /// What all segments add up to, each as `of` finds it.
+    /// The sum of all segments; `of` gives that of one.
     pub(super) fn sum(&self, segments: usize, of: impl Fn(Segment) -> Sum) -> Sum {
         let Counted { groups, rows } = &mut *lock(&self.counted);
         for (at, changed) in self.changed.iter().enumerate() {

@@ -1,4 +1,4 @@
-//! What a segment holds: records, one after the other.
+//! The content of a segment: records, one after the other.
 //!
 //! ```text
 //! offset  bytes
@@ -11,9 +11,9 @@
 //!     16      …  the object               |
 //!      …     16  the tag, if it is sealed
 //! ```
-//! Little-endian, padded to a multiple of 16. Records may cross blocks. A record is only ever
-//! believed if the entry that it names says that it is there: the header serves to find the owner
-//! when a segment is cleaned, and to notice a read that came from the wrong place.
+//! Numbers are little-endian; records are padded to a multiple of 16, and may cross blocks. A
+//! record is believed only if the entry that it names has this place. The header serves to find the
+//! owner when a segment is cleaned, and to notice a read from a wrong place.
 
 use super::seal::{Generation, Identity, Seal, Tag};
 use super::segments::Segment;
@@ -28,7 +28,7 @@ pub(crate) const HEADER_BYTES: usize = 16;
 pub(crate) const RECORD_BYTES_MAX: usize = HEADER_BYTES + PAGE_BYTES + size_of::<Tag>();
 
 const MARK: u8 = 0x5a;
-/// Where what is encrypted begins.
+/// The offset of the encrypted part.
 const SECRET: usize = 12;
 
 const _: () = assert!(HEADER_BYTES as u64 == Place::UNIT, "so that objects are aligned too");
@@ -42,10 +42,10 @@ pub(crate) struct Record {
     pub(crate) moved_from: Option<Segment>,
 }
 
-/// Whether what goes to the backing is sealed.
+/// True if records are sealed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Layout {
-    /// As it is.
+    /// Not encrypted.
     Plain,
     /// Encrypted, with a tag.
     Sealed,
@@ -62,7 +62,7 @@ impl Layout {
         HEADER_BYTES + usize::from(form.bytes) + self.tag_bytes()
     }
 
-    /// Bytes that it takes on the backing.
+    /// Bytes of a record on the backing.
     pub(crate) fn record_bytes(self, form: Form) -> usize {
         self.bytes(form).next_multiple_of(HEADER_BYTES)
     }
@@ -79,12 +79,12 @@ impl Record {
         out[SECRET..HEADER_BYTES].copy_from_slice(&self.checksum.to_le_bytes());
     }
 
-    /// Whether the header at the start of `bytes` is that of an object of this owner and form.
+    /// True if `bytes` starts with the header of an object of this owner and form.
     pub(crate) fn is_of(bytes: &[u8], owner: SwapEntry, form: Form) -> bool {
         Self::read(bytes).is_some_and(|record| (record.owner, record.form) == (owner, form))
     }
 
-    /// The header at the start of `bytes`, if there is one: any bytes may come in.
+    /// The header at the start of `bytes`, if there is one. `bytes` is not trusted.
     pub(crate) fn read(bytes: &[u8]) -> Option<Self> {
         let header: &[u8; HEADER_BYTES] = bytes.first_chunk()?;
         let word = |at: usize| u32::from_le_bytes([0, 1, 2, 3].map(|i| header[at + i]));
@@ -99,7 +99,7 @@ impl Record {
     }
 }
 
-/// Seals the records of a segment that is written to `start`, bytes.
+/// Seals the records of a segment that is written at offset `start`.
 pub(crate) fn seal_records(seal: &Seal, generation: Generation, start: u64, bytes: &mut [u8]) {
     let mut at = 0;
     while let Some(record) = record_at(bytes, at, Layout::Sealed) {
@@ -110,7 +110,7 @@ pub(crate) fn seal_records(seal: &Seal, generation: Generation, start: u64, byte
     }
 }
 
-/// Opens a sealed record where it is, if it is what it must be; the page's checksum.
+/// Opens a sealed record in place, if it has this identity; the page's checksum.
 pub(crate) fn open_record(seal: &Seal, identity: Identity, bytes: &mut [u8]) -> Option<u32> {
     let (secret, tag) = parts(bytes, identity.extent.form);
     let opened = seal.open(identity, secret, *tag);
@@ -118,14 +118,14 @@ pub(crate) fn open_record(seal: &Seal, identity: Identity, bytes: &mut [u8]) -> 
     checksum.filter(|_| opened)
 }
 
-/// What is encrypted of a record, and its tag.
+/// The encrypted part of a record, and its tag.
 fn parts(record: &mut [u8], form: Form) -> (&mut [u8], &mut Tag) {
     let (secret, rest) =
         record[SECRET..].split_at_mut(HEADER_BYTES - SECRET + usize::from(form.bytes));
     (secret, rest.first_chunk_mut().expect("a whole record"))
 }
 
-/// The records at the start of `bytes`, as far as they go, each with its offset.
+/// The complete records at the start of `bytes`, each with its offset.
 pub(crate) fn records(bytes: &[u8], layout: Layout) -> impl Iterator<Item = (usize, Record)> {
     let mut at = 0;
     std::iter::from_fn(move || {
@@ -136,7 +136,7 @@ pub(crate) fn records(bytes: &[u8], layout: Layout) -> impl Iterator<Item = (usi
     })
 }
 
-/// The record at an offset, if there is a whole one.
+/// The record at an offset, if it is complete.
 pub(crate) fn record_at(bytes: &[u8], at: usize, layout: Layout) -> Option<Record> {
     let record = Record::read(bytes.get(at..)?)?;
     (at + layout.record_bytes(record.form) <= bytes.len()).then_some(record)

@@ -1,22 +1,21 @@
-//! Encryption of what goes to the backing.
+//! Encryption of the backing.
 //!
-//! An AEAD with a key that is made at the start and never leaves memory (the process's own and,
-//! where the cache outlives the process, the file that nobody else can open). A *generation* is the
-//! number of a write, never given twice; with the place inside its segment it is the nonce, so no
-//! nonce is used twice: a place is sealed once in a generation, whether or not the write succeeds.
-//! Owner, place and form are bound in. The index keeps the generation of each page's record, so a
-//! record is opened as what it must be, and not as what it says that it is: one that was there
-//! before, was moved, or was changed does not open.
+//! An AEAD with a key that is made at the start and never leaves memory. That is the process's own
+//! memory and, where the cache outlives the process, the file that no other process can open. A
+//! *generation* is the number of a write, never given twice. With the place inside its segment it
+//! is the nonce. No nonce is used twice, because each place is sealed once in a generation, even if
+//! the write fails. Owner, place and form are bound in. The index keeps the generation of each
+//! page's record. So a record is opened as the index describes it, not as it describes itself: an
+//! older, moved or changed record does not open.
 //!
 //! AES-256-GCM where the processor has the instructions, ChaCha20-Poly1305 otherwise. With either,
-//! the bound on what may be sealed under one key (2^64 blocks of 16 bytes, as nonces are counted)
-//! is out of reach.
+//! the bound for one key (2^64 blocks of 16 bytes, as nonces are counted) is out of reach.
 
 use super::segments::SEGMENT_BYTES;
+use crate::crash_points::Kept;
 use crate::durable::{Durable, KEY_BYTES};
 use crate::ids::{Place, SwapEntry};
 use crate::index::Extent;
-use crate::stops::Kept;
 use ring::aead::{
     AES_256_GCM, Aad, Algorithm, CHACHA20_POLY1305, LessSafeKey, MAX_TAG_LEN, NONCE_LEN, Nonce,
     UnboundKey,
@@ -27,14 +26,14 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use uzswap_sys::secret::{Secret, wipe};
 
-/// What shows that a record is what was written.
+/// Authenticates a record.
 pub(crate) type Tag = [u8; MAX_TAG_LEN];
 
 /// The number of a write to the backing.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Generation(pub(crate) u64);
 
-/// What a record is sealed as, and must be opened as.
+/// The identity under which a record is sealed and opened.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Identity {
     pub(crate) owner: SwapEntry,
@@ -42,7 +41,7 @@ pub(crate) struct Identity {
     pub(crate) generation: Generation,
 }
 
-/// Numbers of writes of a process that was forked have this bit.
+/// This bit is set in the numbers of writes of a forked process.
 const FORKED: u64 = 1 << 62;
 
 /// See the module.
@@ -53,8 +52,8 @@ pub(crate) struct Seal {
 }
 
 impl Seal {
-    /// With a key of its own, or the one of a cache that is taken over: then numbers go on where
-    /// they were. Errors: no randomness, or no memory that may be locked.
+    /// With a new key, or the one of a cache that is taken over: then numbers continue. Errors: no
+    /// randomness, or no memory that may be locked.
     pub(crate) fn new(durable: Option<&Arc<Durable>>) -> io::Result<Self> {
         let has_aes = has_aes();
         Self::with(if has_aes { &AES_256_GCM } else { &CHACHA20_POLY1305 }, durable)
@@ -80,7 +79,7 @@ impl Seal {
         Ok(Self { key, own_generation: Kept::new(0), durable: durable.cloned() })
     }
 
-    /// For the next write: each place that it covers is sealed once.
+    /// The generation of the next write, which seals each of its places once.
     pub(crate) fn next(&self) -> Generation {
         let newest = self.durable.as_ref().map_or(&self.own_generation, |d| d.generation());
         let before = newest.fetch_add(1, Relaxed);
@@ -88,14 +87,14 @@ impl Seal {
         Generation(before + 1)
     }
 
-    /// Lets processes that are forked open and seal as well.
+    /// Lets forked processes open and seal as well.
     pub(crate) fn let_forks_inherit(&self) -> io::Result<()> {
         self.key.let_forks_inherit()
     }
 
-    /// In such a process: its numbers go on from one by chance, far from its parent's and from
-    /// those of other children, because the key is the same. Of 2^62 beginnings, two processes that
-    /// seal 2^32 writes each come to a common number with one in some 2^29.
+    /// Called in such a process. Its numbers continue from a random one, far from those of its
+    /// parent and of other children, because the key is the same. Of 2^62 starts, two processes
+    /// that seal 2^32 writes each share a number with a chance of one in some 2^29.
     pub(crate) fn go_on_in_fork(&self) -> io::Result<()> {
         self.key.lock_again()?;
         let mut bytes = [0; 8];
@@ -106,17 +105,16 @@ impl Seal {
         Ok(())
     }
 
-    /// Encrypts bytes where they are.
+    /// Encrypts bytes in place.
     pub(crate) fn seal(&self, identity: Identity, bytes: &mut [u8]) -> Tag {
         let tag =
             self.key.seal_in_place_separate_tag(identity.nonce(), identity.bound(), bytes).expect(
-                "a record is shorter than what the cipher takes at once, and the tag as long as it",
+                "a record is shorter than the cipher's limit, and the tag is as long as its own",
             );
         tag.as_ref().try_into().expect("a tag has 16 bytes")
     }
 
-    /// Decrypts bytes where they are; `false` if they are not what was sealed: then they are
-    /// nothing.
+    /// Decrypts bytes in place; `false` if they are not the sealed ones, and then they are garbage.
     pub(crate) fn open(&self, identity: Identity, bytes: &mut [u8], tag: Tag) -> bool {
         let (nonce, bound) = (identity.nonce(), identity.bound());
         self.key.open_in_place_separate_tag(nonce, bound, tag.into(), bytes, 0..).is_ok()
@@ -139,7 +137,7 @@ fn has_aes() -> bool {
     false
 }
 
-/// Bytes of what is bound in besides the nonce.
+/// Bytes bound in besides the nonce.
 const BOUND_BYTES: usize = 4 + 8 + 2 + 1;
 
 const _: () = assert!(NONCE_LEN == 8 + 4 && SEGMENT_BYTES as u64 / Place::UNIT <= u32::MAX as u64);

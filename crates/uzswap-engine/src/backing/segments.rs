@@ -1,37 +1,35 @@
-//! What is in each segment of the backing.
+//! The use of each segment of the backing.
 //!
 //! A segment is written once, whole, and then only loses records; or it is given out slot by slot,
-//! to pages written through. The count of its live bytes tells when it is free again, and, while it
-//! is not, which segment is cheapest to clean: its live records are copied into another. So a log,
-//! cleaned greedily; with a fifth of the space free, three quarters of a segment are
-//! copied for each segment won, and less where neighbours die together, as the records of one
-//! program do.
+//! for pages written through. The count of its live bytes tells when it is free again, and which
+//! segment is cheapest to clean: its live records are copied into another. This is a log, cleaned
+//! greedily. With a fifth of the space free, three quarters of a segment are copied for each
+//! segment won. It is less where neighbours die together, as the records of one program do.
 //!
-//! A segment is one word: its use and its live bytes change together, so exactly one thread sees
-//! the last record of a written segment die, and gives the segment back. What all words add up to
-//! is kept beside them (`outline`).
+//! A segment is one word: its use and its live bytes change together. So exactly one thread sees
+//! the last record of a written segment die, and gives the segment back. `outline` has the sums.
 
 use super::outline::{Outline, Sum};
+use crate::crash_points::Kept;
 use crate::durable::{Durable, Values};
 use crate::ids::Place;
-use crate::stops::Kept;
 use crate::sync::atomic::{AtomicU32, Ordering::*};
 use std::sync::Arc;
 
 /// Bytes of a segment: large enough that a disk spends its time writing rather than seeking.
 pub(crate) const SEGMENT_BYTES: usize = 256 << 10;
 
-/// What a segment is doing.
+/// The use of a segment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u32)]
 pub(crate) enum Use {
-    /// Holds nothing.
+    /// It is empty.
     Free = 0,
-    /// Taken; being filled or written. Never handed out or cleaned.
+    /// Taken, and being filled or written. It is neither taken nor cleaned.
     Open = 1,
-    /// Written. Free as soon as nothing in it is live.
+    /// Written. It becomes free when none of its records is live.
     Written = 2,
-    /// Given out slot by slot. Free as soon as all of them are back.
+    /// Given out slot by slot. It becomes free when all slots are back.
     Singles = 3,
     /// Its live records are being copied elsewhere.
     Cleaning = 4,
@@ -64,12 +62,12 @@ const _: () = assert!(SEGMENT_BYTES <= Use::LIVE as usize);
 pub(crate) struct Segment(pub(crate) u32);
 
 impl Segment {
-    /// The segment that a place is in.
+    /// The segment of a place.
     pub(crate) fn of(place: Place) -> Self {
         Self((place.byte() / SEGMENT_BYTES as u64) as u32)
     }
 
-    /// Where it begins on the backing, bytes.
+    /// Its offset on the backing in bytes.
     pub(crate) fn start(self) -> u64 {
         u64::from(self.0) * SEGMENT_BYTES as u64
     }
@@ -82,7 +80,7 @@ pub(crate) struct Segments {
 }
 
 impl Segments {
-    /// All free.
+    /// All segments free.
     pub(super) fn new(count: usize) -> Self {
         let words = (0..count).map(|_| Kept::new(Use::Free.word(0)));
         Self::of(Values::Own(words.collect()))
@@ -92,7 +90,7 @@ impl Segments {
         Self { outline: Outline::new(words.len()), words }
     }
 
-    /// In memory that outlives the process: free, or as another one has left them.
+    /// In memory that outlives the process: free, or as the process before has left them.
     #[cfg(not(feature = "shuttle"))]
     pub(super) fn durable(durable: &Arc<Durable>) -> Self {
         Self::of(durable.segments())
@@ -103,8 +101,8 @@ impl Segments {
         unreachable!("the model checker has no memory that outlives it")
     }
 
-    /// Takes the segments over, of which nothing is known to be live yet. One that was being
-    /// written stays so: a write may still be under way.
+    /// Takes the segments over; no record is known to be live yet. A segment that was being written
+    /// stays so: a write may still be under way.
     pub(super) fn adopt(&self) {
         for segment in self.all() {
             let was = self.state(segment);
@@ -130,12 +128,12 @@ impl Segments {
         Use::of(self.word(segment).load(Acquire))
     }
 
-    /// Bytes of live records in it.
+    /// Bytes of its live records.
     pub(crate) fn live(&self, segment: Segment) -> usize {
         (self.word(segment).load(Acquire) & Use::LIVE) as usize
     }
 
-    /// Puts a segment to another use. `false` if it is not what it was thought to be.
+    /// Changes the use of a segment. `false` if its use is not `from`.
     pub(crate) fn turn(&self, segment: Segment, from: Use, to: Use) -> bool {
         let turn = |word| (Use::of(word) == from).then(|| to.word(word & Use::LIVE));
         let turned = self.word(segment).fetch_update(SeqCst, Acquire, turn).is_ok();
@@ -145,8 +143,8 @@ impl Segments {
         turned
     }
 
-    /// The segment is written, or left as it is by cleaning; `true` if nothing in it is live, so
-    /// that the caller gives it back.
+    /// Notes that the segment is written, or that cleaning leaves it as it is. `true` if no record
+    /// in it is live: then the caller gives it back.
     pub(crate) fn written(&self, segment: Segment) -> bool {
         let turned = self.turn(segment, Use::Open, Use::Written)
             || self.turn(segment, Use::Cleaning, Use::Written);
@@ -154,7 +152,7 @@ impl Segments {
         self.claim_dead(segment)
     }
 
-    /// Whether the caller is the one to give a written segment without live records back.
+    /// True if the caller is the one to give back a written segment without live records.
     fn claim_dead(&self, segment: Segment) -> bool {
         let (dead, claimed) = (Use::Written.word(0), Use::Open.word(0));
         let is_claimed =
@@ -165,14 +163,14 @@ impl Segments {
         is_claimed
     }
 
-    /// `bytes` at a place became live.
+    /// Notes that `bytes` in a segment became live.
     pub(crate) fn add(&self, segment: Segment, bytes: usize) {
         self.word(segment).fetch_add(bytes as u32, SeqCst);
         self.outline.note(segment);
     }
 
-    /// They are no longer referred to; `true` if that was the last of a written segment, which the
-    /// caller gives back.
+    /// Notes that `bytes` are no longer referred to; `true` if they were the last of a written
+    /// segment, which the caller gives back.
     pub(crate) fn remove(&self, segment: Segment, bytes: usize) -> bool {
         let before = self.word(segment).fetch_sub(bytes as u32, SeqCst);
         self.outline.note(segment);
@@ -188,7 +186,7 @@ impl Segments {
         self.sum().cheapest()
     }
 
-    /// Bytes of live records in all.
+    /// Bytes of all live records.
     pub(crate) fn live_bytes(&self) -> u64 {
         self.sum().live
     }
@@ -214,7 +212,7 @@ mod tests {
     use crate::testing::Noise;
     use std::sync::atomic::AtomicBool;
 
-    /// By a look at each.
+    /// Computed by a scan.
     fn looked_up(segments: &Segments) -> (Option<Segment>, u64) {
         let is_written = |segment: &Segment| segments.state(*segment) == Use::Written;
         let written = segments.all().filter(is_written);
@@ -222,7 +220,7 @@ mod tests {
         (cheapest, segments.all().map(|segment| segments.live(segment) as u64).sum())
     }
 
-    /// Something that happens to segments, of which each is `Written` or `Free`.
+    /// A random change of segments, each of which is `Written` or `Free`.
     fn change(segments: &Segments, noise: &mut Noise) {
         let segment = Segment(noise.below(segments.count() as u64) as u32);
         match segments.state(segment) {

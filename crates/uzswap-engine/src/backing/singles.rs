@@ -1,24 +1,25 @@
-//! What is kept of pages written through: tables, one for each cluster that needs one.
+//! State of pages written through: a table for each cluster that has some.
 
 use super::seal::Tag;
 use super::slots::CLUSTER_SLOTS;
+use crate::crash_points::Kept;
 use crate::durable::{Durable, TAGS_BYTES, Values};
 use crate::ids::SwapEntry;
-use crate::stops::Kept;
 use crate::sync::{Mutex, lock};
 use crate::table::boxed;
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::*};
 
-/// A table, with a place for each slot of a cluster.
-pub(super) struct Table {
-    /// Whose page was written there last. A hint: that page may have gone or moved since.
+/// A table with an item for each slot of a cluster.
+pub(super) struct ClusterTable {
+    /// The owner of the page that was last written to each slot. A hint: that page may have gone or
+    /// moved since.
     owners: Box<[SwapEntry; CLUSTER_SLOTS]>,
-    /// Where pages are sealed, two words for each; in memory that outlives the process, if there is
-    /// such.
+    /// Where pages are sealed, two words for each slot, in memory that outlives the process if
+    /// there is any.
     tags: Values<TagWord>,
-    /// The number of the tags there.
+    /// The number of its tags there.
     pub(super) number: u32,
 }
 
@@ -26,7 +27,7 @@ type TagWord = Kept<AtomicU64>;
 
 const _: () = assert!(TAGS_BYTES == CLUSTER_SLOTS * 2 * size_of::<TagWord>());
 
-impl Table {
+impl ClusterTable {
     fn new(tags: Values<TagWord>, number: u32) -> io::Result<Self> {
         let owners = boxed(CLUSTER_SLOTS, || SwapEntry(0))?;
         Ok(Self { owners: owners.try_into().expect("one for each slot"), tags, number })
@@ -55,11 +56,11 @@ impl Table {
     }
 }
 
-/// Where tables come from and go to.
+/// Makes and frees tables.
 pub(super) struct Tables {
     is_sealed: bool,
-    /// In memory that outlives the process: which tags each cluster has, and the numbers that are
-    /// given back, and below which all were used.
+    /// In memory that outlives the process: the tags of each cluster. Beside it, numbers that were
+    /// given back, and the one below which all were used.
     durable: Option<(Arc<Durable>, Values<Kept<AtomicU32>>)>,
     unused: Mutex<UnusedTags>,
 }
@@ -77,11 +78,11 @@ impl Tables {
         Self { is_sealed, durable, unused: Mutex::new(UnusedTags::default()) }
     }
 
-    /// A table. Errors: no memory.
-    pub(super) fn make(&self) -> io::Result<Table> {
+    /// Makes a table. Errors: no memory.
+    pub(super) fn make(&self) -> io::Result<ClusterTable> {
         let Some((durable, homes)) = &self.durable else {
             let words = if self.is_sealed { CLUSTER_SLOTS * 2 } else { 0 };
-            return Table::new(Values::Own(boxed(words, TagWord::default)?), 0);
+            return ClusterTable::new(Values::Own(boxed(words, TagWord::default)?), 0);
         };
         let mut unused = lock(&self.unused);
         let number = unused.given_back.pop().unwrap_or_else(|| {
@@ -90,7 +91,7 @@ impl Tables {
         });
         drop(unused);
         let made = if (number as usize) < homes.len() {
-            durable.tags(number as usize).and_then(|tags| Table::new(tags, number))
+            durable.tags(number as usize).and_then(|tags| ClusterTable::new(tags, number))
         } else {
             Err(io::ErrorKind::OutOfMemory.into())
         };
@@ -100,15 +101,15 @@ impl Tables {
         made
     }
 
-    pub(super) fn free(&self, table: Table) {
+    pub(super) fn free(&self, table: ClusterTable) {
         if let Some((durable, _)) = &self.durable {
             durable.release_tags(table.number as usize);
             lock(&self.unused).given_back.push(table.number);
         }
     }
 
-    /// A cluster has a table from now on, or none.
-    pub(super) fn note(&self, cluster: u32, table: Option<&Table>) {
+    /// Notes the table of a cluster, or that it has none.
+    pub(super) fn note(&self, cluster: u32, table: Option<&ClusterTable>) {
         if let Some((_, homes)) = &self.durable {
             homes[cluster as usize].store(table.map_or(0, |table| table.number + 1), Release);
         }
@@ -120,25 +121,25 @@ impl Tables {
         CLUSTER_SLOTS * of_slot
     }
 
-    /// The table of a cluster that had one in the process before: its tags, and no owners yet.
-    /// Errors: no memory, or they are lost.
-    pub(super) fn retake(&self, cluster: u32) -> io::Result<Table> {
+    /// The table of a cluster that had one in the process before, with its tags and no owners yet.
+    /// Errors: no memory, or the tags are lost.
+    pub(super) fn retake(&self, cluster: u32) -> io::Result<ClusterTable> {
         let Some((durable, homes)) = &self.durable else { return self.make() };
         let number = homes[cluster as usize].load(Acquire).checked_sub(1);
         match number.filter(|number| (*number as usize) < homes.len()) {
-            Some(number) => Table::new(durable.tags(number as usize)?, number),
+            Some(number) => ClusterTable::new(durable.tags(number as usize)?, number),
             None => Err(io::Error::other("a cluster has lost its tags")),
         }
     }
 
-    /// Makes all tags but these unused.
+    /// Frees all tags but these.
     pub(super) fn settle(&self, used: &[u32]) {
         let Some((durable, homes)) = &self.durable else { return };
         let mut unused = lock(&self.unused);
         let is_used = |number: &u32| used.contains(number);
         unused.used = used.iter().max().map_or(0, |last| last + 1);
         unused.given_back = (0..unused.used).filter(|number| !is_used(number)).collect();
-        // What was ready, and never given to a cluster, is behind the last one or among these.
+        // Tags that were ready but never given to a cluster are behind the last one or among these.
         let behind = unused.used..homes.len() as u32;
         let all = unused.given_back.iter().copied().chain(behind);
         all.for_each(|number| durable.release_tags(number as usize));

@@ -2,29 +2,29 @@
 //!
 //! | | bytes | |
 //! |---|---|---|
-//! | slot | 4 KiB | what a page written through takes |
-//! | segment | 64 slots | what writeback fills and writes at once |
-//! | cluster | 8 segments | a lock, a bit for each slot; what is discarded at once |
+//! | slot | 4 KiB | for a page written through |
+//! | segment | 64 slots | filled and written at once by writeback |
+//! | cluster | 8 segments | a lock, a bit for each slot; discarded at once |
 //!
-//! A *batch* is 64 slots: a segment is one, and single slots are taken from the clusters and given
-//! back to them through a cache of each CPU, a batch at a time. Each CPU works in a cluster of its
-//! own while there are free ones. Which those are is in the range index, where the clusters in use
-//! are the ranges taken. Of those in use, bits tell which have room.
+//! A *batch* is 64 slots. A segment is one batch. Single slots move between clusters and a cache of
+//! each CPU by batches. Each CPU works in a cluster of its own while there are free ones. The range
+//! index has the clusters in use as taken ranges. For clusters in use, bits tell which have free
+//! space.
 //!
-//! **Room.** `free_segments` counts segments that are wholly free. Who takes one takes it from the
-//! count first, so that one is there to be found. Slots that caches hold are not free to others;
-//! they are drained where nothing else is left, so that "none" means none anywhere, and where a
-//! cache was not used between two looks of the maintaining thread, as on a CPU that has gone.
+//! **Space.** `free_segments` counts wholly free segments. A thread that takes one first decrements
+//! the count, so that it will find one. Slots in a CPU's cache are not free for other CPUs. The
+//! caches are drained where no other slot is left, so that "none" means none anywhere. A cache is
+//! also drained when it was not used between two calls of the maintaining thread, as on a CPU that
+//! is gone.
 //!
-//! **Tables.** A page written through fills its slot, so whose it is, and where pages are sealed
-//! its tag, is kept here: in a table of its cluster, which a cluster has while any of its segments
-//! is broken up.
+//! **Tables.** A page written through fills its slot. So its owner and, where pages are sealed, its
+//! tag are in a table of the cluster. A cluster has a table while any of its segments is broken up.
 //!
 //! **Locks.** A CPU's cache, then a cluster, then the spare tables. Bits change under their
-//! cluster's lock and are read without.
+//! cluster's lock and are read without it.
 
 use super::segments::{SEGMENT_BYTES, Segment, Segments, Use};
-use super::singles::{Table, Tables};
+use super::singles::{ClusterTable, Tables};
 use crate::backing::record::{Layout, RECORD_BYTES_MAX};
 use crate::backing::seal::Tag;
 use crate::bits::Bits;
@@ -45,18 +45,18 @@ pub(crate) const SLOT_BYTES: usize = 4096;
 pub(crate) const CLUSTER_SEGMENTS: usize = 8;
 /// Bytes of a cluster.
 pub(crate) const CLUSTER_BYTES: usize = CLUSTER_SEGMENTS * SEGMENT_BYTES;
-/// Slots that caches take and give back at once: one word of a cluster's bits, one segment.
+/// Slots that caches take and give back at once: one word of a cluster's bits, or one segment.
 const BATCH: usize = u64::BITS as usize;
 
 const _: () = assert!(BATCH * SLOT_BYTES == SEGMENT_BYTES);
 
-/// Segments that only cleaning may take, so that it can always make progress.
+/// Segments that only cleaning may take, so that it always makes progress.
 pub(crate) const RESERVED: usize = 2;
 
-/// Clusters with single slots free that are asked for a batch before a new segment is broken up.
+/// Clusters with free single slots that are tried for a batch before a new segment is broken up.
 const VISITS: usize = 8;
 
-/// Clusters discarded at a time: each is a call that the kernel may take a while for.
+/// Clusters discarded at a time: the kernel may take a while for each call.
 const DISCARDS: usize = 16;
 
 /// A slot's number.
@@ -64,12 +64,12 @@ const DISCARDS: usize = 16;
 pub(crate) struct Slot(pub(crate) u32);
 
 impl Slot {
-    /// Where it begins on the backing, bytes.
+    /// Its offset on the backing in bytes.
     pub(crate) fn start(self) -> u64 {
         u64::from(self.0) * SLOT_BYTES as u64
     }
 
-    /// The slot that begins at a byte.
+    /// The slot at an offset.
     pub(crate) fn at(byte: u64) -> Self {
         Self((byte / SLOT_BYTES as u64) as u32)
     }
@@ -83,21 +83,21 @@ impl Slot {
     }
 }
 
-/// Which slots of a cluster are taken.
+/// The taken slots of a cluster.
 struct Cluster {
-    /// A word for each segment, a bit for each slot. All are set in a segment that is taken whole,
-    /// and in those beyond the backing's end.
+    /// A word for each segment, a bit for each slot. All bits are set in a segment that is taken
+    /// whole, and beyond the backing's end.
     used: [u64; CLUSTER_SEGMENTS],
-    /// Which segments are given out slot by slot.
+    /// Segments that are given out slot by slot.
     broken: u8,
-    /// Taken from the range index: what is free here may be given out.
+    /// True if it is taken from the range index: its free slots may be given out.
     in_use: bool,
-    /// Of pages written through.
-    table: Option<Table>,
+    /// For pages written through.
+    table: Option<ClusterTable>,
 }
 
 impl Cluster {
-    fn table(&mut self) -> &mut Table {
+    fn table(&mut self) -> &mut ClusterTable {
         self.table.as_mut().expect("a segment of the cluster is broken up")
     }
 }
@@ -105,26 +105,26 @@ impl Cluster {
 /// Slots in a cluster.
 pub(crate) const CLUSTER_SLOTS: usize = CLUSTER_SEGMENTS * BATCH;
 
-/// Tables that are kept ready, 2 or 10 KiB each, as far as clusters have none: for 16 MiB written
-/// through between two looks of the maintaining thread.
+/// Tables of 2 or 10 KiB that are kept ready, if clusters have none: for 16 MiB written through
+/// between two calls of the maintaining thread.
 const TABLES_READY: usize = 8;
-/// Most that are kept until it looks, when they come back.
+/// Most tables that are kept until its next call, when they come back.
 const TABLES_MAX: usize = 8 * TABLES_READY;
 
-/// Sets of clusters by how full the emptiest of their segments is that are broken up.
+/// Number of sets that order clusters by the fill of their emptiest broken-up segment.
 const FILLS: usize = 8;
 
-/// What a CPU has of its own.
+/// The slots of a CPU.
 struct SlotCache {
     /// The cluster to take from, if it has taken from one lately.
     current: Option<u32>,
-    /// Taken, not yet handed out; the next is the last.
+    /// Taken and not yet given out; the next one is the last.
     slots: Vec<Slot>,
-    /// Given back, not yet free.
+    /// Given back and not yet free.
     returned: Vec<Slot>,
     /// Memory for the range index, so that taking a cluster allocates nothing.
     preload: Preload,
-    /// Whether it was used since the maintaining thread last looked.
+    /// True if it was used since the maintaining thread's last call.
     touched: bool,
 }
 
@@ -134,22 +134,22 @@ pub(crate) struct Slots {
     clusters: Box<[Mutex<Cluster>]>,
     /// The clusters in use.
     taken: SkipList,
-    /// Clusters that are not.
+    /// The number of clusters not in use.
     untaken: AtomicU32,
     /// Clusters in use with a free segment.
     with_segments: Bits,
     /// Clusters in use with a free slot in a segment that is broken up.
     with_slots: Bits,
-    /// The same, by how many slots of its emptiest such segment are taken.
+    /// The same, by the number of taken slots in its emptiest such segment.
     by_fill: [Bits; FILLS],
-    /// Clusters in use in which nothing is taken.
+    /// Clusters in use without a taken slot.
     empty: Bits,
-    /// Segments that are wholly free, in clusters in use and in others.
+    /// The number of wholly free segments, in clusters in use and in others.
     free_segments: AtomicU32,
     caches: PerCpu<SlotCache>,
     pub(crate) layout: Layout,
-    /// Tables that no cluster has, and how many there are in all.
-    spare_tables: Mutex<Vec<Table>>,
+    /// Tables without a cluster, and the number of all tables.
+    spare_tables: Mutex<Vec<ClusterTable>>,
     tables_made: AtomicU32,
     tables: Tables,
     /// Slots that a cache takes or gives back at once.
@@ -157,7 +157,7 @@ pub(crate) struct Slots {
 }
 
 impl Slots {
-    /// All of a backing of `bytes`, as far as it is whole segments, free.
+    /// A backing of `bytes`, rounded down to segments, all free.
     pub(crate) fn new(bytes: u64, layout: Layout, durable: Option<&Arc<Durable>>) -> Self {
         let mut slots = Self::with_batch(bytes, layout, BATCH);
         if let Some(durable) = durable {
@@ -194,12 +194,12 @@ impl Slots {
         }
     }
 
-    /// Whether no more than the reserved segments are free.
+    /// True if no more than the reserved segments are free.
     pub(crate) fn is_short(&self) -> bool {
         self.free_segments.load(Acquire) as usize <= RESERVED
     }
 
-    /// Whether a page there was written through: it has a slot of its own, and no header.
+    /// True if a page there was written through: it has a slot of its own, and no header.
     pub(crate) fn is_single(&self, place: Place) -> bool {
         self.segments.state(Segment::of(place)) == Use::Singles
     }
@@ -218,19 +218,20 @@ impl Slots {
         }
     }
 
-    /// The tag of the page in a slot, which the caller's entry says is there.
+    /// The tag of the page in a slot. The caller's entry has this place.
     pub(crate) fn tag(&self, slot: Slot) -> Tag {
         let (number, at) = table_home(slot);
         lock(&self.clusters[number]).table().tag(at)
     }
 
-    /// Whose page was written to a slot last: of a segment that is broken up.
+    /// The owner of the page that was last written to a slot of a broken-up segment.
     pub(crate) fn owner(&self, slot: Slot) -> SwapEntry {
         let (number, at) = table_home(slot);
         lock(&self.clusters[number]).table().owner(at)
     }
 
-    /// Keeps whose page the caller writes to its slot, and the tag that it has where it is sealed.
+    /// Notes the owner of the page that the caller writes to its slot, and its tag where it is
+    /// sealed.
     pub(crate) fn note_page(&self, slot: Slot, owner: SwapEntry, tag: Option<Tag>) {
         let (number, at) = table_home(slot);
         let mut cluster = lock(&self.clusters[number]);
@@ -239,12 +240,12 @@ impl Slots {
         tag.into_iter().for_each(|tag| table.set_tag(at, tag));
     }
 
-    /// A record became live.
+    /// Notes that a record became live.
     pub(crate) fn add(&self, extent: Extent) {
         self.segments.add(Segment::of(extent.place), self.bytes_of(extent));
     }
 
-    /// A record is no longer referred to.
+    /// Notes that a record is no longer referred to.
     pub(crate) fn remove(&self, extent: Extent) {
         let segment = Segment::of(extent.place);
         if self.is_single(extent.place) {
@@ -255,15 +256,15 @@ impl Slots {
         }
     }
 
-    /// Whether `live` bytes of records, packed as tightly as records pack, would leave more than
-    /// the reserved segments free.
+    /// True if `live` bytes of records, packed as tightly as possible, would leave more than the
+    /// reserved segments free.
     pub(crate) fn cleaning_can_win(&self, live: u64) -> bool {
         // One for slots given out singly, one to be won.
         let usable = self.segments.count().saturating_sub(RESERVED + 2) as u64;
         live <= usable * (SEGMENT_BYTES - RECORD_BYTES_MAX) as u64
     }
 
-    /// Takes a segment, to be filled, if more than `reserved` are free.
+    /// Takes a segment to fill, if more than `reserved` are free.
     pub(crate) fn take_segment(&self, reserved: usize) -> Option<Segment> {
         let mut cache = self.caches.lock_here();
         cache.touched = true;
@@ -273,7 +274,7 @@ impl Slots {
         Some(segment)
     }
 
-    /// Gives back a segment in which nothing is live, and which is the caller's alone.
+    /// Gives back a segment without live records, which only the caller uses.
     pub(crate) fn give_segment(&self, segment: Segment, was: Use) {
         let freed = self.segments.turn(segment, was, Use::Free);
         assert!(freed && self.segments.live(segment) == 0, "{segment:?} is not the caller's");
@@ -286,10 +287,10 @@ impl Slots {
         self.free_segments.fetch_add(1, AcqRel);
     }
 
-    /// Takes one slot; `None` if no more than `reserved` segments, and no slot besides, are free.
+    /// Takes one slot; `None` if no more than `reserved` segments, and no other slot, are free.
     pub(crate) fn take_slot(&self, reserved: usize) -> Option<Slot> {
         self.try_take_slot(reserved).or_else(|| {
-            // Other CPUs may hold some.
+            // Other CPUs' caches may have some.
             self.drain();
             self.try_take_slot(reserved)
         })
@@ -315,12 +316,12 @@ impl Slots {
         }
     }
 
-    /// Makes every slot that caches hold free.
+    /// Frees every slot in the caches.
     pub(crate) fn drain(&self) {
         self.caches.iter().for_each(|mut cache| self.empty_cache(&mut cache));
     }
 
-    /// A CPU comes up. Allocates.
+    /// Makes the cache of a CPU that comes up. Allocates.
     pub(crate) fn start_cpu(&self, cpu: usize) {
         let cache = || SlotCache {
             current: None,
@@ -332,12 +333,12 @@ impl Slots {
         let Ok(()) = self.caches.start(cpu, || Ok::<_, Infallible>(cache()));
     }
 
-    /// A CPU goes: the slots that it holds are free.
+    /// Frees the slots of a CPU that goes.
     pub(crate) fn stop_cpu(&self, cpu: usize) {
         self.caches.stop(cpu, |cache| self.empty_cache(cache));
     }
 
-    /// CPUs that have slots.
+    /// CPUs with a cache.
     #[cfg(all(test, not(feature = "shuttle")))]
     pub(crate) fn cpus_count(&self) -> usize {
         self.caches.count()
@@ -357,7 +358,7 @@ impl Slots {
         self.provision_tables();
     }
 
-    /// What cannot be had now is asked for again.
+    /// After an error the next call tries again.
     fn provision_tables(&self) {
         let lacks = || {
             let all_have = self.tables_made.load(Relaxed) as usize >= self.clusters.len();
@@ -378,8 +379,8 @@ impl Slots {
         }
     }
 
-    /// Puts a table with the spare ones; back if there is no room for it.
-    fn keep_spare(&self, table: Table) -> Option<Table> {
+    /// Puts a table with the spare ones; returns it if there is no space for it.
+    fn keep_spare(&self, table: ClusterTable) -> Option<ClusterTable> {
         let mut spare = lock(&self.spare_tables);
         if spare.len() == TABLES_MAX {
             return Some(table);
@@ -398,15 +399,15 @@ impl Slots {
         }
     }
 
-    /// Gives clusters without a slot taken back to the range index, once `discard`, called with
-    /// where such a one begins and its bytes, has told the device. Allocates.
+    /// Gives clusters without a taken slot back to the range index, after `discard` has told the
+    /// device of the cluster's offset and length. Allocates.
     pub(crate) fn discard_empty(&self, mut discard: impl FnMut(u64, u64)) {
         let is_current = |number: u32| self.caches.any_may(|cache| cache.current == Some(number));
         for number in numbers(&self.empty, 0).filter(|number| !is_current(*number)).take(DISCARDS) {
             let first = number as usize * CLUSTER_SEGMENTS;
             let segments = CLUSTER_SEGMENTS.min(self.segments.count() - first);
-            // From the count, so that nobody looks for them here; and while space is short they
-            // are not worth a discard.
+            // From the count, so that no thread looks for them here. While space is short they are
+            // not worth a discard.
             if !self.claim(segments, RESERVED) {
                 return;
             }
@@ -447,8 +448,8 @@ impl Slots {
         self.free_segments.fetch_update(AcqRel, Acquire, claim).is_ok()
     }
 
-    /// A free segment, one of which is taken from the count already. `None` only where a cluster
-    /// would have to be taken and there is no memory ready for the range index: the next call of
+    /// A free segment, which the caller has already taken from the count. `None` only where a
+    /// cluster must be taken and the range index has no memory ready: the next call of
     /// [`Self::provision`] makes some.
     fn take_claimed(&self, cache: &mut SlotCache) -> Option<Segment> {
         let mut backoff = Backoff::new();
@@ -470,13 +471,13 @@ impl Slots {
                 self.free_segments.fetch_add(1, AcqRel);
                 return None;
             }
-            // Others took the segments here; the one counted for this call is elsewhere.
+            // Other threads took the segments here; the one counted for this call is elsewhere.
             backoff.wait();
         }
     }
 
     /// Takes a free cluster, if there is one, and makes it the current one. `false` if there may be
-    /// one and there is no memory ready for taking it.
+    /// one and no memory is ready for taking it.
     fn take_cluster(&self, cache: &mut SlotCache) -> bool {
         if self.untaken.load(Acquire) == 0 {
             return true;
@@ -498,7 +499,7 @@ impl Slots {
         true
     }
 
-    /// Takes a segment in one cluster.
+    /// Takes a segment of one cluster.
     fn take_in(&self, number: u32) -> Option<Segment> {
         if !self.with_segments.has(number as usize) {
             return None;
@@ -511,7 +512,7 @@ impl Slots {
     }
 
     /// Fills an empty cache with a batch of slots: from segments that are broken up already, or
-    /// else from one broken up now.
+    /// from one that is broken up now.
     fn fill(&self, cache: &mut SlotCache, reserved: usize) {
         for number in numbers(&self.with_slots, cache.current.unwrap_or(0)).take(VISITS) {
             self.take_slots(number, &mut cache.slots);
@@ -522,11 +523,11 @@ impl Slots {
         if cache.slots.is_empty() {
             self.break_up(cache, reserved);
         }
-        // They are handed out from the last to the first: in the order of the device.
+        // They are given out from last to first, so this gives the order of the device.
         cache.slots.reverse();
     }
 
-    /// Fills an empty cache from a segment that is broken up for it, if there is one to be had.
+    /// Fills an empty cache from a segment that is broken up for it, if one can be taken.
     fn break_up(&self, cache: &mut SlotCache, reserved: usize) {
         if !self.claim(1, reserved) {
             return;
@@ -540,7 +541,7 @@ impl Slots {
             self.tables.note(number, cluster.table.as_ref());
         }
         if cluster.table.is_none() {
-            // It is free as it was; the next call of `provision` makes a table for it.
+            // The segment is free again; the next call of `provision` makes a table for it.
             self.tell(number, &cluster);
             self.free_segments.fetch_add(1, AcqRel);
             return;
@@ -578,7 +579,7 @@ impl Slots {
         self.free(&mut cache.returned);
     }
 
-    /// Makes slots free, one cluster after the other.
+    /// Frees slots, one cluster after the other.
     fn free(&self, slots: &mut Vec<Slot>) {
         slots.sort_unstable();
         for of_cluster in slots.chunk_by(|a, b| home(a.segment()).0 == home(b.segment()).0) {
@@ -593,7 +594,7 @@ impl Slots {
         slots.clear();
     }
 
-    /// Clears bits of a segment that is broken up; without any it is a free segment again.
+    /// Clears bits of a broken-up segment; without any bit it is a free segment again.
     fn clear(&self, cluster: &mut Cluster, segment: Segment, bits: u64) {
         let (_, word) = home(segment);
         let taken = cluster.used[word] & bits == bits && cluster.broken & 1 << word != 0;
@@ -611,7 +612,7 @@ impl Slots {
         }
     }
 
-    /// Brings a cluster's bits up to date.
+    /// Updates the sets for a cluster.
     fn tell(&self, number: u32, cluster: &Cluster) {
         let has_slot =
             |word: &usize| cluster.broken & 1 << word != 0 && cluster.used[*word] != u64::MAX;
@@ -636,9 +637,8 @@ impl Slots {
         cluster.used.iter().take(there).all(|used| *used == 0)
     }
 
-    /// Recounts everything; panics with what is wrong. Returns the slots that are taken and not in
-    /// a cache, so that the caller compares them with those that it knows of. For a backing at
-    /// rest.
+    /// Recounts everything; panics with the difference. Returns the number of taken slots that are
+    /// in no cache, which the caller compares with its own count. The backing must be at rest.
     pub(crate) fn check(&self) -> usize {
         let (mut free_slots, mut free_segments, mut in_use, mut tables) = (0, 0, 0, 0);
         for (number, cluster) in (0..).zip(&self.clusters) {
@@ -678,7 +678,7 @@ impl Slots {
     }
 }
 
-/// The clusters that are in a set, from one on and then from the first.
+/// The clusters of a set, from one on and then from the first.
 fn numbers(bits: &Bits, from: u32) -> impl Iterator<Item = u32> {
     bits.from(from as usize).map(|number| number as u32)
 }
@@ -689,7 +689,7 @@ fn home(segment: Segment) -> (u32, usize) {
     (segment.0 / per_cluster, (segment.0 % per_cluster) as usize)
 }
 
-/// The cluster of a slot, and where it is in that one's table.
+/// The cluster of a slot, and its index in the cluster's table.
 fn table_home(slot: Slot) -> (usize, usize) {
     (slot.0 as usize / CLUSTER_SLOTS, slot.0 as usize % CLUSTER_SLOTS)
 }

@@ -1,8 +1,8 @@
-//! Dictionaries: what the pages of a program have in common, trained on some of them.
+//! Dictionaries: the common parts of a program's pages, trained on some of them.
 //!
 //! A zstd frame names its dictionary in its header, by a number from 1: one byte more. A dictionary
-//! stays as long as whatever it was made for, because any object may need it, in memory or on the
-//! backing. docs/design/dictionaries.md has the figures behind the constants.
+//! stays as long as the cache, because any object may need it, in memory or on the backing.
+//! docs/design/dictionaries.md has the figures behind the constants.
 
 use crate::durable::Durable;
 use crate::page::{PAGE_BYTES, Page};
@@ -20,42 +20,42 @@ pub(crate) const SAMPLES: usize = 128;
 /// Dictionaries of a cache: 60 KiB each, for ever.
 pub(crate) const DICTIONARIES_MAX: usize = 64;
 
-/// Where a dictionary's number is in it, 32 bits (RFC 8878, section 5).
+/// The offset of a dictionary's number, 32 bits (RFC 8878, section 5).
 const NUMBER_AT: std::ops::Range<usize> = 4..8;
 
 const _: () = assert!(DICTIONARIES_MAX <= u8::MAX as usize, "a frame names it in one byte");
 
-/// The dictionaries that objects may need. Shared by all CPUs; one thread at a time trains.
+/// The dictionaries that objects may need. All CPUs share them; one thread at a time trains.
 pub(crate) struct Dictionaries {
-    /// The first is number 1. Filled from the front.
+    /// The first has number 1. They are filled from the front.
     made: [OnceLock<Dictionary>; DICTIONARIES_MAX],
-    /// Where they are kept for who takes the cache over.
+    /// They are also written here, for a process that takes the cache over.
     durable: Option<Arc<Durable>>,
 }
 
 struct Dictionary {
-    /// What an encoder of another level is made from.
+    /// The source of an encoder of another level.
     content: Vec<u8>,
     decoder: DDict<'static>,
 }
 
-/// What pages are compressed with, besides a context: a dictionary prepared for a level.
+/// A dictionary prepared for a level.
 pub(crate) struct Encoder {
     level: i32,
     pub(super) prepared: CDict<'static>,
-    /// Whether the dictionary gains enough; when not, pages are only tried with it now and then.
+    /// True if the dictionary gains enough. Otherwise pages are only tried with it now and then.
     is_worth_it: AtomicBool,
 }
 
 impl Default for Dictionaries {
-    /// None, so far.
+    /// No dictionary yet.
     fn default() -> Self {
         Self { made: [const { OnceLock::new() }; DICTIONARIES_MAX], durable: None }
     }
 }
 
 impl Dictionaries {
-    /// Those that a cache has which is taken over, if there is one; new ones are kept there.
+    /// Those of a cache that is taken over, if there is one; new ones are written there.
     pub(crate) fn kept_in(durable: Option<&Arc<Durable>>) -> io::Result<Self> {
         let dictionaries = Self { durable: durable.cloned(), ..Self::default() };
         let kept = durable.filter(|durable| durable.is_held()).map(Durable::dictionaries);
@@ -67,14 +67,14 @@ impl Dictionaries {
         Ok(dictionaries)
     }
 
-    /// Trains one more; whether there was memory, and in the pages something to learn. Takes some
+    /// Trains one more; true if there was memory, and something to learn in the pages. Takes some
     /// 30 ms and, meanwhile, 6 MiB.
     pub(crate) fn train(&self, samples: &[Page]) -> bool {
         let Some(number) = self.made.iter().position(|slot| slot.get().is_none()) else {
             return false;
         };
         let Some(dictionary) = Dictionary::train(number as u32 + 1, samples) else { return false };
-        // Before an object is made with it.
+        // Written before an object needs it.
         let kept = self.durable.as_ref().map(|d| d.keep_dictionary(number, &dictionary.content));
         if kept.is_some_and(|kept| kept.is_err()) {
             return false;
@@ -82,7 +82,7 @@ impl Dictionaries {
         self.made[number].set(dictionary).is_ok()
     }
 
-    /// Dictionaries that there are.
+    /// The number of dictionaries.
     pub(crate) fn count(&self) -> usize {
         self.made.iter().filter_map(OnceLock::get).count()
     }
@@ -94,7 +94,7 @@ impl Dictionaries {
         Some(Arc::new(Encoder { level, prepared, is_worth_it: AtomicBool::new(true) }))
     }
 
-    /// What decodes objects of the dictionary of this number.
+    /// Decodes objects of the dictionary with this number.
     pub(super) fn decoder(&self, number: u8) -> Option<&DDict<'static>> {
         let slot = self.made.get(usize::from(number).checked_sub(1)?)?;
         slot.get().map(|dictionary| &dictionary.decoder)
@@ -124,7 +124,7 @@ impl Dictionary {
 }
 
 impl Encoder {
-    /// The level that it was asked for with.
+    /// Its level as requested.
     pub(crate) fn level(&self) -> i32 {
         self.level
     }
@@ -149,8 +149,8 @@ fn prepared_level(level: i32) -> CompressionLevel {
     if level == -1 { 1 } else { level }
 }
 
-/// The number of the dictionary that a frame without magic number needs, if it is one that needs
-/// one: a byte behind the frame's descriptor and its window (RFC 8878, section 3.1.1.1).
+/// The number of the dictionary that a frame without magic number needs, if it needs one: a byte
+/// behind the frame's descriptor and its window (RFC 8878, section 3.1.1.1).
 pub(crate) fn dictionary_of(frame: &[u8]) -> Option<u8> {
     const NUMBER_BITS: u8 = 0b11;
     const SINGLE_SEGMENT: u8 = 1 << 5;
@@ -199,7 +199,7 @@ mod tests {
             objects.push(object(&mut codecs, &pages[0]));
             assert_eq!(dictionary_of(objects.last().unwrap()), Some(number));
         }
-        // Another CPU's contexts, which have compressed nothing with them.
+        // Another CPU's contexts, which have compressed no page with them.
         for codecs in [&mut codecs, &mut zstd(shared)] {
             for object in objects.iter().chain(objects.iter().rev()) {
                 let mut page = [0; PAGE_BYTES];

@@ -1,5 +1,5 @@
-//! LZ4, block format, by liblz4; levels 0 and −1 are encoders of our own, and the bare name takes
-//! the first of these for pages of words, the library for all others.
+//! LZ4, block format, by liblz4. Levels 0 and −1 are encoders of our own. The bare name takes the
+//! first of these for pages of words, and the library for all others.
 
 mod block;
 mod bytes;
@@ -11,14 +11,14 @@ use crate::page::{PAGE_BYTES, Page};
 /// The level that chooses an encoder for each page.
 pub(super) const BY_PAGE: i32 = -2;
 
-/// What a page must have of words of 48 bits, which pointers and small numbers are, to be one of
-/// words. Of five programs' pages, objects are as large as the library's, give or take 2 %; those
-/// of heaps are made in 0.7 to 0.8 of its time and decoded in 0.8 (docs/benchmarks.md).
+/// Words of 48 bits, such as pointers and small numbers, that make a page one of words. On pages of
+/// five programs, objects are as large as the library's within 2 %. Those of heaps are made in 0.7
+/// to 0.8 of its time and decoded in 0.8 (docs/benchmarks.md).
 const WORDS_MIN: usize = PAGE_BYTES / size_of::<u64>() / 2;
 
 fn is_of_words(page: &Page) -> bool {
     let words = page.as_chunks::<8>().0;
-    // 1 for a longer one: an addition and shifts any processor does to several words at once.
+    // 1 for a longer word: an addition and shifts that any processor does to several words at once.
     let is_long = |bytes: &[u8; 8]| ((u64::from_le_bytes(*bytes) >> 48) + 0xffff) >> 16;
     let long: u64 = words.iter().map(is_long).sum();
     words.len() - long as usize >= WORDS_MIN
@@ -40,7 +40,7 @@ impl Lz4 {
         self.level = level;
     }
 
-    /// The same for what is no page of a program's, such as planes of numbers: with the library
+    /// The same for bytes that are not a program's page, such as planes of numbers: by the library
     /// where the level leaves the choice.
     pub(super) fn compress_bytes(&mut self, page: &Page, out: &mut [u8]) -> Option<usize> {
         let level = if self.level == BY_PAGE { 1 } else { self.level };
@@ -55,25 +55,25 @@ impl Lz4 {
     }
 }
 
-/// The library keeps a hash table (16 KiB) per thread, resets it between pages, and panics in a
-/// thread that is ending and has it no more. Such a thread may still have to compress a page: for a
-/// fault of another library's that ends after this. So this is begun after the table, to end before
-/// it, and tells whether it is there.
-struct Table;
+/// The library has a hash table (16 KiB) for each thread, resets it between pages, and panics in an
+/// ending thread that has freed it. Such a thread may still compress a page, for a fault in another
+/// library's destructor. This variable is made after the table, so it is dropped before it, and
+/// tells whether the table exists.
+struct ThreadTable;
 
 thread_local! {
-    static TABLE: Table = Table::begin();
+    static TABLE: ThreadTable = ThreadTable::begin();
 }
 
-impl Table {
+impl ThreadTable {
     fn begin() -> Self {
-        // Whatever comes of it, there is a table then.
+        // The table exists then, even after an error.
         let _ = lzzzz::lz4::compress(&[0], &mut [0; 16], 1);
         Self
     }
 }
 
-impl Drop for Table {
+impl Drop for ThreadTable {
     fn drop(&mut self) {}
 }
 

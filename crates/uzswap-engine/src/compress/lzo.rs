@@ -1,9 +1,9 @@
 //! LZO1X for whole memory pages: a one-pass compressor and a decoder that trusts nothing.
 //!
 //! A stream is a chain of instructions. Each copies earlier output and then up to three literal
-//! bytes, whose number S sits in the two low bits of the instruction or of its distance; more
-//! literals take an instruction of their own. What a first byte below 16 means depends on how
-//! many literals came just before it.
+//! bytes. Their number S is in the two low bits of the instruction or of its distance; more
+//! literals take an instruction of their own. The meaning of a first byte below 16 depends on the
+//! number of literals just before it.
 //!
 //! | first byte | comes after    | means                     | distance             | bytes |
 //! |------------|----------------|---------------------------|----------------------|-------|
@@ -14,12 +14,12 @@
 //! | `001LLLLL` | anything       | copy 2 + L                | 1 + D                | 3     |
 //! | `LLLDDDSS` | anything       | copy 1 + L, L being 2..=7 | 1 + D + 8 H          | 2     |
 //!
-//! H is the second byte; in the three-byte forms D and S share a little-endian word, S at its
-//! low end. L = 0 stands for the most its field can hold, plus 255 for every zero byte that
-//! follows, plus the first byte that is not zero; the distance comes after those. A stream's
-//! very first byte, when above 17, stands for that many literals less 17. The end is `11 00 00`.
+//! H is the second byte. In the three-byte forms D and S share a little-endian word, with S at its
+//! low end. L = 0 stands for the most that its field can encode, plus 255 for every following zero
+//! byte, plus the first byte that is not zero; the distance comes after those. A stream's very
+//! first byte, when above 17, stands for that many literals less 17. The end is `11 00 00`.
 //!
-//! A page is shorter than the reach of `0001GLLL`, so that form is never anything but the end.
+//! A page is shorter than the reach of `0001GLLL`, so that form is always the end.
 
 use super::{Compressor, Undecodable};
 use crate::page::{PAGE_BYTES as PAGE, Page};
@@ -45,7 +45,7 @@ const FIRST_RUN: usize = 255 - 17;
 
 const END: [u8; 3] = [0x11, 0, 0];
 
-/// A codec with the memory it works in, so that no call allocates.
+/// A codec with its working memory, so that no call allocates.
 pub(super) struct Lzo {
     /// Where in the page the bytes that hash to a slot were last seen.
     table: Box<[u16; SLOTS]>,
@@ -80,7 +80,7 @@ impl Compressor for Lzo {
         writer.finish(page, from)
     }
 
-    /// Restores into `page` what `object` was made of. After an error the page holds rubbish.
+    /// Restores `page` from `object`. After an error the page is garbage.
     fn decompress(&mut self, object: &[u8], page: &mut Page) -> Result<(), Undecodable> {
         decode(object, page).ok_or(Undecodable)
     }
@@ -95,15 +95,15 @@ struct Found {
     differ: u64,
 }
 
-/// Loads eight bytes. Zero stands in for the panic beyond [`LAST`], where no caller looks.
+/// Loads eight bytes. Beyond [`LAST`], where no caller reads, it returns zero instead of a panic.
 #[inline(always)]
 fn load(page: &Page, at: usize) -> u64 {
     page.get(at..).and_then(|rest| rest.first_chunk()).map_or(0, |bytes| u64::from_le_bytes(*bytes))
 }
 
-/// Hashes the first five bytes. Four would find the shortest matches too, but on heap pages
-/// those only chop up longer ones: objects as large, of up to a fifth more copies. (Text and
-/// machine code would be 5 to 7 % smaller, and take a tenth to a quarter longer.)
+/// Hashes the first five bytes. Four would find the shortest matches too, but on heap pages those
+/// only split longer ones: objects as large, with up to a fifth more copies. (Text and machine code
+/// would be 5 to 7 % smaller, and take a tenth to a quarter longer.)
 #[inline(always)]
 fn slot(bytes: u64) -> usize {
     ((bytes << 24).wrapping_mul(0x9E37_79B1_85EB_CA87) >> (64 - SLOT_BITS)) as usize
@@ -174,7 +174,7 @@ impl Writer<'_> {
             && let Some(before) = self.len.checked_sub(2)
             && let Some(out) = self.out.get_mut(before..)?.first_chunk_mut::<24>()
         {
-            // Everything is written at its widest and then counts for what it is worth, since
+            // All fields are written at their widest and only their valid bytes are counted:
             // branches on the number of literals and the form of the copy predict badly.
             let run = count > 3;
             out[0] |= select(run, 0, count as u8);
@@ -213,14 +213,14 @@ impl Writer<'_> {
         self.put(&((dist << 2) as u16).to_le_bytes())
     }
 
-    /// Appends literals, of which there may be none only after a copy.
+    /// Appends literals; only after a copy may there be none.
     #[inline(never)]
     fn literals(&mut self, literals: &[u8]) -> Option<()> {
         let count = literals.len();
         if self.len == 0 && count <= FIRST_RUN {
             self.put(&[(17 + count) as u8])?;
         } else if count <= 3 {
-            // Whichever its form, a copy has its S in the last byte but one.
+            // In either form, a copy has its S in the last byte but one.
             *self.out.get_mut(self.len.checked_sub(2)?)? |= count as u8;
         } else if count <= RUN {
             self.put(&[(count - 3) as u8])?;
@@ -231,7 +231,7 @@ impl Writer<'_> {
         self.put(literals)
     }
 
-    /// Appends what follows a length field of zero.
+    /// Appends the continuation of a length field of zero.
     fn length(&mut self, mut beyond: usize) -> Option<()> {
         while beyond > 255 {
             self.put(&[0])?;
@@ -253,7 +253,7 @@ impl Writer<'_> {
     }
 }
 
-/// Where a decoder stands.
+/// The position of a decoder.
 #[derive(Clone, Copy)]
 struct Cursor {
     /// The place of the next instruction in the object.
@@ -264,7 +264,7 @@ struct Cursor {
     state: usize,
 }
 
-/// Decodes an object, or tells with `None` that it is not one.
+/// Decodes an object; `None` if it is not one.
 fn decode(object: &[u8], page: &mut Page) -> Option<()> {
     let mut cursor = Cursor { input: 0, at: 0, state: 0 };
     let count = usize::from(*object.first()?).saturating_sub(17);
@@ -284,7 +284,7 @@ fn decode(object: &[u8], page: &mut Page) -> Option<()> {
 struct Copy {
     dist: usize,
     len: usize,
-    /// How many literals follow, and four bytes that start with them.
+    /// The number of literals that follow, and four bytes that start with them.
     count: usize,
     literals: [u8; 4],
     /// The bytes of the instruction and of its literals.
@@ -292,8 +292,8 @@ struct Copy {
 }
 
 impl Copy {
-    /// Reads the two- or three-byte form. Which of them it is is as good as random, so both are
-    /// read and one is selected. Where length bytes follow, `len` is 34 and nothing else holds.
+    /// Reads the two- or three-byte form. Which form it is is nearly random, so both are read and
+    /// one is selected. Where length bytes follow, `len` is 34 and no other field is valid.
     #[inline(always)]
     fn read(window: &[u8; 8]) -> Self {
         let (first, second) = (usize::from(window[0]), usize::from(window[1]));
@@ -328,12 +328,12 @@ fn word<const AT: usize>(window: &[u8; 8]) -> usize {
     usize::from(u16::from_le_bytes(part::<AT, 2>(window)))
 }
 
-/// How much of the page has to be left for [`ordinary`] to write carelessly: a copy of 32 bytes
-/// and the four that start with its literals.
+/// The rest of the page that [`ordinary`] needs for its wide writes: a copy of 32 bytes and the
+/// four that start with its literals.
 const SLACK: usize = 36;
 
-/// Decodes the instructions that objects mostly consist of, for as long as there is enough page
-/// and object left to move bytes in fixed amounts; what is written too much is written over.
+/// Decodes the common instructions while enough page and object is left to move bytes in fixed
+/// amounts. Later writes overwrite surplus bytes.
 #[inline(always)]
 fn ordinary(object: &[u8], page: &mut Page, cursor: Cursor) -> Option<Cursor> {
     let Cursor { input, mut at, mut state } = cursor;
@@ -372,7 +372,7 @@ fn ordinary(object: &[u8], page: &mut Page, cursor: Cursor) -> Option<Cursor> {
             if from >= at {
                 return None;
             }
-            // One after the other, so that the second may copy what the first has written.
+            // One after the other, so that the second can copy bytes that the first has written.
             shift::<16>(page, from, at)?;
             shift::<16>(page, from + 16, at + 16)?;
         }
@@ -391,8 +391,8 @@ fn shift<const N: usize>(page: &mut Page, from: usize, to: usize) -> Option<()> 
     Some(())
 }
 
-/// For a distance up to 8: the factor that fills eight bytes with a pattern of that many, and
-/// how many of them are whole patterns.
+/// For a distance up to 8: the factor that fills eight bytes with a pattern of that length, and the
+/// number of them that are whole patterns.
 const PATTERNS: [(u64, usize); 9] = {
     let mut table = [(0, 8); 9];
     let mut dist = 1;
@@ -408,8 +408,8 @@ const PATTERNS: [(u64, usize); 9] = {
     table
 };
 
-/// The eight bytes that start with those at `from` and go on with a period of `dist`, which is 1
-/// to 8, and the number of them to step by.
+/// The eight bytes that start with those at `from` and continue with a period of `dist`, which is 1
+/// to 8, and the number of bytes to advance.
 #[inline(always)]
 fn pattern(page: &Page, from: usize, dist: usize) -> ([u8; 8], usize) {
     let (factor, step) = PATTERNS[dist];
@@ -469,7 +469,7 @@ fn repeat_exactly(page: &mut Page, at: usize, dist: usize, len: usize) -> Option
     Some(())
 }
 
-/// Decodes one instruction, whichever it is, save for the end.
+/// Decodes one instruction of any form, except the end.
 #[inline(never)]
 fn any(object: &[u8], page: &mut Page, cursor: Cursor) -> Option<Cursor> {
     let Cursor { mut input, at, state } = cursor;
@@ -503,14 +503,14 @@ fn take(object: &[u8], input: &mut usize) -> Option<usize> {
     Some(usize::from(byte))
 }
 
-/// Reads what follows a length field of zero.
+/// Reads the continuation of a length field of zero.
 fn length(object: &[u8], input: &mut usize) -> Option<usize> {
     let zeros = object.get(*input..)?.iter().position(|byte| *byte != 0)?;
     *input += zeros;
     Some(zeros.checked_mul(255)? + take(object, input)?)
 }
 
-/// Moves literals to the page; the cursor's `state` is up to the caller.
+/// Moves literals to the page; the caller sets the cursor's `state`.
 fn literals(object: &[u8], page: &mut Page, cursor: Cursor, count: usize) -> Option<Cursor> {
     let Cursor { input, at, state } = cursor;
     let literals = object.get(input..)?.get(..count)?;

@@ -1,9 +1,9 @@
 //! Page → bytes → page.
 //!
-//! A [`Codec`] is a format: it is kept with every object, so that objects outlive a change of the
-//! `compressor` attribute. An [`Algorithm`] is a codec with a level: what new pages are made with.
-//! [`Codecs`] holds one CPU's contexts, made once; neither direction allocates afterwards, on a
-//! thread that has called [`prepare_thread`].
+//! A [`Codec`] is a format. Every object has its codec, so objects survive a change of the
+//! `compressor` attribute. An [`Algorithm`] is a codec with a level, for new pages. [`Codecs`] has
+//! one CPU's contexts, made once. Afterwards neither direction allocates, on a thread that has
+//! called [`prepare_thread`].
 
 mod deflate;
 mod dictionary;
@@ -31,7 +31,7 @@ use std::sync::Arc;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[repr(u8)]
 pub enum Codec {
-    /// The page as it is, for what does not compress.
+    /// The page itself, if it does not compress.
     Raw = 0,
     /// LZ4 block format.
     Lz4 = 1,
@@ -45,9 +45,9 @@ pub enum Codec {
     Wkdm = 5,
     /// A piece of a unit of recompressed pages: no page by itself, and not to be chosen.
     Piece = 6,
-    /// LZ4 of a page of numbers taken apart. Chosen by page where `lz4` is.
+    /// LZ4 of a page of numbers taken apart. `lz4` chooses it by page.
     Lz4Numbers = 9,
-    /// The same with Zstandard.
+    /// Zstandard of a page of numbers taken apart. `zstd` chooses it by page.
     ZstdNumbers = 10,
 }
 
@@ -66,10 +66,10 @@ impl Codec {
         Self::Lz4Numbers,
         Self::ZstdNumbers,
     ];
-    /// What `compressor` accepts.
+    /// The values of `compressor`.
     pub const CHOICES: &[Self] = Self::ALL.split_at(Self::Piece as usize).0;
 
-    /// The codec of a number from an index word, which only ever holds known ones.
+    /// The codec of a number from an index word, which only has known ones.
     pub(crate) fn from_bits(bits: u8) -> Self {
         Self::try_from_bits(bits).expect("only known codecs are ever stored")
     }
@@ -94,7 +94,7 @@ impl Codec {
         }
     }
 
-    /// The same for pages of numbers.
+    /// The codec for pages of numbers.
     fn for_numbers(self) -> Option<Self> {
         match self {
             Self::Lz4 => Some(Self::Lz4Numbers),
@@ -103,12 +103,12 @@ impl Codec {
         }
     }
 
-    /// Whether pages of this format are of numbers.
+    /// True if pages of this format are of numbers.
     pub(crate) fn is_for_numbers(self) -> bool {
         matches!(self, Self::Lz4Numbers | Self::ZstdNumbers)
     }
 
-    /// Levels that `compressor` accepts, and the one that the bare name means.
+    /// Levels that `compressor` accepts, and the one of the bare name.
     fn levels(self) -> (std::ops::RangeInclusive<i32>, i32) {
         match self {
             Self::Raw | Self::Lzo | Self::Wkdm => (0..=0, 0),
@@ -124,7 +124,7 @@ impl Codec {
     }
 }
 
-/// What pages are compressed with: `lz4`, `zstd`, `zstd:3`, `raw` …
+/// The compression of new pages: `lz4`, `zstd`, `zstd:3`, `raw` …
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Algorithm {
     /// The format.
@@ -139,9 +139,9 @@ pub enum AlgorithmError {
     /// No such codec.
     #[error("unknown compressor '{name}'; use one of {known}")]
     Unknown {
-        /// What was asked for.
+        /// The requested name.
         name: String,
-        /// Names there are.
+        /// The known names.
         known: String,
     },
     /// The codec has no such level.
@@ -149,7 +149,7 @@ pub enum AlgorithmError {
     Level {
         /// The codec's name.
         codec: &'static str,
-        /// What was asked for.
+        /// The requested level.
         level: String,
         /// Lowest level.
         low: i32,
@@ -195,7 +195,7 @@ impl fmt::Display for Algorithm {
     }
 }
 
-/// The bytes are not what the codec made: they do not decode to exactly one page.
+/// The bytes do not decode to exactly one page.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Undecodable;
 
@@ -204,22 +204,22 @@ trait Compressor {
     /// Compresses `page` into `out`; the bytes written, or `None` when they would not fit.
     fn compress(&mut self, page: &Page, out: &mut [u8]) -> Option<usize>;
 
-    /// Decompresses `object` into `page`. Any bytes may come in; none may make it read or write out
-    /// of bounds.
+    /// Decompresses `object` into `page`. The bytes are not trusted: none makes it read or write
+    /// out of bounds.
     fn decompress(&mut self, object: &[u8], page: &mut Page) -> Result<(), Undecodable>;
 }
 
-/// Allocates what the calling thread needs: the lz4 library keeps its hash table (16 KiB) per
-/// thread, and the epochs a record of it; and the stack is memory only once it is touched. Each
-/// thread that stores or loads calls it before the first page comes.
+/// Allocates the calling thread's memory: the hash table of the lz4 library (16 KiB), the record of
+/// the epochs, and stack, which becomes memory only when it is touched. Each thread that stores or
+/// loads calls it before its first page.
 pub fn prepare_thread() {
     drop(crate::sync::pin());
     let _ = lz4::Lz4::new().compress(&[0; PAGE_BYTES], &mut [0; 64]);
     touch_stack();
 }
 
-/// Stack that is touched ahead. The deepest path, a load of a page in a unit on the backing, was
-/// seen to take 36 KiB from a thread's start on.
+/// Stack that is touched ahead. The deepest path, a load of a page in a unit on the backing, took
+/// 36 KiB from a thread's start.
 const STACK_BYTES: usize = 64 << 10;
 
 #[inline(never)]
@@ -227,22 +227,21 @@ fn touch_stack() {
     std::hint::black_box(&mut [0u8; STACK_BYTES]);
 }
 
-/// A page whose object is larger than this may be one of numbers, and smaller when they are taken
-/// apart.
+/// A page whose object is larger than this may be one of numbers, and smaller when its numbers are
+/// taken apart.
 const NUMBERS_BYTES_MIN: usize = PAGE_BYTES / 4;
 
-/// What that must gain, as a share of the object: decoding takes longer.
+/// The least gain of that, as a share of the object, because decoding takes longer.
 const NUMBERS_GAIN: usize = 16;
 
-/// What compressing with an algorithm takes, made before anybody has to wait for the contexts that
-/// it goes into.
+/// Contexts for an algorithm, made before a thread waits for the lock of [`Codecs`].
 pub(crate) struct Prepared {
     algorithm: Algorithm,
     context: Context,
 }
 
 enum Context {
-    /// All codecs without levels, and what is not chosen, have what they need.
+    /// For codecs without levels, and those that are not chosen.
     None,
     Lz4,
     Zstd(zstd::Plain),
@@ -270,7 +269,7 @@ pub struct Codecs {
     lzo: lzo::Lzo,
     deflate: deflate::Deflate,
     wkdm: wkdm::Wkdm,
-    /// A page of numbers taken apart, and what was made of it.
+    /// A page of numbers taken apart, and its object.
     planes: Page,
     object: Page,
 }
@@ -281,7 +280,7 @@ impl Codecs {
         Self::with_dictionaries(algorithm, Arc::default())
     }
 
-    /// The same, for objects that may need these dictionaries.
+    /// Contexts for objects that may need these dictionaries.
     pub(crate) fn with_dictionaries(algorithm: Algorithm, dictionaries: Arc<Dictionaries>) -> Self {
         let mut codecs = Self {
             algorithm,
@@ -302,13 +301,13 @@ impl Codecs {
         self.exchange(&mut Prepared::new(algorithm));
     }
 
-    /// Whether it compresses with this algorithm.
+    /// True if it compresses with this algorithm.
     pub(crate) fn uses(&self, algorithm: Algorithm) -> bool {
         self.algorithm == algorithm
     }
 
-    /// Compresses with another algorithm from now on. What was prepared for the last one is left in
-    /// its place, for the caller to drop.
+    /// Compresses with another algorithm from now on. The contexts of the last one are left in
+    /// `prepared` for the caller to drop.
     pub(crate) fn exchange(&mut self, prepared: &mut Prepared) {
         self.algorithm = prepared.algorithm;
         match &mut prepared.context {
@@ -319,19 +318,19 @@ impl Codecs {
         }
     }
 
-    /// Whether zstd uses this dictionary.
+    /// True if zstd uses this dictionary.
     pub(crate) fn uses_dictionary(&self, encoder: Option<&Arc<Encoder>>) -> bool {
         self.zstd.uses_dictionary(encoder)
     }
 
-    /// Has zstd use another dictionary from now on, or none. What it had is left in its place, for
+    /// Makes zstd use another dictionary from now on, or none. The last one is left in `with` for
     /// the caller to drop.
     pub(crate) fn exchange_dictionary(&mut self, with: &mut Option<WithDictionary>) {
         self.zstd.exchange_dictionary(with);
     }
 
-    /// Trains a dictionary on pages, of which it takes the first 128, and has zstd use it; whether
-    /// there was memory, and in the pages something to learn.
+    /// Trains a dictionary on the first 128 of the pages, and makes zstd use it. True if there was
+    /// memory, and something to learn in the pages.
     pub fn train(&mut self, samples: &[Page]) -> bool {
         let is_trained = self.zstd.dictionaries.train(samples);
         if is_trained {
@@ -341,7 +340,7 @@ impl Codecs {
         is_trained
     }
 
-    /// What a dictionary gained on the last page, if that was one on which it was tried.
+    /// The gain of a dictionary on the last page, if that page was a trial.
     pub(crate) fn take_trial(&mut self) -> Option<Trial> {
         self.zstd.trial.take()
     }
@@ -364,7 +363,7 @@ impl Codecs {
         numbers.or_else(|| Some((self.algorithm.codec, plain?)))
     }
 
-    /// Compresses a page of numbers to less than the `plain` bytes that it takes as it is.
+    /// Compresses a page of numbers to less than `plain` bytes, its length otherwise.
     fn compress_numbers(
         &mut self,
         page: &Page,
@@ -527,8 +526,8 @@ mod tests {
                 let got = codecs.decompress(codec, &out[..cut], &mut back);
                 assert_eq!(got, Err(Undecodable), "{name} cut at {cut} of {bytes}");
             }
-            // Where only the page taken apart fits, and where neither does. zstd wants more room
-            // than it takes.
+            // Space for the page taken apart only, and space for neither. zstd needs more space
+            // than it uses.
             let room = &mut out[..bytes + 32];
             assert_eq!(codecs.compress(numbers, room), Some((apart, bytes)));
             assert_eq!(codecs.compress(numbers, &mut out[..bytes / 2]), None);

@@ -1,38 +1,38 @@
-//! A page of numbers taken apart, so that what its words have in common takes no room.
+//! A page of numbers taken apart, so that the common part of its words takes no space.
 //!
 //! ```text
 //! words → decimals as integers → differences between neighbours
 //!       → planes: all lowest bits, then all second ones …
 //! ```
-//! The words of an array are near each other and never equal, so side by side no codec finds much
-//! in them. A difference has few bits; the planes of all others are zeros, which compress to
-//! nothing. Floats that were rounded to some decimals, such as prices, look like noise to their
-//! last bit; as so many hundredths they are small integers. docs/design/formats.md has figures.
+//! The words of an array are similar and never equal, so a codec finds few matches in them. A
+//! difference has few bits; the planes of all others are zeros, which compress to nothing. Floats
+//! that were rounded to some decimals, such as prices, look like noise to their last bit; counted
+//! in hundredths they are small integers. docs/design/formats.md has figures.
 
 use super::Undecodable;
 use crate::page::{PAGE_BYTES, Page};
 use std::hint::black_box;
 
-/// What [`together`] needs besides the planes: how the page was taken apart, and its first number.
+/// The input of [`together`] besides the planes: the way the page was taken apart, and its first
+/// number.
 pub(super) type Header = [u8; HEADER_BYTES];
-/// Bytes of it.
+/// Its length.
 pub(super) const HEADER_BYTES: usize = 1 + size_of::<u64>();
-/// Of a page that was not taken apart.
+/// The header of a page that was not taken apart.
 pub(super) const AS_IT_IS: Header = [0xff; HEADER_BYTES];
 
-/// Words of a page; those whose planes are made at once; and the planes.
+/// Words of a page; words whose planes are made at once; planes.
 const WORDS: usize = PAGE_BYTES / size_of::<u64>();
 const BLOCK: usize = 64;
 const BLOCKS: usize = WORDS / BLOCK;
 
-/// The first of as many words as a block has that are looked at to see whether a page is worth more
-/// than that look.
+/// The first word of a sample, of one block, that decides if a page is worth a full check.
 const LOOK: usize = WORDS / 2;
 
-/// How a word differs from the one before.
+/// The difference between a word and the one before.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Step {
-    /// In bits: for labels and noise, whose order says nothing.
+    /// By exclusive or: for labels and noise, whose order means nothing.
     Bits = 0,
     /// By a 64-bit difference.
     Word = 1,
@@ -42,14 +42,14 @@ enum Step {
 
 const STEPS: [Step; 3] = [Step::Bits, Step::Word, Step::Halves];
 
-/// What decimals are multiplied with to be integers.
+/// The factors that make integers of decimals.
 const POWERS: [f64; 9] = [1e0, 1e1, 1e2, 1e3, 1e4, 1e5, 1e6, 1e7, 1e8];
 
-/// 1.5 × 2⁵²: a float near it has its integer in its last bits. So integers and floats turn into
-/// each other by an addition, up to 2⁵¹, and many at a time.
+/// 1.5 × 2⁵²: a float near it has its integer in its last bits. So an addition converts integers
+/// and floats up to 2⁵¹, and many at a time.
 const MAGIC: f64 = 6_755_399_441_055_744.0;
 const INTEGER_MAX: u64 = 1 << 51;
-/// Of floats from 10⁻⁸ to 2⁵¹.
+/// The exponents of floats from 10⁻⁸ to 2⁵¹.
 const EXPONENTS: std::ops::RangeInclusive<u64> = 1023 - 27..=1023 + 51;
 
 /// Takes a page apart if its numbers have less than `most` bytes in all.
@@ -82,7 +82,7 @@ pub(super) fn take_apart(page: &Page, most: usize, planes: &mut Page) -> Option<
     Some(header)
 }
 
-/// Puts a page together again. Any bytes may come in.
+/// Puts a page together again. The input is not trusted.
 pub(super) fn together(header: &Header, planes: &Page, page: &mut Page) -> Result<(), Undecodable> {
     if *header == AS_IT_IS {
         *page = *planes;
@@ -114,15 +114,15 @@ pub(super) fn together(header: &Header, planes: &Page, page: &mut Page) -> Resul
     Ok(())
 }
 
-/// Makes integers of words, taken for floats, with the least power of ten with which all of them
-/// are some; which. Otherwise they stay as they are. Zeros alone say nothing.
+/// Turns words, taken as floats, into integers with the least power of ten that makes all of them
+/// integers; returns the power. Otherwise they stay as they are, as zeros alone do.
 fn to_integers(words: &mut [u64]) -> Option<usize> {
     let is_decimal = |word: u64, power: f64| {
         let integer = integer_of(word, power);
-        // Only these turn into floats without regard to what a machine makes of infinities.
+        // Only these are converted without depending on the machine's treatment of infinities.
         integer.wrapping_add(INTEGER_MAX) <= 2 * INTEGER_MAX && float_of(integer, power) == word
     };
-    // Of heaps the first word that is not zero is none.
+    // In heaps the first word that is not zero fails this.
     let may_be = |word: &u64| *word == 0 || EXPONENTS.contains(&(word >> 52 & 0x7ff));
     if !words.iter().all(may_be) || words.iter().all(|word| *word == 0) || !rounds_to_nearest() {
         return None;
@@ -140,15 +140,15 @@ fn to_integers(words: &mut [u64]) -> Option<usize> {
     Some(power)
 }
 
-/// Whether this thread divides as nearly all do. Who takes a page apart and who puts it together
-/// may be threads of a program that has told them otherwise.
+/// True if this thread rounds to the nearest, as nearly all do. A program may have set other
+/// rounding for the thread that takes a page apart, or for the one that puts it together.
 fn rounds_to_nearest() -> bool {
     // Of these the nearest is below one and above the other.
     let quotients = [3.0_f64, 10.0].map(|by| (black_box(1.0) / black_box(by)).to_bits());
     quotients == [0x3fd5_5555_5555_5555, 0x3fb9_9999_9999_999a]
 }
 
-/// The integer next to a float times `power`, if there is one; else any.
+/// The integer next to a float times `power`, if there is one; otherwise any.
 fn integer_of(float: u64, power: f64) -> u64 {
     (f64::from_bits(float) * power + MAGIC).to_bits().wrapping_sub(MAGIC.to_bits())
 }
@@ -158,7 +158,7 @@ fn float_of(integer: u64, power: f64) -> u64 {
     ((f64::from_bits(integer.wrapping_add(MAGIC.to_bits())) - MAGIC) / power).to_bits()
 }
 
-/// The same by integers alone, whatever way this thread rounds; some ten times as slow.
+/// The same by integers alone, for any rounding of this thread; some ten times as slow.
 fn float_in_any_mode(integer: u64, power: f64) -> u64 {
     let magnitude = u128::from((integer as i64).unsigned_abs() & (2 * INTEGER_MAX - 1));
     if magnitude == 0 {
@@ -167,7 +167,7 @@ fn float_in_any_mode(integer: u64, power: f64) -> u64 {
     let up = magnitude.leading_zeros();
     let (divisor, dividend) = (power as u128, magnitude << up);
     let (quotient, rest) = (dividend / divisor, dividend % divisor);
-    // To 53 bits: the nearest, of two as near the even one.
+    // To 53 bits: the nearest, and of two equally near the even one.
     let down = u128::BITS - quotient.leading_zeros() - f64::MANTISSA_DIGITS;
     let below = quotient & ((1 << down) - 1);
     let half = 1 << (down - 1);
@@ -179,7 +179,8 @@ fn float_in_any_mode(integer: u64, power: f64) -> u64 {
     integer & 1 << 63 | bits
 }
 
-/// Bytes of the planes that are not all zeros, for each block of words by itself, with each step.
+/// For each step, the bytes of the planes that are not all zeros, for each block of words by
+/// itself.
 fn costs(words: &[u64]) -> [(usize, Step); 3] {
     STEPS.map(|step| {
         let blocks = words[1..].chunks(BLOCK).zip(words.chunks(BLOCK));
@@ -248,10 +249,10 @@ fn unfolded_half(number: u32) -> u32 {
     number >> 1 ^ (number & 1).wrapping_neg()
 }
 
-/// Exchanges rows and columns of a square of bits: halves of the square, then quarters of these,
-/// down to bits.
+/// Swaps rows and columns of a square of bits: halves of the square, then quarters of these, down
+/// to bits.
 fn transpose(rows: &mut [u64; BLOCK]) {
-    /// A function for each step, so that each is compiled for as many rows at once as can be.
+    /// A function for each step, so that each is compiled for as many rows at once as possible.
     fn exchange<const STEP: usize>(rows: &mut [u64; BLOCK], low: u64) {
         for row in (0..BLOCK).filter(|row| row & STEP == 0) {
             let other = row + STEP;
@@ -278,8 +279,8 @@ mod tests {
         words.as_flattened().try_into().unwrap()
     }
 
-    /// Takes a page apart and puts it together; how it was taken apart, and the bytes in planes
-    /// that are not zeros.
+    /// Takes a page apart and puts it together; returns the way it was taken apart, and the bytes
+    /// in planes that are not zeros.
     fn pass(page: &Page) -> (u8, usize) {
         let (mut planes, mut back) = ([1; PAGE_BYTES], [2; PAGE_BYTES]);
         let header = take_apart(page, usize::MAX, &mut planes).unwrap();
@@ -338,7 +339,7 @@ mod tests {
             time
         });
         assert_eq!(pass(&times), (Step::Word as u8, 11 * 64));
-        // Two of single precision to a word.
+        // Two floats of single precision in a word.
         let (mut a, mut b) = (100_f32, 200_f32);
         let singles = page_of(|_| {
             a += random.below(1000) as f32 / 1000.0 - 0.5;
@@ -367,7 +368,7 @@ mod tests {
                 assert_eq!(pass(&prices).0 >> 4, 0, "{odd} at {at}");
             }
         }
-        // The largest that are: 2⁵¹ steps.
+        // The largest such integers: 2⁵¹ steps.
         for most in [1_i64 << 51, -(1 << 51)] {
             let page = page_of(|i| ((most - most.signum() * (i as i64 + 1)) as f64).to_bits());
             assert_eq!(pass(&page).0 >> 4, 1);
@@ -397,7 +398,7 @@ mod tests {
                 }
             }
         }
-        // Damaged ones are any float.
+        // Damaged ones are arbitrary floats.
         for bit in 0..64 {
             float_in_any_mode(1 << bit, 1e8);
         }
@@ -411,7 +412,7 @@ mod tests {
             let page = crate::compress::samples::pointers(&mut random);
             assert_eq!(take_apart(&page, PAGE_BYTES / 3, &mut planes), None);
         }
-        // Numbers where they are looked at, noise elsewhere.
+        // Numbers in the sample, noise elsewhere.
         let noise = random.page();
         let page = page_of(|at| {
             let word = u64::from_le_bytes(noise.as_chunks().0[at]);

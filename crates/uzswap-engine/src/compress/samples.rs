@@ -18,7 +18,7 @@ impl Random {
         (((self.next() >> 32) * bound as u64) >> 32) as usize
     }
 
-    /// A number from 1 to `most` whose order of magnitude is what is random.
+    /// A number from 1 to `most` with a random order of magnitude.
     pub(super) fn skewed(&mut self, most: usize) -> usize {
         let bits = 1 + self.below(usize::BITS as usize - most.leading_zeros() as usize);
         (1 + self.below(1 << bits)).min(most)
@@ -33,8 +33,8 @@ impl Random {
     }
 }
 
-/// Asserts that a page is compressed, to the same object, exactly where there is room for that, and
-/// nothing is written beyond.
+/// Asserts that a page is compressed, to the same object, exactly where there is space for it, and
+/// that no byte beyond is written.
 pub(super) fn assert_room(
     page: &Page,
     mut compress: impl FnMut(&Page, &mut [u8]) -> Option<usize>,

@@ -1,4 +1,4 @@
-//! Sixteen pages as one: what recompression makes of cold pages.
+//! Sixteen pages as one: the format of recompressed pages.
 //!
 //! ```text
 //! offset  bytes
@@ -8,11 +8,11 @@
 //!     72      …  one zstd stream without magic number, cut off after the last group
 //! ```
 //! A group with pages of numbers begins with a header for each page, and these pages are taken
-//! apart (`numbers`). Little-endian. A group is flushed, so it can be decoded with nothing of what
-//! follows it, and refers back to all before it. A page of the second group costs the decoding of
-//! two.
+//! apart (`numbers`). Numbers are little-endian. A group is flushed, so it can be decoded without
+//! the following groups, and refers back to all before it. A page of the second group costs the
+//! decoding of two groups.
 //!
-//! Blocks of four pages are a trade of size against time: docs/design/recompression.md.
+//! Blocks of four pages trade size against time: docs/design/recompression.md.
 
 use super::{Undecodable, numbers};
 use crate::page::{PAGE_BYTES, Page};
@@ -43,7 +43,7 @@ const NUMBERS: u16 = 1 << 15;
 
 const _: () = assert!(UNIT_BYTES_MAX < NUMBERS as usize, "ends have 15 bits");
 
-/// Makes units. Allocates when made and with its first unit: some megabytes.
+/// Makes units. Allocates some megabytes, when made and with its first unit.
 pub(crate) struct UnitEncoder {
     context: CCtx<'static>,
     /// A group with pages of numbers.
@@ -55,7 +55,7 @@ impl UnitEncoder {
     /// smaller.
     const LEVEL: i32 = 9;
 
-    /// `None`: there is no memory.
+    /// `None`: no memory.
     pub(crate) fn new() -> Option<Self> {
         let mut context = CCtx::try_create()?;
         for parameter in [
@@ -70,9 +70,9 @@ impl UnitEncoder {
         Some(Self { context, group: boxed(HEADERS_BYTES + GROUP_BYTES, || 0).ok()? })
     }
 
-    /// Makes a unit of the first pages, whole groups of them, as many as fit in `out`; the bytes of
-    /// the unit and its pages, or `None` when not even one group fits. `keys` are the pages', and
-    /// `numbers` says which are pages of numbers. `out` has room for [`UNIT_BYTES_MAX`].
+    /// Makes a unit of the first pages, in whole groups, as many as fit in `out`. Returns the bytes
+    /// of the unit and its pages, or `None` when not even one group fits. `keys` are those of the
+    /// pages; `numbers` marks pages of numbers. `out` has space for [`UNIT_BYTES_MAX`].
     pub(crate) fn encode(
         &mut self,
         keys: &[u32],
@@ -121,7 +121,7 @@ fn take_apart<'a>(group: &[Page], numbers: &[bool], out: &'a mut [u8]) -> &'a [u
     out
 }
 
-/// Takes pages out of units. Allocates when it is made, never after.
+/// Decodes pages of units. Allocates when it is made, and never after.
 pub(crate) struct UnitDecoder {
     context: DCtx<'static>,
     /// The groups, one after the other.
@@ -129,7 +129,7 @@ pub(crate) struct UnitDecoder {
 }
 
 impl UnitDecoder {
-    /// `None`: there is no memory.
+    /// `None`: no memory.
     pub(crate) fn new() -> Option<Self> {
         let mut context = DCtx::try_create()?;
         for parameter in
@@ -140,8 +140,8 @@ impl UnitDecoder {
         }
         let groups = boxed(GROUPS * (HEADERS_BYTES + GROUP_BYTES), || 0).ok()?;
         let mut decoder = Self { context, groups };
-        // A context takes its memory, a window, with the header of its first frame. So: a frame
-        // header that says nothing but the window, and a block of one byte over and over.
+        // A context allocates a window with the header of its first frame. So this decodes a frame
+        // header with the window, and a block of one repeated byte.
         let block = (GROUP_BYTES as u32) << 3 | 1 << 1;
         let [low, middle, high, _] = block.to_le_bytes();
         let stream = [0, ((WINDOW_LOG - 10) << 3) as u8, low, middle, high, 0];
@@ -149,8 +149,8 @@ impl UnitDecoder {
         Some(decoder)
     }
 
-    /// Bytes of a unit that decoding the page at `position` needs: `None` when it has no such page
-    /// or is none. `start` is at least its first 72 bytes.
+    /// Bytes of a unit that decoding the page at `position` needs. `None` when it has no such page
+    /// or is no unit. `start` is at least its first 72 bytes.
     pub(crate) fn bytes_for(start: &[u8], position: usize) -> Option<usize> {
         let end = usize::from(Self::mark(start, position / GROUP_PAGES)? & !NUMBERS);
         (HEADER_BYTES + 1..=UNIT_BYTES_MAX).contains(&end).then_some(end)
@@ -162,18 +162,18 @@ impl UnitDecoder {
         if has_numbers { HEADERS_BYTES } else { 0 }
     }
 
-    /// Where a group ends, and whether it has numbers.
+    /// The end of a group, and its mark for numbers.
     fn mark(start: &[u8], group: usize) -> Option<u16> {
         start.get(ENDS_AT + group * 2..)?.first_chunk().map(|mark| u16::from_le_bytes(*mark))
     }
 
-    /// The key of the page at `position`, as a unit's start says.
+    /// The key of the page at `position` in a unit's start.
     pub(crate) fn key_of(start: &[u8], position: usize) -> Option<u32> {
         start[..ENDS_AT].as_chunks().0.get(position).map(|key| u32::from_le_bytes(*key))
     }
 
-    /// Gives the page at `position` back; whether it is one of numbers. Any bytes may come in, a
-    /// whole unit or as much of it as [`Self::bytes_for`] says.
+    /// Decodes the page at `position`; true if it is a page of numbers. The bytes are not trusted:
+    /// a whole unit, or the part that [`Self::bytes_for`] gives.
     pub(crate) fn page(
         &mut self,
         unit: &[u8],
@@ -297,7 +297,7 @@ mod tests {
         let (whole, count) = unit(&pages);
         assert_eq!(count, GROUP_PAGES);
         assert_eq!(UnitDecoder::bytes_for(&whole, GROUP_PAGES), None, "no second group");
-        // The same encoder goes on with what did not fit.
+        // The same encoder continues with the pages that did not fit.
         let mut page = [0; PAGE_BYTES];
         assert_eq!(UnitDecoder::new().unwrap().page(&whole, 3, &mut page), Ok(false));
         assert!(page == pages[3]);

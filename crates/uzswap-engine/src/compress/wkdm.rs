@@ -1,5 +1,5 @@
-//! WKdm, the compressor made for memory rather than files: our own code, after its description in
-//! Wilson, Kaplan and Smaragdakis, "The Case for Compressed Caching in Virtual Memory Systems"
+//! WKdm, a compressor made for memory rather than files. It is our own code, after the description
+//! in Wilson, Kaplan and Smaragdakis, "The Case for Compressed Caching in Virtual Memory Systems"
 //! (USENIX 1999).
 //!
 //! A page is 1024 little-endian words of 32 bits. A dictionary of 16 words, zeros at first, keeps
@@ -9,7 +9,7 @@
 //!
 //! An object is four sections, one after the other without padding between them:
 //!
-//! | section  | for each | bits | what                                                           |
+//! | section  | for each       | bits | content                                                      |
 //! |----------|----------|-----:|----------------------------------------------------------------|
 //! | tags     | 16 words | 2×16 | two masks, bit i for word i: 1 in the first where the word is  |
 //! |          |          |      | exact or partial, 1 in the second where it is exact or literal |
@@ -17,11 +17,11 @@
 //! | slots    | exact, partial |  4 | its slot                                                   |
 //! | lows     | partial  |   10 | its lower bits                                                 |
 //!
-//! All is little-endian, the first of several in a byte in its lowest bits. The last byte of the
-//! slots and of the lows is filled up with zeros. The tags tell how long everything is.
+//! All numbers are little-endian; the first of several in a byte is in its lowest bits. The last
+//! byte of the slots and of the lows is padded with zeros. The tags give all lengths.
 //!
-//! Splitting a page into what the sections hold, and joining it again, also exists in a form that
-//! takes 16 words at a time ([`avx512`]); packing the sections is common to both.
+//! Splitting a page into sections and joining it again also has a form that takes 16 words at a
+//! time ([`avx512`]). Both forms share the packing of sections.
 
 #[cfg(target_arch = "x86_64")]
 mod avx512;
@@ -40,22 +40,22 @@ const TAGS: usize = WORDS / GROUP * 4;
 /// Entries of the dictionary; the scalar form has one more, where zeros go.
 const SLOTS: usize = 16;
 
-/// The lower bits that a partial word brings itself.
+/// The lower bits that a partial word has in the object.
 const LOW_BITS: u32 = 10;
 const LOW: u32 = (1 << LOW_BITS) - 1;
 
-/// What is read and written may reach over the end of a section by one group.
+/// Reads and writes may pass the end of a section by one group.
 const SLACK: usize = 4 * GROUP;
 
-/// A multiplier of MurmurHash3, which keeps most words of heap pages apart. Among good ones the
-/// size of objects differs by a few percent, by luck.
+/// A multiplier of MurmurHash3, which separates most words of heap pages. Among good ones the size
+/// of objects differs by a few percent, by chance.
 const MULTIPLIER: u32 = 0xC2B2_AE35;
 
 fn slot(word: u32) -> usize {
     ((word >> LOW_BITS).wrapping_mul(MULTIPLIER) >> 28) as usize
 }
 
-/// What the sections hold, not packed yet. Beyond the counts there is rubbish.
+/// The sections before they are packed. Bytes beyond the counts are garbage.
 struct Parts {
     tags: [u8; TAGS],
     /// Words.
@@ -66,7 +66,7 @@ struct Parts {
     lows: [u8; 2 * WORDS + SLACK],
 }
 
-/// How many of each an object has.
+/// The number of each kind in an object.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 struct Counts {
     literals: usize,
@@ -100,7 +100,7 @@ impl Counts {
 struct Masks {
     /// The dictionary has the word, or its upper bits.
     old: u16,
-    /// Nothing is said of its lower bits alone.
+    /// Its lower bits are not in the lows.
     whole: u16,
 }
 
@@ -115,7 +115,7 @@ impl Masks {
     }
 }
 
-/// A codec with the memory it works in, so that no call allocates.
+/// A codec with its working memory, so that no call allocates.
 pub(super) struct Wkdm {
     parts: Box<Parts>,
     #[cfg(target_arch = "x86_64")]
@@ -131,7 +131,7 @@ impl Wkdm {
         }
     }
 
-    /// What works on every machine. Objects are the same.
+    /// The form for every machine. Objects are the same.
     fn scalar() -> Self {
         let parts = Parts {
             tags: [0; TAGS],
@@ -148,8 +148,8 @@ impl Wkdm {
 }
 
 impl Compressor for Wkdm {
-    /// Writes the object of `page` to the front of `out` and tells its length, or `None` when it
-    /// does not fit. The same page always makes the same object, on every machine.
+    /// Writes the object of `page` to the front of `out` and returns its length, or `None` when it
+    /// does not fit. The same page always gives the same object, on every machine.
     fn compress(&mut self, page: &Page, out: &mut [u8]) -> Option<usize> {
         #[cfg(target_arch = "x86_64")]
         if let Some(vector) = self.vector {
@@ -159,7 +159,7 @@ impl Compressor for Wkdm {
         self.parts.pack(counts, out)
     }
 
-    /// Restores into `page` what `object` was made of. After an error the page is as it was.
+    /// Restores `page` from `object`. After an error the page is unchanged.
     fn decompress(&mut self, object: &[u8], page: &mut Page) -> Result<(), Undecodable> {
         #[cfg(target_arch = "x86_64")]
         if let Some(vector) = self.vector {
@@ -172,7 +172,7 @@ impl Compressor for Wkdm {
 }
 
 impl Parts {
-    /// Writes the object that has so many of what is in the sections.
+    /// Writes the object with so many of each kind.
     ///
     /// This and [`Parts::unpack`] are compiled into either form with the instructions it may use.
     #[inline(always)]
@@ -216,14 +216,14 @@ impl Parts {
         let mut last = [0; 5];
         last[..rest.len()].copy_from_slice(rest);
         fours[whole.len()] = wide(last);
-        // What fills up the last bytes: a slot, and bits that would be part of one more number.
+        // The padding of the last bytes: a slot, and bits that would belong to one more number.
         let slot_is_zero = counts.slots.is_multiple_of(2) || self.slots[counts.slots] == 0;
         let mut fill = self.lows[2 * counts.lows..8 * whole.len() + 8].iter();
         (slot_is_zero && fill.all(|byte| *byte == 0)).then_some(())
     }
 }
 
-/// Four numbers of ten bits, which come in sixteen each.
+/// Four numbers of ten bits, each in sixteen.
 #[inline(always)]
 fn narrow(four: [u8; 8]) -> [u8; 5] {
     let wide = u64::from_le_bytes(four);
@@ -240,22 +240,22 @@ fn wide([a, b, c, d, e]: [u8; 5]) -> [u8; 8] {
     (number(0) | number(1) | number(2) | number(3)).to_le_bytes()
 }
 
-/// Appends to a section. What is not to be kept is written all the same and then not counted:
-/// which kind a word is of is as good as random, so that branches on it would be slow.
+/// Appends to a section. An item that is not kept is written all the same and not counted: the kind
+/// of a word is nearly random, so branches on it would be slow.
 fn append<const N: usize>(section: &mut [u8], count: &mut usize, item: [u8; N], is_kept: bool) {
     let at = N * *count;
     section[at..at + N].copy_from_slice(&item);
     *count += usize::from(is_kept);
 }
 
-/// The next item of a section, which is left there unless it is used.
+/// The next item of a section, which stays there unless it is used.
 fn next<const N: usize>(section: &[u8], count: &mut usize, is_used: bool) -> [u8; N] {
     let at = N * *count;
     *count += usize::from(is_used);
     section[at..].first_chunk().copied().unwrap_or([0; N])
 }
 
-/// Finds what the sections of a page hold.
+/// Splits a page into its sections.
 fn split(page: &Page, parts: &mut Parts) -> Counts {
     let mut counts = Counts::default();
     let mut dictionary = [0; SLOTS + 1];
@@ -283,7 +283,7 @@ fn split(page: &Page, parts: &mut Parts) -> Counts {
     counts
 }
 
-/// Makes a page of what its sections hold.
+/// Makes a page from its sections.
 fn join(parts: &Parts, page: &mut Page) {
     let mut counts = Counts::default();
     let mut dictionary = [0; SLOTS + 1];

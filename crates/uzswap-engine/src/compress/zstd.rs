@@ -1,5 +1,5 @@
-//! Zstandard: frames without magic number or content checksum, so 6 bytes of frame to a page, and 7
-//! with a dictionary, which the frame names.
+//! Zstandard: frames without magic number or content checksum. The frame takes 6 bytes for each
+//! page, and 7 with a dictionary, which it names.
 
 use super::dictionary::{Dictionaries, Encoder, dictionary_of};
 use super::{Compressor, Undecodable};
@@ -7,16 +7,16 @@ use crate::page::{PAGE_BYTES, Page};
 use std::sync::Arc;
 use zstd_safe::{CCtx, CParameter, DCtx, DParameter, FrameFormat};
 
-/// One page in so many is compressed both ways, to know what the dictionary gains. Costs 3 % of the
+/// One page in so many is compressed both ways, to measure the dictionary's gain. Costs 3 % of the
 /// time.
 const TRIAL_PAGES: u32 = 32;
 
-/// With a dictionary, zstd keeps to its statistics of small pages, which makes large objects larger
-/// than they need be. An object above this is made without it too, and the smaller one kept: 1 to
+/// With a dictionary, zstd uses its statistics of small pages, which makes large objects larger
+/// than necessary. An object above this is also made without it, and the smaller one is kept: 1 to
 /// 11 in 100 on heaps.
 const SURE_BYTES: usize = PAGE_BYTES / 4;
 
-/// What begins a frame unless it is left out, and here it is cut off.
+/// The start of a frame, which zstd writes with a dictionary; it is cut off here.
 const MAGIC: [u8; 4] = 0xfd2f_b528_u32.to_le_bytes();
 
 pub(super) struct Zstd {
@@ -26,12 +26,12 @@ pub(super) struct Zstd {
     with: Option<WithDictionary>,
     /// Pages so far.
     pages: u32,
-    /// Of the last page, if it was the one.
+    /// That of the last page, if it was a trial.
     pub(super) trial: Option<Trial>,
 }
 
-/// What one page takes with the dictionary, as it is kept while that is in use, and without: the
-/// same if there is no dictionary.
+/// The bytes of one page with the dictionary in use, and without it. They are the same if there is
+/// no dictionary.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Trial {
     pub(crate) with: usize,
@@ -69,12 +69,12 @@ impl Zstd {
         }
     }
 
-    /// Takes other contexts, of another level, and leaves what it had.
+    /// Exchanges the contexts for those of another level.
     pub(super) fn exchange(&mut self, plain: &mut Plain) {
         std::mem::swap(&mut self.plain, plain);
     }
 
-    /// Compresses without a dictionary, and no trial is made on the page.
+    /// Compresses without a dictionary and without a trial.
     pub(super) fn compress_plain(&mut self, page: &Page, out: &mut [u8]) -> Option<usize> {
         self.plain.context.compress2(out, page).ok()
     }
@@ -83,22 +83,22 @@ impl Zstd {
         self.plain.level
     }
 
-    /// Whether this is the dictionary that it compresses with.
+    /// True if it compresses with this dictionary.
     pub(super) fn uses_dictionary(&self, encoder: Option<&Arc<Encoder>>) -> bool {
         let used = self.with.as_ref().map(|with| &with.encoder);
         used.map(Arc::as_ptr) == encoder.map(Arc::as_ptr)
     }
 
-    /// Takes another dictionary, or none, and leaves what it had.
+    /// Exchanges the dictionary for another one, or none.
     pub(super) fn exchange_dictionary(&mut self, with: &mut Option<WithDictionary>) {
         std::mem::swap(&mut self.with, with);
     }
 }
 
 impl Plain {
-    /// With a context that allocates no more. One takes its memory with its first page, and again
-    /// when another level needs more, or has needed much less for a hundred pages: so each level
-    /// has a context of its own, which has seen a page.
+    /// A context that does not allocate later. One allocates with its first page, and again when
+    /// another level needs more, or has needed much less for a hundred pages. So each level has a
+    /// context of its own, which has seen a page.
     pub(super) fn new(level: i32) -> Self {
         let mut context = CCtx::create();
         for parameter in
@@ -114,7 +114,7 @@ impl Plain {
 }
 
 impl WithDictionary {
-    /// `None` where there is no memory for a context: then compress without.
+    /// `None` where there is no memory for a context: then pages are compressed without.
     pub(crate) fn new(encoder: Arc<Encoder>) -> Option<Self> {
         let frame = [0; MAGIC.len() + PAGE_BYTES];
         let mut with = Self { encoder, context: CCtx::try_create()?, frame };
@@ -122,7 +122,7 @@ impl WithDictionary {
         Some(with)
     }
 
-    /// Compresses with the dictionary, if it can be.
+    /// Compresses with the dictionary, if possible.
     fn compress(&mut self, page: &Page) -> Option<&[u8]> {
         // The function that takes a dictionary by reference has no parameter for the format.
         let made =

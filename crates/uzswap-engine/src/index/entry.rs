@@ -1,33 +1,31 @@
-//! What is known of one page: its word, guarded by a bit of itself, and a second word that depends
-//! on it.
+//! The state of one page: a word, guarded by a bit of itself, and a second word that depends on it.
 //!
-//! Every change of an entry, and every look at the object it names, happens between
-//! [`Entry::lock`] and the drop of the guard; that is what keeps an object alive while it is read.
-//! The lock is held for the copy of one object (some 30 ns) and never while compressing. It is held
-//! longer while a page is decompressed to be compared with one that may be the same, or taken in
-//! for a unit; while a record is read from the backing, or packing moves it; and for an
-//! exclusive load. Nobody waits for that but a second user of the same page.
+//! Every change of an entry, and every access to its object, happens between [`Entry::lock`] and
+//! the drop of the guard: so the lock keeps an object alive. It lasts for the copy of one object
+//! (some 30 ns) and never for a compression. It lasts longer when a page is decompressed to be
+//! compared with another one or to enter a unit. It also does so when a record is read from the
+//! backing or moved by packing, and for an exclusive load. Only a second user of the same page
+//! waits for that.
 //!
-//! Only `transition` changes an entry: what is private here is visible there and nowhere else.
+//! Only `transition` changes an entry: the private items here are visible there and nowhere else.
 
 pub(crate) mod transition;
 
 use super::word::{State, Word};
-use crate::stops::Kept;
+use crate::crash_points::Kept;
 use crate::sync::Backoff;
 use crate::sync::atomic::{AtomicU64, Ordering};
 use crate::sync::profile::{Held, Waiting};
 
-/// See the module. 16 bytes a page of address space in use. All zeros it is absent.
+/// See the module. 16 bytes for each page of used address space. All zeros means absent.
 #[repr(C)]
 pub(crate) struct Entry {
     word: Kept<AtomicU64>,
-    /// By state of the word:
-    /// `Pooled` — links of the LRU list, guarded by the list's lock, not by this entry's;
-    /// `Pooled`, in flight — the [`crate::ids::Place`] being written, or a token of
-    /// recompression, which is none;
-    /// `Placed` — the generation that its record was sealed in or, where records are not sealed,
-    /// the page's checksum; `Member` — the page's checksum. Otherwise 0.
+    /// Its meaning depends on the word's state. `Pooled`: links of the LRU list, guarded by the
+    /// list's lock rather than the entry's. `Pooled`, in flight: the [`crate::ids::Place`] being
+    /// written, or a token of recompression, which is no place. `Placed`: the generation of the
+    /// record's seal or, where records are not sealed, the page's checksum. `Member`: the page's
+    /// checksum. Otherwise 0.
     second: Kept<AtomicU64>,
 }
 
@@ -39,12 +37,12 @@ impl Entry {
         Self { word: Kept::new(Word::ABSENT.0), second: Kept::new(0) }
     }
 
-    /// The state now, without the lock: for answers that need no object, and for hints.
+    /// The present state, without the lock: for answers that need no object, and for hints.
     pub(crate) fn peek(&self) -> Word {
         Word(self.word.load(Ordering::Acquire) & !Word::LOCKED)
     }
 
-    /// Whether somebody has the entry.
+    /// True if a thread has locked the entry.
     pub(super) fn is_locked(&self) -> bool {
         self.word.load(Ordering::Acquire) & Word::LOCKED != 0
     }
@@ -65,7 +63,7 @@ impl Entry {
         locked
     }
 
-    /// Takes the entry if nobody has it and it is not gone.
+    /// Locks the entry if it is neither locked nor gone.
     pub(crate) fn try_lock(&self) -> Option<EntryLock<'_>> {
         let word = self.word.load(Ordering::Relaxed) & !Word::LOCKED;
         if word == Word::GONE.0 {
@@ -78,14 +76,14 @@ impl Entry {
         Some(EntryLock { entry: self, word: Word(word), _held: held })
     }
 
-    /// What a profile calls this lock.
+    /// The name of this lock in a profile.
     const KIND: &str = "Entry";
 
     fn is_gone(&self) -> bool {
         self.word.load(Ordering::Relaxed) == Word::GONE.0
     }
 
-    /// Makes the entry gone, if it is absent and nobody has it.
+    /// Makes the entry gone, if it is absent and not locked.
     pub(super) fn become_gone(&self) -> bool {
         let (absent, gone) = (Word::ABSENT.0, Word::GONE.0);
         self.word.compare_exchange(absent, gone, Ordering::Acquire, Ordering::Relaxed).is_ok()
@@ -96,7 +94,8 @@ impl Entry {
         self.word.store(Word::ABSENT.0, Ordering::Release);
     }
 
-    /// A word for who owns the trunk that this entry is in, all of them gone: no page has it.
+    /// A word for the owner of the entry's trunk, whose entries are all gone: no page uses the
+    /// word.
     #[cfg(not(feature = "shuttle"))]
     pub(super) fn link_of_retired(&self) -> &Kept<AtomicU64> {
         debug_assert!(self.is_gone());
@@ -104,10 +103,10 @@ impl Entry {
     }
 }
 
-/// An entry that this thread alone may look into and change, until this is dropped.
+/// An entry that only this thread may read and change, until this is dropped.
 pub(crate) struct EntryLock<'a> {
     entry: &'a Entry,
-    /// What the entry will be when this is dropped.
+    /// The entry's word after this is dropped.
     word: Word,
     // Dropped after the word is written back.
     _held: Held,
@@ -129,7 +128,8 @@ impl EntryLock<'_> {
 
 impl Drop for EntryLock<'_> {
     fn drop(&mut self) {
-        // Release: whoever locks next sees the object and the second word as this holder left them.
+        // Release: the next thread that locks it sees the object and the second word as this one
+        // left them.
         self.entry.word.store(self.word.0, Ordering::Release);
     }
 }

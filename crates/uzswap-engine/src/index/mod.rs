@@ -1,15 +1,15 @@
 //! Swap entry → [`Entry`].
 //!
 //! Two levels: a directory, and trunks of 16 MiB of address space each, made when the first page in
-//! them is stored. A lookup is two loads and no lock. Trunks are taken from a few spare ones that
-//! [`Index::provision`] made beforehand, because the thread that stores may be the one that the
-//! kernel needs in order to find memory.
+//! them is stored. A lookup is two loads and no lock. Trunks come from a few spare ones that
+//! [`Index::provision`] made ahead, because the kernel may wait for the storing thread in order to
+//! find memory.
 //!
-//! A trunk in which every entry is absent is freed by [`Index::reclaim`]. Who looks an entry up
-//! does so through a [`View`], which pins the thread: what it found stays in memory until the view
-//! is dropped. It may be *gone* by then: each entry of a trunk is marked so, absent and unlocked,
-//! before the trunk leaves the directory. A gone entry cannot be locked, and whoever meets one
-//! looks the key up again.
+//! [`Index::reclaim`] frees a trunk whose entries are all absent. A thread looks entries up through
+//! a [`View`], which pins the thread: the entries that it found stay in memory until the view is
+//! dropped. An entry may be *gone* by then: before a trunk leaves the directory, each of its
+//! entries is marked so, absent and unlocked. A gone entry cannot be locked; a thread that meets
+//! one looks the key up again.
 
 mod entry;
 #[expect(unsafe_code, reason = "trunks are followed by pointer and freed by epochs")]
@@ -22,10 +22,10 @@ pub use entry::transition::NAMES as TRANSITIONS;
 pub(crate) use entry::transition::{List, Lists, Locked};
 pub(crate) use word::{Extent, Form, Member, Object, State, Word};
 
+use crate::crash_points::Kept;
 use crate::durable::{Durable, Intent, Values};
 use crate::ids::{Area, SwapEntry};
 use crate::stats::Counters;
-use crate::stops::Kept;
 use crate::sync::{Backoff, Mutex, lock, pin};
 use crossbeam_epoch::{Atomic, Guard, Shared};
 use std::io;
@@ -40,7 +40,7 @@ pub(crate) const TRUNK_ENTRIES: usize = 4096;
 #[cfg(feature = "shuttle")]
 pub(crate) const TRUNK_ENTRIES: usize = 8;
 
-/// Trunks that so many keys take.
+/// The number of trunks for so many keys.
 fn trunks_of(keys: u32) -> usize {
     (keys as usize).div_ceil(TRUNK_ENTRIES)
 }
@@ -52,48 +52,49 @@ pub(crate) const TRUNK_BYTES: usize = TRUNK_ENTRIES * size_of::<Entry>();
 pub(crate) struct Index {
     trunks: Box<[Atomic<Trunk>]>,
     emptying: Emptying,
-    /// The same for who takes the cache over: the number of each trunk's frame and one, or 0.
-    /// Written with `spare` locked.
+    /// The same for a process that takes the cache over: the number of each trunk's frame plus one,
+    /// or 0. Written with `spare` locked.
     directory: Option<Values<Kept<AtomicU32>>>,
     memory: Memory,
     spare: Mutex<Vec<Owned>>,
-    /// The trunk after the page's that was made last: likely the next one. A hint.
+    /// The trunk after the page's that was made last: probably the next one. A hint.
     next: AtomicUsize,
-    /// Taken out of the directory, and to be freed.
+    /// Taken out of the directory, to be freed.
     retired: Arc<Retired>,
-    /// Trunks in the directory: a region asks for a cache's size after every batch.
+    /// Trunks in the directory. An atomic, because a region asks for a cache's size after every
+    /// batch.
     made: AtomicUsize,
-    /// Of these, pages'.
+    /// The part of `made` that is for pages.
     made_for_pages: AtomicUsize,
     /// Areas in use, by first key.
     areas: Mutex<Vec<Area>>,
-    /// Trunks that areas of pages have keys in.
+    /// Trunks with keys of areas of pages.
     page_trunks: AtomicUsize,
     /// Trunks before them, for records and pieces of units.
     record_trunks: AtomicUsize,
-    /// Of these, records'.
+    /// The part of them that is for records.
     shared_trunks: AtomicUsize,
     lists: Lists,
     counters: Arc<Counters>,
 }
 
-/// What is under a key.
+/// The kind of a key.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Kind {
     /// A page.
     Page,
-    /// What several pages share.
+    /// A share record.
     Record,
     /// A piece of a unit.
     Piece,
 }
 
-/// Trunks in which an entry became absent since [`Index::reclaim`] last looked: it looks at no
-/// others, so what is held and does not change costs it next to nothing.
+/// Trunks in which an entry became absent since the last [`Index::reclaim`], which checks only
+/// these. So an index that does not change costs it next to nothing.
 struct Emptying {
     /// A bit for each trunk.
     trunks: Box<[AtomicU64]>,
-    /// A bit for each word of these, set after one of its own: 22 words for 1 TiB.
+    /// A bit for each word of these, set after a bit of the word: 22 words for 1 TiB.
     words: Box<[AtomicU64]>,
 }
 
@@ -106,19 +107,19 @@ impl Emptying {
         Self { words: none(trunks.len()), trunks }
     }
 
-    /// Changes, and no look before: a look could be at what is about to be taken.
+    /// It sets the bit without a check before: a check could read a bit that is about to be taken.
     fn add(&self, trunk: usize) {
         let set = |words: &[AtomicU64], number: usize| {
             let bit = 1 << (number % 64);
             words[number / 64].fetch_or(bit, Ordering::AcqRel) & bit == 0
         };
-        // Where it was set, who has set it sees to the word.
+        // If the bit was set, the thread that set it takes care of the word.
         if set(&self.trunks, trunk) {
             set(&self.words, trunk / 64);
         }
     }
 
-    /// Takes them all, one after the other.
+    /// Takes all bits, one after the other.
     fn take(&self) -> impl Iterator<Item = usize> {
         let words = (0..self.words.len()).flat_map(|at| Self::take_word(&self.words, at));
         words.flat_map(|at| Self::take_word(&self.trunks, at))
@@ -138,16 +139,16 @@ impl Emptying {
     }
 }
 
-/// There was no spare trunk: [`Index::provision`] is behind, or memory is out.
+/// No spare trunk: [`Index::provision`] is late, or there is no memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct NoTrunk;
 
 impl Index {
-    /// Trunks kept ready. The kernel hands out swap slots mostly in order, so one 16 MiB step at a
-    /// time; sixteen are 256 MiB of stores ahead of whoever provisions.
+    /// Trunks kept ready. The kernel gives out swap slots mostly in order, one 16 MiB step at a
+    /// time; sixteen trunks are 256 MiB of stores.
     const SPARE: usize = 16;
 
-    /// An index for at most `pages_max` pages over all areas, in memory of the process or in such
+    /// An index for at most `pages_max` pages over all areas, in the process's memory or in memory
     /// that outlives it.
     pub(crate) fn new(pages_max: u32, durable: Option<&Arc<Durable>>) -> Self {
         let memory = Memory(durable.cloned());
@@ -170,31 +171,32 @@ impl Index {
         }
     }
 
-    /// Has the processor fetch a key's entry, if it is where it mostly is: for who is about to look
-    /// it up. Else the entry is waited for after the directory, and each may be in no cache.
+    /// Prefetches a key's entry, assuming that its trunk is at home: for a thread that is about to
+    /// look the entry up. Otherwise the entry is read after the directory, and both may be cache
+    /// misses.
     pub(crate) fn prefetch(&self, key: SwapEntry) {
         if let Some(durable) = &self.memory.0 {
             durable.prefetch(key);
         }
     }
 
-    /// What to look entries up in.
+    /// A view to look entries up.
     pub(crate) fn view(&self) -> View<'_> {
         View { index: self, pinned: pin() }
     }
 
-    /// Counters that transitions keep in step with states, and all others.
+    /// Counters. Transitions update those that follow from states.
     pub(crate) fn counters(&self) -> &Arc<Counters> {
         &self.counters
     }
 
-    /// What of the pool is oldest.
+    /// The lists of the oldest objects in the pool.
     pub(crate) fn lists(&self) -> &Lists {
         &self.lists
     }
 
-    /// Makes spare trunks up to the number kept ready: no more than pages can still need, and one
-    /// for records. Allocates: never called to serve a request. Errors: no memory.
+    /// Makes spare trunks up to the number kept ready, but no more than pages can still need, and
+    /// one for records. Allocates: never called to serve a request. Errors: no memory.
     pub(crate) fn provision(&self) -> io::Result<()> {
         let made = self.made_for_pages.load(Ordering::Relaxed);
         let missing = self.page_trunks.load(Ordering::Relaxed).saturating_sub(made);
@@ -208,7 +210,7 @@ impl Index {
             drop(spare);
             let trunk = self.memory.make(number)?;
             let mut spare = lock(&self.spare);
-            // Another thread may have made it meanwhile, and there is room for no more.
+            // Another thread may have made it meanwhile, and there is no space for more.
             if spare.len() < wanted {
                 spare.push(trunk);
             } else {
@@ -218,7 +220,7 @@ impl Index {
         }
     }
 
-    /// The first of the trunks that are likely to be made next for which none is ready at home.
+    /// The first of the next trunks for which none is ready at home.
     fn next_without(&self, spare: &[Owned]) -> usize {
         let next = self.next.load(Ordering::Relaxed);
         let Some(directory) = &self.directory else { return next };
@@ -230,7 +232,7 @@ impl Index {
         (next..end).find(is_missing).unwrap_or(next)
     }
 
-    /// Takes over the trunks that another process has left. Called once, when the records' keys
+    /// Takes over the trunks that another process has left. Called once, after the keys of records
     /// are taken.
     pub(crate) fn adopt(&self, durable: &Arc<Durable>) -> io::Result<()> {
         let records = self.record_trunks.load(Ordering::Relaxed);
@@ -244,22 +246,22 @@ impl Index {
         Ok(())
     }
 
-    /// Trunks of records that were taken over, from the start of their area on.
+    /// Trunks of records that were taken over, from the start of their area.
     pub(crate) fn adopted_trunks(&self, area: Area) -> usize {
         let view = self.view();
         let firsts = area.entries().step_by(TRUNK_ENTRIES);
         firsts.take_while(|first| view.get(*first).is_some()).count()
     }
 
-    /// Retires pages' trunks in which every entry is absent, and frees those that nobody can have
-    /// any more; how many are retired. Records' stay: their owners count on them. Allocates: never
-    /// called to serve a request.
+    /// Retires trunks of pages in which every entry is absent, and frees those that no thread can
+    /// use any more; the number of retired ones. Trunks of records stay: their owners rely on them.
+    /// Allocates: never called to serve a request.
     pub(crate) fn reclaim(&self) -> usize {
         self.retired.free();
         let records = self.record_trunks.load(Ordering::Relaxed);
         let pages = self.emptying.take().filter(|number| *number >= records);
         let pages = pages.collect::<Vec<_>>();
-        // All at once: each is likely to be in no cache.
+        // All at once: each is probably a cache miss.
         pages.iter().for_each(|number| self.prefetch(SwapEntry((number * TRUNK_ENTRIES) as u32)));
         pages.into_iter().filter(|number| self.reclaim_trunk(*number)).count()
     }
@@ -272,14 +274,15 @@ impl Index {
         let entries = trunk::entries(trunk);
         // Most trunks fail at their first entries, without a change.
         if let Some(kept) = entries.iter().find(|entry| entry.peek() != Word::ABSENT) {
-            // One that is locked may be about to become absent, as was noted. Any other is noted
-            // when it does.
+            // A locked entry may be about to become absent, which was noted already. Any other
+            // entry is noted when it becomes absent.
             if kept.is_locked() {
                 self.emptying.add(number);
             }
             return false;
         }
-        // Who has just made it, and stores there in a moment, finds a spare one when it is gone.
+        // A thread that has just made the trunk, to store there, finds a spare one when this one is
+        // gone.
         self.made_for_pages.fetch_sub(1, Ordering::Relaxed);
         let held = match self.provision() {
             Ok(()) => entries.iter().position(|entry| !entry.become_gone()),
@@ -310,21 +313,21 @@ impl Index {
         Some(area)
     }
 
-    /// Takes keys for records, for good; before any other area.
+    /// Takes keys for records, for ever, before any other area.
     pub(crate) fn add_records(&self, count: u32) -> Option<Area> {
         let area = self.add_pieces(count)?;
         self.shared_trunks.fetch_add(trunks_of(area.pages), Ordering::Relaxed);
         Some(area)
     }
 
-    /// The same for pieces of units, before any area of pages.
+    /// Takes keys for pieces of units, before any area of pages.
     pub(crate) fn add_pieces(&self, count: u32) -> Option<Area> {
         let area = self.take_keys(count)?;
         self.record_trunks.fetch_add(trunks_of(area.pages), Ordering::Relaxed);
         Some(area)
     }
 
-    /// Takes a free range of `count` keys, whole trunks, the lowest there is.
+    /// Takes the lowest free range of `count` keys, in whole trunks.
     fn take_keys(&self, count: u32) -> Option<Area> {
         let mut areas = lock(&self.areas);
         let mut first = 0;
@@ -345,13 +348,13 @@ impl Index {
         Some(area)
     }
 
-    /// Gives the keys of an area of pages back; its entries must be absent by now.
+    /// Gives the keys of an area of pages back. Its entries are absent.
     pub(crate) fn remove_area(&self, area: Area) {
         lock(&self.areas).retain(|other| *other != area);
         self.page_trunks.fetch_sub(trunks_of(area.pages), Ordering::Relaxed);
     }
 
-    /// Bytes that the index takes: trunks, spare ones included, and the directory.
+    /// Bytes of the index: trunks, spare ones included, and the directory.
     pub(crate) fn bytes(&self) -> usize {
         (self.made.load(Ordering::Relaxed) + lock(&self.spare).len()) * TRUNK_BYTES
             + self.trunks.len() * size_of::<Atomic<Trunk>>()
@@ -366,20 +369,20 @@ impl Drop for Index {
     }
 }
 
-/// An index as one thread sees it: no entry that it finds is freed before this is dropped. It holds
-/// up the freeing of trunks, and nothing else, for as long as a load reads from the backing.
+/// An index as one thread sees it: no entry that it finds is freed before this is dropped. It
+/// delays the freeing of trunks, and nothing else, even while a load reads from the backing.
 pub(crate) struct View<'a> {
     index: &'a Index,
     pinned: Guard,
 }
 
 impl View<'_> {
-    /// An entry becomes absent. Called with it locked, which it stays until it is.
+    /// Notes that an entry becomes absent. It is locked until it is absent.
     fn note_absent(&self, key: SwapEntry) {
         self.index.emptying.add(key.0 as usize / TRUNK_ENTRIES);
     }
 
-    /// What is under a key.
+    /// The kind of a key.
     pub(crate) fn kind(&self, key: SwapEntry) -> Kind {
         let trunk = key.0 as usize / TRUNK_ENTRIES;
         if trunk >= self.index.record_trunks.load(Ordering::Relaxed) {
@@ -399,12 +402,12 @@ impl View<'_> {
         &self.index.counters
     }
 
-    /// Where a change of both words of an entry is noted, if entries outlive the process.
+    /// The place to note a change of both words of an entry, if entries outlive the process.
     fn intent(&self) -> Option<&Intent> {
         Some(self.index.memory.0.as_ref()?.intent())
     }
 
-    /// The entry of a key, or `None` where nothing was stored near it.
+    /// The entry of a key, or `None` where no page near it was stored.
     pub(crate) fn get(&self, key: SwapEntry) -> Option<&Entry> {
         let key = key.0 as usize;
         let slot = self.index.trunks.get(key / TRUNK_ENTRIES)?;
@@ -412,18 +415,19 @@ impl View<'_> {
         Some(&trunk::entries(trunk)[key % TRUNK_ENTRIES])
     }
 
-    /// The entry of a key that is on a list, or of a share record: it is there, and not gone.
+    /// The entry of a key that is on a list, or of a share record: it exists, and is not gone.
     pub(crate) fn existing(&self, key: SwapEntry) -> &Entry {
         self.get(key).expect("the entry of a page that is held is not freed")
     }
 
-    /// Locks an entry that is not freed: of a share record, a piece of a unit, a page that is held.
+    /// Locks an entry that is not freed: of a share record, of a piece of a unit, or of a stored
+    /// page.
     pub(crate) fn lock_existing(&self, key: SwapEntry) -> Locked<'_> {
         let lock = self.existing(key).lock().expect("its trunk is not freed");
         Locked::new(self, key, lock)
     }
 
-    /// Locks a page's entry if nobody has it.
+    /// Locks a page's entry if it is not locked.
     pub(crate) fn try_lock(&self, key: SwapEntry) -> Option<Locked<'_>> {
         Some(Locked::new(self, key, self.get(key)?.try_lock()?))
     }
@@ -433,19 +437,19 @@ impl View<'_> {
         self.get(key).map_or(Word::ABSENT, Entry::peek)
     }
 
-    /// Locks a page's entry, or says that there is none: then the page is absent.
+    /// Locks a page's entry; `None` if there is none, and then the page is absent.
     pub(crate) fn lock(&self, key: SwapEntry) -> Option<Locked<'_>> {
         let mut backoff = Backoff::new();
         loop {
             if let Some(lock) = self.get(key)?.lock() {
                 return Some(Locked::new(self, key, lock));
             }
-            // Its trunk is leaving the directory, or will stay after all.
+            // Its trunk is leaving the directory, or will stay there after all.
             backoff.wait();
         }
     }
 
-    /// Locks a page's entry, making it from a spare trunk where there is none.
+    /// Locks a page's entry; makes it from a spare trunk where there is none.
     pub(crate) fn lock_made(&self, key: SwapEntry) -> Result<Locked<'_>, NoTrunk> {
         loop {
             self.ensure(key)?;
@@ -462,8 +466,8 @@ impl View<'_> {
         }
         let number = key.0 as usize / TRUNK_ENTRIES;
         let slot = &self.index.trunks[number];
-        // Under the lock from the look to the change: of threads that miss the same trunk one takes
-        // a spare one.
+        // Locked from the check to the change: of several threads that need the same trunk one
+        // takes a spare one.
         let mut spare = lock(&self.index.spare);
         if slot.load(Ordering::Acquire, &self.pinned).is_null() {
             let memory = &self.index.memory;
@@ -473,11 +477,11 @@ impl View<'_> {
             let directory = self.index.directory.as_ref();
             if let (Some(directory), Some(frame)) = (directory, self.index.memory.frame_of(&trunk))
             {
-                // Before anybody stores there: who takes the cache over must find it.
+                // Before any store there, so that a process that takes the cache over finds it.
                 directory[number].store(frame.word(), Ordering::Release);
             }
             slot.store(trunk.shared(), Ordering::Release);
-            // Who asked for it may find no room for the page.
+            // The store that asked for it may find no space for its page.
             self.index.emptying.add(number);
             self.index.made.fetch_add(1, Ordering::Relaxed);
             let is_for_pages = number >= self.index.record_trunks.load(Ordering::Relaxed);
@@ -489,7 +493,7 @@ impl View<'_> {
         Ok(())
     }
 
-    /// Every trunk there is: the key of its first entry, and its entries.
+    /// Every trunk: the key of its first entry, and its entries.
     pub(crate) fn trunks(&self) -> impl Iterator<Item = (SwapEntry, &[Entry])> {
         self.index.trunks.iter().enumerate().filter_map(|(number, slot)| {
             let trunk = trunk::get(slot.load(Ordering::Acquire, &self.pinned))?;

@@ -1,8 +1,8 @@
-//! A trunk's memory: made whole, reached by pointer, freed when no thread can have it any more.
+//! A trunk's memory: made whole, reached by pointer, freed when no thread can use it any more.
 //!
-//! A pointer in the directory comes from [`Memory::make`]. It is read only by pinned threads, and
-//! [`retire`]d by the one thread that took it out, after which no thread that pins itself finds it.
-//! The thread that maintains frees it.
+//! A pointer in the directory comes from [`Memory::make`]. Only pinned threads read it. The one
+//! thread that removes it from the directory [`retire`]s it; threads that are pinned later do not
+//! find it. The maintaining thread frees it.
 
 use super::{Entry, TRUNK_ENTRIES};
 use crate::durable::{Durable, TrunkFrame};
@@ -21,16 +21,16 @@ use std::sync::{
 #[cfg(not(feature = "shuttle"))]
 pub(super) type Trunk = [Entry; TRUNK_ENTRIES];
 
-/// Under the model checker the memory stays, and is marked, so that a use of it is seen.
+/// Under the model checker the memory stays and is marked, so that a use after free is seen.
 #[cfg(feature = "shuttle")]
 pub(super) struct Trunk {
     entries: Box<[Entry]>,
     freed: std::sync::atomic::AtomicBool,
 }
 
-/// A trunk that one owner has: it is ready, in the directory, or to be freed.
+/// A trunk with one owner: it is ready, in the directory, or to be freed.
 ///
-/// Invariant: it leads to a trunk that [`Memory::make`] made and that was not freed.
+/// Invariant: it points to a trunk that [`Memory::make`] made and that is not freed.
 #[derive(Debug)]
 pub(super) struct Owned(NonNull<Trunk>);
 
@@ -38,26 +38,26 @@ pub(super) struct Owned(NonNull<Trunk>);
 unsafe impl Send for Owned {}
 
 impl Owned {
-    /// As the directory has it.
+    /// The pointer for the directory.
     pub(super) fn shared<'g>(self) -> Shared<'g, Trunk> {
         Shared::from(self.0.as_ptr().cast_const())
     }
 
-    /// What the directory had, and the caller alone has taken out; `None` for null.
+    /// The trunk of a pointer that the caller has taken out of the directory; `None` for null.
     ///
     /// # Safety
-    /// Just that, and that no thread can have it any more.
+    /// Only the caller has taken it out, and no other thread can use it any more.
     unsafe fn of(at: *const Trunk) -> Option<Self> {
         NonNull::new(at.cast_mut()).map(Self)
     }
 }
 
-/// Where trunks come from and go to: the process's own memory, or such that outlives it.
+/// Makes and frees trunks: in the process's own memory, or in memory that outlives it.
 #[derive(Clone)]
 pub(super) struct Memory(pub(super) Option<Arc<Durable>>);
 
 impl Memory {
-    /// A trunk of absent entries, most likely the one of this number. Errors: no memory.
+    /// A trunk of absent entries, if possible the home of this number. Errors: no memory.
     pub(super) fn make(&self, number: usize) -> io::Result<Owned> {
         #[cfg(feature = "shuttle")]
         let _ = number;
@@ -68,8 +68,8 @@ impl Memory {
         }
     }
 
-    /// The trunk in a frame. A frame is as large as a trunk, populated, and of zeros absent
-    /// entries are made.
+    /// The trunk in a frame. A frame is as large as a trunk and populated, and its zeros are absent
+    /// entries.
     #[cfg(not(feature = "shuttle"))]
     pub(super) fn in_frame(durable: &Durable, frame: TrunkFrame) -> Owned {
         Owned(durable.trunk(frame).cast())
@@ -80,12 +80,12 @@ impl Memory {
         unreachable!("the model checker has no memory that outlives it")
     }
 
-    /// The frame that a trunk is in, where it outlives the process.
+    /// The frame of a trunk, where it outlives the process.
     pub(super) fn frame_of(&self, trunk: &Owned) -> Option<TrunkFrame> {
         self.0.as_ref().map(|durable| durable.frame_at(trunk.0.cast()))
     }
 
-    /// Whether a trunk is where the one of this number is at home.
+    /// True if a trunk is the home of this number.
     pub(super) fn is_home(&self, trunk: &Owned, number: usize) -> bool {
         self.frame_of(trunk).is_some_and(|frame| frame.is_home_of(number))
     }
@@ -94,7 +94,7 @@ impl Memory {
     pub(super) fn free(&self, trunk: Owned) {
         match &self.0 {
             Some(durable) => durable.give_trunk(durable.frame_at(trunk.0.cast())),
-            // SAFETY: without other memory `make` made it of a box; its one owner gives it up.
+            // SAFETY: without other memory `make` made it of a box, and its one owner passes it.
             None => drop(unsafe { Box::from_raw(trunk.0.as_ptr()) }),
         }
     }
@@ -119,33 +119,33 @@ pub(super) fn entries(trunk: &Trunk) -> &[Entry; TRUNK_ENTRIES] {
     }
 }
 
-/// The trunk that a pointer of the directory leads to.
+/// The trunk that a pointer of the directory points to.
 pub(super) fn get<'g>(at: Shared<'g, Trunk>) -> Option<&'g Trunk> {
-    // SAFETY: the pointer was read from the directory by a thread that is pinned for `'g`, and what
-    // the directory leads to is freed only by `retire`, not before such threads have let go. A
-    // trunk consists of atomics, so shared references are all there ever are.
+    // SAFETY: a thread that is pinned for `'g` read the pointer from the directory. Only `retire`
+    // frees such a trunk, after these threads are unpinned. A trunk consists of atomics, so there
+    // are only shared references.
     unsafe { at.as_ref() }
 }
 
-/// Trunks that no thread can have any more, to be freed: linked by their first entries' second
-/// words. Any thread that pins itself may find out that one is among them, and a thread that serves
-/// is not to free memory: the allocator's lock may be held by who waits for some.
+/// Trunks that no thread can use any more, to be freed: linked by their first entries' second
+/// words. Any thread that pins itself may find that a trunk is one of them. A serving thread must
+/// not free it, because a thread that waits for memory may have the allocator's lock.
 #[cfg(not(feature = "shuttle"))]
 pub(super) struct Retired {
     first: AtomicU64,
-    /// The memory that outlives the process, if they are in it. Not owned: a thread that stays
-    /// pinned would else keep all of a cache that is long gone.
+    /// The memory that outlives the process, if they are in it. It is a weak reference: otherwise a
+    /// thread that stays pinned would keep the memory of a cache that no longer exists.
     outlives: Option<Weak<Durable>>,
 }
 
 #[cfg(not(feature = "shuttle"))]
 impl Retired {
-    /// None, of this memory.
+    /// An empty list, of this memory.
     pub(super) fn new(memory: &Memory) -> Self {
         Self { first: AtomicU64::new(0), outlives: memory.0.as_ref().map(Arc::downgrade) }
     }
 
-    /// The memory of all of them, while the caller holds it; `None` if it went with the cache.
+    /// The memory of all of them, while the caller has it; `None` if it went with the cache.
     fn memory(&self) -> Option<Memory> {
         match &self.outlives {
             None => Some(Memory(None)),
@@ -153,7 +153,7 @@ impl Retired {
         }
     }
 
-    /// Adds one, whose memory the caller holds.
+    /// Adds a trunk, whose memory the caller keeps.
     fn push(&self, trunk: Owned) {
         let at = trunk.0.expose_provenance().get() as u64;
         // SAFETY: by `Owned`'s invariant.
@@ -162,7 +162,8 @@ impl Retired {
             entries[0].link_of_retired().store(first, Relaxed);
             Some(at)
         };
-        // Release: who frees them follows the links. It takes all at once, so no link is stale.
+        // Release: the thread that frees them follows the links. It takes all at once, so no link
+        // is stale.
         let _ = self.first.fetch_update(Release, Relaxed, link);
     }
 
@@ -172,7 +173,7 @@ impl Retired {
         let mut next = self.first.swap(0, Acquire);
         while next != 0 {
             let at = std::ptr::with_exposed_provenance::<Trunk>(next as usize);
-            // SAFETY: `push` had it of its owner, and nobody else has taken it off the list.
+            // SAFETY: `push` took it from its owner, and no other thread has taken it off the list.
             let Some(trunk) = (unsafe { Owned::of(at) }) else { return };
             // SAFETY: by `Owned`'s invariant.
             next = unsafe { trunk.0.as_ref() }[0].link_of_retired().load(Relaxed);
@@ -201,8 +202,8 @@ impl Retired {
     pub(super) fn free(&self) {}
 }
 
-/// Puts a trunk that the caller, and nobody else, has taken out of the directory among the retired
-/// ones, as soon as no thread can have it.
+/// Adds a trunk that only the caller has removed from the directory to the retired ones, as soon as
+/// no thread can use it.
 pub(super) fn retire(at: Shared<'_, Trunk>, retired: &Arc<Retired>, pinned: &Guard) {
     #[cfg(not(feature = "shuttle"))]
     {
@@ -210,14 +211,14 @@ pub(super) fn retire(at: Shared<'_, Trunk>, retired: &Arc<Retired>, pinned: &Gua
         let push = move || {
             let Some(_held) = retired.memory() else { return };
             let at = std::ptr::with_exposed_provenance::<Trunk>(at);
-            // SAFETY: the directory does not lead to it any more, each entry was made gone, so
-            // nobody will put it back; threads that may have it were pinned before it was retired.
-            // Its memory is held.
+            // SAFETY: the directory does not have it any more. Each entry was made gone, so no
+            // thread puts it back. Threads that may use it were pinned before it was retired. Its
+            // memory is kept.
             if let Some(trunk) = unsafe { Owned::of(at) } {
                 retired.push(trunk);
             }
         };
-        // Three words, so it takes no memory of its own. It owns or holds all that it uses.
+        // Three words, so it takes no memory of its own. It owns or keeps everything that it uses.
         pinned.defer(push);
     }
     #[cfg(feature = "shuttle")]
@@ -233,15 +234,15 @@ pub(super) fn retire(at: Shared<'_, Trunk>, retired: &Arc<Retired>, pinned: &Gua
     }
 }
 
-/// Frees the trunk of a directory that nobody else has any more; one in memory that outlives the
-/// process stays there.
+/// Frees the trunk of a directory that no other thread has any more. A trunk in memory that
+/// outlives the process stays there.
 pub(super) fn drop_in(slot: &mut Atomic<Trunk>, memory: &Memory) {
     let slot = std::mem::replace(slot, Atomic::null());
-    // SAFETY: nobody else has the directory, so no thread is pinned for what is read from it.
+    // SAFETY: no other thread has the directory, so none is pinned for a pointer in it.
     let at =
         slot.load(std::sync::atomic::Ordering::Relaxed, unsafe { crossbeam_epoch::unprotected() });
-    // SAFETY: the directory is being dropped, so no other thread reads it; a trunk in it has not
-    // been retired, which takes it out first.
+    // SAFETY: the directory is being dropped, so no other thread reads it. A trunk in it is not
+    // retired, because retiring takes it out first.
     if let (Some(trunk), None) = (unsafe { Owned::of(at.as_raw()) }, &memory.0) {
         memory.free(trunk);
     }
@@ -255,7 +256,7 @@ mod tests {
     use rustix::fs::{MemfdFlags, memfd_create};
     use std::sync::atomic::Ordering::Relaxed;
 
-    /// A cache with an area of so many trunks, in a file of this name.
+    /// A cache in a file of this name, with an area of so many trunks.
     fn cache_in_file(name: &str, trunks: usize) -> (Cache, Area) {
         let pages = (trunks * TRUNK_ENTRIES) as u32;
         let config = Config {
@@ -291,7 +292,7 @@ mod tests {
         };
         (0..TRUNKS).for_each(|number| store(number * TRUNK_ENTRIES));
         assert_eq!(at_home(), TRUNKS);
-        // Those that come back in another order find some home or other.
+        // Trunks that come back in another order get any home.
         let keys = (0..TRUNKS).map(|number| area.entry((number * TRUNK_ENTRIES) as u32).unwrap());
         keys.for_each(|key| cache.invalidate(key));
         (0..2).for_each(|_| _ = cache.maintain());

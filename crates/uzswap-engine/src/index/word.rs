@@ -1,29 +1,28 @@
-//! The 64 bits that say where a page is.
+//! The 64 bits that tell where a page is.
 //!
 //! ```text
 //!  63           19 18         7 6 5 4 3 2 1 0
 //! |     payload (57 bits)      |C|W|R|L| tag |
 //! ```
-//! `L` locked · `R` referenced since the LRU last looked · `W` its writeback or recompression is in
-//! flight · `C` on the list of what recompression is done with.
+//! `L` locked · `R` referenced since the LRU's last check · `W` its writeback or recompression is
+//! in flight · `C` on the list of pages that recompression skips.
 
 use crate::compress::Codec;
 use crate::ids::{Handle, Place, SwapEntry};
 use crate::page::{PAGE_BYTES, Pattern};
 
-/// Where a page is, with all that is needed to get it back. How it changes is in
-/// `entry::transition`.
+/// The place of a page, with everything that is needed to load it. `entry::transition` changes it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum State {
-    /// Not held.
+    /// There is no page.
     Absent,
-    /// One word repeated; nothing is stored.
+    /// One word repeated; no object is stored.
     Filled(Pattern),
     /// Compressed, in the pool.
     Pooled(Object),
     /// Compressed, on the backing.
     Placed(Extent),
-    /// The same as other entries: their common record, itself an entry, says where.
+    /// Identical to other entries; their common record, itself an entry, has the place.
     Shared(SwapEntry),
     /// Compressed with others.
     Member(Member),
@@ -37,7 +36,7 @@ pub(crate) struct Member {
     pub(crate) position: u8,
 }
 
-/// An object in the pool.
+/// An object of the pool.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Object {
     pub(crate) handle: Handle,
@@ -51,7 +50,7 @@ pub(crate) struct Extent {
     pub(crate) form: Form,
 }
 
-/// How a page was made into bytes.
+/// The length and codec of an object.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Form {
     /// Bytes of the object, 1 to [`PAGE_BYTES`].
@@ -98,8 +97,8 @@ const _: () = assert!(Place::BITS + Form::BITS <= PAYLOAD_BITS);
 
 impl Word {
     pub(crate) const ABSENT: Self = Self(ABSENT);
-    /// The trunk that the entry was in is being freed, or was: the page is absent, and its entry,
-    /// if it has one, is another by now. Set only where the word was `ABSENT`.
+    /// The trunk of the entry is being freed, or is freed. The page is absent, and its present
+    /// entry, if any, is another one. Set only where the word was `ABSENT`.
     pub(crate) const GONE: Self = Self(GONE);
     pub(crate) const LOCKED: u64 = 1 << 3;
     const REFERENCED: u64 = 1 << 4;
@@ -145,7 +144,7 @@ impl Word {
         }
     }
 
-    /// The same state at another handle, flags kept: what moving an object does.
+    /// The same state with another handle and the same flags, for an object that was moved.
     pub(crate) fn moved_to(self, handle: Handle) -> Self {
         debug_assert!(matches!(self.state(), State::Pooled(_)));
         let form = (self.0 >> PAYLOAD_SHIFT) & ((1 << Form::BITS) - 1);
@@ -161,8 +160,8 @@ impl Word {
         Self(if set { self.0 | Self::REFERENCED } else { self.0 & !Self::REFERENCED })
     }
 
-    /// Whether a write of it to the backing or its recompression is under way; then it is on no LRU
-    /// list and the entry's second word holds the place, or recompression's token.
+    /// True if it is being written to the backing or recompressed. Then it is on no LRU list, and
+    /// the entry's second word is the place, or recompression's token.
     pub(crate) fn is_in_flight(self) -> bool {
         self.0 & Self::IN_FLIGHT != 0
     }
@@ -171,7 +170,7 @@ impl Word {
         Self(if set { self.0 | Self::IN_FLIGHT } else { self.0 & !Self::IN_FLIGHT })
     }
 
-    /// Whether, when it is on a list, it is on that of what recompression is done with.
+    /// True if its list, when it is on one, is that of pages that recompression skips.
     pub(crate) fn is_cold(self) -> bool {
         self.0 & Self::COLD != 0
     }

@@ -1,7 +1,7 @@
-//! A pool that another process has left: which of its objects are anybody's.
+//! A pool that another process has left, and the objects in it that entries own.
 //!
-//! Descriptors say what class a zspage has and where its frames are, and do not change while an
-//! object is live in it. All else is made anew here, from what the index refers to.
+//! A descriptor has its zspage's class and frames, and does not change while an object is live in
+//! the zspage. All else is rebuilt here from the entries of the index.
 
 use super::size_class::{HEADER_BYTES, classes};
 use super::zspage::{NO_CLASS, NO_OBJECT, NONE};
@@ -13,17 +13,17 @@ use std::io;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
-/// The objects that entries refer to, a bit for each place that there may be one in.
+/// The objects that entries refer to, with a bit for each possible object.
 pub(crate) struct Claims {
-    /// Of each zspage, its first bit.
+    /// The first bit of each zspage.
     first: Vec<usize>,
     bits: Vec<u64>,
 }
 
-/// What a claim found.
+/// The result of a claim.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Claim {
-    /// It is the first one.
+    /// This is the first claim.
     Granted,
     /// Another entry has claimed the object.
     Taken,
@@ -32,7 +32,7 @@ pub(crate) enum Claim {
 }
 
 impl Claims {
-    /// None, in a pool whose descriptors were taken over.
+    /// No claims, in a pool whose descriptors were taken over.
     pub(crate) fn new(pool: &Pool) -> Self {
         let mut end = 0;
         let mut first = Vec::new();
@@ -45,12 +45,12 @@ impl Claims {
         Self { first, bits: vec![0; end.div_ceil(64)] }
     }
 
-    /// The bit of an object; `None` where there is no room for one of so many bytes.
+    /// The bit of an object; `None` where an object of so many bytes does not fit.
     fn bit(&self, pool: &Pool, handle: Handle, bytes: usize) -> Option<usize> {
         let zspage = handle.zspage() as usize;
         let (start, end) = (*self.first.get(zspage)?, *self.first.get(zspage + 1)?);
         let bit = start + usize::from(handle.index());
-        // A zspage that is none has no bits.
+        // An unused descriptor has no bits.
         let class = (bit < end).then(|| classes()[pool.class_number(handle.zspage())])?;
         let header = if class.is_huge() { 0 } else { HEADER_BYTES };
         (bytes + header <= usize::from(class.size)).then_some(bit)
@@ -65,7 +65,7 @@ impl Claims {
         claim
     }
 
-    /// Gives up an object that was claimed.
+    /// Gives up a claimed object.
     pub(crate) fn give_up(&mut self, handle: Handle) {
         let bit = self.first[handle.zspage() as usize] + usize::from(handle.index());
         self.bits[bit / 64] &= !(1 << (bit % 64));
@@ -84,8 +84,8 @@ impl Pool {
         self.sections.adopt()
     }
 
-    /// Makes everything that was not claimed free; `false` if claimed objects lie in frames that
-    /// are not there or another's. Called once, after [`Self::adopt`].
+    /// Frees everything that was not claimed. `false` if claimed objects lie in frames that do not
+    /// exist or belong to others. Called once, after [`Self::adopt`].
     pub(crate) fn settle(&self, claims: &Claims) -> bool {
         for at in self.zspages.numbers().collect::<Vec<_>>().into_iter().rev() {
             if !self.settle_zspage(claims, at) {
@@ -130,7 +130,7 @@ impl Pool {
         true
     }
 
-    /// Sees to it that an object says whose it is.
+    /// Sets the owner in an object's header.
     pub(crate) fn set_owner(&self, handle: Handle, owner: SwapEntry) {
         let header = self.header(handle);
         if header.owner != owner {

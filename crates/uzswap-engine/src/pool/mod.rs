@@ -1,12 +1,12 @@
-//! Where compressed objects live: an allocator for sizes that are a large part of a page.
+//! The memory of compressed objects: an allocator for sizes that are a large part of a page.
 //!
-//! [`Pool::alloc`] gives a [`Handle`], never an address. An object carries the key of its owner, so
-//! that [`Pool::compact`] and [`Pool::vacate`] can move it and have the owner's entry told.
-//! What keeps an object alive while it is read is the lock of its owner's entry: whoever reads,
-//! writes, moves or frees an object holds it (or has just allocated the object and told nobody).
+//! [`Pool::alloc`] gives a [`Handle`], never an address. An object has the key of its owner, so
+//! that [`Pool::compact`] and [`Pool::vacate`] can move it and have the owner's entry told. The
+//! lock of its owner's entry keeps an object alive. A thread that reads, writes, moves or frees an
+//! object has that lock, or has just allocated the object and told no other thread.
 //!
-//! Locks: one a size class, held for a few list operations or the copy of one zspage's objects; the
-//! sections' lock is taken once for a whole zspage. There is no lock of the pool.
+//! Locks: one for each size class, for a few list operations or the copy of one zspage's objects.
+//! The sections' lock is taken once for a whole zspage. The pool has no lock.
 
 #[expect(unsafe_code, reason = "frames are raw memory, copied to and from by pointer")]
 mod section;
@@ -23,10 +23,10 @@ pub(crate) use section::{SECTION_BYTES, SECTION_FRAMES, sections_of};
 pub(crate) use size_class::{CLASSES, COMPRESSED_BYTES_MAX};
 pub(crate) use zspage::Zspage;
 
+use crate::crash_points;
 use crate::durable::Durable;
 use crate::ids::{Handle, SwapEntry};
 use crate::page::PAGE_BYTES;
-use crate::stops;
 use crate::sync::{Mutex, MutexGuard, lock, try_lock};
 use crossbeam_utils::CachePadded;
 use section::{Frame, Sections};
@@ -37,7 +37,7 @@ use std::sync::atomic::{AtomicU64, AtomicUsize};
 use uzswap_sys::node::Nodes;
 use zspage::{NO_CLASS, NO_OBJECT, NONE, Zspages};
 
-/// What stands in front of an object: whose it is, and the page's checksum.
+/// The header in front of an object: its owner, and the page's checksum.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Header {
     pub(crate) owner: SwapEntry,
@@ -66,8 +66,8 @@ pub(crate) struct NoMemory;
 /// Lists of zspages by how full they are. Full ones are on no list.
 const GROUPS: usize = 8;
 const FULL: u8 = GROUPS as u8;
-/// The group of a zspage that is emptied, or in a section that is: on no list, so nothing new goes
-/// in.
+/// The group of a zspage that is being emptied, or lies in a section that is. It is on no list, so
+/// it gets no new object.
 const LEAVING: u8 = FULL + 1;
 
 /// The zspages of a size class on a node.
@@ -78,16 +78,16 @@ struct Class {
     used: usize,
 }
 
-/// On cache lines of its own: threads that store objects of other sizes write to none of them.
+/// It has cache lines of its own: threads that store objects of other sizes do not write to them.
 struct SharedClass {
     class: Mutex<Class>,
-    /// Frames that compaction could free. Written with the class locked, so that who asks for all
-    /// of them locks none.
+    /// Frames that compaction could free. It is written with the class locked, so that a sum over
+    /// all classes takes no lock.
     slack: AtomicUsize,
 }
 
-/// Tells an owner that its object moves from one handle to another: locks the entry without
-/// waiting, checks that it still means `from`, calls `copy`, and puts `to` in. `false`: not now.
+/// Moves an owner from one handle to another: tries to lock the entry, checks that it still has
+/// `from`, calls `copy`, and sets `to`. `false`: not now.
 pub(crate) type Relocate<'a> = &'a dyn Fn(SwapEntry, Handle, Handle, &dyn Fn()) -> bool;
 
 /// One row of the table of size classes.
@@ -103,28 +103,28 @@ pub struct ClassStats {
     pub zspages: usize,
     /// Objects in use.
     pub used: usize,
-    /// Objects there is room for.
+    /// Objects that fit in the zspages.
     pub allocated: usize,
 }
 
-/// Why an object stays where it is.
+/// The reason why an object stays.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Stuck {
-    /// No other section has room for it.
+    /// No other section has space for it.
     NoRoom,
-    /// Its owner's entry is in use.
+    /// Its owner's entry is locked.
     Held(SwapEntry),
     /// It is allocated, and not written yet.
     New,
 }
 
-/// What is left in a section that was to be emptied.
+/// The objects left in a section that was to be emptied.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Left {
-    /// Why, of one of the objects.
+    /// The reason, for one of the objects.
     pub(crate) stuck: Stuck,
     pub(crate) objects: usize,
-    /// Bytes of the frames that they lie in.
+    /// Bytes of their frames.
     pub(crate) bytes: usize,
 }
 
@@ -133,14 +133,15 @@ pub(crate) struct Pool {
     sections: Sections,
     zspages: Zspages,
     nodes: Arc<Nodes>,
-    /// All classes of the first node, of the second, and so on: a zspage's frames are of one node.
+    /// All classes of the first node, then of the second, and so on: a zspage's frames are on one
+    /// node.
     classes: Box<[CachePadded<SharedClass>]>,
-    /// Objects that went to another node than the nearest.
+    /// Objects that are on another node than the nearest.
     elsewhere: AtomicU64,
 }
 
 impl Pool {
-    /// A pool that can grow to `bytes_max` (rounded up to sections). It holds nothing yet.
+    /// A pool that can grow to `bytes_max` (rounded up to sections). It is empty.
     pub(crate) fn new(
         bytes_max: usize,
         durable: Option<&Arc<Durable>>,
@@ -161,8 +162,8 @@ impl Pool {
         }
     }
 
-    /// Makes room for an object of `bytes`: on the node of the caller's processor, or else, unless
-    /// it is to be there, on the nearest that has room.
+    /// Allocates an object of `bytes`: on the node of the caller's processor, or else, unless
+    /// `only_here`, on the nearest node with space.
     pub(crate) fn alloc(&self, bytes: usize, only_here: bool) -> Result<Handle, NoMemory> {
         let number = class_of(bytes);
         let here = self.nodes.here();
@@ -183,8 +184,8 @@ impl Pool {
         &self.classes[node * CLASSES + number].class
     }
 
-    /// Says what compaction of a class could free: the whole zspages that its free objects add up
-    /// to.
+    /// Updates the frames that compaction of a class could free: the whole zspages that its free
+    /// objects add up to.
     fn note_slack(&self, number: usize, class: &Class) {
         let SizeClass { objects, frames, .. } = classes()[number];
         let free = class.zspages * usize::from(objects) - class.used;
@@ -192,27 +193,27 @@ impl Pool {
         self.classes[class.node * CLASSES + number].slack.store(slack, Relaxed);
     }
 
-    /// The node that an object lies on.
+    /// The node of an object.
     #[cfg(feature = "testing")]
     pub(crate) fn node_of_object(&self, handle: Handle) -> usize {
         self.node_of(handle.zspage())
     }
 
-    /// The node that a zspage in use lies on.
+    /// The node of a zspage in use.
     fn node_of(&self, zspage: u32) -> usize {
         self.sections.node_of(self.zspages.get(zspage).frame(0).section())
     }
 
-    /// Fills an object just allocated.
+    /// Writes an object just allocated.
     pub(crate) fn write(&self, handle: Handle, header: Header, bytes: &[u8]) {
         self.pieces(handle, bytes.len(), |frame, offset, range| {
-            stops::store();
+            crash_points::store();
             self.sections.write(frame, offset, &bytes[range]);
         });
         self.set_header(handle, header);
     }
 
-    /// Copies an object's first `out.len()` bytes out.
+    /// Copies the first `out.len()` bytes of an object.
     pub(crate) fn read(&self, handle: Handle, out: &mut [u8]) -> Header {
         self.pieces(handle, out.len(), |frame, offset, range| {
             self.sections.read(frame, offset, &mut out[range]);
@@ -231,19 +232,19 @@ impl Pool {
         self.set_header_bits(handle, header.to_bits());
     }
 
-    /// Frees an object; a zspage without objects gives its frames back.
+    /// Frees an object; an empty zspage gives its frames back.
     pub(crate) fn free(&self, handle: Handle) {
         let number = self.class_number(handle.zspage());
         let mut class = lock(self.class(number, self.node_of(handle.zspage())));
         self.free_in(number, &mut class, handle);
     }
 
-    /// Lets frames of at most `bytes` be in use from now on.
+    /// Limits the frames in use to `bytes`.
     pub(crate) fn set_limit(&self, bytes: usize) {
         self.sections.set_limit(bytes / PAGE_BYTES);
     }
 
-    /// Bytes of frames that may be in use.
+    /// Most bytes of frames in use.
     pub(crate) fn limit(&self) -> usize {
         self.sections.limit() * PAGE_BYTES
     }
@@ -264,12 +265,12 @@ impl Pool {
         self.sections.online() * SECTION_BYTES
     }
 
-    /// Bytes of frames that are free and can be taken.
+    /// Bytes of free frames that can be taken.
     pub(crate) fn free_bytes(&self) -> usize {
         self.sections.free_frames() * PAGE_BYTES
     }
 
-    /// Whether descriptors are ready for `bytes` of frames, whatever zspages are made of them.
+    /// True if descriptors are ready for `bytes` of frames, in zspages of any class.
     pub(crate) fn has_descriptors(&self, bytes: usize) -> bool {
         self.zspages.has_ready(bytes / PAGE_BYTES)
     }
@@ -279,8 +280,8 @@ impl Pool {
         self.zspages.bytes() + size_of_val(&*self.classes)
     }
 
-    /// Whether the node of the caller's processor is to have more memory as soon as who maintains
-    /// has made it, so that what finds no room there could wait for some.
+    /// True if the maintaining thread is about to make memory on the node of the caller's
+    /// processor, so that a store without space there could wait for it.
     pub(crate) fn comes_here(&self) -> bool {
         self.nodes.count() > 1 && {
             let here = self.nodes.here();
@@ -288,7 +289,7 @@ impl Pool {
         }
     }
 
-    /// Says that nobody should wait for memory on the caller's node before there is some.
+    /// Notes that no store should wait for memory on the caller's node before there is some.
     pub(crate) fn note_late(&self) {
         self.sections.note_late(self.nodes.here());
     }
@@ -305,7 +306,7 @@ impl Pool {
         self.nodes.here()
     }
 
-    /// Bytes of frames on line and free, for who stores on this processor.
+    /// Bytes of free frames on line, for stores on this processor.
     pub(crate) fn free_bytes_here(&self) -> usize {
         match self.nodes.count() {
             1 => self.free_bytes(),
@@ -313,38 +314,38 @@ impl Pool {
         }
     }
 
-    /// Nodes that each keep memory free ahead of need.
+    /// Nodes that each keep memory free.
     pub(crate) fn served_count(&self) -> usize {
         self.served().count().max(1)
     }
 
-    /// Bytes that all nodes keep free together, each `reserve`.
+    /// Bytes that all nodes together keep free, `reserve` each.
     pub(crate) fn reserve_of_all(&self, reserve: usize) -> usize {
         reserve * self.served_count()
     }
 
-    /// Objects that went to another node than the nearest, which had no room.
+    /// Objects that are on another node than the nearest, which had no space.
     pub(crate) fn stored_elsewhere(&self) -> u64 {
         self.elsewhere.load(Relaxed)
     }
 
-    /// Brings sections on line until `reserve` bytes are free on each node that is meant, and
-    /// descriptors for them. Allocates, and may wait for the kernel. Errors: the machine has no
-    /// more memory.
+    /// Brings sections on line until `reserve` bytes and their descriptors are free on each node
+    /// that `is_meant`. Allocates, and may wait for the kernel. Errors: the machine has no more
+    /// memory.
     pub(crate) fn provision(
         &self,
         reserve: usize,
         is_meant: impl Fn(usize) -> bool,
     ) -> std::io::Result<()> {
         self.zspages.provision(reserve / PAGE_BYTES)?;
-        // What a node has not, another one gives.
+        // Other nodes make up for a node without enough memory.
         let enough = self.reserve_of_all(reserve);
         let lacks = |node: &usize| {
             self.sections.free_on(*node) * PAGE_BYTES < reserve
                 && (!self.sections.is_short(*node) || self.free_bytes() < enough)
         };
-        // A section at a time, to the node that has least: stores go on meanwhile, and those of one
-        // node must not keep the others waiting.
+        // One section at a time, to the node with the least: stores go on meanwhile, and one node
+        // must not delay the others.
         while self.sections.can_grow() {
             let meant = self.served().filter(|node| is_meant(*node) && lacks(node));
             let least = meant.min_by_key(|node| self.sections.free_on(*node));
@@ -354,8 +355,8 @@ impl Pool {
         Ok(())
     }
 
-    /// Unmaps sections that are wholly free, the highest first, as long as `reserve` bytes stay
-    /// free on each node that is meant; the bytes given back.
+    /// Unmaps wholly free sections, the highest first, while `reserve` bytes stay free on each node
+    /// that `is_meant`; the bytes given back.
     pub(crate) fn give_back(&self, reserve: usize, is_meant: impl Fn(usize) -> bool) -> usize {
         let mut given = 0;
         for node in (0..self.nodes.count()).filter(|node| is_meant(*node)) {
@@ -369,9 +370,9 @@ impl Pool {
         given
     }
 
-    /// One step of compaction in one class, on the first node where there is one to do: moves the
-    /// objects of its emptiest zspage into fuller ones, if that frees its frames. `Some(moved)` if
-    /// a zspage was freed.
+    /// One step of compaction in one class, on the first node that needs one: moves the objects of
+    /// its emptiest zspage into fuller ones, if that frees its frames. `Some(moved)` if a zspage
+    /// was freed.
     pub(crate) fn compact(&self, number: usize, relocate: Relocate<'_>) -> Option<usize> {
         (0..self.nodes.count()).find_map(|node| self.compact_on(number, node, relocate))
     }
@@ -388,8 +389,8 @@ impl Pool {
         self.empty_zspage(number, &mut class, source, false, relocate).ok().map(|()| moved)
     }
 
-    /// Has a section that is online take nothing new; [`Self::vacate`] empties it. What is moved
-    /// out of one of its zspages would go to the next one, and then with that.
+    /// Stops an online section from taking objects; [`Self::vacate`] empties it. Otherwise the
+    /// objects of one of its zspages could move to its next one, and then again.
     pub(crate) fn begin_offline(&self, section: usize) -> Result<(), Refused> {
         self.sections.begin_offline(section)?;
         for number in self.zspages.numbers() {
@@ -401,7 +402,7 @@ impl Pool {
         Ok(())
     }
 
-    /// Moves every object out of a section that is going offline, to where others have room.
+    /// Moves every object out of a section that is going offline, into sections with space.
     pub(crate) fn vacate(&self, section: usize, relocate: Relocate<'_>) -> Result<(), Left> {
         let mut stuck = None;
         for number in self.zspages.numbers() {
@@ -455,20 +456,20 @@ impl Pool {
         }
     }
 
-    /// The class, locked, of a zspage that has a frame in `section`.
+    /// The locked class of a zspage that has a frame in `section`.
     fn lock_in(&self, number: u32, section: usize) -> Option<(usize, MutexGuard<'_, Class>)> {
         let class_number = self.zspages.get(number).class.load(Acquire);
         if class_number == NO_CLASS || !self.is_in(number, section) {
             return None;
         }
-        // All frames of a zspage are of one node.
+        // All frames of a zspage are on one node.
         let class = lock(self.class(class_number.into(), self.sections.node_of(section)));
-        // The descriptor may have been freed and reused between the look and the lock.
+        // The descriptor may have been freed and reused before the lock was taken.
         let is_same = self.zspages.get(number).class.load(Relaxed) == class_number;
         (is_same && self.is_in(number, section)).then_some((class_number.into(), class))
     }
 
-    /// Has a section that is going offline be online again, with what is left in it.
+    /// Puts a section that is going offline back online, with its remaining objects.
     pub(crate) fn stay_online(&self, section: usize) {
         for number in self.zspages.numbers() {
             let Some((class_number, mut class)) = self.lock_in(number, section) else { continue };
@@ -477,7 +478,7 @@ impl Pool {
                 continue;
             }
             match zspage.used.load(Relaxed) {
-                // The last of its objects was freed by who had it.
+                // Its last object was freed meanwhile.
                 0 => self.release(class_number, &mut class, number),
                 _ => self.link(class_number, &mut class, number),
             }
@@ -485,9 +486,9 @@ impl Pool {
         self.sections.stay_online(section);
     }
 
-    /// Moves the objects of a zspage elsewhere in its class: into room that there is, or, with
-    /// `grow`, into new zspages too. Its frames are free then. Without `grow` it is not worth
-    /// moving more of them once one has to stay, and then others may come to it again.
+    /// Moves the objects of a zspage elsewhere in its class: into existing space or, with `grow`,
+    /// into new zspages too. Then its frames are free. Without `grow` it stops at the first object
+    /// that must stay, and lets other threads use the zspage again.
     fn empty_zspage(
         &self,
         number: usize,
@@ -549,7 +550,7 @@ impl Pool {
         }
         let others = self.nodes.nearest(class.node).iter().filter(|_| grow).skip(1);
         for node in others {
-            // Against the order, as another one may come the other way.
+            // Against the lock order, as another thread may do the reverse.
             let Some(mut other) = try_lock(self.class(number, *node)) else {
                 return Err(Stuck::Held(owner));
             };
@@ -579,7 +580,7 @@ impl Pool {
         usize::from(self.zspages.get(zspage).class.load(Acquire))
     }
 
-    /// An object of a class; for one that moves there, beyond the limit too.
+    /// Allocates an object of a class; for an object that moves, beyond the limit too.
     fn alloc_in(
         &self,
         number: usize,
@@ -618,7 +619,7 @@ impl Pool {
         self.note_slack(number, class);
         let used = zspage.used.fetch_sub(1, Relaxed) - 1;
         if zspage.group.load(Relaxed) == LEAVING {
-            return; // Whoever empties it has it in hand.
+            return; // The thread that empties it will relink it.
         }
         if used == 0 {
             self.unlink(class, handle.zspage());
@@ -643,7 +644,7 @@ impl Pool {
         Ok(at)
     }
 
-    /// Gives a zspage without objects, on no list, back.
+    /// Frees a zspage without objects, which is on no list.
     fn release(&self, number: usize, class: &mut Class, at: u32) {
         let zspage = self.zspages.get(at);
         self.sections.give((0..usize::from(classes()[number].frames)).map(|i| zspage.frame(i)));
@@ -657,7 +658,7 @@ impl Pool {
         (used * GROUPS / usize::from(classes()[number].objects)) as u8
     }
 
-    /// Puts a zspage on the list it belongs to, if it is on another.
+    /// Moves a zspage to the list that it belongs to.
     fn relink(&self, number: usize, class: &mut Class, at: u32) {
         let zspage = self.zspages.get(at);
         if zspage.group.load(Relaxed) != Self::group_of(number, zspage) {
@@ -708,7 +709,7 @@ impl Pool {
     fn set_header_bits(&self, handle: Handle, bits: u64) {
         match self.header_place(handle) {
             Some((frame, offset)) => {
-                stops::store();
+                crash_points::store();
                 self.sections.header(frame, offset).store(bits, Release);
             }
             None => self.zspages.get(handle.zspage()).set_huge_header(bits),
@@ -723,7 +724,7 @@ impl Pool {
         (!class.is_huge()).then(|| (zspage.frame(at / PAGE_BYTES), at % PAGE_BYTES))
     }
 
-    /// Calls `each` with the one or two frames that an object's first `bytes` lie in.
+    /// Calls `each` with the one or two frames that have an object's first `bytes`.
     fn pieces(
         &self,
         handle: Handle,
@@ -743,8 +744,8 @@ impl Pool {
         }
     }
 
-    /// Recounts everything, with `owned` the objects that entries refer to. Panics with what is
-    /// wrong. For a pool at rest.
+    /// Recounts everything; `owned` are the objects that entries refer to. Panics with the
+    /// difference. The pool must be at rest.
     pub(crate) fn check(&self, owned: &[(SwapEntry, Handle)]) {
         let mut frames = Vec::new();
         let mut live = 0;

@@ -1,29 +1,29 @@
-//! Where the pool lies, for who takes sections and nodes off and brings them back.
+//! Sections and nodes, for taking them offline and bringing them back.
 
 use super::{Pool, Refused, SectionState};
 
 impl Pool {
-    /// Where each section stands.
+    /// The state of each section.
     pub(crate) fn section_states(&self) -> Vec<SectionState> {
         self.sections.states()
     }
 
-    /// Sections that the pool is made for.
+    /// The number of sections that the pool is made for.
     pub(crate) fn sections_possible(&self) -> usize {
         self.sections.possible()
     }
 
-    /// Whether only one section may have memory.
+    /// True if only one section may have memory.
     pub(crate) fn is_last_section(&self) -> bool {
         self.sections.is_last()
     }
 
-    /// Brings a section online. One that is stays so.
+    /// Brings a section online, if it is not.
     pub(crate) fn bring_online(&self, section: usize) -> Result<(), Refused> {
         self.sections.bring_online(section)
     }
 
-    /// Keeps a section that has no memory from getting any.
+    /// Keeps a section without memory from getting any.
     pub(crate) fn keep_offline(&self, section: usize) -> Result<(), Refused> {
         self.sections.keep_offline(section)
     }
@@ -40,12 +40,12 @@ impl Pool {
         self.sections.bring_any_online(*open.unwrap_or(&here))
     }
 
-    /// How many nodes the machine may have.
+    /// The number of nodes that the machine may have.
     pub(crate) fn nodes_count(&self) -> usize {
         self.nodes.count()
     }
 
-    /// Nodes that have memory at the moment, where the kernel says so.
+    /// Nodes that have memory at the moment, where the kernel tells.
     pub(crate) fn nodes_with_memory(&self) -> Option<Vec<usize>> {
         self.nodes.with_memory()
     }
@@ -55,13 +55,13 @@ impl Pool {
         self.sections.node_of(section)
     }
 
-    /// Whether a node is to have no memory of the pool.
+    /// True if a node must have no memory of the pool.
     pub(crate) fn is_closed(&self, node: usize) -> bool {
         self.sections.is_closed(node)
     }
 
-    /// Has a node get no memory from now on, or get some again. `false`: it is the last one that
-    /// does.
+    /// Stops a node from getting memory, or lets it get some again. `false`: it is the last node
+    /// that gets any.
     pub(crate) fn close(&self, node: usize, is_closed: bool) -> bool {
         let others = (0..self.nodes.count()).filter(|other| *other != node);
         let may = !is_closed || others.into_iter().any(|other| !self.sections.is_closed(other));

@@ -1,16 +1,16 @@
 //! The pool's memory: sections of 2 MiB, frames of a page.
 //!
 //! A section is brought on line whole and given back whole, so the pool grows and shrinks in steps
-//! of 2 MiB. Where each stands, and how it gets there, is a table ([`SectionState`]). Frames are
-//! taken from the lowest section that has any, which lets the highest ones run empty. All frames
-//! that exist are faulted in: a store never waits for the kernel to find memory.
+//! of 2 MiB. [`SectionState`] has the table of states. Frames are taken from the lowest section
+//! with free ones, so the highest sections become empty. All frames are faulted in: a store never
+//! waits for the kernel to find memory.
 
 use super::size_class::FRAMES_MAX;
 use crate::bits::Bits;
+use crate::crash_points::Kept;
 use crate::durable::{Durable, Values};
 use crate::ids::SwapEntry;
 use crate::page::PAGE_BYTES;
-use crate::stops::Kept;
 use crate::sync::{Mutex, lock};
 use std::io;
 use std::ptr::NonNull;
@@ -26,23 +26,23 @@ pub(crate) const SECTION_FRAMES: usize = 512;
 /// Bytes in a section.
 pub(crate) const SECTION_BYTES: usize = SECTION_FRAMES * PAGE_BYTES;
 
-/// Where a section of the pool stands.
+/// The state of a section of the pool.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum SectionState {
-    /// Without memory; it comes when the pool needs it.
+    /// Without memory; it gets some when the pool needs it.
     Absent,
     /// Its memory is being made.
     GoingOnline,
-    /// It holds objects, or could.
+    /// It has objects, or could.
     Online,
     /// Its objects are being moved elsewhere.
     GoingOffline,
-    /// Without memory, until somebody brings it online.
+    /// Without memory, until it is brought online by hand.
     Offline,
 }
 
 impl SectionState {
-    /// All of them, in the order of a section's life.
+    /// All states, in the order of a section's life.
     pub const ALL: [Self; 5] =
         [Self::Absent, Self::GoingOnline, Self::Online, Self::GoingOffline, Self::Offline];
 
@@ -57,21 +57,21 @@ impl SectionState {
         }
     }
 
-    /// What a section has in it.
+    /// The content of a section in this state.
     pub fn doc(self) -> &'static str {
         match self {
             Self::Absent => "No memory. It gets some when the pool needs it.",
-            Self::GoingOnline => "Its memory is being made, faulted in whole. It holds nothing.",
-            Self::Online => "Objects, or room for them. Each can be moved.",
+            Self::GoingOnline => "Its memory is being made, faulted in whole. It is empty.",
+            Self::Online => "Objects, or space for them. Each can be moved.",
             Self::GoingOffline => {
-                "Its objects are being moved elsewhere; nothing new comes. What is still in it is \
-                 read and freed as ever."
+                "Its objects are being moved elsewhere; it gets no new ones. Objects still in it are \
+                 read and freed as before."
             }
             Self::Offline => "No memory. It gets none before it is brought online by hand.",
         }
     }
 
-    /// What it may become, and when.
+    /// The next states, each with its condition.
     pub fn next(self) -> &'static [(Self, &'static str)] {
         match self {
             Self::Absent => &[
@@ -89,14 +89,14 @@ impl SectionState {
             Self::GoingOffline => &[
                 (Self::Online, "an object could not be moved"),
                 (Self::Absent, "it is empty, and was not needed any more"),
-                (Self::Offline, "it is empty, and is to stay so"),
+                (Self::Offline, "it is empty, and stays so"),
             ],
             Self::Offline => &[(Self::GoingOnline, "by hand")],
         }
     }
 }
 
-/// A page of the pool's memory: its section and its place there.
+/// A page of the pool's memory: its section and its index there.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Frame(pub(super) u32);
 
@@ -106,10 +106,10 @@ impl Frame {
     }
 }
 
-/// What a section lies in.
+/// The memory of a section.
 enum Memory {
     Own(Mapping),
-    /// In memory that outlives the process, which [`Sections`] has.
+    /// In memory that outlives the process, which [`Sections`] owns.
     Durable(NonNull<u8>),
 }
 
@@ -125,7 +125,7 @@ impl Memory {
     }
 }
 
-/// What a section has while it has memory.
+/// A section with memory.
 struct Section {
     memory: Memory,
     /// A set bit is a free frame.
@@ -136,79 +136,79 @@ struct Section {
 struct Slot {
     state: SectionState,
     section: Option<Box<Section>>,
-    /// Free frames that its node has been told of.
+    /// Free frames at the last update of its node's sets.
     noted: usize,
 }
 
 struct Inner {
     slots: Box<[Slot]>,
-    /// By node.
+    /// For each node.
     nodes: Box<[OnNode]>,
     absent: Bits,
 }
 
-/// What is online on a node.
+/// The online sections of a node.
 struct OnNode {
-    /// Sections that have a free frame, and those of which all are free.
+    /// Sections with a free frame, and sections with free frames only.
     with_room: Bits,
     empty: Bits,
     free_frames: usize,
 }
 
-/// The sections there are.
+/// All sections.
 pub(super) struct Sections {
-    /// Start of each section; null where there is none. Read without the lock by whoever holds an
-    /// object of the section, which keeps it on line.
+    /// Start of each section; null where there is none. A thread with an object of the section
+    /// reads it without the lock: the object keeps the section on line.
     bases: Box<[AtomicPtr<u8>]>,
-    /// The node of each section that has memory; it stays so as long as it has.
+    /// The node of each section that has memory.
     on_node: Box<[AtomicU8]>,
     nodes: Arc<Nodes>,
-    /// Whether a node is to have no memory of the pool.
+    /// True if a node must have no memory of the pool.
     closed: Box<[AtomicBool]>,
-    /// Whether memory that was asked for on a node came from another one the last time.
+    /// True if the last memory for a node came from another node.
     short: Box<[AtomicBool]>,
-    /// Whether somebody has waited for memory on a node in vain since some came.
+    /// True if a store has waited in vain for memory on a node since some came.
     late: Box<[AtomicBool]>,
     inner: Mutex<Inner>,
     /// Free frames of each node's sections that are online.
     free: Box<[AtomicUsize]>,
     /// Sections that have memory.
     online: AtomicUsize,
-    /// Sections that are to have none.
+    /// Sections that must have no memory.
     offline: AtomicUsize,
     used_frames: AtomicUsize,
-    /// Frames that may be in use.
+    /// Most frames in use.
     limit: AtomicUsize,
-    /// Memory that outlives the process, and which sections have some there.
+    /// Memory that outlives the process, and the state of each section there.
     durable: Option<(Arc<Durable>, Values<Kept<AtomicU32>>)>,
 }
 
-/// What memory that outlives the process says of a section. One that has memory is never
-/// [`kept::NONE`] there, so none is forgotten, whenever the process ends.
+/// The state of a section in memory that outlives the process. A section with memory is never
+/// [`kept::NONE`] there, so none is forgotten, at any moment of the process's end.
 mod kept {
     pub(super) const NONE: u32 = 0;
     pub(super) const ONLINE: u32 = 1;
     pub(super) const OFFLINE: u32 = 2;
 }
 
-/// Why a section is not where it was to be brought.
+/// The reason why a section does not get another state.
 #[derive(Debug)]
 pub(crate) enum Refused {
-    /// It stands there, from where the change is none that can be.
+    /// Its present state does not allow the change.
     State(SectionState),
-    /// It is the only one that may have memory.
+    /// It is the only section that may have memory.
     Last,
     /// The machine has no memory.
     Memory(io::Error),
 }
 
-/// Sections that `bytes_max` bytes take.
+/// The number of sections for `bytes_max` bytes.
 pub(crate) fn sections_of(bytes_max: usize) -> usize {
     bytes_max.div_ceil(SECTION_BYTES).max(1)
 }
 
 impl Sections {
-    /// Room for `bytes_max` bytes; nothing is on line yet.
+    /// Space for `bytes_max` bytes; no section is on line yet.
     pub(super) fn new(
         bytes_max: usize,
         durable: Option<&Arc<Durable>>,
@@ -241,23 +241,23 @@ impl Sections {
         }
     }
 
-    /// Lets at most `frames` be in use. More may be at the moment; then none are given out.
+    /// Sets the most frames in use. If more are in use, none are given out.
     pub(super) fn set_limit(&self, frames: usize) {
         self.limit.store(frames, Ordering::Relaxed);
     }
 
-    /// Frames that may be in use: what was set, as far as sections may have memory.
+    /// Most frames in use: the limit that was set, as far as sections may have memory.
     pub(super) fn limit(&self) -> usize {
         let sections = self.possible() - self.offline.load(Ordering::Relaxed);
         self.limit.load(Ordering::Relaxed).min(sections * SECTION_FRAMES)
     }
 
-    /// Frames that zspages are made of.
+    /// Frames of zspages.
     pub(super) fn used_frames(&self) -> usize {
         self.used_frames.load(Ordering::Relaxed)
     }
 
-    /// Free frames that can be taken: those of a section that is going offline cannot.
+    /// Free frames that can be taken; those of a section that is going offline cannot.
     pub(super) fn free_frames(&self) -> usize {
         self.free.iter().map(|free| free.load(Ordering::Relaxed)).sum()
     }
@@ -267,12 +267,12 @@ impl Sections {
         self.online.load(Ordering::Relaxed)
     }
 
-    /// Sections that the pool is made for.
+    /// The number of sections that the pool is made for.
     pub(super) fn possible(&self) -> usize {
         self.bases.len()
     }
 
-    /// Whether the pool could have more sections than it has.
+    /// True if the pool could have more sections.
     pub(super) fn can_grow(&self) -> bool {
         self.online() + self.offline.load(Ordering::Relaxed) < self.possible()
     }
@@ -282,12 +282,12 @@ impl Sections {
         self.free[node].load(Ordering::Relaxed)
     }
 
-    /// The node that a section with memory is on.
+    /// The node of a section with memory.
     pub(super) fn node_of(&self, section: usize) -> usize {
         self.on_node[section].load(Ordering::Acquire).into()
     }
 
-    /// Has a node get no memory from now on, or get some again.
+    /// Stops a node from getting memory, or lets it get some again.
     pub(super) fn close(&self, node: usize, is_closed: bool) {
         self.closed[node].store(is_closed, Ordering::Relaxed);
     }
@@ -296,12 +296,12 @@ impl Sections {
         self.closed[node].load(Ordering::Relaxed)
     }
 
-    /// Whether the kernel had no memory on a node when it was last asked for some there.
+    /// True if the kernel had no memory on a node at the last request.
     pub(super) fn is_short(&self, node: usize) -> bool {
         self.short[node].load(Ordering::Relaxed)
     }
 
-    /// Whether the next section will be one of this node, as far as is known, and is not late.
+    /// True if the next section will probably be on this node and is not late.
     pub(super) fn comes_on(&self, node: usize) -> bool {
         let is_below_limit = self.used_frames() + FRAMES_MAX <= self.limit();
         !self.late[node].load(Ordering::Relaxed)
@@ -310,13 +310,13 @@ impl Sections {
             && self.can_grow()
     }
 
-    /// Says that memory was waited for on a node in vain.
+    /// Notes that a store waited in vain for memory on a node.
     pub(super) fn note_late(&self, node: usize) {
         self.late[node].store(true, Ordering::Relaxed);
     }
 
-    /// Takes `out.len()` frames of a node, or none at all; beyond the limit only for objects that
-    /// are moved, whose frames are free in a moment.
+    /// Takes `out.len()` frames of a node, or none at all. Objects that move may exceed the limit:
+    /// their frames are free in a moment.
     pub(super) fn take(&self, out: &mut [Frame], node: usize, is_move: bool) -> bool {
         let mut inner = lock(&self.inner);
         if !is_move && self.used_frames() + out.len() > self.limit() {
@@ -347,7 +347,7 @@ impl Sections {
     }
 
     /// Brings one more section online, faulted in, on a node if that has memory. Errors: no memory;
-    /// `QuotaExceeded` when every section that may be is.
+    /// `QuotaExceeded` when all possible sections are online.
     pub(super) fn bring_any_online(&self, node: usize) -> io::Result<()> {
         let mut inner = lock(&self.inner);
         let Some(number) = inner.absent.first() else {
@@ -358,7 +358,7 @@ impl Sections {
         self.make(number, SectionState::Absent, node)
     }
 
-    /// Brings a section online. One that is stays so.
+    /// Brings a section online, if it is not.
     pub(super) fn bring_online(&self, number: usize) -> Result<(), Refused> {
         let mut inner = lock(&self.inner);
         let before = inner.slots[number].state;
@@ -376,7 +376,8 @@ impl Sections {
         self.make(number, before, *open.unwrap_or(&here)).map_err(Refused::Memory)
     }
 
-    /// Makes the memory of a section that is going online; without any it is where it was before.
+    /// Makes the memory of a section that is going online; after an error it has its state of
+    /// before.
     fn make(&self, number: usize, before: SectionState, node: usize) -> io::Result<()> {
         let made = self.populate(number, before, node).map(|memory| {
             Box::new(Section {
@@ -409,8 +410,8 @@ impl Sections {
         Ok(())
     }
 
-    /// On the node as far as the kernel has memory there. It may not know how to choose: then it
-    /// lies as it comes, and it is asked where that is.
+    /// Prefers the given node. A kernel without the call places the memory anywhere, and tells its
+    /// node afterwards.
     fn populate(&self, number: usize, before: SectionState, node: usize) -> io::Result<Memory> {
         let prefer = |start| drop(self.nodes.prefer(start, SECTION_BYTES, node));
         let Some((durable, kept)) = &self.durable else {
@@ -431,7 +432,7 @@ impl Sections {
         Ok(Memory::Durable(made?))
     }
 
-    /// Takes over the sections that another process has left, all frames free.
+    /// Takes over the sections that another process has left, with all frames free.
     pub(super) fn adopt(&self) -> io::Result<()> {
         let Some((_, kept)) = &self.durable else { return Ok(()) };
         for (number, word) in kept.iter().enumerate() {
@@ -448,7 +449,8 @@ impl Sections {
         Ok(())
     }
 
-    /// Takes frames that were in use in the process before; `false` if one is not there, or taken.
+    /// Takes frames that were in use in the process before; `false` if one does not exist, or is
+    /// taken.
     pub(super) fn retake(&self, frames: impl Iterator<Item = Frame>) -> bool {
         let mut inner = lock(&self.inner);
         for frame in frames {
@@ -467,7 +469,7 @@ impl Sections {
         true
     }
 
-    /// Makes a section that is online give out no more frames.
+    /// Stops an online section from giving out frames.
     pub(super) fn begin_offline(&self, number: usize) -> Result<(), Refused> {
         let mut inner = lock(&self.inner);
         match inner.slots[number].state {
@@ -479,12 +481,12 @@ impl Sections {
         }
     }
 
-    /// Has it be online again.
+    /// Puts it back online.
     pub(super) fn stay_online(&self, number: usize) {
         self.turn(&mut lock(&self.inner), number, SectionState::Online);
     }
 
-    /// Keeps a section that has no memory from getting any.
+    /// Keeps a section without memory from getting any.
     pub(super) fn keep_offline(&self, number: usize) -> Result<(), Refused> {
         let mut inner = lock(&self.inner);
         match inner.slots[number].state {
@@ -500,20 +502,20 @@ impl Sections {
         Ok(())
     }
 
-    /// One more is to have no memory, unless it is the last one that may. The caller has the lock.
+    /// Counts one more section without memory, unless it is the last one. The caller has the lock.
     fn note_offline(&self) -> Result<(), Refused> {
         let one_more = |offline| (offline + 1 < self.possible()).then_some(offline + 1);
         let noted = self.offline.fetch_update(Ordering::Relaxed, Ordering::Relaxed, one_more);
         noted.map(drop).map_err(|_| Refused::Last)
     }
 
-    /// Whether only one section may have memory.
+    /// True if only one section may have memory.
     pub(super) fn is_last(&self) -> bool {
         self.offline.load(Ordering::Relaxed) + 1 >= self.possible()
     }
 
-    /// Gives back the memory of a section that is going offline and in which no frame is in use;
-    /// `false` if one is.
+    /// Gives back the memory of a section that is going offline and has no frame in use; `false` if
+    /// it has one.
     pub(super) fn finish_offline(&self, number: usize, to: SectionState) -> Result<bool, Refused> {
         let mut inner = lock(&self.inner);
         let is_empty = |section: &Section| section.free_count == SECTION_FRAMES;
@@ -526,8 +528,8 @@ impl Sections {
         self.bases[number].store(std::ptr::null_mut(), Ordering::Release);
         let section = inner.slots[number].section.take();
         self.online.fetch_sub(1, Ordering::Relaxed);
-        // Giving memory back takes longer than a store should wait. Nobody else changes a section
-        // on its way.
+        // Giving memory back takes longer than a store should wait. No other thread changes a
+        // section during a change of state.
         drop(inner);
         drop(section);
         if let Some((durable, kept)) = &self.durable {
@@ -538,8 +540,8 @@ impl Sections {
         Ok(true)
     }
 
-    /// Gives back the memory of the highest section of a node in which no frame is in use; `false`:
-    /// there is none.
+    /// Gives back the memory of a node's highest section without a frame in use; `false`: there is
+    /// none.
     pub(super) fn give_one_back(&self, node: usize) -> bool {
         let mut inner = lock(&self.inner);
         let Some(number) = inner.nodes[node].empty.last() else { return false };
@@ -548,7 +550,7 @@ impl Sections {
         matches!(self.finish_offline(number, SectionState::Absent), Ok(true))
     }
 
-    /// Brings a section to its next state.
+    /// Changes the state of a section.
     fn turn(&self, inner: &mut Inner, number: usize, to: SectionState) {
         let state = &mut inner.slots[number].state;
         let may = state.next().iter().any(|(next, _)| *next == to);
@@ -557,7 +559,7 @@ impl Sections {
         self.note(inner, number);
     }
 
-    /// Keeps the sets as a section is now.
+    /// Updates the sets for a section.
     fn note(&self, inner: &mut Inner, number: usize) {
         let Slot { state, section, noted } = &mut inner.slots[number];
         let free = match (*state, section) {
@@ -579,7 +581,7 @@ impl Sections {
         self.note(inner, frame.section());
     }
 
-    /// Where each section stands.
+    /// The state of each section.
     pub(super) fn states(&self) -> Vec<SectionState> {
         let mut states = Vec::with_capacity(self.possible());
         states.extend(lock(&self.inner).slots.iter().map(|slot| slot.state));
@@ -598,8 +600,8 @@ impl Sections {
 
     /// A pointer `offset` bytes into a frame of a section that is on line.
     ///
-    /// The section stays on line while the frame is in use, so the pointer is good for as long as
-    /// the caller keeps the frame's zspage alive, for the rest of the frame.
+    /// The section stays on line while the frame is in use. So the pointer is valid, up to the end
+    /// of the frame, while the caller keeps the frame's zspage alive.
     fn pointer(&self, frame: Frame, offset: usize) -> *mut u8 {
         let base = self.bases[frame.section()].load(Ordering::Acquire);
         assert!(!base.is_null() && offset < PAGE_BYTES, "{frame:?} of a section that is off line");
@@ -610,12 +612,11 @@ impl Sections {
 
     /// The header word at `offset` (a multiple of 8) of a frame.
     ///
-    /// Headers are read by compaction while others write theirs, so they are only ever accessed as
-    /// atomics.
+    /// Compaction reads headers while other threads write theirs, so all accesses are atomic.
     pub(super) fn header(&self, frame: Frame, offset: usize) -> &AtomicU64 {
         assert!(offset.is_multiple_of(size_of::<u64>()));
         // SAFETY: aligned (sections are page-aligned, the offset was checked) and inside the frame,
-        // which stays mapped while its zspage is in use, as `pointer` says; callers reach a header
+        // which stays mapped while its zspage is in use, as `pointer` says. Callers reach a header
         // only through a zspage in use. No plain access ever overlaps it: payloads and headers of a
         // class never change places while the zspage lives.
         unsafe { AtomicU64::from_ptr(self.pointer(frame, offset).cast()) }
@@ -623,12 +624,12 @@ impl Sections {
 
     /// Copies `bytes` into a frame.
     ///
-    /// The caller owns the object there: it has just allocated it and told nobody, or holds its
-    /// entry's lock.
+    /// The caller owns the object there: it has just allocated the object and told no other thread,
+    /// or has the lock of its entry.
     pub(super) fn write(&self, frame: Frame, offset: usize, bytes: &[u8]) {
         assert!(offset + bytes.len() <= PAGE_BYTES);
-        // SAFETY: in bounds of the frame, by the assertion; not overlapping, since `bytes` cannot
-        // be a borrow of pool memory (none is ever made); not racing, since the caller owns it.
+        // SAFETY: in bounds of the frame, by the assertion. `bytes` does not overlap, because no
+        // borrow of pool memory is ever made. There is no race, because the caller owns the object.
         unsafe {
             let to = self.pointer(frame, offset);
             std::ptr::copy_nonoverlapping(bytes.as_ptr(), to, bytes.len());
@@ -638,7 +639,7 @@ impl Sections {
     /// Copies out of a frame. The caller owns the object there, as for [`Self::write`].
     pub(super) fn read(&self, frame: Frame, offset: usize, out: &mut [u8]) {
         assert!(offset + out.len() <= PAGE_BYTES);
-        // SAFETY: as in `write`, with the direction turned.
+        // SAFETY: as in `write`, in the other direction.
         unsafe {
             let from = self.pointer(frame, offset);
             std::ptr::copy_nonoverlapping(from, out.as_mut_ptr(), out.len());

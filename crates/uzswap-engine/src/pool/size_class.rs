@@ -1,9 +1,9 @@
-//! Size classes: how large objects are, and how many frames make a zspage of them.
+//! Size classes: the sizes of objects, and the number of frames in a zspage of each.
 //!
-//! Sizes go up in steps of 16 bytes. For each, the number of frames (1 to 8) is chosen that leaves
-//! the least unused at the end; sizes that come out with the same frames and the same number of
-//! objects are one class, that of the largest. A size that no longer fits more often than one to a
-//! frame is in the *huge* class: one raw page in one frame, its header kept elsewhere.
+//! Sizes go up in steps of 16 bytes. Each size gets the number of frames (1 to 8) with the least
+//! waste at the end. Sizes with the same frames and the same number of objects are one class, that
+//! of the largest. A size that fits only once in a frame is in the *huge* class: one raw page in
+//! one frame, with its header elsewhere.
 
 use crate::page::PAGE_BYTES;
 
@@ -14,7 +14,7 @@ pub(crate) const FRAMES_MAX: usize = 8;
 
 const STEP: usize = 16;
 const SMALLEST: usize = 32;
-/// Sizes to choose from: 32, 48, … 4096.
+/// The possible sizes: 32, 48, … 4096.
 const SIZES: usize = (PAGE_BYTES - SMALLEST) / STEP + 1;
 
 const _: () = assert!(STEP.is_multiple_of(align_of::<u64>()), "headers must be aligned");
@@ -48,7 +48,7 @@ impl SizeClass {
         Self { size: size as u16, frames: best as u8, objects: objects as u16 }
     }
 
-    /// Whether this is the huge class.
+    /// True if this is the huge class.
     pub(crate) const fn is_huge(&self) -> bool {
         self.size as usize == PAGE_BYTES
     }
@@ -58,28 +58,27 @@ impl SizeClass {
     }
 }
 
-struct Table {
+struct ClassTable {
     classes: [SizeClass; SIZES],
     count: usize,
     /// By size in steps.
     class_of: [u8; PAGE_BYTES / STEP + 1],
 }
 
-static TABLE: Table = build();
+static TABLE: ClassTable = build();
 
 /// Number of classes, the huge one (the last) included.
 pub(crate) const CLASSES: usize = build().count;
 
-/// Bytes of the largest object that is not huge: a page that compresses to more is as well kept
-/// raw.
+/// Bytes of the largest object that is not huge: a page that compresses to more is kept raw.
 pub(crate) const COMPRESSED_BYTES_MAX: usize = {
     let table = build();
     table.classes[table.count - 2].size as usize - HEADER_BYTES
 };
 
-const fn build() -> Table {
+const fn build() -> ClassTable {
     let huge = SizeClass { size: PAGE_BYTES as u16, frames: 1, objects: 1 };
-    // From large to small, so that each size can join the class above; then turned round.
+    // From large to small, so that each size can join the class above; then reversed.
     let mut down = [huge; SIZES];
     let mut count = 1;
     let mut of_step = [0u8; PAGE_BYTES / STEP + 1];
@@ -97,7 +96,7 @@ const fn build() -> Table {
         }
         of_step[step] = (count - 1) as u8;
     }
-    let mut table = Table { classes: [huge; SIZES], count, class_of: of_step };
+    let mut table = ClassTable { classes: [huge; SIZES], count, class_of: of_step };
     let mut i = 0;
     while i < count {
         table.classes[i] = down[count - 1 - i];

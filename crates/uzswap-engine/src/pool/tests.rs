@@ -3,17 +3,17 @@ use crate::index::Entry;
 use std::cell::RefCell;
 use std::collections::HashMap;
 
-/// A pool with the entries that own its objects, as the cache would keep them.
+/// A pool with the entries that own its objects, as the cache has them.
 struct Owned {
     pool: Pool,
     handles: RefCell<HashMap<u32, (Handle, Vec<u8>)>>,
     next: u32,
     noise: u64,
-    /// Contents are cut out of it.
+    /// Contents are parts of it.
     pattern: Vec<u8>,
 }
 
-/// The limit of a pool that is to be filled: little under Miri, which takes 0.2 s an object.
+/// The limit of a pool that is filled: little under Miri, which takes 0.2 s an object.
 const FULL_BYTES: usize = if cfg!(miri) { SECTION_BYTES / 16 } else { SECTION_BYTES };
 
 impl Owned {
@@ -79,7 +79,7 @@ impl Owned {
         }
     }
 
-    /// Bytes held over bytes of objects.
+    /// Bytes of the pool for each byte of objects.
     fn overhead(&self) -> f64 {
         let bytes: usize = self.handles.borrow().values().map(|(_, content)| content.len()).sum();
         self.pool.bytes() as f64 / bytes as f64
@@ -116,8 +116,8 @@ fn freeing_everything_frees_every_frame() {
     assert_eq!(owned.pool.mapped_bytes(), 0);
 }
 
-/// Sizes as compressed pages have them: log-normal around 1150 bytes, and one in twenty raw. With
-/// these, zsmalloc's classes hold 1.024 times the bytes of the objects when fresh.
+/// Sizes like those of compressed pages: log-normal around 1150 bytes, and one in twenty raw. With
+/// these, zsmalloc's classes take 1.024 times the bytes of fresh objects.
 fn fill_as_pages(owned: &mut Owned, objects: usize) {
     for _ in 0..objects {
         let r = owned.random();
@@ -196,7 +196,7 @@ fn an_object_that_stays_makes_no_other_move_twice_and_gets_no_company() {
     for _ in 0..3 * count {
         assert!(owned.insert(1000));
     }
-    // Room in each zspage, where the others' objects would fit.
+    // Space in each zspage, where the others' objects would fit.
     (0..3 * count).filter(|owner| owner % 3 != 0).for_each(|owner| owned.remove(owner));
     owned.pool.provision(2 * SECTION_BYTES, |_| true).unwrap();
     owned.pool.begin_offline(0).unwrap();
@@ -213,7 +213,7 @@ fn an_object_that_stays_makes_no_other_move_twice_and_gets_no_company() {
     }
     let others = moves.into_inner().into_iter().filter(|(owner, _)| *owner != busy.0);
     assert_eq!(others.inspect(|other| assert_eq!(other.1, 1)).count(), count as usize - 1);
-    // What is stored meanwhile goes elsewhere, and what is in use may go.
+    // New objects go elsewhere, and an object in use may be freed.
     assert!(owned.insert(1000));
     owned.remove(busy.0);
     owned.pool.stay_online(0);
@@ -247,8 +247,8 @@ fn a_pool_without_frames_refuses_and_stays_whole() {
     owned.check();
 }
 
-/// What keeps an object alive, and its bytes whole, is its entry's lock. The bytes are plain
-/// memory, so Miri sees here whether the lock also orders what is done to them.
+/// The lock of its entry keeps an object alive and its bytes whole. The bytes are plain memory, so
+/// Miri checks here that the lock orders all accesses.
 #[test]
 fn the_lock_of_an_entry_guards_the_bytes_of_its_object() {
     let owned = Owned::new(SECTION_BYTES);

@@ -1,14 +1,14 @@
 //! Zspages: runs of objects of one size over a few frames, which need not be neighbours.
 //!
-//! Descriptors live in a table of their own and are reused; a descriptor's number is half of a
+//! Descriptors are in a table of their own and are reused; a descriptor's number is half of a
 //! handle. All fields are written under the lock of the zspage's class. `frames` and `class` do not
-//! change while an object is live in it, so whoever keeps an object alive (by its entry's lock)
-//! reads them without that lock.
+//! change while an object is live in the zspage. So a thread that keeps an object alive, by its
+//! entry's lock, reads them without the class's lock.
 
 use super::section::Frame;
 use super::size_class::FRAMES_MAX;
+use crate::crash_points::Kept;
 use crate::durable::{DESCRIPTORS, Durable};
-use crate::stops::Kept;
 use crate::sync::{Mutex, lock};
 use crate::table::Table;
 use std::io;
@@ -29,18 +29,18 @@ pub(crate) struct Zspage {
     /// Neighbours in the list of the fullness group; [`NONE`] at the ends.
     pub(super) prev: Kept<AtomicU32>,
     pub(super) next: Kept<AtomicU32>,
-    /// Objects allocated.
+    /// The number of allocated objects.
     pub(super) used: Kept<AtomicU16>,
-    /// Objects from here on were never allocated; saves writing a free list through a new zspage.
+    /// Objects from here on were never allocated; this saves writing a free list for a new zspage.
     pub(super) fresh: Kept<AtomicU16>,
     /// First of the list of freed objects.
     pub(super) free: Kept<AtomicU16>,
     pub(super) class: Kept<AtomicU8>,
-    /// The fullness group whose list it is on.
+    /// The fullness group of its list.
     pub(super) group: Kept<AtomicU8>,
 }
 
-/// 48 bytes to some twenty objects.
+/// 48 bytes for some twenty objects.
 const _: () = assert!(size_of::<Zspage>() == 48);
 
 impl Zspage {
@@ -57,13 +57,13 @@ impl Zspage {
         }
     }
 
-    /// Makes it what [`Self::new`] makes.
+    /// Resets it to [`Self::new`].
     fn clear(&self) {
         self.frames.iter().for_each(|frame| frame.store(NONE, Relaxed));
         self.class.store(NO_CLASS, Relaxed);
     }
 
-    /// Makes an unused descriptor an empty zspage.
+    /// Turns an unused descriptor into an empty zspage.
     pub(super) fn init(&self, class: u8, frames: &[Frame]) {
         for (slot, frame) in self.frames.iter().zip(frames) {
             slot.store(frame.0, Relaxed);
@@ -78,8 +78,8 @@ impl Zspage {
         Frame(self.frames[number].load(Relaxed))
     }
 
-    /// The header of a huge zspage's one object. It fills its only frame, so the header is kept
-    /// where the numbers of further frames would be.
+    /// The header of a huge zspage's one object. The object fills its only frame, so the header
+    /// takes the place of the numbers of further frames.
     pub(super) fn huge_header(&self) -> u64 {
         let [low, high] = [1, 2].map(|i| u64::from(self.frames[i].load(Relaxed)));
         high << 32 | low
@@ -98,14 +98,14 @@ const CHUNK: usize = DESCRIPTORS;
 pub(super) struct Zspages {
     table: Table<Zspage, CHUNK>,
     unused: Mutex<Unused>,
-    /// Locked by the one that makes some.
+    /// Locked by the thread that makes descriptors.
     making: Mutex<Making>,
-    /// How many of them there are. Written under their lock.
+    /// Their number. It is written under their lock.
     ready: AtomicUsize,
     durable: Option<Arc<Durable>>,
 }
 
-/// Only threads that maintain take its lock, which is held while memory is allocated.
+/// Only maintaining threads take its lock, and they allocate memory under it.
 struct Making;
 
 /// Descriptors that are ready, a list through their `next`.
@@ -114,7 +114,7 @@ struct Unused {
 }
 
 impl Zspages {
-    /// Room for `count_max` zspages; none has memory yet.
+    /// Space for `count_max` zspages; none has memory yet.
     pub(super) fn new(count_max: usize, durable: Option<&Arc<Durable>>) -> Self {
         Self {
             table: Table::new(count_max),
@@ -150,13 +150,13 @@ impl Zspages {
         self.ready.fetch_add(1, Relaxed);
     }
 
-    /// Whether so many zspages find a descriptor, or will never find more than there are.
+    /// True if so many zspages find a descriptor, or if there can be no more.
     pub(super) fn has_ready(&self, count: usize) -> bool {
         self.ready.load(Relaxed) >= count || self.table.is_whole()
     }
 
     /// Makes descriptors ready for so many frames of raw pages, the case with the most zspages, and
-    /// for a section at least. Allocates. Errors: no memory.
+    /// for at least a section. Allocates. Errors: no memory.
     pub(super) fn provision(&self, frames: usize) -> io::Result<()> {
         let is_enough = || self.has_ready(frames.max(CHUNK));
         if is_enough() {

@@ -8,10 +8,10 @@ use uzswap_engine::backing::{Backing, Completion, Write};
 use uzswap_engine::testing::Noise;
 use uzswap_sync::turns;
 
-/// Steps that others take while one thread reads or writes, at most.
+/// Most steps of other threads while one thread reads or writes.
 const IO_STEPS: u64 = 1 << 12;
 
-/// A device that fails: shared by the backing of a cache and by the one after it.
+/// A device that fails, shared by the backing of a cache and by its successor's.
 pub struct Device {
     pub content: Mutex<Vec<u8>>,
     pub pending: Mutex<Vec<Write>>,
@@ -30,7 +30,7 @@ impl Device {
         lock(&self.noise).below(end)
     }
 
-    /// Writes all of it; or a part, or noise, and says that it failed.
+    /// Writes all of it; or writes a part, or noise, and returns an error.
     fn write_now(&self, offset: u64, bytes: &[u8]) -> io::Result<()> {
         let fails = self.happens(self.chances.write_fails);
         let mut content = lock(&self.content);
@@ -90,7 +90,7 @@ impl Backing for Simulated {
         lock(&self.0.pending).push(write);
     }
 
-    /// Any of those under way; without waiting perhaps none.
+    /// Any write under way; without waiting perhaps none.
     fn complete(&self, wait: bool) -> Option<Completion> {
         turns::step();
         let count = lock(&self.0.pending).len() as u64;

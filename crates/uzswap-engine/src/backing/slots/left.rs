@@ -1,5 +1,5 @@
-//! The backing's space as another process has left it: what is taken follows from the records that
-//! the index refers to.
+//! The backing's space as another process has left it: the records that the index refers to tell
+//! the taken slots.
 
 use super::{CLUSTER_SEGMENTS, Cluster, Slots, home, table_home};
 use crate::backing::segments::{Segment, Use};
@@ -12,13 +12,13 @@ use std::io;
 use uzswap_ranges::{Hole, Preload, RangeIndex};
 
 impl Slots {
-    /// Takes the segments over, nothing live in any. Called once, before [`Self::retake`].
+    /// Takes the segments over, without live records. Called once, before [`Self::retake`].
     pub(crate) fn adopt(&self) {
         self.segments.adopt();
     }
 
-    /// A record of `owner` is live; `false` if it cannot be: its place is free, beyond the end, or
-    /// another's. Errors: no memory, or its tag is lost.
+    /// Notes that a record of `owner` is live. `false` if that is impossible: its place is free,
+    /// beyond the end, or another page's. Errors: no memory, or its tag is lost.
     pub(crate) fn retake(&self, owner: SwapEntry, extent: Extent) -> io::Result<bool> {
         let segment = Segment::of(extent.place);
         if segment.0 as usize >= self.segments.count() {
@@ -44,9 +44,9 @@ impl Slots {
         Ok(state != Use::Free)
     }
 
-    /// Makes what nothing lives in free; the segments that a write may still be under way to, which
-    /// stay taken until they are given back. Errors: no memory, or what the process before has left
-    /// is not whole.
+    /// Frees everything without a live record. Returns the segments to which a write may still be
+    /// under way; they stay taken until they are given back. Errors: no memory, or the left state
+    /// is damaged.
     pub(crate) fn settle(&self) -> io::Result<Vec<Segment>> {
         let (mut open, mut tables) = (Vec::new(), Vec::new());
         for number in 0..self.clusters.len() as u32 {
@@ -72,14 +72,14 @@ impl Slots {
         there.min(CLUSTER_SEGMENTS) as u32
     }
 
-    /// The bits of a cluster's segments, by their uses; how many are free.
+    /// Sets the bits of a cluster's segments by their uses; the number of free ones.
     fn settle_cluster(&self, number: u32, cluster: &mut Cluster, open: &mut Vec<Segment>) -> u32 {
         let mut free = 0;
         for word in 0..self.segments_of(number) as usize {
             let segment = Segment(number * CLUSTER_SEGMENTS as u32 + word as u32);
             let live = self.segments.live(segment);
             match self.segments.state(segment) {
-                // Records become live when their write has ended, so nothing is under way.
+                // Records become live after their write, so no write is under way.
                 was @ (Use::Open | Use::Written | Use::Cleaning) if live > 0 => {
                     self.segments.turn(segment, was, Use::Written);
                     cluster.used[word] = u64::MAX;

@@ -1,4 +1,4 @@
-//! What packing pages written through needs to know of their segments.
+//! Segments of pages written through, as packing needs them.
 
 use super::{BATCH, CLUSTER_SEGMENTS, SLOT_BYTES, Slot, Slots, home, numbers};
 use crate::backing::segments::{Segment, Use};
@@ -7,15 +7,15 @@ use crate::sync::lock;
 /// Segments that are emptied at a time.
 pub(crate) const VICTIMS: usize = 8;
 
-/// Slots of a segment that is broken up, kept from others. There is at least one, so the segment
-/// stays what it is until they are let go.
+/// Free slots of a broken-up segment, reserved by packing. There is at least one, so the segment
+/// stays broken up until they are released.
 #[derive(Debug)]
-pub(crate) struct Held {
+pub(crate) struct Reserved {
     segment: Segment,
     slots: u64,
 }
 
-impl Held {
+impl Reserved {
     /// The other slots of the segment.
     pub(crate) fn others(&self) -> impl Iterator<Item = Slot> + use<> {
         let (first, slots) = (self.segment.0 * BATCH as u32, self.slots);
@@ -24,8 +24,8 @@ impl Held {
 }
 
 impl Slots {
-    /// Segments that are broken up, with the fewest slots in use, the emptiest first. No more than
-    /// so many clusters are looked at, so to within an eighth of a segment.
+    /// The broken-up segments with the fewest slots in use, the emptiest first. Only as many
+    /// clusters are searched, so the result is right to within an eighth of a segment.
     pub(crate) fn emptiest(&self) -> [Option<Segment>; VICTIMS] {
         let mut fewest: [Option<(Segment, usize)>; VICTIMS] = [None; VICTIMS];
         let clusters = self.by_fill.iter().flat_map(|set| numbers(set, 0)).take(VICTIMS);
@@ -48,19 +48,18 @@ impl Slots {
         (first..count.min(first + CLUSTER_SEGMENTS as u32)).map(Segment)
     }
 
-    /// Keeps the free slots of a segment that is broken up from others; `None` if it has none, or
-    /// is not broken up.
-    pub(crate) fn hold(&self, segment: Segment) -> Option<Held> {
+    /// Reserves the free slots of a broken-up segment; `None` if it has none, or is not broken up.
+    pub(crate) fn reserve(&self, segment: Segment) -> Option<Reserved> {
         let (number, word) = home(segment);
         let mut cluster = lock(&self.clusters[number as usize]);
         let slots = if cluster.broken & 1 << word != 0 { !cluster.used[word] } else { 0 };
         cluster.used[word] |= slots;
         self.tell(number, &cluster);
-        (slots != 0).then_some(Held { segment, slots })
+        (slots != 0).then_some(Reserved { segment, slots })
     }
 
-    /// Makes slots that were held free again.
-    pub(crate) fn let_go(&self, held: Held) {
+    /// Frees reserved slots.
+    pub(crate) fn release(&self, held: Reserved) {
         let (number, _) = home(held.segment);
         let mut cluster = lock(&self.clusters[number as usize]);
         self.clear(&mut cluster, held.segment, held.slots);

@@ -24,7 +24,7 @@ fn broken_up(slots: &Slots) -> usize {
     segments.filter(|segment| slots.segments.state(*segment) == Use::Singles).count()
 }
 
-/// What is taken, and the slots beside it.
+/// The taken segments, and the single slots.
 #[derive(Default)]
 struct Taken {
     segments: Vec<Segment>,
@@ -126,7 +126,7 @@ fn there_is_none_only_when_there_is_none_anywhere() {
     }
     assert_eq!(taken.all.len(), 1024, "every slot");
     assert!(slots.take_segment(0).is_none());
-    // In the cache of whichever CPU this is.
+    // In the cache of the present CPU.
     let slot = taken.slots.pop().unwrap();
     slots.give_slot(slot);
     assert_eq!(slots.take_slot(0), Some(slot));
@@ -188,13 +188,13 @@ fn a_wholly_free_cluster_is_discarded_and_goes_back_to_the_range_index() {
     assert_eq!(slots.free_segments.load(Acquire), 32);
 }
 
-/// Against a look at every segment; and clusters are looked at as many as there are victims.
+/// Compared with a scan of every segment. Only as many clusters are searched as there are victims.
 #[test]
 fn the_emptiest_segments_are_found_to_within_an_eighth() {
     let slots = slots(64 * MIB);
     let mut noise = Noise::new(5);
     let mut taken: Vec<Slot> = std::iter::from_fn(|| slots.take_slot(RESERVED)).collect();
-    // Each keeps a number of slots of its own.
+    // Each keeps its own number of slots.
     let share: Vec<u64> = slots.segments.all().map(|_| 1 + noise.below(64)).collect();
     taken.retain(|slot| {
         let stays = noise.below(64) < share[slot.segment().0 as usize];
@@ -239,20 +239,20 @@ fn slots_that_are_held_are_not_handed_out() {
     let slots = slots(2 * MIB);
     let slot = slots.take_slot(0).unwrap();
     slots.drain();
-    let held = slots.hold(slot.segment()).unwrap();
+    let held = slots.reserve(slot.segment()).unwrap();
     assert!(held.others().eq([slot]));
-    assert!(slots.hold(slot.segment()).is_none(), "it has none that could be held");
+    assert!(slots.reserve(slot.segment()).is_none(), "it has none that could be held");
     let other = slots.take_slot(0).unwrap();
     assert_ne!(other.segment(), slot.segment());
-    slots.let_go(held);
+    slots.release(held);
     slots.give_slot(slot);
     slots.give_slot(other);
     slots.drain();
-    assert!(slots.hold(slot.segment()).is_none(), "it is free");
+    assert!(slots.reserve(slot.segment()).is_none(), "it is free");
     assert_eq!(slots.check(), 0);
 }
 
-/// No slot is handed out twice and none is lost, whatever threads do: `UZSWAP_FULL=1` for 10^8
+/// No slot is given out twice and none is lost, in any order of threads: `UZSWAP_FULL=1` for 10^8
 /// operations.
 #[test]
 fn eight_threads_share_out_every_slot_once() {

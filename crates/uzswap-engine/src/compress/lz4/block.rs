@@ -1,9 +1,9 @@
-//! The LZ4 block format, of a page: what our encoders share.
+//! The LZ4 block format of a page, shared by our encoders.
 //!
-//! A block is a chain of sequences: a token, with the number of literals in its upper four bits
-//! and the length of the match, less 4, in its lower ones; the literals; the distance, in two
-//! bytes. A field of 15 goes on in bytes that are added to it, after the token and the distance,
-//! until one is not 255. The last sequence ends after its literals.
+//! A block is a chain of sequences: a token, the literals, and the distance in two bytes. The token
+//! has the number of literals in its upper four bits, and the length of the match less 4 in its
+//! lower ones. A field of 15 continues in bytes that are added to it, after the token and the
+//! distance, until one is not 255. The last sequence ends after its literals.
 
 use crate::page::{PAGE_BYTES as PAGE, Page};
 use std::ops::Range;
@@ -20,7 +20,7 @@ pub(super) const SLOTS: usize = 1 << SLOT_BITS;
 /// The shortest match, which the format counts as none.
 const SHORTEST: usize = 4;
 
-/// What a field of the token holds before it goes on in bytes of its own.
+/// The value of a token's field that continues in bytes of its own.
 const FIELD: usize = 15;
 
 /// A match.
@@ -28,31 +28,31 @@ const FIELD: usize = 15;
 pub(super) struct Found {
     pub at: usize,
     pub dist: usize,
-    /// How many of the first eight bytes are known to be equal; 8 may be more.
+    /// The number of equal bytes among the first eight; 8 may be more.
     pub equal: usize,
 }
 
-/// Loads eight bytes. Zero stands in for the panic beyond the page, where no caller looks.
+/// Loads eight bytes. Beyond the page, where no caller reads, it returns zero instead of a panic.
 #[inline(always)]
 pub(super) fn load(page: &Page, at: usize) -> u64 {
     page.get(at..).and_then(|rest| rest.first_chunk()).map_or(0, |bytes| u64::from_le_bytes(*bytes))
 }
 
-/// Hashes the first five bytes: matches of four are worth next to nothing.
+/// Hashes the first five bytes: matches of four are worth little.
 #[inline(always)]
 pub(super) fn slot(bytes: u64) -> usize {
     ((bytes << 24).wrapping_mul(0x9E37_79B1_85EB_CA87) >> (64 - SLOT_BITS)) as usize
 }
 
-/// How many bytes are equal before the first that differ, by their exclusive or.
+/// The number of equal bytes before the first difference, by their exclusive or.
 #[inline(always)]
 pub(super) fn equal(differ: u64) -> usize {
     differ.trailing_zeros() as usize / 8
 }
 
-/// Writes the object of `page` to the front of `out` and tells its length, or `None` when it does
-/// not fit. `seek` finds the next match at or after a place, knowing how far back the last two
-/// different ones were; it begins at `first`, and after each match at a multiple of `stride`.
+/// Writes the object of `page` to the front of `out` and returns its length, or `None` when it does
+/// not fit. `seek` finds the next match at or after a place; it gets the last two different
+/// distances. The search begins at `first`, and after each match at a multiple of `stride`.
 #[inline(always)]
 pub(super) fn encode(
     page: &Page,
@@ -123,7 +123,7 @@ impl Writer<'_> {
         Some(())
     }
 
-    /// Appends what is left as literals, and tells the length of the object.
+    /// Appends the rest as literals, and returns the length of the object.
     fn finish(mut self) -> Option<usize> {
         self.literals(self.from..PAGE, 0)?;
         Some(self.len)
@@ -137,7 +137,7 @@ impl Writer<'_> {
             && let Some(literals) = self.page.get(literals.start..)?.first_chunk::<16>()
             && let Some(out) = self.out.get_mut(self.len..)?.first_chunk_mut::<24>()
         {
-            // Everything is written at its widest and then counts for what it is worth.
+            // All fields are written at their widest; only their valid bytes are counted.
             out[0] = (count << 4 | rest.min(FIELD)) as u8;
             out[1..17].copy_from_slice(literals);
             let tail = (dist | rest.wrapping_sub(FIELD) << 16) as u32;
@@ -163,7 +163,7 @@ impl Writer<'_> {
         self.put(literals)
     }
 
-    /// Appends what follows a full field.
+    /// Appends the continuation of a full field.
     fn beyond(&mut self, number: usize) -> Option<()> {
         let Some(mut beyond) = number.checked_sub(FIELD) else { return Some(()) };
         while beyond >= 255 {

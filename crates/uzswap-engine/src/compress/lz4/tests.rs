@@ -3,7 +3,7 @@ use super::{BY_PAGE, Lz4};
 use crate::compress::Compressor;
 use crate::page::{PAGE_BYTES as PAGE, Page};
 
-/// Both encoders of ours.
+/// Both of our encoders.
 fn ours() -> [Lz4; 2] {
     [0, -1].map(|level| {
         let mut encoder = Lz4::new();
@@ -19,7 +19,7 @@ fn compress(encoder: &mut Lz4, page: &Page) -> Vec<u8> {
     out
 }
 
-/// What is left of an object.
+/// The rest of an object.
 struct Reader<'a>(&'a [u8]);
 
 impl<'a> Reader<'a> {
@@ -118,8 +118,8 @@ fn sizes_are_as_expected() {
         let (array, each) = (bytes(&page), 1 + 4 + 2 + 1);
         assert!(array < 48 + each * (PAGE / 48 + 1), "{array}");
     }
-    // A literal, extended back by the first sequence that may be; a match up to five bytes before
-    // the end: 4090 = 4 + 15 + 15 * 255 + 246, and 4083 = 4 + 15 + 15 * 255 + 239.
+    // A literal, extended back by the first possible sequence; a match up to five bytes before the
+    // end. 4090 = 4 + 15 + 15 * 255 + 246, and 4083 = 4 + 15 + 15 * 255 + 239.
     let [words, bytes] = cross(&mut ours(), &[7; PAGE]).map(|object| object.len());
     assert_eq!(words, (1 + 4 + 2 + 16) + (1 + 5));
     assert_eq!(bytes, (1 + 8 + 2 + 16) + (1 + 5));
@@ -214,8 +214,8 @@ fn room_for_the_object_is_enough_and_less_is_not() {
     }
 }
 
-/// What a thread may have to do as its very last: its variables' destructors run in the reverse of
-/// their order.
+/// Compresses a page at the very end of a thread: destructors of its variables run in reverse
+/// order.
 struct Last;
 
 thread_local! {
@@ -242,7 +242,8 @@ fn a_thread_that_is_ending_can_compress() {
     thread.join().expect("it only compresses");
 }
 
-/// The bare name has the encoder for words make objects of heaps, and the library those of text.
+/// Under the bare name the encoder for words makes objects of heaps, and the library makes those of
+/// text.
 #[test]
 fn an_encoder_is_chosen_by_page() {
     let text: Page =

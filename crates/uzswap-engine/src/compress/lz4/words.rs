@@ -1,9 +1,9 @@
 //! An encoder of the LZ4 block format for memory pages.
 //!
-//! What repeats in a heap are aligned words, and objects of one size next to each other. So
-//! matches are looked for at multiples of four bytes only: first as far back as the last two
-//! different matches, then where a table last saw the same five bytes. Most of what a large table
-//! would find is at one of those two distances, and known without waiting for a table.
+//! A heap repeats aligned words, and objects of one size next to each other. So this encoder tries
+//! matches at multiples of four bytes only: first at the last two different distances, then where a
+//! table last saw the same five bytes. A large table would find most matches at one of those two
+//! distances, and only after waiting for memory.
 
 use super::block::{Found, LAST, SLOTS, encode, equal, load, slot};
 use crate::page::Page;

@@ -35,8 +35,8 @@ fn cross(lzo: &mut Lzo, page: &Page) -> usize {
     object.len()
 }
 
-/// Decodes bytes that may be anything. We may only be stricter than lzokay, and only about
-/// what is not a page and about how a stream begins and ends.
+/// Decodes arbitrary bytes. Our decoder may only be stricter than lzokay, and only about objects
+/// that are not a page and about a stream's begin and end.
 fn judge(lzo: &mut Lzo, object: &[u8]) -> bool {
     let ours = decompress(lzo, object).ok();
     let theirs = lzokay_decompress(object);

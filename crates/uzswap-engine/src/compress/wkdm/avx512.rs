@@ -1,8 +1,8 @@
 //! WKdm, 16 words at a time.
 //!
-//! Words of a group depend on earlier ones of the same slot, so for each slot a mask is made of
-//! the words that it has: then "the last one before me" is a mask, a count of leading zeros and a
-//! permutation, and nothing but the dictionary, a single register, goes from group to group.
+//! Words of a group depend on earlier ones of the same slot, so each slot gets a mask of its words.
+//! Then "the last one before me" is a mask, a count of leading zeros and a permutation. Only the
+//! dictionary, a single register, passes from group to group.
 
 #![allow(unsafe_code)]
 
@@ -10,7 +10,7 @@ use super::{Counts, GROUP, LOW, LOW_BITS, MULTIPLIER, Masks, Parts};
 use crate::page::Page;
 use std::arch::x86_64::*;
 
-/// Proof that the processor has the instructions that this file is made of.
+/// Proof that the processor has the instructions of this file.
 #[derive(Clone, Copy)]
 pub(super) struct Vector(());
 
@@ -30,7 +30,7 @@ impl Vector {
 
     /// Writes the object of `page`.
     pub(super) fn compress(self, parts: &mut Parts, page: &Page, out: &mut [u8]) -> Option<usize> {
-        // SAFETY: `self` is only ever made by `detect`, which has asked for all the features.
+        // SAFETY: only `detect` makes `self`, and it has checked all the features.
         unsafe { compress(parts, page, out) }
     }
 
@@ -63,7 +63,7 @@ fn decompress(parts: &mut Parts, object: &[u8], page: &mut Page) -> Option<()> {
     Some(())
 }
 
-/// Vectors and arrays of bytes, of the same size and valid whatever their bits.
+/// Vectors and arrays of bytes of the same size, valid with any bits.
 macro_rules! window {
     ($load:ident, $store:ident, $vector:ty, $bytes:literal) => {
         /// The bytes from `at` on.
@@ -96,13 +96,13 @@ fn slots(words: __m512i) -> __m512i {
     _mm512_srli_epi32::<28>(_mm512_mullo_epi32(keys, _mm512_set1_epi32(MULTIPLIER as i32)))
 }
 
-/// For each slot, a mask of the words among `which` that it has: the transposition of a matrix of
-/// 16 by 16 bits, in blocks of 8 by 8.
+/// For each slot, a mask of its words among `which`: the transposition of a matrix of 16 by 16
+/// bits, in blocks of 8 by 8.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vbmi,gfni")]
 fn members(slots: __m512i, which: __mmask16) -> __m512i {
-    // Byte 8 × block + row of a block, its rows in the order that the instruction wants: the
-    // lower and the upper halves of the words' one-hot slots, eight words to a block.
+    // Byte 8 × block + row of a block, its rows in the order of the instruction: the lower and the
+    // upper halves of the words' one-hot slots, eight words to a block.
     const BLOCKS: [u8; 64] = {
         let mut from = [0; 64];
         let mut to = 0;
@@ -133,14 +133,14 @@ fn members(slots: __m512i, which: __mmask16) -> __m512i {
     _mm512_maskz_permutexvar_epi8(0x3333_3333_3333_3333, load_64(&HALVES, 0), transposed)
 }
 
-/// The number of each mask's highest word, in its lower four bits. Rubbish where there is none.
+/// The number of each mask's highest word, in its lower four bits; garbage where there is none.
 #[inline]
 #[target_feature(enable = "avx512f,avx512cd")]
 fn last(masks: __m512i) -> __m512i {
     _mm512_xor_si512(_mm512_lzcnt_epi32(masks), _mm512_set1_epi32(31))
 }
 
-/// Of each mask's highest word, what `words` has; `otherwise` where there is none.
+/// The item of `words` for each mask's highest word; `otherwise` where there is none.
 #[inline]
 #[target_feature(enable = "avx512f,avx512cd")]
 fn of_last(masks: __m512i, words: __m512i, otherwise: __m512i) -> __m512i {
@@ -216,7 +216,7 @@ fn join(parts: &Parts, page: &mut Page) {
         let literal = whole & !old;
         let partial = old & !whole;
 
-        // What is expanded is never just loaded: from memory that instruction is ten times slower.
+        // The compiler must not expand directly from memory: that instruction is ten times slower.
         let literals = load_64(&parts.literals, 4 * counts.literals);
         counts.literals += literal.count_ones() as usize;
         let lows = _mm512_cvtepu16_epi32(load_32(&parts.lows, 2 * counts.lows));
@@ -229,7 +229,7 @@ fn join(parts: &Parts, page: &mut Page) {
         let slots = _mm512_mask_expand_epi32(slots, old, old_slots);
 
         // A word has its upper bits from the last literal in its slot, up to itself, and its lower
-        // ones from the last that is a literal or partial; else they are in the dictionary.
+        // ones from the last literal or partial word. Otherwise they are in the dictionary.
         let members = members(slots, old | whole);
         let earlier = _mm512_and_si512(_mm512_permutexvar_epi32(slots, members), up_to);
         let listed = _mm512_permutexvar_epi32(slots, dictionary);

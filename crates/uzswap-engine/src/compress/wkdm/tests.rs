@@ -16,7 +16,7 @@ fn decompress(wkdm: &mut Wkdm, object: &[u8]) -> Result<Page, Undecodable> {
     wkdm.decompress(object, &mut page).map(|()| page)
 }
 
-/// Both forms; where the processor has not what the vector form needs, the scalar one twice.
+/// Both forms; where the processor lacks the instructions of the vector form, the scalar one twice.
 struct Forms {
     scalar: Wkdm,
     vector: Wkdm,
@@ -35,7 +35,7 @@ impl Forms {
         object
     }
 
-    /// Decodes what may be anything; both forms must make the same of it.
+    /// Decodes arbitrary bytes; both forms must give the same result.
     fn judge(&mut self, object: &[u8]) -> Result<Page, Undecodable> {
         let page = decompress(&mut self.scalar, object);
         assert!(decompress(&mut self.vector, object) == page, "{object:02x?}");
@@ -164,8 +164,8 @@ fn an_object_cut_short_or_drawn_out_is_undecodable() {
     }
 }
 
-/// Most changes of tags change the length and are noticed. What the sections bring changes the
-/// page, which is for the checksum to notice. A wrong slot may hold the same, at first zero.
+/// Most changes of tags change the length and are noticed. Changes in other sections change the
+/// page, and the checksum notices them. A wrong slot may have the same word, at first zero.
 #[test]
 fn every_corruption_of_one_byte() {
     let mut forms = Forms::new();
@@ -212,7 +212,7 @@ fn filling_bits_that_are_not_zero_are_undecodable() {
     }
 }
 
-/// Tags of any kind with sections of the length that they ask for.
+/// Any tags, with sections of the length that they need.
 #[test]
 fn noise_decodes_to_the_same_in_both_forms() {
     let mut forms = Forms::new();

@@ -1,4 +1,4 @@
-//! What the lock of an entry keeps apart, under a scheduler that tries many orders.
+//! The lock of an entry, under a scheduler that tries many orders.
 
 use super::*;
 use crate::shuttle_tests::explore;

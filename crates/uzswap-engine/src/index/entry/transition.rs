@@ -1,31 +1,31 @@
-//! Every change of an entry: **the one place** where what is known of a page changes.
+//! Every change of an entry: **the one place** where the state of a page changes.
 //!
-//! A transition owns all that must change together: the word, the second word, the list that the
-//! entry is on, and the counters that follow from states. What it is called with, and what an entry
-//! may be before and after, is a row of [`TRANSITIONS`]; builds with debug assertions check it.
-//! Nobody else can change an entry: its words are private to `entry`, and lists to this module.
+//! A transition changes everything that must change together: the word, the second word, the
+//! entry's list, and the counters that follow from states. A row of [`TRANSITIONS`] has its
+//! arguments, and the states before and after; builds with debug assertions check them. No other
+//! code can change an entry: its words are private to `entry`, and lists to this module.
 //!
-//! A transition takes the lock and lets it go. The second word changes first and the first when the
-//! entry is unlocked, so a process that is killed in between leaves the old state with the new
-//! second word. In a state whose second word is needed to get the page back (`Placed`, `Member`)
-//! that must do no harm: the page is not needed any more, since the call that replaces it is made
-//! again; or the second word is the same; or both old ones are noted first (see
-//! [`Locked::moved_on_backing`]).
+//! A transition takes the locked entry and unlocks it. The second word changes first, and the word
+//! when the entry is unlocked. So a process that is killed in between leaves the old state with the
+//! new second word. That must do no harm in a state whose second word is needed to load the page
+//! (`Placed`, `Member`). There are three cases. The page is not needed any more, since the call
+//! that replaces it is repeated. Or the second word is the same. Or both old words are noted first
+//! (see [`Locked::moved_on_backing`]).
 //!
-//! What a state referred to is the caller's to free, once the entry does not refer to it any more:
-//! a transition that replaces a state returns it.
+//! The caller frees the old state's object or record once the entry does not refer to it: a
+//! transition that replaces a state returns it.
 
 use super::{Entry, EntryLock};
 use crate::compress::Codec;
+use crate::crash_points::Kept;
 use crate::durable::Intent;
 use crate::ids::{Handle, SwapEntry};
 use crate::index::{Extent, Kind, Member, Object, State, View, Word};
 use crate::lru::{Links, Lru, OFF};
 use crate::stats::Counter::{self, *};
-use crate::stops::Kept;
 use crate::sync::atomic::{AtomicU64, Ordering};
 
-/// What an entry is, as far as transitions tell them apart.
+/// The states of an entry, as far as transitions distinguish them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Is {
     Absent,
@@ -40,7 +40,7 @@ enum Is {
 
 use Is::{Absent as IsAbsent, Filled, InFlight, Placed, Pooled, Shared};
 
-/// Any page. A record is never filled or shared, and a piece of a unit neither, nor a member.
+/// Any page. A record is never filled or shared; a piece of a unit is neither, and no member.
 const ANY: &[Is] = &[IsAbsent, Filled, Pooled, InFlight, Placed, Shared, Is::Member];
 
 /// A row of the table.
@@ -48,7 +48,7 @@ pub(crate) struct Transition {
     name: &'static str,
     from: &'static [Is],
     to: &'static [Is],
-    /// What becomes of the list that the entry is on.
+    /// The effect on the entry's list.
     #[cfg_attr(
         not(all(test, not(feature = "shuttle"))),
         expect(dead_code, reason = "for the document")
@@ -90,7 +90,7 @@ transitions! {
         "a store past the pool, when the page is written";
     DROPPED: ANY => &[IsAbsent],
         "off",
-        "an invalidate, an exclusive load, a rejected store; the last who leaves a record or a unit";
+        "an invalidate, an exclusive load, a rejected store; the last page to leave a record or a unit";
     RENEWED: &[Pooled] => &[Pooled],
         "becomes the newest",
         "a store of the same page";
@@ -126,11 +126,10 @@ transitions! {
         "a store of the same page under another key: the object passes to a record";
     TAKEN_OVER: ANY => &[IsAbsent, Pooled, InFlight, Placed, Shared, Is::Member, Filled],
         "on as the newest if `Pooled`, when all are known",
-        "recovery: what was under way is not any more; who shared is in a record; a record and a unit without pages are gone";
+        "recovery: nothing is in flight any more; a sharer refers to its record; records and units without pages are gone";
 }
 
-/// An entry that this thread alone may look into and change. It is unlocked when this is dropped,
-/// or by a transition.
+/// An entry that only this thread may read and change. A transition unlocks it, or its drop.
 pub(crate) struct Locked<'a> {
     lock: EntryLock<'a>,
     view: &'a View<'a>,
@@ -146,11 +145,11 @@ impl Links for SecondWords<'_> {
     }
 }
 
-/// What of the pool is oldest.
+/// The lists of the oldest objects in the pool.
 pub(crate) struct Lists {
-    /// What is in the pool, but for what recompression is done with.
+    /// Objects of the pool, except those that recompression skips.
     lru: Lru,
-    /// Pieces of units and pages that gained nothing in one: all colder than those of `lru`.
+    /// Pieces of units, and pages that gained nothing in a unit: all colder than those of `lru`.
     cold: Lru,
 }
 
@@ -162,7 +161,7 @@ pub(crate) enum List {
 }
 
 impl Lists {
-    /// Few enough to take the oldest of each in turn, and as many as 16 CPUs need to seldom meet.
+    /// Few enough to take the oldest of each in turn, and enough that 16 CPUs seldom meet.
     const SHARDS: usize = 16;
 
     pub(crate) fn new() -> Self {
@@ -176,7 +175,7 @@ impl Lists {
         }
     }
 
-    /// The one that an entry with this word is on, if it is on one.
+    /// The list of an entry with this word, if it is on one.
     fn of(&self, word: Word) -> &Lru {
         self.get(if word.is_cold() { List::Cold } else { List::Lru })
     }
@@ -218,38 +217,37 @@ impl<'a> Locked<'a> {
         self.lock.state()
     }
 
-    /// What shows that what is read for it is the page (see [`Entry`]): of one that is `Placed` or
-    /// a `Member`.
+    /// The proof of the page's record or unit (see [`Entry`]). The entry is `Placed` or a `Member`.
     pub(crate) fn proof(&self) -> u64 {
         debug_assert!(matches!(self.state(), State::Placed(_) | State::Member(_)));
         self.lock.second()
     }
 
-    /// Whether a write or a recompression is under way, and is the one with this mark.
+    /// True if the write or recompression with this mark is under way.
     pub(crate) fn is_in_flight_as(&self, mark: u64) -> bool {
         Is::of(self.word()) == InFlight && self.lock.second() == mark
     }
 
-    /// A page is held: in `state`, which refers to nothing on the backing.
-    #[must_use = "what the old state refers to is to be freed"]
+    /// The page is stored in `state`, which refers to nothing on the backing.
+    #[must_use = "the caller frees the object or record of the old state"]
     pub(crate) fn stored(self, state: State) -> State {
         let is_piece = matches!(state, State::Pooled(_)) && self.view.kind(self.key) == Kind::Piece;
         self.replace(&STORED, Word::new(state).with_cold(is_piece), OFF)
     }
 
-    /// A page is held on the backing only, written there just now.
-    #[must_use = "what the old state refers to is to be freed"]
+    /// The page is on the backing only, written there just now.
+    #[must_use = "the caller frees the object or record of the old state"]
     pub(crate) fn written_through(self, to: Extent, proof: u64) -> State {
         self.replace(&WRITTEN_THROUGH, Word::new(State::Placed(to)), proof)
     }
 
-    /// It is not held any more.
-    #[must_use = "what the old state refers to is to be freed"]
+    /// The page is dropped.
+    #[must_use = "the caller frees the object or record of the old state"]
     pub(crate) fn dropped(self) -> State {
         self.replace(&DROPPED, Word::ABSENT, OFF)
     }
 
-    /// The page in the pool was stored again: nothing changes but its age.
+    /// The page in the pool was stored again unchanged: only its age changes.
     pub(crate) fn renewed(mut self) {
         self.begin(&RENEWED);
         self.unlist();
@@ -265,7 +263,7 @@ impl<'a> Locked<'a> {
         self.end(&TOUCHED, word);
     }
 
-    /// The object is at another handle, to which the caller has copied it.
+    /// The object has another handle, to which the caller has copied it.
     pub(crate) fn moved(mut self, to: Handle) {
         self.begin(&MOVED);
         let word = self.word().moved_to(to);
@@ -273,8 +271,8 @@ impl<'a> Locked<'a> {
         self.view.counters().increment(ObjectsMoved);
     }
 
-    /// Gives an entry that was taken off its list, and has been used since it got there, its second
-    /// chance.
+    /// Gives an entry a second chance, which was taken off its list and has been used since it was
+    /// put there.
     pub(crate) fn spared(mut self) {
         self.begin_off(&SPARED);
         let is_piece = self.view.kind(self.key) == Kind::Piece;
@@ -284,8 +282,8 @@ impl<'a> Locked<'a> {
         self.list();
     }
 
-    /// What was copied from an entry that was taken off its list is on its way, which the entry
-    /// knows by `mark`. Any other transition but a move makes it forget that.
+    /// The object of an entry that was taken off its list was copied and is on its way. The entry
+    /// has `mark` until any other transition, except a move.
     pub(crate) fn in_flight(mut self, mark: u64) {
         self.begin_off(&IN_FLIGHT);
         let word = self.word().with_in_flight(true);
@@ -293,25 +291,25 @@ impl<'a> Locked<'a> {
         self.lock.set_second(mark);
     }
 
-    /// What was on its way is on the backing.
-    #[must_use = "what the old state refers to is to be freed"]
+    /// The object on its way is on the backing.
+    #[must_use = "the caller frees the object or record of the old state"]
     pub(crate) fn landed(self, to: Extent, proof: u64) -> State {
         self.replace(&LANDED, Word::new(State::Placed(to)), proof)
     }
 
-    /// What was on its way, or was in another unit, is in a unit.
-    #[must_use = "what the old state refers to is to be freed"]
+    /// The page, on its way or in another unit, is in a unit.
+    #[must_use = "the caller frees the object or record of the old state"]
     pub(crate) fn joined(self, member: Member, checksum: u32) -> State {
         self.replace(&JOINED, Word::new(State::Member(member)), checksum.into())
     }
 
-    /// What was on its way, or was only taken off its list, stays, and is the oldest again.
+    /// The object, on its way or only taken off its list, stays and is the oldest again.
     pub(crate) fn returned(mut self) {
         self.stay(&RETURNED, self.word().is_cold());
         self.lists().of(self.word()).push_oldest(&SecondWords(self.view), self.key);
     }
 
-    /// The same for what no pass but writeback is to take off a list again.
+    /// The same for an object that only writeback may take off a list again.
     pub(crate) fn cooled(mut self) {
         self.stay(&COOLED, true);
         self.list();
@@ -324,9 +322,9 @@ impl<'a> Locked<'a> {
         self.lock.set_second(OFF);
     }
 
-    /// What is on the backing is at another place there; `intent` is where a change of both words
-    /// is noted, if the entries outlive the process. Called with the writer's lock held.
-    #[must_use = "what the old state refers to is to be freed"]
+    /// The record on the backing is at another place. If the entries outlive the process, `intent`
+    /// notes the change of both words. Called with the writer's lock held.
+    #[must_use = "the caller frees the object or record of the old state"]
     pub(crate) fn moved_on_backing(self, to: Extent, proof: u64) -> State {
         if let Some(intent) = self.view.intent() {
             intent.begin(self.key.0, self.word().0, self.lock.second(), proof);
@@ -334,8 +332,8 @@ impl<'a> Locked<'a> {
         self.replace(&MOVED_ON_BACKING, Word::new(State::Placed(to)), proof)
     }
 
-    /// The object, which names `record` as its owner by now, is the record's, and the entry shares
-    /// it. In between both refer to it, and it is the record's then.
+    /// The object becomes the record's, and the entry shares it. The object's header names `record`
+    /// as its owner already. In between both refer to the object, and it is the record's.
     pub(crate) fn shared(self, record: Locked<'_>) {
         let (state, key) = (self.state(), record.key);
         let old = record.stored(state);
@@ -343,7 +341,8 @@ impl<'a> Locked<'a> {
         let _object = self.replace(&SHARED, Word::new(State::Shared(key)), OFF);
     }
 
-    /// Another state, and second word; the old state, which nothing refers to any more.
+    /// Sets another state and second word; returns the old state, to which no entry refers any
+    /// more.
     fn replace(mut self, transition: &Transition, word: Word, second: u64) -> State {
         self.begin(transition);
         let old = self.state();
@@ -356,21 +355,21 @@ impl<'a> Locked<'a> {
         old
     }
 
-    /// What must hold before.
+    /// Checks the state before.
     fn begin(&self, transition: &Transition) {
         #[cfg(feature = "simulation")]
-        crate::stops::note(transition.name);
+        crate::crash_points::note(transition.name);
         let Transition { name, from, .. } = transition;
         debug_assert!(from.contains(&Is::of(self.word())), "{name} of {:?}", self.word());
     }
 
-    /// The same of one that was taken off its list.
+    /// Checks the state before, of an entry that was taken off its list.
     fn begin_off(&self, transition: &Transition) {
         self.begin(transition);
         debug_assert_eq!(self.lock.second(), OFF, "{} is on a list", self.key.0);
     }
 
-    /// Sets the word, to be published with the unlocking, and checks what must hold after.
+    /// Sets the word, which unlocking publishes, and checks the state after.
     fn end(&mut self, transition: &Transition, word: Word) {
         let Transition { name, to, .. } = transition;
         let is = Is::of(word);
@@ -396,14 +395,14 @@ impl<'a> Locked<'a> {
         self.view.lists()
     }
 
-    /// Takes it off its list, if it is on one.
+    /// Removes it from its list, if it is on one.
     fn unlist(&self) {
         if Is::of(self.word()) == Pooled {
             self.lists().of(self.word()).remove(&SecondWords(self.view), self.key);
         }
     }
 
-    /// Puts it on its list, as the newest, if it is to be on one.
+    /// Adds it to its list as the newest, if it belongs on one.
     fn list(&self) {
         if Is::of(self.word()) == Pooled {
             self.lists().of(self.word()).push(&SecondWords(self.view), self.key);
@@ -411,7 +410,7 @@ impl<'a> Locked<'a> {
     }
 }
 
-/// Whether a state refers to what it may.
+/// True if a state refers to an existing record or unit.
 fn refers_rightly(view: &View<'_>, state: State) -> bool {
     match state {
         State::Shared(record) => view.kind(record) == Kind::Record,
@@ -444,14 +443,14 @@ fn count(view: &View<'_>, key: SwapEntry, state: State, by: i64) {
     }
 }
 
-/// Lists: who is oldest.
+/// Lists: the oldest entries.
 impl View<'_> {
     /// Takes the oldest entry off a list, locked, with its object. The next transition puts it on a
-    /// list again, or says why it is on none.
+    /// list again, or tells why it is on none.
     pub(crate) fn take_oldest(&self, list: List) -> Option<(Locked<'_>, Object)> {
         let list = self.lists().get(list);
         std::iter::from_fn(|| list.pop(&SecondWords(self))).find_map(|key| {
-            // Not locked until here: it may be gone by now, or stored anew and on a list.
+            // It was not locked until here: it may be gone by now, or stored anew and on a list.
             let locked = self.lock(key)?;
             let State::Pooled(object) = locked.state() else { return None };
             let is_off = !locked.word().is_in_flight() && locked.lock.second() == OFF;
@@ -465,11 +464,10 @@ impl View<'_> {
     }
 }
 
-/// Entries that a process has left which was killed, before anybody else has them.
+/// Entries of a killed process, before other threads use them.
 impl View<'_> {
-    /// Makes an entry one that nobody has and nothing is under way with: as it was published last,
-    /// with its second word put right where its change was not completed. The second word of a page
-    /// in the pool is nothing.
+    /// Makes an entry unlocked and not in flight, as it was published last. Repairs its second word
+    /// where its change was not completed. The second word of a page in the pool is cleared.
     pub(crate) fn settle(&self, key: SwapEntry, entry: &Entry, intent: &Intent) -> Word {
         let word = entry.peek();
         let second = entry.second.load(Ordering::Relaxed);
@@ -499,7 +497,7 @@ impl View<'_> {
         locked.end(&TAKEN_OVER, Word::new(state));
     }
 
-    /// Lists and counts an entry that is settled.
+    /// Lists and counts an entry that is repaired.
     pub(crate) fn list_and_count(&self, key: SwapEntry) {
         let locked = self.lock_existing(key);
         locked.list();

@@ -1,8 +1,8 @@
-//! Gives back what is on the backing, one record at a time.
+//! Reads pages back from the backing, one record at a time.
 //!
-//! The index says where a record is, of which form, and what shows that it is the page's (its
-//! *proof*): the page's checksum or, where records are sealed, the generation that it was written
-//! in. Nothing that the record says of itself is believed.
+//! The index has the place of a record, its form and its *proof*: the page's checksum or, where
+//! records are sealed, the generation of its write. Nothing that the record says of itself is
+//! believed.
 
 use crate::backing::record::{HEADER_BYTES, RECORD_BYTES_MAX, Record, open_record};
 use crate::backing::seal::{Generation, Identity};
@@ -15,10 +15,10 @@ use crate::index::Extent;
 use crate::page::{Page, checksum_of, content_hash};
 use crate::stats::Counter::*;
 
-/// What a record holds.
-pub(crate) struct Held<'a> {
+/// An opened record.
+pub(crate) struct OpenRecord<'a> {
     pub(crate) object: &'a [u8],
-    /// Of the page.
+    /// The page's checksum.
     pub(crate) checksum: u32,
 }
 
@@ -30,21 +30,20 @@ impl Cache {
         extent: Extent,
     ) -> Result<Fetched<'_>, Error> {
         let mut record = [0; RECORD_BYTES_MAX];
-        let Held { object, checksum } = self.read_record(key, extent, proof, &mut record)?;
+        let OpenRecord { object, checksum } = self.read_record(key, extent, proof, &mut record)?;
         let mut scratch = self.scratch.lock_here();
         scratch.object[..object.len()].copy_from_slice(object);
         Ok(Fetched::Object { scratch, form: extent.form, checksum })
     }
 
-    /// Reads a record whose entry is locked, so that it can neither be cleaned away nor
-    /// overwritten.
+    /// Reads a record. Its entry is locked, so it can neither be cleaned away nor overwritten.
     pub(crate) fn read_record<'a>(
         &self,
         key: SwapEntry,
         extent: Extent,
         proof: u64,
         record: &'a mut [u8; RECORD_BYTES_MAX],
-    ) -> Result<Held<'a>, Error> {
+    ) -> Result<OpenRecord<'a>, Error> {
         let record = &mut record[..self.slots.bytes_to_read(extent)];
         if let Err(source) = self.backing.read(extent.place.byte(), record) {
             self.counters.increment(ReadFail);
@@ -53,18 +52,18 @@ impl Cache {
         self.counters.increment(BackingReads);
         self.counters.increment(LoadsBacking);
         self.counters.add(BackingBytesRead, record.len() as i64);
-        self.open_held(key, extent, proof, record).map_err(|what| self.damaged(key, what))
+        self.open_read(key, extent, proof, record).map_err(|what| self.damaged(key, what))
     }
 
-    /// The content of a record, decrypted in place; or what is wrong with it. Its entry
-    /// is locked.
-    pub(crate) fn open_held<'a>(
+    /// The content of a record, decrypted in place, or the reason why it is not the one that was
+    /// written. Its entry is locked.
+    pub(crate) fn open_read<'a>(
         &self,
         owner: SwapEntry,
         extent: Extent,
         proof: u64,
         record: &'a mut [u8],
-    ) -> Result<Held<'a>, &'static str> {
+    ) -> Result<OpenRecord<'a>, &'static str> {
         if self.slots.is_single(extent.place) {
             return self.open_single(owner, extent, proof, record);
         }
@@ -79,19 +78,19 @@ impl Cache {
             None => proof as u32,
         };
         let object = &record[HEADER_BYTES..][..extent.form.bytes.into()];
-        Ok(Held { object, checksum })
+        Ok(OpenRecord { object, checksum })
     }
 
-    /// The same of a page written through: it has a slot to itself, without a header.
+    /// The same for a page written through: it has a slot to itself, without a header.
     fn open_single<'a>(
         &self,
         owner: SwapEntry,
         extent: Extent,
         proof: u64,
         object: &'a mut [u8],
-    ) -> Result<Held<'a>, &'static str> {
+    ) -> Result<OpenRecord<'a>, &'static str> {
         let Some(seal) = &self.seal else {
-            return Ok(Held { object, checksum: proof as u32 });
+            return Ok(OpenRecord { object, checksum: proof as u32 });
         };
         let tag = self.slots.tag(Slot::at(extent.place.byte()));
         let identity = Identity { owner, extent, generation: Generation(proof) };
@@ -99,8 +98,8 @@ impl Cache {
             return Err(NOT_WHAT_WAS_WRITTEN);
         }
         let page: &Page = (&*object).try_into().expect("a slot holds a page");
-        Ok(Held { object, checksum: checksum_of(content_hash(page)) })
+        Ok(OpenRecord { object, checksum: checksum_of(content_hash(page)) })
     }
 }
 
-const NOT_WHAT_WAS_WRITTEN: &str = "what the backing returned is not what was written there";
+const NOT_WHAT_WAS_WRITTEN: &str = "the backing returned other bytes than were written there";

@@ -1,11 +1,11 @@
-//! How much is held, and what is done about it: limits, hysteresis, reserves, compaction.
+//! Limits of the pool, hysteresis, reserves and compaction.
 //!
 //! The engine starts no thread. A front end has one that calls [`Cache::maintain`] whenever
-//! [`Cache::wait_for_work`] returns; it does ahead of need what a store would otherwise wait for.
-//! On a machine with several nodes there may be one more for each, which keeps that node's memory
-//! and is kept waiting by nothing else: [`Cache::maintain_node`]. A store that finds the pool at
-//! its limit all the same makes room itself: oldest pages first, so that the pool never holds older
-//! pages than the backing.
+//! [`Cache::wait_for_work`] returns: it does work ahead of need so that stores do not wait for it.
+//! On a machine with several nodes there may be one more thread for each node, which calls
+//! [`Cache::maintain_node`] and waits for nothing else. A store that finds the pool at its limit
+//! makes room itself. It writes back the oldest pages first, so that the pool never has older pages
+//! than the backing.
 
 use crate::backing::slots::Slots;
 use crate::cache::{Cache, Reject};
@@ -15,80 +15,80 @@ use crate::sync::Backoff;
 use std::io;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
 
-/// Memory kept faulted in and free on a node, so that stores need none from the kernel: a MiB for
-/// each of its `cpus`, what they can fill with objects in the few milliseconds that bringing a
-/// section on line takes, and two at least. No more than a 32nd of the pool, but the 64
-/// incompressible pages that a region hands over at a time.
+/// Free memory on each node, already faulted in, so that stores need none from the kernel. It is a
+/// MiB for each of its `cpus`, and two at least: CPUs fill that with objects in the few
+/// milliseconds that bringing a section on line takes. It is a 32nd of the pool at most, but not
+/// less than the 64 incompressible pages that a region stores at a time.
 fn reserve_bytes(pool_bytes_max: u64, cpus: usize) -> usize {
     (pool_bytes_max / 32).clamp(256 << 10, (cpus.max(2) as u64) << 20) as usize
 }
 
-/// Looks that a store takes at what the maintaining thread makes ready, each after a longer pause,
-/// before it does without: some 0.4 s. A section of the pool takes a millisecond, but the thread
-/// that brings it on line may wait for a CPU: with ten busy programs on two, 10 ms were not enough.
-/// Where the machine has no memory, or there is no such thread, nobody waits.
+/// Checks that a store makes for the maintaining thread's work, each after a longer pause, before
+/// it fails: some 0.4 s. A section of the pool takes a millisecond, but the thread may wait for a
+/// CPU: with ten busy programs on two, 10 ms were not enough. Where the machine has no memory, or
+/// there is no such thread, no store waits.
 const LOOKS: u32 = 4000;
 
-/// Looks for memory on the caller's node, where other nodes have some: some 10 ms. A thread that
-/// runs at once makes a section in one. A page that is far away costs less than a longer wait.
+/// Checks for memory on the caller's node, where other nodes have some: some 10 ms. A thread that
+/// runs at once makes a section in one. A remote page costs less than a longer wait.
 const NODE_LOOKS: u32 = 170;
 
 /// Compaction runs when it could free more than this share of the pool, and this many bytes.
 const SLACK_DIVISOR: usize = 32;
 const SLACK_BYTES: usize = 256 << 10;
 
-/// What is kept free ahead of need, and who is told when it is not.
-pub(crate) struct Room {
-    /// Who maintains all that nobody else does.
-    attendant: Attendant,
-    /// By node, who maintains its memory, if that is another thread.
-    of_nodes: Box<[Attendant]>,
+/// Free memory kept ahead of need, and the threads that are woken when it is short.
+pub(crate) struct Reserve {
+    /// The thread that maintains everything that no node's thread does.
+    maintainer: Maintainer,
+    /// For each node, the thread that maintains its memory, if it has one.
+    of_nodes: Box<[Maintainer]>,
     pool_bytes_max: u64,
-    /// Bytes of the pool kept free ahead of need, on each node.
+    /// Bytes of the pool kept free on each node.
     reserve_bytes: AtomicUsize,
-    /// The pool hit its limit, could not be written back, and is not yet below
+    /// The pool hit its limit, writeback did not help, and the pool is not yet below
     /// `accept_threshold_percent`.
     refusing: AtomicBool,
 }
 
-/// A thread that maintains.
-struct Attendant {
+/// A maintaining thread.
+struct Maintainer {
     doorbell: Doorbell,
     /// The machine had no memory for the reserve when last asked.
     starved: AtomicBool,
 }
 
-impl Attendant {
+impl Maintainer {
     fn new() -> Self {
         Self { doorbell: Doorbell::new(), starved: AtomicBool::new(false) }
     }
 
-    /// Whether there is one.
+    /// True if such a thread exists.
     fn is_there(&self) -> bool {
         self.doorbell.attended.load(Relaxed)
     }
 }
 
-impl Room {
-    /// For a pool of at most `pool_bytes_max`, on so many nodes.
+impl Reserve {
+    /// For a pool of at most `pool_bytes_max` bytes, on so many nodes.
     pub(crate) fn new(pool_bytes_max: u64, nodes: usize) -> Self {
         Self {
-            attendant: Attendant::new(),
-            of_nodes: (0..nodes).map(|_| Attendant::new()).collect(),
+            maintainer: Maintainer::new(),
+            of_nodes: (0..nodes).map(|_| Maintainer::new()).collect(),
             pool_bytes_max,
             reserve_bytes: AtomicUsize::new(reserve_bytes(pool_bytes_max, 1)),
             refusing: AtomicBool::new(false),
         }
     }
 
-    /// Who maintains the memory of a node.
-    fn attendant_of(&self, node: usize) -> &Attendant {
+    /// The thread that maintains the memory of a node.
+    fn maintainer_of(&self, node: usize) -> &Maintainer {
         let own = &self.of_nodes[node];
-        if own.is_there() { own } else { &self.attendant }
+        if own.is_there() { own } else { &self.maintainer }
     }
 
-    /// Whether that is a thread of its own.
-    fn has_own_attendant(&self, node: usize) -> bool {
+    /// True if the node has a thread of its own.
+    fn has_own_maintainer(&self, node: usize) -> bool {
         self.of_nodes[node].is_there()
     }
 
@@ -96,19 +96,20 @@ impl Room {
         self.reserve_bytes.load(Relaxed)
     }
 
-    /// So many CPUs are up for each node. What is lacking then, or too much, is made ready or given
-    /// back by who maintains.
+    /// Sets the number of CPUs that are up on each node. The maintaining thread fills a reserve
+    /// that is too small, and frees one that is too large.
     pub(crate) fn fit(&self, cpus: usize) {
         self.reserve_bytes.store(reserve_bytes(self.pool_bytes_max, cpus), Relaxed);
     }
 }
 
-/// Wakes the thread that maintains.
+/// Wakes the maintaining thread.
 struct Doorbell {
     rung: AtomicBool,
-    /// Somebody has waited for it: there is a thread that maintains.
+    /// A thread has waited for it, so there is a maintaining thread.
     attended: AtomicBool,
-    // The standard library's, because a condition needs one. Nothing is switched while it is held.
+    // The standard library's, because a condition variable needs it. No simulated thread switches
+    // while it is held.
     lock: std::sync::Mutex<()>,
     #[cfg(not(feature = "shuttle"))]
     condition: std::sync::Condvar,
@@ -127,7 +128,7 @@ impl Doorbell {
         }
     }
 
-    /// Costs one load when it rings already.
+    /// Costs one load when it is rung already.
     fn ring(&self) {
         if !self.rung.load(Relaxed) && !self.rung.swap(true, Relaxed) {
             let _held = self.lock.lock().expect(Self::UNPOISONED);
@@ -147,89 +148,90 @@ impl Doorbell {
 }
 
 impl Cache {
-    /// Waits until there is something to maintain, or for `timeout`. From the first call on a store
-    /// that lacks what [`Self::maintain`] makes ready waits a moment for who calls both.
+    /// Waits until there is something to maintain, or for `timeout`. After the first call, a store
+    /// that lacks memory waits briefly for the maintaining thread.
     #[cfg(not(feature = "shuttle"))]
     pub fn wait_for_work(&self, timeout: std::time::Duration) {
-        self.room.attendant.doorbell.wait(timeout);
+        self.reserve.maintainer.doorbell.wait(timeout);
     }
 
-    /// Nodes that a thread each may maintain, beside the one that maintains all else: those with
-    /// processors, if there are several.
+    /// Nodes that may have a maintaining thread each, besides the one for everything else: those
+    /// with processors, if there are several.
     pub fn nodes_to_keep(&self) -> Vec<usize> {
         let served: Vec<usize> = self.pool.served().collect();
         if served.len() > 1 { served } else { Vec::new() }
     }
 
-    /// Waits until there is something to maintain on a node, or for `timeout`. From the first call
-    /// on the node's memory is left to who calls this and [`Self::maintain_node`].
+    /// Waits until there is something to maintain on a node, or for `timeout`. After the first
+    /// call, the caller's thread alone maintains the node's memory, by [`Self::maintain_node`].
     #[cfg(not(feature = "shuttle"))]
     pub fn wait_for_work_on(&self, node: usize, timeout: std::time::Duration) {
-        self.room.of_nodes[node].doorbell.wait(timeout);
+        self.reserve.of_nodes[node].doorbell.wait(timeout);
     }
 
-    /// Makes a node's memory ready that stores take from, and gives back what is too much. Errors:
-    /// as those of [`Self::maintain`].
+    /// Makes memory ready on a node for stores, and gives back a surplus. Errors: those of
+    /// [`Self::maintain`].
     pub fn maintain_node(&self, node: usize) -> io::Result<()> {
         let is_it = |other| other == node;
-        let provisioned = self.pool.provision(self.room.reserve_bytes(), is_it);
-        self.room.of_nodes[node].starved.store(provisioned.is_err(), Relaxed);
-        self.pool.give_back(self.room.reserve_bytes(), is_it);
+        let provisioned = self.pool.provision(self.reserve.reserve_bytes(), is_it);
+        self.reserve.of_nodes[node].starved.store(provisioned.is_err(), Relaxed);
+        self.pool.give_back(self.reserve.reserve_bytes(), is_it);
         provisioned
     }
 
-    /// Rings for all threads that maintain.
+    /// Wakes all maintaining threads.
     pub fn ring(&self) {
-        self.room.attendant.doorbell.ring();
-        let of_nodes = self.room.of_nodes.iter().filter(|attendant| attendant.is_there());
-        of_nodes.for_each(|attendant| attendant.doorbell.ring());
+        self.reserve.maintainer.doorbell.ring();
+        let of_nodes = self.reserve.of_nodes.iter().filter(|maintainer| maintainer.is_there());
+        of_nodes.for_each(|maintainer| maintainer.doorbell.ring());
     }
 
-    /// Whether the thread that waits in [`Self::wait_for_work`] is wanted: somebody has rung since.
+    /// True if another thread has rung for the one that waits in [`Self::wait_for_work`].
     pub(crate) fn is_rung(&self) -> bool {
-        self.room.attendant.doorbell.rung.load(Relaxed)
+        self.reserve.maintainer.doorbell.rung.load(Relaxed)
     }
 
-    /// Tops up what stores take from, writes back what is above the threshold, compacts, trains a
-    /// dictionary when it is time, and gives free memory back. Errors: no memory for the reserve
-    /// (stores go on while it lasts, then write back or are rejected).
+    /// Fills the reserves that stores take from, writes back the pool's surplus above the
+    /// threshold, compacts, trains a dictionary when it is time, and gives free memory back.
+    /// Errors: no memory for the reserve (stores use it up, then write back or are rejected).
     pub fn maintain(&self) -> io::Result<()> {
         let provisioned = self.prepare();
         self.tend_dictionary();
-        self.pool.give_back(self.room.reserve_bytes(), |node| !self.room.has_own_attendant(node));
+        self.pool
+            .give_back(self.reserve.reserve_bytes(), |node| !self.reserve.has_own_maintainer(node));
         self.slots.drain_idle();
-        // A device that cannot be told goes on as if every block were in use.
+        // A device that cannot be told is treated as if every block were in use.
         self.slots.discard_empty(|offset, bytes| drop(self.backing.discard(offset, bytes)));
         self.index.reclaim();
         provisioned
     }
 
-    /// The part of [`Self::maintain`] that stores may come to wait for, without a look at every
-    /// table: for who stores many pages and is itself the thread that maintains.
+    /// The part of [`Self::maintain`] that stores may wait for, without a scan of every table. For
+    /// a thread that both stores many pages and maintains.
     pub fn prepare(&self) -> io::Result<()> {
         let provisioned = self.provision();
         let accept = self.attributes.pool_bytes_accept() as usize;
-        // What fails is noted, and met again.
+        // The failure is noted, and the next call meets it again.
         self.write_back_to(accept, || drop(self.provision()));
         self.compact();
         provisioned
     }
 
-    /// Writes back until the pool is `bytes` smaller than now, or nothing is left to write; the
-    /// bytes won. For when the machine needs memory.
+    /// Writes back until the pool is `bytes` smaller than now, or is empty; returns the bytes
+    /// freed. For times when the machine needs memory.
     pub fn shrink(&self, bytes: usize) -> usize {
         let before = self.pool.mapped_bytes();
-        // No memory for the pool, which is to become smaller.
+        // No new memory for the pool, which shrinks.
         self.write_back_to(self.pool.bytes().saturating_sub(bytes), || self.slots.provision());
         self.compact();
-        self.pool.give_back(self.room.reserve_bytes(), |_| true);
+        self.pool.give_back(self.reserve.reserve_bytes(), |_| true);
         before.saturating_sub(self.pool.mapped_bytes())
     }
 
-    /// Bytes that objects may take in a pool that, with its reserve, takes at most `bytes`: it
-    /// grows by sections.
+    /// Bytes for objects in a pool that takes at most `bytes` with its reserve. It grows by
+    /// sections.
     pub fn pool_bytes_in(&self, bytes: usize) -> usize {
-        (bytes / SECTION_BYTES * SECTION_BYTES).saturating_sub(self.room.reserve_bytes())
+        (bytes / SECTION_BYTES * SECTION_BYTES).saturating_sub(self.reserve.reserve_bytes())
     }
 
     /// Bytes that objects take in the pool: `pool_total_size`.
@@ -237,20 +239,21 @@ impl Cache {
         self.pool.bytes()
     }
 
-    /// Allocates whatever stores may need next. Errors: not all of it could be had; nobody waits
-    /// for it until it can.
+    /// Allocates everything that stores may need next. After an error no store waits for it until a
+    /// later call succeeds.
     pub(crate) fn provision(&self) -> io::Result<()> {
         let provisioned = self.provision_in_turn();
-        self.room.attendant.starved.store(provisioned.is_err(), Relaxed);
+        self.reserve.maintainer.starved.store(provisioned.is_err(), Relaxed);
         provisioned
     }
 
-    /// What no store does without comes first.
+    /// Comes first: no store works without it.
     fn provision_in_turn(&self) -> io::Result<()> {
         self.index.provision()?;
         self.slots.provision();
-        self.pool
-            .provision(self.room.reserve_bytes(), |node| !self.room.has_own_attendant(node))?;
+        self.pool.provision(self.reserve.reserve_bytes(), |node| {
+            !self.reserve.has_own_maintainer(node)
+        })?;
         self.shares.provision(&self.index)?;
         self.candidates.provision(self.pool.mapped_bytes())?;
         Ok(())
@@ -258,39 +261,39 @@ impl Cache {
 
     /// Rings when the reserve is half used or the pool is above its threshold. A few loads.
     pub(crate) fn ring_if_low(&self) {
-        let low = self.pool.free_bytes_here() < self.room.reserve_bytes() / 2
+        let low = self.pool.free_bytes_here() < self.reserve.reserve_bytes() / 2
             && self.pool.mapped_bytes() < self.pool.limit() + SECTION_BYTES
-            || !self.pool.has_descriptors(self.room.reserve_bytes() / 2);
+            || !self.pool.has_descriptors(self.reserve.reserve_bytes() / 2);
         let high = self.pool.bytes() as u64 > self.attributes.pool_bytes_accept()
             && self.writeback_works();
         if low {
-            self.room.attendant_of(self.pool.node_here()).doorbell.ring();
+            self.reserve.maintainer_of(self.pool.node_here()).doorbell.ring();
         }
         if high {
-            self.room.attendant.doorbell.ring();
+            self.reserve.maintainer.doorbell.ring();
         }
     }
 
-    /// Whether the pool hit its limit and has not come down to the threshold since.
+    /// True if the pool hit its limit and has not come down to the threshold since.
     pub(crate) fn is_refusing(&self) -> bool {
-        if !self.room.refusing.load(Relaxed) {
+        if !self.reserve.refusing.load(Relaxed) {
             return false;
         }
         let still = self.pool.bytes() as u64 > self.attributes.pool_bytes_accept();
-        self.room.refusing.store(still, Relaxed);
+        self.reserve.refusing.store(still, Relaxed);
         still
     }
 
-    /// Makes room for at least one object, or says why there is none.
+    /// Makes room for at least one object, or returns the reason why there is none.
     pub(crate) fn make_room(&self) -> Result<(), Reject> {
         let at_limit = self.pool.bytes() + SECTION_BYTES / 64 > self.pool.limit();
         if at_limit {
             self.counters.increment(PoolLimitHit);
-            self.room.attendant.doorbell.ring();
+            self.reserve.maintainer.doorbell.ring();
         }
-        // Either may be what lacks: where one descriptor stood for eight frames, eight pages that
-        // nothing compresses need eight.
-        let enough = self.room.reserve_bytes() / 4;
+        // Frames or descriptors may be short: where one descriptor stood for eight frames, eight
+        // incompressible pages need eight.
+        let enough = self.reserve.reserve_bytes() / 4;
         let topped_up = || {
             let is_ready = self.pool.free_bytes() >= enough && self.pool.has_descriptors(enough);
             is_ready.then_some(())
@@ -306,28 +309,28 @@ impl Cache {
             self.compact();
             return Ok(());
         }
-        // It may have come since the last look: the writer's lock may have been waited for.
+        // The maintaining thread may have filled it while this one waited for the writer's lock.
         if !at_limit && topped_up().is_some() {
             return Ok(());
         }
         if at_limit {
-            self.room.refusing.store(true, Relaxed);
+            self.reserve.refusing.store(true, Relaxed);
             Err(Reject::ReclaimFail)
         } else {
             Err(Reject::AllocFail)
         }
     }
 
-    /// Rings for the threads that maintain, and waits a moment for them to make ready what `take`
-    /// takes.
+    /// Wakes the maintaining threads, and waits briefly until `take` succeeds.
     pub(crate) fn wait_for<T>(&self, take: impl Fn() -> Option<T>) -> Option<T> {
-        let attendants = [&self.room.attendant, self.room.attendant_of(self.pool.node_here())];
-        attendants.iter().for_each(|attendant| attendant.doorbell.ring());
-        if !attendants[0].is_there() {
+        let maintainers =
+            [&self.reserve.maintainer, self.reserve.maintainer_of(self.pool.node_here())];
+        maintainers.iter().for_each(|maintainer| maintainer.doorbell.ring());
+        if !maintainers[0].is_there() {
             return None;
         }
         let mut backoff = Backoff::new();
-        let is_starved = || attendants.iter().any(|attendant| attendant.starved.load(Relaxed));
+        let is_starved = || maintainers.iter().any(|maintainer| maintainer.starved.load(Relaxed));
         let mut looks = (0..LOOKS).take_while(|_| !is_starved());
         looks.find_map(|_| {
             backoff.wait();
@@ -335,13 +338,13 @@ impl Cache {
         })
     }
 
-    /// Waits a moment for memory on the node of the caller's processor, which has none ready, and
-    /// for which more is to come. If none has come, nobody else waits for it before it does.
+    /// Waits briefly for memory on the node of the caller's processor, when none is ready and more
+    /// is to come. If none comes, no other store waits for it until it does.
     pub(crate) fn wait_for_node(&self) {
-        let attendant = self.room.attendant_of(self.pool.node_here());
-        attendant.doorbell.ring();
+        let maintainer = self.reserve.maintainer_of(self.pool.node_here());
+        maintainer.doorbell.ring();
         let mut backoff = Backoff::new();
-        let has_come = attendant.is_there()
+        let has_come = maintainer.is_there()
             && (0..NODE_LOOKS).any(|_| {
                 backoff.wait();
                 self.pool.free_bytes_here() >= SECTION_BYTES / 4 || !self.pool.comes_here()
@@ -351,16 +354,16 @@ impl Cache {
         }
     }
 
-    /// Takes space on the backing. Where there is some, and it cannot be taken without allocating,
-    /// waits for the thread that maintains, which does that.
+    /// Takes space on the backing. Where taking it would allocate, waits for the maintaining
+    /// thread, which allocates.
     pub(crate) fn take_space<T>(&self, take: impl Fn(&Slots) -> Option<T>) -> Option<T> {
         let none_left = || self.slots.is_short().then_some(None);
         let look = || take(&self.slots).map(Some).or_else(none_left);
         look().or_else(|| self.wait_for(look)).flatten()
     }
 
-    /// Writes back what the pool has above `bytes`, and no more than it has now: stores may keep it
-    /// there, and wait for other things that this thread does.
+    /// Writes back the pool's surplus above `bytes`, but no more than the present one: otherwise
+    /// stores could keep this thread here while they wait for its other work.
     pub(crate) fn write_back_to(&self, bytes: usize, top_up: impl Fn()) {
         if !self.writeback_works() || self.pool.bytes() <= bytes {
             return;
@@ -372,7 +375,7 @@ impl Cache {
         self.write_back(above(0), |in_flight| above(in_flight) == 0, top_up);
     }
 
-    /// Compacts while it is worth it; the objects moved.
+    /// Compacts while it is worth it; returns the number of moved objects.
     pub(crate) fn compact(&self) -> usize {
         let worth = SLACK_BYTES.min(self.pool.bytes() / 4).max(self.pool.bytes() / SLACK_DIVISOR);
         if self.pool.slack_bytes() <= worth {
@@ -381,10 +384,10 @@ impl Cache {
         self.compact_all()
     }
 
-    /// Moves the objects of each class together; how many.
+    /// Moves the objects of each class together; returns their number.
     pub(crate) fn compact_all(&self) -> usize {
         let relocate = |owner, from, to, copy: &dyn Fn()| self.relocate(owner, from, to, copy);
-        // The largest classes first: most bytes won for an object moved.
+        // The largest classes first: they free the most bytes for each moved object.
         (0..CLASSES)
             .rev()
             .map(|class| std::iter::from_fn(|| self.pool.compact(class, &relocate)).sum::<usize>())

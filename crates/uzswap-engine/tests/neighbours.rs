@@ -69,7 +69,7 @@ fn what_cannot_be_read_together_is_told_of_page_by_page() {
     let all = load_many(&cache, area, 100, 64);
     assert!(all.iter().all(|load| matches!(load, Err(Error::Backing { .. }))));
     assert_eq!(cache.statistic("read_fail"), Some(64));
-    // Of each read a bit in the middle is turned: where a record may be, or none.
+    // In each read a middle bit is flipped: in a record, or between records.
     let windows = (100..800).step_by(64);
     set(false, true);
     let damaged = windows.clone().filter(|first| {

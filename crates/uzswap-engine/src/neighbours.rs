@@ -1,19 +1,18 @@
-//! Gives back pages that lie together on the backing, with one read for all of them.
+//! Loads neighbouring pages from the backing with one read for all of them.
 //!
-//! Pages that left together were written together, in the order of their keys. A run of such
-//! neighbours is read, compressed as it is, into the end of the very memory that the pages go to:
+//! Pages that were written together lie in the order of their keys. A run of such neighbours is
+//! read, still compressed, into the end of the caller's own pages:
 //!
 //! ```text
 //! pages   |   0   |   1   |   2   |   3   |  …                     |
 //! read                                         [ r0  r1  r2  r3 … ]
 //! ```
-//! Page i is decoded from a copy of its record, so it may overwrite that, and never reaches the
-//! next: where it would, the run ends. Nothing is allocated, and no buffer is kept for it.
+//! Page i is decoded from a copy of its record, so it may overwrite the record. The run ends before
+//! a page that would overwrite the next record. Nothing is allocated.
 //!
-//! The entries of a run are locked while it is read, as that of a single page is, so its records
-//! can neither be cleaned away nor overwritten. They are only tried: nobody waits for an entry
-//! while holding another. Whatever is wrong ends the run before that page; it is then loaded by
-//! itself, which says what is wrong.
+//! The entries of a run are locked during the read, so its records can neither be cleaned away nor
+//! overwritten. They are only tried, because no thread waits for an entry while it holds another.
+//! Any fault ends the run before its page, which is then loaded by itself and reports the reason.
 
 use crate::cache::{Cache, Load};
 use crate::error::Error;
@@ -23,26 +22,25 @@ use crate::index::{Extent, Locked, State};
 use crate::page::{PAGE_BYTES, Page};
 use crate::stats::Counter::*;
 
-/// Pages of a run at most: what a front end asks for at a time.
+/// Most pages of a run: as many as a front end asks for at a time.
 const PAGES_MAX: usize = 64;
 
-/// Bytes between two records that are rather read than left out: a device takes longer to answer
-/// another request.
+/// Bytes between two records that are read along: another request would take a device longer.
 const GAP_MAX: u64 = 32 << 10;
 
-/// Neighbours with their entries locked, and where their records are on the backing, bytes.
+/// Neighbours with their entries locked, and the byte range of their records on the backing.
 struct Run<'a> {
     entries: [Option<Locked<'a>>; PAGES_MAX],
     count: usize,
     start: u64,
     end: u64,
-    /// Whether they are pages written through, each in a slot.
+    /// True if they are pages written through, each in a slot.
     is_single: bool,
 }
 
 impl Cache {
-    /// Gives many neighbouring pages back, those from `first` on. What became of each is told to
-    /// `loaded`, with its offset from `first`; its error ends it.
+    /// Loads many neighbouring pages, from `first` on. Each outcome is passed to `loaded` with its
+    /// offset from `first`; an error of `loaded` ends the call.
     pub fn load_many<E>(
         &self,
         first: SwapEntry,
@@ -66,7 +64,7 @@ impl Cache {
         Ok(())
     }
 
-    /// Gives back as many pages from `first` on as one read of the backing can; the others may be
+    /// Loads as many pages from `first` on as one read of the backing can; the others may be
     /// overwritten. 0: there is no such run.
     fn load_run(&self, first: SwapEntry, pages: &mut [Page]) -> usize {
         let view = self.index.view();
@@ -105,8 +103,8 @@ impl Cache {
         count
     }
 
-    /// Decodes the pages of a run from their records, each of which is at `place` in the memory of
-    /// the pages; how many there are before the first that is not right.
+    /// Decodes the pages of a run from their records, which are at `place` in the memory of the
+    /// pages. Returns the number of pages before the first one that is not right.
     fn decode_run(
         &self,
         first: SwapEntry,
@@ -119,7 +117,7 @@ impl Cache {
             let end = self.slots.bytes_to_read(extent);
             let record = &mut pages.as_flattened_mut()[place(extent)..][..end];
             let owner = SwapEntry(first.0 + page as u32);
-            let Ok(held) = self.open_held(owner, extent, proof, record) else { return page };
+            let Ok(held) = self.open_read(owner, extent, proof, record) else { return page };
             let (bytes, checksum) = (held.object.len(), held.checksum);
             let mut scratch = self.scratch.lock_here();
             scratch.object[..bytes].copy_from_slice(held.object);
@@ -137,7 +135,7 @@ impl Cache {
     }
 }
 
-/// Where a record is on the backing, bytes, and whether it is a page written through.
+/// The byte range of a record on the backing.
 struct Ends {
     start: u64,
     end: u64,
@@ -150,8 +148,8 @@ impl<'a> Run<'a> {
         Self { entries, count: 0, start: 0, end: 0, is_single: false }
     }
 
-    /// Takes the next record in; `false` where it does not follow, or more than `most` bytes would
-    /// have to be read in whole blocks.
+    /// Adds the next record. `false` where it does not follow, or where more than `most` bytes in
+    /// whole blocks would have to be read.
     fn take_in(&mut self, record: Ends, locked: Locked<'a>, block: u64, most: usize) -> bool {
         let Ends { start, end, is_single } = record;
         if self.count == 0 {
@@ -168,20 +166,20 @@ impl<'a> Run<'a> {
         true
     }
 
-    /// Where to read what ends at `end`, and how many bytes: whole blocks.
+    /// The offset and length, in whole blocks, of a read up to `end`.
     fn blocks(&self, end: u64, block: u64) -> (u64, usize) {
         let start = self.start / block * block;
         (start, (end.next_multiple_of(block) - start) as usize)
     }
 
-    /// Where the record of a page that is still to be decoded is.
+    /// The extent of a page's record that is still to be decoded.
     fn extent(&self, page: usize) -> Option<Extent> {
         let locked = self.entries.get(page)?.as_ref()?;
         let State::Placed(extent) = locked.state() else { return None };
         Some(extent)
     }
 
-    /// Unlocks a page's entry; where its record is, and what shows that it is the page's.
+    /// Unlocks a page's entry; returns the extent of its record and its proof.
     fn take(&mut self, page: usize) -> Option<(Extent, u64)> {
         let extent = self.extent(page)?;
         let locked = self.entries[page].take()?;

@@ -1,10 +1,10 @@
-//! The process is killed at every single store that it makes to memory which outlives it: each
-//! time another one takes the cache over, and every page is right.
+//! The process is killed at every single store to memory that outlives it; each time another
+//! process takes the cache over and every page is right.
 //!
-//! Nothing is killed here. Before each store the memory and the backing are copied as they are,
-//! which is what the process would leave, and the copy is taken over while the store goes on. A
-//! scene sets a cache up, and then makes the transitions whose stores are tried. All of them
-//! together make every transition of the table in `index/entry/transition.rs`.
+//! No process is killed here. Before each store the memory and the backing are copied as the
+//! process would leave them, and a cache takes the copy over while the store goes on. A scene sets
+//! a cache up, and then makes the transitions whose stores are tried. All scenes together make
+//! every transition of the table in `index/entry/transition.rs`.
 
 #![allow(clippy::unwrap_used, reason = "a test")]
 
@@ -19,32 +19,32 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use uzswap_engine::backing::{Backing, Completion, Write};
 use uzswap_engine::testing::{Content, Faults, TestBacking, page_of};
-use uzswap_engine::{Area, Cache, Config, Load, PAGE_BYTES, Page, Store, stops};
+use uzswap_engine::{Area, Cache, Config, Load, PAGE_BYTES, Page, Store, crash_points};
 
 /// Two trunks of the index.
 const PAGES: u32 = 8192;
 const BACKING_BYTES: usize = 4 << 20;
 
-/// Who is to be looked at as if it were killed.
+/// The process that is copied as if it were killed.
 struct Watched {
     memory: File,
     backing: Arc<Faults>,
     model: Model,
     called: Called,
     seals: bool,
-    /// Whether whoever takes it over is killed at each store, too.
+    /// True if the process that takes over is killed at each store, too.
     twice: bool,
     scene: &'static str,
-    /// The transition that was made last, how often it was, and the stores since.
+    /// The last transition, how often it was made, and the stores since.
     transition: &'static str,
     times: BTreeMap<&'static str, usize>,
     stores: usize,
     places: usize,
 }
 
-/// What pages must be: what was stored last, or nothing.
+/// The expected pages: as last stored, or absent.
 type Model = BTreeMap<u32, Page>;
-/// What pages are to become, by calls that are made again by whoever goes on.
+/// Pages that unfinished calls change; the process that takes over repeats the calls.
 type Called = BTreeMap<u32, Option<Page>>;
 
 thread_local! {
@@ -52,7 +52,7 @@ thread_local! {
     static MADE: RefCell<BTreeSet<&'static str>> = const { RefCell::new(BTreeSet::new()) };
 }
 
-/// A copy of a file that consists of holes for the most part.
+/// A copy of a sparse file.
 fn copy(file: &File) -> OwnedFd {
     let copy: File = memfd_create("copy", MemfdFlags::empty()).unwrap().into();
     let bytes = fstat(file).unwrap().st_size as u64;
@@ -67,14 +67,14 @@ fn copy(file: &File) -> OwnedFd {
     copy.into()
 }
 
-/// The process might be killed here: somebody takes over what it would leave.
+/// A crash point: another cache takes over a copy of the memory.
 fn stop() {
     let Some(mut watched) = WATCHED.take() else { return };
     if watched.is_new() {
-        stops::watch(None, Some(note));
+        crash_points::watch(None, Some(note));
         watched.places += 1;
         watched.take_over();
-        stops::watch(Some(stop), Some(note));
+        crash_points::watch(Some(stop), Some(note));
     }
     watched.stores += 1;
     WATCHED.set(Some(watched));
@@ -92,11 +92,11 @@ fn note(transition: &'static str) {
 }
 
 impl Watched {
-    /// Whether no place like this was looked at often enough. A writeback makes some transitions a
+    /// True if a point like this was not tried often enough. A writeback makes some transitions a
     /// hundred times, and a dictionary is copied byte by byte.
     fn is_new(&self) -> bool {
         let times = self.times.get(self.transition).copied().unwrap_or(0);
-        // Of places where others follow, one in five.
+        // Of points that are tried twice, one in five.
         let is_one = !self.twice || self.stores % 5 == 1;
         is_full() || is_one && times < 3 && (self.stores < 64 || self.stores.is_multiple_of(512))
     }
@@ -123,15 +123,15 @@ impl Watched {
                 stores,
                 ..*self
             }));
-            stops::watch(Some(stop), Some(note));
+            crash_points::watch(Some(stop), Some(note));
         }
         let (cache, area) = open(memory, backing, self.seals);
-        stops::watch(None, None);
+        crash_points::watch(None, None);
         drop(WATCHED.take());
         self.compare(&cache, area, &place);
     }
 
-    /// Whether a cache that was taken over holds what it must.
+    /// Compares a cache that was taken over with the model.
     fn compare(&self, cache: &Cache, area: Area, place: &str) {
         cache.check();
         for offset in 0..PAGES {
@@ -141,7 +141,7 @@ impl Watched {
                 assert!(found.as_ref() == Ok(&expected.copied()), "{place}: page {offset}");
                 continue;
             };
-            // Before it is called again it may be lost, and that is all.
+            // Until the call is repeated the page may be lost, but nothing else.
             let is_one =
                 |page: &Option<Page>| page.is_none() || *page == expected.copied() || page == new;
             assert!(found.as_ref().map_or(true, is_one), "{place}: page {offset}");
@@ -150,7 +150,7 @@ impl Watched {
             put(cache, area, *offset, new.as_ref());
             assert!(look(cache, area, *offset).as_ref() == Ok(new), "{place}: page {offset} again");
         }
-        // It goes on as one that was never killed.
+        // It works like one that was never interrupted.
         cache.maintain().unwrap();
         cache.recompress(2);
         cache.shrink(1 << 20);
@@ -171,7 +171,7 @@ fn is_full() -> bool {
     std::env::var_os("UZSWAP_FULL").is_some()
 }
 
-/// A backing in the middle of whose writes a process may be killed.
+/// A backing whose writes have a crash point in the middle.
 struct Stopping {
     inner: TestBacking,
     content: Arc<Faults>,
@@ -247,12 +247,12 @@ fn open(memory: OwnedFd, backing: Box<dyn Backing>, seals: bool) -> (Cache, Area
     (cache, area)
 }
 
-/// A cache, and what must be in it.
+/// A cache, and its expected content.
 struct World {
     cache: Cache,
     area: Area,
     model: Model,
-    /// Pages that the transitions store or drop: the call is made again by whoever goes on.
+    /// Pages that the transitions store or drop; the process that takes over repeats the call.
     called: Called,
     memory: File,
     faults: Arc<Faults>,
@@ -297,12 +297,12 @@ impl World {
         self.model.insert(offset, page);
     }
 
-    /// Announces what the transitions do to a page.
+    /// Notes the change that the transitions make to a page.
     fn calls(&mut self, offset: u32, page: Option<Page>) {
         self.called.insert(offset, page);
     }
 
-    /// Makes the transitions, and has each place in between looked at.
+    /// Makes the transitions, with all crash points tried.
     fn act(self, scene: &'static str, act: impl FnOnce(&Cache, Area)) {
         let watched = Watched {
             memory: self.memory,
@@ -318,9 +318,9 @@ impl World {
             places: 0,
         };
         WATCHED.set(Some(watched));
-        stops::watch(Some(stop), Some(note));
+        crash_points::watch(Some(stop), Some(note));
         act(&self.cache, self.area);
-        stops::watch(None, None);
+        crash_points::watch(None, None);
         let watched = WATCHED.take().unwrap();
         watched.take_over();
         self.cache.check();
@@ -349,7 +349,7 @@ fn look(cache: &Cache, area: Area, offset: u32) -> Result<Option<Page>, String> 
     }
 }
 
-/// A page of a heap in little, which gains in a unit.
+/// A small heap page, which gains in a unit.
 fn heap_page(seed: u32) -> Page {
     let mut page = page_of(Content::Text, u64::from(seed));
     let words = page.as_chunks_mut::<8>().0.iter_mut().skip(64).enumerate();
@@ -362,7 +362,7 @@ fn heap_page(seed: u32) -> Page {
 }
 
 impl World {
-    /// Stores heap pages, which are recompressed: units of sixteen.
+    /// Stores heap pages and recompresses them: units of sixteen.
     fn recompressed(seals: bool, pages: u32) -> Self {
         let mut world = Self::new(seals);
         (0..pages).for_each(|offset| world.store(offset, heap_page(offset)));
@@ -372,7 +372,7 @@ impl World {
         world
     }
 
-    /// Stores pages, which are on the backing.
+    /// Stores pages and writes them to the backing.
     fn placed(seals: bool, pages: u32) -> Self {
         let mut world = Self::new(seals);
         world.store_many(0..pages, Content::Mixed);
@@ -385,7 +385,7 @@ impl World {
         self.cache.statistic(name).unwrap()
     }
 
-    /// Makes a call that stores a page, or drops it.
+    /// Makes a call that stores or drops a page.
     fn call(mut self, scene: &'static str, offset: u32, page: Option<Page>) {
         self.calls(offset, page);
         self.act(scene, |cache, area| put(cache, area, offset, page.as_ref()));
@@ -428,7 +428,7 @@ fn stores(seals: bool) {
     });
 }
 
-/// Pages one of which is shared soon.
+/// Pages of which one is about to be shared.
 fn unshared(seals: bool) -> World {
     let mut world = World::new(seals);
     world.store_many(0..20, Content::Mixed);
@@ -517,7 +517,7 @@ fn writeback(seals: bool) {
     through(World::placed(seals, 20), "over one in a segment", 5);
 }
 
-/// Pages that leave three segments of the backing free, and of which few are left.
+/// Pages that leave three segments of the backing free, few of which are left.
 fn nearly_full(seals: bool, single: bool) -> World {
     let mut world = World::new(seals);
     // A segment at a time.
@@ -615,7 +615,8 @@ fn a_process_killed_at_any_store_leaves_every_page() {
     moves(true);
     cleaning(true);
     let made = MADE.take();
-    let missing: Vec<_> = stops::TRANSITIONS.iter().filter(|name| !made.contains(*name)).collect();
+    let missing: Vec<_> =
+        crash_points::TRANSITIONS.iter().filter(|name| !made.contains(*name)).collect();
     assert!(missing.is_empty(), "no scene makes {missing:?}");
 }
 

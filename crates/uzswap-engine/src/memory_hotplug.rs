@@ -1,12 +1,11 @@
-//! Memory that comes and goes.
+//! Memory of the pool that is added and removed while it is used.
 //!
-//! The pool lies in sections of 2 MiB. Which states a section has, and how it gets from one to
-//! another, is [`SectionState`]'s table. Every section can be emptied: nothing refers to an object
-//! by its address, so each may move while nobody uses it. What a section held goes to others, and
-//! where they have no room, the oldest pages go to the backing to make some. An object that stays
-//! leaves the section online, and the error says which it was.
+//! The pool lies in sections of 2 MiB. [`SectionState`] has the table of their states. Every
+//! section can be emptied: nothing refers to an object by its address, so it may move while its
+//! entry is not locked. Its objects move to other sections. Where those are full, the oldest pages
+//! go to the backing first. An object that stays leaves the section online, and the error names it.
 //!
-//! How much the pool may take follows the machine: see [`Cache::follow_memory`].
+//! The pool's size follows the machine: see [`Cache::follow_memory`].
 
 use crate::cache::Cache;
 use crate::error::SectionError;
@@ -14,16 +13,16 @@ use crate::ids::SwapEntry;
 use crate::pool::{Left, Refused, SECTION_BYTES, SectionState, Stuck};
 use crate::sync::Backoff;
 
-/// Looks at objects that are in use, each after a longer pause, before their section stays: some
-/// 0.1 s. A read of the backing, which an entry is locked for, takes a part of that.
+/// Attempts for objects in use, each after a longer pause, before their section stays: some 0.1 s.
+/// A read of the backing, during which an entry is locked, takes a part of that.
 const TRIES: u32 = 1000;
 
-/// Sections that may come for one that goes: what it held, in zspages that no other class's objects
-/// can fill, takes up to two, and one is for stores that go on meanwhile.
+/// Sections that may be added for one that goes. Its zspages, which objects of other classes cannot
+/// fill, need up to two, and stores need one meanwhile.
 const GROWS: u32 = 3;
 
 impl Cache {
-    /// Where each section of the pool stands, by number.
+    /// The state of each section of the pool, by number.
     pub fn section_states(&self) -> Vec<SectionState> {
         self.pool.section_states()
     }
@@ -34,8 +33,8 @@ impl Cache {
         self.pool.sections().into_iter().map(bytes).collect()
     }
 
-    /// Brings a section to a state: `online`, or `offline`, where it stays until it is brought
-    /// online again. May write to the backing. On an error the section is as it was.
+    /// Brings a section to a state: `online`, or `offline`, which lasts until it is brought online
+    /// again. May write to the backing. After an error the section is unchanged.
     pub fn set_section(&self, section: usize, state: &str) -> Result<(), SectionError> {
         let last = self.pool.sections_possible() - 1;
         if section > last {
@@ -48,19 +47,19 @@ impl Cache {
         }
     }
 
-    /// For each node that the machine may have, whether the pool may lie there.
+    /// For each node that the machine may have, true if the pool may use it.
     pub fn nodes(&self) -> Vec<bool> {
         (0..self.pool.nodes_count()).map(|node| !self.pool.is_closed(node)).collect()
     }
 
-    /// The node that a section with memory lies on.
+    /// The node of a section with memory.
     pub fn node_of_section(&self, section: usize) -> usize {
         self.pool.node_of_section(section)
     }
 
-    /// Brings a node to a state: `offline`, where each of its sections is emptied and it gets no
-    /// others, or `online`. On an error sections that were not emptied yet stay, and so does the
-    /// node.
+    /// Brings a node to a state: `offline` empties its sections and keeps it from getting others;
+    /// `online` undoes that. After an error the sections that were not emptied yet stay, and the
+    /// node stays online.
     pub fn set_node(&self, node: usize, state: &str) -> Result<(), SectionError> {
         let last = self.pool.nodes_count() - 1;
         if node > last {
@@ -78,11 +77,11 @@ impl Cache {
             return Ok(());
         }
         let (mut tries, mut backoff) = (0, Backoff::new());
-        // One that came while they were emptied is met again.
+        // A section that was added meanwhile is found as well.
         while let Some(section) = self.section_on(node) {
             match self.empty_by_all_means(section, SectionState::Absent) {
                 Ok(()) => {}
-                // On its way: who maintains gives it back, or has begun to make it before.
+                // The maintaining thread is making it or giving it back.
                 Err(SectionError::Standing { .. }) if tries < TRIES => {
                     tries += 1;
                     backoff.wait();
@@ -102,8 +101,8 @@ impl Cache {
     }
 
     /// Empties sections on nodes that have no memory any more. The kernel has moved their pages to
-    /// other nodes, or it had not taken the memory off line: what they hold is moved to sections
-    /// that are known to be where they are. The error is the first.
+    /// other nodes, or had not taken the memory off line. Their objects move to sections whose node
+    /// is known. Returns the first error.
     pub fn follow_nodes(&self) -> Result<(), SectionError> {
         let Some(with_memory) = self.pool.nodes_with_memory() else { return Ok(()) };
         let mut outcome = Ok(());
@@ -111,7 +110,7 @@ impl Cache {
             let has_memory = with_memory.contains(&node);
             if is_open && !has_memory && self.section_on(node).is_some() {
                 outcome = outcome.and(self.set_node(node, "offline"));
-                // It gets none for want of memory, and some when it has.
+                // It gets none while it has no memory, and some when it has.
                 self.pool.close(node, false);
             }
         }
@@ -129,7 +128,7 @@ impl Cache {
         self.empty_by_all_means(section, SectionState::Offline)
     }
 
-    /// Empties a section, making room elsewhere and waiting for who uses its objects.
+    /// Empties a section: makes space elsewhere and waits for the users of its objects.
     fn empty_by_all_means(&self, section: usize, to: SectionState) -> Result<(), SectionError> {
         let (mut tries, mut grows) = (0, 0);
         let mut backoff = Backoff::new();
@@ -140,7 +139,7 @@ impl Cache {
             }
             Stuck::Held(_) | Stuck::New => {
                 tries += 1;
-                // Stores go on meanwhile. What cannot be had is asked for again.
+                // Stores go on meanwhile. After an error the next turn tries again.
                 let _ = self.provision();
                 backoff.wait();
                 tries < TRIES
@@ -148,8 +147,8 @@ impl Cache {
         })
     }
 
-    /// Moves every object out of a section, to where others have room, and gives its memory back:
-    /// until the pool needs it again.
+    /// Moves every object of a section to others with space, and gives its memory back until the
+    /// pool needs it again.
     pub fn empty_section(&self, section: usize) -> Result<(), SectionError> {
         let last = self.pool.sections_possible() - 1;
         if section > last {
@@ -158,7 +157,7 @@ impl Cache {
         self.vacate(section, SectionState::Absent, |_| false)
     }
 
-    /// Empties a section, as long as `try_again` says so of what is left, and gives its memory
+    /// Empties a section while `try_again` agrees, given the objects left, and gives its memory
     /// back.
     fn vacate(
         &self,
@@ -172,7 +171,7 @@ impl Cache {
             let left = match self.pool.vacate(section, &relocate) {
                 Ok(()) => match self.pool.finish_offline(section, to) {
                     Ok(true) => return Ok(()),
-                    // Taken before it was going offline, and not yet anybody's.
+                    // Taken before it was going offline, and not yet in an entry.
                     Ok(false) => Left { stuck: Stuck::New, objects: 1, bytes: SECTION_BYTES },
                     Err(why) => {
                         self.pool.stay_online(section);
@@ -189,11 +188,11 @@ impl Cache {
     }
 
     /// Writes pages back until so many bytes are free in sections that stay; `false`: no page could
-    /// be.
+    /// be written.
     fn make_way(&self, bytes: usize) -> bool {
         let before = self.pool.bytes();
-        // What is between the objects of other classes is no room before they are moved together,
-        // and a write is not worth its while for a few pages.
+        // Gaps between objects of other classes are usable only after compaction, and a write for a
+        // few pages is not worth it.
         let wanted = bytes.max(SECTION_BYTES / 16) + self.pool.slack_bytes();
         self.write_back_to(before.saturating_sub(wanted), || drop(self.provision()));
         self.compact_all();
@@ -226,11 +225,11 @@ impl Cache {
         format!("{what} {number}, which {by} holds")
     }
 
-    /// Moves objects together until free memory beyond the reserve can be given back in whole
-    /// sections, and gives it back; the bytes.
+    /// Compacts until free memory beyond the reserve can be given back in whole sections, and gives
+    /// it back; the bytes.
     pub fn give_sections_back(&self) -> usize {
         let mut given = 0;
-        let reserve = self.pool.reserve_of_all(self.room.reserve_bytes());
+        let reserve = self.pool.reserve_of_all(self.reserve.reserve_bytes());
         while self.pool.free_bytes() >= reserve + SECTION_BYTES {
             let emptiest = self.pool.sections().into_iter().min_by_key(|(_, frames)| *frames);
             let Some((section, _)) = emptiest else { break };
@@ -242,9 +241,9 @@ impl Cache {
         given
     }
 
-    /// The machine has so much memory from now on, or lets this process have so much:
-    /// `max_pool_percent` is a percentage of that. A pool that is above its limit then is written
-    /// back, as after any change of its limit.
+    /// Sets the memory of the machine, or the memory that it allows this process;
+    /// `max_pool_percent` refers to it. A pool above its limit is written back, as after any change
+    /// of its limit.
     pub fn follow_memory(&self, ram_bytes: u64) {
         if self.attributes.set_ram_bytes(ram_bytes) {
             self.pool.set_limit(self.attributes.pool_bytes_max() as usize);
@@ -269,11 +268,11 @@ mod tests {
     use std::sync::{Arc, mpsc};
     use std::time::Duration;
 
-    /// Frames of a section that goes offline are not in use, and nobody gets them.
+    /// No thread gets frames of a section that goes offline.
     #[test]
     fn a_store_waits_a_moment_while_the_only_section_goes_and_is_then_rejected() {
         let (cache, area, _) = Setup::default().make();
-        // There is a thread that maintains, and it is elsewhere.
+        // There is a maintaining thread, but it is busy elsewhere.
         cache.wait_for_work(Duration::ZERO);
         let (section, _) = cache.sections()[0];
         cache.pool.begin_offline(section).unwrap();

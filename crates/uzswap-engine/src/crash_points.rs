@@ -1,9 +1,9 @@
-//! Numbers in memory that outlives the process, and the places where it might be killed.
+//! Numbers in memory that outlives the process, and the points where a crash matters.
 //!
-//! Every store to such a number goes through [`Kept`], and a call of [`store`] precedes what else
-//! is stored there. With the feature `simulation`, which only tests switch on, a thread can have a
-//! function called at each of these places: it sees the memory exactly as a process that is killed
-//! there would leave it. So a test tries all of them.
+//! Every store to such a number goes through [`Kept`]; a call of [`store`] precedes any other store
+//! to that memory. With the feature `simulation`, which only tests switch on, a thread can have a
+//! function called at each of these points. The function sees the memory exactly as a process
+//! killed there would leave it, so a test tries all points.
 
 use crate::sync::atomic::Ordering;
 
@@ -12,17 +12,17 @@ pub use crate::index::TRANSITIONS;
 #[cfg(feature = "simulation")]
 pub use on::*;
 
-/// Such a store follows.
+/// Marks the point before such a store.
 #[cfg(not(feature = "simulation"))]
 #[inline(always)]
 pub(crate) fn store() {}
 
-/// An atomic number of which each store is such a place.
+/// An atomic number each of whose stores is such a point.
 #[derive(Debug, Default)]
 #[repr(transparent)]
 pub(crate) struct Kept<A>(A);
 
-/// What [`Kept`] can be of.
+/// The atomic types for [`Kept`].
 pub(crate) trait Number {
     type Value: Copy;
     fn of(value: Self::Value) -> Self;
@@ -143,8 +143,8 @@ impl<A: Number> Kept<A> {
         self.0.compare_exchange(current, new, success, failure)
     }
 
-    /// Stores what `next` makes of the number, until nobody else has changed it meanwhile, or
-    /// `next` makes nothing of it.
+    /// Stores the result of `next` for the number, again until no other thread has changed it
+    /// meanwhile; stops when `next` returns `None`.
     pub(crate) fn fetch_update(
         &self,
         success: Ordering,
@@ -167,13 +167,13 @@ mod on {
     use std::cell::Cell;
 
     thread_local! {
-        // Without destructors: allocators may look at them.
+        // Without destructors: allocators may read them.
         static STORE: Cell<Option<fn()>> = const { Cell::new(None) };
         static TRANSITION: Cell<Option<fn(&'static str)>> = const { Cell::new(None) };
     }
 
-    /// Has functions called in the calling thread from now on, or none: before each store, and with
-    /// the name of each transition of an entry.
+    /// Sets functions for the calling thread, or none: called before each store, and with the name
+    /// of each transition of an entry.
     pub fn watch(stores: Option<fn()>, transitions: Option<fn(&'static str)>) {
         STORE.set(stores);
         TRANSITION.set(transitions);
