@@ -1,4 +1,4 @@
-//! Counting everything again.
+//! Recounts everything.
 
 use crate::Totals;
 use crate::leaf::{LEVELS, Leaf};
@@ -18,7 +18,7 @@ impl SkipList {
             assert!(leaf.len() > 0 || leaf == self.head(pinned), "an empty leaf");
             count_leaf(&leaf, &mut totals);
         }
-        assert_eq!(totals.taken + totals.free, u64::MAX, "what is taken and what is free");
+        assert_eq!(totals.taken + totals.free, u64::MAX, "taken and free points");
         for level in 1..LEVELS {
             let below = self.level(0, pinned).filter(|leaf| leaf.height() > level);
             assert!(self.level(level, pinned).eq(below), "a level has the leaves of its height");
@@ -53,7 +53,7 @@ fn count_leaf(leaf: &Leaf, totals: &mut Totals) {
     totals.leaves += 1;
 }
 
-/// The copy of the next leaf's `low` beside a link.
+/// Checks the copy of the next leaf's `low` beside a link.
 fn check_copy(leaf: &Leaf, level: usize, pinned: &Guard) {
     let low = next_on(leaf, level, pinned).map(|next| next.low());
     let copy = leaf.upper[level - 1].low.load(Acquire);

@@ -1,9 +1,9 @@
 //! Finding a free range and taking it.
 //!
-//! The walk goes from leaf to leaf without a lock and passes by those that have no room. Where
-//! there may be some it locks the leaf and looks again: what it finds then is still free, and it
-//! takes it. A free run may reach over the end of a span, but only into the next one, as no leaf
-//! but the first is empty.
+//! The walk goes from leaf to leaf without a lock and skips those without space. It locks a leaf
+//! that may have some and checks again: a run that it finds then is free, and it takes it. A free
+//! run may reach over the end of a span, but only into the next one, because only the first leaf
+//! may be empty.
 
 use crate::Hole;
 use crate::leaf::{Leaf, Locked};
@@ -61,7 +61,7 @@ impl SkipList {
         None
     }
 
-    /// Passes by leaves without room, and moves `from` to where the first one with some begins.
+    /// Skips leaves without space, and moves `from` to the start of the first one with some.
     fn find_room<'g>(
         &'g self,
         from: &mut u64,
@@ -92,8 +92,8 @@ impl SkipList {
     }
 }
 
-/// The first free range in a leaf at or after `from`: the slot that it comes into, and where it
-/// begins. One that begins in the last run may reach over the end of the span.
+/// The first free range in a leaf at or after `from`: its slot, and its start. A range in the last
+/// run may reach over the end of the span.
 fn fit(leaf: &Leaf, hole: &Hole, from: u64, key_max: u64) -> Option<(usize, u64)> {
     for slot in leaf.rank(from)..=leaf.len() {
         let (start, end) = leaf.run_before(slot);

@@ -3,29 +3,29 @@
 //! A leaf owns the points from `low` up to `high`, where the next leaf's span begins, and every
 //! range lies in one span. So one leaf alone tells whether a range is free.
 //!
-//! Everything changes under the leaf's lock. Readers take no lock: they read the word, then what
-//! they want, then the word again; if it changed, they read again. So all fields are atomics, and
-//! what a reader computes from a half-changed leaf is thrown away. The word's bits: locked, dead,
-//! and above them a count of the times it was unlocked.
+//! Everything changes under the leaf's lock. Readers take no lock: they read the word, then the
+//! fields, then the word again; if it changed, they repeat. So all fields are atomics, and a reader
+//! discards its result from a half-changed leaf. The word's bits: locked, dead, and above them a
+//! count of unlocks.
 
 use crate::Item;
 use crate::link::{LeafRef, Link};
 use uzswap_sync::Backoff;
 use uzswap_sync::atomic::{AtomicU32, AtomicU64, Ordering::*, fence};
 
-/// Items in a leaf. Few in tests, so that leaves split, empty and neighbour each other at once.
+/// Items in a leaf. Few in tests, so that leaves split, empty and meet at once.
 pub(crate) const SLOTS: usize = if cfg!(any(test, feature = "shuttle")) { 4 } else { 64 };
 
-/// Levels of the list. Of the leaves on a level every second, by chance, is on the next; so a walk
-/// gets longer only with more than 2^16 leaves, which are some three million items.
+/// Levels of the list. Every second leaf of a level, by chance, is on the next; so a walk gets
+/// longer only with more than 2^16 leaves, which are some three million items.
 pub(crate) const LEVELS: usize = if cfg!(any(test, feature = "shuttle")) { 4 } else { 17 };
 
 const LOCKED: u64 = 1;
 const DEAD: u64 = 2;
 const UNLOCKED_ONCE: u64 = 4;
 
-/// A link above the lowest level, with a copy of the `low` that it leads to. As `low` only rises,
-/// the copy is at most too low, and a walk that finds it beyond its goal need not touch the leaf.
+/// A link above the lowest level, with a copy of its leaf's `low`. As `low` only rises, the copy is
+/// at most too low, and a walk that finds it beyond its goal need not touch the leaf.
 pub(crate) struct Upper {
     pub(crate) low: AtomicU64,
     pub(crate) next: Link,
@@ -51,12 +51,13 @@ pub(crate) struct Leaf {
     keys: [AtomicU64; SLOTS],
     ends: [AtomicU64; SLOTS],
     values: [AtomicU64; SLOTS],
-    /// Whether its memory would be someone else's by now.
+    /// True if its memory would be freed by now.
     #[cfg(feature = "shuttle")]
     pub(crate) freed: std::sync::atomic::AtomicBool,
 }
 
-/// One line of 64 bytes for what a walk reads, four of links, eight each of keys, ends and values.
+/// One line of 64 bytes for the fields that a walk reads, four of links, eight each of keys, ends
+/// and values.
 #[cfg(not(any(test, feature = "shuttle")))]
 const _: () = assert!(size_of::<Leaf>() == 64 * (1 + 4 + 8 + 8 + 8));
 
@@ -132,9 +133,9 @@ impl Leaf {
         Item { key, size, value: self.values[slot].load(Relaxed) }
     }
 
-    /// How many items begin at or before `point`.
+    /// The number of items that begin at or before `point`.
     ///
-    /// Without a branch on what the keys are: first the cache line, then the keys in it.
+    /// Without a branch on the keys: first the cache line, then the keys in it.
     pub(crate) fn rank(&self, point: u64) -> usize {
         const LINE: usize = if SLOTS < 8 { SLOTS } else { 8 };
         let len = self.len();
@@ -150,19 +151,19 @@ impl Leaf {
         (self.end(slot) > point).then(|| self.item(slot))
     }
 
-    /// The free run between the items `slot - 1` and `slot`, as far as the span goes.
+    /// The free run between the items `slot - 1` and `slot`, within the span.
     pub(crate) fn run_before(&self, slot: usize) -> (u64, u64) {
         let start = if slot == 0 { self.low() } else { self.end(slot - 1) };
         let end = if slot == self.len() { self.high() } else { self.key(slot) };
         (start, end)
     }
 
-    /// Whether it was emptied and left for good. What it links to no longer changes.
+    /// True if it was emptied and is no longer used. Its links do not change any more.
     pub(crate) fn is_dead(&self) -> bool {
         self.word.load(Acquire) & DEAD != 0
     }
 
-    /// Reads without a lock: what `read` returned when nothing changed meanwhile.
+    /// Reads without a lock: repeats `read` until nothing changed meanwhile.
     pub(crate) fn read<R>(&self, mut read: impl FnMut(&Self) -> R) -> R {
         let mut backoff = Backoff::new();
         loop {
@@ -201,7 +202,7 @@ impl<'g> Locked<'g> {
             }
             let locked = |word| leaf.word.compare_exchange(word, word | LOCKED, Acquire, Relaxed);
             if word & LOCKED == 0 && locked(word).is_ok() {
-                // No change may be seen before the word that tells of it.
+                // No change may be seen before the word that announces it.
                 fence(Release);
                 return Some(Self { leaf, word });
             }
@@ -234,7 +235,7 @@ impl<'g> Locked<'g> {
         }
     }
 
-    /// Counts the room exactly.
+    /// Counts the free space exactly.
     pub(crate) fn count_room(&self) {
         let runs = (0..=self.len()).map(|slot| self.run_before(slot));
         let room = runs.map(|(start, end)| end - start).max();
@@ -261,9 +262,9 @@ impl<'g> Locked<'g> {
         item
     }
 
-    /// Puts an item into a slot of a full leaf: moves the upper half, or nothing if the item comes
-    /// last, to a leaf that nobody else has yet, adds the item, and links the new leaf. Its span
-    /// begins with its first item.
+    /// Puts an item into a slot of a full leaf. It moves the upper half, or nothing if the item
+    /// comes last, to a leaf that no other thread has yet, adds the item, and links the new leaf.
+    /// The span of that leaf begins with its first item.
     pub(crate) fn insert_splitting(&self, slot: usize, item: Item, new: LeafRef<'g>) {
         let at = if slot == SLOTS { SLOTS } else { SLOTS / 2 };
         for from in at..SLOTS {
@@ -285,18 +286,18 @@ impl<'g> Locked<'g> {
         self.set_high(low);
     }
 
-    /// Marks the leaf, which must be empty, as dead, and unlocks it: nobody will lock it again.
+    /// Marks the empty leaf as dead, and unlocks it: no thread locks it again.
     pub(crate) fn kill(mut self) {
         assert_eq!(self.len(), 0, "a leaf was to be dropped with items in it");
-        // What comes may belong to a longer run with its neighbours': nobody may pass it by.
+        // Its free run may be part of a longer one with its neighbours', so no search may skip it.
         self.room.store(u64::MAX, Relaxed);
         self.word |= DEAD;
     }
 }
 
 impl Leaf {
-    /// Puts an item into a slot; those from there on move up. Needs the lock, or a leaf that is
-    /// not linked yet.
+    /// Puts an item into a slot; items from there on move up. Needs the lock, or a leaf that is not
+    /// linked yet.
     fn put(&self, slot: usize, item: Item) {
         let len = self.len();
         for to in (slot + 1..=len).rev() {
@@ -313,7 +314,7 @@ impl Leaf {
         }
     }
 
-    /// Notes `first` and `last` again.
+    /// Updates `first` and `last`.
     fn note_edges(&self) {
         let len = self.len();
         self.first.store(self.key(0), Relaxed);

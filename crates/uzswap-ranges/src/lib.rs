@@ -5,7 +5,7 @@
 //! leaf, readers without locks. `tree` (feature `testing`) has balanced trees behind one lock with
 //! the same interface, as the reference for tests and the peer in benches.
 //!
-//! docs/design/ranges.md has the structure with an example, and what was measured.
+//! docs/design/ranges.md has the structure with an example, and measurements.
 
 #![deny(unsafe_code)]
 
@@ -33,12 +33,12 @@ pub use preload::Preload;
 
 use std::ops::Range;
 
-/// A range that is taken.
+/// A taken range.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Item {
-    /// Where it begins.
+    /// Its start.
     pub key: u64,
-    /// How long it is: at least 1; `key + size` fits in a `u64`.
+    /// Its length: at least 1; `key + size` fits in a `u64`.
     pub size: u64,
     /// The caller's.
     pub value: u64,
@@ -50,28 +50,28 @@ impl Item {
         self.key + self.size
     }
 
-    /// Panics on a range that is empty or reaches beyond the space: a bug of the caller, which
-    /// would make ranges overlap.
+    /// Panics on a range that is empty or ends beyond the space: a bug of the caller, which would
+    /// make ranges overlap.
     pub(crate) fn assert_valid(&self) {
         assert!(self.size > 0, "an empty range");
         assert!(self.key.checked_add(self.size).is_some(), "a range beyond the space");
     }
 }
 
-/// What became of an insertion.
+/// The result of an insertion.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[must_use]
 pub enum Insert {
-    /// The range is taken now.
+    /// The range is taken.
     Inserted,
-    /// Nothing was done: this item is in the way. It may be gone by now.
+    /// Nothing was changed: this item overlaps. It may be gone by now.
     Overlaps(Item),
 }
 
-/// What kind of range [`RangeIndex::insert_hole`] is to find, and what to put there.
+/// The range that [`RangeIndex::insert_hole`] searches, and the item for it.
 #[derive(Debug, Clone)]
 pub struct Hole {
-    /// Where to begin to look. Outside of `within`, its start.
+    /// The start of the search. Outside of `within`, the start of that.
     pub hint: u64,
     /// Length of the range, at least 1.
     pub size: u64,
@@ -84,69 +84,68 @@ pub struct Hole {
 }
 
 impl Hole {
-    /// Panics on what no range can be: a bug of the caller.
+    /// Panics on an impossible range: a bug of the caller.
     pub(crate) fn assert_valid(&self) {
         assert!(self.size > 0, "an empty range");
         assert!(self.align.is_power_of_two(), "an alignment that is not a power of two");
     }
 
-    /// The parts of the space in which to look, in this order: from the hint to the end, and from
-    /// the beginning up to the last range that begins before the hint.
+    /// The parts of the space to search, in this order: from the hint to the end, and from the
+    /// beginning up to the last range that begins before the hint.
     pub(crate) fn passes(&self) -> [Range<u64>; 2] {
         let Range { start, end } = self.within;
         let hint = if self.within.contains(&self.hint) { self.hint } else { start };
         [hint..end, start..end.min(hint.saturating_add(self.size - 1))]
     }
 
-    /// Where the range would begin in the free run from `from` on; `None` beyond the space.
+    /// The start of the range in the free run from `from` on; `None` beyond the space.
     pub(crate) fn start_in(&self, from: u64) -> Option<u64> {
         Some(from.checked_add(self.align - 1)? & !(self.align - 1))
     }
 
-    /// The item that takes the range from `key` on.
+    /// The item for the range from `key` on.
     pub(crate) fn item(&self, key: u64) -> Item {
         Item { key, size: self.size, value: self.value }
     }
 }
 
-/// What [`RangeIndex::check`] counted.
+/// The counts of [`RangeIndex::check`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Totals {
     /// Ranges taken.
     pub items: usize,
     /// The sum of their sizes.
     pub taken: u64,
-    /// The sum of what lies between, before and after them: with `taken`, the whole space.
+    /// The sum of the gaps between, before and after them: with `taken`, the whole space.
     pub free: u64,
-    /// Leaves that hold them; 0 where there is no such thing.
+    /// Leaves with items; 0 for an index without leaves.
     pub leaves: usize,
 }
 
-/// A range index: what [`SkipList`] and the locked trees have in common.
+/// A range index: the interface of [`SkipList`] and the locked trees.
 ///
-/// All operations may be called by any number of threads at once. An item is inserted whole and
-/// removed whole: a part of one cannot be removed, because extents are freed as they were
-/// allocated.
+/// Any number of threads may call all operations at once. An item is inserted whole and removed
+/// whole: a part cannot be removed, because extents are freed as they were allocated.
 pub trait RangeIndex: Send + Sync {
-    /// Memory that an insertion may need, made ready where allocating is no trouble. One for each
+    /// Memory that an insertion may need, made ready where allocating is harmless. One for each
     /// thread.
     type Preload: Default + Send;
 
     /// Makes the memory for one insertion ready, if it is not. Insertions do this too, before they
-    /// take a lock; called first, the insertion that follows allocates nothing.
+    /// take a lock; after an explicit call the next insertion allocates nothing.
     fn preload(&self, preload: &mut Self::Preload);
 
-    /// Inserts a range, unless it overlaps one that is there.
+    /// Inserts a range, unless it overlaps an item.
     ///
     /// # Panics
     /// If the range is empty or ends beyond the space.
     fn insert(&self, item: Item, preload: &mut Self::Preload) -> Insert;
 
-    /// Finds a free range and takes it; where it begins. `None` if no place had room when it was
-    /// looked at.
+    /// Finds a free range and takes it; its start. `None` if no place was free when it was checked.
     ///
-    /// Takes the first range at or after the hint, or else the first in `within`. What others take
-    /// or free while it looks, it may or may not see; what it returns is the caller's alone.
+    /// Takes the first range at or after the hint, or else the first in `within`. It may or may not
+    /// see ranges that others take or free during the search. The returned range belongs to the
+    /// caller alone.
     ///
     /// # Panics
     /// If the size is 0 or the alignment is not a power of two.
@@ -160,12 +159,12 @@ pub trait RangeIndex: Send + Sync {
         self.lookup(key).filter(|item| item.key == key)
     }
 
-    /// The item whose range contains `point`. It may be gone when this returns: who needs it to
-    /// stay uses [`RangeIndex::lookup_locked`], or checks again.
+    /// The item whose range contains `point`. It may be gone when this returns: a caller that needs
+    /// it to stay uses [`RangeIndex::lookup_locked`], or checks again.
     fn lookup(&self, point: u64) -> Option<Item>;
 
-    /// The same, and the item stays while `then` runs: it holds the lock on its neighbourhood.
-    /// `then` must be short, and must not call the index.
+    /// The same, with the item kept while `then` runs, by the lock on its neighbourhood. `then`
+    /// must be short, and must not call the index.
     fn lookup_locked<R>(&self, point: u64, then: impl FnOnce(Option<Item>) -> R) -> R;
 
     /// The first item.
@@ -183,15 +182,15 @@ pub trait RangeIndex: Send + Sync {
     /// The last item.
     fn last(&self) -> Option<Item>;
 
-    /// Iterates by leaf: replaces `items` by those that begin at or after `from` in the leaf that
-    /// holds `from`, as they were together at one moment. Returns where the next leaf begins;
-    /// `None` after the last. Begin with 0.
+    /// Iterates by leaf: replaces `items` by those that begin at or after `from` in the leaf of
+    /// `from`, as they were at one moment. Returns the start of the next leaf; `None` after the
+    /// last. Begin with 0.
     fn leaf(&self, from: u64, items: &mut Vec<Item>) -> Option<u64>;
 
-    /// Bytes of memory in use, without what waits for readers to leave it.
+    /// Bytes of memory in use, except leaves that wait for their last reader.
     fn bytes(&self) -> usize;
 
-    /// Counts everything again and checks every invariant. Nothing else may run meanwhile.
+    /// Recounts everything and checks every invariant. No other call may run meanwhile.
     ///
     /// # Panics
     /// If an invariant does not hold.

@@ -1,8 +1,8 @@
-//! Pointers to leaves, and who keeps them good.
+//! Pointers to leaves, and the rule that keeps them valid.
 //!
-//! A leaf is made in a `Box`, linked by [`LeafRef::publish`], and given to [`LeafRef::retire`] by
-//! the thread that killed it, once no level leads to it any more. From then on it stays in memory
-//! until every thread that was pinned has let go: the lifetime of a [`LeafRef`] is that of a pin.
+//! A leaf is made in a `Box`, linked by [`LeafRef::publish`], and passed to [`LeafRef::retire`] by
+//! the thread that marked it dead, once no level links to it any more. From then on it stays in
+//! memory until every pinned thread is unpinned: the lifetime of a [`LeafRef`] is that of a pin.
 
 #![allow(unsafe_code)]
 
@@ -13,7 +13,7 @@ use std::ops::Deref;
 use std::ptr::{self, NonNull};
 use uzswap_sync::atomic::{AtomicPtr, Ordering::*};
 
-/// A link from leaf to leaf: written under the lock of the leaf that it is in, read by anyone.
+/// A link from leaf to leaf: written under the lock of its leaf, read by any thread.
 pub(crate) struct Link(AtomicPtr<Leaf>);
 
 impl Link {
@@ -34,7 +34,7 @@ impl Link {
     }
 }
 
-/// A leaf that stays in memory for `'g`, which is how long the thread is pinned.
+/// A leaf that stays in memory for `'g`, while the thread is pinned.
 #[derive(Clone, Copy)]
 pub(crate) struct LeafRef<'g> {
     leaf: NonNull<Leaf>,
@@ -46,15 +46,15 @@ impl<'g> LeafRef<'g> {
         Self { leaf: NonNull::from(Box::leak(leaf)), pinned: PhantomData }
     }
 
-    /// Frees the leaf when no thread can have it any more.
+    /// Frees the leaf when no thread can use it any more.
     ///
     /// # Safety
-    /// No link that can be reached leads to the leaf any more, none ever will again, and this is
-    /// called once.
+    /// No reachable link points to the leaf any more, none ever will again, and this is called
+    /// once.
     pub(crate) unsafe fn retire(self, pinned: &Guard) {
         let leaf = self.leaf;
-        // SAFETY: threads that may have the leaf were pinned before now, as the caller promises
-        // that it cannot be reached from now on; the epochs run this after they have let go.
+        // SAFETY: threads that may use the leaf were pinned before now, because the caller promises
+        // that it cannot be reached from now on. The epochs run this after they are unpinned.
         unsafe { pinned.defer_unchecked(move || free(leaf)) };
     }
 }
@@ -65,7 +65,7 @@ fn free(leaf: NonNull<Leaf>) {
     drop(unsafe { Box::from_raw(leaf.as_ptr()) });
 }
 
-/// Under the model checker the memory stays, and is marked, so that a use of it is seen.
+/// Under the model checker the memory stays and is marked, so that a use after free is seen.
 #[cfg(feature = "shuttle")]
 fn free(leaf: NonNull<Leaf>) {
     // SAFETY: the memory is never freed.
@@ -77,8 +77,8 @@ impl Deref for LeafRef<'_> {
 
     fn deref(&self) -> &Leaf {
         // SAFETY: the pointer came from `publish`, or from a link while the thread was pinned, as
-        // it still is. A leaf is freed only after `retire`, and then not before the thread
-        // lets go.
+        // it still is. A leaf is freed only after `retire`, and then not before the thread is
+        // unpinned.
         let leaf = unsafe { self.leaf.as_ref() };
         #[cfg(feature = "shuttle")]
         assert!(!leaf.freed.load(std::sync::atomic::Ordering::SeqCst), "a leaf used after its end");
@@ -92,10 +92,10 @@ impl PartialEq for LeafRef<'_> {
     }
 }
 
-/// The first leaf of a list, which always is, and frees all of them in the end.
+/// The first leaf of a list, which always exists; it frees all of them in the end.
 pub(crate) struct Head(NonNull<Leaf>);
 
-// SAFETY: a leaf consists of atomics; which thread frees it does not matter.
+// SAFETY: a leaf consists of atomics, and any thread may free it.
 unsafe impl Send for Head {}
 // SAFETY: as above.
 unsafe impl Sync for Head {}
@@ -114,8 +114,8 @@ impl Drop for Head {
     fn drop(&mut self) {
         let mut next = self.0.as_ptr();
         while !next.is_null() {
-            // SAFETY: nobody else has the list any more, so all of its leaves are on the lowest
-            // level, each once, and none of them has been retired. Each came from a `Box`.
+            // SAFETY: no other thread has the list any more, so all of its leaves are on the lowest
+            // level, each once, and none was retired. Each came from a `Box`.
             let leaf = unsafe { Box::from_raw(next) };
             next = leaf.next.0.load(Relaxed);
         }

@@ -1,18 +1,19 @@
 //! The skiplist: finding leaves, inserting, removing, and the levels above the lowest.
 //!
-//! **The list.** Every leaf is on the lowest level, sorted by `low`, and the spans of the leaves
-//! there fill the space. A leaf of height h is linked on the levels above one at a time from below,
-//! after it is in use, and unlinked one at a time from above; so each level is a part of the one
-//! below it. The first leaf is on all levels and never goes.
+//! **The list.** Every leaf is on the lowest level, sorted by `low`, and the spans of these leaves
+//! fill the space. A leaf of height h is linked on the levels above one by one, from below, after
+//! it is in use, and unlinked one by one from above. So each level is a part of the one below it.
+//! The first leaf is on all levels and never goes.
 //!
-//! **Locks.** A link changes under the lock of the leaf that it is in, and only while that leaf is
-//! not dead. Locks are taken from left to right, two at most: of a leaf and the next, to move the
-//! boundary between them; of a leaf and one that is linked behind it.
+//! **Locks.** A link changes under the lock of its leaf, and only while that leaf is not dead.
+//! Locks are taken from left to right, two at most: those of a leaf and the next, to move their
+//! boundary, or of a leaf and one that is linked behind it.
 //!
-//! **Removal** has two phases. Who takes the last item out of a leaf marks it dead under its lock:
-//! nobody locks it again, and its links stay as they are. Then it is unlinked level by level, and
-//! the last step gives its span to its left neighbour. Whoever comes to a dead leaf, and needs its
-//! span or its links, unlinks it too, and need not wait for the other. Who killed it retires it.
+//! **Removal** has two phases. The thread that takes the last item out of a leaf marks it dead
+//! under its lock: no thread locks it again, and its links stay as they are. Then it is unlinked
+//! level by level, and the last step gives its span to its left neighbour. A thread that meets a
+//! dead leaf and needs its span or its links unlinks it too, without waiting for the other. The
+//! thread that marked it retires it.
 
 #![allow(unsafe_code)]
 
@@ -35,7 +36,7 @@ impl Default for SkipList {
     }
 }
 
-/// What is in the way of making a leaf's span longer.
+/// The obstacle to making a leaf's span longer.
 pub(crate) enum Blocked<'g> {
     /// The first item of the next leaf.
     By(Item),
@@ -53,10 +54,10 @@ impl SkipList {
         self.head.get(pinned)
     }
 
-    /// Walks to the leaf whose span contains `point`, without a lock: the leaf may have become
-    /// another by the time that it is looked at, so the caller checks, and comes back if so. The
-    /// first time the walk believes the copies of `low` beside the links and touches fewer leaves;
-    /// a copy may be too low, so later times it looks at each leaf itself.
+    /// Walks to the leaf whose span contains `point`, without a lock. The leaf may have changed
+    /// meanwhile, so the caller checks it, and calls again if it has. The first time the walk
+    /// relies on the copies of `low` beside the links and touches fewer leaves. A copy may be too
+    /// low, so later times it reads each leaf itself.
     pub(crate) fn find<'g>(&'g self, point: u64, again: bool, pinned: &'g Guard) -> LeafRef<'g> {
         let mut leaf = self.find_on(1, point, again, pinned);
         while leaf.high() <= point {
@@ -89,7 +90,7 @@ impl SkipList {
 
     /// Locks the leaf whose span contains `point`.
     pub(crate) fn lock_owner<'g>(&'g self, point: u64, pinned: &'g Guard) -> Locked<'g> {
-        // No range holds the last point of the space, and no span does.
+        // No range contains the last point of the space, and no span does.
         let point = point.min(u64::MAX - 1);
         let (mut again, mut backoff) = (false, Backoff::new());
         loop {
@@ -131,7 +132,7 @@ impl SkipList {
         }
     }
 
-    /// Puts an item that is known to fit into a slot, and unlocks.
+    /// Puts a fitting item into a slot, and unlocks.
     pub(crate) fn put<'g>(
         &'g self,
         locked: Locked<'g>,
@@ -162,14 +163,14 @@ impl SkipList {
         if locked.len() == 0 && leaf != self.head(pinned) {
             locked.kill();
             self.unlink(leaf, pinned);
-            // SAFETY: `unlink` returned, so no level leads to the leaf; it is dead, so it is never
-            // linked again; and it was killed here, which happens once to a leaf.
+            // SAFETY: `unlink` returned, so no level links to the leaf. It is dead, so it is never
+            // linked again. It was marked dead here, which happens once for each leaf.
             unsafe { leaf.retire(pinned) };
         }
         Some(item)
     }
 
-    /// Links a leaf, which is on the lowest level, on those above. Stops if it dies meanwhile.
+    /// Links a leaf, which is on the lowest level, on the levels above. Stops if it dies meanwhile.
     fn link<'g>(&'g self, leaf: LeafRef<'g>, pinned: &'g Guard) {
         for level in 1..leaf.height() {
             loop {
@@ -183,8 +184,8 @@ impl SkipList {
         }
     }
 
-    /// `Ok(false)` if something came between: to be tried again. `Err` has a dead leaf to unlink
-    /// first, or the leaf itself, if it is dead.
+    /// `Ok(false)` if another change came between: to be tried again. `Err` has a dead leaf to
+    /// unlink first, or the leaf itself, if it is dead.
     fn link_on<'g>(
         &'g self,
         leaf: LeafRef<'g>,
@@ -195,8 +196,8 @@ impl SkipList {
         let before = self.lock_before(low, level, pinned)?;
         let locked = Locked::new(leaf).ok_or(leaf)?;
         let (from, to) = (&before.upper[level - 1], &locked.upper[level - 1]);
-        // Under its lock the leaf's `low` is still; had it risen past the next one here, that one
-        // would belong before it.
+        // Under its lock the leaf's `low` does not change. If it had passed that of the next leaf
+        // here, that one would belong before it.
         let next = from.next.get(pinned);
         let next_low = next.map_or(u64::MAX, |next| next.low());
         if next_low <= locked.low() {
@@ -209,7 +210,8 @@ impl SkipList {
         Ok(true)
     }
 
-    /// Unlinks a dead leaf from every level, unless that is done, and those that are in the way.
+    /// Unlinks a dead leaf from every level, unless that is done, and dead leaves that are in the
+    /// way.
     pub(crate) fn unlink<'g>(&'g self, leaf: LeafRef<'g>, pinned: &'g Guard) {
         let mut dead = leaf;
         loop {
@@ -221,11 +223,11 @@ impl SkipList {
         }
     }
 
-    /// `Err` has another dead leaf, which leads to this one and is to be unlinked first.
+    /// `Err` has another dead leaf, which links to this one and must be unlinked first.
     fn try_unlink<'g>(&'g self, leaf: LeafRef<'g>, pinned: &'g Guard) -> Result<(), LeafRef<'g>> {
         for level in (0..leaf.height()).rev() {
             let before = self.lock_before(leaf.low(), level, pinned)?;
-            // If another comes next, this one has been taken out of the level, for good.
+            // If another leaf comes next, this one was unlinked from the level, for good.
             if next_on(&before, level, pinned) == Some(leaf) {
                 unlink_from(&before, leaf, level);
             }
@@ -233,10 +235,10 @@ impl SkipList {
         Ok(())
     }
 
-    /// Locks the last leaf on a level whose span begins before `low`: what comes after it there
-    /// begins at `low` or behind it. `Err` has a dead leaf that is in its place.
+    /// Locks the last leaf on a level whose span begins before `low`, so that the next one there
+    /// begins at `low` or behind it. `Err` has a dead leaf in its place.
     ///
-    /// The leaf came from a link on this level or above, so it was on this level once; it is not
+    /// The leaf came from a link on this level or above, so it was on this level once. It is not
     /// dead, so it still is.
     fn lock_before<'g>(
         &'g self,
@@ -274,7 +276,7 @@ pub(crate) fn next_on<'g>(leaf: &Leaf, level: usize, pinned: &'g Guard) -> Optio
     }
 }
 
-/// Takes a dead leaf out of a level, on which it comes next.
+/// Unlinks a dead leaf from a level; it comes next after `before` there.
 fn unlink_from<'g>(before: &Locked<'g>, dead: LeafRef<'g>, level: usize) {
     if level == 0 {
         before.absorb(dead);
@@ -285,7 +287,7 @@ fn unlink_from<'g>(before: &Locked<'g>, dead: LeafRef<'g>, level: usize) {
     from.low.store(to.low.load(Acquire), Release);
 }
 
-/// Makes a leaf's span reach to `end`, at the cost of the next leaf, if there is nothing there.
+/// Extends a leaf's span to `end`, into that of the next leaf, if there is nothing in between.
 pub(crate) fn extend<'g>(
     locked: &Locked<'g>,
     end: u64,
@@ -300,7 +302,7 @@ pub(crate) fn extend<'g>(
     if next.key(0) < end {
         return Err(Blocked::By(next.item(0)));
     }
-    // In this order a walk for a point between comes to a leaf that is locked, and waits there.
+    // In this order a walk to a point in between meets a locked leaf, and waits there.
     locked.set_high(end);
     next.set_low(end);
     Ok(())

@@ -4,9 +4,9 @@ use crate::leaf::{LEVELS, Leaf};
 use std::hash::{BuildHasher, RandomState};
 use uzswap_sync as sync;
 
-/// Memory for the leaf that an insertion may need: so that nothing is allocated while a lock is
-/// held, or where memory is short. One for each thread; an insertion takes the leaf in one case of
-/// forty or so, and leaves it otherwise.
+/// Memory for the leaf that an insertion may need, so that nothing is allocated while a lock is
+/// held or memory is short. Each thread has one. An insertion takes the leaf in one case of forty
+/// or so.
 pub struct Preload {
     leaf: Option<Box<Leaf>>,
     /// State of a xorshift generator, which draws heights.
@@ -26,7 +26,7 @@ impl Preload {
         Self { leaf: None, random: seed | 1 }
     }
 
-    /// Whether an insertion would allocate nothing.
+    /// True if an insertion would allocate nothing.
     pub fn is_ready(&self) -> bool {
         self.leaf.is_some()
     }
@@ -45,7 +45,7 @@ impl Preload {
         self.leaf.take().expect("insertions make the memory ready first, and need one leaf at most")
     }
 
-    /// 1 and one more for each random bit that is zero, up to the first that is not.
+    /// 1, plus one for each random bit that is zero, up to the first that is not.
     fn height(&mut self) -> u32 {
         self.random ^= self.random << 13;
         self.random ^= self.random >> 7;

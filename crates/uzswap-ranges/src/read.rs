@@ -9,12 +9,12 @@ use uzswap_sync::{self as sync, Backoff};
 impl SkipList {
     /// Reads the leaf whose span contains `point`, as it was at one moment of the call.
     ///
-    /// A dead leaf will do. It was on the list at some moment of the call: a leaf that leads to it
-    /// was, and a dead leaf goes only after those that lead to it. Its span was its own then, and
-    /// if it was not dead and empty yet, there is the later moment at which it became so.
+    /// A dead leaf is good enough. It was on the list at some moment of the call: a leaf that links
+    /// to it was, and such leaves are removed before a dead one. Its span was its own then. If it
+    /// was not dead and empty yet, there is a later moment at which it became so.
     fn read_owner<R>(&self, point: u64, mut read: impl FnMut(&Leaf) -> R) -> R {
         let pinned = &sync::pin();
-        // No range holds the last point of the space, and no span does.
+        // No range contains the last point of the space, and no span does.
         let point = point.min(u64::MAX - 1);
         let mut backoff = Backoff::new();
         let mut again = false;

@@ -1,8 +1,8 @@
-//! What threads on neighbouring leaves do to each other, under a scheduler that tries many orders.
+//! Threads on neighbouring leaves, under a scheduler that tries many orders.
 //!
-//! Leaves have four slots here. Each test fills a few, lets threads loose where they meet, compares
-//! what the list holds in the end with what the threads say they did, and recounts it. A leaf that
-//! is used after its memory would have been freed is a panic (see `link`).
+//! Leaves have four slots here. Each test fills a few and runs threads where they meet. Then it
+//! compares the list with the threads' records, and recounts it. A use of a freed leaf is a panic
+//! (see `link`).
 
 use crate::leaf::SLOTS;
 use crate::testing::items;
@@ -16,8 +16,8 @@ fn schedules() -> usize {
     if std::env::var_os("UZSWAP_FULL").is_some() { 20_000 } else { 500 }
 }
 
-/// Half of the schedules switch threads at every step; half let one run on and hold another back at
-/// a few places, which is what it takes to have a whole series of changes fall in between.
+/// Half of the schedules switch threads at every step. The other half lets one run on and delays
+/// another at a few points, so that a whole series of changes falls in between.
 fn explore(test: impl Fn() + Send + Sync + Copy + 'static) {
     shuttle::check_random(test, schedules() / 2);
     shuttle::check_pct(test, schedules() / 2, 3);
@@ -27,7 +27,7 @@ fn item(key: u64, size: u64) -> Item {
     Item { key, size, value: key }
 }
 
-/// What one thread did to the list.
+/// The changes of one thread to the list.
 #[derive(Default)]
 struct Done {
     inserted: Vec<Item>,
@@ -36,7 +36,7 @@ struct Done {
 }
 
 impl Done {
-    /// Heights are drawn by the scheduler, so that a failure can be repeated.
+    /// The scheduler draws heights, so that a failure can be repeated.
     fn new() -> Self {
         Self { preload: Preload::with_seed(shuttle::rand::thread_rng().r#gen()), ..Self::default() }
     }
@@ -127,7 +127,7 @@ fn leaves_split_and_empty_beside_each_other() {
         race(
             leaves(3),
             vec![
-                // Empties the second leaf, and is in the first and third on its sides.
+                // Empties the second leaf, and works in the first and third on its sides.
                 Box::new(|list, done| (4..8).for_each(|n| assert!(done.remove(list, n * 10)))),
                 Box::new(|list, done| {
                     assert!(done.insert(list, item(35, 1)));
@@ -165,7 +165,8 @@ fn a_leaf_dies_while_it_is_being_linked() {
         race(
             leaves(2),
             vec![
-                // Splits the first leaf: 20 and 30 move to a new one, which the other empties.
+                // Splits the first leaf: 20 and 30 move to a new one, which the other thread
+                // empties.
                 Box::new(|list, done| assert!(done.insert(list, item(5, 1)))),
                 Box::new(|list, done| {
                     assert!(done.remove(list, 20));
@@ -205,7 +206,7 @@ fn a_boundary_moves_under_a_wide_range() {
     });
 }
 
-/// While the second leaf is taken out, its left neighbour's boundary passes the place where it was.
+/// While the second leaf is removed, the boundary of its left neighbour passes its place.
 #[test]
 fn a_boundary_passes_a_leaf_that_is_going() {
     explore(|| {
@@ -227,8 +228,8 @@ fn a_boundary_passes_a_leaf_that_is_going() {
     });
 }
 
-/// While the second leaf is being linked on its levels, its boundary moves to the right, and a new
-/// leaf comes before it where it was.
+/// While the second leaf is linked on its levels, its boundary moves to the right, and a new leaf
+/// comes into its old place.
 #[test]
 fn a_leaf_is_linked_behind_those_before_it() {
     explore(|| {
@@ -280,7 +281,7 @@ fn a_hole_over_a_boundary_appears_while_others_look() {
             vec![
                 Box::new(|list, done| {
                     (3..9).for_each(|n| assert!(done.remove(list, n * 10)));
-                    // All that was freed, but for what the other took.
+                    // Everything that was freed, except the other thread's range.
                     assert!(done.hole(list, 0, 20, 120).is_some());
                 }),
                 Box::new(|list, done| _ = done.hole(list, 20, 25, 120)),

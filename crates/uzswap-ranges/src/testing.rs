@@ -1,4 +1,4 @@
-//! Operations, and a model to hold an index against: for tests, fuzzers and benches.
+//! Operations and a model of an index: for tests, fuzzers and benches.
 
 use crate::{Hole, Insert, Item, RangeIndex};
 use std::collections::BTreeMap;
@@ -10,7 +10,7 @@ pub enum Op {
     Insert(Item),
     /// [`RangeIndex::insert_hole`].
     InsertHole(Hole),
-    /// [`RangeIndex::remove`] of the item that contains the point, or of one that is not there.
+    /// [`RangeIndex::remove`] of the item that contains the point, or of an absent one.
     Remove(u64),
     /// [`RangeIndex::get`] and [`RangeIndex::lookup`], with and without the lock.
     Lookup(u64),
@@ -18,8 +18,8 @@ pub enum Op {
     Iterate(u64),
 }
 
-/// Reads operations on the points below `space` from bytes: any bytes will do. Half of them insert,
-/// until `dense` operations were read, and a quarter after that.
+/// Decodes operations on the points below `space` from any bytes. Half of them insert, until
+/// `dense` operations were read, and a quarter after that.
 pub fn decode_ops(bytes: &[u8], space: u64, dense: usize) -> impl Iterator<Item = Op> {
     bytes.chunks_exact(8).enumerate().map(move |(number, bytes)| {
         let two = |at: usize| u64::from(u16::from_le_bytes([bytes[at], bytes[at + 1]]));
@@ -42,7 +42,7 @@ pub fn decode_ops(bytes: &[u8], space: u64, dense: usize) -> impl Iterator<Item 
     })
 }
 
-/// An index, and a map that says what must be in it.
+/// An index, and a map with its expected content.
 pub struct Harness<I: RangeIndex> {
     /// The index.
     pub index: I,
@@ -51,7 +51,7 @@ pub struct Harness<I: RangeIndex> {
 }
 
 impl<I: RangeIndex> Harness<I> {
-    /// Both empty. `preload` so that a test can choose its random numbers.
+    /// Both empty. The caller passes `preload`, so that a test can choose its random numbers.
     pub fn new(index: I, preload: I::Preload) -> Self {
         Self { index, preload, map: BTreeMap::new() }
     }
@@ -66,7 +66,7 @@ impl<I: RangeIndex> Harness<I> {
         self.containing(key).or_else(after)
     }
 
-    /// Where a hole is, by trying every place where one could begin.
+    /// The place of a hole, by trying every possible start.
     fn hole(&self, hole: &Hole) -> Option<u64> {
         let mut starts = vec![hole.within.start];
         if hole.within.contains(&hole.hint) {
@@ -83,7 +83,7 @@ impl<I: RangeIndex> Harness<I> {
         keys.min_by_key(|key| (!outside && *key < hole.hint, *key))
     }
 
-    /// Applies an operation to both, and compares what they say.
+    /// Applies an operation to both, and compares the results.
     ///
     /// # Panics
     /// If they differ.

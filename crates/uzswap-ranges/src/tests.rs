@@ -126,7 +126,7 @@ fn holes_are_found_from_the_hint_and_then_from_the_start() {
 #[test]
 fn a_hole_may_lie_over_the_end_of_a_leaf() {
     let (list, mut preload) = list((0..12).map(|n| item(10 * n, 10)));
-    // The last of one leaf and the first of the next: neither span has room for twenty.
+    // The last of one leaf and the first of the next: neither span has space for twenty.
     assert!(list.remove(30).is_some() && list.remove(40).is_some());
     assert_eq!(list.insert_hole(&hole(0, 20, 1, 120), &mut preload), Some(30));
     assert_eq!(list.check().taken, 120);
@@ -190,7 +190,7 @@ fn the_list_is_a_map() {
 }
 
 /// A few threads on a few leaves; tests/stress.rs has many on many. This one is for Miri, which
-/// also lets threads see old values where the memory order allows it.
+/// also shows threads old values where the memory order allows them.
 #[test]
 fn threads_meet() {
     const THREADS: u64 = 3;

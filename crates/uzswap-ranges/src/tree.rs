@@ -15,7 +15,7 @@ pub type LockedMap = Locked<BTreeMap<u64, (u64, u64)>>;
 
 /// An ordered map of items, for one thread.
 pub trait Ordered: Default + Send {
-    /// Memory for one insertion, as far as the map lets it be made ready.
+    /// Memory for one insertion, as far as the map can make it ready.
     type Ready: Default + Send;
 
     /// Makes the memory ready.
@@ -28,9 +28,9 @@ pub trait Ordered: Default + Send {
     fn at_or_before(&self, point: u64) -> Option<Item>;
     /// The items that begin at or after `point`.
     fn from(&self, point: u64) -> impl Iterator<Item = Item>;
-    /// How many items there are.
+    /// The number of items.
     fn count(&self) -> usize;
-    /// Bytes of memory that an item takes.
+    /// Bytes of memory for each item.
     const ITEM_BYTES: usize;
 }
 
@@ -82,7 +82,7 @@ impl<M: Ordered> RangeIndex for Locked<M> {
         let mut map = self.lock();
         match map.at_or_before(item.end() - 1).filter(|before| before.end() > item.key) {
             Some(last) => {
-                // The first of those in the way, as in the skiplist.
+                // The first overlapping item, as in the skiplist.
                 let first = containing(&*map, item.key).or_else(|| map.from(item.key).next());
                 Insert::Overlaps(first.unwrap_or(last))
             }

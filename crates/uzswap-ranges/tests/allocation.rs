@@ -8,7 +8,7 @@ thread_local! {
     static ALLOCATIONS: Cell<usize> = const { Cell::new(0) };
 }
 
-/// The system's allocator, and how often this thread asked it for memory.
+/// The system's allocator, with a count of this thread's allocations.
 struct Counting;
 
 // SAFETY: every call is passed on as it is.

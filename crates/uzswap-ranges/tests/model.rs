@@ -5,7 +5,7 @@ use uzswap_ranges::testing::{Harness, decode_ops};
 use uzswap_ranges::tree::{LockedMap, LockedTree};
 use uzswap_ranges::{RangeIndex, SkipList};
 
-/// Points of the space: room for some three hundred items, which are a dozen leaves.
+/// Points of the space: enough for some three hundred items, which are a dozen leaves.
 const SPACE: u64 = 4000;
 
 fn run<I: RangeIndex>(index: I, bytes: &[u8]) {

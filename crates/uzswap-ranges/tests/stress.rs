@@ -1,4 +1,4 @@
-//! Many threads on one index: nothing overlaps, nothing is lost, free and used are the whole.
+//! Many threads on one index: nothing overlaps, nothing is lost, free and used add up.
 //!
 //! Run by `./check --full` under the thread sanitizer too.
 
@@ -27,8 +27,8 @@ impl Random {
     }
 }
 
-/// The points of a space, each with the thread that has it. So what two threads are both given is
-/// seen at once.
+/// The points of a space, each with the thread that has it. So a point that two threads get is
+/// noticed at once.
 struct Owners(Vec<AtomicU64>);
 
 impl Owners {
@@ -44,8 +44,7 @@ impl Owners {
     }
 }
 
-/// One thread: takes ranges, by hint or by key, and gives them back, and looks at its own and at
-/// those of others.
+/// One thread: takes ranges, by hint or by key, gives them back, and looks up its own and others'.
 fn churn<I: RangeIndex>(index: &I, owners: &Owners, thread: u64, space: u64) -> Vec<Item> {
     let me = thread + 1;
     let mut random = Random(me.wrapping_mul(0x9E37_79B9_7F4A_7C15));
@@ -102,7 +101,7 @@ fn churn<I: RangeIndex>(index: &I, owners: &Owners, thread: u64, space: u64) -> 
     mine
 }
 
-/// Runs the threads, and compares what they have in the end with what the index has.
+/// Runs the threads, and compares their items at the end with those of the index.
 fn run<I: RangeIndex>(index: &I, space: u64) {
     let owners = Owners::new(space);
     let mut all: Vec<Item> = thread::scope(|scope| {
@@ -136,7 +135,7 @@ fn the_locked_trees_pass_the_same() {
     run(&LockedMap::new(), 600);
 }
 
-/// What stays is seen by every look without a lock, whatever happens around it.
+/// Every lookup without a lock finds the items that stay, in spite of all other changes.
 #[test]
 fn what_stays_is_always_found() {
     const STAY: u64 = 97;

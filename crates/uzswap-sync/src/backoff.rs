@@ -10,7 +10,7 @@ pub struct Backoff {
 }
 
 impl Backoff {
-    /// Nothing waited yet.
+    /// Before the first wait.
     pub fn new() -> Self {
         Self::default()
     }

@@ -1,20 +1,20 @@
-//! What locks a thread holds, known in builds with debug assertions: so that a test can say that
-//! nobody waits for memory with a lock that those wait for who must not.
+//! The locks that a thread holds, recorded in builds with debug assertions. So a test can assert
+//! that no thread waits for memory while it holds a lock of a serving thread.
 
 #[cfg(debug_assertions)]
 mod known {
     use std::cell::Cell;
 
-    /// Locks that are told apart; of what a thread holds besides, nothing is known.
+    /// Most locks that are recorded; further ones are not.
     const LOCKS: usize = 128;
 
     thread_local! {
-        // Without a destructor or memory of their own: an allocator may look at them.
+        // Without a destructor or memory of their own: an allocator may read them.
         static KINDS: [Cell<&'static str>; LOCKS] = const { [const { Cell::new("") }; LOCKS] };
         static COUNT: Cell<usize> = const { Cell::new(0) };
     }
 
-    /// The calling thread is known to hold a lock until this is dropped.
+    /// Records a lock of the calling thread until this is dropped.
     #[derive(Debug)]
     pub(crate) struct Known(&'static str);
 
@@ -52,7 +52,7 @@ mod known {
 
 #[cfg(not(debug_assertions))]
 mod known {
-    /// Nothing is known.
+    /// Nothing is recorded.
     #[derive(Debug)]
     pub(crate) struct Known;
 
@@ -63,7 +63,7 @@ mod known {
         }
     }
 
-    /// Looks at nothing.
+    /// Calls nothing.
     pub fn held(_look: impl FnMut(&'static str)) {}
 }
 

@@ -1,7 +1,7 @@
-//! Locks, atomics and epochs in one place, so that the model checker can put its own in theirs, and
-//! so that what they cost can be counted.
+//! Locks, atomics and epochs in one place, so that the model checker can replace them with its own,
+//! and their cost can be counted.
 //!
-//! Everything that threads share in the engine and in the range index is made of what is here.
+//! The engine and the range index share state between threads only by these.
 
 #![forbid(unsafe_code)]
 
@@ -22,14 +22,14 @@ pub use std::sync::atomic;
 
 use crossbeam_epoch::Guard;
 
-/// Holds back the freeing of what other threads unlink from now on. The first call of a thread
+/// Delays the freeing of memory that other threads unlink from now on. The first call of a thread
 /// allocates.
 #[cfg(not(feature = "shuttle"))]
 pub fn pin() -> Guard {
     crossbeam_epoch::pin()
 }
 
-/// The same for threads of the model checker, which are all one to the system: each call is a
+/// The same for threads of the model checker, which are one thread to the system: each call is a
 /// thread of its own to the epochs.
 #[cfg(feature = "shuttle")]
 pub fn pin() -> Guard {

@@ -14,13 +14,13 @@ use std::sync as imp;
 pub struct Mutex<T>(imp::Mutex<T>);
 
 impl<T> Mutex<T> {
-    /// Not held by anyone.
+    /// Unlocked.
     pub fn new(value: T) -> Self {
         Self(imp::Mutex::new(value))
     }
 }
 
-/// What a lock protects, until it is dropped.
+/// The value of a locked lock, until this is dropped.
 #[derive(Debug)]
 pub struct MutexGuard<'a, T> {
     guard: imp::MutexGuard<'a, T>,
@@ -44,8 +44,8 @@ impl<T> DerefMut for MutexGuard<'_, T> {
 
 const POISONED: &str = "a thread panicked while it held this lock; its data cannot be trusted";
 
-/// Locks, taking a poisoned lock as the bug that it is: a thread panicked half way through a
-/// change, and going on could hand out wrong bytes.
+/// Locks. A poisoned lock is a bug that ends the process: a thread panicked half way through a
+/// change, and the process could hand out wrong bytes.
 #[cfg_attr(feature = "simulation", track_caller)]
 pub fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     if crate::turns::number().is_some() {
@@ -62,7 +62,7 @@ pub fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     held(mutex, guard)
 }
 
-/// In a simulation no thread may wait for one that has not the turn.
+/// In a simulation a thread may only wait for a thread that has the turn.
 #[cfg_attr(feature = "simulation", track_caller)]
 fn lock_in_turn<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     crate::turns::step();

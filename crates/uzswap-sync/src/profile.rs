@@ -1,7 +1,7 @@
-//! What locks cost: how often each kind is taken, how long it is waited for, and how long held.
+//! The cost of locks: how often each kind is taken, the time waited for it, and the time held.
 //!
-//! Without the feature `profile` nothing of this is compiled in. With it, a lock costs one load
-//! more until it is switched on; then two looks at the clock.
+//! Without the feature `profile` none of this is compiled in. With it, a lock costs one more load
+//! until it is switched on; then two clock reads.
 
 #[cfg(feature = "profile")]
 pub use on::*;
@@ -17,23 +17,23 @@ mod off {
     use crate::held::Known;
     use crate::turns::Released;
 
-    /// A lock is being waited for.
+    /// A wait for a lock.
     #[derive(Debug)]
     pub struct Waiting;
 
     impl Waiting {
-        /// Now.
+        /// Starts now.
         #[inline(always)]
         pub fn start(_kind: &'static str) -> Self {
             Self
         }
 
-        /// It was got.
+        /// The lock was taken.
         #[inline(always)]
         pub fn end(self) {}
     }
 
-    /// A lock is held, until this is dropped.
+    /// A held lock, until this is dropped.
     #[derive(Debug)]
     pub struct Held {
         _known: Known,
@@ -41,7 +41,7 @@ mod off {
     }
 
     impl Held {
-        /// From now, the one that begins at this address.
+        /// Starts now, for the lock at this address.
         #[inline(always)]
         pub fn start(kind: &'static str, _at: usize) -> Self {
             Self { _known: Known::start(kind), _released: Released }
@@ -63,32 +63,32 @@ mod on {
 
     static ON: AtomicBool = AtomicBool::new(false);
     static TELLS_APART: AtomicBool = AtomicBool::new(false);
-    /// Of threads that have called [`flush`].
+    /// Counts of threads that have called [`flush`].
     static ALL: Mutex<Vec<Kind>> = Mutex::new(Vec::new());
 
     thread_local! {
         static OWN: RefCell<Vec<Kind>> = const { RefCell::new(Vec::new()) };
     }
 
-    /// What one kind of lock cost.
+    /// The cost of one kind of lock.
     #[derive(Debug, Clone, Default)]
     pub struct Kind {
         /// The type that the lock protects.
         pub name: &'static str,
         /// Times that it was taken.
         pub acquisitions: u64,
-        /// Of these, how often it had to be waited for.
+        /// The part of them that had to wait.
         pub contended: u64,
         /// Time waited.
         pub waited: Duration,
         /// Time held.
         pub held: Duration,
-        /// Acquisitions of each lock of this kind, by where it is, if they are told apart.
+        /// Acquisitions of each lock of this kind, by address, if locks are told apart.
         each: HashMap<usize, u64>,
     }
 
     impl Kind {
-        /// Acquisitions of the lock of this kind that was taken most often.
+        /// Acquisitions of the busiest lock of this kind.
         pub fn of_the_busiest(&self) -> u64 {
             self.each.values().copied().max().unwrap_or_default()
         }
@@ -99,27 +99,27 @@ mod on {
         ON.store(on, Relaxed);
     }
 
-    /// Tells the locks of a kind apart, or no longer. That takes time, which what is held meanwhile
-    /// is held for longer.
+    /// Counts each lock of a kind by itself, or stops that. It takes time, so locks held meanwhile
+    /// are held longer.
     pub fn tell_apart(on: bool) {
         TELLS_APART.store(on, Relaxed);
     }
 
-    /// Whether locks are counted.
+    /// True if locks are counted.
     #[inline]
     pub fn is_on() -> bool {
         ON.load(Relaxed)
     }
 
-    /// Adds what the calling thread has counted to what [`take`] returns. Each thread calls it
-    /// before it ends.
+    /// Adds the counts of the calling thread to the result of [`take`]. Each thread calls it before
+    /// it ends.
     pub fn flush() {
         let own = OWN.with(|own| std::mem::take(&mut *own.borrow_mut()));
         let mut all = ALL.lock().unwrap_or_else(PoisonError::into_inner);
         own.iter().for_each(|kind| add(&mut all, kind));
     }
 
-    /// What all threads have counted; begins anew.
+    /// The counts of all threads; resets them.
     pub fn take() -> Vec<Kind> {
         std::mem::take(&mut *ALL.lock().unwrap_or_else(PoisonError::into_inner))
     }
@@ -150,7 +150,7 @@ mod on {
         });
     }
 
-    /// A lock is being waited for.
+    /// A wait for a lock.
     #[derive(Debug)]
     pub struct Waiting {
         kind: &'static str,
@@ -158,12 +158,12 @@ mod on {
     }
 
     impl Waiting {
-        /// Now.
+        /// Starts now.
         pub fn start(kind: &'static str) -> Self {
             Self { kind, since: is_on().then(Instant::now) }
         }
 
-        /// It was got.
+        /// The lock was taken.
         pub fn end(self) {
             if let Some(since) = self.since {
                 let waited = since.elapsed();
@@ -175,7 +175,7 @@ mod on {
         }
     }
 
-    /// A lock is held, until this is dropped.
+    /// A held lock, until this is dropped.
     #[derive(Debug)]
     pub struct Held {
         kind: &'static str,
@@ -186,7 +186,7 @@ mod on {
     }
 
     impl Held {
-        /// From now, the one that begins at this address.
+        /// Starts now, for the lock at this address.
         pub fn start(kind: &'static str, at: usize) -> Self {
             Self {
                 kind,
@@ -234,7 +234,7 @@ mod on {
                 });
                 let thread = told.recv().expect("it tells").expect("/proc is mounted");
                 let state = std::path::Path::new("/proc").join(thread).join("stat");
-                // From then on the lock is all that it can sleep for.
+                // From then on it can only sleep for the lock.
                 while !std::fs::read_to_string(&state).expect("it lives").contains(") S ") {
                     std::thread::yield_now();
                 }

@@ -1,44 +1,43 @@
-//! Threads that run one at a time and change places where a seed says, for a simulator: the same
-//! seed gives the same history.
+//! Threads of a simulation, which run one at a time and switch by a seed: the same seed gives the
+//! same history.
 //!
-//! A thread may lose its turn before it takes a lock, after it has let one go, where it waits for
-//! another thread, and where it calls [`step`]. What happens between two such places happens at
-//! once; the orders of single loads and stores are the model checker's business.
+//! A thread may lose its turn before it takes a lock, after it has released one, where it waits for
+//! another thread, and where it calls [`step`]. Between two such points it runs alone. The orders
+//! of single loads and stores are the model checker's task.
 //!
-//! Threads are not equally fast, and each may be held up at any place, for a few steps of the
-//! others or for so many that they do a thousand things meanwhile: mistakes are where nobody
-//! expected to be kept that long. That is likelier where threads seldom come by in a history: what
-//! they do all the time would else be held up instead.
+//! Threads run at different speeds. Each may be delayed at any point, for a few steps of the others
+//! or for thousands: mistakes lie at unexpectedly long delays. Delays are likelier at points that
+//! threads seldom reach in a history; otherwise they would mostly hit the common ones.
 //!
-//! Without the feature `simulation` nothing of this is compiled in.
+//! Without the feature `simulation` none of this is compiled in.
 
 #[cfg(feature = "simulation")]
 pub use on::*;
 
 #[cfg(not(feature = "simulation"))]
 mod off {
-    /// Nobody takes turns.
+    /// No thread takes turns.
     #[inline(always)]
     pub fn number() -> Option<usize> {
         None
     }
 
-    /// Goes on.
+    /// Does nothing.
     #[inline(always)]
     pub fn step() {}
 
-    /// Goes on.
+    /// Does nothing.
     #[inline(always)]
     pub fn wait() {}
 
-    /// Goes on.
+    /// Does nothing.
     #[inline(always)]
     pub fn wait_for_lock() {}
 }
 #[cfg(not(feature = "simulation"))]
 pub use off::*;
 
-/// Something was let go: another may have the turn.
+/// A lock was released: another thread may have the turn.
 #[derive(Debug)]
 pub(crate) struct Released;
 
@@ -60,13 +59,13 @@ mod on {
 
     thread_local! {
         static OWN: RefCell<Option<(Arc<Shared>, usize)>> = const { RefCell::new(None) };
-        // Without a destructor: threads that take no turns look at it in signal handlers.
+        // Without a destructor: threads that take no turns read it in signal handlers.
         static NUMBER: Cell<Option<usize>> = const { Cell::new(None) };
     }
 
     struct Shared {
         state: Mutex<State>,
-        /// One for each thread, and one for who waits for their end.
+        /// One for each thread, and one for the thread that waits for their end.
         turns: Vec<Condvar>,
     }
 
@@ -77,57 +76,56 @@ mod on {
         pace: Pace,
         steps: u64,
         since_max: u64,
-        /// How often threads have come by at each place.
+        /// The number of visits to each point.
         visits: BTreeMap<&'static Location<'static>, u64>,
         failed: Option<String>,
     }
 
     struct Thread {
         runs: bool,
-        /// Wants a lock that another one has: it needs no turn until one is let go.
+        /// Waits for a lock of another thread: it needs no turn until a lock is released.
         is_blocked: bool,
-        /// It is held up until that many steps have been taken, if others can go on.
+        /// It is delayed until that many steps were taken, if others can run.
         held_until: u64,
-        /// How often in a row it has waited and done nothing else.
+        /// Consecutive waits without any other step.
         waits: u64,
-        /// How many turns it gets while the slowest get one.
+        /// Turns that it gets while the slowest gets one.
         speed: u64,
         steps: u64,
-        /// Of these, since it said so last.
+        /// Steps since its last [`begin`].
         since: u64,
-        /// And those of each thread that it saw since then.
+        /// Steps of each thread that it saw since then.
         seen: [u64; THREADS_MAX],
     }
 
-    /// Threads that take turns, at most.
+    /// Most threads that take turns.
     const THREADS_MAX: usize = 8;
 
-    /// Whoever waits so often in a row waits for a thread that is held up: nobody is any more.
+    /// Waits in a row after which all delays end: the thread waits for a delayed one.
     const WAITS_MAX: u64 = 5000;
 
-    /// Steps of another thread that one sees between two of its own, at most: whoever is held up
-    /// himself does not see what others do.
+    /// Most steps of another thread that count as seen between two of its own: a delayed thread
+    /// does not see the others' steps.
     const SEEN_MAX: u64 = 100;
 
-    /// What a thread does.
+    /// The body of a thread.
     pub type Work<'a> = Box<dyn FnOnce() + Send + 'a>;
 
-    /// How often things change.
+    /// The chances of switches.
     #[derive(Debug, Clone, Copy)]
     pub struct Pace {
-        /// At one step of so many the turn is given away.
+        /// At one step of so many the turn passes on.
         pub turn: u64,
-        /// At one such step of so many the thread is held up for longer.
+        /// At one such step of so many the thread is delayed for longer.
         pub hold: u64,
     }
 
     const SPEEDS: [u64; 3] = [1, 8, 64];
 
-    /// Of the times that threads come by at a place, so many of the first are seldom; later ever
-    /// fewer.
+    /// So many of the first visits to a point are seldom; later ever fewer.
     const SELDOM: u64 = 16;
 
-    /// A thread is held up for at most so many steps.
+    /// Most steps of a delay.
     const HOLD_MAX: u64 = 1 << 19;
 
     impl State {
@@ -142,7 +140,7 @@ mod on {
             std::array::from_fn(|number| self.threads.get(number).map_or(0, |thread| thread.steps))
         }
 
-        /// Whether a thread is held up for being at a place where it seldom is.
+        /// True if a thread is delayed for being at a seldom point.
         fn is_seldom(&mut self, at: &'static Location<'static>) -> bool {
             if self.pace.hold == u64::MAX {
                 return false;
@@ -153,13 +151,13 @@ mod on {
             self.below(visits) < SELDOM && self.below(8) == 0
         }
 
-        /// For at most so many steps, and half as often for twice as long.
+        /// Delays a thread for at most so many steps, and half as often for twice as long.
         fn hold(&mut self, own: usize, steps_max: u64) {
             let longest = steps_max >> self.below(u64::from(steps_max.ilog2()));
             self.threads[own].held_until = self.steps + self.below(longest);
         }
 
-        /// Gives the turn to one that can go on, the same or another; `false` if none can.
+        /// Passes the turn to a thread that can run, maybe the same; `false` if none can.
         fn pass_on(&mut self) -> bool {
             let steps = self.steps;
             let goes_on = |thread: &Thread| thread.runs && !thread.is_blocked;
@@ -187,14 +185,14 @@ mod on {
         }
     }
 
-    /// Why a thread may lose its turn.
+    /// The reason why a thread may lose its turn.
     #[derive(Clone, Copy, PartialEq, Eq)]
     enum Why {
-        /// None.
+        /// No other reason.
         Step,
         Wait,
         Lock,
-        /// What it does takes so many steps at most.
+        /// Its action takes at most so many steps.
         Pause(u64),
     }
 
@@ -208,7 +206,7 @@ mod on {
             mut state: MutexGuard<'a, State>,
             own: usize,
         ) -> MutexGuard<'a, State> {
-            // After a failure nobody goes on: what was being changed is as it is.
+            // After a failure no thread runs: an unfinished change stays as it is.
             while state.current != own || state.failed.is_some() {
                 state = self.turns[own].wait(state).unwrap_or_else(PoisonError::into_inner);
             }
@@ -226,7 +224,7 @@ mod on {
             let since = thread.since;
             if since > state.since_max {
                 drop(state);
-                panic!("what thread {own} does has not ended after {since} steps");
+                panic!("the action of thread {own} has not ended after {since} steps");
             }
             if state.threads[own].waits > WAITS_MAX {
                 state.threads.iter_mut().for_each(|thread| thread.held_until = 0);
@@ -276,7 +274,7 @@ mod on {
         }
     }
 
-    /// A place at which another thread may have the turn.
+    /// A point at which another thread may get the turn.
     #[track_caller]
     pub fn step() {
         let at = Location::caller();
@@ -288,13 +286,12 @@ mod on {
         with_own(|shared, own| shared.step(own, Why::Wait, None));
     }
 
-    /// The calling thread does something that takes a while: for at most so many steps others go
-    /// on.
+    /// The calling thread does something slow: others run for at most so many steps.
     pub fn pause(steps_max: u64) {
         with_own(|shared, own| shared.step(own, Why::Pause(steps_max), None));
     }
 
-    /// The calling thread waits until a lock is let go.
+    /// The calling thread waits until a lock is released.
     pub fn wait_for_lock() {
         with_own(|shared, own| shared.step(own, Why::Lock, None));
     }
@@ -303,7 +300,7 @@ mod on {
         with_own(Shared::let_go);
     }
 
-    /// What the calling thread does next is a new thing: it may take as many steps again.
+    /// The calling thread begins a new action: it may take as many steps again.
     pub fn begin() {
         with_own(|shared, own| {
             let thread = &mut shared.state().threads[own];
@@ -311,18 +308,18 @@ mod on {
         });
     }
 
-    /// Steps of another thread that the calling one saw while doing what it does: at most
-    /// [`SEEN_MAX`] between two of its own.
+    /// Steps of another thread that the calling one saw during its action: at most [`SEEN_MAX`]
+    /// between two of its own.
     pub fn seen(thread: usize) -> u64 {
         let mut seen = 0;
         with_own(|shared, own| seen = shared.state().threads[own].seen[thread]);
         seen
     }
 
-    /// Runs threads to their end, one at a time; the steps that were taken. What one does between
-    /// two calls of [`begin`] may take `since_max` steps.
+    /// Runs threads to their end, one at a time; the number of steps. An action of a thread,
+    /// between two calls of [`begin`], may take `since_max` steps.
     ///
-    /// Errors: a thread panicked, with its message. The others then stay where they are, for ever.
+    /// Errors: a thread panicked, with its message. The others then never continue.
     pub fn run(
         seed: u64,
         pace: Pace,
@@ -371,7 +368,7 @@ mod on {
                     let text = text.or_else(|| panic.downcast_ref::<&str>().map(|s| (*s).into()));
                     state.failed = Some(text.unwrap_or_default());
                 }
-                // Nobody can: it was the last, or has left the others without a lock.
+                // None can: it was the last, or has left the others without a lock.
                 if !state.pass_on() && state.threads.iter().any(|thread| thread.runs) {
                     let text = format!("thread {own} has ended, and others wait for a lock");
                     state.failed.get_or_insert(text);

@@ -1,11 +1,12 @@
-//! Pages that nobody needs, swapped out to take the slots of an area.
+//! Unneeded pages, swapped out to take the slots of an area.
 //!
-//! The kernel knows of a swap area that it has free slots, or none. One that can take no more
-//! although slots are free answers each write with an error, and the kernel tries again, with
-//! another page and another slot, for as long as it likes. So the slots are taken: by pages of one
-//! repeated word, which whoever serves the area keeps in next to no memory.
+//! To the kernel a swap area has free slots, or none. If an area cannot take more although slots
+//! are free, it fails each write, and the kernel tries again with another page and slot for an
+//! unlimited time. So this takes the slots: by pages of one repeated word, which the server of the
+//! area stores in next to no memory.
 //!
-//! They belong to a file in memory, not to a process: the OOM killer finds nobody to end for them.
+//! They belong to a file in memory, not to a process: the OOM killer has no process to end for
+//! them.
 
 use crate::map::PAGE_BYTES;
 use rustix::fs::{FallocateFlags, MemfdFlags};
@@ -18,7 +19,7 @@ use std::time::Duration;
 /// Pages that are in memory at a time while they are made.
 const WINDOW_BYTES: usize = 2 << 20;
 
-/// What they are filled with: not zeros, which some kernels (6.12) do not write.
+/// Their content: not zeros, which some kernels (6.12) do not write.
 const WORD: u64 = 0x7a75_7377_6170_2121;
 
 /// See the module.
@@ -29,18 +30,18 @@ pub struct Ballast {
 }
 
 impl Ballast {
-    /// Takes nothing yet. Errors: `Unsupported` before Linux 3.17.
+    /// Takes no slot yet. Errors: `Unsupported` before Linux 3.17.
     pub fn new() -> io::Result<Self> {
         let file = rustix::fs::memfd_create("uzswap-ballast", MemfdFlags::CLOEXEC)?;
         Ok(Self { file, bytes: 0 })
     }
 
-    /// Bytes of slots that it takes.
+    /// Bytes of the slots taken.
     pub fn bytes(&self) -> u64 {
         self.bytes
     }
 
-    /// Takes up to `bytes` more; how many. Fewer once there is no free slot.
+    /// Takes up to `bytes` more, or fewer once there is no free slot; the bytes taken.
     pub fn grow(&mut self, bytes: u64) -> io::Result<u64> {
         let mut grown = 0;
         while grown < bytes {
@@ -54,8 +55,8 @@ impl Ballast {
         Ok(grown)
     }
 
-    /// Makes pages at the end and has them swapped out. `false`, and none are left, where they
-    /// were not.
+    /// Makes pages at the end and has them swapped out. `false` where they were not; then they are
+    /// removed.
     fn push(&mut self, bytes: usize) -> io::Result<bool> {
         rustix::fs::ftruncate(&self.file, self.bytes + bytes as u64)?;
         let (protection, flags) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED);
@@ -63,7 +64,7 @@ impl Ballast {
         let window = unsafe {
             mm::mmap(std::ptr::null_mut(), bytes, protection, flags, self.file.as_fd(), self.bytes)
         }?;
-        // SAFETY: the window is ours, mapped for `bytes`, aligned for words, and nobody else's
+        // SAFETY: the window is ours, mapped for `bytes`, aligned for words, and only used here
         // until it is unmapped below.
         let is_out = unsafe {
             std::slice::from_raw_parts_mut(window.cast::<u64>(), bytes / size_of::<u64>())
@@ -93,12 +94,12 @@ impl Ballast {
     }
 }
 
-/// Whether the pages of a window are out, having been asked for a few times.
+/// True if the pages of a window are out, after a few attempts.
 ///
 /// # Safety
 /// The window is mapped for `bytes`.
 unsafe fn swap_out(window: *mut c_void, bytes: usize) -> bool {
-    // A device that answers later has the pages in memory until it has.
+    // A device that answers later has the pages in memory until it does.
     const TRIES: u32 = 6;
     let mut resident = vec![0u8; bytes / PAGE_BYTES];
     (0..TRIES).any(|tried| {
@@ -107,7 +108,7 @@ unsafe fn swap_out(window: *mut c_void, bytes: usize) -> bool {
         }
         // SAFETY: the caller's promise; `resident` has a byte for each page.
         unsafe {
-            // An error leaves the pages, which is looked at.
+            // An error leaves the pages, which the next line notices.
             let _ = mm::madvise(window, bytes, Advice::LinuxPageOut);
             libc::mincore(window, bytes, resident.as_mut_ptr()) == 0
                 && resident.iter().all(|page| page & 1 == 0)
@@ -123,7 +124,7 @@ mod tests {
     #[test]
     fn without_room_it_takes_nothing_and_leaves_nothing() {
         let mut ballast = Ballast::new().unwrap();
-        // There may be an area on this machine: then it takes what it is asked for.
+        // This machine may have an area, which then takes all of it.
         let grown = ballast.grow(1 << 20).unwrap();
         assert_eq!((ballast.bytes(), grown % WINDOW_BYTES as u64), (grown, 0));
         ballast.shrink_to(0).unwrap();

@@ -1,14 +1,14 @@
-//! SIGBUS and SIGSEGV: faults that are ours are served, all others go to the handler that the
-//! program has.
+//! Handlers of SIGBUS, SIGSEGV and SIGILL: our faults are served, all others go to the program's
+//! handler.
 //!
-//! The kernel knows our handler only. What the program had before, or sets later, is kept here:
-//! a library that stands before the C library has `sigaction` end in [`set_action`], and what was
-//! set without our knowledge is found by [`take_back`].
+//! The kernel knows only our handler. The program's handlers, from before or set later, are kept
+//! here. A library that stands before the C library directs `sigaction` to [`set_action`];
+//! [`take_back`] finds handlers that were set without our knowledge.
 //!
-//! The handler runs on the alternate stack of the thread that faulted if it has one, else on its
-//! own, of either of which it takes some hundred bytes: faults are served on stacks of ours
+//! The handler runs on the alternate stack of the thread that faulted if it has one, otherwise on
+//! its own. It takes some hundred bytes there, because faults are served on stacks of ours
 //! ([`crate::stack`]). All signals are blocked meanwhile, so that no other handler runs while the
-//! thread holds our locks. `errno` is kept.
+//! thread has our locks. `errno` is kept.
 
 use crate::stack::Stacks;
 use crate::uffd::Fault;
@@ -21,7 +21,7 @@ use std::sync::atomic::{AtomicI32, AtomicU32, AtomicU64, AtomicUsize, Ordering::
 /// Serves a fault; `false` if it is not ours.
 pub type Serve = fn(Fault) -> bool;
 
-/// What a signal is given to, and who else there is.
+/// Our function for a signal, and the program's handlers of it.
 struct Hook {
     serve: OnceLock<Serve>,
     handlers: Handlers,
@@ -39,44 +39,45 @@ static ILL: Hook = Hook::new();
 static SENT: OnceLock<fn(&mut Stopped) -> bool> = OnceLock::new();
 static ILLEGAL: OnceLock<fn(usize) -> Option<usize>> = OnceLock::new();
 
-/// A thread that was stopped by a signal: where it goes on.
+/// A thread that a signal has stopped, and where it continues.
 #[derive(Debug)]
 pub struct Stopped {
     /// The next instruction.
     pub instruction: usize,
     /// Its stack.
     pub stack: usize,
-    /// What a system call has answered, if the instruction before is one; or the number of the
-    /// call that is the next instruction.
+    /// The result of a system call, if the instruction before is one; or the number of the call
+    /// that is the next instruction.
     pub result: i64,
-    /// Behind the last system call, if the thread was in one (the processor keeps it there).
+    /// The address behind the last system call, if the thread was in one (the processor keeps it
+    /// there).
     pub behind: usize,
     /// Signals that it blocks, from 1 on.
     pub blocked: u64,
-    /// What came with the signal, if it was sent with a value (`sigqueue`).
+    /// The value that was sent with the signal (`sigqueue`), if any.
     pub value: Option<usize>,
 }
 static STACKS: OnceLock<Stacks> = OnceLock::new();
 
-/// Whose handlers they are: one that lives in our memory until it is another program (`vfork`) sets
-/// its own.
+/// The process of these handlers. A process from `vfork` lives in our memory until it is another
+/// program, and may set its own.
 static PROCESS: AtomicU32 = AtomicU32::new(0);
 
-/// Handlers of one signal that are kept at most; beyond that the last one is replaced.
+/// Most handlers of one signal that are kept; beyond that the last one is replaced.
 const HANDLERS_MAX: usize = 8;
 
-/// The program's handlers of a signal: the first is the one that it had before us or has set since.
-/// Behind it are those that were set without our knowledge. Each of them believes that ours was
-/// before it, and may pass a signal on to that: then it is for the one before it here.
+/// The program's handlers of a signal. The first is the one that it had before us or has set since.
+/// Behind it are those that were set without our knowledge. Each of these believes that ours was
+/// before it, and may pass a signal on: then the signal goes to the one before it here.
 struct Handlers {
     all: [Handler; HANDLERS_MAX],
     count: AtomicUsize,
-    /// The thread that is in one of those, and in which: thread × 256 + place + 1.
+    /// The thread that is in one of those, and the handler: thread × 256 + index + 1.
     passing: AtomicU64,
 }
 
-/// What a handler of the program's is, and how it is to be called: an action of the kernel's, which
-/// other threads read while it is replaced. `version` is odd meanwhile.
+/// A handler of the program's and its flags: an action of the kernel's, which other threads read
+/// while it is replaced. `version` is odd meanwhile.
 struct Handler {
     version: AtomicU32,
     function: AtomicUsize,
@@ -91,12 +92,12 @@ impl Handlers {
         Self { all: [const { Handler::none() }; HANDLERS_MAX], count, passing }
     }
 
-    /// The last one.
+    /// The index of the last one.
     fn last(&self) -> usize {
         self.count.load(Acquire) - 1
     }
 
-    /// Which one to give a signal to.
+    /// The index of the handler for a signal.
     fn next(&self, thread: u64) -> usize {
         let passing = self.passing.load(Acquire);
         let (whose, place) = (passing >> 8, passing & 0xff);
@@ -107,7 +108,7 @@ impl Handlers {
         }
     }
 
-    /// Keeps one that was set without our knowledge, unless it is known.
+    /// Adds a handler that was set without our knowledge, unless it is known.
     fn push(&self, action: &Action) {
         let is_known = |handler: &Handler| handler.function.load(Relaxed) == action.sa_sigaction;
         let count = self.count.load(Acquire);
@@ -126,7 +127,7 @@ impl Handler {
         Self { version, function, flags: AtomicI32::new(0), mask: AtomicU64::new(0) }
     }
 
-    /// Signals are blocked by the caller, so that a handler here does not wait for its own thread.
+    /// The caller blocks signals, so that a handler here does not wait for its own thread.
     fn set(&self, action: &Action) {
         let mut version = self.version.load(Relaxed);
         loop {
@@ -177,32 +178,32 @@ fn action(function: usize, flags: c_int, mask: u64) -> Action {
 
 #[cfg(target_env = "gnu")]
 unsafe extern "C" {
-    /// The C library's `sigaction` by a name that nobody else stands before.
+    /// The C library's `sigaction`, by a name that no library overrides.
     #[link_name = "__sigaction"]
     fn real_sigaction(signal: c_int, new: *const Action, old: *mut Action) -> c_int;
 }
 #[cfg(not(target_env = "gnu"))]
 use libc::sigaction as real_sigaction;
 
-/// What the kernel does about a signal.
+/// The kernel's present action for a signal.
 fn of_kernel(signal: c_int) -> io::Result<Action> {
     let mut action = MaybeUninit::<Action>::zeroed();
     // SAFETY: with no new action, the present one is written to `action`, which is one.
     match unsafe { real_sigaction(signal, std::ptr::null(), action.as_mut_ptr()) } {
-        // SAFETY: an action of zeros is valid, and so is what the kernel put there.
+        // SAFETY: an action of zeros is valid, and so is the one that the kernel wrote.
         0 => Ok(unsafe { action.assume_init() }),
         _ => Err(io::Error::last_os_error()),
     }
 }
 
-/// Has the kernel call our handler.
+/// Makes the kernel call our handler.
 fn install(signal: c_int) -> io::Result<()> {
     let flags = libc::SA_SIGINFO | libc::SA_ONSTACK | libc::SA_RESTART;
     let mut ours = action(handle as *const () as usize, flags, 0);
-    // SAFETY: the mask is a set; the handler is of the form that SA_SIGINFO asks for.
+    // SAFETY: the mask is a set; the handler has the form of SA_SIGINFO.
     let done = unsafe {
         libc::sigfillset(&mut ours.sa_mask);
-        // The C library's calls may have been replaced by it.
+        // The C library's calls may have been replaced with it.
         libc::sigdelset(&mut ours.sa_mask, libc::SIGILL);
         real_sigaction(signal, &ours, std::ptr::null_mut())
     };
@@ -219,8 +220,8 @@ fn hook_of(signal: c_int) -> Option<&'static Hook> {
     (hook.serve.get().is_some() && PROCESS.load(Relaxed) == std::process::id()).then_some(hook)
 }
 
-/// Has faults come to us again, if the program has set a handler of SIGBUS past us: that one gets
-/// what is not ours. Does nothing before [`on_bus`].
+/// Directs faults to us again, if the program has set a handler of SIGBUS past us: that handler
+/// gets the faults that are not ours. Does nothing before [`on_bus`].
 pub fn take_back() -> io::Result<()> {
     let Some(hook) = hook_of(libc::SIGBUS) else { return Ok(()) };
     let _blocked = Blocked::all();
@@ -232,9 +233,9 @@ pub fn take_back() -> io::Result<()> {
     install(libc::SIGBUS)
 }
 
-/// What `sigaction` is to do in a program whose SIGBUS is ours (and SIGILL, where instructions were
-/// replaced): it sees and sets what gets the signals that are not ours. Of all other signals, it is
-/// the C library's.
+/// The `sigaction` of a program whose SIGBUS is ours (and SIGILL, where instructions were
+/// replaced): it reads and sets the handler of signals that are not ours. For all other signals it
+/// is the C library's.
 ///
 /// # Safety
 /// As of `sigaction`.
@@ -260,12 +261,12 @@ pub unsafe fn set_action(signal: c_int, new: *const Action, old: *mut Action) ->
 
 #[cfg(target_env = "gnu")]
 unsafe extern "C" {
-    /// The C library's `signal` and `sysv_signal`, by names that nobody stands before.
+    /// The C library's `signal` and `sysv_signal`, by names that no library overrides.
     fn ssignal(signal: c_int, handler: usize) -> usize;
     fn sysv_signal(signal: c_int, handler: usize) -> usize;
 }
 
-/// What `signal` is to do, likewise.
+/// The `signal` of such a program, likewise.
 ///
 /// # Safety
 /// As of `signal`.
@@ -278,7 +279,7 @@ pub unsafe fn set_handler(signal: c_int, function: usize) -> usize {
     }
 }
 
-/// What `signal` is to do in programs that ask for System V's, likewise.
+/// System V's `signal` of such a program, likewise.
 ///
 /// # Safety
 /// As of `signal`.
@@ -305,16 +306,16 @@ unsafe fn swap_handler(signal: c_int, function: usize, flags: c_int) -> Option<u
     Some(if done == 0 { old.sa_sigaction } else { libc::SIG_ERR })
 }
 
-/// Has `serve` asked about each SIGBUS from now on. Once in a process.
+/// Calls `serve` for each SIGBUS from now on. Once in a process.
 pub fn on_bus(serve: Serve) -> io::Result<()> {
     if STACKS.get().is_none() {
-        // Another thread may do the same: then its are taken.
+        // Another thread may do the same at once: then its stacks are used.
         let _ = STACKS.set(Stacks::new()?);
     }
     hook(libc::SIGBUS, &BUS, serve)
 }
 
-/// Does `work` on a stack of ours, as a fault would. All signals are blocked by the caller.
+/// Runs `work` on a stack of ours, as a fault would. The caller blocks all signals.
 pub fn on_own_stack(work: impl FnMut()) {
     let mut work = work;
     match STACKS.get() {
@@ -323,39 +324,38 @@ pub fn on_own_stack(work: impl FnMut()) {
     }
 }
 
-/// Whether the caller is on a stack of ours: it serves a fault, or does what [`on_own_stack`] was
-/// given.
+/// True if the caller is on a stack of ours: it serves a fault, or runs in [`on_own_stack`].
 pub fn is_on_own_stack() -> bool {
     STACKS.get().is_some_and(Stacks::is_here)
 }
 
-/// To be called in a fork, in which only the calling thread goes on.
+/// Called in a fork, in which only the calling thread continues.
 pub fn forked() {
     PROCESS.store(std::process::id(), Relaxed);
     STACKS.get().into_iter().for_each(Stacks::give_all);
 }
 
-/// Has `serve` asked about each SIGSEGV from now on. Once in a process.
+/// Calls `serve` for each SIGSEGV from now on. Once in a process.
 pub fn on_segv(serve: Serve) -> io::Result<()> {
     hook(libc::SIGSEGV, &SEGV, serve)
 }
 
-/// Has `stay` asked about each SIGBUS that a process has sent: it may change where the thread goes
-/// on, and says whether it is done with it. Once in a process, after [`on_bus`].
+/// Calls `stay` for each SIGBUS that a process has sent: it may change where the thread continues,
+/// and returns true if it has handled the signal. Once in a process, after [`on_bus`].
 pub fn on_sent(stay: fn(&mut Stopped) -> bool) {
     // The first one stays.
     let _ = SENT.set(stay);
 }
 
-/// Has `resume` asked about each SIGILL: where the thread goes on that met an instruction at an
-/// address. Once in a process.
+/// Calls `resume` for each SIGILL with the address of the instruction: it returns where the thread
+/// continues. Once in a process.
 pub fn on_illegal(resume: fn(usize) -> Option<usize>) -> io::Result<()> {
     // The first one stays.
     let _ = ILLEGAL.set(resume);
     hook(libc::SIGILL, &ILL, |_| false)
 }
 
-/// Whether the calling thread blocks SIGBUS: a fault then kills the process.
+/// True if the calling thread blocks SIGBUS: a fault then kills the process.
 pub fn is_blocked() -> bool {
     let mut set = MaybeUninit::<libc::sigset_t>::zeroed();
     // SAFETY: with no new set, the current one is written to `set`, which is one.
@@ -365,7 +365,7 @@ pub fn is_blocked() -> bool {
     }
 }
 
-/// Blocks all signals that can be in the calling thread until the value is dropped.
+/// Blocks all signals that can be blocked, in the calling thread, until the value is dropped.
 #[derive(Debug)]
 pub struct Blocked {
     before: libc::sigset_t,
@@ -377,7 +377,8 @@ impl Blocked {
         let mut before = MaybeUninit::<libc::sigset_t>::zeroed();
         let mut every = MaybeUninit::<libc::sigset_t>::zeroed();
         // SAFETY: both are sets; the second one is filled before it is used. SIGBUS and SIGSEGV
-        // stay: a fault while they are blocked kills, as does a replaced instruction with SIGILL.
+        // stay: a fault while they are blocked kills, and so does a replaced instruction with
+        // SIGILL.
         unsafe {
             libc::sigfillset(every.as_mut_ptr());
             for fault in [libc::SIGBUS, libc::SIGSEGV, libc::SIGILL] {
@@ -398,7 +399,7 @@ impl Drop for Blocked {
 
 fn hook(signal: c_int, hook: &'static Hook, serve: Serve) -> io::Result<()> {
     if hook.serve.get().is_some() {
-        // Whoever has set another handler since did so past us.
+        // A handler that was set since was set past us.
         return if signal == libc::SIGBUS { take_back() } else { Ok(()) };
     }
     let before = of_kernel(signal)?;
@@ -430,7 +431,7 @@ extern "C" fn handle(signal: i32, info: *mut libc::siginfo_t, context: *mut libc
     let mut is_ours = is_done;
     let mut serve = || is_ours = serve(Fault { address, is_write: cause.is_write });
     match STACKS.get() {
-        // Somebody has sent it: it has no address. Memory of ours is no code.
+        // A process has sent it, so it has no address. Memory of ours is no code.
         _ if is_sent || is_done || cause.is_fetch => {}
         Some(stacks) => stacks.run(serve),
         None => serve(),
@@ -443,7 +444,7 @@ extern "C" fn handle(signal: i32, info: *mut libc::siginfo_t, context: *mut libc
     unsafe { *libc::__errno_location() = errno };
 }
 
-/// Serves what is no fault: a signal that was sent, an instruction that is none.
+/// Handles signals that are no faults: sent ones, and illegal instructions.
 ///
 /// # Safety
 /// The arguments are those of a handler.
@@ -454,11 +455,11 @@ unsafe fn go_on_elsewhere(
     info: *const libc::siginfo_t,
     context: *mut libc::c_void,
 ) -> bool {
-    // SAFETY: the second argument of a handler says what came with the signal.
+    // SAFETY: the second argument of a handler has the signal's data.
     let value = unsafe {
         ((*info).si_code == libc::SI_QUEUE).then(|| (*info).si_value().sival_ptr as usize)
     };
-    // SAFETY: the third argument of a handler is its context, which is the handler's to change.
+    // SAFETY: the third argument of a handler is its context, which the handler may change.
     let context = unsafe { &mut *context.cast::<libc::ucontext_t>() };
     // SAFETY: a set begins with the kernel's, of eight bytes.
     let blocked = unsafe { *(&raw const context.uc_sigmask).cast::<u64>() };
@@ -502,7 +503,7 @@ unsafe fn go_on_elsewhere(
     false
 }
 
-/// What the access was, where the processor says so.
+/// The kind of an access, where the processor tells.
 #[derive(Default)]
 struct Cause {
     is_write: bool,
@@ -529,7 +530,7 @@ unsafe fn cause(_: *mut libc::c_void) -> Cause {
     Cause::default()
 }
 
-/// Does what would have happened without us.
+/// Acts as the kernel would have without us.
 ///
 /// # Safety
 /// The arguments are those of a handler of `signal`.
@@ -548,9 +549,9 @@ unsafe fn pass_on(
     unsafe {
         match before.sa_sigaction {
             libc::SIG_DFL | libc::SIG_IGN => {
-                // A fault cannot be ignored. The access is done again, and kills the process; a
-                // signal that was sent is raised anew. On a stack of ours, so that whoever looks at
-                // calls knows this one for ours.
+                // A fault cannot be ignored. The access is repeated, and kills the process; a sent
+                // signal is raised anew. This runs on a stack of ours, so that hooks of system
+                // calls recognise the call as ours.
                 let default = action(libc::SIG_DFL, before.sa_flags, 0);
                 on_own_stack(|| {
                     // An error would mean that there is no such signal.
@@ -572,7 +573,7 @@ unsafe fn pass_on(
     }
 }
 
-/// Calls a handler of the program's as the kernel would have, on the stack that ours is on.
+/// Calls a handler of the program's as the kernel would have, on the stack of ours.
 ///
 /// # Safety
 /// It is one of the program's, and the other arguments are those of a handler of `signal`.
@@ -582,8 +583,8 @@ unsafe fn call(
     info: *mut libc::siginfo_t,
     context: *mut libc::c_void,
 ) {
-    // SAFETY: the mask is set as the kernel would have for it, and it is called in the form that
-    // its flags say.
+    // SAFETY: the mask is set as the kernel would have set it, and the handler is called in the
+    // form of its flags.
     unsafe {
         let mut mask = (*context.cast::<libc::ucontext_t>()).uc_sigmask;
         for other in 1..libc::SIGRTMAX() {

@@ -42,7 +42,7 @@ impl Hierarchy {
         })
     }
 
-    /// Whether a group can keep the kernel's zswap away from its pages (version 2, Linux 5.19).
+    /// True if a group can keep the kernel's zswap away from its pages (version 2, Linux 5.19).
     pub fn can_refuse_zswap(&self) -> bool {
         let has_file = |group: &Path| group.join("memory.zswap.max").exists();
         let mut groups = fs::read_dir(&self.root).into_iter().flatten().flatten();
@@ -79,12 +79,12 @@ pub struct Group {
     path: PathBuf,
 }
 
-/// What a group's processes did.
+/// The usage of a group's processes.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Usage {
     /// Bytes in memory now.
     pub current: u64,
-    /// Most bytes in memory at any time; 0 where the kernel does not say (version 2 before 5.19).
+    /// Most bytes in memory at any time; 0 where the kernel does not tell (version 2 before 5.19).
     pub peak: u64,
     /// Bytes swapped out now.
     pub swapped: u64,
@@ -95,12 +95,12 @@ pub struct Usage {
 }
 
 impl Group {
-    /// The group whose folder is this.
+    /// The group with this folder.
     pub fn at(version: Version, path: PathBuf) -> Self {
         Self { version, path }
     }
 
-    /// Its interface.
+    /// Its version of the interface.
     pub fn version(&self) -> Version {
         self.version
     }
@@ -115,15 +115,15 @@ impl Group {
         Self { version: self.version, path: self.path.join(name) }
     }
 
-    /// The group that it is in; `None` at the top of what is mounted.
+    /// The group around it; `None` at the top of the mount.
     pub fn parent(&self) -> Option<Self> {
         let path = self.path.parent()?.to_owned();
         let is_group = path.join("cgroup.procs").exists();
         is_group.then_some(Self { version: self.version, path })
     }
 
-    /// Makes a group in it, which has the memory controller. Errors: `EBUSY` on version 2 for a
-    /// group that has processes itself and is not at the very top; `PermissionDenied`, and
+    /// Makes a group in it, with the memory controller. Errors: `EBUSY` on version 2 for a group
+    /// that has processes itself and is not at the very top; `PermissionDenied`, and
     /// `ReadOnlyFilesystem` as in most containers; `AlreadyExists`.
     pub fn make_child(&self, name: &str) -> io::Result<Self> {
         self.pass_memory_on()?;
@@ -132,7 +132,7 @@ impl Group {
         Ok(child)
     }
 
-    /// Has groups in it have the memory controller.
+    /// Gives the groups in it the memory controller.
     pub fn pass_memory_on(&self) -> io::Result<()> {
         match self.version {
             Version::V1 => Ok(()),
@@ -140,7 +140,7 @@ impl Group {
         }
     }
 
-    /// Undoes that: it may have processes itself again.
+    /// Undoes that, so that it may have processes itself again.
     pub fn keep_memory_back(&self) -> io::Result<()> {
         match self.version {
             Version::V1 => Ok(()),
@@ -155,17 +155,17 @@ impl Group {
         Ok(child)
     }
 
-    /// Moves a process into it. Errors: `NotFound` (ESRCH) when there is none such.
+    /// Moves a process into it. Errors: `NotFound` (ESRCH) when there is no such process.
     pub fn enter(&self, pid: i32) -> io::Result<()> {
         fs::write(self.entrance(), pid.to_string())
     }
 
-    /// Limits the memory of the group, bytes; swap stays unlimited. On version 1 a limit that
-    /// cannot be kept is refused (`EBUSY`). On version 2 it would have processes killed at once:
-    /// there memory is reclaimed first, and a limit that is not reached by that is refused too.
+    /// Limits the memory of the group in bytes; swap stays unlimited. On version 1 a limit that
+    /// cannot be kept is refused (`EBUSY`). On version 2 such a limit would kill processes at once.
+    /// So this reclaims memory first, and refuses a limit that reclaim does not reach.
     ///
-    /// On version 2 the group is held at `bytes` by reclaim and delay (`memory.high`); only beyond
-    /// `bytes + slack` are processes killed. Version 1 knows one limit.
+    /// On version 2 the kernel keeps the group at `bytes` by reclaim and delay (`memory.high`), and
+    /// kills processes only beyond `bytes + slack`. Version 1 has one limit.
     pub fn set_limit(&self, bytes: u64, slack: u64) -> io::Result<()> {
         if self.version == Version::V1 {
             return fs::write(self.path.join("memory.limit_in_bytes"), bytes.to_string());
@@ -174,7 +174,7 @@ impl Group {
         fs::write(self.path.join("memory.high"), bytes.to_string())?;
         let excess = |group: &Self| group.number("memory.current").saturating_sub(most);
         if excess(self) > 0 {
-            // An error: less than that could be reclaimed, or the kernel is older than 5.19.
+            // An error: less than that was reclaimed, or the kernel is older than 5.19.
             let _ = fs::write(self.path.join("memory.reclaim"), excess(self).to_string());
         }
         if excess(self) > 0 {
@@ -183,15 +183,15 @@ impl Group {
         fs::write(self.path.join("memory.max"), most.to_string())
     }
 
-    /// Keeps the kernel's zswap from taking the group's pages; `false` where it cannot be told for
-    /// a group (version 1; before 5.19).
+    /// Keeps the kernel's zswap from taking the group's pages; `false` where a group has no such
+    /// switch (version 1; before 5.19).
     pub fn refuse_zswap(&self) -> bool {
         self.version == Version::V2 && fs::write(self.path.join("memory.zswap.max"), "0").is_ok()
     }
 
-    /// Has the kernel's OOM killer wait for us, or not: with `hold`, processes that no memory can
-    /// be found for sleep until some is freed or the limit is raised. On version 2, which has
-    /// no such switch, nothing is changed.
+    /// Disables the kernel's OOM killer for the group, or enables it. While it is disabled,
+    /// processes without memory sleep until some is freed or the limit is raised. Version 2 has no
+    /// such switch, so nothing is changed there.
     pub fn hold_oom_killer(&self, hold: bool) -> io::Result<()> {
         match self.version {
             Version::V1 => {
@@ -201,13 +201,13 @@ impl Group {
         }
     }
 
-    /// Whether processes of the group sleep because the OOM killer is held.
+    /// True if processes of the group sleep because the OOM killer is disabled.
     pub fn waits_for_memory(&self) -> bool {
         let control = fs::read_to_string(self.path.join("memory.oom_control"));
         self.version == Version::V1 && control.is_ok_and(|text| field(&text, "under_oom") > 0)
     }
 
-    /// Has the kernel take as much memory from the group as it can.
+    /// Makes the kernel reclaim as much memory from the group as it can.
     pub fn reclaim(&self) -> io::Result<()> {
         match self.version {
             Version::V1 => fs::write(self.path.join("memory.force_empty"), "0"),
@@ -217,8 +217,8 @@ impl Group {
         }
     }
 
-    /// Bytes that the group may have in memory and swapped out, as a file of it or of one that it
-    /// is in says: the least, with that file. `None` without a limit.
+    /// The least limit of memory plus swap, in bytes, of it and the groups around it, with its
+    /// file. `None` without a limit.
     pub fn swap_limit(&self) -> Option<(u64, PathBuf)> {
         let name = match self.version {
             Version::V1 => "memory.memsw.limit_in_bytes",
@@ -227,7 +227,7 @@ impl Group {
         self.least(name)
     }
 
-    /// Bytes that the group may have in memory, in the same way.
+    /// The least limit of memory, in the same way.
     pub fn memory_limit(&self) -> Option<(u64, PathBuf)> {
         let names: &[_] = match self.version {
             Version::V1 => &["memory.limit_in_bytes"],
@@ -243,7 +243,7 @@ impl Group {
         while let Some(at) = group {
             let file = at.path.join(name);
             let value = fs::read_to_string(&file).ok().and_then(|text| text.trim().parse().ok());
-            // Version 1 says "no limit" with a number near 2^63.
+            // Version 1 has a number near 2^63 for "no limit".
             let value = value.filter(|value| *value < 1 << 62);
             found = found.into_iter().chain(value.map(|value| (value, file))).min();
             group = at.parent();
@@ -256,7 +256,7 @@ impl Group {
         self.path.join("cgroup.procs")
     }
 
-    /// Groups in it, and in those, each before the one that it is in.
+    /// Groups in it at any depth, each before its parent.
     fn descendants(&self) -> Vec<PathBuf> {
         let mut found = Vec::new();
         let entries = fs::read_dir(&self.path).into_iter().flatten().flatten();
@@ -273,14 +273,14 @@ impl Group {
         listed(&self.path)
     }
 
-    /// Processes in the group and in groups in it.
+    /// Processes in the group and in groups below.
     pub fn processes(&self) -> Vec<i32> {
         let groups = self.descendants();
         groups.iter().chain([&self.path]).flat_map(|group| listed(group)).collect()
     }
 
-    /// Where its freezer is: inside it, so that memory is charged as before, or, where the memory
-    /// controller is on a hierarchy of its own, at the top of the unified one.
+    /// The folder of its freezer: inside it, so that memory is charged as before. Where the memory
+    /// controller is on a hierarchy of its own, it is at the top of the unified one.
     pub fn freezer(&self) -> Option<PathBuf> {
         match self.version {
             Version::V1 => Some(unified_root()?.join(self.path.file_name()?)),
@@ -288,8 +288,8 @@ impl Group {
         }
     }
 
-    /// The group of the unified hierarchy that its processes start in, if this one started them:
-    /// its folder, and its name.
+    /// The group of the unified hierarchy in which its processes start, if this process starts
+    /// them: its folder, and its name.
     pub(crate) fn unified_home(&self) -> Option<(PathBuf, String)> {
         let root = unified_root()?;
         let folder = match self.version {
@@ -300,7 +300,7 @@ impl Group {
         Some((folder, name))
     }
 
-    /// Sends a signal to each of its processes, those of groups in it included.
+    /// Sends a signal to each of its processes, including those of groups below.
     pub fn signal(&self, signal: i32) {
         for pid in self.processes() {
             // An error: it has just ended.
@@ -308,15 +308,15 @@ impl Group {
         }
     }
 
-    /// Ends all of its processes: at once where the kernel can (5.14, version 2), else those that
-    /// there are now.
+    /// Kills all of its processes: atomically where the kernel can (5.14, version 2), otherwise the
+    /// present ones.
     pub fn kill(&self) {
         if fs::write(self.path.join("cgroup.kill"), "1").is_err() {
             self.signal(libc::SIGKILL);
         }
     }
 
-    /// What its processes did so far; zeros where the kernel does not say.
+    /// The usage of its processes so far; zeros where the kernel does not tell.
     pub fn usage(&self) -> Usage {
         let v1 = || {
             let current = self.number("memory.usage_in_bytes");
@@ -348,8 +348,8 @@ impl Group {
         self.text(file).trim().parse().unwrap_or(0)
     }
 
-    /// Removes the group, those in it and its freezer, which must be empty. Not an error: it is
-    /// gone already.
+    /// Removes the group, those in it and its freezer, which must be empty. It is no error if the
+    /// group does not exist any more.
     pub fn remove(&self) -> io::Result<()> {
         let outer = self.freezer().filter(|freezer| !freezer.starts_with(&self.path));
         let inner = self.descendants();
@@ -372,13 +372,13 @@ pub(crate) fn listed(group: &Path) -> Vec<i32> {
     text.lines().filter_map(|line| line.parse().ok()).collect()
 }
 
-/// Where the unified hierarchy is mounted, with or without the memory controller.
+/// The mount of the unified hierarchy, with or without the memory controller.
 pub fn unified_root() -> Option<PathBuf> {
     let mounts = fs::read_to_string("/proc/self/mounts").ok()?;
     mounted(&mounts).find(|(_, kind, _)| *kind == "cgroup2").map(|(root, ..)| root)
 }
 
-/// What is mounted: where, as what kind of file system, with which options.
+/// Mounts: the folder, the kind of file system, and the options.
 fn mounted(mounts: &str) -> impl Iterator<Item = (PathBuf, &str, &str)> {
     mounts.lines().filter_map(|line| {
         let mut fields = line.split(' ').skip(1);

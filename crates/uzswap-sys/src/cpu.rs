@@ -4,7 +4,8 @@ use crate::cgroup::Hierarchy;
 use std::io;
 use std::sync::LazyLock;
 
-/// The processor that runs the caller, as a hint: it may have moved by the time this returns.
+/// The processor that runs the caller, as a hint: the thread may have migrated by the time this
+/// returns.
 pub fn current() -> usize {
     #[cfg(miri)]
     return 0;
@@ -17,7 +18,7 @@ pub fn current() -> usize {
     }
 }
 
-/// Processors that may ever be online, at least 1. Processor numbers are below it.
+/// Processors that may ever be online, at least 1. Their numbers are below it.
 pub fn possible() -> usize {
     static POSSIBLE: LazyLock<usize> = LazyLock::new(|| {
         // "0-3" or "0,2-5": the last number is the highest.
@@ -29,18 +30,18 @@ pub fn possible() -> usize {
     *POSSIBLE
 }
 
-/// Processors that the calling process may use now.
+/// Processors that the calling process may use at present.
 pub fn allowed() -> usize {
     std::thread::available_parallelism().map_or(1, |n| n.get())
 }
 
-/// Some of the CPUs.
+/// A set of CPUs.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CpuSet(Box<[u64]>);
 
 impl CpuSet {
-    /// Those that the calling thread may run on now: those that are online, of the ones that its
-    /// cpuset and its affinity allow. All possible ones where the kernel does not say.
+    /// The online CPUs that the cpuset and the affinity of the calling thread allow. All possible
+    /// ones where the kernel does not tell.
     pub fn of_caller() -> Self {
         let possible = possible();
         #[cfg(not(miri))]
@@ -50,14 +51,14 @@ impl CpuSet {
         (0..possible).collect()
     }
 
-    /// Makes it one of them, or not.
+    /// Adds or removes a CPU.
     pub fn set(&mut self, cpu: usize, is_in: bool) {
         let bit = 1 << (cpu % 64);
         let word = &mut self.0[cpu / 64];
         *word = if is_in { *word | bit } else { *word & !bit };
     }
 
-    /// Whether it is one of them.
+    /// True if a CPU is in the set.
     pub fn has(&self, cpu: usize) -> bool {
         self.0.get(cpu / 64).is_some_and(|word| word & 1 << (cpu % 64) != 0)
     }
@@ -76,12 +77,12 @@ pub fn page_bytes() -> usize {
     rustix::param::page_size()
 }
 
-/// What `/proc/meminfo` says, in bytes.
+/// Values of `/proc/meminfo`, in bytes.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct MemoryInfo {
     /// `MemTotal`.
     pub total: u64,
-    /// `MemAvailable`: what could be allocated without swapping, by the kernel's estimate.
+    /// `MemAvailable`: the kernel's estimate of the memory that can be allocated without swapping.
     pub available: u64,
 }
 
@@ -99,7 +100,7 @@ pub fn memory_of_caller() -> io::Result<u64> {
 }
 
 impl MemoryInfo {
-    /// Of the text of `/proc/meminfo`, allocating nothing.
+    /// Parses the text of `/proc/meminfo` without allocating.
     pub fn parse(text: &str) -> Self {
         let field = |name: &str| {
             text.lines()

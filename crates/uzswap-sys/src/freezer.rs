@@ -1,8 +1,7 @@
 //! Suspending processes of a memory group: the freezer of cgroup version 2.
 //!
-//! A frozen process runs no code of its own until it is released. Nothing else about it changes:
-//! its parent is told nothing, and SIGKILL ends it. A child that it was just starting is born
-//! frozen.
+//! A frozen process runs no code of its own until it is resumed. Nothing else about it changes: its
+//! parent is not told, and SIGKILL ends it. A child that it was just starting is born frozen.
 
 use crate::cgroup::{Group, Version, listed, own_path};
 use std::fs;
@@ -19,7 +18,7 @@ pub struct Freezer {
 }
 
 impl Freezer {
-    /// Makes one for processes of `group` that have not been moved to another one. It goes with
+    /// Makes one for processes of `group` that were not moved to another group. It is removed with
     /// the group. Errors: `NotFound` where the unified hierarchy is not mounted.
     pub fn create(group: &Group) -> io::Result<Self> {
         let path = group.freezer().ok_or(io::ErrorKind::NotFound)?;
@@ -30,13 +29,13 @@ impl Freezer {
         Ok(freezer)
     }
 
-    /// Processes that are held.
+    /// Suspended processes.
     pub fn processes(&self) -> Vec<i32> {
         listed(&self.path)
     }
 
-    /// Holds a process. Errors: `NotFound` when it is gone, `InvalidInput` when it is in a group of
-    /// its own choice.
+    /// Suspends a process. Errors: `NotFound` when it is gone, `InvalidInput` when it is in a group
+    /// of its own choice.
     pub fn hold(&self, pid: i32) -> io::Result<()> {
         let groups = fs::read_to_string(format!("/proc/{pid}/cgroup"))?;
         if own_path(&groups, Version::V2) != Some(&self.home_name) {
@@ -45,14 +44,14 @@ impl Freezer {
         fs::write(self.path.join("cgroup.procs"), pid.to_string())
     }
 
-    /// Lets a process go on. Errors: `NotFound` when it is gone.
+    /// Resumes a process. Errors: `NotFound` when it is gone.
     pub fn release(&self, pid: i32) -> io::Result<()> {
         fs::write(self.home.join("cgroup.procs"), pid.to_string())
     }
 
-    /// Lets all go on that it can, now and to come.
+    /// Resumes all processes, now and in future.
     pub fn thaw(&self) {
-        // An error leaves them to be released one by one.
+        // After an error they are resumed one by one.
         let _ = fs::write(self.path.join("cgroup.freeze"), "0");
         for pid in self.processes() {
             // An error: it is gone.

@@ -18,8 +18,8 @@ pub fn open() -> io::Result<OwnedFd> {
     Ok(rustix::fs::open(DEVICE, OFlags::RDWR | OFlags::CLOEXEC, Mode::empty())?)
 }
 
-/// Mounts the connection over `file`, which then is the one regular file that the server answers
-/// for. Errors: `PermissionDenied` without CAP_SYS_ADMIN.
+/// Mounts the connection over `file`, which then is the one regular file of the server. Errors:
+/// `PermissionDenied` without CAP_SYS_ADMIN.
 pub fn mount_file(connection: &OwnedFd, file: &Path) -> io::Result<()> {
     let fd = connection.as_raw_fd();
     let options = CString::new(format!("fd={fd},rootmode=100600,user_id=0,group_id=0"))?;
@@ -27,8 +27,8 @@ pub fn mount_file(connection: &OwnedFd, file: &Path) -> io::Result<()> {
     Ok(rustix::mount::mount("uzswap", file, "fuse", flags, options.as_c_str())?)
 }
 
-/// Makes one from [`open`] another descriptor of a mounted connection, for another thread: it takes
-/// requests of its own.
+/// Makes a descriptor from [`open`] another one of a mounted connection, for another thread: it
+/// takes requests of its own.
 pub fn join(other: &OwnedFd, connection: &OwnedFd) -> io::Result<()> {
     let fd = connection.as_raw_fd() as u32;
     // SAFETY: the request reads one u32, which is passed by a pointer that is valid for the call.
@@ -36,12 +36,12 @@ pub fn join(other: &OwnedFd, connection: &OwnedFd) -> io::Result<()> {
     if done == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
-/// Unmounts what is mounted at `path`, at once even if it is in use or its server is dead.
+/// Unmounts `path`, at once even if it is in use or its server is dead.
 pub fn unmount(path: &Path) -> io::Result<()> {
     Ok(rustix::mount::unmount(path, UnmountFlags::DETACH | UnmountFlags::NOFOLLOW)?)
 }
 
-/// Whether something is mounted at `path`, by `/proc/self/mounts`.
+/// True if `path` is a mount point, by `/proc/self/mounts`.
 pub fn is_mounted(path: &Path) -> bool {
     let mounts = std::fs::read_to_string("/proc/self/mounts").unwrap_or_default();
     mounts.lines().any(|line| line.split(' ').nth(1).is_some_and(|at| Path::new(at) == path))

@@ -1,8 +1,7 @@
 //! The kernel seam: everything uzswap asks of Linux that the standard library does not offer.
 //!
 //! Each module is one interface of the kernel with its error numbers translated, and nothing else:
-//! no policy, no state beyond a file descriptor or a mapping. Nearly all `unsafe` of the project is
-//! here, so that the rest can be read without wondering about it.
+//! no policy, no state beyond a file descriptor or a mapping. Most `unsafe` of the project is here.
 
 pub mod ballast;
 pub mod bus;

@@ -12,8 +12,8 @@ use std::path::{Path, PathBuf};
 
 const CONTROL: &str = "/dev/loop-control";
 
-/// A loop device, attached. It lets go of its file by itself once nobody has it open, which a swap
-/// area on it does.
+/// An attached loop device. It detaches its file by itself once it is not open any more; a swap
+/// area on it keeps it open.
 #[derive(Debug)]
 pub struct LoopDevice {
     path: PathBuf,
@@ -21,16 +21,16 @@ pub struct LoopDevice {
 }
 
 fn ioctl(file: &File, request: u32, argument: usize) -> io::Result<i32> {
-    // SAFETY: the callers below pass what the request asks for: a number, or the address of a
+    // SAFETY: the callers below pass the argument of the request: a number, or the address of a
     // structure of the request's type that outlives the call.
     let done = unsafe { libc::ioctl(file.as_raw_fd(), request as libc::Ioctl, argument) };
     if done >= 0 { Ok(done) } else { Err(io::Error::last_os_error()) }
 }
 
 impl LoopDevice {
-    /// Attaches a free device to `part` of `file` (bytes; open for reading and writing), with
+    /// Attaches a free device to `part` of `file` (in bytes; open for reading and writing), with
     /// direct I/O and blocks of `block_bytes`. Errors: `NotFound` or `PermissionDenied` where there
-    /// is no loop control device, and those of the kernel.
+    /// is no loop control device; the kernel's.
     pub fn attach(file: RawFd, part: Range<u64>, block_bytes: u32) -> io::Result<Self> {
         let control = open(Path::new(CONTROL))?;
         loop {
@@ -63,19 +63,19 @@ fn open(path: &Path) -> io::Result<File> {
     File::options().read(true).write(true).open(path)
 }
 
-/// Detaches a device by path, as soon as nobody has it open. For one that a dead process left.
+/// Detaches a device by path, as soon as it is not open any more. For the device of a dead process.
 pub fn detach(path: &Path) -> io::Result<()> {
     ioctl(&open(path)?, LOOP_CLR_FD, 0).map(drop)
 }
 
-/// The file that the device is attached to, if it is to any.
+/// The file of the device, if it is attached.
 pub fn backing_file(path: &Path) -> Option<PathBuf> {
     let name = path.file_name()?.to_str()?;
     let text = std::fs::read_to_string(format!("/sys/block/{name}/loop/backing_file")).ok()?;
     Some(PathBuf::from(text.trim_end()))
 }
 
-/// Whether this process may attach one; the reason if not.
+/// Checks that this process may attach one; the error tells why not.
 pub fn check() -> io::Result<()> {
     open(Path::new(CONTROL)).map(drop)
 }

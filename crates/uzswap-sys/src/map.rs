@@ -2,8 +2,7 @@
 //!
 //! The allocator's sections and the buffers of direct I/O are made of it: page-aligned, zeroed,
 //! given back to the kernel when dropped. [`Mapping::populated`] faults everything in before it
-//! returns, because the threads that use the memory later may be the ones that the kernel waits
-//! for in order to free some.
+//! returns, because the kernel may wait for the threads that use the memory in order to free some.
 
 use rustix::fs::{Mode, OFlags};
 use rustix::mm::{self, Advice, MapFlags, ProtFlags};
@@ -19,7 +18,7 @@ use std::sync::{Mutex, PoisonError};
 /// (`cpu::page_bytes`).
 pub const PAGE_BYTES: usize = 4096;
 
-/// How often what locked memory refuses is tried again after it was unlocked.
+/// Times that an operation which locked memory refuses is repeated after unlocking.
 pub const LOCKS_MAX: usize = 4;
 
 const EINVAL: i32 = rustix::io::Errno::INVAL.raw_os_error();
@@ -57,8 +56,8 @@ impl Mapping {
         Ok(Self { base, bytes })
     }
 
-    /// Maps `bytes` (rounded up to pages) of a file that is as long, without touching them: other
-    /// processes that map it see what is written. Left out of core dumps.
+    /// Maps `bytes` (rounded up to pages) of a file of that length, without touching them; other
+    /// processes that map it see all writes. Left out of core dumps.
     pub(crate) fn of_file(file: BorrowedFd<'_>, bytes: usize) -> io::Result<Self> {
         let bytes = bytes.next_multiple_of(PAGE_BYTES).max(PAGE_BYTES);
         let base = imp::map_file(file, bytes)?;
@@ -67,8 +66,8 @@ impl Mapping {
     }
 
     /// Maps `bytes` (rounded up to pages), at a multiple of `align`, for pages that come and go one
-    /// by one (see [`crate::uffd`]): none is there, the mapping is left out of processes that are
-    /// forked from now on, has pages of the common size only, and is not locked, even if the
+    /// by one (see [`crate::uffd`]). No page is present. The mapping is left out of processes that
+    /// are forked from now on, and has pages of the common size only. It is not locked, even if the
     /// program has all of its memory locked from now on (`MCL_FUTURE`).
     pub fn for_pages(bytes: usize, align: usize) -> io::Result<Self> {
         let bytes = bytes.next_multiple_of(PAGE_BYTES).max(PAGE_BYTES);
@@ -80,23 +79,23 @@ impl Mapping {
         Ok(mapping)
     }
 
-    /// Lets pages leave again after the program has locked all of its memory (`MCL_CURRENT`).
+    /// Unlocks the pages after the program has locked all of its memory (`MCL_CURRENT`).
     pub fn unlock(&self) -> io::Result<()> {
         imp::unlock(self.base, self.bytes)
     }
 
-    /// Keeps the pages in memory: they are never swapped out. Errors: `ENOMEM` or `EPERM` where
+    /// Locks the pages in memory: they are never swapped out. Errors: `ENOMEM` or `EPERM` where
     /// `RLIMIT_MEMLOCK` does not allow it.
     pub fn lock(&self) -> io::Result<()> {
         imp::lock(self.base, self.bytes)
     }
 
-    /// Leaves the mapping out of core dumps, and processes that are forked find zeros there.
+    /// Leaves the mapping out of core dumps; forked processes find zeros there.
     pub fn keep_private(&self) -> io::Result<()> {
         imp::keep_private(self.base, self.bytes)
     }
 
-    /// Undoes the second half of [`Self::keep_private`]: processes that are forked find a copy.
+    /// Undoes the second half of [`Self::keep_private`]: forked processes find a copy.
     pub fn keep_on_fork(&self) -> io::Result<()> {
         imp::keep_on_fork(self.base, self.bytes)
     }
@@ -113,8 +112,8 @@ impl Mapping {
         imp::populate(unsafe { self.base.add(offset) }, bytes)
     }
 
-    /// Asks for huge pages in a part, where that is allowed. That of a file has them only if its
-    /// file system gives some.
+    /// Asks for huge pages in a part, where that is allowed. A file's part has them only if its
+    /// file system provides them.
     pub fn prefer_huge(&self, offset: usize, bytes: usize) {
         assert!(offset.is_multiple_of(PAGE_BYTES) && offset + bytes <= self.bytes);
         // SAFETY: inside the mapping, by the assertion.
@@ -122,10 +121,10 @@ impl Mapping {
     }
 
     /// Gives the memory of a part back to the kernel; it reads as zeros afterwards. Unlocks the
-    /// mapping where that is in the way.
+    /// mapping if it is locked.
     ///
     /// # Safety
-    /// Nobody relies on what is in that part.
+    /// No code relies on the content of that part.
     pub unsafe fn discard_part(&self, offset: usize, bytes: usize) -> io::Result<()> {
         assert!(offset.is_multiple_of(PAGE_BYTES) && offset + bytes <= self.bytes);
         // SAFETY: inside the mapping, by the assertion; the caller answers for its contents.
@@ -140,26 +139,26 @@ impl Mapping {
         discard()
     }
 
-    /// Leaves the mapping out of processes that are forked from now on, and makes it of pages of
-    /// the common size only: what moves pages one by one (see [`crate::uffd`]) needs both.
+    /// Leaves the mapping out of processes that are forked from now on, and makes its pages of the
+    /// common size only: moves of single pages (see [`crate::uffd`]) need both.
     pub fn keep_apart(&self) -> io::Result<()> {
         imp::keep_apart(self.base, self.bytes)
     }
 
-    /// Whether a part is in processes that are forked from now on.
+    /// Sets if processes that are forked from now on have a part.
     pub fn set_inherited(&self, offset: usize, bytes: usize, is_inherited: bool) -> io::Result<()> {
         imp::set_inherited(self.part(offset, bytes)?, bytes, is_inherited)
     }
 
-    /// Has the kernel swap a range out now, as far as there is swap: whole pages from `offset` on.
-    /// Writes to a device that answers later may be under way when it returns.
+    /// Asks the kernel to swap a range out now, as far as there is swap: whole pages from `offset`
+    /// on. Writes to a device that answers later may be under way when it returns.
     ///
     /// Errors: `EINVAL` before Linux 5.4 and for a range that is not of whole pages inside.
     pub fn page_out(&self, offset: usize, bytes: usize) -> io::Result<()> {
         imp::page_out(self.part(offset, bytes)?, bytes)
     }
 
-    /// Pages that are in memory, in the swap cache included.
+    /// Pages in memory, including the swap cache.
     pub fn resident_pages(&self) -> io::Result<usize> {
         imp::resident_pages(self.base, self.bytes)
     }
@@ -183,7 +182,7 @@ impl Mapping {
         Ok(unsafe { self.base.add(offset) })
     }
 
-    /// Has every access to a part be a fault from now on.
+    /// Makes every access to a part a fault from now on.
     pub fn forbid(&self, offset: usize, bytes: usize) -> io::Result<()> {
         imp::forbid(self.part(offset, bytes)?, bytes)
     }
@@ -198,7 +197,7 @@ impl Mapping {
         self.bytes
     }
 
-    /// Never: a mapping has at least one page.
+    /// Always false: a mapping has at least one page.
     pub fn is_empty(&self) -> bool {
         false
     }
@@ -224,11 +223,11 @@ impl Drop for Mapping {
     }
 }
 
-/// Maps part of a file privately over a range of addresses, in place of what is mapped there.
-/// Safe in a signal handler.
+/// Maps part of a file privately over a range of addresses, in place of the present mappings. Safe
+/// in a signal handler.
 ///
 /// # Safety
-/// The range is the caller's, of whole pages, and nobody relies on what was in it.
+/// The range is the caller's, in whole pages, and no code relies on its content.
 pub unsafe fn map_file_over(
     range: Range<usize>,
     file: BorrowedFd<'_>,
@@ -245,30 +244,30 @@ pub unsafe fn map_file_over(
 /// Unmaps a range of addresses. Safe in a signal handler.
 ///
 /// # Safety
-/// The range is the caller's, of whole pages, and nobody uses it any more.
+/// The range is the caller's, in whole pages, and no code uses it any more.
 pub unsafe fn unmap_range(range: Range<usize>) -> io::Result<()> {
     // SAFETY: the caller's promise.
     Ok(unsafe { mm::munmap(range.start as *mut c_void, range.len()) }?)
 }
 
-/// Where our own mappings are, once somebody wants to know.
+/// Our own mappings, once they are recorded.
 static OWN: Mutex<Option<BTreeMap<usize, usize>>> = Mutex::new(None);
 
-/// Remembers mappings that are made from now on: see [`own`].
+/// Records mappings that are made from now on: see [`own`].
 pub fn remember_own() {
     OWN.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert_default();
 }
 
-/// What was made since [`remember_own`]: each [`Mapping`], and the stacks of threads that said so.
+/// The mappings made since [`remember_own`]: each [`Mapping`], and recorded stacks of threads.
 pub fn own() -> Vec<Range<usize>> {
     let own = OWN.lock().unwrap_or_else(PoisonError::into_inner);
     own.iter().flatten().map(|(start, bytes)| *start..start + bytes).collect()
 }
 
-/// Remembers the calling thread's stack of at most so many bytes as a mapping of ours, with the
-/// thread's block, which the C library has at its end.
+/// Records the calling thread's stack, of at most so many bytes, as a mapping of ours, together
+/// with the thread's block, which the C library has at its end.
 pub fn remember_stack(bytes: usize) {
-    // What a description of a thread takes, and more.
+    // More than the descriptor of a thread.
     const BLOCK: usize = 64 << 10;
     // SAFETY: takes nothing.
     let block = unsafe { libc::pthread_self() } as usize;
@@ -288,12 +287,12 @@ fn forget(base: NonNull<u8>) {
     }
 }
 
-/// Whether two ranges have anything in common.
+/// True if two ranges overlap.
 pub fn overlap(one: &Range<usize>, other: &Range<usize>) -> bool {
     one.start < other.end && other.start < one.end
 }
 
-/// The whole pages of a range of which nothing is to be kept.
+/// The whole pages of a range that overlap none of `kept`.
 pub fn cut(range: Range<usize>, kept: &[Range<usize>]) -> Vec<Range<usize>> {
     let mut kept: Vec<_> = kept.iter().filter(|kept| overlap(kept, &range)).collect();
     kept.sort_unstable_by_key(|kept| kept.start);
@@ -313,7 +312,7 @@ pub fn cut(range: Range<usize>, kept: &[Range<usize>]) -> Vec<Range<usize>> {
 /// Gives the memory of a range of addresses back to the kernel. Safe in a signal handler.
 ///
 /// # Safety
-/// The range is of whole pages that are mapped, and nobody relies on what is in them.
+/// The range is of whole mapped pages, and no code relies on their content.
 pub unsafe fn discard_range(range: Range<usize>) -> io::Result<()> {
     // SAFETY: the caller's promise.
     let done =
@@ -321,29 +320,29 @@ pub unsafe fn discard_range(range: Range<usize>) -> io::Result<()> {
     Ok(done?)
 }
 
-/// Has a page that is present be this process's alone, where it is shared with a fork: copies it if
-/// the other one still has it. Errors: `EINVAL` before Linux 5.14.
+/// Makes a present page private to this process, where it is shared with a fork: copies it if the
+/// other process still has it. Errors: `EINVAL` before Linux 5.14.
 pub fn unshare(page: usize) -> io::Result<()> {
     // SAFETY: changes no contents.
     let done = unsafe { mm::madvise(page as *mut c_void, PAGE_BYTES, Advice::LinuxPopulateWrite) };
     Ok(done?)
 }
 
-/// A line of `/proc/PID/maps`: what is mapped at a range of addresses.
+/// A line of `/proc/PID/maps`: a range of addresses and its mapping.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Mapped<'a> {
-    /// Where.
+    /// Its addresses.
     pub range: Range<usize>,
-    /// `rwxp`, a `-` for what is not allowed; at last `s` where it is shared.
+    /// `rwxp`, with a `-` for a missing right; the last is `s` if it is shared.
     pub access: [u8; 4],
-    /// It is a file's.
+    /// It maps a file.
     pub has_file: bool,
-    /// The file, what the kernel calls it (`[heap]`), or nothing.
+    /// The file, or the kernel's name (`[heap]`), or empty.
     pub name: &'a str,
 }
 
 impl<'a> Mapped<'a> {
-    /// Reads a line; `None` if it is none of the kernel's.
+    /// Parses a line; `None` if it is none of the kernel's.
     pub fn parse(line: &'a str) -> Option<Self> {
         let mut fields = line.split_ascii_whitespace();
         let (start, end) = fields.next()?.split_once('-')?;
@@ -354,7 +353,7 @@ impl<'a> Mapped<'a> {
         Some(Self { range: hex(start)?..hex(end)?, access, has_file, name })
     }
 
-    /// Whether it is private, writable memory of no file, and not the stack.
+    /// True if it is private, writable memory of no file, and not the stack.
     pub fn is_heap(&self) -> bool {
         let is_stack = self.name.starts_with("[s") || self.name == "[vvar]";
         let is_private = self.access.starts_with(b"rw") && self.access.ends_with(b"p");
@@ -364,8 +363,8 @@ impl<'a> Mapped<'a> {
 
 const PRESENT_OR_SWAPPED: u64 = 0b11 << 62;
 
-/// What the kernel says of pages of this process. By its thread: `/proc/self` is the first one's,
-/// and says that there is no memory once that has ended.
+/// The kernel's information about pages of this process. It is opened by the thread's name:
+/// `/proc/self` is the first thread's, and shows no memory once that thread has ended.
 #[derive(Debug)]
 pub struct Pagemap(OwnedFd);
 
@@ -377,18 +376,19 @@ impl Pagemap {
         Ok(Self(crate::process::out_of_the_way(file)))
     }
 
-    /// Opens it anew under the same descriptor: in a fork, which has the one of its parent.
+    /// Opens it anew under the same descriptor: in a fork, whose descriptor is of its parent's
+    /// memory.
     pub fn renew(&self) -> io::Result<()> {
         let new = Self::open()?;
         crate::process::take_place(&new.0, &self.0)
     }
 
-    /// What it is open as.
+    /// Its descriptor.
     pub fn descriptor(&self) -> i32 {
         self.0.as_raw_fd()
     }
 
-    /// Which pages there are from an address on, as [`Self::has_page`] says of one: up to 512.
+    /// Fills `to` for the pages from an address on, up to 512, as [`Self::has_page`] does for one.
     /// Safe in a signal handler.
     pub fn have_pages(&self, address: usize, to: &mut [bool]) -> io::Result<usize> {
         const AT_ONCE: usize = 512;
@@ -408,7 +408,7 @@ impl Pagemap {
         }
     }
 
-    /// Whether there is a page at an address, in memory or swapped out by the kernel. Safe in a
+    /// True if there is a page at an address, in memory or swapped out by the kernel. Safe in a
     /// signal handler.
     pub fn has_page(&self, address: usize) -> io::Result<bool> {
         let mut word = [0; 8];
@@ -440,20 +440,20 @@ mod imp {
 
     pub fn map_file(file: BorrowedFd<'_>, bytes: usize) -> io::Result<NonNull<u8>> {
         let (any, access) = (std::ptr::null_mut(), ProtFlags::READ | ProtFlags::WRITE);
-        // SAFETY: a fresh mapping at an address of the kernel's choice aliases nothing; what other
-        // processes may do to the contents is the caller's to know.
+        // SAFETY: a fresh mapping at an address of the kernel's choice aliases nothing. The caller
+        // knows the changes that other processes make.
         let base = unsafe { mm::mmap(any, bytes, access, MapFlags::SHARED, file, 0) }?;
         // SAFETY: changes no contents.
         unsafe { mm::madvise(base, bytes, Advice::LinuxDontDump) }?;
         NonNull::new(base.cast()).ok_or_else(|| io::ErrorKind::OutOfMemory.into())
     }
 
-    /// Reserves the addresses, which nobody may access yet: where the kernel locks what is mapped,
-    /// it brings all of it in at once if it can be accessed.
+    /// Reserves inaccessible addresses: a kernel that locks mappings would bring all of an
+    /// accessible one in at once.
     pub fn map_for_pages(bytes: usize, align: usize) -> io::Result<NonNull<u8>> {
         assert!(align.is_power_of_two() && align >= PAGE_BYTES);
         let (flags, whole) = (MapFlags::PRIVATE | MapFlags::NORESERVE, bytes + align);
-        // SAFETY: as above; what is unmapped is what was mapped here, beside what is kept.
+        // SAFETY: as above; this unmaps only parts of its own mapping, outside the kept one.
         let start = unsafe {
             let any = std::ptr::null_mut();
             let start = mm::mmap_anonymous(any, whole, ProtFlags::empty(), flags)?;
@@ -470,7 +470,7 @@ mod imp {
         NonNull::new(start.cast()).ok_or_else(|| io::ErrorKind::OutOfMemory.into())
     }
 
-    /// Has it be accessed from now on.
+    /// Makes it accessible from now on.
     pub fn open(base: NonNull<u8>, bytes: usize) -> io::Result<()> {
         let access = mm::MprotectFlags::READ | mm::MprotectFlags::WRITE;
         // SAFETY: the range is ours, and only its owner uses it.
@@ -514,8 +514,8 @@ mod imp {
             // Before Linux 5.14: touch each page instead.
             Err(rustix::io::Errno::INVAL) => {
                 for offset in (0..bytes).step_by(PAGE_BYTES) {
-                    // SAFETY: inside the mapping; it was just made, so nobody else writes it, and
-                    // writing back the value read keeps the contents.
+                    // SAFETY: inside the mapping. It was just made, so no other thread writes it,
+                    // and writing back the value read keeps the content.
                     unsafe {
                         let byte = base.as_ptr().add(offset);
                         byte.write_volatile(byte.read_volatile());

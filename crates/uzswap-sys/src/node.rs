@@ -5,10 +5,10 @@ use std::fs;
 use std::io;
 use std::ptr::NonNull;
 
-/// Where the kernel tells of them.
+/// The kernel's folder of nodes.
 const FOLDER: &str = "/sys/devices/system/node";
 
-/// Nodes that are told apart, at most; memory of further ones is taken as it comes.
+/// Most nodes that are distinguished; memory of further ones is not chosen.
 const NODES_MAX: usize = 64;
 
 /// The nodes of a machine. There is always one, number 0.
@@ -16,14 +16,14 @@ const NODES_MAX: usize = 64;
 pub struct Nodes {
     /// For each possible processor, its node.
     of_cpu: Box<[usize]>,
-    /// For each node all of them, the nearest first: itself.
+    /// For each node, all nodes, the nearest first: itself.
     nearest: Box<[Box<[usize]>]>,
-    /// Memory can be asked for by these numbers.
+    /// True if memory can be requested by these numbers.
     is_real: bool,
 }
 
 impl Nodes {
-    /// Those of this machine: all that there may be, with processors, memory, or neither yet.
+    /// The possible nodes of this machine: with processors, memory, or neither yet.
     pub fn of_machine() -> Self {
         let list = |name: &str| fs::read_to_string(format!("{FOLDER}/{name}")).ok();
         let possible = list("possible").map(|text| parse_list(&text)).unwrap_or_default();
@@ -35,7 +35,7 @@ impl Nodes {
                 of_cpu.get_mut(cpu).into_iter().for_each(|of| *of = node);
             }
         }
-        // Columns are the nodes that are online, in order.
+        // Columns are the online nodes, in order.
         let online = list("online").map(|text| parse_list(&text)).unwrap_or_default();
         let distances = |node: usize| {
             let text = list(&format!("node{node}/distance")).unwrap_or_default();
@@ -46,7 +46,7 @@ impl Nodes {
         Self { of_cpu: of_cpu.into(), nearest, is_real: count > 1 }
     }
 
-    /// So many nodes, with processors as given, that no memory is asked for of: for tests on any
+    /// So many nodes with the given processors, of which no memory is requested: for tests on any
     /// machine.
     pub fn pretended(count: usize, of_cpu: impl Fn(usize) -> usize) -> Self {
         Self {
@@ -56,28 +56,28 @@ impl Nodes {
         }
     }
 
-    /// How many there are.
+    /// The number of nodes.
     pub fn count(&self) -> usize {
         self.nearest.len()
     }
 
-    /// All of them, the nearest to `node` first, which is that one.
+    /// All nodes, the nearest to `node` first, which is itself.
     pub fn nearest(&self, node: usize) -> &[usize] {
         &self.nearest[node]
     }
 
-    /// The node of the processor that runs the caller, as a hint.
+    /// A hint: the node of the processor that runs the caller.
     pub fn here(&self) -> usize {
         if self.count() == 1 { 0 } else { self.of_cpu[cpu::current() % self.of_cpu.len()] }
     }
 
-    /// Whether it has processors.
+    /// True if it has processors.
     pub fn has_cpus(&self, node: usize) -> bool {
         self.of_cpu.contains(&node)
     }
 
-    /// Has the calling thread run on a node's processors, as far as it may use them. Errors: there
-    /// are none.
+    /// Makes the calling thread run on a node's processors, as far as it may use them. Errors:
+    /// there are none.
     pub fn run_on(&self, node: usize) -> io::Result<()> {
         let allowed = CpuSet::of_caller();
         let mut set = rustix::thread::CpuSet::new();
@@ -86,16 +86,16 @@ impl Nodes {
         Ok(rustix::thread::sched_setaffinity(None, &set)?)
     }
 
-    /// Has pages of a range that are made from now on lie on a node, as long as it has memory.
-    /// `start` is a page's, and the range is mapped.
+    /// Places pages of a range that are made from now on on a node, while it has memory. `start` is
+    /// page-aligned, and the range is mapped.
     pub fn prefer(&self, start: NonNull<u8>, bytes: usize, node: usize) -> io::Result<()> {
         if !self.is_real {
             return Ok(());
         }
         const MPOL_PREFERRED: i32 = 1;
         let mask = [1_u64 << node];
-        // SAFETY: the kernel changes where pages will lie, not what is in them; the mask is as long
-        // as said, and only read. The kernel takes one from the number of bits.
+        // SAFETY: the kernel changes where pages will lie, not their content. The mask is as long
+        // as stated, and only read. The kernel subtracts one from the number of bits.
         let done = unsafe {
             let bits = NODES_MAX + 1;
             libc::syscall(libc::SYS_mbind, start, bytes, MPOL_PREFERRED, mask.as_ptr(), bits, 0)
@@ -103,7 +103,7 @@ impl Nodes {
         if done == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
     }
 
-    /// The node that a page lies on, which was asked to be on `node`.
+    /// The node of a page, which was requested on `node`.
     pub fn of_page(&self, page: NonNull<u8>, node: usize) -> usize {
         if !self.is_real {
             return node;
@@ -111,7 +111,7 @@ impl Nodes {
         const MPOL_F_NODE: u64 = 1;
         const MPOL_F_ADDR: u64 = 2;
         let mut found = -1_i32;
-        // SAFETY: the kernel writes one number, which `found` has room for, and reads no mask.
+        // SAFETY: the kernel writes one number to `found`, and reads no mask.
         let done = unsafe {
             let (mask, bits) = (std::ptr::null_mut::<u64>(), 0);
             let flags = MPOL_F_NODE | MPOL_F_ADDR;
@@ -121,7 +121,7 @@ impl Nodes {
         found.filter(|_| done == 0).unwrap_or(node)
     }
 
-    /// Nodes that have memory now. `None`: the kernel does not say, or they are pretended.
+    /// Nodes with memory at present. `None`: the kernel does not tell, or they are for tests.
     pub fn with_memory(&self) -> Option<Vec<usize>> {
         let read = || fs::read_to_string(format!("{FOLDER}/has_memory")).ok();
         self.is_real.then(read).flatten().map(|text| parse_list(&text))

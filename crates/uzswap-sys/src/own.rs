@@ -1,5 +1,5 @@
-//! A process's own memory that it may not access: written and read all the same, by
-//! `/proc/self/mem`, and opened when it is whole. What userfaultfd does, where that is denied.
+//! Memory of this process that it may not access: it is read and written through `/proc/self/mem`,
+//! and access is allowed when it is complete. This replaces userfaultfd where that is denied.
 
 use crate::map::{Mapping, PAGE_BYTES};
 use rustix::fs::{Mode, OFlags};
@@ -14,14 +14,14 @@ use std::os::fd::{AsRawFd, OwnedFd};
 pub struct OwnMemory(OwnedFd);
 
 impl OwnMemory {
-    /// Opens it. Errors: `/proc` is not mounted, the process may not be traced by its own
-    /// (`prctl(PR_SET_DUMPABLE)`), or the kernel does not let it write what it may not access
+    /// Opens it. Errors: `/proc` is not mounted; the process may not trace itself
+    /// (`prctl(PR_SET_DUMPABLE)`); the kernel does not let it write inaccessible memory
     /// (`proc_mem.force_override`).
     pub fn open() -> io::Result<Self> {
         let own = Self::opened()?;
         let page = Mapping::reserved(PAGE_BYTES)?;
         let range = page.as_ptr() as usize..page.as_ptr() as usize + PAGE_BYTES;
-        // SAFETY: ours, and nobody accesses it.
+        // SAFETY: ours, and no code accesses it.
         unsafe { set_access(range.clone(), false) }?;
         // SAFETY: as above.
         unsafe { own.write(range.start, &[1]) }?;
@@ -30,24 +30,25 @@ impl OwnMemory {
 
     fn opened() -> io::Result<Self> {
         let flags = OFlags::RDWR | OFlags::CLOEXEC;
-        // By its thread: `/proc/self` is the first one's, which may have ended.
+        // By the thread's name: `/proc/self` is the first thread's, which may have ended.
         let file = rustix::fs::open(c"/proc/thread-self/mem", flags, Mode::empty())?;
         Ok(Self(crate::process::out_of_the_way(file)))
     }
 
-    /// Opens it anew under the same descriptor: in a fork, which has its parent's memory by it.
+    /// Opens it anew under the same descriptor: in a fork, whose descriptor is of its parent's
+    /// memory.
     pub fn renew(&self) -> io::Result<()> {
         let new = Self::opened()?;
         crate::process::take_place(&new.0, &self.0)
     }
 
-    /// What it is open as.
+    /// Its descriptor.
     pub fn descriptor(&self) -> i32 {
         self.0.as_raw_fd()
     }
 
-    /// Copies memory, whether it may be accessed or not; absent pages of a mapping are zeros. Safe
-    /// in a signal handler.
+    /// Copies memory, accessible or not; absent pages of a mapping are zeros. Safe in a signal
+    /// handler.
     pub fn read(&self, from: usize, to: &mut [u8]) -> io::Result<()> {
         let mut done = 0;
         while done < to.len() {
@@ -59,10 +60,10 @@ impl OwnMemory {
         Ok(())
     }
 
-    /// Writes memory, whether it may be accessed or not. Safe in a signal handler.
+    /// Writes memory, accessible or not. Safe in a signal handler.
     ///
     /// # Safety
-    /// It is private and anonymous, and nobody relies on what was in it.
+    /// It is private and anonymous, and no code relies on its content.
     pub unsafe fn write(&self, to: usize, from: &[u8]) -> io::Result<()> {
         let mut done = 0;
         while done < from.len() {
@@ -75,12 +76,12 @@ impl OwnMemory {
     }
 }
 
-/// Says whether a range may be read and written, or not accessed at all. Safe in a signal handler.
-/// Errors: `ENOMEM` where the process has as many mappings as it may have (`vm.max_map_count`).
+/// Allows or forbids access to a range. Safe in a signal handler. Errors: `ENOMEM` where the
+/// process has the most mappings that it may have (`vm.max_map_count`).
 ///
 /// # Safety
-/// It is memory of this process's, of whole pages, and whoever accesses what may not be accessed
-/// can bear a SIGSEGV.
+/// It is memory of this process, in whole pages, and a thread that accesses forbidden memory
+/// handles the SIGSEGV.
 pub unsafe fn set_access(range: Range<usize>, is_allowed: bool) -> io::Result<()> {
     let access = match is_allowed {
         true => MprotectFlags::READ | MprotectFlags::WRITE,
@@ -102,7 +103,7 @@ mod tests {
         memory.as_mut_slice()[0] = 7;
         let at = memory.as_ptr() as usize;
         let mut page = [1; PAGE_BYTES];
-        // SAFETY: ours, and nobody accesses it until it is opened.
+        // SAFETY: ours, and no code accesses it until access is allowed.
         unsafe {
             set_access(at..at + 2 * PAGE_BYTES, false).unwrap();
             own.read(at, &mut page).unwrap();

@@ -1,19 +1,19 @@
-//! How long programs wait for memory, as the kernel tells it (PSI, Linux 4.20): of the whole
-//! machine, and with cgroup v2 of each group.
+//! The time that programs wait for memory, by the kernel (PSI, Linux 4.20): of the whole machine,
+//! and with cgroup v2 of each group.
 
 use std::io;
 
 /// The file of the machine.
 pub const MACHINE: &str = "/proc/pressure/memory";
 
-/// How long in a hundred, in the last ten seconds, programs waited: at least one (`some`), or all
-/// at once (`full`). `text` is what such a file says; `None` if it does not say that.
+/// The percentage of the last ten seconds in which programs waited: at least one (`some`), or all
+/// at once (`full`). `text` is the content of such a file; `None` if it has no such value.
 pub fn average(text: &str, kind: &str) -> Option<f64> {
     let line = text.lines().find_map(|line| line.strip_prefix(kind))?;
     line.split_whitespace().find_map(|word| word.strip_prefix("avg10="))?.parse().ok()
 }
 
-/// Of at least one program of the machine. Errors: a kernel that does not say.
+/// The percentage for at least one program of the machine. Errors: a kernel without it.
 pub fn of_machine() -> io::Result<f64> {
     average(&std::fs::read_to_string(MACHINE)?, "some")
         .ok_or_else(|| io::ErrorKind::InvalidData.into())

@@ -1,4 +1,4 @@
-//! What a process can ask for itself, and about others.
+//! Settings of this process, and information about others.
 
 use rustix::event::{PollFd, PollFlags};
 use rustix::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
@@ -11,8 +11,8 @@ fn check(result: i32) -> io::Result<()> {
     if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
-/// Keeps every page of this process in memory from the moment it is first touched, now and in
-/// mappings to come. (`MCL_ONFAULT`: reserved memory that is never used costs nothing.)
+/// Keeps every page of this process in memory once it is touched, in present and future mappings.
+/// (`MCL_ONFAULT`: reserved memory that is never used costs nothing.)
 /// Errors: `OutOfMemory` beyond `RLIMIT_MEMLOCK` without CAP_IPC_LOCK.
 pub fn lock_memory() -> io::Result<()> {
     let flags = libc::MCL_CURRENT | libc::MCL_FUTURE | libc::MCL_ONFAULT;
@@ -20,13 +20,13 @@ pub fn lock_memory() -> io::Result<()> {
     check(unsafe { libc::mlockall(flags) })
 }
 
-/// The same for what is mapped by now, and for nothing that will be.
+/// The same for present mappings only.
 pub fn lock_present_memory() -> io::Result<()> {
     // SAFETY: takes flags and touches no memory of ours.
     check(unsafe { libc::mlockall(libc::MCL_CURRENT | libc::MCL_ONFAULT) })
 }
 
-/// What a process may be permitted to do beyond what everybody may.
+/// A right beyond those of every process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Capability {
     /// CAP_SYS_ADMIN: mount, switch swapping on and off.
@@ -35,7 +35,7 @@ pub enum Capability {
     SysResource,
 }
 
-/// Whether the calling thread may.
+/// True if the calling thread has it.
 pub fn has_capability(capability: Capability) -> bool {
     let wanted = match capability {
         Capability::SysAdmin => CapabilitySet::SYS_ADMIN,
@@ -44,9 +44,9 @@ pub fn has_capability(capability: Capability) -> bool {
     rustix::thread::capabilities(None).is_ok_and(|sets| sets.effective.contains(wanted))
 }
 
-/// Tells the kernel that this process serves block I/O, so that memory it allocates on the way is
-/// never waited for by writing to the very device; or that it does no more. Processes that it
-/// starts are what it is. Errors: `PermissionDenied` without CAP_SYS_RESOURCE.
+/// Tells the kernel that this process serves block I/O, or that it no longer does. The kernel then
+/// does not write to the same device to find memory for the process. Child processes inherit it.
+/// Errors: `PermissionDenied` without CAP_SYS_RESOURCE.
 pub fn set_io_flusher(is_one: bool) -> io::Result<()> {
     Ok(rustix::process::configure_io_flusher_behavior(is_one)?)
 }
@@ -56,21 +56,21 @@ pub fn set_undumpable() -> io::Result<()> {
     Ok(rustix::process::set_dumpable_behavior(DumpableBehavior::NotDumpable)?)
 }
 
-/// Has a descriptor stay open in programs that are started from now on.
+/// Keeps a descriptor open in programs that are started from now on.
 pub fn let_inherit(fd: BorrowedFd<'_>) -> io::Result<()> {
     Ok(rustix::io::fcntl_setfd(fd, FdFlags::empty())?)
 }
 
-/// Has programs that this process starts from now on not have it.
+/// Closes it in programs that are started from now on.
 pub fn keep_from_inheriting(fd: BorrowedFd<'_>) -> io::Result<()> {
     Ok(rustix::io::fcntl_setfd(fd, FdFlags::CLOEXEC)?)
 }
 
-/// Takes a descriptor that this program was started with, by its number, which means nothing
+/// Takes a descriptor that this program was started with, by its number, which is closed
 /// afterwards. Errors: there is none.
 pub fn take_inherited(number: i32) -> io::Result<OwnedFd> {
     let fd = inherited(number)?;
-    // SAFETY: a number; whoever started this program left it open for nobody else.
+    // SAFETY: a number; the program that started this one left it open only for this call.
     unsafe { libc::close(number) };
     Ok(fd)
 }
@@ -80,17 +80,18 @@ pub fn inherited(number: i32) -> io::Result<OwnedFd> {
     if number < 3 {
         return Err(io::ErrorKind::InvalidInput.into());
     }
-    // SAFETY: whatever the number means, it is only duplicated, which fails if it means nothing.
+    // SAFETY: it is only duplicated, which fails if the number is no descriptor.
     let fd = unsafe { BorrowedFd::borrow_raw(number) };
     Ok(rustix::io::fcntl_dupfd_cloexec(fd, 3)?)
 }
 
-/// Closes all descriptors but the standard ones and `kept`, which programs that started this one
-/// may wait for the end of. Before this process has any of its own. Errors: `Unsupported` before
+/// Closes all descriptors but the standard ones and `kept`: a program that started this one may
+/// wait for their end. Called before this process has any of its own. Errors: `Unsupported` before
 /// Linux 5.9.
 pub fn close_inherited(kept: Option<i32>) -> io::Result<()> {
     let close = |first: u32, last: u32| {
-        // SAFETY: takes numbers; nobody in this process has a descriptor yet, as the caller says.
+        // SAFETY: takes numbers; no code in this process has a descriptor yet, as the caller
+        // promises.
         let done = unsafe { libc::syscall(libc::SYS_close_range, first, last, 0) };
         if done == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
     };
@@ -101,8 +102,8 @@ pub fn close_inherited(kept: Option<i32>) -> io::Result<()> {
     }
 }
 
-/// Gives up being root for good: the calling thread becomes another user's, in these groups. For a
-/// process of one thread, before it starts another program. Errors: `PermissionDenied`.
+/// Gives up root for good: the calling thread becomes another user, in these groups. For a process
+/// with one thread, before it starts another program. Errors: `PermissionDenied`.
 pub fn become_user(user: u32, group: u32, groups: &[u32]) -> io::Result<()> {
     use rustix::thread::{set_thread_gid, set_thread_groups, set_thread_uid};
     let groups: Vec<_> = groups.iter().map(|group| Gid::from_raw(*group)).collect();
@@ -112,20 +113,20 @@ pub fn become_user(user: u32, group: u32, groups: &[u32]) -> io::Result<()> {
     Ok(())
 }
 
-/// Has a descriptor that is open stand for another file from now on: `new`'s. Closed by `exec`.
+/// Makes an open descriptor refer to another file from now on: to that of `new`. Closed by `exec`.
 pub fn take_place(new: &impl AsFd, of: &impl AsFd) -> io::Result<()> {
-    // SAFETY: both are open descriptors, and stay their owners'.
+    // SAFETY: both are open descriptors, and keep their owners.
     match unsafe { libc::dup3(number(new), number(of), libc::O_CLOEXEC) } {
         -1 => Err(io::Error::last_os_error()),
         _ => Ok(()),
     }
 }
 
-/// The same descriptor under a high number, closed by `exec`: the program around us may say which
-/// small ones it wants (`dup2`). Where there is no room it stays as it is.
+/// The same descriptor under a high number, closed by `exec`: the program may use low numbers of
+/// its own choice (`dup2`). Without a free number it stays as it is.
 pub fn out_of_the_way(descriptor: OwnedFd) -> OwnedFd {
     let limit = rustix::process::getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
-    // The kernel has a table up to the highest.
+    // The kernel's table of descriptors reaches up to the highest.
     let least = limit.min(1024).saturating_sub(64) as i32;
     rustix::io::fcntl_dupfd_cloexec(&descriptor, least).unwrap_or(descriptor)
 }
@@ -134,8 +135,8 @@ fn number(descriptor: &impl AsFd) -> i32 {
     descriptor.as_fd().as_raw_fd()
 }
 
-/// Has functions called around each `fork` of this process from now on: before it, after it in the
-/// parent, after it in the child. What the child's does must be safe in a signal handler.
+/// Registers functions that each `fork` of this process calls from now on: before it, after it in
+/// the parent, after it in the child. The child's must be safe in a signal handler.
 pub fn at_fork(
     prepare: Option<unsafe extern "C" fn()>,
     parent: Option<unsafe extern "C" fn()>,
@@ -151,17 +152,17 @@ pub fn at_fork(
 /// Runs the calling thread before ordinary ones of the machine (nice −20).
 /// Errors: `PermissionDenied` without CAP_SYS_NICE.
 pub fn raise_priority() -> io::Result<()> {
-    // SAFETY: takes numbers; who 0 is the calling thread.
+    // SAFETY: takes numbers; `who` 0 is the calling thread.
     check(unsafe { libc::setpriority(libc::PRIO_PROCESS, 0, -20) })
 }
 
-/// Runs the calling thread before all that are not in real time (SCHED_RR, its lowest priority).
-/// The kernel lets such threads take memory when others must wait for it. For one that works for
-/// moments. Errors: `PermissionDenied` without CAP_SYS_NICE.
+/// Gives the calling thread precedence over all threads that are not in real time (SCHED_RR, its
+/// lowest priority). The kernel lets such threads take memory when others must wait for it. For a
+/// thread that works for moments. Errors: `PermissionDenied` without CAP_SYS_NICE.
 pub fn run_in_real_time() -> io::Result<()> {
-    // The kernel's structure has this one member. Not by the C library: musl refuses.
+    // The kernel's structure has this one member. The C library is not used: musl refuses.
     let priority: i32 = 1;
-    // SAFETY: the priority outlives the call; who 0 is the calling thread.
+    // SAFETY: the priority outlives the call; `who` 0 is the calling thread.
     let done = unsafe {
         libc::syscall(libc::SYS_sched_setscheduler, 0, libc::SCHED_RR, &raw const priority)
     };
@@ -174,8 +175,8 @@ pub fn spare_from_oom() -> io::Result<()> {
     std::fs::write("/proc/self/oom_score_adj", "-1000")
 }
 
-/// Undoes [`spare_from_oom`], which is inherited.
-/// Errors: `PermissionDenied` without CAP_SYS_RESOURCE, where it was not in force.
+/// Undoes [`spare_from_oom`], which child processes inherit. Errors: `PermissionDenied` without
+/// CAP_SYS_RESOURCE, where it was not in force.
 pub fn do_not_spare_from_oom() -> io::Result<()> {
     std::fs::write("/proc/self/oom_score_adj", "0")
 }
@@ -197,28 +198,28 @@ pub fn wait_for_end(pid: i32) -> io::Result<()> {
     }
 }
 
-/// Takes leave of this process's children that have ended, also of those that the program which it
-/// ran before has started: nobody else can.
+/// Waits for children that have ended. Only this process can, also for those that the program
+/// before an `exec` has started.
 pub fn reap_children() {
     while let Ok(Some(_)) = rustix::process::wait(rustix::process::WaitOptions::NOHANG) {}
 }
 
-/// When the process was started, in clock ticks since boot: with its number, its identity.
-/// `None` when there is no such process.
+/// The start of a process, in clock ticks since boot: with its number, its identity. `None` when
+/// there is no such process.
 pub fn start_time(pid: i32) -> Option<u64> {
     Some(Activity::of(pid)?.started)
 }
 
-/// Whether no thread of the process with this number is left, not even one that is about to end:
-/// one that was killed may have its first thread dead and others in a system call.
+/// True if the process with this number has no thread left. A killed process may have a dead first
+/// thread while others are still in a system call.
 pub fn is_gone(pid: i32) -> bool {
     let threads = std::fs::read_dir(format!("/proc/{pid}/task")).map_or(0, Iterator::count);
     threads == 0 || threads == 1 && Activity::of(pid).is_none()
 }
 
-/// Whether any thread of the process with this number has memory, so that it may execute something
-/// or the kernel may write there for it. A thread that was killed gives its memory up before it
-/// closes its files, which may take for ever: so none has, long before [`is_gone`].
+/// True if any thread of the process with this number has memory. It may execute code then, or the
+/// kernel may write there for it. A killed thread gives up its memory before it closes its files,
+/// which may take for ever: so no thread has memory long before [`is_gone`].
 pub fn has_memory(pid: i32) -> bool {
     let Ok(tasks) = std::fs::read_dir(format!("/proc/{pid}/task")) else { return false };
     let stats = tasks.flatten().filter_map(|task| read_stat(task.path()));
@@ -235,7 +236,7 @@ pub fn has_memory(pid: i32) -> bool {
     threads.is_some_and(|(bytes, threads)| bytes != 0 || threads > seen)
 }
 
-/// Whether the first thread of a process has given its memory up, or there is no such process: it
+/// True if the first thread of a process has given up its memory, or there is no such process: it
 /// has begun to end. Takes one look, where [`has_memory`] takes one at each thread.
 pub fn is_ending(pid: i32) -> bool {
     let stat = read_stat(format!("/proc/{pid}").into());
@@ -256,28 +257,28 @@ fn memory_and_threads(stat: &str) -> Option<(u64, u64)> {
     Some((fields.nth(2)?.parse().ok()?, threads))
 }
 
-/// What a process does, its first thread for the others.
+/// The activity of a process, by its first thread.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Activity {
-    /// When it was started, in clock ticks since boot.
+    /// Its start, in clock ticks since boot.
     pub started: u64,
     /// Its major faults so far: those that waited for a device.
     pub major_faults: u64,
-    /// It runs, or could if there were a CPU for it.
+    /// It runs, or waits only for a CPU.
     pub is_running: bool,
     /// It waits for a device, as in a major fault.
     pub is_waiting: bool,
 }
 
 impl Activity {
-    /// As it is now; `None` when there is no such process.
+    /// Its present activity; `None` when there is no such process.
     pub fn of(pid: i32) -> Option<Self> {
         Self::parse(&std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?)
     }
 
     fn parse(stat: &str) -> Option<Self> {
-        // The name, in parentheses, may hold anything. After it: the state, and as the tenth field
-        // the major faults, as the twentieth the start.
+        // The name, in parentheses, may have any characters. After it: the state, as the tenth
+        // field the major faults, as the twentieth the start.
         let (_, rest) = stat.rsplit_once(')')?;
         let mut fields = rest.split_whitespace();
         let state = fields.next()?;
@@ -288,8 +289,7 @@ impl Activity {
     }
 }
 
-/// A process and all that it has started, as far as those still hang together; empty when it is
-/// gone.
+/// A process and its descendants, as far as they are still linked; empty when it is gone.
 pub fn tree(pid: i32) -> Vec<i32> {
     let mut all = Vec::from([pid]);
     all.retain(|pid| Activity::of(*pid).is_some());
@@ -305,14 +305,14 @@ pub fn tree(pid: i32) -> Vec<i32> {
     all
 }
 
-/// Has the kernel swap out what it can of a range of another process' addresses (Linux 5.10).
-/// Errors: `PermissionDenied` without CAP_SYS_NICE or the right to trace it; `InvalidInput` for
-/// locked memory; `OutOfMemory` where nothing is mapped; ESRCH: it is gone.
+/// Asks the kernel to swap out a range of another process' addresses (Linux 5.10). Errors:
+/// `PermissionDenied` without CAP_SYS_NICE or the right to trace it; `InvalidInput` for locked
+/// memory; `OutOfMemory` where nothing is mapped; ESRCH: it is gone.
 pub fn page_out(pid: i32, range: std::ops::Range<usize>) -> io::Result<()> {
     let pid = Pid::from_raw(pid).ok_or(io::ErrorKind::InvalidInput)?;
     let process = rustix::process::pidfd_open(pid, PidfdFlags::empty())?;
     let part = libc::iovec { iov_base: range.start as *mut _, iov_len: range.len() };
-    // SAFETY: reads one iovec; the addresses in it are the other process', whose contents do not
+    // SAFETY: reads one iovec; the addresses in it are the other process', and its content does not
     // change.
     let done = unsafe {
         libc::syscall(
@@ -327,25 +327,24 @@ pub fn page_out(pid: i32, range: std::ops::Range<usize>) -> io::Result<()> {
     if done < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }
 
-/// Whether one of its threads waits for a device.
+/// True if one of its threads waits for a device.
 pub fn has_waiting_thread(pid: i32) -> bool {
     let tasks = std::fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
     let stats = tasks.filter_map(|task| std::fs::read_to_string(task.path().join("stat")).ok());
     stats.filter_map(|stat| Activity::parse(&stat)).any(|activity| activity.is_waiting)
 }
 
-/// Memory that the process has now, its program's included, bytes; `None` when there is no such
-/// process.
+/// Memory of a process, its program included, in bytes; `None` when there is no such process.
 pub fn resident_bytes(pid: i32) -> Option<u64> {
     resident_and_shared(&format!("/proc/{pid}/statm")).map(|[resident, _]| resident)
 }
 
-/// The part of it that is of no file and not shared, bytes.
+/// Its anonymous memory that is not shared, in bytes.
 pub fn anonymous_bytes(pid: i32) -> Option<u64> {
     unshared(&format!("/proc/{pid}/statm"))
 }
 
-/// The same of this process, also once its first thread has ended, of which `/proc/self` is.
+/// The same for this process, also once its first thread, which `/proc/self` names, has ended.
 pub fn own_anonymous_bytes() -> Option<u64> {
     unshared("/proc/thread-self/statm")
 }
@@ -354,15 +353,15 @@ fn unshared(path: &str) -> Option<u64> {
     resident_and_shared(path).map(|[resident, shared]| resident.saturating_sub(shared))
 }
 
-/// Of the anonymous memory of this process what is to be counted with others, bytes: pages that it
-/// has in common with them since a fork, less its own part. Takes the kernel a look at each page.
+/// Bytes of this process's anonymous memory that it shares with others since a fork, less its own
+/// part: those are counted once for all. The kernel walks over each page for it.
 pub fn own_shared_bytes() -> Option<u64> {
     let sums = std::fs::read_to_string("/proc/thread-self/smaps_rollup").ok()?;
     Some(sum(&sums, "Anonymous:")?.saturating_sub(sum(&sums, "Pss_Anon:")?))
 }
 
-/// Anonymous memory of a process, bytes, of which each page that several processes have counts in
-/// parts. Takes the kernel a look at each page.
+/// Anonymous memory of a process in bytes; a page of several processes counts in parts. The kernel
+/// walks over each page for it.
 pub fn anonymous_part_bytes(pid: i32) -> Option<u64> {
     let sums = std::fs::read_to_string(format!("/proc/{pid}/smaps_rollup")).ok()?;
     sum(&sums, "Pss_Anon:")
@@ -374,8 +373,8 @@ fn sum(sums: &str, name: &str) -> Option<u64> {
 }
 
 fn resident_and_shared(path: &str) -> Option<[u64; 2]> {
-    // Seven numbers, read where no memory need be taken for them: a program that is looked at for
-    // the first time has none of ours.
+    // Seven numbers, read into a buffer on the stack: at the first look at a program it has no
+    // memory of ours.
     let mut statm = [0; 160];
     let bytes = std::fs::File::open(path).ok()?.read(&mut statm).ok()?;
     let statm = str::from_utf8(&statm[..bytes]).ok()?;
@@ -384,7 +383,7 @@ fn resident_and_shared(path: &str) -> Option<[u64; 2]> {
     Some([fields.next()?.ok()? * page_bytes, fields.next()?.ok()? * page_bytes])
 }
 
-/// Lets go of standard error: what is written there from now on is lost.
+/// Redirects standard error to nothing.
 pub fn silence_errors() -> io::Result<()> {
     let null = std::fs::File::options().write(true).open("/dev/null")?;
     Ok(rustix::stdio::dup2_stderr(null)?)
@@ -400,14 +399,14 @@ pub fn kill(pid: i32, signal: i32) -> io::Result<()> {
     }
 }
 
-/// Makes the calling process the leader of a session of its own: keys of the terminal no longer
-/// signal it.
+/// Makes the calling process the leader of a session of its own, so that keys of the terminal no
+/// longer signal it.
 pub fn leave_session() -> io::Result<()> {
     rustix::process::setsid()?;
     Ok(())
 }
 
-/// Has the kernel kill the calling process when the thread that started it ends. Errors:
+/// Makes the kernel kill the calling process when the thread that started it ends. Errors:
 /// `NotFound` when that process, which must be `parent`, has ended already.
 pub fn die_with_parent(parent: i32) -> io::Result<()> {
     rustix::process::set_parent_process_death_signal(Some(Signal::KILL))?;
@@ -423,7 +422,7 @@ pub fn free_disk_bytes(folder: &std::path::Path) -> io::Result<u64> {
     Ok(statistics.f_bavail.saturating_mul(statistics.f_frsize))
 }
 
-/// Whether this process runs as root.
+/// True if this process runs as root.
 pub fn is_root() -> bool {
     rustix::process::geteuid().is_root()
 }

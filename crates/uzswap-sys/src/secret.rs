@@ -1,5 +1,5 @@
-//! Memory for a key: of its own, locked, left out of core dumps and, unless they are to go on with
-//! it, of processes that are forked, and zeros once it is not needed any more.
+//! Memory for a key: a mapping of its own, locked, left out of core dumps, and wiped when the key
+//! is not needed any more. Forked processes get none of it, unless they are to use the key.
 
 use crate::map::Mapping;
 use std::fmt;
@@ -16,8 +16,8 @@ pub struct Secret<T> {
 }
 
 impl<T> Secret<T> {
-    /// Moves what `make` makes into memory of its own, and overwrites the stack that it was made
-    /// on. Errors: no memory, or none that may be locked (`RLIMIT_MEMLOCK`); those of `make`.
+    /// Moves the result of `make` into memory of its own, and overwrites the stack that `make`
+    /// used. Errors: no memory, or none that may be locked (`RLIMIT_MEMLOCK`); those of `make`.
     pub fn try_new(make: impl FnOnce() -> io::Result<T>) -> io::Result<Self> {
         const { assert!(!std::mem::needs_drop::<T>(), "it is forgotten, not dropped") };
         const { assert!(align_of::<T>() <= crate::map::PAGE_BYTES) };
@@ -30,12 +30,12 @@ impl<T> Secret<T> {
         Ok(Self { memory, value: PhantomData })
     }
 
-    /// Lets processes that are forked from now on have a copy.
+    /// Gives processes that are forked from now on a copy.
     pub fn let_forks_inherit(&self) -> io::Result<()> {
         self.memory.keep_on_fork()
     }
 
-    /// In such a process: its copy is locked, too. Errors: as above.
+    /// Called in such a process: locks its copy, too. Errors: as above.
     pub fn lock_again(&self) -> io::Result<()> {
         self.memory.lock()
     }
@@ -48,19 +48,19 @@ impl<T> Secret<T> {
 #[inline(never)]
 fn write_to<T>(memory: &Mapping, make: impl FnOnce() -> io::Result<T>) -> io::Result<()> {
     let value = make()?;
-    // SAFETY: the mapping is page-aligned, large enough, new, and nobody else knows it.
+    // SAFETY: the mapping is page-aligned, large enough, new, and unknown to other code.
     unsafe { memory.as_ptr().cast::<T>().write(value) };
     Ok(())
 }
 
-/// Zeros where the frames of [`write_to`] and of what it called were.
+/// Zeros the stack frames of [`write_to`] and of its callees.
 #[inline(never)]
 fn overwrite_stack() {
     let mut frames = [1; 16 << 10];
     wipe(&mut frames);
 }
 
-/// Overwrites bytes with zeros, even if nobody reads them again.
+/// Overwrites bytes with zeros, even if they are never read again.
 pub fn wipe(bytes: &mut [u8]) {
     for byte in bytes {
         // SAFETY: a valid, exclusive reference.
@@ -72,7 +72,7 @@ impl<T> Deref for Secret<T> {
     type Target = T;
 
     fn deref(&self) -> &T {
-        // SAFETY: a valid `T`, by the struct's invariant; nobody writes to it but `drop`.
+        // SAFETY: a valid `T`, by the struct's invariant; only `drop` writes to it.
         unsafe { &*self.memory.as_ptr().cast() }
     }
 }

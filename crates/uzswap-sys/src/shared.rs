@@ -1,7 +1,7 @@
 //! Memory that outlives the process that uses it: a file without a name, mapped.
 //!
-//! It is there as long as any process has the descriptor. Of its pages only those exist that were
-//! asked for, so that it can be as large as what it may ever hold.
+//! It exists as long as any process has the descriptor. Only pages that were populated exist, so it
+//! can be as large as its largest possible content.
 
 use crate::map::{Mapping, PAGE_BYTES};
 use rustix::fs::{FallocateFlags, MemfdFlags, Mode, OFlags};
@@ -11,21 +11,21 @@ use std::ops::{Deref, DerefMut};
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
-/// A file for [`SharedMemory`], empty. Only who is given the descriptor can open it.
+/// An empty file for [`SharedMemory`]. Only a process with the descriptor can open it.
 pub fn create(name: &str) -> io::Result<OwnedFd> {
     Ok(rustix::fs::memfd_create(name, MemfdFlags::CLOEXEC)?)
 }
 
-/// The same, but the kernel never swaps a page of it out, whether or not a process has it locked:
-/// for who serves swapping, and may be killed. It is on a file system of its own, which goes with
-/// it. Errors: before Linux 6.4; `PermissionDenied` without CAP_SYS_ADMIN.
+/// The same, but the kernel never swaps its pages out, even if no process has locked them: for a
+/// process that serves swapping and may be killed. It is on a file system of its own, which is
+/// removed with it. Errors: before Linux 6.4; `PermissionDenied` without CAP_SYS_ADMIN.
 pub fn create_unswappable() -> io::Result<OwnedFd> {
     let setup = mount::fsopen("tmpfs", FsOpenFlags::FSOPEN_CLOEXEC)?;
     mount::fsconfig_set_flag(setup.as_fd(), "noswap")?;
-    // No limit but the machine's.
+    // The machine's limit alone.
     mount::fsconfig_set_string(setup.as_fd(), "size", "0")?;
     mount::fsconfig_set_string(setup.as_fd(), "mode", "700")?;
-    // For who asks, whatever the machine's default. An error: this kernel has no huge pages here.
+    // Huge pages on request, for any default of the machine. An error: this kernel has none here.
     let _ = mount::fsconfig_set_string(setup.as_fd(), "huge", "advise");
     mount::fsconfig_create(setup.as_fd())?;
     let none = MountAttrFlags::MOUNT_ATTR_NOEXEC | MountAttrFlags::MOUNT_ATTR_NODEV;
@@ -42,10 +42,10 @@ pub struct SharedMemory {
 }
 
 impl SharedMemory {
-    /// Maps `bytes` (rounded up to pages) of a file, which is made that long. It is left out of
-    /// core dumps.
+    /// Maps `bytes` (rounded up to pages) of a file, and makes it that long. The mapping is left
+    /// out of core dumps.
     ///
-    /// Errors: `ENOMEM`, no room in the address space.
+    /// Errors: `ENOMEM`, no space in the address space.
     pub fn map(file: OwnedFd, bytes: usize) -> io::Result<Self> {
         let bytes = bytes.next_multiple_of(PAGE_BYTES).max(PAGE_BYTES);
         if rustix::fs::fstat(&file)?.st_size < bytes as i64 {
@@ -55,8 +55,8 @@ impl SharedMemory {
         Ok(Self { file, mapping })
     }
 
-    /// Start of the range; valid for reads and writes of [`Self::len`] bytes while `self` lives. A
-    /// page that was not populated may have to be found by the kernel; where it finds none, the
+    /// Start of the range; valid for reads and writes of [`Self::len`] bytes while `self` lives.
+    /// The kernel must find memory for a page that was not populated; where it finds none, the
     /// access is a SIGBUS.
     pub fn as_ptr(&self) -> *mut u8 {
         self.mapping.as_ptr()
@@ -67,16 +67,16 @@ impl SharedMemory {
         self.mapping.len()
     }
 
-    /// Never: a mapping has at least one page.
+    /// Always false: a mapping has at least one page.
     pub fn is_empty(&self) -> bool {
         self.mapping.is_empty()
     }
 
-    /// Makes sure that pages exist and are mapped: whole pages from `offset` on. What is new is
-    /// zeros. Errors: `ENOMEM`, no memory; then some may. (Before Linux 5.14 that is a SIGBUS.)
+    /// Makes whole pages from `offset` on exist, mapped. New ones are zeros. Errors: `ENOMEM`; then
+    /// some may exist. (Before Linux 5.14 that is a SIGBUS.)
     pub fn populate(&self, offset: usize, bytes: usize) -> io::Result<()> {
         match self.mapping.populate_part(offset, bytes) {
-            // What the kernel says where a file's page cannot be had.
+            // The kernel's error where there is no memory for a file's page.
             Err(error) if error.raw_os_error() == Some(libc::EFAULT) => {
                 Err(io::ErrorKind::OutOfMemory.into())
             }
@@ -84,17 +84,17 @@ impl SharedMemory {
         }
     }
 
-    /// Asks for huge pages in a part, which a file of [`create_unswappable`] has where the kernel
+    /// Asks for huge pages in a part. A file of [`create_unswappable`] has them where the kernel
     /// finds some: then one is populated whole.
     pub fn prefer_huge(&self, offset: usize, bytes: usize) {
         self.mapping.prefer_huge(offset, bytes);
     }
 
-    /// Gives pages back to the kernel, for all processes: whole pages from `offset` on. They read
-    /// as zeros if they are used again.
+    /// Gives whole pages from `offset` on back to the kernel, for all processes. They are zeros if
+    /// they are used again.
     ///
     /// # Safety
-    /// Nobody relies on what is in them.
+    /// No process relies on their content.
     pub unsafe fn release(&self, offset: usize, bytes: usize) -> io::Result<()> {
         let is_inside = offset.checked_add(bytes).is_some_and(|end| end <= self.len());
         assert!(is_inside && (offset | bytes).is_multiple_of(PAGE_BYTES), "whole pages inside");
@@ -102,8 +102,8 @@ impl SharedMemory {
         Ok(rustix::fs::fallocate(&self.file, hole, offset as u64, bytes as u64)?)
     }
 
-    /// Cuts it into parts of `bytes` each, whole pages, all populated; the last is what is left.
-    /// Errors: no memory.
+    /// Cuts it into populated parts of `bytes` each, in whole pages; the last has the rest. Errors:
+    /// no memory.
     ///
     /// # Safety
     /// No other process uses the file while the parts live, and this process has it mapped once.
@@ -120,7 +120,7 @@ impl SharedMemory {
 
 /// A part of such memory, owned.
 ///
-/// Invariant: it is inside of the memory, populated, and nobody else uses it.
+/// Invariant: it is inside the memory, populated, and no other code uses it.
 #[derive(Debug)]
 pub struct Part {
     memory: Arc<SharedMemory>,
@@ -129,14 +129,15 @@ pub struct Part {
 }
 
 impl Part {
-    /// Writes 64 bits at `at`, a multiple of 8, at once: who is killed has written all or nothing.
+    /// Writes 64 bits at `at`, a multiple of 8, in one store: a killed process has written all or
+    /// nothing.
     pub fn set_word(&mut self, at: usize, value: u64) {
         assert!(at.is_multiple_of(size_of::<u64>()) && at + size_of::<u64>() <= self.bytes);
         // SAFETY: inside, by the assertion, aligned, and `&mut self` excludes other users.
         unsafe { self.memory.as_ptr().add(self.offset + at).cast::<u64>().write_volatile(value) };
     }
 
-    /// Reads them.
+    /// Reads 64 bits.
     pub fn word(&self, at: usize) -> u64 {
         assert!(at.is_multiple_of(size_of::<u64>()) && at + size_of::<u64>() <= self.bytes);
         // SAFETY: inside, by the assertion, aligned, and `&self` excludes writers.
@@ -175,7 +176,7 @@ mod tests {
         let memory = SharedMemory::map(file, 1 << 40).unwrap();
         memory.populate(1 << 35, 4 * PAGE_BYTES).unwrap();
         assert_eq!(rustix::fs::fstat(&memory.file).unwrap().st_nlink, 0);
-        // SAFETY: nobody relies on what is in it.
+        // SAFETY: no code relies on its content.
         unsafe { memory.release(1 << 35, 4 * PAGE_BYTES) }.unwrap();
     }
 
@@ -186,7 +187,7 @@ mod tests {
         let memory = SharedMemory::map(file, 1 << 40).unwrap();
         memory.populate(1 << 30, 2 * PAGE_BYTES).unwrap();
         let at = |memory: &SharedMemory, offset: usize| {
-            // SAFETY: inside of the mapping, and nobody else writes.
+            // SAFETY: inside the mapping, and no other thread writes.
             unsafe { memory.as_ptr().add(offset) }
         };
         // SAFETY: as above.
@@ -194,7 +195,7 @@ mod tests {
         drop(memory);
         let memory = SharedMemory::map(again, 1 << 40).unwrap();
         // Volatile: the compiler is told that the call changes no memory.
-        // SAFETY: as above; nobody relies on what is given back.
+        // SAFETY: as above; no code relies on the released content.
         unsafe {
             assert_eq!(at(&memory, (1 << 30) + PAGE_BYTES).read_volatile(), 7);
             memory.release(1 << 30, 2 * PAGE_BYTES).unwrap();

@@ -1,10 +1,10 @@
-//! Stacks for the handlers of signals: made ahead, taken for the time of a fault.
+//! Stacks for the handlers of signals: made ahead, used for the time of a fault.
 //!
 //! A handler runs on the stack of the thread that faulted, or on its alternate one (`sigaltstack`).
-//! Either may be of a few KiB, of which the kernel's frame takes up to three; a page that comes
-//! from the backing takes 24 more. So what a handler has to do is done on one of these. They are of
-//! the process, not of threads: no thread need say that it exists, and memory is taken by as many
-//! as serve faults at once.
+//! Either may have only a few KiB. The kernel's frame takes up to three of them, and a page from
+//! the backing takes 24 more. So a handler works on one of these stacks. They belong to the
+//! process, not to threads: no thread need register, and only as many take memory as there are
+//! faults at once.
 
 use crate::cpu;
 use crate::map::{Mapping, PAGE_BYTES};
@@ -12,9 +12,9 @@ use std::ffi::c_void;
 use std::io;
 use std::sync::atomic::{AtomicBool, Ordering::*};
 
-/// How many faults are served on them at once, those that wait for memory included.
+/// Most faults served on them at once, including those that wait for memory.
 const COUNT: usize = 64;
-/// Twice what a page from the backing takes, with the page below that nobody may touch.
+/// Twice the need of a page from the backing, with a guard page below.
 const BYTES: usize = 128 << 10;
 
 /// See the module.
@@ -24,13 +24,13 @@ pub struct Stacks {
     taken: [Taken; COUNT],
 }
 
-/// Whether somebody is on a stack: a line of the caches each, since every fault writes one.
+/// True while a stack is used. It has a cache line of its own, since every fault writes it.
 #[derive(Debug, Default)]
 #[repr(align(128))]
 struct Taken(AtomicBool);
 
 impl Stacks {
-    /// Reserves them; they take memory once they are used.
+    /// Reserves them; they take memory when they are used.
     pub fn new() -> io::Result<Self> {
         let memory = Mapping::for_pages(COUNT * BYTES, PAGE_BYTES)?;
         // A fork has faults too.
@@ -39,13 +39,13 @@ impl Stacks {
         Ok(Self { memory, taken: std::array::from_fn(|_| Taken::default()) })
     }
 
-    /// Does `work` on a stack that nobody else is on; on the caller's own where all are taken.
-    /// Allocates nothing and waits for nobody. All signals are blocked, so that `work` ends here.
+    /// Runs `work` on a free stack, or on the caller's own where all are taken. Allocates nothing
+    /// and never waits. All signals are blocked, so that `work` ends here.
     pub fn run<F: FnMut()>(&self, mut work: F) {
         let Some(at) = self.take() else { return work() };
         let top = (at + 1) * BYTES - ARGUMENTS;
-        // SAFETY: the stack is this call's own, as `taken` says, its top is a multiple of 16, and
-        // `work` outlives the call, which ends it if it panics.
+        // SAFETY: `taken` gives the stack to this call alone, its top is a multiple of 16, and
+        // `work` outlives the call, which ends the process if `work` panics.
         unsafe {
             let top = self.memory.as_ptr().add(top);
             on_stack((&raw mut work).cast(), call::<F>, top);
@@ -53,14 +53,14 @@ impl Stacks {
         self.taken[at].0.store(false, Release);
     }
 
-    /// Whether the caller is on one of them.
+    /// True if the caller is on one of them.
     pub fn is_here(&self) -> bool {
         let here = 0u8;
         let start = self.memory.as_ptr() as usize;
         (start..start + self.memory.len()).contains(&(&raw const here as usize))
     }
 
-    /// The one that this CPU used last, most likely, and whose memory is in its caches.
+    /// Most likely the stack that this CPU used last, which is in its caches.
     fn take(&self) -> Option<usize> {
         let here = cpu::current();
         let order = (here..here + COUNT).map(|at| at % COUNT);
@@ -71,23 +71,23 @@ impl Stacks {
         order.into_iter().find(is_free)
     }
 
-    /// In a fork: the threads that had some are not here.
+    /// In a fork: the threads that used some do not exist here.
     pub fn give_all(&self) {
         self.taken.iter().for_each(|taken| taken.0.store(false, Relaxed));
     }
 }
 
-/// What a function may read above its return address: those of its arguments that are not in
-/// registers, or places for them. Who is called last, in place of the function that was called
-/// here, is such a one, too: the C library's `syscall` reads its seventh, given or not.
+/// Bytes above its return address that a function may read: its arguments on the stack, or their
+/// places. The last function called, by a tail call, may be such a one too: the C library's
+/// `syscall` reads a seventh argument, passed or not.
 const ARGUMENTS: usize = 64;
 
 extern "C" fn call<F: FnMut()>(work: *mut c_void) {
-    // SAFETY: `run` passes its own, which nobody else uses meanwhile.
+    // SAFETY: `run` passes its own, which no other code uses meanwhile.
     unsafe { (*work.cast::<F>())() }
 }
 
-/// Calls `call(work)` with another stack. The frame pointer remembers ours, for unwinders too.
+/// Calls `call(work)` on another stack. The frame pointer keeps the old one, for unwinders too.
 ///
 /// # Safety
 /// `top` is the end of a stack that is free, a multiple of 16.
@@ -136,7 +136,7 @@ unsafe extern "C" fn on_stack(work: *mut c_void, call: extern "C" fn(*mut c_void
     )
 }
 
-/// Where nobody has written it: on the stack of the caller.
+/// For other processors: on the stack of the caller.
 ///
 /// # Safety
 /// None is needed.
@@ -165,7 +165,8 @@ mod tests {
         }
         nest(&stacks, COUNT + 1, &mut places, &here);
         let on_ours: Vec<bool> = places.iter().map(|at| range.contains(at)).collect();
-        // The first is the caller's; the last found none free, and is where the one before it is.
+        // The first is the caller's; the last found no free one, and is on the stack of the one
+        // before it.
         assert!(!on_ours[0] && on_ours[1..].iter().all(|is| *is));
         let numbers = places[1..=COUNT].iter().map(|at| (at - range.start) / BYTES);
         assert_eq!(numbers.collect::<std::collections::BTreeSet<_>>().len(), COUNT);

@@ -1,4 +1,4 @@
-//! Swap areas: their header, switching them on and off, which there are.
+//! Swap areas: their header, switching them on and off, and their list.
 
 use std::ffi::CString;
 use std::fs::File;
@@ -19,8 +19,8 @@ const FLAG_DISCARD_PAGES: i32 = 0x4_0000;
 
 /// The header of an area of `pages` pages, itself included: version 1, no bad pages.
 ///
-/// Layout (mm/swapfile.c, `union swap_header`): at 1024 version, last page and number of bad pages,
-/// 32 bits each, then a UUID and a label of 16 bytes; in the last ten bytes "SWAPSPACE2".
+/// Layout (mm/swapfile.c, `union swap_header`). At 1024: version, last page and number of bad
+/// pages, 32 bits each, then a UUID and a label of 16 bytes; in the last ten bytes "SWAPSPACE2".
 pub fn header(pages: u32, label: &str) -> Box<[u8; HEADER_BYTES]> {
     let mut page = Box::new([0; HEADER_BYTES]);
     page[1024..1028].copy_from_slice(&1u32.to_ne_bytes());
@@ -48,16 +48,15 @@ pub fn on(device: &Path, priority: u16) -> io::Result<()> {
     check(unsafe { libc::swapon(path.as_ptr(), flags) })
 }
 
-/// Reads everything back from `device` and switches swapping to it off. May take long; interrupted
-/// by a signal it fails and the area stays on. Errors: `OutOfMemory` when it does not fit in
-/// memory.
+/// Reads everything back from `device` and switches swapping to it off. It may take long. A signal
+/// makes it fail, and the area stays on. Errors: `OutOfMemory` when its pages do not fit in memory.
 pub fn off(device: &Path) -> io::Result<()> {
     let path = c_path(device)?;
     // SAFETY: the path is a C string that outlives the call.
     check(unsafe { libc::swapoff(path.as_ptr()) })
 }
 
-/// Whether this process may switch areas on: asked with a path at which there is none. Errors:
+/// Checks that this process may switch areas on, by a path without an area. Errors:
 /// `PermissionDenied` without CAP_SYS_ADMIN, or where a container's filter forbids the call;
 /// `Unsupported` (ENOSYS) for a kernel without swap.
 pub fn may_switch_on() -> io::Result<()> {
@@ -96,7 +95,7 @@ pub fn areas() -> io::Result<Vec<Area>> {
 fn parse(text: &str) -> Vec<Area> {
     let area = |line: &str| {
         let mut fields = line.split_whitespace();
-        // A path with a space in it is written with \040.
+        // A space in a path is written as \040.
         let path = PathBuf::from(fields.next()?.replace("\\040", " "));
         let kib = |field: Option<&str>| field?.parse::<u64>().ok().map(|kib| kib * 1024);
         let bytes = kib(fields.nth(1))?;

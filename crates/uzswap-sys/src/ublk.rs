@@ -1,15 +1,15 @@
 //! ublk: block devices that a program serves, over io_uring (Linux 6.1).
 //!
-//! Devices are made, started and taken away by commands to `/dev/ublk-control` ([`Control`]). Each
-//! has a character device, over which one thread takes its requests and answers them ([`Queue`]).
-//! With each command that asks for a request the kernel is given a buffer: data to write are in it
-//! when the command completes, data that were read go from it with the next one. Whose the buffer
-//! is can be seen by where its [`Io`] is: in the queue, the kernel's; outside, the holder's.
+//! Commands to `/dev/ublk-control` make, start and remove devices ([`Control`]). Each has a
+//! character device, over which one thread takes its requests and answers them ([`Queue`]). Each
+//! command that asks for a request passes a buffer to the kernel. The buffer has the data to write
+//! when the command completes; data that were read go with the next command. The place of a
+//! buffer's [`Io`] tells its owner: in the queue, the kernel; outside, the holder.
 //!
-//! A device outlives its server (`USER_RECOVERY`). Otherwise the kernel would take it away under a
+//! A device outlives its server (`USER_RECOVERY`). Otherwise the kernel would remove it under a
 //! swap area when the server is killed, and an area without a device cannot be switched off.
-//! Another server takes it over ([`Control::take_over`]). If that one is to go on with what the
-//! first has stored, requests that were taken and not answered come to it again
+//! Another server takes it over ([`Control::take_over`]). If that server continues with the pages
+//! of the first, it gets the requests that were taken and not answered again
 //! (`USER_RECOVERY_REISSUE`).
 //!
 //! Numbers and layouts are those of <linux/ublk_cmd.h>.
@@ -30,16 +30,16 @@ const CONTROL: &str = "/dev/ublk-control";
 /// Bytes of a sector, the unit of the interface.
 const SECTOR_BYTES: u64 = 512;
 
-/// Device flags: another server may take over from one that died; requests that the first had
-/// taken come to the other again, and do not fail; since 6.13: those that come meanwhile fail too,
-/// and do not wait for the other.
+/// Device flags. Another server may take over from a dead one. The requests that the first had
+/// taken come to the other again, instead of failing. Since 6.13: requests that come meanwhile fail
+/// too, instead of waiting for the other.
 const USER_RECOVERY: u64 = 1 << 3;
 const USER_RECOVERY_REISSUE: u64 = 1 << 4;
 const USER_RECOVERY_FAIL_IO: u64 = 1 << 9;
 const CMD_IOCTL_ENCODE: u64 = 1 << 6;
 
-/// What a device says of itself in `server_flags`, which the kernel only keeps. (Its server's
-/// number says nothing: it is gone when the server is.)
+/// The device's `server_flags`, which the kernel only keeps. (Its server's number is useless: it is
+/// gone when the server is.)
 ///
 /// ```text
 /// 63           32 31             0
@@ -50,7 +50,7 @@ struct Mark;
 impl Mark {
     const OURS: u64 = u32::from_le_bytes(*b"uzs\x02") as u64;
 
-    /// Of a device of ours that begins at `start`, bytes.
+    /// The mark of a device of ours that begins at byte `start`.
     fn of(start: u64) -> u64 {
         let page = start / PAGE_BYTES as u64;
         assert!(page <= u32::MAX.into(), "no disk has so many pages");
@@ -61,7 +61,7 @@ impl Mark {
         flags & u64::from(u32::MAX) == Self::OURS
     }
 
-    /// Where the device begins, bytes.
+    /// The start of the device, in bytes.
     fn start(flags: u64) -> u64 {
         (flags >> 32) * PAGE_BYTES as u64
     }
@@ -72,7 +72,7 @@ const ANY: u32 = u32::MAX;
 /// The command is for no queue.
 const NO_QUEUE: u16 = u16::MAX;
 
-/// Commands to the control device: their numbers, and whether the structure is only read.
+/// Commands to the control device: their numbers, and true if the structure is only read.
 #[derive(Clone, Copy)]
 enum Command {
     GetDevInfo = 0x02,
@@ -86,7 +86,7 @@ enum Command {
     GetFeatures = 0x13,
 }
 
-/// `_IOWR('u', number, bytes)`, or `_IOR`: how commands are numbered since 6.4.
+/// `_IOWR('u', number, bytes)`, or `_IOR`: the numbers of commands since 6.4.
 const fn encoded(number: u32, bytes: usize, is_read: bool) -> u32 {
     let direction = if is_read { 2 } else { 3 };
     direction << 30 | (bytes as u32) << 16 | (b'u' as u32) << 8 | number
@@ -150,16 +150,16 @@ const _: () = assert!(size_of::<Parameters>() == 64);
 /// `kinds`: the basic ones and those of discards.
 const BASIC_AND_DISCARD: u32 = 0b11;
 
-/// How a device is made. It has one queue.
+/// Parameters of a new device. It has one queue.
 #[derive(Debug, Clone, Copy)]
 pub struct Shape {
-    /// Where on its server's disk it begins, whole pages: kept with it, for the next server.
+    /// Its start on its server's disk, in whole pages: kept with it, for the next server.
     pub start: u64,
     /// Its size.
     pub bytes: u64,
-    /// If its server dies, another one goes on with everything. Otherwise requests fail then.
+    /// If its server dies, another one continues with everything. Otherwise requests fail then.
     pub outlives_server: bool,
-    /// Requests under way at most.
+    /// Most requests under way.
     pub depth: u16,
     /// Longest read or write.
     pub io_bytes_max: u32,
@@ -167,12 +167,12 @@ pub struct Shape {
     pub discard_bytes_max: u64,
 }
 
-/// How a device that exists is.
+/// An existing device.
 #[derive(Debug, Clone, Copy)]
 pub struct Found {
     /// This program made it.
     pub is_ours: bool,
-    /// Somebody serves it.
+    /// A server serves it.
     pub is_live: bool,
     /// See [`Shape`].
     pub start: u64,
@@ -182,21 +182,21 @@ pub struct Found {
     pub io_bytes_max: u32,
 }
 
-/// Where the block device is.
+/// The path of the block device.
 pub fn path(id: u32) -> PathBuf {
     PathBuf::from(format!("/dev/ublkb{id}"))
 }
 
-/// Has the kernel look at requests of a device that have no answer after so long. Up to Linux 6.14
-/// it learns in no other way that a server was killed which had all of them (else it does by those
-/// that it has itself); unasked it looks after 30 s. Nothing else follows from it. Waits until
-/// every request has its answer, also when this process is killed: so it is not for the server to
-/// call. Errors: sysfs is read-only, as in containers.
+/// Sets the time after which the kernel checks requests of a device without an answer. Up to Linux
+/// 6.14 it learns only by this check that a server was killed which had all requests (otherwise it
+/// notices by those that it has itself). By default it checks after 30 s. The call waits until
+/// every request has its answer, also when this process is killed, so the server must not call it.
+/// Errors: sysfs is read-only, as in containers.
 pub fn set_timeout(id: u32, timeout: Duration) -> io::Result<()> {
     std::fs::write(timeout_file(id), timeout.as_millis().to_string())
 }
 
-/// What [`set_timeout`] has set, or what the kernel has chosen. Errors: there is no such device.
+/// The time that [`set_timeout`] has set, or the kernel's default. Errors: there is no such device.
 pub fn timeout(id: u32) -> io::Result<Duration> {
     let millis = std::fs::read_to_string(timeout_file(id))?;
     let millis = millis.trim().parse().map_err(|_| io::ErrorKind::InvalidData)?;
@@ -212,7 +212,7 @@ pub fn id(path: &Path) -> Option<u32> {
     path.to_str()?.strip_prefix("/dev/ublkb")?.parse().ok()
 }
 
-/// All devices there are, whoever has made them.
+/// All devices, of any program.
 pub fn all() -> Vec<u32> {
     // No folder: the kernel has no ublk.
     let entries = std::fs::read_dir("/sys/class/ublk-char").into_iter().flatten().flatten();
@@ -220,7 +220,7 @@ pub fn all() -> Vec<u32> {
     entries.filter_map(|entry| number(entry.file_name().to_str()?)).collect()
 }
 
-/// Whether this process may make one; the reason if not.
+/// Checks that this process may make one; the error tells why not.
 pub fn check() -> io::Result<()> {
     File::options().read(true).write(true).open(CONTROL).map(drop)
 }
@@ -230,7 +230,8 @@ pub struct Control {
     ring: IoUring<squeue::Entry128>,
     file: File,
     is_encoded: bool,
-    /// What a command reads or writes. `None` once one was not answered: the kernel may use it.
+    /// The structure of a command. `None` after a command without an answer: the kernel may still
+    /// use it.
     structure: Option<Box<Structure>>,
 }
 
@@ -255,8 +256,8 @@ impl Control {
         Ok(Self { ring, file, is_encoded, structure: Some(Box::new([0; 8])) })
     }
 
-    /// One command and its answer. `structure` is what the command reads or writes. Errors: the
-    /// kernel's; once io_uring has failed to answer, that for every further command.
+    /// Sends one command and returns its answer. The command reads or writes `structure`. Errors:
+    /// the kernel's; once io_uring has failed to answer, that error for every further command.
     fn ask<T: Copy>(
         &mut self,
         command: Command,
@@ -271,8 +272,8 @@ impl Control {
         unsafe { place.write(*structure) };
         let bytes = size_of::<T>();
         let address = if bytes == 0 { 0 } else { place.expose_provenance() as u64 };
-        // SAFETY: the structure is of the type that the callers below know the command to take, and
-        // stays where it is until the command has completed, or for ever.
+        // SAFETY: the callers below pass the structure of the command's type. It stays in place
+        // until the command has completed, or for ever.
         unsafe { self.push(command, device, address, bytes as u16, data) };
         let answer = match self.wait() {
             Ok(answer) => answer,
@@ -292,7 +293,7 @@ impl Control {
     ///
     /// # Safety
     ///
-    /// At `address` is what the command reads or writes, until it has completed; 0 if nothing.
+    /// `address` is the structure of the command until the command has completed; 0 if it has none.
     unsafe fn push(
         &mut self,
         command: Command,
@@ -317,7 +318,7 @@ impl Control {
         pushed.expect("there is never more than one command");
     }
 
-    /// Hands the command that was put in to the kernel.
+    /// Submits the command that was put in to the kernel.
     fn submit(&mut self) -> io::Result<()> {
         loop {
             match self.ring.submit() {
@@ -327,11 +328,11 @@ impl Control {
         }
     }
 
-    /// The answer to the command that was put in.
+    /// Waits for the answer to the command that was put in.
     fn wait(&mut self) -> io::Result<i32> {
         loop {
             match self.ring.submit_and_wait(1) {
-                // A signal, or a moment without memory: the command stays where it is.
+                // A signal, or a moment without memory: the command stays in the ring.
                 Err(error) if is_passing(&error) => {}
                 other => _ = other?,
             }
@@ -341,8 +342,8 @@ impl Control {
         }
     }
 
-    /// Makes a device that is not started yet; its number. Errors: those of the kernel;
-    /// `Unsupported` before 6.1.
+    /// Makes a device without starting it; its number. Errors: the kernel's; `Unsupported` before
+    /// 6.1.
     pub fn add(&mut self, shape: &Shape) -> io::Result<u32> {
         let of_the_taken =
             if shape.outlives_server { USER_RECOVERY_REISSUE } else { USER_RECOVERY_FAIL_IO };
@@ -357,7 +358,7 @@ impl Control {
         };
         self.ask(Command::AddDev, ANY, &mut info, [0; 2])?;
         let id = info.device;
-        // A flag that the kernel does not know is gone.
+        // The kernel clears flags that it does not know.
         let needed = USER_RECOVERY | if shape.outlives_server { USER_RECOVERY_REISSUE } else { 0 };
         let is_fit = info.flags & needed == needed && info.depth == shape.depth;
         let set = match is_fit {
@@ -365,7 +366,7 @@ impl Control {
             false => Err(io::ErrorKind::Unsupported.into()),
         };
         if set.is_err() {
-            // What went wrong first is told.
+            // The first error is returned.
             let _ = self.delete(id);
         }
         set.map(|()| id)
@@ -377,7 +378,7 @@ impl Control {
         let mut parameters = Parameters {
             bytes: size_of::<Parameters>() as u32,
             kinds: BASIC_AND_DISCARD,
-            // Neither rotational nor with a cache that would have to be flushed.
+            // Neither rotational nor with a cache that must be flushed.
             attributes: 0,
             logical_block_shift: shift,
             physical_block_shift: shift,
@@ -404,17 +405,17 @@ impl Control {
         self.ask(Command::StartDev, id, &mut (), [std::process::id().into(), 0])
     }
 
-    /// Takes over a device whose server died: its queue, for the thread that will serve it, and
-    /// what to wait for once that has fetched. Errors: `ResourceBusy` while the kernel has not
-    /// noticed the death (6.1: looks every 5 s, and see [`set_timeout`]).
+    /// Takes over a device whose server died. Returns its queue, for the serving thread, and a
+    /// handover to wait for once the queue has fetched. Errors: `ResourceBusy` while the kernel has
+    /// not noticed the death (6.1 checks every 5 s; see [`set_timeout`]).
     ///
-    /// The kernel is asked for the end of the recovery before the queue can be fetched, so that it
-    /// gives the device to this process at once then: it does not look whether this process was
+    /// The end of the recovery is requested before the queue can fetch, so that the kernel gives
+    /// the device to this process at that moment. The kernel does not check if this process was
     /// killed after it had fetched, and a device that is given to a dead server cannot be taken
     /// over again.
     pub fn take_over(&mut self, id: u32, found: &Found) -> io::Result<(Queue, Handover)> {
         match self.ask(Command::StartUserRecovery, id, &mut (), [0; 2]) {
-            // A server has begun to, and died before it had a queue.
+            // A server has begun a recovery, and died before it had a queue.
             Err(error) if error.kind() == io::ErrorKind::InvalidInput => {}
             other => other?,
         }
@@ -428,17 +429,17 @@ impl Control {
         Ok((queue, handover))
     }
 
-    /// Takes the block device away. Its server is told that there are no more requests.
+    /// Removes the block device. Its server is told that there are no more requests.
     pub fn stop(&mut self, id: u32) -> io::Result<()> {
         self.ask(Command::StopDev, id, &mut (), [0; 2])
     }
 
-    /// Gives its number back; waits until its server has let go of it.
+    /// Frees its number; waits until its server has closed it.
     pub fn delete(&mut self, id: u32) -> io::Result<()> {
         self.ask(Command::DelDev, id, &mut (), [0; 2])
     }
 
-    /// Asks what a device is. Errors: ENODEV where there is none.
+    /// Describes a device. Errors: ENODEV where there is none.
     pub fn find(&mut self, id: u32) -> io::Result<Found> {
         let mut info = DeviceInfo::default();
         self.ask(Command::GetDevInfo, id, &mut info, [0; 2])?;
@@ -452,8 +453,8 @@ impl Control {
     }
 }
 
-/// A device that will be this process's: see [`Control::take_over`]. If it is dropped before it
-/// was waited for, the kernel gives up.
+/// A device that is about to be this process's: see [`Control::take_over`]. If it is dropped before
+/// it was waited for, the kernel cancels the handover.
 pub struct Handover(Control);
 
 impl Handover {
@@ -463,7 +464,7 @@ impl Handover {
     }
 }
 
-/// What a command's answer means.
+/// The result of a command's answer.
 fn outcome(answer: i32) -> io::Result<()> {
     match answer {
         0.. => Ok(()),
@@ -473,7 +474,7 @@ fn outcome(answer: i32) -> io::Result<()> {
     }
 }
 
-/// Whether a call of the ring is to be made again.
+/// True if a call of the ring must be repeated.
 fn is_passing(error: &io::Error) -> bool {
     matches!(error.raw_os_error(), Some(libc::EINTR | libc::EAGAIN | libc::EBUSY))
 }

@@ -1,7 +1,7 @@
-//! userfaultfd: pages of our own memory that are brought in, and taken out, by ourselves.
+//! userfaultfd: this process brings in and takes out pages of its own memory.
 //!
-//! The structures are the kernel's (`linux/userfaultfd.h`); requests that the bindings lack are
-//! numbered here as that header does.
+//! The structures are the kernel's (`linux/userfaultfd.h`). Requests that the bindings lack are
+//! numbered here as in that header.
 
 use crate::map::{PAGE_BYTES, Pagemap};
 use crate::process::out_of_the_way;
@@ -16,23 +16,23 @@ use std::io;
 use std::ops::Range;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 
-/// How the process learns of a fault.
+/// The way in which the process learns of a fault.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Delivery {
     /// As SIGBUS, in the thread that faulted. Needs no privilege. A system call that meets an
     /// absent page fails with `EFAULT`.
     Signal,
-    /// As a message to whoever reads the descriptor. Needs `/dev/userfaultfd`, the sysctl
+    /// As a message to a reader of the descriptor. Needs `/dev/userfaultfd`, the sysctl
     /// `vm.unprivileged_userfaultfd`, or `CAP_SYS_PTRACE`. System calls wait for absent pages.
     Message,
 }
 
-/// Somebody waits for a page.
+/// A thread waits for a page.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Fault {
-    /// Where, exactly or rounded down to the page.
+    /// The address, exact or rounded down to the page.
     pub address: usize,
-    /// Whether it was about to be written.
+    /// True if it was a write.
     pub is_write: bool,
 }
 
@@ -41,18 +41,18 @@ pub struct Fault {
 pub struct Uffd {
     fd: OwnedFd,
     features: u64,
-    /// Says where a page is that the kernel did not count: see [`Uffd::move_pages`].
+    /// Tells where a page is that the kernel did not count: see [`Uffd::move_pages`].
     pagemap: Pagemap,
     /// Readable once [`Uffd::stop`] was called.
     stop: OwnedFd,
 }
 
-/// What a reader of the descriptor gets.
+/// The result of a read of the descriptor.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Message {
-    /// Somebody waits for a page.
+    /// A thread waits for a page.
     Fault(Fault),
-    /// Nothing of interest, or another reader had it.
+    /// Nothing of interest, or another reader took it.
     Other,
     /// [`Uffd::stop`] was called.
     Stop,
@@ -63,7 +63,7 @@ const UFFDIO_MOVE: u32 = 0xc028_aa05;
 const _: () = assert!(size_of::<raw::uffdio_move>() == 0x28);
 /// `_IO(0xAA, 0)` of `/dev/userfaultfd`.
 const USERFAULTFD_IOC_NEW: u32 = 0xaa00;
-/// Readers poll: the kernel refuses that of a descriptor that blocks.
+/// Readers poll: the kernel refuses to poll a blocking descriptor.
 const FLAGS: i32 = libc::O_CLOEXEC | libc::O_NONBLOCK;
 const API: u64 = 0xaa;
 const REGISTER_MISSING: u64 = 1;
@@ -74,14 +74,14 @@ const DONTWAKE: u64 = 1;
 const EVENT_PAGEFAULT: u8 = 0x12;
 const PAGEFAULT_FLAG_WRITE: u64 = 1;
 
-/// What no older kernel than 5.11 has: write protection, and exact answers of who may ask.
+/// Features of Linux 5.11: write protection, and an exact answer about permission.
 const REQUIRED: u64 = raw::UFFD_FEATURE_PAGEFAULT_FLAG_WP as u64;
 
 impl Uffd {
     /// Opens a descriptor.
     ///
-    /// Errors: `EPERM` where it is forbidden (for messages, or altogether in a container), `ENOSYS`
-    /// or `EINVAL` where the kernel has no userfaultfd, or one before 5.11; `ENOENT` where `/proc`
+    /// Errors: `EPERM` where it is forbidden (for messages, or altogether in a container). `ENOSYS`
+    /// or `EINVAL` where the kernel has no userfaultfd, or one before 5.11. `ENOENT` where `/proc`
     /// is not mounted.
     pub fn open(delivery: Delivery) -> io::Result<Self> {
         let fd = match delivery {
@@ -95,8 +95,8 @@ impl Uffd {
             Delivery::Signal => u64::from(raw::UFFD_FEATURE_SIGBUS),
             Delivery::Message => 0,
         } | REQUIRED;
-        // Asking for a feature that is missing is an error, so the optional ones are asked for
-        // on a descriptor of its own only if the kernel lists them.
+        // Asking for a missing feature is an error. So a descriptor of its own lists the features,
+        // and the optional ones are requested only if the kernel has them.
         let optional = u64::from(raw::UFFD_FEATURE_MOVE);
         let mut api = raw::uffdio_api { api: API, features: wanted | optional, ioctls: 0 };
         if request(&fd, ioctl::UFFDIO_API, &mut api).is_ok() {
@@ -107,8 +107,8 @@ impl Uffd {
         Ok(Self { fd, features: wanted, pagemap, stop })
     }
 
-    /// Opens it anew under the same descriptors, with nothing registered: in a fork, which has
-    /// those of its parent.
+    /// Opens it anew under the same descriptors, with nothing registered: in a fork, which has its
+    /// parent's.
     pub fn renew(&self) -> io::Result<()> {
         let is_signal = self.features & u64::from(raw::UFFD_FEATURE_SIGBUS) != 0;
         let delivery = if is_signal { Delivery::Signal } else { Delivery::Message };
@@ -117,34 +117,33 @@ impl Uffd {
         self.pagemap.renew()
     }
 
-    /// Those that must stay open.
+    /// Descriptors that must stay open.
     pub fn descriptors(&self) -> Vec<i32> {
         vec![self.fd.as_raw_fd(), self.pagemap.descriptor()]
     }
 
-    /// What says which pages there are.
+    /// Tells which pages are present.
     pub fn pagemap(&self) -> &Pagemap {
         &self.pagemap
     }
 
-    /// Has the kernel serve absent pages of a range itself again.
+    /// Lets the kernel serve absent pages of a range itself again.
     pub fn unregister(&self, range: Range<usize>) -> io::Result<()> {
         let mut range = raw::uffdio_range { start: range.start as u64, len: range.len() as u64 };
         request(&self.fd, ioctl::UFFDIO_UNREGISTER, &mut range)
     }
 
-    /// Whether pages can be moved (Linux 6.8).
+    /// True if pages can be moved (Linux 6.8).
     pub fn can_move(&self) -> bool {
         self.features & u64::from(raw::UFFD_FEATURE_MOVE) != 0
     }
 
-    /// Goes on as if the kernel had no moves.
+    /// Works as if the kernel had no moves.
     pub fn forgo_moves(&mut self) {
         self.features &= !u64::from(raw::UFFD_FEATURE_MOVE);
     }
 
-    /// Has the absent pages of a range of our own private anonymous memory served by us from now
-    /// on.
+    /// Serves the absent pages of a range of our own private anonymous memory from now on.
     pub fn register(&self, range: Range<usize>) -> io::Result<()> {
         let range = raw::uffdio_range { start: range.start as u64, len: range.len() as u64 };
         let mode = REGISTER_MISSING | REGISTER_WP;
@@ -152,8 +151,9 @@ impl Uffd {
         request(&self.fd, ioctl::UFFDIO_REGISTER, &mut register)
     }
 
-    /// Fills absent pages at `to` with a copy of `pages`, and wakes who waits for them; with
-    /// `protect` writes to them are faults from the first moment on. `EEXIST`: a page is there.
+    /// Fills absent pages at `to` with a copy of `pages`, and wakes the threads that wait for them.
+    /// With `protect` writes to them are faults from the first moment on. `EEXIST`: a page is
+    /// present.
     pub fn copy(&self, to: usize, pages: &[u8], protect: bool) -> io::Result<()> {
         let mut done = 0;
         loop {
@@ -166,7 +166,7 @@ impl Uffd {
                 copy: 0,
             };
             match request(&self.fd, ioctl::UFFDIO_COPY, &mut copy) {
-                // The address space was being changed. What is done is done.
+                // The address space was being changed. Pages copied so far stay.
                 Err(error) if error.raw_os_error() == Some(libc::EAGAIN) => {
                     done += usize::try_from(copy.copy).unwrap_or(0);
                 }
@@ -175,29 +175,30 @@ impl Uffd {
         }
     }
 
-    /// Maps the zero page at an absent page, and wakes who waits for it. `EEXIST`: a page is there.
+    /// Maps the zero page at an absent page, and wakes the threads that wait for it. `EEXIST`: a
+    /// page is present.
     pub fn zero(&self, range: Range<usize>) -> io::Result<()> {
         let range = raw::uffdio_range { start: range.start as u64, len: range.len() as u64 };
         let mut zero = raw::uffdio_zeropage { range, mode: 0, zeropage: 0 };
         request(&self.fd, ioctl::UFFDIO_ZEROPAGE, &mut zero)
     }
 
-    /// Moves pages from `from` to the absent ones at `to`: no copy is made, and the pages at `from`
-    /// are absent afterwards. At once for each page: whoever touches it meanwhile finds it at the
-    /// one or at the other place. Wakes nobody.
+    /// Moves pages from `from` to absent ones at `to` without a copy; the pages at `from` are
+    /// absent afterwards. Each page moves atomically: a thread that accesses it meanwhile finds it
+    /// at one of the two places. Wakes no thread.
     ///
-    /// Returns the bytes moved, with the error that ended it early: `EBUSY` for a page that
-    /// somebody else refers to (a direct transfer, a forked process), `ENOENT` for one that is
-    /// absent, `EEXIST` for one that is at `to` already.
+    /// Returns the bytes moved, with the error that ended it early. It is `EBUSY` for a page that
+    /// something else refers to (a direct transfer, a forked process), `ENOENT` for an absent page,
+    /// and `EEXIST` for one that is at `to` already.
     ///
-    /// Since 6.18 the kernel loses count of pages: where it finds one changed under it (it is being
-    /// migrated, or was accessed for the first time since the kernel last looked) it begins again,
-    /// moves it, takes its own earlier `EAGAIN` for the outcome, begins once more, and answers
-    /// `EEXIST`. Such pages are counted here, by looking where they are.
+    /// Since 6.18 the kernel loses count of pages. Where a page changes during the move (it is
+    /// being migrated, or is accessed for the first time since the kernel's last check) it starts
+    /// again and moves the page. It then takes its own earlier `EAGAIN` for the outcome, starts
+    /// once more, and answers `EEXIST`. This function counts such pages by checking where they are.
     ///
     /// # Safety
-    /// Both ranges are private anonymous mappings of the caller, `to` within one that is
-    /// registered; nobody relies on what was at `from`, and nobody else fills or empties either.
+    /// Both ranges are private anonymous mappings of the caller, `to` within a registered one. No
+    /// thread relies on the content at `from`, and no other one fills or empties either range.
     pub unsafe fn move_pages(
         &self,
         to: usize,
@@ -218,7 +219,7 @@ impl Uffd {
             match result {
                 Ok(()) => return (bytes, Ok(())),
                 Err(_) if done == bytes => return (bytes, Ok(())),
-                // The kernel gave up in the middle, or the address space was being changed.
+                // The kernel stopped in the middle, or the address space was being changed.
                 Err(error) if error.raw_os_error() == Some(libc::EAGAIN) => {}
                 Err(error) if error.raw_os_error() == Some(libc::EEXIST) => {
                     match self.was_moved(to + done, from + done) {
@@ -235,17 +236,17 @@ impl Uffd {
         }
     }
 
-    /// Whether a page that was at `from` is at `to` now.
+    /// True if a page that was at `from` is at `to` now.
     fn was_moved(&self, to: usize, from: usize) -> io::Result<bool> {
         Ok(self.has_page(to)? && !self.has_page(from)?)
     }
 
-    /// Whether there is a page at an address, in memory or swapped out by the kernel.
+    /// True if there is a page at an address, in memory or swapped out by the kernel.
     pub fn has_page(&self, address: usize) -> io::Result<bool> {
         self.pagemap.has_page(address)
     }
 
-    /// Has writes to the pages of a range that are present wait, or lets them go on.
+    /// Makes writes to the present pages of a range wait, or lets them continue.
     pub fn protect(&self, range: Range<usize>, protect: bool) -> io::Result<()> {
         let range = raw::uffdio_range { start: range.start as u64, len: range.len() as u64 };
         let mode = if protect { PROTECT } else { 0 };
@@ -253,7 +254,7 @@ impl Uffd {
         request(&self.fd, ioctl::UFFDIO_WRITEPROTECT, &mut protect)
     }
 
-    /// Wakes who waits for pages of a range.
+    /// Wakes the threads that wait for pages of a range.
     pub fn wake(&self, range: Range<usize>) -> io::Result<()> {
         let mut range = raw::uffdio_range { start: range.start as u64, len: range.len() as u64 };
         request(&self.fd, ioctl::UFFDIO_WAKE, &mut range)
@@ -261,7 +262,8 @@ impl Uffd {
 
     /// Waits for a message. Several threads may.
     pub fn next(&self) -> io::Result<Message> {
-        // struct uffd_msg: the event in byte 0; of a fault, flags from byte 8, the address from 16.
+        // struct uffd_msg: the event is in byte 0; a fault has flags from byte 8 and the address
+        // from 16.
         let mut message = [0; 32];
         const _: () = assert!(size_of::<raw::uffd_msg>() == 32);
         let mut polled = [&self.fd, &self.stop].map(|fd| PollFd::new(fd, PollFlags::IN));
@@ -284,7 +286,7 @@ impl Uffd {
         Ok(Message::Fault(Fault { address: word(16) as usize, is_write }))
     }
 
-    /// Has all who wait in [`Self::next`], now and later, return.
+    /// Makes all threads return that wait in [`Self::next`], now and later.
     pub fn stop(&self) {
         // The counter of the eventfd cannot overflow by one.
         let _ = rustix::io::write(&self.stop, &1u64.to_ne_bytes());
@@ -296,7 +298,7 @@ fn by_syscall(flags: i32) -> io::Result<OwnedFd> {
     let fd = unsafe { libc::syscall(libc::SYS_userfaultfd, flags) };
     match fd {
         -1 => Err(io::Error::last_os_error()),
-        // SAFETY: the kernel has just made it, and nobody else knows it.
+        // SAFETY: the kernel has just made it, and no other code knows it.
         fd => Ok(unsafe { OwnedFd::from_raw_fd(fd as i32) }),
     }
 }
@@ -314,18 +316,19 @@ fn by_device() -> io::Result<OwnedFd> {
 
 /// One request; `argument` is of the request's type.
 fn request<T>(fd: &OwnedFd, number: u32, argument: &mut T) -> io::Result<()> {
-    // SAFETY: the callers above pass each request its structure, which outlives the call; what the
-    // kernel does to memory through it is said at each of them.
+    // SAFETY: the callers above pass each request its structure, which outlives the call. Each of
+    // them states the request's effect on memory.
     Ok(unsafe { rustix::ioctl::ioctl(fd, Request { number, argument }) }?)
 }
 
-/// A request to the kernel, made past the C library: within a fault nobody else looks at it.
+/// A request to the kernel, made without the C library: during a fault no hook may see it.
 struct Request<'a, T> {
     number: u32,
     argument: &'a mut T,
 }
 
-// SAFETY: the number says which structure the kernel reads and writes, which is what is passed.
+// SAFETY: the number determines the structure that the kernel reads and writes, and that one is
+// passed.
 unsafe impl<T> Ioctl for Request<'_, T> {
     type Output = ();
     const IS_MUTATING: bool = true;
@@ -365,7 +368,7 @@ mod tests {
         uffd.zero(at + PAGE_BYTES..at + 2 * PAGE_BYTES).unwrap();
         if uffd.can_move() {
             other.as_mut_slice().fill(9);
-            // SAFETY: both are ours, and `other` is not looked at again but here.
+            // SAFETY: both are ours, and `other` is only used here afterwards.
             let moved = unsafe {
                 uffd.move_pages(at + 2 * PAGE_BYTES, other.as_ptr() as usize, 2 * PAGE_BYTES)
             };
@@ -376,8 +379,8 @@ mod tests {
         assert_eq!((region.as_slice()[0], region.as_slice()[PAGE_BYTES]), (7, 0));
     }
 
-    /// Fails without [`Uffd::was_moved`] on Linux 6.18 and later with an Intel processor; with one
-    /// of AMD's it takes pages that are migrated, which a test of the regions has.
+    /// Fails without [`Uffd::was_moved`] on Linux 6.18 and later with an Intel processor. With one
+    /// of AMD's it takes pages that are migrated, and a test of the regions has those.
     #[test]
     fn pages_that_are_looked_at_while_they_move_are_counted() {
         const PAGES: usize = 64;
@@ -394,14 +397,14 @@ mod tests {
             scope.spawn(|| {
                 let marks = File::options().write(true).open("/proc/self/clear_refs").unwrap();
                 while !done.load(Relaxed) {
-                    // Has the kernel forget which pages were accessed.
+                    // Makes the kernel forget which pages were accessed.
                     marks.write_all_at(b"1", 0).unwrap();
                 }
             });
             scope.spawn(|| {
                 while !done.load(Relaxed) {
                     for page in 0..PAGES {
-                        // SAFETY: mapped; where it is not there, it is waited for.
+                        // SAFETY: mapped; an absent page is waited for.
                         unsafe { ((at[0] + page * PAGE_BYTES) as *const u8).read_volatile() };
                     }
                 }
@@ -409,7 +412,7 @@ mod tests {
             scope.spawn(|| while uffd.next().unwrap() != Message::Stop {});
             let moved = (0..20_000).map(|turn| {
                 let (from, to) = (at[turn % 2], at[(turn + 1) % 2]);
-                // SAFETY: both are ours, and who reads there waits.
+                // SAFETY: both are ours, and a reader of either waits.
                 let moved = unsafe { uffd.move_pages(to, from, PAGES * PAGE_BYTES) };
                 uffd.wake(to..to + PAGES * PAGE_BYTES).unwrap();
                 moved
@@ -419,7 +422,7 @@ mod tests {
             done.store(true, Relaxed);
             uffd.stop();
             for page in (at[0]..at[0] + PAGES * PAGE_BYTES).step_by(PAGE_BYTES) {
-                // Lets the reader end where pages are missing; an error: it is there.
+                // Lets the reader end where pages are missing. An error: the page is present.
                 let _ = uffd.zero(page..page + PAGE_BYTES);
             }
             assert!(short.is_empty(), "{short:?}");

@@ -1,4 +1,4 @@
-//! The queue of a device: requests are taken and answered by one thread.
+//! The queue of a device: one thread takes requests and answers them.
 
 use super::{SECTOR_BYTES, encoded, is_passing};
 use crate::map::{Mapping, PAGE_BYTES};
@@ -36,18 +36,18 @@ struct Descriptor {
 }
 const _: () = assert!(size_of::<Descriptor>() == 24);
 
-/// What is asked of a device.
+/// The operation of a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Operation {
     /// Fill the buffer.
     Read,
-    /// Take what is in the buffer.
+    /// Store the data of the buffer.
     Write,
-    /// Nothing is held back.
+    /// Flush: no data are held back.
     Flush,
-    /// Forget.
+    /// Drop the data.
     Discard,
-    /// Something that was not announced.
+    /// An operation that the device does not announce.
     Unknown,
 }
 
@@ -55,11 +55,11 @@ pub enum Operation {
 pub struct Io {
     tag: u16,
     buffer: Mapping,
-    /// What is asked.
+    /// Its operation.
     pub operation: Operation,
-    /// From where on the device, bytes.
+    /// Its offset on the device, in bytes.
     pub offset: u64,
-    /// How much; for reads and writes, what the buffer holds at most.
+    /// Its length; for reads and writes, at most that of the buffer.
     pub bytes: u64,
 }
 
@@ -74,17 +74,17 @@ impl Io {
         &self.buffer.as_slice()[..self.bytes as usize]
     }
 
-    /// Where the data of a read go.
+    /// The buffer for the data of a read.
     pub fn data_mut(&mut self) -> &mut [u8] {
         &mut self.buffer.as_mut_slice()[..self.bytes as usize]
     }
 }
 
-/// What a queue has for its thread.
+/// An event for a queue's thread.
 pub enum Event {
-    /// A request: to be given back by [`Queue::commit`].
+    /// A request: [`Queue::commit`] answers it.
     Request(Io),
-    /// Somebody rang.
+    /// The bell was rung.
     Rung,
 }
 
@@ -98,14 +98,14 @@ impl Bell {
         Ok(Self(Arc::new(fd)))
     }
 
-    /// Wakes it, or keeps it from its next sleep.
+    /// Wakes the thread, or keeps it from its next sleep.
     pub fn ring(&self) {
-        // An error: it has been rung four thousand million times and nobody came.
+        // An error: it was rung 2^64 times while the thread slept.
         let _ = rustix::io::write(&*self.0, &1u64.to_ne_bytes());
     }
 
     fn hush(&self) {
-        // An error: nobody rang.
+        // An error: it was not rung.
         let _ = rustix::io::read(&*self.0, &mut [0; 8]);
     }
 }
@@ -133,35 +133,36 @@ impl Descriptors {
         Ok(Self { base, bytes })
     }
 
-    /// The descriptor of a request that has come and was not answered yet.
+    /// The descriptor of a request that has come and is not answered yet.
     fn get(&self, tag: u16) -> Descriptor {
         let tag = usize::from(tag);
         assert!((tag + 1) * size_of::<Descriptor>() <= self.bytes);
-        // SAFETY: inside the mapping, by the assertion, and aligned, it being an array. Volatile
-        // and by copy, as the kernel writes there; it does not while the request is ours.
+        // SAFETY: inside the mapping, by the assertion, and aligned, because it is an array. The
+        // read is volatile and a copy, because the kernel writes there; it does not while the
+        // request is ours.
         unsafe { self.base.as_ptr().add(tag).read_volatile() }
     }
 }
 
 impl Drop for Descriptors {
     fn drop(&mut self) {
-        // SAFETY: the mapping is this value's, and no reference into it was ever given out. An
-        // error is impossible for a range that is mapped.
+        // SAFETY: the mapping is this value's, and no reference into it was ever given out.
+        // Unmapping a mapped range does not fail.
         let _ = unsafe { munmap(self.base.as_ptr().cast::<c_void>(), self.bytes) };
     }
 }
 
-/// The requests of a device. The thread that fetches is the one that the kernel takes answers from.
+/// The requests of a device. The kernel accepts answers only from the thread that fetches.
 pub struct Queue {
     ring: IoUring,
     device: File,
-    /// Once it has fetched.
+    /// Present once it has fetched.
     descriptors: Option<Descriptors>,
-    /// What has completed while it fetched.
+    /// Completions while it fetched.
     early: VecDeque<cqueue::Entry>,
-    /// By tag: those that the kernel has.
+    /// By tag: the requests that the kernel has.
     places: Box<[Option<Io>]>,
-    /// Places that the kernel will not use any more.
+    /// Places that the kernel does not use any more.
     ended: usize,
     bell: Bell,
     is_listening: bool,
@@ -186,7 +187,7 @@ impl Queue {
             Ok(Some(Io { tag, buffer, operation: Operation::Unknown, offset: 0, bytes: 0 }))
         };
         Ok(Self {
-            // For every tag a command, and the bell: a push always finds room.
+            // A command for every tag, and the bell: a push always finds space.
             ring: IoUring::builder().setup_coop_taskrun().build(u32::from(depth) * 2)?,
             device,
             descriptors: None,
@@ -200,7 +201,7 @@ impl Queue {
         })
     }
 
-    /// Requests under way at most.
+    /// Most requests under way.
     pub fn depth(&self) -> usize {
         self.places.len()
     }
@@ -210,18 +211,18 @@ impl Queue {
         self.io_bytes_max
     }
 
-    /// What wakes this queue's thread.
+    /// Wakes this queue's thread.
     pub fn bell(&self) -> Bell {
         self.bell.clone()
     }
 
-    /// Asks for the first requests. From now on the calling thread is the one that serves. Errors:
-    /// the kernel does not take it as that.
+    /// Asks for the first requests. From now on the calling thread serves. Errors: the kernel
+    /// refuses that.
     ///
-    /// This process may be killed at any point of it, and then the device must be such that another
-    /// can take it over. So it asks for all requests at once: for none or for all. And it maps the
-    /// descriptors after that: the kernel lets no other process map them until the device's
-    /// recovery is begun anew, which it refuses where the one before has not asked for all.
+    /// This process may be killed at any point of this call, and then another process must be able
+    /// to take the device over. So the call asks for all requests at once. It maps the descriptors
+    /// after that: the kernel lets no other process map them before a new recovery, which it
+    /// refuses where the one before has not asked for all.
     pub fn fetch(&mut self) -> io::Result<()> {
         for tag in 0..self.places.len() {
             self.push(tag, FETCH, 0);
@@ -232,7 +233,7 @@ impl Queue {
                 other => _ = other?,
             }
         }
-        // Requests may be among them, if the device is another's that is taken over.
+        // Some may be requests, if the device was taken over.
         self.early = self.ring.completion().collect();
         if let Some(failed) = self.early.iter().find(|entry| entry.result() < 0) {
             return Err(io::Error::from_raw_os_error(-failed.result()));
@@ -242,7 +243,7 @@ impl Queue {
         Ok(())
     }
 
-    /// Whether there will be no more requests.
+    /// True if there will be no more requests.
     pub fn has_ended(&self) -> bool {
         self.ended == self.places.len()
     }
@@ -262,11 +263,11 @@ impl Queue {
             }
             let place = &mut self.places[tag as usize];
             if entry.result() < 0 {
-                // Aborted: the device is stopped. The kernel is done with the buffer.
+                // Aborted: the device is stopped, and the kernel does not use the buffer any more.
                 self.ended += 1;
                 continue;
             }
-            let mut io = place.take().expect("the kernel completes only what it has");
+            let mut io = place.take().expect("the kernel completes only requests that it has");
             let descriptors = self.descriptors.as_ref().expect("they are mapped by the fetch");
             let descriptor = descriptors.get(tag as u16);
             io.operation = match descriptor.operation_and_flags & 0xff {
@@ -282,18 +283,18 @@ impl Queue {
         }
     }
 
-    /// Answers a request, with the next [`Self::submit`] or [`Self::wait`], and asks for another.
+    /// Answers a request with the next [`Self::submit`] or [`Self::wait`], and asks for another.
     /// `result`: bytes done, or a negative error number.
     pub fn commit(&mut self, io: Io, result: i32) {
         let tag = io.tag();
-        // The kernel trusts us with the length.
+        // The kernel does not check the length.
         assert!(io.buffer.len() >= self.io_bytes_max && self.places[tag].is_none());
         self.places[tag] = Some(io);
         self.push(tag, COMMIT_AND_FETCH, result);
     }
 
     fn push(&mut self, tag: usize, command: u32, result: i32) {
-        let io = self.places[tag].as_ref().expect("what is pushed is in its place");
+        let io = self.places[tag].as_ref().expect("a pushed request is in its place");
         let address = io.buffer.as_ptr().addr() as u64;
         let command = match self.is_encoded {
             true => encoded(command, size_of::<IoCommand>(), false),
@@ -306,23 +307,23 @@ impl Queue {
             .cmd(plain)
             .build()
             .user_data(tag as u64);
-        // SAFETY: the buffer is a mapping of its own, as long as the longest request that the
-        // device was made for. It stays in its place, where nobody touches it, until the command
-        // has completed; a queue that is dropped before leaves the mapping to the kernel.
+        // SAFETY: the buffer is a mapping of its own, as long as the longest request of the device.
+        // It stays in its place, and no thread uses it, until the command has completed. A queue
+        // that is dropped before leaves the mapping to the kernel.
         let pushed = unsafe { self.ring.submission().push(&entry) };
         pushed.expect("there is room for a command of each tag");
     }
 
-    /// Hands answers to the kernel, if there are any.
+    /// Submits answers to the kernel, if there are any.
     pub fn submit(&mut self) {
         if !self.ring.submission().is_empty() {
-            // An error (a signal, a moment without memory): they stay, and the next call takes
-            // them.
+            // After an error (a signal, a moment without memory) they stay, and the next call
+            // submits them.
             let _ = self.ring.submit();
         }
     }
 
-    /// Hands answers to the kernel and waits for an event. It may come back without one.
+    /// Submits answers to the kernel and waits for an event. It may return without one.
     pub fn wait(&mut self) {
         if !self.is_listening {
             let fd = types::Fd(self.bell.0.as_raw_fd());
@@ -331,15 +332,15 @@ impl Queue {
             let pushed = unsafe { self.ring.submission().push(&entry.build().user_data(RUNG)) };
             self.is_listening = pushed.is_ok();
         }
-        // An error (a signal, a moment without memory): the caller looks and comes again.
+        // After an error (a signal, a moment without memory) the caller checks and calls again.
         let _ = self.ring.submit_and_wait(1);
     }
 }
 
 impl Drop for Queue {
     fn drop(&mut self) {
-        // Mostly of a thread that panics, for the others end when their device does. The kernel
-        // may still copy into the buffers of commands that have not completed.
+        // Mostly of a thread that panics: others end when their device does. The kernel may still
+        // copy into the buffers of commands that have not completed.
         if !self.has_ended() {
             self.places.iter_mut().filter_map(Option::take).for_each(std::mem::forget);
         }
