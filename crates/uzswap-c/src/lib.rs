@@ -1,5 +1,5 @@
 //! The C API. `include/uzswap.h` is generated from this file (`cargo run -p xtask -- docs`), so the
-//! comments on what is exported speak to programs in C.
+//! comments on exported items address programs in C.
 //!
 //! No logic lives here. Each function turns its arguments into those of `uzswap-region`, and an
 //! error into a return value and a text. A panic, which would be a defect of ours, becomes an error
@@ -7,7 +7,7 @@
 
 #![expect(
     clippy::not_unsafe_ptr_arg_deref,
-    reason = "C, which calls these, has no word for it: the header says what must hold"
+    reason = "C, which calls these, has no word for it: the header states the conditions"
 )]
 
 use std::cell::RefCell;
@@ -29,18 +29,18 @@ mod signals;
 /// One budget of memory for any number of regions. Its functions may be called from any thread.
 pub struct Pager {
     pager: uzswap_region::Pager,
-    /// What keeps pinned ranges in memory, by address and length.
+    /// Keeps pinned ranges in memory, by address and length.
     pins: Mutex<HashMap<(usize, usize), Vec<Pinned>>>,
 }
 
-/// How a pager is to be. Begin with UZSWAP_OPTIONS_INIT; what is then 0 or NULL has its default.
+/// Options of a pager. Begin with UZSWAP_OPTIONS_INIT; a member that stays 0 or NULL has its
+/// default.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct Options {
     /// sizeof(uzswap_options), as the program was compiled: later versions add members at the end.
     pub size: usize,
-    /// Bytes for everything: pages in memory, compressed pages, what is known of them. Must be
-    /// given.
+    /// Bytes for everything: pages in memory, compressed pages, and tables. Must be given.
     pub memory: u64,
     /// "lz4:0" (the default: LZ4 made for heaps), "lz4", "zstd", "lzo", "deflate", "wkdm" or "raw";
     /// ":LEVEL" where it has levels.
@@ -59,40 +59,40 @@ pub struct Options {
 
 /// The safest mode that the process may use.
 pub const MODE_DEFAULT: u32 = 0;
-/// Each thread serves its own faults. Needs no privilege. A system call that is given memory which
-/// is paged out fails with EFAULT: pin it before, or use uzswap_read and uzswap_write.
+/// Each thread serves its own faults. Needs no privilege. A system call on memory that is paged out
+/// fails with EFAULT: pin it before, or use uzswap_read and uzswap_write.
 pub const MODE_IN_THREAD: u32 = 1;
 /// Threads of the pager serve all faults, those of system calls too. Needs root, or read and write
 /// access to /dev/userfaultfd.
 pub const MODE_HANDLER_THREADS: u32 = 2;
 
-/// A child has no region: touching one is a SIGSEGV.
+/// A child has no region: an access to one is a SIGSEGV.
 pub const ON_FORK_ABSENT: u32 = 0;
-/// A child has a private copy of each region, of the moment of the fork: ordinary memory, which
-/// uzswap_unmap unmaps. All other functions fail there for the parent's pagers; it may make its
-/// own. A fork writes all pages to a file without a name in /var/tmp; if it cannot, the child has
-/// no region, as above. A lock that a handler of pthread_atfork takes must not be held over
+/// A child has a private copy of each region, from the moment of the fork: ordinary memory, which
+/// uzswap_unmap unmaps. All other functions fail there for the parent's pagers; the child may make
+/// its own. A fork writes all pages to a file without a name in /var/tmp; if it cannot, the child
+/// has no region, as above. A lock that a handler of pthread_atfork takes must not be held over
 /// uzswap_map, uzswap_unmap or uzswap_advise.
 pub const ON_FORK_COPY: u32 = 1;
 
-/// Nothing in particular; takes other advice back.
+/// Nothing in particular; withdraws other advice.
 pub const ADVICE_NORMAL: u32 = 0;
-/// Pages will be touched in order.
+/// Pages will be used in order.
 pub const ADVICE_SEQUENTIAL: u32 = 1;
-/// Pages will be touched in no order.
+/// Pages will be used in no order.
 pub const ADVICE_RANDOM: u32 = 2;
-/// Pages will be touched soon.
+/// Pages will be used soon.
 pub const ADVICE_WILL_NEED: u32 = 3;
 /// Compress these pages now.
 pub const ADVICE_PAGE_OUT: u32 = 4;
-/// Forget what these pages hold: they read as zeros.
+/// Drop the content of these pages: they read as zeros.
 pub const ADVICE_DONT_NEED: u32 = 5;
 
 thread_local! {
     static LAST_ERROR: RefCell<CString> = RefCell::default();
 }
 
-/// Runs `body`; an error or a panic becomes the thread's last error, and `failure` is answered.
+/// Runs `body`; an error or a panic becomes the thread's last error, and `failure` is returned.
 fn answer<T>(failure: T, body: impl FnOnce() -> Result<T, String>) -> T {
     let text = match catch_unwind(AssertUnwindSafe(body)) {
         Ok(Ok(value)) => return value,
@@ -103,7 +103,7 @@ fn answer<T>(failure: T, body: impl FnOnce() -> Result<T, String>) -> T {
             format!("a defect in uzswap: {}", said.unwrap_or_default())
         }
     };
-    // A text with a zero byte in it would be one of a path given by the caller: impossible in C.
+    // Only a path of the caller's could have a zero byte: impossible in C.
     LAST_ERROR.with_borrow_mut(|last| *last = CString::new(text).unwrap_or_default());
     failure
 }
@@ -113,7 +113,7 @@ fn said(error: uzswap_region::Error) -> String {
 }
 
 fn pager<'a>(pager: *const Pager) -> Result<&'a Pager, String> {
-    // SAFETY: the header asks for a pager of uzswap_pager_new that was not given to
+    // SAFETY: the header demands a pager of uzswap_pager_new that was not passed to
     // uzswap_pager_free; null is an error.
     unsafe { pager.as_ref() }.ok_or_else(|| "the pager is NULL".to_owned())
 }
@@ -122,46 +122,47 @@ fn text<'a>(name: &str, text: *const c_char) -> Result<Option<&'a str>, String> 
     if text.is_null() {
         return Ok(None);
     }
-    // SAFETY: the header asks for a string that ends with a zero byte.
+    // SAFETY: the header demands a string that ends with a zero byte.
     let text = unsafe { CStr::from_ptr(text) };
     text.to_str().map(Some).map_err(|_| format!("{name}: not UTF-8"))
 }
 
 impl Pager {
-    /// The region that memory lies in, and where in it.
+    /// The region of some memory, and the offset in it.
     fn part(
         &self,
         address: *mut c_void,
         bytes: usize,
     ) -> Result<(RegionRef, Range<usize>), String> {
         let region = self.pager.region_at(address.addr()).ok_or_else(|| {
-            format!("{address:p} is not in a region of this pager; pass what was mapped")
+            format!("{address:p} is not in a region of this pager; pass an address that uzswap_map returned")
         })?;
         let start = address.addr() - region.as_ptr().addr().get();
         Ok((region, start..start.saturating_add(bytes)))
     }
 
     fn pins(&self) -> MutexGuard<'_, HashMap<(usize, usize), Vec<Pinned>>> {
-        // The table is whole whoever panicked: each change is one call.
+        // The table is consistent after any panic: each change is one call.
         self.pins.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// Why the last call of this thread that failed did: one line with the remedy in it. Valid until
-/// the thread's next call that fails; empty before the first.
+/// The reason why the last failed call of this thread failed: one line with the remedy in it. Valid
+/// until the thread's next failed call; empty before the first.
 #[unsafe(no_mangle)]
 pub extern "C" fn uzswap_last_error() -> *const c_char {
     LAST_ERROR.with_borrow(|last| last.as_ptr())
 }
 
-/// Options as this library knows them, of a program that was compiled with this header, an older or
-/// a newer one. What an older one has not has its default; what only a newer one has must be 0.
+/// Options as this library knows them, from a program compiled with this header, an older or a
+/// newer one. Members that an older one lacks have their defaults; members that only a newer one
+/// has must be 0.
 fn options(given: *const Options) -> Result<Options, String> {
     const OURS: usize = size_of::<Options>();
-    // The size itself, and what must be given.
+    // The size itself, and the required members.
     const LEAST: usize = offset_of!(Options, compressor);
     const MOST: usize = 4096;
-    // SAFETY: the header asks for options that begin with their size; null is an error.
+    // SAFETY: the header demands options that begin with their size; null is an error.
     let size = *unsafe { given.cast::<usize>().as_ref() }.ok_or("the options are NULL")?;
     if !(LEAST..=MOST).contains(&size) || !size.is_multiple_of(align_of::<Options>()) {
         return Err(format!(
@@ -177,7 +178,8 @@ fn options(given: *const Options) -> Result<Options, String> {
         ));
     }
     let mut options = MaybeUninit::<Options>::zeroed();
-    // SAFETY: copies within both; zeros are a value of each member, and so is what C put there.
+    // SAFETY: copies within both; zeros are a valid value of each member, and so is the value from
+    // C.
     unsafe {
         let to = options.as_mut_ptr().cast::<u8>();
         ptr::copy_nonoverlapping(given.cast::<u8>(), to, size.min(OURS));
@@ -185,9 +187,9 @@ fn options(given: *const Options) -> Result<Options, String> {
     }
 }
 
-/// A pager as the options say, or NULL with uzswap_last_error(). Nothing is mapped yet.
+/// A pager with these options, or NULL with uzswap_last_error(). Nothing is mapped yet.
 ///
-/// The options are only looked at during the call.
+/// The options are only read during the call.
 #[unsafe(no_mangle)]
 pub extern "C" fn uzswap_pager_new(options: *const Options) -> *mut Pager {
     answer(ptr::null_mut(), || {
@@ -221,8 +223,8 @@ pub extern "C" fn uzswap_pager_new(options: *const Options) -> *mut Pager {
     })
 }
 
-/// Forgets a pager. 0, or -1 if a region of it is still mapped: then nothing changes. NULL is
-/// nothing.
+/// Frees a pager. 0, or -1 if a region of it is still mapped: then nothing changes. NULL is
+/// allowed.
 #[unsafe(no_mangle)]
 pub extern "C" fn uzswap_pager_free(pager: *mut Pager) -> c_int {
     if pager.is_null() {
@@ -233,14 +235,14 @@ pub extern "C" fn uzswap_pager_free(pager: *mut Pager) -> c_int {
         if regions > 0 {
             return Err(format!("{regions} regions are still mapped; uzswap_unmap them first"));
         }
-        // SAFETY: the header asks for a pager of uzswap_pager_new, given here once.
+        // SAFETY: the header demands a pager of uzswap_pager_new, passed here once.
         drop(unsafe { Box::from_raw(pager) });
         Ok(0)
     })
 }
 
-/// Memory of at least `bytes`, all zeros, at a page's boundary; NULL with uzswap_last_error().
-/// Takes memory of the pager only where it is touched.
+/// Memory of at least `bytes`, all zeros, at a page boundary; NULL with uzswap_last_error(). It
+/// takes memory of the pager only where it is used.
 #[unsafe(no_mangle)]
 pub extern "C" fn uzswap_map(pager: *mut Pager, bytes: usize) -> *mut c_void {
     answer(ptr::null_mut(), || {
@@ -254,15 +256,15 @@ pub extern "C" fn uzswap_map(pager: *mut Pager, bytes: usize) -> *mut c_void {
 pub extern "C" fn uzswap_unmap(pager: *mut Pager, address: *mut c_void) -> c_int {
     answer(-1, || {
         let pager = self::pager(pager)?;
-        // SAFETY: the header asks for memory that is no longer used.
+        // SAFETY: the header demands memory that is no longer used.
         unsafe { pager.pager.unmap(address.addr()) }.map_err(said)?;
         Ok(0)
     })
 }
 
-/// Brings a range into memory and keeps it there until uzswap_unpin. 0, or -1 if it does not fit.
+/// Brings a range into memory and pins it until uzswap_unpin. 0, or -1 if it does not fit.
 ///
-/// System calls, in any mode, and devices may then be given it. Ranges may overlap.
+/// System calls, in any mode, and devices may then use it. Ranges may overlap.
 #[unsafe(no_mangle)]
 pub extern "C" fn uzswap_pin(pager: *mut Pager, address: *mut c_void, bytes: usize) -> c_int {
     answer(-1, || {
@@ -274,7 +276,7 @@ pub extern "C" fn uzswap_pin(pager: *mut Pager, address: *mut c_void, bytes: usi
     })
 }
 
-/// Takes back one uzswap_pin of the same range. 0, or -1 if it is not pinned.
+/// Undoes one uzswap_pin of the same range. 0, or -1 if it is not pinned.
 #[unsafe(no_mangle)]
 pub extern "C" fn uzswap_unpin(pager: *mut Pager, address: *mut c_void, bytes: usize) -> c_int {
     answer(-1, || {
@@ -291,7 +293,7 @@ pub extern "C" fn uzswap_unpin(pager: *mut Pager, address: *mut c_void, bytes: u
     })
 }
 
-/// Brings a range into memory now, as far as the pager's memory goes. 0 or -1.
+/// Brings a range into memory now, as far as the pager's memory suffices. 0 or -1.
 #[unsafe(no_mangle)]
 pub extern "C" fn uzswap_touch(pager: *mut Pager, address: *mut c_void, bytes: usize) -> c_int {
     answer(-1, || {
@@ -301,7 +303,7 @@ pub extern "C" fn uzswap_touch(pager: *mut Pager, address: *mut c_void, bytes: u
     })
 }
 
-/// Says how a range will be used: one of UZSWAP_ADVICE_.... 0 or -1.
+/// Announces the use of a range: one of UZSWAP_ADVICE_.... 0 or -1.
 #[unsafe(no_mangle)]
 pub extern "C" fn uzswap_advise(
     pager: *mut Pager,
@@ -325,7 +327,7 @@ pub extern "C" fn uzswap_advise(
     })
 }
 
-/// Changes the pager's memory. 0, or -1 if it cannot be: then it is as before.
+/// Changes the pager's memory. 0, or -1 if that is impossible: then nothing changes.
 #[unsafe(no_mangle)]
 pub extern "C" fn uzswap_set_memory(pager: *mut Pager, bytes: u64) -> c_int {
     answer(-1, || {
@@ -346,8 +348,8 @@ pub extern "C" fn uzswap_mode(pager: *const Pager) -> u32 {
 }
 
 /// Calls `visit` with the name and value of each statistic (docs/statistics.md) and with `context`,
-/// until it answers other than 0; answers that, or 0, or -1 with uzswap_last_error(). A name is
-/// valid during the call only.
+/// until it returns other than 0. Returns that value, or 0, or -1 with uzswap_last_error(). A name
+/// is valid during the call only.
 #[unsafe(no_mangle)]
 pub extern "C" fn uzswap_stats(
     pager: *const Pager,
@@ -367,7 +369,7 @@ pub extern "C" fn uzswap_stats(
     })
 }
 
-/// Writes the value of one statistic to `value`. 0, or -1 if there is none of that name.
+/// Writes the value of one statistic to `value`. 0, or -1 if there is no such statistic.
 #[unsafe(no_mangle)]
 pub extern "C" fn uzswap_stat(pager: *const Pager, name: *const c_char, value: *mut u64) -> c_int {
     answer(-1, || {
@@ -375,25 +377,25 @@ pub extern "C" fn uzswap_stat(pager: *const Pager, name: *const c_char, value: *
         let statistics = self::pager(pager)?.pager.stats();
         let found = statistics.iter().find(|(name, _)| *name == wanted);
         let (_, found) = found.ok_or_else(|| format!("{wanted}: there is no such statistic"))?;
-        // SAFETY: the header asks for a place for the answer; null is an error.
+        // SAFETY: the header demands a place for the value; null is an error.
         *unsafe { value.as_mut() }.ok_or("the place for the value is NULL")? = found;
         Ok(0)
     })
 }
 
-/// As read(2), into memory that may be paged out, in any mode.
+/// Like read(2), into memory that may be paged out, in any mode.
 #[unsafe(no_mangle)]
 pub extern "C" fn uzswap_read(file: c_int, into: *mut c_void, bytes: usize) -> isize {
     transfer(file, |file| io::read(file, memory(into, bytes)?))
 }
 
-/// As write(2), from memory that may be paged out, in any mode.
+/// Like write(2), from memory that may be paged out, in any mode.
 #[unsafe(no_mangle)]
 pub extern "C" fn uzswap_write(file: c_int, from: *const c_void, bytes: usize) -> isize {
     transfer(file, |file| io::write(file, memory(from.cast_mut(), bytes)?))
 }
 
-/// As pread(2), into memory that may be paged out, in any mode.
+/// Like pread(2), into memory that may be paged out, in any mode.
 #[unsafe(no_mangle)]
 pub extern "C" fn uzswap_pread(file: c_int, into: *mut c_void, bytes: usize, offset: i64) -> isize {
     transfer(file, |file| io::read_at(file, memory(into, bytes)?, place(offset)?))
@@ -410,12 +412,12 @@ pub extern "C" fn uzswap_pwrite(
     transfer(file, |file| io::write_at(file, memory(from.cast_mut(), bytes)?, place(offset)?))
 }
 
-/// The bytes of a call as read(2) takes them.
+/// The memory of a call like read(2).
 fn memory<'a>(address: *mut c_void, bytes: usize) -> std::io::Result<&'a mut [u8]> {
     match address.is_null() && bytes > 0 {
         true => Err(std::io::Error::from_raw_os_error(libc::EFAULT)),
         false if bytes == 0 => Ok(&mut []),
-        // SAFETY: the header asks for memory of this length, which no other thread uses meanwhile.
+        // SAFETY: the header demands memory of this length, which no other thread uses meanwhile.
         false => Ok(unsafe { std::slice::from_raw_parts_mut(address.cast(), bytes) }),
     }
 }
@@ -424,11 +426,11 @@ fn place(offset: i64) -> std::io::Result<u64> {
     u64::try_from(offset).map_err(|_| std::io::Error::from_raw_os_error(libc::EINVAL))
 }
 
-/// Does as a system call does: a number of bytes, or -1 and errno.
+/// Returns as a system call does: a number of bytes, or -1 and errno.
 fn transfer(file: c_int, body: impl FnOnce(BorrowedFd<'_>) -> std::io::Result<usize>) -> isize {
     let done = match file {
         0.. => answer(Err(libc::EIO), || {
-            // SAFETY: not -1; a number that is not open is the kernel's EBADF.
+            // SAFETY: not -1; the kernel answers a number that is not open with EBADF.
             let done = body(unsafe { BorrowedFd::borrow_raw(file) });
             Ok(done.map_err(|error| error.raw_os_error().unwrap_or(libc::EIO)))
         }),

@@ -1,4 +1,5 @@
-//! Programs in C, compiled and linked as a user does: against what `xtask install` puts in place.
+//! Programs in C, compiled and linked as a user does, against the library that `xtask install`
+//! installs.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
@@ -21,8 +22,8 @@ fn run(command: &mut Command) -> Output {
     output
 }
 
-/// Where the library was installed, once for all tests of this file: as it was built for tests, or,
-/// in the full checks, as a user's.
+/// The installed library, once for all tests of this file: as built for tests, or, in the full
+/// checks, as a user builds it.
 fn installed() -> &'static Path {
     static PREFIX: OnceLock<tempfile::TempDir> = OnceLock::new();
     PREFIX

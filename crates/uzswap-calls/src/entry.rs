@@ -1,12 +1,12 @@
-//! From a replaced `syscall` to the function that looks at it, and back.
+//! From a replaced `syscall` to the function that handles it, and back.
 //!
-//! A system call changes `rax`, `rcx` and `r11` only; so all that the C library may rely on is
-//! kept: the other registers, the flags, the processor's extended state, and the 128 bytes below
-//! the stack pointer that a function may use without saying so.
+//! A system call changes only `rax`, `rcx` and `r11`, so everything else that the C library may
+//! rely on is kept. That is the other registers, the flags, the processor's extended state, and the
+//! 128 bytes below the stack pointer (the red zone).
 //!
-//! To keep the whole extended state takes longer than all else that is done for most calls. So a
-//! first look is given to each by code that changes nothing of it but the lower halves of vector
-//! registers, as any code for x86-64 may that asks for no more.
+//! Saving the whole extended state takes longer than the rest of the work for most calls. So a
+//! first function gets each call, whose code changes only the lower halves of vector registers, as
+//! any code for baseline x86-64 may.
 
 use std::arch::{asm, naked_asm};
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
@@ -19,47 +19,48 @@ pub struct Call {
     pub number: u64,
     /// Its arguments, in the order of the kernel's interface.
     pub arguments: [u64; 6],
-    /// What it answers, for [`Outcome::Done`].
+    /// Its result, for [`Outcome::Done`].
     pub result: i64,
 }
 
-/// What becomes of a call.
+/// The outcome of a call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u64)]
 pub enum Outcome {
-    /// It has been made: the program gets [`Call::result`].
+    /// It was made: the program gets [`Call::result`].
     Done = 0,
-    /// It is made as it stands, with the program's own registers and stack; for calls that return
-    /// twice, on another stack or not at all.
+    /// It is made as it stands, with the program's own registers and stack: for calls that return
+    /// twice, on another stack or never.
     Bare = 1,
-    /// Of the first look: nothing was done, and the call is looked at again.
+    /// From the first function: nothing was done, and the second one gets the call.
     Undecided = 2,
 }
 
-/// Looks at a call.
+/// Handles a call.
 type Look = fn(&mut Call) -> Outcome;
 
-/// Who looks at calls.
+/// The functions that handle calls.
 #[derive(Debug, Clone, Copy)]
 pub struct Looks {
-    /// At first. It may change no more of the extended state than registers `xmm0` to `xmm15`: so
-    /// it calls nothing of the C library, whose copies use all that the processor has.
+    /// The first one. It may change no more of the extended state than the registers `xmm0` to
+    /// `xmm15`. So it calls nothing of the C library, whose copies use all registers of the
+    /// processor.
     pub first: Look,
-    /// At what that leaves undecided; this one decides.
+    /// The second one, for calls that the first leaves undecided; it decides.
     pub second: Look,
 }
 
 static FIRST: AtomicUsize = AtomicUsize::new(0);
 static SECOND: AtomicUsize = AtomicUsize::new(0);
 
-/// Who looks at calls from now on.
+/// Sets the functions that handle calls from now on.
 pub(crate) fn set(looks: Looks) {
     FIRST.store(looks.first as usize, Relaxed);
     SECOND.store(looks.second as usize, Relaxed);
 }
 
 extern "C" fn look_first(call: &mut Call) -> Outcome {
-    // Compiled for such a processor, any code may change the upper halves.
+    // Compiled for a processor with AVX, any code may change the upper halves.
     if cfg!(target_feature = "avx") {
         return Outcome::Undecided;
     }
@@ -74,14 +75,14 @@ extern "C" fn look_again(call: &mut Call) -> Outcome {
     look(call)
 }
 
-/// Makes a system call, past the C library.
+/// Makes a system call without the C library.
 ///
 /// # Safety
-/// As of the call; and it returns once, on this stack.
+/// That of the call; and it returns once, on this stack.
 pub unsafe fn raw(number: u64, arguments: [u64; 6]) -> i64 {
     let [a, b, c, d, e, f] = arguments;
     let result;
-    // SAFETY: the caller's promise; the kernel changes these three registers alone.
+    // SAFETY: the caller's promise; the kernel changes only these three registers.
     unsafe {
         asm!(
             "syscall",
@@ -94,31 +95,31 @@ pub unsafe fn raw(number: u64, arguments: [u64; 6]) -> i64 {
     result
 }
 
-/// States that are kept beside the general registers: x87, SSE, AVX, AVX-512. Not protection keys,
-/// which we do not change, nor tiles, which no code of ours uses.
+/// States that are saved besides the general registers: x87, SSE, AVX, AVX-512. Protection keys are
+/// not, because we do not change them, nor tiles, which no code of ours uses.
 const STATES: u32 = 0b1110_0111;
-/// What they take at most, in the standard form, with the header: AVX-512's last part ends at 2688.
+/// Their largest size in the standard form, with the header: AVX-512's last part ends at 2688.
 const STATES_BYTES: usize = 2688;
 
-/// Whether the processor and the kernel keep these states the way [`entry`] asks for.
+/// True if the processor and the kernel save these states in the way of [`entry`].
 pub(crate) fn is_supported() -> bool {
     // SAFETY: CPUID is there on every x86-64.
     #[allow(unused_unsafe)]
     let (features, sizes) =
         unsafe { (std::arch::x86_64::__cpuid(1), std::arch::x86_64::__cpuid_count(0xd, 2)) };
     const OSXSAVE: u32 = 1 << 27;
-    // The AVX part stands where the standard form has it: as the others do then.
+    // The AVX part is at its place in the standard form: then so are the others.
     features.ecx & OSXSAVE != 0 && (sizes.ebx == 576 || sizes.ebx == 0)
 }
 
-/// Where stubs jump to: the number in `eax`, the address of the bare call in `rcx`.
+/// The target of stubs: the number is in `eax`, the address of the bare call in `rcx`.
 ///
 /// # Safety
 /// Jumped to from a stub, with the registers of a system call.
 #[unsafe(naked)]
 pub(crate) unsafe extern "C" fn entry() {
     naked_asm!(
-        // Below what the function may have there without saying so.
+        // Below the red zone.
         "lea rsp, [rsp - 128]",
         "push rbp",
         "mov rbp, rsp",
@@ -140,7 +141,7 @@ pub(crate) unsafe extern "C" fn entry() {
         "mov eax, eax",
         "push rax",
         "mov rbx, rsp",
-        // Fourteen of eight bytes are pushed, the flags among them.
+        // Fourteen pushes of eight bytes, including the flags.
         "sub rsp, 256",
         "and rsp, -64",
         ".irp number, 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15",
@@ -156,7 +157,7 @@ pub(crate) unsafe extern "C" fn entry() {
         "jne 3f",
         "lea rsp, [rbx - {states_bytes}]",
         "and rsp, -64",
-        // The header must be zeros beyond what the processor writes of it.
+        // The header must be zeros where the processor does not write it.
         "xor eax, eax",
         "lea rdi, [rsp + 512]",
         "mov ecx, 8",
@@ -177,7 +178,7 @@ pub(crate) unsafe extern "C" fn entry() {
         "test r11, r11",
         "jnz 2f",
         "mov rax, [rsp + 56]",
-        // In the rcx that was pushed: behind the bare `syscall`, where the way back begins.
+        // The saved rcx: behind the bare `syscall`, where the way back begins.
         "add qword ptr [rsp + 96], 2",
         "2:",
         "mov r10, [rsp + 32]",

@@ -1,4 +1,4 @@
-//! System calls of the own process, seen before the kernel sees them.
+//! System calls of this process, handled before the kernel gets them.
 //!
 //! ```text
 //! libc, ld.so, …   mov eax, NUMBER ; syscall      becomes      jmp stub ; ud2
@@ -7,17 +7,17 @@
 //!                  keeps all            → second(&mut Call) → Done(result) | Bare
 //! bare             syscall ; jmp back
 //! ```
-//! Ordinary programs make their system calls through the C library, whose `syscall` instructions
-//! are found ([`sites`]) and replaced while the other threads stand still ([`stop`]). Nothing is
-//! replaced, and nothing costs anything, before [`Work::apply`]; afterwards only those calls take
-//! the way above whose number the caller asked for. x86-64 alone.
+//! Ordinary programs make their system calls through the C library. Its `syscall` instructions are
+//! found ([`sites`]) and replaced while the other threads are stopped ([`stop`]). Nothing is
+//! replaced before [`Work::apply`], so nothing costs anything. Afterwards only calls with the
+//! caller's numbers take the way above. x86-64 only.
 //!
 //! A `syscall` whose number is not in the instruction before it becomes `ud2`, and the handler of
-//! SIGILL sends the thread to its stub: 1 to 2 µs more. The same `ud2` stands where the `syscall`
-//! behind a replaced `mov` was, for whoever jumps there.
+//! SIGILL sends the thread to its stub: 1 to 2 µs more. The same `ud2` replaces the `syscall`
+//! behind a replaced `mov`, for threads that jump there.
 //!
-//! [`table`] has all calls of the kernel: which memory each is given. [`filter`] tells which of them
-//! a filter of seccomp allows.
+//! [`table`] has all calls of the kernel and the memory that each uses. [`filter`] tells which of
+//! them a filter of seccomp allows.
 
 // In the order in which to read them.
 pub mod filter;

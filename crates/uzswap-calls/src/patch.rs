@@ -10,10 +10,9 @@
 //! syscall                   0f 05
 //! ud2                       0f 0b
 //! ```
-//! A thread that stands between `mov` and `syscall`, whose call is begun again, or that jumps
-//! there, meets
-//! `ud2` (SIGILL), and goes on in the stub behind its `mov`. One that waits in the kernel comes
-//! back behind the `syscall`, where nothing is changed.
+//! A thread may stand between `mov` and `syscall`, have its call restarted, or jump there. It meets
+//! `ud2` (SIGILL), and continues in the stub behind its `mov`. A thread that waits in the kernel
+//! returns behind the `syscall`, where nothing is changed.
 
 use crate::entry::{self, Looks};
 use crate::sites::{JMP_NEAR_BYTES, MOV_BYTES, MOV_EAX, Number, SYSCALL, Site};
@@ -28,16 +27,15 @@ use std::ptr;
 use std::sync::atomic::{AtomicPtr, Ordering::*};
 use uzswap_sys::map::{Mapped, PAGE_BYTES};
 
-/// Bytes that a stub takes: 5 for the number, 7 and 14 to go on, 2 and 5 for the bare call; rounded
-/// up.
+/// Bytes of a stub: 5 for the number, 7 and 14 to continue, 2 and 5 for the bare call; rounded up.
 const STUB: usize = 64;
-/// Where the bare `syscall` of a stub is.
+/// The offset of the bare `syscall` in a stub.
 const BARE: usize = 26;
-/// What a stub has for a number that is not in the code.
+/// The number in a stub whose call's number is not in the code.
 const UNKNOWN: u32 = u32::MAX;
-/// All calls have numbers below.
+/// All calls have lower numbers.
 const NUMBERS: u32 = 512;
-/// How far a jump reaches, less what a module and its stubs may take.
+/// The reach of a jump, less the size of a module and its stubs.
 const REACH: usize = (2 << 30) - (64 << 20);
 
 /// `nop`, `jmp rel32`, `jmp rel8`, the second byte of `ud2`.
@@ -46,19 +44,19 @@ const JMP: u8 = 0xe9;
 const JMP_NEAR: u8 = 0xeb;
 const UD2: u8 = 0x0b;
 
-/// What was replaced.
+/// The result of a replacement.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Patched {
     /// Sites that jump to their stub.
     pub jumps: usize,
     /// Sites that trap, because their number is not in the instruction before them.
     pub traps: usize,
-    /// Sites whose number nobody asked for.
+    /// Sites whose number is not wanted.
     pub left: usize,
 }
 
-/// Where a thread that was stopped at an address by a trap goes on: open addressing, read by signal
-/// handlers, filled by one thread before the traps are there.
+/// Where a thread continues that a trap stopped at an address: open addressing, read by signal
+/// handlers, filled by one thread before the traps exist.
 struct Traps {
     slots: Box<[(usize, usize)]>,
 }
@@ -95,17 +93,17 @@ impl Traps {
     }
 }
 
-/// Replaces sites; one a process.
+/// Replaces sites; one for each process.
 #[derive(Debug)]
 pub struct Patcher {
     traps: HashMap<usize, usize>,
-    /// Stubs by the address where the next one will be, with the end of their page.
+    /// Space for stubs, by the address of the next one, with the end of its page.
     rooms: BTreeMap<usize, usize>,
 }
 
 impl Patcher {
-    /// Sets who looks at calls, and has the traps lead to the stubs. Nothing is replaced yet.
-    /// Errors: a processor without XSAVE, a kernel without `membarrier`.
+    /// Sets the functions that look at calls, and directs the traps to the stubs. Replaces nothing
+    /// yet. Errors: a processor without XSAVE, a kernel without `membarrier`.
     pub fn new(looks: Looks) -> io::Result<Self> {
         if !entry::is_supported() {
             return Err(io::Error::new(io::ErrorKind::Unsupported, "a processor without XSAVE"));
@@ -115,20 +113,20 @@ impl Patcher {
         Ok(Self { traps: HashMap::new(), rooms: BTreeMap::new() })
     }
 
-    /// Where a thread goes on that met `ud2` at an address; `None` if it is none of ours. For the
-    /// handler of SIGILL, which the caller sets. Safe in a signal handler.
+    /// Where a thread continues that met `ud2` at an address; `None` if that is none of ours. For
+    /// the handler of SIGILL, which the caller sets. Safe in a signal handler.
     pub fn resume_at(address: usize) -> Option<usize> {
         // SAFETY: a table, once made, stays.
         let traps = unsafe { TRAPS.load(Acquire).as_ref() }?;
         traps.find(address)
     }
 
-    /// Where a call begins whose `syscall` ends at an address, there or in its stub, and its
-    /// number, if it was replaced and the number is known: a thread that goes on there makes it
-    /// anew. Safe in a signal handler.
+    /// The start and number of a call whose `syscall` ends at an address, there or in its stub, if
+    /// it was replaced and its number is known. A thread that continues there repeats the call.
+    /// Safe in a signal handler.
     pub fn call_before(behind: usize) -> Option<(usize, u32)> {
         let stub = Self::resume_at(behind.wrapping_sub(SYSCALL.len()))? - MOV_BYTES;
-        // SAFETY: a stub of ours, which stays; where it begins with `mov eax`, the number is its
+        // SAFETY: a stub of ours, which stays. Where it begins with `mov eax`, the number is its
         // second to fifth byte.
         let (first, number) = unsafe {
             let first = *(stub as *const u8);
@@ -142,8 +140,8 @@ impl Patcher {
         self.traps.retain(|address, _| !range.contains(address));
     }
 
-    /// Prepares the replacement of those sites of which the number is unknown or wanted. Those that
-    /// were replaced before are left as they are.
+    /// Prepares the replacement of sites whose number is unknown or wanted. Sites that were
+    /// replaced before stay as they are.
     pub fn prepare(&mut self, sites: &[Site], wants: impl Fn(u32) -> bool) -> io::Result<Work> {
         let mut patched = Patched::default();
         let mut work = Vec::new();
@@ -160,12 +158,13 @@ impl Patcher {
                 work.push((*site, self.stub(site)?));
             }
         }
-        // No trap is where a stub makes the call: it may be cut short there.
+        // A stub's own call is no trap, but a signal may interrupt it: so it is in the table as
+        // well.
         let known = |(site, stub): &(Site, usize)| {
             [(site.address, stub + MOV_BYTES), (stub + BARE, stub + MOV_BYTES)]
         };
         self.traps.extend(work.iter().flat_map(known));
-        // The table before is never freed: a handler may look at it.
+        // The old table is never freed: a handler may read it.
         TRAPS.store(Box::into_raw(Box::new(Traps::new(&self.traps))), Release);
         let pages = pages_of(&work);
         let writable = MprotectFlags::READ | MprotectFlags::WRITE | MprotectFlags::EXEC;
@@ -192,7 +191,7 @@ impl Patcher {
                 code[1..5].copy_from_slice(&number.known().unwrap_or(UNKNOWN).to_le_bytes());
             }
         }
-        // lea rcx, [rip + distance], from behind it
+        // lea rcx, [rip + distance], counted from its end
         code[5..8].copy_from_slice(&[0x48, 0x8d, 0x0d]);
         code[8..12].copy_from_slice(&((BARE - 12) as u32).to_le_bytes());
         // jmp [rip]
@@ -203,12 +202,12 @@ impl Patcher {
         code[BARE + 2] = JMP;
         let back = distance(stub + BARE + 7, site.address + SYSCALL.len());
         code[BARE + 3..BARE + 7].copy_from_slice(&back);
-        // SAFETY: room of ours, which can be written, and no thread has its address yet.
+        // SAFETY: writable space of ours, and no thread has its address yet.
         unsafe { ptr::copy_nonoverlapping(code.as_ptr(), stub as *mut u8, STUB) };
         Ok(stub)
     }
 
-    /// Room for a stub within reach of an address.
+    /// Space for a stub within reach of an address.
     fn room(&mut self, near: usize) -> io::Result<usize> {
         let reach = near.saturating_sub(REACH)..near.saturating_add(REACH);
         let found = self.rooms.range(reach).find(|(next, end)| *next < *end);
@@ -226,7 +225,7 @@ fn distance(from: usize, to: usize) -> [u8; 4] {
     (to.wrapping_sub(from) as i64 as i32).to_le_bytes()
 }
 
-/// Maps a piece of memory for stubs where nothing is, near an address.
+/// Maps memory for stubs in a gap near an address.
 fn map_near(near: usize) -> io::Result<(usize, usize)> {
     const BYTES: usize = 16 * PAGE_BYTES;
     let maps = fs::read_to_string("/proc/thread-self/maps")?;
@@ -261,7 +260,7 @@ fn map_near(near: usize) -> io::Result<(usize, usize)> {
     Err(io::Error::new(io::ErrorKind::OutOfMemory, "no addresses are free near the C library"))
 }
 
-/// Bytes that the first thread's stack may take more, at most, with the gap that the kernel keeps
+/// Bytes by which the first thread's stack may grow, at most, with the gap that the kernel keeps
 /// below it.
 fn stack_growth() -> usize {
     const GAP: u64 = 1 << 20;
@@ -270,7 +269,7 @@ fn stack_growth() -> usize {
     (limit.unwrap_or(UNLIMITED).min(UNLIMITED) + GAP) as usize
 }
 
-/// Sites that are ready to be replaced. Their code can be written until this is dropped.
+/// Sites that are ready to be replaced. Their code is writable until this is dropped.
 #[derive(Debug)]
 #[must_use = "nothing is replaced before `apply`"]
 pub struct Work {
@@ -282,15 +281,15 @@ pub struct Work {
 impl Work {
     fn access(&self, flags: MprotectFlags) -> io::Result<()> {
         self.pages.iter().try_for_each(|pages| {
-            // SAFETY: code stays code; that it can be written meanwhile is what is asked for.
+            // SAFETY: code stays code; being writable meanwhile is the purpose.
             Ok(unsafe { mm::mprotect(pages.start as *mut c_void, pages.len(), flags) }?)
         })
     }
 
-    /// Replaces them. Allocates nothing, takes no lock.
+    /// Replaces them. Allocates nothing and takes no lock.
     ///
     /// # Safety
-    /// No other thread of the process runs, but for those that make no call through these sites.
+    /// No other thread of the process runs, except threads that make no call through these sites.
     pub unsafe fn apply(&self) -> Patched {
         for (site, stub) in &self.sites {
             let first = site.address - site.number.bytes();
@@ -309,7 +308,7 @@ impl Work {
             }
             put(site.address + 1, &[UD2]);
         }
-        // What was fetched before is fetched anew; it was registered, so there is no error.
+        // CPUs drop instructions fetched before. It was registered, so there is no error.
         let _ = membarrier(MembarrierCommand::PrivateExpeditedSyncCore);
         self.patched
     }
@@ -317,7 +316,7 @@ impl Work {
 
 impl Drop for Work {
     fn drop(&mut self) {
-        // An error leaves code that can be written, which is no harm to its function.
+        // After an error the code stays writable, which does not harm its function.
         let _ = self.access(MprotectFlags::READ | MprotectFlags::EXEC);
     }
 }
@@ -325,13 +324,12 @@ impl Drop for Work {
 /// Writes code.
 fn put(at: usize, bytes: &[u8]) {
     for (at, value) in (at..).zip(bytes) {
-        // SAFETY: of `Work::apply`'s: in code that can be written, at a place that nobody else
-        // writes or runs.
+        // SAFETY: by `Work::apply`: writable code, which no other thread writes or runs.
         unsafe { (at as *mut u8).write_volatile(*value) };
     }
 }
 
-/// The pages that sites lie in, neighbours together.
+/// The pages of sites, neighbours together.
 fn pages_of(work: &[(Site, usize)]) -> Vec<Range<usize>> {
     let mut starts: Vec<usize> = work
         .iter()

@@ -1,8 +1,8 @@
-//! Where the `syscall` instructions of this process are.
+//! Finds the `syscall` instructions of this process.
 //!
-//! The two bytes `0f 05` may be part of another instruction. So each pair that is found is decoded
-//! from the beginning of its function, which the unwind tables tell, up to it: only where an
-//! instruction begins there, and is `syscall`, is it a site.
+//! The two bytes `0f 05` may be part of another instruction. So each pair is decoded from the
+//! beginning of its function, which the unwind tables give. It is a site only where an instruction
+//! begins there and is `syscall`.
 
 use gimli::{BaseAddresses, EhFrame, EhFrameHdr, NativeEndian, UnwindSection};
 use iced_x86::{Code, Decoder, DecoderOptions, FlowControl, Instruction};
@@ -18,43 +18,43 @@ use std::os::fd::BorrowedFd;
 pub(crate) const SYSCALL: [u8; 2] = [0x0f, 0x05];
 /// `mov eax, imm32`, without the number.
 pub(crate) const MOV_EAX: u8 = 0xb8;
-/// Bytes of `mov eax, imm32`, and of `jmp rel32`, which takes its place.
+/// Bytes of `mov eax, imm32`, and of `jmp rel32`, which replaces it.
 pub(crate) const MOV_BYTES: usize = 5;
 /// Bytes of `jmp rel8`.
 pub(crate) const JMP_NEAR_BYTES: usize = 2;
-/// `xor eax, eax`, which is how `read`, number 0, is asked for.
+/// `xor eax, eax`, for `read`, number 0.
 pub(crate) const XOR_EAX: [u8; 2] = [0x31, 0xc0];
 
-/// `mov rax, 15`: the return from a signal's handler, of which the registers that it restores are
-/// no call's, and which may not trap. It is no site.
+/// `mov rax, 15`: the return from a signal's handler. The registers that it restores belong to no
+/// call, and it may not trap. It is no site.
 const SIGRETURN: [u8; 7] = [0x48, 0xc7, 0xc0, 15, 0, 0, 0];
 
 /// A `syscall` instruction.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Site {
-    /// Where it is.
+    /// Its address.
     pub address: usize,
-    /// How the number of the call gets into `eax`.
+    /// The way in which the number of the call gets into `eax`.
     pub number: Number,
 }
 
-/// What stands before a `syscall`.
+/// The instruction before a `syscall`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Number {
     /// `mov eax, NUMBER`.
     Moved(u32),
-    /// `xor eax, eax`, which is too short for a jump to anywhere; but so near there is room for one
+    /// `xor eax, eax`, which is too short for a long jump; but there is space for one nearby,
     /// between two functions.
     Cleared {
-        /// Where.
+        /// The address of that space.
         room: usize,
     },
-    /// It is there already, or comes from another register; before the `syscall` is an instruction
-    /// that does the same wherever it stands.
+    /// The number is there already, or comes from another register. The instruction before the
+    /// `syscall` has the same effect at any address.
     Before {
-        /// Its length, at most five, as of a `mov`.
+        /// Its length, at most that of a `mov`, five.
         bytes: usize,
-        /// Where there is room for a jump to anywhere, if it is shorter than one.
+        /// The address of space for a long jump, if it is shorter than one.
         room: Option<usize>,
     },
     /// Something else.
@@ -71,7 +71,7 @@ impl Number {
         }
     }
 
-    /// Bytes of the instruction that is replaced before the `syscall`.
+    /// Bytes of the instruction before the `syscall` that is replaced.
     pub(crate) fn bytes(self) -> usize {
         match self {
             Self::Moved(_) => MOV_BYTES,
@@ -82,35 +82,35 @@ impl Number {
     }
 }
 
-/// A file that is mapped with code in it.
+/// A mapped file with code.
 #[derive(Debug)]
 pub struct Module {
-    /// Its name as the dynamic linker has it; of the program itself, empty.
+    /// Its name for the dynamic linker; empty for the program itself.
     pub name: String,
     /// From its first address to its last.
     pub range: Range<usize>,
-    /// What its variables take of each thread, at most, if it was loaded with the program.
+    /// Most bytes that its variables take in each thread, if it was loaded with the program.
     pub thread_bytes: usize,
     code: Vec<Range<usize>>,
     /// The segment that begins with the table of functions, and ends with the file's last one.
     tables: Option<Range<usize>>,
 }
 
-/// All files that the dynamic linker knows, the kernel's own (vDSO) among them: the calls that it
-/// leaves to the kernel are made there.
+/// All files that the dynamic linker has mapped, and the kernel's own (vDSO): it makes the calls
+/// that it leaves to the kernel.
 pub fn modules() -> Vec<Module> {
     unsafe extern "C" fn add(
         info: *mut libc::dl_phdr_info,
         _: usize,
         modules: *mut c_void,
     ) -> c_int {
-        // SAFETY: the linker passes a description that is good during the call, and what
-        // `modules` passed to it below.
+        // SAFETY: the linker passes a description that is valid during the call, and the pointer
+        // that `modules` passes below.
         unsafe { (*modules.cast::<Vec<Module>>()).push(Module::of(&*info)) };
         0
     }
     let mut found: Vec<Module> = Vec::new();
-    // SAFETY: the function takes what it is given here.
+    // SAFETY: the function takes the pointer that is passed here.
     unsafe { libc::dl_iterate_phdr(Some(add), (&raw mut found).cast()) };
     found
 }
@@ -191,7 +191,7 @@ impl Module {
     /// The description is the dynamic linker's.
     unsafe fn of(info: &libc::dl_phdr_info) -> Self {
         let base = info.dlpi_addr as usize;
-        // SAFETY: as the linker says; both live as long as the file is mapped.
+        // SAFETY: the linker's promise; both live as long as the file is mapped.
         let (name, headers) = unsafe {
             let name = if info.dlpi_name.is_null() { c"" } else { CStr::from_ptr(info.dlpi_name) };
             (name, std::slice::from_raw_parts(info.dlpi_phdr, info.dlpi_phnum.into()))
@@ -225,18 +225,18 @@ impl Module {
         }
     }
 
-    /// Whether it is the kernel's own (vDSO), which may forbid that its code is changed.
+    /// True if it is the kernel's own (vDSO), which may forbid changes to its code.
     pub fn is_kernels(&self) -> bool {
         self.name.contains("linux-vdso")
     }
 
-    /// Whether it has code at an address.
+    /// True if it has code at an address.
     pub fn contains(&self, address: usize) -> bool {
         self.code.iter().any(|code| code.contains(&address))
     }
 
     /// Its `syscall` instructions. Those in functions without an entry in the unwind tables are not
-    /// found, but for those behind a `mov eax` of a small number.
+    /// found, unless they follow a `mov eax` of a small number.
     pub fn sites(&self) -> Vec<Site> {
         let tables = self.tables.clone().map(|tables| {
             // SAFETY: a segment of a mapped file.
@@ -304,23 +304,23 @@ fn sites_in(range: &Range<usize>, functions: Option<&Functions<'_>>) -> Vec<Site
     sites
 }
 
-/// The number that the instruction before has put into `eax`: no call has one of 512 or more, by
-/// which what only looks like that instruction is told apart.
+/// The number that the instruction before has put into `eax`. No call has one of 512 or more, so
+/// other bytes that look like that instruction are recognised.
 fn number_before(bytes: &[u8], at: usize) -> Option<u32> {
     let mov = bytes[at.checked_sub(MOV_BYTES)?..at].first_chunk::<MOV_BYTES>()?;
     let number = u32::from_le_bytes([mov[1], mov[2], mov[3], mov[4]]);
     (mov[0] == MOV_EAX && number < 512).then_some(number)
 }
 
-/// Room for a jump that a jump of two bytes before `at` reaches, and that is not taken: padding
-/// that no thread comes to, in one of the forms in which assemblers write it.
+/// Free space for a jump, within reach of a jump of two bytes before `at`: padding that no thread
+/// executes, in one of the forms of assemblers.
 fn room_near(
     bytes: &[u8],
     at: usize,
     taken: &[usize],
     is_behind_end: impl Fn(usize) -> bool,
 ) -> Option<usize> {
-    // No-operations of 9 to 5 bytes, by their first ones.
+    // No-operations of 9 to 5 bytes, by their first bytes.
     const PADDING: [&[u8]; 4] = [
         &[0x66, 0x0f, 0x1f, 0x84, 0, 0, 0, 0, 0],
         &[0x0f, 0x1f, 0x84, 0, 0, 0, 0, 0],
@@ -330,14 +330,14 @@ fn room_near(
     let reach = at.saturating_sub(120)..(at + 120).min(bytes.len());
     reach.into_iter().find(|room| {
         let is_padding = PADDING.iter().any(|padding| bytes[*room..].starts_with(padding));
-        // What assemblers put before them, to make them longer.
+        // Prefixes that assemblers add to make them longer.
         let before = bytes[..*room].iter().rev();
         let prefixes = before.take_while(|byte| matches!(byte, 0x66 | 0x2e)).count();
         is_padding && !taken.contains(room) && is_behind_end(room - prefixes)
     })
 }
 
-/// Whether, decoded from the beginning of a function, an instruction that nothing follows (a
+/// True if, decoded from the beginning of a function, an instruction that never continues (a
 /// return, a jump) ends at an address.
 fn ends_at(code: &[u8], start: usize, address: usize) -> bool {
     let mut decoder = Decoder::with_ip(64, code, start as u64, DecoderOptions::NONE);
@@ -349,8 +349,8 @@ fn ends_at(code: &[u8], start: usize, address: usize) -> bool {
     is_end && decoder.ip() == address as u64
 }
 
-/// What is before a `syscall` at an address, if one begins there, decoded from the beginning of the
-/// function: an instruction, or none of the function's.
+/// The instruction before a `syscall` at an address, if one begins there, decoded from the
+/// beginning of the function; inner `None` if it is the function's first.
 fn before_call(code: &[u8], start: usize, address: usize) -> Option<Option<Instruction>> {
     let mut decoder = Decoder::with_ip(64, code, start as u64, DecoderOptions::NONE);
     let mut before = None;
@@ -361,8 +361,8 @@ fn before_call(code: &[u8], start: usize, address: usize) -> Option<Option<Instr
     is_call.then_some(before)
 }
 
-/// Whether an instruction that ends at an address does the same in a stub, and leaves room for a
-/// jump, near or far.
+/// True if an instruction that ends at an address has the same effect in a stub, and leaves space
+/// for a jump, near or far.
 fn does_anywhere(instruction: &Instruction, address: usize) -> bool {
     instruction.next_ip() == address as u64
         && (JMP_NEAR_BYTES..=MOV_BYTES).contains(&instruction.len())
@@ -419,7 +419,7 @@ mod tests {
         assert!(sites.len() > 300 && numbered * 10 > sites.len() * 7, "{numbered}/{}", sites.len());
         let has = |number: i64| sites.iter().any(|site| site.number.known() == Some(number as u32));
         assert!([libc::SYS_read, libc::SYS_mmap, libc::SYS_futex].into_iter().all(has));
-        // The function `syscall` is one of those; waiting for a lock is in most others.
+        // The function `syscall` is one of those; most others wait for a lock.
         let moved = sites.iter().filter(|site| matches!(site.number, Number::Before { .. }));
         let moved = moved.count();
         assert!(moved > 20, "{moved}");

@@ -4,9 +4,10 @@
 //! others   a new turn, odd → ask each thread → all of them stay? → work → the next turn, even
 //! stay     odd? → put itself on the list of that turn → wait until the turn is over
 //! ```
-//! A thread that blocks the signal, or that the kernel does not let go (it waits for a disk, or for
-//! the child of a `vfork`), does not stop: then nothing is done, and the caller tries again later.
-//! Turn and list are one word, so that who comes late for one turn is not on the list of the next.
+//! A thread may block the signal, or be uninterruptible in the kernel (it waits for a disk, or for
+//! the child of a `vfork`). Then it does not stop, nothing is done, and the caller tries again
+//! later. Turn and list are one word, so that a thread that is late for one turn is not on the list
+//! of the next.
 
 use rustix::fs::{self, Mode, OFlags};
 use rustix::thread::futex;
@@ -15,36 +16,37 @@ use std::mem::MaybeUninit;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::*};
 use std::time::{Duration, Instant};
 
-/// How long threads may take to stop.
+/// The time that threads may take to stop.
 const PATIENCE: Duration = Duration::from_millis(300);
-/// After so long a thread is asked again that has not stopped: it may have had what others need.
+/// After this time a thread that has not stopped gets the signal again: it may have had a lock that
+/// others need.
 const AGAIN: Duration = Duration::from_millis(10);
 
-/// What threads wait for: the turn, as it is in [`STAYING`].
+/// Threads wait for this: the turn, as it is in [`STAYING`].
 static TURN: AtomicU32 = AtomicU32::new(0);
-/// Who stays in this turn: 16 bits of the turn, odd while threads are to stop, and 48 of the
-/// address of the [`Node`] that came last.
+/// The stopped threads of this turn: 16 bits of the turn, odd while threads must stop, and 48 of
+/// the address of the [`Node`] that came last.
 static STAYING: AtomicU64 = AtomicU64::new(0);
 const ADDRESS_BITS: u32 = 48;
 
-/// What the signal carries, so that its handler knows it from others'.
+/// The signal's value, by which its handler recognises it.
 pub const VALUE: usize = 0x757a_7377_6170;
 
-/// A thread that stands still.
+/// A stopped thread.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Staying {
     /// Its number.
     pub thread: i32,
-    /// Where it was on its stack.
+    /// Its stack pointer.
     pub stack: usize,
     /// Its block (`pthread_self`).
     pub block: usize,
 }
 
-/// On the stack of the thread, which does not leave it before the turn is over.
+/// On the stack of the thread, which stays there until the turn is over.
 struct Node {
     staying: Staying,
-    /// The one that came before; 0: none.
+    /// The previous one; 0: none.
     before: u64,
 }
 
@@ -52,9 +54,9 @@ const fn turn_of(word: u64) -> u32 {
     (word >> ADDRESS_BITS) as u32
 }
 
-/// To be called by the signal's handler, if [`VALUE`] came with it, with where the thread was on
-/// its stack: stays until the others may go on. Allocates nothing. The signal may come late, when
-/// nobody waits for it any more.
+/// The signal's handler calls this, if the signal has [`VALUE`], with the thread's stack pointer.
+/// It waits until the turn is over. Allocates nothing. The signal may come late, when it is no
+/// longer needed.
 pub fn stay(stack: usize) {
     let turn = turn_of(STAYING.load(SeqCst));
     let thread = rustix::thread::gettid().as_raw_nonzero().get();
@@ -65,12 +67,13 @@ pub fn stay(stack: usize) {
         return;
     }
     while TURN.load(SeqCst) == turn {
-        // Interrupted, or the turn is over: it looks again.
+        // Interrupted, or the turn is over: it checks again.
         let _ = futex::wait(&TURN, futex::Flags::PRIVATE, turn, None);
     }
 }
 
-/// Puts a thread on the list of a turn; `false` if that is over, or if the list cannot have it.
+/// Adds a thread to the list of a turn; `false` if the turn is over, or if the address does not
+/// fit.
 fn arrive(turn: u32, node: &mut Node) -> bool {
     let address = &raw const *node as u64;
     if address >> ADDRESS_BITS != 0 {
@@ -83,12 +86,12 @@ fn arrive(turn: u32, node: &mut Node) -> bool {
     STAYING.fetch_update(SeqCst, SeqCst, add).is_ok()
 }
 
-/// The next turn, which nobody stays in yet.
+/// Begins the next turn, with an empty list.
 fn next_turn() -> u32 {
-    // Even and odd go on alternating where it begins anew.
+    // Even and odd still alternate where it wraps around.
     let turn = (turn_of(STAYING.load(SeqCst)) + 1) & 0xffff;
     let begin = || STAYING.store(u64::from(turn) << ADDRESS_BITS, SeqCst);
-    // Who is on the list has to see its turn in both.
+    // A thread on the list must see its turn in both.
     match turn.is_multiple_of(2) {
         true => (begin(), TURN.store(turn, SeqCst)),
         false => (TURN.store(turn, SeqCst), begin()),
@@ -96,13 +99,13 @@ fn next_turn() -> u32 {
     turn
 }
 
-/// Who stays, in the turn that the caller has begun.
+/// The stopped threads of the turn that the caller has begun.
 fn staying() -> Vec<Staying> {
     let mut all = Vec::new();
     let mut at = STAYING.load(SeqCst) & ((1 << ADDRESS_BITS) - 1);
     while at != 0 {
-        // SAFETY: put there by `arrive` in this turn, before whose end its thread does not leave
-        // it; and only the caller ends the turn.
+        // SAFETY: `arrive` put it there in this turn, and its thread does not leave it before the
+        // turn ends; only the caller ends the turn.
         let node = unsafe { &*(at as *const Node) };
         all.push(node.staying);
         at = node.before;
@@ -110,7 +113,7 @@ fn staying() -> Vec<Staying> {
     all
 }
 
-/// Does `work` while all other threads, but for those in `spared`, are in [`stay`]; `None` if they
+/// Does `work` while all other threads, except those in `spared`, are in [`stay`]; `None` if they
 /// could not be stopped in time. `work` takes no lock and allocates no memory that they may have.
 /// One thread at a time.
 pub fn others<R>(signal: i32, spared: &[i32], work: impl FnOnce(&[Staying]) -> R) -> Option<R> {
@@ -119,7 +122,7 @@ pub fn others<R>(signal: i32, spared: &[i32], work: impl FnOnce(&[Staying]) -> R
     next_turn();
     let mut asked: Vec<(i32, Instant)> = Vec::new();
     let stopped = loop {
-        // In this order: who is here now and does not stay could make new threads.
+        // In this order: a thread that exists now and is not stopped could make new threads.
         let staying = staying();
         let is_staying = |thread: i32| staying.iter().any(|one| one.thread == thread);
         let is_missing = |thread: &i32| {
@@ -155,7 +158,7 @@ pub fn others<R>(signal: i32, spared: &[i32], work: impl FnOnce(&[Staying]) -> R
 /// All threads of this process. Errors: they cannot be listed (no descriptor is left, or they come
 /// and go too fast).
 pub fn threads() -> io::Result<Vec<i32>> {
-    // Not by the C library, whose allocator a stopped thread may have.
+    // Without the C library, whose allocator's lock a stopped thread may have.
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
     let folder = fs::open(c"/proc/self/task", flags, Mode::empty())?;
     let mut buffer = [MaybeUninit::<u8>::uninit(); 4096];
@@ -165,21 +168,21 @@ pub fn threads() -> io::Result<Vec<i32>> {
         let name = entry?.file_name().to_str().ok().and_then(|name| name.parse::<i32>().ok());
         threads.extend(name);
     }
-    // The kernel may leave some out if others end meanwhile. A folder's links are two and one for
-    // each in it.
+    // The kernel may leave some out if others end meanwhile. A folder's links are two, and one for
+    // each entry.
     match fs::fstat(&folder)?.st_nlink == threads.len() as u64 + 2 {
         true => Ok(threads),
         false => Err(io::ErrorKind::Interrupted.into()),
     }
 }
 
-/// Whether a thread has ended and is listed all the same: the first one stays there until the last
+/// True if a thread has ended and is listed all the same: the first one stays there until the last
 /// one ends.
 fn has_ended(thread: i32) -> bool {
     if thread != rustix::process::getpid().as_raw_nonzero().get() {
         return false;
     }
-    // Without allocating, and of the first thread, as `/proc/self` is.
+    // Without allocating, and for the first thread, which `/proc/self` names.
     let flags = OFlags::RDONLY | OFlags::CLOEXEC;
     let mut text = [0; 128];
     let file = fs::open(c"/proc/self/stat", flags, Mode::empty());
@@ -204,7 +207,7 @@ struct Info {
 
 const _: () = assert!(size_of::<Info>() == 128);
 
-/// Sends the signal. An error means that the thread is gone, which the list says next time.
+/// Sends the signal. An error means that the thread is gone, which the next list shows.
 fn ask(thread: i32, signal: i32) {
     let mut info = Info {
         signal,
@@ -228,7 +231,7 @@ fn ask(thread: i32, signal: i32) {
 mod tests {
     use super::*;
 
-    /// The turns are this test's alone: no other one of this program stops threads.
+    /// Only this test of this program stops threads.
     #[test]
     fn who_comes_late_for_one_turn_is_not_on_the_list_of_the_next() {
         let of = |thread| Node { staying: Staying { thread, stack: 1, block: 2 }, before: 7 };
@@ -245,7 +248,7 @@ mod tests {
         next_turn();
         assert!(!arrive(turn, &mut late));
         assert_eq!(staying(), []);
-        // Nobody is to stop now.
+        // No turn asks threads to stop now.
         stay(1);
     }
 }

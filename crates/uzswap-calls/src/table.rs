@@ -1,50 +1,50 @@
-//! The system calls of x86-64, up to those of Linux 6.18: which memory each is given, and what is
-//! done for it where pages may be absent. One row a call.
+//! The system calls of x86-64, up to those of Linux 6.18: the memory that each uses, and its
+//! treatment where pages may be absent. One row for each call.
 //!
-//! A number that has no row is treated as one whose six arguments may all refer to memory.
+//! A number without a row is treated as a call whose six arguments may all refer to memory.
 
 use std::fmt;
 
-/// Which memory a call is given, by the places of its arguments.
+/// The memory that a call uses, by the numbers of its arguments.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Buffer {
-    /// At the first, as many bytes as the second says.
+    /// At the first argument, as many bytes as the second says.
     Bytes(usize, usize),
     /// At the first, as many elements as the second says, of that many bytes each.
     Each(usize, usize, u64),
     /// At the first, one byte for each page of as many bytes as the second says.
     Pages(usize, usize),
-    /// At the first, a number of eight bytes, and as many bytes more as the second says.
+    /// At the first, a number of eight bytes, and as many more bytes as the second says.
     Typed(usize, usize),
     /// That many bytes.
     Fixed(usize, u64),
     /// A text that ends with a zero: at most 4096 bytes.
     Text(usize),
-    /// At the first, as many `iovec` as the second says, and what they refer to.
+    /// At the first, as many `iovec` as the second says, and their buffers.
     Vector(usize, usize),
-    /// A `msghdr`, and what it refers to.
+    /// A `msghdr`, and its buffers.
     Message(usize),
-    /// At the first, as many `mmsghdr` as the second says, and what they refer to.
+    /// At the first, as many `mmsghdr` as the second says, and their buffers.
     Messages(usize, usize),
 }
 
 use Buffer::{Bytes, Each, Fixed, Message, Messages, Pages, Text, Typed, Vector};
 
-/// What is done for a call.
+/// The treatment of a call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Treatment {
-    /// It is given no memory, or none that the kernel looks at before it ends: it is not replaced.
+    /// It uses no memory, or none that the kernel reads before it ends: it is not replaced.
     Left,
-    /// The kernel has it no more, or never had.
+    /// The kernel no longer has it, or never had.
     Absent,
-    /// It moves data: these buffers are brought in and kept there for its time.
+    /// It moves data: these buffers are brought in and pinned during the call.
     Held(&'static [Buffer]),
-    /// These arguments may refer to memory: it is held where they do, and the call is made again
-    /// if it answers `EFAULT`.
+    /// These arguments may refer to memory: pages there are pinned, and the call is repeated if it
+    /// fails with `EFAULT`.
     Touched(&'static [usize]),
-    /// Something of its own: what.
+    /// A treatment of its own, described here.
     Own(&'static str),
-    /// It answers this error number, and programs do without.
+    /// It fails with this error number, and programs do without it.
     Refused(i32),
 }
 
@@ -55,9 +55,9 @@ use Treatment::{Absent, Held, Left, Own, Refused, Touched};
 pub struct Row {
     /// Its number.
     pub number: u32,
-    /// Its name, as the kernel's `unistd_64.h` has it.
+    /// Its name in the kernel's `unistd_64.h`.
     pub name: &'static str,
-    /// What is done for it.
+    /// Its treatment.
     pub treatment: Treatment,
 }
 
@@ -65,10 +65,10 @@ const fn row(number: u32, name: &'static str, treatment: Treatment) -> Row {
     Row { number, name, treatment }
 }
 
-/// More than the kernel has calls.
+/// More than the number of the kernel's calls.
 pub const NUMBERS: usize = 512;
 
-/// What is done for a call that has no row.
+/// The treatment of a call without a row.
 pub const ANY: Treatment = Touched(&[0, 1, 2, 3, 4, 5]);
 
 /// By number, so that no call searches the rows.
@@ -82,7 +82,7 @@ static TREATMENTS: [Treatment; NUMBERS] = {
     all
 };
 
-/// What is done for a call.
+/// The treatment of a call.
 pub fn treatment(number: u64) -> Treatment {
     TREATMENTS.get(number as usize).copied().unwrap_or(ANY)
 }
@@ -91,7 +91,7 @@ impl fmt::Display for Treatment {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Left => write!(f, "left"),
-            Absent => write!(f, "left: Linux has it no more"),
+            Absent => write!(f, "left: Linux no longer has it"),
             Held(buffers) => {
                 write!(f, "held: ")?;
                 in_order(f, buffers)
@@ -131,11 +131,11 @@ fn in_order(f: &mut fmt::Formatter<'_>, all: &[impl fmt::Display]) -> fmt::Resul
     Ok(())
 }
 
-/// It uses no memory. The kernel does not begin it again after a signal: so we do, for which it has
-/// to be replaced.
-const AGAIN: &str = "begun again after our signal";
+/// It uses no memory. The kernel does not restart it after a signal, so we do; for that it must be
+/// replaced.
+const AGAIN: &str = "restarted after our signal";
 
-/// All of them, by number.
+/// All calls, by number.
 pub static ROWS: &[Row] = &[
     row(0, "read", Own("in parts of 4 MiB, each held")),
     row(1, "write", Own("in parts of 4 MiB, each held")),
@@ -146,10 +146,10 @@ pub static ROWS: &[Row] = &[
     row(6, "lstat", Touched(&[0, 1])),
     row(7, "poll", Held(&[Each(0, 1, 8)])),
     row(8, "lseek", Left),
-    row(9, "mmap", Own("under the lock of the layout; what fits is adopted")),
-    row(10, "mprotect", Own("under the lock; what can be used then is adopted")),
+    row(9, "mmap", Own("under the lock of the layout; suitable memory is adopted")),
+    row(10, "mprotect", Own("under the lock of the layout; usable memory is adopted")),
     row(11, "munmap", Own("under the lock of the layout")),
-    row(12, "brk", Own("under the lock of the layout; what grows is adopted")),
+    row(12, "brk", Own("under the lock of the layout; new memory is adopted")),
     row(13, "rt_sigaction", Own("SIGBUS and SIGILL stay ours")),
     row(14, "rt_sigprocmask", Own("SIGBUS and SIGILL are never blocked")),
     row(15, "rt_sigreturn", Left),
@@ -286,7 +286,7 @@ pub static ROWS: &[Row] = &[
     row(146, "sched_get_priority_max", Left),
     row(147, "sched_get_priority_min", Left),
     row(148, "sched_rr_get_interval", Touched(&[1])),
-    row(149, "mlock", Own("what is locked is given back to the program")),
+    row(149, "mlock", Own("locked memory is released to the program")),
     row(150, "munlock", Left),
     row(151, "mlockall", Refused(libc::ENOMEM)),
     row(152, "munlockall", Left),
@@ -355,7 +355,11 @@ pub static ROWS: &[Row] = &[
     row(215, "epoll_wait_old", Absent),
     row(216, "remap_file_pages", Left),
     row(217, "getdents64", Held(&[Bytes(1, 2)])),
-    row(218, "set_tid_address", Own("what the kernel writes later is given back to the program")),
+    row(
+        218,
+        "set_tid_address",
+        Own("memory that the kernel writes later is released to the program"),
+    ),
     row(219, "restart_syscall", Left),
     row(220, "semtimedop", Held(&[Each(1, 2, 6), Fixed(3, 16)])),
     row(221, "fadvise64", Left),
@@ -410,7 +414,11 @@ pub static ROWS: &[Row] = &[
     row(270, "pselect6", Own("SIGBUS and SIGILL are never blocked")),
     row(271, "ppoll", Own("SIGBUS and SIGILL are never blocked")),
     row(272, "unshare", Left),
-    row(273, "set_robust_list", Own("what the kernel reads later is given back to the program")),
+    row(
+        273,
+        "set_robust_list",
+        Own("memory that the kernel reads later is released to the program"),
+    ),
     row(274, "get_robust_list", Touched(&[1, 2])),
     row(275, "splice", Touched(&[1, 3])),
     row(276, "tee", Left),
@@ -462,16 +470,16 @@ pub static ROWS: &[Row] = &[
     row(322, "execveat", Own("all strings are brought in")),
     row(323, "userfaultfd", Left),
     row(324, "membarrier", Left),
-    row(325, "mlock2", Own("what is locked is given back to the program")),
+    row(325, "mlock2", Own("locked memory is released to the program")),
     row(326, "copy_file_range", Touched(&[1, 3])),
     row(327, "preadv2", Held(&[Vector(1, 2)])),
     row(328, "pwritev2", Held(&[Vector(1, 2)])),
-    row(329, "pkey_mprotect", Own("under the lock; what can be used then is adopted")),
+    row(329, "pkey_mprotect", Own("under the lock of the layout; usable memory is adopted")),
     row(330, "pkey_alloc", Left),
     row(331, "pkey_free", Left),
     row(332, "statx", Touched(&[1, 4])),
     row(333, "io_pgetevents", Held(&[Each(3, 2, 32), Fixed(4, 16), Fixed(5, 16)])),
-    row(334, "rseq", Own("what the kernel writes later is given back to the program")),
+    row(334, "rseq", Own("memory that the kernel writes later is released to the program")),
     row(335, "uretprobe", Left),
     row(336, "uprobe", Left),
     row(424, "pidfd_send_signal", Touched(&[2])),
@@ -529,7 +537,7 @@ mod tests {
     use std::collections::BTreeMap;
     use std::fs;
 
-    /// Where Debian's libc6-dev has the kernel's numbers.
+    /// Debian's libc6-dev has the kernel's numbers here.
     const HEADER: &str = "/usr/include/x86_64-linux-gnu/asm/unistd_64.h";
 
     #[test]
@@ -550,7 +558,7 @@ mod tests {
         }
     }
 
-    /// The kernel is asked about each number without a row.
+    /// Calls each number without a row.
     #[test]
     #[cfg_attr(miri, ignore = "asks the kernel")]
     fn a_call_without_a_row_is_none_of_the_kernels() {
@@ -559,10 +567,10 @@ mod tests {
         let version = (parts.next().unwrap(), parts.next().unwrap());
         for number in 0..NUMBERS as u32 {
             let has_row = ROWS.iter().any(|row| row.number == number);
-            // Newer kernels may have more of them.
+            // Newer kernels may have more calls.
             let is_newer = version > (6, 18) && number > ROWS.last().unwrap().number;
             if !has_row && !is_newer {
-                // SAFETY: if there is such a call it is given no memory at all.
+                // SAFETY: such a call gets no valid memory.
                 let answer = unsafe { crate::raw(number.into(), [u64::MAX; 6]) };
                 assert_eq!(answer, -i64::from(libc::ENOSYS), "call {number} has no row");
             }

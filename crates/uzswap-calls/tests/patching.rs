@@ -1,4 +1,4 @@
-//! The C library of this very program is patched, while threads make calls.
+//! The C library of this very program is patched while threads make calls.
 
 #![cfg(target_arch = "x86_64")]
 #![allow(clippy::unwrap_used, reason = "tests")]
@@ -12,9 +12,9 @@ use uzswap_calls::{Call, Looks, Outcome, Patcher, raw, sites, stop};
 static READS: AtomicU64 = AtomicU64::new(0);
 static OTHERS: AtomicU64 = AtomicU64::new(0);
 
-/// Decides one call, and changes what a first look may change.
+/// Decides one call, and changes every register that a first function may change.
 fn first(call: &mut Call) -> Outcome {
-    // SAFETY: every x86-64 has these registers; those that are not clobbers are none of theirs.
+    // SAFETY: every x86-64 has these registers; none of those that are not clobbers is changed.
     unsafe {
         std::arch::asm!(
             ".irp number, 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15",
@@ -65,7 +65,7 @@ extern "C" fn met(signal: i32, _: *mut libc::siginfo_t, context: *mut libc::c_vo
 }
 
 fn set_handlers() {
-    // SAFETY: an action of zeros is one; the handler is of the form that the flags say.
+    // SAFETY: an action of zeros is valid; the handler has the form of the flags.
     unsafe {
         let mut action: libc::sigaction = std::mem::zeroed();
         action.sa_sigaction = met as *const () as usize;
@@ -75,21 +75,21 @@ fn set_handlers() {
     }
 }
 
-/// What the C library blocks for itself must not include the signal that its own calls now need.
+/// The C library blocks signals for itself; it must not block the one that its own calls now need.
 fn without_ours(call: &mut Call) -> Outcome {
     let [how, set, old, bytes, ..] = call.arguments;
     if set == 0 || how == libc::SIG_UNBLOCK as u64 {
         return Outcome::Bare;
     }
-    // SAFETY: the C library passes a set of eight bytes, as the kernel knows it.
+    // SAFETY: the C library passes a set of eight bytes, as the kernel does.
     let set = unsafe { *(set as *const u64) } & !(1 << (libc::SIGILL - 1));
-    // SAFETY: as the program asked for it, but for that signal.
+    // SAFETY: as the program asked for it, except for that signal.
     call.result = unsafe { raw(call.number, [how, &raw const set as u64, old, bytes, 0, 0]) };
     Outcome::Done
 }
 
 /// Calls with numbers in registers and in memory, new threads, processes and floating point,
-/// before, while and after the library is patched: each answers what it did.
+/// before, during and after the replacement: each has the same result.
 #[test]
 fn calls_answer_what_they_did_while_they_are_replaced() {
     set_handlers();
@@ -165,8 +165,8 @@ fn round(number: u64) {
     assert_eq!(joined, number as f64 * 1.5);
 }
 
-/// Vector registers are the same after a call that the first look decides, and after one that it
-/// leaves to the second: both of functions that are a system call and nothing else.
+/// Vector registers are the same after a call that the first function decides, and after one that
+/// it leaves to the second. Both are functions with only a system call.
 fn check_registers() {
     for function in [libc::getppid, libc::getpgrp] {
         if std::arch::is_x86_feature_detected!("avx512f") {
@@ -179,7 +179,7 @@ fn check_registers() {
     }
 }
 
-/// One test, for registers of a name, a width, and so many of them.
+/// One test, for registers by name, width, and number.
 macro_rules! check_kept {
     ($name:ident, $feature:literal, $register:literal, $move:literal, $bytes:literal,
      $numbers:literal) => {
@@ -187,8 +187,8 @@ macro_rules! check_kept {
         unsafe fn $name(function: unsafe extern "C" fn() -> libc::pid_t) {
             let before: [u8; 32 * $bytes] = std::array::from_fn(|at| (at * 7 + 3) as u8);
             let mut after = [0u8; 32 * $bytes];
-            // SAFETY: loads and stores within the arrays; the function is of the C library, and is
-            // given the alignment of its stack.
+            // SAFETY: loads and stores within the arrays; the function is of the C library, and
+            // gets its stack alignment.
             unsafe {
                 std::arch::asm!(
                     "mov r13, rsp",

@@ -15,10 +15,10 @@ extern "C" fn met(_: i32) {
     stop::stay(0);
 }
 
-/// How many descriptors there may be; what it was before.
+/// Sets the most descriptors; returns the value before.
 fn limit(descriptors: u64) -> u64 {
     let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
-    // SAFETY: the kernel writes and reads one that is.
+    // SAFETY: the kernel writes and reads a valid structure.
     unsafe {
         assert_eq!(libc::getrlimit(libc::RLIMIT_NOFILE, &mut limit), 0);
         let before = limit.rlim_cur;
@@ -28,7 +28,7 @@ fn limit(descriptors: u64) -> u64 {
     }
 }
 
-/// Whether another thread does anything while all others are stopped; `None` if they were not.
+/// True if another thread does anything while all others are stopped; `None` if they were not.
 fn runs_while_stopped() -> Option<bool> {
     stop::others(SIGNAL, &[], |staying| {
         let before = ROUNDS.load(Relaxed);
@@ -40,7 +40,7 @@ fn runs_while_stopped() -> Option<bool> {
 
 #[test]
 fn all_threads_stand_still_or_nothing_is_done() {
-    // SAFETY: an action of zeros is one; the handler is of the form that the flags say.
+    // SAFETY: an action of zeros is valid; the handler has the form of the flags.
     unsafe {
         let mut action: libc::sigaction = std::mem::zeroed();
         action.sa_sigaction = met as *const () as usize;
@@ -56,7 +56,7 @@ fn all_threads_stand_still_or_nothing_is_done() {
             }
         });
         let first = runs_while_stopped();
-        // No descriptor is left to list the threads with.
+        // No descriptor is left to list the threads.
         let before = limit(0);
         let without_list = stop::others(SIGNAL, &[], |_| ());
         limit(before);

@@ -1,31 +1,31 @@
-//! How much the process has.
+//! The memory of the process.
 //!
-//! The kernel says it by a file, of which the first look in a process costs 30 to 40 microseconds:
-//! as much as all else of this library. Most programs that have asked for 4 MiB have given most of
-//! it back; that the C library's heap is small says so for nothing.
+//! The kernel tells it by a file. The first read in a process costs 30 to 40 microseconds, as much
+//! as the rest of this library. Most programs that have asked for 4 MiB have freed most of it; a
+//! small heap of the C library shows that for free.
 
 use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering::Relaxed};
 use uzswap_tree::front::{Front, QUEUED_LEAST};
 
-/// What the C library does not take from its heap at first.
+/// The C library does not take larger blocks from its heap at first.
 pub const LARGE: usize = 128 << 10;
 
-/// Looks that may be left out in a row: memory may come from elsewhere, if the heap cannot grow.
+/// Checks that may be skipped in a row: memory may come from elsewhere, if the heap cannot grow.
 const LEFT_OUT_MAX: u32 = 3;
 
-/// Where the heap ended at first.
+/// The end of the heap at first.
 static HEAP_END: AtomicUsize = AtomicUsize::new(0);
-/// What was asked for in large blocks, bytes.
+/// Bytes asked for in large blocks.
 static LARGE_BYTES: AtomicUsize = AtomicUsize::new(0);
 static LEFT_OUT: AtomicU32 = AtomicU32::new(0);
 
-/// Before anything is counted.
+/// Called before the first count.
 pub fn begin() {
     HEAP_END.store(heap_end(), Relaxed);
 }
 
 fn heap_end() -> usize {
-    // SAFETY: asks only; the C library knows, and does not ask the kernel.
+    // SAFETY: only asks; the C library answers without the kernel.
     unsafe { libc::sbrk(0) as usize }
 }
 
@@ -34,8 +34,7 @@ pub fn add_large(bytes: usize) {
     LARGE_BYTES.fetch_add(bytes, Relaxed);
 }
 
-/// Whether the process surely has too little to look how much. Other threads have heaps of their
-/// own.
+/// True if the process is certainly too small to measure. Other threads have heaps of their own.
 pub fn is_small(front: &Front) -> bool {
     // SAFETY: takes nothing.
     let is_first = unsafe { libc::pthread_self() } as usize == front.first_thread;
@@ -53,7 +52,7 @@ pub fn is_small(front: &Front) -> bool {
 pub fn anonymous_bytes() -> u64 {
     const PAGE_BYTES: u64 = 4096;
     let mut text = [0_u8; 128];
-    // SAFETY: a name; what is read fits where it is written.
+    // SAFETY: a name; the content fits in the buffer.
     let read = unsafe {
         let flags = libc::O_RDONLY | libc::O_CLOEXEC;
         let file = libc::open(c"/proc/thread-self/statm".as_ptr(), flags);
@@ -62,7 +61,7 @@ pub fn anonymous_bytes() -> u64 {
         read
     };
     let text = text.get(..read.max(0) as usize).unwrap_or_default();
-    // The second number is what is resident, the third what of it is shared.
+    // The second number is the resident memory, the third the shared part of it.
     let mut numbers = text.split(|byte| *byte == b' ').skip(1).map(|digits| {
         let value = |sum: u64, digit: &u8| {
             sum.wrapping_mul(10).wrapping_add(u64::from(digit.wrapping_sub(b'0')))

@@ -1,7 +1,8 @@
-//! What stands before the C library by name: the allocator, to see who takes much memory, forks,
-//! and signals. All else the agent sees once it has taken over, whoever calls.
+//! Functions that override the C library's by name: the allocator, to count a program's memory,
+//! forks, and signals. After the takeover the agent sees all other calls, from any caller.
 //!
-//! SIGBUS and SIGILL are never blocked, and a program's handlers of them get what is not ours.
+//! SIGBUS and SIGILL are never blocked, and a program's handlers of them get the signals that are
+//! not ours.
 
 use crate::loading::{self, hooks, load_now};
 use crate::{asked, front, variable};
@@ -19,7 +20,7 @@ const fn bit(signal: c_int) -> u64 {
 /// Signals that must reach the agent.
 static OURS: AtomicU64 = AtomicU64::new(bit(libc::SIGBUS) | bit(libc::SIGILL));
 
-/// Whether faults come by SIGSEGV, which is never blocked then either.
+/// True if faults come by SIGSEGV, which is then never blocked either.
 pub fn protects() -> bool {
     let protects = variable(c"UZSWAP_PROTECTS").is_some();
     if protects {
@@ -29,7 +30,7 @@ pub fn protects() -> bool {
 }
 
 unsafe extern "C" {
-    // The C library's, by names that nobody else stands before.
+    // The C library's, by names that no library overrides.
     fn __sigaction(signal: c_int, new: *const Action, old: *mut Action) -> c_int;
     fn ssignal(signal: c_int, handler: usize) -> usize;
     fn sysv_signal(signal: c_int, handler: usize) -> usize;
@@ -37,7 +38,7 @@ unsafe extern "C" {
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn sigaction(signal: c_int, new: *const Action, old: *mut Action) -> c_int {
-    // SAFETY: the arguments are the caller's, who answers for them.
+    // SAFETY: the arguments are the caller's responsibility.
     unsafe {
         let mut action = new.as_ref().copied();
         if let Some(action) = &mut action {
@@ -60,16 +61,16 @@ unsafe extern "C" fn signal(signal: c_int, handler: usize) -> usize {
     unsafe { hooks().map_or(ssignal as _, |hooks| hooks.signal)(signal, handler) }
 }
 
-/// What `signal` is in programs that ask for System V.
+/// System V's `signal`.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn __sysv_signal(signal: c_int, handler: usize) -> usize {
     // SAFETY: as above.
     unsafe { hooks().map_or(sysv_signal as _, |hooks| hooks.sysv_signal)(signal, handler) }
 }
 
-/// `rt_sigprocmask` without ours: 0, or -1 and `errno`.
+/// `rt_sigprocmask` without our signals: 0, or -1 and `errno`.
 unsafe fn set_mask(how: c_int, set: *const sigset_t, old: *mut sigset_t) -> c_long {
-    // The C library's own two signals are none that a program may block.
+    // The C library's own two signals, which a program may not block.
     const INTERNAL: u64 = 0b11 << 31;
     let kept = if how == libc::SIG_UNBLOCK { 0 } else { OURS.load(Relaxed) | INTERNAL };
     // Signals from 1 on: the C library's set begins with the kernel's.
@@ -86,8 +87,8 @@ unsafe extern "C" fn pthread_sigmask(
     set: *const sigset_t,
     old: *mut sigset_t,
 ) -> c_int {
-    // SAFETY: the arguments are the caller's; errno is the thread's own, and not this function's to
-    // change.
+    // SAFETY: the arguments are the caller's; errno is the thread's own, and this function must not
+    // change it.
     unsafe {
         let errno = libc::__errno_location();
         let before = *errno;
@@ -103,11 +104,11 @@ unsafe extern "C" fn sigprocmask(how: c_int, set: *const sigset_t, old: *mut sig
     unsafe { set_mask(how, set, old) as c_int }
 }
 
-/// A stack for signals was set before this library was set up.
+/// A stack for signals was set before this library was ready.
 static HAS_STACK: AtomicBool = AtomicBool::new(false);
 
-/// The agent sees to it that such a stack is large enough for its handlers, and stays in memory. It
-/// has to know of each, so it is loaded with the first one.
+/// The agent makes such a stack large enough for its handlers, and keeps it in memory. It must know
+/// each one, so the first one loads it.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn sigaltstack(new: *const stack_t, old: *mut stack_t) -> c_int {
     let hooks = match (hooks(), front()) {
@@ -126,7 +127,7 @@ unsafe extern "C" fn sigaltstack(new: *const stack_t, old: *mut stack_t) -> c_in
     }
 }
 
-/// Has the agent know of a stack that was set before.
+/// Tells the agent of a stack that was set before.
 pub fn look_at_signal_stack() {
     if HAS_STACK.load(Relaxed) {
         let mut stack = MaybeUninit::<stack_t>::zeroed();
@@ -143,14 +144,13 @@ unsafe extern "C" {
     fn __libc_calloc(count: usize, each: usize) -> *mut c_void;
     fn __libc_realloc(block: *mut c_void, bytes: usize) -> *mut c_void;
     fn __fork() -> libc::pid_t;
-    // The linker's: where this library begins and ends.
+    // The linker's symbols: the start and the end of this library.
     static __ehdr_start: u8;
     static _end: u8;
 }
 
-/// A function that the program would have had without us, which may be one that it brings itself
-/// (the allocator's of jemalloc, or a sanitizer's): what is taken from one is given back to it. 0:
-/// not looked up yet.
+/// A function that the program would use without us, which may be its own (of jemalloc's allocator,
+/// or a sanitizer's): memory from one goes back to the same. 0: not looked up yet.
 struct Next {
     name: &'static CStr,
     function: AtomicUsize,
@@ -172,7 +172,7 @@ impl Next {
 
     #[cold]
     fn look_up(&self, of_libc: usize) -> usize {
-        // SAFETY: a name; what is found stays as long as the program.
+        // SAFETY: a name; the result stays as long as the program.
         let found = unsafe { libc::dlsym(libc::RTLD_NEXT, self.name.as_ptr()) } as usize;
         let found = if found == 0 { of_libc } else { found };
         self.function.store(found, Relaxed);
@@ -180,7 +180,7 @@ impl Next {
     }
 }
 
-/// Whether the program, or a library of its, brings an allocator.
+/// True if the program, or one of its libraries, has an allocator.
 pub fn has_own_allocator() -> bool {
     let of_libc = __libc_malloc as unsafe extern "C" fn(usize) -> *mut c_void as usize;
     // SAFETY: a name; nothing is called.
@@ -236,12 +236,12 @@ unsafe extern "C" fn mmap(
     let is_plain =
         flags & (libc::MAP_TYPE | libc::MAP_ANONYMOUS) == libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
     let is_counted = is_plain && front().is_some();
-    // All at once it might be more than there may be.
+    // All at once it might exceed the budget.
     let flags = if is_counted { flags & !libc::MAP_POPULATE } else { flags };
-    // What is only reserved is made usable later, part by part.
+    // Reserved memory is made usable later, part by part.
     if is_counted && protection & libc::PROT_WRITE != 0 && flags & libc::MAP_NORESERVE == 0 {
-        // Who calls this may be an allocator with its locks held, and it is called often: a build
-        // of compilers that waited here took 1.7 times as long.
+        // The caller may be an allocator with its locks held, and calls this often: a build of
+        // compilers that waited here took 1.7 times as long.
         asked(bytes, false);
     }
     // SAFETY: the arguments are the caller's.

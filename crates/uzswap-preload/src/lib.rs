@@ -1,23 +1,23 @@
-//! `LD_PRELOAD=libuzswap_preload.so PROGRAM`: counts what a program asks for, and when that is much
-//! loads the agent, which can keep it small. `uzswap run --in-process` starts programs so.
+//! `LD_PRELOAD=libuzswap_preload.so PROGRAM`: counts the program's allocations, and loads the agent
+//! when they are large. `uzswap run --in-process` starts programs in this way.
 //!
 //! ```text
 //! start        the process joins its tree                                      (this file)
-//! malloc …     counted; every 4 MiB it is looked how much the process has      (interposed,
+//! malloc …     counted; every 4 MiB the process's memory is checked            (interposed,
 //!                                                                              counted)
 //! 12 MiB       a thread loads the agent, and watches from then on              (loading)
 //! then         the agent is asked
 //! ```
 //! Most programs of a build stay below that, and there are thousands of them. So this library is
-//! small: what each start of a program costs is pages that the dynamic linker writes to, mappings,
-//! and pages of code. It uses no more of the standard library than what is compiled in place: no
-//! panic, no formatting, no memory. Until 12 MiB the process has no thread of ours, with which it
-//! could not do what only a process with one thread may (`setuid`, `unshare`).
+//! small. A start of a program costs pages that the dynamic linker writes, mappings, and pages of
+//! code. It uses only inlined parts of the standard library: no panic, no formatting, no
+//! allocation. Until 12 MiB the process has no thread of ours: some calls (`setuid`, `unshare`)
+//! need a process with one thread.
 
 mod counted;
 mod interposed;
 mod loading;
-mod room;
+mod thread_locals;
 
 use libc::c_void;
 use rustix::io;
@@ -30,14 +30,14 @@ use std::sync::atomic::{AtomicPtr, AtomicU32, Ordering::*};
 use uzswap_tree::front::{FORM, Front, QUEUED, TAKING};
 use uzswap_tree::{SILENT_MAX, Tree};
 
-/// Where [`FRONT`] points to.
+/// The target of [`FRONT`].
 struct Place(UnsafeCell<MaybeUninit<Front>>);
 
-// SAFETY: written once, before the pointer to it is; then it is only read.
+// SAFETY: written once, before the pointer to it is set; then it is only read.
 unsafe impl Sync for Place {}
 
 static PLACE: Place = Place(UnsafeCell::new(MaybeUninit::uninit()));
-/// Null until this library has been set up, and in a program that is of no tree.
+/// Null until this library is ready, and in a program without a tree.
 static FRONT: AtomicPtr<Front> = AtomicPtr::new(ptr::null_mut());
 
 fn front() -> Option<&'static Front> {
@@ -49,21 +49,21 @@ fn front() -> Option<&'static Front> {
 #[unsafe(link_section = ".init_array")]
 static BEGIN: extern "C" fn() = begin;
 
-/// Runs when the program is loaded, before anything of its own.
+/// Runs when the program is loaded, before any code of its own.
 extern "C" fn begin() {
     let Some(path) = variable(c"UZSWAP_TREE") else { return };
     let tree = match Tree::join(path) {
         Ok(tree) => tree,
         Err(error) => {
-            // SAFETY: takes a number; what it returns is good until it is called again.
+            // SAFETY: takes a number; the result is valid until the next call.
             let reason = unsafe { CStr::from_ptr(libc::strerror(error)) };
             return say(&[path.to_bytes(), b": ", reason.to_bytes()]);
         }
     };
     let mut key = 0;
-    // SAFETY: the key is written; the functions are of the form that is asked for.
+    // SAFETY: the key is written; the functions have the required form.
     let is_set_up = unsafe {
-        // As one of the first the key has its place in each thread's block.
+        // An early key has its value in each thread's block.
         libc::pthread_key_create(&mut key, Some(end)) == 0
             && __register_atfork(None, None, Some(in_child), ptr::null_mut()) == 0
     };
@@ -75,8 +75,8 @@ extern "C" fn begin() {
         tree,
         // SAFETY: takes nothing.
         first_thread: unsafe { libc::pthread_self() } as usize,
-        room: room::distance(),
-        room_bytes: room::BYTES,
+        room: thread_locals::distance(),
+        room_bytes: thread_locals::BYTES,
         key,
         protects: interposed::protects(),
         has_own_allocator: interposed::has_own_allocator(),
@@ -84,7 +84,7 @@ extern "C" fn begin() {
     };
     let has_own = front.has_own_allocator;
     let place = PLACE.0.get().cast::<Front>();
-    // SAFETY: there is one thread, and nobody has the pointer.
+    // SAFETY: there is one thread, and no other code has the pointer.
     unsafe { place.write(front) };
     counted::begin();
     FRONT.store(place, Release);
@@ -123,8 +123,8 @@ unsafe extern "C" fn end(value: *mut c_void) {
 
 /// A variable of the environment.
 fn variable(name: &CStr) -> Option<&'static CStr> {
-    // SAFETY: a name; what is found stays where it is while there is no other thread, and the
-    // program has not begun.
+    // SAFETY: a name; the result stays in place while there is no other thread, and the program has
+    // not begun.
     unsafe {
         let value = libc::getenv(name.as_ptr());
         (!value.is_null()).then(|| CStr::from_ptr(value))
@@ -136,7 +136,7 @@ unsafe extern "C" {
     static program_invocation_short_name: *const libc::c_char;
 }
 
-/// Says why the program runs without, and has `run` know it if it can.
+/// Prints the reason why the program runs without the agent, and tells `run` if it can.
 fn say(reason: &[&[u8]]) {
     if let Some(front) = front() {
         // SAFETY: a text that ends with a zero, or null, from before the program begins.
@@ -155,11 +155,11 @@ fn say(reason: &[&[u8]]) {
     {
         *part = IoSlice::new(bytes);
     }
-    // Where standard error is closed there is nobody to tell.
+    // Standard error may be closed.
     let _ = io::writev(rustix::stdio::stderr(), &parts);
 }
 
-/// Has a thread that asks for memory wait if it is to.
+/// Makes a thread that asks for memory wait if it must.
 #[cold]
 fn wait(front: &Front) {
     match loading::hooks() {
@@ -168,8 +168,8 @@ fn wait(front: &Front) {
     }
 }
 
-/// Looks how much memory the process has, with what it is about to get, and has it watched if that
-/// is much. Before that it waits for its turn, if it may.
+/// Checks the process's memory, including the block that it is about to get, and has it watched if
+/// that is large. Before that it waits for its turn, if it may.
 #[cold]
 fn look(front: &Front, more: usize, may_wait: bool) {
     if let Some(hooks) = loading::hooks() {
@@ -186,7 +186,7 @@ fn look(front: &Front, more: usize, may_wait: bool) {
     if used + (more as u64) < SILENT_MAX {
         return;
     }
-    // Who asks again, while the dynamic linker is busy, does not wait again.
+    // A thread that asks again, while the dynamic linker is busy, does not wait again.
     let is_new = loading::load_in_thread();
     if is_new
         && may_wait
@@ -196,12 +196,12 @@ fn look(front: &Front, more: usize, may_wait: bool) {
     }
 }
 
-/// What a thread asks for before it is looked how much the process has.
+/// Bytes that a thread asks for between two checks of the process's memory.
 const OFTEN: usize = 4 << 20;
 
-/// Counts what is asked for: a program that takes much memory is watched from then on, and no
-/// other. One with an allocator of its own is watched from the start. Who has locks of the
-/// program's allocator may not wait, since starting threads takes memory.
+/// Counts an allocation: a program with much memory is watched from then on, and no other. One with
+/// an allocator of its own is watched from the start. A thread with locks of the program's
+/// allocator may not wait, since starting threads allocates.
 fn asked(bytes: usize, may_wait: bool) {
     let Some(front) = front() else { return };
     if may_wait && front.waits.load(Relaxed) & (TAKING | QUEUED) != 0 {
@@ -210,8 +210,8 @@ fn asked(bytes: usize, may_wait: bool) {
     if bytes >= counted::LARGE {
         counted::add_large(bytes);
     }
-    let sum = room::asked().saturating_add(bytes);
-    room::set_asked(if sum < OFTEN { sum } else { 0 });
+    let sum = thread_locals::asked().saturating_add(bytes);
+    thread_locals::set_asked(if sum < OFTEN { sum } else { 0 });
     if sum >= OFTEN {
         look(front, bytes, may_wait);
     }

@@ -1,8 +1,8 @@
 //! Loads the agent.
 //!
-//! Not in the thread that asks for memory: that may be the dynamic linker, which does not load one
-//! library in the midst of another. A thread of our own waits for its lock. Who waits for that
-//! thread may have the lock, and so waits for a moment only.
+//! The thread that asks for memory does not load it: it may be the dynamic linker, which does not
+//! load one library in the middle of another. A thread of our own waits for the linker's lock. A
+//! thread that waits for ours may have that lock, and so waits only briefly.
 
 use crate::{front, say};
 use libc::{c_char, c_int, c_void};
@@ -13,31 +13,31 @@ use std::ptr;
 use std::sync::atomic::{AtomicPtr, AtomicU32, Ordering::*};
 use uzswap_tree::front::{BEGIN, Begin, Fork, Hooks, STACK};
 
-/// The agent, beside this library.
+/// The agent, in the folder of this library.
 const AGENT: &CStr = c"libuzswap_agent.so";
 
-/// Milliseconds that loading takes at most, if the dynamic linker is not busy.
+/// Most milliseconds that loading takes, if the dynamic linker is not busy.
 pub const LOAD_TIME: u32 = 20;
-/// Milliseconds after which whoever loads is taken to wait for us.
+/// Milliseconds after which a loading thread is assumed to wait for the caller.
 const PATIENCE: u32 = 100;
 
-/// How often a thread's stack may be doubled.
+/// The number of times that a thread's stack may be doubled.
 const STACK_DOUBLINGS: u32 = 6;
 
-/// Nobody has tried.
+/// Not tried yet.
 const NOT_LOADED: u32 = 0;
-/// Somebody loads it.
+/// A thread loads it.
 const LOADING: u32 = 1;
 /// It was tried, and is not tried again.
 const ENDED: u32 = 2;
 
 static STATE: AtomicU32 = AtomicU32::new(NOT_LOADED);
-/// Threads that fork: in a child the dynamic linker would be in the midst of loading for ever.
+/// Threads that fork: in a child the dynamic linker would be in the middle of loading for ever.
 static FORKS: AtomicU32 = AtomicU32::new(0);
-/// The agent's; null where it is not loaded.
+/// The agent's hooks; null where it is not loaded.
 static HOOKS: AtomicPtr<Hooks> = AtomicPtr::new(ptr::null_mut());
 
-/// What to ask the agent, if it is loaded.
+/// The agent's hooks, if it is loaded.
 pub fn hooks() -> Option<&'static Hooks> {
     // SAFETY: null, or the agent's, which is never unloaded.
     unsafe { HOOKS.load(Acquire).as_ref() }
@@ -51,7 +51,7 @@ pub fn load_now() -> Option<&'static Hooks> {
     }
 }
 
-/// Waits while somebody loads the agent, so many milliseconds.
+/// Waits while a thread loads the agent, at most so many milliseconds.
 pub fn await_loaded(patience: u32) -> Option<&'static Hooks> {
     (0..patience).take_while(|_| STATE.load(SeqCst) == LOADING).for_each(|_| pause());
     hooks()
@@ -63,13 +63,13 @@ fn pause() {
     let _ = rustix::thread::nanosleep(&millisecond);
 }
 
-/// Has a thread load the agent, and do what it does from then on. `false`: somebody has, before.
+/// Starts a thread that loads the agent and then watches. `false`: that was done before.
 pub fn load_in_thread() -> bool {
     if STATE.compare_exchange(NOT_LOADED, LOADING, SeqCst, SeqCst).is_err() {
         return false;
     }
-    // SAFETY: what is written to was made for it, and the function is of the form that is asked
-    // for. The program's signals are the program's threads' to take; those of faults are our own.
+    // SAFETY: the written structures were made for it, and the function has the required form. The
+    // program's threads take the program's signals; those of faults are our own.
     let done = unsafe {
         let mut every = MaybeUninit::<libc::sigset_t>::zeroed();
         let mut before = MaybeUninit::<libc::sigset_t>::zeroed();
@@ -92,7 +92,7 @@ pub fn load_in_thread() -> bool {
 /// An error number, or 0.
 ///
 /// # Safety
-/// Signals that are the program's are blocked.
+/// The program's signals are blocked.
 unsafe fn start_thread() -> c_int {
     let mut attributes = MaybeUninit::<libc::pthread_attr_t>::zeroed();
     let mut thread = MaybeUninit::<libc::pthread_t>::zeroed();
@@ -101,7 +101,7 @@ unsafe fn start_thread() -> c_int {
     unsafe {
         libc::pthread_attr_init(attributes);
         libc::pthread_attr_setdetachstate(attributes, libc::PTHREAD_CREATE_DETACHED);
-        // Where variables of all libraries have no room in it, the C library refuses.
+        // The C library refuses a stack without space for the variables of all libraries.
         let mut error = libc::EINVAL;
         for larger in 0..STACK_DOUBLINGS {
             if error == libc::EINVAL {
@@ -122,7 +122,7 @@ extern "C" fn load_and_watch(_: *mut c_void) -> *mut c_void {
     ptr::null_mut()
 }
 
-/// By whoever has set the state.
+/// Called by the thread that has set the state.
 fn load() -> Option<&'static Hooks> {
     (0..PATIENCE).take_while(|_| FORKS.load(SeqCst) != 0).for_each(|_| pause());
     let hooks = open();
@@ -131,11 +131,11 @@ fn load() -> Option<&'static Hooks> {
     self::hooks()
 }
 
-/// The agent's hooks; null where it cannot be loaded, which has been said.
+/// The agent's hooks; null where it cannot be loaded, which was reported.
 fn open() -> *const Hooks {
     let mut path = [0; libc::PATH_MAX as usize];
-    // SAFETY: the path ends with a zero, as do the other names, and texts of the linker; the
-    // function is of this form, by its name.
+    // SAFETY: the path ends with a zero, as do the other names, and the linker's texts; the
+    // function has this form, by its name.
     unsafe {
         let handle = match beside_own(&mut path) {
             true => {
@@ -160,10 +160,10 @@ fn open() -> *const Hooks {
     }
 }
 
-/// Writes the path of the agent: where this library was loaded from. Whether there is room for it.
+/// Writes the path of the agent, in the folder of this library; true if it fits.
 fn beside_own(path: &mut [c_char]) -> bool {
     let mut found = MaybeUninit::<libc::Dl_info>::zeroed();
-    // SAFETY: writes what it finds to where it is told; zeros are no file. Names end with a zero.
+    // SAFETY: writes its result to the given structure; zeros are no file. Names end with a zero.
     let own = unsafe {
         libc::dladdr((&raw const STATE).cast(), found.as_mut_ptr());
         let name = found.assume_init().dli_fname;
@@ -177,8 +177,8 @@ fn beside_own(path: &mut [c_char]) -> bool {
     folder.saturating_add(name.len()) <= path.len()
 }
 
-/// Forks by the agent if it is loaded; otherwise while no library is being loaded, unless that
-/// waits for us.
+/// Forks by the agent if it is loaded. Otherwise it waits while a library is being loaded, unless
+/// the loading thread waits for us.
 ///
 /// # Safety
 /// As of `next`, which is `fork`.
@@ -189,13 +189,13 @@ pub unsafe fn fork(next: Fork) -> libc::pid_t {
             // SAFETY: the caller's promise.
             return unsafe { (hooks.fork)(next) };
         }
-        // Whoever begins to load from here on waits for us.
+        // A thread that begins to load from here on waits for us.
         FORKS.fetch_add(1, SeqCst);
         let is_loading = STATE.load(SeqCst) == LOADING;
         if hooks().is_none() && (!is_loading || waited == PATIENCE) {
             // SAFETY: the caller's promise.
             let child = unsafe { next() };
-            // In the child nobody else forks.
+            // In the child no other thread forks.
             if child != 0 {
                 FORKS.fetch_sub(1, SeqCst);
             }
@@ -209,7 +209,7 @@ pub unsafe fn fork(next: Fork) -> libc::pid_t {
     }
 }
 
-/// In a fork: whoever loaded the agent is not there.
+/// In a fork the thread that loaded the agent does not exist.
 pub fn forked() {
     FORKS.store(0, SeqCst);
     let _ = STATE.compare_exchange(LOADING, NOT_LOADED, SeqCst, SeqCst);

@@ -1,6 +1,6 @@
-//! What a program preloads is a library of two pages, the *front*: it counts what the program asks
-//! for. Only where that is much it loads the *agent*, which can do the rest. Here is what one knows
-//! of the other.
+//! The interface of two libraries. A program preloads a library of two pages, the *front*, which
+//! counts the program's allocations. When these are large it loads the *agent*, which does the
+//! rest.
 
 use crate::Tree;
 use libc::{c_int, pid_t, sigaction, stack_t};
@@ -8,80 +8,80 @@ use std::ffi::{CStr, c_void};
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 use std::time::Duration;
 
-/// The agent's function that the front calls once it has loaded it: a [`Begin`].
+/// The agent's function that the front calls after loading it: a [`Begin`].
 pub const BEGIN: &CStr = c"uzswap_agent";
 
-/// Sets the agent up; what to ask it from then on. Null: it is of another version than the front.
+/// Sets the agent up; returns its hooks. Null: it is of another version than the front.
 pub type Begin = extern "C" fn(&'static Front) -> *const Hooks;
 
-/// Changes with what is below.
+/// Changes with the layout below.
 pub const FORM: u64 = 0x757a_6672_6f6e_0001;
 
 /// Bytes of the stack of the thread that watches.
 pub const STACK: usize = 256 << 10;
 
-/// A process that has less does not wait for its turn.
+/// A process with less memory does not wait for its turn.
 pub const QUEUED_LEAST: u64 = 4 << 20;
-/// How often who waits looks whether somebody is left who would release it.
+/// Interval in which a waiting process checks that another one would resume it.
 const LOOK: Duration = Duration::from_millis(100);
 
-/// The program is being taken over: who asks for memory waits for that.
+/// The program is being taken over: a thread that asks for memory waits for that.
 pub const TAKING: u32 = 1;
-/// The program is to wait for its turn before it gets more.
+/// The program must wait for its turn before it gets more.
 pub const QUEUED: u32 = 2;
-/// It has been told to, which happens once.
+/// It has been told to wait, which happens once.
 const HAS_QUEUED: u32 = 4;
 
-/// What the front has found and does.
+/// The state and functions of the front.
 #[derive(Debug)]
 #[repr(C)]
 pub struct Front {
     /// [`FORM`].
     pub form: u64,
-    /// What the processes share.
+    /// The state that the processes share.
     pub tree: Tree,
-    /// The block of the thread that the program began with.
+    /// The block of the program's first thread.
     pub first_thread: usize,
-    /// From each thread's block to this library's room in it, which is zeros at first.
+    /// From each thread's block to the agent's space in it, which is zeros at first.
     pub room: isize,
-    /// Bytes of the room.
+    /// Bytes of that space.
     pub room_bytes: usize,
-    /// Of values that are given to [`Hooks::end`] as their threads end.
+    /// The key of values that [`Hooks::end`] gets as their threads end.
     pub key: libc::pthread_key_t,
     /// Faults come by SIGSEGV, because userfaultfd is denied.
     pub protects: bool,
-    /// The program brings an allocator of its own, which the C library uses too. It may call `mmap`
+    /// The program has an allocator of its own, which the C library uses too. It may call `mmap`
     /// with its locks held, where no thread can be started: that takes memory of it.
     pub has_own_allocator: bool,
-    /// Why who asks for memory waits: [`TAKING`], [`QUEUED`].
+    /// Reasons why a thread that asks for memory waits: [`TAKING`], [`QUEUED`].
     pub waits: AtomicU32,
 }
 
-/// What the agent does for the front.
+/// The agent's functions for the front.
 #[derive(Debug)]
 #[repr(C)]
 pub struct Hooks {
-    /// Looks how much memory the process has that is about to get `more`.
+    /// Checks the process's memory, when it is about to get `more`.
     pub look: extern "C" fn(more: usize, may_wait: bool),
     /// Waits, with [`Front::waits`].
     pub wait: extern "C" fn(),
-    /// What the thread does that watches; it returns where there is nothing to watch.
+    /// The body of the watching thread; it returns where there is nothing to watch.
     pub watch: extern "C" fn(),
     /// Starts such a thread.
     pub start_watching: extern "C" fn(),
-    /// Forks by the function that the program would have had without the front.
+    /// Forks by the function that the program would use without the front.
     pub fork: unsafe extern "C" fn(next: Fork) -> pid_t,
-    /// In each fork, as the C library's handlers run there.
+    /// Runs in each fork, as the C library's handlers do.
     pub in_child: extern "C" fn(),
     /// `sigaction`.
     pub sigaction: unsafe extern "C" fn(c_int, *const sigaction, *mut sigaction) -> c_int,
     /// `signal`.
     pub signal: unsafe extern "C" fn(c_int, usize) -> usize,
-    /// What that is in programs that ask for System V.
+    /// System V's `signal`.
     pub sysv_signal: unsafe extern "C" fn(c_int, usize) -> usize,
     /// `sigaltstack`.
     pub sigaltstack: unsafe extern "C" fn(*const stack_t, *mut stack_t) -> c_int,
-    /// Takes what a thread that ends had under [`Front::key`].
+    /// Gets the value of an ending thread under [`Front::key`].
     pub end: extern "C" fn(*mut c_void),
 }
 
@@ -89,9 +89,9 @@ pub struct Hooks {
 pub type Fork = unsafe extern "C" fn() -> pid_t;
 
 impl Front {
-    /// Has a program that asks for memory, and has `used`, wait where processes take turns: what it
-    /// took it would lose to those whose turn it is. Not one that brings an allocator of its own,
-    /// whose locks it may have.
+    /// Makes a program with `used` bytes that asks for memory wait where processes take turns: it
+    /// would lose the memory to those whose turn it is. A program with an allocator of its own does
+    /// not wait, because it may have the allocator's locks.
     pub fn queue(&self, used: u64) {
         if used < QUEUED_LEAST || self.has_own_allocator {
             return;
@@ -102,7 +102,7 @@ impl Front {
         }
     }
 
-    /// Waits until it is this program's turn, if it is to, or until `is_over`.
+    /// Waits for this program's turn, if it must, or until `is_over`.
     pub fn wait_for_turn(&self, is_over: impl Fn() -> bool) {
         if self.waits.load(Relaxed) & QUEUED != 0 {
             while !is_over() && self.tree.is_held() {
@@ -112,7 +112,7 @@ impl Front {
         }
     }
 
-    /// In a fork that was not taken over: it is another process of the tree.
+    /// Called in a fork that was not taken over: it is another process of the tree.
     pub fn forked(&self) {
         self.tree.rejoin();
         self.waits.store(0, Relaxed);

@@ -1,13 +1,13 @@
 //! One budget for a tree of processes: a file that all of them map, with a slot for each.
 //!
-//! Each process writes how much it has, and reads how much the others have. The first to ask gets
-//! the rest, but each may have as much as any other that needs it: so the first gives back what it
-//! has above that once another needs it, and a quarter of that if another can take nothing more
-//! out. A process that has died has nothing. Where all that have much wait for more, the one in the
-//! last slot is told that there is no hope.
+//! Each process writes its memory, and reads that of the others. The first to ask gets the rest,
+//! but every process may have as much as any other that needs it. When another process needs
+//! memory, each is cut to an equal share, and to three quarters of it if another is stuck. A dead
+//! process counts nothing. Where all large processes wait for more, the one in the last slot is
+//! told that there is no hope.
 //!
-//! A process that comes may have its part before the others have given it back. To let it wait
-//! until they have keeps the sum lower, and made a build of 24 compilers take twice the time.
+//! A new process may take its share before the others have given it back. Making it wait would keep
+//! the sum lower, but made a build of 24 compilers take twice the time.
 
 pub mod front;
 
@@ -22,16 +22,16 @@ use std::ptr;
 use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering::*};
 use std::time::Duration;
 
-/// Processes that are counted at once.
+/// Most processes that are counted at once.
 pub const SLOTS: usize = 1000;
 
-/// Changes with what is below: a file that another version has made is none.
+/// Changes with the layout below: a file of another version is not accepted.
 const FORM: u64 = 0x757a_7472_6565_0006;
 
-/// After so long without a look nobody is held.
+/// After so long without a check by the suspending process, no process is suspended.
 pub const LOOKS_MAX: Duration = Duration::from_secs(2);
 
-/// A process that has less need not write how much: whoever made the tree counts it.
+/// A process with less memory need not report it: the maker of the tree counts it.
 pub const SILENT_MAX: u64 = 12 << 20;
 
 /// Programs that were left alone of which the reason is kept; later ones are only counted.
@@ -44,27 +44,28 @@ const REASON_WORDS: usize = 24;
 #[repr(C)]
 pub struct Table {
     form: AtomicU64,
-    /// Bytes for all.
+    /// Bytes for all processes.
     pub total: AtomicU64,
-    /// What processes have of it that are too small to say so.
+    /// Bytes of processes that are too small to report.
     besides: AtomicU64,
-    /// Processes that took over their memory, in all.
+    /// Processes that were taken over, in total.
     pub managed: AtomicU64,
-    /// Processes that could not, in all.
+    /// Processes that could not be taken over, in total.
     pub unmanaged: AtomicU64,
-    /// The most that all had at once, bytes.
+    /// The most that all had at once, in bytes.
     pub peak: AtomicU64,
-    /// Faults that were served, in all.
+    /// Faults that were served, in total.
     pub faults: AtomicU64,
-    /// Pages that were stored, in all.
+    /// Pages that were stored, in total.
     pub stored: AtomicU64,
-    /// Which process tells the others.
+    /// The process that leads the others.
     leader: AtomicU32,
     /// Slots that were ever taken: the first ones.
     slots_used: AtomicU32,
-    /// 1: some are held, and who grows waits for its turn.
+    /// 1: some processes are suspended, and a process that grows waits for its turn.
     takes_turns: AtomicU32,
-    /// Counts the looks of whoever holds and releases: where it stands still nobody is held.
+    /// Counts the checks of the process that suspends and resumes: while it does not advance, no
+    /// process is suspended.
     looks: AtomicU32,
     /// Reasons that were ever noted.
     reasons_used: AtomicU32,
@@ -72,7 +73,7 @@ pub struct Table {
     slots: [Slot; SLOTS],
 }
 
-/// A program that was left alone, and why.
+/// A program that was left alone, and the reason.
 #[derive(Debug)]
 #[repr(C)]
 struct Reason {
@@ -87,20 +88,20 @@ struct Reason {
 pub struct LeftAlone {
     /// Its number.
     pub process: u32,
-    /// Its name, and why, as one sentence: `NAME: REASON`.
+    /// Its name and the reason, as one sentence: `NAME: REASON`.
     pub text: String,
 }
 
-/// What a process has done since it last said so, and has.
+/// The activity of a process since its last report, and its pages.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Figures {
     /// Faults that were served.
     pub faults: u64,
     /// Pages that were stored.
     pub stored: u64,
-    /// Pages that are out now.
+    /// Pages that are out at present.
     pub held: u64,
-    /// Bytes of memory that those take.
+    /// Bytes of memory of their pool.
     pub pool: u64,
 }
 
@@ -109,13 +110,13 @@ pub struct Figures {
 pub struct Member {
     /// Its number.
     pub process: u32,
-    /// Anonymous memory, bytes; 0: it has not said, and may be small.
+    /// Anonymous memory in bytes; 0: it has not reported, and may be small.
     pub used: u64,
-    /// What it had when it last asked for much, bytes.
+    /// Its memory when it last asked for much, in bytes.
     pub grew_to: u64,
-    /// What it has done in all, and has.
+    /// Its activity in total, and its pages.
     pub figures: Figures,
-    /// It waits: [`Table::hold`].
+    /// It waits: see [`Table::hold`].
     pub is_held: bool,
 }
 
@@ -155,7 +156,7 @@ impl Table {
         &self.slots[..(self.slots_used.load(Relaxed) as usize).min(SLOTS)]
     }
 
-    /// The processes that live, with what they last said.
+    /// The live processes, with their last reports.
     pub fn members(&self) -> impl Iterator<Item = Member> + '_ {
         let slots = self.used_slots().iter().filter(|slot| {
             let process = slot.process.load(Relaxed);
@@ -175,13 +176,13 @@ impl Table {
         })
     }
 
-    /// Has the others know what small processes have, `bytes` of each by its number.
+    /// Sets the memory of small processes; `bytes` gives that of each by its number.
     pub fn count_silent(&self, bytes: impl Fn(u32) -> u64) {
         let (mut used, mut silent) = (0, 0);
         for member in self.members() {
             used += member.used;
             if member.used == 0 {
-                // One that has more is about to say it, and may have most of it in common with its
+                // A larger process is about to report, and may share most of its memory with its
                 // parent.
                 silent += Some(bytes(member.process)).filter(|b| *b < SILENT_MAX).unwrap_or(0);
             }
@@ -190,16 +191,16 @@ impl Table {
         self.peak.fetch_max(used + silent, Relaxed);
     }
 
-    /// Has a process wait and leave its memory to the others, as long as
-    /// [`Self::set_taking_turns`] is called every [`LOOKS_MAX`]; or has it go on. `false`: it is
-    /// not of the tree.
+    /// Suspends a process, so that it leaves its memory to the others, while
+    /// [`Self::set_taking_turns`] is called at least every [`LOOKS_MAX`]; or resumes it. `false`:
+    /// it is not of the tree.
     pub fn hold(&self, process: u32, is_held: bool) -> bool {
         let slot = self.used_slots().iter().find(|slot| slot.process.load(Relaxed) == process);
         slot.inspect(|slot| slot.set_waits(is_held)).is_some()
     }
 
-    /// Whether there would be too little for all that are not held if each became twice as large
-    /// as the largest is. Those that have never asked for much are not counted.
+    /// True if the budget would be too small if every process that is not suspended became twice as
+    /// large as the largest. Processes that never asked for much are not counted.
     pub fn is_crowded(&self) -> bool {
         let total = self.total.load(Relaxed);
         let (mut count, mut largest, mut held) = (0, 0, 0);
@@ -215,20 +216,20 @@ impl Table {
         held + count * 2 * largest > total
     }
 
-    /// Has processes that grow wait for their turn ([`Tree::queue`]), or no more. Who waits is
-    /// among those that are held.
+    /// Makes processes that grow wait for their turn ([`Tree::queue`]), or no longer. A waiting
+    /// process counts as suspended.
     pub fn set_taking_turns(&self, takes_turns: bool) {
         self.looks.fetch_add(1, Relaxed);
         self.takes_turns.store(takes_turns.into(), SeqCst);
     }
 
-    /// Those that are held, also such as are gone, or seem so from here.
+    /// The suspended processes, including those that are gone, or seem so from here.
     pub fn held(&self) -> impl Iterator<Item = u32> + '_ {
         let held = self.used_slots().iter().filter(|slot| slot.waits.load(SeqCst) != 0);
         held.map(|slot| slot.process.load(Relaxed)).filter(|process| *process != 0)
     }
 
-    /// Whether the process that made the tree, or one of it, lives.
+    /// True if the process that made the tree, or one of the tree, lives.
     pub fn is_in_use(&self) -> bool {
         exists(self.leader.load(Relaxed)) || self.members().next().is_some()
     }
@@ -238,11 +239,11 @@ impl Table {
 #[repr(C)]
 struct Slot {
     process: AtomicU32,
-    /// 1: its pages fit neither in its part nor on its backing, and it waits for a larger part.
+    /// 1: its pages fit neither in its share nor on its backing, and it waits for a larger share.
     starved: AtomicU32,
-    /// 1: it is to wait, and to leave its memory to others.
+    /// 1: it must wait, and leave its memory to others.
     waits: AtomicU32,
-    /// Anonymous memory, bytes; and when it last asked for much.
+    /// Anonymous memory in bytes, now and when it last asked for much.
     used: AtomicU64,
     grew_to: AtomicU64,
     faults: AtomicU64,
@@ -252,7 +253,7 @@ struct Slot {
 }
 
 impl Slot {
-    /// It has nothing, and has done nothing.
+    /// Resets it: no memory, no activity.
     fn clear(&self) {
         self.starved.store(0, Relaxed);
         self.waits.store(0, Relaxed);
@@ -268,7 +269,7 @@ impl Slot {
         let _ = futex::wake(&self.waits, futex::Flags::empty(), u32::MAX);
     }
 
-    /// Takes it for a process, unless it is that of one that lives.
+    /// Takes it for a process, unless it belongs to a live one.
     fn take(&self, process: u32) -> bool {
         let before = self.process.load(Relaxed);
         let is_free = before == 0 || !exists(before);
@@ -282,14 +283,15 @@ impl Slot {
 pub struct Tree {
     table: &'static Table,
     slot: AtomicUsize,
-    /// How many looks this process has seen, and when there was one more: milliseconds.
+    /// The number of checks that this process has seen, and the time of the last one in
+    /// milliseconds.
     looks: AtomicU32,
     looked_at: AtomicU64,
 }
 
 impl Tree {
-    /// Makes the file of a tree, which may have `total` bytes, and which this process watches
-    /// without being of it. Errors: the file is there already.
+    /// Makes the file of a tree with `total` bytes, which this process watches from outside.
+    /// Errors: the file exists already.
     pub fn create(path: &Path, total: u64) -> io::Result<Self> {
         let flags = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC;
         let file = fs::open(path, flags, Mode::RUSR | Mode::WUSR)?;
@@ -297,7 +299,7 @@ impl Tree {
         let tree = Self::at(path)?;
         tree.table.total.store(total, Relaxed);
         tree.table.leader.store(own_number(), Relaxed);
-        // Last: until then nobody takes it for one that was left.
+        // Last: until then no process accepts the file.
         tree.table.form.store(FORM, Release);
         Ok(tree)
     }
@@ -309,8 +311,7 @@ impl Tree {
         Ok(tree)
     }
 
-    /// Looks at the tree of a file, without being of it. Errors: `EBADMSG`, another version has
-    /// made it.
+    /// Opens the tree of a file without joining it. Errors: `EBADMSG`, another version has made it.
     pub fn look(path: &Path) -> io::Result<Self> {
         Self::at(path)?.of_this_form().map_err(io::Error::from_raw_os_error)
     }
@@ -326,14 +327,14 @@ impl Tree {
         path.into_with_c_str(|path| Ok(Self::map(path)))?.map_err(io::Error::from_raw_os_error)
     }
 
-    /// By the C library's functions: those that check what they are given have code for a panic,
+    /// By the C library's functions: functions that check their arguments have code for a panic,
     /// which would be most of a small library.
     fn map(path: &CStr) -> Result<Self, c_int> {
         let bytes = size_of::<Table>();
         let flags = libc::O_RDWR | libc::O_CLOEXEC | libc::O_NOFOLLOW;
-        // SAFETY: the path ends with a zero; what is written to is there. A new mapping of a file
-        // of this size: what is in it are atomics, which any process of the tree may write, and it
-        // stays until the process ends.
+        // SAFETY: the path ends with a zero; the written structure exists. It is a new mapping of a
+        // file of this size, which stays until the process ends. Its content is atomics, which any
+        // process of the tree may write.
         unsafe {
             let file = libc::open(path.as_ptr(), flags);
             let mut status = MaybeUninit::<libc::stat>::zeroed();
@@ -371,7 +372,7 @@ impl Tree {
 
     fn rejoin_as(&self, process: u32) {
         let slots = self.table.used_slots();
-        // The program that this process was before has left its slot, and what it had there.
+        // The program that this process was before `exec` has left its slot, with its memory.
         let before = slots.iter().position(|slot| slot.process.load(Relaxed) == process);
         let free = || self.table.slots.iter().position(|slot| slot.take(process));
         let at = before.or_else(free).unwrap_or(SLOTS);
@@ -384,13 +385,13 @@ impl Tree {
         self.table.slots.get(self.slot.load(Relaxed))
     }
 
-    /// Whether this process is to wait.
+    /// True if this process must wait.
     pub fn is_held(&self) -> bool {
         self.own().is_some_and(|slot| slot.waits.load(Relaxed) != 0) && self.is_led()
     }
 
-    /// Whether somebody looks who would release this process: one that has stopped, or has died
-    /// without its parent's notice, does not.
+    /// True if the process that would resume this one is active. It is not if it is stopped, or has
+    /// died unnoticed by its parent.
     fn is_led(&self) -> bool {
         let (looks, now) = (self.table.looks.load(Relaxed), clock());
         if looks != self.looks.swap(looks, Relaxed) {
@@ -399,8 +400,8 @@ impl Tree {
         now < self.looked_at.load(Relaxed).saturating_add(LOOKS_MAX.as_millis() as u64)
     }
 
-    /// Notes how much this process has, and has it wait as one that is held if processes take
-    /// turns. Whether it does.
+    /// Reports this process's memory, and makes it wait like a suspended one if processes take
+    /// turns; true if it does.
     pub fn queue(&self, used: u64) -> bool {
         let takes_turns = || self.table.takes_turns.load(SeqCst) != 0;
         let Some(slot) = self.own() else { return false };
@@ -409,7 +410,7 @@ impl Tree {
             return false;
         }
         slot.waits.store(1, SeqCst);
-        // Whoever ends it lets all go on that wait, and would not have seen this one.
+        // The process that ends the turns resumes all waiting ones, and would have missed this one.
         let waits = takes_turns();
         if !waits {
             slot.waits.store(0, SeqCst);
@@ -417,16 +418,16 @@ impl Tree {
         waits
     }
 
-    /// Waits until this process may go on, or for so long.
+    /// Waits until this process may continue, or for so long.
     pub fn wait_while_held(&self, most: Duration) {
         if let Some(slot) = self.own() {
-            // However it ends, the caller looks again.
+            // In any case the caller checks again.
             let _ =
                 futex::wait(&slot.waits, futex::Flags::empty(), 1, most.try_into().ok().as_ref());
         }
     }
 
-    /// Adds what this process has done since it last said so, and writes what it has.
+    /// Adds this process's activity since its last report, and writes its pages.
     pub fn note(&self, since: Figures) {
         self.table.faults.fetch_add(since.faults, Relaxed);
         self.table.stored.fetch_add(since.stored, Relaxed);
@@ -438,8 +439,7 @@ impl Tree {
         }
     }
 
-    /// Writes how much this process has and whether it can go on with that, and returns what it may
-    /// have.
+    /// Reports this process's memory, and if it is stuck with it; returns its allowance.
     pub fn allowance(&self, used: u64, is_starved: bool) -> Allowance {
         let own = self.slot.load(Relaxed);
         if let Some(slot) = self.table.slots.get(own) {
@@ -468,7 +468,7 @@ impl Tree {
             }
         }
         let others: u64 = theirs.iter().sum();
-        // Without the small ones: one that has just said what it has may be among them, too.
+        // Without the small ones: a process that has just reported may be among them, too.
         self.table.peak.fetch_max(others + used, Relaxed);
         let equal = level(total, &mut theirs);
         let less = equal - equal / 4;
@@ -478,8 +478,8 @@ impl Tree {
     }
 }
 
-/// The most that one more may have, so that nobody has to have less than others: with it, and what
-/// the others have up to as much, all is given away.
+/// The most that one more process may have, so that none must have less than another: with it, and
+/// the others cut to as much, the budget is used up.
 fn level(total: u64, others: &mut [u64]) -> u64 {
     others.sort_unstable();
     let mut left = total;
@@ -493,21 +493,20 @@ fn level(total: u64, others: &mut [u64]) -> u64 {
     left
 }
 
-/// What a process may have.
+/// The allowance of a process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Allowance {
     /// Bytes.
     pub bytes: u64,
-    /// Another process may come to give memory back.
+    /// True if another process may still give memory back.
     pub may_hope: bool,
 }
 
 /// Milliseconds of the system's clock.
 pub fn clock() -> u64 {
     let mut now = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-    // By the C library, which has found out where the kernel's function is: the front has no code
-    // for that.
-    // SAFETY: the time is written; no clock is refused that there is.
+    // By the C library, which has found the kernel's function: this library has no code for that.
+    // SAFETY: the time is written; the clock exists.
     unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &mut now) };
     now.tv_sec as u64 * 1000 + now.tv_nsec as u64 / 1_000_000
 }
@@ -522,7 +521,7 @@ fn last_error() -> c_int {
 }
 
 fn exists(process: u32) -> bool {
-    // Another user's cannot be signalled, and is there.
+    // Another user's process cannot be signalled, and exists.
     let process = rustix::process::Pid::from_raw(process as i32);
     let Some(process) = process else { return false };
     rustix::process::test_kill_process(process) != Err(rustix::io::Errno::SRCH)
@@ -533,7 +532,7 @@ fn exists(process: u32) -> bool {
 mod tests {
     use super::*;
 
-    /// Some that live.
+    /// Live processes.
     fn processes() -> [u32; 3] {
         [1, std::os::unix::process::parent_id(), std::process::id()]
     }
@@ -544,7 +543,7 @@ mod tests {
         tree
     }
 
-    /// A tree that may have `total`: its folder, who watches, and two processes of it.
+    /// A tree with `total` bytes: its folder, its watcher, and two processes of it.
     fn two_of(total: u64) -> (tempfile::TempDir, Tree, [Tree; 2]) {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("tree");
@@ -626,10 +625,10 @@ mod tests {
             watcher.table().count_silent(|_| silent);
             first.allowance(own, false).bytes
         };
-        assert_eq!(has(0, 10 << 20), 80 << 20, "neither has said what it has");
+        assert_eq!(has(0, 10 << 20), 80 << 20, "neither has reported");
         assert_eq!(has(1, 10 << 20), 80 << 20);
         assert_eq!(has(1, 10 << 20), 90 << 20, "one has");
-        assert_eq!(has(1, SILENT_MAX), 100 << 20, "what is about to say it");
+        assert_eq!(has(1, SILENT_MAX), 100 << 20, "a process about to report");
     }
 
     #[test]
@@ -640,7 +639,7 @@ mod tests {
         second.allowance(1, false);
         assert!(watcher.table().is_crowded(), "both may have 52");
         watcher.table().hold(processes()[2], true);
-        assert!(!watcher.table().is_crowded(), "who is held does not grow");
+        assert!(!watcher.table().is_crowded(), "a suspended process does not grow");
         first.allowance(50, false);
         assert!(watcher.table().is_crowded());
     }

@@ -1,14 +1,14 @@
-//! Thread-local variables of this library's and of the agent's.
+//! Thread-local variables of this library and of the agent.
 //!
-//! The agent is loaded when the program has run for long: its variables would take of what the C
-//! library has left for such libraries, and the program may load others that need it. So there is
-//! room for them here: a library that is loaded with the program has its variables at the same
-//! distance from each thread's block.
+//! The agent is loaded when the program has run for long. Its variables would use up the space that
+//! the C library reserves for late libraries, and the program may load others that need it. So this
+//! library, which is loaded with the program, has the space for them: at the same distance from
+//! each thread's block.
 
 use std::arch::{asm, global_asm};
 
-/// Bytes that the agent has of each thread, which the C library fills with zeros as a thread
-/// begins. The standard library keeps more when it is built to be debugged.
+/// The agent's bytes in each thread, which the C library fills with zeros as a thread begins. The
+/// standard library needs more when it is built to be debugged.
 pub const BYTES: usize = if cfg!(debug_assertions) { 4096 - 64 } else { 1024 - 64 };
 
 global_asm!(
@@ -26,10 +26,10 @@ global_asm!(
     bytes = const BYTES,
 );
 
-/// From a thread's block to the agent's room.
+/// The distance from a thread's block to the agent's space.
 pub fn distance() -> isize {
     let distance;
-    // SAFETY: reads what the dynamic linker has written for this variable.
+    // SAFETY: reads the value that the dynamic linker has written for this variable.
     unsafe {
         asm!("mov {}, qword ptr [rip + uzswap_room@GOTTPOFF]", out(reg) distance,
             options(nostack, pure, readonly, preserves_flags));
@@ -37,7 +37,7 @@ pub fn distance() -> isize {
     distance
 }
 
-/// What this thread has asked for since it was last looked.
+/// Bytes that this thread has asked for since the last check.
 pub fn asked() -> usize {
     let asked;
     // SAFETY: reads a variable of the thread's.
@@ -49,7 +49,7 @@ pub fn asked() -> usize {
     asked
 }
 
-/// Sets it. What a signal's handler asks for in between is not counted.
+/// Sets them. Allocations of a signal's handler in between are not counted.
 pub fn set_asked(asked: usize) {
     // SAFETY: writes a variable of the thread's, which is used here only.
     unsafe {
