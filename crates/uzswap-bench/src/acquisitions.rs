@@ -1,11 +1,11 @@
-//! `locks` for more CPUs than there are.
+//! `locks` for more CPUs than the machine has.
 //!
-//! `--count` is for a machine with many CPUs, emulated ones too: it counts how often locks are
-//! taken for a page, how often they had to be waited for, and how much falls on one of a kind.
-//! `--counts` takes that to where time means something: hold times are measured there with one
-//! thread, and each kind of lock is a queue, but for those of which each CPU has one: they are
-//! not waited for by a thread on each CPU. The share that was waited for is no part of it. CPUs
-//! that are emulated on few real ones stand still with what they hold, so it is an upper bound.
+//! `--count` is for a machine with many CPUs, also emulated ones. It counts how often locks are
+//! taken for a page, how often threads waited for them, and how much falls on one lock of a kind.
+//! `--counts` uses these counts on a machine whose times are real. Hold times are measured there
+//! with one thread. Each kind of lock is a queue, except those of which each CPU has one: with a
+//! thread on each CPU they are never waited for. The waits of `--count` are not used. Emulated CPUs
+//! on few real ones stop while they hold locks, so these waits are an upper bound.
 
 use crate::bench::{Bench, Turns};
 use crate::error::{Context, Failure};
@@ -19,13 +19,13 @@ use uzswap_engine::PAGE_BYTES;
 use uzswap_sync::profile;
 use uzswap_sys::cpu;
 
-/// Locks of a setting that are shown: those that bound it most.
+/// Locks shown for a setting: those that bound it most.
 const SHOWN: usize = 3;
 
 /// Acquisitions for a page, below which a lock has no row.
 const SELDOM: f64 = 0.001;
 
-/// What was counted on a machine.
+/// The counts of a machine.
 #[derive(Serialize, Deserialize)]
 struct Counts {
     machine: Machine,
@@ -46,9 +46,9 @@ struct Kind {
     /// The type that it protects.
     name: String,
     acquisitions: u64,
-    /// Of these, how many had to be waited for.
+    /// The part of them that had to wait.
     waited_for: u64,
-    /// Of these, those of the lock that was taken most often.
+    /// The part of them for the busiest lock.
     of_the_busiest: u64,
 }
 
@@ -56,7 +56,7 @@ struct Kind {
 const PER_CPU: [&str; 2] = ["Scratch", "SlotCache"];
 
 impl Kind {
-    /// With its module: some types of several modules have one name.
+    /// With its module: some types of several modules have the same name.
     fn shown(&self) -> String {
         let name = short(&self.name);
         self.name.rsplit("::").nth(1).map_or(name.clone(), |module| format!("{module}::{name}"))
@@ -95,7 +95,7 @@ pub fn count(bench: &Bench, arguments: &LocksArguments, file: &Path) -> Result<S
     ));
     let mut counted = Vec::new();
     for (setting, turn) in settings.iter().zip(turns) {
-        // One that failed is told at the end.
+        // A failure is reported at the end.
         let Some(kinds) = turn.rounds.into_iter().next() else { continue };
         let title = format!("{}, {} backing:", setting.codec, setting.backing);
         section = section.text(title).table(table(kinds.clone(), stored));
@@ -125,7 +125,7 @@ fn table(mut kinds: Vec<Kind>, pages: usize) -> Table {
     Table::new(&header, rows.collect())
 }
 
-/// What a kind of lock would let through.
+/// The throughput that a kind of lock would allow.
 struct Bound {
     kb_per_s: f64,
     kind: Kind,
@@ -136,7 +136,7 @@ struct Bound {
 pub fn predict(bench: &Bench, arguments: &LocksArguments, file: &Path) -> Result<Section, Failure> {
     let what = file.display().to_string();
     let counts: Counts = serde_json::from_slice(&fs::read(file).context(&what)?)
-        .context(&format!("{what}: not what --count writes"))?;
+        .context(&format!("{what}: --count did not write it"))?;
     let (count, pages, ram) = locks::load(bench, arguments)?;
     let settings = locks::settings(&[1]);
     let rounds = bench.rounds(3, 7);
@@ -203,7 +203,7 @@ pub fn predict(bench: &Bench, arguments: &LocksArguments, file: &Path) -> Result
         .raw("turns", &turns)
 }
 
-/// What was counted of a setting.
+/// The counts of a setting.
 fn counted<'a>(counts: &'a Counts, setting: &Setting) -> Result<&'a [Kind], Failure> {
     let is_it = |own: &&Counted| own.codec == setting.codec && own.backing == setting.backing;
     let own = counts.settings.iter().find(is_it);
@@ -211,13 +211,13 @@ fn counted<'a>(counts: &'a Counts, setting: &Setting) -> Result<&'a [Kind], Fail
     own.map(|own| &own.kinds[..]).ok_or_else(|| Failure::new(missing()))
 }
 
-/// kB/s of the round in which least else was done on the machine.
+/// kB/s of the round with the least other load on the machine.
 fn fastest(turn: &Turns<Run>) -> f64 {
     turn.rounds.iter().map(|run| run.kb_per_s).fold(f64::NAN, f64::max)
 }
 
-/// What each kind of lock would let through, the slowest first. Those that one thread never takes
-/// are left out: nothing says how long they are held.
+/// The throughput of each kind of lock, the slowest first. Locks that one thread never takes are
+/// left out, because their hold time is unknown.
 fn bounds_of(kinds: &[Kind], counts: &Counts, turn: &Turns<Run>, clock_ns: f64) -> Vec<Bound> {
     let kb = PAGE_BYTES as f64 / 1024.0;
     let page_ns = 1e9 * kb / fastest(turn);

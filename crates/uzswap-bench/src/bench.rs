@@ -1,4 +1,4 @@
-//! What all benchmarks share: sizes, rounds in which configurations take turns, and the report.
+//! Shared by all benchmarks: sizes, rounds in which configurations take turns, and the report.
 //!
 //! A benchmark is a module with a function `run(&Bench, &Arguments) -> Result<Section, Failure>`,
 //! a line in `main.rs`, and its smoke size in tests/tests/bench.rs. It measures with
@@ -16,25 +16,24 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
-/// What every benchmark can be told.
+/// Options of every benchmark.
 #[derive(Debug, Clone, Args)]
 pub struct Options {
     /// Fewer rounds of smaller sizes: all benchmarks in a quarter of an hour.
     #[arg(long, global = true)]
     pub quick: bool,
-    /// As small as can be, to see that it works.
+    /// As small as possible, to see that it works.
     #[arg(long, global = true, hide = true, conflicts_with = "quick")]
     pub smoke: bool,
     /// Rounds; each measures every configuration once.
     #[arg(long, global = true, value_parser = clap::value_parser!(u16).range(1..))]
     pub rounds: Option<u16>,
-    /// Folder for report.md, report.html and results.json. Other benchmarks' sections that are
-    /// there stay.
+    /// Folder for report.md, report.html and results.json. Sections of other benchmarks there stay.
     #[arg(long, global = true, value_name = "DIR")]
     pub report: Option<PathBuf>,
 }
 
-/// A flag that SIGINT and SIGTERM set; a benchmark looks at it between two steps.
+/// A flag that SIGINT and SIGTERM set; a benchmark checks it between two steps.
 pub struct Interrupt(Arc<AtomicBool>);
 
 impl Interrupt {
@@ -46,12 +45,12 @@ impl Interrupt {
         Ok(Self(flag))
     }
 
-    /// Whether one came.
+    /// True if a signal came.
     pub fn came(&self) -> bool {
         self.0.load(Relaxed)
     }
 
-    /// An error if one came.
+    /// An error if a signal came.
     pub fn check(&self) -> Result<(), Failure> {
         match self.came() {
             true => Err(Failure::new("interrupted; the machine is as it was")),
@@ -60,22 +59,22 @@ impl Interrupt {
     }
 }
 
-/// One of the things that are compared.
+/// One of the compared configurations.
 pub trait Candidate {
     /// Its name in tables.
     fn name(&self) -> String;
-    /// Why it cannot be measured here, if it cannot.
+    /// The reason why it cannot be measured here, if any.
     fn missing(&self) -> Option<String> {
         None
     }
 }
 
-/// What was measured of one candidate.
+/// The measurements of one candidate.
 #[derive(Debug, Serialize)]
 pub struct Turns<T> {
     /// Its name.
     pub name: String,
-    /// Why there is nothing, or no more.
+    /// The reason why there is no value, or no more.
     pub missing: Option<String>,
     /// One value a round.
     pub rounds: Vec<T>,
@@ -87,13 +86,13 @@ impl<T> Turns<T> {
         median(self.rounds.iter().map(figure))
     }
 
-    /// The median, over the rounds, of a figure made of this one's value and the other's of the
-    /// same round: what else the machine did then is in both.
+    /// The median, over the rounds, of a figure from this one's value and the other's of the same
+    /// round: both have the machine's other load.
     pub fn paired(&self, other: &Self, figure: impl Fn(&T, &T) -> f64) -> f64 {
         median(self.rounds.iter().zip(&other.rounds).map(|(own, other)| figure(own, other)))
     }
 
-    /// A row of a table: the name and `cells`, or the name and why there are none.
+    /// A row of a table: the name and `cells`, or the name and the reason why there are none.
     pub fn row(&self, cells: impl FnOnce(&Self) -> Vec<String>) -> Vec<String> {
         let mut row = vec![self.name.clone()];
         match &self.missing {
@@ -104,20 +103,20 @@ impl<T> Turns<T> {
     }
 }
 
-/// A benchmark, or several, that runs.
+/// A running benchmark, or several.
 pub struct Bench {
     options: Options,
-    /// Says when to stop.
+    /// Tells when to stop.
     pub interrupt: Interrupt,
     report: RefCell<Report>,
     prefix: RefCell<String>,
-    /// What failed since the last section.
+    /// Failures since the last section.
     failed: RefCell<Vec<String>>,
     _lock: Lock,
 }
 
 impl Bench {
-    /// Sees that the report can be written, and undoes what a killed benchmark has left.
+    /// Checks that the report can be written, and undoes the changes of a killed benchmark.
     pub fn begin(options: &Options) -> Result<Self, Failure> {
         let report = Report::open(options.report.as_deref())?;
         let lock = machine::recover()?;
@@ -131,7 +130,7 @@ impl Bench {
         })
     }
 
-    /// The value for the size that was asked for.
+    /// The value for the requested size.
     pub fn pick<T>(&self, smoke: T, quick: T, full: T) -> T {
         match (self.options.smoke, self.options.quick) {
             (true, _) => smoke,
@@ -140,17 +139,17 @@ impl Bench {
         }
     }
 
-    /// How many rounds: as asked for, or one, `quick` or `full`.
+    /// The number of rounds: as requested, or one, `quick` or `full`.
     pub fn rounds(&self, quick: usize, full: usize) -> usize {
         self.options.rounds.map_or(self.pick(1, quick, full), usize::from)
     }
 
-    /// Names what is running, before the bar.
+    /// Names the running measurement, before the bar.
     pub fn label(&self, text: &str) {
         *self.prefix.borrow_mut() = text.to_owned();
     }
 
-    /// A bar with the time that is left.
+    /// A bar with the remaining time.
     pub fn progress(&self, steps: usize) -> ProgressBar {
         let bar = ProgressBar::new(steps as u64);
         let template = "{prefix} {wide_bar} {pos}/{len} {msg}, {eta} left";
@@ -162,8 +161,8 @@ impl Bench {
         bar
     }
 
-    /// Measures every candidate once a round, in turns: A B C, A B C, … One that fails is not
-    /// measured again; the others are, so that what took hours is not lost.
+    /// Measures every candidate once a round, in turns: A B C, A B C. After a failure a candidate
+    /// is not measured again, but the others are, so that hours of measurement are not lost.
     pub fn take_turns<C: Candidate, T>(
         &self,
         candidates: &[C],
@@ -173,8 +172,8 @@ impl Bench {
         self.take_turns_until(candidates, |_| rounds, |_| false, measure)
     }
 
-    /// The same, where each has its own number of rounds, and one of which a value `is_last` is not
-    /// measured again either.
+    /// The same, where each has its own number of rounds, and a candidate with a value that
+    /// `is_last` is not measured again either.
     pub fn take_turns_until<C: Candidate, T>(
         &self,
         candidates: &[C],
@@ -211,8 +210,8 @@ impl Bench {
         Ok(turns)
     }
 
-    /// Prints a section, and writes the report anew with it. Errors: also what is missing in it
-    /// because it failed.
+    /// Prints a section, and updates the report with it. Errors: also the measurements that are
+    /// missing in it because they failed.
     pub fn publish(&self, section: Section) -> Result<(), Failure> {
         println!("{}", section.markdown(None));
         self.report.borrow_mut().add(section)?;

@@ -1,5 +1,5 @@
-//! `calls`: what `run --in-process` costs where it has nothing to do: loops of system calls, and
-//! programs, alone and with it. And what a call takes once a program's calls are replaced.
+//! `calls`: the cost of an idle `run --in-process`, for loops of system calls and for programs,
+//! each alone and with it. Also the time of a call once a program's calls are replaced.
 
 use crate::bench::{Bench, Candidate, Turns};
 use crate::error::{Context, Failure};
@@ -17,7 +17,7 @@ use std::io::{Read, Write};
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-/// What to measure.
+/// Arguments of `calls`.
 #[derive(Debug, Args)]
 pub struct CallsArguments {
     /// Calls of each kind in a round [default: 2 000 000].
@@ -25,7 +25,7 @@ pub struct CallsArguments {
     pub calls: Option<usize>,
 }
 
-/// What the measured program is told.
+/// Arguments of the measured program.
 #[derive(Debug, Args)]
 pub struct MakeArguments {
     /// Calls of each kind.
@@ -43,11 +43,11 @@ struct Made {
 }
 
 const KINDS: [&str; 3] = ["getppid", "read of a byte", "write of a byte"];
-/// Each kind is made in so many parts, of which the median counts.
+/// Each kind is made in so many parts; the median part counts.
 const PARTS: usize = 20;
-/// Memory of a program that is taken over, and what it touches of it, MiB.
+/// Memory of a program that is taken over, and the part that it uses, MiB.
 const TAKEN: (u64, usize) = (64, 56);
-/// After that it is.
+/// Time after which the takeover is done.
 const SETTLED: Duration = Duration::from_millis(500);
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -57,7 +57,7 @@ enum How {
     TakenOver,
 }
 
-/// How something is done.
+/// One way to run something.
 struct Way {
     how: How,
 }
@@ -150,7 +150,7 @@ pub fn run(bench: &Bench, arguments: &CallsArguments) -> Result<Section, Failure
     Ok(section.table(Table::new(&header, rows)))
 }
 
-/// Seconds, and what it printed. It runs where the sources of this program are.
+/// Seconds, and the output. It runs in the folder of this program's sources.
 fn measure(
     bench: &Bench,
     how: How,
@@ -182,7 +182,7 @@ fn of_calls(turns: &[Turns<Made>]) -> Table {
     Table::new(&header, rows.collect())
 }
 
-/// What is measured: makes calls, and prints a [`Made`] as JSON.
+/// The measured program: makes calls, and prints a [`Made`] as JSON.
 pub fn make(arguments: &MakeArguments) -> Result<(), Failure> {
     let memory = vec![1u8; arguments.mib << 20];
     if arguments.mib > 1 {

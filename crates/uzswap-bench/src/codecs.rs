@@ -1,8 +1,8 @@
-//! `codecs`: what each compressor makes of real pages, and how fast.
+//! `codecs`: the size and speed of each compressor on real pages.
 //!
-//! Pages of one repeated word are left out, as the cache does. A page has just been read when it is
-//! compressed, as in a store, where its checksum has been; an object has not. A page that does not
-//! fit counts as it is.
+//! Pages of one repeated word are left out, as in the cache. A page was read just before it is
+//! compressed, as in a store, which takes its checksum first; an object was not. A page that does
+//! not fit counts as raw.
 
 use crate::bench::{Bench, Candidate, Turns};
 use crate::corpus::{self, Corpora, Corpus};
@@ -16,7 +16,7 @@ use std::time::Instant;
 use uzswap_engine::compress::{Codec, Codecs, prepare_thread};
 use uzswap_engine::{PAGE_BYTES, Page};
 
-/// What to measure.
+/// Arguments of `codecs`.
 #[derive(Debug, Args)]
 pub struct CodecsArguments {
     /// Compressors to measure; with "+dictionary", zstd trains one on other pages first.
@@ -40,13 +40,13 @@ const ALGORITHMS: [&str; 13] = [
     "deflate",
 ];
 
-/// Pages of a corpus that a dictionary is trained on: as many as the cache takes.
+/// Pages of a corpus for training a dictionary: as many as the cache takes.
 const SAMPLES: usize = 128;
 
-/// Pages of each corpus that are measured with.
+/// Measured pages of each corpus.
 const PAGES: usize = 2000;
 
-/// Pages compressed between two looks at the clock; their objects fit in a cache.
+/// Pages compressed between two clock reads; their objects fit in a cache.
 const BATCH_PAGES: usize = 64;
 
 struct Algorithm(String);
@@ -68,7 +68,7 @@ struct Figures {
     ratio: f64,
 }
 
-/// What the engine knows it by, and whether it is to have a dictionary.
+/// The engine's name of it, and true if it has a dictionary.
 fn split(name: &str) -> (&str, bool) {
     name.strip_suffix("+dictionary").map_or((name, false), |algorithm| (algorithm, true))
 }
@@ -127,8 +127,8 @@ impl OnCorpus {
         self.turns.iter().find(|turns| turns.name == name)
     }
 
-    /// For each page the fastest compressor among `choice`, the fastest first, that makes it as
-    /// small as zstd within 5 %: time against zstd's, size against zstd's.
+    /// For each page the fastest compressor among `choice`, the fastest first, whose object is as
+    /// small as zstd's within 5 %: time against zstd's, size against zstd's.
     fn oracle(&self, choice: &[&str]) -> Option<[f64; 2]> {
         let zstd = self.of("zstd")?;
         let choice = choice.iter().map(|name| self.of(name)).collect::<Option<Vec<_>>>()?;
@@ -164,7 +164,7 @@ pub fn run(bench: &Bench, arguments: &CodecsArguments) -> Result<Section, Failur
     for Corpus { name, pages, .. } in &found {
         let step = (pages.len() / count).max(1);
         let every = |step, from| pages.iter().skip(from).step_by(step).copied();
-        // Others than those measured, where there are any.
+        // Other pages than the measured ones, where there are any.
         let samples: Vec<Page> = every((pages.len() / SAMPLES).max(1), step / 2).collect();
         let measured: Vec<Page> = every(step, 0).take(count).collect();
         let turns =
@@ -201,7 +201,7 @@ fn rows(on: &OnCorpus) -> Vec<Vec<String>> {
     rows.collect()
 }
 
-/// Time and ratio of each compressor over all corpora, as much of each.
+/// Time and ratio of each compressor over all corpora, in equal parts.
 fn pareto(all: &[OnCorpus], direction: &str) -> Plot {
     let does = if direction == "out" { "Compressing" } else { "Decompressing" };
     let title = format!("{does} a page: time and ratio over all corpora");

@@ -1,7 +1,7 @@
 //! Pages to measure with: memory of real programs, recorded on the spot.
 //!
-//! Each program is started, brought to where its heap is full, and recorded with `uzswap record`.
-//! What was recorded is kept, so that all benchmarks of a machine measure with the same pages.
+//! Each program is started, runs until its heap is full, and is recorded with `uzswap record`.
+//! Recordings are kept, so that all benchmarks of a machine measure with the same pages.
 
 use crate::bench::Bench;
 use crate::error::{Context, Failure};
@@ -50,7 +50,7 @@ pub const ALL: [Program; 5] =
 pub struct Corpus {
     /// The program.
     pub name: &'static str,
-    /// Where they are kept.
+    /// The file of the pages.
     pub file: PathBuf,
     /// Pages that are neither one word repeated nor equal to an earlier one.
     pub pages: Vec<Page>,
@@ -73,8 +73,8 @@ print('ready', flush=True)
 sys.stdin.read()
 ";
 
-/// A third random walks, as measured series are; the rest what stands beside them in a program:
-/// single precision, rounded, sorted times, labels, and an eighth of plain noise.
+/// A third is random walks, like measured series. The rest is typical of programs: single
+/// precision, rounded, sorted times, labels, and an eighth of plain noise.
 const NUMPY: &str = "
 import sys, numpy
 rng = numpy.random.default_rng(1)
@@ -139,9 +139,9 @@ template <> struct Shape<0> {
 int main() { Shape<60> shape; shape.sort(); return shape.count(std::regex(\"a+b\")); }
 ";
 
-/// The compiler is recorded when it has grown to this.
+/// The compiler is recorded when it has this size.
 const COMPILER_BYTES: u64 = 150 << 20;
-/// Bytes of documents that the server is loaded with.
+/// Bytes of documents for the server.
 const DOCUMENTS_BYTES: usize = 90 << 20;
 
 impl Program {
@@ -217,15 +217,15 @@ fn is_same_filled(page: &Page) -> bool {
     page.as_chunks::<8>().0.windows(2).all(|pair| pair[0] == pair[1])
 }
 
-/// What there is to measure with.
+/// The corpora to measure with.
 pub struct Corpora {
     /// Those of this machine.
     pub found: Vec<Corpus>,
-    /// Why others are missing: name and reason.
+    /// The missing ones: name and reason.
     pub missing: Vec<(String, String)>,
 }
 
-/// All corpora; those that are not there yet are recorded.
+/// All corpora; missing ones are recorded.
 pub fn corpora(bench: &Bench) -> Result<Corpora, Failure> {
     let (mut found, mut missing) = (Vec::new(), Vec::new());
     let programs = bench.pick(&ALL[..1], &ALL[..], &ALL[..]);
@@ -247,7 +247,7 @@ pub struct Running {
     child: Child,
     /// The process to record, if it is not the child itself.
     pid: Option<i32>,
-    /// Where it keeps its files.
+    /// The folder of its files.
     _folder: Option<tempfile::TempDir>,
 }
 
@@ -259,7 +259,7 @@ impl Running {
 
 impl Drop for Running {
     fn drop(&mut self) {
-        // Errors: it has ended already.
+        // An error: it has ended already.
         if let Some(pid) = self.pid {
             let _ = process::kill(pid, 9);
         }
@@ -315,10 +315,10 @@ fn redis() -> Result<Running, Failure> {
     Ok(running)
 }
 
-/// A server of its own on a socket of its own, that writes no file; and that socket.
+/// A server of its own, which writes no file, and its own socket.
 pub fn server() -> Result<(Running, PathBuf), Failure> {
     const SERVER: &str = "redis-server";
-    // The tools' package installs no service. The server is in it: a tool that goes by its name.
+    // The tools' package installs no service. It contains the server: a tool with its name.
     const TOOL: &str = "redis-check-rdb";
     if !is_there(SERVER) && !is_there(TOOL) {
         packages(&["redis-tools"])?;
@@ -380,14 +380,14 @@ fn load(stream: UnixStream) -> std::io::Result<()> {
     values.end()
 }
 
-/// Values that a server is given, in its protocol.
+/// Values for a server, in its protocol.
 pub struct Values<'a> {
     out: BufWriter<&'a UnixStream>,
     reader: JoinHandle<std::io::Result<u64>>,
 }
 
 impl<'a> Values<'a> {
-    /// Begins. Answers are read meanwhile, or the server would wait for us.
+    /// Begins. A thread reads the answers meanwhile: otherwise the server would wait for us.
     pub fn begin(stream: &'a UnixStream) -> std::io::Result<Self> {
         let mut answers = stream.try_clone()?;
         let reader = std::thread::spawn(move || std::io::copy(&mut answers, &mut std::io::sink()));
@@ -400,7 +400,7 @@ impl<'a> Values<'a> {
         write!(self.out, "${}\r\n{value}\r\n", value.len())
     }
 
-    /// Waits until the server has them all.
+    /// Waits until the server has all of them.
     pub fn end(mut self) -> std::io::Result<()> {
         self.out.write_all(b"*1\r\n$4\r\nQUIT\r\n")?;
         self.out.flush()?;
@@ -443,10 +443,10 @@ fn compiler() -> Result<Running, Failure> {
     }
 }
 
-/// Records a process, and keeps at most [`PAGES_MAX`] of its pages, from all over its memory.
+/// Records a process, and keeps at most [`PAGES_MAX`] of its pages, from all parts of its memory.
 fn record(pid: i32, path: &Path) -> Result<(), Failure> {
     let fresh = path.with_extension("new");
-    // An error: there is none from a time that was cut short.
+    // An error: no file is left from an interrupted run.
     let _ = fs::remove_file(&fresh);
     let mut command = Command::new(uzswap()?);
     command.args(["record", "--pid", &pid.to_string(), "--out"]).arg(&fresh);

@@ -1,7 +1,7 @@
 //! `density`: bytes of memory for a page that is held, everything counted.
 //!
-//! The kernel does not count all that zram and zswap take: `mm_stat` and `/proc/meminfo` say what
-//! their pools take, and what stands beside is added from the sizes of their structures.
+//! The kernel does not count all memory of zram and zswap. `mm_stat` and `/proc/meminfo` have the
+//! sizes of their pools; the rest is added from the sizes of their structures.
 
 use crate::bench::{Bench, Candidate, Turns};
 use crate::corpus::{self, Corpora, Corpus};
@@ -23,7 +23,7 @@ use uzswap_engine::compress::prepare_thread;
 use uzswap_engine::testing::Noise;
 use uzswap_engine::{Cache, Config, Load, PAGE_BYTES, Page, Store, SwapEntry};
 
-/// What to measure.
+/// Arguments of `density`.
 #[derive(Debug, Args)]
 pub struct DensityArguments {
     /// Compressors of ours.
@@ -31,8 +31,8 @@ pub struct DensityArguments {
     pub compressors: Vec<String>,
 }
 
-/// Beside a page's object, zram keeps `struct zram_table_entry`, 16 bytes, and zsmalloc's handle,
-/// 8 (drivers/block/zram/zram_drv.h, mm/zsmalloc.c; Linux 6.18).
+/// Besides a page's object, zram has `struct zram_table_entry`, 16 bytes, and zsmalloc's handle, 8
+/// (drivers/block/zram/zram_drv.h, mm/zsmalloc.c; Linux 6.18).
 const ZRAM_METADATA_BYTES: u64 = 16 + 8;
 /// zswap: `struct zswap_entry`, 56 bytes, zsmalloc's handle, and a pointer in an xarray
 /// (mm/zswap.c; Linux 6.18). Not for pages of zeros, which the swap layer keeps as a bit.
@@ -41,7 +41,7 @@ const ZSWAP_METADATA_BYTES: u64 = 56 + 8 + 8;
 /// Pages loaded at random, to time that.
 const LOADS: usize = 5000;
 
-/// Pages stored between two calls of `maintain`, as often as a daemon's thread comes round.
+/// Pages stored between two calls of `maintain`, as often as the daemon's thread runs.
 const BATCH_PAGES: usize = 64;
 
 enum Holder {
@@ -117,7 +117,7 @@ impl Holder {
                 return Err(Failure::new("the cache rejected a page"));
             }
         }
-        // As an idle daemon does in a minute or two.
+        // Like an idle daemon in a minute or two.
         let settle = || {
             for _ in 0..pages.len() / BATCH_PAGES {
                 cache.maintain().context("memory for the cache")?;
@@ -147,7 +147,7 @@ impl Holder {
     }
 }
 
-/// How long random pages take to load, nanoseconds.
+/// The times of loads of random pages, nanoseconds.
 fn loads(cache: &Cache, keys: &[SwapEntry]) -> Result<Vec<u64>, Failure> {
     let mut noise = Noise::new(5);
     let mut page = [0; PAGE_BYTES];
@@ -162,7 +162,7 @@ fn loads(cache: &Cache, keys: &[SwapEntry]) -> Result<Vec<u64>, Failure> {
     (0..LOADS).map(time).collect()
 }
 
-/// Half of the pages, at random, that are freed after the first measurement.
+/// A random half of the pages, which is freed after the first measurement.
 pub fn freed(count: usize) -> impl Iterator<Item = usize> {
     let mut noise = Noise::new(3);
     (0..count).filter(move |_| noise.below(2) == 0)
@@ -205,7 +205,7 @@ fn zswap(peer: &Peer, bench: &Bench, given: &Pages<'_>) -> Result<Held, Failure>
     let measured =
         peer.run(&mut Changes::begin(), Room::beside_the_pool(memory), &command, &bench.interrupt)?;
     let mut held: Held = serde_json::from_str(&measured.stdout).context("the program's output")?;
-    // The pool alone, so far.
+    // Only the pool, so far.
     held.full_bytes += held.full_pages as u64 * ZSWAP_METADATA_BYTES;
     held.half_bytes += held.half_pages as u64 * ZSWAP_METADATA_BYTES;
     held.full_pages = given.pages.len();
@@ -268,9 +268,7 @@ pub fn run(bench: &Bench, arguments: &DensityArguments) -> Result<Section, Failu
         )
         .table(table(&all, Held::full))
         .plot(plot(&all))
-        .text(
-            "The same after half of the pages, at random, were freed, and what is left compacted:",
-        )
+        .text("The same after half of the pages, at random, were freed, and the rest compacted:")
         .table(table(&all, Held::half))
         .text(
             "How long the engine takes to give one of them back, all corpora together, at random \
@@ -312,7 +310,7 @@ fn table(all: &[OnCorpus], bytes: fn(&Held) -> f64) -> Table {
     Table::new(&header, rows.collect())
 }
 
-/// What a load takes, of all corpora together.
+/// The time of a load, for all corpora together.
 fn loads_table(all: &[OnCorpus]) -> Table {
     let turns = all.last().map_or(&[][..], |together| &together.turns);
     let ours = turns.iter().filter(|own| own.rounds.iter().any(|held| !held.loads_ns.is_empty()));

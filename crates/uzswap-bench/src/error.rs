@@ -1,4 +1,4 @@
-//! Why a benchmark could not be run: one line each.
+//! Reasons why a benchmark could not be run: one line each.
 
 use std::fmt;
 
@@ -19,7 +19,7 @@ impl fmt::Display for Failure {
     }
 }
 
-/// Says what was being done when something failed.
+/// Adds the action that failed.
 pub trait Context<T> {
     /// "`what`: the error".
     fn context(self, what: &str) -> Result<T, Failure>;

@@ -1,7 +1,7 @@
-//! `fault` and `swapout`: what a page takes on its way in and out, beside zswap and zram.
+//! `fault` and `swapout`: the times of a page on its way in and out, beside zswap and zram.
 //!
-//! The same program ([`crate::touch`]) with the same pages for each. Its memory is in a cgroup that
-//! has room for all of them, so that nothing must leave while pages come in.
+//! The same program ([`crate::touch`]) with the same pages for each. Its memory is in a cgroup with
+//! enough for all of them, so that nothing must leave while pages come in.
 
 use crate::bench::{Bench, Candidate, Turns};
 use crate::corpus::Program;
@@ -17,7 +17,7 @@ use crate::touch::{FAULT_NS_MIN, Touched};
 use clap::Args;
 use std::fs;
 
-/// What to measure.
+/// Arguments of `fault` and `swapout`.
 #[derive(Debug, Args)]
 pub struct FaultArguments {
     /// Memory of the program, MiB [default: 128].
@@ -31,7 +31,7 @@ pub struct FaultArguments {
     pub only: Vec<String>,
 }
 
-/// In the steady state the program takes so many times the memory that it has.
+/// In the steady state the program uses so many times its memory.
 const STEADY_RATIO: usize = 4;
 
 fn device(compressor: &str, name: &str) -> Peer {
@@ -45,7 +45,7 @@ fn peers(arguments: &FaultArguments) -> Vec<Peer> {
         vec![Peer::Zswap { compressor: "lzo".into() }, Peer::Zram { compressor: "lz4".into() }];
     peers.extend(compressors.iter().map(|name| device(name, &format!("swap device, {name}"))));
     let region = |name: &String, handlers| Peer::Region { compressor: name.clone(), handlers };
-    // What regions have unless told otherwise, first.
+    // The default of regions first.
     let own = "lz4:0".to_owned();
     let more = compressors.iter().filter(|name| **name != own);
     peers.extend([&own].into_iter().chain(more).map(|name| region(name, false)));
@@ -79,7 +79,7 @@ impl Setting {
         let read_ahead = "/proc/sys/vm/page-cluster";
         let value = fs::read_to_string(read_ahead).context(read_ahead)?;
         changes.set(read_ahead, value.trim())?;
-        // Room for the pages, for the file of pages while it is read, and for the program.
+        // Enough for the pages, for the file of pages while it is read, and for the program.
         let room_mib = match peer {
             // A program is taken over once less than a quarter is left; then it needs less.
             Peer::InProcess { .. } => self.mib + TAKEN_OVER / (1 << 20) + self.mib / 8,
@@ -102,7 +102,7 @@ impl Setting {
     fn steady(&self, bench: &Bench, peer: &Peer, touches: usize) -> Result<Faults, Failure> {
         let own_mib = self.mib / STEADY_RATIO;
         let mut options = peer.memory_options(own_mib * 2);
-        // A region's budget is no limit of the program's.
+        // A region's budget does not limit the program.
         let limit_mib = match peer {
             Peer::InProcess { .. } => own_mib * 2,
             _ if options.is_empty() => own_mib,

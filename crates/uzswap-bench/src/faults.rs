@@ -1,4 +1,4 @@
-//! The program whose faults are timed: it fills more memory than it has, then touches pages at
+//! The program whose faults are timed: it fills more memory than it has, then reads pages at
 //! random.
 
 use crate::bench::Bench;
@@ -16,11 +16,11 @@ use std::time::Instant;
 use uzswap_engine::Page;
 use uzswap_engine::testing::Noise;
 
-/// Touches that take less found their page in memory, ns: no device answers as fast, and nothing
-/// else in a loop that only reads takes as long.
+/// Shorter reads found their page in memory, ns: no device answers as fast, and nothing else in a
+/// loop of reads takes as long.
 const FAULT_NS_MIN: u64 = 1_500;
 
-/// What to do.
+/// Arguments of the program.
 #[derive(Debug, Args)]
 pub struct FaultArguments {
     #[command(flatten)]
@@ -55,7 +55,7 @@ impl Faults {
     }
 }
 
-/// Has a peer swap the program whose faults are timed; see [`run_swapped`].
+/// Makes a peer swap the program whose faults are timed; see [`run_swapped`].
 pub fn measure(
     bench: &Bench,
     peer: &Peer,
@@ -65,8 +65,8 @@ pub fn measure(
     run_swapped(bench, peer, memory, "faults", options)
 }
 
-/// Has a peer swap a part of this program, which has `memory` bytes and pages of a Python heap, and
-/// reads what it measured. Read-ahead is off: a fault brings in its own page alone.
+/// Makes a peer swap a part of this program, which has `memory` bytes and pages of a Python heap,
+/// and returns its output. Read-ahead is off: a fault brings in only its own page.
 pub fn run_swapped<T: DeserializeOwned>(
     bench: &Bench,
     peer: &Peer,
@@ -86,7 +86,7 @@ pub fn run_swapped<T: DeserializeOwned>(
     serde_json::from_str(&measured.stdout).context("the program's output")
 }
 
-/// Does it, and prints the times as JSON.
+/// Measures, and prints the times as JSON.
 pub fn run(arguments: &FaultArguments) -> Result<(), Failure> {
     let memory = Memory::new(&arguments.memory)?;
     let pages = memory.pages();
@@ -101,7 +101,7 @@ pub fn run(arguments: &FaultArguments) -> Result<(), Failure> {
     Ok(())
 }
 
-/// What one thread does: the times of its faults, ns.
+/// The body of one thread: the times of its faults, ns.
 fn touch(arguments: &FaultArguments, pages: &[Page], seed: u64) -> Vec<u64> {
     let (mut noise, mut faults) = (Noise::new(seed), Vec::new());
     for _ in 0..arguments.touches {

@@ -23,7 +23,7 @@ pub fn quantile(values: &[u64], share: f64) -> u64 {
     sorted.get(at).copied().unwrap_or(0)
 }
 
-/// Where it was measured.
+/// The machine of a measurement.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Machine {
     kernel: String,

@@ -1,7 +1,7 @@
-//! What a fault served in user space takes at least: a signal, and a call that copies the page in.
+//! The least time of a fault served in user space: a signal, and a call that copies the page in.
 //!
-//! There is no cache: the pages are there uncompressed, and what a program changes is dropped when
-//! it is pushed out. So the rest of what a region's fault takes is ours.
+//! There is no cache: the pages are present uncompressed, and a program's changes are dropped when
+//! its pages are pushed out. So the rest of the time of a region's fault is ours.
 
 use crate::error::{Context, Failure};
 use std::sync::OnceLock;
@@ -10,18 +10,18 @@ use uzswap_sys::bus;
 use uzswap_sys::map::Mapping;
 use uzswap_sys::uffd::{Delivery, Fault, Uffd};
 
-/// What faults are served from.
+/// The source of pages.
 struct Source {
     uffd: Uffd,
-    /// Where the memory begins.
+    /// The start of the memory.
     base: usize,
     pages: Vec<Page>,
 }
 
-/// One in a process: the handler has no arguments.
+/// One for each process: the handler has no arguments.
 static SOURCE: OnceLock<Source> = OnceLock::new();
 
-/// Memory that these pages come into as they are touched.
+/// Memory that is filled with these pages as it is used.
 pub fn memory(pages: Vec<Page>) -> Result<Mapping, Failure> {
     let memory = Mapping::reserved(pages.len() * PAGE_BYTES).context("memory")?;
     memory.keep_apart().context("madvise")?;

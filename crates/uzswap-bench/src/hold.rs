@@ -1,5 +1,5 @@
-//! The program whose memory zswap holds: it fills its memory with pages, has them swapped out, and
-//! says what that took; then again with half of them freed.
+//! The program for zswap: it fills its memory with pages, has them swapped out, and reports their
+//! memory; then again with half of them freed.
 
 use crate::density::freed;
 use crate::error::{Context, Failure};
@@ -10,29 +10,29 @@ use std::path::PathBuf;
 use uzswap_engine::PAGE_BYTES;
 use uzswap_sys::map::Mapping;
 
-/// What to do.
+/// Arguments of the program.
 #[derive(Debug, Args)]
 pub struct HoldArguments {
     /// The pages.
     #[arg(long)]
     pub pages: PathBuf,
-    /// How many of them.
+    /// Their number.
     #[arg(long)]
     pub count: usize,
 }
 
-/// Pages that were held, and the bytes of memory that it took.
+/// The pages, and the bytes of memory that they took.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct Held {
     /// All of them.
     pub full_pages: usize,
     /// Bytes.
     pub full_bytes: u64,
-    /// What was left when half were freed.
+    /// The remaining pages when half were freed.
     pub half_pages: usize,
     /// Bytes.
     pub half_bytes: u64,
-    /// How long it took to load pages at random, nanoseconds; nothing of the kernel's.
+    /// The times of loads of random pages, nanoseconds; none for the kernel's.
     #[serde(default)]
     pub loads_ns: Vec<u64>,
 }
@@ -43,13 +43,13 @@ impl Held {
         self.full_bytes as f64 / self.full_pages as f64
     }
 
-    /// Bytes a page of what was left.
+    /// Bytes for each remaining page.
     pub fn half(&self) -> f64 {
         self.half_bytes as f64 / self.half_pages as f64
     }
 }
 
-/// Pages that zswap holds, and the bytes of its pool.
+/// Pages in zswap, and the bytes of its pool.
 fn zswap() -> Result<(usize, u64), Failure> {
     let text = fs::read_to_string("/proc/meminfo").context("/proc/meminfo")?;
     let bytes = |name: &str| {
@@ -62,7 +62,7 @@ fn zswap() -> Result<(usize, u64), Failure> {
     Ok((bytes("Zswapped")? as usize / PAGE_BYTES, bytes("Zswap")?))
 }
 
-/// Does it, and prints a [`Held`] as JSON.
+/// Measures, and prints a [`Held`] as JSON.
 pub fn run(arguments: &HoldArguments) -> Result<(), Failure> {
     let what = arguments.pages.display().to_string();
     let pages = fs::read(&arguments.pages).context(&what)?;
@@ -75,7 +75,7 @@ pub fn run(arguments: &HoldArguments) -> Result<(), Failure> {
     for page in freed(bytes / PAGE_BYTES) {
         memory.discard(page * PAGE_BYTES, PAGE_BYTES).context("MADV_DONTNEED")?;
     }
-    // Shrinks slabs, and zsmalloc is compacted as one.
+    // Shrinks slabs; zsmalloc is compacted as one of them.
     fs::write("/proc/sys/vm/drop_caches", "2").context("/proc/sys/vm/drop_caches")?;
     let (half_pages, half_bytes) = zswap()?;
     let held = Held { full_pages, full_bytes, half_pages, half_bytes, loads_ns: Vec::new() };

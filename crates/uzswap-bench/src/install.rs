@@ -1,10 +1,10 @@
-//! What benchmarks need besides this project, installed where it is missing.
+//! Installs programs that benchmarks need, where they are missing.
 
 use crate::error::{Context, Failure};
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-/// Whether a program is in the PATH.
+/// True if a program is in the PATH.
 pub fn is_there(program: &str) -> bool {
     let paths = std::env::var_os("PATH").unwrap_or_default();
     std::env::split_paths(&paths).any(|folder| folder.join(program).exists())

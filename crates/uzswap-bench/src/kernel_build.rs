@@ -1,9 +1,9 @@
 //! `kernel-build`: a small kernel, many compile jobs, little memory, on a fast and a slow disk.
 //!
-//! Every configuration has the same memory in total. Plain swap has all of it for the command. Of
-//! zswap's and zram's, the pool's bytes are taken from the command's limit ten times a second,
-//! since the kernel charges its pool to nobody. Ours does so itself (`run --include-pool`), with
-//! all that the daemon takes.
+//! Every configuration has the same memory in total. With plain swap the command has all of it. For
+//! zswap and zram, the pool's bytes are subtracted from the command's limit ten times a second,
+//! because the kernel charges its pool to no group. Ours subtracts them itself
+//! (`run --include-pool`), with all memory of the daemon.
 
 use crate::bench::{Bench, Candidate, Turns};
 use crate::error::{Context, Failure};
@@ -18,7 +18,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 use uzswap_sys::cgroup;
 
-/// What to measure.
+/// Arguments of `kernel-build`.
 #[derive(Debug, Args)]
 pub struct BuildArguments {
     /// Compile jobs at once [default: 8,12,16,20,24].
@@ -27,13 +27,13 @@ pub struct BuildArguments {
     /// Memory of the command and the pool together.
     #[arg(long, default_value = "512M", value_parser = size)]
     pub memory: u64,
-    /// The most that a pool takes of it; zram has no limit [default: half].
+    /// Most bytes of it for a pool; zram has no limit [default: half].
     #[arg(long, value_parser = size)]
     pub pool: Option<u64>,
     /// Disks behind the swap.
     #[arg(long, value_delimiter = ',', default_value = "as-is,slow")]
     pub disks: Vec<Disk>,
-    /// What make builds; "vmlinux" is all of it [default: mm/].
+    /// The target of make; "vmlinux" is all of it [default: mm/].
     #[arg(long)]
     pub target: Option<String>,
     /// Stop a build that takes longer, s. It is not tried again.
@@ -56,7 +56,7 @@ const PEERS: [&str; 8] = [
     "in-process+no-load-control",
 ];
 
-/// Where swap goes.
+/// The place of swap.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum Disk {
     /// The machine's own.
@@ -66,7 +66,7 @@ pub enum Disk {
 }
 
 impl Disk {
-    /// What stands above its table.
+    /// The heading of its table.
     fn text(self) -> String {
         match self {
             Self::AsIs => "The disk as it is:".into(),
@@ -118,7 +118,7 @@ fn size(text: &str) -> Result<u64, String> {
     parse_size::Config::new().with_binary().parse_size(text).map_err(|error| error.to_string())
 }
 
-/// Debian's package of kernel sources, and what building them takes.
+/// Debian's package of kernel sources, and the packages for building them.
 const PACKAGES: [&str; 6] = ["linux-source-6.1", "make", "gcc", "flex", "bison", "bc"];
 const ARCHIVE: &str = "/usr/src/linux-source-6.1.tar.xz";
 
@@ -172,7 +172,7 @@ pub fn run(bench: &Bench, arguments: &BuildArguments) -> Result<Section, Failure
         true => bench.pick(vec![4], vec![24], vec![8, 12, 16, 20, 24]),
         false => arguments.jobs.clone(),
     };
-    // All of it takes minutes each time, and on the slow disk plain swap would take days.
+    // A whole build takes minutes each time, and on the slow disk plain swap would take days.
     let part = bench.pick("init/", "mm/", "mm/");
     let target = arguments.target.clone().unwrap_or(part.into());
     let pool = arguments.pool.unwrap_or(arguments.memory / 2);
@@ -184,7 +184,7 @@ pub fn run(bench: &Bench, arguments: &BuildArguments) -> Result<Section, Failure
             builds.extend(peers.iter().map(|peer| Build { disk, jobs, peer: peer.clone() }));
         }
     }
-    // What is aimed at, with the most jobs, more often.
+    // The most jobs are the goal, and get more rounds.
     let most = jobs.iter().max().copied();
     let rounds = |jobs| bench.rounds(1, if Some(jobs) == most { 5 } else { 1 });
     let rounds_of = |build: &Build| rounds(build.jobs);
@@ -269,7 +269,7 @@ fn table(of: &[Of<'_>]) -> Table {
 
 fn cells(own: &Turns<Measured>, plain: Option<&Turns<Measured>>) -> Vec<String> {
     let change = |figure: &dyn Fn(&Measured) -> f64| {
-        // What was stopped has not done the same work.
+        // A stopped build has not done the same work.
         let is_whole = |turns: &Turns<Measured>| turns.rounds.iter().all(|run| run.is_whole);
         let plain = plain.filter(|plain| !plain.rounds.is_empty() && is_whole(plain));
         let Some(plain) = plain.filter(|_| is_whole(own)) else { return "-".into() };
@@ -298,7 +298,7 @@ fn cells(own: &Turns<Measured>, plain: Option<&Turns<Measured>>) -> Vec<String> 
     ]
 }
 
-/// A build that was stopped took longer than that.
+/// A stopped build took longer than that.
 fn time(own: &Turns<Measured>) -> String {
     let more = if own.rounds.iter().all(|run| run.is_whole) { "" } else { "> " };
     format!("{more}{:.1}", own.median(|run| run.seconds))

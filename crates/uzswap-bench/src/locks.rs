@@ -1,11 +1,11 @@
-//! `locks`: threads that swap out at once, and what their locks cost, over a plain backing and a
+//! `locks`: threads that swap out at once, and the cost of their locks, over a plain backing and a
 //! sealed one.
 //!
 //! Threads store pages of a real heap one after the other, each in its own part of the address
 //! space, into a cache over a backing in memory. `raw`: no page fits the limit on its ratio, so
 //! each goes straight to a slot of the backing. `lz4`: pages are compressed into a pool of 16 MiB
-//! and written back in segments. A second run of each, with locks profiled, says how often they
-//! are taken, waited for and held. What more CPUs than there are would do is in `acquisitions`.
+//! and written back in segments. A second run of each, with locks profiled, tells how often they
+//! are taken, waited for and held. `acquisitions` predicts more CPUs.
 
 use crate::acquisitions;
 use crate::bench::{Bench, Candidate, Turns};
@@ -30,7 +30,7 @@ use uzswap_engine::{Area, Cache, Config, Load, PAGE_BYTES, Page, Store};
 use uzswap_sync::profile;
 use uzswap_sys::cpu;
 
-/// What to measure.
+/// Arguments of `locks`.
 #[derive(Debug, Args)]
 pub struct LocksArguments {
     /// Threads that store at once: 1,2,8,32, or as many as CPUs with --count.
@@ -40,10 +40,10 @@ pub struct LocksArguments {
     /// file.
     #[arg(long, value_name = "FILE", conflicts_with = "counts")]
     pub count: Option<PathBuf>,
-    /// Only predict, of such a file and of one thread here, what as many CPUs would do.
+    /// Only predict the throughput of as many CPUs, from such a file and one thread here.
     #[arg(long, value_name = "FILE", conflicts_with = "threads")]
     pub counts: Option<PathBuf>,
-    /// Pages to store, as `uzswap record` writes them, not those of a Python that is run.
+    /// Pages to store, as `uzswap record` writes them, instead of those of a Python.
     #[arg(long, value_name = "FILE")]
     pub pages: Option<PathBuf>,
 }
@@ -57,7 +57,7 @@ fn threads(text: &str) -> Result<usize, String> {
 
 const THREADS: [usize; 4] = [1, 2, 8, 32];
 
-/// Backings, and whether they are sealed.
+/// Backings; true if they are sealed.
 const BACKINGS: [(&str, bool); 2] = [("plain", false), ("sealed", true)];
 
 const CODECS: [&str; 2] = ["raw", "lz4"];
@@ -75,11 +75,11 @@ pub fn settings(threads: &[usize]) -> Vec<Setting> {
 }
 const POOL_BYTES: u64 = 16 << 20;
 
-/// Threads of the fault table, and CPUs that the model is asked for.
+/// Threads of the fault table, and CPUs of the model.
 const FAULT_THREADS: usize = 8;
 const MODEL_CPUS: usize = 32;
 
-/// What is measured once a round.
+/// A setting, measured once a round.
 #[derive(Clone, Copy)]
 pub struct Setting {
     pub backing: &'static str,
@@ -110,7 +110,7 @@ pub struct Kind {
 #[derive(Debug, Serialize)]
 pub struct Run {
     pub kb_per_s: f64,
-    /// Share of the CPUs that threads could have used and did not.
+    /// Share of the CPUs that threads could have used but did not.
     pub idle: f64,
     /// From the run with a profile: acquisitions for a page, and time waited of all threads' time.
     pub a_page: f64,
@@ -118,7 +118,7 @@ pub struct Run {
     pub kinds: Vec<Kind>,
 }
 
-/// A cache as a setting wants it, with the thread that maintains it.
+/// A cache with a setting, and its maintaining thread.
 fn with_cache<T>(
     setting: Setting,
     pages: u32,
@@ -145,7 +145,7 @@ fn with_cache<T>(
         scope.spawn(|| {
             while !stop.load(Relaxed) {
                 cache.wait_for_work(Duration::from_millis(20));
-                // Stores say themselves if there is no memory.
+                // Stores report missing memory themselves.
                 let _ = cache.maintain();
             }
             profile::flush();
@@ -168,7 +168,7 @@ fn cpu_time() -> Duration {
     Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
 }
 
-/// What a lock protects, of its type: `Entrys` of `[uzswap_engine::index::Entry; 4096]`.
+/// The type that a lock protects: `Entrys` of `[uzswap_engine::index::Entry; 4096]`.
 pub fn short(name: &str) -> String {
     let last = name.rsplit("::").next().unwrap_or(name);
     match last.split_once("; ") {
@@ -177,7 +177,7 @@ pub fn short(name: &str) -> String {
     }
 }
 
-/// What storing `count` pages took all threads together.
+/// The time of storing `count` pages by all threads.
 pub struct Took {
     time: Duration,
     /// Of all CPUs.
@@ -190,7 +190,7 @@ pub fn swap_out(setting: Setting, count: u32, pages: &[Page], ram: &Ram) -> Resu
     let share = count / threads;
     let barrier = Barrier::new(setting.threads);
     let (took, held) = with_cache(setting, count, ram, |cache, area| {
-        // Trunks and slots of a cache that has been in use.
+        // Trunks and slots like those of a cache in use.
         for offset in (0..count).step_by(4096) {
             store(cache, area, offset, &pages[0]);
             let _ = cache.maintain();
@@ -249,7 +249,7 @@ pub fn measure(setting: Setting, count: u32, pages: &[Page], ram: &Ram) -> Resul
     let kinds: Vec<Kind> = kinds.collect();
     Ok(Run {
         kb_per_s: f64::from(count) * PAGE_BYTES as f64 / 1024.0 / took.time.as_secs_f64(),
-        // The maintaining thread may use one that they leave.
+        // The maintaining thread may use CPUs that they leave.
         idle: (1.0 - took.cpu.as_secs_f64() / (took.time.as_secs_f64() * cpus as f64)).max(0.0),
         a_page: kinds.iter().map(|kind| kind.a_page).sum(),
         waiting: kinds.iter().map(|kind| kind.waited_ns).sum::<f64>()
@@ -258,7 +258,7 @@ pub fn measure(setting: Setting, count: u32, pages: &[Page], ram: &Ram) -> Resul
     })
 }
 
-/// What a look at the clock adds to the time that a lock is held, ns.
+/// The time that a clock read adds to the hold time of a lock, ns.
 pub fn clock_ns() -> f64 {
     const TIMES: u32 = 100_000;
     profile::flush();
@@ -272,20 +272,20 @@ pub fn clock_ns() -> f64 {
     held.as_nanos() as f64 / f64::from(TIMES)
 }
 
-/// How many locks of a kind all CPUs share; `None` where there is one for each CPU, for each
-/// cluster in use, or for each page.
+/// The number of locks of a kind that all CPUs share; `None` where each CPU, each cluster in use,
+/// or each page has one.
 fn shared(kind: &str) -> Option<usize> {
     match short(kind).as_str() {
         "Writer" | "Inner" => Some(1),
         "List" => Some(16),
-        // Some ten classes hold most of a heap's objects.
+        // Some ten classes have most of a heap's objects.
         "Class" => Some(10),
         _ => None,
     }
 }
 
-/// Pages a second on `cpus` CPUs, each busy for `page_ns` a page, of which `demand_ns` under one of
-/// `locks` locks: mean value analysis of a closed network with a queue for each lock.
+/// Pages a second on `cpus` CPUs. Each is busy for `page_ns` for a page, of which `demand_ns` under
+/// one of `locks` locks: mean value analysis of a closed network with a queue for each lock.
 pub fn predict(cpus: usize, page_ns: f64, demand_ns: f64, locks: f64) -> f64 {
     let each = demand_ns / locks;
     let think = page_ns - demand_ns;
@@ -314,7 +314,7 @@ fn prediction(turn: &Turns<Run>, clock_ns: f64) -> (f64, String) {
     least
 }
 
-/// Times of loads and stores of a page, ns: threads touch random pages of twice their memory. Each
+/// Times of loads and stores of a page, ns: threads use random pages of twice their memory. Each
 /// brings one in and puts another out.
 #[derive(Debug, Serialize)]
 struct Touches {
@@ -335,7 +335,7 @@ fn touch(setting: Setting, pages: &[Page], touches: usize, ram: &Ram) -> Result<
             let mut times = Vec::with_capacity(touches);
             for _ in 0..touches {
                 // A page of its own: between a rejected store and its write-through a page is
-                // absent, and whoever stores sees to it that nobody looks.
+                // absent, and the storing thread makes sure that no other reads it.
                 let own = noise.below((pages.len() / setting.threads) as u64) as usize;
                 let offset = (own * setting.threads + number) as u32;
                 let Some(key) = area.entry(offset) else { continue };
@@ -343,7 +343,7 @@ fn touch(setting: Setting, pages: &[Page], touches: usize, ram: &Ram) -> Result<
                 let loaded = cache.load(key, &mut page);
                 let load = start.elapsed();
                 let whole = matches!(loaded, Ok(Load::Hit)) && page == pages[offset as usize];
-                // The page that makes room for it. The same key: half of all pages are out.
+                // The page that makes space for it. The same key: half of all pages are out.
                 let start = Instant::now();
                 let stored = store(cache, area, offset, &page);
                 times.push((load.as_nanos() as u64, start.elapsed().as_nanos() as u64));
@@ -426,7 +426,7 @@ fn kinds(turn: &Turns<Run>) -> Table {
     Table::new(&["lock", "acquisitions a page", "held (ns)", "waited in all (ms)"], rows)
 }
 
-/// How many pages are stored, which, and where what does not fit goes.
+/// The number of stored pages, the pages, and the memory of the backing.
 pub fn load(bench: &Bench, arguments: &LocksArguments) -> Result<(usize, Vec<Page>, Ram), Failure> {
     let count = bench.pick(4096, 32_768, 131_072);
     let pages_max = bench.pick(2000, 16_000, 16_000);
@@ -489,7 +489,7 @@ pub fn run(bench: &Bench, arguments: &LocksArguments) -> Result<Section, Failure
 /// Adds the table of faults through the swap device.
 fn device_faults(bench: &Bench, section: Section) -> Result<Section, Failure> {
     let peer = |name: &str, more: &[&str]| {
-        // In memory, like the rest: what is measured is locks and not a disk.
+        // In memory, like the rest: locks are measured and not a disk.
         let options = ["--compressor=lz4", "--pool=16M", "--backing=/dev/shm/uzswap-bench:1G"];
         let options = options.iter().chain(more).map(|option| (*option).to_owned()).collect();
         Peer::Uzswap { name: name.into(), options }

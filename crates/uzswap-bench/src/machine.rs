@@ -1,8 +1,8 @@
-//! What a benchmark changes on the machine, and putting it back.
+//! Changes of the machine by a benchmark, and their undoing.
 //!
-//! How to undo a change is written down in a journal before it is made. The changes of one
-//! configuration are undone in reverse when they are dropped; those of a benchmark that was killed,
-//! by the next one, in [`recover`]. A lock keeps two benchmarks apart.
+//! A journal has the undoing of a change before the change is made. The changes of one
+//! configuration are undone in reverse when they are dropped. Those of a killed benchmark are
+//! undone by the next one, in [`recover`]. A lock keeps two benchmarks apart.
 
 use crate::error::{Context, Failure};
 use crate::install::shell;
@@ -22,8 +22,7 @@ use uzswap_sys::{process, swap};
 const JOURNAL: &str = "/run/uzswap-bench.json";
 const LOCK: &str = "/run/uzswap-bench.lock";
 
-/// A disk such as the original was measured with: bytes and operations a second, in each
-/// direction.
+/// A disk like that of the original measurement: bytes and operations a second, in each direction.
 pub const DISK_BYTES: u64 = 58_000_000;
 /// See [`DISK_BYTES`].
 pub const DISK_OPERATIONS: u64 = 120;
@@ -35,7 +34,7 @@ pub const THROTTLES: &str = "/sys/fs/cgroup/blkio";
 /// Held by the benchmark that runs.
 pub struct Lock(#[expect(dead_code, reason = "unlocks when it is closed")] File);
 
-/// Undoes what a benchmark that was killed has left. Error: one runs.
+/// Undoes the changes of a killed benchmark. Error: a benchmark is running.
 pub fn recover() -> Result<Lock, Failure> {
     let lock = File::options().write(true).create(true).truncate(false).open(LOCK);
     let lock = lock.context(LOCK)?;
@@ -44,7 +43,7 @@ pub fn recover() -> Result<Lock, Failure> {
     }
     if let Ok(text) = fs::read(JOURNAL) {
         let journal = serde_json::from_slice(&text).context(JOURNAL)?;
-        eprintln!("uzswap bench: undoing what a killed benchmark left");
+        eprintln!("uzswap bench: undoing the changes of a killed benchmark");
         drop(Changes { journal });
     }
     Ok(Lock(lock))
@@ -103,7 +102,7 @@ pub struct Changes {
 }
 
 impl Changes {
-    /// None yet. There is one at a time: the journal is its.
+    /// No changes yet. There is one at a time, which owns the journal.
     pub fn begin() -> Self {
         Self { journal: Vec::new() }
     }
@@ -117,7 +116,7 @@ impl Changes {
     /// Writes a setting under /proc/sys or /sys.
     pub fn set(&mut self, path: &str, value: &str) -> Result<(), Failure> {
         let before = fs::read_to_string(path).context(path)?;
-        // Of a choice such as "lzo [lz4] zstd", the chosen.
+        // Of a choice such as "lzo [lz4] zstd", the chosen one.
         let chosen = before.split_once('[').and_then(|(_, rest)| rest.split_once(']'));
         let value_before = chosen.map_or(before.trim(), |(chosen, _)| chosen).to_owned();
         self.note(Undo::Write { path: path.into(), value: value_before })?;
@@ -133,7 +132,7 @@ impl Changes {
     /// Makes zram0 a device of `bytes`.
     pub fn zram(&mut self, compressor: &str, bytes: u64) -> Result<(), Failure> {
         let path = Path::new(ZRAM);
-        // The reset at the end chooses the default compressor again.
+        // The reset at the end restores the default compressor.
         self.set_until(&path.join("reset"), "1", "1")?;
         for (setting, value) in [("comp_algorithm", compressor), ("disksize", &bytes.to_string())] {
             fs::write(path.join(setting), value).context(&format!("zram0: {setting}"))?;
@@ -160,31 +159,31 @@ impl Changes {
         Ok(file)
     }
 
-    /// Makes a swap file of `bytes` and has the kernel swap to it before all others.
+    /// Makes a swap file of `bytes` and makes the kernel swap to it before all others.
     pub fn swap_file(&mut self, path: &Path, bytes: u64) -> Result<(), Failure> {
         self.file(path, bytes)?;
         self.swap_on(path, bytes)
     }
 
-    /// The same through a loop device, which makes one operation of neighbouring pages before the
+    /// The same through a loop device, which merges operations on neighbouring pages before the
     /// disk counts them.
     pub fn swap_file_merged(&mut self, path: &Path, bytes: u64) -> Result<(), Failure> {
         let file = self.file(path, bytes)?;
         let device =
             LoopDevice::attach(file.as_raw_fd(), 0..bytes, 4096).context("a loop device")?;
-        // Detached by itself once nobody swaps to it.
+        // It is detached when the swap area is off.
         self.swap_on(device.path(), bytes)
     }
 
-    /// Mounts a file system of `bytes` on a disk as slow as [`DISK_BYTES`] and [`DISK_OPERATIONS`]
-    /// say; its folder. Undone with all that is on it.
+    /// Mounts a file system of `bytes` on a disk with the speed of [`DISK_BYTES`] and
+    /// [`DISK_OPERATIONS`]; its folder. Undone with its whole content.
     pub fn slow_disk(&mut self, folder: &Path, bytes: u64) -> Result<(), Failure> {
         fs::create_dir_all(folder).context(&folder.display().to_string())?;
         let image = self.file(&folder.with_extension("image"), bytes)?;
         let disk =
             LoopDevice::attach(image.as_raw_fd(), 0..bytes, 4096).context("a loop device")?;
         let device = disk.path().display().to_string();
-        // No journal and no table to be written later: nothing but swap writes to it.
+        // No journal and no table to be written later: only swap writes to it.
         let options = "-q -F -O ^has_journal -N 1024 -E nodiscard,lazy_itable_init=0";
         shell(&format!("mkfs.ext4 {options} {device}"), Path::new("/"))?;
         self.note(Undo::Unmount { path: folder.into() })?;
@@ -203,7 +202,7 @@ impl Changes {
         Ok(())
     }
 
-    /// Has the kernel swap to a file or device of `bytes` before all others.
+    /// Makes the kernel swap to a file or device of `bytes` before all others.
     pub fn swap_on(&mut self, path: &Path, bytes: u64) -> Result<(), Failure> {
         let what = path.display().to_string();
         let pages = u32::try_from(bytes / 4096).unwrap_or(u32::MAX);

@@ -1,8 +1,9 @@
-//! Benchmarks: ours beside what a person would use otherwise, in one run, in turns.
+//! Benchmarks: ours beside the alternatives, in one run, in turns.
 //!
-//! Started by `uzswap bench`, and a program of its own so that the one which serves carries none of
-//! this. Every configuration is measured once a round, and the rounds are repeated, so that what
-//! else the machine did meets them all. Figures are medians; all raw values are kept.
+//! `uzswap bench` starts this program. It is a program of its own, so that the one which serves
+//! contains none of it. Every configuration is measured once a round, and the rounds are repeated,
+//! so that other load of the machine affects all of them. Figures are medians; all raw values are
+//! kept.
 
 #![forbid(unsafe_code)]
 
@@ -55,31 +56,31 @@ struct Cli {
 enum What {
     /// Every one of the others, one after another.
     All,
-    /// What each compressor makes of real pages, and how fast.
+    /// The size and speed of each compressor on real pages.
     Codecs(codecs::CodecsArguments),
-    /// Memory for a page that is held, beside zram and zswap.
+    /// Memory for a stored page, beside zram and zswap.
     Density(density::DensityArguments),
-    /// How long a page takes to come in, beside zswap and zram.
+    /// The time of a page to come in, beside zswap and zram.
     Fault(fault::FaultArguments),
-    /// How long a page takes to go out, beside zswap and zram.
+    /// The time of a page to go out, beside zswap and zram.
     Swapout(fault::FaultArguments),
-    /// What numpy does to an array four times its memory, beside numpy.memmap.
+    /// numpy on an array four times its memory, beside numpy.memmap.
     Numpy(numpy::NumpyArguments),
-    /// Threads that swap out at once, and what their locks cost.
+    /// Threads that swap out at once, and the cost of their locks.
     Locks(locks::LocksArguments),
     /// The range index beside other ordered maps.
     Ranges,
-    /// A fault without a cache behind the device, and what ours adds to it.
+    /// A fault without a cache behind the device, and the cost of ours.
     Transport(transport::TransportArguments),
-    /// How long programs wait when the daemon is killed.
+    /// The pause of programs when the daemon is killed.
     Recovery(recovery::RecoveryArguments),
     /// Compile a small kernel with many jobs in little memory.
     KernelBuild(kernel_build::BuildArguments),
     /// A Redis with more data than memory, in-process beside zram.
     Redis(redis::RedisArguments),
-    /// What system calls and programs take with memory to spare, in-process and alone.
+    /// System calls and programs with memory to spare, in-process and alone.
     Calls(calls::CallsArguments),
-    /// The server that is asked; started by redis.
+    /// The measured server; started by redis.
     #[command(hide = true)]
     ServeRedis(redis::ServeArguments),
     /// The program that makes calls; started by calls.
@@ -102,7 +103,7 @@ enum What {
     Hold(hold::HoldArguments),
 }
 
-/// What `all` runs, the shortest first.
+/// The benchmarks of `all`, the shortest first.
 const ALL: [&str; 12] = [
     "ranges",
     "calls",
@@ -147,7 +148,7 @@ fn main() -> ExitCode {
     }
 }
 
-/// Checks what every benchmark needs.
+/// Checks the needs of every benchmark.
 fn begin(options: &Options) -> Result<Bench, Failure> {
     match uzswap_sys::process::is_root() {
         true => Bench::begin(options),
@@ -179,7 +180,7 @@ fn section(bench: &Bench, what: &What) -> Result<Section, Failure> {
     }
 }
 
-/// Runs each as if it were named alone. One that fails does not keep the others from running.
+/// Runs each as if it were named alone. A failure does not stop the others.
 fn all(bench: &Bench) -> Result<(), Failure> {
     let mut failed = Vec::new();
     for (number, name) in (1..).zip(ALL) {

@@ -14,7 +14,7 @@ use uzswap_region::{Advice, Mode, Pager, RegionVec};
 use uzswap_sys::cgroup::Hierarchy;
 use uzswap_sys::map::Mapping;
 
-/// Which memory, and what is in it.
+/// The kind of memory, and its content.
 #[derive(Debug, Args)]
 pub struct MemoryArguments {
     /// Pages to fill the memory with, one after another.
@@ -32,7 +32,7 @@ pub struct MemoryArguments {
     /// Memory whose faults are served without a cache, instead.
     #[arg(long)]
     pub floor: bool,
-    /// It is run in-process, and is taken over before anything is timed.
+    /// The program is run in-process, and is taken over before anything is timed.
     #[arg(long)]
     pub in_process: bool,
     /// The region's budget, MiB.
@@ -40,16 +40,16 @@ pub struct MemoryArguments {
     pub budget_mib: u64,
 }
 
-/// Pages that one page-out is asked for: a policy daemon's process_madvise is of this order.
+/// Pages of one page-out: the order of a policy daemon's process_madvise.
 pub const CHUNK_PAGES: usize = 512;
-/// Pages that may be in memory, or in the swap cache, when all should be out.
+/// Pages that may stay in memory, or in the swap cache, when all should be out.
 const STAYING_PAGES_MAX: usize = 64;
 
-/// What a program touches besides so that it is taken over, and how long that may take.
+/// Additional memory that a program uses in order to be taken over, and the time for it.
 pub const TAKEN_OVER: usize = 64 << 20;
 const TAKE_OVER: Duration = Duration::from_millis(300);
 
-/// How long emptying the swap cache may take.
+/// Time limit for emptying the swap cache.
 const EMPTY_MAX: Duration = Duration::from_secs(5);
 
 const STAT_REFRESH: &str = "/proc/sys/vm/stat_refresh";
@@ -60,11 +60,11 @@ pub enum Memory {
     Swapped(Mapping),
     /// A region of ours.
     Region(RegionVec<Page>),
-    /// Memory that always comes back as it was first.
+    /// Memory that always comes back with its first content.
     Floor(Mapping),
 }
 
-/// What a page-out took.
+/// The times of a page-out.
 #[derive(Default)]
 pub struct Out {
     /// ns a page, of each request.
@@ -92,8 +92,8 @@ impl Memory {
                 Self::Region(pages)
             }
         };
-        // A program is watched once it asks the C library for much; the mapping above asks the
-        // kernel.
+        // A program is watched once it allocates much from the C library; the mapping above is the
+        // kernel's.
         drop(black_box(vec![0u8; 16 << 20]));
         fill(memory.pages_mut(), &arguments.pages)?;
         if arguments.in_process {
@@ -122,7 +122,7 @@ impl Memory {
         }
     }
 
-    /// Pushes all of it out, and waits for what is under way.
+    /// Pushes all of it out, and waits for unfinished writes.
     pub fn push_out(&mut self) -> Result<Out, Failure> {
         let count = self.pages().len();
         let mut out = Out::default();
@@ -155,8 +155,8 @@ impl Memory {
     }
 }
 
-/// A device that answers later leaves pages in the swap cache until memory is needed, and pages
-/// that another CPU has just touched are passed over.
+/// A device that answers later leaves pages in the swap cache until memory is needed, and the
+/// kernel skips pages that another CPU has just used.
 fn empty_swap_cache(memory: &Mapping) -> Result<(), Failure> {
     let group = Hierarchy::find().map(|hierarchy| hierarchy.own());
     let begin = Instant::now();
@@ -165,7 +165,7 @@ fn empty_swap_cache(memory: &Mapping) -> Result<(), Failure> {
         if staying <= STAYING_PAGES_MAX {
             return Ok(());
         }
-        // An error: not all of it could be taken, which the next look shows.
+        // An error: not all of it could be taken, which the next check shows.
         let reclaimed = group.as_ref().map(|group| group.reclaim());
         memory.page_out(0, memory.len()).context("MADV_PAGEOUT")?;
         if begin.elapsed() > EMPTY_MAX {
@@ -186,8 +186,8 @@ fn counter(name: &str) -> Result<u64, Failure> {
     value.ok_or_else(|| Failure::new(format!("/proc/vmstat has no {name}; it needs Linux 5.13")))
 }
 
-/// Fills memory with pages, none twice. The file is read page by page: what it would take as a
-/// whole is more than the memory of some.
+/// Fills memory with pages, none twice. The file is read page by page: as a whole it would exceed
+/// the memory of some configurations.
 fn fill(memory: &mut [Page], path: &Path) -> Result<(), Failure> {
     let what = path.display().to_string();
     let mut file = BufReader::new(File::open(path).context(&what)?);
@@ -203,7 +203,7 @@ fn fill(memory: &mut [Page], path: &Path) -> Result<(), Failure> {
         let mut content = [0; PAGE_BYTES];
         file.read_exact(&mut content).context(&what)?;
         if number >= in_file {
-            // Not twice the same page: that would be kept once.
+            // Never the same page twice: it would be kept once.
             let at = noise.below(PAGE_BYTES as u64 / 8) as usize * 8;
             content[at..at + 8].copy_from_slice(&noise.word().to_le_bytes());
         }

@@ -1,5 +1,5 @@
-//! `numpy`: what numpy does to an array four times its memory, in a region and in a mapped file,
-//! beside an array that has all the memory it wants.
+//! `numpy`: numpy on an array four times its memory, in a region and in a mapped file, beside an
+//! array with enough memory.
 
 use crate::bench::{Bench, Candidate, Interrupt, Turns};
 use crate::error::{Context, Failure};
@@ -13,7 +13,7 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-/// What to measure.
+/// Arguments of `numpy`.
 #[derive(Debug, Args)]
 pub struct NumpyArguments {
     /// Size of the array, MiB [default: 512]; it has a quarter of that.
@@ -24,15 +24,15 @@ pub struct NumpyArguments {
     pub compressors: Vec<String>,
 }
 
-/// The array takes so many times the memory that it has.
+/// The array's size, as a multiple of its memory.
 const RATIO: u64 = 4;
-/// What numpy's temporary arrays take besides: a region's are outside of its budget, a group's are
-/// in it, and in 8 MiB they leave the file so little that the kernel ends the program.
+/// Memory of numpy's temporary arrays. A region's budget does not include them, a group's does; in
+/// 8 MiB they leave the file so little that the kernel ends the program.
 const TEMPORARIES_BYTES: u64 = 16 << 20;
-/// What Python and numpy take themselves, which in-process is in the memory too.
+/// Memory of Python and numpy themselves, which in-process counts too.
 const INTERPRETER_BYTES: u64 = 24 << 20;
 const PROGRAM: &str = include_str!("numpy.py");
-/// What is done to the array, in this order; each is a column.
+/// The steps on the array, in order; each is a column.
 const STEPS: [(&str, &str); 4] = [
     ("sum", "sum (s)"),
     ("add", "in-place add (s)"),
@@ -47,7 +47,7 @@ enum Memory {
     InProcess,
 }
 
-/// One way to keep one kind of numbers.
+/// One way to store one kind of numbers.
 struct Array {
     data: &'static str,
     memory: Memory,
@@ -64,7 +64,7 @@ impl Candidate for Array {
     }
 }
 
-/// What one run of the program printed.
+/// The output of one run of the program.
 #[derive(Debug, Serialize, Deserialize)]
 struct Run {
     seconds: BTreeMap<String, f64>,
@@ -85,7 +85,7 @@ fn python() -> Result<PathBuf, Failure> {
     let module = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../python");
     let module = module.canonicalize().context("the Python module's source")?;
     eprintln!("uzswap bench: installing numpy and {} into {FOLDER}/python", module.display());
-    // Cleared: what an earlier version of Python has left there does not work with this one.
+    // Cleared: files of an earlier version of Python there do not work with this one.
     let install = format!(
         "python3 -m venv --clear python && python/bin/pip -q install numpy {}",
         module.display()
@@ -124,7 +124,7 @@ impl Setting {
         };
         command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
         let ended = wait(command.spawn().context("python3")?, interrupt, None, || 0);
-        // It is only there if the program was ended.
+        // It exists only if the program was ended.
         let _ = std::fs::remove_file(&file);
         serde_json::from_str(&ended?.stdout).context("the program's output")
     }
@@ -159,7 +159,7 @@ pub fn run(bench: &Bench, arguments: &NumpyArguments) -> Result<Section, Failure
     let setting = Setting {
         python: python()?,
         count: (mib << 20) / 8,
-        // Of memmap each takes 3 to 5 ms.
+        // With memmap each takes 3 to 5 ms.
         gathers: bench.pick(2_000, 4_000, 5_000),
         budget: (mib << 20) / RATIO,
     };

@@ -1,4 +1,4 @@
-//! What is compared: ours, and what a person would use otherwise.
+//! The compared configurations: ours, and their alternatives.
 
 use crate::bench::{Candidate, Interrupt};
 use crate::error::{Context, Failure};
@@ -13,17 +13,17 @@ use std::time::{Duration, Instant};
 use uzswap_region::Mode;
 use uzswap_sys::{cpu, process};
 
-/// Where swap files and sources go: a disk, not memory.
+/// The folder of swap files and sources: on a disk, not in memory.
 pub const FOLDER: &str = "/var/tmp/uzswap-bench";
 
 const ZSWAP: &str = "/sys/module/zswap/parameters";
 /// The zram device that is used.
 pub const ZRAM: &str = "/sys/block/zram0";
 
-/// Size of peers' swap areas; as much as any of the benchmarks needs.
+/// Size of peers' swap areas, enough for all benchmarks.
 const AREA_BYTES: u64 = 4 << 30;
 
-/// How often a command that runs is looked at, and at each which look it is sampled.
+/// Interval of checks of a running command, and the number of checks for each sample.
 const TICK: Duration = Duration::from_millis(5);
 const SAMPLED: u32 = 20;
 
@@ -58,27 +58,27 @@ pub enum Peer {
     },
     /// Memory whose faults are served without a cache ([`crate::floor`]).
     Floor,
-    /// As the command is, with all of the machine's memory.
+    /// The command alone, with all of the machine's memory.
     Alone,
     /// `uzswap run --in-process`.
     InProcess {
-        /// Its compressor, if it is not the one that it has by itself.
+        /// Its compressor, if it is not the default.
         compressor: Option<String>,
         /// With load control.
         is_controlled: bool,
     },
 }
 
-/// What a command has.
+/// The resources of a command.
 #[derive(Debug, Clone, Copy)]
 pub struct Room {
     /// Memory, bytes.
     pub memory: u64,
-    /// The most that the pool takes of it, bytes. Without, the pool lies beside that memory.
+    /// Most bytes of it for the pool. Without, the pool is beside that memory.
     pub pool: Option<u64>,
     /// Swap files and the backing are on a slow disk.
     pub slow_disk: bool,
-    /// When the command is stopped, if it has not ended.
+    /// Time after which the command is stopped.
     pub time_max: Option<Duration>,
 }
 
@@ -89,25 +89,26 @@ impl Room {
     }
 }
 
-/// The slow disk, and what is on it.
+/// The slow disk, and its content.
 const DISK: &str = "/var/tmp/uzswap-bench/disk";
 const DISK_IMAGE_BYTES: u64 = 5 << 30;
 const BACKING_BYTES: u64 = 2 << 30;
 
-/// What a command took.
+/// The measurements of a command.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Measured {
     /// Wall-clock time, s.
     pub seconds: f64,
-    /// Whether it ended by itself, and was not stopped.
+    /// True if it ended by itself, and was not stopped.
     pub is_whole: bool,
-    /// CPU time of the whole machine meanwhile, s: the command, the kernel, and whoever serves.
+    /// CPU time of the whole machine meanwhile, s: the command, the kernel, and the server of
+    /// pages.
     pub cpu_seconds: f64,
     /// Major faults.
     pub major_faults: u64,
-    /// Pages swapped in, from wherever.
+    /// Pages swapped in, from any device.
     pub pages_in: u64,
-    /// Pages swapped out, to wherever.
+    /// Pages swapped out, to any device.
     pub pages_out: u64,
     /// Bytes read from a disk for them.
     pub device_read: u64,
@@ -115,11 +116,11 @@ pub struct Measured {
     pub device_written: u64,
     /// Most bytes of compressed pages in memory, as sampled ten times a second.
     pub pool_peak: u64,
-    /// Of the pages that the cache held, those whose slots the kernel had freed: the mean of what
-    /// was sampled, 0 to 1. Unknown of others; zram is told of each at once.
+    /// The share of the cache's pages whose slots the kernel had freed: the mean of the samples, 0
+    /// to 1. Unknown for others; zram is told of each freed slot at once.
     #[serde(default)]
     pub dead_share: Option<f64>,
-    /// What the command printed.
+    /// The output of the command.
     #[serde(skip)]
     pub stdout: String,
 }
@@ -175,7 +176,7 @@ impl Candidate for Peer {
 }
 
 impl Peer {
-    /// `uzswap run --in-process` as it is by itself.
+    /// `uzswap run --in-process` with its defaults.
     pub const IN_PROCESS: Self = Self::InProcess { compressor: None, is_controlled: true };
 
     /// Runs a command.
@@ -220,8 +221,9 @@ impl Peer {
         let ended = wait(child, interrupt, room.time_max, || {
             let pool = self.pool_bytes();
             if room.pool.is_some() {
-                // The kernel charges its pool to nobody: what it takes is taken from the command.
-                // An error: that much cannot be swapped out just now; it is asked for again.
+                // The kernel charges its pool to no group, so its bytes are subtracted from the
+                // command's. An error: that much cannot be swapped out now; the next check tries
+                // again.
                 let left = room.memory.saturating_sub(pool).max(room.memory / 4);
                 let _ = group.set_limit(left, 0);
             }
@@ -275,7 +277,7 @@ impl Peer {
             Self::Zswap { compressor } => {
                 swap(changes)?;
                 if let Some(pool) = room.pool {
-                    // Its limit comes in hundredths of the machine's memory.
+                    // Its limit is a percentage of the machine's memory.
                     let hundredth = cpu::memory_info().context("/proc/meminfo")?.total / 100;
                     let percent = pool.div_ceil(hundredth.max(1)).clamp(1, 100).to_string();
                     changes.set(&format!("{ZSWAP}/max_pool_percent"), &percent)?;
@@ -309,12 +311,12 @@ fn number(text: &str, field: usize) -> u64 {
     text.split_whitespace().nth(field).and_then(|n| n.parse().ok()).unwrap_or(0)
 }
 
-/// Bytes that zram's pool takes: `mem_used_total`, the third field of `mm_stat`.
+/// Bytes of zram's pool: `mem_used_total`, the third field of `mm_stat`.
 pub fn zram_memory() -> u64 {
     number(&fs::read_to_string(format!("{ZRAM}/mm_stat")).unwrap_or_default(), 2)
 }
 
-/// The program that is measured: it lies beside this one.
+/// The measured program, in the folder of this one.
 pub fn uzswap() -> Result<PathBuf, Failure> {
     let own = std::env::current_exe().context("the path of this program")?;
     let path = own.with_file_name("uzswap");
@@ -370,8 +372,7 @@ fn run_uzswap(
     })
 }
 
-/// The command below `uzswap run`. What it takes of the pool is in its memory, whatever the room
-/// says.
+/// The command below `uzswap run`. Its part of the pool is in its memory, for any room.
 fn in_process(
     room: Room,
     compressor: Option<&str>,
@@ -388,7 +389,7 @@ fn in_process(
     Ok(below)
 }
 
-/// Runs what needs no cgroup, and does not say what it swapped.
+/// Runs a configuration without a cgroup, which does not report its swapping.
 fn run_unlimited(
     mut command: Command,
     time_max: Option<Duration>,
@@ -413,18 +414,18 @@ fn run_unlimited(
     })
 }
 
-/// How a command went.
+/// The result of a command.
 pub struct Ended {
     seconds: f64,
     is_whole: bool,
-    /// The most that was sampled.
+    /// The largest sample.
     peak: u64,
-    /// What it printed, if it is whole.
+    /// Its output, if it is complete.
     pub stdout: String,
 }
 
-/// Waits for a command of which the output is piped, and stops it when its time is up. Errors: it
-/// failed, with the last line of what it said if that is piped too.
+/// Waits for a command whose output is piped, and stops it when its time is up. Errors: it failed,
+/// with its last message if that is piped too.
 pub fn wait(
     mut child: Child,
     interrupt: &Interrupt,
@@ -445,8 +446,8 @@ pub fn wait(
         }
         let is_late = time_max.is_some_and(|most| began.elapsed() > most);
         if (interrupt.came() || is_late) && !told {
-            // An error: it has just ended. `run` passes it on; what a shell leaves is ended with
-            // its group.
+            // An error: it has just ended. `run` passes the signal on; processes that a shell
+            // leaves are ended with its group.
             let _ = process::kill(child.id() as i32, signal_hook::consts::SIGTERM);
             (told, is_whole) = (true, false);
         }
@@ -492,7 +493,7 @@ impl Counters {
             .skip(1)
             .filter_map(|number| number.parse().ok())
             .collect();
-        // user nice system idle iowait irq softirq steal: all but idling and what the host took.
+        // user nice system idle iowait irq softirq steal: all except idle time and the host's.
         let busy = ticks.iter().take(7).sum::<u64>() - ticks.iter().skip(3).take(2).sum::<u64>();
         Self { vm: vm.lines().filter_map(pair).collect(), cpu_seconds: busy as f64 / 100.0 }
     }

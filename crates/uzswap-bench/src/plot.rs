@@ -29,7 +29,7 @@ enum Style {
 pub struct Plot {
     /// Part of its file's name.
     pub name: String,
-    /// What stands above it.
+    /// Its heading.
     pub title: String,
     x: String,
     y: String,
@@ -40,7 +40,7 @@ pub struct Plot {
 
 const SIZE: (u32, u32) = (860, 460);
 
-/// Told apart also by those who see no red or green (Okabe and Ito's colours, yellow aside).
+/// Colours that people who see no red or green distinguish too (Okabe and Ito's, without yellow).
 const COLOURS: [RGBColor; 7] = [
     RGBColor(0, 114, 178),
     RGBColor(230, 159, 0),
@@ -94,8 +94,8 @@ impl Plot {
     pub fn distribution(self, name: &str, mut values: Vec<f64>) -> Self {
         values.sort_by(f64::total_cmp);
         let last = values.len().saturating_sub(1) as f64;
-        // A point for each half per cent, and more in the tail, where there is much to see; not
-        // the last few, which would stretch the axis.
+        // A point for each half per cent, and more in the tail, which is of interest; not the last
+        // few, which would stretch the axis.
         let shares = (1..=198).map(|i| f64::from(i) / 200.0);
         let shares = shares.chain((1..=9).map(|i| 0.99 + f64::from(i) / 1000.0));
         let points = shares.filter_map(|share| {
@@ -135,7 +135,7 @@ impl Plot {
             // Names stand to the right of their dots.
             (_, true) if self.style == Style::Dots => (low.max(1e-9) / 1.2, high.max(2e-9) * 1.8),
             (_, true) => (low.max(1e-9) / 1.2, high.max(2e-9) * 1.2),
-            // From zero: what is twice as far is twice as much.
+            // From zero, so that lengths are proportional.
             _ => (0.0, if high > 0.0 { high * 1.05 } else { 1.0 }),
         }
     }

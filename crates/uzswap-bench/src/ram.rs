@@ -1,4 +1,4 @@
-//! A backing in plain memory: a device that takes no time, so that what is measured is ours.
+//! A backing in plain memory: a device that takes no time, so that only our time is measured.
 
 use std::collections::VecDeque;
 use std::io;
@@ -8,7 +8,7 @@ use uzswap_engine::backing::{Backing, Completion, Write};
 /// Bytes under one lock: a segment, which one thread at a time writes.
 const PIECE_BYTES: usize = 256 << 10;
 
-/// Memory that outlives the caches which use it.
+/// Memory that outlives its caches.
 #[derive(Clone)]
 pub struct Ram(Arc<[Mutex<Box<[u8]>>]>);
 

@@ -1,10 +1,9 @@
 //! `ranges`: the range index beside its peers.
 //!
-//! *Items*: 100 000 ranges of size 1 at random keys, split among the threads: each thread inserts
-//! its part (fill), looks up each of its keys (check), removes them (delete); the time is that of
-//! the average thread. *Allocation*: 16 threads, each with 64 ranges and a hint of its own, take a
-//! range by `insert_hole` and give the oldest back, in a space where others' ranges stand close
-//! together.
+//! *Items*: 100 000 ranges of size 1 at random keys, split among the threads. Each thread inserts
+//! its part (fill), looks up each of its keys (check) and removes them (delete); the time is that
+//! of the average thread. *Allocation*: 16 threads, each with 64 ranges and a hint of its own, take
+//! a range by `insert_hole` and give the oldest back. The space has dense ranges of others.
 
 use crate::bench::{Bench, Candidate, Turns};
 use crate::error::Failure;
@@ -20,16 +19,16 @@ use uzswap_ranges::tree::{LockedMap, LockedTree};
 use uzswap_ranges::{Hole, Insert, Item, RangeIndex, SkipList};
 
 const ALLOCATORS: u64 = 16;
-/// Length of a run, ranges that a thread has at a time, its part of the space, and how many of
-/// others stand in it.
+/// Length of a run, ranges that a thread has at a time, its part of the space, and the number of
+/// other ranges in it.
 const RUN: Duration = Duration::from_millis(60);
 const HELD: usize = 64;
 const PART: u64 = 1 << 20;
 const STANDING: u64 = 4000;
 
-/// What is timed: an index, or a map that only has the operations of the first table.
+/// A measured index, or a map with only the operations of the first table.
 trait Peer: Sync {
-    /// What a thread needs.
+    /// The state of a thread.
     type Own: Default;
 
     fn insert(&self, key: u64, own: &mut Self::Own);
@@ -54,7 +53,7 @@ impl<I: RangeIndex> Peer for I {
     }
 }
 
-/// A map of keys: it does not see whether ranges overlap, and cannot find a hole and take it.
+/// A map of keys: it ignores overlaps, and cannot find a hole and take it.
 struct Crossbeam(SkipMap<u64, (u64, u64)>);
 
 impl Peer for Crossbeam {
@@ -87,7 +86,7 @@ fn keys(count: u64) -> Vec<u64> {
     keys
 }
 
-/// The average thread's time of each step, from when the last thread was ready for it.
+/// The average thread's time of each step, from the moment when the last thread was ready for it.
 fn items(peer: &impl Peer, keys: &[u64], threads: usize) -> [Duration; 3] {
     let barrier = Barrier::new(threads);
     let work = |part: &[u64]| {
@@ -125,7 +124,7 @@ enum Hint {
     Next,
 }
 
-/// A space in which ranges of 24 stand with gaps of up to 7 between: room for the small only.
+/// A space in which ranges of 24 stand with gaps of up to 7 between: enough for small ones only.
 fn standing<I: RangeIndex>(index: &I) {
     let mut own = I::Preload::default();
     for part in 0..ALLOCATORS {
@@ -171,7 +170,7 @@ fn allocate<I: RangeIndex>(index: &I, hint: Hint) -> Duration {
     start.elapsed() / count
 }
 
-/// What is compared.
+/// The compared indexes.
 #[derive(Clone, Copy, PartialEq)]
 enum Which {
     SkipList,

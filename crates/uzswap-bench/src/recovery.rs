@@ -20,13 +20,13 @@ use uzswap_sys::process;
 const STATE: &str = "/run/uzswap/state.json";
 const POOL: &str = "/run/uzswap/mnt/stats/pool_total_size";
 
-/// How long the next daemon may take before the program gives up.
+/// Time limit for the next daemon before the program gives up.
 const NEXT_MAX: Duration = Duration::from_secs(60);
 
-/// Between two kills: the next daemon has begun all its threads.
+/// Time between two kills: the next daemon has begun all its threads.
 const CALM: Duration = Duration::from_millis(100);
 
-/// What to measure.
+/// Arguments of `recovery`.
 #[derive(Debug, Args)]
 pub struct RecoveryArguments {
     /// Kills in a round [default: 20].
@@ -37,22 +37,22 @@ pub struct RecoveryArguments {
     pub held_mib: Option<Vec<usize>>,
 }
 
-/// What the program that kills does.
+/// Arguments of the program that kills.
 #[derive(Debug, Args)]
 pub struct PausesArguments {
     #[command(flatten)]
     memory: MemoryArguments,
-    /// How often it kills.
+    /// The number of kills.
     #[arg(long)]
     kills: u32,
 }
 
-/// What it measured.
+/// Its measurements.
 #[derive(Debug, Serialize, Deserialize)]
 struct Pauses {
-    /// From each kill to the next page that came in, ns.
+    /// Times from each kill to the next page that came in, ns.
     ns: Vec<u64>,
-    /// Bytes of the pool before the first.
+    /// Bytes of the pool before the first kill.
     pool: u64,
 }
 
@@ -101,13 +101,13 @@ pub fn run(bench: &Bench, arguments: &RecoveryArguments) -> Result<Section, Fail
 }
 
 fn measure(bench: &Bench, peer: &Peer, mib: usize, kills: u32) -> Result<Pauses, Failure> {
-    // All of it fits with its source: pages that are out were pushed out on purpose.
+    // All of it fits with its source: only pages that were pushed out on purpose are out.
     let memory = (2 * mib as u64 + 256) << 20;
     let options = [format!("--mib={mib}"), format!("--kills={kills}")];
     faults::run_swapped(bench, peer, memory, "pauses", &options)
 }
 
-/// Does it, and prints the times as JSON.
+/// Kills, and prints the times as JSON.
 pub fn pauses(arguments: &PausesArguments) -> Result<(), Failure> {
     let mut memory = Memory::new(&arguments.memory)?;
     memory.push_out()?;
@@ -133,7 +133,7 @@ pub fn pauses(arguments: &PausesArguments) -> Result<(), Failure> {
     Ok(())
 }
 
-/// The number of the daemon that serves.
+/// The process number of the daemon.
 fn daemon() -> Result<i32, Failure> {
     let text = fs::read_to_string(STATE).context(STATE)?;
     let state: serde_json::Value = serde_json::from_str(&text).context(STATE)?;

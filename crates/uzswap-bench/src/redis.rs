@@ -1,7 +1,7 @@
 //! `redis`: a server with more data than memory, beside zram, both with the same memory in total.
 //!
-//! The measured command is a part of this program ([`serve`]): it starts the server, fills it, and
-//! has Redis' own client ask for the first of its keys at random, twice.
+//! The measured command is a part of this program ([`serve`]). It starts the server, fills it, and
+//! makes Redis' own client request the first of its keys at random, twice.
 
 use crate::bench::{Bench, Turns};
 use crate::corpus;
@@ -17,7 +17,7 @@ use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 use uzswap_engine::testing::Noise;
 
-/// What to measure.
+/// Arguments of `redis`.
 #[derive(Debug, Args)]
 pub struct RedisArguments {
     /// Memory of server, client and pool together, MiB.
@@ -26,24 +26,24 @@ pub struct RedisArguments {
     /// Values of 1 KB [default: 400 000].
     #[arg(long)]
     pub keys: Option<usize>,
-    /// Compressors of ours, beside the one that it has by itself.
+    /// Compressors of ours, besides the default.
     #[arg(long, value_delimiter = ',')]
     pub compressors: Vec<String>,
 }
 
-/// What the measured command is told.
+/// Arguments of the measured command.
 #[derive(Debug, Args)]
 pub struct ServeArguments {
     #[arg(long)]
     keys: usize,
-    /// Keys that are asked for: the first ones.
+    /// Requested keys: the first ones.
     #[arg(long)]
     asked: usize,
     #[arg(long)]
     requests: usize,
 }
 
-/// What it measured.
+/// Its measurements.
 #[derive(Debug, Serialize, Deserialize)]
 struct Served {
     load_seconds: f64,
@@ -55,7 +55,7 @@ struct Served {
 
 /// Bytes of a value.
 const VALUE: usize = 1000;
-/// Of all keys, one in so many is asked for.
+/// One in so many of all keys is requested.
 const ASKED: usize = 7;
 
 /// Measures.
@@ -112,7 +112,7 @@ fn table(turns: &[Turns<Served>]) -> Table {
     Table::new(&header, rows.collect())
 }
 
-/// What is measured: prints a [`Served`] as JSON.
+/// The measured command: prints a [`Served`] as JSON.
 pub fn serve(arguments: &ServeArguments) -> Result<(), Failure> {
     let (server, socket) = corpus::server()?;
     let began = Instant::now();
@@ -121,7 +121,7 @@ pub fn serve(arguments: &ServeArguments) -> Result<(), Failure> {
     let mut served =
         Served { load_seconds: began.elapsed().as_secs_f64(), rates: vec![], p99_ms: vec![] };
     for _ in 0..2 {
-        // What the load has begun, such as giving pages out, ends.
+        // Work that the load has begun, such as paging out, ends.
         std::thread::sleep(Duration::from_secs(1));
         let (rate, p99) = ask(&socket, arguments)?;
         served.rates.push(rate);
@@ -153,7 +153,7 @@ fn ask(socket: &Path, arguments: &ServeArguments) -> Result<(f64, f64), Failure>
     }
 }
 
-/// Sets values as a shop keeps them, some in common and some by chance.
+/// Sets values like a shop's, partly common and partly random.
 fn load(stream: &UnixStream, keys: usize) -> std::io::Result<()> {
     let mut noise = Noise::new(17);
     let mut values = corpus::Values::begin(stream)?;

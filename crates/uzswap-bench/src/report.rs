@@ -1,7 +1,7 @@
 //! The report: sections of text, tables and plots, as Markdown, as one HTML file, and as JSON.
 //!
-//! results.json holds everything that the other two are made of, so that a benchmark which is run
-//! later with the same folder replaces its own section and leaves the rest.
+//! results.json has the data of the other two, so that a benchmark which is run later with the same
+//! folder replaces its own section and leaves the rest.
 
 use crate::error::{Context, Failure};
 use crate::figures::Machine;
@@ -52,16 +52,16 @@ enum Part {
     Plot(Plot),
 }
 
-/// What one benchmark has to say.
+/// The results of one benchmark.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Section {
     bench: String,
     title: String,
-    /// Where, with what, when and how it was made.
+    /// The machine, versions, time and command.
     machine: Machine,
     command: String,
     parts: Vec<Part>,
-    /// Every value that the tables are made of.
+    /// Every value behind the tables.
     raw: serde_json::Value,
 }
 
@@ -163,8 +163,8 @@ pub struct Report {
 }
 
 impl Report {
-    /// That of `folder`, with the sections that are there. Checks, before anything is measured,
-    /// that it can be written.
+    /// The report in `folder`, with its present sections. Checks, before any measurement, that it
+    /// can be written.
     pub fn open(folder: Option<&Path>) -> Result<Self, Failure> {
         let Some(folder) = folder else { return Ok(Self { folder: None, sections: Vec::new() }) };
         let what = format!("cannot write the report to {}", folder.display());
@@ -181,7 +181,7 @@ impl Report {
         Ok(Self { folder: Some(folder.into()), sections })
     }
 
-    /// Puts a section in the place of its benchmark's, or last, and writes everything.
+    /// Replaces the section of its benchmark, or appends it, and writes everything.
     pub fn add(&mut self, section: Section) -> Result<(), Failure> {
         let Some(folder) = &self.folder else { return Ok(()) };
         match self.sections.iter_mut().find(|old| old.bench == section.bench) {

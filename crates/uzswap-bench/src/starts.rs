@@ -1,6 +1,6 @@
-//! How long programs take from their start to their end, in-process and alone: each is started in
-//! turns with and without what `run --in-process` has it preload, so that what else the machine
-//! does is in all. A part of `calls`.
+//! The time of programs from start to end, in-process and alone. Each is started in turns with and
+//! without the preloaded libraries of `run --in-process`, so that other load of the machine affects
+//! all. A part of `calls`.
 
 use crate::error::{Context, Failure};
 use crate::figures::median;
@@ -13,10 +13,10 @@ use std::time::Instant;
 /// Programs that are started.
 const PROGRAMS: [&[&str]; 2] = [&["true"], &["git", "status"]];
 
-/// A library of the C library's in which there is nothing any more.
+/// An empty library of the C library's.
 const EMPTY: &str = "libdl.so.2";
 
-/// What the program is told that starts them.
+/// Arguments of the program that starts them.
 #[derive(Debug, Args)]
 pub struct MakeArguments {
     /// Starts of each program in each way.
@@ -53,7 +53,7 @@ fn time(program: &[&str], starts: usize) -> Result<Made, Failure> {
                 _ => {}
             }
             let began = Instant::now();
-            // Where these sources are no repository git says so, and takes less.
+            // Where these sources are no repository, git says so and takes less time.
             command.stderr(Stdio::null()).status().context(program[0])?;
             took.push(began.elapsed().as_secs_f64() * 1e6);
         }
@@ -62,7 +62,7 @@ fn time(program: &[&str], starts: usize) -> Result<Made, Failure> {
     Ok(Made { program: program.join(" "), alone, empty, in_process })
 }
 
-/// What was measured.
+/// The results.
 pub fn table(made: &[Made]) -> Table {
     let empty = format!("{EMPTY} preloaded");
     let header = ["us from start to end (to alone)", "alone", &empty, "in-process"];

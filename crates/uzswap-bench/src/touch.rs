@@ -2,7 +2,7 @@
 //!
 //! It fills memory with pages, has all of them pushed out, and touches each once while nothing must
 //! leave: in random order, in order, and from two threads. Before each way it writes to every page
-//! and pushes all out again, so that no way finds what another has left.
+//! and pushes all out again, so that no way finds pages that another has left.
 
 use crate::error::{Context, Failure};
 use crate::memory::{Memory, MemoryArguments};
@@ -15,18 +15,18 @@ use std::time::{Duration, Instant};
 use uzswap_engine::testing::Noise;
 use uzswap_engine::{PAGE_BYTES, Page};
 
-/// Touches that take less found their page in memory, ns: less than a fault of any kind.
+/// Shorter touches found their page in memory, ns: less than a fault of any kind.
 pub const FAULT_NS_MIN: u64 = 500;
 
 const PAGE_CLUSTER: &str = "/proc/sys/vm/page-cluster";
 
-/// How often recompression is looked at, after how many looks at the same count it is done, and
-/// after how many it is waited for no more.
+/// Interval of checks of recompression, the number of equal counts after which it is done, and the
+/// number of checks after which the program gives up.
 const LOOK: Duration = Duration::from_millis(500);
 const LOOKS_ALIKE: u32 = 4;
 const LOOKS_MAX: u32 = 120;
 
-/// What to do.
+/// Arguments of the program.
 #[derive(Debug, Args)]
 pub struct TouchArguments {
     #[command(flatten)]
@@ -39,7 +39,7 @@ pub struct TouchArguments {
     recompressed: bool,
 }
 
-/// What was measured.
+/// Its measurements.
 #[derive(Debug, Default, Serialize, Deserialize)]
 pub struct Touched {
     /// Pages in the memory.
@@ -58,8 +58,8 @@ pub struct Touched {
     pub rates: [f64; 2],
 }
 
-/// Makes each page one that it has not been before: none can go the way of its old copy, and none
-/// is found to be the same as a copy that the kernel has freed without saying so.
+/// Gives each page new content. So none can use its old copy, and none is identical to a copy that
+/// the kernel has freed without notice.
 fn dirty(memory: &mut [Page]) {
     for page in memory {
         let byte = &mut page[PAGE_BYTES / 2];
@@ -76,7 +76,7 @@ fn shuffled(count: usize) -> Vec<usize> {
     order
 }
 
-/// Where the cache that this program swaps to is looked into.
+/// The control files of the cache that this program swaps to.
 fn cache() -> Result<PathBuf, Failure> {
     let found = Some(PathBuf::from("/run/uzswap/mnt")).filter(|folder| folder.is_dir());
     found.ok_or_else(|| Failure::new("no cache to look into; start this under 'uzswap run'"))
@@ -110,7 +110,7 @@ fn rate(pages: &[Page], threads: usize) -> f64 {
     pages.len() as f64 / start.elapsed().as_secs_f64()
 }
 
-/// Does it, and prints a [`Touched`] as JSON.
+/// Measures, and prints a [`Touched`] as JSON.
 pub fn run(arguments: &TouchArguments) -> Result<(), Failure> {
     let mut memory = Memory::new(&arguments.memory)?;
     let mut touched = Touched { pages: memory.pages().len(), ..Touched::default() };

@@ -1,4 +1,4 @@
-//! `transport`: what a fault costs without a cache behind the device, and what ours adds.
+//! `transport`: a fault without a cache behind the device, and the cost of our cache.
 
 use crate::bench::Bench;
 use crate::error::Failure;
@@ -8,13 +8,13 @@ use crate::plot::Plot;
 use crate::report::{Section, Table};
 use clap::Args;
 
-/// What to measure.
+/// Arguments of `transport`.
 #[derive(Debug, Args)]
 pub struct TransportArguments {
     /// Random touches in a round [default: 40000].
     #[arg(long)]
     pub touches: Option<usize>,
-    /// Memory that the program has, MiB; it takes three times as much.
+    /// Memory of the program, MiB; it uses three times as much.
     #[arg(long, default_value_t = 64, value_parser = clap::value_parser!(u16).range(4..))]
     pub limit_mib: u16,
     /// Microseconds that the program computes between two touches.
@@ -25,7 +25,7 @@ pub struct TransportArguments {
     pub compressors: Vec<String>,
 }
 
-/// The program takes so many times the memory that it has.
+/// The program uses so many times its memory.
 const MEMORY_RATIO: usize = 3;
 
 fn peers(compressors: &[String]) -> Vec<Peer> {
