@@ -1,5 +1,5 @@
-//! What the end-to-end tests share: finding the programs, one test at a time, and a machine that
-//! must be left as it was found.
+//! Shared by the end-to-end tests: the programs, one test at a time, and a machine that a test must
+//! leave as it found it.
 
 use rustix::fs::FlockOperation;
 use std::collections::BTreeSet;
@@ -14,14 +14,14 @@ use std::time::{Duration, Instant};
 use uzswap_sys::cgroup::{Group, Hierarchy, Version};
 use uzswap_sys::process;
 
-/// How long a run may take: some take minutes where builds run beside them.
+/// Time limit of a run: some take minutes where builds run beside them.
 const PATIENCE: Duration = Duration::from_secs(15 * 60);
 
-/// How long anything else may take that takes a moment on an idle machine. In emulation, beside
+/// Time limit of everything else that takes a moment on an idle machine. In emulation, beside
 /// builds, two minutes were too few.
 const MOMENT: Duration = Duration::from_secs(8 * 60);
 
-/// How long a test may have the machine. One that has it for longer hangs, whatever it waits for.
+/// The longest time that a test may have the machine. A test that has it for longer hangs.
 const HANGS: Duration = Duration::from_secs(40 * 60);
 
 /// A program of this workspace, built with the same profile as this test.
@@ -33,8 +33,8 @@ pub fn program(name: &str) -> PathBuf {
     path
 }
 
-/// A command that does as an ordinary user what its arguments say, if this is root; `setpriv` finds
-/// uzswap, its libraries and programs of these tests in the folder, which everybody may write.
+/// A command that runs its arguments as an ordinary user, if this is root. `setpriv` finds uzswap,
+/// its libraries and programs of these tests in the folder, which every user may write.
 pub fn as_nobody(folder: &Path) -> Command {
     fs::set_permissions(folder, fs::Permissions::from_mode(0o777)).expect("a folder of the test's");
     for name in ["uzswap", "libuzswap_preload.so", "libuzswap_agent.so", "absent", "torture"] {
@@ -48,8 +48,8 @@ pub fn as_nobody(folder: &Path) -> Command {
     command
 }
 
-/// Runs a command; what it has said, and how much anonymous memory it and all that it started had
-/// at most, bytes, as far as a look every few milliseconds tells.
+/// Runs a command. Returns its output, and the most anonymous memory that it and its descendants
+/// had together, in bytes, as sampled every few milliseconds.
 pub fn output_and_peak(command: &mut Command) -> (Output, u64) {
     let child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("it starts");
     let (pid, (ended, end)) = (child.id() as i32, channel::<()>());
@@ -66,7 +66,7 @@ pub fn output_and_peak(command: &mut Command) -> (Output, u64) {
     (output, watcher.join().expect("it only looks"))
 }
 
-/// Compiles a program of C, which is then FOLDER/program.
+/// Compiles a program in C to FOLDER/program.
 pub fn compile(folder: &Path, text: &str, options: &[&str]) {
     fs::write(folder.join("program.c"), text).expect("room for a file");
     let mut compiler = Command::new("cc");
@@ -75,7 +75,7 @@ pub fn compile(folder: &Path, text: &str, options: &[&str]) {
 }
 
 /// A program in Python with a heap of 70 MB, which forks, threads, files and other programs read.
-/// It is given a file to write.
+/// Its argument is a file to write.
 pub const FORKING_HEAP: &str = r#"
 import ctypes, errno, hashlib, os, subprocess, sys, threading
 pages = [bytes([i % 251]) * 600 + str(i).encode() for i in range(110000)]
@@ -113,7 +113,7 @@ assert digest() == before
 print(before, sum(sums))
 "#;
 
-/// C with so many functions; `file` makes them others.
+/// C with so many functions; `file` makes them differ.
 pub fn functions_in_c(file: usize, count: usize) -> String {
     let function = |at: usize| {
         format!(
@@ -125,8 +125,8 @@ pub fn functions_in_c(file: usize, count: usize) -> String {
     (0..count).map(function).collect()
 }
 
-/// The transport to test, as options of `run` and `serve`: as the environment says (see
-/// CONTRIBUTING.md), else what there is.
+/// The transport to test, as options of `run` and `serve`: that of the environment (see
+/// CONTRIBUTING.md), or the default.
 pub fn transport_options() -> Vec<String> {
     match std::env::var("UZSWAP_TEST_TRANSPORT") {
         Ok(transport) => vec!["--transport".into(), transport],
@@ -134,18 +134,18 @@ pub fn transport_options() -> Vec<String> {
     }
 }
 
-/// Whether the cache that is running is served over ublk.
+/// True if the running cache is served over ublk.
 pub fn is_over_ublk() -> bool {
     state().expect("a cache is running")["transport"] == "ublk"
 }
 
-/// Whether the tests that take minutes are asked for (`./check --full`).
+/// True if the tests that take minutes were requested (`./check --full`).
 pub fn is_full() -> bool {
     std::env::var_os("UZSWAP_FULL").is_some()
 }
 
-/// For how long a program works while something is done to it, as its argument: longer where the
-/// environment says that processes take as much longer to start, as they do in emulation.
+/// The seconds that a program works during a test, as its argument. They are more where the
+/// environment says that processes start more slowly, as in emulation.
 pub fn seconds(count: u32) -> String {
     (count * slowness()).to_string()
 }
@@ -154,7 +154,7 @@ fn slowness() -> u32 {
     std::env::var("UZSWAP_TEST_SLOWNESS").map_or(1, |text| text.parse().expect("a number"))
 }
 
-/// The machine, for one test at a time, to be left as it was.
+/// The machine, for one test at a time, which must leave it as it was.
 pub struct Machine {
     before: BTreeSet<String>,
     _watchdog: Sender<()>,
@@ -162,7 +162,7 @@ pub struct Machine {
 }
 
 impl Machine {
-    /// Takes the machine; `None`, with a word why, where it cannot swap. With CI set that is a
+    /// Takes the machine; `None`, with a message, where it cannot swap. With CI set that is a
     /// failure: the machine of the checks can.
     pub fn take() -> Option<Self> {
         let Ok(alone) = File::create("/run/uzswap-tests.lock") else {
@@ -172,9 +172,9 @@ impl Machine {
         };
         rustix::fs::flock(&alone, FlockOperation::LockExclusive).expect("a lock on a local file");
         let output = |word| Command::new(program("uzswap")).arg(word).output().expect("it runs");
-        // What a test left that was killed with all that it had started; no process is touched.
+        // A killed test may have left changes; no process is touched.
         output("clean");
-        // Somebody else's run, which would end in the middle and look like what a test changed.
+        // Another program's run would end in the middle and look like a change of the test.
         let idle = wait_for(|| output("status").stdout.starts_with(b"no cache is running"));
         let status = || String::from_utf8_lossy(&output("status").stdout).into_owned();
         assert!(idle, "uzswap is running on this machine already; end it: {}", status());
@@ -192,7 +192,7 @@ impl Machine {
         Some(Self { before: traces(), _watchdog: watch_for_hangs(), _alone: alone })
     }
 
-    /// Panics with what is on the machine now and was not, or the reverse.
+    /// Panics with the differences between the machine now and before.
     pub fn assert_as_before(&self) {
         // The kernel detaches a loop device a moment after its last user.
         let same = wait_for(|| traces() == self.before);
@@ -205,13 +205,13 @@ impl Drop for Machine {
         if !std::thread::panicking() {
             self.assert_as_before();
         }
-        // Whatever a failing test left.
+        // Anything that a failing test left.
         drop(Command::new(program("uzswap")).arg("clean").output());
     }
 }
 
-/// Unless what it returns is dropped in time, says where the processes of uzswap stand, and ends
-/// them and this process: what hangs would take the other checks along.
+/// Unless its result is dropped in time, prints the state of uzswap's processes, and kills them and
+/// this process: a hanging test would stop the other checks.
 fn watch_for_hangs() -> Sender<()> {
     let (ended, end) = channel();
     std::thread::spawn(move || {
@@ -219,7 +219,7 @@ fn watch_for_hangs() -> Sender<()> {
             return;
         }
         let processes = own_processes();
-        // Not by a macro: what those print is kept until the test has ended.
+        // Without a macro, whose output is kept until the test has ended.
         let mut said = format!("a test has had the machine for {} minutes\n", HANGS.as_secs() / 60);
         processes.iter().for_each(|pid| said += &stand(*pid));
         let _ = std::io::stderr().write_all(said.as_bytes());
@@ -230,7 +230,7 @@ fn watch_for_hangs() -> Sender<()> {
     ended
 }
 
-/// Everybody who runs uzswap.
+/// All processes that run uzswap.
 fn own_processes() -> Vec<i32> {
     let own = program("uzswap");
     let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
@@ -239,7 +239,7 @@ fn own_processes() -> Vec<i32> {
         .collect()
 }
 
-/// What a process is, and where each of its threads is in the kernel.
+/// A process's name, and the kernel function of each of its threads.
 fn stand(pid: i32) -> String {
     let text = |path: PathBuf| fs::read_to_string(path).unwrap_or_default();
     let folder = PathBuf::from(format!("/proc/{pid}"));
@@ -292,7 +292,7 @@ fn traces() -> BTreeSet<String> {
     traces
 }
 
-/// Looks every few milliseconds until `done` or its time is up; whether it was done.
+/// Checks every few milliseconds until `done` or until the time limit; true if it was done.
 pub fn wait_for(mut done: impl FnMut() -> bool) -> bool {
     let began = Instant::now();
     while !done() {
@@ -304,15 +304,16 @@ pub fn wait_for(mut done: impl FnMut() -> bool) -> bool {
     true
 }
 
-/// A shell script that runs when this is dropped, or when this process ends in whatever way.
+/// A shell script that runs when this is dropped, or when this process ends in any way.
 pub struct Afterwards {
     shell: Child,
 }
 
 impl Afterwards {
-    /// Has `script` run, with `arguments` as `$1` and so on.
+    /// Runs `script` at the end, with `arguments` as `$1` and so on.
     pub fn run(script: &str, arguments: &[&str]) -> Self {
-        // Its standard input ends with us; a process group of its own, so that no key ends it.
+        // Its standard input ends with this process. It has a process group of its own, so that no
+        // key ends it.
         let shell = Command::new("sh")
             .args(["-c", &format!("cat >/dev/null; {script}"), "afterwards"])
             .args(arguments)
@@ -331,7 +332,7 @@ impl Drop for Afterwards {
     }
 }
 
-/// A value under /proc/sys or /sys that is put back at the end, however the test ends.
+/// A value under /proc/sys or /sys that is restored at the end, also when the test fails.
 pub struct Setting {
     _restore: Afterwards,
 }
@@ -346,7 +347,7 @@ impl Setting {
     }
 }
 
-/// The machine promises no more memory than it has promised already, but for swap: what is swapped
+/// The machine promises no more memory than before, except for swap space: pages that are swapped
 /// out cannot be read back. Processes may still ask for as much as there is swap space.
 pub struct StrictCommit {
     _strict: Setting,
@@ -371,7 +372,7 @@ impl StrictCommit {
     }
 }
 
-/// A memory cgroup that is gone at the end, with its processes.
+/// A memory cgroup that is removed at the end, with its processes.
 pub struct Limited {
     /// The group.
     pub group: Group,
@@ -403,8 +404,7 @@ impl Limited {
     }
 }
 
-/// What a command waits at until a test lets it go on: a pipe with a name, that the command opens
-/// for reading.
+/// A command waits at it until a test opens it: a named pipe that the command opens for reading.
 pub struct Gate {
     folder: tempfile::TempDir,
 }
@@ -418,12 +418,12 @@ impl Gate {
         gate
     }
 
-    /// Where it is.
+    /// Its path.
     pub fn path(&self) -> PathBuf {
         self.folder.path().join("gate")
     }
 
-    /// Waits until a command stands at it, and lets it through.
+    /// Waits until a command waits at it, and lets the command through.
     pub fn open(&self) {
         // Without a reader it cannot be opened in this way.
         let open = || {
@@ -445,13 +445,13 @@ pub struct Run {
     /// The process; `None` once it is waited for.
     child: Option<Child>,
     report: tempfile::NamedTempFile,
-    /// As long as it is there, the command goes on.
+    /// While it exists, the command goes on.
     goes_on: Option<tempfile::TempPath>,
 }
 
 impl Drop for Run {
     fn drop(&mut self) {
-        // A test that failed does not wait for it.
+        // A failed test does not wait for it.
         if let Some(mut child) = self.child.take() {
             let _ = child.kill();
             let _ = child.wait();
@@ -480,7 +480,7 @@ impl Run {
     }
 
     /// Starts four programs that rewrite and check three times their memory, with so large a pool,
-    /// and waits until they run. They go on until [`Self::finish`], and are smaller in emulation,
+    /// and waits until they run. They run until [`Self::finish`], and are smaller in emulation,
     /// where a page takes twenty times as long.
     pub fn churn(pool: &str) -> Self {
         let backing = "/var/tmp/uzswap-test.img:256M";
@@ -500,7 +500,7 @@ impl Run {
         self.child.as_ref().expect("it is not waited for").id() as i32
     }
 
-    /// Whether it has ended by itself.
+    /// True if it has ended by itself.
     pub fn has_ended(&mut self) -> bool {
         let child = self.child.as_mut().expect("it is not waited for");
         child.try_wait().expect("it is ours").is_some()
@@ -523,7 +523,7 @@ impl Run {
 
     /// Waits until its command runs.
     pub fn wait_until_running(&self) {
-        // Until it does, there is a process of uzswap's own.
+        // Until then there is a process of uzswap's own.
         let own = program("uzswap");
         let is_command = |pid: i32| {
             fs::read_link(format!("/proc/{pid}/exe")).is_ok_and(|program| program != own)
@@ -545,8 +545,8 @@ impl Run {
         process::kill(self.pid(), signal).expect("it is running");
     }
 
-    /// Waits for its end, which it is told to come to if it would go on: output, and the report if
-    /// it wrote one. Panics, having killed it, when it takes more than a quarter of an hour.
+    /// Ends it, if it would go on, and waits for its end: output, and the report if it wrote one.
+    /// Panics, after killing it, when it takes more than a quarter of an hour.
     pub fn finish(mut self) -> Finished {
         drop(self.goes_on.take());
         let pid = self.pid();
@@ -570,30 +570,30 @@ impl Run {
     }
 }
 
-/// Whether the kernel swaps to anything.
+/// True if the kernel has any swap area.
 pub fn is_swapping() -> bool {
     fs::read_to_string("/proc/swaps").is_ok_and(|text| text.lines().count() > 1)
 }
 
-/// Where everything is that there is one of a machine.
+/// The folder of the machine's one cache.
 pub const FOLDER: &str = "/run/uzswap";
 
-/// What is written down of it; `None` where there is nothing.
+/// Its state file; `None` where there is none.
 pub fn state() -> Option<serde_json::Value> {
     serde_json::from_slice(&fs::read(Path::new(FOLDER).join("state.json")).ok()?).ok()
 }
 
-/// The number of a process in it: the keeper or the daemon.
+/// The process number of the keeper or the daemon.
 pub fn process_of(role: &str) -> i32 {
     let state = state().expect("a cache is running");
     state[role]["pid"].as_i64().expect("it has been started") as i32
 }
 
-/// A `serve` of this test's.
+/// A `serve` of this test.
 pub struct Served {
     /// Its process.
     pub child: Child,
-    /// What it says.
+    /// Its output.
     said: tempfile::NamedTempFile,
     device: String,
 }
@@ -621,7 +621,7 @@ impl Served {
         Self { child, said, device }
     }
 
-    /// Whether the kernel swaps to it.
+    /// True if the kernel swaps to it.
     pub fn is_on(&self) -> bool {
         fs::read_to_string("/proc/swaps").expect("the kernel's table").contains(&self.device)
     }
@@ -631,7 +631,7 @@ impl Served {
         process::kill(self.child.id() as i32, libc::SIGTERM).expect("it is running");
     }
 
-    /// What it has said on standard error.
+    /// Its output on standard error.
     pub fn said(&self) -> String {
         fs::read_to_string(self.said.path()).expect("a file of ours")
     }
@@ -675,7 +675,7 @@ impl Finished {
         self.report["stats"][name].as_u64().unwrap_or_default()
     }
 
-    /// Panics with what it printed unless it ended with `code`.
+    /// Panics with its output unless it ended with `code`.
     pub fn assert_code(&self, code: i32) {
         let (stdout, stderr) = (self.stdout(), self.stderr());
         assert_eq!(self.code(), Some(code), "stdout:\n{stdout}\nstderr:\n{stderr}");

@@ -1,4 +1,5 @@
-//! `uzswap attach`: a server that runs already, and has clients, in less memory.
+//! `uzswap attach`: a running server with clients gets less memory, and its old limits at the
+//! end.
 
 #![allow(clippy::unwrap_used, reason = "tests")]
 
@@ -27,7 +28,7 @@ impl Redis {
     fn start(limited: &Limited) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let (server, socket) = (folder.path().join("redis-server"), folder.path().join("socket"));
-        // It is whichever of Redis' programs it is called by.
+        // The program acts as the server by its name.
         symlink("/usr/bin/redis-check-rdb", &server).unwrap();
         let [server, socket] = [&server, &socket].map(|path| path.to_str().unwrap());
         let server = limited.start(&[server, "--save", "", "--port", "0", "--unixsocket", socket]);
@@ -73,7 +74,7 @@ impl Redis {
         }
     }
 
-    /// Every `step`th value is what was set.
+    /// Every `step`th value is the one that was set.
     fn check(&mut self, step: usize) {
         for key in (0..KEYS).step_by(step) {
             assert_eq!(self.ask(&format!("GET k{key}")), format!("${BYTES}"));
@@ -98,7 +99,7 @@ fn uzswap(arguments: &[&str]) -> Command {
     command
 }
 
-/// What limits the group, as its file says.
+/// The limit of the group, in its file.
 fn limit(folder: &Path) -> String {
     let names = ["memory.high", "memory.limit_in_bytes"];
     let text = names.iter().find_map(|name| fs::read_to_string(folder.join(name)).ok());
@@ -126,7 +127,7 @@ fn a_server_goes_on_in_half_of_its_memory_and_gets_it_back() {
     let is_small = || limited.group.usage().current < 305 * MIB;
     while !is_small() {
         redis.check(10_000);
-        // Asked without a pause, it would wait for memory more than it works, and be let go.
+        // Without a pause it would wait for memory more than it works, and be released.
         std::thread::sleep(Duration::from_millis(100));
         assert!(attach.try_wait().unwrap().is_none(), "it ended");
     }
@@ -141,7 +142,7 @@ fn a_server_goes_on_in_half_of_its_memory_and_gets_it_back() {
     assert_eq!(limit(&folder), before);
     redis.check(7);
 
-    // Killed, its keeper puts the limit back.
+    // After a kill its keeper restores the limit.
     let mut attach = start();
     assert!(wait_for(|| limit(&folder) != before));
     attach.kill().unwrap();
@@ -156,15 +157,15 @@ fn a_server_goes_on_in_half_of_its_memory_and_gets_it_back() {
 #[test]
 fn a_program_that_waits_most_of_the_time_is_let_go_up_to_what_it_had() {
     if !is_full() {
-        // On version 1 the kernel may take minutes to set a limit below what a program uses, and
-        // how long depends on how fast the program's CPUs are.
+        // On version 1 the kernel may take minutes to set a limit below a program's memory,
+        // depending on the speed of the program's CPUs.
         println!("skipped: it belongs to the slow checks");
         return;
     }
     let Some(machine) = Machine::take() else { return };
     let limited = Limited::new(1 << 30);
     let folder = limited.group.path().to_owned();
-    // Many, so that most of the time one of them waits, however slow their CPU is.
+    // Many, so that most of the time one of them waits, even on slow CPUs.
     let mut program = limited.start(&[program("churn").to_str().unwrap(), "300", "1000", "16"]);
     assert!(wait_for(|| limited.group.usage().current > 290 * MIB));
     let group = folder.display().to_string();
@@ -202,7 +203,7 @@ fn a_program_that_waits_most_of_the_time_is_let_go_up_to_what_it_had() {
 #[test]
 fn a_process_among_others_is_paged_out_and_comes_back_whole() {
     let Some(machine) = Machine::take() else { return };
-    // The last of it keeps what it has read until the input ends.
+    // The last program of it keeps its data until the input ends.
     let script = "(seq 20000000; cat) | tail -c 150000000 | md5sum";
     let mut shell = Command::new("sh")
         .args(["-c", script])

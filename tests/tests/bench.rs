@@ -1,4 +1,4 @@
-//! Every benchmark at a size that takes seconds, so that none of them rots.
+//! Every benchmark at a size that takes seconds, interrupted and killed too.
 
 #![allow(clippy::unwrap_used, reason = "tests")]
 
@@ -152,7 +152,7 @@ fn a_kernel_is_built_with_every_kind_of_swap_on_both_disks() {
     }
     machine.assert_as_before();
 
-    // Killed while the disk is slow: the next one takes it away.
+    // Killed while the disk is slow: the next one removes the limit.
     let throttled = || {
         let path = "/sys/fs/cgroup/blkio/blkio.throttle.write_iops_device";
         fs::read_to_string(path).is_ok_and(|text| !text.is_empty())
@@ -191,7 +191,7 @@ fn wrong_use_is_one_line() {
 #[test]
 fn without_root_it_says_so() {
     let Some(_machine) = Machine::take() else { return };
-    // Where anybody can start it.
+    // In a folder where every user can start it.
     let folder = tempfile::tempdir().unwrap();
     fs::set_permissions(folder.path(), fs::Permissions::from_mode(0o755)).unwrap();
     let copy = folder.path().join("uzswap-bench");
@@ -222,12 +222,12 @@ fn an_interrupted_benchmark_leaves_the_machine_as_it_was() {
     assert_eq!(child.wait().unwrap().code(), Some(125));
     machine.assert_as_before();
 
-    // Killed, it cannot undo anything: the next one does, whatever that comes to.
+    // Killed, it cannot undo anything: the next one does, in any case.
     let mut child = start();
     child.kill().unwrap();
     child.wait().unwrap();
     assert!(Path::new("/run/uzswap-bench.json").exists());
-    // The measured command goes on until it has no reader any more, or ends.
+    // The measured command goes on until its output has no reader any more, or ends.
     assert!(wait_for(|| !swaps()), "the run goes on");
     assert_well(&bench(&[
         "transport",

@@ -1,10 +1,10 @@
-//! `uzswap run --in-process`: what the processes of a command have together stays near the budget.
+//! `uzswap run --in-process`: the processes of a command together stay near the budget.
 
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 use uzswap_tests::{as_nobody, compile, output_and_peak};
 
-/// Processes that fill memory as fast as they can, with what compresses, and check it.
+/// Processes that fill memory as fast as they can, with compressible data, and check it.
 const PROGRAM: &str = r#"
 #include <stdio.h>
 #include <stdlib.h>
@@ -26,7 +26,7 @@ static void check(unsigned char **pieces, int count) {
         for (int at = 0; at < BYTES; at += 61)
             if (pieces[i][at] != (unsigned char)(i + (at >> 6) + at * at % 7)) _exit(2);
 }
-/// Fills and checks, and forks before the end: both change what they have in common.
+/// Fills and checks, and forks before the end: both change their shared memory.
 static int grow(int count) {
     unsigned char **pieces = fill(count);
     check(pieces, count);
@@ -59,7 +59,7 @@ static int crowd(int count) {
     wait(&status);
     return sum + status;
 }
-/// Many at once, of which each alone takes a small part.
+/// Many at once, each of which takes a small part.
 static int herd(int count) {
     int sum = 0;
     for (int i = 0; i < 24; i++)
@@ -71,7 +71,7 @@ static int herd(int count) {
     for (int status = 0; wait(&status) > 0;) sum += status;
     return sum;
 }
-/// In pieces that are asked for as a whole and filled at once, or come filled.
+/// In pieces that are allocated as a whole and filled at once, or mapped already filled.
 static int rush(int count) {
     enum { PIECE = 16 * BYTES };
     unsigned char *pieces[64];
@@ -95,23 +95,24 @@ int main(int words, char **word) {
 }
 "#;
 
-/// What a process has beyond that for a moment: it is taken over when a quarter is left, and what
-/// that needs comes on top.
+/// The excess of one process for a moment: it is taken over when a quarter is left, and the
+/// takeover needs memory.
 const ALONE: u64 = 16 << 20;
-/// What several have: one that comes has its part before the others have given it back, and after a
-/// fork pages that were shared are copied faster than others leave.
+/// The excess of several: a new one has its share before the others have given it back. After a
+/// fork shared pages are copied faster than others leave.
 const TOGETHER: u64 = 48 << 20;
-/// What 24 have that come at once: 4 MiB each, before they are seen. Uncounted they had 343 MiB.
+/// The excess of 24 that start at once: 4 MiB each, before they are counted. Without counting they
+/// had 343 MiB.
 const AT_ONCE: u64 = 96 << 20;
 
-/// Runs the program with so many MiB, all at once: it must end well, and have this much more at
-/// most.
+/// Runs the program with so many MiB, all at once: it must succeed, and exceed the budget by this
+/// much at most.
 fn check(words: &[&str], mib: u64, beyond: u64) {
     let said = check_with(&["--no-load-control"], words, mib, beyond);
     assert!(said.contains("was kept small") && !said.contains("of 0 processes"), "{said}");
 }
 
-/// The same, with options; what is said at the end.
+/// The same, with options; returns the report's text.
 fn check_with(options: &[&str], words: &[&str], mib: u64, beyond: u64) -> String {
     let folder = tempfile::tempdir_in("/var/tmp").unwrap();
     compile(folder.path(), PROGRAM, &[]);
@@ -126,7 +127,7 @@ fn check_with(options: &[&str], words: &[&str], mib: u64, beyond: u64) -> String
     said
 }
 
-/// One after the other: each is a load for the other one's threads, which have to look in time.
+/// One after the other: each is a load for the other one's threads, which must check in time.
 #[test]
 fn processes_keep_near_to_the_budget() {
     check(&["rush", "192"], 64, ALONE);

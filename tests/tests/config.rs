@@ -1,4 +1,4 @@
-//! The configuration of `serve`: what is refused and how, which file wins, and what a reload does.
+//! The configuration of `serve`: refused values, the order of files, reloads.
 
 #![allow(clippy::unwrap_used, reason = "tests")]
 
@@ -37,7 +37,7 @@ fn config(what: &str, file: &Path) -> Output {
     Command::new(program("uzswap")).args(["config", what]).arg(file).output().unwrap()
 }
 
-/// What is shown as JSON: name and value.
+/// The output as JSON: name and value.
 fn shown(file: &Path) -> Vec<(String, String)> {
     let mut command = Command::new(program("uzswap"));
     let output = command.args(["config", "show", "--json"]).arg(file).output().unwrap();
@@ -47,7 +47,7 @@ fn shown(file: &Path) -> Vec<(String, String)> {
     all.iter().map(|setting| (text(&setting["name"]), text(&setting["value"]))).collect()
 }
 
-/// The text, the line that is wrong, and what the message says of it.
+/// The text, the wrong line, and the message about it.
 const WRONG: [(&str, usize, &str); 23] = [
     ("size = 1G", 1, "write NAME = \"VALUE\""),
     ("size = \"1G\"\nsize = \"2G\"", 2, "duplicate key"),

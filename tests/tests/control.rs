@@ -50,8 +50,8 @@ fn attributes_are_read_and_written_and_rubbish_is_refused() {
         ("memory", "99999999 offline"),
         ("memory", "0 absent"),
     ] {
-        // Sections come meanwhile, as the pool needs them. A write could have changed where the
-        // first one stands, and which are offline.
+        // Sections are added meanwhile, as the pool needs them. A write could have changed the
+        // state of the first one, and the offline ones.
         let kept = || match (name, read(name)) {
             ("memory", text) => {
                 let first = text.split([' ', ',', '\n']).nth(1).map(str::to_owned);
@@ -63,7 +63,7 @@ fn attributes_are_read_and_written_and_rubbish_is_refused() {
         let before = kept();
         let error = fs::write(path(name), value);
         if value.is_empty() {
-            continue; // An empty write reaches nobody.
+            continue; // An empty write reaches no file.
         }
         assert_eq!(error.unwrap_err().raw_os_error(), Some(libc::EINVAL), "{name} = {value}");
         assert_eq!(kept(), before, "{name} keeps its value");

@@ -15,7 +15,7 @@ const ONLINE: &str = "/sys/devices/system/cpu/cpu1/online";
 const THREADS_ALWAYS: usize = 6;
 const THREADS_PER_CPU: usize = 2;
 
-/// With a pool so small that most is written back.
+/// With a pool so small that most pages are written back.
 fn churn() -> Run {
     Run::churn("16M")
 }
@@ -37,7 +37,7 @@ fn threads() -> usize {
     names.filter(|n| n.trim().strip_prefix("uzswap-").is_some_and(is_number)).count()
 }
 
-/// Waits until the cache stands so, with threads for as many CPUs.
+/// Waits for this state of the cache, with threads for as many CPUs.
 fn expect(run: &Run, states: &str, cpus_up: usize) {
     let wanted = THREADS_ALWAYS + THREADS_PER_CPU * cpus_up;
     let is_so = || cpus(run).trim() == states && threads() == wanted;

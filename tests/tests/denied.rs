@@ -1,5 +1,6 @@
-//! `uzswap run --in-process` where a seccomp filter denies userfaultfd, as Docker's default profile
-//! does: pages leave by their protection. Where that cannot be either, the command runs as without.
+//! `uzswap run --in-process` where a seccomp filter denies userfaultfd, as Docker's default
+//! profile does. Pages leave by their protection. Where that is denied too, the command runs
+//! without us.
 
 #![cfg(target_arch = "x86_64")]
 #![allow(clippy::unwrap_used, reason = "tests")]
@@ -11,8 +12,8 @@ use std::process::Output;
 use uzswap_tests::{FORKING_HEAP, as_nobody, compile, functions_in_c, is_full};
 
 /// Becomes a program under Docker's default profile for a container without capabilities (moby,
-/// profiles, seccomp/default.json of 2026): what it denies on x86-64, `clone3`, which it says is
-/// not there, and `clone` of namespaces. Or instead of the list, or beside it, one call.
+/// profiles, seccomp/default.json of 2026). It denies that list on x86-64, `clone3`, which seems
+/// not to exist, and `clone` of namespaces. Or instead of the list, or besides it, one call.
 const FILTER: &str = r#"
 import ctypes, os, struct, sys
 calls = ctypes.CDLL(None, use_errno=True)
@@ -56,8 +57,8 @@ fn run(folder: &Path, words: &[&str]) -> Output {
     run_under(PROFILE, folder, words)
 }
 
-/// A command in so much memory under the filter ends well, was taken over, and says what it says
-/// without.
+/// A command in so much memory under the filter succeeds, was taken over, and has the same output
+/// as alone.
 fn check(folder: &Path, memory: &str, words: &[&str]) {
     let with = run(folder, &[&["run", "--in-process", "--memory", memory, "--"], words].concat());
     let said = String::from_utf8_lossy(&with.stderr);
@@ -84,9 +85,9 @@ fn under_dockers_profile_gcc_makes_the_same_object_in_half_of_its_memory() {
     check(folder.path(), "32M", &["sh", "-c", command]);
 }
 
-/// What the program itself may not access, and what it handles itself, stay its own: a handler of
-/// SIGSEGV is called for its own page and no other, and memory that it protects, opens again, moves
-/// and drops is what it was.
+/// Inaccessible memory of the program itself, and its own faults, stay its own. A handler of
+/// SIGSEGV is called for its own page and no other. Memory that it protects, opens again, moves and
+/// drops keeps its content.
 const OWN_FAULTS: &str = r#"
 #define _GNU_SOURCE
 #include <setjmp.h>
@@ -189,7 +190,7 @@ fn without_userfaultfd_a_call_whose_memory_is_out_does_what_it_does_with_memory(
     fs::set_permissions(&files, fs::Permissions::from_mode(0o777)).unwrap();
     let absent = folder.path().join("absent");
     let command = [absent.to_str().unwrap(), files.to_str().unwrap()];
-    // Some of the calls are denied by the profile, and all are to be compared.
+    // The profile denies some of the calls, but all must be compared.
     let start = ["run", "--in-process", "--memory", "48M", "--"];
     let with = run_under(JUST_USERFAULTFD, folder.path(), &[&start[..], &command].concat());
     let said = String::from_utf8_lossy(&with.stderr);
@@ -216,7 +217,7 @@ fn where_protection_is_denied_too_a_command_runs_as_without_and_one_line_says_so
     let told = String::from_utf8_lossy(&doctor.stdout);
     let (_, told) = told.split_once("in-process (run --in-process): ").unwrap();
     assert!(told.starts_with("does not work here"), "{told}");
-    // The same words, with what comes after the name of what was looked at.
+    // The same words, with the details behind the name of the check.
     let reason = said.trim_end().strip_prefix("uzswap: in-process: ").unwrap();
     assert!(told.contains(reason), "{told}");
 }

@@ -1,5 +1,5 @@
-//! The first look at a system call keeps vector registers only as SSE has them: so the machine code
-//! that is reached from it is read here, instruction by instruction.
+//! The first look at a system call keeps only SSE registers: this test reads the machine code
+//! that it reaches, instruction by instruction.
 
 #![cfg(target_arch = "x86_64")]
 #![allow(clippy::unwrap_used, reason = "tests")]
@@ -12,7 +12,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fs;
 use uzswap_tests::program;
 
-/// What a processor may have beyond the first x86 for such code: general registers, and SSE.
+/// Processor features that such code may use: general registers, and SSE.
 const ALLOWED: [CpuidFeature; 16] = [
     CpuidFeature::INTEL8086,
     CpuidFeature::INTEL8086_ONLY,
@@ -32,14 +32,15 @@ const ALLOWED: [CpuidFeature; 16] = [
     CpuidFeature::CET_IBT,
 ];
 
-/// What is not followed: it ends the process, or was called before anything was replaced.
+/// Functions that are not followed: they end the process, or were called before anything was
+/// replaced.
 const ENDS: [&str; 3] = ["panicking", "_fail", "__tls_get_addr"];
 
-/// A library's functions, and what the dynamic linker puts where.
+/// A library's functions, and the targets that the dynamic linker fills in.
 struct Library<'a> {
     /// By their first address: name, bytes of code.
     functions: BTreeMap<u64, (&'a str, &'a [u8])>,
-    /// By place: an address in the library, or the name of a function of another one.
+    /// By address: a target in the library, or the name of a function of another one.
     linked: HashMap<u64, Result<u64, &'a str>>,
     /// Jumps by way of `linked`, which have no names.
     jumps: Option<(u64, &'a [u8])>,
@@ -76,13 +77,13 @@ impl<'a> Library<'a> {
         Self { functions, linked, jumps }
     }
 
-    /// The function that an address is in: where it begins.
+    /// The start of the function around an address.
     fn function(&self, address: u64) -> Option<u64> {
         let (start, (_, code)) = self.functions.range(..=address).next_back()?;
         (address < start + code.len() as u64).then_some(*start)
     }
 
-    /// What an address stands for, which may be a jump by way of `linked`.
+    /// The target of an address, which may be a jump by way of `linked`.
     fn behind_jump(&self, address: u64) -> Result<u64, &'a str> {
         let Some((start, code)) = self.jumps else { return Ok(address) };
         let at = address.wrapping_sub(start) as usize;
@@ -92,8 +93,8 @@ impl<'a> Library<'a> {
         self.linked[&jump.unwrap().ip_rel_memory_address()]
     }
 
-    /// Where an instruction may lead to, other than to the next: what it jumps to or calls, and
-    /// what it takes the address of.
+    /// The targets of an instruction besides the next one: of its jump or call, and the address
+    /// that it takes.
     fn targets(&self, instruction: &Instruction) -> Vec<Result<u64, &'a str>> {
         let mut targets = Vec::new();
         let is_jump = instruction.is_jmp_short_or_near() || instruction.is_jcc_short_or_near();

@@ -1,6 +1,6 @@
-//! CPUs, memory and nodes of a large machine come and go while programs swap. Only where this may
-//! be done to the machine, in a virtual one:
-//! `cargo run -p xtask -- vm --cpus 16 --nodes 4 --memory 2G --hot-memory 512M hotplug`.
+//! CPUs, memory and nodes of a large virtual machine come and go while programs swap. The
+//! command is `cargo run -p xtask -- vm --cpus 16 --nodes 4 --memory 2G --hot-memory 512M
+//! hotplug`.
 
 #![allow(clippy::unwrap_used, reason = "tests")]
 
@@ -92,7 +92,7 @@ fn frames(blocks: &BTreeSet<u64>) -> Vec<Range<u64>> {
     blocks.iter().map(|block| block * frames..(block + 1) * frames).collect()
 }
 
-/// Pages of a process that lie there, as the kernel says.
+/// Pages of a process in these frames, by the kernel's account.
 fn pages_in(process: i32, frames: &[Range<u64>]) -> usize {
     let maps = fs::read_to_string(format!("/proc/{process}/maps")).unwrap();
     let mut pagemap = File::open(format!("/proc/{process}/pagemap")).unwrap();
@@ -102,7 +102,7 @@ fn pages_in(process: i32, frames: &[Range<u64>]) -> usize {
         let end = rest.split(' ').next().unwrap();
         let [start, end] = [start, end].map(|hex| u64::from_str_radix(hex, 16).unwrap() / PAGE);
         pagemap.seek(SeekFrom::Start(start * 8)).unwrap();
-        // Address space that nothing lies in is most of it: read in pieces.
+        // Most of the address space is empty: it is read in pieces.
         let mut left = end - start;
         let mut words = vec![0; 8 << 16];
         while left > 0 {
@@ -121,7 +121,7 @@ fn pages_in(process: i32, frames: &[Range<u64>]) -> usize {
     count
 }
 
-/// Writes a block's state until the kernel takes it; how many times it did not.
+/// Writes a block's state until the kernel takes it; the number of refusals.
 fn set_block(block: u64, state: &str) -> usize {
     let mut refused = 0;
     let is_set = wait_for(|| {

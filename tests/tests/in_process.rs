@@ -1,4 +1,5 @@
-//! `uzswap run --in-process`: programs that know nothing of it, as a user without any privilege.
+//! `uzswap run --in-process`: unchanged programs in a part of their memory, as a user without
+//! privileges; each system call with paged-out memory (`tests/src/bin/absent`).
 
 #![allow(clippy::unwrap_used, reason = "tests")]
 
@@ -12,8 +13,8 @@ use std::time::Instant;
 use uzswap_engine::testing::Noise;
 use uzswap_tests::{FORKING_HEAP, as_nobody, compile, functions_in_c, is_full, wait_for};
 
-/// A thread that waits in `write` as the program is taken over, and writes again at once: what it
-/// writes must stay there until a reader comes.
+/// A thread waits in `write` while the program is taken over, and writes again at once: its bytes
+/// must stay there until they are read.
 const PIPE: &str = r#"
 import os, threading, time
 reader, writer = os.pipe()
@@ -36,15 +37,15 @@ fn run(folder: &Path, words: &[&str]) -> Output {
     command.output().unwrap()
 }
 
-/// A program that must do in a part of its memory what it does with all of it.
+/// A program whose results must be the same in a part of its memory as in all of it.
 struct Row {
-    /// What is run by a shell, in a folder of its own that it may write.
+    /// The shell command, in a writable folder of its own.
     command: &'static str,
-    /// What all its processes may have together, in one run after another.
+    /// The memory of all its processes together, for one run after another.
     memories: &'static [&'static str],
-    /// Programs that have to be installed.
+    /// Required programs.
     needs: &'static [&'static str],
-    /// Whether `./check` runs it without `--full`.
+    /// True if `./check` runs it without `--full`.
     is_quick: bool,
 }
 
@@ -63,7 +64,8 @@ const fn slow(
 const PYTHON: &str = "/usr/bin/python3 -I program.py file";
 const SORT: &str = "sort --buffer-size=400M numbers | md5sum";
 
-/// Half and a quarter of what each takes alone, about; `docs/design/in-process.md` has the figures.
+/// About half and a quarter of each program's own memory; `docs/design/in-process.md` has the
+/// figures.
 const PROGRAMS: &[Row] = &[
     quick(&["64M"], PYTHON),
     quick(&["40M"], "/usr/bin/python3 -I pipe.py"),
@@ -101,7 +103,7 @@ const PROGRAMS: &[Row] = &[
 const MAKEFILE: &str =
     "all: $(patsubst %.c,%.o,$(wildcard *.c))\n%.o: %.c\n\tgcc -O1 -c $< -o $@\n";
 
-/// What several rows read: numbers, and C.
+/// The input of several rows: numbers, and C.
 fn make_input(folder: &Path) {
     let mut noise = Noise::new(1);
     let numbers: String = (0..600_000).map(|_| format!("{}\n", noise.word() >> 4)).collect();
@@ -144,8 +146,8 @@ fn more_programs_do_as_well() {
     }
 }
 
-/// Runs one of `tests/programs` by itself and in each of these memories, where `./check --full`
-/// asks for it and the shell's command `is_there` succeeds. Its folder is what `prepare` makes it.
+/// Runs one of `tests/programs` alone and in each of these memories, where `./check --full`
+/// requests it and the shell command `is_there` succeeds. `prepare` fills its folder.
 fn check_prepared(name: &str, memories: &[&str], is_there: &str, prepare: impl FnOnce(&Path)) {
     if !is_full() {
         return;
@@ -166,7 +168,7 @@ fn check_prepared(name: &str, memories: &[&str], is_there: &str, prepare: impl F
     compare(folder.path(), memories, &command);
 }
 
-/// The same of one that needs no more than its file.
+/// The same for a program that needs only its file.
 fn check_file(name: &str, memories: &[&str], is_there: &str) {
     check_prepared(name, memories, is_there, |_| ());
 }
@@ -216,7 +218,7 @@ fn eight_compilers_at_once_make_the_same_code_in_a_half_and_a_quarter() {
     check_file("compile.sh", &["229M", "115M"], "command -v g++ && command -v make");
 }
 
-/// The toolchain may lie where only its owner may look.
+/// The toolchain may be in a folder that only its owner may read.
 #[test]
 fn cargo_builds_the_same_crate_in_a_half_and_a_quarter() {
     check_prepared("crate.sh", &["91M", "46M"], "cargo --version", |folder| {
@@ -285,7 +287,7 @@ fn whatever_a_program_does_to_its_memory_no_byte_is_wrong() {
     assert!(String::from_utf8_lossy(&with.stdout).contains("no wrong byte"));
 }
 
-/// Runs a command by itself, which ends well.
+/// Runs a command alone; it succeeds.
 fn run_well(folder: &Path, command: &[&str]) -> Output {
     let without = run(folder, command);
     let said = String::from_utf8_lossy(&without.stderr);
@@ -293,8 +295,8 @@ fn run_well(folder: &Path, command: &[&str]) -> Output {
     without
 }
 
-/// Runs a command by itself and in-process, in each of these memories: it ends well and says the
-/// same.
+/// Runs a command alone and in-process, in each of these memories: it succeeds with the same
+/// output.
 fn compare(folder: &Path, memories: &[&str], command: &[&str]) {
     let without = run_well(folder, command);
     for memory in memories {
@@ -305,14 +307,14 @@ fn compare(folder: &Path, memories: &[&str], command: &[&str]) {
     }
 }
 
-/// Compares what a program in C does.
+/// Compares the output of a program in C.
 fn compare_compiled(text: &str, options: &[&str], memory: &str) {
     let folder = tempfile::tempdir_in("/var/tmp").unwrap();
     compile(folder.path(), text, options);
     compare(folder.path(), &[memory], &["HERE/program"]);
 }
 
-/// Runs a command in-process: it ends well, and its memory was kept small.
+/// Runs a command in-process: it succeeds, and its memory was kept small.
 fn in_process(folder: &Path, memory: &str, command: &[&str]) -> Output {
     let options = ["HERE/uzswap", "run", "--in-process", "--memory", memory, "--"];
     let with = run(folder, &[&options, command].concat());
@@ -350,8 +352,8 @@ int main(void) {
 }
 "#;
 
-/// A small stack for signals between pieces of the program's own, and a handler that writes what is
-/// compressed.
+/// A small stack for signals between pieces of the program's own memory, and a handler that writes
+/// compressed memory.
 const SMALL_STACK: &str = r#"
 #include <fcntl.h>
 #include <signal.h>
@@ -395,8 +397,8 @@ fn a_handler_on_a_small_stack_of_its_own_writes_over_nothing() {
     compare_compiled(SMALL_STACK, &["-Wl,-z,now"], "40M");
 }
 
-/// Threads on stacks from `malloc`, with variables of more than a page, which the threads let get
-/// cold before they touch what is compressed.
+/// Threads on stacks from `malloc`, with variables of more than a page. The threads let these get
+/// cold before they use compressed memory.
 const STACKS: &str = r#"
 #include <pthread.h>
 #include <stdio.h>
@@ -461,8 +463,8 @@ fn a_program_with_a_sanitizer_is_left_alone_and_keeps_its_allocator() {
     assert!(said.contains("built with a sanitizer") && said.contains("of 1 it could not be"));
 }
 
-/// An allocator of the program's own that the C library uses too, and that takes memory for itself
-/// with its lock held; 48 MiB, in a thread and in a fork.
+/// The program's own allocator, which the C library uses too, and which allocates with its lock
+/// held; 48 MiB, in a thread and in a fork.
 const ALLOCATOR: &str = r#"
 #include <errno.h>
 #include <pthread.h>
@@ -531,7 +533,7 @@ fn an_allocator_of_the_programs_own_may_hold_its_lock_while_it_takes_memory() {
     compare(folder.path(), &["32M"], &["timeout", "120", "HERE/program"]);
 }
 
-/// 80 MB, and what `uzswap status` says of it.
+/// 80 MB, and the output of `uzswap status`.
 const WATCHED: &str = r#"
 import subprocess, sys, time
 pages = [bytes([i % 251]) * 4000 for i in range(20000)]
@@ -561,12 +563,12 @@ fn an_ordinary_user_needs_no_option_but_the_memory_and_sees_what_happens() {
     let report: serde_json::Value = serde_json::from_slice(&fs::read(report).unwrap()).unwrap();
     assert!(report["faults"].as_u64() > Some(100) && report["stores"].as_u64() > Some(100));
     assert!(report["ratio"].as_f64() > Some(2.0), "{report}");
-    // All that there is, where no memory is named.
+    // All memory, where no size is given.
     let output = run(folder.path(), &["HERE/uzswap", "run", "--", "sh", "-c", "exit 7"]);
     assert_eq!(output.status.code(), Some(7));
     let said = String::from_utf8_lossy(&output.stderr);
     assert!(said.contains("0 processes was kept small"), "{said}");
-    // What only root can have is refused with what to do.
+    // Options that only root may use are refused with the remedy.
     for option in ["--include-pool", "--user=root", "--pool=8M"] {
         let output = run(folder.path(), &["HERE/uzswap", "run", option, "--", "true"]);
         let said = String::from_utf8_lossy(&output.stderr);
@@ -574,7 +576,7 @@ fn an_ordinary_user_needs_no_option_but_the_memory_and_sees_what_happens() {
     }
 }
 
-/// The descriptors that a program asks for by number while its memory is looked after.
+/// Descriptors that a program chooses by number while its memory is managed.
 const DESCRIPTORS: &str = r#"
 #include <stdio.h>
 #include <stdlib.h>
@@ -595,7 +597,7 @@ fn a_program_may_have_the_descriptors_that_it_asks_for() {
     compare_compiled(DESCRIPTORS, &[], "32M");
 }
 
-/// What has one thread may do what others may not (`unshare`), and starts faster.
+/// A process with one thread may make calls that others may not (`unshare`), and starts faster.
 #[test]
 fn a_small_program_has_no_thread_of_ours() {
     let folder = tempfile::tempdir_in("/var/tmp").unwrap();
@@ -628,8 +630,8 @@ fn load_control_holds_compilers_back_and_all_end_well() {
     assert!(report["load_control"]["holds"].as_u64() > Some(0), "{report}");
 }
 
-/// Of a run that was killed the next one removes the file, unless it is locked: then it is that of
-/// a run in another PID namespace, whose processes have other numbers.
+/// The next run removes the file of a killed one, unless it is locked: then it belongs to a run in
+/// another PID namespace, whose processes have other numbers.
 #[test]
 fn what_a_killed_run_has_left_is_removed_by_the_next() {
     let folder = tempfile::tempdir_in("/var/tmp").unwrap();
@@ -650,7 +652,7 @@ fn what_a_killed_run_has_left_is_removed_by_the_next() {
     let group = Pid::from_child(&killed);
     rustix::process::kill_process_group(group, Signal::KILL).unwrap();
     assert!(!killed.wait().unwrap().success());
-    // Its command may be there until somebody has waited for it.
+    // Its command may exist until its parent has waited for it.
     assert!(wait_for(|| rustix::process::test_kill_process_group(group).is_err()));
     let held = fs::File::open(&file).unwrap();
     held.lock_shared().unwrap();

@@ -1,4 +1,5 @@
-//! `--metrics`: scraped by Prometheus while the kernel swaps, and looked at with a browser.
+//! `--metrics`: Prometheus scrapes them while the kernel swaps; rules and dashboard name only
+//! metrics that exist; the page in a browser.
 
 #![allow(clippy::unwrap_used, reason = "tests")]
 
@@ -111,8 +112,8 @@ fn prometheus_scrapes_what_the_kernel_swaps() {
     machine.assert_as_before();
 }
 
-/// CPU that one takes while the kernel swaps: of the exporter, and of the daemon's thread that
-/// answers for the control files.
+/// CPU time of a scrape while the kernel swaps: of the exporter, and of the daemon's thread for the
+/// control files.
 fn cost_of_a_scrape(served: &Served, address: &str) -> Duration {
     const SCRAPES: u32 = 100;
     let used = || cpu_of(exporter_of(served), "") + cpu_of(process_of("daemon"), "fuser-");
@@ -123,7 +124,7 @@ fn cost_of_a_scrape(served: &Served, address: &str) -> Duration {
     (used() - before) / SCRAPES
 }
 
-/// What the threads of a process with this in front of their names have used of the CPUs.
+/// CPU time of a process's threads whose names begin so.
 fn cpu_of(pid: i32, name: &str) -> Duration {
     let threads = fs::read_dir(format!("/proc/{pid}/task")).unwrap().map(|thread| thread.unwrap());
     let read = |folder: &Path, file: &str| fs::read_to_string(folder.join(file)).unwrap();
@@ -137,7 +138,7 @@ fn cpu_of(pid: i32, name: &str) -> Duration {
     used.into_iter().sum()
 }
 
-/// The process that `serve` has started for the metrics.
+/// The exporter that `serve` has started.
 fn exporter_of(served: &Served) -> i32 {
     let pid = served.child.id();
     let mut exporter = None;
@@ -176,7 +177,7 @@ fn a_killed_exporter_is_started_again_at_the_same_address() {
     machine.assert_as_before();
 }
 
-/// Has promtool check it.
+/// Checks it with promtool.
 fn check(what: &str, arguments: &[&str], text: &str) {
     let mut promtool = Command::new("promtool")
         .args(["check", what])
@@ -213,7 +214,7 @@ fn rules_and_dashboard_name_metrics_that_there_are() {
     assert!(!socket.exists());
 }
 
-/// Words that begin as metrics do.
+/// Words that begin like metrics.
 fn names(text: &str) -> impl Iterator<Item = String> {
     let words = text.split(|c: char| !c.is_ascii_alphanumeric() && c != '_');
     words.filter(|word| word.starts_with("uzswap_")).map(str::to_owned)

@@ -1,6 +1,6 @@
-//! The Debian package, on a system that systemd runs: installed, enabled, rebooted, upgraded under
-//! load, purged. `cargo run -p xtask -- dist --only deb` makes it, and `cargo run -p xtask -- vm
-//! --image debian -- package` runs this; elsewhere it would change the machine, and does nothing.
+//! The Debian package, on a virtual machine with systemd: installed, enabled, rebooted,
+//! upgraded under load, purged. `cargo run -p xtask -- dist --only deb` makes it, and `cargo
+//! run -p xtask -- vm --image debian -- package` runs this; elsewhere the test is skipped.
 
 #![allow(clippy::unwrap_used, reason = "tests")]
 
@@ -9,14 +9,14 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 use uzswap_tests::{FOLDER, Machine, is_swapping, process_of, program, wait_for};
 
-/// There once the machine is about to be booted again.
+/// Exists once the machine is about to be rebooted.
 const REBOOTED: &str = "/var/lib/lab-package-rebooted";
 
 fn output(program: &str, arguments: &[&str]) -> Output {
     Command::new(program).args(arguments).output().expect("Debian has it")
 }
 
-/// What a program prints that ends well.
+/// The output of a program that succeeds.
 fn succeed(program: &str, arguments: &[&str]) -> String {
     let output = output(program, arguments);
     let said = String::from_utf8_lossy(&output.stderr);
@@ -58,7 +58,7 @@ fn later(package: &Path, folder: &Path) -> PathBuf {
     later.into()
 }
 
-/// Files and folders of the system that are named like the program.
+/// Files and folders of the system with the program's name.
 fn traces() -> Vec<String> {
     let found = succeed(
         "find",
@@ -78,7 +78,7 @@ fn it_is_installed_enabled_rebooted_upgraded_and_purged() {
         let Some(_machine) = Machine::take() else { return };
         install_and_reboot();
     }
-    // Nobody has started anything since.
+    // No command has started anything since.
     assert!(wait_for(is_active), "{}", log());
     assert!(is_swapping(), "{}", log());
     upgrade_under_load();
@@ -108,8 +108,8 @@ fn install_and_reboot() {
     }
 }
 
-/// A program that checks every byte of what it has swapped out, while the device goes on with
-/// another version.
+/// A program checks every byte of its swapped-out memory, while another version takes the device
+/// over.
 fn upgrade_under_load() {
     let folder = tempfile::tempdir().unwrap();
     let later = later(&package(), folder.path());

@@ -1,5 +1,5 @@
-//! `uzswap run --in-process`: the small library that programs preload, and how it loads the large
-//! one.
+//! `uzswap run --in-process`: the small library that programs preload, and how it loads the
+//! agent.
 
 #![allow(clippy::unwrap_used, reason = "tests")]
 
@@ -10,7 +10,7 @@ use std::path::Path;
 use std::process::{Command, Output};
 use uzswap_tests::{as_nobody, compile, program};
 
-/// A folder with a program of C, and a library of its if there is text for one.
+/// A folder with a program in C, and its library if there is text for one.
 fn folder(text: &str, library: &str) -> tempfile::TempDir {
     let folder = tempfile::tempdir_in("/var/tmp").unwrap();
     let path = folder.path();
@@ -30,7 +30,7 @@ fn make_library(folder: &Path, text: &str, name: &str) {
     assert!(compiler.status().unwrap().success());
 }
 
-/// Runs a command as nobody, if this is root, in so much memory. It hangs: it is killed.
+/// Runs a command as nobody, if this is root, in so much memory. If it hangs it is killed.
 fn run(folder: &Path, memory: &str, command: &[&str]) -> Output {
     let mut run = as_nobody(folder);
     run.args(["timeout", "--signal=KILL", "60"]);
@@ -59,7 +59,7 @@ fn it_takes_two_mappings_and_loads_nothing_else() {
     assert!(text.contains("libc.so.6") && !text.contains("libgcc_s.so"));
 }
 
-/// Says which libraries of ours it has with so many MiB, and how many threads.
+/// Prints its loaded libraries of ours with so many MiB, and its number of threads.
 const SIZES: &str = r#"
 #include <dirent.h>
 #include <stdio.h>
@@ -80,7 +80,7 @@ int main(void) {
         for (struct dirent *task; (task = readdir(tasks)) != NULL;) threads += *task->d_name != '.';
         closedir(tasks);
         printf("%d %d %d\n", has_preload, has_agent, threads);
-        // 60 MiB that it gives back at once, and then 20 that it keeps.
+        // 60 MiB that it frees at once, and then 20 that it keeps.
         for (int i = 0; !step && i < 60 * 16; i++) free(memset(malloc(65536), 1, 65536));
         for (int i = 0; !step && i < 20; i++) memset(malloc(1 << 20), 1, 1 << 20);
         if (!step) usleep(300000);
@@ -96,8 +96,8 @@ fn a_small_program_has_neither_the_agent_nor_a_thread() {
     assert_eq!(String::from_utf8_lossy(&output.stdout), "1 0 1\n1 1 2\n");
 }
 
-/// Processes in which a thread forks all the time, and its children load a library, while another
-/// one asks for so much that the agent is loaded. A child that finds a lock taken ends by a signal.
+/// Processes in which a thread forks all the time, and its children load a library. Another thread
+/// allocates so much that the agent is loaded. A child that finds a lock taken ends by a signal.
 const FORKING: &str = r#"
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -208,7 +208,7 @@ __attribute__((constructor)) static void set(void) {
 }
 "#;
 
-/// Touches memory that is out in handlers on that stack.
+/// Uses paged-out memory in handlers on that stack.
 const ON_STACK: &str = r#"
 #define _GNU_SOURCE
 #include <dlfcn.h>

@@ -1,4 +1,4 @@
-//! `uzswap run` as a person meets it: status, signals, errors, and what it leaves behind.
+//! `uzswap run` as a person meets it: status, signals, errors, and leftovers.
 
 #![allow(clippy::unwrap_used, reason = "tests")]
 
@@ -27,7 +27,7 @@ fn a_program_that_needs_three_times_its_memory_finishes() {
     run.assert_code(0);
     assert_eq!(run.stdout(), "204800000\n");
     let memory = run.report["memory_peak"].as_u64().unwrap();
-    // A 64th of the limit five times: what a moment without anything to reclaim may take more.
+    // Five times a 64th of the limit: the possible excess at a moment without anything to reclaim.
     assert!(memory <= 69 << 20, "it took {memory} bytes");
     assert!(run.statistic("pages_swapped_out") > 20_000, "{}", run.report);
     let ratio = run.report["ratio"].as_f64().unwrap();
@@ -42,7 +42,7 @@ fn a_pool_that_is_included_leaves_the_command_the_rest() {
     let Some(_machine) = Machine::take() else { return };
     const MEMORY: u64 = 192 << 20;
     let options = ["--memory", "192M", "--include-pool", "--pool", "128M", "--backing", "none"];
-    // Once it has swapped it holds still, so that its limit is that of the last look.
+    // Once it has swapped it waits, so that its limit is that of the last check.
     let gate = Gate::new();
     let script = format!("{HUNGRY}\nopen('{}').read()", gate.path().display());
     let run = Run::start(&options, &["python3", "-c", &script]);
@@ -50,7 +50,7 @@ fn a_pool_that_is_included_leaves_the_command_the_rest() {
     let group = run.group().unwrap();
     let is_shared = || {
         let pool = run.statistic("pool_total_size");
-        // Nobody charges the pool to the group: together they stay within the memory.
+        // The kernel does not charge the pool to the group: together they stay within the memory.
         pool > 16 << 20 && group.usage().current + pool <= MEMORY
     };
     assert!(wait_for(is_shared), "{} bytes", group.usage().current);
@@ -58,7 +58,8 @@ fn a_pool_that_is_included_leaves_the_command_the_rest() {
     run.finish().assert_code(0);
 }
 
-/// Who serves I/O may not wait for it: a command that is marked so finds no memory to swap out.
+/// A process that serves I/O may not wait for it: a command with that mark finds no memory to swap
+/// out.
 #[test]
 fn the_command_is_not_marked_as_serving_io() {
     const MEMALLOC_NOIO_OR_LOCAL_THROTTLE: u64 = 0x80000 | 0x10_0000;
@@ -123,7 +124,7 @@ fn a_second_interrupt_ends_a_command_that_ignores_the_first() {
         format!("trap '' INT; read line <{}; while :; do sleep 0.05; done", path.display());
     let mut run = Run::start(&LIMITS, &["sh", "-c", &script]);
     gate.open();
-    // Two that come close to each other may be one.
+    // Two signals that come close to each other may be one.
     let ended = wait_for(|| {
         run.signal(libc::SIGINT);
         std::thread::sleep(Duration::from_millis(300));
@@ -198,7 +199,7 @@ fn a_backing_in_use_is_refused_and_one_made_for_a_run_is_gone_with_it() {
     let options = ["--memory", "64M", "--backing", &backing];
     Run::start(&options, &["true"]).finish().assert_code(0);
     assert!(!path.exists(), "it was made for the run");
-    // An empty file is taken as it is, and stays; while it is, nobody else can have it.
+    // An empty file is taken as it is, and stays; meanwhile no other process can have it.
     fs::write(&path, "").unwrap();
     let held = fs::File::open(&path).unwrap();
     rustix::fs::flock(&held, rustix::fs::FlockOperation::LockExclusive).unwrap();
@@ -232,7 +233,7 @@ fn the_kernel_s_zswap_is_off_during_a_run_and_restored() {
     machine.assert_as_before();
 }
 
-/// A run whose command has pages on the device and goes on using them.
+/// A run whose command has pages on the device and keeps using them.
 fn busy_run() -> Run {
     let script = format!("{HUNGRY}\nwhile True:\n  for x in a: x[0]");
     let run = Run::start(&LIMITS, &["python3", "-c", &script]);
@@ -242,8 +243,8 @@ fn busy_run() -> Run {
     run
 }
 
-/// A run of two programs that rewrite and check three times their memory for `duration`, some of it
-/// on the device.
+/// A run of two programs that rewrite and check three times their memory for `duration`, partly on
+/// the device.
 fn churning(duration: u32) -> Run {
     let churn = program("churn");
     let run = Run::start(&LIMITS, &[churn.to_str().unwrap(), "192", &seconds(duration), "2"]);
@@ -272,7 +273,7 @@ fn a_killed_daemon_is_replaced_and_no_page_is_lost() {
         let daemon = process_of("daemon");
         uzswap_sys::process::kill(daemon, libc::SIGKILL).unwrap();
         assert!(wait_for(|| process_of("daemon") != daemon), "no other was started");
-        // At times while it starts, at times while it serves; and the keeper at times at once.
+        // Sometimes while it starts, sometimes while it serves; and sometimes the keeper at once.
         if kill % 8 != 7 {
             std::thread::sleep(Duration::from_millis(noise.below(400)));
         }
@@ -298,7 +299,7 @@ fn a_daemon_that_cannot_start_is_tried_again_by_whichever_keeper() {
     if state().unwrap()["outlives_daemon"] == false {
         return drop(run.finish());
     }
-    // None can mount its control files now.
+    // No daemon can mount its control files now.
     let folder = run.mount();
     let unmounted = Command::new("umount").arg("--lazy").arg(&folder).status().unwrap();
     assert!(unmounted.success());
@@ -306,7 +307,8 @@ fn a_daemon_that_cannot_start_is_tried_again_by_whichever_keeper() {
     let daemon = process_of("daemon");
     uzswap_sys::process::kill(daemon, libc::SIGKILL).unwrap();
     assert!(wait_for(|| process_of("daemon") != daemon), "no other was started");
-    // Long enough for a few tries; then its keeper goes, and the next one, at any moment of theirs.
+    // Long enough for a few attempts; then the keeper is killed, and the next one, at random
+    // moments.
     std::thread::sleep(Duration::from_millis(700));
     let mut noise = Noise::new(17);
     for _ in 0..4 {
@@ -327,7 +329,7 @@ fn a_daemon_killed_while_its_area_is_switched_on_keeps_nobody_waiting() {
     // The keeper may be faster.
     for _ in 0..20 {
         let run = Run::start(&LIMITS, &["sleep", &seconds(1)]);
-        // Written down before it is switched on.
+        // The area is written down before it is switched on.
         let has_area = |state: serde_json::Value| state["areas"][0].is_object();
         while !state().is_some_and(has_area) && !is_on() {
             std::hint::spin_loop();
@@ -361,7 +363,7 @@ fn another_version_goes_on_and_no_request_fails() {
         return drop(run.finish());
     }
     let mut descriptors = Vec::new();
-    // To and fro: which of keeper and daemon is the first to know of the other's end varies.
+    // Back and forth: keeper and daemon notice the other's end in varying order.
     for to in [&copy, &program("uzswap")].into_iter().cycle().take(9) {
         let upgraded = upgrade(to);
         assert!(upgraded.status.success(), "{upgraded:?}");
@@ -373,7 +375,8 @@ fn another_version_goes_on_and_no_request_fails() {
         let folder = format!("/proc/{}/fd", process_of("daemon"));
         descriptors.push(fs::read_dir(folder).unwrap().count());
     }
-    // What one has opened itself, the next one does not have. (A few come and go.)
+    // The next one does not have descriptors that the one before opened itself. (A few come and
+    // go.)
     assert!(descriptors[8] < descriptors[0] + 5, "{descriptors:?}");
     run.finish().assert_whole(2);
     machine.assert_as_before();
@@ -399,7 +402,7 @@ fn a_keeper_killed_while_another_version_is_to_go_on_loses_nothing() {
         // An error: it has ended, as it does after an upgrade.
         let _ = uzswap_sys::process::kill(keeper, libc::SIGKILL);
         assert!(wait_for(|| process_of("keeper") != keeper), "the daemon started no other");
-        // Whether it was done is the version's luck.
+        // The success of the upgrade is random here.
         upgrade.wait().unwrap();
     }
     run.finish().assert_whole(2);
@@ -410,14 +413,14 @@ fn a_keeper_killed_while_another_version_is_to_go_on_loses_nothing() {
 fn a_daemon_that_nothing_outlives_takes_its_command_and_nothing_else() {
     let Some(_machine) = Machine::take() else { return };
     let run = busy_run();
-    // Killed at once, whenever it is started.
+    // Killed at once, each time it starts.
     let stop = AtomicBool::new(false);
     let run = std::thread::scope(|scope| {
         scope.spawn(|| {
             while !stop.load(Relaxed) {
                 let daemon = state().map(|state| state["daemon"].clone()).unwrap_or_default();
                 let pid = daemon["pid"].as_i64().unwrap_or_default() as i32;
-                // Not another process that has its number now.
+                // The number may belong to another process by now.
                 if uzswap_sys::process::start_time(pid) == daemon["started"].as_u64() && pid > 0 {
                     let _ = uzswap_sys::process::kill(pid, libc::SIGKILL);
                 }
@@ -467,7 +470,7 @@ fn a_run_and_keeper_and_daemon_that_were_killed_are_cleaned_up_by_the_next_run()
     let Some(_machine) = Machine::take() else { return };
     let run = busy_run();
     let (keeper, daemon) = (process_of("keeper"), process_of("daemon"));
-    // Stopped, it starts no other keeper.
+    // A stopped daemon starts no other keeper.
     uzswap_sys::process::kill(daemon, libc::SIGSTOP).unwrap();
     for pid in [keeper, daemon] {
         uzswap_sys::process::kill(pid, libc::SIGKILL).unwrap();
@@ -477,7 +480,7 @@ fn a_run_and_keeper_and_daemon_that_were_killed_are_cleaned_up_by_the_next_run()
     drop(run.finish());
     assert!(Path::new(FOLDER).exists(), "something is left to be cleaned up");
     let ended = || group.processes().is_empty();
-    // Over ublk who waits for a page waits until somebody answers for the device.
+    // Over ublk a thread that waits for a page waits until a server answers for the device.
     assert!(over_ublk || wait_for(ended), "it outlived its run: {:?}", group.processes());
     let next = Run::start(&LIMITS, &["echo", "works"]).finish();
     next.assert_code(0);
@@ -536,8 +539,8 @@ fn a_run_that_joins_says_what_does_not_apply() {
     first.finish().assert_code(0);
 }
 
-/// Starts a run of four processes for each CPU, in a third of the memory that they need, which do
-/// nothing but use it, for so many seconds.
+/// Starts a run of four processes for each CPU, in a third of their memory, which only use it, for
+/// so many seconds.
 fn thrash(seconds: &str) -> Run {
     let count = 4 * uzswap_sys::cpu::allowed();
     let [limit, pool] = [8, 32].map(|mib| format!("{}M", mib * count));
@@ -546,7 +549,7 @@ fn thrash(seconds: &str) -> Run {
     Run::start(&options, &[&churn, &(24 * count).to_string(), seconds, &count.to_string()])
 }
 
-/// Waits until processes of a run are held.
+/// Waits until processes of a run are suspended.
 fn wait_until_held(run: &Run) {
     run.wait_until_running();
     let freezer = run.group().unwrap().freezer().unwrap();
@@ -583,7 +586,7 @@ fn a_signal_reaches_held_processes_and_a_killed_run_leaves_none() {
 #[test]
 fn without_root_it_says_so() {
     let Some(_machine) = Machine::take() else { return };
-    // A copy that another user may reach and run.
+    // A copy that another user may read and run.
     let folder = tempfile::tempdir_in("/var/tmp").unwrap();
     let copy = folder.path().join("uzswap");
     fs::copy(program("uzswap"), &copy).unwrap();
@@ -613,8 +616,8 @@ fn a_program_that_fits_nowhere_is_ended_and_the_report_says_why() {
         run.assert_code(137);
         assert_eq!(run.report["oom_kills"], 1, "{}", run.report);
         assert!(run.stderr().contains("killed for lack of memory"), "{}", run.stderr());
-        // The kernel finds swap space full: were pages refused, it would try them again and again,
-        // half a million times. How many are refused until the keeper looks is up to the scheduler.
+        // The kernel finds swap space full. If pages were refused, it would retry them half a
+        // million times. The number of refusals until the keeper checks depends on the scheduler.
         assert!(run.statistic("request_errors") < 20_000, "{}", run.report);
     }
 }

@@ -1,4 +1,4 @@
-//! `uzswap serve`: a device for the whole machine.
+//! `uzswap serve`: every page is back before the device goes.
 
 #![allow(clippy::unwrap_used, reason = "tests")]
 
@@ -9,7 +9,7 @@ use std::process::{Command, Stdio};
 use uzswap_sys::process;
 use uzswap_tests::{Limited, Machine, Served, StrictCommit, program, transport_options, wait_for};
 
-/// Keeps 96 MiB of text with numbers, and checks each page when it is told to.
+/// Has 96 MiB of text with numbers, and checks each page when told to.
 const KEEPER: &str = "import sys\n\
                       a=[b'page %d ' % i * 400 for i in range(24576)]\n\
                       print('filled', flush=True)\n\
@@ -26,10 +26,10 @@ fn sigterm_reads_every_page_back_before_the_device_goes() {
     let mut said = BufReader::new(keeper.stdout.take().unwrap()).lines();
     assert_eq!(said.next().unwrap().unwrap(), "filled");
     assert!(wait_for(|| served.swapped_out() > 12_000));
-    // Room to read them back into.
+    // Enough to read them back.
     limited.group.set_limit(1 << 30, 0).unwrap();
 
-    // The kernel refuses to switch off what it might have no memory for: then it is served on.
+    // The kernel refuses to switch an area off without enough memory: then it stays served.
     {
         let _strict = StrictCommit::begin();
         served.terminate();

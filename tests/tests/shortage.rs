@@ -1,13 +1,12 @@
-//! `uzswap serve` while the memory of the whole machine runs out. Only where the machine is meant
-//! to be taken to its end, in a virtual one:
-//! `cargo run -p xtask -- vm --env UZSWAP_TEST_SHORTAGE=20 -- shortage`.
+//! `uzswap serve` while the whole virtual machine runs out of memory: `cargo run -p xtask -- vm
+//! --env UZSWAP_TEST_SHORTAGE=20 -- shortage`.
 
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Child, Command, Stdio};
 use std::time::Instant;
 use uzswap_tests::{Machine, process_of, program, wait_for};
 
-/// Keeps pages with a known content, and tells whether they are as they were when asked to.
+/// Has pages with a known content, and checks them when asked to.
 const KEEPER: &str = "import sys\n\
                       a=[b'page %d ' % i * 400 for i in range(16384)]\n\
                       print('filled', flush=True)\n\
@@ -15,7 +14,7 @@ const KEEPER: &str = "import sys\n\
                       \x20 right=all(a[i] == b'page %d ' % i * 400 for i in range(16384))\n\
                       \x20 print(right, flush=True)";
 
-/// Takes pages that do not compress, each of its own, until it is ended.
+/// Allocates incompressible pages, each different, until it is killed.
 const HUNGRY: &str = "import os\n\
                       noise=os.urandom(1 << 20)\n\
                       a=[]\n\
@@ -24,7 +23,7 @@ const HUNGRY: &str = "import os\n\
                       \x20 for i in range(0, 1 << 20, 4096):\n\
                       \x20   a[-1][i:i+8]=(len(a) << 20 | i).to_bytes(8, 'little')";
 
-/// A process that says a line for each that it is told.
+/// A process that prints a line for each line that it gets.
 struct Kept {
     child: Child,
     said: std::io::Lines<BufReader<std::process::ChildStdout>>,
@@ -41,7 +40,7 @@ impl Kept {
         let said = BufReader::new(child.stdout.take().expect("piped")).lines();
         let mut kept = Self { child, said };
         assert_eq!(kept.line(), "filled");
-        // Whoever is ended is to be one that asks for more.
+        // The kernel must end a process that asks for more memory.
         let path = format!("/proc/{}/oom_score_adj", kept.child.id());
         std::fs::write(path, "-900").expect("root can write it");
         kept
@@ -76,7 +75,7 @@ fn the_daemon_survives_a_machine_without_memory() {
     let mut serve = Command::new(program("uzswap"))
         .args(["serve", "--size", "1G", "--pool", "192M", "--backing", "none"])
         .stdout(Stdio::null())
-        // In the middle of a line it would be taken for the outcome of the test.
+        // In the middle of a line it would be taken for the result of the test.
         .stderr(said.reopen().expect("it is there"))
         .spawn()
         .expect("uzswap runs");
@@ -87,7 +86,7 @@ fn the_daemon_survives_a_machine_without_memory() {
     for round in 0..rounds.parse().expect("a number of rounds") {
         let began = Instant::now();
         let hungry = Command::new("python3").args(["-c", HUNGRY]).status().expect("python3 runs");
-        // As a process that the kernel ended, or that was refused memory.
+        // Like a process that the kernel ended, or that was refused memory.
         assert!(!hungry.success(), "round {round}");
         assert_eq!(process_of("daemon"), daemon, "round {round}");
         assert!(uzswap_sys::process::start_time(daemon).is_some(), "round {round}: no daemon");

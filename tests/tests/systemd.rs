@@ -1,5 +1,5 @@
-//! `uzswap` on a system that systemd runs: scopes, units, and what stopping them does. Elsewhere
-//! there is nothing to test: `cargo run -p xtask -- vm --image debian -- systemd`.
+//! `uzswap` on a system with systemd: scopes, units, and how they stop. The command is `cargo
+//! run -p xtask -- vm --image debian -- systemd`; elsewhere the tests are skipped.
 
 #![allow(clippy::unwrap_used, reason = "tests")]
 
@@ -61,7 +61,7 @@ fn a_command_has_a_scope_that_people_see() {
     assert!(tree.contains("uzswap.scope") && tree.contains("@uzswap daemon"), "{tree}");
     let limit = run.group().unwrap().path().join("memory.high");
     assert_eq!(fs::read_to_string(limit).unwrap().trim(), (64 << 20).to_string());
-    // As somebody would who knows units only.
+    // Like a person who knows only units.
     stop(&scope);
     let run = run.finish();
     run.assert_code(128 + libc::SIGTERM);
@@ -108,7 +108,7 @@ fn stopping_the_daemon_s_scope_ends_the_commands_first() {
     machine.assert_as_before();
 }
 
-/// A service with the drop-in that the package has as an example; gone with the value.
+/// A service with the package's example drop-in; removed with the value.
 struct Budgeted;
 
 impl Budgeted {
@@ -190,8 +190,8 @@ fn a_unit_is_attached_to_and_let_go() {
     machine.assert_as_before();
 }
 
-/// The package's unit, as an administrator meets it, with the program that was built and a
-/// configuration of its own; gone with the value.
+/// The package's unit, with the built program and a configuration of its own; removed with the
+/// value.
 struct Unit {
     folder: tempfile::TempDir,
 }
@@ -258,7 +258,7 @@ fn the_unit_of_the_package_serves_reloads_and_survives_its_main_process() {
     assert!(systemctl(&["reload", "uzswap"]), "{}", log());
     assert!(wait_for(|| parameter().trim() == "Y"), "{}", log());
 
-    // Its daemon goes on, has everything read back, and then the next one starts.
+    // Its daemon goes on, everything is read back, and then the next one starts.
     let before = Unit::main_process();
     uzswap_sys::process::kill(before, libc::SIGKILL).unwrap();
     let is_new = || Unit::main_process() != before && state("uzswap") == "active";

@@ -1,4 +1,5 @@
-//! `uzswap run --in-process`: threads that wait in a system call as their process is taken over.
+//! `uzswap run --in-process`: threads that wait in a system call while their process is taken
+//! over.
 
 #![allow(clippy::unwrap_used, reason = "tests")]
 
@@ -30,7 +31,7 @@ fn check_compiled(text: &str) {
     check_command(folder.path(), &["./program"]);
 }
 
-/// A thread that fills memory until the program has been taken over, and reads it.
+/// A thread fills memory until the program has been taken over, and reads it.
 const GROW: &str = r#"
 #define _GNU_SOURCE
 #include <errno.h>
@@ -75,7 +76,7 @@ fn a_program_whose_first_thread_has_ended_is_taken_over() {
     check_compiled(&[GROW, FIRST_ENDED].concat());
 }
 
-/// Calls without memory that the kernel does not begin again after a signal.
+/// Calls without memory that the kernel does not restart after a signal.
 const WAITING: &str = r#"
 static volatile int has_rung, is_done;
 static void ring(int number) { has_rung = 1; }
@@ -116,8 +117,8 @@ fn who_waits_for_a_signal_or_for_room_in_a_file_is_not_interrupted() {
     check_compiled(&[GROW, WAITING].concat());
 }
 
-/// What is given to calls that wait leaves, unless it is held; then what the kernel has taken off
-/// its lists for them is lost.
+/// Buffers of waiting calls leave unless they are pinned. Then answers that the kernel has taken
+/// off its lists for them would be lost.
 const ANSWERS: &str = r#"
 import ctypes, os, socket, subprocess, threading, time
 calls = ctypes.CDLL(None, use_errno=True)
@@ -167,9 +168,9 @@ fn no_connection_and_no_child_is_lost_to_who_waited_for_it() {
     check(ANSWERS);
 }
 
-/// A thread does not let itself be stopped for seconds; meanwhile alarms ring for one that is
-/// stopped all the time, in a call that the kernel would begin again after our signal and in one
-/// that it would not. Both are to end, and not before.
+/// A thread cannot be stopped for seconds. Meanwhile alarms ring for a thread that is stopped again
+/// and again, in a call that the kernel restarts after our signal and in one that it does not. Both
+/// must end, and not early.
 const ALARMS: &str = r#"
 import ctypes, errno, os, signal, threading, time
 calls = ctypes.CDLL(None, use_errno=True)
@@ -215,8 +216,8 @@ fn an_alarm_that_rings_while_a_thread_is_stopped_ends_its_call() {
     check(ALARMS);
 }
 
-/// A call holds the page behind its structure, which another thread gives back meanwhile, or maps
-/// anew, and writes to.
+/// A call pins the page behind its structure, which another thread unmaps meanwhile, or maps anew,
+/// and writes to.
 const GIVEN_BACK: &str = r#"
 import ctypes, mmap, threading, time
 calls = ctypes.CDLL(None)
@@ -257,7 +258,7 @@ fn what_a_call_held_may_be_given_back_meanwhile() {
     check(GIVEN_BACK);
 }
 
-/// A page that was locked for a while is the program's from then on, and the mapping around it
+/// A page that was locked for a while is the program's from then on. The mapping around it is
 /// several ones to the kernel, which moves one at a time.
 const MOVED: &str = r#"
 import ctypes, os, time
@@ -285,8 +286,7 @@ fn a_mapping_of_which_a_page_was_given_back_moves_as_one() {
     check(MOVED);
 }
 
-/// A fault of the program's own, of which it has no handler, in a child: a page beyond the end of a
-/// file.
+/// A fault of the program's own, without a handler, in a child: a page beyond the end of a file.
 const BEYOND: &str = r#"
 #include <sys/wait.h>
 int main(void) {

@@ -10,7 +10,7 @@ use uzswap_tests::{Limited, Machine, Run, program, wait_for};
 
 const MIB: u64 = 1 << 20;
 
-/// Screens so far: each has a server of its own, as one that is about to end takes no other.
+/// Screens so far: each has a server of its own, because one that is about to end takes no other.
 static SCREENS: AtomicU32 = AtomicU32::new(0);
 
 fn tmux(arguments: &[&str]) -> Output {
@@ -18,7 +18,7 @@ fn tmux(arguments: &[&str]) -> Output {
     Command::new("tmux").args(["-L", &name]).args(arguments).output().unwrap()
 }
 
-/// A terminal of its own, with a program in it; gone with the value.
+/// A terminal of its own, with a program in it; closed with the value.
 struct Screen;
 
 impl Screen {
@@ -61,7 +61,7 @@ impl Drop for Screen {
     }
 }
 
-/// Shows it, and says afterwards whether the terminal is in the modes that it was in.
+/// Runs `top`, and prints afterwards if the terminal is in its modes of before.
 fn command(modes: &Path) -> String {
     let script = "stty -g >\"$0\"; \"$1\" top; echo ended; test $(stty -g) = $(cat \"$0\") && \
                   echo as before; sleep 1000";
@@ -115,9 +115,9 @@ fn the_screen_shows_the_cache_and_keys_change_it() {
         let message = format!("{name} is now {value}");
         assert!(wait_for(|| Screen::text().contains(&message)), "{}", Screen::text());
     }
-    // Another size is drawn anew, whole.
+    // Another size is drawn anew, completely.
     tmux(&["resize-window", "-x", "100", "-y", "30"]);
-    // Any other key has the keys shown again.
+    // Any other key shows the keys again.
     Screen::press("x");
     assert!(wait_for(|| Screen::text()
         .lines()
@@ -137,9 +137,9 @@ fn the_screen_shows_the_cache_and_keys_change_it() {
     machine.assert_as_before();
 }
 
-/// The screen of before is shown again, keys are echoed, and the program has ended.
+/// The previous screen is shown again, keys are echoed, and the program has ended.
 fn assert_the_terminal_is_as_before() {
-    // Of a window that was resized meanwhile, tmux may show lines of the other screen above.
+    // After a resize tmux may show lines of the other screen above.
     let is_as_before = || Screen::text().contains("ended\nas before\n");
     assert!(wait_for(is_as_before), "{}", Screen::text());
 }
@@ -164,7 +164,7 @@ fn a_signal_ends_it_and_a_terminal_that_is_closed() {
     assert!(wait_for(|| uzswap_sys::process::is_gone(program)), "process {program} goes on");
 }
 
-/// A process that has more swapped out than the others, in a group of its own.
+/// A process with more swapped-out memory than the others, in a group of its own.
 struct Most {
     limited: Limited,
     // Ends with its standard input.
@@ -188,7 +188,7 @@ impl Most {
         text.trim().parse().unwrap_or(u64::MAX)
     }
 
-    /// Limits it to less by key, as it is the first of the list.
+    /// Limits it by key, as the first of the list.
     fn attach(&self) {
         let first = format!("{} ", self.process.id());
         let is_first =
@@ -202,7 +202,7 @@ impl Most {
     }
 }
 
-/// About the first in the list: what it is refused for is said, and it can be let be.
+/// For the first in the list: the reason of a refusal is shown, and the question can be cancelled.
 fn ask_to_attach() {
     for (key, shown) in [
         ("a", "memory for churn ("),

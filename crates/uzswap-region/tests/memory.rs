@@ -1,4 +1,4 @@
-//! What a region holds is what was put there, in the memory that it was given.
+//! A region holds the bytes that were written, in the memory that it was given.
 
 #![allow(clippy::unwrap_used, reason = "tests")]
 

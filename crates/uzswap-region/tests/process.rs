@@ -1,4 +1,4 @@
-//! What becomes of the process: forks, signals that are not ours, and deaths that must be.
+//! A process with regions: forks, foreign signals, and deaths that must be.
 //!
 //! Each case runs in a process of its own: this program again, with the case's name in `CASE`.
 

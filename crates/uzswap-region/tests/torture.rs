@@ -1,6 +1,6 @@
-//! Eight threads that read, write, drop, take out, pin and fork what is theirs, while the budget
-//! changes, regions come and go, the backing fails, and other programs are started. Seconds; ten
-//! minutes with `UZSWAP_FULL=1`.
+//! Eight threads read, write, drop, page out, pin and fork while the budget changes, regions
+//! come and go, the backing fails, and other programs start. Seconds; ten minutes with
+//! `UZSWAP_FULL=1`.
 //!
 //! Half of the threads have a pager that copies its regions to forks, the others one that does not.
 //! What a backing that cannot be read does to a process is in `process.rs`.

@@ -1,9 +1,9 @@
-//! A program that needs more memory than it is given, and checks every byte of it.
+//! A program that uses more memory than it has, and checks every byte of it.
 //!
 //! `churn MIB UNTIL PROCESSES`: each process fills its share of the memory with text, pointers,
-//! noise, mixtures and zeros, then rewrites pages at random and checks what it finds before it
-//! does, and at the end checks them all. `UNTIL` is for how many seconds it does so, or a file: it
-//! does until that is gone. Prints one line; ends with 1 at the first wrong byte.
+//! noise, mixtures and zeros. Then it checks and rewrites pages at random, and at the end checks
+//! all of them. `UNTIL` is a number of seconds, or a file whose removal ends the rewriting. Prints
+//! one line; ends with 1 at the first wrong byte.
 
 use std::path::Path;
 use std::process::{Command, ExitCode};
@@ -43,7 +43,7 @@ fn spread(mib: u64, until: &str, processes: u64) -> ExitCode {
     worst
 }
 
-/// What page `number` holds in its `version`: some pages are the same as others.
+/// The content of page `number` in its `version`: some pages are identical to others.
 fn page_of(seed: u64, number: usize, version: u16, page: &mut [u8; PAGE_BYTES]) {
     let content = Content::ALL[(number / 7 + usize::from(version)) % Content::ALL.len()];
     let twin = if number.is_multiple_of(11) { 0 } else { number as u64 };

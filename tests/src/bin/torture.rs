@@ -1,10 +1,10 @@
-//! Does to its memory whatever a program may, in several threads at once, and knows every byte: to
-//! be run in-process, in less memory than it takes.
+//! Uses its memory in every way that a program may, in several threads at once, and knows every
+//! byte. It runs in-process, in less memory than it uses.
 //!
 //! `torture SECONDS SEED FOLDER`: threads write and check pages, map, unmap, move, drop and page
-//! out, read and write files, fork children that check and change their copy, and are interrupted
-//! by signals whose handler uses such memory, too; other children are killed at random meanwhile.
-//! Prints one line; ends with 1 at the first wrong byte.
+//! out, read and write files, and fork children that check and change their copy. Signals interrupt
+//! them, whose handler uses such memory, too, and other children are killed at random. Prints one
+//! line; ends with 1 at the first wrong byte.
 
 use rustix::process::{Pid, Signal, WaitOptions};
 use std::fs::File;
@@ -29,7 +29,7 @@ static OPERATIONS: AtomicU64 = AtomicU64::new(0);
 static SIGNALS: AtomicU64 = AtomicU64::new(0);
 static HANDLED_AT: AtomicU64 = AtomicU64::new(0);
 
-/// Memory, and what must be in it: of each page the version, 0 for zeros.
+/// Memory, and its expected content: the version of each page, 0 for zeros.
 struct Slab {
     at: *mut u64,
     versions: Vec<u32>,
@@ -102,7 +102,7 @@ impl Slab {
 
     fn advise(&mut self, advice: i32) {
         let (first, count) = self.range(200);
-        // SAFETY: inside the slab; what it drops is noted.
+        // SAFETY: inside the slab; dropped pages are noted.
         let done = unsafe { libc::madvise(self.page(first).cast(), count * PAGE, advice) };
         assert_eq!(done, 0, "madvise");
         if advice == libc::MADV_DONTNEED {
@@ -120,7 +120,8 @@ impl Slab {
     fn remap(&mut self) {
         let pages = PAGES_MAX - self.below(PAGES_MAX - PAGES / 2);
         let old = self.versions.len() * PAGE;
-        // SAFETY: the slab is one mapping after another, all alike; nobody else has pointers to it.
+        // SAFETY: the slab is one mapping after another, all alike; no other code has pointers to
+        // it.
         let moved =
             unsafe { libc::mremap(self.at.cast(), old, pages * PAGE, libc::MREMAP_MAYMOVE) };
         if moved == libc::MAP_FAILED {
@@ -130,7 +131,7 @@ impl Slab {
         self.versions.resize(pages, 0);
     }
 
-    /// All of it in a new mapping.
+    /// Moves all of it to a new mapping.
     fn renew(&mut self) {
         let new = map(std::ptr::null_mut(), self.versions.len(), 0);
         let words = self.versions.len() * WORDS;
@@ -142,11 +143,11 @@ impl Slab {
         self.at = new;
     }
 
-    /// Takes the right to write away, checks, and gives it back.
+    /// Takes write access away, checks, and gives it back.
     fn protect(&mut self) {
         let (first, count) = self.range(20);
         for access in [libc::PROT_READ, libc::PROT_READ | libc::PROT_WRITE] {
-            // SAFETY: inside the slab, which nobody writes meanwhile.
+            // SAFETY: inside the slab, which no thread writes meanwhile.
             let done = unsafe { libc::mprotect(self.page(first).cast(), count * PAGE, access) };
             if done != 0 {
                 return; // Too many mappings.
@@ -155,12 +156,12 @@ impl Slab {
         }
     }
 
-    /// Through a file to another place, by system calls alone.
+    /// Copies through a file to another place, by system calls alone.
     fn copy(&mut self, file: &File) {
         let (first, count) = self.range(60);
         let bytes = count * PAGE;
         let descriptor = file.as_raw_fd();
-        // SAFETY: both calls are given memory inside the slab.
+        // SAFETY: both calls get memory inside the slab.
         let written =
             unsafe { libc::pwrite(descriptor, self.page(first).cast(), bytes, 0) } as usize;
         assert_eq!(written, bytes, "pwrite");
@@ -170,7 +171,7 @@ impl Slab {
         assert_eq!(read, bytes, "pread");
         for at in 0..count * WORDS {
             let (page, in_page) = (first + at / WORDS, at % WORDS);
-            // SAFETY: inside what was mapped.
+            // SAFETY: inside the mapping.
             let is = unsafe { memory.add(at).read_volatile() };
             assert_eq!(is, word(self.seed, page, self.versions[page], in_page), "a file");
         }
@@ -178,9 +179,9 @@ impl Slab {
         unsafe { libc::munmap(memory.cast(), bytes) };
     }
 
-    /// A child that checks what it has, changes it, and checks that; this process's stays.
+    /// A child checks its copy, changes it, and checks that; this process's memory stays.
     fn fork(&mut self) {
-        // SAFETY: the child uses memory that it has and system calls, and ends by `_exit`.
+        // SAFETY: the child uses only memory and system calls, and ends by `_exit`.
         match unsafe { libc::fork() } {
             -1 => {}
             0 => {
@@ -205,7 +206,7 @@ impl Slab {
         }
     }
 
-    /// A child that goes on for ever, and is killed.
+    /// A child that never ends, and is killed.
     fn kill(&mut self) {
         let wait = Duration::from_millis(self.below(60) as u64);
         // SAFETY: as above.
@@ -257,7 +258,7 @@ impl Slab {
     }
 }
 
-/// How a child ended: its exit status, or the signal.
+/// The end of a child: its exit status, or the signal.
 fn status_of(child: i32) -> i32 {
     let child = Pid::from_raw(child);
     loop {
@@ -271,7 +272,7 @@ fn status_of(child: i32) -> i32 {
     }
 }
 
-/// Counts in memory that leaves, too.
+/// Counts in memory that may be paged out, too.
 extern "C" fn on_alarm(_: i32) {
     let turn = SIGNALS.fetch_add(1, Relaxed);
     let memory = HANDLED_AT.load(Relaxed) as *mut u64;
@@ -299,7 +300,7 @@ fn interrupt() {
     }
 }
 
-/// What handlers counted in the first and the last word of each page is the same.
+/// The handlers' counts in the first and the last word of each page are the same.
 fn check_handled() -> bool {
     let memory = HANDLED_AT.load(Relaxed) as *const u64;
     // SAFETY: as many pages are there.

@@ -1,9 +1,8 @@
-//! Makes each system call that is given memory twice, with its memory there and compressed out, and
-//! compares what it answers and what it leaves behind. To be run in-process, in less memory than it
-//! takes.
+//! Makes each system call with memory twice, with its memory present and compressed out, and
+//! compares the results and effects. It runs in-process, in less memory than it uses.
 //!
-//! `absent DIRECTORY`: prints how many calls were compared; ends with 1 and a line for each that
-//! differs, or that neither is compared nor says why not.
+//! `absent DIRECTORY`: prints the number of compared calls. Ends with 1 and a line for each call
+//! that differs, or that is neither compared nor exempt with a reason.
 
 mod probes;
 
@@ -17,12 +16,12 @@ use std::time::{Duration, Instant};
 use uzswap_calls::table::{ROWS, Treatment};
 
 const PAGE: usize = 4096;
-/// Pages that calls are given.
+/// Pages for the calls' memory.
 const PAGES: usize = 64;
-/// What is touched besides, so that memory is short.
+/// Additional memory, so that memory is short.
 const BALLAST: usize = 40 << 20;
 
-/// What a probe may do besides answering the same.
+/// The part of a probe's result that must be the same.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Answer {
     /// The number and all bytes.
@@ -35,13 +34,13 @@ pub enum Answer {
     Success,
 }
 
-/// The memory that calls are given; each piece begins on a page of its own.
+/// The memory of calls; each piece begins on a page of its own.
 pub struct World {
     base: *mut u8,
     used: usize,
     is_absent: bool,
     folder: PathBuf,
-    /// What is looked at afterwards, besides the memory.
+    /// Reads another effect of the call.
     then: Option<Box<dyn FnOnce() -> Vec<u8>>>,
 }
 
@@ -108,7 +107,7 @@ impl World {
         self.then = Some(Box::new(look));
     }
 
-    /// Sends what calls are given out of memory, until it is.
+    /// Pages the calls' memory out, until all of it is.
     fn page_out(&self) {
         let deadline = Instant::now() + Duration::from_secs(60);
         while self.is_any_there() {
@@ -119,7 +118,7 @@ impl World {
         }
     }
 
-    /// Asks the kernel: whoever looked would bring it in.
+    /// Asks the kernel: reading it would bring it in.
     fn is_any_there(&self) -> bool {
         let file = fs::File::open("/proc/self/pagemap").expect("the kernel's table");
         let mut entries = vec![0; self.used / PAGE * 8];
@@ -128,12 +127,12 @@ impl World {
     }
 
     fn content(&self) -> Vec<u8> {
-        // SAFETY: memory of ours, which nobody writes meanwhile.
+        // SAFETY: memory of ours, which no other thread writes meanwhile.
         unsafe { std::slice::from_raw_parts(self.base, PAGES * PAGE) }.to_vec()
     }
 }
 
-/// What came of a call: its answer, memory, and what else was looked at.
+/// The result of a call: its answer, memory, and other effect.
 type Seen = (i64, Vec<u8>, Vec<u8>);
 
 fn number_of(name: &str) -> i64 {
@@ -154,7 +153,7 @@ fn make(world: &mut World, probe: &Probe) -> Seen {
         world.page_out();
     }
     let [a, b, c, d, e, f] = arguments;
-    // SAFETY: the probe has made what it is given.
+    // SAFETY: the probe has made its arguments.
     let answer = unsafe {
         let answer = libc::syscall(number, a, b, c, d, e, f);
         if answer == -1 { -i64::from(*libc::__errno_location()) } else { answer }
@@ -168,7 +167,7 @@ fn make(world: &mut World, probe: &Probe) -> Seen {
     (answer, content, looked)
 }
 
-/// Why the two differ, if they do.
+/// The difference of the two, if there is one.
 fn compare(probe: &Probe, there: &Seen, absent: &Seen) -> Option<String> {
     let is_same = match probe.answer {
         Answer::Same => there.0 == absent.0,
@@ -189,7 +188,7 @@ fn compare(probe: &Probe, there: &Seen, absent: &Seen) -> Option<String> {
     (there.2 != absent.2).then(|| "has another effect".into())
 }
 
-/// Rows that are given memory, and neither compared nor said why not.
+/// Calls with memory that are neither compared nor exempt with a reason.
 fn forgotten() -> impl Iterator<Item = &'static str> {
     let is_given = |row: &&uzswap_calls::table::Row| {
         matches!(row.treatment, Treatment::Held(_) | Treatment::Touched(_) | Treatment::Own(_))
@@ -201,8 +200,7 @@ fn forgotten() -> impl Iterator<Item = &'static str> {
     ROWS.iter().filter(is_given).map(|row| row.name).filter(move |name| !is_known(name))
 }
 
-/// Memory that the kernel joins with no neighbour: what lies in one mapping with a thread's block
-/// is left alone.
+/// Memory that the kernel joins with no neighbour: a mapping with a thread's block is not managed.
 fn apart() -> *mut u8 {
     const ROOM: usize = 1 << 20;
     let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
@@ -225,7 +223,7 @@ fn main() -> ExitCode {
     };
     let ballast: Vec<u8> = (0..BALLAST).map(|at| (at / 100 % 251) as u8).collect();
     let base = apart();
-    // SAFETY: memory of ours; it is there before memory is short, so that it is adopted.
+    // SAFETY: memory of ours; it is written before memory is short, so that it is adopted.
     unsafe { std::ptr::write_bytes(base, 1, PAGES * PAGE) };
     let mut world = World { base, used: PAGES * PAGE, is_absent: true, folder, then: None };
     world.page_out();
@@ -266,7 +264,7 @@ pub fn pipe() -> [i32; 2] {
     pair
 }
 
-/// What can be read at once; the descriptor is closed.
+/// The bytes that can be read at once; the descriptor is closed.
 pub fn drain(file: i32) -> Vec<u8> {
     let mut bytes = vec![0; 1 << 16];
     // SAFETY: room for as many; a descriptor of ours.

@@ -1,4 +1,4 @@
-//! What each call is given, and which calls are not compared, with the reason.
+//! The arguments of each call, and the calls that are not compared, with the reason.
 
 use crate::{Answer, World, drain, fill, part, pipe, sockets};
 
@@ -11,7 +11,7 @@ pub struct Probe {
 
 macro_rules! probes {
     ($($name:literal $answer:ident |$world:ident| $arguments:expr;)*) => {
-        /// All that are compared.
+        /// All compared calls.
         pub const PROBES: &[Probe] = &[$(Probe {
             name: $name,
             answer: Answer::$answer,
@@ -31,7 +31,7 @@ fn made(descriptor: i64) -> u64 {
 
 fn call(number: i64, arguments: [u64; 4]) -> u64 {
     let [a, b, c, d] = arguments;
-    // SAFETY: of the probe's.
+    // SAFETY: the probe's arguments.
     made(unsafe { libc::syscall(number, a, b, c, d, 0, 0) })
 }
 
@@ -87,7 +87,7 @@ fn queue() -> u64 {
     queue
 }
 
-/// Removed at once: who has it open keeps it.
+/// Removed at once: it exists until its descriptor is closed.
 fn queue_end(world: &mut World, queue: u64) -> u64 {
     world.then(move || {
         let mut left = [0u64; 3];
@@ -144,14 +144,14 @@ fn ended() -> u64 {
     let child = child.expect("a child").id();
     let mut info = [0u64; 16];
     let wait = libc::WEXITED | libc::WNOWAIT;
-    // SAFETY: room for what it tells.
+    // SAFETY: space for the result.
     let done =
         unsafe { libc::syscall(libc::SYS_waitid, libc::P_PID, child, info.as_mut_ptr(), wait, 0) };
     made(done);
     u64::from(child)
 }
 
-/// The size of what `clone3` and others of the kind are given comes with it.
+/// `clone3` and its like get the size of their structure.
 const ZERO_MASK: u64 = 8;
 
 probes! {
@@ -440,10 +440,10 @@ fn opened(world: &mut World) -> u64 {
     call(libc::SYS_open, [path, libc::O_RDWR as u64, 0, 0])
 }
 
-/// A socket that somebody has connected to.
+/// A socket with a connection.
 fn listener(world: &mut World) -> u64 {
     let path = world.folder.join("s");
-    // It may not be there.
+    // It may not exist.
     let _ = std::fs::remove_file(&path);
     let listener = std::os::unix::net::UnixListener::bind(&path).expect("a socket");
     let other = std::os::unix::net::UnixStream::connect(&path).expect("a connection");
@@ -454,16 +454,16 @@ fn listener(world: &mut World) -> u64 {
     std::os::fd::IntoRawFd::into_raw_fd(listener) as u64
 }
 
-/// The name of a queue that is gone.
+/// The name of a queue that does not exist.
 fn queue_name(world: &mut World) -> u64 {
     let name = format!("uzswap-absent-{}", own());
     let at = world.text(&name);
-    // SAFETY: a name; it may not be there.
+    // SAFETY: a name; it may not exist.
     unsafe { libc::syscall(libc::SYS_mq_unlink, at) };
     at
 }
 
-/// A queue of messages, which has no name any more.
+/// A queue of messages without a name.
 fn mail(world: &mut World) -> u64 {
     let name = queue_name(world);
     let shape = [0u64, 4, 64, 0, 0, 0, 0, 0];
@@ -472,7 +472,7 @@ fn mail(world: &mut World) -> u64 {
     queue
 }
 
-/// Calls that are given memory and not compared, by the reason.
+/// Calls with memory that are not compared, with the reason.
 pub const UNTESTED: &[(&str, &str)] = &[
     (
         "they need a privilege that this program has not; before it is asked for, nothing is read",
