@@ -10,7 +10,7 @@ unsafe extern "C" fn sigaction(
     new: *const libc::sigaction,
     old: *mut libc::sigaction,
 ) -> c_int {
-    // SAFETY: the arguments are the caller's, who answers for them.
+    // SAFETY: the arguments are the caller's responsibility.
     unsafe { signals::set_action(signal, new, old) }
 }
 
@@ -20,7 +20,7 @@ unsafe extern "C" fn signal(signal: c_int, handler: usize) -> usize {
     unsafe { signals::set_handler(signal, handler) }
 }
 
-/// What `signal` is in programs that ask for System V.
+/// `signal` with the semantics of System V, for programs that ask for it.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn __sysv_signal(signal: c_int, handler: usize) -> usize {
     // SAFETY: as above.

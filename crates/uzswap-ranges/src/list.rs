@@ -6,8 +6,8 @@
 //! The first leaf is on all levels and never goes.
 //!
 //! **Locks.** A link changes under the lock of its leaf, and only while that leaf is not dead.
-//! Locks are taken from left to right, two at most: those of a leaf and the next, to move their
-//! boundary, or of a leaf and one that is linked behind it.
+//! Locks are taken from left to right, two at most. A thread locks a leaf and the next to move
+//! their boundary, or a leaf and one that is linked behind it.
 //!
 //! **Removal** has two phases. The thread that takes the last item out of a leaf marks it dead
 //! under its lock: no thread locks it again, and its links stay as they are. Then it is unlinked

@@ -188,8 +188,8 @@ impl Uffd {
     /// at one of the two places. Wakes no thread.
     ///
     /// Returns the bytes moved, with the error that ended it early. It is `EBUSY` for a page that
-    /// something else refers to (a direct transfer, a forked process), `ENOENT` for an absent page,
-    /// and `EEXIST` for one that is at `to` already.
+    /// something else refers to (a direct transfer, a forked process). It is `ENOENT` for an absent
+    /// page, and `EEXIST` for a page that is at `to` already.
     ///
     /// Since 6.18 the kernel loses count of pages. Where a page changes during the move (it is
     /// being migrated, or is accessed for the first time since the kernel's last check) it starts

@@ -53,7 +53,7 @@ pub fn check_unsafe(architecture: &str, sources: &[(PathBuf, String)], wrong: &m
     let listed: Vec<String> =
         rows(architecture, "Unsafe").iter().flat_map(|[files, _]| full(files)).collect();
     let mut found = BTreeSet::new();
-    for (path, text) in sources.iter().filter(|(_, text)| has_unsafe(text)) {
+    for (path, _) in sources.iter().filter(|(_, text)| has_unsafe(text)) {
         let path = path.to_string_lossy();
         match listed.iter().find(|listed| matches(&path, listed)) {
             Some(listed) => _ = found.insert(listed),

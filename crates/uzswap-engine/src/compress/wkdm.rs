@@ -9,7 +9,7 @@
 //!
 //! An object is four sections, one after the other without padding between them:
 //!
-//! | section  | for each       | bits | content                                                      |
+//! | section  | for each       | bits | content                                                  |
 //! |----------|----------|-----:|----------------------------------------------------------------|
 //! | tags     | 16 words | 2×16 | two masks, bit i for word i: 1 in the first where the word is  |
 //! |          |          |      | exact or partial, 1 in the second where it is exact or literal |

@@ -101,8 +101,8 @@ fn slots(words: __m512i) -> __m512i {
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vbmi,gfni")]
 fn members(slots: __m512i, which: __mmask16) -> __m512i {
-    // Byte 8 × block + row of a block, its rows in the order of the instruction: the lower and the
-    // upper halves of the words' one-hot slots, eight words to a block.
+    // Byte 8 × block + row of a block, its rows in the order of the instruction. The blocks are the
+    // lower and the upper halves of the words' one-hot slots, eight words to a block.
     const BLOCKS: [u8; 64] = {
         let mut from = [0; 64];
         let mut to = 0;
