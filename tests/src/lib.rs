@@ -14,6 +14,8 @@ use std::time::{Duration, Instant};
 use uzswap_sys::cgroup::{Group, Hierarchy, Version};
 use uzswap_sys::process;
 
+pub use uzswap_engine::testing::skip;
+
 /// Time limit of a run: some take minutes where builds run beside them.
 const PATIENCE: Duration = Duration::from_secs(15 * 60);
 
@@ -144,6 +146,14 @@ pub fn is_full() -> bool {
     std::env::var_os("UZSWAP_FULL").is_some()
 }
 
+/// True if this test is skipped, as one of those that take minutes and were not requested.
+pub fn is_slow_and_skipped() -> bool {
+    if !is_full() {
+        skip("it takes minutes, `./check --full` runs it");
+    }
+    !is_full()
+}
+
 /// The seconds that a program works during a test, as its argument. They are more where the
 /// environment says that processes start more slowly, as in emulation.
 pub fn seconds(count: u32) -> String {
@@ -167,7 +177,7 @@ impl Machine {
     pub fn take() -> Option<Self> {
         let Ok(alone) = File::create("/run/uzswap-tests.lock") else {
             assert!(std::env::var_os("CI").is_none(), "the checks are run as root");
-            println!("skipped: only root can swap");
+            skip("only root can swap");
             return None;
         };
         rustix::fs::flock(&alone, FlockOperation::LockExclusive).expect("a lock on a local file");
@@ -186,7 +196,7 @@ impl Machine {
                 std::env::var_os("CI").is_none(),
                 "this machine should be able to swap:\n{why}"
             );
-            println!("skipped: {why}");
+            skip(why);
             return None;
         }
         Some(Self { before: traces(), _watchdog: watch_for_hangs(), _alone: alone })

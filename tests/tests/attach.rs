@@ -11,7 +11,7 @@ use std::path::Path;
 use std::process::{Child, Command, Output, Stdio};
 use std::time::Duration;
 use uzswap_sys::process;
-use uzswap_tests::{Limited, Machine, is_full, program, wait_for};
+use uzswap_tests::{Limited, Machine, is_slow_and_skipped, program, wait_for};
 
 const MIB: u64 = 1 << 20;
 const KEYS: usize = 520_000;
@@ -156,10 +156,9 @@ fn a_server_goes_on_in_half_of_its_memory_and_gets_it_back() {
 
 #[test]
 fn a_program_that_waits_most_of_the_time_is_let_go_up_to_what_it_had() {
-    if !is_full() {
-        // On version 1 the kernel may take minutes to set a limit below a program's memory,
-        // depending on the speed of the program's CPUs.
-        println!("skipped: it belongs to the slow checks");
+    // On version 1 the kernel may take minutes to set a limit below a program's memory, depending on
+    // the speed of the program's CPUs.
+    if is_slow_and_skipped() {
         return;
     }
     let Some(machine) = Machine::take() else { return };

@@ -8,7 +8,7 @@ use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
 use uzswap_sys::process;
-use uzswap_tests::{Machine, is_full, program, wait_for};
+use uzswap_tests::{Machine, is_slow_and_skipped, program, wait_for};
 
 fn bench(arguments: &[&str]) -> Output {
     let mut command = Command::new(program("uzswap"));
@@ -142,8 +142,9 @@ fn every_benchmark_has_its_rows_and_plots() {
 
 #[test]
 fn a_kernel_is_built_with_every_kind_of_swap_on_both_disks() {
-    if !is_full() {
-        return; // It installs the kernel's sources.
+    // It installs the kernel's sources.
+    if is_slow_and_skipped() {
+        return;
     }
     let Some(machine) = Machine::take() else { return };
     let text = assert_well(&bench(&["kernel-build", "--smoke", "--memory=96M"]));

@@ -6,7 +6,9 @@ use std::fs;
 use std::path::PathBuf;
 use std::process::Command;
 use std::time::{Duration, Instant};
-use uzswap_tests::{Afterwards, Finished, Machine, Run, Setting, is_full, process_of, wait_for};
+use uzswap_tests::{
+    Afterwards, Finished, Machine, Run, Setting, is_full, process_of, skip, wait_for,
+};
 
 /// The CPU that comes and goes.
 const ONLINE: &str = "/sys/devices/system/cpu/cpu1/online";
@@ -49,7 +51,7 @@ fn two_cpus() -> Option<Setting> {
     let online = fs::read_to_string("/sys/devices/system/cpu/online").unwrap();
     let setting = (online.trim() == "0-1").then(|| Setting::set(ONLINE, "1")).flatten();
     if setting.is_none() {
-        println!("skipped: CPUs {} are on line, and not two of which one can go", online.trim());
+        skip(format!("CPUs {} are online, not two of which one can go", online.trim()));
     }
     setting
 }

@@ -11,7 +11,7 @@ use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
-use uzswap_tests::{Machine, Run, process_of, program, wait_for};
+use uzswap_tests::{Machine, Run, process_of, program, skip, wait_for};
 
 const CPUS: &str = "/sys/devices/system/cpu";
 const BLOCKS: &str = "/sys/devices/system/memory";
@@ -27,7 +27,7 @@ impl Monitor {
     /// `None`, with a word why, where there is none.
     fn open() -> Option<Self> {
         let Ok(line) = std::env::var("UZSWAP_TEST_MONITOR") else {
-            println!("skipped: no virtual machine whose memory can be changed (vm --hot-memory)");
+            skip("no virtual machine whose memory can be changed (vm --hot-memory)");
             return None;
         };
         let file = File::options().write(true).open(&line).unwrap();

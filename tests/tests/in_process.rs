@@ -11,7 +11,8 @@ use std::path::Path;
 use std::process::{Command, Output};
 use std::time::Instant;
 use uzswap_engine::testing::Noise;
-use uzswap_tests::{FORKING_HEAP, as_nobody, compile, functions_in_c, is_full, wait_for};
+use uzswap_tests::{FORKING_HEAP, as_nobody, compile, functions_in_c, is_full};
+use uzswap_tests::{is_slow_and_skipped, skip, wait_for};
 
 /// A thread waits in `write` while the program is taken over, and writes again at once: its bytes
 /// must stay there until they are read.
@@ -123,7 +124,7 @@ fn check_programs(is_quick: bool) {
             !Command::new("which").arg(name).output().is_ok_and(|o| o.status.success())
         };
         if let Some(missing) = row.needs.iter().find(is_missing) {
-            eprintln!("skipped, because {missing} is not installed: {}", row.command);
+            skip(format!("{missing} is not installed: {}", row.command));
             continue;
         }
         let folder = tempfile::tempdir_in("/var/tmp").unwrap();
@@ -141,7 +142,7 @@ fn programs_compute_in_a_part_of_their_memory_what_they_do_with_all_of_it() {
 
 #[test]
 fn more_programs_do_as_well() {
-    if is_full() {
+    if !is_slow_and_skipped() {
         check_programs(false);
     }
 }
@@ -149,12 +150,12 @@ fn more_programs_do_as_well() {
 /// Runs one of `tests/programs` alone and in each of these memories, where `./check --full`
 /// requests it and the shell command `is_there` succeeds. `prepare` fills its folder.
 fn check_prepared(name: &str, memories: &[&str], is_there: &str, prepare: impl FnOnce(&Path)) {
-    if !is_full() {
+    if is_slow_and_skipped() {
         return;
     }
     if !Command::new("sh").args(["-c", is_there]).output().unwrap().status.success() {
         assert!(std::env::var_os("CI").is_none(), "`./setup slow` installs what {name} needs");
-        eprintln!("skipped, because its program is not installed: {name}");
+        skip(format!("its program is not installed: {name}"));
         return;
     }
     let folder = tempfile::tempdir_in("/var/tmp").unwrap();

@@ -7,7 +7,7 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
-use uzswap_tests::{FOLDER, Machine, is_swapping, process_of, program, wait_for};
+use uzswap_tests::{FOLDER, Machine, is_swapping, process_of, program, skip, wait_for};
 
 /// Exists once the machine is about to be rebooted.
 const REBOOTED: &str = "/var/lib/lab-package-rebooted";
@@ -71,7 +71,7 @@ fn traces() -> Vec<String> {
 #[test]
 fn it_is_installed_enabled_rebooted_upgraded_and_purged() {
     if !Path::new("/run/systemd/system").exists() || !Path::new("/etc/debian_version").exists() {
-        println!("skipped: systemd does not run this machine, or it is no Debian");
+        skip("systemd does not run this machine, or it is no Debian");
         return;
     }
     if !Path::new(REBOOTED).exists() {

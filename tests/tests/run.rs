@@ -10,7 +10,7 @@ use std::time::Duration;
 use uzswap_engine::testing::Noise;
 use uzswap_tests::{
     FOLDER, Gate, Machine, Run, Setting, StrictCommit, is_over_ublk, process_of, program, seconds,
-    state, transport_options, wait_for,
+    skip, state, transport_options, wait_for,
 };
 
 const LIMITS: [&str; 6] = ["--memory", "64M", "--backing", "none", "--pool", "256M"];
@@ -221,7 +221,7 @@ fn the_kernel_s_zswap_is_off_during_a_run_and_restored() {
     let Some(machine) = Machine::take() else { return };
     const ZSWAP: &str = "/sys/module/zswap/parameters/enabled";
     let Some(_setting) = Setting::set(ZSWAP, "Y") else {
-        println!("skipped: this kernel has no zswap");
+        skip("this kernel has no zswap");
         return;
     };
     let run = Run::start(&LIMITS, &["cat", ZSWAP]).finish();

@@ -4,7 +4,7 @@
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Child, Command, Stdio};
 use std::time::Instant;
-use uzswap_tests::{Machine, process_of, program, wait_for};
+use uzswap_tests::{Machine, process_of, program, skip, wait_for};
 
 /// Has pages with a known content, and checks them when asked to.
 const KEEPER: &str = "import sys\n\
@@ -67,7 +67,7 @@ impl Drop for Kept {
 #[test]
 fn the_daemon_survives_a_machine_without_memory() {
     let Ok(rounds) = std::env::var("UZSWAP_TEST_SHORTAGE") else {
-        println!("skipped: the memory of this machine is not ours to use up");
+        skip("the memory of this machine is not ours to use up");
         return;
     };
     let Some(machine) = Machine::take() else { return };

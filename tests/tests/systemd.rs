@@ -6,7 +6,7 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command};
-use uzswap_tests::{FOLDER, Machine, Run, is_swapping, program, wait_for};
+use uzswap_tests::{FOLDER, Machine, Run, is_swapping, program, skip, wait_for};
 
 const LIMITS: [&str; 6] = ["--memory", "64M", "--backing", "none", "--pool", "256M"];
 
@@ -16,7 +16,7 @@ const KEEP: &str = "(seq 20000000; sleep 1000) | tail -c 128M";
 /// The machine, if systemd runs it.
 fn take() -> Option<Machine> {
     if !Path::new("/run/systemd/system").exists() {
-        println!("skipped: systemd does not run this machine");
+        skip("systemd does not run this machine");
         return None;
     }
     Machine::take()

@@ -8,10 +8,29 @@ use crate::sync::{Mutex, lock};
 use crate::{Area, Cache, Config, Error, Load, PAGE_BYTES, Page, SectionState, Store, SwapEntry};
 use std::collections::{HashMap, VecDeque};
 use std::convert::Infallible;
-use std::io;
+use std::env;
+use std::fmt::Display;
+use std::fs::File;
+use std::io::{self, Write as _};
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::thread;
+
+/// Says that the calling test does not run, and the reason.
+///
+/// The test harness hides the output of tests that pass, so this writes to standard error itself,
+/// and adds a line to the file named in `UZSWAP_SKIPPED`, which `./check` counts.
+pub fn skip(reason: impl Display) {
+    let thread = thread::current();
+    let line = format!("skipped: {}: {reason}\n", thread.name().unwrap_or("a test"));
+    // A test need not fail because its message is lost.
+    let _ = io::stderr().write_all(line.as_bytes());
+    if let Some(path) = env::var_os("UZSWAP_SKIPPED") {
+        let list = File::options().append(true).create(true).open(path);
+        let _ = list.and_then(|mut list| list.write_all(line.as_bytes()));
+    }
+}
 
 /// Deterministic noise (xorshift64*).
 #[derive(Debug, Clone)]

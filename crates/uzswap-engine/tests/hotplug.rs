@@ -4,7 +4,7 @@
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst};
 use std::sync::{Arc, Mutex};
-use uzswap_engine::testing::{Content, Setup, page_of};
+use uzswap_engine::testing::{Content, Setup, page_of, skip};
 use uzswap_engine::{Cache, CpuError, CpuState, Load, PAGE_BYTES, Store};
 use uzswap_sys::cpu::{self, CpuSet};
 
@@ -22,7 +22,7 @@ fn online(cache: &Cache) -> Vec<usize> {
 fn spare(cache: &Cache) -> Option<usize> {
     let online = online(cache);
     if online.len() < 2 {
-        println!("skipped: a machine with one CPU");
+        skip("a machine with one CPU");
     }
     online.get(1).copied()
 }

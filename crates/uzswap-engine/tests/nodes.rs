@@ -5,7 +5,7 @@
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::time::{Duration, Instant};
 use uzswap_engine::backing::NoBacking;
-use uzswap_engine::testing::{Content, page_of};
+use uzswap_engine::testing::{Content, page_of, skip};
 use uzswap_engine::{Area, Cache, Config, Load, PAGE_BYTES, SectionError, Store};
 use uzswap_sys::cpu::CpuSet;
 use uzswap_sys::node::Nodes;
@@ -36,7 +36,7 @@ fn cpus() -> Option<[usize; 2]> {
     let of = |node: usize| (0..64).find(|cpu| allowed.has(*cpu) && cpu % 2 == node);
     let found = of(0).zip(of(1)).map(|(first, second)| [first, second]);
     if found.is_none() {
-        println!("skipped: CPUs of one node only");
+        skip("CPUs of one node only");
     }
     found
 }
@@ -326,7 +326,7 @@ fn memory_lies_on_real_nodes() {
     let machine = Nodes::of_machine();
     let with_memory = machine.with_memory().unwrap_or_default();
     if with_memory.len() < 2 {
-        println!("skipped: a machine with one node");
+        skip("a machine with one node");
         return;
     }
     let config = Config {
