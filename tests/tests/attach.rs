@@ -156,8 +156,8 @@ fn a_server_goes_on_in_half_of_its_memory_and_gets_it_back() {
 
 #[test]
 fn a_program_that_waits_most_of_the_time_is_let_go_up_to_what_it_had() {
-    // On version 1 the kernel may take minutes to set a limit below a program's memory, depending on
-    // the speed of the program's CPUs.
+    // On version 1 the kernel may take minutes to set a limit below a program's memory, depending
+    // on the speed of the program's CPUs.
     if is_slow_and_skipped() {
         return;
     }

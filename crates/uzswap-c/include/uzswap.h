@@ -15,51 +15,51 @@
 // The safest mode that the process may use.
 #define UZSWAP_MODE_DEFAULT 0
 
-// Each thread serves its own faults. Needs no privilege. A system call that is given memory which
-// is paged out fails with EFAULT: pin it before, or use uzswap_read and uzswap_write.
+// Each thread serves its own faults. Needs no privilege. A system call on memory that is paged out
+// fails with EFAULT: pin it before, or use uzswap_read and uzswap_write.
 #define UZSWAP_MODE_IN_THREAD 1
 
 // Threads of the pager serve all faults, those of system calls too. Needs root, or read and write
 // access to /dev/userfaultfd.
 #define UZSWAP_MODE_HANDLER_THREADS 2
 
-// A child has no region: touching one is a SIGSEGV.
+// A child has no region: an access to one is a SIGSEGV.
 #define UZSWAP_ON_FORK_ABSENT 0
 
-// A child has a private copy of each region, of the moment of the fork: ordinary memory, which
-// uzswap_unmap unmaps. All other functions fail there for the parent's pagers; it may make its
-// own. A fork writes all pages to a file without a name in /var/tmp; if it cannot, the child has
-// no region, as above. A lock that a handler of pthread_atfork takes must not be held over
+// A child has a private copy of each region, from the moment of the fork: ordinary memory, which
+// uzswap_unmap unmaps. All other functions fail there for the parent's pagers; the child may make
+// its own. A fork writes all pages to a file without a name in /var/tmp; if it cannot, the child
+// has no region, as above. A lock that a handler of pthread_atfork takes must not be held over
 // uzswap_map, uzswap_unmap or uzswap_advise.
 #define UZSWAP_ON_FORK_COPY 1
 
-// Nothing in particular; takes other advice back.
+// Nothing in particular; withdraws other advice.
 #define UZSWAP_ADVICE_NORMAL 0
 
-// Pages will be touched in order.
+// Pages will be used in order.
 #define UZSWAP_ADVICE_SEQUENTIAL 1
 
-// Pages will be touched in no order.
+// Pages will be used in no order.
 #define UZSWAP_ADVICE_RANDOM 2
 
-// Pages will be touched soon.
+// Pages will be used soon.
 #define UZSWAP_ADVICE_WILL_NEED 3
 
 // Compress these pages now.
 #define UZSWAP_ADVICE_PAGE_OUT 4
 
-// Forget what these pages hold: they read as zeros.
+// Drop the content of these pages: they read as zeros.
 #define UZSWAP_ADVICE_DONT_NEED 5
 
 // One budget of memory for any number of regions. Its functions may be called from any thread.
 typedef struct uzswap_pager uzswap_pager;
 
-// How a pager is to be. Begin with UZSWAP_OPTIONS_INIT; what is then 0 or NULL has its default.
+// Options of a pager. Begin with UZSWAP_OPTIONS_INIT; a member that stays 0 or NULL has its
+// default.
 typedef struct {
   // sizeof(uzswap_options), as the program was compiled: later versions add members at the end.
   size_t size;
-  // Bytes for everything: pages in memory, compressed pages, what is known of them. Must be
-  // given.
+  // Bytes for everything: pages in memory, compressed pages, and tables. Must be given.
   uint64_t memory;
   // "lz4:0" (the default: LZ4 made for heaps), "lz4", "zstd", "lzo", "deflate", "wkdm" or "raw";
   // ":LEVEL" where it has levels.
@@ -80,41 +80,41 @@ typedef struct {
 extern "C" {
 #endif // __cplusplus
 
-// Why the last call of this thread that failed did: one line with the remedy in it. Valid until
-// the thread's next call that fails; empty before the first.
+// The reason why the last failed call of this thread failed: one line with the remedy in it. Valid
+// until the thread's next failed call; empty before the first.
 const char *uzswap_last_error(void);
 
-// A pager as the options say, or NULL with uzswap_last_error(). Nothing is mapped yet.
+// A pager with these options, or NULL with uzswap_last_error(). Nothing is mapped yet.
 //
-// The options are only looked at during the call.
+// The options are only read during the call.
 uzswap_pager *uzswap_pager_new(const uzswap_options *options);
 
-// Forgets a pager. 0, or -1 if a region of it is still mapped: then nothing changes. NULL is
-// nothing.
+// Frees a pager. 0, or -1 if a region of it is still mapped: then nothing changes. NULL is
+// allowed.
 int uzswap_pager_free(uzswap_pager *pager);
 
-// Memory of at least `bytes`, all zeros, at a page's boundary; NULL with uzswap_last_error().
-// Takes memory of the pager only where it is touched.
+// Memory of at least `bytes`, all zeros, at a page boundary; NULL with uzswap_last_error(). It
+// takes memory of the pager only where it is used.
 void *uzswap_map(uzswap_pager *pager, size_t bytes);
 
 // Unmaps the region that begins at `address`. 0, or -1 if the pager has none there.
 int uzswap_unmap(uzswap_pager *pager, void *address);
 
-// Brings a range into memory and keeps it there until uzswap_unpin. 0, or -1 if it does not fit.
+// Brings a range into memory and pins it until uzswap_unpin. 0, or -1 if it does not fit.
 //
-// System calls, in any mode, and devices may then be given it. Ranges may overlap.
+// System calls, in any mode, and devices may then use it. Ranges may overlap.
 int uzswap_pin(uzswap_pager *pager, void *address, size_t bytes);
 
-// Takes back one uzswap_pin of the same range. 0, or -1 if it is not pinned.
+// Undoes one uzswap_pin of the same range. 0, or -1 if it is not pinned.
 int uzswap_unpin(uzswap_pager *pager, void *address, size_t bytes);
 
-// Brings a range into memory now, as far as the pager's memory goes. 0 or -1.
+// Brings a range into memory now, as far as the pager's memory suffices. 0 or -1.
 int uzswap_touch(uzswap_pager *pager, void *address, size_t bytes);
 
-// Says how a range will be used: one of UZSWAP_ADVICE_.... 0 or -1.
+// Announces the use of a range: one of UZSWAP_ADVICE_.... 0 or -1.
 int uzswap_advise(uzswap_pager *pager, void *address, size_t bytes, uint32_t advice);
 
-// Changes the pager's memory. 0, or -1 if it cannot be: then it is as before.
+// Changes the pager's memory. 0, or -1 if that is impossible: then nothing changes.
 int uzswap_set_memory(uzswap_pager *pager, uint64_t bytes);
 
 // The mode that the pager runs in: UZSWAP_MODE_IN_THREAD or UZSWAP_MODE_HANDLER_THREADS; 0 for
@@ -122,22 +122,22 @@ int uzswap_set_memory(uzswap_pager *pager, uint64_t bytes);
 uint32_t uzswap_mode(const uzswap_pager *pager);
 
 // Calls `visit` with the name and value of each statistic (docs/statistics.md) and with `context`,
-// until it answers other than 0; answers that, or 0, or -1 with uzswap_last_error(). A name is
-// valid during the call only.
+// until it returns other than 0. Returns that value, or 0, or -1 with uzswap_last_error(). A name
+// is valid during the call only.
 int uzswap_stats(const uzswap_pager *pager, int (*visit)(const char *name,
                                                          uint64_t value,
                                                          void *context), void *context);
 
-// Writes the value of one statistic to `value`. 0, or -1 if there is none of that name.
+// Writes the value of one statistic to `value`. 0, or -1 if there is no such statistic.
 int uzswap_stat(const uzswap_pager *pager, const char *name, uint64_t *value);
 
-// As read(2), into memory that may be paged out, in any mode.
+// Like read(2), into memory that may be paged out, in any mode.
 ptrdiff_t uzswap_read(int file, void *into, size_t bytes);
 
-// As write(2), from memory that may be paged out, in any mode.
+// Like write(2), from memory that may be paged out, in any mode.
 ptrdiff_t uzswap_write(int file, const void *from, size_t bytes);
 
-// As pread(2), into memory that may be paged out, in any mode.
+// Like pread(2), into memory that may be paged out, in any mode.
 ptrdiff_t uzswap_pread(int file, void *into, size_t bytes, int64_t offset);
 
 // As pwrite(2), from memory that may be paged out, in any mode.

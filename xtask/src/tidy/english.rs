@@ -11,17 +11,13 @@ const RULES: [&str; 3] =
 
 /// The largest count of each rule that a part of the repository may have.
 const BUDGET: &[(&str, [usize; RULES.len()])] = &[
-    ("CHANGELOG.md", [5, 33, 38]),
     ("README.md", [10, 17, 11]),
-    ("docs", [27, 43, 61]),
-    ("docs/design", [37, 68, 125]),
+    ("docs", [25, 43, 60]),
+    ("docs/design", [31, 46, 72]),
     ("python", [4, 2, 0]),
     ("uzswap", [155, 190, 14]),
     ("uzswap-agent", [61, 49, 7]),
     ("uzswap-block", [49, 46, 8]),
-    ("uzswap-engine", [0, 0, 2]),
-    ("uzswap-malloc", [5, 12, 2]),
-    ("uzswap-ranges", [0, 0, 1]),
     ("uzswap-region", [104, 109, 21]),
 ];
 
