@@ -114,7 +114,7 @@ fn a_keeper_killed_while_everything_is_read_back_takes_no_page_along() {
     served.terminate();
     std::thread::sleep(Duration::from_millis(800));
     assert!(served.is_on(), "it was too fast for this test");
-    // As systemd does after TimeoutStopSec; and whoever takes over, too.
+    // As systemd does after TimeoutStopSec; and the process that takes over, too.
     let daemon = process_of("daemon");
     served.child.kill().unwrap();
     served.child.wait().unwrap();
@@ -169,7 +169,7 @@ fn a_daemon_killed_while_the_last_run_s_pages_are_read_back_is_replaced() {
     machine.assert_as_before();
 }
 
-/// What a process has open below the folder of ours that is mounted, but for the folder itself.
+/// The files that a process has open below our mounted folder, except the folder itself.
 fn own_files(pid: i32) -> Vec<PathBuf> {
     let entries = fs::read_dir(format!("/proc/{pid}/fd")).into_iter().flatten().flatten();
     let files = entries.filter_map(|entry| fs::read_link(entry.path()).ok());
@@ -219,7 +219,7 @@ fn a_run_that_is_stopped_keeps_neither_others_nor_the_next_daemon_waiting() {
     let run = Run::start(&options, &["sleep", "600"]);
     run.wait_until_running();
     run.signal(libc::SIGSTOP);
-    // So many that what it is told of them fills its socket.
+    // So many that the messages about them fill its socket.
     let ask = format!(
         "{{\"Join\":{{\"run\":{{\"pid\":{},\"command\":\"x\",\"memory\":1}},\"options\":null}}}}\n",
         std::process::id()

@@ -1,4 +1,4 @@
-//! Which system calls a filter of seccomp allows: the filter is run as the kernel runs it.
+//! The system calls that a filter of seccomp allows: the filter is run as the kernel runs it.
 //!
 //! A filter is a program of classic BPF over one call: its number, the architecture, the address of
 //! the instruction, six arguments (`linux/seccomp.h`, `linux/filter.h`). It has no loops.
@@ -9,7 +9,7 @@ use crate::Call;
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 #[repr(C)]
 pub struct Instruction {
-    /// What it does.
+    /// The operation.
     pub code: u16,
     /// Instructions to skip where a comparison holds.
     pub if_true: u8,
@@ -21,20 +21,20 @@ pub struct Instruction {
 
 /// `AUDIT_ARCH_X86_64`.
 const ARCHITECTURE: u32 = 0xc000_003e;
-/// The part of an answer that says what happens, and the two by which the call is made.
+/// The part of an answer with the action, and the two actions that make the call.
 const ACTION: u32 = 0xffff_0000;
 const ALLOW: u32 = 0x7fff_0000;
 const LOG: u32 = 0x7ffc_0000;
 /// Words that a filter may keep numbers in.
 const WORDS: usize = 16;
 
-/// Whether a filter allows a call that is made at an address. A filter that cannot be followed
+/// True if a filter allows a call that is made at an address. A filter that cannot be followed
 /// allows nothing.
 pub fn allows(filter: &[Instruction], call: &Call, address: u64) -> bool {
     run(filter, call, address).is_some_and(|answer| matches!(answer & ACTION, ALLOW | LOG))
 }
 
-/// A word of what the filter is given (`seccomp_data`), by its place in bytes.
+/// A word of the filter's input (`seccomp_data`), by its place in bytes.
 fn load(call: &Call, address: u64, place: u32) -> Option<u32> {
     let half = |number: u64| if place % 8 == 0 { number as u32 } else { (number >> 32) as u32 };
     match place {

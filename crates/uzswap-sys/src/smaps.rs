@@ -1,16 +1,16 @@
 //! All that the kernel says of each mapping of this process (`/proc/self/smaps`).
 //!
-//! Access and name alone (`maps`) do not say how a mapping behaves: whether a child has it, whether
-//! it grows, which key protects it.
+//! Access and name alone (`maps`) do not tell if a child has a mapping, if it grows, or which key
+//! protects it.
 
 use crate::map::Mapped;
 use std::fs;
 use std::io;
 
-/// A mapping, and what the kernel does with it.
+/// A mapping, and the kernel's treatment of it.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Described<'a> {
-    /// Where it is, and who may access it.
+    /// Its addresses and access.
     pub mapped: Mapped<'a>,
     /// The kernel's flags, two letters each, as `VmFlags` lists them (proc_pid_smaps(5)).
     flags: &'a str,
@@ -23,7 +23,7 @@ pub struct Described<'a> {
 }
 
 impl Described<'_> {
-    /// Whether the kernel lists a flag.
+    /// True if the kernel lists a flag.
     pub fn has(&self, flag: &str) -> bool {
         self.flags.split_ascii_whitespace().any(|one| one == flag)
     }

@@ -14,7 +14,7 @@ const CIRCLES: &[(&str, &str)] = &[
         "changes doctor exporter group in_process keeper kept options run signals space status \
          systemd taking_part wire",
     ),
-    ("uzswap-agent", "calls first_look forking interrupted layout masks processes stacks takeover"),
+    ("uzswap-agent", "adoption calls devices forking layout masks processes stacks"),
     ("uzswap-bench", "acquisitions locks"),
     ("uzswap-bench", "bench machine peer"),
     ("uzswap-bench", "density hold"),
