@@ -36,9 +36,10 @@ pub fn allows(filter: &[Instruction], call: &Call, address: u64) -> bool {
 
 /// A word of the filter's input (`seccomp_data`), by its place in bytes.
 fn load(call: &Call, address: u64, place: u32) -> Option<u32> {
-    let half = |number: u64| if place % 8 == 0 { number as u32 } else { (number >> 32) as u32 };
+    let half =
+        |number: u64| if place.is_multiple_of(8) { number as u32 } else { (number >> 32) as u32 };
     match place {
-        _ if place % 4 != 0 => None,
+        _ if !place.is_multiple_of(4) => None,
         0 => Some(call.number as u32),
         4 => Some(ARCHITECTURE),
         8 | 12 => Some(half(address)),
