@@ -4,15 +4,15 @@
 //! out  words → Busy, access forbidden → copied → stored, all or none → memory given back
 //! in   charged, words → Busy → loaded → written by /proc/self/mem → access allowed
 //! ```
-//! An access of what is forbidden is a SIGSEGV, and served as any fault. Nothing is staged: a page
-//! is in its place or in the cache. A page that is there by its word may be absent all the same,
-//! which reads as zeros, but is never forbidden.
+//! A forbidden access is a SIGSEGV, and served as any fault. Nothing is staged: a page is in its
+//! place or in the cache. A page that is there by its word may be absent all the same, which reads
+//! as zeros, but is never forbidden.
 //!
 //! Where access changes the kernel splits a mapping in two, and a process may have some 65 000. So
 //! pages go out and come in by *granules*: 16 neighbours, or more where much memory is adopted.
 //! That is for the number of mappings; each page has a word, and any part of a granule may be in.
 //!
-//! Who makes a second page `Busy` while it has one, and waits for it, goes upwards.
+//! A thread that makes a second page `Busy` while it has one, and waits for it, goes upwards.
 
 use crate::error::Error;
 use crate::fault::Refused;
@@ -27,7 +27,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, PoisonError};
 use uzswap_engine::{PAGE_BYTES, Page};
 use uzswap_sys::map::Pagemap;
-use uzswap_sys::own::{OwnMemory, set_access};
+use uzswap_sys::proc_mem::{OwnMemory, set_access};
 
 /// Pages of a granule.
 const LEAST: u32 = 16;
@@ -51,7 +51,7 @@ pub(crate) struct Granules {
     copies: Mutex<Box<[Page]>>,
 }
 
-/// What came of an attempt to take pages out.
+/// The outcome of an attempt to evict pages.
 #[derive(Default, Clone, Copy)]
 pub(crate) struct PutOut {
     /// Pages that might have gone.
@@ -111,11 +111,12 @@ fn range_of(space: &Space, pages: &Range<u32>) -> Range<usize> {
 }
 
 fn forbid(space: &Space, pages: &Range<u32>) -> io::Result<()> {
-    // SAFETY: adopted memory; whoever accesses it waits for the words, which are `Busy` by us.
+    // SAFETY: adopted memory; a thread that accesses it waits for the words, which we have made
+    // `Busy`.
     unsafe { set_access(range_of(space, pages), false) }
 }
 
-/// What happens to pages in a row while it is the same for all.
+/// The treatment of pages in a row while it is the same for all.
 fn runs(pages: impl IntoIterator<Item = u32>) -> impl Iterator<Item = Range<u32>> {
     let mut pages = pages.into_iter().peekable();
     std::iter::from_fn(move || {
@@ -165,7 +166,8 @@ impl Inner {
         }
     }
 
-    /// Charges pages before any is `Busy`: who waits for room holds nothing up. Whether it waited.
+    /// Charges pages before any is `Busy`, so that a thread that waits for room holds nothing up.
+    /// Returns true if it waited.
     fn charge_granule(&self, space: &Space, page: u32, pages: i64) -> bool {
         let mut has_waited = false;
         while !self.budget.try_charge(pages) {
@@ -191,7 +193,7 @@ impl Inner {
         }
     }
 
-    /// Brings in what is out of a granule; how many pages that was.
+    /// Brings in the evicted pages of a granule, and returns their number.
     fn fill_granule(
         &self,
         granules: &Granules,
@@ -253,7 +255,7 @@ impl Inner {
                 None => std::slice::from_mut(&mut *lane.page),
             };
             self.load_many(space, at, pages);
-            // SAFETY: adopted memory, private and anonymous; what was in it is in the cache.
+            // SAFETY: adopted memory, private and anonymous; its content is in the cache.
             let written = unsafe { granules.memory.write(space.address(at), pages.as_flattened()) };
             if let Err(error) = written {
                 self.die(space, at, &Refused("write", &error));
@@ -418,7 +420,7 @@ impl Inner {
     }
 
     /// Ends the `Busy` of pages in order that the program has dropped: whole granules may not be
-    /// accessed until they come in; of others, what could be accessed can be.
+    /// accessed until they come in; in others the accessible pages stay accessible.
     pub(crate) fn close_dropped(&self, taken: &[Taken]) {
         let mut left = taken;
         while let Some(Taken { space, page: first, .. }) = left.first() {
