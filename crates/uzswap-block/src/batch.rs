@@ -10,7 +10,7 @@ use std::sync::{Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 use uzswap_engine::PAGE_BYTES;
 
-/// Pages that a thread takes at a time: some 20 µs of work, several times what taking them costs.
+/// Pages that a thread takes at a time: some 20 µs of work, several times the cost of taking them.
 const CHUNK_PAGES: usize = 4;
 
 /// Writes of fewer pages are not shared: waking a thread takes as long as compressing three.
@@ -53,7 +53,7 @@ impl Batch {
         }
     }
 
-    /// Writes what nobody else has taken yet. The batch's data are at the start of `data`.
+    /// Writes the pages that no thread has taken yet. The batch's data are at the start of `data`.
     pub(crate) fn work(&self, disk: &dyn Disk, data: &[u8]) {
         let chunk_bytes = CHUNK_PAGES * PAGE_BYTES;
         let data = &data[..self.bytes.load(Relaxed)];
@@ -70,7 +70,7 @@ impl Batch {
         }
     }
 
-    /// Waits until all helpers left; what went wrong, if anything did.
+    /// Waits until all helpers left, and returns the first error.
     pub(crate) fn finish(&self) -> Result<(), DiskError> {
         let began = Instant::now();
         while self.helpers.load(Acquire) > 0 && began.elapsed() < SPIN {

@@ -106,8 +106,8 @@ const BACKING_RESERVE_BYTES: u64 = 1 << 20;
 const TABLE: &str = "classes";
 const FAILURE: &str = "writeback_error";
 
-/// How long reads took: lines of a time in ns, and how many took at most that and more than the one
-/// before; and, after `sum`, what all took together.
+/// The durations of reads. Each line has a time in ns and the number of reads that took at most
+/// that long and longer than the line before. The line `sum` has the time of all reads together.
 const FAULT_TIMES: &str = "fault_times";
 
 /// The pool's sections: a line for those in a row that stand alike.
@@ -116,8 +116,8 @@ pub const SECTIONS: &str = "sections";
 /// Why a section was not brought where it should last be; empty if it was.
 pub const MEMORY_FAILURE: &str = "memory_error";
 
-/// All statistics, a line each with name and value, then those of `fault_times`: for who reads
-/// them often.
+/// All statistics, a line each with name and value, then those of `fault_times`: for programs that
+/// read them often.
 pub const ALL: &str = "all";
 
 /// Name and meaning of every statistic, the engine's and the server's.
@@ -128,7 +128,7 @@ pub fn statistics() -> impl Iterator<Item = (&'static str, &'static str)> {
         .chain(FIGURES.iter().map(|figure| (figure.name, figure.doc)))
 }
 
-/// Whether a statistic counts what has happened, rather than saying what is.
+/// True if a statistic counts events, false if it is a present value.
 pub fn is_counted(name: &str) -> bool {
     const SO_NOW: [&str; 12] = [
         "backing_sealed",
@@ -186,12 +186,13 @@ pub fn attributes() -> impl Iterator<Item = (&'static str, &'static str, &'stati
     ATTRIBUTES.iter().map(|a| (a.name, a.doc, a.accepts)).chain([cpus, memory, writeback])
 }
 
-/// The states of a CPU in a daemon, in order: name, what the CPU has, and what becomes of that.
+/// The states of a CPU in a daemon, in order: name, the CPU's resource, and its fate when the CPU
+/// goes.
 pub fn cpu_states() -> impl Iterator<Item = (&'static str, StateDoc)> {
     uzswap_engine::cpu_states().into_iter().chain([team::STATE])
 }
 
-/// Runs of what is alike, with the numbers of their first and last.
+/// Runs of equal items, with the numbers of their first and last.
 fn runs<T>(all: &[T], is_alike: impl Fn(&T, &T) -> bool) -> impl Iterator<Item = (String, &[T])> {
     all.chunk_by(is_alike).scan(0, |first, run| {
         let (from, last) = (*first, *first + run.len() - 1);
@@ -206,7 +207,7 @@ fn show_states(states: &[&str]) -> String {
     runs.map(|(numbers, run)| format!("{numbers} {}", run[0])).collect::<Vec<_>>().join(", ")
 }
 
-/// The states of a section: name, what it has, and which may come next, with when.
+/// The states of a section: name, its contents, and the next states with their conditions.
 pub fn section_states() -> impl Iterator<Item = (&'static str, &'static str, String)> {
     SectionState::ALL.into_iter().map(|state| {
         let next = state.next().iter().map(|(next, when)| format!("`{}`: {when}", next.name()));
@@ -214,7 +215,7 @@ pub fn section_states() -> impl Iterator<Item = (&'static str, &'static str, Str
     })
 }
 
-/// What a file or folder is; its number is its inode's.
+/// The kind of a file or folder. Its number is that of its inode.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Node {
     Root,
@@ -531,7 +532,7 @@ impl Filesystem for Files {
         }
     }
 
-    /// What a shell does before it writes: truncate. Nothing changes.
+    /// A shell truncates before it writes. Nothing changes.
     fn setattr(
         &self,
         req: &Request,

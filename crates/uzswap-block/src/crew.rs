@@ -1,10 +1,10 @@
-//! Threads that do what takes long, for the threads that hold a queue of ublk.
+//! Threads that do the long work for the threads that hold a queue of ublk.
 //!
-//! The kernel takes answers of a queue only from the one thread that fetches. So that a page on the
-//! backing, or a write of many pages, does not hold up the faults behind it, that thread puts the
-//! request on its [`Desk`] and a [`Job`] for each part of it into the crew's list. Whoever does the
-//! last part marks the desk, and wakes the thread if it sleeps. The list's lock is taken for such
-//! jobs alone: a fault from the pool never meets it.
+//! The kernel takes answers of a queue only from the one thread that fetches. A page on the
+//! backing, or a write of many pages, must not delay the faults behind it. So the thread of a queue
+//! puts the request on its [`Desk`], and a [`Job`] for each part of it into the crew's list. The
+//! thread that does the last part marks the desk, and wakes the queue's thread if it sleeps. The
+//! list's lock is taken for such jobs alone: a fault from the pool never meets it.
 
 use crate::disk::Disk;
 use crate::request;
@@ -19,7 +19,7 @@ use std::time::Instant;
 use uzswap_engine::PAGE_BYTES;
 use uzswap_sys::ublk::{Bell, Io, Operation};
 
-/// Pages of a write that one thread takes: some 40 µs of work, twice what waking a thread costs.
+/// Pages of a write that one thread takes: some 40 µs of work, twice the cost of waking a thread.
 const PART_PAGES: usize = 8;
 
 /// Requests of a device that can be under way: their marks are bits of a word.
@@ -40,10 +40,10 @@ pub(crate) struct Desk {
 /// By tag.
 #[derive(Default)]
 struct Place {
-    /// Several read what is to be written; one fills what was to be read.
+    /// Several threads read the pages of a write; one fills the pages of a read.
     io: RwLock<Option<Io>>,
     parts_left: AtomicUsize,
-    /// What the kernel will be told: 0, or an error number.
+    /// The result for the kernel: 0, or an error number.
     errno: AtomicI32,
 }
 
@@ -60,7 +60,7 @@ impl Desk {
         }
     }
 
-    /// Does a request of which nobody else has a part; what the kernel will be told.
+    /// Does a request of which no other thread has a part, and returns the result for the kernel.
     pub(crate) fn serve(&self, io: &mut Io, disk: &dyn Disk, counts: &Counts) -> i32 {
         let (began, offset) = (Instant::now(), self.start + io.offset);
         let outcome = match io.operation {
@@ -89,7 +89,7 @@ impl Desk {
         )
     }
 
-    /// Whether that would take longer than handing it over; `pages_max` is for reads.
+    /// True if that would take longer than handing it over; `pages_max` is for reads.
     pub(crate) fn takes_long(&self, io: &Io, disk: &dyn Disk, pages_max: usize) -> bool {
         match io.operation {
             Operation::Read => {
@@ -100,7 +100,7 @@ impl Desk {
         }
     }
 
-    /// A part of what is in a place: all, or of a write some pages.
+    /// A part of the request in a place: all of it, or some pages of a write.
     fn serve_part(&self, job: &Job, disk: &dyn Disk, counts: &Counts) {
         let place = &self.places[job.tag];
         let errno = if job.bytes == 0 {
@@ -118,7 +118,7 @@ impl Desk {
         if errno != 0 {
             place.errno.store(errno, Relaxed);
         }
-        // What was done happened before the mark, for whoever sees it.
+        // The work happened before the mark, for a thread that sees the mark.
         if place.parts_left.fetch_sub(1, AcqRel) == 1 {
             self.done.fetch_or(1 << job.tag, SeqCst);
             // Either the sleeper sees the mark, or this sees that it sleeps.
@@ -128,7 +128,8 @@ impl Desk {
         }
     }
 
-    /// Takes back what is done, by the queue's thread: each request with what the kernel is told.
+    /// Takes back the requests that are done, each with its result for the kernel. The queue's
+    /// thread calls it.
     pub(crate) fn collect(&self, mut take: impl FnMut(Io, i32)) {
         let mut done = self.done.swap(0, SeqCst);
         while done != 0 {

@@ -30,7 +30,8 @@ pub enum AttachError {
 const TIMEOUT: Duration = Duration::from_millis(500);
 
 /// Writes a header to a device of `bytes` and has the kernel swap to it, at `priority` (the highest
-/// is filled first). Waits for who serves the device, and for the next one if that is killed.
+/// is filled first). Waits for the daemon that serves the device, and for the next one if that is
+/// killed.
 pub fn switch_on(device: &Path, bytes: u64, priority: u16) -> Result<(), AttachError> {
     let pages = (bytes / PAGE_BYTES as u64) as u32;
     if let Some(id) = ublk::id(device) {

@@ -1,9 +1,9 @@
-//! What is behind the device: the cache, or plain memory for comparison.
+//! The storage behind the device: the cache, or plain memory for comparison.
 
 use std::sync::{Arc, PoisonError, RwLock};
 use uzswap_engine::{Area, Cache, Load, PAGE_BYTES, Page, Store, SwapEntry};
 
-/// Why a request failed; what the kernel is told.
+/// The reason of a failed request, and the error for the kernel.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum DiskError {
     /// Offset or length is not in whole pages, or beyond the end.
@@ -19,7 +19,7 @@ pub trait Disk: Send + Sync {
     /// Its size.
     fn bytes(&self) -> u64;
 
-    /// Reads pages; what was never written or was discarded reads as zeros.
+    /// Reads pages. A page that was never written or was discarded reads as zeros.
     fn read(&self, offset: u64, out: &mut [u8]) -> Result<(), DiskError>;
 
     /// Writes pages. On an error any part of them may have been taken.
@@ -28,7 +28,7 @@ pub trait Disk: Send + Sync {
     /// Forgets pages.
     fn discard(&self, offset: u64, bytes: u64) -> Result<(), DiskError>;
 
-    /// Whether reading the page at `offset` would wait for a slower device.
+    /// True if reading the page at `offset` would wait for a slower device.
     fn is_slow(&self, offset: u64) -> bool;
 }
 
@@ -111,7 +111,7 @@ impl Disk for CacheDisk {
     }
 }
 
-/// Plain memory: what the transport costs by itself.
+/// Plain memory, to measure the cost of the transport by itself.
 pub struct MemoryDisk {
     pages: RwLock<Vec<u8>>,
 }
@@ -175,7 +175,7 @@ mod tests {
         CacheDisk::new(cache, PAGES).unwrap()
     }
 
-    /// The kernel reads the neighbours of what it needs, whether or not they were ever written.
+    /// The kernel reads the neighbours of a page that it needs, also those that were never written.
     #[test]
     fn reading_what_nobody_wrote_makes_nothing() {
         let disk = disk();

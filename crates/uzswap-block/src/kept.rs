@@ -1,5 +1,5 @@
-//! What of a server outlives its process: the connections to the kernel, and the requests that were
-//! taken and not answered.
+//! The parts of a server that outlive its process: the connections to the kernel, and the requests
+//! that were taken and not answered.
 //!
 //! As long as somebody has a connection's descriptor, the kernel waits. A request that a thread has
 //! taken lies in the thread's buffer, in memory that stays, with a mark:
@@ -11,8 +11,8 @@
 //! | its number | known | served: to be answered with that, and not served again |
 //!
 //! A write that was answered may be followed by another one to the same page at once; so once it is
-//! about to be answered it is never done again. What is answered twice is answered once: the kernel
-//! has forgotten the number by then.
+//! about to be answered it is never done again. A second answer to a request has no effect: the
+//! kernel has forgotten the number by then.
 
 use crate::disk::DiskError;
 use crate::protocol::{OUTCOME_AT, UNIQUE_AT};
@@ -66,7 +66,7 @@ impl Kept {
     }
 }
 
-/// Whether the kernel's first request was answered.
+/// True if the kernel's first request was answered.
 pub(crate) struct Greeted(Part);
 
 impl Greeted {
@@ -79,7 +79,7 @@ impl Greeted {
     }
 }
 
-/// What a thread's requests lie in.
+/// The memory of a thread's requests.
 pub(crate) struct Buffer(Part);
 
 /// Marks an outcome in the place of a number of a file, of which there is one, with number 1.
@@ -105,7 +105,7 @@ impl Buffer {
         (word & KNOWN != 0).then_some((word & !KNOWN) as i32)
     }
 
-    /// Whether a request is in it.
+    /// True if a request is in it.
     pub(crate) fn has_request(&self) -> bool {
         self.0.word(UNIQUE_AT) != 0
     }

@@ -36,8 +36,8 @@ pub struct Maintainer {
 }
 
 impl Maintainer {
-    /// Starts the threads. What is stored before they have begun waits for them: one that the
-    /// daemon started in another's place is written to at once, and its threads may wait for a CPU.
+    /// Starts the threads. A page that is stored before they have begun waits for them. A daemon
+    /// that replaces another one gets pages at once, while its threads may wait for a CPU.
     pub fn start(cache: Arc<Cache>) -> std::io::Result<Self> {
         cache.wait_for_work(Duration::ZERO);
         let stop = Arc::new(AtomicBool::new(false));
@@ -71,8 +71,8 @@ impl Maintainer {
 }
 
 fn keep_node(node: usize, cache: &Cache, stop: &AtomicBool) {
-    // What it makes is filled with zeros by a processor that is near. Where none of them may be
-    // used, or they go, another one does it.
+    // A processor that is near fills its memory with zeros. Where none of them may be used, or they
+    // go, another one does it.
     let _ = Nodes::of_machine().run_on(node);
     while !stop.load(Relaxed) {
         cache.wait_for_work_on(node, INTERVAL);
@@ -94,16 +94,16 @@ fn run(cache: &Cache, stop: &AtomicBool) {
         }
         let now = start.elapsed();
         if now - idle_at >= INTERVAL {
-            // What is on line, in our cpuset and in our affinity: no source says more, or sooner
-            // where there are no uevents, as in a container. An error: there is no memory for what
-            // a CPU has. It does without, and is tried again.
+            // The CPUs that are online, in our cpuset and in our affinity. No source tells more,
+            // and in a container, without uevents, none tells it sooner. An error: there is no
+            // memory for a CPU's resources. It does without, and is tried again.
             let _ = cache.follow_cpus(&CpuSet::of_caller());
             if now - memory_at >= MEMORY_INTERVAL {
                 memory_at = now;
                 follow_memory(cache);
             }
             cache.idle(now);
-            // From its end, so that what it takes is a share of the interval.
+            // From its end, so that its own time is a share of the interval.
             idle_at = start.elapsed();
         }
     }

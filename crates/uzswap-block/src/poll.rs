@@ -2,8 +2,8 @@
 
 use std::time::{Duration, Instant};
 
-/// A yield that takes longer gave the CPU to a program: a thread that sleeps then takes nothing
-/// from it, and is woken before it, where one that polls waits for its turn.
+/// A yield that takes longer gave the CPU to a program. Then a thread that sleeps takes no time
+/// from the program and is woken before it, whereas a thread that polls waits for its turn.
 const YIELD_MAX: Duration = Duration::from_micros(50);
 
 /// Times that it sleeps at once after such a yield.
@@ -28,18 +28,18 @@ impl Poll {
         self.since = Instant::now();
     }
 
-    /// Whether it would poll now.
+    /// True if it would poll now.
     pub(crate) fn is_patient(&self) -> bool {
         self.unpolled == 0 && self.since.elapsed() < self.length
     }
 
-    /// Whether to look again, having yielded; if not, the caller sleeps now.
+    /// True, after a yield, if the caller shall look again; otherwise it sleeps now.
     pub(crate) fn again(&mut self) -> bool {
         if !self.is_patient() {
             self.unpolled = self.unpolled.saturating_sub(1);
             return false;
         }
-        // Not a mere spin: on this CPU there may be whoever would bring the request.
+        // Not a mere spin: the thread that would bring the request may need this CPU.
         let yielded = Instant::now();
         std::thread::yield_now();
         if yielded.elapsed() > YIELD_MAX {

@@ -47,7 +47,7 @@ const OPEN_PARALLEL_DIRECT_WRITES: u32 = 1 << 6;
 /// that request is answered, however it is killed.
 const OPEN_NO_FLUSH: u32 = 1 << 5;
 
-/// What is asked for.
+/// The kind of request.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Ask {
     Init {
@@ -164,7 +164,7 @@ impl Reply {
         self.bytes[at..at + bytes.len()].copy_from_slice(bytes);
     }
 
-    /// The answer to `Init`: what of the kernel's offers is taken.
+    /// The answer to `Init`: the offers of the kernel that are taken.
     pub(crate) fn init(unique: u64, minor: u32, flags: u32, request_bytes_max: usize) -> Self {
         let mut reply = Self::ok(unique);
         let flags = flags & (INIT_ASYNC_DIO | INIT_BIG_WRITES | INIT_MAX_PAGES);

@@ -1,9 +1,9 @@
-//! What the kernel asks of the disk, by whatever transport it came.
+//! A request of the kernel to the disk, by either transport.
 
 use crate::disk::{Disk, DiskError};
 use uzswap_engine::PAGE_BYTES;
 
-/// Whether a read takes longer than waking another thread: more than `pages_max` pages, or a page
+/// True if a read takes longer than waking another thread: more than `pages_max` pages, or a page
 /// that has to be read from the backing.
 pub(crate) fn takes_long(disk: &dyn Disk, offset: u64, bytes: u64, pages_max: usize) -> bool {
     let page = PAGE_BYTES as u64;
@@ -11,7 +11,7 @@ pub(crate) fn takes_long(disk: &dyn Disk, offset: u64, bytes: u64, pages_max: us
     pages > pages_max as u64 || (0..pages).any(|index| disk.is_slow(offset + index * page))
 }
 
-/// What the kernel is told: it keeps a page that was not taken, and does not use one that is lost.
+/// The result for the kernel. It keeps a page that was rejected, and does not use one that is lost.
 pub(crate) fn errno(error: DiskError) -> i32 {
     match error {
         DiskError::Range => libc::EINVAL,

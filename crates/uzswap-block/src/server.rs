@@ -1,15 +1,15 @@
 //! The threads that answer the kernel.
 //!
 //! A fault waits for three wake-ups: the loop device's worker, one of these threads, and the
-//! faulting task. Ours is the one that can be saved. Of the threads that *watch* the queue, the
-//! last to find it empty polls for a while before it sleeps; the others park, so that no request
-//! wakes a thread only for it to find the request gone. Measured on two idle virtual CPUs, p50 of a
-//! random fault with memory behind the device: 48 µs with two threads that sleep, 43 µs with two
-//! that poll, 24 µs with one that polls. It yields its CPU at each look: the loop device's worker
-//! may be waiting for just that one (p90 of a fault 42 µs, and 76 with a spin; a build with 12 jobs
-//! 5 s instead of 7).
+//! faulting task. Ours is the one that can be saved. Some threads *watch* the queue. The last of
+//! them to find it empty polls for a while before it sleeps; the others park. So no request wakes a
+//! thread that then finds the request gone. Measured on two idle virtual CPUs, with memory behind
+//! the device: p50 of a random fault is 48 µs with two threads that sleep. It is 43 µs with two
+//! that poll, and 24 µs with one. It yields its CPU at each look, because the loop device's worker
+//! may be waiting for that CPU. (p90 of a fault is 42 µs, and 76 with a spin; a build with 12 jobs
+//! takes 5 s instead of 7.)
 //!
-//! A thread watches while it serves what takes microseconds. Before anything longer — several
+//! A thread watches while it serves requests of microseconds. Before anything longer — several
 //! pages, or a page on the backing — it makes sure that another one watches. A thread that never
 //! finds the queue empty calls for another as well. Parked threads help with large writes.
 
@@ -43,7 +43,7 @@ pub struct ServerConfig {
     pub threads_per_cpu: usize,
     /// How long the last watcher polls after a request before it sleeps.
     pub poll: Duration,
-    /// Whether threads run before ordinary ones of the machine.
+    /// True if the threads run before ordinary ones of the machine.
     pub raise_priority: bool,
 }
 
@@ -51,7 +51,7 @@ impl ServerConfig {
     /// Threads that do not come and go.
     const THREADS_ALWAYS: usize = 6;
 
-    /// What measures best on this many CPUs: see the module.
+    /// The best measured settings for this many CPUs: see the module.
     pub fn for_cpus(cpus: usize) -> Self {
         Self {
             threads: Self::THREADS_ALWAYS + 2 * cpus,
@@ -100,7 +100,7 @@ const BUSY_STREAK: u32 = 8;
 /// Stack of a thread, bytes: the deepest path reads a record through a bounce buffer.
 pub(crate) const STACK_BYTES: usize = 256 << 10;
 
-/// What the server's threads share.
+/// The state that the server's threads share.
 pub(crate) struct Shared {
     disk: Arc<dyn Disk>,
     watch: Watch,
@@ -116,7 +116,8 @@ struct Desk {
     /// The request, and the data of the reply.
     buffer: RwLock<Buffer>,
     batch: Batch,
-    /// What the process before has left here is answered, before anybody takes a request here.
+    /// The requests that the process before left here are answered before a thread takes a request
+    /// here.
     settled: Once,
 }
 
@@ -179,7 +180,7 @@ impl Server {
         Ok(Self { team, path: path.to_owned() })
     }
 
-    /// What a CPU has of the server.
+    /// A CPU's part of the server.
     pub(crate) fn cpu_state(&self) -> CpuState {
         self.team.cpu_state()
     }
@@ -225,7 +226,7 @@ struct Worker {
     poll: Poll,
 }
 
-/// What came of waiting for a request.
+/// The outcome of waiting for a request.
 enum Received {
     Bytes(usize),
     /// The thread is to leave.
@@ -288,8 +289,8 @@ impl Worker {
         self.shared.watch.close();
     }
 
-    /// Answers what the process before has left at this desk, once. Whoever else comes here waits
-    /// for that: a request that is taken overwrites the one before.
+    /// Answers the requests that the process before left at this desk, once. Other threads that
+    /// come here wait for that: a request that is taken overwrites the one before.
     fn settle(&self) {
         self.desk().settled.call_once(|| self.answer_left());
     }
@@ -412,13 +413,13 @@ impl Worker {
         self.desk().buffer().clear();
     }
 
-    /// Notes the outcome of what must not be done again once it is answered.
+    /// Notes the outcome of a request that must not be repeated once it is answered.
     fn done(&self, outcome: Result<(), DiskError>) -> Result<(), DiskError> {
         self.desk().buffer().set_outcome(outcome);
         outcome
     }
 
-    /// Writes what is in the buffer, alone or with the help of parked threads.
+    /// Writes the pages of the buffer, alone or with the help of parked threads.
     fn write(&self, offset: u64, bytes: usize) -> Result<(), DiskError> {
         let Shared { watch, .. } = &*self.shared;
         let batch = &self.desk().batch;

@@ -1,4 +1,4 @@
-//! What the kernel has swapped to our devices, by its own account.
+//! The amount that the kernel has swapped to our devices, by its own account.
 
 use std::io;
 use std::path::PathBuf;
@@ -28,7 +28,7 @@ impl Swapped {
         *self.devices.lock().unwrap_or_else(PoisonError::into_inner) = devices;
     }
 
-    /// Whether the kernel lists one of them as a swap area. It does until the last page is read
+    /// True if the kernel lists one of them as a swap area. It does until the last page is read
     /// back. Errors: it does not say, so it may.
     pub fn is_listed(&self) -> io::Result<bool> {
         let devices = self.devices.lock().unwrap_or_else(PoisonError::into_inner);

@@ -1,7 +1,7 @@
 //! The threads of a server: some that are always there, and some for each CPU that is up.
 //!
-//! Threads have numbers, which go with what they serve from. A thread that is one too many ends
-//! when it next has nothing to do; nobody waits for that.
+//! Threads have numbers, which belong to the connections and buffers that they serve from. A thread
+//! that is one too many ends when it next has nothing to do; nobody waits for that.
 
 use crate::server::{STACK_BYTES, ServerConfig};
 use std::io;
@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::{Builder, JoinHandle};
 use uzswap_engine::{CpuState, StateDoc};
 
-/// What a team's threads do.
+/// The work of a team's threads.
 pub(crate) trait Work: Send + Sync + 'static {
     /// Where threads are that have nothing to do.
     type Rest: Rest;
@@ -27,7 +27,7 @@ pub(crate) trait Rest {
     /// How many CPUs they serve on.
     fn cpus(&self) -> &CpuCount;
 
-    /// Who is there; it may be looked at by any thread that has nothing to do.
+    /// The members that are there. Every idle thread may look at it.
     fn with_rota<T>(&self, change: impl FnOnce(&mut Rota) -> T) -> T;
 
     /// Wakes a thread that has nothing to do, if there is one, so that it looks at the rota.
@@ -70,7 +70,7 @@ impl Rota {
         Self { leaving: 0, away, missing: 0 }
     }
 
-    /// Whether a thread that has nothing to do is to leave, which it has then done.
+    /// True if an idle thread is to leave; it has then left the team.
     pub(crate) fn leaves(&mut self, number: usize) -> bool {
         let leaves = self.leaving > 0;
         if leaves {
@@ -187,7 +187,7 @@ impl<W: Work> Team<W> {
         }
     }
 
-    /// What a CPU has of the team. Without the team it has nothing.
+    /// A CPU's part of the team. Without the team it has nothing.
     pub(crate) fn cpu_state(self: &Arc<Self>) -> CpuState {
         let (came, went) = (Arc::downgrade(self), Arc::downgrade(self));
         CpuState::new(

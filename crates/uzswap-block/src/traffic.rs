@@ -1,4 +1,4 @@
-//! What the server's threads did: pages each way, and how long reads took to serve.
+//! The work of the server's threads: pages each way, and the times of serving reads.
 
 use crossbeam_utils::CachePadded;
 use histogram::{AtomicHistogram, Histogram};
@@ -102,8 +102,8 @@ impl Traffic {
         Some(self.times()?.quantile_bucket(share).ok()??.end())
     }
 
-    /// How many reads took at most so many ns, and more than the time before, for times that are
-    /// powers of two; and what all of them took, to 2 %, as no sum is kept on their way.
+    /// For each power of two, the number of reads that took at most so many ns, and more than the
+    /// power before. The time of all of them follows, to 2 %: no sum is kept on their way.
     pub fn read_times(&self) -> (Vec<(u64, u64)>, u64) {
         let mut counts: Vec<_> = TIMES.map(|power| (1 << power, 0)).collect();
         let mut sum = 0;

@@ -54,7 +54,7 @@ impl FromStr for Kind {
 }
 
 impl Kind {
-    /// What this machine has for it; an error says what is missing.
+    /// The means of this machine for it; an error names the missing part.
     pub fn check(self) -> io::Result<()> {
         match self {
             Self::Fuse => uzswap_sys::fuse::open().map(drop).and_then(|()| loopdev::check()),
@@ -66,8 +66,8 @@ impl Kind {
 /// Where a block device over a part of the disk is.
 ///
 /// A process that serves a file never has that file open itself. If it were killed meanwhile it
-/// would wait for its own answers, and so would whoever waits for its end: the kernel waits for the
-/// answer to an OPEN that a thread of that process has taken.
+/// would wait for its own answers, and so would a process that waits for its end. The kernel waits
+/// for the answer to an OPEN that a thread of that process has taken.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Offer {
     /// Here.
@@ -85,8 +85,8 @@ pub struct Device {
 }
 
 impl Device {
-    /// Makes a device over a part of what is offered, bytes. For a process that serves nothing, and
-    /// has no connection of one that does: it waits for answers.
+    /// Makes a device over a part of the offered space, bytes. For a process that serves nothing,
+    /// and has no connection of one that does: it waits for answers.
     pub fn over(offer: Offer, part: Range<u64>) -> Result<Self, AttachError> {
         let path = match offer {
             Offer::Device(path) => return Ok(Self { path, _loop: None }),
@@ -119,7 +119,7 @@ pub trait Transport: Send {
     /// All devices that are wanted are in use: nothing is kept for others any more.
     fn settle(&mut self);
 
-    /// What each CPU has of it, threads: to be added to the cache's states.
+    /// Each CPU's part of it, threads, to be added to the cache's states.
     fn cpu_state(&self) -> CpuState;
 }
 
@@ -148,8 +148,8 @@ pub fn start(
     }
 }
 
-/// Undoes what a transport has made that its process can no longer undo: detaches a device.
-/// Not an error: it is gone already.
+/// Detaches a device of a transport whose process can no longer do it. Not an error: it is gone
+/// already.
 pub fn detach(kind: Kind, device: &Path) -> io::Result<()> {
     match kind {
         Kind::Fuse => match loopdev::detach(device) {
@@ -160,8 +160,8 @@ pub fn detach(kind: Kind, device: &Path) -> io::Result<()> {
     }
 }
 
-/// Whether a device is ours, and not another by its name: one over a file in `folder`, or with our
-/// mark.
+/// True if a device is ours, and not another one of that name: its file is in `folder`, or it has
+/// our mark.
 pub fn is_ours(kind: Kind, device: &Path, folder: &Path) -> bool {
     match kind {
         Kind::Fuse => loopdev::backing_file(device).is_some_and(|file| file.starts_with(folder)),
@@ -170,7 +170,7 @@ pub fn is_ours(kind: Kind, device: &Path, folder: &Path) -> bool {
 }
 
 /// Answers with errors for devices whose process was killed, while they are switched off. `None`
-/// where the kernel does that itself: only ublk's stay until then, with whoever waits for them.
+/// where the kernel does that itself. Only ublk's requests stay until then, and their threads wait.
 pub fn stand_in(kind: Kind, devices: &[PathBuf]) -> io::Result<Option<Box<dyn Transport>>> {
     match kind {
         Kind::Ublk if !devices.is_empty() => Ok(Some(Box::new(ublk::stand_in(devices)?))),
@@ -193,7 +193,7 @@ impl Transport for OverFuse {
         Ok(Offer::File(self.file.clone()))
     }
 
-    /// A loop device goes with whoever has made it.
+    /// A loop device goes with the process that has made it.
     fn settle(&mut self) {}
 
     fn cpu_state(&self) -> CpuState {

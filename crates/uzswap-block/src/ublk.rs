@@ -1,15 +1,14 @@
 //! The transport over ublk: a device for each part of the disk, and a thread for each device.
 //!
 //! A fault waits for two wake-ups, the device's thread and the faulting task, and ours is saved
-//! while the thread polls. It answers and sleeps in one system call. What takes long, the
-//! [`crew`](crate::crew) does. Buffers are the devices' own, made and faulted in with them.
+//! while the thread polls. It answers and sleeps in one system call. The [`crew`](crate::crew) does
+//! the long work. Buffers are the devices' own, made and faulted in with them.
 //!
 //! A device whose server was killed stays, for the kernel may be swapping to it, and its requests
 //! wait. The next server takes it over, and is given the requests that were taken and not answered.
 //! Those may have been served: serving them again changes nothing, since the kernel asks for
-//! nothing else of the same page while it waits for an answer. Where nothing of what was stored
-//! outlives the server, somebody else answers, with errors, until the device is switched off:
-//! [`stand_in`].
+//! nothing else of the same page while it waits for an answer. Where no stored page outlives the
+//! server, [`stand_in`] answers with errors until the device is switched off.
 
 use crate::crew::{Crew, Desk, TAGS_MAX};
 use crate::device::AttachError;
@@ -32,12 +31,12 @@ use uzswap_engine::{CpuState, PAGE_BYTES};
 use uzswap_sys::swap;
 use uzswap_sys::ublk::{self, Control, Event, Handover, Io, Queue, Shape};
 
-/// Requests of one device under way: a fault of each of many jobs, beside what is written. Its
+/// Requests of one device under way: a fault of each of many jobs, and the writes beside them. Its
 /// buffers take 4 MiB of locked memory (32 × 128 KiB).
 const DEPTH: u16 = 32;
 const _: () = assert!(DEPTH as usize <= TAGS_MAX);
 
-/// Longest read or write: what the kernel reclaims at a time, 32 pages.
+/// Longest read or write: the 32 pages that the kernel reclaims at a time.
 const IO_BYTES_MAX: u32 = 128 << 10;
 
 /// Longest discard: half a million pages, some 10 ms of the crew's.
@@ -120,7 +119,7 @@ impl Devices {
         let queue = self.control.queue(id, DEPTH, IO_BYTES_MAX);
         let made = queue.and_then(|queue| self.serve(id, part.start, queue, None));
         made.inspect_err(|_| {
-            // What went wrong first is told.
+            // The first error is told.
             let _ = self.control.delete(id);
         })
     }
@@ -264,7 +263,7 @@ impl Transport for Devices {
 impl Drop for Devices {
     fn drop(&mut self) {
         if self.outlived {
-            // What the kernel swaps to is left for the next server: this process ends.
+            // A device that the kernel swaps to is left for the next server: this process ends.
             self.settle();
             self.devices.clear();
         }
@@ -275,7 +274,7 @@ impl Drop for Devices {
     }
 }
 
-/// What a device's thread has.
+/// The state of a device's thread.
 struct Server {
     number: usize,
     queue: Queue,
@@ -310,7 +309,7 @@ impl Server {
         }
     }
 
-    /// Serves what there is; whether there was anything.
+    /// Serves the requests that are there, and returns true if there were any.
     fn look(&mut self) -> bool {
         let mut is_busy = false;
         while let Some(event) = self.queue.take() {
@@ -343,13 +342,14 @@ fn answer(queue: &mut Queue, io: Io, errno: i32) {
     queue.commit(io, if errno == 0 { bytes } else { -errno });
 }
 
-/// How long the kernel may take to notice that a device's server is dead: until it looks, or until
-/// requests are between one and two timeouts old; and as much again, on a busy machine.
+/// The longest time until the kernel notices that a device's server is dead. It does so when it
+/// looks, or when requests are between one and two timeouts old. A busy machine may take twice
+/// that.
 fn patience(id: u32) -> Duration {
     2 * (LOOKS + 2 * ublk::timeout(id).unwrap_or(TIMEOUT))
 }
 
-/// Whether there is no such device any more.
+/// True if there is no such device any more.
 fn is_gone(error: &io::Error) -> bool {
     error.raw_os_error() == Some(libc::ENODEV)
 }
@@ -367,8 +367,8 @@ pub(crate) fn detach(path: &Path) -> io::Result<()> {
     Ok(())
 }
 
-/// Whether we made it. Asked many times a second, so that what is known is kept: by the number of
-/// its folder in sysfs, which no other device gets.
+/// True if we made it. It is asked many times a second, so the answer is kept: by the number of its
+/// folder in sysfs, which no other device gets.
 pub(crate) fn is_ours(path: &Path) -> bool {
     static KNOWN: Mutex<BTreeMap<u32, u64>> = Mutex::new(BTreeMap::new());
     let Some(id) = ublk::id(path) else { return false };

@@ -1,4 +1,4 @@
-//! Which of the server's threads watch the queue, and what wakes the others.
+//! The server's threads that watch the queue, and the waking of the others.
 //!
 //! A thread that is parked is called for one thing: to watch, or to help with another's large
 //! write. Each sleeps by itself, and the one that parked last is called first, since its memory is
@@ -17,14 +17,14 @@ pub(crate) struct Watch {
     /// CPUs that are up. More watchers than that are not worth having.
     cpus: CpuCount,
     parked: Mutex<Parked>,
-    /// What each thread sleeps on.
+    /// The word that each thread sleeps on.
     calls: Box<[Condvar]>,
 }
 
 struct Parked {
     /// Threads that wait to be called, the last to park at the end.
     waiting: Vec<usize>,
-    /// For each thread, what it was called for and has not begun.
+    /// For each thread, the work that it was called for and has not begun.
     called: Box<[Option<Call>]>,
     rota: Rota,
     closed: bool,
@@ -39,7 +39,7 @@ enum Call {
     Look,
 }
 
-/// What became of a watcher that went to park.
+/// The outcome for a watcher that went to park.
 #[derive(PartialEq, Eq)]
 pub(crate) enum Parking {
     /// It may not: it is the last one.
@@ -70,7 +70,7 @@ impl Watch {
         self.parked.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Whether another watcher would be of use.
+    /// True if another watcher would be of use.
     pub(crate) fn has_room(&self) -> bool {
         self.watchers.load(Relaxed) < self.cpus.get()
     }
@@ -148,7 +148,7 @@ impl Watch {
     /// `number`.
     pub(crate) fn share(&self, number: usize, batch: &Batch) {
         let mut parked = self.parked();
-        // Under the lock: who is called cannot leave before it is expected.
+        // Under the lock, so that a thread that is called cannot leave before it is expected.
         let called =
             (1..self.cpus.get()).take_while(|_| self.call_one(&mut parked, Call::Help(number)));
         called.for_each(|_| batch.expect());
@@ -216,7 +216,7 @@ mod tests {
     }
 
     impl Play {
-        /// Whether the thread is to go on.
+        /// True if the thread is to go on.
         fn park(&self, number: usize) -> bool {
             let parking = self.watch.park(number, |other| {
                 self.helped.fetch_add(1, Relaxed);
