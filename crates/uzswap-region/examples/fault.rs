@@ -1,7 +1,8 @@
-//! What a fault costs: `fault PAGES [random|sequential] [THREADS] [COMPRESSOR] [MODE]`.
+//! The cost of a fault: `fault PAGES [random|sequential] [THREADS] [COMPRESSOR] [MODE]`.
 //!
-//! Fills a region with the pages of a file (as `uzswap record` writes them), takes all of them out,
-//! and touches each once, with a budget in which nothing must leave meanwhile. Prints nanoseconds.
+//! Fills a region with the pages of a file (as `uzswap record` writes them), evicts all of them,
+//! and touches each once. The budget is so large that no page is evicted meanwhile. Prints
+//! nanoseconds.
 
 use std::hint::black_box;
 use std::time::Instant;

@@ -1,4 +1,4 @@
-//! Read-ahead: what a program that goes on in order touches next is brought in meanwhile.
+//! Read-ahead: the pages that a program in order touches next are brought in meanwhile.
 //!
 //! A fault that is about to bring in a whole window asks for the one behind it, and a thread
 //! decodes that at the same time. If the program gets there first, it waits for the pages that are
@@ -14,7 +14,7 @@ use crate::streams::Way;
 use crate::word::Kind;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-/// What is asked for: the last that was.
+/// The last request.
 #[derive(Default)]
 pub(crate) struct Ahead {
     /// A region in the upper half, a page in the lower; no region is 0.
@@ -29,7 +29,7 @@ impl Ahead {
         self.bell.ring();
     }
 
-    /// What the thread that reads ahead waits for.
+    /// The word that the thread that reads ahead waits for.
     pub(crate) fn bell(&self) -> &Bell {
         &self.bell
     }
@@ -43,7 +43,7 @@ impl Ahead {
 }
 
 impl Inner {
-    /// What the thread that reads ahead does.
+    /// The work of the thread that reads ahead.
     pub(crate) fn run_ahead(&self) {
         uzswap_engine::compress::prepare_thread();
         while !self.is_stopping() {

@@ -1,8 +1,8 @@
 //! How much memory a pager takes, and may take.
 //!
 //! Counted in pages: those *charged* (resident, staged, or kept ready for either) and those of the
-//! cache. A page is charged before it is made, so the sum is never above the budget; threads charge
-//! 32 at a time, so that the count is not written by every fault.
+//! cache. A page is charged before it is made, so the sum is never above the budget. Threads charge
+//! 32 at a time, so that not every fault writes the count.
 
 use rustix::thread::futex;
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU32, Ordering::*};
@@ -21,16 +21,16 @@ pub(crate) struct Budget {
     limit: AtomicI64,
     /// Rung when reclaim should run.
     bell: Bell,
-    /// Counts the times that pages were given back, for who waits for some.
+    /// Counts the times that pages were given back, for threads that wait for some.
     returned: AtomicU32,
     waiting: AtomicU32,
     /// Nothing can be taken out any more.
     exhausted: AtomicBool,
-    /// Whoever asks for pages gets them.
+    /// Every request for pages succeeds.
     lifted: AtomicBool,
-    /// Whoever asks for pages waits until this is over.
+    /// Every request for pages waits until this is over.
     held: AtomicBool,
-    /// Who finds no room waits for the budget to grow, instead of ending the process.
+    /// A thread without room waits for the budget to grow, instead of ending the process.
     patient: AtomicBool,
     /// Threads that do.
     starved: AtomicU32,
@@ -136,7 +136,7 @@ impl Budget {
         self.changed();
     }
 
-    /// Wakes who waits for room.
+    /// Wakes threads that wait for room.
     pub(crate) fn changed(&self) {
         self.exhausted.store(false, Relaxed);
         self.returned.fetch_add(1, SeqCst);
@@ -198,7 +198,7 @@ impl Budget {
         self.patient.store(patient, Relaxed);
     }
 
-    /// Whether a thread waits for the budget to grow.
+    /// True if a thread waits for the budget to grow.
     pub(crate) fn is_starved(&self) -> bool {
         self.starved.load(Relaxed) > 0
     }
@@ -211,13 +211,13 @@ impl Budget {
         }
     }
 
-    /// What reclaim waits for.
+    /// The state that reclaim waits for.
     pub(crate) fn bell(&self) -> &Bell {
         &self.bell
     }
 }
 
-/// What threads of a pager wait for, until there is something to do.
+/// The word on which threads of a pager wait for work.
 #[derive(Default)]
 pub(crate) struct Bell(AtomicU32);
 
@@ -226,7 +226,7 @@ impl Bell {
         self.0.load(Relaxed) != 0
     }
 
-    /// Wakes who waits, unless that was done and nobody has come since.
+    /// Wakes the waiting threads, unless that was done and no thread has come since.
     pub(crate) fn ring(&self) {
         if self.0.swap(1, AcqRel) == 0 {
             wake_all(&self.0);
@@ -247,7 +247,7 @@ pub(crate) fn wait(word: &AtomicU32, value: u32) {
     let _ = futex::wait(word, futex::Flags::PRIVATE, value, None);
 }
 
-/// Wakes all who wait on a word.
+/// Wakes all threads that wait on a word.
 pub(crate) fn wake_all(word: &AtomicU32) {
     // There is no error that a valid address could meet.
     let _ = futex::wake(word, futex::Flags::PRIVATE, i32::MAX as u32);

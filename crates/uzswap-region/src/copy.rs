@@ -9,10 +9,10 @@
 //! ```
 //! While page-outs stand still (see [`crate::fork`]) pages only come in. So at the moment of the
 //! fork each page is in its region, or in the file as it was when it left its region. Threads that
-//! use the regions meanwhile are not held up, and what the child gets is of one moment, as with any
+//! use the regions meanwhile are not held up. The child gets the content of one moment, as with any
 //! memory.
 //!
-//! The file has no name, so that it goes with the last process that maps it, and is not held in
+//! The file has no name, so that it goes with the last process that maps it. It is not held in
 //! memory: the kernel writes it to the disk as it sees fit.
 
 use crate::pager::Inner;
@@ -48,9 +48,9 @@ struct Part {
 }
 
 impl Copy {
-    /// Writes what is not in the regions of `pagers` to a file, and has the next process that is
-    /// forked inherit the rest. `None` without regions. Page-outs stand still, and no region comes
-    /// or goes.
+    /// Writes the pages that are not in the regions of `pagers` to a file, and has the next process
+    /// that is forked inherit the rest. `None` without regions. Page-outs stand still, and no
+    /// region comes or goes.
     pub(crate) fn make(pagers: &[Arc<Inner>]) -> io::Result<Option<Self>> {
         let mut parts = Vec::new();
         let mut offset = 0;
@@ -147,7 +147,7 @@ impl Part {
     }
 }
 
-/// Whether a page is in the region: it is newer there than in the file.
+/// True if a page is in the region: it is newer there than in the file.
 fn is_present(space: &Space, page: u32, pagemap: &Pagemap) -> io::Result<bool> {
     match space.load(page).kind() {
         Kind::Resident => Ok(true),

@@ -1,5 +1,5 @@
-//! What can go wrong, as far as it can be told to a caller. A page that cannot be given back ends
-//! the process instead (see [`crate::fault`]).
+//! The errors that a caller is told. A page that cannot be given back ends the process instead (see
+//! [`crate::fault`]).
 
 use std::io;
 use uzswap_engine::backing::BackingError;
@@ -15,7 +15,7 @@ pub enum Error {
          vm.unprivileged_userfaultfd=1 or use a kernel from 5.11 on"
     )]
     Userfaultfd {
-        /// What the kernel said.
+        /// The kernel's error.
         source: io::Error,
     },
     /// Memory that may not be accessed cannot be filled.
@@ -24,7 +24,7 @@ pub enum Error {
          boot without proc_mem.force_override=never"
     )]
     OwnMemory {
-        /// What the kernel said.
+        /// The kernel's error.
         source: io::Error,
     },
     /// Handler threads were asked for, and may not be.
@@ -34,15 +34,15 @@ pub enum Error {
          use mode in-thread, in which system calls need pinned memory"
     )]
     HandlerThreads {
-        /// What the kernel said.
+        /// The kernel's error.
         source: io::Error,
     },
     /// A size could not be read.
     #[error("{what}: '{text}' is not a size; write for example 512M or 2G")]
     Size {
-        /// Of what.
+        /// The option.
         what: &'static str,
-        /// What was given.
+        /// The given value.
         text: String,
     },
     /// A number is out of range.
@@ -50,19 +50,19 @@ pub enum Error {
     Range {
         /// Which.
         what: &'static str,
-        /// What was given.
+        /// The given value.
         value: u64,
-        /// What is accepted.
+        /// The accepted values.
         must: String,
     },
     /// No such choice.
     #[error("no {what} '{text}'; there are {known}")]
     Choice {
-        /// Of what.
+        /// The option.
         what: &'static str,
-        /// What was given.
+        /// The given value.
         text: String,
-        /// What there is.
+        /// The existing ones.
         known: &'static str,
     },
     /// No such compressor.
@@ -79,7 +79,7 @@ pub enum Error {
     Map {
         /// How much was asked for.
         bytes: usize,
-        /// What the kernel said.
+        /// The kernel's error.
         source: io::Error,
     },
     /// All keys are taken.
@@ -96,7 +96,7 @@ pub enum Error {
     /// The address is not the start of a region of this pager.
     #[error("{address:#x} is not the start of a region of this pager; pass what was mapped")]
     Foreign {
-        /// What was given.
+        /// The given value.
         address: usize,
     },
     /// Pinning would leave too little for everything else.
@@ -119,9 +119,9 @@ pub enum Error {
     /// A thread could not be started, a signal handler not be set.
     #[error("cannot {what}: {source}; check the limits of the process (ulimit -a)")]
     System {
-        /// What.
+        /// The failed act.
         what: &'static str,
-        /// What the kernel said.
+        /// The kernel's error.
         source: io::Error,
     },
     /// The calling process is a fork of the one that made the pager.

@@ -84,8 +84,8 @@ impl Inner {
         space.put(page, word);
     }
 
-    /// Ends the process if a page is absent that is resident by its word, which is `Busy` now, made
-    /// so by us: what was in it is lost, and zeros would be wrong.
+    /// Ends the process if a page is absent that is resident by its word, which we have made
+    /// `Busy`. The page's content is lost, and zeros would be wrong.
     pub(crate) fn check_present(&self, space: &Space, page: u32) {
         match self.pagemap().has_page(space.address(page)) {
             Ok(true) => {}
@@ -171,7 +171,7 @@ impl Inner {
         (self.budget.limit().max(0) as usize / part).clamp(1, BATCH)
     }
 
-    /// Whether a lane has a page charged at least, now that it has asked for some.
+    /// True if a lane has at least one page charged, after its request.
     pub(crate) fn has_credit(&self, lane: &mut Lane) -> bool {
         if lane.credit == 0 && self.budget.try_charge(CREDIT) {
             lane.credit = CREDIT;
@@ -226,9 +226,9 @@ impl Inner {
         self.staging.disown(frame, space, page);
     }
 
-    /// [`Uffd::move_pages`] between a region and the staging area. One is locked and the other is
-    /// not, which the kernel refuses, if the program has locked all of its memory since one of them
-    /// was made: then neither is to be.
+    /// [`Uffd::move_pages`] between a region and the staging area. If the program has locked all of
+    /// its memory since one of them was made, one is locked and the other is not. The kernel
+    /// refuses that: then neither may be locked.
     ///
     /// # Safety
     /// As there.
@@ -273,9 +273,9 @@ impl Inner {
         }
     }
 
-    /// `GUARDED` if that is what a page should be which comes in to be read: it is on the backing,
-    /// so that to store it again, unchanged, would take a write there. In a fork's parent it would
-    /// be shared, and could not be moved until it was written.
+    /// `GUARDED` if a page that comes in to be read should be so: it is on the backing, and to
+    /// store it again, unchanged, would take a write there. In a fork's parent it would be shared,
+    /// and could not be moved until it was written.
     fn guard(&self, space: &Space, page: u32, (word, stale): (Word, u32)) -> u32 {
         let is_read = word.kind() == Kind::Stored && stale == 0;
         let guards =
@@ -333,9 +333,9 @@ impl Inner {
         self.copy_in(space, first, pages, guard);
         lane.credit -= count as i64;
         let copy = if word.kind() == Kind::Stored { Word::KEPT | stale | guard } else { 0 };
-        // None of them is known to be used again, the one that was asked for no more than the
-        // others: were it kept when they leave, the next time in order would find it in between,
-        // and windows would be of two.
+        // None of them is known to be used again, not even the requested one. If it were kept when
+        // the others are evicted, the next pass in order would find it in between, and windows
+        // would be of two pages.
         taken.for_each(|page| space.put(page, Word::RESIDENT.with(copy)));
         if word.kind() != Kind::Stored {
             lane.count(Count::FaultsUntouched, 1);
@@ -411,8 +411,9 @@ impl Inner {
     }
 }
 
-/// Makes neighbours of a page `Busy` that is so by us: up to `most` in all, one way, as long as
-/// `may` says so of their words, which `seen` gets with the distance. All that are ours now.
+/// Makes neighbours `Busy` of a page that we have made so: up to `most` in all, in one direction,
+/// as long as `may` allows their words. `seen` gets each word with the distance. All that are ours
+/// now.
 fn take_neighbours(
     space: &Space,
     page: u32,
@@ -439,7 +440,7 @@ pub(crate) fn is_busy(error: &io::Error) -> bool {
     error.raw_os_error() == Some(Errno::BUSY.raw_os_error())
 }
 
-/// Writes a line to standard error. Allocates nothing; cuts off what is too long.
+/// Writes a line to standard error. Allocates nothing, and cuts a text that is too long.
 pub(crate) fn say(text: fmt::Arguments<'_>) {
     let mut line = Line { bytes: [0; 512], len: 0 };
     // Neither an error of the line, which is cut off, nor of the writing leaves anyone to tell.

@@ -5,9 +5,9 @@
 //! [`OnFork::PrivateCopy`] it has ordinary memory there ([`crate::copy`]), or the same signal if no
 //! copy could be made. Its copies of our handles do nothing.
 //!
-//! While a fork with copies is under way, pages do not go out and regions neither come nor go: who
-//! does such things holds [`steady`]. Faults are served, and may exceed the budget meanwhile, so
-//! that no thread waits that the fork may be waiting for.
+//! While a fork with copies is under way, pages are not evicted and regions neither come nor go: a
+//! thread that does such things holds [`steady`]. Faults are served, and may exceed the budget
+//! meanwhile, so that no thread waits that the fork may be waiting for.
 
 use crate::copy::{Copy, FOLDER};
 use crate::fault::{Number, say};
@@ -37,7 +37,7 @@ static STEADY: RwLock<()> = RwLock::new(());
 static WHY: AtomicI32 = AtomicI32::new(0);
 
 thread_local! {
-    /// What the calling thread holds while it forks.
+    /// The locks that the calling thread holds while it forks.
     static HELD: Cell<Option<Held>> = const { Cell::new(None) };
 }
 
@@ -67,13 +67,13 @@ pub(crate) fn copy_regions_of(pager: &Arc<Inner>) {
     copied.push(Arc::downgrade(pager));
 }
 
-/// Held while pages of such a pager go out, or its regions change. Who holds it waits for no thread
-/// but for those that serve faults, and others that hold it.
+/// Held while pages of such a pager go out, or its regions change. Its holder waits only for
+/// threads that serve faults, and others that hold it.
 pub(crate) fn steady() -> RwLockReadGuard<'static, ()> {
     STEADY.read().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// The same for who must not wait: `None` while a fork is under way or about to be.
+/// The same for a thread that must not wait: `None` while a fork is under way or about to begin.
 pub(crate) fn try_steady() -> Option<RwLockReadGuard<'static, ()>> {
     STEADY.try_read().ok()
 }
@@ -92,7 +92,7 @@ extern "C" fn before() {
     if pagers.is_empty() {
         return;
     }
-    // Who holds `steady` may wait for faults, and those for room that reclaim would make.
+    // A holder of `steady` may wait for faults, and those for room that reclaim would make.
     pagers.iter().for_each(|pager| pager.budget.set_lifted(true));
     let steady = STEADY.write().unwrap_or_else(PoisonError::into_inner);
     let copy = Copy::make(&pagers);

@@ -43,7 +43,7 @@ fn in_parts(
         let buffer = &mut buffer[..part.len()];
         let count = match call(done, buffer) {
             Ok(count) => count,
-            // What was read stays so; the next call meets the error again.
+            // The bytes that were read stay so; the next call meets the error again.
             Err(_) if done > 0 => break,
             Err(error) => return Err(error.into()),
         };

@@ -1,8 +1,8 @@
 //! Keys of memory that is scattered over all addresses.
 //!
-//! What the cache keeps of a page lies in tables for 16 MiB of keys. A program has its memory in
-//! pieces at addresses far apart; with a key for each address, a piece of 256 KiB would cost half
-//! of itself. So windows take keys in blocks, for 64 neighbouring pages, as these are adopted, and
+//! The cache's data for a page lie in tables for 16 MiB of keys. A program has its memory in pieces
+//! at addresses far apart; with a key for each address, a piece of 256 KiB would cost half of
+//! itself. So windows take keys in blocks, for 64 neighbouring pages, as these are adopted, and
 //! give them back as they go.
 
 use crate::space::Space;

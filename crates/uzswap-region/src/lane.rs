@@ -11,7 +11,7 @@ use uzswap_sys::map::Mapping;
 
 macro_rules! counts {
     ($($variant:ident $name:literal)*) => {
-        /// What lanes count.
+        /// The counts of lanes.
         #[derive(Debug, Clone, Copy)]
         pub(crate) enum Count { $($variant),* }
         /// Their names, in the order of [`Count`].
@@ -120,7 +120,7 @@ impl Lanes {
         all.map(|lane| lane.lock().unwrap_or_else(PoisonError::into_inner)).collect()
     }
 
-    /// Sums of what was counted.
+    /// Sums of the counts.
     pub(crate) fn counts(&self) -> [u64; COUNT] {
         let mut sums = [0; COUNT];
         for lane in self.lanes.iter().chain([&self.ahead]) {

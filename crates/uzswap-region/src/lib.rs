@@ -10,7 +10,7 @@
 //! println!("{}", pager.stats());
 //! # Ok::<(), uzswap_region::Error>(())
 //! ```
-//! A [`Pager`] has a budget; its regions take as much memory as that allows, and the rest of their
+//! A [`Pager`] has a budget; its regions take as much memory as that allows. The rest of their
 //! pages is kept compressed in the engine's cache, or on its backing. Nothing of it needs root, a
 //! swap device or a setting of the host: faults are served through userfaultfd by the thread that
 //! meets them ([`Mode`]).

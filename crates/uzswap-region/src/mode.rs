@@ -1,4 +1,4 @@
-//! Who serves faults, and what makes an access a fault.
+//! The threads that serve faults, and the means that make an access a fault.
 
 use crate::error::Error;
 use crate::granules::Granules;
@@ -6,7 +6,7 @@ use std::fmt;
 use std::str::FromStr;
 use uzswap_sys::uffd::{Delivery, Uffd};
 
-/// Who serves faults.
+/// The threads that serve faults.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Mode {
     /// The thread that faults, in a handler of SIGBUS. Needs no privilege and is the faster one. A
@@ -30,12 +30,12 @@ impl Mode {
         opened.map_err(|source| Error::Userfaultfd { source })
     }
 
-    /// Whether this process may use it, or why not.
+    /// Checks if this process may use it; the error has the reason.
     pub fn check(self) -> Result<(), Error> {
         self.faults().map(|_| ())
     }
 
-    /// What serves them.
+    /// The server of faults.
     pub(crate) fn faults(self) -> Result<Faults, Error> {
         let uffd = |delivery| Uffd::open(delivery).map(Faults::Missing);
         match self {
@@ -79,7 +79,7 @@ impl FromStr for Mode {
     }
 }
 
-/// What makes an access to a page that is out a fault.
+/// The means that make an access to an evicted page a fault.
 pub(crate) enum Faults {
     /// It is absent.
     Missing(Uffd),

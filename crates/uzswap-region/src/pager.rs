@@ -36,28 +36,26 @@ use uzswap_sys::cpu;
 use uzswap_sys::map::{self, Pagemap};
 use uzswap_sys::uffd::{Message, Uffd};
 
-/// What a process that is forked gets of a region.
+/// A forked process's share of a region.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum OnFork {
     /// Nothing: a touch ends it with SIGSEGV and a message.
     #[default]
     Absent,
-    /// A copy of its own, as of any memory: what either process writes, the other does not see.
-    /// Calls on its handles fail in the child, but for those that unmap; it may make pagers of its
-    /// own.
+    /// A copy of its own, as of any memory: neither process sees the writes of the other. Calls on
+    /// its handles fail in the child, but for those that unmap; it may make pagers of its own.
     ///
-    /// The copy is made by each `fork`, uncompressed, as a file without a name in `/var/tmp` that
-    /// the child maps; it is beyond any budget, but the kernel need not hold it in memory. `fork`
-    /// takes as long as decoding all pages and writing them to a file. If it cannot be made, the
-    /// child has nothing, as above. Starting another program (`posix_spawn`, `vfork`, and so
+    /// Each `fork` makes the copy, uncompressed, as a file without a name in `/var/tmp` that the
+    /// child maps. It is beyond any budget, but the kernel need not hold it in memory. `fork` takes
+    /// as long as decoding all pages and writing them to a file. If it cannot be made, the child
+    /// has nothing, as above. Starting another program (`posix_spawn`, `vfork`, and so
     /// [`std::process::Command`] without `pre_exec`) makes none.
     ///
     /// While a fork is under way, calls of other threads that map, unmap, drop or page out wait,
     /// and faults may exceed the budget.
     PrivateCopy,
-    /// Everything, the pager too, by the fork itself: what either process writes, the other does
-    /// not see. For whoever stands around each fork ([`Pager::before_fork`]); for memory that is
-    /// adopted.
+    /// Everything, the pager too, by the fork itself: neither process sees the writes of the other.
+    /// It is for code that wraps each fork ([`Pager::before_fork`]), with adopted memory.
     Whole,
 }
 
@@ -130,7 +128,7 @@ fn parse_size(what: &'static str, text: &str) -> Result<u64, Error> {
     config.parse_size(text.trim()).map_err(|_| Error::Size { what, text: text.into() })
 }
 
-/// `none`, or `PATH[:SIZE]`: what follows the last colon is a size, unless the whole is a file.
+/// `none`, or `PATH[:SIZE]`: a size follows the last colon, unless the whole is a file.
 fn parse_backing(text: &str) -> Result<BackingSpec, Error> {
     if text == "none" {
         return Ok(BackingSpec::None);
@@ -153,7 +151,7 @@ const STACK: usize = 512 << 10;
 /// Least budget that everything fits in.
 const MEMORY_MIN: u64 = 8 << 20;
 
-/// What a pager is made with.
+/// The options of a new pager.
 #[derive(Debug, Clone)]
 #[must_use]
 pub struct PagerBuilder {
@@ -176,8 +174,8 @@ impl PagerBuilder {
         self
     }
 
-    /// What pages are compressed with: `lz4:0` (the default: LZ4 made for heaps), `lz4`, `zstd`,
-    /// `zstd:3`, `wkdm`, …
+    /// The compressor of pages: `lz4:0` (the default: LZ4 made for heaps), `lz4`, `zstd`, `zstd:3`,
+    /// `wkdm`, …
     pub fn compressor(mut self, name: &str) -> Self {
         self.compressor = name.into();
         self
@@ -197,20 +195,21 @@ impl PagerBuilder {
         self
     }
 
-    /// Whether what is written to the backing is encrypted and authenticated, which it is by
-    /// default: switch it off for a disk that is encrypted itself.
+    /// Encrypts and authenticates pages on the backing, as by default. Switch it off for a disk
+    /// that is encrypted itself.
     pub fn seals_backing(mut self, seals: bool) -> Self {
         self.seals_backing = seals;
         self
     }
 
-    /// Who serves faults. By default, the safest that the process may use: [`Mode::available`].
+    /// The threads that serve faults. By default, the safest that the process may use:
+    /// [`Mode::available`].
     pub fn mode(mut self, mode: Mode) -> Self {
         self.mode = Some(mode);
         self
     }
 
-    /// What a process that is forked gets; [`OnFork::Absent`] by default.
+    /// A forked process's share; [`OnFork::Absent`] by default.
     pub fn on_fork(mut self, on_fork: OnFork) -> Self {
         self.on_fork = on_fork;
         self
@@ -222,7 +221,7 @@ impl PagerBuilder {
         self
     }
 
-    /// Whether pages may be moved, where the kernel can (Linux 6.8); they may by default. If not,
+    /// Permits that pages are moved, where the kernel can (Linux 6.8). They may by default. If not,
     /// they are copied, as on an older kernel.
     pub fn moves(mut self, moves: bool) -> Self {
         self.moves = moves;
@@ -231,7 +230,7 @@ impl PagerBuilder {
 
     /// Makes the pager and starts its threads.
     pub fn build(self) -> Result<Pager, Error> {
-        // What is wrong in the rest is said before a file is made.
+        // Errors in the rest are returned before a file is made.
         check_memory(self.bytes()?)?;
         self.compressor.parse::<Algorithm>()?;
         if let Some((folder, bytes)) = &self.unnamed {
@@ -321,7 +320,7 @@ fn cache_config(memory: u64, algorithm: Algorithm, seals_backing: bool) -> Confi
     }
 }
 
-/// What all parts of a pager know.
+/// The state that all parts of a pager share.
 pub(crate) struct Inner {
     faults: Faults,
     pub(crate) cache: Cache,
@@ -417,7 +416,7 @@ impl Inner {
         }
     }
 
-    /// What says which pages there are.
+    /// The words that tell which pages exist.
     pub(crate) fn pagemap(&self) -> &Pagemap {
         match &self.faults {
             Faults::Missing(uffd) => uffd.pagemap(),
@@ -446,8 +445,9 @@ impl Inner {
         self.cache.memory_bytes() as u64 > self.budget.bytes() / 2
     }
 
-    /// Tells the budget how much the cache takes, and the cache how much its pool may:
-    /// all but an eighth of the budget, which stays for pages, and less what is beside the pool.
+    /// Tells the budget the size of the cache, and the cache the limit of its pool. The limit is
+    /// the budget less an eighth, which stays for pages, and less the cache's memory beside the
+    /// pool.
     pub(crate) fn account(&self) {
         let tables = self.table_bytes.load(Relaxed).max(0) as usize;
         self.budget.set_cache_bytes(self.cache.memory_bytes() + tables);
@@ -461,7 +461,7 @@ impl Inner {
         }
     }
 
-    /// What a handler thread does.
+    /// The work of a handler thread.
     fn run_handler(&self) {
         let turns = &self.handlers[self.handlers_begun.fetch_add(1, Relaxed)];
         loop {
@@ -478,15 +478,15 @@ impl Inner {
                 }
                 Ok(Message::Other) => {}
                 Ok(Message::Stop) => return,
-                // Whoever waits for a page would wait for ever.
+                // A thread that waits for a page would wait for ever.
                 Err(error) => panic!("cannot read from userfaultfd: {error}"),
             }
         }
     }
 
-    /// Waits until no handler thread serves a fault that it began to before. Who waited for a page
-    /// may go on before its own message is served, when another thread has brought the page in,
-    /// and then unmap the region.
+    /// Waits until no handler thread serves a fault that it began to before. A thread that waited
+    /// for a page may go on before its own message is served, when another thread has brought the
+    /// page in. Then it may unmap the region.
     fn wait_for_handlers(&self) {
         fence(SeqCst);
         for turns in &self.handlers {
@@ -540,7 +540,7 @@ thread_local! {
     static IS_PAGERS: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Whether the calling thread is one of a pager's own. An allocator that gives out memory of
+/// True if the calling thread is one of a pager's own. An allocator that gives out memory of
 /// regions must not give it any: it may be the one that others wait for at a fault.
 pub fn is_pager_thread() -> bool {
     IS_PAGERS.get()
@@ -613,7 +613,7 @@ impl fmt::Debug for Pager {
 }
 
 impl Pager {
-    /// What to make one with.
+    /// The options of a new one.
     pub fn builder() -> PagerBuilder {
         PagerBuilder {
             memory: None,
@@ -628,7 +628,7 @@ impl Pager {
         }
     }
 
-    /// Whether [`PagerBuilder::unnamed_backing`] may be in a folder, or why not.
+    /// Checks if [`PagerBuilder::unnamed_backing`] may be in a folder; the error has the reason.
     pub fn check_unnamed_backing(folder: &Path) -> std::io::Result<()> {
         Unnamed::create(folder, 2 << 20).map(drop)
     }
@@ -674,7 +674,7 @@ impl Pager {
         RegionVec::zeroed(self, len)
     }
 
-    /// Changes the budget. Takes effect at once; what is above a smaller one is taken out within
+    /// Changes the budget. Takes effect at once; pages above a smaller one are evicted within
     /// moments.
     pub fn set_memory(&self, memory: impl Into<MemorySize>) -> Result<(), Error> {
         let inner = self.inner();
@@ -688,13 +688,13 @@ impl Pager {
         Ok(())
     }
 
-    /// Whether a thread that finds no room waits for a larger budget; if not, that ends the
-    /// process. It does not by itself.
+    /// Decides if a thread without room waits for a larger budget; if not, that ends the process.
+    /// It does not by itself.
     pub fn set_patient(&self, is_patient: bool) {
         self.inner().budget.set_patient(is_patient);
     }
 
-    /// Whether a thread waits for a larger budget: nothing can be taken out any more.
+    /// True if a thread waits for a larger budget: no page can be evicted any more.
     pub fn is_starved(&self) -> bool {
         self.inner().budget.is_starved()
     }
@@ -704,7 +704,7 @@ impl Pager {
         self.inner().budget.bytes()
     }
 
-    /// Who serves faults.
+    /// The threads that serve faults.
     pub fn mode(&self) -> Mode {
         self.inner().mode
     }

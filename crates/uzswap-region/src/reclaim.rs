@@ -46,7 +46,7 @@ pub(crate) struct Hand {
 }
 
 impl Inner {
-    /// What a reclaim thread does.
+    /// The work of a reclaim thread.
     pub(crate) fn run_reclaim(&self) {
         let _blocked = Blocked::all();
         uzswap_engine::compress::prepare_thread();
@@ -77,7 +77,8 @@ impl Inner {
                 continue;
             }
             if is_idle || refused >= REFUSALS {
-                // All is pinned, or the pool is full: who waits learns that there will be no room.
+                // All is pinned, or the pool is full: threads that wait learn that there will be no
+                // room.
                 return match self.budget.room() {
                     ..=0 => self.budget.set_exhausted(),
                     _ => self.budget.changed(),
@@ -97,7 +98,7 @@ impl Inner {
         let batch = self.hole();
         let found = self.victims();
         let is_dry = found.is_empty();
-        // What cannot be moved (the program may not write it) is as good as nothing.
+        // A page that cannot be moved (the program may not write it) is of no use.
         let taken = self.stage(found, batch);
         *idle = if taken == 0 { *idle + 1 } else { 0 };
         let is_dry = *idle > IDLE_MAX || is_dry;
@@ -110,9 +111,9 @@ impl Inner {
         is_idle
     }
 
-    /// What a thread does that finds no room, beside those whose work it is: on a busy machine it
-    /// is served before they are. It has made a page `Busy` that is neither in the region nor
-    /// staged, and nobody waits for that who has to go on for this. `false`: it won nothing, and
+    /// The work of a thread that finds no room, beside the reclaim threads: on a busy machine it
+    /// gets the CPU before they do. It has made a page `Busy` that is neither in the region nor
+    /// staged, and no thread that this one needs waits for the page. `false`: it won nothing, and
     /// had better wait.
     pub(crate) fn reclaim_here(&self) -> bool {
         if self.budget.is_held() {
@@ -138,18 +139,18 @@ impl Inner {
         stored > 0
     }
 
-    /// Does for the cache what it needs a thread for. A child has a copy of the cache's locks: so
-    /// not while the process forks.
+    /// Does the cache's work that needs a thread. A child has a copy of the cache's locks: so not
+    /// while the process forks.
     fn maintain(&self) {
         let _steady = self.steady();
-        // An error: a CPU that came does without what others have, and is tried again.
+        // An error: a CPU that came does without the resources of others, and is tried again.
         let _ = self.cache.follow_cpus(&CpuSet::of_caller());
-        // What it reports, `tend` meets again.
+        // `tend` meets its errors again.
         let _ = self.cache.maintain();
     }
 
     /// Has the cache write back and give memory back where there is no room and nothing is left to
-    /// take out: after the budget became smaller. Whether that made room.
+    /// take out: after the budget became smaller. True if that made room.
     fn shrink_cache(&self) -> bool {
         let before = self.budget.room();
         if before > 0 {
@@ -160,7 +161,7 @@ impl Inner {
         let missing = (2 * self.budget.margin().max(1) - before) as usize;
         self.cache.shrink(missing * PAGE_BYTES);
         if self.cache.pool_bytes() as u64 > self.budget.bytes() / 2 {
-            // What is oldest becomes smaller yet, and slower to bring in.
+            // The oldest pages become smaller yet, and slower to bring in.
             self.cache.recompress(UNITS_AT_ONCE);
         }
         self.cache.give_sections_back();
@@ -173,7 +174,7 @@ impl Inner {
         (self.budget.limit().max(0) as usize / 32 / BATCH).min(self.staging_batches() / 2)
     }
 
-    /// Has the cache prepare what stores need, and counts what it takes.
+    /// Has the cache prepare memory for stores, and counts its size.
     pub(crate) fn tend(&self) {
         // Without memory for the reserve, stores go on while it lasts, and are rejected then.
         let _ = self.cache.prepare();
@@ -191,7 +192,7 @@ impl Inner {
         })
     }
 
-    /// The same, of pages that `pass` adds to what is found; it says where the hand goes on. It
+    /// The same, of pages that `pass` adds to the found ones; it returns the hand's next place. It
     /// stops at 64 or the first beyond.
     pub(crate) fn victims_by(
         &self,
@@ -216,7 +217,7 @@ impl Inner {
         found
     }
 
-    /// The hand passes a page; what it was, if it is a victim.
+    /// The hand passes a page. Returns the former word of a victim.
     fn pass(&self, space: &Space, page: u32, drops_copies: bool) -> Option<Word> {
         let word = space.load(page);
         if word.kind() != Kind::Resident || word.pins() > 0 {
@@ -244,8 +245,8 @@ impl Inner {
         space.take(page, word).then_some(word)
     }
 
-    /// A batch for victims. It may have to wait for pages of others, so none is `Busy` by us yet:
-    /// who holds those may wait for ours.
+    /// A batch for victims. It may have to wait for pages of others, so we have made none `Busy`
+    /// yet: the holders of those may wait for ours.
     fn hole(&self) -> u32 {
         loop {
             match self.staging.take_hole() {
@@ -309,7 +310,7 @@ impl Inner {
             if left == 0 {
                 return (moved, true);
             }
-            // SAFETY: who touches a page finds it absent and waits for its word.
+            // SAFETY: a thread that touches a page finds it absent and waits for its word.
             let (bytes, result) = unsafe {
                 self.move_pages(space, self.staging.uffd(), (to + done, from + done), left)
             };
@@ -333,7 +334,7 @@ impl Inner {
 
     /// Copies one page out, for kernels that cannot move it. Writers wait meanwhile.
     fn copy_out(&self, victim: &Taken, from: usize, to: usize) -> (usize, bool) {
-        // The kernel would wait for an absent one, and we are who brings it in.
+        // The kernel would wait for an absent one, which only we bring in.
         self.check_present(&victim.space, victim.page);
         let range = from..from + PAGE_BYTES;
         if self.uffd().protect(range.clone(), true).is_err() {
@@ -364,7 +365,8 @@ impl Inner {
         let mut stored = 0;
         let mut near: Option<Arc<Space>> = None;
         for at in 0..BATCH {
-            // Whoever takes a page back has its word `Busy` until it is gone from the frame.
+            // A thread that takes a page back keeps its word `Busy` until the page is gone from the
+            // frame.
             while let Some((region, page)) = batch.owner(at) {
                 if near.as_ref().is_none_or(|space| space.id != region) {
                     near = self.regions().get(&region).cloned();
@@ -464,7 +466,7 @@ impl Inner {
         let mut at = pages.start;
         while let Some(first) = space.next_touched(at).filter(|page| *page < pages.end) {
             // Neighbours together: one call of the kernel for up to 64. Only the first is waited
-            // for: who holds the others may wait for it.
+            // for: the holders of the others may wait for it.
             let mut words = vec![space.acquire(first)];
             let free = (first + 1..pages.end).take(BATCH - 1).map_while(|page| {
                 let word = space.load(page);

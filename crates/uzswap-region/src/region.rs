@@ -14,7 +14,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use uzswap_sys::bus::{self, Blocked};
 
-/// What to expect of accesses to a range of bytes.
+/// The expected accesses to a range of bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Advice {
     /// Anything: streams are found by themselves. For the whole region, whatever the range.
@@ -28,15 +28,16 @@ pub enum Advice {
     /// The range will not be needed for long: it is taken out and compressed before the call
     /// returns.
     PageOut,
-    /// What is in the range is not needed any more: whole pages in it read as zeros from now on.
+    /// The content of the range is not needed any more: whole pages in it read as zeros from now
+    /// on.
     DontNeed,
 }
 
 /// Memory whose pages are compressed when there is no room for them. Unmapped when dropped.
 ///
 /// It is used through [`RegionRef::as_ptr`], like any memory; two rules besides:
-/// - In [`crate::Mode::InThread`], pin what is given to a system call ([`RegionRef::pin`]), and
-///   do not block SIGBUS in a thread that touches it: the process would be killed.
+/// - In [`crate::Mode::InThread`], pin memory for a system call ([`RegionRef::pin`]). A thread that
+///   touches the region must not block SIGBUS: the process would be killed.
 /// - No thread's stack lies in it.
 pub struct Region(RegionRef);
 
@@ -45,7 +46,7 @@ impl Region {
         Self(RegionRef { space, pager })
     }
 
-    /// Leaves the region mapped and gives its address away, for callers who can keep no more than
+    /// Leaves the region mapped and gives its address away, for callers that can keep no more than
     /// that: [`Pager::region_at`] finds it again, [`Pager::unmap`] unmaps it. It goes with the
     /// process at the latest, and does not keep the pager.
     pub fn into_raw(self) -> NonNull<u8> {
@@ -92,9 +93,9 @@ impl RegionRef {
         &self.pager
     }
 
-    /// Brings a range of bytes in and keeps it in memory until the value is dropped, at the same
-    /// addresses, so that a system call or a device may be given it. Errors: a range beyond the
-    /// region; more than half of the budget would be pinned.
+    /// Brings a range of bytes in and keeps it in memory, at the same addresses, until the value is
+    /// dropped. So a system call or a device may use it. Errors: a range beyond the region; more
+    /// than half of the budget would be pinned.
     pub fn pin(&self, range: Range<usize>) -> Result<Pinned, Error> {
         self.check()?;
         let pages = self.space.pages_of(&range, false)?;
@@ -109,7 +110,7 @@ impl RegionRef {
         Ok(Pinned { space: self.space.clone(), pages })
     }
 
-    /// Brings a range of bytes in. It may leave again at any time; what must stay is pinned.
+    /// Brings a range of bytes in. It may be evicted again at any time; pin memory that must stay.
     pub fn touch(&self, range: Range<usize>) -> Result<(), Error> {
         self.check()?;
         let _blocked = Blocked::all();
@@ -119,8 +120,8 @@ impl RegionRef {
         Ok(())
     }
 
-    /// Says what to expect. Errors: a range beyond the region; for [`Advice::PageOut`], no room in
-    /// pool and backing for all of it (the rest stays as it was).
+    /// Tells the expected accesses. Errors: a range beyond the region; for [`Advice::PageOut`], no
+    /// room in pool and backing for all of it (the rest stays as it was).
     pub fn advise(&self, range: Range<usize>, advice: Advice) -> Result<(), Error> {
         self.check()?;
         let pages = self.space.pages_of(&range, advice == Advice::DontNeed)?;

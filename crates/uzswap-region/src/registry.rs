@@ -1,12 +1,12 @@
-//! Address → region, for whoever faults: a few loads, no lock.
+//! Address → region, for threads that fault: a few loads, no lock.
 //!
 //! Regions begin at multiples of 2 MiB ([`UNIT`]). A table of 256 Ki entries, one for each GiB of
-//! the address space, refers to tables of 512 entries, one for each unit; a region that covers a
-//! whole GiB stands in the first table itself. So a region of a terabyte costs 8 KiB here. Tables
-//! stay once they are made.
+//! the address space, refers to tables of 512 entries, one for each unit. A region that covers a
+//! whole GiB is in the first table itself. So a region of a terabyte costs 8 KiB here. Tables stay
+//! once they are made.
 //!
-//! A region is taken out before it goes, and goes once no handler thread may still look at it. Who
-//! touches its memory while it is unmapped has a bug of his own, as with any memory.
+//! A region is taken out before it goes, and goes once no handler thread may still look at it. A
+//! program that touches its memory while it is unmapped has a bug, as with any memory.
 
 use crate::space::Space;
 use std::ops::Range;
@@ -17,9 +17,9 @@ use std::sync::{Mutex, PoisonError};
 pub(crate) const UNIT: usize = 2 << 20;
 const GIB: usize = 1 << 30;
 const UNITS: usize = GIB / UNIT;
-/// Addresses of user space have 47 bits on x86-64, 48 on arm64, or up to 56 where that is asked for
-/// (five levels of page tables), which would make the table 256 times as large. What lies above is
-/// refused ([`covers`]). Of 4 MiB, what is never touched takes no memory.
+/// Addresses of user space have 47 bits on x86-64 and 48 on arm64. A program may request up to 56
+/// (five levels of page tables), which would make the table 256 times as large. Higher addresses
+/// are refused ([`covers`]). Untouched parts of its 4 MiB take no memory.
 const GIBS: usize = 1 << (48 - 30);
 
 struct Table([AtomicPtr<Space>; UNITS]);
@@ -38,7 +38,7 @@ static SLOTS: [Slot; GIBS] = [const {
     }
 }; GIBS];
 
-/// Who adds or removes.
+/// Held while a region is added or removed.
 static CHANGE: Mutex<()> = Mutex::new(());
 
 /// The region that an address lies in.
@@ -51,12 +51,12 @@ pub(crate) fn find(address: usize) -> Option<&'static Space> {
         let table = unsafe { table.as_ref() }?;
         found = table.0[address % GIB / UNIT].load(Ordering::Acquire);
     }
-    // SAFETY: what is in the tables is kept alive until it has been taken out; see the module for
-    // who might still look then.
+    // SAFETY: regions in the tables are kept alive until they have been taken out; see the module
+    // for threads that might still look then.
     unsafe { found.as_ref() }.filter(|space| space.contains(address))
 }
 
-/// Whether a region may lie there.
+/// True if a region may lie there.
 pub(crate) fn covers(addresses: &Range<usize>) -> bool {
     addresses.end <= GIBS * GIB
 }
@@ -104,7 +104,7 @@ mod tests {
     fn no_address_is_beyond_the_table_unnoticed() {
         let end = 1 << 48;
         assert!(covers(&(end - GIB..end)) && !covers(&(end - GIB..end + 1)));
-        // Five levels, and what the kernel has for itself.
+        // Five levels, and the kernel's own part.
         for address in [0, end - 1, end, 1 << 56, usize::MAX] {
             assert!(find(address).is_none(), "{address:#x}");
         }

@@ -1,5 +1,5 @@
 //! SIGBUS of a program whose faults are served in-thread ([`crate::Mode::InThread`]): it is the
-//! pager's, and the program's own handler gets what is not of a region.
+//! pager's, and the program's own handler gets the signals that are not of a region.
 //!
 //! A handler that was there before the first pager is kept. One that is set later must not take its
 //! place: a library that stands before the C library has `sigaction` and `signal` end in

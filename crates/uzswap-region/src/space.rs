@@ -1,8 +1,8 @@
-//! One region's memory and what is known of its pages.
+//! One region's memory and the state of its pages.
 //!
-//! A page is changed by whoever made its word `Busy` ([`Space::take`], [`Space::acquire`]); all
-//! others wait on the word. Words are made of memory that is mapped when it is first touched, as is
-//! the region's own, so that a region costs what was touched of it.
+//! A page is changed only by the thread that made its word `Busy` ([`Space::take`],
+//! [`Space::acquire`]); all others wait on the word. Words are made of memory that is mapped when
+//! it is first touched, as is the region's own, so that a region costs only its touched part.
 
 use crate::budget::{wait, wake_all};
 use crate::error::Error;
@@ -39,17 +39,17 @@ pub(crate) struct Space {
     words: Mapping,
     /// Which chunks of the words have been touched.
     touched: Box<[AtomicU8]>,
-    /// What the program said of its accesses: see [`crate::streams`].
+    /// The program's advice on its accesses: see [`crate::streams`].
     pub(crate) advice: AtomicU8,
-    /// It is being unmapped, or was: what is `Busy` stays so.
+    /// It is being unmapped, or was: `Busy` pages stay so.
     is_closed: AtomicBool,
     /// In a fork: a file is mapped over the region. See [`crate::copy`].
     is_copy: AtomicBool,
-    /// Its addresses are the program's own, who maps and unmaps them. See [`crate::window`].
+    /// Its addresses are the program's own, which maps and unmaps them. See [`crate::window`].
     is_window: bool,
 }
 
-/// A page that is `Busy`, made so by whoever has this, and its word before.
+/// A page that the owner of this value has made `Busy`, and its word before.
 pub(crate) struct Taken {
     pub(crate) space: Arc<Space>,
     pub(crate) page: u32,
@@ -57,7 +57,7 @@ pub(crate) struct Taken {
 }
 
 impl Taken {
-    /// Ends `Busy`: it is what it was.
+    /// Ends `Busy`: the word is as before.
     pub(crate) fn put_back(self) {
         self.space.put(self.page, self.was);
     }
@@ -137,7 +137,7 @@ impl Space {
         })
     }
 
-    /// Whether its addresses are the program's own.
+    /// True if its addresses are the program's own.
     pub(crate) fn is_window(&self) -> bool {
         self.is_window
     }
@@ -232,7 +232,7 @@ impl Space {
         self.word(page).compare_exchange(from.0, to.0, AcqRel, Relaxed).is_ok()
     }
 
-    /// Makes a page `Busy` as soon as it is not, and returns what it was.
+    /// Makes a page `Busy` as soon as it is not, and returns its former word.
     pub(crate) fn acquire(&self, page: u32) -> Word {
         loop {
             let word = self.load(page);
@@ -244,7 +244,7 @@ impl Space {
         }
     }
 
-    /// Ends `Busy`, and wakes who waits.
+    /// Ends `Busy`, and wakes the waiting threads.
     pub(crate) fn put(&self, page: u32, word: Word) {
         let slot = self.word(page);
         let was = Word(slot.swap(word.0, AcqRel));
@@ -286,8 +286,8 @@ impl Space {
         }
     }
 
-    /// Pins a page once less. A pin goes with its page: what has been unmapped, or given back by
-    /// the program, has none any more.
+    /// Pins a page once less. A pin goes with its page: a page that has been unmapped, or given
+    /// back by the program, has none any more.
     pub(crate) fn unpin(&self, page: u32) {
         loop {
             let word = self.load(page);
@@ -346,14 +346,14 @@ impl Space {
     pub(crate) fn discard(&self, pages: Range<u32>) {
         if self.is_window {
             let range = self.address(pages.start)..self.address(pages.end);
-            // SAFETY: as below; what is in these pages is in a frame, or not needed.
+            // SAFETY: as below; the content of these pages is in a frame, or not needed.
             let done = unsafe { map::discard_range(range) };
             return done.expect("MADV_DONTNEED of memory that is mapped");
         }
         let memory = self.memory.lock().unwrap_or_else(PoisonError::into_inner);
         let Some(memory) = &*memory else { return };
         let offset = pages.start as usize * PAGE_BYTES;
-        // SAFETY: the caller has decided that what is in these pages is not needed.
+        // SAFETY: the caller has decided that the content of these pages is not needed.
         let done = unsafe { memory.discard_part(offset, pages.len() * PAGE_BYTES) };
         done.expect("MADV_DONTNEED of our own mapping");
     }
@@ -390,7 +390,7 @@ impl Space {
         self.base..self.address(self.pages)
     }
 
-    /// Whether processes that are forked from now on inherit the memory.
+    /// Decides if processes that are forked from now on inherit the memory.
     pub(crate) fn set_inherited(&self, is_inherited: bool) -> io::Result<()> {
         let memory = self.memory.lock().unwrap_or_else(PoisonError::into_inner);
         let Some(memory) = &*memory else { return Ok(()) };
@@ -413,13 +413,13 @@ impl Space {
     /// Maps the part of a file that begins at `offset` over the memory. In a fork that has
     /// inherited it.
     pub(crate) fn cover(&self, file: &File, offset: u64) -> io::Result<()> {
-        // SAFETY: the fork has the memory at these addresses; what was in it is in the file.
+        // SAFETY: the fork has the memory at these addresses; its content is in the file.
         unsafe { map::map_file_over(self.range(), file.as_fd(), offset) }?;
         self.is_copy.store(true, Relaxed);
         Ok(())
     }
 
-    /// Unmaps what a fork has inherited and could not complete.
+    /// Unmaps the memory that a fork has inherited and could not complete.
     pub(crate) fn abandon(&self) {
         self.is_copy.store(false, Relaxed);
         // SAFETY: the fork has the memory at these addresses, or the file; nobody has used it yet.
@@ -427,7 +427,7 @@ impl Space {
         done.expect("munmap of what is mapped");
     }
 
-    /// Whether this is a fork with a copy of the region.
+    /// True if this is a fork with a copy of the region.
     pub(crate) fn is_copy(&self) -> bool {
         self.is_copy.load(Relaxed)
     }
@@ -436,7 +436,7 @@ impl Space {
     pub(crate) fn drop_copy(&self) -> bool {
         let had = self.is_copy.swap(false, Relaxed);
         if had {
-            // SAFETY: the region's user gives it up, and with it what is mapped in its place.
+            // SAFETY: the region's user gives it up, and with it the mapping in its place.
             let done = unsafe { map::unmap_range(self.range()) };
             done.expect("munmap of what is mapped");
         }

@@ -5,12 +5,12 @@
 //! ```
 //! A page that is touched while its batch is queued is moved back, without a codec.
 //!
-//! A frame's memory is never used for another page. What was moved in is the program's own page of
-//! memory, to which a pipe (`vmsplice`) or a socket (`MSG_ZEROCOPY`) may still refer: the kernel
-//! moves it all the same, and would deliver whatever is written there later. Once it is given back,
-//! who refers to it keeps what was in it.
+//! A frame's memory is never used for another page. A page that was moved in is the program's own
+//! page of memory. A pipe (`vmsplice`) or a socket (`MSG_ZEROCOPY`) may still refer to it: the
+//! kernel moves it all the same, and would deliver later writes to it. Once it is given back, those
+//! that refer to it keep its content.
 //!
-//! The area is registered, as what pages are moved to must be; none of us ever touches an absent
+//! The area is registered, as the target of moves must be; no thread of ours ever touches an absent
 //! frame. Others may: a program that locks all of its memory (`mlockall`) has the kernel bring all
 //! in. So its descriptor is one whose faults are signals, which are an error there.
 
@@ -35,7 +35,7 @@ fn owner_of(space: &Space, page: u32) -> u64 {
 
 /// See the module.
 pub(crate) struct Staging {
-    /// What moves pages to it; `None` where nothing is staged.
+    /// The descriptor that moves pages to it; `None` where nothing is staged.
     uffd: Option<Uffd>,
     memory: Mapping,
     batches: Box<[Batch]>,
@@ -47,8 +47,8 @@ struct Lists {
     queued: VecDeque<u32>,
 }
 
-/// A batch's frames: which of them have memory, and whose it is. Written by who has the batch in
-/// hand; a thread that takes a page back clears the page's bit.
+/// A batch's frames: which of them have memory, and whose it is. Written by the thread that has the
+/// batch; a thread that takes a page back clears the page's bit.
 pub(crate) struct Batch {
     present: AtomicU64,
     owners: [AtomicU64; BATCH],
@@ -101,7 +101,7 @@ impl Staging {
         self.uffd().register(base..base + self.memory.len())
     }
 
-    /// What moves pages to it.
+    /// The descriptor that moves pages to it.
     pub(crate) fn uffd(&self) -> &Uffd {
         self.uffd.as_ref().expect("asked for where pages are staged")
     }
@@ -163,7 +163,7 @@ impl Staging {
         let present = self.batch(number).present();
         if present != 0 {
             let (offset, bytes) = (number as usize * BATCH * PAGE_BYTES, BATCH * PAGE_BYTES);
-            // SAFETY: nobody relies on what is in the frames, as the caller says.
+            // SAFETY: nobody relies on the content of the frames, as the caller says.
             let done = unsafe { self.memory.discard_part(offset, bytes) };
             done.expect("MADV_DONTNEED of our own mapping");
         }

@@ -7,7 +7,7 @@
 
 use crate::staging::BATCH;
 
-/// What a program may say of its accesses; kept in a region's `advice`.
+/// A program's advice on its accesses; kept in a region's `advice`.
 pub(crate) const NORMAL: u8 = 0;
 pub(crate) const SEQUENTIAL: u8 = 1;
 pub(crate) const RANDOM: u8 = 2;

@@ -3,7 +3,7 @@
 //! A child goes on with its parent's index, which says where on the backing pages are, and writes
 //! there itself. So it needs a file of its own with the same content. The parent makes it before
 //! the fork ([`Unnamed::copy`]), and in the child it takes the place of the parent's
-//! ([`Unnamed::go_on_with`]). It takes as long as copying what is there; nothing where nothing is.
+//! ([`Unnamed::go_on_with`]). It takes as long as copying the content.
 //!
 //! Writes are not made by io_uring: parent and child would have one ring in common.
 
@@ -33,7 +33,7 @@ impl Unnamed {
         Ok(Self { inner: Arc::new(inner), folder: Arc::new(folder.into()) })
     }
 
-    /// What must stay open.
+    /// The descriptors that must stay open.
     pub(crate) fn descriptor(&self) -> i32 {
         self.inner.file().as_raw_fd()
     }

@@ -68,7 +68,7 @@ impl<T: Zeroable> RegionVec<T> {
     pub fn clear(&mut self, range: Range<usize>) -> Result<(), Error> {
         let bytes = self.bytes(range.clone());
         self.region.advise(bytes.clone(), Advice::DontNeed)?;
-        // What is in pages that the range covers only in part.
+        // The content of pages that the range covers only in part.
         let page = 4096;
         let elements = |bytes: Range<usize>| {
             let size = size_of::<T>().max(1);
@@ -88,8 +88,8 @@ impl<T> Deref for RegionVec<T> {
 
     fn deref(&self) -> &[T] {
         // SAFETY: the region has that many bytes, is aligned to more than a page, and holds values:
-        // zeros at first, which are one (`Zeroable`), or what was written through `deref_mut`. It
-        // is only changed otherwise by methods that borrow `self` mutably.
+        // zeros at first, which are one (`Zeroable`), or values written through `deref_mut`. It is
+        // only changed otherwise by methods that borrow `self` mutably.
         unsafe { std::slice::from_raw_parts(self.region.as_ptr().cast().as_ptr(), self.len) }
     }
 }

@@ -1,17 +1,17 @@
 //! Memory that a program has already: adopted where it lies.
 //!
-//! A *window* is a [`Space`] over one GiB of addresses. Its pages are the program's, who maps and
-//! unmaps them; only of those that were adopted is the word anything but `Untouched`. So one
-//! program has few windows, whatever it maps, and a page is found as in a region.
+//! A *window* is a [`Space`] over one GiB of addresses. Its pages are the program's, which maps and
+//! unmaps them. Only adopted pages have a word other than `Untouched`. So one program has few
+//! windows, whatever it maps, and a page is found as in a region.
 //!
-//! Whoever calls this sees the program's system calls before the kernel does: what unmaps, moves or
-//! drops adopted pages is done inside of [`Pager::change`] or [`Pager::move_adopted`], and what
-//! gives them to the kernel holds them before ([`Pager::hold`]). One thread at a time adopts,
-//! changes or moves pages.
+//! The caller of this module sees the program's system calls before the kernel does. It makes calls
+//! that unmap, move or drop adopted pages inside of [`Pager::change`] or [`Pager::move_adopted`].
+//! Before a call that gives pages to the kernel it holds them ([`Pager::hold`]). One thread at a
+//! time adopts, changes or moves pages.
 //!
-//! A fork has everything by the fork itself: pages, words, pool and index, copied on write. What
-//! other threads hold at that moment would be held for ever in the child; so [`Pager::before_fork`]
-//! waits until no page goes out and none comes in.
+//! A fork has everything by the fork itself: pages, words, pool and index, copied on write. Locks
+//! that other threads hold at that moment would be held for ever in the child. So
+//! [`Pager::before_fork`] waits until no page goes out and none comes in.
 
 use crate::error::Error;
 use crate::fork;
@@ -46,10 +46,10 @@ pub enum Contents {
     ReadOnlyPages,
 }
 
-/// What becomes of pages that a call of the program's has changed.
+/// The fate of pages that a call of the program's has changed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Change {
-    /// They are not the pager's any more: they were unmapped, or what is mapped there is another's.
+    /// They are not the pager's any more: they were unmapped, or the mapping there is another's.
     Gone,
     /// They read as zeros.
     Zeroed,
@@ -69,8 +69,8 @@ impl Pager {
     /// pages, none of which is adopted. The program may go on using it meanwhile.
     ///
     /// # Safety
-    /// The range is as said; nobody unmaps, moves or drops any of it from now on but inside of
-    /// [`Self::change`] and [`Self::move_adopted`]; it holds no stack, nothing of this pager's, and
+    /// The range is as said. Nobody unmaps, moves or drops any of it from now on but inside of
+    /// [`Self::change`] and [`Self::move_adopted`]. It holds no stack, nothing of this pager's, and
     /// nothing that the kernel reads or writes outside of system calls.
     pub unsafe fn adopt(&self, range: Range<usize>, contents: Contents) -> Result<(), Error> {
         let inner = self.inner();
@@ -85,7 +85,7 @@ impl Pager {
         Ok(())
     }
 
-    /// Whether any page of a range is adopted.
+    /// True if any page of a range is adopted.
     pub fn has_adopted(&self, range: Range<usize>) -> bool {
         adopted(range).next().is_some()
     }
@@ -102,8 +102,8 @@ impl Pager {
         parts
     }
 
-    /// Makes a call that changes what is mapped in a range, while nobody else has a page of it that
-    /// is adopted. `call` says whether it did; if not, all is as it was.
+    /// Makes a call that changes the mappings of a range, while no other thread has an adopted page
+    /// of it. `call` says whether it did; if not, all is as it was.
     pub fn change<R>(
         &self,
         range: Range<usize>,
@@ -215,8 +215,8 @@ impl Pager {
         Some(start..if is_adopted { at } else { start })
     }
 
-    /// Ends [`Self::hold`] and [`Self::hold_present`] of what those returned; like the latter it
-    /// leaves vector registers alone.
+    /// Ends [`Self::hold`] and [`Self::hold_present`] for the range that they returned; like the
+    /// latter it leaves vector registers alone.
     pub fn unhold(held: Range<usize>) {
         let mut at = held.start;
         while at < held.end {
@@ -227,9 +227,9 @@ impl Pager {
         }
     }
 
-    /// Makes a call that moves a mapping (`mremap`): its pages go along, and what becomes of their
-    /// old addresses is told by `source`. `call` returns where they are now, and `None` if it failed.
-    /// What is `grown` behind them is adopted as well.
+    /// Makes a call that moves a mapping (`mremap`): its pages go along, and `source` tells the
+    /// fate of their old addresses. `call` returns where they are now, and `None` if it failed. The
+    /// `grown` memory behind them is adopted as well.
     ///
     /// # Safety
     /// As of [`Self::adopt`], for where they are then, of which nothing is adopted.
@@ -299,14 +299,14 @@ impl Pager {
         Ok(())
     }
 
-    /// Whether a page that a device reads or writes stays where it is: pages leave by a move, which
+    /// True if a page that a device reads or writes stays in place: pages leave by a move, which
     /// the kernel refuses then, rather than by a copy.
     pub fn leaves_pinned_in(&self) -> bool {
         let inner = self.inner();
         inner.granules().is_none() && inner.uffd().can_move()
     }
 
-    /// The descriptors that serve faults: who closes one loses all pages that are out.
+    /// The descriptors that serve faults: closing one loses all evicted pages.
     pub fn descriptors(&self) -> Vec<i32> {
         let inner = self.inner();
         let backing = inner.unnamed.iter().map(Unnamed::descriptor).collect();
@@ -319,19 +319,19 @@ impl Pager {
         }
     }
 
-    /// What all of the pager takes now, bytes, of its budget.
+    /// The present use of the pager's budget, bytes.
     pub fn used_bytes(&self) -> u64 {
         let inner = self.inner();
         let pages = inner.budget.charged().max(0) as u64;
         pages * PAGE_BYTES as u64 + inner.cache.memory_bytes() as u64
     }
 
-    /// Has whoever needs a page that is out wait until this is over. Reclaim goes on.
+    /// Has threads that need an evicted page wait until this is over. Reclaim goes on.
     pub fn set_held(&self, is_held: bool) {
         self.inner().budget.set_held(is_held);
     }
 
-    /// What was done since the pager was made, and what is out.
+    /// The counts since the pager was made, and the evicted pages.
     pub fn figures(&self) -> Figures {
         let inner = self.inner();
         let of = |name: &str| inner.cache.statistic(name).unwrap_or(0);
@@ -349,7 +349,7 @@ impl Pager {
         let pager = self.clone();
         let blocked = Blocked::all();
         let inner = pager.inner().clone();
-        // Who holds `steady` may wait for faults, and those for room that reclaim would make.
+        // A holder of `steady` may wait for faults, and those for room that reclaim would make.
         inner.budget.set_lifted(true);
         let steady = fork::unsteady();
         // SAFETY: the guards are dropped before the pager that they borrow from: `end` does both,
@@ -422,7 +422,7 @@ impl BeforeFork {
         for space in self.regions.values() {
             inner.settle(space)?;
         }
-        // Whoever finds no room gets it all the same, until there are threads that make some.
+        // A thread without room gets it all the same, until there are threads that make some.
         self.end();
         Ok(())
     }
@@ -521,7 +521,7 @@ impl Inner {
         }
     }
 
-    /// Takes keys back of what is not adopted any more.
+    /// Takes back the keys of pages that are not adopted any more.
     fn take_keys(&self, range: Range<usize>) {
         for part in parts(range) {
             let known = registry::find(part.start).filter(|space| space.is_window());
@@ -544,7 +544,7 @@ impl Inner {
             let max = self.cache.pages_max() as u64 * PAGE_BYTES as u64;
             return Err(Error::Addresses { bytes: part.len(), max });
         }
-        // Who faults there as soon as it is registered waits for us.
+        // A thread that faults there as soon as it is registered waits for us.
         for page in pages.clone() {
             assert!(space.take(page, Word::UNTOUCHED), "a page is adopted twice");
         }
@@ -565,7 +565,8 @@ impl Inner {
                 }
                 _ => self.pagemap().have_pages(space.address(at), &mut there[..many]),
             };
-            // What cannot be asked is taken to be there: an absent page then ends the process.
+            // A page that cannot be asked is taken to be there: an absent page then ends the
+            // process.
             let known = known.unwrap_or_else(|_| {
                 there.fill(true);
                 many
@@ -579,8 +580,8 @@ impl Inner {
                     // one of the kernel's zeros becomes the program's own.
                     let byte = space.address(page) as *mut u8;
                     // SAFETY: mapped and writable, as the caller says; a byte that is exchanged for
-                    // itself stays, whoever writes it meanwhile. Adding nothing to it would be no
-                    // write at all: compilers leave that out.
+                    // itself stays, even if another thread writes it meanwhile. Adding nothing to
+                    // it would be no write at all: compilers leave that out.
                     let byte = unsafe { AtomicU8::from_ptr(byte) };
                     let value = byte.load(Relaxed);
                     // Another one has written it: so much the better.
@@ -598,8 +599,8 @@ impl Inner {
         Ok(())
     }
 
-    /// Makes all adopted pages of a range `Busy`. It waits for none while it has another: who has
-    /// that one may wait for memory, and reclaim for a page that is had here.
+    /// Makes all adopted pages of a range `Busy`. It waits for none while it has another: the
+    /// holder of that one may wait for memory, and reclaim for a page that is held here.
     fn take_all(&self, range: &Range<usize>) -> Vec<Taken> {
         let mut taken = Vec::new();
         while let Some((space, page)) = self.take_free(range, &mut taken) {
@@ -635,7 +636,8 @@ impl Inner {
         None
     }
 
-    /// Drops what is kept of a page that is `Busy` by us; how many charged pages that was.
+    /// Drops the copies of a page that we have made `Busy`, and returns the number of charged
+    /// pages.
     pub(crate) fn forget(&self, space: &Space, page: u32, was: Word) -> i64 {
         if was.kind() == Kind::Stored || was.has(Word::KEPT) {
             self.cache.invalidate(space.key(page));
@@ -712,8 +714,8 @@ impl Inner {
         Word::RESIDENT.with(Word::USED)
     }
 
-    /// In a fork: finds out where pages are that another thread of the parent's had, and registers
-    /// what is adopted.
+    /// In a fork: finds the pages that another thread of the parent's had, and registers the
+    /// adopted memory.
     fn settle(&self, space: &Space) -> io::Result<()> {
         let mut run: Option<Range<u32>> = None;
         let mut at = 0;
@@ -743,11 +745,11 @@ impl Inner {
         self.register(space.address(run.start)..space.address(run.end))
     }
 
-    /// What the word of a page should be that some thread was changing.
+    /// The right word for a page that another thread was changing.
     fn whereabouts(&self, space: &Space, page: u32) -> io::Result<Word> {
         let is_stored = self.cache.has(space.key(page));
         if self.pagemap().has_page(space.address(page))? {
-            // What copy there is may be older.
+            // An existing copy may be older.
             let copy = if is_stored { Word::KEPT | Word::STALE } else { 0 };
             return Ok(Word::RESIDENT.with(Word::USED | copy));
         }

@@ -1,15 +1,18 @@
-//! What is known of one page of a region: 32 bits.
+//! The state of one page of a region: 32 bits.
 //!
 //! ```text
 //!  31           8 7 6 5 4 3 2   0
 //! |    payload   |G|S|K|R|W| kind |
 //! ```
-//! `W` somebody waits (only of `Busy`) · `R` used since the hand came by · `K` the cache still has
-//! a copy · `S` that copy is out of date · `G` the page is guarded: nobody can write it without a
-//! fault, so it is what its copy is. The payload is the count of pins of a resident page, the
-//! frame of a staged one.
+//! - `W`: somebody waits (only of `Busy`).
+//! - `R`: used since the hand came by.
+//! - `K`: the cache still has a copy.
+//! - `S`: that copy is out of date.
+//! - `G`: the page is guarded. Nobody can write it without a fault, so it equals its copy.
 //!
-//! Whoever changes a page from `Busy` to something else made it `Busy`; nobody else touches the
+//! The payload is the count of pins of a resident page, the frame of a staged one.
+//!
+//! Only the thread that made a page `Busy` changes it to another state; no other thread touches the
 //! page, its frame or its copy meanwhile. Transitions are in docs/design/region.md.
 
 /// Where a page is.
@@ -25,8 +28,8 @@ pub(crate) enum Kind {
     Staged,
     /// In the cache.
     Stored,
-    /// Nowhere, and ours: reads as zeros. Of memory that was the program's before (windows), of
-    /// which what is `Untouched` is none of ours.
+    /// Nowhere, and ours: reads as zeros. Of memory that was the program's before (windows), whose
+    /// `Untouched` pages are not ours.
     Empty,
 }
 
@@ -64,13 +67,13 @@ impl Word {
         }
     }
 
-    /// A page in a frame; what is known of the cache's copy goes on from `was`.
+    /// A page in a frame; the state of the cache's copy is that of `was`.
     pub(crate) fn staged(frame: usize, was: Self) -> Self {
         debug_assert!(frame < Self::FRAMES_MAX);
         Self((frame as u32) << PAYLOAD_SHIFT | Self::STAGED | was.copy_bits())
     }
 
-    /// Whether the cache has a copy, and how old that is.
+    /// Tells if the cache has a copy, and how old that is.
     pub(crate) fn copy_bits(self) -> u32 {
         self.0 & (Self::KEPT | Self::STALE | Self::GUARDED)
     }

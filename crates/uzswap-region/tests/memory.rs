@@ -68,8 +68,8 @@ fn pages_go_out_and_come_back_and_are_dropped_when_told() {
     assert_eq!((values[5], values[1030], values[511]), (7, value(1030), value(511)));
 }
 
-/// Where the pool has more than half of the budget, copies of pages in use are dropped; what is
-/// read in order is in use once, and leaves with its copy.
+/// Where the pool has more than half of the budget, copies of pages in use are dropped. A page that
+/// is read in order is used once, and is evicted with its copy.
 #[test]
 fn what_is_read_in_order_is_not_compressed_again() {
     let pager = Pager::builder().memory("16M").mode(Mode::InThread).build().unwrap();
@@ -105,7 +105,8 @@ fn who_goes_on_in_order_is_read_ahead_of() {
     }
 }
 
-/// However often: what came in together leaves together, so the next time windows are whole again.
+/// However often: pages that came in together are evicted together, so the next time windows are
+/// whole again.
 #[test]
 fn what_is_read_in_order_again_and_again_comes_in_many_at_a_time() {
     let pager = Pager::builder().memory("16M").mode(Mode::InThread).build().unwrap();
@@ -160,7 +161,7 @@ fn a_pin_may_be_dropped_after_its_region() {
     drop(pinned);
 }
 
-/// What no codec makes smaller, so that nearly all of it is on the backing.
+/// Data that no codec makes smaller, so that nearly all of it is on the backing.
 fn noise(i: usize) -> u64 {
     let mut word = (i as u64 + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
     word ^= word >> 29;
@@ -182,7 +183,7 @@ fn what_is_only_read_is_not_written_to_the_backing_again() {
         let (pager, values) = noisy(mode);
         let count = |name: &str| pager.stats().get(name).unwrap();
         let is_whole = || (0..values.len()).all(|i| values[i] == noise(i));
-        // What had not been written yet is now.
+        // The pages that had not been written yet are now.
         assert!(is_whole());
         let (reads, loads) = (count("backing_reads"), count("loads_backing"));
         let written = count("written_back_pages");
@@ -272,7 +273,7 @@ fn wrong_use_is_refused_with_a_remedy() {
 }
 
 /// The kernel may find a page changed while it moves it (its mark *accessed* was set anew, or it is
-/// being migrated), begins again, and then does not count what it moves (docs/design/failure.md).
+/// being migrated). It begins again, and then does not count its moves (docs/design/failure.md).
 #[test]
 fn nothing_is_lost_while_the_kernel_looks_at_which_pages_are_used() {
     for mode in modes() {
@@ -307,7 +308,7 @@ fn nothing_is_lost_while_the_kernel_looks_at_which_pages_are_used() {
 }
 
 /// A pipe of `vmsplice` refers to pages without pinning them, as a socket of `MSG_ZEROCOPY` does:
-/// they leave all the same, and it delivers what was in them.
+/// they are evicted all the same, and it delivers their content.
 #[test]
 fn a_pipe_delivers_what_was_in_the_pages_that_it_was_given() {
     const PAGES: usize = 64;

@@ -84,11 +84,11 @@ fn is_whole(values: &[u64]) -> bool {
 
 /// Forks; the child does something and exits, and its status is returned.
 fn in_fork(child: impl FnOnce()) -> std::process::ExitStatus {
-    // SAFETY: the child only does what each case says, and exits.
+    // SAFETY: the child only does the acts of each case, and exits.
     match unsafe { libc::fork() } {
         0 => {
             child();
-            // SAFETY: ends the child without running what the parent left to be run at exit.
+            // SAFETY: ends the child without running the parent's functions for the exit.
             unsafe { libc::_exit(0) }
         }
         pid => {
@@ -217,7 +217,7 @@ fn fork_copies() {
         values.advise(0..values.len(), Advice::PageOut).unwrap();
     }
     for pager in &pagers {
-        // But for pages of zeros and what is set aside for faults.
+        // But for pages of zeros and the reserve for faults.
         let charged = pager.stats().get("charged_pages").unwrap();
         assert!(charged < 1500, "{charged} pages stay while a fork shares them");
     }
@@ -234,8 +234,8 @@ fn a_copy_is_of_one_moment_whatever_other_threads_write() {
     assert_passes("fork copies while threads write");
 }
 
-/// Each thread writes a value to a region, then notes it in ordinary memory: so in a copy each is
-/// what was noted, or the next.
+/// Each thread writes a value to a region, then notes it in ordinary memory. So in a copy each is
+/// the noted value, or the next.
 fn fork_copies_while_threads_write() {
     const SLOTS: usize = 4 * MIB / 8 / THREADS;
     const THREADS: usize = 8;
@@ -401,7 +401,7 @@ fn later_handler() {
     assert!(is_whole(&values));
 }
 
-/// Sets a handler, and returns what was before it by the kernel.
+/// Sets a handler, and returns the kernel's former one.
 fn set_bus_handler(handler: usize, flags: i32) -> libc::sigaction {
     // SAFETY: sets a handler of the form that its flags say.
     unsafe {
@@ -452,14 +452,14 @@ fn on_a_backing() -> (Pager, RegionVec<u64>) {
 
 /// Sums up one element of each page.
 extern "C" fn touch_all(values: *mut libc::c_void) -> *mut libc::c_void {
-    // SAFETY: what the callers below pass.
+    // SAFETY: the arguments of the callers below.
     let values = unsafe { &*values.cast::<RegionVec<u64>>() };
     let sum = values.iter().step_by(512).fold(0u64, |sum, value| sum.wrapping_add(*value));
     sum as *mut libc::c_void
 }
 
-/// What the kernel puts on the stack at a signal, in whole pages: 3.4 KiB with AVX-512, more with
-/// what later processors have.
+/// The kernel's frame on the stack at a signal, in whole pages: 3.4 KiB with AVX-512, more with
+/// later processors.
 fn signal_frame() -> usize {
     // SAFETY: reads a value that the kernel has given to this process.
     let bytes = unsafe { libc::getauxval(libc::AT_MINSIGSTKSZ) } as usize;
@@ -501,7 +501,7 @@ extern "C" fn touch_in_a_handler(_: i32) {
 
 /// A handler of the program's that runs on an alternate stack and touches a region.
 fn small_alternate_stack() {
-    // Of its own signal, and of one for a fault; and what both handlers take.
+    // Of its own signal, and of one for a fault; and the stack of both handlers.
     let size = 2 * signal_frame() + 4096;
     let (_pager, values) = on_a_backing();
     VALUES.store(&raw const values as usize, SeqCst);
@@ -554,7 +554,7 @@ fn after_unmap() {
     unsafe { at.write_volatile(1) };
     drop(region);
     assert_eq!(pager.region_of(at as usize), None);
-    // SAFETY: it is not: that is what is tested.
+    // SAFETY: it is not safe: the test shows that.
     unsafe { at.read_volatile() };
 }
 
@@ -617,8 +617,8 @@ fn resident_bytes() -> usize {
     text.split(' ').nth(1).unwrap().parse::<usize>().unwrap() * PAGE
 }
 
-/// Codecs' contexts of two CPUs and stacks of two threads, which the budget does not count; and
-/// what the kernel adds to them, to tables and to the heap where it makes huge pages unasked.
+/// Codecs' contexts of two CPUs and stacks of two threads, which the budget does not count. The
+/// kernel adds to them, to tables and to the heap where it makes huge pages unasked.
 fn besides() -> usize {
     let huge = std::fs::read_to_string("/sys/kernel/mm/transparent_hugepage/enabled");
     if huge.is_ok_and(|text| text.contains("[always]")) { 8 * MIB } else { 3 * MIB }

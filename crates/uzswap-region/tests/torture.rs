@@ -3,7 +3,7 @@
 //! `UZSWAP_FULL=1`.
 //!
 //! Half of the threads have a pager that copies its regions to forks, the others one that does not.
-//! What a backing that cannot be read does to a process is in `process.rs`.
+//! `process.rs` shows the effect of an unreadable backing on a process.
 
 #![allow(clippy::unwrap_used, reason = "tests")]
 
@@ -20,14 +20,14 @@ const WORDS: usize = 512;
 const THREADS: u64 = 8;
 const PAGES: usize = 1024;
 
-/// How long what is to happen may take beyond that.
+/// How long an expected event may take beyond that.
 const PATIENCE: Duration = Duration::from_secs(120);
 
 fn duration() -> Duration {
     Duration::from_secs(if std::env::var_os("UZSWAP_FULL").is_some() { 300 } else { 3 })
 }
 
-/// What word `at` of a page at a version is. Half of the pages compress badly.
+/// Word `at` of a page at a version. Half of the pages compress badly.
 fn word(seed: u64, version: u32, at: usize) -> u64 {
     match version {
         0 => 0,
@@ -80,18 +80,18 @@ impl Owned {
         self.versions[page] = version;
     }
 
-    /// A fork has what is here, or nothing.
+    /// A fork has the content from here, or nothing.
     fn fork(&self, on_fork: OnFork) {
-        // SAFETY: the child looks at what this thread alone writes, and exits.
+        // SAFETY: the child looks at data that this thread alone writes, and exits.
         let pid = unsafe { libc::fork() };
         if pid == 0 {
             if on_fork == OnFork::Absent {
-                // What it says of that is tested elsewhere.
-                // SAFETY: closes a descriptor of the child's own.
+                // Its message about that is tested elsewhere. SAFETY: closes a descriptor of the
+                // child's own.
                 unsafe { libc::close(2) };
             }
             self.check_all();
-            // SAFETY: ends the child without running what the parent left to be run at exit.
+            // SAFETY: ends the child without running the parent's functions for the exit.
             unsafe { libc::_exit(0) };
         }
         let mut status = 0;
@@ -111,7 +111,7 @@ impl Owned {
         let end = (page + 1 + noise.below(100) as usize).min(PAGES);
         let range = page * WORDS..end * WORDS;
         match noise.below(400) {
-            // No room is no loss: what does not go out stays.
+            // No room is no loss: a page that cannot be evicted stays.
             0 => _ = self.values.advise(range, Advice::PageOut),
             1 => {
                 self.values.clear(range).unwrap();
