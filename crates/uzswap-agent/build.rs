@@ -1,6 +1,6 @@
-//! What is linked into this library, the codecs' C code included, takes its memory from an
-//! allocator of ours (src/memory.rs), not from the C library's, whose memory is what leaves; nor
-//! does it find its thread-local variables by a table that lies there (src/locals.rs).
+//! All code of this library, the codecs' C code included, takes its memory from an allocator of
+//! ours (src/memory.rs): the C library's memory is evicted. Nor does it find its thread-local
+//! variables by a table that lies there (src/locals.rs).
 //!
 //! Each program of a tree loads it, so it needs no library that they would not load without it.
 
@@ -30,7 +30,7 @@ fn main() {
 /// load: a tenth of a millisecond for each.
 fn link_unwinder() {
     let Some(folder) = env::var_os("OUT_DIR").map(PathBuf::from) else { return };
-    // What the linker finds in place of the library.
+    // The file that the linker finds in place of the library.
     let script = fs::write(folder.join("libgcc_s.so"), "GROUP(-lgcc_eh -lgcc)\n");
     if script.is_ok() {
         println!("cargo:rustc-link-search=native={}", folder.display());

@@ -1,9 +1,9 @@
 //! Which of a program's mappings the pager adopts, and why it leaves the others alone.
 //!
-//! The kernel lists each mapping with all that it does with it ([`uzswap_sys::smaps`]): access and
-//! name alone do not show that a child finds it empty, or that a key protects it. A mapping of a
-//! kind that is not known here is left alone, and counted by the reason. The kernel joins
-//! neighbours to one mapping: the parts that must stay are cut out of it.
+//! The kernel lists each mapping with its treatment ([`uzswap_sys::smaps`]). Access and name alone
+//! do not show that a child finds it empty, or that a key protects it. A mapping of a kind that is
+//! not known here is left alone, and counted by the reason. The kernel joins neighbours to one
+//! mapping: the parts that must stay are cut out of it.
 
 use crate::{AGENT, layout, memory};
 use std::ops::Range;
@@ -138,14 +138,14 @@ pub fn adopt_all(modules: &[sites::Module], stopped: &[Staying]) -> layout::Layo
     layout
 }
 
-/// Whether a mapping is private memory of no file that the program has asked for.
+/// True if a mapping is private memory of no file that the program has requested.
 fn is_plain(one: &Described<'_>) -> bool {
     let name = one.mapped.name;
     let is_unnamed = name.is_empty() || name.starts_with("[anon:") || name == "[heap]";
     !one.mapped.has_file && is_unnamed && one.mapped.access[3] == b'p'
 }
 
-/// Whether a mapping may be the guard of a stack that begins at an address.
+/// True if a mapping may be the guard of a stack that begins at an address.
 fn is_guard(one: &Described<'_>, stack: usize) -> bool {
     let range = &one.mapped.range;
     range.end == stack && one.mapped.access.starts_with(b"---") && range.len() <= GUARD_MAX

@@ -1,6 +1,6 @@
-//! What is done for each system call, as its row says ([`uzswap_calls::table`]): here are those
-//! that move data or refer to it. What changes maps is in `layout`; what is about processes, files
-//! and signals in `processes`, `masks` and `stacks`.
+//! The treatment of each system call, as its row says ([`uzswap_calls::table`]). Calls that move
+//! data or refer to it are here. Calls that change maps are in `layout`; those about processes,
+//! files and signals in `processes`, `masks` and `stacks`.
 
 use crate::{AGENT, Agent, devices, inside, layout, masks, processes, stacks};
 use libc::c_long;
@@ -11,11 +11,11 @@ use uzswap_region::{Pager, is_pager_thread};
 use uzswap_sys::bus;
 use uzswap_sys::map::PAGE_BYTES;
 
-/// What is held for one call at most: a length may be anything, is the kernel's to refuse, and what
-/// is held takes from the budget. `read` and `write` go on with the rest; others are cut short
+/// The most that is held for one call: a length may be anything, the kernel may refuse it, and held
+/// memory takes from the budget. `read` and `write` go on with the rest; others are cut short
 /// there, if it is absent.
 const AT_ONCE: u64 = 4 << 20;
-/// What is held of memory whose length the arguments do not tell: a path's longest.
+/// The bytes that are held of memory whose length the arguments do not tell: the longest path.
 const UNTOLD: u64 = 4096;
 /// How often a call that answers `EFAULT` is made again, once all memory is adopted.
 const TRIES: usize = 8;
@@ -23,7 +23,7 @@ const TRIES: usize = 8;
 /// be held yet.
 const PAUSE: libc::timespec = libc::timespec { tv_sec: 0, tv_nsec: 100_000 };
 
-/// Whether a call of a number is looked at.
+/// True if a call of a number is looked at.
 pub fn wants(number: u32) -> bool {
     !matches!(table::treatment(number.into()), Treatment::Left | Treatment::Absent)
 }
@@ -31,11 +31,11 @@ pub fn wants(number: u32) -> bool {
 /// Looks at a call: its number decides.
 pub fn on_call(call: &mut Call) -> Outcome {
     // A thread that serves a fault has pages and locks of ours: it may wait for no other lock, and
-    // what it maps or reads is not the program's.
+    // its memory is not the program's.
     let is_inside = crate::is_inside() || bus::is_on_own_stack();
     let is_pagers = is_pager_thread();
     if call.number as c_long == libc::SYS_rt_sigprocmask {
-        // Whoever makes it: the next instruction that was replaced may come before the signals are
+        // Even if our code makes it: the next replaced instruction may come before the signals are
         // back.
         return processes::mask(AGENT.get().filter(|_| !is_inside && !is_pagers), call);
     }
@@ -56,9 +56,9 @@ pub fn on_call(call: &mut Call) -> Outcome {
     }
 }
 
-/// A call of a thread that takes pages out. It may hold what it would have to wait for to bring a
-/// page in; and what it does not use of a call's arguments may be an address of the program's by
-/// chance. But the C library may have it trim the heap, which is the program's.
+/// A call of a thread that takes pages out. To bring a page in it might have to wait for a lock of
+/// its own. An unused argument of its call may be an address of the program's by chance. But the C
+/// library may have it trim the heap, which is the program's.
 fn on_pagers_call(agent: &Agent, call: &mut Call) -> Outcome {
     match call.number as c_long {
         libc::SYS_mmap | libc::SYS_munmap | libc::SYS_mremap | libc::SYS_brk => own(agent, call),
@@ -135,7 +135,7 @@ impl<'a> Holds<'a> {
         Self { agent, left: AT_ONCE, few: [0..0, 0..0, 0..0, 0..0], count: 0, many: Vec::new() }
     }
 
-    /// Holds what is adopted of a range; whether anything is.
+    /// Holds the adopted part of a range. Returns true if there is one.
     pub fn hold(&mut self, at: u64, bytes: u64) -> bool {
         let mut rest = at as usize..(at as usize).saturating_add(bytes.min(self.left) as usize);
         if !is_address(at) {
@@ -188,7 +188,7 @@ fn transfer(agent: &Agent, call: &mut Call) -> Outcome {
         holds.hold(at + done, part);
         let place = if is_at_place { offset + done } else { offset };
         let arguments = [file, at + done, part, place, call.arguments[4], call.arguments[5]];
-        // SAFETY: a part of what the program asked for.
+        // SAFETY: a part of the program's request.
         let result = unsafe { raw(call.number, arguments) };
         drop(holds);
         if result < 0 {
@@ -310,9 +310,9 @@ fn hold_message(holds: &mut Holds<'_>, at: u64) {
     }
 }
 
-/// Whatever these arguments refer to is held: a path, a structure, a result. A call that has done
-/// its work when it answers `EFAULT` (`accept`, `wait4`) cannot be repeated: so it waits until what
-/// it is given can be held.
+/// The memory that these arguments refer to is held: a path, a structure, a result. A call that has
+/// done its work when it answers `EFAULT` (`accept`, `wait4`) cannot be repeated: so it waits until
+/// its memory can be held.
 pub fn touched(agent: &Agent, call: &mut Call, arguments: &[usize]) -> Outcome {
     let is_futex = call.number as c_long == libc::SYS_futex;
     let arguments = if is_futex { used_of_futex(call.arguments[1]) } else { arguments };
@@ -322,7 +322,8 @@ pub fn touched(agent: &Agent, call: &mut Call, arguments: &[usize]) -> Outcome {
     }
     let mut holds = Holds::new(agent);
     let any = hold_touched(&mut holds, call, arguments);
-    // What these are given may refer to more; what is not adopted yet may be in a moment.
+    // The memory of these calls may refer to more memory; memory that is not adopted yet may be in
+    // a moment.
     if !any && is_complete && !is_deep(call.number as c_long) {
         return Outcome::Bare;
     }
@@ -330,13 +331,12 @@ pub fn touched(agent: &Agent, call: &mut Call, arguments: &[usize]) -> Outcome {
     Outcome::Done
 }
 
-/// Whether threads wait for and wake each other by a call, which reads one word before it does
-/// anything.
+/// True if threads wait for and wake each other by a call, which first reads one word.
 fn is_wake(call: &Call) -> bool {
     call.number as c_long == libc::SYS_futex && used_of_futex(call.arguments[1]).len() < 3
 }
 
-/// The arguments of `futex` that an operation uses. What is passed for others is there by chance.
+/// The arguments of `futex` that an operation uses. Other arguments have values by chance.
 pub fn used_of_futex(operation: u64) -> &'static [usize] {
     const OTHER: i32 = libc::FUTEX_PRIVATE_FLAG | libc::FUTEX_CLOCK_REALTIME;
     match operation as i32 & !OTHER {
@@ -346,7 +346,7 @@ pub fn used_of_futex(operation: u64) -> &'static [usize] {
     }
 }
 
-/// Holds what arguments refer to; whether any is adopted.
+/// Holds the memory that arguments refer to. Returns true if any is adopted.
 pub fn hold_touched(holds: &mut Holds<'_>, call: &Call, arguments: &[usize]) -> bool {
     let mut any = false;
     for at in arguments {
@@ -376,7 +376,7 @@ const MSEAL: c_long = 462;
 const SETXATTRAT: c_long = 463;
 const GETXATTRAT: c_long = 464;
 
-/// Whether a program can have memory there.
+/// True if a program can have memory there.
 fn is_address(at: u64) -> bool {
     (PAGE_BYTES as u64..1 << 47).contains(&at)
 }
@@ -386,8 +386,8 @@ pub fn make(agent: &Agent, call: &mut Call) {
     make_until_it_sees(agent, call, &[0, 1, 2, 3, 4, 5]);
 }
 
-/// Makes a call; where it answers `EFAULT`, what its arguments may refer to is brought in, more
-/// each time, and it is made again.
+/// Makes a call. Where it answers `EFAULT`, the memory that its arguments may refer to is brought
+/// in, more each time, and it is made again.
 fn make_until_it_sees(agent: &Agent, call: &mut Call, arguments: &[usize]) {
     let mut turn = 0;
     while turn < TRIES {

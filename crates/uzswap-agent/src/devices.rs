@@ -1,9 +1,9 @@
 //! Memory that the kernel or a device uses outside of the calls that name it.
 //!
-//! A virtual machine's guest, a driver or an asynchronous read finds an absent page where nobody can
-//! bring it in. So such memory stays: the calls that name it give it back to the program. A device
-//! that was told of memory before the take-over does not say which it was; a program that has one
-//! open is left alone.
+//! A virtual machine's guest, a driver or an asynchronous read finds an absent page where nobody
+//! can bring it in. So such memory stays: the calls that name it give it back to the program. A
+//! device that was told of memory before the take-over does not say which it was; a program that
+//! has one open is left alone.
 
 use crate::calls::{Holds, hold_vector, make, peek, touched};
 use crate::{Agent, layout};
@@ -31,8 +31,8 @@ pub fn user() -> Option<String> {
     names.find_map(|name| Some(name.to_string_lossy().into_owned()).filter(|name| is_user(name)))
 }
 
-/// A structure of 64-bit numbers that an `ioctl` is given, in which one is the address of memory and
-/// one its length, by their places.
+/// A structure of 64-bit numbers that an `ioctl` is given, in which one is the address of memory
+/// and one its length, by their places.
 struct Request {
     number: u32,
     address: u64,
@@ -87,9 +87,9 @@ const WRITE: u16 = 1;
 const READ_VECTOR: u16 = 7;
 const WRITE_VECTOR: u16 = 8;
 
-/// `io_submit`: the kernel looks at the buffers before it answers, and pins those that a device then
-/// writes. A page that is pinned does not leave where pages are moved; where they are copied, the
-/// buffers are given back to the program.
+/// `io_submit`: the kernel looks at the buffers before it answers, and pins those that a device
+/// then writes. A page that is pinned does not leave where pages are moved; where they are copied,
+/// the buffers are given back to the program.
 pub fn submit(agent: &Agent, call: &mut Call) -> Outcome {
     layout::await_complete();
     let [_, count, list, ..] = call.arguments;

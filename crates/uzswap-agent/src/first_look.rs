@@ -1,8 +1,8 @@
 //! The first look at a replaced call, which decides most of those that a server makes: their
-//! buffers are there. It saves what it costs to keep the processor's whole state
-//! ([`uzswap_calls::Looks`]), so nothing here, nor what is called from here, may call the C library
-//! or use vector registers beyond those of any x86-64: `tests/tests/first_look.rs` reads the
-//! machine code for that.
+//! buffers are there. It saves the cost of keeping the processor's whole state
+//! ([`uzswap_calls::Looks`]). So no code here, nor any that is called from here, may call the C
+//! library or use vector registers beyond those of any x86-64. `tests/tests/first_look.rs` reads
+//! the machine code for that.
 
 use crate::calls::used_of_futex;
 use crate::{is_inside, layout, stacks};

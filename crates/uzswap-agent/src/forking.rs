@@ -1,7 +1,7 @@
 //! Forks: the child goes on with a copy of everything, pool and index too, by the fork itself.
 //!
-//! Everything stands still from the moment before the kernel makes the child: around the system
-//! call, not in a handler of `pthread_atfork`, because the C library still uses memory in between,
+//! All work is stopped from the moment before the kernel makes the child. It is stopped around the
+//! system call, not in a handler of `pthread_atfork`: the C library still uses memory in between,
 //! which may have to be brought in. Threads are started again where that is safe, in such a
 //! handler.
 
@@ -25,7 +25,7 @@ pub struct Still<L, M> {
 /// This process has been forked, and has no threads of ours yet.
 static IS_BARE: AtomicBool = AtomicBool::new(false);
 
-/// Waits until nothing of this library moves. Errors: there is no room for what a child needs.
+/// Waits until nothing of this library moves. Errors: there is no room for a child's needs.
 pub fn before(agent: &Agent) -> io::Result<Still<impl Sized, impl Sized>> {
     let inside = inside();
     let layout = layout::lock();
@@ -57,8 +57,7 @@ impl<L, M> Still<L, M> {
     }
 }
 
-/// Who has this does something of ours that a child must not find half done: its thread is not
-/// there.
+/// The holder does work of ours that a child must not find half done: its thread is not there.
 static QUIET: Mutex<()> = Mutex::new(());
 
 /// Held while a thread of ours is at work; a fork waits for it.
@@ -67,7 +66,7 @@ pub fn at_work() -> MutexGuard<'static, ()> {
 }
 
 /// Makes a fork while nothing of ours is under way. The C library's functions around it, and the
-/// program's, may take memory: so `fork` itself is stood before, and what those need is not held.
+/// program's, may take memory: so this stands before `fork` itself, and their locks are not held.
 pub fn fork_quietly(fork: impl FnOnce() -> libc::pid_t) -> libc::pid_t {
     // A handler that forks, too, would wait for its own thread.
     let _blocked = Blocked::all();

@@ -1,4 +1,4 @@
-//! What the library that is preloaded asks of this one, once it has loaded it.
+//! The functions that the preloaded library calls in this one, once it has loaded it.
 
 use crate::{AGENT, adoption, forking, inside, locals, stacks};
 use libc::{c_int, pid_t, sigaction as Action, stack_t};
@@ -38,7 +38,7 @@ unsafe extern "C" fn fork(next: Fork) -> pid_t {
 }
 
 unsafe extern "C" fn sigaction(number: c_int, new: *const Action, old: *mut Action) -> c_int {
-    // SAFETY: the arguments are the caller's, who answers for them.
+    // SAFETY: the arguments are the caller's responsibility.
     unsafe { signals::set_action(number, new, old) }
 }
 

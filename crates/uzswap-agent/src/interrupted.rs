@@ -19,8 +19,8 @@ use uzswap_sys::bus::Stopped;
 /// Bytes of a `syscall`.
 const SYSCALL: usize = 2;
 
-/// Calls that answer `EINTR` where a handler has no SA_RESTART. The others that the kernel begins
-/// again never do (`fork`), or whoever makes them looks again anyway (`futex`).
+/// Calls that answer `EINTR` where a handler has no SA_RESTART. The others that the kernel restarts
+/// never do (`fork`), or their callers look again anyway (`futex`).
 const ENDED: [c_long; 26] = [
     libc::SYS_read,
     libc::SYS_write,

@@ -1,6 +1,6 @@
-//! What the program has mapped, as far as it is or may be adopted; and the calls that change it.
+//! The program's mappings that are or may be adopted; and the calls that change them.
 //!
-//! One lock orders these calls, as the kernel's own does. Who holds it has all signals blocked, so
+//! One lock orders these calls, as the kernel's own does. Its holder has all signals blocked, so
 //! that no handler of the program's waits for its own thread.
 
 use crate::calls::{self, refuse};
@@ -19,7 +19,7 @@ use uzswap_sys::map::PAGE_BYTES;
 /// Of Linux 6.13.
 const MADV_GUARD_INSTALL: i32 = 102;
 
-/// What is smaller is left alone: it would cost more than it holds.
+/// Smaller mappings are left alone: they would cost more than they save.
 const LEAST: usize = 64 << 10;
 
 /// Where pages may come to be that can be adopted.
@@ -43,7 +43,7 @@ pub fn complete() {
     IS_COMPLETE.store(true, Release);
 }
 
-/// Whether all memory that may be adopted is.
+/// True if all memory that may be adopted is.
 pub fn is_complete() -> bool {
     IS_COMPLETE.load(Acquire)
 }
@@ -58,7 +58,7 @@ pub fn await_complete() {
     }
 }
 
-/// The layout; whoever has this may change what is mapped.
+/// The layout; its holder may change mappings.
 pub fn lock() -> MutexGuard<'static, Option<Layout>> {
     LAYOUT.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -120,7 +120,7 @@ impl Layout {
 }
 
 impl Agent {
-    /// Adopts memory that has just become accessible; what cannot be is left alone.
+    /// Adopts memory that has just become accessible, as far as it can be.
     fn adopt_fresh(&self, range: Range<usize>) {
         self.adopt_mapped(range, Contents::Nothing);
     }
@@ -128,7 +128,7 @@ impl Agent {
     /// The same of memory of which some may have been touched.
     fn adopt_mapped(&self, range: Range<usize>, contents: Contents) {
         let (start, end) = (range.start, range.end);
-        // It becomes one mapping with what is adopted beside it.
+        // It becomes one mapping with the adopted memory beside it.
         let is_beside = || {
             [start.saturating_sub(PAGE_BYTES)..start, end..end + PAGE_BYTES]
                 .into_iter()
@@ -157,7 +157,7 @@ fn make(call: &mut Call) -> bool {
     !(-4095..0).contains(&call.result)
 }
 
-/// Whether a mapping with these flags is private memory of no file.
+/// True if a mapping with these flags is private memory of no file.
 pub fn is_plain(flags: i32) -> bool {
     flags & libc::MAP_TYPE == libc::MAP_PRIVATE && flags & libc::MAP_ANONYMOUS != 0
 }
@@ -257,7 +257,8 @@ pub fn grow_heap(agent: &Agent, call: &mut Call) -> Outcome {
 }
 
 /// `mprotect`, `pkey_mprotect`: memory that was reserved and can be written now is adopted. Code is
-/// none of ours, nor is memory with a protection key: its threads decide whether they may access it.
+/// none of ours, nor is memory with a protection key: its threads decide whether they may access
+/// it.
 pub fn protect(agent: &Agent, call: &mut Call) -> Outcome {
     let range = whole(call.arguments[0], call.arguments[1]);
     let protection = call.arguments[2] as i32;
@@ -305,7 +306,7 @@ pub fn advise(agent: &Agent, call: &mut Call) -> Outcome {
             call.arguments[2] = libc::MADV_DONTNEED as u64;
             agent.pager.change(range, Change::Zeroed, || {
                 let is_done = make(call);
-                // Of a range with holes, what is mapped was dropped.
+                // Of a range with holes, the mapped parts were dropped.
                 ((), is_done || call.result == -i64::from(libc::ENOMEM))
             });
         }
@@ -338,7 +339,7 @@ fn populate(agent: &Agent, call: &mut Call, range: Range<usize>) {
         let [_, _, advice, ..] = call.arguments;
         let mut populate = |bytes: Range<usize>| {
             let arguments = [bytes.start as u64, bytes.len() as u64, advice, 0, 0, 0];
-            // SAFETY: a part of what the program asked for.
+            // SAFETY: a part of the program's request.
             let result = unsafe { raw(call.number, arguments) };
             call.result = result;
             result
@@ -383,7 +384,7 @@ pub fn remap(agent: &Agent, call: &mut Call) -> Outcome {
     if new_bytes < range.len() {
         let tail = range.start + new_bytes..range.end;
         if !is_fixed {
-            // What remains may be several mappings, which the kernel would not look at in one call.
+            // The rest may be several mappings, which the kernel would not look at in one call.
             agent.pager.change(tail.clone(), Change::Gone, || {
                 let done = make(call);
                 (done, done)
@@ -394,7 +395,7 @@ pub fn remap(agent: &Agent, call: &mut Call) -> Outcome {
         call.arguments[1] = new;
     }
     if crate::mode() == Mode::Protection {
-        // What is out by its protection is many mappings to the kernel.
+        // Memory that is evicted by its protection is many mappings to the kernel.
         if range.len() as u64 > agent.pager.memory() / 8 {
             // It would not fit in one piece; programs take new memory, and copy.
             return refuse(call, libc::ENOMEM);
@@ -418,8 +419,8 @@ pub fn remap(agent: &Agent, call: &mut Call) -> Outcome {
         crate::die("memory that the program has moved cannot be taken along");
     }
     if call.result == -i64::from(libc::EFAULT) {
-        // What is adopted in part is several mappings to the kernel, which it does not move at
-        // once. Given back it is one, as the program knows it.
+        // Memory that is adopted in part is several mappings to the kernel, which it does not move
+        // at once. Given back it is one, as the program knows it.
         give_back_and_move(agent, call, range, target);
     }
     let is_done = !(-4095..0).contains(&call.result);
@@ -433,7 +434,7 @@ pub fn remap(agent: &Agent, call: &mut Call) -> Outcome {
 fn drop_tail(agent: &Agent, tail: Range<usize>) {
     let arguments = [tail.start as u64, tail.len() as u64, 0, 0, 0, 0];
     agent.pager.change(tail, Change::Gone, || {
-        // SAFETY: what the program asked for, in two steps.
+        // SAFETY: the program's request, in two steps.
         let done = unsafe { raw(libc::SYS_munmap as u64, arguments) };
         ((), done == 0)
     });
@@ -487,8 +488,8 @@ pub fn seal(agent: &Agent, call: &mut Call) -> Outcome {
     Outcome::Done
 }
 
-/// `process_madvise` of a process's own memory: what drops pages is answered as kernels before
-/// 6.13 do, which have it for others' only, and programs then use `madvise`.
+/// `process_madvise` of a process's own memory. Advice that drops pages is answered as kernels
+/// before 6.13 do, which accept it for others' memory only. Programs then use `madvise`.
 pub fn advise_process(agent: &Agent, call: &mut Call) -> Outcome {
     const DROPS: [i32; 4] =
         [libc::MADV_DONTNEED, libc::MADV_FREE, libc::MADV_DONTNEED_LOCKED, MADV_GUARD_INSTALL];
@@ -506,7 +507,7 @@ pub fn attach(call: &mut Call) -> Outcome {
     }
 }
 
-/// The kernel uses what the first argument refers to outside of system calls: it is given back to
+/// The kernel uses the memory of the first argument outside of system calls: it is given back to
 /// the program.
 pub fn leave_in(agent: &Agent, call: &Call, bytes: u64) -> Outcome {
     give_back(agent, call.arguments[0], bytes);

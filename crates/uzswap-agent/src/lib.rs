@@ -41,21 +41,21 @@ use uzswap_tree::{Figures, SILENT_MAX, Table, Tree, clock};
 
 /// A process with less than this is not taken over: there is little to win.
 const LEAST: u64 = 16 << 20;
-/// What a pager has at least.
+/// The least budget of a pager.
 const BUDGET_LEAST: u64 = 8 << 20;
-/// What memory grows by at most in a second, with a margin: the kernel clears pages no faster.
+/// The most by which memory grows in a second, with a margin: the kernel clears pages no faster.
 const GROWTH: u64 = 4 << 30;
-/// So many times in a row there must be nobody who could give memory back before it is said that
-/// none is left: others may have died, or begun to wait, just now.
+/// So many times in a row no process must be able to give memory back before the message that none
+/// is left. Others may have died, or begun to wait, just now.
 const HOPELESS: u32 = 100;
 const WAIT_MIN: Duration = Duration::from_millis(2);
 const WAIT_MAX: Duration = Duration::from_millis(100);
-/// How often it is found out how much is shared, if that takes less than a 20th of the time, and
-/// what is too little to look again.
+/// How often the shared memory is measured, if that takes less than a 20th of the time; and the
+/// least share for which it is measured again.
 const SHARED_WAIT: Duration = Duration::from_millis(32);
 const SHARED_LEAST: u64 = 1 << 20;
 
-/// What has taken a program over.
+/// The state of a program that was taken over.
 pub struct Agent {
     /// Where its pages are.
     pub pager: Pager,
@@ -70,7 +70,7 @@ impl Agent {
 static AGENT: OnceLock<Agent> = OnceLock::new();
 /// Somebody looks how much memory this process has.
 static IS_WATCHED: AtomicBool = AtomicBool::new(false);
-/// What has loaded this library.
+/// The library that has loaded this one.
 static FRONT: OnceLock<&'static Front> = OnceLock::new();
 
 thread_local! {
@@ -78,12 +78,12 @@ thread_local! {
     static IS_INSIDE: Cell<bool> = const { Cell::new(false) };
 }
 
-/// What has loaded this library, once it has.
+/// The library that has loaded this one, once it has.
 fn front() -> Option<&'static Front> {
     FRONT.get().copied()
 }
 
-/// What the processes share of which this is one.
+/// The tree that this process and others share.
 fn tree() -> Option<&'static Tree> {
     front().map(|front| &front.tree)
 }
@@ -96,7 +96,7 @@ fn mode() -> Mode {
     }
 }
 
-/// The program has an allocator of its own, whose locks who calls may have.
+/// The program has an allocator of its own, whose locks the caller may have.
 fn has_own_allocator() -> bool {
     front().is_some_and(|front| front.has_own_allocator)
 }
@@ -128,10 +128,11 @@ fn begin(front: &'static Front) {
     let _ = FRONT.set(front);
 }
 
-/// Looks how much memory the process has, with what it is about to get, and has it watched if that
-/// is much. If it is too much, it is taken over before it gets it: the thread that watches might
-/// look when it is there. Who has locks of the program's allocator may not wait, since the threads
-/// that serve faults are started meanwhile, which takes memory. Before that it waits for its turn.
+/// Measures the process's memory, with the block that it is about to get, and has it watched if
+/// that is much. If it is too much, it is taken over before it gets it: the thread that watches
+/// might look when it is there. A holder of locks of the program's allocator may not wait: the
+/// threads that serve faults are started meanwhile, which takes memory. Before that it waits for
+/// its turn.
 extern "C" fn look(more: usize, may_wait: bool) {
     if AGENT.get().is_some() || is_inside() {
         return;
@@ -186,10 +187,10 @@ static BELL: AtomicU32 = AtomicU32::new(0);
 /// It could not be taken over, and is not tried again.
 static HAS_FAILED: AtomicBool = AtomicBool::new(false);
 
-/// Until when who asks for memory waits for the program to be taken over, milliseconds of the
-/// system's clock; 0: that is not under way.
+/// The time until which a thread that asks for memory waits for the program to be taken over,
+/// milliseconds of the system's clock; 0: that is not under way.
 static TAKING_UNTIL: AtomicU64 = AtomicU64::new(0);
-/// How long: who waits may have what we need.
+/// The longest wait: a thread that waits may have a lock that we need.
 const PATIENCE: Duration = Duration::from_secs(1);
 
 fn set_taking(is_under_way: bool) {
@@ -217,7 +218,7 @@ fn wait_for_turn() {
     }
 }
 
-/// Waits until this program is taken over: nobody keeps small what it takes meanwhile.
+/// Waits until this program is taken over: memory that it takes meanwhile is not kept small.
 fn wait_while_taking() {
     let is_over = || AGENT.get().is_some() || HAS_FAILED.load(Relaxed) || is_inside();
     while TAKING_UNTIL.load(Relaxed) != 0 && !is_over() && clock() < TAKING_UNTIL.load(Relaxed) {
@@ -228,7 +229,7 @@ fn wait_while_taking() {
     }
 }
 
-/// Whether the process has been taken over already.
+/// True if the process has been taken over already.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Begin {
     New,
@@ -256,8 +257,8 @@ fn unwatch() {
 /// Set by a fork: memory is shared.
 static IS_FORKED: AtomicBool = AtomicBool::new(false);
 
-/// What of this process's memory is others' too, since a fork. All count it that were taken over,
-/// and their children are so from the start.
+/// This process's memory that others have too, since a fork. All count it that were taken over, and
+/// their children are so from the start.
 struct Shared {
     bytes: u64,
     /// How much less it was than the time before: so much less it may be again before it is known.
@@ -285,10 +286,10 @@ impl Shared {
     }
 }
 
-/// What was last told of this process: faults, and pages stored. A fork goes on from there.
+/// The last report of this process: faults, and pages stored. A fork goes on from there.
 static TOLD: [AtomicU64; 2] = [const { AtomicU64::new(0) }; 2];
 
-/// Tells who looks at the tree what was done since the last time; when it is to be told again.
+/// Reports the activity since the last time to the tree. Returns the time of the next report.
 fn tell(agent: &Agent, tree: &Tree) -> Instant {
     let now = agent.pager.figures();
     let since = |told: &AtomicU64, now| now - told.swap(now, Relaxed);
@@ -297,7 +298,7 @@ fn tell(agent: &Agent, tree: &Tree) -> Instant {
     Instant::now() + WAIT_MAX / 2
 }
 
-/// What the calling thread has taken of the processor.
+/// The processor time of the calling thread.
 fn processor_time() -> Duration {
     let now = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
     now.try_into().unwrap_or_default()
@@ -380,17 +381,17 @@ fn name() -> String {
 }
 
 /// Keeps the pager's budget at the allowance, less other memory; returns the room that is left.
-/// What is shared is in both.
+/// Shared memory is in both.
 fn keep(agent: &Agent, used: u64, allowance: u64) -> u64 {
     let pager = &agent.pager;
     // All that the pager takes is anonymous memory, too.
     let besides = used.saturating_sub(pager.used_bytes());
     let wanted = allowance.saturating_sub(besides).max(BUDGET_LEAST);
     if wanted.abs_diff(pager.memory()) > pager.memory() / 64 {
-        // A budget that is refused stays what it was.
+        // A budget that is refused stays as it was.
         let _ = pager.set_memory(wanted);
     }
-    // Pages are charged as they come: nothing grows unseen but what is besides.
+    // Pages are charged as they come: only memory besides them grows unseen.
     (allowance / 4).max(1 << 20)
 }
 

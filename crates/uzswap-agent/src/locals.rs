@@ -1,12 +1,12 @@
 //! Where this library's thread-local variables are.
 //!
-//! The C library finds them by a table for each thread that lies in the program's heap: it may have
-//! left, and a handler of a fault would meet another one. And of a library that is loaded late, the
-//! variables are in that heap themselves. So they are in the room that the preloaded library has of
-//! each thread, at the same distance from each thread's block.
+//! The C library finds them by a table for each thread that lies in the program's heap. The table
+//! may be evicted, and a handler of a fault would meet another fault. And of a library that is
+//! loaded late, the variables are in that heap themselves. So they are in the room that the
+//! preloaded library has of each thread, at the same distance from each thread's block.
 //!
-//! What is to be done with them when a thread ends the C library would note in the program's heap
-//! too, and under its allocator's lock, which the thread that faults may have. So it is noted here.
+//! The C library would note their destructors in the program's heap too, and under its allocator's
+//! lock, which the thread that faults may have. So they are noted here.
 
 use std::arch::asm;
 use std::ffi::{c_int, c_void};
@@ -21,8 +21,8 @@ static VARIABLES: AtomicIsize = AtomicIsize::new(0);
 static INITIAL: AtomicUsize = AtomicUsize::new(0);
 static INITIAL_BYTES: AtomicUsize = AtomicUsize::new(0);
 
-/// Bytes before the variables, with the thread's mark that they have their first values; and what
-/// they may be aligned to.
+/// Bytes before the variables, with the thread's mark that they have their first values; and their
+/// largest alignment.
 const HEADER: usize = 64;
 
 unsafe extern "C" {
@@ -31,14 +31,14 @@ unsafe extern "C" {
     static __ehdr_start: libc::Elf64_Ehdr;
 }
 
-/// What the linker has for each variable.
+/// The linker's data for each variable.
 #[repr(C)]
 struct Index {
     module: usize,
     offset: isize,
 }
 
-/// What the linker puts in the place of `__tls_get_addr` in this library.
+/// The linker puts this in the place of `__tls_get_addr` in this library.
 #[unsafe(no_mangle)]
 extern "C" fn __wrap___tls_get_addr(index: &Index) -> isize {
     let block: isize;
@@ -60,7 +60,7 @@ extern "C" fn __wrap___tls_get_addr(index: &Index) -> isize {
 }
 
 /// Writes the first values of variables, which are zeros now. A handler of a signal may do the same
-/// in between, and go on to change them: what is no zero any more stays.
+/// in between, and go on to change them: a value other than zero stays.
 #[cold]
 fn fill(variables: isize) {
     let initial = INITIAL.load(Relaxed) as *const u64;
@@ -80,7 +80,7 @@ fn fill(variables: isize) {
     }
 }
 
-/// Finds where variables are to be, and notes the key. Whether there is room for them. Once, before
+/// Finds where variables are to be, and notes the key. True if there is room for them. Once, before
 /// any of them is used.
 pub fn prepare(front: &Front) -> bool {
     KEY.store(front.key, Relaxed);
@@ -114,7 +114,7 @@ fn variables_segment() -> Option<libc::Elf64_Phdr> {
 /// The key of each thread's list, the front's; none before [`prepare`].
 static KEY: AtomicU32 = AtomicU32::new(u32::MAX);
 
-/// What is to be done when a thread ends: the last noted first.
+/// The destructors when a thread ends: the last noted first.
 struct Ending {
     destructor: unsafe extern "C" fn(*mut c_void),
     object: *mut c_void,
@@ -133,7 +133,7 @@ pub extern "C" fn end(list: *mut c_void) {
     }
 }
 
-/// What the linker puts in the place of the C library's.
+/// The linker puts this in the place of the C library's.
 #[unsafe(no_mangle)]
 extern "C" fn __wrap___cxa_thread_atexit_impl(
     destructor: unsafe extern "C" fn(*mut c_void),

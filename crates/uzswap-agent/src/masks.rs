@@ -27,7 +27,7 @@ pub fn without_ours(agent: &Agent, call: &mut Call, at: usize) -> Outcome {
     let mut holds = Holds::new(agent);
     hold_others(&mut holds, call);
     holds.hold(call.arguments[at], SET);
-    // What cannot be read is the kernel's to refuse.
+    // The kernel refuses memory that cannot be read.
     let set = peek::<u64>(call.arguments[at]).map(|set| set & !ours());
     let given = call.arguments[at];
     if let Some(set) = &set {
@@ -60,7 +60,7 @@ fn hold_others(holds: &mut Holds<'_>, call: &Call) {
     }
 }
 
-/// What the last argument of `pselect6` refers to.
+/// The structure that the last argument of `pselect6` refers to.
 #[derive(Clone, Copy)]
 #[repr(C)]
 struct Given {

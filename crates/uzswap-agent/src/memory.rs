@@ -14,7 +14,7 @@ use std::sync::atomic::{AtomicUsize, Ordering::*};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use uzswap_sys::map::PAGE_BYTES;
 
-/// What C code may rely on.
+/// The alignment that C code may rely on.
 const ALIGNMENT: usize = 16;
 /// Bytes before a block of C code's, in which its length is.
 const HEADER: usize = 16;
@@ -188,7 +188,7 @@ unsafe extern "C" fn __wrap_free(block: *mut c_void) {
     if block.is_null() || !own().any(|arena| arena.contains(&(block as usize))) {
         return;
     }
-    // SAFETY: what is linked into this library has its blocks from `take`, which wrote the header.
+    // SAFETY: the code of this library has its blocks from `take`, which wrote the header.
     unsafe {
         let header = block.cast::<u8>().sub(HEADER).cast::<usize>();
         let (bytes, alignment) = (header.read(), header.add(1).read());

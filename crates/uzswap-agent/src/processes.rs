@@ -101,7 +101,8 @@ pub fn fork(agent: &Agent, call: &mut Call) -> Outcome {
     Outcome::Done
 }
 
-/// `clone`: of a thread, or of a child that shares this memory, what the kernel writes later stays.
+/// `clone`: for a thread, or a child that shares this memory, memory that the kernel writes later
+/// stays.
 pub fn clone(agent: &Agent, call: &mut Call) -> Outcome {
     let [flags, stack, parent, child, block, _] = call.arguments;
     if flags & libc::CLONE_VM as u64 == 0 {
@@ -114,7 +115,7 @@ pub fn clone(agent: &Agent, call: &mut Call) -> Outcome {
         layout::give_back(agent, at, bytes);
     }
     give_block_back(agent, flags, block);
-    // How large it is nobody says: what a thread touches before it makes a call.
+    // No argument has its size: it is the part that a thread touches before it makes a call.
     layout::give_back(agent, stack.saturating_sub(FIRST), FIRST);
     Outcome::Bare
 }
@@ -127,7 +128,7 @@ fn give_block_back(agent: &Agent, flags: u64, block: u64) {
     }
 }
 
-/// What a new thread touches of its stack before it has one for signals.
+/// The part of its stack that a new thread touches before it has one for signals.
 const FIRST: u64 = 64 << 10;
 
 /// The beginning of `clone_args`, of the kernel's first version.
@@ -144,7 +145,7 @@ struct CloneArguments {
     block: u64,
 }
 
-/// `clone3`: likewise. What does not share memory is asked for again by `clone`.
+/// `clone3`: likewise. A child that does not share memory is requested again by `clone`.
 pub fn clone3(agent: &Agent, call: &mut Call) -> Outcome {
     let [at, bytes, ..] = call.arguments;
     let mut holds = Holds::new(agent);
@@ -189,7 +190,7 @@ pub fn close_range(call: &mut Call) -> Outcome {
     call.result = 0;
     for end in kept.iter().copied().chain([last.saturating_add(1)]) {
         if from < end {
-            // SAFETY: a part of what the program asked for.
+            // SAFETY: a part of the program's request.
             let result = unsafe { raw(call.number, [from, end - 1, flags, 0, 0, 0]) };
             call.result = if result < 0 { result } else { call.result };
         }
@@ -214,7 +215,7 @@ pub fn execute(agent: &Agent, call: &mut Call) -> Outcome {
     Outcome::Done
 }
 
-/// Whether that was the last word.
+/// True if that was the last word.
 fn try_to_execute(agent: &Agent, call: &mut Call) -> bool {
     let strings = match call.number as c_long {
         libc::SYS_execve => [1, 2],

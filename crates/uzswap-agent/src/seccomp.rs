@@ -1,8 +1,9 @@
 //! A program that permits itself few system calls (seccomp): whether its pages can still come in.
 //!
 //! A filter holds for the calls of ours, too: a fault is served by calls that the program never
-//! makes. So each filter is run over those calls before the kernel is given it. If one of them would
-//! not be allowed, all memory is brought in first, and the program is left alone from then on.
+//! makes. So each filter is run over those calls before the kernel is given it. If one of them
+//! would not be allowed, all memory is brought in first, and the program is left alone from then
+//! on.
 
 use crate::calls::{Holds, peek, touched};
 use crate::{Agent, leave};
@@ -13,7 +14,7 @@ const SET_MODE_STRICT: u64 = 0;
 const SET_MODE_FILTER: u64 = 1;
 /// The filter is for all threads, ours among them.
 const FOR_ALL: u64 = 1;
-/// What the kernel takes at most.
+/// The kernel's maximum.
 const INSTRUCTIONS_MAX: usize = 4096;
 
 /// The kernel's `sock_fprog`.
@@ -64,7 +65,8 @@ fn look(agent: &Agent, program: u64, is_for_all: bool) {
     let at = |number: usize| program.first.wrapping_add((number * size_of::<Instruction>()) as u64);
     let filter: Vec<Instruction> = (0..count).map_while(|number| peek(at(number))).collect();
     let instruction = raw as *const () as u64;
-    let mut needed = needed(agent).into_iter().chain(is_for_all.then(of_threads).into_iter().flatten());
+    let by_threads = is_for_all.then(of_threads).into_iter().flatten();
+    let mut needed = needed(agent).into_iter().chain(by_threads);
     let is_enough = needed.all(|call| filter::allows(&filter, &call, instruction));
     drop((holds, _inside));
     if !is_enough {
@@ -109,8 +111,8 @@ fn needed(agent: &Agent) -> Vec<Call> {
         } else {
             &[]
         };
-        let requests = requests.iter();
-        all.extend(requests.map(|request| call(libc::SYS_ioctl, [file, *request, somewhere, 0, 0, 0])));
+        let ask = |request: &u64| call(libc::SYS_ioctl, [file, *request, somewhere, 0, 0, 0]);
+        all.extend(requests.iter().map(ask));
     }
     all
 }

@@ -3,7 +3,8 @@
 //! A thread may have its stack in memory that leaves: coroutines have theirs from `malloc`. When
 //! that is absent the kernel can begin no handler on it, and ends the process. So each thread that
 //! has no alternate stack of the program's gets one of ours, with its first call; the program sees
-//! none. What the program sets itself stays in memory, and serves as well if it is large enough.
+//! none. A stack that the program sets itself stays in memory, and serves as well if it is large
+//! enough.
 
 use crate::{Agent, inside, layout};
 use std::alloc::{self, Layout};
@@ -21,8 +22,8 @@ const LAYOUT: Layout = match Layout::from_size_align(64 << 10, PAGE_BYTES) {
 const NONE: libc::stack_t =
     libc::stack_t { ss_sp: ptr::null_mut(), ss_flags: libc::SS_DISABLE, ss_size: 0 };
 
-/// One of ours, in this library's own memory: what is mapped besides might be taken for the
-/// program's and leave.
+/// One of ours, in this library's own memory: another mapping might be taken for the program's and
+/// be evicted.
 struct Stack(*mut u8);
 
 impl Stack {
@@ -49,9 +50,9 @@ impl Drop for Stack {
 }
 
 thread_local! {
-    /// Whether this thread has been looked after.
+    /// True if this thread has been prepared.
     static IS_ARMED: Cell<bool> = const { Cell::new(false) };
-    /// What the program has set for it.
+    /// The program's setting for it.
     static PROGRAMS: Cell<libc::stack_t> = const { Cell::new(NONE) };
     static OURS: RefCell<Option<Stack>> = const { RefCell::new(None) };
 }
@@ -75,7 +76,7 @@ fn disarmed(stack: libc::stack_t) -> libc::stack_t {
     libc::stack_t { ss_flags: stack.ss_flags & libc::SS_DISABLE | AUTODISARM, ..stack }
 }
 
-/// Whether the calling thread has been looked after ([`arm`]).
+/// True if the calling thread has been prepared ([`arm`]).
 pub fn is_armed() -> bool {
     IS_ARMED.get()
 }
@@ -91,8 +92,8 @@ pub fn arm() {
     }
 }
 
-/// Whether the calling thread has a stack of ours; one that is ending cannot have one, nor one that
-/// forks, for which the allocator stands still.
+/// True if the calling thread has a stack of ours. A thread that is ending cannot have one, nor one
+/// that forks, during which the allocator is stopped.
 fn give_ours() -> bool {
     if crate::is_inside() {
         return OURS.try_with(|ours| ours.borrow().is_some()).unwrap_or(false);
@@ -145,8 +146,8 @@ pub unsafe fn set(
     0
 }
 
-/// What is smaller has no room for a handler of the program's with a call that meets an absent
-/// page: ours stands in for it.
+/// A smaller one has no room for a handler of the program's with a call that meets an absent page:
+/// ours stands in for it.
 const LEAST: usize = 32 << 10;
 
 fn set_programs(agent: Option<&Agent>, asked: libc::stack_t) -> i64 {

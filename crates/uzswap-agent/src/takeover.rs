@@ -29,7 +29,7 @@ fn stay(thread: &mut Stopped) -> bool {
         return false;
     }
     if crate::is_inside() {
-        // It may have what the others are stopped with, and is asked again.
+        // It may have a lock that the others need to stop, and is asked again.
         return true;
     }
     stop::stay(thread.stack);
@@ -82,7 +82,7 @@ pub fn take_over(memory: u64, compressor: &str) -> Result<(), String> {
                 work.apply();
                 in_kernels.as_ref().inspect(|work| _ = work.apply());
             }
-            // Who stands still has no lock of our allocator's.
+            // A stopped thread has no lock of our allocator's.
             stopped.to_vec()
         });
         if stopped.is_none() {
@@ -147,7 +147,7 @@ fn pager(memory: u64, compressor: &str) -> Result<Pager, uzswap_region::Error> {
     }
 }
 
-/// Whether this library's threads run: while one is being made it blocks all signals, and a
+/// True if this library's threads run: while one is being made it blocks all signals, and a
 /// replaced instruction would kill it.
 fn has_threads() -> bool {
     const THREADS: usize = 3;
@@ -160,7 +160,7 @@ fn has_threads() -> bool {
     })
 }
 
-/// Whether our signals reach a thread.
+/// True if our signals reach a thread.
 fn is_reached(thread: i32) -> bool {
     let status = fs::read_to_string(format!("/proc/self/task/{thread}/status")).unwrap_or_default();
     let blocked = status.lines().find_map(|line| line.strip_prefix("SigBlk:"));
@@ -177,7 +177,7 @@ fn ours() -> Vec<i32> {
     stop::threads().unwrap_or_default().into_iter().filter(is_ours).collect()
 }
 
-/// Who else looks after this program's memory or signals.
+/// Another library that manages this program's memory or signals.
 fn watcher() -> Option<&'static str> {
     let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
     let tracer = status.lines().find_map(|line| line.strip_prefix("TracerPid:"));
