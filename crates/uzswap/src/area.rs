@@ -2,11 +2,11 @@
 //!
 //! All of this waits for the daemon's answers: opening its file, the loop device's first look, the
 //! header. If the daemon is killed, it waits for the next daemon's. The keeper starts that one, so
-//! it does not itself wait. And whoever has the connections to the kernel must not wait either,
-//! not even by a thread: a process that waits does not end, however it is killed, and keeps its
+//! it does not itself wait. And the process that has the connections to the kernel must not wait
+//! either, not even by a thread. A process that waits does not end when it is killed, and keeps its
 //! descriptors. With keeper and daemon killed nobody may have those, or nobody is ever answered.
 //!
-//! It goes on when the keeper is killed. What it makes is written down before it is switched on.
+//! It goes on when the keeper is killed. Its area is written down before it is switched on.
 
 use crate::error::Failure;
 use crate::wire::{AreaOrder, AreaReport, Wire};
@@ -29,7 +29,7 @@ pub fn make() -> Result<(), Failure> {
         Ok(()) => AreaReport::On,
         Err(error) => AreaReport::Failed(error.to_string()),
     };
-    // An error: the keeper is gone; the next one sees what the kernel lists.
+    // An error: the keeper is gone; the next one reads the kernel's list.
     let _ = wire.send(&report);
     Ok(())
 }

@@ -1,9 +1,9 @@
-//! `uzswap attach`: what runs already is brought below a limit (squeeze.rs), and is as it was
-//! before at the end.
+//! `uzswap attach`: running programs are brought below a limit (squeeze.rs), and have their former
+//! limits at the end.
 //!
 //! It comes down step by step, and is left alone for a while when its processes wait for memory
-//! half of the time (pressure.rs). What a group had as its limit is written down by the keeper
-//! first, which puts it back when this process is killed.
+//! half of the time (pressure.rs). The keeper first writes down the former limit of a group, and
+//! restores it when this process is killed.
 
 use crate::cli::{AttachArguments, DetachArguments, TargetArguments};
 use crate::error::Failure;
@@ -29,7 +29,7 @@ const TICK: Duration = Duration::from_millis(200);
 /// How long another one may take to put everything back.
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// What is meant, and what people call it.
+/// The target, and its name for people.
 struct Target {
     processes: Processes,
     /// Of processes that share theirs with others, this one.
@@ -38,7 +38,7 @@ struct Target {
 }
 
 impl Target {
-    /// What is about to be changed, and what it was.
+    /// The setting that is about to be changed, and its former value.
     fn place(&self) -> Place {
         match self.processes {
             Processes::Of(_) => Place {
@@ -55,7 +55,7 @@ impl Target {
         }
     }
 
-    /// Refuses what cannot become less.
+    /// Refuses a target that cannot become smaller.
     fn check(&self, memory: u64) -> Result<(), Failure> {
         let name = &self.name;
         if let Some((0, file)) = self.group.swap_limit() {
@@ -154,7 +154,7 @@ fn hold(
     }
 }
 
-/// Has whoever attached to it end, and waits for that.
+/// Has the process that attached to it end, and waits for that.
 pub fn detach(arguments: &DetachArguments) -> Result<(), Failure> {
     status::require_root()?;
     let target = find(&arguments.target)?;
@@ -175,7 +175,7 @@ pub fn detach(arguments: &DetachArguments) -> Result<(), Failure> {
     }
 }
 
-/// The process that has attached to what is there.
+/// The process that has attached to the target.
 fn attached(folder: &Path) -> Option<i32> {
     let state = changes::State::read().ok()?;
     let run = state.run_in(folder)?;

@@ -1,4 +1,4 @@
-//! What `uzswap top` attaches to: the question to how much, and the processes that do it. They end
+//! The attaching of `uzswap top`: the question for a limit, and the processes that attach. They end
 //! with the value.
 
 use crate::changes::OWN_PROGRAM;
@@ -10,7 +10,7 @@ use uzswap_sys::process;
 /// See the module.
 #[derive(Default)]
 pub struct Attaching {
-    /// The process that is asked about, its name, and what was typed.
+    /// The process that is asked about, its name, and the text typed so far.
     asked: Option<(i32, String, String)>,
     attached: Vec<(i32, Child)>,
 }
@@ -27,7 +27,7 @@ impl Attaching {
         Some(format!("memory for {name} ({pid}), as in 300M: {typed}_   Enter, Esc"))
     }
 
-    /// A key of the answer; what there is to say of it.
+    /// Takes a key of the answer, and returns a message about it, if any.
     pub fn press(&mut self, key: KeyCode) -> String {
         let Some((pid, name, typed)) = &mut self.asked else { return String::new() };
         match key {
@@ -53,7 +53,7 @@ impl Attaching {
         String::new()
     }
 
-    /// What one said that has ended since the last look.
+    /// The message of a process that has ended since the last look.
     pub fn look(&mut self) -> Option<String> {
         let is_over = |(_, child): &mut (i32, Child)| matches!(child.try_wait(), Ok(Some(_)));
         let (pid, mut child) = self.attached.extract_if(.., is_over).next()?;

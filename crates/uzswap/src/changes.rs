@@ -1,8 +1,8 @@
-//! What has been changed on the machine, written down before it is, and undoing it.
+//! The list of changes to the machine, each written down before it is made, and undoing them.
 //!
-//! There is one swap device a machine, so there is one such list, in [`FOLDER`]. Whoever holds the
-//! lock beside it answers for it: the keeper, and its daemon, which has inherited it. When the lock
-//! is free and there is a list, both were killed, and the next one undoes it.
+//! There is one swap device a machine, so there is one such list, in [`FOLDER`]. The holder of the
+//! lock beside it is responsible for it: the keeper, and its daemon, which has inherited the lock.
+//! When the lock is free and there is a list, both were killed, and the next one undoes it.
 //!
 //! The lock belongs to open files, not to process numbers: containers that share /run have
 //! processes of their own.
@@ -24,10 +24,10 @@ use uzswap_sys::{cpu, fuse, process, swap};
 /// or removed meanwhile.
 pub const OWN_PROGRAM: &str = "/proc/self/exe";
 
-/// Where everything is: on a file system that a reboot empties, as it empties what was changed.
+/// Where everything is: on a file system that a reboot empties, as it undoes the changes.
 pub const FOLDER: &str = "/run/uzswap";
 
-/// Modes of the folder and of what is in it: nobody but root may look, lock or listen there.
+/// Modes of the folder and of its content: only root may look, lock or listen there.
 const OWNERS_FOLDER: u32 = 0o700;
 const OWNERS_FILE: u32 = 0o600;
 const WRITTEN_BY_OTHERS: u32 = 0o022;
@@ -63,7 +63,7 @@ pub fn disk() -> PathBuf {
     Path::new(FOLDER).join(DISK)
 }
 
-/// Makes what the daemon mounts on.
+/// Makes the folder that the daemon mounts on.
 pub fn make_mount_points() -> io::Result<()> {
     make_folder(&mount())?;
     write(&disk(), b"")
@@ -100,7 +100,7 @@ fn own_file(path: &Path) -> io::Result<File> {
     Ok(file)
 }
 
-/// What it says is done as root: nobody else may have written it.
+/// Its orders are done as root: nobody else may have written it.
 fn check_owner(metadata: &fs::Metadata, path: &Path) -> io::Result<()> {
     match metadata.uid() == rustix::process::geteuid().as_raw() {
         true => Ok(()),
@@ -108,7 +108,7 @@ fn check_owner(metadata: &fs::Metadata, path: &Path) -> io::Result<()> {
     }
 }
 
-/// Whether the kernel's zswap takes pages on this machine.
+/// True if the kernel's zswap takes pages on this machine.
 pub fn zswap_is_on() -> bool {
     fs::read_to_string(ZSWAP).is_ok_and(|value| value.trim() == "Y")
 }
@@ -134,20 +134,20 @@ impl ProcessId {
         Self::of(std::process::id())
     }
 
-    /// Whether it does nothing any more: no thread of it executes anything, and the kernel writes
-    /// nothing into its memory. What is left of it may take for ever to close its files, and nobody
+    /// True if it does nothing any more: no thread of it executes anything, and the kernel writes
+    /// nothing into its memory. The rest of it may take for ever to close its files, and nobody
     /// waits for that.
     pub fn is_over(&self) -> bool {
         !process::has_memory(self.pid)
             || process::start_time(self.pid).is_some_and(|started| started != self.started)
     }
 
-    /// Whether it is still there.
+    /// True if it is still there.
     pub fn is_alive(&self) -> bool {
         process::start_time(self.pid) == Some(self.started)
     }
 
-    /// Whether it has begun to end, or has ended.
+    /// True if it has begun to end, or has ended.
     pub fn is_ending(&self) -> bool {
         process::is_ending(self.pid) || !self.is_alive()
     }
@@ -165,7 +165,7 @@ pub struct AreaChange {
 /// A run.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RunChange {
-    /// Who it is.
+    /// The process.
     #[serde(flatten)]
     pub run: RunInfo,
     /// Where its command is.
@@ -175,9 +175,9 @@ pub struct RunChange {
 /// The list.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct State {
-    /// Who answers for it.
+    /// The keeper.
     pub keeper: Option<ProcessId>,
-    /// Who serves.
+    /// The daemon.
     pub daemon: Option<ProcessId>,
     /// Over which transport.
     pub transport: String,
@@ -201,7 +201,7 @@ pub struct State {
 /// Answers with errors, until it is dropped.
 pub type StandIn = Box<dyn Transport>;
 
-/// Held by who answers for the list.
+/// Held by the process that is responsible for the list.
 #[derive(Debug)]
 pub struct Lock(pub File);
 
@@ -211,13 +211,13 @@ impl Lock {
         loop {
             make_folder(Path::new(FOLDER))?;
             let path = Path::new(FOLDER).join(LOCK);
-            // Who may open it may lock it, and keep everybody from cleaning up.
+            // A user who may open it may lock it, and keep everybody from cleaning up.
             let file = own_file(&path)?;
             match flock(&file, FlockOperation::NonBlockingLockExclusive) {
                 Err(rustix::io::Errno::WOULDBLOCK) => return Ok(None),
                 other => other?,
             }
-            // Who had it may have removed the file on leaving: then another one has its name.
+            // The last holder may have removed the file on leaving: then another file has its name.
             let both = path.metadata().ok().zip(file.metadata().ok());
             if both.is_some_and(|(named, held)| named.ino() == held.ino()) {
                 return Ok(Some(Self(file)));
@@ -225,7 +225,7 @@ impl Lock {
         }
     }
 
-    /// Whether somebody has it.
+    /// True if a process has it.
     pub fn is_taken() -> bool {
         let Ok(file) = File::open(Path::new(FOLDER).join(LOCK)) else { return false };
         flock(&file, FlockOperation::NonBlockingLockShared).is_err()
@@ -250,7 +250,7 @@ impl State {
         Ok(serde_json::from_slice(&text)?)
     }
 
-    /// Whether a keeper is there, or a daemon that will start one.
+    /// True if a keeper is there, or a daemon that will start one.
     pub fn is_attended(&self) -> bool {
         [self.keeper, self.daemon].iter().flatten().any(ProcessId::is_alive)
     }
@@ -262,7 +262,7 @@ impl State {
         fs::rename(fresh, Path::new(FOLDER).join(STATE))
     }
 
-    /// Who limits a group, by its folder.
+    /// The process that limits a group, by the group's folder.
     pub fn run_in(&self, folder: &Path) -> Option<&RunChange> {
         self.runs.iter().find(|run| run.place.as_ref().is_some_and(|place| place.folder == folder))
     }
@@ -276,8 +276,8 @@ impl State {
         self.transport.parse().unwrap_or(Kind::Fuse)
     }
 
-    /// Areas of ours that the kernel lists, with what it has there. It lists one until its last page
-    /// is read back. Errors: it does not say, so any may be there.
+    /// Areas of ours that the kernel lists, with the bytes that it has there. It lists one until
+    /// its last page is read back. Errors: it does not say, so any may be there.
     pub fn areas_on(&self) -> io::Result<Vec<swap::Area>> {
         let is_ours = |area: &swap::Area| {
             self.areas.iter().any(|ours| ours.device == area.path)
@@ -286,8 +286,8 @@ impl State {
         Ok(swap::areas()?.into_iter().filter(is_ours).collect())
     }
 
-    /// Whether pages may be on one of them, or on one that a process has in hand. Then nothing of
-    /// it may be ended, killed or removed.
+    /// True if pages may be on one of them, or on one that a process makes. Then nothing of it may
+    /// be ended, killed or removed.
     pub fn is_in_use(&self) -> bool {
         let is_made = self.area_maker.is_some_and(|maker| !maker.is_over());
         is_made || self.areas_on().map_or(true, |areas| !areas.is_empty())
@@ -303,12 +303,12 @@ impl State {
         fs::write(ZSWAP, "N")
     }
 
-    /// Has the kernel read back what a daemon that was killed has left, as far as it can, and forget
-    /// the areas; ends commands that were killed with their runs. What could not be.
+    /// Has the kernel read back the pages of a killed daemon, as far as it can, and forget the
+    /// areas. Ends commands that were killed with their runs. Returns the failures.
     fn empty(&mut self) -> Vec<String> {
         let mut troubles = Vec::new();
-        // First of all: who waits for a page may not end before it is answered. Dropped when the
-        // areas are off: then nobody waits any more.
+        // First of all: a thread that waits for a page may not end before it is answered. Dropped
+        // when the areas are off: then nobody waits any more.
         let _stand_in = self.stand_in().unwrap_or_else(|error| {
             troubles.push(error.to_string());
             None
@@ -322,9 +322,9 @@ impl State {
         troubles
     }
 
-    /// Undoes everything, and removes the folder; what could not be undone. Steps that are done
-    /// already are no trouble, so it can be repeated. While the kernel lists an area, nothing under
-    /// it is touched, not even the daemon, which `end_daemon` would end.
+    /// Undoes everything, and removes the folder. Returns the changes that could not be undone.
+    /// Steps that are done already are no trouble, so it can be repeated. While the kernel lists an
+    /// area, nothing under it is touched, not even the daemon, which `end_daemon` would end.
     pub fn undo(&mut self, end_daemon: Option<&mut dyn FnMut() -> io::Result<()>>) -> Vec<String> {
         let mut troubles = Vec::new();
         let transport = self.transport();
@@ -365,8 +365,9 @@ impl State {
         troubles
     }
 
-    /// Where the daemon is dead and its devices wait for another: one that answers with errors, so
-    /// that who waits for a page hears that it is lost, and the areas can be switched off.
+    /// Where the daemon is dead and its devices wait for another, one that answers with errors is
+    /// started. So a thread that waits for a page learns that it is lost, and the areas can be
+    /// switched off.
     pub fn stand_in(&self) -> io::Result<Option<StandIn>> {
         let devices: Vec<_> = self.areas_on()?.into_iter().map(|area| area.path).collect();
         transport::stand_in(self.transport(), &devices).map_err(|error| {
@@ -392,7 +393,7 @@ fn note(troubles: &mut Vec<String>, what: &str, result: io::Result<()>) {
     }
 }
 
-/// Errors: what is swapped out would not fit in memory.
+/// Errors: the swapped pages would not fit in memory.
 pub fn check_room(areas: &[swap::Area]) -> io::Result<()> {
     let used: u64 = areas.iter().map(|area| area.used).sum();
     let available = cpu::memory_info()?.available;
@@ -406,7 +407,7 @@ pub fn check_room(areas: &[swap::Area]) -> io::Result<()> {
     )))
 }
 
-/// Starts a process that switches areas off: the kernel ends who does that first when memory runs
+/// Starts a process that switches areas off: the kernel ends such a process first when memory runs
 /// out.
 pub fn start_switching_off(areas: &[swap::Area]) -> io::Result<std::process::Child> {
     Command::new(OWN_PROGRAM)
@@ -418,7 +419,7 @@ pub fn start_switching_off(areas: &[swap::Area]) -> io::Result<std::process::Chi
         .spawn()
 }
 
-/// What came of it.
+/// The outcome.
 pub fn switched_off(areas: &[swap::Area], is_done: bool) -> io::Result<()> {
     if is_done {
         return Ok(());
@@ -432,15 +433,15 @@ pub fn switched_off(areas: &[swap::Area], is_done: bool) -> io::Result<()> {
 
 /// `uzswap switch-off`: the process for it.
 pub fn switch_off(devices: &[PathBuf]) -> io::Result<()> {
-    // Marked as its parent is, it would find less memory for what it reads back. An error: the
-    // parent was not permitted to mark itself.
+    // Marked as its parent is, it would find less memory for the pages that it reads back. An
+    // error: the parent was not permitted to mark itself.
     let _ = process::set_io_flusher(false);
     devices.iter().try_for_each(|device| switch_off_one(device))
 }
 
-/// Until the kernel does not list the area any more. It says EINVAL of one that is off, and of one
-/// that another process is switching off: that one is still read back from, and is on again if the
-/// other process is ended.
+/// Until the kernel does not list the area any more. It returns EINVAL for an area that is off, and
+/// for one that another process is switching off. That one is still read back, and is on again if
+/// the other process is ended.
 fn switch_off_one(device: &Path) -> io::Result<()> {
     loop {
         match swap::off(device) {
@@ -491,8 +492,8 @@ impl Place {
         self.remove()
     }
 
-    /// Removes it, and what was made around it; the kernel may take a moment to forget its last
-    /// process.
+    /// Removes it, and the groups that were made around it. The kernel may take a moment to forget
+    /// its last process.
     pub fn remove(&self) -> io::Result<()> {
         let groups = std::iter::once(self.group());
         let around = self.around.iter().map(|path| Group::at(Version::V2, path.clone()));
@@ -533,18 +534,18 @@ impl Place {
     }
 }
 
-/// What [`clean_up`] did.
+/// The outcome of [`clean_up`].
 #[derive(Debug, Default)]
 pub struct CleanedUp {
     /// In words.
     pub done: Vec<String>,
-    /// What could not be undone.
+    /// The changes that could not be undone.
     pub left: Vec<String>,
     /// The kernel still lists an area of ours.
     pub is_in_use: bool,
 }
 
-/// Undoes what was left by a keeper and a daemon that were killed. The caller has the lock.
+/// Undoes the changes of a keeper and a daemon that were killed. The caller has the lock.
 pub fn clean_up(_lock: &Lock) -> CleanedUp {
     let mut state = match State::read() {
         Ok(state) if state == State::default() => return CleanedUp::default(),

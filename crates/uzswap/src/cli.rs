@@ -13,12 +13,12 @@ const EXAMPLE: &str = "Example:\n  sudo uzswap run --memory 2G -- make -j8";
 #[derive(Debug, Parser)]
 #[command(name = "uzswap", version, about, after_help = EXAMPLE)]
 pub struct Cli {
-    /// What to do.
+    /// The command.
     #[command(subcommand)]
     pub command: Command,
 }
 
-/// What to do.
+/// The command.
 #[derive(Debug, Subcommand)]
 pub enum Command {
     /// Run a command in limited memory, the rest of it compressed in RAM and on disk.
@@ -29,16 +29,16 @@ pub enum Command {
         after_help = "Example:\n  sudo uzswap serve --size 16G --pool 4G --compressor zstd:3"
     )]
     Serve(ServeArguments),
-    /// Bring what runs already below a limit, gently, until this ends or detach is called.
+    /// Bring running programs below a limit, gently, until this ends or detach is called.
     #[command(after_help = "Example:\n  sudo uzswap attach --unit redis-server --memory 300M")]
     Attach(AttachArguments),
-    /// End an attach: what it has limited has its limits of before.
+    /// End an attach and restore the former limits.
     #[command(after_help = "Example:\n  sudo uzswap detach --unit redis-server")]
     Detach(DetachArguments),
     /// Check, or show, how serve is configured.
     #[command(after_help = "Example:\n  uzswap config check && sudo systemctl reload uzswap")]
     Config(ConfigArguments),
-    /// Show what is held, in what, at which ratio, what was rejected and why.
+    /// Show the stored pages, their place and ratio, and the rejected pages with the reasons.
     #[command(after_help = "Example:\n  sudo uzswap status --json | jq '.[0].stats.stored_pages'")]
     Status(StatusArguments),
     /// Show the sections of memory that the pool lies in, and take them off or bring them back.
@@ -47,7 +47,7 @@ pub enum Command {
                       back:\n  sudo uzswap memory offline 4"
     )]
     Memory(MemoryArguments),
-    /// Show the same all the time, with rates and who is swapped out, and change compressor and
+    /// Show the same all the time, with rates and the swapped processes, and change compressor and
     /// pool by keys; q ends it.
     #[command(after_help = "Example:\n  sudo uzswap top --once")]
     Top(TopArguments),
@@ -55,10 +55,11 @@ pub enum Command {
     /// Ctrl-C.
     #[command(after_help = "Example:\n  sudo uzswap dashboard")]
     Dashboard(DashboardArguments),
-    /// Tell what works on this machine, and for what does not, what is missing and how to get it.
+    /// Tell the features that work on this machine, and for each other one the missing part and its
+    /// remedy.
     #[command(after_help = "Example:\n  sudo uzswap doctor")]
     Doctor(DoctorArguments),
-    /// Undo what runs that were killed have left: swap, loop devices, mounts, cgroups.
+    /// Undo the remains of killed runs: swap, loop devices, mounts, cgroups.
     #[command(after_help = "Example:\n  sudo uzswap clean")]
     Clean,
     /// Have this program go on where the one that serves now is, after another version was
@@ -74,7 +75,7 @@ pub enum Command {
     /// The process that serves the device; started by the keeper.
     #[command(hide = true)]
     Daemon(InheritArguments),
-    /// The process that answers for what is changed on the machine; started by run.
+    /// The process that is responsible for the changes on the machine; started by run.
     #[command(hide = true)]
     Keeper(InheritArguments),
     /// The process that serves metrics; started by run and serve.
@@ -94,7 +95,7 @@ pub enum Command {
 /// How the cache is made; the same for run and serve.
 #[derive(Debug, Clone, Args)]
 pub struct CacheArguments {
-    /// Memory for compressed pages [default: half of what is free beyond the limit].
+    /// Memory for compressed pages [default: half of the free memory beyond the limit].
     ///
     /// At least 4 MiB. With --include-pool half of --memory by default.
     #[arg(long, value_name = "SIZE", value_parser = crate::size::parse)]
@@ -112,7 +113,7 @@ pub struct CacheArguments {
     /// With a size: a new file. Without: a file that was a backing before, or a block device, which
     /// is overwritten. A file that holds anything else, a symbolic link, and a file that another
     /// user owns or may write are refused. The unnamed file is half as large as the device or as
-    /// what the disk has free, whichever is less; below 64 MiB there is none.
+    /// the free space of the disk, whichever is less; below 64 MiB there is none.
     ///
     /// With --in-process: a folder, and the size of the unnamed file that each process has there.
     #[arg(long, value_name = "PATH[:SIZE]|none")]
@@ -135,7 +136,7 @@ pub struct CacheArguments {
     /// ADDRESS/: a Unix socket's path, or a port of this machine, for example 127.0.0.1:9811.
     #[arg(long, value_name = "ADDRESS")]
     pub metrics: Option<Address>,
-    /// Plain memory behind the device and no cache: what the transport takes by itself.
+    /// Plain memory behind the device and no cache, to measure the transport by itself.
     #[arg(long, hide = true)]
     pub bare: bool,
 }
@@ -166,9 +167,9 @@ impl fmt::Display for Transport {
 pub struct RunArguments {
     /// Memory that the command and its children may use, together.
     ///
-    /// At least 4 MiB. Sizes are in units of 1024: 512M, 4G, 1.5GiB, a number of bytes, a part of
-    /// the machine's memory: 'ram / 4', 'min(ram / 2, 8G)'; or 'available': what the machine has
-    /// free or the control group allows, less an eighth.
+    /// At least 4 MiB. Sizes are in units of 1024: 512M, 4G, 1.5GiB, or a number of bytes. A part
+    /// of the machine's memory is 'ram / 4' or 'min(ram / 2, 8G)'. 'available' is the machine's
+    /// free memory or the control group's limit, less an eighth.
     #[arg(long, value_name = "SIZE", value_parser = crate::size::parse, default_value = crate::size::AVAILABLE)]
     pub memory: u64,
     /// Keep the command's memory small inside of its processes, by a library that they preload:
@@ -180,7 +181,7 @@ pub struct RunArguments {
     /// be].
     #[arg(long)]
     pub device: bool,
-    /// Count the pool and the daemon in: the command gets what they leave of its memory.
+    /// Count the pool and the daemon in: the command gets the rest of its memory.
     ///
     /// At least a quarter. Otherwise they take memory beside --memory.
     #[arg(long)]
@@ -218,17 +219,17 @@ pub struct RunArguments {
     pub command: Vec<OsString>,
 }
 
-/// What runs already.
+/// Running programs.
 #[derive(Debug, Args)]
 #[group(required = true, multiple = false)]
 pub struct TargetArguments {
     /// A unit of systemd.
     #[arg(long, value_name = "NAME")]
     pub unit: Option<String>,
-    /// A process, with what it has started.
+    /// A process, with its descendants.
     ///
-    /// Where it shares its cgroup with others, it has no limit: what is above --memory is paged out
-    /// as it comes, and what is used comes back (Linux 5.10).
+    /// Where it shares its cgroup with others, it has no limit: memory above --memory is paged out
+    /// as it comes, and used pages come back (Linux 5.10).
     #[arg(long, value_parser = clap::value_parser!(i32).range(1..))]
     pub pid: Option<i32>,
     /// A cgroup: its folder, or its name as in /proc/PID/cgroup.
@@ -239,7 +240,7 @@ pub struct TargetArguments {
 /// `uzswap attach`.
 #[derive(Debug, Args)]
 pub struct AttachArguments {
-    /// To what.
+    /// The target.
     #[command(flatten)]
     pub target: TargetArguments,
     /// Memory that its processes may use, together.
@@ -255,7 +256,7 @@ pub struct AttachArguments {
     /// The cache.
     #[command(flatten)]
     pub cache: CacheArguments,
-    /// Print nothing but what goes wrong.
+    /// Print only errors.
     #[arg(long, short)]
     pub quiet: bool,
 }
@@ -263,7 +264,7 @@ pub struct AttachArguments {
 /// `uzswap detach`.
 #[derive(Debug, Args)]
 pub struct DetachArguments {
-    /// From what.
+    /// The target.
     #[command(flatten)]
     pub target: TargetArguments,
 }
@@ -281,8 +282,8 @@ pub struct ServeArguments {
     /// The cache.
     #[command(flatten)]
     pub cache: CacheArguments,
-    /// Where to read what is not said here: a file, and the drop-ins in FILE.d/*.conf [default:
-    /// /etc/uzswap/uzswap.conf, if there is one].
+    /// The source of all options that are not given here: a file, and the drop-ins in FILE.d/*.conf
+    /// [default: /etc/uzswap/uzswap.conf, if there is one].
     #[arg(long, value_name = "FILE")]
     pub config: Option<PathBuf>,
 }
@@ -290,18 +291,18 @@ pub struct ServeArguments {
 /// `uzswap config`.
 #[derive(Debug, Args)]
 pub struct ConfigArguments {
-    /// What to do with it.
+    /// The command.
     #[command(subcommand)]
     pub what: ConfigCommand,
 }
 
-/// What to do with the configuration.
+/// The commands for the configuration.
 #[derive(Debug, Subcommand)]
 pub enum ConfigCommand {
-    /// Say what is wrong in it, by file and line; status 0 when nothing is.
+    /// Print its errors, by file and line; status 0 when there are none.
     #[command(after_help = "Example:\n  uzswap config check")]
     Check(ConfigFileArguments),
-    /// Show what is set, and where.
+    /// Show each setting, and its place.
     #[command(after_help = "Example:\n  uzswap config show --json")]
     Show(ConfigShowArguments),
 }
@@ -335,7 +336,7 @@ pub struct StatusArguments {
 /// `uzswap memory`.
 #[derive(Debug, Args)]
 pub struct MemoryArguments {
-    /// What to change.
+    /// The change.
     #[command(subcommand)]
     pub change: Option<MemoryChange>,
 }
@@ -343,7 +344,7 @@ pub struct MemoryArguments {
 /// A section is brought to a state.
 #[derive(Debug, Clone, Subcommand)]
 pub enum MemoryChange {
-    /// Move what a section holds to others, or to the backing, and give its memory back. It gets
+    /// Move the pages of a section to others, or to the backing, and give its memory back. It gets
     /// none before it is brought online.
     Offline {
         /// The section's number; or a node, as in node1: all sections there.
@@ -385,7 +386,7 @@ pub struct ExporterArguments {
 /// `uzswap doctor`.
 #[derive(Debug, Args)]
 pub struct DoctorArguments {
-    /// Print JSON: everything that was looked at, and what was found.
+    /// Print JSON: each check, and its findings.
     #[arg(long)]
     pub json: bool,
 }
@@ -413,11 +414,10 @@ pub struct RecordArguments {
 /// `uzswap daemon` and `uzswap keeper`.
 #[derive(Debug, Args)]
 pub struct InheritArguments {
-    /// The lock that whoever started it holds: a descriptor's number.
+    /// The lock that the parent holds: a descriptor's number.
     #[arg(long)]
     pub lock: Option<i32>,
-    /// Where a daemon that is this process's predecessor has said what to start with: a
-    /// descriptor's number.
+    /// The start data, from the daemon that this process was before: a descriptor's number.
     #[arg(long)]
     pub start: Option<i32>,
 }
@@ -432,13 +432,13 @@ pub struct SwitchOffArguments {
 /// `uzswap enter`.
 #[derive(Debug, Args)]
 pub struct EnterArguments {
-    /// Who started it, and must not end before it.
+    /// The process that started it, and must not end before it.
     #[arg(long)]
     pub owner: i32,
-    /// What says that it is placed: a descriptor's number.
+    /// The descriptor that tells that it is placed.
     #[arg(long)]
     pub gate: i32,
-    /// Who to become.
+    /// The user to become.
     #[arg(long)]
     pub user: Option<String>,
     /// The command and its arguments.

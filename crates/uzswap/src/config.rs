@@ -62,7 +62,7 @@ fn wrong(file: &Path, line: usize, why: impl std::fmt::Display) -> Failure {
     Failure::new(format!("{}:{line}: {why}", file.display()))
 }
 
-/// What the files say, checked; of settings with one name only the last.
+/// The settings of the files, checked; of settings with one name only the last.
 #[derive(Debug, Default)]
 pub struct Configuration {
     options: Vec<Setting>,
@@ -184,7 +184,7 @@ fn setting(file: &Path, line: usize, name: &str, value: &DeValue) -> Result<Sett
     Ok(Setting { file: file.to_owned(), line, name: name.to_owned(), value })
 }
 
-/// Whether the option of this name takes no value.
+/// True if the option of this name takes no value.
 fn is_switch(name: &str) -> bool {
     settable().into_iter().any(|(known, takes_value)| known == name && !takes_value)
 }

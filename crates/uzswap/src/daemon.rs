@@ -2,12 +2,12 @@
 //!
 //! It is on the path by which the kernel frees memory, so it must never wait for memory itself:
 //! everything it touches is locked. It lives in a session of its own that the terminal's keys do
-//! not reach, and in a group of its own. It ends when its keeper says so, and heeds no signal: what
-//! is sent to all processes of a unit is the keeper's to answer. When the keeper is gone it starts
-//! another one; when it is killed itself, the keeper starts another daemon, which goes on with what
-//! outlives it (kept.rs). A daemon that cannot go on does not end, and one that another version is
-//! to follow becomes that one: what outlives it would be the keeper's alone in between, and lost if
-//! that is killed.
+//! not reach, and in a group of its own. It ends when its keeper orders it, and ignores signals:
+//! the keeper answers a signal to all processes of a unit. When the keeper is gone it starts
+//! another one; when it is killed itself, the keeper starts another daemon, which goes on with the
+//! memory that outlives it (kept.rs). A daemon that cannot go on does not end, and one that another
+//! version is to follow becomes that one. Otherwise the keeper alone would have the memory that
+//! outlives it, and the memory would be lost with the keeper.
 
 use crate::changes::{self, ProcessId, disk};
 use crate::cli::InheritArguments;
@@ -52,7 +52,7 @@ pub fn daemon(arguments: &InheritArguments) -> Result<(), Failure> {
     let mut service = match Service::start(&start) {
         Ok(service) => service,
         Err(failure) => {
-            // Said to whoever started us; an error: they are gone.
+            // It tells the process that started us. An error: that one is gone.
             let _ = wire.send(&Report::Failed(failure.to_string()));
             if start.devices.is_some() {
                 await_order(wire, arguments, start);
@@ -83,7 +83,7 @@ pub fn daemon(arguments: &InheritArguments) -> Result<(), Failure> {
                 start.devices = Some(service.swapped.devices());
                 become_another(&program, &mut wire, arguments, &start);
             }
-            // Whoever says so: what the kernel lists, it may ask for.
+            // Regardless of the sender: the kernel may request pages of areas that it lists.
             Ok(Order::End) => match service.swapped.is_listed() {
                 Ok(false) => return Ok(()),
                 Ok(true) | Err(_) => {}
@@ -96,8 +96,8 @@ pub fn daemon(arguments: &InheritArguments) -> Result<(), Failure> {
     }
 }
 
-/// Waits for the keeper's order, where this daemon could not go on with what another has left. If
-/// the keeper is killed there would be nobody to try again: another one does.
+/// Waits for the keeper's order, where this daemon could not go on with the memory that another has
+/// left. If the keeper is killed there would be nobody to try again: another one does.
 fn await_order(mut wire: Wire, arguments: &InheritArguments, mut start: Start) {
     start.serves = false;
     loop {
@@ -105,7 +105,7 @@ fn await_order(mut wire: Wire, arguments: &InheritArguments, mut start: Start) {
             Ok(Order::Become(program)) => {
                 become_another(&program, &mut wire, arguments, &start);
             }
-            // The others are no orders for who does not serve.
+            // The others are no orders for a daemon that does not serve.
             Ok(Order::End | Order::Attach(_) | Order::Settle(_)) => return,
             Err(_) => wire = replace_keeper(arguments, &mut start),
         }
@@ -116,7 +116,7 @@ fn await_order(mut wire: Wire, arguments: &InheritArguments, mut start: Start) {
 /// are, as if it were killed, but with its descriptors. Comes back if it cannot be, and says why.
 fn become_another(program: &Path, wire: &mut Wire, arguments: &InheritArguments, start: &Start) {
     let execute = || -> io::Result<io::Error> {
-        // What it starts with stands in the socket until it reads it.
+        // Its start data stay in the socket until it reads them.
         let (mut ours, theirs) = Wire::pair()?;
         ours.send(start)?;
         process::let_inherit(theirs.as_fd())?;
@@ -136,12 +136,12 @@ fn role(name: &str, arguments: &InheritArguments) -> Vec<String> {
     [name.to_owned()].into_iter().chain(lock.into_iter().flatten()).collect()
 }
 
-/// What to start with, of the daemon that this process was.
+/// The start data, from the daemon that this process was.
 fn said_by_predecessor(number: i32) -> io::Result<Start> {
     Wire::new(UnixStream::from(process::take_inherited(number)?)).receive()
 }
 
-/// Starts another keeper, which takes over what the one before has written down.
+/// Starts another keeper, which takes over the list of the one before.
 fn replace_keeper(arguments: &InheritArguments, start: &mut Start) -> Wire {
     process::reap_children();
     start.daemon = ProcessId::own();
@@ -155,7 +155,7 @@ fn replace_keeper(arguments: &InheritArguments, start: &mut Start) -> Wire {
     }
 }
 
-/// What must be done before there are threads; what could not be.
+/// The steps before there are threads. Returns the failures.
 fn prepare() -> Vec<String> {
     let mut notes = Vec::new();
     let mut note = |what: &str, result: io::Result<()>| {
@@ -176,8 +176,8 @@ fn lock() -> Option<String> {
     Some(format!("memory is not locked: {error}"))
 }
 
-/// A thread that ends alone leaves those waiting who it was to answer: the next daemon does.
-/// (In the release profile a panic is an abort anyway.)
+/// A thread that ends alone leaves its clients waiting: the next daemon answers them. (In the
+/// release profile a panic is an abort anyway.)
 fn die_of_panics() {
     let say = std::panic::take_hook();
     std::panic::set_hook(Box::new(move |panic| {
@@ -186,7 +186,7 @@ fn die_of_panics() {
     }));
 }
 
-/// Catches what would end us, and does nothing about it.
+/// Catches the signals that would end us, and ignores them.
 fn ignore_signals() -> io::Result<()> {
     use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
     let (_, nobody) = UnixStream::pair()?;
@@ -215,7 +215,7 @@ impl Service {
         let before = kept.is_some().then(|| start.devices.clone().unwrap_or_default());
         let (cache, server) = open_cache(start, kept)?;
         if cache.statistic("backing_total_size") == Some(0) && !takes_over {
-            // Nothing is written back: the pool's limit is what it says.
+            // Nothing is written back: the pool's limit holds as it is.
             let set = cache.set_attribute("accept_threshold_percent", "100");
             set.map_err(|error| Failure::new(error.to_string()))?;
         }
@@ -243,7 +243,7 @@ impl Service {
 }
 
 /// The cache, in memory that outlives this process if there is such: new, or as another daemon has
-/// left it; and what the server goes on with then.
+/// left it. In the latter case also the state with which the server goes on.
 fn open_cache(
     start: &Start,
     kept: Option<Kept>,
@@ -286,7 +286,7 @@ fn transport(
     )
 }
 
-/// What is behind the device.
+/// The disk behind the device.
 fn served(options: &DaemonOptions, cache: &Arc<Cache>) -> Result<Arc<dyn Disk>, Failure> {
     if options.bare {
         return Ok(Arc::new(MemoryDisk::new(options.pages as usize * PAGE_BYTES)));

@@ -1,4 +1,4 @@
-//! `uzswap doctor`: what works on this machine; and what `run` and `serve` need, checked
+//! `uzswap doctor`: the abilities of this machine; and the needs of `run` and `serve`, checked
 //! beforehand.
 
 use crate::cli::DoctorArguments;
@@ -33,7 +33,7 @@ fn optional(what: &'static str, state: Result<String, String>) -> Finding {
     Finding { what, state, required: false }
 }
 
-/// What the swap device needs.
+/// The needs of the swap device.
 fn swap_device() -> Vec<Finding> {
     let root = match process::is_root() {
         true => Ok("yes".into()),
@@ -55,7 +55,7 @@ fn swap_device() -> Vec<Finding> {
     ]
 }
 
-/// What is wrong with a device, and what to do.
+/// The fault of a device, and its remedy.
 fn reason(error: &io::Error, device: &str, remedy: &str) -> String {
     match error.kind() {
         io::ErrorKind::NotFound => format!("no {device}; {remedy}"),
@@ -82,7 +82,7 @@ fn ublk() -> Result<String, String> {
     found(TransportKind::Ublk.check(), "/dev/ublk-control", remedy)
 }
 
-/// What a transport needs; what of it is missing, with the remedy.
+/// Checks the needs of a transport. Returns the missing ones, with the remedy.
 pub fn transport(kind: TransportKind) -> Result<(), String> {
     match kind {
         TransportKind::Fuse => fuse().and_then(|_| loops()).map(drop),
@@ -90,7 +90,7 @@ pub fn transport(kind: TransportKind) -> Result<(), String> {
     }
 }
 
-/// Whether areas may be switched on.
+/// Checks if areas may be switched on.
 fn swapping() -> Result<String, String> {
     let areas = swap::areas().map_err(|_| "this kernel has none (CONFIG_SWAP)".to_owned())?;
     match swap::may_switch_on() {
@@ -105,7 +105,7 @@ fn swapping() -> Result<String, String> {
     }
 }
 
-/// Whether a command can be limited: where, and what stands against it.
+/// Checks if a command can be limited: the place, and the obstacles.
 fn memory_group() -> Result<String, String> {
     let none = "none is mounted; boot with the memory controller (cgroup_enable=memory)";
     let hierarchy = Hierarchy::find().ok_or(none)?;
@@ -141,7 +141,7 @@ pub fn freezer() -> Result<String, String> {
     Ok(format!("at {}", cgroup::unified_root().ok_or(missing)?.display()))
 }
 
-/// Not tried: what is set here a command would inherit, and then not swap.
+/// Not tried: a command would inherit the setting, and then not swap.
 fn io_flusher() -> Result<String, String> {
     match process::has_capability(Capability::SysResource) {
         true => Ok("PR_SET_IO_FLUSHER is permitted".into()),
@@ -159,7 +159,7 @@ fn zswap() -> Result<String, String> {
     }
 }
 
-/// Who may serve the faults of regions.
+/// The programs that may serve the faults of regions.
 fn regions() -> Vec<Finding> {
     let check = |mode: Mode| match mode.check() {
         Ok(()) => Ok("permitted".into()),
@@ -176,7 +176,7 @@ fn regions() -> Vec<Finding> {
     ]
 }
 
-/// What `run --in-process` needs.
+/// The needs of `run --in-process`.
 fn in_process() -> Vec<Finding> {
     let faults = Mode::InThread.check().map(|()| "permitted".into());
     let faults = faults.map_err(|error| error.to_string());
@@ -191,7 +191,7 @@ fn in_process() -> Vec<Finding> {
     ]
 }
 
-/// Checks what the swap device cannot do without.
+/// Checks the requirements of the swap device.
 pub fn require() -> Result<(), Failure> {
     for finding in swap_device() {
         if let (true, Err(reason)) = (finding.required, &finding.state) {
@@ -225,12 +225,12 @@ pub fn doctor(arguments: &DoctorArguments) -> Result<ExitCode, Failure> {
     Ok(if works { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-/// Whether the front end does, for which this was looked at.
+/// True if the checked front end works.
 fn works(findings: &[Finding]) -> bool {
     findings.iter().all(|finding| !finding.required || finding.state.is_ok())
 }
 
-/// Whether it works, and each finding with its text: what is there, or what is missing.
+/// True if it works, and each finding with its text: the thing that is there, or the missing one.
 fn to_json(findings: &[Finding]) -> Value {
     let each = findings.iter().map(|finding| {
         let (Ok(text) | Err(text)) = &finding.state;
@@ -240,7 +240,7 @@ fn to_json(findings: &[Finding]) -> Value {
     json!({ "works": works(findings), "findings": each.collect::<Vec<_>>() })
 }
 
-/// Prints what was found of a front end.
+/// Prints the findings of a front end.
 fn print(what: &str, findings: &[Finding]) {
     let works = works(findings);
     show!("{what}: {}", if works { "works here" } else { "does not work here" });

@@ -1,4 +1,4 @@
-//! What the command says when it cannot do what was asked: one line, with the remedy in it.
+//! The message of a command that fails: one line, with the remedy in it.
 
 use std::fmt;
 use uzswap_block::{AttachError, BackingError};
@@ -27,12 +27,12 @@ impl Failure {
         Self::new("")
     }
 
-    /// Whether there is nothing more to say.
+    /// True if there is no message.
     pub fn is_silent(&self) -> bool {
         self.message.is_empty()
     }
 
-    /// What the process exits with.
+    /// The exit status of the process.
     pub fn exit_code(&self) -> u8 {
         self.exit_code
     }

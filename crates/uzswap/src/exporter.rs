@@ -33,7 +33,7 @@ use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, UnixListener};
 use uzswap_block::control::{ALL, STATISTICS_FOLDER};
 
-/// How long a client may take to say what it wants.
+/// The time that a client may take to send its request.
 const PATIENCE: Duration = Duration::from_secs(5);
 
 const NOT_HERE: &str = "call it by localhost, or have the proxy do so\n";
@@ -46,7 +46,7 @@ fn note() -> PathBuf {
 /// How long after its start it is started again where it was killed.
 const AGAIN: Duration = Duration::from_secs(2);
 
-/// The process, seen by the one who started it. Dropped, it ends.
+/// The process, seen by its parent. Dropped, it ends.
 pub struct Exporter {
     wire: Option<Wire>,
     child: Child,
@@ -65,7 +65,7 @@ impl Exporter {
         }
     }
 
-    /// Starts it again where it was killed. Nobody waits for it: what it says is not heard.
+    /// Starts it again where it was killed. Nobody waits for it or hears its messages.
     pub fn tend(&mut self) {
         if self.since.elapsed() < AGAIN || matches!(self.child.try_wait(), Ok(None)) {
             return;
@@ -109,15 +109,15 @@ impl Drop for Exporter {
     }
 }
 
-/// `uzswap exporter`: serves until the one who started it is gone.
+/// `uzswap exporter`: serves until its parent is gone.
 pub fn exporter(address: &Address) -> Result<(), Failure> {
     let mut wire = Wire::of_stdin().map_err(|error| Failure::new(error.to_string()))?;
     // An error: a keeper that is not spared itself has started it.
     let _ = uzswap_sys::process::do_not_spare_from_oom();
     serve(address, |bound| {
-        // An error: whoever started us is gone, which is noticed below.
+        // An error: the parent is gone, which is noticed below.
         let _ = wire.send(&bound);
-        // What is at the path is somebody else's then.
+        // Then the file at the path belongs to another process.
         if bound.is_err() {
             return;
         }
@@ -261,8 +261,8 @@ fn answer(
     });
 }
 
-/// Whether it was sent to this machine by a name of it. Otherwise a page from elsewhere, whose name
-/// was made to mean this machine, could have a browser here read the answer (DNS rebinding).
+/// True if it was sent to this machine by one of its names. Otherwise a page from elsewhere, whose
+/// name was made to mean this machine, could have a browser here read the answer (DNS rebinding).
 fn names_this_machine(request: &Request<Incoming>) -> bool {
     let host = request.headers().get(HOST).and_then(|value| value.to_str().ok());
     let Some(host) = host.and_then(|host| host.parse::<Authority>().ok()) else { return false };
@@ -307,7 +307,7 @@ fn respond_with(status: StatusCode, kind: &str, text: String) -> Response<Full<B
         .expect("constants are headers")
 }
 
-/// Reads what is said now; nothing where no daemon answers.
+/// Reads the present figures; nothing where no daemon answers.
 fn read() -> Figures {
     let mut figures = Figures { started: started(), ..Figures::default() };
     let metrics = metrics::metrics();

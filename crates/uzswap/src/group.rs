@@ -6,8 +6,8 @@
 //! | version 2, no systemd | in the caller's own group; its processes make room |
 //! | version 1 | in the caller's own group |
 //!
-//! So what limits the caller limits the command. The daemon has a group at the top: it must not
-//! wait for the memory of those that it serves.
+//! So the caller's limits hold for the command. The daemon has a group at the top: it must not wait
+//! for the memory of those that it serves.
 
 use crate::error::Failure;
 use crate::systemd;
@@ -122,8 +122,8 @@ fn make_room(own: &Group, name: &str) -> Result<Place, Failure> {
     }
 }
 
-/// Moves this process, and so the daemon that it will start, to a group of their own: not limited
-/// by what limits the caller, not ended with it. What was made.
+/// Moves this process, and so the daemon that it will start, to a group of their own: without the
+/// caller's limits, and not ended with it. The group that was made.
 pub fn for_daemon() -> Result<Option<Place>, Failure> {
     let pid = std::process::id() as i32;
     // An error: no CAP_SYS_RESOURCE; the daemon reports that.

@@ -30,7 +30,7 @@ const LIBRARY: &str = "libuzswap_preload.so";
 /// The one that it loads, from beside it.
 const AGENT: &str = "libuzswap_agent.so";
 
-/// How pages leave here. Error: why they cannot, and what becomes of the command.
+/// How pages leave here. Error: the reason, and the fate of the command.
 pub fn check() -> Result<Mode, String> {
     let Err(denied) = Mode::InThread.check() else { return Ok(Mode::InThread) };
     let protects = Mode::Protection.check().map(|()| Mode::Protection);
@@ -105,7 +105,7 @@ pub fn run(arguments: &RunArguments) -> Result<ExitCode, Failure> {
     Ok(exit_code.into())
 }
 
-/// What happened during a run.
+/// The events of a run.
 #[derive(Debug, Serialize)]
 struct Report {
     /// Wall-clock time of the command, seconds.
@@ -131,7 +131,7 @@ struct Report {
     pool_peak: u64,
     /// Pages to one byte of pool at that time.
     ratio: f64,
-    /// What load control did, unless it was not wanted.
+    /// The acts of load control, unless it was refused.
     load_control: Option<Held>,
 }
 
@@ -170,7 +170,7 @@ impl Report {
     }
 }
 
-/// The most that was seen of what comes and goes.
+/// The largest values seen of figures that come and go.
 #[derive(Default)]
 struct Peak {
     pool: u64,
@@ -202,7 +202,7 @@ impl Peak {
     }
 }
 
-/// Has a command load the library, and the library find what its processes share.
+/// Has a command load the library, and the library find the memory that its processes share.
 fn preload(
     arguments: &RunArguments,
     backing: Option<(PathBuf, u64)>,
@@ -239,7 +239,7 @@ fn preload(
     Ok(file)
 }
 
-/// What is for the swap device alone.
+/// The options that only the swap device has.
 fn refuse_others(arguments: &RunArguments) -> Result<(), Failure> {
     let cache = &arguments.cache;
     let given = [
@@ -288,7 +288,7 @@ fn backing(arguments: &RunArguments) -> Result<Option<(PathBuf, u64)>, Failure> 
 const PARTS: u64 = 16;
 
 /// The library, with the one that it loads: beside this program, or where packages put it. Error:
-/// where they should be, and what to do.
+/// the place where they should be, and the remedy.
 pub fn library() -> Result<PathBuf, String> {
     let own = env::current_exe().unwrap_or_default();
     let folder = own.parent().unwrap_or(Path::new("/"));
@@ -311,7 +311,7 @@ fn folders() -> Vec<PathBuf> {
     own.into_iter().chain([PathBuf::from("/dev/shm")]).collect()
 }
 
-/// What the files' names begin with; the number of the run follows.
+/// The prefix of the files' names; the number of the run follows.
 const PREFIX: &str = "uzswap-";
 
 /// The runs whose files this user may read, by their numbers.
@@ -339,7 +339,7 @@ fn remove_stale() {
 /// The file that the processes share; removed at the end.
 struct TreeFile {
     path: PathBuf,
-    /// Locked while the run lives, for who sees the file but not its processes.
+    /// Locked while the run lives, for processes that see the file but not the run's processes.
     _lock: File,
     tree: Tree,
     mode: Mode,
@@ -386,10 +386,10 @@ fn start_load_control(
 /// Every so many looks, the run searches for processes that are left alone: once a second.
 const LOOKS: u32 = 5;
 
-/// What is done while the command runs.
+/// The work while the command runs.
 struct Watch {
     load: Option<LoadControl>,
-    /// What it did.
+    /// Its acts.
     held: Option<Held>,
     peak: Peak,
     left_alone: LeftAlone,
@@ -416,7 +416,7 @@ impl Watch {
             match events.receiver.recv_timeout(run::TICK) {
                 Ok(Event::CommandEnded(status)) => return Ok(status),
                 Ok(Event::Signal { signal, from_terminal }) => {
-                    // Who is held would not hear of it.
+                    // A suspended process would not receive it.
                     self.end_load_control();
                     if interrupts.pass_on(pid, signal, from_terminal) {
                         // An error: it has just ended.

@@ -1,4 +1,4 @@
-//! The process that answers for what is changed on the machine: one a machine.
+//! The process that is responsible for the changes on the machine: one a machine.
 //!
 //! ```text
 //! run ─┐                  ┌─ starts, and watches over, the daemon
@@ -9,8 +9,8 @@
 //! ended and its group removed. `serve` is the same process, in the foreground, until it is told to
 //! end. When the keeper is killed, the daemon starts another one, which takes over, and the runs
 //! come back to it. When the daemon is killed, the keeper starts another one, which goes on where
-//! it was (kept.rs); nobody notices but by a pause. When both are, what is swapped out is lost, and
-//! whoever comes next undoes what they left.
+//! it was (kept.rs); nobody notices but by a pause. When both are, the swapped pages are lost, and
+//! the next keeper undoes the changes that they left.
 
 mod areas;
 mod members;
@@ -49,11 +49,11 @@ const COME_BACK: Duration = Duration::from_secs(10);
 /// How often it looks whether the daemon lives while it waits for its answers.
 const LOOK: Duration = Duration::from_millis(10);
 
-/// How often it tries again to switch off what does not fit in memory.
+/// How often it tries again to switch off an area whose pages do not fit in memory.
 const RETRY: Duration = Duration::from_secs(2);
 
-/// The first argument of both processes: systemd spares who has this in front of its name when it
-/// shuts the machine down, until swapping is off.
+/// The first argument of both processes: when systemd shuts the machine down it spares processes
+/// with this in front of their names, until swapping is off.
 const SPARED_NAME: &str = "@uzswap";
 
 /// A process of ours, with `arguments`, that is spared at shutdown, and a wire to it.
@@ -77,7 +77,7 @@ pub fn spared(program: &Path, arguments: &[String], wire: OwnedFd) -> Command {
 
 /// `uzswap keeper`: started by the first run, or by a daemon whose keeper died.
 pub fn keeper(adopted_lock: Option<i32>) -> Result<(), Failure> {
-    // An error: they stay open, for whoever waits for their end.
+    // An error: they stay open, for processes that wait for their end.
     if adopted_lock.is_none() {
         let _ = process::close_inherited(None);
     }
@@ -112,7 +112,7 @@ fn first(mut wire: Wire) -> Result<(), Failure> {
             return Ok(());
         }
     };
-    // What it could say later, nobody would connect with the run that reads it.
+    // Nobody would connect a later message with the run that reads it.
     let _ = process::silence_errors();
     match Keeper::begin(lock, *options, false) {
         Ok(mut keeper) => {
@@ -140,9 +140,9 @@ pub struct Keeper {
     daemon: Option<Wire>,
     /// Its process, where this one has started it.
     daemon_child: Option<Child>,
-    /// What outlives it.
+    /// The memory that outlives it.
     kept: Option<Kept>,
-    /// What the next one runs.
+    /// The program of the next one.
     program: PathBuf,
     /// When it was started, and how many in a row were so for no time.
     daemon_since: Instant,
@@ -159,7 +159,7 @@ pub struct Keeper {
     signals: UnixStream,
     /// Runs that took part under a keeper that died, until then.
     orphans_until: Option<Instant>,
-    /// Makes a further area; and what came of it, until that is looked at.
+    /// Makes a further area, and keeps the result until it is looked at.
     maker: Option<Maker>,
     made: Option<Result<(), Failure>>,
     /// Switches the areas off.
@@ -172,23 +172,24 @@ pub struct Keeper {
     cleaned: Vec<String>,
     is_told_to_end: bool,
     has_taken_over: bool,
-    /// No daemon can go on, and what was swapped out is lost.
+    /// No daemon can go on, and the swapped pages are lost.
     is_lost: bool,
     /// Answers for its devices then.
     stand_in: Option<StandIn>,
-    /// What could not be undone.
+    /// The changes that could not be undone.
     troubles: Vec<String>,
 }
 
 impl Keeper {
-    /// Makes everything: undoes what others left, starts the daemon, and has the kernel swap to it.
+    /// Makes everything: undoes the changes that others left, starts the daemon, and has the kernel
+    /// swap to it.
     pub fn begin(lock: Lock, options: DaemonOptions, is_serving: bool) -> Result<Self, Failure> {
         spare();
         let cleaned = changes::clean_up(&lock);
         if cleaned.is_in_use {
             return Err(Failure::new(cleaned.left.join("; ")));
         }
-        // The folder may have gone with what was in it.
+        // The folder may have gone with its content.
         let lock = match cleaned.done.is_empty() {
             true => lock,
             false => retake(lock)?,
@@ -363,7 +364,7 @@ impl Keeper {
         }
     }
 
-    /// Has the next process inherit what a daemon needs; or no more.
+    /// Has the next process inherit a daemon's descriptors, or ends that.
     fn let_inherit(&self, is_inherited: bool) -> io::Result<()> {
         let lock = self.lock.0.as_fd();
         match is_inherited {
@@ -379,10 +380,10 @@ impl Keeper {
         let start: Start = daemon.receive().map_err(cannot_start)?;
         let Start { daemon: daemon_id, serves, options, ram, kept, .. } = start;
         let take = |numbers| Kept::inherited(&numbers, process::take_inherited);
-        // An error: a daemon that is killed from now on takes what is swapped out with it.
+        // An error: the swapped pages are lost with a daemon that is killed from now on.
         let kept = kept.and_then(|numbers| take(numbers).ok());
         let mut state = State::read().map_err(cannot_start)?;
-        // Two may never answer for one machine, and what is written down is its last word.
+        // There may never be two keepers, and the list is the last word of this one.
         if let Some(before) = state.keeper {
             while !changes::wait_for(COME_BACK, || before.is_over()) {}
             state = State::read().map_err(cannot_start)?;
@@ -391,7 +392,7 @@ impl Keeper {
         state.keeper = ProcessId::own();
         // The keeper before may have been killed before it wrote that down.
         state.daemon = daemon_id;
-        // Nobody is left who could tell us to.
+        // No process is left that could order it.
         let is_told_to_end = state.is_serving;
         let mut keeper = Self::new(lock, state, options, ram)?;
         keeper.is_told_to_end = is_told_to_end;
@@ -424,12 +425,12 @@ impl Keeper {
         }
     }
 
-    /// What could not be undone, once it is over.
+    /// The changes that could not be undone, once it is over.
     pub fn troubles(&mut self) -> Vec<String> {
         std::mem::take(&mut self.troubles)
     }
 
-    /// Whether what was swapped out is lost.
+    /// True if the swapped pages are lost.
     pub fn is_lost(&self) -> bool {
         self.is_lost
     }
@@ -439,12 +440,12 @@ impl Keeper {
         self.state.devices().map(|device| device.display().to_string()).collect()
     }
 
-    /// What it goes on without, and what it found left by others.
+    /// The features that it goes on without, and the remains of others that it found.
     pub fn remarks(&self) -> impl Iterator<Item = &String> {
         self.cleaned.iter().chain(&self.notes)
     }
 
-    /// Whether the kernel's zswap was switched off for it.
+    /// True if the kernel's zswap was switched off for it.
     pub fn has_switched_zswap_off(&self) -> bool {
         self.state.zswap_was_on
     }
@@ -456,7 +457,7 @@ impl Keeper {
         self.troubles.push(what);
     }
 
-    /// Whether anybody needs it, or may.
+    /// True if anybody needs it, or may.
     fn is_wanted(&self) -> bool {
         !self.state.runs.is_empty() || self.state.is_serving && !self.is_told_to_end
     }
@@ -483,7 +484,7 @@ impl Keeper {
         };
         let ready: Vec<_> = polled.iter().map(PollFd::revents).collect();
         let is_ready = |index: usize| !ready[index].is_empty();
-        // Members first: the others may change who they are.
+        // Members first: the others may change the members.
         for index in (others..ready.len()).rev().filter(|index| is_ready(*index)) {
             self.members[index - others].tell_what_waits();
             if ready[index] != PollFlags::OUT {
@@ -517,7 +518,7 @@ impl Keeper {
         Ok(())
     }
 
-    /// What is to be done again and again.
+    /// The periodic work.
     fn tick(&mut self) {
         // An error: it is not ours to wait for.
         self.buried.retain_mut(|child| matches!(child.try_wait(), Ok(None)));
@@ -579,9 +580,9 @@ impl Keeper {
     }
 }
 
-/// Keeps this process out of what it answers for: it starts the next daemon when nobody answers, so
-/// none of its memory may be swapped out, and to find memory it may not wait until something else
-/// is. Where that is not permitted, it does without.
+/// Keeps this process independent of its own device. It starts the next daemon when nobody answers,
+/// so none of its memory may be swapped out, and it may not wait for memory until a page is swapped
+/// out. Where that is not permitted, it does without.
 fn spare() {
     let _ = process::lock_memory();
     let _ = process::set_io_flusher(true);
@@ -595,7 +596,7 @@ fn cannot_start(error: io::Error) -> Failure {
     Failure::new(format!("cannot start the daemon: {error}"))
 }
 
-/// Whether a wire has something to be read, or ends, within so long.
+/// True if a wire has data to read, or ends, within so long.
 fn is_ready(wire: &Wire, within: Duration) -> bool {
     let mut polled = [PollFd::new(wire, PollFlags::IN)];
     let time = Timespec { tv_sec: 0, tv_nsec: within.as_nanos() as i64 };
@@ -628,13 +629,13 @@ fn catch_signals(notify: &UnixStream, is_serving: bool) -> Result<(), Failure> {
     Ok(())
 }
 
-/// What SIGHUP means: that the terminal is gone, or, to `serve` without one, that it should read
-/// its configuration again.
+/// The meaning of SIGHUP: the terminal is gone, or `serve` without one should read its
+/// configuration again.
 pub fn ends_on_hangup(is_serving: bool) -> bool {
     !is_serving || std::io::stdin().is_terminal()
 }
 
-/// Whether groups can keep the kernel's zswap away from their pages: then it need not be switched
+/// True if groups can keep the kernel's zswap away from their pages: then it need not be switched
 /// off for the whole machine.
 fn cgroup_refuses_zswap() -> bool {
     cgroup::Hierarchy::find().is_some_and(|hierarchy| hierarchy.can_refuse_zswap())

@@ -1,9 +1,10 @@
-//! What of a daemon outlives it, so that another one goes on where it was killed.
+//! The parts of a daemon that outlive it, so that another one goes on where it was killed.
 //!
 //! Its keeper has the descriptors: of the memory that the cache is in, of the backing, and over
 //! FUSE of the connections to the kernel. (Over ublk the devices stay, and the kernel has the
 //! requests.) A daemon is started with them, and gives them on to another keeper when its own is
-//! gone, or to the program that it becomes. Both killed at once, what is swapped out is lost.
+//! gone, or to the program that it becomes. When both are killed at once the swapped pages are
+//! lost.
 
 use crate::changes::ProcessId;
 use crate::error::Failure;
@@ -18,26 +19,26 @@ use uzswap_sys::{process, shared};
 
 /// See the module.
 pub struct Kept {
-    /// What the cache is in.
+    /// The memory of the cache.
     pub cache: OwnedFd,
-    /// What the server goes on with; `None` over ublk.
+    /// The state with which the server goes on; `None` over ublk.
     pub server: Option<KeptServer>,
     /// `None` for none.
     pub backing: Option<BackingFile>,
 }
 
-/// What a daemon is started with.
+/// The start data of a daemon.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Start {
-    /// Who has started it, where a keeper is: a daemon.
+    /// The process that has started it: a daemon, where a keeper is started.
     pub daemon: Option<ProcessId>,
-    /// Whether that daemon serves; one that could not go on waits for the keeper's order.
+    /// True if that daemon serves; one that could not go on waits for the keeper's order.
     pub serves: bool,
-    /// What was asked for.
+    /// The requested options.
     pub options: DaemonOptions,
     /// Memory of the machine, bytes, when it was first started.
     pub ram: u64,
-    /// The numbers of what it was started with to go on with.
+    /// The numbers of the descriptors with which it goes on.
     pub kept: Option<Numbers>,
     /// The devices there are, of the daemon before; `None` if there was none.
     pub devices: Option<Vec<PathBuf>>,
@@ -65,9 +66,9 @@ struct BackingNumber {
 }
 
 impl Kept {
-    /// Opens what a daemon with these options will need. Errors: those of the backing, and of FUSE;
-    /// or, as a value, why nothing can outlive it: it is plain memory, or the kernel has no memory
-    /// for it that stays when nobody has it locked.
+    /// Opens the descriptors that a daemon with these options will need. Errors: those of the
+    /// backing, and of FUSE. As a value, the reason that nothing can outlive it: it is plain
+    /// memory, or the kernel has no memory that stays without a process that locks it.
     pub fn open(options: &DaemonOptions) -> Result<Result<Self, String>, Failure> {
         if options.bare {
             return Ok(Err("plain memory goes with it".into()));
@@ -121,8 +122,8 @@ impl Kept {
         }
     }
 
-    /// What this process was started with. `take` says what becomes of the descriptors: a daemon
-    /// leaves them for another keeper ([`process::inherited`]), a keeper takes them
+    /// The start data of this process. `take` decides the fate of the descriptors: a daemon leaves
+    /// them for another keeper ([`process::inherited`]), a keeper takes them
     /// ([`process::take_inherited`]).
     pub fn inherited(
         numbers: &Numbers,

@@ -29,7 +29,7 @@ pub struct Alone {
     pub bytes: u64,
 }
 
-/// What was seen of them.
+/// The observed state of them.
 #[derive(Debug, Default)]
 pub struct LeftAlone {
     /// Most anonymous memory of each process that is none of the tree's own, bytes.
@@ -89,7 +89,7 @@ fn describe(process: i32) -> String {
     format!("{}: {reason}", name.trim_end())
 }
 
-/// Whether a process's program has no dynamic linker; `None` if it is no 64-bit program. Errors: it
+/// True if a process's program has no dynamic linker; `None` if it is no 64-bit program. Errors: it
 /// may not be read.
 fn is_static(process: i32) -> io::Result<Option<bool>> {
     let file = ReadCache::new(File::open(format!("/proc/{process}/exe"))?);

@@ -1,5 +1,5 @@
-//! The command line by itself: what the man pages and the completions are made from as well;
-//! and the names of the metrics.
+//! The command line by itself, from which the man pages and the completions are made as well; and
+//! the names of the metrics.
 
 #![forbid(unsafe_code)]
 

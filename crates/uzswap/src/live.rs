@@ -23,8 +23,8 @@ impl Live {
         Self { bar }
     }
 
-    /// Shows the figures as they are now; `memory` is what the command has in memory, bytes, and
-    /// `held` how many of its processes are held back.
+    /// Shows the figures as they are now; `memory` is the command's memory in bytes, and `held` how
+    /// many of its processes are held back.
     pub fn show(&self, stats: &Stats, memory: u64, held: usize) {
         let held = if held > 0 { format!("; {held} held back") } else { String::new() };
         self.say(format!(

@@ -1,12 +1,12 @@
-//! Load control: who of a command's processes runs when their memory does not fit.
+//! Load control: the choice of a command's processes that run when their memory does not fit.
 //!
-//! When more processes are busy than there are CPUs and they swap rather than compute, each takes
-//! the memory that the others are about to use, and all get on at the speed of the swap device. So
-//! the youngest are held until as few are busy as there are CPUs, and released one by one when
-//! CPUs fall idle, the oldest first: what was begun is finished, and its memory comes free.
+//! More processes may be busy than there are CPUs, and swap rather than compute. Then each takes
+//! the memory that the others are about to use, and all run at the speed of the swap device. So the
+//! youngest are suspended until as few are busy as there are CPUs. They are resumed one by one when
+//! CPUs fall idle, the oldest first: it finishes, and frees its memory.
 //!
-//! Nobody can be held up for good. Who is needed by others makes them wait, so CPUs fall idle and
-//! it is released; and who was held for ten seconds runs for three, whatever the others do.
+//! Nobody can be held up for good. A process that others need makes them wait, so CPUs fall idle
+//! and it is resumed. A process that was suspended for ten seconds runs for three in any case.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -27,11 +27,11 @@ const TICK: Duration = Duration::from_millis(50);
 /// The part of a new look in the smoothed figures: they follow a change in a fifth of a second.
 const WEIGHT: f64 = 0.3;
 
-/// Major faults a second, for each CPU, that are swapping rather than computing: a tenth of a
-/// CPU's time through our device, and more in what the processes lose.
+/// Major faults a second, for each CPU, that are swapping rather than computing. They take a tenth
+/// of a CPU's time through our device, and more of the processes' time.
 const FAULTS_PER_CPU: f64 = 1000.0;
 
-/// A slow disk shows in who waits for it: so many processes for each CPU, with so many major
+/// A slow disk shows in the processes that wait for it: so many for each CPU, with so many major
 /// faults a second in all.
 const WAITING_PER_CPU: f64 = 0.75;
 const FAULTS_WAITED_FOR: f64 = 30.0;
@@ -43,7 +43,7 @@ const SLACK: f64 = 0.5;
 const HELD_MAX: Duration = Duration::from_secs(10);
 const SPARED: Duration = Duration::from_secs(3);
 
-/// What load control did.
+/// The acts of load control.
 #[derive(Debug, Default, Clone, Copy, PartialEq, serde::Serialize)]
 pub struct Held {
     /// Times that a process was held.
@@ -94,7 +94,7 @@ impl Policy {
         Self { cpus, running: 0.0, waiting: 0.0, faults: 0.0, before, held, spared }
     }
 
-    /// What to do about the processes as they are now, `passed` after the last look.
+    /// The next act for the processes as they are now, `passed` after the last look.
     fn decide(&mut self, seen: &[Seen], passed: Duration) -> Decision {
         let swapping = self.look(seen, passed);
         self.count_time(seen, passed);
@@ -151,7 +151,8 @@ impl Policy {
         });
     }
 
-    /// Who has been held for longest, if that is long, and nobody else has such a turn.
+    /// The process that has been suspended for longest, if that is long, and no other has such a
+    /// turn.
     fn has_waited_enough(&self) -> Option<i32> {
         let (pid, time) = self.held.iter().max_by_key(|(_, time)| **time)?;
         (*time >= HELD_MAX && self.spared.is_empty()).then_some(*pid)
@@ -171,8 +172,7 @@ impl Policy {
         Decision::Release(pids)
     }
 
-    /// The youngest of those that swap, half of what is too many, but for as many as there are
-    /// CPUs.
+    /// The youngest of those that swap: half of the surplus, except as many as there are CPUs.
     fn hold(&mut self, mut swapping: Vec<Seen>, over: f64) -> Decision {
         swapping.sort_by_key(|process| process.activity.started);
         let count = (1 + (over / 2.0) as usize).min(swapping.len().saturating_sub(self.cpus));
@@ -192,7 +192,7 @@ impl Policy {
 pub trait Holdable: Send + 'static {
     /// Those that are held.
     fn held(&self) -> Vec<i32>;
-    /// All, with what they do.
+    /// All, with their activity.
     fn all(&self) -> Vec<(i32, Activity)>;
     /// Holds one; `false` if it is gone.
     fn hold(&self, pid: i32) -> bool;
@@ -200,11 +200,11 @@ pub trait Holdable: Send + 'static {
     fn release(&self, pid: i32);
     /// Has all go on.
     fn release_all(&self);
-    /// Whether they will have more memory than there is.
+    /// True if they will have more memory than there is.
     fn is_crowded(&self) -> bool {
         false
     }
-    /// Says whether those that grow are to wait before they have what they would lose.
+    /// Decides if processes that grow are to wait before they have memory that they would lose.
     fn take_turns(&self, _: bool) {}
 }
 
@@ -248,8 +248,8 @@ impl Holdable for InGroup {
     }
 }
 
-/// Those whose memory is kept small in-process: who is held waits where it needs a page that is
-/// out, and its other pages leave.
+/// Processes whose memory is kept small in-process. A suspended one waits where it needs a page
+/// that is out, and its other pages are evicted.
 pub struct InTree(pub &'static Table);
 
 /// Faults that take as long as one through the device.
@@ -321,7 +321,7 @@ impl LoadControl {
         self.now.load(Relaxed)
     }
 
-    /// Releases all, and ends; what it did.
+    /// Resumes all, ends, and returns its acts.
     pub fn end(self) -> Held {
         drop(self.stop);
         self.thread.join().unwrap_or_default()
@@ -345,7 +345,7 @@ fn control(
         done.seconds += held.len() as f64 * passed.as_secs_f64();
         let look = |(pid, activity)| Seen { pid, activity, is_held: held.contains(&pid) };
         let seen: Vec<Seen> = processes.all().into_iter().map(look).collect();
-        // Who is gone, or cannot be seen, would not be released by the rules.
+        // The rules would not resume a process that is gone, or cannot be seen.
         let is_seen = |pid: &i32| seen.iter().any(|process| process.pid == *pid);
         held.iter().filter(|pid| !is_seen(pid)).for_each(|pid| processes.release(*pid));
         let decision = policy.decide(&seen, passed);
@@ -450,7 +450,7 @@ mod tests {
         assert!((64..=70).contains(&play.free().len()), "{:?}", play.free());
     }
 
-    /// One that says it waits, and that nobody sees: what is released last is noted.
+    /// One that says that it waits, and that nobody sees: the last one resumed is noted.
     struct Unseen(AtomicUsize);
 
     impl Holdable for Arc<Unseen> {

@@ -13,9 +13,9 @@ use std::collections::BTreeMap;
 use std::fmt;
 use uzswap_block::control;
 
-/// What every name begins with.
+/// The prefix of every name.
 const PREFIX: &str = "uzswap";
-/// Whether there are figures.
+/// True if there are figures.
 const UP: &str = "up";
 /// How long reads took.
 const FAULTS: &str = "fault";
@@ -36,7 +36,7 @@ const RENAMED: [(&str, &str); 6] = [
 pub struct Metric {
     /// Of the control file that it is read from.
     pub statistic: &'static str,
-    /// What it says.
+    /// Its text.
     pub help: &'static str,
     /// `counter`, `gauge` or `histogram`.
     pub kind: MetricType,
@@ -82,7 +82,7 @@ pub fn metrics() -> Vec<Metric> {
     own.into_iter().chain(statistics.map(|(name, help)| Metric::of(name, help))).collect()
 }
 
-/// What was read for one scrape.
+/// The data that were read for one scrape.
 #[derive(Debug, Clone, Default)]
 pub struct Figures {
     /// By the names of the statistics.

@@ -1,4 +1,4 @@
-//! From arguments to what the daemon is given: defaults filled in, everything checked first.
+//! From arguments to the daemon's options: defaults filled in, everything checked first.
 
 use crate::cli::{CacheArguments, Transport};
 use crate::doctor;
@@ -13,7 +13,7 @@ use uzswap_block::{BackingSpec, ServerConfig, TransportKind};
 use uzswap_engine::PAGE_BYTES;
 use uzswap_sys::cpu::{self, MemoryInfo};
 
-/// What pages are compressed with unless something else is asked for.
+/// The compressor for pages unless another is requested.
 const COMPRESSOR: &str = "zstd";
 
 /// Where an unnamed backing goes.
@@ -26,7 +26,7 @@ const INCLUDED_POOL_DIVISOR: u64 = 2;
 const POOL_MIN: u64 = 4 << 20;
 const SIZE_MIN: u64 = 16 << 20;
 
-/// What the daemon needs to know; passed to it as JSON.
+/// The daemon's options, passed to it as JSON.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DaemonOptions {
     /// Pages of the device, at most.
@@ -164,8 +164,8 @@ pub fn daemon_options(
     })
 }
 
-/// What is asked for, if this machine has it; else FUSE, over which all tests have run, and ublk
-/// where only that is there.
+/// The requested transport, if this machine has it; else FUSE, over which all tests have run, and
+/// ublk where only that is there.
 fn transport(asked: Transport) -> Result<TransportKind, Failure> {
     let has = |kind: TransportKind| kind.check().is_ok();
     let kind = match asked {
@@ -181,7 +181,7 @@ fn transport(asked: Transport) -> Result<TransportKind, Failure> {
 }
 
 impl DaemonOptions {
-    /// What was asked for in `asked` and is not as it is here, in words; `None`: all is.
+    /// Names an option of `asked` that differs from this one's; `None` if there is none.
     pub fn differences(&self, asked: &CacheArguments) -> Option<String> {
         let size = |bytes: u64| size::show(bytes);
         let pool = asked.pool.filter(|pool| *pool != self.pool);
@@ -213,7 +213,7 @@ impl DaemonOptions {
     }
 }
 
-/// What `--backing` says, or what there is without it for a device of so many bytes.
+/// The backing that `--backing` names, or the default one for a device of so many bytes.
 pub fn backing(argument: Option<&OsStr>, device: u64) -> Result<Backing, Failure> {
     let Some(argument) = argument else {
         let bytes = default_backing_bytes(Path::new(BACKING_FOLDER), device);
@@ -229,7 +229,7 @@ pub fn backing(argument: Option<&OsStr>, device: u64) -> Result<Backing, Failure
     Ok(Backing::Path(path, bytes))
 }
 
-/// `PATH[:SIZE]`: what follows the last colon is a size, unless the whole is a file that exists.
+/// `PATH[:SIZE]`: a size follows the last colon, unless the whole is a file that exists.
 fn split_size(argument: &OsStr) -> Result<(PathBuf, Option<u64>), Failure> {
     let bytes = argument.as_bytes();
     let colon = bytes.iter().rposition(|byte| *byte == b':');
@@ -246,8 +246,8 @@ fn split_size(argument: &OsStr) -> Result<(PathBuf, Option<u64>), Failure> {
     }
 }
 
-/// As much as the device could fill at a ratio of two, but at most half of what is free on the
-/// disk; `None` where that is not worth it.
+/// As much as the device could fill at a ratio of two, but at most half of the free space of the
+/// disk; `None` where that is too little.
 fn default_backing_bytes(folder: &Path, device: u64) -> Option<u64> {
     let free = uzswap_sys::process::free_disk_bytes(folder).ok()?;
     let bytes = (device / 2).min(free / 2) & !0xf_ffff;

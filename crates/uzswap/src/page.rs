@@ -14,7 +14,7 @@ pub const EVERY: Duration = Duration::from_secs(10);
 const SECONDS_MIN: f64 = 240.0;
 /// Samples of an hour.
 const SAMPLES: usize = 360;
-/// What the page looks like.
+/// The look of the page.
 pub const STYLE: &str = include_str!("page.css");
 
 /// Of a plot, in units of its own.
@@ -37,7 +37,7 @@ pub struct History {
 /// Of a sample and the one before.
 type Value = fn(&Sample, &Sample) -> f64;
 
-/// What is plotted: lines, each with its name.
+/// A plot: lines, each with its name.
 struct Plot {
     title: &'static str,
     lines: &'static [(&'static str, Value)],
@@ -119,7 +119,7 @@ impl History {
         self.samples.push_back(Sample { at, figures: figures.clone(), pressure });
     }
 
-    /// The page, with what is so `now`.
+    /// The page, with the present figures `now`.
     pub fn page(&self, now: &Figures) -> String {
         let mut html = format!(
             "<!doctype html>\n<html lang=\"en\"><head><meta charset=\"utf-8\"><title>uzswap</title>\
@@ -151,7 +151,7 @@ impl History {
         html
     }
 
-    /// The time that the plots are wide: what there are samples of, within reason.
+    /// The time that the plots are wide: the time with samples, within limits.
     fn seconds(&self) -> f64 {
         let ends = self.samples.front().zip(self.samples.back());
         let seconds = ends.map_or(0.0, |(first, last)| (last.at - first.at).as_secs_f64());

@@ -14,7 +14,7 @@ const AVERAGED: Duration = Duration::from_secs(10);
 pub enum Processes {
     /// All in a group.
     Of(Group),
-    /// One, and what it has started.
+    /// One, and its descendants.
     From(i32),
 }
 
@@ -37,7 +37,7 @@ impl Processes {
         }
     }
 
-    /// What the kernel tells (PSI): of groups of version 2, unless it was booted with `psi=0`.
+    /// The kernel's figures (PSI): of groups of version 2, unless it was booted with `psi=0`.
     fn told(&self) -> Option<f64> {
         match self {
             Self::Of(group) if group.version() == Version::V2 => {

@@ -53,7 +53,7 @@ pub fn record(arguments: &RecordArguments) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Start and end of a mapping that holds what the program has made.
+/// Start and end of a mapping that holds data of the program.
 fn anonymous(line: &str) -> Option<(u64, u64)> {
     let mapped = Mapped::parse(line).filter(Mapped::is_heap)?;
     Some((mapped.range.start as u64, mapped.range.end as u64))

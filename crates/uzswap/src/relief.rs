@@ -1,4 +1,4 @@
-//! What to do when the memory of a group runs out too early.
+//! The remedy when the memory of a group runs out too early.
 //!
 //! Reclaim of a busy group now and then finds nothing for a moment, although nearly all of it could
 //! be swapped: every page was just used, or is being written. The kernel then ends a process at
@@ -6,8 +6,8 @@
 //! machine being busy besides.
 //!
 //! On version 1 of the cgroup interface the killer is held and the limit raised a little until it
-//! is over; where that does not help, the killer gets its way. On version 2 nobody can hold it:
-//! there the limit is one at which processes are made to wait (`memory.high`), and the one at which
+//! is over. Where that does not help, the killer gets its way. On version 2 nobody can hold it.
+//! There the limit is one at which processes are made to wait (`memory.high`). The limit at which
 //! they are ended lies as much above it as the limit would be raised on version 1.
 
 use std::io;
@@ -23,9 +23,9 @@ const STEP_BYTES_MIN: u64 = 1 << 20;
 /// Looks without trouble after which all is as at the start.
 const CALM_LOOKS: u32 = 10;
 
-/// What has to be done to a group; a trait so that it can be tested without one.
+/// The acts on a group; a trait so that they can be tested without one.
 pub trait Limited {
-    /// Whether its processes sleep for want of memory.
+    /// True if its processes sleep for want of memory.
     fn waits(&self) -> bool;
     /// Holds the killer, or lets it go.
     fn hold(&self, hold: bool) -> io::Result<()>;
@@ -106,7 +106,7 @@ mod tests {
     use super::*;
     use std::cell::RefCell;
 
-    /// A group that waits while its limit is below what it needs.
+    /// A group that waits while its limit is below its need.
     #[derive(Default)]
     struct Fake {
         need: u64,

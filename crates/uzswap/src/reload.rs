@@ -1,7 +1,8 @@
-//! What `serve` changes while it runs: its attributes, from its configuration, and again on SIGHUP.
+//! The changes of `serve` while it runs: its attributes, from its configuration, and again on
+//! SIGHUP.
 //!
-//! All of this is of the keeper's process, by a thread of its own: writing a control file may wait
-//! for the daemon, and reading a file for memory, and the keeper for neither.
+//! A thread of its own in the keeper's process does all of this. Writing a control file may wait
+//! for the daemon, and reading a file for memory; the keeper may wait for neither.
 
 use crate::changes;
 use crate::cli::ServeArguments;
@@ -17,7 +18,7 @@ use std::io;
 use std::path::PathBuf;
 use uzswap_block::control::PARAMETERS;
 
-/// What `serve` was started with.
+/// The options with which `serve` was started.
 pub struct Reload {
     file: Option<PathBuf>,
     /// The options on the command line.
@@ -28,7 +29,7 @@ pub struct Reload {
     signals: Option<Signals>,
 }
 
-/// What can only be changed by starting anew.
+/// The options that only a new start can change.
 fn fixed(arguments: &ServeArguments) -> [(&'static str, String); 7] {
     let cache = &arguments.cache;
     [
@@ -55,7 +56,7 @@ impl Reload {
         Ok((Self { file: arguments.config.clone(), said, now, signals }, configuration))
     }
 
-    /// What to serve.
+    /// The options to serve with.
     pub fn arguments(&self) -> &ServeArguments {
         &self.now
     }
@@ -68,7 +69,7 @@ impl Reload {
         Ok(())
     }
 
-    /// All or nothing of what the files say: a mistake in them changes nothing.
+    /// All settings of the files or none: a mistake in them changes nothing.
     fn reload(&mut self) {
         let read = Configuration::read(self.file.as_deref());
         let read = read.and_then(|read| Ok((read.with(self.said.iter().cloned())?, read)));

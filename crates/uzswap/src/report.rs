@@ -1,4 +1,4 @@
-//! What `run` prints at the end.
+//! The report that `run` prints at the end.
 
 use crate::load::Held;
 use crate::size;
@@ -6,7 +6,7 @@ use crate::stats::Stats;
 use serde::Serialize;
 use uzswap_sys::cgroup::Usage;
 
-/// What happened during a run.
+/// The events of a run.
 #[derive(Debug, Serialize)]
 pub struct Report {
     /// Wall-clock time of the command, seconds.
@@ -27,26 +27,25 @@ pub struct Report {
     pub pool_peak: u64,
     /// Pages to one byte of pool at that time.
     pub ratio: f64,
-    /// Of the pages held, those whose slots the kernel had freed: the mean of what was sampled, 0
-    /// to 1.
+    /// Of the pages held, those whose slots the kernel had freed: the mean of the samples, 0 to 1.
     pub dead_share: f64,
-    /// Other runs used the cache too: what it counted is theirs as well.
+    /// Other runs used the cache too: its counts are theirs as well.
     pub is_shared: bool,
-    /// How often the daemon was killed and another one went on: what was counted before is not
-    /// among the figures.
+    /// How often the daemon was killed and another one went on: counts from before are not among
+    /// the figures.
     pub daemons_replaced: u64,
     /// How requests came to the cache: `ublk` or `fuse`.
     pub transport: String,
-    /// What load control did, if it was asked for.
+    /// The acts of load control, if it was requested.
     pub load_control: Option<Held>,
     /// Everything the cache counted.
     #[serde(flatten)]
     pub stats: Stats,
-    /// What did not work and was done without.
+    /// The features that did not work and were left out.
     pub notes: Vec<String>,
 }
 
-/// The most that was seen of what comes and goes.
+/// The largest values seen of figures that come and go.
 #[derive(Debug, Default, Clone, Copy)]
 pub struct Peak {
     /// Bytes of pool.
@@ -57,7 +56,7 @@ pub struct Peak {
     pub memory: u64,
     /// Bytes swapped out.
     pub swapped: u64,
-    /// Pages held, and of them those for slots that are free: sums of what was seen.
+    /// Pages held, and of them those for slots that are free: sums of the samples.
     held_pages: u64,
     dead_pages: u64,
     /// Runs that use the cache.
@@ -143,7 +142,7 @@ impl Report {
         text
     }
 
-    /// What happens in some runs only.
+    /// The lines that only some runs have.
     fn happenings(&self) -> String {
         let get = |name: &str| self.stats.get(name);
         let mut text = String::new();

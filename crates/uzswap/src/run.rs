@@ -34,7 +34,7 @@ use uzswap_sys::{cpu, process};
 /// How often the figures are looked at, and the group's troubles.
 pub const TICK: Duration = Duration::from_millis(200);
 
-/// What a command has at least of a memory that the pool is a part of, as a share of it.
+/// The least share of a command in a memory that the pool is a part of.
 const COMMAND_SHARE_DIVISOR: u64 = 4;
 
 /// How long processes that the command left behind get to end by themselves.
@@ -119,13 +119,13 @@ impl Interrupts {
     }
 }
 
-/// Whether the swap device can be, or nothing else: then it says itself why it cannot.
+/// True if the swap device can be, or no other way can: then the device itself gives the reason.
 fn can_be_device() -> bool {
     let is_there = crate::doctor::require().is_ok() && group::hierarchy().is_ok();
     is_there || crate::in_process::check().is_err() || crate::in_process::library().is_err()
 }
 
-/// Writes what is to be told of a run to a file, as JSON.
+/// Writes the report of a run to a file, as JSON.
 pub fn write_report(path: &Path, report: &impl Serialize) -> Result<(), Failure> {
     let json = serde_json::to_vec_pretty(report).map_err(|e| Failure::new(e.to_string()))?;
     fs::write(path, json)
@@ -190,7 +190,7 @@ struct Watch<'a> {
     before: Stats,
     /// Until the command is told to end, if at all.
     load: Option<LoadControl>,
-    /// What it did.
+    /// Its acts.
     held: Option<Held>,
     exporter: Option<&'a mut Exporter>,
     notes: Vec<String>,
@@ -249,7 +249,7 @@ impl<'a> Watch<'a> {
         let usage = self.group.usage();
         end_stragglers(&self.group);
         let peak = self.peak;
-        // What another daemon has counted, it has from the start.
+        // It has the counts of another daemon from the start.
         let stats = if peak.daemons_replaced > 0 { stats } else { stats.since(&self.before) };
         let report = Report {
             seconds: time.as_secs_f64(),
@@ -279,7 +279,7 @@ impl<'a> Watch<'a> {
             match events.receiver.recv_timeout(TICK) {
                 Ok(Event::CommandEnded(status)) => return Ok(status),
                 Ok(Event::Signal { signal, from_terminal }) => {
-                    // Who is held would not hear of it.
+                    // A suspended process would not receive it.
                     self.end_load_control();
                     if interrupts.pass_on(pid, signal, from_terminal) {
                         self.group.kill();
@@ -370,7 +370,8 @@ fn start_load_control(group: &Group) -> Result<LoadControl, Failure> {
     })
 }
 
-/// Ends what the command left running: its swapped pages would otherwise have to fit in the limit.
+/// Ends the processes that the command left running: their swapped pages would otherwise have to
+/// fit in the limit.
 fn end_stragglers(group: &Group) {
     let began = Instant::now();
     let mut told = false;

@@ -1,7 +1,7 @@
-//! What is said on standard error, and shown on standard output.
+//! Messages on standard error, and output on standard output.
 //!
-//! Somebody who listened may be gone, as in `uzswap status | head`, or have no room left. That ends
-//! nothing here: a command runs, and a device is served, whoever reads. (`println!` would panic.)
+//! A reader may be gone, as in `uzswap status | head`, or have no room left. That ends nothing
+//! here: a command runs, and a device is served, without readers. (`println!` would panic.)
 
 use std::fmt;
 use std::io::{self, ErrorKind, Write};

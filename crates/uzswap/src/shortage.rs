@@ -1,4 +1,4 @@
-//! What `serve` does when the memory of the whole machine runs out.
+//! The acts of `serve` when the memory of the whole machine runs out.
 //!
 //! With pool and backing full nothing more can be swapped out. The kernel then ends a process once
 //! it finds nothing to reclaim, which may be never: programs' files can be dropped and read again
@@ -6,7 +6,7 @@
 //! that is most of the time, and no page can be stored, it has the kernel end a process (SysRq f),
 //! the one that it would choose itself.
 //!
-//! Whatever the thread uses is opened and touched before. It runs in real time: such threads get at
+//! All that the thread uses is opened and touched before. It runs in real time: such threads get at
 //! a part of the kernel's reserve, and at a CPU.
 
 use std::fs::File;
@@ -43,7 +43,7 @@ const LATE: Duration = Duration::from_secs(2);
 /// How often the keeper looks whether writes were refused.
 const REFUSED_PAUSE: Duration = Duration::from_millis(500);
 
-/// See the module: what the keeper and the thread tell each other.
+/// The messages of the keeper and the thread to each other: see the module.
 struct Shared {
     began: Instant,
     /// When the keeper last looked, milliseconds after the beginning.
@@ -91,7 +91,7 @@ impl Shortage {
         thread::Builder::new().name("uzswap-shortage".into()).spawn(move || {
             // An error: it looks all the same, when its turn comes.
             let _ = process::run_in_real_time();
-            // Not what is mapped later: the ballast's pages are to go out (space.rs).
+            // Not later mappings: the ballast's pages are to be swapped out (space.rs).
             let _ = process::lock_present_memory();
             watch.keep(&of_thread);
         })?;
@@ -140,7 +140,7 @@ impl Watch {
         }
     }
 
-    /// Whether a process is to be ended now.
+    /// True if a process is to be ended now.
     fn look(&mut self, refuses: bool) -> io::Result<bool> {
         let mut buffer = [0; 4096];
         let info = MemoryInfo::parse(read(&self.memory, &mut buffer)?);
@@ -167,7 +167,7 @@ fn stood_still(text: &str) -> Option<Duration> {
 /// Decides from a look now and then.
 #[derive(Default)]
 struct Judge {
-    /// When memory became short, or a process was last asked for, and what had been stood still by
+    /// The time when memory became short, or a process was last requested, and the stalls up to
     /// then.
     since: Option<(Instant, Duration)>,
 }

@@ -1,4 +1,4 @@
-//! What the main thread waits for: signals, the command's end, what the keeper tells.
+//! The events that the main thread waits for: signals, the command's end, messages of the keeper.
 
 use crate::error::Failure;
 use crate::wire::{Tell, Wire};

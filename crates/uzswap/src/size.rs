@@ -3,9 +3,9 @@
 use parse_size::Config;
 use uzswap_sys::cpu;
 
-/// Reads `512M`, `4G`, `1.5GiB`, `1048576`, in units of 1024 whether or not the i is written;
-/// `ram`, the machine's memory, `ram / 2`, `ram * 1.5`; `available`, what may be used now; and
-/// `min` and `max` of two of those, as in `min(ram / 2, 4G)`.
+/// Reads `512M`, `4G`, `1.5GiB`, `1048576`, in units of 1024 with or without the i. It also reads
+/// `ram`, the machine's memory, `ram / 2`, `ram * 1.5`; and `available`, the memory that may be
+/// used now. `min` and `max` take two of those, as in `min(ram / 2, 4G)`.
 pub fn parse(text: &str) -> Result<u64, String> {
     let of_ram = || match cpu::memory_info() {
         Ok(memory) => Ok(memory.total),
@@ -25,11 +25,11 @@ pub fn parse(text: &str) -> Result<u64, String> {
     term(text, &of_ram)
 }
 
-/// The word for what may be used now.
+/// The word for the memory that may be used now.
 pub const AVAILABLE: &str = "available";
 
-/// Bytes that a command may use: what the machine has free, or the caller's control group allows,
-/// less an eighth.
+/// Bytes that a command may use: the machine's free memory, or the limit of the caller's control
+/// group, less an eighth.
 fn available() -> Result<u64, String> {
     let memory = cpu::memory_info().map_err(|error| format!("/proc/meminfo: {error}"))?;
     let limit = cpu::memory_of_caller().map_err(|error| format!("/proc/meminfo: {error}"))?;

@@ -3,13 +3,13 @@
 //! The kernel tells of freed slots only when it discards a whole cluster, and uses fresh clusters
 //! as long as there are some. And while less than half of all swap space is taken, it leaves a page
 //! its slot when it reads it back. So in a large area dead pages and second copies pile up. Areas
-//! are therefore made one after another, each a quarter of those before it: slots are used again,
-//! which is when we hear that the page in them is dead (docs/design/space.md has the measurements).
+//! are therefore made one after another, each a quarter of those before it. Then slots are used
+//! again, and only so we learn that the page in them is dead (docs/design/space.md has the
+//! measurements).
 //!
-//! Near the end of what pool and backing can take, the kernel is left no more free slots than pages
-//! can be stored, whatever they are: the others are taken by pages of our own ([`Ballast`]). So it
-//! finds swap space full and acts on that, instead of having writes refused, which it tries again
-//! and again.
+//! Near the capacity of pool and backing the kernel is left no more free slots than pages can be
+//! stored, of any kind. The others are taken by pages of our own ([`Ballast`]). So it finds swap
+//! space full and acts on that, instead of having writes refused, which it tries again and again.
 
 use crate::changes;
 use std::fs;
@@ -29,7 +29,7 @@ const FIRST_BYTES_MIN: u64 = 256 << 20;
 const FIRST_DIVISOR: u64 = 64;
 const FIRST_BYTES_LEAST: u64 = 16 << 20;
 
-/// Free slots that the kernel is left, at least: what it may take between two looks.
+/// Free slots that the kernel is left, at least: as many as it may take between two looks.
 const FREE_BYTES_MIN: u64 = 128 << 20;
 const FREE_DIVISOR: u64 = 8;
 
@@ -60,7 +60,7 @@ const RELEASE: Duration = Duration::from_secs(2);
 const CALM: Duration = Duration::from_millis(50);
 const TIGHT: Duration = Duration::from_millis(5);
 
-/// Whether the cache can take no more.
+/// True if the cache can take no more.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Full {
     /// It cannot.
@@ -76,8 +76,8 @@ pub fn room(mount: &Path) -> u64 {
     text.ok().and_then(|text| text.trim().parse().ok()).unwrap_or(u64::MAX)
 }
 
-/// A thread that takes slots and gives them back. The keeper is what starts the next daemon when
-/// one is killed, so it may not itself wait for writes that only the next daemon answers.
+/// A thread that takes slots and gives them back. The keeper starts the next daemon when one is
+/// killed. So it may not itself wait for writes that only the next daemon answers.
 struct Holder {
     shared: Arc<Held>,
     thread: Thread,
@@ -178,7 +178,7 @@ impl Space {
         if self.free_max == u64::MAX { CALM } else { TIGHT }
     }
 
-    /// Whether the cache could take no more at the last look.
+    /// True if the cache could take no more at the last look.
     pub fn is_full(&self) -> bool {
         self.is_full
     }

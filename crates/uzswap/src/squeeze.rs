@@ -1,8 +1,8 @@
-//! What runs already is brought below a limit: a group by the limit that it has, processes that
-//! share their group by paging them out from here.
+//! Running programs are brought below a limit: a group by its own limit, processes that share their
+//! group by paging them out from here.
 //!
-//! On version 2 of the cgroup interface the limit is `memory.high`, above which nobody is killed;
-//! on version 1 there is one, which is raised where it cannot be held (relief.rs).
+//! On version 2 of the cgroup interface the limit is `memory.high`, above which nobody is killed.
+//! On version 1 there is one limit, which is raised where it cannot be held (relief.rs).
 
 use crate::changes;
 use crate::error::Failure;
@@ -27,7 +27,7 @@ const WAITING_MAX: f64 = 50.0;
 /// How long they are left alone after that.
 const REST: Duration = Duration::from_secs(10);
 
-/// So much is paged out between two looks at what that gave.
+/// So much is paged out between two looks at the effect.
 const CHUNK_BYTES: usize = 4 << 20;
 
 /// How those fare that are squeezed.
@@ -75,9 +75,9 @@ impl Watch {
     }
 }
 
-/// What is brought below a goal.
+/// A target that is brought below a goal.
 pub trait Squeeze {
-    /// Whether there is anybody.
+    /// True if there is a process.
     fn is_there(&self) -> bool;
     /// Bytes in memory.
     fn current(&self) -> u64;
@@ -115,7 +115,7 @@ pub fn attributes(group: &Group) -> Vec<(PathBuf, String)> {
 /// A group that is not ours: one limit alone is changed.
 struct Borrowed {
     group: Group,
-    /// What the limit was, bytes.
+    /// The former limit, bytes.
     most: u64,
 }
 
@@ -138,12 +138,12 @@ pub struct SqueezeGroup {
     group: Group,
     relief: Relief<Borrowed>,
     goal: u64,
-    /// What is asked for now.
+    /// The present goal.
     limit: u64,
 }
 
 impl SqueezeGroup {
-    /// `before`: what the keeper has written down of it.
+    /// `before`: the keeper's record of it.
     pub fn new(group: &Group, goal: u64, before: &[(PathBuf, String)]) -> Result<Self, Failure> {
         // Nobody else attaches from here on, but may have until now.
         if attributes(group) != before {
@@ -186,8 +186,8 @@ impl Squeeze for SqueezeGroup {
     }
 }
 
-/// A process and what it has started, in a group with others. They have no limit: what is above the
-/// goal is paged out, in the order of addresses, and comes back as it is used.
+/// A process and its descendants, in a group with others. They have no limit: memory above the goal
+/// is paged out, in the order of addresses, and comes back as it is used.
 pub struct SqueezeProcess {
     pid: i32,
     goal: u64,
@@ -201,7 +201,7 @@ impl SqueezeProcess {
         Self { pid, goal, next: (0, 0) }
     }
 
-    /// Pages out so many bytes, or what there is.
+    /// Pages out so many bytes, or all there are.
     fn page_out(&mut self, bytes: u64) {
         let mut left = bytes;
         let processes = process::tree(self.pid);

@@ -39,7 +39,7 @@ impl Stats {
         read
     }
 
-    /// What was counted since `before`; what is so now stays.
+    /// The counts since `before`; present values stay.
     pub fn since(mut self, before: &Self) -> Self {
         for (name, value) in self.stats.iter_mut().filter(|(name, _)| control::is_counted(name)) {
             *value = value.saturating_sub(before.get(name));

@@ -1,5 +1,5 @@
-//! `uzswap status`: what the cache of this machine holds, and for whom. `uzswap clean`: what killed
-//! ones left.
+//! `uzswap status`: the contents of this machine's cache, and its users. `uzswap clean`: the
+//! remains of killed ones.
 
 use crate::changes::{self, Lock, State};
 use crate::cli::StatusArguments;
@@ -15,7 +15,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use uzswap_engine::PAGE_BYTES;
 use uzswap_tree::{Member, Tree};
 
-/// What is said where there is none.
+/// The message where there is none.
 pub const NONE_RUNS: &str = "no cache is running; start one with `uzswap run` or `uzswap serve`";
 
 /// The cache of this machine.
@@ -24,7 +24,7 @@ pub struct Running {
     mount: PathBuf,
     /// Its daemon lives.
     pub alive: bool,
-    /// What was changed on the machine for it, and who takes part.
+    /// The changes to the machine for it, and its participants.
     #[serde(flatten)]
     pub state: State,
     /// Its figures; none where the daemon is gone.
@@ -55,7 +55,7 @@ pub fn require_root() -> Result<(), Failure> {
 /// Prints it.
 pub fn status(arguments: &StatusArguments) -> Result<(), Failure> {
     let in_process = in_process::running();
-    // Whoever has runs in-process may look at those.
+    // A user may look at his own in-process runs.
     if in_process.is_empty() || arguments.json {
         require_root()?;
     }
@@ -100,7 +100,7 @@ fn print_in_process(number: u32, tree: &Tree) {
     }
 }
 
-/// A line on what there is.
+/// A line on the present state.
 pub fn describe() -> Option<String> {
     let running = Running::read()?;
     let what = match running.alive {
@@ -110,7 +110,7 @@ pub fn describe() -> Option<String> {
     Some(format!("{}: {what}", changes::FOLDER))
 }
 
-/// `uzswap clean`: undoes what was left by those that were killed.
+/// `uzswap clean`: undoes the remains of killed runs.
 pub fn clean() -> Result<(), Failure> {
     if Running::read().is_none() {
         show!("nothing to clean up");

@@ -17,12 +17,12 @@ const DAEMON_SCOPE: &str = "uzswap.scope";
 /// How long systemd gets to move a process.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// Whether it runs this system, as sd_booted(3) asks.
+/// True if it runs this system, as sd_booted(3) asks.
 pub fn is_here() -> bool {
     Path::new("/run/systemd/system").is_dir()
 }
 
-/// Whether a group is a service's, which needs no scope: `serve` as a unit.
+/// True if a group is a service's, which needs no scope: `serve` as a unit.
 pub fn is_own_service(group: &Group) -> bool {
     let name = group.path().file_name().and_then(|name| name.to_str());
     name.is_some_and(|name| name.starts_with("uzswap") && name.ends_with(".service"))

@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 
 /// How long another keeper may take to end, or to take over.
 const PATIENCE: Duration = Duration::from_secs(30);
-/// How long nobody may be there who could bring the keeper back.
+/// How long there may be no process that could bring the keeper back.
 const ABANDONED: Duration = Duration::from_secs(10);
 const PAUSE: Duration = Duration::from_millis(50);
 
@@ -23,7 +23,7 @@ const PAUSE: Duration = Duration::from_millis(50);
 pub struct TakingPart {
     pid: i32,
     wire: Wire,
-    /// What it takes part in.
+    /// The cache that it takes part in.
     pub joined: Joined,
     /// The keeper's process, where this one has started it.
     keeper: Option<Child>,
@@ -75,7 +75,7 @@ impl TakingPart {
         }
     }
 
-    /// Says what differs from a cache of its own.
+    /// Tells the differences from a cache of its own.
     pub fn say_joined(&self, asked: &CacheArguments, quiet: bool) {
         for line in &self.joined.cleaned {
             say!("uzswap: {line}");
@@ -112,8 +112,8 @@ impl TakingPart {
         }
     }
 
-    /// Has what the keeper tells become events from now on. When the keeper dies, another one takes
-    /// over, and is told that we are still here.
+    /// Has messages of the keeper become events from now on. When the keeper dies, another one
+    /// takes over, and is told that we are still here.
     pub fn watch(&self, events: &Events) -> Result<(), Failure> {
         let mut wire = self.wire.sender().map_err(cannot_start)?;
         let (pid, events) = (self.pid, events.sender.clone());
@@ -148,7 +148,7 @@ impl TakingPart {
         self.is_gone = true;
     }
 
-    /// Leaves: nothing of the command is left. What could not be undone.
+    /// Leaves: nothing of the command is left. The changes that could not be undone.
     pub fn leave(mut self, events: &Events) -> Vec<String> {
         if self.is_gone {
             return Vec::new();

@@ -1,6 +1,6 @@
-//! `uzswap top`: the cache, its rates and who is swapped out, on a whole screen, with keys for what
-//! is changed most. It reads and writes control files, reads /proc and calls `uzswap attach`, as
-//! anybody could, and shows no colours.
+//! `uzswap top`: the cache, its rates and the swapped processes, on a whole screen, with keys for
+//! the most frequent changes. It reads and writes control files, reads /proc and calls `uzswap
+//! attach`, as anybody could, and shows no colours.
 
 use crate::attaching::Attaching;
 use crate::changes;
@@ -38,13 +38,13 @@ const SIGNALS: Duration = Duration::from_millis(100);
 
 const KEYS: &str = "c compressor  + - pool  p pause  w resume writeback  ↑ ↓ a attach  q end";
 
-/// What `c` goes through.
+/// The compressors that `c` goes through.
 const COMPRESSORS: [&str; 5] = ["lz4", "zstd", "lzo", "deflate", "wkdm"];
 
 /// By which part of the pool's limit `+` and `-` change it.
 const POOL_STEP: u64 = 8;
 
-/// Statistics of pages in the pool, by what compressed them.
+/// Statistics of pages in the pool, by compressor.
 const CODECS: [(&str, &str); 6] = [
     ("zstd", "pool_pages_zstd"),
     ("lz4", "pool_pages_lz4"),
@@ -96,8 +96,8 @@ fn swapped() -> Vec<(u64, i32, String)> {
     all
 }
 
-/// What is shown: the last two looks, the reads a second of those before, and what became of the
-/// last key.
+/// The displayed data: the last two looks, the reads a second of those before, and the outcome of
+/// the last key.
 struct View {
     before: Option<Look>,
     now: Look,
@@ -168,7 +168,7 @@ impl View {
         is_interrupt || !asks && matches!(key, KeyCode::Char('q') | KeyCode::Esc)
     }
 
-    /// Does what a key asks for.
+    /// Does the act of a key.
     fn press(&mut self, key: KeyCode) {
         if self.attaching.prompt().is_some() {
             self.message = self.attaching.press(key);
@@ -272,7 +272,7 @@ impl View {
     }
 }
 
-/// Pages in the pool by what compressed them; what there is none of is left out.
+/// Pages in the pool by compressor; compressors without pages are left out.
 fn by_codec(stats: &Stats) -> String {
     let counts = CODECS.map(|(name, statistic)| (name, stats.get(statistic)));
     let there = counts.iter().filter(|(_, count)| *count > 0);
@@ -342,8 +342,8 @@ fn draw(
     }
 }
 
-/// What comes from the terminal, by a thread that may wait for ever: a terminal that was closed is
-/// read by crossterm again and again.
+/// The input of the terminal, by a thread that may wait for ever: crossterm reads a closed terminal
+/// again and again.
 fn events() -> Receiver<Event> {
     let (sender, receiver) = channel();
     std::thread::spawn(move || {

@@ -1,7 +1,7 @@
 //! `uzswap upgrade`: this program goes on where the one that serves now is.
 //!
-//! It is what happens when the daemon is killed (kept.rs), with another program for the next one.
-//! One that cannot read what the daemon before has left says so, and that one's program goes on.
+//! It works as after a killed daemon (kept.rs), with another program for the next one. A version
+//! that cannot read the memory of the daemon before says so, and that daemon's program goes on.
 
 use crate::changes;
 use crate::error::Failure;

@@ -6,7 +6,7 @@ use std::process::Command;
 use uzers::os::unix::UserExt;
 use uzswap_sys::process;
 
-/// Whether there is such a user.
+/// True if there is such a user.
 pub fn check(name: &str) -> Result<(), Failure> {
     find(name).map(drop)
 }
@@ -28,7 +28,7 @@ pub fn become_user(name: &str, command: &mut Command) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Who asked for this by sudo, if a file was made as root meanwhile where they stand.
+/// The user who called sudo, if a file was made as root meanwhile in the current folder.
 pub fn sudo_user_with_root_files(since: std::time::SystemTime) -> Option<String> {
     use std::os::unix::fs::MetadataExt;
     let user = std::env::var("SUDO_USER").ok().filter(|name| name != "root")?;

@@ -1,5 +1,5 @@
-//! What the processes say to each other: a value a line, as JSON, over a socket that closes when
-//! either of them ends.
+//! The messages of the processes to each other: a value a line, as JSON, over a socket that closes
+//! when either of them ends.
 
 use crate::options::DaemonOptions;
 use rustix::net::SendFlags;
@@ -12,14 +12,14 @@ use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use uzswap_block::Offer;
 
-/// What `run` asks of the keeper.
+/// The requests of `run` to the keeper.
 #[derive(Debug, Serialize, Deserialize)]
 pub enum Ask {
     /// The first: to take part.
     Join {
         /// Its number and command, for people.
         run: RunInfo,
-        /// With what to make the cache, for a keeper that was just started.
+        /// The options of the cache, for a keeper that was just started.
         options: Option<Box<DaemonOptions>>,
     },
     /// The first, to a keeper that has taken over from one that died: it took part already.
@@ -43,12 +43,12 @@ pub struct RunInfo {
     pub memory: u64,
 }
 
-/// A group of processes, and what was changed to make it.
+/// A group of processes, and the changes that made it.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Place {
     /// Its folder.
     pub folder: PathBuf,
-    /// Whether it is of cgroup version 2.
+    /// True if it is of cgroup version 2.
     pub is_v2: bool,
     /// A group around it that goes with it.
     pub around: Option<PathBuf>,
@@ -59,7 +59,7 @@ pub struct Place {
     pub borrowed: Option<Vec<(PathBuf, String)>>,
 }
 
-/// What the keeper answers.
+/// The answers of the keeper.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub enum Tell {
     /// To [`Ask::Join`].
@@ -74,10 +74,10 @@ pub enum Tell {
     Left {
         /// Everything was undone, and the keeper ends.
         is_over: bool,
-        /// What could not be.
+        /// The changes that could not be undone.
         troubles: Vec<String>,
     },
-    /// The daemon died, and what was swapped to it is lost.
+    /// The daemon died, and its swapped pages are lost.
     Lost,
     /// The daemon died, and another one, with this number, has gone on with everything. To
     /// [`Ask::Upgrade`]: that is done.
@@ -90,67 +90,67 @@ pub enum Tell {
     Detach,
 }
 
-/// What a run joins.
+/// The cache that a run joins.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Joined {
     /// Where the control files are.
     pub mount: PathBuf,
     /// The daemon's process.
     pub daemon: i32,
-    /// With what the cache was made.
+    /// The options with which the cache was made.
     pub options: DaemonOptions,
     /// How requests come to it.
     pub transport: String,
-    /// Whether it was made for this run.
+    /// True if it was made for this run.
     pub is_first: bool,
     /// The kernel's zswap is switched off for it.
     pub zswap_is_off: bool,
-    /// What it goes on without.
+    /// The features that it goes on without.
     pub notes: Vec<String>,
-    /// What killed runs had left, and what could not be undone.
+    /// The remains of killed runs, and the changes that could not be undone.
     pub cleaned: Vec<String>,
 }
 
-/// What the keeper orders of the daemon.
+/// The orders of the keeper to the daemon.
 #[derive(Debug, Serialize, Deserialize)]
 pub enum Order {
     /// To make a block device over a part of the disk, bytes.
     Attach(Range<u64>),
     /// That the kernel swaps to these devices, and to no other.
     Settle(Vec<PathBuf>),
-    /// To become a daemon of this program, which goes on. It is the same process, so that
-    /// somebody beside the keeper has what outlives a daemon all the while.
+    /// To become a daemon of this program, which goes on. It is the same process, so that a process
+    /// beside the keeper always has the memory that outlives a daemon.
     Become(PathBuf),
     /// To end: nothing is swapped to it any more. It does not while the kernel says otherwise.
     End,
 }
 
-/// What the daemon reports.
+/// The reports of the daemon.
 #[derive(Debug, Serialize, Deserialize)]
 pub enum Report {
     /// It serves.
     Ready {
         /// Over which transport.
         transport: String,
-        /// What it goes on without.
+        /// The features that it goes on without.
         notes: Vec<String>,
     },
     /// To [`Order::Attach`].
     Attached(Offer),
-    /// Why it cannot, what it was ordered or to begin with; it waits for other orders.
+    /// The reason that it cannot follow an order or start; it waits for other orders.
     Failed(String),
 }
 
-/// What the keeper orders of the process that makes an area.
+/// The orders of the keeper to the process that makes an area.
 #[derive(Debug, Serialize, Deserialize)]
 pub enum AreaOrder {
-    /// To make a device over a part of what the daemon offers, bytes.
+    /// To make a device over a part of the daemon's space, bytes.
     Make(Offer, Range<u64>),
     /// To have the kernel swap to it, at this priority. It is written down now.
     SwitchOn(u16),
 }
 
-/// What that process reports.
+/// The reports of that process.
 #[derive(Debug, Serialize, Deserialize)]
 pub enum AreaReport {
     /// The device that was made.
@@ -165,7 +165,7 @@ pub enum AreaReport {
 #[derive(Debug)]
 pub struct Wire {
     stream: UnixStream,
-    /// What came and was not asked for yet.
+    /// The data that came and were not requested yet.
     come: Vec<u8>,
 }
 
@@ -197,7 +197,8 @@ impl Wire {
         self.stream.write_all(&line(what)?)
     }
 
-    /// Says as much of it as goes without waiting; how many bytes. Errors: nobody is there any more.
+    /// Says as much of it as goes without waiting; how many bytes. Errors: nobody is there any
+    /// more.
     pub fn send_some(&mut self, bytes: &[u8]) -> io::Result<usize> {
         match rustix::net::send(&self.stream, bytes, SendFlags::DONTWAIT | SendFlags::NOSIGNAL) {
             Err(rustix::io::Errno::AGAIN) => Ok(0),
@@ -216,14 +217,14 @@ impl Wire {
         }
     }
 
-    /// The same, of what has come already, and at most one read; `None` if that is not a whole
-    /// line. For who has waited for the descriptor.
+    /// The same, from the data that have come already, and at most one read; `None` if that is not
+    /// a whole line. For a caller that has waited for the descriptor.
     pub fn receive_some<T: DeserializeOwned>(&mut self) -> io::Result<Option<T>> {
         self.read()?;
         self.said().transpose()
     }
 
-    /// Whether there may be more to say without reading.
+    /// True if there may be another message without reading.
     pub fn said<T: DeserializeOwned>(&mut self) -> Option<io::Result<T>> {
         let end = self.come.iter().position(|byte| *byte == b'\n')?;
         let line: Vec<u8> = self.come.drain(..=end).collect();

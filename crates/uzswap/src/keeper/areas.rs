@@ -1,7 +1,7 @@
 //! Making swap areas, and having them read back and forgotten.
 //!
 //! Both are done by processes of their own (area.rs, `changes::switch_off`), which wait for the
-//! daemon where the keeper must not. Nothing here waits: the keeper looks at what became of them.
+//! daemon where the keeper must not. Nothing here waits: the keeper looks for their results.
 
 use super::phase::{Act, Phase};
 use super::{COME_BACK, Keeper, RETRY, start_spared};
@@ -21,14 +21,14 @@ pub struct Maker {
     pub wire: Wire,
     child: Child,
     bytes: u64,
-    /// Who served when it began.
+    /// The daemon that served when it began.
     daemon: Option<ProcessId>,
     /// It has told which device.
     has_device: bool,
 }
 
 impl Keeper {
-    /// Whether an area is being made: by a process of this keeper's, or of the one before.
+    /// True if an area is being made: by a process of this keeper's, or of the one before.
     pub(super) fn has_maker(&self) -> bool {
         self.maker.is_some() || self.state.area_maker.is_some_and(|maker| !maker.is_over())
     }
@@ -55,7 +55,7 @@ impl Keeper {
         Ok(())
     }
 
-    /// Hears what the process says that makes an area, or that it is gone.
+    /// Receives a message of the process that makes an area, or notices that it is gone.
     pub(super) fn hear_maker(&mut self) {
         let Some(maker) = &mut self.maker else { return };
         let said = match maker.wire.receive_some() {
@@ -102,21 +102,21 @@ impl Keeper {
         self.made = Some(outcome);
     }
 
-    /// Whether the kernel lists the area that was last written down, or does not say.
+    /// True if the kernel lists the area that was last written down, or does not tell.
     fn is_listed_last(&self) -> bool {
         let last = self.state.areas.last().map(|area| &area.device);
         swap::areas().map_or(true, |areas| areas.iter().any(|area| Some(&area.path) == last))
     }
 
-    /// Tells the daemon what the kernel swaps to.
+    /// Tells the daemon the areas that the kernel swaps to.
     pub(super) fn tell_devices(&mut self) {
         let devices = self.state.devices().cloned().collect();
         // An error: it has died, and the next one is told as it is started.
         let _ = self.daemon.as_mut().map(|daemon| daemon.send(&Order::Settle(devices)));
     }
 
-    /// Has further areas made as they are wanted. Where the daemon is killed meanwhile, the next one
-    /// serves them.
+    /// Has further areas made as they are wanted. Where the daemon is killed meanwhile, the next
+    /// one serves them.
     pub(super) fn grow(&mut self) -> Result<(), Failure> {
         let grown = match self.made.take() {
             Some(made) => made,
@@ -171,7 +171,7 @@ impl Keeper {
     }
 
     fn begin_switching_off(&mut self, areas: &[swap::Area]) {
-        // What is lost takes no memory.
+        // Lost pages take no memory.
         let has_room = self.is_lost
             || changes::check_room(areas).map_or_else(
                 |error| {
@@ -189,14 +189,16 @@ impl Keeper {
         }
     }
 
-    /// The kernel cannot read everything back now. Whoever waits is told, and the daemon serves on.
+    /// The kernel cannot read everything back now. Processes that wait are told, and the daemon
+    /// serves on.
     fn refused(&mut self, why: &str) {
         self.retry_at = Some(Instant::now() + RETRY);
         if self.is_lost {
             return;
         }
         self.trouble(why.to_owned());
-        // `serve` is told again by whoever has told it; a keeper that took over, by nobody.
+        // The sender of the order to `serve` repeats it; nobody repeats it to a keeper that took
+        // over.
         let is_told_again = self.state.is_serving && !self.has_taken_over;
         if is_told_again {
             self.is_told_to_end = false;
@@ -212,7 +214,7 @@ impl Keeper {
     /// Undoes everything.
     pub(super) fn end(&mut self) {
         self.phase.require(Act::Remove);
-        // From now on who comes finds nobody, and waits for the lock.
+        // From now on a process that comes finds nobody, and waits for the lock.
         let _ = fs::remove_file(changes::socket());
         let (daemon, mut wire, phase) = (self.state.daemon, self.daemon.as_mut(), self.phase);
         let devices: Vec<_> = self.state.devices().cloned().collect();

@@ -1,4 +1,4 @@
-//! Those who have a wire to the keeper: runs that take part, and whoever asks for an upgrade.
+//! The processes with a wire to the keeper: runs that take part, and those that request an upgrade.
 
 use super::Keeper;
 use super::phase::Act;
@@ -15,12 +15,12 @@ pub struct Member {
     outbox: Outbox,
 }
 
-/// What is to be said to a member, and could not be without waiting: somebody may have stopped it.
+/// The messages to a member that could not be sent without waiting: somebody may have stopped it.
 /// Of each kind the last is said, so that this stays small.
 #[derive(Default)]
 struct Outbox {
     waits: VecDeque<Tell>,
-    /// What is left of a line that was begun.
+    /// The rest of a line that was begun.
     rest: Vec<u8>,
 }
 
@@ -61,7 +61,7 @@ impl Member {
         self.tell_what_waits();
     }
 
-    /// Whether something waits to be told.
+    /// True if a message waits to be sent.
     pub fn has_waiting(&self) -> bool {
         !self.outbox.is_empty()
     }
@@ -88,7 +88,7 @@ impl Keeper {
         self.members.len() - 1
     }
 
-    /// Hears what a member says, or that it is gone.
+    /// Receives a message of a member, or notices that it is gone.
     pub(super) fn hear(&mut self, index: usize) {
         let said = self.members[index].wire.receive_some::<Ask>();
         match said {
@@ -140,8 +140,8 @@ impl Keeper {
     fn place(&mut self, index: usize, place: Place) {
         let pid = self.members[index].run;
         if let Some(run) = self.state.run_in(&place.folder) {
-            // Asked here, where one comes after the other: what the second one has seen as the
-            // group's limit may be the first one's.
+            // Asked here, where one comes after the other: the limit that the second one has seen
+            // may be the first one's.
             let (path, other) = (place.folder.display(), run.run.pid);
             let refusal = format!("process {other} limits {path} already; end that first");
             return self.members[index].tell(Tell::Refused(refusal));

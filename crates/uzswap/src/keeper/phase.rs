@@ -1,8 +1,8 @@
 //! Where the keeper is between its beginning and its end: **the one place** where that changes.
 //!
-//! What may be started, ended, killed or removed follows from the phase, and from nothing else. A
-//! step that the tables do not have is a mistake of ours, and ends the keeper, in every build: its
-//! daemon goes on and starts another one. To go on instead could end what holds pages.
+//! The phase alone decides which processes may be started, ended, killed or removed. A step that
+//! the tables do not have is a mistake of ours, and ends the keeper, in every build: its daemon
+//! goes on and starts another one. To go on instead could end a process that holds pages.
 
 use std::fmt;
 
@@ -17,7 +17,7 @@ pub enum Phase {
     Emptying,
     /// The kernel could not, most likely for want of memory. It is asked again after a while.
     Refused,
-    /// No daemon can go on. What was swapped out is answered for with errors.
+    /// No daemon can go on. Requests for swapped pages are answered with errors.
     Lost,
     /// The kernel lists no area of ours any more.
     Ending,
@@ -27,7 +27,7 @@ pub enum Phase {
 
 use Phase::{Emptying, Ending, Lost, Over, Refused, Serving, Starting};
 
-/// What is not always permitted.
+/// The acts that are not always permitted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Act {
     /// A run takes part.
@@ -65,7 +65,7 @@ pub const TRANSITIONS: &[(Phase, Phase, &str)] = &[
     (Ending, Over, "everything is undone"),
 ];
 
-/// What a phase permits.
+/// The acts that a phase permits.
 pub const PERMITTED: &[(Phase, &[Act])] = &[
     (Starting, &[MakeArea, StartDaemon, KillDaemon]),
     (Serving, &[TakeRun, MakeArea, StartDaemon, KillDaemon]),
@@ -77,7 +77,7 @@ pub const PERMITTED: &[(Phase, &[Act])] = &[
 ];
 
 impl Phase {
-    /// Whether it may become another in one step.
+    /// True if it may become another in one step.
     pub fn may_become(self, next: Self) -> bool {
         TRANSITIONS.iter().any(|(from, to, _)| (*from, *to) == (self, next))
     }
@@ -88,7 +88,7 @@ impl Phase {
         *self = next;
     }
 
-    /// Whether something is permitted.
+    /// True if an act is permitted.
     pub fn may(self, act: Act) -> bool {
         PERMITTED.iter().any(|(phase, acts)| *phase == self && acts.contains(&act))
     }
@@ -116,7 +116,7 @@ mod tests {
         for phase in ALL {
             let ends = phase.may(EndDaemon) || phase.may(Remove);
             assert_eq!(ends, phase == Ending, "{phase}");
-            // What serves pages is replaced wherever there may be any.
+            // A daemon is replaced wherever there may be pages.
             let has_pages = !matches!(phase, Lost | Ending | Over);
             assert_eq!(phase.may(StartDaemon), has_pages, "{phase}");
         }

@@ -9,14 +9,14 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 use uzswap_sys::process;
 
-/// A daemon that lives less long than this was ended by what it is to go on with.
+/// A daemon that lives less long than this was ended by the memory with which it is to go on.
 const LIFE_MIN: Duration = Duration::from_millis(20);
 
-/// So many in a row, and what is swapped out is taken to be lost.
+/// After so many in a row the swapped pages are taken to be lost.
 const SHORT_LIVES_MAX: u32 = 8;
 
-/// Before another is tried; twice as long before the next, 10 s for all. What they may lack,
-/// memory most likely, comes back with time.
+/// Before another is tried; twice as long before the next, 10 s for all. The resource that they
+/// lack, memory most likely, comes back with time.
 const PAUSE: Duration = Duration::from_millis(20);
 
 impl Keeper {
@@ -32,7 +32,7 @@ impl Keeper {
         self.go_on();
     }
 
-    /// Has a daemon go on where none serves. Where none can, what was swapped out is lost.
+    /// Has a daemon go on where none serves. Where none can, the swapped pages are lost.
     pub(super) fn go_on(&mut self) {
         match self.replace_daemon() {
             Ok(()) => {
@@ -43,7 +43,7 @@ impl Keeper {
         }
     }
 
-    /// What was swapped out is lost.
+    /// The swapped pages are lost.
     fn lose(&mut self, why: &Failure) {
         self.trouble(format!("the daemon died: {why}"));
         self.bury_daemon();
@@ -53,8 +53,8 @@ impl Keeper {
         for place in self.state.runs.iter().filter_map(|run| run.place.as_ref()) {
             place.kill();
         }
-        // With the last descriptor the connection to FUSE ends, and who waits for a page is told.
-        // Over ublk that needs somebody, or those who wait would not end.
+        // With the last descriptor the connection to FUSE ends, and threads that wait for a page
+        // are told. Over ublk that needs somebody, or those who wait would not end.
         self.kept = None;
         match self.state.stand_in() {
             Ok(stand_in) => self.stand_in = stand_in,
@@ -63,8 +63,8 @@ impl Keeper {
         self.is_told_to_end = true;
     }
 
-    /// Waits until the daemon executes nothing any more, having killed it: two may never use what
-    /// outlives them. What it still waits for while it closes its files is not waited for.
+    /// Kills the daemon and waits until it executes nothing any more: two daemons may never use the
+    /// memory at once. The closing of its files, for which it may wait, is not waited for.
     fn bury_daemon(&mut self) {
         self.phase.require(Act::KillDaemon);
         // Closed once it is over: one that lives takes its end for ours, and starts another keeper.
@@ -72,7 +72,7 @@ impl Keeper {
         if let Some(daemon) = self.state.daemon.filter(|daemon| !daemon.is_over()) {
             // An error: it has just died.
             let _ = process::kill(daemon.pid, libc::SIGKILL);
-            // As long as it takes: what it reads from the disk, it reads into memory that stays.
+            // As long as it takes: it reads the disk into memory that stays.
             while !changes::wait_for(COME_BACK, || daemon.is_over()) {}
         }
         self.buried.extend(self.daemon_child.take());
@@ -98,7 +98,7 @@ impl Keeper {
     }
 
     /// Has a daemon go on, where the one before is gone or could not. If that fails, the next one
-    /// is of our own program: what was upgraded to may be gone, or not know what is left.
+    /// is of our own program: the new version may be gone, or not understand the memory.
     fn start_next(&mut self) -> Result<(), Failure> {
         let Err(failure) = self.order_or_start() else { return Ok(()) };
         // Only we can start one of our own program, if the one that is left is of another.
@@ -157,7 +157,7 @@ impl Keeper {
         }
     }
 
-    /// Whether the daemon has died and that was not seen to yet.
+    /// True if the daemon has died and no other has been started yet.
     pub(super) fn has_dead_daemon(&self) -> bool {
         let Some(daemon) = &self.daemon else { return true };
         // It says nothing unless it is asked.
