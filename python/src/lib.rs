@@ -1,5 +1,5 @@
-//! The native half of the Python module `uzswap`: pagers, regions and NumPy's allocator. What can
-//! be said in Python is in `uzswap/`.
+//! The native half of the Python module `uzswap`: pagers, regions and NumPy's allocator. The half
+//! in Python is in `uzswap/`.
 
 mod numpy;
 
@@ -38,7 +38,7 @@ impl From<Size> for MemorySize {
     }
 }
 
-/// One budget of memory; `uzswap.Pager` adds what speaks NumPy.
+/// One budget of memory; `uzswap.Pager` adds the functions for NumPy.
 #[pyclass(subclass, frozen, module = "uzswap")]
 struct Pager(uzswap_region::Pager);
 
@@ -82,7 +82,7 @@ impl Pager {
         Ok(Region { region, nbytes })
     }
 
-    /// What the pager does and has done, by the names of docs/statistics.md.
+    /// The pager's figures, by the names of docs/statistics.md.
     fn stats<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         let statistics = py.detach(|| self.0.stats());
         let dict = PyDict::new(py);

@@ -3,7 +3,7 @@
 //!
 //! A handler is a table of functions in a capsule. NumPy asks the one of the current context for
 //! the memory of a new array, and each array keeps a reference to the handler that it came from.
-//! Ours takes a region for what is large, and passes the rest to the handler that was there before.
+//! Ours takes a region for a large array, and passes the rest to the handler that was there before.
 //!
 //! Memory is told apart by its address, so any of the functions may be given any block.
 
@@ -33,7 +33,7 @@ struct Handler {
     allocator: Allocator,
 }
 
-/// What the functions are given back as their context.
+/// The context of the functions.
 struct Context {
     pager: Pager,
     /// Blocks of at least this many bytes are regions.
@@ -41,7 +41,7 @@ struct Context {
     small: Allocator,
     /// Keeps `small` alive.
     _before: Py<PyAny>,
-    /// What NumPy sees. Points to this context.
+    /// The handler for NumPy. Points to this context.
     handler: Handler,
 }
 
