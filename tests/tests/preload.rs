@@ -273,3 +273,42 @@ fn where_the_agent_cannot_be_loaded_a_program_runs_as_without_and_says_so_once()
         assert!(said.contains(reason) && said.contains(", of 1 it could not be"), "{said}");
     }
 }
+
+/// `dlsym` as it is before glibc 2.34: it asks `calloc` for a buffer, once in each thread.
+const OLD_DLSYM: &str = r#"
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <stdlib.h>
+typedef void *Search(void *, const char *);
+void *dlsym(void *library, const char *name) {
+    static Search *search;
+    static __thread void *buffer;
+    if (!search) search = (Search *)dlvsym(RTLD_NEXT, "dlsym", "GLIBC_2.34");
+    if (!search) search = (Search *)dlvsym(RTLD_NEXT, "dlsym", "GLIBC_2.2.5");
+    if (!buffer) buffer = calloc(1, 32);
+    return search(library, name);
+}
+"#;
+
+#[test]
+fn a_search_for_an_allocator_may_ask_for_memory_itself() {
+    let folder = folder(
+        r#"
+        #include <stdio.h>
+        #include <stdlib.h>
+        int main(void) {
+            char *first = calloc(1, 100), *second = realloc(malloc(10), 5000);
+            puts(first && second ? "memory" : "none");
+            return 0;
+        }
+    "#,
+        "",
+    );
+    fs::write(folder.path().join("old.c"), OLD_DLSYM).unwrap();
+    make_library(folder.path(), "old.c", "old.so");
+    // Behind ours, which calls it, so that it finds what comes after.
+    let program = ["sh", "-c", "LD_PRELOAD=$LD_PRELOAD:./old.so exec ./program"];
+    let output = run(folder.path(), "64M", &program);
+    let said = said(&output);
+    assert_eq!(output.stdout, b"memory\n", "{said}");
+}

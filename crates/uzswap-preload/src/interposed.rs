@@ -5,7 +5,7 @@
 //! not ours.
 
 use crate::loading::{self, hooks, load_now};
-use crate::{asked, front, variable};
+use crate::{asked, front, thread_locals, variable};
 use libc::{c_int, c_long, sigaction as Action, sigset_t, stack_t};
 use std::ffi::{CStr, c_void};
 use std::mem::MaybeUninit;
@@ -162,7 +162,8 @@ static REALLOC: Next = Next { name: c"realloc", function: AtomicUsize::new(0) };
 static FORK: Next = Next { name: c"fork", function: AtomicUsize::new(0) };
 
 impl Next {
-    /// Its address; the C library's where there is no other.
+    /// Its address; the C library's where there is no other. 0 if the search for it, or for another
+    /// one, asks for memory itself.
     fn get(&self, of_libc: usize) -> usize {
         match self.function.load(Relaxed) {
             0 => self.look_up(of_libc),
@@ -170,14 +171,28 @@ impl Next {
         }
     }
 
+    /// Before glibc 2.34 `dlsym` calls `calloc`, once in each thread, for a buffer. We do not know
+    /// then which allocator would free it. Without memory `dlsym` uses a buffer of its own.
     #[cold]
     fn look_up(&self, of_libc: usize) -> usize {
+        if thread_locals::is_searching() {
+            return 0;
+        }
+        thread_locals::set_searching(true);
         // SAFETY: a name; the result stays as long as the program.
         let found = unsafe { libc::dlsym(libc::RTLD_NEXT, self.name.as_ptr()) } as usize;
+        thread_locals::set_searching(false);
         let found = if found == 0 { of_libc } else { found };
         self.function.store(found, Relaxed);
         found
     }
+}
+
+/// What an allocator answers that has no memory.
+fn refuse() -> *mut c_void {
+    // SAFETY: the thread's own.
+    unsafe { *libc::__errno_location() = libc::ENOMEM };
+    ptr::null_mut()
 }
 
 /// True if the program, or one of its libraries, has an allocator.
@@ -194,6 +209,9 @@ unsafe extern "C" fn malloc(bytes: usize) -> *mut c_void {
     asked(bytes, true);
     type Malloc = unsafe extern "C" fn(usize) -> *mut c_void;
     let next = MALLOC.get(__libc_malloc as Malloc as usize);
+    if next == 0 {
+        return refuse();
+    }
     // SAFETY: a function of this form, by its name; it takes any size.
     unsafe { std::mem::transmute::<usize, Malloc>(next)(bytes) }
 }
@@ -203,6 +221,9 @@ unsafe extern "C" fn calloc(count: usize, each: usize) -> *mut c_void {
     asked(count.saturating_mul(each), true);
     type Calloc = unsafe extern "C" fn(usize, usize) -> *mut c_void;
     let next = CALLOC.get(__libc_calloc as Calloc as usize);
+    if next == 0 {
+        return refuse();
+    }
     // SAFETY: a function of this form, by its name; it takes any sizes.
     unsafe { std::mem::transmute::<usize, Calloc>(next)(count, each) }
 }
@@ -212,13 +233,19 @@ unsafe extern "C" fn realloc(block: *mut c_void, bytes: usize) -> *mut c_void {
     asked(bytes, true);
     type Realloc = unsafe extern "C" fn(*mut c_void, usize) -> *mut c_void;
     let next = REALLOC.get(__libc_realloc as Realloc as usize);
+    if next == 0 {
+        return refuse();
+    }
     // SAFETY: a function of this form, by its name; the arguments are the caller's.
     unsafe { std::mem::transmute::<usize, Realloc>(next)(block, bytes) }
 }
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn fork() -> libc::pid_t {
-    let next = FORK.get(__fork as Fork as usize);
+    let of_libc = __fork as Fork as usize;
+    let next = FORK.get(of_libc);
+    // A signal's handler that forks has interrupted the search.
+    let next = if next == 0 { of_libc } else { next };
     // SAFETY: a function of this form, by its name.
     unsafe { loading::fork(std::mem::transmute::<usize, Fork>(next)) }
 }

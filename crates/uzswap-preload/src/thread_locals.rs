@@ -37,24 +37,49 @@ pub fn distance() -> isize {
     distance
 }
 
-/// Bytes that this thread has asked for since the last check.
-pub fn asked() -> usize {
-    let asked;
+/// Words of each thread that this library itself uses.
+enum Word {
+    Asked = 0,
+    Searching = 8,
+}
+
+fn read<const WORD: usize>() -> usize {
+    let value;
     // SAFETY: reads a variable of the thread's.
     unsafe {
-        asm!("mov {at}, qword ptr [rip + uzswap_asked@GOTTPOFF]", "mov {asked}, fs:[{at}]",
-            at = out(reg) _, asked = lateout(reg) asked,
+        asm!("mov {at}, qword ptr [rip + uzswap_asked@GOTTPOFF]",
+            "mov {value}, fs:[{at} + {word}]",
+            at = out(reg) _, value = lateout(reg) value, word = const WORD,
             options(nostack, readonly, preserves_flags));
     }
-    asked
+    value
+}
+
+fn write<const WORD: usize>(value: usize) {
+    // SAFETY: writes a variable of the thread's, which is used here only.
+    unsafe {
+        asm!("mov {at}, qword ptr [rip + uzswap_asked@GOTTPOFF]",
+            "mov fs:[{at} + {word}], {value}",
+            at = out(reg) _, value = in(reg) value, word = const WORD,
+            options(nostack, preserves_flags));
+    }
+}
+
+/// Bytes that this thread has asked for since the last check.
+pub fn asked() -> usize {
+    read::<{ Word::Asked as usize }>()
 }
 
 /// Sets them. Allocations of a signal's handler in between are not counted.
 pub fn set_asked(asked: usize) {
-    // SAFETY: writes a variable of the thread's, which is used here only.
-    unsafe {
-        asm!("mov {at}, qword ptr [rip + uzswap_asked@GOTTPOFF]", "mov fs:[{at}], {asked}",
-            at = out(reg) _, asked = in(reg) asked,
-            options(nostack, preserves_flags));
-    }
+    write::<{ Word::Asked as usize }>(asked);
+}
+
+/// True while this thread has the dynamic linker search for a function.
+pub fn is_searching() -> bool {
+    read::<{ Word::Searching as usize }>() != 0
+}
+
+pub fn set_searching(is_searching: bool) {
+    write::<{ Word::Searching as usize }>(is_searching.into());
 }
