@@ -66,9 +66,9 @@ fn install(root: &Path, built: &Path, prefix: &Path, destdir: &str) -> io::Resul
     link(&format!("libuzswap.so.{VERSION}"), &library.join(SONAME))?;
     link(SONAME, &library.join("libuzswap.so"))?;
     copy(&built.join("libuzswap.a"), &library.join("libuzswap.a"), 0o644)?;
-    // The folder where `uzswap run --in-process` searches it, from a folder `bin` beside.
+    // The folder where `uzswap run` searches them, from a folder `bin` beside.
     for name in ["libuzswap_preload.so", "libuzswap_agent.so"] {
-        copy(&built.join(name), &library.join(name), 0o755)?;
+        copy(&built.join(name), &library.join("uzswap").join(name), 0o755)?;
     }
     let header = root.join("crates/uzswap-c/include/uzswap.h");
     copy(&header, &to.join("include/uzswap.h"), 0o644)?;

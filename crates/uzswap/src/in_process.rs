@@ -3,6 +3,7 @@
 
 use crate::cli::RunArguments;
 use crate::error::Failure;
+use crate::executable;
 use crate::left_alone::{Alone, LeftAlone};
 use crate::live::Live;
 use crate::load::{Held, InTree, LoadControl};
@@ -11,6 +12,7 @@ use crate::run::{self, Interrupts};
 use crate::say::say;
 use crate::signals::{Event, Events};
 use crate::size;
+use rustix::fs::{StatVfsMountFlags, statvfs};
 use serde::Serialize;
 use std::env;
 use std::fs::{self, File};
@@ -34,7 +36,27 @@ const AGENT: &str = "libuzswap_agent.so";
 pub fn check() -> Result<Mode, String> {
     let Err(denied) = Mode::InThread.check() else { return Ok(Mode::InThread) };
     let protects = Mode::Protection.check().map(|()| Mode::Protection);
-    protects.map_err(|error| format!("{denied}; {error}; until then commands run without"))
+    protects.map_err(|error| format!("{denied}; {error}"))
+}
+
+/// What the command's processes share. Error: why they run without, and what mends that.
+fn prepare(arguments: &RunArguments, program: &Path, library: &Path) -> Result<TreeFile, String> {
+    let unmanaged = executable::why_unmanaged(program);
+    if let Some(one) = unmanaged {
+        let reason = format!("{}, so its own memory is not kept small", one.reason);
+        if one.refuses_library {
+            return Err(reason);
+        }
+        say!("uzswap: in-process: {reason}");
+    }
+    let mode = check()?;
+    if statvfs(library).is_ok_and(|found| found.f_flag.contains(StatVfsMountFlags::NOEXEC)) {
+        let place = library.display();
+        return Err(format!(
+            "{place} is on a file system that is mounted noexec; put it elsewhere"
+        ));
+    }
+    TreeFile::create(arguments.memory, mode)
 }
 
 /// Runs it; the command's exit status. Where it cannot work, the command runs as without it.
@@ -42,18 +64,22 @@ pub fn run(arguments: &RunArguments) -> Result<ExitCode, Failure> {
     refuse_others(arguments)?;
     let machine = cpu::memory_info().map_err(|e| Failure::new(format!("/proc/meminfo: {e}")))?;
     crate::options::check_memory(arguments.memory, machine)?;
-    run::find_command(&arguments.command[0])?;
+    let program = run::find_command(&arguments.command[0])?;
+    let library = library().map_err(Failure::new)?;
     // Before there are threads: the first descriptor with a high number would wait for an RCU grace
     // period then, some 10 ms, as the kernel replaces the table of descriptors.
     let backing = backing(arguments)?;
-    let checked = check();
+    let prepared = prepare(arguments, &program, &library);
     let events = Events::new()?;
     let mut command = Command::new(&arguments.command[0]);
     command.args(&arguments.command[1..]);
-    let file = match checked {
-        Ok(mode) => Some(preload(arguments, backing, mode, &mut command)?),
+    let file = match prepared {
+        Ok(file) => {
+            preload(arguments, backing, &file, library, &mut command);
+            Some(file)
+        }
         Err(missing) => {
-            say!("uzswap: in-process: {missing}");
+            say!("uzswap: in-process: {missing}; such commands run without");
             None
         }
     };
@@ -206,13 +232,12 @@ impl Peak {
 fn preload(
     arguments: &RunArguments,
     backing: Option<(PathBuf, u64)>,
-    mode: Mode,
+    file: &TreeFile,
+    library: PathBuf,
     command: &mut Command,
-) -> Result<TreeFile, Failure> {
-    let library = library().map_err(Failure::new)?;
-    let file = TreeFile::create(arguments.memory, mode)?;
+) {
     command.env("UZSWAP_TREE", &file.path);
-    match mode {
+    match file.mode {
         Mode::Protection => command.env("UZSWAP_PROTECTS", "1"),
         // Of a run outside of this one.
         _ => command.env_remove("UZSWAP_PROTECTS"),
@@ -236,7 +261,6 @@ fn preload(
     sanitizer.push(if sanitizer.is_empty() { "" } else { ":" });
     sanitizer.push("verify_asan_link_order=0");
     command.env("ASAN_OPTIONS", sanitizer).env("LD_PRELOAD", preload);
-    Ok(file)
 }
 
 /// The options that only the swap device has.
@@ -292,23 +316,23 @@ const PARTS: u64 = 16;
 pub fn library() -> Result<PathBuf, String> {
     let own = env::current_exe().unwrap_or_default();
     let folder = own.parent().unwrap_or(Path::new("/"));
-    let places = [folder.to_owned(), folder.join("../lib")];
+    let places = [folder.to_owned(), folder.join("../lib/uzswap")];
     let all = |place: &&PathBuf| [LIBRARY, AGENT].iter().all(|name| place.join(name).exists());
     let found = places.iter().find(all).map(|place| place.join(LIBRARY));
     found.ok_or_else(|| {
-        let place = places[1].display();
+        let (own, place) = (own.display(), places[1].display());
         format!(
-            "there is no {LIBRARY} with {AGENT} in {place}; cargo run -p xtask -- install \
-             --prefix DIR puts them there"
+            "{LIBRARY} and {AGENT} are neither beside {own} nor in {place}; `pip install uzswap`, \
+             or the tarball of a release, brings program and libraries"
         )
     })
 }
 
-/// Where files that processes share are, in order of preference.
+/// Where files that processes share are, in order of preference. Some containers have no /dev/shm,
+/// and `su` may leave the first one of another user.
 fn folders() -> Vec<PathBuf> {
     let own = env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from);
-    let own = own.filter(|folder| folder.is_dir());
-    own.into_iter().chain([PathBuf::from("/dev/shm")]).collect()
+    own.into_iter().chain(["/dev/shm", "/tmp"].map(PathBuf::from)).collect()
 }
 
 /// The prefix of the files' names; the number of the run follows.
@@ -346,20 +370,23 @@ struct TreeFile {
 }
 
 impl TreeFile {
-    fn create(memory: u64, mode: Mode) -> Result<Self, Failure> {
+    fn create(memory: u64, mode: Mode) -> Result<Self, String> {
         remove_stale();
-        let folder = folders().swap_remove(0);
-        let path = folder.join(format!("{PREFIX}{}", std::process::id()));
-        let create = || {
-            let tree = Tree::create(&path, memory)?;
-            let lock = File::open(&path)?;
-            lock.lock_shared()?;
-            Ok::<_, io::Error>((tree, lock))
-        };
-        let (tree, lock) = create().map_err(|error| {
-            Failure::new(format!("cannot make {}: {error}; remove it", path.display()))
-        })?;
-        Ok(Self { path, _lock: lock, tree, mode })
+        let mut reasons = Vec::new();
+        for folder in folders() {
+            let path = folder.join(format!("{PREFIX}{}", std::process::id()));
+            let create = || {
+                let tree = Tree::create(&path, memory)?;
+                let lock = File::open(&path)?;
+                lock.lock_shared()?;
+                Ok::<_, io::Error>((tree, lock))
+            };
+            match create() {
+                Ok((tree, lock)) => return Ok(Self { path, _lock: lock, tree, mode }),
+                Err(error) => reasons.push(format!("{}: {error}", path.display())),
+            }
+        }
+        Err(format!("no folder takes a file: {}", reasons.join(", ")))
     }
 }
 

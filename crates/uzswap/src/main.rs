@@ -12,6 +12,7 @@ mod config;
 mod daemon;
 mod doctor;
 mod error;
+mod executable;
 mod exporter;
 mod group;
 mod in_process;

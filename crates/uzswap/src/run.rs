@@ -19,7 +19,7 @@ use crate::user;
 use crate::wire::{Place, RunInfo, Tell};
 use serde::Serialize;
 use std::ffi::{OsStr, OsString};
-use std::fs::{self, File};
+use std::fs::{self, File, Metadata};
 use std::io::{self, Read, Write};
 use std::os::fd::{AsFd, AsRawFd};
 use std::os::unix::fs::PermissionsExt;
@@ -122,7 +122,7 @@ impl Interrupts {
 /// True if the swap device can be, or no other way can: then the device itself gives the reason.
 fn can_be_device() -> bool {
     let is_there = crate::doctor::require().is_ok() && group::hierarchy().is_ok();
-    is_there || crate::in_process::check().is_err() || crate::in_process::library().is_err()
+    is_there || crate::in_process::check().is_err()
 }
 
 /// Writes the report of a run to a file, as JSON.
@@ -401,8 +401,8 @@ pub fn exit_code(status: ExitStatus) -> u8 {
     }
 }
 
-/// Checks, before anything is set up, that there is such a command and that it can be run.
-pub fn find_command(name: &OsStr) -> Result<(), Failure> {
+/// Where a command is. Checks, before anything is set up, that it can be run.
+pub fn find_command(name: &OsStr) -> Result<PathBuf, Failure> {
     let shown = name.display();
     let paths: Vec<PathBuf> = if name.as_encoded_bytes().contains(&b'/') {
         vec![PathBuf::from(name)]
@@ -410,12 +410,14 @@ pub fn find_command(name: &OsStr) -> Result<(), Failure> {
         let folders = std::env::var_os("PATH").unwrap_or_else(|| OsString::from("/usr/bin:/bin"));
         std::env::split_paths(&folders).map(|folder| folder.join(name)).collect()
     };
-    let files = paths.iter().filter_map(|path| path.metadata().ok());
-    let modes: Vec<_> = files.map(|file| (file.is_file(), file.permissions().mode())).collect();
-    if modes.iter().any(|(is_file, mode)| *is_file && mode & 0o111 != 0) {
-        return Ok(());
+    let there = paths.into_iter().filter_map(|path| Some((path.metadata().ok()?, path)));
+    let there: Vec<_> = there.collect();
+    let is_absent = there.is_empty();
+    let may_run = |file: &Metadata| file.is_file() && file.permissions().mode() & 0o111 != 0;
+    if let Some((_, path)) = there.into_iter().find(|(file, _)| may_run(file)) {
+        return Ok(path);
     }
-    Err(match modes.is_empty() {
+    Err(match is_absent {
         true => Failure::command(format!("{shown}: no such command; check its name and PATH"), 127),
         false => Failure::command(
             format!("{shown}: cannot be run; it is a folder or not executable (chmod +x)"),

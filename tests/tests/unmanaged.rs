@@ -1,0 +1,102 @@
+//! `uzswap run --in-process` where a command cannot be kept small: it runs as without, with the
+//! same output and status, and one line says why.
+
+#![allow(clippy::unwrap_used, reason = "tests")]
+
+use std::fs;
+use std::os::unix::fs::symlink;
+use std::path::Path;
+use std::process::{Command, Output};
+use uzswap_tests::{as_nobody, compile};
+
+/// What a command has said, by lines.
+fn said(output: &Output) -> Vec<String> {
+    String::from_utf8_lossy(&output.stderr).lines().map(str::to_owned).collect()
+}
+
+/// The command printed `hello` and ended with status 7; one line of uzswap's names the reason.
+fn check(output: &Output, reason: &str) {
+    let said = said(output);
+    assert_eq!(output.status.code(), Some(7), "{said:?}");
+    assert_eq!(output.stdout, b"hello\n", "{said:?}");
+    assert_eq!(said.iter().filter(|line| line.contains(reason)).count(), 1, "{said:?}");
+}
+
+const HELLO: [&str; 3] = ["sh", "-c", "echo hello; exit 7"];
+const RUN: [&str; 6] = ["run", "--quiet", "--in-process", "--memory", "64M", "--"];
+
+fn is_root() -> bool {
+    let is_root = rustix::process::geteuid().is_root();
+    if !is_root {
+        println!("skipped: only root can mount");
+    }
+    is_root
+}
+
+/// Runs a script of the shell in a mount namespace of its own, with the folder as `$1`; `$nobody`
+/// makes a command an ordinary user's.
+fn in_namespace(folder: &Path, script: &str) -> Output {
+    let nobody =
+        "nobody='setpriv --reuid=65534 --regid=65534 --clear-groups --bounding-set=-all'\n";
+    let mut command = Command::new("unshare");
+    command.args(["--mount", "--", "sh", "-ec"]).arg(format!("{nobody}{script}"));
+    command.arg("sh").arg(folder).output().unwrap()
+}
+
+#[test]
+fn a_static_program_is_named() {
+    let folder = tempfile::tempdir_in("/var/tmp").unwrap();
+    let text = "#include <stdio.h>\nint main(void) { puts(\"hello\"); return 7; }\n";
+    compile(folder.path(), text, &["-static"]);
+    let mut command = as_nobody(folder.path());
+    command.arg(folder.path().join("uzswap")).args(RUN).arg(folder.path().join("program"));
+    check(&command.output().unwrap(), "program is statically linked and loads no library");
+}
+
+#[test]
+fn a_runtime_folder_of_somebody_else_is_passed_over() {
+    let folder = tempfile::tempdir_in("/var/tmp").unwrap();
+    let theirs = tempfile::tempdir_in("/var/tmp").unwrap();
+    let mut command = as_nobody(folder.path());
+    command.env("XDG_RUNTIME_DIR", theirs.path()).arg(folder.path().join("uzswap"));
+    let output = command.args(RUN).args(HELLO).output().unwrap();
+    assert_eq!((output.status.code(), output.stdout), (Some(7), b"hello\n".to_vec()));
+    if is_root() {
+        assert_eq!(fs::read_dir(theirs.path()).unwrap().count(), 0, "it is root's");
+    }
+}
+
+#[test]
+fn no_folder_for_the_shared_file_is_said() {
+    if !is_root() {
+        return;
+    }
+    let folder = tempfile::tempdir_in("/var/tmp").unwrap();
+    let _ = as_nobody(folder.path());
+    let script = r#"
+        for place in /dev/shm /tmp; do mount -t tmpfs -o ro tmpfs $place; done
+        exec $nobody env -u XDG_RUNTIME_DIR "$1/uzswap" run --quiet --in-process --memory 64M -- \
+            sh -c 'echo hello; exit 7'
+    "#;
+    check(&in_namespace(folder.path(), script), "no folder takes a file");
+}
+
+#[test]
+fn libraries_that_may_not_be_executed_are_named() {
+    if !is_root() {
+        return;
+    }
+    let folder = tempfile::tempdir_in("/var/tmp").unwrap();
+    let _ = as_nobody(folder.path());
+    fs::create_dir_all(folder.path().join("bin")).unwrap();
+    fs::create_dir_all(folder.path().join("lib/uzswap")).unwrap();
+    fs::rename(folder.path().join("uzswap"), folder.path().join("bin/uzswap")).unwrap();
+    symlink("bin/uzswap", folder.path().join("linked")).unwrap();
+    let script = r#"
+        mount -t tmpfs -o noexec tmpfs "$1/lib/uzswap"
+        cp "$1"/libuzswap_*.so "$1/lib/uzswap"
+        exec $nobody env -u XDG_RUNTIME_DIR "$1/linked" run --quiet --in-process --memory 64M -- \
+            sh -c 'echo hello; exit 7'
+    "#;
+    check(&in_namespace(folder.path(), script), "mounted noexec");
+}
