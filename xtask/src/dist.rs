@@ -1,8 +1,8 @@
-//! The published files, with checksums, in target/dist. A Debian package, wheels and a source
-//! distribution for Python, the program as one file without libraries, its crates, and a list of
-//! its parts (SBOM).
+//! The published files, with checksums, in target/dist. A wheel and a tarball that an ordinary user
+//! installs (portable.rs), a Debian package, the Python module's sources, the program as one file
+//! without libraries, its crates, and a list of its parts (SBOM).
 
-use crate::{Result, output};
+use crate::{Result, output, portable};
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
@@ -14,12 +14,19 @@ const STATIC: &str = "x86_64-unknown-linux-musl";
 type Make = fn(&Dist) -> Result<()>;
 
 /// The kinds, by the names of `--only`.
-const KINDS: [(&str, Make); 5] =
-    [("deb", deb), ("python", python), ("static", program), ("crates", crates), ("sbom", sbom)];
+const KINDS: [(&str, Make); 7] = [
+    ("wheel", portable::wheel),
+    ("tarball", portable::tarball),
+    ("deb", deb),
+    ("sdist", sdist),
+    ("static", program),
+    ("crates", crates),
+    ("sbom", sbom),
+];
 
-/// `--only NAME`: one kind.
+/// `--only NAME`: one kind. `--quick`: a wheel and a tarball of the profile `quick`, to test them.
 pub fn run(root: &Path, arguments: impl Iterator<Item = String>) -> ExitCode {
-    let arguments: Vec<_> = arguments.collect();
+    let (quick, arguments): (Vec<_>, Vec<_>) = arguments.partition(|name| name == "--quick");
     let kinds: Vec<_> = match arguments.iter().map(String::as_str).collect::<Vec<_>>()[..] {
         [] => KINDS.to_vec(),
         ["--only", only] => KINDS.into_iter().filter(|(name, _)| *name == only).collect(),
@@ -27,10 +34,10 @@ pub fn run(root: &Path, arguments: impl Iterator<Item = String>) -> ExitCode {
     };
     if kinds.is_empty() {
         let names = KINDS.map(|(name, _)| name).join("|");
-        eprintln!("usage: cargo run -p xtask -- dist [--only {names}]");
+        eprintln!("usage: cargo run -p xtask -- dist [--quick] [--only {names}]");
         return ExitCode::from(2);
     }
-    match Dist::new(root).and_then(|dist| dist.make(&kinds)) {
+    match Dist::new(root, !quick.is_empty()).and_then(|dist| dist.make(&kinds)) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("dist: {error}");
@@ -40,17 +47,18 @@ pub fn run(root: &Path, arguments: impl Iterator<Item = String>) -> ExitCode {
 }
 
 /// Folders.
-struct Dist {
-    root: PathBuf,
-    target: PathBuf,
+pub struct Dist {
+    pub root: PathBuf,
+    pub target: PathBuf,
     /// Of the results.
-    folder: PathBuf,
+    pub folder: PathBuf,
     /// Of intermediate files.
-    stage: PathBuf,
+    pub stage: PathBuf,
+    pub is_quick: bool,
 }
 
 impl Dist {
-    fn new(root: &Path) -> Result<Self> {
+    fn new(root: &Path, is_quick: bool) -> Result<Self> {
         let status = ["status", "--porcelain", "--untracked-files=no"];
         if !output(Command::new("git").current_dir(root).args(status))?.is_empty() {
             return Err("there are changes that are not committed; commit them: what is given to \
@@ -62,7 +70,7 @@ impl Dist {
         // An interrupted run starts anew; the folder may not exist.
         let _ = fs::remove_dir_all(&stage);
         fs::create_dir_all(&stage)?;
-        Ok(Self { root: root.to_owned(), target, folder, stage })
+        Ok(Self { root: root.to_owned(), target, folder, stage, is_quick })
     }
 
     fn make(&self, kinds: &[(&str, Make)]) -> Result<()> {
@@ -85,6 +93,18 @@ impl Dist {
             println!("{}", self.folder.join(name).display());
         }
         Ok(fs::remove_dir_all(&self.stage)?)
+    }
+
+    /// A tool that makes wheels, in an environment of its own.
+    pub fn python_tool(&self, name: &str) -> Result<Command> {
+        let environment = self.target.join("maturin");
+        if !environment.join("bin").join(name).exists() {
+            succeed(Command::new("python3").args(["-m", "venv", "--clear"]).arg(&environment))?;
+            let pip = environment.join("bin/pip");
+            let tools = ["install", "--quiet", "maturin>=1.9,<2", "wheel>=0.45,<1"];
+            succeed(Command::new(pip).args(tools))?;
+        }
+        Ok(Command::new(environment.join("bin").join(name)))
     }
 
     /// Takes a result, replacing one of the same name.
@@ -136,20 +156,13 @@ replace-with = \"vendor\"
 directory = \"vendor\"
 ";
 
-/// The Python module: its source with that of all crates, and one wheel for all versions of Python,
-/// built from that source without a network.
-fn python(dist: &Dist) -> Result<()> {
-    let environment = dist.target.join("maturin");
-    if !environment.join("bin/maturin").exists() {
-        succeed(Command::new("python3").args(["-m", "venv", "--clear"]).arg(&environment))?;
-        let pip = environment.join("bin/pip");
-        succeed(Command::new(pip).args(["install", "--quiet", "maturin>=1.9,<2"]))?;
-    }
-    let maturin = || Command::new(environment.join("bin/maturin"));
+/// The Python module's source with that of all crates. A module that is built from it without a
+/// network shows that nothing is missing.
+fn sdist(dist: &Dist) -> Result<()> {
     let stage = dist.stage.join("python");
     fs::create_dir_all(&stage)?;
     let sdist = ["sdist", "--manifest-path", "python/Cargo.toml", "--out"];
-    succeed(maturin().current_dir(&dist.root).args(sdist).arg(&stage))?;
+    succeed(dist.python_tool("maturin")?.current_dir(&dist.root).args(sdist).arg(&stage))?;
     let name = concat!("uzswap-", env!("CARGO_PKG_VERSION"));
     let archive = format!("{name}.tar.gz");
     let tar = || {
@@ -166,13 +179,13 @@ fn python(dist: &Dist) -> Result<()> {
     fs::write(source.join(".cargo/config.toml"), VENDORED)?;
     let build = ["build", "--quiet", "--locked", "--offline", "--auditwheel", "check", "--out"];
     succeed(
-        maturin()
+        dist.python_tool("maturin")?
             .current_dir(&source)
             // No earlier downloads.
             .env("CARGO_HOME", stage.join("home"))
             .env("CARGO_TARGET_DIR", stage.join("target"))
             .args(build)
-            .arg(&dist.folder),
+            .arg(stage.join("wheel")),
     )?;
     succeed(tar().args(["-czf", &archive, name]))?;
     dist.take(&stage.join(archive))
@@ -187,7 +200,7 @@ fn program(dist: &Dist) -> Result<()> {
             .args(["build", "--quiet", "--release", "--locked", "--package", "uzswap"])
             .args(["--target", STATIC]),
     )?;
-    let name = concat!("uzswap-", env!("CARGO_PKG_VERSION"), "-x86_64-linux");
+    let name = concat!("uzswap-", env!("CARGO_PKG_VERSION"), "-x86_64-linux-static");
     let folder = dist.stage.join(name);
     fs::create_dir_all(&folder)?;
     fs::copy(dist.target.join(STATIC).join("release/uzswap"), folder.join("uzswap"))?;
@@ -235,8 +248,8 @@ fn sbom(dist: &Dist) -> Result<()> {
     Ok(fs::write(dist.folder.join(name), text)?)
 }
 
-/// Runs a program, which reports its own errors.
-fn succeed(command: &mut Command) -> Result<()> {
+/// Runs a program, which says by itself what is wrong.
+pub fn succeed(command: &mut Command) -> Result<()> {
     let status = command.status().map_err(|error| format!("{command:?}: {error}"))?;
     if !status.success() {
         return Err(format!("{command:?}: {status}").into());

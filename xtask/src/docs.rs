@@ -1,6 +1,6 @@
 //! Documents, man pages, completions and the C header, from the code that declares their content.
 
-use crate::{header, manual};
+use crate::{header, manual, results};
 use std::fmt::Write;
 use std::fs;
 use std::path::Path;
@@ -20,6 +20,8 @@ pub fn all(root: &Path) -> Vec<(String, String)> {
         ("crates/uzswap-c/include/uzswap.h".into(), header::text(root)),
         ("CONTRIBUTING.md".into(), contributing(root)),
     ];
+    let benchmarks = fs::read_to_string(root.join("docs/benchmarks.md")).unwrap_or_default();
+    all.push(("docs/benchmarks/results.svg".into(), results::svg(&benchmarks)));
     all.extend(manual::pages());
     all.extend(manual::completions());
     all

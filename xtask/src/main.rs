@@ -10,6 +10,8 @@ mod docs;
 mod header;
 mod install;
 mod manual;
+mod portable;
+mod results;
 mod tidy;
 mod vm;
 
