@@ -1,6 +1,5 @@
-//! What an ordinary user installs, on systems older and newer than this one: the wheel and the
-//! tarball that `xtask dist` makes, in roots of Debian 11, 12 and 13 that have no compiler and no
-//! network, run with an in-process budget.
+//! The wheel and the tarball that `xtask dist` makes, installed by an ordinary user. The systems
+//! are roots of Debian 11, 12 and 13 without a compiler and a network.
 
 #![allow(clippy::unwrap_used, reason = "tests")]
 
@@ -11,7 +10,7 @@ use uzswap_tests::{is_full, program};
 
 const SUITES: [&str; 3] = ["bullseye", "bookworm", "trixie"];
 const MIRROR: &str = "http://deb.debian.org/debian";
-/// What the files may ask of the C library at most.
+/// The newest version of the C library that the files may need.
 const GLIBC_MAX: (u32, u32) = (2, 28);
 const WHEEL_BYTES_MAX: u64 = 6 << 20;
 
@@ -59,8 +58,8 @@ fn root_of(suite: &str) -> PathBuf {
     root
 }
 
-/// Runs a script there as an ordinary user without a network, in a folder /work with `files`. What
-/// is mounted goes with the namespace.
+/// Runs a script there as an ordinary user without a network, in a folder /work with `files`. The
+/// mounts go with the namespace.
 fn run_in(root: &Path, files: &[&Path], script: &str) -> Output {
     let home = root.join("work");
     let _ = fs::remove_dir_all(&home);
@@ -101,7 +100,7 @@ assert sums == [before, before]
 print(before)
 "#;
 
-/// Half of what the program has.
+/// Half of the memory that the program needs.
 const MEMORY: &str = "80M";
 const MD5_DIGITS: usize = 32;
 

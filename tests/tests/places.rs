@@ -1,6 +1,6 @@
 //! The places where people run programs: a Jupyter notebook, the steps of the GitHub action, a
 //! container's seccomp profile, a Kubernetes deployment. Each is run as far as it can be without
-//! the place itself, by programs of Python; what those need comes from PyPI.
+//! the place itself, by programs of Python, whose modules come from PyPI.
 
 #![allow(clippy::unwrap_used, reason = "tests")]
 
@@ -104,8 +104,8 @@ print(sums.hexdigest())",
     println!("{figures}");
 }
 
-/// Runs the steps of a composite action: what `bash` gets, with the inputs as their defaults or
-/// `INPUT_...` say. A wheel is not needed: pip is a program that does nothing.
+/// Runs the steps of a composite action by `bash`, with the inputs that are given and the defaults
+/// of the others. A wheel is not needed: pip is a program that does nothing.
 const STEPS: &str = r#"
 import os, re, subprocess, sys, yaml
 action = yaml.safe_load(open(sys.argv[1]))
@@ -194,7 +194,7 @@ fn a_seccomp_profile_gets_one_more_call_and_keeps_the_others() {
     }
 }
 
-/// What a Deployment needs for the component: each name that is used is declared.
+/// Checks the component: each volume that is mounted is declared.
 const DEPLOYMENT: &str = r#"
 import sys, yaml
 pod = yaml.safe_load(open(sys.argv[1]))["spec"]["template"]["spec"]

@@ -306,7 +306,7 @@ fn a_search_for_an_allocator_may_ask_for_memory_itself() {
     );
     fs::write(folder.path().join("old.c"), OLD_DLSYM).unwrap();
     make_library(folder.path(), "old.c", "old.so");
-    // Behind ours, which calls it, so that it finds what comes after.
+    // Behind ours, which calls it, so that it searches the libraries after ours.
     let program = ["sh", "-c", "LD_PRELOAD=$LD_PRELOAD:./old.so exec ./program"];
     let output = run(folder.path(), "64M", &program);
     let said = said(&output);

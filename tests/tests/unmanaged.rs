@@ -9,7 +9,7 @@ use std::path::Path;
 use std::process::{Command, Output};
 use uzswap_tests::{as_nobody, compile};
 
-/// What a command has said, by lines.
+/// The lines of standard error.
 fn said(output: &Output) -> Vec<String> {
     String::from_utf8_lossy(&output.stderr).lines().map(str::to_owned).collect()
 }

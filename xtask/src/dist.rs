@@ -1,7 +1,8 @@
-//! The published files, with checksums, in target/dist. A wheel and a tarball that an ordinary user
-//! installs (portable.rs), a Debian package, the Python module's sources, the program as one file
-//! without libraries, its crates, and a list of its parts (SBOM).
+//! The published files, with checksums, in target/dist. An ordinary user installs the wheel or
+//! the tarball (portable.rs). There are a Debian package, the Python module's sources and the
+//! program as one file without libraries; its crates, and a list of its parts (SBOM).
 
+use crate::release::{Dist, succeed};
 use crate::{Result, output, portable};
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -37,7 +38,7 @@ pub fn run(root: &Path, arguments: impl Iterator<Item = String>) -> ExitCode {
         eprintln!("usage: cargo run -p xtask -- dist [--quick] [--only {names}]");
         return ExitCode::from(2);
     }
-    match Dist::new(root, !quick.is_empty()).and_then(|dist| dist.make(&kinds)) {
+    match Dist::new(root, !quick.is_empty()).and_then(|dist| make(&dist, &kinds)) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("dist: {error}");
@@ -46,72 +47,26 @@ pub fn run(root: &Path, arguments: impl Iterator<Item = String>) -> ExitCode {
     }
 }
 
-/// Folders.
-pub struct Dist {
-    pub root: PathBuf,
-    pub target: PathBuf,
-    /// Of the results.
-    pub folder: PathBuf,
-    /// Of intermediate files.
-    pub stage: PathBuf,
-    pub is_quick: bool,
-}
-
-impl Dist {
-    fn new(root: &Path, is_quick: bool) -> Result<Self> {
-        let status = ["status", "--porcelain", "--untracked-files=no"];
-        if !output(Command::new("git").current_dir(root).args(status))?.is_empty() {
-            return Err("there are changes that are not committed; commit them: what is given to \
-                        people is what others can get"
-                .into());
-        }
-        let target = crate::target(root);
-        let (folder, stage) = (target.join("dist"), target.join("dist/stage"));
-        // An interrupted run starts anew; the folder may not exist.
-        let _ = fs::remove_dir_all(&stage);
-        fs::create_dir_all(&stage)?;
-        Ok(Self { root: root.to_owned(), target, folder, stage, is_quick })
+fn make(dist: &Dist, kinds: &[(&str, Make)]) -> Result<()> {
+    for (name, make) in kinds {
+        println!("dist: {name}");
+        make(dist)?;
     }
-
-    fn make(&self, kinds: &[(&str, Make)]) -> Result<()> {
-        for (name, make) in kinds {
-            println!("dist: {name}");
-            make(self)?;
+    let mut names = Vec::new();
+    for entry in fs::read_dir(&dist.folder)? {
+        let entry = entry?;
+        let name = entry.file_name().to_string_lossy().into_owned();
+        if entry.file_type()?.is_file() && name != SUMS {
+            names.push(name);
         }
-        let mut names = Vec::new();
-        for entry in fs::read_dir(&self.folder)? {
-            let entry = entry?;
-            let name = entry.file_name().to_string_lossy().into_owned();
-            if entry.file_type()?.is_file() && name != SUMS {
-                names.push(name);
-            }
-        }
-        names.sort();
-        let sums = output(Command::new("sha256sum").current_dir(&self.folder).args(&names))?;
-        fs::write(self.folder.join(SUMS), sums)?;
-        for name in names {
-            println!("{}", self.folder.join(name).display());
-        }
-        Ok(fs::remove_dir_all(&self.stage)?)
     }
-
-    /// A tool that makes wheels, in an environment of its own.
-    pub fn python_tool(&self, name: &str) -> Result<Command> {
-        let environment = self.target.join("maturin");
-        if !environment.join("bin").join(name).exists() {
-            succeed(Command::new("python3").args(["-m", "venv", "--clear"]).arg(&environment))?;
-            let pip = environment.join("bin/pip");
-            let tools = ["install", "--quiet", "maturin>=1.9,<2", "wheel>=0.45,<1"];
-            succeed(Command::new(pip).args(tools))?;
-        }
-        Ok(Command::new(environment.join("bin").join(name)))
+    names.sort();
+    let sums = output(Command::new("sha256sum").current_dir(&dist.folder).args(&names))?;
+    fs::write(dist.folder.join(SUMS), sums)?;
+    for name in names {
+        println!("{}", dist.folder.join(name).display());
     }
-
-    /// Takes a result, replacing one of the same name.
-    fn take(&self, from: &Path) -> Result<()> {
-        let name = from.file_name().ok_or("a file without a name")?;
-        Ok(fs::rename(from, self.folder.join(name))?)
-    }
+    Ok(fs::remove_dir_all(&dist.stage)?)
 }
 
 const SUMS: &str = "SHA256SUMS";
@@ -246,13 +201,4 @@ fn sbom(dist: &Dist) -> Result<()> {
     let text = output(command.args(["--output-format", "cyclone_dx_json_1_6"]))?;
     let name = concat!("uzswap-", env!("CARGO_PKG_VERSION"), ".cdx.json");
     Ok(fs::write(dist.folder.join(name), text)?)
-}
-
-/// Runs a program, which says by itself what is wrong.
-pub fn succeed(command: &mut Command) -> Result<()> {
-    let status = command.status().map_err(|error| format!("{command:?}: {error}"))?;
-    if !status.success() {
-        return Err(format!("{command:?}: {status}").into());
-    }
-    Ok(())
 }

@@ -11,6 +11,7 @@ mod header;
 mod install;
 mod manual;
 mod portable;
+mod release;
 mod results;
 mod tidy;
 mod vm;

@@ -1,12 +1,11 @@
-//! The program, the two libraries that commands preload and the Python module, built against an old
-//! C library so that they run on every distribution of the last years: as a wheel and as a tarball.
+//! A wheel and a tarball with the program, its two libraries and the Python module. They are built
+//! against an old C library, and so run on every distribution of the last years.
 //!
 //! The C library is Debian 11's, which mmdebstrap unpacks below target/; compiler and linker are
 //! this machine's. Of that library only functions that version 2.28 has are used.
 
-use crate::Result;
-use crate::dist::{Dist, succeed};
-use crate::output;
+use crate::release::{Dist, succeed};
+use crate::{Result, output};
 use std::fs;
 use std::io::ErrorKind;
 use std::os::unix::fs::{PermissionsExt, symlink};
@@ -20,7 +19,7 @@ const MULTIARCH: &str = "x86_64-linux-gnu";
 const SUITE: &str = "bullseye";
 const PACKAGES: &str = "libc6-dev,libgcc-10-dev,libstdc++-10-dev";
 const MIRROR: &str = "http://deb.debian.org/debian";
-/// What pip calls systems with this C library.
+/// Pip's name for systems with this C library.
 const PLATFORM: &str = "manylinux_2_28";
 
 const VERSION: &str = env!("CARGO_PKG_VERSION");
@@ -38,7 +37,7 @@ OLD(log2, (double x), (x))
 OLD(pow, (double x, double y), (x, y))
 "#;
 
-/// What is built, stripped; what was stripped off is in files of its own.
+/// The stripped files. Their debug information is in files of its own.
 struct Built {
     program: PathBuf,
     libraries: [PathBuf; 2],
@@ -88,8 +87,8 @@ fn split(from: &Path, folder: &Path, debug: &Path) -> Result<PathBuf> {
     Ok(to)
 }
 
-/// `uzswap-VERSION-cp39-abi3-manylinux_2_28_x86_64.whl`: what pip puts below its prefix, so that
-/// `uzswap` is on the PATH and `import uzswap` finds the module.
+/// `uzswap-VERSION-cp39-abi3-manylinux_2_28_x86_64.whl`: files that pip puts below its prefix, so
+/// that `uzswap` is on the PATH and `import uzswap` finds the module.
 pub fn wheel(dist: &Dist) -> Result<()> {
     let built = build(dist)?;
     let stage = dist.stage.join("wheel");
@@ -129,7 +128,7 @@ pub fn tarball(dist: &Dist) -> Result<()> {
     succeed(tar.arg("-C").arg(&dist.stage).arg(name))
 }
 
-/// The program in a folder for programs, and what belongs to it below a prefix.
+/// The program in a folder for programs, and its other files below a prefix.
 fn lay_out(dist: &Dist, built: &Built, programs: &Path, prefix: &Path) -> Result<()> {
     let copy = |from: &Path, folder: &Path, mode: u32| -> Result<()> {
         let to = folder.join(from.file_name().ok_or("a file without a name")?);
@@ -158,7 +157,7 @@ impl Sysroot {
         let folder = target.join("sysroot");
         let compiler = folder.join("cc");
         if !compiler.exists() {
-            // What was interrupted is begun anew; it may not be there.
+            // An interrupted run starts anew; the folder may not exist.
             let _ = fs::remove_dir_all(&folder);
             fs::create_dir_all(&folder)?;
             let root = folder.join(SUITE);
@@ -182,7 +181,7 @@ impl Sysroot {
         command
     }
 
-    /// Has cargo, and what it runs, compile and link with this.
+    /// Has cargo, and the programs that it runs, compile and link with this.
     fn equip(&self, command: &mut Command) {
         let variables =
             ["CARGO_TARGET_X86_64_UNKNOWN_LINUX_GNU_LINKER", "CC_x86_64_unknown_linux_gnu"];

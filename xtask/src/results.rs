@@ -2,7 +2,7 @@
 
 use std::fmt::Write;
 
-/// A bar: what was measured, and how many times zram's time it takes.
+/// A bar: the name of a measurement, and its time as a multiple of zram's.
 struct Bar {
     name: &'static str,
     ratio: f64,

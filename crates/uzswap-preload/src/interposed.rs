@@ -188,7 +188,7 @@ impl Next {
     }
 }
 
-/// What an allocator answers that has no memory.
+/// The answer of an allocator without memory.
 fn refuse() -> *mut c_void {
     // SAFETY: the thread's own.
     unsafe { *libc::__errno_location() = libc::ENOMEM };

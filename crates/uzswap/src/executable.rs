@@ -21,8 +21,8 @@ const SCRIPTS_MAX: usize = 5;
 /// Bytes of the first line of a script that the kernel reads.
 const LINE_BYTES: usize = 256;
 
-/// Looks at a command, or at the program that runs it if it is a script. What cannot be read is
-/// taken to be as most are.
+/// Looks at a command, or at the program that runs it if it is a script. A file that cannot be read
+/// is taken for one that can be managed.
 pub fn why_unmanaged(command: &Path) -> Option<Unmanaged> {
     let mut path = command.to_owned();
     for _ in 0..SCRIPTS_MAX {
@@ -106,7 +106,7 @@ mod tests {
         bytes
     }
 
-    /// What is said of a command whose file has these bytes.
+    /// The result for a command whose file has these bytes.
     fn look(bytes: &[u8]) -> Option<Unmanaged> {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("program");

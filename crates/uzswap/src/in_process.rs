@@ -39,7 +39,8 @@ pub fn check() -> Result<Mode, String> {
     protects.map_err(|error| format!("{denied}; {error}"))
 }
 
-/// What the command's processes share. Error: why they run without, and what mends that.
+/// The file that the command's processes share. Error: the reason that they run without, and its
+/// remedy.
 fn prepare(arguments: &RunArguments, program: &Path, library: &Path) -> Result<TreeFile, String> {
     let unmanaged = executable::why_unmanaged(program);
     if let Some(one) = unmanaged {
