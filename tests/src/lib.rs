@@ -623,7 +623,7 @@ impl Served {
             .expect("the program is built");
         let mut line = String::new();
         let stdout = child.stdout.take().expect("it is piped");
-        BufReader::new(stdout).read_line(&mut line).expect("what it says is text");
+        BufReader::new(stdout).read_line(&mut line).expect("its output is text");
         let device = line.strip_prefix("serving ").and_then(|rest| rest.split(',').next());
         let device = device.map(str::to_owned);
         let said_so_far = || fs::read_to_string(said.path()).unwrap_or_default();

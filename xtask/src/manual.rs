@@ -14,7 +14,7 @@ const COMPLETIONS: &str = "docs/completions";
 const STATUSES: [(&str, &str); 6] = [
     ("0", "It was done; of run: the command's own status."),
     ("1", "doctor: no front end works on this machine."),
-    ("125", "uzswap itself failed; one line on standard error says why and what to do."),
+    ("125", "uzswap itself failed; one line on standard error has the reason and the remedy."),
     ("126", "run: the command could not be executed."),
     ("127", "run: there is no such command."),
     ("128 + n", "run: signal n ended the command."),

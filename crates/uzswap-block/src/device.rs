@@ -10,10 +10,10 @@ use uzswap_sys::{swap, ublk};
 #[derive(Debug, thiserror::Error)]
 pub enum AttachError {
     /// The loop device.
-    #[error("cannot attach a loop device: {0}; `uzswap doctor` tells what is missing")]
+    #[error("cannot attach a loop device: {0}; `uzswap doctor` names the missing part")]
     Loop(io::Error),
     /// The ublk device.
-    #[error("cannot make a ublk device: {0}; `uzswap doctor` tells what is missing")]
+    #[error("cannot make a ublk device: {0}; `uzswap doctor` names the missing part")]
     Ublk(io::Error),
     /// The file or the header on it.
     #[error("cannot write the swap header: {0}; is the daemon running?")]

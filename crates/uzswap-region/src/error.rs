@@ -94,7 +94,7 @@ pub enum Error {
         max: u64,
     },
     /// The address is not the start of a region of this pager.
-    #[error("{address:#x} is not the start of a region of this pager; pass what was mapped")]
+    #[error("{address:#x} is not the start of a region of this pager; pass its first address")]
     Foreign {
         /// The given value.
         address: usize,

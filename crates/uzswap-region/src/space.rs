@@ -424,7 +424,7 @@ impl Space {
         self.is_copy.store(false, Relaxed);
         // SAFETY: the fork has the memory at these addresses, or the file; nobody has used it yet.
         let done = unsafe { map::unmap_range(self.range()) };
-        done.expect("munmap of what is mapped");
+        done.expect("munmap of a mapping");
     }
 
     /// True if this is a fork with a copy of the region.
@@ -438,7 +438,7 @@ impl Space {
         if had {
             // SAFETY: the region's user gives it up, and with it the mapping in its place.
             let done = unsafe { map::unmap_range(self.range()) };
-            done.expect("munmap of what is mapped");
+            done.expect("munmap of a mapping");
         }
         had
     }

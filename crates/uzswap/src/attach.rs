@@ -127,7 +127,7 @@ fn hold(
     live: &Live,
     events: &Events,
 ) -> Result<(), Failure> {
-    let lost = "the daemon died; what was swapped to it is lost";
+    let lost = "the daemon died; the swapped pages are lost";
     let mut watch = Watch::over(target.processes.clone(), &target.name);
     loop {
         match events.receiver.recv_timeout(TICK) {
@@ -160,7 +160,7 @@ pub fn detach(arguments: &DetachArguments) -> Result<(), Failure> {
     let target = find(&arguments.target)?;
     let (folder, name) = (target.place().folder, target.name);
     let pid = attached(&folder).ok_or_else(|| {
-        Failure::new(format!("{name} is not attached; `uzswap status` shows what is"))
+        Failure::new(format!("{name} is not attached; `uzswap status` shows the attached ones"))
     })?;
     // In another namespace its number would be somebody else's.
     let command = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();

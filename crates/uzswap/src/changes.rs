@@ -328,7 +328,7 @@ impl State {
     pub fn undo(&mut self, end_daemon: Option<&mut dyn FnMut() -> io::Result<()>>) -> Vec<String> {
         let mut troubles = Vec::new();
         let transport = self.transport();
-        let in_use = || vec!["the kernel still reads back what is swapped out".into()];
+        let in_use = || vec!["the kernel still reads back the swapped pages".into()];
         if self.is_in_use() {
             return in_use();
         }

@@ -209,7 +209,7 @@ impl Service {
         let options = &start.options;
         let kept = start.kept.as_ref().map(|numbers| Kept::inherited(numbers, process::inherited));
         let kept = kept.transpose().map_err(|error| {
-            Failure::new(format!("the daemon was not given what it is to go on with: {error}"))
+            Failure::new(format!("the daemon was not given its start data: {error}"))
         })?;
         let takes_over = start.devices.is_some();
         let before = kept.is_some().then(|| start.devices.clone().unwrap_or_default());

@@ -265,7 +265,7 @@ impl Keeper {
             }
             Err(why) => self
                 .notes
-                .push(format!("if the daemon is killed, what is swapped out goes with it: {why}")),
+                .push(format!("if the daemon is killed, the swapped pages are lost: {why}")),
         }
         self.start_daemon()?;
         if self.state.is_serving {

@@ -151,7 +151,7 @@ impl Report {
         }
         if self.daemons_replaced > 0 {
             text += &format!(
-                "  daemon    was killed {} times, and another one went on; counted is what was since\n",
+                "  daemon    was killed {} times, and another one went on; all counts are since then\n",
                 self.daemons_replaced
             );
         }

@@ -300,7 +300,7 @@ impl<'a> Watch<'a> {
     }
 
     fn lost(&self) {
-        say!("uzswap: the daemon died; what was swapped to it is lost, so the command is ended");
+        say!("uzswap: the daemon died; the swapped pages are lost, so the command is ended");
         self.group.kill();
     }
 

@@ -48,7 +48,7 @@ pub fn serve(arguments: &ServeArguments) -> Result<(), Failure> {
     }
     if keeper.is_lost() {
         return Err(Failure::new(
-            "the daemon died; what was swapped to it is lost, and processes that need it will get \
+            "the daemon died; the swapped pages are lost, and processes that need one will get \
              SIGBUS",
         ));
     }

@@ -118,7 +118,7 @@ pub fn clean() -> Result<(), Failure> {
     }
     let lock = Lock::take().map_err(|error| Failure::new(keeper::cannot_lock(&error)))?;
     let Some(lock) = lock else {
-        show!("nothing to clean up; what is there is running");
+        show!("nothing to clean up; the cache is running");
         return Ok(());
     };
     let cleaned = changes::clean_up(&lock);

@@ -80,11 +80,11 @@ impl Keeper {
 
     fn replace_daemon(&mut self) -> Result<(), Failure> {
         if self.kept.is_none() {
-            return Err(Failure::new("none can go on with what it has left"));
+            return Err(Failure::new("none can go on with its memory"));
         }
         let is_short = self.daemon_since.elapsed() < LIFE_MIN;
         self.short_lives = if is_short { self.short_lives + 1 } else { 0 };
-        let mut why = Failure::new("each one that goes on with what it has left ends at once");
+        let mut why = Failure::new("each one that goes on with its memory ends at once");
         while self.short_lives <= SHORT_LIVES_MAX {
             std::thread::sleep(PAUSE * ((1 << self.short_lives) - 1));
             match self.start_next() {
