@@ -5,9 +5,9 @@
 //! not known here is left alone, and counted by the reason. The kernel joins neighbours to one
 //! mapping: the parts that must stay are cut out of it.
 
-use crate::{AGENT, layout, memory};
+use crate::{AGENT, layout, memory, stacks};
 use std::ops::Range;
-use std::sync::Mutex;
+
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
 use uzswap_calls::sites;
 use uzswap_calls::stop::Staying;
@@ -20,9 +20,6 @@ const GUARD_MAX: usize = 64 << 10;
 /// Bytes around a thread's block that the kernel and this library use: the C library's description
 /// of the thread lies behind the block. With a margin.
 const BLOCK: usize = 64 << 10;
-
-/// Alternate stacks for signals, from before the take-over: the kernel writes to them.
-pub static SIGNAL_STACKS: Mutex<Vec<Range<usize>>> = Mutex::new(Vec::new());
 
 /// Bytes that the variables of all files take before the block of a thread.
 static VARIABLES: AtomicUsize = AtomicUsize::new(0);
@@ -153,7 +150,8 @@ fn is_guard(one: &Described<'_>, stack: usize) -> bool {
 
 /// The memory that stays, whatever the kernel has joined it with.
 fn kept(modules: &[sites::Module]) -> Vec<Range<usize>> {
-    let signal_stacks = SIGNAL_STACKS.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+    let signal_stacks =
+        stacks::FROM_BEFORE.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
     // Variables of the program itself may leave; those of libraries serve faults, too.
     let libraries = modules.iter().filter(|module| !module.name.is_empty());
     let of_main = around_block(crate::front().map_or(0, |front| front.first_thread));

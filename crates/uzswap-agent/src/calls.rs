@@ -2,20 +2,19 @@
 //! data or refer to it are here. Calls that change maps are in `layout`; those about processes,
 //! files and signals in `processes`, `masks` and `stacks`.
 
-use crate::{AGENT, Agent, devices, inside, layout, masks, processes, stacks};
+use crate::{AGENT, Agent, alone, devices, layout, masks, processes, stacks, thread, whole};
 use libc::c_long;
-use std::ops::Range;
 use uzswap_calls::table::{self, Buffer, Treatment};
-use uzswap_calls::{Call, Outcome, raw};
-use uzswap_region::{Pager, is_pager_thread};
+use uzswap_calls::{Call, Frame, Outcome, raw};
+use uzswap_region::is_pager_thread;
 use uzswap_sys::bus;
 use uzswap_sys::map::PAGE_BYTES;
 
 /// The most that is held for one call: a length may be anything, the kernel may refuse it, and held
 /// memory takes from the budget. `read` and `write` go on with the rest; others are cut short
 /// there, if it is absent.
-const AT_ONCE: u64 = 4 << 20;
-/// The bytes that are held of memory whose length the arguments do not tell: the longest path.
+pub const AT_ONCE: u64 = 4 << 20;
+/// What is held of memory whose length the arguments do not tell: a path's longest.
 const UNTOLD: u64 = 4096;
 /// How often a call that answers `EFAULT` is made again, once all memory is adopted.
 const TRIES: usize = 8;
@@ -34,10 +33,14 @@ pub fn on_call(call: &mut Call) -> Outcome {
     // its memory is not the program's.
     let is_inside = crate::is_inside() || bus::is_on_own_stack();
     let is_pagers = is_pager_thread();
+    let agent = AGENT.get().filter(|_| !is_inside && !is_pagers);
+    if agent.is_some() {
+        stacks::arm();
+    }
     if call.number as c_long == libc::SYS_rt_sigprocmask {
         // Even if our code makes it: the next replaced instruction may come before the signals are
         // back.
-        return processes::mask(AGENT.get().filter(|_| !is_inside && !is_pagers), call);
+        return processes::mask(agent, call);
     }
     if is_inside {
         return Outcome::Bare;
@@ -46,7 +49,17 @@ pub fn on_call(call: &mut Call) -> Outcome {
     if is_pagers {
         return on_pagers_call(agent, call);
     }
-    stacks::arm();
+    let frame = Frame::of(call);
+    thread::end_calls_before(frame as usize);
+    let before = thread::with(|thread| thread.call.replace(frame));
+    let mut outcome = Outcome::Bare;
+    stacks::for_call(|| outcome = decide(agent, call));
+    thread::with(|thread| thread.call.set(before));
+    outcome
+}
+
+/// What is done for a call, as its row says.
+fn decide(agent: &Agent, call: &mut Call) -> Outcome {
     match table::treatment(call.number) {
         Treatment::Left | Treatment::Absent => Outcome::Bare,
         Treatment::Held(buffers) => held(agent, call, buffers),
@@ -90,12 +103,7 @@ fn own(agent: &Agent, call: &mut Call) -> Outcome {
         libc::SYS_set_robust_list | libc::SYS_rseq => {
             layout::leave_in(agent, call, call.arguments[1])
         }
-        libc::SYS_sigaltstack => {
-            let [new, old, ..] = call.arguments;
-            // SAFETY: the arguments are the program's.
-            call.result = unsafe { stacks::set(Some(agent), new as *const _, old as *mut _) };
-            Outcome::Done
-        }
+        libc::SYS_sigaltstack => stacks::set(agent, call),
         libc::SYS_rt_sigaction => processes::action(agent, call),
         libc::SYS_clone => processes::clone(agent, call),
         // Only ever with memory in common, by the C library; it falls back to `clone`.
@@ -106,6 +114,7 @@ fn own(agent: &Agent, call: &mut Call) -> Outcome {
         libc::SYS_close_range => processes::close_range(call),
         libc::SYS_dup2 | libc::SYS_dup3 => processes::duplicate(call),
         libc::SYS_execve | libc::SYS_execveat => processes::execute(agent, call),
+        libc::SYS_unshare | libc::SYS_setns => alone::on_call(call),
         libc::SYS_pselect6 => masks::select(agent, call),
         number => match masks::argument(number) {
             Some(at) => masks::without_ours(agent, call, at),
@@ -124,15 +133,18 @@ pub struct Holds<'a> {
     agent: &'a Agent,
     /// Bytes that may be held yet.
     left: u64,
-    few: [Range<usize>; 4],
-    count: usize,
-    many: Vec<Range<usize>>,
+    held: thread::Use,
 }
 
 impl<'a> Holds<'a> {
     /// Nothing yet.
     pub fn new(agent: &'a Agent) -> Self {
-        Self { agent, left: AT_ONCE, few: [0..0, 0..0, 0..0, 0..0], count: 0, many: Vec::new() }
+        Self { agent, left: AT_ONCE, held: thread::Use::begin() }
+    }
+
+    /// The same, of at most so many bytes.
+    pub fn up_to(agent: &'a Agent, bytes: u64) -> Self {
+        Self { left: bytes, ..Self::new(agent) }
     }
 
     /// Holds the adopted part of a range. Returns true if there is one.
@@ -146,32 +158,9 @@ impl<'a> Holds<'a> {
             any = true;
             rest.start = held.end;
             self.left = self.left.saturating_sub(held.len() as u64);
-            self.note(held);
+            self.held.note(held);
         }
         any
-    }
-
-    fn note(&mut self, held: Range<usize>) {
-        if self.count < self.few.len() {
-            self.few[self.count] = held;
-            self.count += 1;
-        } else {
-            let _inside = inside();
-            self.many.push(held);
-        }
-    }
-}
-
-impl Drop for Holds<'_> {
-    fn drop(&mut self) {
-        for range in &self.few[..self.count] {
-            Pager::unhold(range.clone());
-        }
-        if !self.many.is_empty() {
-            let _inside = inside();
-            let many = std::mem::take(&mut self.many);
-            many.into_iter().for_each(Pager::unhold);
-        }
     }
 }
 
@@ -181,6 +170,9 @@ fn transfer(agent: &Agent, call: &mut Call) -> Outcome {
     let is_at_place = matches!(call.number as c_long, libc::SYS_pread64 | libc::SYS_pwrite64);
     let is_write = matches!(call.number as c_long, libc::SYS_write | libc::SYS_pwrite64);
     layout::await_complete();
+    if is_write && bytes > AT_ONCE && whole::write(agent, call) {
+        return Outcome::Done;
+    }
     let mut done = 0;
     loop {
         let part = (bytes - done).min(AT_ONCE);
@@ -205,7 +197,7 @@ fn transfer(agent: &Agent, call: &mut Call) -> Outcome {
     }
 }
 
-fn is_type(file: i32, wanted: libc::mode_t) -> bool {
+pub fn is_type(file: i32, wanted: libc::mode_t) -> bool {
     let mut status = std::mem::MaybeUninit::<libc::stat>::zeroed();
     let arguments = [file as u64, status.as_mut_ptr() as u64, 0, 0, 0, 0];
     // SAFETY: the kernel writes the status to where it is told; zeros are one.
@@ -249,6 +241,24 @@ pub fn held(agent: &Agent, call: &mut Call, buffers: &[Buffer]) -> Outcome {
     for buffer in buffers {
         hold_buffer(&mut holds, call, *buffer);
     }
+    if holds.left == 0 {
+        // There is more than may be held.
+        drop(holds);
+        if whole::write(agent, call) {
+            return Outcome::Done;
+        }
+        return held_in_part(agent, call, buffers);
+    }
+    make(agent, call);
+    Outcome::Done
+}
+
+/// The same for longer buffers, as far as they may be held.
+fn held_in_part(agent: &Agent, call: &mut Call, buffers: &[Buffer]) -> Outcome {
+    let mut holds = Holds::new(agent);
+    for buffer in buffers {
+        hold_buffer(&mut holds, call, *buffer);
+    }
     make(agent, call);
     Outcome::Done
 }
@@ -279,16 +289,37 @@ fn hold_buffer(holds: &mut Holds<'_>, call: &Call, buffer: Buffer) {
 
 /// Reads memory of the program's, which may be no memory at all.
 pub fn peek<T: Copy>(at: u64) -> Option<T> {
-    let mut value = std::mem::MaybeUninit::<T>::uninit();
-    let local = libc::iovec { iov_base: value.as_mut_ptr().cast(), iov_len: size_of::<T>() };
-    let remote = libc::iovec { iov_base: at as *mut _, iov_len: size_of::<T>() };
+    let mut value = std::mem::MaybeUninit::<T>::zeroed();
+    // SAFETY: as many bytes as the value has, all of them zeros now.
+    let bytes =
+        unsafe { std::slice::from_raw_parts_mut(value.as_mut_ptr().cast::<u8>(), size_of::<T>()) };
+    let is_read = peek_bytes(at, bytes) == size_of::<T>();
+    // SAFETY: all of it was written; the types it is asked for are of numbers and pointers.
+    is_read.then(|| unsafe { value.assume_init() })
+}
+
+/// The same of bytes; how many there are up to the first that cannot be read.
+pub fn peek_bytes(at: u64, bytes: &mut [u8]) -> usize {
+    let local = libc::iovec { iov_base: bytes.as_mut_ptr().cast(), iov_len: bytes.len() };
+    let remote = libc::iovec { iov_base: at as *mut _, iov_len: bytes.len() };
     // SAFETY: takes nothing.
     let me = unsafe { raw(libc::SYS_getpid as u64, [0; 6]) } as u64;
     let arguments = [me, &raw const local as u64, 1, &raw const remote as u64, 1, 0];
-    // SAFETY: the kernel writes the value, or says that it cannot read it.
-    let read = unsafe { raw(libc::SYS_process_vm_readv as u64, arguments) };
-    // SAFETY: all of it was written; the types it is asked for are of numbers and pointers.
-    (read == size_of::<T>() as i64).then(|| unsafe { value.assume_init() })
+    // SAFETY: the kernel writes the bytes, or says that it cannot read those at the address.
+    unsafe { raw(libc::SYS_process_vm_readv as u64, arguments) }.max(0) as usize
+}
+
+/// Writes memory of the program's, which may be no memory at all; whether all was written.
+pub fn poke<T: Copy>(at: u64, value: &T) -> bool {
+    let bytes = size_of::<T>();
+    let local =
+        libc::iovec { iov_base: std::ptr::from_ref(value).cast_mut().cast(), iov_len: bytes };
+    let remote = libc::iovec { iov_base: at as *mut _, iov_len: bytes };
+    // SAFETY: takes nothing.
+    let me = unsafe { raw(libc::SYS_getpid as u64, [0; 6]) } as u64;
+    let arguments = [me, &raw const local as u64, 1, &raw const remote as u64, 1, 0];
+    // SAFETY: where the program asked for it; the kernel says if it cannot write there.
+    unsafe { raw(libc::SYS_process_vm_writev as u64, arguments) == bytes as i64 }
 }
 
 pub fn hold_vector(holds: &mut Holds<'_>, at: u64, count: u64) {

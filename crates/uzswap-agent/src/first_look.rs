@@ -5,9 +5,9 @@
 //! the machine code for that.
 
 use crate::calls::used_of_futex;
-use crate::{is_inside, layout, stacks};
+use crate::{layout, thread};
 use std::ops::Range;
-use uzswap_calls::{Call, Outcome, raw};
+use uzswap_calls::{Call, Frame, Outcome, raw};
 use uzswap_region::{Pager, is_pager_thread};
 use uzswap_sys::bus;
 
@@ -17,28 +17,36 @@ const BYTES_MAX: u64 = 64 << 10;
 /// Makes the call if all that it is given is there.
 pub fn on_call(call: &mut Call) -> Outcome {
     let Some([one, other]) = buffers(call) else { return Outcome::Undecided };
-    let is_ordinary = !is_inside()
-        && !is_pager_thread()
-        && !bus::is_on_own_stack()
-        && stacks::is_armed()
-        && layout::is_complete();
-    if !is_ordinary {
+    if is_pager_thread() || bus::is_on_own_stack() || !layout::is_complete() {
         return Outcome::Undecided;
     }
-    let Some(one) = Pager::hold_present(one) else { return Outcome::Undecided };
-    let Some(other) = Pager::hold_present(other) else {
-        Pager::unhold(one);
-        return Outcome::Undecided;
-    };
-    // As the program would have made it: our signals know how to have it begun again there.
-    if call.number as libc::c_long == libc::SYS_futex && one.is_empty() && other.is_empty() {
-        return Outcome::Bare;
-    }
-    // SAFETY: the call is the program's, made as it asked.
-    call.result = unsafe { raw(call.number, call.arguments) };
-    Pager::unhold(other);
-    Pager::unhold(one);
-    Outcome::Done
+    thread::with(|thread| {
+        if thread.is_inside.get() || !thread.is_armed.get() {
+            return Outcome::Undecided;
+        }
+        let Some(one) = Pager::hold_present(one) else { return Outcome::Undecided };
+        let Some(other) = Pager::hold_present(other) else {
+            Pager::unhold(one);
+            return Outcome::Undecided;
+        };
+        // As the program would have made it: our signals know how to have it begun again there.
+        if call.number as libc::c_long == libc::SYS_futex && one.is_empty() && other.is_empty() {
+            return Outcome::Bare;
+        }
+        let frame = Frame::of(call);
+        // Another call of this thread's may not be over yet, or was left by a handler.
+        if !thread.pin(frame as usize, &one, &other) {
+            Pager::unhold(other);
+            Pager::unhold(one);
+            return Outcome::Undecided;
+        }
+        let before = thread.call.replace(frame);
+        // SAFETY: the call is the program's, made as it asked.
+        call.result = unsafe { raw(call.number, call.arguments) };
+        thread.call.set(before);
+        thread.unpin(frame as usize);
+        Outcome::Done
+    })
 }
 
 /// The memory that a call is given, if it is one of the frequent ones that are given little.

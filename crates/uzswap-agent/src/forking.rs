@@ -1,22 +1,31 @@
 //! Forks: the child goes on with a copy of everything, pool and index too, by the fork itself.
 //!
-//! All work is stopped from the moment before the kernel makes the child. It is stopped around the
-//! system call, not in a handler of `pthread_atfork`: the C library still uses memory in between,
-//! which may have to be brought in. Threads are started again where that is safe, in such a
-//! handler.
+//! Everything stands still around the system call alone, which is a replaced instruction. Before and
+//! after it the C library and the program's handlers (`pthread_atfork`) use memory, take locks and
+//! wait for other threads, and all of these may need us. So nothing is locked there, and no signal
+//! is blocked. A fork that is made past the C library's `fork` is like any other.
+//!
+//! Before the take-over no instruction is replaced. The child then has a new allocator, because
+//! another thread of the parent may have held the old one ([`in_child`]); `fork` waits while more
+//! than that is under way ([`busy`]).
+//!
+//! A child has none of our threads. They are started where the C library is whole: in a handler of
+//! `pthread_atfork`, or, if none was run, once the child asks for memory.
 
-use crate::{AGENT, Agent, Inside, inside, layout, memory};
+use crate::{AGENT, Agent, Inside, front, inside, layout, memory};
 use std::io;
 use std::mem::ManuallyDrop;
-use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::*};
 use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 use uzswap_region::BeforeFork;
-use uzswap_sys::bus::Blocked;
 use uzswap_sys::process;
+use uzswap_tree::front::BARE;
 
 /// Nothing of this library moves.
 pub struct Still<L, M> {
     inside: Inside,
+    quiet: MutexGuard<'static, ()>,
     layout: L,
     pages: BeforeFork,
     memory: ManuallyDrop<M>,
@@ -25,87 +34,143 @@ pub struct Still<L, M> {
 /// This process has been forked, and has no threads of ours yet.
 static IS_BARE: AtomicBool = AtomicBool::new(false);
 
-/// Waits until nothing of this library moves. Errors: there is no room for a child's needs.
+/// Waits until nothing of this library moves. Errors: there is no room for what a child needs.
 pub fn before(agent: &Agent) -> io::Result<Still<impl Sized, impl Sized>> {
     let inside = inside();
+    let quiet = at_work();
     let layout = layout::lock();
     let pages = agent.pager.before_fork()?;
     // Last: nothing is allocated or freed from here on.
-    Ok(Still { inside, layout, pages, memory: ManuallyDrop::new(memory::lock()) })
+    Ok(Still { inside, quiet, layout, pages, memory: ManuallyDrop::new(memory::lock()) })
 }
 
 impl<L, M> Still<L, M> {
     /// In the parent, or where there is no child: all goes on.
     pub fn in_parent(self) {
-        let Self { inside, layout, pages, memory } = self;
+        let Self { inside, quiet, layout, pages, memory } = self;
         drop(ManuallyDrop::into_inner(memory));
         pages.in_parent();
-        drop(layout);
+        drop((layout, quiet));
         drop(inside);
     }
 
     /// In the child, before anything of the program runs there.
     pub fn in_child(self) {
-        let Self { inside, layout, pages, memory } = self;
+        let Self { inside, quiet, layout, pages, memory } = self;
         drop(ManuallyDrop::into_inner(memory));
         if pages.in_child().is_err() {
             crate::die("a forked process cannot have a userfaultfd of its own");
         }
-        drop(layout);
+        drop((layout, quiet));
         IS_BARE.store(true, Relaxed);
+        // An allocator of the program's own may have its locks held where it asks for memory.
+        if let Some(front) = front().filter(|front| !front.has_own_allocator) {
+            front.waits.fetch_or(BARE, Relaxed);
+        }
         drop(inside);
     }
 }
 
-/// The holder does work of ours that a child must not find half done: its thread is not there.
+/// Held by a thread of ours while a child would find its work half done. Taken once the program has
+/// been taken over, and by the thread that does so.
 static QUIET: Mutex<()> = Mutex::new(());
 
-/// Held while a thread of ours is at work; a fork waits for it.
+/// Held while the thread that watches is at work; a fork waits for it.
 pub fn at_work() -> MutexGuard<'static, ()> {
     QUIET.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Makes a fork while nothing of ours is under way. The C library's functions around it, and the
-/// program's, may take memory: so this stands before `fork` itself, and their locks are not held.
-pub fn fork_quietly(fork: impl FnOnce() -> libc::pid_t) -> libc::pid_t {
-    // A handler that forks, too, would wait for its own thread.
-    let _blocked = Blocked::all();
-    let quiet = at_work();
-    if AGENT.get().is_some() {
-        let child = fork();
-        drop(quiet);
-        return child;
+/// Forks by `fork` that are under way in a program that was not taken over; with [`BUSY`], a child
+/// would find more half done than can be begun anew.
+static FORKS: AtomicU32 = AtomicU32::new(0);
+const BUSY: u32 = 1 << 31;
+
+/// How long our thread waits for forks, and a fork for our thread: each may have a lock that the
+/// other one needs. A child that is made in spite of it is left alone.
+const PATIENCE: Duration = Duration::from_millis(100);
+const FORKS_PATIENCE: Duration = Duration::from_secs(2);
+const PAUSE: Duration = Duration::from_millis(1);
+
+/// The thread that watches has begun work that a child must not find half done.
+pub struct Busy;
+
+/// Has forks wait, and waits for those that are under way.
+pub fn busy() -> Busy {
+    FORKS.fetch_or(BUSY, SeqCst);
+    await_that(PATIENCE, || FORKS.load(SeqCst) == BUSY);
+    Busy
+}
+
+impl Drop for Busy {
+    fn drop(&mut self) {
+        FORKS.fetch_and(!BUSY, SeqCst);
     }
-    let inside = inside();
-    let memory = memory::lock();
+}
+
+fn await_that(patience: Duration, is_so: impl Fn() -> bool) {
+    for _ in 0..patience.as_millis() / PAUSE.as_millis() {
+        if is_so() {
+            return;
+        }
+        std::thread::sleep(PAUSE);
+    }
+}
+
+/// Makes a fork. The C library's functions around it, and the program's, may take memory, wait for
+/// other threads, or be interrupted by signals: nothing of ours is held meanwhile.
+pub fn fork(fork: impl FnOnce() -> libc::pid_t) -> libc::pid_t {
+    if AGENT.get().is_some() {
+        // Everything stands still around the system call.
+        return fork();
+    }
+    await_that(FORKS_PATIENCE, || FORKS.load(SeqCst) & BUSY == 0);
+    FORKS.fetch_add(1, SeqCst);
     let child = fork();
-    drop(memory);
-    drop(inside);
-    drop(quiet);
-    if child == 0 && crate::has_own_allocator() {
+    if child != 0 {
+        FORKS.fetch_sub(1, SeqCst);
+    } else if crate::has_own_allocator() {
         crate::watch_from_now();
     }
     child
 }
 
-/// Has children of a process that has not been taken over be watched when they grow.
-pub extern "C" fn in_child() {
-    if AGENT.get().is_none() {
-        crate::unwatch();
+/// In a child of a process that has not been taken over: it is one of its own, which nobody
+/// watches yet. `false`: it was made while it was being taken over, and is left alone.
+pub extern "C" fn in_child() -> bool {
+    if AGENT.get().is_some() {
+        return true;
+    }
+    let was_busy = FORKS.swap(0, SeqCst) & BUSY != 0;
+    // Another thread of the parent's may have had the allocator.
+    memory::renew();
+    crate::unwatch();
+    !was_busy
+}
+
+/// Starts our threads in a child that was made past the C library's `fork`, where no handler has
+/// done so.
+pub fn attend() {
+    if let Some(front) = front() {
+        front.waits.fetch_and(!BARE, Relaxed);
+    }
+    start_threads();
+}
+
+fn start_threads() {
+    if !IS_BARE.swap(false, Relaxed) {
+        return;
+    }
+    let Some(agent) = AGENT.get() else { return };
+    let _inside = inside();
+    if agent.pager.after_fork().is_err() || crate::start(crate::Begin::Again).is_err() {
+        crate::die("a forked process cannot have threads of its own");
     }
 }
 
 /// Has threads started in children. Once, after the pager is made.
-pub fn watch() -> std::io::Result<()> {
+pub fn watch() -> io::Result<()> {
     extern "C" fn in_child() {
-        if !IS_BARE.swap(false, Relaxed) {
-            return;
-        }
-        let Some(agent) = AGENT.get() else { return };
-        let _inside = inside();
-        if agent.pager.after_fork().is_err() || crate::start(crate::Begin::Again).is_err() {
-            crate::die("a forked process cannot have threads of its own");
-        }
+        attend();
     }
     process::at_fork(None, None, Some(in_child))
 }

@@ -13,10 +13,12 @@
 //! staged and brought in by the pager that regions have (`uzswap-region`), in the process itself.
 
 mod adoption;
+mod alone;
 mod calls;
 mod devices;
 mod first_look;
 mod forking;
+mod handlers;
 mod hooks;
 mod interrupted;
 mod layout;
@@ -26,17 +28,18 @@ mod memory;
 mod processes;
 mod stacks;
 mod takeover;
+mod thread;
+mod whole;
 
 use rustix::thread::futex;
-use std::cell::Cell;
-use std::io::{self, Write};
+use std::io;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 use uzswap_region::{Mode, Pager};
 use uzswap_sys::bus::Blocked;
 use uzswap_sys::process;
-use uzswap_tree::front::{Front, STACK, TAKING};
+use uzswap_tree::front::{BARE, Front, STACK, TAKING};
 use uzswap_tree::{Figures, SILENT_MAX, Table, Tree, clock};
 
 /// A process with less than this is not taken over: there is little to win.
@@ -73,11 +76,6 @@ static IS_WATCHED: AtomicBool = AtomicBool::new(false);
 /// The library that has loaded this one.
 static FRONT: OnceLock<&'static Front> = OnceLock::new();
 
-thread_local! {
-    /// The calling thread does something of ours: its system calls are not looked at.
-    static IS_INSIDE: Cell<bool> = const { Cell::new(false) };
-}
-
 /// The library that has loaded this one, once it has.
 fn front() -> Option<&'static Front> {
     FRONT.get().copied()
@@ -102,7 +100,7 @@ fn has_own_allocator() -> bool {
 }
 
 fn is_inside() -> bool {
-    IS_INSIDE.get()
+    thread::with(|thread| thread.is_inside.get())
 }
 
 /// While this is held, the thread's calls are not looked at, and no handler of a signal runs in it.
@@ -112,14 +110,14 @@ struct Inside {
 }
 
 fn inside() -> Inside {
-    let was = IS_INSIDE.replace(true);
+    let was = thread::with(|thread| thread.is_inside.replace(true));
     Inside { was, blocked: Some(Blocked::all()) }
 }
 
 impl Drop for Inside {
     fn drop(&mut self) {
         drop(self.blocked.take());
-        IS_INSIDE.set(self.was);
+        thread::with(|thread| thread.is_inside.set(self.was));
     }
 }
 
@@ -157,9 +155,7 @@ extern "C" fn look(more: usize, may_wait: bool) {
     };
     if is_much && !HAS_FAILED.load(Relaxed) {
         set_taking(true);
-        BELL.fetch_add(1, Relaxed);
-        // There is no error that a valid address could meet.
-        let _ = futex::wake(&BELL, futex::Flags::PRIVATE, 1);
+        ring();
         if may_wait {
             wait_while_taking();
         }
@@ -184,6 +180,13 @@ extern "C" fn watch_from_here() {
 
 /// Rung when the thread that watches is to look at once.
 static BELL: AtomicU32 = AtomicU32::new(0);
+/// Has the thread that watches look at once.
+fn ring() {
+    BELL.fetch_add(1, Relaxed);
+    // There is no error that a valid address could meet.
+    let _ = futex::wake(&BELL, futex::Flags::PRIVATE, 1);
+}
+
 /// It could not be taken over, and is not tried again.
 static HAS_FAILED: AtomicBool = AtomicBool::new(false);
 
@@ -205,6 +208,9 @@ fn set_taking(is_under_way: bool) {
 
 /// Has a thread that asks for memory wait if it is to.
 extern "C" fn wait_before_more() {
+    if front().is_some_and(|front| front.waits.load(Relaxed) & BARE != 0) && !is_inside() {
+        forking::attend();
+    }
     if TAKING_UNTIL.load(Relaxed) != 0 {
         wait_while_taking();
     }
@@ -240,7 +246,7 @@ enum Begin {
 fn start(begin: Begin) -> io::Result<()> {
     let _inside = inside();
     if begin == Begin::Again {
-        tree().into_iter().for_each(Tree::rejoin);
+        front().into_iter().for_each(Front::forked);
     }
     let thread = std::thread::Builder::new().name("uzswap-agent".into()).stack_size(STACK);
     thread.spawn(watch).map(drop)
@@ -305,7 +311,7 @@ fn processor_time() -> Duration {
 }
 
 fn watch() {
-    IS_INSIDE.set(true);
+    thread::with(|thread| thread.is_inside.set(true));
     // Its parent's memory, if this is a fork.
     IS_FORKED.store(true, Relaxed);
     let mut shared = Shared { bytes: 0, fell: 0, next: Instant::now(), pause: WAIT_MIN };
@@ -313,7 +319,10 @@ fn watch() {
     let mut next_tell = Instant::now();
     loop {
         let rung = BELL.load(Relaxed);
-        let at_work = forking::at_work();
+        if alone::is_wanted() {
+            return;
+        }
+        let at_work = AGENT.get().map(|_| forking::at_work());
         let whole = anonymous_bytes();
         let shared = if AGENT.get().is_some() { shared.bytes() } else { 0 };
         let used = whole.saturating_sub(shared);
@@ -335,11 +344,14 @@ fn watch() {
             let is_short = room < allowance / 4 && used >= LEAST;
             if is_short || TAKING_UNTIL.load(Relaxed) != 0 {
                 set_taking(true);
+                let busy = forking::busy();
                 take_over(allowance, tree.table());
+                drop(busy);
                 set_taking(false);
                 continue;
             }
             if used > allowance / 2 {
+                let _busy = forking::busy();
                 takeover::look_ahead();
             }
         }
@@ -359,6 +371,8 @@ fn watch() {
 }
 
 fn take_over(allowance: u64, table: &Table) {
+    // Forks are looked at from the moment that the calls are replaced.
+    let _at_work = forking::at_work();
     let compressor = std::env::var("UZSWAP_COMPRESSOR").unwrap_or("lz4".into());
     let taken = takeover::take_over(allowance.max(BUDGET_LEAST), &compressor);
     HAS_FAILED.store(taken.is_err(), Relaxed);
@@ -401,8 +415,9 @@ fn anonymous_bytes() -> u64 {
 }
 
 fn say(text: &str) {
+    // In one piece, and without the lock of the standard library, which a fork may find taken.
     // Where standard error is closed there is nobody to tell.
-    let _ = writeln!(io::stderr(), "uzswap: {text}");
+    let _ = rustix::io::write(rustix::stdio::stderr(), format!("uzswap: {text}\n").as_bytes());
 }
 
 /// Ends the process: going on would mean wrong bytes.

@@ -2,11 +2,13 @@
 //! may not use that heap. Rust's allocations, and those of the C code that is linked in (build.rs),
 //! come from mappings of our own, which the kernel is asked for directly.
 //!
-//! The lock is held over a fork, so that the child finds the allocator whole.
+//! The lock is held over a fork of a program that was taken over, so that the child finds the
+//! allocator whole. A child of another program begins with an empty one ([`renew`]).
 
 use dlmalloc::{Allocator, Dlmalloc};
 use rustix::mm::{self, Advice, MapFlags, ProtFlags};
 use std::alloc::{GlobalAlloc, Layout};
+use std::cell::UnsafeCell;
 use std::ffi::{c_int, c_void};
 use std::ops::Range;
 use std::ptr;
@@ -116,10 +118,31 @@ unsafe impl Allocator for Pages {
     }
 }
 
-struct Own(Mutex<Dlmalloc<Pages>>);
+struct Own(UnsafeCell<Mutex<Dlmalloc<Pages>>>);
+
+// SAFETY: the lock makes each use the only one, but for `renew`, which says when it may be called.
+unsafe impl Sync for Own {}
 
 #[global_allocator]
-static OWN: Own = Own(Mutex::new(Dlmalloc::new_with_allocator(Pages)));
+static OWN: Own = Own(UnsafeCell::new(Mutex::new(Dlmalloc::new_with_allocator(Pages))));
+
+/// The blocks of so many arenas are of an allocator that is no more: they stay as they are.
+static OF_BEFORE: AtomicUsize = AtomicUsize::new(0);
+
+/// In a fork, where another thread of the parent's may have had the lock: begins anew. What was
+/// taken before stays where it is, and is never given back.
+pub fn renew() {
+    OF_BEFORE.store(ARENAS_USED.load(Acquire), Relaxed);
+    // No more of the last one is given out.
+    LAST_USED.store(usize::MAX / 2, Relaxed);
+    // SAFETY: there is one thread, which is not within the allocator: it has forked.
+    unsafe { OWN.0.get().write(Mutex::new(Dlmalloc::new_with_allocator(Pages))) };
+}
+
+fn is_of_before(block: *mut u8) -> bool {
+    let count = OF_BEFORE.load(Relaxed);
+    count > 0 && own().take(count).any(|arena| arena.contains(&(block as usize)))
+}
 
 // SAFETY: the lock makes each call the only one; the allocator keeps to the rules of the trait.
 unsafe impl GlobalAlloc for Own {
@@ -129,6 +152,9 @@ unsafe impl GlobalAlloc for Own {
     }
 
     unsafe fn dealloc(&self, block: *mut u8, layout: Layout) {
+        if is_of_before(block) {
+            return;
+        }
         // SAFETY: the caller's promise.
         unsafe { lock().free(block, layout.size(), layout.align()) }
     }
@@ -139,6 +165,16 @@ unsafe impl GlobalAlloc for Own {
     }
 
     unsafe fn realloc(&self, block: *mut u8, layout: Layout, bytes: usize) -> *mut u8 {
+        if is_of_before(block) {
+            // SAFETY: as of the caller's; both blocks have so many bytes, and are apart.
+            return unsafe {
+                let new = lock().malloc(bytes, layout.align());
+                if !new.is_null() {
+                    ptr::copy_nonoverlapping(block, new, layout.size().min(bytes));
+                }
+                new
+            };
+        }
         // SAFETY: the caller's promise.
         unsafe { lock().realloc(block, layout.size(), layout.align(), bytes) }
     }
@@ -146,7 +182,8 @@ unsafe impl GlobalAlloc for Own {
 
 /// Nobody allocates while this is held.
 pub fn lock() -> MutexGuard<'static, Dlmalloc<Pages>> {
-    OWN.0.lock().unwrap_or_else(PoisonError::into_inner)
+    // SAFETY: shared use of the lock; `renew` writes it where nobody else is.
+    unsafe { &*OWN.0.get() }.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 fn layout(bytes: usize, alignment: usize) -> Option<Layout> {

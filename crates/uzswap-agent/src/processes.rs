@@ -1,11 +1,12 @@
 //! Calls about signals, processes and descriptors.
 
-use crate::calls::{Holds, peek, refuse};
-use crate::{Agent, adoption, forking, inside, layout};
+use crate::calls::{Holds, peek, peek_bytes, poke, refuse};
+use crate::{Agent, adoption, forking, handlers, inside, layout};
 use libc::c_long;
 use std::sync::atomic::{AtomicI32, Ordering::Relaxed};
 use uzswap_calls::{Call, Outcome, raw};
 use uzswap_region::Mode;
+use uzswap_sys::bus;
 use uzswap_sys::map::PAGE_BYTES;
 
 /// Signals that must reach us: a fault, and a replaced instruction.
@@ -38,13 +39,25 @@ pub fn mask(agent: Option<&Agent>, call: &mut Call) -> Outcome {
     let mut arguments = call.arguments;
     let given;
     if set != 0 && how != libc::SIG_UNBLOCK as u64 && bytes == 8 {
-        // SAFETY: the program passes a set of eight bytes.
-        given = unsafe { *(set as *const u64) } & !ours();
+        let Some(asked) = set_at(set) else { return refuse(call, libc::EFAULT) };
+        given = asked & !ours();
         arguments[1] = &raw const given as u64;
     }
     // SAFETY: as the program asked for it, but for two signals.
     call.result = unsafe { raw(call.number, arguments) };
     Outcome::Done
+}
+
+/// A set of signals of the program's; `None`: there is no memory there. Most are on the stack that
+/// the thread is on, which needs no look.
+fn set_at(at: u64) -> Option<u64> {
+    const NEAR: u64 = 4096;
+    let here = &raw const at as u64;
+    if at.is_multiple_of(8) && (here..here + NEAR).contains(&at) {
+        // SAFETY: on this thread's stack, above what is used now.
+        return Some(unsafe { *(at as *const u64) });
+    }
+    peek::<u64>(at)
 }
 
 /// Keeps in memory the pages that a call reads or writes.
@@ -75,41 +88,72 @@ pub fn action(agent: &Agent, call: &mut Call) -> Outcome {
         return Outcome::Done;
     }
     let _holds = hold_both(agent, new, old, size_of::<KernelAction>() as u64);
-    let mut arguments = call.arguments;
-    let mut action;
-    if new != 0 && bytes == 8 {
-        // SAFETY: the program passes an action, as the kernel knows it.
-        action = unsafe { *(new as *const KernelAction) };
-        action.mask &= !ours();
-        arguments[1] = &raw const action as u64;
+    if bytes != 8 {
+        // SAFETY: the kernel refuses it.
+        call.result = unsafe { raw(call.number, call.arguments) };
+        return Outcome::Done;
     }
-    // SAFETY: as the program asked for it, but for two signals.
-    call.result = unsafe { raw(call.number, arguments) };
+    let before = (old != 0).then(|| handlers::of_program(signal));
+    call.result = 0;
+    if new != 0 {
+        let Some(action) = peek::<KernelAction>(new) else { return refuse(call, libc::EFAULT) };
+        let _inside = inside();
+        call.result = handlers::set(signal, &action, bus::is_other_process());
+    } else if !(1..=64).contains(&signal) {
+        call.result = -i64::from(libc::EINVAL);
+    }
+    if let Some(before) = before.filter(|_| call.result == 0)
+        && !poke(old, &before)
+    {
+        return refuse(call, libc::EFAULT);
+    }
     Outcome::Done
 }
 
 /// `fork`: the child has all of this process's memory, and the compressed pages of it.
 pub fn fork(agent: &Agent, call: &mut Call) -> Outcome {
+    make_child(agent, call, call.arguments, 0)
+}
+
+/// Makes a child with memory of its own, by such arguments. Where it is to have another stack than
+/// its parent it goes there as it leaves our code; until then it is on its copy of this one.
+fn make_child(agent: &Agent, call: &mut Call, arguments: [u64; 6], stack: u64) -> Outcome {
     let Ok(still) = forking::before(agent) else { return refuse(call, libc::ENOMEM) };
     // SAFETY: the child has this stack, as a copy.
-    call.result = unsafe { raw(call.number, call.arguments) };
+    call.result = unsafe { raw(call.number, arguments) };
     crate::IS_FORKED.store(true, Relaxed);
-    match call.result {
-        0 => still.in_child(),
-        _ => still.in_parent(),
+    if call.result != 0 {
+        still.in_parent();
+        return Outcome::Done;
     }
-    Outcome::Done
+    still.in_child();
+    if stack == 0 {
+        return Outcome::Done;
+    }
+    call.arguments[1] = stack;
+    Outcome::OnStack
 }
+
+/// Where a child with memory of its own shares its descriptors, those that serve its faults would
+/// be its parent's.
+const SHARED: u64 = libc::CLONE_FILES as u64;
 
 /// `clone`: for a thread, or a child that shares this memory, memory that the kernel writes later
 /// stays.
 pub fn clone(agent: &Agent, call: &mut Call) -> Outcome {
     let [flags, stack, parent, child, block, _] = call.arguments;
+    const WRITTEN: i32 = libc::CLONE_PARENT_SETTID
+        | libc::CLONE_CHILD_SETTID
+        | libc::CLONE_CHILD_CLEARTID
+        | libc::CLONE_PIDFD;
     if flags & libc::CLONE_VM as u64 == 0 {
-        return match stack {
-            0 => fork(agent, call),
-            _ => refuse(call, libc::EAGAIN),
-        };
+        if flags & WRITTEN as u64 != 0 {
+            layout::give_back(agent, parent, 4);
+            layout::give_back(agent, child, 4);
+        }
+        let mut arguments = call.arguments;
+        (arguments[0], arguments[1]) = (flags & !SHARED, 0);
+        return make_child(agent, call, arguments, stack);
     }
     for (at, bytes) in [(parent, 4), (child, 4)] {
         layout::give_back(agent, at, bytes);
@@ -145,16 +189,16 @@ struct CloneArguments {
     block: u64,
 }
 
-/// `clone3`: likewise. A child that does not share memory is requested again by `clone`.
+/// `clone3`: likewise.
 pub fn clone3(agent: &Agent, call: &mut Call) -> Outcome {
     let [at, bytes, ..] = call.arguments;
     let mut holds = Holds::new(agent);
     holds.hold(at, bytes);
     let Some(arguments) = peek::<CloneArguments>(at) else { return refuse(call, libc::EFAULT) };
-    drop(holds);
     if arguments.flags & libc::CLONE_VM as u64 == 0 {
-        return refuse(call, libc::ENOSYS);
+        return clone3_apart(agent, call, holds);
     }
+    drop(holds);
     // The arguments themselves have to be there, and nobody can let go of them in a child.
     layout::give_back(agent, at, bytes);
     for (at, bytes) in [
@@ -167,6 +211,33 @@ pub fn clone3(agent: &Agent, call: &mut Call) -> Outcome {
     }
     give_block_back(agent, arguments.flags, arguments.block);
     Outcome::Bare
+}
+
+/// `clone3` of a child with memory of its own.
+fn clone3_apart(agent: &Agent, call: &mut Call, mut holds: Holds<'_>) -> Outcome {
+    // By places in `clone_args`, each of eight bytes.
+    const FLAGS: usize = 0;
+    const WRITTEN: [usize; 3] = [1, 2, 3];
+    const STACK: usize = 5;
+    const STACK_BYTES: usize = 6;
+    const TIDS: usize = 8;
+    let [at, bytes, ..] = call.arguments;
+    let mut given = [0u64; 32];
+    if bytes as usize > size_of_val(&given) {
+        return refuse(call, libc::E2BIG);
+    }
+    if peek_bytes(at, &mut bytes_of(&mut given)[..bytes as usize]) < bytes as usize {
+        return refuse(call, libc::EFAULT);
+    }
+    for place in WRITTEN {
+        layout::give_back(agent, given[place], 4);
+    }
+    holds.hold(given[TIDS], PAGE_BYTES as u64);
+    let stack = given[STACK].wrapping_add(given[STACK_BYTES]);
+    given[FLAGS] &= !SHARED;
+    (given[STACK], given[STACK_BYTES]) = (0, 0);
+    let arguments = [given.as_ptr() as u64, bytes, 0, 0, 0, 0];
+    make_child(agent, call, arguments, stack)
 }
 
 /// `close`.
@@ -223,18 +294,8 @@ fn try_to_execute(agent: &Agent, call: &mut Call) -> bool {
     };
     let path = call.arguments[strings[0] - 1];
     bring_in_string(agent, path);
-    for at in strings.map(|argument| call.arguments[argument]) {
-        let mut at = at;
-        while at != 0 {
-            bring_in(agent, at, 8);
-            // SAFETY: the program passes a list of strings that ends with a null.
-            let string = unsafe { *(at as *const u64) };
-            if string == 0 {
-                break;
-            }
-            bring_in_string(agent, string);
-            at += 8;
-        }
+    for list in strings.map(|argument| call.arguments[argument]) {
+        bring_in_list(agent, list);
     }
     // SAFETY: the call is the program's, made as it asked; if it is done, this is another program.
     call.result = unsafe { raw(call.number, call.arguments) };
@@ -247,15 +308,52 @@ fn bring_in(agent: &Agent, at: u64, bytes: usize) -> bool {
     holds.hold(at, bytes as u64)
 }
 
-/// Brings a string in, page by page up to its end.
-fn bring_in_string(agent: &Agent, at: u64) {
-    let mut at = at;
-    while at != 0 && bring_in(agent, at, 1) {
-        let end = (at + 1).next_multiple_of(PAGE_BYTES as u64);
-        // SAFETY: adopted memory of the program's, which a string lies in.
-        if (at..end).any(|byte| unsafe { *(byte as *const u8) } == 0) {
+/// Brings a list of strings in, which ends with a null. What cannot be read of it, the kernel will
+/// refuse.
+fn bring_in_list(agent: &Agent, list: u64) {
+    let mut at = list;
+    while at != 0 {
+        bring_in(agent, at, 8);
+        let mut strings = [0u64; 32];
+        // Up to the end of the page, so that all that is asked for is there or none is.
+        let count = ((page_end(at) - at) as usize / 8).clamp(1, strings.len());
+        let read = peek_bytes(at, bytes_of(&mut strings[..count])) / 8;
+        for string in &strings[..read] {
+            if *string == 0 {
+                return;
+            }
+            bring_in_string(agent, *string);
+        }
+        if read == 0 {
             return;
         }
-        at = end;
+        at += read as u64 * 8;
     }
+}
+
+/// Brings a string in, page by page up to its end.
+fn bring_in_string(agent: &Agent, string: u64) {
+    let mut at = string;
+    while at != 0 && bring_in(agent, at, 1) {
+        let end = page_end(at);
+        while at < end {
+            let mut part = [0u8; 256];
+            let count = ((end - at) as usize).min(part.len());
+            let read = peek_bytes(at, &mut part[..count]);
+            if read < count || part[..read].contains(&0) {
+                return;
+            }
+            at += read as u64;
+        }
+    }
+}
+
+/// The bytes of some words.
+fn bytes_of(words: &mut [u64]) -> &mut [u8] {
+    // SAFETY: any bytes are words, and these are as many as the words have.
+    unsafe { std::slice::from_raw_parts_mut(words.as_mut_ptr().cast(), size_of_val(words)) }
+}
+
+fn page_end(at: u64) -> u64 {
+    (at | (PAGE_BYTES as u64 - 1)).saturating_add(1)
 }

@@ -1,60 +1,113 @@
 //! Stacks for signals' handlers.
 //!
 //! A thread may have its stack in memory that leaves: coroutines have theirs from `malloc`. When
-//! that is absent the kernel can begin no handler on it, and ends the process. So each thread that
-//! has no alternate stack of the program's gets one of ours, with its first call; the program sees
-//! none. A stack that the program sets itself stays in memory, and serves as well if it is large
-//! enough.
+//! that is absent the kernel can begin no handler on it, and ends the process. So the kernel begins
+//! each handler on a stack of ours, with a guard, of which a thread has one from its first call on.
+//! There faults begin, and the program's handlers are taken from there to where they would have
+//! run ([`crate::handlers`]). What the program sets as its own stack is noted here alone, and may
+//! leave.
 
-use crate::{Agent, inside, layout};
+use crate::calls::{Holds, peek, poke, refuse};
+use crate::{Agent, inside, thread};
+use rustix::mm::{MprotectFlags, mprotect};
 use std::alloc::{self, Layout};
+use std::arch::naked_asm;
 use std::cell::{Cell, RefCell};
+use std::ffi::c_void;
+use std::ops::Range;
 use std::ptr;
-use uzswap_calls::raw;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::{Mutex, PoisonError};
+use uzswap_calls::{Call, Outcome, raw};
 use uzswap_sys::map::PAGE_BYTES;
 
-/// Handlers of the program's that ask for an alternate stack run there too.
-const LAYOUT: Layout = match Layout::from_size_align(64 << 10, PAGE_BYTES) {
-    Ok(layout) => layout,
-    Err(_) => panic!("the alignment is a power of two"),
-};
+/// Bytes of one of ours, without its guard.
+const BYTES: usize = 64 << 10;
 
-const NONE: libc::stack_t =
+/// What a thread has that has no stack for signals.
+pub const NONE: libc::stack_t =
     libc::stack_t { ss_sp: ptr::null_mut(), ss_flags: libc::SS_DISABLE, ss_size: 0 };
 
-/// One of ours, in this library's own memory: another mapping might be taken for the program's and
-/// be evicted.
-struct Stack(*mut u8);
+/// The kernel forgets the stack while a handler is on it.
+const AUTODISARM: i32 = 1 << 31;
+
+/// Bytes of one for calls: those that take pages out have units of the pool on it.
+const CALLS_BYTES: usize = 256 << 10;
+
+/// One of ours, in this library's own memory: what is mapped besides might be taken for the
+/// program's and leave. The page below is its guard.
+struct Stack {
+    start: *mut u8,
+    layout: Layout,
+}
 
 impl Stack {
-    fn new() -> Option<Self> {
+    fn new(bytes: usize) -> Option<Self> {
+        let layout = Layout::from_size_align(PAGE_BYTES + bytes, PAGE_BYTES).ok()?;
         // SAFETY: the size is not zero.
-        let start = unsafe { alloc::alloc(LAYOUT) };
-        (!start.is_null()).then_some(Self(start))
+        let start = unsafe { alloc::alloc(layout) };
+        let stack = (!start.is_null()).then_some(Self { start, layout })?;
+        // Without a guard it is as good a stack.
+        let _ = stack.guard(MprotectFlags::empty());
+        Some(stack)
     }
 
-    fn description(&self) -> libc::stack_t {
-        libc::stack_t { ss_sp: self.0.cast(), ss_flags: 0, ss_size: LAYOUT.size() }
+    fn guard(&self, access: MprotectFlags) -> rustix::io::Result<()> {
+        // SAFETY: the first page of a block that is ours alone, and starts with a page.
+        unsafe { mprotect(self.start.cast(), PAGE_BYTES, access) }
+    }
+
+    fn range(&self) -> Range<usize> {
+        let start = self.start as usize;
+        start + PAGE_BYTES..start + self.layout.size()
     }
 }
 
 impl Drop for Stack {
     /// When its thread ends.
     fn drop(&mut self) {
-        // It stays where the kernel still has it.
-        if of_kernel().ss_sp != self.0.cast() || set_in_kernel(&NONE) == 0 {
-            // SAFETY: taken by `new`; no handler runs on it while its thread ends.
-            unsafe { alloc::dealloc(self.0, LAYOUT) };
+        // Where the guard cannot be taken off it stays, with what it guards.
+        if self.guard(MprotectFlags::READ | MprotectFlags::WRITE).is_ok() {
+            // SAFETY: taken by `new`; nothing runs on it while its thread ends.
+            unsafe { alloc::dealloc(self.start, self.layout) };
         }
     }
 }
 
 thread_local! {
-    /// True if this thread has been prepared.
-    static IS_ARMED: Cell<bool> = const { Cell::new(false) };
-    /// The program's setting for it.
+    /// What the program has set for it.
     static PROGRAMS: Cell<libc::stack_t> = const { Cell::new(NONE) };
-    static OURS: RefCell<Option<Stack>> = const { RefCell::new(None) };
+    static OURS: RefCell<Option<Kernels>> = const { RefCell::new(None) };
+    /// Where that is.
+    static RANGE: Cell<(usize, usize)> = const { Cell::new((0, 0)) };
+    /// One of ours for calls that are looked at a second time: see [`for_call`].
+    static CALLS: RefCell<Option<ForCalls>> = const { RefCell::new(None) };
+    static CALLS_RANGE: Cell<(usize, usize)> = const { Cell::new((0, 0)) };
+    static ARE_CALLS_ON_IT: AtomicBool = const { AtomicBool::new(false) };
+    static BELOW_CALLS: Cell<usize> = const { Cell::new(0) };
+    /// One of ours in place of a small one.
+    static INSTEAD: RefCell<Option<Stack>> = const { RefCell::new(None) };
+}
+
+/// The stack that the kernel knows.
+struct Kernels(Stack);
+
+impl Drop for Kernels {
+    /// When its thread ends.
+    fn drop(&mut self) {
+        RANGE.set((0, 0));
+        set_in_kernel(&NONE);
+    }
+}
+
+/// The stack for calls.
+struct ForCalls(Stack);
+
+impl Drop for ForCalls {
+    /// When its thread ends; it may make calls after that.
+    fn drop(&mut self) {
+        CALLS_RANGE.set((0, 0));
+    }
 }
 
 fn of_kernel() -> libc::stack_t {
@@ -65,107 +118,268 @@ fn of_kernel() -> libc::stack_t {
 }
 
 fn set_in_kernel(stack: &libc::stack_t) -> i64 {
-    // SAFETY: a stack of ours or of the program's, or none.
+    // SAFETY: a stack of ours, or none.
     unsafe { raw(libc::SYS_sigaltstack as u64, [ptr::from_ref(stack) as u64, 0, 0, 0, 0, 0]) }
 }
 
-/// Has the kernel forget the stack while a handler is on it. Faults are served on other stacks: a
-/// signal that comes meanwhile would begin at its top again, over the handler's frame.
-fn disarmed(stack: libc::stack_t) -> libc::stack_t {
-    const AUTODISARM: i32 = 1 << 31;
-    libc::stack_t { ss_flags: stack.ss_flags & libc::SS_DISABLE | AUTODISARM, ..stack }
+/// The calling thread's stack of ours, as the kernel is to know it. The kernel is to forget it
+/// while something is on it: faults are served on other stacks, and a signal that comes meanwhile
+/// would begin at its top again, over what is there.
+pub fn ours() -> Option<libc::stack_t> {
+    let (start, end) = RANGE.get();
+    (start != 0).then_some(libc::stack_t {
+        ss_sp: start as *mut _,
+        ss_flags: AUTODISARM,
+        ss_size: end - start,
+    })
 }
 
-/// True if the calling thread has been prepared ([`arm`]).
-pub fn is_armed() -> bool {
-    IS_ARMED.get()
+/// Whether an address is on the calling thread's stack of ours.
+pub fn is_on_ours(address: usize) -> bool {
+    let (start, end) = RANGE.get();
+    (start..end).contains(&address)
+}
+
+/// The stack that the program has set for the calling thread.
+pub fn programs() -> libc::stack_t {
+    PROGRAMS.get()
+}
+
+/// Sets it as the program does.
+pub fn set_programs(stack: libc::stack_t) {
+    PROGRAMS.set(stack);
+}
+
+/// Where the program's handlers run that ask for such a stack, if it has set one; one that is too
+/// small has ours in its place.
+pub fn of_handlers() -> Option<Range<usize>> {
+    let stack = PROGRAMS.get();
+    if stack.ss_flags & libc::SS_DISABLE != 0 {
+        return None;
+    }
+    let start = stack.ss_sp as usize;
+    let instead = || {
+        let instead = INSTEAD.try_with(|stack| stack.borrow().as_ref().map(Stack::range));
+        instead.unwrap_or(None)
+    };
+    let instead = if stack.ss_size < LEAST { instead() } else { None };
+    Some(instead.unwrap_or(start..start.saturating_add(stack.ss_size)))
 }
 
 /// Gives the calling thread a stack of ours if it has none. Where there is no memory it stays
-/// without.
+/// without; while it is on one that the program has set past us, the kernel keeps that.
 pub fn arm() {
-    if IS_ARMED.replace(true) || of_kernel().ss_flags & libc::SS_DISABLE == 0 {
+    if thread::with(|thread| thread.is_armed.replace(true)) {
         return;
     }
-    if give_ours() {
-        set_ours();
+    let before = of_kernel();
+    if let Some(ours) = give() {
+        note(before);
+        let is_set = set_in_kernel(&ours) == 0;
+        thread::with(|thread| thread.is_armed.set(is_set));
     }
 }
 
-/// True if the calling thread has a stack of ours. A thread that is ending cannot have one, nor one
-/// that forks, during which the allocator is stopped.
-fn give_ours() -> bool {
-    if crate::is_inside() {
-        return OURS.try_with(|ours| ours.borrow().is_some()).unwrap_or(false);
-    }
+/// What threads had as their stacks for signals when the program was taken over: the kernel may
+/// begin handlers there until each thread has ours.
+pub static FROM_BEFORE: Mutex<Vec<Range<usize>>> = Mutex::new(Vec::new());
+
+/// For a thread that is about to stand still in a handler of ours: takes memory for its stack, and
+/// says what it has now.
+pub fn prepare(kernels: &libc::stack_t) {
     let _inside = inside();
+    if RANGE.get().0 == 0 {
+        let _ = give();
+    }
+    let start = kernels.ss_sp as usize;
+    let range = start..start.saturating_add(kernels.ss_size);
+    let mut before = FROM_BEFORE.lock().unwrap_or_else(PoisonError::into_inner);
+    if is_enabled(kernels) && !before.contains(&range) {
+        before.push(range);
+    }
+}
+
+/// Gives a thread that is in a handler of ours such a stack, as of when it leaves it. If the
+/// handler is on the one that the program has set, the kernel would not have it.
+pub fn arm_in_handler(kernels: &mut libc::stack_t) {
+    let here = ptr::from_ref(kernels) as usize;
+    let start = kernels.ss_sp as usize;
+    if (start..start.saturating_add(kernels.ss_size)).contains(&here)
+        || thread::with(|thread| thread.is_armed.replace(true))
+    {
+        return;
+    }
+    if let Some(ours) = give() {
+        note(*kernels);
+        *kernels = ours;
+    }
+}
+
+/// Of a thread that never had one the kernel says no more than zeros.
+fn is_enabled(kernels: &libc::stack_t) -> bool {
+    kernels.ss_flags & libc::SS_DISABLE == 0 && kernels.ss_size != 0
+}
+
+/// Notes what the program has set before us, or by a call of its own.
+fn note(kernels: libc::stack_t) {
+    if is_enabled(&kernels) && kernels.ss_sp as usize != RANGE.get().0 {
+        let ss_flags = kernels.ss_flags & AUTODISARM;
+        PROGRAMS.set(libc::stack_t { ss_flags, ..kernels });
+        if kernels.ss_size < LEAST {
+            prepare_instead();
+        }
+    }
+}
+
+/// A stack of ours for the calling thread, if there is memory for one; one that is ending cannot
+/// have one.
+fn give() -> Option<libc::stack_t> {
+    let _inside = inside();
+    thread::prepare();
     let given = OURS.try_with(|ours| {
         let mut ours = ours.borrow_mut();
         if ours.is_none() {
-            *ours = Stack::new();
+            *ours = Stack::new(BYTES).map(Kernels);
         }
-        ours.is_some()
+        ours.as_ref().map(|Kernels(stack)| stack.range())
     });
-    given.unwrap_or(false)
+    let range = given.ok().flatten()?;
+    RANGE.set((range.start, range.end));
+    // An error: the thread is ending.
+    let _ = CALLS.try_with(|calls| {
+        let mut calls = calls.borrow_mut();
+        if calls.is_none() {
+            *calls = Stack::new(CALLS_BYTES).map(ForCalls);
+        }
+        let range = calls.as_ref().map_or(0..0, |ForCalls(stack)| stack.range());
+        CALLS_RANGE.set((range.start, range.end));
+    });
+    ours()
 }
 
-/// `sigaltstack`: ours is not seen, and is back when the program has none any more. Before the
-/// program is taken over there is no agent.
+/// Does what is to be done for a call on a stack of ours: threads may have stacks of 16 KiB, and a
+/// call may bring pages in. One that has interrupted another, or comes after one that was left by a
+/// jump, is looked at on the thread's own.
+pub fn for_call(work: impl FnMut()) {
+    let mut work = work;
+    let (_, top) = CALLS_RANGE.get();
+    if top == 0 || ARE_CALLS_ON_IT.with(|is_used| is_used.swap(true, Relaxed)) {
+        return work();
+    }
+    let below = BELOW_CALLS.with(Cell::as_ptr);
+    extern "C" fn call<F: FnMut()>(work: *mut c_void) {
+        // SAFETY: `for_call` passes its own, which nobody else uses meanwhile.
+        unsafe { (*work.cast::<F>())() }
+    }
+    fn run<F: FnMut()>(work: &mut F, top: usize, below: *mut usize) {
+        // SAFETY: the stack is the thread's own, and nothing is on it; `work` outlives the call.
+        unsafe { on_stack(ptr::from_mut(work).cast(), call::<F>, top, below) }
+    }
+    run(&mut work, top - ARGUMENTS, below);
+    ARE_CALLS_ON_IT.with(|is_used| is_used.store(false, Relaxed));
+}
+
+/// What a function may read above its return address.
+const ARGUMENTS: usize = 64;
+
+/// Whether an address is on the calling thread's stack for calls.
+pub fn is_on_calls(address: usize) -> bool {
+    let (start, end) = CALLS_RANGE.get();
+    (start..end).contains(&address)
+}
+
+/// What the thread uses of its own stack while it is on that for calls.
+pub fn below_calls() -> usize {
+    BELOW_CALLS.get()
+}
+
+/// Calls `call(work)` with another stack, and notes where its own ends.
 ///
 /// # Safety
-/// As of the call.
-pub unsafe fn set(
-    agent: Option<&Agent>,
-    new: *const libc::stack_t,
-    old: *mut libc::stack_t,
-) -> i64 {
+/// `top` is the end of a stack that is free, a multiple of 16.
+#[unsafe(naked)]
+unsafe extern "C" fn on_stack(
+    work: *mut c_void,
+    call: extern "C" fn(*mut c_void),
+    top: usize,
+    below: *mut usize,
+) {
+    naked_asm!(
+        ".cfi_startproc",
+        "push rbp",
+        ".cfi_def_cfa_offset 16",
+        ".cfi_offset rbp, -16",
+        "mov rbp, rsp",
+        ".cfi_def_cfa_register rbp",
+        "mov [rcx], rsp",
+        "mov rsp, rdx",
+        "call rsi",
+        "mov rsp, rbp",
+        "pop rbp",
+        ".cfi_def_cfa rsp, 8",
+        "ret",
+        ".cfi_endproc",
+    )
+}
+
+/// What is smaller has no room for a handler of the program's with a call that meets an absent
+/// page.
+const LEAST: usize = 32 << 10;
+
+fn prepare_instead() {
+    let _inside = inside();
+    // An error: the thread is ending. Without one its handlers run where they were to run.
+    let _ = INSTEAD.try_with(|instead| {
+        let mut instead = instead.borrow_mut();
+        if instead.is_none() {
+            *instead = Stack::new(BYTES);
+        }
+    });
+}
+
+/// `sigaltstack`: the kernel's stays ours.
+pub fn set(agent: &Agent, call: &mut Call) -> Outcome {
+    let [new, old, ..] = call.arguments;
+    let bytes = size_of::<libc::stack_t>() as u64;
+    let mut holds = Holds::new(agent);
+    holds.hold(new, bytes);
+    holds.hold(old, bytes);
     let mut before = PROGRAMS.get();
-    let here = (&raw const before as usize).wrapping_sub(before.ss_sp as usize);
-    let is_on_it = here < before.ss_size;
-    // SAFETY: the program passes a description, or null; a fault in reading it is served.
-    if let Some(asked) = unsafe { new.as_ref() }.copied() {
-        if is_on_it {
-            return -i64::from(libc::EPERM);
+    let here = ptr::from_ref(call) as usize;
+    let is_on_it = of_handlers().is_some_and(|stack| stack.contains(&here))
+        && before.ss_flags & AUTODISARM == 0;
+    if new != 0 {
+        let Some(asked) = peek::<libc::stack_t>(new) else { return refuse(call, libc::EFAULT) };
+        match check(&asked) {
+            _ if is_on_it => return refuse(call, libc::EPERM),
+            Err(error) => return refuse(call, error),
+            Ok(stack) => PROGRAMS.set(stack),
         }
-        let result = match asked.ss_flags & libc::SS_DISABLE {
-            0 => set_programs(agent, asked),
-            _ => set_ours(),
-        };
-        if result < 0 {
-            return result;
+        if asked.ss_flags & libc::SS_DISABLE == 0 && asked.ss_size < LEAST {
+            prepare_instead();
         }
-        PROGRAMS.set(if asked.ss_flags & libc::SS_DISABLE == 0 { asked } else { NONE });
     }
     if is_on_it {
         before.ss_flags |= libc::SS_ONSTACK;
     }
-    // SAFETY: the program passes a place for it, or null; a fault in writing it is served.
-    if let Some(old) = unsafe { old.as_mut() } {
-        *old = before;
+    if old != 0 && !poke(old, &before) {
+        return refuse(call, libc::EFAULT);
     }
-    0
+    call.result = 0;
+    Outcome::Done
 }
 
-/// A smaller one has no room for a handler of the program's with a call that meets an absent page:
-/// ours stands in for it.
-const LEAST: usize = 32 << 10;
-
-fn set_programs(agent: Option<&Agent>, asked: libc::stack_t) -> i64 {
-    let is_small = (libc::MINSIGSTKSZ..LEAST).contains(&asked.ss_size);
-    if is_small && asked.ss_flags == 0 && give_ours() {
-        return set_ours();
+/// What the kernel would say of a stack, and what it is then.
+fn check(asked: &libc::stack_t) -> Result<libc::stack_t, i32> {
+    match asked.ss_flags & !AUTODISARM {
+        libc::SS_DISABLE => {
+            let ss_flags = libc::SS_DISABLE | asked.ss_flags & AUTODISARM;
+            Ok(libc::stack_t { ss_flags, ..NONE })
+        }
+        0 | libc::SS_ONSTACK if asked.ss_size < libc::MINSIGSTKSZ => Err(libc::ENOMEM),
+        0 | libc::SS_ONSTACK => {
+            Ok(libc::stack_t { ss_flags: asked.ss_flags & AUTODISARM, ..*asked })
+        }
+        _ => Err(libc::EINVAL),
     }
-    if let Some(agent) = agent {
-        layout::give_back(agent, asked.ss_sp as u64, asked.ss_size as u64);
-    }
-    set_in_kernel(&disarmed(asked))
-}
-
-fn set_ours() -> i64 {
-    let _inside = inside();
-    let ours = OURS.try_with(|ours| ours.borrow().as_ref().map(Stack::description));
-    let ours = ours.unwrap_or(None);
-    // If there is none yet, the thread gets one with its next call.
-    IS_ARMED.set(ours.is_some());
-    set_in_kernel(&ours.map_or(NONE, disarmed))
 }

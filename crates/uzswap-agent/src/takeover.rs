@@ -7,13 +7,12 @@
 //! A thread that was in the kernel was brought out of it by the stop, and comes back through the
 //! replaced instruction: from then on no call goes unseen.
 
-use crate::{
-    AGENT, Agent, adoption, calls, devices, first_look, forking, interrupted, layout, processes,
-};
+use crate::{AGENT, Agent, adoption, calls, devices, first_look, forking, handlers, interrupted};
+use crate::{layout, processes, stacks};
 use std::ffi::CStr;
 use std::fs;
 use std::ops::Range;
-use std::sync::Mutex;
+use std::sync::{Mutex, PoisonError};
 use uzswap_calls::sites::{self, Site};
 use uzswap_calls::stop;
 use uzswap_calls::{Looks, Patcher};
@@ -25,14 +24,20 @@ use uzswap_tree::front::STACK;
 /// How often threads that do not stop are tried again.
 const TRIES: usize = 50;
 fn stay(thread: &mut Stopped) -> bool {
-    if thread.value != Some(stop::VALUE) {
+    let is_asked = thread.value == Some(stop::VALUE) || thread.has_lost_value && stop::is_asking();
+    if !is_asked {
         return false;
     }
     if crate::is_inside() {
         // It may have a lock that the others need to stop, and is asked again.
         return true;
     }
+    stacks::prepare(&thread.signal_stack);
     stop::stay(thread.stack);
+    if AGENT.get().is_some() {
+        // From now on its own stack for signals may leave.
+        stacks::arm_in_handler(&mut thread.signal_stack);
+    }
     interrupted::go_on(thread);
     true
 }
@@ -64,6 +69,7 @@ pub fn take_over(memory: u64, compressor: &str) -> Result<(), String> {
     forking::watch().map_err(|error| said(&error))?;
     processes::keep(&pager.descriptors());
     bus::on_sent(stay);
+    bus::deliver_by(handlers::deliver_from);
     bus::on_illegal(Patcher::resume_at).map_err(|error| said(&error))?;
     if !has_threads() {
         return Err("its threads do not start".into());
@@ -71,6 +77,7 @@ pub fn take_over(memory: u64, compressor: &str) -> Result<(), String> {
     let mut agent = Some(Agent::new(pager));
     let mut layout = layout::lock();
     let stopped = (0..TRIES).find_map(|_| {
+        handlers::begin_on_stack(libc::SIGBUS, false);
         let stopped = stop::others(libc::SIGBUS, &ours(), |stopped| {
             if let Some(agent) = agent.take() {
                 // It is set once.
@@ -82,6 +89,8 @@ pub fn take_over(memory: u64, compressor: &str) -> Result<(), String> {
                 work.apply();
                 in_kernels.as_ref().inspect(|work| _ = work.apply());
             }
+            handlers::take_over();
+            handlers::begin_on_stack(libc::SIGBUS, true);
             // A stopped thread has no lock of our allocator's.
             stopped.to_vec()
         });
@@ -120,7 +129,7 @@ pub fn look_ahead() {
 
 /// The system calls of all files but this library; of those that are not known yet, they are found.
 fn sites_of(modules: &[&sites::Module]) -> Vec<Site> {
-    let mut known = KNOWN.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+    let mut known = KNOWN.lock().unwrap_or_else(PoisonError::into_inner);
     let mut found = Vec::new();
     for module in modules {
         if module.contains(calls::on_call as fn(&mut _) -> _ as usize) {
@@ -169,10 +178,15 @@ fn is_reached(thread: i32) -> bool {
 }
 
 /// Threads of this library's own.
-fn ours() -> Vec<i32> {
+pub fn ours() -> Vec<i32> {
+    ours_of("uzswap-")
+}
+
+/// Those whose names begin so.
+pub fn ours_of(name: &str) -> Vec<i32> {
     let is_ours = |thread: &i32| {
-        let name = fs::read_to_string(format!("/proc/self/task/{thread}/comm"));
-        name.is_ok_and(|name| name.starts_with("uzswap-"))
+        let its = fs::read_to_string(format!("/proc/self/task/{thread}/comm"));
+        its.is_ok_and(|its| its.starts_with(name))
     };
     stop::threads().unwrap_or_default().into_iter().filter(is_ours).collect()
 }

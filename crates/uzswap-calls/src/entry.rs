@@ -23,6 +23,84 @@ pub struct Call {
     pub result: i64,
 }
 
+impl Call {
+    /// [`Call::result`] of a call that was not made yet: no call answers this.
+    pub const NOT_MADE: i64 = -(1 << 30);
+}
+
+/// A call with the registers that the program has then, as [`entry`] keeps them on its stack.
+#[derive(Debug, Clone, Copy)]
+#[repr(C)]
+pub struct Frame {
+    /// The call.
+    pub call: Call,
+    rdi: u64,
+    rsi: u64,
+    rdx: u64,
+    rbx: u64,
+    /// Where the bare call is.
+    bare: u64,
+    r15: u64,
+    r14: u64,
+    r13: u64,
+    r12: u64,
+    flags: u64,
+    rbp: u64,
+}
+
+/// The registers of a thread.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Registers {
+    /// In the order of the processor's numbers: `rax`, `rcx`, `rdx`, `rbx`, `rsp`, `rbp`, `rsi`,
+    /// `rdi`, `r8` to `r15`.
+    pub general: [u64; 16],
+    /// The next instruction.
+    pub instruction: u64,
+    /// The flags.
+    pub flags: u64,
+}
+
+impl Frame {
+    /// The frame of a call that is looked at.
+    pub fn of(call: &Call) -> *const Frame {
+        std::ptr::from_ref(call).cast()
+    }
+
+    /// The program's registers as if it had made the call itself: before its `syscall`, unless it
+    /// was made, and then behind it, with this answer.
+    ///
+    /// # Safety
+    /// The thread is in this call.
+    pub unsafe fn registers(&self, answer: Option<i64>) -> Registers {
+        const ABOVE: u64 = 128;
+        let [_, _, _, r10, r8, r9] = self.call.arguments;
+        // SAFETY: the address of a bare call in a stub of ours, which stays.
+        let behind = unsafe { behind_site(self.bare as usize) } as u64;
+        let top = std::ptr::from_ref(self) as u64 + size_of::<Self>() as u64 + ABOVE;
+        let rax = answer.unwrap_or(self.call.number as i64) as u64;
+        let (r11, rcx) = (self.flags, behind);
+        let [rdx, rbx, rsi, rdi, rbp] = [self.rdx, self.rbx, self.rsi, self.rdi, self.rbp];
+        let [r12, r13, r14, r15] = [self.r12, self.r13, self.r14, self.r15];
+        Registers {
+            general: [rax, rcx, rdx, rbx, top, rbp, rsi, rdi, r8, r9, r10, r11, r12, r13, r14, r15],
+            instruction: if answer.is_some() { behind } else { behind - 2 },
+            flags: self.flags,
+        }
+    }
+}
+
+/// Behind the `syscall` that was replaced, by the address of its stub's bare call, which ends with
+/// a jump there.
+///
+/// # Safety
+/// It is such an address.
+pub(crate) unsafe fn behind_site(bare: usize) -> usize {
+    const JUMP_END: usize = 7;
+    // SAFETY: behind two bytes of `syscall` and one of the jump are four of its distance.
+    let distance = unsafe { ((bare + 3) as *const i32).read_unaligned() };
+    (bare + JUMP_END).wrapping_add(distance as usize)
+}
+
 /// The outcome of a call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u64)]
@@ -34,6 +112,8 @@ pub enum Outcome {
     Bare = 1,
     /// From the first function: nothing was done, and the second one gets the call.
     Undecided = 2,
+    /// It has been made, and the program goes on with the stack that is its second argument.
+    OnStack = 3,
 }
 
 /// Handles a call.
@@ -125,23 +205,27 @@ pub(crate) unsafe extern "C" fn entry() {
         "mov rbp, rsp",
         "pushfq",
         "cld",
+        // struct Frame, from its end: a handler is shown the program's registers.
+        "push r12",
+        "push r13",
+        "push r14",
+        "push r15",
         "push rcx",
         "push rbx",
         "push rdx",
         "push rsi",
         "push rdi",
         // struct Call, from its end: result, arguments, number.
-        "push 0",
+        "mov eax, eax",
+        "push {not_made}",
         "push r9",
         "push r8",
         "push r10",
         "push rdx",
         "push rsi",
         "push rdi",
-        "mov eax, eax",
         "push rax",
         "mov rbx, rsp",
-        // Fourteen pushes of eight bytes, including the flags.
         "sub rsp, 256",
         "and rsp, -64",
         ".irp number, 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15",
@@ -175,8 +259,13 @@ pub(crate) unsafe extern "C" fn entry() {
         "mov rsp, rbx",
         // The outcome is in r11: 0 is done, and the result is the call's.
         "mov rax, [rsp]",
-        "test r11, r11",
-        "jnz 2f",
+        "cmp r11, {bare}",
+        // The program's stack, or the one that the call asks for.
+        "lea r11, [rsp + {frame_bytes} + 128]",
+        "je 2f",
+        "jb 4f",
+        "mov r11, [rsp + 16]",
+        "4:",
         "mov rax, [rsp + 56]",
         // The saved rcx: behind the bare `syscall`, where the way back begins.
         "add qword ptr [rsp + 96], 2",
@@ -190,10 +279,15 @@ pub(crate) unsafe extern "C" fn entry() {
         "pop rdx",
         "pop rbx",
         "pop rcx",
+        // Code of ours keeps r12 to r15.
+        "lea rsp, [rsp + 32]",
         "popfq",
         "pop rbp",
-        "lea rsp, [rsp + 128]",
+        "mov rsp, r11",
         "jmp rcx",
+        frame_bytes = const size_of::<Frame>(),
+        bare = const Outcome::Bare as u32,
+        not_made = const Call::NOT_MADE,
         states = const STATES,
         states_bytes = const STATES_BYTES,
         undecided = const Outcome::Undecided as u32,
@@ -203,3 +297,4 @@ pub(crate) unsafe extern "C" fn entry() {
 }
 
 const _: () = assert!(size_of::<Call>() == 64 && STATES_BYTES.is_multiple_of(64));
+const _: () = assert!(size_of::<Frame>() == 152 && std::mem::offset_of!(Frame, bare) == 96);

@@ -34,6 +34,6 @@ mod patch;
 pub mod stop;
 
 #[cfg(target_arch = "x86_64")]
-pub use entry::{Call, Looks, Outcome, raw};
+pub use entry::{Call, Frame, Looks, Outcome, Registers, raw};
 #[cfg(target_arch = "x86_64")]
 pub use patch::{Patched, Patcher, Work};

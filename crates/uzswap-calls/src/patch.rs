@@ -140,6 +140,22 @@ impl Patcher {
         self.traps.retain(|address, _| !range.contains(address));
     }
 
+    /// Where a thread is as the program knows it that makes a bare call, or has just made it: at
+    /// the `syscall` that was replaced, or behind it. `None`: it is at no bare call. Safe in a
+    /// signal handler.
+    pub fn site_of_bare(instruction: usize) -> Option<usize> {
+        let is_bare = |at: usize| Self::resume_at(at) == Some(at.wrapping_sub(BARE) + MOV_BYTES);
+        let behind = instruction.wrapping_sub(SYSCALL.len());
+        // SAFETY: a stub of ours has a bare call there.
+        unsafe {
+            match (is_bare(instruction), is_bare(behind)) {
+                (true, _) => Some(entry::behind_site(instruction) - SYSCALL.len()),
+                (_, true) => Some(entry::behind_site(behind)),
+                _ => None,
+            }
+        }
+    }
+
     /// Prepares the replacement of sites whose number is unknown or wanted. Sites that were
     /// replaced before stay as they are.
     pub fn prepare(&mut self, sites: &[Site], wants: impl Fn(u32) -> bool) -> io::Result<Work> {

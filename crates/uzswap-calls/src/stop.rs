@@ -207,6 +207,12 @@ struct Info {
 
 const _: () = assert!(size_of::<Info>() == 128);
 
+/// True while threads are asked to stop. Where a user may queue no more signals, the kernel drops the
+/// value of one.
+pub fn is_asking() -> bool {
+    !turn_of(STAYING.load(SeqCst)).is_multiple_of(2)
+}
+
 /// Sends the signal. An error means that the thread is gone, which the next list shows.
 fn ask(thread: i32, signal: i32) {
     let mut info = Info {

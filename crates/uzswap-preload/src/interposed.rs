@@ -4,13 +4,12 @@
 //! SIGBUS and SIGILL are never blocked, and a program's handlers of them get the signals that are
 //! not ours.
 
-use crate::loading::{self, hooks, load_now};
+use crate::loading::{self, hooks};
 use crate::{asked, front, thread_locals, variable};
-use libc::{c_int, c_long, sigaction as Action, sigset_t, stack_t};
+use libc::{c_int, c_long, sigaction as Action, sigset_t};
 use std::ffi::{CStr, c_void};
-use std::mem::MaybeUninit;
 use std::ptr;
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::*};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::*};
 use uzswap_tree::front::Fork;
 
 const fn bit(signal: c_int) -> u64 {
@@ -102,41 +101,6 @@ unsafe extern "C" fn pthread_sigmask(
 unsafe extern "C" fn sigprocmask(how: c_int, set: *const sigset_t, old: *mut sigset_t) -> c_int {
     // SAFETY: the arguments are the caller's.
     unsafe { set_mask(how, set, old) as c_int }
-}
-
-/// A stack for signals was set before this library was ready.
-static HAS_STACK: AtomicBool = AtomicBool::new(false);
-
-/// The agent makes such a stack large enough for its handlers, and keeps it in memory. It must know
-/// each one, so the first one loads it.
-#[unsafe(no_mangle)]
-unsafe extern "C" fn sigaltstack(new: *const stack_t, old: *mut stack_t) -> c_int {
-    let hooks = match (hooks(), front()) {
-        (None, Some(_)) if !new.is_null() => load_now(),
-        (hooks, _) => hooks,
-    };
-    if hooks.is_none() && !new.is_null() {
-        HAS_STACK.store(true, Relaxed);
-    }
-    // SAFETY: the arguments are the caller's.
-    unsafe {
-        match hooks {
-            Some(hooks) => (hooks.sigaltstack)(new, old),
-            None => libc::syscall(libc::SYS_sigaltstack, new, old) as c_int,
-        }
-    }
-}
-
-/// Tells the agent of a stack that was set before.
-pub fn look_at_signal_stack() {
-    if HAS_STACK.load(Relaxed) {
-        let mut stack = MaybeUninit::<stack_t>::zeroed();
-        // SAFETY: the stack is written, and set again as it is.
-        unsafe {
-            libc::syscall(libc::SYS_sigaltstack, 0, stack.as_mut_ptr());
-            sigaltstack(stack.as_ptr(), ptr::null_mut());
-        }
-    }
 }
 
 unsafe extern "C" {
@@ -248,6 +212,34 @@ unsafe extern "C" fn fork() -> libc::pid_t {
     let next = if next == 0 { of_libc } else { next };
     // SAFETY: a function of this form, by its name.
     unsafe { loading::fork(std::mem::transmute::<usize, Fork>(next)) }
+}
+
+/// The kernel permits some of it to a program of one thread, and counts the agent's.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn unshare(flags: c_int) -> c_int {
+    // SAFETY: given a number.
+    unsafe { alone(libc::SYS_unshare, flags as u32 as u64, 0) }
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn setns(descriptor: c_int, kind: c_int) -> c_int {
+    // SAFETY: given numbers.
+    unsafe { alone(libc::SYS_setns, descriptor as u32 as u64, kind as u32 as u64) }
+}
+
+unsafe fn alone(number: c_long, first: u64, second: u64) -> c_int {
+    let Some(hooks) = loading::await_hooks() else {
+        // SAFETY: the caller's arguments.
+        return unsafe { libc::syscall(number, first, second) as c_int };
+    };
+    match (hooks.alone)(number, first, second) {
+        error @ -4095..0 => {
+            // SAFETY: the thread's own.
+            unsafe { *libc::__errno_location() = -error as c_int };
+            -1
+        }
+        result => result as c_int,
+    }
 }
 
 #[unsafe(no_mangle)]

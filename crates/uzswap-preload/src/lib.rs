@@ -27,7 +27,7 @@ use std::io::IoSlice;
 use std::mem::MaybeUninit;
 use std::ptr;
 use std::sync::atomic::{AtomicPtr, AtomicU32, Ordering::*};
-use uzswap_tree::front::{FORM, Front, QUEUED, TAKING};
+use uzswap_tree::front::{BARE, FORM, Front, QUEUED, TAKING};
 use uzswap_tree::{SILENT_MAX, Tree};
 
 /// The target of [`FRONT`].
@@ -80,6 +80,7 @@ extern "C" fn begin() {
         key,
         protects: interposed::protects(),
         has_own_allocator: interposed::has_own_allocator(),
+        process: AtomicU32::new(uzswap_tree::own_number()),
         waits: AtomicU32::new(0),
     };
     let has_own = front.has_own_allocator;
@@ -91,7 +92,6 @@ extern "C" fn begin() {
     if has_own && let Some(hooks) = loading::load_now() {
         (hooks.start_watching)();
     }
-    interposed::look_at_signal_stack();
 }
 
 unsafe extern "C" {
@@ -106,10 +106,13 @@ unsafe extern "C" {
 
 unsafe extern "C" fn in_child() {
     match loading::hooks() {
-        Some(hooks) => (hooks.in_child)(),
-        None => {
+        Some(hooks) if (hooks.in_child)() => {}
+        hooks => {
             loading::forked();
             front().into_iter().for_each(Front::forked);
+            if hooks.is_some() {
+                loading::give_up(&[b"it was forked in the moment that its parent was taken over"]);
+            }
         }
     }
 }
@@ -172,6 +175,11 @@ fn wait(front: &Front) {
 /// that is large. Before that it waits for its turn, if it may.
 #[cold]
 fn look(front: &Front, more: usize, may_wait: bool) {
+    if front.is_forked() {
+        // By a call past the C library's `fork`, which runs no handlers.
+        // SAFETY: there is one thread of the program's since.
+        unsafe { in_child() };
+    }
     if let Some(hooks) = loading::hooks() {
         return (hooks.look)(more, may_wait);
     }
@@ -204,7 +212,7 @@ const OFTEN: usize = 4 << 20;
 /// allocator may not wait, since starting threads allocates.
 fn asked(bytes: usize, may_wait: bool) {
     let Some(front) = front() else { return };
-    if may_wait && front.waits.load(Relaxed) & (TAKING | QUEUED) != 0 {
+    if may_wait && front.waits.load(Relaxed) & (TAKING | QUEUED | BARE) != 0 {
         wait(front);
     }
     if bytes >= counted::LARGE {

@@ -57,6 +57,11 @@ pub fn await_loaded(patience: u32) -> Option<&'static Hooks> {
     hooks()
 }
 
+/// The agent's hooks, once it is loaded if another thread loads it.
+pub fn await_hooks() -> Option<&'static Hooks> {
+    await_loaded(PATIENCE)
+}
+
 fn pause() {
     let millisecond = Timespec { tv_sec: 0, tv_nsec: 1_000_000 };
     // A signal ends it early.
@@ -129,6 +134,13 @@ fn load() -> Option<&'static Hooks> {
     HOOKS.store(hooks.cast_mut(), Release);
     STATE.store(ENDED, SeqCst);
     self::hooks()
+}
+
+/// In a fork that the agent cannot go on in: it is not asked any more.
+pub fn give_up(reason: &[&[u8]]) {
+    HOOKS.store(ptr::null_mut(), Release);
+    STATE.store(ENDED, SeqCst);
+    say(reason);
 }
 
 /// The agent's hooks; null where it cannot be loaded, which was reported.

@@ -581,6 +581,22 @@ impl Handle {
     }
 }
 
+impl Handle {
+    /// Ends the threads.
+    fn stop(&self) {
+        self.inner.stop_reclaim();
+        self.inner.ahead.bell().ring();
+        if let Faults::Missing(uffd) = &self.inner.faults {
+            uffd.stop();
+        }
+        let mut threads = self.threads.lock().unwrap_or_else(PoisonError::into_inner);
+        for thread in threads.drain(..) {
+            drop(thread.join());
+        }
+        self.inner.stopping.store(false, Relaxed);
+    }
+}
+
 impl Drop for Handle {
     fn drop(&mut self) {
         if self.inner.check_process().is_err() {
@@ -588,15 +604,7 @@ impl Drop for Handle {
             std::mem::forget(self.inner.clone());
             return;
         }
-        self.inner.stop_reclaim();
-        self.inner.ahead.bell().ring();
-        if let Faults::Missing(uffd) = &self.inner.faults {
-            uffd.stop();
-        }
-        let threads = self.threads.get_mut().unwrap_or_else(PoisonError::into_inner);
-        for thread in threads.drain(..) {
-            drop(thread.join());
-        }
+        self.stop();
     }
 }
 
@@ -724,6 +732,14 @@ impl Pager {
 
     pub(crate) fn inner(&self) -> &Arc<Inner> {
         &self.handle.inner
+    }
+
+    /// Does `work` without any thread of the pager's. Faults are served meanwhile, and a thread that
+    /// finds no room evicts pages itself.
+    pub fn without_threads<R>(&self, work: impl FnOnce() -> R) -> std::io::Result<R> {
+        self.handle.stop();
+        let result = work();
+        self.handle.start(1).map(|()| result)
     }
 
     /// In a fork, which has none of its parent's threads.

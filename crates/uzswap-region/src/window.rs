@@ -408,6 +408,8 @@ impl BeforeFork {
         let inner = self.pager.inner().clone();
         bus::forked();
         inner.adopt_process();
+        // The parent may be held; the child's own thread will learn if the child is.
+        inner.budget.set_held(false);
         match inner.granules() {
             Some(granules) => granules.renew()?,
             None => {

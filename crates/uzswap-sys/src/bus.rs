@@ -38,6 +38,11 @@ static SEGV: Hook = Hook::new();
 static ILL: Hook = Hook::new();
 static SENT: OnceLock<fn(&mut Stopped) -> bool> = OnceLock::new();
 static ILLEGAL: OnceLock<fn(usize) -> Option<usize>> = OnceLock::new();
+static DELIVER: OnceLock<Deliver> = OnceLock::new();
+
+/// Begins a handler of the program's as the kernel would, and does not return. It is given the
+/// program's action and the arguments of our handler, whose stack it may abandon.
+pub type Deliver = unsafe fn(&Action, c_int, *mut libc::siginfo_t, *mut libc::c_void) -> !;
 
 /// A thread that a signal has stopped, and where it continues.
 #[derive(Debug)]
@@ -54,8 +59,12 @@ pub struct Stopped {
     pub behind: usize,
     /// Signals that it blocks, from 1 on.
     pub blocked: u64,
+    /// The stack for signals that the kernel will know of it when it goes on.
+    pub signal_stack: libc::stack_t,
     /// The value that was sent with the signal (`sigqueue`), if any.
     pub value: Option<usize>,
+    /// The kernel names no sender: it had no room for the value.
+    pub has_lost_value: bool,
 }
 static STACKS: OnceLock<Stacks> = OnceLock::new();
 
@@ -355,6 +364,18 @@ pub fn on_illegal(resume: fn(usize) -> Option<usize>) -> io::Result<()> {
     hook(libc::SIGILL, &ILL, |_| false)
 }
 
+/// Has `deliver` begin the program's handlers of signals that are not ours, in place of a call of
+/// them in our own. Once in a process.
+pub fn deliver_by(deliver: Deliver) {
+    // The first one stays.
+    let _ = DELIVER.set(deliver);
+}
+
+/// True in a child that shares the memory of the process whose handlers these are (`vfork`).
+pub fn is_other_process() -> bool {
+    PROCESS.load(Relaxed) != std::process::id()
+}
+
 /// True if the calling thread blocks SIGBUS: a fault then kills the process.
 pub fn is_blocked() -> bool {
     let mut set = MaybeUninit::<libc::sigset_t>::zeroed();
@@ -436,12 +457,15 @@ extern "C" fn handle(signal: i32, info: *mut libc::siginfo_t, context: *mut libc
         Some(stacks) => stacks.run(serve),
         None => serve(),
     }
-    if !is_ours {
-        // SAFETY: these are the handler's own arguments.
-        unsafe { pass_on(hook, signal, info, context) };
-    }
     // SAFETY: as above.
     unsafe { *libc::__errno_location() = errno };
+    if !is_ours {
+        // SAFETY: these are the handler's own arguments.
+        unsafe {
+            pass_on(hook, signal, info, context);
+            *libc::__errno_location() = errno;
+        }
+    }
 }
 
 /// Handles signals that are no faults: sent ones, and illegal instructions.
@@ -459,6 +483,8 @@ unsafe fn go_on_elsewhere(
     let value = unsafe {
         ((*info).si_code == libc::SI_QUEUE).then(|| (*info).si_value().sival_ptr as usize)
     };
+    // SAFETY: as above; without a sender both are zero.
+    let has_lost_value = unsafe { ((*info).si_code, (*info).si_pid()) == (libc::SI_USER, 0) };
     // SAFETY: the third argument of a handler is its context, which the handler may change.
     let context = unsafe { &mut *context.cast::<libc::ucontext_t>() };
     // SAFETY: a set begins with the kernel's, of eight bytes.
@@ -472,7 +498,9 @@ unsafe fn go_on_elsewhere(
         result: registers[result],
         behind: registers[behind] as usize,
         blocked,
+        signal_stack: context.uc_stack,
         value,
+        has_lost_value,
     };
     let is_ours = match signal {
         libc::SIGBUS if is_sent => SENT.get().is_some_and(|stay| stay(&mut stopped)),
@@ -485,6 +513,7 @@ unsafe fn go_on_elsewhere(
     };
     registers[at] = stopped.instruction as i64;
     registers[result] = stopped.result;
+    context.uc_stack = stopped.signal_stack;
     is_ours
 }
 
@@ -564,6 +593,9 @@ unsafe fn pass_on(
             _ => {
                 if before.sa_flags & libc::SA_RESETHAND != 0 {
                     handlers.all[place].set(&action(libc::SIG_DFL, 0, 0));
+                }
+                if let Some(deliver) = DELIVER.get().filter(|_| handlers.last() == 0) {
+                    deliver(&before, signal, info, context);
                 }
                 let was = handlers.passing.swap(thread << 8 | (place as u64 + 1), AcqRel);
                 call(&before, signal, info, context);

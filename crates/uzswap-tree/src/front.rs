@@ -2,8 +2,8 @@
 //! counts the program's allocations. When these are large it loads the *agent*, which does the
 //! rest.
 
-use crate::Tree;
-use libc::{c_int, pid_t, sigaction, stack_t};
+use crate::{Tree, own_number};
+use libc::{c_int, c_long, pid_t, sigaction};
 use std::ffi::{CStr, c_void};
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 use std::time::Duration;
@@ -15,7 +15,7 @@ pub const BEGIN: &CStr = c"uzswap_agent";
 pub type Begin = extern "C" fn(&'static Front) -> *const Hooks;
 
 /// Changes with the layout below.
-pub const FORM: u64 = 0x757a_6672_6f6e_0001;
+pub const FORM: u64 = 0x757a_6672_6f6e_0002;
 
 /// Bytes of the stack of the thread that watches.
 pub const STACK: usize = 256 << 10;
@@ -29,6 +29,8 @@ const LOOK: Duration = Duration::from_millis(100);
 pub const TAKING: u32 = 1;
 /// The program must wait for its turn before it gets more.
 pub const QUEUED: u32 = 2;
+/// The process was forked, and has none of our threads yet.
+pub const BARE: u32 = 8;
 /// It has been told to wait, which happens once.
 const HAS_QUEUED: u32 = 4;
 
@@ -53,6 +55,8 @@ pub struct Front {
     /// The program has an allocator of its own, which the C library uses too. It may call `mmap`
     /// with its locks held, where no thread can be started: that takes memory of it.
     pub has_own_allocator: bool,
+    /// The process that the program began as, or was forked as.
+    pub process: AtomicU32,
     /// Reasons why a thread that asks for memory waits: [`TAKING`], [`QUEUED`].
     pub waits: AtomicU32,
 }
@@ -71,16 +75,17 @@ pub struct Hooks {
     pub start_watching: extern "C" fn(),
     /// Forks by the function that the program would use without the front.
     pub fork: unsafe extern "C" fn(next: Fork) -> pid_t,
-    /// Runs in each fork, as the C library's handlers do.
-    pub in_child: extern "C" fn(),
+    /// In each fork, as the C library's handlers run there. `false`: it is to be left alone.
+    pub in_child: extern "C" fn() -> bool,
     /// `sigaction`.
     pub sigaction: unsafe extern "C" fn(c_int, *const sigaction, *mut sigaction) -> c_int,
     /// `signal`.
     pub signal: unsafe extern "C" fn(c_int, usize) -> usize,
     /// System V's `signal`.
     pub sysv_signal: unsafe extern "C" fn(c_int, usize) -> usize,
-    /// `sigaltstack`.
-    pub sigaltstack: unsafe extern "C" fn(*const stack_t, *mut stack_t) -> c_int,
+    /// Makes `unshare` or `setns`, by its number, with the kernel's answer: with one thread, if the
+    /// program has one.
+    pub alone: extern "C" fn(c_long, u64, u64) -> c_long,
     /// Gets the value of an ending thread under [`Front::key`].
     pub end: extern "C" fn(*mut c_void),
 }
@@ -89,6 +94,11 @@ pub struct Hooks {
 pub type Fork = unsafe extern "C" fn() -> pid_t;
 
 impl Front {
+    /// True in a fork that was made past the C library.
+    pub fn is_forked(&self) -> bool {
+        self.process.load(Relaxed) != own_number()
+    }
+
     /// Makes a program with `used` bytes that asks for memory wait where processes take turns: it
     /// would lose the memory to those whose turn it is. A program with an allocator of its own does
     /// not wait, because it may have the allocator's locks.
@@ -114,6 +124,7 @@ impl Front {
 
     /// Called in a fork that was not taken over: it is another process of the tree.
     pub fn forked(&self) {
+        self.process.store(own_number(), Relaxed);
         self.tree.rejoin();
         self.waits.store(0, Relaxed);
     }

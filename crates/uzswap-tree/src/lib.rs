@@ -511,7 +511,8 @@ pub fn clock() -> u64 {
     now.tv_sec as u64 * 1000 + now.tv_nsec as u64 / 1_000_000
 }
 
-fn own_number() -> u32 {
+/// The number of this process.
+pub fn own_number() -> u32 {
     rustix::process::getpid().as_raw_nonzero().get() as u32
 }
 

@@ -14,7 +14,11 @@ const CIRCLES: &[(&str, &str)] = &[
         "changes doctor exporter group in_process keeper kept options run signals space status \
          systemd taking_part wire",
     ),
-    ("uzswap-agent", "adoption calls devices forking layout masks processes stacks"),
+    (
+        "uzswap-agent",
+        "adoption alone calls devices first_look forking handlers interrupted layout masks \
+         processes stacks takeover whole",
+    ),
     ("uzswap-bench", "acquisitions locks"),
     ("uzswap-bench", "bench machine peer"),
     ("uzswap-bench", "density hold"),

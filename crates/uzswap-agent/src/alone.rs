@@ -1,0 +1,114 @@
+//! Calls that the kernel permits to a process of one thread only, such as `unshare` of the user
+//! namespace. If the program has one thread, ours end before the call and start again after it.
+
+use crate::{AGENT, inside, takeover};
+use libc::{c_int, c_long};
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::time::{Duration, Instant};
+use uzswap_calls::{Call, Outcome, raw, stop};
+
+/// The thread that watches is to end.
+static IS_WANTED: AtomicBool = AtomicBool::new(false);
+/// How long it may take: it may be taking the program over.
+const PATIENCE: Duration = Duration::from_secs(20);
+
+/// True while the thread that watches must end.
+pub fn is_wanted() -> bool {
+    IS_WANTED.load(Relaxed)
+}
+
+/// True for a call with such arguments that needs a single thread.
+fn is_for_one_thread(number: c_long, arguments: [u64; 2]) -> bool {
+    const ONE: c_int =
+        libc::CLONE_NEWUSER | libc::CLONE_THREAD | libc::CLONE_SIGHAND | libc::CLONE_VM;
+    match number {
+        libc::SYS_unshare => arguments[0] & ONE as u64 != 0,
+        // Which namespaces a descriptor stands for is not looked at.
+        _ => true,
+    }
+}
+
+/// `unshare`, `setns`: the kernel's answer.
+pub extern "C" fn call(number: c_long, first: u64, second: u64) -> c_long {
+    // SAFETY: given numbers only.
+    let make = || unsafe { raw(number as u64, [first, second, 0, 0, 0, 0]) };
+    if !is_for_one_thread(number, [first, second]) {
+        return make();
+    }
+    // Threads of ours that have just begun have no name yet.
+    for _ in 0..NAMELESS {
+        if is_alone() {
+            return without_our_threads(make);
+        }
+        let result = make();
+        if result != -c_long::from(libc::EINVAL) {
+            return result;
+        }
+        pause();
+    }
+    make()
+}
+
+/// How often it is looked whether all threads but one are ours.
+const NAMELESS: u32 = 100;
+
+fn is_alone() -> bool {
+    let _inside = inside();
+    stop::threads().is_ok_and(|all| all.len() == takeover::ours().len() + 1)
+}
+
+fn pause() {
+    let pause = libc::timespec { tv_sec: 0, tv_nsec: 200_000 };
+    // SAFETY: sleeps; a signal ends it early.
+    unsafe { raw(libc::SYS_nanosleep as u64, [&raw const pause as u64, 0, 0, 0, 0, 0]) };
+}
+
+/// The same of a replaced call.
+pub fn on_call(call: &mut Call) -> Outcome {
+    let [first, second, ..] = call.arguments;
+    call.result = self::call(call.number as c_long, first, second);
+    Outcome::Done
+}
+
+fn without_our_threads<R>(work: impl FnOnce() -> R) -> R {
+    IS_WANTED.store(true, Relaxed);
+    crate::ring();
+    // As the program: it may be stopped, to be taken over.
+    await_end(&watchers());
+    let _inside = inside();
+    let all = takeover::ours();
+    let work = || {
+        await_end(&all);
+        IS_WANTED.store(false, Relaxed);
+        work()
+    };
+    let result = match AGENT.get() {
+        Some(agent) => agent.pager.without_threads(work),
+        None => Ok(work()),
+    };
+    let result = result.unwrap_or_else(|_| crate::die("its threads cannot be started again"));
+    if crate::start(crate::Begin::New).is_err() {
+        crate::say("this program is not watched any more: no thread can be started");
+    }
+    result
+}
+
+/// The threads that watch: one, if it has begun.
+fn watchers() -> Vec<i32> {
+    let _inside = inside();
+    takeover::ours_of("uzswap-agent")
+}
+
+/// Waits until threads are gone.
+fn await_end(threads: &[i32]) {
+    let deadline = Instant::now() + PATIENCE;
+    // SAFETY: takes nothing.
+    let process = unsafe { raw(libc::SYS_getpid as u64, [0; 6]) } as u64;
+    let is_there = |thread: &i32| {
+        // SAFETY: asks only.
+        unsafe { raw(libc::SYS_tgkill as u64, [process, *thread as u64, 0, 0, 0, 0]) == 0 }
+    };
+    while threads.iter().any(is_there) && Instant::now() < deadline {
+        pause();
+    }
+}

@@ -1,0 +1,558 @@
+//! The program's handlers of signals: they run where they would have run, with the registers that
+//! they would have seen.
+//!
+//! ```text
+//! kernel → `arrive`, on our stack, all signals blocked
+//!        → the frame is copied to the program's stack, which may have to be brought in
+//!        → the kernel's stack and the mask are set → the handler → `leave`
+//!        → the mask that the handler has left, without ours → rt_sigreturn
+//! ```
+//! A handler that interrupts a replaced call sees the thread as it would be in the kernel: at its
+//! `syscall`. So it may unwind from there (`pthread_cancel`, exceptions) or tell where it was. When
+//! it returns, the thread goes on in our code, unless the handler has sent it elsewhere. If it never
+//! returns, the call is over: [`crate::thread`].
+
+use crate::processes::{KernelAction, ours};
+use crate::{stacks, thread};
+use std::arch::naked_asm;
+use std::ptr;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::*, fence};
+use uzswap_calls::{Call, Frame, Patcher, Registers, raw};
+
+const SA_RESTORER: u64 = 0x0400_0000;
+const SA_ONSTACK: u64 = libc::SA_ONSTACK as u64;
+const SA_NODEFER: u64 = libc::SA_NODEFER as u64;
+const SIGNALS: usize = 64;
+/// Below a function's stack, bytes that it may use without saying so.
+const RED_ZONE: usize = 128;
+/// A flag of a stack: the kernel forgets it while a handler is on it.
+const AUTODISARM: i32 = 1 << 31;
+
+/// An action of the program's, which other threads read while it is replaced: `version` is odd
+/// meanwhile.
+struct Entry {
+    version: AtomicU32,
+    words: [AtomicU64; 4],
+}
+
+static ACTIONS: [Entry; SIGNALS + 1] =
+    [const { Entry { version: AtomicU32::new(0), words: [const { AtomicU64::new(0) }; 4] } };
+        SIGNALS + 1];
+
+impl Entry {
+    /// In our own code: no handler of this thread's waits for it.
+    fn set(&self, action: &KernelAction) {
+        let mut version = self.version.load(Relaxed);
+        loop {
+            version &= !1;
+            match self.version.compare_exchange_weak(version, version + 1, Acquire, Relaxed) {
+                Ok(_) => break,
+                Err(now) => version = now,
+            }
+        }
+        fence(Release);
+        let KernelAction { handler, flags, restorer, mask } = *action;
+        let words = [handler, flags, restorer, mask];
+        self.words.iter().zip(words).for_each(|(to, word)| to.store(word, Relaxed));
+        self.version.store(version + 2, Release);
+    }
+
+    fn get(&self) -> KernelAction {
+        loop {
+            let version = self.version.load(Acquire);
+            let [handler, flags, restorer, mask] =
+                self.words.each_ref().map(|word| word.load(Relaxed));
+            fence(Acquire);
+            if version.is_multiple_of(2) && self.version.load(Relaxed) == version {
+                return KernelAction { handler, flags, restorer, mask };
+            }
+            std::hint::spin_loop();
+        }
+    }
+}
+
+fn is_function(handler: u64) -> bool {
+    ![libc::SIG_DFL, libc::SIG_IGN].contains(&(handler as usize))
+}
+
+fn own_handler() -> u64 {
+    arrive as extern "C" fn(_, _, _) -> ! as usize as u64
+}
+
+fn of_kernel(signal: u64) -> KernelAction {
+    let mut action = KernelAction { handler: 0, flags: 0, restorer: 0, mask: 0 };
+    let arguments = [signal, 0, &raw mut action as u64, 8, 0, 0];
+    // SAFETY: with no new action, the present one is written to `action`, which is one.
+    unsafe { raw(libc::SYS_rt_sigaction as u64, arguments) };
+    action
+}
+
+/// The program's action for a signal.
+pub fn of_program(signal: u64) -> KernelAction {
+    let now = of_kernel(signal);
+    match ACTIONS.get(signal as usize) {
+        Some(entry) if now.handler == own_handler() => entry.get(),
+        _ => now,
+    }
+}
+
+/// Sets the program's action; the kernel's answer. `is_other`: by a process that shares this
+/// memory until it is another program, and whose handlers are none of ours. In our own code.
+pub fn set(signal: u64, action: &KernelAction, is_other: bool) -> i64 {
+    let mut given = KernelAction { mask: action.mask & !ours(), ..*action };
+    if let Some(entry) = ACTIONS.get(signal as usize)
+        && is_function(action.handler)
+        && !is_other
+    {
+        entry.set(&given);
+        // Nothing else runs on our stack while a handler begins there.
+        const FORM: u64 = SA_RESTORER | SA_ONSTACK | libc::SA_SIGINFO as u64;
+        let restorer = behind_nop(leave_in_place);
+        let (handler, flags) = (own_handler(), action.flags & !SA_NODEFER | FORM);
+        given = KernelAction { handler, flags, restorer, mask: !(ours() | FAULTS) };
+    }
+    let arguments = [signal, &raw const given as u64, 0, 8, 0, 0];
+    // SAFETY: as the program asked for it, by way of `arrive`.
+    unsafe { raw(libc::SYS_rt_sigaction as u64, arguments) }
+}
+
+/// Faults end a process that blocks them.
+const FAULTS: u64 = 1 << (libc::SIGBUS - 1) | 1 << (libc::SIGILL - 1) | 1 << (libc::SIGSEGV - 1);
+
+/// Has the kernel begin our own handler of a signal on the thread's stack for signals, or not. It
+/// must not while threads are stopped: the program's stack may be too small, and nothing is absent
+/// yet.
+pub fn begin_on_stack(signal: i32, is_so: bool) {
+    let mut action = of_kernel(signal as u64);
+    action.flags = if is_so { action.flags | SA_ONSTACK } else { action.flags & !SA_ONSTACK };
+    let arguments = [signal as u64, &raw const action as u64, 0, 8, 0, 0];
+    // SAFETY: our own handler, begun elsewhere.
+    unsafe { raw(libc::SYS_rt_sigaction as u64, arguments) };
+}
+
+/// Takes over the actions that the program has set. While all other threads stand still.
+pub fn take_over() {
+    let others = (1..=SIGNALS as u64).filter(|signal| ours() & 1 << (signal - 1) == 0);
+    for signal in others {
+        let action = of_kernel(signal);
+        if is_function(action.handler) && action.handler != own_handler() {
+            // An error would mean that there is no such signal.
+            let _ = set(signal, &action, false);
+        }
+    }
+}
+
+/// The kernel's description of an interrupted thread.
+#[repr(C)]
+struct Context {
+    flags: u64,
+    link: *mut Context,
+    stack: libc::stack_t,
+    /// `r8` to `r15`, `rdi`, `rsi`, `rbp`, `rbx`, `rdx`, `rax`, `rcx`, `rsp`, `rip`, the flags.
+    registers: [u64; 18],
+    segments: [u64; 5],
+    extended: *mut u8,
+    reserved: [u64; 8],
+    mask: u64,
+}
+
+const RSP: usize = 15;
+const RIP: usize = 16;
+const RAX: usize = 13;
+
+/// In the order of [`Context::registers`], which of [`Registers::general`] it is.
+const ORDER: [usize; 16] = [8, 9, 10, 11, 12, 13, 14, 15, 7, 6, 5, 3, 2, 0, 1, 4];
+
+impl Context {
+    fn show(&mut self, registers: &Registers) {
+        for (to, from) in self.registers.iter_mut().zip(ORDER) {
+            *to = registers.general[from];
+        }
+        self.registers[RIP] = registers.instruction;
+        self.registers[17] = registers.flags;
+    }
+
+    /// Bytes of the processor's extended state, which the kernel says within it.
+    fn extended_bytes(&self) -> usize {
+        const LEGACY: usize = 512;
+        const MAGIC: u32 = 0x4650_5853;
+        if self.extended.is_null() {
+            return 0;
+        }
+        // SAFETY: the kernel has written at least so much, with its own words at the end.
+        let [magic, bytes] = unsafe { self.extended.add(464).cast::<[u32; 2]>().read() };
+        if magic == MAGIC { bytes as usize } else { LEGACY }
+    }
+}
+
+/// A handler's frame on its stack, from its return address on.
+#[repr(C)]
+struct OnStack {
+    leave: u64,
+    context: Context,
+    info: libc::siginfo_t,
+    /// How to go on.
+    after: After,
+}
+
+struct After {
+    /// The true state, if the handler was shown another one; or null.
+    interrupted: *mut OnStack,
+    /// Where it was shown to be.
+    shown: [u64; 2],
+    /// The replaced call that was interrupted; null: none.
+    call: *const Frame,
+}
+
+const _: () = assert!(
+    size_of::<Context>() == 304
+        && size_of::<libc::siginfo_t>() == 128
+        && std::mem::offset_of!(OnStack, context) == 8
+        && std::mem::offset_of!(OnStack, info) == 312
+);
+
+/// The kernel begins this for each signal that the program handles.
+extern "C" fn arrive(signal: i32, info: *mut libc::siginfo_t, context: *mut libc::c_void) -> ! {
+    let action = ACTIONS.get(signal as usize).unwrap_or(&ACTIONS[0]).get();
+    // SAFETY: the kernel's own arguments.
+    unsafe { deliver(&action, signal, info, context.cast()) }
+}
+
+/// Has a handler of the program's run as the kernel would have it.
+///
+/// # Safety
+/// The arguments are those that the kernel has given to a handler of ours; nothing on the stack of
+/// the caller is needed any more.
+pub unsafe fn deliver_from(
+    action: &libc::sigaction,
+    signal: i32,
+    info: *mut libc::siginfo_t,
+    context: *mut libc::c_void,
+) -> ! {
+    // SAFETY: a set begins with the kernel's, of eight bytes.
+    let mask = unsafe { *(&raw const action.sa_mask).cast::<u64>() };
+    let (handler, flags) = (action.sa_sigaction as u64, action.sa_flags as u32 as u64);
+    let action = KernelAction { handler, flags, restorer: 0, mask };
+    // SAFETY: the caller's promise.
+    unsafe { deliver(&action, signal, info, context.cast()) }
+}
+
+/// See [`deliver_from`].
+///
+/// # Safety
+/// As there.
+unsafe fn deliver(
+    action: &KernelAction,
+    signal: i32,
+    info: *mut libc::siginfo_t,
+    context: *mut Context,
+) -> ! {
+    // SAFETY: the kernel's description, which is the handler's to change.
+    let interrupted = unsafe { &mut *context };
+    let own = if action.flags & SA_NODEFER == 0 { 1 << (signal - 1) } else { 0 };
+    let mask = (interrupted.mask | action.mask | own) & !ours();
+    // SAFETY: where the kernel has put it.
+    let frame = unsafe { context.byte_sub(std::mem::offset_of!(OnStack, context)) }.cast();
+    let mut plan = Plan {
+        frame,
+        signal: signal as u64,
+        info,
+        context,
+        handler: action.handler,
+        stack: ptr::null(),
+        mask,
+    };
+    let kernels = stacks::ours().filter(|_| stacks::is_on_ours(frame as usize));
+    let sp = interrupted.registers[RSP] as usize;
+    if kernels.is_none() && !is_astray(action, interrupted, frame as usize, sp) {
+        // The thread has none yet, or is ending: it is where it is to be.
+        let leave = behind_nop(leave_in_place);
+        // SAFETY: the first word of the kernel's frame, which is where the handler returns to.
+        unsafe { frame.cast::<u64>().write(leave) };
+        // SAFETY: the kernel's frame is the handler's.
+        unsafe { go(&plan) }
+    }
+    let sp = if stacks::is_on_calls(sp) { stacks::below_calls() } else { sp };
+    if stacks::is_on_ours(sp) {
+        // There is no room where the handler was to run: the kernel would end the process.
+        die_by(signal, context);
+    }
+    // SAFETY: as said above.
+    plan.frame = unsafe { copy(action, interrupted, info, sp) };
+    // SAFETY: it was just made.
+    let on_stack = unsafe { &mut *plan.frame };
+    (plan.info, plan.context) = (&raw mut on_stack.info, &raw mut on_stack.context);
+    plan.stack = kernels.as_ref().map_or(ptr::null(), ptr::from_ref);
+    // SAFETY: the frame is a copy of the kernel's, on the program's stack.
+    unsafe { go(&plan) }
+}
+
+/// True if the kernel has begun a handler on the program's stack for signals because we asked for
+/// that, and the program did not.
+fn is_astray(action: &KernelAction, interrupted: &Context, frame: usize, sp: usize) -> bool {
+    let start = interrupted.stack.ss_sp as usize;
+    let stack = start..start.saturating_add(interrupted.stack.ss_size);
+    action.flags & SA_ONSTACK == 0 && stack.contains(&frame) && !stack.contains(&sp)
+}
+
+/// Ends the process as the signal would have.
+fn die_by(signal: i32, context: *mut Context) -> ! {
+    let default = KernelAction { handler: 0, flags: SA_RESTORER, restorer: 0, mask: 0 };
+    let arguments = [signal as u64, &raw const default as u64, 0, 8, 0, 0];
+    // SAFETY: the default is any process's. The fault is met again, and ends it.
+    unsafe {
+        raw(libc::SYS_rt_sigaction as u64, arguments);
+        go_back(context)
+    }
+}
+
+/// Copies the kernel's frame to where the handler runs, as the kernel would have made it there.
+///
+/// # Safety
+/// The arguments are the kernel's.
+unsafe fn copy(
+    action: &KernelAction,
+    interrupted: &Context,
+    info: *const libc::siginfo_t,
+    sp: usize,
+) -> *mut OnStack {
+    let programs = stacks::programs();
+    let asked = stacks::of_handlers().filter(|_| action.flags & SA_ONSTACK != 0);
+    let is_elsewhere = |stack: &std::ops::Range<usize>| {
+        programs.ss_flags & AUTODISARM != 0 || !stack.contains(&sp)
+    };
+    let top = asked.filter(is_elsewhere).map_or(sp - RED_ZONE, |stack| stack.end);
+    let bytes = interrupted.extended_bytes();
+    let extended = (top - bytes) & !63;
+    let call = thread::with(|thread| thread.call.replace(ptr::null()));
+    let leave = behind_nop(leave);
+    let put = |below: usize| {
+        let at = ((below - size_of::<OnStack>() + 8) & !15) - 8;
+        let to = at as *mut OnStack;
+        // SAFETY: on the program's stack, below all that it uses; if that cannot be written, it
+        // has overflown, and the fault is met with our stack in use (`deliver`).
+        unsafe {
+            (&raw mut (*to).leave).write(leave);
+            ptr::copy_nonoverlapping(interrupted, &raw mut (*to).context, 1);
+            ptr::copy_nonoverlapping(info, &raw mut (*to).info, 1);
+            let (interrupted, shown) = (ptr::null_mut(), [0; 2]);
+            (&raw mut (*to).after).write(After { interrupted, shown, call });
+            &mut *to
+        }
+    };
+    // SAFETY: as above, of so many bytes.
+    unsafe { ptr::copy_nonoverlapping(interrupted.extended, extended as *mut u8, bytes) };
+    let given = put(extended);
+    given.context.extended = if bytes == 0 { ptr::null_mut() } else { extended as *mut u8 };
+    given.context.stack = programs;
+    let mut given = ptr::from_mut(given);
+    if let Some(registers) = shown(call, interrupted) {
+        let under = given;
+        // SAFETY: both are on the program's stack now, and nobody else's.
+        unsafe {
+            let shown = put(under as usize);
+            shown.context.extended = (*under).context.extended;
+            shown.context.stack = programs;
+            shown.context.show(&registers);
+            shown.after.interrupted = under;
+            shown.after.shown = [registers.instruction, registers.general[4]];
+            given = shown;
+        }
+    }
+    if programs.ss_flags & AUTODISARM != 0 && top != sp - RED_ZONE {
+        stacks::set_programs(stacks::NONE);
+    }
+    given
+}
+
+/// The registers that the handler is to see of a thread that was interrupted in our code.
+fn shown(call: *const Frame, interrupted: &Context) -> Option<Registers> {
+    let at = interrupted.registers[RIP] as usize;
+    // SAFETY: null, or the frame of the call that this thread is in.
+    let Some(frame) = (unsafe { call.as_ref() }) else {
+        let site = Patcher::site_of_bare(at)?;
+        let mut registers = Registers { instruction: site as u64, ..Registers::default() };
+        for (from, to) in interrupted.registers.iter().zip(ORDER) {
+            registers.general[to] = *from;
+        }
+        registers.flags = interrupted.registers[17];
+        return Some(registers);
+    };
+    if !own_code().contains(&at) {
+        return None;
+    }
+    let is_made = (frame.call.result != Call::NOT_MADE).then_some(frame.call.result);
+    // SAFETY: two bytes of code of ours, and those before.
+    let is_behind = unsafe { ((at - 2) as *const [u8; 2]).read() } == [0x0f, 0x05];
+    let answer = interrupted.registers[RAX] as i64;
+    let ended = is_behind.then_some(answer).filter(|answer| *answer == -i64::from(libc::EINTR));
+    // SAFETY: as above.
+    Some(unsafe { frame.registers(is_made.or(ended)) })
+}
+
+/// Where this library's code is.
+fn own_code() -> std::ops::Range<usize> {
+    unsafe extern "C" {
+        /// The linker's: where this library begins, and where its code ends.
+        static __ehdr_start: u8;
+        static etext: u8;
+    }
+    (&raw const __ehdr_start) as usize..(&raw const etext) as usize
+}
+
+/// How a handler is begun: see [`go`].
+#[repr(C)]
+struct Plan {
+    frame: *mut OnStack,
+    signal: u64,
+    info: *mut libc::siginfo_t,
+    context: *mut Context,
+    handler: u64,
+    /// The kernel's stack for signals from now on; null: it stays.
+    stack: *const libc::stack_t,
+    mask: u64,
+}
+
+/// Leaves our stack for the program's handler.
+///
+/// # Safety
+/// The plan's frame is where the handler returns to; nothing of this stack but the plan is used.
+#[unsafe(naked)]
+unsafe extern "C" fn go(plan: *const Plan) -> ! {
+    naked_asm!(
+        "mov rbx, rdi",
+        "mov rsp, [rbx]",
+        "mov r12, [rbx + 8]",
+        "mov r13, [rbx + 16]",
+        "mov r14, [rbx + 24]",
+        "mov r15, [rbx + 32]",
+        // From here on a handler may begin on the stack that we were on, but none does before the
+        // mask has been read.
+        "mov rdi, [rbx + 40]",
+        "test rdi, rdi",
+        "jz 2f",
+        "xor esi, esi",
+        "mov eax, {sigaltstack}",
+        "syscall",
+        "2:",
+        "lea rsi, [rbx + 48]",
+        "mov edi, {set}",
+        "xor edx, edx",
+        "mov r10d, 8",
+        "mov eax, {sigprocmask}",
+        "syscall",
+        "mov rdi, r12",
+        "mov rsi, r13",
+        "mov rdx, r14",
+        "xor eax, eax",
+        "jmp r15",
+        sigaltstack = const libc::SYS_sigaltstack,
+        sigprocmask = const libc::SYS_rt_sigprocmask,
+        set = const libc::SIG_SETMASK,
+    )
+}
+
+/// Continues an interrupted thread, by the kernel's frame or a copy of it.
+///
+/// # Safety
+/// As said.
+#[unsafe(naked)]
+unsafe extern "C" fn go_back(context: *mut Context) -> ! {
+    naked_asm!(
+        "mov rsp, rdi",
+        "mov eax, {sigreturn}",
+        "syscall",
+        sigreturn = const libc::SYS_rt_sigreturn,
+    )
+}
+
+/// Where a handler returns to, with the stack at its [`Context`]: unwinders find there what was
+/// interrupted, as they do at the C library's own.
+macro_rules! leave {
+    ($name:ident, $end:ident) => {
+        #[unsafe(naked)]
+        unsafe extern "C" fn $name() {
+            naked_asm!(
+                ".cfi_startproc",
+                ".cfi_signal_frame",
+                // The frame's address, and each register, by the kernel's description at rsp.
+                ".cfi_escape 0x0f, 4, 0x77, 0xa0, 0x01, 0x06",
+                ".cfi_escape 0x10, 8, 2, 0x77, 40",
+                ".cfi_escape 0x10, 9, 2, 0x77, 48",
+                ".cfi_escape 0x10, 10, 2, 0x77, 56",
+                ".cfi_escape 0x10, 11, 3, 0x77, 0xc0, 0x00",
+                ".cfi_escape 0x10, 12, 3, 0x77, 0xc8, 0x00",
+                ".cfi_escape 0x10, 13, 3, 0x77, 0xd0, 0x00",
+                ".cfi_escape 0x10, 14, 3, 0x77, 0xd8, 0x00",
+                ".cfi_escape 0x10, 15, 3, 0x77, 0xe0, 0x00",
+                ".cfi_escape 0x10, 5, 3, 0x77, 0xe8, 0x00",
+                ".cfi_escape 0x10, 4, 3, 0x77, 0xf0, 0x00",
+                ".cfi_escape 0x10, 6, 3, 0x77, 0xf8, 0x00",
+                ".cfi_escape 0x10, 3, 3, 0x77, 0x80, 0x01",
+                ".cfi_escape 0x10, 1, 3, 0x77, 0x88, 0x01",
+                ".cfi_escape 0x10, 0, 3, 0x77, 0x90, 0x01",
+                ".cfi_escape 0x10, 2, 3, 0x77, 0x98, 0x01",
+                ".cfi_escape 0x10, 7, 3, 0x77, 0xa0, 0x01",
+                ".cfi_escape 0x10, 16, 3, 0x77, 0xa8, 0x01",
+                // Unwinders look for the byte before the one that is returned to.
+                "nop",
+                "mov rdi, rsp",
+                "call {end}",
+                "mov rsp, rax",
+                "mov eax, {sigreturn}",
+                "syscall",
+                ".cfi_endproc",
+                end = sym $end,
+                sigreturn = const libc::SYS_rt_sigreturn,
+            )
+        }
+    };
+}
+
+/// Where a handler returns to.
+fn behind_nop(leave: unsafe extern "C" fn()) -> u64 {
+    leave as usize as u64 + 1
+}
+
+leave!(leave, end);
+leave!(leave_in_place, end_in_place);
+
+/// A handler has come back that runs on a copy; what to go on with.
+unsafe extern "C" fn end(context: *mut Context) -> *mut Context {
+    // SAFETY: the handler returned to `leave` with the stack as it was given.
+    unsafe {
+        let given = &mut *context.byte_sub(8).cast::<OnStack>();
+        let After { interrupted, shown, call } = given.after;
+        let here = given.context.registers;
+        let mut to = context;
+        if let Some(interrupted) = interrupted.as_mut() {
+            // It goes on where the handler says: there, unless that is elsewhere.
+            if [here[RIP], here[RSP]] == shown {
+                interrupted.context.mask = given.context.mask;
+                interrupted.context.stack = given.context.stack;
+                to = &raw mut interrupted.context;
+                thread::with(|thread| thread.call.set(call));
+            }
+        } else {
+            thread::with(|thread| thread.call.set(call));
+        }
+        let to = &mut *to;
+        // As the kernel would: what it was, unless it is in use.
+        let is_used = stacks::of_handlers().is_some_and(|on| on.contains(&(context as usize)));
+        if !is_used {
+            stacks::set_programs(to.stack);
+        }
+        if let Some(ours) = stacks::ours() {
+            to.stack = ours;
+        }
+        to.mask &= !ours();
+        to
+    }
+}
+
+/// The same of one that runs where the kernel has begun it.
+unsafe extern "C" fn end_in_place(context: *mut Context) -> *mut Context {
+    // SAFETY: the handler returned to `leave_in_place` with the stack as the kernel gave it.
+    unsafe { (*context).mask &= !ours() };
+    context
+}

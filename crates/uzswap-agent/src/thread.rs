@@ -1,0 +1,272 @@
+//! What this library knows of the calling thread.
+//!
+//! A thread in a replaced call may be interrupted by a handler of the program's, and that may never
+//! come back (`longjmp`): then the call is over, and what it had pinned is let go with the thread's
+//! next call. A frame that lies deeper than the one of that call cannot be in use any more, unless
+//! the thread has several stacks and the call is on another one. Letting go is no harm there: a
+//! call that is begun again after a signal, and then meets a page that is out, pins it anew.
+
+use std::cell::{Cell, RefCell};
+use std::ops::Range;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use uzswap_calls::{Frame, raw};
+use uzswap_region::Pager;
+
+/// The state of one thread. All of it is the thread's own and may be used in a handler.
+pub struct Thread {
+    /// The thread does something of ours: its system calls are not looked at.
+    pub is_inside: Cell<bool>,
+    /// It has been looked after: see [`crate::stacks::arm`].
+    pub is_armed: Cell<bool>,
+    /// The replaced call that it is in, but for handlers that have interrupted one; null: none.
+    pub call: Cell<*const Frame>,
+    /// The call whose first look has pinned `pinned`; 0: none.
+    first: Cell<usize>,
+    pinned: [Cell<usize>; 4],
+    /// Null before the thread has been looked after, and while it ends.
+    table: Cell<*const Table>,
+    /// Counts uses of it.
+    uses: Cell<u64>,
+}
+
+thread_local! {
+    static THREAD: Thread = const {
+        Thread {
+            is_inside: Cell::new(false),
+            is_armed: Cell::new(false),
+            call: Cell::new(std::ptr::null()),
+            first: Cell::new(0),
+            pinned: [const { Cell::new(0) }; 4],
+            table: Cell::new(std::ptr::null()),
+            uses: Cell::new(0),
+        }
+    };
+    static PINS: RefCell<Option<Box<Table>>> = const { RefCell::new(None) };
+}
+
+/// The calling thread's.
+#[inline(always)]
+pub fn with<R>(look: impl FnOnce(&Thread) -> R) -> R {
+    THREAD.with(look)
+}
+
+impl Thread {
+    /// Notes what the first look at a call has pinned. `false`: another call's is noted already,
+    /// which this one has interrupted or comes after.
+    #[inline(always)]
+    pub fn pin(&self, call: usize, one: &Range<usize>, other: &Range<usize>) -> bool {
+        if self.first.get() != 0 {
+            return false;
+        }
+        let [a, b, c, d] = &self.pinned;
+        a.set(one.start);
+        b.set(one.end);
+        c.set(other.start);
+        d.set(other.end);
+        self.first.set(call);
+        true
+    }
+
+    /// Unpins what the first look at a call has pinned, unless that was done.
+    #[inline(always)]
+    pub fn unpin(&self, call: usize) {
+        if self.first.get() != call {
+            return;
+        }
+        let [a, b, c, d] = &self.pinned;
+        let (one, other) = (a.get()..b.get(), c.get()..d.get());
+        self.first.set(0);
+        Pager::unhold(other);
+        Pager::unhold(one);
+    }
+
+    /// Lets go of what the first look at a call has pinned that is over.
+    fn end_before(&self, here: usize) {
+        let first = self.first.get();
+        if first != 0 && is_over(first, here) {
+            self.unpin(first);
+        }
+    }
+}
+
+/// Calls of one thread that may have something pinned at a time: those that are interrupted by
+/// handlers, and those that are over.
+const CALLS: usize = 8;
+
+/// What the calls of a thread have pinned.
+struct Table([Pins; CALLS]);
+
+/// What a call has pinned. A handler may use others of the thread's table at any time.
+pub struct Pins {
+    /// Which use of the thread's table this is; 0: it is free.
+    id: AtomicU64,
+    call: Cell<usize>,
+    few: [Cell<(usize, usize)>; 4],
+    count: Cell<usize>,
+    /// In our own code alone: no handler runs.
+    many: RefCell<Vec<Range<usize>>>,
+    /// Memory that was mapped for the call alone; 0 bytes: none.
+    mapping: Cell<(usize, usize)>,
+}
+
+impl Pins {
+    fn new() -> Self {
+        let few = [const { Cell::new((0, 0)) }; 4];
+        let (id, call, count) = (AtomicU64::new(0), Cell::new(0), Cell::new(0));
+        Self { id, call, few, count, many: RefCell::default(), mapping: Cell::new((0, 0)) }
+    }
+
+    /// Notes a range.
+    fn add(&self, range: Range<usize>) {
+        let count = self.count.get();
+        match self.few.get(count) {
+            Some(place) => {
+                place.set((range.start, range.end));
+                self.count.set(count + 1);
+            }
+            None => {
+                let _inside = crate::inside();
+                self.many.borrow_mut().push(range);
+            }
+        }
+    }
+
+    /// Lets go of all of it.
+    fn end(&self) {
+        let count = self.count.replace(0);
+        for place in self.few.iter().take(count) {
+            let (start, end) = place.get();
+            Pager::unhold(start..end);
+        }
+        if count == self.few.len() {
+            let _inside = crate::inside();
+            self.many.borrow_mut().drain(..).for_each(Pager::unhold);
+        }
+        let (at, bytes) = self.mapping.replace((0, 0));
+        unmap(at, bytes);
+        self.id.store(0, Relaxed);
+    }
+}
+
+impl Drop for Table {
+    /// As the thread ends, which it may do in the midst of a call.
+    fn drop(&mut self) {
+        let _ = THREAD.try_with(|thread| thread.table.set(std::ptr::null()));
+        let used = self.0.iter().filter(|pins| pins.id.load(Relaxed) != 0);
+        used.for_each(Pins::end);
+    }
+}
+
+/// A use of the thread's table: what is pinned is let go when this is dropped, or when it is seen
+/// that the call is over and never came back to do so.
+pub struct Use {
+    pins: *const Pins,
+    id: u64,
+    /// Where the thread has no table, or it is full: nobody else knows of these.
+    own: Vec<Range<usize>>,
+    mapping: (usize, usize),
+}
+
+fn unmap(at: usize, bytes: usize) {
+    if bytes > 0 {
+        // SAFETY: mapped for a call that is over, and known to nobody else.
+        unsafe { raw(libc::SYS_munmap as u64, [at as u64, bytes as u64, 0, 0, 0, 0]) };
+    }
+}
+
+impl Use {
+    /// Of the call that the thread is in.
+    pub fn begin() -> Self {
+        THREAD.with(|thread| {
+            let id = thread.uses.get() + 1;
+            thread.uses.set(id);
+            let call = thread.call.get() as usize;
+            // SAFETY: null, or the thread's own, which stays until it ends.
+            let table = unsafe { thread.table.get().as_ref() };
+            let is_taken = |pins: &&Pins| pins.id.compare_exchange(0, id, Relaxed, Relaxed).is_ok();
+            let pins = table.and_then(|table| table.0.iter().find(is_taken));
+            if let Some(pins) = pins {
+                pins.call.set(call);
+            }
+            Self {
+                pins: pins.map_or(std::ptr::null(), std::ptr::from_ref),
+                id,
+                own: Vec::new(),
+                mapping: (0, 0),
+            }
+        })
+    }
+
+    /// Notes a range that is pinned now.
+    pub fn note(&mut self, range: Range<usize>) {
+        // SAFETY: as above; this is of the thread that made it.
+        match unsafe { self.pins.as_ref() } {
+            Some(pins) => pins.add(range),
+            None => {
+                let _inside = crate::inside();
+                self.own.push(range);
+            }
+        }
+    }
+}
+
+impl Use {
+    /// Notes memory that was mapped for the call alone.
+    pub fn note_mapping(&mut self, range: Range<usize>) {
+        let mapping = (range.start, range.len());
+        // SAFETY: as above.
+        match unsafe { self.pins.as_ref() } {
+            Some(pins) => pins.mapping.set(mapping),
+            None => self.mapping = mapping,
+        }
+    }
+}
+
+impl Drop for Use {
+    fn drop(&mut self) {
+        // SAFETY: as above.
+        let pins = unsafe { self.pins.as_ref() };
+        pins.filter(|pins| pins.id.load(Relaxed) == self.id).into_iter().for_each(Pins::end);
+        unmap(self.mapping.0, self.mapping.1);
+        if !self.own.is_empty() {
+            let _inside = crate::inside();
+            std::mem::take(&mut self.own).into_iter().for_each(Pager::unhold);
+        }
+    }
+}
+
+/// Makes the thread's table. In our own code.
+pub fn prepare() {
+    let made = PINS.try_with(|pins| {
+        let mut pins = pins.borrow_mut();
+        let table =
+            pins.get_or_insert_with(|| Box::new(Table(std::array::from_fn(|_| Pins::new()))));
+        std::ptr::from_ref(&**table)
+    });
+    // An error: the thread is ending.
+    if let Ok(table) = made {
+        THREAD.with(|thread| thread.table.set(table));
+    }
+}
+
+/// Lets go of what calls have pinned that are over, now that the thread makes another one.
+pub fn end_calls_before(here: usize) {
+    THREAD.with(|thread| {
+        thread.end_before(here);
+        // SAFETY: as above.
+        let Some(table) = (unsafe { thread.table.get().as_ref() }) else { return };
+        for pins in &table.0 {
+            if pins.id.load(Relaxed) != 0 && is_over(pins.call.get(), here) {
+                pins.end();
+            }
+        }
+    });
+}
+
+/// Stacks are at most so long, as far as is known here.
+const STACK_MAX: usize = 8 << 20;
+
+/// Whether a call cannot be under way any more while the thread makes another one.
+fn is_over(call: usize, here: usize) -> bool {
+    call < here && here - call < STACK_MAX
+}

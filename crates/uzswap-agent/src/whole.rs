@@ -1,0 +1,133 @@
+//! Long writes to files. Where several processes append to one (`O_APPEND`), what one call writes
+//! stays together; so it has to stay one call, of which all is in memory. What is more than may be
+//! pinned is copied for that: for its time it takes memory beside the budget.
+
+use crate::calls::{AT_ONCE, Holds, peek, peek_bytes};
+use crate::{Agent, layout, thread};
+use libc::c_long;
+use std::ops::Range;
+use uzswap_calls::{Call, raw};
+use uzswap_sys::map::PAGE_BYTES;
+
+/// The kernel writes no more in one call.
+const WRITE_MAX: u64 = 0x7fff_f000;
+/// What is copied at a time, and pinned for that.
+const PART: u64 = 1 << 20;
+/// Parts of a call at most.
+const PARTS_MAX: u64 = 1024;
+
+/// The memory that a write is given, part by part.
+enum Given {
+    One { at: u64, bytes: u64 },
+    Vector { at: u64, count: u64 },
+}
+
+impl Given {
+    /// `None`: the call writes no file.
+    fn of(call: &Call) -> Option<Self> {
+        let [_, at, count, ..] = call.arguments;
+        match call.number as c_long {
+            libc::SYS_write | libc::SYS_pwrite64 => Some(Self::One { at, bytes: count }),
+            libc::SYS_writev | libc::SYS_pwritev | libc::SYS_pwritev2 if count <= PARTS_MAX => {
+                Some(Self::Vector { at, count })
+            }
+            _ => None,
+        }
+    }
+
+    /// A part, up to what the kernel would write or could read.
+    fn part(&self, number: u64) -> Option<(u64, u64)> {
+        match *self {
+            Self::One { at, bytes } => (number == 0).then_some((at, bytes)),
+            Self::Vector { count, .. } if number >= count => None,
+            Self::Vector { at, .. } => {
+                let bytes = size_of::<libc::iovec>() as u64;
+                let part = peek::<libc::iovec>(at.wrapping_add(number * bytes))?;
+                Some((part.iov_base as u64, part.iov_len as u64))
+            }
+        }
+    }
+
+    fn parts(&self) -> impl Iterator<Item = (u64, u64)> + '_ {
+        (0..).map_while(|number| self.part(number))
+    }
+
+    fn bytes(&self) -> u64 {
+        self.parts().fold(0u64, |sum, (_, bytes)| sum.saturating_add(bytes)).min(WRITE_MAX)
+    }
+}
+
+/// Makes a long write to a file in one call; `false`: it is none, or there is no memory to do so.
+pub fn write(agent: &Agent, call: &mut Call) -> bool {
+    let Some(given) = Given::of(call) else { return false };
+    if let Given::One { bytes, .. } = given
+        && bytes <= AT_ONCE
+    {
+        return false;
+    }
+    let mut vector = Holds::new(agent);
+    if let Given::Vector { at, count } = given {
+        vector.hold(at, count * size_of::<libc::iovec>() as u64);
+    }
+    let bytes = given.bytes();
+    if bytes <= AT_ONCE || !crate::calls::is_type(call.arguments[0] as i32, libc::S_IFREG) {
+        return false;
+    }
+    layout::await_complete();
+    let share = agent.pager.memory() / 8;
+    if bytes <= share {
+        let mut holds = Holds::up_to(agent, bytes + 2 * PAGE_BYTES as u64 * PARTS_MAX);
+        given.parts().for_each(|(at, bytes)| _ = holds.hold(at, bytes));
+        // SAFETY: the call is the program's, made as it asked.
+        call.result = unsafe { raw(call.number, call.arguments) };
+        return true;
+    }
+    let mut used = thread::Use::begin();
+    let Some(copy) = map(bytes) else { return false };
+    used.note_mapping(copy.clone());
+    let copied = copy_parts(agent, &given, copy.clone());
+    if copied == 0 {
+        return false;
+    }
+    let one = libc::iovec { iov_base: copy.start as *mut _, iov_len: copied };
+    let mut arguments = call.arguments;
+    (arguments[1], arguments[2]) = match given {
+        Given::One { .. } => (copy.start as u64, copied as u64),
+        Given::Vector { .. } => (&raw const one as u64, 1),
+    };
+    // SAFETY: what the program asked for, of a copy of its memory.
+    call.result = unsafe { raw(call.number, arguments) };
+    true
+}
+
+/// Memory of nobody's, which does not leave; it is unmapped with the use that notes it.
+fn map(bytes: u64) -> Option<Range<usize>> {
+    let access = (libc::PROT_READ | libc::PROT_WRITE) as u64;
+    let flags = (libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE) as u64;
+    // SAFETY: a new mapping at an address of the kernel's choice.
+    let at = unsafe { raw(libc::SYS_mmap as u64, [0, bytes, access, flags, u64::MAX, 0]) };
+    (at > 0).then_some(at as usize..at as usize + bytes as usize)
+}
+
+/// Copies what can be read, up to where it ends; how many bytes.
+fn copy_parts(agent: &Agent, given: &Given, to: Range<usize>) -> usize {
+    let mut done = to.start;
+    for (at, bytes) in given.parts() {
+        let mut from = at;
+        let end = at.saturating_add(bytes);
+        while from < end && done < to.end {
+            let count = (end - from).min(PART).min((to.end - done) as u64) as usize;
+            let mut holds = Holds::new(agent);
+            holds.hold(from, count as u64);
+            // SAFETY: the caller's own mapping, of which nobody else knows.
+            let part = unsafe { std::slice::from_raw_parts_mut(done as *mut u8, count) };
+            let read = peek_bytes(from, part);
+            done += read;
+            if read < count {
+                return done - to.start;
+            }
+            from += count as u64;
+        }
+    }
+    done - to.start
+}

@@ -1,0 +1,93 @@
+// Calls that have to be the calls that were made.
+#include "habit.h"
+#include <sys/uio.h>
+
+// What two processes append to a file stays together, however long it is.
+enum { BLOCK = 18 * MIB, BLOCKS = 3 };
+static int appends(void) {
+    char name[] = "appended.XXXXXX";
+    int start[2], status, mixed = 0, blocks = 0;
+    if (close(mkstemp(name)) || pipe(start)) return 2;
+    grow();
+    for (int i = 0; i < 2; i++)
+        if (!fork()) {
+            unsigned char *block = map(BLOCK), byte;
+            memset(block, 'a' + i, BLOCK);
+            int file = open(name, O_WRONLY | O_APPEND);
+            if (read(start[0], &byte, 1) != 1) _exit(1);
+            for (int turn = 0; turn < BLOCKS; turn++) {
+                struct iovec parts[2] = { { block, 5 * MIB + 7 }, { block + MIB, BLOCK - 5 * MIB - 7 } };
+                send_out(block, BLOCK);
+                long bytes = turn % 2 ? writev(file, parts, 2) : write(file, block, BLOCK);
+                if (bytes != BLOCK) _exit(3);
+            }
+            _exit(0);
+        }
+    usleep(300000);
+    if (write(start[1], "go", 2) != 2) return 2;
+    int failed = 0;
+    while (wait(&status) > 0) failed += status != 0;
+    int file = open(name, O_RDONLY);
+    unsigned char *block = map(BLOCK);
+    for (; read(file, block, BLOCK) == BLOCK; blocks++) mixed += memcmp(block, block + 1, BLOCK - 1) != 0;
+    unlink(name);
+    printf("%d blocks, %d mixed, %d failed\n", blocks, mixed, failed);
+    return 0;
+}
+
+static void say(const char *name, long answer) {
+    printf("%s %ld %d\n", name, answer, errno == EFAULT);
+}
+
+// Bad pointers are errors, and change nothing.
+static int bad_pointers(void) {
+    grow();
+    char *list[] = { "true", NULL };
+    char *strings[] = { "true", (char *)16, NULL };
+    say("execve", syscall(SYS_execve, "/bin/true", 8L, 0));
+    say("execve", syscall(SYS_execve, "/bin/true", list, -8L));
+    say("execve", syscall(SYS_execve, "/bin/true", strings, 0));
+    say("sigaction", syscall(SYS_rt_sigaction, SIGUSR1, 8L, 0, 8L));
+    say("mask", syscall(SYS_rt_sigprocmask, SIG_BLOCK, 8L, 0, 8L));
+    say("stack", syscall(SYS_sigaltstack, 8L, 0));
+    int status = 0;
+    if (!fork()) {
+        signal(SIGUSR1, SIG_IGN);
+        execl("/bin/true", "true", NULL);
+        _exit(1);
+    }
+    wait(&status);
+    printf("child %d\n", status);
+    return 0;
+}
+
+// A program of one thread takes a user namespace of its own, with memory to spare and short of it.
+static int namespaces(void) {
+    unsigned char *memory = map(20 * MIB);
+    memset(memory, 1, 20 * MIB);
+    usleep(300000);
+    for (int turn = 0; turn < 2; turn++) {
+        pid_t child = fork();
+        if (!child) {
+            int answer = unshare(CLONE_NEWUSER);
+            _exit(answer ? errno : memory[PAGE] - 1);
+        }
+        int status;
+        waitpid(child, &status, 0);
+        printf("%d %d\n", WIFEXITED(status), WEXITSTATUS(status));
+        if (!turn) grow();
+    }
+    int answer = unshare(CLONE_NEWUSER), error = errno;
+    send_out(memory, 20 * MIB);
+    long sum = 0;
+    for (long i = 0; i < 20 * MIB; i += PAGE) sum += memory[i];
+    printf("%d %d %ld\n", answer, answer ? error : 0, sum);
+    return 0;
+}
+
+int main(int arguments, char **argument) {
+    static const struct named all[] = {
+        { "appends", appends }, { "bad_pointers", bad_pointers }, { "namespaces", namespaces },
+    };
+    return choose(all, sizeof all / sizeof *all, arguments > 1 ? argument[1] : "");
+}

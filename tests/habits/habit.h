@@ -1,0 +1,63 @@
+// What the programs here share: they grow until their memory leaves, send pages out, and say one
+// line, which is the same with all of their memory.
+#define _GNU_SOURCE
+#include <errno.h>
+#include <fcntl.h>
+#include <pthread.h>
+#include <sched.h>
+#include <setjmp.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/syscall.h>
+#include <sys/time.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+enum { PAGE = 4096, MIB = 1 << 20 };
+
+static inline unsigned char *map(size_t bytes) {
+    void *at = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (at == MAP_FAILED) abort();
+    return at;
+}
+
+// Whether the first page is out afterwards.
+static inline int send_out(void *at, size_t bytes) {
+    unsigned char is_there = 1;
+    madvise(at, bytes, MADV_PAGEOUT);
+    return mincore(at, PAGE, &is_there) == 0 && !(is_there & 1);
+}
+
+// 60 MiB, a little at a time; afterwards pages leave, if this is run in 32 MiB.
+static inline void grow(void) {
+    static unsigned char *all[60];
+    for (int i = 0; i < 60; i++) {
+        all[i] = map(MIB);
+        memset(all[i], i + 1, MIB);
+        usleep(4000);
+    }
+    int is_watched = getenv("UZSWAP_TREE") != NULL;
+    for (int i = 0; is_watched && i < 1000 && !send_out(all[0], PAGE); i++) usleep(10000);
+}
+
+static inline void end_after(unsigned seconds) {
+    signal(SIGALRM, SIG_DFL);
+    alarm(seconds);
+}
+
+typedef int Habit(void);
+struct named { const char *name; Habit *habit; };
+
+// Runs the one that the argument names.
+static inline int choose(const struct named *all, int count, const char *name) {
+    for (int i = 0; i < count; i++)
+        if (!strcmp(all[i].name, name)) {
+            int status = all[i].habit();
+            fflush(stdout);
+            return status;
+        }
+    return 99;
+}

@@ -1,0 +1,304 @@
+// Handlers of signals: where they run, what they see, and how they are left.
+#include "habit.h"
+#include <alloca.h>
+#include <ucontext.h>
+
+static volatile int count;
+static sigjmp_buf back;
+
+static void set(int signal, int flags, void *handler) {
+    struct sigaction action = { .sa_flags = flags };
+    action.sa_sigaction = (void (*)(int, siginfo_t *, void *))handler;
+    sigaction(signal, &action, NULL);
+}
+
+static void *stack_for_signals(size_t bytes) {
+    void *at = map(bytes);
+    stack_t stack = { .ss_sp = at, .ss_size = bytes };
+    if (sigaltstack(&stack, NULL)) abort();
+    return at;
+}
+
+// A handler with much on its stack, for each kind of signal that may be ours.
+static void __attribute__((noinline)) use(volatile char *frame, int bytes) {
+    for (int i = 0; i < bytes; i += 64) frame[i] = i;
+    count++;
+}
+static void take_much(int signal) {
+    char frame[400000];
+    use(frame, sizeof frame);
+    (void)signal;
+}
+static int large_frames(void) {
+    int all[] = { SIGUSR1, SIGBUS, SIGSEGV, SIGILL, SIGRTMIN + 3 };
+    for (int i = 0; i < 5; i++) set(all[i], i % 2 ? SA_ONSTACK : 0, take_much);
+    unsigned char *memory = map(8 * MIB);
+    memset(memory, 7, 8 * MIB);
+    grow();
+    long sum = 0;
+    for (int i = 0; i < 5; i++) {
+        send_out(memory, 8 * MIB);
+        raise(all[i]);
+        for (long at = 0; at < 8 * MIB; at += PAGE) sum += memory[at];
+    }
+    printf("%d handlers, %ld\n", count, sum);
+    return 0;
+}
+
+// A handler that says where it runs.
+static volatile long place;
+static void say_place(int signal) {
+    char here;
+    place = (long)&here;
+    count += signal != 0;
+}
+static int places(void) {
+    char here, *stack = stack_for_signals(65536);
+    set(SIGUSR1, SA_ONSTACK, say_place);
+    set(SIGUSR2, 0, say_place);
+    grow();
+    send_out(stack, 65536);
+    raise(SIGUSR1);
+    int is_on_it = place > (long)stack && place < (long)stack + 65536;
+    raise(SIGUSR2);
+    int is_near = labs(place - (long)&here) < 65536;
+    stack_t now, small = { .ss_sp = stack, .ss_size = 100 }, none = { .ss_flags = SS_DISABLE };
+    sigaltstack(NULL, &now);
+    int refused = sigaltstack(&small, NULL) == -1 && errno == ENOMEM;
+    int bad = sigaltstack((void *)8, NULL) == -1 && errno == EFAULT;
+    sigaltstack(&none, NULL);
+    raise(SIGUSR1);
+    int is_near_too = labs(place - (long)&here) < 65536;
+    printf("%d %d %d, %d %d, %d %d\n", is_on_it, is_near, is_near_too, refused, bad,
+           now.ss_sp == stack && now.ss_size == 65536 && now.ss_flags == 0, count);
+    return 0;
+}
+
+// The stack is set past the C library, early.
+static int early_stack(void) {
+    unsigned char *stack = map(65536), *memory = map(MIB);
+    stack_t given = { .ss_sp = stack, .ss_size = 65536 }, now;
+    long answer;
+    __asm__ volatile("syscall" : "=a"(answer) : "0"((long)SYS_sigaltstack), "D"(&given), "S"(0L)
+                     : "rcx", "r11", "memory");
+    set(SIGUSR1, SA_ONSTACK, say_place);
+    memset(memory, 3, MIB);
+    grow();
+    send_out(stack, 65536);
+    send_out(memory, PAGE);
+    int byte = memory[5];
+    raise(SIGUSR1);
+    sigaltstack(NULL, &now);
+    printf("%ld %d %d %d\n", answer, byte, place > (long)stack && place < (long)stack + 65536,
+           now.ss_sp == stack);
+    return 0;
+}
+
+// Endless recursion, caught again and again.
+static int __attribute__((noinline)) deep(int depth) {
+    volatile char frame[2048];
+    frame[0] = depth;
+    return deep(depth + 1) + frame[0];
+}
+static void jump(int signal) { siglongjmp(back, signal); }
+static int overflows(void) {
+    stack_for_signals(65536);
+    set(SIGSEGV, SA_ONSTACK | SA_NODEFER, jump);
+    grow();
+    for (count = 0; count < 5;)
+        if (!sigsetjmp(back, 1)) deep(0);
+        else count++;
+    stack_t now;
+    sigaltstack(NULL, &now);
+    printf("%d overflows, %d\n", count, now.ss_flags);
+    return 0;
+}
+
+// A thread computes on a stack from `malloc`, of which the pages below are out.
+static ucontext_t hub, other;
+static unsigned char *coroutine;
+static volatile long lowest;
+static void compute(void) {
+    long page = (long)__builtin_frame_address(0) & -(long)PAGE;
+    volatile char *end = alloca((long)__builtin_frame_address(0) - page + PAGE - 600);
+    end[0] = 1;
+    lowest = page - PAGE;
+    while (!count);
+    swapcontext(&other, &hub);
+}
+static void *interrupt(void *thread) {
+    while (!lowest) usleep(1000);
+    usleep(50000);
+    send_out(coroutine, lowest - (long)coroutine);
+    pthread_kill((pthread_t)thread, SIGUSR1);
+    return NULL;
+}
+static int coroutines(void) {
+    pthread_t thread;
+    coroutine = (unsigned char *)(((long)malloc(65 * PAGE) + PAGE) & -(long)PAGE);
+    memset(coroutine, 1, 64 * PAGE);
+    set(SIGUSR1, 0, say_place);
+    grow();
+    getcontext(&other);
+    other.uc_stack.ss_sp = coroutine;
+    other.uc_stack.ss_size = 64 * PAGE;
+    makecontext(&other, compute, 0);
+    pthread_create(&thread, NULL, interrupt, (void *)pthread_self());
+    swapcontext(&hub, &other);
+    pthread_join(thread, NULL);
+    printf("%d on it: %d\n", count, place < lowest + PAGE && place > (long)coroutine);
+    return 0;
+}
+
+// A handler blocks all signals where it returns to.
+static void block_all(int signal, siginfo_t *info, void *context) {
+    (void)signal, (void)info;
+    sigfillset(&((ucontext_t *)context)->uc_sigmask);
+}
+static int masks(void) {
+    unsigned char *memory = map(MIB);
+    memset(memory, 1, MIB);
+    set(SIGUSR1, SA_SIGINFO, block_all);
+    set(SIGUSR2, 0, say_place);
+    grow();
+    send_out(memory, MIB);
+    raise(SIGUSR1);
+    raise(SIGUSR2);
+    int byte = memory[0], while_blocked = count;
+    sigset_t none;
+    sigemptyset(&none);
+    sigprocmask(SIG_SETMASK, &none, NULL);
+    printf("%d, %d then %d\n", byte, while_blocked, count);
+    return 0;
+}
+
+// `read` is left by a jump, with memory that is out each time.
+static int jumps_out_of_read(void) {
+    unsigned char *memory = map(64 * MIB);
+    int ends[2];
+    memset(memory, 1, 64 * MIB);
+    if (pipe(ends)) return 2;
+    grow();
+    set(SIGALRM, 0, jump);
+    for (volatile int i = 0; i < 64; i++)
+        if (!sigsetjmp(back, 1)) {
+            struct itimerval soon = { .it_value = { 0, 15000 } };
+            setitimer(ITIMER_REAL, &soon, NULL);
+            // Both looks at a call.
+            if (read(ends[0], memory + i * (long)MIB, i % 2 ? MIB : 30000) > 0) return 3;
+        }
+    long sum = 0;
+    for (int turn = 0; turn < 2; turn++)
+        for (long at = 0; at < 64 * MIB; at += PAGE) sum += memory[at];
+    printf("%ld\n", sum);
+    return 0;
+}
+
+// A thread that waits in a call is cancelled.
+static unsigned char *buffer;
+static int ends[2];
+static char ran[64];
+static void leave_scope(int *unused) { (void)unused, strcat(ran, " scope"); }
+static void clean_up(void *unused) { (void)unused, strcat(ran, " handler"); }
+static void *wait_in_read(void *bytes) {
+    __attribute__((cleanup(leave_scope))) int scope = 0;
+    pthread_cleanup_push(clean_up, &scope);
+    if (read(ends[0], buffer, (long)bytes) > 0) strcat(ran, " data");
+    pthread_cleanup_pop(0);
+    return NULL;
+}
+static void *wait_in_pause(void *unused) {
+    __attribute__((cleanup(leave_scope))) int scope = 0;
+    pthread_cleanup_push(clean_up, unused);
+    pause();
+    pthread_cleanup_pop(scope);
+    return NULL;
+}
+static int cancels(void) {
+    if (pipe(ends)) return 2;
+    buffer = map(MIB);
+    memset(buffer, 1, MIB);
+    grow();
+    end_after(20);
+    for (int i = 0; i < 3; i++) {
+        pthread_t thread;
+        void *answer;
+        send_out(buffer, MIB);
+        ran[0] = 0;
+        pthread_create(&thread, NULL, i < 2 ? wait_in_read : wait_in_pause,
+                       (void *)(i ? 100L : 500000L));
+        usleep(300000);
+        pthread_cancel(thread);
+        pthread_join(thread, &answer);
+        printf("%d%s\n", answer == PTHREAD_CANCELED, ran);
+    }
+    return 0;
+}
+
+// A handler is told what was interrupted: a program that waits in a call is at that call.
+static volatile long at;
+static void tell(int signal, siginfo_t *info, void *context) {
+    (void)info;
+    at = ((ucontext_t *)context)->uc_mcontext.gregs[REG_RIP];
+    count += signal != 0;
+}
+static long beginning_of(void *function) { return (long)function; }
+static void *signal_soon(void *thread) {
+    usleep(200000);
+    pthread_kill((pthread_t)thread, SIGUSR1);
+    usleep(100000);
+    return (void *)(long)write(ends[1], "x", 1);
+}
+static int tells_where(void) {
+    if (pipe(ends)) return 2;
+    set(SIGUSR1, SA_SIGINFO | SA_RESTART, tell);
+    grow();
+    pthread_t thread;
+    char byte = 0;
+    pthread_create(&thread, NULL, signal_soon, (void *)pthread_self());
+    long bytes = read(ends[0], &byte, 1);
+    pthread_join(thread, NULL);
+    printf("%ld %c %d, in read: %d\n", bytes, byte, count,
+           labs(at - beginning_of((void *)read)) < 256);
+    return 0;
+}
+
+// A thread with the smallest stack that there is.
+static int file;
+static void *read_and_say(void *unused) {
+    long sum = (long)unused;
+    for (int i = 0; i < 200; i++) sum += pread(file, buffer + i * PAGE, 5, 0);
+    printf("%ld bytes\n", sum);
+    return NULL;
+}
+static int small_stacks(void) {
+    pthread_attr_t attributes;
+    pthread_t thread;
+    buffer = map(MIB);
+    memset(buffer, 1, MIB);
+    file = open("/etc/passwd", O_RDONLY);
+    grow();
+    send_out(buffer, MIB);
+    pthread_attr_init(&attributes);
+    pthread_attr_setstacksize(&attributes, PTHREAD_STACK_MIN);
+    if (pthread_create(&thread, &attributes, read_and_say, NULL)) return 3;
+    return pthread_join(thread, NULL);
+}
+
+// No signal may be queued any more: the program is run with `ulimit -i 0`.
+static int nothing_queued(void) {
+    grow();
+    puts("done");
+    return 0;
+}
+
+int main(int arguments, char **argument) {
+    static const struct named all[] = {
+        { "large_frames", large_frames }, { "places", places }, { "early_stack", early_stack },
+        { "overflows", overflows }, { "coroutines", coroutines }, { "masks", masks },
+        { "jumps_out_of_read", jumps_out_of_read }, { "cancels", cancels },
+        { "tells_where", tells_where }, { "small_stacks", small_stacks },
+        { "nothing_queued", nothing_queued },
+    };
+    return choose(all, sizeof all / sizeof *all, arguments > 1 ? argument[1] : "");
+}

@@ -1,0 +1,120 @@
+//! `uzswap run --in-process`: what programs may do with signals, stacks, forks and calls, they may
+//! do with a part of their memory. Each habit is a function of a program in `habits/`, which says
+//! one line or a few, and has to say the same.
+
+#![allow(clippy::unwrap_used, reason = "tests")]
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
+use std::process::{Command, Output};
+use uzswap_tests::as_nobody;
+
+/// A folder with one of the programs.
+fn folder(program: &str) -> tempfile::TempDir {
+    let folder = tempfile::tempdir_in("/var/tmp").unwrap();
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("habits").join(program);
+    let mut compiler = Command::new("cc");
+    // Cleanup handlers are then the unwinder's.
+    compiler.args(["-O1", "-fexceptions", "-pthread", "-o", "program"]).arg(source);
+    assert!(compiler.current_dir(&folder).status().unwrap().success());
+    folder
+}
+
+/// Runs a command of a shell as nobody, if this is root. One that hangs is killed.
+fn run(folder: &Path, command: &str) -> Output {
+    let mut run = as_nobody(folder);
+    run.args(["timeout", "--signal=KILL", "120", "sh", "-c", command]);
+    run.current_dir(folder).output().unwrap()
+}
+
+fn said(output: &Output) -> String {
+    let [out, err] = [&output.stdout, &output.stderr].map(|text| String::from_utf8_lossy(text));
+    assert!(output.status.success(), "{}: {out}{err}", output.status);
+    out.into_owned()
+}
+
+const RUN: &str = "./uzswap run --in-process --memory 32M --";
+
+/// Compares what habits of a program say; each in a process that is kept small, unless it has
+/// memory to spare. `before` is what the shell does before it.
+fn compare_with(program: &str, habits: &[&str], before: &str) {
+    let folder = folder(program);
+    for habit in habits {
+        let alone = run(folder.path(), &format!("{before} ./program {habit}"));
+        let with = run(folder.path(), &format!("{before} {RUN} ./program {habit}"));
+        assert_eq!(said(&with), said(&alone), "{habit}");
+        let told = String::from_utf8_lossy(&with.stderr).into_owned();
+        let has_room = ["locked", "stopped"].contains(habit);
+        assert!(has_room || !told.contains("memory of 0 processes"), "{habit}: {told}");
+    }
+}
+
+fn compare(program: &str, habits: &[&str]) {
+    compare_with(program, habits, "");
+}
+
+#[test]
+fn handlers_run_where_they_would_have_run() {
+    compare("signals.c", &["large_frames", "places", "early_stack", "coroutines"]);
+}
+
+#[test]
+fn handlers_may_never_come_back() {
+    compare("signals.c", &["overflows", "jumps_out_of_read"]);
+}
+
+#[test]
+fn handlers_may_block_all_signals_and_see_where_a_program_is() {
+    compare("signals.c", &["masks", "tells_where"]);
+}
+
+#[test]
+fn a_thread_that_waits_in_a_call_is_cancelled() {
+    compare("signals.c", &["cancels"]);
+}
+
+#[test]
+fn a_thread_may_have_the_smallest_stack_that_there_is() {
+    compare("signals.c", &["small_stacks"]);
+}
+
+#[test]
+fn a_program_whose_user_may_queue_no_signals_is_kept_small() {
+    compare_with("signals.c", &["nothing_queued"], "ulimit -i 0;");
+}
+
+#[test]
+fn forks_wait_for_locks_of_the_programs() {
+    compare("forks.c", &["locked", "locked_and_short", "stopped"]);
+}
+
+#[test]
+fn all_ways_to_fork_make_the_same_child() {
+    compare("forks.c", &["ways"]);
+}
+
+#[test]
+fn what_one_call_appends_to_a_file_stays_together() {
+    compare("calls.c", &["appends"]);
+}
+
+#[test]
+fn a_bad_pointer_is_an_error_and_nothing_else() {
+    compare("calls.c", &["bad_pointers"]);
+}
+
+#[test]
+fn a_program_of_one_thread_may_take_a_user_namespace() {
+    compare("calls.c", &["namespaces"]);
+}
+
+#[test]
+fn a_folder_that_may_not_be_written_is_not_used() {
+    let folder = folder("signals.c");
+    let path = folder.path().join("other");
+    fs::create_dir(&path).unwrap();
+    fs::set_permissions(&path, fs::Permissions::from_mode(0o500)).unwrap();
+    let with = run(folder.path(), &format!("XDG_RUNTIME_DIR=$PWD/other {RUN} ./program masks"));
+    assert_eq!(said(&with), "1, 0 then 1\n");
+}
