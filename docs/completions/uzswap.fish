@@ -28,15 +28,15 @@ complete -c uzswap -n "__fish_uzswap_needs_command" -s h -l help -d 'Print help'
 complete -c uzswap -n "__fish_uzswap_needs_command" -s V -l version -d 'Print version'
 complete -c uzswap -n "__fish_uzswap_needs_command" -f -a "run" -d 'Run a command in limited memory, the rest of it compressed in RAM and on disk'
 complete -c uzswap -n "__fish_uzswap_needs_command" -f -a "serve" -d 'Give the whole machine a compressed swap device; SIGTERM takes it away again'
-complete -c uzswap -n "__fish_uzswap_needs_command" -f -a "attach" -d 'Bring what runs already below a limit, gently, until this ends or detach is called'
-complete -c uzswap -n "__fish_uzswap_needs_command" -f -a "detach" -d 'End an attach: what it has limited has its limits of before'
+complete -c uzswap -n "__fish_uzswap_needs_command" -f -a "attach" -d 'Bring running programs below a limit, gently, until this ends or detach is called'
+complete -c uzswap -n "__fish_uzswap_needs_command" -f -a "detach" -d 'End an attach and restore the former limits'
 complete -c uzswap -n "__fish_uzswap_needs_command" -f -a "config" -d 'Check, or show, how serve is configured'
-complete -c uzswap -n "__fish_uzswap_needs_command" -f -a "status" -d 'Show what is held, in what, at which ratio, what was rejected and why'
+complete -c uzswap -n "__fish_uzswap_needs_command" -f -a "status" -d 'Show the stored pages, their place and ratio, and the rejected pages with the reasons'
 complete -c uzswap -n "__fish_uzswap_needs_command" -f -a "memory" -d 'Show the sections of memory that the pool lies in, and take them off or bring them back'
-complete -c uzswap -n "__fish_uzswap_needs_command" -f -a "top" -d 'Show the same all the time, with rates and who is swapped out, and change compressor and pool by keys; q ends it'
+complete -c uzswap -n "__fish_uzswap_needs_command" -f -a "top" -d 'Show the same all the time, with rates and the swapped processes, and change compressor and pool by keys; q ends it'
 complete -c uzswap -n "__fish_uzswap_needs_command" -f -a "dashboard" -d 'Show the last hour in a browser: prints where --metrics serves it, or else serves it until Ctrl-C'
-complete -c uzswap -n "__fish_uzswap_needs_command" -f -a "doctor" -d 'Tell what works on this machine, and for what does not, what is missing and how to get it'
-complete -c uzswap -n "__fish_uzswap_needs_command" -f -a "clean" -d 'Undo what runs that were killed have left: swap, loop devices, mounts, cgroups'
+complete -c uzswap -n "__fish_uzswap_needs_command" -f -a "doctor" -d 'Tell the features that work on this machine, and for each other one the missing part and its remedy'
+complete -c uzswap -n "__fish_uzswap_needs_command" -f -a "clean" -d 'Undo the remains of killed runs: swap, loop devices, mounts, cgroups'
 complete -c uzswap -n "__fish_uzswap_needs_command" -f -a "upgrade" -d 'Have this program go on where the one that serves now is, after another version was installed: no page is lost, programs notice a pause'
 complete -c uzswap -n "__fish_uzswap_needs_command" -f -a "bench" -d 'Measure it beside the kernel\'s own swap, zswap and zram'
 complete -c uzswap -n "__fish_uzswap_needs_command" -f -a "record" -d 'Write the pages of a running program to a file, to measure with'
@@ -44,7 +44,7 @@ complete -c uzswap -n "__fish_uzswap_needs_command" -f -a "help" -d 'Print this 
 complete -c uzswap -n "__fish_uzswap_using_subcommand run" -l memory -d 'Memory that the command and its children may use, together' -r
 complete -c uzswap -n "__fish_uzswap_using_subcommand run" -l user -d 'Run the command as this user, with their groups and home [default: as the caller, under sudo as root]' -r
 complete -c uzswap -n "__fish_uzswap_using_subcommand run" -l size -d 'Size of the swap device, before compression, at most [default: the machine\'s memory, and at least 16 times the limit]' -r
-complete -c uzswap -n "__fish_uzswap_using_subcommand run" -l pool -d 'Memory for compressed pages [default: half of what is free beyond the limit]' -r
+complete -c uzswap -n "__fish_uzswap_using_subcommand run" -l pool -d 'Memory for compressed pages [default: half of the free memory beyond the limit]' -r
 complete -c uzswap -n "__fish_uzswap_using_subcommand run" -l compressor -d 'Compressor of new pages: lz4, zstd, lzo, deflate, wkdm, raw; some with a level as in zstd:3 [default: zstd]' -r
 complete -c uzswap -n "__fish_uzswap_using_subcommand run" -l backing -d 'Where the coldest pages go: a file with a size, a block device, or none [default: an unnamed file in /var/tmp]' -r
 complete -c uzswap -n "__fish_uzswap_using_subcommand run" -l transport -d 'How the kernel\'s requests reach the cache: FUSE and loop devices, or ublk; by itself ublk only where there are no loop devices' -r -f -a "auto\t'The first that there is'
@@ -56,15 +56,15 @@ complete -c uzswap -n "__fish_uzswap_using_subcommand run" -l metrics -d 'Serve 
 complete -c uzswap -n "__fish_uzswap_using_subcommand run" -l report -d 'Also write the report to a file, as JSON' -r -F
 complete -c uzswap -n "__fish_uzswap_using_subcommand run" -l in-process -d 'Keep the command\'s memory small inside of its processes, by a library that they preload: without root, without swap. The pool is a part of --memory. [default where the swap device cannot be]'
 complete -c uzswap -n "__fish_uzswap_using_subcommand run" -l device -d 'Swap to a device of its own, which serves any program and needs root [default where it can be]'
-complete -c uzswap -n "__fish_uzswap_using_subcommand run" -l include-pool -d 'Count the pool and the daemon in: the command gets what they leave of its memory'
+complete -c uzswap -n "__fish_uzswap_using_subcommand run" -l include-pool -d 'Count the pool and the daemon in: the command gets the rest of its memory'
 complete -c uzswap -n "__fish_uzswap_using_subcommand run" -l load-control -d 'When many processes swap more than they compute, let no more run than there are CPUs'
 complete -c uzswap -n "__fish_uzswap_using_subcommand run" -l no-load-control -d 'Let all run at once, however much they swap'
 complete -c uzswap -n "__fish_uzswap_using_subcommand run" -l plain-backing -d 'Write pages to the backing as they are, neither encrypted nor authenticated: for a disk that is encrypted itself'
-complete -c uzswap -n "__fish_uzswap_using_subcommand run" -l bare -d 'Plain memory behind the device and no cache: what the transport takes by itself'
+complete -c uzswap -n "__fish_uzswap_using_subcommand run" -l bare -d 'Plain memory behind the device and no cache, to measure the transport by itself'
 complete -c uzswap -n "__fish_uzswap_using_subcommand run" -s q -l quiet -d 'Print neither the live view nor the report'
 complete -c uzswap -n "__fish_uzswap_using_subcommand run" -s h -l help -d 'Print help (see more with \'--help\')'
 complete -c uzswap -n "__fish_uzswap_using_subcommand serve" -l size -d 'Size of the swap device, before compression, at most: for example 16G, or \'ram / 2\'' -r
-complete -c uzswap -n "__fish_uzswap_using_subcommand serve" -l pool -d 'Memory for compressed pages [default: half of what is free beyond the limit]' -r
+complete -c uzswap -n "__fish_uzswap_using_subcommand serve" -l pool -d 'Memory for compressed pages [default: half of the free memory beyond the limit]' -r
 complete -c uzswap -n "__fish_uzswap_using_subcommand serve" -l compressor -d 'Compressor of new pages: lz4, zstd, lzo, deflate, wkdm, raw; some with a level as in zstd:3 [default: zstd]' -r
 complete -c uzswap -n "__fish_uzswap_using_subcommand serve" -l backing -d 'Where the coldest pages go: a file with a size, a block device, or none [default: an unnamed file in /var/tmp]' -r
 complete -c uzswap -n "__fish_uzswap_using_subcommand serve" -l transport -d 'How the kernel\'s requests reach the cache: FUSE and loop devices, or ublk; by itself ublk only where there are no loop devices' -r -f -a "auto\t'The first that there is'
@@ -73,16 +73,16 @@ fuse\t'FUSE and loop devices'"
 complete -c uzswap -n "__fish_uzswap_using_subcommand serve" -l threads -d 'Threads that serve the device [default: six and two for each CPU]' -r
 complete -c uzswap -n "__fish_uzswap_using_subcommand serve" -l poll -d 'How long a thread looks for the next request before it sleeps, microseconds' -r
 complete -c uzswap -n "__fish_uzswap_using_subcommand serve" -l metrics -d 'Serve metrics for Prometheus at ADDRESS/metrics, and a page that plots the last hour at ADDRESS/: a Unix socket\'s path, or a port of this machine, for example 127.0.0.1:9811' -r
-complete -c uzswap -n "__fish_uzswap_using_subcommand serve" -l config -d 'Where to read what is not said here: a file, and the drop-ins in FILE.d/*.conf [default: /etc/uzswap/uzswap.conf, if there is one]' -r -F
+complete -c uzswap -n "__fish_uzswap_using_subcommand serve" -l config -d 'The source of all options that are not given here: a file, and the drop-ins in FILE.d/*.conf [default: /etc/uzswap/uzswap.conf, if there is one]' -r -F
 complete -c uzswap -n "__fish_uzswap_using_subcommand serve" -l plain-backing -d 'Write pages to the backing as they are, neither encrypted nor authenticated: for a disk that is encrypted itself'
-complete -c uzswap -n "__fish_uzswap_using_subcommand serve" -l bare -d 'Plain memory behind the device and no cache: what the transport takes by itself'
+complete -c uzswap -n "__fish_uzswap_using_subcommand serve" -l bare -d 'Plain memory behind the device and no cache, to measure the transport by itself'
 complete -c uzswap -n "__fish_uzswap_using_subcommand serve" -s h -l help -d 'Print help (see more with \'--help\')'
 complete -c uzswap -n "__fish_uzswap_using_subcommand attach" -l unit -d 'A unit of systemd' -r
-complete -c uzswap -n "__fish_uzswap_using_subcommand attach" -l pid -d 'A process, with what it has started' -r
+complete -c uzswap -n "__fish_uzswap_using_subcommand attach" -l pid -d 'A process, with its descendants' -r
 complete -c uzswap -n "__fish_uzswap_using_subcommand attach" -l cgroup -d 'A cgroup: its folder, or its name as in /proc/PID/cgroup' -r -F
 complete -c uzswap -n "__fish_uzswap_using_subcommand attach" -l memory -d 'Memory that its processes may use, together' -r
 complete -c uzswap -n "__fish_uzswap_using_subcommand attach" -l size -d 'Size of the swap device, before compression, at most [default: the machine\'s memory, and at least 16 times the limit]' -r
-complete -c uzswap -n "__fish_uzswap_using_subcommand attach" -l pool -d 'Memory for compressed pages [default: half of what is free beyond the limit]' -r
+complete -c uzswap -n "__fish_uzswap_using_subcommand attach" -l pool -d 'Memory for compressed pages [default: half of the free memory beyond the limit]' -r
 complete -c uzswap -n "__fish_uzswap_using_subcommand attach" -l compressor -d 'Compressor of new pages: lz4, zstd, lzo, deflate, wkdm, raw; some with a level as in zstd:3 [default: zstd]' -r
 complete -c uzswap -n "__fish_uzswap_using_subcommand attach" -l backing -d 'Where the coldest pages go: a file with a size, a block device, or none [default: an unnamed file in /var/tmp]' -r
 complete -c uzswap -n "__fish_uzswap_using_subcommand attach" -l transport -d 'How the kernel\'s requests reach the cache: FUSE and loop devices, or ublk; by itself ublk only where there are no loop devices' -r -f -a "auto\t'The first that there is'
@@ -92,39 +92,39 @@ complete -c uzswap -n "__fish_uzswap_using_subcommand attach" -l threads -d 'Thr
 complete -c uzswap -n "__fish_uzswap_using_subcommand attach" -l poll -d 'How long a thread looks for the next request before it sleeps, microseconds' -r
 complete -c uzswap -n "__fish_uzswap_using_subcommand attach" -l metrics -d 'Serve metrics for Prometheus at ADDRESS/metrics, and a page that plots the last hour at ADDRESS/: a Unix socket\'s path, or a port of this machine, for example 127.0.0.1:9811' -r
 complete -c uzswap -n "__fish_uzswap_using_subcommand attach" -l plain-backing -d 'Write pages to the backing as they are, neither encrypted nor authenticated: for a disk that is encrypted itself'
-complete -c uzswap -n "__fish_uzswap_using_subcommand attach" -l bare -d 'Plain memory behind the device and no cache: what the transport takes by itself'
-complete -c uzswap -n "__fish_uzswap_using_subcommand attach" -s q -l quiet -d 'Print nothing but what goes wrong'
+complete -c uzswap -n "__fish_uzswap_using_subcommand attach" -l bare -d 'Plain memory behind the device and no cache, to measure the transport by itself'
+complete -c uzswap -n "__fish_uzswap_using_subcommand attach" -s q -l quiet -d 'Print only errors'
 complete -c uzswap -n "__fish_uzswap_using_subcommand attach" -s h -l help -d 'Print help (see more with \'--help\')'
 complete -c uzswap -n "__fish_uzswap_using_subcommand detach" -l unit -d 'A unit of systemd' -r
-complete -c uzswap -n "__fish_uzswap_using_subcommand detach" -l pid -d 'A process, with what it has started' -r
+complete -c uzswap -n "__fish_uzswap_using_subcommand detach" -l pid -d 'A process, with its descendants' -r
 complete -c uzswap -n "__fish_uzswap_using_subcommand detach" -l cgroup -d 'A cgroup: its folder, or its name as in /proc/PID/cgroup' -r -F
 complete -c uzswap -n "__fish_uzswap_using_subcommand detach" -s h -l help -d 'Print help (see more with \'--help\')'
 complete -c uzswap -n "__fish_uzswap_using_subcommand config; and not __fish_seen_subcommand_from check show help" -s h -l help -d 'Print help'
-complete -c uzswap -n "__fish_uzswap_using_subcommand config; and not __fish_seen_subcommand_from check show help" -f -a "check" -d 'Say what is wrong in it, by file and line; status 0 when nothing is'
-complete -c uzswap -n "__fish_uzswap_using_subcommand config; and not __fish_seen_subcommand_from check show help" -f -a "show" -d 'Show what is set, and where'
+complete -c uzswap -n "__fish_uzswap_using_subcommand config; and not __fish_seen_subcommand_from check show help" -f -a "check" -d 'Print its errors, by file and line; status 0 when there are none'
+complete -c uzswap -n "__fish_uzswap_using_subcommand config; and not __fish_seen_subcommand_from check show help" -f -a "show" -d 'Show each setting, and its place'
 complete -c uzswap -n "__fish_uzswap_using_subcommand config; and not __fish_seen_subcommand_from check show help" -f -a "help" -d 'Print this message or the help of the given subcommand(s)'
 complete -c uzswap -n "__fish_uzswap_using_subcommand config; and __fish_seen_subcommand_from check" -s h -l help -d 'Print help'
 complete -c uzswap -n "__fish_uzswap_using_subcommand config; and __fish_seen_subcommand_from show" -l json -d 'Print JSON: name, value, file and line of each setting'
 complete -c uzswap -n "__fish_uzswap_using_subcommand config; and __fish_seen_subcommand_from show" -s h -l help -d 'Print help'
-complete -c uzswap -n "__fish_uzswap_using_subcommand config; and __fish_seen_subcommand_from help" -f -a "check" -d 'Say what is wrong in it, by file and line; status 0 when nothing is'
-complete -c uzswap -n "__fish_uzswap_using_subcommand config; and __fish_seen_subcommand_from help" -f -a "show" -d 'Show what is set, and where'
+complete -c uzswap -n "__fish_uzswap_using_subcommand config; and __fish_seen_subcommand_from help" -f -a "check" -d 'Print its errors, by file and line; status 0 when there are none'
+complete -c uzswap -n "__fish_uzswap_using_subcommand config; and __fish_seen_subcommand_from help" -f -a "show" -d 'Show each setting, and its place'
 complete -c uzswap -n "__fish_uzswap_using_subcommand config; and __fish_seen_subcommand_from help" -f -a "help" -d 'Print this message or the help of the given subcommand(s)'
 complete -c uzswap -n "__fish_uzswap_using_subcommand status" -l json -d 'Print JSON: every attribute and statistic of every cache'
 complete -c uzswap -n "__fish_uzswap_using_subcommand status" -s h -l help -d 'Print help'
 complete -c uzswap -n "__fish_uzswap_using_subcommand memory; and not __fish_seen_subcommand_from offline online help" -s h -l help -d 'Print help'
-complete -c uzswap -n "__fish_uzswap_using_subcommand memory; and not __fish_seen_subcommand_from offline online help" -f -a "offline" -d 'Move what a section holds to others, or to the backing, and give its memory back. It gets none before it is brought online'
+complete -c uzswap -n "__fish_uzswap_using_subcommand memory; and not __fish_seen_subcommand_from offline online help" -f -a "offline" -d 'Move the pages of a section to others, or to the backing, and give its memory back. It gets none before it is brought online'
 complete -c uzswap -n "__fish_uzswap_using_subcommand memory; and not __fish_seen_subcommand_from offline online help" -f -a "online" -d 'Let a section, or a node, have memory again'
 complete -c uzswap -n "__fish_uzswap_using_subcommand memory; and not __fish_seen_subcommand_from offline online help" -f -a "help" -d 'Print this message or the help of the given subcommand(s)'
 complete -c uzswap -n "__fish_uzswap_using_subcommand memory; and __fish_seen_subcommand_from offline" -s h -l help -d 'Print help'
 complete -c uzswap -n "__fish_uzswap_using_subcommand memory; and __fish_seen_subcommand_from online" -s h -l help -d 'Print help'
-complete -c uzswap -n "__fish_uzswap_using_subcommand memory; and __fish_seen_subcommand_from help" -f -a "offline" -d 'Move what a section holds to others, or to the backing, and give its memory back. It gets none before it is brought online'
+complete -c uzswap -n "__fish_uzswap_using_subcommand memory; and __fish_seen_subcommand_from help" -f -a "offline" -d 'Move the pages of a section to others, or to the backing, and give its memory back. It gets none before it is brought online'
 complete -c uzswap -n "__fish_uzswap_using_subcommand memory; and __fish_seen_subcommand_from help" -f -a "online" -d 'Let a section, or a node, have memory again'
 complete -c uzswap -n "__fish_uzswap_using_subcommand memory; and __fish_seen_subcommand_from help" -f -a "help" -d 'Print this message or the help of the given subcommand(s)'
 complete -c uzswap -n "__fish_uzswap_using_subcommand top" -l interval -d 'Seconds from one look to the next' -r
 complete -c uzswap -n "__fish_uzswap_using_subcommand top" -l once -d 'Print it as text, once, with the rates of one interval'
 complete -c uzswap -n "__fish_uzswap_using_subcommand top" -s h -l help -d 'Print help'
 complete -c uzswap -n "__fish_uzswap_using_subcommand dashboard" -s h -l help -d 'Print help'
-complete -c uzswap -n "__fish_uzswap_using_subcommand doctor" -l json -d 'Print JSON: everything that was looked at, and what was found'
+complete -c uzswap -n "__fish_uzswap_using_subcommand doctor" -l json -d 'Print JSON: each check, and its findings'
 complete -c uzswap -n "__fish_uzswap_using_subcommand doctor" -s h -l help -d 'Print help'
 complete -c uzswap -n "__fish_uzswap_using_subcommand clean" -s h -l help -d 'Print help'
 complete -c uzswap -n "__fish_uzswap_using_subcommand upgrade" -s h -l help -d 'Print help'
@@ -133,20 +133,20 @@ complete -c uzswap -n "__fish_uzswap_using_subcommand record" -l out -d 'File to
 complete -c uzswap -n "__fish_uzswap_using_subcommand record" -s h -l help -d 'Print help'
 complete -c uzswap -n "__fish_uzswap_using_subcommand help; and not __fish_seen_subcommand_from run serve attach detach config status memory top dashboard doctor clean upgrade bench record help" -f -a "run" -d 'Run a command in limited memory, the rest of it compressed in RAM and on disk'
 complete -c uzswap -n "__fish_uzswap_using_subcommand help; and not __fish_seen_subcommand_from run serve attach detach config status memory top dashboard doctor clean upgrade bench record help" -f -a "serve" -d 'Give the whole machine a compressed swap device; SIGTERM takes it away again'
-complete -c uzswap -n "__fish_uzswap_using_subcommand help; and not __fish_seen_subcommand_from run serve attach detach config status memory top dashboard doctor clean upgrade bench record help" -f -a "attach" -d 'Bring what runs already below a limit, gently, until this ends or detach is called'
-complete -c uzswap -n "__fish_uzswap_using_subcommand help; and not __fish_seen_subcommand_from run serve attach detach config status memory top dashboard doctor clean upgrade bench record help" -f -a "detach" -d 'End an attach: what it has limited has its limits of before'
+complete -c uzswap -n "__fish_uzswap_using_subcommand help; and not __fish_seen_subcommand_from run serve attach detach config status memory top dashboard doctor clean upgrade bench record help" -f -a "attach" -d 'Bring running programs below a limit, gently, until this ends or detach is called'
+complete -c uzswap -n "__fish_uzswap_using_subcommand help; and not __fish_seen_subcommand_from run serve attach detach config status memory top dashboard doctor clean upgrade bench record help" -f -a "detach" -d 'End an attach and restore the former limits'
 complete -c uzswap -n "__fish_uzswap_using_subcommand help; and not __fish_seen_subcommand_from run serve attach detach config status memory top dashboard doctor clean upgrade bench record help" -f -a "config" -d 'Check, or show, how serve is configured'
-complete -c uzswap -n "__fish_uzswap_using_subcommand help; and not __fish_seen_subcommand_from run serve attach detach config status memory top dashboard doctor clean upgrade bench record help" -f -a "status" -d 'Show what is held, in what, at which ratio, what was rejected and why'
+complete -c uzswap -n "__fish_uzswap_using_subcommand help; and not __fish_seen_subcommand_from run serve attach detach config status memory top dashboard doctor clean upgrade bench record help" -f -a "status" -d 'Show the stored pages, their place and ratio, and the rejected pages with the reasons'
 complete -c uzswap -n "__fish_uzswap_using_subcommand help; and not __fish_seen_subcommand_from run serve attach detach config status memory top dashboard doctor clean upgrade bench record help" -f -a "memory" -d 'Show the sections of memory that the pool lies in, and take them off or bring them back'
-complete -c uzswap -n "__fish_uzswap_using_subcommand help; and not __fish_seen_subcommand_from run serve attach detach config status memory top dashboard doctor clean upgrade bench record help" -f -a "top" -d 'Show the same all the time, with rates and who is swapped out, and change compressor and pool by keys; q ends it'
+complete -c uzswap -n "__fish_uzswap_using_subcommand help; and not __fish_seen_subcommand_from run serve attach detach config status memory top dashboard doctor clean upgrade bench record help" -f -a "top" -d 'Show the same all the time, with rates and the swapped processes, and change compressor and pool by keys; q ends it'
 complete -c uzswap -n "__fish_uzswap_using_subcommand help; and not __fish_seen_subcommand_from run serve attach detach config status memory top dashboard doctor clean upgrade bench record help" -f -a "dashboard" -d 'Show the last hour in a browser: prints where --metrics serves it, or else serves it until Ctrl-C'
-complete -c uzswap -n "__fish_uzswap_using_subcommand help; and not __fish_seen_subcommand_from run serve attach detach config status memory top dashboard doctor clean upgrade bench record help" -f -a "doctor" -d 'Tell what works on this machine, and for what does not, what is missing and how to get it'
-complete -c uzswap -n "__fish_uzswap_using_subcommand help; and not __fish_seen_subcommand_from run serve attach detach config status memory top dashboard doctor clean upgrade bench record help" -f -a "clean" -d 'Undo what runs that were killed have left: swap, loop devices, mounts, cgroups'
+complete -c uzswap -n "__fish_uzswap_using_subcommand help; and not __fish_seen_subcommand_from run serve attach detach config status memory top dashboard doctor clean upgrade bench record help" -f -a "doctor" -d 'Tell the features that work on this machine, and for each other one the missing part and its remedy'
+complete -c uzswap -n "__fish_uzswap_using_subcommand help; and not __fish_seen_subcommand_from run serve attach detach config status memory top dashboard doctor clean upgrade bench record help" -f -a "clean" -d 'Undo the remains of killed runs: swap, loop devices, mounts, cgroups'
 complete -c uzswap -n "__fish_uzswap_using_subcommand help; and not __fish_seen_subcommand_from run serve attach detach config status memory top dashboard doctor clean upgrade bench record help" -f -a "upgrade" -d 'Have this program go on where the one that serves now is, after another version was installed: no page is lost, programs notice a pause'
 complete -c uzswap -n "__fish_uzswap_using_subcommand help; and not __fish_seen_subcommand_from run serve attach detach config status memory top dashboard doctor clean upgrade bench record help" -f -a "bench" -d 'Measure it beside the kernel\'s own swap, zswap and zram'
 complete -c uzswap -n "__fish_uzswap_using_subcommand help; and not __fish_seen_subcommand_from run serve attach detach config status memory top dashboard doctor clean upgrade bench record help" -f -a "record" -d 'Write the pages of a running program to a file, to measure with'
 complete -c uzswap -n "__fish_uzswap_using_subcommand help; and not __fish_seen_subcommand_from run serve attach detach config status memory top dashboard doctor clean upgrade bench record help" -f -a "help" -d 'Print this message or the help of the given subcommand(s)'
-complete -c uzswap -n "__fish_uzswap_using_subcommand help; and __fish_seen_subcommand_from config" -f -a "check" -d 'Say what is wrong in it, by file and line; status 0 when nothing is'
-complete -c uzswap -n "__fish_uzswap_using_subcommand help; and __fish_seen_subcommand_from config" -f -a "show" -d 'Show what is set, and where'
-complete -c uzswap -n "__fish_uzswap_using_subcommand help; and __fish_seen_subcommand_from memory" -f -a "offline" -d 'Move what a section holds to others, or to the backing, and give its memory back. It gets none before it is brought online'
+complete -c uzswap -n "__fish_uzswap_using_subcommand help; and __fish_seen_subcommand_from config" -f -a "check" -d 'Print its errors, by file and line; status 0 when there are none'
+complete -c uzswap -n "__fish_uzswap_using_subcommand help; and __fish_seen_subcommand_from config" -f -a "show" -d 'Show each setting, and its place'
+complete -c uzswap -n "__fish_uzswap_using_subcommand help; and __fish_seen_subcommand_from memory" -f -a "offline" -d 'Move the pages of a section to others, or to the backing, and give its memory back. It gets none before it is brought online'
 complete -c uzswap -n "__fish_uzswap_using_subcommand help; and __fish_seen_subcommand_from memory" -f -a "online" -d 'Let a section, or a node, have memory again'

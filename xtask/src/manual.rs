@@ -29,7 +29,7 @@ const FILES: [(&str, &str); 6] = [
     ),
     ("/run/uzswap/mnt/parameters/", "Attributes, readable and writable while a cache runs."),
     ("/run/uzswap/mnt/stats/", "Statistics, one value a file."),
-    ("/run/uzswap/state.json", "What was changed on the machine; clean undoes it."),
+    ("/run/uzswap/state.json", "The changes to the machine; clean undoes them."),
     ("/var/tmp", "Where the backing is, a file without a name, unless another is asked for."),
 ];
 

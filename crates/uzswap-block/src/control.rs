@@ -165,21 +165,21 @@ pub fn attributes() -> impl Iterator<Item = (&'static str, &'static str, &'stati
     let cpus = (
         CPUS,
         "The last state that is up of each possible CPU: of contexts of codecs, slots of the \
-         backing, a buffer, threads. CPUs come and go by themselves with what the process may use; \
-         one that was set stays until then.",
+         backing, a buffer, threads. CPUs come and go by themselves with the process's CPUs; one that \
+         was set stays until then.",
         "a CPU's number and a state: 1 offline",
     );
     let memory = (
         MEMORY,
         "Where each section of the pool stands, 2 MiB of memory: absent until it is needed, online, \
-         or offline until it is brought online again. What a section holds moves to others or to \
-         the backing; one that cannot be emptied stays, and stats/memory_error says why. A node \
+         or offline until it is brought online again. The pages of a section move to others or \
+         to the backing; one that cannot be emptied stays, and stats/memory_error has the reason. A node \
          that is offline has none of the pool.",
         "a section or a node, and a state: 4 offline, 4 online, node1 offline",
     );
     let writeback = (
         WRITEBACK,
-        "Whether pages are written back. It goes off by itself when a write to the backing fails; Y \
+        "Y: pages are written back. It goes off by itself when a write to the backing fails; Y \
          tries again.",
         "Y",
     );

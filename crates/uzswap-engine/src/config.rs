@@ -230,7 +230,7 @@ pub const ATTRIBUTES: &[Attribute] = &[
     Attribute {
         name: "accept_threshold_percent",
         doc: "Writeback starts when the pool is above this share of its limit, in percent, and \
-              brings it back there; a pool that hit its limit takes no page until it is.",
+              brings it back there. A pool that hit its limit takes no page until then.",
         accepts: PERCENT,
         get: |a| a.accept_threshold_percent.load(Relaxed).to_string(),
         set: |a, text| set_number(&a.accept_threshold_percent, text, 1, 100),
@@ -267,9 +267,9 @@ pub const ATTRIBUTES: &[Attribute] = &[
     },
     Attribute {
         name: "recompress_idle_seconds",
-        doc: "Pages that have been in the pool for so long, unused, are compressed again while the machine \
-              is idle: sixteen as one, to some 0.7 times their size when zstd compresses them one by \
-              one. Loading one then takes some 15 us more. 0: never.",
+        doc: "Pages that have been in the pool for so long, unused, are compressed again while the \
+              machine is idle. Sixteen become one, of some 0.7 times the size that zstd makes of \
+              them one by one. Loading one then takes some 15 us more. 0: never.",
         accepts: "a number of seconds, from 0 to 86400",
         get: |a| a.recompress_idle_seconds.load(Relaxed).to_string(),
         set: |a, text| set_number(&a.recompress_idle_seconds, text, 0, 86400),
