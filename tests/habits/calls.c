@@ -85,9 +85,42 @@ static int namespaces(void) {
     return 0;
 }
 
+// All descriptors from 3 on are closed, and the next file is the program's: in a process that is
+// watched only, and in children of one that is kept small.
+static int reopen(int turns, int pause) {
+    char expected[PAGE], found[PAGE];
+    int wrong = 0, file = open("/etc/passwd", O_RDONLY);
+    long bytes = read(file, expected, PAGE);
+    for (int i = 0; i < turns; i++) {
+        syscall(SYS_close_range, 3L, ~0U, 0L);
+        file = open("/etc/passwd", O_RDONLY);
+        for (volatile int spin = 0; spin < 10000; spin++);
+        if (pause) usleep(pause);
+        long read_bytes = read(file, found, PAGE);
+        wrong += file != 3 || read_bytes != bytes || memcmp(found, expected, bytes) || close(file);
+    }
+    return wrong;
+}
+static int closed_wholesale(void) {
+    int status, failed = 0;
+    memset(malloc(14 * MIB), 1, 14 * MIB);
+    usleep(300000);
+    printf("%d wrong\n", reopen(60000, 0));
+    grow();
+    for (int i = 0; i < 10; i++) {
+        pid_t child = fork();
+        if (!child) _exit(reopen(40, 2000) != 0);
+        waitpid(child, &status, 0);
+        failed += status != 0;
+    }
+    printf("%d children fail\n", failed);
+    return 0;
+}
+
 int main(int arguments, char **argument) {
     static const struct named all[] = {
         { "appends", appends }, { "bad_pointers", bad_pointers }, { "namespaces", namespaces },
+        { "closed_wholesale", closed_wholesale },
     };
     return choose(all, sizeof all / sizeof *all, arguments > 1 ? argument[1] : "");
 }

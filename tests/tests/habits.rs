@@ -100,6 +100,11 @@ fn what_one_call_appends_to_a_file_stays_together() {
 }
 
 #[test]
+fn a_program_may_close_all_its_descriptors_at_any_time() {
+    compare("calls.c", &["closed_wholesale"]);
+}
+
+#[test]
 fn a_bad_pointer_is_an_error_and_nothing_else() {
     compare("calls.c", &["bad_pointers"]);
 }

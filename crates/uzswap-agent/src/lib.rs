@@ -23,6 +23,7 @@ mod hooks;
 mod interrupted;
 mod layout;
 mod locals;
+mod looker;
 mod masks;
 mod memory;
 mod processes;
@@ -31,6 +32,7 @@ mod takeover;
 mod thread;
 mod whole;
 
+use looker::Question;
 use rustix::thread::futex;
 use std::io;
 use std::sync::OnceLock;
@@ -279,13 +281,13 @@ impl Shared {
     fn bytes(&mut self) -> u64 {
         let is_new = IS_FORKED.swap(false, Relaxed);
         if is_new || self.bytes > 0 && Instant::now() >= self.next {
-            let start = processor_time();
-            let bytes = process::own_shared_bytes().unwrap_or(0);
+            let start = Instant::now();
+            let bytes = looker::ask(Question::Shared);
             let bytes = if bytes < SHARED_LEAST { 0 } else { bytes };
             self.fell = if is_new { 0 } else { self.bytes.saturating_sub(bytes) };
             self.bytes = bytes;
             let pause = if is_new { WAIT_MIN } else { (self.pause * 2).min(SHARED_WAIT) };
-            self.pause = pause.max((processor_time() - start) * 20);
+            self.pause = pause.max(start.elapsed() * 20);
             self.next = Instant::now() + self.pause;
         }
         self.bytes.saturating_sub(self.fell)
@@ -303,27 +305,22 @@ fn tell(agent: &Agent, tree: &Tree) -> Instant {
     tree.note(Figures { faults, stored, ..now });
     Instant::now() + WAIT_MAX / 2
 }
-
-/// The processor time of the calling thread.
-fn processor_time() -> Duration {
-    let now = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
-    now.try_into().unwrap_or_default()
-}
-
 fn watch() {
     thread::with(|thread| thread.is_inside.set(true));
     // Its parent's memory, if this is a fork.
     IS_FORKED.store(true, Relaxed);
+    looker::start();
     let mut shared = Shared { bytes: 0, fell: 0, next: Instant::now(), pause: WAIT_MIN };
     let mut hopeless = 0;
     let mut next_tell = Instant::now();
     loop {
         let rung = BELL.load(Relaxed);
         if alone::is_wanted() {
+            looker::end();
             return;
         }
         let at_work = AGENT.get().map(|_| forking::at_work());
-        let whole = anonymous_bytes();
+        let whole = looker::ask(Question::Anonymous);
         let shared = if AGENT.get().is_some() { shared.bytes() } else { 0 };
         let used = whole.saturating_sub(shared);
         let Some(tree) = tree() else { return };

@@ -26,7 +26,7 @@ use std::str::FromStr;
 use std::sync::atomic::{
     AtomicBool, AtomicI64, AtomicU32, AtomicU64, AtomicUsize, Ordering::*, fence,
 };
-use std::sync::{Arc, Mutex, PoisonError, RwLock, RwLockReadGuard};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock, RwLockReadGuard};
 use std::thread::JoinHandle;
 use uzswap_engine::backing::{Backing, BackingSpec, open_backing};
 use uzswap_engine::compress::Algorithm;
@@ -296,7 +296,10 @@ impl PagerBuilder {
 }
 
 fn check_memory(bytes: u64) -> Result<u64, Error> {
-    let most = cpu::memory_info().map_or(u64::MAX >> 1, |memory| memory.total);
+    // Asked once: a file that is opened takes a descriptor of the program's for a moment.
+    static MOST: OnceLock<u64> = OnceLock::new();
+    let ask = || cpu::memory_info().map_or(u64::MAX >> 1, |memory| memory.total);
+    let most = *MOST.get_or_init(ask);
     if (MEMORY_MIN..=most).contains(&bytes) {
         return Ok(bytes);
     }
