@@ -235,8 +235,8 @@ impl Module {
         self.code.iter().any(|code| code.contains(&address))
     }
 
-    /// Its `syscall` instructions. Those in functions without an entry in the unwind tables are not
-    /// found, unless they follow a `mov eax` of a small number.
+    /// Its `syscall` instructions. In functions without an entry in the unwind tables they are found
+    /// only behind a `mov eax` of a small number, or before a check of the answer.
     pub fn sites(&self) -> Vec<Site> {
         let tables = self.tables.clone().map(|tables| {
             // SAFETY: a segment of a mapped file.
@@ -271,7 +271,7 @@ fn sites_in(range: &Range<usize>, functions: Option<&Functions<'_>>) -> Vec<Site
                 let before = before_call(&bytes[start - range.start..], start, address);
                 (before.is_some(), before.flatten())
             }
-            None => (number.is_some(), None),
+            None => (number.is_some() || is_checked(&bytes[at + SYSCALL.len()..]), None),
         };
         if !is_site {
             continue;
@@ -302,6 +302,13 @@ fn sites_in(range: &Range<usize>, functions: Option<&Functions<'_>>) -> Vec<Site
         sites.push(Site { address, number: number.unwrap_or(Number::Unknown) });
     }
     sites
+}
+
+/// Whether code begins with `cmp rax, -4095` or `-4096`, by which a program checks whether a call
+/// has failed. Go has no unwind tables, and one function for calls of all numbers.
+fn is_checked(code: &[u8]) -> bool {
+    let Some([0x48, 0x3d, low, high @ ..]) = code.first_chunk::<6>() else { return false };
+    *high == [0xf0, 0xff, 0xff] && *low <= 1
 }
 
 /// The number that the instruction before has put into `eax`. No call has one of 512 or more, so
@@ -435,5 +442,7 @@ mod tests {
         assert!(before_call(&code, 0x1000, 0x1005).is_some());
         assert_eq!(number_before(&code, 5), Some(1));
         assert_eq!(number_before(&code[1..], 4), None);
+        assert!(is_checked(&[0x48, 0x3d, 1, 0xf0, 0xff, 0xff, 0x90]));
+        assert!(!is_checked(&[0x48, 0x3d, 1, 0xf0, 0xff, 0x7f]) && !is_checked(&[0x48, 0x3d]));
     }
 }

@@ -1,0 +1,236 @@
+// Mappings that behave in ways of their own, and calls that change what is mapped.
+#include "habit.h"
+#include <dlfcn.h>
+#include <linux/aio_abi.h>
+#include <linux/filter.h>
+#include <linux/seccomp.h>
+#include <stddef.h>
+#include <sys/prctl.h>
+#include <time.h>
+
+static const int ACCESS = PROT_READ | PROT_WRITE;
+
+// Where the kernel joins it to no other mapping.
+static unsigned char *map_alone(long number, int flags) {
+    void *at = mmap((void *)((3L << 40) + (number << 32)), 2 * MIB, ACCESS,
+                    MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED_NOREPLACE | flags, -1, 0);
+    if (at == MAP_FAILED) abort();
+    memset(at, number + 1, 2 * MIB);
+    return at;
+}
+
+static int status_of(pid_t child) {
+    int status = -1;
+    waitpid(child, &status, 0);
+    return WIFEXITED(status) ? WEXITSTATUS(status) : -WTERMSIG(status);
+}
+
+// Advice on what a child gets, given while the program was small.
+static int children(void) {
+    unsigned char *wiped = map_alone(0, 0), *absent = map_alone(1, 0), *shared = map_alone(2, 0);
+    unsigned char *undone = map_alone(3, 0);
+    madvise(wiped, 2 * MIB, MADV_WIPEONFORK);
+    madvise(absent, 2 * MIB, MADV_DONTFORK);
+    madvise(undone, 2 * MIB, MADV_DONTFORK);
+    madvise(undone, 2 * MIB, MADV_DOFORK);
+    grow();
+    for (int i = 0; i < 2; i++) {
+        pid_t child = fork();
+        if (!child) {
+            unsigned char is_there;
+            int is_absent = mincore(absent, PAGE, &is_there) && errno == ENOMEM;
+            _exit((wiped[3 * PAGE] != 0) + 2 * !is_absent + 4 * (shared[PAGE] != 3) +
+                  8 * (undone[PAGE] != 4));
+        }
+        printf("child %d, here %d %d\n", status_of(child), wiped[PAGE], absent[PAGE]);
+        fflush(stdout);
+        send_out(wiped, 2 * MIB);
+        send_out(shared, 2 * MIB);
+    }
+    return 0;
+}
+
+// A program that nobody may trace forks.
+static int undumpable(void) {
+    unsigned char *memory = map_alone(0, 0);
+    grow();
+    send_out(memory, 2 * MIB);
+    prctl(PR_SET_DUMPABLE, 0);
+    pid_t child = fork();
+    if (!child) _exit(memory[PAGE] + memory[MIB]);
+    printf("child %d, dumpable %d\n", status_of(child), prctl(PR_GET_DUMPABLE));
+    return 0;
+}
+
+// Advice answers what the kernel answers.
+static int advice(void) {
+    unsigned char *memory = map_alone(0, 0);
+    grow();
+    static const struct { const char *name; int advice, pages; } all[] = {
+        { "remove", MADV_REMOVE, 16 }, { "populate", 22, 16 }, { "populate beyond", 22, 4096 },
+        { "populate to write", 23, 16 }, { "page out beyond", MADV_PAGEOUT, 4096 },
+        { "merge beyond", MADV_MERGEABLE, 4096 }, { "drop beyond", MADV_DONTNEED, 4096 },
+        { "unknown", 4711, 1 },
+    };
+    for (int i = 0; i < (int)(sizeof all / sizeof *all); i++) {
+        memset(memory, 9, 2 * MIB);
+        send_out(memory, MIB);
+        errno = 0;
+        int answer = madvise(memory, (size_t)all[i].pages * PAGE, all[i].advice);
+        printf("%s: %d %d, %d %d\n", all[i].name, answer, errno, memory[PAGE], memory[MIB]);
+    }
+    return 0;
+}
+
+// Moves of mappings, also such as fail, and such as leave the source.
+static int moves(void) {
+    unsigned char *target = map_alone(0, 0), *source = map_alone(1, 0);
+    grow();
+    send_out(target, 2 * MIB);
+    void *nowhere = (void *)(9L << 40);
+    void *moved = mremap(nowhere, MIB, MIB, MREMAP_MAYMOVE | MREMAP_FIXED, target);
+    printf("failed %d %d, %d\n", moved == MAP_FAILED, errno, target[PAGE]);
+    send_out(source, MIB);
+    unsigned char *left = (void *)syscall(SYS_mremap, source, 2 * MIB, 2 * MIB,
+                                          MREMAP_MAYMOVE | 4, 0);
+    int zeros = 0, moved_bytes = 0;
+    for (long at = 0; left != MAP_FAILED && at < 2 * MIB; at += PAGE) {
+        zeros += source[at] == 0;
+        moved_bytes += left[at] == 2;
+    }
+    printf("left %d zeros, %d moved\n", zeros, moved_bytes);
+    memset(source, 7, 2 * MIB);
+    send_out(source, 2 * MIB);
+    send_out(left, 2 * MIB);
+    moved = mremap(left, 2 * MIB, 2 * MIB, MREMAP_MAYMOVE | MREMAP_FIXED, target);
+    printf("moved over %d, %d %d\n", moved == target, target[MIB], source[MIB]);
+    return 0;
+}
+
+// Mappings that are more than private memory.
+static int kinds(void) {
+    unsigned char *grows = map_alone(0, MAP_GROWSDOWN), *sealed = map_alone(1, 0);
+    unsigned char *keyed = map_alone(2, 0), *late = map_alone(3, 0);
+    int key = pkey_alloc(0, 0);
+    if (key >= 0) pkey_mprotect(keyed, 2 * MIB, ACCESS, key);
+    grow();
+    for (int i = 1; i < 30; i++) grows[-i * PAGE] = i;
+    send_out(sealed, 2 * MIB);
+    syscall(462 /* mseal */, sealed, 2 * MIB, 0);
+    send_out(late, 2 * MIB);
+    if (key >= 0) pkey_mprotect(late, MIB, ACCESS, key);
+    printf("%d %d %d %d %d\n", grows[-9 * PAGE], sealed[PAGE], keyed[PAGE], late[PAGE], late[MIB]);
+    return 0;
+}
+
+// Much that was written and is then only read.
+static int read_only(void) {
+    enum { PIECES = 90 };
+    static unsigned *piece[PIECES];
+    unsigned number = 1, sum = 0;
+    grow();
+    for (int i = 0; i < PIECES; i++) {
+        piece[i] = (unsigned *)map(MIB);
+        for (int at = 0; at < MIB / 4; at++)
+            piece[i][at] = at % 16 ? (unsigned)(at * i) : (number = number * 1664525 + 1013904223);
+        mprotect(piece[i], MIB, PROT_READ);
+        usleep(3000);
+    }
+    for (int turn = 0; turn < 2; turn++)
+        for (int i = 0; i < PIECES; i++)
+            for (int at = 0; at < MIB / 4; at += 16) sum = sum * 31 + piece[i][at];
+    mprotect(piece[5], MIB, ACCESS);
+    piece[5][7] = 1;
+    printf("%u, %u\n", sum, piece[5][7]);
+    return 0;
+}
+
+// Calls that are made elsewhere than in the C library as it was: the kernel's own code, a library.
+static int elsewhere(void) {
+    struct timespec *time = (void *)(map_alone(0, 0) + 5 * PAGE);
+    unsigned char *text = map_alone(1, 0);
+    int ends[2];
+    if (pipe(ends)) return 1;
+    grow();
+    send_out(time, PAGE);
+    time = (void *)((long)time & -(long)PAGE);
+    int answer = clock_gettime(CLOCK_PROCESS_CPUTIME_ID, time);
+    printf("time %d %d\n", answer, time->tv_sec < 60);
+    void *library = dlopen("./library.so", RTLD_NOW);
+    long (*call)(long, long, long, long) = library ? dlsym(library, "call") : NULL;
+    send_out(text, 2 * MIB);
+    printf("library %d, %ld\n", call != NULL, call ? call(SYS_write, ends[1], (long)text, 3000) : 0);
+    return 0;
+}
+
+// Asynchronous reads, by a context from the beginning and by a later one.
+static int asynchronous(void) {
+    aio_context_t early = 0, late = 0;
+    if (syscall(SYS_io_setup, 8, &early)) return 0;
+    int file = open("program.c", O_RDONLY);
+    unsigned char *memory = map_alone(0, 0);
+    grow();
+    syscall(SYS_io_setup, 8, &late);
+    aio_context_t all[] = { early, late };
+    for (int i = 0; i < 2; i++) {
+        send_out(memory, 2 * MIB);
+        struct iocb request = { .aio_fildes = file, .aio_lio_opcode = IOCB_CMD_PREAD,
+                                .aio_buf = (long)memory + i * MIB, .aio_nbytes = 100 };
+        struct iocb *list = &request;
+        struct io_event event = { 0 };
+        long in = syscall(SYS_io_submit, all[i], 1, &list);
+        long out = syscall(SYS_io_getevents, all[i], 1, 1, &event, NULL);
+        printf("%ld %ld %lld %c\n", in, out, (long long)event.res, memory[i * MIB]);
+    }
+    return 0;
+}
+
+// A program that permits itself little once it is large.
+static int filtered(void) {
+    unsigned char *memory = map_alone(0, 0);
+    grow();
+    send_out(memory, 2 * MIB);
+    struct sock_filter filter[] = {
+        BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, nr)),
+        BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_write, 1, 0),
+        BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_exit_group, 0, 1),
+        BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
+        BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_KILL_PROCESS),
+    };
+    struct sock_fprog program = { sizeof filter / sizeof *filter, filter };
+    prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0);
+    if (prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program)) return 1;
+    char line[] = "the bytes are right\n";
+    for (long at = 0; at < 2 * MIB; at += PAGE)
+        if (memory[at] != 1) memcpy(line + 14, "wrong", 5);
+    _exit(write(1, line, sizeof line - 1) < 0);
+}
+
+// Much more of addresses than of memory.
+static int sparse(void) {
+    grow();
+    size_t bytes = 200L << 30, step = 5L << 30;
+    unsigned char *memory = mmap(NULL, bytes, ACCESS,
+                                 MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (memory == MAP_FAILED) return 1;
+    long sum = 0;
+    for (size_t at = 0; at < bytes; at += step) memory[at] = at / step + 1;
+    send_out(memory, 10 * MIB);
+    munmap(memory + 2 * step, step);
+    for (size_t at = 0; at < bytes; at += step)
+        if (at / step != 2) sum += memory[at] + memory[at + PAGE];
+    pid_t child = fork();
+    if (!child) _exit(memory[0] == 1 && memory[step] == 2 && memory[7 * step + MIB] == 0 ? 5 : 6);
+    printf("%ld, child %d\n", sum, status_of(child));
+    return munmap(memory, bytes);
+}
+
+int main(int arguments, char **argument) {
+    static const struct named all[] = {
+        { "children", children }, { "undumpable", undumpable }, { "advice", advice },
+        { "moves", moves }, { "kinds", kinds }, { "read_only", read_only },
+        { "elsewhere", elsewhere }, { "asynchronous", asynchronous }, { "filtered", filtered },
+        { "sparse", sparse },
+    };
+    return choose(all, sizeof all / sizeof *all, arguments > 1 ? argument[1] : "");
+}
