@@ -59,6 +59,9 @@ pub fn take_over(memory: u64, compressor: &str) -> Result<(), String> {
     let looks = Looks { first: first_look::on_call, second: calls::on_call };
     let mut patcher = Patcher::new(looks).map_err(|error| said(&error))?;
     let modules = sites::modules();
+    if modules.iter().any(|module| module.is_go) {
+        return Err("it is Go's, whose stacks have no room to bring in what calls need".into());
+    }
     adoption::note_variables(&modules);
     let (kernels, files): (Vec<_>, Vec<_>) = modules.iter().partition(|one| one.is_kernels());
     let work = patcher.prepare(&sites_of(&files), calls::wants).map_err(|error| said(&error))?;

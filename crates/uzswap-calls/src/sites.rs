@@ -91,6 +91,8 @@ pub struct Module {
     pub range: Range<usize>,
     /// Most bytes that its variables take in each thread, if it was loaded with the program.
     pub thread_bytes: usize,
+    /// It was made by the Go compiler: it makes calls on stacks of 2 KiB.
+    pub is_go: bool,
     code: Vec<Range<usize>>,
     /// The segment that begins with the table of functions, and ends with the file's last one.
     tables: Option<Range<usize>>,
@@ -220,6 +222,10 @@ impl Module {
             name: name.to_string_lossy().into_owned(),
             range: whole.unwrap_or_default(),
             thread_bytes: thread_bytes as usize,
+            is_go: headers.iter().any(|header| {
+                // SAFETY: notes are in a segment of the file, which is mapped.
+                header.p_type == libc::PT_NOTE && unsafe { has_note_of_go(&range(header)) }
+            }),
             code,
             tables,
         }
@@ -247,6 +253,29 @@ impl Module {
         let functions = tables.and_then(|(start, bytes)| Functions::new(start, bytes));
         self.code.iter().flat_map(|range| sites_in(range, functions.as_ref())).collect()
     }
+}
+
+/// Whether one of a segment of notes is Go's. Each has the length of its name, that of its content,
+/// a kind, and both, which begin at multiples of four.
+///
+/// # Safety
+/// The range is mapped.
+unsafe fn has_note_of_go(notes: &Range<usize>) -> bool {
+    const HEAD: usize = 12;
+    // SAFETY: as the caller says.
+    let bytes = unsafe { std::slice::from_raw_parts(notes.start as *const u8, notes.len()) };
+    let mut rest = bytes;
+    while let Some((head, behind)) = rest.split_first_chunk::<HEAD>() {
+        let length = |at: usize| {
+            let length = [head[at], head[at + 1], head[at + 2], head[at + 3]];
+            u32::from_ne_bytes(length).next_multiple_of(4) as usize
+        };
+        if behind.starts_with(b"Go\0\0") {
+            return true;
+        }
+        rest = behind.get(length(0).saturating_add(length(4))..).unwrap_or_default();
+    }
+    false
 }
 
 /// The `syscall` instructions of a segment of code.
