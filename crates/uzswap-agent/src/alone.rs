@@ -70,11 +70,16 @@ pub fn on_call(call: &mut Call) -> Outcome {
     Outcome::Done
 }
 
-fn without_our_threads<R>(work: impl FnOnce() -> R) -> R {
+/// Ends the thread that watches.
+pub fn end_watching() {
     IS_WANTED.store(true, Relaxed);
     crate::ring();
     // As the program: it may be stopped, to be taken over.
     await_end(&watchers());
+}
+
+fn without_our_threads<R>(work: impl FnOnce() -> R) -> R {
+    end_watching();
     let _inside = inside();
     let all = takeover::ours();
     let work = || {

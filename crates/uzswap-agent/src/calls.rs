@@ -2,7 +2,8 @@
 //! data or refer to it are here. Calls that change maps are in `layout`; those about processes,
 //! files and signals in `processes`, `masks` and `stacks`.
 
-use crate::{AGENT, Agent, alone, devices, layout, masks, processes, stacks, thread, whole};
+use crate::whole;
+use crate::{AGENT, Agent, alone, devices, layout, masks, processes, seccomp, stacks, thread};
 use libc::c_long;
 use uzswap_calls::table::{self, Buffer, Treatment};
 use uzswap_calls::{Call, Frame, Outcome, raw};
@@ -27,8 +28,14 @@ pub fn wants(number: u32) -> bool {
     !matches!(table::treatment(number.into()), Treatment::Left | Treatment::Absent)
 }
 
+/// Calls that are looked at in a program that is left alone, too: our handlers stay.
+const KEPT: [c_long; 2] = [libc::SYS_rt_sigaction, libc::SYS_sigaltstack];
+
 /// Looks at a call: its number decides.
 pub fn on_call(call: &mut Call) -> Outcome {
+    if crate::is_left() && !KEPT.contains(&(call.number as c_long)) {
+        return Outcome::Bare;
+    }
     // A thread that serves a fault has pages and locks of ours: it may wait for no other lock, and
     // its memory is not the program's.
     let is_inside = crate::is_inside() || bus::is_on_own_stack();
@@ -98,6 +105,8 @@ fn own(agent: &Agent, call: &mut Call) -> Outcome {
         MSEAL => layout::seal(agent, call),
         libc::SYS_ioctl => devices::control(agent, call),
         libc::SYS_io_submit => devices::submit(agent, call),
+        libc::SYS_prctl => seccomp::control(agent, call),
+        libc::SYS_seccomp => seccomp::seccomp(agent, call),
         libc::SYS_shmat => layout::attach(call),
         libc::SYS_set_tid_address => layout::leave_in(agent, call, 4),
         libc::SYS_set_robust_list | libc::SYS_rseq => {

@@ -137,11 +137,17 @@ impl Agent {
         if range.len() < LEAST && !is_beside() {
             return;
         }
-        // SAFETY: private, anonymous, readable and writable, as the caller saw the call that made
-        // it so; all calls that change it come here.
-        let adopted = unsafe { self.pager.adopt(range, contents) };
-        // An error leaves the rest as it is: memory of the program's that is not managed.
-        let _ = adopted;
+        self.adopt(range, contents);
+    }
+
+    /// Adopts memory, however little, unless the program is left alone by now. An error leaves the
+    /// rest as it is: memory of the program's that is not managed.
+    fn adopt(&self, range: Range<usize>, contents: Contents) {
+        if !crate::is_left() {
+            // SAFETY: private, anonymous, readable and writable, as the caller saw the call that
+            // made it so; all calls that change it come here.
+            let _ = unsafe { self.pager.adopt(range, contents) };
+        }
     }
 }
 
@@ -249,8 +255,7 @@ pub fn grow_heap(agent: &Agent, call: &mut Call) -> Outcome {
     if pages(now) > pages(before) {
         let grown = pages(before)..pages(now);
         // However little: the heap grows by little at a time.
-        // SAFETY: as of `adopt_fresh`.
-        let _ = unsafe { agent.pager.adopt(grown, Contents::Nothing) };
+        agent.adopt(grown, Contents::Nothing);
     }
     layout.heap_end = now;
     Outcome::Done
@@ -284,8 +289,7 @@ pub fn protect(agent: &Agent, call: &mut Call) -> Outcome {
         for part in layout.unreserve(&range) {
             if !stays {
                 // Without a least size: an allocator asks for a little at a time.
-                // SAFETY: as of `adopt_fresh`; it was reserved without access until now.
-                let _ = unsafe { agent.pager.adopt(part, Contents::Pages) };
+                agent.adopt(part, Contents::Pages);
             }
         }
     }

@@ -27,6 +27,7 @@ mod looker;
 mod masks;
 mod memory;
 mod processes;
+mod seccomp;
 mod stacks;
 mod takeover;
 mod thread;
@@ -376,6 +377,27 @@ fn take_over(allowance: u64, table: &Table) {
     match taken {
         Ok(()) => _ = table.managed.fetch_add(1, Relaxed),
         Err(reason) => leave_alone(table, &reason),
+    }
+}
+
+/// The program was taken over, and is left alone by now: all of its memory is its own again.
+static IS_LEFT: AtomicBool = AtomicBool::new(false);
+
+fn is_left() -> bool {
+    IS_LEFT.load(Relaxed)
+}
+
+/// Gives all memory back to the program, ends our threads, and looks at its calls no more.
+fn leave(agent: &Agent, reason: &str) {
+    alone::end_watching();
+    let _inside = inside();
+    // They give memory back as they end, for which the layout has to be free.
+    agent.pager.stop_threads();
+    let _layout = layout::lock();
+    agent.pager.give_all_back();
+    IS_LEFT.store(true, Relaxed);
+    if let Some(tree) = tree() {
+        leave_alone(tree.table(), reason);
     }
 }
 

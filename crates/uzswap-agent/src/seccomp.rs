@@ -30,11 +30,14 @@ struct Program {
 pub fn seccomp(agent: &Agent, call: &mut Call) -> Outcome {
     let [operation, flags, program, ..] = call.arguments;
     match operation {
-        SET_MODE_STRICT => leave(STRICT),
+        SET_MODE_STRICT => leave(agent, STRICT),
         SET_MODE_FILTER => look(agent, program, flags & FOR_ALL != 0),
         _ => {}
     }
-    touched(agent, call, &[0, 1, 2, 3, 4, 5])
+    if crate::is_left() {
+        return Outcome::Bare;
+    }
+    touched(agent, call, &[2])
 }
 
 /// `prctl`.
@@ -42,10 +45,13 @@ pub fn control(agent: &Agent, call: &mut Call) -> Outcome {
     let [operation, mode, program, ..] = call.arguments;
     if operation as i32 == libc::PR_SET_SECCOMP {
         match mode as u32 {
-            libc::SECCOMP_MODE_STRICT => leave(STRICT),
+            libc::SECCOMP_MODE_STRICT => leave(agent, STRICT),
             libc::SECCOMP_MODE_FILTER => look(agent, program, false),
             _ => {}
         }
+    }
+    if crate::is_left() {
+        return Outcome::Bare;
     }
     touched(agent, call, &[1, 2, 3, 4])
 }
@@ -70,7 +76,7 @@ fn look(agent: &Agent, program: u64, is_for_all: bool) {
     let is_enough = needed.all(|call| filter::allows(&filter, &call, instruction));
     drop((holds, _inside));
     if !is_enough {
-        leave(FILTER);
+        leave(agent, FILTER);
     }
 }
 

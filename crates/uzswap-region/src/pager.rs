@@ -745,6 +745,11 @@ impl Pager {
         self.handle.start(1).map(|()| result)
     }
 
+    /// Ends the pager's threads. Faults are served all the same.
+    pub fn stop_threads(&self) {
+        self.handle.stop();
+    }
+
     /// In a fork, which has none of its parent's threads.
     pub(crate) fn restart_threads(&self) -> std::io::Result<()> {
         let mut threads = self.handle.threads.lock().unwrap_or_else(PoisonError::into_inner);

@@ -161,6 +161,18 @@ impl Pager {
         }
     }
 
+    /// Gives all adopted memory back to the program, whatever the budget. Nobody adopts any
+    /// meanwhile, and the pager has no threads ([`Self::stop_threads`]).
+    pub fn give_all_back(&self) {
+        let inner = self.inner();
+        inner.budget.set_lifted(true);
+        let windows: Vec<_> = inner.regions().values().map(|space| space.base()).collect();
+        for base in windows {
+            let parts = self.adopted(base..base + WINDOW);
+            parts.into_iter().for_each(|part| self.release(part));
+        }
+    }
+
     /// Compresses the adopted pages of a range now, but for those held. Errors: there is no room
     /// for all of it, and the rest stays.
     pub fn page_out(&self, range: Range<usize>) -> Result<(), Error> {
