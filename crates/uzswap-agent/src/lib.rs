@@ -42,7 +42,7 @@ use std::time::{Duration, Instant};
 use uzswap_region::{Mode, Pager};
 use uzswap_sys::bus::Blocked;
 use uzswap_sys::process;
-use uzswap_tree::front::{BARE, Front, STACK, TAKING};
+use uzswap_tree::front::{BARE, FILTERED, Front, STACK, TAKING};
 use uzswap_tree::{Figures, SILENT_MAX, Table, Tree, clock};
 
 /// A process with less than this is not taken over: there is little to win.
@@ -320,6 +320,9 @@ fn watch() {
             looker::end();
             return;
         }
+        if let Some(front) = front().filter(|front| is_filtered(front)) {
+            return leave_alone(front.tree.table(), "it forbids itself system calls (seccomp)");
+        }
         let at_work = AGENT.get().map(|_| forking::at_work());
         let whole = looker::ask(Question::Anonymous);
         let shared = if AGENT.get().is_some() { shared.bytes() } else { 0 };
@@ -396,9 +399,16 @@ fn leave(agent: &Agent, reason: &str) {
     let _layout = layout::lock();
     agent.pager.give_all_back();
     IS_LEFT.store(true, Relaxed);
-    if let Some(tree) = tree() {
-        leave_alone(tree.table(), reason);
+    if let Some(front) = front() {
+        front.waits.fetch_or(FILTERED, Relaxed);
+        leave_alone(front.tree.table(), reason);
     }
+}
+
+/// Whether a program that was not taken over permits itself few calls: then it is not, because its
+/// faults would be served by others.
+fn is_filtered(front: &Front) -> bool {
+    AGENT.get().is_none() && front.waits.load(Relaxed) & FILTERED != 0
 }
 
 /// Counts this program as one that runs as without us, and says why.

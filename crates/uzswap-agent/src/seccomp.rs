@@ -7,8 +7,10 @@
 
 use crate::calls::{Holds, peek, touched};
 use crate::{Agent, leave};
+use std::sync::atomic::Ordering::Relaxed;
 use uzswap_calls::filter::{self, Instruction};
 use uzswap_calls::{Call, Outcome, raw};
+use uzswap_tree::front::FILTERED;
 
 const SET_MODE_STRICT: u64 = 0;
 const SET_MODE_FILTER: u64 = 1;
@@ -30,7 +32,8 @@ struct Program {
 pub fn seccomp(agent: &Agent, call: &mut Call) -> Outcome {
     let [operation, flags, program, ..] = call.arguments;
     match operation {
-        SET_MODE_STRICT => leave(agent, STRICT),
+        // The kernel refuses others: a program asks so whether there is the call.
+        SET_MODE_STRICT if flags == 0 && program == 0 => leave(agent, STRICT),
         SET_MODE_FILTER => look(agent, program, flags & FOR_ALL != 0),
         _ => {}
     }
@@ -75,8 +78,10 @@ fn look(agent: &Agent, program: u64, is_for_all: bool) {
     let mut needed = needed(agent).into_iter().chain(by_threads);
     let is_enough = needed.all(|call| filter::allows(&filter, &call, instruction));
     drop((holds, _inside));
-    if !is_enough {
-        leave(agent, FILTER);
+    match (is_enough, crate::front()) {
+        (false, _) => leave(agent, FILTER),
+        (true, Some(front)) => _ = front.waits.fetch_and(!FILTERED, Relaxed),
+        _ => {}
     }
 }
 

@@ -7,10 +7,11 @@
 use crate::loading::{self, hooks};
 use crate::{asked, front, thread_locals, variable};
 use libc::{c_int, c_long, sigaction as Action, sigset_t};
+use std::arch::asm;
 use std::ffi::{CStr, c_void};
 use std::ptr;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::*};
-use uzswap_tree::front::Fork;
+use uzswap_tree::front::{FILTERED, Fork};
 
 const fn bit(signal: c_int) -> u64 {
     1 << (signal - 1)
@@ -228,18 +229,91 @@ unsafe extern "C" fn setns(descriptor: c_int, kind: c_int) -> c_int {
 }
 
 unsafe fn alone(number: c_long, first: u64, second: u64) -> c_int {
-    let Some(hooks) = loading::await_hooks() else {
+    let hooks = if crate::is_filtered() { None } else { loading::await_hooks() };
+    let result = match hooks {
         // SAFETY: the caller's arguments.
-        return unsafe { libc::syscall(number, first, second) as c_int };
+        None => unsafe { raw(number, [first, second, 0, 0, 0, 0]) },
+        Some(hooks) => (hooks.alone)(number, first, second),
     };
-    match (hooks.alone)(number, first, second) {
-        error @ -4095..0 => {
-            // SAFETY: the thread's own.
-            unsafe { *libc::__errno_location() = -error as c_int };
-            -1
-        }
-        result => result as c_int,
+    answer(result) as c_int
+}
+
+/// The answer of a call as the C library gives it.
+fn answer(result: c_long) -> c_long {
+    if !(-4095..0).contains(&result) {
+        return result;
     }
+    // SAFETY: the thread's own.
+    unsafe { *libc::__errno_location() = -result as c_int };
+    -1
+}
+
+/// Makes a system call: the C library's function is ours here.
+///
+/// # Safety
+/// As of the call.
+unsafe fn raw(number: c_long, arguments: [u64; 6]) -> c_long {
+    let [first, second, third, fourth, fifth, sixth] = arguments;
+    let mut result = number;
+    // SAFETY: the caller's promise; the kernel changes two registers beside the answer's.
+    unsafe {
+        asm!(
+            "syscall",
+            inout("rax") result,
+            in("rdi") first,
+            in("rsi") second,
+            in("rdx") third,
+            in("r10") fourth,
+            in("r8") fifth,
+            in("r9") sixth,
+            out("rcx") _,
+            out("r11") _,
+        );
+    }
+    result
+}
+
+/// Makes a call by which a program may permit itself few of them from then on, and has this library
+/// know it before.
+///
+/// # Safety
+/// As of the call.
+unsafe fn make(number: c_long, arguments: [u64; 6]) -> c_long {
+    let [first, second, third, ..] = arguments;
+    let filters = match number {
+        libc::SYS_prctl => first as c_int == libc::PR_SET_SECCOMP && second != 0,
+        // Strict, or by a program; without one it is a question.
+        libc::SYS_seccomp => first == 0 && second == 0 || first == 1 && third != 0,
+        _ => false,
+    };
+    let front = front().filter(|_| filters);
+    front.inspect(|front| _ = front.waits.fetch_or(FILTERED, Relaxed));
+    // SAFETY: the caller's promise.
+    let result = unsafe { raw(number, arguments) };
+    if result != 0 {
+        front.inspect(|front| _ = front.waits.fetch_and(!FILTERED, Relaxed));
+    }
+    answer(result)
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn prctl(operation: c_int, a: u64, b: u64, c: u64, d: u64) -> c_int {
+    // SAFETY: the caller's arguments; those that it has not given, nobody looks at.
+    unsafe { make(libc::SYS_prctl, [operation as u64, a, b, c, d, 0]) as c_int }
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn syscall(
+    number: c_long,
+    a: u64,
+    b: u64,
+    c: u64,
+    d: u64,
+    e: u64,
+    f: u64,
+) -> c_long {
+    // SAFETY: as above.
+    unsafe { make(number, [a, b, c, d, e, f]) }
 }
 
 #[unsafe(no_mangle)]

@@ -27,7 +27,7 @@ use std::io::IoSlice;
 use std::mem::MaybeUninit;
 use std::ptr;
 use std::sync::atomic::{AtomicPtr, AtomicU32, Ordering::*};
-use uzswap_tree::front::{BARE, FORM, Front, QUEUED, TAKING};
+use uzswap_tree::front::{BARE, FILTERED, FORM, Front, QUEUED, TAKING};
 use uzswap_tree::{SILENT_MAX, Tree};
 
 /// The target of [`FRONT`].
@@ -104,7 +104,15 @@ unsafe extern "C" {
     ) -> libc::c_int;
 }
 
+/// Whether the program permits itself few system calls, perhaps none of ours.
+fn is_filtered() -> bool {
+    front().is_some_and(|front| front.waits.load(Relaxed) & FILTERED != 0)
+}
+
 unsafe extern "C" fn in_child() {
+    if is_filtered() {
+        return;
+    }
     match loading::hooks() {
         Some(hooks) if (hooks.in_child)() => {}
         hooks => {
@@ -212,7 +220,11 @@ const OFTEN: usize = 4 << 20;
 /// allocator may not wait, since starting threads allocates.
 fn asked(bytes: usize, may_wait: bool) {
     let Some(front) = front() else { return };
-    if may_wait && front.waits.load(Relaxed) & (TAKING | QUEUED | BARE) != 0 {
+    let waits = front.waits.load(Relaxed);
+    if waits & FILTERED != 0 {
+        return;
+    }
+    if may_wait && waits & (TAKING | QUEUED | BARE) != 0 {
         wait(front);
     }
     if bytes >= counted::LARGE {

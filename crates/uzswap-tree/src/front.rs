@@ -15,7 +15,7 @@ pub const BEGIN: &CStr = c"uzswap_agent";
 pub type Begin = extern "C" fn(&'static Front) -> *const Hooks;
 
 /// Changes with the layout below.
-pub const FORM: u64 = 0x757a_6672_6f6e_0002;
+pub const FORM: u64 = 0x757a_6672_6f6e_0003;
 
 /// Bytes of the stack of the thread that watches.
 pub const STACK: usize = 256 << 10;
@@ -31,6 +31,8 @@ pub const TAKING: u32 = 1;
 pub const QUEUED: u32 = 2;
 /// The process was forked, and has none of our threads yet.
 pub const BARE: u32 = 8;
+/// The program permits itself few system calls (seccomp): this library makes none for it.
+pub const FILTERED: u32 = 16;
 /// It has been told to wait, which happens once.
 const HAS_QUEUED: u32 = 4;
 
