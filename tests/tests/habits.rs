@@ -18,6 +18,9 @@ fn folder(program: &str) -> tempfile::TempDir {
     // Cleanup handlers are then the unwinder's.
     compiler.args(["-O1", "-fexceptions", "-pthread", "-o", "program"]).arg(source);
     assert!(compiler.current_dir(&folder).status().unwrap().success());
+    if program == "mappings.c" {
+        make_library(folder.path());
+    }
     folder
 }
 
@@ -82,6 +85,42 @@ fn a_thread_may_have_the_smallest_stack_that_there_is() {
 #[test]
 fn a_program_whose_user_may_queue_no_signals_is_kept_small() {
     compare_with("signals.c", &["nothing_queued"], "ulimit -i 0;");
+}
+
+/// A library with a system call of its own, for a program that loads it late.
+const LIBRARY: &str = r#"
+long call(long number, long a, long b, long c) {
+    __asm__ volatile("syscall" : "+a"(number) : "D"(a), "S"(b), "d"(c) : "rcx", "r11", "memory");
+    return number;
+}
+"#;
+
+fn make_library(folder: &Path) {
+    fs::write(folder.join("library.c"), LIBRARY).unwrap();
+    let mut compiler = Command::new("cc");
+    compiler.args(["-O1", "-shared", "-fPIC", "-o", "library.so", "library.c"]);
+    assert!(compiler.current_dir(folder).status().unwrap().success());
+    fs::copy(folder.join("library.c"), folder.join("program.c")).unwrap();
+}
+
+#[test]
+fn memory_keeps_its_kind() {
+    compare("mappings.c", &["children", "kinds", "advice", "moves"]);
+}
+
+#[test]
+fn calls_that_are_made_elsewhere_are_seen() {
+    compare("mappings.c", &["elsewhere", "asynchronous"]);
+}
+
+#[test]
+fn a_program_may_forbid_itself_all_calls_but_two() {
+    compare("mappings.c", &["filtered"]);
+}
+
+#[test]
+fn a_program_with_few_addresses_is_kept_small() {
+    compare_with("mappings.c", &["moves"], "ulimit -v 1000000;");
 }
 
 #[test]
