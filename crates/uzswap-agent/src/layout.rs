@@ -385,6 +385,11 @@ pub fn remap(agent: &Agent, call: &mut Call) -> Outcome {
         make_over(agent, call, target);
         return Outcome::Done;
     }
+    if new_bytes == range.len() && matches!(flags as i32, 0 | libc::MREMAP_MAYMOVE) {
+        // The kernel moves nothing, and looks only at the first page: holes may follow.
+        make(call);
+        return Outcome::Done;
+    }
     if new_bytes < range.len() {
         let tail = range.start + new_bytes..range.end;
         if !is_fixed {
