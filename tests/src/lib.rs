@@ -38,10 +38,21 @@ pub fn program(name: &str) -> PathBuf {
 /// A command that runs its arguments as an ordinary user, if this is root. `setpriv` finds uzswap,
 /// its libraries and programs of these tests in the folder, which every user may write.
 pub fn as_nobody(folder: &Path) -> Command {
+    place_programs(folder);
+    nobody()
+}
+
+/// Puts uzswap, its libraries and programs of these tests into a folder with write permission for
+/// everybody.
+pub fn place_programs(folder: &Path) {
     fs::set_permissions(folder, fs::Permissions::from_mode(0o777)).expect("a folder of the test's");
     for name in ["uzswap", "libuzswap_preload.so", "libuzswap_agent.so", "absent", "torture"] {
         fs::copy(program(name), folder.join(name)).expect("room for a program");
     }
+}
+
+/// Runs its arguments as a command of an ordinary user, if this is root.
+pub fn nobody() -> Command {
     let mut command = Command::new("setpriv");
     if rustix::process::geteuid().is_root() {
         command.args(["--reuid=65534", "--regid=65534", "--clear-groups", "--bounding-set=-all"]);

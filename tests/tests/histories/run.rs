@@ -1,0 +1,135 @@
+//! Runs a history alone and in-process, by both doors, and kills runs that hang.
+
+use rustix::process::{Pid, Signal, kill_process_group};
+use std::fs;
+use std::io::Read;
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+use tempfile::TempDir;
+use uzswap_tests::{nobody, place_programs};
+
+/// The budget of a run: less than a history grows by.
+const MEMORY: &str = "32M";
+/// The longest run: a history alone takes one or two seconds.
+const PATIENCE: Duration = Duration::from_secs(25);
+
+/// A way to run a history.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Way {
+    Alone,
+    /// In-process, by userfaultfd.
+    Uffd,
+    /// In-process, where userfaultfd is denied: by protection.
+    Denied,
+}
+
+/// The outcome of a run.
+#[derive(Debug, Clone)]
+pub struct Seen {
+    /// The transcript, with the status at its end.
+    pub told: String,
+    /// Standard error of the history and of uzswap.
+    pub said: String,
+    /// True if its pages left memory.
+    pub has_left: bool,
+}
+
+/// The programs, in a folder with write permission for everybody.
+pub struct Rig {
+    folder: TempDir,
+}
+
+impl Rig {
+    pub fn new() -> Self {
+        let folder = tempfile::tempdir_in("/var/tmp").unwrap();
+        place_programs(folder.path());
+        let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("history");
+        let compile = |output: &str, names: &[&str], options: &[&str]| {
+            let mut compiler = Command::new("cc");
+            compiler.args(["-O1", "-pthread", "-Wall", "-Werror", "-o"]);
+            compiler.arg(folder.path().join(output)).args(options);
+            compiler.args(names.iter().map(|name| source.join(format!("{name}.c"))));
+            assert!(compiler.status().expect("a compiler").success(), "{output}");
+        };
+        let parts = ["main", "memory", "processes", "signals", "threads", "files", "calls"];
+        compile("history", &parts, &[]);
+        compile("deny", &["deny"], &[]);
+        compile("library.so", &["library"], &["-shared", "-fPIC"]);
+        Self { folder }
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.folder.path().join(name)
+    }
+
+    /// Runs a history in a new folder of its own.
+    pub fn run(&self, history: &str, way: Way) -> Seen {
+        let work = tempfile::tempdir_in(self.folder.path()).unwrap();
+        fs::set_permissions(work.path(), fs::Permissions::from_mode(0o777)).unwrap();
+        fs::copy(self.path("library.so"), work.path().join("library.so")).unwrap();
+        fs::write(work.path().join("history"), history).unwrap();
+        let mut command = nobody();
+        if way == Way::Denied {
+            command.arg(self.path("deny"));
+        }
+        if way != Way::Alone {
+            command.arg(self.path("uzswap"));
+            command.args(["run", "--in-process", "--memory", MEMORY, "--"]);
+            command.env("HISTORY_LEAVES", "1");
+        }
+        command.arg(self.path("history")).arg("history").current_dir(work.path());
+        self.watch(command.process_group(0))
+    }
+
+    /// Runs a command, and kills all its processes at its end or once it has taken too long.
+    fn watch(&self, command: &mut Command) -> Seen {
+        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        let mut child = command.spawn().expect("it starts");
+        let group = Pid::from_child(&child);
+        let (mut out, mut error) = (child.stdout.take().unwrap(), child.stderr.take().unwrap());
+        let read = |from: &mut dyn Read| {
+            let mut bytes = Vec::new();
+            from.read_to_end(&mut bytes).unwrap();
+            String::from_utf8_lossy(&bytes).into_owned()
+        };
+        std::thread::scope(|scope| {
+            let told = scope.spawn(move || read(&mut out));
+            let said = scope.spawn(move || read(&mut error));
+            let began = Instant::now();
+            let status = loop {
+                match child.try_wait().unwrap() {
+                    Some(status) => break Some(status),
+                    None if began.elapsed() > PATIENCE => break None,
+                    None => std::thread::sleep(Duration::from_millis(5)),
+                }
+            };
+            // An error means that no process of the group is left.
+            let _ = kill_process_group(group, Signal::KILL);
+            if status.is_none() {
+                child.wait().unwrap();
+            }
+            let (mut told, said) = (told.join().unwrap(), said.join().unwrap());
+            told += &match status {
+                None => format!("hangs: not done after {} s\n", PATIENCE.as_secs()),
+                // `uzswap run` and shells report a signal so.
+                Some(status) => match status.signal() {
+                    Some(signal) => format!("status {}\n", 128 + signal),
+                    None => format!("status {}\n", status.code().unwrap()),
+                },
+            };
+            let has_left = said.contains("leaves\n");
+            Seen { told, said, has_left }
+        })
+    }
+}
+
+/// The first line that differs, of both transcripts.
+pub fn first_difference(alone: &str, with: &str) -> String {
+    let pairs = alone.lines().zip(with.lines());
+    let same = pairs.take_while(|(one, other)| one == other).count();
+    let line = |text: &str| text.lines().nth(same).unwrap_or("(nothing)").to_owned();
+    format!("alone: {}; in-process: {}", line(alone), line(with))
+}
