@@ -48,10 +48,10 @@ fn with_program(command: &str, environment: &Path) -> Command {
     command
 }
 
-/// A notebook that holds 200 MB, asks the magic, and reads all of them.
+/// A notebook that holds 260 MB, asks the magic, and reads all of them.
 const NOTEBOOK: &str = r#"
 import nbformat, nbclient, sys
-cells = ["pages = [bytes([i % 251]) * 600 + str(i).encode() for i in range(250000)]",
+cells = ["pages = [bytes([i % 251]) * 600 + str(i).encode() for i in range(400000)]",
          "%load_ext uzswap.kernelspec", "%uzswap",
          "import hashlib\nsums = hashlib.md5()\nfor page in pages: sums.update(page)\nprint(sums.hexdigest())"]
 book = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in cells])
@@ -97,7 +97,7 @@ fn a_notebook_has_twice_the_memory_of_its_kernel() {
         "-c",
         "import hashlib
 sums = hashlib.md5()
-for i in range(250000): sums.update(bytes([i % 251]) * 600 + str(i).encode())
+for i in range(400000): sums.update(bytes([i % 251]) * 600 + str(i).encode())
 print(sums.hexdigest())",
     ]);
     assert_eq!(printed.lines().last(), text(&expected).lines().last(), "{printed}");
