@@ -1,6 +1,6 @@
-//! `uzswap run --in-process`: what programs may do with signals, stacks, forks and calls, they may
-//! do with a part of their memory. Each habit is a function of a program in `habits/`, which says
-//! one line or a few, and has to say the same.
+//! `uzswap run --in-process`: signals, stacks, forks and calls work in a part of the memory as they
+//! do with all of it. Each habit is a function of a program in `habits/`, which says one line or a
+//! few, and must say the same.
 
 #![allow(clippy::unwrap_used, reason = "tests")]
 
@@ -39,8 +39,8 @@ fn said(output: &Output) -> String {
 
 const RUN: &str = "./uzswap run --in-process --memory 32M --";
 
-/// Compares what habits of a program say; each in a process that is kept small, unless it has
-/// memory to spare. `before` is what the shell does before it.
+/// Compares the output of a program's habits. Each runs in a process that is kept small, unless it
+/// has memory to spare. The shell does `before` first.
 fn compare_with(program: &str, habits: &[&str], before: &str) {
     let folder = folder(program);
     for habit in habits {

@@ -15,7 +15,7 @@ use uzswap_sys::map::PAGE_BYTES;
 /// memory takes from the budget. `read` and `write` go on with the rest; others are cut short
 /// there, if it is absent.
 pub const AT_ONCE: u64 = 4 << 20;
-/// What is held of memory whose length the arguments do not tell: a path's longest.
+/// The bytes that are held of memory whose length the arguments do not tell: the longest path.
 const UNTOLD: u64 = 4096;
 /// How often a call that answers `EFAULT` is made again, once all memory is adopted.
 const TRIES: usize = 8;
@@ -65,7 +65,7 @@ pub fn on_call(call: &mut Call) -> Outcome {
     outcome
 }
 
-/// What is done for a call, as its row says.
+/// Treats a call as its row says.
 fn decide(agent: &Agent, call: &mut Call) -> Outcome {
     match table::treatment(call.number) {
         Treatment::Left | Treatment::Absent => Outcome::Bare,

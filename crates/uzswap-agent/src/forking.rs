@@ -1,9 +1,9 @@
 //! Forks: the child goes on with a copy of everything, pool and index too, by the fork itself.
 //!
-//! Everything stands still around the system call alone, which is a replaced instruction. Before and
-//! after it the C library and the program's handlers (`pthread_atfork`) use memory, take locks and
-//! wait for other threads, and all of these may need us. So nothing is locked there, and no signal
-//! is blocked. A fork that is made past the C library's `fork` is like any other.
+//! Everything stands still around the system call alone, which is a replaced instruction. Before
+//! and after it the C library and the program's handlers (`pthread_atfork`) use memory, take locks
+//! and wait for other threads, and all of these may need us. So nothing is locked there, and no
+//! signal is blocked. A fork that is made past the C library's `fork` is like any other.
 //!
 //! Before the take-over no instruction is replaced. The child then has a new allocator, because
 //! another thread of the parent may have held the old one ([`in_child`]); `fork` waits while more
@@ -34,7 +34,7 @@ pub struct Still<L, M> {
 /// This process has been forked, and has no threads of ours yet.
 static IS_BARE: AtomicBool = AtomicBool::new(false);
 
-/// Waits until nothing of this library moves. Errors: there is no room for what a child needs.
+/// Waits until nothing of this library moves. Errors: there is no room for a child's needs.
 pub fn before(agent: &Agent) -> io::Result<Still<impl Sized, impl Sized>> {
     let inside = inside();
     let quiet = at_work();

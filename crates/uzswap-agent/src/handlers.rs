@@ -9,8 +9,8 @@
 //! ```
 //! A handler that interrupts a replaced call sees the thread as it would be in the kernel: at its
 //! `syscall`. So it may unwind from there (`pthread_cancel`, exceptions) or tell where it was. When
-//! it returns, the thread goes on in our code, unless the handler has sent it elsewhere. If it never
-//! returns, the call is over: [`crate::thread`].
+//! it returns, the thread goes on in our code, unless the handler has sent it elsewhere. If it
+//! never returns, the call is over: [`crate::thread`].
 
 use crate::processes::{KernelAction, ours};
 use crate::{stacks, thread};
@@ -466,8 +466,8 @@ unsafe extern "C" fn go_back(context: *mut Context) -> ! {
     )
 }
 
-/// Where a handler returns to, with the stack at its [`Context`]: unwinders find there what was
-/// interrupted, as they do at the C library's own.
+/// A handler returns here, with the stack at its [`Context`]. Unwinders find the interrupted frame
+/// from here, as they do from the C library's own.
 macro_rules! leave {
     ($name:ident, $end:ident) => {
         #[unsafe(naked)]
@@ -517,7 +517,7 @@ fn behind_nop(leave: unsafe extern "C" fn()) -> u64 {
 leave!(leave, end);
 leave!(leave_in_place, end_in_place);
 
-/// A handler has come back that runs on a copy; what to go on with.
+/// Ends a handler that ran on a copy; the state to continue with.
 unsafe extern "C" fn end(context: *mut Context) -> *mut Context {
     // SAFETY: the handler returned to `leave` with the stack as it was given.
     unsafe {
@@ -537,7 +537,7 @@ unsafe extern "C" fn end(context: *mut Context) -> *mut Context {
             thread::with(|thread| thread.call.set(call));
         }
         let to = &mut *to;
-        // As the kernel would: what it was, unless it is in use.
+        // As the kernel would: the stack from before, unless it is in use.
         let is_used = stacks::of_handlers().is_some_and(|on| on.contains(&(context as usize)));
         if !is_used {
             stacks::set_programs(to.stack);

@@ -129,8 +129,8 @@ static OWN: Own = Own(UnsafeCell::new(Mutex::new(Dlmalloc::new_with_allocator(Pa
 /// The blocks of so many arenas are of an allocator that is no more: they stay as they are.
 static OF_BEFORE: AtomicUsize = AtomicUsize::new(0);
 
-/// In a fork, where another thread of the parent's may have had the lock: begins anew. What was
-/// taken before stays where it is, and is never given back.
+/// In a fork, where another thread of the parent's may have had the lock: begins anew. Blocks
+/// from before stay where they are, and are never given back.
 pub fn renew() {
     OF_BEFORE.store(ARENAS_USED.load(Acquire), Relaxed);
     // No more of the last one is given out.

@@ -54,7 +54,7 @@ fn set_at(at: u64) -> Option<u64> {
     const NEAR: u64 = 4096;
     let here = &raw const at as u64;
     if at.is_multiple_of(8) && (here..here + NEAR).contains(&at) {
-        // SAFETY: on this thread's stack, above what is used now.
+        // SAFETY: on this thread's stack, above the part in use.
         return Some(unsafe { *(at as *const u64) });
     }
     peek::<u64>(at)
@@ -308,8 +308,8 @@ fn bring_in(agent: &Agent, at: u64, bytes: usize) -> bool {
     holds.hold(at, bytes as u64)
 }
 
-/// Brings a list of strings in, which ends with a null. What cannot be read of it, the kernel will
-/// refuse.
+/// Brings a list of strings in, which ends with a null. The kernel will refuse it if a part cannot
+/// be read.
 fn bring_in_list(agent: &Agent, list: u64) {
     let mut at = list;
     while at != 0 {

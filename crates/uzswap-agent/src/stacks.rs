@@ -4,8 +4,7 @@
 //! that is absent the kernel can begin no handler on it, and ends the process. So the kernel begins
 //! each handler on a stack of ours, with a guard, of which a thread has one from its first call on.
 //! There faults begin, and the program's handlers are taken from there to where they would have
-//! run ([`crate::handlers`]). What the program sets as its own stack is noted here alone, and may
-//! leave.
+//! run ([`crate::handlers`]). The stack that the program sets is noted here alone, and may leave.
 
 use crate::calls::{Holds, peek, poke, refuse};
 use crate::{Agent, inside, thread};
@@ -24,7 +23,7 @@ use uzswap_sys::map::PAGE_BYTES;
 /// Bytes of one of ours, without its guard.
 const BYTES: usize = 64 << 10;
 
-/// What a thread has that has no stack for signals.
+/// No stack for signals.
 pub const NONE: libc::stack_t =
     libc::stack_t { ss_sp: ptr::null_mut(), ss_flags: libc::SS_DISABLE, ss_size: 0 };
 
@@ -34,8 +33,8 @@ const AUTODISARM: i32 = 1 << 31;
 /// Bytes of one for calls: those that take pages out have units of the pool on it.
 const CALLS_BYTES: usize = 256 << 10;
 
-/// One of ours, in this library's own memory: what is mapped besides might be taken for the
-/// program's and leave. The page below is its guard.
+/// One of ours, in this library's own memory: another mapping might be taken for the program's and
+/// leave. The page below is its guard.
 struct Stack {
     start: *mut u8,
     layout: Layout,
@@ -66,7 +65,7 @@ impl Stack {
 impl Drop for Stack {
     /// When its thread ends.
     fn drop(&mut self) {
-        // Where the guard cannot be taken off it stays, with what it guards.
+        // Where the guard cannot be taken off, both stay.
         if self.guard(MprotectFlags::READ | MprotectFlags::WRITE).is_ok() {
             // SAFETY: taken by `new`; nothing runs on it while its thread ends.
             unsafe { alloc::dealloc(self.start, self.layout) };
@@ -75,7 +74,7 @@ impl Drop for Stack {
 }
 
 thread_local! {
-    /// What the program has set for it.
+    /// The stack that the program has set for it.
     static PROGRAMS: Cell<libc::stack_t> = const { Cell::new(NONE) };
     static OURS: RefCell<Option<Kernels>> = const { RefCell::new(None) };
     /// Where that is.
@@ -122,9 +121,9 @@ fn set_in_kernel(stack: &libc::stack_t) -> i64 {
     unsafe { raw(libc::SYS_sigaltstack as u64, [ptr::from_ref(stack) as u64, 0, 0, 0, 0, 0]) }
 }
 
-/// The calling thread's stack of ours, as the kernel is to know it. The kernel is to forget it
-/// while something is on it: faults are served on other stacks, and a signal that comes meanwhile
-/// would begin at its top again, over what is there.
+/// The calling thread's stack of ours, as the kernel must know it. The kernel must forget it while
+/// it is in use. Faults are served on other stacks, and a signal that comes meanwhile would begin
+/// at its top again, over the frames there.
 pub fn ours() -> Option<libc::stack_t> {
     let (start, end) = RANGE.get();
     (start != 0).then_some(libc::stack_t {
@@ -134,7 +133,7 @@ pub fn ours() -> Option<libc::stack_t> {
     })
 }
 
-/// Whether an address is on the calling thread's stack of ours.
+/// True if an address is on the calling thread's stack of ours.
 pub fn is_on_ours(address: usize) -> bool {
     let (start, end) = RANGE.get();
     (start..end).contains(&address)
@@ -180,12 +179,12 @@ pub fn arm() {
     }
 }
 
-/// What threads had as their stacks for signals when the program was taken over: the kernel may
-/// begin handlers there until each thread has ours.
+/// The threads' stacks for signals when the program was taken over: the kernel may begin handlers
+/// there until each thread has ours.
 pub static FROM_BEFORE: Mutex<Vec<Range<usize>>> = Mutex::new(Vec::new());
 
 /// For a thread that is about to stand still in a handler of ours: takes memory for its stack, and
-/// says what it has now.
+/// notes the present one.
 pub fn prepare(kernels: &libc::stack_t) {
     let _inside = inside();
     if RANGE.get().0 == 0 {
@@ -220,7 +219,7 @@ fn is_enabled(kernels: &libc::stack_t) -> bool {
     kernels.ss_flags & libc::SS_DISABLE == 0 && kernels.ss_size != 0
 }
 
-/// Notes what the program has set before us, or by a call of its own.
+/// Notes a stack that the program has set before us, or by a call of its own.
 fn note(kernels: libc::stack_t) {
     if is_enabled(&kernels) && kernels.ss_sp as usize != RANGE.get().0 {
         let ss_flags = kernels.ss_flags & AUTODISARM;
@@ -257,9 +256,9 @@ fn give() -> Option<libc::stack_t> {
     ours()
 }
 
-/// Does what is to be done for a call on a stack of ours: threads may have stacks of 16 KiB, and a
-/// call may bring pages in. One that has interrupted another, or comes after one that was left by a
-/// jump, is looked at on the thread's own.
+/// Treats a call on a stack of ours: threads may have stacks of 16 KiB, and a call may bring pages
+/// in. A call that has interrupted another one, or comes after one that was left by a jump, is
+/// treated on the thread's own stack.
 pub fn for_call(work: impl FnMut()) {
     let mut work = work;
     let (_, top) = CALLS_RANGE.get();
@@ -279,16 +278,16 @@ pub fn for_call(work: impl FnMut()) {
     ARE_CALLS_ON_IT.with(|is_used| is_used.store(false, Relaxed));
 }
 
-/// What a function may read above its return address.
+/// Bytes that a function may read above its return address.
 const ARGUMENTS: usize = 64;
 
-/// Whether an address is on the calling thread's stack for calls.
+/// True if an address is on the calling thread's stack for calls.
 pub fn is_on_calls(address: usize) -> bool {
     let (start, end) = CALLS_RANGE.get();
     (start..end).contains(&address)
 }
 
-/// What the thread uses of its own stack while it is on that for calls.
+/// The end of the thread's own stack while it is on that for calls.
 pub fn below_calls() -> usize {
     BELOW_CALLS.get()
 }
@@ -322,7 +321,7 @@ unsafe extern "C" fn on_stack(
     )
 }
 
-/// What is smaller has no room for a handler of the program's with a call that meets an absent
+/// A smaller stack has no room for a handler of the program's with a call that meets an absent
 /// page.
 const LEAST: usize = 32 << 10;
 
@@ -369,7 +368,7 @@ pub fn set(agent: &Agent, call: &mut Call) -> Outcome {
     Outcome::Done
 }
 
-/// What the kernel would say of a stack, and what it is then.
+/// The stack as the kernel would take it, or its error.
 fn check(asked: &libc::stack_t) -> Result<libc::stack_t, i32> {
     match asked.ss_flags & !AUTODISARM {
         libc::SS_DISABLE => {

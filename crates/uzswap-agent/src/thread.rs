@@ -1,10 +1,10 @@
-//! What this library knows of the calling thread.
+//! The state of the calling thread.
 //!
-//! A thread in a replaced call may be interrupted by a handler of the program's, and that may never
-//! come back (`longjmp`): then the call is over, and what it had pinned is let go with the thread's
-//! next call. A frame that lies deeper than the one of that call cannot be in use any more, unless
-//! the thread has several stacks and the call is on another one. Letting go is no harm there: a
-//! call that is begun again after a signal, and then meets a page that is out, pins it anew.
+//! A handler of the program's may interrupt a replaced call and never return (`longjmp`). Then the
+//! call is over, and the thread's next call lets go of the pages that it had pinned. A frame that
+//! lies deeper than the one of that call cannot be in use any more, unless the thread has several
+//! stacks and the call is on another one. Letting go is no harm there: a call that is begun again
+//! after a signal, and then meets a page that is out, pins it anew.
 
 use std::cell::{Cell, RefCell};
 use std::ops::Range;
@@ -51,8 +51,8 @@ pub fn with<R>(look: impl FnOnce(&Thread) -> R) -> R {
 }
 
 impl Thread {
-    /// Notes what the first look at a call has pinned. `false`: another call's is noted already,
-    /// which this one has interrupted or comes after.
+    /// Notes the pages that the first look at a call has pinned. `false`: another call's are noted
+    /// already, which this one has interrupted or comes after.
     #[inline(always)]
     pub fn pin(&self, call: usize, one: &Range<usize>, other: &Range<usize>) -> bool {
         if self.first.get() != 0 {
@@ -67,7 +67,7 @@ impl Thread {
         true
     }
 
-    /// Unpins what the first look at a call has pinned, unless that was done.
+    /// Unpins the pages of the first look at a call, unless that was done.
     #[inline(always)]
     pub fn unpin(&self, call: usize) {
         if self.first.get() != call {
@@ -80,7 +80,7 @@ impl Thread {
         Pager::unhold(one);
     }
 
-    /// Lets go of what the first look at a call has pinned that is over.
+    /// Unpins the pages of a first look at a call that is over.
     fn end_before(&self, here: usize) {
         let first = self.first.get();
         if first != 0 && is_over(first, here) {
@@ -93,10 +93,10 @@ impl Thread {
 /// handlers, and those that are over.
 const CALLS: usize = 8;
 
-/// What the calls of a thread have pinned.
+/// The pins of a thread's calls.
 struct Table([Pins; CALLS]);
 
-/// What a call has pinned. A handler may use others of the thread's table at any time.
+/// The pins of a call. A handler may use others of the thread's table at any time.
 pub struct Pins {
     /// Which use of the thread's table this is; 0: it is free.
     id: AtomicU64,
@@ -157,8 +157,8 @@ impl Drop for Table {
     }
 }
 
-/// A use of the thread's table: what is pinned is let go when this is dropped, or when it is seen
-/// that the call is over and never came back to do so.
+/// A use of the thread's table. Its pages are unpinned when this is dropped, or once the thread
+/// makes another call and this one never came back.
 pub struct Use {
     pins: *const Pins,
     id: u64,
@@ -249,7 +249,7 @@ pub fn prepare() {
     }
 }
 
-/// Lets go of what calls have pinned that are over, now that the thread makes another one.
+/// Unpins the pages of calls that are over, now that the thread makes another one.
 pub fn end_calls_before(here: usize) {
     THREAD.with(|thread| {
         thread.end_before(here);
@@ -266,7 +266,7 @@ pub fn end_calls_before(here: usize) {
 /// Stacks are at most so long, as far as is known here.
 const STACK_MAX: usize = 8 << 20;
 
-/// Whether a call cannot be under way any more while the thread makes another one.
+/// True if a call cannot be under way any more while the thread makes another one.
 fn is_over(call: usize, here: usize) -> bool {
     call < here && here - call < STACK_MAX
 }

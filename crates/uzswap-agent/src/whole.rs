@@ -1,6 +1,6 @@
-//! Long writes to files. Where several processes append to one (`O_APPEND`), what one call writes
-//! stays together; so it has to stay one call, of which all is in memory. What is more than may be
-//! pinned is copied for that: for its time it takes memory beside the budget.
+//! Long writes to files. Where several processes append to one (`O_APPEND`), the bytes of one call
+//! stay together. So the program's call must stay one call, with all of its memory present. More
+//! memory than may be pinned is copied; for the time of the call the copy is beside the budget.
 
 use crate::calls::{AT_ONCE, Holds, peek, peek_bytes};
 use crate::{Agent, layout, thread};
@@ -11,7 +11,7 @@ use uzswap_sys::map::PAGE_BYTES;
 
 /// The kernel writes no more in one call.
 const WRITE_MAX: u64 = 0x7fff_f000;
-/// What is copied at a time, and pinned for that.
+/// Bytes that are pinned and copied at a time.
 const PART: u64 = 1 << 20;
 /// Parts of a call at most.
 const PARTS_MAX: u64 = 1024;
@@ -35,7 +35,7 @@ impl Given {
         }
     }
 
-    /// A part, up to what the kernel would write or could read.
+    /// A part; `None` at the end, or where the list cannot be read.
     fn part(&self, number: u64) -> Option<(u64, u64)> {
         match *self {
             Self::One { at, bytes } => (number == 0).then_some((at, bytes)),
@@ -95,7 +95,7 @@ pub fn write(agent: &Agent, call: &mut Call) -> bool {
         Given::One { .. } => (copy.start as u64, copied as u64),
         Given::Vector { .. } => (&raw const one as u64, 1),
     };
-    // SAFETY: what the program asked for, of a copy of its memory.
+    // SAFETY: the program's call, of a copy of its memory.
     call.result = unsafe { raw(call.number, arguments) };
     true
 }
@@ -109,7 +109,7 @@ fn map(bytes: u64) -> Option<Range<usize>> {
     (at > 0).then_some(at as usize..at as usize + bytes as usize)
 }
 
-/// Copies what can be read, up to where it ends; how many bytes.
+/// Copies the readable memory up to its end; returns the number of bytes.
 fn copy_parts(agent: &Agent, given: &Given, to: Range<usize>) -> usize {
     let mut done = to.start;
     for (at, bytes) in given.parts() {

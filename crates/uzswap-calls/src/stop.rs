@@ -207,8 +207,8 @@ struct Info {
 
 const _: () = assert!(size_of::<Info>() == 128);
 
-/// True while threads are asked to stop. Where a user may queue no more signals, the kernel drops the
-/// value of one.
+/// True while threads are asked to stop. Where a user may queue no more signals, the kernel drops
+/// the value of one.
 pub fn is_asking() -> bool {
     !turn_of(STAYING.load(SeqCst)).is_multiple_of(2)
 }

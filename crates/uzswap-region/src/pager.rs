@@ -737,8 +737,8 @@ impl Pager {
         &self.handle.inner
     }
 
-    /// Does `work` without any thread of the pager's. Faults are served meanwhile, and a thread that
-    /// finds no room evicts pages itself.
+    /// Does `work` without any thread of the pager's. Faults are served meanwhile, and a thread
+    /// that finds no room evicts pages itself.
     pub fn without_threads<R>(&self, work: impl FnOnce() -> R) -> std::io::Result<R> {
         self.handle.stop();
         let result = work();
