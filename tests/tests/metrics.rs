@@ -272,3 +272,39 @@ fn a_browser_draws_the_page_with_nothing_from_elsewhere() {
     end(served);
     machine.assert_as_before();
 }
+
+#[test]
+fn many_connections_neither_end_the_exporter_nor_make_it_large() {
+    use std::os::fd::OwnedFd;
+    let address = format!("127.0.0.1:{}", free_port());
+    let (mut ours, theirs) = UnixStream::pair().unwrap();
+    // With few descriptors, as somebody who opens many connections leaves it.
+    let child = Command::new("prlimit")
+        .arg("--nofile=40:40")
+        .arg(program("uzswap"))
+        .args(["exporter", &address])
+        .stdin(OwnedFd::from(theirs))
+        .stdout(Stdio::null())
+        .spawn()
+        .unwrap();
+    let mut exporter = Process(child);
+    let mut said = [0; 64];
+    assert!(ours.read(&mut said).unwrap() > 0);
+    let bytes = || uzswap_sys::process::resident_bytes(exporter.0.id() as i32).unwrap_or(u64::MAX);
+    let before = bytes();
+    let header = format!("GET / HTTP/1.1\r\nHost: localhost\r\nX: {}", "a".repeat(300_000));
+    let connect = |_| {
+        let mut stream = TcpStream::connect(&address).unwrap();
+        stream.set_nonblocking(true).unwrap();
+        // An error: as much as it takes.
+        let _ = stream.write(header.as_bytes());
+        stream
+    };
+    let connections: Vec<_> = (0..200).map(connect).collect();
+    std::thread::sleep(Duration::from_secs(1));
+    let most = bytes();
+    assert!(most < before + (16 << 20), "{before} bytes before, {most} now");
+    drop(connections);
+    assert!(get(&address, "/metrics").starts_with("HTTP/1.1 200"));
+    assert!(exporter.0.try_wait().unwrap().is_none());
+}

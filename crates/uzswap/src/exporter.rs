@@ -18,6 +18,7 @@ use hyper::service::service_fn;
 use hyper::{Method, Request, Response, StatusCode};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use std::cell::RefCell;
+use std::collections::VecDeque;
 use std::convert::Infallible;
 use std::fs::{self, File};
 use std::io::{self, Read};
@@ -31,10 +32,26 @@ use std::rc::Rc;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, UnixListener};
+use tokio::task::JoinHandle;
 use uzswap_block::control::{ALL, STATISTICS_FOLDER};
 
-/// The time that a client may take to send its request.
+/// How long a client may take to say what it wants, and be connected at all.
 const PATIENCE: Duration = Duration::from_secs(5);
+const CONNECTED: Duration = Duration::from_secs(60);
+
+/// Connections at a time. Of more the oldest is closed: on a port anybody may open some.
+const CONNECTIONS_MAX: usize = 64;
+
+/// Longest header.
+const HEADER_BYTES_MAX: usize = 16 << 10;
+
+/// How long no connection is taken where there is no descriptor for one.
+const PAUSE: Duration = Duration::from_millis(50);
+
+/// Figures that tell whether a page was there before, so whether somebody else has the same. On a
+/// port, for every user of the machine, they are told in steps.
+const OF_SAME_PAGES: [&str; 2] = ["shared_pages", "duplicate_pages"];
+const STEP: u64 = 1024;
 
 const NOT_HERE: &str = "call it by localhost, or have the proxy do so\n";
 
@@ -194,13 +211,29 @@ impl Listener {
     }
 
     /// Serves connections, each until it is closed.
-    async fn serve(self, history: Rc<RefCell<History>>) -> io::Result<Infallible> {
+    async fn serve(self, history: Rc<RefCell<History>>) -> Infallible {
+        let mut connections = VecDeque::with_capacity(CONNECTIONS_MAX);
         loop {
-            match &self {
-                Self::Unix(listener) => answer(listener.accept().await?.0, false, history.clone()),
-                Self::Loopback(listener) => {
-                    answer(listener.accept().await?.0, true, history.clone());
+            let history = history.clone();
+            let accepted = match &self {
+                Self::Unix(listener) => {
+                    listener.accept().await.map(|(stream, _)| answer(stream, false, history))
                 }
+                Self::Loopback(listener) => {
+                    listener.accept().await.map(|(stream, _)| answer(stream, true, history))
+                }
+            };
+            match accepted {
+                Ok(connection) => connections.push_back(connection),
+                // There are no descriptors, or the client has gone already.
+                Err(_) => {
+                    connections.pop_front().iter().for_each(JoinHandle::abort);
+                    tokio::time::sleep(PAUSE).await;
+                }
+            }
+            connections.retain(|connection: &JoinHandle<()>| !connection.is_finished());
+            if connections.len() > CONNECTIONS_MAX {
+                connections.pop_front().iter().for_each(JoinHandle::abort);
             }
         }
     }
@@ -233,7 +266,7 @@ fn serve(address: &Address, say: impl FnOnce(Result<&str, &str>)) -> Result<(), 
                 sampled.borrow_mut().add(&read());
             }
         });
-        listener.serve(history).await
+        Ok(listener.serve(history).await)
     });
     match served {
         Ok(never) => match never {},
@@ -245,20 +278,21 @@ fn answer(
     stream: impl AsyncRead + AsyncWrite + Unpin + 'static,
     is_port: bool,
     history: Rc<RefCell<History>>,
-) {
+) -> JoinHandle<()> {
     let service = service_fn(move |request| {
         let response = match is_port && !names_this_machine(&request) {
             true => respond_with(StatusCode::MISDIRECTED_REQUEST, "text/plain", NOT_HERE.into()),
-            false => respond(&request, &history.borrow()),
+            false => respond(&request, &history.borrow(), is_port),
         };
         async move { Ok::<_, Infallible>(response) }
     });
     tokio::task::spawn_local(async move {
         let mut http = hyper::server::conn::http1::Builder::new();
-        http.timer(TokioTimer::new()).header_read_timeout(PATIENCE);
-        // An error: the client has gone, or speaks no HTTP.
-        let _ = http.serve_connection(TokioIo::new(stream), service).await;
-    });
+        http.timer(TokioTimer::new()).header_read_timeout(PATIENCE).max_buf_size(HEADER_BYTES_MAX);
+        let connection = http.serve_connection(TokioIo::new(stream), service);
+        // An error: the client has gone, or speaks no HTTP, or takes too long.
+        let _ = tokio::time::timeout(CONNECTED, connection).await;
+    })
 }
 
 /// True if it was sent to this machine by one of its names. Otherwise a page from elsewhere, whose
@@ -270,7 +304,8 @@ fn names_this_machine(request: &Request<Incoming>) -> bool {
     name == "localhost" || name.parse::<IpAddr>().is_ok_and(|address| address.is_loopback())
 }
 
-fn respond(request: &Request<Incoming>, history: &History) -> Response<Full<Bytes>> {
+fn respond(request: &Request<Incoming>, history: &History, is_port: bool) -> Response<Full<Bytes>> {
+    let read = || if is_port { in_steps(read()) } else { read() };
     let wants_openmetrics = || {
         let accepts = request.headers().get(ACCEPT).and_then(|value| value.to_str().ok());
         accepts.is_some_and(|accepts| accepts.contains("application/openmetrics-text"))
@@ -320,6 +355,14 @@ fn read() -> Figures {
         } else if let Some(metric) = metrics.iter().find(|metric| metric.statistic == name) {
             figures.statistics.insert(metric.statistic, value);
         }
+    }
+    figures
+}
+
+/// What every user of the machine may know.
+fn in_steps(mut figures: Figures) -> Figures {
+    for name in OF_SAME_PAGES {
+        figures.statistics.entry(name).and_modify(|value| *value -= *value % STEP);
     }
     figures
 }
