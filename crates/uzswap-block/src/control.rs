@@ -16,6 +16,7 @@ use fuser::{
 use std::ffi::OsStr;
 use std::io;
 use std::path::Path;
+use std::sync::mpsc::{Sender, channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use uzswap_engine::{
@@ -312,7 +313,12 @@ impl Control {
             MountOption::NoExec,
         ];
         let files = Files { cache, traffic, swapped, memory_failure: Mutex::default() };
-        let session = fuser::spawn_mount(files, path, &config)?;
+        let files = Arc::new(files);
+        let (changes, asked) = channel::<Change>();
+        let changed = files.clone();
+        let change = move || asked.into_iter().for_each(|change| change.make(&changed));
+        std::thread::Builder::new().name("uzswap-set".into()).spawn(change)?;
+        let session = fuser::spawn_mount(Served { files, changes }, path, &config)?;
         Ok(Self { session: Some(session) })
     }
 }
@@ -516,18 +522,42 @@ impl Files {
     }
 }
 
-impl Filesystem for Files {
+/// A file that is to be written. That may take long: a section of memory is emptied first.
+struct Change {
+    name: &'static str,
+    value: String,
+    bytes: u32,
+    reply: ReplyWrite,
+}
+
+impl Change {
+    fn make(self, files: &Files) {
+        match files.set(self.name, &self.value) {
+            Ok(()) => self.reply.written(self.bytes),
+            Err(errno) => self.reply.error(errno),
+        }
+    }
+}
+
+/// What answers the kernel: reads at once, writes by a thread of their own, one after the other. So
+/// nobody who looks waits for a change.
+struct Served {
+    files: Arc<Files>,
+    changes: Sender<Change>,
+}
+
+impl Filesystem for Served {
     fn lookup(&self, _req: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEntry) {
         let children = Node::from_inode(parent.0).map(Node::children).unwrap_or_default();
         match children.into_iter().find(|(child, _)| OsStr::new(child) == name) {
-            Some((_, node)) => reply.entry(&FOREVER, &self.attributes(node), Generation(0)),
+            Some((_, node)) => reply.entry(&FOREVER, &self.files.attributes(node), Generation(0)),
             None => reply.error(Errno::ENOENT),
         }
     }
 
     fn getattr(&self, _req: &Request, ino: INodeNo, _fh: Option<FileHandle>, reply: ReplyAttr) {
         match Node::from_inode(ino.0) {
-            Some(node) => reply.attr(&FOREVER, &self.attributes(node)),
+            Some(node) => reply.attr(&FOREVER, &self.files.attributes(node)),
             None => reply.error(Errno::ENOENT),
         }
     }
@@ -575,7 +605,7 @@ impl Filesystem for Files {
         _lock_owner: Option<LockOwner>,
         reply: ReplyData,
     ) {
-        match Node::from_inode(ino.0).and_then(|node| self.content(node)) {
+        match Node::from_inode(ino.0).and_then(|node| self.files.content(node)) {
             Some(content) => {
                 let start = content.len().min(offset as usize);
                 let end = content.len().min(start + size as usize);
@@ -598,15 +628,13 @@ impl Filesystem for Files {
         reply: ReplyWrite,
     ) {
         let value = std::str::from_utf8(data).map(str::trim);
-        match (Node::from_inode(ino.0), value) {
-            (Some(Node::Parameter(name)), Ok(value)) if offset == 0 => {
-                match self.set(name, value) {
-                    Ok(()) => reply.written(data.len() as u32),
-                    Err(errno) => reply.error(errno),
-                }
-            }
-            _ => reply.error(Errno::EINVAL),
-        }
+        let (Some(Node::Parameter(name)), Ok(value), 0) = (Node::from_inode(ino.0), value, offset)
+        else {
+            return reply.error(Errno::EINVAL);
+        };
+        let (value, bytes) = (value.to_owned(), data.len() as u32);
+        // An error: it has ended, and so have we.
+        let _ = self.changes.send(Change { name, value, bytes, reply });
     }
 
     fn readdir(
