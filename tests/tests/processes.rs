@@ -244,3 +244,58 @@ fn a_run_that_is_stopped_keeps_neither_others_nor_the_next_daemon_waiting() {
     run.finish().assert_code(128 + libc::SIGTERM);
     machine.assert_as_before();
 }
+
+#[test]
+fn without_much_room_the_kernel_is_left_few_slots() {
+    let Some(machine) = Machine::take() else { return };
+    // So from the start, before any program is short of memory.
+    let options = ["--memory", "64M", "--pool", "24M", "--backing", "none", "--size", "1G"];
+    let run = Run::start(&options, &["sleep", "600"]);
+    run.wait_until_running();
+    let free = || {
+        let areas = uzswap_sys::swap::areas().unwrap();
+        areas.iter().map(|area| area.bytes - area.used).sum::<u64>()
+    };
+    let is_kept = || free() <= run.statistic("room_size") / 2 + (4 << 20);
+    assert!(wait_for(is_kept), "{} free, {} room", free(), run.statistic("room_size"));
+    run.signal(libc::SIGTERM);
+    run.finish().assert_code(128 + libc::SIGTERM);
+    machine.assert_as_before();
+}
+
+#[test]
+fn a_lock_that_a_stranger_wants_is_not_theirs_to_take() {
+    let Some(machine) = Machine::take() else { return };
+    let options = ["--memory", "64M", "--backing", "none", "--pool", "64M", "--size", "64M"];
+    let run = Run::start(&options, &["sleep", "600"]);
+    run.wait_until_running();
+    for name in ["lock", "state.json", "socket"] {
+        let stranger = Command::new("setpriv")
+            .args(["--reuid=65534", "--regid=65534", "--clear-groups", "cat"])
+            .arg(format!("{FOLDER}/{name}"))
+            .output()
+            .unwrap();
+        assert!(!stranger.status.success(), "{name}");
+    }
+    run.signal(libc::SIGTERM);
+    run.finish().assert_code(128 + libc::SIGTERM);
+    machine.assert_as_before();
+}
+
+#[test]
+fn a_page_that_somebody_else_has_too_is_kept_again_unless_that_is_asked_for() {
+    let Some(machine) = Machine::take() else { return };
+    let mut served = Served::start(&["--size", "256M", "--pool", "200M", "--backing", "none"]);
+    let parameter = format!("{FOLDER}/mnt/parameters/same_pages_enabled");
+    assert_eq!(fs::read_to_string(&parameter).unwrap(), "N\n");
+    fs::write(&parameter, "Y").unwrap();
+    if state().unwrap()["outlives_daemon"] == true {
+        let daemon = process_of("daemon");
+        kill(daemon, libc::SIGKILL).unwrap();
+        assert!(wait_for(|| process_of("daemon") != daemon), "no other was started");
+        assert!(wait_for(|| fs::read_to_string(&parameter).is_ok_and(|value| value == "Y\n")));
+    }
+    served.terminate();
+    assert_eq!(served.child.wait().unwrap().code(), Some(0), "{}", served.said());
+    machine.assert_as_before();
+}

@@ -101,25 +101,41 @@ impl Ballast {
 unsafe fn swap_out(window: *mut c_void, bytes: usize) -> bool {
     // A device that answers later has the pages in memory until it does.
     const TRIES: u32 = 6;
-    let mut resident = vec![0u8; bytes / PAGE_BYTES];
     (0..TRIES).any(|tried| {
         if tried > 0 {
             std::thread::sleep(Duration::from_millis(1 << tried));
         }
-        // SAFETY: the caller's promise; `resident` has a byte for each page.
-        unsafe {
-            // An error leaves the pages, which the next line notices.
-            let _ = mm::madvise(window, bytes, Advice::LinuxPageOut);
-            libc::mincore(window, bytes, resident.as_mut_ptr()) == 0
-                && resident.iter().all(|page| page & 1 == 0)
-        }
+        // SAFETY: the caller's promise. An error leaves the pages, which is looked at.
+        let _ = unsafe { mm::madvise(window, bytes, Advice::LinuxPageOut) };
+        let maps = std::fs::read_to_string("/proc/self/smaps").unwrap_or_default();
+        swapped(&maps, window.addr()) >= bytes as u64
     })
+}
+
+/// Bytes with slots of the mapping that begins at an address, by the text of `/proc/PID/smaps`. Not
+/// by mincore(2): a page that was written to its slot stays in memory beside it, until that is
+/// needed.
+fn swapped(maps: &str, address: usize) -> u64 {
+    let begin = format!("{address:x}-");
+    let lines = maps.lines().skip_while(|line| !line.starts_with(&begin)).skip(1);
+    let kib = lines.take_while(|line| line.starts_with(|letter: char| letter.is_ascii_uppercase()));
+    let kib = kib.filter_map(|line| line.strip_prefix("Swap:")).next();
+    let kib = kib.and_then(|text| text.trim().strip_suffix(" kB")?.trim().parse::<u64>().ok());
+    kib.unwrap_or(0) * 1024
 }
 
 #[cfg(test)]
 #[cfg(not(miri))]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_has_slots_is_read_of_the_mapping_that_is_meant() {
+        let maps = "7f00-7f10 rw-s 00 00:01 5 /memfd:x (deleted)\nSize: 64 kB\nSwap: 12 kB\n\
+                    7f100-7f200 rw-s 00 00:01 5 /memfd:x (deleted)\nSize: 64 kB\nSwap:   8 kB\n";
+        assert_eq!((swapped(maps, 0x7f00), swapped(maps, 0x7f100)), (12 << 10, 8 << 10));
+        assert_eq!(swapped(maps, 0x7f10), 0);
+    }
 
     #[test]
     fn without_room_it_takes_nothing_and_leaves_nothing() {

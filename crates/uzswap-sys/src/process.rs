@@ -20,13 +20,7 @@ pub fn lock_memory() -> io::Result<()> {
     check(unsafe { libc::mlockall(flags) })
 }
 
-/// The same for present mappings only.
-pub fn lock_present_memory() -> io::Result<()> {
-    // SAFETY: takes flags and touches no memory of ours.
-    check(unsafe { libc::mlockall(libc::MCL_CURRENT | libc::MCL_ONFAULT) })
-}
-
-/// A right beyond those of every process.
+/// What a process may be permitted to do beyond what everybody may.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Capability {
     /// CAP_SYS_ADMIN: mount, switch swapping on and off.
@@ -129,6 +123,16 @@ pub fn out_of_the_way(descriptor: OwnedFd) -> OwnedFd {
     // The kernel's table of descriptors reaches up to the highest.
     let least = limit.min(1024).saturating_sub(64) as i32;
     rustix::io::fcntl_dupfd_cloexec(&descriptor, least).unwrap_or(descriptor)
+}
+
+/// Lets this process have as many descriptors as it may: a connection for each thread that serves,
+/// and those twice while they are taken over, are more than the usual 1024 from some 240 CPUs on.
+/// Processes that it starts may have as many.
+pub fn raise_descriptor_limit() {
+    let mut limit = rustix::process::getrlimit(Resource::Nofile);
+    limit.current = limit.maximum;
+    // An error: it stays as it was.
+    let _ = rustix::process::setrlimit(Resource::Nofile, limit);
 }
 
 fn number(descriptor: &impl AsFd) -> i32 {
@@ -439,6 +443,14 @@ mod tests {
             Activity { started: 1234, major_faults: 90, is_running: false, is_waiting: true };
         assert_eq!(seen, expected);
         assert_eq!(Activity::parse(&stat.replace("(b) D", "(b) Z")), None);
+    }
+
+    #[test]
+    fn a_process_may_have_as_many_descriptors_as_it_is_allowed() {
+        let before = rustix::process::getrlimit(Resource::Nofile);
+        raise_descriptor_limit();
+        let limit = rustix::process::getrlimit(Resource::Nofile);
+        assert_eq!((limit.current, limit.maximum), (before.maximum, before.maximum));
     }
 
     #[test]

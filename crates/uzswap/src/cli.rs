@@ -84,6 +84,9 @@ pub enum Command {
     /// Make an area and switch it on; started by the keeper.
     #[command(hide = true)]
     SwitchOn,
+    /// Take slots of the areas; started by the keeper.
+    #[command(hide = true)]
+    HoldSlots,
     /// Switch areas off; started by the keeper.
     #[command(hide = true)]
     SwitchOff(SwitchOffArguments),

@@ -22,7 +22,7 @@ use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use uzswap_block::control::Control;
 use uzswap_block::{BackingFile, Kept as KeptServer, TransportKind};
 use uzswap_block::{CacheDisk, Disk, Maintainer, MemoryDisk, Swapped, Traffic, Transport};
@@ -36,6 +36,29 @@ const MEMORY_GROWS: u64 = 2;
 /// How long to wait before another keeper is started where one could not be.
 const PAUSE: Duration = Duration::from_secs(2);
 
+/// A keeper that lives less long than this ended by itself, most likely, and so will the next one:
+/// each is started after a pause that is twice as long as the one before.
+const KEEPER_LIFE_MIN: Duration = Duration::from_secs(1);
+const KEEPER_PAUSE: Duration = Duration::from_millis(20);
+
+/// When keepers are started.
+#[derive(Default)]
+struct Pauses {
+    last: Option<Instant>,
+    short_lives: u32,
+}
+
+impl Pauses {
+    /// How long to wait before one is started `now`.
+    fn before_next(&mut self, now: Instant) -> Duration {
+        let is_short = self.last.is_some_and(|last| now - last < KEEPER_LIFE_MIN);
+        self.short_lives = if is_short { self.short_lives + 1 } else { 0 };
+        let pause = KEEPER_PAUSE * ((1 << self.short_lives.min(7)) - 1);
+        self.last = Some(now + pause);
+        pause
+    }
+}
+
 /// Serves until told to end.
 pub fn daemon(arguments: &InheritArguments) -> Result<(), Failure> {
     let started_by =
@@ -47,6 +70,7 @@ pub fn daemon(arguments: &InheritArguments) -> Result<(), Failure> {
     }
     .map_err(started_by)?;
     ignore_signals().map_err(started_by)?;
+    process::raise_descriptor_limit();
     die_of_panics();
     let mut notes = prepare();
     let mut service = match Service::start(&start) {
@@ -63,6 +87,7 @@ pub fn daemon(arguments: &InheritArguments) -> Result<(), Failure> {
     notes.extend(lock());
     start.options.transport = service.transport.kind().to_string();
     start.serves = true;
+    let mut pauses = Pauses::default();
     let ready = Report::Ready { transport: start.options.transport.clone(), notes };
     // An error: the keeper is gone, as the next look shows.
     let _ = wire.send(&ready);
@@ -83,13 +108,14 @@ pub fn daemon(arguments: &InheritArguments) -> Result<(), Failure> {
                 start.devices = Some(service.swapped.devices());
                 become_another(&program, &mut wire, arguments, &start);
             }
-            // Regardless of the sender: the kernel may request pages of areas that it lists.
-            Ok(Order::End) => match service.swapped.is_listed() {
-                Ok(false) => return Ok(()),
-                Ok(true) | Err(_) => {}
-            },
+            // Whoever says so: what the kernel lists, it may ask for.
+            Ok(Order::End) if service.swapped.is_listed().is_ok_and(|listed| !listed) => {
+                return Ok(());
+            }
+            Ok(Order::End) => {}
             Err(_) => {
                 start.devices = Some(service.swapped.devices());
+                std::thread::sleep(pauses.before_next(Instant::now()));
                 wire = replace_keeper(arguments, &mut start);
             }
         }
@@ -100,6 +126,7 @@ pub fn daemon(arguments: &InheritArguments) -> Result<(), Failure> {
 /// left. If the keeper is killed there would be nobody to try again: another one does.
 fn await_order(mut wire: Wire, arguments: &InheritArguments, mut start: Start) {
     start.serves = false;
+    let mut pauses = Pauses::default();
     loop {
         match wire.receive() {
             Ok(Order::Become(program)) => {
@@ -107,7 +134,10 @@ fn await_order(mut wire: Wire, arguments: &InheritArguments, mut start: Start) {
             }
             // The others are no orders for a daemon that does not serve.
             Ok(Order::End | Order::Attach(_) | Order::Settle(_)) => return,
-            Err(_) => wire = replace_keeper(arguments, &mut start),
+            Err(_) => {
+                std::thread::sleep(pauses.before_next(Instant::now()));
+                wire = replace_keeper(arguments, &mut start);
+            }
         }
     }
 }
@@ -219,6 +249,12 @@ impl Service {
             let set = cache.set_attribute("accept_threshold_percent", "100");
             set.map_err(|error| Failure::new(error.to_string()))?;
         }
+        // Also where the daemon before was killed before it came to that: no area was there yet.
+        let has_areas = start.devices.as_ref().is_some_and(|devices| !devices.is_empty());
+        if !options.keeps_same_once && !has_areas {
+            let set = cache.set_attribute("same_pages_enabled", "N");
+            set.map_err(|error| Failure::new(error.to_string()))?;
+        }
         let served = served(options, &cache)?;
         let folder = changes::mount();
         let mount = |error: io::Error| {
@@ -294,4 +330,22 @@ fn served(options: &DaemonOptions, cache: &Arc<Cache>) -> Result<Arc<dyn Disk>, 
     let disk = CacheDisk::new(cache.clone(), options.pages)
         .ok_or_else(|| Failure::new("the device does not fit the cache's address space"))?;
     Ok(Arc::new(disk))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn keepers_that_end_at_once_are_started_ever_more_slowly_and_one_that_lives_at_once() {
+        let (mut pauses, mut now) = (Pauses::default(), Instant::now());
+        let mut all = Vec::new();
+        for life in [3600, 0, 0, 0, 0, 0, 0, 0, 0, 0, 3600].map(Duration::from_secs) {
+            let pause = pauses.before_next(now);
+            all.push(pause.as_millis());
+            now += pause + life;
+        }
+        assert_eq!(all, [0, 0, 20, 60, 140, 300, 620, 1260, 2540, 2540, 2540]);
+        assert_eq!(pauses.before_next(now), Duration::ZERO);
+    }
 }

@@ -354,7 +354,7 @@ impl Keeper {
         let wire = self.daemon.as_mut().ok_or(io::ErrorKind::NotConnected)?;
         loop {
             let is_ending = self.state.daemon.is_none_or(|daemon| daemon.is_ending());
-            if is_ready(wire, if is_ending { Duration::ZERO } else { LOOK }) {
+            if wire.is_ready(Some(if is_ending { Duration::ZERO } else { LOOK }))? {
                 if let Some(said) = wire.receive_some()? {
                     return Ok(said);
                 }
@@ -584,6 +584,7 @@ impl Keeper {
 /// so none of its memory may be swapped out, and it may not wait for memory until a page is swapped
 /// out. Where that is not permitted, it does without.
 fn spare() {
+    process::raise_descriptor_limit();
     let _ = process::lock_memory();
     let _ = process::set_io_flusher(true);
 }
@@ -594,13 +595,6 @@ fn cannot_write(error: io::Error) -> Failure {
 
 fn cannot_start(error: io::Error) -> Failure {
     Failure::new(format!("cannot start the daemon: {error}"))
-}
-
-/// True if a wire has data to read, or ends, within so long.
-fn is_ready(wire: &Wire, within: Duration) -> bool {
-    let mut polled = [PollFd::new(wire, PollFlags::IN)];
-    let time = Timespec { tv_sec: 0, tv_nsec: within.as_nanos() as i64 };
-    poll(&mut polled, Some(&time)).is_ok_and(|ready| ready > 0)
 }
 
 /// The lock again, after its folder was removed.

@@ -34,6 +34,7 @@ mod say;
 mod serve;
 mod shortage;
 mod signals;
+mod slots;
 mod space;
 mod squeeze;
 mod stats;
@@ -104,6 +105,7 @@ fn dispatch(command: Command) -> Result<ExitCode, Failure> {
         Command::Daemon(arguments) => daemon::daemon(&arguments).map(|()| ExitCode::SUCCESS),
         Command::Keeper(arguments) => keeper::keeper(arguments.lock).map(|()| ExitCode::SUCCESS),
         Command::SwitchOn => area::make().map(|()| ExitCode::SUCCESS),
+        Command::HoldSlots => slots::hold().map(|()| ExitCode::SUCCESS),
         Command::SwitchOff(arguments) => Ok(match changes::switch_off(&arguments.devices) {
             Ok(()) => ExitCode::SUCCESS,
             Err(_) => ExitCode::FAILURE,

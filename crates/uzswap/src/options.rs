@@ -41,6 +41,9 @@ pub struct DaemonOptions {
     pub backing: Backing,
     /// It is not sealed.
     pub plain_backing: bool,
+    /// Identical pages are kept once from the start. The device does not know whose a page is, and
+    /// who can tell that a page was there before knows what somebody else's holds.
+    pub keeps_same_once: bool,
     /// Threads, at most.
     pub threads: usize,
     /// Of these, how many come and go with each CPU.
@@ -157,6 +160,7 @@ pub fn daemon_options(
         compressor: arguments.compressor.as_ref().map_or(COMPRESSOR.into(), ToString::to_string),
         backing: backing(arguments.backing.as_deref(), bytes)?,
         plain_backing: arguments.plain_backing,
+        keeps_same_once: true,
         threads: arguments.threads.map_or(server.threads, usize::from),
         threads_per_cpu: if arguments.threads.is_some() { 0 } else { server.threads_per_cpu },
         poll_us: arguments.poll.into(),

@@ -22,7 +22,9 @@ pub fn serve(arguments: &ServeArguments) -> Result<(), Failure> {
     })?;
     let machine = cpu::memory_info().map_err(|e| Failure::new(format!("/proc/meminfo: {e}")))?;
     doctor::require()?;
-    let options = options::daemon_options(&arguments.cache, 0, size, machine)?;
+    let mut options = options::daemon_options(&arguments.cache, 0, size, machine)?;
+    // Everybody's pages come here: only where same_pages_enabled is set.
+    options.keeps_same_once = false;
     // Before anything is made that a mistake in the address would leave behind.
     let mut exporter = arguments.cache.metrics.as_ref().map(Exporter::start).transpose()?;
     let lock = Lock::take().map_err(|error| Failure::new(keeper::cannot_lock(&error)))?;

@@ -91,8 +91,7 @@ impl Shortage {
         thread::Builder::new().name("uzswap-shortage".into()).spawn(move || {
             // An error: it looks all the same, when its turn comes.
             let _ = process::run_in_real_time();
-            // Not later mappings: the ballast's pages are to be swapped out (space.rs).
-            let _ = process::lock_present_memory();
+            let _ = process::lock_memory();
             watch.keep(&of_thread);
         })?;
         Ok(Self { shared, refused: 0, refused_at: began, told: 0 })

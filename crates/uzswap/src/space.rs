@@ -7,21 +7,17 @@
 //! again, and only so we learn that the page in them is dead (docs/design/space.md has the
 //! measurements).
 //!
-//! Near the capacity of pool and backing the kernel is left no more free slots than pages can be
-//! stored, of any kind. The others are taken by pages of our own ([`Ballast`]). So it finds swap
-//! space full and acts on that, instead of having writes refused, which it tries again and again.
+//! Near the end of what pool and backing can take, the kernel is left no more free slots than pages
+//! can be stored, whatever they are: the others are taken by pages of our own (slots.rs). So it
+//! finds swap space full and acts on that, instead of having writes refused, which it tries again
+//! and again.
 
-use crate::changes;
+use crate::slots::Holder;
 use std::fs;
-use std::io;
 use std::ops::Range;
 use std::path::Path;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
-use std::thread::{self, Thread};
 use std::time::Duration;
 use uzswap_block::control::STATISTICS_FOLDER;
-use uzswap_sys::ballast::Ballast;
 use uzswap_sys::swap::Area;
 
 /// The first area, at least; and as a share of all that there may be.
@@ -40,21 +36,12 @@ const AREAS_MAX: usize = 18;
 /// Areas are made of whole clusters.
 const CLUSTER_BYTES: u64 = 2 << 20;
 
-/// Slots that are taken before it is looked again how many are wanted.
-const TAKEN_AT_ONCE: u64 = 2 << 20;
-
 /// With more room than this, or this share of the pool, the kernel may have all slots: between two
 /// looks it cannot fill them.
 const ROOM_BYTES_ENOUGH: u64 = 256 << 20;
 
 /// With less the cache is full.
 const ROOM_BYTES_MIN: u64 = 256 << 10;
-
-/// It is locked in memory.
-const STACK_BYTES: usize = 64 << 10;
-
-/// How long slots may take to be given back at the end.
-const RELEASE: Duration = Duration::from_secs(2);
 
 /// How often to look, with enough room and without.
 const CALM: Duration = Duration::from_millis(50);
@@ -76,62 +63,11 @@ pub fn room(mount: &Path) -> u64 {
     text.ok().and_then(|text| text.trim().parse().ok()).unwrap_or(u64::MAX)
 }
 
-/// A thread that takes slots and gives them back. The keeper starts the next daemon when one is
-/// killed. So it may not itself wait for writes that only the next daemon answers.
-struct Holder {
-    shared: Arc<Held>,
-    thread: Thread,
-}
-
-struct Held {
-    /// Bytes of slots that are to be taken.
-    wanted: AtomicU64,
-    /// Bytes that are.
-    bytes: AtomicU64,
-}
-
-impl Holder {
-    /// Errors: no thread, or a kernel that has no files in memory.
-    fn start() -> io::Result<Self> {
-        let shared = Arc::new(Held { wanted: AtomicU64::new(0), bytes: AtomicU64::new(0) });
-        let (held, mut ballast) = (shared.clone(), Ballast::new()?);
-        let hold = move || {
-            loop {
-                let (wanted, bytes) = (held.wanted.load(Relaxed), ballast.bytes());
-                // Errors leave the slots as they are, for the next look.
-                let is_done = if wanted > bytes {
-                    ballast.grow((wanted - bytes).min(TAKEN_AT_ONCE)).map_or(true, |more| more == 0)
-                } else {
-                    let _ = ballast.shrink_to(wanted);
-                    true
-                };
-                held.bytes.store(ballast.bytes(), Relaxed);
-                if is_done {
-                    thread::park();
-                }
-            }
-        };
-        let thread = thread::Builder::new().name("uzswap-slots".into()).stack_size(STACK_BYTES);
-        let thread = thread.spawn(hold)?;
-        Ok(Self { shared, thread: thread.thread().clone() })
-    }
-
-    fn bytes(&self) -> u64 {
-        self.shared.bytes.load(Relaxed)
-    }
-
-    fn set(&self, bytes: u64) {
-        self.shared.wanted.store(bytes, Relaxed);
-        self.thread.unpark();
-    }
-}
-
 /// See the module.
 pub struct Space {
     /// Bytes that all areas together may have.
     size: u64,
-    /// `None` where slots cannot be held.
-    ballast: Option<Holder>,
+    ballast: Holder,
     is_full: bool,
     can_grow: bool,
     /// Bytes of free slots that the kernel may have; `u64::MAX` with enough room.
@@ -141,8 +77,13 @@ pub struct Space {
 impl Space {
     /// For `size` bytes, in all.
     pub fn new(size: u64) -> Self {
-        let ballast = Holder::start().ok();
-        Self { size, ballast, is_full: false, can_grow: true, free_max: u64::MAX }
+        Self {
+            size,
+            ballast: Holder::default(),
+            is_full: false,
+            can_grow: true,
+            free_max: u64::MAX,
+        }
     }
 
     /// The part of the disk that is to be an area now; `None`: there are enough.
@@ -170,7 +111,7 @@ impl Space {
     }
 
     fn ballast_bytes(&self) -> u64 {
-        self.ballast.as_ref().map_or(0, Holder::bytes)
+        self.ballast.bytes()
     }
 
     /// When to look again.
@@ -193,13 +134,12 @@ impl Space {
     pub fn look(&mut self, areas: &[Area], room: u64) -> Option<Full> {
         self.free_max = if room >= ROOM_BYTES_ENOUGH { u64::MAX } else { room / 2 };
         let free: u64 = areas.iter().map(|area| area.bytes.saturating_sub(area.used)).sum();
-        if let Some(ballast) = &self.ballast {
-            let bytes = ballast.bytes();
-            match free.checked_sub(self.free_max) {
-                Some(excess) => ballast.set(bytes + excess),
-                None if bytes > 0 => ballast.set(bytes.saturating_sub(self.free_max - free)),
-                None => {}
-            }
+        self.ballast.hear();
+        let bytes = self.ballast.bytes();
+        match free.checked_sub(self.free_max) {
+            Some(excess) => self.ballast.set(bytes + excess),
+            None if bytes > 0 => self.ballast.set(bytes.saturating_sub(self.free_max - free)),
+            None => {}
         }
         let before = std::mem::replace(&mut self.is_full, room < ROOM_BYTES_MIN);
         match (before, self.is_full) {
@@ -211,11 +151,7 @@ impl Space {
 
     /// Gives all slots back.
     pub fn release(&mut self) {
-        if let Some(ballast) = &self.ballast {
-            ballast.set(0);
-            // If they are not given back in time, they are when this process ends.
-            changes::wait_for(RELEASE, || ballast.bytes() == 0);
-        }
+        self.ballast = Holder::default();
     }
 }
 
@@ -260,7 +196,7 @@ mod tests {
 
     #[test]
     fn with_little_room_the_kernel_is_left_few_slots() {
-        let mut space = Space { ballast: None, ..Space::new(4096 * MIB) };
+        let mut space = Space::new(4096 * MIB);
         let areas = [area(256 * MIB, 200 * MIB)];
         assert_eq!(space.look(&areas, 1 << 40), None);
         assert_eq!((space.pause(), space.wants(&areas).is_some()), (CALM, true));

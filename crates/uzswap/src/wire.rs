@@ -2,6 +2,7 @@
 //! when either of them ends.
 
 use crate::options::DaemonOptions;
+use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::net::SendFlags;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
@@ -10,6 +11,7 @@ use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
+use std::time::Duration;
 use uzswap_block::Offer;
 
 /// The requests of `run` to the keeper.
@@ -203,6 +205,20 @@ impl Wire {
         match rustix::net::send(&self.stream, bytes, SendFlags::DONTWAIT | SendFlags::NOSIGNAL) {
             Err(rustix::io::Errno::AGAIN) => Ok(0),
             other => Ok(other?),
+        }
+    }
+
+    /// Whether something was said, or the other one is gone: now, or within so long; without an end
+    /// to that, once it is.
+    pub fn is_ready(&self, within: Option<Duration>) -> io::Result<bool> {
+        let mut polled = [PollFd::new(&self.stream, PollFlags::IN)];
+        let time = within.map(|within| Timespec {
+            tv_sec: within.as_secs() as i64,
+            tv_nsec: within.subsec_nanos().into(),
+        });
+        match rustix::event::poll(&mut polled, time.as_ref()) {
+            Err(rustix::io::Errno::INTR) => Ok(false),
+            other => Ok(other? > 0),
         }
     }
 

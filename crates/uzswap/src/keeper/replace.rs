@@ -1,7 +1,7 @@
 //! One daemon after another: when one was killed, and when another version is to go on.
 
 use super::phase::{Act, Phase};
-use super::{COME_BACK, Keeper, is_ready};
+use super::{COME_BACK, Keeper};
 use crate::changes::{self, OWN_PROGRAM};
 use crate::error::Failure;
 use crate::wire::{Order, Tell};
@@ -161,7 +161,7 @@ impl Keeper {
     pub(super) fn has_dead_daemon(&self) -> bool {
         let Some(daemon) = &self.daemon else { return true };
         // It says nothing unless it is asked.
-        is_ready(daemon, Duration::ZERO)
+        daemon.is_ready(Some(Duration::ZERO)).unwrap_or(true)
             || self.state.daemon.is_none_or(|daemon| daemon.is_ending())
     }
 }
