@@ -1,6 +1,6 @@
 //! `uzswap run --in-process` where a seccomp filter denies userfaultfd, as Docker's default
-//! profile does. Pages leave by their protection. Where that is denied too, the command runs
-//! without us.
+//! profile does. Pages leave by guards, or by their protection. Where that is denied too, the
+//! command runs without us.
 
 #![cfg(target_arch = "x86_64")]
 #![allow(clippy::unwrap_used, reason = "tests")]
@@ -43,9 +43,15 @@ const PROFILE: &str = "profile";
 const JUST_USERFAULTFD: &str = "userfaultfd";
 const AND_PWRITE64: &str = "pwrite64";
 
+/// The means by which pages leave where it is denied, with the words of the report. The second is
+/// that of a kernel without guards.
+const MEANS: [(&str, &str); 2] =
+    [("guards", "by guard pages, slower"), ("protection", "by protection, slower yet")];
+
 /// Runs uzswap under the filter, as nobody, if this is root: `/dev/userfaultfd` is root's.
-fn run_under(which: &str, folder: &Path, words: &[&str]) -> Output {
+fn run_under(which: &str, folder: &Path, means: &str, words: &[&str]) -> Output {
     let mut command = as_nobody(folder);
+    command.env("UZSWAP_MEANS", means);
     let filter = folder.join("filter.py");
     fs::write(&filter, FILTER).unwrap();
     command.args(["/usr/bin/python3", "-I"]).arg(filter).arg(which);
@@ -53,18 +59,23 @@ fn run_under(which: &str, folder: &Path, words: &[&str]) -> Output {
     command.output().unwrap()
 }
 
-fn run(folder: &Path, words: &[&str]) -> Output {
-    run_under(PROFILE, folder, words)
+/// A command in so much memory under the filter succeeds, was taken over, and has the same output
+/// as alone, by each means.
+fn check(folder: &Path, memory: &str, words: &[&str]) {
+    let options = ["run", "--in-process", "--memory", memory, "--"];
+    for (means, by) in MEANS {
+        let with = run_under(PROFILE, folder, means, &[&options, words].concat());
+        let said = String::from_utf8_lossy(&with.stderr);
+        assert!(with.status.success(), "{}: {said}", with.status);
+        assert!(said.contains("kept small") && !said.contains(" 0 processes"), "{said}");
+        // Without guards in the kernel the first is protection, too.
+        assert!(said.contains(by) || said.contains(MEANS[1].1), "{said}");
+        compare(folder, words, &with);
+    }
 }
 
-/// A command in so much memory under the filter succeeds, was taken over, and has the same output
-/// as alone.
-fn check(folder: &Path, memory: &str, words: &[&str]) {
-    let with = run(folder, &[&["run", "--in-process", "--memory", memory, "--"], words].concat());
+fn compare(folder: &Path, words: &[&str], with: &Output) {
     let said = String::from_utf8_lossy(&with.stderr);
-    assert!(with.status.success(), "{}: {said}", with.status);
-    assert!(said.contains("kept small") && !said.contains(" 0 processes"), "{said}");
-    assert!(said.contains("by protection"), "{said}");
     let without = as_nobody(folder).args(words).current_dir(folder).output().unwrap();
     assert!(without.status.success());
     assert_eq!(with.stdout, without.stdout, "{said}");
@@ -176,10 +187,13 @@ fn without_userfaultfd_no_byte_is_wrong_whatever_a_program_does_to_its_memory() 
     let seconds = if is_full() { "600" } else { "5" };
     let command = [torture.to_str().unwrap(), seconds, "1", place];
     let start = ["run", "--in-process", "--memory", "48M", "--"];
-    let with = run(folder.path(), &[&start[..], &command].concat());
-    let said = String::from_utf8_lossy(&with.stderr);
-    assert!(with.status.success() && said.contains("of 1 processes"), "{}: {said}", with.status);
-    assert!(String::from_utf8_lossy(&with.stdout).contains("no wrong byte"));
+    for (means, _) in MEANS {
+        let with = run_under(PROFILE, folder.path(), means, &[&start[..], &command].concat());
+        let said = String::from_utf8_lossy(&with.stderr);
+        let is_managed = said.contains("of 1 processes");
+        assert!(with.status.success() && is_managed, "{means}: {}: {said}", with.status);
+        assert!(String::from_utf8_lossy(&with.stdout).contains("no wrong byte"));
+    }
 }
 
 #[test]
@@ -192,10 +206,14 @@ fn without_userfaultfd_a_call_whose_memory_is_out_does_what_it_does_with_memory(
     let command = [absent.to_str().unwrap(), files.to_str().unwrap()];
     // The profile denies some of the calls, but all must be compared.
     let start = ["run", "--in-process", "--memory", "48M", "--"];
-    let with = run_under(JUST_USERFAULTFD, folder.path(), &[&start[..], &command].concat());
-    let said = String::from_utf8_lossy(&with.stderr);
-    assert!(with.status.success() && said.contains("by protection"), "{}: {said}", with.status);
-    assert!(String::from_utf8_lossy(&with.stdout).contains("calls compared"));
+    let command = [&start[..], &command].concat();
+    for (means, _) in MEANS {
+        let with = run_under(JUST_USERFAULTFD, folder.path(), means, &command);
+        let said = String::from_utf8_lossy(&with.stderr);
+        let is_slower = said.contains("slower");
+        assert!(with.status.success() && is_slower, "{means}: {}: {said}", with.status);
+        assert!(String::from_utf8_lossy(&with.stdout).contains("calls compared"));
+    }
 }
 
 #[test]
@@ -203,7 +221,8 @@ fn where_protection_is_denied_too_a_command_runs_as_without_and_one_line_says_so
     let folder = tempfile::tempdir_in("/var/tmp").unwrap();
     let command = ["sh", "-c", "echo \"preloaded: $LD_PRELOAD\"; exit 7"];
     let start = ["run", "--in-process", "--memory", "64M", "--"];
-    let output = run_under(AND_PWRITE64, folder.path(), &[&start[..], &command].concat());
+    let output =
+        run_under(AND_PWRITE64, folder.path(), "userfaultfd", &[&start[..], &command].concat());
     let said = String::from_utf8_lossy(&output.stderr);
     assert_eq!(output.status.code(), Some(7), "{said}");
     assert_eq!(output.stdout, b"preloaded: \n");
@@ -213,7 +232,7 @@ fn where_protection_is_denied_too_a_command_runs_as_without_and_one_line_says_so
     {
         assert!(said.contains(part), "{said}");
     }
-    let doctor = run_under(AND_PWRITE64, folder.path(), &["doctor"]);
+    let doctor = run_under(AND_PWRITE64, folder.path(), "userfaultfd", &["doctor"]);
     let told = String::from_utf8_lossy(&doctor.stdout);
     let (_, told) = told.split_once("in-process (run --in-process): ").unwrap();
     assert!(told.starts_with("does not work here"), "{told}");
@@ -226,7 +245,8 @@ fn where_protection_is_denied_too_a_command_runs_as_without_and_one_line_says_so
 fn where_userfaultfd_is_denied_a_backing_that_cannot_be_is_refused_all_the_same() {
     let folder = tempfile::tempdir_in("/var/tmp").unwrap();
     let options = ["run", "--in-process", "--memory", "64M", "--backing", "/proc:1G"];
-    let output = run(folder.path(), &[&options[..], &["--", "true"]].concat());
+    let command = [&options[..], &["--", "true"]].concat();
+    let output = run_under(PROFILE, folder.path(), "userfaultfd", &command);
     let said = String::from_utf8_lossy(&output.stderr);
     assert!(!output.status.success() && said.contains("--backing /proc"), "{said}");
 }

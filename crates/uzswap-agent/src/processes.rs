@@ -155,6 +155,7 @@ pub fn clone(agent: &Agent, call: &mut Call) -> Outcome {
         (arguments[0], arguments[1]) = (flags & !SHARED, 0);
         return make_child(agent, call, arguments, stack);
     }
+    expect_thread(agent, flags);
     for (at, bytes) in [(parent, 4), (child, 4)] {
         layout::give_back(agent, at, bytes);
     }
@@ -162,6 +163,14 @@ pub fn clone(agent: &Agent, call: &mut Call) -> Outcome {
     // No argument has its size: it is the part that a thread touches before it makes a call.
     layout::give_back(agent, stack.saturating_sub(FIRST), FIRST);
     Outcome::Bare
+}
+
+/// There will be another thread in this memory. While a child borrows it (`vfork`), its maker stands
+/// still.
+fn expect_thread(agent: &Agent, flags: u64) {
+    if flags & libc::CLONE_VFORK as u64 == 0 {
+        agent.pager.set_only_thread(None);
+    }
 }
 
 /// Gives the block of a new thread back with its variables: its handler of faults uses some.
@@ -199,6 +208,7 @@ pub fn clone3(agent: &Agent, call: &mut Call) -> Outcome {
         return clone3_apart(agent, call, holds);
     }
     drop(holds);
+    expect_thread(agent, arguments.flags);
     // The arguments themselves have to be there, and nobody can let go of them in a child.
     layout::give_back(agent, at, bytes);
     for (at, bytes) in [

@@ -16,7 +16,7 @@ use std::sync::{Mutex, PoisonError};
 use uzswap_calls::sites::{self, Site};
 use uzswap_calls::stop;
 use uzswap_calls::{Looks, Patcher};
-use uzswap_region::{OnFork, Pager};
+use uzswap_region::{OnFork, Pager, PagerBuilder};
 use uzswap_sys::bus::{self, Stopped};
 use uzswap_sys::{map, smaps};
 use uzswap_tree::front::STACK;
@@ -79,10 +79,15 @@ pub fn take_over(memory: u64, compressor: &str) -> Result<(), String> {
     }
     let mut agent = Some(Agent::new(pager));
     let mut layout = layout::lock();
+    let (me, ours) = (rustix::thread::gettid().as_raw_nonzero().get(), ours());
+    let me = (!ours.contains(&me)).then_some(me);
     let stopped = (0..TRIES).find_map(|_| {
         handlers::begin_on_stack(libc::SIGBUS, false);
-        let stopped = stop::others(libc::SIGBUS, &ours(), |stopped| {
+        let stopped = stop::others(libc::SIGBUS, &ours, |stopped| {
             if let Some(agent) = agent.take() {
+                // Before they go on, and may make others.
+                let all = || stopped.iter().map(|one| one.thread).chain(me);
+                agent.pager.set_only_thread(all().next().filter(|_| all().count() == 1));
                 // It is set once.
                 let _ = AGENT.set(agent);
             }
@@ -152,6 +157,9 @@ fn sites_of(modules: &[&sites::Module]) -> Vec<Site> {
 fn pager(memory: u64, compressor: &str) -> Result<Pager, uzswap_region::Error> {
     let pager = Pager::builder().memory(memory).compressor(compressor);
     let pager = pager.mode(crate::mode()).on_fork(OnFork::Whole);
+    // `uzswap run` has tried it.
+    let means = std::env::var("UZSWAP_MEANS").ok().and_then(|name| name.parse().ok());
+    let pager = means.into_iter().fold(pager, PagerBuilder::means);
     let backing = std::env::var("UZSWAP_BACKING").unwrap_or_default();
     match backing.rsplit_once(':').and_then(|(folder, size)| Some((folder, size.parse().ok()?))) {
         Some((folder, bytes)) => pager.unnamed_backing(folder, bytes).build(),

@@ -23,6 +23,7 @@ mod install;
 mod kernel_build;
 mod locks;
 mod machine;
+mod means;
 mod memory;
 mod numpy;
 mod peer;
@@ -80,6 +81,11 @@ enum What {
     Redis(redis::RedisArguments),
     /// System calls and programs with memory to spare, in-process and alone.
     Calls(calls::CallsArguments),
+    /// A touch of an evicted page in-process, by each means of eviction.
+    Means(means::MeansArguments),
+    /// The program that touches; started by means.
+    #[command(hide = true)]
+    TouchFiles(means::TouchArguments),
     /// The measured server; started by redis.
     #[command(hide = true)]
     ServeRedis(redis::ServeArguments),
@@ -104,12 +110,13 @@ enum What {
 }
 
 /// The benchmarks of `all`, the shortest first.
-const ALL: [&str; 12] = [
+const ALL: [&str; 13] = [
     "ranges",
     "calls",
     "codecs",
     "locks",
     "density",
+    "means",
     "fault",
     "swapout",
     "numpy",
@@ -136,6 +143,7 @@ fn main() -> ExitCode {
         What::MakeStarts(arguments) => starts::make(arguments),
         What::Pauses(arguments) => recovery::pauses(arguments),
         What::Touch(arguments) => touch::run(arguments),
+        What::TouchFiles(arguments) => means::touch(arguments),
         What::All => begin(&cli.options).and_then(|bench| all(&bench)),
         what => begin(&cli.options).and_then(|bench| bench.publish(section(&bench, what)?)),
     };
@@ -171,7 +179,8 @@ fn section(bench: &Bench, what: &What) -> Result<Section, Failure> {
         What::KernelBuild(arguments) => kernel_build::run(bench, arguments),
         What::Redis(arguments) => redis::run(bench, arguments),
         What::Calls(arguments) => calls::run(bench, arguments),
-        What::ServeRedis(_) | What::MakeCalls(_) | What::MakeStarts(_) => {
+        What::Means(arguments) => means::run(bench, arguments),
+        What::ServeRedis(_) | What::MakeCalls(_) | What::MakeStarts(_) | What::TouchFiles(_) => {
             Err(Failure::new("not a benchmark by itself"))
         }
         What::All | What::Faults(_) | What::Hold(_) | What::Pauses(_) | What::Touch(_) => {

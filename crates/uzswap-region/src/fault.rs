@@ -26,8 +26,7 @@ use std::io;
 use std::ops::Range;
 use std::sync::atomic::Ordering::Relaxed;
 use uzswap_engine::{Error, Load, PAGE_BYTES, Page};
-use uzswap_sys::map::LOCKS_MAX;
-use uzswap_sys::uffd::{Fault, Uffd};
+use uzswap_sys::uffd::Fault;
 
 /// Pages that a lane charges at a time.
 const CREDIT: i64 = 32;
@@ -52,13 +51,12 @@ pub(crate) fn serve(fault: Fault) -> bool {
 impl Inner {
     /// Brings a page in.
     pub(crate) fn fault(&self, space: &Space, page: u32, is_write: bool) {
-        if let Some(granules) = self.granules() {
-            return self.open(granules, space, page);
-        }
         loop {
             let word = space.load(page);
             match word.kind() {
                 Kind::Busy => space.wait(page),
+                // Another thread has brought it in just now, or opens it at this moment.
+                Kind::Resident if self.door.may_be_absent() => return,
                 Kind::Resident => {
                     if space.take(page, word) {
                         return match word.has(Word::GUARDED) {
@@ -87,7 +85,7 @@ impl Inner {
     /// Ends the process if a page is absent that is resident by its word, which we have made
     /// `Busy`. The page's content is lost, and zeros would be wrong.
     pub(crate) fn check_present(&self, space: &Space, page: u32) {
-        match self.pagemap().has_page(space.address(page)) {
+        match self.door.pagemap().has_page(space.address(page)) {
             Ok(true) => {}
             Ok(false) => self.die(
                 space,
@@ -123,12 +121,13 @@ impl Inner {
     fn fill(&self, space: &Space, page: u32, word: Word, is_write: bool) {
         let stale = if is_write { Word::STALE } else { 0 };
         if word.kind() == Kind::Staged {
+            // A fork has all lanes: no child finds a page half brought in.
+            let mut lane = self.lanes.here();
             self.take_back(space, page, word.frame());
             // A move takes the guard off.
             let copy = word.without(Word::GUARDED).copy_bits();
             let copy = if copy == 0 { 0 } else { copy | stale };
             space.put(page, Word::RESIDENT.with(Word::USED | copy));
-            let mut lane = self.lanes.here();
             lane.count(Count::Faults, 1);
             lane.count(Count::FaultsStaged, 1);
             return;
@@ -136,7 +135,7 @@ impl Inner {
         let mut lane = self.lane_with_credit(space, page);
         lane.count(Count::Faults, 1);
         let (window, way) = lane.streams.window(space.id, page, space.advice.load(Relaxed));
-        let window = window.min(self.window_max());
+        let window = window.max(self.door.least_window()).min(self.window_max());
         let ahead = way.from(page, window).filter(|ahead| *ahead < space.pages());
         let is_stream = window == BATCH && word.kind() == Kind::Stored;
         if let (true, Some(ahead)) = (is_stream, ahead) {
@@ -207,64 +206,25 @@ impl Inner {
 
     /// Moves a page back from its frame, which is as good as any in the region.
     pub(crate) fn take_back(&self, space: &Space, page: u32, frame: usize) {
-        let (to, from) = (space.address(page), self.staging.address(frame));
-        if self.uffd().can_move() {
-            // SAFETY: the word of the page is `Busy`, made so by us, so nobody looks at the frame.
-            let (_, result) =
-                unsafe { self.move_pages(space, self.uffd(), (to, from), PAGE_BYTES) };
-            match result {
-                Ok(()) => return self.staging.leave(frame),
-                // Something refers to the frame. Its memory stays, for the batch to give back.
-                Err(error) if is_busy(&error) => {}
-                // The program has taken away the right to write it.
-                Err(_) if space.is_window() => {}
-                Err(error) => self.die(space, page, &Refused("move", &error)),
-            }
+        if self.door.move_back(self, space, page, frame) {
+            return self.staging.leave(frame);
         }
         self.budget.charge_anyway(1);
         self.copy_in(space, page, std::slice::from_ref(self.staging.page(frame)), 0);
         self.staging.disown(frame, space, page);
     }
 
-    /// [`Uffd::move_pages`] between a region and the staging area. If the program has locked all of
-    /// its memory since one of them was made, one is locked and the other is not. The kernel
-    /// refuses that: then neither may be locked.
-    ///
-    /// # Safety
-    /// As there.
-    pub(crate) unsafe fn move_pages(
-        &self,
-        space: &Space,
-        uffd: &Uffd,
-        (to, from): (usize, usize),
-        bytes: usize,
-    ) -> (usize, io::Result<()>) {
-        let mut done = 0;
-        for _ in 0..LOCKS_MAX {
-            // SAFETY: the caller's promise.
-            let (moved, result) = unsafe { uffd.move_pages(to + done, from + done, bytes - done) };
-            done += moved;
-            match result {
-                Err(error) if error.raw_os_error() == Some(Errno::INVAL.raw_os_error()) => {}
-                result => return (done, result),
-            }
-            space.unlock();
-            self.staging.unlock();
-        }
-        (done, Err(Errno::INVAL.into()))
-    }
-
     /// Copies pages to where there are none, guarded if `guard` says so.
     pub(crate) fn copy_in(&self, space: &Space, page: u32, from: &[Page], guard: u32) {
         let at = space.address(page);
-        let Err(error) = self.uffd().copy(at, from.as_flattened(), guard != 0) else { return };
+        let Err(error) = self.door.copy_in(at, from, guard != 0) else { return };
         if !space.is_window() || from.len() == 1 {
             self.die(space, page, &Refused("copy", &error));
         }
         // Of the program's own mappings there may be several, and one call is for one of them.
         for (page, from) in (page..).zip(from) {
             let at = space.address(page);
-            match self.uffd().copy(at, from, guard != 0) {
+            match self.door.copy_in(at, std::slice::from_ref(from), guard != 0) {
                 Err(error) if error.raw_os_error() != Some(Errno::EXIST.raw_os_error()) => {
                     self.die(space, page, &Refused("copy", &error));
                 }
@@ -296,7 +256,7 @@ impl Inner {
         // A fork does not copy a mapping in which there is nothing but the kernel's page of zeros:
         // the child would find none, where by its word there is one.
         let is_inherited = self.on_fork == OnFork::Whole;
-        if stale != 0 || is_inherited || self.uffd().zero(at..at + PAGE_BYTES).is_err() {
+        if !self.door.let_zeros_in(at..at + PAGE_BYTES, stale != 0 || is_inherited) {
             self.copy_in(space, page, std::slice::from_ref(&ZEROS), 0);
         }
         space.put(page, Word::RESIDENT.with(Word::USED));
@@ -323,14 +283,17 @@ impl Inner {
             return 0;
         }
         let guard = self.guard(space, page, (word, stale));
+        let (start, end) = (space.address(first), space.address(taken.end));
         // SAFETY: mapped memory of the lane's, which is ours, for that many pages; nobody else
         // refers to it.
         let pages = unsafe { std::slice::from_raw_parts_mut(at as *mut Page, count) };
-        match word.kind() {
-            Kind::Stored => self.load_many(space, first, pages),
-            _ => pages.as_flattened_mut().fill(0),
+        if word.kind() == Kind::Stored {
+            self.load_many(space, first, pages);
+            self.copy_in(space, first, pages, guard);
+        } else if !self.door.let_zeros_in(start..end, true) {
+            pages.as_flattened_mut().fill(0);
+            self.copy_in(space, first, pages, guard);
         }
-        self.copy_in(space, first, pages, guard);
         lane.credit -= count as i64;
         let copy = if word.kind() == Kind::Stored { Word::KEPT | stale | guard } else { 0 };
         // None of them is known to be used again, not even the requested one. If it were kept when

@@ -27,17 +27,22 @@ mod word;
 
 mod ahead;
 mod budget;
+#[expect(unsafe_code, reason = "pages are written to memory that others use")]
+mod door;
 #[expect(unsafe_code, reason = "frames are raw memory that pages are moved from and to")]
 mod fault;
-#[expect(unsafe_code, reason = "pages are written to memory that others use")]
-mod granules;
+#[expect(unsafe_code, reason = "guards are put into memory that others use")]
+mod guards;
 mod keys;
 mod lane;
-#[expect(unsafe_code, reason = "pages are moved out of memory that others use")]
+#[expect(unsafe_code, reason = "memory that others use is given back")]
+mod protection;
 mod reclaim;
 #[expect(unsafe_code, reason = "frames are raw memory")]
 mod staging;
 mod streams;
+#[expect(unsafe_code, reason = "pages are moved out of memory that others use")]
+mod userfaultfd;
 
 mod copy;
 mod fork;
@@ -59,7 +64,7 @@ mod unnamed;
 mod window;
 
 pub use error::Error;
-pub use mode::Mode;
+pub use mode::{Means, Mode};
 pub use pager::{MemorySize, OnFork, Pager, PagerBuilder, is_pager_thread};
 pub use region::{Advice, Pinned, Region, RegionRef};
 pub use stats::Stats;

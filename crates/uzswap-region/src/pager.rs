@@ -2,13 +2,13 @@
 
 use crate::ahead::Ahead;
 use crate::budget::Budget;
+use crate::door::Door;
 use crate::error::Error;
 use crate::fault;
 use crate::fork;
-use crate::granules::Granules;
 use crate::keys::Keys;
 use crate::lane::Lanes;
-use crate::mode::{Faults, Mode};
+use crate::mode::{Means, Mode};
 use crate::reclaim::Hand;
 use crate::region::Region;
 use crate::registry;
@@ -33,7 +33,7 @@ use uzswap_engine::compress::Algorithm;
 use uzswap_engine::{Cache, Config, PAGE_BYTES};
 use uzswap_sys::bus::{self, Blocked};
 use uzswap_sys::cpu;
-use uzswap_sys::map::{self, Pagemap};
+use uzswap_sys::map;
 use uzswap_sys::uffd::{Message, Uffd};
 
 /// A forked process's share of a region.
@@ -163,7 +163,7 @@ pub struct PagerBuilder {
     mode: Option<Mode>,
     on_fork: OnFork,
     reclaim_threads: usize,
-    moves: bool,
+    means: Option<Means>,
 }
 
 impl PagerBuilder {
@@ -221,10 +221,9 @@ impl PagerBuilder {
         self
     }
 
-    /// Permits that pages are moved, where the kernel can (Linux 6.8). They may by default. If not,
-    /// they are copied, as on an older kernel.
-    pub fn moves(mut self, moves: bool) -> Self {
-        self.moves = moves;
+    /// The means by which pages leave and come back. By default the fastest of the mode.
+    pub fn means(mut self, means: Means) -> Self {
+        self.means = Some(means);
         self
     }
 
@@ -265,10 +264,7 @@ impl PagerBuilder {
             return Err(Error::Range { what: "reclaim_threads", value, must });
         }
         let mode = self.mode.map_or_else(Mode::available, Ok)?;
-        let mut faults = mode.faults()?;
-        if let (Faults::Missing(uffd), false) = (&mut faults, self.moves) {
-            uffd.forgo_moves();
-        }
+        let door = mode.door(self.means)?;
         let failed = |what| move |source| Error::System { what, source };
         fork::watch().map_err(failed("watch for forks"))?;
         match mode {
@@ -279,7 +275,7 @@ impl PagerBuilder {
         .map_err(failed("set a handler of signals"))?;
         let config = cache_config(bytes, self.compressor.parse()?, self.seals_backing);
         let cache = Cache::new(config, backing)?;
-        let inner = Inner::new(bytes, mode, self.on_fork, faults, cache)?;
+        let inner = Inner::new(bytes, mode, self.on_fork, door, cache)?;
         let inner = Arc::new(Inner { unnamed, ..inner });
         match self.on_fork {
             OnFork::Absent => {}
@@ -325,7 +321,7 @@ fn cache_config(memory: u64, algorithm: Algorithm, seals_backing: bool) -> Confi
 
 /// The state that all parts of a pager share.
 pub(crate) struct Inner {
-    faults: Faults,
+    pub(crate) door: Box<dyn Door>,
     pub(crate) cache: Cache,
     pub(crate) budget: Budget,
     pub(crate) staging: Staging,
@@ -358,22 +354,19 @@ impl Inner {
         bytes: u64,
         mode: Mode,
         on_fork: OnFork,
-        faults: Faults,
+        door: Box<dyn Door>,
         cache: Cache,
     ) -> Result<Self, Error> {
         let failed = |source| Error::Map { bytes: bytes as usize, source };
         // Frames for a 16th of the budget, from 1 MiB to 64.
         let batch_bytes = BATCH * PAGE_BYTES;
-        let staging_batches = match faults {
-            Faults::Missing(_) => (bytes as usize / 16 / batch_bytes).clamp(4, 256),
-            Faults::Forbidden(_) => 0,
-        };
+        let staging_batches = (bytes as usize / 16 / batch_bytes).clamp(4, 256);
         let lanes = Lanes::new();
         let keys = Keys::new(&cache, on_fork == OnFork::Whole);
-        let staging = Staging::new(staging_batches).map_err(failed)?;
+        let staging = Staging::new(staging_batches, door.uffd().is_some()).map_err(failed)?;
         let inner = Self {
             table_bytes: AtomicI64::new(staging.table_bytes() as i64),
-            faults,
+            door,
             cache,
             budget: Budget::new(bytes),
             staging,
@@ -405,26 +398,7 @@ impl Inner {
 
     /// Where absent pages are faults.
     pub(crate) fn uffd(&self) -> &Uffd {
-        match &self.faults {
-            Faults::Missing(uffd) => uffd,
-            Faults::Forbidden(_) => unreachable!("pages leave by their protection"),
-        }
-    }
-
-    /// Where pages that are out may not be accessed.
-    pub(crate) fn granules(&self) -> Option<&Granules> {
-        match &self.faults {
-            Faults::Missing(_) => None,
-            Faults::Forbidden(granules) => Some(granules),
-        }
-    }
-
-    /// The words that tell which pages exist.
-    pub(crate) fn pagemap(&self) -> &Pagemap {
-        match &self.faults {
-            Faults::Missing(uffd) => uffd.pagemap(),
-            Faults::Forbidden(granules) => granules.pagemap(),
-        }
+        self.door.uffd().expect("asked for where faults are at absent pages")
     }
 
     pub(crate) fn regions(&self) -> RwLockReadGuard<'_, BTreeMap<u32, Arc<Space>>> {
@@ -589,9 +563,7 @@ impl Handle {
     fn stop(&self) {
         self.inner.stop_reclaim();
         self.inner.ahead.bell().ring();
-        if let Faults::Missing(uffd) = &self.inner.faults {
-            uffd.stop();
-        }
+        self.inner.door.uffd().into_iter().for_each(Uffd::stop);
         let mut threads = self.threads.lock().unwrap_or_else(PoisonError::into_inner);
         for thread in threads.drain(..) {
             drop(thread.join());
@@ -635,7 +607,7 @@ impl Pager {
             on_fork: OnFork::default(),
             reclaim_threads: 1,
             seals_backing: true,
-            moves: true,
+            means: None,
         }
     }
 
@@ -654,7 +626,7 @@ impl Pager {
             let must = "at least 1".into();
             return Err(Error::Range { what: "the size of a region", value: 0, must });
         }
-        if inner.granules().is_some() {
+        if inner.door.uffd().is_none() {
             let (text, known) = (inner.mode.to_string(), "in-thread, handler-threads");
             return Err(Error::Choice { what: "mode for regions", text, known });
         }

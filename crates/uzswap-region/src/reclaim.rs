@@ -15,10 +15,9 @@
 //! else, and ends the process.
 
 use crate::error::Error;
-use crate::fault::is_busy;
 use crate::fork;
-use crate::pager::{Inner, OnFork};
-use crate::space::{Space, Taken, neighbours};
+use crate::pager::Inner;
+use crate::space::{Space, Taken};
 use crate::staging::BATCH;
 use crate::word::{Kind, Word};
 use std::ops::Range;
@@ -26,7 +25,6 @@ use std::sync::{Arc, PoisonError};
 use uzswap_engine::{PAGE_BYTES, Page, Reject, Store};
 use uzswap_sys::bus::Blocked;
 use uzswap_sys::cpu::CpuSet;
-use uzswap_sys::map;
 
 /// Batches in a row of which no page could be moved, after which there is said to be nothing to
 /// take out.
@@ -90,11 +88,7 @@ impl Inner {
     /// Takes victims out; whether there is nothing to do. Counts the times in a row that no page
     /// could be taken, and that none was stored.
     fn take_out(&self, idle: &mut usize, refused: &mut usize) -> bool {
-        if let Some(granules) = self.granules() {
-            let taken = self.take_granules_out(granules);
-            *refused = if taken.out == 0 { *refused + usize::from(taken.found > 0) } else { 0 };
-            return taken.found == 0;
-        }
+        self.door.tend();
         let batch = self.hole();
         let found = self.victims();
         let is_dry = found.is_empty();
@@ -121,9 +115,6 @@ impl Inner {
         }
         let Some(_steady) = fork::try_steady() else { return false };
         self.tend();
-        if let Some(granules) = self.granules() {
-            return self.take_granules_out(granules).out > 0;
-        }
         if let Some(batch) = self.staging.take_hole() {
             let found = self.victims();
             self.stage(found, batch);
@@ -184,20 +175,6 @@ impl Inner {
     /// Up to 64 pages that were not used since the hand last came by.
     fn victims(&self) -> Vec<Taken> {
         let drops_copies = self.drops_copies();
-        self.victims_by(|space, page, found| {
-            if let Some(was) = self.pass(space, page, drops_copies) {
-                found.push(Taken { space: space.clone(), page, was });
-            }
-            page + 1
-        })
-    }
-
-    /// The same, of pages that `pass` adds to the found ones; it returns the hand's next place. It
-    /// stops at 64 or the first beyond.
-    pub(crate) fn victims_by(
-        &self,
-        mut pass: impl FnMut(&Arc<Space>, u32, &mut Vec<Taken>) -> u32,
-    ) -> Vec<Taken> {
         let mut hand = self.hand.lock().unwrap_or_else(PoisonError::into_inner);
         let regions: Vec<_> = self.regions().values().cloned().collect();
         let mut found = Vec::with_capacity(BATCH);
@@ -207,8 +184,10 @@ impl Inner {
             let Some(space) = regions.get((start + turn) % regions.len().max(1)) else { break };
             let mut page = if turn == 0 && space.id == hand.region { hand.page } else { 0 };
             while let Some(at) = space.next_touched(page) {
-                page = pass(space, at, &mut found);
-                if found.len() >= BATCH {
+                page = at + 1;
+                let Some(was) = self.pass(space, at, drops_copies) else { continue };
+                found.push(Taken { space: space.clone(), page: at, was });
+                if found.len() == BATCH {
                     *hand = Hand { region: space.id, page };
                     return found;
                 }
@@ -221,6 +200,9 @@ impl Inner {
     fn pass(&self, space: &Space, page: u32, drops_copies: bool) -> Option<Word> {
         let word = space.load(page);
         if word.kind() != Kind::Resident || word.pins() > 0 {
+            return None;
+        }
+        if !self.door.may_leave(space, page) {
             return None;
         }
         // The copy of a guarded page is on the backing, most likely: dropping it wins no memory.
@@ -265,9 +247,8 @@ impl Inner {
         let mut taken = 0;
         let mut left = &victims[..];
         while !left.is_empty() {
-            let run = neighbours(left);
             let frame = batch as usize * BATCH + (victims.len() - left.len());
-            let (moved, looked_at) = self.move_out(&left[..run], frame);
+            let (moved, looked_at) = self.move_out(left, frame);
             taken += moved;
             left = &left[looked_at..];
         }
@@ -279,83 +260,16 @@ impl Inner {
         taken
     }
 
-    /// Moves neighbouring pages to frames: how many it moved, and how many it is done with.
-    fn move_out(&self, run: &[Taken], frame: usize) -> (usize, usize) {
-        let first = &run[0];
-        let (from, to) = (first.space.address(first.page), self.staging.address(frame));
-        let (moved, is_whole) = if self.uffd().can_move() {
-            self.move_run(&first.space, to, from, run.len())
-        } else {
-            self.copy_out(first, from, to)
-        };
-        for (at, victim) in run[..moved].iter().enumerate() {
+    /// Moves the first of these pages to frames: how many it moved, and how many it is done with.
+    fn move_out(&self, victims: &[Taken], frame: usize) -> (usize, usize) {
+        let (moved, is_whole) = self.door.move_out(self, victims, frame);
+        for (at, victim) in victims[..moved].iter().enumerate() {
             self.staging.enter(frame + at, &victim.space, victim.page);
             victim.space.put(victim.page, Word::staged(frame + at, victim.was));
         }
-        let Some(stays) = run.get(moved).filter(|_| !is_whole) else { return (moved, moved) };
-        self.check_present(&stays.space, stays.page);
+        let Some(stays) = victims.get(moved).filter(|_| !is_whole) else { return (moved, moved) };
         stays.space.put(stays.page, stays.was.with(Word::USED));
         (moved, moved + 1)
-    }
-
-    /// Moves pages whose words are `Busy`, made so by us: how many, and whether nothing ended it
-    /// early.
-    fn move_run(&self, space: &Space, to: usize, from: usize, pages: usize) -> (usize, bool) {
-        let mut moved = 0;
-        let mut unshared = None;
-        let mut at_once = pages * PAGE_BYTES;
-        loop {
-            let done = moved * PAGE_BYTES;
-            let left = ((pages - moved) * PAGE_BYTES).min(at_once);
-            if left == 0 {
-                return (moved, true);
-            }
-            // SAFETY: a thread that touches a page finds it absent and waits for its word.
-            let (bytes, result) = unsafe {
-                self.move_pages(space, self.staging.uffd(), (to + done, from + done), left)
-            };
-            moved += bytes / PAGE_BYTES;
-            let Err(error) = result else { continue };
-            let stays = from + moved * PAGE_BYTES;
-            // After a fork that inherited it, a page is made our own, once.
-            let may_be_shared = self.on_fork != OnFork::Absent && is_busy(&error);
-            if may_be_shared && unshared != Some(stays) && map::unshare(stays).is_ok() {
-                unshared = Some(stays);
-                continue;
-            }
-            // Of the program's own mappings there may be several, and one call is for one of them.
-            if space.is_window() && at_once > PAGE_BYTES {
-                at_once = PAGE_BYTES;
-                continue;
-            }
-            return (moved, false);
-        }
-    }
-
-    /// Copies one page out, for kernels that cannot move it. Writers wait meanwhile.
-    fn copy_out(&self, victim: &Taken, from: usize, to: usize) -> (usize, bool) {
-        // The kernel would wait for an absent one, which only we bring in.
-        self.check_present(&victim.space, victim.page);
-        let range = from..from + PAGE_BYTES;
-        if self.uffd().protect(range.clone(), true).is_err() {
-            return (0, false);
-        }
-        // SAFETY: the region is mapped while its word is `Busy`, and only the kernel looks at the
-        // bytes, which answers with an error if they are not there.
-        let page = unsafe { std::slice::from_raw_parts(from as *const u8, PAGE_BYTES) };
-        match self.staging.uffd().copy(to, page, false) {
-            Ok(()) => {
-                victim.space.discard(victim.page..victim.page + 1);
-                (1, true)
-            }
-            Err(_) => {
-                if !victim.was.has(Word::GUARDED) {
-                    // Let writers go on; an error would mean that the range is not registered.
-                    let _ = self.uffd().protect(range, false);
-                }
-                (0, false)
-            }
-        }
     }
 
     /// Stores the pages of the batch queued longest; how many are out now.
@@ -423,9 +337,6 @@ impl Inner {
         uzswap_engine::compress::prepare_thread();
         let _steady = self.steady();
         self.tend();
-        if let Some(granules) = self.granules() {
-            return self.page_granules_out(granules, space, pages);
-        }
         let mut left = pages.into_iter();
         while !left.is_empty() {
             let batch = self.hole();

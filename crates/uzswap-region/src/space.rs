@@ -82,7 +82,7 @@ impl Space {
         if !registry::covers(&(base..base + whole)) {
             return Err(failed(Errno::ADDRNOTAVAIL.into()));
         }
-        pager.uffd().register(base..base + whole).map_err(failed)?;
+        pager.door.watch(base..base + whole).map_err(failed)?;
         Self::over(id, pager, (base, bytes), area, Some(memory))
     }
 

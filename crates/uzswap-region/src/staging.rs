@@ -35,7 +35,7 @@ fn owner_of(space: &Space, page: u32) -> u64 {
 
 /// See the module.
 pub(crate) struct Staging {
-    /// The descriptor that moves pages to it; `None` where nothing is staged.
+    /// Moves pages to it; `None` where they are copied.
     uffd: Option<Uffd>,
     memory: Mapping,
     batches: Box<[Batch]>,
@@ -69,11 +69,11 @@ impl Batch {
 }
 
 impl Staging {
-    /// An area of `batches` batches; of none, nothing is ever staged.
-    pub(crate) fn new(batches: usize) -> io::Result<Self> {
+    /// An area of `batches` batches; by userfaultfd pages can be moved to it.
+    pub(crate) fn new(batches: usize, by_userfaultfd: bool) -> io::Result<Self> {
         let memory = Mapping::for_pages(batches.max(1) * BATCH * PAGE_BYTES, PAGE_BYTES)?;
         let base = memory.as_ptr() as usize;
-        let uffd = (batches > 0).then(|| Uffd::open(Delivery::Signal)).transpose()?;
+        let uffd = by_userfaultfd.then(|| Uffd::open(Delivery::Signal)).transpose()?;
         if let Some(uffd) = &uffd {
             uffd.register(base..base + memory.len())?;
         }
@@ -96,14 +96,20 @@ impl Staging {
 
     /// In such a process: the frames are served by a descriptor of its own.
     pub(crate) fn renew(&self) -> io::Result<()> {
-        self.uffd().renew()?;
+        let Some(uffd) = &self.uffd else { return Ok(()) };
+        uffd.renew()?;
         let base = self.memory.as_ptr() as usize;
-        self.uffd().register(base..base + self.memory.len())
+        uffd.register(base..base + self.memory.len())
+    }
+
+    /// The descriptors that must stay open.
+    pub(crate) fn descriptors(&self) -> Vec<i32> {
+        self.uffd.as_ref().map(Uffd::descriptors).unwrap_or_default()
     }
 
     /// The descriptor that moves pages to it.
     pub(crate) fn uffd(&self) -> &Uffd {
-        self.uffd.as_ref().expect("asked for where pages are staged")
+        self.uffd.as_ref().expect("asked for by who has one")
     }
 
     /// The frame in which a page is.
@@ -195,6 +201,15 @@ impl Staging {
     /// Notes that a frame's page has been moved away.
     pub(crate) fn leave(&self, frame: usize) {
         self.batches[frame / BATCH].present.fetch_and(!(1 << (frame % BATCH)), Release);
+    }
+
+    /// Frames of a batch that the caller has in hand, to copy pages to.
+    #[expect(clippy::mut_from_ref, reason = "only one thread has a batch in hand")]
+    pub(crate) fn frames_mut(&self, frame: usize, count: usize) -> &mut [Page] {
+        assert!(frame + count <= self.batches.len() * BATCH);
+        // SAFETY: inside the area; the caller has the batch in hand, and nobody looks at a frame
+        // before a word names it.
+        unsafe { std::slice::from_raw_parts_mut(self.address(frame) as *mut Page, count) }
     }
 
     /// The page in a frame that the caller has in hand: its word is `Busy`, made so by the caller.

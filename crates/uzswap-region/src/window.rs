@@ -13,12 +13,13 @@
 //! that other threads hold at that moment would be held for ever in the child. So
 //! [`Pager::before_fork`] waits until no page goes out and none comes in.
 
+use crate::door::range_of;
 use crate::error::Error;
 use crate::fork;
 use crate::lane::{Count, Lane};
 use crate::pager::{Inner, Pager};
 use crate::registry;
-use crate::space::{Space, Taken};
+use crate::space::{Space, Taken, neighbours};
 use crate::unnamed::Unnamed;
 use crate::word::{Kind, Word};
 use std::collections::BTreeMap;
@@ -29,6 +30,7 @@ use std::sync::atomic::{AtomicU8, Ordering::Relaxed};
 use std::sync::{Arc, MutexGuard, RwLockWriteGuard};
 use uzswap_engine::{PAGE_BYTES, Page};
 use uzswap_sys::bus::{self, Blocked};
+use uzswap_sys::uffd::Uffd;
 use uzswap_tree::Figures;
 
 /// Addresses of a window.
@@ -115,7 +117,7 @@ impl Pager {
         let _steady = inner.steady();
         let mut taken = inner.take_all(&range);
         let (result, is_done) = call();
-        if is_done && change == Change::Zeroed && inner.granules().is_some() {
+        if is_done && change == Change::Zeroed {
             inner.close_dropped(&taken);
             return result;
         }
@@ -145,11 +147,7 @@ impl Pager {
                 space.bring_in(page, |word| Some(word.with(Word::USED)));
                 let was = space.acquire(page);
                 if was.kind() == Kind::Resident {
-                    if inner.granules().is_none() {
-                        // Other pages of the mapping keep their registration; an error means that
-                        // this one had lost it.
-                        let _ = inner.uffd().unregister(at..at + PAGE_BYTES);
-                    }
+                    inner.door.let_go(at..at + PAGE_BYTES);
                     inner.budget.give_back(inner.forget(space, page, was));
                     space.put(page, Word::UNTOUCHED);
                 } else {
@@ -239,9 +237,9 @@ impl Pager {
         }
     }
 
-    /// Makes a call that moves a mapping (`mremap`): its pages go along, and `source` tells the
-    /// fate of their old addresses. `call` returns where they are now, and `None` if it failed. The
-    /// `grown` memory behind them is adopted as well.
+    /// Makes a call that moves a mapping (`mremap`). Its pages go along, and `source` says what
+    /// becomes of their old addresses. `call` returns where they are now, and `None` if it failed.
+    /// The pages `grown` behind them are adopted as well.
     ///
     /// # Safety
     /// As of [`Self::adopt`], for where they are then, of which nothing is adopted.
@@ -284,7 +282,7 @@ impl Pager {
                 let failed = |source| Error::Map { bytes: from.len(), source };
                 self.adopted(from.clone())
                     .into_iter()
-                    .try_for_each(|part| inner.register(part))
+                    .try_for_each(|part| inner.door.watch(part))
                     .map_err(failed)?;
             }
         }
@@ -311,24 +309,23 @@ impl Pager {
         Ok(())
     }
 
-    /// True if a page that a device reads or writes stays in place: pages leave by a move, which
-    /// the kernel refuses then, rather than by a copy.
+    /// Pages leave by a move rather than by a copy, and the kernel refuses to move a page that a
+    /// device reads or writes.
     pub fn leaves_pinned_in(&self) -> bool {
-        let inner = self.inner();
-        inner.granules().is_none() && inner.uffd().can_move()
+        self.inner().door.uffd().is_some_and(Uffd::can_move)
+    }
+
+    /// Names the only thread of the program: no other looks at a page while that one brings it in.
+    /// `None`: there are others, or will be in a moment.
+    pub fn set_only_thread(&self, thread: Option<i32>) {
+        self.inner().door.set_only_thread(thread.unwrap_or(0));
     }
 
     /// The descriptors that serve faults: closing one loses all evicted pages.
     pub fn descriptors(&self) -> Vec<i32> {
         let inner = self.inner();
         let backing = inner.unnamed.iter().map(Unnamed::descriptor).collect();
-        match inner.granules() {
-            Some(granules) => [granules.descriptors(), backing].concat(),
-            None => {
-                let staging = inner.staging.uffd().descriptors();
-                [inner.uffd().descriptors(), staging, backing].concat()
-            }
-        }
+        [inner.door.descriptors(), inner.staging.descriptors(), backing].concat()
     }
 
     /// The present use of the pager's budget, bytes.
@@ -422,13 +419,8 @@ impl BeforeFork {
         inner.adopt_process();
         // The parent may be held; the child's own thread will learn if the child is.
         inner.budget.set_held(false);
-        match inner.granules() {
-            Some(granules) => granules.renew()?,
-            None => {
-                inner.uffd().renew()?;
-                inner.staging.renew()?;
-            }
-        }
+        inner.door.renew()?;
+        inner.staging.renew()?;
         if let (Some(unnamed), Some(copy)) = (&inner.unnamed, &self.backing) {
             unnamed.go_on_with(copy)?;
             inner.cache.go_on_in_fork()?;
@@ -527,14 +519,6 @@ impl Inner {
         Ok(space)
     }
 
-    /// Has faults at absent pages of a range come to us, where it is not by their protection.
-    fn register(&self, range: Range<usize>) -> io::Result<()> {
-        match self.granules() {
-            Some(_) => Ok(()),
-            None => self.uffd().register(range),
-        }
-    }
-
     /// Takes back the keys of pages that are not adopted any more.
     fn take_keys(&self, range: Range<usize>) {
         for part in parts(range) {
@@ -562,33 +546,24 @@ impl Inner {
         for page in pages.clone() {
             assert!(space.take(page, Word::UNTOUCHED), "a page is adopted twice");
         }
-        let registered = self.register(part.clone());
+        let registered = self.door.watch(part.clone());
         if let Err(source) = registered {
             pages.for_each(|page| space.put(page, Word::UNTOUCHED));
             return Err(Error::Map { bytes: part.len(), source });
         }
-        let mut there = [false; 512];
+        let (mut there, mut guards) = ([false; 512], [false; 512]);
         let mut charged = 0;
         let mut at = pages.start;
         while at < pages.end {
             let many = ((pages.end - at) as usize).min(there.len());
-            let known = match contents {
-                Contents::Nothing => {
-                    there.fill(false);
-                    Ok(many)
+            let found = (&mut there[..many], &mut guards[..many]);
+            let known = self.find_pages(space.address(at), contents, found);
+            for ((page, is_there), is_guard) in (at..).zip(&there[..known]).zip(&guards) {
+                if *is_guard {
+                    // Of the program's own: an access is to fail.
+                    space.put(page, Word::UNTOUCHED);
+                    continue;
                 }
-                _ => self.pagemap().have_pages(space.address(at), &mut there[..many]),
-            };
-            // A page that cannot be asked is taken to be there: an absent page then ends the
-            // process.
-            let known = known.unwrap_or_else(|_| {
-                there.fill(true);
-                many
-            });
-            if let Some(granules) = self.granules() {
-                self.close(granules, space, at..at + known as u32, &mut there[..known]);
-            }
-            for (page, is_there) in (at..).zip(&there[..known]) {
                 if *is_there && contents == Contents::Pages {
                     // A page that was given up (MADV_FREE) is in use again once it is written, and
                     // one of the kernel's zeros becomes the program's own.
@@ -611,6 +586,37 @@ impl Inner {
         }
         self.budget.charge_anyway(charged);
         Ok(())
+    }
+
+    /// Finds out which pages of a range there are, and which are guards of the program's. Touches
+    /// of all others come to us from now on. Returns the number of pages looked at.
+    fn find_pages(
+        &self,
+        at: usize,
+        contents: Contents,
+        (there, guards): (&mut [bool], &mut [bool]),
+    ) -> usize {
+        let many = there.len();
+        let has_pages = contents != Contents::Nothing;
+        guards.fill(false);
+        let known = if has_pages {
+            let pagemap = self.door.pagemap();
+            // Of a kernel that does not say, no guards are known.
+            let _ = pagemap.have_guards(at, guards);
+            pagemap.have_pages(at, there)
+        } else {
+            there.fill(false);
+            Ok(many)
+        };
+        // A page that cannot be asked about is taken to be there. An absent one then ends the
+        // process.
+        let known = known.unwrap_or_else(|_| {
+            there.fill(true);
+            many
+        });
+        there.iter_mut().zip(guards).for_each(|(there, is_guard)| *there |= *is_guard);
+        self.door.close(at, &mut there[..known], has_pages);
+        known
     }
 
     /// Makes all adopted pages of a range `Busy`. It waits for none while it has another: the
@@ -648,6 +654,28 @@ impl Inner {
             }
         }
         None
+    }
+
+    /// Ends the `Busy` of pages in order that the program has dropped.
+    fn close_dropped(&self, taken: &[Taken]) {
+        let stays = |one: &Taken| {
+            // A system call of the program uses it, and would fail.
+            let is_held = one.was.kind() == Kind::Resident && one.was.pins() > 0;
+            is_held && self.door.may_be_absent()
+        };
+        let mut left = taken;
+        while let Some(first) = left.first() {
+            let open = left.iter().take_while(|one| !stays(one)).count();
+            let run = neighbours(&left[..open]).max(1);
+            let is_closed = !stays(first) && self.door.close_dropped(range_of(&left[..run]));
+            for Taken { space, page, was } in &left[..run] {
+                let is_in = self.forget(space, *page, *was) > 0;
+                self.budget.give_back((is_in && is_closed).into());
+                let held = was.without(Word::KEPT | Word::STALE | Word::GUARDED);
+                space.put(*page, if is_in && !is_closed { held } else { Word::EMPTY });
+            }
+            left = &left[run..];
+        }
     }
 
     /// Drops the copies of a page that we have made `Busy`, and returns the number of charged
@@ -695,7 +723,7 @@ impl Inner {
             }
         }
         let failed = |source| Error::Map { bytes, source };
-        self.register(to..to + bytes).map_err(failed)
+        self.door.watch(to..to + bytes).map_err(failed)
     }
 
     /// Has a page known by its new address; its word there is `Busy`.
@@ -756,13 +784,13 @@ impl Inner {
 
     fn register_run(&self, space: &Space, run: Option<Range<u32>>) -> io::Result<()> {
         let Some(run) = run else { return Ok(()) };
-        self.register(space.address(run.start)..space.address(run.end))
+        self.door.watch(space.address(run.start)..space.address(run.end))
     }
 
     /// The right word for a page that another thread was changing.
     fn whereabouts(&self, space: &Space, page: u32) -> io::Result<Word> {
         let is_stored = self.cache.has(space.key(page));
-        if self.pagemap().has_page(space.address(page))? {
+        if self.door.pagemap().has_page(space.address(page))? {
             // An existing copy may be older.
             let copy = if is_stored { Word::KEPT | Word::STALE } else { 0 };
             return Ok(Word::RESIDENT.with(Word::USED | copy));

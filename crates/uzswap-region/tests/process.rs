@@ -8,7 +8,7 @@ use std::os::unix::process::ExitStatusExt;
 use std::process::{Command, Output};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::SeqCst};
 use uzswap_engine::testing::{Faults, Noise, TestBacking};
-use uzswap_region::{Advice, Mode, OnFork, Pager, PagerBuilder, Region, RegionVec};
+use uzswap_region::{Advice, Means, Mode, OnFork, Pager, PagerBuilder, Region, RegionVec};
 
 const MIB: usize = 1 << 20;
 const PAGE: usize = 4096;
@@ -671,10 +671,11 @@ fn locked() {
     let both = libc::MCL_CURRENT | libc::MCL_FUTURE;
     for mode in modes.into_iter().filter(|mode| mode.check().is_ok()) {
         for flags in [libc::MCL_CURRENT, libc::MCL_FUTURE, both] {
-            for (at, moves) in (0..3).flat_map(|at| [(at, true), (at, false)]) {
+            let both = [Means::Moves, Means::Copies];
+            for (at, means) in (0..3).flat_map(|at| both.map(|means| (at, means))) {
                 locks_at(at, 0, flags);
                 let before = resident_bytes();
-                let pager = builder().mode(mode).moves(moves).build().unwrap();
+                let pager = builder().mode(mode).means(means).build().unwrap();
                 let first = filled(&pager, 24 * MIB);
                 locks_at(at, 1, flags);
                 let mut second = filled(&pager, 24 * MIB);
@@ -687,7 +688,7 @@ fn locked() {
                 assert!(second[..MIB / 8].iter().all(|value| *value == 0));
                 let used = resident_bytes() - before;
                 // Threads' stacks of half a MiB, and buffers, are locked whole.
-                assert!(used < (16 + 12) * MIB, "{used} bytes; {mode}, {flags}, {at}, {moves}");
+                assert!(used < (16 + 12) * MIB, "{used} bytes; {mode}, {flags}, {at}, {means:?}");
                 // SAFETY: takes nothing.
                 assert_eq!(unsafe { libc::munlockall() }, 0);
             }

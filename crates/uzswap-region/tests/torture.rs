@@ -13,7 +13,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 use uzswap_engine::testing::{Faults, Noise, TestBacking};
-use uzswap_region::{Advice, Mode, OnFork, Pager, RegionVec};
+use uzswap_region::{Advice, Means, Mode, OnFork, Pager, RegionVec};
 
 const MIB: usize = 1 << 20;
 const WORDS: usize = 512;
@@ -130,10 +130,10 @@ impl Owned {
     }
 }
 
-fn pager(mode: Mode, on_fork: OnFork, moves: bool) -> (Pager, Arc<Faults>) {
+fn pager(mode: Mode, on_fork: OnFork, means: Means) -> (Pager, Arc<Faults>) {
     let (backing, faults) = TestBacking::new(64 * MIB, 4096);
     let pager = Pager::builder().memory("12M").mode(mode).reclaim_threads(2);
-    let pager = pager.on_fork(on_fork).moves(moves);
+    let pager = pager.on_fork(on_fork).means(means);
     (pager.build_on(Box::new(backing)).unwrap(), faults)
 }
 
@@ -153,9 +153,9 @@ fn meddle(noise: &mut Noise, pager: &Pager, faults: &Faults) {
     }
 }
 
-fn torture(mode: Mode, moves: bool, duration: Duration) {
+fn torture(mode: Mode, means: Means, duration: Duration) {
     let kinds = [OnFork::PrivateCopy, OnFork::Absent];
-    let pagers = kinds.map(|on_fork| (on_fork, pager(mode, on_fork, moves)));
+    let pagers = kinds.map(|on_fork| (on_fork, pager(mode, on_fork, means)));
     let (done, over) = (AtomicBool::new(false), AtomicBool::new(false));
     std::thread::scope(|scope| {
         let run = |seed: u64| {
@@ -207,9 +207,9 @@ fn missing(pager: &Pager) -> Option<&'static str> {
 fn nothing_is_lost_whatever_threads_do() {
     for mode in [Mode::InThread, Mode::HandlerThreads] {
         if mode.check().is_ok() {
-            torture(mode, true, duration());
+            torture(mode, Means::Moves, duration());
             // As where the kernel moves no pages.
-            torture(mode, false, duration() / 5);
+            torture(mode, Means::Copies, duration() / 5);
         }
     }
 }

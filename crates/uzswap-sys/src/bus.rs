@@ -452,8 +452,9 @@ extern "C" fn handle(signal: i32, info: *mut libc::siginfo_t, context: *mut libc
     let mut is_ours = is_done;
     let mut serve = || is_ours = serve(Fault { address, is_write: cause.is_write });
     match STACKS.get() {
-        // A process has sent it, so it has no address. Memory of ours is no code.
-        _ if is_sent || is_done || cause.is_fetch => {}
+        // A process has sent it, so it has no address. Memory of ours is no code, and a protection
+        // key that denies an access is the program's.
+        _ if is_sent || is_done || cause.is_fetch || cause.is_by_key => {}
         Some(stacks) => stacks.run(serve),
         None => serve(),
     }
@@ -538,6 +539,8 @@ struct Cause {
     is_write: bool,
     /// Of an instruction.
     is_fetch: bool,
+    /// Denied by a protection key (`pkey_mprotect`).
+    is_by_key: bool,
 }
 
 /// # Safety
@@ -546,10 +549,12 @@ struct Cause {
 unsafe fn cause(context: *mut libc::c_void) -> Cause {
     const WRITE: i64 = 1 << 1;
     const FETCH: i64 = 1 << 4;
+    const KEY: i64 = 1 << 5;
     // SAFETY: the third argument of a handler is its context.
     let context = unsafe { &*context.cast::<libc::ucontext_t>() };
     let error = context.uc_mcontext.gregs[libc::REG_ERR as usize];
-    Cause { is_write: error & WRITE != 0, is_fetch: error & FETCH != 0 }
+    let has = |bit| error & bit != 0;
+    Cause { is_write: has(WRITE), is_fetch: has(FETCH), is_by_key: has(KEY) }
 }
 
 /// # Safety

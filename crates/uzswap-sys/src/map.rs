@@ -362,6 +362,12 @@ impl<'a> Mapped<'a> {
 }
 
 const PRESENT_OR_SWAPPED: u64 = 0b11 << 62;
+/// Of Linux 6.15: there is no page, and may be none (`MADV_GUARD_INSTALL`).
+const GUARD: u64 = 1 << 58;
+
+fn is_page(word: u64) -> bool {
+    word & PRESENT_OR_SWAPPED != 0 && word & GUARD == 0
+}
 
 /// The kernel's information about pages of this process. It is opened by the thread's name:
 /// `/proc/self` is the first thread's, and shows no memory once that thread has ended.
@@ -391,6 +397,20 @@ impl Pagemap {
     /// Fills `to` for the pages from an address on, up to 512, as [`Self::has_page`] does for one.
     /// Safe in a signal handler.
     pub fn have_pages(&self, address: usize, to: &mut [bool]) -> io::Result<usize> {
+        self.look_at(address, to, is_page)
+    }
+
+    /// Which pages have guards in their places from an address on, likewise.
+    pub fn have_guards(&self, address: usize, to: &mut [bool]) -> io::Result<usize> {
+        self.look_at(address, to, |word| word & GUARD != 0)
+    }
+
+    fn look_at(
+        &self,
+        address: usize,
+        to: &mut [bool],
+        is_it: impl Fn(u64) -> bool,
+    ) -> io::Result<usize> {
         const AT_ONCE: usize = 512;
         let mut words = [0u64; AT_ONCE];
         let count = to.len().min(AT_ONCE);
@@ -400,7 +420,7 @@ impl Pagemap {
             unsafe { std::slice::from_raw_parts_mut(words.as_mut_ptr().cast::<u8>(), count * 8) };
         let read = rustix::io::pread(&self.0, bytes, offset)? / 8;
         for (to, word) in to.iter_mut().zip(&words[..read]) {
-            *to = word & PRESENT_OR_SWAPPED != 0;
+            *to = is_it(*word);
         }
         match read {
             0 => Err(io::ErrorKind::UnexpectedEof.into()),
@@ -414,7 +434,7 @@ impl Pagemap {
         let mut word = [0; 8];
         let offset = (address / PAGE_BYTES * word.len()) as u64;
         match rustix::io::pread(&self.0, &mut word, offset)? {
-            8 => Ok(u64::from_ne_bytes(word) & PRESENT_OR_SWAPPED != 0),
+            8 => Ok(is_page(u64::from_ne_bytes(word))),
             _ => Err(io::ErrorKind::UnexpectedEof.into()),
         }
     }

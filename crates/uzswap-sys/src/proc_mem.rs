@@ -1,7 +1,7 @@
 //! Memory of this process that it may not access: it is read and written through `/proc/self/mem`,
 //! and access is allowed when it is complete. This replaces userfaultfd where that is denied.
 
-use crate::map::{Mapping, PAGE_BYTES};
+use crate::map::{Mapping, PAGE_BYTES, Pagemap};
 use rustix::fs::{Mode, OFlags};
 use rustix::mm::{MprotectFlags, mprotect};
 use std::ffi::c_void;
@@ -22,7 +22,7 @@ impl OwnMemory {
         let page = Mapping::reserved(PAGE_BYTES)?;
         let range = page.as_ptr() as usize..page.as_ptr() as usize + PAGE_BYTES;
         // SAFETY: ours, and no code accesses it.
-        unsafe { set_access(range.clone(), false) }?;
+        unsafe { set_access(range.clone(), Access::None) }?;
         // SAFETY: as above.
         unsafe { own.write(range.start, &[1]) }?;
         Ok(own)
@@ -76,19 +76,118 @@ impl OwnMemory {
     }
 }
 
+/// The access that a program has to its memory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Access {
+    /// None.
+    None,
+    /// Reads and writes.
+    All,
+}
+
 /// Allows or forbids access to a range. Safe in a signal handler. Errors: `ENOMEM` where the
 /// process has the most mappings that it may have (`vm.max_map_count`).
 ///
 /// # Safety
 /// It is memory of this process, in whole pages, and a thread that accesses forbidden memory
 /// handles the SIGSEGV.
-pub unsafe fn set_access(range: Range<usize>, is_allowed: bool) -> io::Result<()> {
-    let access = match is_allowed {
-        true => MprotectFlags::READ | MprotectFlags::WRITE,
-        false => MprotectFlags::empty(),
+pub unsafe fn set_access(range: Range<usize>, access: Access) -> io::Result<()> {
+    let access = match access {
+        Access::None => MprotectFlags::empty(),
+        Access::All => MprotectFlags::READ | MprotectFlags::WRITE,
     };
     // SAFETY: the caller's promise.
     Ok(unsafe { mprotect(range.start as *mut c_void, range.len(), access) }?)
+}
+
+const MADV_GUARD_INSTALL: usize = 102;
+const MADV_GUARD_REMOVE: usize = 103;
+
+/// Puts guards in place of pages. Their contents are gone, and an access is a SIGSEGV. The mapping
+/// stays one. Safe in a signal handler. Errors: `EINVAL` before Linux 6.13, and for locked memory.
+///
+/// # Safety
+/// It is private, anonymous memory of this process, in whole pages. No code relies on its contents,
+/// and a thread that accesses it handles the SIGSEGV.
+pub unsafe fn guard(range: Range<usize>) -> io::Result<()> {
+    // SAFETY: the caller's promise.
+    unsafe { advise(range, MADV_GUARD_INSTALL) }
+}
+
+/// Takes guards away: where one was, there is no page, which reads as zeros. Safe in a signal
+/// handler.
+///
+/// # Safety
+/// The guards are the caller's.
+pub unsafe fn unguard(range: Range<usize>) -> io::Result<()> {
+    // SAFETY: the caller's promise.
+    unsafe { advise(range, MADV_GUARD_REMOVE) }
+}
+
+/// `madvise` with advice that the bindings do not name.
+///
+/// # Safety
+/// As of the advice.
+unsafe fn advise(range: Range<usize>, advice: usize) -> io::Result<()> {
+    loop {
+        // SAFETY: the caller's promise.
+        let done = unsafe { madvise(range.start, range.len(), advice) };
+        match -done as i32 {
+            0 => return Ok(()),
+            // A signal waits, and not all is done.
+            libc::EINTR => {}
+            error => return Err(io::Error::from_raw_os_error(error)),
+        }
+    }
+}
+
+/// The call, past the C library: in a program whose calls are replaced, this one is ours.
+///
+/// # Safety
+/// As of the advice.
+#[cfg(target_arch = "x86_64")]
+unsafe fn madvise(start: usize, bytes: usize, advice: usize) -> isize {
+    let result;
+    // SAFETY: the kernel changes these registers, and memory as the caller promises.
+    unsafe {
+        std::arch::asm!(
+            "syscall",
+            inlateout("rax") libc::SYS_madvise as isize => result,
+            in("rdi") start,
+            in("rsi") bytes,
+            in("rdx") advice,
+            lateout("rcx") _,
+            lateout("r11") _,
+            options(nostack),
+        );
+    }
+    result
+}
+
+/// The call. On other processors none are replaced.
+///
+/// # Safety
+/// As of the advice.
+#[cfg(not(target_arch = "x86_64"))]
+unsafe fn madvise(start: usize, bytes: usize, advice: usize) -> isize {
+    // SAFETY: the caller's promise.
+    match unsafe { libc::syscall(libc::SYS_madvise, start, bytes, advice) } {
+        0 => 0,
+        _ => -(io::Error::last_os_error().raw_os_error().unwrap_or(libc::EIO) as isize),
+    }
+}
+
+/// Checks that this kernel has guards and says where they are (Linux 6.15).
+pub fn check_guards() -> io::Result<()> {
+    let page = Mapping::reserved(PAGE_BYTES)?;
+    let range = page.as_ptr() as usize..page.as_ptr() as usize + PAGE_BYTES;
+    let mut guards = [false];
+    // SAFETY: ours, and nobody accesses it.
+    unsafe { guard(range.clone()) }?;
+    Pagemap::open()?.have_guards(range.start, &mut guards)?;
+    // SAFETY: put there above.
+    unsafe { unguard(range) }?;
+    if guards[0] { Ok(()) } else { Err(io::ErrorKind::Unsupported.into()) }
 }
 
 #[cfg(test)]
@@ -105,13 +204,32 @@ mod tests {
         let mut page = [1; PAGE_BYTES];
         // SAFETY: ours, and no code accesses it until access is allowed.
         unsafe {
-            set_access(at..at + 2 * PAGE_BYTES, false).unwrap();
+            set_access(at..at + 2 * PAGE_BYTES, Access::None).unwrap();
             own.read(at, &mut page).unwrap();
             assert_eq!((page[0], page[1]), (7, 0));
             own.write(at + PAGE_BYTES, &[9; PAGE_BYTES]).unwrap();
-            set_access(at..at + 2 * PAGE_BYTES, true).unwrap();
+            set_access(at..at + 2 * PAGE_BYTES, Access::All).unwrap();
         }
         assert_eq!((memory.as_slice()[0], memory.as_slice()[PAGE_BYTES]), (7, 9));
         assert!(own.read(4096, &mut page).is_err(), "nothing is mapped there");
+    }
+
+    #[test]
+    fn guards_are_told_from_pages_and_leave_zeros() {
+        let Ok(()) = check_guards() else { return };
+        let mut memory = Mapping::reserved(3 * PAGE_BYTES).unwrap();
+        memory.as_mut_slice().fill(7);
+        let at = memory.as_ptr() as usize;
+        let pagemap = Pagemap::open().unwrap();
+        let (mut guards, mut pages) = ([false; 3], [false; 3]);
+        // SAFETY: ours, and nobody accesses it meanwhile.
+        unsafe {
+            guard(at + PAGE_BYTES..at + 2 * PAGE_BYTES).unwrap();
+            pagemap.have_guards(at, &mut guards).unwrap();
+            pagemap.have_pages(at, &mut pages).unwrap();
+            unguard(at..at + 3 * PAGE_BYTES).unwrap();
+        }
+        assert_eq!((guards, pages), ([false, true, false], [true, false, true]));
+        assert_eq!([0, 1, 2].map(|page| memory.as_slice()[page * PAGE_BYTES]), [7, 0, 7]);
     }
 }

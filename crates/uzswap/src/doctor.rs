@@ -12,7 +12,7 @@ use std::fs;
 use std::io;
 use std::process::ExitCode;
 use uzswap_block::TransportKind;
-use uzswap_region::Mode;
+use uzswap_region::{Means, Mode};
 use uzswap_sys::cgroup::{Group, Hierarchy, Version};
 use uzswap_sys::process::Capability;
 use uzswap_sys::{cgroup, cpu, fuse, loopdev, process, swap};
@@ -180,9 +180,14 @@ fn regions() -> Vec<Finding> {
 fn in_process() -> Vec<Finding> {
     let faults = Mode::InThread.check().map(|()| "permitted".into());
     let faults = faults.map_err(|error| error.to_string());
-    let by = in_process::check().map(|mode| match mode {
-        Mode::Protection => "their protection, which is slower".into(),
-        _ => "userfaultfd".into(),
+    let by = in_process::check().map(|means| {
+        let text = match means {
+            Means::Moves => "userfaultfd",
+            Means::Copies => "userfaultfd, copied: before Linux 6.8 they cannot be moved",
+            Means::Guards => "guard pages (Linux 6.15), half as fast as by userfaultfd",
+            Means::Protection => "their protection, a third as fast as by userfaultfd",
+        };
+        text.to_owned()
     });
     vec![
         Finding { what: "userfaultfd with SIGBUS", state: faults, required: false },

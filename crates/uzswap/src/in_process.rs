@@ -23,7 +23,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::sync::mpsc::RecvTimeoutError;
 use std::time::Instant;
 use uzswap_engine::PAGE_BYTES;
-use uzswap_region::{Mode, Pager};
+use uzswap_region::{Means, Mode, Pager};
 use uzswap_sys::{cpu, process};
 use uzswap_tree::{Table, Tree};
 
@@ -32,11 +32,28 @@ const LIBRARY: &str = "libuzswap_preload.so";
 /// The one that it loads, from beside it.
 const AGENT: &str = "libuzswap_agent.so";
 
+/// Names the means to begin with, for tests and measurements; the library looks for it, too.
+const MEANS: &str = "UZSWAP_MEANS";
+
 /// How pages leave here. Error: the reason, and the fate of the command.
-pub fn check() -> Result<Mode, String> {
-    let Err(denied) = Mode::InThread.check() else { return Ok(Mode::InThread) };
-    let protects = Mode::Protection.check().map(|()| Mode::Protection);
-    protects.map_err(|error| format!("{denied}; {error}"))
+pub fn check() -> Result<Means, String> {
+    let first = env::var(MEANS).ok().and_then(|name| name.parse().ok()).unwrap_or(Means::Moves);
+    Means::available(first).map_err(|error| {
+        let denied = Mode::InThread.check().err().map(|denied| format!("{denied}; "));
+        format!("{}{error}", denied.unwrap_or_default())
+    })
+}
+
+/// The report's words for means that are not the fastest.
+fn slower(means: Means) -> Option<&'static str> {
+    match means {
+        Means::Moves => None,
+        Means::Copies => Some("by userfaultfd without moves, slower: they need Linux 6.8"),
+        Means::Guards => Some("by guard pages, slower, since userfaultfd is denied: uzswap doctor"),
+        Means::Protection => {
+            Some("by protection, slower yet, since userfaultfd is denied: uzswap doctor")
+        }
+    }
 }
 
 /// The file that the command's processes share. Error: the reason that they run without, and its
@@ -50,14 +67,14 @@ fn prepare(arguments: &RunArguments, program: &Path, library: &Path) -> Result<T
         }
         say!("uzswap: in-process: {reason}");
     }
-    let mode = check()?;
+    let means = check()?;
     if statvfs(library).is_ok_and(|found| found.f_flag.contains(StatVfsMountFlags::NOEXEC)) {
         let place = library.display();
         return Err(format!(
             "{place} is on a file system that is mounted noexec; put it elsewhere"
         ));
     }
-    TreeFile::create(arguments.memory, mode)
+    TreeFile::create(arguments.memory, means)
 }
 
 /// Runs it; the command's exit status. Where it cannot work, the command runs as without it.
@@ -109,10 +126,8 @@ pub fn run(arguments: &RunArguments) -> Result<ExitCode, Failure> {
             exit_code,
             memory_limit: arguments.memory,
             memory_peak: table.peak.load(Relaxed),
-            faults_by: match file.mode {
-                Mode::Protection => "protection",
-                _ => "userfaultfd",
-            },
+            faults_by: file.means.name(),
+            slower: slower(file.means),
             programs: table.managed.load(Relaxed),
             programs_left_alone: table.unmanaged.load(Relaxed) + watch.left_alone.strangers(),
             left_alone: watch.left_alone.all(table),
@@ -143,8 +158,11 @@ struct Report {
     memory_limit: u64,
     /// Most that they were seen to have at a time, bytes.
     memory_peak: u64,
-    /// `userfaultfd`, or where that is denied `protection`.
+    /// `userfaultfd`; `userfaultfd-copies` before Linux 6.8; or where it is denied `guards`, or
+    /// `protection`.
     faults_by: &'static str,
+    #[serde(skip)]
+    slower: Option<&'static str>,
     /// Programs whose memory was kept small, and that could not be.
     programs: u64,
     programs_left_alone: u64,
@@ -189,9 +207,8 @@ impl Report {
             let bytes = size::show(*bytes);
             text += &format!("  left      {program} (process {process}, {bytes} at its peak)\n");
         }
-        if self.faults_by == "protection" {
-            text +=
-                "  faults    by protection, slower, since userfaultfd is denied: uzswap doctor\n";
+        if let Some(slower) = self.slower {
+            text += &format!("  faults    {slower}\n");
         }
         text
     }
@@ -238,7 +255,8 @@ fn preload(
     command: &mut Command,
 ) {
     command.env("UZSWAP_TREE", &file.path);
-    match file.mode {
+    command.env(MEANS, file.means.name());
+    match file.means.mode() {
         Mode::Protection => command.env("UZSWAP_PROTECTS", "1"),
         // Of a run outside of this one.
         _ => command.env_remove("UZSWAP_PROTECTS"),
@@ -367,11 +385,11 @@ struct TreeFile {
     /// Locked while the run lives, for processes that see the file but not the run's processes.
     _lock: File,
     tree: Tree,
-    mode: Mode,
+    means: Means,
 }
 
 impl TreeFile {
-    fn create(memory: u64, mode: Mode) -> Result<Self, String> {
+    fn create(memory: u64, means: Means) -> Result<Self, String> {
         remove_stale();
         let mut reasons = Vec::new();
         for folder in folders() {
@@ -383,7 +401,7 @@ impl TreeFile {
                 Ok::<_, io::Error>((tree, lock))
             };
             match create() {
-                Ok((tree, lock)) => return Ok(Self { path, _lock: lock, tree, mode }),
+                Ok((tree, lock)) => return Ok(Self { path, _lock: lock, tree, means }),
                 Err(error) => reasons.push(format!("{}: {error}", path.display())),
             }
         }

@@ -34,8 +34,8 @@ const CIRCLES: &[(&str, &str)] = &[
     ("uzswap-ranges", "leaf link"),
     (
         "uzswap-region",
-        "ahead copy fault fork granules keys lane mode pager reclaim region registry space \
-         staging stats streams vec",
+        "ahead copy door fault fork guards keys lane mode pager protection reclaim region \
+         registry space staging stats streams userfaultfd vec",
     ),
     ("uzswap-sync", "lock profile turns"),
 ];

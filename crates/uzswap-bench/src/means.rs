@@ -1,0 +1,220 @@
+//! `means`: the price of a touch of an evicted page in-process, by each means of eviction there:
+//! userfaultfd with moves and without, guard pages, and protection.
+
+use crate::bench::{Bench, Candidate, Turns};
+use crate::error::{Context, Failure};
+use crate::peer::{Peer, uzswap};
+use crate::report::{Section, Table};
+use clap::Args;
+use serde::{Deserialize, Serialize};
+use std::fs::{self, File};
+use std::hint::black_box;
+use std::io::Read;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::atomic::{AtomicU8, Ordering::Relaxed};
+use std::time::Instant;
+use uzswap_engine::PAGE_BYTES;
+use uzswap_engine::testing::Noise;
+use uzswap_region::Means;
+
+/// The options of `means`.
+#[derive(Debug, Args)]
+pub struct MeansArguments {
+    /// Contents of files in memory, MiB.
+    #[arg(long, default_value_t = 384)]
+    mib: usize,
+    /// Memory of the program, MiB.
+    #[arg(long, default_value_t = 256)]
+    memory: usize,
+}
+
+/// The options of the measured program.
+#[derive(Debug, Args)]
+pub struct TouchArguments {
+    #[arg(long)]
+    mib: usize,
+    /// Touches by all threads.
+    #[arg(long)]
+    touches: usize,
+    #[arg(long)]
+    threads: usize,
+    /// Of 100 touches, those that go to one and the same fifth of the pages.
+    #[arg(long)]
+    percent: u64,
+}
+
+/// The result of one run.
+#[derive(Debug, Serialize, Deserialize)]
+struct Touched {
+    /// us of each touch of a page that was out, the mean.
+    out_us: f64,
+    /// Touches of pages that were out.
+    outs: usize,
+    /// Seconds for all touches.
+    seconds: f64,
+}
+
+/// Percents to a fifth, and threads.
+const WAYS: [(u64, usize); 4] = [(80, 1), (95, 1), (80, 2), (95, 2)];
+
+/// A touch that takes as long, ns, found its page out.
+const OUT_NS_MIN: u128 = 1500;
+
+impl Candidate for Means {
+    fn name(&self) -> String {
+        Self::name(*self).into()
+    }
+
+    fn missing(&self) -> Option<String> {
+        let reason = self.check().err().map(|error| error.to_string());
+        reason.or_else(|| Peer::IN_PROCESS.missing())
+    }
+}
+
+/// Measures.
+pub fn run(bench: &Bench, arguments: &MeansArguments) -> Result<Section, Failure> {
+    let rounds = bench.rounds(3, 7);
+    let mib = bench.pick(48, arguments.mib, arguments.mib);
+    let memory = bench.pick(32, arguments.memory, arguments.memory);
+    let touches = bench.pick(2_000, 100_000, 300_000);
+    let all = [Means::Moves, Means::Copies, Means::Guards, Means::Protection];
+    let mut rows: Vec<Vec<String>> = Vec::new();
+    let mut section = Section::new("means", "By what pages leave in-process").text(format!(
+        "{mib} MiB of the contents of files in {memory} MiB, touched {touches} times at random, 80 or \
+         95 % of it in one fifth, every fourth time to write; us of a touch that found its page out \
+         (to userfaultfd's), and of any. Medians of {rounds} rounds."
+    ));
+    for (percent, threads) in WAYS {
+        let turns = bench.take_turns(&all, rounds, |means| {
+            measure(
+                *means,
+                memory,
+                &[
+                    format!("--mib={mib}"),
+                    format!("--touches={touches}"),
+                    format!("--threads={threads}"),
+                    format!("--percent={percent}"),
+                ],
+            )
+        })?;
+        for (at, own) in turns.iter().enumerate() {
+            let cells = own.row(|own| cells(own, &turns[0], touches));
+            match rows.get_mut(at) {
+                Some(row) => row.extend(cells.into_iter().skip(1)),
+                None => rows.push(cells),
+            }
+        }
+        section = section.raw(&format!("{percent} % to a fifth, {threads} threads"), &turns)?;
+    }
+    let ways = WAYS.map(|(percent, threads)| match threads {
+        1 => [format!("{percent} %"), "any".to_owned()],
+        _ => [format!("{percent} %, {threads} threads"), "any".to_owned()],
+    });
+    let ways = ways.concat();
+    let header: Vec<_> = ["us"].into_iter().chain(ways.iter().map(String::as_str)).collect();
+    Ok(section.table(Table::new(&header, rows)))
+}
+
+fn cells(own: &Turns<Touched>, first: &Turns<Touched>, touches: usize) -> Vec<String> {
+    let ratio = own.paired(first, |own, first| own.out_us / first.out_us);
+    let out = own.median(|run| run.out_us);
+    let any = own.median(|run| run.seconds * 1e6 / touches as f64);
+    vec![format!("{out:.1} ({ratio:.2})"), format!("{any:.1}")]
+}
+
+fn measure(means: Means, memory: usize, options: &[String]) -> Result<Touched, Failure> {
+    let own = std::env::current_exe().context("the path of this program")?;
+    let memory = format!("--memory={memory}M");
+    let mut command = Command::new(uzswap()?);
+    command.args(["run", "--quiet", "--in-process", &memory, "--"]).arg(own);
+    command.arg("touch-files").args(options).env("UZSWAP_MEANS", means.name());
+    let output = command.output().context("uzswap run")?;
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    match output.status.success() {
+        true => serde_json::from_slice(&output.stdout).context("the program's output"),
+        false => Err(Failure::new(format!("{}: {}", means.name(), stderr.trim()))),
+    }
+}
+
+/// The measured program: reads files to memory and touches it; prints a [`Touched`] as JSON.
+pub fn touch(arguments: &TouchArguments) -> Result<(), Failure> {
+    let memory = contents(arguments.mib << 20)?;
+    let touches = arguments.touches / arguments.threads;
+    let run = |thread: usize, touches: usize| {
+        let mut noise = Noise::new(thread as u64 + 1);
+        let pages = (memory.len() / PAGE_BYTES) as u64;
+        let (mut outs, mut out_ns) = (0, 0);
+        for turn in 0..touches {
+            // The fifth lies here and there.
+            let page = match noise.below(100) < arguments.percent {
+                true => noise.below(pages / 5) * 5,
+                false => noise.below(pages),
+            };
+            let byte = &memory[page as usize * PAGE_BYTES + 64];
+            let began = Instant::now();
+            match turn % 4 {
+                0 => byte.store(turn as u8, Relaxed),
+                _ => _ = black_box(byte.load(Relaxed)),
+            }
+            let ns = began.elapsed().as_nanos();
+            if ns >= OUT_NS_MIN {
+                (outs, out_ns) = (outs + 1, out_ns + ns);
+            }
+        }
+        (outs, out_ns)
+    };
+    // So that the pages in use are in memory.
+    run(99, arguments.touches / 3);
+    let began = Instant::now();
+    let (outs, out_ns) = std::thread::scope(|scope| {
+        let run = &run;
+        if arguments.threads == 1 {
+            return run(0, touches);
+        }
+        let threads: Vec<_> = (0..arguments.threads)
+            .map(|thread| scope.spawn(move || run(thread, touches)))
+            .collect();
+        let all = threads.into_iter().map(|thread| thread.join().expect("it only touches"));
+        all.fold((0, 0), |sum, one| (sum.0 + one.0, sum.1 + one.1))
+    });
+    let seconds = began.elapsed().as_secs_f64();
+    let touched = Touched { out_us: out_ns as f64 / 1e3 / outs.max(1) as f64, outs, seconds };
+    println!("{}", serde_json::to_string(&touched).context("the figures")?);
+    Ok(())
+}
+
+/// So many bytes of this system's files, from the beginning again if they are too few.
+fn contents(bytes: usize) -> Result<Vec<AtomicU8>, Failure> {
+    let mut files = Vec::new();
+    for folder in ["/usr/bin", "/usr/lib", "/usr/share"] {
+        list(Path::new(folder), &mut files);
+    }
+    files.sort_unstable();
+    let mut memory: Vec<AtomicU8> = Vec::with_capacity(bytes);
+    let mut part = vec![0; 1 << 16];
+    while memory.len() < bytes {
+        let before = memory.len();
+        for file in &files {
+            let Ok(mut file) = File::open(file) else { continue };
+            while let Ok(read @ 1..) = file.read(&mut part) {
+                let left = bytes - memory.len();
+                memory.extend(part[..read.min(left)].iter().map(|byte| AtomicU8::new(*byte)));
+            }
+        }
+        if memory.len() == before {
+            return Err(Failure::new("there are no files in /usr to read"));
+        }
+    }
+    Ok(memory)
+}
+
+fn list(folder: &Path, files: &mut Vec<PathBuf>) {
+    for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
+        match entry.file_type() {
+            Ok(kind) if kind.is_dir() => list(&entry.path(), files),
+            Ok(kind) if kind.is_file() => files.push(entry.path()),
+            _ => {}
+        }
+    }
+}

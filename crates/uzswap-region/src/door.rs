@@ -1,0 +1,163 @@
+//! The means by which pages leave a program's memory and come back.
+//!
+//! ```text
+//! out  words → Busy → [`Door::move_out`]: copied or moved to a frame, and closed to the program
+//! in   words → Busy → loaded → [`Door::copy_in`]: complete before a thread can touch it
+//! ```
+//! A thread that touches a page that is out is stopped by a signal, and served by
+//! [`crate::fault`]. The callers of a door have made the words of its pages `Busy`.
+//!
+//! There are three: [`crate::userfaultfd`]; and where that is denied [`crate::guards`], where the
+//! kernel has those, or else [`crate::protection`].
+
+use crate::pager::Inner;
+use crate::space::{Space, Taken};
+use std::io;
+use std::ops::Range;
+use uzswap_engine::Page;
+use uzswap_sys::map::Pagemap;
+use uzswap_sys::proc_mem::{Access, OwnMemory, set_access};
+use uzswap_sys::uffd::Uffd;
+
+/// See the module.
+pub(crate) trait Door: Send + Sync {
+    /// userfaultfd, if it is by that.
+    fn uffd(&self) -> Option<&Uffd> {
+        None
+    }
+
+    /// The descriptors that must stay open.
+    fn descriptors(&self) -> Vec<i32>;
+
+    /// In a fork, which has its parent's memory by these descriptors.
+    fn renew(&self) -> io::Result<()>;
+
+    /// The kernel's list of the pages that there are.
+    fn pagemap(&self) -> &Pagemap;
+
+    /// A page that is resident by its word may be absent, and then reads as zeros. If `false`, such
+    /// a page is lost.
+    fn may_be_absent(&self) -> bool;
+
+    /// Has touches of absent pages of a range come to us from now on.
+    fn watch(&self, range: Range<usize>) -> io::Result<()>;
+
+    /// Of pages that are adopted, which are there, of up to 512. Those that are not cannot be
+    /// touched from now on; where that cannot be had, they count as there. If `has_pages`, the
+    /// program may have used some of them since.
+    fn close(&self, _at: usize, _there: &mut [bool], _has_pages: bool) {}
+
+    /// The pages of a range, which are all there, are the program's own again.
+    fn let_go(&self, range: Range<usize>);
+
+    /// Pages that are out are in their places from now on. With `guard` they are not written
+    /// without a fault.
+    fn copy_in(&self, at: usize, pages: &[Page], guard: bool) -> io::Result<()>;
+
+    /// The same of zeros; `false`: they have to be copied in. With `is_made` each has memory of its
+    /// own from now on.
+    fn let_zeros_in(&self, range: Range<usize>, is_made: bool) -> bool;
+
+    /// Moves the first of these to the frames from `frame` on, neighbours together. Returns their
+    /// number, and `false` if the next one has to stay.
+    fn move_out(&self, pager: &Inner, victims: &[Taken], frame: usize) -> (usize, bool);
+
+    /// Moves a page back from its frame; `false`: it has to be copied in.
+    fn move_back(&self, _pager: &Inner, _space: &Space, _page: u32, _frame: usize) -> bool {
+        false
+    }
+
+    /// The program has dropped the pages of a range. Returns `true` if they cannot be touched from
+    /// now on.
+    fn close_dropped(&self, range: Range<usize>) -> bool;
+
+    /// `true` if a page may leave now.
+    fn may_leave(&self, _space: &Space, _page: u32) -> bool {
+        true
+    }
+
+    /// Pages that should come in at once, at least.
+    fn least_window(&self) -> usize {
+        1
+    }
+
+    /// Says which thread is the only one of the program's, or 0.
+    fn set_only_thread(&self, _thread: i32) {}
+
+    /// Called now and then by reclaim.
+    fn tend(&self) {}
+}
+
+/// The common part of the doors by which a page that is out may not be accessed.
+pub(crate) struct Own {
+    memory: OwnMemory,
+    pub(crate) pagemap: Pagemap,
+}
+
+impl Own {
+    pub(crate) fn open() -> io::Result<Self> {
+        Ok(Self { memory: OwnMemory::open()?, pagemap: Pagemap::open()? })
+    }
+
+    pub(crate) fn renew(&self) -> io::Result<()> {
+        self.memory.renew()?;
+        self.pagemap.renew()
+    }
+
+    pub(crate) fn descriptors(&self) -> Vec<i32> {
+        vec![self.memory.descriptor(), self.pagemap.descriptor()]
+    }
+
+    /// Copies neighbours to frames. No thread writes to them.
+    pub(crate) fn read_run(&self, pager: &Inner, run: &[Taken], frame: usize) -> io::Result<()> {
+        let from = run[0].space.address(run[0].page);
+        self.memory.read(from, pager.staging.frames_mut(frame, run.len()).as_flattened_mut())
+    }
+
+    /// Writes pages to their places.
+    pub(crate) fn write(&self, at: usize, pages: &[Page]) -> io::Result<()> {
+        // SAFETY: adopted memory, private and anonymous. Its words are `Busy`, made so by the
+        // caller, and the bytes written are the contents of these pages.
+        unsafe { self.memory.write(at, pages.as_flattened()) }
+    }
+}
+
+/// The addresses of neighbours.
+pub(crate) fn range_of(run: &[Taken]) -> Range<usize> {
+    let (space, first) = (&run[0].space, run[0].page);
+    space.address(first)..space.address(first + run.len() as u32)
+}
+
+/// Says how adopted memory may be accessed whose words are `Busy`.
+pub(crate) fn allow(range: Range<usize>, access: Access) -> io::Result<()> {
+    // SAFETY: adopted memory, which the program may access. A thread that does so meanwhile waits
+    // for the words.
+    unsafe { set_access(range, access) }
+}
+
+/// The parts of a range of flags in which none is set, as places in it.
+pub(crate) fn gaps(flags: &[bool]) -> impl Iterator<Item = Range<usize>> {
+    let mut at = 0;
+    std::iter::from_fn(move || {
+        let start = at + flags[at..].iter().position(|flag| !flag)?;
+        let length = flags[start..].iter().position(|flag| *flag);
+        at = length.map_or(flags.len(), |length| start + length);
+        Some(start..at)
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn gaps_are_found() {
+        let of = |flags: &[u8]| {
+            let flags: Vec<_> = flags.iter().map(|flag| *flag == 1).collect();
+            gaps(&flags).collect::<Vec<_>>()
+        };
+        assert_eq!(of(&[0, 0, 1, 0, 1, 1, 0]), [0..2, 3..4, 6..7]);
+        assert_eq!(of(&[1, 1]), []);
+        assert_eq!(of(&[]), []);
+    }
+}

@@ -1,0 +1,206 @@
+//! By userfaultfd: a touch of an absent page is a SIGBUS, or a message to a handler thread.
+//!
+//! ```text
+//! out  moved to its frame (UFFDIO_MOVE, Linux 6.8), or: may not be written → copied → given back
+//! in   copied in (UFFDIO_COPY), or moved back from its frame
+//! ```
+
+use crate::door::{Door, range_of};
+use crate::fault::{Refused, is_busy};
+use crate::pager::{Inner, OnFork};
+use crate::space::{Space, Taken, neighbours};
+use crate::staging::BATCH;
+use crate::word::Word;
+use rustix::io::Errno;
+use std::io;
+use std::ops::Range;
+use uzswap_engine::{PAGE_BYTES, Page};
+use uzswap_sys::map::{self, LOCKS_MAX, Pagemap};
+use uzswap_sys::uffd::Uffd;
+
+/// See the module.
+pub(crate) struct Userfaultfd(pub(crate) Uffd);
+
+impl Door for Userfaultfd {
+    fn uffd(&self) -> Option<&Uffd> {
+        Some(&self.0)
+    }
+
+    fn descriptors(&self) -> Vec<i32> {
+        self.0.descriptors()
+    }
+
+    fn renew(&self) -> io::Result<()> {
+        self.0.renew()
+    }
+
+    fn pagemap(&self) -> &Pagemap {
+        self.0.pagemap()
+    }
+
+    fn may_be_absent(&self) -> bool {
+        false
+    }
+
+    fn watch(&self, range: Range<usize>) -> io::Result<()> {
+        self.0.register(range)
+    }
+
+    fn let_go(&self, range: Range<usize>) {
+        // Other pages of the mapping keep their registration; an error means that these had lost
+        // it.
+        let _ = self.0.unregister(range);
+    }
+
+    fn copy_in(&self, at: usize, pages: &[Page], guard: bool) -> io::Result<()> {
+        self.0.copy(at, pages.as_flattened(), guard)
+    }
+
+    fn let_zeros_in(&self, range: Range<usize>, is_made: bool) -> bool {
+        !is_made && self.0.zero(range).is_ok()
+    }
+
+    fn move_out(&self, pager: &Inner, victims: &[Taken], frame: usize) -> (usize, bool) {
+        let run = &victims[..neighbours(victims)];
+        let (moved, is_whole) = match self.0.can_move() {
+            true => self.move_run(pager, run, frame),
+            false => self.copy_out(pager, run, frame),
+        };
+        if let Some(stays) = run.get(moved).filter(|_| !is_whole) {
+            pager.check_present(&stays.space, stays.page);
+        }
+        (moved, is_whole)
+    }
+
+    fn move_back(&self, pager: &Inner, space: &Space, page: u32, frame: usize) -> bool {
+        if !self.0.can_move() {
+            return false;
+        }
+        let places = (space.address(page), pager.staging.address(frame));
+        // SAFETY: the word of the page is `Busy`, made so by the caller, so nobody looks at the
+        // frame.
+        match unsafe { move_pages(pager, space, &self.0, places, PAGE_BYTES) }.1 {
+            Ok(()) => true,
+            // Something refers to the frame. Its memory stays, for the batch to give back.
+            Err(error) if is_busy(&error) => false,
+            // The program has taken away the right to write it.
+            Err(_) if space.is_window() => false,
+            Err(error) => pager.die(space, page, &Refused("move", &error)),
+        }
+    }
+
+    fn close_dropped(&self, _: Range<usize>) -> bool {
+        // They are absent.
+        true
+    }
+}
+
+impl Userfaultfd {
+    /// Moves pages to frames: how many, and whether nothing ended it early.
+    fn move_run(&self, pager: &Inner, run: &[Taken], frame: usize) -> (usize, bool) {
+        let (space, pages) = (&run[0].space, run.len());
+        let (to, from) = (pager.staging.address(frame), range_of(run).start);
+        let mut moved = 0;
+        let mut unshared = None;
+        let mut at_once = pages * PAGE_BYTES;
+        loop {
+            let done = moved * PAGE_BYTES;
+            let left = ((pages - moved) * PAGE_BYTES).min(at_once);
+            if left == 0 {
+                return (moved, true);
+            }
+            let places = (to + done, from + done);
+            // SAFETY: a thread that touches a page finds it absent and waits for its word.
+            let (bytes, result) =
+                unsafe { move_pages(pager, space, pager.staging.uffd(), places, left) };
+            moved += bytes / PAGE_BYTES;
+            let Err(error) = result else { continue };
+            let stays = from + moved * PAGE_BYTES;
+            // After a fork that inherited it, a page is made our own, once.
+            let may_be_shared = pager.on_fork != OnFork::Absent && is_busy(&error);
+            if may_be_shared && unshared != Some(stays) && map::unshare(stays).is_ok() {
+                unshared = Some(stays);
+                continue;
+            }
+            // Of the program's own mappings there may be several, and one call is for one of them.
+            if space.is_window() && at_once > PAGE_BYTES {
+                at_once = PAGE_BYTES;
+                continue;
+            }
+            return (moved, false);
+        }
+    }
+
+    /// Copies pages out, for kernels that cannot move them: how many, and whether nothing ended it
+    /// early. Writers wait meanwhile.
+    fn copy_out(&self, pager: &Inner, run: &[Taken], frame: usize) -> (usize, bool) {
+        let from = range_of(run).start;
+        // The kernel would wait for an absent one, which this thread would have to bring in.
+        let mut there = [false; BATCH];
+        let known = self.pagemap().have_pages(from, &mut there[..run.len()]).unwrap_or(0);
+        let count = there[..known].iter().take_while(|is_there| **is_there).count();
+        if count > 1 && self.copy_present(pager, &run[..count], frame) {
+            return (count, true);
+        }
+        // Of the program's own mappings there may be several, and one call is for one of them.
+        match count > 0 && self.copy_present(pager, &run[..1], frame) {
+            true => (1, true),
+            false => (0, false),
+        }
+    }
+
+    /// Copies pages that are there; all, or none.
+    fn copy_present(&self, pager: &Inner, run: &[Taken], frame: usize) -> bool {
+        let (space, range) = (&run[0].space, range_of(run));
+        let to = pager.staging.address(frame);
+        let copy = || {
+            self.0.protect(range.clone(), true)?;
+            // SAFETY: the region is mapped while its words are `Busy`, and only the kernel looks at
+            // the bytes, which answers with an error if they are not there.
+            let pages =
+                unsafe { std::slice::from_raw_parts(range.start as *const u8, range.len()) };
+            pager.staging.uffd().copy(to, pages, false)
+        };
+        if copy().is_ok() {
+            space.discard(run[0].page..run[0].page + run.len() as u32);
+            return true;
+        }
+        // Some may have been copied, some protected.
+        // SAFETY: frames of a batch that the caller has in hand, which no word names.
+        let _ = unsafe { map::discard_range(to..to + range.len()) };
+        for victim in run.iter().filter(|victim| !victim.was.has(Word::GUARDED)) {
+            let at = victim.space.address(victim.page);
+            // Let writers go on; an error would mean that the range is not registered.
+            let _ = self.0.protect(at..at + PAGE_BYTES, false);
+        }
+        false
+    }
+}
+
+/// [`Uffd::move_pages`] between a region and the staging area. If the program has locked all of its
+/// memory since one of them was made, one is locked and the other is not. The kernel refuses that,
+/// so both are unlocked.
+///
+/// # Safety
+/// As there.
+unsafe fn move_pages(
+    pager: &Inner,
+    space: &Space,
+    uffd: &Uffd,
+    (to, from): (usize, usize),
+    bytes: usize,
+) -> (usize, io::Result<()>) {
+    let mut done = 0;
+    for _ in 0..LOCKS_MAX {
+        // SAFETY: the caller's promise.
+        let (moved, result) = unsafe { uffd.move_pages(to + done, from + done, bytes - done) };
+        done += moved;
+        match result {
+            Err(error) if error.raw_os_error() == Some(Errno::INVAL.raw_os_error()) => {}
+            result => return (done, result),
+        }
+        space.unlock();
+        pager.staging.unlock();
+    }
+    (done, Err(Errno::INVAL.into()))
+}
