@@ -405,8 +405,8 @@ fn leave(agent: &Agent, reason: &str) {
     }
 }
 
-/// Whether a program that was not taken over permits itself few calls: then it is not, because its
-/// faults would be served by others.
+/// True if a program that was not taken over permits itself few calls. Then it is not taken over,
+/// because others would serve its faults.
 fn is_filtered(front: &Front) -> bool {
     AGENT.get().is_none() && front.waits.load(Relaxed) & FILTERED != 0
 }

@@ -241,8 +241,8 @@ impl Module {
         self.code.iter().any(|code| code.contains(&address))
     }
 
-    /// Its `syscall` instructions. In functions without an entry in the unwind tables they are found
-    /// only behind a `mov eax` of a small number, or before a check of the answer.
+    /// Its `syscall` instructions. In functions without an entry in the unwind tables they are
+    /// found only behind a `mov eax` of a small number, or before a check of the answer.
     pub fn sites(&self) -> Vec<Site> {
         let tables = self.tables.clone().map(|tables| {
             // SAFETY: a segment of a mapped file.
@@ -255,7 +255,7 @@ impl Module {
     }
 }
 
-/// Whether one of a segment of notes is Go's. Each has the length of its name, that of its content,
+/// True if one of a segment of notes is Go's. Each has the length of its name, that of its content,
 /// a kind, and both, which begin at multiples of four.
 ///
 /// # Safety
@@ -333,8 +333,8 @@ fn sites_in(range: &Range<usize>, functions: Option<&Functions<'_>>) -> Vec<Site
     sites
 }
 
-/// Whether code begins with `cmp rax, -4095` or `-4096`, by which a program checks whether a call
-/// has failed. Go has no unwind tables, and one function for calls of all numbers.
+/// True if code begins with `cmp rax, -4095` or `-4096`, by which a program checks if a call has
+/// failed. Go has no unwind tables, and one function for calls of all numbers.
 fn is_checked(code: &[u8]) -> bool {
     let Some([0x48, 0x3d, low, high @ ..]) = code.first_chunk::<6>() else { return false };
     *high == [0xf0, 0xff, 0xff] && *low <= 1

@@ -104,7 +104,7 @@ unsafe extern "C" {
     ) -> libc::c_int;
 }
 
-/// Whether the program permits itself few system calls, perhaps none of ours.
+/// True if the program permits itself few system calls, perhaps none of ours.
 fn is_filtered() -> bool {
     front().is_some_and(|front| front.waits.load(Relaxed) & FILTERED != 0)
 }
