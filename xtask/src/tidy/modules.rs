@@ -17,7 +17,7 @@ const CIRCLES: &[(&str, &str)] = &[
     (
         "uzswap-agent",
         "adoption alone calls devices first_look forking handlers interrupted layout masks \
-         processes stacks takeover whole",
+         processes seccomp stacks takeover whole",
     ),
     ("uzswap-bench", "acquisitions locks"),
     ("uzswap-bench", "bench machine peer"),
