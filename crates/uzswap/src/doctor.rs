@@ -184,8 +184,8 @@ fn in_process() -> Vec<Finding> {
         let text = match means {
             Means::Moves => "userfaultfd",
             Means::Copies => "userfaultfd, copied: before Linux 6.8 they cannot be moved",
-            Means::Guards => "guard pages (Linux 6.15), half as fast as by userfaultfd",
-            Means::Protection => "their protection, a third as fast as by userfaultfd",
+            Means::Guards => "guard pages (Linux 6.15), slower than by userfaultfd",
+            Means::Protection => "their protection, which is slower yet",
         };
         text.to_owned()
     });
