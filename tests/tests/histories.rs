@@ -38,7 +38,9 @@ fn number(name: &str) -> Option<u64> {
 /// Runs a history alone and by both doors. Returns the differences, and true if pages left by both.
 fn try_both(rig: &Rig, history: &str) -> (Vec<(Way, String)>, bool) {
     let alone = rig.run(history, Way::Alone);
-    assert!(alone.told.contains("\ndone #"), "alone: {}{}\n{history}", alone.told, alone.said);
+    // The statuses of a history that finds a fault in itself.
+    let is_sound = ["96", "97", "98"].iter().all(|end| !alone.told.ends_with(&format!(" {end}\n")));
+    assert!(is_sound, "alone: {}{}\n{history}", alone.told, alone.said);
     let (mut all, mut has_left) = (Vec::new(), true);
     for way in [Way::Uffd, Way::Denied] {
         let with = rig.run(history, way);

@@ -56,6 +56,11 @@ pub fn on_call(call: &mut Call) -> Outcome {
     if is_pagers {
         return on_pagers_call(agent, call);
     }
+    if matches!(call.number as c_long, libc::SYS_execve | libc::SYS_execveat) {
+        // A child of `vfork` shares its parent's thread variables, and never comes back from this
+        // call: the parent would be taken for a thread in a call on a stack that is gone.
+        return decide(agent, call);
+    }
     let frame = Frame::of(call);
     thread::end_calls_before(frame as usize);
     let before = thread::with(|thread| thread.call.replace(frame));
