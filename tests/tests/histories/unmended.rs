@@ -4,10 +4,8 @@
 /// A name in [`super::generate`] or `found.txt`, and the reason.
 const UNMENDED: &[(&str, &str)] = &[
     ("undumpable", "a child opens its own pagemap, which it may not once undumpable"),
-    ("filter later", "the agent makes calls that a filter set later kills for"),
     ("sparse", "page words of all of a reservation are allocated"),
-    ("no queued signals", "the signal that stops threads loses its value"),
-    ("small stack", "a replaced call takes more than 16 KiB of stack has"),
+    ("small stack", "a thread of 20 KiB with large variables has no room for ours: EINVAL"),
     ("faulting receive", "a call that received and answers EFAULT is made again, and takes more"),
     ("large move", "by protection mremap refuses ranges of more than an eighth of the budget"),
     ("limit fsize", "a fork makes files as large as what it copies: ENOMEM"),
