@@ -237,9 +237,9 @@ impl Pager {
         }
     }
 
-    /// Makes a call that moves a mapping (`mremap`). Its pages go along, and `source` says what
-    /// becomes of their old addresses. `call` returns where they are now, and `None` if it failed.
-    /// The pages `grown` behind them are adopted as well.
+    /// Makes a call that moves a mapping (`mremap`). Its pages go along, and `source` tells the
+    /// fate of their old addresses. `call` returns where they are now, and `None` if it failed. The
+    /// pages `grown` behind them are adopted as well.
     ///
     /// # Safety
     /// As of [`Self::adopt`], for where they are then, of which nothing is adopted.
