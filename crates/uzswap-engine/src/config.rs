@@ -252,7 +252,9 @@ pub const ATTRIBUTES: &[Attribute] = &[
     },
     Attribute {
         name: "same_pages_enabled",
-        doc: "Y: identical pages are kept once.",
+        doc: "Y: identical pages are kept once. Off at first under serve, whose pages are \
+              everybody's: a user who stores a page and learns that it was there before, by a figure \
+              or by the time that it takes, knows what the memory of somebody else holds.",
         accepts: SWITCH,
         get: |a| switch(a.same_pages_enabled()),
         set: |a, text| set_switch(&a.same_pages_enabled, text),
@@ -308,12 +310,11 @@ impl Cache {
 
     /// Changes an attribute, at once and under load. On an error the old value stays.
     pub fn set_attribute(&self, name: &str, value: &str) -> Result<(), AttributeError> {
-        let place = ATTRIBUTES.iter().position(|attribute| attribute.name == name);
-        let place = place.ok_or_else(|| AttributeError::Unknown(name.into()))?;
-        let attribute = &ATTRIBUTES[place];
+        let attribute = ATTRIBUTES.iter().find(|attribute| attribute.name == name);
+        let attribute = attribute.ok_or_else(|| AttributeError::Unknown(name.into()))?;
         attribute.change(&self.attributes, value)?;
         if let Some(durable) = &self.durable {
-            durable.keep_value(place, &(attribute.get)(&self.attributes));
+            durable.keep_value(name, &(attribute.get)(&self.attributes));
         }
         self.apply_attributes();
         Ok(())
@@ -321,8 +322,8 @@ impl Cache {
 
     /// Sets the attributes as they were in a cache that is taken over.
     pub(crate) fn retake_attributes(&self, durable: &Durable) {
-        for (place, attribute) in ATTRIBUTES.iter().enumerate() {
-            if let Some(value) = durable.value(place) {
+        for attribute in ATTRIBUTES {
+            if let Some(value) = durable.value(attribute.name) {
                 // A value that was accepted once is accepted again.
                 let _ = (attribute.set)(&self.attributes, &value);
             }

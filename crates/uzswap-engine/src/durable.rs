@@ -38,7 +38,7 @@ use crate::page::PAGE_BYTES;
 use crate::pool::{SECTION_BYTES, Zspage};
 use crate::sync::{Mutex, lock};
 use std::io;
-use std::ops::Deref;
+use std::ops::{Deref, Range};
 use std::os::fd::OwnedFd;
 use std::ptr::NonNull;
 use std::sync::Arc;
@@ -59,8 +59,8 @@ const HUGE_BYTES: usize = 2 << 20;
 /// little.
 const HUGE_KEYS: u32 = 1 << 22;
 
-/// Most bytes of an attribute's value, and most attributes.
-const VALUE_BYTES: usize = 31;
+/// Bytes that an attribute's name and value take, at most, and attributes there may be.
+const VALUE_BYTES: usize = 63;
 const VALUES_MAX: usize = 32;
 
 /// Bytes of the key that a backing is sealed with.
@@ -162,7 +162,8 @@ struct Header {
     descriptor_chunks: Kept<AtomicU64>,
     intent: Intent,
     dictionary_bytes: [Kept<AtomicU32>; DICTIONARIES_MAX],
-    /// For each attribute, in the order of their table: the length, then the value.
+    /// Of attributes that were changed: the length, and name and value. By name, since another
+    /// version may have others, or another order.
     values: [[Kept<AtomicU8>; VALUE_BYTES + 1]; VALUES_MAX],
 }
 
@@ -473,12 +474,12 @@ impl Durable {
         Ok(self.values(at, TAGS_BYTES / size_of::<u64>()))
     }
 
-    /// Gives a table's memory back. The caller promises that no segment of its cluster is broken
-    /// up.
-    pub(crate) fn release_tags(&self, number: usize) {
+    /// Gives the memory of tables in a row back. No segment of their clusters is broken up.
+    pub(crate) fn release_tags(&self, numbers: Range<usize>) {
         crash_points::store();
-        // SAFETY: the caller's promise. After an error the memory stays.
-        let _ = unsafe { self.memory.release(self.places.tags + number * TAGS_BYTES, TAGS_BYTES) };
+        let (at, bytes) = (numbers.start * TAGS_BYTES, numbers.len() * TAGS_BYTES);
+        // SAFETY: the caller's promise. An error: it stays as it is.
+        let _ = unsafe { self.memory.release(self.places.tags + at, bytes) };
     }
 
     /// Keeps a dictionary. Errors: no memory.
@@ -519,24 +520,34 @@ impl Durable {
         self.header().key.iter().zip(key).for_each(|(to, byte)| to.store(*byte, Relaxed));
     }
 
-    /// Keeps an attribute's value, by its index in their table. A value that is too long is not
-    /// kept.
-    pub(crate) fn keep_value(&self, attribute: usize, value: &str) {
-        let Some([length, bytes @ ..]) = self.header().values.get(attribute) else { return };
-        // The value is absent while it changes: a process killed then starts with the default.
+    /// Keeps an attribute's value. One that is too long is not kept.
+    pub(crate) fn keep_value(&self, name: &str, value: &str) {
+        let is_its = |place: &usize| self.value_at(*place).is_some_and(|(kept, _)| kept == name);
+        let is_free = |place: &usize| self.value_at(*place).is_none();
+        let place = (0..VALUES_MAX).find(is_its).or_else(|| (0..VALUES_MAX).find(is_free));
+        let Some(place) = place else { return };
+        let [length, bytes @ ..] = &self.header().values[place];
+        // None while it changes: killed then, it is as at the start.
         length.store(0, Release);
+        let value = format!("{name} {value}");
         if value.len() <= VALUE_BYTES {
             bytes.iter().zip(value.bytes()).for_each(|(to, byte)| to.store(byte, Relaxed));
             length.store(value.len() as u8, Release);
         }
     }
 
-    /// The kept value of an attribute.
-    pub(crate) fn value(&self, attribute: usize) -> Option<String> {
-        let [length, bytes @ ..] = self.header().values.get(attribute)?;
+    /// The value that was kept of an attribute.
+    pub(crate) fn value(&self, name: &str) -> Option<String> {
+        let values = (0..VALUES_MAX).filter_map(|place| self.value_at(place));
+        values.into_iter().find(|(kept, _)| kept == name).map(|(_, value)| value)
+    }
+
+    fn value_at(&self, place: usize) -> Option<(String, String)> {
+        let [length, bytes @ ..] = self.header().values.get(place)?;
         let length = usize::from(length.load(Acquire)).min(VALUE_BYTES);
         let bytes = bytes[..length].iter().map(|byte| byte.load(Relaxed)).collect();
-        String::from_utf8(bytes).ok().filter(|value| !value.is_empty())
+        let text = String::from_utf8(bytes).ok()?;
+        text.split_once(' ').map(|(name, value)| (name.to_owned(), value.to_owned()))
     }
 
     /// The change that was begun last.

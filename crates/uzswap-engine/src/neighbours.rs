@@ -113,11 +113,15 @@ impl Cache {
         place: impl Fn(Extent) -> usize,
     ) -> usize {
         for page in 0..run.count {
-            let Some((extent, proof)) = run.take(page) else { return page };
+            let Some((extent, proof)) = run.place(page) else { return page };
             let end = self.slots.bytes_to_read(extent);
             let record = &mut pages.as_flattened_mut()[place(extent)..][..end];
             let owner = SwapEntry(first.0 + page as u32);
-            let Ok(held) = self.open_read(owner, extent, proof, record) else { return page };
+            let held = self.open_read(owner, extent, proof, record);
+            // Only now: once the entry is unlocked, its place may become another kind of segment,
+            // whose records have other lengths.
+            run.unlock(page);
+            let Ok(held) = held else { return page };
             let (bytes, checksum) = (held.object.len(), held.checksum);
             let mut scratch = self.scratch.lock_here();
             scratch.object[..bytes].copy_from_slice(held.object);
@@ -179,10 +183,14 @@ impl<'a> Run<'a> {
         Some(extent)
     }
 
-    /// Unlocks a page's entry; returns the extent of its record and its proof.
-    fn take(&mut self, page: usize) -> Option<(Extent, u64)> {
+    /// Where a page's record is, and what shows that it is the page's.
+    fn place(&self, page: usize) -> Option<(Extent, u64)> {
         let extent = self.extent(page)?;
-        let locked = self.entries[page].take()?;
-        Some((extent, locked.proof()))
+        Some((extent, self.entries[page].as_ref()?.proof()))
+    }
+
+    /// Unlocks a page's entry.
+    fn unlock(&mut self, page: usize) {
+        self.entries[page] = None;
     }
 }

@@ -193,9 +193,11 @@ impl Open {
             let records = &mut self.buffer[..self.filled];
             seal_records(seal, generation, self.segment.start(), records);
         }
-        let end = (self.filled + HEADER_BYTES).min(SEGMENT_BYTES);
+        let end = (self.filled + HEADER_BYTES).min(SEGMENT_BYTES).next_multiple_of(block_bytes);
+        // To the end of the last block: the buffer may hold objects that a write before this one
+        // did not seal, since it failed.
         self.buffer[self.filled..end].fill(0);
-        end.next_multiple_of(block_bytes)
+        end
     }
 }
 
@@ -610,5 +612,24 @@ impl Cache {
                 self.counters.increment(SegmentsCleaned);
             }
         }
+    }
+}
+
+#[cfg(test)]
+#[cfg(not(feature = "shuttle"))]
+mod tests {
+    use super::*;
+
+    /// A write that failed leaves objects in its buffer that were never sealed.
+    #[test]
+    fn what_a_buffer_held_before_is_not_written() {
+        let mut buffer = Buffer::new(SEGMENT_BYTES).unwrap();
+        buffer.fill(0xaa);
+        let segment = Segment::of(Place::at(0));
+        let mut open = Open { segment, buffer, filled: 100, generation: None };
+        let bytes = open.finish(None, 4096);
+        assert_eq!(bytes, 4096);
+        assert!(open.buffer[..100].iter().all(|byte| *byte == 0xaa));
+        assert!(open.buffer[100..bytes].iter().all(|byte| *byte == 0));
     }
 }

@@ -8,6 +8,7 @@ use crate::ids::SwapEntry;
 use crate::sync::{Mutex, lock};
 use crate::table::boxed;
 use std::io;
+use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::*};
 
@@ -103,7 +104,8 @@ impl Tables {
 
     pub(super) fn free(&self, table: ClusterTable) {
         if let Some((durable, _)) = &self.durable {
-            durable.release_tags(table.number as usize);
+            let number = table.number as usize;
+            durable.release_tags(number..number + 1);
             lock(&self.unused).given_back.push(table.number);
         }
     }
@@ -136,12 +138,35 @@ impl Tables {
     pub(super) fn settle(&self, used: &[u32]) {
         let Some((durable, homes)) = &self.durable else { return };
         let mut unused = lock(&self.unused);
-        let is_used = |number: &u32| used.contains(number);
         unused.used = used.iter().max().map_or(0, |last| last + 1);
-        unused.given_back = (0..unused.used).filter(|number| !is_used(number)).collect();
-        // Tags that were ready but never given to a cluster are behind the last one or among these.
-        let behind = unused.used..homes.len() as u32;
-        let all = unused.given_back.iter().copied().chain(behind);
-        all.for_each(|number| durable.release_tags(number as usize));
+        // What was ready, and never given to a cluster, is behind the last one or among the others.
+        let gaps = gaps(used, homes.len());
+        let before = gaps.iter().flat_map(|gap| gap.clone()).map(|number| number as u32);
+        unused.given_back = before.take_while(|number| *number < unused.used).collect();
+        gaps.into_iter().for_each(|gap| durable.release_tags(gap));
+    }
+}
+
+/// The numbers below `end` that are not among `used`, those in a row together: the kernel is asked
+/// once for each row, however large the backing is.
+fn gaps(used: &[u32], end: usize) -> Vec<Range<usize>> {
+    let mut used: Vec<_> = used.iter().map(|number| *number as usize).collect();
+    used.sort_unstable();
+    used.dedup();
+    let starts = std::iter::once(0).chain(used.iter().map(|number| number + 1));
+    let ends = used.iter().copied().chain([end]);
+    starts.zip(ends).map(|(start, end)| start..end).filter(|gap| !gap.is_empty()).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_unused_is_given_back_in_rows() {
+        // One call for an empty backing of 16 TiB.
+        assert_eq!(gaps(&[], 8 << 20), std::slice::from_ref(&(0..8 << 20)));
+        assert_eq!(gaps(&[5, 2, 3, 2], 8), [0..2, 4..5, 6..8]);
+        assert_eq!(gaps(&[0, 1], 2), []);
     }
 }
