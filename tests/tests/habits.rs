@@ -109,6 +109,16 @@ fn memory_keeps_its_kind() {
 }
 
 #[test]
+fn memory_that_is_only_read_leaves_too() {
+    compare("mappings.c", &["read_only"]);
+}
+
+#[test]
+fn a_program_that_nobody_may_trace_forks() {
+    compare("mappings.c", &["undumpable"]);
+}
+
+#[test]
 fn calls_that_are_made_elsewhere_are_seen() {
     compare("mappings.c", &["elsewhere", "asynchronous"]);
 }

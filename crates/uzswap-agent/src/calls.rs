@@ -110,6 +110,7 @@ fn own(agent: &Agent, call: &mut Call) -> Outcome {
         MSEAL => layout::seal(agent, call),
         libc::SYS_ioctl => devices::control(agent, call),
         libc::SYS_io_submit => devices::submit(agent, call),
+        libc::SYS_mincore => layout::in_core(agent, call),
         libc::SYS_prctl => seccomp::control(agent, call),
         libc::SYS_seccomp => seccomp::seccomp(agent, call),
         libc::SYS_shmat => layout::attach(call),
@@ -206,6 +207,9 @@ fn transfer(agent: &Agent, call: &mut Call) -> Outcome {
         // More of a pipe or a terminal may never come.
         if !is_whole || !is_write && !is_type(file as i32, libc::S_IFREG) {
             call.result = done as i64;
+            if call.number as c_long == libc::SYS_pread64 {
+                layout::read_own_pagemap(agent, call);
+            }
             return Outcome::Done;
         }
     }

@@ -7,12 +7,16 @@
 use crate::calls::used_of_futex;
 use crate::{layout, thread};
 use std::ops::Range;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use uzswap_calls::{Call, Frame, Outcome, raw};
 use uzswap_region::{Pager, is_pager_thread};
 use uzswap_sys::bus;
 
 /// A longer buffer is left to the second look.
 const BYTES_MAX: u64 = 64 << 10;
+
+/// A page that is out may have a guard in its place: see [`layout::read_own_pagemap`].
+pub static HAS_GUARDS: AtomicBool = AtomicBool::new(false);
 
 /// Makes the call if all that it is given is there.
 pub fn on_call(call: &mut Call) -> Outcome {
@@ -53,6 +57,8 @@ pub fn on_call(call: &mut Call) -> Outcome {
 fn buffers(call: &Call) -> Option<[Range<usize>; 2]> {
     let [a, b, c, d, e, _] = call.arguments;
     let (one, other) = match call.number as libc::c_long {
+        // Perhaps what the kernel says of pages.
+        libc::SYS_pread64 if (c | d) % 8 == 0 && HAS_GUARDS.load(Relaxed) => return None,
         libc::SYS_read | libc::SYS_write | libc::SYS_pread64 | libc::SYS_pwrite64 => {
             ((b, c), (0, 0))
         }

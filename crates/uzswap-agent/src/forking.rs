@@ -58,10 +58,14 @@ impl<L, M> Still<L, M> {
     pub fn in_child(self) {
         let Self { inside, quiet, layout, pages, memory } = self;
         drop(ManuallyDrop::into_inner(memory));
-        if pages.in_child().is_err() {
-            crate::die("a forked process cannot have a userfaultfd of its own");
-        }
+        let Ok(refused) = pages.in_child() else {
+            crate::die("a page of a forked process cannot be brought in");
+        };
         drop((layout, quiet));
+        if let Some(error) = refused {
+            crate::leave_child(&error);
+            return drop(inside);
+        }
         IS_BARE.store(true, Relaxed);
         // An allocator of the program's own may have its locks held where it asks for memory.
         if let Some(front) = front().filter(|front| !front.has_own_allocator) {

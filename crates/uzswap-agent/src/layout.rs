@@ -488,6 +488,68 @@ pub fn lock_memory(agent: &Agent, call: &mut Call) -> Outcome {
     Outcome::Done
 }
 
+/// `mincore`: the kernel says of a guard that it is in memory, which stands where a page is out.
+pub fn in_core(agent: &Agent, call: &mut Call) -> Outcome {
+    let [at, bytes, answers, ..] = call.arguments;
+    await_complete();
+    let mut holds = calls::Holds::new(agent);
+    let pages = whole(at, bytes).len() / PAGE_BYTES;
+    holds.hold(answers, pages as u64);
+    calls::make(agent, call);
+    // As many answers as are held at once, at most.
+    let pages = (0..pages.min(calls::AT_ONCE as usize)).map(|page| (page, at as usize));
+    for (page, start) in pages.filter(|_| call.result == 0) {
+        if agent.pager.is_out(start + page * PAGE_BYTES) {
+            // SAFETY: the kernel has just written there, and the page is held.
+            unsafe { *((answers as usize + page) as *mut u8) &= !1 };
+        }
+    }
+    Outcome::Done
+}
+
+/// A program has read what the kernel says of its pages, perhaps. A guard, which stands where a page
+/// is out, is called a page that the kernel has swapped out; a page that is out is absent.
+pub fn read_own_pagemap(agent: &Agent, call: &Call) {
+    const ENTRY: u64 = size_of::<u64>() as u64;
+    const SWAPPED_OR_GUARD: u64 = 1 << 62 | 1 << 58;
+    let [file, to, _, offset, ..] = call.arguments;
+    let bytes = (call.result as u64).min(calls::AT_ONCE);
+    if crate::mode() == Mode::InThread
+        || bytes == 0
+        || (bytes | offset) % ENTRY != 0
+        || !is_own_pagemap(file as i32)
+    {
+        return;
+    }
+    let mut holds = calls::Holds::new(agent);
+    holds.hold(to, bytes);
+    for number in 0..bytes / ENTRY {
+        let page = (offset / ENTRY + number) as usize * PAGE_BYTES;
+        if agent.pager.is_out(page) {
+            let entry = (to + number * ENTRY) as *mut u64;
+            // SAFETY: the kernel has just written there, and the page is held.
+            unsafe { entry.write_unaligned(entry.read_unaligned() & !SWAPPED_OR_GUARD) };
+        }
+    }
+}
+
+/// Whether a file is the kernel's list of this process's pages: of such files it says that they are
+/// empty.
+fn is_own_pagemap(file: i32) -> bool {
+    let mut status = std::mem::MaybeUninit::<libc::stat>::zeroed();
+    let arguments = [file as u64, status.as_mut_ptr() as u64, 0, 0, 0, 0];
+    // SAFETY: the kernel writes the status to where it is told; zeros are one.
+    let is_empty =
+        unsafe { raw(libc::SYS_fstat as u64, arguments) == 0 && status.assume_init().st_size == 0 };
+    if !is_empty {
+        return false;
+    }
+    let _inside = inside();
+    let own = format!("/proc/{}/", std::process::id());
+    let name = std::fs::read_link(format!("/proc/self/fd/{file}"));
+    name.is_ok_and(|name| name.starts_with(&own) && name.ends_with("pagemap"))
+}
+
 /// `mseal`: sealed memory stays as the program has it.
 pub fn seal(agent: &Agent, call: &mut Call) -> Outcome {
     let _inside = inside();

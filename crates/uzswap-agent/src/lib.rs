@@ -405,6 +405,17 @@ fn leave(agent: &Agent, reason: &str) {
     }
 }
 
+/// In a child that cannot have a pager of its own, and whose memory is all in its place.
+fn leave_child(error: &io::Error) {
+    IS_LEFT.store(true, Relaxed);
+    if let Some(front) = front() {
+        front.forked();
+        front.waits.fetch_or(FILTERED, Relaxed);
+        let reason = format!("it was forked where its pages cannot be watched: {error}");
+        leave_alone(front.tree.table(), &reason);
+    }
+}
+
 /// True if a program that was not taken over permits itself few calls. Then it is not taken over,
 /// because others would serve its faults.
 fn is_filtered(front: &Front) -> bool {

@@ -12,11 +12,12 @@ use crate::{layout, processes, stacks};
 use std::ffi::CStr;
 use std::fs;
 use std::ops::Range;
+use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Mutex, PoisonError};
 use uzswap_calls::sites::{self, Site};
 use uzswap_calls::stop;
 use uzswap_calls::{Looks, Patcher};
-use uzswap_region::{OnFork, Pager, PagerBuilder};
+use uzswap_region::{Mode, OnFork, Pager, PagerBuilder};
 use uzswap_sys::bus::{self, Stopped};
 use uzswap_sys::{map, smaps};
 use uzswap_tree::front::STACK;
@@ -71,6 +72,7 @@ pub fn take_over(memory: u64, compressor: &str) -> Result<(), String> {
     // After the pager's own handler.
     forking::watch().map_err(|error| said(&error))?;
     processes::keep(&pager.descriptors());
+    first_look::HAS_GUARDS.store(crate::mode() == Mode::Protection, Relaxed);
     bus::on_sent(stay);
     bus::deliver_by(handlers::deliver_from);
     bus::on_illegal(Patcher::resume_at).map_err(|error| said(&error))?;

@@ -539,8 +539,8 @@ impl Change {
     }
 }
 
-/// The answers to the kernel: reads at once, writes by a thread of their own, one after the other.
-/// So nobody who looks waits for a change.
+/// What answers the kernel: reads at once, writes by a thread of their own, one after the other. So
+/// nobody who looks waits for a change.
 struct Served {
     files: Arc<Files>,
     changes: Sender<Change>,

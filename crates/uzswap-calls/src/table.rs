@@ -164,7 +164,7 @@ pub static ROWS: &[Row] = &[
     row(24, "sched_yield", Left),
     row(25, "mremap", Own("under the lock of the layout; its pages go along")),
     row(26, "msync", Left),
-    row(27, "mincore", Held(&[Pages(2, 1)])),
+    row(27, "mincore", Own("held: 2, {1} / 4096 bytes; pages that are out are not in memory")),
     row(28, "madvise", Own("under the lock of the layout; MADV_PAGEOUT compresses")),
     row(29, "shmget", Left),
     row(30, "shmat", Own("not over other maps (SHM_REMAP)")),

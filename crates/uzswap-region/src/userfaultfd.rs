@@ -127,6 +127,11 @@ impl Userfaultfd {
                 at_once = PAGE_BYTES;
                 continue;
             }
+            // The kernel moves only pages that may be written.
+            if space.is_window() && is_invalid(&error) {
+                let (copied, is_whole) = self.copy_out(pager, &run[moved..], frame + moved);
+                return (moved + copied, is_whole);
+            }
             return (moved, false);
         }
     }
@@ -177,6 +182,10 @@ impl Userfaultfd {
     }
 }
 
+fn is_invalid(error: &io::Error) -> bool {
+    error.raw_os_error() == Some(Errno::INVAL.raw_os_error())
+}
+
 /// [`Uffd::move_pages`] between a region and the staging area. If the program has locked all of its
 /// memory since one of them was made, one is locked and the other is not. The kernel refuses that,
 /// so both are unlocked.
@@ -196,7 +205,8 @@ unsafe fn move_pages(
         let (moved, result) = unsafe { uffd.move_pages(to + done, from + done, bytes - done) };
         done += moved;
         match result {
-            Err(error) if error.raw_os_error() == Some(Errno::INVAL.raw_os_error()) => {}
+            // A program's own memory is adopted only where it is not locked.
+            Err(error) if is_invalid(&error) && !space.is_window() => {}
             result => return (done, result),
         }
         space.unlock();

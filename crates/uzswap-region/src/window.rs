@@ -31,6 +31,7 @@ use std::sync::{Arc, MutexGuard, RwLockWriteGuard};
 use uzswap_engine::{PAGE_BYTES, Page};
 use uzswap_sys::bus::{self, Blocked};
 use uzswap_sys::uffd::Uffd;
+use uzswap_sys::{map, proc_mem};
 use uzswap_tree::Figures;
 
 /// Addresses of a window.
@@ -159,6 +160,13 @@ impl Pager {
         }
     }
 
+    /// Whether a page is adopted, and not in its place.
+    pub fn is_out(&self, address: usize) -> bool {
+        find(address).is_some_and(|(space, page)| {
+            matches!(space.load(page).kind(), Kind::Stored | Kind::Staged | Kind::Empty)
+        })
+    }
+
     /// Gives all adopted memory back to the program, whatever the budget. Nobody adopts any
     /// meanwhile, and the pager has no threads ([`Self::stop_threads`]).
     pub fn give_all_back(&self) {
@@ -237,9 +245,9 @@ impl Pager {
         }
     }
 
-    /// Makes a call that moves a mapping (`mremap`). Its pages go along, and `source` tells the
-    /// fate of their old addresses. `call` returns where they are now, and `None` if it failed. The
-    /// pages `grown` behind them are adopted as well.
+    /// Makes a call that moves a mapping (`mremap`). Its pages go along, and `source` says what
+    /// becomes of their old addresses. `call` returns where they are now, and `None` if it failed.
+    /// The pages `grown` behind them are adopted as well.
     ///
     /// # Safety
     /// As of [`Self::adopt`], for where they are then, of which nothing is adopted.
@@ -410,27 +418,32 @@ impl BeforeFork {
     }
 
     /// In the child: the pager is its own, with descriptors of its own; it has threads again once
-    /// [`Pager::after_fork`] is called. Safe as soon as the kernel has made the child.
+    /// [`Pager::after_fork`] is called. Or, if it cannot have those (`/proc` is closed to it, or a
+    /// filter forbids userfaultfd), all memory is the program's own again and in its place, and the
+    /// reason is returned. Safe as soon as the kernel has made the child.
     ///
-    /// Errors: the pages that are out cannot be brought in; the child must not go on.
-    pub fn in_child(self) -> io::Result<()> {
+    /// Errors: a page that is out cannot be brought in; the child must not go on.
+    pub fn in_child(self) -> io::Result<Option<io::Error>> {
         let inner = self.pager.inner().clone();
         bus::forked();
         inner.adopt_process();
         // The parent may be held; the child's own thread will learn if the child is.
         inner.budget.set_held(false);
-        inner.door.renew()?;
-        inner.staging.renew()?;
+        let renewed = inner.door.renew().and_then(|()| inner.staging.renew());
         if let (Some(unnamed), Some(copy)) = (&inner.unnamed, &self.backing) {
             unnamed.go_on_with(copy)?;
             inner.cache.go_on_in_fork()?;
         }
-        for space in self.regions.values() {
-            inner.settle(space)?;
+        let spaces: Vec<_> = self.regions.values().cloned().collect();
+        if renewed.is_ok() {
+            spaces.iter().try_for_each(|space| inner.settle(space))?;
         }
         // A thread without room gets it all the same, until there are threads that make some.
         self.end();
-        Ok(())
+        if renewed.is_err() {
+            spaces.iter().try_for_each(|space| inner.settle_plainly(space))?;
+        }
+        Ok(renewed.err())
     }
 }
 
@@ -782,6 +795,46 @@ impl Inner {
         }
     }
 
+    /// In a fork that cannot have a door of its own: writes what is out to its place. All of it is
+    /// the program's own from then on.
+    fn settle_plainly(&self, space: &Space) -> io::Result<()> {
+        let mut content: Box<Page> = Box::new([0; PAGE_BYTES]);
+        let mut at = 0;
+        while let Some(page) = space.next_touched(at) {
+            at = page + 1;
+            let mut word = space.load(page);
+            if word.kind() == Kind::Busy {
+                // Another thread of the parent's had it.
+                word = self.whereabouts_by(space, page, map::is_in_core(space.address(page))?);
+            } else if !space.take(page, word) {
+                continue;
+            }
+            let is_out = match word.kind() {
+                Kind::Staged => {
+                    content.copy_from_slice(self.staging.page(word.frame()));
+                    true
+                }
+                Kind::Stored => {
+                    self.load(space, page, &mut content);
+                    true
+                }
+                _ => false,
+            };
+            let address = space.address(page);
+            if is_out || word.kind() == Kind::Empty {
+                // By userfaultfd it can be touched: nothing is registered in a fork.
+                let _ = self.door.let_zeros_in(address..address + PAGE_BYTES, true);
+            }
+            if is_out {
+                // SAFETY: adopted memory, private and anonymous, whose content this is; there is
+                // one thread.
+                unsafe { proc_mem::write_plainly(address, &*content) }?;
+            }
+            space.put(page, Word::UNTOUCHED);
+        }
+        Ok(())
+    }
+
     fn register_run(&self, space: &Space, run: Option<Range<u32>>) -> io::Result<()> {
         let Some(run) = run else { return Ok(()) };
         self.door.watch(space.address(run.start)..space.address(run.end))
@@ -789,16 +842,22 @@ impl Inner {
 
     /// The right word for a page that another thread was changing.
     fn whereabouts(&self, space: &Space, page: u32) -> io::Result<Word> {
+        let is_there = self.door.pagemap().has_page(space.address(page))?;
+        Ok(self.whereabouts_by(space, page, is_there))
+    }
+
+    /// The same, if it is known whether the page is in its place.
+    fn whereabouts_by(&self, space: &Space, page: u32, is_there: bool) -> Word {
         let is_stored = self.cache.has(space.key(page));
-        if self.door.pagemap().has_page(space.address(page))? {
+        if is_there {
             // An existing copy may be older.
             let copy = if is_stored { Word::KEPT | Word::STALE } else { 0 };
-            return Ok(Word::RESIDENT.with(Word::USED | copy));
+            return Word::RESIDENT.with(Word::USED | copy);
         }
-        Ok(match self.staging.frame_of(space, page) {
+        match self.staging.frame_of(space, page) {
             Some(frame) => Word::staged(frame, Word::RESIDENT),
             None if is_stored => Word::STORED,
             None => Word::EMPTY,
-        })
+        }
     }
 }

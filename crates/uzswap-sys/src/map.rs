@@ -328,6 +328,18 @@ pub fn unshare(page: usize) -> io::Result<()> {
     Ok(done?)
 }
 
+/// Whether the page at an address is in memory. Needs no descriptor; a page that the kernel has
+/// swapped out is not.
+pub fn is_in_core(address: usize) -> io::Result<bool> {
+    let mut is_there = 0u8;
+    let page = address / PAGE_BYTES * PAGE_BYTES;
+    // SAFETY: writes a byte, which is there, for one page.
+    match unsafe { libc::mincore(page as *mut c_void, PAGE_BYTES, &mut is_there) } {
+        0 => Ok(is_there & 1 != 0),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
 /// A line of `/proc/PID/maps`: a range of addresses and its mapping.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Mapped<'a> {

@@ -76,6 +76,29 @@ impl OwnMemory {
     }
 }
 
+/// Writes memory that needs no descriptor: what the process itself may write; or, in a process of
+/// one thread, what it may only read, which is made writable meanwhile.
+///
+/// # Safety
+/// It is private and anonymous, and no code relies on its content.
+pub unsafe fn write_plainly(to: usize, from: &[u8]) -> io::Result<()> {
+    let local = libc::iovec { iov_base: from.as_ptr().cast_mut().cast(), iov_len: from.len() };
+    let remote = libc::iovec { iov_base: to as *mut c_void, iov_len: from.len() };
+    // SAFETY: reads `from`, and writes where the caller says; the kernel checks both.
+    let write = || unsafe { libc::process_vm_writev(libc::getpid(), &local, 1, &remote, 1, 0) };
+    if write() == from.len() as isize {
+        return Ok(());
+    }
+    let range = to..to + from.len();
+    // SAFETY: the caller's memory, of whole pages; nobody else is there to access it.
+    unsafe { set_access(range.clone(), Access::All) }?;
+    if write() != from.len() as isize {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: as above.
+    Ok(unsafe { mprotect(range.start as *mut c_void, range.len(), MprotectFlags::READ) }?)
+}
+
 /// The access that a program has to its memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Access {

@@ -1,8 +1,8 @@
 //! `uzswap hold-slots`: the process that takes slots of the areas, so that the kernel finds them full.
 //!
-//! Its pages are to be swapped out, so its memory is not locked. The kernel does not swap out
-//! mappings of a process that has locked all of its memory. And it waits for the device, so it has
-//! no part of the memory that outlives the daemon (area.rs). It ends with the keeper that has
+//! Its pages are to be swapped out, so it is none of those whose memory is locked: the kernel
+//! refuses to swap out what a process maps that has locked all of its memory. And it waits for the
+//! device, so it has none of what outlives the daemon (area.rs). It ends with the keeper that has
 //! started it, and gives all slots back.
 
 use crate::changes::OWN_PROGRAM;
@@ -73,7 +73,7 @@ pub struct Holder {
     started: Option<Instant>,
     wanted: u64,
     bytes: u64,
-    /// A message that could not be sent without waiting.
+    /// What could not be said without waiting.
     rest: Vec<u8>,
 }
 

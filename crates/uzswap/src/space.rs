@@ -7,9 +7,10 @@
 //! again, and only so we learn that the page in them is dead (docs/design/space.md has the
 //! measurements).
 //!
-//! Near the capacity of pool and backing the kernel is left no more free slots than pages can be
-//! stored, of any kind. The others are taken by pages of our own (slots.rs). So it finds swap space
-//! full and acts on that, instead of having writes refused, which it tries again and again.
+//! Near the end of what pool and backing can take, the kernel is left no more free slots than pages
+//! can be stored, whatever they are: the others are taken by pages of our own (slots.rs). So it
+//! finds swap space full and acts on that, instead of having writes refused, which it tries again
+//! and again.
 
 use crate::slots::Holder;
 use std::fs;

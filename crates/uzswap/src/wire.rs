@@ -208,8 +208,8 @@ impl Wire {
         }
     }
 
-    /// True if a message came, or the other one is gone: now, or within so long; without an end to
-    /// that, once it is.
+    /// Whether something was said, or the other one is gone: now, or within so long; without an end
+    /// to that, once it is.
     pub fn is_ready(&self, within: Option<Duration>) -> io::Result<bool> {
         let mut polled = [PollFd::new(&self.stream, PollFlags::IN)];
         let time = within.map(|within| Timespec {
