@@ -339,7 +339,7 @@ pub fn advise(agent: &Agent, call: &mut Call) -> Outcome {
 fn populate(agent: &Agent, call: &mut Call, range: Range<usize>) {
     let adopted = agent.pager.adopted(range.clone());
     let mut at = range.start;
-    for part in adopted.iter().cloned().chain([range.end..range.end]) {
+    for part in adopted.into_iter().chain(std::iter::once(range.end..range.end)) {
         let [_, _, advice, ..] = call.arguments;
         let mut populate = |bytes: Range<usize>| {
             let arguments = [bytes.start as u64, bytes.len() as u64, advice, 0, 0, 0];
@@ -516,7 +516,7 @@ pub fn read_own_pagemap(agent: &Agent, call: &Call) {
     let bytes = (call.result as u64).min(calls::AT_ONCE);
     if crate::mode() == Mode::InThread
         || bytes == 0
-        || (bytes | offset) % ENTRY != 0
+        || !(bytes | offset).is_multiple_of(ENTRY)
         || !is_own_pagemap(file as i32)
     {
         return;

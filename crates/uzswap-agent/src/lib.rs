@@ -167,10 +167,11 @@ extern "C" fn look(more: usize, may_wait: bool) {
 
 /// Starts the thread that watches, unless there is one.
 extern "C" fn watch_from_now() {
-    if !IS_WATCHED.swap(true, Relaxed) && start(Begin::New).is_err() {
-        if let Some(tree) = tree() {
-            leave_alone(tree.table(), "no thread can be started");
-        }
+    if !IS_WATCHED.swap(true, Relaxed)
+        && start(Begin::New).is_err()
+        && let Some(tree) = tree()
+    {
+        leave_alone(tree.table(), "no thread can be started");
     }
 }
 
