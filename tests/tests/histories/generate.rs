@@ -224,7 +224,11 @@ impl Maker {
             4 if self.one_in(2) => "shared-file",
             _ => "private",
         };
-        let access = if self.one_in(8) { self.pick(&["none", "r", "rw"]) } else { "rw" };
+        let access = if self.one_in(8) {
+            self.pick(if is_mended("only read") { &["none", "rw", "r"] } else { &["none", "rw"] })
+        } else {
+            "rw"
+        };
         let file = if flags.contains("file") { self.noise.below(FILES) } else { 0 };
         let (place, seed) = (self.noise.below(2), self.seed());
         self.line(depth, &format!("map {slot} {pages} {access} {flags} {place} {seed} {file}"));
@@ -252,7 +256,14 @@ impl Maker {
     }
 
     fn protect(&mut self, _: Place, depth: usize) {
-        let (range, access) = (self.range(), self.pick(&["none", "r", "rw", "rw", "rx"]));
+        let (range, access) = (
+            self.range(),
+            self.pick(if is_mended("only read") {
+                &["none", "rw", "rw", "r", "rx"]
+            } else {
+                &["none", "rw", "rw"]
+            }),
+        );
         self.line(depth, &format!("protect {range} {access}"));
     }
 
@@ -461,7 +472,7 @@ impl Maker {
             }
             2 => self.line(depth, "limit stack-size 0x100000"),
             3 if is_mended("no queued signals") => self.line(depth, "limit sigpending 0"),
-            4 => self.line(depth, "limit nofile 100"),
+            4 if is_mended("limit nofile") => self.line(depth, "limit nofile 100"),
             5 => self.line(depth, "limit core 0"),
             _ => {}
         }
