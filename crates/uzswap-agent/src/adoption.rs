@@ -183,9 +183,9 @@ fn adopt_around(
     }
     let Some(agent) = AGENT.get() else { return };
     let start = stacks_end.unwrap_or(range.start).max(range.start);
-    let contents = match (one.page_bytes, one.mapped.access[1]) {
-        (0, _) => Contents::Nothing,
-        (_, b'w') => Contents::Pages,
+    // The kernel's page of zeros may be there, which it does not count as memory.
+    let contents = match one.mapped.access[1] {
+        b'w' => Contents::Pages,
         _ => Contents::ReadOnlyPages,
     };
     if contents == Contents::ReadOnlyPages && crate::mode() == Mode::Protection {
