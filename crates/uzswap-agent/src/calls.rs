@@ -58,7 +58,7 @@ pub fn on_call(call: &mut Call) -> Outcome {
     }
     if matches!(call.number as c_long, libc::SYS_execve | libc::SYS_execveat) {
         // A child of `vfork` shares its parent's thread variables, and never comes back from this
-        // call: the parent would be taken for a thread in a call on a stack that is gone.
+        // call. The parent would seem to be in a call on a stack that is gone.
         return decide(agent, call);
     }
     let frame = Frame::of(call);

@@ -57,7 +57,7 @@ pub fn on_call(call: &mut Call) -> Outcome {
 fn buffers(call: &Call) -> Option<[Range<usize>; 2]> {
     let [a, b, c, d, e, _] = call.arguments;
     let (one, other) = match call.number as libc::c_long {
-        // Perhaps what the kernel says of pages.
+        // Perhaps the kernel's list of pages.
         libc::SYS_pread64 if (c | d) % 8 == 0 && HAS_GUARDS.load(Relaxed) => return None,
         libc::SYS_read | libc::SYS_write | libc::SYS_pread64 | libc::SYS_pwrite64 => {
             ((b, c), (0, 0))

@@ -507,8 +507,8 @@ pub fn in_core(agent: &Agent, call: &mut Call) -> Outcome {
     Outcome::Done
 }
 
-/// A program has read what the kernel says of its pages, perhaps. A guard, which stands where a page
-/// is out, is called a page that the kernel has swapped out; a page that is out is absent.
+/// Corrects the kernel's list of this process's pages, if a program has read that. The kernel lists
+/// a guard as a page that is swapped out; a page for which it stands is absent.
 pub fn read_own_pagemap(agent: &Agent, call: &Call) {
     const ENTRY: u64 = size_of::<u64>() as u64;
     const SWAPPED_OR_GUARD: u64 = 1 << 62 | 1 << 58;
@@ -533,7 +533,7 @@ pub fn read_own_pagemap(agent: &Agent, call: &Call) {
     }
 }
 
-/// Whether a file is the kernel's list of this process's pages: of such files it says that they are
+/// True if a file is the kernel's list of this process's pages. The kernel reports such files as
 /// empty.
 fn is_own_pagemap(file: i32) -> bool {
     let mut status = std::mem::MaybeUninit::<libc::stat>::zeroed();

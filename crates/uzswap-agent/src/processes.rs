@@ -165,8 +165,8 @@ pub fn clone(agent: &Agent, call: &mut Call) -> Outcome {
     Outcome::Bare
 }
 
-/// There will be another thread in this memory. While a child borrows it (`vfork`), its maker stands
-/// still.
+/// There will be another thread in this memory. While a child borrows it (`vfork`), the parent
+/// stands still.
 fn expect_thread(agent: &Agent, flags: u64) {
     if flags & libc::CLONE_VFORK as u64 == 0 {
         agent.pager.set_only_thread(None);

@@ -43,8 +43,8 @@ fn stay(thread: &mut Stopped) -> bool {
     true
 }
 
-/// Takes the program over, with this budget. Errors say why it cannot be; then all is as before.
-pub fn take_over(memory: u64, compressor: &str) -> Result<(), String> {
+/// Why the program cannot be taken over, as far as that shows before anything is changed.
+fn check(modules: &[sites::Module]) -> Result<(), String> {
     if let Some(user) = devices::user() {
         return Err(format!("it has {user} open, by which its memory is used at any time"));
     }
@@ -54,15 +54,21 @@ pub fn take_over(memory: u64, compressor: &str) -> Result<(), String> {
     if let Some(watcher) = watcher() {
         return Err(format!("{watcher}, which would see our faults as its own"));
     }
+    if modules.iter().any(|module| module.is_go) {
+        return Err("it is Go's, whose stacks have no room to bring in what calls need".into());
+    }
+    Ok(())
+}
+
+/// Takes the program over, with this budget. Errors say why it cannot be; then all is as before.
+pub fn take_over(memory: u64, compressor: &str) -> Result<(), String> {
+    let modules = sites::modules();
+    check(&modules)?;
     let said = |error: &dyn std::fmt::Display| error.to_string();
     map::remember_own();
     map::remember_stack(STACK);
     let looks = Looks { first: first_look::on_call, second: calls::on_call };
     let mut patcher = Patcher::new(looks).map_err(|error| said(&error))?;
-    let modules = sites::modules();
-    if modules.iter().any(|module| module.is_go) {
-        return Err("it is Go's, whose stacks have no room to bring in what calls need".into());
-    }
     adoption::note_variables(&modules);
     let (kernels, files): (Vec<_>, Vec<_>) = modules.iter().partition(|one| one.is_kernels());
     let work = patcher.prepare(&sites_of(&files), calls::wants).map_err(|error| said(&error))?;

@@ -539,8 +539,8 @@ impl Change {
     }
 }
 
-/// What answers the kernel: reads at once, writes by a thread of their own, one after the other. So
-/// nobody who looks waits for a change.
+/// Answers the kernel: reads at once, writes one after the other in a thread of their own. So a
+/// read never waits for a change.
 struct Served {
     files: Arc<Files>,
     changes: Sender<Change>,

@@ -252,9 +252,9 @@ pub const ATTRIBUTES: &[Attribute] = &[
     },
     Attribute {
         name: "same_pages_enabled",
-        doc: "Y: identical pages are kept once. Off at first under serve, whose pages are \
-              everybody's: a user who stores a page and learns that it was there before, by a figure \
-              or by the time that it takes, knows what the memory of somebody else holds.",
+        doc: "Y: identical pages are kept once. Off at first under serve, which holds the pages of \
+              all users: by figures or by time a user could find out that another one has the same \
+              page.",
         accepts: SWITCH,
         get: |a| switch(a.same_pages_enabled()),
         set: |a, text| set_switch(&a.same_pages_enabled, text),

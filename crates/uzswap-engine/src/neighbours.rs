@@ -183,7 +183,7 @@ impl<'a> Run<'a> {
         Some(extent)
     }
 
-    /// Where a page's record is, and what shows that it is the page's.
+    /// The place of a page's record, and the proof that the record is the page's.
     fn place(&self, page: usize) -> Option<(Extent, u64)> {
         let extent = self.extent(page)?;
         Some((extent, self.entries[page].as_ref()?.proof()))

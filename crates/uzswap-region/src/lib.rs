@@ -56,6 +56,8 @@ mod registry;
 mod vec;
 
 mod error;
+#[expect(unsafe_code, reason = "pages are written to memory that the program has already")]
+mod inherit;
 pub mod io;
 pub mod signals;
 mod stats;
@@ -64,9 +66,10 @@ mod unnamed;
 mod window;
 
 pub use error::Error;
+pub use inherit::BeforeFork;
 pub use mode::{Means, Mode};
 pub use pager::{MemorySize, OnFork, Pager, PagerBuilder, is_pager_thread};
 pub use region::{Advice, Pinned, Region, RegionRef};
 pub use stats::Stats;
 pub use vec::RegionVec;
-pub use window::{BeforeFork, Change, Contents};
+pub use window::{Change, Contents};

@@ -328,8 +328,8 @@ pub fn unshare(page: usize) -> io::Result<()> {
     Ok(done?)
 }
 
-/// Whether the page at an address is in memory. Needs no descriptor; a page that the kernel has
-/// swapped out is not.
+/// True if the page at an address is in memory; false of one that the kernel has swapped out. Needs
+/// no descriptor.
 pub fn is_in_core(address: usize) -> io::Result<bool> {
     let mut is_there = 0u8;
     let page = address / PAGE_BYTES * PAGE_BYTES;

@@ -76,8 +76,8 @@ impl OwnMemory {
     }
 }
 
-/// Writes memory that needs no descriptor: what the process itself may write; or, in a process of
-/// one thread, what it may only read, which is made writable meanwhile.
+/// Writes memory without a descriptor. Memory that the process may only read is made writable
+/// meanwhile, so there must be one thread then.
 ///
 /// # Safety
 /// It is private and anonymous, and no code relies on its content.

@@ -20,7 +20,7 @@ pub fn lock_memory() -> io::Result<()> {
     check(unsafe { libc::mlockall(flags) })
 }
 
-/// What a process may be permitted to do beyond what everybody may.
+/// A privilege of a process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Capability {
     /// CAP_SYS_ADMIN: mount, switch swapping on and off.
@@ -125,9 +125,9 @@ pub fn out_of_the_way(descriptor: OwnedFd) -> OwnedFd {
     rustix::io::fcntl_dupfd_cloexec(&descriptor, least).unwrap_or(descriptor)
 }
 
-/// Lets this process have as many descriptors as it may: a connection for each thread that serves,
-/// and those twice while they are taken over, are more than the usual 1024 from some 240 CPUs on.
-/// Processes that it starts may have as many.
+/// Lets this process, and those that it starts, have as many descriptors as it may. Each serving
+/// thread has a connection, and two while the next daemon takes over: from some 240 CPUs on that is
+/// more than the usual 1024.
 pub fn raise_descriptor_limit() {
     let mut limit = rustix::process::getrlimit(Resource::Nofile);
     limit.current = limit.maximum;

@@ -36,8 +36,8 @@ const MEMORY_GROWS: u64 = 2;
 /// How long to wait before another keeper is started where one could not be.
 const PAUSE: Duration = Duration::from_secs(2);
 
-/// A keeper that lives less long than this ended by itself, most likely, and so will the next one:
-/// each is started after a pause that is twice as long as the one before.
+/// A keeper that lives less long than this most likely ended by itself, and so will the next one.
+/// Each pause before a start is twice as long as the one before.
 const KEEPER_LIFE_MIN: Duration = Duration::from_secs(1);
 const KEEPER_PAUSE: Duration = Duration::from_millis(20);
 
@@ -108,7 +108,7 @@ pub fn daemon(arguments: &InheritArguments) -> Result<(), Failure> {
                 start.devices = Some(service.swapped.devices());
                 become_another(&program, &mut wire, arguments, &start);
             }
-            // Whoever says so: what the kernel lists, it may ask for.
+            // The kernel may ask for each page of a device that it lists.
             Ok(Order::End) if service.swapped.is_listed().is_ok_and(|listed| !listed) => {
                 return Ok(());
             }

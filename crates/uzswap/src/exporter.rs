@@ -35,7 +35,7 @@ use tokio::net::{TcpListener, UnixListener};
 use tokio::task::JoinHandle;
 use uzswap_block::control::{ALL, STATISTICS_FOLDER};
 
-/// How long a client may take to say what it wants, and be connected at all.
+/// How long a client may take to send its request, and how long it may be connected.
 const PATIENCE: Duration = Duration::from_secs(5);
 const CONNECTED: Duration = Duration::from_secs(60);
 
@@ -359,7 +359,7 @@ fn read() -> Figures {
     figures
 }
 
-/// What every user of the machine may know.
+/// The figures that every user of the machine may know.
 fn in_steps(mut figures: Figures) -> Figures {
     for name in OF_SAME_PAGES {
         figures.statistics.entry(name).and_modify(|value| *value -= *value % STEP);

@@ -41,8 +41,8 @@ pub struct DaemonOptions {
     pub backing: Backing,
     /// It is not sealed.
     pub plain_backing: bool,
-    /// Identical pages are kept once from the start. The device does not know whose a page is, and
-    /// who can tell that a page was there before knows what somebody else's holds.
+    /// Identical pages are kept once from the start. The device does not know the owner of a page,
+    /// so a user could find out that another one has the same page.
     pub keeps_same_once: bool,
     /// Threads, at most.
     pub threads: usize,

@@ -1,9 +1,9 @@
-//! `uzswap hold-slots`: the process that takes slots of the areas, so that the kernel finds them full.
+//! `uzswap hold-slots`: the process that takes slots of the areas. The kernel then finds them full.
 //!
-//! Its pages are to be swapped out, so it is none of those whose memory is locked: the kernel
-//! refuses to swap out what a process maps that has locked all of its memory. And it waits for the
-//! device, so it has none of what outlives the daemon (area.rs). It ends with the keeper that has
-//! started it, and gives all slots back.
+//! Its pages are to be swapped out, and the kernel refuses that in a process that has locked all of
+//! its memory: so this is a process of its own. It waits for the device, so it shares no memory
+//! that outlives the daemon (area.rs). It ends with the keeper that has started it, and gives all
+//! slots back.
 
 use crate::changes::OWN_PROGRAM;
 use crate::error::Failure;
@@ -73,7 +73,7 @@ pub struct Holder {
     started: Option<Instant>,
     wanted: u64,
     bytes: u64,
-    /// What could not be said without waiting.
+    /// The part of a message that could not be sent without waiting.
     rest: Vec<u8>,
 }
 

@@ -7,10 +7,9 @@
 //! again, and only so we learn that the page in them is dead (docs/design/space.md has the
 //! measurements).
 //!
-//! Near the end of what pool and backing can take, the kernel is left no more free slots than pages
-//! can be stored, whatever they are: the others are taken by pages of our own (slots.rs). So it
-//! finds swap space full and acts on that, instead of having writes refused, which it tries again
-//! and again.
+//! When pool and backing are nearly full, the kernel is left as many free slots as pages can be
+//! stored in the worst case. Pages of our own take the other slots (slots.rs). So the kernel finds
+//! swap space full and acts on that. It would repeat writes that are refused.
 
 use crate::slots::Holder;
 use std::fs;

@@ -208,8 +208,8 @@ impl Wire {
         }
     }
 
-    /// Whether something was said, or the other one is gone: now, or within so long; without an end
-    /// to that, once it is.
+    /// True once the other process has sent a message or is gone. Waits at most so long; without a
+    /// limit, until then.
     pub fn is_ready(&self, within: Option<Duration>) -> io::Result<bool> {
         let mut polled = [PollFd::new(&self.stream, PollFlags::IN)];
         let time = within.map(|within| Timespec {

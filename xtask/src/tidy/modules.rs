@@ -11,8 +11,8 @@ use std::path::{Path, PathBuf};
 const CIRCLES: &[(&str, &str)] = &[
     (
         "uzswap",
-        "changes doctor exporter group in_process keeper kept options run signals space status \
-         systemd taking_part wire",
+        "changes doctor exporter group in_process keeper kept options run signals slots space \
+         status systemd taking_part wire",
     ),
     (
         "uzswap-agent",

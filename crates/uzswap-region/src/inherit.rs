@@ -1,0 +1,212 @@
+//! A fork of a process with windows: the child goes on with a copy of everything.
+//!
+//! Locks that other threads hold at that moment would be held for ever in the child. So
+//! [`Pager::before_fork`] waits until no page goes out and none comes in. Then the child makes its
+//! copy of the pager its own. Where it cannot, it brings all pages to their places, without one.
+
+use crate::fork;
+use crate::lane::Lane;
+use crate::pager::{Inner, Pager};
+use crate::space::Space;
+use crate::unnamed::Unnamed;
+use crate::word::{Kind, Word};
+use std::collections::BTreeMap;
+use std::io;
+use std::ops::Range;
+use std::os::fd::OwnedFd;
+use std::sync::{Arc, MutexGuard, RwLockWriteGuard};
+use uzswap_engine::{PAGE_BYTES, Page};
+use uzswap_sys::bus::{self, Blocked};
+use uzswap_sys::{map, proc_mem};
+
+impl Pager {
+    /// In a fork, after [`BeforeFork::in_child`], as soon as the C library is whole: from a handler
+    /// of
+    /// `pthread_atfork` that was set after this pager was made.
+    pub fn after_fork(&self) -> io::Result<()> {
+        self.inner().adopt_process();
+        self.restart_threads()?;
+        self.inner().budget.set_lifted(false);
+        Ok(())
+    }
+
+    /// Waits until no page goes out or comes in, and keeps it so. Errors: there is no room for a
+    /// copy of the backing; then all goes on.
+    pub fn before_fork(&self) -> io::Result<BeforeFork> {
+        let pager = self.clone();
+        let blocked = Blocked::all();
+        let inner = pager.inner().clone();
+        // A holder of `steady` may wait for faults, and those for room that reclaim would make.
+        inner.budget.set_lifted(true);
+        let steady = fork::unsteady();
+        // SAFETY: the guards are dropped before the pager that they borrow from: `end` does both,
+        // in this order, and nothing else takes them apart.
+        let still: &'static Inner = unsafe { &*Arc::as_ptr(&inner) };
+        let lanes = still.lanes.all();
+        let regions = still.regions_mut();
+        let mut still =
+            BeforeFork { lanes, regions, steady, backing: None, _blocked: blocked, pager };
+        match inner.unnamed.as_ref().map(Unnamed::copy).transpose() {
+            Ok(backing) => still.backing = backing,
+            Err(error) => {
+                still.in_parent();
+                return Err(error);
+            }
+        }
+        Ok(still)
+    }
+}
+
+/// Everything stands still: see [`Pager::before_fork`].
+pub struct BeforeFork {
+    lanes: Vec<MutexGuard<'static, Lane>>,
+    regions: RwLockWriteGuard<'static, BTreeMap<u32, Arc<Space>>>,
+    steady: RwLockWriteGuard<'static, ()>,
+    /// The child's backing.
+    backing: Option<OwnedFd>,
+    _blocked: Blocked,
+    pager: Pager,
+}
+
+impl std::fmt::Debug for BeforeFork {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("BeforeFork").finish_non_exhaustive()
+    }
+}
+
+impl BeforeFork {
+    /// In the parent: all goes on.
+    pub fn in_parent(self) {
+        let pager = self.pager.clone();
+        self.end();
+        pager.inner().budget.set_lifted(false);
+    }
+
+    fn end(self) {
+        let Self { lanes, regions, steady, backing, _blocked, pager: _ } = self;
+        drop((lanes, regions, steady, backing));
+    }
+
+    /// In the child: the pager is its own, with descriptors of its own; it has threads again once
+    /// [`Pager::after_fork`] is called. A child may not get those descriptors: `/proc` is closed to
+    /// it, or a filter forbids userfaultfd. Then all pages are in their places and the program's
+    /// own, and the reason is returned. Safe as soon as the kernel has made the child.
+    ///
+    /// Errors: a page that is out cannot be brought in; the child must not go on.
+    pub fn in_child(self) -> io::Result<Option<io::Error>> {
+        let inner = self.pager.inner().clone();
+        bus::forked();
+        inner.adopt_process();
+        // The parent may be held; the child's own thread will learn if the child is.
+        inner.budget.set_held(false);
+        let renewed = inner.door.renew().and_then(|()| inner.staging.renew());
+        if let (Some(unnamed), Some(copy)) = (&inner.unnamed, &self.backing) {
+            unnamed.go_on_with(copy)?;
+            inner.cache.go_on_in_fork()?;
+        }
+        let spaces: Vec<_> = self.regions.values().cloned().collect();
+        if renewed.is_ok() {
+            spaces.iter().try_for_each(|space| inner.settle(space))?;
+        }
+        // A thread without room gets it all the same, until there are threads that make some.
+        self.end();
+        if renewed.is_err() {
+            spaces.iter().try_for_each(|space| inner.settle_plainly(space))?;
+        }
+        Ok(renewed.err())
+    }
+}
+
+impl Inner {
+    /// In a fork: finds the pages that another thread of the parent's had, and registers the
+    /// adopted memory.
+    fn settle(&self, space: &Space) -> io::Result<()> {
+        let mut run: Option<Range<u32>> = None;
+        let mut at = 0;
+        loop {
+            let next = space.next_touched(at);
+            if let Some(page) = next.filter(|page| space.load(*page).kind() != Kind::Untouched) {
+                if space.load(page).kind() == Kind::Busy {
+                    space.put(page, self.whereabouts(space, page)?);
+                }
+                match &mut run {
+                    Some(run) if run.end == page => run.end = page + 1,
+                    _ => {
+                        self.register_run(space, run.take())?;
+                        run = Some(page..page + 1);
+                    }
+                }
+            }
+            match next {
+                Some(page) => at = page + 1,
+                None => return self.register_run(space, run),
+            }
+        }
+    }
+
+    /// In a fork that cannot have a door of its own: writes each page that is out to its place. All
+    /// memory is the program's own from then on.
+    fn settle_plainly(&self, space: &Space) -> io::Result<()> {
+        let mut content: Box<Page> = Box::new([0; PAGE_BYTES]);
+        let mut at = 0;
+        while let Some(page) = space.next_touched(at) {
+            at = page + 1;
+            let mut word = space.load(page);
+            if word.kind() == Kind::Busy {
+                // Another thread of the parent's had it.
+                word = self.whereabouts_by(space, page, map::is_in_core(space.address(page))?);
+            } else if !space.take(page, word) {
+                continue;
+            }
+            let is_out = match word.kind() {
+                Kind::Staged => {
+                    content.copy_from_slice(self.staging.page(word.frame()));
+                    true
+                }
+                Kind::Stored => {
+                    self.load(space, page, &mut content);
+                    true
+                }
+                _ => false,
+            };
+            let address = space.address(page);
+            if is_out || word.kind() == Kind::Empty {
+                // By userfaultfd it can be touched: nothing is registered in a fork.
+                let _ = self.door.let_zeros_in(address..address + PAGE_BYTES, true);
+            }
+            if is_out {
+                // SAFETY: adopted memory, private and anonymous, whose content this is; there is
+                // one thread.
+                unsafe { proc_mem::write_plainly(address, &*content) }?;
+            }
+            space.put(page, Word::UNTOUCHED);
+        }
+        Ok(())
+    }
+
+    fn register_run(&self, space: &Space, run: Option<Range<u32>>) -> io::Result<()> {
+        let Some(run) = run else { return Ok(()) };
+        self.door.watch(space.address(run.start)..space.address(run.end))
+    }
+
+    /// The right word for a page that another thread was changing.
+    fn whereabouts(&self, space: &Space, page: u32) -> io::Result<Word> {
+        let is_there = self.door.pagemap().has_page(space.address(page))?;
+        Ok(self.whereabouts_by(space, page, is_there))
+    }
+
+    /// The same, if it is known whether the page is in its place.
+    fn whereabouts_by(&self, space: &Space, page: u32, is_there: bool) -> Word {
+        let is_stored = self.cache.has(space.key(page));
+        if is_there {
+            // An existing copy may be older.
+            let copy = if is_stored { Word::KEPT | Word::STALE } else { 0 };
+            return Word::RESIDENT.with(Word::USED | copy);
+        }
+        match self.staging.frame_of(space, page) {
+            Some(frame) => Word::staged(frame, Word::RESIDENT),
+            None if is_stored => Word::STORED,
+            None => Word::EMPTY,
+        }
+    }
+}
