@@ -88,7 +88,7 @@ fn locks_are_counted_and_a_prediction_is_made_of_that() {
     let refused = bench(&predict);
     let stderr = String::from_utf8_lossy(&refused.stderr).into_owned();
     assert_eq!(refused.status.code(), Some(125));
-    assert!(stderr.contains("not what --count writes"), "{stderr}");
+    assert!(stderr.contains("--count did not write it"), "{stderr}");
     let text = assert_well(&bench(&["locks", "--smoke", "--threads=5", "--count", file]));
     for row in ["| Entry", "| slots::SlotCache", "| lru::List"] {
         assert!(text.contains(row), "{row}: {text}");
