@@ -228,7 +228,7 @@ fn where_protection_is_denied_too_a_command_runs_as_without_and_one_line_says_so
     assert_eq!(output.stdout, b"preloaded: \n");
     assert_eq!(said.lines().count(), 1, "{said}");
     for part in
-        ["userfaultfd is not permitted", "seccomp=", "/proc/self/mem", "commands run without"]
+        ["userfaultfd is not permitted", "seccomp=", "/proc/self/mem", "such commands run without"]
     {
         assert!(said.contains(part), "{said}");
     }
@@ -238,6 +238,7 @@ fn where_protection_is_denied_too_a_command_runs_as_without_and_one_line_says_so
     assert!(told.starts_with("does not work here"), "{told}");
     // The same words, with the details behind the name of the check.
     let reason = said.trim_end().strip_prefix("uzswap: in-process: ").unwrap();
+    let reason = reason.strip_suffix("; such commands run without").unwrap();
     assert!(told.contains(reason), "{told}");
 }
 

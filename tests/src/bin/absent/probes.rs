@@ -482,10 +482,7 @@ pub const UNTESTED: &[(&str, &str)] = &[
          open_tree move_mount fsopen fsconfig fspick mount_setattr open_tree_attr fanotify_mark \
          capset file_setattr",
     ),
-    (
-        "they need a ring of the kernel's, which is refused",
-        "io_getevents io_submit io_cancel io_pgetevents io_uring_enter io_uring_register",
-    ),
+    ("they need a ring of the kernel's, which is refused", "io_uring_enter io_uring_register"),
     (
         "this kernel may be built without",
         "add_key request_key keyctl sysfs modify_ldt \
@@ -493,6 +490,10 @@ pub const UNTESTED: &[(&str, &str)] = &[
     ),
     ("of 32-bit programs", "set_thread_area get_thread_area"),
     ("it needs another process, whose memory it is about", "ptrace"),
+    (
+        "the programs of the end-to-end tests make them (`habits/mappings.c`)",
+        "io_setup io_getevents io_submit io_cancel io_pgetevents mseal",
+    ),
     (
         "given no memory that may be absent; the programs of the end-to-end tests make them",
         "mmap munmap brk mremap mlock mlock2 shmat close close_range dup2 dup3 clone fork vfork \
