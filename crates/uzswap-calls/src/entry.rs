@@ -28,7 +28,7 @@ impl Call {
     pub const NOT_MADE: i64 = -(1 << 30);
 }
 
-/// A call with the registers that the program has then, as [`entry`] keeps them on its stack.
+/// A call with the registers that the program has then, as `entry` keeps them on its stack.
 #[derive(Debug, Clone, Copy)]
 #[repr(C)]
 pub struct Frame {
