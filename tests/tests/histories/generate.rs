@@ -549,7 +549,9 @@ impl Maker {
 
     fn storm(&mut self, _: Place, depth: usize) {
         let (slot, flags) = (self.slot(), self.pick(&["plain", "onstack"]));
-        self.line(depth, &format!("storm {slot} 8 {flags}"));
+        if is_mended("storm") {
+            self.line(depth, &format!("storm {slot} 8 {flags}"));
+        }
     }
 
     fn thread(&mut self, _: Place, depth: usize) {
