@@ -7,6 +7,7 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
+use std::sync::{Mutex, PoisonError};
 use uzswap_tests::{is_full, program};
 
 fn sources() -> PathBuf {
@@ -25,12 +26,15 @@ fn text(output: &Output) -> String {
 }
 
 /// An environment with programs from PyPI, made once, and the module from these sources (its Python
-/// half), with the program that was built.
+/// half), with the program that was built. One test at a time changes it.
 fn environment(packages: &[&str]) -> PathBuf {
+    static CHANGE: Mutex<()> = Mutex::new(());
+    let _one = CHANGE.lock().unwrap_or_else(PoisonError::into_inner);
     let target = program("uzswap").ancestors().nth(2).unwrap().to_owned();
     let environment = target.join("places");
     let python = environment.join("bin/python");
-    if !python.exists() {
+    // pip comes last: an environment that was left half made has none.
+    if !environment.join("bin/pip").exists() {
         succeed(Command::new("python3").args(["-m", "venv"]).arg(&environment));
     }
     let pip = ["-m", "pip", "install", "--quiet", "--disable-pip-version-check"];
