@@ -78,7 +78,9 @@ fn profiles(dist: &Dist) -> (&'static str, &'static str) {
 /// debugger finds that by its name, beside the program or in its own folder for such files.
 fn split(from: &Path, folder: &Path, debug: &Path) -> Result<PathBuf> {
     let name = from.file_name().ok_or("a file without a name")?;
-    let (to, debug) = (folder.join(name), debug.join(name).with_added_extension("debug"));
+    let mut debug_name = name.to_owned();
+    debug_name.push(".debug");
+    let (to, debug) = (folder.join(name), debug.join(debug_name));
     succeed(Command::new("objcopy").arg("--only-keep-debug").arg(from).arg(&debug))?;
     succeed(Command::new("strip").arg("-o").arg(&to).arg(from))?;
     let mut link = std::ffi::OsString::from("--add-gnu-debuglink=");
