@@ -20,7 +20,7 @@ fn bars(text: &str) -> Option<Vec<Bar>> {
     let build = after(in_process, "**A kernel build.**")?;
     let faults = after(in_process, "**Faults.**")?;
     let in_order = cell(faults, "in-process, lz4", 5)? / cell(faults, "zram, lz4", 5)?;
-    let (before, _) = in_process.split_once(" times zram's time; 1.15 was aimed at")?;
+    let (before, _) = in_process.split_once(" times zram's time. The aim was 1.15")?;
     let without_turns = before.rsplit([' ', '\n']).next()?.parse().ok()?;
     Some(vec![
         Bar { name: "pages in order, each", ratio: in_order },
