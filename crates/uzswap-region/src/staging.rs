@@ -109,7 +109,7 @@ impl Staging {
 
     /// The descriptor that moves pages to it.
     pub(crate) fn uffd(&self) -> &Uffd {
-        self.uffd.as_ref().expect("asked for by who has one")
+        self.uffd.as_ref().expect("only the userfaultfd door asks for it")
     }
 
     /// The frame in which a page is.
