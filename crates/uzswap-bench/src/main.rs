@@ -33,6 +33,7 @@ mod ranges;
 mod recovery;
 mod redis;
 mod report;
+mod skew;
 mod starts;
 mod touch;
 mod transport;
@@ -83,7 +84,9 @@ enum What {
     Calls(calls::CallsArguments),
     /// A touch of an evicted page in-process, by each means of eviction.
     Means(means::MeansArguments),
-    /// The program that touches; started by means.
+    /// A working set beside colder pages at equal memory in total, in-process beside zram.
+    Skew(skew::SkewArguments),
+    /// The program that touches; started by means and skew.
     #[command(hide = true)]
     TouchFiles(means::TouchArguments),
     /// The measured server; started by redis.
@@ -110,7 +113,7 @@ enum What {
 }
 
 /// The benchmarks of `all`, the shortest first.
-const ALL: [&str; 13] = [
+const ALL: [&str; 14] = [
     "ranges",
     "calls",
     "codecs",
@@ -122,6 +125,7 @@ const ALL: [&str; 13] = [
     "numpy",
     "transport",
     "recovery",
+    "skew",
     "redis",
     "kernel-build",
 ];
@@ -180,6 +184,7 @@ fn section(bench: &Bench, what: &What) -> Result<Section, Failure> {
         What::Redis(arguments) => redis::run(bench, arguments),
         What::Calls(arguments) => calls::run(bench, arguments),
         What::Means(arguments) => means::run(bench, arguments),
+        What::Skew(arguments) => skew::run(bench, arguments),
         What::ServeRedis(_) | What::MakeCalls(_) | What::MakeStarts(_) | What::TouchFiles(_) => {
             Err(Failure::new("not a benchmark by itself"))
         }

@@ -42,17 +42,30 @@ pub struct TouchArguments {
     /// Of 100 touches, those that go to one and the same fifth of the pages.
     #[arg(long)]
     percent: u64,
+    /// Of 100 touches, those that write.
+    #[arg(long, default_value_t = 25)]
+    writes: u64,
+    /// Touches before the measured ones, a third as many by default.
+    #[arg(long)]
+    warm_up: Option<usize>,
+    /// For each so many touches one page in order is touched beside them; 0: none.
+    #[arg(long, default_value_t = 0)]
+    scan_every: usize,
 }
 
 /// The result of one run.
 #[derive(Debug, Serialize, Deserialize)]
-struct Touched {
+pub struct Touched {
     /// us of each touch of a page that was out, the mean.
-    out_us: f64,
+    pub out_us: f64,
     /// Touches of pages that were out.
-    outs: usize,
+    pub outs: usize,
     /// Seconds for all touches.
-    seconds: f64,
+    pub seconds: f64,
+    /// Seconds of touches, without those in order beside them, by all threads.
+    pub touch_seconds: f64,
+    /// Pages of the memory that were there in the end.
+    pub resident: usize,
 }
 
 /// Percents to a fifth, and threads.
@@ -82,7 +95,7 @@ pub fn run(bench: &Bench, arguments: &MeansArguments) -> Result<Section, Failure
     let mut rows: Vec<Vec<String>> = Vec::new();
     let mut section = Section::new("means", "By what pages leave in-process").text(format!(
         "{mib} MiB of the contents of files in {memory} MiB, touched {touches} times at random, 80 or \
-         95 % of it in one fifth, every fourth time to write; us of a touch that found its page out \
+         95 % of it in one fifth, a quarter of them to write; us of a touch that found its page out \
          (to userfaultfd's), and of any. Medians of {rounds} rounds."
     ));
     for (percent, threads) in WAYS {
@@ -141,33 +154,11 @@ fn measure(means: Means, memory: usize, options: &[String]) -> Result<Touched, F
 pub fn touch(arguments: &TouchArguments) -> Result<(), Failure> {
     let memory = contents(arguments.mib << 20)?;
     let touches = arguments.touches / arguments.threads;
-    let run = |thread: usize, touches: usize| {
-        let mut noise = Noise::new(thread as u64 + 1);
-        let pages = (memory.len() / PAGE_BYTES) as u64;
-        let (mut outs, mut out_ns) = (0, 0);
-        for turn in 0..touches {
-            // The fifth lies here and there.
-            let page = match noise.below(100) < arguments.percent {
-                true => noise.below(pages / 5) * 5,
-                false => noise.below(pages),
-            };
-            let byte = &memory[page as usize * PAGE_BYTES + 64];
-            let began = Instant::now();
-            match turn % 4 {
-                0 => byte.store(turn as u8, Relaxed),
-                _ => _ = black_box(byte.load(Relaxed)),
-            }
-            let ns = began.elapsed().as_nanos();
-            if ns >= OUT_NS_MIN {
-                (outs, out_ns) = (outs + 1, out_ns + ns);
-            }
-        }
-        (outs, out_ns)
-    };
+    let run = |thread: usize, touches: usize| touch_some(arguments, &memory, thread, touches);
     // So that the pages in use are in memory.
-    run(99, arguments.touches / 3);
+    run(99, arguments.warm_up.unwrap_or(arguments.touches / 3));
     let began = Instant::now();
-    let (outs, out_ns) = std::thread::scope(|scope| {
+    let (outs, out_ns, all_ns) = std::thread::scope(|scope| {
         let run = &run;
         if arguments.threads == 1 {
             return run(0, touches);
@@ -176,12 +167,73 @@ pub fn touch(arguments: &TouchArguments) -> Result<(), Failure> {
             .map(|thread| scope.spawn(move || run(thread, touches)))
             .collect();
         let all = threads.into_iter().map(|thread| thread.join().expect("it only touches"));
-        all.fold((0, 0), |sum, one| (sum.0 + one.0, sum.1 + one.1))
+        all.fold((0, 0, 0), |sum, one| (sum.0 + one.0, sum.1 + one.1, sum.2 + one.2))
     });
     let seconds = began.elapsed().as_secs_f64();
-    let touched = Touched { out_us: out_ns as f64 / 1e3 / outs.max(1) as f64, outs, seconds };
+    let touched = Touched {
+        out_us: out_ns as f64 / 1e3 / outs.max(1) as f64,
+        outs,
+        seconds,
+        touch_seconds: all_ns as f64 / 1e9,
+        resident: resident(&memory)?,
+    };
     println!("{}", serde_json::to_string(&touched).context("the figures")?);
     Ok(())
+}
+
+/// The touches of a thread: those that found their page out, their ns, and those of all.
+fn touch_some(
+    arguments: &TouchArguments,
+    memory: &[AtomicU8],
+    thread: usize,
+    touches: usize,
+) -> (usize, u128, u128) {
+    let mut noise = Noise::new(thread as u64 + 1);
+    let pages = (memory.len() / PAGE_BYTES) as u64;
+    let byte = |page: u64| &memory[page as usize * PAGE_BYTES + 64];
+    let (mut outs, mut out_ns, mut all_ns) = (0, 0, 0);
+    for turn in 0..touches {
+        // The fifth lies here and there.
+        let page = match noise.below(100) < arguments.percent {
+            true => noise.below(pages / 5) * 5,
+            false => noise.below(pages),
+        };
+        let is_write = noise.below(100) < arguments.writes;
+        let began = Instant::now();
+        match is_write {
+            true => byte(page).store(turn as u8, Relaxed),
+            false => _ = black_box(byte(page).load(Relaxed)),
+        }
+        let ns = began.elapsed().as_nanos();
+        all_ns += ns;
+        if ns >= OUT_NS_MIN {
+            (outs, out_ns) = (outs + 1, out_ns + ns);
+        }
+        if arguments.scan_every > 0 && turn.is_multiple_of(arguments.scan_every) {
+            let page = (turn / arguments.scan_every) as u64 % pages;
+            black_box(byte(page).load(Relaxed));
+        }
+    }
+    (outs, out_ns, all_ns)
+}
+
+/// How many pages of this memory are there, by the mappings that it lies in.
+fn resident(memory: &[AtomicU8]) -> Result<usize, Failure> {
+    const SMAPS: &str = "/proc/self/smaps";
+    let own = memory.as_ptr() as usize..memory.as_ptr_range().end as usize;
+    let text = fs::read_to_string(SMAPS).context(SMAPS)?;
+    let (mut resident_kib, mut is_own) = (0, false);
+    for line in text.lines() {
+        let mut words = line.split_whitespace();
+        let (first, second) = (words.next().unwrap_or_default(), words.next().unwrap_or_default());
+        if let Some((start, end)) = first.split_once('-') {
+            let [start, end] = [start, end].map(|at| usize::from_str_radix(at, 16).unwrap_or(0));
+            is_own = start < own.end && own.start < end;
+        } else if is_own && first == "Rss:" {
+            resident_kib += second.parse::<usize>().unwrap_or(0);
+        }
+    }
+    Ok((resident_kib << 10) / PAGE_BYTES)
 }
 
 /// So many bytes of this system's files, from the beginning again if they are too few.

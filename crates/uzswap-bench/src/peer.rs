@@ -197,8 +197,8 @@ impl Peer {
         match self {
             Self::InProcess { compressor, is_controlled } => {
                 let control = (!is_controlled).then_some("--no-load-control");
-                let command = in_process(room, compressor.as_deref(), control, command)?;
-                return run_unlimited(command, room.time_max, interrupt);
+                let below = in_process(room, compressor.as_deref(), control)?;
+                return run_in_process(below, room, command, interrupt);
             }
             Self::Alone => {
                 let mut alone = Command::new(&command[0]);
@@ -372,12 +372,11 @@ fn run_uzswap(
     })
 }
 
-/// The command below `uzswap run`. Its part of the pool is in its memory, for any room.
+/// `uzswap run`, without the command. Its part of the pool is in its memory, for any room.
 fn in_process(
     room: Room,
     compressor: Option<&str>,
     control: Option<&str>,
-    command: &[String],
 ) -> Result<Command, Failure> {
     let mut below = Command::new(uzswap()?);
     below.args(["run", "--in-process", "--quiet", "--memory", &room.memory.to_string()]);
@@ -385,8 +384,23 @@ fn in_process(
     if room.slow_disk {
         below.arg(format!("--backing={DISK}:{BACKING_BYTES}"));
     }
-    below.arg("--").args(command);
     Ok(below)
+}
+
+/// Runs a command below `uzswap run --in-process`, whose report has the size of the pool.
+fn run_in_process(
+    mut below: Command,
+    room: Room,
+    command: &[String],
+    interrupt: &Interrupt,
+) -> Result<Measured, Failure> {
+    let report = tempfile::NamedTempFile::new().context("a temporary file")?;
+    below.arg("--report").arg(report.path()).arg("--").args(command);
+    let measured = run_unlimited(below, room.time_max, interrupt)?;
+    let text = fs::read_to_string(report.path()).context("the report")?;
+    // A command that was stopped leaves none.
+    let report: serde_json::Value = serde_json::from_str(&text).unwrap_or_default();
+    Ok(Measured { pool_peak: report["pool_peak"].as_u64().unwrap_or(0), ..measured })
 }
 
 /// Runs a configuration without a cgroup, which does not report its swapping.
