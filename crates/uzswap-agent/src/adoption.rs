@@ -5,21 +5,23 @@
 //! not known here is left alone, and counted by the reason. The kernel joins neighbours to one
 //! mapping: the parts that must stay are cut out of it.
 
-use crate::{AGENT, layout, memory, stacks};
+use crate::{AGENT, devices, layout, memory, stacks};
 use std::ops::Range;
-
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
 use uzswap_calls::sites;
 use uzswap_calls::stop::Staying;
 use uzswap_region::{Contents, Mode};
-use uzswap_sys::map;
+use uzswap_sys::map::{self, PAGE_BYTES};
 use uzswap_sys::smaps::{self, Described};
+use uzswap_tree::Table;
 
 /// A guard below a stack is at most so long.
 const GUARD_MAX: usize = 64 << 10;
 /// Bytes around a thread's block that the kernel and this library use: the C library's description
 /// of the thread lies behind the block. With a margin.
 const BLOCK: usize = 64 << 10;
+/// Bytes of the C library's description of a thread, behind the thread's block. With a margin.
+const THREAD: usize = 4 << 10;
 
 /// Bytes that the variables of all files take before the block of a thread.
 static VARIABLES: AtomicUsize = AtomicUsize::new(0);
@@ -66,15 +68,65 @@ pub enum Stays {
 }
 
 impl Stays {
-    const COUNT: usize = Self::Refused as usize + 1;
+    const ALL: [Self; 12] = [
+        Self::NotInherited,
+        Self::Grows,
+        Self::Locked,
+        Self::Droppable,
+        Self::Sealed,
+        Self::Key,
+        Self::Special,
+        Self::OwnFaults,
+        Self::Code,
+        Self::Stack,
+        Self::ReadOnly,
+        Self::Refused,
+    ];
+
+    fn text(self) -> &'static str {
+        match self {
+            Self::NotInherited => "children do not inherit this memory",
+            Self::Grows => "this memory grows by itself",
+            Self::Locked => "it has locked this memory",
+            Self::Droppable => "the kernel may drop this memory",
+            Self::Sealed => "it has sealed this memory",
+            Self::Key => "a protection key guards this memory",
+            Self::Special => "the kernel uses this memory by rules of its own",
+            Self::OwnFaults => "it serves the faults of this memory itself",
+            Self::Code => "this memory is code",
+            Self::Stack => "this memory is the stack of a thread",
+            Self::ReadOnly => "this memory may only be read, and userfaultfd is denied",
+            Self::Refused => "there were no mappings left for this memory",
+        }
+    }
 }
 
+const _: () = {
+    let mut at = 0;
+    while at < Stays::ALL.len() {
+        assert!(Stays::ALL[at] as usize == at);
+        at += 1;
+    }
+};
+
 /// Bytes of pages that were left alone at the take-over, by reason.
-static LEFT: [AtomicU64; Stays::COUNT] = [const { AtomicU64::new(0) }; Stays::COUNT];
+static LEFT: [AtomicU64; Stays::ALL.len()] = [const { AtomicU64::new(0) }; Stays::ALL.len()];
+/// Less is not reported.
+const LEFT_LEAST: u64 = 4 << 20;
 
 /// Counts bytes that stay.
 pub fn note_left(why: Stays, bytes: u64) {
     LEFT[why as usize].fetch_add(bytes, Relaxed);
+}
+
+/// Reports the memory that stays, by reason.
+pub fn report_left(table: &Table, name: &str) {
+    for (why, bytes) in Stays::ALL.iter().zip(&LEFT) {
+        let bytes = bytes.load(Relaxed);
+        if bytes >= LEFT_LEAST {
+            table.leave_part(bytes, &[name.as_bytes(), b": ", why.text().as_bytes()]);
+        }
+    }
 }
 
 /// Why the kernel's description of a private mapping of no file forbids to adopt it, if it does.
@@ -157,6 +209,7 @@ fn kept(modules: &[sites::Module]) -> Vec<Range<usize>> {
     let of_main = around_block(crate::front().map_or(0, |front| front.first_thread));
     let mut kept = map::own();
     kept.extend(memory::own());
+    kept.extend(devices::handed());
     kept.push(of_main);
     kept.extend(libraries.map(|module| module.range.clone()));
     kept.extend(signal_stacks.iter().cloned());
@@ -171,9 +224,12 @@ fn adopt_around(
     has_guard: bool,
 ) {
     let range = one.mapped.range.clone();
-    // The block of a thread is at the end of its stack.
-    let blocks = stopped.iter().filter(|thread| range.contains(&thread.block));
-    let stacks_end = blocks.map(|thread| thread.block + BLOCK).max();
+    // The block of a thread is at the end of its stack, but for the program's first one.
+    let first = crate::front().map_or(0, |front| front.first_thread);
+    let blocks = stopped.iter().filter(|thread| thread.block != first);
+    let blocks = blocks.filter(|thread| range.contains(&thread.block));
+    let end = |thread: &Staying| (thread.block + THREAD).next_multiple_of(PAGE_BYTES);
+    let stacks_end = blocks.map(end).max();
     let is_running =
         |thread: &Staying| range.contains(&thread.stack) && !range.contains(&thread.block);
     let is_ours = kept.iter().any(|kept| kept.start <= range.start && range.start < kept.end);

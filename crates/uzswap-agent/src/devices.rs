@@ -1,69 +1,64 @@
 //! Memory that the kernel or a device uses outside of the calls that name it.
 //!
 //! A virtual machine's guest, a driver or an asynchronous read finds an absent page where nobody
-//! can bring it in. So such memory stays: the calls that name it give it back to the program. A
-//! device that was told of memory before the take-over does not say which it was; a program that
-//! has one open is left alone.
+//! can bring it in. So such memory stays: the calls that name it give it back to the program.
+//! Before the take-over the preloaded library tells of them. A device that was told of memory
+//! otherwise does not say which it was; a program that has one open is left alone.
 
 use crate::calls::{Holds, hold_vector, make, peek, touched};
-use crate::{Agent, layout};
+use crate::{Agent, inside, layout};
 use std::fs;
+use std::ops::Range;
+use std::sync::{Mutex, PoisonError};
 use uzswap_calls::{Call, Outcome};
+use uzswap_sys::map::PAGE_BYTES;
 
 /// Open files by which the kernel uses a program's memory at any time, by the beginning of their
-/// names: rings, virtual machines, drivers that programs hand their memory to.
-const USERS: [&str; 8] = [
-    "anon_inode:[io_uring]",
-    "anon_inode:kvm-vm",
-    "/dev/vhost-",
-    "/dev/vfio/",
-    "/dev/iommu",
-    "/dev/infiniband/",
-    "/dev/nvidia",
-    "/dev/kfd",
-];
+/// names: rings, drivers that programs hand their memory to.
+const USERS: [&str; 5] =
+    ["anon_inode:[io_uring]", "/dev/iommu", "/dev/infiniband/", "/dev/nvidia", "/dev/kfd"];
+/// The same, of devices that are told of memory by calls that [`note`] knows.
+const TOLD: [&str; 3] = ["anon_inode:kvm-vm", "/dev/vhost-", "/dev/vfio/"];
 
-/// The name of an open file by which the kernel may use this program's memory at any time.
+/// The name of an open file by which the kernel may use memory that is not known here.
 pub fn user() -> Option<String> {
     let files = fs::read_dir("/proc/thread-self/fd").into_iter().flatten().flatten();
     let mut names = files.filter_map(|file| fs::read_link(file.path()).ok());
-    let is_user = |name: &str| USERS.iter().any(|user| name.starts_with(user));
+    let told: &[&str] = if handed().is_empty() { &TOLD } else { &[] };
+    let is_user = |name: &str| USERS.iter().chain(told).any(|user| name.starts_with(user));
     names.find_map(|name| Some(name.to_string_lossy().into_owned()).filter(|name| is_user(name)))
 }
 
-/// A structure of 64-bit numbers that an `ioctl` is given, in which one is the address of memory
-/// and one its length, by their places.
-struct Request {
-    number: u32,
-    address: u64,
-    bytes: u64,
+/// Memory that the program handed to a device before it was taken over.
+static HANDED: Mutex<Vec<Range<usize>>> = Mutex::new(Vec::new());
+
+/// Memory that stays, since a device uses it.
+pub fn handed() -> Vec<Range<usize>> {
+    HANDED.lock().unwrap_or_else(PoisonError::into_inner).clone()
 }
 
-const REQUESTS: [Request; 5] = [
-    // KVM_SET_USER_MEMORY_REGION, KVM_SET_USER_MEMORY_REGION2
-    Request { number: 0x4020_ae46, address: 3, bytes: 2 },
-    Request { number: 0x40a0_ae49, address: 3, bytes: 2 },
-    // VFIO_IOMMU_MAP_DMA, IOMMU_IOAS_MAP
-    Request { number: 0x3b71, address: 1, bytes: 3 },
-    Request { number: 0x3b85, address: 2, bytes: 3 },
-    // UFFDIO_REGISTER: the program serves the faults itself.
-    Request { number: 0xc020_aa00, address: 0, bytes: 1 },
-];
-/// VHOST_SET_MEM_TABLE: a count, and as many regions of four numbers.
-const VHOST_TABLE: u32 = 0x4008_af03;
+/// The preloaded library's, before a call of `ioctl` that hands memory to a device.
+pub extern "C" fn note(number: u32, at: u64) {
+    // The program may hold the locks of its allocator, and a signal must not find ours.
+    let _inside = inside();
+    let mut handed = HANDED.lock().unwrap_or_else(PoisonError::into_inner);
+    each_range(number, at, |address, bytes| {
+        let start = address as usize & !(PAGE_BYTES - 1);
+        let end = (address as usize).saturating_add(bytes as usize);
+        handed.push(start..end.next_multiple_of(PAGE_BYTES));
+    });
+}
+
+/// Calls this with the address and the length of all memory that an `ioctl` hands to a device.
+fn each_range(number: u32, at: u64, each: impl FnMut(u64, u64)) {
+    let word = |place: u64| peek::<u64>(at.wrapping_add(place * 8)).unwrap_or(0);
+    uzswap_tree::devices::each_range(number, word, each);
+}
 
 /// `ioctl`: memory that it hands to a device is given back to the program first.
 pub fn control(agent: &Agent, call: &mut Call) -> Outcome {
     let [_, number, at, ..] = call.arguments;
-    let word = |place: u64| peek::<u64>(at.wrapping_add(place * 8)).unwrap_or(0);
-    if let Some(one) = REQUESTS.iter().find(|one| one.number == number as u32) {
-        layout::give_back(agent, word(one.address), word(one.bytes));
-    } else if number as u32 == VHOST_TABLE {
-        for region in 0..(word(0) as u32).min(4096) {
-            let first = 1 + u64::from(region) * 4;
-            layout::give_back(agent, word(first + 2), word(first + 1));
-        }
-    }
+    each_range(number as u32, at, |address, bytes| layout::give_back(agent, address, bytes));
     touched(agent, call, &[2])
 }
 

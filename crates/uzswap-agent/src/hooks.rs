@@ -1,6 +1,6 @@
 //! The functions that the preloaded library calls in this one, once it has loaded it.
 
-use crate::{alone, forking, locals};
+use crate::{alone, devices, forking, locals};
 use libc::{c_int, pid_t, sigaction as Action};
 use std::ptr;
 use uzswap_region::signals;
@@ -28,6 +28,7 @@ static HOOKS: Hooks = Hooks {
     signal,
     sysv_signal,
     alone: alone::call,
+    hands_over: devices::note,
     end: locals::end,
 };
 

@@ -47,6 +47,10 @@ use uzswap_tree::{Figures, SILENT_MAX, Table, Tree, clock};
 
 /// A process with less than this is not taken over: there is little to win.
 const LEAST: u64 = 16 << 20;
+/// Memory that the take-over itself needs: a pager, threads, the list of mappings.
+const COST: u64 = 7 << 20;
+/// Memory that the preloaded library lets a program ask for before it has the agent look.
+const BETWEEN: u64 = 4 << 20;
 /// The least budget of a pager.
 const BUDGET_LEAST: u64 = 8 << 20;
 /// The most by which memory grows in a second, with a margin: the kernel clears pages no faster.
@@ -147,22 +151,29 @@ extern "C" fn look(more: usize, may_wait: bool) {
     if may_wait {
         wait_for_turn();
     }
-    if used + (more as u64) < SILENT_MAX {
+    if used + (more as u64) < SILENT_MAX || HAS_FAILED.load(Relaxed) {
         return;
     }
     let is_much = {
         let _inside = inside();
         watch_from_now();
+        front.tree.reserve(COST);
         let allowance = front.tree.allowance(used, false).bytes;
-        used + more as u64 > allowance - allowance / 4
+        used + more as u64 > allowance - reserve(allowance)
     };
-    if is_much && !HAS_FAILED.load(Relaxed) {
+    if is_much {
         set_taking(true);
         ring();
         if may_wait {
             wait_while_taking();
         }
     }
+}
+
+/// The part of an allowance that must be left when a program is taken over: for the take-over, and
+/// for memory that it asks for between two looks.
+fn reserve(allowance: u64) -> u64 {
+    (allowance / 4).max((COST + BETWEEN).min(allowance / 2))
 }
 
 /// Starts the thread that watches, unless there is one.
@@ -343,7 +354,7 @@ fn watch() {
             None => allowance.saturating_sub(used),
         };
         if AGENT.get().is_none() && !HAS_FAILED.load(Relaxed) {
-            let is_short = room < allowance / 4 && used >= LEAST;
+            let is_short = room < reserve(allowance) && used >= LEAST;
             if is_short || TAKING_UNTIL.load(Relaxed) != 0 {
                 set_taking(true);
                 let busy = forking::busy();
@@ -376,10 +387,16 @@ fn take_over(allowance: u64, table: &Table) {
     // Forks are looked at from the moment that the calls are replaced.
     let _at_work = forking::at_work();
     let compressor = std::env::var("UZSWAP_COMPRESSOR").unwrap_or("lz4".into());
-    let taken = takeover::take_over(allowance.max(BUDGET_LEAST), &compressor);
+    // The watching thread finds out later how much is beside the pager's pages.
+    let memory = allowance.saturating_sub(COST).max(BUDGET_LEAST);
+    let taken = takeover::take_over(memory, &compressor);
     HAS_FAILED.store(taken.is_err(), Relaxed);
+    tree().into_iter().for_each(|tree| tree.reserve(0));
     match taken {
-        Ok(()) => _ = table.managed.fetch_add(1, Relaxed),
+        Ok(()) => {
+            table.managed.fetch_add(1, Relaxed);
+            adoption::report_left(table, &name());
+        }
         Err(reason) => leave_alone(table, &reason),
     }
 }

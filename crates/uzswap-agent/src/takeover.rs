@@ -48,7 +48,7 @@ fn check(modules: &[sites::Module]) -> Result<(), String> {
     if let Some(user) = devices::user() {
         return Err(format!("it has {user} open, by which its memory is used at any time"));
     }
-    if let Err(error) = smaps::read() {
+    if let Err(error) = smaps::check() {
         return Err(format!("/proc/self/smaps, which tells of its memory: {error}"));
     }
     if let Some(watcher) = watcher() {

@@ -6,11 +6,12 @@
 
 use crate::loading::{self, hooks};
 use crate::{asked, front, thread_locals, variable};
-use libc::{c_int, c_long, sigaction as Action, sigset_t};
+use libc::{c_int, c_long, c_ulong, sigaction as Action, sigset_t};
 use std::arch::asm;
 use std::ffi::{CStr, c_void};
 use std::ptr;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::*};
+use uzswap_tree::devices;
 use uzswap_tree::front::{FILTERED, Fork};
 
 const fn bit(signal: c_int) -> u64 {
@@ -300,6 +301,18 @@ unsafe fn make(number: c_long, arguments: [u64; 6]) -> c_long {
 unsafe extern "C" fn prctl(operation: c_int, a: u64, b: u64, c: u64, d: u64) -> c_int {
     // SAFETY: the caller's arguments; those that it has not given, nobody looks at.
     unsafe { make(libc::SYS_prctl, [operation as u64, a, b, c, d, 0]) as c_int }
+}
+
+/// The agent must know of memory that a device uses before it takes the program over, and is loaded
+/// for it. After the takeover it sees the call itself.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn ioctl(file: c_int, number: c_ulong, argument: u64) -> c_int {
+    if devices::hands_over(number as u32) && front().is_some() && !crate::is_filtered() {
+        let hooks = loading::load_now();
+        hooks.into_iter().for_each(|hooks| (hooks.hands_over)(number as u32, argument));
+    }
+    // SAFETY: the caller's arguments.
+    answer(unsafe { raw(libc::SYS_ioctl, [file as u64, number, argument, 0, 0, 0]) }) as c_int
 }
 
 #[unsafe(no_mangle)]

@@ -267,8 +267,8 @@ pub fn own() -> Vec<Range<usize>> {
 /// Records the calling thread's stack, of at most so many bytes, as a mapping of ours, together
 /// with the thread's block, which the C library has at its end.
 pub fn remember_stack(bytes: usize) {
-    // More than the descriptor of a thread.
-    const BLOCK: usize = 64 << 10;
+    // More than the C library's description of a thread.
+    const BLOCK: usize = 4 << 10;
     // SAFETY: takes nothing.
     let block = unsafe { libc::pthread_self() } as usize;
     let start = NonNull::new(block.saturating_sub(bytes) as *mut u8);

@@ -29,12 +29,19 @@ impl Described<'_> {
     }
 }
 
+const PATH: &str = "/proc/thread-self/smaps";
+
 /// The text of all mappings of this process. By its thread: `/proc/self` is the first one's, and
 /// says that there is no memory once that has ended.
 ///
 /// Errors: `NotFound` where `/proc` is not mounted, or where the kernel was built without it.
 pub fn read() -> io::Result<String> {
-    fs::read_to_string("/proc/thread-self/smaps")
+    fs::read_to_string(PATH)
+}
+
+/// Errors: [`read`] would fail, and why.
+pub fn check() -> io::Result<()> {
+    fs::File::open(PATH).map(drop)
 }
 
 /// The mappings of such a text, by address.

@@ -9,6 +9,7 @@
 //! A new process may take its share before the others have given it back. Making it wait would keep
 //! the sum lower, but made a build of 24 compilers take twice the time.
 
+pub mod devices;
 pub mod front;
 
 use rustix::fs::{self, Mode, OFlags};
@@ -26,7 +27,7 @@ use std::time::Duration;
 pub const SLOTS: usize = 1000;
 
 /// Changes with the layout below: a file of another version is not accepted.
-const FORM: u64 = 0x757a_7472_6565_0006;
+const FORM: u64 = 0x757a_7472_6565_0008;
 
 /// After so long without a check by the suspending process, no process is suspended.
 pub const LOOKS_MAX: Duration = Duration::from_secs(2);
@@ -73,21 +74,25 @@ pub struct Table {
     slots: [Slot; SLOTS],
 }
 
-/// A program that was left alone, and the reason.
+/// A program that was left alone, or a part of its memory, and the reason.
 #[derive(Debug)]
 #[repr(C)]
 struct Reason {
     process: AtomicU32,
+    /// Bytes of the part; 0 of the whole program.
+    part: AtomicU64,
     /// Bytes of the text.
     bytes: AtomicU32,
     text: [AtomicU64; REASON_WORDS],
 }
 
-/// A program whose memory was not kept small.
+/// A program whose memory, or a part of it, was not kept small.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LeftAlone {
     /// Its number.
     pub process: u32,
+    /// Bytes of the part; `None`: the whole program.
+    pub part: Option<u64>,
     /// Its name and the reason, as one sentence: `NAME: REASON`.
     pub text: String,
 }
@@ -125,6 +130,15 @@ impl Table {
     /// other, as far as there is room for them. Allocates nothing.
     pub fn leave_alone(&self, text: &[&[u8]]) {
         self.unmanaged.fetch_add(1, Relaxed);
+        self.note(0, text);
+    }
+
+    /// Keeps why a part of a program's memory, in bytes, is left alone.
+    pub fn leave_part(&self, part: u64, text: &[&[u8]]) {
+        self.note(part, text);
+    }
+
+    fn note(&self, part: u64, text: &[&[u8]]) {
         let at = self.reasons_used.fetch_add(1, Relaxed) as usize;
         let Some(reason) = self.reasons.get(at) else { return };
         let mut bytes = 0;
@@ -134,6 +148,7 @@ impl Table {
             bytes += 1;
         }
         reason.bytes.store(bytes as u32, Relaxed);
+        reason.part.store(part, Relaxed);
         // Last: from now on it is read.
         reason.process.store(own_number(), Release);
     }
@@ -147,7 +162,8 @@ impl Table {
             let words = reason.text.iter().flat_map(|word| word.load(Relaxed).to_le_bytes());
             let text: Vec<u8> = words.take(bytes).collect();
             let text = String::from_utf8_lossy(&text).into_owned();
-            (process != 0).then_some(LeftAlone { process, text })
+            let part = Some(reason.part.load(Relaxed)).filter(|part| *part > 0);
+            (process != 0).then_some(LeftAlone { process, part, text })
         });
         noted.collect()
     }
@@ -246,6 +262,8 @@ struct Slot {
     /// Anonymous memory in bytes, now and when it last asked for much.
     used: AtomicU64,
     grew_to: AtomicU64,
+    /// Bytes that it is about to need besides.
+    reserved: AtomicU64,
     faults: AtomicU64,
     stored: AtomicU64,
     held: AtomicU64,
@@ -257,8 +275,8 @@ impl Slot {
     fn clear(&self) {
         self.starved.store(0, Relaxed);
         self.waits.store(0, Relaxed);
-        let Self { used, grew_to, faults, stored, held, pool, .. } = self;
-        for number in [used, grew_to, faults, stored, held, pool] {
+        let Self { used, grew_to, reserved, faults, stored, held, pool, .. } = self;
+        for number in [used, grew_to, reserved, faults, stored, held, pool] {
             number.store(0, Relaxed);
         }
     }
@@ -439,6 +457,13 @@ impl Tree {
         }
     }
 
+    /// Has the others leave as much for this process, bytes, as it is about to need besides.
+    pub fn reserve(&self, bytes: u64) {
+        if let Some(slot) = self.table.slots.get(self.slot.load(Relaxed)) {
+            slot.reserved.store(bytes, Relaxed);
+        }
+    }
+
     /// Reports this process's memory, and if it is stuck with it; returns its allowance.
     pub fn allowance(&self, used: u64, is_starved: bool) -> Allowance {
         let own = self.slot.load(Relaxed);
@@ -448,6 +473,7 @@ impl Tree {
         }
         let total = self.table.total.load(Relaxed).saturating_sub(self.table.besides.load(Relaxed));
         let mut theirs = Vec::new();
+        let mut reserved = 0;
         let (mut starved, mut may_hope, mut most) = (false, false, 0);
         for (at, slot) in self.table.used_slots().iter().enumerate() {
             let process = slot.process.load(Relaxed);
@@ -459,7 +485,9 @@ impl Tree {
                 slot.clear();
                 continue;
             }
-            theirs.push(used);
+            let reserves = slot.reserved.load(Relaxed);
+            theirs.push(used + reserves);
+            reserved += reserves;
             if slot.starved.load(Relaxed) != 0 {
                 starved = true;
                 may_hope |= at > own;
@@ -469,7 +497,7 @@ impl Tree {
         }
         let others: u64 = theirs.iter().sum();
         // Without the small ones: a process that has just reported may be among them, too.
-        self.table.peak.fetch_max(others + used, Relaxed);
+        self.table.peak.fetch_max(others - reserved + used, Relaxed);
         let equal = level(total, &mut theirs);
         let less = equal - equal / 4;
         may_hope |= most > less;
@@ -560,6 +588,9 @@ mod tests {
         assert_eq!(second.allowance(70, false).bytes, 100);
         let second = join_as(&path, processes()[2]);
         assert_eq!(first.allowance(10, false).bytes, 100);
+        first.reserve(5);
+        assert_eq!(second.allowance(20, false).bytes, 85, "what the other is about to need");
+        first.reserve(0);
         assert_eq!(second.allowance(20, false).bytes, 90);
     }
 
@@ -604,14 +635,15 @@ mod tests {
     fn a_program_that_is_left_alone_says_why() {
         let (_folder, watcher, [first, _second]) = two_of(100);
         first.table().leave_alone(&[b"sh", b": ", b"it has no memory of its own"]);
-        first.table().leave_alone(&[&[b'x'; 1000]]);
+        first.table().leave_part(5 << 20, &[&[b'x'; 1000]]);
         (2..REASONS + 3).for_each(|_| first.table().leave_alone(&[b"more"]));
         let all = watcher.table().left_alone();
         assert_eq!(all.len(), REASONS);
         let process = std::process::id();
-        assert_eq!(all[0], LeftAlone { process, text: "sh: it has no memory of its own".into() });
-        assert_eq!(all[1].text.len(), REASON_WORDS * 8);
-        assert_eq!(watcher.table().unmanaged.load(Relaxed), REASONS as u64 + 3);
+        let text = "sh: it has no memory of its own".into();
+        assert_eq!(all[0], LeftAlone { process, part: None, text });
+        assert_eq!((all[1].text.len(), all[1].part), (REASON_WORDS * 8, Some(5 << 20)));
+        assert_eq!(watcher.table().unmanaged.load(Relaxed), REASONS as u64 + 2);
     }
 
     #[test]

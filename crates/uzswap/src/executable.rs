@@ -1,10 +1,13 @@
 //! Which commands load a library that is preloaded, by the head of their file.
 
+use object::elf::FileHeader64;
+use object::read::ReadCache;
+use object::read::elf::{FileHeader, ProgramHeader};
+use object::{FileKind, LittleEndian};
 use std::ffi::{OsStr, OsString};
 use std::fs::File;
 use std::io::Read;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
-use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
 /// Why a command is not kept small in-process.
@@ -45,46 +48,46 @@ fn interpreter(file: &File) -> Option<PathBuf> {
 }
 
 fn of_program(file: &File, path: &Path) -> Option<Unmanaged> {
-    const HEADER_BYTES: usize = 64;
-    const CLASS: usize = 4;
-    const IS_64_BIT: u8 = 2;
-    const INTERPRETER: u32 = 3;
-    let mut header = [0; HEADER_BYTES];
-    file.read_exact_at(&mut header, 0).ok()?;
-    if !header.starts_with(b"\x7fELF") {
-        return None;
-    }
     let name = path.display();
-    let because = |reason: String, refuses_library| Some(Unmanaged { reason, refuses_library });
-    if header[CLASS] != IS_64_BIT {
-        return because(format!("{name} is no 64-bit program"), true);
-    }
-    let [at, size, count] =
-        [number(&header, 32, 8)?, number(&header, 54, 2)?, number(&header, 56, 2)?];
-    for index in 0..count {
-        let mut segment = [0; 56];
-        file.read_exact_at(&mut segment, at.checked_add(index.checked_mul(size)?)?).ok()?;
-        if number(&segment, 0, 4)? != u64::from(INTERPRETER) {
-            continue;
+    let (reason, refuses_library) = match kind(file)? {
+        Kind::Not64Bit => (format!("{name} is no 64-bit program"), true),
+        Kind::Static => (format!("{name} is statically linked and loads no library"), false),
+        Kind::OtherLibrary(linker) => {
+            (format!("{name} has another C library than glibc ({linker})"), true)
         }
-        let mut linker = vec![0; usize::try_from(number(&segment, 32, 8)?).ok()?.min(4096)];
-        file.read_exact_at(&mut linker, number(&segment, 8, 8)?).ok()?;
-        let linker = OsStr::from_bytes(linker.strip_suffix(b"\0").unwrap_or(&linker));
-        let linker_name = Path::new(linker).file_name()?.to_string_lossy().into_owned();
-        return match linker_name.starts_with("ld-linux") {
-            true => None,
-            false => {
-                because(format!("{name} has another C library than glibc ({linker_name})"), true)
-            }
-        };
-    }
-    because(format!("{name} is statically linked and loads no library"), false)
+        Kind::Glibc => return None,
+    };
+    Some(Unmanaged { reason, refuses_library })
 }
 
-/// A number of the file's, whose bytes begin with the lowest.
-fn number(bytes: &[u8], at: usize, size: usize) -> Option<u64> {
-    let bytes = bytes.get(at..at.checked_add(size)?)?;
-    Some(bytes.iter().rev().fold(0, |number, byte| number << 8 | u64::from(*byte)))
+/// A program, by how it loads libraries.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// By glibc's dynamic linker.
+    Glibc,
+    /// By the dynamic linker of this name.
+    OtherLibrary(String),
+    /// It loads none.
+    Static,
+    /// It is of another architecture.
+    Not64Bit,
+}
+
+/// The kind of a program; `None` if the file is none, or cannot be read.
+pub fn kind(file: &File) -> Option<Kind> {
+    let file = ReadCache::new(file);
+    match FileKind::parse(&file).ok()? {
+        FileKind::Elf64 => {}
+        FileKind::Elf32 => return Some(Kind::Not64Bit),
+        _ => return None,
+    }
+    let header = FileHeader64::<LittleEndian>::parse(&file).ok()?;
+    let segments = header.program_headers(LittleEndian, &file).ok()?;
+    let mut linkers =
+        segments.iter().filter_map(|one| one.interpreter(LittleEndian, &file).ok().flatten());
+    let Some(linker) = linkers.next() else { return Some(Kind::Static) };
+    let name = Path::new(OsStr::from_bytes(linker)).file_name()?.to_string_lossy().into_owned();
+    Some(if name.starts_with("ld-linux") { Kind::Glibc } else { Kind::OtherLibrary(name) })
 }
 
 #[cfg(test)]
@@ -94,7 +97,7 @@ mod tests {
     /// A program for 64-bit machines, with a dynamic linker or without.
     fn program(linker: Option<&str>) -> Vec<u8> {
         let mut bytes = vec![0; 64 + 56];
-        bytes[..5].copy_from_slice(b"\x7fELF\x02");
+        bytes[..7].copy_from_slice(b"\x7fELF\x02\x01\x01");
         bytes[32] = 64;
         bytes[54] = 56;
         bytes[56] = 1;

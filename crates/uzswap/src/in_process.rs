@@ -166,7 +166,7 @@ struct Report {
     /// Programs whose memory was kept small, and that could not be.
     programs: u64,
     programs_left_alone: u64,
-    /// Those of the latter that were seen, with their reasons.
+    /// Those of the latter that were seen, and parts of the others' memory, with the reasons.
     left_alone: Vec<Alone>,
     /// Faults that were served, and pages that were compressed, up to some 50 ms before each
     /// process ended.
@@ -203,9 +203,10 @@ impl Report {
         if let Some(held) = self.load_control.filter(|held| held.holds > 0) {
             text += &format!("  {held}\n");
         }
-        for Alone { process, program, bytes } in &self.left_alone {
+        for Alone { process, program, is_part, bytes } in &self.left_alone {
             let bytes = size::show(*bytes);
-            text += &format!("  left      {program} (process {process}, {bytes} at its peak)\n");
+            let bytes = if *is_part { bytes + " of it" } else { bytes + " at its peak" };
+            text += &format!("  left      {program} (process {process}, {bytes})\n");
         }
         if let Some(slower) = self.slower {
             text += &format!("  faults    {slower}\n");

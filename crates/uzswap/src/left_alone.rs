@@ -4,14 +4,10 @@
 //! loaded the library cannot: it is found among the command's processes while it runs, and its file
 //! tells why.
 
-use object::LittleEndian;
-use object::elf::{FileHeader64, PT_INTERP};
-use object::read::ReadCache;
-use object::read::elf::{FileHeader, ProgramHeader};
+use crate::executable::{self, Kind};
 use serde::Serialize;
 use std::collections::BTreeMap;
 use std::fs::{self, File};
-use std::io;
 use uzswap_sys::process;
 use uzswap_tree::Table;
 
@@ -25,7 +21,9 @@ pub struct Alone {
     pub process: u32,
     /// Its name, and why: `NAME: REASON`.
     pub program: String,
-    /// Most anonymous memory that it was seen with, bytes.
+    /// Only a part of its memory is left alone.
+    pub is_part: bool,
+    /// Bytes of that part; of a whole program, most anonymous memory that it was seen with.
     pub bytes: u64,
 }
 
@@ -48,13 +46,15 @@ impl LeftAlone {
                 continue;
             };
             let number = process as u32;
-            let is_noted = noted.iter().any(|one| one.process == number);
+            let is_noted = noted.iter().any(|one| one.process == number && one.part.is_none());
             if !is_noted && table.members().any(|member| member.process == number) {
                 continue;
             }
+            // A child that was forked just now has not joined the others yet.
+            let was_seen = self.peaks.contains_key(&number);
             let peak = self.peaks.entry(number).or_default();
             *peak = bytes.max(*peak);
-            if !is_noted {
+            if !is_noted && was_seen {
                 self.strangers.entry(number).or_insert_with(|| describe(process));
             }
         }
@@ -67,11 +67,12 @@ impl LeftAlone {
 
     /// All of them.
     pub fn all(&self, table: &Table) -> Vec<Alone> {
-        let noted = table.left_alone().into_iter().map(|one| (one.process, one.text));
-        let strangers = self.strangers.iter().map(|(process, text)| (*process, text.clone()));
-        let alone = |(process, program)| {
-            let bytes = self.peaks.get(&process).copied().unwrap_or(0);
-            Alone { process, program, bytes }
+        let noted = table.left_alone().into_iter().map(|one| (one.process, one.text, one.part));
+        let strangers = self.strangers.iter().map(|(process, text)| (*process, text.clone(), None));
+        let alone = |(process, program, part): (u32, String, Option<u64>)| {
+            let peak = || self.peaks.get(&process).copied().unwrap_or(0);
+            let bytes = part.unwrap_or_else(peak);
+            Alone { process, program, is_part: part.is_some(), bytes }
         };
         noted.chain(strangers).map(alone).collect()
     }
@@ -80,35 +81,24 @@ impl LeftAlone {
 /// Name and reason of a process that has not loaded the library.
 fn describe(process: i32) -> String {
     let name = fs::read_to_string(format!("/proc/{process}/comm")).unwrap_or_default();
-    let reason = match is_static(process) {
+    let reason = match File::open(format!("/proc/{process}/exe")).as_ref().map(executable::kind) {
         Err(_) => "it is privileged, so no library can be preloaded",
-        Ok(None) => "it is no 64-bit program",
-        Ok(Some(true)) => "it is linked statically, so no library can be preloaded",
-        Ok(Some(false)) => "it was started without LD_PRELOAD, or its C library is not glibc",
+        Ok(Some(Kind::Static)) => "it is linked statically, so no library can be preloaded",
+        Ok(Some(Kind::Glibc)) => "it was started without LD_PRELOAD",
+        Ok(Some(Kind::OtherLibrary(_))) => "its C library is not glibc",
+        Ok(Some(Kind::Not64Bit) | None) => "it is no 64-bit program",
     };
     format!("{}: {reason}", name.trim_end())
 }
 
-/// True if a process's program has no dynamic linker; `None` if it is no 64-bit program. Errors: it
-/// may not be read.
-fn is_static(process: i32) -> io::Result<Option<bool>> {
-    let file = ReadCache::new(File::open(format!("/proc/{process}/exe"))?);
-    let headers = FileHeader64::<LittleEndian>::parse(&file)
-        .and_then(|header| header.program_headers(LittleEndian, &file));
-    let has_linker = |headers: &[object::elf::ProgramHeader64<_>]| {
-        headers.iter().any(|header| header.p_type(LittleEndian) == PT_INTERP)
-    };
-    Ok(headers.ok().map(|headers| !has_linker(headers)))
-}
-
 #[cfg(test)]
-#[allow(clippy::unwrap_used, reason = "tests")]
 mod tests {
     use super::*;
 
     #[test]
-    fn a_program_s_file_tells_whether_a_library_can_be_preloaded() {
-        assert_eq!(is_static(std::process::id() as i32).unwrap(), Some(false));
-        assert!(is_static(-1).is_err());
+    fn a_process_that_was_never_told_of_the_library_is_named_with_the_reason() {
+        let this = describe(std::process::id() as i32);
+        assert!(this.ends_with(": it was started without LD_PRELOAD"), "{this}");
+        assert!(describe(-1).ends_with("no library can be preloaded"));
     }
 }
