@@ -1,6 +1,7 @@
 // Handlers of signals: where they run, what they see, and how they are left.
 #include "habit.h"
 #include <alloca.h>
+#include <dlfcn.h>
 #include <ucontext.h>
 
 static volatile int count;
@@ -285,6 +286,30 @@ static int small_stacks(void) {
     return pthread_join(thread, NULL);
 }
 
+// A library that finds its functions in the C library itself, as those that are loaded with
+// RTLD_DEEPBIND do.
+static int past_other_libraries(void) {
+    int (*action)(int, const struct sigaction *, struct sigaction *) =
+        dlsym(dlopen("libc.so.6", RTLD_NOW), "sigaction");
+    unsigned char *memory = map(8 * MIB);
+    memset(memory, 7, 8 * MIB);
+    grow();
+    struct sigaction ours = { .sa_handler = say_place, .sa_flags = SA_NODEFER }, before, now;
+    int all[] = { SIGBUS, SIGILL, SIGSEGV, SIGUSR1 }, right = 0;
+    long sum = 0;
+    for (int i = 0; i < 4; i++) {
+        action(all[i], &ours, &before);
+        send_out(memory, 8 * MIB);
+        raise(all[i]);
+        for (long at = 0; at < 8 * MIB; at += PAGE) sum += memory[at];
+        action(all[i], &before, &now);
+        right += now.sa_handler == say_place && now.sa_flags & SA_NODEFER;
+        right += before.sa_handler == SIG_DFL;
+    }
+    printf("%d signals, %d right, %ld\n", count, right, sum);
+    return 0;
+}
+
 // No signal may be queued any more: the program is run with `ulimit -i 0`.
 static int nothing_queued(void) {
     grow();
@@ -298,7 +323,7 @@ int main(int arguments, char **argument) {
         { "overflows", overflows }, { "coroutines", coroutines }, { "masks", masks },
         { "jumps_out_of_read", jumps_out_of_read }, { "cancels", cancels },
         { "tells_where", tells_where }, { "small_stacks", small_stacks },
-        { "nothing_queued", nothing_queued },
+        { "nothing_queued", nothing_queued }, { "past_other_libraries", past_other_libraries },
     };
     return choose(all, sizeof all / sizeof *all, arguments > 1 ? argument[1] : "");
 }

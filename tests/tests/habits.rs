@@ -73,6 +73,11 @@ fn handlers_may_block_all_signals_and_see_where_a_program_is() {
 }
 
 #[test]
+fn a_library_may_set_handlers_past_the_preloaded_one() {
+    compare("signals.c", &["past_other_libraries"]);
+}
+
+#[test]
 fn a_thread_that_waits_in_a_call_is_cancelled() {
     compare("signals.c", &["cancels"]);
 }

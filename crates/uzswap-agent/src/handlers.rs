@@ -229,12 +229,8 @@ pub unsafe fn deliver_from(
     info: *mut libc::siginfo_t,
     context: *mut libc::c_void,
 ) -> ! {
-    // SAFETY: a set begins with the kernel's, of eight bytes.
-    let mask = unsafe { *(&raw const action.sa_mask).cast::<u64>() };
-    let (handler, flags) = (action.sa_sigaction as u64, action.sa_flags as u32 as u64);
-    let action = KernelAction { handler, flags, restorer: 0, mask };
     // SAFETY: the caller's promise.
-    unsafe { deliver(&action, signal, info, context.cast()) }
+    unsafe { deliver(&KernelAction::of(action), signal, info, context.cast()) }
 }
 
 /// See [`deliver_from`].

@@ -3,6 +3,8 @@
 use crate::calls::{Holds, peek, peek_bytes, poke, refuse};
 use crate::{Agent, adoption, forking, handlers, inside, layout};
 use libc::c_long;
+use std::mem::MaybeUninit;
+use std::ptr;
 use std::sync::atomic::{AtomicI32, Ordering::Relaxed};
 use uzswap_calls::{Call, Outcome, raw};
 use uzswap_region::Mode;
@@ -78,14 +80,33 @@ pub struct KernelAction {
     pub mask: u64,
 }
 
-/// `rt_sigaction`: our signals stay ours, also in a child that shares this memory and is about to
-/// become another program; in handlers of others ours are not blocked.
+impl KernelAction {
+    /// The same of the C library's form.
+    pub fn of(action: &libc::sigaction) -> Self {
+        // SAFETY: a set begins with the kernel's, of eight bytes.
+        let mask = unsafe { *(&raw const action.sa_mask).cast::<u64>() };
+        let (handler, flags) = (action.sa_sigaction as u64, action.sa_flags as u32 as u64);
+        Self { handler, flags, restorer: 0, mask }
+    }
+
+    /// The same in the C library's form.
+    fn to_libc(&self) -> libc::sigaction {
+        // SAFETY: zeros are an action.
+        let mut action = unsafe { MaybeUninit::<libc::sigaction>::zeroed().assume_init() };
+        action.sa_sigaction = self.handler as usize;
+        action.sa_flags = self.flags as i32;
+        // SAFETY: as above.
+        unsafe { (&raw mut action.sa_mask).cast::<u64>().write(self.mask) };
+        action
+    }
+}
+
+/// `rt_sigaction`: our signals stay ours, and in handlers of others ours are not blocked.
 pub fn action(agent: &Agent, call: &mut Call) -> Outcome {
     let [signal, new, old, bytes, ..] = call.arguments;
     let is_ours = (1..=64).contains(&signal) && ours() & 1 << (signal - 1) != 0;
-    if is_ours && new != 0 {
-        call.result = 0;
-        return Outcome::Done;
+    if is_ours && bytes == 8 {
+        return action_of_ours(agent, call);
     }
     let _holds = hold_both(agent, new, old, size_of::<KernelAction>() as u64);
     if bytes != 8 {
@@ -107,6 +128,34 @@ pub fn action(agent: &Agent, call: &mut Call) -> Outcome {
     {
         return refuse(call, libc::EFAULT);
     }
+    Outcome::Done
+}
+
+/// `rt_sigaction` of a signal of ours, by a library that does not call the preloaded `sigaction`: the
+/// program's handler gets the signals that are not ours. A child that shares this memory, and is
+/// about to become another program, changes nothing.
+fn action_of_ours(agent: &Agent, call: &mut Call) -> Outcome {
+    let [signal, new, old, ..] = call.arguments;
+    let _holds = hold_both(agent, new, old, size_of::<KernelAction>() as u64);
+    let given = match new {
+        0 => None,
+        _ => match peek::<KernelAction>(new) {
+            Some(given) => Some(given.to_libc()).filter(|_| !bus::is_other_process()),
+            None => return refuse(call, libc::EFAULT),
+        },
+    };
+    // SAFETY: zeros are an action.
+    let mut before = unsafe { MaybeUninit::<libc::sigaction>::zeroed().assume_init() };
+    let given = given.as_ref().map_or(ptr::null(), ptr::from_ref);
+    {
+        let _inside = inside();
+        // SAFETY: an action or null, and room for one.
+        unsafe { bus::set_action(signal as i32, given, &raw mut before) };
+    }
+    if old != 0 && !poke(old, &KernelAction::of(&before)) {
+        return refuse(call, libc::EFAULT);
+    }
+    call.result = 0;
     Outcome::Done
 }
 
