@@ -925,12 +925,16 @@ _uzswap() {
             return 0
             ;;
         uzswap__subcmd__status)
-            opts="-h --json --help"
+            opts="-h --json --bring-in --help"
             if [[ ${cur} == -* || ${COMP_CWORD} -eq 2 ]] ; then
                 COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
                 return 0
             fi
             case "${prev}" in
+                --bring-in)
+                    COMPREPLY=($(compgen -f "${cur}"))
+                    return 0
+                    ;;
                 *)
                     COMPREPLY=()
                     ;;

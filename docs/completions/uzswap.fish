@@ -109,6 +109,7 @@ complete -c uzswap -n "__fish_uzswap_using_subcommand config; and __fish_seen_su
 complete -c uzswap -n "__fish_uzswap_using_subcommand config; and __fish_seen_subcommand_from help" -f -a "check" -d 'Print its errors, by file and line; status 0 when there are none'
 complete -c uzswap -n "__fish_uzswap_using_subcommand config; and __fish_seen_subcommand_from help" -f -a "show" -d 'Show each setting, and its place'
 complete -c uzswap -n "__fish_uzswap_using_subcommand config; and __fish_seen_subcommand_from help" -f -a "help" -d 'Print this message or the help of the given subcommand(s)'
+complete -c uzswap -n "__fish_uzswap_using_subcommand status" -l bring-in -d 'Have a process of an in-process run bring all of its pages in and keep them in until this command ends: debuggers and profilers see no others' -r
 complete -c uzswap -n "__fish_uzswap_using_subcommand status" -l json -d 'Print JSON: every attribute and statistic of every cache'
 complete -c uzswap -n "__fish_uzswap_using_subcommand status" -s h -l help -d 'Print help'
 complete -c uzswap -n "__fish_uzswap_using_subcommand memory; and not __fish_seen_subcommand_from offline online help" -s h -l help -d 'Print help'

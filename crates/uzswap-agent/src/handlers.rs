@@ -13,7 +13,7 @@
 //! never returns, the call is over: [`crate::thread`].
 
 use crate::processes::{KernelAction, ours};
-use crate::{stacks, thread};
+use crate::{seen, stacks, thread};
 use std::arch::naked_asm;
 use std::ptr;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::*, fence};
@@ -87,6 +87,21 @@ fn of_kernel(signal: u64) -> KernelAction {
     action
 }
 
+/// True if a signal that the program handles so begins in our code. In a program that is left alone
+/// those handlers do whose stack was exchanged.
+fn is_wrapped(signal: u64, action: &KernelAction) -> bool {
+    let is_dump = || action.handler == libc::SIG_DFL as u64 && is_dumped(signal);
+    match crate::is_left() {
+        true => is_function(action.handler) && action.flags & SA_ONSTACK != 0,
+        false => is_function(action.handler) || is_dump(),
+    }
+}
+
+/// True if the default action of a signal is a core dump, before which all pages are brought in.
+fn is_dumped(signal: u64) -> bool {
+    seen::DUMPED & 1 << (signal - 1) != 0
+}
+
 /// The program's action for a signal.
 pub fn of_program(signal: u64) -> KernelAction {
     let now = of_kernel(signal);
@@ -101,7 +116,7 @@ pub fn of_program(signal: u64) -> KernelAction {
 pub fn set(signal: u64, action: &KernelAction, is_other: bool) -> i64 {
     let mut given = KernelAction { mask: action.mask & !ours(), ..*action };
     if let Some(entry) = ACTIONS.get(signal as usize)
-        && is_function(action.handler)
+        && is_wrapped(signal, action)
         && !is_other
     {
         entry.set(&given);
@@ -135,9 +150,19 @@ pub fn take_over() {
     let others = (1..=SIGNALS as u64).filter(|signal| ours() & 1 << (signal - 1) == 0);
     for signal in others {
         let action = of_kernel(signal);
-        if is_function(action.handler) && action.handler != own_handler() {
+        if is_wrapped(signal, &action) && action.handler != own_handler() {
             // An error would mean that there is no such signal.
             let _ = set(signal, &action, false);
+        }
+    }
+}
+
+/// Has the kernel begin the program's handlers itself, as far as it can: the program is left alone.
+pub fn give_back() {
+    for signal in 1..=SIGNALS as u64 {
+        if of_kernel(signal).handler == own_handler() {
+            // An error would mean that there is no such signal.
+            let _ = set(signal, &of_program(signal), false);
         }
     }
 }
@@ -243,6 +268,11 @@ unsafe fn deliver(
     info: *mut libc::siginfo_t,
     context: *mut Context,
 ) -> ! {
+    if !is_function(action.handler) {
+        seen::complete();
+        // SAFETY: the caller's promise.
+        unsafe { die_by(signal, info, context) };
+    }
     // SAFETY: the kernel's description, which is the handler's to change.
     let interrupted = unsafe { &mut *context };
     let own = if action.flags & SA_NODEFER == 0 { 1 << (signal - 1) } else { 0 };
@@ -271,7 +301,8 @@ unsafe fn deliver(
     let sp = if stacks::is_on_calls(sp) { stacks::below_calls() } else { sp };
     if stacks::is_on_ours(sp) {
         // There is no room where the handler was to run: the kernel would end the process.
-        die_by(signal, context);
+        // SAFETY: the caller's promise.
+        unsafe { die_by(signal, info, context) };
     }
     // SAFETY: as said above.
     plan.frame = unsafe { copy(action, interrupted, info, sp) };
@@ -291,13 +322,23 @@ fn is_astray(action: &KernelAction, interrupted: &Context, frame: usize, sp: usi
     action.flags & SA_ONSTACK == 0 && stack.contains(&frame) && !stack.contains(&sp)
 }
 
-/// Ends the process as the signal would have.
-fn die_by(signal: i32, context: *mut Context) -> ! {
+/// Ends the process as the signal would have: it is sent again, and arrives as the thread goes on.
+///
+/// # Safety
+/// The arguments are the kernel's.
+unsafe fn die_by(signal: i32, info: *mut libc::siginfo_t, context: *mut Context) -> ! {
     let default = KernelAction { handler: 0, flags: SA_RESTORER, restorer: 0, mask: 0 };
     let arguments = [signal as u64, &raw const default as u64, 0, 8, 0, 0];
-    // SAFETY: the default is any process's. The fault is met again, and ends it.
+    let own = rustix::process::getpid().as_raw_nonzero().get() as u64;
+    let thread = rustix::thread::gettid().as_raw_nonzero().get() as u64;
+    let again = [own, thread, signal as u64, info as u64, 0, 0];
+    // SAFETY: the default is any process's, and a process may send itself any description.
     unsafe {
         raw(libc::SYS_rt_sigaction as u64, arguments);
+        if raw(libc::SYS_rt_tgsigqueueinfo as u64, again) != 0 {
+            // No more may be queued: without the description.
+            raw(libc::SYS_tgkill as u64, [own, thread, signal as u64, 0, 0, 0]);
+        }
         go_back(context)
     }
 }

@@ -28,6 +28,7 @@ mod masks;
 mod memory;
 mod processes;
 mod seccomp;
+mod seen;
 mod stacks;
 mod takeover;
 mod thread;
@@ -349,7 +350,8 @@ fn watch() {
                 agent.pager.set_patient(hopeless < HOPELESS);
                 let is_held = tree.is_held();
                 agent.pager.set_held(is_held);
-                keep(agent, whole, if is_held { 0 } else { allowance + shared })
+                let most = if is_held { 0 } else { allowance + shared };
+                keep(agent, whole, if seen::attend(agent, tree) { u64::MAX } else { most })
             }
             None => allowance.saturating_sub(used),
         };
@@ -417,6 +419,7 @@ fn leave(agent: &Agent, reason: &str) {
     let _layout = layout::lock();
     agent.pager.give_all_back();
     IS_LEFT.store(true, Relaxed);
+    handlers::give_back();
     if let Some(front) = front() {
         front.waits.fetch_or(FILTERED, Relaxed);
         leave_alone(front.tree.table(), reason);

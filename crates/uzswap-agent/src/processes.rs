@@ -90,7 +90,7 @@ impl KernelAction {
     }
 
     /// The same in the C library's form.
-    fn to_libc(&self) -> libc::sigaction {
+    fn to_libc(self) -> libc::sigaction {
         // SAFETY: zeros are an action.
         let mut action = unsafe { MaybeUninit::<libc::sigaction>::zeroed().assume_init() };
         action.sa_sigaction = self.handler as usize;
@@ -131,9 +131,9 @@ pub fn action(agent: &Agent, call: &mut Call) -> Outcome {
     Outcome::Done
 }
 
-/// `rt_sigaction` of a signal of ours, by a library that does not call the preloaded `sigaction`: the
-/// program's handler gets the signals that are not ours. A child that shares this memory, and is
-/// about to become another program, changes nothing.
+/// `rt_sigaction` of a signal of ours, by a library that does not call the preloaded `sigaction`.
+/// The program's handler gets the signals that are not ours. A child that shares this memory, and
+/// is about to become another program, changes nothing.
 fn action_of_ours(agent: &Agent, call: &mut Call) -> Outcome {
     let [signal, new, old, ..] = call.arguments;
     let _holds = hold_both(agent, new, old, size_of::<KernelAction>() as u64);

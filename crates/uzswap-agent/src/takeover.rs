@@ -8,7 +8,7 @@
 //! replaced instruction: from then on no call goes unseen.
 
 use crate::{AGENT, Agent, adoption, calls, devices, first_look, forking, handlers, interrupted};
-use crate::{layout, processes, stacks};
+use crate::{layout, processes, seen, stacks};
 use std::ffi::CStr;
 use std::fs;
 use std::ops::Range;
@@ -81,6 +81,7 @@ pub fn take_over(memory: u64, compressor: &str) -> Result<(), String> {
     first_look::HAS_GUARDS.store(crate::mode() == Mode::Protection, Relaxed);
     bus::on_sent(stay);
     bus::deliver_by(handlers::deliver_from);
+    bus::before_default(seen::complete);
     bus::on_illegal(Patcher::resume_at).map_err(|error| said(&error))?;
     if !has_threads() {
         return Err("its threads do not start".into());

@@ -24,6 +24,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering::Relaxed};
 use uzswap_engine::{PAGE_BYTES, Page};
 use uzswap_sys::bus::{self, Blocked};
+use uzswap_sys::cpu;
 use uzswap_sys::uffd::Uffd;
 use uzswap_tree::Figures;
 
@@ -158,6 +159,24 @@ impl Pager {
         find(address).is_some_and(|(space, page)| {
             matches!(space.load(page).kind(), Kind::Stored | Kind::Staged | Kind::Empty)
         })
+    }
+
+    /// Raises the budget to this machine's memory, and brings all adopted pages in.
+    pub fn bring_all_in(&self) {
+        let most = cpu::memory_info().map_or(u64::MAX >> 1, |memory| memory.total);
+        // An error would mean that the process has no pager any more.
+        let _ = self.set_memory(most);
+        let windows: Vec<_> = self.inner().regions().values().map(|space| space.base()).collect();
+        let parts = windows.into_iter().flat_map(|base| self.adopted(base..base + WINDOW));
+        for at in parts.flat_map(|part| part.step_by(PAGE_BYTES)) {
+            // Pages that read as zeros do so for everybody.
+            let is_out = find(at).is_some_and(|(space, page)| {
+                matches!(space.load(page).kind(), Kind::Stored | Kind::Staged)
+            });
+            if is_out && let Some(held) = self.hold(at..at + PAGE_BYTES) {
+                Self::unhold(held);
+            }
+        }
     }
 
     /// Gives all adopted memory back to the program, whatever the budget. Nobody adopts any

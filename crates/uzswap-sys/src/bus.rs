@@ -39,6 +39,7 @@ static ILL: Hook = Hook::new();
 static SENT: OnceLock<fn(&mut Stopped) -> bool> = OnceLock::new();
 static ILLEGAL: OnceLock<fn(usize) -> Option<usize>> = OnceLock::new();
 static DELIVER: OnceLock<Deliver> = OnceLock::new();
+static BEFORE_DEFAULT: OnceLock<fn()> = OnceLock::new();
 
 /// Begins a handler of the program's as the kernel would, and does not return. It is given the
 /// program's action and the arguments of our handler, whose stack it may abandon.
@@ -371,6 +372,13 @@ pub fn deliver_by(deliver: Deliver) {
     let _ = DELIVER.set(deliver);
 }
 
+/// Has `complete` called before a signal of ours ends the process, since the program has no
+/// handler. Once in a process.
+pub fn before_default(complete: fn()) {
+    // The first one stays.
+    let _ = BEFORE_DEFAULT.set(complete);
+}
+
 /// True in a child that shares the memory of the process whose handlers these are (`vfork`).
 pub fn is_other_process() -> bool {
     PROCESS.load(Relaxed) != std::process::id()
@@ -586,6 +594,7 @@ unsafe fn pass_on(
                 // A fault cannot be ignored. The access is repeated, and kills the process; a sent
                 // signal is raised anew. This runs on a stack of ours, so that hooks of system
                 // calls recognise the call as ours.
+                BEFORE_DEFAULT.get().inspect(|complete| complete());
                 let default = action(libc::SIG_DFL, before.sa_flags, 0);
                 on_own_stack(|| {
                     // An error would mean that there is no such signal.

@@ -27,7 +27,7 @@ use std::time::Duration;
 pub const SLOTS: usize = 1000;
 
 /// Changes with the layout below: a file of another version is not accepted.
-const FORM: u64 = 0x757a_7472_6565_0008;
+const FORM: u64 = 0x757a_7472_6565_0009;
 
 /// After so long without a check by the suspending process, no process is suspended.
 pub const LOOKS_MAX: Duration = Duration::from_secs(2);
@@ -168,6 +168,27 @@ impl Table {
         noted.collect()
     }
 
+    /// Asks a process of the tree to bring all of its pages in, and to keep them there as long as
+    /// the caller lives. `false`: there is no such process.
+    pub fn want_whole(&self, process: u32) -> bool {
+        let slot = self.used_slots().iter().find(|slot| slot.process.load(Relaxed) == process);
+        slot.inspect(|slot| {
+            slot.answer.store(0, Relaxed);
+            slot.reader.store(own_number(), Release);
+        });
+        slot.is_some()
+    }
+
+    /// The answer of that process; `None`: it has not answered yet.
+    pub fn is_whole(&self, process: u32) -> Option<bool> {
+        let slot = self.used_slots().iter().find(|slot| slot.process.load(Relaxed) == process)?;
+        match slot.answer.load(Acquire) {
+            ALL_IN => Some(true),
+            NO_ROOM => Some(false),
+            _ => None,
+        }
+    }
+
     fn used_slots(&self) -> &[Slot] {
         &self.slots[..(self.slots_used.load(Relaxed) as usize).min(SLOTS)]
     }
@@ -259,6 +280,10 @@ struct Slot {
     starved: AtomicU32,
     /// 1: it must wait, and leave its memory to others.
     waits: AtomicU32,
+    /// The process that wants to read all of its memory; 0: none.
+    reader: AtomicU32,
+    /// The answer to that: [`ALL_IN`], [`NO_ROOM`], or 0.
+    answer: AtomicU32,
     /// Anonymous memory in bytes, now and when it last asked for much.
     used: AtomicU64,
     grew_to: AtomicU64,
@@ -270,11 +295,17 @@ struct Slot {
     pool: AtomicU64,
 }
 
+/// All pages of a process are in.
+const ALL_IN: u32 = 1;
+/// There is no memory for them.
+const NO_ROOM: u32 = 2;
+
 impl Slot {
     /// Resets it: no memory, no activity.
     fn clear(&self) {
-        self.starved.store(0, Relaxed);
-        self.waits.store(0, Relaxed);
+        for number in [&self.starved, &self.waits, &self.reader, &self.answer] {
+            number.store(0, Relaxed);
+        }
         let Self { used, grew_to, reserved, faults, stored, held, pool, .. } = self;
         for number in [used, grew_to, reserved, faults, stored, held, pool] {
             number.store(0, Relaxed);
@@ -455,6 +486,24 @@ impl Tree {
             slot.held.store(since.held, Relaxed);
             slot.pool.store(since.pool, Relaxed);
         }
+    }
+
+    /// True while another process wants to read all of this one's memory.
+    pub fn is_wanted_whole(&self) -> bool {
+        self.own().is_some_and(|slot| match slot.reader.load(Acquire) {
+            0 => false,
+            reader if exists(reader) => true,
+            _ => {
+                slot.reader.store(0, Relaxed);
+                false
+            }
+        })
+    }
+
+    /// Tells that process whether all pages are in, or there is no memory for them.
+    pub fn answer_whole(&self, is_in: bool) {
+        let answer = if is_in { ALL_IN } else { NO_ROOM };
+        self.own().inspect(|slot| slot.answer.store(answer, Release));
     }
 
     /// Has the others leave as much for this process, bytes, as it is about to need besides.

@@ -334,6 +334,10 @@ pub struct StatusArguments {
     /// Print JSON: every attribute and statistic of every cache.
     #[arg(long)]
     pub json: bool,
+    /// Have a process of an in-process run bring all of its pages in and keep them in until this
+    /// command ends: debuggers and profilers see no others.
+    #[arg(long, value_name = "PID", conflicts_with = "json")]
+    pub bring_in: Option<u32>,
 }
 
 /// `uzswap memory`.

@@ -12,6 +12,8 @@ use crate::stats::Stats;
 use serde::Serialize;
 use std::path::PathBuf;
 use std::sync::atomic::Ordering::Relaxed;
+use std::thread::sleep;
+use std::time::{Duration, Instant};
 use uzswap_engine::PAGE_BYTES;
 use uzswap_tree::{Member, Tree};
 
@@ -55,6 +57,9 @@ pub fn require_root() -> Result<(), Failure> {
 /// Prints it.
 pub fn status(arguments: &StatusArguments) -> Result<(), Failure> {
     let in_process = in_process::running();
+    if let Some(process) = arguments.bring_in {
+        return bring_in(process, &in_process);
+    }
     // A user may look at his own in-process runs.
     if in_process.is_empty() || arguments.json {
         require_root()?;
@@ -71,6 +76,52 @@ pub fn status(arguments: &StatusArguments) -> Result<(), Failure> {
         _ => {}
     }
     in_process.iter().for_each(|(number, tree, _)| print_in_process(*number, tree));
+    Ok(())
+}
+
+/// Has a process bring all of its pages in, and keeps them in until this one is ended.
+fn bring_in(process: u32, runs: &[(u32, Tree, PathBuf)]) -> Result<(), Failure> {
+    const LOOK: Duration = Duration::from_millis(20);
+    /// A process that is stopped, or that a debugger holds, does not answer.
+    const PATIENCE: Duration = Duration::from_secs(60);
+    let find = |tree: &Tree| tree.table().members().find(|member| member.process == process);
+    let is_member = |tree: &Tree| find(tree).is_some();
+    let Some((_, tree, _)) = runs.iter().find(|(_, tree, _)| is_member(tree)) else {
+        return Err(Failure::new(format!(
+            "{process} is no process of an in-process run of this user; `uzswap status` lists them"
+        )));
+    };
+    let table = tree.table();
+    table.want_whole(process);
+    let began = Instant::now();
+    // A process that is small, or that was not taken over, has no page that is out.
+    let is_asked = || find(tree).is_some_and(|member| member.figures.held > 0);
+    while is_asked() && table.is_whole(process).is_none() {
+        if began.elapsed() > PATIENCE {
+            return Err(Failure::new(format!(
+                "process {process} does not answer; if it is stopped, let it go on: kill -CONT \
+                 {process}"
+            )));
+        }
+        sleep(LOOK);
+    }
+    match table.is_whole(process) {
+        _ if !is_member(tree) => {
+            return Err(Failure::new(format!("process {process} has ended")));
+        }
+        Some(true) | None => {
+            show!("all pages of process {process} are in until this command ends: Ctrl-C")
+        }
+        Some(false) => {
+            return Err(Failure::new(format!(
+                "there is no memory for all pages of process {process}; free some, or raise the \
+                 limit of its control group"
+            )));
+        }
+    }
+    while is_member(tree) {
+        sleep(LOOK);
+    }
     Ok(())
 }
 

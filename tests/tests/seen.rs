@@ -1,0 +1,129 @@
+//! `uzswap run --in-process`: others that look at a program's memory see all of it: core dumps, and
+//! readers that ask for it (`uzswap status --bring-in`).
+
+#![allow(clippy::unwrap_used, reason = "tests")]
+
+use std::fs::{self, File};
+use std::io::{BufRead, BufReader};
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use uzswap_tests::{as_nobody, compile, nobody, skip, wait_for};
+
+/// Fills 60 MiB with records, of which most leave; then dies, or waits for the end of its input.
+const PROGRAM: &str = r#"
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+enum { RECORDS = 15000, BYTES = 4000 };
+static char *record[RECORDS];
+int main(int arguments, char **argument) {
+    for (uint32_t i = 0; i < RECORDS; i++) {
+        record[i] = malloc(BYTES);
+        memset(record[i], 'a' + i % 23, BYTES);
+        memcpy(record[i], "RECORD", 6);
+        memcpy(record[i] + 6, &i, 4);
+        if (i % 250 == 0) usleep(4000);
+    }
+    if (!strcmp(argument[1], "abort")) abort();
+    if (!strcmp(argument[1], "fault")) *(volatile char *)8 = 1;
+    printf("%d\n", getpid());
+    for (int i = 0; i < RECORDS; i++) printf("%p\n", record[i]);
+    fflush(stdout);
+    getchar();
+    return 0;
+}
+"#;
+const RECORDS: u32 = 15_000;
+const BYTES: usize = 4000;
+
+/// True if these bytes begin with that record.
+fn is_record(bytes: &[u8], number: u32) -> bool {
+    bytes.starts_with(&[b"RECORD", &number.to_le_bytes()[..]].concat())
+        && bytes[10..BYTES].iter().all(|byte| *byte == b'a' + (number % 23) as u8)
+}
+
+/// Runs the program in 32 MiB, in a folder.
+fn run(folder: &Path, word: &str) -> Command {
+    compile(folder, PROGRAM, &[]);
+    let mut command = as_nobody(folder);
+    let run = format!(
+        "ulimit -c unlimited; exec ./uzswap run --in-process --memory 32M -- ./program {word}"
+    );
+    command.args(["sh", "-c", &run]).current_dir(folder);
+    command
+}
+
+#[test]
+fn a_core_dump_has_all_pages() {
+    let pattern = fs::read_to_string("/proc/sys/kernel/core_pattern").unwrap();
+    if pattern.starts_with(['|', '/']) {
+        return skip("core dumps go elsewhere here (/proc/sys/kernel/core_pattern)");
+    }
+    for (word, status) in [("abort", 128 + libc::SIGABRT), ("fault", 128 + libc::SIGSEGV)] {
+        let folder = tempfile::tempdir_in("/var/tmp").unwrap();
+        let output = run(folder.path(), word).output().unwrap();
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert_eq!(output.status.code(), Some(status), "{said}");
+        let files = fs::read_dir(folder.path()).unwrap().flatten().map(|entry| entry.path());
+        let is_core =
+            |path: &Path| path.file_name().unwrap().as_encoded_bytes().starts_with(b"core");
+        let core = fs::read(files.into_iter().find(|path| is_core(path)).unwrap()).unwrap();
+        let places = core.windows(6).enumerate().filter(|(_, bytes)| *bytes == b"RECORD");
+        let whole = places.filter_map(|(at, _)| {
+            let number = u32::from_le_bytes(core.get(at + 6..at + 10)?.try_into().ok()?);
+            is_record(core.get(at..at + BYTES)?, number).then_some(number)
+        });
+        let whole: std::collections::BTreeSet<_> = whole.collect();
+        assert_eq!(whole.len(), RECORDS as usize, "{word}: {said}");
+    }
+}
+
+/// Ends a program by closing its input.
+struct Waiting(Child);
+
+impl Drop for Waiting {
+    fn drop(&mut self) {
+        drop(self.0.stdin.take());
+        let _ = self.0.wait();
+    }
+}
+
+#[test]
+fn a_reader_that_asks_for_it_sees_all_pages() {
+    let folder = tempfile::tempdir_in("/var/tmp").unwrap();
+    let mut command = run(folder.path(), "wait");
+    let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+    let mut lines = BufReader::new(child.stdout.take().unwrap()).lines().map(Result::unwrap);
+    let _waiting = Waiting(child);
+    let process = lines.next().unwrap();
+    let address = |line: String| u64::from_str_radix(line.trim_start_matches("0x"), 16).unwrap();
+    let places: Vec<u64> = lines.by_ref().take(RECORDS as usize).map(address).collect();
+    let memory = File::open(format!("/proc/{process}/mem")).unwrap();
+    let seen = || {
+        let mut bytes = vec![0; BYTES];
+        let mut is_seen = |(number, at): (usize, &u64)| {
+            memory.read_exact_at(&mut bytes, *at).is_ok() && is_record(&bytes, number as u32)
+        };
+        places.iter().enumerate().filter(|one| is_seen(*one)).count() as u32
+    };
+    assert!(seen() < RECORDS, "in 32 MiB some are out");
+    let ask = |process: &str| {
+        let mut command = nobody();
+        command.arg(folder.path().join("uzswap")).args(["status", "--bring-in", process]);
+        command
+    };
+    let mut asking = ask(&process).stdout(Stdio::piped()).spawn().unwrap();
+    let mut said = String::new();
+    BufReader::new(asking.stdout.take().unwrap()).read_line(&mut said).unwrap();
+    assert!(said.starts_with(&format!("all pages of process {process} are in")), "{said}");
+    assert_eq!(seen(), RECORDS);
+    asking.kill().unwrap();
+    asking.wait().unwrap();
+    assert!(wait_for(|| seen() < RECORDS), "they leave again once nobody asks");
+    let output = ask("1").output().unwrap();
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(!output.status.success() && said.contains("no process of an in-process run"), "{said}");
+}
