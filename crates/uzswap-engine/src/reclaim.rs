@@ -34,7 +34,7 @@ const LOOKS: u32 = 4000;
 const NODE_LOOKS: u32 = 170;
 
 /// Compaction runs when it could free more than this share of the pool, and this many bytes.
-const SLACK_DIVISOR: usize = 32;
+const SLACK_DIVISOR: usize = 96;
 const SLACK_BYTES: usize = 256 << 10;
 
 /// Free memory kept ahead of need, and the threads that are woken when it is short.
