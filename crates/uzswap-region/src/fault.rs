@@ -127,7 +127,8 @@ impl Inner {
             // A move takes the guard off.
             let copy = word.without(Word::GUARDED).copy_bits();
             let copy = if copy == 0 { 0 } else { copy | stale };
-            space.put(page, Word::RESIDENT.with(Word::USED | copy));
+            let level = self.returns.level_from_staging(word);
+            space.put(page, Word::RESIDENT.with(Word::USED | copy).with_level(level));
             lane.count(Count::Faults, 1);
             lane.count(Count::FaultsStaged, 1);
             return;
@@ -248,7 +249,10 @@ impl Inner {
             let guard = self.guard(space, page, (word, stale));
             self.load(space, page, &mut lane.page);
             self.copy_in(space, page, std::slice::from_ref(&*lane.page), guard);
-            space.put(page, Word::RESIDENT.with(Word::USED | Word::KEPT | stale | guard));
+            let is = Word::RESIDENT.with(Word::USED | Word::KEPT | stale | guard);
+            let level = self.returns.level_from_cache(word, self.capacity());
+            space.put(page, is.with_level(level));
+            lane.note_loaded(space.id, page);
             return;
         }
         lane.count(Count::FaultsUntouched, 1);

@@ -30,6 +30,9 @@ counts! {
     Ahead "read_ahead_pages"
 }
 
+/// Loaded pages that a lane notes: those of two batches.
+const LOADED_MAX: usize = 2 * BATCH;
+
 /// See the module.
 pub(crate) struct Lane {
     /// Where a single page is decoded to.
@@ -37,6 +40,9 @@ pub(crate) struct Lane {
     /// Pages charged and not yet made.
     pub(crate) credit: i64,
     pub(crate) streams: Streams,
+    /// Pages, with their regions, that came from the cache since reclaim looked, the first of them.
+    /// Their copies are still there.
+    loaded: Vec<(u32, u32)>,
     /// Addresses for a batch, and pages of it that are charged: where a window is decoded to.
     window: Option<Mapping>,
     window_pages: usize,
@@ -49,9 +55,17 @@ impl Lane {
             page: Box::new([0; PAGE_BYTES]),
             credit: 0,
             streams: Streams::default(),
+            loaded: Vec::with_capacity(LOADED_MAX),
             window: None,
             window_pages: 0,
             counts: [0; COUNT],
+        }
+    }
+
+    /// Notes that a page came from the cache, which still has a copy of it.
+    pub(crate) fn note_loaded(&mut self, region: u32, page: u32) {
+        if self.loaded.len() < LOADED_MAX {
+            self.loaded.push((region, page));
         }
     }
 
@@ -112,6 +126,14 @@ impl Lanes {
             }
         }
         self.lanes[here].lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The pages that were loaded, of the lanes that are free now.
+    pub(crate) fn take_loaded(&self) -> Vec<(u32, u32)> {
+        let free = self.lanes.iter().filter_map(|lane| lane.try_lock().ok());
+        let mut loaded = Vec::new();
+        free.for_each(|mut lane| loaded.append(&mut lane.loaded));
+        loaded
     }
 
     /// All of them, which nobody else has then.

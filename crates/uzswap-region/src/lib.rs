@@ -38,6 +38,7 @@ mod lane;
 #[expect(unsafe_code, reason = "memory that others use is given back")]
 mod protection;
 mod reclaim;
+mod returns;
 #[expect(unsafe_code, reason = "frames are raw memory")]
 mod staging;
 mod streams;

@@ -12,6 +12,7 @@ use crate::mode::{Means, Mode};
 use crate::reclaim::Hand;
 use crate::region::Region;
 use crate::registry;
+use crate::returns::Returns;
 use crate::space::Space;
 use crate::staging::{BATCH, Staging};
 use crate::stats::Stats;
@@ -328,6 +329,7 @@ pub(crate) struct Inner {
     pub(crate) lanes: Lanes,
     pub(crate) ahead: Ahead,
     pub(crate) hand: Mutex<Hand>,
+    pub(crate) returns: Returns,
     /// Of the process whose pager it is: see [`fork::generation`].
     generation: AtomicU32,
     pub(crate) on_fork: OnFork,
@@ -373,6 +375,7 @@ impl Inner {
             lanes,
             ahead: Ahead::default(),
             hand: Mutex::new(Hand::default()),
+            returns: Returns::new(),
             generation: AtomicU32::new(fork::generation()),
             on_fork,
             regions: RwLock::new(BTreeMap::new()),
@@ -415,11 +418,6 @@ impl Inner {
 
     pub(crate) fn set_stopping(&self) {
         self.stopping.store(true, Relaxed);
-    }
-
-    /// Copies of resident pages are worth having while the pool takes less than half of the budget.
-    pub(crate) fn drops_copies(&self) -> bool {
-        self.cache.memory_bytes() as u64 > self.budget.bytes() / 2
     }
 
     /// Tells the budget the size of the cache, and the cache the limit of its pool. The limit is

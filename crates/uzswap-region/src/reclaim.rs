@@ -1,7 +1,7 @@
 //! Taking pages out: off the faulting threads, ahead of need.
 //!
 //! ```text
-//! the hand goes round the resident pages: used since? → a second chance : a victim
+//! the hand goes round the resident pages: its tenure is over? → a victim : it stays
 //! 64 victims → moved to a batch of the staging area → … touched meanwhile? → moved back
 //! the oldest batch → stored in the cache → the memory of its frames given back
 //! ```
@@ -23,6 +23,7 @@ use crate::word::{Kind, Word};
 use std::ops::Range;
 use std::sync::{Arc, PoisonError};
 use uzswap_engine::{PAGE_BYTES, Page, Reject, Store};
+use uzswap_policy::order::{Order, Verdict};
 use uzswap_sys::bus::Blocked;
 use uzswap_sys::cpu::CpuSet;
 
@@ -33,14 +34,25 @@ const IDLE_MAX: usize = 64;
 /// Batches refused by the cache in a row, after which it is said to be full.
 const REFUSALS: usize = 4;
 
+/// Batches after which the cache is maintained, where reclaim does not end.
+const MAINTAIN_EVERY: u32 = 64;
+/// The part of the budget that the pool may have without using it, before it is compacted.
+const SPARE_PART: u64 = 128;
+
 /// Units made at once where memory is short: some 12 ms.
 const UNITS_AT_ONCE: usize = 16;
 
-/// Where the hand is.
+/// Rounds of the hand after which every page that may leave has been found.
+const ROUNDS: usize = 6;
+/// Rounds after which a few pages are enough.
+const ROUNDS_FOR_ALL: usize = 2;
+
+/// Where the hand is, and the decisions on the pages that it passes.
 #[derive(Default)]
 pub(crate) struct Hand {
     region: u32,
     page: u32,
+    order: Order,
 }
 
 impl Inner {
@@ -62,7 +74,13 @@ impl Inner {
         // Batches in a row from which no page was taken.
         let mut refused = 0;
         let mut idle = 0;
-        while !self.is_stopping() {
+        for turn in 1u32.. {
+            if self.is_stopping() {
+                return;
+            }
+            if turn.is_multiple_of(MAINTAIN_EVERY) {
+                self.maintain();
+            }
             let _steady = self.steady();
             self.tend();
             if self.budget.room() >= 2 * self.budget.margin().max(1) {
@@ -138,6 +156,12 @@ impl Inner {
         let _ = self.cache.follow_cpus(&CpuSet::of_caller());
         // `tend` meets its errors again.
         let _ = self.cache.maintain();
+        // Pages are a better use of memory that the pool took and does not need.
+        let spare = self.cache.statistic("pool_reserve_size").unwrap_or(0);
+        if spare > self.budget.bytes() / SPARE_PART {
+            self.cache.give_sections_back();
+            self.account();
+        }
     }
 
     /// Has the cache write back and give memory back where there is no room and nothing is left to
@@ -172,59 +196,116 @@ impl Inner {
         self.account();
     }
 
-    /// Up to 64 pages that were not used since the hand last came by.
+    /// Up to 64 pages whose time is over.
     fn victims(&self) -> Vec<Taken> {
-        let drops_copies = self.drops_copies();
+        let capacity = self.capacity();
+        let unchanged = self.cache.statistic("stores_unchanged").unwrap_or(0);
         let mut hand = self.hand.lock().unwrap_or_else(PoisonError::into_inner);
+        let hand = &mut *hand;
+        hand.order.tend(self.returns.seen(unchanged), capacity);
+        self.drop_copies(&hand.order, capacity);
         let regions: Vec<_> = self.regions().values().cloned().collect();
         let mut found = Vec::with_capacity(BATCH);
-        // Twice round: once to take the marks away.
         let start = regions.iter().position(|space| space.id >= hand.region).unwrap_or(0);
-        for turn in 0..2 * regions.len() + 1 {
-            let Some(space) = regions.get((start + turn) % regions.len().max(1)) else { break };
+        for turn in 0..ROUNDS * regions.len() + 1 {
+            let (round, at) = (turn / regions.len().max(1), (start + turn) % regions.len().max(1));
+            let Some(space) = regions.get(at) else { break };
+            if round >= ROUNDS_FOR_ALL && !found.is_empty() {
+                break;
+            }
             let mut page = if turn == 0 && space.id == hand.region { hand.page } else { 0 };
             while let Some(at) = space.next_touched(page) {
                 page = at + 1;
-                let Some(was) = self.pass(space, at, drops_copies) else { continue };
+                let pass = (at, round as u32, capacity);
+                let Some(was) = self.pass(&mut hand.order, space, pass) else { continue };
                 found.push(Taken { space: space.clone(), page: at, was });
                 if found.len() == BATCH {
-                    *hand = Hand { region: space.id, page };
+                    (hand.region, hand.page) = (space.id, page);
                     return found;
                 }
+            }
+            if at + 1 == regions.len() {
+                hand.order.end_pass();
             }
         }
         found
     }
 
     /// The hand passes a page. Returns the former word of a victim.
-    fn pass(&self, space: &Space, page: u32, drops_copies: bool) -> Option<Word> {
+    fn pass(
+        &self,
+        order: &mut Order,
+        space: &Space,
+        (page, round, capacity): (u32, u32, u64),
+    ) -> Option<Word> {
         let word = space.load(page);
         if word.kind() != Kind::Resident || word.pins() > 0 {
             return None;
         }
-        if !self.door.may_leave(space, page) {
-            return None;
-        }
-        // The copy of a guarded page is on the backing, most likely: dropping it wins no memory.
-        // And a page that leaves now leaves for nothing with its copy.
-        let drops = drops_copies && word.has(Word::USED) && !word.has(Word::GUARDED);
-        if word.has(Word::KEPT) && (drops || word.has(Word::STALE)) {
-            if space.take(page, word) {
-                self.cache.invalidate(space.key(page));
-                let left = word.without(Word::KEPT | Word::STALE);
-                space.put(page, left.without(Word::USED));
-                if !word.has(Word::USED) && space.take(page, left) {
-                    return Some(left);
+        let verdict = match word.has(Word::USED) {
+            true => order.judge(word.level(), word.passes(), round),
+            false => Verdict::Leaves,
+        };
+        match verdict {
+            Verdict::Stays { passes } => {
+                let stays = word.with_passes(passes);
+                if self.drops_copy(order, word, capacity) {
+                    if let Some(left) = self.drop_copy(space, page, word) {
+                        space.put(page, left.with_passes(passes));
+                    }
+                } else if stays != word {
+                    // If it changed meanwhile, it was used.
+                    space.change(page, word, stays);
                 }
+                None
             }
-            return None;
+            Verdict::Leaves if !self.door.may_leave(space, page) => None,
+            // It leaves for nothing with a copy that is out of date.
+            Verdict::Leaves if word.has(Word::KEPT | Word::STALE) => {
+                self.drop_copy(space, page, word)
+            }
+            Verdict::Leaves => space.take(page, word).then_some(word),
         }
-        if word.has(Word::USED) {
-            // If it changed meanwhile, it was used.
-            space.change(page, word, word.without(Word::USED));
-            return None;
+    }
+
+    /// Drops the copies of pages that have just come from the cache, if they are not worth their
+    /// room.
+    fn drop_copies(&self, order: &Order, capacity: u64) {
+        let mut near: Option<Arc<Space>> = None;
+        for (region, page) in self.lanes.take_loaded() {
+            if near.as_ref().is_none_or(|space| space.id != region) {
+                near = self.regions().get(&region).cloned();
+            }
+            let Some(space) = &near else { continue };
+            let word = space.load(page);
+            if self.drops_copy(order, word, capacity)
+                && let Some(left) = self.drop_copy(space, page, word)
+            {
+                space.put(page, left);
+            }
         }
-        space.take(page, word).then_some(word)
+    }
+
+    /// True if a page has a copy that is not worth its room. It is out of date, or the cache has
+    /// more than half of the memory, or another page in that room saves more. The copy of a guarded
+    /// page is on the backing, most likely, and dropping it wins no memory.
+    fn drops_copy(&self, order: &Order, word: Word, capacity: u64) -> bool {
+        let may = word.kind() == Kind::Resident && word.has(Word::KEPT) && !word.has(Word::GUARDED);
+        let is_short = || self.cache.memory_bytes() as u64 > self.budget.bytes() / 2;
+        may && (word.has(Word::STALE) || is_short() || !order.keeps_copy(word.level(), capacity))
+    }
+
+    /// Makes a page `Busy` and drops the cache's copy of it; its word without that.
+    fn drop_copy(&self, space: &Space, page: u32, word: Word) -> Option<Word> {
+        space.take(page, word).then(|| {
+            self.cache.invalidate(space.key(page));
+            word.without(Word::KEPT | Word::STALE)
+        })
+    }
+
+    /// Pages that there may be at once.
+    pub(crate) fn capacity(&self) -> u64 {
+        self.budget.limit().max(0) as u64
     }
 
     /// A batch for victims. It may have to wait for pages of others, so we have made none `Busy`
@@ -276,7 +357,7 @@ impl Inner {
     pub(crate) fn store_oldest(&self) -> usize {
         let Some(number) = self.staging.take_oldest() else { return 0 };
         let batch = self.staging.batch(number);
-        let mut stored = 0;
+        let (mut stored, mut compared) = (0, 0);
         let mut near: Option<Arc<Space>> = None;
         for at in 0..BATCH {
             // A thread that takes a page back keeps its word `Busy` until the page is gone from the
@@ -294,10 +375,13 @@ impl Inner {
                     break;
                 } else if space.take(page, word) {
                     stored += usize::from(self.store(space, page, frame, word));
+                    let is_compared = word.copy_bits() == Word::KEPT;
+                    compared += u64::from(is_compared);
                     break;
                 }
             }
         }
+        self.returns.count_departed(stored as u64, compared);
         let pages = self.staging.give_back(number);
         self.tend();
         self.budget.give_back(pages);
@@ -307,12 +391,8 @@ impl Inner {
     /// Stores a page that is in a frame, its word `Busy`, unless nobody could write it since it was
     /// loaded; or moves it back if it is not taken.
     fn store(&self, space: &Space, page: u32, frame: usize, was: Word) -> bool {
-        if was.has(Word::GUARDED) {
-            space.put(page, Word::STORED);
-            return true;
-        }
-        if self.keep(space, page, self.staging.page(frame)) {
-            space.put(page, Word::STORED);
+        if was.has(Word::GUARDED) || self.keep(space, page, self.staging.page(frame)) {
+            space.put(page, self.returns.departs(was));
             return true;
         }
         self.take_back(space, page, frame);

@@ -151,7 +151,7 @@ impl RegionRef {
             // Guarded, it would not do for a system call that writes it.
             if word.kind() != Kind::Resident || word.has(Word::GUARDED) {
                 self.pager.inner().fault(&self.space, page, false);
-            } else if self.space.change(page, word, to(word).expect("pinned 2^24 times")) {
+            } else if self.space.change(page, word, to(word).expect("pinned 2^18 times")) {
                 return;
             }
         }

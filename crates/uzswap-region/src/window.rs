@@ -415,7 +415,7 @@ impl Space {
             match word.kind() {
                 Kind::Untouched => return false,
                 Kind::Resident => {
-                    if self.change(page, word, to(word).expect("pinned 2^24 times")) {
+                    if self.change(page, word, to(word).expect("pinned 2^18 times")) {
                         return true;
                     }
                 }

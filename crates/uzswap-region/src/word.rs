@@ -1,19 +1,26 @@
 //! The state of one page of a region: 32 bits.
 //!
 //! ```text
-//!  31           8 7 6 5 4 3 2   0
-//! |    payload   |G|S|K|R|W| kind |
+//!  31           10 9  8 7 6 5 4 3 2   0
+//! |    payload    |level|G|S|K|R|W| kind |
 //! ```
 //! - `W`: somebody waits (only of `Busy`).
-//! - `R`: used since the hand came by.
+//! - `R`: a fault of its own brought it in. Otherwise it came beside others, and leaves when the
+//!   hand comes by.
 //! - `K`: the cache still has a copy.
 //! - `S`: that copy is out of date.
 //! - `G`: the page is guarded. Nobody can write it without a fault, so it equals its copy.
 //!
-//! The payload is the count of pins of a resident page, the frame of a staged one.
+//! - level: how often in a row it came back soon after it had left (see `uzswap_policy::order`).
+//!
+//! The payload of a resident page is the count of the hand's passes (4 bits) and that of pins. A
+//! staged page has its frame. A stored one has the moment at which it left, or 0 if that is not
+//! known.
 //!
 //! Only the thread that made a page `Busy` changes it to another state; no other thread touches the
 //! page, its frame or its copy meanwhile. Transitions are in docs/design/region.md.
+
+use uzswap_policy::order::{LEVELS, PASSES_MAX};
 
 /// Where a page is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -38,7 +45,16 @@ pub(crate) enum Kind {
 pub(crate) struct Word(pub(crate) u32);
 
 const KIND_MASK: u32 = 0b111;
-const PAYLOAD_SHIFT: u32 = 8;
+const LEVEL_SHIFT: u32 = 8;
+const LEVEL_MASK: u32 = (LEVELS as u32 - 1) << LEVEL_SHIFT;
+const PAYLOAD_SHIFT: u32 = 10;
+const PASSES_MASK: u32 = (PASSES_MAX as u32) << PAYLOAD_SHIFT;
+const PINS_SHIFT: u32 = 14;
+
+const _: () = assert!(LEVEL_MASK == 0b11 << LEVEL_SHIFT && PASSES_MASK >> PAYLOAD_SHIFT == 0b1111);
+
+/// Moments that a stored page's word can tell apart.
+pub(crate) const MOMENTS: u64 = 1 << (32 - PAYLOAD_SHIFT);
 
 impl Word {
     pub(crate) const UNTOUCHED: Self = Self(0);
@@ -67,10 +83,17 @@ impl Word {
         }
     }
 
-    /// A page in a frame; the state of the cache's copy is that of `was`.
+    /// A page in a frame; its level, its use and the state of the cache's copy are those of `was`.
     pub(crate) fn staged(frame: usize, was: Self) -> Self {
         debug_assert!(frame < Self::FRAMES_MAX);
-        Self((frame as u32) << PAYLOAD_SHIFT | Self::STAGED | was.copy_bits())
+        let kept = was.copy_bits() | was.0 & (LEVEL_MASK | Self::USED);
+        Self((frame as u32) << PAYLOAD_SHIFT | Self::STAGED | kept)
+    }
+
+    /// A page in the cache that had this level, and left at this moment.
+    pub(crate) fn stored(level: u8, moment: u32) -> Self {
+        debug_assert!(u64::from(moment) < MOMENTS);
+        Self(moment << PAYLOAD_SHIFT | Self::STORED.0).with_level(level)
     }
 
     /// Tells if the cache has a copy, and how old that is.
@@ -90,6 +113,30 @@ impl Word {
         Self(self.0 & !bits)
     }
 
+    pub(crate) fn level(self) -> u8 {
+        ((self.0 & LEVEL_MASK) >> LEVEL_SHIFT) as u8
+    }
+
+    pub(crate) fn with_level(self, level: u8) -> Self {
+        Self(self.0 & !LEVEL_MASK | u32::from(level) << LEVEL_SHIFT)
+    }
+
+    /// How often the hand has passed a resident page.
+    pub(crate) fn passes(self) -> u8 {
+        debug_assert!(self.kind() == Kind::Resident);
+        ((self.0 & PASSES_MASK) >> PAYLOAD_SHIFT) as u8
+    }
+
+    pub(crate) fn with_passes(self, passes: u8) -> Self {
+        Self(self.0 & !PASSES_MASK | u32::from(passes) << PAYLOAD_SHIFT)
+    }
+
+    /// When a stored page left.
+    pub(crate) fn moment(self) -> u32 {
+        debug_assert!(self.kind() == Kind::Stored);
+        self.0 >> PAYLOAD_SHIFT
+    }
+
     /// The frame of a staged page.
     pub(crate) fn frame(self) -> usize {
         debug_assert!(self.kind() == Kind::Staged);
@@ -99,18 +146,18 @@ impl Word {
     /// How often a resident page is pinned.
     pub(crate) fn pins(self) -> u32 {
         debug_assert!(self.kind() == Kind::Resident);
-        self.0 >> PAYLOAD_SHIFT
+        self.0 >> PINS_SHIFT
     }
 
-    /// Pinned once more; `None` after 2^24 − 1 times.
+    /// Pinned once more; `None` after 2^18 − 1 times.
     pub(crate) fn pinned(self) -> Option<Self> {
-        self.0.checked_add(1 << PAYLOAD_SHIFT).map(Self)
+        self.0.checked_add(1 << PINS_SHIFT).map(Self)
     }
 
     /// Pinned once less.
     pub(crate) fn unpinned(self) -> Self {
         assert!(self.pins() > 0, "unpinned more often than pinned");
-        Self(self.0 - (1 << PAYLOAD_SHIFT))
+        Self(self.0 - (1 << PINS_SHIFT))
     }
 }
 
@@ -129,14 +176,25 @@ mod tests {
         ] {
             assert_eq!(word.kind(), kind);
         }
+        for moment in [0, 1, MOMENTS as u32 - 1] {
+            let word = Word::stored(2, moment);
+            assert_eq!((word.kind(), word.level(), word.moment()), (Kind::Stored, 2, moment));
+        }
         for frame in [0, 77, Word::FRAMES_MAX - 1] {
-            let was = Word::RESIDENT.with(Word::USED | Word::KEPT);
+            let was = Word::RESIDENT.with(Word::USED | Word::KEPT).with_level(3).with_passes(9);
             let word = Word::staged(frame, was);
             assert_eq!((word.kind(), word.frame()), (Kind::Staged, frame));
-            assert!(word.has(Word::KEPT) && !word.has(Word::STALE) && !word.has(Word::USED));
+            assert!(word.has(Word::KEPT | Word::USED) && !word.has(Word::STALE));
+            assert_eq!(word.level(), 3);
         }
         let word = Word::RESIDENT.with(Word::USED).pinned().unwrap().pinned().unwrap();
         assert_eq!((word.pins(), word.unpinned().pins(), word.kind()), (2, 1, Kind::Resident));
         assert!(word.has(Word::USED));
+        let word = word.with_level(1).with_passes(PASSES_MAX);
+        assert_eq!((word.pins(), word.level(), word.passes()), (2, 1, PASSES_MAX));
+        assert_eq!(
+            (word.with_level(2).with_passes(3).unpinned().pins(), word.kind()),
+            (1, Kind::Resident)
+        );
     }
 }

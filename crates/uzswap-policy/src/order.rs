@@ -1,0 +1,296 @@
+//! The order in which pages leave a process.
+//!
+//! ```text
+//! a page comes back soon after it left: its level rises   → it stays for the passes of that level
+//! pages of a level that leave come back less than others  → that level's passes become fewer
+//! ```
+//! Nobody sees a touch of a page that is there. But a page that left is seen to come back, and how
+//! many others left meanwhile is known to the page. So a page has a *level*: how often in a row it
+//! came back soon. And each level has a *tenure*: how often the hand passes a page of that level
+//! before it leaves. The tenures follow the returns. When a program goes on to other pages, the old
+//! ones of a high level do not come back. Soon they stay no longer than new ones.
+//!
+//! Distances are in pages that left. Sizes are relative to the pages that there may be at once.
+
+/// Levels of a page: 0 to 3.
+pub const LEVELS: usize = 4;
+
+/// Passes of the hand that a page can stay for.
+pub const PASSES_MAX: u8 = 15;
+
+/// Rounds of the hand in one search in which tenures hold. In later ones they are halved each time,
+/// so that a page is found at last.
+const ROUNDS: u32 = 2;
+
+/// A level's tenure changes by this part when its pages come back more, or less, than all do.
+const STEP: f32 = 0.02;
+
+/// By how much more, or less, that must be: of the rate of all, or of the rest to 1.
+const MARGIN: f32 = 0.3;
+
+/// Fewer departures of a level, of those remembered, say nothing.
+const DEPARTURES_MIN: f32 = 8.0;
+
+/// A page returns if it comes back before this part of the pages that there may be has left.
+const HORIZON: u64 = 8;
+
+/// Departures after which tenures are set again.
+pub const TEND_EVERY: u64 = 64;
+
+/// The gain from a copy, as a part of that from a page in its room. Compressing takes 3 us, a fault
+/// 10. And a page of which the cache has half needs only the other half to be there.
+const COPY_WORTH: f32 = 0.3;
+
+/// The decision on a page that the hand has come to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Verdict {
+    /// It stays, and has been passed so often.
+    Stays {
+        /// The new count of passes.
+        passes: u8,
+    },
+    /// It leaves.
+    Leaves,
+}
+
+/// True if a page has come back so soon that it should not have left.
+pub fn is_return(distance: u64, capacity: u64) -> bool {
+    distance < capacity / HORIZON
+}
+
+/// The level of a page that comes back from the cache: `level` is the one with which it left, and
+/// so many pages left since.
+pub fn level_of_return(level: u8, distance: u64, capacity: u64) -> u8 {
+    if distance < capacity { raised(level) } else { 0 }
+}
+
+/// The level of a page that proved to be in use.
+pub fn raised(level: u8) -> u8 {
+    (level + 1).min(LEVELS as u8 - 1)
+}
+
+/// The observations of a pager from the beginning.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Seen {
+    /// Pages that came back soon by [`is_return`], or from the staging area, of each level.
+    pub returned: [u64; LEVELS],
+    /// Pages that left while the cache had a copy of them, and those of them that had not changed.
+    pub compared: u64,
+    /// See `compared`.
+    pub unchanged: u64,
+}
+
+/// See the module. One for all pages that share a memory.
+#[derive(Debug, Clone)]
+pub struct Order {
+    /// Passes of each level.
+    tenure: [f32; LEVELS],
+    /// Pages that left and came back, the latest counting most.
+    departed: [f32; LEVELS],
+    returned: [f32; LEVELS],
+    /// Pages that were compared and had not changed, likewise.
+    compared: f32,
+    unchanged: f32,
+    /// The last observations.
+    seen: Seen,
+    /// Departures since the last look.
+    since: u64,
+    /// Departures in a pass of the hand, the latest counting most, and those of the present one.
+    in_pass: f32,
+    in_this_pass: u64,
+    noise: u64,
+}
+
+impl Default for Order {
+    fn default() -> Self {
+        Self {
+            tenure: [1.0; LEVELS],
+            departed: [1.0; LEVELS],
+            returned: [0.5; LEVELS],
+            compared: 1.0,
+            unchanged: 0.5,
+            seen: Seen::default(),
+            since: 0,
+            in_pass: 0.0,
+            in_this_pass: 0,
+            noise: 0x9e37_79b9_7f4a_7c15,
+        }
+    }
+}
+
+impl Order {
+    /// Decides on a page that is there: it has this level and was passed so often since it came.
+    /// `round` counts the hand's rounds in this search. A page that leaves is counted.
+    pub fn judge(&mut self, level: u8, passes: u8, round: u32) -> Verdict {
+        let tenure = self.tenure[usize::from(level)];
+        let noise = self.noise();
+        // A tenure of 1.3 is one of 2 for every third page.
+        let whole = tenure as u8 + u8::from(noise & 0xffff < (tenure.fract() * 65536.0) as u64);
+        if passes < whole >> round.saturating_sub(ROUNDS - 1) {
+            return Verdict::Stays { passes: passes + 1 };
+        }
+        // One of two, by chance. A program that goes round more pages than there may be needs the
+        // one that came first: it must not always be the first to leave.
+        if round < ROUNDS && noise >> 63 == 0 {
+            return Verdict::Stays { passes };
+        }
+        self.departed[usize::from(level)] += 1.0;
+        self.since += 1;
+        self.in_this_pass += 1;
+        Verdict::Leaves
+    }
+
+    /// True if the copy of a page that stays, kept in the cache, is worth its room.
+    ///
+    /// The copy saves compressing the page again if it does not change. Its room would hold a part
+    /// of another page for as long as this one stays, which is seen to save faults as often as
+    /// pages that left come back.
+    pub fn keeps_copy(&self, level: u8, capacity: u64) -> bool {
+        if self.in_pass == 0.0 {
+            return false;
+        }
+        let (departed, returned) = self.sums();
+        let horizon = (capacity / HORIZON).max(1) as f32;
+        let stay = (self.tenure[usize::from(level)] + 0.5) * self.in_pass;
+        returned / departed * (stay / horizon) < self.unchanged / self.compared * COPY_WORTH
+    }
+
+    /// Notes that the hand has come round.
+    pub fn end_pass(&mut self) {
+        let departed = self.in_this_pass as f32;
+        self.in_pass = if self.in_pass == 0.0 { departed } else { (self.in_pass + departed) / 2.0 };
+        self.in_this_pass = 0;
+    }
+
+    /// Sets the tenures by the returns, now and then.
+    pub fn tend(&mut self, seen: Seen, capacity: u64) {
+        if self.since < TEND_EVERY {
+            return;
+        }
+        for (level, count) in seen.returned.into_iter().enumerate() {
+            self.returned[level] += count.saturating_sub(self.seen.returned[level]) as f32;
+        }
+        self.compared += seen.compared.saturating_sub(self.seen.compared) as f32;
+        self.unchanged += seen.unchanged.saturating_sub(self.seen.unchanged) as f32;
+        self.seen = seen;
+        let (departed, came_back) = self.sums();
+        let mean = (came_back / departed).min(1.0);
+        for level in 0..LEVELS {
+            if self.departed[level] < DEPARTURES_MIN {
+                continue;
+            }
+            let rate = self.returned[level] / self.departed[level];
+            let tenure = &mut self.tenure[level];
+            let step = STEP * (self.since / TEND_EVERY) as f32 * (1.0 + *tenure);
+            if rate > mean + MARGIN * mean.min(1.0 - mean) {
+                *tenure = (*tenure + step).min(PASSES_MAX.into());
+            } else if rate < mean - MARGIN * mean {
+                *tenure = (*tenure - step).max(0.0);
+            }
+        }
+        // As many departures are remembered as are a quarter of the pages that there may be.
+        let fades = (1.0 - self.since as f32 / (capacity / 4).max(4 * TEND_EVERY) as f32).max(0.5);
+        for level in 0..LEVELS {
+            self.departed[level] *= fades;
+            self.returned[level] *= fades;
+        }
+        self.compared *= fades;
+        self.unchanged *= fades;
+        self.since = 0;
+    }
+
+    fn sums(&self) -> (f32, f32) {
+        (self.departed.iter().sum(), self.returned.iter().sum())
+    }
+
+    /// xorshift64*, of which the upper bits are the better ones.
+    fn noise(&mut self) -> u64 {
+        self.noise ^= self.noise >> 12;
+        self.noise ^= self.noise << 25;
+        self.noise ^= self.noise >> 27;
+        self.noise.wrapping_mul(0x2545_f491_4f6c_dd1d)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const CAPACITY: u64 = 6400;
+
+    /// Lets so many pages of each level leave, of which a part comes back.
+    fn live(order: &mut Order, turns: u64, of_levels: [(u64, f32); LEVELS]) {
+        let mut seen = order.seen;
+        for _ in 0..turns {
+            for (level, (pages, share)) in of_levels.into_iter().enumerate() {
+                for _ in 0..pages {
+                    while order.judge(level as u8, PASSES_MAX, 0) != Verdict::Leaves {}
+                }
+                seen.returned[level] += (pages as f32 * share) as u64;
+            }
+            order.tend(seen, CAPACITY);
+        }
+    }
+
+    #[test]
+    fn levels_rise_with_returns_and_fall_with_one_absence() {
+        let mut level = 0;
+        for expected in [1, 2, 3, 3] {
+            level = level_of_return(level, CAPACITY - 1, CAPACITY);
+            assert_eq!(level, expected);
+        }
+        assert_eq!(level_of_return(level, CAPACITY, CAPACITY), 0);
+        assert!(is_return(CAPACITY / HORIZON - 1, CAPACITY));
+        assert!(!is_return(CAPACITY / HORIZON, CAPACITY));
+    }
+
+    #[test]
+    fn pages_of_a_level_that_comes_back_stay_and_those_of_others_leave_at_once() {
+        let mut order = Order::default();
+        live(&mut order, 200, [(40, 0.1), (0, 0.0), (0, 0.0), (40, 0.9)]);
+        assert_eq!(order.judge(3, PASSES_MAX - 1, 0), Verdict::Stays { passes: PASSES_MAX });
+        let stays = |verdict| matches!(verdict, Verdict::Stays { passes: 1.. });
+        assert!((0..100).all(|_| !stays(order.judge(0, 0, 0))), "{order:?}");
+        // The program goes on to other pages.
+        live(&mut order, 200, [(40, 0.5), (0, 0.0), (0, 0.0), (40, 0.0)]);
+        assert!((0..100).all(|_| !stays(order.judge(3, 0, 0))), "{order:?}");
+    }
+
+    #[test]
+    fn levels_that_come_back_alike_have_the_same_tenure() {
+        let mut order = Order::default();
+        live(&mut order, 200, [(20, 0.5); LEVELS]);
+        assert_eq!(order.tenure, [1.0; LEVELS]);
+    }
+
+    #[test]
+    fn a_search_ends_however_long_the_tenures() {
+        let mut order = Order { tenure: [PASSES_MAX.into(); LEVELS], ..Order::default() };
+        let mut passes = 0;
+        let rounds = (0..).take_while(|round| match order.judge(3, passes, *round) {
+            Verdict::Stays { passes: more } => {
+                passes = more;
+                true
+            }
+            Verdict::Leaves => false,
+        });
+        assert!(rounds.count() <= 5);
+    }
+
+    #[test]
+    fn a_copy_is_kept_where_pages_stay_clean_and_seldom_come_back() {
+        let mut order = Order::default();
+        let kept = |order: &Order| [0, 3].map(|level| order.keeps_copy(level, CAPACITY));
+        assert_eq!(kept(&order), [false, false], "nothing is known before the hand came round");
+        live(&mut order, 100, [(64, 0.02), (0, 0.0), (0, 0.0), (0, 0.0)]);
+        order.end_pass();
+        order.in_pass = CAPACITY as f32;
+        (order.compared, order.unchanged) = (100.0, 90.0);
+        assert_eq!(kept(&order), [true, true]);
+        order.unchanged = 10.0;
+        assert_eq!(kept(&order), [false, false], "it would be compressed again anyhow");
+        order.unchanged = 90.0;
+        live(&mut order, 100, [(40, 0.1), (0, 0.0), (0, 0.0), (40, 0.9)]);
+        assert_eq!(kept(&order), [false, false], "its room holds a page that comes back");
+    }
+}

@@ -1,0 +1,86 @@
+//! Pages that left, and those of them that came back: the observations of the order.
+//!
+//! A page that leaves notes the moment in its word, as a count of pages that left. So a fault knows
+//! how many others left meanwhile. It counts for its own processor: faults share no line here but
+//! that of the moment, which reclaim writes once for 64 pages.
+
+use crate::word::{MOMENTS, Word};
+use crossbeam_utils::CachePadded;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use uzswap_policy::order::{self, LEVELS, Seen};
+use uzswap_sys::cpu;
+
+/// Departures that share a moment: 2^26 pages pass before a moment comes again.
+const MOMENT: u64 = 16;
+
+/// See the module.
+pub(crate) struct Returns {
+    departed: CachePadded<AtomicU64>,
+    /// Pages that left with a copy which was not known to be out of date.
+    compared: AtomicU64,
+    /// By processor and level.
+    returned: Box<[CachePadded<[AtomicU64; LEVELS]>]>,
+}
+
+impl Returns {
+    pub(crate) fn new() -> Self {
+        let returned = |_| CachePadded::new(std::array::from_fn(|_| AtomicU64::new(0)));
+        Self {
+            departed: CachePadded::new(AtomicU64::new(0)),
+            compared: AtomicU64::new(0),
+            returned: (0..cpu::possible()).map(returned).collect(),
+        }
+    }
+
+    /// The word of a page that leaves now, and was in a frame with this one. Of a page that came
+    /// beside others nothing was decided, and nothing is learnt.
+    pub(crate) fn departs(&self, was: Word) -> Word {
+        if !was.has(Word::USED) {
+            return Word::STORED;
+        }
+        let moment = self.departed.load(Relaxed) / MOMENT % MOMENTS;
+        // 0 is no moment.
+        Word::stored(was.level(), (moment as u32).max(1))
+    }
+
+    /// Counts pages that left; `compared` of them had a copy.
+    pub(crate) fn count_departed(&self, pages: u64, compared: u64) {
+        self.departed.fetch_add(pages, Relaxed);
+        self.compared.fetch_add(compared, Relaxed);
+    }
+
+    /// The level of a page that a fault brings back from the cache.
+    pub(crate) fn level_from_cache(&self, word: Word, capacity: u64) -> u8 {
+        if word.moment() == 0 {
+            return 0;
+        }
+        let now = self.departed.load(Relaxed) / MOMENT;
+        let distance = now.wrapping_sub(word.moment().into()) % MOMENTS * MOMENT;
+        if order::is_return(distance, capacity) {
+            self.count(word.level());
+        }
+        order::level_of_return(word.level(), distance, capacity)
+    }
+
+    /// The level of a page that a fault brings back from the staging area.
+    pub(crate) fn level_from_staging(&self, word: Word) -> u8 {
+        if word.has(Word::USED) {
+            self.count(word.level());
+        }
+        order::raised(word.level())
+    }
+
+    fn count(&self, level: u8) {
+        let here = &self.returned[cpu::current() % self.returned.len()];
+        here[usize::from(level)].fetch_add(1, Relaxed);
+    }
+
+    /// All of them until now; `unchanged` pages were found equal to their copies.
+    pub(crate) fn seen(&self, unchanged: u64) -> Seen {
+        let mut returned = [0; LEVELS];
+        for here in &self.returned {
+            returned.iter_mut().zip(here.iter()).for_each(|(sum, one)| *sum += one.load(Relaxed));
+        }
+        Seen { returned, compared: self.compared.load(Relaxed), unchanged }
+    }
+}
