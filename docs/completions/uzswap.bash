@@ -46,6 +46,9 @@ _uzswap() {
             uzswap,record)
                 cmd="uzswap__subcmd__record"
                 ;;
+            uzswap,remote)
+                cmd="uzswap__subcmd__remote"
+                ;;
             uzswap,run)
                 cmd="uzswap__subcmd__run"
                 ;;
@@ -109,6 +112,9 @@ _uzswap() {
             uzswap__subcmd__help,record)
                 cmd="uzswap__subcmd__help__subcmd__record"
                 ;;
+            uzswap__subcmd__help,remote)
+                cmd="uzswap__subcmd__help__subcmd__remote"
+                ;;
             uzswap__subcmd__help,run)
                 cmd="uzswap__subcmd__help__subcmd__run"
                 ;;
@@ -136,6 +142,12 @@ _uzswap() {
             uzswap__subcmd__help__subcmd__memory,online)
                 cmd="uzswap__subcmd__help__subcmd__memory__subcmd__online"
                 ;;
+            uzswap__subcmd__help__subcmd__remote,gc)
+                cmd="uzswap__subcmd__help__subcmd__remote__subcmd__gc"
+                ;;
+            uzswap__subcmd__help__subcmd__remote,status)
+                cmd="uzswap__subcmd__help__subcmd__remote__subcmd__status"
+                ;;
             uzswap__subcmd__memory,help)
                 cmd="uzswap__subcmd__memory__subcmd__help"
                 ;;
@@ -154,6 +166,24 @@ _uzswap() {
             uzswap__subcmd__memory__subcmd__help,online)
                 cmd="uzswap__subcmd__memory__subcmd__help__subcmd__online"
                 ;;
+            uzswap__subcmd__remote,gc)
+                cmd="uzswap__subcmd__remote__subcmd__gc"
+                ;;
+            uzswap__subcmd__remote,help)
+                cmd="uzswap__subcmd__remote__subcmd__help"
+                ;;
+            uzswap__subcmd__remote,status)
+                cmd="uzswap__subcmd__remote__subcmd__status"
+                ;;
+            uzswap__subcmd__remote__subcmd__help,gc)
+                cmd="uzswap__subcmd__remote__subcmd__help__subcmd__gc"
+                ;;
+            uzswap__subcmd__remote__subcmd__help,help)
+                cmd="uzswap__subcmd__remote__subcmd__help__subcmd__help"
+                ;;
+            uzswap__subcmd__remote__subcmd__help,status)
+                cmd="uzswap__subcmd__remote__subcmd__help__subcmd__status"
+                ;;
             *)
                 ;;
         esac
@@ -161,7 +191,7 @@ _uzswap() {
 
     case "${cmd}" in
         uzswap)
-            opts="-h -V --help --version run serve attach detach config status memory top dashboard doctor clean upgrade bench record help"
+            opts="-h -V --help --version run serve attach detach config remote status memory top dashboard doctor clean upgrade bench record help"
             if [[ ${cur} == -* || ${COMP_CWORD} -eq 1 ]] ; then
                 COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
                 return 0
@@ -175,7 +205,7 @@ _uzswap() {
             return 0
             ;;
         uzswap__subcmd__attach)
-            opts="-q -h --unit --pid --cgroup --memory --size --pool --compressor --backing --plain-backing --transport --threads --poll --metrics --bare --quiet --help"
+            opts="-q -h --unit --pid --cgroup --memory --size --pool --compressor --backing --remote-copies --remote-timeout --remote-password-file --plain-backing --transport --threads --poll --metrics --bare --quiet --help"
             if [[ ${cur} == -* || ${COMP_CWORD} -eq 2 ]] ; then
                 COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
                 return 0
@@ -210,6 +240,18 @@ _uzswap() {
                     return 0
                     ;;
                 --backing)
+                    COMPREPLY=($(compgen -f "${cur}"))
+                    return 0
+                    ;;
+                --remote-copies)
+                    COMPREPLY=($(compgen -f "${cur}"))
+                    return 0
+                    ;;
+                --remote-timeout)
+                    COMPREPLY=($(compgen -f "${cur}"))
+                    return 0
+                    ;;
+                --remote-password-file)
                     COMPREPLY=($(compgen -f "${cur}"))
                     return 0
                     ;;
@@ -417,7 +459,7 @@ _uzswap() {
             return 0
             ;;
         uzswap__subcmd__help)
-            opts="run serve attach detach config status memory top dashboard doctor clean upgrade bench record help"
+            opts="run serve attach detach config remote status memory top dashboard doctor clean upgrade bench record help"
             if [[ ${cur} == -* || ${COMP_CWORD} -eq 2 ]] ; then
                 COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
                 return 0
@@ -626,6 +668,48 @@ _uzswap() {
             COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
             return 0
             ;;
+        uzswap__subcmd__help__subcmd__remote)
+            opts="status gc"
+            if [[ ${cur} == -* || ${COMP_CWORD} -eq 3 ]] ; then
+                COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+                return 0
+            fi
+            case "${prev}" in
+                *)
+                    COMPREPLY=()
+                    ;;
+            esac
+            COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+            return 0
+            ;;
+        uzswap__subcmd__help__subcmd__remote__subcmd__gc)
+            opts=""
+            if [[ ${cur} == -* || ${COMP_CWORD} -eq 4 ]] ; then
+                COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+                return 0
+            fi
+            case "${prev}" in
+                *)
+                    COMPREPLY=()
+                    ;;
+            esac
+            COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+            return 0
+            ;;
+        uzswap__subcmd__help__subcmd__remote__subcmd__status)
+            opts=""
+            if [[ ${cur} == -* || ${COMP_CWORD} -eq 4 ]] ; then
+                COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+                return 0
+            fi
+            case "${prev}" in
+                *)
+                    COMPREPLY=()
+                    ;;
+            esac
+            COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+            return 0
+            ;;
         uzswap__subcmd__help__subcmd__run)
             opts=""
             if [[ ${cur} == -* || ${COMP_CWORD} -eq 3 ]] ; then
@@ -816,8 +900,114 @@ _uzswap() {
             COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
             return 0
             ;;
+        uzswap__subcmd__remote)
+            opts="-h --help status gc help"
+            if [[ ${cur} == -* || ${COMP_CWORD} -eq 2 ]] ; then
+                COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+                return 0
+            fi
+            case "${prev}" in
+                *)
+                    COMPREPLY=()
+                    ;;
+            esac
+            COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+            return 0
+            ;;
+        uzswap__subcmd__remote__subcmd__gc)
+            opts="-h --remote-password-file --help"
+            if [[ ${cur} == -* || ${COMP_CWORD} -eq 3 ]] ; then
+                COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+                return 0
+            fi
+            case "${prev}" in
+                --remote-password-file)
+                    COMPREPLY=($(compgen -f "${cur}"))
+                    return 0
+                    ;;
+                *)
+                    COMPREPLY=()
+                    ;;
+            esac
+            COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+            return 0
+            ;;
+        uzswap__subcmd__remote__subcmd__help)
+            opts="status gc help"
+            if [[ ${cur} == -* || ${COMP_CWORD} -eq 3 ]] ; then
+                COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+                return 0
+            fi
+            case "${prev}" in
+                *)
+                    COMPREPLY=()
+                    ;;
+            esac
+            COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+            return 0
+            ;;
+        uzswap__subcmd__remote__subcmd__help__subcmd__gc)
+            opts=""
+            if [[ ${cur} == -* || ${COMP_CWORD} -eq 4 ]] ; then
+                COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+                return 0
+            fi
+            case "${prev}" in
+                *)
+                    COMPREPLY=()
+                    ;;
+            esac
+            COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+            return 0
+            ;;
+        uzswap__subcmd__remote__subcmd__help__subcmd__help)
+            opts=""
+            if [[ ${cur} == -* || ${COMP_CWORD} -eq 4 ]] ; then
+                COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+                return 0
+            fi
+            case "${prev}" in
+                *)
+                    COMPREPLY=()
+                    ;;
+            esac
+            COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+            return 0
+            ;;
+        uzswap__subcmd__remote__subcmd__help__subcmd__status)
+            opts=""
+            if [[ ${cur} == -* || ${COMP_CWORD} -eq 4 ]] ; then
+                COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+                return 0
+            fi
+            case "${prev}" in
+                *)
+                    COMPREPLY=()
+                    ;;
+            esac
+            COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+            return 0
+            ;;
+        uzswap__subcmd__remote__subcmd__status)
+            opts="-h --remote-password-file --json --help"
+            if [[ ${cur} == -* || ${COMP_CWORD} -eq 3 ]] ; then
+                COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+                return 0
+            fi
+            case "${prev}" in
+                --remote-password-file)
+                    COMPREPLY=($(compgen -f "${cur}"))
+                    return 0
+                    ;;
+                *)
+                    COMPREPLY=()
+                    ;;
+            esac
+            COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+            return 0
+            ;;
         uzswap__subcmd__run)
-            opts="-q -h --memory --in-process --device --include-pool --load-control --no-load-control --user --size --pool --compressor --backing --plain-backing --transport --threads --poll --metrics --bare --report --quiet --help"
+            opts="-q -h --memory --in-process --device --include-pool --load-control --no-load-control --user --size --pool --compressor --backing --remote-copies --remote-timeout --remote-password-file --plain-backing --transport --threads --poll --metrics --bare --report --quiet --help"
             if [[ ${cur} == -* || ${COMP_CWORD} -eq 2 ]] ; then
                 COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
                 return 0
@@ -844,6 +1034,18 @@ _uzswap() {
                     return 0
                     ;;
                 --backing)
+                    COMPREPLY=($(compgen -f "${cur}"))
+                    return 0
+                    ;;
+                --remote-copies)
+                    COMPREPLY=($(compgen -f "${cur}"))
+                    return 0
+                    ;;
+                --remote-timeout)
+                    COMPREPLY=($(compgen -f "${cur}"))
+                    return 0
+                    ;;
+                --remote-password-file)
                     COMPREPLY=($(compgen -f "${cur}"))
                     return 0
                     ;;
@@ -875,7 +1077,7 @@ _uzswap() {
             return 0
             ;;
         uzswap__subcmd__serve)
-            opts="-h --size --pool --compressor --backing --plain-backing --transport --threads --poll --metrics --bare --config --help"
+            opts="-h --size --pool --compressor --backing --remote-copies --remote-timeout --remote-password-file --plain-backing --transport --threads --poll --metrics --bare --config --help"
             if [[ ${cur} == -* || ${COMP_CWORD} -eq 2 ]] ; then
                 COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
                 return 0
@@ -894,6 +1096,18 @@ _uzswap() {
                     return 0
                     ;;
                 --backing)
+                    COMPREPLY=($(compgen -f "${cur}"))
+                    return 0
+                    ;;
+                --remote-copies)
+                    COMPREPLY=($(compgen -f "${cur}"))
+                    return 0
+                    ;;
+                --remote-timeout)
+                    COMPREPLY=($(compgen -f "${cur}"))
+                    return 0
+                    ;;
+                --remote-password-file)
                     COMPREPLY=($(compgen -f "${cur}"))
                     return 0
                     ;;

@@ -129,6 +129,10 @@ fn own(agent: &Agent, call: &mut Call) -> Outcome {
         libc::SYS_close_range => processes::close_range(call),
         libc::SYS_dup2 | libc::SYS_dup3 => processes::duplicate(call),
         libc::SYS_execve | libc::SYS_execveat => processes::execute(agent, call),
+        libc::SYS_exit_group => {
+            agent.pager.leave_store();
+            Outcome::Bare
+        }
         libc::SYS_unshare | libc::SYS_setns => alone::on_call(call),
         libc::SYS_pselect6 => masks::select(agent, call),
         number => match masks::argument(number) {

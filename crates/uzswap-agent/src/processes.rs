@@ -21,7 +21,7 @@ pub fn ours() -> u64 {
 }
 
 /// Descriptors of ours, which the program must not close: without them its pages are gone.
-static DESCRIPTORS: [AtomicI32; 8] = [const { AtomicI32::new(-1) }; 8];
+static DESCRIPTORS: [AtomicI32; 256] = [const { AtomicI32::new(-1) }; 256];
 
 /// Notes which descriptors are ours.
 pub fn keep(descriptors: &[i32]) {

@@ -125,6 +125,11 @@ fn needed(agent: &Agent) -> Vec<Call> {
         let ask = |request: &u64| call(libc::SYS_ioctl, [file, *request, somewhere, 0, 0, 0]);
         all.extend(requests.iter().map(ask));
     }
+    for socket in agent.pager.sockets() {
+        let no_signal = libc::MSG_NOSIGNAL as u64;
+        all.push(call(libc::SYS_sendto, [socket as u64, somewhere, 64, no_signal, 0, 0]));
+        all.push(call(libc::SYS_recvfrom, [socket as u64, somewhere, page, 0, 0, 0]));
+    }
     all
 }
 

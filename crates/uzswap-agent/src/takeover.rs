@@ -169,6 +169,8 @@ fn pager(memory: u64, compressor: &str) -> Result<Pager, uzswap_region::Error> {
     // `uzswap run` has tried it.
     let means = std::env::var("UZSWAP_MEANS").ok().and_then(|name| name.parse().ok());
     let pager = means.into_iter().fold(pager, PagerBuilder::means);
+    let store = std::env::var("UZSWAP_STORE").ok();
+    let pager = store.iter().fold(pager, |pager, store| pager.backing(store));
     let backing = std::env::var("UZSWAP_BACKING").unwrap_or_default();
     match backing.rsplit_once(':').and_then(|(folder, size)| Some((folder, size.parse().ok()?))) {
         Some((folder, bytes)) => pager.unnamed_backing(folder, bytes).build(),

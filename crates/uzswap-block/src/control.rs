@@ -131,7 +131,7 @@ pub fn statistics() -> impl Iterator<Item = (&'static str, &'static str)> {
 
 /// True if a statistic counts events, false if it is a present value.
 pub fn is_counted(name: &str) -> bool {
-    const SO_NOW: [&str; 12] = [
+    const SO_NOW: [&str; 13] = [
         "backing_sealed",
         "stored_pages",
         "same_filled_pages",
@@ -143,13 +143,15 @@ pub fn is_counted(name: &str) -> bool {
         "compressed_bytes",
         "dictionaries",
         "writeback_stopped",
+        "remote_up",
         "dead_pages",
     ];
     !(SO_NOW.contains(&name)
         || name.starts_with("fault_ns")
         || name.starts_with("pool_pages")
         || name.ends_with("_size")
-        || name == "pool_limit")
+        || name.starts_with("remote_read_ns")
+        || name.ends_with("_limit"))
 }
 
 /// An extra attribute: whether writeback runs. The engine switches it off when a write fails.

@@ -372,7 +372,7 @@ pub static ROWS: &[Row] = &[
     row(228, "clock_gettime", Touched(&[1])),
     row(229, "clock_getres", Touched(&[1])),
     row(230, "clock_nanosleep", Touched(&[2, 3])),
-    row(231, "exit_group", Left),
+    row(231, "exit_group", Own("segments at a store are removed")),
     row(232, "epoll_wait", Held(&[Each(1, 2, 12)])),
     row(233, "epoll_ctl", Touched(&[3])),
     row(234, "tgkill", Left),

@@ -97,7 +97,7 @@ pub struct Cache {
     pub(crate) cpus: Mutex<Cpus>,
     pub(crate) scratch: PerCpu<Scratch>,
     pub(crate) training: Training,
-    pub(crate) backing: Box<dyn Backing>,
+    pub(crate) backing: Arc<dyn Backing>,
     /// Seals the writes to the backing, if it is sealed.
     pub(crate) seal: Option<Seal>,
     pub(crate) slots: Slots,
@@ -138,7 +138,8 @@ impl Cache {
         let seal = (has_backing && config.seals_backing).then(|| Seal::new(durable)).transpose();
         let seal = seal.map_err(SetupError::Key)?;
         let layout = if seal.is_some() { Layout::Sealed } else { Layout::Plain };
-        let slots = Slots::new(backing.bytes(), layout, durable);
+        let backing: Arc<dyn Backing> = backing.into();
+        let slots = Slots::new(backing.bytes(), layout, durable).with_backing(&backing);
         let cache = Self {
             pages_max: config.pages_max,
             durable: durable.cloned(),

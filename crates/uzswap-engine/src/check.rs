@@ -158,7 +158,10 @@ impl Cache {
             let segment = Segment::of(extent.place);
             assert!(end <= segment.start() + SEGMENT_BYTES as u64);
             let state = segments.state(segment);
-            assert!(matches!(state, Use::Written | Use::Singles), "{extent:?} in one {state:?}");
+            assert!(
+                matches!(state, Use::Written | Use::Singles | Use::Lost),
+                "{extent:?} in one {state:?}"
+            );
             *live.entry(segment).or_default() += bytes;
         }
         let mut slots = 0;
@@ -168,7 +171,7 @@ impl Cache {
             slots += match segments.state(segment) {
                 Use::Free => 0,
                 Use::Singles => expected / SLOT_BYTES,
-                Use::Open | Use::Written | Use::Cleaning => SEGMENT_BYTES / SLOT_BYTES,
+                Use::Open | Use::Written | Use::Cleaning | Use::Lost => SEGMENT_BYTES / SLOT_BYTES,
             };
         }
         assert_eq!(self.slots.check(), slots, "slots that are taken");

@@ -45,14 +45,32 @@ impl Cache {
         record: &'a mut [u8; RECORD_BYTES_MAX],
     ) -> Result<OpenRecord<'a>, Error> {
         let record = &mut record[..self.slots.bytes_to_read(extent)];
-        if let Err(source) = self.backing.read(extent.place.byte(), record) {
+        let byte = extent.place.byte();
+        if let Err(source) = self.backing.read(byte, record) {
             self.counters.increment(ReadFail);
             return Err(Error::Backing { entry: key.0, source });
         }
         self.counters.increment(BackingReads);
         self.counters.increment(LoadsBacking);
         self.counters.add(BackingBytesRead, record.len() as i64);
+        let what = match self.open_read(key, extent, proof, record) {
+            // The borrow of the checked record ends here: it is opened already.
+            Ok(OpenRecord { checksum, .. }) => {
+                return Ok(self.opened(extent, record, checksum));
+            }
+            Err(what) => what,
+        };
+        match self.backing.read_other(byte, record) {
+            Some(Ok(())) => {}
+            Some(Err(_)) | None => return Err(self.damaged(key, what)),
+        }
         self.open_read(key, extent, proof, record).map_err(|what| self.damaged(key, what))
+    }
+
+    /// A record that has been opened in place.
+    fn opened<'a>(&self, extent: Extent, record: &'a [u8], checksum: u32) -> OpenRecord<'a> {
+        let header = if self.slots.is_single(extent.place) { 0 } else { HEADER_BYTES };
+        OpenRecord { object: &record[header..][..extent.form.bytes.into()], checksum }
     }
 
     /// The content of a record, decrypted in place, or the reason why it is not the one that was

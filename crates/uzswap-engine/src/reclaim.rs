@@ -195,6 +195,9 @@ impl Cache {
     /// threshold, compacts, trains a dictionary when it is time, and gives free memory back.
     /// Errors: no memory for the reserve (stores use it up, then write back or are rejected).
     pub fn maintain(&self) -> io::Result<()> {
+        if self.backing.has_recovered() && self.writeback.has_failed() {
+            self.resume_writeback();
+        }
         let provisioned = self.prepare();
         self.tend_dictionary();
         self.pool

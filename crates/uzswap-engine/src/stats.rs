@@ -136,7 +136,7 @@ const fn figure(name: &'static str, doc: &'static str, ask: fn(&Cache) -> u64) -
     Statistic { name, doc, source: Source::Figure(ask) }
 }
 
-const FIGURES: [Statistic; 14] = [
+const FIGURES: [Statistic; 26] = [
     figure(
         "pool_pages",
         "Pages whose object is in the pool (a shared object counts once).",
@@ -199,6 +199,42 @@ const FIGURES: [Statistic; 14] = [
         "1 when a write to the backing failed and writeback waits to be resumed.",
         |cache| cache.writeback.has_failed().into(),
     ),
+    figure("remote_up", "1 while the store in another machine's memory answers.", |cache| {
+        cache.backing.remote().is_up.into()
+    }),
+    figure("remote_size", "Bytes of our segments at that store.", |cache| {
+        cache.backing.remote().bytes
+    }),
+    figure("remote_limit", "Bytes that they may take there; 0: there is no store.", |cache| {
+        cache.backing.remote().bytes_max
+    }),
+    figure("remote_reads", "Reads that the store answered.", |cache| cache.backing.remote().reads),
+    figure("remote_bytes_read", "Bytes of these reads.", |cache| cache.backing.remote().bytes_read),
+    figure("remote_read_ns_p50", "Median time of such a read, ns.", |cache| {
+        cache.backing.remote().read_ns[0]
+    }),
+    figure("remote_read_ns_p99", "99th percentile of that time, ns.", |cache| {
+        cache.backing.remote().read_ns[1]
+    }),
+    figure("remote_writes", "Segments written to the store.", |cache| {
+        cache.backing.remote().writes
+    }),
+    figure("remote_bytes_written", "Bytes of these segments.", |cache| {
+        cache.backing.remote().bytes_written
+    }),
+    figure(
+        "remote_errors",
+        "Requests to the store that failed or were not answered in time.",
+        |cache| cache.backing.remote().errors,
+    ),
+    figure(
+        "remote_lost",
+        "Segments that the store no longer had, or had only a part of.",
+        |cache| cache.backing.remote().lost,
+    ),
+    figure("remote_full", "Segments that the store refused because it was full.", |cache| {
+        cache.backing.remote().full
+    }),
 ];
 
 /// All statistics, counters first.

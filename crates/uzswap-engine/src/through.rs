@@ -40,7 +40,7 @@ impl Cache {
     /// Writes a page that [`Self::store`] rejected straight to the backing, uncompressed, as the
     /// kernel writes a page that zswap rejects to the swap device. Waits for the write.
     pub fn store_through(&self, key: SwapEntry, page: &Page) -> Store {
-        if !self.writeback_works() {
+        if !self.writeback_works() || !self.backing.takes_pages() {
             return Store::Rejected(Reject::ReclaimFail);
         }
         let slot = self
@@ -79,14 +79,14 @@ impl Cache {
                 let mut sealed = Aligned(*page);
                 let tag = seal.seal(Identity { owner, extent, generation }, &mut sealed.0);
                 self.slots.note_page(slot, owner, Some(tag));
-                (generation.0, self.backing.write(slot.start(), &sealed.0))
+                (generation.0, self.backing.write_page(slot.start(), &sealed.0))
             }
             None => {
                 self.slots.note_page(slot, owner, None);
                 let at = slot.start();
                 let written = match is_aligned {
-                    true => self.backing.write(at, page),
-                    false => self.backing.write(at, &Aligned(*page).0),
+                    true => self.backing.write_page(at, page),
+                    false => self.backing.write_page(at, &Aligned(*page).0),
                 };
                 (checksum.into(), written)
             }

@@ -16,7 +16,7 @@
 
 use crate::backing::record::{HEADER_BYTES, Layout, Record, record_at, records, seal_records};
 use crate::backing::seal::{Generation, Seal};
-use crate::backing::segments::{SEGMENT_BYTES, Segment, Use};
+use crate::backing::segments::{SEGMENT_BYTES, SEGMENT_PAYLOAD_BYTES, Segment, Use};
 use crate::backing::slots::{RESERVED, Slots};
 use crate::backing::{Buffer, Completion, Write};
 use crate::cache::Cache;
@@ -174,7 +174,7 @@ impl Open {
 
     /// The place of the next record of `form`, if it fits.
     fn place(&self, form: Form) -> Option<Place> {
-        (self.filled + self.layout().record_bytes(form) <= SEGMENT_BYTES)
+        (self.filled + self.layout().record_bytes(form) <= SEGMENT_PAYLOAD_BYTES)
             .then(|| Place::at(self.segment.start() + self.filled as u64))
     }
 
@@ -558,6 +558,13 @@ impl Cache {
         let cleaned = if self.slots.segments.turn(victim, Use::Written, Use::Cleaning) {
             let copied = match self.backing.read(victim.start(), &mut content) {
                 Ok(()) => self.copy_live(writer, victim, &mut content),
+                Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                    writer.cleaned = Some(content);
+                    if self.slots.segments.lost(victim) {
+                        self.slots.give_segment(victim, Use::Open);
+                    }
+                    return true;
+                }
                 Err(error) => {
                     self.fail(Failure { what: "read", byte: victim.start(), error });
                     false

@@ -71,6 +71,9 @@ pub enum Error {
     /// The backing cannot be used.
     #[error(transparent)]
     Backing(#[from] BackingError),
+    /// The store in another machine's memory cannot be used.
+    #[error(transparent)]
+    Store(#[from] uzswap_remote::ConnectError),
     /// The cache cannot be made.
     #[error(transparent)]
     Setup(#[from] uzswap_engine::SetupError),

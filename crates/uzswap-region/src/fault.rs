@@ -450,7 +450,8 @@ impl fmt::Display for Damaged {
 
 impl fmt::Display for Unread<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "the backing does not read: {}; check the device", Number(self.0))
+        let why = Number(self.0);
+        write!(f, "the backing does not read: {why}; check the disk, or the store of --backing")
     }
 }
 

@@ -41,19 +41,19 @@ impl Pager {
         let steady = fork::unsteady();
         // SAFETY: the guards are dropped before the pager that they borrow from: `end` does both,
         // in this order, and nothing else takes them apart.
-        let still: &'static Inner = unsafe { &*Arc::as_ptr(&inner) };
-        let lanes = still.lanes.all();
-        let regions = still.regions_mut();
+        let parts: &'static Inner = unsafe { &*Arc::as_ptr(&inner) };
+        let lanes = parts.lanes.all();
+        let regions = parts.regions_mut();
+        let (backing, store) = (None, None);
         let mut still =
-            BeforeFork { lanes, regions, steady, backing: None, _blocked: blocked, pager };
-        match inner.unnamed.as_ref().map(Unnamed::copy).transpose() {
-            Ok(backing) => still.backing = backing,
+            BeforeFork { lanes, regions, steady, backing, store, _blocked: blocked, pager };
+        match still.copy_backing(parts) {
+            Ok(()) => Ok(still),
             Err(error) => {
                 still.in_parent();
-                return Err(error);
+                Err(error)
             }
         }
-        Ok(still)
     }
 }
 
@@ -64,6 +64,8 @@ pub struct BeforeFork {
     steady: RwLockWriteGuard<'static, ()>,
     /// The child's backing.
     backing: Option<OwnedFd>,
+    /// The store.
+    store: Option<uzswap_remote::BeforeFork<'static>>,
     _blocked: Blocked,
     pager: Pager,
 }
@@ -75,6 +77,14 @@ impl std::fmt::Debug for BeforeFork {
 }
 
 impl BeforeFork {
+    /// Makes the child's backing.
+    fn copy_backing(&mut self, parts: &'static Inner) -> io::Result<()> {
+        self.backing = parts.unnamed.as_ref().map(Unnamed::copy).transpose()?;
+        let tiers = parts.tiers.as_ref();
+        self.store = tiers.map(|tiers| tiers.before_fork(self.backing.as_ref())).transpose()?;
+        Ok(())
+    }
+
     /// In the parent: all goes on.
     pub fn in_parent(self) {
         let pager = self.pager.clone();
@@ -83,8 +93,8 @@ impl BeforeFork {
     }
 
     fn end(self) {
-        let Self { lanes, regions, steady, backing, _blocked, pager: _ } = self;
-        drop((lanes, regions, steady, backing));
+        let Self { lanes, regions, steady, backing, store, _blocked, pager: _ } = self;
+        drop((lanes, regions, steady, backing, store));
     }
 
     /// In the child: the pager is its own, with descriptors of its own; it has threads again once
@@ -93,7 +103,7 @@ impl BeforeFork {
     /// own, and the reason is returned. Safe as soon as the kernel has made the child.
     ///
     /// Errors: a page that is out cannot be brought in; the child must not go on.
-    pub fn in_child(self) -> io::Result<Option<io::Error>> {
+    pub fn in_child(mut self) -> io::Result<Option<io::Error>> {
         let inner = self.pager.inner().clone();
         bus::forked();
         inner.adopt_process();
@@ -103,6 +113,9 @@ impl BeforeFork {
         if let (Some(unnamed), Some(copy)) = (&inner.unnamed, &self.backing) {
             unnamed.go_on_with(copy)?;
             inner.cache.go_on_in_fork()?;
+        }
+        if let (Some(tiers), Some(store)) = (&inner.tiers, self.store.take()) {
+            tiers.in_child(store)?;
         }
         let spaces: Vec<_> = self.regions.values().cloned().collect();
         if renewed.is_ok() {

@@ -29,9 +29,10 @@ use std::sync::atomic::{
 };
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock, RwLockReadGuard};
 use std::thread::JoinHandle;
-use uzswap_engine::backing::{Backing, BackingSpec, open_backing};
+use uzswap_engine::backing::{Backing, BackingSpec, NoBacking, open_backing};
 use uzswap_engine::compress::Algorithm;
 use uzswap_engine::{Cache, Config, PAGE_BYTES};
+use uzswap_remote::{Address, ConnectError, Connected, Tiers};
 use uzswap_sys::bus::{self, Blocked};
 use uzswap_sys::cpu;
 use uzswap_sys::map;
@@ -143,6 +144,10 @@ fn parse_backing(text: &str) -> Result<BackingSpec, Error> {
     Ok(BackingSpec::Path { path: path.into(), bytes })
 }
 
+fn connect(address: &str) -> Result<Connected, Error> {
+    Ok(Connected::to(&Address::parse(address).map_err(ConnectError::from)?)?)
+}
+
 /// Threads that serve messages, at most: they share one queue in the kernel.
 const HANDLERS_MAX: usize = 8;
 
@@ -159,6 +164,7 @@ pub struct PagerBuilder {
     memory: Option<MemorySize>,
     compressor: String,
     backing: String,
+    store: Option<String>,
     unnamed: Option<(PathBuf, u64)>,
     seals_backing: bool,
     mode: Option<Mode>,
@@ -183,9 +189,13 @@ impl PagerBuilder {
     }
 
     /// Where the coldest pages go: `PATH[:SIZE]`, a new file with a size or a block device, or
-    /// `none` (the default).
+    /// `none` (the default). Beside it, or instead of it, the address of a store in another
+    /// machine's memory, as in `valkey://HOST:PORT/?max=8G&copies=1`.
     pub fn backing(mut self, backing: &str) -> Self {
-        self.backing = backing.into();
+        match Address::is_one(backing) {
+            true => self.store = Some(backing.into()),
+            false => self.backing = backing.into(),
+        }
         self
     }
 
@@ -233,14 +243,28 @@ impl PagerBuilder {
         // Errors in the rest are returned before a file is made.
         check_memory(self.bytes()?)?;
         self.compressor.parse::<Algorithm>()?;
+        let connected = self.store.as_deref().map(connect).transpose()?;
         if let Some((folder, bytes)) = &self.unnamed {
             let what = "make a file without a name for the backing";
-            let unnamed = Unnamed::create(folder, *bytes);
+            let file_bytes = connected.as_ref().map_or(*bytes, |store| store.file_bytes(*bytes));
+            let unnamed = Unnamed::create(folder, file_bytes);
             let unnamed = unnamed.map_err(|source| Error::System { what, source })?;
-            return self.build_with(Box::new(unnamed.clone()), Some(unnamed));
+            let local = Box::new(unnamed.clone());
+            let Some(connected) = connected else {
+                return self.build_with(local, Some(unnamed), None);
+            };
+            let tiers = connected.over(local, *bytes)?;
+            return self.build_with(Box::new(tiers.clone()), Some(unnamed), Some(tiers));
         }
-        let backing = open_backing(&parse_backing(&self.backing)?)?;
-        self.build_on(backing)
+        let spec = parse_backing(&self.backing)?;
+        let Some(connected) = connected else { return self.build_on(open_backing(&spec)?) };
+        let local = match spec {
+            BackingSpec::None => Box::new(NoBacking),
+            spec => open_backing(&spec)?,
+        };
+        let bytes = local.bytes();
+        let tiers = connected.over(local, bytes)?;
+        self.build_with(Box::new(tiers.clone()), None, Some(tiers))
     }
 
     fn bytes(&self) -> Result<u64, Error> {
@@ -250,13 +274,14 @@ impl PagerBuilder {
 
     /// The same, with a backing of the caller's own instead of [`Self::backing`].
     pub fn build_on(self, backing: Box<dyn Backing>) -> Result<Pager, Error> {
-        self.build_with(backing, None)
+        self.build_with(backing, None, None)
     }
 
     fn build_with(
         self,
         backing: Box<dyn Backing>,
         unnamed: Option<Unnamed>,
+        tiers: Option<Tiers>,
     ) -> Result<Pager, Error> {
         let bytes = check_memory(self.bytes()?)?;
         if !(1..=64).contains(&self.reclaim_threads) {
@@ -277,7 +302,7 @@ impl PagerBuilder {
         let config = cache_config(bytes, self.compressor.parse()?, self.seals_backing);
         let cache = Cache::new(config, backing)?;
         let inner = Inner::new(bytes, mode, self.on_fork, door, cache)?;
-        let inner = Arc::new(Inner { unnamed, ..inner });
+        let inner = Arc::new(Inner { unnamed, tiers, ..inner });
         match self.on_fork {
             OnFork::Absent => {}
             OnFork::PrivateCopy => fork::copy_regions_of(&inner),
@@ -336,6 +361,8 @@ pub(crate) struct Inner {
     regions: RwLock<BTreeMap<u32, Arc<Space>>>,
     /// The backing, if it is a file that children need a copy of.
     pub(crate) unnamed: Option<Unnamed>,
+    /// The backing, if a part of it is at a store.
+    pub(crate) tiers: Option<Tiers>,
     /// Of windows.
     pub(crate) keys: Keys,
     mode: Mode,
@@ -380,6 +407,7 @@ impl Inner {
             on_fork,
             regions: RwLock::new(BTreeMap::new()),
             unnamed: None,
+            tiers: None,
             keys,
             mode,
             next_region: AtomicU32::new(1),
@@ -472,6 +500,11 @@ impl Inner {
         }
     }
 
+    /// The work of the thread that tends the store.
+    fn run_store(&self) {
+        self.tiers.iter().for_each(|tiers| tiers.run(|| self.is_stopping()));
+    }
+
     /// Counts pins; `false` beyond half of the budget.
     pub(crate) fn count_pins(&self, pages: i64) -> bool {
         let pinned = self.pinned.fetch_add(pages, Relaxed) + pages;
@@ -547,6 +580,9 @@ impl Handle {
             start("uzswap-reclaim", Inner::run_reclaim)?;
         }
         start("uzswap-ahead", Inner::run_ahead)?;
+        if self.inner.tiers.is_some() {
+            start("uzswap-remote", Inner::run_store)?;
+        }
         if self.inner.mode == Mode::HandlerThreads {
             for _ in 0..cpu::allowed().min(HANDLERS_MAX) {
                 start("uzswap-fault", Inner::run_handler)?;
@@ -561,6 +597,7 @@ impl Handle {
     fn stop(&self) {
         self.inner.stop_reclaim();
         self.inner.ahead.bell().ring();
+        self.inner.tiers.iter().for_each(Tiers::ring);
         self.inner.door.uffd().into_iter().for_each(Uffd::stop);
         let mut threads = self.threads.lock().unwrap_or_else(PoisonError::into_inner);
         for thread in threads.drain(..) {
@@ -578,6 +615,7 @@ impl Drop for Handle {
             return;
         }
         self.stop();
+        self.inner.tiers.iter().for_each(Tiers::clear);
     }
 }
 
@@ -600,6 +638,7 @@ impl Pager {
             memory: None,
             compressor: "lz4:0".into(),
             backing: "none".into(),
+            store: None,
             unnamed: None,
             mode: None,
             on_fork: OnFork::default(),

@@ -335,7 +335,21 @@ impl Pager {
     pub fn descriptors(&self) -> Vec<i32> {
         let inner = self.inner();
         let backing = inner.unnamed.iter().map(Unnamed::descriptor).collect();
-        [inner.door.descriptors(), inner.staging.descriptors(), backing].concat()
+        [inner.door.descriptors(), inner.staging.descriptors(), backing, self.sockets()].concat()
+    }
+
+    /// Those of them that are connections to a store.
+    pub fn sockets(&self) -> Vec<i32> {
+        self.inner().tiers.as_ref().map_or_else(Vec::new, uzswap_remote::Tiers::descriptors)
+    }
+
+    /// The process ends: removes its segments from the store, if there is one. A page that is read
+    /// from then on may never come in.
+    pub fn leave_store(&self) {
+        let inner = self.inner();
+        if let (Some(tiers), Ok(())) = (&inner.tiers, inner.check_process()) {
+            tiers.clear();
+        }
     }
 
     /// The present use of the pager's budget, bytes.

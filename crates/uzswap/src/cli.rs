@@ -38,6 +38,9 @@ pub enum Command {
     /// Check, or show, how serve is configured.
     #[command(after_help = "Example:\n  uzswap config check && sudo systemctl reload uzswap")]
     Config(ConfigArguments),
+    /// Show the clients of a store in another machine's memory, or remove dead ones' segments.
+    #[command(after_help = "Example:\n  uzswap remote status valkey://cache.example:6379")]
+    Remote(RemoteArguments),
     /// Show the stored pages, their place and ratio, and the rejected pages with the reasons.
     #[command(after_help = "Example:\n  sudo uzswap status --json | jq '.[0].stats.stored_pages'")]
     Status(StatusArguments),
@@ -119,8 +122,22 @@ pub struct CacheArguments {
     /// the free space of the disk, whichever is less; below 64 MiB there is none.
     ///
     /// With --in-process: a folder, and the size of the unnamed file that each process has there.
-    #[arg(long, value_name = "PATH[:SIZE]|none")]
-    pub backing: Option<OsString>,
+    ///
+    /// An address is a store in another machine's memory, a Valkey or Redis: beside the file, which
+    /// may be named by a second --backing. `max` limits the bytes there.
+    #[arg(long, value_name = "PATH[:SIZE]|none|valkey://HOST:PORT/?max=SIZE")]
+    pub backing: Vec<OsString>,
+    /// Replicas of the store that must have a page before the disk may forget it [default: 0].
+    ///
+    /// With 0 the disk has all pages, and a store that is lost costs time alone.
+    #[arg(long, value_name = "COUNT", value_parser = clap::value_parser!(u8).range(0..=2))]
+    pub remote_copies: Option<u8>,
+    /// How long a page that only the store has is waited for, seconds [default: 10].
+    #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u16).range(1..=3600))]
+    pub remote_timeout: Option<u16>,
+    /// The file with the store's password, on its first line; else UZSWAP_REMOTE_PASSWORD has it.
+    #[arg(long, value_name = "FILE")]
+    pub remote_password_file: Option<PathBuf>,
     /// Write pages to the backing as they are, neither encrypted nor authenticated: for a disk that
     /// is encrypted itself.
     #[arg(long)]
@@ -289,6 +306,47 @@ pub struct ServeArguments {
     /// [default: /etc/uzswap/uzswap.conf, if there is one].
     #[arg(long, value_name = "FILE")]
     pub config: Option<PathBuf>,
+}
+
+/// `uzswap remote`.
+#[derive(Debug, Args)]
+pub struct RemoteArguments {
+    /// The command.
+    #[command(subcommand)]
+    pub what: RemoteCommand,
+}
+
+/// The commands for a store.
+#[derive(Debug, Subcommand)]
+pub enum RemoteCommand {
+    /// Show each client, its segments there, and whether it lives.
+    #[command(after_help = "Example:\n  uzswap remote status valkey://cache.example:6379 --json")]
+    Status(RemoteStatusArguments),
+    /// Remove the segments of clients that have not shown for a minute that they live. One that is
+    /// only cut off loses them, too; without this they end a day after their client.
+    #[command(after_help = "Example:\n  uzswap remote gc valkey://cache.example:6379")]
+    Gc(StoreArguments),
+}
+
+/// Which store.
+#[derive(Debug, Args)]
+pub struct StoreArguments {
+    /// Its address, as for --backing.
+    pub address: String,
+    /// The file with the password, on its first line; else UZSWAP_REMOTE_PASSWORD has it.
+    #[arg(long, value_name = "FILE")]
+    pub remote_password_file: Option<PathBuf>,
+}
+
+/// `uzswap remote status`.
+#[derive(Debug, Args)]
+pub struct RemoteStatusArguments {
+    /// Which store.
+    #[command(flatten)]
+    pub store: StoreArguments,
+    /// Print JSON.
+    #[arg(long)]
+    pub json: bool,
 }
 
 /// `uzswap config`.

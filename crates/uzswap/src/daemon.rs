@@ -17,17 +17,21 @@ use crate::kept::{Kept, Start};
 use crate::options::DaemonOptions;
 use crate::wire::{Order, Report, Wire};
 use std::io;
-use std::os::fd::{AsFd, AsRawFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 use uzswap_block::control::Control;
 use uzswap_block::{BackingFile, Kept as KeptServer, TransportKind};
 use uzswap_block::{CacheDisk, Disk, Maintainer, MemoryDisk, Swapped, Traffic, Transport};
 use uzswap_block::{open_backing_file, start_transport};
+use uzswap_engine::backing::Backing;
 use uzswap_engine::{Cache, Config, PAGE_BYTES};
+use uzswap_remote::{Address, Connected, Tiers};
 use uzswap_sys::{fuse, process};
 
 /// Memory that is added to a running machine: as much as it had when the daemon was started.
@@ -232,6 +236,7 @@ struct Service {
     swapped: Arc<Swapped>,
     _maintainer: Maintainer,
     _control: Control,
+    _store: Option<StoreKeeper>,
 }
 
 impl Service {
@@ -243,7 +248,7 @@ impl Service {
         })?;
         let takes_over = start.devices.is_some();
         let before = kept.is_some().then(|| start.devices.clone().unwrap_or_default());
-        let (cache, server) = open_cache(start, kept)?;
+        let Opened { cache, server, tiers } = open_cache(start, kept)?;
         if cache.statistic("backing_total_size") == Some(0) && !takes_over {
             // Nothing is written back: the pool's limit holds as it is.
             let set = cache.set_attribute("accept_threshold_percent", "100");
@@ -255,6 +260,8 @@ impl Service {
             let set = cache.set_attribute("same_pages_enabled", "N");
             set.map_err(|error| Failure::new(error.to_string()))?;
         }
+        let store = tiers.map(StoreKeeper::start).transpose();
+        let store = store.map_err(|error| Failure::new(format!("the store's thread: {error}")))?;
         let served = served(options, &cache)?;
         let folder = changes::mount();
         let mount = |error: io::Error| {
@@ -274,16 +281,22 @@ impl Service {
         let transport = transport(options, &served, &traffic, server, before)?;
         let added = cache.add_cpu_state(transport.cpu_state());
         added.map_err(|error| Failure::new(error.to_string()))?;
-        Ok(Self { transport, swapped, _maintainer: maintainer, _control: control })
+        Ok(Self { transport, swapped, _maintainer: maintainer, _control: control, _store: store })
     }
+}
+
+/// A cache, new or taken over.
+struct Opened {
+    cache: Arc<Cache>,
+    /// The state with which the server goes on, if the cache is taken over.
+    server: Option<KeptServer>,
+    /// The backing, if a part of it is at a store.
+    tiers: Option<Tiers>,
 }
 
 /// The cache, in memory that outlives this process if there is such: new, or as another daemon has
 /// left it. In the latter case also the state with which the server goes on.
-fn open_cache(
-    start: &Start,
-    kept: Option<Kept>,
-) -> Result<(Arc<Cache>, Option<KeptServer>), Failure> {
+fn open_cache(start: &Start, kept: Option<Kept>) -> Result<Opened, Failure> {
     let options = &start.options;
     let algorithm = options.compressor.parse();
     let config = Config {
@@ -294,17 +307,62 @@ fn open_cache(
         algorithm: algorithm.map_err(|error| Failure::new(format!("{error}")))?,
         seals_backing: !options.plain_backing,
     };
-    let (backing, memory, server) = match kept {
-        Some(Kept { cache, server, backing }) => (backing, Some(cache), server),
-        None => (open_backing_file(&options.backing.spec())?, None, None),
+    let (backing, memory, server, table) = match kept {
+        Some(Kept { cache, server, backing, store }) => (backing, Some(cache), server, store),
+        None => (open_backing_file(&options.backing.spec())?, None, None, None),
     };
     let backing = BackingFile::backing(backing);
     let backing = backing.map_err(|error| Failure::new(format!("backing: {error}")))?;
+    let (backing, tiers) = tiers(options, backing, table)?;
     let cache = match memory {
         Some(memory) => Cache::in_file(config, backing, memory)?,
         None => Cache::new(config, backing)?,
     };
-    Ok((Arc::new(cache), server))
+    Ok(Opened { cache: Arc::new(cache), server, tiers })
+}
+
+/// The backing with its store, if there is one, whose table may be in memory that outlives us.
+fn tiers(
+    options: &DaemonOptions,
+    local: Box<dyn Backing>,
+    table: Option<OwnedFd>,
+) -> Result<(Box<dyn Backing>, Option<Tiers>), Failure> {
+    let Some(address) = &options.store else { return Ok((local, None)) };
+    let address = Address::parse(address)?;
+    let connected = match table {
+        Some(table) => Connected::with_table(&address, table),
+        None => Connected::to(&address),
+    };
+    let bytes = local.bytes();
+    let tiers = connected?.over(local, bytes)?;
+    Ok((Box::new(tiers.clone()), Some(tiers)))
+}
+
+/// The thread that tends the store; the cache's segments go from there with it.
+struct StoreKeeper {
+    tiers: Tiers,
+    is_stopping: Arc<AtomicBool>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl StoreKeeper {
+    fn start(tiers: Tiers) -> io::Result<Self> {
+        let is_stopping = Arc::new(AtomicBool::new(false));
+        let thread = std::thread::Builder::new().name("uzswap-remote".into());
+        let (own, stops) = (tiers.clone(), is_stopping.clone());
+        let thread = thread.spawn(move || own.run(|| stops.load(Relaxed)))?;
+        Ok(Self { tiers, is_stopping, thread: Some(thread) })
+    }
+}
+
+impl Drop for StoreKeeper {
+    fn drop(&mut self) {
+        self.is_stopping.store(true, Relaxed);
+        self.tiers.ring();
+        // A panic ends the process.
+        self.thread.take().into_iter().for_each(|thread| drop(thread.join()));
+        self.tiers.clear();
+    }
 }
 
 /// Starts the transport that was chosen; `kept` and `before` as [`start_transport`] has them.

@@ -3,6 +3,7 @@
 use std::fmt;
 use uzswap_block::{AttachError, BackingError};
 use uzswap_engine::SetupError;
+use uzswap_remote::{AddressError, ConnectError};
 
 /// A failure, in words for the person at the terminal.
 #[derive(Debug)]
@@ -54,4 +55,4 @@ macro_rules! from {
     )*};
 }
 
-from!(BackingError, AttachError, SetupError);
+from!(BackingError, AttachError, SetupError, AddressError, ConnectError);

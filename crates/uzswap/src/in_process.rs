@@ -24,6 +24,7 @@ use std::sync::mpsc::RecvTimeoutError;
 use std::time::Instant;
 use uzswap_engine::PAGE_BYTES;
 use uzswap_region::{Means, Mode, Pager};
+use uzswap_remote::{Address, Connected};
 use uzswap_sys::{cpu, process};
 use uzswap_tree::{Table, Tree};
 
@@ -87,13 +88,14 @@ pub fn run(arguments: &RunArguments) -> Result<ExitCode, Failure> {
     // Before there are threads: the first descriptor with a high number would wait for an RCU grace
     // period then, some 10 ms, as the kernel replaces the table of descriptors.
     let backing = backing(arguments)?;
+    let store = store(arguments, backing.is_some())?;
     let prepared = prepare(arguments, &program, &library);
     let events = Events::new()?;
     let mut command = Command::new(&arguments.command[0]);
     command.args(&arguments.command[1..]);
     let file = match prepared {
         Ok(file) => {
-            preload(arguments, backing, &file, library, &mut command);
+            preload(arguments, backing, store.as_ref(), &file, library, &mut command);
             Some(file)
         }
         Err(missing) => {
@@ -251,6 +253,7 @@ impl Peak {
 fn preload(
     arguments: &RunArguments,
     backing: Option<(PathBuf, u64)>,
+    store: Option<&Address>,
     file: &TreeFile,
     library: PathBuf,
     command: &mut Command,
@@ -267,6 +270,10 @@ fn preload(
         place.push(format!(":{bytes}"));
         command.env("UZSWAP_BACKING", place);
     }
+    match store {
+        Some(address) => command.env("UZSWAP_STORE", address.to_string()),
+        None => command.env_remove("UZSWAP_STORE"),
+    };
     if let Some(compressor) = &arguments.cache.compressor {
         command.env("UZSWAP_COMPRESSOR", compressor.to_string());
     }
@@ -304,7 +311,8 @@ fn refuse_others(arguments: &RunArguments) -> Result<(), Failure> {
 
 /// The folder in which each process keeps pages, and how many bytes at most; `None` for none.
 fn backing(arguments: &RunArguments) -> Result<Option<(PathBuf, u64)>, Failure> {
-    let given = arguments.cache.backing.as_deref();
+    let (given, _) = options::places(&arguments.cache.backing);
+    let given = given.as_deref();
     let (folder, bytes) = match options::backing(given, arguments.memory.saturating_mul(PARTS))? {
         Backing::None => return Ok(None),
         Backing::Unnamed(folder, bytes) => (folder, bytes),
@@ -326,6 +334,19 @@ fn backing(arguments: &RunArguments) -> Result<Option<(PathBuf, u64)>, Failure> 
             folder.display()
         ))),
     }
+}
+
+/// The store, which answers now. A forked process must be able to have all pages on a disk.
+fn store(arguments: &RunArguments, has_disk: bool) -> Result<Option<Address>, Failure> {
+    let Some(address) = options::store(&arguments.cache)? else { return Ok(None) };
+    if !has_disk {
+        return Err(Failure::new(format!(
+            "backing {address}: in-process, a forked process needs room on a disk for what only \
+             the store has; name a folder and a size, too, as in --backing /var/tmp:4G"
+        )));
+    }
+    Connected::to(&address)?;
+    Ok(Some(address))
 }
 
 /// Without `--backing`, a process has room on the disk for eight times the memory.

@@ -25,6 +25,8 @@ pub struct Kept {
     pub server: Option<KeptServer>,
     /// `None` for none.
     pub backing: Option<BackingFile>,
+    /// The memory of the table of segments at a store; `None` without a store.
+    pub store: Option<OwnedFd>,
 }
 
 /// The start data of a daemon.
@@ -50,6 +52,8 @@ pub struct Numbers {
     cache: i32,
     server: Option<ServerNumbers>,
     backing: Option<BackingNumber>,
+    #[serde(default)]
+    store: Option<i32>,
 }
 
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -76,9 +80,10 @@ impl Kept {
         let is_over_fuse = options.transport == TransportKind::Fuse.to_string();
         let files = shared::create_unswappable().and_then(|cache| {
             let requests = is_over_fuse.then(shared::create_unswappable).transpose()?;
-            Ok((cache, requests))
+            let store = options.store.as_ref().map(|_| shared::create_unswappable()).transpose()?;
+            Ok((cache, requests, store))
         });
-        let (cache, requests) = match files {
+        let (cache, requests, store) = match files {
             Ok(files) => files,
             Err(error) => return Ok(Err(format!("memory outside of it needs Linux 6.4: {error}"))),
         };
@@ -90,6 +95,7 @@ impl Kept {
             backing: open_backing_file(&options.backing.spec())?,
             cache,
             server: server.transpose().map_err(cannot)?,
+            store,
         }))
     }
 
@@ -97,7 +103,8 @@ impl Kept {
         let backing = self.backing.iter().map(|backing| backing.file.as_fd());
         let server = self.server.iter();
         let server = server.flat_map(|server| server.connections().chain([server.requests()]));
-        server.chain([self.cache.as_fd()]).chain(backing)
+        let store = self.store.iter().map(AsFd::as_fd);
+        server.chain([self.cache.as_fd()]).chain(backing).chain(store)
     }
 
     /// Has the next program that this process starts have them; or no more.
@@ -119,6 +126,7 @@ impl Kept {
                 bytes: backing.bytes,
                 discards: backing.discards,
             }),
+            store: self.store.as_ref().map(AsRawFd::as_raw_fd),
         }
     }
 
@@ -143,6 +151,7 @@ impl Kept {
             cache: take(numbers.cache)?,
             server: server.transpose()?,
             backing: backing.transpose()?,
+            store: numbers.store.map(take).transpose()?,
         })
     }
 }

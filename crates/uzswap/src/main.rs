@@ -28,6 +28,7 @@ mod pressure;
 mod record;
 mod relief;
 mod reload;
+mod remote;
 mod report;
 mod run;
 mod say;
@@ -85,6 +86,7 @@ fn dispatch(command: Command) -> Result<ExitCode, Failure> {
     match command {
         Command::Run(arguments) => run::run(&arguments),
         Command::Serve(arguments) => serve::serve(&arguments).map(|()| ExitCode::SUCCESS),
+        Command::Remote(arguments) => remote::remote(&arguments).map(|()| ExitCode::SUCCESS),
         Command::Config(arguments) => config::config(&arguments).map(|()| ExitCode::SUCCESS),
         Command::Status(arguments) => status::status(&arguments).map(|()| ExitCode::SUCCESS),
         Command::Memory(arguments) => memory::memory(&arguments).map(|()| ExitCode::SUCCESS),

@@ -23,13 +23,16 @@ const FAULTS: &str = "fault";
 const STARTED: &str = "daemon_start_time";
 
 /// Statistics whose unit is not the end of their name: name, and the one here without the unit.
-const RENAMED: [(&str, &str); 6] = [
+const RENAMED: [(&str, &str); 9] = [
     ("backing_bytes_written", "backing_written"),
     ("backing_bytes_read", "backing_read"),
     ("compressed_bytes", "compressed"),
     ("dictionary_trial_bytes", "dictionary_trial"),
     ("dictionary_plain_bytes", "dictionary_plain"),
     ("pool_limit", "pool_limit"),
+    ("remote_limit", "remote_limit"),
+    ("remote_bytes_read", "remote_read"),
+    ("remote_bytes_written", "remote_written"),
 ];
 
 /// A metric.

@@ -5,12 +5,13 @@ use crate::doctor;
 use crate::error::Failure;
 use crate::size;
 use serde::{Deserialize, Serialize};
-use std::ffi::OsStr;
+use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 use uzswap_block::{BackingSpec, ServerConfig, TransportKind};
 use uzswap_engine::PAGE_BYTES;
+use uzswap_remote::Address;
 use uzswap_sys::cpu::{self, MemoryInfo};
 
 /// The compressor for pages unless another is requested.
@@ -39,6 +40,9 @@ pub struct DaemonOptions {
     pub compressor: String,
     /// The backing.
     pub backing: Backing,
+    /// The address of the store beside it.
+    #[serde(default)]
+    pub store: Option<String>,
     /// It is not sealed.
     pub plain_backing: bool,
     /// Identical pages are kept once from the start. The device does not know the owner of a page,
@@ -158,7 +162,8 @@ pub fn daemon_options(
         transport: transport(arguments.transport)?.to_string(),
         pool,
         compressor: arguments.compressor.as_ref().map_or(COMPRESSOR.into(), ToString::to_string),
-        backing: backing(arguments.backing.as_deref(), bytes)?,
+        backing: backing(places(&arguments.backing).0.as_deref(), bytes)?,
+        store: store(arguments)?.map(|address| address.to_string()),
         plain_backing: arguments.plain_backing,
         keeps_same_once: true,
         threads: arguments.threads.map_or(server.threads, usize::from),
@@ -194,14 +199,18 @@ impl DaemonOptions {
         let compressor = compressor.filter(|name| *name != self.compressor);
         let compressor =
             compressor.map(|name| format!("--compressor {name} (it is {})", self.compressor));
-        let is_other = |name: &&std::ffi::OsString| match (self.backing.path(), split_size(name)) {
+        let is_other = |name: &OsString| match (self.backing.path(), split_size(name)) {
             (Some(path), Ok((asked, _))) => path != asked,
             (path, _) => path.is_some() || *name != "none",
         };
-        let backing = asked.backing.as_ref().filter(is_other);
+        let (local, _) = places(&asked.backing);
+        let backing = local.filter(is_other);
         let backing = backing.map(|name| format!("--backing {}", name.display()));
+        let store = store(asked).ok().flatten().map(|address| address.to_string());
+        let store = store.filter(|address| self.store.as_ref() != Some(address));
+        let store = store.map(|address| format!("--backing {address}"));
         let seal = match (asked.plain_backing, self.plain_backing) {
-            _ if self.backing == Backing::None => None,
+            _ if self.backing == Backing::None && self.store.is_none() => None,
             (true, false) => Some("--plain-backing (it is sealed)".to_owned()),
             (false, true) => Some("a sealed backing (it is plain)".to_owned()),
             _ => None,
@@ -212,9 +221,56 @@ impl DaemonOptions {
             other => Some(format!("--transport {other} (it is {})", self.transport)),
         };
         let all: Vec<_> =
-            [pool, compressor, backing, seal, transport].into_iter().flatten().collect();
+            [pool, compressor, backing, store, seal, transport].into_iter().flatten().collect();
         (!all.is_empty()).then(|| all.join(", "))
     }
+}
+
+/// The disk and the store that `--backing` names, each as it was named last. One value may name
+/// both, the disk first.
+pub fn places(given: &[OsString]) -> (Option<OsString>, Option<String>) {
+    let (mut local, mut store) = (None, None);
+    for value in given {
+        let text = value.to_string_lossy();
+        let text = text.trim_end();
+        let (path, last) = text.rsplit_once(char::is_whitespace).unwrap_or(("", text));
+        if !Address::is_one(last) {
+            local = Some(value.clone());
+            continue;
+        }
+        store = Some(last.to_owned());
+        if !path.trim().is_empty() {
+            local = Some(path.trim().into());
+        }
+    }
+    (local, store)
+}
+
+/// The address of the store, with its options.
+pub fn store(arguments: &CacheArguments) -> Result<Option<Address>, Failure> {
+    let copies =
+        arguments.remote_copies.map(|copies| ("--remote-copies", format!("copies={copies}")));
+    let seconds = arguments.remote_timeout;
+    let timeout = seconds.map(|seconds| ("--remote-timeout", format!("timeout={seconds}")));
+    let password = arguments.remote_password_file.as_ref().map(|path| {
+        // Programs change their folder.
+        let path = std::path::absolute(path).unwrap_or_else(|_| path.clone());
+        ("--remote-password-file", format!("password-file={}", path.display()))
+    });
+    let options: Vec<_> = [copies, timeout, password].into_iter().flatten().collect();
+    let Some(mut address) = places(&arguments.backing).1 else {
+        return match options.first() {
+            None => Ok(None),
+            Some((name, _)) => Err(Failure::new(format!(
+                "{name} is for a store; name it, as in --backing valkey://HOST:PORT/?max=8G"
+            ))),
+        };
+    };
+    for (_, option) in options {
+        address.push(if address.contains('?') { '&' } else { '?' });
+        address.push_str(&option);
+    }
+    Ok(Some(Address::parse(&address)?))
 }
 
 /// The backing that `--backing` names, or the default one for a device of so many bytes.
@@ -239,7 +295,7 @@ fn split_size(argument: &OsStr) -> Result<(PathBuf, Option<u64>), Failure> {
     let colon = bytes.iter().rposition(|byte| *byte == b':');
     match colon {
         Some(at) if !Path::new(argument).exists() => {
-            let path = std::ffi::OsString::from_vec(bytes[..at].to_vec());
+            let path = OsString::from_vec(bytes[..at].to_vec());
             let text = String::from_utf8_lossy(&bytes[at + 1..]);
             let size = size::parse(&text).map_err(|error| {
                 Failure::new(format!("backing {}: {error}", Path::new(argument).display()))
@@ -269,7 +325,10 @@ mod tests {
             pool: None,
             compressor: None,
             transport: Transport::Fuse,
-            backing: Some("none".into()),
+            backing: vec!["none".into()],
+            remote_copies: None,
+            remote_timeout: None,
+            remote_password_file: None,
             plain_backing: false,
             threads: None,
             poll: 100,
@@ -297,6 +356,37 @@ mod tests {
         assert!(check_memory(0, MACHINE).is_err());
         assert!(check_memory(9 << 30, MACHINE).unwrap_err().to_string().contains("8.00 GiB"));
         assert!(check_memory(1 << 30, MACHINE).is_ok());
+    }
+
+    #[test]
+    fn a_disk_and_a_store_are_named_by_one_option_or_two_and_the_last_of_each_counts() {
+        let named = |given: &[&str]| {
+            let given: Vec<OsString> = given.iter().map(OsString::from).collect();
+            let (local, store) = places(&given);
+            (local.map(|local| local.into_string().unwrap()), store)
+        };
+        let both = (Some("/var/tmp/x y:4G".into()), Some("valkey://b/?max=1G".into()));
+        assert_eq!(named(&["/var/tmp/x y:4G", "valkey://a", "valkey://b/?max=1G"]), both);
+        assert_eq!(named(&["none", "/var/tmp/x y:4G valkey://b/?max=1G"]), both);
+        assert_eq!(named(&["valkey://a"]), (None, Some("valkey://a".into())));
+        assert_eq!(named(&[]), (None, None));
+    }
+
+    #[test]
+    fn options_of_a_store_become_a_part_of_its_address() {
+        let given = CacheArguments {
+            backing: vec!["valkey://a".into()],
+            remote_copies: Some(1),
+            remote_timeout: Some(3),
+            remote_password_file: Some("/etc/word".into()),
+            ..arguments()
+        };
+        let address = store(&given).unwrap().unwrap();
+        assert_eq!(address.to_string(), "valkey://a?copies=1&timeout=3&password-file=/etc/word");
+        let alone = CacheArguments { remote_copies: Some(1), ..arguments() };
+        assert!(store(&alone).unwrap_err().to_string().contains("--remote-copies is for a store"));
+        let wrong = CacheArguments { backing: vec!["http://a".into()], ..arguments() };
+        assert!(store(&wrong).unwrap_err().to_string().contains("is no scheme"));
     }
 
     #[test]

@@ -9,6 +9,7 @@ use crate::cli::ServeArguments;
 use crate::config::Configuration;
 use crate::error::Failure;
 use crate::keeper;
+use crate::options;
 use crate::say::say;
 use signal_hook::consts::SIGHUP;
 use signal_hook::iterator::Signals;
@@ -30,11 +31,14 @@ pub struct Reload {
 }
 
 /// The options that only a new start can change.
-fn fixed(arguments: &ServeArguments) -> [(&'static str, String); 7] {
+fn fixed(arguments: &ServeArguments) -> [(&'static str, String); 10] {
     let cache = &arguments.cache;
     [
         ("size", format!("{:?}", arguments.size)),
-        ("backing", format!("{:?}", cache.backing)),
+        ("backing", format!("{:?}", options::places(&cache.backing))),
+        ("remote-copies", format!("{:?}", cache.remote_copies)),
+        ("remote-timeout", format!("{:?}", cache.remote_timeout)),
+        ("remote-password-file", format!("{:?}", cache.remote_password_file)),
         ("plain-backing", cache.plain_backing.to_string()),
         ("transport", cache.transport.to_string()),
         ("threads", format!("{:?}", cache.threads)),

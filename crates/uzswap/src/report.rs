@@ -132,6 +132,18 @@ impl Report {
             size::show(get("backing_bytes_written")),
             size::show(get("backing_bytes_read")),
         );
+        if get("remote_limit") > 0 {
+            text += &format!(
+                "  remote    {} written, {} reads in {:.0} us (p50), {:.0} us (p99); {} errors, {} \
+                 segments lost\n",
+                size::show(get("remote_bytes_written")),
+                get("remote_reads"),
+                us("remote_read_ns_p50"),
+                us("remote_read_ns_p99"),
+                get("remote_errors"),
+                get("remote_lost"),
+            );
+        }
         text += &format!(
             "  faults    served in {:.1} us (p50), {:.1} us (p99), over {}\n",
             us("fault_ns_p50"),

@@ -271,4 +271,19 @@ fn print_held(stats: &Stats) {
         size::show(get("backing_bytes_written")),
         size::show(get("backing_bytes_read")),
     );
+    if get("remote_limit") > 0 {
+        show!(
+            "  remote    {} of {} at the store, which {}; {} written, {} reads in {:.0} us (p50), {:.0} us \
+             (p99); {} errors, {} lost",
+            size::show(get("remote_size")),
+            size::show(get("remote_limit")),
+            if get("remote_up") == 1 { "answers" } else { "does not answer" },
+            size::show(get("remote_bytes_written")),
+            get("remote_reads"),
+            get("remote_read_ns_p50") as f64 / 1000.0,
+            get("remote_read_ns_p99") as f64 / 1000.0,
+            get("remote_errors"),
+            get("remote_lost"),
+        );
+    }
 }

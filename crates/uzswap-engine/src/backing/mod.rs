@@ -21,6 +21,7 @@ pub use file::FileBacking;
 pub use none::NoBacking;
 pub(crate) use open::BYTES_MAX;
 pub use open::{BackingError, BackingFile, BackingSpec, open_backing, open_backing_file};
+pub use segments::{SEGMENT_BYTES, SEGMENT_PAYLOAD_BYTES};
 
 use std::io;
 
@@ -86,4 +87,61 @@ pub trait Backing: Send + Sync {
     /// A write that ended, in any order. With `wait`, waits for one; `None` then means that none is
     /// under way.
     fn complete(&self, wait: bool) -> Option<Completion>;
+
+    /// True if single pages may be written, each to a page-sized slot.
+    fn takes_pages(&self) -> bool {
+        true
+    }
+
+    /// Writes a page to its slot, in a segment that is given out slot by slot.
+    fn write_page(&self, offset: u64, page: &[u8]) -> io::Result<()> {
+        self.write(offset, page)
+    }
+
+    /// Reads again after [`Self::read`] has returned other bytes than were written: from another
+    /// copy. `None`: there is no other.
+    fn read_other(&self, _offset: u64, _out: &mut [u8]) -> Option<io::Result<()>> {
+        None
+    }
+
+    /// Tells that the segment at an offset is free: no record in it is read again. It is not taken
+    /// before this returns. Any thread may call it, so it neither waits nor allocates.
+    fn free(&self, _offset: u64) {}
+
+    /// True once after a backing that failed works again.
+    fn has_recovered(&self) -> bool {
+        false
+    }
+
+    /// Figures of a store in another machine's memory, if the backing has one.
+    fn remote(&self) -> RemoteFigures {
+        RemoteFigures::default()
+    }
+}
+
+/// Figures of a store of segments in another machine's memory, since the start.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct RemoteFigures {
+    /// True while the store answers.
+    pub is_up: bool,
+    /// Bytes of our segments at the store.
+    pub bytes: u64,
+    /// Most bytes that our segments may take there.
+    pub bytes_max: u64,
+    /// Reads that the store answered.
+    pub reads: u64,
+    /// Bytes of these reads.
+    pub bytes_read: u64,
+    /// Segments written to the store.
+    pub writes: u64,
+    /// Bytes of these segments.
+    pub bytes_written: u64,
+    /// Requests that failed or were not answered in time.
+    pub errors: u64,
+    /// Segments that the store no longer had, or had only a part of.
+    pub lost: u64,
+    /// Segments that the store refused because it was full.
+    pub full: u64,
+    /// Median and 99th percentile of the time of a read, ns.
+    pub read_ns: [u64; 2],
 }

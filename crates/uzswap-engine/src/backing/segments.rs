@@ -9,6 +9,7 @@
 //! A segment is one word: its use and its live bytes change together. So exactly one thread sees
 //! the last record of a written segment die, and gives the segment back. `outline` has the sums.
 
+use super::Backing;
 use super::outline::{Outline, Sum};
 use crate::crash_points::Kept;
 use crate::durable::{Durable, Values};
@@ -17,7 +18,11 @@ use crate::sync::atomic::{AtomicU32, Ordering::*};
 use std::sync::Arc;
 
 /// Bytes of a segment: large enough that a disk spends its time writing rather than seeking.
-pub(crate) const SEGMENT_BYTES: usize = 256 << 10;
+pub const SEGMENT_BYTES: usize = 256 << 10;
+
+/// Bytes of a segment that records may take. As a value in a store that allocates by jemalloc, 256
+/// bytes more would take the next size class: 327 736 bytes instead of 262 200.
+pub const SEGMENT_PAYLOAD_BYTES: usize = SEGMENT_BYTES - 256;
 
 /// The use of a segment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -33,6 +38,9 @@ pub(crate) enum Use {
     Singles = 3,
     /// Its live records are being copied elsewhere.
     Cleaning = 4,
+    /// The backing no longer has its content. It is not cleaned, and each load of a record reports
+    /// the error. It becomes free when none of its records is live.
+    Lost = 5,
 }
 
 impl Use {
@@ -43,6 +51,7 @@ impl Use {
             2 => Self::Written,
             3 => Self::Singles,
             4 => Self::Cleaning,
+            5 => Self::Lost,
             other => unreachable!("no use of a segment has number {other}"),
         }
     }
@@ -75,6 +84,8 @@ impl Segment {
 
 /// See the module.
 pub(crate) struct Segments {
+    /// Is told of each segment that becomes free.
+    backing: Option<Arc<dyn Backing>>,
     words: Values<Kept<AtomicU32>>,
     outline: Outline,
 }
@@ -87,7 +98,12 @@ impl Segments {
     }
 
     fn of(words: Values<Kept<AtomicU32>>) -> Self {
-        Self { outline: Outline::new(words.len()), words }
+        Self { backing: None, outline: Outline::new(words.len()), words }
+    }
+
+    /// Tells the backing of each segment that becomes free.
+    pub(super) fn with_backing(self, backing: &Arc<dyn Backing>) -> Self {
+        Self { backing: Some(backing.clone()), ..self }
     }
 
     /// In memory that outlives the process: free, or as the process before has left them.
@@ -140,6 +156,9 @@ impl Segments {
         if turned {
             self.outline.note(segment);
         }
+        if let (true, Use::Free, Some(backing)) = (turned, to, &self.backing) {
+            backing.free(segment.start());
+        }
         turned
     }
 
@@ -152,11 +171,21 @@ impl Segments {
         self.claim_dead(segment)
     }
 
+    /// Notes that the backing no longer has the content of a segment that was to be cleaned. `true`
+    /// if no record in it is live: then the caller gives it back.
+    pub(crate) fn lost(&self, segment: Segment) -> bool {
+        let turned = self.turn(segment, Use::Cleaning, Use::Lost);
+        debug_assert!(turned, "{segment:?} was {:?}", self.state(segment));
+        self.claim_dead(segment)
+    }
+
     /// True if the caller is the one to give back a written segment without live records.
     fn claim_dead(&self, segment: Segment) -> bool {
-        let (dead, claimed) = (Use::Written.word(0), Use::Open.word(0));
-        let is_claimed =
-            self.word(segment).compare_exchange(dead, claimed, SeqCst, Acquire).is_ok();
+        let claim = |was: Use| {
+            let (dead, claimed) = (was.word(0), Use::Open.word(0));
+            self.word(segment).compare_exchange(dead, claimed, SeqCst, Acquire).is_ok()
+        };
+        let is_claimed = claim(Use::Written) || claim(Use::Lost);
         if is_claimed {
             self.outline.note(segment);
         }

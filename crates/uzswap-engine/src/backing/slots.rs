@@ -25,6 +25,7 @@
 
 use super::segments::{SEGMENT_BYTES, Segment, Segments, Use};
 use super::singles::{ClusterTable, Tables};
+use crate::backing::Backing;
 use crate::backing::record::{Layout, RECORD_BYTES_MAX};
 use crate::backing::seal::Tag;
 use crate::bits::Bits;
@@ -165,6 +166,11 @@ impl Slots {
             slots.tables = Tables::new(layout == Layout::Sealed, Some(durable));
         }
         slots
+    }
+
+    /// Tells the backing of each segment that becomes free.
+    pub(crate) fn with_backing(self, backing: &Arc<dyn Backing>) -> Self {
+        Self { segments: self.segments.with_backing(backing), ..self }
     }
 
     pub(crate) fn with_batch(bytes: u64, layout: Layout, batch: usize) -> Self {

@@ -80,7 +80,7 @@ impl Slots {
             let live = self.segments.live(segment);
             match self.segments.state(segment) {
                 // Records become live after their write, so no write is under way.
-                was @ (Use::Open | Use::Written | Use::Cleaning) if live > 0 => {
+                was @ (Use::Open | Use::Written | Use::Cleaning | Use::Lost) if live > 0 => {
                     self.segments.turn(segment, was, Use::Written);
                     cluster.used[word] = u64::MAX;
                 }

@@ -1,0 +1,313 @@
+//! Where the store is, as `--backing` names it:
+//!
+//! ```text
+//! valkey://[USER@]HOST[:PORT][,HOST[:PORT] …][/][?NAME=VALUE&…]      unix:///PATH[?…]
+//! ```
+//! A password is never in it: command lines can be read by every user of the machine.
+
+use std::fmt;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+/// Port of a seed without one.
+const PORT: u16 = 6379;
+/// A client that does not renew its segments for this long loses them.
+const TTL: Duration = Duration::from_secs(24 * 3600);
+/// How long a page that only the store has is waited for.
+const TIMEOUT: Duration = Duration::from_secs(10);
+/// The name of a client may have as many bytes.
+const CLIENT_MAX: usize = 64;
+
+/// One server to begin with.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Seed {
+    /// By TCP: a host and a port.
+    Tcp(String, u16),
+    /// By a Unix socket.
+    Unix(PathBuf),
+}
+
+impl fmt::Display for Seed {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Tcp(host, port) if host.contains(':') => write!(f, "[{host}]:{port}"),
+            Self::Tcp(host, port) => write!(f, "{host}:{port}"),
+            Self::Unix(path) => write!(f, "{}", path.display()),
+        }
+    }
+}
+
+/// See the module.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Address {
+    text: String,
+    /// Servers to ask, in this order; several of one cluster.
+    pub seeds: Vec<Seed>,
+    /// The user, where the store has users.
+    pub user: Option<String>,
+    /// The file with the password.
+    pub password_file: Option<PathBuf>,
+    /// Most bytes that the segments of one cache may take; `None`: as many as fit.
+    pub bytes_max: Option<u64>,
+    /// The first part of the keys after `uz:`; by default the machine's name.
+    pub client: Option<String>,
+    /// Replicas that must have a segment before its local copy may go; 0: it stays.
+    pub copies: u8,
+    /// How long a page that only the store has is waited for.
+    pub timeout: Duration,
+    /// Life of a segment that nobody renews.
+    pub ttl: Duration,
+}
+
+/// A text is no address of a store.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("backing {address}: {reason}")]
+pub struct AddressError {
+    address: String,
+    reason: String,
+}
+
+/// Schemes, and true for those that ask for TLS.
+const SCHEMES: [(&str, bool); 4] =
+    [("valkey", false), ("redis", false), ("valkeys", true), ("rediss", true)];
+
+impl Address {
+    /// True if a backing is named by an address and not by a path.
+    pub fn is_one(text: &str) -> bool {
+        text.contains("://")
+    }
+
+    /// The address that a text names.
+    pub fn parse(text: &str) -> Result<Self, AddressError> {
+        let wrong = |reason: String| AddressError { address: shown(text), reason };
+        let (scheme, rest) = text.split_once("://").unwrap_or(("", text));
+        let (place, query) = rest.split_once('?').unwrap_or((rest, ""));
+        let mut address = Self {
+            text: text.into(),
+            seeds: Vec::new(),
+            user: None,
+            password_file: None,
+            bytes_max: None,
+            client: None,
+            copies: 0,
+            timeout: TIMEOUT,
+            ttl: TTL,
+        };
+        if scheme == "unix" {
+            if !place.starts_with('/') || place == "/" {
+                let reason = "a socket is named by its whole path, as in unix:///run/valkey.sock";
+                return Err(wrong(reason.into()));
+            }
+            address.seeds.push(Seed::Unix(place.into()));
+        } else {
+            match SCHEMES.into_iter().find(|(name, _)| *name == scheme) {
+                Some((_, false)) => {}
+                Some((_, true)) => {
+                    let reason = "this build has no TLS; use a tunnel (stunnel, WireGuard) and valkey:// or unix://";
+                    return Err(wrong(reason.into()));
+                }
+                None => {
+                    let reason = format!(
+                        "'{scheme}' is no scheme; use valkey://HOST:PORT, redis:// or unix:///PATH"
+                    );
+                    return Err(wrong(reason));
+                }
+            }
+            address.set_place(place).map_err(wrong)?;
+        }
+        let mut parts = query.split('&').filter(|part| !part.is_empty());
+        parts.try_for_each(|part| address.set(part)).map_err(wrong)?;
+        Ok(address)
+    }
+
+    /// Users and seeds.
+    fn set_place(&mut self, place: &str) -> Result<(), String> {
+        let (place, path) = place.split_once('/').unwrap_or((place, ""));
+        if !path.is_empty() {
+            return Err(format!(
+                "'/{path}' names a database; leave it out: an ACL user keeps clients apart"
+            ));
+        }
+        let hosts = match place.rsplit_once('@') {
+            Some((user, _)) if user.contains(':') => {
+                return Err("a password on the command line can be read by every user; write it to a file and give --remote-password-file, or set UZSWAP_REMOTE_PASSWORD".into());
+            }
+            Some((user, hosts)) => {
+                self.user = Some(user.into()).filter(|user: &String| !user.is_empty());
+                hosts
+            }
+            None => place,
+        };
+        for host in hosts.split(',') {
+            self.seeds.push(seed(host)?);
+        }
+        Ok(())
+    }
+
+    fn set(&mut self, part: &str) -> Result<(), String> {
+        let (name, value) = part.split_once('=').unwrap_or((part, ""));
+        let must = |what: &str| format!("{name}={value}: give {what}");
+        match name {
+            "max" => {
+                let bytes = parse_size::Config::new().with_binary().parse_size(value);
+                let bytes = bytes.ok().filter(|bytes| *bytes >= 2 << 20);
+                self.bytes_max = Some(bytes.ok_or_else(|| must("at least 2M, as in max=8G"))?);
+            }
+            "client" => {
+                let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte);
+                let is_name =
+                    (1..=CLIENT_MAX).contains(&value.len()) && value.bytes().all(is_plain);
+                if !is_name {
+                    return Err(must("a name of letters, digits, '-', '_' and '.', at most 64"));
+                }
+                self.client = Some(value.into());
+            }
+            "copies" => {
+                let copies = value.parse().ok().filter(|copies| *copies <= 2);
+                self.copies = copies.ok_or_else(|| must("0, 1 or 2"))?;
+            }
+            "timeout" => {
+                let seconds = value.parse().ok().filter(|seconds| (1..=3600).contains(seconds));
+                let seconds = seconds.ok_or_else(|| must("seconds, from 1 to 3600"))?;
+                self.timeout = Duration::from_secs(seconds);
+            }
+            "ttl" => {
+                let seconds = value.parse().ok().filter(|seconds| (2..=604_800).contains(seconds));
+                let seconds = seconds.ok_or_else(|| must("seconds, from 2 to 604800 (a week)"))?;
+                self.ttl = Duration::from_secs(seconds);
+            }
+            "password-file" => self.password_file = Some(value.into()),
+            _ => {
+                return Err(format!(
+                    "'{name}' is no parameter; there are max, client, copies, timeout, ttl and password-file"
+                ));
+            }
+        }
+        Ok(())
+    }
+
+    /// The password, of the file or else of `UZSWAP_REMOTE_PASSWORD`.
+    pub(crate) fn password(&self) -> Result<Option<String>, AddressError> {
+        let Some(path) = &self.password_file else {
+            return Ok(std::env::var("UZSWAP_REMOTE_PASSWORD").ok());
+        };
+        let wrong = |reason: String| AddressError { address: self.to_string(), reason };
+        let text = std::fs::read_to_string(path).map_err(|error| {
+            let path = path.display();
+            wrong(format!("the file of its password, {path}: {error}; name one that you may read"))
+        })?;
+        match text.lines().next().map(str::trim_end).filter(|line| !line.is_empty()) {
+            Some(line) => Ok(Some(line.into())),
+            None => Err(wrong(format!(
+                "{} is empty; write the password to it",
+                Path::new(path).display()
+            ))),
+        }
+    }
+}
+
+fn seed(text: &str) -> Result<Seed, String> {
+    let (host, port) = match text.strip_prefix('[').and_then(|rest| rest.split_once(']')) {
+        Some((host, rest)) => (host, rest.strip_prefix(':')),
+        None => match text.rsplit_once(':') {
+            Some((host, port)) => (host, Some(port)),
+            None => (text, None),
+        },
+    };
+    if host.is_empty() {
+        return Err("a host is missing, as in valkey://cache.example:6379".into());
+    }
+    let Some(port) = port else { return Ok(Seed::Tcp(host.into(), PORT)) };
+    let port = port.parse().ok().filter(|port| *port > 0);
+    let port = port.ok_or_else(|| format!("'{text}' has no port from 1 to 65535"))?;
+    Ok(Seed::Tcp(host.into(), port))
+}
+
+/// A text without the password that it may have.
+fn shown(text: &str) -> String {
+    let Some((scheme, rest)) = text.split_once("://") else { return text.into() };
+    let end = rest.find(['/', '?']).unwrap_or(rest.len());
+    match rest[..end].rfind('@') {
+        Some(at) if rest[..at].contains(':') => format!("{scheme}://…{}", &rest[at..]),
+        _ => text.into(),
+    }
+}
+
+impl fmt::Display for Address {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.text)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parse(text: &str) -> Result<Address, String> {
+        Address::parse(text).map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn an_address_names_servers_a_limit_and_a_client() {
+        let one = parse("valkey://cache:7000/?max=8G&client=web-1").unwrap();
+        assert_eq!(one.seeds, [Seed::Tcp("cache".into(), 7000)]);
+        assert_eq!((one.bytes_max, one.client.as_deref()), (Some(8 << 30), Some("web-1")));
+        assert_eq!((one.copies, one.timeout), (0, TIMEOUT));
+        let three = parse("redis://me@a,b:7001,[::1]:7002?copies=2&timeout=3").unwrap();
+        let seeds = [("a", 6379), ("b", 7001), ("::1", 7002)];
+        assert_eq!(three.seeds, seeds.map(|(host, port)| Seed::Tcp(host.into(), port)));
+        assert_eq!((three.user.as_deref(), three.copies), (Some("me"), 2));
+        let socket = parse("unix:///run/valkey.sock?max=1G").unwrap();
+        assert_eq!(socket.seeds, [Seed::Unix("/run/valkey.sock".into())]);
+        assert!(Address::is_one("valkey://x") && !Address::is_one("/var/tmp:4G"));
+    }
+
+    #[test]
+    fn each_wrong_address_is_refused_with_the_remedy_on_one_line() {
+        for (text, part) in [
+            ("http://x", "'http' is no scheme; use valkey://HOST:PORT"),
+            ("valkeys://x", "has no TLS"),
+            ("rediss://x", "has no TLS"),
+            ("valkey://", "a host is missing"),
+            ("valkey://a,,b", "a host is missing"),
+            ("valkey://a:0", "no port"),
+            ("valkey://a:70000", "no port"),
+            ("valkey://a/3", "names a database"),
+            ("valkey://a?max=1", "at least 2M"),
+            ("valkey://a?max=lots", "at least 2M"),
+            ("valkey://a?copies=3", "0, 1 or 2"),
+            ("valkey://a?timeout=0", "from 1 to 3600"),
+            ("valkey://a?ttl=1", "from 2"),
+            ("valkey://a?client=a:b", "a name of letters"),
+            ("valkey://a?client={x}", "a name of letters"),
+            ("valkey://a?limit=1G", "'limit' is no parameter"),
+            ("unix://run/x", "whole path"),
+            ("unix:///", "whole path"),
+        ] {
+            let error = parse(text).unwrap_err();
+            assert!(error.contains(part) && !error.contains('\n'), "{text}: {error}");
+            assert!(error.contains(text), "{text}: {error}");
+        }
+    }
+
+    #[test]
+    fn a_password_in_an_address_is_refused_and_not_repeated() {
+        let error = parse("valkey://me:secret@host/?max=1G").unwrap_err();
+        assert!(error.contains("--remote-password-file") && !error.contains("secret"), "{error}");
+    }
+
+    #[test]
+    fn a_password_is_the_first_line_of_its_file() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("password");
+        let address = |path: &Path| {
+            parse(&format!("valkey://host?password-file={}", path.display())).unwrap()
+        };
+        std::fs::write(&path, "secret\n").unwrap();
+        assert_eq!(address(&path).password().unwrap().as_deref(), Some("secret"));
+        std::fs::write(&path, "\n").unwrap();
+        assert!(address(&path).password().unwrap_err().to_string().contains("is empty"));
+        let missing = folder.path().join("none");
+        assert!(address(&missing).password().unwrap_err().to_string().contains("may read"));
+    }
+}

@@ -1,0 +1,350 @@
+//! How a store is entered, and how its servers are learned, at the start and whenever one is gone.
+
+use crate::address::{Address, Seed};
+use crate::error::ConnectError;
+use crate::figures::Figures;
+use crate::line::{Line, Place, Value};
+use crate::nodes::{Map, NODES_MAX, Primary, field, learn, places};
+use crate::protocol::{SLOTS, slot};
+use crate::store::{
+    Keeper, Limits, READ_PATIENCE, Reader, Store, WRITE_PATIENCE, lock, machine, random,
+};
+use std::io;
+use std::sync::atomic::{AtomicBool, AtomicU16, AtomicU64, Ordering::Relaxed};
+use std::sync::{Condvar, Mutex};
+use std::time::{Duration, Instant};
+
+/// Lines to read on, for each server: as many threads read at once.
+const READERS_EACH: usize = 2;
+const READERS_MIN: usize = 4;
+/// Between two attempts to open the lines of a server.
+const RETRY: Duration = Duration::from_millis(500);
+/// Between two looks at the policy and the memory of the servers.
+const LOOK: Duration = Duration::from_secs(60);
+
+impl Store {
+    /// Connects, and tries each command that will be needed. `epoch` is that of a cache that is
+    /// taken over.
+    pub(crate) fn connect(
+        address: &Address,
+        epoch: Option<u64>,
+    ) -> Result<(Self, Limits), ConnectError> {
+        let password = address.password()?;
+        let own = |source| ConnectError::Own { address: address.to_string(), source };
+        let wrong = |reason: String| ConnectError::store(address, reason);
+        let seeds = seeds(address)?;
+        let learned = first_answer(&seeds, address, password.as_deref()).map_err(own)?;
+        let is_there = learned.is_ok();
+        let primaries = learned.or_else(|why| {
+            // Of a cache that is taken over: the servers are learned when one answers.
+            let (place, slots) = (seeds.first().cloned(), vec![0..=(SLOTS - 1) as u16]);
+            let guess = place.map(|place| vec![Primary { place, slots, replicas: Vec::new() }]);
+            guess.filter(|_| epoch.is_some()).ok_or_else(|| wrong(why))
+        })?;
+        let epoch = epoch.map_or_else(random, Ok).map_err(own)?;
+        let store = Self::closed(address, password, epoch, seeds, &primaries).map_err(own)?;
+        let mut keeper = lock(&store.keeper);
+        store.take_in(&mut keeper, &primaries);
+        let mut limits = Limits { bytes: None };
+        if is_there {
+            limits = store.look(&mut keeper).map_err(wrong)?;
+            store.try_commands(&mut keeper).map_err(wrong)?;
+            store.open_lines(&mut keeper);
+        }
+        drop(keeper);
+        Ok((store, limits))
+    }
+
+    /// With lines that are closed. Errors: no descriptor.
+    fn closed(
+        address: &Address,
+        password: Option<String>,
+        epoch: u64,
+        seeds: Vec<Place>,
+        primaries: &[Primary],
+    ) -> io::Result<Self> {
+        let servers: usize = primaries.iter().map(|primary| 1 + primary.replicas.len()).sum();
+        let reader = |_| {
+            Ok::<_, io::Error>(Reader {
+                line: Mutex::new(Line::new()?),
+                node: AtomicU16::new(u16::MAX),
+                is_open: AtomicBool::new(false),
+            })
+        };
+        let keeper = Keeper {
+            seeds,
+            known: Vec::with_capacity(NODES_MAX),
+            active: Vec::with_capacity(NODES_MAX),
+            primaries: Vec::with_capacity(NODES_MAX),
+            writers: (0..servers).map(|_| Line::new()).collect::<io::Result<_>>()?,
+            tried: None,
+            looked: Instant::now(),
+        };
+        let readers = (servers * READERS_EACH).max(READERS_MIN);
+        Ok(Self {
+            address: address.clone(),
+            password,
+            client: address.client.clone().unwrap_or_else(machine),
+            epoch: AtomicU64::new(epoch),
+            map: Map::new(),
+            readers: (0..readers).map(reader).collect::<io::Result<_>>()?,
+            keeper: Mutex::new(keeper),
+            figures: Figures::new(),
+            is_up: AtomicBool::new(false),
+            is_unfit: AtomicBool::new(false),
+            rung: Mutex::new(false),
+            bell: Condvar::new(),
+        })
+    }
+
+    /// Opens lines that are closed, learns the servers again if one is gone, and looks at their
+    /// memory now and then.
+    pub(crate) fn tend(&self, keeper: &mut Keeper) {
+        let is_whole =
+            self.is_up() && self.readers.iter().all(|reader| reader.is_open.load(Relaxed));
+        let is_soon = keeper.tried.is_some_and(|tried| tried.elapsed() < RETRY);
+        if !is_whole && !is_soon {
+            keeper.tried = Some(Instant::now());
+            if let Some(primaries) = self.learn_again(keeper) {
+                self.take_in(keeper, &primaries);
+            }
+            self.open_lines(keeper);
+        }
+        if self.is_up() && keeper.looked.elapsed() >= LOOK {
+            // Unfit, or a moment without an answer.
+            let is_unfit = self.look(keeper).is_err();
+            self.is_unfit.store(is_unfit, Relaxed);
+        }
+    }
+
+    fn learn_again(&self, keeper: &Keeper) -> Option<Vec<Primary>> {
+        let mut line = Line::new().ok()?;
+        let known = keeper.active.iter().map(|number| &keeper.known[*number]);
+        known.chain(&keeper.seeds).find_map(|place| {
+            let info = self.enter(&mut line, place, READ_PATIENCE).ok()?;
+            ask(&mut line, place, &info).ok()
+        })
+    }
+
+    fn enter(&self, line: &mut Line, place: &Place, patience: Duration) -> Result<String, String> {
+        enter(line, place, &self.address, self.password.as_deref(), patience)
+    }
+
+    /// Numbers the servers that were learned.
+    fn take_in(&self, keeper: &mut Keeper, primaries: &[Primary]) {
+        let known = &mut keeper.known;
+        let mut number = |place: &Place| {
+            known.iter().position(|known| known == place).unwrap_or_else(|| {
+                // Numbers of servers that are gone are used again when all are taken.
+                if known.len() == NODES_MAX {
+                    known.clear();
+                    keeper.writers.iter_mut().for_each(Line::close);
+                    self.readers.iter().for_each(|one| one.node.store(u16::MAX, Relaxed));
+                }
+                known.push(place.clone());
+                known.len() - 1
+            })
+        };
+        keeper.active.clear();
+        keeper.primaries.clear();
+        for primary in primaries {
+            let own = number(&primary.place);
+            keeper.primaries.push(own);
+            keeper.active.push(own);
+            keeper.active.extend(primary.replicas.iter().map(&mut number));
+        }
+        self.map.set(primaries, number);
+        while keeper.writers.len() < keeper.known.len() {
+            // Without a descriptor the server cannot be written to.
+            let Ok(line) = Line::new() else { break };
+            keeper.writers.push(line);
+        }
+    }
+
+    /// Opens each line that is closed, or is to another server than it should be.
+    fn open_lines(&self, keeper: &mut Keeper) {
+        let is_primary_up = keeper.primaries.iter().all(|number| {
+            let (Some(line), place) = (keeper.writers.get_mut(*number), &keeper.known[*number])
+            else {
+                return false;
+            };
+            line.is_open() || self.enter(line, place, WRITE_PATIENCE).is_ok()
+        });
+        for (at, reader) in self.readers.iter().enumerate() {
+            let number = keeper.active[at % keeper.active.len()];
+            let is_right = usize::from(reader.node.load(Relaxed)) == number;
+            if is_right && reader.is_open.load(Relaxed) {
+                continue;
+            }
+            reader.is_open.store(false, Relaxed);
+            let mut line = lock(&reader.line);
+            let entered = self.enter(&mut line, &keeper.known[number], READ_PATIENCE);
+            let is_replica = !keeper.primaries.contains(&number);
+            let is_readable = entered.is_ok_and(|info| {
+                !is_replica
+                    || field(&info, "cluster_enabled") != Some("1")
+                    || matches!(line.ask(&[b"READONLY"]), Ok(Value::Status(_)))
+            });
+            reader.node.store(number as u16, Relaxed);
+            reader.is_open.store(is_readable, Relaxed);
+        }
+        self.is_up.store(is_primary_up, Relaxed);
+    }
+
+    /// Looks at the policy and the memory of the servers. Errors: the reason and the remedy.
+    fn look(&self, keeper: &mut Keeper) -> Result<Limits, String> {
+        keeper.looked = Instant::now();
+        let mut limits = Limits { bytes: Some(0) };
+        for at in 0..keeper.primaries.len() {
+            let number = keeper.primaries[at];
+            let place = keeper.known[number].clone();
+            let line = keeper.writers.get_mut(number).ok_or("no descriptor for a connection")?;
+            let info = self.enter(line, &place, WRITE_PATIENCE)?;
+            let policy = field(&info, "maxmemory_policy").unwrap_or("noeviction");
+            let most = field(&info, "maxmemory").and_then(|bytes| bytes.parse().ok()).unwrap_or(0);
+            if policy != "noeviction" {
+                return Err(format!(
+                    "{} drops keys when it is full (maxmemory-policy {policy}); set it to noeviction",
+                    name(&place)
+                ));
+            }
+            limits.bytes = limits.bytes.filter(|_| most > 0).map(|bytes| bytes + most);
+        }
+        Ok(limits)
+    }
+
+    /// Tries each command on each server that has keys.
+    fn try_commands(&self, keeper: &mut Keeper) -> Result<(), String> {
+        // As many numbers that are not given to segments as find a key for each server.
+        let mut left = keeper.primaries.clone();
+        let numbers = (0..u64::from(u16::MAX)).map(|number| u64::MAX - number);
+        for number in numbers {
+            let key = self.key(number);
+            let node = self.map.owner(slot(key.bytes()));
+            let Some(at) = left.iter().position(|left| *left == node) else { continue };
+            left.swap_remove(at);
+            let place = name(&keeper.known[node]);
+            let line = keeper.writers.get_mut(node).ok_or("no descriptor for a connection")?;
+            let commands: [&[&[u8]]; 5] = [
+                &[b"SET", key.bytes(), b"uzswap", b"PX", b"60000"],
+                &[b"GETRANGE", key.bytes(), b"1", b"2"],
+                &[b"PEXPIRE", key.bytes(), b"60000"],
+                &[b"WAIT", b"0", b"1"],
+                &[b"UNLINK", key.bytes()],
+            ];
+            for parts in commands {
+                let command = String::from_utf8_lossy(parts[0]);
+                match line.ask(parts) {
+                    Ok(Value::Error(_, text)) => return Err(refused(&place, &command, &text)),
+                    Ok(Value::Bulk(bytes)) if bytes != b"zs" => {
+                        return Err(format!(
+                            "{place}: GETRANGE returned other bytes; use a Valkey"
+                        ));
+                    }
+                    Ok(_) => {}
+                    Err(_) => {
+                        return Err(format!("{place}: {command}: no reply; check the server"));
+                    }
+                }
+            }
+            if left.is_empty() {
+                break;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The servers, as the first one knows them that answers. As a value: why none could be used.
+fn first_answer(
+    seeds: &[Place],
+    address: &Address,
+    password: Option<&str>,
+) -> io::Result<Result<Vec<Primary>, String>> {
+    let mut line = Line::new()?;
+    let mut reason = String::new();
+    for place in seeds {
+        let info = enter(&mut line, place, address, password, WRITE_PATIENCE);
+        match info.and_then(|info| ask(&mut line, place, &info)) {
+            Ok(primaries) => return Ok(Ok(primaries)),
+            Err(why) => reason = format!("{}: {why}", name(place)),
+        }
+    }
+    Ok(Err(reason))
+}
+
+/// The places of all seeds. Errors: a name is not known.
+fn seeds(address: &Address) -> Result<Vec<Place>, ConnectError> {
+    let mut all = Vec::new();
+    for seed in &address.seeds {
+        let found = places(seed).map_err(|error| {
+            let reason = format!("{seed}: {error}; check the name, and that it can be reached");
+            ConnectError::store(address, reason)
+        })?;
+        all.extend(found);
+    }
+    Ok(all)
+}
+
+fn refused(place: &str, command: &str, text: &str) -> String {
+    let remedy = if text.starts_with("NOPERM") {
+        format!("permit it to the user (+{})", command.to_lowercase())
+    } else if text.starts_with("OOM") {
+        "it is full; raise its maxmemory or remove keys".into()
+    } else {
+        "use Valkey 7.2 or Redis 6, or a newer one".into()
+    };
+    format!("{place}: {command}: {text}; {remedy}")
+}
+
+/// Connects a line and identifies itself; the server's `INFO`.
+pub(crate) fn enter(
+    line: &mut Line,
+    place: &Place,
+    address: &Address,
+    password: Option<&str>,
+    patience: Duration,
+) -> Result<String, String> {
+    line.open(place, patience).map_err(|error| {
+        format!("{error}; check that the server runs, and that this machine reaches it")
+    })?;
+    let silent = |_| "no reply; check that it is a Valkey or Redis without TLS".to_owned();
+    if let Some(password) = password {
+        let reply = match &address.user {
+            Some(user) => line.ask(&[b"AUTH", user.as_bytes(), password.as_bytes()]),
+            None => line.ask(&[b"AUTH", password.as_bytes()]),
+        };
+        if let Value::Error(_, text) = reply.map_err(silent)? {
+            line.close();
+            return Err(format!("{text}; check the user and the password"));
+        }
+    }
+    match line.ask(&[b"INFO"]).map_err(silent)? {
+        Value::Bulk(info) => Ok(String::from_utf8_lossy(&info).into_owned()),
+        Value::Error(_, text) => {
+            line.close();
+            let remedy = if text.starts_with("NOAUTH") {
+                "give --remote-password-file or UZSWAP_REMOTE_PASSWORD"
+            } else {
+                "permit INFO to the user (+info)"
+            };
+            Err(format!("{text}; {remedy}"))
+        }
+        _ => {
+            line.close();
+            Err("INFO: no text; is it a Valkey or Redis?".into())
+        }
+    }
+}
+
+fn ask(line: &mut Line, place: &Place, info: &str) -> Result<Vec<Primary>, String> {
+    learn(line, place, info).unwrap_or_else(|_| Err("CLUSTER SLOTS: no reply".into()))
+}
+
+/// A server's name in messages.
+pub(crate) fn name(place: &Place) -> String {
+    match place {
+        Place::Tcp(address) => Seed::Tcp(address.ip().to_string(), address.port()).to_string(),
+        Place::Unix(path) => path.display().to_string(),
+    }
+}

@@ -1,0 +1,133 @@
+//! From an address to a backing: the store that answers, and how much may be there.
+
+use crate::address::Address;
+use crate::error::ConnectError;
+use crate::store::{Limits, Store};
+use crate::table::{NONE, Table};
+use crate::tiers::{DEAD_MAX, Inner, Space, Tiers, Work};
+use std::os::fd::OwnedFd;
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64};
+use std::sync::{Arc, Condvar, Mutex};
+use uzswap_engine::backing::{Backing, SEGMENT_BYTES};
+
+/// Bytes at a store without a limit of its own, if no other number is given.
+const BYTES_MAX: u64 = 8 << 30;
+/// The part of a store's memory that one cache takes, if no other number is given.
+const SHARE: u64 = 2;
+/// A connected store, before its backing is made.
+pub struct Connected {
+    store: Store,
+    limits: Limits,
+    table: Option<OwnedFd>,
+}
+
+impl Connected {
+    /// Connects to a store. Errors: it cannot be used, with the reason and the remedy.
+    pub fn to(address: &Address) -> Result<Self, ConnectError> {
+        Self::new(address, None)
+    }
+
+    /// The same with a table in such memory, which outlives the process: new, or as the process
+    /// before has left it. Then a store that does not answer is waited for.
+    pub fn with_table(address: &Address, table: OwnedFd) -> Result<Self, ConnectError> {
+        Self::new(address, Some(table))
+    }
+
+    fn new(address: &Address, table: Option<OwnedFd>) -> Result<Self, ConnectError> {
+        let kept = table.as_ref().and_then(Table::header);
+        let (store, limits) = Store::connect(address, kept.map(|(epoch, _)| epoch))?;
+        if let (Some(wanted), Some(there)) = (address.bytes_max, limits.bytes)
+            && wanted > there
+        {
+            let reason = format!(
+                "max={wanted} is more than its servers may take together ({there}, maxmemory); give less"
+            );
+            return Err(ConnectError::store(address, reason));
+        }
+        Ok(Self { store, limits, table })
+    }
+
+    /// Bytes at the store, at most, beside a local disk of so many.
+    fn bytes_max(&self, local: u64) -> u64 {
+        let address = self.store.address();
+        let there = self.limits.bytes.map_or(BYTES_MAX, |bytes| bytes / SHARE);
+        address.bytes_max.unwrap_or(if address.copies == 0 { local } else { there })
+    }
+
+    /// Bytes that the local file must have room for if it may take `most`: in a fork it may have to
+    /// take all of it.
+    pub fn file_bytes(&self, most: u64) -> u64 {
+        if self.store.address().copies == 0 { most } else { most + self.bytes_max(most) }
+    }
+
+    /// Makes the backing, over a local one of which at most so many bytes are used. Errors: without
+    /// a local one there would be no second copy; no memory.
+    pub fn over(self, local: Box<dyn Backing>, most: u64) -> Result<Tiers, ConnectError> {
+        let address = self.store.address().clone();
+        let bytes_max = self.bytes_max(most);
+        let slots = (local.bytes() / SEGMENT_BYTES as u64) as usize;
+        let limit = slots.min((most / SEGMENT_BYTES as u64) as usize);
+        if address.copies == 0 && slots == 0 {
+            let reason = "with --remote-copies 0 a local disk has each page, too; give one (--backing PATH:SIZE), or replicas and --remote-copies 1";
+            return Err(ConnectError::store(&address, reason));
+        }
+        let kept = self.table.as_ref().and_then(Table::header);
+        let segments = match (address.copies, kept) {
+            (0, _) => slots,
+            (_, Some((_, segments))) => segments,
+            (_, None) => limit + (bytes_max / SEGMENT_BYTES as u64) as usize,
+        };
+        let own = |source| ConnectError::Own { address: address.to_string(), source };
+        let table = match self.table {
+            Some(file) => Table::kept(file, segments, self.store.epoch()).map_err(own)?,
+            None => Table::new(segments),
+        };
+        if address.copies == 0 {
+            let length = |at| table.length(at);
+            (0..segments).for_each(|at| table.set_place(at, at as u32, length(at)));
+        }
+        let (owners, space) = Space::of(&table, slots, limit, address.copies);
+        let bytes = table.remote().iter().map(|at| table.length(*at) as u64).sum();
+        let inner = Inner {
+            copies: address.copies,
+            bytes_max,
+            owners: Mutex::new(owners),
+            local,
+            space: Mutex::new(space),
+            room: Condvar::new(),
+            dead: Mutex::new(Vec::with_capacity(DEAD_MAX)),
+            done: Mutex::new(Vec::with_capacity(64)),
+            bytes: AtomicU64::new(bytes),
+            next: AtomicU64::new(table.next()),
+            table,
+            has_failed: AtomicBool::new(false),
+            has_recovered: AtomicBool::new(false),
+            is_ending: AtomicBool::new(false),
+            process: AtomicU32::new(std::process::id()),
+            remote_ns: AtomicU64::new(0),
+            local_ns: AtomicU64::new(u64::MAX),
+            turn: AtomicU64::new(1),
+            work: Mutex::new(Work::new().map_err(own)?),
+            store: self.store,
+        };
+        Ok(Tiers(Arc::new(inner)))
+    }
+}
+
+impl Space {
+    /// The owners of the slots of a table, and the free ones.
+    fn of(table: &Table, slots: usize, limit: usize, copies: u8) -> (Vec<u32>, Self) {
+        let mut owners = vec![NONE; slots];
+        for segment in 0..table.count() {
+            if let Some(owner) = owners.get_mut(table.slot(segment) as usize) {
+                *owner = segment as u32;
+            }
+        }
+        let mut free = Vec::with_capacity(slots);
+        if copies > 0 {
+            free.extend((0..slots as u32).rev().filter(|slot| owners[*slot as usize] == NONE));
+        }
+        let used = slots - free.len();
+        (owners, Self { free, used, limit })
+    }
+}

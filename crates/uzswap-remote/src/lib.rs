@@ -1,0 +1,46 @@
+//! A backing in another machine's memory: segments, as the disk has them, in Valkey or Redis.
+//!
+//! ```text
+//! address      valkey://HOST:PORT/?max=8G
+//! protocol     commands and replies            line      one connection
+//! nodes        the servers of a cluster        store     read, write, remove, renew
+//! connect      how servers are entered         table     where each segment is
+//! tiers        the backing: disk and store     connected how it is made
+//! fork         a child has a copy              upkeep    the background thread
+//! admin        the clients of a store
+//! ```
+//! It speaks the protocol itself: client libraries return each reply in memory of their own, and a
+//! thread that faults must not need any. So the library that is loaded into other programs stays
+//! small, too. `docs/design/remote.md` has the promises.
+
+#![deny(unsafe_code)]
+
+// In the order in which to read them.
+mod address;
+mod error;
+mod protocol;
+
+mod line;
+mod nodes;
+
+mod figures;
+mod store;
+
+mod connect;
+mod connected;
+mod fork;
+#[expect(unsafe_code, reason = "memory that outlives the process is one part at a time")]
+mod table;
+mod tiers;
+mod upkeep;
+
+mod admin;
+#[cfg(feature = "testing")]
+pub mod testing;
+
+pub use address::{Address, AddressError, Seed};
+pub use admin::{Admin, Client};
+pub use connected::Connected;
+pub use error::ConnectError;
+pub use fork::BeforeFork;
+pub use tiers::Tiers;

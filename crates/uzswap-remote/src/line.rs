@@ -1,0 +1,327 @@
+//! A line: one connection to a server, over TCP or a Unix socket.
+//!
+//! Its descriptor has a number that it keeps when the connection is made anew, because a program
+//! that this runs inside of may close or reuse any other number. Its buffer is made with it. So a
+//! thread that only sends and receives allocates nothing. After any error the line is closed: a
+//! late reply must not be taken for that of the next command.
+
+use crate::protocol::{Refusal, Reply, command, reply};
+use rustix::io::Errno;
+use rustix::net::{RecvFlags, SendFlags, Shutdown, sockopt};
+use std::io;
+use std::net::{SocketAddr, TcpStream};
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::path::PathBuf;
+use std::time::Duration;
+use uzswap_sys::process;
+
+/// Bytes that are received at once, if as many are there: a page, or some neighbours.
+const BUFFER_BYTES: usize = 32 << 10;
+
+/// Bytes of a reply's first line, of which messages are the longest.
+const LINE_BYTES_MAX: usize = 1024;
+
+/// How long a server may take to accept a connection.
+const CONNECT: Duration = Duration::from_millis(500);
+
+/// Where a server is.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Place {
+    Tcp(SocketAddr),
+    Unix(PathBuf),
+}
+
+/// A command that brought nothing.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Fault {
+    /// There is no connection, or it broke, or no reply came in time.
+    Down,
+    /// The server has answered with an error.
+    Refused(Refusal),
+}
+
+/// A reply with its content.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Value {
+    Status(String),
+    Integer(i64),
+    Bulk(Vec<u8>),
+    Nil,
+    Array(Vec<Self>),
+    Error(Refusal, String),
+}
+
+/// See the module.
+pub(crate) struct Line {
+    /// The number that the connection has, with some descriptor even while there is none.
+    descriptor: OwnedFd,
+    is_open: bool,
+    buffer: Box<[u8; BUFFER_BYTES]>,
+    /// Received, and not yet taken.
+    start: usize,
+    end: usize,
+}
+
+impl Line {
+    /// Without a connection. Errors: no descriptor.
+    pub(crate) fn new() -> io::Result<Self> {
+        let (one, _) = UnixStream::pair()?;
+        Ok(Self {
+            descriptor: process::out_of_the_way(one.into()),
+            is_open: false,
+            buffer: Box::new([0; BUFFER_BYTES]),
+            start: 0,
+            end: 0,
+        })
+    }
+
+    pub(crate) fn descriptor(&self) -> i32 {
+        self.descriptor.as_raw_fd()
+    }
+
+    pub(crate) fn is_open(&self) -> bool {
+        self.is_open
+    }
+
+    /// Connects. A reply may take `patience`.
+    pub(crate) fn open(&mut self, place: &Place, patience: Duration) -> io::Result<()> {
+        self.close();
+        let new: OwnedFd = match place {
+            Place::Tcp(address) => {
+                let stream = TcpStream::connect_timeout(address, CONNECT)?;
+                stream.set_nodelay(true)?;
+                stream.into()
+            }
+            Place::Unix(path) => UnixStream::connect(path)?.into(),
+        };
+        sockopt::set_socket_timeout(&new, sockopt::Timeout::Recv, Some(patience))?;
+        sockopt::set_socket_timeout(&new, sockopt::Timeout::Send, Some(patience))?;
+        process::take_place(&new, &self.descriptor)?;
+        self.is_open = true;
+        Ok(())
+    }
+
+    /// Ends the connection.
+    pub(crate) fn close(&mut self) {
+        if self.is_open {
+            // An error: the other side has ended it.
+            let _ = rustix::net::shutdown(&self.descriptor, Shutdown::Both);
+        }
+        self.forget();
+    }
+
+    /// The same in a fork, whose parent goes on with the connection.
+    pub(crate) fn forget(&mut self) {
+        (self.is_open, self.start, self.end) = (false, 0, 0);
+    }
+
+    /// Sends all of it. `more`: the rest of the command follows.
+    pub(crate) fn send(&mut self, bytes: &[u8], more: bool) -> Result<(), Fault> {
+        let mut left = bytes;
+        let flags = if more { SendFlags::NOSIGNAL | SendFlags::MORE } else { SendFlags::NOSIGNAL };
+        while self.is_open && !left.is_empty() {
+            match rustix::net::send(&self.descriptor, left, flags) {
+                Ok(sent) => left = &left[sent..],
+                Err(Errno::INTR) => {}
+                Err(_) => self.close(),
+            }
+        }
+        if self.is_open { Ok(()) } else { Err(Fault::Down) }
+    }
+
+    fn receive(&mut self) -> Result<(), Fault> {
+        if self.start == self.end {
+            (self.start, self.end) = (0, 0);
+        } else if self.end == BUFFER_BYTES {
+            self.buffer.copy_within(self.start.., 0);
+            (self.start, self.end) = (0, self.end - self.start);
+        }
+        while self.is_open {
+            let room = &mut self.buffer[self.end..];
+            match rustix::net::recv(&self.descriptor, room, RecvFlags::empty()) {
+                Ok((0, _)) => self.close(),
+                Ok((count, _)) => {
+                    self.end += count;
+                    return Ok(());
+                }
+                Err(Errno::INTR) => {}
+                Err(_) => self.close(),
+            }
+        }
+        Err(Fault::Down)
+    }
+
+    /// The range in the buffer of the next line, without its end.
+    fn next_line(&mut self) -> Result<std::ops::Range<usize>, Fault> {
+        loop {
+            let there = &self.buffer[self.start..self.end];
+            if let Some(at) = there.windows(2).position(|two| two == b"\r\n") {
+                let line = self.start..self.start + at;
+                self.start += at + 2;
+                return Ok(line);
+            }
+            if there.len() > LINE_BYTES_MAX {
+                self.close();
+                return Err(Fault::Down);
+            }
+            self.receive()?;
+        }
+    }
+
+    /// The first line of a reply.
+    pub(crate) fn reply(&mut self) -> Result<Reply, Fault> {
+        let line = self.next_line()?;
+        reply(&self.buffer[line]).ok_or_else(|| {
+            self.close();
+            Fault::Down
+        })
+    }
+
+    /// The first line of a reply that is no error.
+    pub(crate) fn answer(&mut self) -> Result<Reply, Fault> {
+        match self.reply()? {
+            Reply::Error(refusal) => Err(Fault::Refused(refusal)),
+            other => Ok(other),
+        }
+    }
+
+    /// Takes the bytes that follow [`Reply::Bulk`]: as many as it says, all of `out`.
+    pub(crate) fn bulk(&mut self, out: &mut [u8]) -> Result<(), Fault> {
+        let mut at = 0;
+        while at < out.len() {
+            if self.start < self.end {
+                let count = (self.end - self.start).min(out.len() - at);
+                out[at..][..count].copy_from_slice(&self.buffer[self.start..][..count]);
+                (self.start, at) = (self.start + count, at + count);
+                continue;
+            }
+            match rustix::net::recv(&self.descriptor, &mut out[at..], RecvFlags::empty()) {
+                Ok((count, _)) if count > 0 => at += count,
+                Err(Errno::INTR) => {}
+                _ => {
+                    self.close();
+                    return Err(Fault::Down);
+                }
+            }
+        }
+        self.end_of_bulk()
+    }
+
+    fn end_of_bulk(&mut self) -> Result<(), Fault> {
+        while self.end - self.start < 2 {
+            self.receive()?;
+        }
+        if &self.buffer[self.start..][..2] != b"\r\n" {
+            self.close();
+            return Err(Fault::Down);
+        }
+        self.start += 2;
+        Ok(())
+    }
+
+    /// Sends a command and takes the whole reply. Allocates.
+    pub(crate) fn ask(&mut self, parts: &[&[u8]]) -> Result<Value, Fault> {
+        self.send(&command(parts), false)?;
+        self.value()
+    }
+
+    /// Takes a whole reply. Allocates.
+    pub(crate) fn value(&mut self) -> Result<Value, Fault> {
+        /// No reply that we ask for has more bytes, or parts.
+        const MOST: usize = 64 << 20;
+        let line = self.next_line()?;
+        let text = String::from_utf8_lossy(&self.buffer[line.clone()][1..]).into_owned();
+        let found = reply(&self.buffer[line]);
+        let value = match found {
+            Some(Reply::Status) => Value::Status(text),
+            Some(Reply::Integer(number)) => Value::Integer(number),
+            Some(Reply::Nil) => Value::Nil,
+            Some(Reply::Error(refusal)) => Value::Error(refusal, text),
+            Some(Reply::Bulk(count)) if count <= MOST => {
+                let mut bytes = vec![0; count];
+                self.bulk(&mut bytes)?;
+                Value::Bulk(bytes)
+            }
+            Some(Reply::Array(count)) if count <= MOST => {
+                Value::Array((0..count).map(|_| self.value()).collect::<Result<_, _>>()?)
+            }
+            _ => {
+                self.close();
+                return Err(Fault::Down);
+            }
+        };
+        Ok(value)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io::{Read, Write};
+    use std::os::unix::net::UnixListener;
+    use std::thread;
+
+    /// A line to a server that answers each request with the next of these bytes, a few at a time.
+    fn line(answers: &'static [&'static [u8]]) -> (Line, thread::JoinHandle<()>) {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("socket");
+        let listener = UnixListener::bind(&path).unwrap();
+        let mut line = Line::new().unwrap();
+        line.open(&Place::Unix(path), Duration::from_millis(200)).unwrap();
+        let server = thread::spawn(move || {
+            let (mut stream, _) = listener.accept().unwrap();
+            for answer in answers {
+                let mut request = [0; 64];
+                assert!(stream.read(&mut request).unwrap() > 0);
+                for part in answer.chunks(3) {
+                    // An error: the line was closed at a part before.
+                    let _ = stream.write_all(part);
+                    thread::yield_now();
+                }
+            }
+        });
+        (line, server)
+    }
+
+    #[test]
+    fn replies_arrive_whole_however_they_are_cut() {
+        let (mut line, server) =
+            line(&[b"$5\r\nhello\r\n:7\r\n", b"*2\r\n$-1\r\n*1\r\n+OK\r\n", b"-OOM full\r\n"]);
+        line.send(b"x", false).unwrap();
+        assert_eq!(line.reply(), Ok(Reply::Bulk(5)));
+        let mut out = [0; 5];
+        line.bulk(&mut out).unwrap();
+        assert_eq!((&out, line.reply()), (b"hello", Ok(Reply::Integer(7))));
+        let inner = Value::Array(vec![Value::Status("OK".into())]);
+        assert_eq!(line.ask(&[b"x"]), Ok(Value::Array(vec![Value::Nil, inner])));
+        assert_eq!(line.ask(&[b"x"]), Ok(Value::Error(Refusal::Full, "OOM full".into())));
+        assert!(line.is_open());
+        server.join().unwrap();
+    }
+
+    #[test]
+    fn a_server_that_says_nothing_or_nonsense_is_left() {
+        let (mut line, server) = line(&[b"HTTP/1.1 400 Bad Request\r\n"]);
+        line.send(b"x", false).unwrap();
+        assert_eq!(line.reply(), Err(Fault::Down));
+        assert!(!line.is_open());
+        assert_eq!(line.send(b"x", false), Err(Fault::Down));
+        server.join().unwrap();
+    }
+
+    #[test]
+    fn a_reply_that_comes_too_late_is_nobodys() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("socket");
+        let _listener = UnixListener::bind(&path).unwrap();
+        let mut line = Line::new().unwrap();
+        let number = line.descriptor();
+        line.open(&Place::Unix(path.clone()), Duration::from_millis(20)).unwrap();
+        line.send(b"x", false).unwrap();
+        assert_eq!(line.reply(), Err(Fault::Down));
+        assert!(!line.is_open());
+        line.open(&Place::Unix(path), Duration::from_millis(20)).unwrap();
+        assert!(line.is_open() && line.descriptor() == number);
+    }
+}

@@ -1,0 +1,121 @@
+//! The background thread of a store: everything that nobody waits for.
+
+use crate::store::{Keeper, Put, lock};
+use crate::table::{LOCAL, REMOTE, number};
+use crate::tiers::{Inner, Tiers, Work};
+use std::sync::atomic::Ordering::*;
+use std::time::{Duration, Instant};
+use uzswap_engine::backing::SEGMENT_BYTES;
+
+/// Without work it looks at its lines so often.
+const IDLE: Duration = Duration::from_millis(500);
+/// The lease lasts so long, and is renewed three times in it.
+const LEASE: Duration = Duration::from_secs(60);
+/// After a write that the store did not take, none is tried for so long.
+const PAUSE: Duration = Duration::from_millis(500);
+
+impl Tiers {
+    /// Works until `is_stopping`, which [`Self::ring`] has it look at.
+    pub fn run(&self, is_stopping: impl Fn() -> bool) {
+        while !is_stopping() {
+            if !self.0.work() {
+                self.0.store.wait(IDLE);
+            }
+        }
+    }
+
+    /// Removes the segments of a cache whose process ends. A page that only the store had never
+    /// comes in from then on: an error could change the status that the process ends with.
+    pub fn clear(&self) {
+        if self.0.process.load(Relaxed) != std::process::id() {
+            return;
+        }
+        self.0.is_ending.store(true, SeqCst);
+        let mut keeper = self.0.store.keeper();
+        if self.0.store.is_up() {
+            let mut numbers = std::mem::take(&mut *lock(&self.0.dead));
+            numbers.extend(self.0.table.remote_numbers());
+            self.0.store.remove(&mut keeper, &numbers);
+            self.0.store.end_life(&mut keeper);
+        }
+    }
+}
+
+impl Inner {
+    /// One round. True if there may be more to do at once.
+    fn work(&self) -> bool {
+        let mut work = lock(&self.work);
+        let mut keeper = self.store.keeper();
+        self.store.tend(&mut keeper);
+        if !self.store.is_up() {
+            return false;
+        }
+        if work.shown.is_none_or(|shown| shown.elapsed() > LEASE / 3) {
+            work.shown = Some(Instant::now());
+            self.store.show_life(&mut keeper, LEASE);
+        }
+        self.remove_dead(&mut keeper);
+        if work.renewed.elapsed() > self.store.address().ttl / 2
+            && self.store.renew(&mut keeper, &self.table.remote_numbers())
+        {
+            work.renewed = Instant::now();
+        }
+        let goes_on = self.copy_one(&mut work, &mut keeper);
+        if self.has_failed.load(Relaxed)
+            && self.store.is_fit()
+            && work.paused.is_none()
+            && (self.local.bytes() == 0 || self.has_room())
+        {
+            self.has_failed.store(false, Relaxed);
+            self.has_recovered.store(true, Relaxed);
+        }
+        goes_on
+    }
+
+    fn remove_dead(&self, keeper: &mut Keeper) {
+        let mut dead = lock(&self.dead);
+        if !dead.is_empty() {
+            let numbers: Vec<u64> = dead.drain(..).collect();
+            drop(dead);
+            self.store.remove(keeper, &numbers);
+        }
+    }
+
+    /// Copies the oldest segment that only the disk has to the store. True if it did.
+    fn copy_one(&self, work: &mut Work, keeper: &mut Keeper) -> bool {
+        if work.paused.is_some_and(|paused| paused.elapsed() < PAUSE) || !self.store.is_fit() {
+            return false;
+        }
+        work.paused = None;
+        let Some(segment) = self.table.oldest(LOCAL) else { return false };
+        let (old, length) = (self.table.get(segment), self.table.length(segment));
+        let is_within = self.bytes.load(Relaxed) + length as u64 <= self.bytes_max;
+        if !is_within {
+            return false;
+        }
+        let offset = u64::from(self.table.slot(segment)) * SEGMENT_BYTES as u64;
+        let read = self.local.read(offset, &mut work.buffer);
+        if self.table.get(segment) != old {
+            return true;
+        }
+        if read.is_err() {
+            // It is reported where a page is read.
+            work.paused = Some(Instant::now());
+            return false;
+        }
+        match self.store.put(keeper, number(old), &work.buffer[..length], self.copies) {
+            Put::Done(copies) if copies >= self.copies => {
+                self.bytes.fetch_add(length as u64, Relaxed);
+                if !self.table.change(segment, old, old | REMOTE) {
+                    self.drop_remote(old | REMOTE, length);
+                }
+                self.room.notify_one();
+                true
+            }
+            _ => {
+                work.paused = Some(Instant::now());
+                false
+            }
+        }
+    }
+}

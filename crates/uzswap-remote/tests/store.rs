@@ -1,0 +1,328 @@
+//! A cache whose backing is a real store: each page comes back as it was, or is an error.
+
+#![allow(clippy::unwrap_used, reason = "tests")]
+
+mod rig;
+
+use rig::{PAGES, Rig, damage, lease_bytes, server};
+use std::time::{Duration, Instant};
+use uzswap_engine::backing::{Backing, NoBacking};
+use uzswap_engine::testing::skip;
+use uzswap_remote::testing::{Cluster, Server, await_that, has_server};
+use uzswap_remote::{Address, Admin, Connected};
+
+#[test]
+fn pages_come_back_from_a_store_beside_a_disk() {
+    let Some(server) = server(&[]) else { return };
+    let rig = Rig::new(&server.backing("max=1G"), 64 << 20).unwrap();
+    rig.fill(0..PAGES, 0);
+    rig.await_copies();
+    assert_eq!(rig.check(0..PAGES, 0), 0);
+    assert!(rig.figure("remote_reads") > 0 && rig.figure("remote_read_ns_p50") > 1000);
+    assert!(rig.figure("remote_lost") == 0 && rig.figure("remote_errors") == 0);
+    assert_eq!(server.value_bytes(), rig.figure("remote_size") + lease_bytes(&server));
+}
+
+#[test]
+fn a_socket_serves_as_well() {
+    let Some(server) = server(&[]) else { return };
+    let rig = Rig::new(&format!("unix://{}", server.socket().display()), 64 << 20).unwrap();
+    rig.fill(0..PAGES, 0);
+    rig.await_copies();
+    assert_eq!(rig.check(0..PAGES, 0), 0);
+    assert!(rig.figure("remote_reads") > 0);
+}
+
+/// The store has values that fit a size class of its allocator, and that end by themselves.
+#[test]
+fn a_segment_is_a_value_with_a_life() {
+    let Some(server) = server(&[]) else { return };
+    let rig = Rig::new(&server.backing("client=me"), 64 << 20).unwrap();
+    rig.fill(0..PAGES, 0);
+    rig.await_copies();
+    let keys = server.keys("uz:me:*");
+    assert!(keys.len() > 10, "{keys:?}");
+    for key in keys.iter().filter(|key| !key.ends_with(":lease")) {
+        let length: u64 = server.ask(&["STRLEN", key]).parse().unwrap();
+        assert!(length <= 261_888, "{key}: {length}");
+        let ttl: u64 = server.ask(&["PTTL", key]).parse().unwrap();
+        assert!(ttl > 86_000_000 && ttl <= 86_400_000, "{ttl}");
+        let usage: u64 = server.ask(&["MEMORY", "USAGE", key]).parse().unwrap();
+        assert!(usage < 263_000, "{usage}");
+    }
+}
+
+#[test]
+fn a_store_that_is_killed_and_comes_back_empty_costs_time_alone() {
+    let Some(mut server) = server(&[]) else { return };
+    let rig = Rig::new(&server.backing(""), 64 << 20).unwrap();
+    rig.fill(0..PAGES, 0);
+    rig.await_copies();
+    server.kill();
+    assert_eq!(rig.check(0..PAGES, 0), 0);
+    rig.fill(0..PAGES / 2, 1);
+    assert_eq!(rig.check(0..PAGES / 2, 1), 0);
+    await_that("it is known to be gone", || rig.figure("remote_up") == 0);
+    server.restart();
+    await_that("it is used again", || rig.figure("remote_up") == 1);
+    assert_eq!(rig.check(0..PAGES / 2, 1) + rig.check(PAGES / 2..PAGES, 0), 0);
+    rig.await_copies();
+    assert!(server.value_bytes() > 0, "new segments are copied again");
+}
+
+#[test]
+fn a_flush_of_the_store_costs_time_alone_where_the_disk_has_all() {
+    let Some(server) = server(&[]) else { return };
+    let rig = Rig::new(&server.backing(""), 64 << 20).unwrap();
+    rig.fill(0..PAGES, 0);
+    rig.await_copies();
+    server.ask(&["FLUSHALL"]);
+    assert_eq!(rig.check(0..PAGES, 0), 0);
+    assert!(rig.figure("remote_lost") > 0);
+}
+
+#[test]
+fn a_store_that_hangs_delays_a_page_by_little_where_the_disk_has_it() {
+    let Some(server) = server(&[]) else { return };
+    let rig = Rig::new(&server.backing(""), 64 << 20).unwrap();
+    rig.fill(0..PAGES, 0);
+    rig.await_copies();
+    server.suspend();
+    let mut longest = Duration::ZERO;
+    for number in 0..500 {
+        let began = Instant::now();
+        assert_eq!(rig.check(number..number + 1, 0), 0);
+        longest = longest.max(began.elapsed());
+    }
+    server.resume();
+    assert!(longest < Duration::from_millis(800), "{longest:?}");
+    await_that("it is used again", || rig.figure("remote_up") == 1);
+}
+
+#[test]
+fn a_segment_that_was_changed_is_read_from_the_disk() {
+    let Some(server) = server(&[]) else { return };
+    let rig = Rig::new(&server.backing("client=me"), 64 << 20).unwrap();
+    rig.fill(0..PAGES, 0);
+    rig.await_copies();
+    damage(&server);
+    for _ in 0..3 {
+        assert_eq!(rig.check(0..PAGES, 0), 0);
+    }
+    assert!(rig.figure("remote_lost") > 0);
+}
+
+/// Without a disk, by replicas: the store has the only copy.
+#[test]
+fn what_only_the_store_has_comes_back_or_is_an_error_on_its_page() {
+    let Some(server) = server(&[]) else { return };
+    let _replica = Server::replica_of(&server);
+    let rig = Rig::new(&server.backing("copies=1&client=me&max=64M&timeout=2"), 0).unwrap();
+    rig.fill(0..PAGES, 0);
+    assert!(rig.figure("remote_size") > 4 << 20);
+    assert_eq!(rig.check(0..PAGES, 0), 0);
+    damage(&server);
+    let errors = rig.check(0..PAGES, 0);
+    assert!(errors > 100 && errors < PAGES as usize, "{errors}");
+    server.ask(&["FLUSHALL"]);
+    let lost = rig.check(0..PAGES, 0);
+    assert!(lost > errors && lost < PAGES as usize, "pages in the pool are there: {lost}");
+    // The rest goes on: new pages, also in place of lost ones.
+    rig.fill(0..PAGES, 1);
+    assert_eq!(rig.check(0..PAGES, 1), 0);
+}
+
+#[test]
+fn pages_that_a_full_disk_has_no_room_for_go_to_the_store_alone() {
+    let Some(server) = server(&[]) else { return };
+    let _replica = Server::replica_of(&server);
+    let rig = Rig::new(&server.backing("copies=1&max=64M"), 4 << 20).unwrap();
+    for round in 0..3 {
+        rig.fill(0..PAGES, round);
+        assert_eq!(rig.check(0..PAGES, round), 0, "round {round}");
+    }
+    assert!(rig.figure("remote_size") > 4 << 20, "{}", rig.figure("remote_size"));
+}
+
+#[test]
+fn a_store_without_replicas_never_has_the_only_copy() {
+    let Some(server) = server(&[]) else { return };
+    let rig = Rig::new(&server.backing("copies=1&max=64M"), 64 << 20).unwrap();
+    rig.fill(0..PAGES, 0);
+    std::thread::sleep(Duration::from_secs(2));
+    assert_eq!(rig.figure("remote_size"), 0);
+    server.ask(&["FLUSHALL"]);
+    assert_eq!(rig.check(0..PAGES, 0), 0);
+}
+
+#[test]
+fn bytes_at_the_store_are_those_of_its_segments_after_a_churn() {
+    let Some(server) = server(&[]) else { return };
+    let rig = Rig::new(&server.backing(""), 32 << 20).unwrap();
+    for round in 0..6 {
+        rig.fill(0..PAGES, round);
+    }
+    rig.await_copies();
+    assert_eq!(rig.check(0..PAGES, 5), 0);
+    await_that("removed segments are gone", || {
+        server.value_bytes().abs_diff(rig.figure("remote_size")) * 10 < rig.figure("remote_size")
+    });
+}
+
+#[test]
+fn a_full_store_leaves_segments_on_the_disk_and_says_so() {
+    let full = ["--maxmemory", "8mb", "--maxmemory-policy", "noeviction"];
+    let Some(server) = server(&full) else { return };
+    let rig = Rig::new(&server.backing("max=8M"), 64 << 20).unwrap();
+    rig.fill(0..2 * PAGES, 0);
+    await_that("it is full", || rig.figure("remote_full") > 0);
+    assert_eq!(rig.check(0..2 * PAGES, 0), 0);
+    assert_eq!((rig.figure("remote_up"), rig.figure("writeback_stopped")), (1, 0));
+}
+
+#[test]
+fn wrong_stores_are_refused_with_the_remedy() {
+    let Some(server) = server(&["--maxmemory", "64mb"]) else { return };
+    let error = |address: &str, local| Rig::new(address, local).err().unwrap();
+    let expect = |address: &str, part: &str| {
+        let error = error(address, 64 << 20);
+        assert!(error.contains(part) && !error.contains('\n'), "{address}: {error}");
+    };
+    expect("valkey://127.0.0.1:1", "check that the server runs");
+    expect("valkey://no.such.host.invalid", "check the name");
+    expect(&server.backing("max=65M"), "more than its servers may take");
+    expect("unix:///no/such/socket", "check that the server runs");
+    let none = error(&server.backing(""), 0);
+    assert!(none.contains("give one (--backing PATH:SIZE)"), "{none}");
+    server.ask(&["CONFIG", "SET", "maxmemory-policy", "allkeys-lru"]);
+    expect(&server.backing(""), "set it to noeviction");
+    server.ask(&["CONFIG", "SET", "maxmemory-policy", "noeviction"]);
+    let rights = ["resetkeys", "~uz:me:*", "-@all", "+info", "+set", "+getrange"];
+    let user = ["ACL", "SETUSER", "little", "on", ">word"];
+    server.ask(&[&user[..], &rights].concat());
+    let folder = tempfile::tempdir().unwrap();
+    let password = folder.path().join("password");
+    std::fs::write(&password, "word\n").unwrap();
+    let (port, file) = (server.port(), password.display());
+    let little = format!("valkey://little@127.0.0.1:{port}/?client=me&password-file={file}");
+    expect(&little, "permit it to the user (+pexpire)");
+    std::fs::write(&password, "wrong\n").unwrap();
+    expect(&little, "check the user and the password");
+    server.ask(&["CONFIG", "SET", "requirepass", "word"]);
+    expect(&server.backing(""), "give --remote-password-file or UZSWAP_REMOTE_PASSWORD");
+    let replica = Server::start(&["--replicaof", "127.0.0.1", &port.to_string()]);
+    expect(&replica.backing(""), "it is a replica of 127.0.0.1");
+}
+
+#[test]
+fn a_user_with_seven_commands_on_its_own_keys_is_enough() {
+    let Some(server) = server(&[]) else { return };
+    let commands = "+set +getrange +unlink +pexpire +wait +info +readonly";
+    let rights = ["ACL", "SETUSER", "me", "on", ">word", "resetkeys", "~uz:me:*", "-@all"];
+    let all: Vec<_> = rights.into_iter().chain(commands.split(' ')).collect();
+    assert_eq!(server.ask(&all), "OK");
+    let folder = tempfile::tempdir().unwrap();
+    let password = folder.path().join("password");
+    std::fs::write(&password, "word\n").unwrap();
+    let (port, file) = (server.port(), password.display());
+    let address = format!("valkey://me@127.0.0.1:{port}/?client=me&password-file={file}");
+    let rig = Rig::new(&address, 64 << 20).unwrap();
+    rig.fill(0..PAGES, 0);
+    rig.await_copies();
+    assert_eq!(rig.check(0..PAGES, 0), 0);
+    assert!(rig.figure("remote_reads") > 0);
+    assert_eq!(rig.figure("remote_errors"), 0);
+}
+
+#[test]
+fn segments_live_on_as_long_as_their_cache() {
+    let Some(server) = server(&[]) else { return };
+    let rig = Rig::new(&server.backing("ttl=2&client=me"), 64 << 20).unwrap();
+    rig.fill(0..PAGES, 0);
+    rig.await_copies();
+    let count = server.keys("uz:me:*").len();
+    std::thread::sleep(Duration::from_secs(4));
+    assert_eq!(server.keys("uz:me:*").len(), count, "they were renewed");
+    drop(rig);
+    await_that("nobody renews them", || server.keys("uz:me:*").len() <= 1);
+}
+
+#[test]
+fn a_cache_that_ends_in_order_leaves_nothing() {
+    let Some(server) = server(&[]) else { return };
+    let rig = Rig::new(&server.backing("client=me"), 64 << 20).unwrap();
+    rig.fill(0..PAGES, 0);
+    rig.await_copies();
+    assert!(server.keys("uz:me:*").len() > 10);
+    let tiers = rig.tiers();
+    drop(rig);
+    tiers.clear();
+    assert_eq!(server.keys("uz:*"), [""; 0]);
+}
+
+#[test]
+fn clients_are_seen_and_the_segments_of_dead_ones_removed() {
+    let Some(server) = server(&[]) else { return };
+    server.ask(&["SET", "user:7", "kept"]);
+    let address = Address::parse(&server.backing("client=me")).unwrap();
+    let rigs = [0, 1].map(|_| Rig::new(&server.backing("client=me"), 64 << 20).unwrap());
+    rigs.iter().for_each(|rig| rig.fill(0..PAGES, 0));
+    rigs.iter().for_each(Rig::await_copies);
+    let admin = Admin::connect(&address).unwrap();
+    let clients = admin.clients().unwrap();
+    assert!(clients.iter().all(|one| one.client == "me" && one.owner.is_some()), "{clients:?}");
+    let sizes: Vec<u64> = rigs.iter().map(|rig| rig.figure("remote_size")).collect();
+    assert_eq!(clients.iter().map(|one| one.bytes).sum::<u64>(), sizes.iter().sum::<u64>());
+    assert_eq!(admin.remove_dead().unwrap(), (0, 0));
+    let [dead, alive] = rigs;
+    drop(dead);
+    let leases = server.keys("uz:me:*:lease");
+    leases.iter().for_each(|lease| _ = server.ask(&["PEXPIRE", lease, "1"]));
+    // One of them renews it within 20 s.
+    await_that("one lives", || server.keys("uz:me:*:lease").len() == 1);
+    let (_, bytes) = admin.remove_dead().unwrap();
+    assert_eq!(bytes, sizes[0]);
+    assert_eq!(alive.check(0..PAGES, 0), 0);
+    assert_eq!(
+        (admin.clients().unwrap().len(), server.ask(&["GET", "user:7"])),
+        (1, "kept".into())
+    );
+}
+
+#[test]
+fn a_cluster_that_loses_a_server_goes_on_with_its_replica() {
+    if !has_server() {
+        return skip("no server: ./setup tests installs it");
+    }
+    let mut cluster = Cluster::start(1000);
+    let rig = Rig::new(&cluster.backing("copies=1&max=64M&timeout=30"), 4 << 20).unwrap();
+    rig.fill(0..PAGES, 0);
+    assert!(rig.figure("remote_size") > 4 << 20);
+    assert_eq!(rig.check(0..PAGES, 0), 0);
+    let killed = cluster.primaries()[0];
+    cluster.servers[killed].kill();
+    assert_eq!(rig.check(0..PAGES, 0), 0, "each page has a replica");
+    await_that("a replica is promoted", || cluster.primaries().len() == 3);
+    await_that("it is used", || rig.figure("remote_up") == 1);
+    assert_eq!(rig.check(0..PAGES, 0), 0);
+}
+
+#[test]
+fn a_cluster_with_slots_that_no_server_has_is_refused() {
+    if !has_server() {
+        return skip("no server: ./setup tests installs it");
+    }
+    let one = Server::start(&["--cluster-enabled", "yes"]);
+    let error = Rig::new(&one.backing(""), 64 << 20).err().unwrap();
+    assert!(error.contains("of its 16384 slots have no server"), "{error}");
+}
+
+#[test]
+fn without_a_disk_there_is_as_much_space_as_the_store_gives() {
+    let Some(server) = server(&[]) else { return };
+    let address = Address::parse(&server.backing("copies=2&max=1G")).unwrap();
+    let connected = Connected::to(&address).unwrap();
+    assert_eq!(connected.file_bytes(4 << 20), (1 << 30) + (4 << 20));
+    let tiers = connected.over(Box::new(NoBacking), 0).unwrap();
+    assert_eq!((tiers.bytes(), tiers.takes_pages()), (1 << 30, false));
+}
