@@ -190,12 +190,12 @@ impl PagerBuilder {
 
     /// Where the coldest pages go: `PATH[:SIZE]`, a new file with a size or a block device, or
     /// `none` (the default). Beside it, or instead of it, the address of a store in another
-    /// machine's memory, as in `valkey://HOST:PORT/?max=8G&copies=1`.
+    /// machine's memory, as in `valkey://HOST:PORT/?max=8G&copies=1`. One text may name both, the
+    /// file first, with a space between them.
     pub fn backing(mut self, backing: &str) -> Self {
-        match Address::is_one(backing) {
-            true => self.store = Some(backing.into()),
-            false => self.backing = backing.into(),
-        }
+        let (file, store) = Address::split(backing);
+        self.store = store.map(str::to_owned).or(self.store);
+        self.backing = file.map(str::to_owned).unwrap_or(self.backing);
         self
     }
 

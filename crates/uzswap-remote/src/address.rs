@@ -73,8 +73,18 @@ const SCHEMES: [(&str, bool); 4] =
 
 impl Address {
     /// True if a backing is named by an address and not by a path.
-    pub fn is_one(text: &str) -> bool {
+    fn is_one(text: &str) -> bool {
         text.contains("://")
+    }
+
+    /// The disk and the store that a text names, either or both: the disk first, then a space.
+    pub fn split(text: &str) -> (Option<&str>, Option<&str>) {
+        let text = text.trim_end();
+        let (path, last) = text.rsplit_once(char::is_whitespace).unwrap_or(("", text));
+        if !Self::is_one(last) {
+            return (Some(text), None);
+        }
+        (Some(path.trim()).filter(|path| !path.is_empty()), Some(last))
     }
 
     /// The address that a text names.
@@ -259,7 +269,9 @@ mod tests {
         assert_eq!((three.user.as_deref(), three.copies), (Some("me"), 2));
         let socket = parse("unix:///run/valkey.sock?max=1G").unwrap();
         assert_eq!(socket.seeds, [Seed::Unix("/run/valkey.sock".into())]);
-        assert!(Address::is_one("valkey://x") && !Address::is_one("/var/tmp:4G"));
+        assert_eq!(Address::split("valkey://x"), (None, Some("valkey://x")));
+        assert_eq!(Address::split("/a b:4G valkey://x"), (Some("/a b:4G"), Some("valkey://x")));
+        assert_eq!(Address::split("/a b:4G"), (Some("/a b:4G"), None));
     }
 
     #[test]

@@ -5,6 +5,7 @@
 mod rig;
 
 use rig::{PAGES, Rig, damage, lease_bytes, server};
+use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 use uzswap_engine::backing::{Backing, NoBacking};
 use uzswap_engine::testing::skip;
@@ -130,6 +131,25 @@ fn what_only_the_store_has_comes_back_or_is_an_error_on_its_page() {
     // The rest goes on: new pages, also in place of lost ones.
     rig.fill(0..PAGES, 1);
     assert_eq!(rig.check(0..PAGES, 1), 0);
+}
+
+#[test]
+fn a_store_that_hangs_is_replaced_by_its_replica_or_waited_for_until_the_timeout() {
+    let Some(server) = server(&[]) else { return };
+    let replica = Server::replica_of(&server);
+    let rig = Rig::new(&server.backing("copies=1&max=64M&timeout=2"), 0).unwrap();
+    rig.fill(0..PAGES, 0);
+    server.suspend();
+    assert_eq!(rig.check(0..200, 0), 0, "the replica has them");
+    replica.suspend();
+    let began = Instant::now();
+    assert_eq!(rig.check(0..1, 0), 1);
+    let waited = began.elapsed();
+    assert!((2..6).contains(&waited.as_secs()), "{waited:?}");
+    server.resume();
+    replica.resume();
+    await_that("it is used again", || rig.figure("remote_up") == 1);
+    assert_eq!(rig.check(0..PAGES, 0), 0);
 }
 
 #[test]
@@ -305,6 +325,40 @@ fn a_cluster_that_loses_a_server_goes_on_with_its_replica() {
     await_that("a replica is promoted", || cluster.primaries().len() == 3);
     await_that("it is used", || rig.figure("remote_up") == 1);
     assert_eq!(rig.check(0..PAGES, 0), 0);
+}
+
+/// The processes of the test below: this program, with an address.
+#[test]
+fn one_of_sixteen() {
+    let Ok(address) = std::env::var("UZSWAP_TEST_STORE") else { return };
+    let rig = Rig::new(&address, 8 << 20).unwrap();
+    for round in 0..2 {
+        rig.fill(0..1500, round);
+        rig.await_copies();
+        assert_eq!(rig.check(0..1500, round), 0);
+    }
+    assert!(rig.figure("remote_reads") > 0);
+    rig.tiers().clear();
+}
+
+#[test]
+fn sixteen_processes_share_a_cluster() {
+    if !has_server() {
+        return skip("no server: ./setup tests installs it");
+    }
+    let cluster = Cluster::start(5000);
+    let mut program = Command::new(std::env::current_exe().unwrap());
+    program.args(["--exact", "one_of_sixteen"]).stdout(Stdio::piped()).stderr(Stdio::piped());
+    program.env("UZSWAP_TEST_STORE", cluster.backing("client=shared"));
+    let processes: Vec<_> = (0..16).map(|_| program.spawn().unwrap()).collect();
+    for process in processes {
+        let output = process.wait_with_output().unwrap();
+        let said = String::from_utf8_lossy(&output.stdout);
+        assert!(output.status.success() && said.contains("1 passed"), "{said}");
+    }
+    let left: usize =
+        cluster.primaries().iter().map(|at| cluster.servers[*at].keys("uz:*").len()).sum();
+    assert_eq!(left, 0, "each has removed its own");
 }
 
 #[test]

@@ -232,15 +232,13 @@ pub fn places(given: &[OsString]) -> (Option<OsString>, Option<String>) {
     let (mut local, mut store) = (None, None);
     for value in given {
         let text = value.to_string_lossy();
-        let text = text.trim_end();
-        let (path, last) = text.rsplit_once(char::is_whitespace).unwrap_or(("", text));
-        if !Address::is_one(last) {
-            local = Some(value.clone());
-            continue;
-        }
-        store = Some(last.to_owned());
-        if !path.trim().is_empty() {
-            local = Some(path.trim().into());
+        match Address::split(&text) {
+            // A path may be no text.
+            (_, None) => local = Some(value.clone()),
+            (path, address) => {
+                local = path.map(OsString::from).or(local);
+                store = address.map(str::to_owned);
+            }
         }
     }
     (local, store)
