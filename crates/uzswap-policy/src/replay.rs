@@ -403,6 +403,20 @@ mod tests {
         }
     }
 
+    /// The misses of libCacheSim 0.3.5 (its Python package), each page an object of size 1.
+    #[test]
+    fn known_policies_miss_as_those_of_libcachesim() {
+        let trace = trace(hot(80));
+        for (policy, of_capacities) in [
+            (Policy::Fifo, [152_597, 91_072, 39_147]),
+            (Policy::Lru, [152_128, 81_300, 34_452]),
+            (Policy::Belady, [96_958, 43_484, 24_735]),
+        ] {
+            let misses = [1000, 3900, 12_000].map(|pages| replay(policy, &trace, pages, 0).misses);
+            assert_eq!(misses, of_capacities, "{policy}");
+        }
+    }
+
     #[test]
     fn a_name_that_is_none_is_told_with_those_that_are() {
         assert_eq!("belady".parse(), Ok(Policy::Belady));
