@@ -140,19 +140,20 @@ impl Order {
         Verdict::Leaves
     }
 
-    /// True if the copy of a page that stays, kept in the cache, is worth its room.
+    /// By level, true if the copy of a page that stays, kept in the cache, is worth its room.
     ///
     /// The copy saves compressing the page again if it does not change. Its room would hold a part
     /// of another page for as long as this one stays, which is seen to save faults as often as
     /// pages that left come back.
-    pub fn keeps_copy(&self, level: u8, capacity: u64) -> bool {
+    pub fn keeps_copies(&self, capacity: u64) -> [bool; LEVELS] {
         if self.in_pass == 0.0 {
-            return false;
+            return [false; LEVELS];
         }
         let (departed, returned) = self.sums();
         let horizon = (capacity / HORIZON).max(1) as f32;
-        let stay = (self.tenure[usize::from(level)] + 0.5) * self.in_pass;
-        returned / departed * (stay / horizon) < self.unchanged / self.compared * COPY_WORTH
+        let gain = returned / departed * self.in_pass / horizon;
+        let worth = self.unchanged / self.compared * COPY_WORTH;
+        self.tenure.map(|tenure| gain * (tenure + 0.5) < worth)
     }
 
     /// Notes that the hand has come round.
@@ -280,7 +281,7 @@ mod tests {
     #[test]
     fn a_copy_is_kept_where_pages_stay_clean_and_seldom_come_back() {
         let mut order = Order::default();
-        let kept = |order: &Order| [0, 3].map(|level| order.keeps_copy(level, CAPACITY));
+        let kept = |order: &Order| [0, 3].map(|level| order.keeps_copies(CAPACITY)[level]);
         assert_eq!(kept(&order), [false, false], "nothing is known before the hand came round");
         live(&mut order, 100, [(64, 0.02), (0, 0.0), (0, 0.0), (0, 0.0)]);
         order.end_pass();

@@ -131,7 +131,8 @@ impl Lanes {
     /// The pages that were loaded, of the lanes that are free now.
     pub(crate) fn take_loaded(&self) -> Vec<(u32, u32)> {
         let free = self.lanes.iter().filter_map(|lane| lane.try_lock().ok());
-        let mut loaded = Vec::new();
+        // Nothing is allocated under a lane's lock.
+        let mut loaded = Vec::with_capacity(self.lanes.len() * LOADED_MAX);
         free.for_each(|mut lane| loaded.append(&mut lane.loaded));
         loaded
     }

@@ -23,7 +23,7 @@ use crate::word::{Kind, Word};
 use std::ops::Range;
 use std::sync::{Arc, PoisonError};
 use uzswap_engine::{PAGE_BYTES, Page, Reject, Store};
-use uzswap_policy::order::{Order, Verdict};
+use uzswap_policy::order::{LEVELS, Order, Verdict};
 use uzswap_sys::bus::Blocked;
 use uzswap_sys::cpu::CpuSet;
 
@@ -107,6 +107,7 @@ impl Inner {
     /// could be taken, and that none was stored.
     fn take_out(&self, idle: &mut usize, refused: &mut usize) -> bool {
         self.door.tend();
+        self.drop_copies();
         let batch = self.hole();
         let found = self.victims();
         let is_dry = found.is_empty();
@@ -203,7 +204,7 @@ impl Inner {
         let mut hand = self.hand.lock().unwrap_or_else(PoisonError::into_inner);
         let hand = &mut *hand;
         hand.order.tend(self.returns.seen(unchanged), capacity);
-        self.drop_copies(&hand.order, capacity);
+        let keeps = hand.order.keeps_copies(capacity);
         let regions: Vec<_> = self.regions().values().cloned().collect();
         let mut found = Vec::with_capacity(BATCH);
         let start = regions.iter().position(|space| space.id >= hand.region).unwrap_or(0);
@@ -216,7 +217,7 @@ impl Inner {
             let mut page = if turn == 0 && space.id == hand.region { hand.page } else { 0 };
             while let Some(at) = space.next_touched(page) {
                 page = at + 1;
-                let pass = (at, round as u32, capacity);
+                let pass = (at, round as u32, keeps);
                 let Some(was) = self.pass(&mut hand.order, space, pass) else { continue };
                 found.push(Taken { space: space.clone(), page: at, was });
                 if found.len() == BATCH {
@@ -236,7 +237,7 @@ impl Inner {
         &self,
         order: &mut Order,
         space: &Space,
-        (page, round, capacity): (u32, u32, u64),
+        (page, round, keeps): (u32, u32, [bool; LEVELS]),
     ) -> Option<Word> {
         let word = space.load(page);
         if word.kind() != Kind::Resident || word.pins() > 0 {
@@ -249,7 +250,7 @@ impl Inner {
         match verdict {
             Verdict::Stays { passes } => {
                 let stays = word.with_passes(passes);
-                if self.drops_copy(order, word, capacity) {
+                if self.drops_copy(word, keeps) {
                     if let Some(left) = self.drop_copy(space, page, word) {
                         space.put(page, left.with_passes(passes));
                     }
@@ -270,7 +271,10 @@ impl Inner {
 
     /// Drops the copies of pages that have just come from the cache, if they are not worth their
     /// room.
-    fn drop_copies(&self, order: &Order, capacity: u64) {
+    fn drop_copies(&self) {
+        let hand = self.hand.lock().unwrap_or_else(PoisonError::into_inner);
+        let keeps = hand.order.keeps_copies(self.capacity());
+        drop(hand);
         let mut near: Option<Arc<Space>> = None;
         for (region, page) in self.lanes.take_loaded() {
             if near.as_ref().is_none_or(|space| space.id != region) {
@@ -278,7 +282,7 @@ impl Inner {
             }
             let Some(space) = &near else { continue };
             let word = space.load(page);
-            if self.drops_copy(order, word, capacity)
+            if self.drops_copy(word, keeps)
                 && let Some(left) = self.drop_copy(space, page, word)
             {
                 space.put(page, left);
@@ -289,10 +293,10 @@ impl Inner {
     /// True if a page has a copy that is not worth its room. It is out of date, or the cache has
     /// more than half of the memory, or another page in that room saves more. The copy of a guarded
     /// page is on the backing, most likely, and dropping it wins no memory.
-    fn drops_copy(&self, order: &Order, word: Word, capacity: u64) -> bool {
+    fn drops_copy(&self, word: Word, keeps: [bool; LEVELS]) -> bool {
         let may = word.kind() == Kind::Resident && word.has(Word::KEPT) && !word.has(Word::GUARDED);
         let is_short = || self.cache.memory_bytes() as u64 > self.budget.bytes() / 2;
-        may && (word.has(Word::STALE) || is_short() || !order.keeps_copy(word.level(), capacity))
+        may && (word.has(Word::STALE) || is_short() || !keeps[usize::from(word.level())])
     }
 
     /// Makes a page `Busy` and drops the cache's copy of it; its word without that.
