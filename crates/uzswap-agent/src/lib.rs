@@ -455,12 +455,23 @@ fn name() -> String {
     name.trim_end().to_owned()
 }
 
+/// Memory besides the pager's, bytes, when mappings that stay open were last looked through.
+static BESIDES: AtomicU64 = AtomicU64::new(0);
+/// They are looked through again when that has grown by so much.
+const LOOK_STEP: u64 = 256 << 10;
+
 /// Keeps the pager's budget at the allowance, less other memory; returns the room that is left.
 /// Shared memory is in both.
 fn keep(agent: &Agent, used: u64, allowance: u64) -> u64 {
     let pager = &agent.pager;
     // All that the pager takes is anonymous memory, too.
-    let besides = used.saturating_sub(pager.used_bytes());
+    let besides = || used.saturating_sub(pager.used_bytes());
+    if besides() > BESIDES.load(Relaxed) + LOOK_STEP {
+        pager.find_used();
+        BESIDES.store(besides(), Relaxed);
+    }
+    let besides = besides();
+    BESIDES.fetch_min(besides, Relaxed);
     let wanted = allowance.saturating_sub(besides).max(BUDGET_LEAST);
     if wanted.abs_diff(pager.memory()) > pager.memory() / 64 {
         // A budget that is refused stays as it was.

@@ -47,6 +47,22 @@ pub(crate) trait Door: Send + Sync {
     /// program may have used some of them since.
     fn close(&self, _at: usize, _there: &mut [bool], _has_pages: bool) {}
 
+    /// True if long mappings stay open until their pages are used: to close a page takes memory.
+    fn leaves_open(&self) -> bool {
+        false
+    }
+
+    /// Closes pages that are adopted and were never used, at a cost that does not grow with their
+    /// number. Errors: each has to be closed by itself.
+    fn close_unused(&self, _range: Range<usize>) -> io::Result<()> {
+        Ok(())
+    }
+
+    /// Pages that are not there are the program's own again, and read as zeros.
+    fn open_unused(&self, range: Range<usize>) {
+        self.let_go(range);
+    }
+
     /// The pages of a range, which are all there, are the program's own again.
     fn let_go(&self, range: Range<usize>);
 
@@ -135,15 +151,11 @@ pub(crate) fn allow(range: Range<usize>, access: Access) -> io::Result<()> {
     unsafe { set_access(range, access) }
 }
 
-/// The parts of a range of flags in which none is set, as places in it.
-pub(crate) fn gaps(flags: &[bool]) -> impl Iterator<Item = Range<usize>> {
-    let mut at = 0;
-    std::iter::from_fn(move || {
-        let start = at + flags[at..].iter().position(|flag| !flag)?;
-        let length = flags[start..].iter().position(|flag| *flag);
-        at = length.map_or(flags.len(), |length| start + length);
-        Some(start..at)
-    })
+/// The first part of a range of flags in which none is set, from a place on.
+pub(crate) fn gap(flags: &[bool], from: usize) -> Option<Range<usize>> {
+    let start = from + flags[from..].iter().position(|flag| !flag)?;
+    let length = flags[start..].iter().position(|flag| *flag);
+    Some(start..length.map_or(flags.len(), |length| start + length))
 }
 
 #[cfg(test)]
@@ -154,7 +166,13 @@ mod tests {
     fn gaps_are_found() {
         let of = |flags: &[u8]| {
             let flags: Vec<_> = flags.iter().map(|flag| *flag == 1).collect();
-            gaps(&flags).collect::<Vec<_>>()
+            let mut at = 0;
+            let next = || {
+                let gap = gap(&flags, at)?;
+                at = gap.end;
+                Some(gap)
+            };
+            std::iter::from_fn(next).collect::<Vec<_>>()
         };
         assert_eq!(of(&[0, 0, 1, 0, 1, 1, 0]), [0..2, 3..4, 6..7]);
         assert_eq!(of(&[1, 1]), []);

@@ -5,12 +5,16 @@
 //! out  may not be accessed → copied to its frame → guard in its place → may be accessed
 //! in   may not be accessed → guard away → written by /proc/self/mem → may be accessed
 //! ```
+//! A guard takes memory, in the kernel's page tables. So a long mapping stays open where no page of
+//! it was used; a look finds those that are used ([`crate::Pager::find_used`]), and then the pages
+//! around them are closed.
+//!
 //! Pages that leave and lie near each other are closed together. A guard splits no mapping, so any
 //! page may be out by itself. Other threads would find zeros once a guard is away, so a page is
 //! closed while it is written, and is a mapping of its own for that moment. The only thread of a
 //! program brings its pages in without that: no other thread can look.
 
-use crate::door::{Door, Own, allow, gaps, range_of};
+use crate::door::{Door, Own, allow, gap, range_of};
 use crate::pager::Inner;
 use crate::space::{Space, Taken, neighbours};
 use crate::staging::BATCH;
@@ -106,8 +110,9 @@ impl Door for Guards {
     }
 
     fn close(&self, at: usize, there: &mut [bool], has_pages: bool) {
-        let found: Vec<_> = gaps(there).collect();
-        for gap in found {
+        let mut from = 0;
+        while let Some(gap) = gap(there, from) {
+            from = gap.end;
             let range = at + gap.start * PAGE_BYTES..at + gap.end * PAGE_BYTES;
             if !has_pages {
                 there[gap].fill(guard(range).is_err());
@@ -119,6 +124,15 @@ impl Door for Guards {
                 let _ = open(range);
             }
         }
+    }
+
+    fn leaves_open(&self) -> bool {
+        true
+    }
+
+    fn open_unused(&self, range: Range<usize>) {
+        // An error would mean that the mapping is the program's no more.
+        let _ = unguard(range);
     }
 
     fn let_go(&self, _: Range<usize>) {}
@@ -228,8 +242,9 @@ impl Guards {
         let known = self.own.pagemap.have_pages(at, there).unwrap_or(0);
         // A page that cannot be asked about is taken to be there.
         there[known..].fill(true);
-        let found: Vec<_> = gaps(there).collect();
-        for gap in found {
+        let mut from = 0;
+        while let Some(gap) = gap(there, from) {
+            from = gap.end;
             let range = at + gap.start * PAGE_BYTES..at + gap.end * PAGE_BYTES;
             there[gap].fill(guard(range).is_err());
         }

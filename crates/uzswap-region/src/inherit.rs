@@ -14,6 +14,7 @@ use std::collections::BTreeMap;
 use std::io;
 use std::ops::Range;
 use std::os::fd::OwnedFd;
+use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, MutexGuard, RwLockWriteGuard};
 use uzswap_engine::{PAGE_BYTES, Page};
 use uzswap_sys::bus::{self, Blocked};
@@ -136,25 +137,27 @@ impl Inner {
     fn settle(&self, space: &Space) -> io::Result<()> {
         let mut run: Option<Range<u32>> = None;
         let mut at = 0;
-        loop {
-            let next = space.next_touched(at);
-            if let Some(page) = next.filter(|page| space.load(*page).kind() != Kind::Untouched) {
-                if space.load(page).kind() == Kind::Busy {
-                    space.put(page, self.whereabouts(space, page)?);
-                }
+        while at < space.pages() {
+            let found = space.words.find(at);
+            if found.word.kind() == Kind::Busy {
+                // Pages that share a word are alike: they are about to get words of their own.
+                let word = match found.is_shared() {
+                    true if space.is_window() => Word::EMPTY,
+                    true => Word::UNTOUCHED,
+                    false => self.whereabouts(space, at)?,
+                };
+                space.end_busy(&found, word);
+            }
+            let end = found.end().min(space.pages());
+            if found.word.kind() != Kind::Untouched {
                 match &mut run {
-                    Some(run) if run.end == page => run.end = page + 1,
-                    _ => {
-                        self.register_run(space, run.take())?;
-                        run = Some(page..page + 1);
-                    }
+                    Some(run) if run.end == at => run.end = end,
+                    _ => self.register_run(space, run.replace(at..end))?,
                 }
             }
-            match next {
-                Some(page) => at = page + 1,
-                None => return self.register_run(space, run),
-            }
+            at = end;
         }
+        self.register_run(space, run)
     }
 
     /// In a fork that cannot have a door of its own: writes each page that is out to its place. All
@@ -162,9 +165,18 @@ impl Inner {
     fn settle_plainly(&self, space: &Space) -> io::Result<()> {
         let mut content: Box<Page> = Box::new([0; PAGE_BYTES]);
         let mut at = 0;
-        while let Some(page) = space.next_touched(at) {
-            at = page + 1;
-            let mut word = space.load(page);
+        while at < space.pages() {
+            let (page, found) = (at, space.words.find(at));
+            at = found.end().min(space.pages());
+            if found.is_shared() {
+                if found.word.kind() != Kind::Untouched {
+                    // None of them was used.
+                    let _ = self.door.let_zeros_in(space.address(page)..space.address(at), true);
+                    found.slot.store(Word::UNTOUCHED.0, Relaxed);
+                }
+                continue;
+            }
+            let mut word = found.word;
             if word.kind() == Kind::Busy {
                 // Another thread of the parent's had it.
                 word = self.whereabouts_by(space, page, map::is_in_core(space.address(page))?);
@@ -210,7 +222,7 @@ impl Inner {
 
     /// The same, if it is known whether the page is in its place.
     fn whereabouts_by(&self, space: &Space, page: u32, is_there: bool) -> Word {
-        let is_stored = self.cache.has(space.key(page));
+        let is_stored = space.key_if_any(page).is_some_and(|key| self.cache.has(key));
         if is_there {
             // An existing copy may be older.
             let copy = if is_stored { Word::KEPT | Word::STALE } else { 0 };

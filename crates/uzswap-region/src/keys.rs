@@ -2,17 +2,19 @@
 //!
 //! The cache's data for a page lie in tables for 16 MiB of keys. A program has its memory in pieces
 //! at addresses far apart; with a key for each address, a piece of 256 KiB would cost half of
-//! itself. So windows take keys in blocks, for 64 neighbouring pages, as these are adopted, and
-//! give them back as they go.
+//! itself. So the pages of windows are given keys when they are stored: 16 neighbours at once, or,
+//! where many are in use, all 64 whose words are together. These are in order, so that neighbours
+//! are loaded at once. Keys are given back as the pages go.
 
 use crate::space::Space;
 use crate::word::Kind;
+use crate::words::{BLOCK, UNIT, UNITS};
 use std::ops::Range;
 use std::sync::{Mutex, MutexGuard, PoisonError};
-use uzswap_engine::{Area, Cache};
+use uzswap_engine::{Area, Cache, SwapEntry};
 
-/// Pages of a block: those that are brought in at once, at most.
-pub(crate) const BLOCK: u32 = 64;
+/// Pages in use of a block from which on it is given all of its keys.
+const MANY: usize = UNIT as usize;
 
 /// See the module.
 pub(crate) struct Keys {
@@ -21,12 +23,34 @@ pub(crate) struct Keys {
     given: Mutex<Given>,
 }
 
+/// In units of 16.
 #[derive(Default)]
 struct Given {
-    /// Blocks below were given.
+    /// Units below were given.
     next: u32,
-    /// And these were given back.
-    back: Vec<u32>,
+    /// These were given back: four in order by the first of them, and single ones.
+    blocks: Vec<u32>,
+    units: Vec<u32>,
+}
+
+impl Given {
+    /// Four units in order.
+    fn block(&mut self, end: u32) -> Option<u32> {
+        let unused = self.next;
+        let fresh = || (unused + UNITS as u32 <= end).then_some(unused);
+        let block = self.blocks.pop().or_else(fresh)?;
+        self.next += if block == unused { UNITS as u32 } else { 0 };
+        Some(block)
+    }
+
+    fn unit(&mut self, end: u32) -> Option<u32> {
+        if let Some(unit) = self.units.pop() {
+            return Some(unit);
+        }
+        let block = self.block(end)?;
+        self.units.extend((block + 1..block + UNITS as u32).rev());
+        Some(block)
+    }
 }
 
 impl Keys {
@@ -46,32 +70,61 @@ impl Keys {
         self.given.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Gives keys to pages of a window that have none. `false`: there are no more.
-    pub(crate) fn give(&self, space: &Space, pages: Range<u32>) -> bool {
+    /// The key of a page that the caller has made `Busy`. In a window it is given one if it has
+    /// none. `None`: there are no more.
+    pub(crate) fn give(&self, space: &Space, page: u32) -> Option<SwapEntry> {
+        if let Some(key) = space.key_if_any(page) {
+            return Some(key);
+        }
         let mut given = self.given();
-        let blocks = self.area.map_or(0, |area| area.pages() / BLOCK);
-        space.blocks_of(pages).all(|at| {
-            if space.block(at).is_none() {
-                let unused = given.next;
-                let block = given.back.pop().or((unused < blocks).then_some(unused));
-                let Some(block) = block else { return false };
-                given.next += u32::from(block == unused);
-                space.set_block(at, Some(block));
-            }
-            true
-        })
+        let end = self.area.map_or(0, |area| area.pages() / UNIT);
+        let first = page / BLOCK * BLOCK;
+        let units = space.units(page)?;
+        let in_use = || (first..first + BLOCK).filter(|page| is_used(space, *page)).count();
+        if units == [None; UNITS]
+            && in_use() >= MANY
+            && let Some(block) = given.block(end)
+        {
+            let pages = (first..).step_by(UNIT as usize);
+            pages
+                .zip(block..block + UNITS as u32)
+                .for_each(|(page, unit)| space.set_unit(page, Some(unit)));
+        } else if space.key_if_any(page).is_none() {
+            space.set_unit(page, Some(given.unit(end)?));
+        }
+        space.key_if_any(page)
     }
 
     /// Takes those back of which no page is adopted any more. Nobody adopts any meanwhile.
     pub(crate) fn take(&self, space: &Space, pages: Range<u32>) {
         let mut given = self.given();
-        for at in space.blocks_of(pages) {
-            let Some(block) = space.block(at) else { continue };
-            let mut pages = at * BLOCK..((at + 1) * BLOCK).min(space.pages());
-            if pages.all(|page| space.load(page).kind() == Kind::Untouched) {
-                space.set_block(at, None);
-                given.back.push(block);
+        let mut at = pages.start / BLOCK * BLOCK;
+        while at < pages.end {
+            let found = space.words.find(at);
+            if found.is_shared() {
+                at = found.end();
+                continue;
             }
+            let end = at + BLOCK;
+            let is_gone = |page: u32| space.load(page).kind() == Kind::Untouched;
+            if let Some(units) = space.units(at)
+                && units != [None; UNITS]
+                && (at..end).all(is_gone)
+            {
+                match units[0] {
+                    Some(first) if space.keys_in_order(at) == BLOCK as usize => {
+                        given.blocks.push(first);
+                    }
+                    _ => given.units.extend(units.into_iter().flatten()),
+                }
+                (at..end).step_by(UNIT as usize).for_each(|page| space.set_unit(page, None));
+            }
+            at = end;
         }
     }
+}
+
+/// True if a page has been used since it was adopted.
+fn is_used(space: &Space, page: u32) -> bool {
+    !matches!(space.load(page).kind(), Kind::Untouched | Kind::Empty)
 }

@@ -21,9 +21,11 @@
 #![deny(unsafe_code)]
 
 // In the order in which to read them.
-#[expect(unsafe_code, reason = "words are atomics in a mapping")]
+#[expect(unsafe_code, reason = "memory that others use is given back")]
 mod space;
 mod word;
+#[expect(unsafe_code, reason = "words are atomics in a mapping")]
+mod words;
 
 mod ahead;
 mod budget;
@@ -56,6 +58,8 @@ mod registry;
 #[expect(unsafe_code, reason = "a region as a slice")]
 mod vec;
 
+#[expect(unsafe_code, reason = "memory that the program has already is looked at")]
+mod adopt;
 mod error;
 #[expect(unsafe_code, reason = "pages are written to memory that the program has already")]
 mod inherit;
@@ -66,6 +70,7 @@ mod unnamed;
 #[expect(unsafe_code, reason = "memory that the program has already is trusted to the caller")]
 mod window;
 
+pub use adopt::Contents;
 pub use error::Error;
 pub use inherit::BeforeFork;
 pub use mode::{Means, Mode};
@@ -73,4 +78,4 @@ pub use pager::{MemorySize, OnFork, Pager, PagerBuilder, is_pager_thread};
 pub use region::{Advice, Pinned, Region, RegionRef};
 pub use stats::Stats;
 pub use vec::RegionVec;
-pub use window::{Change, Contents};
+pub use window::Change;

@@ -10,7 +10,7 @@
 //! come in several at once, and leave only beside others that are out. So pages that are out come
 //! to lie together, and so do pages that are in.
 
-use crate::door::{Door, Own, allow, gaps, range_of};
+use crate::door::{Door, Own, allow, gap, range_of};
 use crate::pager::Inner;
 use crate::space::{Space, Taken, neighbours};
 use crate::staging::BATCH;
@@ -144,11 +144,21 @@ impl Door for Protection {
 
     fn close(&self, at: usize, there: &mut [bool], _: bool) {
         // A page that the program has made since comes in as it is.
-        let found: Vec<_> = gaps(there).collect();
-        for gap in found {
+        let mut from = 0;
+        while let Some(gap) = gap(there, from) {
+            from = gap.end;
             let range = at + gap.start * PAGE_BYTES..at + gap.end * PAGE_BYTES;
             there[gap].fill(self.forbid(range).is_err());
         }
+    }
+
+    fn close_unused(&self, range: Range<usize>) -> io::Result<()> {
+        self.forbid(range)
+    }
+
+    fn open_unused(&self, range: Range<usize>) {
+        // An error would mean that the mapping is the program's no more.
+        let _ = self.open_pages(&range);
     }
 
     fn let_go(&self, _: Range<usize>) {}

@@ -406,7 +406,7 @@ impl Inner {
 
     /// Gives the cache a page, in the pool or past it; `false` if there is no room in either.
     pub(crate) fn keep(&self, space: &Space, page: u32, content: &Page) -> bool {
-        let key = space.key(page);
+        let Some(key) = self.keys.give(space, page) else { return false };
         let mut store = self.cache.store(key, content);
         if store == Store::Rejected(Reject::AllocFail) {
             self.tend();
@@ -433,13 +433,20 @@ impl Inner {
 
     /// Makes the next pages `Busy` that are there and not pinned, 64 at most.
     pub(crate) fn take_resident(&self, space: &Arc<Space>, pages: &mut Range<u32>) -> Vec<Taken> {
-        let taken = pages.filter_map(|page| {
+        let mut taken = Vec::with_capacity(BATCH);
+        while taken.len() < BATCH
+            && let Some(page) = space.next_touched(pages.start).filter(|page| *page < pages.end)
+        {
+            pages.start = page + 1;
             let was = space.load(page);
-            let may = was.kind() == Kind::Resident && was.pins() == 0;
-            let taken = may && space.take(page, was);
-            taken.then(|| Taken { space: space.clone(), page, was })
-        });
-        taken.take(BATCH).collect()
+            if was.kind() == Kind::Resident && was.pins() == 0 && space.take(page, was) {
+                taken.push(Taken { space: space.clone(), page, was });
+            }
+        }
+        if taken.len() < BATCH {
+            pages.start = pages.end;
+        }
+        taken
     }
 
     /// Stores everything that is staged.
@@ -465,7 +472,7 @@ impl Inner {
             let mut words = vec![space.acquire(first)];
             let free = (first + 1..pages.end).take(BATCH - 1).map_while(|page| {
                 let word = space.load(page);
-                let may = word.kind() != Kind::Busy;
+                let may = word.kind() != Kind::Busy && space.has_own_word(page);
                 (may && space.take(page, word)).then_some(word)
             });
             words.extend(free);

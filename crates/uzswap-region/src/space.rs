@@ -2,27 +2,25 @@
 //!
 //! A page is changed only by the thread that made its word `Busy` ([`Space::take`],
 //! [`Space::acquire`]); all others wait on the word. Words are made of memory that is mapped when
-//! it is first touched, as is the region's own, so that a region costs only its touched part.
+//! it is first touched, as is the region's own, so that a region costs only its touched part
+//! ([`crate::words`]).
 
 use crate::budget::{wait, wake_all};
 use crate::error::Error;
-use crate::keys::BLOCK;
 use crate::pager::Inner;
-use crate::registry::{self, UNIT};
+use crate::registry;
 use crate::word::{Kind, Word};
+use crate::words::{BLOCK, Found, UNIT, UNITS, Words};
 use rustix::io::Errno;
 use std::fs::File;
 use std::io;
 use std::ops::Range;
 use std::os::fd::AsFd;
 use std::os::unix::fs::FileExt;
-use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, Ordering::*};
+use std::sync::atomic::{AtomicBool, AtomicU8, Ordering::*};
 use std::sync::{Arc, Mutex, PoisonError};
 use uzswap_engine::{Area, PAGE_BYTES, SwapEntry};
 use uzswap_sys::map::{self, Mapping};
-
-/// Words in a page of them.
-const CHUNK: usize = PAGE_BYTES / size_of::<AtomicU32>();
 
 /// See the module.
 pub(crate) struct Space {
@@ -34,11 +32,7 @@ pub(crate) struct Space {
     bytes: usize,
     pages: u32,
     pub(crate) area: Area,
-    /// Of a window, by blocks: the keys that each has, of the area, and 1.
-    blocks: Option<Mapping>,
-    words: Mapping,
-    /// Which chunks of the words have been touched.
-    touched: Box<[AtomicU8]>,
+    pub(crate) words: Words,
     /// The program's advice on its accesses: see [`crate::streams`].
     pub(crate) advice: AtomicU8,
     /// It is being unmapped, or was: `Busy` pages stay so.
@@ -63,6 +57,11 @@ impl Taken {
     }
 }
 
+/// The unit of a page in its block.
+fn unit_of(page: u32) -> usize {
+    (page % BLOCK / UNIT) as usize
+}
+
 /// How many of these, from the first on, are neighbours in order.
 pub(crate) fn neighbours(taken: &[Taken]) -> usize {
     let goes_on = |pair: &&[Taken]| {
@@ -77,7 +76,7 @@ impl Space {
         let pages = area.pages();
         let failed = |source| Error::Map { bytes, source };
         let whole = pages as usize * PAGE_BYTES;
-        let memory = Mapping::for_pages(whole, UNIT).map_err(failed)?;
+        let memory = Mapping::for_pages(whole, registry::UNIT).map_err(failed)?;
         let base = memory.as_ptr() as usize;
         if !registry::covers(&(base..base + whole)) {
             return Err(failed(Errno::ADDRNOTAVAIL.into()));
@@ -107,18 +106,7 @@ impl Space {
         let failed = |source| Error::Map { bytes, source };
         let is_window = memory.is_none();
         let pages = if is_window { (bytes / PAGE_BYTES) as u32 } else { area.pages() };
-        let blocks = is_window.then(|| {
-            let bytes = pages.div_ceil(BLOCK) as usize * size_of::<AtomicU32>();
-            let blocks = Mapping::for_pages(bytes, PAGE_BYTES)?;
-            blocks.set_inherited(0, blocks.len(), true)?;
-            Ok(blocks)
-        });
-        let blocks = blocks.transpose().map_err(failed)?;
-        let words = Mapping::for_pages(pages as usize * size_of::<AtomicU32>(), PAGE_BYTES);
-        let words = words.map_err(failed)?;
-        // A fork looks at them.
-        words.set_inherited(0, words.len(), true).map_err(failed)?;
-        let chunks = (pages as usize).div_ceil(CHUNK);
+        let words = Words::new(pages).map_err(failed)?;
         Ok(Self {
             id,
             pager,
@@ -127,9 +115,7 @@ impl Space {
             bytes,
             pages,
             area,
-            blocks,
             words,
-            touched: (0..chunks).map(|_| AtomicU8::new(0)).collect(),
             advice: AtomicU8::new(0),
             is_closed: AtomicBool::new(false),
             is_copy: AtomicBool::new(false),
@@ -167,69 +153,87 @@ impl Space {
     }
 
     pub(crate) fn key(&self, page: u32) -> SwapEntry {
-        let at = match self.blocks {
-            None => Some(page),
-            Some(_) => self.block(page / BLOCK).map(|block| block * BLOCK + page % BLOCK),
+        let key = self.key_if_any(page);
+        key.expect("a page of a region has a key, and one that is stored has")
+    }
+
+    /// The key of a page; in a window it may have none before it is stored.
+    pub(crate) fn key_if_any(&self, page: u32) -> Option<SwapEntry> {
+        let at = match self.is_window {
+            false => page,
+            true => self.units(page)?[unit_of(page)]? * UNIT + page % UNIT,
         };
-        let key = at.and_then(|at| self.area.entry(at));
-        key.expect("a page of the region, or one that is adopted, has a key in its area")
+        self.area.entry(at)
     }
 
-    /// How many pages from `page` on have keys in order.
+    /// How many pages from `page` on have keys in order, at least one.
     pub(crate) fn keys_in_order(&self, page: u32) -> usize {
-        let left = self.blocks.as_ref().map(|_| BLOCK - page % BLOCK);
-        left.unwrap_or(self.pages - page) as usize
+        if !self.is_window {
+            return (self.pages - page) as usize;
+        }
+        let units = self.units(page).unwrap_or_default();
+        let first = unit_of(page);
+        let is_next = |unit: &usize| {
+            units[*unit].is_some() && units[*unit] == units[unit - 1].map(|keys| keys + 1)
+        };
+        let more = (first + 1..UNITS).take_while(is_next).count();
+        (UNIT - page % UNIT) as usize + more * UNIT as usize
     }
 
-    /// The blocks that pages are in.
-    pub(crate) fn blocks_of(&self, pages: Range<u32>) -> Range<u32> {
-        pages.start / BLOCK..pages.end.div_ceil(BLOCK)
+    /// The keys of the units of a page's block, of a window. `None`: it has no words.
+    pub(crate) fn units(&self, page: u32) -> Option<[Option<u32>; UNITS]> {
+        let keys = self.words.keys(page)?;
+        Some(keys.map(|keys| keys.load(Relaxed).checked_sub(1)))
     }
 
-    /// The keys that a block has, of a window.
-    pub(crate) fn block(&self, at: u32) -> Option<u32> {
-        self.block_word(at).load(Relaxed).checked_sub(1)
+    /// Gives the unit of a page keys or takes them. The page has a word of its own.
+    pub(crate) fn set_unit(&self, page: u32, keys: Option<u32>) {
+        let all = self.words.keys(page).expect("asked of pages that have words of their own");
+        all[unit_of(page)].store(keys.map_or(0, |keys| keys + 1), Relaxed);
     }
 
-    pub(crate) fn set_block(&self, at: u32, keys: Option<u32>) {
-        self.block_word(at).store(keys.map_or(0, |keys| keys + 1), Relaxed);
-    }
-
-    fn block_word(&self, at: u32) -> &AtomicU32 {
-        assert!(at < self.pages.div_ceil(BLOCK));
-        let blocks = self.blocks.as_ref().expect("asked of windows only");
-        // SAFETY: inside the mapping, which has a word for each block and lives as long as `self`;
-        // aligned; words are only ever accessed as atomics; zeros are one.
-        unsafe { &*blocks.as_ptr().cast::<AtomicU32>().add(at as usize) }
-    }
-
-    /// Bytes of the tables that grow with the region's size; words are counted as they are touched.
+    /// Bytes of the tables that grow with the region's size; groups of words are counted as they
+    /// are made.
     pub(crate) fn table_bytes(&self) -> usize {
-        let block_bytes = if self.is_window { PAGE_BYTES } else { 0 };
-        self.touched.len() + size_of::<Self>() + block_bytes
-    }
-
-    fn word(&self, page: u32) -> &AtomicU32 {
-        assert!(page < self.pages);
-        // SAFETY: inside the mapping, which has a word for each page and lives as long as `self`;
-        // aligned; words are only ever accessed as atomics; zeros are a word.
-        unsafe { &*self.words.as_ptr().cast::<AtomicU32>().add(page as usize) }
+        self.words.top_bytes() + size_of::<Self>()
     }
 
     pub(crate) fn load(&self, page: u32) -> Word {
-        Word(self.word(page).load(Acquire))
+        self.words.find(page).word
     }
 
-    /// Makes a page `Busy` if its word is still `from`.
+    /// Makes a page `Busy` if its word is still `from`. It gets a word of its own.
     pub(crate) fn take(&self, page: u32, from: Word) -> bool {
-        self.touch_chunk(page);
-        self.change(page, from, Word::BUSY)
+        loop {
+            let found = self.words.find(page);
+            if found.word != from || !found.take() {
+                return false;
+            }
+            if !found.is_shared() {
+                return true;
+            }
+            self.divide(&found, from);
+        }
+    }
+
+    /// Gives pages that are all `Busy` by one word, made so by the caller, a word each or one for
+    /// some of them. Their words are `now` then.
+    pub(crate) fn divide(&self, found: &Found<'_>, now: Word) {
+        let group = self.words.add(now);
+        let more = self.words.group_pages(group + 1) - self.words.group_pages(group);
+        if more > 0 {
+            self.pager.budget.charge_anyway(more);
+        }
+        if now == Word::EMPTY && found.is_block() {
+            self.pager.note_used(self, found.first(), group);
+        }
+        self.end_busy(found, Word::divided(group));
     }
 
     /// Changes a word that is still `from`, for changes that are complete by that.
     pub(crate) fn change(&self, page: u32, from: Word, to: Word) -> bool {
-        debug_assert!(from.kind() != Kind::Busy);
-        self.word(page).compare_exchange(from.0, to.0, AcqRel, Relaxed).is_ok()
+        let found = self.words.find(page);
+        found.word == from && found.change(to)
     }
 
     /// Makes a page `Busy` as soon as it is not, and returns its former word.
@@ -246,20 +250,27 @@ impl Space {
 
     /// Ends `Busy`, and wakes the waiting threads.
     pub(crate) fn put(&self, page: u32, word: Word) {
-        let slot = self.word(page);
-        let was = Word(slot.swap(word.0, AcqRel));
+        let found = self.words.find(page);
+        debug_assert!(!found.is_shared());
+        self.end_busy(&found, word);
+    }
+
+    /// The same for all pages of a word.
+    pub(crate) fn end_busy(&self, found: &Found<'_>, word: Word) {
+        let was = Word(found.slot.swap(word.0, AcqRel));
         debug_assert!(was.kind() == Kind::Busy);
         if was.has(Word::WAITED) {
-            wake_all(slot);
+            wake_all(found.slot);
         }
     }
 
     /// Waits until a page is not `Busy`, or for no reason.
     pub(crate) fn wait(&self, page: u32) {
         const SPINS: usize = 100;
-        let slot = self.word(page);
+        let slot = self.words.find(page).slot;
+        let is_busy = |word: Word| word.group().is_none() && word.kind() == Kind::Busy;
         for _ in 0..SPINS {
-            if Word(slot.load(Relaxed)).kind() != Kind::Busy {
+            if !is_busy(Word(slot.load(Relaxed))) {
                 return;
             }
             std::hint::spin_loop();
@@ -274,14 +285,18 @@ impl Space {
         }
     }
 
-    /// Pins a page if it is there.
-    pub(crate) fn pin_present(&self, page: u32) -> bool {
+    /// Pins a page if it is there; `None` if its word is `Untouched`.
+    pub(crate) fn pin_present(&self, page: u32) -> Option<bool> {
         loop {
-            let word = self.load(page);
-            let pinned = (word.kind() == Kind::Resident).then(|| word.pinned()).flatten();
-            let Some(pinned) = pinned else { return false };
-            if self.change(page, word, pinned) {
-                return true;
+            let found = self.words.find(page);
+            let pinned = match found.word.kind() {
+                Kind::Untouched => return None,
+                Kind::Resident => found.word.pinned(),
+                _ => None,
+            };
+            let Some(pinned) = pinned else { return Some(false) };
+            if found.change(pinned) {
+                return Some(true);
             }
         }
     }
@@ -290,13 +305,14 @@ impl Space {
     /// back by the program, has none any more.
     pub(crate) fn unpin(&self, page: u32) {
         loop {
-            let word = self.load(page);
+            let found = self.words.find(page);
+            let word = found.word;
             match word.kind() {
                 Kind::Busy if self.is_closed.load(Acquire) => return,
                 // A call on the page is under way; it leaves a pinned page where it is.
                 Kind::Busy => self.wait(page),
                 Kind::Resident if word.pins() > 0 => {
-                    if self.change(page, word, word.unpinned()) {
+                    if found.change(word.unpinned()) {
                         return;
                     }
                 }
@@ -305,20 +321,22 @@ impl Space {
         }
     }
 
-    /// Counts the words' memory as it is touched.
-    fn touch_chunk(&self, page: u32) {
-        let chunk = &self.touched[page as usize / CHUNK];
-        if chunk.load(Relaxed) == 0 && chunk.swap(1, Relaxed) == 0 {
-            self.pager.budget.charge_anyway(1);
-        }
+    /// True if a page shares its word with no other.
+    pub(crate) fn has_own_word(&self, page: u32) -> bool {
+        !self.words.find(page).is_shared()
     }
 
-    /// The next page from `page` on that may ever have been touched.
+    /// The next page from `page` on that has a word of its own.
     pub(crate) fn next_touched(&self, page: u32) -> Option<u32> {
-        let first = page as usize / CHUNK;
-        let chunk = self.touched.get(first..)?.iter().position(|chunk| chunk.load(Relaxed) != 0)?;
-        let page = page.max(((first + chunk) * CHUNK) as u32);
-        (page < self.pages).then_some(page)
+        let mut at = page;
+        while at < self.pages {
+            let found = self.words.find(at);
+            if !found.is_shared() {
+                return Some(at);
+            }
+            at = found.end();
+        }
+        None
     }
 
     /// Pages of a range of bytes: all that it touches, or only those that it covers.
@@ -380,14 +398,18 @@ impl Space {
             }
             at = self.next_touched(page + 1);
         }
-        let chunks: usize = self.touched.iter().map(|chunk| usize::from(chunk.load(Relaxed))).sum();
         drop(self.memory.lock().unwrap_or_else(PoisonError::into_inner).take());
-        resident + chunks as i64
+        resident + self.words.group_pages(self.words.groups())
     }
 
     /// All of its addresses.
-    fn range(&self) -> Range<usize> {
-        self.base..self.address(self.pages)
+    pub(crate) fn range(&self) -> Range<usize> {
+        self.base..self.end()
+    }
+
+    /// Where they end.
+    pub(crate) fn end(&self) -> usize {
+        self.address(self.pages)
     }
 
     /// Decides if processes that are forked from now on inherit the memory.

@@ -1,8 +1,10 @@
 //! Memory that a program has already: adopted where it lies.
 //!
-//! A *window* is a [`Space`] over one GiB of addresses. Its pages are the program's, which maps and
-//! unmaps them. Only adopted pages have a word other than `Untouched`. So one program has few
-//! windows, whatever it maps, and a page is found as in a region.
+//! A *window* is a [`Space`] over whole GiB of addresses. Its pages are the program's, which maps
+//! and unmaps them. Only adopted pages have a word other than `Untouched`. So one program has few
+//! windows, whatever it maps, and a page is found as in a region. Adopted pages that were not used
+//! yet share words ([`crate::words`]), so a reservation of terabytes is one window, and costs
+//! little.
 //!
 //! The caller of this module sees the program's system calls before the kernel does. It makes calls
 //! that unmap, move or drop adopted pages inside of [`Pager::change`] or [`Pager::move_adopted`].
@@ -11,6 +13,7 @@
 //!
 //! Forks of such a program: [`crate::inherit`].
 
+use crate::adopt::{AllTaken, Contents, windows};
 use crate::door::range_of;
 use crate::error::Error;
 use crate::lane::Count;
@@ -21,27 +24,11 @@ use crate::unnamed::Unnamed;
 use crate::word::{Kind, Word};
 use std::ops::Range;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU8, Ordering::Relaxed};
 use uzswap_engine::{PAGE_BYTES, Page};
 use uzswap_sys::bus::{self, Blocked};
-use uzswap_sys::cpu;
 use uzswap_sys::uffd::Uffd;
+use uzswap_sys::{cpu, map};
 use uzswap_tree::Figures;
-
-/// Addresses of a window.
-const WINDOW: usize = 1 << 30;
-
-/// Which pages a range may have that is adopted.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Contents {
-    /// None: it was never touched.
-    Nothing,
-    /// Some, that may be read and written.
-    Pages,
-    /// Some, that may be read only. Not where pages leave by their protection, which would have to
-    /// tell the program's from its own.
-    ReadOnlyPages,
-}
 
 /// The fate of pages that a call of the program's has changed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -74,10 +61,11 @@ impl Pager {
         inner.check_process()?;
         let _blocked = Blocked::all();
         let _steady = inner.steady();
-        for part in parts(range) {
-            let space = inner.window_at(part.start)?;
+        inner.windows_over(range.clone())?;
+        let is_long = inner.is_long(&range);
+        for (space, pages) in windows(range) {
             // SAFETY: the caller's promise.
-            unsafe { inner.adopt_part(&space, part, contents) }?;
+            unsafe { inner.adopt_part(space, pages, (contents, is_long)) }?;
         }
         Ok(())
     }
@@ -90,10 +78,10 @@ impl Pager {
     /// The parts of a range that are adopted.
     pub fn adopted(&self, range: Range<usize>) -> Vec<Range<usize>> {
         let mut parts: Vec<Range<usize>> = Vec::new();
-        for at in adopted(range) {
+        for part in adopted(range) {
             match parts.last_mut() {
-                Some(last) if last.end == at => last.end += PAGE_BYTES,
-                _ => parts.push(at..at + PAGE_BYTES),
+                Some(last) if last.end == part.start => last.end = part.end,
+                _ => parts.push(part),
             }
         }
         parts
@@ -110,14 +98,16 @@ impl Pager {
         let inner = self.inner();
         let _blocked = Blocked::all();
         let _steady = inner.steady();
-        let mut taken = inner.take_all(&range);
+        let AllTaken { pages, emptied } = inner.take_all(&range);
         let (result, is_done) = call();
+        let is_gone = is_done && change == Change::Gone;
+        emptied.end_busy(if is_gone { Word::UNTOUCHED } else { Word::EMPTY });
         if is_done && change == Change::Zeroed {
-            inner.close_dropped(&taken);
+            inner.close_dropped(&pages);
             return result;
         }
         let mut given = 0;
-        for Taken { space, page, was } in taken.drain(..) {
+        for Taken { space, page, was } in pages {
             if !is_done {
                 space.put(page, was);
                 continue;
@@ -126,7 +116,7 @@ impl Pager {
             space.put(page, change.word());
         }
         inner.budget.give_back(given);
-        if change == Change::Gone {
+        if is_gone {
             inner.take_keys(range);
         }
         result
@@ -136,28 +126,21 @@ impl Pager {
     pub fn release(&self, range: Range<usize>) {
         let inner = self.inner();
         let _blocked = Blocked::all();
-        let mut at = range.start / PAGE_BYTES * PAGE_BYTES;
-        while at < range.end {
-            if let Some((space, page)) = find(at) {
-                space.bring_in(page, |word| Some(word.with(Word::USED)));
-                let was = space.acquire(page);
-                if was.kind() == Kind::Resident {
-                    inner.door.let_go(at..at + PAGE_BYTES);
-                    inner.budget.give_back(inner.forget(space, page, was));
-                    space.put(page, Word::UNTOUCHED);
-                } else {
-                    space.put(page, was);
-                    continue;
-                }
+        for (space, pages) in windows(range) {
+            let mut at = pages.start;
+            while at < pages.end {
+                at = inner.release_from(space, at..pages.end);
             }
-            at += PAGE_BYTES;
         }
     }
 
-    /// True if a page is adopted, and not in its place.
+    /// True if a page is adopted, and not in its place. Of pages that were never used the kernel
+    /// knows that, too.
     pub fn is_out(&self, address: usize) -> bool {
         find(address).is_some_and(|(space, page)| {
-            matches!(space.load(page).kind(), Kind::Stored | Kind::Staged | Kind::Empty)
+            let is_out =
+                matches!(space.load(page).kind(), Kind::Stored | Kind::Staged | Kind::Empty);
+            is_out && space.has_own_word(page)
         })
     }
 
@@ -166,17 +149,33 @@ impl Pager {
         let most = cpu::memory_info().map_or(u64::MAX >> 1, |memory| memory.total);
         // An error would mean that the process has no pager any more.
         let _ = self.set_memory(most);
-        let windows: Vec<_> = self.inner().regions().values().map(|space| space.base()).collect();
-        let parts = windows.into_iter().flat_map(|base| self.adopted(base..base + WINDOW));
-        for at in parts.flat_map(|part| part.step_by(PAGE_BYTES)) {
-            // Pages that read as zeros do so for everybody.
-            let is_out = find(at).is_some_and(|(space, page)| {
-                matches!(space.load(page).kind(), Kind::Stored | Kind::Staged)
-            });
-            if is_out && let Some(held) = self.hold(at..at + PAGE_BYTES) {
-                Self::unhold(held);
+        let windows: Vec<_> = self.inner().regions().values().cloned().collect();
+        for space in windows {
+            let mut next = space.next_touched(0);
+            while let Some(page) = next {
+                // Pages that read as zeros do so for everybody.
+                if matches!(space.load(page).kind(), Kind::Stored | Kind::Staged) {
+                    space.bring_in(page, |word| Some(word.with(Word::USED)));
+                }
+                next = space.next_touched(page + 1);
             }
         }
+    }
+
+    /// Finds the pages that the program has used of long mappings that were left open
+    /// ([`crate::guards`]): they are charged, and may leave from now on.
+    pub fn find_used(&self) {
+        let inner = self.inner();
+        if !inner.door.leaves_open() {
+            return;
+        }
+        let _blocked = Blocked::all();
+        let _steady = inner.steady();
+        let windows: Vec<_> = inner.regions().values().cloned().collect();
+        for space in windows {
+            inner.find_used_in(&space);
+        }
+        inner.budget.ring();
     }
 
     /// Gives all adopted memory back to the program, whatever the budget. Nobody adopts any
@@ -184,23 +183,17 @@ impl Pager {
     pub fn give_all_back(&self) {
         let inner = self.inner();
         inner.budget.set_lifted(true);
-        let windows: Vec<_> = inner.regions().values().map(|space| space.base()).collect();
-        for base in windows {
-            let parts = self.adopted(base..base + WINDOW);
-            parts.into_iter().for_each(|part| self.release(part));
-        }
+        let windows: Vec<_> = inner.regions().values().map(|space| space.range()).collect();
+        windows.into_iter().for_each(|window| self.release(window));
     }
 
     /// Compresses the adopted pages of a range now, but for those held. Errors: there is no room
     /// for all of it, and the rest stays.
     pub fn page_out(&self, range: Range<usize>) -> Result<(), Error> {
         let inner = self.inner();
-        for part in parts(range) {
-            let known = registry::find(part.start).filter(|space| space.is_window());
-            let space = known.and_then(|space| inner.regions().get(&space.id).cloned());
-            if let Some(space) = space {
-                inner.page_out(&space, pages_of(&space, &part))?;
-            }
+        for (space, pages) in windows(range) {
+            let space = inner.regions().get(&space.id).cloned();
+            space.map_or(Ok(()), |space| inner.page_out(&space, pages))?;
         }
         Ok(())
     }
@@ -227,22 +220,24 @@ impl Pager {
     /// the C library and uses no vector registers but those of any x86-64.
     pub fn hold_present(range: Range<usize>) -> Option<Range<usize>> {
         let start = range.start / PAGE_BYTES * PAGE_BYTES;
-        let is_adopted = find(start).is_some();
+        let mut held = start..start;
         let mut at = start;
         while at < range.end {
-            let is_as_first = match find(at) {
-                Some((space, page)) => is_adopted && space.pin_present(page),
-                None => !is_adopted,
-            };
-            if !is_as_first {
-                if is_adopted {
-                    Self::unhold(start..at);
+            let space = registry::find(at).filter(|space| space.is_window());
+            match space.and_then(|space| space.pin_present(space.page_of(at))) {
+                Some(true) if held.end == at => held.end += PAGE_BYTES,
+                None if held.is_empty() => {}
+                pinned => {
+                    if pinned == Some(true) {
+                        held = at..at + PAGE_BYTES;
+                    }
+                    Self::unhold(held);
+                    return None;
                 }
-                return None;
             }
             at += PAGE_BYTES;
         }
-        Some(start..if is_adopted { at } else { start })
+        Some(held)
     }
 
     /// Ends [`Self::hold`] and [`Self::hold_present`] for the range that they returned; like the
@@ -273,17 +268,28 @@ impl Pager {
         let inner = self.inner();
         let _blocked = Blocked::all();
         let _steady = inner.steady();
-        let taken = inner.take_all(&from);
+        let AllTaken { pages, emptied } = inner.take_all(&from);
         // In their frames they would be known by the addresses that they have now.
-        let taken: Vec<Taken> = taken.into_iter().map(|taken| inner.unstage(taken)).collect();
+        let pages: Vec<Taken> = pages.into_iter().map(|taken| inner.unstage(taken)).collect();
+        // The kernel ends the registration of the mapping at the new place. Had it joined that with
+        // a neighbour, the neighbour's would end, too, and its pages would read as zeros. An error
+        // means that there are several mappings, which the kernel moves only one by one.
+        let _ = map::set_joined(from.clone(), false);
         let Some(to) = call() else {
-            taken.into_iter().for_each(Taken::put_back);
+            let _ = map::set_joined(from, true);
+            pages.into_iter().for_each(Taken::put_back);
+            emptied.end_busy(Word::EMPTY);
             return Ok(());
         };
-        let result = inner.register_moved(&taken, (from.start, to), from.len() + grown);
-        for Taken { space, page, was } in taken {
+        let stays = to == from.start;
+        let result = inner.register_moved(&pages, (from.start, to), from.len() + grown);
+        // Registered as its neighbours are, it may be joined with them.
+        for range in [to..to + from.len() + grown, from.clone()] {
+            let _ = map::set_joined(range, true);
+        }
+        for Taken { space, page, was } in pages {
             let address = to + (space.address(page) - from.start);
-            if to == from.start && result.is_ok() {
+            if stays && result.is_ok() {
                 space.put(page, was);
                 continue;
             }
@@ -294,9 +300,14 @@ impl Pager {
             }
             space.put(page, source.word());
         }
+        emptied.end_busy(if stays { Word::EMPTY } else { source.word() });
         result?;
+        for part in emptied.ranges().filter(|_| !stays) {
+            let moved = to + (part.start - from.start);
+            inner.give_empty(moved..moved + part.len())?;
+        }
         match source {
-            Change::Gone if to != from.start => inner.take_keys(from.clone()),
+            Change::Gone if !stays => inner.take_keys(from.clone()),
             Change::Gone => {}
             Change::Zeroed => {
                 let failed = |source| Error::Map { bytes: from.len(), source };
@@ -306,17 +317,7 @@ impl Pager {
                     .map_err(failed)?;
             }
         }
-        let tail = to + from.len()..to + from.len() + grown;
-        for part in parts(tail) {
-            let space = inner.window_at(part.start)?;
-            inner.keys.give(&space, pages_of(&space, &part));
-            for page in pages_of(&space, &part) {
-                if space.take(page, Word::UNTOUCHED) {
-                    space.put(page, Word::EMPTY);
-                }
-            }
-        }
-        Ok(())
+        inner.give_empty(to + from.len()..to + from.len() + grown)
     }
 
     /// Pages leave by a move rather than by a copy, and the kernel refuses to move a page that a
@@ -377,36 +378,17 @@ impl Pager {
     }
 }
 
-/// The parts of a range that lie in one window each.
-fn parts(range: Range<usize>) -> impl Iterator<Item = Range<usize>> {
-    let mut at = range.start;
-    std::iter::from_fn(move || {
-        // The last addresses are the kernel's.
-        let end = range.end.min((at / WINDOW + 1).saturating_mul(WINDOW));
-        let part = at..end;
-        at = end;
-        (!part.is_empty()).then_some(part)
-    })
-}
-
-fn pages_of(space: &Space, part: &Range<usize>) -> Range<u32> {
-    let first = (part.start - space.base()) / PAGE_BYTES;
-    first as u32..(part.end - space.base()).div_ceil(PAGE_BYTES) as u32
-}
-
-/// The addresses of a range's pages that are adopted.
-fn adopted(range: Range<usize>) -> impl Iterator<Item = usize> {
-    let windows = parts(range).filter_map(|part| {
-        let space = registry::find(part.start).filter(|space| space.is_window())?;
-        Some((space, pages_of(space, &part)))
-    });
-    windows.flat_map(|(space, pages)| {
+/// The parts of a range that are adopted, in pieces.
+fn adopted(range: Range<usize>) -> impl Iterator<Item = Range<usize>> {
+    windows(range).flat_map(|(space, pages)| {
         let mut at = pages.start;
         std::iter::from_fn(move || {
-            while let Some(page) = space.next_touched(at).filter(|page| *page < pages.end) {
-                at = page + 1;
-                if space.load(page).kind() != Kind::Untouched {
-                    return Some(space.address(page));
+            while at < pages.end {
+                let found = space.words.find(at);
+                let piece = at..found.end().min(pages.end);
+                at = piece.end;
+                if found.word.kind() != Kind::Untouched {
+                    return Some(space.address(piece.start)..space.address(piece.end));
                 }
             }
             None
@@ -423,7 +405,7 @@ fn find(address: usize) -> Option<(&'static Space, u32)> {
 
 impl Space {
     /// Brings a page in and changes its word while it is there; `false` if it is not adopted.
-    fn bring_in(&self, page: u32, to: impl Fn(Word) -> Option<Word>) -> bool {
+    pub(crate) fn bring_in(&self, page: u32, to: impl Fn(Word) -> Option<Word>) -> bool {
         loop {
             let word = self.load(page);
             match word.kind() {
@@ -443,160 +425,9 @@ impl Space {
 }
 
 impl Inner {
-    /// The window that an address lies in; made if it is the first in it.
-    fn window_at(self: &Arc<Self>, address: usize) -> Result<Arc<Space>, Error> {
-        let known = |address| registry::find(address).map(|space| space.id);
-        if let Some(id) = known(address) {
-            let foreign = Error::Foreign { address };
-            return self.regions().get(&id).cloned().ok_or(foreign);
-        }
-        let base = address / WINDOW * WINDOW;
-        let max = self.cache.pages_max() as u64 * PAGE_BYTES as u64;
-        let area = self.keys.area().ok_or(Error::Addresses { bytes: WINDOW, max })?;
-        let space = Space::window(self.next_region(), self.clone(), (base, WINDOW), area);
-        let space = Arc::new(space?);
-        self.count_table(space.table_bytes() as i64);
-        self.regions_mut().insert(space.id, space.clone());
-        registry::add(&space);
-        self.account();
-        Ok(space)
-    }
-
     /// Takes back the keys of pages that are not adopted any more.
     fn take_keys(&self, range: Range<usize>) {
-        for part in parts(range) {
-            let known = registry::find(part.start).filter(|space| space.is_window());
-            if let Some(space) = known {
-                self.keys.take(space, pages_of(space, &part));
-            }
-        }
-    }
-
-    /// # Safety
-    /// As of [`Pager::adopt`].
-    unsafe fn adopt_part(
-        &self,
-        space: &Space,
-        part: Range<usize>,
-        contents: Contents,
-    ) -> Result<(), Error> {
-        let pages = pages_of(space, &part);
-        if !self.keys.give(space, pages.clone()) {
-            let max = self.cache.pages_max() as u64 * PAGE_BYTES as u64;
-            return Err(Error::Addresses { bytes: part.len(), max });
-        }
-        // A thread that faults there as soon as it is registered waits for us.
-        for page in pages.clone() {
-            assert!(space.take(page, Word::UNTOUCHED), "a page is adopted twice");
-        }
-        let registered = self.door.watch(part.clone());
-        if let Err(source) = registered {
-            pages.for_each(|page| space.put(page, Word::UNTOUCHED));
-            return Err(Error::Map { bytes: part.len(), source });
-        }
-        let (mut there, mut guards) = ([false; 512], [false; 512]);
-        let mut charged = 0;
-        let mut at = pages.start;
-        while at < pages.end {
-            let many = ((pages.end - at) as usize).min(there.len());
-            let found = (&mut there[..many], &mut guards[..many]);
-            let known = self.find_pages(space.address(at), contents, found);
-            for ((page, is_there), is_guard) in (at..).zip(&there[..known]).zip(&guards) {
-                if *is_guard {
-                    // Of the program's own: an access is to fail.
-                    space.put(page, Word::UNTOUCHED);
-                    continue;
-                }
-                if *is_there && contents == Contents::Pages {
-                    // A page that was given up (MADV_FREE) is in use again once it is written, and
-                    // one of the kernel's zeros becomes the program's own.
-                    let byte = space.address(page) as *mut u8;
-                    // SAFETY: mapped and writable, as the caller says; a byte that is exchanged for
-                    // itself stays, even if another thread writes it meanwhile. Adding nothing to
-                    // it would be no write at all: compilers leave that out.
-                    let byte = unsafe { AtomicU8::from_ptr(byte) };
-                    let value = byte.load(Relaxed);
-                    // Another one has written it: so much the better.
-                    let _ = byte.compare_exchange(value, value, Relaxed, Relaxed);
-                }
-                charged += i64::from(*is_there);
-                space.put(
-                    page,
-                    if *is_there { Word::RESIDENT.with(Word::USED) } else { Word::EMPTY },
-                );
-            }
-            at += known as u32;
-        }
-        self.budget.charge_anyway(charged);
-        Ok(())
-    }
-
-    /// Finds out which pages of a range there are, and which are guards of the program's. Touches
-    /// of all others come to us from now on. Returns the number of pages looked at.
-    fn find_pages(
-        &self,
-        at: usize,
-        contents: Contents,
-        (there, guards): (&mut [bool], &mut [bool]),
-    ) -> usize {
-        let many = there.len();
-        let has_pages = contents != Contents::Nothing;
-        guards.fill(false);
-        let known = if has_pages {
-            let pagemap = self.door.pagemap();
-            // Of a kernel that does not say, no guards are known.
-            let _ = pagemap.have_guards(at, guards);
-            pagemap.have_pages(at, there)
-        } else {
-            there.fill(false);
-            Ok(many)
-        };
-        // A page that cannot be asked about is taken to be there. An absent one then ends the
-        // process.
-        let known = known.unwrap_or_else(|_| {
-            there.fill(true);
-            many
-        });
-        there.iter_mut().zip(guards).for_each(|(there, is_guard)| *there |= *is_guard);
-        self.door.close(at, &mut there[..known], has_pages);
-        known
-    }
-
-    /// Makes all adopted pages of a range `Busy`. It waits for none while it has another: the
-    /// holder of that one may wait for memory, and reclaim for a page that is held here.
-    fn take_all(&self, range: &Range<usize>) -> Vec<Taken> {
-        let mut taken = Vec::new();
-        while let Some((space, page)) = self.take_free(range, &mut taken) {
-            taken.drain(..).for_each(Taken::put_back);
-            space.wait(page);
-        }
-        taken
-    }
-
-    /// Takes pages of a range; one that somebody else has ends it.
-    fn take_free(&self, range: &Range<usize>, taken: &mut Vec<Taken>) -> Option<(Arc<Space>, u32)> {
-        for part in parts(range.clone()) {
-            let id = registry::find(part.start).filter(|space| space.is_window());
-            let Some(space) = id.and_then(|space| self.regions().get(&space.id).cloned()) else {
-                continue;
-            };
-            let pages = pages_of(&space, &part);
-            let mut at = pages.start;
-            while let Some(page) = space.next_touched(at).filter(|page| *page < pages.end) {
-                let was = space.load(page);
-                match was.kind() {
-                    Kind::Untouched => {}
-                    Kind::Busy => return Some((space, page)),
-                    _ if space.take(page, was) => {
-                        taken.push(Taken { space: space.clone(), page, was })
-                    }
-                    // It has changed just now.
-                    _ => continue,
-                }
-                at = page + 1;
-            }
-        }
-        None
+        windows(range).for_each(|(space, pages)| self.keys.take(space, pages));
     }
 
     /// Ends the `Busy` of pages in order that the program has dropped.
@@ -655,11 +486,6 @@ impl Inner {
         for Taken { space, page, .. } in taken {
             let address = to + (space.address(*page) - from);
             let window = self.window_at(address)?;
-            let at = window.page_of(address);
-            if !self.keys.give(&window, at..at + 1) {
-                let max = self.cache.pages_max() as u64 * PAGE_BYTES as u64;
-                return Err(Error::Addresses { bytes, max });
-            }
             // In place, it is `Busy` already.
             if address != space.address(*page) {
                 window.take(window.page_of(address), Word::UNTOUCHED);

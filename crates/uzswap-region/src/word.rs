@@ -44,7 +44,8 @@ pub(crate) enum Kind {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Word(pub(crate) u32);
 
-const KIND_MASK: u32 = 0b111;
+const KIND_BITS: u32 = 3;
+const KIND_MASK: u32 = (1 << KIND_BITS) - 1;
 const LEVEL_SHIFT: u32 = 8;
 const LEVEL_MASK: u32 = (LEVELS as u32 - 1) << LEVEL_SHIFT;
 const PAYLOAD_SHIFT: u32 = 10;
@@ -68,8 +69,21 @@ impl Word {
     pub(crate) const KEPT: u32 = 1 << 5;
     pub(crate) const STALE: u32 = 1 << 6;
     pub(crate) const GUARDED: u32 = 1 << 7;
+    /// Not of a page: see [`Word::divided`].
+    const DIVIDED: u32 = 6;
     /// Frames that a payload can name.
     pub(crate) const FRAMES_MAX: usize = 1 << (32 - PAYLOAD_SHIFT);
+
+    /// The word of several pages that have words of their own, in a group of [`crate::words`].
+    pub(crate) fn divided(group: u32) -> Self {
+        debug_assert!(group < 1 << (32 - KIND_BITS));
+        Self(group << KIND_BITS | Self::DIVIDED)
+    }
+
+    /// The group of such a word, which has no kind.
+    pub(crate) fn group(self) -> Option<u32> {
+        (self.0 & KIND_MASK == Self::DIVIDED).then_some(self.0 >> KIND_BITS)
+    }
 
     pub(crate) fn kind(self) -> Kind {
         match self.0 & KIND_MASK {
@@ -79,7 +93,7 @@ impl Word {
             3 => Kind::Staged,
             4 => Kind::Stored,
             5 => Kind::Empty,
-            other => unreachable!("no word of kind {other} is ever put"),
+            other => unreachable!("no page has a word of kind {other}"),
         }
     }
 
@@ -180,6 +194,13 @@ mod tests {
             let word = Word::stored(2, moment);
             assert_eq!((word.kind(), word.level(), word.moment()), (Kind::Stored, 2, moment));
         }
+        for group in [0, 1, (1 << 29) - 1] {
+            assert_eq!(Word::divided(group).group(), Some(group));
+        }
+        assert_eq!(
+            (Word::UNTOUCHED.group(), Word::BUSY.group(), Word::EMPTY.group()),
+            (None, None, None)
+        );
         for frame in [0, 77, Word::FRAMES_MAX - 1] {
             let was = Word::RESIDENT.with(Word::USED | Word::KEPT).with_level(3).with_passes(9);
             let word = Word::staged(frame, was);

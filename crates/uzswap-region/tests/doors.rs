@@ -5,13 +5,14 @@
 
 use std::fs::File;
 use std::io::Read;
+use std::ops::Range;
 use std::os::unix::fs::FileExt;
 use std::os::unix::process::ExitStatusExt;
 use std::process::{Command, ExitStatus};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::*};
 use std::time::{Duration, Instant};
 use uzswap_engine::testing::Noise;
-use uzswap_region::{Change, Contents, Means, OnFork, Pager};
+use uzswap_region::{Change, Contents, Means, Mode, OnFork, Pager};
 
 const PAGE: usize = 4096;
 const WORDS: usize = PAGE / 8;
@@ -42,11 +43,14 @@ struct Memory {
 
 impl Memory {
     fn map(pages: usize) -> Self {
-        let (access, flags) =
-            (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
+        let access = libc::PROT_READ | libc::PROT_WRITE;
+        let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
         // SAFETY: a new mapping.
         let at = unsafe { libc::mmap(std::ptr::null_mut(), pages * PAGE, access, flags, -1, 0) };
         assert!(at != libc::MAP_FAILED);
+        // A page that is used alone would be 2 MiB. Refused where there are no huge pages.
+        // SAFETY: changes no contents.
+        unsafe { libc::madvise(at, pages * PAGE, libc::MADV_NOHUGEPAGE) };
         Self { at: at as usize, pages }
     }
 
@@ -363,6 +367,129 @@ fn fork_and_check(pager: &Pager, memory: Memory, versions: &[AtomicU32]) -> Exit
     // SAFETY: waits for the child.
     assert_eq!(unsafe { libc::waitpid(child, &mut status, 0) }, child);
     ExitStatus::from_raw(status)
+}
+
+/// A program may reserve terabytes, and use a page here and there.
+#[test]
+fn a_reservation_of_a_tebibyte_costs_little_more_than_its_pages() {
+    by_each("a_reservation_of_a_tebibyte_costs_little_more_than_its_pages", ALL, reserve);
+}
+
+const RESERVED: usize = 1 << 28;
+
+/// The i-th page that is used: they are far apart, and so are those beside them.
+fn far_apart(i: usize) -> usize {
+    i * 0x0123_4567 % (RESERVED / 2 - 4096) * 2
+}
+
+fn reserve(means: Means) {
+    const FIRST: usize = 64;
+    const ALL: usize = 4000;
+    let pager = pager(means, "20M");
+    let memory = Memory::map(RESERVED);
+    let whole = memory.at..memory.at + RESERVED * PAGE;
+    (0..FIRST).for_each(|i| memory.write(far_apart(i), 1));
+    let used = || pager.stats().get("memory_used").unwrap() as usize;
+    let before = used();
+    memory.adopt(&pager, true);
+    let cost = used() - before;
+    // Four bytes for 16 MiB; pages with their words.
+    let most = (256 << 10) + FIRST * (PAGE + 2 * 260) + (16 << 10);
+    assert!(cost <= most, "{means:?}: {cost} bytes of {most}");
+    for i in FIRST..ALL {
+        memory.write(far_apart(i), 1);
+        if i % 64 == 0 {
+            pager.find_used();
+        }
+    }
+    pager.find_used();
+    let stats = pager.stats();
+    assert!(stats.get("stores").unwrap() > 100, "{means:?}: {stats}");
+    // Each page that is stored takes room for 64 keys, which reclaim makes up for.
+    let is_kept = || used() <= pager.memory() as usize * 102 / 100;
+    let end = Instant::now() + Duration::from_secs(20);
+    while !is_kept() && Instant::now() < end {
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    assert!(is_kept(), "{means:?}: {}", used());
+    pager.page_out(whole.clone()).unwrap();
+    assert!(pager.is_out(memory.at + far_apart(77) * PAGE));
+    assert!(!pager.is_out(memory.at + (far_apart(77) + 200) * PAGE), "the kernel says so");
+    (0..ALL).for_each(|i| memory.check(far_apart(i), 1));
+    (0..100).for_each(|i| memory.check(far_apart(i) + 1, 0));
+    // The kernel writes to pages that were never used.
+    let fresh = memory.at + (far_apart(5) + 1000) * PAGE;
+    let held = pager.hold(fresh..fresh + 2 * PAGE).unwrap();
+    assert_eq!(held.len(), 2 * PAGE);
+    // SAFETY: mapped, held, and used by nothing else.
+    let bytes = unsafe { std::slice::from_raw_parts_mut(fresh as *mut u8, 2 * PAGE) };
+    File::open("/dev/zero").unwrap().read_at(bytes, 0).unwrap();
+    Pager::unhold(held);
+    pager.page_out(whole.clone()).unwrap();
+    reserve_in_fork(&pager, memory, ALL);
+    let quarter = RESERVED / 4;
+    let is_in = |i: &usize, quarters: Range<usize>| quarters.contains(&(far_apart(*i) / quarter));
+    memory.drop_pages(&pager, 0, quarter);
+    (0..ALL).for_each(|i| memory.check(far_apart(i), !is_in(&i, 0..1) as u32));
+    if means.mode() == Mode::InThread {
+        move_part(&pager, memory, quarter / 2 + 77..quarter + 5077);
+    }
+    let last = whole.start + 3 * quarter * PAGE..whole.end;
+    pager.release(last.clone());
+    assert!(!pager.has_adopted(last));
+    (0..ALL).filter(|i| is_in(i, 3..4)).for_each(|i| memory.check(far_apart(i), 1));
+    memory.release(&pager);
+    assert!(!pager.has_adopted(whole));
+}
+
+/// The child finds all pages, and uses others.
+fn reserve_in_fork(pager: &Pager, memory: Memory, all: usize) {
+    let still = pager.before_fork().unwrap();
+    // SAFETY: the child runs the code below, and ends.
+    let child = unsafe { libc::fork() };
+    if child == 0 {
+        still.in_child().unwrap();
+        pager.after_fork().unwrap();
+        (0..all).for_each(|i| memory.check(far_apart(i), 1));
+        (0..1000).for_each(|i| memory.write(far_apart(i) + 300, 2));
+        (0..1000).for_each(|i| memory.check(far_apart(i) + 300, 2));
+        // SAFETY: ends the child.
+        unsafe { libc::_exit(0) };
+    }
+    still.in_parent();
+    let mut status = 0;
+    // SAFETY: the child of this process.
+    assert_eq!(unsafe { libc::waitpid(child, &mut status, 0) }, child);
+    assert!(ExitStatus::from_raw(status).success(), "{status:#x}");
+}
+
+/// Moves a part of a reservation elsewhere, and back.
+fn move_part(pager: &Pager, memory: Memory, pages: Range<usize>) {
+    let (home, bytes) = (memory.at + pages.start * PAGE, pages.len() * PAGE);
+    let used = || (0..4000).map(far_apart).filter(|page| pages.contains(page));
+    let version = |page: usize| u32::from(page >= RESERVED / 4);
+    let free = Memory::map(pages.len() + 1);
+    let away = free.at + PAGE;
+    for (from, to) in [(home, away), (away, home)] {
+        let call = || {
+            let flags = libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED;
+            // SAFETY: nothing but a mapping of this test is at either place; the old one stays
+            // taken, so that the library's own memory is not mapped there.
+            let at = unsafe {
+                let at = libc::mremap(from as *mut _, bytes, bytes, flags, to);
+                let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
+                libc::mmap(from as *mut _, bytes, 0, flags | libc::MAP_FIXED, -1, 0);
+                at
+            };
+            (at != libc::MAP_FAILED).then_some(at as usize)
+        };
+        // SAFETY: nothing at the target is adopted; the threads of this test use neither.
+        unsafe { pager.move_adopted(from..from + bytes, Change::Gone, 0, call) }.unwrap();
+        assert!(!pager.has_adopted(from..from + bytes));
+        let moved = Memory { at: to - pages.start * PAGE, pages: RESERVED };
+        used().take(200).for_each(|page| moved.check(page, version(page)));
+        assert_eq!(pager.adopted(to..to + bytes).iter().map(Range::len).sum::<usize>(), bytes);
+    }
 }
 
 /// A guard of the program's own is no page of ours.

@@ -4,7 +4,9 @@
 //! given back to the kernel when dropped. [`Mapping::populated`] faults everything in before it
 //! returns, because the kernel may wait for the threads that use the memory in order to free some.
 
+use linux_raw_sys::general as raw;
 use rustix::fs::{Mode, OFlags};
+use rustix::ioctl::{Opcode, opcode};
 use rustix::mm::{self, Advice, MapFlags, ProtFlags};
 use std::collections::BTreeMap;
 use std::ffi::c_void;
@@ -328,6 +330,17 @@ pub fn unshare(page: usize) -> io::Result<()> {
     Ok(done?)
 }
 
+/// Decides if the kernel may join a range of anonymous memory with its neighbours to one mapping.
+/// Errors: the range has holes.
+pub fn set_joined(range: Range<usize>, is_joined: bool) -> io::Result<()> {
+    // Of anonymous memory the kernel only notes this advice, and joins no mappings that differ in
+    // it.
+    let advice = if is_joined { Advice::Normal } else { Advice::Random };
+    // SAFETY: changes no contents.
+    let done = unsafe { mm::madvise(range.start as *mut c_void, range.len(), advice) };
+    Ok(done?)
+}
+
 /// True if the page at an address is in memory; false of one that the kernel has swapped out. Needs
 /// no descriptor.
 pub fn is_in_core(address: usize) -> io::Result<bool> {
@@ -440,6 +453,11 @@ impl Pagemap {
         }
     }
 
+    /// True if the kernel can be asked for the pages of any range at once ([`Scanned`]).
+    pub fn can_scan(&self, page: usize) -> bool {
+        Scanned::all().next(self, page..page + PAGE_BYTES).is_ok()
+    }
+
     /// True if there is a page at an address, in memory or swapped out by the kernel. Safe in a
     /// signal handler.
     pub fn has_page(&self, address: usize) -> io::Result<bool> {
@@ -449,6 +467,82 @@ impl Pagemap {
             8 => Ok(is_page(u64::from_ne_bytes(word))),
             _ => Err(io::ErrorKind::UnexpectedEof.into()),
         }
+    }
+}
+
+/// Neighbouring pages that the kernel is asked for at once.
+const RUNS: usize = 64;
+
+/// A walk through memory of this process, from page to page (`PAGEMAP_SCAN`, Linux 6.7): the kernel
+/// passes over holes, however large they are. Safe in a signal handler.
+#[derive(Debug)]
+pub struct Scanned {
+    runs: [raw::page_region; RUNS],
+    /// Those that were found and are not behind us.
+    found: Range<usize>,
+    /// All pages before are among them, or behind us.
+    walked: usize,
+    excluded: u32,
+}
+
+impl Scanned {
+    /// Over pages, guards among them.
+    pub fn all() -> Self {
+        let none = raw::page_region { start: 0, end: 0, categories: 0 };
+        Self { runs: [none; RUNS], found: 0..0, walked: 0, excluded: 0 }
+    }
+
+    /// Over pages but the kernel's page of zeros.
+    pub fn but_zeros() -> Self {
+        Self { excluded: raw::PAGE_IS_PFNZERO, ..Self::all() }
+    }
+
+    /// The address of the first page in a range, or its end. The range begins where the last one
+    /// did or behind that.
+    ///
+    /// Errors: `ENOTTY` before Linux 6.7.
+    pub fn next(&mut self, pagemap: &Pagemap, range: Range<usize>) -> io::Result<usize> {
+        loop {
+            for run in &self.runs[self.found.clone()] {
+                if run.end as usize > range.start {
+                    return Ok((run.start as usize).clamp(range.start, range.end));
+                }
+                self.found.start += 1;
+            }
+            self.walked = self.walked.max(range.start);
+            if self.walked >= range.end {
+                return Ok(range.end);
+            }
+            self.walk(pagemap, range.end)?;
+        }
+    }
+
+    fn walk(&mut self, pagemap: &Pagemap, end: usize) -> io::Result<()> {
+        let is_there = u64::from(raw::PAGE_IS_PRESENT | raw::PAGE_IS_SWAPPED);
+        let mut scan = raw::pm_scan_arg {
+            size: size_of::<raw::pm_scan_arg>() as u64,
+            flags: 0,
+            start: self.walked as u64,
+            end: end as u64,
+            walk_end: 0,
+            vec: self.runs.as_mut_ptr() as u64,
+            vec_len: RUNS as u64,
+            max_pages: 0,
+            category_inverted: self.excluded.into(),
+            category_mask: self.excluded.into(),
+            category_anyof_mask: is_there,
+            return_mask: is_there,
+        };
+        const SCAN: Opcode = opcode::read_write::<raw::pm_scan_arg>(b'f', 16);
+        // SAFETY: the argument is of the request's type, and its vector has room for so many runs.
+        let found =
+            unsafe { libc::ioctl(pagemap.0.as_raw_fd(), SCAN as libc::Ioctl, &raw mut scan) };
+        if found < 0 {
+            return Err(io::Error::last_os_error());
+        }
+        self.found = 0..found as usize;
+        self.walked = scan.walk_end as usize;
+        Ok(())
     }
 }
 

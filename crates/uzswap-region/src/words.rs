@@ -1,0 +1,227 @@
+//! The words of a region's pages: a tree, in one mapping that takes memory as it is touched.
+//!
+//! ```text
+//! top     a word for each 16 MiB        refers to
+//! group   64 words, for 256 KiB each    refer to
+//! groups  of 64 words of pages, and the keys of these pages
+//! ```
+//! A program may reserve terabytes and use a page here and there. So pages share a word as long as
+//! they are alike: `Untouched`, `Empty`, or `Busy` while a thread changes all of them. When one of
+//! them is to differ, the word is *divided*: it refers to a group from then on, for good. So the
+//! words of a group are always those of the same pages, and a thread may look at them at any time.
+//!
+//! A reservation costs 4 bytes for each 16 MiB, and a page that is used alone 544 bytes.
+
+use crate::word::{Kind, Word};
+use std::io;
+use std::ops::Range;
+use std::sync::atomic::{AtomicU32, Ordering::*};
+use uzswap_engine::PAGE_BYTES;
+use uzswap_sys::map::Mapping;
+
+/// Words of a group, by their logarithm.
+const FAN_BITS: u32 = 6;
+const FAN: u32 = 1 << FAN_BITS;
+/// Pages of a word at the top.
+const TOP_BITS: u32 = 2 * FAN_BITS;
+/// Pages whose words are in one group.
+pub(crate) const BLOCK: u32 = FAN;
+/// Neighbouring pages whose keys are in order.
+pub(crate) const UNIT: u32 = 16;
+/// Units of a block.
+pub(crate) const UNITS: usize = (BLOCK / UNIT) as usize;
+/// A group's words, and those of its keys.
+const GROUP: usize = FAN as usize + UNITS;
+
+/// See the module.
+pub(crate) struct Words {
+    memory: Mapping,
+    pages: u32,
+    /// Groups that are in use.
+    groups: AtomicU32,
+}
+
+/// A word, and the pages that it is of.
+pub(crate) struct Found<'a> {
+    pub(crate) slot: &'a AtomicU32,
+    pub(crate) word: Word,
+    /// Their number is two to this power.
+    bits: u32,
+    page: u32,
+}
+
+impl Found<'_> {
+    /// True if other pages have the same word.
+    pub(crate) fn is_shared(&self) -> bool {
+        self.bits > 0
+    }
+
+    /// True if all pages of the word have groups of their own once it is divided.
+    pub(crate) fn is_block(&self) -> bool {
+        self.bits == FAN_BITS
+    }
+
+    /// The first of its pages.
+    pub(crate) fn first(&self) -> u32 {
+        self.page >> self.bits << self.bits
+    }
+
+    /// The end of its pages; of the last ones, beyond the region.
+    pub(crate) fn end(&self) -> u32 {
+        self.first() + (1 << self.bits)
+    }
+
+    /// True if all of its pages are in a range.
+    pub(crate) fn is_within(&self, pages: &Range<u32>) -> bool {
+        pages.start <= self.first() && self.end() <= pages.end
+    }
+
+    /// Makes the pages `Busy`, if the word is as it was found.
+    pub(crate) fn take(&self) -> bool {
+        debug_assert!(self.word.kind() != Kind::Busy);
+        self.slot.compare_exchange(self.word.0, Word::BUSY.0, AcqRel, Relaxed).is_ok()
+    }
+
+    /// Changes the word of a page, its own, if it is as it was found.
+    pub(crate) fn change(&self, to: Word) -> bool {
+        debug_assert!(!self.is_shared() && self.word.kind() != Kind::Busy);
+        self.slot.compare_exchange(self.word.0, to.0, AcqRel, Relaxed).is_ok()
+    }
+}
+
+impl Words {
+    /// Those of so many pages, all `Untouched`.
+    pub(crate) fn new(pages: u32) -> io::Result<Self> {
+        let tops = tops(pages);
+        let groups = tops + pages.div_ceil(FAN) as usize;
+        let bytes = (tops + groups * GROUP) * size_of::<AtomicU32>();
+        let memory = Mapping::for_pages(bytes, PAGE_BYTES)?;
+        // A fork looks at them.
+        memory.set_inherited(0, memory.len(), true)?;
+        Ok(Self { memory, pages, groups: AtomicU32::new(0) })
+    }
+
+    fn slot(&self, at: usize) -> &AtomicU32 {
+        assert!(at < self.memory.len() / size_of::<AtomicU32>());
+        // SAFETY: inside the mapping, which lives as long as `self`; aligned; words are only ever
+        // accessed as atomics; zeros are a word.
+        unsafe { &*self.memory.as_ptr().cast::<AtomicU32>().add(at) }
+    }
+
+    /// Where a group begins.
+    fn group(&self, group: u32) -> usize {
+        tops(self.pages) + group as usize * GROUP
+    }
+
+    /// The word of a page, its own or a shared one.
+    pub(crate) fn find(&self, page: u32) -> Found<'_> {
+        assert!(page < self.pages);
+        let mut slot = self.slot((page >> TOP_BITS) as usize);
+        let mut bits = TOP_BITS;
+        loop {
+            let word = Word(slot.load(Acquire));
+            let Some(group) = word.group() else { return Found { slot, word, bits, page } };
+            bits -= FAN_BITS;
+            slot = self.slot(self.group(group) + (page >> bits & (FAN - 1)) as usize);
+        }
+    }
+
+    /// A new group, whose words are all alike.
+    pub(crate) fn add(&self, word: Word) -> u32 {
+        let group = self.groups.fetch_add(1, Relaxed);
+        let first = self.group(group);
+        (first..first + FAN as usize).for_each(|at| self.slot(at).store(word.0, Relaxed));
+        group
+    }
+
+    /// The word of a new group's page.
+    pub(crate) fn of_group(&self, group: u32, at: usize) -> &AtomicU32 {
+        assert!(at < FAN as usize);
+        self.slot(self.group(group) + at)
+    }
+
+    /// Of each unit of the block that a page is in, the number of its keys, and 1; or 0. `None`:
+    /// the page has no word of its own.
+    pub(crate) fn keys(&self, page: u32) -> Option<[&AtomicU32; UNITS]> {
+        assert!(page < self.pages);
+        let top = Word(self.slot((page >> TOP_BITS) as usize).load(Acquire));
+        let middle = self.group(top.group()?) + (page >> FAN_BITS & (FAN - 1)) as usize;
+        let block = Word(self.slot(middle).load(Acquire)).group()?;
+        let keys = self.group(block) + FAN as usize;
+        Some(std::array::from_fn(|unit| self.slot(keys + unit)))
+    }
+
+    /// Pages of memory that groups have taken: some of these are not touched yet.
+    pub(crate) fn group_pages(&self, groups: u32) -> i64 {
+        let pages = |words: usize| (words * size_of::<AtomicU32>()).div_ceil(PAGE_BYTES) as i64;
+        pages(self.group(groups)) - pages(self.group(0))
+    }
+
+    /// Groups in use.
+    pub(crate) fn groups(&self) -> u32 {
+        self.groups.load(Relaxed)
+    }
+
+    /// Bytes of the top.
+    pub(crate) fn top_bytes(&self) -> usize {
+        tops(self.pages) * size_of::<AtomicU32>()
+    }
+}
+
+/// Words at the top.
+fn tops(pages: u32) -> usize {
+    pages.div_ceil(1 << TOP_BITS) as usize
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Gives a page a word of its own, which differs from that of its neighbours.
+    fn set(words: &Words, page: u32, word: Word) {
+        loop {
+            let found = words.find(page);
+            if !found.is_shared() {
+                return found.slot.store(word.0, Relaxed);
+            }
+            let group = words.add(found.word);
+            found.slot.store(Word::divided(group).0, Relaxed);
+        }
+    }
+
+    #[test]
+    fn a_tebibyte_has_few_words_until_its_pages_differ() {
+        const TEBIBYTE: u32 = 1 << 28;
+        let words = Words::new(TEBIBYTE).unwrap();
+        let (mut at, mut steps) = (0, 0);
+        while at < TEBIBYTE {
+            let found = words.find(at);
+            assert!(found.word == Word::UNTOUCHED && found.is_shared() && found.first() == at);
+            found.slot.store(Word::EMPTY.0, Relaxed);
+            (at, steps) = (found.end(), steps + 1);
+        }
+        assert_eq!((steps, words.top_bytes()), (1 << 16, 256 << 10));
+        assert_eq!(words.memory.resident_pages().unwrap(), 64);
+        // One page by itself, far from the others.
+        let page = |i: u32| i.wrapping_mul(0x9e37_79b1) % TEBIBYTE;
+        (0..1000).for_each(|i| set(&words, page(i), Word::RESIDENT));
+        for at in (0..1000).map(page) {
+            assert_eq!(words.find(at).word, Word::RESIDENT);
+            let beside = [at ^ 1, at ^ 64, at ^ 4096].map(|page| words.find(page).word);
+            assert!(beside.iter().all(|word| [Word::EMPTY, Word::RESIDENT].contains(word)));
+            assert!(words.keys(at).is_some() && words.keys(at ^ 64).is_none());
+        }
+        let pages = words.memory.resident_pages().unwrap() as i64;
+        assert_eq!(pages, 64 + words.group_pages(words.groups()));
+        assert!(pages <= 64 + 1000 * 544 / 4096 + 1, "{pages} pages");
+    }
+
+    #[test]
+    fn the_last_pages_have_words_too() {
+        for pages in [1, 63, 64, 65, 4095, 4097, 3 * 4096 + 70] {
+            let words = Words::new(pages).unwrap();
+            (0..pages).for_each(|page| set(&words, page, Word::staged(page as usize, Word::EMPTY)));
+            assert!((0..pages).all(|page| words.find(page).word.frame() == page as usize));
+        }
+    }
+}
