@@ -7,6 +7,7 @@
 #include <stddef.h>
 #include <sys/prctl.h>
 #include <time.h>
+#include <ucontext.h>
 
 static const int ACCESS = PROT_READ | PROT_WRITE;
 
@@ -225,12 +226,43 @@ static int sparse(void) {
     return munmap(memory, bytes);
 }
 
+// Memory that is requested early and used late: stacks of coroutines in the heap, and a page here
+// and there of a reservation.
+enum { COROUTINES = 900, COROUTINE = 64 << 10 };
+static ucontext_t hub, coroutines[COROUTINES];
+static unsigned char *reserved;
+static long late_sum;
+static void use_late(int number) {
+    volatile unsigned char mine[44 << 10];
+    for (size_t at = 0; at < sizeof mine; at++) mine[at] = number + at / 999;
+    reserved[(size_t)number << 30] = number;
+    usleep(500);
+    swapcontext(&coroutines[number], &hub);
+    for (size_t at = 0; at < sizeof mine; at += 64) late_sum += mine[at];
+    late_sum += reserved[(size_t)number << 30] + reserved[((size_t)number << 30) + MIB];
+}
+static int late(void) {
+    reserved = mmap(NULL, 1L << 40, ACCESS, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (reserved == MAP_FAILED) return 1;
+    for (int i = 0; i < COROUTINES; i++) {
+        getcontext(&coroutines[i]);
+        coroutines[i].uc_stack.ss_sp = malloc(COROUTINE);
+        coroutines[i].uc_stack.ss_size = COROUTINE;
+        coroutines[i].uc_link = &hub;
+        makecontext(&coroutines[i], (void (*)(void))use_late, 1, i);
+    }
+    for (int round = 0; round < 2; round++)
+        for (int i = 0; i < COROUTINES; i++) swapcontext(&hub, &coroutines[i]);
+    printf("%ld\n", late_sum);
+    return 0;
+}
+
 int main(int arguments, char **argument) {
     static const struct named all[] = {
         { "children", children }, { "undumpable", undumpable }, { "advice", advice },
         { "moves", moves }, { "kinds", kinds }, { "read_only", read_only },
         { "elsewhere", elsewhere }, { "asynchronous", asynchronous }, { "filtered", filtered },
-        { "sparse", sparse },
+        { "sparse", sparse }, { "late", late },
     };
     return choose(all, sizeof all / sizeof *all, arguments > 1 ? argument[1] : "");
 }

@@ -114,6 +114,14 @@ fn memory_keeps_its_kind() {
 }
 
 #[test]
+fn memory_that_is_reserved_and_used_late_leaves_by_each_means() {
+    for means in ["userfaultfd", "userfaultfd-copies", "guards", "protection"] {
+        let before = format!("export UZSWAP_MEANS={means};");
+        compare_with("mappings.c", &["sparse", "late"], &before);
+    }
+}
+
+#[test]
 fn memory_that_is_only_read_leaves_too() {
     compare("mappings.c", &["read_only"]);
 }

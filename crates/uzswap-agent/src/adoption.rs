@@ -17,6 +17,12 @@ use uzswap_tree::Table;
 
 /// A guard below a stack is at most so long.
 const GUARD_MAX: usize = 64 << 10;
+/// A mapping of no more, in which a thread has its stack, is that stack. A larger one is memory of
+/// which a part is a stack, such as a coroutine's in the heap.
+const STACK_MAX: usize = 16 << 20;
+/// Bytes around the stack pointer of a thread whose stack is a part of a mapping: it stays for the
+/// moment.
+const AROUND_STACK: usize = 64 << 10;
 /// Bytes around a thread's block that the kernel and this library use: the C library's description
 /// of the thread lies behind the block. With a margin.
 const BLOCK: usize = 64 << 10;
@@ -234,9 +240,13 @@ fn adopt_around(
         |thread: &Staying| range.contains(&thread.stack) && !range.contains(&thread.block);
     let is_ours = kept.iter().any(|kept| kept.start <= range.start && range.start < kept.end);
     let is_stack = has_guard && stacks_end.is_none() && !is_ours;
-    if is_stack || stopped.iter().any(is_running) {
+    let is_small = range.len() <= STACK_MAX;
+    if is_stack || is_small && stopped.iter().any(is_running) {
         return note_left(Stays::Stack, one.page_bytes);
     }
+    let stacks = stopped.iter().filter(|thread| is_running(thread)).map(|thread| thread.stack);
+    let around = |at: usize| at.saturating_sub(AROUND_STACK)..at.saturating_add(AROUND_STACK);
+    let kept: Vec<_> = kept.iter().cloned().chain(stacks.map(around)).collect();
     let Some(agent) = AGENT.get() else { return };
     let start = stacks_end.unwrap_or(range.start).max(range.start);
     // The kernel's page of zeros may be there, which it does not count as memory.
@@ -247,7 +257,7 @@ fn adopt_around(
     if contents == Contents::ReadOnlyPages && crate::mode() == Mode::Protection {
         return note_left(Stays::ReadOnly, one.page_bytes);
     }
-    for part in map::cut(start..range.end, kept) {
+    for part in map::cut(start..range.end, &kept) {
         let bytes = one.page_bytes.min(part.len() as u64);
         // SAFETY: private, anonymous and readable, by the kernel's own list; no stack, nothing of
         // ours; the layout is locked.

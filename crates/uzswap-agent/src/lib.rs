@@ -144,21 +144,25 @@ extern "C" fn look(more: usize, may_wait: bool) {
         return;
     }
     let Some(front) = front() else { return };
-    let used = {
+    let [used, usable] = {
         let _inside = inside();
-        anonymous_bytes()
+        process::own_used_and_usable_bytes().unwrap_or_default()
     };
     front.queue(used);
     if may_wait {
         wait_for_turn();
     }
-    if used + (more as u64) < SILENT_MAX || HAS_FAILED.load(Relaxed) {
+    let is_late = usable.saturating_add(more as u64) >= front.late_least();
+    let is_small = used + (more as u64) < SILENT_MAX;
+    if is_small && !is_late || HAS_FAILED.load(Relaxed) {
         return;
     }
     let is_much = {
         let _inside = inside();
         watch_from_now();
-        front.tree.reserve(COST);
+        if !is_small {
+            front.tree.reserve(COST);
+        }
         let allowance = front.tree.allowance(used, false).bytes;
         used + more as u64 > allowance - reserve(allowance)
     };
@@ -479,11 +483,6 @@ fn keep(agent: &Agent, used: u64, allowance: u64) -> u64 {
     }
     // Pages are charged as they come: only memory besides them grows unseen.
     (allowance / 4).max(1 << 20)
-}
-
-/// Anonymous memory of this process, bytes.
-fn anonymous_bytes() -> u64 {
-    process::own_anonymous_bytes().unwrap_or(0)
 }
 
 fn say(text: &str) {

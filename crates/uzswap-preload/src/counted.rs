@@ -48,8 +48,16 @@ pub fn is_small(front: &Front) -> bool {
     is_small
 }
 
-/// Anonymous memory of this process, bytes.
-pub fn anonymous_bytes() -> u64 {
+/// The memory of this process, bytes.
+pub struct Memory {
+    /// Anonymous memory that it has.
+    pub used: u64,
+    /// Memory that it may write without a further request.
+    pub usable: u64,
+}
+
+/// Asks the kernel.
+pub fn memory() -> Memory {
     const PAGE_BYTES: u64 = 4096;
     let mut text = [0_u8; 128];
     // SAFETY: a name; the content fits in the buffer.
@@ -61,7 +69,8 @@ pub fn anonymous_bytes() -> u64 {
         read
     };
     let text = text.get(..read.max(0) as usize).unwrap_or_default();
-    // The second number is the resident memory, the third the shared part of it.
+    // The second number is the resident memory, the third the shared part of it, the sixth all
+    // private memory that may be written.
     let mut numbers = text.split(|byte| *byte == b' ').skip(1).map(|digits| {
         let value = |sum: u64, digit: &u8| {
             sum.wrapping_mul(10).wrapping_add(u64::from(digit.wrapping_sub(b'0')))
@@ -69,6 +78,7 @@ pub fn anonymous_bytes() -> u64 {
         digits.iter().fold(0, value)
     });
     let mut next = || numbers.next().unwrap_or(0);
-    let (resident, shared) = (next(), next());
-    resident.saturating_sub(shared).wrapping_mul(PAGE_BYTES)
+    let (resident, shared, _, _, usable) = (next(), next(), next(), next(), next());
+    let used = resident.saturating_sub(shared).wrapping_mul(PAGE_BYTES);
+    Memory { used, usable: usable.wrapping_mul(PAGE_BYTES) }
 }

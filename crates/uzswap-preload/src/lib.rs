@@ -19,6 +19,7 @@ mod interposed;
 mod loading;
 mod thread_locals;
 
+use counted::Memory;
 use libc::c_void;
 use rustix::io;
 use std::cell::UnsafeCell;
@@ -194,12 +195,13 @@ fn look(front: &Front, more: usize, may_wait: bool) {
     if counted::is_small(front) {
         return;
     }
-    let used = counted::anonymous_bytes();
+    let Memory { used, usable } = counted::memory();
     front.queue(used);
     if may_wait {
         front.wait_for_turn(|| loading::hooks().is_some());
     }
-    if used + (more as u64) < SILENT_MAX {
+    let more_bytes = more as u64;
+    if used + more_bytes < SILENT_MAX && usable.saturating_add(more_bytes) < front.late_least() {
         return;
     }
     // A thread that asks again, while the dynamic linker is busy, does not wait again.
@@ -209,6 +211,18 @@ fn look(front: &Front, more: usize, may_wait: bool) {
         && let Some(hooks) = loading::await_loaded(loading::LOAD_TIME)
     {
         (hooks.look)(more, true);
+    }
+}
+
+/// Has a program watched that reserves so many addresses that it may grow beyond its budget without
+/// a further request.
+fn reserved(bytes: usize) {
+    let Some(front) = front() else { return };
+    if bytes as u64 >= front.late_least() && front.waits.load(Relaxed) & FILTERED == 0 {
+        match loading::hooks() {
+            Some(hooks) => (hooks.start_watching)(),
+            None => _ = loading::load_in_thread(),
+        }
     }
 }
 

@@ -377,14 +377,26 @@ fn sum(sums: &str, name: &str) -> Option<u64> {
 }
 
 fn resident_and_shared(path: &str) -> Option<[u64; 2]> {
+    statm(path).map(|[resident, shared, ..]| [resident, shared])
+}
+
+/// Anonymous memory of this process, and all private memory that it may write without a further
+/// request.
+pub fn own_used_and_usable_bytes() -> Option<[u64; 2]> {
+    let [resident, shared, .., usable] = statm("/proc/thread-self/statm")?;
+    Some([resident.saturating_sub(shared), usable])
+}
+
+/// Bytes: resident, the shared part of it, code, libraries (0), private memory that may be written.
+fn statm(path: &str) -> Option<[u64; 5]> {
     // Seven numbers, read into a buffer on the stack: at the first look at a program it has no
     // memory of ours.
     let mut statm = [0; 160];
     let bytes = std::fs::File::open(path).ok()?.read(&mut statm).ok()?;
     let statm = str::from_utf8(&statm[..bytes]).ok()?;
     let mut fields = statm.split_whitespace().skip(1).map(str::parse::<u64>);
-    let page_bytes = rustix::param::page_size() as u64;
-    Some([fields.next()?.ok()? * page_bytes, fields.next()?.ok()? * page_bytes])
+    let mut next = || fields.next()?.ok()?.checked_mul(rustix::param::page_size() as u64);
+    Some([next()?, next()?, next()?, next()?, next()?])
 }
 
 /// Redirects standard error to nothing.

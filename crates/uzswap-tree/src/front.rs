@@ -103,6 +103,12 @@ impl Front {
         self.process.load(Relaxed) != own_number()
     }
 
+    /// A program that may write so much memory without a further request is watched, however little
+    /// it has: half of all memory.
+    pub fn late_least(&self) -> u64 {
+        self.tree.table().total.load(Relaxed) / 2
+    }
+
     /// Makes a program with `used` bytes that asks for memory wait where processes take turns: it
     /// would lose the memory to those whose turn it is. A program with an allocator of its own does
     /// not wait, because it may have the allocator's locks.
