@@ -43,6 +43,12 @@ pub struct Address {
     text: String,
     /// Servers to ask, in this order; several of one cluster.
     pub seeds: Vec<Seed>,
+    /// True if the connections are encrypted, and the servers' certificates checked.
+    pub is_tls: bool,
+    /// The file with the certificates of the authorities; by default the system's.
+    pub authorities: Option<PathBuf>,
+    /// The file with a certificate of ours and its key, where servers ask for one.
+    pub certificate: Option<PathBuf>,
     /// The user, where the store has users.
     pub user: Option<String>,
     /// The file with the password.
@@ -95,6 +101,9 @@ impl Address {
         let mut address = Self {
             text: text.into(),
             seeds: Vec::new(),
+            is_tls: false,
+            authorities: None,
+            certificate: None,
             user: None,
             password_file: None,
             bytes_max: None,
@@ -111,14 +120,10 @@ impl Address {
             address.seeds.push(Seed::Unix(place.into()));
         } else {
             match SCHEMES.into_iter().find(|(name, _)| *name == scheme) {
-                Some((_, false)) => {}
-                Some((_, true)) => {
-                    let reason = "this build has no TLS; use a tunnel (stunnel, WireGuard) and valkey:// or unix://";
-                    return Err(wrong(reason.into()));
-                }
+                Some((_, is_tls)) => address.is_tls = is_tls,
                 None => {
                     let reason = format!(
-                        "'{scheme}' is no scheme; use valkey://HOST:PORT, redis:// or unix:///PATH"
+                        "'{scheme}' is no scheme; use valkey://HOST:PORT, valkeys:// for TLS, or unix:///PATH"
                     );
                     return Err(wrong(reason));
                 }
@@ -187,9 +192,12 @@ impl Address {
                 self.ttl = Duration::from_secs(seconds);
             }
             "password-file" => self.password_file = Some(value.into()),
+            "ca" if self.is_tls => self.authorities = Some(value.into()),
+            "certificate" if self.is_tls => self.certificate = Some(value.into()),
+            "ca" | "certificate" => return Err(must("it with valkeys://, which is TLS")),
             _ => {
                 return Err(format!(
-                    "'{name}' is no parameter; there are max, client, copies, timeout, ttl and password-file"
+                    "'{name}' is no parameter; there are max, client, copies, timeout, ttl, password-file, ca and certificate"
                 ));
             }
         }
@@ -269,6 +277,8 @@ mod tests {
         assert_eq!((three.user.as_deref(), three.copies), (Some("me"), 2));
         let socket = parse("unix:///run/valkey.sock?max=1G").unwrap();
         assert_eq!(socket.seeds, [Seed::Unix("/run/valkey.sock".into())]);
+        let secret = parse("valkeys://a/?ca=/etc/ca.pem").unwrap();
+        assert!(secret.is_tls && secret.authorities == Some("/etc/ca.pem".into()) && !one.is_tls);
         assert_eq!(Address::split("valkey://x"), (None, Some("valkey://x")));
         assert_eq!(Address::split("/a b:4G valkey://x"), (Some("/a b:4G"), Some("valkey://x")));
         assert_eq!(Address::split("/a b:4G"), (Some("/a b:4G"), None));
@@ -278,8 +288,7 @@ mod tests {
     fn each_wrong_address_is_refused_with_the_remedy_on_one_line() {
         for (text, part) in [
             ("http://x", "'http' is no scheme; use valkey://HOST:PORT"),
-            ("valkeys://x", "has no TLS"),
-            ("rediss://x", "has no TLS"),
+            ("valkey://x?ca=/etc/ca.pem", "with valkeys://, which is TLS"),
             ("valkey://", "a host is missing"),
             ("valkey://a,,b", "a host is missing"),
             ("valkey://a:0", "no port"),

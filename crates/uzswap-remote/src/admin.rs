@@ -7,6 +7,7 @@ use crate::address::Address;
 use crate::connect::{enter, name};
 use crate::error::ConnectError;
 use crate::line::{Fault, Line, Place, Value};
+use crate::tls::Secrets;
 use crate::{nodes, protocol};
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -32,17 +33,16 @@ pub struct Client {
 }
 
 /// A store, to look at.
-#[derive(Debug)]
 pub struct Admin {
     address: Address,
-    password: Option<String>,
+    secrets: Secrets,
     primaries: Vec<Place>,
 }
 
 impl Admin {
     /// Connects to the first server that answers. Errors: none does, or it refuses.
     pub fn connect(address: &Address) -> Result<Self, ConnectError> {
-        let password = address.password()?;
+        let secrets = Secrets::of(address)?;
         let wrong = |reason: String| ConnectError::store(address, reason);
         let mut line = Line::new()
             .map_err(|source| ConnectError::Own { address: address.to_string(), source })?;
@@ -52,7 +52,7 @@ impl Admin {
             let places =
                 places.map_err(|error| wrong(format!("{seed}: {error}; check the name")))?;
             for place in places {
-                let info = enter(&mut line, &place, address, password.as_deref(), PATIENCE);
+                let info = enter(&mut line, &place, address, &secrets, PATIENCE);
                 let learned = info.and_then(|info| {
                     nodes::learn(&mut line, &place, &info)
                         .unwrap_or_else(|_| Err("no reply".into()))
@@ -60,7 +60,7 @@ impl Admin {
                 match learned {
                     Ok(primaries) => {
                         let primaries = primaries.into_iter().map(|one| one.place).collect();
-                        return Ok(Self { address: address.clone(), password, primaries });
+                        return Ok(Self { address: address.clone(), secrets, primaries });
                     }
                     Err(why) => reason = format!("{}: {why}", name(&place)),
                 }
@@ -130,7 +130,7 @@ impl Admin {
         for place in &self.primaries {
             let failed = |_| wrong(place, "no reply; try again");
             let mut line = Line::new().map_err(|error| wrong(place, &error.to_string()))?;
-            enter(&mut line, place, &self.address, self.password.as_deref(), PATIENCE)
+            enter(&mut line, place, &self.address, &self.secrets, PATIENCE)
                 .map_err(|why| wrong(place, &why))?;
             let mut cursor = b"0".to_vec();
             loop {

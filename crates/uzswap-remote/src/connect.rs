@@ -9,6 +9,7 @@ use crate::protocol::{SLOTS, slot};
 use crate::store::{
     Keeper, Limits, READ_PATIENCE, Reader, Store, WRITE_PATIENCE, lock, machine, random,
 };
+use crate::tls::Secrets;
 use std::io;
 use std::sync::atomic::{AtomicBool, AtomicU16, AtomicU64, Ordering::Relaxed};
 use std::sync::{Condvar, Mutex};
@@ -29,11 +30,11 @@ impl Store {
         address: &Address,
         epoch: Option<u64>,
     ) -> Result<(Self, Limits), ConnectError> {
-        let password = address.password()?;
+        let secrets = Secrets::of(address)?;
         let own = |source| ConnectError::Own { address: address.to_string(), source };
         let wrong = |reason: String| ConnectError::store(address, reason);
         let seeds = seeds(address)?;
-        let learned = first_answer(&seeds, address, password.as_deref()).map_err(own)?;
+        let learned = first_answer(&seeds, address, &secrets).map_err(own)?;
         let is_there = learned.is_ok();
         let primaries = learned.or_else(|why| {
             // Of a cache that is taken over: the servers are learned when one answers.
@@ -42,7 +43,7 @@ impl Store {
             guess.filter(|_| epoch.is_some()).ok_or_else(|| wrong(why))
         })?;
         let epoch = epoch.map_or_else(random, Ok).map_err(own)?;
-        let store = Self::closed(address, password, epoch, seeds, &primaries).map_err(own)?;
+        let store = Self::closed(address, secrets, epoch, seeds, &primaries).map_err(own)?;
         let mut keeper = lock(&store.keeper);
         store.take_in(&mut keeper, &primaries);
         let mut limits = Limits { bytes: None };
@@ -58,7 +59,7 @@ impl Store {
     /// With lines that are closed. Errors: no descriptor.
     fn closed(
         address: &Address,
-        password: Option<String>,
+        secrets: Secrets,
         epoch: u64,
         seeds: Vec<Place>,
         primaries: &[Primary],
@@ -83,7 +84,7 @@ impl Store {
         let readers = (servers * READERS_EACH).max(READERS_MIN);
         Ok(Self {
             address: address.clone(),
-            password,
+            secrets,
             client: address.client.clone().unwrap_or_else(machine),
             epoch: AtomicU64::new(epoch),
             map: Map::new(),
@@ -127,7 +128,7 @@ impl Store {
     }
 
     fn enter(&self, line: &mut Line, place: &Place, patience: Duration) -> Result<String, String> {
-        enter(line, place, &self.address, self.password.as_deref(), patience)
+        enter(line, place, &self.address, &self.secrets, patience)
     }
 
     /// Numbers the servers that were learned.
@@ -259,12 +260,12 @@ impl Store {
 fn first_answer(
     seeds: &[Place],
     address: &Address,
-    password: Option<&str>,
+    secrets: &Secrets,
 ) -> io::Result<Result<Vec<Primary>, String>> {
     let mut line = Line::new()?;
     let mut reason = String::new();
     for place in seeds {
-        let info = enter(&mut line, place, address, password, WRITE_PATIENCE);
+        let info = enter(&mut line, place, address, secrets, WRITE_PATIENCE);
         match info.and_then(|info| ask(&mut line, place, &info)) {
             Ok(primaries) => return Ok(Ok(primaries)),
             Err(why) => reason = format!("{}: {why}", name(place)),
@@ -302,14 +303,17 @@ pub(crate) fn enter(
     line: &mut Line,
     place: &Place,
     address: &Address,
-    password: Option<&str>,
+    secrets: &Secrets,
     patience: Duration,
 ) -> Result<String, String> {
-    line.open(place, patience).map_err(|error| {
-        format!("{error}; check that the server runs, and that this machine reaches it")
+    line.open(place, patience, secrets.tls.as_ref()).map_err(|error| match error.kind() {
+        io::ErrorKind::InvalidData => {
+            format!("{error}; check the server's certificate, and its authority (ca=FILE)")
+        }
+        _ => format!("{error}; check that the server runs, and that this machine reaches it"),
     })?;
     let silent = |_| "no reply; check that it is a Valkey or Redis without TLS".to_owned();
-    if let Some(password) = password {
+    if let Some(password) = &secrets.password {
         let reply = match &address.user {
             Some(user) => line.ask(&[b"AUTH", user.as_bytes(), password.as_bytes()]),
             None => line.ask(&[b"AUTH", password.as_bytes()]),

@@ -1,7 +1,7 @@
 //! A backing in another machine's memory: segments, as the disk has them, in Valkey or Redis.
 //!
 //! ```text
-//! address      valkey://HOST:PORT/?max=8G
+//! address      valkey://HOST:PORT/?max=8G      tls       certificates, password
 //! protocol     commands and replies            line      one connection
 //! nodes        the servers of a cluster        store     read, write, remove, renew
 //! connect      how servers are entered         table     where each segment is
@@ -19,6 +19,7 @@
 mod address;
 mod error;
 mod protocol;
+mod tls;
 
 mod line;
 mod nodes;

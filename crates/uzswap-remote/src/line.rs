@@ -6,9 +6,11 @@
 //! late reply must not be taken for that of the next command.
 
 use crate::protocol::{Refusal, Reply, command, reply};
+use crate::tls::Tls;
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendFlags, Shutdown, sockopt};
-use std::io;
+use rustls::ClientConnection;
+use std::io::{self, Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::net::UnixStream;
@@ -57,6 +59,7 @@ pub(crate) struct Line {
     /// The number that the connection has, with some descriptor even while there is none.
     descriptor: OwnedFd,
     is_open: bool,
+    tls: Option<Box<ClientConnection>>,
     buffer: Box<[u8; BUFFER_BYTES]>,
     /// Received, and not yet taken.
     start: usize,
@@ -70,6 +73,7 @@ impl Line {
         Ok(Self {
             descriptor: process::out_of_the_way(one.into()),
             is_open: false,
+            tls: None,
             buffer: Box::new([0; BUFFER_BYTES]),
             start: 0,
             end: 0,
@@ -84,8 +88,14 @@ impl Line {
         self.is_open
     }
 
-    /// Connects. A reply may take `patience`.
-    pub(crate) fn open(&mut self, place: &Place, patience: Duration) -> io::Result<()> {
+    /// Connects, with TLS if told how. A reply may take `patience`. Errors: `InvalidData`, the
+    /// server's certificate.
+    pub(crate) fn open(
+        &mut self,
+        place: &Place,
+        patience: Duration,
+        tls: Option<&Tls>,
+    ) -> io::Result<()> {
         self.close();
         let new: OwnedFd = match place {
             Place::Tcp(address) => {
@@ -98,6 +108,13 @@ impl Line {
         sockopt::set_socket_timeout(&new, sockopt::Timeout::Recv, Some(patience))?;
         sockopt::set_socket_timeout(&new, sockopt::Timeout::Send, Some(patience))?;
         process::take_place(&new, &self.descriptor)?;
+        if let Some(tls) = tls {
+            let mut tls = tls.begin()?;
+            while tls.is_handshaking() {
+                tls.complete_io(&mut Socket(&self.descriptor))?;
+            }
+            self.tls = Some(Box::new(tls));
+        }
         self.is_open = true;
         Ok(())
     }
@@ -114,6 +131,7 @@ impl Line {
     /// The same in a fork, whose parent goes on with the connection.
     pub(crate) fn forget(&mut self) {
         (self.is_open, self.start, self.end) = (false, 0, 0);
+        self.tls = None;
     }
 
     /// Sends all of it. `more`: the rest of the command follows.
@@ -121,7 +139,11 @@ impl Line {
         let mut left = bytes;
         let flags = if more { SendFlags::NOSIGNAL | SendFlags::MORE } else { SendFlags::NOSIGNAL };
         while self.is_open && !left.is_empty() {
-            match rustix::net::send(&self.descriptor, left, flags) {
+            let sent = match &mut self.tls {
+                Some(tls) => send_by(tls, &self.descriptor, left),
+                None => rustix::net::send(&self.descriptor, left, flags),
+            };
+            match sent {
                 Ok(sent) => left = &left[sent..],
                 Err(Errno::INTR) => {}
                 Err(_) => self.close(),
@@ -139,9 +161,9 @@ impl Line {
         }
         while self.is_open {
             let room = &mut self.buffer[self.end..];
-            match rustix::net::recv(&self.descriptor, room, RecvFlags::empty()) {
-                Ok((0, _)) => self.close(),
-                Ok((count, _)) => {
+            match receive_by(&mut self.tls, &self.descriptor, room) {
+                Ok(0) => self.close(),
+                Ok(count) => {
                     self.end += count;
                     return Ok(());
                 }
@@ -196,8 +218,8 @@ impl Line {
                 (self.start, at) = (self.start + count, at + count);
                 continue;
             }
-            match rustix::net::recv(&self.descriptor, &mut out[at..], RecvFlags::empty()) {
-                Ok((count, _)) if count > 0 => at += count,
+            match receive_by(&mut self.tls, &self.descriptor, &mut out[at..]) {
+                Ok(count) if count > 0 => at += count,
                 Err(Errno::INTR) => {}
                 _ => {
                     self.close();
@@ -255,10 +277,69 @@ impl Line {
     }
 }
 
+/// Encrypts and sends some of the bytes; their number.
+fn send_by(tls: &mut ClientConnection, descriptor: &OwnedFd, bytes: &[u8]) -> Result<usize, Errno> {
+    let taken = tls.writer().write(bytes).map_err(|_| Errno::IO)?;
+    flush(tls, descriptor)?;
+    Ok(taken)
+}
+
+fn flush(tls: &mut ClientConnection, descriptor: &OwnedFd) -> Result<(), Errno> {
+    while tls.wants_write() {
+        match tls.write_tls(&mut Socket(descriptor)) {
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            other => _ = other.map_err(|_| Errno::IO)?,
+        }
+    }
+    Ok(())
+}
+
+/// Receives some bytes; 0: the server has ended the connection.
+fn receive_by(
+    tls: &mut Option<Box<ClientConnection>>,
+    descriptor: &OwnedFd,
+    out: &mut [u8],
+) -> Result<usize, Errno> {
+    let Some(tls) = tls else {
+        return rustix::net::recv(descriptor, out, RecvFlags::empty()).map(|(count, _)| count);
+    };
+    loop {
+        match tls.reader().read(out) {
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+            other => return other.map_err(|_| Errno::IO),
+        }
+        match tls.read_tls(&mut Socket(descriptor)) {
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
+            Ok(0) => return Ok(0),
+            other => _ = other.map_err(|_| Errno::IO)?,
+        }
+        tls.process_new_packets().map_err(|_| Errno::IO)?;
+        flush(tls, descriptor)?;
+    }
+}
+
+/// A connection as the library of TLS takes it.
+struct Socket<'a>(&'a OwnedFd);
+
+impl Read for Socket<'_> {
+    fn read(&mut self, out: &mut [u8]) -> io::Result<usize> {
+        Ok(rustix::net::recv(self.0, out, RecvFlags::empty())?.0)
+    }
+}
+
+impl Write for Socket<'_> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        Ok(rustix::net::send(self.0, bytes, SendFlags::NOSIGNAL)?)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::io::{Read, Write};
     use std::os::unix::net::UnixListener;
     use std::thread;
 
@@ -268,7 +349,7 @@ mod tests {
         let path = folder.path().join("socket");
         let listener = UnixListener::bind(&path).unwrap();
         let mut line = Line::new().unwrap();
-        line.open(&Place::Unix(path), Duration::from_millis(200)).unwrap();
+        line.open(&Place::Unix(path), Duration::from_millis(200), None).unwrap();
         let server = thread::spawn(move || {
             let (mut stream, _) = listener.accept().unwrap();
             for answer in answers {
@@ -317,11 +398,11 @@ mod tests {
         let _listener = UnixListener::bind(&path).unwrap();
         let mut line = Line::new().unwrap();
         let number = line.descriptor();
-        line.open(&Place::Unix(path.clone()), Duration::from_millis(20)).unwrap();
+        line.open(&Place::Unix(path.clone()), Duration::from_millis(20), None).unwrap();
         line.send(b"x", false).unwrap();
         assert_eq!(line.reply(), Err(Fault::Down));
         assert!(!line.is_open());
-        line.open(&Place::Unix(path), Duration::from_millis(20)).unwrap();
+        line.open(&Place::Unix(path), Duration::from_millis(20), None).unwrap();
         assert!(line.is_open() && line.descriptor() == number);
     }
 }

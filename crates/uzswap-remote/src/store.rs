@@ -17,6 +17,7 @@ use crate::figures::Figures;
 use crate::line::{Fault, Line, Place};
 use crate::nodes::Map;
 use crate::protocol::{Decimal, KEY_BYTES_MAX, Refusal, Reply, Short, begin, part, slot};
+use crate::tls::Secrets;
 use std::io::{self, Write};
 use std::sync::atomic::{AtomicBool, AtomicU16, AtomicU64, Ordering::*};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
@@ -62,7 +63,7 @@ pub(crate) struct Reader {
 /// See the module.
 pub(crate) struct Store {
     pub(crate) address: Address,
-    pub(crate) password: Option<String>,
+    pub(crate) secrets: Secrets,
     pub(crate) client: String,
     pub(crate) epoch: AtomicU64,
     pub(crate) map: Map,

@@ -24,6 +24,7 @@ pub struct Server {
     child: Child,
     folder: tempfile::TempDir,
     port: u16,
+    tls_port: String,
     arguments: Vec<String>,
 }
 
@@ -35,9 +36,26 @@ impl Server {
         let arguments: Vec<String> = arguments.iter().map(|text| (*text).into()).collect();
         symlink(PROGRAM, folder.path().join("redis-server")).expect("a new folder");
         let child = spawn(folder.path(), port, &arguments);
-        let server = Self { child, folder, port, arguments };
+        let server = Self { child, folder, port, tls_port: String::new(), arguments };
         server.await_ready();
         server
+    }
+
+    /// Starts one with TLS on its port alone, and certificates in a folder: see [`certificates`].
+    pub fn with_tls(folder: &std::path::Path, name: &str) -> Self {
+        let file = |name: &str| folder.join(name).display().to_string();
+        let (own, key, all) = (file(&format!("{name}.crt")), file("key.pem"), file("ca.crt"));
+        let port = free_port().to_string();
+        let tls = ["--tls-port", &port, "--tls-cert-file", &own, "--tls-key-file", &key];
+        let rest = ["--tls-ca-cert-file", &all, "--tls-auth-clients", "no"];
+        let mut server = Self::start(&[&tls[..], &rest].concat());
+        server.tls_port = port;
+        server
+    }
+
+    /// Its address with TLS.
+    pub fn backing_with_tls(&self, parameters: &str) -> String {
+        format!("valkeys://localhost:{}/?{parameters}", self.tls_port)
     }
 
     /// Starts one that is a replica of another, and waits until it has its content.
@@ -67,7 +85,7 @@ impl Server {
     pub fn try_ask(&self, parts: &[&str]) -> Option<String> {
         let mut line = Line::new().ok()?;
         let place = Place::Tcp(SocketAddr::from(([127, 0, 0, 1], self.port)));
-        line.open(&place, Duration::from_secs(5)).ok()?;
+        line.open(&place, Duration::from_secs(5), None).ok()?;
         let parts: Vec<&[u8]> = parts.iter().map(|part| part.as_bytes()).collect();
         line.ask(&parts).ok().map(|value| text(&value))
     }
@@ -126,6 +144,15 @@ impl Drop for Server {
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
+}
+
+/// Makes certificates in a folder: `ca.crt` is the authority's, `other.crt` another authority's;
+/// `good.crt` is for localhost, `expired.crt` was so once. Their key is `key.pem`.
+pub fn certificates(folder: &std::path::Path) {
+    const SCRIPT: &str = include_str!("testing/certificates.sh");
+    let made = Command::new("sh").args(["-c", SCRIPT]).current_dir(folder).output();
+    let made = made.expect("a shell");
+    assert!(made.status.success(), "openssl: {}", String::from_utf8_lossy(&made.stderr));
 }
 
 /// Waits until a condition holds.

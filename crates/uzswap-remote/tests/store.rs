@@ -9,7 +9,7 @@ use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 use uzswap_engine::backing::{Backing, NoBacking};
 use uzswap_engine::testing::skip;
-use uzswap_remote::testing::{Cluster, Server, await_that, has_server};
+use uzswap_remote::testing::{Cluster, Server, await_that, certificates, has_server};
 use uzswap_remote::{Address, Admin, Connected};
 
 #[test]
@@ -359,6 +359,36 @@ fn sixteen_processes_share_a_cluster() {
     let left: usize =
         cluster.primaries().iter().map(|at| cluster.servers[*at].keys("uz:*").len()).sum();
     assert_eq!(left, 0, "each has removed its own");
+}
+
+#[test]
+fn a_server_with_tls_is_known_by_its_certificate() {
+    if !has_server() {
+        return skip("no server: ./setup tests installs it");
+    }
+    let folder = tempfile::tempdir().unwrap();
+    certificates(folder.path());
+    let ca = format!("ca={}", folder.path().join("ca.crt").display());
+    let good = Server::with_tls(folder.path(), "good");
+    let rig = Rig::new(&good.backing_with_tls(&ca), 64 << 20).unwrap();
+    rig.fill(0..PAGES, 0);
+    rig.await_copies();
+    assert_eq!(rig.check(0..PAGES, 0), 0);
+    assert!(rig.figure("remote_reads") > 0);
+    assert_eq!(rig.figure("remote_errors"), 0);
+    let refused = |address: &str, part: &str| {
+        let error = Rig::new(address, 64 << 20).err().unwrap();
+        assert!(error.contains(part) && !error.contains('\n'), "{address}: {error}");
+    };
+    let other = format!("ca={}", folder.path().join("other.crt").display());
+    refused(&good.backing_with_tls(&other), "UnknownIssuer; check the server's certificate");
+    let address = good.backing_with_tls(&ca).replace("localhost", "127.0.0.1");
+    refused(&address, "check the server's certificate");
+    refused(&good.backing_with_tls("ca=/no/such/file"), "name a file in PEM");
+    refused(&good.backing(&ca).replace("valkey:", "valkeys:"), "check");
+    refused(&good.backing_with_tls("").replace("valkeys:", "valkey:"), "check");
+    let expired = Server::with_tls(folder.path(), "expired");
+    refused(&expired.backing_with_tls(&ca), "expired");
 }
 
 #[test]
