@@ -4,6 +4,7 @@ use crate::bench::{Candidate, Interrupt};
 use crate::error::{Context, Failure};
 use crate::machine::Changes;
 use serde::{Deserialize, Serialize};
+use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::fs;
 use std::os::unix::process::ExitStatusExt;
@@ -11,6 +12,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 use uzswap_region::Mode;
+use uzswap_sys::cgroup::Group;
 use uzswap_sys::{cpu, process};
 
 /// The folder of swap files and sources: on a disk, not in memory.
@@ -22,6 +24,9 @@ pub const ZRAM: &str = "/sys/block/zram0";
 
 /// Size of peers' swap areas, enough for all benchmarks.
 const AREA_BYTES: u64 = 4 << 30;
+
+/// A group's limit is lowered by as much at a time.
+const LIMIT_STEP: u64 = 4 << 20;
 
 /// Interval of checks of a running command, and the number of checks for each sample.
 const TICK: Duration = Duration::from_millis(5);
@@ -218,14 +223,14 @@ impl Peer {
             .spawn()
             .context("sh")?;
         let before = Counters::read();
+        let limit = Cell::new(room.memory);
         let ended = wait(child, interrupt, room.time_max, || {
             let pool = self.pool_bytes();
             if room.pool.is_some() {
                 // The kernel charges its pool to no group, so its bytes are subtracted from the
-                // command's. An error: that much cannot be swapped out now; the next check tries
-                // again.
+                // command's.
                 let left = room.memory.saturating_sub(pool).max(room.memory / 4);
-                let _ = group.set_limit(left, 0);
+                limit.set(lower(&group, limit.get(), left));
             }
             pool
         })?;
@@ -385,6 +390,20 @@ fn in_process(
         below.arg(format!("--backing={DISK}:{BACKING_BYTES}"));
     }
     Ok(below)
+}
+
+/// Changes a group's limit, and returns the reached one. The kernel refuses a limit that it cannot
+/// reach in one go, so a lower one is reached step by step. An error: no more can be swapped out
+/// now; the next check tries again.
+fn lower(group: &Group, mut limit: u64, target: u64) -> u64 {
+    while limit != target {
+        let next = target.max(limit.saturating_sub(LIMIT_STEP));
+        if group.set_limit(next, 0).is_err() {
+            break;
+        }
+        limit = next;
+    }
+    limit
 }
 
 /// Runs a command below `uzswap run --in-process`, whose report has the size of the pool.
