@@ -386,11 +386,9 @@ impl Maker {
     }
 
     fn sparse(&mut self, _: Place, depth: usize) {
-        if is_mended("sparse") {
-            let (slot, gib) = (self.noise.below(SLOTS), self.pick(&[1, 16, 64]));
-            let seed = self.seed();
-            self.line(depth, &format!("sparse {slot} {gib} 100 {seed}"));
-        }
+        let (slot, gib) = (self.noise.below(SLOTS), self.pick(&[1, 16, 64]));
+        let seed = self.seed();
+        self.line(depth, &format!("sparse {slot} {gib} 100 {seed}"));
     }
 }
 

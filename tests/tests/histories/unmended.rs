@@ -9,7 +9,6 @@ const UNMENDED: &[(&str, &str)] = &[
         "a fault on adopted memory that is only read ends the program, or a child may write it",
     ),
     ("filter later", "a child that forbids itself calls is killed by SIGSYS for one of ours"),
-    ("sparse", "page words of all of a reservation are allocated"),
     ("small stack", "a thread of 20 KiB with large variables has no room for ours: EINVAL"),
     ("faulting receive", "a call that received and answers EFAULT is made again, and takes more"),
     ("large move", "by protection mremap refuses ranges of more than an eighth of the budget"),
