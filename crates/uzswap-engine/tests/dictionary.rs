@@ -149,7 +149,8 @@ fn pages_come_back_from_the_backing_whatever_was_trained_and_set_since() {
         let is_used = from > 0 && compressor != "lz4" && is_on == "Y";
         assert_eq!(statistic(&cache, "stores_dictionary") > stores, is_used, "{compressor}");
         from += 200;
-        assert!(cache.train(), "after {compressor}");
+        // No page is tried with a dictionary by lz4: those of the round before may all be written.
+        assert!(cache.train() || compressor == "lz4", "after {compressor}");
         assert_holds(&cache, area, 0..from);
         // The next round stores the pages beyond again.
         cache.shrink(1 << 20);
