@@ -130,7 +130,10 @@ fn own(agent: &Agent, call: &mut Call) -> Outcome {
         libc::SYS_dup2 | libc::SYS_dup3 => processes::duplicate(call),
         libc::SYS_execve | libc::SYS_execveat => processes::execute(agent, call),
         libc::SYS_exit_group => {
-            agent.pager.leave_store();
+            // A child of `vfork` that ends leaves the segments to its parent.
+            if !bus::is_other_process() {
+                agent.pager.leave_store();
+            }
             Outcome::Bare
         }
         libc::SYS_unshare | libc::SYS_setns => alone::on_call(call),
