@@ -610,11 +610,13 @@ fn all_memory_that_the_kernel_counts_is_within_the_budget() {
     assert_passes("budget");
 }
 
-/// Bytes of this process in memory. Not by its page tables (smaps): pages that move while these are
-/// walked would count twice.
+/// Bytes of this process in memory, without those of files: no budget counts the program's code.
+/// Not by its page tables (smaps): pages that move while these are walked would count twice.
 fn resident_bytes() -> usize {
     let text = std::fs::read_to_string("/proc/self/statm").unwrap();
-    text.split(' ').nth(1).unwrap().parse::<usize>().unwrap() * PAGE
+    let mut pages = text.split(' ').map(|pages| pages.parse::<usize>().unwrap()).skip(1);
+    let (all, of_files) = (pages.next().unwrap(), pages.next().unwrap());
+    (all - of_files) * PAGE
 }
 
 /// Codecs' contexts of two CPUs and stacks of two threads, which the budget does not count. The
