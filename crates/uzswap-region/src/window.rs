@@ -163,7 +163,7 @@ impl Pager {
     }
 
     /// Finds the pages that the program has used of long mappings that were left open
-    /// ([`crate::guards`]): they are charged, and may leave from now on.
+    /// (`guards.rs`): they are charged, and may leave from now on.
     pub fn find_used(&self) {
         let inner = self.inner();
         if !inner.door.leaves_open() {
