@@ -1,41 +1,18 @@
 //! With memory made ready beforehand, an insertion allocates nothing.
 
-use std::alloc::{GlobalAlloc, Layout, System};
-use std::cell::Cell;
+mod counting;
+
+use counting::allocations;
 use uzswap_ranges::{Hole, Insert, Item, Preload, RangeIndex, SkipList};
-
-thread_local! {
-    static ALLOCATIONS: Cell<usize> = const { Cell::new(0) };
-}
-
-/// The system's allocator, with a count of this thread's allocations.
-struct Counting;
-
-// SAFETY: every call is passed on as it is.
-unsafe impl GlobalAlloc for Counting {
-    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        ALLOCATIONS.set(ALLOCATIONS.get() + 1);
-        // SAFETY: as the caller promises.
-        unsafe { System.alloc(layout) }
-    }
-
-    unsafe fn dealloc(&self, memory: *mut u8, layout: Layout) {
-        // SAFETY: as the caller promises.
-        unsafe { System.dealloc(memory, layout) }
-    }
-}
-
-#[global_allocator]
-static COUNTING: Counting = Counting;
 
 #[test]
 fn an_insertion_with_a_preload_allocates_nothing() {
     let (list, mut preload) = (SkipList::new(), Preload::default());
     let (mut ready, mut used) = (0, 0);
     for n in 0..10_000 {
-        let before = ALLOCATIONS.get();
+        let before = allocations();
         list.preload(&mut preload);
-        let between = ALLOCATIONS.get();
+        let between = allocations();
         if n % 2 == 0 {
             let item = Item { key: 3_000_000 + n * 7919 % 100_003 * 10, size: 3, value: n };
             assert_eq!(list.insert(item, &mut preload), Insert::Inserted);
@@ -44,7 +21,7 @@ fn an_insertion_with_a_preload_allocates_nothing() {
             assert!(list.insert_hole(&hole, &mut preload).is_some());
         }
         ready += between - before;
-        used += ALLOCATIONS.get() - between;
+        used += allocations() - between;
     }
     let leaves = list.check().leaves;
     assert!(leaves > 100 && ready >= leaves, "{ready} allocations for {leaves} leaves");

@@ -2,37 +2,14 @@
 
 #![allow(clippy::unwrap_used, reason = "tests")]
 
+#[path = "../../uzswap-ranges/tests/counting/mod.rs"]
+mod counting;
 #[allow(dead_code, reason = "of both tests that use it")]
 mod rig;
 
+use counting::allocations;
 use rig::{PAGES, Rig, server};
-use std::alloc::{GlobalAlloc, Layout, System};
-use std::cell::Cell;
 use uzswap_remote::testing::Server;
-
-thread_local! {
-    static ALLOCATIONS: Cell<usize> = const { Cell::new(0) };
-}
-
-/// The system's allocator, with a count of this thread's allocations.
-struct Counting;
-
-// SAFETY: every call is passed on as it is.
-unsafe impl GlobalAlloc for Counting {
-    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        ALLOCATIONS.set(ALLOCATIONS.get() + 1);
-        // SAFETY: as the caller promises.
-        unsafe { System.alloc(layout) }
-    }
-
-    unsafe fn dealloc(&self, memory: *mut u8, layout: Layout) {
-        // SAFETY: as the caller promises.
-        unsafe { System.dealloc(memory, layout) }
-    }
-}
-
-#[global_allocator]
-static COUNTING: Counting = Counting;
 
 #[test]
 fn reads_of_a_store_allocate_nothing_whether_it_answers_or_not() {
@@ -41,17 +18,17 @@ fn reads_of_a_store_allocate_nothing_whether_it_answers_or_not() {
     let rig = Rig::new(&server.backing("copies=1&max=64M&timeout=1"), 0).unwrap();
     rig.fill(0..PAGES, 0);
     assert_eq!(rig.check(0..100, 0), 0);
-    let (reads, before) = (rig.figure("remote_reads"), ALLOCATIONS.get());
+    let (reads, before) = (rig.figure("remote_reads"), allocations());
     assert_eq!(rig.check(0..PAGES, 0), 0);
-    let allocated = ALLOCATIONS.get() - before;
+    let allocated = allocations() - before;
     assert!(rig.figure("remote_reads") > reads + 1000);
     assert_eq!(allocated, 0);
     server.ask(&["FLUSHALL"]);
-    let before = ALLOCATIONS.get();
+    let before = allocations();
     assert!(rig.check(0..500, 0) > 0);
-    assert_eq!(ALLOCATIONS.get() - before, 0);
+    assert_eq!(allocations() - before, 0);
     server.kill();
-    let before = ALLOCATIONS.get();
+    let before = allocations();
     rig.check(0..1, 0);
-    assert_eq!(ALLOCATIONS.get() - before, 0);
+    assert_eq!(allocations() - before, 0);
 }
