@@ -147,11 +147,15 @@ pub fn is_counted(name: &str) -> bool {
         "dead_pages",
     ];
     !(SO_NOW.contains(&name)
-        || name.starts_with("fault_ns")
+        || is_quantile(name)
         || name.starts_with("pool_pages")
         || name.ends_with("_size")
-        || name.starts_with("remote_read_ns")
         || name.ends_with("_limit"))
+}
+
+/// True if a statistic is a quantile of times: those of several machines do not add up.
+pub fn is_quantile(name: &str) -> bool {
+    name.starts_with("fault_ns") || name.starts_with("remote_read_ns")
 }
 
 /// An extra attribute: whether writeback runs. The engine switches it off when a write fails.

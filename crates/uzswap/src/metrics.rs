@@ -81,9 +81,7 @@ pub fn metrics() -> Vec<Metric> {
         Metric::own(FAULTS, faults, MetricType::Histogram, Some(Unit::Seconds)),
         Metric::own(STARTED, started, MetricType::Gauge, Some(Unit::Seconds)),
     ];
-    // Quantiles do not add up over machines.
-    let is_sum = |name: &str| !name.starts_with("fault_ns") && !name.starts_with("remote_read_ns");
-    let statistics = control::statistics().filter(|(name, _)| is_sum(name));
+    let statistics = control::statistics().filter(|(name, _)| !control::is_quantile(name));
     own.into_iter().chain(statistics.map(|(name, help)| Metric::of(name, help))).collect()
 }
 
