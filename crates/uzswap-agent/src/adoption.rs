@@ -246,7 +246,7 @@ fn adopt_around(
     }
     let stacks = stopped.iter().filter(|thread| is_running(thread)).map(|thread| thread.stack);
     let around = |at: usize| at.saturating_sub(AROUND_STACK)..at.saturating_add(AROUND_STACK);
-    let kept: Vec<_> = kept.iter().cloned().chain(stacks.map(around)).collect();
+    let stacks: Vec<_> = stacks.map(around).collect();
     let Some(agent) = AGENT.get() else { return };
     let start = stacks_end.unwrap_or(range.start).max(range.start);
     // The kernel's page of zeros may be there, which it does not count as memory.
@@ -257,7 +257,8 @@ fn adopt_around(
     if contents == Contents::ReadOnlyPages && crate::mode() == Mode::Protection {
         return note_left(Stays::ReadOnly, one.page_bytes);
     }
-    for part in map::cut(start..range.end, &kept) {
+    let parts = map::cut(start..range.end, kept).into_iter();
+    for part in parts.flat_map(|part| map::cut(part, &stacks)) {
         let bytes = one.page_bytes.min(part.len() as u64);
         // SAFETY: private, anonymous and readable, by the kernel's own list; no stack, nothing of
         // ours; the layout is locked.
