@@ -1,56 +1,25 @@
-//! The `uzswap` command.
+//! The `uzswap` command. Each folder uses only those before it: `device`, `policy`, `show`,
+//! `commands`.
 
 #![forbid(unsafe_code)]
 #![deny(clippy::print_stdout, clippy::print_stderr, reason = "they panic where nobody reads")]
 
-mod area;
-mod attach;
-mod attaching;
-mod bench;
-mod changes;
-mod config;
-mod daemon;
-mod doctor;
+mod commands;
+mod device;
 mod error;
-mod executable;
-mod exporter;
-mod group;
-mod in_process;
-mod keeper;
-mod kept;
-mod left_alone;
-mod live;
-mod load;
-mod memory;
-mod options;
-mod page;
-mod pressure;
-mod record;
-mod relief;
-mod reload;
-mod remote;
-mod report;
-mod run;
+mod policy;
 mod say;
-mod serve;
-mod shortage;
-mod signals;
-mod slots;
-mod space;
-mod squeeze;
-mod stats;
-mod status;
-mod systemd;
-mod taking_part;
-mod top;
-mod upgrade;
-mod user;
-mod wire;
+mod show;
 
 use clap::Parser;
 use cli::{Cli, Command};
+use commands::{
+    attach, bench, config, doctor, memory, record, remote, run, serve, status, top, upgrade,
+};
+use device::{area, daemon, keeper, slots, switching_off};
 use error::Failure;
 use say::say;
+use show::exporter;
 use std::process::ExitCode;
 use uzswap_cli::{address, cli, metrics, size};
 
@@ -108,7 +77,7 @@ fn dispatch(command: Command) -> Result<ExitCode, Failure> {
         Command::Keeper(arguments) => keeper::keeper(arguments.lock).map(|()| ExitCode::SUCCESS),
         Command::SwitchOn => area::make().map(|()| ExitCode::SUCCESS),
         Command::HoldSlots => slots::hold().map(|()| ExitCode::SUCCESS),
-        Command::SwitchOff(arguments) => Ok(match changes::switch_off(&arguments.devices) {
+        Command::SwitchOff(arguments) => Ok(match switching_off::run(&arguments.devices) {
             Ok(()) => ExitCode::SUCCESS,
             Err(_) => ExitCode::FAILURE,
         }),

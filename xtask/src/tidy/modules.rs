@@ -10,11 +10,6 @@ use std::path::{Path, PathBuf};
 /// Circles that there are. They may only shrink.
 const CIRCLES: &[(&str, &str)] = &[
     (
-        "uzswap",
-        "changes doctor exporter group in_process keeper kept options run signals slots space \
-         status systemd taking_part wire",
-    ),
-    (
         "uzswap-agent",
         "adoption alone calls devices first_look forking handlers interrupted layout masks \
          processes seccomp stacks takeover whole",

@@ -1,0 +1,104 @@
+//! Programs of an in-process run whose memory is not kept small, with the reason and their size.
+//!
+//! A program that could not be taken over says why itself ([`Table::leave_alone`]). One that never
+//! loaded the library cannot: it is found among the command's processes while it runs, and its file
+//! tells why.
+
+use crate::commands::in_process::executable::{self, Kind};
+use serde::Serialize;
+use std::collections::BTreeMap;
+use std::fs::{self, File};
+use uzswap_sys::process;
+use uzswap_tree::Table;
+
+/// A program with less anonymous memory is not looked at: there is little to keep small.
+const LEAST: u64 = 16 << 20;
+
+/// A program that was left alone.
+#[derive(Debug, Serialize)]
+pub struct Alone {
+    /// Its number.
+    pub process: u32,
+    /// Its name, and why: `NAME: REASON`.
+    pub program: String,
+    /// Only a part of its memory is left alone.
+    pub is_part: bool,
+    /// Bytes of that part; of a whole program, most anonymous memory that it was seen with.
+    pub bytes: u64,
+}
+
+/// The observed state of them.
+#[derive(Debug, Default)]
+pub struct LeftAlone {
+    /// Most anonymous memory of each process that is none of the tree's own, bytes.
+    peaks: BTreeMap<u32, u64>,
+    /// Those that never loaded the library, with their names and reasons.
+    strangers: BTreeMap<u32, String>,
+}
+
+impl LeftAlone {
+    /// Looks at the processes that a command has started.
+    pub fn look(&mut self, command: i32, table: &Table) {
+        let noted = table.left_alone();
+        for process in process::tree(command) {
+            let Some(bytes) = process::anonymous_bytes(process).filter(|bytes| *bytes >= LEAST)
+            else {
+                continue;
+            };
+            let number = process as u32;
+            let is_noted = noted.iter().any(|one| one.process == number && one.part.is_none());
+            if !is_noted && table.members().any(|member| member.process == number) {
+                continue;
+            }
+            // A child that was forked just now has not joined the others yet.
+            let was_seen = self.peaks.contains_key(&number);
+            let peak = self.peaks.entry(number).or_default();
+            *peak = bytes.max(*peak);
+            if !is_noted && was_seen {
+                self.strangers.entry(number).or_insert_with(|| describe(process));
+            }
+        }
+    }
+
+    /// How many never loaded the library.
+    pub fn strangers(&self) -> u64 {
+        self.strangers.len() as u64
+    }
+
+    /// All of them.
+    pub fn all(&self, table: &Table) -> Vec<Alone> {
+        let noted = table.left_alone().into_iter().map(|one| (one.process, one.text, one.part));
+        let strangers = self.strangers.iter().map(|(process, text)| (*process, text.clone(), None));
+        let alone = |(process, program, part): (u32, String, Option<u64>)| {
+            let peak = || self.peaks.get(&process).copied().unwrap_or(0);
+            let bytes = part.unwrap_or_else(peak);
+            Alone { process, program, is_part: part.is_some(), bytes }
+        };
+        noted.chain(strangers).map(alone).collect()
+    }
+}
+
+/// Name and reason of a process that has not loaded the library.
+fn describe(process: i32) -> String {
+    let name = fs::read_to_string(format!("/proc/{process}/comm")).unwrap_or_default();
+    let reason = match File::open(format!("/proc/{process}/exe")).as_ref().map(executable::kind) {
+        Err(_) => "it is privileged, so no library can be preloaded",
+        Ok(Some(Kind::Static)) => "it is linked statically, so no library can be preloaded",
+        Ok(Some(Kind::Glibc)) => "it was started without LD_PRELOAD",
+        Ok(Some(Kind::OtherLibrary(_))) => "its C library is not glibc",
+        Ok(Some(Kind::Not64Bit) | None) => "it is no 64-bit program",
+    };
+    format!("{}: {reason}", name.trim_end())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_process_that_was_never_told_of_the_library_is_named_with_the_reason() {
+        let this = describe(std::process::id() as i32);
+        assert!(this.ends_with(": it was started without LD_PRELOAD"), "{this}");
+        assert!(describe(-1).ends_with("no library can be preloaded"));
+    }
+}

@@ -1,0 +1,515 @@
+//! `uzswap run --in-process`: the command's memory is kept in the budget inside of its processes,
+//! by a library that they preload. It needs no root, no swap and no cgroup.
+
+pub mod executable;
+mod left_alone;
+
+use crate::cli::RunArguments;
+use crate::commands::supervise::{self, Interrupts};
+use crate::device::options::{self, Backing};
+use crate::device::signals::{Event, Events};
+use crate::error::Failure;
+use crate::policy::load::{Held, InTree, LoadControl};
+use crate::say::say;
+use crate::show::live::Live;
+use crate::size;
+use left_alone::{Alone, LeftAlone};
+use rustix::fs::{StatVfsMountFlags, statvfs};
+use serde::Serialize;
+use std::env;
+use std::fs::{self, File};
+use std::io;
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitCode, ExitStatus};
+use std::sync::atomic::Ordering::Relaxed;
+use std::sync::mpsc::RecvTimeoutError;
+use std::time::Instant;
+use uzswap_engine::PAGE_BYTES;
+use uzswap_region::{Means, Mode, Pager};
+use uzswap_remote::{Address, Connected};
+use uzswap_sys::{cpu, process};
+use uzswap_tree::{Table, Tree};
+
+/// The library that is preloaded, as it is installed and as it is built.
+const LIBRARY: &str = "libuzswap_preload.so";
+/// The one that it loads, from beside it.
+const AGENT: &str = "libuzswap_agent.so";
+
+/// Names the means to begin with, for tests and measurements; the library looks for it, too.
+const MEANS: &str = "UZSWAP_MEANS";
+
+/// How pages leave here. Error: the reason, and the fate of the command.
+pub fn check() -> Result<Means, String> {
+    let first = env::var(MEANS).ok().and_then(|name| name.parse().ok()).unwrap_or(Means::Moves);
+    Means::available(first).map_err(|error| {
+        let denied = Mode::InThread.check().err().map(|denied| format!("{denied}; "));
+        format!("{}{error}", denied.unwrap_or_default())
+    })
+}
+
+/// The report's words for means that are not the fastest.
+fn slower(means: Means) -> Option<&'static str> {
+    match means {
+        Means::Moves => None,
+        Means::Copies => Some("by userfaultfd without moves, slower: they need Linux 6.8"),
+        Means::Guards => Some("by guard pages, slower, since userfaultfd is denied: uzswap doctor"),
+        Means::Protection => {
+            Some("by protection, slower yet, since userfaultfd is denied: uzswap doctor")
+        }
+    }
+}
+
+/// The file that the command's processes share. Error: the reason that they run without, and its
+/// remedy.
+fn prepare(arguments: &RunArguments, program: &Path, library: &Path) -> Result<TreeFile, String> {
+    let unmanaged = executable::why_unmanaged(program);
+    if let Some(one) = unmanaged {
+        let reason = format!("{}, so its own memory is not kept small", one.reason);
+        if one.refuses_library {
+            return Err(reason);
+        }
+        say!("uzswap: in-process: {reason}");
+    }
+    let means = check()?;
+    if statvfs(library).is_ok_and(|found| found.f_flag.contains(StatVfsMountFlags::NOEXEC)) {
+        let place = library.display();
+        return Err(format!(
+            "{place} is on a file system that is mounted noexec; put it elsewhere"
+        ));
+    }
+    TreeFile::create(arguments.memory, means)
+}
+
+/// Runs it; the command's exit status. Where it cannot work, the command runs as without it.
+pub fn run(arguments: &RunArguments) -> Result<ExitCode, Failure> {
+    refuse_others(arguments)?;
+    let machine = cpu::memory_info().map_err(|e| Failure::new(format!("/proc/meminfo: {e}")))?;
+    options::check_memory(arguments.memory, machine)?;
+    let program = supervise::find_command(&arguments.command[0])?;
+    let library = library().map_err(Failure::new)?;
+    // Before there are threads: the first descriptor with a high number would wait for an RCU grace
+    // period then, some 10 ms, as the kernel replaces the table of descriptors.
+    let backing = backing(arguments)?;
+    let store = store(arguments, backing.is_some())?;
+    let prepared = prepare(arguments, &program, &library);
+    let events = Events::new()?;
+    let mut command = Command::new(&arguments.command[0]);
+    command.args(&arguments.command[1..]);
+    let file = match prepared {
+        Ok(file) => {
+            preload(arguments, backing, store.as_ref(), &file, library, &mut command);
+            Some(file)
+        }
+        Err(missing) => {
+            say!("uzswap: in-process: {missing}; such commands run without");
+            None
+        }
+    };
+    let began = Instant::now();
+    let child = command.spawn();
+    let child =
+        child.map_err(|error| Failure::new(format!("cannot start the command: {error}")))?;
+    let pid = child.id() as i32;
+    events.watch_command(child);
+    let mut watch = Watch {
+        load: start_load_control(arguments, file.as_ref())?,
+        held: None,
+        peak: Peak::default(),
+        left_alone: LeftAlone::default(),
+        live: Live::new(arguments.quiet),
+    };
+    let table = file.as_ref().map(|file| file.tree.table());
+    let status = watch.wait(pid, &events, table);
+    watch.end_load_control();
+    watch.live.finish();
+    let exit_code = supervise::exit_code(status?);
+    if let Some(file) = file {
+        let table = file.tree.table();
+        let report = Report {
+            seconds: began.elapsed().as_secs_f64(),
+            exit_code,
+            memory_limit: arguments.memory,
+            memory_peak: table.peak.load(Relaxed),
+            faults_by: file.means.name(),
+            slower: slower(file.means),
+            programs: table.managed.load(Relaxed),
+            programs_left_alone: table.unmanaged.load(Relaxed) + watch.left_alone.strangers(),
+            left_alone: watch.left_alone.all(table),
+            faults: table.faults.load(Relaxed),
+            stores: table.stored.load(Relaxed),
+            pool_peak: watch.peak.pool,
+            ratio: watch.peak.ratio,
+            load_control: watch.held,
+        };
+        if !arguments.quiet {
+            say!("{}", report.text().trim_end());
+        }
+        if let Some(path) = &arguments.report {
+            supervise::write_report(path, &report)?;
+        }
+    }
+    Ok(exit_code.into())
+}
+
+/// The events of a run.
+#[derive(Debug, Serialize)]
+struct Report {
+    /// Wall-clock time of the command, seconds.
+    seconds: f64,
+    /// Exit status: the command's.
+    exit_code: u8,
+    /// Memory of all its processes, bytes.
+    memory_limit: u64,
+    /// Most that they were seen to have at a time, bytes.
+    memory_peak: u64,
+    /// `userfaultfd`; `userfaultfd-copies` before Linux 6.8; or where it is denied `guards`, or
+    /// `protection`.
+    faults_by: &'static str,
+    #[serde(skip)]
+    slower: Option<&'static str>,
+    /// Programs whose memory was kept small, and that could not be.
+    programs: u64,
+    programs_left_alone: u64,
+    /// Those of the latter that were seen, and parts of the others' memory, with the reasons.
+    left_alone: Vec<Alone>,
+    /// Faults that were served, and pages that were compressed, up to some 50 ms before each
+    /// process ended.
+    faults: u64,
+    stores: u64,
+    /// Most bytes that all pools took, as sampled five times a second.
+    pool_peak: u64,
+    /// Pages to one byte of pool at that time.
+    ratio: f64,
+    /// The acts of load control, unless it was refused.
+    load_control: Option<Held>,
+}
+
+impl Report {
+    fn text(&self) -> String {
+        let left_alone = match self.programs_left_alone {
+            0 => String::new(),
+            some => format!(", of {some} it could not be"),
+        };
+        let mut text = format!(
+            "uzswap: {:.1} s in {} of {} memory, in-process: memory of {} processes was kept \
+             small{left_alone}\n  swapped   {} pages out, {} faults\n",
+            self.seconds,
+            size::show(self.memory_peak),
+            size::show(self.memory_limit),
+            self.programs,
+            self.stores,
+            self.faults,
+        );
+        if self.pool_peak > 0 {
+            let pool = size::show(self.pool_peak);
+            text += &format!("  pool      {pool} at its peak, ratio {:.2} : 1\n", self.ratio);
+        }
+        if let Some(held) = self.load_control.filter(|held| held.holds > 0) {
+            text += &format!("  {held}\n");
+        }
+        for Alone { process, program, is_part, bytes } in &self.left_alone {
+            let bytes = size::show(*bytes);
+            let bytes = if *is_part { bytes + " of it" } else { bytes + " at its peak" };
+            text += &format!("  left      {program} (process {process}, {bytes})\n");
+        }
+        if let Some(slower) = self.slower {
+            text += &format!("  faults    {slower}\n");
+        }
+        text
+    }
+}
+
+/// The largest values seen of figures that come and go.
+#[derive(Default)]
+struct Peak {
+    pool: u64,
+    ratio: f64,
+}
+
+impl Peak {
+    /// Looks once more.
+    fn update(&mut self, table: &Table, seconds: f64, live: &Live) {
+        table.count_silent(|pid| process::anonymous_bytes(pid as i32).unwrap_or(0));
+        let (mut used, mut held, mut pool) = (0, 0, 0);
+        for member in table.members() {
+            used += member.used;
+            held += member.figures.held * PAGE_BYTES as u64;
+            pool += member.figures.pool;
+        }
+        let ratio = held as f64 / pool.max(1) as f64;
+        if pool > self.pool {
+            *self = Self { pool, ratio };
+        }
+        let faults = table.faults.load(Relaxed);
+        live.say(format!(
+            "{} in memory, {} compressed to {} ({ratio:.1} : 1); {faults} faults, {:.0} a second",
+            size::show(used),
+            size::show(held),
+            size::show(pool),
+            faults as f64 / seconds.max(0.1),
+        ));
+    }
+}
+
+/// Has a command load the library, and the library find the memory that its processes share.
+fn preload(
+    arguments: &RunArguments,
+    backing: Option<(PathBuf, u64)>,
+    store: Option<&Address>,
+    file: &TreeFile,
+    library: PathBuf,
+    command: &mut Command,
+) {
+    command.env("UZSWAP_TREE", &file.path);
+    command.env(MEANS, file.means.name());
+    match file.means.mode() {
+        Mode::Protection => command.env("UZSWAP_PROTECTS", "1"),
+        // Of a run outside of this one.
+        _ => command.env_remove("UZSWAP_PROTECTS"),
+    };
+    if let Some((folder, bytes)) = backing {
+        let mut place = folder.into_os_string();
+        place.push(format!(":{bytes}"));
+        command.env("UZSWAP_BACKING", place);
+    }
+    match store {
+        Some(address) => command.env("UZSWAP_STORE", address.to_string()),
+        None => command.env_remove("UZSWAP_STORE"),
+    };
+    if let Some(compressor) = &arguments.cache.compressor {
+        command.env("UZSWAP_COMPRESSOR", compressor.to_string());
+    }
+    let others = env::var_os("LD_PRELOAD").unwrap_or_default();
+    let mut preload = library.into_os_string();
+    if !others.is_empty() {
+        preload.push(":");
+        preload.push(others);
+    }
+    // A program that was built with it refuses to start behind any library that is preloaded.
+    let mut sanitizer = env::var_os("ASAN_OPTIONS").unwrap_or_default();
+    sanitizer.push(if sanitizer.is_empty() { "" } else { ":" });
+    sanitizer.push("verify_asan_link_order=0");
+    command.env("ASAN_OPTIONS", sanitizer).env("LD_PRELOAD", preload);
+}
+
+/// The options that only the swap device has.
+fn refuse_others(arguments: &RunArguments) -> Result<(), Failure> {
+    let cache = &arguments.cache;
+    let given = [
+        ("--pool", cache.pool.is_some()),
+        ("--plain-backing", cache.plain_backing),
+        ("--size", arguments.size.is_some()),
+        ("--user", arguments.user.is_some()),
+        ("--include-pool", arguments.include_pool),
+    ];
+    match given.iter().find(|(_, is_given)| *is_given) {
+        Some((name, _)) => Err(Failure::new(format!(
+            "{name} is for the swap device (--device, as root); leave it out where memory is kept \
+             small in-process, with the pool a part of --memory"
+        ))),
+        None => Ok(()),
+    }
+}
+
+/// The folder in which each process keeps pages, and how many bytes at most; `None` for none.
+fn backing(arguments: &RunArguments) -> Result<Option<(PathBuf, u64)>, Failure> {
+    let (given, _) = options::places(&arguments.cache.backing);
+    let given = given.as_deref();
+    let (folder, bytes) = match options::backing(given, arguments.memory.saturating_mul(PARTS))? {
+        Backing::None => return Ok(None),
+        Backing::Unnamed(folder, bytes) => (folder, bytes),
+        Backing::Path(folder, Some(bytes)) if folder.is_dir() => (folder, bytes),
+        Backing::Path(path, _) => {
+            let path = path.display();
+            return Err(Failure::new(format!(
+                "--backing {path}: each process has a file of its own; name a folder and the size \
+                 of each file, as in /var/tmp:4G"
+            )));
+        }
+    };
+    match Pager::check_unnamed_backing(&folder) {
+        Ok(()) => Ok(Some((folder, bytes))),
+        // Nobody asked for it.
+        Err(_) if given.is_none() => Ok(None),
+        Err(error) => Err(Failure::new(format!(
+            "--backing {}: {error}; name a folder on a disk that you may write",
+            folder.display()
+        ))),
+    }
+}
+
+/// The store, which answers now. A forked process must be able to have all pages on a disk.
+fn store(arguments: &RunArguments, has_disk: bool) -> Result<Option<Address>, Failure> {
+    let Some(address) = options::store(&arguments.cache)? else { return Ok(None) };
+    if !has_disk {
+        return Err(Failure::new(format!(
+            "backing {address}: in-process, a forked process needs room on a disk for what only \
+             the store has; name a folder and a size, too, as in --backing /var/tmp:4G"
+        )));
+    }
+    Connected::to(&address)?;
+    Ok(Some(address))
+}
+
+/// Without `--backing`, a process has room on the disk for eight times the memory.
+const PARTS: u64 = 16;
+
+/// The library, with the one that it loads: beside this program, or where packages put it. Error:
+/// the place where they should be, and the remedy.
+pub fn library() -> Result<PathBuf, String> {
+    let own = env::current_exe().unwrap_or_default();
+    let folder = own.parent().unwrap_or(Path::new("/"));
+    let places = [folder.to_owned(), folder.join("../lib/uzswap")];
+    let all = |place: &&PathBuf| [LIBRARY, AGENT].iter().all(|name| place.join(name).exists());
+    let found = places.iter().find(all).map(|place| place.join(LIBRARY));
+    found.ok_or_else(|| {
+        let (own, place) = (own.display(), places[1].display());
+        format!(
+            "{LIBRARY} and {AGENT} are neither beside {own} nor in {place}; `pip install uzswap`, \
+             or the tarball of a release, brings program and libraries"
+        )
+    })
+}
+
+/// Where files that processes share are, in order of preference. Some containers have no /dev/shm,
+/// and `su` may leave the first one of another user.
+fn folders() -> Vec<PathBuf> {
+    let own = env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from);
+    own.into_iter().chain(["/dev/shm", "/tmp"].map(PathBuf::from)).collect()
+}
+
+/// The prefix of the files' names; the number of the run follows.
+const PREFIX: &str = "uzswap-";
+
+/// The runs whose files this user may read, by their numbers.
+pub fn running() -> Vec<(u32, Tree, PathBuf)> {
+    let entries = folders().into_iter().filter_map(|folder| fs::read_dir(folder).ok());
+    let files = entries.flatten().flatten().filter_map(|entry| {
+        let number = entry.file_name().to_str()?.strip_prefix(PREFIX)?.parse().ok()?;
+        Some((number, Tree::look(&entry.path()).ok()?, entry.path()))
+    });
+    files.collect()
+}
+
+/// Removes the files of runs that were killed, and of whose processes none is left.
+fn remove_stale() {
+    for (_, tree, path) in running() {
+        // In another PID namespace a run's processes have numbers that say nothing here.
+        let is_watched = || File::open(&path).is_ok_and(|file| file.try_lock().is_err());
+        if !tree.table().is_in_use() && !is_watched() {
+            // Another user's, or somebody was faster.
+            let _ = fs::remove_file(path);
+        }
+    }
+}
+
+/// The file that the processes share; removed at the end.
+struct TreeFile {
+    path: PathBuf,
+    /// Locked while the run lives, for processes that see the file but not the run's processes.
+    _lock: File,
+    tree: Tree,
+    means: Means,
+}
+
+impl TreeFile {
+    fn create(memory: u64, means: Means) -> Result<Self, String> {
+        remove_stale();
+        let mut reasons = Vec::new();
+        for folder in folders() {
+            let path = folder.join(format!("{PREFIX}{}", std::process::id()));
+            let create = || {
+                let tree = Tree::create(&path, memory)?;
+                let lock = File::open(&path)?;
+                lock.lock_shared()?;
+                Ok::<_, io::Error>((tree, lock))
+            };
+            match create() {
+                Ok((tree, lock)) => return Ok(Self { path, _lock: lock, tree, means }),
+                Err(error) => reasons.push(format!("{}: {error}", path.display())),
+            }
+        }
+        Err(format!("no folder takes a file: {}", reasons.join(", ")))
+    }
+}
+
+impl Drop for TreeFile {
+    fn drop(&mut self) {
+        // Somebody has removed it: nothing is left.
+        let _ = fs::remove_file(&self.path);
+    }
+}
+
+/// Begins it, if it is wanted and there is something to control.
+fn start_load_control(
+    arguments: &RunArguments,
+    file: Option<&TreeFile>,
+) -> Result<Option<LoadControl>, Failure> {
+    let file = file.filter(|_| !arguments.no_load_control);
+    let start = |file: &TreeFile| LoadControl::start(InTree(file.tree.table()), cpu::allowed());
+    let control = file.map(start).transpose();
+    control.map_err(|error| {
+        Failure::new(format!("load control: no thread: {error}; --no-load-control does without"))
+    })
+}
+
+/// Every so many looks, the run searches for processes that are left alone: once a second.
+const LOOKS: u32 = 5;
+
+/// The work while the command runs.
+struct Watch {
+    load: Option<LoadControl>,
+    /// Its acts.
+    held: Option<Held>,
+    peak: Peak,
+    left_alone: LeftAlone,
+    live: Live,
+}
+
+impl Watch {
+    fn end_load_control(&mut self) {
+        if let Some(load) = self.load.take() {
+            self.held = Some(load.end());
+        }
+    }
+
+    /// Waits for the command, passing signals on, and looks five times a second.
+    fn wait(
+        &mut self,
+        pid: i32,
+        events: &Events,
+        table: Option<&Table>,
+    ) -> Result<ExitStatus, Failure> {
+        let (began, mut interrupts) = (Instant::now(), Interrupts::default());
+        let mut looks = 0u32;
+        loop {
+            match events.receiver.recv_timeout(supervise::TICK) {
+                Ok(Event::CommandEnded(status)) => return Ok(status),
+                Ok(Event::Signal { signal, from_terminal }) => {
+                    // A suspended process would not receive it.
+                    self.end_load_control();
+                    if interrupts.pass_on(pid, signal, from_terminal) {
+                        // An error: it has just ended.
+                        process::tree(pid).into_iter().for_each(|one| {
+                            let _ = process::kill(one, libc::SIGKILL);
+                        });
+                    }
+                }
+                Ok(_) => {}
+                Err(RecvTimeoutError::Timeout) => {
+                    if let Some(table) = table {
+                        self.peak.update(table, began.elapsed().as_secs_f64(), &self.live);
+                        // It takes longer: each process is looked at.
+                        if looks.is_multiple_of(LOOKS) {
+                            self.left_alone.look(pid, table);
+                        }
+                        looks = looks.wrapping_add(1);
+                    }
+                }
+                Err(RecvTimeoutError::Disconnected) => {
+                    return Err(Failure::new("the command's end was missed"));
+                }
+            }
+        }
+    }
+}

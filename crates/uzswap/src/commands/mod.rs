@@ -1,0 +1,19 @@
+//! The commands that a person gives, each in a file of its own.
+
+pub mod attach;
+pub mod attaching;
+pub mod bench;
+pub mod config;
+pub mod doctor;
+pub mod in_process;
+pub mod memory;
+pub mod record;
+pub mod reload;
+pub mod remote;
+pub mod run;
+pub mod serve;
+pub mod status;
+pub mod supervise;
+pub mod top;
+pub mod upgrade;
+pub mod user;

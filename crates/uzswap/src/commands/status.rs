@@ -1,0 +1,290 @@
+//! `uzswap status`: the contents of this machine's cache, and its users. `uzswap clean`: the
+//! remains of killed ones.
+
+use crate::cli::StatusArguments;
+use crate::commands::in_process;
+use crate::device::changes::{self, State};
+use crate::device::folder::{self, Lock};
+use crate::device::keeper;
+use crate::error::Failure;
+use crate::say::show;
+use crate::show::stats::Stats;
+use crate::size;
+use serde::Serialize;
+use std::path::PathBuf;
+use std::sync::atomic::Ordering::Relaxed;
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+use uzswap_engine::PAGE_BYTES;
+use uzswap_tree::{Member, Tree};
+
+/// The message where there is none.
+pub const NONE_RUNS: &str = "no cache is running; start one with `uzswap run` or `uzswap serve`";
+
+/// The cache of this machine.
+#[derive(Serialize)]
+pub struct Running {
+    mount: PathBuf,
+    /// Its daemon lives.
+    pub alive: bool,
+    /// The changes to the machine for it, and its participants.
+    #[serde(flatten)]
+    pub state: State,
+    /// Its figures; none where the daemon is gone.
+    #[serde(flatten)]
+    pub stats: Stats,
+}
+
+impl Running {
+    /// `None` where there is no cache, nor anything left of one.
+    pub fn read() -> Option<Self> {
+        let state = State::read().ok().filter(|state| *state != State::default())?;
+        let alive = Lock::is_taken();
+        let mount = folder::mount();
+        // A dead daemon's files would answer with errors.
+        let stats = if alive { Stats::read(&mount) } else { Stats::default() };
+        Some(Self { mount, alive, state, stats })
+    }
+}
+
+/// The control files are root's.
+pub fn require_root() -> Result<(), Failure> {
+    match uzswap_sys::process::is_root() {
+        true => Ok(()),
+        false => Err(Failure::new("only root may read the figures; use sudo")),
+    }
+}
+
+/// Prints it.
+pub fn status(arguments: &StatusArguments) -> Result<(), Failure> {
+    let in_process = in_process::running();
+    if let Some(process) = arguments.bring_in {
+        return bring_in(process, &in_process);
+    }
+    // A user may look at his own in-process runs.
+    if in_process.is_empty() || arguments.json {
+        require_root()?;
+    }
+    let running = Running::read();
+    if arguments.json {
+        let json = serde_json::to_string_pretty(&running.iter().collect::<Vec<_>>());
+        show!("{}", json.map_err(|error| Failure::new(error.to_string()))?);
+        return Ok(());
+    }
+    match &running {
+        Some(running) if uzswap_sys::process::is_root() => print(running),
+        None if in_process.is_empty() => show!("{NONE_RUNS}"),
+        _ => {}
+    }
+    in_process.iter().for_each(|(number, tree, _)| print_in_process(*number, tree));
+    Ok(())
+}
+
+/// Has a process bring all of its pages in, and keeps them in until this one is ended.
+fn bring_in(process: u32, runs: &[(u32, Tree, PathBuf)]) -> Result<(), Failure> {
+    const LOOK: Duration = Duration::from_millis(20);
+    /// A process that is stopped, or that a debugger holds, does not answer.
+    const PATIENCE: Duration = Duration::from_secs(60);
+    let find = |tree: &Tree| tree.table().members().find(|member| member.process == process);
+    let is_member = |tree: &Tree| find(tree).is_some();
+    let Some((_, tree, _)) = runs.iter().find(|(_, tree, _)| is_member(tree)) else {
+        return Err(Failure::new(format!(
+            "{process} is no process of an in-process run of this user; `uzswap status` lists them"
+        )));
+    };
+    let table = tree.table();
+    table.want_whole(process);
+    let began = Instant::now();
+    // A process that is small, or that was not taken over, has no page that is out.
+    let is_asked = || find(tree).is_some_and(|member| member.figures.held > 0);
+    while is_asked() && table.is_whole(process).is_none() {
+        if began.elapsed() > PATIENCE {
+            return Err(Failure::new(format!(
+                "process {process} does not answer; if it is stopped, let it go on: kill -CONT \
+                 {process}"
+            )));
+        }
+        sleep(LOOK);
+    }
+    match table.is_whole(process) {
+        _ if !is_member(tree) => {
+            return Err(Failure::new(format!("process {process} has ended")));
+        }
+        Some(true) | None => {
+            show!("all pages of process {process} are in until this command ends: Ctrl-C")
+        }
+        Some(false) => {
+            return Err(Failure::new(format!(
+                "there is no memory for all pages of process {process}; free some, or raise the \
+                 limit of its control group"
+            )));
+        }
+    }
+    while is_member(tree) {
+        sleep(LOOK);
+    }
+    Ok(())
+}
+
+fn print_in_process(number: u32, tree: &Tree) {
+    let table = tree.table();
+    let members: Vec<_> = table.members().collect();
+    show!(
+        "run --in-process ({number}): {} of {} in memory, {} at most; {} faults",
+        size::show(members.iter().map(|member| member.used).sum()),
+        size::show(table.total.load(Relaxed)),
+        size::show(table.peak.load(Relaxed)),
+        table.faults.load(Relaxed),
+    );
+    for Member { process, used, figures, is_held, .. } in members {
+        let held = figures.held * PAGE_BYTES as u64;
+        let name = std::fs::read_to_string(format!("/proc/{process}/comm")).unwrap_or_default();
+        show!(
+            "  {process:>8} {}: {} in memory, {} compressed to {} ({:.2} : 1), {} faults{}",
+            name.trim_end(),
+            size::show(used),
+            size::show(held),
+            size::show(figures.pool),
+            held as f64 / figures.pool.max(1) as f64,
+            figures.faults,
+            if is_held { "; held back" } else { "" },
+        );
+    }
+}
+
+/// A line on the present state.
+pub fn describe() -> Option<String> {
+    let running = Running::read()?;
+    let what = match running.alive {
+        true => "is running",
+        false => "was killed; the next run or serve cleans up",
+    };
+    Some(format!("{}: {what}", folder::FOLDER))
+}
+
+/// `uzswap clean`: undoes the remains of killed runs.
+pub fn clean() -> Result<(), Failure> {
+    if Running::read().is_none() {
+        show!("nothing to clean up");
+        return Ok(());
+    }
+    let lock = Lock::take().map_err(|error| Failure::new(keeper::cannot_lock(&error)))?;
+    let Some(lock) = lock else {
+        show!("nothing to clean up; the cache is running");
+        return Ok(());
+    };
+    let cleaned = changes::clean_up(&lock);
+    cleaned.done.iter().for_each(|line| show!("{line}"));
+    match cleaned.left.is_empty() {
+        true => Ok(()),
+        false => Err(Failure::new(cleaned.left.join("; "))),
+    }
+}
+
+fn print(running: &Running) {
+    let Running { state, stats, .. } = running;
+    let get = |name: &str| stats.get(name);
+    let devices: Vec<_> =
+        state.areas.iter().map(|area| area.device.display().to_string()).collect();
+    show!("{}  {} ({})", running.mount.display(), devices.join(", "), state.transport);
+    if !running.alive {
+        show!("  its daemon is gone; the next `uzswap run` or `serve` cleans up");
+        return;
+    }
+    print_runs(state);
+    show!(
+        "  space     {} of {} taken; {} of pages dead",
+        size::show(get("swap_used_size")),
+        size::show(get("swap_area_size")),
+        size::show(get("dead_pages") * PAGE_BYTES as u64),
+    );
+    print_held(stats);
+    show!(
+        "  rejected  {} poorly compressed, {} without memory, {} at the limit, {} switched off",
+        get("reject_compress_poor"),
+        get("reject_alloc_fail"),
+        get("reject_reclaim_fail"),
+        get("reject_disabled"),
+    );
+    show!(
+        "  traffic   {} pages in, {} out, {} discarded; reads served in {} us (p50), {} us (p99)",
+        get("pages_swapped_in"),
+        get("pages_swapped_out"),
+        get("pages_discarded"),
+        get("fault_ns_p50") as f64 / 1000.0,
+        get("fault_ns_p99") as f64 / 1000.0,
+    );
+    show!("  cpus      {}", stats.parameters.get("cpus").map_or("?", String::as_str));
+    if !stats.writeback_error.is_empty() {
+        show!(
+            "  WRITEBACK STOPPED: {}; nothing is lost; mend it and echo Y > \
+             {}/parameters/writeback_enabled",
+            stats.writeback_error,
+            running.mount.display()
+        );
+    }
+    let lost = get("decompress_fail") + get("read_fail");
+    if lost > 0 {
+        show!("  LOST: {lost} loads failed; the processes that needed them got SIGBUS");
+    }
+}
+
+fn print_runs(state: &State) {
+    for run in &state.runs {
+        let group = run.place.as_ref().map(|place| place.group());
+        let usage = group.map(|group| group.usage()).unwrap_or_default();
+        show!(
+            "  run       {} ({}): {} of {} in memory, {} swapped out",
+            run.run.command,
+            run.run.pid,
+            size::show(usage.current),
+            size::show(run.run.memory),
+            size::show(usage.swapped),
+        );
+    }
+}
+
+fn print_held(stats: &Stats) {
+    let get = |name: &str| stats.get(name);
+    let parameter = |name: &str| stats.parameters.get(name).map_or("?", String::as_str);
+    show!(
+        "  pool      {} of {} for {} of pages, {} ({:.2} : 1, {})",
+        size::show(get("pool_total_size")),
+        size::show(get("pool_limit")),
+        size::show(stats.original_bytes()),
+        parameter("compressor"),
+        stats.ratio().unwrap_or(0.0),
+        "tables ".to_owned() + &size::show(get("metadata_size")),
+    );
+    show!(
+        "  pages     {} held: {} in the pool, {} same-filled, {} sharing another's object, {} on the \
+         backing",
+        get("stored_pages"),
+        get("pool_pages"),
+        get("same_filled_pages"),
+        get("shared_pages"),
+        get("backing_pages"),
+    );
+    show!(
+        "  backing   {} live of {}; {} written, {} read",
+        size::show(get("backing_live_size")),
+        size::show(get("backing_total_size")),
+        size::show(get("backing_bytes_written")),
+        size::show(get("backing_bytes_read")),
+    );
+    if get("remote_limit") > 0 {
+        show!(
+            "  remote    {} of {} at the store, which {}; {} written, {} reads in {:.0} us (p50), {:.0} us \
+             (p99); {} errors, {} lost",
+            size::show(get("remote_size")),
+            size::show(get("remote_limit")),
+            if get("remote_up") == 1 { "answers" } else { "does not answer" },
+            size::show(get("remote_bytes_written")),
+            get("remote_reads"),
+            get("remote_read_ns_p50") as f64 / 1000.0,
+            get("remote_read_ns_p99") as f64 / 1000.0,
+            get("remote_errors"),
+            get("remote_lost"),
+        );
+    }
+}

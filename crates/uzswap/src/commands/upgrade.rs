@@ -1,0 +1,32 @@
+//! `uzswap upgrade`: this program goes on where the one that serves now is.
+//!
+//! It works as after a killed daemon (kept.rs), with another program for the next one. A version
+//! that cannot read the memory of the daemon before says so, and that daemon's program goes on.
+
+use crate::device::wire::{Ask, Tell, Wire};
+use crate::device::{folder, keeper};
+use crate::error::Failure;
+use crate::say::show;
+use std::io;
+use std::os::unix::net::UnixStream;
+
+/// Asks the keeper for it, and waits.
+pub fn upgrade() -> Result<(), Failure> {
+    let program = std::env::current_exe()
+        .map_err(|error| Failure::new(format!("cannot tell which program this is: {error}")))?;
+    let stream = UnixStream::connect(folder::socket()).map_err(|error| match error.kind() {
+        io::ErrorKind::PermissionDenied => Failure::new(keeper::cannot_lock(&error)),
+        _ => Failure::new("there is no cache to upgrade: none is running"),
+    })?;
+    let mut wire = Wire::new(stream);
+    let asked = wire.send(&Ask::Upgrade(program.clone()));
+    match asked.and_then(|()| wire.receive()) {
+        Ok(Tell::Replaced(daemon)) => {
+            show!("{} serves now, as process {daemon}; no page was lost", program.display());
+            Ok(())
+        }
+        Ok(Tell::Refused(message)) => Err(Failure::new(message)),
+        Ok(_) => Err(Failure::new("the keeper does not know of upgrades: stop and start it")),
+        Err(error) => Err(Failure::new(format!("the keeper does not answer: {error}"))),
+    }
+}

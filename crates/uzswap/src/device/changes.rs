@@ -1,0 +1,286 @@
+//! The list of changes to the machine, each written down before it is made, and undoing them.
+//!
+//! There is one swap device a machine, so there is one such list, in [`FOLDER`]. The holder of the
+//! lock beside it is responsible for it: the keeper, and its daemon, which has inherited the lock.
+//! When the lock is free and there is a list, both were killed, and the next one undoes it.
+
+use crate::device::folder::{self, FOLDER, Lock, disk, mount};
+use crate::device::place::Place;
+use crate::device::processes::ProcessId;
+use crate::device::switching_off;
+use crate::device::wire::RunInfo;
+use serde::{Deserialize, Serialize};
+use std::fs::{self, File};
+use std::io::{self, Read};
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use uzswap_block::transport::{self, Kind, Transport};
+use uzswap_sys::{fuse, swap};
+
+const STATE: &str = "state.json";
+
+/// The kernel's zswap would take pages before they reach any device.
+const ZSWAP: &str = "/sys/module/zswap/parameters/enabled";
+
+/// True if the kernel's zswap takes pages on this machine.
+pub fn zswap_is_on() -> bool {
+    fs::read_to_string(ZSWAP).is_ok_and(|value| value.trim() == "Y")
+}
+
+/// A swap area.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct AreaChange {
+    /// Its device.
+    pub device: PathBuf,
+    /// Bytes.
+    pub bytes: u64,
+}
+
+/// A run.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RunChange {
+    /// The process.
+    #[serde(flatten)]
+    pub run: RunInfo,
+    /// Where its command is.
+    pub place: Option<Place>,
+}
+
+/// The list.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct State {
+    /// The keeper.
+    pub keeper: Option<ProcessId>,
+    /// The daemon.
+    pub daemon: Option<ProcessId>,
+    /// Over which transport.
+    pub transport: String,
+    /// Another daemon can go on where this one is killed.
+    pub outlives_daemon: bool,
+    /// The areas, in the order in which they are filled.
+    pub areas: Vec<AreaChange>,
+    /// A process that makes a further one.
+    #[serde(default)]
+    pub area_maker: Option<ProcessId>,
+    /// The kernel's zswap was on.
+    pub zswap_was_on: bool,
+    /// The keeper's own group, where it has made one.
+    pub group: Option<Place>,
+    /// It serves the whole machine until it is told to end, not runs until the last one has left.
+    pub is_serving: bool,
+    /// Runs.
+    pub runs: Vec<RunChange>,
+}
+
+/// Answers with errors, until it is dropped.
+pub type StandIn = Box<dyn Transport>;
+
+impl State {
+    /// Reads it; the default where there is none.
+    pub fn read() -> io::Result<Self> {
+        let path = Path::new(FOLDER).join(STATE);
+        let mut file = match File::open(&path) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Self::default()),
+            other => other?,
+        };
+        let metadata = file.metadata()?;
+        folder::check_owner(&metadata, &path)?;
+        if metadata.mode() & WRITTEN_BY_OTHERS != 0 {
+            return Err(io::Error::other("others than its owner may write it"));
+        }
+        let mut text = Vec::new();
+        file.read_to_end(&mut text)?;
+        Ok(serde_json::from_slice(&text)?)
+    }
+
+    /// True if a keeper is there, or a daemon that will start one.
+    pub fn is_attended(&self) -> bool {
+        [self.keeper, self.daemon].iter().flatten().any(ProcessId::is_alive)
+    }
+
+    /// Replaces it, whole or not at all.
+    pub fn write(&self) -> io::Result<()> {
+        let fresh = Path::new(FOLDER).join("state.new");
+        folder::write(&fresh, &serde_json::to_vec(self)?)?;
+        fs::rename(fresh, Path::new(FOLDER).join(STATE))
+    }
+
+    /// The process that limits a group, by the group's folder.
+    pub fn run_in(&self, folder: &Path) -> Option<&RunChange> {
+        self.runs.iter().find(|run| run.place.as_ref().is_some_and(|place| place.folder == folder))
+    }
+
+    /// The devices of the areas.
+    pub fn devices(&self) -> impl Iterator<Item = &PathBuf> {
+        self.areas.iter().map(|area| &area.device)
+    }
+
+    fn transport(&self) -> Kind {
+        self.transport.parse().unwrap_or(Kind::Fuse)
+    }
+
+    /// Areas of ours that the kernel lists, with the bytes that it has there. It lists one until
+    /// its last page is read back. Errors: it does not say, so any may be there.
+    pub fn areas_on(&self) -> io::Result<Vec<swap::Area>> {
+        let is_ours = |area: &swap::Area| {
+            self.areas.iter().any(|ours| ours.device == area.path)
+                && transport::is_ours(self.transport(), &area.path, Path::new(FOLDER))
+        };
+        Ok(swap::areas()?.into_iter().filter(is_ours).collect())
+    }
+
+    /// True if pages may be on one of them, or on one that a process makes. Then nothing of it may
+    /// be ended, killed or removed.
+    pub fn is_in_use(&self) -> bool {
+        let is_made = self.area_maker.is_some_and(|maker| !maker.is_over());
+        is_made || self.areas_on().map_or(true, |areas| !areas.is_empty())
+    }
+
+    /// Switches the kernel's zswap off, if it is on.
+    pub fn switch_zswap_off(&mut self) -> io::Result<()> {
+        if !zswap_is_on() {
+            return Ok(());
+        }
+        self.zswap_was_on = true;
+        self.write()?;
+        fs::write(ZSWAP, "N")
+    }
+
+    /// Has the kernel read back the pages of a killed daemon, as far as it can, and forget the
+    /// areas. Ends commands that were killed with their runs. Returns the failures.
+    fn empty(&mut self) -> Vec<String> {
+        let mut troubles = Vec::new();
+        // First of all: a thread that waits for a page may not end before it is answered. Dropped
+        // when the areas are off: then nobody waits any more.
+        let _stand_in = self.stand_in().unwrap_or_else(|error| {
+            troubles.push(error.to_string());
+            None
+        });
+        for run in std::mem::take(&mut self.runs) {
+            if let Some(place) = &run.place {
+                note(&mut troubles, "end a command", place.end());
+            }
+        }
+        note(&mut troubles, "", self.areas_on().and_then(|on| switching_off::all(&on)));
+        troubles
+    }
+
+    /// Undoes everything, and removes the folder. Returns the changes that could not be undone.
+    /// Steps that are done already are no trouble, so it can be repeated. While the kernel lists an
+    /// area, nothing under it is touched, not even the daemon, which `end_daemon` would end.
+    pub fn undo(&mut self, end_daemon: Option<&mut dyn FnMut() -> io::Result<()>>) -> Vec<String> {
+        let mut troubles = Vec::new();
+        let transport = self.transport();
+        let in_use = || vec!["the kernel still reads back the swapped pages".into()];
+        if self.is_in_use() {
+            return in_use();
+        }
+        for area in &self.areas {
+            if transport::is_ours(transport, &area.device, Path::new(FOLDER)) {
+                let what = format!("detach {}", area.device.display());
+                note(&mut troubles, &what, transport::detach(transport, &area.device));
+            }
+        }
+        // From now on nobody can switch one on again.
+        if self.is_in_use() {
+            return in_use();
+        }
+        if let Some(Err(error)) = end_daemon.map(|end| end()) {
+            troubles.push(format!("end the daemon: {error}"));
+            return troubles;
+        }
+        for path in [disk(), mount()] {
+            if fuse::is_mounted(&path) {
+                note(&mut troubles, &format!("unmount {}", path.display()), fuse::unmount(&path));
+            }
+        }
+        if self.zswap_was_on {
+            note(&mut troubles, "switch the kernel's zswap on again", fs::write(ZSWAP, "Y"));
+        }
+        if let Some(place) = &self.group {
+            note(&mut troubles, "leave the daemon's group", place.leave());
+        }
+        if troubles.is_empty() {
+            // Kept otherwise, so that the next one tries again. An error: it is not empty, or gone.
+            let _ = fs::remove_dir(mount());
+            let _ = fs::remove_dir_all(FOLDER);
+        }
+        troubles
+    }
+
+    /// Where the daemon is dead and its devices wait for another, one that answers with errors is
+    /// started. So a thread that waits for a page learns that it is lost, and the areas can be
+    /// switched off.
+    pub fn stand_in(&self) -> io::Result<Option<StandIn>> {
+        let devices: Vec<_> = self.areas_on()?.into_iter().map(|area| area.path).collect();
+        transport::stand_in(self.transport(), &devices).map_err(|error| {
+            io::Error::other(format!("answer for the devices of a dead daemon: {error}"))
+        })
+    }
+}
+
+const WRITTEN_BY_OTHERS: u32 = 0o022;
+
+fn note(troubles: &mut Vec<String>, what: &str, result: io::Result<()>) {
+    match result {
+        Ok(()) => {}
+        Err(error) if what.is_empty() => troubles.push(error.to_string()),
+        Err(error) => troubles.push(format!("{what}: {error}")),
+    }
+}
+
+/// The outcome of [`clean_up`].
+#[derive(Debug, Default)]
+pub struct CleanedUp {
+    /// In words.
+    pub done: Vec<String>,
+    /// The changes that could not be undone.
+    pub left: Vec<String>,
+    /// The kernel still lists an area of ours.
+    pub is_in_use: bool,
+}
+
+/// Undoes the changes of a keeper and a daemon that were killed. The caller has the lock.
+pub fn clean_up(_lock: &Lock) -> CleanedUp {
+    let mut state = match State::read() {
+        Ok(state) if state == State::default() => return CleanedUp::default(),
+        Ok(state) => state,
+        Err(error) => {
+            let left = vec![format!("{FOLDER}/{STATE}: {error}; undo by hand and remove it")];
+            return CleanedUp { left, ..CleanedUp::default() };
+        }
+    };
+    let runs: Vec<_> = state.runs.iter().map(|run| run.run.pid.to_string()).collect();
+    let mut left = state.empty();
+    left.extend(state.undo(None));
+    let of = if runs.is_empty() { String::new() } else { format!(" ({})", runs.join(", ")) };
+    let done = vec![format!("cleaned up after a killed run{of}")];
+    let is_in_use = state.is_in_use();
+    CleanedUp { done: if left.is_empty() { done } else { Vec::new() }, left, is_in_use }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_list_comes_back_as_it_was_written() {
+        let place = Place {
+            folder: "/sys/fs/cgroup/a/uzswap-1".into(),
+            is_v2: true,
+            around: None,
+            moved: Some(("/sys/fs/cgroup/a/rest".into(), "/sys/fs/cgroup/a".into())),
+            borrowed: Some(vec![("/sys/fs/cgroup/b/memory.high".into(), "max".into())]),
+        };
+        let run = RunInfo { pid: 1, command: "make".into(), memory: 1 << 20 };
+        let state = State {
+            keeper: Some(ProcessId { pid: 2, started: 3 }),
+            transport: "fuse".into(),
+            areas: vec![AreaChange { device: "/dev/loop7".into(), bytes: 1 << 28 }],
+            runs: vec![RunChange { run, place: Some(place) }],
+            ..State::default()
+        };
+        let text = serde_json::to_vec(&state).unwrap();
+        assert_eq!(serde_json::from_slice::<State>(&text).unwrap(), state);
+    }
+}

@@ -1,0 +1,410 @@
+//! The process that serves the device.
+//!
+//! It is on the path by which the kernel frees memory, so it must never wait for memory itself:
+//! everything it touches is locked. It lives in a session of its own that the terminal's keys do
+//! not reach, and in a group of its own. It ends when its keeper orders it, and ignores signals:
+//! the keeper answers a signal to all processes of a unit. When the keeper is gone it starts
+//! another one; when it is killed itself, the keeper starts another daemon, which goes on with the
+//! memory that outlives it (kept.rs). A daemon that cannot go on does not end, and one that another
+//! version is to follow becomes that one. Otherwise the keeper alone would have the memory that
+//! outlives it, and the memory would be lost with the keeper.
+
+use crate::cli::InheritArguments;
+use crate::device::folder::{self, disk};
+use crate::device::kept::{Kept, Start};
+use crate::device::options::DaemonOptions;
+use crate::device::processes::ProcessId;
+use crate::device::spared;
+use crate::device::wire::{Order, Report, Wire};
+use crate::error::Failure;
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+use uzswap_block::control::Control;
+use uzswap_block::{BackingFile, Kept as KeptServer, TransportKind};
+use uzswap_block::{CacheDisk, Disk, Maintainer, MemoryDisk, Swapped, Traffic, Transport};
+use uzswap_block::{open_backing_file, start_transport};
+use uzswap_engine::backing::Backing;
+use uzswap_engine::{Cache, Config, PAGE_BYTES};
+use uzswap_remote::{Address, Connected, Tiers};
+use uzswap_sys::{fuse, process};
+
+/// Memory that is added to a running machine: as much as it had when the daemon was started.
+const MEMORY_GROWS: u64 = 2;
+
+/// How long to wait before another keeper is started where one could not be.
+const PAUSE: Duration = Duration::from_secs(2);
+
+/// A keeper that lives less long than this most likely ended by itself, and so will the next one.
+/// Each pause before a start is twice as long as the one before.
+const KEEPER_LIFE_MIN: Duration = Duration::from_secs(1);
+const KEEPER_PAUSE: Duration = Duration::from_millis(20);
+
+/// When keepers are started.
+#[derive(Default)]
+struct Pauses {
+    last: Option<Instant>,
+    short_lives: u32,
+}
+
+impl Pauses {
+    /// How long to wait before one is started `now`.
+    fn before_next(&mut self, now: Instant) -> Duration {
+        let is_short = self.last.is_some_and(|last| now - last < KEEPER_LIFE_MIN);
+        self.short_lives = if is_short { self.short_lives + 1 } else { 0 };
+        let pause = KEEPER_PAUSE * ((1 << self.short_lives.min(7)) - 1);
+        self.last = Some(now + pause);
+        pause
+    }
+}
+
+/// Serves until told to end.
+pub fn daemon(arguments: &InheritArguments) -> Result<(), Failure> {
+    let started_by =
+        |error: io::Error| Failure::new(format!("the daemon is started by run and serve: {error}"));
+    let mut wire = Wire::of_stdin().map_err(started_by)?;
+    let mut start: Start = match arguments.start {
+        Some(number) => said_by_predecessor(number),
+        None => wire.receive(),
+    }
+    .map_err(started_by)?;
+    ignore_signals().map_err(started_by)?;
+    process::raise_descriptor_limit();
+    die_of_panics();
+    let mut notes = prepare();
+    let mut service = match Service::start(&start) {
+        Ok(service) => service,
+        Err(failure) => {
+            // It tells the process that started us. An error: that one is gone.
+            let _ = wire.send(&Report::Failed(failure.to_string()));
+            if start.devices.is_some() {
+                await_order(wire, arguments, start);
+            }
+            return Ok(());
+        }
+    };
+    notes.extend(lock());
+    start.options.transport = service.transport.kind().to_string();
+    start.serves = true;
+    let mut pauses = Pauses::default();
+    let ready = Report::Ready { transport: start.options.transport.clone(), notes };
+    // An error: the keeper is gone, as the next look shows.
+    let _ = wire.send(&ready);
+    loop {
+        match wire.receive() {
+            Ok(Order::Attach(part)) => {
+                let report = match service.transport.attach(part) {
+                    Ok(offer) => Report::Attached(offer),
+                    Err(error) => Report::Failed(error.to_string()),
+                };
+                let _ = wire.send(&report);
+            }
+            Ok(Order::Settle(devices)) => {
+                service.swapped.set(devices);
+                service.transport.settle();
+            }
+            Ok(Order::Become(program)) => {
+                start.devices = Some(service.swapped.devices());
+                become_another(&program, &mut wire, arguments, &start);
+            }
+            // The kernel may ask for each page of a device that it lists.
+            Ok(Order::End) if service.swapped.is_listed().is_ok_and(|listed| !listed) => {
+                return Ok(());
+            }
+            Ok(Order::End) => {}
+            Err(_) => {
+                start.devices = Some(service.swapped.devices());
+                std::thread::sleep(pauses.before_next(Instant::now()));
+                wire = replace_keeper(arguments, &mut start);
+            }
+        }
+    }
+}
+
+/// Waits for the keeper's order, where this daemon could not go on with the memory that another has
+/// left. If the keeper is killed there would be nobody to try again: another one does.
+fn await_order(mut wire: Wire, arguments: &InheritArguments, mut start: Start) {
+    start.serves = false;
+    let mut pauses = Pauses::default();
+    loop {
+        match wire.receive() {
+            Ok(Order::Become(program)) => {
+                become_another(&program, &mut wire, arguments, &start);
+            }
+            // The others are no orders for a daemon that does not serve.
+            Ok(Order::End | Order::Attach(_) | Order::Settle(_)) => return,
+            Err(_) => {
+                std::thread::sleep(pauses.before_next(Instant::now()));
+                wire = replace_keeper(arguments, &mut start);
+            }
+        }
+    }
+}
+
+/// Executes a daemon of this program in the place of this one: at whatever instruction its threads
+/// are, as if it were killed, but with its descriptors. Comes back if it cannot be, and says why.
+fn become_another(program: &Path, wire: &mut Wire, arguments: &InheritArguments, start: &Start) {
+    let execute = || -> io::Result<io::Error> {
+        // Its start data stay in the socket until it reads them.
+        let (mut ours, theirs) = Wire::pair()?;
+        ours.send(start)?;
+        process::let_inherit(theirs.as_fd())?;
+        let mut words = role("daemon", arguments);
+        words.extend(["--start".into(), theirs.as_raw_fd().to_string()]);
+        Ok(spared::command(program, &words, wire.as_fd().try_clone_to_owned()?).exec())
+    };
+    let (Ok(error) | Err(error)) = execute();
+    let why = format!("cannot execute {}: {error}", program.display());
+    // An error: the keeper is gone, as the next look shows.
+    let _ = wire.send(&Report::Failed(why));
+}
+
+/// The words that start a process of ours, which has the lock as this one has.
+fn role(name: &str, arguments: &InheritArguments) -> Vec<String> {
+    let lock = arguments.lock.map(|number| ["--lock".into(), number.to_string()]);
+    [name.to_owned()].into_iter().chain(lock.into_iter().flatten()).collect()
+}
+
+/// The start data, from the daemon that this process was.
+fn said_by_predecessor(number: i32) -> io::Result<Start> {
+    Wire::new(UnixStream::from(process::take_inherited(number)?)).receive()
+}
+
+/// Starts another keeper, which takes over the list of the one before.
+fn replace_keeper(arguments: &InheritArguments, start: &mut Start) -> Wire {
+    process::reap_children();
+    start.daemon = ProcessId::own();
+    loop {
+        let started = spared::start(&role("keeper", arguments));
+        match started.and_then(|(_, mut wire)| wire.send(&*start).map(|()| wire)) {
+            Ok(wire) => return wire,
+            // No memory for a process, most likely.
+            Err(_) => std::thread::sleep(PAUSE),
+        }
+    }
+}
+
+/// The steps before there are threads. Returns the failures.
+fn prepare() -> Vec<String> {
+    let mut notes = Vec::new();
+    let mut note = |what: &str, result: io::Result<()>| {
+        if let Err(error) = result {
+            notes.push(format!("{what}: {error}"));
+        }
+    };
+    // Already a leader when started from a shell with job control: as good.
+    let _ = process::leave_session();
+    note("memory may be dumped", process::set_undumpable());
+    note("not spared when memory runs out", process::spare_from_oom());
+    note("not marked as serving I/O (PR_SET_IO_FLUSHER)", process::set_io_flusher(true));
+    notes
+}
+
+fn lock() -> Option<String> {
+    let error = process::lock_memory().err()?;
+    Some(format!("memory is not locked: {error}"))
+}
+
+/// A thread that ends alone leaves its clients waiting: the next daemon answers them. (In the
+/// release profile a panic is an abort anyway.)
+fn die_of_panics() {
+    let say = std::panic::take_hook();
+    std::panic::set_hook(Box::new(move |panic| {
+        say(panic);
+        std::process::abort();
+    }));
+}
+
+/// Catches the signals that would end us, and ignores them.
+fn ignore_signals() -> io::Result<()> {
+    use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+    let (_, nobody) = UnixStream::pair()?;
+    for signal in [SIGTERM, SIGINT, SIGHUP] {
+        signal_hook::low_level::pipe::register(signal, nobody.try_clone()?)?;
+    }
+    Ok(())
+}
+
+/// Everything that serves; dropped from the first field to the last.
+struct Service {
+    transport: Box<dyn Transport>,
+    swapped: Arc<Swapped>,
+    _maintainer: Maintainer,
+    _control: Control,
+    _store: Option<StoreKeeper>,
+}
+
+impl Service {
+    fn start(start: &Start) -> Result<Self, Failure> {
+        let options = &start.options;
+        let kept = start.kept.as_ref().map(|numbers| Kept::inherited(numbers, process::inherited));
+        let kept = kept.transpose().map_err(|error| {
+            Failure::new(format!("the daemon was not given its start data: {error}"))
+        })?;
+        let takes_over = start.devices.is_some();
+        let before = kept.is_some().then(|| start.devices.clone().unwrap_or_default());
+        let Opened { cache, server, tiers } = open_cache(start, kept)?;
+        if cache.statistic("backing_total_size") == Some(0) && !takes_over {
+            // Nothing is written back: the pool's limit holds as it is.
+            let set = cache.set_attribute("accept_threshold_percent", "100");
+            set.map_err(|error| Failure::new(error.to_string()))?;
+        }
+        // Also where the daemon before was killed before it came to that: no area was there yet.
+        let has_areas = start.devices.as_ref().is_some_and(|devices| !devices.is_empty());
+        if !options.keeps_same_once && !has_areas {
+            let set = cache.set_attribute("same_pages_enabled", "N");
+            set.map_err(|error| Failure::new(error.to_string()))?;
+        }
+        let store = tiers.map(StoreKeeper::start).transpose();
+        let store = store.map_err(|error| Failure::new(format!("the store's thread: {error}")))?;
+        let served = served(options, &cache)?;
+        let folder = folder::mount();
+        let mount = |error: io::Error| {
+            let folder = folder.display();
+            Failure::new(format!("cannot mount on {folder}: {error}; see `uzswap doctor`"))
+        };
+        let traffic = Arc::new(Traffic::new(options.threads));
+        let swapped = Arc::new(Swapped::default());
+        swapped.set(start.devices.clone().unwrap_or_default());
+        if takes_over && fuse::is_mounted(&folder) {
+            // The control files of the daemon before, which nobody answers for.
+            fuse::unmount(&folder).map_err(mount)?;
+        }
+        let control = Control::mount(cache.clone(), traffic.clone(), swapped.clone(), &folder);
+        let control = control.map_err(mount)?;
+        let maintainer = Maintainer::start(cache.clone()).map_err(mount)?;
+        let transport = transport(options, &served, &traffic, server, before)?;
+        let added = cache.add_cpu_state(transport.cpu_state());
+        added.map_err(|error| Failure::new(error.to_string()))?;
+        Ok(Self { transport, swapped, _maintainer: maintainer, _control: control, _store: store })
+    }
+}
+
+/// A cache, new or taken over.
+struct Opened {
+    cache: Arc<Cache>,
+    /// The state with which the server goes on, if the cache is taken over.
+    server: Option<KeptServer>,
+    /// The backing, if a part of it is at a store.
+    tiers: Option<Tiers>,
+}
+
+/// The cache, in memory that outlives this process if there is such: new, or as another daemon has
+/// left it. In the latter case also the state with which the server goes on.
+fn open_cache(start: &Start, kept: Option<Kept>) -> Result<Opened, Failure> {
+    let options = &start.options;
+    let algorithm = options.compressor.parse();
+    let config = Config {
+        pages_max: options.pages,
+        ram_bytes: start.ram,
+        ram_bytes_max: start.ram * MEMORY_GROWS,
+        pool_bytes_max: options.pool,
+        algorithm: algorithm.map_err(|error| Failure::new(format!("{error}")))?,
+        seals_backing: !options.plain_backing,
+    };
+    let (backing, memory, server, table) = match kept {
+        Some(Kept { cache, server, backing, store }) => (backing, Some(cache), server, store),
+        None => (open_backing_file(&options.backing.spec())?, None, None, None),
+    };
+    let backing = BackingFile::backing(backing);
+    let backing = backing.map_err(|error| Failure::new(format!("backing: {error}")))?;
+    let (backing, tiers) = tiers(options, backing, table)?;
+    let cache = match memory {
+        Some(memory) => Cache::in_file(config, backing, memory)?,
+        None => Cache::new(config, backing)?,
+    };
+    Ok(Opened { cache: Arc::new(cache), server, tiers })
+}
+
+/// The backing with its store, if there is one, whose table may be in memory that outlives us.
+fn tiers(
+    options: &DaemonOptions,
+    local: Box<dyn Backing>,
+    table: Option<OwnedFd>,
+) -> Result<(Box<dyn Backing>, Option<Tiers>), Failure> {
+    let Some(address) = &options.store else { return Ok((local, None)) };
+    let address = Address::parse(address)?;
+    let connected = match table {
+        Some(table) => Connected::with_table(&address, table),
+        None => Connected::to(&address),
+    };
+    let bytes = local.bytes();
+    let tiers = connected?.over(local, bytes)?;
+    Ok((Box::new(tiers.clone()), Some(tiers)))
+}
+
+/// The thread that tends the store; the cache's segments go from there with it.
+struct StoreKeeper {
+    tiers: Tiers,
+    is_stopping: Arc<AtomicBool>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl StoreKeeper {
+    fn start(tiers: Tiers) -> io::Result<Self> {
+        let is_stopping = Arc::new(AtomicBool::new(false));
+        let thread = std::thread::Builder::new().name("uzswap-remote".into());
+        let (own, stops) = (tiers.clone(), is_stopping.clone());
+        let thread = thread.spawn(move || own.run(|| stops.load(Relaxed)))?;
+        Ok(Self { tiers, is_stopping, thread: Some(thread) })
+    }
+}
+
+impl Drop for StoreKeeper {
+    fn drop(&mut self) {
+        self.is_stopping.store(true, Relaxed);
+        self.tiers.ring();
+        // A panic ends the process.
+        self.thread.take().into_iter().for_each(|thread| drop(thread.join()));
+        self.tiers.clear();
+    }
+}
+
+/// Starts the transport that was chosen; `kept` and `before` as [`start_transport`] has them.
+fn transport(
+    options: &DaemonOptions,
+    served: &Arc<dyn Disk>,
+    traffic: &Arc<Traffic>,
+    kept: Option<KeptServer>,
+    before: Option<Vec<PathBuf>>,
+) -> Result<Box<dyn Transport>, Failure> {
+    let kind: TransportKind = options.transport.parse().map_err(Failure::new)?;
+    let (served, traffic) = (served.clone(), traffic.clone());
+    start_transport(kind, served, traffic, &disk(), options.server(), kept, before).map_err(
+        |error| Failure::new(format!("cannot serve over {kind}: {error}; see `uzswap doctor`")),
+    )
+}
+
+/// The disk behind the device.
+fn served(options: &DaemonOptions, cache: &Arc<Cache>) -> Result<Arc<dyn Disk>, Failure> {
+    if options.bare {
+        return Ok(Arc::new(MemoryDisk::new(options.pages as usize * PAGE_BYTES)));
+    }
+    let disk = CacheDisk::new(cache.clone(), options.pages)
+        .ok_or_else(|| Failure::new("the device does not fit the cache's address space"))?;
+    Ok(Arc::new(disk))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn keepers_that_end_at_once_are_started_ever_more_slowly_and_one_that_lives_at_once() {
+        let (mut pauses, mut now) = (Pauses::default(), Instant::now());
+        let mut all = Vec::new();
+        for life in [3600, 0, 0, 0, 0, 0, 0, 0, 0, 0, 3600].map(Duration::from_secs) {
+            let pause = pauses.before_next(now);
+            all.push(pause.as_millis());
+            now += pause + life;
+        }
+        assert_eq!(all, [0, 0, 20, 60, 140, 300, 620, 1260, 2540, 2540, 2540]);
+        assert_eq!(pauses.before_next(now), Duration::ZERO);
+    }
+}

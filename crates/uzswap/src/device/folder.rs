@@ -1,0 +1,141 @@
+//! The folder of the swap device on this machine, which root alone may look into, and the lock in
+//! it.
+//!
+//! The lock belongs to open files, not to process numbers: containers that share /run have
+//! processes of their own.
+
+use rustix::fs::{FlockOperation, Mode, OFlags, flock};
+use std::fs::{self, File};
+use std::io::{self, Write};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+
+/// Where everything is: on a file system that a reboot empties, as it undoes the changes.
+pub const FOLDER: &str = "/run/uzswap";
+
+/// Modes of the folder and of its content: only root may look, lock or listen there.
+const OWNERS_FOLDER: u32 = 0o700;
+const OWNERS_FILE: u32 = 0o600;
+
+const LOCK: &str = "lock";
+const MOUNT: &str = "mnt";
+const DISK: &str = "disk";
+const SOCKET: &str = "socket";
+
+/// Where the control files are mounted.
+pub fn mount() -> PathBuf {
+    Path::new(FOLDER).join(MOUNT)
+}
+
+/// Where the keeper listens.
+pub fn socket() -> PathBuf {
+    Path::new(FOLDER).join(SOCKET)
+}
+
+/// The file that is served, where a transport needs one: not among the control files, which go
+/// when the daemon is killed.
+pub fn disk() -> PathBuf {
+    Path::new(FOLDER).join(DISK)
+}
+
+/// Makes the folder that the daemon mounts on.
+pub fn make_mount_points() -> io::Result<()> {
+    make_folder(&mount())?;
+    write(&disk(), b"")
+}
+
+/// Makes a folder that its owner alone may look into, whatever the umask; one that is there becomes
+/// such. Errors: it is somebody else's, or no folder.
+fn make_folder(path: &Path) -> io::Result<()> {
+    match fs::DirBuilder::new().mode(OWNERS_FOLDER).create(path) {
+        Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error),
+        _ => {}
+    }
+    let flags = OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let folder = File::from(rustix::fs::open(path, flags, Mode::empty())?);
+    check_owner(&folder.metadata()?, path)?;
+    folder.set_permissions(fs::Permissions::from_mode(OWNERS_FOLDER))
+}
+
+/// Writes a file that its owner alone may read.
+pub fn write(path: &Path, bytes: &[u8]) -> io::Result<()> {
+    let mut file = own_file(path)?;
+    file.set_len(0)?;
+    file.write_all(bytes)
+}
+
+/// Opens a file for writing that its owner alone may open, whatever the umask; one that is there
+/// becomes such. Errors: it is somebody else's.
+fn own_file(path: &Path) -> io::Result<File> {
+    let mut options = File::options();
+    options.create(true).truncate(false).write(true).mode(OWNERS_FILE);
+    let file = options.custom_flags(libc::O_NOFOLLOW).open(path)?;
+    check_owner(&file.metadata()?, path)?;
+    file.set_permissions(fs::Permissions::from_mode(OWNERS_FILE))?;
+    Ok(file)
+}
+
+/// Its orders are done as root: nobody else may have written it.
+pub fn check_owner(metadata: &fs::Metadata, path: &Path) -> io::Result<()> {
+    match metadata.uid() == rustix::process::geteuid().as_raw() {
+        true => Ok(()),
+        false => Err(io::Error::other(format!("{} is another user's", path.display()))),
+    }
+}
+
+/// Held by the process that is responsible for the list.
+#[derive(Debug)]
+pub struct Lock(pub File);
+
+impl Lock {
+    /// Takes it; `None` while somebody has it. Makes the folder.
+    pub fn take() -> io::Result<Option<Self>> {
+        loop {
+            make_folder(Path::new(FOLDER))?;
+            let path = Path::new(FOLDER).join(LOCK);
+            // A user who may open it may lock it, and keep everybody from cleaning up.
+            let file = own_file(&path)?;
+            match flock(&file, FlockOperation::NonBlockingLockExclusive) {
+                Err(rustix::io::Errno::WOULDBLOCK) => return Ok(None),
+                other => other?,
+            }
+            // The last holder may have removed the file on leaving: then another file has its name.
+            let both = path.metadata().ok().zip(file.metadata().ok());
+            if both.is_some_and(|(named, held)| named.ino() == held.ino()) {
+                return Ok(Some(Self(file)));
+            }
+        }
+    }
+
+    /// True if a process has it.
+    pub fn is_taken() -> bool {
+        let Ok(file) = File::open(Path::new(FOLDER).join(LOCK)) else { return false };
+        flock(&file, FlockOperation::NonBlockingLockShared).is_err()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A lock that others may open is a lock that others may hold.
+    #[test]
+    fn folders_and_files_are_their_owner_s_alone_also_where_they_were_there() {
+        let folder = tempfile::tempdir().unwrap();
+        let mode = |path: &Path| path.metadata().unwrap().mode() & 0o777;
+        let (inner, file) = (folder.path().join("uzswap"), folder.path().join("uzswap/lock"));
+        for loosen in [false, true] {
+            make_folder(&inner).unwrap();
+            own_file(&file).unwrap();
+            assert_eq!((mode(&inner), mode(&file)), (OWNERS_FOLDER, OWNERS_FILE), "{loosen}");
+            fs::set_permissions(&inner, fs::Permissions::from_mode(0o777)).unwrap();
+            fs::set_permissions(&file, fs::Permissions::from_mode(0o666)).unwrap();
+        }
+        let link = folder.path().join("link");
+        std::os::unix::fs::symlink(&file, &link).unwrap();
+        assert!(own_file(&link).is_err() && make_folder(&link).is_err());
+        write(&file, b"new").unwrap();
+        write(&file, b"").unwrap();
+        assert_eq!(fs::read(&file).unwrap(), b"", "nothing of before is left");
+    }
+}

@@ -1,0 +1,150 @@
+//! Where a command runs, and where the daemon does: groups of their own.
+//!
+//! | memory controller | group |
+//! |---|---|
+//! | version 2, systemd | a scope that systemd makes, in the caller's slice, delegated to us |
+//! | version 2, no systemd | in the caller's own group; its processes make room |
+//! | version 1 | in the caller's own group |
+//!
+//! So the caller's limits hold for the command. The daemon has a group at the top: it must not wait
+//! for the memory of those that it serves.
+
+use crate::device::place::Place;
+use crate::device::systemd;
+use crate::error::Failure;
+use std::io;
+use std::path::PathBuf;
+use uzswap_sys::cgroup::{Group, Hierarchy, Version};
+use uzswap_sys::process;
+
+/// In a scope, the group that holds the command: the scope's own attributes are systemd's.
+const COMMAND: &str = "command";
+
+/// Where processes of a group go to make room for another one in it.
+const REST: &str = "uzswap-rest";
+
+/// The daemon's and the keeper's.
+const DAEMON: &str = "uzswap-daemon";
+
+/// Where the memory controller is.
+pub fn hierarchy() -> Result<Hierarchy, Failure> {
+    Hierarchy::find().ok_or_else(|| {
+        Failure::new(
+            "no memory cgroup is mounted, so nothing can be limited; boot with the memory \
+             controller (cgroup_enable=memory), or mount it",
+        )
+    })
+}
+
+/// Makes a group for process `child` of run `pid`, which waits for it, and moves it there.
+pub fn for_command(pid: u32, child: i32) -> Result<Place, Failure> {
+    let hierarchy = hierarchy()?;
+    let name = format!("uzswap-{pid}");
+    if hierarchy.version == Version::V2 && systemd::is_here() {
+        return scope(&hierarchy, &format!("{name}.scope"), child);
+    }
+    let own = hierarchy.own();
+    let place = match own.make_child(&name) {
+        Ok(group) => place(&group),
+        Err(error) if error.raw_os_error() == Some(libc::EBUSY) => make_room(&own, &name)?,
+        Err(error) => return Err(cannot_make(&own, &error)),
+    };
+    match place.group().enter(child) {
+        Ok(()) => Ok(place),
+        Err(error) => {
+            // An error: it stays, empty.
+            let _ = place.remove();
+            Err(cannot_make(&own, &error))
+        }
+    }
+}
+
+fn place(group: &Group) -> Place {
+    let is_v2 = group.version() == Version::V2;
+    Place { folder: group.path().to_owned(), is_v2, ..Place::default() }
+}
+
+fn cannot_make(parent: &Group, error: &io::Error) -> Failure {
+    let path = parent.path().display();
+    Failure::new(format!(
+        "cannot make a memory cgroup in {path}: {error}; it needs root, and a hierarchy that may be \
+         written (in a container: --privileged, or -v /sys/fs/cgroup:/sys/fs/cgroup:rw)"
+    ))
+}
+
+/// A scope around a group for the command.
+fn scope(hierarchy: &Hierarchy, unit: &str, child: i32) -> Result<Place, Failure> {
+    let slice = slice_of(&hierarchy.own());
+    systemd::start_scope(unit, slice.as_deref(), child, &format!("uzswap run, process {child}"))?;
+    let scope = hierarchy.of_process(child);
+    let scope = scope.filter(|group| group.path().ends_with(unit)).ok_or_else(|| {
+        Failure::new(format!("systemd made {unit} and did not move the command there"))
+    })?;
+    let make = || {
+        let group = scope.make_plain_child(COMMAND)?;
+        group.enter(child)?;
+        // Possible now that the scope itself is empty.
+        scope.pass_memory_on()?;
+        Ok(group)
+    };
+    let group = make().map_err(|error: io::Error| cannot_make(&scope, &error))?;
+    Ok(Place { around: Some(scope.path().to_owned()), ..place(&group) })
+}
+
+/// The slice that a group lies in.
+fn slice_of(group: &Group) -> Option<String> {
+    let mut names = group.path().iter().filter_map(|name| name.to_str());
+    names.rfind(|name| name.ends_with(".slice")).map(str::to_owned)
+}
+
+/// Makes a group where the kernel allows none beside processes: those move into another one.
+fn make_room(own: &Group, name: &str) -> Result<Place, Failure> {
+    let cannot = |error| cannot_make(own, &error);
+    let rest = match own.make_plain_child(REST) {
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => own.child(REST),
+        other => other.map_err(cannot)?,
+    };
+    let processes = Group::at(own.version(), own.path().to_owned()).direct_processes();
+    for pid in processes {
+        // An error: it has just ended, or is one of the kernel's own.
+        let _ = rest.enter(pid);
+    }
+    let moved = Some((rest.path().to_owned(), own.path().to_owned()));
+    match own.make_child(name) {
+        Ok(group) => Ok(Place { moved, ..place(&group) }),
+        Err(error) => {
+            let folder = own.path().join(name);
+            let back = Place { folder, is_v2: true, moved, ..Place::default() };
+            // An error: they stay there, which harms nobody.
+            let _ = back.remove();
+            Err(cannot(error))
+        }
+    }
+}
+
+/// Moves this process, and so the daemon that it will start, to a group of their own: without the
+/// caller's limits, and not ended with it. The group that was made.
+pub fn for_daemon() -> Result<Option<Place>, Failure> {
+    let pid = std::process::id() as i32;
+    // An error: no CAP_SYS_RESOURCE; the daemon reports that.
+    let _ = process::spare_from_oom();
+    let Some(hierarchy) = Hierarchy::find() else { return Ok(None) };
+    if hierarchy.version == Version::V2 && systemd::is_here() {
+        if systemd::is_own_service(&hierarchy.own()) {
+            return Ok(None);
+        }
+        systemd::start_daemon_scope(pid)?;
+        return Ok(None);
+    }
+    let top = hierarchy.top();
+    let made = match top.make_plain_child(DAEMON) {
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(top.child(DAEMON)),
+        other => other,
+    };
+    let entered = made.and_then(|group| group.enter(pid).map(|()| group));
+    let group = entered.map_err(|error| {
+        let path = PathBuf::from(top.path()).join(DAEMON);
+        Failure::new(format!("the daemon stays in the caller's group: {}: {error}", path.display()))
+    })?;
+    Ok(Some(place(&group)))
+}

@@ -1,0 +1,254 @@
+//! Making swap areas, and having them read back and forgotten.
+//!
+//! Both are done by processes of their own (area.rs, `switching_off::run`), which wait for the
+//! daemon where the keeper must not. Nothing here waits: the keeper looks for their results.
+
+use super::phase::{Act, Phase};
+use super::{COME_BACK, Keeper, RETRY};
+use crate::device::changes::AreaChange;
+use crate::device::processes::{self, ProcessId};
+use crate::device::wire::{AreaOrder, AreaReport, Order, Report, Tell, Wire};
+use crate::device::{folder, spared, switching_off};
+use crate::error::Failure;
+use std::fs;
+use std::io;
+use std::ops::Range;
+use std::process::Child;
+use std::time::Instant;
+use uzswap_sys::process;
+use uzswap_sys::swap::{self, PRIORITY_MAX};
+
+/// A process that makes a further area.
+pub struct Maker {
+    pub wire: Wire,
+    child: Child,
+    bytes: u64,
+    /// The daemon that served when it began.
+    daemon: Option<ProcessId>,
+    /// It has told which device.
+    has_device: bool,
+}
+
+impl Keeper {
+    /// True if an area is being made: by a process of this keeper's, or of the one before.
+    pub(super) fn has_maker(&self) -> bool {
+        self.maker.is_some() || self.state.area_maker.is_some_and(|maker| !maker.is_over())
+    }
+
+    /// Begins to make a further area.
+    pub(super) fn begin_area(&mut self, part: Range<u64>) -> Result<(), Failure> {
+        self.phase.require(Act::MakeArea);
+        let gone = |error: io::Error| Failure::new(format!("the daemon does not answer: {error}"));
+        let offer = match self.ask_daemon(&Order::Attach(part.clone())).map_err(gone)? {
+            Report::Attached(offer) => offer,
+            Report::Failed(message) => return Err(Failure::new(message)),
+            Report::Ready { .. } => return Err(gone(io::ErrorKind::InvalidData.into())),
+        };
+        let cannot = |error: io::Error| Failure::new(format!("cannot make an area: {error}"));
+        let (child, mut wire) = spared::start(&["switch-on".into()]).map_err(cannot)?;
+        // Before it is told anything: a keeper that comes next makes no area beside this one.
+        self.state.area_maker = ProcessId::of(child.id());
+        let bytes = part.end - part.start;
+        self.save()?;
+        // An error: it has ended, as its wire shows.
+        let _ = wire.send(&AreaOrder::Make(offer, part));
+        let daemon = self.state.daemon;
+        self.maker = Some(Maker { wire, child, bytes, daemon, has_device: false });
+        Ok(())
+    }
+
+    /// Receives a message of the process that makes an area, or notices that it is gone.
+    pub(super) fn hear_maker(&mut self) {
+        let Some(maker) = &mut self.maker else { return };
+        let said = match maker.wire.receive_some() {
+            Ok(None) => return,
+            Ok(Some(said)) => said,
+            Err(error) => AreaReport::Failed(format!("the process that makes an area: {error}")),
+        };
+        match said {
+            AreaReport::Made(device) => {
+                maker.has_device = true;
+                let priority = PRIORITY_MAX.saturating_sub(self.state.areas.len() as u16);
+                self.state.areas.push(AreaChange { device, bytes: maker.bytes });
+                // Not written down, it must not begin: it hears nothing, and gives up.
+                let is_told = self.save().and_then(|()| {
+                    let order = AreaOrder::SwitchOn(priority);
+                    let maker = self.maker.as_mut().ok_or_else(|| Failure::new("it is gone"))?;
+                    maker.wire.send(&order).map_err(|error| Failure::new(error.to_string()))
+                });
+                if let Err(failure) = is_told {
+                    self.end_maker(Err(failure));
+                }
+            }
+            AreaReport::On => self.end_maker(Ok(())),
+            AreaReport::Failed(message) => self.end_maker(Err(Failure::new(message))),
+        }
+    }
+
+    /// The process that makes an area has come to its end, or to `outcome` and is about to.
+    fn end_maker(&mut self, outcome: Result<(), Failure>) {
+        let Some(Maker { child, daemon, has_device, .. }) = self.maker.take() else { return };
+        self.buried.push(child);
+        self.state.area_maker = None;
+        // A device that no swap area is on goes with the daemon that was killed. Then it is still
+        // wanted, of the next one.
+        let is_replaced = self.state.daemon != daemon && !self.is_lost;
+        let outcome = if is_replaced { outcome.or(Ok(())) } else { outcome };
+        if has_device && !self.is_listed_last() {
+            self.state.areas.pop();
+        }
+        self.tell_devices();
+        if let Err(failure) = self.save() {
+            self.trouble(failure.to_string());
+        }
+        self.made = Some(outcome);
+    }
+
+    /// True if the kernel lists the area that was last written down, or does not tell.
+    fn is_listed_last(&self) -> bool {
+        let last = self.state.areas.last().map(|area| &area.device);
+        swap::areas().map_or(true, |areas| areas.iter().any(|area| Some(&area.path) == last))
+    }
+
+    /// Tells the daemon the areas that the kernel swaps to.
+    pub(super) fn tell_devices(&mut self) {
+        let devices = self.state.devices().cloned().collect();
+        // An error: it has died, and the next one is told as it is started.
+        let _ = self.daemon.as_mut().map(|daemon| daemon.send(&Order::Settle(devices)));
+    }
+
+    /// Has further areas made as they are wanted. Where the daemon is killed meanwhile, the next
+    /// one serves them.
+    pub(super) fn grow(&mut self) -> Result<(), Failure> {
+        let grown = match self.made.take() {
+            Some(made) => made,
+            None if self.has_maker() => return Ok(()),
+            None => self.begin_wanted_area(),
+        };
+        if grown.is_err() && self.kept.is_some() && self.has_dead_daemon() {
+            self.daemon_died();
+            return if self.is_lost { grown } else { Ok(()) };
+        }
+        grown
+    }
+
+    fn begin_wanted_area(&mut self) -> Result<(), Failure> {
+        let areas = self.state.areas_on().map_err(super::cannot_start)?;
+        match self.space.wants(&areas) {
+            None => Ok(()),
+            Some(part) => self.begin_area(part),
+        }
+    }
+
+    /// Nobody needs the areas any more.
+    pub(super) fn begin_emptying(&mut self) {
+        self.space.release();
+        self.phase.become_next(Phase::Emptying);
+    }
+
+    /// Has the kernel read everything back, by a process of its own, and looks how far that is.
+    pub(super) fn empty(&mut self) {
+        if self.has_maker() {
+            return;
+        }
+        let areas = match self.state.areas_on() {
+            Ok(areas) => areas,
+            Err(error) => return self.refused(&format!("/proc/swaps: {error}")),
+        };
+        match self.off.take().map(|mut child| (child.try_wait(), child)) {
+            Some((Ok(None), child)) => self.off = Some(child),
+            Some((Ok(Some(status)), _)) if !areas.is_empty() => {
+                if let Err(error) = switching_off::outcome(&areas, status.success()) {
+                    self.refused(&error.to_string());
+                }
+            }
+            Some((Err(error), _)) => self.refused(&format!("swapoff: {error}")),
+            Some((Ok(Some(_)), _)) | None if areas.is_empty() => {
+                if self.state.runs.is_empty() {
+                    self.phase.become_next(Phase::Ending);
+                }
+            }
+            Some((Ok(Some(_)), _)) | None => self.begin_switching_off(&areas),
+        }
+    }
+
+    fn begin_switching_off(&mut self, areas: &[swap::Area]) {
+        // Lost pages take no memory.
+        let has_room = self.is_lost
+            || switching_off::check_room(areas).map_or_else(
+                |error| {
+                    self.refused(&error.to_string());
+                    false
+                },
+                |()| true,
+            );
+        if !has_room || self.retry_at.is_some_and(|at| self.is_lost && Instant::now() < at) {
+            return;
+        }
+        match switching_off::start(areas) {
+            Ok(child) => self.off = Some(child),
+            Err(error) => self.refused(&error.to_string()),
+        }
+    }
+
+    /// The kernel cannot read everything back now. Processes that wait are told, and the daemon
+    /// serves on.
+    fn refused(&mut self, why: &str) {
+        self.retry_at = Some(Instant::now() + RETRY);
+        if self.is_lost {
+            return;
+        }
+        self.trouble(why.to_owned());
+        // The sender of the order to `serve` repeats it; nobody repeats it to a keeper that took
+        // over.
+        let is_told_again = self.state.is_serving && !self.has_taken_over;
+        if is_told_again {
+            self.is_told_to_end = false;
+            return self.phase.become_next(Phase::Serving);
+        }
+        self.phase.become_next(Phase::Refused);
+        let pid = self.state.daemon.map_or(0, |daemon| daemon.pid);
+        self.troubles.push(format!("the daemon ({pid}) goes on serving it, and tries again"));
+        let troubles = std::mem::take(&mut self.troubles);
+        self.tell_all(&Tell::Left { is_over: false, troubles });
+    }
+
+    /// Undoes everything.
+    pub(super) fn end(&mut self) {
+        self.phase.require(Act::Remove);
+        // From now on a process that comes finds nobody, and waits for the lock.
+        let _ = fs::remove_file(folder::socket());
+        let (daemon, mut wire, phase) = (self.state.daemon, self.daemon.as_mut(), self.phase);
+        let devices: Vec<_> = self.state.devices().cloned().collect();
+        let has_daemon = wire.is_some();
+        let mut end_daemon = || {
+            phase.require(Act::EndDaemon);
+            // An error: it is gone.
+            let _ = wire.as_mut().map(|wire| wire.send(&Order::End));
+            let is_over = || daemon.is_none_or(|daemon| daemon.is_over());
+            let is_gone = || daemon.is_none_or(|daemon| process::is_gone(daemon.pid));
+            if processes::wait_for(COME_BACK, is_over) {
+                // Closing its files may take for ever, on a disk that does not answer.
+                processes::wait_for(COME_BACK, is_gone);
+                return Ok(());
+            }
+            // It does not end while one of these is listed.
+            let is_listed = |area: &swap::Area| devices.contains(&area.path);
+            if swap::areas()?.iter().any(is_listed) {
+                return Err(io::Error::other("somebody has switched its device on again"));
+            }
+            daemon.map_or(Ok(()), |daemon| process::kill(daemon.pid, libc::SIGKILL))
+        };
+        let end_daemon: Option<&mut dyn FnMut() -> _> =
+            if has_daemon { Some(&mut end_daemon) } else { None };
+        let troubles = self.state.undo(end_daemon);
+        if self.state.is_in_use() {
+            return self.phase.become_next(Phase::Emptying);
+        }
+        self.troubles.clone_from(&troubles);
+        self.stand_in = None;
+        self.phase.become_next(Phase::Over);
+        self.tell_all(&Tell::Left { is_over: true, troubles });
+        self.tell_what_waits();
+    }
+}

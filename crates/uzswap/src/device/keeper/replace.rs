@@ -1,0 +1,167 @@
+//! One daemon after another: when one was killed, and when another version is to go on.
+
+use super::phase::{Act, Phase};
+use super::{COME_BACK, Keeper};
+use crate::device::processes::{self, OWN_PROGRAM};
+use crate::device::wire::{Order, Tell};
+use crate::error::Failure;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+use uzswap_sys::process;
+
+/// A daemon that lives less long than this was ended by the memory with which it is to go on.
+const LIFE_MIN: Duration = Duration::from_millis(20);
+
+/// After so many in a row the swapped pages are taken to be lost.
+const SHORT_LIVES_MAX: u32 = 8;
+
+/// Before another is tried; twice as long before the next, 10 s for all. The resource that they
+/// lack, memory most likely, comes back with time.
+const PAUSE: Duration = Duration::from_millis(20);
+
+impl Keeper {
+    /// Starts another daemon, which goes on. (One says nothing unless it is asked, so this is its
+    /// end.)
+    pub(super) fn daemon_died(&mut self) {
+        if self.is_lost || !self.phase.may(Act::StartDaemon) {
+            // Nothing is swapped to it any more.
+            self.daemon = None;
+            return;
+        }
+        self.bury_daemon();
+        self.go_on();
+    }
+
+    /// Has a daemon go on where none serves. Where none can, the swapped pages are lost.
+    pub(super) fn go_on(&mut self) {
+        match self.replace_daemon() {
+            Ok(()) => {
+                let daemon = self.state.daemon.map_or(0, |daemon| daemon.pid);
+                self.tell_all(&Tell::Replaced(daemon));
+            }
+            Err(failure) => self.lose(&failure),
+        }
+    }
+
+    /// The swapped pages are lost.
+    fn lose(&mut self, why: &Failure) {
+        self.trouble(format!("the daemon died: {why}"));
+        self.bury_daemon();
+        self.phase.become_next(Phase::Lost);
+        self.is_lost = true;
+        self.tell_all(&Tell::Lost);
+        for place in self.state.runs.iter().filter_map(|run| run.place.as_ref()) {
+            place.kill();
+        }
+        // With the last descriptor the connection to FUSE ends, and threads that wait for a page
+        // are told. Over ublk that needs somebody, or those who wait would not end.
+        self.kept = None;
+        match self.state.stand_in() {
+            Ok(stand_in) => self.stand_in = stand_in,
+            Err(error) => self.trouble(error.to_string()),
+        }
+        self.is_told_to_end = true;
+    }
+
+    /// Kills the daemon and waits until it executes nothing any more: two daemons may never use the
+    /// memory at once. The closing of its files, for which it may wait, is not waited for.
+    fn bury_daemon(&mut self) {
+        self.phase.require(Act::KillDaemon);
+        // Closed once it is over: one that lives takes its end for ours, and starts another keeper.
+        let _wire = self.daemon.take();
+        if let Some(daemon) = self.state.daemon.filter(|daemon| !daemon.is_over()) {
+            // An error: it has just died.
+            let _ = process::kill(daemon.pid, libc::SIGKILL);
+            // As long as it takes: it reads the disk into memory that stays.
+            while !processes::wait_for(COME_BACK, || daemon.is_over()) {}
+        }
+        self.buried.extend(self.daemon_child.take());
+    }
+
+    fn replace_daemon(&mut self) -> Result<(), Failure> {
+        if self.kept.is_none() {
+            return Err(Failure::new("none can go on with its memory"));
+        }
+        let is_short = self.daemon_since.elapsed() < LIFE_MIN;
+        self.short_lives = if is_short { self.short_lives + 1 } else { 0 };
+        let mut why = Failure::new("each one that goes on with its memory ends at once");
+        while self.short_lives <= SHORT_LIVES_MAX {
+            std::thread::sleep(PAUSE * ((1 << self.short_lives) - 1));
+            match self.start_next() {
+                Ok(()) => return Ok(()),
+                // It may have been killed like the one before.
+                Err(failure) => why = failure,
+            }
+            self.short_lives += 1;
+        }
+        Err(why)
+    }
+
+    /// Has a daemon go on, where the one before is gone or could not. If that fails, the next one
+    /// is of our own program: the new version may be gone, or not understand the memory.
+    fn start_next(&mut self) -> Result<(), Failure> {
+        let Err(failure) = self.order_or_start() else { return Ok(()) };
+        // Only we can start one of our own program, if the one that is left is of another.
+        if self.program != Path::new(OWN_PROGRAM) || self.has_dead_daemon() {
+            self.bury_daemon();
+            self.program = OWN_PROGRAM.into();
+        }
+        Err(failure)
+    }
+
+    /// Orders the daemon that there is to become the next one, or starts one.
+    fn order_or_start(&mut self) -> Result<(), Failure> {
+        let order = Order::Become(self.program.clone());
+        // An error: it has died.
+        let is_told = self.daemon.as_mut().is_some_and(|daemon| daemon.send(&order).is_ok());
+        if is_told { self.await_daemon().map(drop) } else { self.start_daemon() }
+    }
+
+    /// Has a daemon of another program go on, and one of that before where it cannot. As `run`'s,
+    /// this keeper is replaced too, by the daemon; as `serve` it is the process that somebody has
+    /// started.
+    pub(super) fn upgrade(&mut self, index: usize, program: PathBuf) {
+        let upgraded = self.replace_by(program);
+        let daemon = self.state.daemon.map_or(0, |daemon| daemon.pid);
+        let answer = match &upgraded {
+            Ok(()) => Tell::Replaced(daemon),
+            Err(failure) => Tell::Refused(failure.to_string()),
+        };
+        // Said before it is let go: a few bytes, to one that waits for them.
+        self.members[index].tell(answer);
+        self.members.swap_remove(index);
+        if upgraded.is_ok() {
+            self.tell_all(&Tell::Replaced(daemon));
+            if !self.state.is_serving {
+                // As if killed: nothing is undone.
+                std::process::exit(0);
+            }
+        }
+    }
+
+    fn replace_by(&mut self, program: PathBuf) -> Result<(), Failure> {
+        if self.kept.is_none() {
+            return Err(Failure::new(
+                "what is swapped out would not outlive the daemon (before Linux 6.4); stop \
+                 everything and start it again",
+            ));
+        }
+        self.program = program;
+        let Err(why) = self.start_next() else { return Ok(()) };
+        match self.replace_daemon() {
+            Ok(()) => Err(Failure::new(format!("{why}; the version before goes on"))),
+            Err(failure) => {
+                self.lose(&failure);
+                Err(why)
+            }
+        }
+    }
+
+    /// True if the daemon has died and no other has been started yet.
+    pub(super) fn has_dead_daemon(&self) -> bool {
+        let Some(daemon) = &self.daemon else { return true };
+        // It says nothing unless it is asked.
+        daemon.is_ready(Some(Duration::ZERO)).unwrap_or(true)
+            || self.state.daemon.is_none_or(|daemon| daemon.is_ending())
+    }
+}

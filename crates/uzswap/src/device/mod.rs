@@ -1,0 +1,22 @@
+//! The swap device: its keeper and daemon, and every change that they make on the machine.
+
+pub mod area;
+pub mod changes;
+pub mod daemon;
+pub mod folder;
+pub mod group;
+pub mod keeper;
+pub mod kept;
+pub mod options;
+pub mod place;
+pub mod processes;
+pub mod requirements;
+pub mod shortage;
+pub mod signals;
+pub mod slots;
+pub mod space;
+pub mod spared;
+pub mod switching_off;
+pub mod systemd;
+pub mod taking_part;
+pub mod wire;

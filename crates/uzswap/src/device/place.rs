@@ -1,0 +1,102 @@
+//! A group of processes, with the changes that made it, and undoing them.
+
+use crate::device::processes::{self, PATIENCE};
+use serde::{Deserialize, Serialize};
+use std::fs;
+use std::io;
+use std::path::PathBuf;
+use std::time::Duration;
+use uzswap_sys::cgroup::{Group, Version};
+
+/// A group of processes, and the changes that made it.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Place {
+    /// Its folder.
+    pub folder: PathBuf,
+    /// True if it is of cgroup version 2.
+    pub is_v2: bool,
+    /// A group around it that goes with it.
+    pub around: Option<PathBuf>,
+    /// A group that processes were moved to, to make room for it, and the one they came from.
+    pub moved: Option<(PathBuf, PathBuf)>,
+    /// It is somebody else's: its attributes as they were.
+    #[serde(default)]
+    pub borrowed: Option<Vec<(PathBuf, String)>>,
+}
+
+impl Place {
+    /// The group.
+    pub fn group(&self) -> Group {
+        Group::at(if self.is_v2 { Version::V2 } else { Version::V1 }, self.folder.clone())
+    }
+
+    /// Ends all processes in it at once, if they are ours.
+    pub fn kill(&self) {
+        if self.borrowed.is_none() {
+            self.group().kill();
+        }
+    }
+
+    /// Ends all processes in it, and removes it; or leaves it as it was, if it is somebody else's.
+    pub fn end(&self) -> io::Result<()> {
+        let group = self.group();
+        if let Some(attributes) = &self.borrowed {
+            // Gone: there is nothing to put back.
+            let mut there = attributes.iter().filter(|(path, _)| path.exists());
+            return there.try_for_each(|(path, value)| {
+                fs::write(path, value)
+                    .map_err(|error| io::Error::other(format!("{}: {error}", path.display())))
+            });
+        }
+        let is_empty = processes::wait_for(PATIENCE, || {
+            group.kill();
+            group.processes().is_empty()
+        });
+        if !is_empty {
+            let what = format!("processes in {} do not end", group.path().display());
+            return Err(io::Error::other(what));
+        }
+        self.remove()
+    }
+
+    /// Removes it, and the groups that were made around it. The kernel may take a moment to forget
+    /// its last process.
+    pub fn remove(&self) -> io::Result<()> {
+        let groups = std::iter::once(self.group());
+        let around = self.around.iter().map(|path| Group::at(Version::V2, path.clone()));
+        for group in groups.chain(around) {
+            let mut last = Ok(());
+            processes::wait_for(Duration::from_secs(2), || {
+                last = group.remove();
+                last.is_ok()
+            });
+            last.map_err(|error| {
+                io::Error::other(format!("remove {}: {error}", group.path().display()))
+            })?;
+        }
+        if let Some((to, from)) = &self.moved {
+            let (to, from) =
+                (Group::at(Version::V2, to.clone()), Group::at(Version::V2, from.clone()));
+            from.keep_memory_back()?;
+            for pid in to.processes() {
+                // An error: it has just ended.
+                let _ = from.enter(pid);
+            }
+            to.remove()?;
+        }
+        Ok(())
+    }
+
+    /// Removes it, this process and others that it has started being in it.
+    pub fn leave(&self) -> io::Result<()> {
+        let group = self.group();
+        if let Some(parent) = group.parent() {
+            parent.enter(std::process::id() as i32)?;
+            for pid in group.processes() {
+                // An error: it has just ended.
+                let _ = parent.enter(pid);
+            }
+        }
+        self.remove()
+    }
+}

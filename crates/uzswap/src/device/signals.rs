@@ -1,0 +1,67 @@
+//! The events that the main thread waits for: signals, the command's end, messages of the keeper.
+
+use crate::device::wire::{Tell, Wire};
+use crate::error::Failure;
+use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2};
+use signal_hook::iterator::SignalsInfo;
+use signal_hook::iterator::exfiltrator::origin::WithOrigin;
+use signal_hook::low_level::siginfo::Cause;
+use std::process::{Child, ExitStatus};
+use std::sync::mpsc::{Receiver, Sender, channel};
+
+/// Something happened.
+#[derive(Debug)]
+pub enum Event {
+    /// A signal came.
+    Signal {
+        /// Which.
+        signal: i32,
+        /// The kernel sent it for a key of the terminal, so the whole foreground group has it.
+        from_terminal: bool,
+    },
+    /// The command ended.
+    CommandEnded(ExitStatus),
+    /// The keeper said so.
+    Told(Tell),
+    /// The keeper and the daemon are gone.
+    Gone,
+    /// Another keeper took over, and is spoken to over this wire.
+    CameBack(Wire),
+}
+
+/// Where events come out, and where watchers put them in.
+pub struct Events {
+    /// Comes out.
+    pub receiver: Receiver<Event>,
+    /// Goes in.
+    pub sender: Sender<Event>,
+}
+
+impl Events {
+    /// Catches signals from now on.
+    pub fn new() -> Result<Self, Failure> {
+        let (sender, receiver) = channel();
+        let caught = [SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGUSR1, SIGUSR2];
+        let mut signals = SignalsInfo::<WithOrigin>::new(caught)
+            .map_err(|error| Failure::new(format!("cannot catch signals: {error}")))?;
+        let to = sender.clone();
+        std::thread::spawn(move || {
+            for origin in signals.forever() {
+                let from_terminal = matches!(origin.cause, Cause::Kernel);
+                // An error: the main thread is ending.
+                let _ = to.send(Event::Signal { signal: origin.signal, from_terminal });
+            }
+        });
+        Ok(Self { receiver, sender })
+    }
+
+    /// Reports the end of the command.
+    pub fn watch_command(&self, mut child: Child) {
+        let to = self.sender.clone();
+        std::thread::spawn(move || {
+            if let Ok(status) = child.wait() {
+                let _ = to.send(Event::CommandEnded(status));
+            }
+        });
+    }
+}

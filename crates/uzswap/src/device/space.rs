@@ -1,0 +1,210 @@
+//! How much swap space the kernel sees: no more than it needs, and none that cannot be served.
+//!
+//! The kernel tells of freed slots only when it discards a whole cluster, and uses fresh clusters
+//! as long as there are some. And while less than half of all swap space is taken, it leaves a page
+//! its slot when it reads it back. So in a large area dead pages and second copies pile up. Areas
+//! are therefore made one after another, each a quarter of those before it. Then slots are used
+//! again, and only so we learn that the page in them is dead (docs/design/space.md has the
+//! measurements).
+//!
+//! When pool and backing are nearly full, the kernel is left as many free slots as pages can be
+//! stored in the worst case. Pages of our own take the other slots (slots.rs). So the kernel finds
+//! swap space full and acts on that. It would repeat writes that are refused.
+
+use crate::device::slots::Holder;
+use std::fs;
+use std::ops::Range;
+use std::path::Path;
+use std::time::Duration;
+use uzswap_block::control::STATISTICS_FOLDER;
+use uzswap_sys::swap::Area;
+
+/// The first area, at least; and as a share of all that there may be.
+const FIRST_BYTES_MIN: u64 = 256 << 20;
+const FIRST_DIVISOR: u64 = 64;
+const FIRST_BYTES_LEAST: u64 = 16 << 20;
+
+/// Free slots that the kernel is left, at least: as many as it may take between two looks.
+const FREE_BYTES_MIN: u64 = 128 << 20;
+const FREE_DIVISOR: u64 = 8;
+
+/// A further area, as a share of those there are. The kernel knows some 23 areas, ours and others.
+const GROWTH_DIVISOR: u64 = 4;
+const AREAS_MAX: usize = 18;
+
+/// Areas are made of whole clusters.
+const CLUSTER_BYTES: u64 = 2 << 20;
+
+/// With more room than this, or this share of the pool, the kernel may have all slots: between two
+/// looks it cannot fill them.
+const ROOM_BYTES_ENOUGH: u64 = 256 << 20;
+
+/// With less the cache is full.
+const ROOM_BYTES_MIN: u64 = 256 << 10;
+
+/// How often to look, with enough room and without.
+const CALM: Duration = Duration::from_millis(50);
+const TIGHT: Duration = Duration::from_millis(5);
+
+/// True if the cache can take no more.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Full {
+    /// It cannot.
+    Yes,
+    /// It can again.
+    No,
+}
+
+/// Bytes that could still be stored, as the cache says.
+pub fn room(mount: &Path) -> u64 {
+    let text = fs::read_to_string(mount.join(STATISTICS_FOLDER).join("room_size"));
+    // Unknown, nothing is held back.
+    text.ok().and_then(|text| text.trim().parse().ok()).unwrap_or(u64::MAX)
+}
+
+/// See the module.
+pub struct Space {
+    /// Bytes that all areas together may have.
+    size: u64,
+    ballast: Holder,
+    is_full: bool,
+    can_grow: bool,
+    /// Bytes of free slots that the kernel may have; `u64::MAX` with enough room.
+    free_max: u64,
+}
+
+impl Space {
+    /// For `size` bytes, in all.
+    pub fn new(size: u64) -> Self {
+        Self {
+            size,
+            ballast: Holder::default(),
+            is_full: false,
+            can_grow: true,
+            free_max: u64::MAX,
+        }
+    }
+
+    /// The part of the disk that is to be an area now; `None`: there are enough.
+    pub fn wants(&self, areas: &[Area]) -> Option<Range<u64>> {
+        if areas.is_empty() {
+            let first = (self.size / FIRST_DIVISOR).max(FIRST_BYTES_MIN);
+            let first = first.min(self.free_max.saturating_mul(2)).max(FIRST_BYTES_LEAST);
+            return Some(0..first.min(self.size));
+        }
+        // The kernel does not count the header among an area's bytes.
+        let total: u64 = areas.iter().map(|area| area.bytes.next_multiple_of(CLUSTER_BYTES)).sum();
+        let taken: u64 = areas.iter().map(|area| area.used).sum();
+        let free = total.saturating_sub(taken - self.ballast_bytes().min(taken));
+        let wanted = (total / FREE_DIVISOR).max(FREE_BYTES_MIN).min(self.free_max);
+        if free >= wanted || total >= self.size || !self.can_grow {
+            return None;
+        }
+        let few = areas.len() < AREAS_MAX / 2;
+        let enough =
+            if few { self.free_max.saturating_mul(2).max(FIRST_BYTES_LEAST) } else { u64::MAX };
+        let more = (total / GROWTH_DIVISOR).max(FREE_BYTES_MIN).min(enough);
+        let (more, left) = (more.next_multiple_of(CLUSTER_BYTES), self.size - total);
+        let more = if areas.len() + 1 >= AREAS_MAX || more > left { left } else { more };
+        Some(total..total + more)
+    }
+
+    fn ballast_bytes(&self) -> u64 {
+        self.ballast.bytes()
+    }
+
+    /// When to look again.
+    pub fn pause(&self) -> Duration {
+        if self.free_max == u64::MAX { CALM } else { TIGHT }
+    }
+
+    /// True if the cache could take no more at the last look.
+    pub fn is_full(&self) -> bool {
+        self.is_full
+    }
+
+    /// No further area can be made.
+    pub fn cannot_grow(&mut self) {
+        self.can_grow = false;
+    }
+
+    /// Leaves the kernel as many slots as there is `room` for, bytes; whether the cache became
+    /// full, or is so no more.
+    pub fn look(&mut self, areas: &[Area], room: u64) -> Option<Full> {
+        self.free_max = if room >= ROOM_BYTES_ENOUGH { u64::MAX } else { room / 2 };
+        let free: u64 = areas.iter().map(|area| area.bytes.saturating_sub(area.used)).sum();
+        self.ballast.hear();
+        let bytes = self.ballast.bytes();
+        match free.checked_sub(self.free_max) {
+            Some(excess) => self.ballast.set(bytes + excess),
+            None if bytes > 0 => self.ballast.set(bytes.saturating_sub(self.free_max - free)),
+            None => {}
+        }
+        let before = std::mem::replace(&mut self.is_full, room < ROOM_BYTES_MIN);
+        match (before, self.is_full) {
+            (false, true) => Some(Full::Yes),
+            (true, false) => Some(Full::No),
+            _ => None,
+        }
+    }
+
+    /// Gives all slots back.
+    pub fn release(&mut self) {
+        self.ballast = Holder::default();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MIB: u64 = 1 << 20;
+
+    fn area(bytes: u64, used: u64) -> Area {
+        Area { path: "/dev/loop0".into(), bytes, used, priority: 0 }
+    }
+
+    #[test]
+    fn areas_follow_what_is_swapped_out() {
+        let space = Space::new(4096 * MIB);
+        assert_eq!(space.wants(&[]), Some(0..256 * MIB));
+        assert_eq!(space.wants(&[area(256 * MIB, 127 * MIB)]), None);
+        assert_eq!(space.wants(&[area(256 * MIB, 129 * MIB)]), Some(256 * MIB..384 * MIB));
+        let (mut areas, mut total) = (Vec::new(), 0);
+        while let Some(part) = space.wants(&areas) {
+            assert_eq!(part.start, total, "one behind the other");
+            total = part.end;
+            // As the kernel counts it.
+            areas.push(area(part.end - part.start - 4096, part.end - part.start - 4096));
+        }
+        assert_eq!(total, 4096 * MIB);
+        assert!(areas.len() <= AREAS_MAX, "{} areas", areas.len());
+    }
+
+    #[test]
+    fn a_small_or_a_huge_size_is_one_too() {
+        assert_eq!(Space::new(16 * MIB).wants(&[]), Some(0..16 * MIB));
+        let huge = Space::new(16 << 40);
+        let (mut areas, mut total) = (Vec::new(), 0);
+        while let Some(part) = huge.wants(&areas) {
+            total = part.end;
+            areas.push(area(part.end - part.start, part.end - part.start));
+        }
+        assert_eq!((total, areas.len() <= AREAS_MAX), (16 << 40, true));
+    }
+
+    #[test]
+    fn with_little_room_the_kernel_is_left_few_slots() {
+        let mut space = Space::new(4096 * MIB);
+        let areas = [area(256 * MIB, 200 * MIB)];
+        assert_eq!(space.look(&areas, 1 << 40), None);
+        assert_eq!((space.pause(), space.wants(&areas).is_some()), (CALM, true));
+        assert_eq!(space.look(&areas, 64 * MIB), None);
+        assert_eq!((space.pause(), space.wants(&areas)), (TIGHT, None), "half of it is enough");
+        assert_eq!(space.look(&areas, 0), Some(Full::Yes));
+        assert_eq!(space.look(&areas, 0), None);
+        assert_eq!(space.look(&areas, 1 << 40), Some(Full::No));
+        space.free_max = 4 * MIB;
+        assert_eq!(space.wants(&[]), Some(0..16 * MIB), "a small pool has a small area");
+    }
+}

@@ -1,0 +1,202 @@
+//! A run's part: it joins the cache of this machine, or has one made, and leaves it.
+
+use crate::cli::CacheArguments;
+use crate::device::options::DaemonOptions;
+use crate::device::place::Place;
+use crate::device::signals::{Event, Events};
+use crate::device::wire::{Ask, Joined, RunInfo, Tell, Wire};
+use crate::device::{changes, folder, keeper, spared};
+use crate::error::Failure;
+use crate::say::say;
+use std::io;
+use std::os::unix::net::UnixStream;
+use std::process::Child;
+use std::time::{Duration, Instant};
+
+/// How long another keeper may take to end, or to take over.
+const PATIENCE: Duration = Duration::from_secs(30);
+/// How long there may be no process that could bring the keeper back.
+const ABANDONED: Duration = Duration::from_secs(10);
+const PAUSE: Duration = Duration::from_millis(50);
+
+/// See the module.
+pub struct TakingPart {
+    pid: i32,
+    wire: Wire,
+    /// The cache that it takes part in.
+    pub joined: Joined,
+    /// The keeper's process, where this one has started it.
+    keeper: Option<Child>,
+    is_gone: bool,
+    /// So many took part when the command began.
+    pub runs: usize,
+}
+
+impl TakingPart {
+    /// Joins; without anything to join, has a cache made with `options`.
+    pub fn join(run: &RunInfo, options: &DaemonOptions) -> Result<Self, Failure> {
+        let began = Instant::now();
+        loop {
+            let (mut wire, keeper, options) = match UnixStream::connect(folder::socket()) {
+                Ok(stream) => (Wire::new(stream), None, None),
+                Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {
+                    return Err(Failure::new(keeper::cannot_lock(&error)));
+                }
+                // There is none, or it was killed.
+                Err(_) => {
+                    let started = spared::start(&["keeper".into()]);
+                    let (child, wire) = started.map_err(cannot_start)?;
+                    (wire, Some(child), Some(Box::new(options.clone())))
+                }
+            };
+            let asked = wire.send(&Ask::Join { run: run.clone(), options });
+            let answer = asked.and_then(|()| wire.receive());
+            match answer {
+                Ok(Tell::Joined(joined)) => {
+                    return Ok(Self {
+                        pid: run.pid,
+                        wire,
+                        joined: *joined,
+                        keeper,
+                        is_gone: false,
+                        runs: 1,
+                    });
+                }
+                Ok(Tell::Refused(message)) => return Err(Failure::new(message)),
+                // Somebody else was faster, or the last run is just leaving.
+                Ok(_) | Err(_) if began.elapsed() < PATIENCE => std::thread::sleep(PAUSE),
+                Ok(_) | Err(_) => {
+                    return Err(Failure::new(
+                        "another uzswap is ending and does not come to its end; `uzswap status` \
+                         tells what holds it up",
+                    ));
+                }
+            }
+        }
+    }
+
+    /// Tells the differences from a cache of its own.
+    pub fn say_joined(&self, asked: &CacheArguments, quiet: bool) {
+        for line in &self.joined.cleaned {
+            say!("uzswap: {line}");
+        }
+        if self.joined.is_first {
+            if self.joined.zswap_is_off && !quiet {
+                say!("uzswap: the kernel's zswap is switched off until this ends");
+            }
+        } else if let Some(these) = self.joined.options.differences(asked) {
+            say!("uzswap: joins the cache that is running, so these do not apply: {these}");
+        }
+    }
+
+    /// Says where the command is about to run; only then it may.
+    pub fn place(&mut self, place: &Place, events: &Events) -> Result<(), Failure> {
+        // An error: the keeper is gone, as the events tell.
+        let _ = self.wire.send(&Ask::Place(place.clone()));
+        loop {
+            match events.receiver.recv() {
+                Ok(Event::Told(Tell::Noted)) => return Ok(()),
+                Ok(Event::Told(Tell::Refused(message))) => return Err(Failure::new(message)),
+                Ok(Event::Told(Tell::Runs(runs))) => self.runs = runs,
+                Ok(Event::Told(Tell::Full(_) | Tell::Detach)) => {}
+                Ok(Event::Signal { signal, .. }) => {
+                    let message = format!("ended by signal {signal} before the command began");
+                    return Err(Failure::command(message, 128 + signal as u8));
+                }
+                Ok(Event::Gone) => {
+                    self.is_gone = true;
+                    return Err(Failure::new("the keeper died; try again"));
+                }
+                Ok(_) | Err(_) => return Err(Failure::new("the daemon died; try again")),
+            }
+        }
+    }
+
+    /// Has messages of the keeper become events from now on. When the keeper dies, another one
+    /// takes over, and is told that we are still here.
+    pub fn watch(&self, events: &Events) -> Result<(), Failure> {
+        let mut wire = self.wire.sender().map_err(cannot_start)?;
+        let (pid, events) = (self.pid, events.sender.clone());
+        std::thread::spawn(move || {
+            loop {
+                let told = match wire.receive() {
+                    Ok(tell) => Event::Told(tell),
+                    Err(_) => match come_back(pid) {
+                        Some((fresh, sender)) => {
+                            wire = fresh;
+                            Event::CameBack(sender)
+                        }
+                        None => Event::Gone,
+                    },
+                };
+                let is_last = matches!(told, Event::Told(Tell::Left { .. }) | Event::Gone);
+                if events.send(told).is_err() || is_last {
+                    return;
+                }
+            }
+        });
+        Ok(())
+    }
+
+    /// Takes part over another wire, after the keeper was replaced.
+    pub fn came_back(&mut self, wire: Wire) {
+        self.wire = wire;
+    }
+
+    /// Nobody is left to take part in anything with.
+    pub fn gone(&mut self) {
+        self.is_gone = true;
+    }
+
+    /// Leaves: nothing of the command is left. The changes that could not be undone.
+    pub fn leave(mut self, events: &Events) -> Vec<String> {
+        if self.is_gone {
+            return Vec::new();
+        }
+        // An error: the keeper is gone, and has ended the command.
+        let _ = self.wire.send(&Ask::Leave);
+        loop {
+            match events.receiver.recv() {
+                Ok(Event::Told(Tell::Left { is_over, troubles })) => {
+                    if let (Some(mut keeper), true) = (self.keeper.take(), is_over) {
+                        // An error: it is not there to be waited for.
+                        let _ = keeper.wait();
+                    }
+                    return troubles;
+                }
+                Ok(Event::Gone) | Err(_) => return Vec::new(),
+                Ok(Event::CameBack(wire)) => {
+                    self.wire = wire;
+                    let _ = self.wire.send(&Ask::Leave);
+                }
+                Ok(_) => {}
+            }
+        }
+    }
+}
+
+fn cannot_start(error: io::Error) -> Failure {
+    Failure::new(format!("cannot start the keeper: {error}"))
+}
+
+/// A wire to a keeper that has taken over, and another handle of it; `None`: there is none.
+fn come_back(pid: i32) -> Option<(Wire, Wire)> {
+    let mut attended = Instant::now();
+    while attended.elapsed() < ABANDONED {
+        let joined = UnixStream::connect(folder::socket()).and_then(|stream| {
+            let mut wire = Wire::new(stream);
+            wire.send(&Ask::Rejoin(pid))?;
+            Ok((wire.receive::<Tell>()?, wire))
+        });
+        match joined {
+            Ok((Tell::Noted, wire)) => return wire.sender().ok().map(|sender| (wire, sender)),
+            Ok(_) => return None,
+            Err(_) => std::thread::sleep(PAUSE),
+        }
+        // Keeper and daemon start each other, which takes long where they get little of a CPU.
+        if changes::State::read().is_ok_and(|state| state.is_attended()) {
+            attended = Instant::now();
+        }
+    }
+    None
+}
