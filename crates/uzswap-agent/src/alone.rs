@@ -1,13 +1,13 @@
 //! Calls that the kernel permits to a process of one thread only, such as `unshare` of the user
 //! namespace. If the program has one thread, ours end before the call and start again after it.
 
-use crate::{AGENT, inside, takeover};
+use crate::{AGENT, inside, say, stage, takeover};
 use libc::{c_int, c_long};
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 use uzswap_calls::{Call, Outcome, raw, stop};
 
-/// The thread that watches is to end.
+/// The thread that watches is to end. A request to it, in any stage of the program.
 static IS_WANTED: AtomicBool = AtomicBool::new(false);
 /// How long it may take: it may be taking the program over.
 const PATIENCE: Duration = Duration::from_secs(20);
@@ -91,9 +91,10 @@ fn without_our_threads<R>(work: impl FnOnce() -> R) -> R {
         Some(agent) => agent.pager.without_threads(work),
         None => Ok(work()),
     };
-    let result = result.unwrap_or_else(|_| crate::die("its threads cannot be started again"));
-    if crate::start(crate::Begin::New).is_err() {
-        crate::say("this program is not watched any more: no thread can be started");
+    let result = result.unwrap_or_else(|_| crate::die(&["its threads cannot be started again"]));
+    if crate::start().is_err() {
+        stage::refuse();
+        say(&["this program is not watched any more: no thread can be started"]);
     }
     result
 }

@@ -3,7 +3,9 @@
 //! files and signals in `processes`, `masks` and `stacks`.
 
 use crate::whole;
-use crate::{AGENT, Agent, alone, devices, layout, masks, processes, seccomp, stacks, thread};
+use crate::{
+    AGENT, Agent, alone, devices, layout, masks, processes, seccomp, stacks, stage, thread,
+};
 use libc::c_long;
 use uzswap_calls::table::{self, Buffer, Treatment};
 use uzswap_calls::{Call, Frame, Outcome, raw};
@@ -33,7 +35,7 @@ const KEPT: [c_long; 2] = [libc::SYS_rt_sigaction, libc::SYS_sigaltstack];
 
 /// Looks at a call: its number decides.
 pub fn on_call(call: &mut Call) -> Outcome {
-    if crate::is_left() && !KEPT.contains(&(call.number as c_long)) {
+    if stage::is_left() && !KEPT.contains(&(call.number as c_long)) {
         return Outcome::Bare;
     }
     // A thread that serves a fault has pages and locks of ours: it may wait for no other lock, and
@@ -140,7 +142,7 @@ fn own(agent: &Agent, call: &mut Call) -> Outcome {
         libc::SYS_pselect6 => masks::select(agent, call),
         number => match masks::argument(number) {
             Some(at) => masks::without_ours(agent, call, at),
-            None => crate::die(&format!("system call {number} has a row, and nobody does it")),
+            None => crate::die(&[&format!("system call {number} has a row, and nobody does it")]),
         },
     }
 }
@@ -372,7 +374,7 @@ fn hold_message(holds: &mut Holds<'_>, at: u64) {
 pub fn touched(agent: &Agent, call: &mut Call, arguments: &[usize]) -> Outcome {
     let is_futex = call.number as c_long == libc::SYS_futex;
     let arguments = if is_futex { used_of_futex(call.arguments[1]) } else { arguments };
-    let is_complete = layout::is_complete();
+    let is_complete = stage::is_complete();
     if !is_complete && !is_wake(call) {
         layout::await_complete();
     }
@@ -447,7 +449,7 @@ pub fn make(agent: &Agent, call: &mut Call) {
 fn make_until_it_sees(agent: &Agent, call: &mut Call, arguments: &[usize]) {
     let mut turn = 0;
     while turn < TRIES {
-        let is_complete = layout::is_complete();
+        let is_complete = stage::is_complete();
         // SAFETY: the call is the program's, made as it asked.
         call.result = unsafe { raw(call.number, call.arguments) };
         if call.result != -i64::from(libc::EFAULT) {

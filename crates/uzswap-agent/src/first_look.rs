@@ -5,7 +5,7 @@
 //! the machine code for that.
 
 use crate::calls::used_of_futex;
-use crate::{layout, thread};
+use crate::{stage, thread};
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use uzswap_calls::{Call, Frame, Outcome, raw};
@@ -15,13 +15,13 @@ use uzswap_sys::bus;
 /// A longer buffer is left to the second look.
 const BYTES_MAX: u64 = 64 << 10;
 
-/// A page that is out may have a guard in its place: see [`layout::read_own_pagemap`].
+/// A page that is out may have a guard in its place: see [`crate::layout::read_own_pagemap`].
 pub static HAS_GUARDS: AtomicBool = AtomicBool::new(false);
 
 /// Makes the call if all that it is given is there.
 pub fn on_call(call: &mut Call) -> Outcome {
     let Some([one, other]) = buffers(call) else { return Outcome::Undecided };
-    if is_pager_thread() || bus::is_on_own_stack() || !layout::is_complete() {
+    if is_pager_thread() || bus::is_on_own_stack() || !stage::is_complete() {
         return Outcome::Undecided;
     }
     thread::with(|thread| {

@@ -12,15 +12,16 @@
 //! A child has none of our threads. They are started where the C library is whole: in a handler of
 //! `pthread_atfork`, or, if none was run, once the child asks for memory.
 
+use crate::stage::{self, Stage};
 use crate::{AGENT, Agent, Inside, front, inside, layout, memory};
 use std::io;
 use std::mem::ManuallyDrop;
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::*};
+use std::sync::atomic::{AtomicU32, Ordering::*};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 use uzswap_region::BeforeFork;
 use uzswap_sys::process;
-use uzswap_tree::front::BARE;
+use uzswap_tree::front::Front;
 
 /// Nothing of this library moves.
 pub struct Still<L, M> {
@@ -30,9 +31,6 @@ pub struct Still<L, M> {
     pages: BeforeFork,
     memory: ManuallyDrop<M>,
 }
-
-/// This process has been forked, and has no threads of ours yet.
-static IS_BARE: AtomicBool = AtomicBool::new(false);
 
 /// Waits until nothing of this library moves. Errors: there is no room for a child's needs.
 pub fn before(agent: &Agent) -> io::Result<Still<impl Sized, impl Sized>> {
@@ -59,20 +57,24 @@ impl<L, M> Still<L, M> {
         let Self { inside, quiet, layout, pages, memory } = self;
         drop(ManuallyDrop::into_inner(memory));
         let Ok(refused) = pages.in_child() else {
-            crate::die("a page of a forked process cannot be brought in");
+            crate::die(&["a page of a forked process cannot be brought in"]);
         };
         drop((layout, quiet));
-        if let Some(error) = refused {
-            crate::leave_child(&error);
-            return drop(inside);
-        }
-        IS_BARE.store(true, Relaxed);
-        // An allocator of the program's own may have its locks held where it asks for memory.
-        if let Some(front) = front().filter(|front| !front.has_own_allocator) {
-            front.waits.fetch_or(BARE, Relaxed);
+        match refused {
+            // A thread of the parent's has just left the program alone.
+            _ if stage::is_left() => {}
+            Some(error) => leave(&error),
+            None => stage::enter(Stage::Bare),
         }
         drop(inside);
     }
+}
+
+/// In a child that cannot have a pager of its own, and whose memory is all in its place.
+fn leave(error: &io::Error) {
+    front().into_iter().for_each(Front::forked);
+    stage::enter(Stage::LeftAlone);
+    crate::leave_alone(&format!("it was forked where its pages cannot be watched: {error}"));
 }
 
 /// Held by a thread of ours while a child would find its work half done. Taken once the program has
@@ -123,7 +125,7 @@ fn await_that(patience: Duration, is_so: impl Fn() -> bool) {
 /// Makes a fork. The C library's functions around it, and the program's, may take memory, wait for
 /// other threads, or be interrupted by signals: nothing of ours is held meanwhile.
 pub fn fork(fork: impl FnOnce() -> libc::pid_t) -> libc::pid_t {
-    if AGENT.get().is_some() {
+    if stage::is_taken_over() {
         // Everything stands still around the system call.
         return fork();
     }
@@ -141,33 +143,29 @@ pub fn fork(fork: impl FnOnce() -> libc::pid_t) -> libc::pid_t {
 /// In a child of a process that has not been taken over: it is one of its own, which nobody
 /// watches yet. `false`: it was made while it was being taken over, and is left alone.
 pub extern "C" fn in_child() -> bool {
-    if AGENT.get().is_some() {
+    if stage::is_taken_over() {
         return true;
     }
     let was_busy = FORKS.swap(0, SeqCst) & BUSY != 0;
     // Another thread of the parent's may have had the allocator.
     memory::renew();
-    crate::unwatch();
+    front().into_iter().for_each(Front::forked);
+    stage::enter(Stage::Loaded);
     !was_busy
 }
 
 /// Starts our threads in a child that was made past the C library's `fork`, where no handler has
 /// done so.
 pub fn attend() {
-    if let Some(front) = front() {
-        front.waits.fetch_and(!BARE, Relaxed);
-    }
-    start_threads();
-}
-
-fn start_threads() {
-    if !IS_BARE.swap(false, Relaxed) {
+    if !stage::change(Stage::Bare, Stage::Managed) {
         return;
     }
     let Some(agent) = AGENT.get() else { return };
     let _inside = inside();
-    if agent.pager.after_fork().is_err() || crate::start(crate::Begin::Again).is_err() {
-        crate::die("a forked process cannot have threads of its own");
+    let has_threads = agent.pager.after_fork().is_ok();
+    front().into_iter().for_each(Front::forked);
+    if !has_threads || crate::start().is_err() {
+        crate::die(&["a forked process cannot have threads of its own"]);
     }
 }
 

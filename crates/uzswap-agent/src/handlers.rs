@@ -13,7 +13,7 @@
 //! never returns, the call is over: [`crate::thread`].
 
 use crate::processes::{KernelAction, ours};
-use crate::{seen, stacks, thread};
+use crate::{seen, stacks, stage, thread};
 use std::arch::naked_asm;
 use std::ptr;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::*, fence};
@@ -91,7 +91,7 @@ fn of_kernel(signal: u64) -> KernelAction {
 /// those handlers do whose stack was exchanged.
 fn is_wrapped(signal: u64, action: &KernelAction) -> bool {
     let is_dump = || action.handler == libc::SIG_DFL as u64 && is_dumped(signal);
-    match crate::is_left() {
+    match stage::is_left() {
         true => is_function(action.handler) && action.flags & SA_ONSTACK != 0,
         false => is_function(action.handler) || is_dump(),
     }

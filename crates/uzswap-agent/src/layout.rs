@@ -4,12 +4,11 @@
 //! that no handler of the program's waits for its own thread.
 
 use crate::calls::{self, refuse};
-use crate::{Agent, inside};
+use crate::{Agent, inside, stage};
 use std::collections::BTreeMap;
 use std::io;
 use std::ops::Range;
 use std::os::fd::BorrowedFd;
-use std::sync::atomic::{AtomicBool, Ordering::*};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use uzswap_calls::table::Buffer;
 use uzswap_calls::{Call, Outcome, Patcher, raw, sites};
@@ -35,24 +34,12 @@ pub struct Layout {
 }
 
 static LAYOUT: Mutex<Option<Layout>> = Mutex::new(None);
-/// All memory that may be adopted is.
-static IS_COMPLETE: AtomicBool = AtomicBool::new(false);
-
-/// Says that the program's memory has been adopted, which the caller has locked.
-pub fn complete() {
-    IS_COMPLETE.store(true, Release);
-}
-
-/// True if all memory that may be adopted is.
-pub fn is_complete() -> bool {
-    IS_COMPLETE.load(Acquire)
-}
 
 /// Waits until the program's memory has been adopted. A call that began before would be given
 /// memory that nobody keeps there for its time. Not for calls by which threads wake each other:
 /// one of ours that is waited for may be among those.
 pub fn await_complete() {
-    if !is_complete() {
+    if !stage::is_complete() {
         let _inside = inside();
         drop(lock());
     }
@@ -143,7 +130,7 @@ impl Agent {
     /// Adopts memory, however little, unless the program is left alone by now. An error leaves the
     /// rest as it is: memory of the program's that is not managed.
     fn adopt(&self, range: Range<usize>, contents: Contents) {
-        if !crate::is_left() {
+        if !stage::is_left() {
             // SAFETY: private, anonymous, readable and writable, as the caller saw the call that
             // made it so; all calls that change it come here.
             let _ = unsafe { self.pager.adopt(range, contents) };
@@ -206,7 +193,7 @@ pub fn map(agent: &Agent, call: &mut Call) -> Outcome {
         // SAFETY: the program's descriptor, by which it has just mapped the file.
         let file = unsafe { BorrowedFd::borrow_raw(call.arguments[4] as i32) };
         if let Err(error) = layout.patch(&mapped, file, call.arguments[5]) {
-            crate::say(&format!("system calls of a file that was loaded go unseen: {error}"));
+            crate::say(&[&format!("system calls of a file that was loaded go unseen: {error}")]);
         }
     }
     if is_plain && flags & OTHER == 0 {
@@ -425,7 +412,7 @@ pub fn remap(agent: &Agent, call: &mut Call) -> Outcome {
         })
     };
     if moved.is_err() {
-        crate::die("memory that the program has moved cannot be taken along");
+        crate::die(&["memory that the program has moved cannot be taken along"]);
     }
     if call.result == -i64::from(libc::EFAULT) {
         // Memory that is adopted in part is several mappings to the kernel, which it does not move

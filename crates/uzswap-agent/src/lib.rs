@@ -30,20 +30,22 @@ mod processes;
 mod seccomp;
 mod seen;
 mod stacks;
+mod stage;
 mod takeover;
 mod thread;
 mod whole;
 
 use looker::Question;
 use rustix::thread::futex;
-use std::io;
+use stage::Stage;
+use std::io::{self, IoSlice};
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 use uzswap_region::{Mode, Pager};
 use uzswap_sys::bus::Blocked;
 use uzswap_sys::process;
-use uzswap_tree::front::{BARE, FILTERED, Front, STACK, TAKING};
+use uzswap_tree::front::{BARE, FILTERED, Front, STACK};
 use uzswap_tree::{Figures, SILENT_MAX, Table, Tree, clock};
 
 /// A process with less than this is not taken over: there is little to win.
@@ -78,9 +80,8 @@ impl Agent {
     }
 }
 
+/// Set once, as the program is taken over ([`stage::is_taken_over`]).
 static AGENT: OnceLock<Agent> = OnceLock::new();
-/// Somebody looks how much memory this process has.
-static IS_WATCHED: AtomicBool = AtomicBool::new(false);
 /// The library that has loaded this one.
 static FRONT: OnceLock<&'static Front> = OnceLock::new();
 
@@ -140,7 +141,7 @@ fn begin(front: &'static Front) {
 /// threads that serve faults are started meanwhile, which takes memory. Before that it waits for
 /// its turn.
 extern "C" fn look(more: usize, may_wait: bool) {
-    if AGENT.get().is_some() || is_inside() {
+    if stage::is_taken_over() || is_inside() {
         return;
     }
     let Some(front) = front() else { return };
@@ -154,7 +155,7 @@ extern "C" fn look(more: usize, may_wait: bool) {
     }
     let is_late = usable.saturating_add(more as u64) >= front.late_least();
     let is_small = used + (more as u64) < SILENT_MAX;
-    if is_small && !is_late || HAS_FAILED.load(Relaxed) {
+    if is_small && !is_late || stage::now() == Stage::Refused {
         return;
     }
     let is_much = {
@@ -166,8 +167,7 @@ extern "C" fn look(more: usize, may_wait: bool) {
         let allowance = front.tree.allowance(used, false).bytes;
         used + more as u64 > allowance - reserve(allowance)
     };
-    if is_much {
-        set_taking(true);
+    if is_much && want_take_over() {
         ring();
         if may_wait {
             wait_while_taking();
@@ -183,17 +183,14 @@ fn reserve(allowance: u64) -> u64 {
 
 /// Starts the thread that watches, unless there is one.
 extern "C" fn watch_from_now() {
-    if !IS_WATCHED.swap(true, Relaxed)
-        && start(Begin::New).is_err()
-        && let Some(tree) = tree()
-    {
-        leave_alone(tree.table(), "no thread can be started");
+    if stage::change(Stage::Loaded, Stage::Watched) && start().is_err() {
+        refuse("no thread can be started");
     }
 }
 
 /// Watches in the calling thread, unless another one does.
 extern "C" fn watch_from_here() {
-    if !IS_WATCHED.swap(true, Relaxed) {
+    if stage::change(Stage::Loaded, Stage::Watched) {
         watch();
     }
 }
@@ -207,23 +204,16 @@ fn ring() {
     let _ = futex::wake(&BELL, futex::Flags::PRIVATE, 1);
 }
 
-/// It could not be taken over, and is not tried again.
-static HAS_FAILED: AtomicBool = AtomicBool::new(false);
-
 /// The time until which a thread that asks for memory waits for the program to be taken over,
-/// milliseconds of the system's clock; 0: that is not under way.
+/// milliseconds of the system's clock. It counts in the stage `TakingOver` only.
 static TAKING_UNTIL: AtomicU64 = AtomicU64::new(0);
 /// The longest wait: a thread that waits may have a lock that we need.
 const PATIENCE: Duration = Duration::from_secs(1);
 
-fn set_taking(is_under_way: bool) {
-    let until = if is_under_way { clock() + PATIENCE.as_millis() as u64 } else { 0 };
-    TAKING_UNTIL.store(until, Relaxed);
-    let Some(front) = front() else { return };
-    match is_under_way {
-        true => front.waits.fetch_or(TAKING, Relaxed),
-        false => front.waits.fetch_and(!TAKING, Relaxed),
-    };
+/// Has the program taken over. `false`: it is too late for that.
+fn want_take_over() -> bool {
+    TAKING_UNTIL.store(clock() + PATIENCE.as_millis() as u64, Relaxed);
+    stage::change(Stage::Watched, Stage::TakingOver) || stage::now() == Stage::TakingOver
 }
 
 /// Has a thread that asks for memory wait if it is to.
@@ -231,23 +221,21 @@ extern "C" fn wait_before_more() {
     if front().is_some_and(|front| front.waits.load(Relaxed) & BARE != 0) && !is_inside() {
         forking::attend();
     }
-    if TAKING_UNTIL.load(Relaxed) != 0 {
-        wait_while_taking();
-    }
+    wait_while_taking();
     wait_for_turn();
 }
 
 /// Waits until it is this program's turn.
 fn wait_for_turn() {
     if let Some(front) = front().filter(|_| !is_inside()) {
-        front.wait_for_turn(|| AGENT.get().is_some());
+        front.wait_for_turn(stage::is_taken_over);
     }
 }
 
 /// Waits until this program is taken over: memory that it takes meanwhile is not kept small.
 fn wait_while_taking() {
-    let is_over = || AGENT.get().is_some() || HAS_FAILED.load(Relaxed) || is_inside();
-    while TAKING_UNTIL.load(Relaxed) != 0 && !is_over() && clock() < TAKING_UNTIL.load(Relaxed) {
+    let is_under_way = || stage::now() == Stage::TakingOver && !is_inside();
+    while is_under_way() && clock() < TAKING_UNTIL.load(Relaxed) {
         let pause = libc::timespec { tv_sec: 0, tv_nsec: 1_000_000 };
         let arguments = [&raw const pause as u64, 0, 0, 0, 0, 0];
         // SAFETY: sleeps; the signal that stops threads ends it early.
@@ -255,33 +243,15 @@ fn wait_while_taking() {
     }
 }
 
-/// True if the process has been taken over already.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Begin {
-    New,
-    Again,
-}
-
 /// Starts the thread that watches.
-fn start(begin: Begin) -> io::Result<()> {
+fn start() -> io::Result<()> {
     let _inside = inside();
-    if begin == Begin::Again {
-        front().into_iter().for_each(Front::forked);
-    }
     let thread = std::thread::Builder::new().name("uzswap-agent".into()).stack_size(STACK);
     thread.spawn(watch).map(drop)
 }
 
-/// In a fork of a process that was not taken over: nobody watches it yet.
-fn unwatch() {
-    front().into_iter().for_each(Front::forked);
-    IS_WATCHED.store(false, Relaxed);
-    TAKING_UNTIL.store(0, Relaxed);
-    HAS_FAILED.store(false, Relaxed);
-}
-
-/// Set by a fork: memory is shared.
-static IS_FORKED: AtomicBool = AtomicBool::new(false);
+/// Set by a fork, and cleared by the next look: memory is shared. The stage stays the same.
+static IS_SHARED: AtomicBool = AtomicBool::new(false);
 
 /// This process's memory that others have too, since a fork. All count it that were taken over, and
 /// their children are so from the start.
@@ -297,7 +267,7 @@ impl Shared {
     /// It is found out after a fork, and as long as there is any: soon, since a child may become
     /// another program, and then less often.
     fn bytes(&mut self) -> u64 {
-        let is_new = IS_FORKED.swap(false, Relaxed);
+        let is_new = IS_SHARED.swap(false, Relaxed);
         if is_new || self.bytes > 0 && Instant::now() >= self.next {
             let start = Instant::now();
             let bytes = looker::ask(Question::Shared);
@@ -326,7 +296,7 @@ fn tell(agent: &Agent, tree: &Tree) -> Instant {
 fn watch() {
     thread::with(|thread| thread.is_inside.set(true));
     // Its parent's memory, if this is a fork.
-    IS_FORKED.store(true, Relaxed);
+    IS_SHARED.store(true, Relaxed);
     looker::start();
     let mut shared = Shared { bytes: 0, fell: 0, next: Instant::now(), pause: WAIT_MIN };
     let mut hopeless = 0;
@@ -337,12 +307,12 @@ fn watch() {
             looker::end();
             return;
         }
-        if let Some(front) = front().filter(|front| is_filtered(front)) {
-            return leave_alone(front.tree.table(), "it forbids itself system calls (seccomp)");
+        if front().is_some_and(is_filtered) {
+            return refuse("it forbids itself system calls (seccomp)");
         }
-        let at_work = AGENT.get().map(|_| forking::at_work());
+        let at_work = stage::is_taken_over().then(forking::at_work);
         let whole = looker::ask(Question::Anonymous);
-        let shared = if AGENT.get().is_some() { shared.bytes() } else { 0 };
+        let shared = if stage::is_taken_over() { shared.bytes() } else { 0 };
         let used = whole.saturating_sub(shared);
         let Some(tree) = tree() else { return };
         let is_starved = AGENT.get().is_some_and(|agent| agent.pager.is_starved());
@@ -359,14 +329,12 @@ fn watch() {
             }
             None => allowance.saturating_sub(used),
         };
-        if AGENT.get().is_none() && !HAS_FAILED.load(Relaxed) {
+        if matches!(stage::now(), Stage::Watched | Stage::TakingOver) {
             let is_short = room < reserve(allowance) && used >= LEAST;
-            if is_short || TAKING_UNTIL.load(Relaxed) != 0 {
-                set_taking(true);
-                let busy = forking::busy();
+            if is_short || stage::now() == Stage::TakingOver {
+                want_take_over();
+                let _busy = forking::busy();
                 take_over(allowance, tree.table());
-                drop(busy);
-                set_taking(false);
                 continue;
             }
             if used > allowance / 2 {
@@ -378,7 +346,7 @@ fn watch() {
             next_tell = tell(agent, tree);
         }
         drop(at_work);
-        if AGENT.get().is_some() && tree.is_held() {
+        if stage::is_taken_over() && tree.is_held() {
             tree.wait_while_held(WAIT_MAX);
             continue;
         }
@@ -396,61 +364,35 @@ fn take_over(allowance: u64, table: &Table) {
     // The watching thread finds out later how much is beside the pager's pages.
     let memory = allowance.saturating_sub(COST).max(BUDGET_LEAST);
     let taken = takeover::take_over(memory, &compressor);
-    HAS_FAILED.store(taken.is_err(), Relaxed);
     tree().into_iter().for_each(|tree| tree.reserve(0));
     match taken {
         Ok(()) => {
             table.managed.fetch_add(1, Relaxed);
             adoption::report_left(table, &name());
         }
-        Err(reason) => leave_alone(table, &reason),
-    }
-}
-
-/// The program was taken over, and is left alone by now: all of its memory is its own again.
-static IS_LEFT: AtomicBool = AtomicBool::new(false);
-
-fn is_left() -> bool {
-    IS_LEFT.load(Relaxed)
-}
-
-/// Gives all memory back to the program, ends our threads, and looks at its calls no more.
-fn leave(agent: &Agent, reason: &str) {
-    alone::end_watching();
-    let _inside = inside();
-    // They give memory back as they end, for which the layout has to be free.
-    agent.pager.stop_threads();
-    let _layout = layout::lock();
-    agent.pager.give_all_back();
-    IS_LEFT.store(true, Relaxed);
-    handlers::give_back();
-    if let Some(front) = front() {
-        front.waits.fetch_or(FILTERED, Relaxed);
-        leave_alone(front.tree.table(), reason);
-    }
-}
-
-/// In a child that cannot have a pager of its own, and whose memory is all in its place.
-fn leave_child(error: &io::Error) {
-    IS_LEFT.store(true, Relaxed);
-    if let Some(front) = front() {
-        front.forked();
-        front.waits.fetch_or(FILTERED, Relaxed);
-        let reason = format!("it was forked where its pages cannot be watched: {error}");
-        leave_alone(front.tree.table(), &reason);
+        Err(reason) => refuse(&reason),
     }
 }
 
 /// True if a program that was not taken over permits itself few calls. Then it is not taken over,
 /// because others would serve its faults.
 fn is_filtered(front: &Front) -> bool {
-    AGENT.get().is_none() && front.waits.load(Relaxed) & FILTERED != 0
+    !stage::is_taken_over() && front.waits.load(Relaxed) & FILTERED != 0
+}
+
+/// Gives up a program that has not been taken over, unless that was done.
+fn refuse(reason: &str) {
+    if stage::refuse() {
+        leave_alone(reason);
+    }
 }
 
 /// Counts this program as one that runs as without us, and says why.
-fn leave_alone(table: &Table, reason: &str) {
-    say(&format!("this program runs without: {reason}"));
-    table.leave_alone(&[name().as_bytes(), b": ", reason.as_bytes()]);
+fn leave_alone(reason: &str) {
+    say(&["this program runs without: ", reason]);
+    if let Some(tree) = tree() {
+        tree.table().leave_alone(&[name().as_bytes(), b": ", reason.as_bytes()]);
+    }
 }
 
 /// The program's name.
@@ -485,14 +427,18 @@ fn keep(agent: &Agent, used: u64, allowance: u64) -> u64 {
     (allowance / 4).max(1 << 20)
 }
 
-fn say(text: &str) {
+/// Prints a line of up to six parts. Allocates nothing.
+fn say(parts: &[&str]) {
+    let mut line = [IoSlice::new(b""); 8];
+    let all = ["uzswap: "].into_iter().chain(parts.iter().copied().take(6)).chain(["\n"]);
+    line.iter_mut().zip(all).for_each(|(to, part)| *to = IoSlice::new(part.as_bytes()));
     // In one piece, and without the lock of the standard library, which a fork may find taken.
     // Where standard error is closed there is nobody to tell.
-    let _ = rustix::io::write(rustix::stdio::stderr(), format!("uzswap: {text}\n").as_bytes());
+    let _ = rustix::io::writev(rustix::stdio::stderr(), &line);
 }
 
-/// Ends the process: going on would mean wrong bytes.
-fn die(text: &str) -> ! {
-    say(text);
+/// Ends the process: going on would mean wrong bytes. Allocates nothing.
+fn die(parts: &[&str]) -> ! {
+    say(parts);
     std::process::abort()
 }

@@ -28,6 +28,7 @@ const NONE: u32 = 0;
 /// The open question. One thread asks at a time.
 static ASKED: AtomicU32 = AtomicU32::new(NONE);
 static ANSWER: AtomicU64 = AtomicU64::new(0);
+/// The thread has been started. It may fail in any stage of the program.
 static IS_THERE: AtomicBool = AtomicBool::new(false);
 
 /// Starts the thread. Where that fails, the caller reads the files itself.

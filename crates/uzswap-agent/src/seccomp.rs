@@ -6,7 +6,8 @@
 //! on.
 
 use crate::calls::{Holds, peek, touched};
-use crate::{Agent, leave};
+use crate::stage::{self, Stage};
+use crate::{Agent, alone, handlers, layout};
 use std::sync::atomic::Ordering::Relaxed;
 use uzswap_calls::filter::{self, Instruction};
 use uzswap_calls::{Call, Outcome, raw};
@@ -37,7 +38,7 @@ pub fn seccomp(agent: &Agent, call: &mut Call) -> Outcome {
         SET_MODE_FILTER => look(agent, program, flags & FOR_ALL != 0),
         _ => {}
     }
-    if crate::is_left() {
+    if stage::is_left() {
         return Outcome::Bare;
     }
     touched(agent, call, &[2])
@@ -53,7 +54,7 @@ pub fn control(agent: &Agent, call: &mut Call) -> Outcome {
             _ => {}
         }
     }
-    if crate::is_left() {
+    if stage::is_left() {
         return Outcome::Bare;
     }
     touched(agent, call, &[1, 2, 3, 4])
@@ -61,6 +62,23 @@ pub fn control(agent: &Agent, call: &mut Call) -> Outcome {
 
 const STRICT: &str = "it forbids itself all calls but four (seccomp)";
 const FILTER: &str = "it forbids itself a call that brings pages in (seccomp)";
+
+/// Gives all memory back to the program, ends our threads, and looks at its calls no more.
+fn leave(agent: &Agent, reason: &str) {
+    alone::end_watching();
+    let _inside = crate::inside();
+    // They give memory back as they end, for which the layout has to be free.
+    agent.pager.stop_threads();
+    let _layout = layout::lock();
+    if stage::is_left() {
+        // Another thread was faster.
+        return;
+    }
+    agent.pager.give_all_back();
+    stage::enter(Stage::LeftAlone);
+    handlers::give_back();
+    crate::leave_alone(reason);
+}
 
 /// Leaves the program alone if a filter forbids a call that is needed here.
 fn look(agent: &Agent, program: u64, is_for_all: bool) {

@@ -3,7 +3,7 @@
 //! So all pages are brought in before a signal whose default action is a core dump takes its
 //! effect, and while another process asks for them (`uzswap status --bring-in`).
 
-use crate::{AGENT, Agent, inside, is_inside, is_left, say};
+use crate::{AGENT, Agent, inside, is_inside, say, stage};
 use std::fs;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::Relaxed, Ordering::SeqCst};
 use std::time::Duration;
@@ -36,7 +36,7 @@ const PATIENCE: Duration = Duration::from_secs(60);
 pub fn complete() {
     // In a process that shares this memory it is not this program that ends. Within our own code
     // locks may be taken.
-    if is_left() || is_inside() || bus::is_other_process() {
+    if stage::is_left() || is_inside() || bus::is_other_process() {
         return;
     }
     match STATE.compare_exchange(NOT_BEGUN, BEGUN, SeqCst, SeqCst) {
@@ -59,9 +59,9 @@ fn bring_all_in() {
     let _inside = inside();
     if let Err(missing) = bring_in(agent) {
         let mib = missing >> 20;
-        say(&format!(
+        say(&[&format!(
             "the core dump lacks up to {mib} MiB: there is no memory to bring them in for it"
-        ));
+        )]);
     }
 }
 
@@ -79,6 +79,7 @@ fn bring_in(agent: &Agent) -> Result<(), u64> {
 /// Brings all pages in if another process asks for it, to read this program's memory
 /// (`process_vm_readv`, a debugger): an absent page is an error there. True while none may leave.
 pub fn attend(agent: &Agent, tree: &Tree) -> bool {
+    // Of the reader, and no stage of the program.
     static IS_IN: AtomicBool = AtomicBool::new(false);
     if STATE.load(SeqCst) != NOT_BEGUN {
         return true;

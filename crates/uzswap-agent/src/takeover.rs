@@ -7,6 +7,7 @@
 //! A thread that was in the kernel was brought out of it by the stop, and comes back through the
 //! replaced instruction: from then on no call goes unseen.
 
+use crate::stage::{self, Stage};
 use crate::{AGENT, Agent, adoption, calls, devices, first_look, forking, handlers, interrupted};
 use crate::{layout, processes, seen, stacks};
 use std::ffi::CStr;
@@ -35,7 +36,7 @@ fn stay(thread: &mut Stopped) -> bool {
     }
     stacks::prepare(&thread.signal_stack);
     stop::stay(thread.stack);
-    if AGENT.get().is_some() {
+    if stage::is_taken_over() {
         // From now on its own stack for signals may leave.
         stacks::arm_in_handler(&mut thread.signal_stack);
     }
@@ -99,6 +100,7 @@ pub fn take_over(memory: u64, compressor: &str) -> Result<(), String> {
                 agent.pager.set_only_thread(all().next().filter(|_| all().count() == 1));
                 // It is set once.
                 let _ = AGENT.set(agent);
+                stage::enter(Stage::Adopting);
             }
             // SAFETY: all other threads stand still, but for ours, which make no calls that
             // `on_call` would do anything about.
@@ -124,7 +126,8 @@ pub fn take_over(memory: u64, compressor: &str) -> Result<(), String> {
     if let Some(layout) = &mut *layout {
         layout.patch_with(patcher);
     }
-    layout::complete();
+    // While the layout is locked.
+    stage::enter(Stage::Managed);
     Ok(())
 }
 

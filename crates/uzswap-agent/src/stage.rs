@@ -1,0 +1,252 @@
+//! How far this program has been taken over: **the one place** where that changes.
+//!
+//! Threads that ask for memory, replaced calls, forks and the thread that watches ask here. A step
+//! that the table does not have is a mistake of ours and ends the program, in every build: a page
+//! could be lost after it. The stage is one atomic, and no step allocates or takes a lock, because
+//! it changes in a child of a fork and while other threads stand still.
+
+use crate::{die, front};
+use std::sync::atomic::{AtomicU8, Ordering::*};
+use uzswap_tree::front::{BARE, FILTERED, TAKING};
+
+/// The stages, in the order in which [`is_taken_over`] and [`is_complete`] compare them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(u8)]
+pub enum Stage {
+    /// This library is loaded, and no thread watches.
+    Loaded,
+    /// A thread looks how much memory the program has.
+    Watched,
+    /// Memory is short. A thread that asks for memory waits until the program is taken over.
+    TakingOver,
+    /// It cannot be taken over. Its memory is counted as long as the thread looks.
+    Refused,
+    /// Its calls are replaced, and its memory is being adopted.
+    Adopting,
+    /// Its memory may leave.
+    Managed,
+    /// It is a child of such a program, and has no threads of ours yet.
+    Bare,
+    /// It was taken over, and all of its memory is its own again.
+    LeftAlone,
+}
+
+use Stage::{Adopting, Bare, LeftAlone, Loaded, Managed, Refused, TakingOver, Watched};
+
+const ALL: [Stage; 8] = [Loaded, Watched, TakingOver, Refused, Adopting, Managed, Bare, LeftAlone];
+
+const _: () = {
+    let mut at = 0;
+    while at < ALL.len() {
+        assert!(ALL[at] as usize == at);
+        at += 1;
+    }
+};
+
+/// From, to, and when. docs/design/in-process.md has the same table.
+const TRANSITIONS: &[(Stage, Stage, &str)] = &[
+    (Loaded, Watched, "it has much memory, or may write much without a further request"),
+    (Loaded, Loaded, "in a child"),
+    (Watched, TakingOver, "its memory is short, or will be by a request"),
+    (Watched, Refused, "no thread can be started, or it permits itself few calls (seccomp)"),
+    (Watched, Loaded, "in a child"),
+    (TakingOver, Adopting, "its calls are replaced, while its threads stand still"),
+    (TakingOver, Refused, "it cannot be taken over, or permits itself few calls"),
+    (TakingOver, Loaded, "in a child"),
+    (Refused, Loaded, "in a child"),
+    (Adopting, Managed, "its memory is adopted"),
+    (Managed, Bare, "in a child"),
+    (Managed, LeftAlone, "it is about to forbid itself a call that brings pages in (seccomp)"),
+    (Managed, LeftAlone, "in a child, whose pages cannot be watched"),
+    (Bare, Managed, "threads of ours are started"),
+    (Bare, Bare, "in a child"),
+    (Bare, LeftAlone, "like a managed one"),
+];
+
+impl Stage {
+    fn name(self) -> &'static str {
+        match self {
+            Loaded => "Loaded",
+            Watched => "Watched",
+            TakingOver => "TakingOver",
+            Refused => "Refused",
+            Adopting => "Adopting",
+            Managed => "Managed",
+            Bare => "Bare",
+            LeftAlone => "LeftAlone",
+        }
+    }
+
+    fn may_become(self, next: Self) -> bool {
+        TRANSITIONS.iter().any(|(from, to, _)| (*from, *to) == (self, next))
+    }
+
+    /// The bits by which the preloaded library knows of it.
+    fn waits(self, has_own_allocator: bool) -> u32 {
+        match self {
+            TakingOver => TAKING,
+            // An allocator of the program's own may have its locks held where it asks for memory.
+            Bare if !has_own_allocator => BARE,
+            LeftAlone => FILTERED,
+            _ => 0,
+        }
+    }
+}
+
+/// The stage of a program.
+struct Current(AtomicU8);
+
+static CURRENT: Current = Current(AtomicU8::new(Loaded as u8));
+
+impl Current {
+    /// The stage at present. A stage is published with everything that was made ready for it.
+    fn get(&self) -> Stage {
+        ALL[usize::from(self.0.load(Acquire)) % ALL.len()]
+    }
+
+    /// Goes from one stage to another. `false`: the program is in another stage, and stays there.
+    fn change(&self, from: Stage, next: Stage) -> bool {
+        if !from.may_become(next) {
+            die(&["a program that is ", from.name(), " does not become ", next.name()]);
+        }
+        let is_changed = self.0.compare_exchange(from as u8, next as u8, SeqCst, Relaxed).is_ok();
+        if is_changed {
+            self.show();
+        }
+        is_changed
+    }
+
+    /// Shows the stage to the preloaded library. The last of several threads is right.
+    fn show(&self) {
+        let Some(front) = front() else { return };
+        loop {
+            let stage = self.get();
+            // `FILTERED` is set by the preloaded library, too.
+            front.waits.fetch_and(!(TAKING | BARE), SeqCst);
+            front.waits.fetch_or(stage.waits(front.has_own_allocator), SeqCst);
+            if self.get() == stage {
+                return;
+            }
+        }
+    }
+}
+
+/// The stage at present.
+pub fn now() -> Stage {
+    CURRENT.get()
+}
+
+/// Goes from one stage to another. `false`: the program is in another stage, and stays there.
+pub fn change(from: Stage, next: Stage) -> bool {
+    CURRENT.change(from, next)
+}
+
+/// Goes to another stage, whichever this is.
+pub fn enter(next: Stage) {
+    while !change(now(), next) {}
+}
+
+/// Gives up a program that has not been taken over. `false`: that was done before, or it is too
+/// late.
+pub fn refuse() -> bool {
+    change(Watched, Refused) || change(TakingOver, Refused)
+}
+
+/// True once there is a pager, whose program's calls are replaced.
+#[inline(always)]
+pub fn is_taken_over() -> bool {
+    CURRENT.0.load(Acquire) >= Adopting as u8
+}
+
+/// True once all memory that may be adopted is.
+#[inline(always)]
+pub fn is_complete() -> bool {
+    CURRENT.0.load(Acquire) >= Managed as u8
+}
+
+/// True in a program that was taken over and is left alone by now.
+#[inline(always)]
+pub fn is_left() -> bool {
+    CURRENT.0.load(Acquire) == LeftAlone as u8
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::atomic::AtomicU32;
+
+    fn current(stage: Stage) -> Current {
+        Current(AtomicU8::new(stage as u8))
+    }
+
+    #[test]
+    fn every_stage_is_reached_and_pages_are_out_only_behind_an_adoption() {
+        let reached = |without: Option<Stage>| {
+            let mut all = vec![Loaded];
+            let mut next = 0;
+            while let Some(stage) = all.get(next).copied() {
+                let to = TRANSITIONS.iter().filter(|(from, ..)| *from == stage);
+                for (_, to, _) in to {
+                    if Some(*to) != without && !all.contains(to) {
+                        all.push(*to);
+                    }
+                }
+                next += 1;
+            }
+            all
+        };
+        assert!(ALL.iter().all(|stage| reached(None).contains(stage)));
+        let unmanaged = [Loaded, Watched, TakingOver, Refused];
+        assert!(reached(Some(Adopting)).iter().all(|stage| unmanaged.contains(stage)));
+        let back = |(from, to, _): &&(Stage, Stage, &str)| {
+            !unmanaged.contains(from) && unmanaged.contains(to)
+        };
+        assert!(!TRANSITIONS.iter().any(|row| back(&row)), "a pager is never forgotten");
+        assert!(!TRANSITIONS.iter().any(|(from, ..)| *from == LeftAlone));
+    }
+
+    #[test]
+    fn a_step_that_another_thread_has_made_is_told() {
+        let current = current(Loaded);
+        let won = AtomicU32::new(0);
+        std::thread::scope(|scope| {
+            for _ in 0..8 {
+                scope.spawn(|| won.fetch_add(current.change(Loaded, Watched).into(), Relaxed));
+            }
+        });
+        assert_eq!((won.into_inner(), current.get()), (1, Watched));
+    }
+
+    #[test]
+    #[should_panic(expected = "a program that is TakingOver does not become Managed")]
+    fn nothing_is_managed_before_it_is_adopted() {
+        current(TakingOver).change(TakingOver, Managed);
+    }
+
+    #[test]
+    #[should_panic(expected = "a program that is LeftAlone does not become Bare")]
+    fn a_program_that_is_left_alone_stays_so() {
+        current(LeftAlone).change(LeftAlone, Bare);
+    }
+
+    #[test]
+    fn the_comparisons_are_of_the_stages_that_they_name() {
+        let taken_over = ALL.map(|stage| stage as u8 >= Adopting as u8);
+        assert_eq!(
+            ALL.map(|stage| matches!(stage, Adopting | Managed | Bare | LeftAlone)),
+            taken_over
+        );
+        let complete = ALL.map(|stage| stage as u8 >= Managed as u8);
+        assert_eq!(ALL.map(|stage| matches!(stage, Managed | Bare | LeftAlone)), complete);
+    }
+
+    #[test]
+    fn the_document_has_the_table() {
+        let rows = TRANSITIONS
+            .iter()
+            .map(|(from, to, when)| format!("| {} | {} | {when} |\n", from.name(), to.name()));
+        let table = format!("| from | to | when |\n|---|---|---|\n{}\n", rows.collect::<String>());
+        let document = include_str!("../../../docs/design/in-process.md");
+        assert!(document.contains(&table), "docs/design/in-process.md is to have this:\n{table}");
+    }
+}
