@@ -1,11 +1,12 @@
-//! A pager without memory: which touches of a trace fault, by policy.
+//! Which touches of a trace fault, by policy.
 //!
-//! Ours is the model of `uzswap-region`: a hand, a staging area, and [`Order`] as it is used there.
-//! The others know each touch, as no pager does: they are limits and peers. [`Policy::Belady`]
-//! knows the future as well.
+//! Ours, and the order before it, is the model of the pager (`model`). The others know each touch,
+//! as no pager does: they are limits and peers. [`Policy::Belady`] knows the future as well.
 
-use crate::order::{self, Order, Seen, Verdict};
-use std::collections::{BTreeSet, VecDeque};
+pub use crate::memory::PAGE_BYTES;
+use crate::memory::{Memory, Was};
+use crate::model::Pager;
+use std::collections::BTreeSet;
 use std::fmt;
 use std::str::FromStr;
 
@@ -58,237 +59,171 @@ impl FromStr for Policy {
     }
 }
 
-/// The touches of a trace.
+/// A step of a trace. Pages are numbered from 0.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Step {
+    /// A touch.
+    Touch {
+        /// The page.
+        page: u32,
+        /// Bytes that it takes in the pool if it leaves before its next touch.
+        bytes: u16,
+    },
+    /// The program gives the page back, and does not touch it again.
+    Gone {
+        /// The page.
+        page: u32,
+    },
+}
+
+impl Step {
+    fn page(self) -> u32 {
+        match self {
+            Self::Touch { page, .. } | Self::Gone { page } => page,
+        }
+    }
+}
+
+/// The touches of a trace, and the memory that they took.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Counts {
     /// All of them.
     pub touches: u64,
     /// Those of pages that were out, or had never been touched.
     pub misses: u64,
+    /// Those of the latter: no policy can avoid them.
+    pub first: u64,
+    /// Those of pages that were on the backing.
+    pub from_backing: u64,
     /// Those of pages on their way out, which need no codec.
     pub staged: u64,
+    /// Bytes that went to the backing.
+    pub written: u64,
+    /// Most bytes that the pool took.
+    pub pool_max: u64,
+    /// Pages that were there, summed up over the touches.
+    pub there_sum: u64,
 }
 
-/// Replays touches of pages, numbered from 0, in memory for `capacity` of them. The first `skip`
-/// touches are not counted.
+impl Counts {
+    /// Touches of pages that had left: those that a policy is answerable for.
+    pub fn faults(&self) -> u64 {
+        self.misses - self.first
+    }
+
+    /// Pages that were there, on average.
+    pub fn there_mean(&self) -> u64 {
+        self.there_sum / self.touches.max(1)
+    }
+
+    fn note(&mut self, was: Was, memory: &Memory) {
+        self.touches += 1;
+        self.misses += u64::from(was != Was::Memory);
+        self.first += u64::from(was == Was::Nowhere);
+        self.from_backing += u64::from(was == Was::Backing);
+        self.there_sum += memory.there();
+        self.pool_max = self.pool_max.max(memory.pool());
+    }
+}
+
+/// Replays touches of pages, numbered from 0, in memory for `capacity` of them, whatever they take
+/// compressed. The first `skip` touches are not counted.
 pub fn replay(policy: Policy, trace: &[u32], capacity: usize, skip: usize) -> Counts {
-    let pages = trace.iter().max().map_or(0, |most| *most as usize + 1);
-    let capacity = capacity.max(1);
-    let missed: Vec<bool> = match policy {
+    let steps: Vec<_> = trace.iter().map(|page| Step::Touch { page: *page, bytes: 0 }).collect();
+    simulate(policy, &steps, capacity.max(1) as u64 * PAGE_BYTES, skip)
+}
+
+/// Replays steps in `memory` bytes, in which pages that are there and the pool are counted. The
+/// first `skip` steps are not counted.
+pub fn simulate(policy: Policy, steps: &[Step], memory: u64, skip: usize) -> Counts {
+    let pages = steps.iter().map(|step| step.page()).max().map_or(0, |most| most as usize + 1);
+    match policy {
         Policy::Order | Policy::Clock => {
-            let mut pager = Pager::new(pages, capacity, policy == Policy::Order);
-            trace.iter().for_each(|page| pager.touch(*page as usize));
-            return pager.counts(skip);
+            let mut pager = Pager::new(pages, memory, policy == Policy::Order);
+            let mut counts = Counts::default();
+            for (at, step) in steps.iter().enumerate() {
+                if at == skip {
+                    counts = Counts::default();
+                }
+                match *step {
+                    Step::Touch { page, bytes } => {
+                        let (from, is_staged) = pager.touch(page as usize, bytes);
+                        counts.note(from, pager.memory());
+                        counts.staged += u64::from(is_staged);
+                    }
+                    Step::Gone { page } => pager.give_back(page as usize),
+                }
+                counts.written += pager.take_written();
+            }
+            if skip >= steps.len() && skip > 0 { Counts::default() } else { counts }
         }
-        Policy::Fifo => queue(trace, pages, capacity, |_| 0),
-        Policy::Lru => queue(trace, pages, capacity, |touch| touch + 1),
+        Policy::Fifo => queue(steps, pages, memory, skip, |_| 0),
+        Policy::Lru => queue(steps, pages, memory, skip, |touch| touch + 1),
         Policy::Belady => {
-            let next = next_touches(trace, pages);
+            let next = next_touches(steps, pages);
             // The key that is removed is the smallest.
-            queue(trace, pages, capacity, |touch| usize::MAX - next[touch])
+            queue(steps, pages, memory, skip, |touch| usize::MAX - next[touch])
         }
-    };
-    let counted = missed.get(skip..).unwrap_or_default();
-    let misses = counted.iter().filter(|missed| **missed).count() as u64;
-    Counts { touches: counted.len() as u64, misses, staged: 0 }
+    }
 }
 
 /// Removes the page with the smallest key when there is no room. `key` is that of a page after a
 /// touch, 0: it keeps that of its coming.
-fn queue(trace: &[u32], pages: usize, capacity: usize, key: impl Fn(usize) -> usize) -> Vec<bool> {
-    let mut keys: Vec<Option<usize>> = vec![None; pages];
+fn queue(
+    steps: &[Step],
+    pages: usize,
+    bytes: u64,
+    skip: usize,
+    key: impl Fn(usize) -> usize,
+) -> Counts {
+    let mut counts = Counts::default();
+    let mut memory = Memory::new(pages, bytes);
+    // Of each page: its key, and its bytes in the pool.
+    let mut known = vec![(0, 0); pages];
     let mut there = BTreeSet::new();
-    let touches = trace.iter().enumerate().map(|(touch, page)| {
-        let page = *page as usize;
-        let had = keys[page];
-        if had.is_none() && there.len() == capacity {
-            let (_, leaves) = there.pop_first().expect("the capacity is at least 1");
-            keys[leaves] = None;
-        }
-        let new = match (key(touch), had) {
-            (0, Some(had)) => had,
-            (0, None) => touch + 1,
-            (key, _) => key,
-        };
-        if let Some(had) = had {
+    for (at, step) in steps.iter().enumerate() {
+        let page = step.page() as usize;
+        let (had, _) = known[page];
+        let from = memory.place(page);
+        if from == Was::Memory {
             there.remove(&(had, page));
         }
+        let Step::Touch { bytes, .. } = *step else {
+            memory.drop_page(page);
+            continue;
+        };
+        let mut written = 0;
+        if from != Was::Memory {
+            while !memory.has_room()
+                && let Some((_, leaves)) = there.pop_first()
+            {
+                written += memory.leave(leaves, known[leaves].1);
+            }
+            memory.come(page);
+        }
+        let new = match (key(at), from) {
+            (0, Was::Memory) => had,
+            (0, _) => at + 1,
+            (key, _) => key,
+        };
         there.insert((new, page));
-        keys[page] = Some(new);
-        had.is_none()
-    });
-    touches.collect()
+        known[page] = (new, bytes);
+        if at >= skip {
+            counts.note(from, &memory);
+            counts.written += written;
+        }
+    }
+    counts
 }
 
 /// Of each touch, when the same page is touched next; as late as can be if never.
-fn next_touches(trace: &[u32], pages: usize) -> Vec<usize> {
+fn next_touches(steps: &[Step], pages: usize) -> Vec<usize> {
     let mut last = vec![usize::MAX - 1; pages];
-    let mut next = vec![0; trace.len()];
-    for (touch, page) in trace.iter().enumerate().rev() {
-        next[touch] = std::mem::replace(&mut last[*page as usize], touch);
+    let mut next = vec![0; steps.len()];
+    for (touch, step) in steps.iter().enumerate().rev() {
+        next[touch] = std::mem::replace(&mut last[step.page() as usize], touch);
     }
     next
-}
-
-/// Where a page is.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Place {
-    Nowhere,
-    There {
-        passes: u8,
-    },
-    /// In the staging area, as the entry with this number.
-    Staged {
-        entry: u64,
-    },
-    /// In the cache: so many pages had left before.
-    Out {
-        departed: u64,
-    },
-}
-
-#[derive(Debug, Clone, Copy)]
-struct Page {
-    place: Place,
-    level: u8,
-}
-
-/// The model of the pager.
-struct Pager {
-    pages: Vec<Page>,
-    capacity: usize,
-    has_levels: bool,
-    there: usize,
-    staged: usize,
-    staging: VecDeque<(usize, u64)>,
-    entries: u64,
-    hand: usize,
-    departed: u64,
-    order: Order,
-    seen: Seen,
-    /// Of each touch: a miss, a touch of a staged page, or neither.
-    events: Vec<Event>,
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Event {
-    Hit,
-    Staged,
-    Miss,
-}
-
-impl Pager {
-    fn new(pages: usize, capacity: usize, has_levels: bool) -> Self {
-        Self {
-            pages: vec![Page { place: Place::Nowhere, level: 0 }; pages],
-            capacity,
-            has_levels,
-            there: 0,
-            staged: 0,
-            staging: VecDeque::new(),
-            entries: 0,
-            hand: 0,
-            departed: 0,
-            order: Order::default(),
-            seen: Seen::default(),
-            events: Vec::new(),
-        }
-    }
-
-    fn counts(&self, skip: usize) -> Counts {
-        let counted = self.events.get(skip..).unwrap_or_default();
-        let of = |event| counted.iter().filter(|one| **one == event).count() as u64;
-        Counts { touches: counted.len() as u64, misses: of(Event::Miss), staged: of(Event::Staged) }
-    }
-
-    fn touch(&mut self, page: usize) {
-        let Page { place, level } = self.pages[page];
-        let event = match place {
-            Place::There { .. } => Event::Hit,
-            Place::Staged { .. } => {
-                self.staged -= 1;
-                self.seen.returned[usize::from(level)] += 1;
-                self.pages[page].level = order::raised(level);
-                Event::Staged
-            }
-            Place::Nowhere | Place::Out { .. } => {
-                while self.there + self.staged >= self.capacity {
-                    self.evict();
-                }
-                if let Place::Out { departed } = place {
-                    self.come_back(page, self.departed - departed);
-                }
-                Event::Miss
-            }
-        };
-        if event != Event::Hit {
-            self.pages[page].place = Place::There { passes: 0 };
-            self.there += 1;
-        }
-        self.events.push(event);
-        let is_short = self.there + self.staged + self.capacity / 64 >= self.capacity;
-        while is_short && self.staged < self.capacity / 32 {
-            self.stage();
-        }
-    }
-
-    fn come_back(&mut self, page: usize, distance: u64) {
-        let (level, capacity) = (self.pages[page].level, self.capacity as u64);
-        if order::is_return(distance, capacity) {
-            self.seen.returned[usize::from(level)] += 1;
-        }
-        self.pages[page].level = order::level_of_return(level, distance, capacity);
-    }
-
-    /// Moves one page to the staging area.
-    fn stage(&mut self) {
-        self.order.tend(self.seen, self.capacity as u64);
-        let begin = self.hand;
-        let mut round = 0;
-        while self.there > 0 {
-            let page = self.hand;
-            self.hand = (page + 1) % self.pages.len();
-            if let Place::There { passes } = self.pages[page].place {
-                let verdict = match self.has_levels {
-                    true => self.order.judge(self.pages[page].level, passes, round),
-                    false if passes == 0 => Verdict::Stays { passes: 1 },
-                    false => Verdict::Leaves,
-                };
-                match verdict {
-                    Verdict::Stays { passes } => self.pages[page].place = Place::There { passes },
-                    Verdict::Leaves => {
-                        self.entries += 1;
-                        self.pages[page].place = Place::Staged { entry: self.entries };
-                        self.staging.push_back((page, self.entries));
-                        self.there -= 1;
-                        self.staged += 1;
-                        return;
-                    }
-                }
-            }
-            if self.hand == 0 {
-                self.order.end_pass();
-            }
-            round += u32::from(self.hand == begin);
-        }
-    }
-
-    /// Stores the page that was staged first.
-    fn evict(&mut self) {
-        loop {
-            match self.staging.pop_front() {
-                Some((page, entry)) if self.pages[page].place == Place::Staged { entry } => {
-                    self.pages[page].place = Place::Out { departed: self.departed };
-                    self.departed += 1;
-                    self.staged -= 1;
-                    return;
-                }
-                // It was touched meanwhile.
-                Some(_) => {}
-                None => self.stage(),
-            }
-        }
-    }
 }
 
 #[cfg(test)]
