@@ -55,11 +55,17 @@ _uzswap() {
             uzswap,serve)
                 cmd="uzswap__subcmd__serve"
                 ;;
+            uzswap,simulate)
+                cmd="uzswap__subcmd__simulate"
+                ;;
             uzswap,status)
                 cmd="uzswap__subcmd__status"
                 ;;
             uzswap,top)
                 cmd="uzswap__subcmd__top"
+                ;;
+            uzswap,trace)
+                cmd="uzswap__subcmd__trace"
                 ;;
             uzswap,upgrade)
                 cmd="uzswap__subcmd__upgrade"
@@ -121,11 +127,17 @@ _uzswap() {
             uzswap__subcmd__help,serve)
                 cmd="uzswap__subcmd__help__subcmd__serve"
                 ;;
+            uzswap__subcmd__help,simulate)
+                cmd="uzswap__subcmd__help__subcmd__simulate"
+                ;;
             uzswap__subcmd__help,status)
                 cmd="uzswap__subcmd__help__subcmd__status"
                 ;;
             uzswap__subcmd__help,top)
                 cmd="uzswap__subcmd__help__subcmd__top"
+                ;;
+            uzswap__subcmd__help,trace)
+                cmd="uzswap__subcmd__help__subcmd__trace"
                 ;;
             uzswap__subcmd__help,upgrade)
                 cmd="uzswap__subcmd__help__subcmd__upgrade"
@@ -191,7 +203,7 @@ _uzswap() {
 
     case "${cmd}" in
         uzswap)
-            opts="-h -V --help --version run serve attach detach config remote status memory top dashboard doctor clean upgrade bench record help"
+            opts="-h -V --help --version run serve attach detach config remote status memory top dashboard doctor clean upgrade bench record trace simulate help"
             if [[ ${cur} == -* || ${COMP_CWORD} -eq 1 ]] ; then
                 COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
                 return 0
@@ -459,7 +471,7 @@ _uzswap() {
             return 0
             ;;
         uzswap__subcmd__help)
-            opts="run serve attach detach config remote status memory top dashboard doctor clean upgrade bench record help"
+            opts="run serve attach detach config remote status memory top dashboard doctor clean upgrade bench record trace simulate help"
             if [[ ${cur} == -* || ${COMP_CWORD} -eq 2 ]] ; then
                 COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
                 return 0
@@ -738,6 +750,20 @@ _uzswap() {
             COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
             return 0
             ;;
+        uzswap__subcmd__help__subcmd__simulate)
+            opts=""
+            if [[ ${cur} == -* || ${COMP_CWORD} -eq 3 ]] ; then
+                COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+                return 0
+            fi
+            case "${prev}" in
+                *)
+                    COMPREPLY=()
+                    ;;
+            esac
+            COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+            return 0
+            ;;
         uzswap__subcmd__help__subcmd__status)
             opts=""
             if [[ ${cur} == -* || ${COMP_CWORD} -eq 3 ]] ; then
@@ -753,6 +779,20 @@ _uzswap() {
             return 0
             ;;
         uzswap__subcmd__help__subcmd__top)
+            opts=""
+            if [[ ${cur} == -* || ${COMP_CWORD} -eq 3 ]] ; then
+                COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+                return 0
+            fi
+            case "${prev}" in
+                *)
+                    COMPREPLY=()
+                    ;;
+            esac
+            COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+            return 0
+            ;;
+        uzswap__subcmd__help__subcmd__trace)
             opts=""
             if [[ ${cur} == -* || ${COMP_CWORD} -eq 3 ]] ; then
                 COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
@@ -879,7 +919,7 @@ _uzswap() {
             return 0
             ;;
         uzswap__subcmd__record)
-            opts="-h --pid --out --help"
+            opts="-h --pid --out --accesses --memory --max --compressor --help"
             if [[ ${cur} == -* || ${COMP_CWORD} -eq 2 ]] ; then
                 COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
                 return 0
@@ -890,6 +930,22 @@ _uzswap() {
                     return 0
                     ;;
                 --out)
+                    COMPREPLY=($(compgen -f "${cur}"))
+                    return 0
+                    ;;
+                --accesses)
+                    COMPREPLY=($(compgen -f "${cur}"))
+                    return 0
+                    ;;
+                --memory)
+                    COMPREPLY=($(compgen -f "${cur}"))
+                    return 0
+                    ;;
+                --max)
+                    COMPREPLY=($(compgen -f "${cur}"))
+                    return 0
+                    ;;
+                --compressor)
                     COMPREPLY=($(compgen -f "${cur}"))
                     return 0
                     ;;
@@ -1138,6 +1194,28 @@ _uzswap() {
             COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
             return 0
             ;;
+        uzswap__subcmd__simulate)
+            opts="-h --memory --policy --fit --help"
+            if [[ ${cur} == -* || ${COMP_CWORD} -eq 2 ]] ; then
+                COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+                return 0
+            fi
+            case "${prev}" in
+                --memory)
+                    COMPREPLY=($(compgen -f "${cur}"))
+                    return 0
+                    ;;
+                --policy)
+                    COMPREPLY=($(compgen -f "${cur}"))
+                    return 0
+                    ;;
+                *)
+                    COMPREPLY=()
+                    ;;
+            esac
+            COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+            return 0
+            ;;
         uzswap__subcmd__status)
             opts="-h --json --bring-in --help"
             if [[ ${cur} == -* || ${COMP_CWORD} -eq 2 ]] ; then
@@ -1164,6 +1242,40 @@ _uzswap() {
             fi
             case "${prev}" in
                 --interval)
+                    COMPREPLY=($(compgen -f "${cur}"))
+                    return 0
+                    ;;
+                *)
+                    COMPREPLY=()
+                    ;;
+            esac
+            COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+            return 0
+            ;;
+        uzswap__subcmd__trace)
+            opts="-h --print --from --to --cut --out --export --help"
+            if [[ ${cur} == -* || ${COMP_CWORD} -eq 2 ]] ; then
+                COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+                return 0
+            fi
+            case "${prev}" in
+                --from)
+                    COMPREPLY=($(compgen -f "${cur}"))
+                    return 0
+                    ;;
+                --to)
+                    COMPREPLY=($(compgen -f "${cur}"))
+                    return 0
+                    ;;
+                --cut)
+                    COMPREPLY=($(compgen -f "${cur}"))
+                    return 0
+                    ;;
+                --out)
+                    COMPREPLY=($(compgen -f "${cur}"))
+                    return 0
+                    ;;
+                --export)
                     COMPREPLY=($(compgen -f "${cur}"))
                     return 0
                     ;;

@@ -46,7 +46,7 @@ use uzswap_region::{Mode, Pager};
 use uzswap_sys::bus::Blocked;
 use uzswap_sys::process;
 use uzswap_tree::front::{BARE, FILTERED, Front, STACK};
-use uzswap_tree::{Figures, SILENT_MAX, Table, Tree, clock};
+use uzswap_tree::{Allowance, Figures, SILENT_MAX, Table, Tree, clock};
 
 /// A process with less than this is not taken over: there is little to win.
 const LEAST: u64 = 16 << 20;
@@ -132,7 +132,21 @@ impl Drop for Inside {
 
 /// Runs once, in whichever thread loads this library.
 fn begin(front: &'static Front) {
+    IS_RECORDED.store(std::env::var_os("UZSWAP_ACCESSES").is_some(), Relaxed);
     let _ = FRONT.set(front);
+}
+
+/// The program's accesses are recorded (`uzswap record --accesses`): then its pages have as much
+/// memory at any time, whatever other processes have.
+static IS_RECORDED: AtomicBool = AtomicBool::new(false);
+
+/// Reports this process's memory to the tree, and asks for the memory that it may have.
+fn ask(tree: &Tree, used: u64, is_starved: bool) -> Allowance {
+    let given = tree.allowance(used, is_starved);
+    match IS_RECORDED.load(Relaxed) {
+        true => Allowance { bytes: tree.table().total.load(Relaxed), ..given },
+        false => given,
+    }
 }
 
 /// Measures the process's memory, with the block that it is about to get, and has it watched if
@@ -164,7 +178,7 @@ extern "C" fn look(more: usize, may_wait: bool) {
         if !is_small {
             front.tree.reserve(COST);
         }
-        let allowance = front.tree.allowance(used, false).bytes;
+        let allowance = ask(&front.tree, used, false).bytes;
         used + more as u64 > allowance - reserve(allowance)
     };
     if is_much && want_take_over() {
@@ -316,7 +330,7 @@ fn watch() {
         let used = whole.saturating_sub(shared);
         let Some(tree) = tree() else { return };
         let is_starved = AGENT.get().is_some_and(|agent| agent.pager.is_starved());
-        let given = tree.allowance(used, is_starved);
+        let given = ask(tree, used, is_starved);
         let allowance = given.bytes;
         let room = match AGENT.get() {
             Some(agent) => {
@@ -362,7 +376,8 @@ fn take_over(allowance: u64, table: &Table) {
     let _at_work = forking::at_work();
     let compressor = std::env::var("UZSWAP_COMPRESSOR").unwrap_or("lz4".into());
     // The watching thread finds out later how much is beside the pager's pages.
-    let memory = allowance.saturating_sub(COST).max(BUDGET_LEAST);
+    let cost = if IS_RECORDED.load(Relaxed) { 0 } else { COST };
+    let memory = allowance.saturating_sub(cost).max(BUDGET_LEAST);
     let taken = takeover::take_over(memory, &compressor);
     tree().into_iter().for_each(|tree| tree.reserve(0));
     match taken {
@@ -410,6 +425,10 @@ const LOOK_STEP: u64 = 256 << 10;
 /// Shared memory is in both.
 fn keep(agent: &Agent, used: u64, allowance: u64) -> u64 {
     let pager = &agent.pager;
+    if IS_RECORDED.load(Relaxed) {
+        // The budget is for pages alone, and stays.
+        return u64::MAX;
+    }
     // All that the pager takes is anonymous memory, too.
     let besides = || used.saturating_sub(pager.used_bytes());
     if besides() > BESIDES.load(Relaxed) + LOOK_STEP {

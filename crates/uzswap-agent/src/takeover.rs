@@ -172,6 +172,8 @@ fn pager(memory: u64, compressor: &str) -> Result<Pager, uzswap_region::Error> {
     // `uzswap run` has tried it.
     let means = std::env::var("UZSWAP_MEANS").ok().and_then(|name| name.parse().ok());
     let pager = means.into_iter().fold(pager, PagerBuilder::means);
+    let trace = std::env::var_os("UZSWAP_ACCESSES");
+    let pager = trace.into_iter().fold(pager, PagerBuilder::accesses);
     let store = std::env::var("UZSWAP_STORE").ok();
     let pager = store.iter().fold(pager, |pager, store| pager.backing(store));
     let backing = std::env::var("UZSWAP_BACKING").unwrap_or_default();

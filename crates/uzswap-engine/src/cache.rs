@@ -57,6 +57,27 @@ pub enum Store {
     Rejected(Reject),
 }
 
+/// How a page is kept. Sizes are those of its object, without rounding.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Kept {
+    /// It is not, or was dropped just now.
+    Nowhere,
+    /// One word repeated: it has no object.
+    SameFilled,
+    /// With an object of its own.
+    Alone {
+        /// Its size.
+        bytes: u16,
+    },
+    /// With an object of several identical pages.
+    Shared {
+        /// Its size.
+        bytes: u16,
+    },
+    /// Compressed together with others, without a size of its own.
+    InUnit,
+}
+
 /// The reason why a page was not stored.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Reject {
@@ -301,6 +322,25 @@ impl Cache {
         match itself {
             State::Member(member) => Units::pieces(member.unit).any(is_placed),
             other => matches!(other, State::Placed(_)),
+        }
+    }
+
+    /// How a page is kept: for statistics. A hint, as [`Self::has`].
+    pub fn kept(&self, key: SwapEntry) -> Kept {
+        let view = self.index.view();
+        let alone = |state, kept: fn(u16) -> Kept| match state {
+            State::Pooled(object) => kept(object.form.bytes),
+            State::Placed(extent) => kept(extent.form.bytes),
+            _ => Kept::Nowhere,
+        };
+        match view.peek(key).state() {
+            State::Absent => Kept::Nowhere,
+            State::Filled(_) => Kept::SameFilled,
+            State::Member(_) => Kept::InUnit,
+            State::Shared(record) => {
+                alone(view.peek(record).state(), |bytes| Kept::Shared { bytes })
+            }
+            other => alone(other, |bytes| Kept::Alone { bytes }),
         }
     }
 

@@ -59,7 +59,7 @@ mod sync;
 #[cfg(feature = "testing")]
 pub mod testing;
 
-pub use cache::{Cache, Load, Reject, Store};
+pub use cache::{Cache, Kept, Load, Reject, Store};
 pub use config::{ATTRIBUTES, Attribute, Config};
 pub use error::{AttributeError, CpuError, Error, SectionError, SetupError};
 pub use hotplug::{CpuState, StateDoc, cpu_states};

@@ -4,6 +4,7 @@
 use std::io;
 use uzswap_engine::backing::BackingError;
 use uzswap_engine::compress::AlgorithmError;
+use uzswap_trace::TraceError;
 
 /// A pager or a region could not be made, or a call on one was refused.
 #[derive(Debug, thiserror::Error)]
@@ -65,6 +66,9 @@ pub enum Error {
         /// The existing ones.
         known: &'static str,
     },
+    /// The trace of accesses cannot be written.
+    #[error(transparent)]
+    Trace(#[from] TraceError),
     /// No such compressor.
     #[error(transparent)]
     Compressor(#[from] AlgorithmError),

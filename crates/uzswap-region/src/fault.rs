@@ -27,6 +27,7 @@ use std::ops::Range;
 use std::sync::atomic::Ordering::Relaxed;
 use uzswap_engine::{Error, Load, PAGE_BYTES, Page};
 use uzswap_sys::uffd::Fault;
+use uzswap_trace::Log;
 
 /// Pages that a lane charges at a time.
 const CREDIT: i64 = 32;
@@ -44,13 +45,14 @@ pub(crate) fn serve(fault: Fault) -> bool {
     if space.is_window() && space.load(page).kind() == Kind::Untouched {
         return false; // Memory of the program's own, which we have nothing to do with.
     }
-    space.pager.fault(space, page, fault.is_write);
+    space.pager.fault(space, page, fault);
     true
 }
 
 impl Inner {
     /// Brings a page in.
-    pub(crate) fn fault(&self, space: &Space, page: u32, is_write: bool) {
+    pub(crate) fn fault(&self, space: &Space, page: u32, fault: Fault) {
+        let _own_time = self.log.as_ref().map(Log::own_time);
         loop {
             let word = space.load(page);
             match word.kind() {
@@ -69,7 +71,7 @@ impl Inner {
                 Kind::Untouched if space.is_window() => return,
                 Kind::Untouched | Kind::Staged | Kind::Stored | Kind::Empty => {
                     if space.take(page, word) {
-                        return self.fill(space, page, word, is_write);
+                        return self.fill(space, page, word, fault);
                     }
                 }
             }
@@ -118,8 +120,11 @@ impl Inner {
         lane.streams.brought(space.id | WRITES, page, count, way);
     }
 
-    fn fill(&self, space: &Space, page: u32, word: Word, is_write: bool) {
-        let stale = if is_write { Word::STALE } else { 0 };
+    fn fill(&self, space: &Space, page: u32, word: Word, fault: Fault) {
+        if let Some(log) = &self.log {
+            self.note_touch(log, space, page, word, fault);
+        }
+        let stale = if fault.is_write { Word::STALE } else { 0 };
         if word.kind() == Kind::Staged {
             // A fork has all lanes: no child finds a page half brought in.
             let mut lane = self.lanes.here();
@@ -165,8 +170,11 @@ impl Inner {
 
     /// Pages to bring in at once, at most: a 16th of those that there may be, so that the last of
     /// them are touched before they are the oldest. And a buffer for so many is a lane's for good,
-    /// so all lanes' are a quarter of the memory at most.
+    /// so all lanes' are a quarter of the memory at most. One where each touch is to be seen.
     fn window_max(&self) -> usize {
+        if self.log.is_some() {
+            return 1;
+        }
         let part = 16.max(4 * self.lanes.len());
         (self.budget.limit().max(0) as usize / part).clamp(1, BATCH)
     }

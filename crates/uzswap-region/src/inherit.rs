@@ -19,6 +19,7 @@ use std::sync::{Arc, MutexGuard, RwLockWriteGuard};
 use uzswap_engine::{PAGE_BYTES, Page};
 use uzswap_sys::bus::{self, Blocked};
 use uzswap_sys::{map, proc_mem};
+use uzswap_trace::Log;
 
 impl Pager {
     /// In a fork, after [`BeforeFork::in_child`], as soon as the C library is whole: from a handler
@@ -108,6 +109,7 @@ impl BeforeFork {
         let inner = self.pager.inner().clone();
         bus::forked();
         inner.adopt_process();
+        inner.log.iter().for_each(Log::forked);
         // The parent may be held; the child's own thread will learn if the child is.
         inner.budget.set_held(false);
         let renewed = inner.door.renew().and_then(|()| inner.staging.renew());

@@ -27,6 +27,7 @@ mod word;
 #[expect(unsafe_code, reason = "words are atomics in a mapping")]
 mod words;
 
+mod accesses;
 mod ahead;
 mod budget;
 #[expect(unsafe_code, reason = "pages are written to memory that others use")]
@@ -65,6 +66,7 @@ mod error;
 mod inherit;
 pub mod io;
 pub mod signals;
+mod size;
 mod stats;
 mod unnamed;
 #[expect(unsafe_code, reason = "memory that the program has already is trusted to the caller")]
@@ -74,8 +76,9 @@ pub use adopt::Contents;
 pub use error::Error;
 pub use inherit::BeforeFork;
 pub use mode::{Means, Mode};
-pub use pager::{MemorySize, OnFork, Pager, PagerBuilder, is_pager_thread};
+pub use pager::{OnFork, Pager, PagerBuilder, is_pager_thread};
 pub use region::{Advice, Pinned, Region, RegionRef};
+pub use size::MemorySize;
 pub use stats::Stats;
 pub use vec::RegionVec;
 pub use window::Change;

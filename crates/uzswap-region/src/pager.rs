@@ -13,6 +13,7 @@ use crate::reclaim::Hand;
 use crate::region::Region;
 use crate::registry;
 use crate::returns::Returns;
+use crate::size::{MemorySize, parse_size};
 use crate::space::Space;
 use crate::staging::{BATCH, Staging};
 use crate::stats::Stats;
@@ -37,6 +38,7 @@ use uzswap_sys::bus::{self, Blocked};
 use uzswap_sys::cpu;
 use uzswap_sys::map;
 use uzswap_sys::uffd::{Message, Uffd};
+use uzswap_trace::Log;
 
 /// A forked process's share of a region.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -87,49 +89,6 @@ impl FromStr for OnFork {
     }
 }
 
-/// A size in bytes, or as people write it: `512M`, `4G`, `1.5GiB`, in units of 1024.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct MemorySize(Size);
-
-#[derive(Debug, Clone, PartialEq, Eq)]
-enum Size {
-    Bytes(u64),
-    Text(String),
-}
-
-impl From<u64> for MemorySize {
-    fn from(bytes: u64) -> Self {
-        Self(Size::Bytes(bytes))
-    }
-}
-
-impl From<&str> for MemorySize {
-    fn from(text: &str) -> Self {
-        Self(Size::Text(text.into()))
-    }
-}
-
-impl From<String> for MemorySize {
-    fn from(text: String) -> Self {
-        Self(Size::Text(text))
-    }
-}
-
-impl MemorySize {
-    /// The number of bytes; `what` names it in the error.
-    pub fn bytes(self, what: &'static str) -> Result<u64, Error> {
-        match self.0 {
-            Size::Bytes(bytes) => Ok(bytes),
-            Size::Text(text) => parse_size(what, &text),
-        }
-    }
-}
-
-fn parse_size(what: &'static str, text: &str) -> Result<u64, Error> {
-    let config = parse_size::Config::new().with_binary();
-    config.parse_size(text.trim()).map_err(|_| Error::Size { what, text: text.into() })
-}
-
 /// `none`, or `PATH[:SIZE]`: a size follows the last colon, unless the whole is a file.
 fn parse_backing(text: &str) -> Result<BackingSpec, Error> {
     if text == "none" {
@@ -171,6 +130,7 @@ pub struct PagerBuilder {
     on_fork: OnFork,
     reclaim_threads: usize,
     means: Option<Means>,
+    accesses: Option<PathBuf>,
 }
 
 impl PagerBuilder {
@@ -238,6 +198,13 @@ impl PagerBuilder {
         self
     }
 
+    /// Writes each touch of a page that is not there to a trace, which was made by [`Log::create`].
+    /// The budget is for pages alone then, and the pool is beside it without a limit.
+    pub fn accesses(mut self, trace: impl Into<PathBuf>) -> Self {
+        self.accesses = Some(trace.into());
+        self
+    }
+
     /// Makes the pager and starts its threads.
     pub fn build(self) -> Result<Pager, Error> {
         // Errors in the rest are returned before a file is made.
@@ -268,7 +235,7 @@ impl PagerBuilder {
     }
 
     fn bytes(&self) -> Result<u64, Error> {
-        let none = MemorySize(Size::Bytes(0));
+        let none = MemorySize::from(0);
         self.memory.clone().unwrap_or(none).bytes("the budget")
     }
 
@@ -301,7 +268,8 @@ impl PagerBuilder {
         .map_err(failed("set a handler of signals"))?;
         let config = cache_config(bytes, self.compressor.parse()?, self.seals_backing);
         let cache = Cache::new(config, backing)?;
-        let inner = Inner::new(bytes, mode, self.on_fork, door, cache)?;
+        let log = self.accesses.as_deref().map(Log::join).transpose()?;
+        let inner = Inner::new(bytes, mode, self.on_fork, door, cache)?.recording(log);
         let inner = Arc::new(Inner { unnamed, tiers, ..inner });
         match self.on_fork {
             OnFork::Absent => {}
@@ -358,6 +326,8 @@ pub(crate) struct Inner {
     /// Of the process whose pager it is: see [`fork::generation`].
     generation: AtomicU32,
     pub(crate) on_fork: OnFork,
+    /// The trace that touches are written to: see [`crate::accesses`].
+    pub(crate) log: Option<Log>,
     regions: RwLock<BTreeMap<u32, Arc<Space>>>,
     /// The backing, if it is a file that children need a copy of.
     pub(crate) unnamed: Option<Unnamed>,
@@ -405,6 +375,7 @@ impl Inner {
             returns: Returns::new(),
             generation: AtomicU32::new(fork::generation()),
             on_fork,
+            log: None,
             regions: RwLock::new(BTreeMap::new()),
             unnamed: None,
             tiers: None,
@@ -452,6 +423,9 @@ impl Inner {
     /// the budget less an eighth, which stays for pages, and less the cache's memory beside the
     /// pool.
     pub(crate) fn account(&self) {
+        if self.log.is_some() {
+            return self.budget.set_cache_bytes(0);
+        }
         let tables = self.table_bytes.load(Relaxed).max(0) as usize;
         self.budget.set_cache_bytes(self.cache.memory_bytes() + tables);
         let bytes = self.budget.bytes() as i64;
@@ -645,6 +619,7 @@ impl Pager {
             reclaim_threads: 1,
             seals_backing: true,
             means: None,
+            accesses: None,
         }
     }
 

@@ -26,6 +26,7 @@ use uzswap_engine::{PAGE_BYTES, Page, Reject, Store};
 use uzswap_policy::order::{LEVELS, Order, Verdict};
 use uzswap_sys::bus::Blocked;
 use uzswap_sys::cpu::CpuSet;
+use uzswap_trace::Log;
 
 /// Batches in a row of which no page could be moved, after which there is said to be nothing to
 /// take out.
@@ -82,6 +83,7 @@ impl Inner {
                 self.maintain();
             }
             let _steady = self.steady();
+            let _own_time = self.log.as_ref().map(Log::own_time);
             self.tend();
             if self.budget.room() >= 2 * self.budget.margin().max(1) {
                 // The cache may have become smaller, and those who wait were not told.
@@ -396,6 +398,7 @@ impl Inner {
     /// loaded; or moves it back if it is not taken.
     fn store(&self, space: &Space, page: u32, frame: usize, was: Word) -> bool {
         if was.has(Word::GUARDED) || self.keep(space, page, self.staging.page(frame)) {
+            self.note_left(space, page, was);
             space.put(page, self.returns.departs(was));
             return true;
         }
@@ -483,6 +486,7 @@ impl Inner {
             let mut given = 0;
             for (page, was) in (first..end).zip(words) {
                 if was.kind() != Kind::Untouched && was.kind() != Kind::Empty {
+                    self.note_gone(space, page);
                     self.cache.invalidate(space.key(page));
                 }
                 let is_resident = was.kind() == Kind::Resident;

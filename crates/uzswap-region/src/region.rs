@@ -13,6 +13,7 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use uzswap_sys::bus::{self, Blocked};
+use uzswap_sys::uffd::Fault;
 
 /// The expected accesses to a range of bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -150,7 +151,9 @@ impl RegionRef {
             let word = self.space.load(page);
             // Guarded, it would not do for a system call that writes it.
             if word.kind() != Kind::Resident || word.has(Word::GUARDED) {
-                self.pager.inner().fault(&self.space, page, false);
+                let address = self.space.address(page);
+                let fault = Fault { address, is_write: false, instruction: 0 };
+                self.pager.inner().fault(&self.space, page, fault);
             } else if self.space.change(page, word, to(word).expect("pinned 2^18 times")) {
                 return;
             }

@@ -26,7 +26,7 @@ use std::ops::Range;
 use std::sync::Arc;
 use uzswap_engine::{PAGE_BYTES, Page};
 use uzswap_sys::bus::{self, Blocked};
-use uzswap_sys::uffd::Uffd;
+use uzswap_sys::uffd::{Fault, Uffd};
 use uzswap_sys::{cpu, map};
 use uzswap_tree::Figures;
 
@@ -417,7 +417,9 @@ impl Space {
                 }
                 _ => {
                     let _blocked = Blocked::all();
-                    bus::on_own_stack(|| self.pager.fault(self, page, true));
+                    let address = self.address(page);
+                    let fault = Fault { address, is_write: true, instruction: 0 };
+                    bus::on_own_stack(|| self.pager.fault(self, page, fault));
                 }
             }
         }
@@ -455,6 +457,7 @@ impl Inner {
     /// Drops the copies of a page that we have made `Busy`, and returns the number of charged
     /// pages.
     pub(crate) fn forget(&self, space: &Space, page: u32, was: Word) -> i64 {
+        self.note_gone(space, page);
         if was.kind() == Kind::Stored || was.has(Word::KEPT) {
             self.cache.invalidate(space.key(page));
         }
@@ -497,6 +500,7 @@ impl Inner {
 
     /// Has a page known by its new address; its word there is `Busy`.
     fn carry(self: &Arc<Self>, space: &Space, page: u32, was: Word, address: usize) {
+        self.note_gone(space, page);
         let window = self.window_at(address).expect("made by `register_moved`");
         let to = window.page_of(address);
         let is = match was.kind() {

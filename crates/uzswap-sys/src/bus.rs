@@ -458,7 +458,7 @@ extern "C" fn handle(signal: i32, info: *mut libc::siginfo_t, context: *mut libc
     // SAFETY: as above.
     let is_done = unsafe { go_on_elsewhere(signal, is_sent, info, context) };
     let mut is_ours = is_done;
-    let mut serve = || is_ours = serve(Fault { address, is_write: cause.is_write });
+    let mut serve = || is_ours = serve(cause.fault(address));
     match STACKS.get() {
         // A process has sent it, so it has no address. Memory of ours is no code, and a protection
         // key that denies an access is the program's.
@@ -549,6 +549,14 @@ struct Cause {
     is_fetch: bool,
     /// Denied by a protection key (`pkey_mprotect`).
     is_by_key: bool,
+    /// The address of the instruction that made it.
+    instruction: usize,
+}
+
+impl Cause {
+    fn fault(&self, address: usize) -> Fault {
+        Fault { address, is_write: self.is_write, instruction: self.instruction }
+    }
 }
 
 /// # Safety
@@ -560,9 +568,11 @@ unsafe fn cause(context: *mut libc::c_void) -> Cause {
     const KEY: i64 = 1 << 5;
     // SAFETY: the third argument of a handler is its context.
     let context = unsafe { &*context.cast::<libc::ucontext_t>() };
-    let error = context.uc_mcontext.gregs[libc::REG_ERR as usize];
+    let registers = &context.uc_mcontext.gregs;
+    let error = registers[libc::REG_ERR as usize];
+    let instruction = registers[libc::REG_RIP as usize] as usize;
     let has = |bit| error & bit != 0;
-    Cause { is_write: has(WRITE), is_fetch: has(FETCH), is_by_key: has(KEY) }
+    Cause { is_write: has(WRITE), is_fetch: has(FETCH), is_by_key: has(KEY), instruction }
 }
 
 /// # Safety

@@ -60,7 +60,7 @@ impl Mapping {
 
     /// Maps `bytes` (rounded up to pages) of a file of that length, without touching them; other
     /// processes that map it see all writes. Left out of core dumps.
-    pub(crate) fn of_file(file: BorrowedFd<'_>, bytes: usize) -> io::Result<Self> {
+    pub fn of_file(file: BorrowedFd<'_>, bytes: usize) -> io::Result<Self> {
         let bytes = bytes.next_multiple_of(PAGE_BYTES).max(PAGE_BYTES);
         let base = imp::map_file(file, bytes)?;
         remember(base, bytes);

@@ -34,6 +34,8 @@ pub struct Fault {
     pub address: usize,
     /// True if it was a write.
     pub is_write: bool,
+    /// The address of the instruction; 0: not known.
+    pub instruction: usize,
 }
 
 /// A descriptor, with the features that the kernel has.
@@ -283,7 +285,7 @@ impl Uffd {
         }
         let word = |at: usize| u64::from_ne_bytes(std::array::from_fn(|i| message[at + i]));
         let is_write = word(8) & PAGEFAULT_FLAG_WRITE != 0;
-        Ok(Message::Fault(Fault { address: word(16) as usize, is_write }))
+        Ok(Message::Fault(Fault { address: word(16) as usize, is_write, instruction: 0 }))
     }
 
     /// Makes all threads return that wait in [`Self::next`], now and later.

@@ -4,6 +4,7 @@ use std::fmt;
 use uzswap_block::{AttachError, BackingError};
 use uzswap_engine::SetupError;
 use uzswap_remote::{AddressError, ConnectError};
+use uzswap_trace::TraceError;
 
 /// A failure, in words for the person at the terminal.
 #[derive(Debug)]
@@ -55,4 +56,4 @@ macro_rules! from {
     )*};
 }
 
-from!(BackingError, AttachError, SetupError, AddressError, ConnectError);
+from!(BackingError, AttachError, SetupError, AddressError, ConnectError, TraceError);

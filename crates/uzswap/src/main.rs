@@ -14,7 +14,8 @@ mod show;
 use clap::Parser;
 use cli::{Cli, Command};
 use commands::{
-    attach, bench, config, doctor, memory, record, remote, run, serve, status, top, upgrade,
+    accesses, attach, bench, config, doctor, memory, record, remote, run, serve, simulate, status,
+    top, trace, upgrade,
 };
 use device::{area, daemon, keeper, slots, switching_off};
 use error::Failure;
@@ -66,7 +67,13 @@ fn dispatch(command: Command) -> Result<ExitCode, Failure> {
         Command::Clean => status::clean().map(|()| ExitCode::SUCCESS),
         Command::Upgrade => upgrade::upgrade().map(|()| ExitCode::SUCCESS),
         Command::Bench(arguments) => Err(bench::bench(&arguments)),
-        Command::Record(arguments) => record::record(&arguments).map(|()| ExitCode::SUCCESS),
+        Command::Record(arguments) => match (&arguments.accesses, arguments.pid, &arguments.out) {
+            (Some(trace), ..) => accesses::record(&arguments, trace),
+            (None, Some(pid), Some(out)) => record::record(pid, out).map(|()| ExitCode::SUCCESS),
+            _ => Err(Failure::new("record: give --pid and --out, or --accesses and a command")),
+        },
+        Command::Trace(arguments) => trace::trace(&arguments).map(|()| ExitCode::SUCCESS),
+        Command::Simulate(arguments) => simulate::simulate(&arguments).map(|()| ExitCode::SUCCESS),
         Command::Dashboard(arguments) => {
             exporter::dashboard(&arguments.address).map(|()| ExitCode::SUCCESS)
         }

@@ -1,5 +1,6 @@
 //! The commands that a person gives, each in a file of its own.
 
+pub mod accesses;
 pub mod attach;
 pub mod attaching;
 pub mod bench;
@@ -12,8 +13,10 @@ pub mod reload;
 pub mod remote;
 pub mod run;
 pub mod serve;
+pub mod simulate;
 pub mod status;
 pub mod supervise;
 pub mod top;
+pub mod trace;
 pub mod upgrade;
 pub mod user;

@@ -1,12 +1,12 @@
 //! `uzswap record`: the pages of a running program, to measure with.
 
-use crate::cli::RecordArguments;
 use crate::error::Failure;
 use crate::say::say;
 use crate::size;
 use std::fs::{self, File};
 use std::io::{self, BufWriter, Write};
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::path::Path;
 use uzswap_engine::PAGE_BYTES;
 use uzswap_sys::map::Mapped;
 
@@ -18,8 +18,7 @@ const PRESENT: u64 = 1 << 63;
 const CHUNK_PAGES: usize = 256;
 
 /// Writes down the anonymous pages of a process: heap and private memory, no files, no stack.
-pub fn record(arguments: &RecordArguments) -> Result<(), Failure> {
-    let pid = arguments.pid;
+pub fn record(pid: i32, out: &Path) -> Result<(), Failure> {
     let cannot = |what: &str| {
         let what = what.to_owned();
         move |error: io::Error| {
@@ -33,9 +32,9 @@ pub fn record(arguments: &RecordArguments) -> Result<(), Failure> {
         File::open(&path).map_err(cannot(&path))
     };
     let (memory, pagemap) = (open("mem")?, open("pagemap")?);
-    let out = arguments.out.display().to_string();
     // Not for others to read: it holds whatever the program does.
-    let file = File::options().write(true).create_new(true).mode(0o600).open(&arguments.out);
+    let file = File::options().write(true).create_new(true).mode(0o600).open(out);
+    let out = out.display().to_string();
     let file = file.map_err(|error| {
         Failure::new(format!("{out}: {error}; name a file that is not there and can be made"))
     })?;

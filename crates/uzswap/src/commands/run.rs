@@ -43,7 +43,7 @@ pub fn run(arguments: &RunArguments) -> Result<ExitCode, Failure> {
                 "--metrics is of the swap device; leave it or --in-process out",
             ));
         }
-        return crate::commands::in_process::run(arguments);
+        return crate::commands::in_process::run(arguments, None);
     }
     let machine = cpu::memory_info().map_err(|e| Failure::new(format!("/proc/meminfo: {e}")))?;
     options::check_memory(arguments.memory, machine)?;

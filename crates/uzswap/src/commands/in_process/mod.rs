@@ -38,6 +38,9 @@ const AGENT: &str = "libuzswap_agent.so";
 /// Names the means to begin with, for tests and measurements; the library looks for it, too.
 const MEANS: &str = "UZSWAP_MEANS";
 
+/// Names the log that accesses are written to.
+const ACCESSES: &str = "UZSWAP_ACCESSES";
+
 /// How pages leave here. Error: the reason, and the fate of the command.
 pub fn check() -> Result<Means, String> {
     let first = env::var(MEANS).ok().and_then(|name| name.parse().ok()).unwrap_or(Means::Moves);
@@ -80,8 +83,9 @@ fn prepare(arguments: &RunArguments, program: &Path, library: &Path) -> Result<T
     TreeFile::create(arguments.memory, means)
 }
 
-/// Runs it; the command's exit status. Where it cannot work, the command runs as without it.
-pub fn run(arguments: &RunArguments) -> Result<ExitCode, Failure> {
+/// Runs it; the command's exit status. Where it cannot work, the command runs as without it; but an
+/// error, if its accesses are to be written to this log.
+pub fn run(arguments: &RunArguments, accesses: Option<&Path>) -> Result<ExitCode, Failure> {
     refuse_others(arguments)?;
     let machine = cpu::memory_info().map_err(|e| Failure::new(format!("/proc/meminfo: {e}")))?;
     options::check_memory(arguments.memory, machine)?;
@@ -98,7 +102,12 @@ pub fn run(arguments: &RunArguments) -> Result<ExitCode, Failure> {
     let file = match prepared {
         Ok(file) => {
             preload(arguments, backing, store.as_ref(), &file, library, &mut command);
+            // Not that of a recording around this run.
+            command.env_remove(ACCESSES).envs(accesses.map(|log| (ACCESSES, log)));
             Some(file)
+        }
+        Err(missing) if accesses.is_some() => {
+            return Err(Failure::new(format!("its accesses cannot be seen: {missing}")));
         }
         Err(missing) => {
             say!("uzswap: in-process: {missing}; such commands run without");
@@ -124,31 +133,42 @@ pub fn run(arguments: &RunArguments) -> Result<ExitCode, Failure> {
     watch.live.finish();
     let exit_code = supervise::exit_code(status?);
     if let Some(file) = file {
-        let table = file.tree.table();
-        let report = Report {
-            seconds: began.elapsed().as_secs_f64(),
-            exit_code,
-            memory_limit: arguments.memory,
-            memory_peak: table.peak.load(Relaxed),
-            faults_by: file.means.name(),
-            slower: slower(file.means),
-            programs: table.managed.load(Relaxed),
-            programs_left_alone: table.unmanaged.load(Relaxed) + watch.left_alone.strangers(),
-            left_alone: watch.left_alone.all(table),
-            faults: table.faults.load(Relaxed),
-            stores: table.stored.load(Relaxed),
-            pool_peak: watch.peak.pool,
-            ratio: watch.peak.ratio,
-            load_control: watch.held,
-        };
-        if !arguments.quiet {
-            say!("{}", report.text().trim_end());
-        }
-        if let Some(path) = &arguments.report {
-            supervise::write_report(path, &report)?;
-        }
+        tell(arguments, &file, watch, (began.elapsed().as_secs_f64(), exit_code))?;
     }
     Ok(exit_code.into())
+}
+
+/// Reports on a run that took so many seconds and ended with this status.
+fn tell(
+    arguments: &RunArguments,
+    file: &TreeFile,
+    watch: Watch,
+    (seconds, exit_code): (f64, u8),
+) -> Result<(), Failure> {
+    let table = file.tree.table();
+    let report = Report {
+        seconds,
+        exit_code,
+        memory_limit: arguments.memory,
+        memory_peak: table.peak.load(Relaxed),
+        faults_by: file.means.name(),
+        slower: slower(file.means),
+        programs: table.managed.load(Relaxed),
+        programs_left_alone: table.unmanaged.load(Relaxed) + watch.left_alone.strangers(),
+        left_alone: watch.left_alone.all(table),
+        faults: table.faults.load(Relaxed),
+        stores: table.stored.load(Relaxed),
+        pool_peak: watch.peak.pool,
+        ratio: watch.peak.ratio,
+        load_control: watch.held,
+    };
+    if !arguments.quiet {
+        say!("{}", report.text().trim_end());
+    }
+    if let Some(path) = &arguments.report {
+        supervise::write_report(path, &report)?;
+    }
+    Ok(())
 }
 
 /// The events of a run.

@@ -1,0 +1,77 @@
+//! The recording of a program's accesses: only where the pager was made with a trace to write.
+//!
+//! Such a pager is for that alone. Its budget is for pages, and the pool is beside it, so that as
+//! many pages are there at any time. Each fault brings in one page, and so each touch of another
+//! page is seen. Without a trace, a fault reads `Inner::log`, which is never written once the pager
+//! is made and lies with the other fields of `Inner` that each fault reads.
+
+use crate::pager::Inner;
+use crate::space::Space;
+use crate::word::{Kind, Word};
+use uzswap_engine::{Kept, PAGE_BYTES};
+use uzswap_sys::uffd::Fault;
+use uzswap_trace::{Event, Log, What};
+
+impl Inner {
+    /// Has the pager write a trace.
+    pub(crate) fn recording(mut self, log: Option<Log>) -> Self {
+        if log.is_some() {
+            // Each page has a size of its own, and none is on a disk.
+            let most = u64::MAX.to_string();
+            for (name, value) in [("max_pool_bytes", &*most), ("recompress_idle_seconds", "0")] {
+                self.cache.set_attribute(name, value).expect("a value of it");
+            }
+        }
+        self.log = log;
+        self
+    }
+
+    /// Writes down a fault at a page that is `Busy` and had this word.
+    #[cold]
+    pub(crate) fn note_touch(&self, log: &Log, space: &Space, page: u32, was: Word, fault: Fault) {
+        let what = match was.kind() {
+            Kind::Staged => What::Staged,
+            Kind::Stored => What::Back,
+            _ => What::New,
+        };
+        let event = self.event(what, space, page);
+        log.add(Event { is_write: fault.is_write, site: fault.instruction as u32, ..event });
+    }
+
+    /// Writes down that a page was compressed of which the cache had no copy.
+    pub(crate) fn note_left(&self, space: &Space, page: u32, was: Word) {
+        if let Some(log) = self.log.as_ref().filter(|_| was.copy_bits() == 0) {
+            log.add(self.event(What::Left, space, page));
+        }
+    }
+
+    /// Writes down that the program gave a page back.
+    pub(crate) fn note_gone(&self, space: &Space, page: u32) {
+        if let Some(log) = &self.log {
+            log.add(self.event(What::Gone, space, page));
+        }
+    }
+
+    fn event(&self, what: What, space: &Space, page: u32) -> Event {
+        let kept = match what {
+            What::Back | What::Left => self.cache.kept(space.key(page)),
+            What::New | What::Staged | What::Gone => Kept::Nowhere,
+        };
+        let bytes = match kept {
+            Kept::Alone { bytes } | Kept::Shared { bytes } => bytes,
+            Kept::Nowhere | Kept::SameFilled | Kept::InUnit => 0,
+        };
+        Event {
+            what,
+            page: (space.address(page) / PAGE_BYTES) as u64,
+            // The log knows both.
+            process: 0,
+            micros: 0,
+            site: 0,
+            bytes,
+            is_write: false,
+            is_same_filled: kept == Kept::SameFilled,
+            is_identical: matches!(kept, Kept::Shared { .. }),
+        }
+    }
+}

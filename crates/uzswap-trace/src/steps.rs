@@ -1,0 +1,261 @@
+//! A trace as the steps that a replay takes.
+//!
+//! A page lives from its first event to the one that says that it is gone, or to the last event of
+//! its process. After that its number is another page's. Pages are numbered by process and address,
+//! as the pager's hand goes.
+
+use crate::event::{Event, What};
+use crate::read::Trace;
+use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
+use uzswap_policy::replay::Step;
+
+/// See the module.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Steps {
+    /// In order.
+    pub all: Vec<Step>,
+    /// Of each step, the event that it is of.
+    pub events: Vec<usize>,
+    /// Different pages.
+    pub pages: usize,
+    /// Processor time of all processes until their last events, µs.
+    pub micros: u64,
+}
+
+/// A page while it lives: of the process and the address, and the how-manieth there.
+type Life = (u32, u64, u32);
+
+/// A step before its page has a number, and its compressed size is known.
+struct Draft {
+    life: Life,
+    is_touch: bool,
+    event: usize,
+}
+
+impl Steps {
+    /// Those of a trace.
+    pub fn of(trace: &Trace) -> Self {
+        let drafts = drafts(&trace.events);
+        let sizes = sizes(&trace.events, &drafts);
+        let mut numbers: BTreeMap<Life, u32> = drafts.iter().map(|one| (one.life, 0)).collect();
+        numbers.values_mut().zip(0..).for_each(|(number, at)| *number = at);
+        let step = |(draft, bytes): (&Draft, u16)| {
+            let page = numbers[&draft.life];
+            if draft.is_touch { Step::Touch { page, bytes } } else { Step::Gone { page } }
+        };
+        let all = drafts.iter().zip(sizes).map(step).collect();
+        let mut last = BTreeMap::new();
+        for event in &trace.events {
+            let micros: &mut u64 = last.entry(event.process).or_default();
+            *micros = event.micros.max(*micros);
+        }
+        let events = drafts.iter().map(|draft| draft.event).collect();
+        Self { all, events, pages: numbers.len(), micros: last.values().sum() }
+    }
+
+    /// Touches among them.
+    pub fn touches(&self) -> u64 {
+        self.all.iter().filter(|step| matches!(step, Step::Touch { .. })).count() as u64
+    }
+}
+
+fn drafts(events: &[Event]) -> Vec<Draft> {
+    let last: BTreeMap<u32, usize> =
+        events.iter().enumerate().map(|(at, event)| (event.process, at)).collect();
+    let mut drafts = Vec::with_capacity(events.len());
+    // Of each place: the number of its life, and whether it lives.
+    let mut lives: BTreeMap<(u32, u64), (u32, bool)> = BTreeMap::new();
+    for (event, of) in events.iter().enumerate() {
+        let place = (of.process, of.page);
+        let (number, was_alive) = *lives.entry(place).or_default();
+        let life = (of.process, of.page, number);
+        let next = (of.process, of.page, number + 1);
+        let mut draft = |life, is_touch| drafts.push(Draft { life, is_touch, event });
+        match of.what {
+            What::Gone if was_alive => {
+                draft(life, false);
+                lives.insert(place, (number + 1, false));
+            }
+            What::Gone => {}
+            // It was given back unseen.
+            What::New if was_alive => {
+                draft(life, false);
+                draft(next, true);
+                lives.insert(place, (number + 1, true));
+            }
+            // It was there before the recording began, and has been touched by then.
+            What::Left if was_alive => {}
+            What::New | What::Staged | What::Back | What::Left => {
+                draft(life, true);
+                lives.insert(place, (number, true));
+            }
+        }
+        if last[&of.process] == event {
+            let of_process = (of.process, 0)..=(of.process, u64::MAX);
+            for ((process, page), (number, is_alive)) in lives.range_mut(of_process) {
+                if std::mem::take(is_alive) {
+                    let life = (*process, *page, *number);
+                    drafts.push(Draft { life, is_touch: false, event });
+                }
+            }
+        }
+    }
+    drafts
+}
+
+/// Of each step, the bytes that its page takes in the pool if it leaves then: its next known size,
+/// else its last one, else the median of all.
+fn sizes(events: &[Event], drafts: &[Draft]) -> Vec<u16> {
+    let mut known: Vec<u16> = events.iter().filter_map(size).collect();
+    known.sort_unstable();
+    let median = known.get(known.len() / 2).copied().unwrap_or(crate::event::PAGE_BYTES / 2);
+    // An event of a page that is no step has its size all the same.
+    let mut of_event: Vec<Option<Life>> = vec![None; events.len()];
+    let mut living: BTreeMap<(u32, u64), Life> = BTreeMap::new();
+    let mut at = 0;
+    for (event, of) in events.iter().enumerate() {
+        while let Some(draft) = drafts.get(at).filter(|draft| draft.event == event) {
+            if draft.is_touch {
+                living.insert((draft.life.0, draft.life.1), draft.life);
+            }
+            at += 1;
+        }
+        of_event[event] = living.get(&(of.process, of.page)).copied();
+    }
+    let mut next: BTreeMap<Life, u16> = BTreeMap::new();
+    let mut sizes = vec![median; drafts.len()];
+    let mut at = drafts.len();
+    for (event, of) in events.iter().enumerate().rev() {
+        while at > 0 && drafts[at - 1].event == event {
+            at -= 1;
+            if let Entry::Occupied(seen) = next.entry(drafts[at].life) {
+                sizes[at] = *seen.get();
+            } else if let Some(before) = size(of).filter(|_| drafts[at].is_touch) {
+                sizes[at] = before;
+            }
+        }
+        if let (Some(life), Some(bytes)) = (of_event[event], size(of)) {
+            next.insert(life, bytes);
+        }
+    }
+    sizes
+}
+
+/// The bytes that an event tells of its page in the pool. One word repeated takes none; of two
+/// identical pages, each has a half.
+fn size(event: &Event) -> Option<u16> {
+    match event.bytes {
+        _ if event.is_same_filled => Some(0),
+        0 => None,
+        bytes if event.is_identical => Some(bytes / 2),
+        bytes => Some(bytes),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::header::Header;
+
+    fn event(what: What, page: u64, bytes: u16, micros: u64) -> Event {
+        Event {
+            what,
+            page,
+            process: 0,
+            micros,
+            site: 0,
+            bytes,
+            is_write: false,
+            is_same_filled: false,
+            is_identical: false,
+        }
+    }
+
+    fn steps(events: &[Event]) -> Steps {
+        let header = Header {
+            room: events.len() as u64,
+            asked: events.len() as u64,
+            memory: 16 << 20,
+            processes: 2,
+            compressor: "lz4".into(),
+            program: "test".into(),
+        };
+        Steps::of(&Trace { header, events: events.to_vec() })
+    }
+
+    #[test]
+    fn a_page_takes_what_it_was_next_compressed_to() {
+        let steps = steps(&[
+            event(What::New, 7, 0, 1),
+            event(What::Left, 7, 1000, 2),
+            event(What::New, 5, 0, 3),
+            event(What::Back, 7, 1000, 4),
+            event(What::Back, 7, 1200, 5),
+        ]);
+        let touch = |page, bytes| Step::Touch { page, bytes };
+        assert_eq!(
+            steps.all,
+            [
+                touch(1, 1000),
+                // It never left: the median.
+                touch(0, 1000),
+                touch(1, 1200),
+                // It is not seen to leave again: as before.
+                touch(1, 1200),
+                Step::Gone { page: 0 },
+                Step::Gone { page: 1 },
+            ]
+        );
+        assert_eq!((steps.pages, steps.micros, steps.touches()), (2, 5, 4));
+    }
+
+    #[test]
+    fn a_page_that_was_given_back_is_another_one_afterwards() {
+        let is_filled = Event { is_same_filled: true, ..event(What::Back, 7, 0, 9) };
+        let steps = steps(&[
+            event(What::Left, 7, 500, 1),
+            event(What::Gone, 7, 0, 2),
+            event(What::Gone, 7, 0, 3),
+            event(What::New, 7, 0, 4),
+            is_filled,
+            event(What::New, 7, 0, 10),
+        ]);
+        let [touch, gone] =
+            [|page, bytes| Step::Touch { page, bytes }, |page, _| Step::Gone { page }];
+        let all: Vec<Step> = vec![
+            touch(0, 500),
+            gone(0, 0),
+            touch(1, 0),
+            touch(1, 0),
+            gone(1, 0),
+            touch(2, 0),
+            gone(2, 0),
+        ];
+        let pages = |steps: &[Step]| {
+            let page = |step: &Step| match *step {
+                Step::Touch { page, .. } => (page, true),
+                Step::Gone { page } => (page, false),
+            };
+            steps.iter().map(page).collect::<Vec<_>>()
+        };
+        assert_eq!(pages(&steps.all), pages(&all));
+        assert_eq!(steps.all[..4], all[..4], "one word repeated takes nothing");
+    }
+
+    #[test]
+    fn processes_have_pages_of_their_own() {
+        let other = |event: Event| Event { process: 1, ..event };
+        let steps = steps(&[
+            event(What::New, 7, 0, 10),
+            other(event(What::New, 7, 0, 5)),
+            event(What::Back, 7, 900, 20),
+            other(event(What::Staged, 7, 0, 6)),
+        ]);
+        assert_eq!((steps.pages, steps.micros), (2, 26));
+        let gone: Vec<_> =
+            steps.all.iter().filter(|step| matches!(step, Step::Gone { .. })).collect();
+        assert_eq!(gone, [&Step::Gone { page: 0 }, &Step::Gone { page: 1 }]);
+        assert_eq!(steps.all[3], Step::Gone { page: 0 }, "as its process ends");
+    }
+}

@@ -1,0 +1,153 @@
+//! `uzswap simulate`: a trace of accesses, replayed in other memory and by other policies.
+
+use crate::cli::SimulateArguments;
+use crate::error::Failure;
+use crate::say::show;
+use crate::size;
+use uzswap_policy::costs::lost_micros;
+use uzswap_policy::replay::{Counts, PAGE_BYTES, Policy, simulate as replay};
+use uzswap_trace::{Steps, Trace};
+
+/// Part of the program's time that faults may take.
+const PART: f64 = 0.1;
+
+/// How exactly the least memory is searched.
+const STEP: u64 = 1 << 20;
+
+/// Prints a table, or the memory that fits.
+pub fn simulate(arguments: &SimulateArguments) -> Result<(), Failure> {
+    let trace = Trace::read(&arguments.file)?;
+    let steps = Steps::of(&trace);
+    if steps.touches() == 0 {
+        let file = arguments.file.display();
+        return Err(Failure::new(format!(
+            "{file}: no touch is in it; record a program of more than 16 MiB"
+        )));
+    }
+    let recorded = trace.header.memory;
+    if let Some(small) = arguments.memory.iter().find(|memory| **memory < recorded) {
+        let (small, recorded) = (size::show(*small), size::show(recorded));
+        let file = arguments.file.display();
+        return Err(Failure::new(format!(
+            "--memory {small}: {file} was recorded with {recorded}, and has no touches of pages \
+             that were there; simulate that or more, or record with less"
+        )));
+    }
+    let policies: &[Policy] =
+        if arguments.policy.is_empty() { &Policy::ALL } else { &arguments.policy };
+    if arguments.fit {
+        fit(&trace, &steps, policies);
+        return Ok(());
+    }
+    for line in table(&trace, &steps, &arguments.memory, policies) {
+        show!("{line}");
+    }
+    Ok(())
+}
+
+/// The names of columns, aligned as the rows are.
+fn heading() -> String {
+    format!(
+        "{:>9} {:8} {:>10} {:>7} {:>9} {:>9} {:>9} {:>8} {:>8}",
+        "memory", "policy", "faults", "share", "resident", "pool", "written", "lost", "optimum"
+    )
+}
+
+fn table(trace: &Trace, steps: &Steps, memories: &[u64], policies: &[Policy]) -> Vec<String> {
+    let mut lines = vec![about(trace, steps), heading()];
+    let mut has_marks = false;
+    for memory in memories {
+        let best = replay(Policy::Belady, &steps.all, *memory, 0).faults();
+        for policy in policies {
+            let counts = replay(*policy, &steps.all, *memory, 0);
+            let resident = counts.there_mean() * PAGE_BYTES;
+            let is_below = resident < trace.header.memory;
+            has_marks |= is_below;
+            lines.push(format!(
+                "{:>9} {:8} {:>10} {:>5.1} % {:>9} {:>9} {:>9} {:>6.1} % {:>8}{}",
+                short(*memory),
+                policy.name(),
+                counts.faults(),
+                counts.faults() as f64 * 100.0 / counts.touches as f64,
+                short(resident),
+                short(counts.pool_max),
+                short(counts.written),
+                lost(&counts, steps) * 100.0,
+                distance(counts.faults(), best),
+                if is_below { " *" } else { "" }
+            ));
+        }
+    }
+    if has_marks {
+        lines.push(
+            "* fewer pages are resident than when it was recorded: touches of pages that were there \
+             then are not counted"
+                .to_owned(),
+        );
+    }
+    lines
+}
+
+fn about(trace: &Trace, steps: &Steps) -> String {
+    let lost = match trace.header.lost() {
+        0 => String::new(),
+        lost => format!("; {lost} events of its end were lost"),
+    };
+    format!(
+        "{}: {} touches of {} pages ({}) in {:.1} s, sizes of {}{lost}",
+        trace.header.program,
+        steps.touches(),
+        steps.pages,
+        size::show(steps.pages as u64 * PAGE_BYTES),
+        steps.micros as f64 / 1e6,
+        trace.header.compressor
+    )
+}
+
+/// A size without a space, for a table.
+fn short(bytes: u64) -> String {
+    size::show(bytes).replace(' ', "")
+}
+
+/// Faults, as a multiple of the fewest that there can be.
+fn distance(faults: u64, best: u64) -> String {
+    match best {
+        0 if faults == 0 => "1.00".into(),
+        0 => "-".into(),
+        best => format!("{:.2}", faults as f64 / best as f64),
+    }
+}
+
+/// The part of the program's own time that faults take besides.
+fn lost(counts: &Counts, steps: &Steps) -> f64 {
+    lost_micros(counts) / steps.micros.max(1) as f64
+}
+
+/// Prints the least memory of each policy.
+fn fit(trace: &Trace, steps: &Steps, policies: &[Policy]) {
+    show!("{}", about(trace, steps));
+    // There is room for all pages at once.
+    let whole = (steps.pages as u64 + 1) * PAGE_BYTES;
+    for policy in policies {
+        let fits = |memory: u64| lost(&replay(*policy, &steps.all, memory, 0), steps) < PART;
+        let least = trace.header.memory;
+        let (mut small, mut large) = (least, whole.max(least));
+        if fits(small) {
+            large = small;
+        }
+        while large - small > STEP {
+            let middle = small + (large - small) / 2;
+            if fits(middle) { large = middle } else { small = middle }
+        }
+        let memory = large.div_ceil(STEP) * STEP;
+        let counts = replay(*policy, &steps.all, memory, 0);
+        let is_least =
+            if large == least { " or less, below which the trace tells nothing" } else { "" };
+        show!(
+            "{policy}: {}{is_least}; {} faults take {:.1} % of its time",
+            size::show(memory),
+            counts.faults(),
+            lost(&counts, steps) * 100.0
+        );
+    }
+}
