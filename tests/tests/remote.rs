@@ -4,10 +4,13 @@
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 use std::io::{BufRead, BufReader, Write};
+use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::process::{Child, Command, Output, Stdio};
 use uzswap_remote::testing::{Server, has_server};
-use uzswap_tests::{FORKING_HEAP, Machine, Run, as_nobody, is_full, is_over_ublk, skip, wait_for};
+use uzswap_tests::{
+    FORKING_HEAP, Machine, Run, as_nobody, is_full, is_over_ublk, program, skip, wait_for,
+};
 
 /// A heap of as many pages as its argument says, half of each noise, which is compared at the end.
 /// It waits for a line before.
@@ -77,9 +80,11 @@ impl Heap {
         (text, self.child.wait_with_output().unwrap())
     }
 
-    fn assert_right(self) {
+    /// Its report.
+    fn assert_right(self) -> String {
         let (text, output) = self.compare();
         assert!(output.status.success() && text == "True\n", "{text}{output:?}");
+        String::from_utf8(output.stderr).unwrap()
     }
 }
 
@@ -90,10 +95,19 @@ fn a_heap_of_four_times_its_memory_beside_a_disk_and_a_store() {
     }
     let (server, folder) = (Server::start(&[]), tempfile::tempdir_in("/var/tmp").unwrap());
     let store = server.backing("max=2G&client=heap");
-    let options = ["--backing", &store];
+    let file = folder.path().join("report");
+    let options = ["--backing", &store, "--report", file.to_str().unwrap()];
     let heap = Heap::start(command(folder.path(), &options, &["python3", "-c", HEAP, sizes().0]));
     assert!(server.keys("uz:heap:*").len() > 50, "{:?}", server.keys("uz:heap:*"));
-    heap.assert_right();
+    let said = heap.assert_right();
+    assert!(said.contains("  remote    ") && said.contains("0 segments lost"), "{said}");
+    let report = std::fs::read_to_string(file).unwrap();
+    let report: serde_json::Value = serde_json::from_str(&report).unwrap();
+    let figure = |name: &str| report["remote"][name].as_u64().unwrap();
+    assert!(figure("peak") > 16 << 20 && figure("written") >= figure("peak"), "{report}");
+    assert!(figure("reads") > 1000 && figure("read_ns_p50") > 1000, "{report}");
+    assert!(figure("read_ns_p99") >= figure("read_ns_p50"), "{report}");
+    assert_eq!((figure("errors"), figure("lost")), (0, 0), "{report}");
     // It takes its segments along.
     assert_eq!(server.keys("uz:*"), [""; 0]);
 }
@@ -194,9 +208,12 @@ fn the_device_goes_on_with_its_segments_when_its_daemon_is_killed() {
     let folder = tempfile::tempdir_in("/var/tmp").unwrap();
     let disk = format!("{}:8M", folder.path().join("disk").display());
     let store = server.backing("max=2G&copies=1&timeout=30");
-    let options = ["--memory", "64M", "--pool", "8M", "--backing", &disk, "--backing", &store];
+    let metrics = folder.path().join("metrics").display().to_string();
+    let places = ["--backing", &disk, "--backing", &store, "--metrics", &metrics];
+    let options = [&["--memory", "64M", "--pool", "8M"][..], &places].concat();
     let run = Run::start(&options, &["python3", "-c", SWAPPING]);
     assert!(wait_for(|| run.statistic("remote_size") > 24 << 20), "{:?}", run.pid());
+    figures_are_shown(&metrics);
     let daemon = uzswap_tests::process_of("daemon");
     if !is_over_ublk() {
         uzswap_sys::process::kill(daemon, 9).unwrap();
@@ -206,6 +223,27 @@ fn the_device_goes_on_with_its_segments_when_its_daemon_is_killed() {
     assert_eq!(finished.stdout(), "True\n");
     assert!(finished.statistic("remote_reads") > 0, "{}", finished.report);
     assert!(wait_for(|| server.keys("uz:*").is_empty()), "it takes its segments along");
+}
+
+/// The store's figures on the screen and in a scrape, which Prometheus' own program checks.
+fn figures_are_shown(metrics: &str) {
+    let top = Command::new(program("uzswap")).args(["top", "--once"]).output().unwrap();
+    let top = String::from_utf8(top.stdout).unwrap();
+    let is_line = |line: &str| line.starts_with("remote ") && line.contains(" there, up; ");
+    assert!(top.lines().any(is_line) && top.lines().count() <= 24, "{top}");
+    let mut stream = UnixStream::connect(metrics).unwrap();
+    stream.write_all(b"GET /metrics HTTP/1.0\r\nHost: localhost\r\n\r\n").unwrap();
+    let scraped = std::io::read_to_string(stream).unwrap();
+    let (_, text) = scraped.split_once("\r\n\r\n").unwrap();
+    for part in ["uzswap_remote_read_seconds_bucket{le=", "\nuzswap_remote_bytes "] {
+        assert!(text.contains(part), "{part}: {text}");
+    }
+    let mut promtool = Command::new("promtool");
+    promtool.args(["check", "metrics"]).stdin(Stdio::piped()).stderr(Stdio::piped());
+    let mut promtool = promtool.spawn().expect("prometheus is installed by ./setup tests");
+    promtool.stdin.take().unwrap().write_all(text.as_bytes()).unwrap();
+    let checked = promtool.wait_with_output().unwrap();
+    assert!(checked.status.success() && checked.stderr.is_empty(), "{checked:?}");
 }
 
 /// Fills a heap of 200 MB, waits a while, and compares it.

@@ -66,7 +66,9 @@ fn statistics() -> String {
              of a zspage, zspages, objects in use, objects there is room for. `writeback_error` says \
              why writeback stopped, and is empty while it has not. `fault_times` has a line for each \
              power of two, in ns: reads that took at most that, and more than the one before; and, \
-             after `sum`, ns that all took. `all` has every statistic, and then those lines.\n";
+             after `sum`, ns that all took. `remote_read_times` is the same of reads that the store \
+             answered, and empty without one. `all` has every statistic, and then the lines of both, \
+             each after the file's name.\n";
     text
 }
 

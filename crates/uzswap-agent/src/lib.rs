@@ -46,7 +46,7 @@ use uzswap_region::{Mode, Pager};
 use uzswap_sys::bus::Blocked;
 use uzswap_sys::process;
 use uzswap_tree::front::{BARE, FILTERED, Front, STACK};
-use uzswap_tree::{Allowance, Figures, SILENT_MAX, Table, Tree, clock};
+use uzswap_tree::{Allowance, Figures, RemoteSums, SILENT_MAX, Table, Tree, clock};
 
 /// A process with less than this is not taken over: there is little to win.
 const LEAST: u64 = 16 << 20;
@@ -296,8 +296,10 @@ impl Shared {
     }
 }
 
-/// The last report of this process: faults, and pages stored. A fork goes on from there.
+/// The last report of this process: faults, pages stored, the activity at a store. A fork goes on
+/// from there.
 static TOLD: [AtomicU64; 2] = [const { AtomicU64::new(0) }; 2];
+static TOLD_REMOTE: RemoteSums = RemoteSums::new();
 
 /// Reports the activity since the last time to the tree. Returns the time of the next report.
 fn tell(agent: &Agent, tree: &Tree) -> Instant {
@@ -305,6 +307,9 @@ fn tell(agent: &Agent, tree: &Tree) -> Instant {
     let since = |told: &AtomicU64, now| now - told.swap(now, Relaxed);
     let (faults, stored) = (since(&TOLD[0], now.faults), since(&TOLD[1], now.stored));
     tree.note(Figures { faults, stored, ..now });
+    if let Some(remote) = agent.pager.remote() {
+        tree.table().remote.add(&TOLD_REMOTE.advance(&remote));
+    }
     Instant::now() + WAIT_MAX / 2
 }
 fn watch() {

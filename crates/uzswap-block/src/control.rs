@@ -19,6 +19,7 @@ use std::path::Path;
 use std::sync::mpsc::{Sender, channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use uzswap_engine::times::bound_ns;
 use uzswap_engine::{
     ATTRIBUTES, Cache, CpuError, PAGE_BYTES, STATISTICS, SectionError, SectionState, StateDoc,
 };
@@ -109,7 +110,10 @@ const FAILURE: &str = "writeback_error";
 
 /// The durations of reads. Each line has a time in ns and the number of reads that took at most
 /// that long and longer than the line before. The line `sum` has the time of all reads together.
-const FAULT_TIMES: &str = "fault_times";
+pub const FAULT_TIMES: &str = "fault_times";
+
+/// The same of the reads that the store in another machine's memory answered; empty without one.
+pub const REMOTE_TIMES: &str = "remote_read_times";
 
 /// The pool's sections: a line for those in a row that stand alike.
 pub const SECTIONS: &str = "sections";
@@ -117,8 +121,8 @@ pub const SECTIONS: &str = "sections";
 /// Why a section was not brought where it should last be; empty if it was.
 pub const MEMORY_FAILURE: &str = "memory_error";
 
-/// All statistics, a line each with name and value, then those of `fault_times`: for programs that
-/// read them often.
+/// All statistics, a line each with name and value, then the lines of both files of times, each
+/// after the file's name: for programs that read them often.
 pub const ALL: &str = "all";
 
 /// Name and meaning of every statistic, the engine's and the server's.
@@ -245,6 +249,7 @@ impl Node {
             TABLE,
             FAILURE,
             FAULT_TIMES,
+            REMOTE_TIMES,
             ALL,
             SECTIONS,
             MEMORY_FAILURE,
@@ -388,7 +393,9 @@ impl Files {
             Node::Parameter(name) => self.cache.attribute(name)?,
             Node::Statistic(TABLE) => return Some(self.table()),
             Node::Statistic(ALL) => return Some(self.all()),
-            Node::Statistic(FAULT_TIMES) => return Some(self.fault_times()),
+            Node::Statistic(name @ (FAULT_TIMES | REMOTE_TIMES)) => {
+                return Some(self.times(name, ""));
+            }
             Node::Statistic(SECTIONS) => return Some(self.sections()),
             Node::Statistic(MEMORY_FAILURE) => self.memory_failure().clone(),
             Node::Statistic(FAILURE) => self.cache.writeback_failure().unwrap_or_default(),
@@ -428,13 +435,22 @@ impl Files {
 
     fn all(&self) -> String {
         let value = |name| Some(format!("{name} {}\n", self.statistic(name)?));
-        statistics().filter_map(|(name, _)| value(name)).collect::<String>() + &self.fault_times()
+        let times = [FAULT_TIMES, REMOTE_TIMES];
+        let times = times.map(|name| self.times(name, &format!("{name} "))).concat();
+        statistics().filter_map(|(name, _)| value(name)).collect::<String>() + &times
     }
 
-    fn fault_times(&self) -> String {
-        let (times, sum) = self.traffic.read_times();
-        let lines: String = times.iter().map(|(ns, count)| format!("{ns} {count}\n")).collect();
-        lines + &format!("sum {sum}\n")
+    /// The lines of a file of times, each after a prefix.
+    fn times(&self, name: &str, prefix: &str) -> String {
+        let times = match name {
+            FAULT_TIMES => self.traffic.read_times(),
+            _ => self.cache.remote_read_times(),
+        };
+        let Some(times) = times.map(|times| times.by_power()) else { return String::new() };
+        let counts = times.counts.iter().enumerate();
+        let lines: String =
+            counts.map(|(place, count)| format!("{prefix}{} {count}\n", bound_ns(place))).collect();
+        lines + &format!("{prefix}sum {}\n", times.sum_ns)
     }
 
     /// The size classes that hold something.

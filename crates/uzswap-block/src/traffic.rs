@@ -1,17 +1,10 @@
 //! The work of the server's threads: pages each way, and the times of serving reads.
 
 use crossbeam_utils::CachePadded;
-use histogram::{AtomicHistogram, Histogram};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 use uzswap_engine::PAGE_BYTES;
-
-/// Resolution of the times: 2^5 buckets to a power of two, so 3 %; up to 2^36 ns, a minute.
-const GROUPING: u8 = 5;
-const MAX_POWER: u8 = 36;
-
-/// Powers of two that bound the times which are told one by one: 1 µs to a minute.
-const TIMES: std::ops::RangeInclusive<u8> = 10..=MAX_POWER;
+use uzswap_engine::times::{Counted, Times};
 
 /// Counts of all threads; each has its own, so that no two write the same cache line.
 pub struct Traffic {
@@ -19,8 +12,9 @@ pub struct Traffic {
 }
 
 /// Counts of one thread.
+#[derive(Default)]
 pub(crate) struct Counts {
-    times: AtomicHistogram,
+    times: Times,
     pages_read: AtomicU64,
     pages_written: AtomicU64,
     pages_discarded: AtomicU64,
@@ -32,21 +26,9 @@ fn pages(bytes: u64) -> u64 {
 }
 
 impl Counts {
-    fn new() -> Self {
-        Self {
-            times: AtomicHistogram::new(GROUPING, MAX_POWER).expect("constants in range"),
-            pages_read: AtomicU64::new(0),
-            pages_written: AtomicU64::new(0),
-            pages_discarded: AtomicU64::new(0),
-            errors: AtomicU64::new(0),
-        }
-    }
-
     pub(crate) fn read(&self, bytes: usize, time: Duration) {
         self.pages_read.fetch_add(pages(bytes as u64), Relaxed);
-        let ns = (time.as_nanos() as u64).min((1 << MAX_POWER) - 1);
-        // In range by the line above.
-        let _ = self.times.increment(ns);
+        self.times.count(time);
     }
 
     pub(crate) fn written(&self, bytes: usize) {
@@ -65,7 +47,7 @@ impl Counts {
 impl Traffic {
     /// For `threads` threads.
     pub fn new(threads: usize) -> Self {
-        Self { threads: (0..threads).map(|_| CachePadded::new(Counts::new())).collect() }
+        Self { threads: (0..threads).map(|_| CachePadded::new(Counts::default())).collect() }
     }
 
     pub(crate) fn thread(&self, number: usize) -> &Counts {
@@ -99,26 +81,12 @@ impl Traffic {
     /// The time that `share` (0 to 1) of the reads did not exceed, from taking the request to
     /// having answered it, ns; `None` before the first.
     pub fn read_ns(&self, share: f64) -> Option<u64> {
-        Some(self.times()?.quantile_bucket(share).ok()??.end())
+        self.read_times()?.quantile_ns(share)
     }
 
-    /// For each power of two, the number of reads that took at most so many ns, and more than the
-    /// power before. The time of all of them follows, to 2 %: no sum is kept on their way.
-    pub fn read_times(&self) -> (Vec<(u64, u64)>, u64) {
-        let mut counts: Vec<_> = TIMES.map(|power| (1 << power, 0)).collect();
-        let mut sum = 0;
-        for bucket in self.times().iter().flatten() {
-            sum += bucket.count() * (bucket.start() + (bucket.end() - bucket.start()) / 2);
-            let within = counts.iter_mut().find(|(ns, _)| bucket.end() <= *ns);
-            // Within the last: no time is longer.
-            within.into_iter().for_each(|(_, count)| *count += bucket.count());
-        }
-        (counts, sum)
-    }
-
-    fn times(&self) -> Option<Histogram> {
-        let empty = Histogram::new(GROUPING, MAX_POWER).ok()?;
-        self.threads.iter().try_fold(empty, |sum, one| sum.checked_add(&one.times.load())).ok()
+    /// How long all reads took; `None`: there are no threads.
+    pub fn read_times(&self) -> Option<Counted> {
+        Counted::sum(self.threads.iter().map(|thread| thread.times.counted()))
     }
 }
 
@@ -140,7 +108,5 @@ mod tests {
         };
         near(0.5, 50);
         near(0.99, 99);
-        traffic.thread(0).read(PAGE_BYTES, Duration::from_secs(1000));
-        assert!(traffic.read_ns(1.0).unwrap() >= (1 << MAX_POWER) - 1);
     }
 }

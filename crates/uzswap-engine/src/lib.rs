@@ -19,6 +19,7 @@ mod durable;
 mod ids;
 mod page;
 mod table;
+pub mod times;
 
 pub mod backing;
 pub mod compress;

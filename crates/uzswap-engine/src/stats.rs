@@ -3,9 +3,11 @@
 //! Each CPU counts on cache lines of its own; [`Statistic::value`] adds them up. Figures that the
 //! cache itself has (sizes of the pool and of tables) are not counted but read.
 
+use crate::backing::RemoteFigures;
 use crate::cache::Cache;
 use crate::compress::Codec;
 use crate::pool::ClassStats;
+use crate::times::Counted;
 use crossbeam_utils::CachePadded;
 use std::sync::atomic::{AtomicI64, Ordering::Relaxed};
 use uzswap_sys::cpu;
@@ -211,10 +213,10 @@ const FIGURES: [Statistic; 26] = [
     figure("remote_reads", "Reads that the store answered.", |cache| cache.backing.remote().reads),
     figure("remote_bytes_read", "Bytes of these reads.", |cache| cache.backing.remote().bytes_read),
     figure("remote_read_ns_p50", "Median time of such a read, ns.", |cache| {
-        cache.backing.remote().read_ns[0]
+        cache.remote_read_ns(0.5)
     }),
     figure("remote_read_ns_p99", "99th percentile of that time, ns.", |cache| {
-        cache.backing.remote().read_ns[1]
+        cache.remote_read_ns(0.99)
     }),
     figure("remote_writes", "Segments written to the store.", |cache| {
         cache.backing.remote().writes
@@ -271,6 +273,20 @@ impl Cache {
     pub(crate) fn pool_pages(&self) -> u64 {
         let counters = Codec::CHOICES.iter().filter_map(|codec| Counter::of_codec(*codec));
         counters.map(|counter| self.counters.get(counter)).sum()
+    }
+
+    /// Figures of a store in another machine's memory.
+    pub fn remote(&self) -> RemoteFigures {
+        self.backing.remote()
+    }
+
+    /// How long the reads took that this store answered; `None`: there is no store.
+    pub fn remote_read_times(&self) -> Option<Counted> {
+        self.backing.remote_read_times()
+    }
+
+    fn remote_read_ns(&self, share: f64) -> u64 {
+        self.remote_read_times().and_then(|times| times.quantile_ns(share)).unwrap_or(0)
     }
 
     /// The value of a statistic by its name; `None` when there is no such.

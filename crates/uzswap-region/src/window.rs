@@ -28,7 +28,7 @@ use uzswap_engine::{PAGE_BYTES, Page};
 use uzswap_sys::bus::{self, Blocked};
 use uzswap_sys::uffd::{Fault, Uffd};
 use uzswap_sys::{cpu, map};
-use uzswap_tree::Figures;
+use uzswap_tree::{Figures, Remote};
 
 /// The fate of pages that a call of the program's has changed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -374,7 +374,17 @@ impl Pager {
             stored: of("stores"),
             held: of("stored_pages"),
             pool: of("pool_total_size"),
+            remote: inner.cache.remote().bytes,
         }
+    }
+
+    /// The activity at the store in another machine's memory; `None`: there is no store.
+    pub fn remote(&self) -> Option<Remote> {
+        let cache = &self.inner().cache;
+        let times = cache.remote_read_times()?.by_power().counts;
+        let figures = cache.remote();
+        let (written, errors, lost) = (figures.bytes_written, figures.errors, figures.lost);
+        Some(Remote { written, errors, lost, times })
     }
 }
 

@@ -90,7 +90,7 @@ impl Store {
             map: Map::new(),
             readers: (0..readers).map(reader).collect::<io::Result<_>>()?,
             keeper: Mutex::new(keeper),
-            figures: Figures::new(),
+            figures: Figures::default(),
             is_up: AtomicBool::new(false),
             is_unfit: AtomicBool::new(false),
             rung: Mutex::new(false),

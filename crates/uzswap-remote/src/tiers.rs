@@ -24,6 +24,7 @@ use std::time::{Duration, Instant};
 use uzswap_engine::backing::{
     Backing, Buffer, Completion, RemoteFigures, SEGMENT_BYTES, SEGMENT_PAYLOAD_BYTES, Write,
 };
+use uzswap_engine::times::Counted;
 
 /// How long a write waits for a slot before it fails.
 const SLOT_PATIENCE: Duration = Duration::from_secs(5);
@@ -470,6 +471,10 @@ impl Backing for Tiers {
             bytes_max: self.0.bytes_max,
             ..self.0.store.figures.all()
         }
+    }
+
+    fn remote_read_times(&self) -> Option<Counted> {
+        Some(self.0.store.figures.times.counted())
     }
 }
 

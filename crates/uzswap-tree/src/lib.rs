@@ -11,6 +11,9 @@
 
 pub mod devices;
 pub mod front;
+mod remote;
+
+pub use remote::{Remote, RemoteSums, TIMES};
 
 use rustix::fs::{self, Mode, OFlags};
 use rustix::path::Arg;
@@ -27,7 +30,7 @@ use std::time::Duration;
 pub const SLOTS: usize = 1000;
 
 /// Changes with the layout below: a file of another version is not accepted.
-const FORM: u64 = 0x757a_7472_6565_0009;
+const FORM: u64 = 0x757a_7472_6565_000a;
 
 /// After so long without a check by the suspending process, no process is suspended.
 pub const LOOKS_MAX: Duration = Duration::from_secs(2);
@@ -59,6 +62,8 @@ pub struct Table {
     pub faults: AtomicU64,
     /// Pages that were stored, in total.
     pub stored: AtomicU64,
+    /// The activity at the store in another machine's memory, in total.
+    pub remote: RemoteSums,
     /// The process that leads the others.
     leader: AtomicU32,
     /// Slots that were ever taken: the first ones.
@@ -108,6 +113,8 @@ pub struct Figures {
     pub held: u64,
     /// Bytes of memory of their pool.
     pub pool: u64,
+    /// Bytes of their segments at a store in another machine's memory.
+    pub remote: u64,
 }
 
 /// A process of a tree.
@@ -209,6 +216,7 @@ impl Table {
                 stored: slot.stored.load(Relaxed),
                 held: slot.held.load(Relaxed),
                 pool: slot.pool.load(Relaxed),
+                remote: slot.remote.load(Relaxed),
             },
         })
     }
@@ -293,6 +301,7 @@ struct Slot {
     stored: AtomicU64,
     held: AtomicU64,
     pool: AtomicU64,
+    remote: AtomicU64,
 }
 
 /// All pages of a process are in.
@@ -306,8 +315,8 @@ impl Slot {
         for number in [&self.starved, &self.waits, &self.reader, &self.answer] {
             number.store(0, Relaxed);
         }
-        let Self { used, grew_to, reserved, faults, stored, held, pool, .. } = self;
-        for number in [used, grew_to, reserved, faults, stored, held, pool] {
+        let Self { used, grew_to, reserved, faults, stored, held, pool, remote, .. } = self;
+        for number in [used, grew_to, reserved, faults, stored, held, pool, remote] {
             number.store(0, Relaxed);
         }
     }
@@ -485,6 +494,7 @@ impl Tree {
             slot.stored.fetch_add(since.stored, Relaxed);
             slot.held.store(since.held, Relaxed);
             slot.pool.store(since.pool, Relaxed);
+            slot.remote.store(since.remote, Relaxed);
         }
     }
 
@@ -650,10 +660,10 @@ mod tests {
         let _watcher = Tree::create(&path, 100).unwrap();
         let own = path.as_path().into_with_c_str(|path| Ok(Tree::join(path))).unwrap().unwrap();
         own.allowance(70, false);
-        own.note(Figures { faults: 5, stored: 7, held: 3, pool: 9 });
-        own.note(Figures { faults: 1, stored: 0, held: 2, pool: 8 });
+        own.note(Figures { faults: 5, stored: 7, held: 3, pool: 9, remote: 4 });
+        own.note(Figures { faults: 1, stored: 0, held: 2, pool: 8, remote: 3 });
         let looked = Tree::look(&path).unwrap();
-        let figures = Figures { faults: 6, stored: 7, held: 2, pool: 8 };
+        let figures = Figures { faults: 6, stored: 7, held: 2, pool: 8, remote: 3 };
         let (process, used, grew_to) = (std::process::id(), 70, 0);
         let member = Member { process, used, grew_to, figures, is_held: false };
         assert_eq!(looked.table().members().collect::<Vec<_>>(), [member]);

@@ -4,7 +4,7 @@
 //! long reads took, and when the daemon was started.
 
 use prometheus_client::collector::Collector;
-use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric, text};
+use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric, MetricEncoder, text};
 use prometheus_client::metrics::MetricType;
 use prometheus_client::metrics::counter::ConstCounter;
 use prometheus_client::metrics::gauge::ConstGauge;
@@ -17,8 +17,9 @@ use uzswap_block::control;
 const PREFIX: &str = "uzswap";
 /// True if there are figures.
 const UP: &str = "up";
-/// How long reads took.
+/// How long reads took, of the device and of the store in another machine's memory.
 const FAULTS: &str = "fault";
+const REMOTE_READS: &str = "remote_read";
 /// When the daemon was started.
 const STARTED: &str = "daemon_start_time";
 
@@ -71,18 +72,58 @@ impl Metric {
     }
 }
 
-/// All of them. The percentiles of the statistics are left out: the histogram has them.
+/// All of them. The percentiles of the statistics are left out: the histograms have them.
 pub fn metrics() -> Vec<Metric> {
     let up = "1 while a daemon answers; without one there are no other metrics.";
     let faults = "How long reads of the device took, from taking the request to the answer.";
+    let reads =
+        "How long reads of the store in another machine's memory took, of those that it answered.";
     let started = "When the daemon started, since the epoch: it changes when another one goes on.";
     let own = [
         Metric::own(UP, up, MetricType::Gauge, None),
         Metric::own(FAULTS, faults, MetricType::Histogram, Some(Unit::Seconds)),
+        Metric::own(REMOTE_READS, reads, MetricType::Histogram, Some(Unit::Seconds)),
         Metric::own(STARTED, started, MetricType::Gauge, Some(Unit::Seconds)),
     ];
     let statistics = control::statistics().filter(|(name, _)| !control::is_quantile(name));
     own.into_iter().chain(statistics.map(|(name, help)| Metric::of(name, help))).collect()
+}
+
+/// Times of reads.
+#[derive(Debug, Clone, Default)]
+pub struct Times {
+    /// Upper bounds in nanoseconds, and how many reads took at most that, and more than the bound
+    /// before.
+    buckets: Vec<(u64, u64)>,
+    /// Nanoseconds that all reads took.
+    pub sum: u64,
+}
+
+impl Times {
+    /// Adds a line of a file of times: a bound in nanoseconds or `sum`, and its number.
+    pub fn add(&mut self, bound: &str, value: u64) {
+        match bound.parse() {
+            Ok(ns) => self.buckets.push((ns, value)),
+            Err(_) => self.sum = value,
+        }
+    }
+
+    /// The number of all reads.
+    pub fn count(&self) -> u64 {
+        self.buckets.iter().map(|(_, count)| count).sum()
+    }
+
+    fn encode(&self, metric: &mut MetricEncoder) -> fmt::Result {
+        let seconds = |ns: u64| ns as f64 / 1e9;
+        let mut buckets: Vec<_> = self.buckets.iter().map(|(ns, n)| (seconds(*ns), *n)).collect();
+        buckets.push((f64::INFINITY, 0));
+        metric.encode_histogram::<[(String, String); 0]>(
+            seconds(self.sum),
+            self.count(),
+            &buckets,
+            None,
+        )
+    }
 }
 
 /// The data that were read for one scrape.
@@ -90,11 +131,10 @@ pub fn metrics() -> Vec<Metric> {
 pub struct Figures {
     /// By the names of the statistics.
     pub statistics: BTreeMap<&'static str, u64>,
-    /// Upper bounds of reads' times in nanoseconds, and how many reads took at most that, and more
-    /// than the bound before.
-    pub faults: Vec<(u64, u64)>,
-    /// Nanoseconds that all reads took.
-    pub faults_ns: u64,
+    /// Times of reads of the device.
+    pub faults: Times,
+    /// Times of reads of the store; empty without one.
+    pub remote_reads: Times,
     /// When the daemon started, seconds since the epoch.
     pub started: Option<f64>,
 }
@@ -141,15 +181,20 @@ impl Figures {
         said
     }
 
+    /// The times of a histogram.
+    fn times(&self, stem: &str) -> &Times {
+        if stem == FAULTS { &self.faults } else { &self.remote_reads }
+    }
+
     fn encode_one(&self, metric: &Metric, encoder: &mut DescriptorEncoder) -> fmt::Result {
         let Metric { statistic, help, kind, stem, unit } = metric;
         let value = match stem.as_str() {
             UP => Some(u64::from(!self.statistics.is_empty())),
             _ => self.statistics.get(statistic).copied(),
         };
-        let is_known = match stem.as_str() {
-            FAULTS => !self.faults.is_empty(),
-            STARTED => self.started.is_some(),
+        let is_known = match (stem.as_str(), kind) {
+            (stem, MetricType::Histogram) => !self.times(stem).buckets.is_empty(),
+            (STARTED, _) => self.started.is_some(),
             _ => value.is_some(),
         };
         if !is_known {
@@ -157,27 +202,11 @@ impl Figures {
         }
         let mut metric = encoder.encode_descriptor(stem, help, unit.as_ref(), *kind)?;
         match (stem.as_str(), kind) {
-            (FAULTS, _) => self.encode_faults(&mut metric),
+            (stem, MetricType::Histogram) => self.times(stem).encode(&mut metric),
             (STARTED, _) => ConstGauge::new(self.started.unwrap_or_default()).encode(metric),
             (_, MetricType::Counter) => ConstCounter::new(value.unwrap_or(0)).encode(metric),
             _ => ConstGauge::new(value.unwrap_or(0)).encode(metric),
         }
-    }
-
-    fn encode_faults(
-        &self,
-        metric: &mut prometheus_client::encoding::MetricEncoder,
-    ) -> fmt::Result {
-        let seconds = |ns: u64| ns as f64 / 1e9;
-        let mut buckets: Vec<_> = self.faults.iter().map(|(ns, n)| (seconds(*ns), *n)).collect();
-        let count = self.faults.iter().map(|(_, count)| count).sum();
-        buckets.push((f64::INFINITY, 0));
-        metric.encode_histogram::<[(String, String); 0]>(
-            seconds(self.faults_ns),
-            count,
-            &buckets,
-            None,
-        )
     }
 }
 
@@ -194,8 +223,9 @@ mod tests {
     #[test]
     fn a_scrape_has_every_metric_by_its_name() {
         let statistics = control::statistics().map(|(name, _)| (name, 7)).collect();
-        let faults = vec![(1024, 2), (2048, 1)];
-        let figures = Figures { statistics, faults, faults_ns: 3500, started: Some(1.5) };
+        let faults = Times { buckets: vec![(1024, 2), (2048, 1)], sum: 3500 };
+        let remote_reads = Times { buckets: vec![(65536, 4)], sum: 160_000 };
+        let figures = Figures { statistics, faults, remote_reads, started: Some(1.5) };
         let (plain, open) = (figures.clone().plain(), figures.openmetrics());
         for metric in metrics() {
             let name = metric.name();
@@ -204,6 +234,8 @@ mod tests {
         }
         assert!(plain.contains("uzswap_fault_seconds_bucket{le=\"0.000002048\"} 3\n"), "{plain}");
         assert!(plain.contains("uzswap_fault_seconds_bucket{le=\"+Inf\"} 3\n"), "{plain}");
+        assert!(plain.contains("uzswap_remote_read_seconds_count 4\n"), "{plain}");
+        assert!(plain.contains("uzswap_remote_read_seconds_bucket{le=\"0.000065536\"} 4\n"));
         assert!(plain.contains("\nuzswap_backing_written_bytes_total 7\n"), "{plain}");
         assert!(open.ends_with("# EOF\n"));
     }

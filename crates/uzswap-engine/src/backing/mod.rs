@@ -23,6 +23,7 @@ pub(crate) use open::BYTES_MAX;
 pub use open::{BackingError, BackingFile, BackingSpec, open_backing, open_backing_file};
 pub use segments::{SEGMENT_BYTES, SEGMENT_PAYLOAD_BYTES};
 
+use crate::times::Counted;
 use std::io;
 
 /// A write of the start of a buffer. It owns the buffer.
@@ -117,6 +118,11 @@ pub trait Backing: Send + Sync {
     fn remote(&self) -> RemoteFigures {
         RemoteFigures::default()
     }
+
+    /// How long the reads took that this store answered; `None`: there is no store.
+    fn remote_read_times(&self) -> Option<Counted> {
+        None
+    }
 }
 
 /// Figures of a store of segments in another machine's memory, since the start.
@@ -142,6 +148,4 @@ pub struct RemoteFigures {
     pub lost: u64,
     /// Segments that the store refused because it was full.
     pub full: u64,
-    /// Median and 99th percentile of the time of a read, ns.
-    pub read_ns: [u64; 2],
 }

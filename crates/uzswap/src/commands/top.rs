@@ -131,7 +131,7 @@ impl View {
         let Some(running) = self.now.running.as_ref().filter(|running| running.alive) else {
             return frame.render_widget(Paragraph::new(NONE_RUNS), frame.area());
         };
-        let heights = [1, 1, 8, 1, 3].map(Constraint::Length);
+        let heights = [1, 1, 9, 1, 3].map(Constraint::Length);
         let rows = heights.into_iter().chain([Constraint::Min(3), Constraint::Length(1)]);
         let [title, pool, figures, label, reads, processes, keys] =
             Layout::vertical(rows).areas(frame.area());
@@ -221,7 +221,7 @@ impl View {
         let get = |name: &str| stats.get(name);
         let us = |name: &str| get(name) as f64 / 1000.0;
         let compressor = stats.parameters.get("compressor").map_or("?", String::as_str);
-        let lines = [
+        let mut lines = vec![
             format!(
                 "pages    {}: {} pool, {} backing, {} shared, {} same-filled",
                 get("stored_pages"),
@@ -251,12 +251,23 @@ impl View {
                 size::show(self.rate("backing_bytes_written")),
                 size::show(self.rate("backing_bytes_read")),
             ),
-            format!("pressure {}", self.now.pressure),
-            match stats.writeback_error.as_str() {
-                "" => String::new(),
-                error => format!("WRITEBACK STOPPED: {error}; see `uzswap status`"),
-            },
         ];
+        if get("remote_limit") > 0 {
+            lines.push(format!(
+                "remote   {} there, {}; {} reads/s in {:.0} us (p50), {:.0} us (p99); {} errors",
+                size::show(get("remote_size")),
+                if get("remote_up") == 1 { "up" } else { "DOWN" },
+                self.rate("remote_reads"),
+                us("remote_read_ns_p50"),
+                us("remote_read_ns_p99"),
+                get("remote_errors"),
+            ));
+        }
+        lines.push(format!("pressure {}", self.now.pressure));
+        if !stats.writeback_error.is_empty() {
+            let error = &stats.writeback_error;
+            lines.push(format!("WRITEBACK STOPPED: {error}; see `uzswap status`"));
+        }
         lines.into_iter().map(Line::from).collect()
     }
 

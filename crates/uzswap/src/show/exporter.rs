@@ -35,7 +35,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, UnixListener};
 use tokio::task::JoinHandle;
-use uzswap_block::control::{ALL, STATISTICS_FOLDER};
+use uzswap_block::control::{ALL, FAULT_TIMES, STATISTICS_FOLDER};
 
 /// How long a client may take to send its request, and how long it may be connected.
 const PATIENCE: Duration = Duration::from_secs(5);
@@ -348,12 +348,13 @@ fn respond_with(status: StatusCode, kind: &str, text: String) -> Response<Full<B
 fn read() -> Figures {
     let mut figures = Figures { started: started(), ..Figures::default() };
     let metrics = metrics::metrics();
-    for (name, value) in all().lines().filter_map(|line| line.split_once(' ')) {
+    for (name, value) in all().lines().filter_map(|line| line.rsplit_once(' ')) {
         let Ok(value) = value.parse() else { continue };
-        if let Ok(ns) = name.parse() {
-            figures.faults.push((ns, value));
-        } else if name == "sum" {
-            figures.faults_ns = value;
+        if let Some((file, bound)) = name.split_once(' ') {
+            match file {
+                FAULT_TIMES => figures.faults.add(bound, value),
+                _ => figures.remote_reads.add(bound, value),
+            }
         } else if let Some(metric) = metrics.iter().find(|metric| metric.statistic == name) {
             figures.statistics.insert(metric.statistic, value);
         }

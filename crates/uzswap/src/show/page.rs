@@ -86,9 +86,9 @@ const PLOTS: [Plot; 6] = [
     Plot {
         title: "Time of a fault, µs",
         lines: &[("mean", |now, before| {
-            let count = |sample: &Sample| sample.figures.faults.iter().map(|(_, n)| n).sum::<u64>();
+            let count = |sample: &Sample| sample.figures.faults.count();
             let faults = count(now).saturating_sub(count(before));
-            let ns = now.figures.faults_ns.saturating_sub(before.figures.faults_ns);
+            let ns = now.figures.faults.sum.saturating_sub(before.figures.faults.sum);
             if faults == 0 { 0.0 } else { ns as f64 / faults as f64 / 1000.0 }
         })],
         show: number,

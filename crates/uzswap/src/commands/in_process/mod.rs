@@ -1,6 +1,7 @@
 //! `uzswap run --in-process`: the command's memory is kept in the budget inside of its processes,
 //! by a library that they preload. It needs no root, no swap and no cgroup.
 
+mod at_store;
 pub mod executable;
 mod left_alone;
 
@@ -13,6 +14,7 @@ use crate::policy::load::{Held, InTree, LoadControl};
 use crate::say::say;
 use crate::show::live::Live;
 use crate::size;
+use at_store::AtStore;
 use left_alone::{Alone, LeftAlone};
 use rustix::fs::{StatVfsMountFlags, statvfs};
 use serde::Serialize;
@@ -123,7 +125,7 @@ pub fn run(arguments: &RunArguments, accesses: Option<&Path>) -> Result<ExitCode
     let mut watch = Watch {
         load: start_load_control(arguments, file.as_ref())?,
         held: None,
-        peak: Peak::default(),
+        peak: Peak { remote: store.as_ref().map(|_| 0), ..Peak::default() },
         left_alone: LeftAlone::default(),
         live: Live::new(arguments.quiet),
     };
@@ -160,6 +162,7 @@ fn tell(
         stores: table.stored.load(Relaxed),
         pool_peak: watch.peak.pool,
         ratio: watch.peak.ratio,
+        remote: watch.peak.remote.map(|peak| AtStore::new(&table.remote.get(), peak)),
         load_control: watch.held,
     };
     if !arguments.quiet {
@@ -200,6 +203,8 @@ struct Report {
     pool_peak: u64,
     /// Pages to one byte of pool at that time.
     ratio: f64,
+    /// The store in another machine's memory, if there is one.
+    remote: Option<AtStore>,
     /// The acts of load control, unless it was refused.
     load_control: Option<Held>,
 }
@@ -224,6 +229,9 @@ impl Report {
             let pool = size::show(self.pool_peak);
             text += &format!("  pool      {pool} at its peak, ratio {:.2} : 1\n", self.ratio);
         }
+        if let Some(remote) = &self.remote {
+            text += &format!("  remote    {remote}\n");
+        }
         if let Some(held) = self.load_control.filter(|held| held.holds > 0) {
             text += &format!("  {held}\n");
         }
@@ -244,22 +252,26 @@ impl Report {
 struct Peak {
     pool: u64,
     ratio: f64,
+    /// Bytes at the store, if there is one.
+    remote: Option<u64>,
 }
 
 impl Peak {
     /// Looks once more.
     fn update(&mut self, table: &Table, seconds: f64, live: &Live) {
         table.count_silent(|pid| process::anonymous_bytes(pid as i32).unwrap_or(0));
-        let (mut used, mut held, mut pool) = (0, 0, 0);
+        let (mut used, mut held, mut pool, mut remote) = (0, 0, 0, 0);
         for member in table.members() {
             used += member.used;
             held += member.figures.held * PAGE_BYTES as u64;
             pool += member.figures.pool;
+            remote += member.figures.remote;
         }
         let ratio = held as f64 / pool.max(1) as f64;
         if pool > self.pool {
-            *self = Self { pool, ratio };
+            (self.pool, self.ratio) = (pool, ratio);
         }
+        self.remote = self.remote.map(|peak| peak.max(remote));
         let faults = table.faults.load(Relaxed);
         live.say(format!(
             "{} in memory, {} compressed to {} ({ratio:.1} : 1); {faults} faults, {:.0} a second",
