@@ -1,4 +1,8 @@
-//! Servers that a test starts and ends.
+//! Servers that a test starts and ends, and a proxy that harms their replies.
+
+mod proxy;
+
+pub use proxy::{Harm, Proxy};
 
 use crate::line::{Line, Place, Value};
 use std::fmt::Write;
