@@ -13,7 +13,8 @@
 
 #![allow(clippy::unwrap_used, reason = "tests")]
 
-use device::{Device, Simulated};
+use device::{Device, Simulated, segment};
+use profile::{Chances, Kind, Order, PROFILES, Profile, REMOTE, REMOTE_SEEDS, one_of};
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
 use std::collections::{BTreeMap, BTreeSet};
@@ -37,6 +38,8 @@ const ABSENT_MAX: u64 = 20_000;
 
 #[path = "simulator/device.rs"]
 mod device;
+#[path = "simulator/profile.rs"]
+mod profile;
 
 thread_local! {
     /// Large allocations that succeed before all others of this thread are refused.
@@ -72,256 +75,6 @@ static ALLOCATOR: Refusing = Refusing;
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
-
-/// The chances of faults, in thousandths.
-#[derive(Debug, Clone, Copy)]
-struct Chances {
-    write_fails: u64,
-    read_fails: u64,
-    bit_turns: u64,
-    memory_is_refused: u64,
-}
-
-/// An action of a thread.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Kind {
-    Store,
-    StoreThrough,
-    Load,
-    LoadMany,
-    LoadExclusive,
-    Discard,
-    DiscardMany,
-    Resume,
-    TurnBit,
-    Set,
-    Shrink,
-}
-
-/// The order in which a thread uses its pages.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Order {
-    /// At random, or in order where it stores.
-    Any,
-    /// In order, again and again.
-    Around,
-    /// The same, but in each round most pages are dropped (all but so many in a hundred), and
-    /// others come, fewer or more to a frame.
-    Tides(u64),
-    /// Once the pool is full, each in a new trunk of the index; then the history ends.
-    Trunks,
-}
-
-/// The task of a thread.
-#[derive(Debug)]
-struct Role {
-    /// Its actions, with their weights.
-    kinds: &'static [(Kind, u64)],
-    /// The content that it stores; `None`: pages of all kinds.
-    content: Option<Content>,
-    order: Order,
-}
-
-/// One item, by its weight.
-fn one_of<'a, T>(all: &'a [T], weight: impl Fn(&T) -> u64, noise: &mut Noise) -> &'a T {
-    let mut chosen = noise.below(all.iter().map(&weight).sum());
-    let is_chosen = |one: &&T| match chosen.checked_sub(weight(one)) {
-        Some(left) => {
-            chosen = left;
-            false
-        }
-        None => true,
-    };
-    all.iter().find(is_chosen).expect("less than all")
-}
-
-impl Role {
-    fn kind(&self, noise: &mut Noise) -> Kind {
-        one_of(self.kinds, |(_, often)| *often, noise).0
-    }
-}
-
-const EVERYTHING: Role = Role {
-    kinds: &[
-        (Kind::Store, 45),
-        (Kind::StoreThrough, 10),
-        (Kind::Load, 13),
-        (Kind::LoadMany, 5),
-        (Kind::LoadExclusive, 3),
-        (Kind::Discard, 8),
-        (Kind::DiscardMany, 3),
-        (Kind::Resume, 3),
-        (Kind::TurnBit, 2),
-        (Kind::Set, 1),
-        (Kind::Shrink, 5),
-    ],
-    content: None,
-    order: Order::Any,
-};
-
-/// Stores incompressible pages.
-const FILL: Role = Role {
-    kinds: &[(Kind::Store, 100), (Kind::Load, 1)],
-    content: Some(Content::Random),
-    order: Order::Around,
-};
-
-/// Stores pages past the pool, and drops most of them from time to time.
-const THROUGH: Role = Role {
-    kinds: &[(Kind::StoreThrough, 80), (Kind::Discard, 5), (Kind::Load, 2)],
-    content: Some(Content::Random),
-    order: Order::Tides(20),
-};
-
-/// The bias of histories: one value of each slice. Without a bias some events would hardly ever
-/// meet.
-#[derive(Debug)]
-struct Profile {
-    name: &'static str,
-    /// Its weight among all profiles.
-    share: u64,
-    /// For the threads that store, in order and repeated.
-    roles: &'static [Role],
-    workers: &'static [u64],
-    /// Actions of each of them.
-    count: &'static [u64],
-    pages: &'static [u64],
-    pool_kib: &'static [u64],
-    accept_percent: &'static str,
-    backing_mib: &'static [u64],
-    /// In thousandths.
-    write_fails: &'static [u64],
-    read_fails: &'static [u64],
-    bit_turns: &'static [u64],
-    memory_is_refused: &'static [u64],
-    /// True if all memory is refused, not only large blocks.
-    is_starved: bool,
-    /// The maintaining thread does nothing else.
-    only_maintains: bool,
-    /// See [`Pace`].
-    turn: &'static [u64],
-    hold: &'static [u64],
-}
-
-/// A bit of everything.
-const ANYTHING: Profile = Profile {
-    name: "anything",
-    share: 6,
-    roles: &[EVERYTHING],
-    workers: &[1, 2, 2, 3],
-    count: &[60, 60, 200, 700],
-    pages: &[600, 3000, 90_000],
-    pool_kib: &[1024, 1024, 3072],
-    accept_percent: "90",
-    backing_mib: &[2, 2, 3, 6],
-    write_fails: &[0, 0, 3, 30],
-    read_fails: &[0, 0, 10],
-    bit_turns: &[0, 0, 300],
-    memory_is_refused: &[0, 0, 0, 200, 1000],
-    is_starved: false,
-    only_maintains: false,
-    turn: &[4, 30, 30, 200],
-    hold: &[8, 64, u64::MAX],
-};
-
-const PROFILES: &[Profile] = &[
-    ANYTHING,
-    // Pages are written through and dropped beside pages of the pool, on a backing with hardly any
-    // space.
-    Profile {
-        name: "through",
-        share: 8,
-        roles: &[
-            THROUGH,
-            Role { order: Order::Tides(0), ..FILL },
-            THROUGH,
-            Role { order: Order::Tides(0), ..FILL },
-            THROUGH,
-        ],
-        workers: &[5],
-        count: &[1500],
-        pages: &[700, 750, 800, 850],
-        pool_kib: &[256],
-        backing_mib: &[3],
-        write_fails: &[0],
-        memory_is_refused: &[0],
-        only_maintains: true,
-        turn: &[8],
-        ..ANYTHING
-    },
-    // Writes that fail, and are tried again at once.
-    Profile {
-        name: "failing",
-        share: 3,
-        roles: &[Role {
-            kinds: &[
-                (Kind::Store, 20),
-                (Kind::StoreThrough, 30),
-                (Kind::Load, 8),
-                (Kind::Discard, 5),
-                (Kind::Resume, 40),
-            ],
-            ..EVERYTHING
-        }],
-        workers: &[3],
-        write_fails: &[200],
-        turn: &[4],
-        ..ANYTHING
-    },
-    // Incompressible pages, without memory for tables.
-    Profile {
-        name: "starved",
-        share: 1,
-        roles: &[FILL],
-        workers: &[2],
-        count: &[1200],
-        pages: &[3000],
-        pool_kib: &[8192],
-        memory_is_refused: &[1000],
-        is_starved: true,
-        ..ANYTHING
-    },
-    // New pages all over a large address space, while others keep the pool full.
-    Profile {
-        name: "flood",
-        share: 2,
-        roles: &[
-            Role { kinds: &[(Kind::Store, 1)], content: Some(Content::Text), order: Order::Trunks },
-            FILL,
-        ],
-        workers: &[2, 3],
-        count: &[20_000],
-        pages: &[400_000],
-        pool_kib: &[3072],
-        accept_percent: "50",
-        backing_mib: &[96],
-        write_fails: &[0],
-        memory_is_refused: &[0],
-        only_maintains: true,
-        turn: &[8],
-        ..ANYTHING
-    },
-    // Many pages to a frame, then one to each.
-    Profile {
-        name: "tides",
-        share: 2,
-        roles: &[Role {
-            kinds: &[(Kind::Store, 1)],
-            content: Some(Content::Mixed),
-            order: Order::Tides(0),
-        }],
-        workers: &[1],
-        count: &[20_000],
-        pages: &[6000],
-        pool_kib: &[8192],
-        write_fails: &[0],
-        memory_is_refused: &[0],
-        only_maintains: true,
-        turn: &[200],
-        hold: &[64],
-        ..ANYTHING
-    },
-];
 
 /// Pages in a trunk of the index.
 const TRUNK: u32 = 4096;
@@ -364,10 +117,20 @@ impl World {
                 assert!(*page == page_of(content, seed), "page {offset} is not what was stored");
             }
             (Err(Error::Backing { .. }), Some(_)) => {
-                assert!(self.device.chances.read_fails > 0, "page {offset}: nothing failed");
+                let may_fail = self.device.chances.read_fails > 0 || self.is_lost(offset);
+                assert!(may_fail, "page {offset}: nothing failed");
             }
             (Err(Error::Damaged { .. }), Some(_)) if lock(&self.damaged).contains(&offset) => {}
             (got, held) => panic!("page {offset}: {got:?}, and stored was {held:?}"),
+        }
+    }
+
+    /// True if the store has lost the page's segment.
+    fn is_lost(&self, offset: u32) -> bool {
+        match self.cache.record_of(self.key(offset)) {
+            Some(record) => lock(&self.device.lost).contains(&segment(record.start as u64)),
+            // A piece of a unit has no record of its own.
+            None => self.device.chances.segment_is_lost > 0,
         }
     }
 
@@ -604,14 +367,18 @@ struct Plan {
 
 fn plan(seed: u64) -> Plan {
     let mut noise = Noise::new(seed);
-    let profile = one_of(PROFILES, |profile| profile.share, &mut noise);
+    let profile = match seed & REMOTE_SEEDS {
+        0 => one_of(PROFILES, |profile| profile.share, &mut noise),
+        _ => &REMOTE,
+    };
     let mut pick = |all: &[u64]| all[noise.below(all.len() as u64) as usize];
     let setup = Setup {
         pages: pick(profile.pages) as u32,
         pool_bytes: pick(profile.pool_kib) << 10,
         backing_bytes: (pick(profile.backing_mib) << 20) as usize,
         block_bytes: pick(&[512, 4096]) as usize,
-        seals_backing: pick(&[0, 1]) == 1,
+        // A store's segments always are.
+        seals_backing: pick(&[0, 1]) == 1 || seed & REMOTE_SEEDS != 0,
         ..Setup::default()
     };
     let chances = Chances {
@@ -619,12 +386,18 @@ fn plan(seed: u64) -> Plan {
         read_fails: pick(profile.read_fails),
         bit_turns: pick(profile.bit_turns),
         memory_is_refused: pick(profile.memory_is_refused),
+        segment_is_lost: 0,
+        reply_is_wrong: 0,
     };
     let workers = pick(profile.workers) as usize;
     let count = pick(profile.count) as u32;
     let pace = Pace { turn: pick(profile.turn), hold: pick(profile.hold) };
     // A cache is dropped in the middle, and the next one starts on its backing.
     let lives = 1 + pick(&[0, 0, 1]);
+    // Last, so that seeds of before have their histories.
+    let segment_is_lost = pick(profile.segment_is_lost);
+    let reply_is_wrong = pick(profile.reply_is_wrong);
+    let chances = Chances { segment_is_lost, reply_is_wrong, ..chances };
     Plan { profile, setup, chances, workers, count, pace, lives }
 }
 
@@ -638,6 +411,8 @@ fn simulate(seed: u64) -> Result<u64, String> {
         is_reliable: AtomicBool::new(false),
         chances,
         block_bytes: setup.block_bytes,
+        lost: Mutex::default(),
+        paged: Mutex::default(),
     });
     let mut steps = 0;
     for life in 0..lives {
@@ -702,13 +477,25 @@ fn any_history_gives_back_what_was_stored_or_an_error() {
         let seed = line.split_whitespace().next().and_then(|seed| seed.strip_prefix("0x"));
         run(u64::from_str_radix(seed.expect("0x…"), 16).expect("digits"));
     }
+    try_seeds(0);
+}
+
+#[test]
+fn any_history_with_a_store_gives_back_what_was_stored_or_an_error() {
+    if number("UZSWAP_SIMULATE_SEED").is_none() {
+        try_seeds(REMOTE_SEEDS);
+    }
+}
+
+/// Tries seeds with these bits for a while.
+fn try_seeds(bits: u64) {
     let asked = number("UZSWAP_SIMULATE_SECONDS");
     let seconds = asked.unwrap_or(30);
     let start = Instant::now();
     let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
     // The short run shows the effect of a change: the same histories each time. The long one tries
     // others.
-    let first = if asked.is_some() { now.unwrap().as_secs() << 20 } else { 1 << 32 };
+    let first = bits | if asked.is_some() { now.unwrap().as_secs() << 20 } else { 1 << 32 };
     let (mut histories, mut steps) = (0, 0);
     while start.elapsed() < Duration::from_secs(seconds) {
         steps += run(first + histories);

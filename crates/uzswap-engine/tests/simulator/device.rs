@@ -1,10 +1,16 @@
-//! The backing of a simulated history.
+//! The backing of a simulated history: a device, or a store in another machine's memory beside it.
+//!
+//! The store loses segments, whose pages are errors from then on, and answers with other bytes
+//! than were written. A device has a second copy then, as the one beside a store has. Writes end
+//! late and in any order.
 
-use crate::{Chances, lock};
+use crate::lock;
+use crate::profile::Chances;
+use std::collections::BTreeSet;
 use std::io;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};
-use uzswap_engine::backing::{Backing, Completion, Write};
+use uzswap_engine::backing::{Backing, Completion, SEGMENT_BYTES, Write};
 use uzswap_engine::testing::Noise;
 use uzswap_sync::turns;
 
@@ -19,6 +25,15 @@ pub struct Device {
     pub is_reliable: AtomicBool,
     pub chances: Chances,
     pub block_bytes: usize,
+    /// Segments that the store has lost.
+    pub lost: Mutex<BTreeSet<u64>>,
+    /// Segments that are given out page by page: no store has them.
+    pub paged: Mutex<BTreeSet<u64>>,
+}
+
+/// The segment at an offset.
+pub fn segment(offset: u64) -> u64 {
+    offset / SEGMENT_BYTES as u64
 }
 
 impl Device {
@@ -28,6 +43,42 @@ impl Device {
 
     pub fn below(&self, end: u64) -> u64 {
         lock(&self.noise).below(end)
+    }
+
+    /// Reads as a store answers. Errors: it has lost the segment.
+    fn read_far(&self, offset: u64, out: &mut [u8]) -> io::Result<()> {
+        let own = segment(offset);
+        if lock(&self.paged).contains(&own) {
+            return Ok(());
+        }
+        if self.happens(self.chances.segment_is_lost) {
+            lock(&self.lost).insert(own);
+        }
+        if lock(&self.lost).contains(&own) {
+            return Err(io::Error::from_raw_os_error(2));
+        }
+        if self.happens(self.chances.reply_is_wrong) {
+            let content = lock(&self.content);
+            let other = self.below((content.len() - out.len()) as u64 + 1) as usize;
+            let bit = self.below(out.len() as u64 * 8) as usize;
+            let half = out.len() / 2;
+            match self.below(4) {
+                0 => out.copy_from_slice(&content[other..][..out.len()]),
+                1 => out[bit / 8] ^= 1 << (bit % 8),
+                2 => out[half..].fill(0),
+                _ => out.fill(0),
+            }
+        }
+        Ok(())
+    }
+
+    /// A segment is written, or free.
+    fn forget(&self, offset: u64, is_paged: bool) {
+        lock(&self.lost).remove(&segment(offset));
+        match is_paged {
+            true => lock(&self.paged).insert(segment(offset)),
+            false => lock(&self.paged).remove(&segment(offset)),
+        };
     }
 
     /// Writes all of it; or writes a part, or noise, and returns an error.
@@ -69,7 +120,24 @@ impl Backing for Simulated {
         }
         out.copy_from_slice(&lock(&self.0.content)[offset as usize..][..out.len()]);
         turns::step();
-        Ok(())
+        self.0.read_far(offset, out)
+    }
+
+    fn read_other(&self, offset: u64, out: &mut [u8]) -> Option<io::Result<()>> {
+        turns::pause(IO_STEPS);
+        (self.0.chances.reply_is_wrong > 0).then(|| {
+            out.copy_from_slice(&lock(&self.0.content)[offset as usize..][..out.len()]);
+            Ok(())
+        })
+    }
+
+    fn write_page(&self, offset: u64, page: &[u8]) -> io::Result<()> {
+        self.0.forget(offset, true);
+        self.write(offset, page)
+    }
+
+    fn free(&self, offset: u64) {
+        self.0.forget(offset, false);
     }
 
     fn write(&self, offset: u64, bytes: &[u8]) -> io::Result<()> {
@@ -87,6 +155,7 @@ impl Backing for Simulated {
 
     fn submit(&self, write: Write) {
         turns::step();
+        self.0.forget(write.offset, false);
         lock(&self.0.pending).push(write);
     }
 
