@@ -558,8 +558,8 @@ pub struct SimulateArguments {
     pub memory: Vec<u64>,
     /// Policies to compare: order, clock, fifo, lru, belady [default: all].
     ///
-    /// `order` decides in-process. The last three know each touch, as no pager does, and `belady`
-    /// knows the future: no policy has fewer faults.
+    /// `order` decides in-process. The last three know each touch, as no pager does. `belady` knows
+    /// the future: with pages of one compressed size, no policy has fewer faults.
     #[arg(long, value_name = "NAME,...", value_delimiter = ',')]
     pub policy: Vec<Policy>,
     /// Say the least memory in which faults take less than a tenth of the program's time.

@@ -49,7 +49,7 @@ pub fn simulate(arguments: &SimulateArguments) -> Result<(), Failure> {
 fn heading() -> String {
     format!(
         "{:>9} {:8} {:>10} {:>7} {:>9} {:>9} {:>9} {:>8} {:>8}",
-        "memory", "policy", "faults", "share", "resident", "pool", "written", "lost", "optimum"
+        "memory", "policy", "faults", "share", "resident", "pool", "written", "lost", "x belady"
     )
 }
 
@@ -61,7 +61,7 @@ fn table(trace: &Trace, steps: &Steps, memories: &[u64], policies: &[Policy]) ->
         for policy in policies {
             let counts = replay(*policy, &steps.all, *memory, 0);
             let resident = counts.there_mean() * PAGE_BYTES;
-            let is_below = resident < trace.header.memory;
+            let is_below = memory.saturating_sub(counts.pool_max) < trace.header.memory;
             has_marks |= is_below;
             lines.push(format!(
                 "{:>9} {:8} {:>10} {:>5.1} % {:>9} {:>9} {:>9} {:>6.1} % {:>8}{}",
@@ -80,8 +80,8 @@ fn table(trace: &Trace, steps: &Steps, memories: &[u64], policies: &[Policy]) ->
     }
     if has_marks {
         lines.push(
-            "* fewer pages are resident than when it was recorded: touches of pages that were there \
-             then are not counted"
+            "* beside its largest pool there is less room than when it was recorded: touches of \
+             pages that were there then are not counted"
                 .to_owned(),
         );
     }
@@ -109,7 +109,7 @@ fn short(bytes: u64) -> String {
     size::show(bytes).replace(' ', "")
 }
 
-/// Faults, as a multiple of the fewest that there can be.
+/// Faults, as a multiple of those of the policy that knows the future.
 fn distance(faults: u64, best: u64) -> String {
     match best {
         0 if faults == 0 => "1.00".into(),

@@ -1,0 +1,135 @@
+//! `uzswap record --accesses`, `trace` and `simulate`: a program computes the same while it is
+//! recorded, forks are processes of their own, and bad input changes nothing.
+
+#![allow(clippy::unwrap_used, reason = "tests")]
+
+use std::fs;
+use std::path::Path;
+use std::process::Output;
+use uzswap_tests::as_nobody;
+
+/// A heap of 26 MB that two forks read and write.
+const FORKING: &str = r#"
+import hashlib, os
+pages = [bytes([i % 251]) * 600 + str(i).encode() for i in range(40000)]
+def digest():
+    sums = hashlib.md5()
+    for page in pages: sums.update(page)
+    return sums.hexdigest()
+before = digest()
+for turn in range(2):
+    child = os.fork()
+    if child == 0:
+        same = digest() == before
+        for i in range(0, len(pages), 3): pages[i] = b'x'
+        os._exit(0 if same else 3)
+    assert os.waitpid(child, 0)[1] == 0, 'a fork saw other bytes'
+print(digest())
+"#;
+
+/// Runs uzswap in a folder that every user may write.
+fn uzswap(folder: &Path, words: &[&str]) -> Output {
+    let mut command = as_nobody(folder);
+    command.current_dir(folder).arg(folder.join("uzswap")).args(words).output().unwrap()
+}
+
+/// Its standard output, if it succeeds.
+fn shown(folder: &Path, words: &[&str]) -> String {
+    let output = uzswap(folder, words);
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    let error = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{words:?}: {text} {error}");
+    text
+}
+
+/// The numbers of a text.
+fn numbers(text: &str) -> Vec<u64> {
+    text.split(|one: char| !one.is_ascii_digit()).filter_map(|word| word.parse().ok()).collect()
+}
+
+#[test]
+fn a_recorded_program_computes_the_same_and_its_forks_are_recorded_too() {
+    let folder = tempfile::tempdir().unwrap();
+    let folder = folder.path();
+    fs::write(folder.join("program.py"), FORKING).unwrap();
+    let program = ["/usr/bin/python3", "-I", "program.py", "file"];
+    let record = ["record", "--accesses", "heap.trace", "--"];
+    let recorded = uzswap(folder, &[&record[..], &program[..]].concat());
+    let said = String::from_utf8_lossy(&recorded.stderr);
+    assert!(recorded.status.success(), "{said}");
+    assert!(
+        said.contains("of 3 processes are in heap.trace") && !said.contains("no room"),
+        "{said}"
+    );
+    let mut plain = as_nobody(folder);
+    let plain = plain.current_dir(folder).args(program).output().unwrap();
+    assert_eq!(recorded.stdout, plain.stdout);
+    assert!(!folder.join("heap.trace.part").exists());
+    let summary = shown(folder, &["trace", "heap.trace"]);
+    assert!(summary.starts_with("python3: recorded with 16.0 MiB for pages, sizes of lz4"));
+    // 26 MB are read five times, 16 MiB of them are there.
+    let touches = numbers(summary.lines().nth(1).unwrap())[0];
+    assert!(touches > 5_000, "{summary}");
+    let printed = shown(folder, &["trace", "heap.trace", "--print", "--from", "10", "--to", "20"]);
+    assert_eq!(printed.lines().count(), 11, "{printed}");
+    shown(folder, &["trace", "heap.trace", "--export", "heap.oracle"]);
+    let bytes = fs::metadata(folder.join("heap.oracle")).unwrap().len();
+    assert!(bytes.is_multiple_of(24) && bytes / 24 >= touches, "{bytes}");
+    // More memory, fewer faults; nobody has fewer than the optimum.
+    let words = ["simulate", "heap.trace", "--memory", "24M,48M", "--policy", "order,lru,belady"];
+    let table = shown(folder, &words);
+    let faults = |memory: &str, policy: &str| {
+        let row = table.lines().find(|row| row.contains(memory) && row.contains(policy));
+        let cells: Vec<_> = row.unwrap_or_else(|| panic!("{table}")).split_whitespace().collect();
+        cells[2].parse::<u64>().unwrap()
+    };
+    for policy in ["order", "lru", "belady"] {
+        assert!(faults("48.0MiB", policy) < faults("24.0MiB", policy), "{table}");
+        assert!(faults("24.0MiB", "belady") <= faults("24.0MiB", policy), "{table}");
+    }
+    assert!(shown(folder, &["simulate", "heap.trace", "--fit"]).contains("order: "));
+}
+
+#[test]
+fn a_trace_that_is_full_says_how_many_events_are_lost() {
+    let folder = tempfile::tempdir().unwrap();
+    let folder = folder.path();
+    fs::write(folder.join("program.py"), "text = [bytes(900) for i in range(60000)]").unwrap();
+    let words =
+        ["record", "--accesses", "t", "--max", "100K", "--", "/usr/bin/python3", "program.py"];
+    let output = uzswap(folder, &words);
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success() && said.contains("events more had no room"), "{said}");
+    assert!(said.contains("larger --max"), "{said}");
+    let events = numbers(shown(folder, &["trace", "t"]).lines().nth(1).unwrap());
+    assert!(events.contains(&(100 * 1024 / 24)), "{events:?}");
+}
+
+#[test]
+fn bad_input_is_named_in_one_line_and_nothing_is_made() {
+    let folder = tempfile::tempdir().unwrap();
+    let folder = folder.path();
+    fs::write(folder.join("foreign"), "some text").unwrap();
+    for (words, says) in [
+        (&["trace", "foreign"][..], "foreign: no trace of accesses"),
+        (&["simulate", "foreign", "--memory", "64M"], "foreign: no trace of accesses"),
+        (&["trace", "missing"], "missing: No such file or directory"),
+        (
+            &["simulate", "foreign", "--memory", "64M", "--policy", "lfu"],
+            "one of order, clock, fifo",
+        ),
+        (&["trace", "foreign", "--cut", "9..3", "--out", "out"], "'9..3' is not a range of events"),
+        (&["record", "--accesses", "foreign", "--", "true"], "foreign: there is a file"),
+        (&["record", "--accesses", "out", "--memory", "1M", "--", "true"], "a pager needs 8M"),
+        (&["record", "--accesses", "out", "--max", "1K", "--", "true"], "too small for a trace"),
+        (&["record", "--accesses", "out", "--", "no-such-command"], "no such command"),
+        (&["record", "--accesses", "missing/out", "--", "true"], "name a file that is not there"),
+    ] {
+        let output = uzswap(folder, words);
+        let said = String::from_utf8_lossy(&output.stderr);
+        let line = said.lines().find(|line| line.contains(says));
+        assert!(!output.status.success() && line.is_some(), "{words:?}: {said}");
+    }
+    assert_eq!(fs::read(folder.join("foreign")).unwrap(), b"some text");
+    assert!(!folder.join("out").exists() && !folder.join("out.part").exists());
+}
