@@ -257,12 +257,37 @@ static int late(void) {
     return 0;
 }
 
+// Its threads have the names of ours, and map and unmap memory while it is taken over.
+static volatile int is_grown;
+static void *map_and_unmap(void *name) {
+    prctl(PR_SET_NAME, name);
+    for (long turn = 0; !is_grown; turn++) {
+        size_t bytes = (turn % 16 + 1) * (MIB / 4);
+        unsigned char *at = map(bytes);
+        for (size_t i = 0; i < bytes; i += PAGE) at[i] = turn + i / PAGE;
+        for (size_t i = 0; i < bytes; i += PAGE)
+            if (at[i] != (unsigned char)(turn + i / PAGE)) abort();
+        munmap(at, bytes);
+    }
+    return NULL;
+}
+static int named_as_ours(void) {
+    char *names[] = { "uzswap-agent", "uzswap-look", "uzswap-reclaim" };
+    pthread_t threads[3];
+    for (int i = 0; i < 3; i++) pthread_create(&threads[i], NULL, map_and_unmap, names[i]);
+    prctl(PR_SET_NAME, "uzswap-ahead");
+    grow();
+    is_grown = 1;
+    for (int i = 0; i < 3; i++) printf("%d\n", pthread_join(threads[i], NULL));
+    return 0;
+}
+
 int main(int arguments, char **argument) {
     static const struct named all[] = {
         { "children", children }, { "undumpable", undumpable }, { "advice", advice },
         { "moves", moves }, { "kinds", kinds }, { "read_only", read_only },
         { "elsewhere", elsewhere }, { "asynchronous", asynchronous }, { "filtered", filtered },
-        { "sparse", sparse }, { "late", late },
+        { "sparse", sparse }, { "late", late }, { "named_as_ours", named_as_ours },
     };
     return choose(all, sizeof all / sizeof *all, arguments > 1 ? argument[1] : "");
 }

@@ -127,6 +127,11 @@ fn memory_that_is_only_read_leaves_too() {
 }
 
 #[test]
+fn threads_with_names_of_ours_are_the_program_s() {
+    compare("mappings.c", &["named_as_ours"]);
+}
+
+#[test]
 fn a_program_that_nobody_may_trace_forks() {
     compare("mappings.c", &["undumpable"]);
 }

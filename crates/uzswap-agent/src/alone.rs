@@ -3,9 +3,10 @@
 
 use crate::{AGENT, inside, say, stage, takeover};
 use libc::{c_int, c_long};
-use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, Ordering::*};
 use std::time::{Duration, Instant};
 use uzswap_calls::{Call, Outcome, raw, stop};
+use uzswap_sys::own_threads;
 
 /// The thread that watches is to end. A request to it, in any stage of the program.
 static IS_WANTED: AtomicBool = AtomicBool::new(false);
@@ -36,7 +37,7 @@ pub extern "C" fn call(number: c_long, first: u64, second: u64) -> c_long {
         return make();
     }
     // Threads of ours that have just begun have no name yet.
-    for _ in 0..NAMELESS {
+    for _ in 0..UNKNOWN {
         if is_alone() {
             return without_our_threads(make);
         }
@@ -49,8 +50,8 @@ pub extern "C" fn call(number: c_long, first: u64, second: u64) -> c_long {
     make()
 }
 
-/// How often it is looked whether all threads but one are ours.
-const NAMELESS: u32 = 100;
+/// How often it is looked whether all threads but one are ours: a new one is not known at once.
+const UNKNOWN: u32 = 100;
 
 fn is_alone() -> bool {
     let _inside = inside();
@@ -99,10 +100,11 @@ fn without_our_threads<R>(work: impl FnOnce() -> R) -> R {
     result
 }
 
-/// The threads that watch: one, if it has begun.
+/// The thread that watches, if it has begun.
 fn watchers() -> Vec<i32> {
-    let _inside = inside();
-    takeover::ours_of("uzswap-agent")
+    let loader = crate::front().map_or(0, |front| front.loader.load(SeqCst));
+    let numbers = [crate::WATCHER.load(SeqCst), loader].into_iter();
+    numbers.filter_map(own_threads::of_own_process).collect()
 }
 
 /// Waits until threads are gone.

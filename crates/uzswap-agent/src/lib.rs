@@ -40,11 +40,11 @@ use rustix::thread::futex;
 use stage::Stage;
 use std::io::{self, IoSlice};
 use std::sync::OnceLock;
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::*};
 use std::time::{Duration, Instant};
 use uzswap_region::{Mode, Pager};
 use uzswap_sys::bus::Blocked;
-use uzswap_sys::process;
+use uzswap_sys::{own_threads, process};
 use uzswap_tree::front::{BARE, FILTERED, Front, STACK};
 use uzswap_tree::{Allowance, Figures, RemoteSums, SILENT_MAX, Table, Tree, clock};
 
@@ -312,7 +312,12 @@ fn tell(agent: &Agent, tree: &Tree) -> Instant {
     }
     Instant::now() + WAIT_MAX / 2
 }
+/// The thread that watches, by its process and its number; 0 before there is one.
+static WATCHER: AtomicU64 = AtomicU64::new(0);
+
 fn watch() {
+    let _entered = own_threads::enter();
+    WATCHER.store(own_threads::own_number(), SeqCst);
     thread::with(|thread| thread.is_inside.set(true));
     // Its parent's memory, if this is a fork.
     IS_SHARED.store(true, Relaxed);

@@ -8,7 +8,7 @@ use crate::thread;
 use rustix::thread::futex;
 use std::io;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::*};
-use uzswap_sys::process;
+use uzswap_sys::{own_threads, process};
 use uzswap_tree::front::STACK;
 
 /// A question to the thread.
@@ -64,6 +64,7 @@ fn wake() {
 }
 
 fn run() {
+    let _entered = own_threads::enter();
     thread::with(|thread| thread.is_inside.set(true));
     // Where it is refused, the thread does its work with the program's table.
     let _ = leave_programs_table();

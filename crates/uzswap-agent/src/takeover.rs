@@ -13,14 +13,14 @@ use crate::{layout, processes, seen, stacks};
 use std::ffi::CStr;
 use std::fs;
 use std::ops::Range;
-use std::sync::atomic::Ordering::Relaxed;
+use std::sync::atomic::Ordering::*;
 use std::sync::{Mutex, PoisonError};
 use uzswap_calls::sites::{self, Site};
 use uzswap_calls::stop;
 use uzswap_calls::{Looks, Patcher};
 use uzswap_region::{Mode, OnFork, Pager, PagerBuilder};
 use uzswap_sys::bus::{self, Stopped};
-use uzswap_sys::{map, smaps};
+use uzswap_sys::{map, own_threads, smaps};
 use uzswap_tree::front::STACK;
 
 /// How often threads that do not stop are tried again.
@@ -204,17 +204,11 @@ fn is_reached(thread: i32) -> bool {
     blocked.is_some_and(|mask| mask & processes::ours() == 0)
 }
 
-/// Threads of this library's own.
+/// Threads of this library's own that are there.
 pub fn ours() -> Vec<i32> {
-    ours_of("uzswap-")
-}
-
-/// Those whose names begin so.
-pub fn ours_of(name: &str) -> Vec<i32> {
-    let is_ours = |thread: &i32| {
-        let its = fs::read_to_string(format!("/proc/self/task/{thread}/comm"));
-        its.is_ok_and(|its| its.starts_with(name))
-    };
+    let loader = crate::front().map_or(0, |front| front.loader.load(SeqCst));
+    let loader = own_threads::of_own_process(loader);
+    let is_ours = |thread: &i32| own_threads::all().chain(loader).any(|ours| ours == *thread);
     stop::threads().unwrap_or_default().into_iter().filter(is_ours).collect()
 }
 

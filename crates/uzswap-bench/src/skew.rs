@@ -50,7 +50,7 @@ pub fn run(bench: &Bench, arguments: &SkewArguments) -> Result<Section, Failure>
     let (warm_up, touches) = bench.pick((pages, pages), (2 * pages, pages), (4 * pages, 2 * pages));
     // The first files are programs, which compress less than all of them together: in less memory a
     // group without zram's pool has no room for the program itself.
-    let part = bench.pick([19, 20], [3, 4], [2, 3]);
+    let part = bench.pick([6, 5], [3, 4], [2, 3]);
     let memory = (mib << 20) * part[0] / part[1];
     let in_process =
         |name: &String| Peer::InProcess { compressor: Some(name.clone()), is_controlled: true };

@@ -27,7 +27,7 @@ use std::ffi::CStr;
 use std::io::IoSlice;
 use std::mem::MaybeUninit;
 use std::ptr;
-use std::sync::atomic::{AtomicPtr, AtomicU32, Ordering::*};
+use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering::*};
 use uzswap_tree::front::{BARE, FILTERED, FORM, Front, QUEUED, TAKING};
 use uzswap_tree::{SILENT_MAX, Tree};
 
@@ -83,6 +83,7 @@ extern "C" fn begin() {
         has_own_allocator: interposed::has_own_allocator(),
         process: AtomicU32::new(uzswap_tree::own_number()),
         waits: AtomicU32::new(0),
+        loader: AtomicU64::new(0),
     };
     let has_own = front.has_own_allocator;
     let place = PLACE.0.get().cast::<Front>();

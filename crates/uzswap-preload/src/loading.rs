@@ -121,9 +121,11 @@ unsafe fn start_thread() -> c_int {
 extern "C" fn load_and_watch(_: *mut c_void) -> *mut c_void {
     // SAFETY: a name of less than 16 bytes.
     unsafe { libc::pthread_setname_np(libc::pthread_self(), c"uzswap-agent".as_ptr()) };
+    front().into_iter().for_each(|front| front.set_loader(true));
     if let Some(hooks) = load() {
         (hooks.watch)();
     }
+    front().into_iter().for_each(|front| front.set_loader(false));
     ptr::null_mut()
 }
 

@@ -37,6 +37,7 @@ use uzswap_remote::{Address, ConnectError, Connected, Tiers};
 use uzswap_sys::bus::{self, Blocked};
 use uzswap_sys::cpu;
 use uzswap_sys::map;
+use uzswap_sys::own_threads;
 use uzswap_sys::uffd::{Message, Uffd};
 use uzswap_trace::Log;
 
@@ -542,6 +543,7 @@ impl Handle {
             let inner = self.inner.clone();
             let thread = std::thread::Builder::new().name(name.into()).stack_size(STACK);
             let run = move || {
+                let _entered = own_threads::enter();
                 IS_PAGERS.set(true);
                 map::remember_stack(STACK);
                 run(&inner);

@@ -12,6 +12,7 @@ pub mod fuse;
 pub mod loopdev;
 pub mod map;
 pub mod node;
+pub mod own_threads;
 pub mod pressure;
 pub mod proc_mem;
 pub mod process;

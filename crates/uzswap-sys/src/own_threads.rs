@@ -1,0 +1,75 @@
+//! The threads of this library, among those of the program that it is loaded into.
+//!
+//! A program may give its threads any names, those of ours as well. So each of ours enters its
+//! number here when it starts.
+
+use rustix::process::getpid;
+use rustix::thread::gettid;
+use std::sync::atomic::{AtomicU64, Ordering::*};
+
+/// More threads than this are not known as ours.
+const MAX: usize = 256;
+
+/// The process and the thread, each in 32 bits; 0: free. A fork has none of its parent's threads,
+/// so an entry of another process is free as well.
+static ENTERED: [AtomicU64; MAX] = [const { AtomicU64::new(0) }; MAX];
+
+/// The calling thread is known as one of ours, until this value is dropped.
+#[derive(Debug)]
+pub struct Entered(Option<usize>);
+
+/// A thread by its process and its number.
+pub fn own_number() -> u64 {
+    of_process() | u64::from(gettid().as_raw_nonzero().get() as u32)
+}
+
+fn of_process() -> u64 {
+    u64::from(getpid().as_raw_nonzero().get() as u32) << 32
+}
+
+/// The thread's number in this process, if it is of this process.
+pub fn of_own_process(number: u64) -> Option<i32> {
+    let is_ours = number != 0 && number & !u64::from(u32::MAX) == of_process();
+    is_ours.then_some(number as u32 as i32)
+}
+
+/// Enters the calling thread.
+pub fn enter() -> Entered {
+    let own = own_number();
+    let at = ENTERED.iter().position(|slot| {
+        let take = |now: u64| of_own_process(now).is_none().then_some(own);
+        slot.fetch_update(SeqCst, SeqCst, take).is_ok()
+    });
+    Entered(at)
+}
+
+impl Drop for Entered {
+    fn drop(&mut self) {
+        self.0.into_iter().for_each(|at| ENTERED[at].store(0, SeqCst));
+    }
+}
+
+/// The numbers of our threads in this process.
+pub fn all() -> impl Iterator<Item = i32> {
+    ENTERED.iter().filter_map(|slot| of_own_process(slot.load(SeqCst)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_thread_is_known_by_its_number_until_it_leaves() {
+        let number = || gettid().as_raw_nonzero().get();
+        let has = |number| all().any(|one| one == number);
+        let other = std::thread::Builder::new().name("uzswap-reclaim".into());
+        let other = other.spawn(move || assert!(!has(number()))).unwrap();
+        other.join().unwrap();
+        let entered = enter();
+        assert!(has(number()));
+        drop(entered);
+        assert!(!has(number()));
+        // Of another process.
+        assert_eq!(of_own_process(1 << 32 | 7), None);
+    }
+}
