@@ -169,13 +169,17 @@ fn program(dist: &Dist) -> Result<()> {
     succeed(Command::new("tar").arg("-cJf").arg(archive).arg("-C").arg(&dist.stage).arg(name))
 }
 
-/// The crates of `cargo install uzswap`, each built from its own file.
-const CRATES: [&str; 7] = ["", "-sys", "-sync", "-ranges", "-engine", "-region", "-block"];
-
+/// The crates of `cargo install uzswap`, each built from its own file: all that may be published.
 fn crates(dist: &Dist) -> Result<()> {
     let mut command = Command::new("cargo");
     command.current_dir(&dist.root).args(["package", "--locked", "--quiet"]);
-    command.args(CRATES.map(|name| format!("--package=uzswap{name}")));
+    for entry in fs::read_dir(dist.root.join("crates"))? {
+        let folder = entry?.path();
+        let is_published = !fs::read_to_string(folder.join("Cargo.toml"))?.contains("publish");
+        if let (true, Some(name)) = (is_published, folder.file_name()) {
+            command.arg("--package").arg(name);
+        }
+    }
     succeed(&mut command)?;
     for entry in fs::read_dir(dist.target.join("package"))? {
         let path = entry?.path();
