@@ -94,7 +94,7 @@ fn sections_are_taken_off_and_put_back_under_load() {
         let shown = String::from_utf8(memory(&[]).stdout).unwrap();
         assert!(shown.contains("offline") && shown.contains("online"), "{shown}");
         assert!(memory(&["online", section]).status.success());
-        // One that became empty may just then be going-offline, to give its memory back.
+        // An empty section may be `going-offline` at this moment: its memory is given back.
         assert!(!states().contains(" offline"), "{}", states());
     }
     let refused = memory(&["offline", "99999999"]);

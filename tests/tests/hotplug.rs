@@ -24,7 +24,7 @@ const NODE: usize = 1;
 struct Monitor(File);
 
 impl Monitor {
-    /// `None`, with a word why, where there is none.
+    /// The virtual machine's monitor. `None`: the test runs outside of one, and says so.
     fn open() -> Option<Self> {
         let Ok(line) = std::env::var("UZSWAP_TEST_MONITOR") else {
             skip("no virtual machine whose memory can be changed (vm --hot-memory)");

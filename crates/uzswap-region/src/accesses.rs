@@ -38,7 +38,7 @@ impl Inner {
         log.add(Event { is_write: fault.is_write, site: fault.instruction as u32, ..event });
     }
 
-    /// Writes down that a page was compressed of which the cache had no copy.
+    /// Records that a page left and was compressed. Not if the cache had a copy of it.
     pub(crate) fn note_left(&self, space: &Space, page: u32, was: Word) {
         if let Some(log) = self.log.as_ref().filter(|_| was.copy_bits() == 0) {
             log.add(self.event(What::Left, space, page));

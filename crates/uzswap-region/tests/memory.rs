@@ -241,7 +241,7 @@ fn what_came_to_be_read_can_be_written() {
             }
         });
         assert!((0..values.len()).all(|i| values[i] == noise(i) + 5), "{mode}");
-        // A system call that writes a page which came to be read.
+        // A system call writes a page that a read has brought in.
         for page in (0..values.len() / 512).step_by(97) {
             let range = page * 512..page * 512 + 512;
             assert_eq!(values[range.start], noise(range.start) + 5);

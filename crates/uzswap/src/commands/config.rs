@@ -71,7 +71,7 @@ pub struct Configuration {
 }
 
 impl Configuration {
-    /// Reads `file` and its drop-ins; that there is no file is an error only where it is named.
+    /// Reads `file` and its drop-ins. An absent file is an error only if the caller named it.
     pub fn read(file: Option<&Path>) -> Result<Self, Failure> {
         let path = file.unwrap_or(Path::new(CONFIGURATION));
         let mut configuration = Self::default();
