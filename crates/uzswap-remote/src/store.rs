@@ -374,7 +374,9 @@ fn get_on(line: &mut Line, key: &Key, offset: usize, out: &mut [u8]) -> Got {
             line.close();
             Got::Down
         }
-        // Its keys are elsewhere, or it does not serve: the servers are learned again.
+        // It will serve on this line.
+        Err(Fault::Refused(Refusal::Later)) => Got::Down,
+        // Its keys are elsewhere: the servers are learned again.
         Err(Fault::Refused(_)) => {
             line.close();
             Got::Down
