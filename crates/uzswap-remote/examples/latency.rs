@@ -1,189 +1,189 @@
-//! Times of a cold page: from a store, by a bare client of it, and from a disk.
+//! Times of a cold page: from a disk, from a store by several ways, and by a bare client of it.
 //!
 //! ```text
-//! cargo run --release -p uzswap-remote --features testing --example latency [ADDRESS]
+//! cargo run -p uzswap-remote --features testing --example latency
 //! ```
-//! It starts servers of its own, and reads from ADDRESS beside them. Pages are read at random, one
-//! after the other, and checked.
+//! It starts servers of its own. Pages are read at random, one after the other, and checked. The
+//! bare client reads as many bytes of the same values in turns with the cache, so that other load
+//! of the machine affects both. Delays are made by a proxy in user space, which has a row of its
+//! own.
 
-use std::error::Error;
+mod cold;
+
+use cold::{Outcome, PAGES, filled, next, quantile, read};
+use rustix::time::{ClockId, clock_gettime};
 use std::io::{Read, Write};
 use std::net::TcpStream;
-use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};
 use uzswap_engine::backing::{Backing, FileBacking, NoBacking};
-use uzswap_engine::compress::prepare_thread;
-use uzswap_engine::{Area, Cache, Config, Load, Page, Store};
-use uzswap_remote::testing::{Cluster, Server};
+use uzswap_remote::testing::{Harm, Proxy, Server};
 use uzswap_remote::{Address, Connected};
 
-const PAGES: u32 = 20_000;
-const READS: u32 = 20_000;
+/// Reads of each way, in rounds.
+const ROUNDS: u32 = 10;
+const READS: u32 = 1000;
+/// Bytes that the bare client reads: those of most records.
+const RECORD_BYTES: usize = 2114;
 
-type Outcome<T> = Result<T, Box<dyn Error>>;
-
-/// Half noise.
-fn page(number: u32) -> Page {
-    let mut state = u64::from(number) | 1 << 40;
-    let mut page = [0; 4096];
-    for byte in &mut page[..2048] {
-        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963);
-        *byte = (state >> 56) as u8;
-    }
-    page
+/// CPU time of this process.
+fn cpu() -> Duration {
+    let time = clock_gettime(ClockId::ProcessCPUTime);
+    Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
 }
 
-fn percentiles(mut times: Vec<Duration>) -> String {
-    times.sort_unstable();
-    let at = |share: f64| times[((times.len() - 1) as f64 * share) as usize].as_secs_f64() * 1e6;
-    format!("p50 {:.0} us, p99 {:.0} us", at(0.5), at(0.99))
+/// CPU time of a server.
+fn cpu_of(server: &Server) -> Duration {
+    let text = server.ask(&["INFO", "cpu"]);
+    let field = |name: &str| text.lines().find_map(|line| line.strip_prefix(name)?.parse().ok());
+    let parts: [f64; 2] =
+        ["used_cpu_user:", "used_cpu_sys:"].map(|name| field(name).unwrap_or(0.0));
+    Duration::from_secs_f64(parts.iter().sum())
 }
 
-/// A number at random.
-fn next(state: &mut u32) -> u32 {
-    *state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
-    *state >> 8
+/// A client that only sends and receives, on one connection.
+struct Bare<S> {
+    stream: S,
+    keys: Vec<String>,
+    state: u32,
 }
 
-/// A cache over a backing, with all pages in it.
-fn filled(backing: Box<dyn Backing>) -> Outcome<(Cache, Area)> {
-    let config = Config {
-        pages_max: 1 << 20,
-        ram_bytes: 1 << 30,
-        ram_bytes_max: 1 << 30,
-        pool_bytes_max: 2 << 20,
-        algorithm: "lz4".parse()?,
-        seals_backing: true,
-    };
-    let cache = Cache::new(config, backing)?;
-    let area = cache.add_area(PAGES).ok_or("no room for pages")?;
-    prepare_thread();
-    for number in 0..PAGES {
-        let key = area.entry(number).ok_or("no such page")?;
-        while cache.store(key, &page(number)) != Store::Stored {
-            cache.maintain()?;
+impl<S: Read + Write> Bare<S> {
+    /// Reads some bytes of some segment; how long it took.
+    fn read(&mut self) -> Outcome<Duration> {
+        let key = &self.keys[next(&mut self.state) as usize % self.keys.len()];
+        let from = next(&mut self.state) as usize % 250_000;
+        let (first, last) = (from.to_string(), (from + RECORD_BYTES - 1).to_string());
+        let mut answer = [0; 8192];
+        let began = Instant::now();
+        let command = format!(
+            "*4\r\n$8\r\nGETRANGE\r\n${}\r\n{key}\r\n${}\r\n{first}\r\n${}\r\n{last}\r\n",
+            key.len(),
+            first.len(),
+            last.len()
+        );
+        self.stream.write_all(command.as_bytes())?;
+        let mut there = 0;
+        while there < RECORD_BYTES + "$2114\r\n\r\n".len() {
+            match self.stream.read(&mut answer[there..])? {
+                0 => return Err("the server has gone".into()),
+                count => there += count,
+            }
         }
-        if number % 64 == 0 {
-            cache.maintain()?;
-        }
+        Ok(began.elapsed())
     }
-    cache.shrink(1 << 30);
-    Ok((cache, area))
 }
 
-/// Stores pages in a cache over a backing and reads them at random.
-fn measure(name: &str, backing: Box<dyn Backing>) -> Outcome<()> {
-    let began = Instant::now();
+/// The keys of whole segments.
+fn keys(server: &Server) -> Vec<String> {
+    let is_whole =
+        |key: &String| server.ask(&["STRLEN", key]).parse().is_ok_and(|n: u64| n > 260_000);
+    server.keys("uz:*").into_iter().filter(is_whole).collect()
+}
+
+/// Stores pages in a cache over a backing and reads them at random. Prints a row.
+fn measure<S: Read + Write>(
+    name: &str,
+    backing: Box<dyn Backing>,
+    server: Option<&Server>,
+    after: impl FnOnce(),
+    bare: impl FnOnce() -> Outcome<Option<Bare<S>>>,
+) -> Outcome<()> {
+    let (began, cpu_before) = (Instant::now(), cpu() + server.map(cpu_of).unwrap_or_default());
     let (cache, area) = filled(backing)?;
     let rate = f64::from(PAGES) / began.elapsed().as_secs_f64();
-    let mut times = Vec::new();
-    let mut state = 7u32;
-    for _ in 0..READS {
-        let (number, mut content) = (next(&mut state) % PAGES, [0; 4096]);
-        let key = area.entry(number).ok_or("no such page")?;
-        let began = Instant::now();
-        let loaded = cache.load(key, &mut content)?;
-        times.push(began.elapsed());
-        assert!(loaded == Load::Hit && content == page(number), "page {number}");
+    let used = cpu() + server.map(cpu_of).unwrap_or_default() - cpu_before;
+    let bytes = match server {
+        Some(server) => server.value_bytes(),
+        None => cache.statistic("backing_bytes_written").unwrap_or(0),
+    };
+    after();
+    let mut bare = bare()?;
+    let (mut times, mut bare_times, mut state) = (Vec::new(), Vec::new(), 7u32);
+    let (mut server_cpu, mut own_cpu) = (Duration::ZERO, Duration::ZERO);
+    for _ in 0..ROUNDS {
+        let before = (cpu(), server.map(cpu_of).unwrap_or_default());
+        for _ in 0..READS {
+            let number = next(&mut state) % PAGES;
+            let began = Instant::now();
+            assert!(read(&cache, &area, number), "page {number} is lost");
+            times.push(began.elapsed());
+        }
+        own_cpu += cpu() - before.0;
+        server_cpu += server.map(cpu_of).unwrap_or_default() - before.1;
+        if let Some(bare) = &mut bare {
+            for _ in 0..READS {
+                bare_times.push(bare.read()?);
+            }
+        }
     }
-    let get = |figure: &str| cache.statistic(figure).unwrap_or(0);
+    let reads = f64::from(ROUNDS * READS);
+    let stored = cache.statistic("remote_read_ns_p50").unwrap_or(0) as f64 / 1000.0;
+    let bare = quantile(&mut bare_times, 0.5);
+    let or_none = |value: f64| if value > 0.0 { format!("{value:.0} µs") } else { String::new() };
     println!(
-        "{name}: {}, of which the store took {:.0} us; {rate:.0} pages a second out, {} bytes a page",
-        percentiles(times),
-        get("remote_read_ns_p50") as f64 / 1000.0,
-        get("backing_bytes_written") / u64::from(PAGES),
+        "| {name} | {:.0} µs | {:.0} µs | {} | {} | {} | {:.0} + {:.0} µs | {rate:.0} | {:.0} µs | {} |",
+        quantile(&mut times, 0.5),
+        quantile(&mut times, 0.99),
+        or_none(stored),
+        or_none(bare),
+        if bare > 0.0 { format!("{:.2}", stored / bare) } else { String::new() },
+        cold::micros(&own_cpu) / reads,
+        cold::micros(&server_cpu) / reads,
+        cold::micros(&used) / f64::from(PAGES),
+        bytes / u64::from(PAGES),
     );
     Ok(())
 }
 
-/// Reads pages at random while a server of a cluster is killed and its replica promoted.
-fn failover() -> Outcome<()> {
-    let mut cluster = Cluster::start(1000);
-    let address = Address::parse(&cluster.backing("copies=1&max=256M&timeout=60"))?;
-    let tiers = Connected::to(&address)?.over(Box::new(NoBacking), 0)?;
-    let (own, is_done) = (tiers.clone(), AtomicBool::new(false));
-    std::thread::scope(|scope| {
-        scope.spawn(|| own.run(|| is_done.load(Relaxed)));
-        let outcome = (|| {
-            let (cache, area) = filled(Box::new(tiers.clone()))?;
-            let killed = cluster.primaries()[0];
-            let (mut times, mut lost, began) = (Vec::new(), 0, Instant::now());
-            let mut state = 7u32;
-            while began.elapsed() < Duration::from_secs(10) {
-                if times.len() == 2000 {
-                    cluster.servers[killed].kill();
-                }
-                let (at, mut content) = (next(&mut state) % PAGES, [0; 4096]);
-                let start = Instant::now();
-                match cache.load(area.entry(at).expect("in the area"), &mut content) {
-                    Ok(_) => assert!(content == page(at), "page {at}"),
-                    Err(_) => lost += 1,
-                }
-                times.push(start.elapsed());
-            }
-            let most = times.iter().max().copied().unwrap_or_default();
-            let count = times.len();
-            println!(
-                "cluster, one of three primaries killed: {}, at most {most:.1?}; {lost} of {count} lost",
-                percentiles(times)
-            );
-            Ok(())
-        })();
-        is_done.store(true, Relaxed);
-        tiers.ring();
-        outcome
-    })
-}
-
-/// Asks for as many bytes of a value as a record has, on a socket alone.
-fn bare(port: u16) -> Outcome<()> {
-    let mut stream = TcpStream::connect(("127.0.0.1", port))?;
-    stream.set_nodelay(true)?;
-    let value = vec![7; 261_888];
-    write!(stream, "*3\r\n$3\r\nSET\r\n$4\r\nbare\r\n${}\r\n", value.len())?;
-    stream.write_all(&value)?;
-    stream.write_all(b"\r\n")?;
-    let mut answer = [0; 8192];
-    let _ = stream.read(&mut answer)?;
-    let mut times = Vec::new();
-    let mut state = 7u32;
-    for _ in 0..READS {
-        let first = next(&mut state) % 250_000;
-        let (from, to) = (first.to_string(), (first + 2099).to_string());
-        let command = format!(
-            "*4\r\n$8\r\nGETRANGE\r\n$4\r\nbare\r\n${}\r\n{from}\r\n${}\r\n{to}\r\n",
-            from.len(),
-            to.len()
-        );
-        let began = Instant::now();
-        stream.write_all(command.as_bytes())?;
-        let mut there = 0;
-        while there < 2100 + "$2100\r\n\r\n".len() {
-            there += stream.read(&mut answer[there..])?;
-        }
-        times.push(began.elapsed());
-    }
-    println!("bare client, 2100 bytes: {}", percentiles(times));
-    Ok(())
+fn tiers(address: &str) -> Outcome<Box<dyn Backing>> {
+    let connected = Connected::to(&Address::parse(address)?)?;
+    Ok(Box::new(connected.over(Box::new(NoBacking), 0)?))
 }
 
 fn main() -> Outcome<()> {
+    println!("{}", std::fs::read_to_string("/proc/loadavg")?.trim());
+    println!(
+        "| from | p50 | p99 | the read | a bare client | ratio | CPU of a read, ours + the server's | pages a second out | CPU of a page out | bytes a page |"
+    );
+    println!("|---|---|---|---|---|---|---|---|---|---|");
     let file = tempfile::tempfile_in("/var/tmp")?;
     file.set_len(256 << 20)?;
-    measure("disk", Box::new(FileBacking::new(file, 256 << 20)?))?;
+    let disk = Box::new(FileBacking::new(file, 256 << 20)?);
+    measure::<TcpStream>("disk", disk, None, || (), || Ok(None))?;
+
     let server = Server::start(&[]);
     let _replica = Server::replica_of(&server);
-    bare(server.port())?;
-    let own = [
-        ("store, TCP", server.backing("copies=1&max=256M")),
-        ("store, socket", format!("unix://{}?copies=1&max=256M", server.socket().display())),
-    ];
-    let given = std::env::args().nth(1).map(|address| ("store", address));
-    for (name, address) in given.into_iter().chain(own) {
-        let tiers = Connected::to(&Address::parse(&address)?)?.over(Box::new(NoBacking), 0)?;
-        measure(name, Box::new(tiers.clone()))?;
-        tiers.clear();
+    let parameters = "copies=1&max=256M";
+    let own = tiers(&server.backing(parameters))?;
+    measure(
+        "store, TCP",
+        own,
+        Some(&server),
+        || (),
+        || {
+            let stream = TcpStream::connect(("127.0.0.1", server.port()))?;
+            stream.set_nodelay(true)?;
+            Ok(Some(Bare { stream, keys: keys(&server), state: 7 }))
+        },
+    )?;
+    server.ask(&["FLUSHALL"]);
+    let socket = server.socket();
+    let own = tiers(&format!("unix://{}?{parameters}", socket.display()))?;
+    measure(
+        "store, socket",
+        own,
+        Some(&server),
+        || (),
+        || Ok(Some(Bare { stream: UnixStream::connect(&socket)?, keys: keys(&server), state: 7 })),
+    )?;
+    for (name, delay) in [("no", 0), ("100 µs of", 100), ("1 ms of", 1000)] {
+        server.ask(&["FLUSHALL"]);
+        let proxy = Proxy::before(server.port(), false);
+        let own = tiers(&proxy.backing(parameters))?;
+        let name = format!("store, TCP by a proxy with {name} delay");
+        let delay = Harm::Delayed(Duration::from_micros(delay));
+        measure::<TcpStream>(&name, own, Some(&server), || proxy.set(delay), || Ok(None))?;
     }
-    bare(server.port())?;
-    failover()
+    Ok(())
 }
