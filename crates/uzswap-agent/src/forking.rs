@@ -16,7 +16,7 @@ use crate::stage::{self, Stage};
 use crate::{AGENT, Agent, Inside, front, inside, layout, memory};
 use std::io;
 use std::mem::ManuallyDrop;
-use std::sync::atomic::{AtomicU32, Ordering::*};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::*};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 use uzswap_region::BeforeFork;
@@ -30,6 +30,20 @@ pub struct Still<L, M> {
     layout: L,
     pages: BeforeFork,
     memory: ManuallyDrop<M>,
+}
+
+/// Set by a fork, and cleared by the next look of the thread that watches: memory is shared. The
+/// parent's stage stays the same.
+static IS_NOTED: AtomicBool = AtomicBool::new(false);
+
+/// Notes a fork, in both processes.
+pub fn note() {
+    IS_NOTED.store(true, Relaxed);
+}
+
+/// True if a fork was noted since the last time.
+pub fn take_note() -> bool {
+    IS_NOTED.swap(false, Relaxed)
 }
 
 /// Waits until nothing of this library moves. Errors: there is no room for a child's needs.

@@ -1,6 +1,6 @@
 //! The functions that the preloaded library calls in this one, once it has loaded it.
 
-use crate::{alone, devices, forking, locals};
+use crate::{alone, devices, forking, locals, request};
 use libc::{c_int, pid_t, sigaction as Action};
 use std::ptr;
 use uzswap_region::signals;
@@ -18,8 +18,8 @@ extern "C" fn uzswap_agent(front: &'static Front) -> *const Hooks {
 }
 
 static HOOKS: Hooks = Hooks {
-    look: crate::look,
-    wait: crate::wait_before_more,
+    look: request::look,
+    wait: request::wait,
     watch: crate::watch_from_here,
     start_watching: crate::watch_from_now,
     fork,

@@ -170,7 +170,7 @@ fn make_child(agent: &Agent, call: &mut Call, arguments: [u64; 6], stack: u64) -
     let Ok(still) = forking::before(agent) else { return refuse(call, libc::ENOMEM) };
     // SAFETY: the child has this stack, as a copy.
     call.result = unsafe { raw(call.number, arguments) };
-    crate::IS_SHARED.store(true, Relaxed);
+    forking::note();
     if call.result != 0 {
         still.in_parent();
         return Outcome::Done;

@@ -12,12 +12,14 @@
 pub mod devices;
 pub mod front;
 mod remote;
+pub mod share;
 
 pub use remote::{Remote, RemoteSums, TIMES};
 
 use rustix::fs::{self, Mode, OFlags};
 use rustix::path::Arg;
 use rustix::thread::futex;
+use share::{Allowance, Other, share};
 use std::ffi::{CStr, c_int};
 use std::io;
 use std::mem::MaybeUninit;
@@ -531,9 +533,7 @@ impl Tree {
             slot.starved.store(is_starved.into(), Relaxed);
         }
         let total = self.table.total.load(Relaxed).saturating_sub(self.table.besides.load(Relaxed));
-        let mut theirs = Vec::new();
-        let mut reserved = 0;
-        let (mut starved, mut may_hope, mut most) = (false, false, 0);
+        let mut others = Vec::new();
         for (at, slot) in self.table.used_slots().iter().enumerate() {
             let process = slot.process.load(Relaxed);
             let used = slot.used.load(Relaxed);
@@ -544,49 +544,18 @@ impl Tree {
                 slot.clear();
                 continue;
             }
-            let reserves = slot.reserved.load(Relaxed);
-            theirs.push(used + reserves);
-            reserved += reserves;
-            if slot.starved.load(Relaxed) != 0 {
-                starved = true;
-                may_hope |= at > own;
-            } else {
-                most = most.max(used);
-            }
+            others.push(Other {
+                used,
+                reserved: slot.reserved.load(Relaxed),
+                is_starved: slot.starved.load(Relaxed) != 0,
+                is_behind: at > own,
+            });
         }
-        let others: u64 = theirs.iter().sum();
+        let theirs: u64 = others.iter().map(|other| other.used).sum();
         // Without the small ones: a process that has just reported may be among them, too.
-        self.table.peak.fetch_max(others - reserved + used, Relaxed);
-        let equal = level(total, &mut theirs);
-        let less = equal - equal / 4;
-        may_hope |= most > less;
-        let part = if starved && !is_starved { less } else { equal };
-        Allowance { bytes: total.saturating_sub(others).max(part), may_hope }
+        self.table.peak.fetch_max(theirs + used, Relaxed);
+        share(total, is_starved, &others)
     }
-}
-
-/// The most that one more process may have, so that none must have less than another: with it, and
-/// the others cut to as much, the budget is used up.
-fn level(total: u64, others: &mut [u64]) -> u64 {
-    others.sort_unstable();
-    let mut left = total;
-    for (at, used) in others.iter().enumerate() {
-        let share = left / (others.len() - at + 1) as u64;
-        if *used > share {
-            return share;
-        }
-        left -= used;
-    }
-    left
-}
-
-/// The allowance of a process.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Allowance {
-    /// Bytes.
-    pub bytes: u64,
-    /// True if another process may still give memory back.
-    pub may_hope: bool,
 }
 
 /// Milliseconds of the system's clock.
@@ -706,12 +675,7 @@ mod tests {
     }
 
     #[test]
-    fn what_all_may_have_is_what_there_is() {
-        assert_eq!(level(100, &mut []), 100);
-        assert_eq!(level(100, &mut [10]), 90);
-        assert_eq!(level(100, &mut [90, 10, 80]), 30);
-        assert_eq!(level(100, &mut [50; 9]), 10);
-        assert_eq!(level(100, &mut [200, 0]), 50);
+    fn small_processes_count_once() {
         let (_folder, watcher, [first, _second]) = two_of(100 << 20);
         let has = |own, silent| {
             watcher.table().count_silent(|_| silent);

@@ -1,0 +1,348 @@
+//! The next step of the thread that watches, and of a thread that asks for memory: decided by
+//! figures alone. No function here reads or changes anything else, so a test has every case.
+
+use std::time::Duration;
+
+/// A process with less than this is not taken over: there is little to win.
+pub const LEAST: u64 = 16 << 20;
+/// Memory that the take-over itself needs: a pager, threads, the list of mappings.
+pub const COST: u64 = 7 << 20;
+/// Memory that the preloaded library lets a program ask for before it has the agent look.
+const BETWEEN: u64 = 4 << 20;
+/// The least budget of a pager.
+pub const BUDGET_LEAST: u64 = 8 << 20;
+/// The most by which memory grows in a second, with a margin: the kernel clears pages no faster.
+const GROWTH: u64 = 4 << 30;
+/// So many times in a row no process must be able to give memory back before the message that none
+/// is left. Others may have died, or begun to wait, just now.
+pub const HOPELESS: u32 = 100;
+/// Between two looks.
+pub const WAIT_MIN: Duration = Duration::from_millis(2);
+pub const WAIT_MAX: Duration = Duration::from_millis(100);
+/// Between two reports to the tree.
+pub const TELL: Duration = Duration::from_millis(50);
+/// How often the shared memory is measured, if that takes less than a 20th of the time; and the
+/// least share for which it is measured again.
+const SHARED_WAIT: Duration = Duration::from_millis(32);
+const SHARED_PART: u32 = 20;
+const SHARED_LEAST: u64 = 1 << 20;
+/// Mappings that stay open are looked through when memory besides the pager's has grown by this.
+const LOOK_STEP: u64 = 256 << 10;
+/// A pager's budget that differs by less than this part stays.
+const BUDGET_STEP: u64 = 64;
+/// The longest wait of a thread that asks for memory, for the program to be taken over: it may have
+/// a lock that the take-over needs.
+pub const PATIENCE: Duration = Duration::from_secs(1);
+
+/// One look of the thread that watches.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Seen {
+    /// The thread is to end, for a call that needs a single thread. Nothing else was looked at.
+    EndWanted,
+    /// The program permits itself few calls (seccomp). Nothing else was looked at, because a look
+    /// takes calls.
+    Filtered,
+    /// It has not been taken over.
+    Unmanaged(Unmanaged),
+    /// It has been.
+    Managed(Managed),
+}
+
+/// Figures of a program that has not been taken over.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Unmanaged {
+    /// A thread that asks for memory waits for the take-over.
+    pub is_wanted: bool,
+    /// It cannot be taken over.
+    pub is_refused: bool,
+    /// Its accesses are recorded: its allowance is for pages alone, and stays.
+    pub is_recorded: bool,
+    /// Its memory, and the memory that it may have, bytes.
+    pub used: u64,
+    pub allowance: u64,
+}
+
+/// Figures of a program that has been taken over.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Managed {
+    /// A thread waits for a larger budget.
+    pub is_starved: bool,
+    /// Another process may give memory back.
+    pub may_hope: bool,
+    /// Looks in a row, before this one, with a starved thread and no hope.
+    pub hopeless: u32,
+    /// The process is suspended.
+    pub is_held: bool,
+    /// Another process reads all of its memory, which must stay.
+    pub is_read: bool,
+    /// As before the take-over.
+    pub is_recorded: bool,
+    /// The memory that it may have, and memory that other processes count as well, bytes.
+    pub allowance: u64,
+    pub shared: u64,
+    /// Memory besides the pager's, bytes.
+    pub besides: u64,
+    /// The pager's budget, bytes.
+    pub budget: u64,
+}
+
+/// The next step of the thread that watches.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Action {
+    /// It ends. Another one goes on after the call.
+    End,
+    /// It gives the program up, for this reason, and ends.
+    Refuse(&'static str),
+    /// It takes the program over, with such a budget, and looks again.
+    TakeOver { budget: u64 },
+    /// It looks for system calls, and waits.
+    LookAhead { wait: Duration },
+    /// It waits.
+    Wait { wait: Duration },
+    /// It keeps the pager at its budget, and waits.
+    Keep(Keep),
+}
+
+/// The orders to a pager.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Keep {
+    /// Looks in a row with a starved thread and no hope.
+    pub hopeless: u32,
+    /// Starved threads wait. Otherwise the program ends with a message.
+    pub is_patient: bool,
+    /// Threads that need an evicted page wait, and the others' pages leave.
+    pub is_held: bool,
+    /// Another budget.
+    pub budget: Option<u64>,
+    pub wait: Duration,
+}
+
+/// The next step after a look.
+pub fn decide(seen: &Seen) -> Action {
+    match seen {
+        Seen::EndWanted => Action::End,
+        Seen::Filtered => Action::Refuse("it forbids itself system calls (seccomp)"),
+        Seen::Unmanaged(seen) => before_take_over(seen),
+        Seen::Managed(seen) => Action::Keep(keep(seen)),
+    }
+}
+
+fn before_take_over(seen: &Unmanaged) -> Action {
+    let Unmanaged { is_wanted, is_refused, is_recorded, used, allowance } = *seen;
+    let room = allowance.saturating_sub(used);
+    let wait = wait(room);
+    if is_refused {
+        return Action::Wait { wait };
+    }
+    if is_wanted || room < reserve(allowance) && used >= LEAST {
+        // The thread finds out later how much is besides the pager's pages.
+        let cost = if is_recorded { 0 } else { COST };
+        return Action::TakeOver { budget: allowance.saturating_sub(cost).max(BUDGET_LEAST) };
+    }
+    match used > allowance / 2 {
+        true => Action::LookAhead { wait },
+        false => Action::Wait { wait },
+    }
+}
+
+/// Keeps the pager's budget at the allowance, less other memory. Shared memory is in both.
+fn keep(seen: &Managed) -> Keep {
+    let hopeless = if seen.is_starved && !seen.may_hope { seen.hopeless + 1 } else { 0 };
+    let most = match (seen.is_read, seen.is_held) {
+        (true, _) => u64::MAX,
+        (false, true) => 0,
+        (false, false) => seen.allowance.saturating_add(seen.shared),
+    };
+    let budget = most.saturating_sub(seen.besides).max(BUDGET_LEAST);
+    let is_near = budget.abs_diff(seen.budget) <= seen.budget / BUDGET_STEP;
+    // Pages are charged as they come: only memory besides them grows unseen.
+    let room = if seen.is_recorded { u64::MAX } else { (most / 4).max(1 << 20) };
+    Keep {
+        hopeless,
+        is_patient: hopeless < HOPELESS,
+        is_held: seen.is_held,
+        budget: (!is_near && !seen.is_recorded).then_some(budget),
+        wait: if seen.is_held { WAIT_MAX } else { wait(room) },
+    }
+}
+
+/// The time until so much room may be used up.
+fn wait(room: u64) -> Duration {
+    Duration::from_secs_f64(room as f64 / GROWTH as f64).clamp(WAIT_MIN, WAIT_MAX)
+}
+
+/// The part of an allowance that must be left when a program is taken over: for the take-over, and
+/// for memory that it asks for between two looks.
+fn reserve(allowance: u64) -> u64 {
+    (allowance / 4).max((COST + BETWEEN).min(allowance / 2))
+}
+
+/// True if so much memory is too much for a program that has not been taken over.
+pub fn is_too_much(bytes: u64, allowance: u64) -> bool {
+    bytes > allowance - reserve(allowance)
+}
+
+/// True if mappings that stay open are to be looked through for used pages.
+pub fn has_grown(besides: u64, at_last_look: u64) -> bool {
+    besides > at_last_look + LOOK_STEP
+}
+
+/// Shared memory, bytes, of which little counts nothing.
+pub fn counted_shared(bytes: u64) -> u64 {
+    if bytes < SHARED_LEAST { 0 } else { bytes }
+}
+
+/// The time until shared memory is measured again, after one that took so long: soon after a fork,
+/// since a child may become another program, and then less often.
+pub fn shared_wait(is_new: bool, before: Duration, took: Duration) -> Duration {
+    let wait = if is_new { WAIT_MIN } else { (before * 2).min(SHARED_WAIT) };
+    wait.max(took * SHARED_PART)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MIB: u64 = 1 << 20;
+
+    fn unmanaged(used: u64, allowance: u64) -> Unmanaged {
+        let (is_wanted, is_refused, is_recorded) = (false, false, false);
+        Unmanaged { is_wanted, is_refused, is_recorded, used, allowance }
+    }
+
+    fn step(seen: Unmanaged) -> Action {
+        decide(&Seen::Unmanaged(seen))
+    }
+
+    fn is_taken(used: u64, allowance: u64) -> bool {
+        matches!(step(unmanaged(used, allowance)), Action::TakeOver { .. })
+    }
+
+    const MANAGED: Managed = Managed {
+        is_starved: false,
+        may_hope: true,
+        hopeless: 0,
+        is_held: false,
+        is_read: false,
+        is_recorded: false,
+        allowance: 64 * MIB,
+        shared: 0,
+        besides: 7 * MIB,
+        budget: 57 * MIB,
+    };
+
+    fn kept(seen: Managed) -> Keep {
+        match decide(&Seen::Managed(seen)) {
+            Action::Keep(keep) => keep,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn a_thread_that_is_to_end_ends_and_a_filtered_program_is_given_up() {
+        assert_eq!(decide(&Seen::EndWanted), Action::End);
+        assert!(matches!(decide(&Seen::Filtered), Action::Refuse(_)));
+    }
+
+    #[test]
+    fn a_program_is_taken_over_when_a_quarter_is_left_and_it_is_large() {
+        assert!(!is_taken(75 * MIB, 100 * MIB), "just a quarter");
+        assert!(is_taken(75 * MIB + 1, 100 * MIB));
+        // Of a small allowance more is left, for the take-over: 11 MiB, but half at most.
+        assert!(!is_taken(29 * MIB, 40 * MIB));
+        assert!(is_taken(29 * MIB + 1, 40 * MIB));
+        assert!(!is_taken(LEAST - 1, 16 * MIB), "small programs are left alone");
+        assert!(is_taken(LEAST, 16 * MIB));
+    }
+
+    #[test]
+    fn a_waiting_thread_has_the_program_taken_over_whatever_it_has() {
+        let seen = Unmanaged { is_wanted: true, ..unmanaged(MIB, 64 * MIB) };
+        assert_eq!(step(seen), Action::TakeOver { budget: 57 * MIB });
+        let little = Unmanaged { allowance: 9 * MIB, ..seen };
+        assert_eq!(step(little), Action::TakeOver { budget: BUDGET_LEAST });
+        // `look` and the watching thread agree: its request is too much where it would be short.
+        for (bytes, allowance) in [(48, 64), (49, 64), (29, 40), (30, 40), (8, 16), (9, 16)] {
+            let is_short = allowance * MIB - bytes * MIB < reserve(allowance * MIB);
+            assert_eq!(is_too_much(bytes * MIB, allowance * MIB), is_short);
+        }
+        assert!(is_too_much(u64::MAX, u64::MAX) && !is_too_much(0, 0));
+    }
+
+    #[test]
+    fn a_program_that_cannot_be_taken_over_is_only_counted() {
+        let seen = Unmanaged { is_wanted: true, is_refused: true, ..unmanaged(99 * MIB, 64 * MIB) };
+        assert_eq!(step(seen), Action::Wait { wait: WAIT_MIN });
+    }
+
+    #[test]
+    fn calls_are_looked_for_when_half_is_used() {
+        let wait = |used| step(unmanaged(used, 1 << 30));
+        assert!(matches!(wait(1 << 29), Action::Wait { .. }));
+        assert!(matches!(wait((1 << 29) + 1), Action::LookAhead { .. }));
+    }
+
+    #[test]
+    fn a_look_comes_before_the_room_can_be_used_up() {
+        let wait = |room| match step(unmanaged(0, room)) {
+            Action::Wait { wait } => wait,
+            other => panic!("{other:?}"),
+        };
+        assert_eq!((wait(0), wait(8 * MIB)), (WAIT_MIN, WAIT_MIN));
+        assert_eq!(wait(80 * MIB).as_micros(), 19_531);
+        assert_eq!((wait(410 * MIB), wait(u64::MAX)), (WAIT_MAX, WAIT_MAX));
+    }
+
+    #[test]
+    fn the_budget_follows_the_allowance_and_small_changes_do_not_count() {
+        assert_eq!(kept(MANAGED).budget, None);
+        let of = |allowance| kept(Managed { allowance, ..MANAGED }).budget;
+        let step = 57 * MIB / BUDGET_STEP;
+        assert_eq!((of(64 * MIB + step), of(64 * MIB - step)), (None, None));
+        assert_eq!(of(64 * MIB + step + 1), Some(57 * MIB + step + 1));
+        assert_eq!(of(64 * MIB - step - 1), Some(57 * MIB - step - 1));
+        assert_eq!((of(15 * MIB), of(3 * MIB)), (Some(8 * MIB), Some(8 * MIB)), "at least that");
+        let shared = kept(Managed { shared: 20 * MIB, ..MANAGED });
+        assert_eq!(shared.budget, Some(77 * MIB), "it is in the memory besides, too");
+        assert_eq!(of(u64::MAX), Some(u64::MAX - 7 * MIB));
+    }
+
+    #[test]
+    fn the_pages_of_a_recorded_program_have_the_whole_allowance_all_the_time() {
+        let seen = Unmanaged { is_wanted: true, is_recorded: true, ..unmanaged(MIB, 64 * MIB) };
+        assert_eq!(step(seen), Action::TakeOver { budget: 64 * MIB });
+        let keep = kept(Managed { is_recorded: true, allowance: 9 * MIB, ..MANAGED });
+        assert_eq!((keep.budget, keep.wait), (None, WAIT_MAX));
+    }
+
+    #[test]
+    fn the_pages_of_a_suspended_process_leave_and_those_that_are_read_stay() {
+        let held = kept(Managed { is_held: true, ..MANAGED });
+        assert_eq!((held.is_held, held.budget, held.wait), (true, Some(BUDGET_LEAST), WAIT_MAX));
+        let read = kept(Managed { is_read: true, is_held: true, ..MANAGED });
+        assert_eq!(read.budget, Some(u64::MAX - 7 * MIB));
+    }
+
+    #[test]
+    fn a_starved_program_waits_as_long_as_there_is_hope_and_a_hundred_looks_more() {
+        let starved = Managed { is_starved: true, ..MANAGED };
+        assert_eq!(kept(Managed { hopeless: 99, ..starved }).hopeless, 0, "there is hope again");
+        let last = Managed { hopeless: HOPELESS - 2, may_hope: false, ..starved };
+        assert_eq!((kept(last).is_patient, kept(last).hopeless), (true, HOPELESS - 1));
+        let over = Managed { hopeless: HOPELESS - 1, ..last };
+        assert!(!kept(over).is_patient);
+        assert_eq!(kept(Managed { is_starved: false, ..over }).hopeless, 0);
+    }
+
+    #[test]
+    fn shared_memory_is_measured_less_and_less_often() {
+        let none = Duration::ZERO;
+        assert_eq!(shared_wait(true, WAIT_MAX, none), WAIT_MIN);
+        assert_eq!(shared_wait(false, WAIT_MIN, none), WAIT_MIN * 2);
+        assert_eq!(shared_wait(false, WAIT_MAX, none), SHARED_WAIT);
+        let long = Duration::from_millis(10);
+        assert_eq!(shared_wait(true, WAIT_MIN, long), Duration::from_millis(200));
+        assert_eq!([MIB - 1, MIB].map(counted_shared), [0, MIB]);
+        assert!(!has_grown(LOOK_STEP, 0) && has_grown(LOOK_STEP + 1, 0));
+    }
+}

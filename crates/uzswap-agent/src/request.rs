@@ -1,0 +1,86 @@
+//! A thread of the program that asks for memory: it has the program watched or taken over, and
+//! waits for that.
+
+use crate::stage::{self, Stage};
+use crate::{ask, decide, forking, front, inside, is_inside, ring, watch_from_now};
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use uzswap_sys::process;
+use uzswap_tree::front::BARE;
+use uzswap_tree::{SILENT_MAX, clock};
+
+/// The time until which a thread waits for the program to be taken over, milliseconds of the
+/// system's clock. It counts in the stage `TakingOver` only.
+static TAKING_UNTIL: AtomicU64 = AtomicU64::new(0);
+
+/// Measures the process's memory, with the block that it is about to get, and has it watched if
+/// that is much. If it is too much, it is taken over before it gets it: the thread that watches
+/// might look when it is there. A holder of locks of the program's allocator may not wait: the
+/// threads that serve faults are started meanwhile, which takes memory. Before that it waits for
+/// its turn.
+pub extern "C" fn look(more: usize, may_wait: bool) {
+    if stage::is_taken_over() || is_inside() {
+        return;
+    }
+    let Some(front) = front() else { return };
+    let [used, usable] = {
+        let _inside = inside();
+        process::own_used_and_usable_bytes().unwrap_or_default()
+    };
+    front.queue(used);
+    if may_wait {
+        wait_for_turn();
+    }
+    let wanted = used.saturating_add(more as u64);
+    let is_late = usable.saturating_add(more as u64) >= front.late_least();
+    let is_small = wanted < SILENT_MAX;
+    if is_small && !is_late || stage::now() == Stage::Refused {
+        return;
+    }
+    let is_much = {
+        let _inside = inside();
+        watch_from_now();
+        if !is_small {
+            front.tree.reserve(decide::COST);
+        }
+        decide::is_too_much(wanted, ask(&front.tree, used, false).bytes)
+    };
+    if is_much && want_take_over() {
+        ring();
+        if may_wait {
+            wait_while_taking();
+        }
+    }
+}
+
+/// Has the program taken over. `false`: it is too late for that.
+pub fn want_take_over() -> bool {
+    TAKING_UNTIL.store(clock() + decide::PATIENCE.as_millis() as u64, Relaxed);
+    stage::change(Stage::Watched, Stage::TakingOver) || stage::now() == Stage::TakingOver
+}
+
+/// Has a thread that asks for memory wait if it is to.
+pub extern "C" fn wait() {
+    if front().is_some_and(|front| front.waits.load(Relaxed) & BARE != 0) && !is_inside() {
+        forking::attend();
+    }
+    wait_while_taking();
+    wait_for_turn();
+}
+
+/// Waits until it is this program's turn.
+fn wait_for_turn() {
+    if let Some(front) = front().filter(|_| !is_inside()) {
+        front.wait_for_turn(stage::is_taken_over);
+    }
+}
+
+/// Waits until this program is taken over: memory that it takes meanwhile is not kept small.
+fn wait_while_taking() {
+    let is_under_way = || stage::now() == Stage::TakingOver && !is_inside();
+    while is_under_way() && clock() < TAKING_UNTIL.load(Relaxed) {
+        let pause = libc::timespec { tv_sec: 0, tv_nsec: 1_000_000 };
+        let arguments = [&raw const pause as u64, 0, 0, 0, 0, 0];
+        // SAFETY: sleeps; the signal that stops threads ends it early.
+        unsafe { uzswap_calls::raw(libc::SYS_nanosleep as u64, arguments) };
+    }
+}

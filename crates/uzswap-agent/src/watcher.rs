@@ -1,0 +1,147 @@
+//! The eyes and hands of the thread that watches: one look, and the orders to a pager.
+
+use crate::decide::{self, Keep, Managed, Seen, Unmanaged};
+use crate::looker::{self, Question};
+use crate::stage::{self, Stage};
+use crate::{AGENT, Agent, alone, ask, forking, is_recorded, seen};
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::time::{Duration, Instant};
+use uzswap_tree::front::{FILTERED, Front};
+use uzswap_tree::{Figures, RemoteSums, Tree};
+
+/// Memory besides the pager's, bytes, when mappings that stay open were last looked through. A fork
+/// goes on from there, as with the next.
+static BESIDES: AtomicU64 = AtomicU64::new(0);
+/// The last report of this process: faults, pages stored, the activity at a store.
+static TOLD: [AtomicU64; 2] = [const { AtomicU64::new(0) }; 2];
+static TOLD_REMOTE: RemoteSums = RemoteSums::new();
+
+/// The memory of a thread that watches.
+pub struct Watcher {
+    front: &'static Front,
+    shared: Shared,
+    hopeless: u32,
+    next_tell: Instant,
+}
+
+impl Watcher {
+    /// In a thread that begins to watch.
+    pub fn new(front: &'static Front) -> Self {
+        // Its parent's memory, if this is a fork.
+        forking::note();
+        looker::start();
+        let now = Instant::now();
+        let shared = Shared { bytes: 0, fell: 0, next: now, wait: decide::WAIT_MIN };
+        Self { front, shared, hopeless: 0, next_tell: now }
+    }
+
+    /// Looks at the program, and reports its memory to the tree.
+    pub fn look(&mut self) -> Seen {
+        let agent = AGENT.get();
+        if alone::is_wanted() {
+            return Seen::EndWanted;
+        }
+        // Others serve the faults of a program that was taken over: it is looked at as it asks.
+        if agent.is_none() && self.front.waits.load(Relaxed) & FILTERED != 0 {
+            return Seen::Filtered;
+        }
+        let whole = looker::ask(Question::Anonymous);
+        let tree = &self.front.tree;
+        match agent {
+            None => {
+                let stage = stage::now();
+                Seen::Unmanaged(Unmanaged {
+                    is_wanted: stage == Stage::TakingOver,
+                    is_refused: !matches!(stage, Stage::Watched | Stage::TakingOver),
+                    used: whole,
+                    is_recorded: is_recorded(),
+                    allowance: ask(tree, whole, false).bytes,
+                })
+            }
+            Some(agent) => Seen::Managed(self.look_at(agent, tree, whole)),
+        }
+    }
+
+    fn look_at(&mut self, agent: &Agent, tree: &Tree, whole: u64) -> Managed {
+        let shared = self.shared.bytes();
+        let is_starved = agent.pager.is_starved();
+        let given = ask(tree, whole.saturating_sub(shared), is_starved);
+        let is_read = seen::attend(agent, tree);
+        Managed {
+            is_starved,
+            may_hope: given.may_hope,
+            hopeless: self.hopeless,
+            is_held: tree.is_held(),
+            is_read,
+            is_recorded: is_recorded(),
+            allowance: given.bytes,
+            shared,
+            besides: if is_recorded() { 0 } else { besides(agent, whole) },
+            budget: agent.pager.memory(),
+        }
+    }
+
+    /// Gives a pager its orders, and reports its activity at times.
+    pub fn keep(&mut self, agent: &Agent, keep: &Keep) {
+        self.hopeless = keep.hopeless;
+        agent.pager.set_patient(keep.is_patient);
+        agent.pager.set_held(keep.is_held);
+        if let Some(budget) = keep.budget {
+            // A budget that is refused stays as it was.
+            let _ = agent.pager.set_memory(budget);
+        }
+        if Instant::now() >= self.next_tell {
+            tell(agent, &self.front.tree);
+            self.next_tell = Instant::now() + decide::TELL;
+        }
+    }
+}
+
+/// Memory besides the pager's, bytes. All that the pager takes is anonymous memory, too.
+fn besides(agent: &Agent, whole: u64) -> u64 {
+    let besides = || whole.saturating_sub(agent.pager.used_bytes());
+    if decide::has_grown(besides(), BESIDES.load(Relaxed)) {
+        agent.pager.find_used();
+        BESIDES.store(besides(), Relaxed);
+    }
+    let besides = besides();
+    BESIDES.fetch_min(besides, Relaxed);
+    besides
+}
+
+/// Reports the activity since the last time to the tree.
+fn tell(agent: &Agent, tree: &Tree) {
+    let now = agent.pager.figures();
+    let since = |told: &AtomicU64, now| now - told.swap(now, Relaxed);
+    let (faults, stored) = (since(&TOLD[0], now.faults), since(&TOLD[1], now.stored));
+    tree.note(Figures { faults, stored, ..now });
+    if let Some(remote) = agent.pager.remote() {
+        tree.table().remote.add(&TOLD_REMOTE.advance(&remote));
+    }
+}
+
+/// This process's memory that others have too, since a fork. All count it that were taken over, and
+/// their children are so from the start.
+struct Shared {
+    bytes: u64,
+    /// How much less it was than the time before: so much less it may be again before it is known.
+    fell: u64,
+    next: Instant,
+    wait: Duration,
+}
+
+impl Shared {
+    /// It is found out after a fork, and as long as there is any.
+    fn bytes(&mut self) -> u64 {
+        let is_new = forking::take_note();
+        if is_new || self.bytes > 0 && Instant::now() >= self.next {
+            let start = Instant::now();
+            let bytes = decide::counted_shared(looker::ask(Question::Shared));
+            self.fell = if is_new { 0 } else { self.bytes.saturating_sub(bytes) };
+            self.bytes = bytes;
+            self.wait = decide::shared_wait(is_new, self.wait, start.elapsed());
+            self.next = Instant::now() + self.wait;
+        }
+        self.bytes.saturating_sub(self.fell)
+    }
+}
