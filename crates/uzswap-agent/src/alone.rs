@@ -1,7 +1,7 @@
 //! Calls that the kernel permits to a process of one thread only, such as `unshare` of the user
 //! namespace. If the program has one thread, ours end before the call and start again after it.
 
-use crate::{AGENT, inside, say, stage, takeover};
+use crate::{AGENT, inside, say, stage, threads};
 use libc::{c_int, c_long};
 use std::sync::atomic::{AtomicBool, Ordering::*};
 use std::time::{Duration, Instant};
@@ -55,7 +55,7 @@ const UNKNOWN: u32 = 100;
 
 fn is_alone() -> bool {
     let _inside = inside();
-    stop::threads().is_ok_and(|all| all.len() == takeover::ours().len() + 1)
+    stop::threads().is_ok_and(|all| all.len() == threads::ours().len() + 1)
 }
 
 fn pause() {
@@ -82,7 +82,7 @@ pub fn end_watching() {
 fn without_our_threads<R>(work: impl FnOnce() -> R) -> R {
     end_watching();
     let _inside = inside();
-    let all = takeover::ours();
+    let all = threads::ours();
     let work = || {
         await_end(&all);
         IS_WANTED.store(false, Relaxed);

@@ -5,7 +5,8 @@
 //! Before the take-over the preloaded library tells of them. A device that was told of memory
 //! otherwise does not say which it was; a program that has one open is left alone.
 
-use crate::calls::{Holds, hold_vector, make, peek, touched};
+use crate::buffers::touched;
+use crate::holds::{Holds, hold_vector, make, peek};
 use crate::{Agent, inside, layout};
 use std::fs;
 use std::ops::Range;

@@ -4,7 +4,7 @@
 //! library or use vector registers beyond those of any x86-64. `tests/tests/first_look.rs` reads
 //! the machine code for that.
 
-use crate::calls::used_of_futex;
+use crate::holds::used_of_futex;
 use crate::{stage, thread};
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};

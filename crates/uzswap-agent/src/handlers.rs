@@ -12,7 +12,7 @@
 //! it returns, the thread goes on in our code, unless the handler has sent it elsewhere. If it
 //! never returns, the call is over: [`crate::thread`].
 
-use crate::processes::{KernelAction, ours};
+use crate::signals::{KernelAction, ours};
 use crate::{seen, stacks, stage, thread};
 use std::arch::naked_asm;
 use std::ptr;

@@ -11,7 +11,7 @@
 //! `read` has to end when an alarm rings would otherwise read for ever. Which signals wait is asked
 //! last; one that comes after that is as if it had come just before the call.
 
-use crate::processes::{KernelAction, ours};
+use crate::signals::{KernelAction, ours};
 use libc::c_long;
 use uzswap_calls::{Patcher, raw};
 use uzswap_sys::bus::Stopped;

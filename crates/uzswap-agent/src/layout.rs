@@ -3,20 +3,19 @@
 //! One lock orders these calls, as the kernel's own does. Its holder has all signals blocked, so
 //! that no handler of the program's waits for its own thread.
 
-use crate::calls::{self, refuse};
+use crate::holds::{self, AT_ONCE, Holds, refuse};
 use crate::{Agent, inside, stage};
 use std::collections::BTreeMap;
 use std::io;
 use std::ops::Range;
 use std::os::fd::BorrowedFd;
 use std::sync::{Mutex, MutexGuard, PoisonError};
-use uzswap_calls::table::Buffer;
-use uzswap_calls::{Call, Outcome, Patcher, raw, sites};
+use uzswap_calls::{Call, Outcome, Patcher, raw, sites, table};
 use uzswap_region::{Change, Contents, Mode};
 use uzswap_sys::map::PAGE_BYTES;
 
 /// Of Linux 6.13.
-const MADV_GUARD_INSTALL: i32 = 102;
+pub const MADV_GUARD_INSTALL: i32 = 102;
 
 /// Smaller mappings are left alone: they would cost more than they save.
 const LEAST: usize = 64 << 10;
@@ -73,7 +72,7 @@ impl Layout {
         patcher.forget(mapped);
         let found = sites::of_segment(mapped.clone(), file, offset);
         if !found.is_empty() {
-            let work = patcher.prepare(&found, calls::wants)?;
+            let work = patcher.prepare(&found, table::is_looked_at)?;
             // SAFETY: the mapping is new: no thread has its address before the call returns.
             unsafe { work.apply() };
         }
@@ -479,12 +478,12 @@ pub fn lock_memory(agent: &Agent, call: &mut Call) -> Outcome {
 pub fn in_core(agent: &Agent, call: &mut Call) -> Outcome {
     let [at, bytes, answers, ..] = call.arguments;
     await_complete();
-    let mut holds = calls::Holds::new(agent);
+    let mut holds = Holds::new(agent);
     let pages = whole(at, bytes).len() / PAGE_BYTES;
     holds.hold(answers, pages as u64);
-    calls::make(agent, call);
+    holds::make(agent, call);
     // As many answers as are held at once, at most.
-    let pages = (0..pages.min(calls::AT_ONCE as usize)).map(|page| (page, at as usize));
+    let pages = (0..pages.min(AT_ONCE as usize)).map(|page| (page, at as usize));
     for (page, start) in pages.filter(|_| call.result == 0) {
         if agent.pager.is_out(start + page * PAGE_BYTES) {
             // SAFETY: the kernel has just written there, and the page is held.
@@ -500,7 +499,7 @@ pub fn read_own_pagemap(agent: &Agent, call: &Call) {
     const ENTRY: u64 = size_of::<u64>() as u64;
     const SWAPPED_OR_GUARD: u64 = 1 << 62 | 1 << 58;
     let [file, to, _, offset, ..] = call.arguments;
-    let bytes = (call.result as u64).min(calls::AT_ONCE);
+    let bytes = (call.result as u64).min(AT_ONCE);
     if crate::mode() == Mode::InThread
         || bytes == 0
         || !(bytes | offset).is_multiple_of(ENTRY)
@@ -508,7 +507,7 @@ pub fn read_own_pagemap(agent: &Agent, call: &Call) {
     {
         return;
     }
-    let mut holds = calls::Holds::new(agent);
+    let mut holds = Holds::new(agent);
     holds.hold(to, bytes);
     for number in 0..bytes / ENTRY {
         let page = (offset / ENTRY + number) as usize * PAGE_BYTES;
@@ -544,17 +543,6 @@ pub fn seal(agent: &Agent, call: &mut Call) -> Outcome {
     agent.pager.release(whole(call.arguments[0], call.arguments[1]));
     make(call);
     Outcome::Done
-}
-
-/// `process_madvise` of a process's own memory. Advice that drops pages is answered as kernels
-/// before 6.13 do, which accept it for others' memory only. Programs then use `madvise`.
-pub fn advise_process(agent: &Agent, call: &mut Call) -> Outcome {
-    const DROPS: [i32; 4] =
-        [libc::MADV_DONTNEED, libc::MADV_FREE, libc::MADV_DONTNEED_LOCKED, MADV_GUARD_INSTALL];
-    if DROPS.contains(&(call.arguments[3] as i32)) {
-        return refuse(call, libc::EINVAL);
-    }
-    calls::held(agent, call, &[Buffer::Vector(1, 2)])
 }
 
 /// `shmat`: never over memory that is mapped.

@@ -15,12 +15,14 @@
 
 mod adoption;
 mod alone;
+mod buffers;
 mod calls;
 mod decide;
 mod devices;
 mod first_look;
 mod forking;
 mod handlers;
+mod holds;
 mod hooks;
 mod interrupted;
 mod layout;
@@ -32,10 +34,12 @@ mod processes;
 mod request;
 mod seccomp;
 mod seen;
+mod signals;
 mod stacks;
 mod stage;
 mod takeover;
 mod thread;
+mod threads;
 mod watcher;
 mod whole;
 

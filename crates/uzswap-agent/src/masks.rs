@@ -1,8 +1,8 @@
 //! Calls that set which signals are blocked for their time, or wait for signals: SIGBUS and SIGILL
 //! are always let through, and nobody else takes them.
 
-use crate::calls::{Holds, hold_touched, make, peek};
-use crate::processes::ours;
+use crate::holds::{Holds, hold_touched, make, peek};
+use crate::signals::ours;
 use crate::{Agent, layout};
 use libc::c_long;
 use uzswap_calls::{Call, Outcome};

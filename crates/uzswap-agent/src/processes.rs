@@ -1,24 +1,15 @@
 //! Calls about signals, processes and descriptors.
 
-use crate::calls::{Holds, peek, peek_bytes, poke, refuse};
+use crate::holds::{Holds, peek, peek_bytes, poke, refuse};
+use crate::signals::{KernelAction, ours};
 use crate::{Agent, adoption, forking, handlers, inside, layout};
 use libc::c_long;
 use std::mem::MaybeUninit;
 use std::ptr;
 use std::sync::atomic::{AtomicI32, Ordering::Relaxed};
 use uzswap_calls::{Call, Outcome, raw};
-use uzswap_region::Mode;
 use uzswap_sys::bus;
 use uzswap_sys::map::PAGE_BYTES;
-
-/// Signals that must reach us: a fault, and a replaced instruction.
-pub fn ours() -> u64 {
-    const ALWAYS: u64 = 1 << (libc::SIGBUS - 1) | 1 << (libc::SIGILL - 1);
-    match crate::mode() {
-        Mode::Protection => ALWAYS | 1 << (libc::SIGSEGV - 1),
-        _ => ALWAYS,
-    }
-}
 
 /// Descriptors of ours, which the program must not close: without them its pages are gone.
 static DESCRIPTORS: [AtomicI32; 256] = [const { AtomicI32::new(-1) }; 256];
@@ -68,37 +59,6 @@ fn hold_both(agent: &Agent, read: u64, written: u64, bytes: u64) -> Holds<'_> {
     holds.hold(read, bytes);
     holds.hold(written, bytes);
     holds
-}
-
-/// An action as the kernel has it.
-#[repr(C)]
-#[derive(Clone, Copy)]
-pub struct KernelAction {
-    pub handler: u64,
-    pub flags: u64,
-    pub restorer: u64,
-    pub mask: u64,
-}
-
-impl KernelAction {
-    /// The same of the C library's form.
-    pub fn of(action: &libc::sigaction) -> Self {
-        // SAFETY: a set begins with the kernel's, of eight bytes.
-        let mask = unsafe { *(&raw const action.sa_mask).cast::<u64>() };
-        let (handler, flags) = (action.sa_sigaction as u64, action.sa_flags as u32 as u64);
-        Self { handler, flags, restorer: 0, mask }
-    }
-
-    /// The same in the C library's form.
-    fn to_libc(self) -> libc::sigaction {
-        // SAFETY: zeros are an action.
-        let mut action = unsafe { MaybeUninit::<libc::sigaction>::zeroed().assume_init() };
-        action.sa_sigaction = self.handler as usize;
-        action.sa_flags = self.flags as i32;
-        // SAFETY: as above.
-        unsafe { (&raw mut action.sa_mask).cast::<u64>().write(self.mask) };
-        action
-    }
 }
 
 /// `rt_sigaction`: our signals stay ours, and in handlers of others ours are not blocked.

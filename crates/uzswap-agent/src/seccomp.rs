@@ -5,7 +5,8 @@
 //! would not be allowed, all memory is brought in first, and the program is left alone from then
 //! on.
 
-use crate::calls::{Holds, peek, touched};
+use crate::buffers::touched;
+use crate::holds::{Holds, peek};
 use crate::stage::{self, Stage};
 use crate::{Agent, alone, handlers, layout};
 use std::sync::atomic::Ordering::Relaxed;

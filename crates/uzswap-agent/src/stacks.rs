@@ -6,7 +6,7 @@
 //! There faults begin, and the program's handlers are taken from there to where they would have
 //! run ([`crate::handlers`]). The stack that the program sets is noted here alone, and may leave.
 
-use crate::calls::{Holds, peek, poke, refuse};
+use crate::holds::{Holds, peek, poke, refuse};
 use crate::{Agent, inside, thread};
 use rustix::mm::{MprotectFlags, mprotect};
 use std::alloc::{self, Layout};

@@ -9,18 +9,18 @@
 
 use crate::stage::{self, Stage};
 use crate::{AGENT, Agent, adoption, calls, devices, first_look, forking, handlers, interrupted};
-use crate::{layout, processes, seen, stacks};
+use crate::{layout, processes, seen, signals, stacks, threads};
 use std::ffi::CStr;
 use std::fs;
 use std::ops::Range;
-use std::sync::atomic::Ordering::*;
+use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Mutex, PoisonError};
 use uzswap_calls::sites::{self, Site};
 use uzswap_calls::stop;
-use uzswap_calls::{Looks, Patcher};
+use uzswap_calls::{Looks, Patcher, table};
 use uzswap_region::{Mode, OnFork, Pager, PagerBuilder};
 use uzswap_sys::bus::{self, Stopped};
-use uzswap_sys::{map, own_threads, smaps};
+use uzswap_sys::{map, smaps};
 use uzswap_tree::front::STACK;
 
 /// How often threads that do not stop are tried again.
@@ -72,9 +72,10 @@ pub fn take_over(memory: u64, compressor: &str) -> Result<(), String> {
     let mut patcher = Patcher::new(looks).map_err(|error| said(&error))?;
     adoption::note_variables(&modules);
     let (kernels, files): (Vec<_>, Vec<_>) = modules.iter().partition(|one| one.is_kernels());
-    let work = patcher.prepare(&sites_of(&files), calls::wants).map_err(|error| said(&error))?;
+    let work =
+        patcher.prepare(&sites_of(&files), table::is_looked_at).map_err(|error| said(&error))?;
     // A kernel may have sealed its own code: the few calls that are made there stay unseen.
-    let in_kernels = patcher.prepare(&sites_of(&kernels), calls::wants).ok();
+    let in_kernels = patcher.prepare(&sites_of(&kernels), table::is_looked_at).ok();
     let pager = pager(memory, compressor).map_err(|error| said(&error))?;
     // After the pager's own handler.
     forking::watch().map_err(|error| said(&error))?;
@@ -89,7 +90,7 @@ pub fn take_over(memory: u64, compressor: &str) -> Result<(), String> {
     }
     let mut agent = Some(Agent::new(pager));
     let mut layout = layout::lock();
-    let (me, ours) = (rustix::thread::gettid().as_raw_nonzero().get(), ours());
+    let (me, ours) = (rustix::thread::gettid().as_raw_nonzero().get(), threads::ours());
     let me = (!ours.contains(&me)).then_some(me);
     let stopped = (0..TRIES).find_map(|_| {
         handlers::begin_on_stack(libc::SIGBUS, false);
@@ -191,7 +192,7 @@ fn has_threads() -> bool {
         if turn > 0 {
             std::thread::sleep(std::time::Duration::from_millis(1));
         }
-        let ours = ours();
+        let ours = threads::ours();
         ours.len() >= THREADS && ours.into_iter().all(is_reached)
     })
 }
@@ -201,15 +202,7 @@ fn is_reached(thread: i32) -> bool {
     let status = fs::read_to_string(format!("/proc/self/task/{thread}/status")).unwrap_or_default();
     let blocked = status.lines().find_map(|line| line.strip_prefix("SigBlk:"));
     let blocked = blocked.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok());
-    blocked.is_some_and(|mask| mask & processes::ours() == 0)
-}
-
-/// Threads of this library's own that are there.
-pub fn ours() -> Vec<i32> {
-    let loader = crate::front().map_or(0, |front| front.loader.load(SeqCst));
-    let loader = own_threads::of_own_process(loader);
-    let is_ours = |thread: &i32| own_threads::all().chain(loader).any(|ours| ours == *thread);
-    stop::threads().unwrap_or_default().into_iter().filter(is_ours).collect()
+    blocked.is_some_and(|mask| mask & signals::ours() == 0)
 }
 
 /// Another library that manages this program's memory or signals.

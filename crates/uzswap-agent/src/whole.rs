@@ -2,7 +2,7 @@
 //! stay together. So the program's call must stay one call, with all of its memory present. More
 //! memory than may be pinned is copied; for the time of the call the copy is beside the budget.
 
-use crate::calls::{AT_ONCE, Holds, peek, peek_bytes};
+use crate::holds::{AT_ONCE, Holds, is_type, peek, peek_bytes};
 use crate::{Agent, layout, thread};
 use libc::c_long;
 use std::ops::Range;
@@ -70,7 +70,7 @@ pub fn write(agent: &Agent, call: &mut Call) -> bool {
         vector.hold(at, count * size_of::<libc::iovec>() as u64);
     }
     let bytes = given.bytes();
-    if bytes <= AT_ONCE || !crate::calls::is_type(call.arguments[0] as i32, libc::S_IFREG) {
+    if bytes <= AT_ONCE || !is_type(call.arguments[0] as i32, libc::S_IFREG) {
         return false;
     }
     layout::await_complete();

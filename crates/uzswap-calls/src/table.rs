@@ -87,6 +87,11 @@ pub fn treatment(number: u64) -> Treatment {
     TREATMENTS.get(number as usize).copied().unwrap_or(ANY)
 }
 
+/// True if a call of a number is looked at.
+pub fn is_looked_at(number: u32) -> bool {
+    !matches!(treatment(number.into()), Left | Absent)
+}
+
 impl fmt::Display for Treatment {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {

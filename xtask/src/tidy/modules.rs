@@ -9,11 +9,6 @@ use std::path::{Path, PathBuf};
 
 /// Circles that there are. They may only shrink.
 const CIRCLES: &[(&str, &str)] = &[
-    (
-        "uzswap-agent",
-        "adoption alone calls devices first_look forking handlers interrupted layout masks \
-         processes seccomp stacks takeover whole",
-    ),
     ("uzswap-bench", "acquisitions locks"),
     ("uzswap-bench", "bench machine peer"),
     ("uzswap-bench", "density hold"),

@@ -1,0 +1,118 @@
+//! Calls that are given memory by their arguments: it is held for the time of the call.
+
+use crate::holds::{
+    Holds, UNTOLD, hold_touched, hold_vector, make, make_until_it_sees, peek, used_of_futex,
+};
+use crate::{Agent, layout, stage, whole};
+use libc::c_long;
+use uzswap_calls::table::Buffer;
+use uzswap_calls::{Call, Outcome};
+use uzswap_sys::map::PAGE_BYTES;
+
+/// Makes a call with its buffers held.
+pub fn held(agent: &Agent, call: &mut Call, buffers: &[Buffer]) -> Outcome {
+    layout::await_complete();
+    let mut holds = Holds::new(agent);
+    for buffer in buffers {
+        hold_buffer(&mut holds, call, *buffer);
+    }
+    if holds.is_full() {
+        // There is more than may be held.
+        drop(holds);
+        if whole::write(agent, call) {
+            return Outcome::Done;
+        }
+        return held_in_part(agent, call, buffers);
+    }
+    make(agent, call);
+    Outcome::Done
+}
+
+/// The same for longer buffers, as far as they may be held.
+fn held_in_part(agent: &Agent, call: &mut Call, buffers: &[Buffer]) -> Outcome {
+    let mut holds = Holds::new(agent);
+    for buffer in buffers {
+        hold_buffer(&mut holds, call, *buffer);
+    }
+    make(agent, call);
+    Outcome::Done
+}
+
+fn hold_buffer(holds: &mut Holds<'_>, call: &Call, buffer: Buffer) {
+    let argument = |at: usize| call.arguments[at];
+    let (at, bytes) = match buffer {
+        Buffer::Bytes(at, bytes) => (at, argument(bytes)),
+        Buffer::Each(at, count, bytes) => (at, argument(count).saturating_mul(bytes)),
+        Buffer::Pages(at, bytes) => (at, argument(bytes).div_ceil(PAGE_BYTES as u64)),
+        Buffer::Typed(at, bytes) => (at, argument(bytes).saturating_add(8)),
+        Buffer::Fixed(at, bytes) => (at, bytes),
+        Buffer::Text(at) => (at, UNTOLD),
+        Buffer::Vector(at, count) => return hold_vector(holds, argument(at), argument(count)),
+        Buffer::Message(at) => return hold_message(holds, argument(at)),
+        Buffer::Messages(at, count) => {
+            for number in 0..argument(count).min(1024) {
+                let bytes = size_of::<libc::mmsghdr>() as u64;
+                let message = argument(at).wrapping_add(number * bytes);
+                hold_message(holds, message);
+                holds.hold(message, bytes);
+            }
+            return;
+        }
+    };
+    holds.hold(argument(at), bytes);
+}
+
+fn hold_message(holds: &mut Holds<'_>, at: u64) {
+    holds.hold(at, size_of::<libc::msghdr>() as u64);
+    if let Some(message) = peek::<libc::msghdr>(at) {
+        holds.hold(message.msg_name as u64, message.msg_namelen.into());
+        holds.hold(message.msg_control as u64, message.msg_controllen as u64);
+        hold_vector(holds, message.msg_iov as u64, message.msg_iovlen as u64);
+    }
+}
+
+/// The memory that these arguments refer to is held: a path, a structure, a result. A call that has
+/// done its work when it answers `EFAULT` (`accept`, `wait4`) cannot be repeated: so it waits until
+/// its memory can be held.
+pub fn touched(agent: &Agent, call: &mut Call, arguments: &[usize]) -> Outcome {
+    let is_futex = call.number as c_long == libc::SYS_futex;
+    let arguments = if is_futex { used_of_futex(call.arguments[1]) } else { arguments };
+    let is_complete = stage::is_complete();
+    if !is_complete && !is_wake(call) {
+        layout::await_complete();
+    }
+    let mut holds = Holds::new(agent);
+    let any = hold_touched(&mut holds, call, arguments);
+    // The memory of these calls may refer to more memory; memory that is not adopted yet may be in
+    // a moment.
+    if !any && is_complete && !is_deep(call.number as c_long) {
+        return Outcome::Bare;
+    }
+    make_until_it_sees(agent, call, arguments);
+    Outcome::Done
+}
+
+/// True if threads wait for and wake each other by a call, which first reads one word.
+fn is_wake(call: &Call) -> bool {
+    call.number as c_long == libc::SYS_futex && used_of_futex(call.arguments[1]).len() < 3
+}
+
+fn is_deep(number: c_long) -> bool {
+    matches!(
+        number,
+        libc::SYS_ioctl
+            | libc::SYS_futex_waitv
+            | libc::SYS_prctl
+            | libc::SYS_seccomp
+            | libc::SYS_bpf
+            | libc::SYS_keyctl
+            | libc::SYS_ptrace
+            | libc::SYS_fsconfig
+            | SETXATTRAT
+            | GETXATTRAT
+    )
+}
+
+/// Newer than the C library's list.
+const SETXATTRAT: c_long = 463;
+const GETXATTRAT: c_long = 464;

@@ -1,0 +1,182 @@
+//! Memory of the program's for the time of a call: read, written, and kept in memory.
+
+use crate::{Agent, stage, thread};
+use uzswap_calls::{Call, Outcome, raw};
+use uzswap_sys::map::PAGE_BYTES;
+
+/// The most that is held for one call: a length may be anything, the kernel may refuse it, and held
+/// memory takes from the budget. `read` and `write` go on with the rest; others are cut short
+/// there, if it is absent.
+pub const AT_ONCE: u64 = 4 << 20;
+/// The bytes that are held of memory whose length the arguments do not tell: the longest path.
+pub const UNTOLD: u64 = 4096;
+/// How often a call that answers `EFAULT` is made again, once all memory is adopted.
+const TRIES: usize = 8;
+/// Until then: how long to wait before each further try. A page that is just being adopted cannot
+/// be held yet.
+const PAUSE: libc::timespec = libc::timespec { tv_sec: 0, tv_nsec: 100_000 };
+
+/// Answers a call with an error.
+pub fn refuse(call: &mut Call, error: i32) -> Outcome {
+    call.result = -i64::from(error);
+    Outcome::Done
+}
+
+/// Ranges of memory that are held.
+pub struct Holds<'a> {
+    agent: &'a Agent,
+    /// Bytes that may be held yet.
+    left: u64,
+    held: thread::Use,
+}
+
+impl<'a> Holds<'a> {
+    /// Nothing yet.
+    pub fn new(agent: &'a Agent) -> Self {
+        Self { agent, left: AT_ONCE, held: thread::Use::begin() }
+    }
+
+    /// The same, of at most so many bytes.
+    pub fn up_to(agent: &'a Agent, bytes: u64) -> Self {
+        Self { left: bytes, ..Self::new(agent) }
+    }
+
+    /// True if no more may be held.
+    pub fn is_full(&self) -> bool {
+        self.left == 0
+    }
+
+    /// Holds the adopted part of a range. Returns true if there is one.
+    pub fn hold(&mut self, at: u64, bytes: u64) -> bool {
+        let mut rest = at as usize..(at as usize).saturating_add(bytes.min(self.left) as usize);
+        if !is_address(at) {
+            return false;
+        }
+        let mut any = false;
+        while let Some(held) = self.agent.pager.hold(rest.clone()) {
+            any = true;
+            rest.start = held.end;
+            self.left = self.left.saturating_sub(held.len() as u64);
+            self.held.note(held);
+        }
+        any
+    }
+}
+
+/// True if a descriptor is of such a file.
+pub fn is_type(file: i32, wanted: libc::mode_t) -> bool {
+    let mut status = std::mem::MaybeUninit::<libc::stat>::zeroed();
+    let arguments = [file as u64, status.as_mut_ptr() as u64, 0, 0, 0, 0];
+    // SAFETY: the kernel writes the status to where it is told; zeros are one.
+    unsafe {
+        raw(libc::SYS_fstat as u64, arguments) == 0
+            && status.assume_init().st_mode & libc::S_IFMT == wanted
+    }
+}
+
+/// Reads memory of the program's, which may be no memory at all.
+pub fn peek<T: Copy>(at: u64) -> Option<T> {
+    let mut value = std::mem::MaybeUninit::<T>::zeroed();
+    // SAFETY: as many bytes as the value has, all of them zeros now.
+    let bytes =
+        unsafe { std::slice::from_raw_parts_mut(value.as_mut_ptr().cast::<u8>(), size_of::<T>()) };
+    let is_read = peek_bytes(at, bytes) == size_of::<T>();
+    // SAFETY: all of it was written; the types it is asked for are of numbers and pointers.
+    is_read.then(|| unsafe { value.assume_init() })
+}
+
+/// The same of bytes; how many there are up to the first that cannot be read.
+pub fn peek_bytes(at: u64, bytes: &mut [u8]) -> usize {
+    let local = libc::iovec { iov_base: bytes.as_mut_ptr().cast(), iov_len: bytes.len() };
+    let remote = libc::iovec { iov_base: at as *mut _, iov_len: bytes.len() };
+    // SAFETY: takes nothing.
+    let me = unsafe { raw(libc::SYS_getpid as u64, [0; 6]) } as u64;
+    let arguments = [me, &raw const local as u64, 1, &raw const remote as u64, 1, 0];
+    // SAFETY: the kernel writes the bytes, or says that it cannot read those at the address.
+    unsafe { raw(libc::SYS_process_vm_readv as u64, arguments) }.max(0) as usize
+}
+
+/// Writes memory of the program's, which may be no memory at all; whether all was written.
+pub fn poke<T: Copy>(at: u64, value: &T) -> bool {
+    let bytes = size_of::<T>();
+    let local =
+        libc::iovec { iov_base: std::ptr::from_ref(value).cast_mut().cast(), iov_len: bytes };
+    let remote = libc::iovec { iov_base: at as *mut _, iov_len: bytes };
+    // SAFETY: takes nothing.
+    let me = unsafe { raw(libc::SYS_getpid as u64, [0; 6]) } as u64;
+    let arguments = [me, &raw const local as u64, 1, &raw const remote as u64, 1, 0];
+    // SAFETY: where the program asked for it; the kernel says if it cannot write there.
+    unsafe { raw(libc::SYS_process_vm_writev as u64, arguments) == bytes as i64 }
+}
+
+/// Holds a list of buffers, and these.
+pub fn hold_vector(holds: &mut Holds<'_>, at: u64, count: u64) {
+    let bytes = size_of::<libc::iovec>() as u64;
+    holds.hold(at, count.min(1024) * bytes);
+    for number in 0..count.min(1024) {
+        if let Some(part) = peek::<libc::iovec>(at.wrapping_add(number * bytes)) {
+            holds.hold(part.iov_base as u64, part.iov_len as u64);
+        }
+    }
+}
+
+/// Holds the memory that arguments refer to. Returns true if any is adopted.
+pub fn hold_touched(holds: &mut Holds<'_>, call: &Call, arguments: &[usize]) -> bool {
+    let mut any = false;
+    for at in arguments {
+        any |= holds.hold(call.arguments[*at], UNTOLD);
+    }
+    any
+}
+
+/// The arguments of `futex` that an operation uses. Other arguments have values by chance.
+pub fn used_of_futex(operation: u64) -> &'static [usize] {
+    const OTHER: i32 = libc::FUTEX_PRIVATE_FLAG | libc::FUTEX_CLOCK_REALTIME;
+    match operation as i32 & !OTHER {
+        libc::FUTEX_WAKE | libc::FUTEX_WAKE_BITSET => &[0],
+        libc::FUTEX_WAIT | libc::FUTEX_WAIT_BITSET => &[0, 3],
+        _ => &[0, 3, 4],
+    }
+}
+
+/// True if a program can have memory there.
+fn is_address(at: u64) -> bool {
+    (PAGE_BYTES as u64..1 << 47).contains(&at)
+}
+
+/// Makes a call, and again where it answers `EFAULT`.
+pub fn make(agent: &Agent, call: &mut Call) {
+    make_until_it_sees(agent, call, &[0, 1, 2, 3, 4, 5]);
+}
+
+/// Makes a call. Where it answers `EFAULT`, the memory that its arguments may refer to is brought
+/// in, more each time, and it is made again.
+pub fn make_until_it_sees(agent: &Agent, call: &mut Call, arguments: &[usize]) {
+    let mut turn = 0;
+    while turn < TRIES {
+        let is_complete = stage::is_complete();
+        // SAFETY: the call is the program's, made as it asked.
+        call.result = unsafe { raw(call.number, call.arguments) };
+        if call.result != -i64::from(libc::EFAULT) {
+            break;
+        }
+        if is_complete {
+            turn += 1;
+        } else {
+            let pause = PAUSE;
+            // SAFETY: sleeps; a signal may end it early.
+            unsafe { raw(libc::SYS_nanosleep as u64, [(&raw const pause) as u64, 0, 0, 0, 0, 0]) };
+        }
+        let mut holds = Holds::new(agent);
+        let given = arguments.iter().map(|at| call.arguments[*at]);
+        for at in given.filter(|at| is_address(*at)) {
+            holds.hold(at, UNTOLD << turn);
+            for near in 0..4 {
+                let inner = peek::<u64>(at + near * 8).filter(|inner| is_address(*inner));
+                if let Some(inner) = inner {
+                    holds.hold(inner, UNTOLD << turn);
+                }
+            }
+        }
+    }
+}

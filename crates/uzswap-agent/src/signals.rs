@@ -1,0 +1,44 @@
+//! The signals that are ours, and actions of signals in the kernel's form.
+
+use std::mem::MaybeUninit;
+use uzswap_region::Mode;
+
+/// Signals that must reach us: a fault, and a replaced instruction.
+pub fn ours() -> u64 {
+    const ALWAYS: u64 = 1 << (libc::SIGBUS - 1) | 1 << (libc::SIGILL - 1);
+    match crate::mode() {
+        Mode::Protection => ALWAYS | 1 << (libc::SIGSEGV - 1),
+        _ => ALWAYS,
+    }
+}
+
+/// An action as the kernel has it.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct KernelAction {
+    pub handler: u64,
+    pub flags: u64,
+    pub restorer: u64,
+    pub mask: u64,
+}
+
+impl KernelAction {
+    /// The same of the C library's form.
+    pub fn of(action: &libc::sigaction) -> Self {
+        // SAFETY: a set begins with the kernel's, of eight bytes.
+        let mask = unsafe { *(&raw const action.sa_mask).cast::<u64>() };
+        let (handler, flags) = (action.sa_sigaction as u64, action.sa_flags as u32 as u64);
+        Self { handler, flags, restorer: 0, mask }
+    }
+
+    /// The same in the C library's form.
+    pub fn to_libc(self) -> libc::sigaction {
+        // SAFETY: zeros are an action.
+        let mut action = unsafe { MaybeUninit::<libc::sigaction>::zeroed().assume_init() };
+        action.sa_sigaction = self.handler as usize;
+        action.sa_flags = self.flags as i32;
+        // SAFETY: as above.
+        unsafe { (&raw mut action.sa_mask).cast::<u64>().write(self.mask) };
+        action
+    }
+}
