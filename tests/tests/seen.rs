@@ -8,7 +8,10 @@ use std::io::{BufRead, BufReader};
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
+use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
+use std::time::Duration;
 use uzswap_tests::{as_nobody, compile, nobody, skip, wait_for};
+use uzswap_tree::{Table, Tree};
 
 /// Fills 60 MiB with records, of which most leave; then dies, or waits for the end of its input.
 const PROGRAM: &str = r#"
@@ -50,7 +53,8 @@ fn run(folder: &Path, word: &str) -> Command {
     compile(folder, PROGRAM, &[]);
     let mut command = as_nobody(folder);
     let run = format!(
-        "ulimit -c unlimited; exec ./uzswap run --in-process --memory 32M -- ./program {word}"
+        "ulimit -c unlimited; exec ./uzswap run --in-process --memory 32M --no-load-control -- \
+         ./program {word}"
     );
     command.args(["sh", "-c", &run]).current_dir(folder);
     command
@@ -91,12 +95,50 @@ impl Drop for Waiting {
     }
 }
 
+/// Suspends a process of a run until this is dropped, as load control does.
+struct Suspended(u32, &'static Table, Option<Sender<()>>);
+
+impl Suspended {
+    fn new(run: u32, process: u32) -> Self {
+        let path = format!("/dev/shm/uzswap-{run}");
+        let table = Tree::look(Path::new(&path)).unwrap().table();
+        let (end, ended) = channel::<()>();
+        // Processes are suspended as long as somebody looks.
+        let interval = Duration::from_millis(200);
+        std::thread::spawn(move || {
+            while ended.recv_timeout(interval) == Err(RecvTimeoutError::Timeout) {
+                table.set_taking_turns(false);
+            }
+        });
+        assert!(table.hold(process, true));
+        Self(process, table, Some(end))
+    }
+}
+
+impl Drop for Suspended {
+    fn drop(&mut self) {
+        self.1.hold(self.0, false);
+        drop(self.2.take());
+    }
+}
+
 #[test]
 fn a_reader_that_asks_for_it_sees_all_pages() {
+    a_reader_sees_all_pages(false);
+}
+
+/// A suspended process gets no page by itself.
+#[test]
+fn a_reader_of_a_suspended_process_sees_all_pages() {
+    a_reader_sees_all_pages(true);
+}
+
+fn a_reader_sees_all_pages(is_suspended: bool) {
     let folder = tempfile::tempdir_in("/var/tmp").unwrap();
     let mut command = run(folder.path(), "wait");
     let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
     let mut lines = BufReader::new(child.stdout.take().unwrap()).lines().map(Result::unwrap);
+    let run_number = child.id();
     let _waiting = Waiting(child);
     let process = lines.next().unwrap();
     let address = |line: String| u64::from_str_radix(line.trim_start_matches("0x"), 16).unwrap();
@@ -110,6 +152,8 @@ fn a_reader_that_asks_for_it_sees_all_pages() {
         places.iter().enumerate().filter(|one| is_seen(*one)).count() as u32
     };
     assert!(seen() < RECORDS, "in 32 MiB some are out");
+    let suspended = is_suspended.then(|| Suspended::new(run_number, process.parse().unwrap()));
+    assert!(!is_suspended || wait_for(|| seen() < RECORDS / 5), "nearly all leave");
     let ask = |process: &str| {
         let mut command = nobody();
         command.arg(folder.path().join("uzswap")).args(["status", "--bring-in", process]);
@@ -120,6 +164,7 @@ fn a_reader_that_asks_for_it_sees_all_pages() {
     BufReader::new(asking.stdout.take().unwrap()).read_line(&mut said).unwrap();
     assert!(said.starts_with(&format!("all pages of process {process} are in")), "{said}");
     assert_eq!(seen(), RECORDS);
+    drop(suspended);
     asking.kill().unwrap();
     asking.wait().unwrap();
     assert!(wait_for(|| seen() < RECORDS), "they leave again once nobody asks");

@@ -91,6 +91,8 @@ pub fn attend(agent: &Agent, tree: &Tree) -> bool {
     if IS_IN.load(Relaxed) {
         return true;
     }
+    // A suspended process gets no page. The next orders to the pager suspend it again.
+    agent.pager.set_held(false);
     let is_in = bring_in(agent).is_ok();
     IS_IN.store(is_in, Relaxed);
     tree.answer_whole(is_in);
