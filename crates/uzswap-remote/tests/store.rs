@@ -202,6 +202,22 @@ fn a_full_store_leaves_segments_on_the_disk_and_says_so() {
 }
 
 #[test]
+fn a_store_that_begins_to_drop_keys_is_written_to_no_more() {
+    let Some(server) = server(&[]) else { return };
+    let rig = Rig::new(&server.backing(""), 64 << 20).unwrap();
+    rig.fill(0..PAGES, 0);
+    rig.await_copies();
+    server.ask(&["CONFIG", "SET", "maxmemory-policy", "allkeys-lru"]);
+    // It is looked at each minute.
+    std::thread::sleep(Duration::from_secs(64));
+    let writes = rig.figure("remote_writes");
+    rig.fill(0..PAGES, 1);
+    std::thread::sleep(Duration::from_secs(2));
+    assert_eq!(rig.figure("remote_writes"), writes);
+    assert_eq!(rig.check(0..PAGES, 1), 0);
+}
+
+#[test]
 fn wrong_stores_are_refused_with_the_remedy() {
     let Some(server) = server(&["--maxmemory", "64mb"]) else { return };
     let error = |address: &str, local| Rig::new(address, local).err().unwrap();
