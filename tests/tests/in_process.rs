@@ -9,7 +9,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Command, Output};
-use std::time::Instant;
+use std::time::{Duration, Instant, SystemTime};
 use uzswap_engine::testing::Noise;
 use uzswap_tests::{FORKING_HEAP, as_nobody, compile, functions_in_c, is_full};
 use uzswap_tests::{is_slow_and_skipped, skip, wait_for};
@@ -647,8 +647,14 @@ fn what_a_killed_run_has_left_is_removed_by_the_next() {
         let is_of_a_run = |path: &Path| path.to_str().unwrap().contains("/uzswap-");
         entries.filter(|path| is_of_a_run(path)).collect::<Vec<_>>()
     };
-    let mut killed = start(&["sleep", "1000"]).process_group(0).spawn().unwrap();
-    assert!(wait_for(|| files().len() == 1));
+    // A run that was killed before it wrote into its file.
+    let unwritten = folder.path().join("uzswap-1");
+    let is_old = SystemTime::now() - Duration::from_secs(100);
+    fs::File::create(&unwritten).unwrap().set_modified(is_old).unwrap();
+    let command = ["sh", "-c", "echo > \"$XDG_RUNTIME_DIR/began\"; exec sleep 1000"];
+    let mut killed = start(&command).process_group(0).spawn().unwrap();
+    assert!(wait_for(|| folder.path().join("began").exists()));
+    assert_eq!(files().len(), 1, "and not {}", unwritten.display());
     let file = files().pop().unwrap();
     let group = Pid::from_child(&killed);
     rustix::process::kill_process_group(group, Signal::KILL).unwrap();

@@ -19,13 +19,13 @@ use left_alone::{Alone, LeftAlone};
 use rustix::fs::{StatVfsMountFlags, statvfs};
 use serde::Serialize;
 use std::env;
-use std::fs::{self, File};
+use std::fs::{self, File, Metadata};
 use std::io;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode, ExitStatus};
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::mpsc::RecvTimeoutError;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 use uzswap_engine::PAGE_BYTES;
 use uzswap_region::{Means, Mode, Pager};
 use uzswap_remote::{Address, Connected};
@@ -413,26 +413,45 @@ fn folders() -> Vec<PathBuf> {
 /// The prefix of the files' names; the number of the run follows.
 const PREFIX: &str = "uzswap-";
 
+/// The files by the numbers of their runs.
+fn files() -> impl Iterator<Item = (u32, PathBuf)> {
+    let entries = folders().into_iter().filter_map(|folder| fs::read_dir(folder).ok());
+    entries.flatten().flatten().filter_map(|entry| {
+        let number = entry.file_name().to_str()?.strip_prefix(PREFIX)?.parse().ok()?;
+        Some((number, entry.path()))
+    })
+}
+
 /// The runs whose files this user may read, by their numbers.
 pub fn running() -> Vec<(u32, Tree, PathBuf)> {
-    let entries = folders().into_iter().filter_map(|folder| fs::read_dir(folder).ok());
-    let files = entries.flatten().flatten().filter_map(|entry| {
-        let number = entry.file_name().to_str()?.strip_prefix(PREFIX)?.parse().ok()?;
-        Some((number, Tree::look(&entry.path()).ok()?, entry.path()))
-    });
-    files.collect()
+    files().filter_map(|(run, path)| Some((run, Tree::look(&path).ok()?, path))).collect()
 }
 
 /// Removes the files of runs that were killed, and of whose processes none is left.
 fn remove_stale() {
-    for (_, tree, path) in running() {
+    for (_, path) in files() {
+        let is_used = match Tree::look(&path) {
+            Ok(tree) => tree.table().is_in_use(),
+            Err(_) => !is_abandoned(&path),
+        };
         // In another PID namespace a run's processes have numbers that say nothing here.
         let is_watched = || File::open(&path).is_ok_and(|file| file.try_lock().is_err());
-        if !tree.table().is_in_use() && !is_watched() {
+        if !is_used && !is_watched() {
             // Another user's, or somebody was faster.
             let _ = fs::remove_file(path);
         }
     }
+}
+
+/// A run completes its file within moments, if it is not killed before.
+const MOMENTS: Duration = Duration::from_secs(60);
+
+/// True if a file was made by a run that was killed before it wrote into it.
+fn is_abandoned(path: &Path) -> bool {
+    let age = fs::symlink_metadata(path).ok().filter(Metadata::is_file);
+    let age = age.and_then(|file| file.modified().ok()?.elapsed().ok());
+    age.is_some_and(|age| age > MOMENTS)
+        && fs::read(path).is_ok_and(|bytes| bytes.iter().all(|byte| *byte == 0))
 }
 
 /// The file that the processes share; removed at the end.
