@@ -3,8 +3,10 @@
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 use std::collections::BTreeMap;
-use uzswap_region::{Mode, Pager, RegionVec};
-use uzswap_trace::{Header, Log, Trace, What};
+use uzswap_policy::costs::for_pages;
+use uzswap_policy::replay::{Policy, simulate};
+use uzswap_region::{Advice, Mode, Pager, RegionVec, Stats};
+use uzswap_trace::{Header, Log, Steps, Trace, What};
 
 const MIB: usize = 1 << 20;
 /// Numbers of a page.
@@ -80,4 +82,56 @@ fn each_touch_of_a_page_that_is_not_there_is_written_down() {
 fn a_trace_that_cannot_be_written_is_an_error_of_the_pager() {
     let pager = Pager::builder().memory("8M").accesses("/nowhere/trace").build();
     assert!(pager.unwrap_err().to_string().starts_with("/nowhere/trace: No such file"));
+}
+
+/// Pages of the program whose faults are compared.
+const PAGES: usize = 12_000;
+
+/// Nine of ten touches go to a fifth of the pages, which lie here and there.
+fn touches(count: usize) -> impl Iterator<Item = usize> {
+    let mut noise = 88_172_645_463_325_252_u64;
+    (0..count).map(move |_| {
+        noise ^= noise << 13;
+        noise ^= noise >> 7;
+        noise ^= noise << 17;
+        let any = (noise >> 20) as usize;
+        if noise % 10 < 9 { any % (PAGES / 5) * 5 } else { any % PAGES }
+    })
+}
+
+/// A program that writes all pages, which compress to 1300 bytes, and then reads by a pattern.
+fn program(pager: &Pager) -> Stats {
+    let mut values: RegionVec<u64> = pager.vec_zeroed(PAGES * EACH).unwrap();
+    values.advise(0..PAGES * EACH, Advice::Random).unwrap();
+    let mut noise = 1u64;
+    for page in 0..PAGES {
+        for value in &mut values[page * EACH..][..160] {
+            noise = noise.wrapping_mul(0x5851_f42d_4c95_7f2d).wrapping_add(1);
+            *value = noise ^ noise >> 32;
+        }
+    }
+    let sum = touches(8 * PAGES).fold(0u64, |sum, page| sum.wrapping_add(values[page * EACH]));
+    assert_ne!(sum, 0);
+    // While its pages are there.
+    pager.stats()
+}
+
+#[test]
+fn the_simulator_tells_the_faults_that_the_pager_has() {
+    if Mode::InThread.check().is_err() {
+        return uzswap_engine::testing::skip("userfaultfd is denied");
+    }
+    let trace = trace_of(|pager| _ = program(pager));
+    assert_eq!(trace.header.lost(), 0);
+    let steps = Steps::of(&trace);
+    for memory in [26, 32, 38].map(|mib| mib * MIB as u64) {
+        let pager = Pager::builder().memory(memory).mode(Mode::InThread).build().unwrap();
+        let stats = program(&pager);
+        let of = |name| stats.get(name).unwrap();
+        let real = of("faults") - of("faults_staged") - of("faults_untouched");
+        let simulated = simulate(Policy::Order, &steps.all, for_pages(memory), 0).faults();
+        let own = of("memory_used") - of("charged_pages") * 4096 - of("compressed_bytes");
+        println!("{memory} bytes, {own} for itself: {real} faults, {simulated} simulated");
+        assert!(simulated.abs_diff(real) * 10 <= real, "{real} faults, {simulated} simulated");
+    }
 }

@@ -4,8 +4,8 @@ use crate::cli::SimulateArguments;
 use crate::error::Failure;
 use crate::say::show;
 use crate::size;
-use uzswap_policy::costs::lost_micros;
-use uzswap_policy::replay::{Counts, PAGE_BYTES, Policy, simulate as replay};
+use uzswap_policy::costs::{for_pages, lost_micros};
+use uzswap_policy::replay::{self, Counts, PAGE_BYTES, Policy};
 use uzswap_trace::{Steps, Trace};
 
 /// Part of the program's time that faults may take.
@@ -45,6 +45,11 @@ pub fn simulate(arguments: &SimulateArguments) -> Result<(), Failure> {
     Ok(())
 }
 
+/// Replays it in memory of which the pager takes its part.
+fn replay(policy: Policy, steps: &Steps, memory: u64) -> Counts {
+    replay::simulate(policy, &steps.all, for_pages(memory), 0)
+}
+
 /// The names of columns, aligned as the rows are.
 fn heading() -> String {
     format!(
@@ -57,11 +62,11 @@ fn table(trace: &Trace, steps: &Steps, memories: &[u64], policies: &[Policy]) ->
     let mut lines = vec![about(trace, steps), heading()];
     let mut has_marks = false;
     for memory in memories {
-        let best = replay(Policy::Belady, &steps.all, *memory, 0).faults();
+        let best = replay(Policy::Belady, steps, *memory).faults();
         for policy in policies {
-            let counts = replay(*policy, &steps.all, *memory, 0);
+            let counts = replay(*policy, steps, *memory);
             let resident = counts.there_mean() * PAGE_BYTES;
-            let is_below = memory.saturating_sub(counts.pool_max) < trace.header.memory;
+            let is_below = for_pages(*memory) < trace.header.memory + counts.pool_max;
             has_marks |= is_below;
             lines.push(format!(
                 "{:>9} {:8} {:>10} {:>5.1} % {:>9} {:>9} {:>9} {:>6.1} % {:>8}{}",
@@ -127,9 +132,9 @@ fn lost(counts: &Counts, steps: &Steps) -> f64 {
 fn fit(trace: &Trace, steps: &Steps, policies: &[Policy]) {
     show!("{}", about(trace, steps));
     // There is room for all pages at once.
-    let whole = (steps.pages as u64 + 1) * PAGE_BYTES;
+    let whole = 2 * (steps.pages as u64 * PAGE_BYTES + trace.header.memory);
     for policy in policies {
-        let fits = |memory: u64| lost(&replay(*policy, &steps.all, memory, 0), steps) < PART;
+        let fits = |memory: u64| lost(&replay(*policy, steps, memory), steps) < PART;
         let least = trace.header.memory;
         let (mut small, mut large) = (least, whole.max(least));
         if fits(small) {
@@ -140,7 +145,7 @@ fn fit(trace: &Trace, steps: &Steps, policies: &[Policy]) {
             if fits(middle) { large = middle } else { small = middle }
         }
         let memory = large.div_ceil(STEP) * STEP;
-        let counts = replay(*policy, &steps.all, memory, 0);
+        let counts = replay(*policy, steps, memory);
         let is_least =
             if large == least { " or less, below which the trace tells nothing" } else { "" };
         show!(
