@@ -37,6 +37,17 @@ OLD(log2, (double x), (x))
 OLD(pow, (double x, double y), (x, y))
 "#;
 
+/// Functions that are later than 2.28, and that the standard library uses where they are there. A
+/// name that it only asks for would still need the later C library.
+const LATE_NAMES: &str = r#"
+#include <sys/syscall.h>
+#include <unistd.h>
+__attribute__((visibility("hidden"))) pid_t gettid(void) { return syscall(SYS_gettid); }
+__asm__(".globl posix_spawn_file_actions_addchdir_np\n"
+        ".hidden posix_spawn_file_actions_addchdir_np\n"
+        ".set posix_spawn_file_actions_addchdir_np, 0\n");
+"#;
+
 /// The stripped files. Their debug information is in files of its own.
 struct Built {
     program: PathBuf,
@@ -209,13 +220,20 @@ fn make_links_relative(root: &Path, folder: &Path) -> Result<()> {
     Ok(())
 }
 
-fn add_old_math(root: &Path) -> Result<()> {
-    let libraries = root.join("usr/lib").join(MULTIARCH);
-    let (source, object) = (libraries.join("old_math.c"), libraries.join("old_math.o"));
-    fs::write(&source, OLD_MATH)?;
+/// Compiles C for a library or a program; returns the object.
+fn compile(root: &Path, name: &str, text: &str) -> Result<PathBuf> {
+    let folder = root.join("usr/lib").join(MULTIARCH);
+    let (source, object) = (folder.join(format!("{name}.c")), folder.join(format!("{name}.o")));
+    fs::write(&source, text)?;
     let mut compile = Command::new("gcc");
     compile.args(["-O2", "-fPIC", "-fno-builtin", "-ffunction-sections", "-c"]);
     succeed(compile.arg(&source).arg("-o").arg(&object))?;
+    Ok(object)
+}
+
+fn add_old_math(root: &Path) -> Result<()> {
+    let libraries = root.join("usr/lib").join(MULTIARCH);
+    let object = compile(root, "old_math", OLD_MATH)?;
     let archive = libraries.join("libold_math.a");
     succeed(Command::new("ar").arg("rcs").arg(archive).arg(&object))?;
     // The linker looks below the root for names in a script that is there.
@@ -242,7 +260,13 @@ fn write_compiler(root: &Path, compiler: &Path) -> Result<()> {
         [runtime(root), root.join("usr/lib").join(MULTIARCH), root.join("lib").join(MULTIARCH)];
     let option = |folder: &PathBuf| format!(" '-B{0}/' '-L{0}'", folder.display());
     let options: String = folders.iter().map(option).collect();
-    let root = root.display();
-    fs::write(compiler, format!("#!/bin/sh\nexec gcc '--sysroot={root}'{options} \"$@\"\n"))?;
+    let late = compile(root, "late_names", LATE_NAMES)?;
+    let (late, root) = (late.display(), root.display());
+    let text = format!(
+        "#!/bin/sh\n\
+         case \" $* \" in *' -c '*) ;; *) set -- \"$@\" '{late}' ;; esac\n\
+         exec gcc '--sysroot={root}'{options} \"$@\"\n"
+    );
+    fs::write(compiler, text)?;
     Ok(fs::set_permissions(compiler, fs::Permissions::from_mode(0o755))?)
 }
