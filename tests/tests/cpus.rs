@@ -84,8 +84,9 @@ fn what_the_daemon_may_use_is_followed() {
         [("0", "0 online, 1 offline", 1), ("1", "0 offline, 1 online", 1), ("0,1", "0-1 online", 2)]
     {
         let set = ["--all-tasks", "--cpu-list", "--pid", cpus, &daemon];
-        let set = Command::new("taskset").args(set).output().unwrap();
-        assert!(set.status.success(), "taskset {cpus}");
+        // It fails if one of the threads ends meanwhile.
+        let is_set = || Command::new("taskset").args(set).output().unwrap().status.success();
+        assert!(wait_for(is_set), "taskset {cpus}");
         expect(&run, states, up);
     }
     // It can be removed when the daemon has ended.
