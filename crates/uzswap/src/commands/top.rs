@@ -131,7 +131,10 @@ impl View {
         let Some(running) = self.now.running.as_ref().filter(|running| running.alive) else {
             return frame.render_widget(Paragraph::new(NONE_RUNS), frame.area());
         };
-        let heights = [1, 1, 9, 1, 3].map(Constraint::Length);
+        let lines = self.figures(running);
+        // A store has a line more.
+        let height = lines.len().max(8) as u16;
+        let heights = [1, 1, height, 1, 3].map(Constraint::Length);
         let rows = heights.into_iter().chain([Constraint::Min(3), Constraint::Length(1)]);
         let [title, pool, figures, label, reads, processes, keys] =
             Layout::vertical(rows).areas(frame.area());
@@ -149,7 +152,7 @@ impl View {
             .unfilled_symbol(symbols::line::LIGHT_DOUBLE_DASH_HORIZONTAL)
             .ratio(share.clamp(0.0, 1.0));
         frame.render_widget(gauge, pool);
-        frame.render_widget(Paragraph::new(self.figures(running)), figures);
+        frame.render_widget(Paragraph::new(lines), figures);
         let text = format!("reads a second: {} now", self.rate("pages_swapped_in"));
         frame.render_widget(Line::from(text), label);
         frame.render_widget(Sparkline::default().data(&self.reads), reads);
