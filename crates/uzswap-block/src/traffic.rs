@@ -108,5 +108,7 @@ mod tests {
         };
         near(0.5, 50);
         near(0.99, 99);
+        traffic.thread(0).read(PAGE_BYTES, Duration::from_secs(1000));
+        assert!(traffic.read_ns(1.0).unwrap() >= (1 << 36) - 1);
     }
 }
