@@ -6,7 +6,6 @@ use libc::{c_int, c_long};
 use std::sync::atomic::{AtomicBool, Ordering::*};
 use std::time::{Duration, Instant};
 use uzswap_calls::{Call, Outcome, raw, stop};
-use uzswap_sys::own_threads;
 
 /// The thread that watches is to end. A request to it, in any stage of the program.
 static IS_WANTED: AtomicBool = AtomicBool::new(false);
@@ -36,7 +35,6 @@ pub extern "C" fn call(number: c_long, first: u64, second: u64) -> c_long {
     if !is_for_one_thread(number, [first, second]) {
         return make();
     }
-    // Threads of ours that have just begun have no name yet.
     for _ in 0..UNKNOWN {
         if is_alone() {
             return without_our_threads(make);
@@ -76,7 +74,7 @@ pub fn end_watching() {
     IS_WANTED.store(true, Relaxed);
     crate::ring();
     // As the program: it may be stopped, to be taken over.
-    await_end(&watchers());
+    await_end(threads::watcher().as_slice());
 }
 
 fn without_our_threads<R>(work: impl FnOnce() -> R) -> R {
@@ -98,13 +96,6 @@ fn without_our_threads<R>(work: impl FnOnce() -> R) -> R {
         say(&["this program is not watched any more: no thread can be started"]);
     }
     result
-}
-
-/// The thread that watches, if it has begun.
-fn watchers() -> Vec<i32> {
-    let loader = crate::front().map_or(0, |front| front.loader.load(SeqCst));
-    let numbers = [crate::WATCHER.load(SeqCst), loader].into_iter();
-    numbers.filter_map(own_threads::of_own_process).collect()
 }
 
 /// Waits until threads are gone.

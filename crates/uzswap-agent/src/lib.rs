@@ -48,11 +48,10 @@ use rustix::thread::futex;
 use stage::Stage;
 use std::io::{self, IoSlice};
 use std::sync::OnceLock;
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::*};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::*};
 use std::time::Duration;
 use uzswap_region::{Mode, Pager};
 use uzswap_sys::bus::Blocked;
-use uzswap_sys::own_threads;
 use uzswap_tree::front::{Front, STACK};
 use uzswap_tree::share::Allowance;
 use uzswap_tree::{Table, Tree};
@@ -179,15 +178,11 @@ fn start() -> io::Result<()> {
     thread.spawn(watch).map(drop)
 }
 
-/// The thread that watches, by its process and its number; 0 before there is one.
-static WATCHER: AtomicU64 = AtomicU64::new(0);
-
 /// Looks, decides and acts, until it is to end.
 fn watch() {
-    let _entered = own_threads::enter();
-    WATCHER.store(own_threads::own_number(), SeqCst);
     thread::with(|thread| thread.is_inside.set(true));
     let Some(front) = front() else { return };
+    front.set_watcher();
     let mut watcher = Watcher::new(front);
     loop {
         let rung = BELL.load(Relaxed);

@@ -83,7 +83,7 @@ extern "C" fn begin() {
         has_own_allocator: interposed::has_own_allocator(),
         process: AtomicU32::new(uzswap_tree::own_number()),
         waits: AtomicU32::new(0),
-        loader: AtomicU64::new(0),
+        watcher: AtomicU64::new(0),
     };
     let has_own = front.has_own_allocator;
     let place = PLACE.0.get().cast::<Front>();

@@ -11,7 +11,7 @@ use std::ffi::CStr;
 use std::mem::MaybeUninit;
 use std::ptr;
 use std::sync::atomic::{AtomicPtr, AtomicU32, Ordering::*};
-use uzswap_tree::front::{BEGIN, Begin, Fork, Hooks, STACK};
+use uzswap_tree::front::{BEGIN, Begin, Fork, Front, Hooks, STACK};
 
 /// The agent, in the folder of this library.
 const AGENT: &CStr = c"libuzswap_agent.so";
@@ -121,11 +121,10 @@ unsafe fn start_thread() -> c_int {
 extern "C" fn load_and_watch(_: *mut c_void) -> *mut c_void {
     // SAFETY: a name of less than 16 bytes.
     unsafe { libc::pthread_setname_np(libc::pthread_self(), c"uzswap-agent".as_ptr()) };
-    front().into_iter().for_each(|front| front.set_loader(true));
+    front().into_iter().for_each(Front::set_watcher);
     if let Some(hooks) = load() {
         (hooks.watch)();
     }
-    front().into_iter().for_each(|front| front.set_loader(false));
     ptr::null_mut()
 }
 

@@ -18,8 +18,8 @@ static ENTERED: [AtomicU64; MAX] = [const { AtomicU64::new(0) }; MAX];
 #[derive(Debug)]
 pub struct Entered(Option<usize>);
 
-/// A thread by its process and its number.
-pub fn own_number() -> u64 {
+/// The calling thread by its process and its number.
+fn own_number() -> u64 {
     of_process() | u64::from(gettid().as_raw_nonzero().get() as u32)
 }
 
@@ -27,7 +27,7 @@ fn of_process() -> u64 {
     u64::from(getpid().as_raw_nonzero().get() as u32) << 32
 }
 
-/// The thread's number in this process, if it is of this process.
+/// The thread of such a number, if it is of this process.
 pub fn of_own_process(number: u64) -> Option<i32> {
     let is_ours = number != 0 && number & !u64::from(u32::MAX) == of_process();
     is_ours.then_some(number as u32 as i32)

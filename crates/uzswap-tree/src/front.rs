@@ -15,7 +15,7 @@ pub const BEGIN: &CStr = c"uzswap_agent";
 pub type Begin = extern "C" fn(&'static Front) -> *const Hooks;
 
 /// Changes with the layout below.
-pub const FORM: u64 = 0x757a_6672_6f6e_0005;
+pub const FORM: u64 = 0x757a_6672_6f6e_0006;
 
 /// Bytes of the stack of the thread that watches.
 pub const STACK: usize = 256 << 10;
@@ -61,9 +61,9 @@ pub struct Front {
     pub process: AtomicU32,
     /// Reasons why a thread that asks for memory waits: [`TAKING`], [`QUEUED`].
     pub waits: AtomicU32,
-    /// The thread that loads the agent and then watches, while there is one: its process and its
-    /// number, in 32 bits each.
-    pub loader: AtomicU64,
+    /// The last thread that watched, or loads the agent in order to: its process and its number, in
+    /// 32 bits each. It may have ended.
+    pub watcher: AtomicU64,
 }
 
 /// The agent's functions for the front.
@@ -101,11 +101,10 @@ pub struct Hooks {
 pub type Fork = unsafe extern "C" fn() -> pid_t;
 
 impl Front {
-    /// Notes that the calling thread is [`Self::loader`], or that it is not any more.
-    pub fn set_loader(&self, is_here: bool) {
-        let thread = || rustix::thread::gettid().as_raw_nonzero().get() as u32;
-        let number = || u64::from(own_number()) << 32 | u64::from(thread());
-        self.loader.store(if is_here { number() } else { 0 }, SeqCst);
+    /// Notes that the calling thread is [`Self::watcher`].
+    pub fn set_watcher(&self) {
+        let thread = rustix::thread::gettid().as_raw_nonzero().get() as u32;
+        self.watcher.store(u64::from(own_number()) << 32 | u64::from(thread), SeqCst);
     }
 
     /// True in a fork that was made past the C library.
