@@ -117,10 +117,54 @@ static int closed_wholesale(void) {
     return 0;
 }
 
+// Calls of many threads wait, each with a long buffer: all of them together are most of the memory
+// that the program is given. And one call is given more than all of that.
+enum { WAITING = 40 };
+static struct waiting { int ends[2]; unsigned char *buffer; pthread_t thread; long bytes; } waiting[WAITING];
+static void *wait_in_read(void *at) {
+    struct waiting *one = at;
+    one->bytes = read(one->ends[0], one->buffer, MIB);
+    return NULL;
+}
+static void *discard(void *at) {
+    static unsigned char buffer[MIB];
+    long sum = 0, bytes;
+    while ((bytes = read(*(int *)at, buffer, MIB)) > 0)
+        for (long i = 0; i < bytes; i++) sum += buffer[i];
+    return (void *)sum;
+}
+static int long_buffers(void) {
+    int wrong = 0, ends[2];
+    grow();
+    for (int i = 0; i < WAITING; i++) {
+        waiting[i].buffer = map(MIB);
+        memset(waiting[i].buffer, i + 1, MIB);
+        if (pipe(waiting[i].ends) || pthread_create(&waiting[i].thread, NULL, wait_in_read, &waiting[i])) return 2;
+    }
+    usleep(300000);
+    unsigned char *all = map(48 * MIB);
+    for (long i = 0; i < 48 * MIB; i++) all[i] = i % 251;
+    pthread_t reader;
+    void *sum;
+    if (pipe(ends) || pthread_create(&reader, NULL, discard, ends)) return 2;
+    long written = write(ends[1], all, 48 * MIB);
+    close(ends[1]);
+    pthread_join(reader, &sum);
+    for (int i = 0; i < WAITING; i++) {
+        wrong += write(waiting[i].ends[1], "answer", 6) != 6;
+        pthread_join(waiting[i].thread, NULL);
+        unsigned char *buffer = waiting[i].buffer;
+        wrong += waiting[i].bytes != 6 || memcmp(buffer, "answer", 6);
+        for (int at = 6; at < MIB; at++) wrong += buffer[at] != i + 1;
+    }
+    printf("%ld written, their sum %ld, %d wrong\n", written, (long)sum, wrong);
+    return 0;
+}
+
 int main(int arguments, char **argument) {
     static const struct named all[] = {
         { "appends", appends }, { "bad_pointers", bad_pointers }, { "namespaces", namespaces },
-        { "closed_wholesale", closed_wholesale },
+        { "closed_wholesale", closed_wholesale }, { "long_buffers", long_buffers },
     };
     return choose(all, sizeof all / sizeof *all, arguments > 1 ? argument[1] : "");
 }

@@ -172,6 +172,11 @@ fn a_program_may_close_all_its_descriptors_at_any_time() {
 }
 
 #[test]
+fn calls_with_long_buffers_leave_memory_to_other_threads() {
+    compare("calls.c", &["long_buffers"]);
+}
+
+#[test]
 fn a_bad_pointer_is_an_error_and_nothing_else() {
     compare("calls.c", &["bad_pointers"]);
 }

@@ -9,33 +9,35 @@ use uzswap_calls::table::Buffer;
 use uzswap_calls::{Call, Outcome};
 use uzswap_sys::map::PAGE_BYTES;
 
-/// Makes a call with its buffers held.
+/// Makes a call with its buffers held: longer ones as far as they may be.
 pub fn held(agent: &Agent, call: &mut Call, buffers: &[Buffer]) -> Outcome {
     layout::await_complete();
-    let mut holds = Holds::new(agent);
-    for buffer in buffers {
-        hold_buffer(&mut holds, call, *buffer);
-    }
-    if holds.is_full() {
-        // There is more than may be held.
+    let mut holds = hold_all(agent, call, buffers);
+    if holds.left() == 0 && whole::is_write(call) {
         drop(holds);
         if whole::write(agent, call) {
             return Outcome::Done;
         }
-        return held_in_part(agent, call, buffers);
+        holds = hold_all(agent, call, buffers);
     }
     make(agent, call);
+    drop(holds);
     Outcome::Done
 }
 
-/// The same for longer buffers, as far as they may be held.
-fn held_in_part(agent: &Agent, call: &mut Call, buffers: &[Buffer]) -> Outcome {
-    let mut holds = Holds::new(agent);
-    for buffer in buffers {
+fn hold_all<'a>(agent: &'a Agent, call: &Call, buffers: &[Buffer]) -> Holds<'a> {
+    let [file, _, bytes, flags, ..] = call.arguments;
+    let may_be_cut =
+        call.number as c_long == libc::SYS_recvfrom && flags & libc::MSG_WAITALL as u64 == 0;
+    let mut holds = match may_be_cut {
+        true => Holds::of_file(agent, file, bytes),
+        false => Holds::new(agent),
+    };
+    // First the addresses of sockets: without a place for its sender a message would be lost.
+    for buffer in buffers.iter().rev() {
         hold_buffer(&mut holds, call, *buffer);
     }
-    make(agent, call);
-    Outcome::Done
+    holds
 }
 
 fn hold_buffer(holds: &mut Holds<'_>, call: &Call, buffer: Buffer) {

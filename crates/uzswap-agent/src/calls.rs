@@ -4,7 +4,7 @@
 //! `stacks`.
 
 use crate::buffers::{held, touched};
-use crate::holds::{AT_ONCE, Holds, hold_vector, is_type, make_until_it_sees, refuse};
+use crate::holds::{Holds, hold_vector, is_type, make_until_it_sees, refuse};
 use crate::{AGENT, Agent, alone, devices, layout, masks, processes, seccomp, stacks, stage};
 use crate::{thread, whole};
 use libc::c_long;
@@ -139,13 +139,14 @@ fn transfer(agent: &Agent, call: &mut Call) -> Outcome {
     let is_at_place = matches!(call.number as c_long, libc::SYS_pread64 | libc::SYS_pwrite64);
     let is_write = matches!(call.number as c_long, libc::SYS_write | libc::SYS_pwrite64);
     layout::await_complete();
-    if is_write && bytes > AT_ONCE && whole::write(agent, call) {
+    let is_cut = || Holds::of_file(agent, file, bytes).left() < bytes;
+    if is_write && is_cut() && whole::write(agent, call) {
         return Outcome::Done;
     }
     let mut done = 0;
     loop {
-        let part = (bytes - done).min(AT_ONCE);
-        let mut holds = Holds::new(agent);
+        let mut holds = Holds::of_file(agent, file, bytes - done);
+        let part = (bytes - done).min(holds.left());
         holds.hold(at + done, part);
         let place = if is_at_place { offset + done } else { offset };
         let arguments = [file, at + done, part, place, call.arguments[4], call.arguments[5]];

@@ -13,7 +13,7 @@
 //! `pthread_atfork`, or, if none was run, once the child asks for memory.
 
 use crate::stage::{self, Stage};
-use crate::{AGENT, Agent, Inside, front, inside, layout, memory};
+use crate::{AGENT, Agent, Inside, front, inside, layout, memory, thread};
 use std::io;
 use std::mem::ManuallyDrop;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::*};
@@ -70,6 +70,7 @@ impl<L, M> Still<L, M> {
     pub fn in_child(self) {
         let Self { inside, quiet, layout, pages, memory } = self;
         drop(ManuallyDrop::into_inner(memory));
+        thread::forget_reserved();
         let Ok(refused) = pages.in_child() else {
             crate::die(&["a page of a forked process cannot be brought in"]);
         };

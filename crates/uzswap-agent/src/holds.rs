@@ -7,7 +7,9 @@ use uzswap_sys::map::PAGE_BYTES;
 /// The most that is held for one call: a length may be anything, the kernel may refuse it, and held
 /// memory takes from the budget. `read` and `write` go on with the rest; others are cut short
 /// there, if it is absent.
-pub const AT_ONCE: u64 = 4 << 20;
+const MOST: u64 = 4 << 20;
+/// Bytes that each call on a stream may hold, whatever others hold.
+const EACH_OF_STREAM: u64 = 16 << 10;
 /// The bytes that are held of memory whose length the arguments do not tell: the longest path.
 pub const UNTOLD: u64 = 4096;
 /// How often a call that answers `EFAULT` is made again, once all memory is adopted.
@@ -33,17 +35,36 @@ pub struct Holds<'a> {
 impl<'a> Holds<'a> {
     /// Nothing yet.
     pub fn new(agent: &'a Agent) -> Self {
-        Self { agent, left: AT_ONCE, held: thread::Use::begin() }
+        Self { agent, left: MOST, held: thread::Use::begin() }
     }
 
-    /// The same, of at most so many bytes.
-    pub fn up_to(agent: &'a Agent, bytes: u64) -> Self {
-        Self { left: bytes, ..Self::new(agent) }
+    /// The same, for a call that moves so many bytes to or from a file, and may wait for long. A
+    /// stream may be given in parts; a message may not be cut.
+    pub fn of_file(agent: &'a Agent, file: u64, bytes: u64) -> Self {
+        let mut holds = Self::new(agent);
+        let wanted = bytes.min(MOST);
+        if wanted > EACH_OF_STREAM {
+            let granted = EACH_OF_STREAM + holds.reserve(wanted - EACH_OF_STREAM);
+            if granted < wanted && is_stream(file as i32) {
+                holds.left = granted;
+            }
+        }
+        holds
     }
 
-    /// True if no more may be held.
-    pub fn is_full(&self) -> bool {
-        self.left == 0
+    /// The same, of at most so many bytes, if there is room for all of them.
+    pub fn of_all(agent: &'a Agent, bytes: u64) -> Option<Self> {
+        let mut holds = Self { left: bytes, ..Self::new(agent) };
+        (holds.reserve(bytes) == bytes).then_some(holds)
+    }
+
+    fn reserve(&mut self, bytes: u64) -> u64 {
+        self.held.reserve(bytes, self.agent.pager.memory() / thread::PART)
+    }
+
+    /// Bytes that may be held yet.
+    pub fn left(&self) -> u64 {
+        self.left
     }
 
     /// Holds the adopted part of a range. Returns true if there is one.
@@ -65,12 +86,33 @@ impl<'a> Holds<'a> {
 
 /// True if a descriptor is of such a file.
 pub fn is_type(file: i32, wanted: libc::mode_t) -> bool {
+    file_type(file) == Some(wanted)
+}
+
+fn file_type(file: i32) -> Option<libc::mode_t> {
     let mut status = std::mem::MaybeUninit::<libc::stat>::zeroed();
     let arguments = [file as u64, status.as_mut_ptr() as u64, 0, 0, 0, 0];
     // SAFETY: the kernel writes the status to where it is told; zeros are one.
     unsafe {
-        raw(libc::SYS_fstat as u64, arguments) == 0
-            && status.assume_init().st_mode & libc::S_IFMT == wanted
+        let is_told = raw(libc::SYS_fstat as u64, arguments) == 0;
+        is_told.then(|| status.assume_init().st_mode & libc::S_IFMT)
+    }
+}
+
+/// True if a transfer may be cut short: no message is lost.
+fn is_stream(file: i32) -> bool {
+    match file_type(file) {
+        Some(libc::S_IFREG | libc::S_IFIFO) => true,
+        Some(libc::S_IFSOCK) => {
+            let (mut kind, mut bytes) = (0i32, size_of::<i32>() as u32);
+            let [kind_at, bytes_at] = [(&raw mut kind) as u64, (&raw mut bytes) as u64];
+            let (level, name) = (libc::SOL_SOCKET as u64, libc::SO_TYPE as u64);
+            let arguments = [file as u64, level, name, kind_at, bytes_at, 0];
+            // SAFETY: the kernel writes both numbers.
+            let is_told = unsafe { raw(libc::SYS_getsockopt as u64, arguments) == 0 };
+            is_told && kind == libc::SOCK_STREAM
+        }
+        _ => false,
     }
 }
 

@@ -3,7 +3,7 @@
 //! One lock orders these calls, as the kernel's own does. Its holder has all signals blocked, so
 //! that no handler of the program's waits for its own thread.
 
-use crate::holds::{self, AT_ONCE, Holds, refuse};
+use crate::holds::{self, Holds, refuse};
 use crate::{Agent, inside, stage};
 use std::collections::BTreeMap;
 use std::io;
@@ -480,10 +480,11 @@ pub fn in_core(agent: &Agent, call: &mut Call) -> Outcome {
     await_complete();
     let mut holds = Holds::new(agent);
     let pages = whole(at, bytes).len() / PAGE_BYTES;
-    holds.hold(answers, pages as u64);
+    // Answers that are not held are not corrected.
+    let held = holds.left().min(pages as u64) as usize;
+    holds.hold(answers, held as u64);
     holds::make(agent, call);
-    // As many answers as are held at once, at most.
-    let pages = (0..pages.min(AT_ONCE as usize)).map(|page| (page, at as usize));
+    let pages = (0..held).map(|page| (page, at as usize));
     for (page, start) in pages.filter(|_| call.result == 0) {
         if agent.pager.is_out(start + page * PAGE_BYTES) {
             // SAFETY: the kernel has just written there, and the page is held.
@@ -499,7 +500,8 @@ pub fn read_own_pagemap(agent: &Agent, call: &Call) {
     const ENTRY: u64 = size_of::<u64>() as u64;
     const SWAPPED_OR_GUARD: u64 = 1 << 62 | 1 << 58;
     let [file, to, _, offset, ..] = call.arguments;
-    let bytes = (call.result as u64).min(AT_ONCE);
+    let mut holds = Holds::new(agent);
+    let bytes = holds.left().min(call.result.max(0) as u64);
     if crate::mode() == Mode::InThread
         || bytes == 0
         || !(bytes | offset).is_multiple_of(ENTRY)
@@ -507,7 +509,6 @@ pub fn read_own_pagemap(agent: &Agent, call: &Call) {
     {
         return;
     }
-    let mut holds = Holds::new(agent);
     holds.hold(to, bytes);
     for number in 0..bytes / ENTRY {
         let page = (offset / ENTRY + number) as usize * PAGE_BYTES;

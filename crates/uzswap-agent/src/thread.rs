@@ -5,12 +5,21 @@
 //! lies deeper than the one of that call cannot be in use any more, unless the thread has several
 //! stacks and the call is on another one. Letting go is no harm there: a call that is begun again
 //! after a signal, and then meets a page that is out, pins it anew.
+//!
+//! A call may wait for days with its buffers pinned, in each of many threads. So the pages of long
+//! buffers are *reserved* before: all threads together have a part of the budget for them.
 
 use std::cell::{Cell, RefCell};
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use uzswap_calls::{Frame, raw};
 use uzswap_region::Pager;
+
+/// Long buffers together may take this part of the budget.
+pub const PART: u64 = 8;
+
+/// Bytes that are reserved for long buffers.
+static RESERVED: AtomicU64 = AtomicU64::new(0);
 
 /// The state of one thread. All of it is the thread's own and may be used in a handler.
 pub struct Thread {
@@ -107,13 +116,15 @@ pub struct Pins {
     many: RefCell<Vec<Range<usize>>>,
     /// Memory that was mapped for the call alone; 0 bytes: none.
     mapping: Cell<(usize, usize)>,
+    reserved: Cell<u64>,
 }
 
 impl Pins {
     fn new() -> Self {
         let few = [const { Cell::new((0, 0)) }; 4];
         let (id, call, count) = (AtomicU64::new(0), Cell::new(0), Cell::new(0));
-        Self { id, call, few, count, many: RefCell::default(), mapping: Cell::new((0, 0)) }
+        let (many, mapping, reserved) = (RefCell::default(), Cell::new((0, 0)), Cell::new(0));
+        Self { id, call, few, count, many, mapping, reserved }
     }
 
     /// Notes a range.
@@ -144,6 +155,7 @@ impl Pins {
         }
         let (at, bytes) = self.mapping.replace((0, 0));
         unmap(at, bytes);
+        give_back(self.reserved.replace(0));
         self.id.store(0, Relaxed);
     }
 }
@@ -165,6 +177,19 @@ pub struct Use {
     /// Where the thread has no table, or it is full: nobody else knows of these.
     own: Vec<Range<usize>>,
     mapping: (usize, usize),
+    reserved: u64,
+}
+
+/// Gives reserved bytes back. A child of a fork begins with none, whatever its parent had.
+fn give_back(bytes: u64) {
+    if bytes > 0 {
+        RESERVED.update(Relaxed, Relaxed, |all| all.saturating_sub(bytes));
+    }
+}
+
+/// In a child: the threads that have reserved bytes are not in it.
+pub fn forget_reserved() {
+    RESERVED.store(0, Relaxed);
 }
 
 fn unmap(at: usize, bytes: usize) {
@@ -193,6 +218,7 @@ impl Use {
                 id,
                 own: Vec::new(),
                 mapping: (0, 0),
+                reserved: 0,
             }
         })
     }
@@ -211,6 +237,21 @@ impl Use {
 }
 
 impl Use {
+    /// Reserves bytes for a long buffer, of `all` that there are; how many there were yet.
+    pub fn reserve(&mut self, bytes: u64, all: u64) -> u64 {
+        let granted = |reserved: u64| bytes.min(all.saturating_sub(reserved));
+        let reserved = RESERVED.fetch_update(Relaxed, Relaxed, |reserved| {
+            Some(reserved + granted(reserved)).filter(|after| *after != reserved)
+        });
+        let granted = reserved.map_or(0, granted);
+        // SAFETY: as above.
+        match unsafe { self.pins.as_ref() } {
+            Some(pins) => pins.reserved.update(|before| before + granted),
+            None => self.reserved += granted,
+        }
+        granted
+    }
+
     /// Notes memory that was mapped for the call alone.
     pub fn note_mapping(&mut self, range: Range<usize>) {
         let mapping = (range.start, range.len());
@@ -228,6 +269,7 @@ impl Drop for Use {
         let pins = unsafe { self.pins.as_ref() };
         pins.filter(|pins| pins.id.load(Relaxed) == self.id).into_iter().for_each(Pins::end);
         unmap(self.mapping.0, self.mapping.1);
+        give_back(self.reserved);
         if !self.own.is_empty() {
             let _inside = crate::inside();
             std::mem::take(&mut self.own).into_iter().for_each(Pager::unhold);

@@ -2,7 +2,7 @@
 //! stay together. So the program's call must stay one call, with all of its memory present. More
 //! memory than may be pinned is copied; for the time of the call the copy is beside the budget.
 
-use crate::holds::{AT_ONCE, Holds, is_type, peek, peek_bytes};
+use crate::holds::{Holds, is_type, peek, peek_bytes};
 use crate::{Agent, layout, thread};
 use libc::c_long;
 use std::ops::Range;
@@ -57,26 +57,25 @@ impl Given {
     }
 }
 
+/// True if a call writes to a file.
+pub fn is_write(call: &Call) -> bool {
+    Given::of(call).is_some()
+}
+
 /// Makes a long write to a file in one call; `false`: it is none, or there is no memory to do so.
 pub fn write(agent: &Agent, call: &mut Call) -> bool {
     let Some(given) = Given::of(call) else { return false };
-    if let Given::One { bytes, .. } = given
-        && bytes <= AT_ONCE
-    {
-        return false;
-    }
     let mut vector = Holds::new(agent);
     if let Given::Vector { at, count } = given {
         vector.hold(at, count * size_of::<libc::iovec>() as u64);
     }
     let bytes = given.bytes();
-    if bytes <= AT_ONCE || !is_type(call.arguments[0] as i32, libc::S_IFREG) {
+    if !is_type(call.arguments[0] as i32, libc::S_IFREG) {
         return false;
     }
     layout::await_complete();
-    let share = agent.pager.memory() / 8;
-    if bytes <= share {
-        let mut holds = Holds::up_to(agent, bytes + 2 * PAGE_BYTES as u64 * PARTS_MAX);
+    let pages = bytes + 2 * PAGE_BYTES as u64 * given.parts().count() as u64;
+    if let Some(mut holds) = Holds::of_all(agent, pages) {
         given.parts().for_each(|(at, bytes)| _ = holds.hold(at, bytes));
         // SAFETY: the call is the program's, made as it asked.
         call.result = unsafe { raw(call.number, call.arguments) };

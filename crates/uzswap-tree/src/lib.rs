@@ -139,6 +139,9 @@ impl Table {
     /// other, as far as there is room for them. Allocates nothing.
     pub fn leave_alone(&self, text: &[&[u8]]) {
         self.unmanaged.fetch_add(1, Relaxed);
+        let own = own_number();
+        let slot = self.used_slots().iter().find(|slot| slot.process.load(Relaxed) == own);
+        slot.inspect(|slot| slot.left_alone.store(1, Relaxed));
         self.note(0, text);
     }
 
@@ -294,6 +297,8 @@ struct Slot {
     reader: AtomicU32,
     /// The answer to that: [`ALL_IN`], [`NO_ROOM`], or 0.
     answer: AtomicU32,
+    /// 1: it is left alone, and gives no memory back before it ends.
+    left_alone: AtomicU32,
     /// Anonymous memory in bytes, now and when it last asked for much.
     used: AtomicU64,
     grew_to: AtomicU64,
@@ -314,7 +319,8 @@ const NO_ROOM: u32 = 2;
 impl Slot {
     /// Resets it: no memory, no activity.
     fn clear(&self) {
-        for number in [&self.starved, &self.waits, &self.reader, &self.answer] {
+        let Self { starved, waits, reader, answer, left_alone, .. } = self;
+        for number in [starved, waits, reader, answer, left_alone] {
             number.store(0, Relaxed);
         }
         let Self { used, grew_to, reserved, faults, stored, held, pool, remote, .. } = self;
@@ -548,6 +554,7 @@ impl Tree {
                 used,
                 reserved: slot.reserved.load(Relaxed),
                 is_starved: slot.starved.load(Relaxed) != 0,
+                is_left_alone: slot.left_alone.load(Relaxed) != 0,
                 is_behind: at > own,
             });
         }

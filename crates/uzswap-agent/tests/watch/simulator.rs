@@ -206,6 +206,7 @@ impl World {
                 used,
                 reserved: process.reserved,
                 is_starved: process.is_starved,
+                is_left_alone: false,
                 is_behind: at > of,
             })
         };
