@@ -7,9 +7,9 @@ use crate::bench::{Bench, Candidate, Turns};
 use crate::corpus::{self, Corpora, Corpus};
 use crate::error::{Context, Failure};
 use crate::figures::quantile;
-use crate::hold::Held;
-use crate::machine::Changes;
-use crate::peer::{FOLDER, Peer, Room, ZRAM, zram_memory};
+use crate::hold::{Held, freed};
+use crate::machine::{Changes, ZRAM};
+use crate::peer::{FOLDER, Peer, Room, zram_memory};
 use crate::plot::Plot;
 use crate::report::{Section, Table};
 use clap::Args;
@@ -160,12 +160,6 @@ fn loads(cache: &Cache, keys: &[SwapEntry]) -> Result<Vec<u64>, Failure> {
         }
     };
     (0..LOADS).map(time).collect()
-}
-
-/// A random half of the pages, which is freed after the first measurement.
-pub fn freed(count: usize) -> impl Iterator<Item = usize> {
-    let mut noise = Noise::new(3);
-    (0..count).filter(move |_| noise.below(2) == 0)
 }
 
 fn zram(compressor: &str, pages: &[Page]) -> Result<Held, Failure> {

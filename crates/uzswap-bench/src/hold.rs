@@ -1,13 +1,13 @@
 //! The program for zswap: it fills its memory with pages, has them swapped out, and reports their
 //! memory; then again with half of them freed.
 
-use crate::density::freed;
 use crate::error::{Context, Failure};
 use clap::Args;
 use serde::{Deserialize, Serialize};
 use std::fs;
 use std::path::PathBuf;
 use uzswap_engine::PAGE_BYTES;
+use uzswap_engine::testing::Noise;
 use uzswap_sys::map::Mapping;
 
 /// Arguments of the program.
@@ -81,4 +81,10 @@ pub fn run(arguments: &HoldArguments) -> Result<(), Failure> {
     let held = Held { full_pages, full_bytes, half_pages, half_bytes, loads_ns: Vec::new() };
     println!("{}", serde_json::to_string(&held).context("the result")?);
     Ok(())
+}
+
+/// A random half of the pages, which is freed after the first measurement.
+pub fn freed(count: usize) -> impl Iterator<Item = usize> {
+    let mut noise = Noise::new(3);
+    (0..count).filter(move |_| noise.below(2) == 0)
 }

@@ -7,7 +7,8 @@
 //! and written back in segments. A second run of each, with locks profiled, tells how often they
 //! are taken, waited for and held. `acquisitions` predicts more CPUs.
 
-use crate::acquisitions;
+mod acquisitions;
+
 use crate::bench::{Bench, Candidate, Turns};
 use crate::corpus::{self, Program};
 use crate::error::{Context, Failure};

@@ -6,7 +6,6 @@
 
 use crate::error::{Context, Failure};
 use crate::install::shell;
-use crate::peer::ZRAM;
 use rustix::fs::{FallocateFlags, FlockOperation};
 use serde::{Deserialize, Serialize};
 use std::fs::{self, File};
@@ -21,6 +20,8 @@ use uzswap_sys::{process, swap};
 
 const JOURNAL: &str = "/run/uzswap-bench.json";
 const LOCK: &str = "/run/uzswap-bench.lock";
+/// The zram device that is used.
+pub const ZRAM: &str = "/sys/block/zram0";
 
 /// A disk like that of the original measurement: bytes and operations a second, in each direction.
 pub const DISK_BYTES: u64 = 58_000_000;

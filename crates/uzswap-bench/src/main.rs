@@ -7,7 +7,6 @@
 
 #![forbid(unsafe_code)]
 
-mod acquisitions;
 mod bench;
 mod calls;
 mod codecs;

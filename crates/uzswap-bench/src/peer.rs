@@ -2,7 +2,7 @@
 
 use crate::bench::{Candidate, Interrupt};
 use crate::error::{Context, Failure};
-use crate::machine::Changes;
+use crate::machine::{Changes, ZRAM};
 use serde::{Deserialize, Serialize};
 use std::cell::Cell;
 use std::collections::BTreeMap;
@@ -19,8 +19,6 @@ use uzswap_sys::{cpu, process};
 pub const FOLDER: &str = "/var/tmp/uzswap-bench";
 
 const ZSWAP: &str = "/sys/module/zswap/parameters";
-/// The zram device that is used.
-pub const ZRAM: &str = "/sys/block/zram0";
 
 /// Size of peers' swap areas, enough for all benchmarks.
 const AREA_BYTES: u64 = 4 << 30;

@@ -6,9 +6,9 @@
 //! thread that does the last part marks the desk, and wakes the queue's thread if it sleeps. The
 //! list's lock is taken for such jobs alone: a fault from the pool never meets it.
 
+use crate::config::ServerConfig;
 use crate::disk::Disk;
 use crate::request;
-use crate::server::ServerConfig;
 use crate::team::{CpuCount, Rest, Rota, Work};
 use crate::traffic::{Counts, Traffic};
 use std::collections::VecDeque;

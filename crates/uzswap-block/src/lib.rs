@@ -18,6 +18,7 @@
 #![deny(unsafe_code)]
 
 mod batch;
+mod config;
 mod crew;
 mod disk;
 #[expect(unsafe_code, reason = "memory that one process after the other maps")]
@@ -33,16 +34,18 @@ mod watch;
 pub mod control;
 mod device;
 mod maintain;
+pub mod serving;
 mod swapped;
 mod traffic;
-pub mod transport;
+mod transport;
 
+pub use config::ServerConfig;
 pub use device::{AttachError, switch_on};
 pub use disk::{CacheDisk, Disk, DiskError, MemoryDisk};
 pub use kept::Kept;
 pub use maintain::Maintainer;
-pub use server::ServerConfig;
+pub use serving::start as start_transport;
 pub use swapped::Swapped;
 pub use traffic::Traffic;
-pub use transport::{Device, Kind as TransportKind, Offer, Transport, start as start_transport};
+pub use transport::{Device, Kind as TransportKind, Offer, Transport};
 pub use uzswap_engine::backing::{BackingError, BackingFile, BackingSpec, open_backing_file};

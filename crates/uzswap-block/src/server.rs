@@ -14,6 +14,7 @@
 //! finds the queue empty calls for another as well. Parked threads help with large writes.
 
 use crate::batch::{BATCH_PAGES_MIN, Batch};
+use crate::config::ServerConfig;
 use crate::disk::{Disk, DiskError};
 use crate::kept::{Buffer, Kept};
 use crate::poll::Poll;
@@ -29,55 +30,9 @@ use rustix::io::Errno;
 use std::io::{self, IoSlice};
 use std::path::Path;
 use std::sync::{Arc, Once, PoisonError, RwLock, RwLockWriteGuard};
-use std::time::{Duration, Instant};
-use uzswap_engine::compress::prepare_thread;
+use std::time::Instant;
 use uzswap_engine::{CpuState, PAGE_BYTES};
-use uzswap_sys::{fuse, process};
-
-/// How the device is served.
-#[derive(Debug, Clone, Copy)]
-pub struct ServerConfig {
-    /// Threads, at most. More than CPUs, since some may wait for the backing.
-    pub threads: usize,
-    /// Of these, how many come and go with each CPU; the others are always there.
-    pub threads_per_cpu: usize,
-    /// How long the last watcher polls after a request before it sleeps.
-    pub poll: Duration,
-    /// True if the threads run before ordinary ones of the machine.
-    pub raise_priority: bool,
-}
-
-impl ServerConfig {
-    /// Threads that do not come and go.
-    const THREADS_ALWAYS: usize = 6;
-
-    /// The best measured settings for this many CPUs: see the module.
-    pub fn for_cpus(cpus: usize) -> Self {
-        Self {
-            threads: Self::THREADS_ALWAYS + 2 * cpus,
-            threads_per_cpu: 2,
-            poll: Duration::from_micros(100),
-            raise_priority: true,
-        }
-    }
-
-    /// Threads that do not come and go.
-    pub(crate) fn threads_always(&self) -> usize {
-        match self.threads_per_cpu {
-            0 => self.threads,
-            _ => self.threads.min(Self::THREADS_ALWAYS),
-        }
-    }
-
-    /// Makes the calling thread one that serves.
-    pub(crate) fn prepare_thread(&self) {
-        if self.raise_priority {
-            // Not permitted in a container without CAP_SYS_NICE: slower under load, no worse.
-            let _ = process::raise_priority();
-        }
-        prepare_thread();
-    }
-}
+use uzswap_sys::fuse;
 
 /// Longest request, bytes of data: the kernel writes a swap cluster of 64 pages at most at a time
 /// into one bio chain that a loop device splits here.
@@ -96,9 +51,6 @@ const SHORT_PAGES: usize = 4;
 
 /// Requests in a row without finding the queue empty, after which a watcher calls for another.
 const BUSY_STREAK: u32 = 8;
-
-/// Stack of a thread, bytes: the deepest path reads a record through a bounce buffer.
-pub(crate) const STACK_BYTES: usize = 256 << 10;
 
 /// The state that the server's threads share.
 pub(crate) struct Shared {
@@ -459,6 +411,7 @@ mod tests {
     use super::*;
     use crate::protocol::opcode;
     use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
+    use std::time::Duration;
 
     const CPUS: usize = 2;
 

@@ -3,7 +3,7 @@
 //! Threads have numbers, which belong to the connections and buffers that they serve from. A thread
 //! that is one too many ends when it next has nothing to do; nobody waits for that.
 
-use crate::server::{STACK_BYTES, ServerConfig};
+use crate::config::{STACK_BYTES, ServerConfig};
 use std::io;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};

@@ -10,11 +10,11 @@
 //! nothing else of the same page while it waits for an answer. Where no stored page outlives the
 //! server, [`stand_in`] answers with errors until the device is switched off.
 
+use crate::config::{STACK_BYTES, ServerConfig};
 use crate::crew::{Crew, Desk, TAGS_MAX};
 use crate::device::AttachError;
 use crate::disk::{Disk, DiskError};
 use crate::poll::Poll;
-use crate::server::{STACK_BYTES, ServerConfig};
 use crate::team::Team;
 use crate::traffic::Traffic;
 use crate::transport::{Kind, Offer, Transport};

@@ -196,7 +196,7 @@ impl Rest for Watch {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::server::ServerConfig;
+    use crate::config::ServerConfig;
     use crate::team::{Team, Work};
     use std::sync::Arc;
     use std::sync::atomic::AtomicBool;

@@ -1,7 +1,7 @@
 //! Recounts a cache at rest from scratch and compares the result with its counts.
 
-use crate::backing::segments::{SEGMENT_BYTES, Segment, Use};
-use crate::backing::slots::{SLOT_BYTES, Slot};
+use crate::backing::segments::Use;
+use crate::backing::shape::{SEGMENT_BYTES, SLOT_BYTES, Segment, Slot};
 use crate::cache::Cache;
 use crate::compress::Codec;
 use crate::ids::{Handle, SwapEntry};

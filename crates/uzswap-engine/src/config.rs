@@ -4,7 +4,7 @@
 //! `uzswap status`, the command line and docs/attributes.md are made from it.
 
 use crate::backing::BYTES_MAX;
-use crate::backing::segments::SEGMENT_BYTES;
+use crate::backing::SEGMENT_BYTES;
 use crate::cache::Cache;
 use crate::compress::{Algorithm, Codec};
 use crate::durable::Durable;

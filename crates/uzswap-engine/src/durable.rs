@@ -26,8 +26,7 @@
 //!
 //! A file is believed only after [`Durable::is_held`]: an unfinished cache is made anew.
 
-use crate::backing::segments::SEGMENT_BYTES;
-use crate::backing::slots::{CLUSTER_BYTES, CLUSTER_SLOTS};
+use crate::backing::shape::{CLUSTER_BYTES, CLUSTER_SLOTS, SEGMENT_BYTES};
 use crate::bits::Bits;
 use crate::compress::{DICTIONARIES_MAX, DICTIONARY_BYTES};
 use crate::crash_points::{self, Kept};

@@ -6,7 +6,7 @@
 
 use crate::backing::record::{HEADER_BYTES, RECORD_BYTES_MAX, Record, open_record};
 use crate::backing::seal::{Generation, Identity};
-use crate::backing::slots::Slot;
+use crate::backing::shape::Slot;
 use crate::cache::Cache;
 use crate::error::Error;
 use crate::fetch::Fetched;

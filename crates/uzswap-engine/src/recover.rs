@@ -14,7 +14,8 @@
 //! belongs to the record, which is its owner.
 
 use crate::backing::Backing;
-use crate::backing::segments::{SEGMENT_BYTES, Use};
+use crate::backing::SEGMENT_BYTES;
+use crate::backing::segments::Use;
 use crate::cache::Cache;
 use crate::config::{Config, check_backing};
 use crate::durable::{Durable, Shape};

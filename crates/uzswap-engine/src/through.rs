@@ -10,8 +10,9 @@
 //! move into free slots of the others.
 
 use crate::backing::seal::Identity;
-use crate::backing::segments::{Segment, Use};
-use crate::backing::slots::{RESERVED, SLOT_BYTES, Slot, VICTIMS};
+use crate::backing::segments::Use;
+use crate::backing::shape::{SLOT_BYTES, Segment, Slot};
+use crate::backing::slots::{RESERVED, VICTIMS};
 use crate::cache::{Cache, Reject, Store};
 use crate::compress::Codec;
 use crate::ids::{Place, SwapEntry};

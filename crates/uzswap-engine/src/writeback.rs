@@ -16,7 +16,8 @@
 
 use crate::backing::record::{HEADER_BYTES, Layout, Record, record_at, records, seal_records};
 use crate::backing::seal::{Generation, Seal};
-use crate::backing::segments::{SEGMENT_BYTES, SEGMENT_PAYLOAD_BYTES, Segment, Use};
+use crate::backing::segments::Use;
+use crate::backing::shape::{SEGMENT_BYTES, SEGMENT_PAYLOAD_BYTES, Segment};
 use crate::backing::slots::{RESERVED, Slots};
 use crate::backing::{Buffer, Completion, Write};
 use crate::cache::Cache;

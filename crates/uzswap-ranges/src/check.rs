@@ -1,8 +1,8 @@
 //! Recounts everything.
 
 use crate::Totals;
+use crate::leaf::link::LeafRef;
 use crate::leaf::{LEVELS, Leaf};
-use crate::link::LeafRef;
 use crate::list::{SkipList, next_on};
 use crossbeam_epoch::Guard;
 use std::iter::successors;

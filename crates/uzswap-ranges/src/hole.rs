@@ -6,8 +6,8 @@
 //! may be empty.
 
 use crate::Hole;
+use crate::leaf::link::LeafRef;
 use crate::leaf::{Leaf, Locked};
-use crate::link::LeafRef;
 use crate::list::{Blocked, SkipList, extend};
 use crate::preload::Preload;
 use crossbeam_epoch::Guard;

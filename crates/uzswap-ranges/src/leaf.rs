@@ -8,8 +8,10 @@
 //! discards its result from a half-changed leaf. The word's bits: locked, dead, and above them a
 //! count of unlocks.
 
+pub(crate) mod link;
+
 use crate::Item;
-use crate::link::{LeafRef, Link};
+use link::{LeafRef, Link};
 use uzswap_sync::Backoff;
 use uzswap_sync::atomic::{AtomicU32, AtomicU64, Ordering::*, fence};
 

@@ -11,7 +11,6 @@
 
 // In the order in which to read them.
 mod leaf;
-mod link;
 mod list;
 
 mod hole;

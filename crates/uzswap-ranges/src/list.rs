@@ -17,8 +17,8 @@
 
 #![allow(unsafe_code)]
 
+use crate::leaf::link::{Head, LeafRef};
 use crate::leaf::{LEVELS, Leaf, Locked, SLOTS};
-use crate::link::{Head, LeafRef};
 use crate::preload::Preload;
 use crate::{Insert, Item};
 use crossbeam_epoch::Guard;

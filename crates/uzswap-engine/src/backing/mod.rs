@@ -13,6 +13,7 @@ mod outline;
 pub(crate) mod record;
 pub(crate) mod seal;
 pub(crate) mod segments;
+pub(crate) mod shape;
 mod singles;
 pub(crate) mod slots;
 
@@ -21,7 +22,7 @@ pub use file::FileBacking;
 pub use none::NoBacking;
 pub(crate) use open::BYTES_MAX;
 pub use open::{BackingError, BackingFile, BackingSpec, open_backing, open_backing_file};
-pub use segments::{SEGMENT_BYTES, SEGMENT_PAYLOAD_BYTES};
+pub use shape::{SEGMENT_BYTES, SEGMENT_PAYLOAD_BYTES};
 
 use crate::times::Counted;
 use std::io;

@@ -9,7 +9,7 @@
 //! cleared before the words are read. All four accesses are sequentially consistent: a thread that
 //! finds the mark still set has changed the word before the thread that clears it reads the word.
 
-use super::segments::Segment;
+use super::shape::Segment;
 use crate::sync::atomic::{AtomicU64, Ordering::SeqCst};
 use crate::sync::{Mutex, lock};
 

@@ -16,7 +16,7 @@
 //! owner when a segment is cleaned, and to notice a read from a wrong place.
 
 use super::seal::{Generation, Identity, Seal, Tag};
-use super::segments::Segment;
+use super::shape::Segment;
 use crate::compress::Codec;
 use crate::ids::{Place, SwapEntry};
 use crate::index::{Extent, Form};

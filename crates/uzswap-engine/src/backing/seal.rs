@@ -11,7 +11,7 @@
 //! AES-256-GCM where the processor has the instructions, ChaCha20-Poly1305 otherwise. With either,
 //! the bound for one key (2^64 blocks of 16 bytes, as nonces are counted) is out of reach.
 
-use super::segments::SEGMENT_BYTES;
+use super::shape::SEGMENT_BYTES;
 use crate::crash_points::Kept;
 use crate::durable::{Durable, KEY_BYTES};
 use crate::ids::{Place, SwapEntry};

@@ -11,18 +11,11 @@
 
 use super::Backing;
 use super::outline::{Outline, Sum};
+use super::shape::{SEGMENT_BYTES, Segment};
 use crate::crash_points::Kept;
 use crate::durable::{Durable, Values};
-use crate::ids::Place;
 use crate::sync::atomic::{AtomicU32, Ordering::*};
 use std::sync::Arc;
-
-/// Bytes of a segment: large enough that a disk spends its time writing rather than seeking.
-pub const SEGMENT_BYTES: usize = 256 << 10;
-
-/// Bytes of a segment that records may take. As a value in a store that allocates by jemalloc, 256
-/// bytes more would take the next size class: 327 736 bytes instead of 262 200.
-pub const SEGMENT_PAYLOAD_BYTES: usize = SEGMENT_BYTES - 256;
 
 /// The use of a segment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -65,22 +58,6 @@ impl Use {
 }
 
 const _: () = assert!(SEGMENT_BYTES <= Use::LIVE as usize);
-
-/// A segment's number.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub(crate) struct Segment(pub(crate) u32);
-
-impl Segment {
-    /// The segment of a place.
-    pub(crate) fn of(place: Place) -> Self {
-        Self((place.byte() / SEGMENT_BYTES as u64) as u32)
-    }
-
-    /// Its offset on the backing in bytes.
-    pub(crate) fn start(self) -> u64 {
-        u64::from(self.0) * SEGMENT_BYTES as u64
-    }
-}
 
 /// See the module.
 pub(crate) struct Segments {

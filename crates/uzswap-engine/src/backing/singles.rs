@@ -1,7 +1,7 @@
 //! State of pages written through: a table for each cluster that has some.
 
 use super::seal::Tag;
-use super::slots::CLUSTER_SLOTS;
+use super::shape::CLUSTER_SLOTS;
 use crate::crash_points::Kept;
 use crate::durable::{Durable, TAGS_BYTES, Values};
 use crate::ids::SwapEntry;

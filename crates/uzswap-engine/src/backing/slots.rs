@@ -23,7 +23,10 @@
 //! **Locks.** A CPU's cache, then a cluster, then the spare tables. Bits change under their
 //! cluster's lock and are read without it.
 
-use super::segments::{SEGMENT_BYTES, Segment, Segments, Use};
+use super::segments::{Segments, Use};
+use super::shape::{
+    BATCH, CLUSTER_BYTES, CLUSTER_SEGMENTS, CLUSTER_SLOTS, SEGMENT_BYTES, SLOT_BYTES, Segment, Slot,
+};
 use super::singles::{ClusterTable, Tables};
 use crate::backing::Backing;
 use crate::backing::record::{Layout, RECORD_BYTES_MAX};
@@ -40,17 +43,6 @@ use std::mem::swap;
 use std::sync::Arc;
 use uzswap_ranges::{Hole, Preload, RangeIndex, SkipList};
 
-/// Bytes of a slot: a page.
-pub(crate) const SLOT_BYTES: usize = 4096;
-/// Segments in a cluster, 2 MiB.
-pub(crate) const CLUSTER_SEGMENTS: usize = 8;
-/// Bytes of a cluster.
-pub(crate) const CLUSTER_BYTES: usize = CLUSTER_SEGMENTS * SEGMENT_BYTES;
-/// Slots that caches take and give back at once: one word of a cluster's bits, or one segment.
-const BATCH: usize = u64::BITS as usize;
-
-const _: () = assert!(BATCH * SLOT_BYTES == SEGMENT_BYTES);
-
 /// Segments that only cleaning may take, so that it always makes progress.
 pub(crate) const RESERVED: usize = 2;
 
@@ -59,30 +51,6 @@ const VISITS: usize = 8;
 
 /// Clusters discarded at a time: the kernel may take a while for each call.
 const DISCARDS: usize = 16;
-
-/// A slot's number.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub(crate) struct Slot(pub(crate) u32);
-
-impl Slot {
-    /// Its offset on the backing in bytes.
-    pub(crate) fn start(self) -> u64 {
-        u64::from(self.0) * SLOT_BYTES as u64
-    }
-
-    /// The slot at an offset.
-    pub(crate) fn at(byte: u64) -> Self {
-        Self((byte / SLOT_BYTES as u64) as u32)
-    }
-
-    fn segment(self) -> Segment {
-        Segment(self.0 / BATCH as u32)
-    }
-
-    fn bit(self) -> u64 {
-        1 << (self.0 % BATCH as u32)
-    }
-}
 
 /// The taken slots of a cluster.
 struct Cluster {
@@ -102,9 +70,6 @@ impl Cluster {
         self.table.as_mut().expect("a segment of the cluster is broken up")
     }
 }
-
-/// Slots in a cluster.
-pub(crate) const CLUSTER_SLOTS: usize = CLUSTER_SEGMENTS * BATCH;
 
 /// Tables of 2 or 10 KiB that are kept ready, if clusters have none: for 16 MiB written through
 /// between two calls of the maintaining thread.

@@ -14,7 +14,7 @@ use std::fs::{self, File};
 use std::io::{self, Read};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
-use uzswap_block::transport::{self, Kind, Transport};
+use uzswap_block::{Transport, TransportKind, serving};
 use uzswap_sys::{fuse, swap};
 
 const STATE: &str = "state.json";
@@ -115,8 +115,8 @@ impl State {
         self.areas.iter().map(|area| &area.device)
     }
 
-    fn transport(&self) -> Kind {
-        self.transport.parse().unwrap_or(Kind::Fuse)
+    fn transport(&self) -> TransportKind {
+        self.transport.parse().unwrap_or(TransportKind::Fuse)
     }
 
     /// Areas of ours that the kernel lists, with the bytes that it has there. It lists one until
@@ -124,7 +124,7 @@ impl State {
     pub fn areas_on(&self) -> io::Result<Vec<swap::Area>> {
         let is_ours = |area: &swap::Area| {
             self.areas.iter().any(|ours| ours.device == area.path)
-                && transport::is_ours(self.transport(), &area.path, Path::new(FOLDER))
+                && serving::is_ours(self.transport(), &area.path, Path::new(FOLDER))
         };
         Ok(swap::areas()?.into_iter().filter(is_ours).collect())
     }
@@ -176,9 +176,9 @@ impl State {
             return in_use();
         }
         for area in &self.areas {
-            if transport::is_ours(transport, &area.device, Path::new(FOLDER)) {
+            if serving::is_ours(transport, &area.device, Path::new(FOLDER)) {
                 let what = format!("detach {}", area.device.display());
-                note(&mut troubles, &what, transport::detach(transport, &area.device));
+                note(&mut troubles, &what, serving::detach(transport, &area.device));
             }
         }
         // From now on nobody can switch one on again.
@@ -213,7 +213,7 @@ impl State {
     /// switched off.
     pub fn stand_in(&self) -> io::Result<Option<StandIn>> {
         let devices: Vec<_> = self.areas_on()?.into_iter().map(|area| area.path).collect();
-        transport::stand_in(self.transport(), &devices).map_err(|error| {
+        serving::stand_in(self.transport(), &devices).map_err(|error| {
             io::Error::other(format!("answer for the devices of a dead daemon: {error}"))
         })
     }

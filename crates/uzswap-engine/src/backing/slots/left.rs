@@ -1,9 +1,9 @@
 //! The backing's space as another process has left it: the records that the index refers to tell
 //! the taken slots.
 
-use super::{CLUSTER_SEGMENTS, Cluster, Slots, home, table_home};
-use crate::backing::segments::{Segment, Use};
-use crate::backing::slots::Slot;
+use super::{Cluster, Slots, home, table_home};
+use crate::backing::segments::Use;
+use crate::backing::shape::{CLUSTER_SEGMENTS, Segment, Slot};
 use crate::ids::SwapEntry;
 use crate::index::Extent;
 use crate::sync::atomic::Ordering::*;

@@ -1,7 +1,8 @@
 //! Segments of pages written through, as packing needs them.
 
 use super::{BATCH, CLUSTER_SEGMENTS, SLOT_BYTES, Slot, Slots, home, numbers};
-use crate::backing::segments::{Segment, Use};
+use crate::backing::segments::Use;
+use crate::backing::shape::Segment;
 use crate::sync::lock;
 
 /// Segments that are emptied at a time.

@@ -1,0 +1,53 @@
+//! How the device is served: its threads.
+
+use std::time::Duration;
+use uzswap_engine::compress::prepare_thread;
+use uzswap_sys::process;
+
+/// Stack of a thread, bytes: the deepest path reads a record through a bounce buffer.
+pub(crate) const STACK_BYTES: usize = 256 << 10;
+
+/// How the device is served.
+#[derive(Debug, Clone, Copy)]
+pub struct ServerConfig {
+    /// Threads, at most. More than CPUs, since some may wait for the backing.
+    pub threads: usize,
+    /// Of these, how many come and go with each CPU; the others are always there.
+    pub threads_per_cpu: usize,
+    /// How long the last watcher polls after a request before it sleeps.
+    pub poll: Duration,
+    /// True if the threads run before ordinary ones of the machine.
+    pub raise_priority: bool,
+}
+
+impl ServerConfig {
+    /// Threads that do not come and go.
+    const THREADS_ALWAYS: usize = 6;
+
+    /// The best measured settings for this many CPUs: see `server`.
+    pub fn for_cpus(cpus: usize) -> Self {
+        Self {
+            threads: Self::THREADS_ALWAYS + 2 * cpus,
+            threads_per_cpu: 2,
+            poll: Duration::from_micros(100),
+            raise_priority: true,
+        }
+    }
+
+    /// Threads that do not come and go.
+    pub(crate) fn threads_always(&self) -> usize {
+        match self.threads_per_cpu {
+            0 => self.threads,
+            _ => self.threads.min(Self::THREADS_ALWAYS),
+        }
+    }
+
+    /// Makes the calling thread one that serves.
+    pub(crate) fn prepare_thread(&self) {
+        if self.raise_priority {
+            // Not permitted in a container without CAP_SYS_NICE: slower under load, no worse.
+            let _ = process::raise_priority();
+        }
+        prepare_thread();
+    }
+}
