@@ -545,6 +545,7 @@ for turn in range(100):
     if ' compressed to ' in said: break
     time.sleep(0.1)
 print(said)
+print(subprocess.run([sys.argv[1], 'status', '--json'], capture_output=True, text=True).stdout)
 "#;
 
 #[test]
@@ -561,6 +562,12 @@ fn an_ordinary_user_needs_no_option_but_the_memory_and_sees_what_happens() {
     let told = String::from_utf8_lossy(&output.stdout);
     let line = told.lines().find(|line| line.contains("compressed to")).expect("it is shown");
     assert!(line.contains("python3") && line.contains(" faults"), "{told}");
+    let start = told.find("[\n").expect("the JSON");
+    let json: serde_json::Value = serde_json::from_str(&told[start..]).unwrap();
+    let run = json.as_array().unwrap().iter().find(|run| run.get("in_process").is_some());
+    let process = &run.expect("this run")["processes"][0];
+    assert_eq!(process["name"], "python3");
+    assert!(process["out"].as_u64() > Some(1 << 20) && process["memory"].as_u64() > Some(1 << 20));
     let report: serde_json::Value = serde_json::from_slice(&fs::read(report).unwrap()).unwrap();
     assert!(report["faults"].as_u64() > Some(100) && report["stores"].as_u64() > Some(100));
     assert!(report["ratio"].as_f64() > Some(2.0), "{report}");

@@ -62,22 +62,113 @@ pub fn status(arguments: &StatusArguments) -> Result<(), Failure> {
         return bring_in(process, &in_process);
     }
     // A user may look at his own in-process runs.
-    if in_process.is_empty() || arguments.json {
+    if in_process.is_empty() {
         require_root()?;
     }
-    let running = Running::read();
+    let running = Running::read().filter(|_| uzswap_sys::process::is_root());
+    let runs = in_process.iter().map(|(number, tree, _)| InProcess::of(*number, tree));
     if arguments.json {
-        let json = serde_json::to_string_pretty(&running.iter().collect::<Vec<_>>());
+        let device = running.into_iter().map(Box::new).map(Shown::Device);
+        let all: Vec<_> = device.chain(runs.map(Shown::InProcess)).collect();
+        let json = serde_json::to_string_pretty(&all);
         show!("{}", json.map_err(|error| Failure::new(error.to_string()))?);
         return Ok(());
     }
     match &running {
-        Some(running) if uzswap_sys::process::is_root() => print(running),
+        Some(running) => print(running),
         None if in_process.is_empty() => show!("{NONE_RUNS}"),
-        _ => {}
+        None => {}
     }
-    in_process.iter().for_each(|(number, tree, _)| print_in_process(*number, tree));
+    runs.for_each(|run| run.print());
     Ok(())
+}
+
+/// An element of the JSON.
+#[derive(Serialize)]
+#[serde(untagged)]
+enum Shown {
+    Device(Box<Running>),
+    InProcess(InProcess),
+}
+
+/// The state of an in-process run. Sizes are in bytes.
+#[derive(Serialize)]
+struct InProcess {
+    /// The process number of `uzswap run`.
+    in_process: u32,
+    memory_limit: u64,
+    memory: u64,
+    memory_peak: u64,
+    faults: u64,
+    processes: Vec<Process>,
+}
+
+/// A process of such a run.
+#[derive(Serialize)]
+struct Process {
+    process: u32,
+    name: String,
+    memory: u64,
+    /// Pages that are out: compressed, on the backing, or in another machine's memory.
+    out: u64,
+    pool: u64,
+    faults: u64,
+    is_suspended: bool,
+}
+
+impl InProcess {
+    fn of(number: u32, tree: &Tree) -> Self {
+        let table = tree.table();
+        let processes = table.members().map(|member| {
+            let Member { process, used, figures, is_held, .. } = member;
+            let name = std::fs::read_to_string(format!("/proc/{process}/comm")).unwrap_or_default();
+            Process {
+                process,
+                name: name.trim_end().to_owned(),
+                memory: used,
+                out: figures.held * PAGE_BYTES as u64,
+                pool: figures.pool,
+                faults: figures.faults,
+                is_suspended: is_held,
+            }
+        });
+        let processes: Vec<_> = processes.collect();
+        Self {
+            in_process: number,
+            memory_limit: table.total.load(Relaxed),
+            memory: processes.iter().map(|process| process.memory).sum(),
+            memory_peak: table.peak.load(Relaxed),
+            faults: table.faults.load(Relaxed),
+            processes,
+        }
+    }
+
+    fn print(&self) {
+        show!(
+            "run --in-process ({}): {} of {} in memory, {} at most; {} faults",
+            self.in_process,
+            size::show(self.memory),
+            size::show(self.memory_limit),
+            size::show(self.memory_peak),
+            self.faults,
+        );
+        for process in &self.processes {
+            // Pages may all be on the backing.
+            let pool = match process.pool {
+                0 => String::new(),
+                pool => format!(", compressed to {}", size::show(pool)),
+            };
+            show!(
+                "  {:>8} {}: {} in memory, {} out{pool}, {} faults{}",
+                process.process,
+                process.name,
+                size::show(process.memory),
+                size::show(process.out),
+                process.faults,
+                if process.is_suspended { "; held back" } else { "" },
+            );
+        }
+    }
 }
 
 /// Has a process bring all of its pages in, and keeps them in until this one is ended.
@@ -124,32 +215,6 @@ fn bring_in(process: u32, runs: &[(u32, Tree, PathBuf)]) -> Result<(), Failure> 
         sleep(LOOK);
     }
     Ok(())
-}
-
-fn print_in_process(number: u32, tree: &Tree) {
-    let table = tree.table();
-    let members: Vec<_> = table.members().collect();
-    show!(
-        "run --in-process ({number}): {} of {} in memory, {} at most; {} faults",
-        size::show(members.iter().map(|member| member.used).sum()),
-        size::show(table.total.load(Relaxed)),
-        size::show(table.peak.load(Relaxed)),
-        table.faults.load(Relaxed),
-    );
-    for Member { process, used, figures, is_held, .. } in members {
-        let held = figures.held * PAGE_BYTES as u64;
-        let name = std::fs::read_to_string(format!("/proc/{process}/comm")).unwrap_or_default();
-        show!(
-            "  {process:>8} {}: {} in memory, {} compressed to {} ({:.2} : 1), {} faults{}",
-            name.trim_end(),
-            size::show(used),
-            size::show(held),
-            size::show(figures.pool),
-            held as f64 / figures.pool.max(1) as f64,
-            figures.faults,
-            if is_held { "; held back" } else { "" },
-        );
-    }
 }
 
 /// A line on the present state.
