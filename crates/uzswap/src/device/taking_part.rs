@@ -98,6 +98,7 @@ impl TakingPart {
                 Ok(Event::Told(Tell::Noted)) => return Ok(()),
                 Ok(Event::Told(Tell::Refused(message))) => return Err(Failure::new(message)),
                 Ok(Event::Told(Tell::Runs(runs))) => self.runs = runs,
+                Ok(Event::Told(Tell::Replaced(daemon))) => self.joined.daemon = daemon,
                 Ok(Event::Told(Tell::Full(_) | Tell::Detach)) => {}
                 Ok(Event::Signal { signal, .. }) => {
                     let message = format!("ended by signal {signal} before the command began");
