@@ -16,6 +16,8 @@
 //! leaves the entry as it was, because a block device may read a page again.
 //! [`Cache::load_exclusive`] drops the page.
 
+pub(crate) mod layout;
+
 use crate::backing::Backing;
 use crate::backing::record::Layout;
 use crate::backing::seal::Seal;

@@ -8,8 +8,6 @@
 use crate::sync::atomic::Ordering;
 
 #[cfg(feature = "simulation")]
-pub use crate::index::TRANSITIONS;
-#[cfg(feature = "simulation")]
 pub use on::*;
 
 /// Marks the point before such a store.

@@ -5,36 +5,15 @@
 //! rebuilds it. So a process that is killed at any instruction leaves a cache that the next one can
 //! take over.
 //!
-//! Everything has its place in the file from the start. Only parts in use have memory:
-//!
-//! | part | in units of |
-//! |---|---|
-//! | header | |
-//! | directory: the frame of each trunk of the index | 4 bytes a trunk |
-//! | sections that are on line | 4 bytes a section |
-//! | table of tags of each cluster | 4 bytes a cluster |
-//! | use of each segment | 4 bytes a segment |
-//! | dictionaries | 16 KiB |
-//! | tables of tags | 8 KiB |
-//! | descriptors of zspages | 24 KiB |
-//! | frames of trunks | 64 KiB |
-//! | sections | 2 MiB |
-//!
-//! Each trunk has a home, the frame with its number, and is mostly there. So the processor can
-//! fetch an entry before it has read the directory. The directory of a terabyte fits in no cache
-//! either.
+//! Everything has its place in the file from the start: the header, and then a [`Part`] for each
+//! kind of thing. `cache::layout` knows the types, and so their sizes. Only things in use have
+//! memory.
 //!
 //! A file is believed only after [`Durable::is_held`]: an unfinished cache is made anew.
 
-use crate::backing::shape::{CLUSTER_BYTES, CLUSTER_SLOTS, SEGMENT_BYTES};
 use crate::bits::Bits;
-use crate::compress::{DICTIONARIES_MAX, DICTIONARY_BYTES};
 use crate::crash_points::{self, Kept};
-use crate::error::SetupError;
-use crate::ids::SwapEntry;
-use crate::index::{Entry, TRUNK_BYTES, TRUNK_ENTRIES};
 use crate::page::PAGE_BYTES;
-use crate::pool::{SECTION_BYTES, Zspage};
 use crate::sync::{Mutex, lock};
 use std::io;
 use std::ops::{Deref, Range};
@@ -44,19 +23,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering::*};
 use uzswap_sys::shared::SharedMemory;
 
-/// "uzswap" and the version of this layout. A change of any type below, or of an entry's word,
-/// needs another version.
-const MAGIC: u64 = u64::from_be_bytes(*b"uzswap\0\x02");
-
-/// Trunks that may be ready or retired, besides those of keys.
-const FRAMES_MORE: usize = 64;
-
-/// Bytes of a huge page, on most machines.
-const HUGE_BYTES: usize = 2 << 20;
-
-/// An index of so many keys lies in huge pages. Its entries take 64 MiB, so a huge page wastes
-/// little.
-const HUGE_KEYS: u32 = 1 << 22;
+/// Dictionaries of a cache: 60 KiB each, for ever.
+pub(crate) const DICTIONARIES_MAX: usize = 64;
 
 /// Bytes that an attribute's name and value take, at most, and attributes there may be.
 const VALUE_BYTES: usize = 63;
@@ -65,91 +33,51 @@ const VALUES_MAX: usize = 32;
 /// Bytes of the key that a backing is sealed with.
 pub(crate) const KEY_BYTES: usize = 32;
 
-/// The numbers that determine the place of everything. A cache is taken over only with the same
-/// ones.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Shape {
-    /// Keys of the index.
-    pub(crate) keys: u32,
-    /// Sections that the pool may have.
-    pub(crate) sections: usize,
-    /// Bytes of the backing.
-    pub(crate) backing_bytes: u64,
-    /// True if the backing is sealed.
-    pub(crate) is_sealed: bool,
-}
-
-impl Shape {
-    fn words(self) -> [u64; 4] {
-        let is_sealed = u64::from(self.is_sealed);
-        [u64::from(self.keys), self.sections as u64, self.backing_bytes, is_sealed]
-    }
-
-    fn trunks(self) -> usize {
-        (self.keys as usize).div_ceil(TRUNK_ENTRIES)
-    }
-
-    fn segments(self) -> usize {
-        (self.backing_bytes / SEGMENT_BYTES as u64) as usize
-    }
-
-    fn clusters(self) -> usize {
-        self.segments().div_ceil(CLUSTER_BYTES / SEGMENT_BYTES)
-    }
-}
-
-/// The place of each part, in bytes from the start.
+/// Things of one size, one after the other.
 #[derive(Debug, Clone, Copy)]
-struct Places {
-    directory: usize,
-    sections_on_line: usize,
-    tag_homes: usize,
-    segments: usize,
-    dictionaries: usize,
-    tags: usize,
-    descriptors: usize,
-    trunks: usize,
-    sections: usize,
-    end: usize,
+pub(crate) struct Part {
+    /// Bytes from the start of the memory.
+    pub(crate) start: usize,
+    /// Bytes of each thing.
+    pub(crate) unit: usize,
+    pub(crate) count: usize,
 }
 
-/// Bytes of a table of tags.
-pub(crate) const TAGS_BYTES: usize = CLUSTER_SLOTS * size_of::<crate::backing::seal::Tag>();
+impl Part {
+    fn at(self, number: usize) -> usize {
+        assert!(number < self.count, "{number} of {self:?}");
+        self.start + number * self.unit
+    }
 
-/// Descriptors that are made at once: as many zspages as a section has frames.
-pub(crate) const DESCRIPTORS: usize = SECTION_BYTES / PAGE_BYTES;
-const DESCRIPTORS_BYTES: usize = DESCRIPTORS * size_of::<Zspage>();
-
-const _: () = assert!(DESCRIPTORS_BYTES.is_multiple_of(PAGE_BYTES));
-const _: () = assert!(TAGS_BYTES.is_multiple_of(PAGE_BYTES));
-const _: () = assert!(size_of::<Header>() <= PAGE_BYTES);
-
-impl Places {
-    fn of(shape: Shape) -> Self {
-        let mut end = PAGE_BYTES;
-        let mut place = |bytes: usize| {
-            let start = end;
-            end += bytes.next_multiple_of(PAGE_BYTES);
-            start
-        };
-        let words = |count: usize| count * size_of::<u32>();
-        let mut places = Self {
-            directory: place(words(shape.trunks())),
-            sections_on_line: place(words(shape.sections)),
-            tag_homes: place(words(shape.clusters())),
-            segments: place(words(shape.segments())),
-            dictionaries: place(DICTIONARIES_MAX * DICTIONARY_BYTES),
-            tags: place(shape.clusters() * TAGS_BYTES),
-            descriptors: place(shape.sections * DESCRIPTORS_BYTES),
-            trunks: place(0).next_multiple_of(HUGE_BYTES),
-            sections: 0,
-            end: 0,
-        };
-        places.sections = places.trunks + (shape.trunks() + FRAMES_MORE) * TRUNK_BYTES;
-        places.end = places.sections + shape.sections * SECTION_BYTES;
-        places
+    fn end(self) -> usize {
+        self.start + self.count * self.unit
     }
 }
+
+/// The place of each part, in this order, behind the page of the header.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Parts {
+    /// The frame of each trunk of the index: a word.
+    pub(crate) directory: Part,
+    /// For each section of the pool, a word: 1 if it is on line.
+    pub(crate) sections_on_line: Part,
+    /// The table of tags of each cluster of the backing: a word.
+    pub(crate) tag_homes: Part,
+    /// The use of each segment of the backing: a word.
+    pub(crate) segments: Part,
+    pub(crate) dictionaries: Part,
+    /// Tables of tags.
+    pub(crate) tags: Part,
+    /// Chunks of descriptors of zspages.
+    pub(crate) descriptors: Part,
+    /// Frames of trunks.
+    pub(crate) trunks: Part,
+    /// True if trunks lie in huge pages.
+    pub(crate) are_trunks_huge: bool,
+    pub(crate) sections: Part,
+}
+
+const _: () = assert!(size_of::<Header>() <= PAGE_BYTES);
 
 #[repr(C)]
 struct Header {
@@ -218,8 +146,7 @@ impl Unused {
 /// See the module.
 pub(crate) struct Durable {
     memory: SharedMemory,
-    shape: Shape,
-    places: Places,
+    parts: Parts,
     unused: Mutex<Unused>,
 }
 
@@ -236,10 +163,6 @@ unsafe impl Lasting for Kept<AtomicU8> {}
 unsafe impl Lasting for Kept<AtomicU32> {}
 // SAFETY: as above.
 unsafe impl Lasting for Kept<AtomicU64> {}
-// SAFETY: two atomic numbers.
-unsafe impl Lasting for Entry {}
-// SAFETY: atomic numbers.
-unsafe impl Lasting for Zspage {}
 
 /// A slice of values, in the process's memory or in memory that outlives it.
 pub(crate) enum Values<T> {
@@ -270,37 +193,42 @@ impl<T> Deref for Values<T> {
 
 impl Durable {
     /// Opens a file from [`uzswap_sys::shared::create`]: a new one, or one with a cache of this
-    /// shape. Errors: no memory; a cache of another shape.
-    pub(crate) fn open(file: OwnedFd, shape: Shape) -> Result<Arc<Self>, SetupError> {
-        let places = Places::of(shape);
-        let memory = SharedMemory::map(file, places.end)?;
-        memory.populate(0, places.dictionaries)?;
-        let unused = Mutex::new(Unused::new(shape.trunks() + FRAMES_MORE));
-        if shape.keys >= HUGE_KEYS {
-            memory.prefer_huge(places.trunks, places.sections - places.trunks);
+    /// version and shape, whose parts these are. `None`: it has a cache of another one. Errors: no
+    /// memory.
+    pub(crate) fn open(
+        file: OwnedFd,
+        version: u64,
+        shape: [u64; 4],
+        parts: Parts,
+    ) -> io::Result<Option<Arc<Self>>> {
+        let memory = SharedMemory::map(file, parts.sections.end())?;
+        memory.populate(0, parts.dictionaries.start)?;
+        let unused = Mutex::new(Unused::new(parts.trunks.count));
+        if parts.are_trunks_huge {
+            memory.prefer_huge(parts.trunks.start, parts.sections.start - parts.trunks.start);
         }
-        let durable = Arc::new(Self { memory, shape, places, unused });
+        let durable = Arc::new(Self { memory, parts, unused });
         let header = durable.header();
-        let shapes = || header.shape.iter().zip(shape.words());
+        let shapes = || header.shape.iter().zip(shape);
         if !durable.is_held() {
             durable.forget();
             shapes().for_each(|(word, value)| word.store(value, Relaxed));
-            header.magic.store(MAGIC, Release);
-        } else if header.magic.load(Relaxed) != MAGIC
+            header.magic.store(version, Release);
+        } else if header.magic.load(Relaxed) != version
             || shapes().any(|(word, value)| word.load(Relaxed) != value)
         {
-            return Err(SetupError::Left);
+            return Ok(None);
         }
-        Ok(durable)
+        Ok(Some(durable))
     }
 
     /// Removes an unfinished cache.
     fn forget(&self) {
         crash_points::store();
         // SAFETY: only this process has mapped the memory, and there is no cache in it.
-        let released = unsafe { self.memory.release(0, self.places.end) };
+        let released = unsafe { self.memory.release(0, self.parts.sections.end()) };
         // After an error the memory is new, or the part of it that is read is zeros.
-        let _ = released.and_then(|()| self.memory.populate(0, self.places.dictionaries));
+        let _ = released.and_then(|()| self.memory.populate(0, self.parts.dictionaries.start));
     }
 
     fn header(&self) -> &Header {
@@ -327,31 +255,35 @@ impl Durable {
         Values::Lasting { first, count, _memory: self.clone() }
     }
 
+    fn words(self: &Arc<Self>, part: Part) -> Values<Kept<AtomicU32>> {
+        self.values(part.start, part.count)
+    }
+
     /// For each trunk of the index, the number of its frame plus one, or 0.
     pub(crate) fn directory(self: &Arc<Self>) -> Values<Kept<AtomicU32>> {
-        self.values(self.places.directory, self.shape.trunks())
+        self.words(self.parts.directory)
     }
 
     /// For each section, 1 if it is on line.
     pub(crate) fn sections_on_line(self: &Arc<Self>) -> Values<Kept<AtomicU32>> {
-        self.values(self.places.sections_on_line, self.shape.sections)
+        self.words(self.parts.sections_on_line)
     }
 
     /// For each cluster of the backing, the number of its table of tags plus one, or 0.
     pub(crate) fn tag_homes(self: &Arc<Self>) -> Values<Kept<AtomicU32>> {
-        self.values(self.places.tag_homes, self.shape.clusters())
+        self.words(self.parts.tag_homes)
     }
 
     /// For each segment of the backing, its use.
     pub(crate) fn segments(self: &Arc<Self>) -> Values<Kept<AtomicU32>> {
-        self.values(self.places.segments, self.shape.segments())
+        self.words(self.parts.segments)
     }
 
     /// A frame of zeros for the trunk with this number: its home if that is free. Errors: no
     /// memory.
     pub(crate) fn take_trunk(&self, number: usize) -> io::Result<TrunkFrame> {
         let frame = lock(&self.unused).take(number).ok_or(io::ErrorKind::OutOfMemory)?;
-        let populated = self.memory.populate(self.trunk_at(frame), TRUNK_BYTES);
+        let populated = self.memory.populate(self.trunk_at(frame), self.parts.trunks.unit);
         if populated.is_err() {
             lock(&self.unused).give(frame);
         }
@@ -362,7 +294,7 @@ impl Durable {
     pub(crate) fn give_trunk(&self, frame: TrunkFrame) {
         crash_points::store();
         // SAFETY: the caller's promise.
-        let released = unsafe { self.memory.release(self.trunk_at(frame), TRUNK_BYTES) };
+        let released = unsafe { self.memory.release(self.trunk_at(frame), self.parts.trunks.unit) };
         // After an error the frame may not be zeros, so it is not used again.
         if released.is_ok() {
             lock(&self.unused).give(frame);
@@ -370,47 +302,46 @@ impl Durable {
     }
 
     fn trunk_at(&self, frame: TrunkFrame) -> usize {
-        self.places.trunks + frame.0 as usize * TRUNK_BYTES
+        self.parts.trunks.at(frame.0 as usize)
     }
 
-    /// The entries of a frame, a trunk of them.
-    pub(crate) fn trunk(&self, frame: TrunkFrame) -> NonNull<Entry> {
-        let at = self.trunk_at(frame);
-        assert!(at + TRUNK_BYTES <= self.places.sections, "{frame:?}");
-        // SAFETY: inside the mapping, by the assertion, so not null.
-        unsafe { NonNull::new_unchecked(self.memory.as_ptr().add(at).cast()) }
+    /// The memory of a frame.
+    pub(crate) fn trunk(&self, frame: TrunkFrame) -> NonNull<u8> {
+        // SAFETY: inside the mapping, which has all parts, so not null.
+        unsafe { NonNull::new_unchecked(self.memory.as_ptr().add(self.trunk_at(frame))) }
     }
 
-    /// Prefetches a key's entry, assuming that its trunk is at home.
-    pub(crate) fn prefetch(&self, key: SwapEntry) {
+    /// Prefetches the bytes at an offset from the first frame.
+    pub(crate) fn prefetch(&self, offset: usize) {
         #[cfg(all(target_arch = "x86_64", not(miri)))]
         {
             use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
-            let offset = self.places.trunks + key.0 as usize * size_of::<Entry>();
+            let offset = self.parts.trunks.start + offset;
             let at = self.memory.as_ptr().wrapping_add(offset).cast_const();
             // SAFETY: a hint; any address is allowed.
             unsafe { _mm_prefetch::<_MM_HINT_T0>(at.cast()) };
         }
         #[cfg(not(all(target_arch = "x86_64", not(miri))))]
-        let _ = key;
+        let _ = offset;
     }
 
     /// The frame that begins at an address.
-    pub(crate) fn frame_at(&self, trunk: NonNull<Entry>) -> TrunkFrame {
-        let offset = trunk.addr().get() - self.memory.as_ptr().addr() - self.places.trunks;
-        TrunkFrame((offset / TRUNK_BYTES) as u32)
+    pub(crate) fn frame_at(&self, trunk: NonNull<u8>) -> TrunkFrame {
+        let Part { start, unit, .. } = self.parts.trunks;
+        let offset = trunk.addr().get() - self.memory.as_ptr().addr() - start;
+        TrunkFrame((offset / unit) as u32)
     }
 
     /// The frames in use by the directory; all others become free.
     pub(crate) fn adopt_trunks(self: &Arc<Self>) -> io::Result<Vec<(usize, TrunkFrame)>> {
         let mut used = Vec::new();
-        let mut is_used = vec![false; self.shape.trunks() + FRAMES_MORE];
+        let mut is_used = vec![false; self.parts.trunks.count];
         for (number, word) in self.directory().iter().enumerate() {
             let Some(frame) = word.load(Relaxed).checked_sub(1) else { continue };
             let slot = is_used.get_mut(frame as usize).filter(|is_used| !**is_used);
             *slot.ok_or_else(|| io::Error::other("two trunks of the index are one"))? = true;
             lock(&self.unused).0.set(frame as usize, false);
-            self.memory.populate(self.trunk_at(TrunkFrame(frame)), TRUNK_BYTES)?;
+            self.memory.populate(self.trunk_at(TrunkFrame(frame)), self.parts.trunks.unit)?;
             used.push((number, TrunkFrame(frame)));
         }
         let end = is_used.iter().rposition(|is_used| *is_used).map_or(0, |last| last + 1);
@@ -418,35 +349,32 @@ impl Durable {
             lock(&self.unused).0.set(number as usize, false);
             self.give_trunk(TrunkFrame(number));
         }
-        let behind = self.trunk_at(TrunkFrame(end as u32));
+        let behind = self.parts.trunks.start + end * self.parts.trunks.unit;
         crash_points::store();
         // SAFETY: no trunk is there.
-        unsafe { self.memory.release(behind, self.places.sections - behind) }?;
+        unsafe { self.memory.release(behind, self.parts.sections.start - behind) }?;
         Ok(used)
     }
 
     /// The address of a section's memory.
     pub(crate) fn section(&self, number: usize) -> NonNull<u8> {
-        let at = self.places.sections + number * SECTION_BYTES;
-        assert!(at + SECTION_BYTES <= self.places.end, "section {number}");
-        // SAFETY: inside the mapping, by the assertion, so not null.
-        unsafe { NonNull::new_unchecked(self.memory.as_ptr().add(at)) }
+        // SAFETY: inside the mapping, which has all parts, so not null.
+        unsafe { NonNull::new_unchecked(self.memory.as_ptr().add(self.parts.sections.at(number))) }
     }
 
     /// Makes a section's memory. Errors: no memory.
     pub(crate) fn populate_section(&self, number: usize) -> io::Result<NonNull<u8>> {
-        let at = self.places.sections + number * SECTION_BYTES;
-        self.memory.populate(at, SECTION_BYTES)?;
+        self.memory.populate(self.parts.sections.at(number), self.parts.sections.unit)?;
         Ok(self.section(number))
     }
 
     /// Gives a section's memory back. The caller promises that no object is in it.
     pub(crate) fn release_section(&self, number: usize) {
-        let at = self.places.sections + number * SECTION_BYTES;
+        let at = self.parts.sections.at(number);
         crash_points::store();
         // SAFETY: the caller's promise. After an error the memory stays, and the next use of the
         // section reuses it.
-        let _ = unsafe { self.memory.release(at, SECTION_BYTES) };
+        let _ = unsafe { self.memory.release(at, self.parts.sections.unit) };
     }
 
     /// Chunks of descriptors that are made.
@@ -460,32 +388,32 @@ impl Durable {
     }
 
     /// A chunk of descriptors. Errors: no memory.
-    pub(crate) fn descriptors(self: &Arc<Self>, chunk: usize) -> io::Result<Values<Zspage>> {
-        let at = self.places.descriptors + chunk * DESCRIPTORS_BYTES;
-        self.memory.populate(at, DESCRIPTORS_BYTES)?;
-        Ok(self.values(at, DESCRIPTORS))
+    pub(crate) fn descriptors<T: Lasting>(self: &Arc<Self>, chunk: usize) -> io::Result<Values<T>> {
+        self.populated(self.parts.descriptors, chunk)
     }
 
     /// A table of tags. Errors: no memory.
     pub(crate) fn tags(self: &Arc<Self>, number: usize) -> io::Result<Values<Kept<AtomicU64>>> {
-        let at = self.places.tags + number * TAGS_BYTES;
-        self.memory.populate(at, TAGS_BYTES)?;
-        Ok(self.values(at, TAGS_BYTES / size_of::<u64>()))
+        self.populated(self.parts.tags, number)
+    }
+
+    /// All of a thing, as values. Errors: no memory.
+    fn populated<T: Lasting>(self: &Arc<Self>, part: Part, number: usize) -> io::Result<Values<T>> {
+        self.memory.populate(part.at(number), part.unit)?;
+        Ok(self.values(part.at(number), part.unit / size_of::<T>()))
     }
 
     /// Gives the memory of tables in a row back. No segment of their clusters is broken up.
     pub(crate) fn release_tags(&self, numbers: Range<usize>) {
         crash_points::store();
-        let (at, bytes) = (numbers.start * TAGS_BYTES, numbers.len() * TAGS_BYTES);
+        let Part { start, unit, .. } = self.parts.tags;
         // SAFETY: the caller's promise. An error: it stays as it is.
-        let _ = unsafe { self.memory.release(self.places.tags + at, bytes) };
+        let _ = unsafe { self.memory.release(start + numbers.start * unit, numbers.len() * unit) };
     }
 
     /// Keeps a dictionary. Errors: no memory.
     pub(crate) fn keep_dictionary(self: &Arc<Self>, at: usize, content: &[u8]) -> io::Result<()> {
-        let place = self.places.dictionaries + at * DICTIONARY_BYTES;
-        self.memory.populate(place, DICTIONARY_BYTES)?;
-        let values: Values<Kept<AtomicU8>> = self.values(place, content.len());
+        let values: Values<Kept<AtomicU8>> = self.populated(self.parts.dictionaries, at)?;
         values.iter().zip(content).for_each(|(to, byte)| to.store(*byte, Relaxed));
         self.header().dictionary_bytes[at].store(content.len() as u32, Release);
         Ok(())
@@ -496,10 +424,9 @@ impl Durable {
         let lengths = self.header().dictionary_bytes.iter().map(|bytes| bytes.load(Acquire));
         let mut dictionaries = Vec::new();
         for (at, bytes) in lengths.take_while(|bytes| *bytes > 0).enumerate() {
-            let place = self.places.dictionaries + at * DICTIONARY_BYTES;
-            self.memory.populate(place, DICTIONARY_BYTES)?;
-            let values: Values<Kept<AtomicU8>> = self.values(place, bytes as usize);
-            dictionaries.push(values.iter().map(|byte| byte.load(Relaxed)).collect());
+            let values: Values<Kept<AtomicU8>> = self.populated(self.parts.dictionaries, at)?;
+            let bytes = values.iter().take(bytes as usize);
+            dictionaries.push(bytes.map(|byte| byte.load(Relaxed)).collect());
         }
         Ok(dictionaries)
     }

@@ -65,6 +65,8 @@ pub use config::{ATTRIBUTES, Attribute, Config};
 pub use error::{AttributeError, CpuError, Error, SectionError, SetupError};
 pub use hotplug::{CpuState, StateDoc, cpu_states};
 pub use ids::{Area, Place, SwapEntry};
+#[cfg(feature = "simulation")]
+pub use index::TRANSITIONS;
 pub use page::{PAGE_BYTES, Page};
 pub use pool::{ClassStats, SectionState};
 pub use stats::{STATISTICS, Statistic};

@@ -17,8 +17,9 @@ use crate::backing::Backing;
 use crate::backing::SEGMENT_BYTES;
 use crate::backing::segments::Use;
 use crate::cache::Cache;
+use crate::cache::layout::Shape;
 use crate::config::{Config, check_backing};
-use crate::durable::{Durable, Shape};
+use crate::durable::Durable;
 use crate::error::SetupError;
 use crate::ids::SwapEntry;
 use crate::index::{Entry, Object, State, View, Word};
@@ -50,7 +51,7 @@ impl Cache {
             is_sealed: config.seals_backing,
         };
         check_backing(backing.bytes())?;
-        let durable = Durable::open(file, shape)?;
+        let durable = shape.open(file)?;
         Self::make(config, backing, Some(&durable), Nodes::of_machine())
     }
 

@@ -9,10 +9,8 @@
 //! Without memory for it, the cache works without a dictionary.
 
 use crate::cache::Cache;
-use crate::compress::{
-    Codec, DICTIONARIES_MAX, Dictionaries, Encoder, Prepared, SAMPLES, Trial, WithDictionary,
-};
-use crate::durable::Durable;
+use crate::compress::{Codec, Dictionaries, Encoder, Prepared, SAMPLES, Trial, WithDictionary};
+use crate::durable::{DICTIONARIES_MAX, Durable};
 use crate::ids::SwapEntry;
 use crate::index::{Object, State};
 use crate::page::Page;

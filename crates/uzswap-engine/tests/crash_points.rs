@@ -19,7 +19,9 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use uzswap_engine::backing::{Backing, Completion, Write};
 use uzswap_engine::testing::{Content, Faults, TestBacking, page_of};
-use uzswap_engine::{Area, Cache, Config, Load, PAGE_BYTES, Page, Store, crash_points};
+use uzswap_engine::{
+    Area, Cache, Config, Load, PAGE_BYTES, Page, Store, TRANSITIONS, crash_points,
+};
 
 /// Two trunks of the index.
 const PAGES: u32 = 8192;
@@ -615,8 +617,7 @@ fn a_process_killed_at_any_store_leaves_every_page() {
     moves(true);
     cleaning(true);
     let made = MADE.take();
-    let missing: Vec<_> =
-        crash_points::TRANSITIONS.iter().filter(|name| !made.contains(*name)).collect();
+    let missing: Vec<_> = TRANSITIONS.iter().filter(|name| !made.contains(*name)).collect();
     assert!(missing.is_empty(), "no scene makes {missing:?}");
 }
 

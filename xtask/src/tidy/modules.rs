@@ -11,8 +11,8 @@ use std::path::{Path, PathBuf};
 const CIRCLES: &[(&str, &str)] = &[
     (
         "uzswap-engine",
-        "backing cache compress config crash_points dedup durable error fetch hotplug index \
-         lru pool reclaim recompress scratch share stats table trainer unit writeback",
+        "backing cache config fetch hotplug index reclaim recompress share stats trainer unit \
+         writeback",
     ),
     (
         "uzswap-region",

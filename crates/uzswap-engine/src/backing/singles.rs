@@ -3,7 +3,7 @@
 use super::seal::Tag;
 use super::shape::CLUSTER_SLOTS;
 use crate::crash_points::Kept;
-use crate::durable::{Durable, TAGS_BYTES, Values};
+use crate::durable::{Durable, Values};
 use crate::ids::SwapEntry;
 use crate::sync::{Mutex, lock};
 use crate::table::boxed;
@@ -26,7 +26,7 @@ pub(super) struct ClusterTable {
 
 type TagWord = Kept<AtomicU64>;
 
-const _: () = assert!(TAGS_BYTES == CLUSTER_SLOTS * 2 * size_of::<TagWord>());
+const _: () = assert!(size_of::<Tag>() == 2 * size_of::<TagWord>());
 
 impl ClusterTable {
     fn new(tags: Values<TagWord>, number: u32) -> io::Result<Self> {

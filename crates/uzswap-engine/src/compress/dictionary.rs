@@ -4,7 +4,7 @@
 //! stays as long as the cache, because any object may need it, in memory or on the backing.
 //! docs/design/dictionaries.md has the figures behind the constants.
 
-use crate::durable::Durable;
+use crate::durable::{DICTIONARIES_MAX, Durable};
 use crate::page::{PAGE_BYTES, Page};
 use std::io;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
@@ -16,9 +16,6 @@ pub(crate) const DICTIONARY_BYTES: usize = 16 << 10;
 
 /// Pages to train one on: more gain nothing, and take longer.
 pub(crate) const SAMPLES: usize = 128;
-
-/// Dictionaries of a cache: 60 KiB each, for ever.
-pub(crate) const DICTIONARIES_MAX: usize = 64;
 
 /// The offset of a dictionary's number, 32 bits (RFC 8878, section 5).
 const NUMBER_AT: std::ops::Range<usize> = 4..8;

@@ -16,9 +16,7 @@ mod unit;
 mod wkdm;
 mod zstd;
 
-pub(crate) use dictionary::{
-    DICTIONARIES_MAX, DICTIONARY_BYTES, Dictionaries, Encoder, SAMPLES, dictionary_of,
-};
+pub(crate) use dictionary::{DICTIONARY_BYTES, Dictionaries, Encoder, SAMPLES, dictionary_of};
 pub(crate) use unit::{GROUP_PAGES, UNIT_BYTES_MAX, UNIT_PAGES, UnitDecoder, UnitEncoder};
 pub(crate) use zstd::{Trial, WithDictionary};
 

@@ -176,7 +176,7 @@ impl Index {
     /// misses.
     pub(crate) fn prefetch(&self, key: SwapEntry) {
         if let Some(durable) = &self.memory.0 {
-            durable.prefetch(key);
+            durable.prefetch(key.0 as usize * size_of::<Entry>());
         }
     }
 

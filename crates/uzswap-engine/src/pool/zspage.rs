@@ -5,10 +5,10 @@
 //! change while an object is live in the zspage. So a thread that keeps an object alive, by its
 //! entry's lock, reads them without the class's lock.
 
-use super::section::Frame;
+use super::section::{Frame, SECTION_FRAMES};
 use super::size_class::FRAMES_MAX;
 use crate::crash_points::Kept;
-use crate::durable::{DESCRIPTORS, Durable};
+use crate::durable::{Durable, Lasting};
 use crate::sync::{Mutex, lock};
 use crate::table::Table;
 use std::io;
@@ -43,7 +43,14 @@ pub(crate) struct Zspage {
 /// 48 bytes for some twenty objects.
 const _: () = assert!(size_of::<Zspage>() == 48);
 
+#[expect(unsafe_code, reason = "it lies in memory that outlives the process")]
+// SAFETY: it consists of atomic numbers, of which any bytes are values, and has no destructor.
+unsafe impl Lasting for Zspage {}
+
 impl Zspage {
+    /// Descriptors that are made at once: as many as a section has frames.
+    pub(crate) const CHUNK: usize = SECTION_FRAMES;
+
     fn new() -> Self {
         Self {
             frames: std::array::from_fn(|_| Kept::new(NONE)),
@@ -92,7 +99,7 @@ impl Zspage {
 }
 
 /// Descriptors to a chunk of the table.
-const CHUNK: usize = DESCRIPTORS;
+const CHUNK: usize = Zspage::CHUNK;
 
 /// All descriptors.
 pub(super) struct Zspages {
@@ -209,7 +216,7 @@ impl Zspages {
 #[cfg(all(test, not(feature = "shuttle")))]
 mod tests {
     use super::*;
-    use crate::durable::Shape;
+    use crate::cache::layout::Shape;
 
     /// In memory that outlives the process they are cleared when they are made.
     #[test]
@@ -219,7 +226,7 @@ mod tests {
         for _ in 0..50 {
             let file = uzswap_sys::shared::create("uzswap-zspages").unwrap();
             let shape = Shape { keys: 4096, sections: CHUNKS, backing_bytes: 0, is_sealed: false };
-            let durable = Durable::open(file, shape).unwrap();
+            let durable = shape.open(file).unwrap();
             let zspages = Zspages::new(CHUNKS * CHUNK, Some(&durable));
             let take_all = || {
                 let mut taken = Vec::new();
