@@ -16,7 +16,22 @@
 //! leaves the entry as it was, because a block device may read a page again.
 //! [`Cache::load_exclusive`] drops the page.
 
+mod check;
+mod fetch;
+mod hotplug;
+mod identical;
 pub(crate) mod layout;
+mod memory_hotplug;
+mod neighbours;
+mod read_back;
+mod reclaim;
+mod recompress;
+mod recover;
+mod through;
+mod trainer;
+mod writeback;
+
+pub use hotplug::{CpuState, StateDoc, cpu_states};
 
 use crate::backing::Backing;
 use crate::backing::record::Layout;
@@ -27,27 +42,27 @@ use crate::config::{Attributes, Config, check_backing};
 use crate::dedup::Candidates;
 use crate::durable::Durable;
 use crate::error::{Error, SetupError};
-use crate::fetch::Fetched;
-use crate::hotplug::Cpus;
 use crate::ids::{Area, Handle, SwapEntry};
 use crate::index::{Form, Index, Member, Object, State, Word};
 use crate::page::{PAGE_BYTES, Page, Pattern, checksum_of, content_hash};
 use crate::percpu::PerCpu;
 use crate::pool::{COMPRESSED_BYTES_MAX, Header, Pool};
-use crate::reclaim::Reserve;
-use crate::recompress::Recompression;
 use crate::scratch::Scratch;
 use crate::share::Shares;
 use crate::stats::Counter::*;
 use crate::stats::Counters;
 use crate::sync::Mutex;
-use crate::trainer::Training;
 use crate::unit::Units;
-use crate::writeback::Writeback;
+use fetch::Fetched;
+use hotplug::Cpus;
+use reclaim::Reserve;
+use recompress::Recompression;
 use std::io;
 use std::sync::Arc;
+use trainer::Training;
 use uzswap_sys::cpu;
 use uzswap_sys::node::Nodes;
+use writeback::Writeback;
 
 /// The outcome of a store.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -31,28 +31,15 @@ mod share;
 mod unit;
 
 mod cache;
-mod fetch;
-mod identical;
-mod neighbours;
-mod read_back;
-mod reclaim;
-mod recompress;
 mod scratch;
-mod through;
-mod trainer;
-mod writeback;
 
-mod check;
 mod config;
 #[cfg(feature = "simulation")]
 pub mod crash_points;
 #[cfg(not(feature = "simulation"))]
 mod crash_points;
 mod error;
-mod hotplug;
-mod memory_hotplug;
 mod percpu;
-mod recover;
 #[cfg(all(test, feature = "shuttle"))]
 mod shuttle_tests;
 mod stats;
@@ -60,10 +47,9 @@ mod sync;
 #[cfg(feature = "testing")]
 pub mod testing;
 
-pub use cache::{Cache, Kept, Load, Reject, Store};
+pub use cache::{Cache, CpuState, Kept, Load, Reject, StateDoc, Store, cpu_states};
 pub use config::{ATTRIBUTES, Attribute, Config};
 pub use error::{AttributeError, CpuError, Error, SectionError, SetupError};
-pub use hotplug::{CpuState, StateDoc, cpu_states};
 pub use ids::{Area, Place, SwapEntry};
 #[cfg(feature = "simulation")]
 pub use index::TRANSITIONS;

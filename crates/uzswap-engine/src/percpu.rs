@@ -1,7 +1,7 @@
 //! State of each CPU.
 //!
 //! Everything per CPU in the engine uses this type, and comes and goes with the CPU
-//! ([`crate::hotplug`]). The CPU is a hint, not an exclusion: a thread may migrate between asking
+//! (`cache::hotplug`). The CPU is a hint, not an exclusion: a thread may migrate between asking
 //! and using, and may run on a CPU that is not up yet. So slots are locked, nearly always without
 //! waiting, and threads of a CPU that is not up use the slot of another CPU.
 

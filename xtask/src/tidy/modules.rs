@@ -9,11 +9,7 @@ use std::path::{Path, PathBuf};
 
 /// Circles that there are. They may only shrink.
 const CIRCLES: &[(&str, &str)] = &[
-    (
-        "uzswap-engine",
-        "backing cache config fetch hotplug index reclaim recompress share stats trainer unit \
-         writeback",
-    ),
+    ("uzswap-engine", "backing cache config index share stats unit"),
     (
         "uzswap-region",
         "ahead copy door fault fork guards keys lane mode pager protection reclaim region \

@@ -8,7 +8,7 @@
 //! dictionary is trained on noted pages that are still in the pool. The maintaining thread trains.
 //! Without memory for it, the cache works without a dictionary.
 
-use crate::cache::Cache;
+use super::Cache;
 use crate::compress::{Codec, Dictionaries, Encoder, Prepared, SAMPLES, Trial, WithDictionary};
 use crate::durable::{DICTIONARIES_MAX, Durable};
 use crate::ids::SwapEntry;

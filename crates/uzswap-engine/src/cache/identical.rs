@@ -6,7 +6,7 @@
 //! ```
 //! `dedup` finds candidates for the same page; `share` has the records.
 
-use crate::cache::Cache;
+use super::Cache;
 use crate::ids::SwapEntry;
 use crate::index::{Locked, Object, State};
 use crate::page::{PAGE_BYTES, Page, checksum_of};

@@ -12,7 +12,7 @@
 //!
 //! The engine reads no clock: the caller of [`Cache::idle`] passes the time.
 
-use crate::cache::Cache;
+use super::Cache;
 use crate::compress::{Codec, GROUP_PAGES, UNIT_BYTES_MAX, UNIT_PAGES, UnitDecoder, UnitEncoder};
 use crate::ids::{Handle, SwapEntry};
 use crate::index::{Form, List, Locked, Member, Object, State};

@@ -4,12 +4,12 @@
 //! records are sealed, the generation of its write. Nothing that the record says of itself is
 //! believed.
 
+use super::Cache;
+use super::fetch::Fetched;
 use crate::backing::record::{HEADER_BYTES, RECORD_BYTES_MAX, Record, open_record};
 use crate::backing::seal::{Generation, Identity};
 use crate::backing::shape::Slot;
-use crate::cache::Cache;
 use crate::error::Error;
-use crate::fetch::Fetched;
 use crate::ids::SwapEntry;
 use crate::index::Extent;
 use crate::page::{Page, checksum_of, content_hash};

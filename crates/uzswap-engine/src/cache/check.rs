@@ -1,8 +1,8 @@
 //! Recounts a cache at rest from scratch and compares the result with its counts.
 
+use super::Cache;
 use crate::backing::segments::Use;
 use crate::backing::shape::{SEGMENT_BYTES, SLOT_BYTES, Segment, Slot};
-use crate::cache::Cache;
 use crate::compress::Codec;
 use crate::ids::{Handle, SwapEntry};
 use crate::index::{Extent, List, State};

@@ -7,8 +7,8 @@
 //! makes room itself. It writes back the oldest pages first, so that the pool never has older pages
 //! than the backing.
 
+use super::{Cache, Reject};
 use crate::backing::slots::Slots;
-use crate::cache::{Cache, Reject};
 use crate::pool::{CLASSES, SECTION_BYTES};
 use crate::stats::Counter::PoolLimitHit;
 use crate::sync::Backoff;

@@ -14,13 +14,13 @@
 //! short it also cleans: it copies the live records of the emptiest segments into the open one. It
 //! does so under the writer's lock, which a store takes only when it needs cleaning too.
 
+use super::Cache;
 use crate::backing::record::{HEADER_BYTES, Layout, Record, record_at, records, seal_records};
 use crate::backing::seal::{Generation, Seal};
 use crate::backing::segments::Use;
 use crate::backing::shape::{SEGMENT_BYTES, SEGMENT_PAYLOAD_BYTES, Segment};
 use crate::backing::slots::{RESERVED, Slots};
 use crate::backing::{Buffer, Completion, Write};
-use crate::cache::Cache;
 use crate::ids::Place;
 use crate::index::{Extent, Form, List, State};
 use crate::percpu::PerCpu;

@@ -14,9 +14,9 @@
 //! overwritten. They are only tried, because no thread waits for an entry while it holds another.
 //! Any fault ends the run before its page, which is then loaded by itself and reports the reason.
 
-use crate::cache::{Cache, Load};
+use super::fetch::verify;
+use super::{Cache, Load};
 use crate::error::Error;
-use crate::fetch::verify;
 use crate::ids::SwapEntry;
 use crate::index::{Extent, Locked, State};
 use crate::page::{PAGE_BYTES, Page};

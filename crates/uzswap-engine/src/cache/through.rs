@@ -9,17 +9,17 @@
 //! Where there are many free slots and few free segments, the pages of the emptiest such segments
 //! move into free slots of the others.
 
+use super::writeback::Failure;
+use super::{Cache, Reject, Store};
 use crate::backing::seal::Identity;
 use crate::backing::segments::Use;
 use crate::backing::shape::{SLOT_BYTES, Segment, Slot};
 use crate::backing::slots::{RESERVED, VICTIMS};
-use crate::cache::{Cache, Reject, Store};
 use crate::compress::Codec;
 use crate::ids::{Place, SwapEntry};
 use crate::index::{Extent, Form, State, View};
 use crate::page::{PAGE_BYTES, Page, checksum_of, content_hash};
 use crate::stats::Counter::*;
-use crate::writeback::Failure;
 
 /// The form of a page written through.
 const RAW: Form = Form { bytes: PAGE_BYTES as u16, codec: Codec::Raw };

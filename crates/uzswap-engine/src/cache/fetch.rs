@@ -6,8 +6,8 @@
 //! The lock is held while an object is copied, not while it is decompressed. `read_back` reads
 //! records from the backing.
 
+use super::{Cache, Load};
 use crate::backing::record::RECORD_BYTES_MAX;
-use crate::cache::{Cache, Load};
 use crate::compress::{UNIT_BYTES_MAX, Undecodable, UnitDecoder};
 use crate::error::Error;
 use crate::ids::SwapEntry;

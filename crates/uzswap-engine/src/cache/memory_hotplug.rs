@@ -7,7 +7,7 @@
 //!
 //! The pool's size follows the machine: see [`Cache::follow_memory`].
 
-use crate::cache::Cache;
+use super::Cache;
 use crate::error::SectionError;
 use crate::ids::SwapEntry;
 use crate::pool::{Left, Refused, SECTION_BYTES, SectionState, Stuck};

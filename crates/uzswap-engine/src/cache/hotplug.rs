@@ -11,7 +11,7 @@
 //! Pages belong to no CPU: one that goes leaves none behind, and its slots of the backing become
 //! free. Threads may run on a CPU that is not up ([`crate::percpu`]), so none waits for this.
 
-use crate::cache::Cache;
+use super::Cache;
 use crate::error::CpuError;
 use crate::scratch::{Scratch, UnitScratch};
 use crate::sync::lock;

@@ -13,11 +13,11 @@
 //! Two entries refer to one object only where a page was about to be shared. Then the object
 //! belongs to the record, which is its owner.
 
+use super::Cache;
+use super::layout::Shape;
 use crate::backing::Backing;
 use crate::backing::SEGMENT_BYTES;
 use crate::backing::segments::Use;
-use crate::cache::Cache;
-use crate::cache::layout::Shape;
 use crate::config::{Config, check_backing};
 use crate::durable::Durable;
 use crate::error::SetupError;
