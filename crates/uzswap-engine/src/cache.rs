@@ -16,6 +16,7 @@
 //! leaves the entry as it was, because a block device may read a page again.
 //! [`Cache::load_exclusive`] drops the page.
 
+mod attributes;
 mod check;
 mod fetch;
 mod hotplug;
@@ -27,11 +28,13 @@ mod read_back;
 mod reclaim;
 mod recompress;
 mod recover;
+mod stats;
 mod through;
 mod trainer;
 mod writeback;
 
 pub use hotplug::{CpuState, StateDoc, cpu_states};
+pub use stats::{STATISTICS, Statistic};
 
 use crate::backing::Backing;
 use crate::backing::record::Layout;
@@ -39,6 +42,8 @@ use crate::backing::seal::Seal;
 use crate::backing::slots::Slots;
 use crate::compress::{Codec, dictionary_of};
 use crate::config::{Attributes, Config, check_backing};
+use crate::counters::Counter::*;
+use crate::counters::Counters;
 use crate::dedup::Candidates;
 use crate::durable::Durable;
 use crate::error::{Error, SetupError};
@@ -49,8 +54,6 @@ use crate::percpu::PerCpu;
 use crate::pool::{COMPRESSED_BYTES_MAX, Header, Pool};
 use crate::scratch::Scratch;
 use crate::share::Shares;
-use crate::stats::Counter::*;
-use crate::stats::Counters;
 use crate::sync::Mutex;
 use crate::unit::Units;
 use fetch::Fetched;

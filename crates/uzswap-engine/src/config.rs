@@ -5,9 +5,7 @@
 
 use crate::backing::BYTES_MAX;
 use crate::backing::SEGMENT_BYTES;
-use crate::cache::Cache;
 use crate::compress::{Algorithm, Codec};
-use crate::durable::Durable;
 use crate::error::{AttributeError, SetupError};
 use crate::page::PAGE_BYTES;
 use crate::share::Shares;
@@ -23,8 +21,8 @@ pub struct Config {
     pub pages_max: u32,
     /// Memory of the machine in bytes, for `max_pool_percent`.
     pub ram_bytes: u64,
-    /// The most memory that the machine may get ([`Cache::follow_memory`]): some 100 bytes for each
-    /// 2 MiB.
+    /// The most memory that the machine may get ([`crate::Cache::follow_memory`]): some 100 bytes
+    /// for each 2 MiB.
     pub ram_bytes_max: u64,
     /// First value of `max_pool_bytes`.
     pub pool_bytes_max: u64,
@@ -153,8 +151,8 @@ pub struct Attribute {
     pub doc: &'static str,
     /// The accepted values.
     pub accepts: &'static str,
-    get: fn(&Attributes) -> String,
-    set: fn(&Attributes, &str) -> bool,
+    pub(crate) get: fn(&Attributes) -> String,
+    pub(crate) set: fn(&Attributes, &str) -> bool,
 }
 
 impl Attribute {
@@ -171,7 +169,12 @@ impl Attribute {
         self.change(&Attributes::new(&tried), value)
     }
 
-    fn change(&self, attributes: &Attributes, value: &str) -> Result<(), AttributeError> {
+    /// Sets a value; after an error the old one stays.
+    pub(crate) fn change(
+        &self,
+        attributes: &Attributes,
+        value: &str,
+    ) -> Result<(), AttributeError> {
         if self.name == "compressor" {
             value.parse::<Algorithm>()?; // For its own message.
         }
@@ -299,34 +302,5 @@ fn set_number(value: &AtomicU32, text: &str, low: u32, high: u32) -> bool {
             true
         }
         _ => false,
-    }
-}
-
-impl Cache {
-    /// An attribute's value, as its control file shows it.
-    pub fn attribute(&self, name: &str) -> Option<String> {
-        ATTRIBUTES.iter().find(|a| a.name == name).map(|a| (a.get)(&self.attributes))
-    }
-
-    /// Changes an attribute, at once and under load. On an error the old value stays.
-    pub fn set_attribute(&self, name: &str, value: &str) -> Result<(), AttributeError> {
-        let attribute = ATTRIBUTES.iter().find(|attribute| attribute.name == name);
-        let attribute = attribute.ok_or_else(|| AttributeError::Unknown(name.into()))?;
-        attribute.change(&self.attributes, value)?;
-        if let Some(durable) = &self.durable {
-            durable.keep_value(name, &(attribute.get)(&self.attributes));
-        }
-        self.apply_attributes();
-        Ok(())
-    }
-
-    /// Sets the attributes as they were in a cache that is taken over.
-    pub(crate) fn retake_attributes(&self, durable: &Durable) {
-        for attribute in ATTRIBUTES {
-            if let Some(value) = durable.value(attribute.name) {
-                // A value that was accepted once is accepted again.
-                let _ = (attribute.set)(&self.attributes, &value);
-            }
-        }
     }
 }

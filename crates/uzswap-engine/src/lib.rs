@@ -34,6 +34,7 @@ mod cache;
 mod scratch;
 
 mod config;
+mod counters;
 #[cfg(feature = "simulation")]
 pub mod crash_points;
 #[cfg(not(feature = "simulation"))]
@@ -42,12 +43,13 @@ mod error;
 mod percpu;
 #[cfg(all(test, feature = "shuttle"))]
 mod shuttle_tests;
-mod stats;
 mod sync;
 #[cfg(feature = "testing")]
 pub mod testing;
 
-pub use cache::{Cache, CpuState, Kept, Load, Reject, StateDoc, Store, cpu_states};
+pub use cache::{
+    Cache, CpuState, Kept, Load, Reject, STATISTICS, StateDoc, Statistic, Store, cpu_states,
+};
 pub use config::{ATTRIBUTES, Attribute, Config};
 pub use error::{AttributeError, CpuError, Error, SectionError, SetupError};
 pub use ids::{Area, Place, SwapEntry};
@@ -55,4 +57,3 @@ pub use ids::{Area, Place, SwapEntry};
 pub use index::TRANSITIONS;
 pub use page::{PAGE_BYTES, Page};
 pub use pool::{ClassStats, SectionState};
-pub use stats::{STATISTICS, Statistic};

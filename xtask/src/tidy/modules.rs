@@ -8,14 +8,11 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
 /// Circles that there are. They may only shrink.
-const CIRCLES: &[(&str, &str)] = &[
-    ("uzswap-engine", "backing cache config index share stats unit"),
-    (
-        "uzswap-region",
-        "ahead copy door fault fork guards keys lane mode pager protection reclaim region \
+const CIRCLES: &[(&str, &str)] = &[(
+    "uzswap-region",
+    "ahead copy door fault fork guards keys lane mode pager protection reclaim region \
          registry space staging stats streams userfaultfd vec",
-    ),
-];
+)];
 
 /// Names of a module, from the root of its crate.
 type Name = Vec<String>;

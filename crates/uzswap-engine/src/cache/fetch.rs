@@ -9,6 +9,7 @@
 use super::{Cache, Load};
 use crate::backing::record::RECORD_BYTES_MAX;
 use crate::compress::{UNIT_BYTES_MAX, Undecodable, UnitDecoder};
+use crate::counters::Counter::*;
 use crate::error::Error;
 use crate::ids::SwapEntry;
 use crate::index::{Extent, Form, Locked, Member, Object, State};
@@ -16,7 +17,6 @@ use crate::page::{Page, Pattern, checksum_of, content_hash};
 use crate::percpu::Here;
 use crate::pool::Header;
 use crate::scratch::Scratch;
-use crate::stats::Counter::*;
 use crate::unit::Units;
 
 /// A page as copied out from under its entry's lock.

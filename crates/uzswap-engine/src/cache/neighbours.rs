@@ -16,11 +16,11 @@
 
 use super::fetch::verify;
 use super::{Cache, Load};
+use crate::counters::Counter::*;
 use crate::error::Error;
 use crate::ids::SwapEntry;
 use crate::index::{Extent, Locked, State};
 use crate::page::{PAGE_BYTES, Page};
-use crate::stats::Counter::*;
 
 /// Most pages of a run: as many as a front end asks for at a time.
 const PAGES_MAX: usize = 64;

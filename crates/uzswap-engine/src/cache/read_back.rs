@@ -9,11 +9,11 @@ use super::fetch::Fetched;
 use crate::backing::record::{HEADER_BYTES, RECORD_BYTES_MAX, Record, open_record};
 use crate::backing::seal::{Generation, Identity};
 use crate::backing::shape::Slot;
+use crate::counters::Counter::*;
 use crate::error::Error;
 use crate::ids::SwapEntry;
 use crate::index::Extent;
 use crate::page::{Page, checksum_of, content_hash};
-use crate::stats::Counter::*;
 
 /// An opened record.
 pub(crate) struct OpenRecord<'a> {

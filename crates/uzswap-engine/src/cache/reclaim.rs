@@ -9,8 +9,8 @@
 
 use super::{Cache, Reject};
 use crate::backing::slots::Slots;
+use crate::counters::Counter::PoolLimitHit;
 use crate::pool::{CLASSES, SECTION_BYTES};
-use crate::stats::Counter::PoolLimitHit;
 use crate::sync::Backoff;
 use std::io;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
@@ -395,12 +395,5 @@ impl Cache {
             .rev()
             .map(|class| std::iter::from_fn(|| self.pool.compact(class, &relocate)).sum::<usize>())
             .sum()
-    }
-
-    /// Makes changed attributes take effect.
-    pub(crate) fn apply_attributes(&self) {
-        self.pool.set_limit(self.attributes.pool_bytes_max() as usize);
-        self.equip_all();
-        self.ring();
     }
 }

@@ -14,12 +14,12 @@
 
 use super::Cache;
 use crate::compress::{Codec, GROUP_PAGES, UNIT_BYTES_MAX, UNIT_PAGES, UnitDecoder, UnitEncoder};
+use crate::counters::Counter::*;
 use crate::ids::{Handle, SwapEntry};
 use crate::index::{Form, List, Locked, Member, Object, State};
 use crate::page::{PAGE_BYTES, Page, checksum_of, content_hash};
 use crate::pool::{COMPRESSED_BYTES_MAX, Header};
 use crate::scratch::{Scratch, UnitScratch};
-use crate::stats::Counter::*;
 use crate::sync::{Mutex, MutexGuard, lock};
 use crate::table::boxed;
 use crate::unit::{PIECES, Units};

@@ -16,10 +16,10 @@ use crate::backing::segments::Use;
 use crate::backing::shape::{SLOT_BYTES, Segment, Slot};
 use crate::backing::slots::{RESERVED, VICTIMS};
 use crate::compress::Codec;
+use crate::counters::Counter::*;
 use crate::ids::{Place, SwapEntry};
 use crate::index::{Extent, Form, State, View};
 use crate::page::{PAGE_BYTES, Page, checksum_of, content_hash};
-use crate::stats::Counter::*;
 
 /// The form of a page written through.
 const RAW: Form = Form { bytes: PAGE_BYTES as u16, codec: Codec::Raw };

@@ -10,12 +10,12 @@
 
 use super::Cache;
 use crate::compress::{Codec, Dictionaries, Encoder, Prepared, SAMPLES, Trial, WithDictionary};
+use crate::counters::Counter::*;
 use crate::durable::{DICTIONARIES_MAX, Durable};
 use crate::ids::SwapEntry;
 use crate::index::{Object, State};
 use crate::page::Page;
 use crate::scratch::Scratch;
-use crate::stats::Counter::*;
 use crate::sync::{Mutex, lock};
 use std::io;
 use std::sync::Arc;

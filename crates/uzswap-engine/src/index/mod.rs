@@ -22,10 +22,10 @@ pub use entry::transition::NAMES as TRANSITIONS;
 pub(crate) use entry::transition::{List, Lists, Locked};
 pub(crate) use word::{Extent, Form, Member, Object, State, Word};
 
+use crate::counters::Counters;
 use crate::crash_points::Kept;
 use crate::durable::{Durable, Intent, Values};
 use crate::ids::{Area, SwapEntry};
-use crate::stats::Counters;
 use crate::sync::{Backoff, Mutex, lock, pin};
 use crossbeam_epoch::{Atomic, Guard, Shared};
 use std::io;
