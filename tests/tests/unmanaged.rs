@@ -53,6 +53,56 @@ fn a_static_program_is_named() {
     check(&command.output().unwrap(), "program is statically linked and loads no library");
 }
 
+/// A program that has 40 MiB, and asks the kernel for them itself, or by the C library's `syscall`.
+const OWN_CALLS: &str = r#"
+#include <stdio.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+#ifdef LIBRARY
+static char *map(long bytes) {
+    return (char *)syscall(SYS_mmap, 0L, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1L, 0L);
+}
+#else
+static char *map(long bytes) {
+    long result = SYS_mmap;
+    register long flags __asm__("r10") = MAP_PRIVATE | MAP_ANONYMOUS;
+    register long file __asm__("r8") = -1;
+    register long offset __asm__("r9") = 0;
+    __asm__ volatile("syscall" : "+a"(result) : "D"(0L), "S"(bytes), "d"(PROT_READ | PROT_WRITE), "r"(flags),
+                     "r"(file), "r"(offset) : "rcx", "r11", "memory");
+    return (char *)result;
+}
+#endif
+int main(void) {
+    long wrong = 0;
+    char *all[40];
+    for (int i = 0; i < 40; i++) {
+        memset(all[i] = map(1 << 20), i + 1, 1 << 20);
+        usleep(30000);
+    }
+    for (int i = 0; i < 40; i++)
+        for (int at = 0; at < 1 << 20; at += 4096) wrong += all[i][at] != i + 1;
+    sleep(2);
+    puts(wrong ? "wrong" : "hello");
+    return 7;
+}
+"#;
+
+#[test]
+fn a_program_that_takes_memory_past_the_c_library_is_named_or_kept_small() {
+    let folder = tempfile::tempdir_in("/var/tmp").unwrap();
+    let run = |flags: &[&str], reason: &str| {
+        compile(folder.path(), OWN_CALLS, &[&["-O1"], flags].concat());
+        let mut command = as_nobody(folder.path());
+        command.arg(folder.path().join("uzswap")).args(["run", "--in-process", "--memory", "24M"]);
+        check(&command.arg(folder.path().join("program")).output().unwrap(), reason);
+    };
+    run(&[], "program: it takes memory by system calls of its own");
+    run(&["-DLIBRARY"], "memory of 1 processes was kept small");
+}
+
 #[test]
 fn a_runtime_folder_of_somebody_else_is_passed_over() {
     let folder = tempfile::tempdir_in("/var/tmp").unwrap();

@@ -325,6 +325,14 @@ unsafe extern "C" fn syscall(
     e: u64,
     f: u64,
 ) -> c_long {
+    if number == libc::SYS_mmap {
+        let (protection, flags) = (c as c_int, d as c_int);
+        // SAFETY: the caller's arguments.
+        return unsafe {
+            mmap(a as *mut c_void, b as usize, protection, flags, e as c_int, f as libc::off_t)
+                as c_long
+        };
+    }
     // SAFETY: as above.
     unsafe { make(number, [a, b, c, d, e, f]) }
 }
@@ -353,10 +361,10 @@ unsafe extern "C" fn mmap(
         // Used later, part by part.
         reserved(bytes);
     }
+    let [protection, flags, file] = [protection, flags, file].map(|number| number as u64);
+    let arguments = [at as u64, bytes as u64, protection, flags, file, offset as u64];
     // SAFETY: the arguments are the caller's.
-    unsafe {
-        libc::syscall(libc::SYS_mmap, at, bytes, protection, flags, file, offset) as *mut c_void
-    }
+    answer(unsafe { raw(libc::SYS_mmap, arguments) }) as *mut c_void
 }
 
 #[unsafe(no_mangle)]

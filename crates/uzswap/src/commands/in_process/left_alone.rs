@@ -9,7 +9,7 @@ use serde::Serialize;
 use std::collections::BTreeMap;
 use std::fs::{self, File};
 use uzswap_sys::process;
-use uzswap_tree::Table;
+use uzswap_tree::{Member, Table};
 
 /// A program with less anonymous memory is not looked at: there is little to keep small.
 const LEAST: u64 = 16 << 20;
@@ -47,15 +47,22 @@ impl LeftAlone {
             };
             let number = process as u32;
             let is_noted = noted.iter().any(|one| one.process == number && one.part.is_none());
-            if !is_noted && table.members().any(|member| member.process == number) {
+            let is_watched = |member: Member| member.process == number && member.used > 0;
+            if !is_noted && table.members().any(is_watched) {
                 continue;
             }
-            // A child that was forked just now has not joined the others yet.
+            // A child that was forked just now has not joined the others yet, and a program that
+            // has grown just now is being watched in a moment.
             let was_seen = self.peaks.contains_key(&number);
             let peak = self.peaks.entry(number).or_default();
             *peak = bytes.max(*peak);
             if !is_noted && was_seen {
-                self.strangers.entry(number).or_insert_with(|| describe(process));
+                let is_member = table.members().any(|member| member.process == number);
+                // A child of a fork begins to report when it asks for memory.
+                if is_member && has_agent(process) {
+                    continue;
+                }
+                self.strangers.entry(number).or_insert_with(|| describe(process, is_member));
             }
         }
     }
@@ -78,10 +85,17 @@ impl LeftAlone {
     }
 }
 
-/// Name and reason of a process that has not loaded the library.
-fn describe(process: i32) -> String {
+/// True if a process has loaded the library that watches its memory.
+fn has_agent(process: i32) -> bool {
+    let maps = fs::read_to_string(format!("/proc/{process}/maps")).unwrap_or_default();
+    maps.contains("/libuzswap_agent.so")
+}
+
+/// Name and reason of a process that has not loaded the library, or past which it grows.
+fn describe(process: i32, has_library: bool) -> String {
     let name = fs::read_to_string(format!("/proc/{process}/comm")).unwrap_or_default();
     let reason = match File::open(format!("/proc/{process}/exe")).as_ref().map(executable::kind) {
+        _ if has_library => "it takes memory by system calls of its own, past the C library",
         Err(_) => "it is privileged, so no library can be preloaded",
         Ok(Some(Kind::Static)) => "it is linked statically, so no library can be preloaded",
         Ok(Some(Kind::Glibc)) => "it was started without LD_PRELOAD",
@@ -97,7 +111,7 @@ mod tests {
 
     #[test]
     fn a_process_that_was_never_told_of_the_library_is_named_with_the_reason() {
-        let this = describe(std::process::id() as i32);
+        let this = describe(std::process::id() as i32, false);
         assert!(this.ends_with(": it was started without LD_PRELOAD"), "{this}");
         assert!(describe(-1).ends_with("no library can be preloaded"));
     }
