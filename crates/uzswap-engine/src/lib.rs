@@ -26,6 +26,7 @@ pub mod compress;
 mod dedup;
 mod index;
 mod lru;
+mod object;
 mod pool;
 mod share;
 mod unit;

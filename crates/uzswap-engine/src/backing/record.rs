@@ -19,7 +19,7 @@ use super::seal::{Generation, Identity, Seal, Tag};
 use super::shape::Segment;
 use crate::compress::Codec;
 use crate::ids::{Place, SwapEntry};
-use crate::index::{Extent, Form};
+use crate::object::{Extent, Form};
 use crate::page::PAGE_BYTES;
 
 /// Bytes of a header.

@@ -15,7 +15,7 @@ use super::shape::SEGMENT_BYTES;
 use crate::crash_points::Kept;
 use crate::durable::{Durable, KEY_BYTES};
 use crate::ids::{Place, SwapEntry};
-use crate::index::Extent;
+use crate::object::Extent;
 use ring::aead::{
     AES_256_GCM, Aad, Algorithm, CHACHA20_POLY1305, LessSafeKey, MAX_TAG_LEN, NONCE_LEN, Nonce,
     UnboundKey,
@@ -176,7 +176,7 @@ mod tests {
         assert!(first.0 == 1 && second.0 > FORKED && third.0 > FORKED && second != third);
     }
     use crate::compress::Codec;
-    use crate::index::Form;
+    use crate::object::Form;
 
     fn identity(owner: u32, place: u64, bytes: u16, codec: Codec, generation: u64) -> Identity {
         let extent = Extent { place: Place(place), form: Form { bytes, codec } };

@@ -34,7 +34,7 @@ use crate::backing::seal::Tag;
 use crate::bits::Bits;
 use crate::durable::Durable;
 use crate::ids::{Place, SwapEntry};
-use crate::index::Extent;
+use crate::object::Extent;
 use crate::percpu::PerCpu;
 use crate::sync::atomic::{AtomicU32, Ordering::*};
 use crate::sync::{Backoff, Mutex, lock};

@@ -8,7 +8,8 @@
 
 use super::Cache;
 use crate::ids::SwapEntry;
-use crate::index::{Locked, Object, State};
+use crate::index::{Locked, State};
+use crate::object::Object;
 use crate::page::{PAGE_BYTES, Page, checksum_of};
 use crate::pool::Header;
 use crate::sync::atomic::Ordering;

@@ -19,7 +19,8 @@ use super::{Cache, Load};
 use crate::counters::Counter::*;
 use crate::error::Error;
 use crate::ids::SwapEntry;
-use crate::index::{Extent, Locked, State};
+use crate::index::{Locked, State};
+use crate::object::Extent;
 use crate::page::{PAGE_BYTES, Page};
 
 /// Most pages of a run: as many as a front end asks for at a time.

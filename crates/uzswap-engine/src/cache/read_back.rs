@@ -12,7 +12,7 @@ use crate::backing::shape::Slot;
 use crate::counters::Counter::*;
 use crate::error::Error;
 use crate::ids::SwapEntry;
-use crate::index::Extent;
+use crate::object::Extent;
 use crate::page::{Page, checksum_of, content_hash};
 
 /// An opened record.

@@ -18,7 +18,8 @@ use crate::backing::slots::{RESERVED, VICTIMS};
 use crate::compress::Codec;
 use crate::counters::Counter::*;
 use crate::ids::{Place, SwapEntry};
-use crate::index::{Extent, Form, State, View};
+use crate::index::{State, View};
+use crate::object::{Extent, Form};
 use crate::page::{PAGE_BYTES, Page, checksum_of, content_hash};
 
 /// The form of a page written through.

@@ -13,7 +13,8 @@ use crate::compress::{Codec, Dictionaries, Encoder, Prepared, SAMPLES, Trial, Wi
 use crate::counters::Counter::*;
 use crate::durable::{DICTIONARIES_MAX, Durable};
 use crate::ids::SwapEntry;
-use crate::index::{Object, State};
+use crate::index::State;
+use crate::object::Object;
 use crate::page::Page;
 use crate::scratch::Scratch;
 use crate::sync::{Mutex, lock};

@@ -7,9 +7,9 @@
 //! `L` locked · `R` referenced since the LRU's last check · `W` its writeback or recompression is
 //! in flight · `C` on the list of pages that recompression skips.
 
-use crate::compress::Codec;
 use crate::ids::{Handle, Place, SwapEntry};
-use crate::page::{PAGE_BYTES, Pattern};
+use crate::object::{Extent, Form, Object};
+use crate::page::Pattern;
 
 /// The place of a page, with everything that is needed to load it. `entry::transition` changes it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -36,45 +36,6 @@ pub(crate) struct Member {
     pub(crate) position: u8,
 }
 
-/// An object of the pool.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Object {
-    pub(crate) handle: Handle,
-    pub(crate) form: Form,
-}
-
-/// A record on the backing.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Extent {
-    pub(crate) place: Place,
-    pub(crate) form: Form,
-}
-
-/// The length and codec of an object.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Form {
-    /// Bytes of the object, 1 to [`PAGE_BYTES`].
-    pub(crate) bytes: u16,
-    pub(crate) codec: Codec,
-}
-
-impl Form {
-    const BYTES_BITS: u32 = 13;
-    const BITS: u32 = Self::BYTES_BITS + Codec::BITS;
-
-    fn to_bits(self) -> u64 {
-        debug_assert!((1..=PAGE_BYTES).contains(&usize::from(self.bytes)));
-        u64::from(self.codec as u8) << Self::BYTES_BITS | u64::from(self.bytes)
-    }
-
-    fn from_bits(bits: u64) -> Self {
-        Self {
-            bytes: (bits & ((1 << Self::BYTES_BITS) - 1)) as u16,
-            codec: Codec::from_bits((bits >> Self::BYTES_BITS) as u8 & ((1 << Codec::BITS) - 1)),
-        }
-    }
-}
-
 /// A [`State`] and its flags, packed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Word(pub(crate) u64);
@@ -90,7 +51,6 @@ const MEMBER: u64 = 6;
 const PAYLOAD_SHIFT: u32 = 7;
 const PAYLOAD_BITS: u32 = 64 - PAYLOAD_SHIFT;
 
-const _: () = assert!(PAGE_BYTES < 1 << Form::BYTES_BITS);
 const _: () = assert!(Pattern::BITS <= PAYLOAD_BITS);
 const _: () = assert!(Handle::BITS + Form::BITS <= PAYLOAD_BITS);
 const _: () = assert!(Place::BITS + Form::BITS <= PAYLOAD_BITS);
@@ -183,6 +143,8 @@ impl Word {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::compress::Codec;
+    use crate::page::PAGE_BYTES;
 
     fn states() -> Vec<State> {
         let form = |bytes, codec| Form { bytes, codec };

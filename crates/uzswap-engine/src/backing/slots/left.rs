@@ -5,7 +5,7 @@ use super::{Cluster, Slots, home, table_home};
 use crate::backing::segments::Use;
 use crate::backing::shape::{CLUSTER_SEGMENTS, Segment, Slot};
 use crate::ids::SwapEntry;
-use crate::index::Extent;
+use crate::object::Extent;
 use crate::sync::atomic::Ordering::*;
 use crate::sync::lock;
 use std::io;

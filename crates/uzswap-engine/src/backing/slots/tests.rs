@@ -1,6 +1,6 @@
 use super::*;
 use crate::compress::Codec;
-use crate::index::Form;
+use crate::object::Form;
 use crate::sync::atomic::AtomicU64;
 use crate::testing::Noise;
 use std::collections::HashSet;

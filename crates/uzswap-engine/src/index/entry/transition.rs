@@ -21,8 +21,9 @@ use crate::counters::Counter::{self, *};
 use crate::crash_points::Kept;
 use crate::durable::Intent;
 use crate::ids::{Handle, SwapEntry};
-use crate::index::{Extent, Kind, Member, Object, State, View, Word};
+use crate::index::{Kind, Member, State, View, Word};
 use crate::lru::{Links, Lru, OFF};
+use crate::object::{Extent, Object};
 use crate::sync::atomic::{AtomicU64, Ordering};
 
 /// The states of an entry, as far as transitions distinguish them.
