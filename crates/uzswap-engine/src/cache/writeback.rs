@@ -11,15 +11,17 @@
 //!
 //! A store that needs space fills a segment of its own and writes it, beside other stores that do
 //! the same. The maintaining thread has several writes in flight at once. Where free segments run
-//! short it also cleans: it copies the live records of the emptiest segments into the open one. It
-//! does so under the writer's lock, which a store takes only when it needs cleaning too.
+//! short it also cleans (`cleaning`). It does so under the writer's lock, which a store takes only
+//! when it needs cleaning too.
+
+mod cleaning;
 
 use super::Cache;
-use crate::backing::record::{HEADER_BYTES, Layout, Record, record_at, records, seal_records};
+use crate::backing::record::{HEADER_BYTES, Layout, Record, records, seal_records};
 use crate::backing::seal::{Generation, Seal};
 use crate::backing::segments::Use;
 use crate::backing::shape::{SEGMENT_BYTES, SEGMENT_PAYLOAD_BYTES, Segment};
-use crate::backing::slots::{RESERVED, Slots};
+use crate::backing::slots::RESERVED;
 use crate::backing::{Buffer, Completion, Write};
 use crate::counters::Counter::*;
 use crate::ids::Place;
@@ -30,9 +32,6 @@ use crate::pool::Header;
 use crate::sync::{Mutex, lock};
 use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
-
-/// A segment with more live bytes than this is not cleaned: thirty would be copied to win one.
-const WORTH_CLEANING: usize = SEGMENT_BYTES - SEGMENT_BYTES / 32;
 
 /// The state of writeback.
 pub(crate) struct Writeback {
@@ -403,15 +402,6 @@ impl Cache {
         writer.in_flight.push(InFlight { segment, generation });
     }
 
-    /// Cleans where space is short, and then takes some.
-    pub(crate) fn clean_for<T>(&self, take: impl FnOnce(&Slots) -> Option<T>) -> Option<T> {
-        let mut writer = lock(&self.writeback.writer);
-        let cleaned = self.clean_if_short(&mut writer);
-        let taken = cleaned.then(|| take(&self.slots)).flatten();
-        self.settle(&mut writer);
-        taken
-    }
-
     /// Writes the copied records and waits for every write in flight. Another thread may have been
     /// the writer in between, and then there is less to wait for.
     fn settle(&self, writer: &mut Writer) {
@@ -512,115 +502,6 @@ impl Cache {
         let mut reason = lock(&self.writeback.failure);
         *reason = Some(failure);
         self.writeback.has_failed.store(true, Ordering::Relaxed);
-    }
-
-    /// Cleans until more than the reserved segments are free; `false` when there is nothing to win.
-    fn clean_if_short(&self, writer: &mut Writer) -> bool {
-        if self.slots.is_short() {
-            self.slots.drain();
-            self.settle(writer);
-        }
-        while self.slots.is_short() {
-            let live = self.slots.segments.live_bytes();
-            let hopeless = !self.slots.cleaning_can_win(live) || live > writer.hopeless_above;
-            if !self.writeback_works() || hopeless && !self.pack_singles() {
-                return false;
-            }
-            if !hopeless && !self.clean_one(writer, live) {
-                return false;
-            }
-        }
-        writer.hopeless_above = u64::MAX;
-        true
-    }
-
-    /// Cleans the cheapest segment, or frees the segments that were cleaned.
-    fn clean_one(&self, writer: &mut Writer, live: u64) -> bool {
-        let worth = |victim: &Segment| self.slots.segments.live(*victim) <= WORTH_CLEANING;
-        let victim = self.slots.segments.cheapest().filter(worth);
-        let room = writer.cleaning.len() < writer.cleaning.capacity();
-        if let (Some(victim), true) = (victim, room) {
-            return self.clean(writer, victim);
-        }
-        let cleaned = self.counters.get(SegmentsCleaned);
-        self.settle(writer);
-        let won_nothing = victim.is_none() || self.counters.get(SegmentsCleaned) == cleaned;
-        // Only segments written just now are worth cleaning, or the live records of the others
-        // cannot be read. It stops, and does not try again before a record has died.
-        if won_nothing && self.slots.is_short() && !self.pack_singles() {
-            writer.hopeless_above = live.saturating_sub(SEGMENT_BYTES as u64);
-            return false;
-        }
-        true
-    }
-
-    /// Copies a segment's live records elsewhere; it is free once they are written.
-    fn clean(&self, writer: &mut Writer, victim: Segment) -> bool {
-        let Some(mut content) = writer.cleaned.take() else { return false };
-        let cleaned = if self.slots.segments.turn(victim, Use::Written, Use::Cleaning) {
-            let copied = match self.backing.read(victim.start(), &mut content) {
-                Ok(()) => self.copy_live(writer, victim, &mut content),
-                Err(error) if error.kind() == io::ErrorKind::NotFound => {
-                    writer.cleaned = Some(content);
-                    if self.slots.segments.lost(victim) {
-                        self.slots.give_segment(victim, Use::Open);
-                    }
-                    return true;
-                }
-                Err(error) => {
-                    self.fail(Failure { what: "read", byte: victim.start(), error });
-                    false
-                }
-            };
-            writer.cleaning.push(victim);
-            copied
-        } else {
-            true // Its last record died just now: it is free.
-        };
-        writer.cleaned = Some(content);
-        cleaned
-    }
-
-    /// Copies a segment's live records into open ones. A record that cannot be opened stays: each
-    /// load reports the error, and it may be readable the next time.
-    fn copy_live(&self, writer: &mut Writer, victim: Segment, content: &mut [u8]) -> bool {
-        let (mut next, layout) = (0, self.slots.layout);
-        while let Some(found) = record_at(content, next, layout) {
-            let offset = next;
-            next += layout.record_bytes(found.form);
-            // Before the entry is locked: a commit may have to lock the same one.
-            if writer.open.as_ref().is_some_and(|open| open.place(found.form).is_none()) {
-                self.settle(writer);
-            }
-            if !self.writeback_works() || !self.open(writer, 0) {
-                return false;
-            }
-            let Some(open) = &mut writer.open else { return false };
-            let extent =
-                Extent { place: Place::at(victim.start() + offset as u64), form: found.form };
-            let view = self.index.view();
-            let Some(locked) = view.lock(found.owner) else { continue };
-            if locked.state() == State::Placed(extent) {
-                let bytes = &mut content[offset..][..layout.bytes(found.form)];
-                if let Ok(held) = self.open_read(found.owner, extent, locked.proof(), bytes) {
-                    let checksum = held.checksum;
-                    let record = Record { checksum, moved_from: Some(victim), ..found };
-                    open.append(record).copy_from_slice(held.object);
-                }
-            }
-        }
-        true
-    }
-
-    /// Frees the segments whose last record has been moved, and leaves others. No copy is on its
-    /// way.
-    fn finish_cleaning(&self, writer: &mut Writer) {
-        for victim in writer.cleaning.drain(..) {
-            if self.slots.segments.written(victim) {
-                self.slots.give_segment(victim, Use::Open);
-                self.counters.increment(SegmentsCleaned);
-            }
-        }
     }
 }
 

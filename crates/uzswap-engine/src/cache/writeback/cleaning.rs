@@ -1,0 +1,137 @@
+//! Makes free segments: copies the live records of the emptiest ones into the open one.
+
+use super::{Failure, Writer};
+use crate::backing::record::{Record, record_at};
+use crate::backing::segments::Use;
+use crate::backing::shape::{SEGMENT_BYTES, Segment};
+use crate::backing::slots::Slots;
+use crate::cache::Cache;
+use crate::counters::Counter::SegmentsCleaned;
+use crate::ids::Place;
+use crate::index::State;
+use crate::object::Extent;
+use crate::sync::lock;
+use std::io;
+
+/// A segment with more live bytes than this is not cleaned: thirty would be copied to win one.
+const WORTH_CLEANING: usize = SEGMENT_BYTES - SEGMENT_BYTES / 32;
+
+impl Cache {
+    /// Cleans where space is short, and then takes some.
+    pub(crate) fn clean_for<T>(&self, take: impl FnOnce(&Slots) -> Option<T>) -> Option<T> {
+        let mut writer = lock(&self.writeback.writer);
+        let cleaned = self.clean_if_short(&mut writer);
+        let taken = cleaned.then(|| take(&self.slots)).flatten();
+        self.settle(&mut writer);
+        taken
+    }
+
+    /// Cleans until more than the reserved segments are free; `false` when there is nothing to win.
+    pub(super) fn clean_if_short(&self, writer: &mut Writer) -> bool {
+        if self.slots.is_short() {
+            self.slots.drain();
+            self.settle(writer);
+        }
+        while self.slots.is_short() {
+            let live = self.slots.segments.live_bytes();
+            let hopeless = !self.slots.cleaning_can_win(live) || live > writer.hopeless_above;
+            if !self.writeback_works() || hopeless && !self.pack_singles() {
+                return false;
+            }
+            if !hopeless && !self.clean_one(writer, live) {
+                return false;
+            }
+        }
+        writer.hopeless_above = u64::MAX;
+        true
+    }
+
+    /// Cleans the cheapest segment, or frees the segments that were cleaned.
+    fn clean_one(&self, writer: &mut Writer, live: u64) -> bool {
+        let worth = |victim: &Segment| self.slots.segments.live(*victim) <= WORTH_CLEANING;
+        let victim = self.slots.segments.cheapest().filter(worth);
+        let room = writer.cleaning.len() < writer.cleaning.capacity();
+        if let (Some(victim), true) = (victim, room) {
+            return self.clean(writer, victim);
+        }
+        let cleaned = self.counters.get(SegmentsCleaned);
+        self.settle(writer);
+        let won_nothing = victim.is_none() || self.counters.get(SegmentsCleaned) == cleaned;
+        // Only segments written just now are worth cleaning, or the live records of the others
+        // cannot be read. It stops, and does not try again before a record has died.
+        if won_nothing && self.slots.is_short() && !self.pack_singles() {
+            writer.hopeless_above = live.saturating_sub(SEGMENT_BYTES as u64);
+            return false;
+        }
+        true
+    }
+
+    /// Copies a segment's live records elsewhere; it is free once they are written.
+    fn clean(&self, writer: &mut Writer, victim: Segment) -> bool {
+        let Some(mut content) = writer.cleaned.take() else { return false };
+        let cleaned = if self.slots.segments.turn(victim, Use::Written, Use::Cleaning) {
+            let copied = match self.backing.read(victim.start(), &mut content) {
+                Ok(()) => self.copy_live(writer, victim, &mut content),
+                Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                    writer.cleaned = Some(content);
+                    if self.slots.segments.lost(victim) {
+                        self.slots.give_segment(victim, Use::Open);
+                    }
+                    return true;
+                }
+                Err(error) => {
+                    self.fail(Failure { what: "read", byte: victim.start(), error });
+                    false
+                }
+            };
+            writer.cleaning.push(victim);
+            copied
+        } else {
+            true // Its last record died just now: it is free.
+        };
+        writer.cleaned = Some(content);
+        cleaned
+    }
+
+    /// Copies a segment's live records into open ones. A record that cannot be opened stays: each
+    /// load reports the error, and it may be readable the next time.
+    fn copy_live(&self, writer: &mut Writer, victim: Segment, content: &mut [u8]) -> bool {
+        let (mut next, layout) = (0, self.slots.layout);
+        while let Some(found) = record_at(content, next, layout) {
+            let offset = next;
+            next += layout.record_bytes(found.form);
+            // Before the entry is locked: a commit may have to lock the same one.
+            if writer.open.as_ref().is_some_and(|open| open.place(found.form).is_none()) {
+                self.settle(writer);
+            }
+            if !self.writeback_works() || !self.open(writer, 0) {
+                return false;
+            }
+            let Some(open) = &mut writer.open else { return false };
+            let extent =
+                Extent { place: Place::at(victim.start() + offset as u64), form: found.form };
+            let view = self.index.view();
+            let Some(locked) = view.lock(found.owner) else { continue };
+            if locked.state() == State::Placed(extent) {
+                let bytes = &mut content[offset..][..layout.bytes(found.form)];
+                if let Ok(held) = self.open_read(found.owner, extent, locked.proof(), bytes) {
+                    let checksum = held.checksum;
+                    let record = Record { checksum, moved_from: Some(victim), ..found };
+                    open.append(record).copy_from_slice(held.object);
+                }
+            }
+        }
+        true
+    }
+
+    /// Frees the segments whose last record has been moved, and leaves others. No copy is on its
+    /// way.
+    pub(super) fn finish_cleaning(&self, writer: &mut Writer) {
+        for victim in writer.cleaning.drain(..) {
+            if self.slots.segments.written(victim) {
+                self.slots.give_segment(victim, Use::Open);
+                self.counters.increment(SegmentsCleaned);
+            }
+        }
+    }
+}
