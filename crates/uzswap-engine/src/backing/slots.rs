@@ -25,7 +25,7 @@
 
 use super::segments::{Segments, Use};
 use super::shape::{
-    BATCH, CLUSTER_BYTES, CLUSTER_SEGMENTS, CLUSTER_SLOTS, SEGMENT_BYTES, SLOT_BYTES, Segment, Slot,
+    BATCH, CLUSTER_SEGMENTS, CLUSTER_SLOTS, SEGMENT_BYTES, SLOT_BYTES, Segment, Slot,
 };
 use super::singles::{ClusterTable, Tables};
 use crate::backing::Backing;
@@ -39,7 +39,6 @@ use crate::percpu::PerCpu;
 use crate::sync::atomic::{AtomicU32, Ordering::*};
 use crate::sync::{Backoff, Mutex, lock};
 use std::convert::Infallible;
-use std::mem::swap;
 use std::sync::Arc;
 use uzswap_ranges::{Hole, Preload, RangeIndex, SkipList};
 
@@ -48,9 +47,6 @@ pub(crate) const RESERVED: usize = 2;
 
 /// Clusters with free single slots that are tried for a batch before a new segment is broken up.
 const VISITS: usize = 8;
-
-/// Clusters discarded at a time: the kernel may take a while for each call.
-const DISCARDS: usize = 16;
 
 /// The taken slots of a cluster.
 struct Cluster {
@@ -321,35 +317,6 @@ impl Slots {
         preload
     }
 
-    /// Makes memory ready for taking clusters. Allocates.
-    pub(crate) fn provision(&self) {
-        let lacks = |cache: &SlotCache| !cache.preload.is_ready();
-        let give = |cache: &mut SlotCache, preload: &mut _| swap(&mut cache.preload, preload);
-        self.caches.provide(lacks, || Some(self.preload()), give);
-        self.provision_tables();
-    }
-
-    /// After an error the next call tries again.
-    fn provision_tables(&self) {
-        let lacks = || {
-            let all_have = self.tables_made.load(Relaxed) as usize >= self.clusters.len();
-            !all_have && lock(&self.spare_tables).len() < TABLES_READY
-        };
-        while lacks() {
-            let Ok(table) = self.tables.make() else { return };
-            self.tables_made.fetch_add(1, Relaxed);
-            lock(&self.spare_tables).push(table);
-        }
-        loop {
-            let mut spare = lock(&self.spare_tables);
-            let surplus = if spare.len() > 2 * TABLES_READY { spare.pop() } else { None };
-            drop(spare);
-            let Some(surplus) = surplus else { return };
-            self.tables_made.fetch_sub(1, Relaxed);
-            self.tables.free(surplus);
-        }
-    }
-
     /// Puts a table with the spare ones; returns it if there is no space for it.
     fn keep_spare(&self, table: ClusterTable) -> Option<ClusterTable> {
         let mut spare = lock(&self.spare_tables);
@@ -358,48 +325,6 @@ impl Slots {
         }
         spare.push(table);
         None
-    }
-
-    /// Drains caches that were not used since the last call.
-    pub(crate) fn drain_idle(&self) {
-        for mut cache in self.caches.iter_free() {
-            if !std::mem::take(&mut cache.touched) {
-                self.empty_cache(&mut cache);
-                cache.current = None;
-            }
-        }
-    }
-
-    /// Gives clusters without a taken slot back to the range index, after `discard` has told the
-    /// device of the cluster's offset and length. Allocates.
-    pub(crate) fn discard_empty(&self, mut discard: impl FnMut(u64, u64)) {
-        let is_current = |number: u32| self.caches.any_may(|cache| cache.current == Some(number));
-        for number in numbers(&self.empty, 0).filter(|number| !is_current(*number)).take(DISCARDS) {
-            let first = number as usize * CLUSTER_SEGMENTS;
-            let segments = CLUSTER_SEGMENTS.min(self.segments.count() - first);
-            // From the count, so that no thread looks for them here. While space is short they are
-            // not worth a discard.
-            if !self.claim(segments, RESERVED) {
-                return;
-            }
-            let mut cluster = lock(&self.clusters[number as usize]);
-            let is_empty = cluster.in_use && self.is_empty(number, &cluster);
-            if is_empty {
-                cluster.in_use = false;
-                self.tell(number, &cluster);
-                let table = cluster.table.take();
-                self.tables.note(number, None);
-                drop(cluster);
-                self.tables_made.fetch_sub(table.iter().count() as u32, Relaxed);
-                table.into_iter().for_each(|table| self.tables.free(table));
-                let bytes = segments * SEGMENT_BYTES;
-                discard(u64::from(number) * CLUSTER_BYTES as u64, bytes as u64);
-                let item = self.taken.remove(number.into());
-                assert!(item.is_some(), "a cluster in use is taken in the range index");
-                self.untaken.fetch_add(1, AcqRel);
-            }
-            self.free_segments.fetch_add(segments as u32, AcqRel);
-        }
     }
 
     /// Bytes of all tables.
@@ -607,46 +532,6 @@ impl Slots {
         let there = self.segments.count() - number as usize * CLUSTER_SEGMENTS;
         cluster.used.iter().take(there).all(|used| *used == 0)
     }
-
-    /// Recounts everything; panics with the difference. Returns the number of taken slots that are
-    /// in no cache, which the caller compares with its own count. The backing must be at rest.
-    pub(crate) fn check(&self) -> usize {
-        let (mut free_slots, mut free_segments, mut in_use, mut tables) = (0, 0, 0, 0);
-        for (number, cluster) in (0..).zip(&self.clusters) {
-            let cluster = lock(cluster);
-            in_use += usize::from(cluster.in_use);
-            assert!(
-                cluster.table.is_some() || cluster.broken == 0,
-                "of {number} there is no table"
-            );
-            tables += u32::from(cluster.table.is_some());
-            let there = self.segments.count() - number as usize * CLUSTER_SEGMENTS;
-            for (word, used) in cluster.used.iter().enumerate().take(there) {
-                let segment = Segment(number * CLUSTER_SEGMENTS as u32 + word as u32);
-                let state = self.segments.state(segment);
-                let is_broken = cluster.broken & 1 << word != 0;
-                assert_eq!(is_broken, state == Use::Singles, "{segment:?} is {state:?}");
-                assert_eq!(*used == 0, state == Use::Free, "{segment:?} is {state:?}");
-                assert!(is_broken || *used == 0 || *used == u64::MAX, "{segment:?} is in parts");
-                free_slots += used.count_zeros() as usize;
-                free_segments += usize::from(*used == 0);
-            }
-            assert_eq!(self.taken.get(number.into()).is_some(), cluster.in_use, "of {number}");
-            let bits = || self.sets().map(|set| set.has(number as usize)).collect::<Vec<_>>();
-            let before = bits();
-            self.tell(number, &cluster);
-            assert_eq!(bits(), before, "bits of cluster {number}");
-        }
-        self.sets().for_each(Bits::check);
-        let cached: usize =
-            self.caches.iter().map(|cache| cache.slots.len() + cache.returned.len()).sum();
-        assert_eq!(self.free_segments.load(Acquire) as usize, free_segments, "free segments");
-        assert_eq!(self.taken.check().items, in_use, "the range index and the clusters");
-        assert_eq!(self.untaken.load(Acquire) as usize, self.clusters.len() - in_use);
-        tables += lock(&self.spare_tables).len() as u32;
-        assert_eq!(self.tables_made.load(Relaxed), tables, "tables");
-        self.segments.count() * BATCH - free_slots - cached
-    }
 }
 
 /// The clusters of a set, from one on and then from the first.
@@ -665,6 +550,7 @@ fn table_home(slot: Slot) -> (usize, usize) {
     (slot.0 as usize / CLUSTER_SLOTS, slot.0 as usize % CLUSTER_SLOTS)
 }
 
+mod check;
 mod left;
 mod packing;
 pub(crate) use packing::VICTIMS;
@@ -672,3 +558,4 @@ pub(crate) use packing::VICTIMS;
 mod shuttle_tests;
 #[cfg(all(test, not(feature = "shuttle")))]
 mod tests;
+mod upkeep;
