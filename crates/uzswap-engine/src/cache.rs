@@ -470,7 +470,7 @@ impl Cache {
         self.units.give(member.unit);
     }
 
-    /// Moves an object for the pool, if its owner is not in use: see `pool::Relocate`.
+    /// Moves an object for the pool, if its owner is not in use: see `pool::moving`.
     pub(crate) fn relocate(
         &self,
         owner: SwapEntry,

@@ -5,19 +5,20 @@
 //! with free ones, so the highest sections become empty. All frames are faulted in: a store never
 //! waits for the kernel to find memory.
 
+mod bytes;
+mod check;
+
 use super::size_class::FRAMES_MAX;
+use super::state::SectionState;
 use crate::bits::Bits;
 use crate::crash_points::Kept;
 use crate::durable::{Durable, Values};
-use crate::ids::SwapEntry;
 use crate::page::PAGE_BYTES;
 use crate::sync::{Mutex, lock};
 use std::io;
 use std::ptr::NonNull;
 use std::sync::Arc;
-use std::sync::atomic::{
-    AtomicBool, AtomicPtr, AtomicU8, AtomicU32, AtomicU64, AtomicUsize, Ordering,
-};
+use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU8, AtomicU32, AtomicUsize, Ordering};
 use uzswap_sys::map::Mapping;
 use uzswap_sys::node::Nodes;
 
@@ -25,76 +26,6 @@ use uzswap_sys::node::Nodes;
 pub(crate) const SECTION_FRAMES: usize = 512;
 /// Bytes in a section.
 pub(crate) const SECTION_BYTES: usize = SECTION_FRAMES * PAGE_BYTES;
-
-/// The state of a section of the pool.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum SectionState {
-    /// Without memory; it gets some when the pool needs it.
-    Absent,
-    /// Its memory is being made.
-    GoingOnline,
-    /// It has objects, or could.
-    Online,
-    /// Its objects are being moved elsewhere.
-    GoingOffline,
-    /// Without memory, until it is brought online by hand.
-    Offline,
-}
-
-impl SectionState {
-    /// All states, in the order of a section's life.
-    pub const ALL: [Self; 5] =
-        [Self::Absent, Self::GoingOnline, Self::Online, Self::GoingOffline, Self::Offline];
-
-    /// Its name.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Absent => "absent",
-            Self::GoingOnline => "going-online",
-            Self::Online => "online",
-            Self::GoingOffline => "going-offline",
-            Self::Offline => "offline",
-        }
-    }
-
-    /// The content of a section in this state.
-    pub fn doc(self) -> &'static str {
-        match self {
-            Self::Absent => "No memory. It gets some when the pool needs it.",
-            Self::GoingOnline => "Its memory is being made, faulted in whole. It is empty.",
-            Self::Online => "Objects, or space for them. Each can be moved.",
-            Self::GoingOffline => {
-                "Its objects are being moved elsewhere; it gets no new ones. Objects still in it are \
-                 read and freed as before."
-            }
-            Self::Offline => "No memory. It gets none before it is brought online by hand.",
-        }
-    }
-
-    /// The next states, each with its condition.
-    pub fn next(self) -> &'static [(Self, &'static str)] {
-        match self {
-            Self::Absent => &[
-                (Self::GoingOnline, "the pool needs memory, or by hand"),
-                (Self::Offline, "by hand"),
-            ],
-            Self::GoingOnline => &[
-                (Self::Online, "its memory is there"),
-                (Self::Absent, "the machine has none"),
-                (Self::Offline, "the machine has none, and it was offline"),
-            ],
-            Self::Online => {
-                &[(Self::GoingOffline, "by hand, or its memory is not needed any more")]
-            }
-            Self::GoingOffline => &[
-                (Self::Online, "an object could not be moved"),
-                (Self::Absent, "it is empty, and was not needed any more"),
-                (Self::Offline, "it is empty, and stays so"),
-            ],
-            Self::Offline => &[(Self::GoingOnline, "by hand")],
-        }
-    }
-}
 
 /// A page of the pool's memory: its section and its index there.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -597,92 +528,6 @@ impl Sections {
         usage.extend(slots.filter_map(|(n, slot)| Some((n, used(slot.section.as_deref()?)))));
         usage
     }
-
-    /// A pointer `offset` bytes into a frame of a section that is on line.
-    ///
-    /// The section stays on line while the frame is in use. So the pointer is valid, up to the end
-    /// of the frame, while the caller keeps the frame's zspage alive.
-    fn pointer(&self, frame: Frame, offset: usize) -> *mut u8 {
-        let base = self.bases[frame.section()].load(Ordering::Acquire);
-        assert!(!base.is_null() && offset < PAGE_BYTES, "{frame:?} of a section that is off line");
-        let within = frame.0 as usize % SECTION_FRAMES * PAGE_BYTES + offset;
-        // SAFETY: a section is SECTION_BYTES long and `within` is below that.
-        unsafe { base.add(within) }
-    }
-
-    /// The header word at `offset` (a multiple of 8) of a frame.
-    ///
-    /// Compaction reads headers while other threads write theirs, so all accesses are atomic.
-    pub(super) fn header(&self, frame: Frame, offset: usize) -> &AtomicU64 {
-        assert!(offset.is_multiple_of(size_of::<u64>()));
-        // SAFETY: aligned (sections are page-aligned, the offset was checked) and inside the frame,
-        // which stays mapped while its zspage is in use, as `pointer` says. Callers reach a header
-        // only through a zspage in use. No plain access ever overlaps it: payloads and headers of a
-        // class never change places while the zspage lives.
-        unsafe { AtomicU64::from_ptr(self.pointer(frame, offset).cast()) }
-    }
-
-    /// Copies `bytes` into a frame.
-    ///
-    /// The caller owns the object there: it has just allocated the object and told no other thread,
-    /// or has the lock of its entry.
-    pub(super) fn write(&self, frame: Frame, offset: usize, bytes: &[u8]) {
-        assert!(offset + bytes.len() <= PAGE_BYTES);
-        // SAFETY: in bounds of the frame, by the assertion. `bytes` does not overlap, because no
-        // borrow of pool memory is ever made. There is no race, because the caller owns the object.
-        unsafe {
-            let to = self.pointer(frame, offset);
-            std::ptr::copy_nonoverlapping(bytes.as_ptr(), to, bytes.len());
-        }
-    }
-
-    /// Copies out of a frame. The caller owns the object there, as for [`Self::write`].
-    pub(super) fn read(&self, frame: Frame, offset: usize, out: &mut [u8]) {
-        assert!(offset + out.len() <= PAGE_BYTES);
-        // SAFETY: as in `write`, in the other direction.
-        unsafe {
-            let from = self.pointer(frame, offset);
-            std::ptr::copy_nonoverlapping(from, out.as_mut_ptr(), out.len());
-        }
-    }
-
-    /// Recounts; panics with the difference.
-    pub(super) fn check(&self, used: &[(Frame, SwapEntry)]) {
-        let inner = lock(&self.inner);
-        let (mut free, mut online, mut offline) = (0, 0, 0);
-        for (number, slot) in inner.slots.iter().enumerate() {
-            let free_count = slot.section.as_ref().map_or(0, |section| {
-                let bits: u32 = section.free.iter().map(|word| word.count_ones()).sum();
-                assert_eq!(bits as usize, section.free_count);
-                section.free_count
-            });
-            let (is_absent, gives) =
-                (slot.state == SectionState::Absent, slot.state == SectionState::Online);
-            assert!(gives || is_absent || slot.state == SectionState::Offline, "{:?}", slot.state);
-            assert_eq!(slot.section.is_some(), gives, "section {number}");
-            assert_eq!(inner.absent.has(number), is_absent, "section {number}");
-            let is_empty = free_count == SECTION_FRAMES;
-            for (node, on_node) in inner.nodes.iter().enumerate() {
-                let gives = gives && node == self.node_of(number);
-                let has = on_node.with_room.has(number);
-                assert_eq!(has, gives && free_count > 0, "section {number} on node {node}");
-                assert_eq!(on_node.empty.has(number), gives && is_empty, "section {number}");
-            }
-            free += free_count;
-            online += usize::from(gives);
-            offline += usize::from(slot.state == SectionState::Offline);
-        }
-        assert_eq!(online, self.online());
-        assert_eq!(offline, self.offline.load(Ordering::Relaxed));
-        assert_eq!(online * SECTION_FRAMES - free, self.used_frames());
-        let on_nodes: usize = (0..self.free.len()).map(|node| self.free_on(node)).sum();
-        assert_eq!(on_nodes, free);
-        for (frame, owner) in used {
-            let section = inner.slots[frame.section()].section.as_ref();
-            let section = section.unwrap_or_else(|| panic!("{frame:?} of {owner:?} is off line"));
-            assert!(!section.is_free(frame.0 as usize % SECTION_FRAMES), "{frame:?} is free");
-        }
-    }
 }
 
 fn kept_as(state: SectionState) -> u32 {
@@ -723,91 +568,4 @@ impl Section {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn of(count: usize) -> Sections {
-        Sections::new(count * SECTION_BYTES, None, &Arc::new(Nodes::pretended(1, |_| 0)))
-    }
-
-    #[test]
-    fn frames_come_from_the_lowest_section_and_all_or_nothing() {
-        let sections = of(2);
-        assert!(!sections.take(&mut [Frame(0); 1], 0, false), "nothing is on line");
-        sections.bring_any_online(0).unwrap();
-        sections.bring_any_online(0).unwrap();
-        assert_eq!(sections.bring_any_online(0).unwrap_err().kind(), io::ErrorKind::QuotaExceeded);
-        let mut frames = vec![Frame(0); 2 * SECTION_FRAMES - 3];
-        assert!(sections.take(&mut frames, 0, false));
-        assert_eq!(frames[5], Frame(5));
-        assert!(!sections.take(&mut [Frame(0); 4], 0, false));
-        assert_eq!(sections.free_frames(), 3);
-        sections.give([frames[9]].into_iter());
-        let mut one = [Frame(0)];
-        assert!(sections.take(&mut one, 0, false));
-        assert_eq!(one, [Frame(9)]);
-    }
-
-    #[test]
-    fn only_an_empty_section_goes_offline() {
-        let sections = of(2);
-        let is_refused = |refused| matches!(refused, Err(Refused::State(_)));
-        sections.bring_any_online(0).unwrap();
-        let mut frame = [Frame(0)];
-        assert!(sections.take(&mut frame, 0, false));
-        assert!(!sections.give_one_back(0));
-        assert!(is_refused(sections.keep_offline(0)));
-        assert!(is_refused(sections.begin_offline(1)), "it has no memory");
-        sections.begin_offline(0).unwrap();
-        assert!(is_refused(sections.begin_offline(0)), "once is enough");
-        assert!(is_refused(sections.bring_online(0)));
-        assert!(!sections.take(&mut [Frame(0)], 0, false), "it gives no frames");
-        assert!(!sections.finish_offline(0, SectionState::Offline).unwrap());
-        sections.give(frame.into_iter());
-        assert!(sections.finish_offline(0, SectionState::Offline).unwrap());
-        assert_eq!((sections.online(), sections.free_frames()), (0, 0));
-        assert_eq!(sections.states(), [SectionState::Offline, SectionState::Absent]);
-        sections.check(&[]);
-    }
-
-    #[test]
-    fn the_last_section_that_may_have_memory_keeps_it() {
-        let sections = of(2);
-        sections.keep_offline(1).unwrap();
-        assert_eq!(sections.limit(), SECTION_FRAMES);
-        assert!(matches!(sections.keep_offline(0), Err(Refused::Last)));
-        sections.bring_any_online(0).unwrap();
-        assert!(!sections.can_grow());
-        sections.begin_offline(0).unwrap();
-        assert!(matches!(sections.finish_offline(0, SectionState::Offline), Err(Refused::Last)));
-        sections.stay_online(0);
-        sections.check(&[]);
-        sections.bring_online(1).unwrap();
-        assert_eq!((sections.limit(), sections.online()), (2 * SECTION_FRAMES, 2));
-    }
-
-    #[test]
-    #[should_panic(expected = "cannot become")]
-    fn a_change_that_is_not_in_the_table_is_none() {
-        let sections = of(1);
-        sections.turn(&mut lock(&sections.inner), 0, SectionState::Online);
-    }
-
-    #[test]
-    fn every_state_is_reached_and_left() {
-        use SectionState::Absent;
-        let mut reached = vec![Absent];
-        let mut at = 0;
-        while at < reached.len() {
-            let next = reached[at].next();
-            assert!(!next.is_empty(), "{:?} is never left", reached[at]);
-            for (state, _) in next {
-                if !reached.contains(state) {
-                    reached.push(*state);
-                }
-            }
-            at += 1;
-        }
-        assert_eq!(reached.len(), SectionState::ALL.len());
-    }
-}
+mod tests;
