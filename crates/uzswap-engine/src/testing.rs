@@ -1,12 +1,17 @@
 //! Shared by tests, fuzzers and benchmarks: pages to store, operations, the model of a cache, and a
 //! backing that fails on command.
 
-use crate::backing::{Backing, Completion, Write};
+mod backing;
+mod content;
+
+pub use backing::{Faults, TestBacking};
+pub use content::{Content, Noise, make_page, page_of};
+
+use crate::backing::Backing;
 use crate::compress::{Algorithm, Codec, Codecs};
 use crate::index::State;
-use crate::sync::{Mutex, lock};
 use crate::{Area, Cache, Config, Error, Load, PAGE_BYTES, Page, SectionState, Store, SwapEntry};
-use std::collections::{HashMap, VecDeque};
+use std::collections::HashMap;
 use std::convert::Infallible;
 use std::env;
 use std::fmt::Display;
@@ -14,7 +19,7 @@ use std::fs::File;
 use std::io::{self, Write as _};
 use std::ops::Range;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::atomic::Ordering::Relaxed;
 use std::thread;
 
 /// Says that the calling test does not run, and the reason.
@@ -29,122 +34,6 @@ pub fn skip(reason: impl Display) {
     if let Some(path) = env::var_os("UZSWAP_SKIPPED") {
         let list = File::options().append(true).create(true).open(path);
         let _ = list.and_then(|mut list| list.write_all(line.as_bytes()));
-    }
-}
-
-/// Deterministic noise (xorshift64*).
-#[derive(Debug, Clone)]
-pub struct Noise(u64);
-
-impl Noise {
-    /// The same seed gives the same noise.
-    pub fn new(seed: u64) -> Self {
-        Self(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1)
-    }
-
-    /// The next 64 bits.
-    pub fn word(&mut self) -> u64 {
-        self.0 ^= self.0 >> 12;
-        self.0 ^= self.0 << 25;
-        self.0 ^= self.0 >> 27;
-        self.0.wrapping_mul(0x2545_f491_4f6c_dd1d)
-    }
-
-    /// A number below `end`.
-    pub fn below(&mut self, end: u64) -> u64 {
-        self.word() % end
-    }
-}
-
-/// The kind of a page's content.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Content {
-    /// Zeros.
-    Zero,
-    /// One word repeated.
-    Filled,
-    /// Words of a small vocabulary.
-    Text,
-    /// 64-bit pointers into a few areas and to 64 types, small integers, and some noise.
-    Pointers,
-    /// Noise, which no codec compresses.
-    Random,
-    /// Part noise, part zeros.
-    Mixed,
-    /// Double precision floats, each near the one before.
-    Numbers,
-    /// The same, rounded to hundredths.
-    Prices,
-}
-
-impl Content {
-    /// All of them.
-    pub const ALL: [Self; 8] = [
-        Self::Zero,
-        Self::Filled,
-        Self::Text,
-        Self::Pointers,
-        Self::Random,
-        Self::Mixed,
-        Self::Numbers,
-        Self::Prices,
-    ];
-
-    /// One of them, by a random number.
-    pub fn pick(number: u64) -> Self {
-        Self::ALL[(number % Self::ALL.len() as u64) as usize]
-    }
-}
-
-/// Writes a page of some content; the same seed gives the same page.
-pub fn make_page(content: Content, seed: u64, page: &mut Page) {
-    let mut noise = Noise::new(seed);
-    let (words, _) = page.as_chunks_mut::<8>();
-    match content {
-        Content::Zero => page.fill(0),
-        Content::Filled => {
-            words.fill((seed % 251).wrapping_mul(0x0101_0101_0101_0101).to_ne_bytes())
-        }
-        Content::Text => {
-            const WORDS: [&[u8; 8]; 8] = [
-                b"memory, ",
-                b"swapped ",
-                b"out and ",
-                b"back in ",
-                b"by page ",
-                b"fault.  ",
-                b"The next",
-                b" entry: ",
-            ];
-            words.iter_mut().for_each(|word| *word = *WORDS[noise.below(8) as usize]);
-        }
-        Content::Pointers => words.iter_mut().for_each(|word| {
-            let value = match noise.below(64) {
-                0 => noise.word(),
-                1..16 => noise.below(256),
-                16..40 => 0x5500_0000_0000 + noise.below(64) * 0x1040,
-                area => 0x7f00_0000_0000 + ((area % 3) << 32) + (noise.below(4096) << 4),
-            };
-            *word = value.to_ne_bytes();
-        }),
-        Content::Random => words.iter_mut().for_each(|word| *word = noise.word().to_ne_bytes()),
-        Content::Mixed => words.iter_mut().enumerate().for_each(|(i, word)| {
-            *word = if i % 4 == 0 { noise.word() } else { 0 }.to_ne_bytes();
-        }),
-        Content::Numbers => {
-            let mut sum = 100.0;
-            for word in words {
-                sum += noise.below(2001) as f64 / 100_000.0 - 0.01;
-                *word = f64::to_ne_bytes(sum);
-            }
-        }
-        Content::Prices => {
-            let mut hundredths = noise.below(1_000_000) as i64;
-            for word in words {
-                hundredths += noise.below(201) as i64 - 100;
-                *word = f64::to_ne_bytes(hundredths as f64 / 100.0);
-            }
-        }
     }
 }
 
@@ -256,110 +145,6 @@ pub fn decode_ops(bytes: &[u8], pages: u32) -> impl Iterator<Item = Op> {
             _ => Op::Cpu(usize::from(*a), usize::from(*b), c % 4 == 1),
         }
     })
-}
-
-/// Switches of a [`TestBacking`], kept by the test.
-#[derive(Debug, Default)]
-pub struct Faults {
-    /// Writes fail with EIO.
-    pub fail_writes: AtomicBool,
-    /// Writes fail with ENOSPC.
-    pub full: AtomicBool,
-    /// Reads fail with EIO.
-    pub fail_reads: AtomicBool,
-    /// Reads return a flipped bit.
-    pub damage_reads: AtomicBool,
-    /// Its content.
-    content: Mutex<Vec<u8>>,
-}
-
-impl Faults {
-    /// The content, as somebody else with access to the device reads and changes it.
-    pub fn tamper<T>(&self, with: impl FnOnce(&mut [u8]) -> T) -> T {
-        with(&mut lock(&self.content))
-    }
-}
-
-/// A backing in memory. A submitted write is done when it is completed, not before.
-pub struct TestBacking {
-    pending: Mutex<VecDeque<Write>>,
-    faults: Arc<Faults>,
-    block_bytes: usize,
-}
-
-impl TestBacking {
-    /// `bytes` of zeros, and its faults.
-    pub fn new(bytes: usize, block_bytes: usize) -> (Self, Arc<Faults>) {
-        let faults = Arc::new(Faults::default());
-        *lock(&faults.content) = vec![0; bytes];
-        let backing = Self {
-            pending: Mutex::new(VecDeque::with_capacity(16)),
-            faults: faults.clone(),
-            block_bytes,
-        };
-        (backing, faults)
-    }
-}
-
-impl Backing for TestBacking {
-    fn bytes(&self) -> u64 {
-        lock(&self.faults.content).len() as u64
-    }
-
-    fn block_bytes(&self) -> usize {
-        self.block_bytes
-    }
-
-    fn read(&self, offset: u64, out: &mut [u8]) -> io::Result<()> {
-        if self.faults.fail_reads.load(Relaxed) {
-            return Err(io::Error::from_raw_os_error(5));
-        }
-        out.copy_from_slice(&lock(&self.faults.content)[offset as usize..][..out.len()]);
-        if self.faults.damage_reads.load(Relaxed) {
-            let middle = out.len() / 2;
-            out[middle] ^= 1;
-        }
-        Ok(())
-    }
-
-    fn write(&self, offset: u64, bytes: &[u8]) -> io::Result<()> {
-        assert!(offset.is_multiple_of(self.block_bytes as u64), "an unaligned write");
-        assert!(bytes.len().is_multiple_of(self.block_bytes), "a write of part of a block");
-        if self.faults.fail_writes.load(Relaxed) {
-            // A failed write may have changed its whole range.
-            lock(&self.faults.content)[offset as usize..][..bytes.len()].fill(0xee);
-            return Err(io::Error::from_raw_os_error(5));
-        }
-        if self.faults.full.load(Relaxed) {
-            return Err(io::ErrorKind::StorageFull.into());
-        }
-        lock(&self.faults.content)[offset as usize..][..bytes.len()].copy_from_slice(bytes);
-        Ok(())
-    }
-
-    fn discard(&self, offset: u64, bytes: u64) -> io::Result<()> {
-        // So that a read of a discarded range is noticed.
-        lock(&self.faults.content)[offset as usize..][..bytes as usize].fill(0xdd);
-        Ok(())
-    }
-
-    fn submit(&self, write: Write) {
-        lock(&self.pending).push_back(write);
-    }
-
-    fn complete(&self, _wait: bool) -> Option<Completion> {
-        // The newest first: completions may come in any order.
-        let write = lock(&self.pending).pop_back()?;
-        let result = self.write(write.offset, write.bytes());
-        Some(Completion { write, result })
-    }
-}
-
-/// A page of some content, by value.
-pub fn page_of(content: Content, seed: u64) -> Page {
-    let mut page = [0; PAGE_BYTES];
-    make_page(content, seed, &mut page);
-    page
 }
 
 /// Parameters of a cache for a test.
