@@ -8,43 +8,51 @@
 
 #![deny(unsafe_code)]
 
-// In the order in which to read them.
+// In the order in which to read them: a module uses only those of the groups before its own.
+mod sync;
+
 mod bits;
+mod ids;
+mod page;
+mod percpu;
+pub mod times;
+
+#[cfg(feature = "simulation")]
+pub mod crash_points;
+#[cfg(not(feature = "simulation"))]
+mod crash_points;
+
 #[expect(unsafe_code, reason = "atomics in memory that several processes map")]
 #[cfg_attr(
     feature = "shuttle",
     expect(dead_code, reason = "the model checker has no memory that outlives it")
 )]
 mod durable;
-mod ids;
-mod page;
+
+mod lru;
 mod table;
-pub mod times;
+
+pub mod compress;
+
+mod counters;
+mod error;
+mod object;
+mod scratch;
+
+mod index;
 
 pub mod backing;
-pub mod compress;
 mod dedup;
-mod index;
-mod lru;
-mod object;
 mod pool;
 mod share;
 mod unit;
 
-mod cache;
-mod scratch;
-
 mod config;
-mod counters;
-#[cfg(feature = "simulation")]
-pub mod crash_points;
-#[cfg(not(feature = "simulation"))]
-mod crash_points;
-mod error;
-mod percpu;
+
+mod cache;
+
 #[cfg(all(test, feature = "shuttle"))]
 mod shuttle_tests;
-mod sync;
 #[cfg(feature = "testing")]
 pub mod testing;
 
