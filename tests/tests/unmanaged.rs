@@ -62,7 +62,8 @@ const OWN_CALLS: &str = r#"
 #include <unistd.h>
 #ifdef LIBRARY
 static char *map(long bytes) {
-    return (char *)syscall(SYS_mmap, 0L, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1L, 0L);
+    long protection = PROT_READ | PROT_WRITE, flags = MAP_PRIVATE | MAP_ANONYMOUS;
+    return (char *)syscall(SYS_mmap, 0L, bytes, protection, flags, -1L, 0L);
 }
 #else
 static char *map(long bytes) {

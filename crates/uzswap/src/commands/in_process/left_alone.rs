@@ -113,6 +113,6 @@ mod tests {
     fn a_process_that_was_never_told_of_the_library_is_named_with_the_reason() {
         let this = describe(std::process::id() as i32, false);
         assert!(this.ends_with(": it was started without LD_PRELOAD"), "{this}");
-        assert!(describe(-1).ends_with("no library can be preloaded"));
+        assert!(describe(-1, false).ends_with("no library can be preloaded"));
     }
 }
