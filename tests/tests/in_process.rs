@@ -564,8 +564,8 @@ fn an_ordinary_user_needs_no_option_but_the_memory_and_sees_what_happens() {
     assert!(line.contains("python3") && line.contains(" faults"), "{told}");
     let start = told.find("[\n").expect("the JSON");
     let json: serde_json::Value = serde_json::from_str(&told[start..]).unwrap();
-    let run = json.as_array().unwrap().iter().find(|run| run.get("in_process").is_some());
-    let process = &run.expect("this run")["processes"][0];
+    let ours = json.as_array().unwrap().iter().find(|run| run.get("in_process").is_some());
+    let process = &ours.expect("this run")["processes"][0];
     assert_eq!(process["name"], "python3");
     assert!(process["out"].as_u64() > Some(1 << 20) && process["memory"].as_u64() > Some(1 << 20));
     let report: serde_json::Value = serde_json::from_slice(&fs::read(report).unwrap()).unwrap();

@@ -183,7 +183,7 @@ pub struct Use {
 /// Gives reserved bytes back. A child of a fork begins with none, whatever its parent had.
 fn give_back(bytes: u64) {
     if bytes > 0 {
-        RESERVED.update(Relaxed, Relaxed, |all| all.saturating_sub(bytes));
+        let _ = RESERVED.fetch_update(Relaxed, Relaxed, |all| Some(all.saturating_sub(bytes)));
     }
 }
 

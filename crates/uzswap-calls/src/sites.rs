@@ -5,7 +5,7 @@
 //! begins there and is `syscall`.
 
 use gimli::{BaseAddresses, EhFrame, EhFrameHdr, NativeEndian, UnwindSection};
-use iced_x86::{Code, Decoder, DecoderOptions, FlowControl, Instruction};
+use iced_x86::{Code, Decoder, DecoderOptions, FlowControl, Instruction, Mnemonic};
 use object::LittleEndian;
 use object::elf::{FileHeader64, PF_X, PT_GNU_EH_FRAME, PT_LOAD, ProgramHeader64};
 use object::read::elf::{FileHeader, ProgramHeader};
@@ -307,16 +307,21 @@ fn sites_in(range: &Range<usize>, functions: Option<&Functions<'_>>) -> Vec<Site
         }
         let is_cleared = bytes[..at].ends_with(&XOR_EAX);
         let movable = before.filter(|before| does_anywhere(before, address));
-        // Between two functions, or behind the end of a part of one.
+        // Behind the end of a function, or of a part of one. Code without an entry in the tables
+        // may run into its padding: Bun's does.
         let is_behind_end = |at: usize| {
             let address = range.start + at;
-            match functions.and_then(|all| all.around(address)) {
-                None => true,
-                Some(function) => {
-                    let start = function.start;
-                    range.contains(&start) && ends_at(&bytes[start - range.start..], start, address)
-                }
-            }
+            let is_padding = |gap: &Range<usize>| {
+                range.contains(&gap.start)
+                    && is_padding(&bytes[gap.start - range.start..at], gap.start)
+            };
+            let Some((function, gap)) = functions.and_then(|all| all.before(address)) else {
+                return false;
+            };
+            let start = function.start;
+            range.contains(&start)
+                && is_padding(&gap)
+                && ends_at(&bytes[start - range.start..], start, gap.start)
         };
         let is_short = is_cleared || movable.is_some_and(|one| one.len() < MOV_BYTES);
         let needs_room = number.is_none() && is_short;
@@ -333,11 +338,17 @@ fn sites_in(range: &Range<usize>, functions: Option<&Functions<'_>>) -> Vec<Site
     sites
 }
 
-/// True if code begins with `cmp rax, -4095` or `-4096`, by which a program checks if a call has
-/// failed. Go has no unwind tables, and one function for calls of all numbers.
+/// True if code soon compares `rax` with -4095 or -4096, by which a program checks if a call has
+/// failed. Go has no unwind tables, and one function for calls of all numbers; Bun keeps the answer
+/// elsewhere first.
 fn is_checked(code: &[u8]) -> bool {
-    let Some([0x48, 0x3d, low, high @ ..]) = code.first_chunk::<6>() else { return false };
-    *high == [0xf0, 0xff, 0xff] && *low <= 1
+    const INSTRUCTIONS: usize = 3;
+    let mut decoder = Decoder::with_ip(64, code, 0, DecoderOptions::NONE);
+    let next = || decoder.can_decode().then(|| decoder.decode());
+    let is_check = |one: Instruction| {
+        one.code() == Code::Cmp_RAX_imm32 && [-4095, -4096].contains(&(one.immediate32to64()))
+    };
+    std::iter::from_fn(next).take(INSTRUCTIONS).any(is_check)
 }
 
 /// The number that the instruction before has put into `eax`. No call has one of 512 or more, so
@@ -347,6 +358,9 @@ fn number_before(bytes: &[u8], at: usize) -> Option<u32> {
     let number = u32::from_le_bytes([mov[1], mov[2], mov[3], mov[4]]);
     (mov[0] == MOV_EAX && number < 512).then_some(number)
 }
+
+/// Bytes between two functions at most.
+const GAP_MAX: usize = 32;
 
 /// Free space for a jump, within reach of a jump of two bytes before `at`: padding that no thread
 /// executes, in one of the forms of assemblers.
@@ -383,6 +397,13 @@ fn ends_at(code: &[u8], start: usize, address: usize) -> bool {
     }
     let is_end = matches!(last, FlowControl::Return | FlowControl::UnconditionalBranch);
     is_end && decoder.ip() == address as u64
+}
+
+/// True if there is nothing but padding from an address on.
+fn is_padding(code: &[u8], address: usize) -> bool {
+    let mut decoder = Decoder::with_ip(64, code, address as u64, DecoderOptions::NONE);
+    let mut all = std::iter::from_fn(|| decoder.can_decode().then(|| decoder.decode().mnemonic()));
+    all.all(|one| matches!(one, Mnemonic::Nop | Mnemonic::Int3))
 }
 
 /// The instruction before a `syscall` at an address, if one begins there, decoded from the
@@ -438,6 +459,17 @@ impl<'a> Functions<'a> {
         let start = found.initial_address() as usize;
         Some(start..start + found.len() as usize)
     }
+
+    /// The function around an address or close before it, and the gap between its end, or else the
+    /// address itself, and the address.
+    fn before(&self, address: usize) -> Option<(Range<usize>, Range<usize>)> {
+        if let Some(function) = self.around(address) {
+            return Some((function, address..address));
+        }
+        let function = (1..=GAP_MAX).find_map(|back| self.around(address - back))?;
+        let end = function.end;
+        Some((function, end..address))
+    }
 }
 
 #[cfg(test)]
@@ -459,6 +491,25 @@ mod tests {
         let moved = sites.iter().filter(|site| matches!(site.number, Number::Before { .. }));
         let moved = moved.count();
         assert!(moved > 20, "{moved}");
+    }
+
+    #[test]
+    fn code_without_tables_is_known_by_the_check_of_its_answer() {
+        // cmp rax, -4095; the same behind mov r12, rax; behind three other instructions.
+        let check = [0x48, 0x3d, 0x01, 0xf0, 0xff, 0xff, 0x90];
+        let kept = [&[0x49, 0x89, 0xc4][..], &check].concat();
+        let far = [&[0x90; 3][..], &check].concat();
+        assert_eq!([&check[..], &kept, &far, &[]].map(is_checked), [true, true, false, false]);
+        // cmp rax, 4095
+        assert!(!is_checked(&[0x48, 0x3d, 0xff, 0x0f, 0, 0, 0x90]));
+    }
+
+    #[test]
+    fn padding_that_code_runs_into_is_no_room() {
+        // nop word [rax + rax] behind int3; behind a conditional move.
+        assert!(is_padding(&[0xcc, 0xcc], 0x1000) && is_padding(&[], 0x1000));
+        assert!(is_padding(&[0x66, 0x2e, 0x0f, 0x1f, 0x84, 0, 0, 0, 0, 0], 0x1000));
+        assert!(!is_padding(&[0x48, 0x0f, 0x42, 0xd1, 0x90], 0x1000));
     }
 
     #[test]
