@@ -506,10 +506,21 @@ mod tests {
 
     #[test]
     fn padding_that_code_runs_into_is_no_room() {
-        // nop word [rax + rax] behind int3; behind a conditional move.
+        // int3; nop word [rax + rax]; a conditional move.
         assert!(is_padding(&[0xcc, 0xcc], 0x1000) && is_padding(&[], 0x1000));
         assert!(is_padding(&[0x66, 0x2e, 0x0f, 0x1f, 0x84, 0, 0, 0, 0, 0], 0x1000));
         assert!(!is_padding(&[0x48, 0x0f, 0x42, 0xd1, 0x90], 0x1000));
+    }
+
+    #[test]
+    fn code_of_no_file_is_searched_and_its_padding_stays() {
+        let padding = [0x0f, 0x1f, 0x84, 0, 0, 0, 0, 0];
+        let call = [0x31, 0xc0, 0x0f, 0x05, 0x48, 0x3d, 0x01, 0xf0, 0xff, 0xff, 0x90];
+        let code: Vec<u8> = [&padding[..], &call].concat();
+        let start = code.as_ptr() as usize;
+        let sites = sites_in(&(start..start + code.len()), None);
+        assert_eq!(sites.len(), 1);
+        assert!(matches!(sites[0].number, Number::Unknown));
     }
 
     #[test]
