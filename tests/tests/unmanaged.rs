@@ -53,14 +53,23 @@ fn a_static_program_is_named() {
     check(&command.output().unwrap(), "program is statically linked and loads no library");
 }
 
-/// A program that has 40 MiB, and asks the kernel for them itself, or by the C library's `syscall`.
+/// A program that has 40 MiB, and asks the kernel for them itself, or by the C library's `syscall`,
+/// or the C library by its functions for aligned memory.
 const OWN_CALLS: &str = r#"
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/syscall.h>
 #include <unistd.h>
-#ifdef LIBRARY
+#if defined(ALIGNED)
+static char *map(long bytes) {
+    static int turn;
+    void *block = NULL;
+    if (turn++ % 2) return aligned_alloc(64, bytes);
+    return posix_memalign(&block, 64, bytes) ? NULL : block;
+}
+#elif defined(LIBRARY)
 static char *map(long bytes) {
     long protection = PROT_READ | PROT_WRITE, flags = MAP_PRIVATE | MAP_ANONYMOUS;
     return (char *)syscall(SYS_mmap, 0L, bytes, protection, flags, -1L, 0L);
@@ -101,7 +110,9 @@ fn a_program_that_takes_memory_past_the_c_library_is_named_or_kept_small() {
         check(&command.arg(folder.path().join("program")).output().unwrap(), reason);
     };
     run(&[], "program: it takes memory by system calls of its own");
-    run(&["-DLIBRARY"], "memory of 1 processes was kept small");
+    for flag in ["-DLIBRARY", "-DALIGNED"] {
+        run(&[flag], "memory of 1 processes was kept small");
+    }
 }
 
 #[test]

@@ -125,6 +125,9 @@ struct Next {
 static MALLOC: Next = Next { name: c"malloc", function: AtomicUsize::new(0) };
 static CALLOC: Next = Next { name: c"calloc", function: AtomicUsize::new(0) };
 static REALLOC: Next = Next { name: c"realloc", function: AtomicUsize::new(0) };
+static POSIX_MEMALIGN: Next = Next { name: c"posix_memalign", function: AtomicUsize::new(0) };
+static ALIGNED_ALLOC: Next = Next { name: c"aligned_alloc", function: AtomicUsize::new(0) };
+static MEMALIGN: Next = Next { name: c"memalign", function: AtomicUsize::new(0) };
 static FORK: Next = Next { name: c"fork", function: AtomicUsize::new(0) };
 
 impl Next {
@@ -204,6 +207,49 @@ unsafe extern "C" fn realloc(block: *mut c_void, bytes: usize) -> *mut c_void {
     }
     // SAFETY: a function of this form, by its name; the arguments are the caller's.
     unsafe { std::mem::transmute::<usize, Realloc>(next)(block, bytes) }
+}
+
+type Align = unsafe extern "C" fn(usize, usize) -> *mut c_void;
+
+/// ImageMagick has all of its pixels from here.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn posix_memalign(
+    block: *mut *mut c_void,
+    alignment: usize,
+    bytes: usize,
+) -> c_int {
+    asked(bytes, true);
+    type PosixMemalign = unsafe extern "C" fn(*mut *mut c_void, usize, usize) -> c_int;
+    match POSIX_MEMALIGN.get(0) {
+        0 => libc::ENOMEM,
+        // SAFETY: a function of this form, by its name; the arguments are the caller's.
+        next => unsafe {
+            std::mem::transmute::<usize, PosixMemalign>(next)(block, alignment, bytes)
+        },
+    }
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn aligned_alloc(alignment: usize, bytes: usize) -> *mut c_void {
+    // SAFETY: as above.
+    unsafe { align(&ALIGNED_ALLOC, alignment, bytes) }
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn memalign(alignment: usize, bytes: usize) -> *mut c_void {
+    // SAFETY: as above.
+    unsafe { align(&MEMALIGN, alignment, bytes) }
+}
+
+/// # Safety
+/// As of `next`.
+unsafe fn align(next: &Next, alignment: usize, bytes: usize) -> *mut c_void {
+    asked(bytes, true);
+    match next.get(0) {
+        0 => refuse(),
+        // SAFETY: a function of this form, by its name; the arguments are the caller's.
+        next => unsafe { std::mem::transmute::<usize, Align>(next)(alignment, bytes) },
+    }
 }
 
 #[unsafe(no_mangle)]
