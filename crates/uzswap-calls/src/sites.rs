@@ -321,7 +321,7 @@ fn sites_in(range: &Range<usize>, functions: Option<&Functions<'_>>) -> Vec<Site
             let start = function.start;
             range.contains(&start)
                 && is_padding(&gap)
-                && ends_at(&bytes[start - range.start..], start, gap.start)
+                && ends_at(&bytes[start - range.start..], &function, gap.start)
         };
         let is_short = is_cleared || movable.is_some_and(|one| one.len() < MOV_BYTES);
         let needs_room = number.is_none() && is_short;
@@ -387,15 +387,20 @@ fn room_near(
     })
 }
 
-/// True if, decoded from the beginning of a function, an instruction that never continues (a
-/// return, a jump) ends at an address.
-fn ends_at(code: &[u8], start: usize, address: usize) -> bool {
-    let mut decoder = Decoder::with_ip(64, code, start as u64, DecoderOptions::NONE);
+/// True if, decoded from the beginning of a function, an instruction that never continues ends at
+/// an address: a return or a jump, or at the end of the function a call, which then never returns.
+fn ends_at(code: &[u8], function: &Range<usize>, address: usize) -> bool {
+    let mut decoder = Decoder::with_ip(64, code, function.start as u64, DecoderOptions::NONE);
     let mut last = FlowControl::Next;
     while decoder.ip() < address as u64 && decoder.can_decode() {
         last = decoder.decode().flow_control();
     }
-    let is_end = matches!(last, FlowControl::Return | FlowControl::UnconditionalBranch);
+    let is_end = match last {
+        FlowControl::Return | FlowControl::UnconditionalBranch => true,
+        FlowControl::IndirectBranch | FlowControl::Exception => address == function.end,
+        FlowControl::Call | FlowControl::IndirectCall => address == function.end,
+        _ => false,
+    };
     is_end && decoder.ip() == address as u64
 }
 
