@@ -18,6 +18,13 @@ fn slots(bytes: u64) -> Slots {
     started(Slots::new(bytes, Layout::Sealed, None))
 }
 
+/// Has the calling thread stay on its CPU, whose cache the test looks at.
+fn stay_on_a_cpu() {
+    let mut set = rustix::thread::CpuSet::new();
+    set.set(rustix::thread::sched_getcpu());
+    rustix::thread::sched_setaffinity(None, &set).unwrap();
+}
+
 /// Segments that are broken up.
 fn broken_up(slots: &Slots) -> usize {
     let segments = slots.segments.all();
@@ -141,6 +148,7 @@ fn there_is_none_only_when_there_is_none_anywhere() {
 
 #[test]
 fn a_cache_takes_and_gives_back_a_batch_at_a_time() {
+    stay_on_a_cpu();
     let slots = slots(64 * MIB);
     let first: Vec<_> = (0..64).map(|_| slots.take_slot(0).unwrap()).collect();
     assert!(first.windows(2).all(|pair| pair[0].0 + 1 == pair[1].0), "neighbours, in order");
@@ -156,6 +164,7 @@ fn a_cache_takes_and_gives_back_a_batch_at_a_time() {
 
 #[test]
 fn a_cache_that_was_not_used_since_the_last_look_is_drained() {
+    stay_on_a_cpu();
     let slots = slots(8 * MIB);
     let slot = slots.take_slot(0).unwrap();
     slots.give_slot(slot);
