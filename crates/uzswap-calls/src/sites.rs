@@ -388,7 +388,8 @@ fn room_near(
 }
 
 /// True if, decoded from the beginning of a function, an instruction that never continues ends at
-/// an address: a return or a jump, or at the end of the function a call, which then never returns.
+/// an address. That is a return or a jump. At the end of the function it may be a call, which then
+/// never returns.
 fn ends_at(code: &[u8], function: &Range<usize>, address: usize) -> bool {
     let mut decoder = Decoder::with_ip(64, code, function.start as u64, DecoderOptions::NONE);
     let mut last = FlowControl::Next;
