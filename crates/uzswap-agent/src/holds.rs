@@ -10,6 +10,8 @@ use uzswap_sys::map::PAGE_BYTES;
 const MOST: u64 = 4 << 20;
 /// Bytes that each call on a stream may hold, whatever others hold.
 const EACH_OF_STREAM: u64 = 16 << 10;
+/// Long buffers of all calls together may take this part of the budget.
+const PART: u64 = 8;
 /// The bytes that are held of memory whose length the arguments do not tell: the longest path.
 pub const UNTOLD: u64 = 4096;
 /// How often a call that answers `EFAULT` is made again, once all memory is adopted.
@@ -59,7 +61,7 @@ impl<'a> Holds<'a> {
     }
 
     fn reserve(&mut self, bytes: u64) -> u64 {
-        self.held.reserve(bytes, self.agent.pager.memory() / thread::PART)
+        self.held.reserve(bytes, self.agent.pager.memory() / PART)
     }
 
     /// Bytes that may be held yet.

@@ -15,9 +15,6 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use uzswap_calls::{Frame, raw};
 use uzswap_region::Pager;
 
-/// Long buffers together may take this part of the budget.
-pub const PART: u64 = 8;
-
 /// Bytes that are reserved for long buffers.
 static RESERVED: AtomicU64 = AtomicU64::new(0);
 

@@ -311,17 +311,12 @@ fn sites_in(range: &Range<usize>, functions: Option<&Functions<'_>>) -> Vec<Site
         // may run into its padding: Bun's does.
         let is_behind_end = |at: usize| {
             let address = range.start + at;
-            let is_padding = |gap: &Range<usize>| {
-                range.contains(&gap.start)
-                    && is_padding(&bytes[gap.start - range.start..at], gap.start)
-            };
-            let Some((function, gap)) = functions.and_then(|all| all.before(address)) else {
-                return false;
-            };
-            let start = function.start;
-            range.contains(&start)
-                && is_padding(&gap)
-                && ends_at(&bytes[start - range.start..], &function, gap.start)
+            let function = functions.and_then(|all| all.before(address));
+            function.filter(|one| range.contains(&one.start)).is_some_and(|function| {
+                let (start, end) = (function.start, function.end.min(address));
+                is_padding(&bytes[end - range.start..at], end)
+                    && ends_at(&bytes[start - range.start..], &function, end)
+            })
         };
         let is_short = is_cleared || movable.is_some_and(|one| one.len() < MOV_BYTES);
         let needs_room = number.is_none() && is_short;
@@ -398,8 +393,10 @@ fn ends_at(code: &[u8], function: &Range<usize>, address: usize) -> bool {
     }
     let is_end = match last {
         FlowControl::Return | FlowControl::UnconditionalBranch => true,
-        FlowControl::IndirectBranch | FlowControl::Exception => address == function.end,
-        FlowControl::Call | FlowControl::IndirectCall => address == function.end,
+        FlowControl::Call
+        | FlowControl::IndirectCall
+        | FlowControl::IndirectBranch
+        | FlowControl::Exception => address == function.end,
         _ => false,
     };
     is_end && decoder.ip() == address as u64
@@ -466,15 +463,9 @@ impl<'a> Functions<'a> {
         Some(start..start + found.len() as usize)
     }
 
-    /// The function around an address or close before it, and the gap between its end, or else the
-    /// address itself, and the address.
-    fn before(&self, address: usize) -> Option<(Range<usize>, Range<usize>)> {
-        if let Some(function) = self.around(address) {
-            return Some((function, address..address));
-        }
-        let function = (1..=GAP_MAX).find_map(|back| self.around(address - back))?;
-        let end = function.end;
-        Some((function, end..address))
+    /// The function around an address, or close before it.
+    fn before(&self, address: usize) -> Option<Range<usize>> {
+        (0..=GAP_MAX).find_map(|back| self.around(address - back))
     }
 }
 

@@ -9,7 +9,7 @@ use serde::Serialize;
 use std::collections::BTreeMap;
 use std::fs::{self, File};
 use uzswap_sys::process;
-use uzswap_tree::{Member, Table};
+use uzswap_tree::Table;
 
 /// A program with less anonymous memory is not looked at: there is little to keep small.
 const LEAST: u64 = 16 << 20;
@@ -47,8 +47,8 @@ impl LeftAlone {
             };
             let number = process as u32;
             let is_noted = noted.iter().any(|one| one.process == number && one.part.is_none());
-            let is_watched = |member: Member| member.process == number && member.used > 0;
-            if !is_noted && table.members().any(is_watched) {
+            let member = table.members().find(|member| member.process == number);
+            if !is_noted && member.is_some_and(|member| member.used > 0) {
                 continue;
             }
             // A child that was forked just now has not joined the others yet, and a program that
@@ -57,7 +57,7 @@ impl LeftAlone {
             let peak = self.peaks.entry(number).or_default();
             *peak = bytes.max(*peak);
             if !is_noted && was_seen {
-                let is_member = table.members().any(|member| member.process == number);
+                let is_member = member.is_some();
                 // A child of a fork begins to report when it asks for memory.
                 if is_member && has_agent(process) {
                     continue;
