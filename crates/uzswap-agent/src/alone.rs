@@ -6,6 +6,7 @@ use libc::{c_int, c_long};
 use std::sync::atomic::{AtomicBool, Ordering::*};
 use std::time::{Duration, Instant};
 use uzswap_calls::{Call, Outcome, raw, stop};
+use uzswap_sys::own_threads;
 
 /// The thread that watches is to end. A request to it, in any stage of the program.
 static IS_WANTED: AtomicBool = AtomicBool::new(false);
@@ -35,7 +36,9 @@ pub extern "C" fn call(number: c_long, first: u64, second: u64) -> c_long {
     if !is_for_one_thread(number, [first, second]) {
         return make();
     }
-    for _ in 0..UNKNOWN {
+    let deadline = Instant::now() + PATIENCE;
+    let mut looks = 0;
+    while looks < LOOKS && Instant::now() < deadline {
         if is_alone() {
             return without_our_threads(make);
         }
@@ -44,12 +47,14 @@ pub extern "C" fn call(number: c_long, first: u64, second: u64) -> c_long {
             return result;
         }
         pause();
+        looks += u32::from(!own_threads::are_coming());
     }
     make()
 }
 
-/// How often it is looked whether all threads but one are ours: a new one is not known at once.
-const UNKNOWN: u32 = 100;
+/// How often this looks for other threads of the program: one of ours that ends is known no more,
+/// and is there for a moment.
+const LOOKS: u32 = 100;
 
 fn is_alone() -> bool {
     let _inside = inside();
@@ -74,15 +79,15 @@ pub fn end_watching() {
     IS_WANTED.store(true, Relaxed);
     crate::ring();
     // As the program: it may be stopped, to be taken over.
-    await_end(threads::watcher().as_slice());
+    threads::watcher().into_iter().for_each(await_end);
 }
 
 fn without_our_threads<R>(work: impl FnOnce() -> R) -> R {
     end_watching();
     let _inside = inside();
-    let all = threads::ours();
     let work = || {
-        await_end(&all);
+        // A thread of ours that ends may be known no more while the kernel still counts it.
+        await_others();
         IS_WANTED.store(false, Relaxed);
         work()
     };
@@ -98,16 +103,24 @@ fn without_our_threads<R>(work: impl FnOnce() -> R) -> R {
     result
 }
 
-/// Waits until threads are gone.
-fn await_end(threads: &[i32]) {
-    let deadline = Instant::now() + PATIENCE;
+/// Waits until a thread is gone.
+fn await_end(thread: i32) {
     // SAFETY: takes nothing.
     let process = unsafe { raw(libc::SYS_getpid as u64, [0; 6]) } as u64;
-    let is_there = |thread: &i32| {
-        // SAFETY: asks only.
-        unsafe { raw(libc::SYS_tgkill as u64, [process, *thread as u64, 0, 0, 0, 0]) == 0 }
-    };
-    while threads.iter().any(is_there) && Instant::now() < deadline {
+    // SAFETY: asks only.
+    let is_there =
+        || unsafe { raw(libc::SYS_tgkill as u64, [process, thread as u64, 0, 0, 0, 0]) == 0 };
+    await_false(is_there);
+}
+
+/// Waits until the calling thread is the only one.
+fn await_others() {
+    await_false(|| !stop::threads().is_ok_and(|all| all.len() == 1));
+}
+
+fn await_false(goes_on: impl Fn() -> bool) {
+    let deadline = Instant::now() + PATIENCE;
+    while goes_on() && Instant::now() < deadline {
         pause();
     }
 }

@@ -52,6 +52,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::*};
 use std::time::Duration;
 use uzswap_region::{Mode, Pager};
 use uzswap_sys::bus::Blocked;
+use uzswap_sys::own_threads;
 use uzswap_tree::front::{Front, STACK};
 use uzswap_tree::share::Allowance;
 use uzswap_tree::{Table, Tree};
@@ -152,7 +153,7 @@ extern "C" fn watch_from_now() {
 /// Watches in the calling thread, unless another one does.
 extern "C" fn watch_from_here() {
     if stage::change(Stage::Loaded, Stage::Watched) {
-        watch();
+        watch(own_threads::Coming::new());
     }
 }
 
@@ -174,15 +175,17 @@ fn await_bell(rung: u32, wait: Duration) {
 /// Starts the thread that watches.
 fn start() -> io::Result<()> {
     let _inside = inside();
+    let coming = own_threads::Coming::new();
     let thread = std::thread::Builder::new().name("uzswap-agent".into()).stack_size(STACK);
-    thread.spawn(watch).map(drop)
+    thread.spawn(|| watch(coming)).map(drop)
 }
 
 /// Looks, decides and acts, until it is to end.
-fn watch() {
+fn watch(coming: own_threads::Coming) {
     thread::with(|thread| thread.is_inside.set(true));
     let Some(front) = front() else { return };
     front.set_watcher();
+    drop(coming);
     let mut watcher = Watcher::new(front);
     loop {
         let rung = BELL.load(Relaxed);

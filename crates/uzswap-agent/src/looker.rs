@@ -34,8 +34,9 @@ static IS_THERE: AtomicBool = AtomicBool::new(false);
 /// Starts the thread. Where that fails, the caller reads the files itself.
 pub fn start() {
     ASKED.store(NONE, SeqCst);
+    let coming = own_threads::Coming::new();
     let thread = std::thread::Builder::new().name("uzswap-look".into()).stack_size(STACK);
-    IS_THERE.store(thread.spawn(run).is_ok(), SeqCst);
+    IS_THERE.store(thread.spawn(|| run(coming)).is_ok(), SeqCst);
 }
 
 /// Asks, and waits for the answer.
@@ -63,8 +64,8 @@ fn wake() {
     let _ = futex::wake(&ASKED, futex::Flags::PRIVATE, i32::MAX as u32);
 }
 
-fn run() {
-    let _entered = own_threads::enter();
+fn run(coming: own_threads::Coming) {
+    let _entered = coming.enter();
     thread::with(|thread| thread.is_inside.set(true));
     // Where it is refused, the thread does its work with the program's table.
     let _ = leave_programs_table();

@@ -542,8 +542,9 @@ impl Handle {
         let start = |name: &str, run: fn(&Inner)| {
             let inner = self.inner.clone();
             let thread = std::thread::Builder::new().name(name.into()).stack_size(STACK);
+            let coming = own_threads::Coming::new();
             let run = move || {
-                let _entered = own_threads::enter();
+                let _entered = coming.enter();
                 IS_PAGERS.set(true);
                 map::remember_stack(STACK);
                 run(&inner);

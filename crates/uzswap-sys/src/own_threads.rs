@@ -1,7 +1,7 @@
 //! The threads of this library, among those of the program that it is loaded into.
 //!
 //! A program may give its threads any names, those of ours as well. So each of ours enters its
-//! number here when it starts.
+//! number here when it starts; until then, a count says that it is coming.
 
 use rustix::process::getpid;
 use rustix::thread::gettid;
@@ -13,6 +13,13 @@ const MAX: usize = 256;
 /// The process and the thread, each in 32 bits; 0: free. A fork has none of its parent's threads,
 /// so an entry of another process is free as well.
 static ENTERED: [AtomicU64; MAX] = [const { AtomicU64::new(0) }; MAX];
+
+/// The process, and how many threads of ours have been started in it and have not entered yet.
+static COMING: AtomicU64 = AtomicU64::new(0);
+
+/// A thread that is to be started: counted until it enters, or until this value is dropped.
+#[derive(Debug)]
+pub struct Coming(());
 
 /// The calling thread is known as one of ours, until this value is dropped.
 #[derive(Debug)]
@@ -33,14 +40,37 @@ pub fn of_own_process(number: u64) -> Option<i32> {
     is_ours.then_some(number as u32 as i32)
 }
 
-/// Enters the calling thread.
-pub fn enter() -> Entered {
-    let own = own_number();
-    let at = ENTERED.iter().position(|slot| {
-        let take = |now: u64| of_own_process(now).is_none().then_some(own);
-        slot.fetch_update(SeqCst, SeqCst, take).is_ok()
-    });
-    Entered(at)
+impl Coming {
+    /// Counts a thread, before it is started.
+    #[expect(clippy::new_without_default, reason = "it counts: it is no plain value")]
+    pub fn new() -> Self {
+        let add = |now| of_own_process(now).map_or(of_process() | 1, |_| now + 1);
+        let _ = COMING.fetch_update(SeqCst, SeqCst, |now| Some(add(now)));
+        Self(())
+    }
+
+    /// Enters the calling thread, which was counted.
+    pub fn enter(self) -> Entered {
+        let own = own_number();
+        let at = ENTERED.iter().position(|slot| {
+            let take = |now: u64| of_own_process(now).is_none().then_some(own);
+            slot.fetch_update(SeqCst, SeqCst, take).is_ok()
+        });
+        Entered(at)
+    }
+}
+
+impl Drop for Coming {
+    fn drop(&mut self) {
+        // A fork counts anew.
+        let less = |now| of_own_process(now).filter(|&count| count > 0).map(|_| now - 1);
+        let _ = COMING.fetch_update(SeqCst, SeqCst, less);
+    }
+}
+
+/// True while a thread of ours has been started and is not known yet.
+pub fn are_coming() -> bool {
+    of_own_process(COMING.load(SeqCst)).is_some_and(|count| count > 0)
 }
 
 impl Drop for Entered {
@@ -65,8 +95,10 @@ mod tests {
         let other = std::thread::Builder::new().name("uzswap-reclaim".into());
         let other = other.spawn(move || assert!(!has(number()))).unwrap();
         other.join().unwrap();
-        let entered = enter();
-        assert!(has(number()));
+        let coming = Coming::new();
+        assert!(are_coming() && !has(number()));
+        let entered = coming.enter();
+        assert!(!are_coming() && has(number()));
         drop(entered);
         assert!(!has(number()));
         // Of another process.
