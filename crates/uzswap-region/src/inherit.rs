@@ -6,17 +6,17 @@
 
 use crate::fork;
 use crate::lane::Lane;
+use crate::layers::{ForChild, Layers};
 use crate::pager::{Inner, Pager};
 use crate::space::Space;
-use crate::unnamed::Unnamed;
 use crate::word::{Kind, Word};
 use std::collections::BTreeMap;
 use std::io;
 use std::ops::Range;
-use std::os::fd::OwnedFd;
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, MutexGuard, RwLockWriteGuard};
 use uzswap_engine::{PAGE_BYTES, Page};
+use uzswap_remote::Tiers;
 use uzswap_sys::bus::{self, Blocked};
 use uzswap_sys::{map, proc_mem};
 use uzswap_trace::Log;
@@ -32,8 +32,8 @@ impl Pager {
         Ok(())
     }
 
-    /// Waits until no page goes out or comes in, and keeps it so. Errors: there is no room for a
-    /// copy of the backing; then all goes on.
+    /// Waits until no page goes out or comes in, and keeps it so. Errors: the child cannot have a
+    /// file of its own; then all goes on.
     pub fn before_fork(&self) -> io::Result<BeforeFork> {
         let pager = self.clone();
         let blocked = Blocked::all();
@@ -49,7 +49,7 @@ impl Pager {
         let (backing, store) = (None, None);
         let mut still =
             BeforeFork { lanes, regions, steady, backing, store, _blocked: blocked, pager };
-        match still.copy_backing(parts) {
+        match still.part_backing(parts) {
             Ok(()) => Ok(still),
             Err(error) => {
                 still.in_parent();
@@ -64,8 +64,8 @@ pub struct BeforeFork {
     lanes: Vec<MutexGuard<'static, Lane>>,
     regions: RwLockWriteGuard<'static, BTreeMap<u32, Arc<Space>>>,
     steady: RwLockWriteGuard<'static, ()>,
-    /// The child's backing.
-    backing: Option<OwnedFd>,
+    /// The top of the child.
+    backing: Option<ForChild>,
     /// The store.
     store: Option<uzswap_remote::BeforeFork<'static>>,
     _blocked: Blocked,
@@ -79,11 +79,17 @@ impl std::fmt::Debug for BeforeFork {
 }
 
 impl BeforeFork {
-    /// Makes the child's backing.
-    fn copy_backing(&mut self, parts: &'static Inner) -> io::Result<()> {
-        self.backing = parts.unnamed.as_ref().map(Unnamed::copy).transpose()?;
-        let tiers = parts.tiers.as_ref();
-        self.store = tiers.map(|tiers| tiers.before_fork(self.backing.as_ref())).transpose()?;
+    /// Has parent and child write apart from now on.
+    fn part_backing(&mut self, parts: &'static Inner) -> io::Result<()> {
+        // Its thread reads and writes the local backing.
+        self.store = parts.tiers.as_ref().map(Tiers::before_fork);
+        self.backing = parts.layers.as_ref().map(Layers::before_fork).transpose()?;
+        if let (Some(tiers), Some(store)) = (&parts.tiers, &mut self.store) {
+            tiers.give_to_child(store, |offset, bytes| match &mut self.backing {
+                Some(own) => own.write(offset, bytes),
+                None => Err(io::ErrorKind::Unsupported.into()),
+            })?;
+        }
         Ok(())
     }
 
@@ -113,8 +119,8 @@ impl BeforeFork {
         // The parent may be held; the child's own thread will learn if the child is.
         inner.budget.set_held(false);
         let renewed = inner.door.renew().and_then(|()| inner.staging.renew());
-        if let (Some(unnamed), Some(copy)) = (&inner.unnamed, &self.backing) {
-            unnamed.go_on_with(copy)?;
+        if let (Some(layers), Some(own)) = (&inner.layers, &self.backing) {
+            layers.in_child(own)?;
             inner.cache.go_on_in_fork()?;
         }
         if let (Some(tiers), Some(store)) = (&inner.tiers, self.store.take()) {

@@ -38,6 +38,8 @@ mod fault;
 mod guards;
 mod keys;
 mod lane;
+#[expect(unsafe_code, reason = "the granules' bytes are atomics in a mapping")]
+mod layers;
 #[expect(unsafe_code, reason = "memory that others use is given back")]
 mod protection;
 mod reclaim;
@@ -68,7 +70,6 @@ pub mod io;
 pub mod signals;
 mod size;
 mod stats;
-mod unnamed;
 #[expect(unsafe_code, reason = "memory that the program has already is trusted to the caller")]
 mod window;
 

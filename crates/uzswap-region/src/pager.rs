@@ -8,6 +8,7 @@ use crate::fault;
 use crate::fork;
 use crate::keys::Keys;
 use crate::lane::Lanes;
+use crate::layers::Layers;
 use crate::mode::{Means, Mode};
 use crate::reclaim::Hand;
 use crate::region::Region;
@@ -17,7 +18,6 @@ use crate::size::{MemorySize, parse_size};
 use crate::space::Space;
 use crate::staging::{BATCH, Staging};
 use crate::stats::Stats;
-use crate::unnamed::Unnamed;
 use crate::vec::RegionVec;
 use crossbeam_utils::CachePadded;
 use std::cell::Cell;
@@ -215,14 +215,14 @@ impl PagerBuilder {
         if let Some((folder, bytes)) = &self.unnamed {
             let what = "make a file without a name for the backing";
             let file_bytes = connected.as_ref().map_or(*bytes, |store| store.file_bytes(*bytes));
-            let unnamed = Unnamed::create(folder, file_bytes);
-            let unnamed = unnamed.map_err(|source| Error::System { what, source })?;
-            let local = Box::new(unnamed.clone());
+            let layers = Layers::create(folder, file_bytes);
+            let layers = layers.map_err(|source| Error::System { what, source })?;
+            let local = Box::new(layers.clone());
             let Some(connected) = connected else {
-                return self.build_with(local, Some(unnamed), None);
+                return self.build_with(local, Some(layers), None);
             };
             let tiers = connected.over(local, *bytes)?;
-            return self.build_with(Box::new(tiers.clone()), Some(unnamed), Some(tiers));
+            return self.build_with(Box::new(tiers.clone()), Some(layers), Some(tiers));
         }
         let spec = parse_backing(&self.backing)?;
         let Some(connected) = connected else { return self.build_on(open_backing(&spec)?) };
@@ -248,7 +248,7 @@ impl PagerBuilder {
     fn build_with(
         self,
         backing: Box<dyn Backing>,
-        unnamed: Option<Unnamed>,
+        layers: Option<Layers>,
         tiers: Option<Tiers>,
     ) -> Result<Pager, Error> {
         let bytes = check_memory(self.bytes()?)?;
@@ -271,7 +271,7 @@ impl PagerBuilder {
         let cache = Cache::new(config, backing)?;
         let log = self.accesses.as_deref().map(Log::join).transpose()?;
         let inner = Inner::new(bytes, mode, self.on_fork, door, cache)?.recording(log);
-        let inner = Arc::new(Inner { unnamed, tiers, ..inner });
+        let inner = Arc::new(Inner { layers, tiers, ..inner });
         match self.on_fork {
             OnFork::Absent => {}
             OnFork::PrivateCopy => fork::copy_regions_of(&inner),
@@ -330,8 +330,8 @@ pub(crate) struct Inner {
     /// The trace that touches are written to: see [`crate::accesses`].
     pub(crate) log: Option<Log>,
     regions: RwLock<BTreeMap<u32, Arc<Space>>>,
-    /// The backing, if it is a file that children need a copy of.
-    pub(crate) unnamed: Option<Unnamed>,
+    /// The backing, if it is files that children go on with.
+    pub(crate) layers: Option<Layers>,
     /// The backing, if a part of it is at a store.
     pub(crate) tiers: Option<Tiers>,
     /// Of windows.
@@ -378,7 +378,7 @@ impl Inner {
             on_fork,
             log: None,
             regions: RwLock::new(BTreeMap::new()),
-            unnamed: None,
+            layers: None,
             tiers: None,
             keys,
             mode,
@@ -628,7 +628,7 @@ impl Pager {
 
     /// Checks if [`PagerBuilder::unnamed_backing`] may be in a folder; the error has the reason.
     pub fn check_unnamed_backing(folder: &Path) -> std::io::Result<()> {
-        Unnamed::create(folder, 2 << 20).map(drop)
+        Layers::create(folder, 2 << 20).map(drop)
     }
 
     /// Makes a region: `bytes` of zeros (rounded up to pages), of which as much is in memory as

@@ -17,10 +17,10 @@ use crate::adopt::{AllTaken, Contents, windows};
 use crate::door::range_of;
 use crate::error::Error;
 use crate::lane::Count;
+use crate::layers::Layers;
 use crate::pager::{Inner, Pager};
 use crate::registry;
 use crate::space::{Space, Taken, neighbours};
-use crate::unnamed::Unnamed;
 use crate::word::{Kind, Word};
 use std::ops::Range;
 use std::sync::Arc;
@@ -335,7 +335,7 @@ impl Pager {
     /// The descriptors that serve faults: closing one loses all evicted pages.
     pub fn descriptors(&self) -> Vec<i32> {
         let inner = self.inner();
-        let backing = inner.unnamed.iter().map(Unnamed::descriptor).collect();
+        let backing = inner.layers.as_ref().map_or_else(Vec::new, Layers::descriptors);
         [inner.door.descriptors(), inner.staging.descriptors(), backing, self.sockets()].concat()
     }
 

@@ -5,14 +5,13 @@ use crate::store::{Keeper, lock};
 use crate::table::{LOCAL, REMOTE};
 use crate::tiers::{Inner, Space, Tiers, Work};
 use std::io;
-use std::os::fd::OwnedFd;
 use std::sync::MutexGuard;
 use std::sync::atomic::Ordering::Relaxed;
 use uzswap_engine::backing::SEGMENT_BYTES;
 
 /// Held while a process forks.
 pub struct BeforeFork<'a> {
-    _work: MutexGuard<'a, Work>,
+    work: MutexGuard<'a, Work>,
     keeper: MutexGuard<'a, Keeper>,
     space: MutexGuard<'a, Space>,
     /// Segments that only the store has, and their slots in the child.
@@ -20,41 +19,46 @@ pub struct BeforeFork<'a> {
 }
 
 impl Tiers {
-    /// Locks the parts that a fork must find at rest. Segments that only the store has are written
-    /// to the child's file. Errors: one of them cannot be read, or the file has no room.
-    pub fn before_fork(&self, childs: Option<&OwnedFd>) -> io::Result<BeforeFork<'_>> {
+    /// Locks the parts that a fork must find at rest.
+    pub fn before_fork(&self) -> BeforeFork<'_> {
         let inner = &*self.0;
-        let mut work = lock(&inner.work);
+        let work = lock(&inner.work);
         let mut keeper = inner.store.keeper();
         inner.store.tend(&mut keeper);
-        let mut space = lock(&inner.space);
-        let mut moved = Vec::new();
+        BeforeFork { work, keeper, space: lock(&inner.space), moved: Vec::new() }
+    }
+
+    /// Gives the child each segment that only the store has: `write` writes it to the child's local
+    /// backing, at an offset there. Errors: a segment cannot be read or written, or that backing
+    /// has no room.
+    pub fn give_to_child(
+        &self,
+        before: &mut BeforeFork<'_>,
+        mut write: impl FnMut(u64, &[u8]) -> io::Result<()>,
+    ) -> io::Result<()> {
+        let inner = &*self.0;
+        let BeforeFork { work, space, moved, .. } = before;
         for segment in 0..inner.table.count() {
             let old = inner.table.get(segment);
             if old & (REMOTE | LOCAL) != REMOTE {
                 continue;
             }
-            let file = childs.ok_or(io::ErrorKind::Unsupported)?;
             let length = inner.table.length(segment);
             work.buffer.fill(0);
             inner.read_far(segment, old, 0, &mut work.buffer[..length])?;
             let taken = space.free.len().checked_sub(moved.len() + 1);
             let slot = space.free[taken.ok_or(io::ErrorKind::StorageFull)?];
-            let mut at = 0;
-            while at < SEGMENT_BYTES {
-                let to = Inner::local_offset(slot, 0) + at as u64;
-                at += rustix::io::pwrite(file, &work.buffer[at..], to)?;
-            }
+            write(Inner::local_offset(slot, 0), &work.buffer[..SEGMENT_BYTES])?;
             moved.push((segment, slot));
         }
         space.free.reserve(1);
-        Ok(BeforeFork { _work: work, keeper, space, moved })
+        Ok(())
     }
 
     /// In the child: a client of its own, whose segments are all local.
     pub fn in_child(&self, before: BeforeFork<'_>) -> io::Result<()> {
         let inner = &*self.0;
-        let BeforeFork { _work, mut keeper, mut space, moved } = before;
+        let BeforeFork { work: _work, mut keeper, mut space, moved } = before;
         let left = space.free.len() - moved.len();
         space.free.truncate(left);
         space.used += moved.len();

@@ -383,8 +383,8 @@ fn store(arguments: &RunArguments, has_disk: bool) -> Result<Option<Address>, Fa
     Ok(Some(address))
 }
 
-/// Without `--backing`, a process has room on the disk for eight times the memory.
-const PARTS: u64 = 16;
+/// Without `--backing`, a process has room on the disk for sixteen times the memory.
+const PARTS: u64 = 32;
 
 /// The library, with the one that it loads: beside this program, or where packages put it. Error:
 /// the place where they should be, and the remedy.

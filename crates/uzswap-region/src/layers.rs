@@ -1,0 +1,493 @@
+//! The backing of a pager whose process may be forked: files without a name, in layers.
+//!
+//! A child goes on with its parent's index, which says where on the backing pages are. So the file
+//! that the parent wrote until then becomes a *layer*: both read it, and neither writes to it
+//! again. Each writes to a file of its own from then on, the *top*.
+//!
+//! ```text
+//! before the fork    after it, in the parent    in the child
+//! top      A         top      B                 top      C
+//!                    layer    A                 layer    A
+//! ```
+//! For each granule of the backing, a byte says which file has it. A fork costs a new file, however
+//! much was written. Where little was, the child gets a copy of that instead, so that a process
+//! which forks often does not end up with many layers. If there is no number left for another
+//! layer, the smallest ones are copied into one.
+//!
+//! A layer takes its space on the disk until neither process needs a granule of it, or both have
+//! ended.
+//!
+//! Writes are not made by io_uring: parent and child would have one ring in common.
+
+use rustix::fs::{self, Mode, OFlags};
+use std::fs::File;
+use std::io;
+use std::ops::Range;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU8, AtomicU64, AtomicUsize, Ordering::*};
+use uzswap_engine::PAGE_BYTES;
+use uzswap_engine::backing::{Backing, Completion, FileBacking, Write};
+use uzswap_sys::map::Mapping;
+use uzswap_sys::process;
+
+/// The top, and the layers that there may be below it.
+const FILES: usize = 6;
+/// Of a top with at most so many granules, 1 MiB, the child of a fork gets a copy.
+const COPIED: u64 = 256;
+/// Bytes of a granule. Writes begin at one, and where one ends within a granule, the rest of that
+/// is not read before it is written.
+const GRANULE: u64 = PAGE_BYTES as u64;
+
+/// See the module. Clones are the same backing.
+#[derive(Clone)]
+pub(crate) struct Layers(Arc<Inner>);
+
+struct Inner {
+    folder: PathBuf,
+    /// A number whose file is not in use refers to `empty`.
+    files: [FileBacking; FILES],
+    empty: File,
+    /// The number of the top. It changes when nobody reads or writes.
+    top: AtomicUsize,
+    granules: Granules,
+    /// How many granules each file has.
+    counts: [AtomicU64; FILES],
+}
+
+/// The child's top, made before the fork.
+pub(crate) struct ForChild {
+    file: File,
+    /// Granules that were written to it alone.
+    written: Vec<Range<u64>>,
+}
+
+impl Layers {
+    /// Files in a folder that take space as they are written. Each has at most `bytes`.
+    pub(crate) fn create(folder: &Path, bytes: u64) -> io::Result<Self> {
+        let empty = open(folder, bytes)?;
+        let mut files = Vec::with_capacity(FILES);
+        for number in 0..FILES {
+            let file = if number == 0 { open(folder, bytes)? } else { again(&empty)? };
+            files.push(FileBacking::new(file, bytes)?.without_io_uring().with_discard());
+        }
+        let files = files.try_into().ok().expect("as many as there may be");
+        Ok(Self(Arc::new(Inner {
+            folder: folder.into(),
+            files,
+            empty,
+            top: AtomicUsize::new(0),
+            granules: Granules::new(bytes.div_ceil(GRANULE))?,
+            counts: [const { AtomicU64::new(0) }; FILES],
+        })))
+    }
+
+    /// The descriptors that must stay open.
+    pub(crate) fn descriptors(&self) -> Vec<i32> {
+        let files = self.0.files.iter().map(FileBacking::file);
+        files.chain([&self.0.empty]).map(AsRawFd::as_raw_fd).collect()
+    }
+
+    /// Makes the child's top. Nobody reads or writes until the fork was made, or failed. Errors:
+    /// the disk has no room, or the process may not have another file; then all is as before.
+    pub(crate) fn before_fork(&self) -> io::Result<ForChild> {
+        let inner = &*self.0;
+        inner.close_unused()?;
+        let top = inner.top.load(Relaxed);
+        let file = inner.open()?;
+        if inner.counts[top].load(Relaxed) <= COPIED {
+            inner.copy(|number| number == top, &file)?;
+        } else {
+            let number = match inner.unused() {
+                Some(number) => number,
+                None => inner.join_smallest()?,
+            };
+            process::take_place(&direct(&inner.open()?)?, inner.files[number].file())?;
+            inner.top.store(number, Relaxed);
+        }
+        direct(&file)?;
+        Ok(ForChild { file, written: Vec::new() })
+    }
+
+    /// In the child: that file is its top from now on.
+    pub(crate) fn in_child(&self, own: &ForChild) -> io::Result<()> {
+        let inner = &*self.0;
+        let top = inner.top.load(Relaxed);
+        process::take_place(&own.file, inner.files[top].file())?;
+        own.written.iter().cloned().for_each(|range| inner.set(range, Some(top)));
+        Ok(())
+    }
+}
+
+impl ForChild {
+    /// Writes something that the child alone shall find there. Both are multiples of a granule.
+    pub(crate) fn write(&mut self, offset: u64, bytes: &[u8]) -> io::Result<()> {
+        self.written.push(granules(offset, bytes.len()));
+        self.file.write_all_at(bytes, offset)
+    }
+}
+
+impl Inner {
+    fn open(&self) -> io::Result<File> {
+        open(&self.folder, self.files[0].bytes())
+    }
+
+    /// Gives back the space of layers of which this process needs nothing.
+    fn close_unused(&self) -> io::Result<()> {
+        self.unused_numbers()
+            .try_for_each(|number| process::take_place(&self.empty, self.files[number].file()))
+    }
+
+    fn unused(&self) -> Option<usize> {
+        self.unused_numbers().next()
+    }
+
+    fn unused_numbers(&self) -> impl Iterator<Item = usize> {
+        let top = self.top.load(Relaxed);
+        (0..FILES).filter(move |&number| number != top && self.counts[number].load(Relaxed) == 0)
+    }
+
+    /// Copies the smaller half of the layers into one; returns the number of another one, which is
+    /// unused now.
+    fn join_smallest(&self) -> io::Result<usize> {
+        let top = self.top.load(Relaxed);
+        let mut layers: Vec<_> = (0..FILES).filter(|number| *number != top).collect();
+        layers.sort_by_key(|number| self.counts[*number].load(Relaxed));
+        layers.truncate(layers.len().div_ceil(2));
+        let joined = self.open()?;
+        self.copy(|number| layers.contains(&number), &joined)?;
+        process::take_place(&direct(&joined)?, self.files[layers[0]].file())?;
+        for range in self.runs(|number| layers[1..].contains(&number)) {
+            self.set(range, Some(layers[0]));
+        }
+        self.close_unused()?;
+        Ok(layers[1])
+    }
+
+    /// Copies the granules of some files to the same place in another file.
+    fn copy(&self, is_copied: impl Fn(usize) -> bool, to: &File) -> io::Result<()> {
+        for number in (0..FILES).filter(|number| is_copied(*number)) {
+            for range in self.runs(|one| one == number) {
+                copy_part(self.files[number].file(), to, range)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// The runs of granules that some files have.
+    fn runs(&self, is_one: impl Fn(usize) -> bool) -> Vec<Range<u64>> {
+        let counts = (0..FILES).filter(|number| is_one(*number));
+        let mut left = counts.map(|number| self.counts[number].load(Relaxed)).sum::<u64>();
+        let mut runs: Vec<Range<u64>> = Vec::new();
+        let mut granule = 0;
+        while left > 0 {
+            if self.granules.get(granule).is_some_and(&is_one) {
+                left -= 1;
+                match runs.last_mut() {
+                    Some(run) if run.end == granule => run.end += 1,
+                    _ => runs.push(granule..granule + 1),
+                }
+            }
+            granule += 1;
+        }
+        runs
+    }
+
+    /// Notes which file has some granules; `None`: nobody reads them.
+    fn set(&self, range: Range<u64>, to: Option<usize>) {
+        for granule in range {
+            let before = self.granules.set(granule, to);
+            if before != to {
+                before.inspect(|number| _ = self.counts[*number].fetch_sub(1, Relaxed));
+                to.inspect(|number| _ = self.counts[*number].fetch_add(1, Relaxed));
+            }
+        }
+    }
+
+    /// The file that has a granule.
+    fn of(&self, granule: u64) -> &FileBacking {
+        &self.files[self.granules.get(granule).unwrap_or(self.top.load(Relaxed))]
+    }
+
+    /// The top, which has a range from now on.
+    fn top_for(&self, offset: u64, bytes: usize) -> &FileBacking {
+        let top = self.top.load(Relaxed);
+        self.set(granules(offset, bytes), Some(top));
+        &self.files[top]
+    }
+}
+
+/// The file that has each granule: a byte that is 0, or the file's number and 1.
+struct Granules {
+    memory: Mapping,
+    count: u64,
+}
+
+impl Granules {
+    fn new(count: u64) -> io::Result<Self> {
+        let memory = Mapping::for_pages(count as usize, PAGE_BYTES)?;
+        memory.set_inherited(0, memory.len(), true)?;
+        Ok(Self { memory, count })
+    }
+
+    fn byte(&self, granule: u64) -> &AtomicU8 {
+        assert!(granule < self.count);
+        // SAFETY: inside the mapping, which lives as long as `self`; bytes are only ever accessed
+        // as atomics; zeros are a value.
+        unsafe { &*self.memory.as_ptr().cast::<AtomicU8>().add(granule as usize) }
+    }
+
+    fn get(&self, granule: u64) -> Option<usize> {
+        usize::from(self.byte(granule).load(Relaxed)).checked_sub(1)
+    }
+
+    /// Returns the number that it had.
+    fn set(&self, granule: u64, to: Option<usize>) -> Option<usize> {
+        let before = self.byte(granule).swap(to.map_or(0, |number| number as u8 + 1), Relaxed);
+        usize::from(before).checked_sub(1)
+    }
+}
+
+/// The granules of a range, the last one even if only a part of it.
+fn granules(offset: u64, bytes: usize) -> Range<u64> {
+    offset / GRANULE..(offset + bytes as u64).div_ceil(GRANULE)
+}
+
+/// A file without a name.
+fn open(folder: &Path, bytes: u64) -> io::Result<File> {
+    let flags = OFlags::RDWR | OFlags::TMPFILE | OFlags::CLOEXEC;
+    let file = fs::open(folder, flags, Mode::RUSR | Mode::WUSR)?;
+    let file = File::from(process::out_of_the_way(file));
+    file.set_len(bytes)?;
+    Ok(file)
+}
+
+/// Another descriptor of a file.
+fn again(file: &File) -> io::Result<File> {
+    Ok(process::out_of_the_way(OwnedFd::from(file.try_clone()?)).into())
+}
+
+/// The file, which is read and written directly from now on.
+fn direct(file: &File) -> io::Result<&File> {
+    fs::fcntl_setfl(file, fs::fcntl_getfl(file)? | OFlags::DIRECT)?;
+    Ok(file)
+}
+
+fn copy_part(from: &File, to: &File, granules: Range<u64>) -> io::Result<()> {
+    let (mut read, end) = (granules.start * GRANULE, granules.end * GRANULE);
+    let mut written = read;
+    while read < end {
+        let left = (end - read) as usize;
+        if fs::copy_file_range(from, Some(&mut read), to, Some(&mut written), left)? == 0 {
+            return Err(io::ErrorKind::UnexpectedEof.into());
+        }
+    }
+    Ok(())
+}
+
+impl Backing for Layers {
+    fn bytes(&self) -> u64 {
+        self.0.files[0].bytes()
+    }
+
+    fn block_bytes(&self) -> usize {
+        self.0.files[0].block_bytes()
+    }
+
+    fn read(&self, offset: u64, out: &mut [u8]) -> io::Result<()> {
+        let (mut at, end) = (offset, offset + out.len() as u64);
+        while at < end {
+            let file = self.0.of(at / GRANULE);
+            let mut next = at / GRANULE + 1;
+            while next * GRANULE < end && std::ptr::eq(self.0.of(next), file) {
+                next += 1;
+            }
+            let until = (next * GRANULE).min(end);
+            file.read(at, &mut out[(at - offset) as usize..(until - offset) as usize])?;
+            at = until;
+        }
+        Ok(())
+    }
+
+    fn write(&self, offset: u64, bytes: &[u8]) -> io::Result<()> {
+        self.0.top_for(offset, bytes.len()).write(offset, bytes)
+    }
+
+    fn submit(&self, write: Write) {
+        self.0.top_for(write.offset, write.bytes).submit(write);
+    }
+
+    fn discard(&self, offset: u64, bytes: u64) -> io::Result<()> {
+        self.0.set(granules(offset, bytes as usize), None);
+        self.0.files[self.0.top.load(Relaxed)].discard(offset, bytes)
+    }
+
+    fn complete(&self, wait: bool) -> Option<Completion> {
+        // A write may have ended before the last fork.
+        self.0.files.iter().find_map(|file| file.complete(wait))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use uzswap_engine::backing::{Buffer, SEGMENT_BYTES};
+
+    const SEGMENTS: u64 = 8;
+    const SEGMENT: u64 = SEGMENT_BYTES as u64;
+
+    /// A process: its backing, and the content that it expects in each granule.
+    struct Process {
+        layers: Layers,
+        expected: Vec<Option<u64>>,
+        random: u64,
+        depth: u32,
+    }
+
+    impl Process {
+        fn new(folder: &Path, seed: u64) -> Self {
+            let layers = Layers::create(folder, SEGMENTS * SEGMENT).unwrap();
+            let expected = vec![None; (SEGMENTS * SEGMENT / GRANULE) as usize];
+            Self { layers, expected, random: seed * 2 + 1, depth: 0 }
+        }
+
+        fn below(&mut self, end: u64) -> u64 {
+            self.random ^= self.random << 13;
+            self.random ^= self.random >> 7;
+            self.random ^= self.random << 17;
+            (self.random >> 11) % end
+        }
+
+        /// Writes a segment or a page in one.
+        fn write(&mut self) {
+            let page = self.below(SEGMENTS * SEGMENT / GRANULE) * GRANULE;
+            let is_page = self.below(3) == 0;
+            let (offset, bytes) =
+                if is_page { (page, GRANULE) } else { (page / SEGMENT * SEGMENT, SEGMENT) };
+            let content = self.random;
+            let mut buffer = Buffer::new(bytes as usize).unwrap();
+            for (at, word) in buffer.chunks_exact_mut(8).enumerate() {
+                word.copy_from_slice(&(content ^ (at as u64 * 8 / GRANULE)).to_le_bytes());
+            }
+            if is_page {
+                self.layers.write_page(offset, &buffer).unwrap();
+            } else {
+                self.layers.submit(Write { offset, buffer, bytes: bytes as usize });
+                while let Some(done) = self.layers.complete(true) {
+                    done.result.unwrap();
+                }
+            }
+            for (at, granule) in granules(offset, bytes as usize).enumerate() {
+                self.expected[granule as usize] = Some(content ^ at as u64);
+            }
+        }
+
+        fn discard(&mut self) {
+            let segment = self.below(SEGMENTS);
+            self.layers.discard(segment * SEGMENT, SEGMENT).unwrap();
+            for granule in granules(segment * SEGMENT, SEGMENT_BYTES) {
+                self.expected[granule as usize] = None;
+            }
+        }
+
+        /// Reads all that was written, as records are: across granules, and not aligned.
+        fn check(&self) {
+            let mut found = vec![0; 3 * GRANULE as usize];
+            for (at, three) in self.expected.windows(3).enumerate() {
+                let offset = at as u64 * GRANULE + 100;
+                let bytes = &mut found[..2 * GRANULE as usize];
+                self.layers.read(offset, bytes).unwrap();
+                let word = |at: usize| {
+                    let bytes = found[at..at + 8].try_into().unwrap();
+                    u64::from_le_bytes(bytes)
+                };
+                let seen = [4, 4 + GRANULE as usize, 2 * GRANULE as usize - 12].map(word);
+                for (expected, seen) in three.iter().zip(seen) {
+                    assert!(expected.is_none_or(|expected| expected == seen), "{at}");
+                }
+            }
+        }
+
+        /// Parent and child go on at the same time.
+        fn fork(&mut self) {
+            let own = self.layers.before_fork().unwrap();
+            // SAFETY: the child reads and writes files, and exits.
+            let child = unsafe { libc::fork() };
+            if child == 0 {
+                let ends_well = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+                    self.layers.in_child(&own).unwrap();
+                    (self.depth, self.random) = (self.depth + 1, self.random ^ 0x5555);
+                    self.go_on(12);
+                }));
+                // SAFETY: nothing of the parent's is to run.
+                unsafe { libc::_exit(i32::from(ends_well.is_err())) };
+            }
+            assert!(child > 0);
+            drop(own);
+            self.go_on(3);
+            let mut status = 0;
+            // SAFETY: the status is written.
+            assert_eq!(unsafe { libc::waitpid(child, &mut status, 0) }, child);
+            assert_eq!(status, 0, "the child has found other bytes");
+        }
+
+        fn go_on(&mut self, steps: u32) {
+            self.check();
+            for _ in 0..steps {
+                match self.below(16) {
+                    0 | 1 => self.discard(),
+                    2 if self.depth < 3 => self.fork(),
+                    _ => self.write(),
+                }
+            }
+            self.check();
+        }
+    }
+
+    #[test]
+    fn parents_and_children_read_what_they_wrote_themselves_or_before_the_fork() {
+        let folder = tempfile::tempdir().unwrap();
+        for seed in 0..4 {
+            Process::new(folder.path(), seed).go_on(60);
+        }
+    }
+
+    #[test]
+    fn many_forks_make_no_more_layers_than_there_may_be() {
+        let folder = tempfile::tempdir().unwrap();
+        let mut process = Process::new(folder.path(), 1);
+        process.depth = 3;
+        for _ in 0..40 {
+            // Too much to be copied.
+            (0..6).for_each(|_| process.write());
+            process.fork();
+        }
+        process.check();
+        let live = process.expected.iter().flatten().count() as u64;
+        let counts = process.layers.0.counts.iter().map(|count| count.load(Relaxed));
+        assert!(counts.sum::<u64>() >= live);
+    }
+
+    #[test]
+    fn a_layer_that_nobody_needs_gives_its_space_back_at_the_next_fork() {
+        let folder = tempfile::tempdir().unwrap();
+        let mut process = Process::new(folder.path(), 1);
+        process.depth = 3;
+        let blocks = |process: &Process| -> i64 {
+            let numbers = process.layers.descriptors();
+            let files = process.layers.0.files.iter().map(FileBacking::file);
+            assert_eq!(numbers.len(), FILES + 1);
+            files.map(|file| fs::fstat(file).unwrap().st_blocks as i64).sum()
+        };
+        (0..30).for_each(|_| process.write());
+        drop(process.layers.before_fork().unwrap());
+        assert!(blocks(&process) > 1 << 11);
+        for segment in 0..SEGMENTS {
+            process.layers.discard(segment * SEGMENT, SEGMENT).unwrap();
+        }
+        drop(process.layers.before_fork().unwrap());
+        assert_eq!(blocks(&process), 0);
+    }
+}
