@@ -19,6 +19,15 @@ pub enum Error {
         /// The kernel's error.
         source: io::Error,
     },
+    /// The kernel does not tell which pages there are.
+    #[error(
+        "this process may not read its own /proc/self/pagemap ({source}), as one that has become \
+         another user or not dumpable (prctl): start it as the user that it becomes"
+    )]
+    Pagemap {
+        /// The kernel's error.
+        source: io::Error,
+    },
     /// Memory that may not be accessed cannot be filled.
     #[error(
         "this process may not write its own memory by /proc/self/mem ({source}): mount /proc, or \

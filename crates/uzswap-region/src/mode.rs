@@ -8,6 +8,7 @@ use crate::userfaultfd::Userfaultfd;
 use std::fmt;
 use std::io;
 use std::str::FromStr;
+use uzswap_sys::map::Pagemap;
 use uzswap_sys::uffd::{Delivery, Uffd};
 
 /// The threads that serve faults.
@@ -42,6 +43,8 @@ impl Mode {
 
     /// The door of this mode; without `means` the fastest that there is.
     pub(crate) fn door(self, means: Option<Means>) -> Result<Box<dyn Door>, Error> {
+        // Each door asks there.
+        Pagemap::open().map_err(|source| Error::Pagemap { source })?;
         let uffd = |delivery| {
             let mut uffd = Uffd::open(delivery)?;
             if means == Some(Means::Copies) {
