@@ -5,42 +5,12 @@
 //! being brought in, or brings them in itself. Nothing waits for memory here: without room, nothing
 //! is read ahead.
 
-use crate::budget::Bell;
 use crate::lane::Count;
 use crate::pager::Inner;
 use crate::space::Space;
 use crate::staging::BATCH;
 use crate::streams::Way;
 use crate::word::Kind;
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
-
-/// The last request.
-#[derive(Default)]
-pub(crate) struct Ahead {
-    /// A region in the upper half, a page in the lower; no region is 0.
-    asked: AtomicU64,
-    bell: Bell,
-}
-
-impl Ahead {
-    /// Asks for a window of pages.
-    pub(crate) fn ask(&self, region: u32, page: u32) {
-        self.asked.store(u64::from(region) << 32 | u64::from(page), Relaxed);
-        self.bell.ring();
-    }
-
-    /// The word that the thread that reads ahead waits for.
-    pub(crate) fn bell(&self) -> &Bell {
-        &self.bell
-    }
-
-    /// Waits until something is asked for, or for a mere ring.
-    fn next(&self) -> Option<(u32, u32)> {
-        self.bell.wait();
-        let asked = self.asked.swap(0, Relaxed);
-        (asked != 0).then_some(((asked >> 32) as u32, asked as u32))
-    }
-}
 
 impl Inner {
     /// The work of the thread that reads ahead.

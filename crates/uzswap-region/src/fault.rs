@@ -13,7 +13,8 @@
 //! a message: going on would mean wrong bytes.
 
 use crate::lane::{Count, Lane};
-use crate::pager::{Inner, OnFork};
+use crate::on_fork::OnFork;
+use crate::pager::Inner;
 use crate::registry;
 use crate::space::Space;
 use crate::staging::BATCH;
@@ -220,7 +221,7 @@ impl Inner {
         }
         self.budget.charge_anyway(1);
         self.copy_in(space, page, std::slice::from_ref(self.staging.page(frame)), 0);
-        self.staging.disown(frame, space, page);
+        self.staging.disown(frame, (space.id, page));
     }
 
     /// Copies pages to where there are none, guarded if `guard` says so.

@@ -6,32 +6,27 @@
 //! copy could be made. Its copies of our handles do nothing.
 //!
 //! While a fork with copies is under way, pages are not evicted and regions neither come nor go: a
-//! thread that does such things holds [`steady`]. Faults are served, and may exceed the budget
-//! meanwhile, so that no thread waits that the fork may be waiting for.
+//! thread that does such things holds [`steady::steady`]. Faults are served, and may exceed the
+//! budget meanwhile, so that no thread waits that the fork may be waiting for.
 
 use crate::copy::{Copy, FOLDER};
 use crate::fault::{Number, say};
-use crate::pager::{Inner, OnFork};
+use crate::on_fork::OnFork;
+use crate::pager::Inner;
 use crate::registry;
+use crate::steady;
 use rustix::io::Errno;
 use std::cell::Cell;
 use std::io;
 use std::mem;
-use std::sync::atomic::{AtomicI32, AtomicU32, Ordering::Relaxed};
-use std::sync::{Arc, Mutex, MutexGuard, Once, PoisonError, Weak};
-use std::sync::{RwLock, RwLockReadGuard, RwLockWriteGuard};
+use std::sync::atomic::{AtomicI32, Ordering::Relaxed};
+use std::sync::{Arc, Mutex, MutexGuard, Once, PoisonError, RwLockWriteGuard, Weak};
 use uzswap_sys::bus::Blocked;
 use uzswap_sys::uffd::Fault;
 use uzswap_sys::{bus, process};
 
-/// How many forks away this process is from the first that used a pager.
-static GENERATION: AtomicU32 = AtomicU32::new(0);
-
-/// Pagers whose regions are copied. Locked before [`STEADY`].
+/// Pagers whose regions are copied. Locked before [`steady`].
 static COPIED: Mutex<Vec<Weak<Inner>>> = Mutex::new(Vec::new());
-
-/// Written while this process is forked.
-static STEADY: RwLock<()> = RwLock::new(());
 
 /// In a child: why it has no copy, as an error number, or 0.
 static WHY: AtomicI32 = AtomicI32::new(0);
@@ -46,10 +41,6 @@ struct Held {
     steady: RwLockWriteGuard<'static, ()>,
     pagers: Vec<Arc<Inner>>,
     copy: io::Result<Option<Copy>>,
-}
-
-pub(crate) fn generation() -> u32 {
-    GENERATION.load(Relaxed)
 }
 
 /// Has children know that they are.
@@ -67,22 +58,6 @@ pub(crate) fn copy_regions_of(pager: &Arc<Inner>) {
     copied.push(Arc::downgrade(pager));
 }
 
-/// Held while pages of such a pager go out, or its regions change. Its holder waits only for
-/// threads that serve faults, and others that hold it.
-pub(crate) fn steady() -> RwLockReadGuard<'static, ()> {
-    STEADY.read().unwrap_or_else(PoisonError::into_inner)
-}
-
-/// The same for a thread that must not wait: `None` while a fork is under way or about to begin.
-pub(crate) fn try_steady() -> Option<RwLockReadGuard<'static, ()>> {
-    STEADY.try_read().ok()
-}
-
-/// Waits until nobody holds [`steady`], and keeps others from it.
-pub(crate) fn unsteady() -> RwLockWriteGuard<'static, ()> {
-    STEADY.write().unwrap_or_else(PoisonError::into_inner)
-}
-
 /// Runs before a fork, in the thread that forks.
 extern "C" fn before() {
     let _blocked = Blocked::all();
@@ -94,7 +69,7 @@ extern "C" fn before() {
     }
     // A holder of `steady` may wait for faults, and those for room that reclaim would make.
     pagers.iter().for_each(|pager| pager.budget.set_lifted(true));
-    let steady = STEADY.write().unwrap_or_else(PoisonError::into_inner);
+    let steady = steady::unsteady();
     let copy = Copy::make(&pagers);
     let mut held = Some(Held { copied, steady, pagers, copy });
     // An error means that the thread is ending, and that its child will have no copy.
@@ -128,7 +103,7 @@ impl Held {
 /// Runs in the child before `fork` returns: allocates nothing, and takes no lock but those that its
 /// thread holds already.
 extern "C" fn in_child() {
-    GENERATION.fetch_add(1, Relaxed);
+    steady::forked();
     bus::forked();
     // Without the handler there is no message; the child dies all the same.
     let _ = bus::on_segv(say_why);
@@ -152,7 +127,7 @@ fn number(error: &io::Error) -> i32 {
 
 fn say_why(fault: Fault) -> bool {
     let Some(space) = registry::find(fault.address) else { return false };
-    if space.pager.generation() == generation() || space.is_copy() {
+    if space.pager.generation() == steady::generation() || space.is_copy() {
         return false;
     }
     match (space.pager.on_fork, WHY.load(Relaxed)) {

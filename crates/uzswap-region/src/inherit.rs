@@ -4,11 +4,11 @@
 //! [`Pager::before_fork`] waits until no page goes out and none comes in. Then the child makes its
 //! copy of the pager its own. Where it cannot, it brings all pages to their places, without one.
 
-use crate::fork;
 use crate::lane::Lane;
 use crate::layers::{ForChild, Layers};
 use crate::pager::{Inner, Pager};
 use crate::space::Space;
+use crate::steady;
 use crate::word::{Kind, Word};
 use std::collections::BTreeMap;
 use std::io;
@@ -40,7 +40,7 @@ impl Pager {
         let inner = pager.inner().clone();
         // A holder of `steady` may wait for faults, and those for room that reclaim would make.
         inner.budget.set_lifted(true);
-        let steady = fork::unsteady();
+        let steady = steady::unsteady();
         // SAFETY: the guards are dropped before the pager that they borrow from: `end` does both,
         // in this order, and nothing else takes them apart.
         let parts: &'static Inner = unsafe { &*Arc::as_ptr(&inner) };
@@ -236,7 +236,7 @@ impl Inner {
             let copy = if is_stored { Word::KEPT | Word::STALE } else { 0 };
             return Word::RESIDENT.with(Word::USED | copy);
         }
-        match self.staging.frame_of(space, page) {
+        match self.staging.frame_of((space.id, page)) {
             Some(frame) => Word::staged(frame, Word::RESIDENT),
             None if is_stored => Word::STORED,
             None => Word::EMPTY,

@@ -40,12 +40,14 @@ mod keys;
 mod lane;
 #[expect(unsafe_code, reason = "the granules' bytes are atomics in a mapping")]
 mod layers;
+mod on_fork;
 #[expect(unsafe_code, reason = "memory that others use is given back")]
 mod protection;
 mod reclaim;
 mod returns;
 #[expect(unsafe_code, reason = "frames are raw memory")]
 mod staging;
+mod steady;
 mod streams;
 #[expect(unsafe_code, reason = "pages are moved out of memory that others use")]
 mod userfaultfd;
@@ -77,7 +79,8 @@ pub use adopt::Contents;
 pub use error::Error;
 pub use inherit::BeforeFork;
 pub use mode::{Means, Mode};
-pub use pager::{OnFork, Pager, PagerBuilder, is_pager_thread};
+pub use on_fork::OnFork;
+pub use pager::{Pager, PagerBuilder, is_pager_thread};
 pub use region::{Advice, Pinned, Region, RegionRef};
 pub use size::MemorySize;
 pub use stats::Stats;

@@ -1,6 +1,5 @@
 //! A pager: a budget, the cache behind it, and the regions that share both.
 
-use crate::ahead::Ahead;
 use crate::budget::Budget;
 use crate::door::Door;
 use crate::error::Error;
@@ -10,25 +9,27 @@ use crate::keys::Keys;
 use crate::lane::Lanes;
 use crate::layers::Layers;
 use crate::mode::{Means, Mode};
+use crate::on_fork::OnFork;
 use crate::reclaim::Hand;
 use crate::region::Region;
 use crate::registry;
 use crate::returns::Returns;
-use crate::size::{MemorySize, parse_size};
+use crate::size::{MemorySize, check_memory, parse_size};
 use crate::space::Space;
 use crate::staging::{BATCH, Staging};
 use crate::stats::Stats;
+use crate::steady;
+use crate::streams::Ahead;
 use crate::vec::RegionVec;
 use crossbeam_utils::CachePadded;
 use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::fmt;
 use std::path::{Path, PathBuf};
-use std::str::FromStr;
 use std::sync::atomic::{
     AtomicBool, AtomicI64, AtomicU32, AtomicU64, AtomicUsize, Ordering::*, fence,
 };
-use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock, RwLockReadGuard};
+use std::sync::{Arc, Mutex, PoisonError, RwLock, RwLockReadGuard};
 use std::thread::JoinHandle;
 use uzswap_engine::backing::{Backing, BackingSpec, NoBacking, open_backing};
 use uzswap_engine::compress::Algorithm;
@@ -40,55 +41,6 @@ use uzswap_sys::map;
 use uzswap_sys::own_threads;
 use uzswap_sys::uffd::{Message, Uffd};
 use uzswap_trace::Log;
-
-/// A forked process's share of a region.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum OnFork {
-    /// Nothing: a touch ends it with SIGSEGV and a message.
-    #[default]
-    Absent,
-    /// A copy of its own, as of any memory: neither process sees the writes of the other. Calls on
-    /// its handles fail in the child, but for those that unmap; it may make pagers of its own.
-    ///
-    /// Each `fork` makes the copy, uncompressed, as a file without a name in `/var/tmp` that the
-    /// child maps. It is beyond any budget, but the kernel need not hold it in memory. `fork` takes
-    /// as long as decoding all pages and writing them to a file. If it cannot be made, the child
-    /// has nothing, as above. Starting another program (`posix_spawn`, `vfork`, and so
-    /// [`std::process::Command`] without `pre_exec`) makes none.
-    ///
-    /// While a fork is under way, calls of other threads that map, unmap, drop or page out wait,
-    /// and faults may exceed the budget.
-    PrivateCopy,
-    /// Everything, the pager too, by the fork itself: neither process sees the writes of the other.
-    /// It is for code that wraps each fork ([`Pager::before_fork`]), with adopted memory.
-    Whole,
-}
-
-impl fmt::Display for OnFork {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Absent => "absent",
-            Self::PrivateCopy => "copy",
-            Self::Whole => "whole",
-        })
-    }
-}
-
-impl FromStr for OnFork {
-    type Err = Error;
-
-    fn from_str(text: &str) -> Result<Self, Error> {
-        match text {
-            "absent" => Ok(Self::Absent),
-            "copy" => Ok(Self::PrivateCopy),
-            _ => Err(Error::Choice {
-                what: "choice for forks",
-                text: text.into(),
-                known: "absent, copy",
-            }),
-        }
-    }
-}
 
 /// `none`, or `PATH[:SIZE]`: a size follows the last colon, unless the whole is a file.
 fn parse_backing(text: &str) -> Result<BackingSpec, Error> {
@@ -113,9 +65,6 @@ const HANDLERS_MAX: usize = 8;
 
 /// Bytes of a thread's stack.
 const STACK: usize = 512 << 10;
-
-/// Least budget that everything fits in.
-const MEMORY_MIN: u64 = 8 << 20;
 
 /// The options of a new pager.
 #[derive(Debug, Clone)]
@@ -286,18 +235,6 @@ impl PagerBuilder {
     }
 }
 
-fn check_memory(bytes: u64) -> Result<u64, Error> {
-    // Asked once: a file that is opened takes a descriptor of the program's for a moment.
-    static MOST: OnceLock<u64> = OnceLock::new();
-    let ask = || cpu::memory_info().map_or(u64::MAX >> 1, |memory| memory.total);
-    let most = *MOST.get_or_init(ask);
-    if (MEMORY_MIN..=most).contains(&bytes) {
-        return Ok(bytes);
-    }
-    let must = format!("from {MEMORY_MIN} bytes to the machine's {most}");
-    Err(Error::Range { what: "the budget", value: bytes, must })
-}
-
 /// The cache's directory takes 32 bytes for each 16 MiB of addresses: 2048 times the budget costs
 /// it a 250th.
 fn cache_config(memory: u64, algorithm: Algorithm, seals_backing: bool) -> Config {
@@ -324,7 +261,7 @@ pub(crate) struct Inner {
     pub(crate) ahead: Ahead,
     pub(crate) hand: Mutex<Hand>,
     pub(crate) returns: Returns,
-    /// Of the process whose pager it is: see [`fork::generation`].
+    /// Of the process whose pager it is: see [`steady::generation`].
     generation: AtomicU32,
     pub(crate) on_fork: OnFork,
     /// The trace that touches are written to: see [`crate::accesses`].
@@ -374,7 +311,7 @@ impl Inner {
             ahead: Ahead::default(),
             hand: Mutex::new(Hand::default()),
             returns: Returns::new(),
-            generation: AtomicU32::new(fork::generation()),
+            generation: AtomicU32::new(steady::generation()),
             on_fork,
             log: None,
             regions: RwLock::new(BTreeMap::new()),
@@ -490,13 +427,13 @@ impl Inner {
         is_allowed
     }
 
-    /// Held while pages go out or regions change: see [`fork::steady`].
+    /// Held while pages go out or regions change: see [`steady::steady`].
     pub(crate) fn steady(&self) -> Option<RwLockReadGuard<'static, ()>> {
-        (self.on_fork != OnFork::Absent).then(fork::steady)
+        (self.on_fork != OnFork::Absent).then(steady::steady)
     }
 
     pub(crate) fn check_process(&self) -> Result<(), Error> {
-        let is_ours = self.generation() == fork::generation();
+        let is_ours = self.generation() == steady::generation();
         if is_ours { Ok(()) } else { Err(Error::Forked) }
     }
 
@@ -506,7 +443,7 @@ impl Inner {
 
     /// In a fork that has all of its parent's pager: it is this process's own.
     pub(crate) fn adopt_process(&self) {
-        self.generation.store(fork::generation(), Relaxed);
+        self.generation.store(steady::generation(), Relaxed);
     }
 
     pub(crate) fn next_region(&self) -> u32 {

@@ -15,10 +15,10 @@
 //! else, and ends the process.
 
 use crate::error::Error;
-use crate::fork;
 use crate::pager::Inner;
 use crate::space::{Space, Taken};
 use crate::staging::BATCH;
+use crate::steady;
 use crate::word::{Kind, Word};
 use std::ops::Range;
 use std::sync::{Arc, PoisonError};
@@ -134,7 +134,7 @@ impl Inner {
         if self.budget.is_held() {
             return false;
         }
-        let Some(_steady) = fork::try_steady() else { return false };
+        let Some(_steady) = steady::try_steady() else { return false };
         self.tend();
         if let Some(batch) = self.staging.take_hole() {
             let found = self.victims();
@@ -351,7 +351,7 @@ impl Inner {
     fn move_out(&self, victims: &[Taken], frame: usize) -> (usize, usize) {
         let (moved, is_whole) = self.door.move_out(self, victims, frame);
         for (at, victim) in victims[..moved].iter().enumerate() {
-            self.staging.enter(frame + at, &victim.space, victim.page);
+            self.staging.enter(frame + at, (victim.space.id, victim.page));
             victim.space.put(victim.page, Word::staged(frame + at, victim.was));
         }
         let Some(stays) = victims.get(moved).filter(|_| !is_whole) else { return (moved, moved) };
@@ -498,7 +498,7 @@ impl Inner {
                     continue;
                 }
                 if was.kind() == Kind::Staged {
-                    self.staging.disown(was.frame(), space, page);
+                    self.staging.disown(was.frame(), (space.id, page));
                 }
                 given += i64::from(is_resident);
                 space.put(page, Word::UNTOUCHED);

@@ -1,6 +1,11 @@
 //! Sizes as a caller gives them.
 
 use crate::error::Error;
+use std::sync::OnceLock;
+use uzswap_sys::cpu;
+
+/// Least budget that everything fits in.
+const MEMORY_MIN: u64 = 8 << 20;
 
 /// A size in bytes, or as people write it: `512M`, `4G`, `1.5GiB`, in units of 1024.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -43,4 +48,17 @@ impl MemorySize {
 pub(crate) fn parse_size(what: &'static str, text: &str) -> Result<u64, Error> {
     let config = parse_size::Config::new().with_binary();
     config.parse_size(text.trim()).map_err(|_| Error::Size { what, text: text.into() })
+}
+
+/// The bytes of a budget, if the machine can have it.
+pub(crate) fn check_memory(bytes: u64) -> Result<u64, Error> {
+    // Asked once: a file that is opened takes a descriptor of the program's for a moment.
+    static MOST: OnceLock<u64> = OnceLock::new();
+    let ask = || cpu::memory_info().map_or(u64::MAX >> 1, |memory| memory.total);
+    let most = *MOST.get_or_init(ask);
+    if (MEMORY_MIN..=most).contains(&bytes) {
+        return Ok(bytes);
+    }
+    let must = format!("from {MEMORY_MIN} bytes to the machine's {most}");
+    Err(Error::Range { what: "the budget", value: bytes, must })
 }

@@ -393,7 +393,7 @@ impl Space {
             let was = self.acquire(page);
             match was.kind() {
                 Kind::Resident => resident += 1,
-                Kind::Staged => self.pager.staging.disown(was.frame(), self, page),
+                Kind::Staged => self.pager.staging.disown(was.frame(), (self.id, page)),
                 _ => {}
             }
             at = self.next_touched(page + 1);

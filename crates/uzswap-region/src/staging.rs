@@ -14,7 +14,6 @@
 //! frame. Others may: a program that locks all of its memory (`mlockall`) has the kernel bring all
 //! in. So its descriptor is one whose faults are signals, which are an error there.
 
-use crate::space::Space;
 use std::collections::VecDeque;
 use std::io;
 use std::sync::atomic::{AtomicU64, Ordering::*};
@@ -29,8 +28,8 @@ pub(crate) const BATCH: usize = 64;
 /// Owner of a frame in which no page is: no region has this number.
 const NOBODY: u64 = u64::MAX;
 
-fn owner_of(space: &Space, page: u32) -> u64 {
-    u64::from(space.id) << 32 | u64::from(page)
+fn owner_of((region, page): (u32, u32)) -> u64 {
+    u64::from(region) << 32 | u64::from(page)
 }
 
 /// See the module.
@@ -112,9 +111,9 @@ impl Staging {
         self.uffd.as_ref().expect("only the userfaultfd door asks for it")
     }
 
-    /// The frame in which a page is.
-    pub(crate) fn frame_of(&self, space: &Space, page: u32) -> Option<usize> {
-        let owner = Some((space.id, page));
+    /// The frame in which the page of a region is.
+    pub(crate) fn frame_of(&self, page: (u32, u32)) -> Option<usize> {
+        let owner = Some(page);
         let frames = 0..self.batches.len() * BATCH;
         frames.into_iter().find(|frame| self.batches[frame / BATCH].owner(frame % BATCH) == owner)
     }
@@ -183,19 +182,19 @@ impl Staging {
         let _ = self.memory.unlock();
     }
 
-    /// Notes that a page has been moved into a frame.
-    pub(crate) fn enter(&self, frame: usize, space: &Space, page: u32) {
+    /// Notes that the page of a region has been moved into a frame.
+    pub(crate) fn enter(&self, frame: usize, page: (u32, u32)) {
         let batch = &self.batches[frame / BATCH];
-        batch.owners[frame % BATCH].store(owner_of(space, page), Relaxed);
+        batch.owners[frame % BATCH].store(owner_of(page), Relaxed);
         batch.present.fetch_or(1 << (frame % BATCH), Release);
     }
 
     /// Notes that a page which was in a frame is elsewhere, and the frame's memory still here. The
     /// batch of a region that is being unmapped may be in use for others by now: then nothing is
     /// changed.
-    pub(crate) fn disown(&self, frame: usize, space: &Space, page: u32) {
+    pub(crate) fn disown(&self, frame: usize, page: (u32, u32)) {
         let owner = &self.batches[frame / BATCH].owners[frame % BATCH];
-        let _ = owner.compare_exchange(owner_of(space, page), NOBODY, AcqRel, Relaxed);
+        let _ = owner.compare_exchange(owner_of(page), NOBODY, AcqRel, Relaxed);
     }
 
     /// Notes that a frame's page has been moved away.

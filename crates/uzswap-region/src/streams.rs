@@ -5,7 +5,9 @@
 //! or down. A fault at such a place makes the window four times as long, up to 64 pages; any other
 //! starts with a window of one. So random access pays for a look and two entries in a table.
 
+use crate::budget::Bell;
 use crate::staging::BATCH;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 /// A program's advice on its accesses; kept in a region's `advice`.
 pub(crate) const NORMAL: u8 = 0;
@@ -81,6 +83,34 @@ impl Streams {
         if let Some(next) = next {
             self.streams[slot(region, next)] = Stream { region, next, window: pages as u32, way };
         }
+    }
+}
+
+/// The last request for a window that is to be read ahead: see [`crate::ahead`].
+#[derive(Default)]
+pub(crate) struct Ahead {
+    /// A region in the upper half, a page in the lower; no region is 0.
+    asked: AtomicU64,
+    bell: Bell,
+}
+
+impl Ahead {
+    /// Asks for a window of pages.
+    pub(crate) fn ask(&self, region: u32, page: u32) {
+        self.asked.store(u64::from(region) << 32 | u64::from(page), Relaxed);
+        self.bell.ring();
+    }
+
+    /// The word that the thread that reads ahead waits for.
+    pub(crate) fn bell(&self) -> &Bell {
+        &self.bell
+    }
+
+    /// Waits until something is asked for, or for a mere ring.
+    pub(crate) fn next(&self) -> Option<(u32, u32)> {
+        self.bell.wait();
+        let asked = self.asked.swap(0, Relaxed);
+        (asked != 0).then_some(((asked >> 32) as u32, asked as u32))
     }
 }
 

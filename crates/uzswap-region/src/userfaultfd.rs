@@ -7,7 +7,8 @@
 
 use crate::door::{Door, range_of};
 use crate::fault::{Refused, is_busy};
-use crate::pager::{Inner, OnFork};
+use crate::on_fork::OnFork;
+use crate::pager::Inner;
 use crate::space::{Space, Taken, neighbours};
 use crate::staging::BATCH;
 use crate::word::Word;

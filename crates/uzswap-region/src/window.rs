@@ -473,7 +473,7 @@ impl Inner {
         }
         if was.kind() == Kind::Staged {
             // The batch gives its charge back.
-            self.staging.disown(was.frame(), space, page);
+            self.staging.disown(was.frame(), (space.id, page));
         }
         i64::from(was.kind() == Kind::Resident)
     }

@@ -1,0 +1,36 @@
+//! Forks, as the rest of a pager knows them: which process this is, and the lock that keeps a pager
+//! as it is while the process forks ([`crate::fork`], [`crate::inherit`]).
+
+use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
+use std::sync::{PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+
+/// How many forks away this process is from the first that used a pager.
+static GENERATION: AtomicU32 = AtomicU32::new(0);
+
+/// Written while this process is forked.
+static STEADY: RwLock<()> = RwLock::new(());
+
+pub(crate) fn generation() -> u32 {
+    GENERATION.load(Relaxed)
+}
+
+/// This process is a child that was forked just now.
+pub(crate) fn forked() {
+    GENERATION.fetch_add(1, Relaxed);
+}
+
+/// Held while pages of a pager go out whose regions are copied, or its regions change. Its holder
+/// waits only for threads that serve faults, and others that hold it.
+pub(crate) fn steady() -> RwLockReadGuard<'static, ()> {
+    STEADY.read().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// The same for a thread that must not wait: `None` while a fork is under way or about to begin.
+pub(crate) fn try_steady() -> Option<RwLockReadGuard<'static, ()>> {
+    STEADY.try_read().ok()
+}
+
+/// Waits until nobody holds [`steady`], and keeps others from it.
+pub(crate) fn unsteady() -> RwLockWriteGuard<'static, ()> {
+    STEADY.write().unwrap_or_else(PoisonError::into_inner)
+}
