@@ -5,8 +5,8 @@
 //! page is seen. Without a trace, a fault reads `Inner::log`, which is never written once the pager
 //! is made and lies with the other fields of `Inner` that each fault reads.
 
-use crate::pager::Inner;
-use crate::space::Space;
+use crate::core::Inner;
+use crate::core::space::Space;
 use crate::word::{Kind, Word};
 use uzswap_engine::{Kept, PAGE_BYTES};
 use uzswap_sys::uffd::Fault;

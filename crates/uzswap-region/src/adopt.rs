@@ -4,10 +4,10 @@
 //! as none of them is used. So each step here goes by words rather than by pages, and finds the
 //! pages that there are by one question to the kernel ([`Present`]).
 
+use crate::core::Inner;
+use crate::core::registry;
+use crate::core::space::{Space, Taken};
 use crate::error::Error;
-use crate::pager::Inner;
-use crate::registry;
-use crate::space::{Space, Taken};
 use crate::word::{Kind, Word};
 use crate::words::BLOCK;
 use std::io;
@@ -322,20 +322,6 @@ impl Inner {
         there.iter_mut().zip(guards).for_each(|(there, is_guard)| *there |= *is_guard);
         self.door.close(at, &mut there[..known], has_pages);
         known
-    }
-
-    /// Pages of a block get words of their own, in a new group: they were `Empty`, and are `Busy`.
-    /// Where such pages were left open, the program may have used some.
-    pub(crate) fn note_used(&self, space: &Space, first: u32, group: u32) {
-        if !self.door.leaves_open() {
-            return;
-        }
-        let mut there = [false; BLOCK as usize];
-        self.door.close(space.address(first), &mut there, true);
-        let used = there.iter().enumerate().filter(|(_, is_there)| **is_there);
-        let word = Word::RESIDENT.with(Word::USED);
-        used.clone().for_each(|(at, _)| space.words.of_group(group, at).store(word.0, Relaxed));
-        self.budget.charge_anyway(used.count() as i64);
     }
 
     /// Finds the pages of a window that were left open and are used.

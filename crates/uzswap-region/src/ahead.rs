@@ -5,9 +5,9 @@
 //! being brought in, or brings them in itself. Nothing waits for memory here: without room, nothing
 //! is read ahead.
 
+use crate::core::Inner;
+use crate::core::space::Space;
 use crate::lane::Count;
-use crate::pager::Inner;
-use crate::space::Space;
 use crate::staging::BATCH;
 use crate::streams::Way;
 use crate::word::Kind;

@@ -15,8 +15,8 @@
 //! The file has no name, so that it goes with the last process that maps it. It is not held in
 //! memory: the kernel writes it to the disk as it sees fit.
 
-use crate::pager::Inner;
-use crate::space::Space;
+use crate::core::Inner;
+use crate::core::space::Space;
 use crate::staging::BATCH;
 use crate::word::Kind;
 use rustix::fs::{MemfdFlags, Mode, OFlags};

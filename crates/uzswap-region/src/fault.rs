@@ -12,11 +12,11 @@
 //! no lock is taken that all threads take. A page that cannot be given back ends the process, with
 //! a message: going on would mean wrong bytes.
 
+use crate::core::Inner;
+use crate::core::registry;
+use crate::core::space::Space;
 use crate::lane::{Count, Lane};
 use crate::on_fork::OnFork;
-use crate::pager::Inner;
-use crate::registry;
-use crate::space::Space;
 use crate::staging::BATCH;
 use crate::streams::{NORMAL, RANDOM, WRITES, Way};
 use crate::word::{Kind, Word};

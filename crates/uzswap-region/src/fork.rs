@@ -10,10 +10,10 @@
 //! budget meanwhile, so that no thread waits that the fork may be waiting for.
 
 use crate::copy::{Copy, FOLDER};
+use crate::core::Inner;
+use crate::core::registry;
 use crate::fault::{Number, say};
 use crate::on_fork::OnFork;
-use crate::pager::Inner;
-use crate::registry;
 use crate::steady;
 use rustix::io::Errno;
 use std::cell::Cell;

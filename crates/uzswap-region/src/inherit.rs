@@ -4,10 +4,11 @@
 //! [`Pager::before_fork`] waits until no page goes out and none comes in. Then the child makes its
 //! copy of the pager its own. Where it cannot, it brings all pages to their places, without one.
 
+use crate::core::Inner;
+use crate::core::space::Space;
 use crate::lane::Lane;
 use crate::layers::{ForChild, Layers};
-use crate::pager::{Inner, Pager};
-use crate::space::Space;
+use crate::pager::Pager;
 use crate::steady;
 use crate::word::{Kind, Word};
 use std::collections::BTreeMap;

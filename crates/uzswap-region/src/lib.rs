@@ -21,68 +21,68 @@
 #![deny(unsafe_code)]
 
 // In the order in which to read them.
-#[expect(unsafe_code, reason = "memory that others use is given back")]
-mod space;
 mod word;
 #[expect(unsafe_code, reason = "words are atomics in a mapping")]
 mod words;
 
-mod accesses;
-mod ahead;
 mod budget;
-#[expect(unsafe_code, reason = "pages are written to memory that others use")]
-mod door;
-#[expect(unsafe_code, reason = "frames are raw memory that pages are moved from and to")]
-mod fault;
-#[expect(unsafe_code, reason = "guards are put into memory that others use")]
-mod guards;
-mod keys;
+mod error;
+mod handlers;
 mod lane;
 #[expect(unsafe_code, reason = "the granules' bytes are atomics in a mapping")]
 mod layers;
+mod mode;
 mod on_fork;
-#[expect(unsafe_code, reason = "memory that others use is given back")]
-mod protection;
-mod reclaim;
 mod returns;
+mod size;
 #[expect(unsafe_code, reason = "frames are raw memory")]
 mod staging;
 mod steady;
 mod streams;
-#[expect(unsafe_code, reason = "pages are moved out of memory that others use")]
-mod userfaultfd;
+
+mod core;
+
+mod accesses;
+mod ahead;
+#[expect(unsafe_code, reason = "frames are raw memory that pages are moved from and to")]
+mod fault;
+mod reclaim;
+
+mod doors;
 
 mod copy;
 mod fork;
-mod mode;
+mod stats;
+
+mod threads;
+
+mod builder;
 mod pager;
 #[expect(unsafe_code, reason = "unmapping by address trusts the caller")]
 mod region;
-#[expect(unsafe_code, reason = "a signal handler finds regions by address")]
-mod registry;
 #[expect(unsafe_code, reason = "a region as a slice")]
 mod vec;
 
 #[expect(unsafe_code, reason = "memory that the program has already is looked at")]
 mod adopt;
-mod error;
 #[expect(unsafe_code, reason = "pages are written to memory that the program has already")]
 mod inherit;
-pub mod io;
-pub mod signals;
-mod size;
-mod stats;
 #[expect(unsafe_code, reason = "memory that the program has already is trusted to the caller")]
 mod window;
 
+pub mod io;
+pub mod signals;
+
 pub use adopt::Contents;
+pub use builder::PagerBuilder;
 pub use error::Error;
 pub use inherit::BeforeFork;
 pub use mode::{Means, Mode};
 pub use on_fork::OnFork;
-pub use pager::{Pager, PagerBuilder, is_pager_thread};
+pub use pager::Pager;
 pub use region::{Advice, Pinned, Region, RegionRef};
 pub use size::MemorySize;
 pub use stats::Stats;
+pub use threads::is_pager_thread;
 pub use vec::RegionVec;
 pub use window::Change;

@@ -23,7 +23,7 @@ pub enum OnFork {
     /// and faults may exceed the budget.
     PrivateCopy,
     /// Everything, the pager too, by the fork itself: neither process sees the writes of the other.
-    /// It is for code that wraps each fork ([`Pager::before_fork`]), with adopted memory.
+    /// It is for code that wraps each fork ([`crate::Pager::before_fork`]), with adopted memory.
     Whole,
 }
 

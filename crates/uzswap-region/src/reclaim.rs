@@ -14,9 +14,9 @@
 //! device that is still going on; it stays. A page that is found absent was taken away by somebody
 //! else, and ends the process.
 
+use crate::core::Inner;
+use crate::core::space::{Space, Taken};
 use crate::error::Error;
-use crate::pager::Inner;
-use crate::space::{Space, Taken};
 use crate::staging::BATCH;
 use crate::steady;
 use crate::word::{Kind, Word};
@@ -47,14 +47,6 @@ const UNITS_AT_ONCE: usize = 16;
 const ROUNDS: usize = 6;
 /// Rounds after which a few pages are enough.
 const ROUNDS_FOR_ALL: usize = 2;
-
-/// Where the hand is, and the decisions on the pages that it passes.
-#[derive(Default)]
-pub(crate) struct Hand {
-    region: u32,
-    page: u32,
-    order: Order,
-}
 
 impl Inner {
     /// The work of a reclaim thread.
@@ -510,7 +502,7 @@ impl Inner {
 
     /// Ends the reclaim threads.
     pub(crate) fn stop_reclaim(&self) {
-        self.set_stopping();
+        self.set_stopping(true);
         self.budget.bell().ring();
     }
 }

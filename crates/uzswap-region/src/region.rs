@@ -1,18 +1,22 @@
 //! A region as its user has it.
 
+use crate::core::Inner;
+use crate::core::registry;
+use crate::core::space::Space;
 use crate::error::Error;
 use crate::pager::Pager;
-use crate::registry;
-use crate::space::Space;
 use crate::streams;
 use crate::word::{Kind, Word};
+use rustix::io::Errno;
 use std::fmt;
 use std::mem::ManuallyDrop;
 use std::ops::{Deref, Range};
 use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
+use uzswap_engine::{Area, PAGE_BYTES};
 use uzswap_sys::bus::{self, Blocked};
+use uzswap_sys::map::Mapping;
 use uzswap_sys::uffd::Fault;
 
 /// The expected accesses to a range of bytes.
@@ -162,6 +166,40 @@ impl RegionRef {
 }
 
 impl Pager {
+    /// Makes a region: `bytes` of zeros (rounded up to pages), of which as much is in memory as
+    /// the budget allows.
+    pub fn map(&self, bytes: usize) -> Result<Region, Error> {
+        let inner = self.inner();
+        inner.check_process()?;
+        let _blocked = Blocked::all();
+        if bytes == 0 {
+            let must = "at least 1".into();
+            return Err(Error::Range { what: "the size of a region", value: 0, must });
+        }
+        if inner.door.uffd().is_none() {
+            let (text, known) = (inner.mode.to_string(), "in-thread, handler-threads");
+            return Err(Error::Choice { what: "mode for regions", text, known });
+        }
+        let _steady = inner.steady();
+        let max = inner.cache.pages_max() as u64 * PAGE_BYTES as u64;
+        let pages = u32::try_from(bytes.div_ceil(PAGE_BYTES));
+        let area = pages.ok().and_then(|pages| inner.cache.add_area(pages));
+        let area = area.ok_or(Error::Addresses { bytes, max })?;
+        let id = inner.next_region();
+        let space = match new_space(id, inner, bytes, area) {
+            Ok(space) => Arc::new(space),
+            Err(error) => {
+                inner.cache.remove_area(area);
+                return Err(error);
+            }
+        };
+        inner.count_table(space.table_bytes() as i64);
+        inner.regions_mut().insert(id, space.clone());
+        registry::add(&space);
+        inner.account();
+        Ok(Region::new(space, self.clone()))
+    }
+
     /// The region of this pager that an address lies in.
     pub fn region_at(&self, address: usize) -> Option<RegionRef> {
         let found = registry::find(address)?;
@@ -192,6 +230,35 @@ impl Pager {
         let space = self.inner().regions().get(&space.id).cloned().ok_or(foreign)?;
         self.inner().unmap(&space);
         Ok(())
+    }
+}
+
+/// Maps memory for `bytes`; `area` has a key for each page.
+fn new_space(id: u32, inner: &Arc<Inner>, bytes: usize, area: Area) -> Result<Space, Error> {
+    let failed = |source| Error::Map { bytes, source };
+    let whole = area.pages() as usize * PAGE_BYTES;
+    let memory = Mapping::for_pages(whole, registry::UNIT).map_err(failed)?;
+    let base = memory.as_ptr() as usize;
+    if !registry::covers(&(base..base + whole)) {
+        return Err(failed(Errno::ADDRNOTAVAIL.into()));
+    }
+    Space::new(id, inner.clone(), memory, bytes, area)
+}
+
+impl Inner {
+    /// Takes a region apart.
+    fn unmap(&self, space: &Space) {
+        let _blocked = Blocked::all();
+        registry::remove(space);
+        // Before anything is held that a handler may come to wait for.
+        self.handlers.wait();
+        let _steady = self.steady();
+        self.regions_mut().remove(&space.id);
+        let pages = space.close();
+        self.cache.remove_area(space.area);
+        self.count_table(-(space.table_bytes() as i64));
+        self.account();
+        self.budget.give_back(pages);
     }
 }
 

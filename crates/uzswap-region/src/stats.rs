@@ -1,7 +1,7 @@
 //! Figures of a pager, by name.
 
+use crate::core::Inner;
 use crate::lane::COUNTS;
-use crate::pager::Inner;
 use std::fmt;
 use uzswap_engine::{PAGE_BYTES, STATISTICS};
 

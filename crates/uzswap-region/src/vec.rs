@@ -17,8 +17,17 @@ pub struct RegionVec<T> {
     values: PhantomData<T>,
 }
 
+impl Pager {
+    /// A vector of `len` zeros in a region of its own.
+    ///
+    /// A type that must be dropped is refused when the program is compiled.
+    pub fn vec_zeroed<T: bytemuck::Zeroable>(&self, len: usize) -> Result<RegionVec<T>, Error> {
+        RegionVec::zeroed(self, len)
+    }
+}
+
 impl<T: Zeroable> RegionVec<T> {
-    pub(crate) fn zeroed(pager: &Pager, len: usize) -> Result<Self, Error> {
+    fn zeroed(pager: &Pager, len: usize) -> Result<Self, Error> {
         const {
             assert!(!std::mem::needs_drop::<T>(), "a type in a region has no destructor");
             assert!(align_of::<T>() <= 4096, "a type in a region is aligned to a page at most");

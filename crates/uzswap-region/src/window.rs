@@ -14,13 +14,13 @@
 //! Forks of such a program: [`crate::inherit`].
 
 use crate::adopt::{AllTaken, Contents, windows};
-use crate::door::range_of;
+use crate::core::Inner;
+use crate::core::registry;
+use crate::core::space::{Space, Taken, neighbours, range_of};
 use crate::error::Error;
 use crate::lane::Count;
 use crate::layers::Layers;
-use crate::pager::{Inner, Pager};
-use crate::registry;
-use crate::space::{Space, Taken, neighbours};
+use crate::pager::Pager;
 use crate::word::{Kind, Word};
 use std::ops::Range;
 use std::sync::Arc;
@@ -163,7 +163,7 @@ impl Pager {
     }
 
     /// Finds the pages that the program has used of long mappings that were left open
-    /// (`guards.rs`): they are charged, and may leave from now on.
+    /// (`doors/guards.rs`): they are charged, and may leave from now on.
     pub fn find_used(&self) {
         let inner = self.inner();
         if !inner.door.leaves_open() {

@@ -7,13 +7,6 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
-/// Circles that there are. They may only shrink.
-const CIRCLES: &[(&str, &str)] = &[(
-    "uzswap-region",
-    "ahead copy door fault fork guards keys lane mode pager protection reclaim region \
-         registry space staging stats streams userfaultfd vec",
-)];
-
 /// Names of a module, from the root of its crate.
 type Name = Vec<String>;
 
@@ -26,7 +19,7 @@ struct Modules {
     exports: BTreeMap<(Name, String), Name>,
 }
 
-/// Fails on a circle that is not listed.
+/// Fails on a circle.
 pub fn check(sources: &[(PathBuf, String)], wrong: &mut Vec<String>) {
     let mut crates = BTreeMap::<String, Modules>::new();
     for (path, text) in sources {
@@ -37,24 +30,10 @@ pub fn check(sources: &[(PathBuf, String)], wrong: &mut Vec<String>) {
     }
     for (name, modules) in &mut crates {
         modules.find_exports();
-        let circles = circles(&modules.edges());
-        let known = || CIRCLES.iter().filter(|(known, _)| known == name).map(|(_, known)| *known);
-        for circle in &circles {
-            let is_known = |known: &str| circle.iter().all(|module| has(known, module));
-            if !known().any(is_known) {
-                wrong.push(format!("{name}: modules use each other in a circle: {circle:?}"));
-            }
-        }
-        for circle in known() {
-            if !circles.iter().any(|found| found.iter().eq(circle.split_whitespace())) {
-                println!("tidy: a circle of {name} has changed; list {circles:?}");
-            }
+        for circle in circles(&modules.edges()) {
+            wrong.push(format!("{name}: modules use each other in a circle: {circle:?}"));
         }
     }
-}
-
-fn has(circle: &str, module: &str) -> bool {
-    circle.split_whitespace().any(|name| name == module)
 }
 
 /// The crate and the module of a source file.

@@ -5,13 +5,11 @@
 //! it is first touched, as is the region's own, so that a region costs only its touched part
 //! ([`crate::words`]).
 
+use super::Inner;
 use crate::budget::{wait, wake_all};
 use crate::error::Error;
-use crate::pager::Inner;
-use crate::registry;
 use crate::word::{Kind, Word};
 use crate::words::{BLOCK, Found, UNIT, UNITS, Words};
-use rustix::io::Errno;
 use std::fs::File;
 use std::io;
 use std::ops::Range;
@@ -70,18 +68,24 @@ pub(crate) fn neighbours(taken: &[Taken]) -> usize {
     taken.windows(2).take_while(goes_on).count() + usize::from(!taken.is_empty())
 }
 
+/// The addresses of neighbours.
+pub(crate) fn range_of(run: &[Taken]) -> Range<usize> {
+    let (space, first) = (&run[0].space, run[0].page);
+    space.address(first)..space.address(first + run.len() as u32)
+}
+
 impl Space {
-    /// Maps memory for `bytes`; `area` has a key for each page.
-    pub(crate) fn new(id: u32, pager: Arc<Inner>, bytes: usize, area: Area) -> Result<Self, Error> {
-        let pages = area.pages();
-        let failed = |source| Error::Map { bytes, source };
-        let whole = pages as usize * PAGE_BYTES;
-        let memory = Mapping::for_pages(whole, registry::UNIT).map_err(failed)?;
+    /// Over memory of which the program has `bytes`; `area` has a key for each page.
+    pub(crate) fn new(
+        id: u32,
+        pager: Arc<Inner>,
+        memory: Mapping,
+        bytes: usize,
+        area: Area,
+    ) -> Result<Self, Error> {
         let base = memory.as_ptr() as usize;
-        if !registry::covers(&(base..base + whole)) {
-            return Err(failed(Errno::ADDRNOTAVAIL.into()));
-        }
-        pager.door.watch(base..base + whole).map_err(failed)?;
+        let watched = pager.door.watch(base..base + area.pages() as usize * PAGE_BYTES);
+        watched.map_err(|source| Error::Map { bytes, source })?;
         Self::over(id, pager, (base, bytes), area, Some(memory))
     }
 
@@ -225,9 +229,23 @@ impl Space {
             self.pager.budget.charge_anyway(more);
         }
         if now == Word::EMPTY && found.is_block() {
-            self.pager.note_used(self, found.first(), group);
+            self.note_used(found.first(), group);
         }
         self.end_busy(found, Word::divided(group));
+    }
+
+    /// Pages of a block get words of their own, in a new group: they were `Empty`, and are `Busy`.
+    /// Where such pages were left open, the program may have used some.
+    fn note_used(&self, first: u32, group: u32) {
+        if !self.pager.door.leaves_open() {
+            return;
+        }
+        let mut there = [false; BLOCK as usize];
+        self.pager.door.close(self.address(first), &mut there, true);
+        let used = there.iter().enumerate().filter(|(_, is_there)| **is_there);
+        let word = Word::RESIDENT.with(Word::USED);
+        used.clone().for_each(|(at, _)| self.words.of_group(group, at).store(word.0, Relaxed));
+        self.pager.budget.charge_anyway(used.count() as i64);
     }
 
     /// Changes a word that is still `from`, for changes that are complete by that.

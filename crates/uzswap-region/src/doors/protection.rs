@@ -10,9 +10,10 @@
 //! come in several at once, and leave only beside others that are out. So pages that are out come
 //! to lie together, and so do pages that are in.
 
-use crate::door::{Door, Own, allow, gap, range_of};
-use crate::pager::Inner;
-use crate::space::{Space, Taken, neighbours};
+use super::own::{Own, allow, gap};
+use crate::core::Inner;
+use crate::core::door::Door;
+use crate::core::space::{Space, Taken, neighbours, range_of};
 use crate::staging::BATCH;
 use crate::word::Kind;
 use rustix::fs::{Mode, OFlags};

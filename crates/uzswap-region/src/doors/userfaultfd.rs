@@ -5,11 +5,11 @@
 //! in   copied in (UFFDIO_COPY), or moved back from its frame
 //! ```
 
-use crate::door::{Door, range_of};
+use crate::core::Inner;
+use crate::core::door::Door;
+use crate::core::space::{Space, Taken, neighbours, range_of};
 use crate::fault::{Refused, is_busy};
 use crate::on_fork::OnFork;
-use crate::pager::Inner;
-use crate::space::{Space, Taken, neighbours};
 use crate::staging::BATCH;
 use crate::word::Word;
 use rustix::io::Errno;

@@ -14,9 +14,10 @@
 //! closed while it is written, and is a mapping of its own for that moment. The only thread of a
 //! program brings its pages in without that: no other thread can look.
 
-use crate::door::{Door, Own, allow, gap, range_of};
-use crate::pager::Inner;
-use crate::space::{Space, Taken, neighbours};
+use super::own::{Own, allow, gap};
+use crate::core::Inner;
+use crate::core::door::Door;
+use crate::core::space::{Space, Taken, neighbours, range_of};
 use crate::staging::BATCH;
 use crate::word::Kind;
 use rustix::io::Errno;

@@ -8,7 +8,7 @@
 //! A region is taken out before it goes, and goes once no handler thread may still look at it. A
 //! program that touches its memory while it is unmapped has a bug, as with any memory.
 
-use crate::space::Space;
+use super::space::Space;
 use std::ops::Range;
 use std::sync::atomic::{AtomicPtr, Ordering};
 use std::sync::{Mutex, PoisonError};

@@ -6,7 +6,7 @@
 //! where many are in use, all 64 whose words are together. These are in order, so that neighbours
 //! are loaded at once. Keys are given back as the pages go.
 
-use crate::space::Space;
+use super::space::Space;
 use crate::word::Kind;
 use crate::words::{BLOCK, UNIT, UNITS};
 use std::ops::Range;

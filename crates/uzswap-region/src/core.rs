@@ -1,0 +1,206 @@
+//! The state that all parts of a pager share, and its regions, which know their pager.
+//!
+//! It knows nothing of those that change it. The passes come after it ([`crate::fault`],
+//! [`crate::reclaim`], [`crate::ahead`]), and so do the doors ([`crate::doors`]) and everything
+//! that a program sees ([`crate::pager`], [`crate::region`], [`crate::window`]).
+
+pub(crate) mod door;
+pub(crate) mod keys;
+#[expect(unsafe_code, reason = "a signal handler finds regions by address")]
+pub(crate) mod registry;
+#[expect(unsafe_code, reason = "memory that others use is given back")]
+pub(crate) mod space;
+
+use crate::budget::Budget;
+use crate::error::Error;
+use crate::handlers::Handlers;
+use crate::lane::Lanes;
+use crate::layers::Layers;
+use crate::mode::Mode;
+use crate::on_fork::OnFork;
+use crate::returns::Returns;
+use crate::staging::{BATCH, Staging};
+use crate::steady;
+use crate::streams::Ahead;
+use door::Door;
+use keys::Keys;
+use space::Space;
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU32, Ordering::*};
+use std::sync::{Arc, Mutex, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+use uzswap_engine::{Cache, PAGE_BYTES};
+use uzswap_policy::order::Order;
+use uzswap_remote::Tiers;
+use uzswap_sys::uffd::Uffd;
+use uzswap_trace::Log;
+
+/// Where the hand is, and the decisions on the pages that it passes: see [`crate::reclaim`].
+#[derive(Default)]
+pub(crate) struct Hand {
+    pub(crate) region: u32,
+    pub(crate) page: u32,
+    pub(crate) order: Order,
+}
+
+/// The state that all parts of a pager share.
+pub(crate) struct Inner {
+    pub(crate) door: Box<dyn Door>,
+    pub(crate) cache: Cache,
+    pub(crate) budget: Budget,
+    pub(crate) staging: Staging,
+    pub(crate) lanes: Lanes,
+    pub(crate) ahead: Ahead,
+    pub(crate) hand: Mutex<Hand>,
+    pub(crate) returns: Returns,
+    /// Of the process whose pager it is: see [`steady::generation`].
+    generation: AtomicU32,
+    pub(crate) on_fork: OnFork,
+    /// The trace that touches are written to: see [`crate::accesses`].
+    pub(crate) log: Option<Log>,
+    regions: RwLock<BTreeMap<u32, Arc<Space>>>,
+    /// The backing, if it is files that children go on with.
+    pub(crate) layers: Option<Layers>,
+    /// The backing, if a part of it is at a store.
+    pub(crate) tiers: Option<Tiers>,
+    /// Of windows.
+    pub(crate) keys: Keys,
+    pub(crate) mode: Mode,
+    next_region: AtomicU32,
+    staging_batches: usize,
+    table_bytes: AtomicI64,
+    pinned: AtomicI64,
+    pool_limit: AtomicI64,
+    stopping: AtomicBool,
+    pub(crate) handlers: Handlers,
+}
+
+impl Inner {
+    pub(crate) fn new(
+        bytes: u64,
+        mode: Mode,
+        on_fork: OnFork,
+        door: Box<dyn Door>,
+        cache: Cache,
+    ) -> Result<Self, Error> {
+        let failed = |source| Error::Map { bytes: bytes as usize, source };
+        // Frames for a 16th of the budget, from 1 MiB to 64.
+        let batch_bytes = BATCH * PAGE_BYTES;
+        let staging_batches = (bytes as usize / 16 / batch_bytes).clamp(4, 256);
+        let lanes = Lanes::new();
+        let keys = Keys::new(&cache, on_fork == OnFork::Whole);
+        let staging = Staging::new(staging_batches, door.uffd().is_some()).map_err(failed)?;
+        let inner = Self {
+            table_bytes: AtomicI64::new(staging.table_bytes() as i64),
+            door,
+            cache,
+            budget: Budget::new(bytes),
+            staging,
+            lanes,
+            ahead: Ahead::default(),
+            hand: Mutex::new(Hand::default()),
+            returns: Returns::new(),
+            generation: AtomicU32::new(steady::generation()),
+            on_fork,
+            log: None,
+            regions: RwLock::new(BTreeMap::new()),
+            layers: None,
+            tiers: None,
+            keys,
+            mode,
+            next_region: AtomicU32::new(1),
+            staging_batches,
+            pinned: AtomicI64::new(0),
+            pool_limit: AtomicI64::new(0),
+            stopping: AtomicBool::new(false),
+            handlers: Handlers::default(),
+        };
+        // The pool's limit is hard without a backing; with one, writeback begins below it.
+        if inner.cache.statistic("backing_total_size") == Some(0) {
+            let set = inner.cache.set_attribute("accept_threshold_percent", "100");
+            set.expect("100 percent is a value of it");
+        }
+        Ok(inner)
+    }
+
+    /// Where absent pages are faults.
+    pub(crate) fn uffd(&self) -> &Uffd {
+        self.door.uffd().expect("asked for where faults are at absent pages")
+    }
+
+    pub(crate) fn regions(&self) -> RwLockReadGuard<'_, BTreeMap<u32, Arc<Space>>> {
+        self.regions.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(crate) fn regions_mut(&self) -> RwLockWriteGuard<'_, BTreeMap<u32, Arc<Space>>> {
+        self.regions.write().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(crate) fn staging_batches(&self) -> usize {
+        self.staging_batches
+    }
+
+    pub(crate) fn is_stopping(&self) -> bool {
+        self.stopping.load(Relaxed)
+    }
+
+    pub(crate) fn set_stopping(&self, is_stopping: bool) {
+        self.stopping.store(is_stopping, Relaxed);
+    }
+
+    /// Tells the budget the size of the cache, and the cache the limit of its pool. The limit is
+    /// the budget less an eighth, which stays for pages, and less the cache's memory beside the
+    /// pool.
+    pub(crate) fn account(&self) {
+        if self.log.is_some() {
+            return self.budget.set_cache_bytes(0);
+        }
+        let tables = self.table_bytes.load(Relaxed).max(0) as usize;
+        self.budget.set_cache_bytes(self.cache.memory_bytes() + tables);
+        let bytes = self.budget.bytes() as i64;
+        let for_pool = bytes - bytes / 8 - (self.cache.bytes_besides_pool() + tables) as i64;
+        let limit = self.cache.pool_bytes_in(for_pool.max(0) as usize).max(1 << 20) as i64;
+        if (limit - self.pool_limit.load(Relaxed)).abs() > bytes / 128 {
+            self.pool_limit.store(limit, Relaxed);
+            let set = self.cache.set_attribute("max_pool_bytes", &limit.to_string());
+            set.expect("at least 1 MiB is a value of it");
+        }
+    }
+
+    /// Counts pins; `false` beyond half of the budget.
+    pub(crate) fn count_pins(&self, pages: i64) -> bool {
+        let pinned = self.pinned.fetch_add(pages, Relaxed) + pages;
+        let is_allowed = pages < 0 || pinned * 2 * PAGE_BYTES as i64 <= self.budget.bytes() as i64;
+        if !is_allowed {
+            self.pinned.fetch_sub(pages, Relaxed);
+        }
+        is_allowed
+    }
+
+    /// Held while pages go out or regions change: see [`steady::steady`].
+    pub(crate) fn steady(&self) -> Option<RwLockReadGuard<'static, ()>> {
+        (self.on_fork != OnFork::Absent).then(steady::steady)
+    }
+
+    pub(crate) fn check_process(&self) -> Result<(), Error> {
+        let is_ours = self.generation() == steady::generation();
+        if is_ours { Ok(()) } else { Err(Error::Forked) }
+    }
+
+    pub(crate) fn generation(&self) -> u32 {
+        self.generation.load(Relaxed)
+    }
+
+    /// In a fork that has all of its parent's pager: it is this process's own.
+    pub(crate) fn adopt_process(&self) {
+        self.generation.store(steady::generation(), Relaxed);
+    }
+
+    pub(crate) fn next_region(&self) -> u32 {
+        self.next_region.fetch_add(1, Relaxed)
+    }
+
+    /// Counts bytes of a table that was made, or went.
+    pub(crate) fn count_table(&self, bytes: i64) {
+        self.table_bytes.fetch_add(bytes, Relaxed);
+    }
+}

@@ -1,0 +1,79 @@
+//! The common part of the doors by which a page that is out may not be accessed.
+
+use crate::core::Inner;
+use crate::core::space::Taken;
+use std::io;
+use std::ops::Range;
+use uzswap_engine::Page;
+use uzswap_sys::map::Pagemap;
+use uzswap_sys::proc_mem::{Access, OwnMemory, set_access};
+
+/// See the module.
+pub(crate) struct Own {
+    memory: OwnMemory,
+    pub(crate) pagemap: Pagemap,
+}
+
+impl Own {
+    pub(crate) fn open() -> io::Result<Self> {
+        Ok(Self { memory: OwnMemory::open()?, pagemap: Pagemap::open()? })
+    }
+
+    pub(crate) fn renew(&self) -> io::Result<()> {
+        self.memory.renew()?;
+        self.pagemap.renew()
+    }
+
+    pub(crate) fn descriptors(&self) -> Vec<i32> {
+        vec![self.memory.descriptor(), self.pagemap.descriptor()]
+    }
+
+    /// Copies neighbours to frames. No thread writes to them.
+    pub(crate) fn read_run(&self, pager: &Inner, run: &[Taken], frame: usize) -> io::Result<()> {
+        let from = run[0].space.address(run[0].page);
+        self.memory.read(from, pager.staging.frames_mut(frame, run.len()).as_flattened_mut())
+    }
+
+    /// Writes pages to their places.
+    pub(crate) fn write(&self, at: usize, pages: &[Page]) -> io::Result<()> {
+        // SAFETY: adopted memory, private and anonymous. Its words are `Busy`, made so by the
+        // caller, and the bytes written are the contents of these pages.
+        unsafe { self.memory.write(at, pages.as_flattened()) }
+    }
+}
+
+/// Says how adopted memory may be accessed whose words are `Busy`.
+pub(crate) fn allow(range: Range<usize>, access: Access) -> io::Result<()> {
+    // SAFETY: adopted memory, which the program may access. A thread that does so meanwhile waits
+    // for the words.
+    unsafe { set_access(range, access) }
+}
+
+/// The first part of a range of flags in which none is set, from a place on.
+pub(crate) fn gap(flags: &[bool], from: usize) -> Option<Range<usize>> {
+    let start = from + flags[from..].iter().position(|flag| !flag)?;
+    let length = flags[start..].iter().position(|flag| *flag);
+    Some(start..length.map_or(flags.len(), |length| start + length))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn gaps_are_found() {
+        let of = |flags: &[u8]| {
+            let flags: Vec<_> = flags.iter().map(|flag| *flag == 1).collect();
+            let mut at = 0;
+            let next = || {
+                let gap = gap(&flags, at)?;
+                at = gap.end;
+                Some(gap)
+            };
+            std::iter::from_fn(next).collect::<Vec<_>>()
+        };
+        assert_eq!(of(&[0, 0, 1, 0, 1, 1, 0]), [0..2, 3..4, 6..7]);
+        assert_eq!(of(&[1, 1]), []);
+        assert_eq!(of(&[]), []);
+    }
+}

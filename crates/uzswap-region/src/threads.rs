@@ -1,0 +1,136 @@
+//! The threads of a pager.
+
+use crate::core::Inner;
+use crate::fault;
+use crate::handlers::HANDLERS_MAX;
+use crate::mode::Mode;
+use std::cell::Cell;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread::{self, JoinHandle};
+use std::{io, mem};
+use uzswap_engine::PAGE_BYTES;
+use uzswap_remote::Tiers;
+use uzswap_sys::bus::Blocked;
+use uzswap_sys::uffd::{Message, Uffd};
+use uzswap_sys::{cpu, map, own_threads};
+
+/// Bytes of a thread's stack.
+const STACK: usize = 512 << 10;
+
+thread_local! {
+    static IS_PAGERS: Cell<bool> = const { Cell::new(false) };
+}
+
+/// True if the calling thread is one of a pager's own. An allocator that gives out memory of
+/// regions must not give it any: it may be the one that others wait for at a fault.
+pub fn is_pager_thread() -> bool {
+    IS_PAGERS.get()
+}
+
+/// Owns the threads.
+pub(crate) struct Handle {
+    pub(crate) inner: Arc<Inner>,
+    threads: Mutex<Vec<JoinHandle<()>>>,
+}
+
+impl Handle {
+    /// Without threads yet.
+    pub(crate) fn new(inner: Arc<Inner>) -> Self {
+        Self { inner, threads: Mutex::default() }
+    }
+
+    fn threads(&self) -> MutexGuard<'_, Vec<JoinHandle<()>>> {
+        self.threads.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Starts the threads.
+    pub(crate) fn start(&self, reclaim_threads: usize) -> io::Result<()> {
+        // Threads inherit the mask: no signal of the program's is handled in ours.
+        let _blocked = Blocked::all();
+        let start = |name: &str, run: fn(&Inner)| {
+            let inner = self.inner.clone();
+            let thread = thread::Builder::new().name(name.into()).stack_size(STACK);
+            let coming = own_threads::Coming::new();
+            let run = move || {
+                let _entered = coming.enter();
+                IS_PAGERS.set(true);
+                map::remember_stack(STACK);
+                run(&inner);
+            };
+            let thread = thread.spawn(run)?;
+            self.threads().push(thread);
+            Ok::<_, io::Error>(())
+        };
+        for _ in 0..reclaim_threads {
+            start("uzswap-reclaim", Inner::run_reclaim)?;
+        }
+        start("uzswap-ahead", Inner::run_ahead)?;
+        if self.inner.tiers.is_some() {
+            start("uzswap-remote", Inner::run_store)?;
+        }
+        if self.inner.mode == Mode::HandlerThreads {
+            for _ in 0..cpu::allowed().min(HANDLERS_MAX) {
+                start("uzswap-fault", Inner::run_handler)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Ends the threads.
+    pub(crate) fn stop(&self) {
+        self.inner.stop_reclaim();
+        self.inner.ahead.bell().ring();
+        self.inner.tiers.iter().for_each(Tiers::ring);
+        self.inner.door.uffd().into_iter().for_each(Uffd::stop);
+        let mut threads = self.threads();
+        for thread in threads.drain(..) {
+            drop(thread.join());
+        }
+        self.inner.set_stopping(false);
+    }
+
+    /// In a fork, which has none of its parent's threads.
+    pub(crate) fn restart(&self) -> io::Result<()> {
+        // They are not waited for.
+        self.threads().drain(..).for_each(mem::forget);
+        self.start(1)
+    }
+}
+
+impl Drop for Handle {
+    fn drop(&mut self) {
+        if self.inner.check_process().is_err() {
+            // The threads and the memory are the parent's; its addresses may be others' here.
+            mem::forget(self.inner.clone());
+            return;
+        }
+        self.stop();
+        self.inner.tiers.iter().for_each(Tiers::clear);
+    }
+}
+
+impl Inner {
+    /// The work of a handler thread.
+    fn run_handler(&self) {
+        let turns = self.handlers.next();
+        loop {
+            match self.uffd().next() {
+                Ok(Message::Fault(fault)) => {
+                    turns.serve(|| fault::serve(fault));
+                    let page = fault.address & !(PAGE_BYTES - 1);
+                    // An error would mean that the region has been unmapped meanwhile.
+                    let _ = self.uffd().wake(page..page + PAGE_BYTES);
+                }
+                Ok(Message::Other) => {}
+                Ok(Message::Stop) => return,
+                // A thread that waits for a page would wait for ever.
+                Err(error) => panic!("cannot read from userfaultfd: {error}"),
+            }
+        }
+    }
+
+    /// The work of the thread that tends the store.
+    fn run_store(&self) {
+        self.tiers.iter().for_each(|tiers| tiers.run(|| self.is_stopping()));
+    }
+}
