@@ -19,9 +19,9 @@ pub(crate) struct Handlers {
 pub(crate) struct Turns(AtomicU64);
 
 impl Handlers {
-    /// Those of a thread that begins.
+    /// Those of a thread that begins. A thread that had them before has ended.
     pub(crate) fn next(&self) -> &Turns {
-        &self.turns[self.begun.fetch_add(1, Relaxed)]
+        &self.turns[self.begun.fetch_add(1, Relaxed) % HANDLERS_MAX]
     }
 
     /// Waits until no handler thread serves a fault that it began to before. A thread that waited

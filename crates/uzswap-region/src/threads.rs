@@ -86,6 +86,7 @@ impl Handle {
         for thread in threads.drain(..) {
             drop(thread.join());
         }
+        self.inner.door.uffd().into_iter().for_each(Uffd::go_on);
         self.inner.set_stopping(false);
     }
 

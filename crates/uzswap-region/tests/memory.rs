@@ -51,6 +51,20 @@ fn four_times_the_budget_comes_back_as_it_was() {
 }
 
 #[test]
+fn threads_may_end_and_start_again() {
+    for mode in modes() {
+        let pager = Pager::builder().memory("16M").mode(mode).build().unwrap();
+        let mut values: RegionVec<u64> = pager.vec_zeroed(4 * MIB / 8).unwrap();
+        values.iter_mut().enumerate().for_each(|(i, slot)| *slot = value(i));
+        for turn in 0..20 {
+            assert_eq!(pager.without_threads(|| turn).unwrap(), turn);
+            values.advise(0..values.len(), Advice::PageOut).unwrap();
+            assert!((0..values.len()).step_by(64).all(|i| values[i] == value(i)), "{mode}");
+        }
+    }
+}
+
+#[test]
 fn pages_go_out_and_come_back_and_are_dropped_when_told() {
     let pager = Pager::builder().memory("16M").mode(Mode::InThread).build().unwrap();
     let mut values: RegionVec<u64> = pager.vec_zeroed(4 * MIB / 8).unwrap();

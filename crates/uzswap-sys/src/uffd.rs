@@ -288,10 +288,16 @@ impl Uffd {
         Ok(Message::Fault(Fault { address: word(16) as usize, is_write, instruction: 0 }))
     }
 
-    /// Makes all threads return that wait in [`Self::next`], now and later.
+    /// Makes all threads return that wait in [`Self::next`], until [`Self::go_on`].
     pub fn stop(&self) {
         // The counter of the eventfd cannot overflow by one.
         let _ = rustix::io::write(&self.stop, &1u64.to_ne_bytes());
+    }
+
+    /// After [`Self::stop`], when no thread waits: messages may be waited for again.
+    pub fn go_on(&self) {
+        // The counter is not zero, so this does not block.
+        let _ = rustix::io::read(&self.stop, &mut [0; 8]);
     }
 }
 
