@@ -236,9 +236,12 @@ impl Report {
             text += &format!("  {held}\n");
         }
         for Alone { process, program, is_part, bytes } in &self.left_alone {
-            let bytes = size::show(*bytes);
-            let bytes = if *is_part { bytes + " of it" } else { bytes + " at its peak" };
-            text += &format!("  left      {program} (process {process}, {bytes})\n");
+            let memory = match (is_part, bytes) {
+                (true, bytes) => size::show(*bytes) + " of it",
+                (false, 0) => "small at each look".into(),
+                (false, bytes) => size::show(*bytes) + " at its peak",
+            };
+            text += &format!("  left      {program} (process {process}, {memory})\n");
         }
         if let Some(slower) = self.slower {
             text += &format!("  faults    {slower}\n");
