@@ -4,15 +4,18 @@
 //! given back to the kernel when dropped. [`Mapping::populated`] faults everything in before it
 //! returns, because the kernel may wait for the threads that use the memory in order to free some.
 
-use linux_raw_sys::general as raw;
-use rustix::fs::{Mode, OFlags};
-use rustix::ioctl::{Opcode, opcode};
+#[cfg_attr(miri, path = "map/miri.rs")]
+mod calls;
+mod pagemap;
+
+pub use pagemap::{Pagemap, Scanned};
+
 use rustix::mm::{self, Advice, MapFlags, ProtFlags};
 use std::collections::BTreeMap;
 use std::ffi::c_void;
 use std::io;
 use std::ops::Range;
-use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
+use std::os::fd::BorrowedFd;
 use std::ptr::NonNull;
 use std::sync::{Mutex, PoisonError};
 
@@ -53,7 +56,7 @@ impl Mapping {
     /// Maps `bytes` (rounded up to pages) without touching them.
     pub fn reserved(bytes: usize) -> io::Result<Self> {
         let bytes = bytes.next_multiple_of(PAGE_BYTES).max(PAGE_BYTES);
-        let base = imp::map(bytes)?;
+        let base = calls::map(bytes)?;
         remember(base, bytes);
         Ok(Self { base, bytes })
     }
@@ -62,7 +65,7 @@ impl Mapping {
     /// processes that map it see all writes. Left out of core dumps.
     pub fn of_file(file: BorrowedFd<'_>, bytes: usize) -> io::Result<Self> {
         let bytes = bytes.next_multiple_of(PAGE_BYTES).max(PAGE_BYTES);
-        let base = imp::map_file(file, bytes)?;
+        let base = calls::map_file(file, bytes)?;
         remember(base, bytes);
         Ok(Self { base, bytes })
     }
@@ -73,45 +76,45 @@ impl Mapping {
     /// program has all of its memory locked from now on (`MCL_FUTURE`).
     pub fn for_pages(bytes: usize, align: usize) -> io::Result<Self> {
         let bytes = bytes.next_multiple_of(PAGE_BYTES).max(PAGE_BYTES);
-        let mapping = Self { base: imp::map_for_pages(bytes, align)?, bytes };
+        let mapping = Self { base: calls::map_for_pages(bytes, align)?, bytes };
         remember(mapping.base, bytes);
         mapping.unlock()?;
-        imp::open(mapping.base, mapping.bytes)?;
+        calls::open(mapping.base, mapping.bytes)?;
         mapping.keep_apart()?;
         Ok(mapping)
     }
 
     /// Unlocks the pages after the program has locked all of its memory (`MCL_CURRENT`).
     pub fn unlock(&self) -> io::Result<()> {
-        imp::unlock(self.base, self.bytes)
+        calls::unlock(self.base, self.bytes)
     }
 
     /// Locks the pages in memory: they are never swapped out. Errors: `ENOMEM` or `EPERM` where
     /// `RLIMIT_MEMLOCK` does not allow it.
     pub fn lock(&self) -> io::Result<()> {
-        imp::lock(self.base, self.bytes)
+        calls::lock(self.base, self.bytes)
     }
 
     /// Leaves the mapping out of core dumps; forked processes find zeros there.
     pub fn keep_private(&self) -> io::Result<()> {
-        imp::keep_private(self.base, self.bytes)
+        calls::keep_private(self.base, self.bytes)
     }
 
     /// Undoes the second half of [`Self::keep_private`]: forked processes find a copy.
     pub fn keep_on_fork(&self) -> io::Result<()> {
-        imp::keep_on_fork(self.base, self.bytes)
+        calls::keep_on_fork(self.base, self.bytes)
     }
 
     /// Faults every page in, for writing. `ENOMEM` as above; then some pages may be in.
     pub fn populate(&self) -> io::Result<()> {
-        imp::populate(self.base, self.bytes)
+        calls::populate(self.base, self.bytes)
     }
 
     /// Faults the pages of a part in, for writing. `ENOMEM` as above.
     pub fn populate_part(&self, offset: usize, bytes: usize) -> io::Result<()> {
         assert!(offset.is_multiple_of(PAGE_BYTES) && offset + bytes <= self.bytes);
         // SAFETY: inside the mapping, by the assertion.
-        imp::populate(unsafe { self.base.add(offset) }, bytes)
+        calls::populate(unsafe { self.base.add(offset) }, bytes)
     }
 
     /// Asks for huge pages in a part, where that is allowed. A file's part has them only if its
@@ -119,7 +122,7 @@ impl Mapping {
     pub fn prefer_huge(&self, offset: usize, bytes: usize) {
         assert!(offset.is_multiple_of(PAGE_BYTES) && offset + bytes <= self.bytes);
         // SAFETY: inside the mapping, by the assertion.
-        imp::prefer_huge(unsafe { self.base.add(offset) }, bytes);
+        calls::prefer_huge(unsafe { self.base.add(offset) }, bytes);
     }
 
     /// Gives the memory of a part back to the kernel; it reads as zeros afterwards. Unlocks the
@@ -130,7 +133,7 @@ impl Mapping {
     pub unsafe fn discard_part(&self, offset: usize, bytes: usize) -> io::Result<()> {
         assert!(offset.is_multiple_of(PAGE_BYTES) && offset + bytes <= self.bytes);
         // SAFETY: inside the mapping, by the assertion; the caller answers for its contents.
-        let discard = || unsafe { imp::discard(self.base.add(offset), bytes) };
+        let discard = || unsafe { calls::discard(self.base.add(offset), bytes) };
         // Again: the program may lock its memory more than once.
         for _ in 0..LOCKS_MAX {
             match discard() {
@@ -144,12 +147,12 @@ impl Mapping {
     /// Leaves the mapping out of processes that are forked from now on, and makes its pages of the
     /// common size only: moves of single pages (see [`crate::uffd`]) need both.
     pub fn keep_apart(&self) -> io::Result<()> {
-        imp::keep_apart(self.base, self.bytes)
+        calls::keep_apart(self.base, self.bytes)
     }
 
     /// Sets if processes that are forked from now on have a part.
     pub fn set_inherited(&self, offset: usize, bytes: usize, is_inherited: bool) -> io::Result<()> {
-        imp::set_inherited(self.part(offset, bytes)?, bytes, is_inherited)
+        calls::set_inherited(self.part(offset, bytes)?, bytes, is_inherited)
     }
 
     /// Asks the kernel to swap a range out now, as far as there is swap: whole pages from `offset`
@@ -157,12 +160,12 @@ impl Mapping {
     ///
     /// Errors: `EINVAL` before Linux 5.4 and for a range that is not of whole pages inside.
     pub fn page_out(&self, offset: usize, bytes: usize) -> io::Result<()> {
-        imp::page_out(self.part(offset, bytes)?, bytes)
+        calls::page_out(self.part(offset, bytes)?, bytes)
     }
 
     /// Pages in memory, including the swap cache.
     pub fn resident_pages(&self) -> io::Result<usize> {
-        imp::resident_pages(self.base, self.bytes)
+        calls::resident_pages(self.base, self.bytes)
     }
 
     /// Gives the memory of a range back to the kernel; it reads as zeros afterwards. Errors: as
@@ -171,7 +174,7 @@ impl Mapping {
         let start = self.part(offset, bytes)?;
         // SAFETY: inside the mapping; `&mut self` excludes other users of this handle, as in
         // `as_mut_slice`.
-        unsafe { imp::discard(start, bytes) }
+        unsafe { calls::discard(start, bytes) }
     }
 
     /// Where a part starts.
@@ -186,7 +189,7 @@ impl Mapping {
 
     /// Makes every access to a part a fault from now on.
     pub fn forbid(&self, offset: usize, bytes: usize) -> io::Result<()> {
-        imp::forbid(self.part(offset, bytes)?, bytes)
+        calls::forbid(self.part(offset, bytes)?, bytes)
     }
 
     /// Start of the range; valid for reads and writes of [`Self::len`] bytes while `self` lives.
@@ -221,7 +224,7 @@ impl Mapping {
 impl Drop for Mapping {
     fn drop(&mut self) {
         forget(self.base);
-        imp::unmap(self.base, self.bytes);
+        calls::unmap(self.base, self.bytes);
     }
 }
 
@@ -386,403 +389,6 @@ impl<'a> Mapped<'a> {
     }
 }
 
-const PRESENT_OR_SWAPPED: u64 = 0b11 << 62;
-/// Of Linux 6.15: there is no page, and may be none (`MADV_GUARD_INSTALL`).
-const GUARD: u64 = 1 << 58;
-
-fn is_page(word: u64) -> bool {
-    word & PRESENT_OR_SWAPPED != 0 && word & GUARD == 0
-}
-
-/// The kernel's information about pages of this process. It is opened by the thread's name:
-/// `/proc/self` is the first thread's, and shows no memory once that thread has ended.
-#[derive(Debug)]
-pub struct Pagemap(OwnedFd);
-
-impl Pagemap {
-    /// Opens it. Safe in a signal handler. Errors: `NotFound` where `/proc` is not mounted.
-    pub fn open() -> io::Result<Self> {
-        let flags = OFlags::RDONLY | OFlags::CLOEXEC;
-        let file = rustix::fs::open(c"/proc/thread-self/pagemap", flags, Mode::empty())?;
-        Ok(Self(crate::process::out_of_the_way(file)))
-    }
-
-    /// Opens it anew under the same descriptor: in a fork, whose descriptor is of its parent's
-    /// memory.
-    pub fn renew(&self) -> io::Result<()> {
-        let new = Self::open()?;
-        crate::process::take_place(&new.0, &self.0)
-    }
-
-    /// Its descriptor.
-    pub fn descriptor(&self) -> i32 {
-        self.0.as_raw_fd()
-    }
-
-    /// Fills `to` for the pages from an address on, up to 512, as [`Self::has_page`] does for one.
-    /// Safe in a signal handler.
-    pub fn have_pages(&self, address: usize, to: &mut [bool]) -> io::Result<usize> {
-        self.look_at(address, to, is_page)
-    }
-
-    /// Which pages have guards in their places from an address on, likewise.
-    pub fn have_guards(&self, address: usize, to: &mut [bool]) -> io::Result<usize> {
-        self.look_at(address, to, |word| word & GUARD != 0)
-    }
-
-    fn look_at(
-        &self,
-        address: usize,
-        to: &mut [bool],
-        is_it: impl Fn(u64) -> bool,
-    ) -> io::Result<usize> {
-        const AT_ONCE: usize = 512;
-        let mut words = [0u64; AT_ONCE];
-        let count = to.len().min(AT_ONCE);
-        let offset = (address / PAGE_BYTES * 8) as u64;
-        // SAFETY: numbers may be written as the bytes that they are.
-        let bytes =
-            unsafe { std::slice::from_raw_parts_mut(words.as_mut_ptr().cast::<u8>(), count * 8) };
-        let read = rustix::io::pread(&self.0, bytes, offset)? / 8;
-        for (to, word) in to.iter_mut().zip(&words[..read]) {
-            *to = is_it(*word);
-        }
-        match read {
-            0 => Err(io::ErrorKind::UnexpectedEof.into()),
-            read => Ok(read),
-        }
-    }
-
-    /// True if the kernel can be asked for the pages of any range at once ([`Scanned`]).
-    pub fn can_scan(&self, page: usize) -> bool {
-        Scanned::all().next(self, page..page + PAGE_BYTES).is_ok()
-    }
-
-    /// True if there is a page at an address, in memory or swapped out by the kernel. Safe in a
-    /// signal handler.
-    pub fn has_page(&self, address: usize) -> io::Result<bool> {
-        let mut word = [0; 8];
-        let offset = (address / PAGE_BYTES * word.len()) as u64;
-        match rustix::io::pread(&self.0, &mut word, offset)? {
-            8 => Ok(is_page(u64::from_ne_bytes(word))),
-            _ => Err(io::ErrorKind::UnexpectedEof.into()),
-        }
-    }
-}
-
-/// Neighbouring pages that the kernel is asked for at once.
-const RUNS: usize = 64;
-
-/// A walk through memory of this process, from page to page (`PAGEMAP_SCAN`, Linux 6.7): the kernel
-/// passes over holes, however large they are. Safe in a signal handler.
-#[derive(Debug)]
-pub struct Scanned {
-    runs: [raw::page_region; RUNS],
-    /// Those that were found and are not behind us.
-    found: Range<usize>,
-    /// All pages before are among them, or behind us.
-    walked: usize,
-    excluded: u32,
-}
-
-impl Scanned {
-    /// Over pages, guards among them.
-    pub fn all() -> Self {
-        let none = raw::page_region { start: 0, end: 0, categories: 0 };
-        Self { runs: [none; RUNS], found: 0..0, walked: 0, excluded: 0 }
-    }
-
-    /// Over pages but the kernel's page of zeros.
-    pub fn but_zeros() -> Self {
-        Self { excluded: raw::PAGE_IS_PFNZERO, ..Self::all() }
-    }
-
-    /// The address of the first page in a range, or its end. The range begins where the last one
-    /// did or behind that.
-    ///
-    /// Errors: `ENOTTY` before Linux 6.7.
-    pub fn next(&mut self, pagemap: &Pagemap, range: Range<usize>) -> io::Result<usize> {
-        loop {
-            for run in &self.runs[self.found.clone()] {
-                if run.end as usize > range.start {
-                    return Ok((run.start as usize).clamp(range.start, range.end));
-                }
-                self.found.start += 1;
-            }
-            self.walked = self.walked.max(range.start);
-            if self.walked >= range.end {
-                return Ok(range.end);
-            }
-            self.walk(pagemap, range.end)?;
-        }
-    }
-
-    fn walk(&mut self, pagemap: &Pagemap, end: usize) -> io::Result<()> {
-        let is_there = u64::from(raw::PAGE_IS_PRESENT | raw::PAGE_IS_SWAPPED);
-        let mut scan = raw::pm_scan_arg {
-            size: size_of::<raw::pm_scan_arg>() as u64,
-            flags: 0,
-            start: self.walked as u64,
-            end: end as u64,
-            walk_end: 0,
-            vec: self.runs.as_mut_ptr() as u64,
-            vec_len: RUNS as u64,
-            max_pages: 0,
-            category_inverted: self.excluded.into(),
-            category_mask: self.excluded.into(),
-            category_anyof_mask: is_there,
-            return_mask: is_there,
-        };
-        const SCAN: Opcode = opcode::read_write::<raw::pm_scan_arg>(b'f', 16);
-        // SAFETY: the argument is of the request's type, and its vector has room for so many runs.
-        let found =
-            unsafe { libc::ioctl(pagemap.0.as_raw_fd(), SCAN as libc::Ioctl, &raw mut scan) };
-        if found < 0 {
-            return Err(io::Error::last_os_error());
-        }
-        self.found = 0..found as usize;
-        self.walked = scan.walk_end as usize;
-        Ok(())
-    }
-}
-
-#[cfg(not(miri))]
-mod imp {
-    use super::*;
-
-    pub fn map(bytes: usize) -> io::Result<NonNull<u8>> {
-        let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
-        // SAFETY: a fresh anonymous mapping at an address of the kernel's choice aliases nothing.
-        let base = unsafe {
-            mm::mmap_anonymous(
-                std::ptr::null_mut(),
-                bytes,
-                ProtFlags::READ | ProtFlags::WRITE,
-                flags,
-            )
-        }?;
-        NonNull::new(base.cast()).ok_or_else(|| io::ErrorKind::OutOfMemory.into())
-    }
-
-    pub fn map_file(file: BorrowedFd<'_>, bytes: usize) -> io::Result<NonNull<u8>> {
-        let (any, access) = (std::ptr::null_mut(), ProtFlags::READ | ProtFlags::WRITE);
-        // SAFETY: a fresh mapping at an address of the kernel's choice aliases nothing. The caller
-        // knows the changes that other processes make.
-        let base = unsafe { mm::mmap(any, bytes, access, MapFlags::SHARED, file, 0) }?;
-        // SAFETY: changes no contents.
-        unsafe { mm::madvise(base, bytes, Advice::LinuxDontDump) }?;
-        NonNull::new(base.cast()).ok_or_else(|| io::ErrorKind::OutOfMemory.into())
-    }
-
-    /// Reserves inaccessible addresses: a kernel that locks mappings would bring all of an
-    /// accessible one in at once.
-    pub fn map_for_pages(bytes: usize, align: usize) -> io::Result<NonNull<u8>> {
-        assert!(align.is_power_of_two() && align >= PAGE_BYTES);
-        let (flags, whole) = (MapFlags::PRIVATE | MapFlags::NORESERVE, bytes + align);
-        // SAFETY: as above; this unmaps only parts of its own mapping, outside the kept one.
-        let start = unsafe {
-            let any = std::ptr::null_mut();
-            let start = mm::mmap_anonymous(any, whole, ProtFlags::empty(), flags)?;
-            let before = start.addr().next_multiple_of(align) - start.addr();
-            let (kept, behind) = (start.byte_add(before), align - before);
-            if before > 0 {
-                mm::munmap(start, before)?;
-            }
-            if behind > 0 {
-                mm::munmap(kept.byte_add(bytes), behind)?;
-            }
-            kept
-        };
-        NonNull::new(start.cast()).ok_or_else(|| io::ErrorKind::OutOfMemory.into())
-    }
-
-    /// Makes it accessible from now on.
-    pub fn open(base: NonNull<u8>, bytes: usize) -> io::Result<()> {
-        let access = mm::MprotectFlags::READ | mm::MprotectFlags::WRITE;
-        // SAFETY: the range is ours, and only its owner uses it.
-        Ok(unsafe { mm::mprotect(base.as_ptr().cast(), bytes, access) }?)
-    }
-
-    pub fn forbid(base: NonNull<u8>, bytes: usize) -> io::Result<()> {
-        let none = mm::MprotectFlags::empty();
-        // SAFETY: the range is ours, and only its owner uses it.
-        Ok(unsafe { mm::mprotect(base.as_ptr().cast(), bytes, none) }?)
-    }
-
-    pub fn unlock(base: NonNull<u8>, bytes: usize) -> io::Result<()> {
-        // SAFETY: changes no contents; the range is ours.
-        Ok(unsafe { mm::munlock(base.as_ptr().cast(), bytes) }?)
-    }
-
-    pub fn lock(base: NonNull<u8>, bytes: usize) -> io::Result<()> {
-        // SAFETY: changes no contents; the range is ours.
-        Ok(unsafe { mm::mlock(base.as_ptr().cast(), bytes) }?)
-    }
-
-    pub fn keep_private(base: NonNull<u8>, bytes: usize) -> io::Result<()> {
-        // SAFETY: neither changes contents in this process.
-        unsafe {
-            mm::madvise(base.as_ptr().cast(), bytes, Advice::LinuxDontDump)?;
-            mm::madvise(base.as_ptr().cast(), bytes, Advice::LinuxWipeOnFork)?;
-        }
-        Ok(())
-    }
-
-    pub fn keep_on_fork(base: NonNull<u8>, bytes: usize) -> io::Result<()> {
-        // SAFETY: does not change contents in this process.
-        Ok(unsafe { mm::madvise(base.as_ptr().cast(), bytes, Advice::LinuxKeepOnFork) }?)
-    }
-
-    pub fn populate(base: NonNull<u8>, bytes: usize) -> io::Result<()> {
-        // SAFETY: populating changes no contents; the range is ours.
-        let done = unsafe { mm::madvise(base.as_ptr().cast(), bytes, Advice::LinuxPopulateWrite) };
-        match done {
-            // Before Linux 5.14: touch each page instead.
-            Err(rustix::io::Errno::INVAL) => {
-                for offset in (0..bytes).step_by(PAGE_BYTES) {
-                    // SAFETY: inside the mapping. It was just made, so no other thread writes it,
-                    // and writing back the value read keeps the content.
-                    unsafe {
-                        let byte = base.as_ptr().add(offset);
-                        byte.write_volatile(byte.read_volatile());
-                    }
-                }
-                Ok(())
-            }
-            other => Ok(other?),
-        }
-    }
-
-    pub fn prefer_huge(base: NonNull<u8>, bytes: usize) {
-        // SAFETY: changes no contents. A kernel without huge pages knows no such advice.
-        let _ = unsafe { mm::madvise(base.as_ptr().cast(), bytes, Advice::LinuxHugepage) };
-    }
-
-    pub unsafe fn discard(base: NonNull<u8>, bytes: usize) -> io::Result<()> {
-        // SAFETY: the caller's promise.
-        Ok(unsafe { mm::madvise(base.as_ptr().cast(), bytes, Advice::LinuxDontNeed) }?)
-    }
-
-    pub fn keep_apart(base: NonNull<u8>, bytes: usize) -> io::Result<()> {
-        // SAFETY: neither changes contents.
-        unsafe {
-            mm::madvise(base.as_ptr().cast(), bytes, Advice::LinuxDontFork)?;
-            // A kernel without huge pages knows no such advice, and needs none.
-            let _ = mm::madvise(base.as_ptr().cast(), bytes, Advice::LinuxNoHugepage);
-        }
-        Ok(())
-    }
-
-    pub fn set_inherited(base: NonNull<u8>, bytes: usize, is_inherited: bool) -> io::Result<()> {
-        let advice = if is_inherited { Advice::LinuxDoFork } else { Advice::LinuxDontFork };
-        // SAFETY: changes no contents.
-        Ok(unsafe { mm::madvise(base.as_ptr().cast(), bytes, advice) }?)
-    }
-
-    pub fn page_out(base: NonNull<u8>, bytes: usize) -> io::Result<()> {
-        // SAFETY: swapping out changes no contents; the range is ours.
-        Ok(unsafe { mm::madvise(base.as_ptr().cast(), bytes, Advice::LinuxPageOut) }?)
-    }
-
-    pub fn resident_pages(base: NonNull<u8>, bytes: usize) -> io::Result<usize> {
-        let mut resident = vec![0; bytes.div_ceil(PAGE_BYTES)];
-        // SAFETY: the range is mapped; `resident` has a byte for each of its pages.
-        match unsafe { libc::mincore(base.as_ptr().cast(), bytes, resident.as_mut_ptr()) } {
-            0 => Ok(resident.into_iter().filter(|page| page & 1 != 0).count()),
-            _ => Err(io::Error::last_os_error()),
-        }
-    }
-
-    pub fn unmap(base: NonNull<u8>, bytes: usize) {
-        // SAFETY: the owner is being dropped, so no pointer into the range is used any more.
-        let done = unsafe { mm::munmap(base.as_ptr().cast(), bytes) };
-        debug_assert!(done.is_ok(), "munmap of our own mapping: {done:?}");
-    }
-}
-
-/// Miri knows the allocator but not `madvise`.
-#[cfg(miri)]
-mod imp {
-    use super::*;
-    use std::alloc::{Layout, alloc_zeroed, dealloc};
-
-    fn layout(bytes: usize) -> Layout {
-        Layout::from_size_align(bytes, PAGE_BYTES).expect("a page-aligned, non-zero size")
-    }
-
-    pub fn map(bytes: usize) -> io::Result<NonNull<u8>> {
-        // SAFETY: the layout is not of size zero.
-        NonNull::new(unsafe { alloc_zeroed(layout(bytes)) })
-            .ok_or_else(|| io::ErrorKind::OutOfMemory.into())
-    }
-
-    pub fn map_file(_file: BorrowedFd<'_>, _bytes: usize) -> io::Result<NonNull<u8>> {
-        Err(io::ErrorKind::Unsupported.into())
-    }
-
-    pub fn map_for_pages(bytes: usize, align: usize) -> io::Result<NonNull<u8>> {
-        assert_eq!(align, PAGE_BYTES, "Miri makes no regions");
-        map(bytes)
-    }
-
-    pub fn open(_base: NonNull<u8>, _bytes: usize) -> io::Result<()> {
-        Ok(())
-    }
-
-    pub fn forbid(_base: NonNull<u8>, _bytes: usize) -> io::Result<()> {
-        Ok(())
-    }
-
-    pub fn unlock(_base: NonNull<u8>, _bytes: usize) -> io::Result<()> {
-        Ok(())
-    }
-
-    pub fn lock(_base: NonNull<u8>, _bytes: usize) -> io::Result<()> {
-        Ok(())
-    }
-
-    pub fn keep_private(_base: NonNull<u8>, _bytes: usize) -> io::Result<()> {
-        Ok(())
-    }
-
-    pub fn keep_on_fork(_base: NonNull<u8>, _bytes: usize) -> io::Result<()> {
-        Ok(())
-    }
-
-    pub fn populate(_base: NonNull<u8>, _bytes: usize) -> io::Result<()> {
-        Ok(())
-    }
-
-    pub fn prefer_huge(_base: NonNull<u8>, _bytes: usize) {}
-
-    pub unsafe fn discard(base: NonNull<u8>, bytes: usize) -> io::Result<()> {
-        // SAFETY: the caller's promise.
-        unsafe { base.as_ptr().write_bytes(0, bytes) };
-        Ok(())
-    }
-
-    pub fn keep_apart(_base: NonNull<u8>, _bytes: usize) -> io::Result<()> {
-        Ok(())
-    }
-
-    pub fn set_inherited(_: NonNull<u8>, _: usize, _: bool) -> io::Result<()> {
-        Ok(())
-    }
-
-    pub fn page_out(_base: NonNull<u8>, _bytes: usize) -> io::Result<()> {
-        Ok(())
-    }
-
-    pub fn resident_pages(_base: NonNull<u8>, bytes: usize) -> io::Result<usize> {
-        Ok(bytes / PAGE_BYTES)
-    }
-
-    pub fn unmap(base: NonNull<u8>, bytes: usize) {
-        // SAFETY: allocated by `map` with the same layout.
-        unsafe { dealloc(base.as_ptr(), layout(bytes)) }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -808,20 +414,6 @@ mod tests {
         assert!(m.as_slice().iter().all(|&b| b == 0));
         m.as_mut_slice().fill(7);
         assert_eq!(m.as_slice()[PAGE_BYTES], 7);
-    }
-
-    #[cfg(not(miri))]
-    #[test]
-    fn a_page_is_there_once_it_was_written() {
-        let mut m = Mapping::reserved(2 * PAGE_BYTES).unwrap();
-        let (first, second) = (m.as_ptr() as usize, m.as_ptr() as usize + PAGE_BYTES);
-        let pagemap = Pagemap::open().unwrap();
-        assert!(!pagemap.has_page(first).unwrap());
-        m.as_mut_slice()[7] = 1;
-        assert!(pagemap.has_page(first).unwrap() && !pagemap.has_page(second).unwrap());
-        assert_eq!(m.resident_pages().unwrap(), 1);
-        unshare(first).unwrap();
-        assert_eq!(m.as_slice()[7], 1);
     }
 
     #[test]

@@ -1,0 +1,151 @@
+//! The system calls of a mapping, over its whole range or a part of it.
+
+use super::PAGE_BYTES;
+use rustix::mm::{self, Advice, MapFlags, ProtFlags};
+use std::io;
+use std::os::fd::BorrowedFd;
+use std::ptr::NonNull;
+
+pub fn map(bytes: usize) -> io::Result<NonNull<u8>> {
+    let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
+    // SAFETY: a fresh anonymous mapping at an address of the kernel's choice aliases nothing.
+    let base = unsafe {
+        mm::mmap_anonymous(std::ptr::null_mut(), bytes, ProtFlags::READ | ProtFlags::WRITE, flags)
+    }?;
+    NonNull::new(base.cast()).ok_or_else(|| io::ErrorKind::OutOfMemory.into())
+}
+
+pub fn map_file(file: BorrowedFd<'_>, bytes: usize) -> io::Result<NonNull<u8>> {
+    let (any, access) = (std::ptr::null_mut(), ProtFlags::READ | ProtFlags::WRITE);
+    // SAFETY: a fresh mapping at an address of the kernel's choice aliases nothing. The caller
+    // knows the changes that other processes make.
+    let base = unsafe { mm::mmap(any, bytes, access, MapFlags::SHARED, file, 0) }?;
+    // SAFETY: changes no contents.
+    unsafe { mm::madvise(base, bytes, Advice::LinuxDontDump) }?;
+    NonNull::new(base.cast()).ok_or_else(|| io::ErrorKind::OutOfMemory.into())
+}
+
+/// Reserves inaccessible addresses: a kernel that locks mappings would bring all of an
+/// accessible one in at once.
+pub fn map_for_pages(bytes: usize, align: usize) -> io::Result<NonNull<u8>> {
+    assert!(align.is_power_of_two() && align >= PAGE_BYTES);
+    let (flags, whole) = (MapFlags::PRIVATE | MapFlags::NORESERVE, bytes + align);
+    // SAFETY: as above; this unmaps only parts of its own mapping, outside the kept one.
+    let start = unsafe {
+        let any = std::ptr::null_mut();
+        let start = mm::mmap_anonymous(any, whole, ProtFlags::empty(), flags)?;
+        let before = start.addr().next_multiple_of(align) - start.addr();
+        let (kept, behind) = (start.byte_add(before), align - before);
+        if before > 0 {
+            mm::munmap(start, before)?;
+        }
+        if behind > 0 {
+            mm::munmap(kept.byte_add(bytes), behind)?;
+        }
+        kept
+    };
+    NonNull::new(start.cast()).ok_or_else(|| io::ErrorKind::OutOfMemory.into())
+}
+
+/// Makes it accessible from now on.
+pub fn open(base: NonNull<u8>, bytes: usize) -> io::Result<()> {
+    let access = mm::MprotectFlags::READ | mm::MprotectFlags::WRITE;
+    // SAFETY: the range is ours, and only its owner uses it.
+    Ok(unsafe { mm::mprotect(base.as_ptr().cast(), bytes, access) }?)
+}
+
+pub fn forbid(base: NonNull<u8>, bytes: usize) -> io::Result<()> {
+    let none = mm::MprotectFlags::empty();
+    // SAFETY: the range is ours, and only its owner uses it.
+    Ok(unsafe { mm::mprotect(base.as_ptr().cast(), bytes, none) }?)
+}
+
+pub fn unlock(base: NonNull<u8>, bytes: usize) -> io::Result<()> {
+    // SAFETY: changes no contents; the range is ours.
+    Ok(unsafe { mm::munlock(base.as_ptr().cast(), bytes) }?)
+}
+
+pub fn lock(base: NonNull<u8>, bytes: usize) -> io::Result<()> {
+    // SAFETY: changes no contents; the range is ours.
+    Ok(unsafe { mm::mlock(base.as_ptr().cast(), bytes) }?)
+}
+
+pub fn keep_private(base: NonNull<u8>, bytes: usize) -> io::Result<()> {
+    // SAFETY: neither changes contents in this process.
+    unsafe {
+        mm::madvise(base.as_ptr().cast(), bytes, Advice::LinuxDontDump)?;
+        mm::madvise(base.as_ptr().cast(), bytes, Advice::LinuxWipeOnFork)?;
+    }
+    Ok(())
+}
+
+pub fn keep_on_fork(base: NonNull<u8>, bytes: usize) -> io::Result<()> {
+    // SAFETY: does not change contents in this process.
+    Ok(unsafe { mm::madvise(base.as_ptr().cast(), bytes, Advice::LinuxKeepOnFork) }?)
+}
+
+pub fn populate(base: NonNull<u8>, bytes: usize) -> io::Result<()> {
+    // SAFETY: populating changes no contents; the range is ours.
+    let done = unsafe { mm::madvise(base.as_ptr().cast(), bytes, Advice::LinuxPopulateWrite) };
+    match done {
+        // Before Linux 5.14: touch each page instead.
+        Err(rustix::io::Errno::INVAL) => {
+            for offset in (0..bytes).step_by(PAGE_BYTES) {
+                // SAFETY: inside the mapping. It was just made, so no other thread writes it,
+                // and writing back the value read keeps the content.
+                unsafe {
+                    let byte = base.as_ptr().add(offset);
+                    byte.write_volatile(byte.read_volatile());
+                }
+            }
+            Ok(())
+        }
+        other => Ok(other?),
+    }
+}
+
+pub fn prefer_huge(base: NonNull<u8>, bytes: usize) {
+    // SAFETY: changes no contents. A kernel without huge pages knows no such advice.
+    let _ = unsafe { mm::madvise(base.as_ptr().cast(), bytes, Advice::LinuxHugepage) };
+}
+
+pub unsafe fn discard(base: NonNull<u8>, bytes: usize) -> io::Result<()> {
+    // SAFETY: the caller's promise.
+    Ok(unsafe { mm::madvise(base.as_ptr().cast(), bytes, Advice::LinuxDontNeed) }?)
+}
+
+pub fn keep_apart(base: NonNull<u8>, bytes: usize) -> io::Result<()> {
+    // SAFETY: neither changes contents.
+    unsafe {
+        mm::madvise(base.as_ptr().cast(), bytes, Advice::LinuxDontFork)?;
+        // A kernel without huge pages knows no such advice, and needs none.
+        let _ = mm::madvise(base.as_ptr().cast(), bytes, Advice::LinuxNoHugepage);
+    }
+    Ok(())
+}
+
+pub fn set_inherited(base: NonNull<u8>, bytes: usize, is_inherited: bool) -> io::Result<()> {
+    let advice = if is_inherited { Advice::LinuxDoFork } else { Advice::LinuxDontFork };
+    // SAFETY: changes no contents.
+    Ok(unsafe { mm::madvise(base.as_ptr().cast(), bytes, advice) }?)
+}
+
+pub fn page_out(base: NonNull<u8>, bytes: usize) -> io::Result<()> {
+    // SAFETY: swapping out changes no contents; the range is ours.
+    Ok(unsafe { mm::madvise(base.as_ptr().cast(), bytes, Advice::LinuxPageOut) }?)
+}
+
+pub fn resident_pages(base: NonNull<u8>, bytes: usize) -> io::Result<usize> {
+    let mut resident = vec![0; bytes.div_ceil(PAGE_BYTES)];
+    // SAFETY: the range is mapped; `resident` has a byte for each of its pages.
+    match unsafe { libc::mincore(base.as_ptr().cast(), bytes, resident.as_mut_ptr()) } {
+        0 => Ok(resident.into_iter().filter(|page| page & 1 != 0).count()),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
+pub fn unmap(base: NonNull<u8>, bytes: usize) {
+    // SAFETY: the owner is being dropped, so no pointer into the range is used any more.
+    let done = unsafe { mm::munmap(base.as_ptr().cast(), bytes) };
+    debug_assert!(done.is_ok(), "munmap of our own mapping: {done:?}");
+}
