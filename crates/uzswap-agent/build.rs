@@ -1,6 +1,6 @@
 //! All code of this library, the codecs' C code included, takes its memory from an allocator of
-//! ours (src/memory.rs): the C library's memory is evicted. Nor does it find its thread-local
-//! variables by a table that lies there (src/locals.rs).
+//! ours (src/allocator.rs): the C library's memory is evicted. Nor does it find its thread-local
+//! variables by a table that lies there (src/thread_locals.rs).
 //!
 //! Each program of a tree loads it, so it needs no library that they would not load without it.
 

@@ -5,7 +5,7 @@
 //! not known here is left alone, and counted by the reason. The kernel joins neighbours to one
 //! mapping: the parts that must stay are cut out of it.
 
-use crate::{AGENT, devices, layout, memory, stacks};
+use crate::{AGENT, allocator, devices, layout, stacks};
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
 use uzswap_calls::sites;
@@ -214,7 +214,7 @@ fn kept(modules: &[sites::Module]) -> Vec<Range<usize>> {
     let libraries = modules.iter().filter(|module| !module.name.is_empty());
     let of_main = around_block(crate::front().map_or(0, |front| front.first_thread));
     let mut kept = map::own();
-    kept.extend(memory::own());
+    kept.extend(allocator::own());
     kept.extend(devices::handed());
     kept.push(of_main);
     kept.extend(libraries.map(|module| module.range.clone()));

@@ -13,7 +13,7 @@
 //! `pthread_atfork`, or, if none was run, once the child asks for memory.
 
 use crate::stage::{self, Stage};
-use crate::{AGENT, Agent, Inside, front, inside, layout, memory, thread};
+use crate::{AGENT, Agent, Inside, allocator, front, inside, layout, thread};
 use std::io;
 use std::mem::ManuallyDrop;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::*};
@@ -53,7 +53,7 @@ pub fn before(agent: &Agent) -> io::Result<Still<impl Sized, impl Sized>> {
     let layout = layout::lock();
     let pages = agent.pager.before_fork()?;
     // Last: nothing is allocated or freed from here on.
-    Ok(Still { inside, quiet, layout, pages, memory: ManuallyDrop::new(memory::lock()) })
+    Ok(Still { inside, quiet, layout, pages, memory: ManuallyDrop::new(allocator::lock()) })
 }
 
 impl<L, M> Still<L, M> {
@@ -163,7 +163,7 @@ pub extern "C" fn in_child() -> bool {
     }
     let was_busy = FORKS.swap(0, SeqCst) & BUSY != 0;
     // Another thread of the parent's may have had the allocator.
-    memory::renew();
+    allocator::renew();
     front().into_iter().for_each(Front::forked);
     stage::enter(Stage::Loaded);
     !was_busy

@@ -1,6 +1,6 @@
 //! The functions that the preloaded library calls in this one, once it has loaded it.
 
-use crate::{alone, devices, forking, locals, request};
+use crate::{alone, devices, forking, request, thread_locals};
 use libc::{c_int, pid_t, sigaction as Action};
 use std::ptr;
 use uzswap_region::signals;
@@ -10,7 +10,7 @@ use uzswap_tree::front::{FORM, Fork, Front, Hooks};
 #[unsafe(no_mangle)]
 extern "C" fn uzswap_agent(front: &'static Front) -> *const Hooks {
     // First: all else may have variables of its thread's.
-    if front.form != FORM || !locals::prepare(front) {
+    if front.form != FORM || !thread_locals::prepare(front) {
         return ptr::null();
     }
     crate::begin(front);
@@ -29,7 +29,7 @@ static HOOKS: Hooks = Hooks {
     sysv_signal,
     alone: alone::call,
     hands_over: devices::note,
-    end: locals::end,
+    end: thread_locals::end,
 };
 
 unsafe extern "C" fn fork(next: Fork) -> pid_t {

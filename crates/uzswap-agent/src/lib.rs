@@ -14,24 +14,23 @@
 //! staged and brought in by the pager that regions have (`uzswap-region`), in the process itself.
 
 mod adoption;
+mod allocator;
 mod alone;
 mod buffers;
 mod calls;
 mod decide;
 mod devices;
-mod first_look;
+mod fast_path;
 mod forking;
 mod handlers;
 mod holds;
 mod hooks;
-mod interrupted;
 mod layout;
-mod locals;
 mod looker;
 mod masks;
-mod memory;
 mod processes;
 mod request;
+mod restart;
 mod seccomp;
 mod seen;
 mod signals;
@@ -39,6 +38,7 @@ mod stacks;
 mod stage;
 mod takeover;
 mod thread;
+mod thread_locals;
 mod threads;
 mod watcher;
 mod whole;

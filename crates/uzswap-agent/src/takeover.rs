@@ -8,7 +8,7 @@
 //! replaced instruction: from then on no call goes unseen.
 
 use crate::stage::{self, Stage};
-use crate::{AGENT, Agent, adoption, calls, devices, first_look, forking, handlers, interrupted};
+use crate::{AGENT, Agent, adoption, calls, devices, fast_path, forking, handlers, restart};
 use crate::{layout, processes, seen, signals, stacks, threads};
 use std::ffi::CStr;
 use std::fs;
@@ -40,7 +40,7 @@ fn stay(thread: &mut Stopped) -> bool {
         // From now on its own stack for signals may leave.
         stacks::arm_in_handler(&mut thread.signal_stack);
     }
-    interrupted::go_on(thread);
+    restart::go_on(thread);
     true
 }
 
@@ -68,7 +68,7 @@ pub fn take_over(memory: u64, compressor: &str) -> Result<(), String> {
     let said = |error: &dyn std::fmt::Display| error.to_string();
     map::remember_own();
     map::remember_stack(STACK);
-    let looks = Looks { first: first_look::on_call, second: calls::on_call };
+    let looks = Looks { first: fast_path::on_call, second: calls::on_call };
     let mut patcher = Patcher::new(looks).map_err(|error| said(&error))?;
     adoption::note_variables(&modules);
     let (kernels, files): (Vec<_>, Vec<_>) = modules.iter().partition(|one| one.is_kernels());
@@ -80,7 +80,7 @@ pub fn take_over(memory: u64, compressor: &str) -> Result<(), String> {
     // After the pager's own handler.
     forking::watch().map_err(|error| said(&error))?;
     processes::keep(&pager.descriptors());
-    first_look::HAS_GUARDS.store(crate::mode() == Mode::Protection, Relaxed);
+    fast_path::HAS_GUARDS.store(crate::mode() == Mode::Protection, Relaxed);
     bus::on_sent(stay);
     bus::deliver_by(handlers::deliver_from);
     bus::before_default(seen::complete);

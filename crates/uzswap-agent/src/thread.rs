@@ -26,7 +26,7 @@ pub struct Thread {
     pub is_armed: Cell<bool>,
     /// The replaced call that it is in, but for handlers that have interrupted one; null: none.
     pub call: Cell<*const Frame>,
-    /// The call whose first look has pinned `pinned`; 0: none.
+    /// The call whose fast path has pinned `pinned`; 0: none.
     first: Cell<usize>,
     pinned: [Cell<usize>; 4],
     /// Null before the thread has been looked after, and while it ends.
@@ -57,7 +57,7 @@ pub fn with<R>(look: impl FnOnce(&Thread) -> R) -> R {
 }
 
 impl Thread {
-    /// Notes the pages that the first look at a call has pinned. `false`: another call's are noted
+    /// Notes the pages that the fast path of a call has pinned. `false`: another call's are noted
     /// already, which this one has interrupted or comes after.
     #[inline(always)]
     pub fn pin(&self, call: usize, one: &Range<usize>, other: &Range<usize>) -> bool {
@@ -73,7 +73,7 @@ impl Thread {
         true
     }
 
-    /// Unpins the pages of the first look at a call, unless that was done.
+    /// Unpins the pages of the fast path of a call, unless that was done.
     #[inline(always)]
     pub fn unpin(&self, call: usize) {
         if self.first.get() != call {
@@ -86,7 +86,7 @@ impl Thread {
         Pager::unhold(one);
     }
 
-    /// Unpins the pages of a first look at a call that is over.
+    /// Unpins the pages of the fast path of a call that is over.
     fn end_before(&self, here: usize) {
         let first = self.first.get();
         if first != 0 && is_over(first, here) {

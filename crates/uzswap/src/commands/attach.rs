@@ -7,11 +7,11 @@
 
 use crate::cli::{AttachArguments, DetachArguments, TargetArguments};
 use crate::commands::status;
+use crate::device::membership::Membership;
 use crate::device::place::Place;
 use crate::device::signals::{Event, Events};
-use crate::device::taking_part::TakingPart;
 use crate::device::wire::{RunInfo, Tell};
-use crate::device::{changes, group, options, processes, requirements, systemd};
+use crate::device::{group, ledger, options, processes, requirements, systemd};
 use crate::error::Failure;
 use crate::policy::pressure::Processes;
 use crate::policy::squeeze::{self, Squeeze, SqueezeGroup, SqueezeProcess, Watch};
@@ -100,7 +100,7 @@ pub fn attach(arguments: &AttachArguments) -> Result<ExitCode, Failure> {
     let pid = std::process::id() as i32;
     let info = RunInfo { pid, command: name.clone(), memory: arguments.memory };
     let events = Events::new()?;
-    let mut part = TakingPart::join(&info, &options)?;
+    let mut part = Membership::join(&info, &options)?;
     part.say_joined(&arguments.cache, arguments.quiet);
     part.watch(&events)?;
     let place = target.place();
@@ -126,7 +126,7 @@ pub fn attach(arguments: &AttachArguments) -> Result<ExitCode, Failure> {
 fn hold(
     squeeze: &mut dyn Squeeze,
     target: &Target,
-    part: &mut TakingPart,
+    part: &mut Membership,
     live: &Live,
     events: &Events,
 ) -> Result<(), Failure> {
@@ -180,7 +180,7 @@ pub fn detach(arguments: &DetachArguments) -> Result<(), Failure> {
 
 /// The process that has attached to the target.
 fn attached(folder: &Path) -> Option<i32> {
-    let state = changes::State::read().ok()?;
+    let state = ledger::State::read().ok()?;
     let run = state.run_in(folder)?;
     run.place.as_ref()?.borrowed.as_ref().map(|_| run.run.pid)
 }

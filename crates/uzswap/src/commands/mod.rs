@@ -2,7 +2,7 @@
 
 pub mod accesses;
 pub mod attach;
-pub mod attaching;
+pub mod attachment;
 pub mod bench;
 pub mod config;
 pub mod doctor;

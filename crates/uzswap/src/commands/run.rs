@@ -3,11 +3,11 @@
 use crate::cli::{EnterArguments, RunArguments};
 use crate::commands::supervise::{Interrupts, TICK, exit_code, find_command, write_report};
 use crate::commands::user;
-use crate::device::changes;
+use crate::device::ledger;
+use crate::device::membership::Membership;
 use crate::device::place::Place;
 use crate::device::processes::OWN_PROGRAM;
 use crate::device::signals::{Event, Events};
-use crate::device::taking_part::TakingPart;
 use crate::device::wire::{RunInfo, Tell};
 use crate::device::{group, options, requirements};
 use crate::error::Failure;
@@ -69,7 +69,7 @@ pub fn run(arguments: &RunArguments) -> Result<ExitCode, Failure> {
     };
     let events = Events::new()?;
     let mut exporter = arguments.cache.metrics.as_ref().map(Exporter::start).transpose()?;
-    let mut part = TakingPart::join(&info, &options)?;
+    let mut part = Membership::join(&info, &options)?;
     exporter.iter().for_each(Exporter::announce);
     part.say_joined(&arguments.cache, arguments.quiet);
     part.watch(&events)?;
@@ -102,7 +102,7 @@ fn can_be_device() -> bool {
 /// Runs the command in a group of its own, which is gone at the end.
 fn supervise(
     arguments: &RunArguments,
-    part: &mut TakingPart,
+    part: &mut Membership,
     events: &Events,
     exporter: Option<&mut Exporter>,
 ) -> Result<Report, Failure> {
@@ -148,7 +148,7 @@ impl Waiting {
 
 struct Watch<'a> {
     arguments: &'a RunArguments,
-    part: &'a mut TakingPart,
+    part: &'a mut Membership,
     group: Group,
     relief: Relief<Group>,
     live: Live,
@@ -166,7 +166,7 @@ struct Watch<'a> {
 impl<'a> Watch<'a> {
     fn new(
         arguments: &'a RunArguments,
-        part: &'a mut TakingPart,
+        part: &'a mut Membership,
         place: &Place,
         events: &Events,
         exporter: Option<&'a mut Exporter>,
@@ -176,7 +176,7 @@ impl<'a> Watch<'a> {
         part.place(place, events)?;
         let load = arguments.load_control.then(|| start_load_control(&group)).transpose()?;
         let mut notes = part.joined.notes.clone();
-        if changes::zswap_is_on() && !group.refuse_zswap() {
+        if ledger::zswap_is_on() && !group.refuse_zswap() {
             notes.push("the kernel's zswap may take the command's pages first".into());
         }
         Ok(Self {

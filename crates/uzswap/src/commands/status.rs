@@ -3,9 +3,9 @@
 
 use crate::cli::StatusArguments;
 use crate::commands::in_process;
-use crate::device::changes::{self, State};
 use crate::device::folder::{self, Lock};
 use crate::device::keeper;
+use crate::device::ledger::{self, State};
 use crate::error::Failure;
 use crate::say::show;
 use crate::show::stats::Stats;
@@ -238,7 +238,7 @@ pub fn clean() -> Result<(), Failure> {
         show!("nothing to clean up; the cache is running");
         return Ok(());
     };
-    let cleaned = changes::clean_up(&lock);
+    let cleaned = ledger::clean_up(&lock);
     cleaned.done.iter().for_each(|line| show!("{line}"));
     match cleaned.left.is_empty() {
         true => Ok(()),

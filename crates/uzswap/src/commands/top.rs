@@ -3,7 +3,7 @@
 //! attach`, as anybody could, and shows no colours.
 
 use crate::cli::TopArguments;
-use crate::commands::attaching::Attaching;
+use crate::commands::attachment::Attachment;
 use crate::commands::status::{self, NONE_RUNS, Running};
 use crate::device::folder;
 use crate::error::Failure;
@@ -105,7 +105,7 @@ struct View {
     message: String,
     /// The process that `a` is about: its place in the list.
     selected: usize,
-    attaching: Attaching,
+    attaching: Attachment,
 }
 
 impl View {
@@ -307,7 +307,7 @@ pub fn top(arguments: &TopArguments) -> Result<(), Failure> {
         reads: Vec::new(),
         message: String::new(),
         selected: 0,
-        attaching: Attaching::default(),
+        attaching: Attachment::default(),
     };
     if arguments.once {
         std::thread::sleep(interval);

@@ -1,12 +1,13 @@
 //! The swap device: its keeper and daemon, and every change that they make on the machine.
 
 pub mod area;
-pub mod changes;
 pub mod daemon;
 pub mod folder;
 pub mod group;
 pub mod keeper;
 pub mod kept;
+pub mod ledger;
+pub mod membership;
 pub mod options;
 pub mod place;
 pub mod processes;
@@ -18,5 +19,4 @@ pub mod space;
 pub mod spared;
 pub mod switching_off;
 pub mod systemd;
-pub mod taking_part;
 pub mod wire;

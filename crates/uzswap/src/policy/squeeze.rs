@@ -4,7 +4,7 @@
 //! On version 2 of the cgroup interface the limit is `memory.high`, above which nobody is killed.
 //! On version 1 there is one limit, which is raised where it cannot be held (relief.rs).
 
-use crate::device::changes;
+use crate::device::ledger;
 use crate::error::Failure;
 use crate::policy::pressure::{Pressure, Processes};
 use crate::policy::relief::{Limited, Relief};
@@ -150,7 +150,7 @@ impl SqueezeGroup {
             let path = group.path().display();
             return Err(Failure::new(format!("the limits of {path} have just changed; try again")));
         }
-        if changes::zswap_is_on() {
+        if ledger::zswap_is_on() {
             // Without such a switch the keeper has switched it off.
             group.refuse_zswap();
         }

@@ -4,8 +4,8 @@
 //! the control files as anybody could, on one thread. It ends with the process that started it.
 
 use crate::address::Address;
-use crate::device::changes::State;
 use crate::device::folder;
+use crate::device::ledger::State;
 use crate::device::processes::OWN_PROGRAM;
 use crate::device::wire::Wire;
 use crate::error::Failure;

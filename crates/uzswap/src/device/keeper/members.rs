@@ -2,8 +2,8 @@
 
 use super::Keeper;
 use super::phase::Act;
-use crate::device::changes::RunChange;
 use crate::device::folder;
+use crate::device::ledger::RunChange;
 use crate::device::place::Place;
 use crate::device::wire::{self, Ask, Joined, RunInfo, Tell, Wire};
 use std::collections::VecDeque;

@@ -3,7 +3,7 @@
 //! ```text
 //! run ─┐                  ┌─ starts, and watches over, the daemon
 //! run ─┼─ join ─> keeper ─┼─ has the kernel swap to as many areas as are needed (space.rs)
-//! run ─┘                  └─ undoes everything when the last run has left (changes.rs)
+//! run ─┘                  └─ undoes everything when the last run has left (ledger.rs)
 //! ```
 //! A run takes part as long as its socket is open: one that was killed is noticed, its command
 //! ended and its group removed. `serve` is the same process, in the foreground, until it is told to
@@ -18,10 +18,10 @@ mod members;
 mod phase;
 mod replace;
 
-use crate::device::changes::{self, RunChange, StandIn, State};
 use crate::device::folder::{self, Lock};
 use crate::device::group;
 use crate::device::kept::{Kept, Start};
+use crate::device::ledger::{self, RunChange, StandIn, State};
 use crate::device::options::DaemonOptions;
 use crate::device::processes::{self, OWN_PROGRAM, ProcessId};
 use crate::device::shortage::Shortage;
@@ -164,7 +164,7 @@ impl Keeper {
     /// swap to it.
     pub fn begin(lock: Lock, options: DaemonOptions, is_serving: bool) -> Result<Self, Failure> {
         spare();
-        let cleaned = changes::clean_up(&lock);
+        let cleaned = ledger::clean_up(&lock);
         if cleaned.is_in_use {
             return Err(Failure::new(cleaned.left.join("; ")));
         }

@@ -1,7 +1,7 @@
-//! The first look at a replaced call, which decides most of those that a server makes: their
+//! The fast path of a replaced call, which decides most of those that a server makes: their
 //! buffers are there. It saves the cost of keeping the processor's whole state
 //! ([`uzswap_calls::Looks`]). So no code here, nor any that is called from here, may call the C
-//! library or use vector registers beyond those of any x86-64. `tests/tests/first_look.rs` reads
+//! library or use vector registers beyond those of any x86-64. `tests/tests/fast_path.rs` reads
 //! the machine code for that.
 
 use crate::holds::used_of_futex;
@@ -12,7 +12,7 @@ use uzswap_calls::{Call, Frame, Outcome, raw};
 use uzswap_region::{Pager, is_pager_thread};
 use uzswap_sys::bus;
 
-/// A longer buffer is left to the second look.
+/// A longer buffer is left to the slow path.
 const BYTES_MAX: u64 = 64 << 10;
 
 /// A page that is out may have a guard in its place: see [`crate::layout::read_own_pagemap`].

@@ -5,7 +5,7 @@ use crate::device::options::DaemonOptions;
 use crate::device::place::Place;
 use crate::device::signals::{Event, Events};
 use crate::device::wire::{Ask, Joined, RunInfo, Tell, Wire};
-use crate::device::{changes, folder, keeper, spared};
+use crate::device::{folder, keeper, ledger, spared};
 use crate::error::Failure;
 use crate::say::say;
 use std::io;
@@ -20,7 +20,7 @@ const ABANDONED: Duration = Duration::from_secs(10);
 const PAUSE: Duration = Duration::from_millis(50);
 
 /// See the module.
-pub struct TakingPart {
+pub struct Membership {
     pid: i32,
     wire: Wire,
     /// The cache that it takes part in.
@@ -32,7 +32,7 @@ pub struct TakingPart {
     pub runs: usize,
 }
 
-impl TakingPart {
+impl Membership {
     /// Joins; without anything to join, has a cache made with `options`.
     pub fn join(run: &RunInfo, options: &DaemonOptions) -> Result<Self, Failure> {
         let began = Instant::now();
@@ -195,7 +195,7 @@ fn come_back(pid: i32) -> Option<(Wire, Wire)> {
             Err(_) => std::thread::sleep(PAUSE),
         }
         // Keeper and daemon start each other, which takes long where they get little of a CPU.
-        if changes::State::read().is_ok_and(|state| state.is_attended()) {
+        if ledger::State::read().is_ok_and(|state| state.is_attended()) {
             attended = Instant::now();
         }
     }

@@ -1,4 +1,4 @@
-//! The first look at a system call keeps only SSE registers: this test reads the machine code
+//! The fast path of a system call keeps only SSE registers: this test reads the machine code
 //! that it reaches, instruction by instruction.
 
 #![cfg(target_arch = "x86_64")]
@@ -119,10 +119,10 @@ fn is_allowed(instruction: &Instruction) -> bool {
 }
 
 #[test]
-fn the_first_look_uses_no_more_of_the_processor_than_is_kept() {
+fn the_fast_path_uses_no_more_of_the_processor_than_is_kept() {
     let bytes = fs::read(program("libuzswap_agent.so")).unwrap();
     let library = Library::read(&bytes);
-    let is_first = |name: &str| name.contains("first_look") && name.contains("on_call");
+    let is_first = |name: &str| name.contains("fast_path") && name.contains("on_call");
     let mut next: Vec<u64> = library
         .functions
         .iter()

@@ -9,13 +9,13 @@ use uzswap_sys::process;
 
 /// See the module.
 #[derive(Default)]
-pub struct Attaching {
+pub struct Attachment {
     /// The process that is asked about, its name, and the text typed so far.
     asked: Option<(i32, String, String)>,
     attached: Vec<(i32, Child)>,
 }
 
-impl Attaching {
+impl Attachment {
     /// Asks to how much a process is to be limited.
     pub fn begin(&mut self, pid: i32, name: &str) {
         self.asked = Some((pid, name.to_owned(), String::new()));
@@ -74,7 +74,7 @@ fn start(pid: i32, memory: &str) -> std::io::Result<Child> {
         .spawn()
 }
 
-impl Drop for Attaching {
+impl Drop for Attachment {
     fn drop(&mut self) {
         for (_, child) in &mut self.attached {
             // An error: it has ended.
