@@ -1,0 +1,317 @@
+//! The file that all processes of a tree map: a slot for each, sums, and the programs left alone.
+
+use crate::{RemoteSums, exists, own_number};
+use rustix::thread::futex;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::*};
+
+/// Most processes that are counted at once.
+pub const SLOTS: usize = 1000;
+
+/// Changes with the layout below: a file of another version is not accepted.
+pub(crate) const FORM: u64 = 0x757a_7472_6565_000a;
+
+/// A process with less memory need not report it: the maker of the tree counts it.
+pub const SILENT_MAX: u64 = 12 << 20;
+
+/// Programs that were left alone of which the reason is kept; later ones are only counted.
+pub const REASONS: usize = 32;
+/// Bytes of a program's name and reason, in words of eight.
+pub(crate) const REASON_WORDS: usize = 24;
+
+/// The file's content.
+#[derive(Debug)]
+#[repr(C)]
+pub struct Table {
+    pub(crate) form: AtomicU64,
+    /// Bytes for all processes.
+    pub total: AtomicU64,
+    /// Bytes of processes that are too small to report.
+    pub(crate) besides: AtomicU64,
+    /// Processes that were taken over, in total.
+    pub managed: AtomicU64,
+    /// Processes that could not be taken over, in total.
+    pub unmanaged: AtomicU64,
+    /// The most that all had at once, in bytes.
+    pub peak: AtomicU64,
+    /// Faults that were served, in total.
+    pub faults: AtomicU64,
+    /// Pages that were stored, in total.
+    pub stored: AtomicU64,
+    /// The activity at the store in another machine's memory, in total.
+    pub remote: RemoteSums,
+    /// The process that leads the others.
+    pub(crate) leader: AtomicU32,
+    /// Slots that were ever taken: the first ones.
+    pub(crate) slots_used: AtomicU32,
+    /// 1: some processes are suspended, and a process that grows waits for its turn.
+    pub(crate) takes_turns: AtomicU32,
+    /// Counts the checks of the process that suspends and resumes: while it does not advance, no
+    /// process is suspended.
+    pub(crate) looks: AtomicU32,
+    /// Reasons that were ever noted.
+    reasons_used: AtomicU32,
+    reasons: [Reason; REASONS],
+    pub(crate) slots: [Slot; SLOTS],
+}
+
+/// A program that was left alone, or a part of its memory, and the reason.
+#[derive(Debug)]
+#[repr(C)]
+struct Reason {
+    process: AtomicU32,
+    /// Bytes of the part; 0 of the whole program.
+    part: AtomicU64,
+    /// Bytes of the text.
+    bytes: AtomicU32,
+    text: [AtomicU64; REASON_WORDS],
+}
+
+/// A program whose memory, or a part of it, was not kept small.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct LeftAlone {
+    /// Its number.
+    pub process: u32,
+    /// Bytes of the part; `None`: the whole program.
+    pub part: Option<u64>,
+    /// Its name and the reason, as one sentence: `NAME: REASON`.
+    pub text: String,
+}
+
+/// The activity of a process since its last report, and its pages.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Figures {
+    /// Faults that were served.
+    pub faults: u64,
+    /// Pages that were stored.
+    pub stored: u64,
+    /// Pages that are out at present.
+    pub held: u64,
+    /// Bytes of memory of their pool.
+    pub pool: u64,
+    /// Bytes of their segments at a store in another machine's memory.
+    pub remote: u64,
+}
+
+/// A process of a tree.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Member {
+    /// Its number.
+    pub process: u32,
+    /// Anonymous memory in bytes; 0: it has not reported, and may be small.
+    pub used: u64,
+    /// Its memory when it last asked for much, in bytes.
+    pub grew_to: u64,
+    /// Its activity in total, and its pages.
+    pub figures: Figures,
+    /// It waits: see [`Table::hold`].
+    pub is_held: bool,
+}
+
+impl Table {
+    /// Counts a program that is left alone, and keeps why: the parts of a text, one after the
+    /// other, as far as there is room for them. Allocates nothing.
+    pub fn leave_alone(&self, text: &[&[u8]]) {
+        self.unmanaged.fetch_add(1, Relaxed);
+        let own = own_number();
+        let slot = self.used_slots().iter().find(|slot| slot.process.load(Relaxed) == own);
+        slot.inspect(|slot| slot.left_alone.store(1, Relaxed));
+        self.note(0, text);
+    }
+
+    /// Keeps why a part of a program's memory, in bytes, is left alone.
+    pub fn leave_part(&self, part: u64, text: &[&[u8]]) {
+        self.note(part, text);
+    }
+
+    fn note(&self, part: u64, text: &[&[u8]]) {
+        let at = self.reasons_used.fetch_add(1, Relaxed) as usize;
+        let Some(reason) = self.reasons.get(at) else { return };
+        let mut bytes = 0;
+        for byte in text.iter().flat_map(|part| part.iter()) {
+            let Some(word) = reason.text.get(bytes / 8) else { break };
+            word.fetch_or(u64::from(*byte) << (bytes % 8 * 8), Relaxed);
+            bytes += 1;
+        }
+        reason.bytes.store(bytes as u32, Relaxed);
+        reason.part.store(part, Relaxed);
+        // Last: from now on it is read.
+        reason.process.store(own_number(), Release);
+    }
+
+    /// The programs that were left alone, in order, as far as their reasons were kept.
+    pub fn left_alone(&self) -> Vec<LeftAlone> {
+        let used = (self.reasons_used.load(Relaxed) as usize).min(REASONS);
+        let noted = self.reasons[..used].iter().filter_map(|reason| {
+            let process = reason.process.load(Acquire);
+            let bytes = (reason.bytes.load(Relaxed) as usize).min(REASON_WORDS * 8);
+            let words = reason.text.iter().flat_map(|word| word.load(Relaxed).to_le_bytes());
+            let text: Vec<u8> = words.take(bytes).collect();
+            let text = String::from_utf8_lossy(&text).into_owned();
+            let part = Some(reason.part.load(Relaxed)).filter(|part| *part > 0);
+            (process != 0).then_some(LeftAlone { process, part, text })
+        });
+        noted.collect()
+    }
+
+    /// Asks a process of the tree to bring all of its pages in, and to keep them there as long as
+    /// the caller lives. `false`: there is no such process.
+    pub fn want_whole(&self, process: u32) -> bool {
+        let slot = self.used_slots().iter().find(|slot| slot.process.load(Relaxed) == process);
+        slot.inspect(|slot| {
+            slot.answer.store(0, Relaxed);
+            slot.reader.store(own_number(), Release);
+        });
+        slot.is_some()
+    }
+
+    /// The answer of that process; `None`: it has not answered yet.
+    pub fn is_whole(&self, process: u32) -> Option<bool> {
+        let slot = self.used_slots().iter().find(|slot| slot.process.load(Relaxed) == process)?;
+        match slot.answer.load(Acquire) {
+            ALL_IN => Some(true),
+            NO_ROOM => Some(false),
+            _ => None,
+        }
+    }
+
+    pub(crate) fn used_slots(&self) -> &[Slot] {
+        &self.slots[..(self.slots_used.load(Relaxed) as usize).min(SLOTS)]
+    }
+
+    /// The live processes, with their last reports.
+    pub fn members(&self) -> impl Iterator<Item = Member> + '_ {
+        let slots = self.used_slots().iter().filter(|slot| {
+            let process = slot.process.load(Relaxed);
+            process != 0 && exists(process)
+        });
+        slots.map(|slot| Member {
+            process: slot.process.load(Relaxed),
+            used: slot.used.load(Relaxed),
+            grew_to: slot.grew_to.load(Relaxed),
+            is_held: slot.waits.load(Relaxed) != 0,
+            figures: Figures {
+                faults: slot.faults.load(Relaxed),
+                stored: slot.stored.load(Relaxed),
+                held: slot.held.load(Relaxed),
+                pool: slot.pool.load(Relaxed),
+                remote: slot.remote.load(Relaxed),
+            },
+        })
+    }
+
+    /// Sets the memory of small processes; `bytes` gives that of each by its number.
+    pub fn count_silent(&self, bytes: impl Fn(u32) -> u64) {
+        let (mut used, mut silent) = (0, 0);
+        for member in self.members() {
+            used += member.used;
+            if member.used == 0 {
+                // A larger process is about to report, and may share most of its memory with its
+                // parent.
+                silent += Some(bytes(member.process)).filter(|b| *b < SILENT_MAX).unwrap_or(0);
+            }
+        }
+        self.besides.store(silent, Relaxed);
+        self.peak.fetch_max(used + silent, Relaxed);
+    }
+
+    /// Suspends a process, so that it leaves its memory to the others, while
+    /// [`Self::set_taking_turns`] is called at least every [`crate::LOOKS_MAX`]; or resumes it.
+    /// `false`: it is not of the tree.
+    pub fn hold(&self, process: u32, is_held: bool) -> bool {
+        let slot = self.used_slots().iter().find(|slot| slot.process.load(Relaxed) == process);
+        slot.inspect(|slot| slot.set_waits(is_held)).is_some()
+    }
+
+    /// True if the budget would be too small if every process that is not suspended became twice as
+    /// large as the largest. Processes that never asked for much are not counted.
+    pub fn is_crowded(&self) -> bool {
+        let total = self.total.load(Relaxed);
+        let (mut count, mut largest, mut held) = (0, 0, 0);
+        for member in self.members() {
+            let has = member.used.max(member.grew_to);
+            if member.is_held {
+                held += has;
+            } else if has > 0 {
+                count += 1;
+                largest = largest.max(has);
+            }
+        }
+        held + count * 2 * largest > total
+    }
+
+    /// Makes processes that grow wait for their turn ([`crate::Tree::queue`]), or no longer. A
+    /// waiting process counts as suspended.
+    pub fn set_taking_turns(&self, takes_turns: bool) {
+        self.looks.fetch_add(1, Relaxed);
+        self.takes_turns.store(takes_turns.into(), SeqCst);
+    }
+
+    /// The suspended processes, including those that are gone, or seem so from here.
+    pub fn held(&self) -> impl Iterator<Item = u32> + '_ {
+        let held = self.used_slots().iter().filter(|slot| slot.waits.load(SeqCst) != 0);
+        held.map(|slot| slot.process.load(Relaxed)).filter(|process| *process != 0)
+    }
+
+    /// True if the process that made the tree, or one of the tree, lives.
+    pub fn is_in_use(&self) -> bool {
+        exists(self.leader.load(Relaxed)) || self.members().next().is_some()
+    }
+}
+
+#[derive(Debug)]
+#[repr(C)]
+pub(crate) struct Slot {
+    pub(crate) process: AtomicU32,
+    /// 1: its pages fit neither in its share nor on its backing, and it waits for a larger share.
+    pub(crate) starved: AtomicU32,
+    /// 1: it must wait, and leave its memory to others.
+    pub(crate) waits: AtomicU32,
+    /// The process that wants to read all of its memory; 0: none.
+    pub(crate) reader: AtomicU32,
+    /// The answer to that: [`ALL_IN`], [`NO_ROOM`], or 0.
+    pub(crate) answer: AtomicU32,
+    /// 1: it is left alone, and gives no memory back before it ends.
+    pub(crate) left_alone: AtomicU32,
+    /// Anonymous memory in bytes, now and when it last asked for much.
+    pub(crate) used: AtomicU64,
+    pub(crate) grew_to: AtomicU64,
+    /// Bytes that it is about to need besides.
+    pub(crate) reserved: AtomicU64,
+    pub(crate) faults: AtomicU64,
+    pub(crate) stored: AtomicU64,
+    pub(crate) held: AtomicU64,
+    pub(crate) pool: AtomicU64,
+    pub(crate) remote: AtomicU64,
+}
+
+/// All pages of a process are in.
+pub(crate) const ALL_IN: u32 = 1;
+/// There is no memory for them.
+pub(crate) const NO_ROOM: u32 = 2;
+
+impl Slot {
+    /// Resets it: no memory, no activity.
+    pub(crate) fn clear(&self) {
+        let Self { starved, waits, reader, answer, left_alone, .. } = self;
+        for number in [starved, waits, reader, answer, left_alone] {
+            number.store(0, Relaxed);
+        }
+        let Self { used, grew_to, reserved, faults, stored, held, pool, remote, .. } = self;
+        for number in [used, grew_to, reserved, faults, stored, held, pool, remote] {
+            number.store(0, Relaxed);
+        }
+    }
+
+    fn set_waits(&self, waits: bool) {
+        self.waits.store(waits.into(), SeqCst);
+        // There is no error that a valid address could meet.
+        let _ = futex::wake(&self.waits, futex::Flags::empty(), u32::MAX);
+    }
+
+    /// Takes it for a process, unless it belongs to a live one.
+    pub(crate) fn take(&self, process: u32) -> bool {
+        let before = self.process.load(Relaxed);
+        let is_free = before == 0 || !exists(before);
+        is_free && self.process.compare_exchange(before, process, Relaxed, Relaxed).is_ok()
+    }
+}
