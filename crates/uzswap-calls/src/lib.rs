@@ -22,6 +22,7 @@
 // In the order in which to read them.
 pub mod filter;
 pub mod table;
+mod treatment;
 
 #[cfg(target_arch = "x86_64")]
 pub mod sites;

@@ -3,51 +3,9 @@
 //!
 //! A number without a row is treated as a call whose six arguments may all refer to memory.
 
-use std::fmt;
+pub use crate::treatment::{Buffer, Treatment};
 
-/// The memory that a call uses, by the numbers of its arguments.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Buffer {
-    /// At the first argument, as many bytes as the second says.
-    Bytes(usize, usize),
-    /// At the first, as many elements as the second says, of that many bytes each.
-    Each(usize, usize, u64),
-    /// At the first, one byte for each page of as many bytes as the second says.
-    Pages(usize, usize),
-    /// At the first, a number of eight bytes, and as many more bytes as the second says.
-    Typed(usize, usize),
-    /// That many bytes.
-    Fixed(usize, u64),
-    /// A text that ends with a zero: at most 4096 bytes.
-    Text(usize),
-    /// At the first, as many `iovec` as the second says, and their buffers.
-    Vector(usize, usize),
-    /// A `msghdr`, and its buffers.
-    Message(usize),
-    /// At the first, as many `mmsghdr` as the second says, and their buffers.
-    Messages(usize, usize),
-}
-
-use Buffer::{Bytes, Each, Fixed, Message, Messages, Pages, Text, Typed, Vector};
-
-/// The treatment of a call.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Treatment {
-    /// It uses no memory, or none that the kernel reads before it ends: it is not replaced.
-    Left,
-    /// The kernel no longer has it, or never had.
-    Absent,
-    /// It moves data: these buffers are brought in and pinned during the call.
-    Held(&'static [Buffer]),
-    /// These arguments may refer to memory: pages there are pinned, and the call is repeated if it
-    /// fails with `EFAULT`.
-    Touched(&'static [usize]),
-    /// A treatment of its own, described here.
-    Own(&'static str),
-    /// It fails with this error number, and programs do without it.
-    Refused(i32),
-}
-
+use Buffer::{Bytes, Each, Fixed, Message, Messages, Text, Typed, Vector};
 use Treatment::{Absent, Held, Left, Own, Refused, Touched};
 
 /// A system call.
@@ -90,50 +48,6 @@ pub fn treatment(number: u64) -> Treatment {
 /// True if a call of a number is looked at.
 pub fn is_looked_at(number: u32) -> bool {
     !matches!(treatment(number.into()), Left | Absent)
-}
-
-impl fmt::Display for Treatment {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Left => write!(f, "left"),
-            Absent => write!(f, "left: Linux no longer has it"),
-            Held(buffers) => {
-                write!(f, "held: ")?;
-                in_order(f, buffers)
-            }
-            Touched(arguments) => {
-                write!(f, "touched: ")?;
-                in_order(f, arguments)
-            }
-            Own(what) => write!(f, "own: {what}"),
-            Refused(libc::ENOMEM) => write!(f, "refused: ENOMEM"),
-            Refused(libc::ENOSYS) => write!(f, "refused: ENOSYS"),
-            Refused(error) => write!(f, "refused: error {error}"),
-        }
-    }
-}
-
-impl fmt::Display for Buffer {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Bytes(at, count) => write!(f, "{at}, {{{count}}} bytes"),
-            Each(at, count, bytes) => write!(f, "{at}, {{{count}}} × {bytes} bytes"),
-            Pages(at, bytes) => write!(f, "{at}, {{{bytes}}} / 4096 bytes"),
-            Typed(at, bytes) => write!(f, "{at}, 8 + {{{bytes}}} bytes"),
-            Fixed(at, bytes) => write!(f, "{at}, {bytes} bytes"),
-            Text(at) => write!(f, "{at}, a text"),
-            Vector(at, count) => write!(f, "{at}, {{{count}}} `iovec`"),
-            Message(at) => write!(f, "{at}, `msghdr`"),
-            Messages(at, count) => write!(f, "{at}, {{{count}}} `mmsghdr`"),
-        }
-    }
-}
-
-fn in_order(f: &mut fmt::Formatter<'_>, all: &[impl fmt::Display]) -> fmt::Result {
-    for (at, one) in all.iter().enumerate() {
-        write!(f, "{}{one}", if at > 0 { "; " } else { "" })?;
-    }
-    Ok(())
 }
 
 /// It uses no memory. The kernel does not restart it after a signal, so we do; for that it must be
@@ -598,7 +512,7 @@ mod tests {
         match *buffer {
             Bytes(at, count)
             | Each(at, count, _)
-            | Pages(at, count)
+            | Buffer::Pages(at, count)
             | Typed(at, count)
             | Vector(at, count)
             | Messages(at, count) => vec![at, count],
