@@ -1,0 +1,96 @@
+//! The arguments of `record`, `trace` and `simulate`.
+
+use clap::{ArgGroup, Args};
+use std::ffi::OsString;
+use std::ops::Range;
+use std::path::PathBuf;
+use uzswap_engine::compress::Algorithm;
+use uzswap_policy::replay::Policy;
+
+/// `uzswap record`.
+#[derive(Debug, Args)]
+#[command(group(ArgGroup::new("recorded").args(["pid", "accesses"]).required(true)))]
+pub struct RecordArguments {
+    /// A running program: its pages, with all contents. Needs root.
+    #[arg(long, requires = "out", conflicts_with = "command",
+        value_parser = clap::value_parser!(i32).range(1..))]
+    pub pid: Option<i32>,
+    /// File to make for the pages.
+    #[arg(long, value_name = "FILE", requires = "pid")]
+    pub out: Option<PathBuf>,
+    /// Run a command, and write to this new file which pages it touches: no contents.
+    ///
+    /// Its pages are kept in --memory in-process, so that a touch of any other page is a fault and
+    /// seen. The command takes several times as long. See `uzswap trace`, `uzswap simulate`.
+    #[arg(long, value_name = "FILE", requires = "command")]
+    pub accesses: Option<PathBuf>,
+    /// Memory for the pages of each process of the command. The less, the more is seen.
+    #[arg(long, value_name = "SIZE", value_parser = crate::size::parse, default_value = "16M",
+        conflicts_with = "pid")]
+    pub memory: u64,
+    /// Size of the trace at most; later accesses are counted and not written.
+    #[arg(long, value_name = "SIZE", value_parser = crate::size::parse, default_value = "128M",
+        conflicts_with = "pid")]
+    pub max: u64,
+    /// Compressor that the sizes in the trace are of [default: lz4].
+    #[arg(long, value_name = "NAME[:LEVEL]", conflicts_with = "pid")]
+    pub compressor: Option<Algorithm>,
+    /// The command and its arguments.
+    #[arg(trailing_var_arg = true, value_name = "COMMAND")]
+    pub command: Vec<OsString>,
+}
+
+/// `uzswap trace`.
+#[derive(Debug, Args)]
+pub struct TraceArguments {
+    /// The trace, from `uzswap record --accesses`.
+    pub file: PathBuf,
+    /// Print the events: number, time, process, page, kind, size, call site.
+    #[arg(long, conflicts_with_all = ["cut", "export"])]
+    pub print: bool,
+    /// The first event to print.
+    #[arg(long, value_name = "N", requires = "print", default_value_t = 0)]
+    pub from: usize,
+    /// The event before which to stop.
+    #[arg(long, value_name = "M", requires = "print")]
+    pub to: Option<usize>,
+    /// Write the events from N to before M to the new file of --out.
+    #[arg(long, value_name = "N..M", requires = "out", value_parser = range, conflicts_with = "export")]
+    pub cut: Option<Range<usize>>,
+    /// File to make.
+    #[arg(long, value_name = "FILE", requires = "cut")]
+    pub out: Option<PathBuf>,
+    /// Write the touches to a new file as libCacheSim reads them (oracleGeneral), each page an
+    /// object of its compressed size.
+    #[arg(long, value_name = "FILE")]
+    pub export: Option<PathBuf>,
+}
+
+/// `N..M`.
+fn range(text: &str) -> Result<Range<usize>, String> {
+    let ends = text.split_once("..").map(|(start, end)| (start.parse(), end.parse()));
+    match ends {
+        Some((Ok(start), Ok(end))) if start < end => Ok(start..end),
+        _ => Err(format!("'{text}' is not a range of events; write for example 0..1000")),
+    }
+}
+
+/// `uzswap simulate`.
+#[derive(Debug, Args)]
+pub struct SimulateArguments {
+    /// The trace, from `uzswap record --accesses`.
+    pub file: PathBuf,
+    /// Memory for the pages and the pool together, one or several sizes.
+    #[arg(long, value_name = "SIZE,...", value_delimiter = ',', value_parser = crate::size::parse,
+        required_unless_present = "fit")]
+    pub memory: Vec<u64>,
+    /// Policies to compare: order, clock, fifo, lru, belady [default: all].
+    ///
+    /// `order` decides in-process. The last three know each touch, as no pager does. `belady` knows
+    /// the future: with pages of one compressed size, no policy has fewer faults.
+    #[arg(long, value_name = "NAME,...", value_delimiter = ',')]
+    pub policy: Vec<Policy>,
+    /// Say the least memory in which faults take less than a tenth of the program's time.
+    #[arg(long, conflicts_with = "memory")]
+    pub fit: bool,
+}
