@@ -1,0 +1,226 @@
+//! `uzswap run`, started by a test, and its end.
+
+use crate::{FOLDER, program, slowness, state, transport_options, wait_for};
+use std::fs;
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output, Stdio};
+use std::sync::mpsc::{RecvTimeoutError, channel};
+use std::time::Duration;
+use uzswap_sys::cgroup::{Group, Version};
+use uzswap_sys::process;
+
+/// Time limit of a run: some take minutes where builds run beside them.
+const PATIENCE: Duration = Duration::from_secs(15 * 60);
+
+/// `uzswap run` with arguments, started and not waited for.
+pub struct Run {
+    /// The process; `None` once it is waited for.
+    child: Option<Child>,
+    report: tempfile::NamedTempFile,
+    /// While it exists, the command goes on.
+    goes_on: Option<tempfile::TempPath>,
+}
+
+impl Drop for Run {
+    fn drop(&mut self) {
+        // A failed test does not wait for it.
+        if let Some(mut child) = self.child.take() {
+            let _ = child.kill();
+            let _ = child.wait();
+        }
+    }
+}
+
+impl Run {
+    /// Starts it. `options` come before the command.
+    pub fn start(options: &[&str], command: &[&str]) -> Self {
+        let report = tempfile::NamedTempFile::new().expect("a temporary file");
+        let child = Command::new(program("uzswap"))
+            .arg("run")
+            .args(if options.contains(&"--transport") { Vec::new() } else { transport_options() })
+            .args(options)
+            .arg("--report")
+            .arg(report.path())
+            .arg("--")
+            .args(command)
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .expect("uzswap runs");
+        Self { child: Some(child), report, goes_on: None }
+    }
+
+    /// Starts four programs that rewrite and check three times their memory, with so large a pool,
+    /// and waits until they run. They run until [`Self::finish`], and are smaller in emulation,
+    /// where a page takes twenty times as long.
+    pub fn churn(pool: &str) -> Self {
+        let backing = "/var/tmp/uzswap-test.img:256M";
+        let (memory, mib) = if slowness() == 1 { ("64M", "192") } else { ("24M", "72") };
+        let options = ["--memory", memory, "--pool", pool, "--backing", backing];
+        let churn = program("churn");
+        let goes_on = tempfile::NamedTempFile::new().expect("a temporary file").into_temp_path();
+        let [churn, until] = [&*churn, &*goes_on].map(|path| path.to_str().expect("text"));
+        let mut run = Self::start(&options, &[churn, mib, until, "4"]);
+        run.goes_on = Some(goes_on);
+        run.wait_until_running();
+        run
+    }
+
+    /// Its process.
+    pub fn pid(&self) -> i32 {
+        self.child.as_ref().expect("it is not waited for").id() as i32
+    }
+
+    /// True if it has ended by itself.
+    pub fn has_ended(&mut self) -> bool {
+        let child = self.child.as_mut().expect("it is not waited for");
+        child.try_wait().expect("it is ours").is_some()
+    }
+
+    /// The control files.
+    pub fn mount(&self) -> PathBuf {
+        Path::new(FOLDER).join("mnt")
+    }
+
+    /// The group of its command, once there is one.
+    pub fn group(&self) -> Option<Group> {
+        let pid = self.pid();
+        let state = state()?;
+        let runs = state["runs"].as_array()?;
+        let place = &runs.iter().find(|run| run["pid"] == pid)?["place"];
+        let version = if place["is_v2"].as_bool()? { Version::V2 } else { Version::V1 };
+        Some(Group::at(version, place["folder"].as_str()?.into()))
+    }
+
+    /// Waits until its command runs.
+    pub fn wait_until_running(&self) {
+        // Until then there is a process of uzswap's own.
+        let own = program("uzswap");
+        let is_command = |pid: i32| {
+            fs::read_link(format!("/proc/{pid}/exe")).is_ok_and(|program| program != own)
+        };
+        let has_command =
+            || self.group().is_some_and(|group| group.processes().into_iter().any(is_command));
+        assert!(wait_for(has_command), "the command did not start");
+    }
+
+    /// A statistic, by its file.
+    pub fn statistic(&self, name: &str) -> u64 {
+        let path = self.mount().join("stats").join(name);
+        let text = fs::read_to_string(path).unwrap_or_default();
+        text.trim().parse().unwrap_or_default()
+    }
+
+    /// Sends it a signal.
+    pub fn signal(&self, signal: i32) {
+        process::kill(self.pid(), signal).expect("it is running");
+    }
+
+    /// Ends it, if it would go on, and waits for its end: output, and the report if it wrote one.
+    /// Panics, after killing it, when it takes more than a quarter of an hour.
+    pub fn finish(mut self) -> Finished {
+        drop(self.goes_on.take());
+        let pid = self.pid();
+        let (ended, end) = channel::<()>();
+        let watchdog = std::thread::spawn(move || {
+            let is_late = end.recv_timeout(PATIENCE) == Err(RecvTimeoutError::Timeout);
+            if is_late {
+                // An error: it ended just now, or only its command did not.
+                let _ = process::kill(pid, libc::SIGKILL);
+            }
+            is_late
+        });
+        let child = self.child.take().expect("it is waited for once");
+        let output = child.wait_with_output().expect("it ends");
+        drop(ended);
+        let is_late = watchdog.join().expect("the watchdog does not panic");
+        assert!(!is_late, "it did not end: {}", String::from_utf8_lossy(&output.stderr));
+        let report = fs::read(self.report.path()).unwrap_or_default();
+        let report = serde_json::from_slice(&report).unwrap_or(serde_json::Value::Null);
+        Finished { output, report }
+    }
+}
+
+/// A run that ended.
+pub struct Finished {
+    /// Status, standard output and error.
+    pub output: Output,
+    /// The report.
+    pub report: serde_json::Value,
+}
+
+impl Finished {
+    /// The exit status.
+    pub fn code(&self) -> Option<i32> {
+        self.output.status.code()
+    }
+
+    /// Standard error.
+    pub fn stderr(&self) -> String {
+        String::from_utf8_lossy(&self.output.stderr).into_owned()
+    }
+
+    /// Standard output.
+    pub fn stdout(&self) -> String {
+        String::from_utf8_lossy(&self.output.stdout).into_owned()
+    }
+
+    /// A statistic of the report.
+    pub fn statistic(&self, name: &str) -> u64 {
+        self.report["stats"][name].as_u64().unwrap_or_default()
+    }
+
+    /// Panics with its output unless it ended with `code`.
+    pub fn assert_code(&self, code: i32) {
+        let (stdout, stderr) = (self.stdout(), self.stderr());
+        assert_eq!(self.code(), Some(code), "stdout:\n{stdout}\nstderr:\n{stderr}");
+    }
+
+    /// Panics unless as many `processes` of `churn` found every byte right, and none was refused.
+    pub fn assert_whole(&self, processes: usize) {
+        self.assert_code(0);
+        let stdout = self.stdout();
+        assert_eq!(stdout.matches("every byte right").count(), processes, "{stdout}");
+        for lost in ["decompress_fail", "read_fail", "request_errors"] {
+            assert_eq!(self.statistic(lost), 0, "{lost}: {}", self.report);
+        }
+    }
+}
+
+/// A command waits at it until a test opens it: a named pipe that the command opens for reading.
+pub struct Gate {
+    folder: tempfile::TempDir,
+}
+
+impl Gate {
+    /// A closed one.
+    pub fn new() -> Self {
+        let gate = Self { folder: tempfile::tempdir().expect("a temporary folder") };
+        let made = Command::new("mkfifo").arg(gate.path()).status().expect("mkfifo runs");
+        assert!(made.success());
+        gate
+    }
+
+    /// Its path.
+    pub fn path(&self) -> PathBuf {
+        self.folder.path().join("gate")
+    }
+
+    /// Waits until a command waits at it, and lets the command through.
+    pub fn open(&self) {
+        // Without a reader it cannot be opened in this way.
+        let open = || {
+            let flags = libc::O_NONBLOCK;
+            fs::File::options().write(true).custom_flags(flags).open(self.path()).is_ok()
+        };
+        assert!(wait_for(open), "nobody came to the gate");
+    }
+}
+
+impl Default for Gate {
+    fn default() -> Self {
+        Self::new()
+    }
+}

@@ -1,0 +1,106 @@
+//! Changes of the machine that are undone at the end, also when the test fails.
+
+use std::fs;
+use std::os::unix::process::CommandExt;
+use std::process::{Child, Command, Stdio};
+use uzswap_sys::cgroup::{Group, Hierarchy};
+
+/// A shell script that runs when this is dropped, or when this process ends in any way.
+pub struct Afterwards {
+    shell: Child,
+}
+
+impl Afterwards {
+    /// Runs `script` at the end, with `arguments` as `$1` and so on.
+    pub fn run(script: &str, arguments: &[&str]) -> Self {
+        // Its standard input ends with this process. It has a process group of its own, so that no
+        // key ends it.
+        let shell = Command::new("sh")
+            .args(["-c", &format!("cat >/dev/null; {script}"), "afterwards"])
+            .args(arguments)
+            .stdin(Stdio::piped())
+            .process_group(0)
+            .spawn()
+            .expect("a shell");
+        Self { shell }
+    }
+}
+
+impl Drop for Afterwards {
+    fn drop(&mut self) {
+        drop(self.shell.stdin.take());
+        let _ = self.shell.wait();
+    }
+}
+
+/// A value under /proc/sys or /sys that is restored at the end, also when the test fails.
+pub struct Setting {
+    _restore: Afterwards,
+}
+
+impl Setting {
+    /// Writes `value`; `None` where there is no such file.
+    pub fn set(path: &str, value: &str) -> Option<Self> {
+        let before = fs::read_to_string(path).ok()?;
+        let restore = Afterwards::run("echo \"$2\" > \"$1\"", &[path, before.trim_end()]);
+        fs::write(path, value).expect("root can write it");
+        Some(Self { _restore: restore })
+    }
+}
+
+/// The machine promises no more memory than before, except for swap space: pages that are swapped
+/// out cannot be read back. Processes may still ask for as much as there is swap space.
+pub struct StrictCommit {
+    _strict: Setting,
+    _limit: Setting,
+    // Last: writing the limit sets it, too.
+    _ratio: Setting,
+}
+
+impl StrictCommit {
+    /// From now until it is dropped.
+    pub fn begin() -> Self {
+        let meminfo = fs::read_to_string("/proc/meminfo").expect("/proc is mounted");
+        let committed = meminfo.lines().find_map(|line| line.strip_prefix("Committed_AS:"));
+        let committed = committed.and_then(|text| text.trim().strip_suffix(" kB"));
+        let committed: u64 = committed.expect("Linux has it").parse().expect("a number");
+        let set = |name: &str, value: &str| {
+            Setting::set(&format!("/proc/sys/vm/overcommit_{name}"), value).expect("Linux has it")
+        };
+        let limit = committed.saturating_sub(64 << 10).to_string();
+        let (_ratio, _limit) = (set("ratio", "0"), set("kbytes", &limit));
+        Self { _strict: set("memory", "2"), _limit, _ratio }
+    }
+}
+
+/// A memory cgroup that is removed at the end, with its processes.
+pub struct Limited {
+    /// The group.
+    pub group: Group,
+    _remove: Afterwards,
+}
+
+impl Limited {
+    /// Makes one of `bytes`.
+    pub fn new(bytes: u64) -> Self {
+        let hierarchy = Hierarchy::find().expect("doctor found one");
+        let group = hierarchy.top().make_child("uzswap-tests").expect("root can make a group");
+        let script = "while ! rmdir \"$1\"; do \
+                      kill -9 $(cat \"$1/cgroup.procs\"); sleep 0.1; done 2>/dev/null";
+        let remove = Afterwards::run(script, &[&group.path().display().to_string()]);
+        group.set_limit(bytes, 0).expect("the group is ours");
+        Self { group, _remove: remove }
+    }
+
+    /// Starts a command in it.
+    pub fn start(&self, command: &[&str]) -> Child {
+        Command::new("sh")
+            .args(["-c", "echo 0 > \"$0\" && exec \"$@\""])
+            .arg(self.group.entrance())
+            .args(command)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .expect("a shell")
+    }
+}
