@@ -1,0 +1,268 @@
+//! Runs, keepers and daemons that are killed, or replaced by another version.
+
+use super::{HUNGRY, LIMITS};
+use std::fs;
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::time::Duration;
+use uzswap_engine::testing::Noise;
+use uzswap_tests::{
+    FOLDER, Machine, Run, is_over_ublk, process_of, program, seconds, state, wait_for,
+};
+
+/// A run whose command has pages on the device and keeps using them.
+fn busy_run() -> Run {
+    let script = format!("{HUNGRY}\nwhile True:\n  for x in a: x[0]");
+    let run = Run::start(&LIMITS, &["python3", "-c", &script]);
+    run.wait_until_running();
+    let swapped = || run.statistic("pages_swapped_out") > 20_000;
+    assert!(wait_for(swapped), "nothing was swapped");
+    run
+}
+
+/// A run of two programs that rewrite and check three times their memory for `duration`, partly on
+/// the device.
+fn churning(duration: u32) -> Run {
+    let churn = program("churn");
+    let run = Run::start(&LIMITS, &[churn.to_str().unwrap(), "192", &seconds(duration), "2"]);
+    run.wait_until_running();
+    assert!(wait_for(|| run.statistic("pages_swapped_out") > 5000), "nothing was swapped");
+    run
+}
+
+#[test]
+fn a_killed_daemon_is_replaced_and_no_page_is_lost() {
+    let Some(machine) = Machine::take() else { return };
+    let churn = program("churn");
+    let options =
+        ["--memory", "64M", "--backing", "/var/tmp/uzswap-test.img:256M", "--pool", "24M"];
+    let kills: u32 = std::env::var("UZSWAP_KILLS").map_or(12, |text| text.parse().unwrap());
+    let time = seconds(8 + kills * 2 / 3);
+    let run = Run::start(&options, &[churn.to_str().unwrap(), "192", &time, "2"]);
+    run.wait_until_running();
+    assert!(wait_for(|| run.statistic("pages_swapped_out") > 5000), "nothing was swapped");
+    if state().unwrap()["outlives_daemon"] == false {
+        println!("before Linux 6.4 a killed daemon's pages are lost: nothing was tried");
+        return drop(run.finish());
+    }
+    let mut noise = Noise::new(11);
+    for kill in 0..kills {
+        let daemon = process_of("daemon");
+        uzswap_sys::process::kill(daemon, libc::SIGKILL).unwrap();
+        assert!(wait_for(|| process_of("daemon") != daemon), "no other was started");
+        // Sometimes while it starts, sometimes while it serves; and sometimes the keeper at once.
+        if kill % 8 != 7 {
+            std::thread::sleep(Duration::from_millis(noise.below(400)));
+        }
+        if kill % 4 == 3 {
+            let keeper = process_of("keeper");
+            uzswap_sys::process::kill(keeper, libc::SIGKILL).unwrap();
+            assert!(wait_for(|| process_of("keeper") != keeper), "the daemon started no other");
+            std::thread::sleep(Duration::from_millis(200));
+        }
+    }
+    let run = run.finish();
+    run.assert_code(0);
+    assert_eq!(run.stdout().matches("every byte right").count(), 2, "{}", run.stdout());
+    assert_eq!(run.statistic("decompress_fail") + run.statistic("read_fail"), 0, "{}", run.report);
+    assert!(run.report["daemons_replaced"].as_u64().unwrap() > 0, "{}", run.report);
+    machine.assert_as_before();
+}
+
+#[test]
+fn a_daemon_that_cannot_start_is_tried_again_by_whichever_keeper() {
+    let Some(machine) = Machine::take() else { return };
+    let run = churning(10);
+    if state().unwrap()["outlives_daemon"] == false {
+        return drop(run.finish());
+    }
+    // No daemon can mount its control files now.
+    let folder = run.mount();
+    let unmounted = Command::new("umount").arg("--lazy").arg(&folder).status().unwrap();
+    assert!(unmounted.success());
+    fs::remove_dir(&folder).unwrap();
+    let daemon = process_of("daemon");
+    uzswap_sys::process::kill(daemon, libc::SIGKILL).unwrap();
+    assert!(wait_for(|| process_of("daemon") != daemon), "no other was started");
+    // Long enough for a few attempts; then the keeper is killed, and the next one, at random
+    // moments.
+    std::thread::sleep(Duration::from_millis(700));
+    let mut noise = Noise::new(17);
+    for _ in 0..4 {
+        let keeper = process_of("keeper");
+        uzswap_sys::process::kill(keeper, libc::SIGKILL).unwrap();
+        assert!(wait_for(|| process_of("keeper") != keeper), "the daemon started no other");
+        std::thread::sleep(Duration::from_millis(noise.below(100)));
+    }
+    fs::create_dir(folder).unwrap();
+    run.finish().assert_whole(2);
+    machine.assert_as_before();
+}
+
+#[test]
+fn a_daemon_killed_while_its_area_is_switched_on_keeps_nobody_waiting() {
+    let Some(machine) = Machine::take() else { return };
+    let is_on = || fs::read_to_string("/proc/swaps").unwrap().contains("/dev/");
+    // The keeper may be faster.
+    for _ in 0..20 {
+        let run = Run::start(&LIMITS, &["sleep", &seconds(1)]);
+        // The area is written down before it is switched on.
+        let has_area = |state: serde_json::Value| state["areas"][0].is_object();
+        while !state().is_some_and(has_area) && !is_on() {
+            std::hint::spin_loop();
+        }
+        let (daemon, lasts) = (process_of("daemon"), state().unwrap()["outlives_daemon"] == true);
+        uzswap_sys::process::kill(daemon, libc::SIGSTOP).unwrap();
+        std::thread::sleep(Duration::from_millis(50));
+        let waits = lasts && !is_on();
+        let signal = if waits { libc::SIGKILL } else { libc::SIGCONT };
+        uzswap_sys::process::kill(daemon, signal).unwrap();
+        run.finish().assert_code(0);
+        if waits || !lasts {
+            return machine.assert_as_before();
+        }
+    }
+    panic!("the daemon was never met before its area was on");
+}
+
+#[test]
+fn another_version_goes_on_and_no_request_fails() {
+    let Some(machine) = Machine::take() else { return };
+    let folder = tempfile::tempdir_in("/var/tmp").unwrap();
+    let copy = folder.path().join("uzswap");
+    fs::copy(program("uzswap"), &copy).unwrap();
+    let upgrade = |to: &Path| Command::new(to).arg("upgrade").output().unwrap();
+    let none = upgrade(&copy);
+    assert_eq!(none.status.code(), Some(125));
+    assert!(String::from_utf8_lossy(&none.stderr).contains("none is running"), "{none:?}");
+    let run = churning(8);
+    if state().unwrap()["outlives_daemon"] == false {
+        return drop(run.finish());
+    }
+    let mut descriptors = Vec::new();
+    // Back and forth: keeper and daemon notice the other's end in varying order.
+    for to in [&copy, &program("uzswap")].into_iter().cycle().take(9) {
+        let upgraded = upgrade(to);
+        assert!(upgraded.status.success(), "{upgraded:?}");
+        let runs_it = |role| {
+            let exe = fs::read_link(format!("/proc/{}/exe", process_of(role)));
+            exe.is_ok_and(|exe| exe == *to)
+        };
+        assert!(runs_it("daemon") && wait_for(|| runs_it("keeper")));
+        let folder = format!("/proc/{}/fd", process_of("daemon"));
+        descriptors.push(fs::read_dir(folder).unwrap().count());
+    }
+    // The next one does not have descriptors that the one before opened itself. (A few come and
+    // go.)
+    assert!(descriptors[8] < descriptors[0] + 5, "{descriptors:?}");
+    run.finish().assert_whole(2);
+    machine.assert_as_before();
+}
+
+#[test]
+fn a_keeper_killed_while_another_version_is_to_go_on_loses_nothing() {
+    let Some(machine) = Machine::take() else { return };
+    let run = churning(12);
+    if state().unwrap()["outlives_daemon"] == false {
+        return drop(run.finish());
+    }
+    let mut noise = Noise::new(5);
+    for _ in 0..16 {
+        let keeper = process_of("keeper");
+        let mut upgrade = Command::new(program("uzswap"))
+            .arg("upgrade")
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .spawn()
+            .unwrap();
+        std::thread::sleep(Duration::from_millis(noise.below(60)));
+        // An error: it has ended, as it does after an upgrade.
+        let _ = uzswap_sys::process::kill(keeper, libc::SIGKILL);
+        assert!(wait_for(|| process_of("keeper") != keeper), "the daemon started no other");
+        // The success of the upgrade is random here.
+        upgrade.wait().unwrap();
+    }
+    run.finish().assert_whole(2);
+    machine.assert_as_before();
+}
+
+#[test]
+fn a_daemon_that_nothing_outlives_takes_its_command_and_nothing_else() {
+    let Some(_machine) = Machine::take() else { return };
+    let run = busy_run();
+    // Killed at once, each time it starts.
+    let stop = AtomicBool::new(false);
+    let run = std::thread::scope(|scope| {
+        scope.spawn(|| {
+            while !stop.load(Relaxed) {
+                let daemon = state().map(|state| state["daemon"].clone()).unwrap_or_default();
+                let pid = daemon["pid"].as_i64().unwrap_or_default() as i32;
+                // The number may belong to another process by now.
+                if uzswap_sys::process::start_time(pid) == daemon["started"].as_u64() && pid > 0 {
+                    let _ = uzswap_sys::process::kill(pid, libc::SIGKILL);
+                }
+                std::thread::sleep(Duration::from_millis(1));
+            }
+        });
+        let run = run.finish();
+        stop.store(true, Relaxed);
+        run
+    });
+    assert!(run.stderr().contains("the daemon died"), "{}", run.stderr());
+    let code = run.code().unwrap();
+    assert!(code == 137 || code == 128 + libc::SIGBUS, "status {code}");
+}
+
+#[test]
+fn a_killed_run_is_cleaned_up_by_the_keeper() {
+    let Some(machine) = Machine::take() else { return };
+    let run = busy_run();
+    run.signal(libc::SIGKILL);
+    drop(run.finish());
+    assert!(wait_for(|| !Path::new(FOLDER).exists()));
+    machine.assert_as_before();
+}
+
+#[test]
+fn a_killed_keeper_is_replaced_and_nobody_notices() {
+    let Some(machine) = Machine::take() else { return };
+    let run = churning(16);
+    // A run that is stopped meanwhile, for longer than the next keeper waits for one that is gone.
+    run.signal(libc::SIGSTOP);
+    for _ in 0..3 {
+        let keeper = process_of("keeper");
+        uzswap_sys::process::kill(keeper, libc::SIGKILL).unwrap();
+        assert!(wait_for(|| process_of("keeper") != keeper), "the daemon started no other");
+    }
+    std::thread::sleep(Duration::from_secs(11));
+    run.signal(libc::SIGCONT);
+    let run = run.finish();
+    run.assert_code(0);
+    assert_eq!(run.stdout().matches("every byte right").count(), 2, "{}", run.stdout());
+    machine.assert_as_before();
+}
+
+#[test]
+fn a_run_and_keeper_and_daemon_that_were_killed_are_cleaned_up_by_the_next_run() {
+    let Some(_machine) = Machine::take() else { return };
+    let run = busy_run();
+    let (keeper, daemon) = (process_of("keeper"), process_of("daemon"));
+    // A stopped daemon starts no other keeper.
+    uzswap_sys::process::kill(daemon, libc::SIGSTOP).unwrap();
+    for pid in [keeper, daemon] {
+        uzswap_sys::process::kill(pid, libc::SIGKILL).unwrap();
+    }
+    let (group, over_ublk) = (run.group().unwrap(), is_over_ublk());
+    run.signal(libc::SIGKILL);
+    drop(run.finish());
+    assert!(Path::new(FOLDER).exists(), "something is left to be cleaned up");
+    let ended = || group.processes().is_empty();
+    // Over ublk a thread that waits for a page waits until a server answers for the device.
+    assert!(over_ublk || wait_for(ended), "it outlived its run: {:?}", group.processes());
+    let next = Run::start(&LIMITS, &["echo", "works"]).finish();
+    next.assert_code(0);
+    assert!(ended(), "it outlived the next run: {:?}", group.processes());
+    assert!(next.stderr().contains("cleaned up after a killed run"), "{}", next.stderr());
+    assert!(!Path::new(FOLDER).exists());
+}
