@@ -37,6 +37,14 @@ pub fn skip(reason: impl Display) {
     }
 }
 
+/// Has the calling thread stay on its CPU: for a test that looks at what a CPU keeps for itself.
+pub fn stay_on_a_cpu() {
+    let mut set = rustix::thread::CpuSet::new();
+    set.set(rustix::thread::sched_getcpu());
+    // It was running there a moment ago.
+    let _ = rustix::thread::sched_setaffinity(None, &set);
+}
+
 /// An operation on a cache.
 #[derive(Debug, Clone, Copy)]
 pub enum Op {

@@ -187,10 +187,11 @@ impl Cache {
 mod tests {
     use super::*;
     use crate::cache::Load;
-    use crate::testing::{Content, Setup, page_of};
+    use crate::testing::{Content, Setup, page_of, stay_on_a_cpu};
 
     #[test]
     fn a_segment_that_was_freed_and_filled_with_records_since_it_was_picked_is_left_alone() {
+        stay_on_a_cpu();
         let setup = Setup { backing_bytes: 4 << 20, ..Setup::default() };
         let (cache, area, _) = setup.make();
         let key = |offset| area.entry(offset).expect("in the area");
@@ -233,6 +234,7 @@ mod tests {
     /// Other pages use the slots again, and are moved with their own content.
     #[test]
     fn a_slot_is_that_of_the_page_that_was_written_there_last() {
+        stay_on_a_cpu();
         for seals_backing in [false, true] {
             let setup = Setup { backing_bytes: 4 << 20, seals_backing, ..Setup::default() };
             let (cache, area, _) = setup.make();

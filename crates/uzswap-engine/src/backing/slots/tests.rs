@@ -2,7 +2,7 @@ use super::*;
 use crate::compress::Codec;
 use crate::object::Form;
 use crate::sync::atomic::AtomicU64;
-use crate::testing::Noise;
+use crate::testing::{Noise, stay_on_a_cpu};
 use std::collections::HashSet;
 
 const MIB: u64 = 1 << 20;
@@ -16,13 +16,6 @@ fn started(slots: Slots) -> Slots {
 
 fn slots(bytes: u64) -> Slots {
     started(Slots::new(bytes, Layout::Sealed, None))
-}
-
-/// Has the calling thread stay on its CPU, whose cache the test looks at.
-fn stay_on_a_cpu() {
-    let mut set = rustix::thread::CpuSet::new();
-    set.set(rustix::thread::sched_getcpu());
-    rustix::thread::sched_setaffinity(None, &set).expect("it may stay where it is");
 }
 
 /// Segments that are broken up.
