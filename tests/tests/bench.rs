@@ -106,7 +106,7 @@ fn every_benchmark_has_its_rows_and_plots() {
     let Some(_machine) = Machine::take() else { return };
     let folder = tempfile::tempdir().unwrap();
     let report = format!("--report={}", folder.path().display());
-    let cases: [(&str, &[&str], &str); 10] = [
+    let cases: [(&str, &[&str], &str); 11] = [
         ("ranges", &["| skiplist", "| crossbeam-skiplist"], "ranges-fill.svg"),
         ("locks", &["| plain", "| sealed", "| List"], "locks-out-lz4.svg"),
         ("codecs", &["| wkdm", "| lz4:0", "| zstd:3", "choice by page"], "codecs-out.svg"),
@@ -123,6 +123,7 @@ fn every_benchmark_has_its_rows_and_plots() {
         ),
         ("recovery", &["| 32 MiB"], "recovery-cdf.svg"),
         ("calls", &["| alone", "| in-process, taken over", "| true", "| git status"], ""),
+        ("forks", &["| alone", "| plain swap", "| zram, lz4", "| in-process"], ""),
         ("skew", &["| zram, lz4", "| in-process, lz4", "| in-process, zstd"], ""),
         ("redis", &["| zram, lz4", "| in-process"], ""),
     ];

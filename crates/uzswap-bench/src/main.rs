@@ -17,6 +17,7 @@ mod fault;
 mod faults;
 mod figures;
 mod floor;
+mod forks;
 mod hold;
 mod install;
 mod kernel_build;
@@ -85,6 +86,8 @@ enum What {
     Means(means::MeansArguments),
     /// A working set beside colder pages at equal memory in total, in-process beside zram.
     Skew(skew::SkewArguments),
+    /// The time of a fork of a program with more data than memory, beside the kernel's swap.
+    Forks(forks::ForksArguments),
     /// The program that touches; started by means and skew.
     #[command(hide = true)]
     TouchFiles(means::TouchArguments),
@@ -112,7 +115,7 @@ enum What {
 }
 
 /// The benchmarks of `all`, the shortest first.
-const ALL: [&str; 14] = [
+const ALL: [&str; 15] = [
     "ranges",
     "calls",
     "codecs",
@@ -122,6 +125,7 @@ const ALL: [&str; 14] = [
     "fault",
     "swapout",
     "numpy",
+    "forks",
     "transport",
     "recovery",
     "skew",
@@ -184,6 +188,7 @@ fn section(bench: &Bench, what: &What) -> Result<Section, Failure> {
         What::Calls(arguments) => calls::run(bench, arguments),
         What::Means(arguments) => means::run(bench, arguments),
         What::Skew(arguments) => skew::run(bench, arguments),
+        What::Forks(arguments) => forks::run(bench, arguments),
         What::ServeRedis(_) | What::MakeCalls(_) | What::MakeStarts(_) | What::TouchFiles(_) => {
             Err(Failure::new("not a benchmark by itself"))
         }

@@ -37,7 +37,7 @@ pub fn skip(reason: impl Display) {
     }
 }
 
-/// Has the calling thread stay on its CPU: for a test that looks at what a CPU keeps for itself.
+/// Has the calling thread stay on its CPU, whose own slots or objects a test looks at.
 pub fn stay_on_a_cpu() {
     let mut set = rustix::thread::CpuSet::new();
     set.set(rustix::thread::sched_getcpu());
