@@ -3,7 +3,7 @@
 //! So all pages are brought in before a signal whose default action is a core dump takes its
 //! effect, and while another process asks for them (`uzswap status --bring-in`).
 
-use crate::{AGENT, Agent, inside, is_inside, say, stage};
+use crate::{AGENT, Agent, forking, inside, is_inside, say, stage};
 use std::fs;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::Relaxed, Ordering::SeqCst};
 use std::time::Duration;
@@ -57,6 +57,8 @@ pub fn complete() {
 fn bring_all_in() {
     let Some(agent) = AGENT.get().filter(|_| is_written()) else { return };
     let _inside = inside();
+    // The watching thread may be about to set the budget by its last look, which saw no dump.
+    drop(forking::at_work());
     if let Err(missing) = bring_in(agent) {
         let mib = missing >> 20;
         say(&[&format!(

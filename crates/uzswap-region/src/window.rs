@@ -21,6 +21,7 @@ use crate::error::Error;
 use crate::lane::Count;
 use crate::layers::Layers;
 use crate::pager::Pager;
+use crate::steady;
 use crate::word::{Kind, Word};
 use std::ops::Range;
 use std::sync::Arc;
@@ -149,12 +150,15 @@ impl Pager {
         let most = cpu::memory_info().map_or(u64::MAX >> 1, |memory| memory.total);
         // An error would mean that the process has no pager any more.
         let _ = self.set_memory(most);
+        // Pages on their way out have left then, and no more follow.
+        drop(steady::unsteady());
         let windows: Vec<_> = self.inner().regions().values().cloned().collect();
         for space in windows {
             let mut next = space.next_touched(0);
             while let Some(page) = next {
-                // Pages that read as zeros do so for everybody.
-                if matches!(space.load(page).kind(), Kind::Stored | Kind::Staged) {
+                // Pages that read as zeros do so for everybody. Another thread may be bringing one
+                // in, and would end before it is there.
+                if matches!(space.load(page).kind(), Kind::Stored | Kind::Staged | Kind::Busy) {
                     space.bring_in(page, |word| Some(word.with(Word::USED)));
                 }
                 next = space.next_touched(page + 1);
