@@ -296,6 +296,17 @@ impl Inner {
     }
 
     fn read(&self, offset: u64, out: &mut [u8]) -> io::Result<()> {
+        self.read_by(offset, out, |bytes| self.prefers_remote(bytes))
+    }
+
+    /// Reads from the store if `prefers_remote` says so of that many bytes, or if there is no other
+    /// copy.
+    fn read_by(
+        &self,
+        offset: u64,
+        out: &mut [u8],
+        prefers_remote: impl Fn(usize) -> bool,
+    ) -> io::Result<()> {
         let segment = (offset / SEGMENT_BYTES as u64) as usize;
         loop {
             let old = self.table.get(segment);
@@ -305,7 +316,7 @@ impl Inner {
                     _ => self.read_far(segment, old, offset, out),
                 };
             }
-            if old & REMOTE != 0 && self.prefers_remote(out.len()) {
+            if old & REMOTE != 0 && prefers_remote(out.len()) {
                 match self.read_remote(segment, old, offset, out) {
                     Got::Whole => return Ok(()),
                     Got::Lost => self.forget_remote(segment, old),
@@ -362,13 +373,16 @@ impl Backing for Tiers {
         let inner = &*self.0;
         let segment = (offset / SEGMENT_BYTES as u64) as usize;
         let old = inner.table.get(segment);
+        if WAS_REMOTE.get() && old & LOCAL != 0 {
+            if old & REMOTE != 0 {
+                inner.store.figures.lost();
+                inner.forget_remote(segment, old);
+            }
+            // By now the store may have another copy, which may be harmed as well.
+            return Some(inner.read_by(offset, out, |_| false));
+        }
         if old & (LOCAL | REMOTE) != LOCAL | REMOTE {
             return None;
-        }
-        if WAS_REMOTE.get() {
-            inner.store.figures.lost();
-            inner.forget_remote(segment, old);
-            return Some(inner.read(offset, out));
         }
         let got = inner.read_remote(segment, old, offset, out);
         Some(if got == Got::Whole { Ok(()) } else { Err(gone()) })
