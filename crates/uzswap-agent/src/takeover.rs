@@ -20,7 +20,7 @@ use uzswap_calls::stop;
 use uzswap_calls::{Looks, Patcher, table};
 use uzswap_region::{Mode, OnFork, Pager, PagerBuilder};
 use uzswap_sys::bus::{self, Stopped};
-use uzswap_sys::{map, smaps};
+use uzswap_sys::{map, own_threads, smaps};
 use uzswap_tree::front::STACK;
 
 /// How often threads that do not stop are tried again.
@@ -184,16 +184,15 @@ fn pager(memory: u64, compressor: &str) -> Result<Pager, uzswap_region::Error> {
     }
 }
 
-/// True if this library's threads run: while one is being made it blocks all signals, and a
-/// replaced instruction would kill it.
+/// True if this library's threads run, and are known: while one is being made it blocks all
+/// signals, and a replaced instruction would kill it.
 fn has_threads() -> bool {
-    const THREADS: usize = 3;
     (0..1000).any(|turn| {
         if turn > 0 {
             std::thread::sleep(std::time::Duration::from_millis(1));
         }
-        let ours = threads::ours();
-        ours.len() >= THREADS && ours.into_iter().all(is_reached)
+        // One that is not known yet would be stopped as the program's, with our locks held.
+        !own_threads::are_coming() && threads::ours().into_iter().all(is_reached)
     })
 }
 
