@@ -16,8 +16,8 @@ use crate::signals::{KernelAction, ours};
 use crate::{seen, stacks, stage, thread};
 use std::arch::naked_asm;
 use std::ptr;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::*, fence};
 use uzswap_calls::{Call, Frame, Patcher, Registers, raw};
+use uzswap_sys::bus::Versioned;
 
 const SA_RESTORER: u64 = 0x0400_0000;
 const SA_ONSTACK: u64 = libc::SA_ONSTACK as u64;
@@ -28,46 +28,21 @@ const RED_ZONE: usize = 128;
 /// A flag of a stack: the kernel forgets it while a handler is on it.
 const AUTODISARM: i32 = 1 << 31;
 
-/// An action of the program's, which other threads read while it is replaced: `version` is odd
-/// meanwhile.
-struct Entry {
-    version: AtomicU32,
-    words: [AtomicU64; 4],
-}
+/// An action of the program's, which other threads read while it is replaced.
+struct Entry(Versioned<4>);
 
-static ACTIONS: [Entry; SIGNALS + 1] =
-    [const { Entry { version: AtomicU32::new(0), words: [const { AtomicU64::new(0) }; 4] } };
-        SIGNALS + 1];
+static ACTIONS: [Entry; SIGNALS + 1] = [const { Entry(Versioned::zeros()) }; SIGNALS + 1];
 
 impl Entry {
     /// In our own code: no handler of this thread's waits for it.
     fn set(&self, action: &KernelAction) {
-        let mut version = self.version.load(Relaxed);
-        loop {
-            version &= !1;
-            match self.version.compare_exchange_weak(version, version + 1, Acquire, Relaxed) {
-                Ok(_) => break,
-                Err(now) => version = now,
-            }
-        }
-        fence(Release);
         let KernelAction { handler, flags, restorer, mask } = *action;
-        let words = [handler, flags, restorer, mask];
-        self.words.iter().zip(words).for_each(|(to, word)| to.store(word, Relaxed));
-        self.version.store(version + 2, Release);
+        self.0.set([handler, flags, restorer, mask]);
     }
 
     fn get(&self) -> KernelAction {
-        loop {
-            let version = self.version.load(Acquire);
-            let [handler, flags, restorer, mask] =
-                self.words.each_ref().map(|word| word.load(Relaxed));
-            fence(Acquire);
-            if version.is_multiple_of(2) && self.version.load(Relaxed) == version {
-                return KernelAction { handler, flags, restorer, mask };
-            }
-            std::hint::spin_loop();
-        }
+        let [handler, flags, restorer, mask] = self.0.get();
+        KernelAction { handler, flags, restorer, mask }
     }
 }
 

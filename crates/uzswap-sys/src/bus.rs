@@ -11,6 +11,7 @@
 //! thread has our locks. `errno` is kept.
 
 mod handlers;
+mod versioned;
 
 use crate::stack::Stacks;
 use crate::uffd::Fault;
@@ -20,6 +21,7 @@ use std::io;
 use std::mem::MaybeUninit;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU32, Ordering::*};
+pub use versioned::Versioned;
 
 /// Serves a fault; `false` if it is not ours.
 pub type Serve = fn(Fault) -> bool;

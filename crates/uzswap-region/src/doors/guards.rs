@@ -14,18 +14,16 @@
 //! closed while it is written, and is a mapping of its own for that moment. The only thread of a
 //! program brings its pages in without that: no other thread can look.
 
-use super::own::{Own, allow, gap};
+use super::own::{Own, allow, allow_patiently, gap};
 use crate::core::Inner;
 use crate::core::door::Door;
 use crate::core::space::{Space, Taken, neighbours, range_of};
 use crate::staging::BATCH;
 use crate::word::Kind;
-use rustix::io::Errno;
 use std::io;
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI32, Ordering::Relaxed};
-use std::time::Duration;
 use uzswap_engine::{PAGE_BYTES, Page};
 use uzswap_sys::map::Pagemap;
 use uzswap_sys::proc_mem::{self, Access};
@@ -72,19 +70,7 @@ fn open(range: Range<usize>) -> io::Result<()> {
 
 /// Closes pages for a moment, which needs two mappings. Other threads may have the last.
 fn close(range: &Range<usize>) -> io::Result<()> {
-    let mut tries = 0;
-    loop {
-        match allow(range.clone(), Access::None) {
-            Err(error) if error.raw_os_error() == Some(Errno::NOMEM.raw_os_error()) => {
-                tries += 1;
-                if tries > TRIES {
-                    return Err(error);
-                }
-                std::thread::sleep(Duration::from_millis(1));
-            }
-            done => return done,
-        }
-    }
+    allow_patiently(range, Access::None, TRIES)
 }
 
 impl Door for Guards {

@@ -2,8 +2,10 @@
 
 use crate::core::Inner;
 use crate::core::space::Taken;
+use rustix::io::Errno;
 use std::io;
 use std::ops::Range;
+use std::time::Duration;
 use uzswap_engine::Page;
 use uzswap_sys::map::Pagemap;
 use uzswap_sys::proc_mem::{Access, OwnMemory, set_access};
@@ -47,6 +49,23 @@ pub(crate) fn allow(range: Range<usize>, access: Access) -> io::Result<()> {
     // SAFETY: adopted memory, which the program may access. A thread that does so meanwhile waits
     // for the words.
     unsafe { set_access(range, access) }
+}
+
+/// The same where the process may have no mapping left: other threads, or pages that leave, may
+/// give one back, so it is tried again so often, a millisecond apart.
+pub(crate) fn allow_patiently(
+    range: &Range<usize>,
+    access: Access,
+    tries: usize,
+) -> io::Result<()> {
+    for _ in 0..tries {
+        match allow(range.clone(), access) {
+            Err(error) if error.raw_os_error() == Some(Errno::NOMEM.raw_os_error()) => {}
+            done => return done,
+        }
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    allow(range.clone(), access)
 }
 
 /// The first part of a range of flags in which none is set, from a place on.

@@ -10,19 +10,17 @@
 //! come in several at once, and leave only beside others that are out. So pages that are out come
 //! to lie together, and so do pages that are in.
 
-use super::own::{Own, allow, gap};
+use super::own::{Own, allow, allow_patiently, gap};
 use crate::core::Inner;
 use crate::core::door::Door;
 use crate::core::space::{Space, Taken, neighbours, range_of};
 use crate::staging::BATCH;
 use crate::word::Kind;
 use rustix::fs::{Mode, OFlags};
-use rustix::io::Errno;
 use std::fs;
 use std::io;
 use std::ops::Range;
 use std::sync::atomic::{AtomicI64, Ordering::Relaxed};
-use std::time::Duration;
 use uzswap_engine::{PAGE_BYTES, Page};
 use uzswap_sys::map::{self, Pagemap};
 use uzswap_sys::proc_mem::Access;
@@ -106,19 +104,7 @@ impl Protection {
     /// meanwhile other pages that leave may give mappings back.
     fn open_pages(&self, range: &Range<usize>) -> io::Result<()> {
         self.mappings.changed();
-        let mut tries = 0;
-        loop {
-            match allow(range.clone(), Access::All) {
-                Err(error) if error.raw_os_error() == Some(Errno::NOMEM.raw_os_error()) => {
-                    tries += 1;
-                    if tries > TRIES {
-                        return Err(error);
-                    }
-                    std::thread::sleep(Duration::from_millis(1));
-                }
-                done => return done,
-            }
-        }
+        allow_patiently(range, Access::All, TRIES)
     }
 }
 

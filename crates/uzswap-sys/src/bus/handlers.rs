@@ -1,8 +1,9 @@
 //! The program's handlers of a signal, which our handler passes signals to.
 
+use super::versioned::Versioned;
 use libc::{c_int, sigaction as Action};
 use std::mem::MaybeUninit;
-use std::sync::atomic::{AtomicI32, AtomicU32, AtomicU64, AtomicUsize, Ordering::*, fence};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::*};
 
 /// Most handlers of one signal that are kept; beyond that the last one is replaced.
 const HANDLERS_MAX: usize = 8;
@@ -17,15 +18,9 @@ pub struct Handlers {
     pub passing: AtomicU64,
 }
 
-/// A handler of the program's and its flags: an action of the kernel's, which other threads read
-/// while it is replaced. `version` is odd meanwhile.
-pub struct Handler {
-    version: AtomicU32,
-    function: AtomicUsize,
-    flags: AtomicI32,
-    /// Signals from 1 on.
-    mask: AtomicU64,
-}
+/// A handler of the program's: the function, its flags, and a mask of signals from 1 on. Other
+/// threads read them while they are replaced.
+pub struct Handler(Versioned<3>);
 
 impl Handlers {
     pub const fn new() -> Self {
@@ -51,7 +46,7 @@ impl Handlers {
 
     /// Adds a handler that was set without our knowledge, unless it is known.
     pub fn push(&self, action: &Action) {
-        let is_known = |handler: &Handler| handler.function.load(Relaxed) == action.sa_sigaction;
+        let is_known = |handler: &Handler| handler.get().sa_sigaction == action.sa_sigaction;
         let count = self.count.load(Acquire);
         if self.all[1..count].iter().any(is_known) {
             return;
@@ -64,43 +59,23 @@ impl Handlers {
 
 impl Handler {
     const fn none() -> Self {
-        let (version, function) = (AtomicU32::new(0), AtomicUsize::new(libc::SIG_DFL));
-        Self { version, function, flags: AtomicI32::new(0), mask: AtomicU64::new(0) }
+        const { assert!(libc::SIG_DFL == 0) };
+        Self(Versioned::zeros())
     }
 
     /// The caller blocks signals, so that a handler here does not wait for its own thread.
     pub fn set(&self, action: &Action) {
-        let mut version = self.version.load(Relaxed);
-        loop {
-            version &= !1;
-            match self.version.compare_exchange_weak(version, version + 1, Acquire, Relaxed) {
-                Ok(_) => break,
-                Err(now) => version = now,
-            }
-        }
-        fence(Release);
         let is_in = |signal: &c_int| {
             // SAFETY: a set, and a signal.
             unsafe { libc::sigismember(&action.sa_mask, *signal) == 1 }
         };
         let mask = (1..=64).filter(is_in).fold(0, |mask, signal| mask | 1 << (signal - 1));
-        self.function.store(action.sa_sigaction, Relaxed);
-        self.flags.store(action.sa_flags, Relaxed);
-        self.mask.store(mask, Relaxed);
-        self.version.store(version + 2, Release);
+        self.0.set([action.sa_sigaction as u64, action.sa_flags as u64, mask]);
     }
 
     pub fn get(&self) -> Action {
-        loop {
-            let version = self.version.load(Acquire);
-            let function = self.function.load(Relaxed);
-            let (flags, mask) = (self.flags.load(Relaxed), self.mask.load(Relaxed));
-            fence(Acquire);
-            if version.is_multiple_of(2) && self.version.load(Relaxed) == version {
-                return action(function, flags, mask);
-            }
-            std::hint::spin_loop();
-        }
+        let [function, flags, mask] = self.0.get();
+        action(function as usize, flags as c_int, mask)
     }
 }
 
