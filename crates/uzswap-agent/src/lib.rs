@@ -153,7 +153,7 @@ extern "C" fn watch_from_now() {
 /// Watches in the calling thread, unless another one does.
 extern "C" fn watch_from_here() {
     if stage::change(Stage::Loaded, Stage::Watched) {
-        watch(own_threads::Coming::new());
+        watch(own_threads::announce());
     }
 }
 
@@ -175,7 +175,7 @@ fn await_bell(rung: u32, wait: Duration) {
 /// Starts the thread that watches.
 fn start() -> io::Result<()> {
     let _inside = inside();
-    let coming = own_threads::Coming::new();
+    let coming = own_threads::announce();
     let thread = std::thread::Builder::new().name("uzswap-agent".into()).stack_size(STACK);
     thread.spawn(|| watch(coming)).map(drop)
 }

@@ -34,7 +34,7 @@ static IS_THERE: AtomicBool = AtomicBool::new(false);
 /// Starts the thread. Where that fails, the caller reads the files itself.
 pub fn start() {
     ASKED.store(NONE, SeqCst);
-    let coming = own_threads::Coming::new();
+    let coming = own_threads::announce();
     let thread = std::thread::Builder::new().name("uzswap-look".into()).stack_size(STACK);
     IS_THERE.store(thread.spawn(|| run(coming)).is_ok(), SeqCst);
 }

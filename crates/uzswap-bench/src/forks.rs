@@ -3,6 +3,7 @@
 use crate::bench::{Bench, Turns};
 use crate::error::{Context, Failure};
 use crate::figures::median;
+use crate::install::{is_there, packages};
 use crate::machine::Changes;
 use crate::peer::{Peer, Room};
 use crate::report::{Section, Table};
@@ -30,6 +31,9 @@ const PROGRAM: &str = include_str!("forks.py");
 
 /// Measures.
 pub fn run(bench: &Bench, arguments: &ForksArguments) -> Result<Section, Failure> {
+    if !is_there("python3") {
+        packages(&["python3"])?;
+    }
     let mib = arguments.mib.unwrap_or(bench.pick(96, 192, 512));
     let forks = bench.pick(5, 30, 100);
     let rounds = bench.rounds(1, 5);

@@ -7,7 +7,6 @@
 #![cfg(all(target_os = "linux", target_env = "gnu"))]
 #![allow(clippy::unwrap_used, reason = "tests")]
 
-use rustix::thread::{CpuSet, sched_getcpu, sched_setaffinity};
 use std::cell::Cell;
 use std::ffi::{c_int, c_void};
 use std::fs::File;
@@ -17,7 +16,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 use uzswap_engine::backing::{Backing, FileBacking};
 use uzswap_engine::compress::{Codecs, prepare_thread};
-use uzswap_engine::testing::{Content, Noise, Setup, TestBacking, page_of};
+use uzswap_engine::testing::{Content, Noise, Setup, TestBacking, page_of, stay_on_a_cpu};
 use uzswap_engine::{Area, Cache, Load, PAGE_BYTES, Store};
 
 unsafe extern "C" {
@@ -535,9 +534,7 @@ fn a_thread_s_deepest_load_takes_no_memory_from_the_kernel_once_it_is_prepared()
         }
     };
     // The same contexts for both threads: those of one CPU.
-    let mut here = CpuSet::new();
-    here.set(sched_getcpu());
-    sched_setaffinity(None, &here).unwrap();
+    stay_on_a_cpu();
     // All but the stack of the next thread, whose size differs, so that it is not a stack that
     // another thread has left.
     load();

@@ -23,8 +23,6 @@ use uzswap_sys::uffd::{Delivery, Uffd};
 
 /// The door of a mode; without `means` the fastest that there is.
 pub(crate) fn open(mode: Mode, means: Option<Means>) -> Result<Box<dyn Door>, Error> {
-    // Each door asks there.
-    Pagemap::open().map_err(|source| Error::Pagemap { source })?;
     let uffd = |delivery| {
         let mut uffd = Uffd::open(delivery)?;
         if means == Some(Means::Copies) {
@@ -34,7 +32,7 @@ pub(crate) fn open(mode: Mode, means: Option<Means>) -> Result<Box<dyn Door>, Er
     };
     let guards = || Guards::open().map(|door| Box::new(door) as Box<dyn Door>);
     let protection = || Protection::open().map(|door| Box::new(door) as Box<dyn Door>);
-    match mode {
+    let opened = match mode {
         Mode::InThread => uffd(Delivery::Signal).map_err(|source| Error::Userfaultfd { source }),
         Mode::HandlerThreads => {
             uffd(Delivery::Message).map_err(|source| Error::HandlerThreads { source })
@@ -45,7 +43,12 @@ pub(crate) fn open(mode: Mode, means: Option<Means>) -> Result<Box<dyn Door>, Er
             _ => guards().or_else(|_| protection()),
         }
         .map_err(|source| Error::OwnMemory { source }),
-    }
+    };
+    // Each door asks there: where the kernel does not answer, that is the reason.
+    opened.map_err(|error| match Pagemap::open() {
+        Ok(_) => error,
+        Err(source) => Error::Pagemap { source },
+    })
 }
 
 impl Mode {

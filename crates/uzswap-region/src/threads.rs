@@ -50,7 +50,7 @@ impl Handle {
         let start = |name: &str, run: fn(&Inner)| {
             let inner = self.inner.clone();
             let thread = thread::Builder::new().name(name.into()).stack_size(STACK);
-            let coming = own_threads::Coming::new();
+            let coming = own_threads::announce();
             let run = move || {
                 let _entered = coming.enter();
                 IS_PAGERS.set(true);

@@ -40,15 +40,14 @@ pub fn of_own_process(number: u64) -> Option<i32> {
     is_ours.then_some(number as u32 as i32)
 }
 
-impl Coming {
-    /// Counts a thread, before it is started.
-    #[expect(clippy::new_without_default, reason = "it counts: it is no plain value")]
-    pub fn new() -> Self {
-        let add = |now| of_own_process(now).map_or(of_process() | 1, |_| now + 1);
-        let _ = COMING.fetch_update(SeqCst, SeqCst, |now| Some(add(now)));
-        Self(())
-    }
+/// Counts a thread, before it is started.
+pub fn announce() -> Coming {
+    let add = |now| of_own_process(now).map_or(of_process() | 1, |_| now + 1);
+    let _ = COMING.fetch_update(SeqCst, SeqCst, |now| Some(add(now)));
+    Coming(())
+}
 
+impl Coming {
     /// Enters the calling thread, which was counted.
     pub fn enter(self) -> Entered {
         let own = own_number();
@@ -95,7 +94,7 @@ mod tests {
         let other = std::thread::Builder::new().name("uzswap-reclaim".into());
         let other = other.spawn(move || assert!(!has(number()))).unwrap();
         other.join().unwrap();
-        let coming = Coming::new();
+        let coming = announce();
         assert!(are_coming() && !has(number()));
         let entered = coming.enter();
         assert!(!are_coming() && has(number()));
