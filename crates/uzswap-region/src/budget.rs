@@ -17,8 +17,11 @@ pub(crate) struct Budget {
     /// Bytes that everything together may take.
     bytes: AtomicI64,
     charged: AtomicI64,
-    /// Pages that may be charged: the budget without the cache.
+    /// Pages that may be charged: the budget without the cache, and without the memory that the
+    /// cache is about to take.
     limit: AtomicI64,
+    /// Pages that the cache is about to take.
+    ahead: AtomicI64,
     /// Rung when reclaim should run.
     bell: Bell,
     /// Counts the times that pages were given back, for threads that wait for some.
@@ -42,6 +45,7 @@ impl Budget {
             bytes: AtomicI64::new(bytes as i64),
             charged: AtomicI64::new(0),
             limit: AtomicI64::new(0),
+            ahead: AtomicI64::new(0),
             bell: Bell::default(),
             returned: AtomicU32::new(0),
             waiting: AtomicU32::new(0),
@@ -61,10 +65,24 @@ impl Budget {
         self.bytes.store(bytes as i64, Relaxed);
     }
 
-    /// Says how much the cache takes, and may take at once before it says so again.
-    pub(crate) fn set_cache_bytes(&self, bytes: usize) {
+    /// Says how much the cache takes, and how much more it is about to take.
+    pub(crate) fn set_cache_bytes(&self, bytes: usize, ahead: usize) {
         let left = self.bytes.load(Relaxed) - bytes as i64;
-        self.limit.store(left.div_euclid(PAGE_BYTES as i64), Relaxed);
+        let ahead = (ahead / PAGE_BYTES) as i64;
+        self.ahead.store(ahead, Relaxed);
+        self.limit.store(left.div_euclid(PAGE_BYTES as i64) - ahead, Relaxed);
+    }
+
+    /// Lets threads have the pages that the cache is about to take, until it says its size again.
+    /// For a time at which nothing else can be taken out.
+    pub(crate) fn lend_ahead(&self) {
+        self.limit.fetch_add(self.ahead.swap(0, Relaxed), Relaxed);
+    }
+
+    /// Bytes that everything together takes.
+    pub(crate) fn used(&self) -> u64 {
+        let free = self.room() + self.ahead.load(Relaxed);
+        self.bytes().saturating_add_signed(-free * PAGE_BYTES as i64)
     }
 
     pub(crate) fn charged(&self) -> i64 {

@@ -152,10 +152,11 @@ impl Inner {
     /// pool.
     pub(crate) fn account(&self) {
         if self.log.is_some() {
-            return self.budget.set_cache_bytes(0);
+            return self.budget.set_cache_bytes(0, 0);
         }
         let tables = self.table_bytes.load(Relaxed).max(0) as usize;
-        self.budget.set_cache_bytes(self.cache.memory_bytes() + tables);
+        let ahead = self.cache.memory_bytes_ahead();
+        self.budget.set_cache_bytes(self.cache.memory_bytes() + tables, ahead);
         let bytes = self.budget.bytes() as i64;
         let for_pool = bytes - bytes / 8 - (self.cache.bytes_besides_pool() + tables) as i64;
         let limit = self.cache.pool_bytes_in(for_pool.max(0) as usize).max(1 << 20) as i64;

@@ -89,6 +89,7 @@ impl Inner {
             if is_idle || refused >= REFUSALS {
                 // All is pinned, or the pool is full: threads that wait learn that there will be no
                 // room.
+                self.budget.lend_ahead();
                 return match self.budget.room() {
                     ..=0 => self.budget.set_exhausted(),
                     _ => self.budget.changed(),

@@ -3,7 +3,7 @@
 use crate::core::Inner;
 use crate::lane::COUNTS;
 use std::fmt;
-use uzswap_engine::{PAGE_BYTES, STATISTICS};
+use uzswap_engine::STATISTICS;
 
 /// Figures of a pager at one moment: those of the engine, by the names of its control files
 /// (`stored_pages`, `pool_total_size`, …), and:
@@ -29,14 +29,11 @@ pub struct Stats {
 impl Stats {
     pub(crate) fn of(inner: &Inner) -> Self {
         let budget = &inner.budget;
-        let page = PAGE_BYTES as u64;
         let charged = budget.charged().max(0) as u64;
-        let free = budget.room();
-        let used = budget.bytes().saturating_add_signed(-free * page as i64);
         let staged = (inner.staging.queued() * crate::staging::BATCH) as u64;
         let mut values = vec![
             ("memory_budget", budget.bytes()),
-            ("memory_used", used),
+            ("memory_used", budget.used()),
             ("charged_pages", charged),
             ("staged_pages", staged),
         ];

@@ -193,6 +193,13 @@ impl Cache {
         self.pool.mapped_bytes() + self.bytes_besides_pool()
     }
 
+    /// Bytes by which [`Self::memory_bytes`] is about to grow: the more of its free memory the pool
+    /// has used, the more of the next section. A front end that has a budget sets them aside, so
+    /// that the section does not exceed it.
+    pub fn memory_bytes_ahead(&self) -> usize {
+        self.pool.bytes_ahead(self.reserve.reserve_bytes())
+    }
+
     /// The part of [`Self::memory_bytes`] that is not the pool's.
     pub fn bytes_besides_pool(&self) -> usize {
         self.metadata_bytes() + self.writeback.bytes()

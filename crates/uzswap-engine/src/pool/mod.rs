@@ -116,6 +116,9 @@ pub(crate) struct Pool {
     classes: Box<[CachePadded<SharedClass>]>,
     /// Objects that are on another node than the nearest.
     elsewhere: AtomicU64,
+    /// For each node, held while a section comes on line there, so that threads that lack memory
+    /// at the same time bring one and not one each.
+    growing: Box<[Mutex<()>]>,
 }
 
 impl Pool {
@@ -137,6 +140,7 @@ impl Pool {
             classes: (0..CLASSES * nodes.count()).map(class).collect(),
             nodes: nodes.clone(),
             elsewhere: AtomicU64::new(0),
+            growing: (0..nodes.count()).map(|_| Mutex::new(())).collect(),
         }
     }
 
@@ -328,9 +332,20 @@ impl Pool {
             let meant = self.served().filter(|node| is_meant(*node) && lacks(node));
             let least = meant.min_by_key(|node| self.sections.free_on(*node));
             let Some(node) = least else { break };
-            self.sections.bring_any_online(node)?;
+            let _growing = lock(&self.growing[node]);
+            if lacks(&node) {
+                self.sections.bring_any_online(node)?;
+            }
         }
         Ok(())
+    }
+
+    /// Bytes of the next section that are needed soon, where each node keeps `reserve` bytes free:
+    /// none while half a section is free beyond that, and all when none is.
+    pub(crate) fn bytes_ahead(&self, reserve: usize) -> usize {
+        const LEAD: usize = SECTION_BYTES / 2;
+        let spare = self.free_bytes().saturating_sub(self.reserve_of_all(reserve));
+        if self.sections.can_grow() { (LEAD - spare.min(LEAD)) * 2 } else { 0 }
     }
 
     /// Unmaps wholly free sections, the highest first, while `reserve` bytes stay free on each node

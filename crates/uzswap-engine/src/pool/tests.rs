@@ -274,3 +274,40 @@ fn the_lock_of_an_entry_guards_the_bytes_of_its_object() {
     });
     assert_eq!(pool.header(handle).checksum, 3 * rounds);
 }
+
+/// Each of them sees that memory is short, and one section is enough for all.
+#[test]
+fn threads_that_lack_memory_at_once_bring_one_section() {
+    for _ in 0..20 {
+        let pool = Pool::new(64 << 20, None, &Arc::new(Nodes::pretended(1, |_| 0)));
+        assert_eq!(pool.bytes_ahead(256 << 10), SECTION_BYTES);
+        let all_are_there = std::sync::Barrier::new(4);
+        std::thread::scope(|scope| {
+            for _ in 0..4 {
+                scope.spawn(|| {
+                    all_are_there.wait();
+                    pool.provision(256 << 10, |_| true).unwrap();
+                });
+            }
+        });
+        assert_eq!(pool.mapped_bytes(), SECTION_BYTES);
+        assert_eq!(pool.bytes_ahead(256 << 10), 0);
+    }
+}
+
+/// The more of the free memory is used, the more of the next section is set aside.
+#[test]
+fn the_next_section_is_set_aside_as_the_last_one_fills() {
+    const RESERVE: usize = SECTION_BYTES / 4;
+    let mut owned = Owned::new(2 * SECTION_BYTES);
+    let mut before = 0;
+    while owned.pool.free_bytes() > RESERVE {
+        let ahead = owned.pool.bytes_ahead(RESERVE);
+        assert!(ahead >= before && (ahead == 0) == (owned.pool.free_bytes() >= 3 * RESERVE));
+        before = ahead;
+        assert!(owned.insert(3000));
+    }
+    assert_eq!(owned.pool.bytes_ahead(RESERVE), SECTION_BYTES);
+    owned.pool.provision(SECTION_BYTES, |_| true).unwrap();
+    assert_eq!(owned.pool.bytes_ahead(RESERVE), 0, "there is no other section");
+}
