@@ -7,16 +7,20 @@
 //! another one; when it is killed itself, the keeper starts another daemon, which goes on with the
 //! memory that outlives it (kept.rs). A daemon that cannot go on does not end, and one that another
 //! version is to follow becomes that one. Otherwise the keeper alone would have the memory that
-//! outlives it, and the memory would be lost with the keeper.
+//! outlives it, and the memory would be lost with the keeper (daemon/phase.rs).
+
+pub mod phase;
 
 use crate::cli::InheritArguments;
 use crate::device::folder::{self, disk};
 use crate::device::kept::{Kept, Start};
 use crate::device::options::DaemonOptions;
+use crate::device::phase::Phased;
 use crate::device::processes::ProcessId;
 use crate::device::spared;
 use crate::device::wire::{Order, Report, Wire};
 use crate::error::Failure;
+use phase::{Act, Heard, Phase};
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::net::UnixStream;
@@ -78,73 +82,55 @@ pub fn daemon(arguments: &InheritArguments) -> Result<(), Failure> {
     process::raise_descriptor_limit();
     die_of_panics();
     let mut notes = prepare();
-    let mut service = match Service::start(&start) {
-        Ok(service) => service,
-        Err(failure) => {
-            // It tells the process that started us. An error: that one is gone.
-            let _ = wire.send(&Report::Failed(failure.to_string()));
-            if start.devices.is_some() {
-                await_order(wire, arguments, start);
-            }
-            return Ok(());
+    let swapped = Arc::new(Swapped::default());
+    swapped.set(start.devices.clone().unwrap_or_default());
+    let mut phase = Phase::Starting;
+    let mut service = Service::start(&start, &swapped);
+    phase.started(service.is_ok(), start.devices.is_some());
+    let report = match &service {
+        Ok(service) => {
+            notes.extend(lock());
+            start.options.transport = service.transport.kind().to_string();
+            Report::Ready { transport: start.options.transport.clone(), notes }
         }
+        Err(failure) => Report::Failed(failure.to_string()),
     };
-    notes.extend(lock());
-    start.options.transport = service.transport.kind().to_string();
-    start.serves = true;
-    let mut pauses = Pauses::default();
-    let ready = Report::Ready { transport: start.options.transport.clone(), notes };
+    start.serves = service.is_ok();
     // An error: the keeper is gone, as the next look shows.
-    let _ = wire.send(&ready);
-    loop {
-        match wire.receive() {
-            Ok(Order::Attach(part)) => {
+    let _ = wire.send(&report);
+    let mut pauses = Pauses::default();
+    while phase != Phase::Ending {
+        let heard = wire.receive();
+        let act = phase.hear(Heard::of(&heard), || swapped.is_listed().unwrap_or(true));
+        match (act, heard, &mut service) {
+            (Some(Act::MakeDevice), Ok(Order::Attach(part)), Ok(service)) => {
                 let report = match service.transport.attach(part) {
                     Ok(offer) => Report::Attached(offer),
                     Err(error) => Report::Failed(error.to_string()),
                 };
                 let _ = wire.send(&report);
             }
-            Ok(Order::Settle(devices)) => {
-                service.swapped.set(devices);
+            (Some(Act::Settle), Ok(Order::Settle(devices)), Ok(service)) => {
+                swapped.set(devices);
                 service.transport.settle();
             }
-            Ok(Order::Become(program)) => {
-                start.devices = Some(service.swapped.devices());
+            (Some(Act::Become), Ok(Order::Become(program)), _) => {
+                start.devices = Some(swapped.devices());
                 become_another(&program, &mut wire, arguments, &start);
             }
-            // The kernel may ask for each page of a device that it lists.
-            Ok(Order::End) if service.swapped.is_listed().is_ok_and(|listed| !listed) => {
-                return Ok(());
-            }
-            Ok(Order::End) => {}
-            Err(_) => {
-                start.devices = Some(service.swapped.devices());
+            (Some(Act::StartKeeper), ..) => {
+                start.devices = Some(swapped.devices());
                 std::thread::sleep(pauses.before_next(Instant::now()));
                 wire = replace_keeper(arguments, &mut start);
             }
+            (_, Ok(Order::Attach(_)), _) => {
+                let _ = wire.send(&Report::Failed("this daemon does not serve".into()));
+            }
+            _ => {}
         }
     }
-}
-
-/// Waits for the keeper's order, where this daemon could not go on with the memory that another has
-/// left. If the keeper is killed there would be nobody to try again: another one does.
-fn await_order(mut wire: Wire, arguments: &InheritArguments, mut start: Start) {
-    start.serves = false;
-    let mut pauses = Pauses::default();
-    loop {
-        match wire.receive() {
-            Ok(Order::Become(program)) => {
-                become_another(&program, &mut wire, arguments, &start);
-            }
-            // The others are no orders for a daemon that does not serve.
-            Ok(Order::End | Order::Attach(_) | Order::Settle(_)) => return,
-            Err(_) => {
-                std::thread::sleep(pauses.before_next(Instant::now()));
-                wire = replace_keeper(arguments, &mut start);
-            }
-        }
-    }
+    phase.require(Act::Close);
+    Ok(())
 }
 
 /// Executes a daemon of this program in the place of this one: at whatever instruction its threads
@@ -234,14 +220,13 @@ fn ignore_signals() -> io::Result<()> {
 /// Everything that serves; dropped from the first field to the last.
 struct Service {
     transport: Box<dyn Transport>,
-    swapped: Arc<Swapped>,
     _maintainer: Maintainer,
     _control: Control,
     _store: Option<StoreKeeper>,
 }
 
 impl Service {
-    fn start(start: &Start) -> Result<Self, Failure> {
+    fn start(start: &Start, swapped: &Arc<Swapped>) -> Result<Self, Failure> {
         let options = &start.options;
         let kept = start.kept.as_ref().map(|numbers| Kept::inherited(numbers, process::inherited));
         let kept = kept.transpose().map_err(|error| {
@@ -270,8 +255,6 @@ impl Service {
             Failure::new(format!("cannot mount on {folder}: {error}; see `uzswap doctor`"))
         };
         let traffic = Arc::new(Traffic::new(options.threads));
-        let swapped = Arc::new(Swapped::default());
-        swapped.set(start.devices.clone().unwrap_or_default());
         if takes_over && fuse::is_mounted(&folder) {
             // The control files of the daemon before, which nobody answers for.
             fuse::unmount(&folder).map_err(mount)?;
@@ -282,7 +265,7 @@ impl Service {
         let transport = transport(options, &served, &traffic, server, before)?;
         let added = cache.add_cpu_state(transport.cpu_state());
         added.map_err(|error| Failure::new(error.to_string()))?;
-        Ok(Self { transport, swapped, _maintainer: maintainer, _control: control, _store: store })
+        Ok(Self { transport, _maintainer: maintainer, _control: control, _store: store })
     }
 }
 

@@ -9,6 +9,7 @@ pub mod kept;
 pub mod ledger;
 pub mod membership;
 pub mod options;
+pub mod phase;
 pub mod place;
 pub mod processes;
 pub mod requirements;

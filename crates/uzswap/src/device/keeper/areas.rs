@@ -6,6 +6,7 @@
 use super::phase::{Act, Phase};
 use super::{COME_BACK, Keeper, RETRY};
 use crate::device::ledger::AreaChange;
+use crate::device::phase::Phased;
 use crate::device::processes::{self, ProcessId};
 use crate::device::wire::{AreaOrder, AreaReport, Order, Report, Tell, Wire};
 use crate::device::{folder, spared, switching_off};

@@ -3,6 +3,7 @@
 use super::phase::Act;
 use super::{Keeper, LOOK, cannot_start, cannot_write};
 use crate::device::kept::{Kept, Start};
+use crate::device::phase::Phased;
 use crate::device::processes::ProcessId;
 use crate::device::spared;
 use crate::device::wire::{Order, Report};

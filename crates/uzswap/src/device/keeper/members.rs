@@ -4,6 +4,7 @@ use super::Keeper;
 use super::phase::Act;
 use crate::device::folder;
 use crate::device::ledger::RunChange;
+use crate::device::phase::Phased;
 use crate::device::place::Place;
 use crate::device::wire::{self, Ask, Joined, RunInfo, Tell, Wire};
 use std::collections::VecDeque;

@@ -23,6 +23,7 @@ use crate::device::group;
 use crate::device::kept::{Kept, Start};
 use crate::device::ledger::{self, RunChange, StandIn, State};
 use crate::device::options::DaemonOptions;
+use crate::device::phase::Phased;
 use crate::device::processes::{self, OWN_PROGRAM, ProcessId};
 use crate::device::shortage::Shortage;
 use crate::device::space::{self, Full, Space};

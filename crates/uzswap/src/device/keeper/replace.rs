@@ -2,6 +2,7 @@
 
 use super::phase::{Act, Phase};
 use super::{COME_BACK, Keeper};
+use crate::device::phase::Phased;
 use crate::device::processes::{self, OWN_PROGRAM};
 use crate::device::wire::{Order, Tell};
 use crate::error::Failure;

@@ -1,0 +1,155 @@
+//! Where the daemon is between its beginning and its end: **the one place** where that changes.
+//!
+//! It has the memory that outlives it, so it neither ends nor closes anything while the kernel may
+//! ask for a page. It does so in its last phase alone. The kernel's list of areas decides when that
+//! begins.
+
+use crate::device::phase::Phased;
+use crate::device::wire::Order;
+use std::io;
+
+/// See the module.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Phase {
+    /// It makes the cache, or takes it over.
+    Starting,
+    /// It answers requests.
+    Serving,
+    /// It could not go on with the memory of another daemon, has it, and waits to be told to try
+    /// again.
+    Unable,
+    /// Nobody needs it any more.
+    Ending,
+}
+
+use Phase::{Ending, Serving, Starting, Unable};
+
+/// The acts that are not always permitted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Act {
+    /// It makes a block device.
+    MakeDevice,
+    /// Devices that no area is on are forgotten.
+    Settle,
+    /// It executes another program in its place, which begins with the first phase.
+    Become,
+    /// It starts another keeper, since its own is gone.
+    StartKeeper,
+    /// It closes everything, and ends.
+    Close,
+}
+
+use Act::{Become, Close, MakeDevice, Settle, StartKeeper};
+
+impl Phased for Phase {
+    type Act = Act;
+
+    const OWNER: &'static str = "daemon";
+
+    const TRANSITIONS: &'static [(Self, Self, &'static str)] = &[
+        (Starting, Serving, "it has made the cache, or taken it over"),
+        (Starting, Unable, "it cannot take the cache over"),
+        (Starting, Ending, "it cannot make the cache: there are no pages yet"),
+        (Serving, Ending, "told to end, and the kernel lists none of its devices"),
+        (Unable, Ending, "told to end, and the kernel lists none of its devices"),
+    ];
+
+    const PERMITTED: &'static [(Self, &'static [Act])] = &[
+        (Starting, &[]),
+        (Serving, &[MakeDevice, Settle, Become, StartKeeper]),
+        (Unable, &[Become, StartKeeper]),
+        (Ending, &[Close]),
+    ];
+}
+
+/// A message of the keeper, without its content.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Heard {
+    /// [`Order::End`].
+    End,
+    /// Another order.
+    Order(Act),
+    /// The keeper's end.
+    Gone,
+}
+
+impl Heard {
+    /// The kind of a message.
+    pub fn of(message: &io::Result<Order>) -> Self {
+        match message {
+            Ok(Order::Attach(_)) => Self::Order(MakeDevice),
+            Ok(Order::Settle(_)) => Self::Order(Settle),
+            Ok(Order::Become(_)) => Self::Order(Become),
+            Ok(Order::End) => Self::End,
+            Err(_) => Self::Gone,
+        }
+    }
+}
+
+impl Phase {
+    /// The phase after the start. `takes_over`: another daemon was before this one.
+    pub fn started(&mut self, is_able: bool, takes_over: bool) {
+        self.become_next(match (is_able, takes_over) {
+            (true, _) => Serving,
+            (false, true) => Unable,
+            (false, false) => Ending,
+        });
+    }
+
+    /// The act that a message asks for; `None` where this phase does not permit it. Told to end, it
+    /// comes to its last phase, unless the kernel lists one of its devices: then the kernel may ask
+    /// for any page.
+    pub fn hear(&mut self, heard: Heard, is_listed: impl FnOnce() -> bool) -> Option<Act> {
+        let act = match heard {
+            Heard::End if is_listed() => return None,
+            Heard::End => {
+                self.become_next(Ending);
+                Close
+            }
+            Heard::Order(act) => act,
+            Heard::Gone => StartKeeper,
+        };
+        self.may(act).then_some(act)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::device::phase::tests::{all, check_tables};
+
+    #[test]
+    fn every_phase_is_reached_comes_to_an_end_and_is_documented() {
+        check_tables(Starting, Ending);
+    }
+
+    #[test]
+    fn a_daemon_closes_nothing_until_the_kernel_lists_none_of_its_devices() {
+        for mut phase in [Serving, Unable] {
+            assert_eq!(phase.hear(Heard::End, || true), None);
+            assert!(phase != Ending && !phase.may(Close));
+            assert_eq!(phase.hear(Heard::End, || false), Some(Close));
+            assert_eq!(phase, Ending);
+        }
+        assert!(all::<Phase>().all(|phase| phase.may(Close) == (phase == Ending)));
+    }
+
+    /// It ended at each of these orders once, and the memory that it has with it.
+    #[test]
+    fn a_daemon_that_does_not_serve_stays_whatever_it_is_told() {
+        let mut phase = Starting;
+        phase.started(false, true);
+        for order in [MakeDevice, Settle] {
+            assert_eq!(phase.hear(Heard::Order(order), || false), None);
+            assert_eq!(phase, Unable);
+        }
+        assert_eq!(phase.hear(Heard::Gone, || false), Some(StartKeeper));
+        assert_eq!(phase.hear(Heard::Order(Become), || false), Some(Become));
+    }
+
+    #[test]
+    #[should_panic(expected = "a daemon that is Serving may not Close")]
+    fn a_serving_daemon_does_not_end() {
+        Serving.require(Close);
+    }
+}
