@@ -29,7 +29,7 @@ pub(crate) const TAGS_MAX: usize = 64;
 pub(crate) struct Desk {
     /// Where the device begins on the disk.
     start: u64,
-    places: Box<[Place]>,
+    places: Box<[TaggedIo]>,
     /// By bit: all parts of the request are done.
     done: AtomicU64,
     /// The queue's thread sleeps, or is about to.
@@ -39,7 +39,7 @@ pub(crate) struct Desk {
 
 /// By tag.
 #[derive(Default)]
-struct Place {
+struct TaggedIo {
     /// Several threads read the pages of a write; one fills the pages of a read.
     io: RwLock<Option<Io>>,
     parts_left: AtomicUsize,
@@ -53,7 +53,7 @@ impl Desk {
         assert!(tags <= TAGS_MAX);
         Self {
             start,
-            places: (0..tags).map(|_| Place::default()).collect(),
+            places: (0..tags).map(|_| TaggedIo::default()).collect(),
             done: AtomicU64::new(0),
             is_asleep: AtomicBool::new(false),
             bell,

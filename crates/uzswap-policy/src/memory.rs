@@ -13,7 +13,7 @@ const PART_FOR_PAGES: u64 = 8;
 
 /// Where a page is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Place {
+enum PageLocation {
     Nowhere,
     There,
     Pool { bytes: u16 },
@@ -36,7 +36,7 @@ pub(crate) struct Memory {
     there: u64,
     pool: u64,
     /// Each with how often the page left.
-    places: Vec<(Place, u32)>,
+    places: Vec<(PageLocation, u32)>,
     /// Pages of the pool in the order in which they left. An entry holds for a page that left as
     /// often.
     left: VecDeque<(u32, u32)>,
@@ -44,7 +44,7 @@ pub(crate) struct Memory {
 
 impl Memory {
     pub(crate) fn new(pages: usize, bytes: u64) -> Self {
-        let places = vec![(Place::Nowhere, 0); pages];
+        let places = vec![(PageLocation::Nowhere, 0); pages];
         Self { bytes, there: 0, pool: 0, places, left: VecDeque::new() }
     }
 
@@ -68,17 +68,17 @@ impl Memory {
 
     pub(crate) fn place(&self, page: usize) -> Was {
         match self.places[page].0 {
-            Place::Nowhere => Was::Nowhere,
-            Place::There => Was::Memory,
-            Place::Pool { .. } => Was::Pool,
-            Place::Backing => Was::Backing,
+            PageLocation::Nowhere => Was::Nowhere,
+            PageLocation::There => Was::Memory,
+            PageLocation::Pool { .. } => Was::Pool,
+            PageLocation::Backing => Was::Backing,
         }
     }
 
     /// A page comes that is not there. Its copy is dropped.
     pub(crate) fn come(&mut self, page: usize) {
         self.drop_page(page);
-        self.places[page].0 = Place::There;
+        self.places[page].0 = PageLocation::There;
         self.there += 1;
     }
 
@@ -87,7 +87,7 @@ impl Memory {
     pub(crate) fn leave(&mut self, page: usize, bytes: u16) -> u64 {
         self.there -= 1;
         let (place, times) = &mut self.places[page];
-        *place = Place::Pool { bytes };
+        *place = PageLocation::Pool { bytes };
         *times = times.wrapping_add(1);
         self.left.push_back((page as u32, *times));
         self.pool += u64::from(bytes);
@@ -95,11 +95,11 @@ impl Memory {
         while self.pool > self.bytes - self.bytes / PART_FOR_PAGES
             && let Some((page, times)) = self.left.pop_front()
         {
-            if let (Place::Pool { bytes }, left) = self.places[page as usize]
+            if let (PageLocation::Pool { bytes }, left) = self.places[page as usize]
                 && left == times
             {
                 self.pool -= u64::from(bytes);
-                self.places[page as usize].0 = Place::Backing;
+                self.places[page as usize].0 = PageLocation::Backing;
                 written += u64::from(bytes);
             }
         }
@@ -108,10 +108,10 @@ impl Memory {
 
     /// The program gives a page back, wherever it is.
     pub(crate) fn drop_page(&mut self, page: usize) {
-        match std::mem::replace(&mut self.places[page].0, Place::Nowhere) {
-            Place::There => self.there -= 1,
-            Place::Pool { bytes } => self.pool -= u64::from(bytes),
-            Place::Nowhere | Place::Backing => {}
+        match std::mem::replace(&mut self.places[page].0, PageLocation::Nowhere) {
+            PageLocation::There => self.there -= 1,
+            PageLocation::Pool { bytes } => self.pool -= u64::from(bytes),
+            PageLocation::Nowhere | PageLocation::Backing => {}
         }
     }
 }

@@ -7,7 +7,7 @@ use std::collections::VecDeque;
 
 /// The state of a page for the hand.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Place {
+enum PageState {
     Nowhere,
     There {
         passes: u8,
@@ -24,7 +24,7 @@ enum Place {
 
 #[derive(Debug, Clone, Copy)]
 struct Page {
-    place: Place,
+    place: PageState,
     level: u8,
     /// In the pool, if it leaves now.
     bytes: u16,
@@ -48,7 +48,7 @@ pub(crate) struct Pager {
 impl Pager {
     pub(crate) fn new(pages: usize, memory: u64, has_levels: bool) -> Self {
         Self {
-            pages: vec![Page { place: Place::Nowhere, level: 0, bytes: 0 }; pages],
+            pages: vec![Page { place: PageState::Nowhere, level: 0, bytes: 0 }; pages],
             memory: Memory::new(pages, memory),
             has_levels,
             staged: 0,
@@ -76,26 +76,26 @@ impl Pager {
     pub(crate) fn touch(&mut self, page: usize, bytes: u16) -> (Was, bool) {
         let from = self.memory.place(page);
         let Page { place, level, .. } = self.pages[page];
-        let is_staged = matches!(place, Place::Staged { .. });
+        let is_staged = matches!(place, PageState::Staged { .. });
         match place {
-            Place::There { .. } => {}
-            Place::Staged { .. } => {
+            PageState::There { .. } => {}
+            PageState::Staged { .. } => {
                 self.staged -= 1;
                 self.seen.returned[usize::from(level)] += 1;
                 self.pages[page].level = order::raised(level);
             }
-            Place::Nowhere | Place::Out { .. } => {
+            PageState::Nowhere | PageState::Out { .. } => {
                 while !self.memory.has_room() {
                     self.evict();
                 }
-                if let Place::Out { departed } = place {
+                if let PageState::Out { departed } = place {
                     self.come_back(page, self.departed - departed);
                 }
                 self.memory.come(page);
             }
         }
-        if !matches!(place, Place::There { .. }) {
-            self.pages[page].place = Place::There { passes: 0 };
+        if !matches!(place, PageState::There { .. }) {
+            self.pages[page].place = PageState::There { passes: 0 };
         }
         self.pages[page].bytes = bytes;
         let capacity = self.memory.capacity();
@@ -108,8 +108,8 @@ impl Pager {
 
     /// The program gives a page back.
     pub(crate) fn give_back(&mut self, page: usize) {
-        self.staged -= usize::from(matches!(self.pages[page].place, Place::Staged { .. }));
-        self.pages[page] = Page { place: Place::Nowhere, level: 0, bytes: 0 };
+        self.staged -= usize::from(matches!(self.pages[page].place, PageState::Staged { .. }));
+        self.pages[page] = Page { place: PageState::Nowhere, level: 0, bytes: 0 };
         self.memory.drop_page(page);
     }
 
@@ -134,17 +134,19 @@ impl Pager {
         while self.may_stage() {
             let page = self.hand;
             self.hand = (page + 1) % self.pages.len();
-            if let Place::There { passes } = self.pages[page].place {
+            if let PageState::There { passes } = self.pages[page].place {
                 let verdict = match self.has_levels {
                     true => self.order.judge(self.pages[page].level, passes, round),
                     false if passes == 0 => Verdict::Stays { passes: 1 },
                     false => Verdict::Leaves,
                 };
                 match verdict {
-                    Verdict::Stays { passes } => self.pages[page].place = Place::There { passes },
+                    Verdict::Stays { passes } => {
+                        self.pages[page].place = PageState::There { passes }
+                    }
                     Verdict::Leaves => {
                         self.entries += 1;
-                        self.pages[page].place = Place::Staged { entry: self.entries };
+                        self.pages[page].place = PageState::Staged { entry: self.entries };
                         self.staging.push_back((page, self.entries));
                         self.staged += 1;
                         return;
@@ -162,8 +164,8 @@ impl Pager {
     fn evict(&mut self) {
         loop {
             match self.staging.pop_front() {
-                Some((page, entry)) if self.pages[page].place == Place::Staged { entry } => {
-                    self.pages[page].place = Place::Out { departed: self.departed };
+                Some((page, entry)) if self.pages[page].place == PageState::Staged { entry } => {
+                    self.pages[page].place = PageState::Out { departed: self.departed };
                     self.departed += 1;
                     self.staged -= 1;
                     self.written += self.memory.leave(page, self.pages[page].bytes);

@@ -32,12 +32,12 @@ use uzswap_tree::front::{BARE, FILTERED, FORM, Front, QUEUED, TAKING};
 use uzswap_tree::{SILENT_MAX, Tree};
 
 /// The target of [`FRONT`].
-struct Place(UnsafeCell<MaybeUninit<Front>>);
+struct FrontCell(UnsafeCell<MaybeUninit<Front>>);
 
 // SAFETY: written once, before the pointer to it is set; then it is only read.
-unsafe impl Sync for Place {}
+unsafe impl Sync for FrontCell {}
 
-static PLACE: Place = Place(UnsafeCell::new(MaybeUninit::uninit()));
+static PLACE: FrontCell = FrontCell(UnsafeCell::new(MaybeUninit::uninit()));
 /// Null until this library is ready, and in a program without a tree.
 static FRONT: AtomicPtr<Front> = AtomicPtr::new(ptr::null_mut());
 

@@ -6,7 +6,7 @@
 use crate::address::Address;
 use crate::connect::{enter, name};
 use crate::error::ConnectError;
-use crate::line::{Fault, Line, Place, Value};
+use crate::line::{Endpoint, Fault, Line, Value};
 use crate::tls::Secrets;
 use crate::{nodes, protocol};
 use std::collections::BTreeMap;
@@ -36,7 +36,7 @@ pub struct Client {
 pub struct Admin {
     address: Address,
     secrets: Secrets,
-    primaries: Vec<Place>,
+    primaries: Vec<Endpoint>,
 }
 
 impl Admin {
@@ -123,7 +123,7 @@ impl Admin {
         &self,
         mut visit: impl FnMut(&mut Line, &[String]) -> Result<(), Fault>,
     ) -> Result<(), ConnectError> {
-        let wrong = |place: &Place, why: &str| {
+        let wrong = |place: &Endpoint, why: &str| {
             let reason = format!("{}: {why}", name(place));
             ConnectError::store(&self.address, reason)
         };

@@ -3,7 +3,7 @@
 use crate::address::{Address, Seed};
 use crate::error::ConnectError;
 use crate::figures::Figures;
-use crate::line::{Line, Place, Value};
+use crate::line::{Endpoint, Line, Value};
 use crate::nodes::{Map, NODES_MAX, Primary, field, learn, places};
 use crate::protocol::{SLOTS, slot};
 use crate::store::{
@@ -61,7 +61,7 @@ impl Store {
         address: &Address,
         secrets: Secrets,
         epoch: u64,
-        seeds: Vec<Place>,
+        seeds: Vec<Endpoint>,
         primaries: &[Primary],
     ) -> io::Result<Self> {
         let servers: usize = primaries.iter().map(|primary| 1 + primary.replicas.len()).sum();
@@ -127,14 +127,19 @@ impl Store {
         })
     }
 
-    fn enter(&self, line: &mut Line, place: &Place, patience: Duration) -> Result<String, String> {
+    fn enter(
+        &self,
+        line: &mut Line,
+        place: &Endpoint,
+        patience: Duration,
+    ) -> Result<String, String> {
         enter(line, place, &self.address, &self.secrets, patience)
     }
 
     /// Numbers the servers that were learned.
     fn take_in(&self, keeper: &mut Keeper, primaries: &[Primary]) {
         let known = &mut keeper.known;
-        let mut number = |place: &Place| {
+        let mut number = |place: &Endpoint| {
             known.iter().position(|known| known == place).unwrap_or_else(|| {
                 // Numbers of servers that are gone are used again when all are taken.
                 if known.len() == NODES_MAX {
@@ -258,7 +263,7 @@ impl Store {
 
 /// The servers, as the first one knows them that answers. As a value: why none could be used.
 fn first_answer(
-    seeds: &[Place],
+    seeds: &[Endpoint],
     address: &Address,
     secrets: &Secrets,
 ) -> io::Result<Result<Vec<Primary>, String>> {
@@ -275,7 +280,7 @@ fn first_answer(
 }
 
 /// The places of all seeds. Errors: a name is not known.
-fn seeds(address: &Address) -> Result<Vec<Place>, ConnectError> {
+fn seeds(address: &Address) -> Result<Vec<Endpoint>, ConnectError> {
     let mut all = Vec::new();
     for seed in &address.seeds {
         let found = places(seed).map_err(|error| {
@@ -301,7 +306,7 @@ fn refused(place: &str, command: &str, text: &str) -> String {
 /// Connects a line and identifies itself; the server's `INFO`.
 pub(crate) fn enter(
     line: &mut Line,
-    place: &Place,
+    place: &Endpoint,
     address: &Address,
     secrets: &Secrets,
     patience: Duration,
@@ -341,14 +346,14 @@ pub(crate) fn enter(
     }
 }
 
-fn ask(line: &mut Line, place: &Place, info: &str) -> Result<Vec<Primary>, String> {
+fn ask(line: &mut Line, place: &Endpoint, info: &str) -> Result<Vec<Primary>, String> {
     learn(line, place, info).unwrap_or_else(|_| Err("CLUSTER SLOTS: no reply".into()))
 }
 
 /// A server's name in messages.
-pub(crate) fn name(place: &Place) -> String {
+pub(crate) fn name(place: &Endpoint) -> String {
     match place {
-        Place::Tcp(address) => Seed::Tcp(address.ip().to_string(), address.port()).to_string(),
-        Place::Unix(path) => path.display().to_string(),
+        Endpoint::Tcp(address) => Seed::Tcp(address.ip().to_string(), address.port()).to_string(),
+        Endpoint::Unix(path) => path.display().to_string(),
     }
 }

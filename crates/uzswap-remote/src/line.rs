@@ -29,7 +29,7 @@ const CONNECT: Duration = Duration::from_millis(500);
 
 /// Where a server is.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum Place {
+pub(crate) enum Endpoint {
     Tcp(SocketAddr),
     Unix(PathBuf),
 }
@@ -92,18 +92,18 @@ impl Line {
     /// server's certificate.
     pub(crate) fn open(
         &mut self,
-        place: &Place,
+        place: &Endpoint,
         patience: Duration,
         tls: Option<&Tls>,
     ) -> io::Result<()> {
         self.close();
         let new: OwnedFd = match place {
-            Place::Tcp(address) => {
+            Endpoint::Tcp(address) => {
                 let stream = TcpStream::connect_timeout(address, CONNECT)?;
                 stream.set_nodelay(true)?;
                 stream.into()
             }
-            Place::Unix(path) => UnixStream::connect(path)?.into(),
+            Endpoint::Unix(path) => UnixStream::connect(path)?.into(),
         };
         sockopt::set_socket_timeout(&new, sockopt::Timeout::Recv, Some(patience))?;
         sockopt::set_socket_timeout(&new, sockopt::Timeout::Send, Some(patience))?;
@@ -349,7 +349,7 @@ mod tests {
         let path = folder.path().join("socket");
         let listener = UnixListener::bind(&path).unwrap();
         let mut line = Line::new().unwrap();
-        line.open(&Place::Unix(path), Duration::from_millis(200), None).unwrap();
+        line.open(&Endpoint::Unix(path), Duration::from_millis(200), None).unwrap();
         let server = thread::spawn(move || {
             let (mut stream, _) = listener.accept().unwrap();
             for answer in answers {
@@ -398,11 +398,11 @@ mod tests {
         let _listener = UnixListener::bind(&path).unwrap();
         let mut line = Line::new().unwrap();
         let number = line.descriptor();
-        line.open(&Place::Unix(path.clone()), Duration::from_millis(20), None).unwrap();
+        line.open(&Endpoint::Unix(path.clone()), Duration::from_millis(20), None).unwrap();
         line.send(b"x", false).unwrap();
         assert_eq!(line.reply(), Err(Fault::Down));
         assert!(!line.is_open());
-        line.open(&Place::Unix(path), Duration::from_millis(20), None).unwrap();
+        line.open(&Endpoint::Unix(path), Duration::from_millis(20), None).unwrap();
         assert!(line.is_open() && line.descriptor() == number);
     }
 }

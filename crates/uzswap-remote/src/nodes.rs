@@ -4,7 +4,7 @@
 //! when one is gone or says that a key is elsewhere. A server keeps its number while we know it.
 
 use crate::address::Seed;
-use crate::line::{Fault, Line, Place, Value};
+use crate::line::{Endpoint, Fault, Line, Value};
 use crate::protocol::SLOTS;
 use std::net::{IpAddr, SocketAddr, ToSocketAddrs};
 use std::ops::RangeInclusive;
@@ -20,9 +20,9 @@ const NONE: u16 = u16::MAX;
 /// A server with the slots that it has, and its replicas.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Primary {
-    pub(crate) place: Place,
+    pub(crate) place: Endpoint,
     pub(crate) slots: Vec<RangeInclusive<u16>>,
-    pub(crate) replicas: Vec<Place>,
+    pub(crate) replicas: Vec<Endpoint>,
 }
 
 /// See the module.
@@ -53,7 +53,7 @@ impl Map {
     }
 
     /// Takes over the servers that were learned; `number` numbers a server.
-    pub(crate) fn set(&self, primaries: &[Primary], mut number: impl FnMut(&Place) -> usize) {
+    pub(crate) fn set(&self, primaries: &[Primary], mut number: impl FnMut(&Endpoint) -> usize) {
         for primary in primaries {
             let own = number(&primary.place);
             for slot in primary.slots.iter().cloned().flatten() {
@@ -68,11 +68,11 @@ impl Map {
 }
 
 /// The places of a seed. Errors: its name is not known.
-pub(crate) fn places(seed: &Seed) -> std::io::Result<Vec<Place>> {
+pub(crate) fn places(seed: &Seed) -> std::io::Result<Vec<Endpoint>> {
     Ok(match seed {
-        Seed::Unix(path) => vec![Place::Unix(path.clone())],
+        Seed::Unix(path) => vec![Endpoint::Unix(path.clone())],
         Seed::Tcp(host, port) => {
-            (host.as_str(), *port).to_socket_addrs()?.map(Place::Tcp).collect()
+            (host.as_str(), *port).to_socket_addrs()?.map(Endpoint::Tcp).collect()
         }
     })
 }
@@ -87,7 +87,7 @@ pub(crate) fn field<'a>(info: &'a str, name: &str) -> Option<&'a str> {
 /// they cannot be used.
 pub(crate) fn learn(
     line: &mut Line,
-    place: &Place,
+    place: &Endpoint,
     info: &str,
 ) -> Result<Result<Vec<Primary>, String>, Fault> {
     if field(info, "cluster_enabled") == Some("1") || field(info, "redis_mode") == Some("cluster") {
@@ -106,14 +106,14 @@ pub(crate) fn learn(
         let row = field(info, &format!("slave{number}"))?;
         let part = |name: &str| row.split(',').find_map(|part| part.strip_prefix(name));
         let (host, port) = (part("ip=")?, part("port=")?.parse().ok()?);
-        Some(Place::Tcp(SocketAddr::new(host.parse().ok()?, port)))
+        Some(Endpoint::Tcp(SocketAddr::new(host.parse().ok()?, port)))
     });
     let slots = vec![0..=(SLOTS - 1) as u16];
     Ok(Ok(vec![Primary { place: place.clone(), slots, replicas: replicas.collect() }]))
 }
 
 /// The reply to `CLUSTER SLOTS`.
-fn of_cluster(reply: &Value, asked: &Place) -> Result<Vec<Primary>, String> {
+fn of_cluster(reply: &Value, asked: &Endpoint) -> Result<Vec<Primary>, String> {
     let mut primaries: Vec<Primary> = Vec::new();
     let mut covered = 0;
     let rows = match reply {
@@ -153,7 +153,7 @@ fn of_cluster(reply: &Value, asked: &Place) -> Result<Vec<Primary>, String> {
 }
 
 /// One server: its address, which may be empty for the one that was asked, and its port.
-fn of_server(value: &Value, asked: &Place) -> Option<Place> {
+fn of_server(value: &Value, asked: &Endpoint) -> Option<Endpoint> {
     let Value::Array(parts) = value else { return None };
     let Some(Value::Integer(port)) = parts.get(1) else { return None };
     let port = u16::try_from(*port).ok()?;
@@ -163,12 +163,12 @@ fn of_server(value: &Value, asked: &Place) -> Option<Place> {
     };
     let address = match (host.parse::<IpAddr>(), asked) {
         (Ok(address), _) => SocketAddr::new(address, port),
-        (Err(_), Place::Tcp(asked)) if host.is_empty() || host == "?" => {
+        (Err(_), Endpoint::Tcp(asked)) if host.is_empty() || host == "?" => {
             SocketAddr::new(asked.ip(), port)
         }
         (Err(_), _) => (host.as_str(), port).to_socket_addrs().ok()?.next()?,
     };
-    Some(Place::Tcp(address))
+    Some(Endpoint::Tcp(address))
 }
 
 #[cfg(test)]
@@ -190,8 +190,8 @@ mod tests {
         )
     }
 
-    fn place(text: &str) -> Place {
-        Place::Tcp(text.parse().unwrap())
+    fn place(text: &str) -> Endpoint {
+        Endpoint::Tcp(text.parse().unwrap())
     }
 
     #[test]
@@ -206,7 +206,7 @@ mod tests {
         assert_eq!(primaries.len(), 2);
         assert_eq!(primaries[1].place, place("10.0.0.9:7002"));
         let map = Map::new();
-        let mut known: Vec<Place> = Vec::new();
+        let mut known: Vec<Endpoint> = Vec::new();
         map.set(&primaries, |place| {
             known.iter().position(|known| known == place).unwrap_or_else(|| {
                 known.push(place.clone());

@@ -14,7 +14,7 @@
 
 use crate::address::Address;
 use crate::figures::Figures;
-use crate::line::{Fault, Line, Place};
+use crate::line::{Endpoint, Fault, Line};
 use crate::nodes::Map;
 use crate::protocol::{Decimal, KEY_BYTES_MAX, Refusal, Reply, Short, begin, part, slot};
 use crate::tls::Secrets;
@@ -80,9 +80,9 @@ pub(crate) struct Store {
 
 /// The state of the background thread.
 pub(crate) struct Keeper {
-    pub(crate) seeds: Vec<Place>,
+    pub(crate) seeds: Vec<Endpoint>,
     /// Servers by their numbers; those of `active` are in use.
-    pub(crate) known: Vec<Place>,
+    pub(crate) known: Vec<Endpoint>,
     pub(crate) active: Vec<usize>,
     /// Those of them that have keys of their own.
     pub(crate) primaries: Vec<usize>,

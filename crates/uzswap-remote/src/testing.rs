@@ -4,7 +4,7 @@ mod proxy;
 
 pub use proxy::{Harm, Proxy};
 
-use crate::line::{Line, Place, Value};
+use crate::line::{Endpoint, Line, Value};
 use std::fmt::Write;
 use std::net::{SocketAddr, TcpListener};
 use std::os::unix::fs::symlink;
@@ -88,7 +88,7 @@ impl Server {
     /// Gives it a command; the reply as text, `None` without one.
     pub fn try_ask(&self, parts: &[&str]) -> Option<String> {
         let mut line = Line::new().ok()?;
-        let place = Place::Tcp(SocketAddr::from(([127, 0, 0, 1], self.port)));
+        let place = Endpoint::Tcp(SocketAddr::from(([127, 0, 0, 1], self.port)));
         line.open(&place, Duration::from_secs(5), None).ok()?;
         let parts: Vec<&[u8]> = parts.iter().map(|part| part.as_bytes()).collect();
         line.ask(&parts).ok().map(|value| text(&value))

@@ -8,7 +8,7 @@
 use crate::cli::{AttachArguments, DetachArguments, TargetArguments};
 use crate::commands::status;
 use crate::device::membership::Membership;
-use crate::device::place::Place;
+use crate::device::place::GroupChange;
 use crate::device::signals::{Event, Events};
 use crate::device::wire::{RunInfo, Tell};
 use crate::device::{group, ledger, options, processes, requirements, systemd};
@@ -42,18 +42,18 @@ struct Target {
 
 impl Target {
     /// The setting that is about to be changed, and its former value.
-    fn place(&self) -> Place {
+    fn place(&self) -> GroupChange {
         match self.processes {
-            Processes::Of(_) => Place {
+            Processes::Of(_) => GroupChange {
                 folder: self.group.path().to_owned(),
                 is_v2: self.group.version() == Version::V2,
                 borrowed: Some(squeeze::attributes(&self.group)),
-                ..Place::default()
+                ..GroupChange::default()
             },
-            Processes::From(pid) => Place {
+            Processes::From(pid) => GroupChange {
                 folder: format!("/proc/{pid}").into(),
                 borrowed: Some(Vec::new()),
-                ..Place::default()
+                ..GroupChange::default()
             },
         }
     }
@@ -75,7 +75,7 @@ impl Target {
         Ok(())
     }
 
-    fn squeeze(&self, memory: u64, place: &Place) -> Result<Box<dyn Squeeze>, Failure> {
+    fn squeeze(&self, memory: u64, place: &GroupChange) -> Result<Box<dyn Squeeze>, Failure> {
         Ok(match self.processes {
             Processes::Of(_) => {
                 let before = place.borrowed.as_deref().unwrap_or_default();

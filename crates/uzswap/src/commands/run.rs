@@ -5,7 +5,7 @@ use crate::commands::supervise::{Interrupts, TICK, exit_code, find_command, writ
 use crate::commands::user;
 use crate::device::ledger;
 use crate::device::membership::Membership;
-use crate::device::place::Place;
+use crate::device::place::GroupChange;
 use crate::device::processes::OWN_PROGRAM;
 use crate::device::signals::{Event, Events};
 use crate::device::wire::{RunInfo, Tell};
@@ -167,7 +167,7 @@ impl<'a> Watch<'a> {
     fn new(
         arguments: &'a RunArguments,
         part: &'a mut Membership,
-        place: &Place,
+        place: &GroupChange,
         events: &Events,
         exporter: Option<&'a mut Exporter>,
     ) -> Result<Self, Failure> {

@@ -9,7 +9,7 @@
 //! So the caller's limits hold for the command. The daemon has a group at the top: it must not wait
 //! for the memory of those that it serves.
 
-use crate::device::place::Place;
+use crate::device::place::GroupChange;
 use crate::device::systemd;
 use crate::error::Failure;
 use std::io;
@@ -37,7 +37,7 @@ pub fn hierarchy() -> Result<Hierarchy, Failure> {
 }
 
 /// Makes a group for process `child` of run `pid`, which waits for it, and moves it there.
-pub fn for_command(pid: u32, child: i32) -> Result<Place, Failure> {
+pub fn for_command(pid: u32, child: i32) -> Result<GroupChange, Failure> {
     let hierarchy = hierarchy()?;
     let name = format!("uzswap-{pid}");
     if hierarchy.version == Version::V2 && systemd::is_here() {
@@ -59,9 +59,9 @@ pub fn for_command(pid: u32, child: i32) -> Result<Place, Failure> {
     }
 }
 
-fn place(group: &Group) -> Place {
+fn place(group: &Group) -> GroupChange {
     let is_v2 = group.version() == Version::V2;
-    Place { folder: group.path().to_owned(), is_v2, ..Place::default() }
+    GroupChange { folder: group.path().to_owned(), is_v2, ..GroupChange::default() }
 }
 
 fn cannot_make(parent: &Group, error: &io::Error) -> Failure {
@@ -73,7 +73,7 @@ fn cannot_make(parent: &Group, error: &io::Error) -> Failure {
 }
 
 /// A scope around a group for the command.
-fn scope(hierarchy: &Hierarchy, unit: &str, child: i32) -> Result<Place, Failure> {
+fn scope(hierarchy: &Hierarchy, unit: &str, child: i32) -> Result<GroupChange, Failure> {
     let slice = slice_of(&hierarchy.own());
     systemd::start_scope(unit, slice.as_deref(), child, &format!("uzswap run, process {child}"))?;
     let scope = hierarchy.of_process(child);
@@ -88,7 +88,7 @@ fn scope(hierarchy: &Hierarchy, unit: &str, child: i32) -> Result<Place, Failure
         Ok(group)
     };
     let group = make().map_err(|error: io::Error| cannot_make(&scope, &error))?;
-    Ok(Place { around: Some(scope.path().to_owned()), ..place(&group) })
+    Ok(GroupChange { around: Some(scope.path().to_owned()), ..place(&group) })
 }
 
 /// The slice that a group lies in.
@@ -98,7 +98,7 @@ fn slice_of(group: &Group) -> Option<String> {
 }
 
 /// Makes a group where the kernel allows none beside processes: those move into another one.
-fn make_room(own: &Group, name: &str) -> Result<Place, Failure> {
+fn make_room(own: &Group, name: &str) -> Result<GroupChange, Failure> {
     let cannot = |error| cannot_make(own, &error);
     let rest = match own.make_plain_child(REST) {
         Err(error) if error.kind() == io::ErrorKind::AlreadyExists => own.child(REST),
@@ -111,10 +111,10 @@ fn make_room(own: &Group, name: &str) -> Result<Place, Failure> {
     }
     let moved = Some((rest.path().to_owned(), own.path().to_owned()));
     match own.make_child(name) {
-        Ok(group) => Ok(Place { moved, ..place(&group) }),
+        Ok(group) => Ok(GroupChange { moved, ..place(&group) }),
         Err(error) => {
             let folder = own.path().join(name);
-            let back = Place { folder, is_v2: true, moved, ..Place::default() };
+            let back = GroupChange { folder, is_v2: true, moved, ..GroupChange::default() };
             // An error: they stay there, which harms nobody.
             let _ = back.remove();
             Err(cannot(error))
@@ -124,7 +124,7 @@ fn make_room(own: &Group, name: &str) -> Result<Place, Failure> {
 
 /// Moves this process, and so the daemon that it will start, to a group of their own: without the
 /// caller's limits, and not ended with it. The group that was made.
-pub fn for_daemon() -> Result<Option<Place>, Failure> {
+pub fn for_daemon() -> Result<Option<GroupChange>, Failure> {
     let pid = std::process::id() as i32;
     // An error: no CAP_SYS_RESOURCE; the daemon reports that.
     let _ = process::spare_from_oom();

@@ -5,7 +5,7 @@
 //! When the lock is free and there is a list, both were killed, and the next one undoes it.
 
 use crate::device::folder::{self, FOLDER, Lock, disk, mount};
-use crate::device::place::Place;
+use crate::device::place::GroupChange;
 use crate::device::processes::ProcessId;
 use crate::device::switching_off;
 use crate::device::wire::RunInfo;
@@ -43,7 +43,7 @@ pub struct RunChange {
     #[serde(flatten)]
     pub run: RunInfo,
     /// Where its command is.
-    pub place: Option<Place>,
+    pub place: Option<GroupChange>,
 }
 
 /// The list.
@@ -65,7 +65,7 @@ pub struct State {
     /// The kernel's zswap was on.
     pub zswap_was_on: bool,
     /// The keeper's own group, where it has made one.
-    pub group: Option<Place>,
+    pub group: Option<GroupChange>,
     /// It serves the whole machine until it is told to end, not runs until the last one has left.
     pub is_serving: bool,
     /// Runs.
@@ -265,7 +265,7 @@ mod tests {
 
     #[test]
     fn the_list_comes_back_as_it_was_written() {
-        let place = Place {
+        let place = GroupChange {
             folder: "/sys/fs/cgroup/a/uzswap-1".into(),
             is_v2: true,
             around: None,

@@ -2,7 +2,7 @@
 
 use crate::cli::CacheArguments;
 use crate::device::options::DaemonOptions;
-use crate::device::place::Place;
+use crate::device::place::GroupChange;
 use crate::device::signals::{Event, Events};
 use crate::device::wire::{Ask, Joined, RunInfo, Tell, Wire};
 use crate::device::{folder, keeper, ledger, spared};
@@ -90,7 +90,7 @@ impl Membership {
     }
 
     /// Says where the command is about to run; only then it may.
-    pub fn place(&mut self, place: &Place, events: &Events) -> Result<(), Failure> {
+    pub fn place(&mut self, place: &GroupChange, events: &Events) -> Result<(), Failure> {
         // An error: the keeper is gone, as the events tell.
         let _ = self.wire.send(&Ask::Place(place.clone()));
         loop {

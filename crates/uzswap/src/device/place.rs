@@ -10,7 +10,7 @@ use uzswap_sys::cgroup::{Group, Version};
 
 /// A group of processes, and the changes that made it.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Place {
+pub struct GroupChange {
     /// Its folder.
     pub folder: PathBuf,
     /// True if it is of cgroup version 2.
@@ -24,7 +24,7 @@ pub struct Place {
     pub borrowed: Option<Vec<(PathBuf, String)>>,
 }
 
-impl Place {
+impl GroupChange {
     /// The group.
     pub fn group(&self) -> Group {
         Group::at(if self.is_v2 { Version::V2 } else { Version::V1 }, self.folder.clone())

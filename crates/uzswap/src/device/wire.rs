@@ -2,7 +2,7 @@
 //! when either of them ends.
 
 use crate::device::options::DaemonOptions;
-use crate::device::place::Place;
+use crate::device::place::GroupChange;
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::net::SendFlags;
 use serde::de::DeserializeOwned;
@@ -30,7 +30,7 @@ pub enum Ask {
     /// The only one: that the next daemon is of this program, and starts now.
     Upgrade(PathBuf),
     /// Where its command is about to run, so that somebody can end it.
-    Place(Place),
+    Place(GroupChange),
     /// Its command has ended, and nothing of it is left.
     Leave,
 }

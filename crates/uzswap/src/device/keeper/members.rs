@@ -5,7 +5,7 @@ use super::phase::Act;
 use crate::device::folder;
 use crate::device::ledger::RunChange;
 use crate::device::phase::Phased;
-use crate::device::place::Place;
+use crate::device::place::GroupChange;
 use crate::device::wire::{self, Ask, Joined, RunInfo, Tell, Wire};
 use std::collections::VecDeque;
 use std::mem::discriminant;
@@ -140,7 +140,7 @@ impl Keeper {
         }
     }
 
-    fn place(&mut self, index: usize, place: Place) {
+    fn place(&mut self, index: usize, place: GroupChange) {
         let pid = self.members[index].run;
         if let Some(run) = self.state.run_in(&place.folder) {
             // Asked here, where one comes after the other: the limit that the second one has seen
