@@ -30,7 +30,7 @@ pub struct Thread {
     first: Cell<usize>,
     pinned: [Cell<usize>; 4],
     /// Null before the thread has been looked after, and while it ends.
-    table: Cell<*const Table>,
+    table: Cell<*const PinTable>,
     /// Counts uses of it.
     uses: Cell<u64>,
 }
@@ -47,7 +47,7 @@ thread_local! {
             uses: Cell::new(0),
         }
     };
-    static PINS: RefCell<Option<Box<Table>>> = const { RefCell::new(None) };
+    static PINS: RefCell<Option<Box<PinTable>>> = const { RefCell::new(None) };
 }
 
 /// The calling thread's.
@@ -100,7 +100,7 @@ impl Thread {
 const CALLS: usize = 8;
 
 /// The pins of a thread's calls.
-struct Table([Pins; CALLS]);
+struct PinTable([Pins; CALLS]);
 
 /// The pins of a call. A handler may use others of the thread's table at any time.
 pub struct Pins {
@@ -157,7 +157,7 @@ impl Pins {
     }
 }
 
-impl Drop for Table {
+impl Drop for PinTable {
     /// As the thread ends, which it may do in the midst of a call.
     fn drop(&mut self) {
         let _ = THREAD.try_with(|thread| thread.table.set(std::ptr::null()));
@@ -279,7 +279,7 @@ pub fn prepare() {
     let made = PINS.try_with(|pins| {
         let mut pins = pins.borrow_mut();
         let table =
-            pins.get_or_insert_with(|| Box::new(Table(std::array::from_fn(|_| Pins::new()))));
+            pins.get_or_insert_with(|| Box::new(PinTable(std::array::from_fn(|_| Pins::new()))));
         std::ptr::from_ref(&**table)
     });
     // An error: the thread is ending.

@@ -5,7 +5,7 @@
 //! byte, so a lost key costs only a page that is kept twice.
 
 use crate::ids::SwapEntry;
-use crate::table::Table;
+use crate::table::ChunkedTable;
 use std::io;
 use std::sync::atomic::{AtomicU8, AtomicU32, AtomicUsize, Ordering::Relaxed};
 
@@ -26,7 +26,7 @@ const CHUNK: usize = 1024;
 
 /// See the module.
 pub(crate) struct Candidates {
-    buckets: Table<Bucket, CHUNK>,
+    buckets: ChunkedTable<Bucket, CHUNK>,
     /// Chunks in use, a power of two.
     count: AtomicUsize,
 }
@@ -41,7 +41,7 @@ impl Candidates {
     /// A table for a pool of at most `pool_bytes_max`; no chunk is made yet.
     pub(crate) fn new(pool_bytes_max: usize) -> Self {
         let chunks = pool_bytes_max.div_ceil(Self::POOL_BYTES_PER_CHUNK).next_power_of_two();
-        Self { buckets: Table::new(chunks * CHUNK), count: AtomicUsize::new(0) }
+        Self { buckets: ChunkedTable::new(chunks * CHUNK), count: AtomicUsize::new(0) }
     }
 
     fn chunks_for(&self, pool_bytes: usize) -> usize {

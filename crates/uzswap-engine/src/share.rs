@@ -7,7 +7,7 @@
 use crate::ids::{Area, SwapEntry};
 use crate::index::{Index, TRUNK_ENTRIES};
 use crate::sync::{Mutex, lock};
-use crate::table::Table;
+use crate::table::ChunkedTable;
 use std::io;
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 
@@ -24,7 +24,7 @@ struct Unused {
 pub(crate) struct Shares {
     area: Area,
     /// The number of entries that share each record; written under the lock of the record's entry.
-    counts: Table<AtomicU32, TRUNK_ENTRIES>,
+    counts: ChunkedTable<AtomicU32, TRUNK_ENTRIES>,
     unused: Mutex<Unused>,
 }
 
@@ -36,7 +36,7 @@ impl Shares {
         let area = index.add_records((trunks * TRUNK_ENTRIES) as u32)?;
         Some(Self {
             area,
-            counts: Table::new(trunks * TRUNK_ENTRIES),
+            counts: ChunkedTable::new(trunks * TRUNK_ENTRIES),
             unused: Mutex::new(Unused { keys: Vec::new(), made: 0, asked: false }),
         })
     }

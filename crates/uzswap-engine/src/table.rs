@@ -18,12 +18,12 @@ pub(crate) fn boxed<T>(count: usize, new: impl Fn() -> T) -> Result<Box<[T]>, Tr
 }
 
 /// A table of chunks of `CHUNK` values, which are made in order.
-pub(crate) struct Table<T, const CHUNK: usize> {
+pub(crate) struct ChunkedTable<T, const CHUNK: usize> {
     chunks: Box<[OnceLock<Values<T>>]>,
     made: AtomicUsize,
 }
 
-impl<T, const CHUNK: usize> Table<T, CHUNK> {
+impl<T, const CHUNK: usize> ChunkedTable<T, CHUNK> {
     /// Space for `count_max` values; none has memory yet.
     pub(crate) fn new(count_max: usize) -> Self {
         let chunks = (0..count_max.div_ceil(CHUNK)).map(|_| OnceLock::new()).collect();
@@ -84,7 +84,7 @@ mod tests {
 
     #[test]
     fn a_chunk_is_made_once_and_read_where_it_is() {
-        let table = Table::<u32, 4>::new(9);
+        let table = ChunkedTable::<u32, 4>::new(9);
         assert_eq!((table.chunks(), table.made(), table.is_whole()), (3, 0, false));
         assert_eq!(table.get(3), None);
         assert_eq!((table.make(0, || 7).unwrap(), table.make(0, || 8).unwrap()), (true, false));

@@ -12,7 +12,7 @@ use crate::ids::{Area, SwapEntry};
 use crate::index::{Index, Member, TRUNK_ENTRIES};
 use crate::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 use crate::sync::{Mutex, lock};
-use crate::table::Table;
+use crate::table::ChunkedTable;
 use std::io;
 
 /// Pieces of a unit, at most.
@@ -35,7 +35,7 @@ pub(crate) struct Units {
     area: Area,
     /// For each unit, in the low half a bit for each page in it. The high half is the number of
     /// pages that it was made of, or 0 if [`Self::sparse`] skips it.
-    members: Table<AtomicU32, TRUNK_UNITS>,
+    members: ChunkedTable<AtomicU32, TRUNK_UNITS>,
     unused: Mutex<Unused>,
     /// Units that have lost at least a quarter of their pages.
     sparse: AtomicUsize,
@@ -47,7 +47,7 @@ impl Units {
         let area = index.add_pieces(Self::keys_for(pages_max))?;
         Some(Self {
             area,
-            members: Table::new(area.pages as usize / PIECES),
+            members: ChunkedTable::new(area.pages as usize / PIECES),
             unused: Mutex::new(Unused { units: Vec::new(), made: 0 }),
             sparse: AtomicUsize::new(0),
         })

@@ -3,7 +3,7 @@
 use crate::address::Address;
 use crate::error::ConnectError;
 use crate::store::{Limits, Store};
-use crate::table::{NONE, Table};
+use crate::table::{NONE, SegmentTable};
 use crate::tiers::{DEAD_MAX, Inner, Space, Tiers, Work};
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64};
@@ -34,7 +34,7 @@ impl Connected {
     }
 
     fn new(address: &Address, table: Option<OwnedFd>) -> Result<Self, ConnectError> {
-        let kept = table.as_ref().and_then(Table::header);
+        let kept = table.as_ref().and_then(SegmentTable::header);
         let (store, limits) = Store::connect(address, kept.map(|(epoch, _)| epoch))?;
         if let (Some(wanted), Some(there)) = (address.bytes_max, limits.bytes)
             && wanted > there
@@ -71,7 +71,7 @@ impl Connected {
             let reason = "with --remote-copies 0 a local disk has each page, too; give one (--backing PATH:SIZE), or replicas and --remote-copies 1";
             return Err(ConnectError::store(&address, reason));
         }
-        let kept = self.table.as_ref().and_then(Table::header);
+        let kept = self.table.as_ref().and_then(SegmentTable::header);
         let segments = match (address.copies, kept) {
             (0, _) => slots,
             (_, Some((_, segments))) => segments,
@@ -79,8 +79,8 @@ impl Connected {
         };
         let own = |source| ConnectError::Own { address: address.to_string(), source };
         let table = match self.table {
-            Some(file) => Table::kept(file, segments, self.store.epoch()).map_err(own)?,
-            None => Table::new(segments),
+            Some(file) => SegmentTable::kept(file, segments, self.store.epoch()).map_err(own)?,
+            None => SegmentTable::new(segments),
         };
         if address.copies == 0 {
             let length = |at| table.length(at);
@@ -116,7 +116,7 @@ impl Connected {
 
 impl Space {
     /// The owners of the slots of a table, and the free ones.
-    fn of(table: &Table, slots: usize, limit: usize, copies: u8) -> (Vec<u32>, Self) {
+    fn of(table: &SegmentTable, slots: usize, limit: usize, copies: u8) -> (Vec<u32>, Self) {
         let mut owners = vec![NONE; slots];
         for segment in 0..table.count() {
             if let Some(owner) = owners.get_mut(table.slot(segment) as usize) {

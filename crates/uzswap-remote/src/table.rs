@@ -46,7 +46,7 @@ pub(crate) fn word(number: u64, flags: u64) -> u64 {
 }
 
 /// See the module.
-pub(crate) struct Table {
+pub(crate) struct SegmentTable {
     words: Box<[AtomicU64]>,
     slots: Box<[AtomicU32]>,
     /// Bytes that were written.
@@ -54,7 +54,7 @@ pub(crate) struct Table {
     kept: Option<Mutex<Part>>,
 }
 
-impl Table {
+impl SegmentTable {
     /// Of free segments without a slot.
     pub(crate) fn new(segments: usize) -> Self {
         Self {
@@ -200,8 +200,8 @@ mod tests {
     #[test]
     fn a_table_is_taken_over_as_it_was_left() {
         let file = create("table").unwrap();
-        let table = || Table::kept(file.try_clone().unwrap(), 8, 7).unwrap();
-        assert_eq!(Table::header(&file), None);
+        let table = || SegmentTable::kept(file.try_clone().unwrap(), 8, 7).unwrap();
+        assert_eq!(SegmentTable::header(&file), None);
         let first = table();
         first.set_place(1, 5, 4096);
         first.swap(1, word(9, WRITING));
@@ -210,7 +210,7 @@ mod tests {
         assert!(first.change(2, word(10, LOCAL | REMOTE), word(10, REMOTE)));
         assert!(!first.change(2, word(10, LOCAL), word(10, 0)));
         drop(first);
-        assert_eq!(Table::header(&file), Some((7, 8)));
+        assert_eq!(SegmentTable::header(&file), Some((7, 8)));
         let table = table();
         assert_eq!((table.get(1), table.slot(1), table.length(1)), (word(9, LOCAL), 5, 4096));
         assert_eq!((table.get(2), table.slot(2), table.length(2)), (word(10, REMOTE), NONE, 8192));
@@ -219,7 +219,7 @@ mod tests {
 
     #[test]
     fn the_oldest_is_the_one_that_was_written_first() {
-        let table = Table::new(4);
+        let table = SegmentTable::new(4);
         for (segment, number, flags) in [(0, 5, LOCAL), (1, 3, LOCAL | REMOTE), (2, 4, LOCAL)] {
             table.swap(segment, word(number, flags));
         }

@@ -15,7 +15,7 @@
 //! a scan of the table where a segment leaves its slot.
 
 use crate::store::{Got, Put, Store, lock};
-use crate::table::{LOCAL, NONE, PAGES, REMOTE, Table, WRITING, number, word};
+use crate::table::{LOCAL, NONE, PAGES, REMOTE, SegmentTable, WRITING, number, word};
 use std::cell::Cell;
 use std::io;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::*, fence};
@@ -76,7 +76,7 @@ pub(crate) struct Inner {
     pub(crate) store: Store,
     pub(crate) local: Box<dyn Backing>,
     pub(crate) copies: u8,
-    pub(crate) table: Table,
+    pub(crate) table: SegmentTable,
     pub(crate) space: Mutex<Space>,
     /// The segment in each slot.
     pub(crate) owners: Mutex<Vec<u32>>,

@@ -10,7 +10,7 @@ use super::size_class::FRAMES_MAX;
 use crate::crash_points::Kept;
 use crate::durable::{Durable, Lasting};
 use crate::sync::{Mutex, lock};
-use crate::table::Table;
+use crate::table::ChunkedTable;
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, AtomicU16, AtomicU32, AtomicUsize, Ordering::Relaxed};
@@ -103,7 +103,7 @@ const CHUNK: usize = Zspage::CHUNK;
 
 /// All descriptors.
 pub(super) struct Zspages {
-    table: Table<Zspage, CHUNK>,
+    table: ChunkedTable<Zspage, CHUNK>,
     unused: Mutex<Unused>,
     /// Locked by the thread that makes descriptors.
     making: Mutex<Making>,
@@ -124,7 +124,7 @@ impl Zspages {
     /// Space for `count_max` zspages; none has memory yet.
     pub(super) fn new(count_max: usize, durable: Option<&Arc<Durable>>) -> Self {
         Self {
-            table: Table::new(count_max),
+            table: ChunkedTable::new(count_max),
             unused: Mutex::new(Unused { first: NONE }),
             making: Mutex::new(Making),
             ready: AtomicUsize::new(0),

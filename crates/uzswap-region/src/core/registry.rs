@@ -22,13 +22,13 @@ const UNITS: usize = GIB / UNIT;
 /// are refused ([`covers`]). Untouched parts of its 4 MiB take no memory.
 const GIBS: usize = 1 << (48 - 30);
 
-struct Table([AtomicPtr<Space>; UNITS]);
+struct UnitTable([AtomicPtr<Space>; UNITS]);
 
 struct Slot {
     /// A region that covers the whole GiB.
     whole: AtomicPtr<Space>,
     /// Those that cover parts of it.
-    parts: AtomicPtr<Table>,
+    parts: AtomicPtr<UnitTable>,
 }
 
 static SLOTS: [Slot; GIBS] = [const {
@@ -86,7 +86,7 @@ fn set(space: &Space, to: *mut Space) {
         slot.whole.store(std::ptr::null_mut(), Ordering::Release);
         if slot.parts.load(Ordering::Acquire).is_null() {
             let none = || AtomicPtr::new(std::ptr::null_mut());
-            let table = Box::new(Table(std::array::from_fn(|_| none())));
+            let table = Box::new(UnitTable(std::array::from_fn(|_| none())));
             slot.parts.store(Box::into_raw(table), Ordering::Release);
         }
         // SAFETY: made above, and stays.
