@@ -7,7 +7,7 @@ use crate::bench::{Bench, Candidate, Turns};
 use crate::corpus::{self, Corpora, Corpus};
 use crate::error::{Context, Failure};
 use crate::figures::quantile;
-use crate::hold::{Held, freed};
+use crate::hold::{Occupancy, freed};
 use crate::machine::{Changes, ZRAM};
 use crate::peer::{FOLDER, Peer, Room, zram_memory};
 use crate::plot::Plot;
@@ -80,7 +80,7 @@ struct Pages<'a> {
 }
 
 impl Holder {
-    fn measure(&self, bench: &Bench, given: &Pages<'_>) -> Result<Held, Failure> {
+    fn measure(&self, bench: &Bench, given: &Pages<'_>) -> Result<Occupancy, Failure> {
         match self {
             Self::Zram(Peer::Zram { compressor }) => zram(compressor, given.pages),
             Self::Zram(peer) | Self::Zswap(peer) => zswap(peer, bench, given),
@@ -90,7 +90,7 @@ impl Holder {
         }
     }
 
-    fn ours(&self, compressor: &str, pages: &[Page]) -> Result<Held, Failure> {
+    fn ours(&self, compressor: &str, pages: &[Page]) -> Result<Occupancy, Failure> {
         let room = 2 * (pages.len() * PAGE_BYTES) as u64 + (64 << 20);
         let config = Config {
             pages_max: pages.len() as u32,
@@ -143,7 +143,7 @@ impl Holder {
         }
         settle()?;
         let full_pages = pages.len();
-        Ok(Held { full_pages, full_bytes, half_pages, half_bytes: total(&cache), loads_ns })
+        Ok(Occupancy { full_pages, full_bytes, half_pages, half_bytes: total(&cache), loads_ns })
     }
 }
 
@@ -162,7 +162,7 @@ fn loads(cache: &Cache, keys: &[SwapEntry]) -> Result<Vec<u64>, Failure> {
     (0..LOADS).map(time).collect()
 }
 
-fn zram(compressor: &str, pages: &[Page]) -> Result<Held, Failure> {
+fn zram(compressor: &str, pages: &[Page]) -> Result<Occupancy, Failure> {
     let mut changes = Changes::begin();
     let bytes = (pages.len() * PAGE_BYTES) as u64;
     changes.zram(compressor, bytes)?;
@@ -183,11 +183,11 @@ fn zram(compressor: &str, pages: &[Page]) -> Result<Held, Failure> {
     // The table stays as long as the device.
     let half_bytes = zram_memory() + live as u64 * 8 + pages.len() as u64 * 16;
     let full_pages = pages.len();
-    Ok(Held { full_pages, full_bytes, half_pages: live, half_bytes, loads_ns: Vec::new() })
+    Ok(Occupancy { full_pages, full_bytes, half_pages: live, half_bytes, loads_ns: Vec::new() })
 }
 
 /// A process fills its memory with the pages and has them swapped out.
-fn zswap(peer: &Peer, bench: &Bench, given: &Pages<'_>) -> Result<Held, Failure> {
+fn zswap(peer: &Peer, bench: &Bench, given: &Pages<'_>) -> Result<Occupancy, Failure> {
     let own = std::env::current_exe().context("the path of this program")?;
     let command = [
         own.display().to_string(),
@@ -198,7 +198,8 @@ fn zswap(peer: &Peer, bench: &Bench, given: &Pages<'_>) -> Result<Held, Failure>
     let memory = 2 * (given.pages.len() * PAGE_BYTES) as u64 + (128 << 20);
     let measured =
         peer.run(&mut Changes::begin(), Room::beside_the_pool(memory), &command, &bench.interrupt)?;
-    let mut held: Held = serde_json::from_str(&measured.stdout).context("the program's output")?;
+    let mut held: Occupancy =
+        serde_json::from_str(&measured.stdout).context("the program's output")?;
     // Only the pool, so far.
     held.full_bytes += held.full_pages as u64 * ZSWAP_METADATA_BYTES;
     held.half_bytes += held.half_pages as u64 * ZSWAP_METADATA_BYTES;
@@ -211,7 +212,7 @@ fn zswap(peer: &Peer, bench: &Bench, given: &Pages<'_>) -> Result<Held, Failure>
 #[derive(serde::Serialize)]
 struct OnCorpus {
     corpus: String,
-    turns: Vec<Turns<Held>>,
+    turns: Vec<Turns<Occupancy>>,
 }
 
 /// Measures.
@@ -260,10 +261,10 @@ pub fn run(bench: &Bench, arguments: &DensityArguments) -> Result<Section, Failu
              2 MiB at any size, which weigh most in the smallest columns, and beside these figures \
              a reserve of 2 MiB.",
         )
-        .table(table(&all, Held::full))
+        .table(table(&all, Occupancy::full))
         .plot(plot(&all))
         .text("The same after half of the pages, at random, were freed, and the rest compacted:")
-        .table(table(&all, Held::half))
+        .table(table(&all, Occupancy::half))
         .text(
             "How long the engine takes to give one of them back, all corpora together, at random \
              places: what a fault takes more than one without a codec. Recompressed pages are \
@@ -287,7 +288,7 @@ fn shares(corpora: &[Corpus]) -> Table {
     Table::new(&["corpus", "pages", "same-filled", "duplicates"], rows.collect())
 }
 
-fn table(all: &[OnCorpus], bytes: fn(&Held) -> f64) -> Table {
+fn table(all: &[OnCorpus], bytes: fn(&Occupancy) -> f64) -> Table {
     let mut header = vec!["held by"];
     header.extend(all.iter().map(|on| on.corpus.as_str()));
     header.push("against zram");
@@ -322,7 +323,7 @@ fn plot(all: &[OnCorpus]) -> Plot {
     let title = "Memory for a page, all corpora together";
     let mut plot = Plot::new("bytes", title, "bytes a page", "").bars();
     for own in all.last().map_or(&[][..], |together| &together.turns) {
-        plot = plot.series(&own.name, vec![[own.median(Held::full), 0.0]]);
+        plot = plot.series(&own.name, vec![[own.median(Occupancy::full), 0.0]]);
     }
     plot
 }

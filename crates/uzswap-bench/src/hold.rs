@@ -23,7 +23,7 @@ pub struct HoldArguments {
 
 /// The pages, and the bytes of memory that they took.
 #[derive(Debug, Serialize, Deserialize)]
-pub struct Held {
+pub struct Occupancy {
     /// All of them.
     pub full_pages: usize,
     /// Bytes.
@@ -37,7 +37,7 @@ pub struct Held {
     pub loads_ns: Vec<u64>,
 }
 
-impl Held {
+impl Occupancy {
     /// Bytes a page.
     pub fn full(&self) -> f64 {
         self.full_bytes as f64 / self.full_pages as f64
@@ -62,7 +62,7 @@ fn zswap() -> Result<(usize, u64), Failure> {
     Ok((bytes("Zswapped")? as usize / PAGE_BYTES, bytes("Zswap")?))
 }
 
-/// Measures, and prints a [`Held`] as JSON.
+/// Measures, and prints an [`Occupancy`] as JSON.
 pub fn run(arguments: &HoldArguments) -> Result<(), Failure> {
     let what = arguments.pages.display().to_string();
     let pages = fs::read(&arguments.pages).context(&what)?;
@@ -78,7 +78,7 @@ pub fn run(arguments: &HoldArguments) -> Result<(), Failure> {
     // Shrinks slabs; zsmalloc is compacted as one of them.
     fs::write("/proc/sys/vm/drop_caches", "2").context("/proc/sys/vm/drop_caches")?;
     let (half_pages, half_bytes) = zswap()?;
-    let held = Held { full_pages, full_bytes, half_pages, half_bytes, loads_ns: Vec::new() };
+    let held = Occupancy { full_pages, full_bytes, half_pages, half_bytes, loads_ns: Vec::new() };
     println!("{}", serde_json::to_string(&held).context("the result")?);
     Ok(())
 }

@@ -33,10 +33,10 @@ static WHY: AtomicI32 = AtomicI32::new(0);
 
 thread_local! {
     /// The locks that the calling thread holds while it forks.
-    static HELD: Cell<Option<Held>> = const { Cell::new(None) };
+    static HELD: Cell<Option<ForkLocks>> = const { Cell::new(None) };
 }
 
-struct Held {
+struct ForkLocks {
     copied: MutexGuard<'static, Vec<Weak<Inner>>>,
     steady: RwLockWriteGuard<'static, ()>,
     pagers: Vec<Arc<Inner>>,
@@ -71,23 +71,23 @@ extern "C" fn before() {
     pagers.iter().for_each(|pager| pager.budget.set_lifted(true));
     let steady = steady::unsteady();
     let copy = Copy::make(&pagers);
-    let mut held = Some(Held { copied, steady, pagers, copy });
+    let mut held = Some(ForkLocks { copied, steady, pagers, copy });
     // An error means that the thread is ending, and that its child will have no copy.
     let _ = HELD.try_with(|place| place.set(held.take()));
-    held.into_iter().for_each(Held::end);
+    held.into_iter().for_each(ForkLocks::end);
 }
 
-fn take_held() -> Option<Held> {
+fn take_held() -> Option<ForkLocks> {
     HELD.try_with(Cell::take).ok().flatten()
 }
 
 /// Runs in the parent after a fork, or after none could be made.
 extern "C" fn in_parent() {
     let _blocked = Blocked::all();
-    take_held().into_iter().for_each(Held::end);
+    take_held().into_iter().for_each(ForkLocks::end);
 }
 
-impl Held {
+impl ForkLocks {
     /// All goes on.
     fn end(self) {
         if let Ok(Some(copy)) = &self.copy {
@@ -107,7 +107,7 @@ extern "C" fn in_child() {
     bus::forked();
     // Without the handler there is no message; the child dies all the same.
     let _ = bus::on_segv(say_why);
-    let Some(Held { copied, steady, pagers, copy }) = take_held() else {
+    let Some(ForkLocks { copied, steady, pagers, copy }) = take_held() else {
         return WHY.store(Errno::CANCELED.raw_os_error(), Relaxed);
     };
     let settled = match &copy {

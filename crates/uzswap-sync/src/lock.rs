@@ -1,6 +1,6 @@
 //! A lock that ends the process when it is poisoned, and can be profiled.
 
-use crate::profile::{Held, Waiting};
+use crate::profile::{HeldLock, Waiting};
 use std::any::type_name;
 use std::ops::{Deref, DerefMut};
 
@@ -25,7 +25,7 @@ impl<T> Mutex<T> {
 pub struct MutexGuard<'a, T> {
     guard: imp::MutexGuard<'a, T>,
     // Dropped after the guard, so that unlocking counts as holding.
-    _held: Held,
+    _held: HeldLock,
 }
 
 impl<T> Deref for MutexGuard<'_, T> {
@@ -85,5 +85,5 @@ pub fn try_lock<T>(mutex: &Mutex<T>) -> Option<MutexGuard<'_, T>> {
 
 fn held<'a, T>(mutex: &Mutex<T>, guard: imp::MutexGuard<'a, T>) -> MutexGuard<'a, T> {
     let at = std::ptr::from_ref(mutex).addr();
-    MutexGuard { guard, _held: Held::start(type_name::<T>(), at) }
+    MutexGuard { guard, _held: HeldLock::start(type_name::<T>(), at) }
 }

@@ -35,12 +35,12 @@ mod off {
 
     /// A held lock, until this is dropped.
     #[derive(Debug)]
-    pub struct Held {
+    pub struct HeldLock {
         _known: Known,
         _released: Released,
     }
 
-    impl Held {
+    impl HeldLock {
         /// Starts now, for the lock at this address.
         #[inline(always)]
         pub fn start(kind: &'static str, _at: usize) -> Self {
@@ -177,7 +177,7 @@ mod on {
 
     /// A held lock, until this is dropped.
     #[derive(Debug)]
-    pub struct Held {
+    pub struct HeldLock {
         kind: &'static str,
         at: usize,
         since: Option<Instant>,
@@ -185,7 +185,7 @@ mod on {
         _released: Released,
     }
 
-    impl Held {
+    impl HeldLock {
         /// Starts now, for the lock at this address.
         pub fn start(kind: &'static str, at: usize) -> Self {
             Self {
@@ -198,7 +198,7 @@ mod on {
         }
     }
 
-    impl Drop for Held {
+    impl Drop for HeldLock {
         fn drop(&mut self) {
             if let Some(since) = self.since {
                 let held = since.elapsed();

@@ -15,7 +15,7 @@ use super::word::{State, Word};
 use crate::crash_points::Kept;
 use crate::sync::Backoff;
 use crate::sync::atomic::{AtomicU64, Ordering};
-use crate::sync::profile::{Held, Waiting};
+use crate::sync::profile::{HeldLock, Waiting};
 
 /// See the module. 16 bytes for each page of used address space. All zeros means absent.
 #[repr(C)]
@@ -72,7 +72,7 @@ impl Entry {
         self.word
             .compare_exchange(word, word | Word::LOCKED, Ordering::Acquire, Ordering::Relaxed)
             .ok()?;
-        let held = Held::start(Self::KIND, std::ptr::from_ref(self).addr());
+        let held = HeldLock::start(Self::KIND, std::ptr::from_ref(self).addr());
         Some(EntryLock { entry: self, word: Word(word), _held: held })
     }
 
@@ -109,7 +109,7 @@ pub(crate) struct EntryLock<'a> {
     /// The entry's word after this is dropped.
     word: Word,
     // Dropped after the word is written back.
-    _held: Held,
+    _held: HeldLock,
 }
 
 impl EntryLock<'_> {

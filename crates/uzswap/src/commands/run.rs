@@ -11,7 +11,7 @@ use crate::device::signals::{Event, Events};
 use crate::device::wire::{RunInfo, Tell};
 use crate::device::{group, options, requirements};
 use crate::error::Failure;
-use crate::policy::load::{Held, InGroup, LoadControl};
+use crate::policy::load::{InGroup, LoadControl, Suspensions};
 use crate::policy::relief::{self, Relief};
 use crate::say::say;
 use crate::show::exporter::Exporter;
@@ -158,7 +158,7 @@ struct Watch<'a> {
     /// Until the command is told to end, if at all.
     load: Option<LoadControl>,
     /// Its acts.
-    held: Option<Held>,
+    held: Option<Suspensions>,
     exporter: Option<&'a mut Exporter>,
     notes: Vec<String>,
 }

@@ -45,14 +45,14 @@ const SPARED: Duration = Duration::from_secs(3);
 
 /// The acts of load control.
 #[derive(Debug, Default, Clone, Copy, PartialEq, serde::Serialize)]
-pub struct Held {
+pub struct Suspensions {
     /// Times that a process was held.
     pub holds: u64,
     /// How long, all together, seconds.
     pub seconds: f64,
 }
 
-impl fmt::Display for Held {
+impl fmt::Display for Suspensions {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { holds, seconds } = self;
         write!(f, "held back {holds} times a process, {seconds:.1} s in all")
@@ -301,7 +301,7 @@ impl Holdable for InTree {
 pub struct LoadControl {
     /// Dropped to end it.
     stop: Sender<()>,
-    thread: JoinHandle<Held>,
+    thread: JoinHandle<Suspensions>,
     now: Arc<AtomicUsize>,
 }
 
@@ -322,7 +322,7 @@ impl LoadControl {
     }
 
     /// Resumes all, ends, and returns its acts.
-    pub fn end(self) -> Held {
+    pub fn end(self) -> Suspensions {
         drop(self.stop);
         self.thread.join().unwrap_or_default()
     }
@@ -333,8 +333,8 @@ fn control(
     mut policy: Policy,
     stopped: &Receiver<()>,
     shown: &AtomicUsize,
-) -> Held {
-    let mut done = Held::default();
+) -> Suspensions {
+    let mut done = Suspensions::default();
     let mut last = Instant::now();
     while stopped.recv_timeout(TICK) == Err(RecvTimeoutError::Timeout) {
         let passed = last.elapsed();

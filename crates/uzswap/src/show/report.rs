@@ -1,6 +1,6 @@
 //! The report that `run` prints at the end.
 
-use crate::policy::load::Held;
+use crate::policy::load::Suspensions;
 use crate::show::stats::Stats;
 use crate::size;
 use serde::Serialize;
@@ -37,7 +37,7 @@ pub struct Report {
     /// How requests came to the cache: `ublk` or `fuse`.
     pub transport: String,
     /// The acts of load control, if it was requested.
-    pub load_control: Option<Held>,
+    pub load_control: Option<Suspensions>,
     /// Everything the cache counted.
     #[serde(flatten)]
     pub stats: Stats,

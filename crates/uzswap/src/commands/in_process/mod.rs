@@ -10,7 +10,7 @@ use crate::commands::supervise::{self, Interrupts};
 use crate::device::options::{self, Backing};
 use crate::device::signals::{Event, Events};
 use crate::error::Failure;
-use crate::policy::load::{Held, InTree, LoadControl};
+use crate::policy::load::{InTree, LoadControl, Suspensions};
 use crate::say::say;
 use crate::show::live::Live;
 use crate::size;
@@ -206,7 +206,7 @@ struct Report {
     /// The store in another machine's memory, if there is one.
     remote: Option<AtStore>,
     /// The acts of load control, unless it was refused.
-    load_control: Option<Held>,
+    load_control: Option<Suspensions>,
 }
 
 impl Report {
@@ -514,7 +514,7 @@ const LOOKS: u32 = 5;
 struct Watch {
     load: Option<LoadControl>,
     /// Its acts.
-    held: Option<Held>,
+    held: Option<Suspensions>,
     peak: Peak,
     left_alone: LeftAlone,
     live: Live,
