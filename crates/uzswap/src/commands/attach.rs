@@ -14,7 +14,7 @@ use crate::device::wire::{RunInfo, Tell};
 use crate::device::{group, ledger, options, processes, requirements, systemd};
 use crate::error::Failure;
 use crate::policy::pressure::Processes;
-use crate::policy::squeeze::{self, Squeeze, SqueezeGroup, SqueezeProcess, Watch};
+use crate::policy::squeeze::{self, PressureWatch, Squeeze, SqueezeGroup, SqueezeProcess};
 use crate::say::say;
 use crate::show::live::Live;
 use crate::show::stats::Stats;
@@ -131,7 +131,7 @@ fn hold(
     events: &Events,
 ) -> Result<(), Failure> {
     let lost = "the daemon died; the swapped pages are lost";
-    let mut watch = Watch::over(target.processes.clone(), &target.name);
+    let mut watch = PressureWatch::over(target.processes.clone(), &target.name);
     loop {
         match events.receiver.recv_timeout(TICK) {
             Ok(Event::Signal { .. } | Event::Told(Tell::Detach)) => return Ok(()),

@@ -108,7 +108,7 @@ fn supervise(
 ) -> Result<Report, Failure> {
     let waiting = Waiting::start(arguments)?;
     let place = group::for_command(std::process::id(), waiting.child.id() as i32)?;
-    let outcome = Watch::new(arguments, part, &place, events, exporter)
+    let outcome = GroupWatch::new(arguments, part, &place, events, exporter)
         .and_then(|watch| watch.command(waiting, events));
     let removed = place.remove();
     if let Err(error) = removed {
@@ -146,7 +146,7 @@ impl Waiting {
     }
 }
 
-struct Watch<'a> {
+struct GroupWatch<'a> {
     arguments: &'a RunArguments,
     part: &'a mut Membership,
     group: Group,
@@ -163,7 +163,7 @@ struct Watch<'a> {
     notes: Vec<String>,
 }
 
-impl<'a> Watch<'a> {
+impl<'a> GroupWatch<'a> {
     fn new(
         arguments: &'a RunArguments,
         part: &'a mut Membership,

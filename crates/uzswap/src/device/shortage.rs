@@ -72,7 +72,7 @@ impl Shortage {
         let open = |path| File::open(path).map_err(|error| named(path, error));
         let trigger = File::options().write(true).open(TRIGGER);
         let trigger = trigger.map_err(|error| named(TRIGGER, error))?;
-        let mut watch = Watch {
+        let mut watch = ShortageWatch {
             pressure: open(pressure::MACHINE)?,
             memory: open(MEMORY)?,
             trigger,
@@ -117,14 +117,14 @@ impl Shortage {
 }
 
 /// The thread's side.
-struct Watch {
+struct ShortageWatch {
     pressure: File,
     memory: File,
     trigger: File,
     judge: Judge,
 }
 
-impl Watch {
+impl ShortageWatch {
     fn keep(&mut self, shared: &Shared) {
         loop {
             thread::sleep(PAUSE);

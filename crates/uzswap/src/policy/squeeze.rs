@@ -42,13 +42,13 @@ pub enum Mood {
 }
 
 /// Tells the mood.
-pub struct Watch {
+pub struct PressureWatch {
     name: String,
     pressure: Pressure,
     rests_until: Option<Instant>,
 }
 
-impl Watch {
+impl PressureWatch {
     /// Over processes, which people call by a name.
     pub fn over(processes: Processes, name: &str) -> Self {
         Self { name: name.to_owned(), pressure: Pressure::on(processes), rests_until: None }

@@ -122,7 +122,7 @@ pub fn run(arguments: &RunArguments, accesses: Option<&Path>) -> Result<ExitCode
         child.map_err(|error| Failure::new(format!("cannot start the command: {error}")))?;
     let pid = child.id() as i32;
     events.watch_command(child);
-    let mut watch = Watch {
+    let mut watch = CommandWatch {
         load: start_load_control(arguments, file.as_ref())?,
         held: None,
         peak: Peak { remote: store.as_ref().map(|_| 0), ..Peak::default() },
@@ -144,7 +144,7 @@ pub fn run(arguments: &RunArguments, accesses: Option<&Path>) -> Result<ExitCode
 fn tell(
     arguments: &RunArguments,
     file: &TreeFile,
-    watch: Watch,
+    watch: CommandWatch,
     (seconds, exit_code): (f64, u8),
 ) -> Result<(), Failure> {
     let table = file.tree.table();
@@ -511,7 +511,7 @@ fn start_load_control(
 const LOOKS: u32 = 5;
 
 /// The work while the command runs.
-struct Watch {
+struct CommandWatch {
     load: Option<LoadControl>,
     /// Its acts.
     held: Option<Suspensions>,
@@ -520,7 +520,7 @@ struct Watch {
     live: Live,
 }
 
-impl Watch {
+impl CommandWatch {
     fn end_load_control(&mut self) {
         if let Some(load) = self.load.take() {
             self.held = Some(load.end());
