@@ -19,7 +19,7 @@ static TOLD_REMOTE: RemoteSums = RemoteSums::new();
 /// The memory of a thread that watches.
 pub struct Watcher {
     front: &'static Front,
-    shared: Shared,
+    shared: SharedSize,
     hopeless: u32,
     next_tell: Instant,
 }
@@ -31,7 +31,7 @@ impl Watcher {
         forking::note();
         looker::start();
         let now = Instant::now();
-        let shared = Shared { bytes: 0, fell: 0, next: now, wait: decide::WAIT_MIN };
+        let shared = SharedSize { bytes: 0, fell: 0, next: now, wait: decide::WAIT_MIN };
         Self { front, shared, hopeless: 0, next_tell: now }
     }
 
@@ -122,7 +122,7 @@ fn tell(agent: &Agent, tree: &Tree) {
 
 /// This process's memory that others have too, since a fork. All count it that were taken over, and
 /// their children are so from the start.
-struct Shared {
+struct SharedSize {
     bytes: u64,
     /// How much less it was than the time before: so much less it may be again before it is known.
     fell: u64,
@@ -130,7 +130,7 @@ struct Shared {
     wait: Duration,
 }
 
-impl Shared {
+impl SharedSize {
     /// It is found out after a fork, and as long as there is any.
     fn bytes(&mut self) -> u64 {
         let is_new = forking::take_note();

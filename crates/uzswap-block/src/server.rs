@@ -53,7 +53,7 @@ const SHORT_PAGES: usize = 4;
 const BUSY_STREAK: u32 = 8;
 
 /// The state that the server's threads share.
-pub(crate) struct Shared {
+pub(crate) struct ServerState {
     disk: Arc<dyn Disk>,
     watch: Watch,
     config: ServerConfig,
@@ -83,7 +83,7 @@ impl Desk {
     }
 }
 
-impl Shared {
+impl ServerState {
     /// Takes part in the batch of thread `number`.
     fn work(&self, number: usize) {
         let desk = &self.desks[number];
@@ -94,7 +94,7 @@ impl Shared {
 
 /// A FUSE file in service. Dropped, it is unmounted and its threads end.
 pub struct Server {
-    team: Arc<Team<Shared>>,
+    team: Arc<Team<ServerState>>,
     path: std::path::PathBuf,
 }
 
@@ -120,7 +120,7 @@ impl Server {
             let flags = rustix::fs::fcntl_getfl(connection)?;
             rustix::fs::fcntl_setfl(connection, flags | OFlags::NONBLOCK)?;
         }
-        let shared = Shared {
+        let shared = ServerState {
             disk,
             watch: Watch::new(config.threads_always(), config.threads),
             config,
@@ -172,7 +172,7 @@ impl Drop for Server {
 /// One thread's part.
 struct Worker {
     number: usize,
-    shared: Arc<Shared>,
+    shared: Arc<ServerState>,
     /// Requests in a row that were there at the first look.
     streak: u32,
     poll: Poll,
@@ -186,7 +186,7 @@ enum Received {
     Gone,
 }
 
-impl Work for Shared {
+impl Work for ServerState {
     type Rest = Watch;
 
     fn run(self: Arc<Self>, number: usize) {
@@ -204,7 +204,7 @@ impl Work for Shared {
 }
 
 impl Worker {
-    fn new(number: usize, shared: Arc<Shared>) -> Self {
+    fn new(number: usize, shared: Arc<ServerState>) -> Self {
         let poll = Poll::new(shared.config.poll);
         Self { number, shared, streak: 0, poll }
     }
@@ -373,7 +373,7 @@ impl Worker {
 
     /// Writes the pages of the buffer, alone or with the help of parked threads.
     fn write(&self, offset: u64, bytes: usize) -> Result<(), DiskError> {
-        let Shared { watch, .. } = &*self.shared;
+        let ServerState { watch, .. } = &*self.shared;
         let batch = &self.desk().batch;
         let shared = bytes >= BATCH_PAGES_MIN * PAGE_BYTES;
         batch.start(offset, bytes);
@@ -471,7 +471,7 @@ mod tests {
             let left = request(opcode::WRITE, 100 + number as u64);
             buffer.bytes_mut()[..left.len()].copy_from_slice(&left);
         }
-        let shared = Shared {
+        let shared = ServerState {
             disk: Arc::new(Slow),
             watch: Watch::new(config.threads_always(), config.threads),
             config,

@@ -44,7 +44,7 @@ const LATE: Duration = Duration::from_secs(2);
 const REFUSED_PAUSE: Duration = Duration::from_millis(500);
 
 /// The messages of the keeper and the thread to each other: see the module.
-struct Shared {
+struct ShortageState {
     began: Instant,
     /// When the keeper last looked, milliseconds after the beginning.
     looked: AtomicU64,
@@ -56,7 +56,7 @@ struct Shared {
 
 /// The keeper's side. The thread goes with the process.
 pub struct Shortage {
-    shared: Arc<Shared>,
+    shared: Arc<ShortageState>,
     /// Writes refused, and when that was looked at.
     refused: u64,
     refused_at: Instant,
@@ -81,7 +81,7 @@ impl Shortage {
         // It may be there and not be readable: switched off at boot.
         watch.look(true).map_err(|error| named(pressure::MACHINE, error))?;
         let began = Instant::now();
-        let shared = Arc::new(Shared {
+        let shared = Arc::new(ShortageState {
             began,
             looked: AtomicU64::new(0),
             refuses: AtomicBool::new(false),
@@ -125,7 +125,7 @@ struct ShortageWatch {
 }
 
 impl ShortageWatch {
-    fn keep(&mut self, shared: &Shared) {
+    fn keep(&mut self, shared: &ShortageState) {
         loop {
             thread::sleep(PAUSE);
             let looked = shared.began + Duration::from_millis(shared.looked.load(Relaxed));
