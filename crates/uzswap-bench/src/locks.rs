@@ -97,7 +97,7 @@ impl Candidate for Setting {
 
 /// One kind of lock in one run.
 #[derive(Debug, Clone, Serialize)]
-pub struct Kind {
+pub struct LockCost {
     /// The type that it protects.
     pub name: String,
     /// Acquisitions for a page.
@@ -116,7 +116,7 @@ pub struct Run {
     /// From the run with a profile: acquisitions for a page, and time waited of all threads' time.
     pub a_page: f64,
     pub waiting: f64,
-    pub kinds: Vec<Kind>,
+    pub kinds: Vec<LockCost>,
 }
 
 /// A cache with a setting, and its maintaining thread.
@@ -241,13 +241,13 @@ pub fn measure(setting: Setting, count: u32, pages: &[Page], ram: &Ram) -> Resul
     let elapsed = profiled?.time.as_nanos() as f64;
     let all = profile::take();
     let per_page = |number: f64| number / f64::from(count);
-    let kinds = all.iter().map(|kind| Kind {
+    let kinds = all.iter().map(|kind| LockCost {
         name: kind.name.to_owned(),
         a_page: per_page(kind.acquisitions as f64),
         waited_ns: kind.waited.as_nanos() as f64,
         held_ns: kind.held.as_nanos() as f64 / kind.acquisitions.max(1) as f64,
     });
-    let kinds: Vec<Kind> = kinds.collect();
+    let kinds: Vec<LockCost> = kinds.collect();
     Ok(Run {
         kb_per_s: f64::from(count) * PAGE_BYTES as f64 / 1024.0 / took.time.as_secs_f64(),
         // The maintaining thread may use CPUs that they leave.

@@ -47,5 +47,5 @@ pub use maintain::Maintainer;
 pub use serving::start as start_transport;
 pub use swapped::Swapped;
 pub use traffic::Traffic;
-pub use transport::{Device, Kind as TransportKind, Offer, Transport};
+pub use transport::{Device, Offer, Transport, TransportKind};
 pub use uzswap_engine::backing::{BackingError, BackingFile, BackingSpec, open_backing_file};

@@ -6,7 +6,7 @@ use crate::disk::Disk;
 use crate::kept::Kept;
 use crate::server::Server;
 use crate::traffic::Traffic;
-use crate::transport::{Kind, Offer, Transport};
+use crate::transport::{Offer, Transport, TransportKind};
 use crate::ublk::{self, Devices};
 use std::io;
 use std::ops::Range;
@@ -19,7 +19,7 @@ use uzswap_sys::{loopdev, shared};
 /// With `kept` (FUSE) or `before` (ublk) the service can be gone on with by another process when
 /// this one is killed; `before` are the devices of the one that was.
 pub fn start(
-    kind: Kind,
+    kind: TransportKind,
     disk: Arc<dyn Disk>,
     traffic: Arc<Traffic>,
     file: &Path,
@@ -28,7 +28,7 @@ pub fn start(
     before: Option<Vec<PathBuf>>,
 ) -> io::Result<Box<dyn Transport>> {
     match kind {
-        Kind::Fuse => {
+        TransportKind::Fuse => {
             let kept = match kept {
                 Some(kept) => kept,
                 None => Kept::new(config.threads, shared::create("uzswap-requests")?)?,
@@ -36,37 +36,42 @@ pub fn start(
             let server = Server::start(disk, traffic, file, config, kept)?;
             Ok(Box::new(OverFuse { server, file: file.to_owned() }))
         }
-        Kind::Ublk => Ok(Box::new(Devices::start(disk, traffic, config, before)?)),
+        TransportKind::Ublk => Ok(Box::new(Devices::start(disk, traffic, config, before)?)),
     }
 }
 
 /// Detaches a device of a transport whose process can no longer do it. Not an error: it is gone
 /// already.
-pub fn detach(kind: Kind, device: &Path) -> io::Result<()> {
+pub fn detach(kind: TransportKind, device: &Path) -> io::Result<()> {
     match kind {
-        Kind::Fuse => match loopdev::detach(device) {
+        TransportKind::Fuse => match loopdev::detach(device) {
             Err(error) if error.raw_os_error() == Some(libc::ENXIO) => Ok(()),
             other => other,
         },
-        Kind::Ublk => ublk::detach(device),
+        TransportKind::Ublk => ublk::detach(device),
     }
 }
 
 /// True if a device is ours, and not another one of that name: its file is in `folder`, or it has
 /// our mark.
-pub fn is_ours(kind: Kind, device: &Path, folder: &Path) -> bool {
+pub fn is_ours(kind: TransportKind, device: &Path, folder: &Path) -> bool {
     match kind {
-        Kind::Fuse => loopdev::backing_file(device).is_some_and(|file| file.starts_with(folder)),
-        Kind::Ublk => ublk::is_ours(device),
+        TransportKind::Fuse => {
+            loopdev::backing_file(device).is_some_and(|file| file.starts_with(folder))
+        }
+        TransportKind::Ublk => ublk::is_ours(device),
     }
 }
 
 /// Answers with errors for devices whose process was killed, while they are switched off. `None`
 /// where the kernel does that itself. Only ublk's requests stay until then, and their threads wait.
-pub fn stand_in(kind: Kind, devices: &[PathBuf]) -> io::Result<Option<Box<dyn Transport>>> {
+pub fn stand_in(
+    kind: TransportKind,
+    devices: &[PathBuf],
+) -> io::Result<Option<Box<dyn Transport>>> {
     match kind {
-        Kind::Ublk if !devices.is_empty() => Ok(Some(Box::new(ublk::stand_in(devices)?))),
-        Kind::Fuse | Kind::Ublk => Ok(None),
+        TransportKind::Ublk if !devices.is_empty() => Ok(Some(Box::new(ublk::stand_in(devices)?))),
+        TransportKind::Fuse | TransportKind::Ublk => Ok(None),
     }
 }
 
@@ -77,8 +82,8 @@ struct OverFuse {
 }
 
 impl Transport for OverFuse {
-    fn kind(&self) -> Kind {
-        Kind::Fuse
+    fn kind(&self) -> TransportKind {
+        TransportKind::Fuse
     }
 
     fn attach(&mut self, _part: Range<u64>) -> Result<Offer, AttachError> {

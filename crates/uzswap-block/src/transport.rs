@@ -18,14 +18,14 @@ use uzswap_sys::loopdev::{self, LoopDevice};
 
 /// Which transport.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Kind {
+pub enum TransportKind {
     /// A file on FUSE, with loop devices over it.
     Fuse,
     /// The kernel's own driver for block devices that are served by a program (Linux 6.1).
     Ublk,
 }
 
-impl fmt::Display for Kind {
+impl fmt::Display for TransportKind {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::Fuse => "fuse",
@@ -34,7 +34,7 @@ impl fmt::Display for Kind {
     }
 }
 
-impl FromStr for Kind {
+impl FromStr for TransportKind {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
@@ -46,7 +46,7 @@ impl FromStr for Kind {
     }
 }
 
-impl Kind {
+impl TransportKind {
     /// The means of this machine for it; an error names the missing part.
     pub fn check(self) -> io::Result<()> {
         match self {
@@ -103,7 +103,7 @@ impl Device {
 /// See the module. Dropped, its threads end, and its devices answer with errors.
 pub trait Transport: Send {
     /// Which one it is.
-    fn kind(&self) -> Kind;
+    fn kind(&self) -> TransportKind;
 
     /// Makes a block device over a part of the disk, bytes, or says over which file somebody else
     /// makes one. A device goes by itself if it is not in use when [`Self::settle`] is called.

@@ -17,7 +17,7 @@ use crate::disk::{Disk, DiskError};
 use crate::poll::Poll;
 use crate::team::Team;
 use crate::traffic::Traffic;
-use crate::transport::{Kind, Offer, Transport};
+use crate::transport::{Offer, Transport, TransportKind};
 use std::collections::BTreeMap;
 use std::io;
 use std::ops::Range;
@@ -235,8 +235,8 @@ fn fetched(told: &Receiver<io::Result<()>>) -> io::Result<()> {
 }
 
 impl Transport for Devices {
-    fn kind(&self) -> Kind {
-        Kind::Ublk
+    fn kind(&self) -> TransportKind {
+        TransportKind::Ublk
     }
 
     fn attach(&mut self, part: Range<u64>) -> Result<Offer, AttachError> {

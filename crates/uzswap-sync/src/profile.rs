@@ -64,15 +64,15 @@ mod on {
     static ON: AtomicBool = AtomicBool::new(false);
     static TELLS_APART: AtomicBool = AtomicBool::new(false);
     /// Counts of threads that have called [`flush`].
-    static ALL: Mutex<Vec<Kind>> = Mutex::new(Vec::new());
+    static ALL: Mutex<Vec<LockProfile>> = Mutex::new(Vec::new());
 
     thread_local! {
-        static OWN: RefCell<Vec<Kind>> = const { RefCell::new(Vec::new()) };
+        static OWN: RefCell<Vec<LockProfile>> = const { RefCell::new(Vec::new()) };
     }
 
     /// The cost of one kind of lock.
     #[derive(Debug, Clone, Default)]
-    pub struct Kind {
+    pub struct LockProfile {
         /// The type that the lock protects.
         pub name: &'static str,
         /// Times that it was taken.
@@ -87,7 +87,7 @@ mod on {
         each: HashMap<usize, u64>,
     }
 
-    impl Kind {
+    impl LockProfile {
         /// Acquisitions of the busiest lock of this kind.
         pub fn of_the_busiest(&self) -> u64 {
             self.each.values().copied().max().unwrap_or_default()
@@ -120,11 +120,11 @@ mod on {
     }
 
     /// The counts of all threads; resets them.
-    pub fn take() -> Vec<Kind> {
+    pub fn take() -> Vec<LockProfile> {
         std::mem::take(&mut *ALL.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
-    fn add(kinds: &mut Vec<Kind>, more: &Kind) {
+    fn add(kinds: &mut Vec<LockProfile>, more: &LockProfile) {
         match kinds.iter_mut().find(|kind| kind.name == more.name) {
             Some(kind) => {
                 kind.acquisitions += more.acquisitions;
@@ -139,11 +139,11 @@ mod on {
         }
     }
 
-    fn count(name: &'static str, change: impl FnOnce(&mut Kind)) {
+    fn count(name: &'static str, change: impl FnOnce(&mut LockProfile)) {
         OWN.with_borrow_mut(|own| {
             let at = own.iter().position(|kind| kind.name == name);
             let at = at.unwrap_or_else(|| {
-                own.push(Kind { name, ..Kind::default() });
+                own.push(LockProfile { name, ..LockProfile::default() });
                 own.len() - 1
             });
             change(&mut own[at]);

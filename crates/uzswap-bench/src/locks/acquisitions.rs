@@ -38,11 +38,11 @@ struct Counts {
 struct Counted {
     codec: String,
     backing: String,
-    kinds: Vec<Kind>,
+    kinds: Vec<LockCount>,
 }
 
 #[derive(Debug, Clone, Serialize, Deserialize)]
-struct Kind {
+struct LockCount {
     /// The type that it protects.
     name: String,
     acquisitions: u64,
@@ -55,7 +55,7 @@ struct Kind {
 /// Locks of which each CPU has one.
 const PER_CPU: [&str; 2] = ["Scratch", "SlotCache"];
 
-impl Kind {
+impl LockCount {
     /// With its module: some types of several modules have the same name.
     fn shown(&self) -> String {
         let name = short(&self.name);
@@ -79,7 +79,7 @@ pub fn count(bench: &Bench, arguments: &LocksArguments, file: &Path) -> Result<S
         let swapped_out = locks::swap_out(*setting, count as u32, &pages, &ram);
         profile::switch(false);
         profile::tell_apart(false);
-        let kind = |kind: profile::Kind| Kind {
+        let kind = |kind: profile::LockProfile| LockCount {
             name: kind.name.to_owned(),
             acquisitions: kind.acquisitions,
             waited_for: kind.contended,
@@ -109,7 +109,7 @@ pub fn count(bench: &Bench, arguments: &LocksArguments, file: &Path) -> Result<S
     section.raw("counts", &counts)
 }
 
-fn table(mut kinds: Vec<Kind>, pages: usize) -> Table {
+fn table(mut kinds: Vec<LockCount>, pages: usize) -> Table {
     kinds.retain(|kind| kind.acquisitions as f64 >= SELDOM * pages as f64);
     kinds.sort_by_key(|kind| std::cmp::Reverse(kind.acquisitions));
     let rows = kinds.iter().map(|kind| {
@@ -128,7 +128,7 @@ fn table(mut kinds: Vec<Kind>, pages: usize) -> Table {
 /// The throughput that a kind of lock would allow.
 struct Bound {
     kb_per_s: f64,
-    kind: Kind,
+    kind: LockCount,
     held_ns: f64,
 }
 
@@ -204,7 +204,7 @@ pub fn predict(bench: &Bench, arguments: &LocksArguments, file: &Path) -> Result
 }
 
 /// The counts of a setting.
-fn counted<'a>(counts: &'a Counts, setting: &Setting) -> Result<&'a [Kind], Failure> {
+fn counted<'a>(counts: &'a Counts, setting: &Setting) -> Result<&'a [LockCount], Failure> {
     let is_it = |own: &&Counted| own.codec == setting.codec && own.backing == setting.backing;
     let own = counts.settings.iter().find(is_it);
     let missing = || format!("{}, {} backing: it was not counted", setting.codec, setting.backing);
@@ -218,10 +218,10 @@ fn fastest(turn: &Turns<Run>) -> f64 {
 
 /// The throughput of each kind of lock, the slowest first. Locks that one thread never takes are
 /// left out, because their hold time is unknown.
-fn bounds_of(kinds: &[Kind], counts: &Counts, turn: &Turns<Run>, clock_ns: f64) -> Vec<Bound> {
+fn bounds_of(kinds: &[LockCount], counts: &Counts, turn: &Turns<Run>, clock_ns: f64) -> Vec<Bound> {
     let kb = PAGE_BYTES as f64 / 1024.0;
     let page_ns = 1e9 * kb / fastest(turn);
-    let bound = |kind: &Kind| {
+    let bound = |kind: &LockCount| {
         let own = turn.rounds.iter().flat_map(|run| &run.kinds).filter(|own| own.name == kind.name);
         let held_ns = own.map(|own| (own.held_ns - clock_ns).max(0.0)).reduce(f64::min)?;
         let demand = kind.acquisitions as f64 / counts.pages as f64 * held_ns;
@@ -229,7 +229,7 @@ fn bounds_of(kinds: &[Kind], counts: &Counts, turn: &Turns<Run>, clock_ns: f64) 
         let rate = locks::predict(counts.threads, page_ns, demand.min(page_ns), locks);
         Some(Bound { kb_per_s: rate * kb, kind: kind.clone(), held_ns })
     };
-    let is_shared = |kind: &&Kind| !PER_CPU.contains(&&*short(&kind.name));
+    let is_shared = |kind: &&LockCount| !PER_CPU.contains(&&*short(&kind.name));
     let mut bounds: Vec<Bound> = kinds.iter().filter(is_shared).filter_map(bound).collect();
     bounds.sort_by(|a, b| a.kb_per_s.total_cmp(&b.kb_per_s));
     bounds
@@ -242,7 +242,7 @@ mod tests {
     fn run(held: &[(&str, f64)]) -> Run {
         let kind = |(name, held_ns): &(&str, f64)| {
             let (name, held_ns) = ((*name).to_owned(), *held_ns);
-            locks::Kind { name, held_ns, a_page: 1.0, waited_ns: 0.0 }
+            locks::LockCost { name, held_ns, a_page: 1.0, waited_ns: 0.0 }
         };
         let kinds = held.iter().map(kind).collect();
         Run { kb_per_s: 4e6, idle: 0.0, a_page: 2.0, waiting: 0.0, kinds }
@@ -250,7 +250,7 @@ mod tests {
 
     #[test]
     fn one_lock_bounds_what_one_for_each_cpu_does_not() {
-        let kind = |name: &str, of_the_busiest| Kind {
+        let kind = |name: &str, of_the_busiest| LockCount {
             name: name.into(),
             acquisitions: 6400,
             waited_for: 0,

@@ -80,7 +80,7 @@ pub(crate) struct Index {
 
 /// The kind of a key.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Kind {
+pub(crate) enum KeyKind {
     /// A page.
     Page,
     /// A share record.
@@ -383,14 +383,14 @@ impl View<'_> {
     }
 
     /// The kind of a key.
-    pub(crate) fn kind(&self, key: SwapEntry) -> Kind {
+    pub(crate) fn kind(&self, key: SwapEntry) -> KeyKind {
         let trunk = key.0 as usize / TRUNK_ENTRIES;
         if trunk >= self.index.record_trunks.load(Ordering::Relaxed) {
-            Kind::Page
+            KeyKind::Page
         } else if trunk >= self.index.shared_trunks.load(Ordering::Relaxed) {
-            Kind::Piece
+            KeyKind::Piece
         } else {
-            Kind::Record
+            KeyKind::Record
         }
     }
 

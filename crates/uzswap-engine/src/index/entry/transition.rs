@@ -21,7 +21,7 @@ use crate::counters::Counter::{self, *};
 use crate::crash_points::Kept;
 use crate::durable::Intent;
 use crate::ids::{Handle, SwapEntry};
-use crate::index::{Kind, Member, State, View, Word};
+use crate::index::{KeyKind, Member, State, View, Word};
 use crate::lru::{Links, Lru, OFF};
 use crate::object::{Extent, Object};
 use crate::sync::atomic::{AtomicU64, Ordering};
@@ -232,7 +232,8 @@ impl<'a> Locked<'a> {
     /// The page is stored in `state`, which refers to nothing on the backing.
     #[must_use = "the caller frees the object or record of the old state"]
     pub(crate) fn stored(self, state: State) -> State {
-        let is_piece = matches!(state, State::Pooled(_)) && self.view.kind(self.key) == Kind::Piece;
+        let is_piece =
+            matches!(state, State::Pooled(_)) && self.view.kind(self.key) == KeyKind::Piece;
         self.replace(&STORED, Word::new(state).with_cold(is_piece), OFF)
     }
 
@@ -276,7 +277,7 @@ impl<'a> Locked<'a> {
     /// put there.
     pub(crate) fn spared(mut self) {
         self.begin_off(&SPARED);
-        let is_piece = self.view.kind(self.key) == Kind::Piece;
+        let is_piece = self.view.kind(self.key) == KeyKind::Piece;
         let word = self.word().with_referenced(false).with_cold(is_piece);
         self.end(&SPARED, word);
         self.view.counters().increment(SecondChances);
@@ -379,8 +380,8 @@ impl<'a> Locked<'a> {
         debug_assert!(!flags || matches!(is, Pooled | InFlight), "{name}: flags of {word:?}");
         let kind = self.view.kind(self.key);
         let may_be = match is {
-            Filled | Shared => kind == Kind::Page,
-            Is::Member => kind != Kind::Piece,
+            Filled | Shared => kind == KeyKind::Page,
+            Is::Member => kind != KeyKind::Piece,
             IsAbsent | Pooled | InFlight | Placed => true,
         };
         debug_assert!(may_be, "{name}: a {kind:?} to {word:?}");
@@ -414,8 +415,8 @@ impl<'a> Locked<'a> {
 /// True if a state refers to an existing record or unit.
 fn refers_rightly(view: &View<'_>, state: State) -> bool {
     match state {
-        State::Shared(record) => view.kind(record) == Kind::Record,
-        State::Member(member) => view.kind(member.unit) == Kind::Piece,
+        State::Shared(record) => view.kind(record) == KeyKind::Record,
+        State::Member(member) => view.kind(member.unit) == KeyKind::Piece,
         _ => true,
     }
 }
@@ -427,7 +428,7 @@ fn count(view: &View<'_>, key: SwapEntry, state: State, by: i64) {
     }
     let counters = view.counters();
     let add = |counter: Counter| counters.add(counter, by);
-    if view.kind(key) == Kind::Page {
+    if view.kind(key) == KeyKind::Page {
         add(StoredPages);
     }
     match state {

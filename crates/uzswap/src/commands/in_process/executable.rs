@@ -50,19 +50,19 @@ fn interpreter(file: &File) -> Option<PathBuf> {
 fn of_program(file: &File, path: &Path) -> Option<Unmanaged> {
     let name = path.display();
     let (reason, refuses_library) = match kind(file)? {
-        Kind::Not64Bit => (format!("{name} is no 64-bit program"), true),
-        Kind::Static => (format!("{name} is statically linked and loads no library"), false),
-        Kind::OtherLibrary(linker) => {
+        Linkage::Not64Bit => (format!("{name} is no 64-bit program"), true),
+        Linkage::Static => (format!("{name} is statically linked and loads no library"), false),
+        Linkage::OtherLibrary(linker) => {
             (format!("{name} has another C library than glibc ({linker})"), true)
         }
-        Kind::Glibc => return None,
+        Linkage::Glibc => return None,
     };
     Some(Unmanaged { reason, refuses_library })
 }
 
 /// A program, by how it loads libraries.
 #[derive(Debug, PartialEq, Eq)]
-pub enum Kind {
+pub enum Linkage {
     /// By glibc's dynamic linker.
     Glibc,
     /// By the dynamic linker of this name.
@@ -74,20 +74,20 @@ pub enum Kind {
 }
 
 /// The kind of a program; `None` if the file is none, or cannot be read.
-pub fn kind(file: &File) -> Option<Kind> {
+pub fn kind(file: &File) -> Option<Linkage> {
     let file = ReadCache::new(file);
     match FileKind::parse(&file).ok()? {
         FileKind::Elf64 => {}
-        FileKind::Elf32 => return Some(Kind::Not64Bit),
+        FileKind::Elf32 => return Some(Linkage::Not64Bit),
         _ => return None,
     }
     let header = FileHeader64::<LittleEndian>::parse(&file).ok()?;
     let segments = header.program_headers(LittleEndian, &file).ok()?;
     let mut linkers =
         segments.iter().filter_map(|one| one.interpreter(LittleEndian, &file).ok().flatten());
-    let Some(linker) = linkers.next() else { return Some(Kind::Static) };
+    let Some(linker) = linkers.next() else { return Some(Linkage::Static) };
     let name = Path::new(OsStr::from_bytes(linker)).file_name()?.to_string_lossy().into_owned();
-    Some(if name.starts_with("ld-linux") { Kind::Glibc } else { Kind::OtherLibrary(name) })
+    Some(if name.starts_with("ld-linux") { Linkage::Glibc } else { Linkage::OtherLibrary(name) })
 }
 
 #[cfg(test)]

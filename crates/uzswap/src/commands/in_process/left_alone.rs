@@ -4,7 +4,7 @@
 //! loaded the library cannot: it is found among the command's processes while it runs, and its file
 //! tells why.
 
-use crate::commands::in_process::executable::{self, Kind};
+use crate::commands::in_process::executable::{self, Linkage};
 use serde::Serialize;
 use std::collections::BTreeMap;
 use std::fs::{self, File};
@@ -97,10 +97,10 @@ fn describe(process: i32, has_library: bool) -> String {
     let reason = match File::open(format!("/proc/{process}/exe")).as_ref().map(executable::kind) {
         _ if has_library => "it takes memory by system calls of its own, past the C library",
         Err(_) => "it is privileged, so no library can be preloaded",
-        Ok(Some(Kind::Static)) => "it is linked statically, so no library can be preloaded",
-        Ok(Some(Kind::Glibc)) => "it was started without LD_PRELOAD",
-        Ok(Some(Kind::OtherLibrary(_))) => "its C library is not glibc",
-        Ok(Some(Kind::Not64Bit) | None) => "it is no 64-bit program",
+        Ok(Some(Linkage::Static)) => "it is linked statically, so no library can be preloaded",
+        Ok(Some(Linkage::Glibc)) => "it was started without LD_PRELOAD",
+        Ok(Some(Linkage::OtherLibrary(_))) => "its C library is not glibc",
+        Ok(Some(Linkage::Not64Bit) | None) => "it is no 64-bit program",
     };
     format!("{}: {reason}", name.trim_end())
 }
