@@ -40,7 +40,7 @@ const STEPS: [(&str, &str); 4] = [
     ("sort", "sort (s)"),
 ];
 
-enum Memory {
+enum ArrayKind {
     Plain,
     Memmap,
     Region { compressor: String },
@@ -50,16 +50,16 @@ enum Memory {
 /// One way to store one kind of numbers.
 struct Array {
     data: &'static str,
-    memory: Memory,
+    memory: ArrayKind,
 }
 
 impl Candidate for Array {
     fn name(&self) -> String {
         match &self.memory {
-            Memory::Plain => format!("{}: plain numpy, all in memory", self.data),
-            Memory::Memmap => format!("{}: numpy.memmap in a cgroup", self.data),
-            Memory::Region { compressor } => format!("{}: region, {compressor}", self.data),
-            Memory::InProcess => format!("{}: plain numpy, in-process", self.data),
+            ArrayKind::Plain => format!("{}: plain numpy, all in memory", self.data),
+            ArrayKind::Memmap => format!("{}: numpy.memmap in a cgroup", self.data),
+            ArrayKind::Region { compressor } => format!("{}: region, {compressor}", self.data),
+            ArrayKind::InProcess => format!("{}: plain numpy, in-process", self.data),
         }
     }
 }
@@ -98,7 +98,7 @@ impl Setting {
     fn run(&self, array: &Array, interrupt: &Interrupt) -> Result<Run, Failure> {
         let file = Path::new(FOLDER).join("numbers");
         let mut command = match array.memory {
-            Memory::InProcess => {
+            ArrayKind::InProcess => {
                 let memory = self.budget + TEMPORARIES_BYTES + INTERPRETER_BYTES;
                 let mut command = Command::new(uzswap()?);
                 command.args(["run", "--in-process", "--quiet", &format!("--memory={memory}")]);
@@ -111,13 +111,13 @@ impl Setting {
         command.args(["--count", &self.count.to_string(), "--gathers", &self.gathers.to_string()]);
         let mut changes = Changes::begin();
         match &array.memory {
-            Memory::Plain | Memory::InProcess => command.args(["--memory", "plain"]),
-            Memory::Memmap => {
+            ArrayKind::Plain | ArrayKind::InProcess => command.args(["--memory", "plain"]),
+            ArrayKind::Memmap => {
                 let group = changes.group(self.budget + TEMPORARIES_BYTES)?;
                 command.args(["--memory", "memmap", "--file"]).arg(&file);
                 command.arg("--group").arg(group.entrance())
             }
-            Memory::Region { compressor } => {
+            ArrayKind::Region { compressor } => {
                 command.args(["--memory", "region", "--file"]).arg(&file);
                 command.args(["--compressor", compressor, "--budget", &self.budget.to_string()])
             }
@@ -178,12 +178,12 @@ pub fn run(bench: &Bench, arguments: &NumpyArguments) -> Result<Section, Failure
         ));
     for data in ["prices", "counts"] {
         let memory = |memory| Array { data, memory };
-        let mut arrays = vec![memory(Memory::Plain), memory(Memory::Memmap)];
+        let mut arrays = vec![memory(ArrayKind::Plain), memory(ArrayKind::Memmap)];
         let regions = arguments
             .compressors
             .iter()
-            .map(|compressor| Memory::Region { compressor: compressor.clone() });
-        arrays.extend(regions.chain([Memory::InProcess]).map(memory));
+            .map(|compressor| ArrayKind::Region { compressor: compressor.clone() });
+        arrays.extend(regions.chain([ArrayKind::InProcess]).map(memory));
         let turns =
             bench.take_turns(&arrays, rounds, |array| setting.run(array, &bench.interrupt))?;
         let digests: Vec<_> =

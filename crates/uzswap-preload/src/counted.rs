@@ -49,7 +49,7 @@ pub fn is_small(front: &Front) -> bool {
 }
 
 /// The memory of this process, bytes.
-pub struct Memory {
+pub struct MemoryUse {
     /// Anonymous memory that it has.
     pub used: u64,
     /// Memory that it may write without a further request.
@@ -57,7 +57,7 @@ pub struct Memory {
 }
 
 /// Asks the kernel.
-pub fn memory() -> Memory {
+pub fn memory() -> MemoryUse {
     const PAGE_BYTES: u64 = 4096;
     let mut text = [0_u8; 128];
     // SAFETY: a name; the content fits in the buffer.
@@ -80,5 +80,5 @@ pub fn memory() -> Memory {
     let mut next = || numbers.next().unwrap_or(0);
     let (resident, shared, _, _, usable) = (next(), next(), next(), next(), next());
     let used = resident.saturating_sub(shared).wrapping_mul(PAGE_BYTES);
-    Memory { used, usable: usable.wrapping_mul(PAGE_BYTES) }
+    MemoryUse { used, usable: usable.wrapping_mul(PAGE_BYTES) }
 }

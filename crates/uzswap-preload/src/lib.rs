@@ -19,7 +19,7 @@ mod interposed;
 mod loading;
 mod thread_locals;
 
-use counted::Memory;
+use counted::MemoryUse;
 use libc::c_void;
 use rustix::io;
 use std::cell::UnsafeCell;
@@ -196,7 +196,7 @@ fn look(front: &Front, more: usize, may_wait: bool) {
     if counted::is_small(front) {
         return;
     }
-    let Memory { used, usable } = counted::memory();
+    let MemoryUse { used, usable } = counted::memory();
     front.queue(used);
     if may_wait {
         front.wait_for_turn(|| loading::hooks().is_some());

@@ -31,7 +31,7 @@ use crossbeam_epoch::{Atomic, Guard, Shared};
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
-use trunk::{Memory, Owned, Retired, Trunk};
+use trunk::{Owned, Retired, Trunk, TrunkMemory};
 
 /// Entries in a trunk: 16 MiB of address space, so that a cache of a few MiB wastes little.
 #[cfg(not(feature = "shuttle"))]
@@ -55,7 +55,7 @@ pub(crate) struct Index {
     /// The same for a process that takes the cache over: the number of each trunk's frame plus one,
     /// or 0. Written with `spare` locked.
     directory: Option<Values<Kept<AtomicU32>>>,
-    memory: Memory,
+    memory: TrunkMemory,
     spare: Mutex<Vec<Owned>>,
     /// The trunk after the page's that was made last: probably the next one. A hint.
     next: AtomicUsize,
@@ -151,7 +151,7 @@ impl Index {
     /// An index for at most `pages_max` pages over all areas, in the process's memory or in memory
     /// that outlives it.
     pub(crate) fn new(pages_max: u32, durable: Option<&Arc<Durable>>) -> Self {
-        let memory = Memory(durable.cloned());
+        let memory = TrunkMemory(durable.cloned());
         Self {
             trunks: (0..trunks_of(pages_max)).map(|_| Atomic::null()).collect(),
             emptying: Emptying::new(trunks_of(pages_max)),
@@ -237,7 +237,7 @@ impl Index {
     pub(crate) fn adopt(&self, durable: &Arc<Durable>) -> io::Result<()> {
         let records = self.record_trunks.load(Ordering::Relaxed);
         for (number, frame) in durable.adopt_trunks()? {
-            let trunk = Memory::in_frame(durable, frame);
+            let trunk = TrunkMemory::in_frame(durable, frame);
             self.trunks[number].store(trunk.shared(), Ordering::Release);
             self.emptying.add(number);
             self.made.fetch_add(1, Ordering::Relaxed);

@@ -1,8 +1,8 @@
 //! A trunk's memory: made whole, reached by pointer, freed when no thread can use it any more.
 //!
-//! A pointer in the directory comes from [`Memory::make`]. Only pinned threads read it. The one
-//! thread that removes it from the directory [`retire`]s it; threads that are pinned later do not
-//! find it. The maintaining thread frees it.
+//! A pointer in the directory comes from [`TrunkMemory::make`]. Only pinned threads read it. The
+//! one thread that removes it from the directory [`retire`]s it; threads that are pinned later do
+//! not find it. The maintaining thread frees it.
 
 use super::{Entry, TRUNK_ENTRIES};
 use crate::durable::{Durable, TrunkFrame};
@@ -30,7 +30,7 @@ pub(super) struct Trunk {
 
 /// A trunk with one owner: it is ready, in the directory, or to be freed.
 ///
-/// Invariant: it points to a trunk that [`Memory::make`] made and that is not freed.
+/// Invariant: it points to a trunk that [`TrunkMemory::make`] made and that is not freed.
 #[derive(Debug)]
 pub(super) struct Owned(NonNull<Trunk>);
 
@@ -54,9 +54,9 @@ impl Owned {
 
 /// Makes and frees trunks: in the process's own memory, or in memory that outlives it.
 #[derive(Clone)]
-pub(super) struct Memory(pub(super) Option<Arc<Durable>>);
+pub(super) struct TrunkMemory(pub(super) Option<Arc<Durable>>);
 
-impl Memory {
+impl TrunkMemory {
     /// A trunk of absent entries, if possible the home of this number. Errors: no memory.
     pub(super) fn make(&self, number: usize) -> io::Result<Owned> {
         #[cfg(feature = "shuttle")]
@@ -141,15 +141,15 @@ pub(super) struct Retired {
 #[cfg(not(feature = "shuttle"))]
 impl Retired {
     /// An empty list, of this memory.
-    pub(super) fn new(memory: &Memory) -> Self {
+    pub(super) fn new(memory: &TrunkMemory) -> Self {
         Self { first: AtomicU64::new(0), outlives: memory.0.as_ref().map(Arc::downgrade) }
     }
 
     /// The memory of all of them, while the caller has it; `None` if it went with the cache.
-    fn memory(&self) -> Option<Memory> {
+    fn memory(&self) -> Option<TrunkMemory> {
         match &self.outlives {
-            None => Some(Memory(None)),
-            Some(outlives) => outlives.upgrade().map(|durable| Memory(Some(durable))),
+            None => Some(TrunkMemory(None)),
+            Some(outlives) => outlives.upgrade().map(|durable| TrunkMemory(Some(durable))),
         }
     }
 
@@ -195,7 +195,7 @@ pub(super) struct Retired;
 
 #[cfg(feature = "shuttle")]
 impl Retired {
-    pub(super) fn new(_memory: &Memory) -> Self {
+    pub(super) fn new(_memory: &TrunkMemory) -> Self {
         Self
     }
 
@@ -236,7 +236,7 @@ pub(super) fn retire(at: Shared<'_, Trunk>, retired: &Arc<Retired>, pinned: &Gua
 
 /// Frees the trunk of a directory that no other thread has any more. A trunk in memory that
 /// outlives the process stays there.
-pub(super) fn drop_in(slot: &mut Atomic<Trunk>, memory: &Memory) {
+pub(super) fn drop_in(slot: &mut Atomic<Trunk>, memory: &TrunkMemory) {
     let slot = std::mem::replace(slot, Atomic::null());
     // SAFETY: no other thread has the directory, so none is pinned for a pointer in it.
     let at =

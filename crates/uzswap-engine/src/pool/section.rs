@@ -38,16 +38,16 @@ impl Frame {
 }
 
 /// The memory of a section.
-enum Memory {
+enum SectionMemory {
     Own(Mapping),
     /// In memory that outlives the process, which [`Sections`] owns.
     Durable(NonNull<u8>),
 }
 
 // SAFETY: plain memory, of the process or of `Sections`, with no tie to the thread that made it.
-unsafe impl Send for Memory {}
+unsafe impl Send for SectionMemory {}
 
-impl Memory {
+impl SectionMemory {
     fn start(&self) -> NonNull<u8> {
         match self {
             Self::Own(mapping) => NonNull::new(mapping.as_ptr()).expect("it is mapped"),
@@ -58,7 +58,7 @@ impl Memory {
 
 /// A section with memory.
 struct Section {
-    memory: Memory,
+    memory: SectionMemory,
     /// A set bit is a free frame.
     free: [u64; SECTION_FRAMES / 64],
     free_count: usize,
@@ -343,12 +343,17 @@ impl Sections {
 
     /// Prefers the given node. A kernel without the call places the memory anywhere, and tells its
     /// node afterwards.
-    fn populate(&self, number: usize, before: SectionState, node: usize) -> io::Result<Memory> {
+    fn populate(
+        &self,
+        number: usize,
+        before: SectionState,
+        node: usize,
+    ) -> io::Result<SectionMemory> {
         let prefer = |start| drop(self.nodes.prefer(start, SECTION_BYTES, node));
         let Some((durable, kept)) = &self.durable else {
-            let memory = Memory::Own(Mapping::reserved(SECTION_BYTES)?);
+            let memory = SectionMemory::Own(Mapping::reserved(SECTION_BYTES)?);
             prefer(memory.start());
-            if let Memory::Own(mapping) = &memory {
+            if let SectionMemory::Own(mapping) = &memory {
                 mapping.populate()?;
             }
             return Ok(memory);
@@ -360,7 +365,7 @@ impl Sections {
             durable.release_section(number);
             kept[number].store(kept_as(before), Ordering::Release);
         }
-        Ok(Memory::Durable(made?))
+        Ok(SectionMemory::Durable(made?))
     }
 
     /// Takes over the sections that another process has left, with all frames free.
