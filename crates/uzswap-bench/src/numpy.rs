@@ -66,7 +66,7 @@ impl Candidate for Array {
 
 /// The output of one run of the program.
 #[derive(Debug, Serialize, Deserialize)]
-struct Run {
+struct RunOutput {
     seconds: BTreeMap<String, f64>,
     digest: String,
 }
@@ -95,7 +95,7 @@ fn python() -> Result<PathBuf, Failure> {
 }
 
 impl Setting {
-    fn run(&self, array: &Array, interrupt: &Interrupt) -> Result<Run, Failure> {
+    fn run(&self, array: &Array, interrupt: &Interrupt) -> Result<RunOutput, Failure> {
         let file = Path::new(FOLDER).join("numbers");
         let mut command = match array.memory {
             ArrayKind::InProcess => {
@@ -130,7 +130,7 @@ impl Setting {
     }
 
     /// A table of one kind of numbers; the first of `turns` is plain numpy.
-    fn table(&self, turns: &[Turns<Run>]) -> Table {
+    fn table(&self, turns: &[Turns<RunOutput>]) -> Table {
         let mut header = vec!["array"];
         header.extend(STEPS.map(|(_, column)| column));
         let rows = turns.iter().map(|own| {

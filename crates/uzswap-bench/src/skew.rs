@@ -37,7 +37,7 @@ const SCAN_EVERY: usize = 4;
 
 /// The measurements of a run.
 #[derive(Debug, Serialize)]
-struct Run {
+struct RunMeasurements {
     touched: Touched,
     pool_peak: u64,
 }
@@ -87,7 +87,7 @@ pub fn run(bench: &Bench, arguments: &SkewArguments) -> Result<Section, Failure>
             let room = Room { memory, pool: Some(memory), slow_disk: false, time_max: None };
             let measured = peer.run(&mut changes, room, &command, &bench.interrupt)?;
             let touched = serde_json::from_str(&measured.stdout).context("the program's output")?;
-            Ok(Run { touched, pool_peak: measured.pool_peak })
+            Ok(RunMeasurements { touched, pool_peak: measured.pool_peak })
         })?;
         let name = match scan_every {
             0 => format!("{percent} % to a fifth"),
@@ -99,8 +99,8 @@ pub fn run(bench: &Bench, arguments: &SkewArguments) -> Result<Section, Failure>
     Ok(section)
 }
 
-fn table(turns: &[Turns<Run>], touches: usize) -> Table {
-    let mean = |run: &Run| run.touched.touch_seconds * 1e6 / touches as f64;
+fn table(turns: &[Turns<RunMeasurements>], touches: usize) -> Table {
+    let mean = |run: &RunMeasurements| run.touched.touch_seconds * 1e6 / touches as f64;
     let rows = turns.iter().map(|own| {
         own.row(|own| {
             let share = own.median(|run| run.touched.outs as f64 * 100.0 / touches as f64);

@@ -69,7 +69,7 @@ impl Copy {
         }
         let copy = Self { file: unnamed_file()?, parts };
         rustix::fs::ftruncate(&copy.file, offset)?;
-        let mut run = Run { first: 0, pages: Vec::with_capacity(BATCH) };
+        let mut run = PageRun { first: 0, pages: Vec::with_capacity(BATCH) };
         for part in &copy.parts {
             part.write_absent(&copy.file, &mut run)?;
         }
@@ -109,7 +109,7 @@ impl Copy {
 
 impl Part {
     /// Writes all pages that are not in the region.
-    fn write_absent(&self, file: &File, run: &mut Run) -> io::Result<()> {
+    fn write_absent(&self, file: &File, run: &mut PageRun) -> io::Result<()> {
         let pager = &self.space.pager;
         let mut next = self.space.next_touched(0);
         while let Some(page) = next {
@@ -158,12 +158,12 @@ fn is_present(space: &Space, page: u32, pagemap: &Pagemap) -> io::Result<bool> {
 }
 
 /// Neighbouring pages that are written at once.
-struct Run {
+struct PageRun {
     first: u32,
     pages: Vec<Page>,
 }
 
-impl Run {
+impl PageRun {
     fn takes(&self, page: u32) -> bool {
         self.pages.is_empty()
             || self.pages.len() < BATCH && page == self.first + self.pages.len() as u32

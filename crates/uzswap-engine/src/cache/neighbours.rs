@@ -30,7 +30,7 @@ const PAGES_MAX: usize = 64;
 const GAP_MAX: u64 = 32 << 10;
 
 /// Neighbours with their entries locked, and the byte range of their records on the backing.
-struct Run<'a> {
+struct LockedNeighbours<'a> {
     entries: [Option<Locked<'a>>; PAGES_MAX],
     count: usize,
     start: u64,
@@ -74,7 +74,7 @@ impl Cache {
             return 0;
         }
         let locked = |offset: usize| view.try_lock(SwapEntry(first.0 + offset as u32));
-        let mut run = Run::new();
+        let mut run = LockedNeighbours::new();
         let block = self.backing.block_bytes() as u64;
         let most = pages.len().min(PAGES_MAX);
         for locked in (0..most).map_while(locked) {
@@ -109,7 +109,7 @@ impl Cache {
     fn decode_run(
         &self,
         first: SwapEntry,
-        run: &mut Run<'_>,
+        run: &mut LockedNeighbours<'_>,
         pages: &mut [Page],
         place: impl Fn(Extent) -> usize,
     ) -> usize {
@@ -147,7 +147,7 @@ struct Ends {
     is_single: bool,
 }
 
-impl<'a> Run<'a> {
+impl<'a> LockedNeighbours<'a> {
     fn new() -> Self {
         let entries = [const { None }; PAGES_MAX];
         Self { entries, count: 0, start: 0, end: 0, is_single: false }
