@@ -10,7 +10,7 @@ use crate::config::ServerConfig;
 use crate::disk::Disk;
 use crate::request;
 use crate::team::{CpuCount, Rest, Rota, Work};
-use crate::traffic::{Counts, Traffic};
+use crate::traffic::{ThreadTraffic, Traffic};
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, AtomicUsize};
 use std::sync::atomic::{Ordering::AcqRel, Ordering::Relaxed, Ordering::SeqCst};
@@ -61,7 +61,7 @@ impl Desk {
     }
 
     /// Does a request of which no other thread has a part, and returns the result for the kernel.
-    pub(crate) fn serve(&self, io: &mut Io, disk: &dyn Disk, counts: &Counts) -> i32 {
+    pub(crate) fn serve(&self, io: &mut Io, disk: &dyn Disk, counts: &ThreadTraffic) -> i32 {
         let (began, offset) = (Instant::now(), self.start + io.offset);
         let outcome = match io.operation {
             Operation::Read => {
@@ -101,7 +101,7 @@ impl Desk {
     }
 
     /// A part of the request in a place: all of it, or some pages of a write.
-    fn serve_part(&self, job: &Job, disk: &dyn Disk, counts: &Counts) {
+    fn serve_part(&self, job: &Job, disk: &dyn Disk, counts: &ThreadTraffic) {
         let place = &self.places[job.tag];
         let errno = if job.bytes == 0 {
             let mut io = place.io.write().unwrap_or_else(PoisonError::into_inner);
@@ -202,7 +202,7 @@ impl Crew {
         &*self.disk
     }
 
-    pub(crate) fn counts(&self, number: usize) -> &Counts {
+    pub(crate) fn counts(&self, number: usize) -> &ThreadTraffic {
         self.traffic.thread(number)
     }
 

@@ -8,12 +8,12 @@ use uzswap_engine::times::{Counted, Times};
 
 /// Counts of all threads; each has its own, so that no two write the same cache line.
 pub struct Traffic {
-    threads: Box<[CachePadded<Counts>]>,
+    threads: Box<[CachePadded<ThreadTraffic>]>,
 }
 
 /// Counts of one thread.
 #[derive(Default)]
-pub(crate) struct Counts {
+pub(crate) struct ThreadTraffic {
     times: Times,
     pages_read: AtomicU64,
     pages_written: AtomicU64,
@@ -25,7 +25,7 @@ fn pages(bytes: u64) -> u64 {
     bytes / PAGE_BYTES as u64
 }
 
-impl Counts {
+impl ThreadTraffic {
     pub(crate) fn read(&self, bytes: usize, time: Duration) {
         self.pages_read.fetch_add(pages(bytes as u64), Relaxed);
         self.times.count(time);
@@ -47,14 +47,14 @@ impl Counts {
 impl Traffic {
     /// For `threads` threads.
     pub fn new(threads: usize) -> Self {
-        Self { threads: (0..threads).map(|_| CachePadded::new(Counts::default())).collect() }
+        Self { threads: (0..threads).map(|_| CachePadded::new(ThreadTraffic::default())).collect() }
     }
 
-    pub(crate) fn thread(&self, number: usize) -> &Counts {
+    pub(crate) fn thread(&self, number: usize) -> &ThreadTraffic {
         &self.threads[number]
     }
 
-    fn sum(&self, count: impl Fn(&Counts) -> &AtomicU64) -> u64 {
+    fn sum(&self, count: impl Fn(&ThreadTraffic) -> &AtomicU64) -> u64 {
         self.threads.iter().map(|thread| count(thread).load(Relaxed)).sum()
     }
 

@@ -86,7 +86,7 @@ impl Step {
 
 /// The touches of a trace, and the memory that they took.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Counts {
+pub struct ReplayCounts {
     /// All of them.
     pub touches: u64,
     /// Those of pages that were out, or had never been touched.
@@ -105,7 +105,7 @@ pub struct Counts {
     pub there_sum: u64,
 }
 
-impl Counts {
+impl ReplayCounts {
     /// Touches of pages that had left: those that a policy is answerable for.
     pub fn faults(&self) -> u64 {
         self.misses - self.first
@@ -128,22 +128,22 @@ impl Counts {
 
 /// Replays touches of pages, numbered from 0, in memory for `capacity` of them, whatever they take
 /// compressed. The first `skip` touches are not counted.
-pub fn replay(policy: Policy, trace: &[u32], capacity: usize, skip: usize) -> Counts {
+pub fn replay(policy: Policy, trace: &[u32], capacity: usize, skip: usize) -> ReplayCounts {
     let steps: Vec<_> = trace.iter().map(|page| Step::Touch { page: *page, bytes: 0 }).collect();
     simulate(policy, &steps, capacity.max(1) as u64 * PAGE_BYTES, skip)
 }
 
 /// Replays steps in `memory` bytes, in which pages that are there and the pool are counted. The
 /// first `skip` steps are not counted.
-pub fn simulate(policy: Policy, steps: &[Step], memory: u64, skip: usize) -> Counts {
+pub fn simulate(policy: Policy, steps: &[Step], memory: u64, skip: usize) -> ReplayCounts {
     let pages = steps.iter().map(|step| step.page()).max().map_or(0, |most| most as usize + 1);
     match policy {
         Policy::Order | Policy::Clock => {
             let mut pager = Pager::new(pages, memory, policy == Policy::Order);
-            let mut counts = Counts::default();
+            let mut counts = ReplayCounts::default();
             for (at, step) in steps.iter().enumerate() {
                 if at == skip {
-                    counts = Counts::default();
+                    counts = ReplayCounts::default();
                 }
                 match *step {
                     Step::Touch { page, bytes } => {
@@ -155,7 +155,7 @@ pub fn simulate(policy: Policy, steps: &[Step], memory: u64, skip: usize) -> Cou
                 }
                 counts.written += pager.take_written();
             }
-            if skip >= steps.len() && skip > 0 { Counts::default() } else { counts }
+            if skip >= steps.len() && skip > 0 { ReplayCounts::default() } else { counts }
         }
         Policy::Fifo => queue(steps, pages, memory, skip, |_| 0),
         Policy::Lru => queue(steps, pages, memory, skip, |touch| touch + 1),
@@ -175,8 +175,8 @@ fn queue(
     bytes: u64,
     skip: usize,
     key: impl Fn(usize) -> usize,
-) -> Counts {
-    let mut counts = Counts::default();
+) -> ReplayCounts {
+    let mut counts = ReplayCounts::default();
     let mut memory = Memory::new(pages, bytes);
     // Of each page: its key, and its bytes in the pool.
     let mut known = vec![(0, 0); pages];
@@ -334,7 +334,7 @@ mod tests {
         assert_eq!(replay(Policy::Lru, &trace, 3, 5).touches, 4);
         for policy in Policy::ALL {
             assert_eq!(replay(policy, &trace, 4, 0).misses, 4, "{policy}: each page comes once");
-            assert_eq!(replay(policy, &[], 4, 0), Counts::default());
+            assert_eq!(replay(policy, &[], 4, 0), ReplayCounts::default());
         }
     }
 

@@ -27,7 +27,7 @@ const SELDOM: f64 = 0.001;
 
 /// The counts of a machine.
 #[derive(Serialize, Deserialize)]
-struct Counts {
+struct LockCounts {
     machine: Machine,
     threads: usize,
     pages: u64,
@@ -103,7 +103,7 @@ pub fn count(bench: &Bench, arguments: &LocksArguments, file: &Path) -> Result<S
         counted.push(Counted { codec, backing, kinds });
     }
     let machine = Machine::here();
-    let counts = Counts { machine, threads, pages: stored as u64, settings: counted };
+    let counts = LockCounts { machine, threads, pages: stored as u64, settings: counted };
     let text = serde_json::to_vec(&counts).context("counts")?;
     fs::write(file, text).context(&file.display().to_string())?;
     section.raw("counts", &counts)
@@ -135,7 +135,7 @@ struct Bound {
 /// Predicts.
 pub fn predict(bench: &Bench, arguments: &LocksArguments, file: &Path) -> Result<Section, Failure> {
     let what = file.display().to_string();
-    let counts: Counts = serde_json::from_slice(&fs::read(file).context(&what)?)
+    let counts: LockCounts = serde_json::from_slice(&fs::read(file).context(&what)?)
         .context(&format!("{what}: --count did not write it"))?;
     let (count, pages, ram) = locks::load(bench, arguments)?;
     let settings = locks::settings(&[1]);
@@ -204,7 +204,7 @@ pub fn predict(bench: &Bench, arguments: &LocksArguments, file: &Path) -> Result
 }
 
 /// The counts of a setting.
-fn counted<'a>(counts: &'a Counts, setting: &Setting) -> Result<&'a [LockCount], Failure> {
+fn counted<'a>(counts: &'a LockCounts, setting: &Setting) -> Result<&'a [LockCount], Failure> {
     let is_it = |own: &&Counted| own.codec == setting.codec && own.backing == setting.backing;
     let own = counts.settings.iter().find(is_it);
     let missing = || format!("{}, {} backing: it was not counted", setting.codec, setting.backing);
@@ -218,7 +218,12 @@ fn fastest(turn: &Turns<Run>) -> f64 {
 
 /// The throughput of each kind of lock, the slowest first. Locks that one thread never takes are
 /// left out, because their hold time is unknown.
-fn bounds_of(kinds: &[LockCount], counts: &Counts, turn: &Turns<Run>, clock_ns: f64) -> Vec<Bound> {
+fn bounds_of(
+    kinds: &[LockCount],
+    counts: &LockCounts,
+    turn: &Turns<Run>,
+    clock_ns: f64,
+) -> Vec<Bound> {
     let kb = PAGE_BYTES as f64 / 1024.0;
     let page_ns = 1e9 * kb / fastest(turn);
     let bound = |kind: &LockCount| {
@@ -263,7 +268,7 @@ mod tests {
             kind("not with one thread", 6400),
         ];
         let counts =
-            Counts { machine: Machine::here(), threads: 64, pages: 6400, settings: Vec::new() };
+            LockCounts { machine: Machine::here(), threads: 64, pages: 6400, settings: Vec::new() };
         let least = run(&[("of many", 510.0), ("Single", 510.0), ("scratch::Scratch", 510.0)]);
         let rounds = vec![run(&[("Single", 9000.0)]), least];
         let turn = Turns { name: "raw".into(), missing: None, rounds };

@@ -5,7 +5,7 @@ use crate::error::Failure;
 use crate::say::show;
 use crate::size;
 use uzswap_policy::costs::{for_pages, lost_micros};
-use uzswap_policy::replay::{self, Counts, PAGE_BYTES, Policy};
+use uzswap_policy::replay::{self, PAGE_BYTES, Policy, ReplayCounts};
 use uzswap_trace::{Steps, Trace};
 
 /// Part of the program's time that faults may take.
@@ -46,7 +46,7 @@ pub fn simulate(arguments: &SimulateArguments) -> Result<(), Failure> {
 }
 
 /// Replays it in memory of which the pager takes its part.
-fn replay(policy: Policy, steps: &Steps, memory: u64) -> Counts {
+fn replay(policy: Policy, steps: &Steps, memory: u64) -> ReplayCounts {
     replay::simulate(policy, &steps.all, for_pages(memory), 0)
 }
 
@@ -124,7 +124,7 @@ fn distance(faults: u64, best: u64) -> String {
 }
 
 /// The part of the program's own time that faults take besides.
-fn lost(counts: &Counts, steps: &Steps) -> f64 {
+fn lost(counts: &ReplayCounts, steps: &Steps) -> f64 {
     lost_micros(counts) / steps.micros.max(1) as f64
 }
 
