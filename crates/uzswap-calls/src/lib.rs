@@ -9,8 +9,8 @@
 //! ```
 //! Ordinary programs make their system calls through the C library. Its `syscall` instructions are
 //! found ([`sites`]) and replaced while the other threads are stopped ([`stop`]). Nothing is
-//! replaced before [`Work::apply`], so nothing costs anything. Afterwards only calls with the
-//! caller's numbers take the way above. x86-64 only.
+//! replaced before [`PreparedPatch::apply`], so nothing costs anything. Afterwards only calls with
+//! the caller's numbers take the way above. x86-64 only.
 //!
 //! A `syscall` whose number is not in the instruction before it becomes `ud2`, and the handler of
 //! SIGILL sends the thread to its stub: 1 to 2 µs more. The same `ud2` replaces the `syscall`
@@ -37,4 +37,4 @@ pub mod stop;
 #[cfg(target_arch = "x86_64")]
 pub use entry::{Call, Frame, Looks, Outcome, Registers, raw};
 #[cfg(target_arch = "x86_64")]
-pub use patch::{Patched, Patcher, Work};
+pub use patch::{Patched, Patcher, PreparedPatch};

@@ -158,7 +158,11 @@ impl Patcher {
 
     /// Prepares the replacement of sites whose number is unknown or wanted. Sites that were
     /// replaced before stay as they are.
-    pub fn prepare(&mut self, sites: &[Site], wants: impl Fn(u32) -> bool) -> io::Result<Work> {
+    pub fn prepare(
+        &mut self,
+        sites: &[Site],
+        wants: impl Fn(u32) -> bool,
+    ) -> io::Result<PreparedPatch> {
         let mut patched = Patched::default();
         let mut work = Vec::new();
         for site in sites {
@@ -184,7 +188,7 @@ impl Patcher {
         TRAPS.store(Box::into_raw(Box::new(Traps::new(&self.traps))), Release);
         let pages = pages_of(&work);
         let writable = MprotectFlags::READ | MprotectFlags::WRITE | MprotectFlags::EXEC;
-        let work = Work { sites: work, pages, patched };
+        let work = PreparedPatch { sites: work, pages, patched };
         work.access(writable)?;
         Ok(work)
     }
@@ -288,13 +292,13 @@ fn stack_growth() -> usize {
 /// Sites that are ready to be replaced. Their code is writable until this is dropped.
 #[derive(Debug)]
 #[must_use = "nothing is replaced before `apply`"]
-pub struct Work {
+pub struct PreparedPatch {
     sites: Vec<(Site, usize)>,
     pages: Vec<Range<usize>>,
     patched: Patched,
 }
 
-impl Work {
+impl PreparedPatch {
     fn access(&self, flags: MprotectFlags) -> io::Result<()> {
         self.pages.iter().try_for_each(|pages| {
             // SAFETY: code stays code; being writable meanwhile is the purpose.
@@ -330,7 +334,7 @@ impl Work {
     }
 }
 
-impl Drop for Work {
+impl Drop for PreparedPatch {
     fn drop(&mut self) {
         // After an error the code stays writable, which does not harm its function.
         let _ = self.access(MprotectFlags::READ | MprotectFlags::EXEC);
@@ -340,7 +344,7 @@ impl Drop for Work {
 /// Writes code.
 fn put(at: usize, bytes: &[u8]) {
     for (at, value) in (at..).zip(bytes) {
-        // SAFETY: by `Work::apply`: writable code, which no other thread writes or runs.
+        // SAFETY: by `PreparedPatch::apply`: writable code, which no other thread writes or runs.
         unsafe { (at as *mut u8).write_volatile(*value) };
     }
 }

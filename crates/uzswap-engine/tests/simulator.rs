@@ -24,7 +24,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 use uzswap_engine::testing::{Content, Noise, Setup, page_of};
 use uzswap_engine::{Area, Cache, Error, Load, PAGE_BYTES, Page, Reject, Store, SwapEntry};
-use uzswap_sync::turns::{self, Pace, Work};
+use uzswap_sync::turns::{self, Pace, ThreadBody};
 
 /// Blocks of this size and more are refused: chunks of tables, trunks, contexts.
 const LARGE_BYTES: usize = 4 << 10;
@@ -435,7 +435,7 @@ fn simulate(seed: u64) -> Result<u64, String> {
             limit: setup.pool_bytes as usize,
             profile,
         });
-        let mut all: Vec<Work<'static>> = Vec::new();
+        let mut all: Vec<ThreadBody<'static>> = Vec::new();
         for thread in 0..workers {
             let (world, seed) = (world.clone(), seed * 31 + life * 7 + thread as u64);
             all.push(Box::new(move || world.work(thread, seed, count)));

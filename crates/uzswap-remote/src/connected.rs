@@ -4,7 +4,7 @@ use crate::address::Address;
 use crate::error::ConnectError;
 use crate::store::{Limits, Store};
 use crate::table::{NONE, SegmentTable};
-use crate::tiers::{DEAD_MAX, Inner, Space, Tiers, Work};
+use crate::tiers::{DEAD_MAX, Inner, Space, Tiers, UpkeepState};
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64};
 use std::sync::{Arc, Condvar, Mutex};
@@ -107,7 +107,7 @@ impl Connected {
             remote_ns: AtomicU64::new(0),
             local_ns: AtomicU64::new(u64::MAX),
             turn: AtomicU64::new(1),
-            work: Mutex::new(Work::new().map_err(own)?),
+            work: Mutex::new(UpkeepState::new().map_err(own)?),
             store: self.store,
         };
         Ok(Tiers(Arc::new(inner)))

@@ -3,7 +3,7 @@
 
 use crate::store::{Keeper, lock};
 use crate::table::{LOCAL, REMOTE};
-use crate::tiers::{Inner, Space, Tiers, Work};
+use crate::tiers::{Inner, Space, Tiers, UpkeepState};
 use std::io;
 use std::sync::MutexGuard;
 use std::sync::atomic::Ordering::Relaxed;
@@ -11,7 +11,7 @@ use uzswap_engine::backing::SEGMENT_BYTES;
 
 /// Held while a process forks.
 pub struct BeforeFork<'a> {
-    work: MutexGuard<'a, Work>,
+    work: MutexGuard<'a, UpkeepState>,
     keeper: MutexGuard<'a, Keeper>,
     space: MutexGuard<'a, Space>,
     /// Segments that only the store has, and their slots in the child.

@@ -44,7 +44,7 @@ thread_local! {
 }
 
 /// The state of the background thread.
-pub(crate) struct Work {
+pub(crate) struct UpkeepState {
     /// A segment that is copied.
     pub(crate) buffer: Buffer,
     pub(crate) shown: Option<Instant>,
@@ -52,7 +52,7 @@ pub(crate) struct Work {
     pub(crate) paused: Option<Instant>,
 }
 
-impl Work {
+impl UpkeepState {
     /// Errors: no memory.
     pub(crate) fn new() -> io::Result<Self> {
         let buffer = Buffer::new(SEGMENT_BYTES)?;
@@ -100,7 +100,7 @@ pub(crate) struct Inner {
     pub(crate) remote_ns: AtomicU64,
     pub(crate) local_ns: AtomicU64,
     pub(crate) turn: AtomicU64,
-    pub(crate) work: Mutex<Work>,
+    pub(crate) work: Mutex<UpkeepState>,
 }
 
 fn gone() -> io::Error {

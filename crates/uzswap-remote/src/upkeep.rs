@@ -2,7 +2,7 @@
 
 use crate::store::{Keeper, Put, lock};
 use crate::table::{LOCAL, REMOTE, number};
-use crate::tiers::{Inner, Tiers, Work};
+use crate::tiers::{Inner, Tiers, UpkeepState};
 use std::sync::atomic::Ordering::*;
 use std::time::{Duration, Instant};
 use uzswap_engine::backing::SEGMENT_BYTES;
@@ -82,7 +82,7 @@ impl Inner {
     }
 
     /// Copies the oldest segment that only the disk has to the store. True if it did.
-    fn copy_one(&self, work: &mut Work, keeper: &mut Keeper) -> bool {
+    fn copy_one(&self, work: &mut UpkeepState, keeper: &mut Keeper) -> bool {
         if work.paused.is_some_and(|paused| paused.elapsed() < PAUSE) || !self.store.is_fit() {
             return false;
         }

@@ -109,7 +109,7 @@ mod on {
     const SEEN_MAX: u64 = 100;
 
     /// The body of a thread.
-    pub type Work<'a> = Box<dyn FnOnce() + Send + 'a>;
+    pub type ThreadBody<'a> = Box<dyn FnOnce() + Send + 'a>;
 
     /// The chances of switches.
     #[derive(Debug, Clone, Copy)]
@@ -324,7 +324,7 @@ mod on {
         seed: u64,
         pace: Pace,
         since_max: u64,
-        all: Vec<Work<'static>>,
+        all: Vec<ThreadBody<'static>>,
     ) -> Result<u64, String> {
         let mut state = State {
             current: 0,
@@ -395,7 +395,7 @@ mod on {
             let log = Arc::new(Lock::new(Vec::new()));
             let work = |own: usize| {
                 let log = log.clone();
-                Box::new(move || (0..20).for_each(|_| lock(&log).push(own))) as Work<'static>
+                Box::new(move || (0..20).for_each(|_| lock(&log).push(own))) as ThreadBody<'static>
             };
             let steps = run(seed, PACE, 1000, (0..3).map(work).collect()).expect("nothing fails");
             let log = lock(&log).clone();
@@ -410,14 +410,14 @@ mod on {
 
         #[test]
         fn what_has_no_end_and_what_panics_is_told() {
-            let endless: Work<'static> = Box::new(|| {
+            let endless: ThreadBody<'static> = Box::new(|| {
                 loop {
                     wait();
                 }
             });
             assert!(run(1, PACE, 100, vec![endless]).is_err_and(|text| text.contains("not ended")));
-            let wrong: Work<'static> = Box::new(|| panic!("wrong"));
-            let waits: Work<'static> = Box::new(|| (0..50).for_each(|_| wait()));
+            let wrong: ThreadBody<'static> = Box::new(|| panic!("wrong"));
+            let waits: ThreadBody<'static> = Box::new(|| (0..50).for_each(|_| wait()));
             assert_eq!(run(1, PACE, 100, vec![waits, wrong]), Err("wrong".into()));
         }
 
@@ -430,7 +430,7 @@ mod on {
                     let _first = lock(&locks[first]);
                     let _second = lock(&locks[1 - first]);
                 };
-                Box::new(move || (0..50).for_each(twice)) as Work<'static>
+                Box::new(move || (0..50).for_each(twice)) as ThreadBody<'static>
             };
             assert!(run(1, PACE, 10_000, vec![both(0), both(0)]).is_ok());
             let met = run(1, PACE, 10_000, vec![both(0), both(1)]);
@@ -441,8 +441,9 @@ mod on {
         fn a_lock_that_is_never_let_go_is_told() {
             let kept = Arc::new(Lock::new(()));
             let (first, other) = (kept.clone(), kept);
-            let keeps: Work<'static> = Box::new(move || std::mem::forget(lock(&first)));
-            let wants: Work<'static> = Box::new(move || (0..50).for_each(|_| drop(lock(&other))));
+            let keeps: ThreadBody<'static> = Box::new(move || std::mem::forget(lock(&first)));
+            let wants: ThreadBody<'static> =
+                Box::new(move || (0..50).for_each(|_| drop(lock(&other))));
             let left = run(1, PACE, 10_000, vec![keeps, wants]);
             assert!(left.is_err_and(|text| text.contains("wait")));
         }

@@ -72,11 +72,11 @@ pub(crate) struct Recompressor {
     /// Pages stored and loaded by the last call.
     used: u64,
     tokens: u64,
-    work: Option<Work>,
+    work: Option<RecompressBuffers>,
 }
 
 /// Buffers, made with the first page: some three megabytes.
-struct Work {
+struct RecompressBuffers {
     encoder: UnitEncoder,
     decoder: UnitDecoder,
     candidates: Vec<Candidate>,
@@ -123,7 +123,7 @@ impl Recompressor {
     }
 }
 
-impl Work {
+impl RecompressBuffers {
     /// `None`: no memory.
     fn new() -> Option<Self> {
         let mut candidates = Vec::new();
@@ -221,7 +221,7 @@ impl Cache {
             if self.provide_units().is_none() {
                 return false; // No memory: the next call tries again.
             }
-            recompressor.work = Work::new();
+            recompressor.work = RecompressBuffers::new();
         }
         let Recompressor { work: Some(work), tokens, .. } = recompressor else {
             return false;
@@ -244,7 +244,13 @@ impl Cache {
     }
 
     /// Makes a page that was taken off its list a candidate, if it qualifies.
-    fn take_in(&self, work: &mut Work, tokens: &mut u64, locked: Locked<'_>, object: Object) {
+    fn take_in(
+        &self,
+        work: &mut RecompressBuffers,
+        tokens: &mut u64,
+        locked: Locked<'_>,
+        object: Object,
+    ) {
         if locked.word().is_referenced() {
             return locked.spared();
         }
@@ -271,7 +277,7 @@ impl Cache {
     }
 
     /// Adds the remaining pages of units that have lost a quarter.
-    fn gather_left(&self, work: &mut Work, cursor: &mut usize) {
+    fn gather_left(&self, work: &mut RecompressBuffers, cursor: &mut usize) {
         while work.candidates.len() < UNIT_PAGES {
             let Some((number, unit)) = self.units.sparse(*cursor) else { return };
             match self.take_apart(work, unit) {
@@ -284,7 +290,7 @@ impl Cache {
 
     /// Adds the remaining pages of a unit, as far as there is space for candidates. True if all
     /// were added; `None` when the unit cannot be read.
-    fn take_apart(&self, work: &mut Work, unit: SwapEntry) -> Option<bool> {
+    fn take_apart(&self, work: &mut RecompressBuffers, unit: SwapEntry) -> Option<bool> {
         let mut there = 0;
         for piece in Units::pieces(unit) {
             match self.index.view().peek(piece).state() {
