@@ -13,7 +13,7 @@ use uzswap_sys::cpu;
 
 /// One `T` for each CPU that is up.
 pub(crate) struct PerCpu<T> {
-    slots: Box<[Slot<T>]>,
+    slots: Box<[CpuSlot<T>]>,
     /// For each possible CPU, the slot that threads on it use.
     route: Box<[AtomicUsize]>,
     /// Locked while a CPU comes up or goes.
@@ -24,7 +24,7 @@ pub(crate) struct PerCpu<T> {
 struct Up(Box<[bool]>);
 
 /// It has cache lines of its own. Empty while none of its CPUs is up.
-struct Slot<T>(CachePadded<Mutex<Option<Box<T>>>>);
+struct CpuSlot<T>(CachePadded<Mutex<Option<Box<T>>>>);
 
 /// The slot of this CPU or of another one, locked for the caller.
 pub(crate) struct Here<'a, T>(MutexGuard<'a, Option<Box<T>>>);
@@ -47,7 +47,7 @@ impl<T> PerCpu<T> {
     /// No CPU is up. With fewer `slots` than possible CPUs, CPUs share them.
     pub(crate) fn new(slots: usize) -> Self {
         let cpus = cpu::possible();
-        let slot = || Slot(CachePadded::new(Mutex::new(None)));
+        let slot = || CpuSlot(CachePadded::new(Mutex::new(None)));
         Self {
             slots: (0..slots.min(cpus)).map(|_| slot()).collect(),
             route: (0..cpus).map(|_| AtomicUsize::new(0)).collect(),
@@ -150,12 +150,12 @@ impl<T> PerCpu<T> {
 
     /// Every slot in use, locked in turn.
     pub(crate) fn iter(&self) -> impl Iterator<Item = Here<'_, T>> {
-        self.slots.iter().filter_map(Slot::here)
+        self.slots.iter().filter_map(CpuSlot::here)
     }
 
     /// Slots that are not locked.
     pub(crate) fn iter_free(&self) -> impl Iterator<Item = Here<'_, T>> {
-        self.slots.iter().filter_map(Slot::try_here)
+        self.slots.iter().filter_map(CpuSlot::try_here)
     }
 
     /// True if one slot satisfies `is`, or may satisfy it because it is locked.
@@ -186,7 +186,7 @@ impl<T> PerCpu<T> {
     }
 }
 
-impl<T> Slot<T> {
+impl<T> CpuSlot<T> {
     fn here(&self) -> Option<Here<'_, T>> {
         Some(lock(&self.0)).filter(|held| held.is_some()).map(Here)
     }
@@ -203,7 +203,7 @@ mod tests {
 
     /// For four CPUs, all down.
     fn of_four<T>(slots: usize) -> PerCpu<T> {
-        let slot = || Slot(CachePadded::new(Mutex::new(None)));
+        let slot = || CpuSlot(CachePadded::new(Mutex::new(None)));
         PerCpu {
             slots: (0..slots).map(|_| slot()).collect(),
             route: (0..4).map(|_| AtomicUsize::new(0)).collect(),

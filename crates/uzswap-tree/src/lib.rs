@@ -29,7 +29,7 @@ use std::path::Path;
 use std::ptr;
 use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering::*};
 use std::time::Duration;
-use table::{ALL_IN, FORM, NO_ROOM, Slot};
+use table::{ALL_IN, FORM, NO_ROOM, ProcessSlot};
 
 /// After so long without a check by the suspending process, no process is suspended.
 pub const LOOKS_MAX: Duration = Duration::from_secs(2);
@@ -134,11 +134,11 @@ impl Tree {
         let free = || self.table.slots.iter().position(|slot| slot.take(process));
         let at = before.or_else(free).unwrap_or(SLOTS);
         self.table.slots_used.fetch_max((at + 1).min(SLOTS) as u32, Relaxed);
-        self.table.slots.get(at).into_iter().for_each(Slot::clear);
+        self.table.slots.get(at).into_iter().for_each(ProcessSlot::clear);
         self.slot.store(at, Relaxed);
     }
 
-    fn own(&self) -> Option<&Slot> {
+    fn own(&self) -> Option<&ProcessSlot> {
         self.table.slots.get(self.slot.load(Relaxed))
     }
 

@@ -51,7 +51,7 @@ pub struct Table {
     /// Reasons that were ever noted.
     reasons_used: AtomicU32,
     reasons: [Reason; REASONS],
-    pub(crate) slots: [Slot; SLOTS],
+    pub(crate) slots: [ProcessSlot; SLOTS],
 }
 
 /// A program that was left alone, or a part of its memory, and the reason.
@@ -174,7 +174,7 @@ impl Table {
         }
     }
 
-    pub(crate) fn used_slots(&self) -> &[Slot] {
+    pub(crate) fn used_slots(&self) -> &[ProcessSlot] {
         &self.slots[..(self.slots_used.load(Relaxed) as usize).min(SLOTS)]
     }
 
@@ -260,7 +260,7 @@ impl Table {
 
 #[derive(Debug)]
 #[repr(C)]
-pub(crate) struct Slot {
+pub(crate) struct ProcessSlot {
     pub(crate) process: AtomicU32,
     /// 1: its pages fit neither in its share nor on its backing, and it waits for a larger share.
     pub(crate) starved: AtomicU32,
@@ -289,7 +289,7 @@ pub(crate) const ALL_IN: u32 = 1;
 /// There is no memory for them.
 pub(crate) const NO_ROOM: u32 = 2;
 
-impl Slot {
+impl ProcessSlot {
     /// Resets it: no memory, no activity.
     pub(crate) fn clear(&self) {
         let Self { starved, waits, reader, answer, left_alone, .. } = self;

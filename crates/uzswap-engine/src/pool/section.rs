@@ -64,7 +64,7 @@ struct Section {
     free_count: usize,
 }
 
-struct Slot {
+struct SectionSlot {
     state: SectionState,
     section: Option<Box<Section>>,
     /// Free frames at the last update of its node's sets.
@@ -72,7 +72,7 @@ struct Slot {
 }
 
 struct Inner {
-    slots: Box<[Slot]>,
+    slots: Box<[SectionSlot]>,
     /// For each node.
     nodes: Box<[OnNode]>,
     absent: Bits,
@@ -146,7 +146,7 @@ impl Sections {
         nodes: &Arc<Nodes>,
     ) -> Self {
         let count = sections_of(bytes_max);
-        let slot = |_| Slot { state: SectionState::Absent, section: None, noted: 0 };
+        let slot = |_| SectionSlot { state: SectionState::Absent, section: None, noted: 0 };
         let bits = || Bits::new(count);
         let on_node = |_| OnNode { with_room: bits(), empty: bits(), free_frames: 0 };
         let inner = Inner {
@@ -497,7 +497,7 @@ impl Sections {
 
     /// Updates the sets for a section.
     fn note(&self, inner: &mut Inner, number: usize) {
-        let Slot { state, section, noted } = &mut inner.slots[number];
+        let SectionSlot { state, section, noted } = &mut inner.slots[number];
         let free = match (*state, section) {
             (SectionState::Online, Some(section)) => section.free_count,
             _ => 0,

@@ -24,15 +24,15 @@ const GIBS: usize = 1 << (48 - 30);
 
 struct UnitTable([AtomicPtr<Space>; UNITS]);
 
-struct Slot {
+struct RegistryEntry {
     /// A region that covers the whole GiB.
     whole: AtomicPtr<Space>,
     /// Those that cover parts of it.
     parts: AtomicPtr<UnitTable>,
 }
 
-static SLOTS: [Slot; GIBS] = [const {
-    Slot {
+static SLOTS: [RegistryEntry; GIBS] = [const {
+    RegistryEntry {
         whole: AtomicPtr::new(std::ptr::null_mut()),
         parts: AtomicPtr::new(std::ptr::null_mut()),
     }
