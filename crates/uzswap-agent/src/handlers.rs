@@ -144,9 +144,9 @@ pub fn give_back() {
 
 /// The kernel's description of an interrupted thread.
 #[repr(C)]
-struct Context {
+struct UserContext {
     flags: u64,
-    link: *mut Context,
+    link: *mut UserContext,
     stack: libc::stack_t,
     /// `r8` to `r15`, `rdi`, `rsi`, `rbp`, `rbx`, `rdx`, `rax`, `rcx`, `rsp`, `rip`, the flags.
     registers: [u64; 18],
@@ -160,10 +160,10 @@ const RSP: usize = 15;
 const RIP: usize = 16;
 const RAX: usize = 13;
 
-/// In the order of [`Context::registers`], which of [`Registers::general`] it is.
+/// In the order of [`UserContext::registers`], which of [`Registers::general`] it is.
 const ORDER: [usize; 16] = [8, 9, 10, 11, 12, 13, 14, 15, 7, 6, 5, 3, 2, 0, 1, 4];
 
-impl Context {
+impl UserContext {
     fn show(&mut self, registers: &Registers) {
         for (to, from) in self.registers.iter_mut().zip(ORDER) {
             *to = registers.general[from];
@@ -189,7 +189,7 @@ impl Context {
 #[repr(C)]
 struct OnStack {
     leave: u64,
-    context: Context,
+    context: UserContext,
     info: libc::siginfo_t,
     /// How to go on.
     after: After,
@@ -205,7 +205,7 @@ struct After {
 }
 
 const _: () = assert!(
-    size_of::<Context>() == 304
+    size_of::<UserContext>() == 304
         && size_of::<libc::siginfo_t>() == 128
         && std::mem::offset_of!(OnStack, context) == 8
         && std::mem::offset_of!(OnStack, info) == 312
@@ -241,7 +241,7 @@ unsafe fn deliver(
     action: &KernelAction,
     signal: i32,
     info: *mut libc::siginfo_t,
-    context: *mut Context,
+    context: *mut UserContext,
 ) -> ! {
     if !is_function(action.handler) {
         seen::complete();
@@ -291,7 +291,7 @@ unsafe fn deliver(
 
 /// True if the kernel has begun a handler on the program's stack for signals because we asked for
 /// that, and the program did not.
-fn is_astray(action: &KernelAction, interrupted: &Context, frame: usize, sp: usize) -> bool {
+fn is_astray(action: &KernelAction, interrupted: &UserContext, frame: usize, sp: usize) -> bool {
     let start = interrupted.stack.ss_sp as usize;
     let stack = start..start.saturating_add(interrupted.stack.ss_size);
     action.flags & SA_ONSTACK == 0 && stack.contains(&frame) && !stack.contains(&sp)
@@ -301,7 +301,7 @@ fn is_astray(action: &KernelAction, interrupted: &Context, frame: usize, sp: usi
 ///
 /// # Safety
 /// The arguments are the kernel's.
-unsafe fn die_by(signal: i32, info: *mut libc::siginfo_t, context: *mut Context) -> ! {
+unsafe fn die_by(signal: i32, info: *mut libc::siginfo_t, context: *mut UserContext) -> ! {
     let default = KernelAction { handler: 0, flags: SA_RESTORER, restorer: 0, mask: 0 };
     let arguments = [signal as u64, &raw const default as u64, 0, 8, 0, 0];
     let own = rustix::process::getpid().as_raw_nonzero().get() as u64;
@@ -324,7 +324,7 @@ unsafe fn die_by(signal: i32, info: *mut libc::siginfo_t, context: *mut Context)
 /// The arguments are the kernel's.
 unsafe fn copy(
     action: &KernelAction,
-    interrupted: &Context,
+    interrupted: &UserContext,
     info: *const libc::siginfo_t,
     sp: usize,
 ) -> *mut OnStack {
@@ -378,7 +378,7 @@ unsafe fn copy(
 }
 
 /// The registers that the handler is to see of a thread that was interrupted in our code.
-fn shown(call: *const Frame, interrupted: &Context) -> Option<Registers> {
+fn shown(call: *const Frame, interrupted: &UserContext) -> Option<Registers> {
     let at = interrupted.registers[RIP] as usize;
     // SAFETY: null, or the frame of the call that this thread is in.
     let Some(frame) = (unsafe { call.as_ref() }) else {
@@ -418,7 +418,7 @@ struct Plan {
     frame: *mut OnStack,
     signal: u64,
     info: *mut libc::siginfo_t,
-    context: *mut Context,
+    context: *mut UserContext,
     handler: u64,
     /// The kernel's stack for signals from now on; null: it stays.
     stack: *const libc::stack_t,
@@ -469,7 +469,7 @@ unsafe extern "C" fn go(plan: *const Plan) -> ! {
 /// # Safety
 /// As said.
 #[unsafe(naked)]
-unsafe extern "C" fn go_back(context: *mut Context) -> ! {
+unsafe extern "C" fn go_back(context: *mut UserContext) -> ! {
     naked_asm!(
         "mov rsp, rdi",
         "mov eax, {sigreturn}",
@@ -478,8 +478,8 @@ unsafe extern "C" fn go_back(context: *mut Context) -> ! {
     )
 }
 
-/// A handler returns here, with the stack at its [`Context`]. Unwinders find the interrupted frame
-/// from here, as they do from the C library's own.
+/// A handler returns here, with the stack at its [`UserContext`]. Unwinders find the interrupted
+/// frame from here, as they do from the C library's own.
 macro_rules! leave {
     ($name:ident, $end:ident) => {
         #[unsafe(naked)]
@@ -530,7 +530,7 @@ leave!(leave, end);
 leave!(leave_in_place, end_in_place);
 
 /// Ends a handler that ran on a copy; the state to continue with.
-unsafe extern "C" fn end(context: *mut Context) -> *mut Context {
+unsafe extern "C" fn end(context: *mut UserContext) -> *mut UserContext {
     // SAFETY: the handler returned to `leave` with the stack as it was given.
     unsafe {
         let given = &mut *context.byte_sub(8).cast::<OnStack>();
@@ -563,7 +563,7 @@ unsafe extern "C" fn end(context: *mut Context) -> *mut Context {
 }
 
 /// The same of one that runs where the kernel has begun it.
-unsafe extern "C" fn end_in_place(context: *mut Context) -> *mut Context {
+unsafe extern "C" fn end_in_place(context: *mut UserContext) -> *mut UserContext {
     // SAFETY: the handler returned to `leave_in_place` with the stack as the kernel gave it.
     unsafe { (*context).mask &= !ours() };
     context

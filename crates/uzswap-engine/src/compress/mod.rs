@@ -235,10 +235,10 @@ const NUMBERS_GAIN: usize = 16;
 /// Contexts for an algorithm, made before a thread waits for the lock of [`Codecs`].
 pub(crate) struct Prepared {
     algorithm: Algorithm,
-    context: Context,
+    context: CodecContext,
 }
 
-enum Context {
+enum CodecContext {
     /// For codecs without levels, and those that are not chosen.
     None,
     Lz4,
@@ -249,11 +249,11 @@ enum Context {
 impl Prepared {
     pub(crate) fn new(algorithm: Algorithm) -> Self {
         let context = match algorithm.codec {
-            Codec::Lz4 => Context::Lz4,
-            Codec::Zstd => Context::Zstd(zstd::Plain::new(algorithm.level)),
-            Codec::Deflate => Context::Deflate(deflate::Deflate::new(algorithm.level)),
-            Codec::Raw | Codec::Lzo | Codec::Wkdm | Codec::Piece => Context::None,
-            Codec::Lz4Numbers | Codec::ZstdNumbers => Context::None,
+            Codec::Lz4 => CodecContext::Lz4,
+            Codec::Zstd => CodecContext::Zstd(zstd::Plain::new(algorithm.level)),
+            Codec::Deflate => CodecContext::Deflate(deflate::Deflate::new(algorithm.level)),
+            Codec::Raw | Codec::Lzo | Codec::Wkdm | Codec::Piece => CodecContext::None,
+            Codec::Lz4Numbers | Codec::ZstdNumbers => CodecContext::None,
         };
         Self { algorithm, context }
     }
@@ -309,10 +309,10 @@ impl Codecs {
     pub(crate) fn exchange(&mut self, prepared: &mut Prepared) {
         self.algorithm = prepared.algorithm;
         match &mut prepared.context {
-            Context::None => {}
-            Context::Lz4 => self.lz4.set_level(prepared.algorithm.level),
-            Context::Zstd(zstd) => self.zstd.exchange(zstd),
-            Context::Deflate(deflate) => std::mem::swap(&mut self.deflate, deflate),
+            CodecContext::None => {}
+            CodecContext::Lz4 => self.lz4.set_level(prepared.algorithm.level),
+            CodecContext::Zstd(zstd) => self.zstd.exchange(zstd),
+            CodecContext::Deflate(deflate) => std::mem::swap(&mut self.deflate, deflate),
         }
     }
 
