@@ -133,13 +133,13 @@ pub fn take_over(memory: u64, compressor: &str) -> Result<(), String> {
 }
 
 /// The system calls of a file, which is known by its name and where it is.
-struct Known {
+struct FileSites {
     name: String,
     range: Range<usize>,
     sites: Vec<Site>,
 }
 
-static KNOWN: Mutex<Vec<Known>> = Mutex::new(Vec::new());
+static KNOWN: Mutex<Vec<FileSites>> = Mutex::new(Vec::new());
 
 /// Looks for system calls before memory is short: a program with many libraries has much code, and
 /// would grow by tens of MiB meanwhile.
@@ -156,10 +156,10 @@ fn sites_of(modules: &[&sites::Module]) -> Vec<Site> {
         if module.contains(calls::on_call as fn(&mut _) -> _ as usize) {
             continue;
         }
-        let is_it = |known: &Known| known.range == module.range && known.name == module.name;
+        let is_it = |known: &FileSites| known.range == module.range && known.name == module.name;
         let at = known.iter().position(is_it).unwrap_or_else(|| {
             let (name, range) = (module.name.clone(), module.range.clone());
-            known.push(Known { name, range, sites: module.sites() });
+            known.push(FileSites { name, range, sites: module.sites() });
             known.len() - 1
         });
         found.extend_from_slice(&known[at].sites);

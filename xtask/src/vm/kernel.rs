@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 /// A kernel for tests.
-pub struct Known {
+pub struct KnownKernel {
     /// Its name here.
     pub name: &'static str,
     /// Debian's suite that has it.
@@ -17,10 +17,10 @@ pub struct Known {
 }
 
 /// All of them.
-pub const KNOWN: [Known; 3] = [
-    Known { name: "6.1", suite: "bookworm" },
-    Known { name: "6.12", suite: "bookworm-backports" },
-    Known { name: "newest", suite: "sid" },
+pub const KNOWN: [KnownKernel; 3] = [
+    KnownKernel { name: "6.1", suite: "bookworm" },
+    KnownKernel { name: "6.12", suite: "bookworm-backports" },
+    KnownKernel { name: "newest", suite: "sid" },
 ];
 
 /// Modules that guests load, with their dependencies; built-in and missing ones are left out.
@@ -102,7 +102,7 @@ fn apt(lab: &Lab, suite: &str, arguments: &[&str], at: &Path) -> Result<String> 
 }
 
 /// Downloads the packages of a suite's kernel and unpacks the needed part.
-fn fetch(lab: &Lab, known: &Known, folder: &Path) -> Result<()> {
+fn fetch(lab: &Lab, known: &KnownKernel, folder: &Path) -> Result<()> {
     apt(lab, known.suite, &["apt-get", "-qq", "update"], folder)?;
     let depends = |package: &str| -> Result<Vec<String>> {
         let text = apt(lab, known.suite, &["apt-cache", "depends", package], folder)?;
