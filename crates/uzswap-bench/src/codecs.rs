@@ -59,7 +59,7 @@ impl Candidate for Algorithm {
 
 /// One round of one compressor.
 #[derive(Debug, Serialize)]
-struct Figures {
+struct CodecFigures {
     out_ns: f64,
     in_ns: f64,
     /// Bytes of each page's object.
@@ -73,7 +73,7 @@ fn split(name: &str) -> (&str, bool) {
     name.strip_suffix("+dictionary").map_or((name, false), |algorithm| (algorithm, true))
 }
 
-fn measure(name: &str, pages: &[Page], samples: &[Page]) -> Result<Figures, Failure> {
+fn measure(name: &str, pages: &[Page], samples: &[Page]) -> Result<CodecFigures, Failure> {
     let (algorithm, has_dictionary) = split(name);
     let mut codecs = Codecs::new(algorithm.parse().context("compressor")?);
     if has_dictionary && !codecs.train(samples) {
@@ -107,7 +107,7 @@ fn measure(name: &str, pages: &[Page], samples: &[Page]) -> Result<Figures, Fail
     if whole < objects.len() {
         return Err(Failure::new(format!("{name}: an object that it cannot decode")));
     }
-    Ok(Figures {
+    Ok(CodecFigures {
         out_ns: out_ns as f64 / pages.len() as f64,
         in_ns: in_ns as f64 / objects.len().max(1) as f64,
         ratio: (pages.len() * PAGE_BYTES) as f64 / sizes.iter().sum::<usize>() as f64,
@@ -119,11 +119,11 @@ fn measure(name: &str, pages: &[Page], samples: &[Page]) -> Result<Figures, Fail
 #[derive(Serialize)]
 struct OnCorpus {
     corpus: &'static str,
-    turns: Vec<Turns<Figures>>,
+    turns: Vec<Turns<CodecFigures>>,
 }
 
 impl OnCorpus {
-    fn of(&self, name: &str) -> Option<&Turns<Figures>> {
+    fn of(&self, name: &str) -> Option<&Turns<CodecFigures>> {
         self.turns.iter().find(|turns| turns.name == name)
     }
 
@@ -132,7 +132,7 @@ impl OnCorpus {
     fn oracle(&self, choice: &[&str]) -> Option<[f64; 2]> {
         let zstd = self.of("zstd")?;
         let choice = choice.iter().map(|name| self.of(name)).collect::<Option<Vec<_>>>()?;
-        let sizes = |turns: &Turns<Figures>| Some(turns.rounds.first()?.sizes.clone());
+        let sizes = |turns: &Turns<CodecFigures>| Some(turns.rounds.first()?.sizes.clone());
         let zstd_sizes = sizes(zstd)?;
         let of_choice = choice.iter().map(|turns| sizes(turns)).collect::<Option<Vec<_>>>()?;
         let ns: Vec<f64> = choice.iter().map(|turns| turns.median(|run| run.out_ns)).collect();
@@ -209,7 +209,7 @@ fn pareto(all: &[OnCorpus], direction: &str) -> Plot {
     let names = all.first().map(|on| on.turns.iter().map(|turns| turns.name.clone()));
     for name in names.into_iter().flatten() {
         let of: Vec<_> = all.iter().filter_map(|on| on.of(&name)).collect();
-        let mean = |figure: &dyn Fn(&Figures) -> f64| {
+        let mean = |figure: &dyn Fn(&CodecFigures) -> f64| {
             of.iter().map(|turns| turns.median(figure)).sum::<f64>() / of.len() as f64
         };
         let ns = mean(&|run| if direction == "out" { run.out_ns } else { run.in_ns });
@@ -227,20 +227,20 @@ fn targets(all: &[OnCorpus]) -> Table {
         rows.push(row);
     };
     let each = |figure: &dyn Fn(&OnCorpus) -> Option<String>| all.iter().map(figure).collect();
-    let ns = |name: &'static str, figure: fn(&Figures) -> f64| {
+    let ns = |name: &'static str, figure: fn(&CodecFigures) -> f64| {
         move |on: &OnCorpus| Some(format!("{:.0}", on.of(name)?.median(figure)))
     };
     row("wkdm, out (ns)", "1000 at most", each(&ns("wkdm", |run| run.out_ns)));
     row("wkdm, in (ns)", "700 at most", each(&ns("wkdm", |run| run.in_ns)));
     // The library's encoder, which zram has.
-    let against = |name: &'static str, figure: fn(&Figures) -> f64| {
+    let against = |name: &'static str, figure: fn(&CodecFigures) -> f64| {
         move |on: &OnCorpus| {
             let lz4 = on.of("lz4:1")?;
             let paired = on.of(name)?.paired(lz4, |own, lz4| figure(own) / figure(lz4));
             Some(format!("{paired:.2}"))
         }
     };
-    let out = |run: &Figures| run.out_ns;
+    let out = |run: &CodecFigures| run.out_ns;
     row("lz4:0, time out against lz4:1", "0.70 at most", each(&against("lz4:0", out)));
     row("lz4:0, ratio against lz4:1", "0.95 at least", each(&against("lz4:0", |run| run.ratio)));
     row("lz4, time out against lz4:1", "below 1", each(&against("lz4", out)));

@@ -2,7 +2,7 @@
 
 use crate::address::{Address, Seed};
 use crate::error::ConnectError;
-use crate::figures::Figures;
+use crate::figures::StoreFigures;
 use crate::line::{Endpoint, Line, Value};
 use crate::nodes::{Map, NODES_MAX, Primary, field, learn, places};
 use crate::protocol::{SLOTS, slot};
@@ -90,7 +90,7 @@ impl Store {
             map: Map::new(),
             readers: (0..readers).map(reader).collect::<io::Result<_>>()?,
             keeper: Mutex::new(keeper),
-            figures: Figures::default(),
+            figures: StoreFigures::default(),
             is_up: AtomicBool::new(false),
             is_unfit: AtomicBool::new(false),
             rung: Mutex::new(false),

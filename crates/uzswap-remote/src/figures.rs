@@ -7,7 +7,7 @@ use uzswap_engine::times::Times;
 
 /// See the module.
 #[derive(Default)]
-pub(crate) struct Figures {
+pub(crate) struct StoreFigures {
     /// How long reads took.
     pub(crate) times: Times,
     reads: AtomicU64,
@@ -19,7 +19,7 @@ pub(crate) struct Figures {
     full: AtomicU64,
 }
 
-impl Figures {
+impl StoreFigures {
     pub(crate) fn read(&self, bytes: usize, time: Duration) {
         self.reads.fetch_add(1, Relaxed);
         self.bytes_read.fetch_add(bytes as u64, Relaxed);

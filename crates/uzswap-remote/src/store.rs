@@ -13,7 +13,7 @@
 //! takes. `Keeper`, with the lines to write, is the background thread's.
 
 use crate::address::Address;
-use crate::figures::Figures;
+use crate::figures::StoreFigures;
 use crate::line::{Endpoint, Fault, Line};
 use crate::nodes::Map;
 use crate::protocol::{Decimal, KEY_BYTES_MAX, Refusal, Reply, Short, begin, part, slot};
@@ -69,7 +69,7 @@ pub(crate) struct Store {
     pub(crate) map: Map,
     pub(crate) readers: Box<[Reader]>,
     pub(crate) keeper: Mutex<Keeper>,
-    pub(crate) figures: Figures,
+    pub(crate) figures: StoreFigures,
     /// True while each server that has keys answers.
     pub(crate) is_up: AtomicBool,
     /// True if it would drop segments, so that it may not be written to.

@@ -128,7 +128,7 @@ impl Times {
 
 /// The data that were read for one scrape.
 #[derive(Debug, Clone, Default)]
-pub struct Figures {
+pub struct Scrape {
     /// By the names of the statistics.
     pub statistics: BTreeMap<&'static str, u64>,
     /// Times of reads of the device.
@@ -139,7 +139,7 @@ pub struct Figures {
     pub started: Option<f64>,
 }
 
-impl Figures {
+impl Scrape {
     /// A statistic, 0 where it is not known.
     pub fn get(&self, name: &str) -> u64 {
         self.statistics.get(name).copied().unwrap_or(0)
@@ -210,7 +210,7 @@ impl Figures {
     }
 }
 
-impl Collector for Figures {
+impl Collector for Scrape {
     fn encode(&self, mut encoder: DescriptorEncoder) -> fmt::Result {
         metrics().iter().try_for_each(|metric| self.encode_one(metric, &mut encoder))
     }
@@ -225,7 +225,7 @@ mod tests {
         let statistics = control::statistics().map(|(name, _)| (name, 7)).collect();
         let faults = Times { buckets: vec![(1024, 2), (2048, 1)], sum: 3500 };
         let remote_reads = Times { buckets: vec![(65536, 4)], sum: 160_000 };
-        let figures = Figures { statistics, faults, remote_reads, started: Some(1.5) };
+        let figures = Scrape { statistics, faults, remote_reads, started: Some(1.5) };
         let (plain, open) = (figures.clone().plain(), figures.openmetrics());
         for metric in metrics() {
             let name = metric.name();
@@ -242,6 +242,6 @@ mod tests {
 
     #[test]
     fn where_nothing_runs_it_says_so() {
-        assert!(Figures::default().plain().ends_with("\nuzswap_up 0\n"));
+        assert!(Scrape::default().plain().ends_with("\nuzswap_up 0\n"));
     }
 }

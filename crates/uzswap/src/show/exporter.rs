@@ -9,7 +9,7 @@ use crate::device::ledger::State;
 use crate::device::processes::OWN_PROGRAM;
 use crate::device::wire::Wire;
 use crate::error::Failure;
-use crate::metrics::{self, Figures};
+use crate::metrics::{self, Scrape};
 use crate::say::{say, show};
 use crate::show::page::{self, History};
 use http_body_util::Full;
@@ -345,8 +345,8 @@ fn respond_with(status: StatusCode, kind: &str, text: String) -> Response<Full<B
 }
 
 /// Reads the present figures; nothing where no daemon answers.
-fn read() -> Figures {
-    let mut figures = Figures { started: started(), ..Figures::default() };
+fn read() -> Scrape {
+    let mut figures = Scrape { started: started(), ..Scrape::default() };
     let metrics = metrics::metrics();
     for (name, value) in all().lines().filter_map(|line| line.rsplit_once(' ')) {
         let Ok(value) = value.parse() else { continue };
@@ -363,7 +363,7 @@ fn read() -> Figures {
 }
 
 /// The figures that every user of the machine may know.
-fn in_steps(mut figures: Figures) -> Figures {
+fn in_steps(mut figures: Scrape) -> Scrape {
     for name in OF_SAME_PAGES {
         figures.statistics.entry(name).and_modify(|value| *value -= *value % STEP);
     }

@@ -1,6 +1,6 @@
 //! The page that plots the last hour: HTML with SVG in it, drawn here, without any script.
 
-use crate::metrics::Figures;
+use crate::metrics::Scrape;
 use crate::size;
 use std::collections::VecDeque;
 use std::fmt::Write;
@@ -23,7 +23,7 @@ const HEIGHT: f64 = 160.0;
 
 struct Sample {
     at: Instant,
-    figures: Figures,
+    figures: Scrape,
     /// Percent of the last ten seconds in which some, and all, programs waited for memory.
     pressure: [f64; 2],
 }
@@ -59,7 +59,7 @@ fn number(value: f64) -> String {
     if value < 10.0 { format!("{value:.2}") } else { format!("{value:.0}") }
 }
 
-fn ratio(figures: &Figures) -> f64 {
+fn ratio(figures: &Scrape) -> f64 {
     let pool = figures.get("pool_total_size");
     if pool == 0 { 0.0 } else { (figures.get("pool_pages") * 4096) as f64 / pool as f64 }
 }
@@ -110,7 +110,7 @@ const PLOTS: [Plot; 6] = [
 
 impl History {
     /// Another sample; the oldest goes.
-    pub fn add(&mut self, figures: &Figures) {
+    pub fn add(&mut self, figures: &Scrape) {
         self.samples.truncate(SAMPLES);
         while self.samples.len() >= SAMPLES {
             self.samples.pop_front();
@@ -120,7 +120,7 @@ impl History {
     }
 
     /// The page, with the present figures `now`.
-    pub fn page(&self, now: &Figures) -> String {
+    pub fn page(&self, now: &Scrape) -> String {
         let mut html = format!(
             "<!doctype html>\n<html lang=\"en\"><head><meta charset=\"utf-8\"><title>uzswap</title>\
              <meta name=\"viewport\" content=\"width=device-width\">\
@@ -221,7 +221,7 @@ mod tests {
         let mut history = History::default();
         for i in 0..SAMPLES as u64 + 100 {
             let statistics = [("pool_total_size", i << 20), ("pool_pages", i << 9)].into();
-            history.add(&Figures { statistics, ..Figures::default() });
+            history.add(&Scrape { statistics, ..Scrape::default() });
         }
         assert_eq!(history.samples.len(), SAMPLES);
         let html = history.page(&history.samples.back().unwrap().figures);
