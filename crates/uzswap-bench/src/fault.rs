@@ -56,14 +56,14 @@ fn peers(arguments: &FaultArguments) -> Vec<Peer> {
     peers
 }
 
-struct Setting {
+struct FaultSetting {
     mib: usize,
     /// The program and the file of pages.
     program: String,
     pages: String,
 }
 
-impl Setting {
+impl FaultSetting {
     fn new(bench: &Bench, arguments: &FaultArguments) -> Result<Self, Failure> {
         let own = std::env::current_exe().context("the path of this program")?;
         Ok(Self {
@@ -131,7 +131,7 @@ fn against<T>(turns: &[Turns<T>], own: &Turns<T>, figure: impl Fn(&T) -> f64) ->
 
 /// Measures faults.
 pub fn fault(bench: &Bench, arguments: &FaultArguments) -> Result<Section, Failure> {
-    let setting = Setting::new(bench, arguments)?;
+    let setting = FaultSetting::new(bench, arguments)?;
     let peers = peers(arguments);
     let rounds = bench.rounds(3, 5);
     let with_floor: Vec<_> = peers.iter().cloned().chain([Peer::Floor]).collect();
@@ -248,7 +248,7 @@ fn coldly(turns: &[Turns<Touched>]) -> Table {
 
 /// Measures page-outs.
 pub fn swapout(bench: &Bench, arguments: &FaultArguments) -> Result<Section, Failure> {
-    let setting = Setting::new(bench, arguments)?;
+    let setting = FaultSetting::new(bench, arguments)?;
     let outs = bench.pick(1, 3, 4);
     let rounds = bench.rounds(3, 5);
     let more = [format!("--outs={outs}")];

@@ -64,12 +64,17 @@ const BACKINGS: [(&str, bool); 2] = [("plain", false), ("sealed", true)];
 const CODECS: [&str; 2] = ["raw", "lz4"];
 
 /// Each codec over each backing, with so many threads.
-pub fn settings(threads: &[usize]) -> Vec<Setting> {
+pub fn settings(threads: &[usize]) -> Vec<LockSetting> {
     let mut settings = Vec::new();
     for codec in CODECS {
         for (backing, is_sealed) in BACKINGS {
             let threads = threads.iter();
-            settings.extend(threads.map(|&threads| Setting { backing, is_sealed, codec, threads }));
+            settings.extend(threads.map(|&threads| LockSetting {
+                backing,
+                is_sealed,
+                codec,
+                threads,
+            }));
         }
     }
     settings
@@ -82,14 +87,14 @@ const MODEL_CPUS: usize = 32;
 
 /// A setting, measured once a round.
 #[derive(Clone, Copy)]
-pub struct Setting {
+pub struct LockSetting {
     pub backing: &'static str,
     is_sealed: bool,
     pub codec: &'static str,
     pub threads: usize,
 }
 
-impl Candidate for Setting {
+impl Candidate for LockSetting {
     fn name(&self) -> String {
         format!("{}, {}, {}", self.codec, self.threads, self.backing)
     }
@@ -121,7 +126,7 @@ pub struct Run {
 
 /// A cache with a setting, and its maintaining thread.
 fn with_cache<T>(
-    setting: Setting,
+    setting: LockSetting,
     pages: u32,
     ram: &Ram,
     body: impl FnOnce(&Cache, Area) -> T,
@@ -186,7 +191,12 @@ pub struct Took {
 }
 
 /// Stores `count` pages by all threads, evenly.
-pub fn swap_out(setting: Setting, count: u32, pages: &[Page], ram: &Ram) -> Result<Took, Failure> {
+pub fn swap_out(
+    setting: LockSetting,
+    count: u32,
+    pages: &[Page],
+    ram: &Ram,
+) -> Result<Took, Failure> {
     let threads = setting.threads as u32;
     let share = count / threads;
     let barrier = Barrier::new(setting.threads);
@@ -232,7 +242,12 @@ pub fn swap_out(setting: Setting, count: u32, pages: &[Page], ram: &Ram) -> Resu
 }
 
 /// A run, and another with a profile.
-pub fn measure(setting: Setting, count: u32, pages: &[Page], ram: &Ram) -> Result<Run, Failure> {
+pub fn measure(
+    setting: LockSetting,
+    count: u32,
+    pages: &[Page],
+    ram: &Ram,
+) -> Result<Run, Failure> {
     let took = swap_out(setting, count, pages, ram)?;
     let cpus = cpu::allowed().min(setting.threads);
     profile::switch(true);
@@ -323,7 +338,12 @@ struct Touches {
     store_ns: Vec<u64>,
 }
 
-fn touch(setting: Setting, pages: &[Page], touches: usize, ram: &Ram) -> Result<Touches, Failure> {
+fn touch(
+    setting: LockSetting,
+    pages: &[Page],
+    touches: usize,
+    ram: &Ram,
+) -> Result<Touches, Failure> {
     let count = pages.len() as u32;
     let lost = AtomicBool::new(false);
     let times = with_cache(setting, count, ram, |cache, area| {
@@ -371,7 +391,12 @@ fn touch(setting: Setting, pages: &[Page], touches: usize, ram: &Ram) -> Result<
 }
 
 /// The table and plot of one codec.
-fn report(section: Section, codec: &str, settings: &[Setting], turns: &[Turns<Run>]) -> Section {
+fn report(
+    section: Section,
+    codec: &str,
+    settings: &[LockSetting],
+    turns: &[Turns<Run>],
+) -> Section {
     let of_codec: Vec<_> =
         settings.iter().zip(turns).filter(|(setting, _)| setting.codec == codec).collect();
     let title = format!("Swap-out, {codec}");
@@ -462,7 +487,7 @@ pub fn run(bench: &Bench, arguments: &LocksArguments) -> Result<Section, Failure
         section = report(section, codec, &settings, &turns);
     }
     for codec in CODECS {
-        let is_last = |setting: &Setting| setting.codec == codec;
+        let is_last = |setting: &LockSetting| setting.codec == codec;
         let last = settings.iter().zip(&turns).rfind(|(setting, _)| is_last(setting));
         if let Some((setting, turn)) = last {
             let text =

@@ -71,7 +71,7 @@ struct RunOutput {
     digest: String,
 }
 
-struct Setting {
+struct NumpySetting {
     python: PathBuf,
     count: u64,
     gathers: u64,
@@ -94,7 +94,7 @@ fn python() -> Result<PathBuf, Failure> {
     Ok(folder.join("python/bin/python3"))
 }
 
-impl Setting {
+impl NumpySetting {
     fn run(&self, array: &Array, interrupt: &Interrupt) -> Result<RunOutput, Failure> {
         let file = Path::new(FOLDER).join("numbers");
         let mut command = match array.memory {
@@ -156,7 +156,7 @@ impl Setting {
 /// Measures.
 pub fn run(bench: &Bench, arguments: &NumpyArguments) -> Result<Section, Failure> {
     let mib = arguments.mib.map_or(bench.pick(32, 48, 512), u64::from);
-    let setting = Setting {
+    let setting = NumpySetting {
         python: python()?,
         count: (mib << 20) / 8,
         // With memmap each takes 3 to 5 ms.

@@ -10,7 +10,7 @@
 use crate::bench::{Bench, Turns};
 use crate::error::{Context, Failure};
 use crate::figures::Machine;
-use crate::locks::{self, LocksArguments, Run, Setting, short};
+use crate::locks::{self, LockSetting, LocksArguments, Run, short};
 use crate::report::{Section, Table};
 use serde::{Deserialize, Serialize};
 use std::fs;
@@ -204,7 +204,7 @@ pub fn predict(bench: &Bench, arguments: &LocksArguments, file: &Path) -> Result
 }
 
 /// The counts of a setting.
-fn counted<'a>(counts: &'a LockCounts, setting: &Setting) -> Result<&'a [LockCount], Failure> {
+fn counted<'a>(counts: &'a LockCounts, setting: &LockSetting) -> Result<&'a [LockCount], Failure> {
     let is_it = |own: &&Counted| own.codec == setting.codec && own.backing == setting.backing;
     let own = counts.settings.iter().find(is_it);
     let missing = || format!("{}, {} backing: it was not counted", setting.codec, setting.backing);
