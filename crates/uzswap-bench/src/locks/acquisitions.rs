@@ -31,11 +31,11 @@ struct LockCounts {
     machine: Machine,
     threads: usize,
     pages: u64,
-    settings: Vec<Counted>,
+    settings: Vec<CountedSetting>,
 }
 
 #[derive(Serialize, Deserialize)]
-struct Counted {
+struct CountedSetting {
     codec: String,
     backing: String,
     kinds: Vec<LockCount>,
@@ -100,7 +100,7 @@ pub fn count(bench: &Bench, arguments: &LocksArguments, file: &Path) -> Result<S
         let title = format!("{}, {} backing:", setting.codec, setting.backing);
         section = section.text(title).table(table(kinds.clone(), stored));
         let (codec, backing) = (setting.codec.into(), setting.backing.into());
-        counted.push(Counted { codec, backing, kinds });
+        counted.push(CountedSetting { codec, backing, kinds });
     }
     let machine = Machine::here();
     let counts = LockCounts { machine, threads, pages: stored as u64, settings: counted };
@@ -205,7 +205,8 @@ pub fn predict(bench: &Bench, arguments: &LocksArguments, file: &Path) -> Result
 
 /// The counts of a setting.
 fn counted<'a>(counts: &'a LockCounts, setting: &LockSetting) -> Result<&'a [LockCount], Failure> {
-    let is_it = |own: &&Counted| own.codec == setting.codec && own.backing == setting.backing;
+    let is_it =
+        |own: &&CountedSetting| own.codec == setting.codec && own.backing == setting.backing;
     let own = counts.settings.iter().find(is_it);
     let missing = || format!("{}, {} backing: it was not counted", setting.codec, setting.backing);
     own.map(|own| &own.kinds[..]).ok_or_else(|| Failure::new(missing()))

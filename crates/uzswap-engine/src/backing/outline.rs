@@ -53,10 +53,10 @@ impl Sum {
 pub(super) struct Outline {
     /// A word for each row, a bit for each group that has changed since it was counted.
     changed: Box<[AtomicU64]>,
-    counted: Mutex<Counted>,
+    counted: Mutex<GroupSums>,
 }
 
-struct Counted {
+struct GroupSums {
     groups: Box<[Sum]>,
     rows: Box<[Sum]>,
 }
@@ -68,7 +68,7 @@ impl Outline {
         let rows = groups.div_ceil(FAN);
         let outline = Self {
             changed: (0..rows).map(|_| AtomicU64::new(0)).collect(),
-            counted: Mutex::new(Counted {
+            counted: Mutex::new(GroupSums {
                 groups: vec![Sum::EMPTY; groups].into(),
                 rows: vec![Sum::EMPTY; rows].into(),
             }),
@@ -88,7 +88,7 @@ impl Outline {
 
     /// The sum of all segments; `of` gives that of one.
     pub(super) fn sum(&self, segments: usize, of: impl Fn(Segment) -> Sum) -> Sum {
-        let Counted { groups, rows } = &mut *lock(&self.counted);
+        let GroupSums { groups, rows } = &mut *lock(&self.counted);
         for (at, changed) in self.changed.iter().enumerate() {
             if changed.load(SeqCst) == 0 {
                 continue;
@@ -108,7 +108,7 @@ impl Outline {
 
     /// Bytes of the tables.
     pub(super) fn bytes(&self) -> usize {
-        let Counted { groups, rows } = &*lock(&self.counted);
+        let GroupSums { groups, rows } = &*lock(&self.counted);
         size_of_val(&*self.changed) + size_of_val(&**groups) + size_of_val(&**rows)
     }
 }
