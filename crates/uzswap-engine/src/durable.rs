@@ -5,8 +5,8 @@
 //! rebuilds it. So a process that is killed at any instruction leaves a cache that the next one can
 //! take over.
 //!
-//! Everything has its place in the file from the start: the header, and then a [`Part`] for each
-//! kind of thing. `cache::layout` knows the types, and so their sizes. Only things in use have
+//! Everything has its place in the file from the start: the header, and then a [`DurableArray`] for
+//! each kind of thing. `cache::layout` knows the types, and so their sizes. Only things in use have
 //! memory.
 //!
 //! A file is believed only after [`Durable::is_held`]: an unfinished cache is made anew.
@@ -35,7 +35,7 @@ pub(crate) const KEY_BYTES: usize = 32;
 
 /// Things of one size, one after the other.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Part {
+pub(crate) struct DurableArray {
     /// Bytes from the start of the memory.
     pub(crate) start: usize,
     /// Bytes of each thing.
@@ -43,7 +43,7 @@ pub(crate) struct Part {
     pub(crate) count: usize,
 }
 
-impl Part {
+impl DurableArray {
     fn at(self, number: usize) -> usize {
         assert!(number < self.count, "{number} of {self:?}");
         self.start + number * self.unit
@@ -58,23 +58,23 @@ impl Part {
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Parts {
     /// The frame of each trunk of the index: a word.
-    pub(crate) directory: Part,
+    pub(crate) directory: DurableArray,
     /// For each section of the pool, a word: 1 if it is on line.
-    pub(crate) sections_on_line: Part,
+    pub(crate) sections_on_line: DurableArray,
     /// The table of tags of each cluster of the backing: a word.
-    pub(crate) tag_homes: Part,
+    pub(crate) tag_homes: DurableArray,
     /// The use of each segment of the backing: a word.
-    pub(crate) segments: Part,
-    pub(crate) dictionaries: Part,
+    pub(crate) segments: DurableArray,
+    pub(crate) dictionaries: DurableArray,
     /// Tables of tags.
-    pub(crate) tags: Part,
+    pub(crate) tags: DurableArray,
     /// Chunks of descriptors of zspages.
-    pub(crate) descriptors: Part,
+    pub(crate) descriptors: DurableArray,
     /// Frames of trunks.
-    pub(crate) trunks: Part,
+    pub(crate) trunks: DurableArray,
     /// True if trunks lie in huge pages.
     pub(crate) are_trunks_huge: bool,
-    pub(crate) sections: Part,
+    pub(crate) sections: DurableArray,
 }
 
 const _: () = assert!(size_of::<Header>() <= PAGE_BYTES);
@@ -255,7 +255,7 @@ impl Durable {
         Values::Lasting { first, count, _memory: self.clone() }
     }
 
-    fn words(self: &Arc<Self>, part: Part) -> Values<Kept<AtomicU32>> {
+    fn words(self: &Arc<Self>, part: DurableArray) -> Values<Kept<AtomicU32>> {
         self.values(part.start, part.count)
     }
 
@@ -327,7 +327,7 @@ impl Durable {
 
     /// The frame that begins at an address.
     pub(crate) fn frame_at(&self, trunk: NonNull<u8>) -> TrunkFrame {
-        let Part { start, unit, .. } = self.parts.trunks;
+        let DurableArray { start, unit, .. } = self.parts.trunks;
         let offset = trunk.addr().get() - self.memory.as_ptr().addr() - start;
         TrunkFrame((offset / unit) as u32)
     }
@@ -398,7 +398,11 @@ impl Durable {
     }
 
     /// All of a thing, as values. Errors: no memory.
-    fn populated<T: Lasting>(self: &Arc<Self>, part: Part, number: usize) -> io::Result<Values<T>> {
+    fn populated<T: Lasting>(
+        self: &Arc<Self>,
+        part: DurableArray,
+        number: usize,
+    ) -> io::Result<Values<T>> {
         self.memory.populate(part.at(number), part.unit)?;
         Ok(self.values(part.at(number), part.unit / size_of::<T>()))
     }
@@ -406,7 +410,7 @@ impl Durable {
     /// Gives the memory of tables in a row back. No segment of their clusters is broken up.
     pub(crate) fn release_tags(&self, numbers: Range<usize>) {
         crash_points::store();
-        let Part { start, unit, .. } = self.parts.tags;
+        let DurableArray { start, unit, .. } = self.parts.tags;
         // SAFETY: the caller's promise. An error: it stays as it is.
         let _ = unsafe { self.memory.release(start + numbers.start * unit, numbers.len() * unit) };
     }

@@ -38,11 +38,11 @@ const RUN: usize = 1024;
 /// Regions on their way to a child.
 pub(crate) struct Copy {
     file: File,
-    parts: Vec<Part>,
+    parts: Vec<CopiedRegion>,
 }
 
 /// A region, and where its pages are in the file. A page that was never written is a hole.
-struct Part {
+struct CopiedRegion {
     space: Arc<Space>,
     offset: u64,
 }
@@ -56,7 +56,7 @@ impl Copy {
         let mut offset = 0;
         for pager in pagers {
             for space in pager.regions().values() {
-                parts.push(Part { space: space.clone(), offset });
+                parts.push(CopiedRegion { space: space.clone(), offset });
                 offset += u64::from(space.pages()) * PAGE_BYTES as u64;
             }
         }
@@ -107,7 +107,7 @@ impl Copy {
     }
 }
 
-impl Part {
+impl CopiedRegion {
     /// Writes all pages that are not in the region.
     fn write_absent(&self, file: &File, run: &mut PageRun) -> io::Result<()> {
         let pager = &self.space.pager;

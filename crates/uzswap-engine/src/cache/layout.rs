@@ -20,7 +20,7 @@
 use crate::backing::seal::Tag;
 use crate::backing::shape::{CLUSTER_BYTES, CLUSTER_SLOTS, SEGMENT_BYTES};
 use crate::compress::DICTIONARY_BYTES;
-use crate::durable::{DICTIONARIES_MAX, Durable, Part, Parts};
+use crate::durable::{DICTIONARIES_MAX, Durable, DurableArray, Parts};
 use crate::error::SetupError;
 use crate::index::{TRUNK_BYTES, TRUNK_ENTRIES};
 use crate::page::PAGE_BYTES;
@@ -96,7 +96,7 @@ impl Shape {
         let mut part = |unit: usize, count: usize, align: usize| {
             let start = end.next_multiple_of(align);
             end = start + (unit * count).next_multiple_of(PAGE_BYTES);
-            Part { start, unit, count }
+            DurableArray { start, unit, count }
         };
         let mut pages = |unit: usize, count: usize| part(unit, count, PAGE_BYTES);
         Parts {
