@@ -18,7 +18,7 @@ use crate::device::options::DaemonOptions;
 use crate::device::phase::Phased;
 use crate::device::processes::ProcessId;
 use crate::device::spared;
-use crate::device::wire::{Order, Report, Wire};
+use crate::device::wire::{DaemonReport, Order, Wire};
 use crate::error::Failure;
 use phase::{Act, Heard, Phase};
 use std::io;
@@ -91,9 +91,9 @@ pub fn daemon(arguments: &InheritArguments) -> Result<(), Failure> {
         Ok(service) => {
             notes.extend(lock());
             start.options.transport = service.transport.kind().to_string();
-            Report::Ready { transport: start.options.transport.clone(), notes }
+            DaemonReport::Ready { transport: start.options.transport.clone(), notes }
         }
-        Err(failure) => Report::Failed(failure.to_string()),
+        Err(failure) => DaemonReport::Failed(failure.to_string()),
     };
     start.serves = service.is_ok();
     // An error: the keeper is gone, as the next look shows.
@@ -105,8 +105,8 @@ pub fn daemon(arguments: &InheritArguments) -> Result<(), Failure> {
         match (act, heard, &mut service) {
             (Some(Act::MakeDevice), Ok(Order::Attach(part)), Ok(service)) => {
                 let report = match service.transport.attach(part) {
-                    Ok(offer) => Report::Attached(offer),
-                    Err(error) => Report::Failed(error.to_string()),
+                    Ok(offer) => DaemonReport::Attached(offer),
+                    Err(error) => DaemonReport::Failed(error.to_string()),
                 };
                 let _ = wire.send(&report);
             }
@@ -124,7 +124,7 @@ pub fn daemon(arguments: &InheritArguments) -> Result<(), Failure> {
                 wire = replace_keeper(arguments, &mut start);
             }
             (_, Ok(Order::Attach(_)), _) => {
-                let _ = wire.send(&Report::Failed("this daemon does not serve".into()));
+                let _ = wire.send(&DaemonReport::Failed("this daemon does not serve".into()));
             }
             _ => {}
         }
@@ -148,7 +148,7 @@ fn become_another(program: &Path, wire: &mut Wire, arguments: &InheritArguments,
     let (Ok(error) | Err(error)) = execute();
     let why = format!("cannot execute {}: {error}", program.display());
     // An error: the keeper is gone, as the next look shows.
-    let _ = wire.send(&Report::Failed(why));
+    let _ = wire.send(&DaemonReport::Failed(why));
 }
 
 /// The words that start a process of ours, which has the lock as this one has.

@@ -114,7 +114,7 @@ pub enum Order {
 
 /// The reports of the daemon.
 #[derive(Debug, Serialize, Deserialize)]
-pub enum Report {
+pub enum DaemonReport {
     /// It serves.
     Ready {
         /// Over which transport.

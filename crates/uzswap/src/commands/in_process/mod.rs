@@ -148,7 +148,7 @@ fn tell(
     (seconds, exit_code): (f64, u8),
 ) -> Result<(), Failure> {
     let table = file.tree.table();
-    let report = Report {
+    let report = InProcessReport {
         seconds,
         exit_code,
         memory_limit: arguments.memory,
@@ -176,7 +176,7 @@ fn tell(
 
 /// The events of a run.
 #[derive(Debug, Serialize)]
-struct Report {
+struct InProcessReport {
     /// Wall-clock time of the command, seconds.
     seconds: f64,
     /// Exit status: the command's.
@@ -209,7 +209,7 @@ struct Report {
     load_control: Option<Suspensions>,
 }
 
-impl Report {
+impl InProcessReport {
     fn text(&self) -> String {
         let left_alone = match self.programs_left_alone {
             0 => String::new(),

@@ -8,7 +8,7 @@ use super::{COME_BACK, Keeper, RETRY};
 use crate::device::ledger::AreaChange;
 use crate::device::phase::Phased;
 use crate::device::processes::{self, ProcessId};
-use crate::device::wire::{AreaOrder, AreaReport, Order, Report, Tell, Wire};
+use crate::device::wire::{AreaOrder, AreaReport, DaemonReport, Order, Tell, Wire};
 use crate::device::{folder, spared, switching_off};
 use crate::error::Failure;
 use std::fs;
@@ -41,9 +41,9 @@ impl Keeper {
         self.phase.require(Act::MakeArea);
         let gone = |error: io::Error| Failure::new(format!("the daemon does not answer: {error}"));
         let offer = match self.ask_daemon(&Order::Attach(part.clone())).map_err(gone)? {
-            Report::Attached(offer) => offer,
-            Report::Failed(message) => return Err(Failure::new(message)),
-            Report::Ready { .. } => return Err(gone(io::ErrorKind::InvalidData.into())),
+            DaemonReport::Attached(offer) => offer,
+            DaemonReport::Failed(message) => return Err(Failure::new(message)),
+            DaemonReport::Ready { .. } => return Err(gone(io::ErrorKind::InvalidData.into())),
         };
         let cannot = |error: io::Error| Failure::new(format!("cannot make an area: {error}"));
         let (child, mut wire) = spared::start(&["switch-on".into()]).map_err(cannot)?;

@@ -6,7 +6,7 @@ use crate::device::kept::{Kept, Start};
 use crate::device::phase::Phased;
 use crate::device::processes::ProcessId;
 use crate::device::spared;
-use crate::device::wire::{Order, Report};
+use crate::device::wire::{DaemonReport, Order};
 use crate::error::Failure;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd};
@@ -48,28 +48,28 @@ impl Keeper {
     /// Waits until the daemon serves; its notes.
     pub(super) fn await_daemon(&mut self) -> Result<Vec<String>, Failure> {
         match self.hear_daemon() {
-            Ok(Report::Ready { transport, notes }) => {
+            Ok(DaemonReport::Ready { transport, notes }) => {
                 self.options.transport.clone_from(&transport);
                 self.state.transport = transport;
                 self.daemon_since = Instant::now();
                 self.save().map(|()| notes)
             }
-            Ok(Report::Failed(message)) => Err(Failure::new(message)),
-            Ok(Report::Attached(_)) | Err(_) => {
+            Ok(DaemonReport::Failed(message)) => Err(Failure::new(message)),
+            Ok(DaemonReport::Attached(_)) | Err(_) => {
                 Err(Failure::new("the daemon ended before it was ready"))
             }
         }
     }
 
     /// Orders something of the daemon that it answers; its answer.
-    pub(super) fn ask_daemon(&mut self, order: &Order) -> io::Result<Report> {
+    pub(super) fn ask_daemon(&mut self, order: &Order) -> io::Result<DaemonReport> {
         self.daemon.as_mut().ok_or(io::ErrorKind::NotConnected)?.send(order)?;
         self.hear_daemon()
     }
 
     /// Waits for the daemon to say something. Errors: it has begun to end. Its wire may never tell:
     /// a process that waits for something while it ends closes none of its files.
-    pub(super) fn hear_daemon(&mut self) -> io::Result<Report> {
+    pub(super) fn hear_daemon(&mut self) -> io::Result<DaemonReport> {
         let wire = self.daemon.as_mut().ok_or(io::ErrorKind::NotConnected)?;
         loop {
             let is_ending = self.state.daemon.is_none_or(|daemon| daemon.is_ending());
