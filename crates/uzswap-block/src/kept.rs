@@ -24,13 +24,13 @@ use uzswap_sys::{fuse, map};
 
 /// See the module.
 #[derive(Debug)]
-pub struct Kept {
+pub struct KeptServer {
     /// One for each thread.
     connections: Vec<OwnedFd>,
     requests: OwnedFd,
 }
 
-impl Kept {
+impl KeptServer {
     /// For a server of so many threads, which has not started yet. `requests` is an empty file from
     /// [`uzswap_sys::shared`], whose pages are never swapped out if somebody is to go on with it.
     pub fn new(threads: usize, requests: OwnedFd) -> io::Result<Self> {

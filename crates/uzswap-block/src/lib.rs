@@ -42,7 +42,7 @@ mod transport;
 pub use config::ServerConfig;
 pub use device::{AttachError, switch_on};
 pub use disk::{CacheDisk, Disk, DiskError, MemoryDisk};
-pub use kept::Kept;
+pub use kept::KeptServer;
 pub use maintain::Maintainer;
 pub use serving::start as start_transport;
 pub use swapped::Swapped;

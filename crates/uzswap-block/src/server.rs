@@ -16,7 +16,7 @@
 use crate::batch::{BATCH_PAGES_MIN, Batch};
 use crate::config::ServerConfig;
 use crate::disk::{Disk, DiskError};
-use crate::kept::{Buffer, Kept};
+use crate::kept::{Buffer, KeptServer};
 use crate::poll::Poll;
 use crate::protocol::{Ask, Reply, Request, WRITE_OVERHEAD};
 use crate::request;
@@ -108,7 +108,7 @@ impl Server {
         traffic: Arc<Traffic>,
         path: &Path,
         config: ServerConfig,
-        kept: Kept,
+        kept: KeptServer,
     ) -> io::Result<Self> {
         let (connections, mut greeted, buffers) = kept.open(BUFFER_BYTES)?;
         let config = ServerConfig { threads: connections.len(), ..config };
@@ -466,7 +466,8 @@ mod tests {
         };
         let (kernels, connections): (Vec<_>, Vec<_>) = (0..config.threads).map(pair).unzip();
         let file = uzswap_sys::shared::create("uzswap-test").unwrap();
-        let (connections, _, mut buffers) = Kept::of(connections, file).open(BUFFER_BYTES).unwrap();
+        let (connections, _, mut buffers) =
+            KeptServer::of(connections, file).open(BUFFER_BYTES).unwrap();
         for (number, buffer) in buffers.iter_mut().enumerate() {
             let left = request(opcode::WRITE, 100 + number as u64);
             buffer.bytes_mut()[..left.len()].copy_from_slice(&left);

@@ -3,7 +3,7 @@
 use crate::config::ServerConfig;
 use crate::device::AttachError;
 use crate::disk::Disk;
-use crate::kept::Kept;
+use crate::kept::KeptServer;
 use crate::server::Server;
 use crate::traffic::Traffic;
 use crate::transport::{Offer, Transport, TransportKind};
@@ -24,14 +24,14 @@ pub fn start(
     traffic: Arc<Traffic>,
     file: &Path,
     config: ServerConfig,
-    kept: Option<Kept>,
+    kept: Option<KeptServer>,
     before: Option<Vec<PathBuf>>,
 ) -> io::Result<Box<dyn Transport>> {
     match kind {
         TransportKind::Fuse => {
             let kept = match kept {
                 Some(kept) => kept,
-                None => Kept::new(config.threads, shared::create("uzswap-requests")?)?,
+                None => KeptServer::new(config.threads, shared::create("uzswap-requests")?)?,
             };
             let server = Server::start(disk, traffic, file, config, kept)?;
             Ok(Box::new(OverFuse { server, file: file.to_owned() }))

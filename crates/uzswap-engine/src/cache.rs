@@ -80,7 +80,7 @@ pub enum Store {
 
 /// How a page is kept. Sizes are those of its object, without rounding.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Kept {
+pub enum Placement {
     /// It is not, or was dropped just now.
     Nowhere,
     /// One word repeated: it has no object.
@@ -347,21 +347,21 @@ impl Cache {
     }
 
     /// How a page is kept: for statistics. A hint, as [`Self::has`].
-    pub fn kept(&self, key: SwapEntry) -> Kept {
+    pub fn kept(&self, key: SwapEntry) -> Placement {
         let view = self.index.view();
-        let alone = |state, kept: fn(u16) -> Kept| match state {
+        let alone = |state, kept: fn(u16) -> Placement| match state {
             State::Pooled(object) => kept(object.form.bytes),
             State::Placed(extent) => kept(extent.form.bytes),
-            _ => Kept::Nowhere,
+            _ => Placement::Nowhere,
         };
         match view.peek(key).state() {
-            State::Absent => Kept::Nowhere,
-            State::Filled(_) => Kept::SameFilled,
-            State::Member(_) => Kept::InUnit,
+            State::Absent => Placement::Nowhere,
+            State::Filled(_) => Placement::SameFilled,
+            State::Member(_) => Placement::InUnit,
             State::Shared(record) => {
-                alone(view.peek(record).state(), |bytes| Kept::Shared { bytes })
+                alone(view.peek(record).state(), |bytes| Placement::Shared { bytes })
             }
-            other => alone(other, |bytes| Kept::Alone { bytes }),
+            other => alone(other, |bytes| Placement::Alone { bytes }),
         }
     }
 

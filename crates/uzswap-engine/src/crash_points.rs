@@ -1,9 +1,9 @@
 //! Numbers in memory that outlives the process, and the points where a crash matters.
 //!
-//! Every store to such a number goes through [`Kept`]; a call of [`store`] precedes any other store
-//! to that memory. With the feature `simulation`, which only tests switch on, a thread can have a
-//! function called at each of these points. The function sees the memory exactly as a process
-//! killed there would leave it, so a test tries all points.
+//! Every store to such a number goes through [`DurableAtomic`]; a call of [`store`] precedes any
+//! other store to that memory. With the feature `simulation`, which only tests switch on, a thread
+//! can have a function called at each of these points. The function sees the memory exactly as a
+//! process killed there would leave it, so a test tries all points.
 
 use crate::sync::atomic::Ordering;
 
@@ -18,9 +18,9 @@ pub(crate) fn store() {}
 /// An atomic number each of whose stores is such a point.
 #[derive(Debug, Default)]
 #[repr(transparent)]
-pub(crate) struct Kept<A>(A);
+pub(crate) struct DurableAtomic<A>(A);
 
-/// The atomic types for [`Kept`].
+/// The atomic types for [`DurableAtomic`].
 pub(crate) trait Number {
     type Value: Copy;
     fn of(value: Self::Value) -> Self;
@@ -95,7 +95,7 @@ numbers! {
 #[cfg(feature = "shuttle")]
 numbers! { crate::sync::atomic::AtomicU32: u32, crate::sync::atomic::AtomicU64: u64 }
 
-impl<A: Number> Kept<A> {
+impl<A: Number> DurableAtomic<A> {
     pub(crate) fn new(value: A::Value) -> Self {
         Self(A::of(value))
     }

@@ -12,7 +12,7 @@
 //! A file is believed only after [`Durable::is_held`]: an unfinished cache is made anew.
 
 use crate::bits::Bits;
-use crate::crash_points::{self, Kept};
+use crate::crash_points::{self, DurableAtomic};
 use crate::page::PAGE_BYTES;
 use crate::sync::{Mutex, lock};
 use std::io;
@@ -81,27 +81,27 @@ const _: () = assert!(size_of::<Header>() <= PAGE_BYTES);
 
 #[repr(C)]
 struct Header {
-    magic: Kept<AtomicU64>,
-    shape: [Kept<AtomicU64>; 4],
-    is_held: Kept<AtomicU64>,
-    generation: Kept<AtomicU64>,
-    key: [Kept<AtomicU8>; KEY_BYTES],
-    descriptor_chunks: Kept<AtomicU64>,
+    magic: DurableAtomic<AtomicU64>,
+    shape: [DurableAtomic<AtomicU64>; 4],
+    is_held: DurableAtomic<AtomicU64>,
+    generation: DurableAtomic<AtomicU64>,
+    key: [DurableAtomic<AtomicU8>; KEY_BYTES],
+    descriptor_chunks: DurableAtomic<AtomicU64>,
     intent: Intent,
-    dictionary_bytes: [Kept<AtomicU32>; DICTIONARIES_MAX],
+    dictionary_bytes: [DurableAtomic<AtomicU32>; DICTIONARIES_MAX],
     /// Of attributes that were changed: the length, and name and value. By name, since another
     /// version may have others, or another order.
-    values: [[Kept<AtomicU8>; VALUE_BYTES + 1]; VALUES_MAX],
+    values: [[DurableAtomic<AtomicU8>; VALUE_BYTES + 1]; VALUES_MAX],
 }
 
 /// A change of both words of an entry on the backing: the place of its record and its proof.
 /// `entry` is the key plus one, 0 for none.
 #[repr(C)]
 pub(crate) struct Intent {
-    entry: Kept<AtomicU64>,
-    word: Kept<AtomicU64>,
-    aux: Kept<AtomicU64>,
-    new_aux: Kept<AtomicU64>,
+    entry: DurableAtomic<AtomicU64>,
+    word: DurableAtomic<AtomicU64>,
+    aux: DurableAtomic<AtomicU64>,
+    new_aux: DurableAtomic<AtomicU64>,
 }
 
 /// A frame that a trunk of the index may be in.
@@ -158,11 +158,11 @@ pub(crate) struct Durable {
 pub(crate) unsafe trait Lasting: Sync {}
 
 // SAFETY: any bytes are a number, and it is atomic.
-unsafe impl Lasting for Kept<AtomicU8> {}
+unsafe impl Lasting for DurableAtomic<AtomicU8> {}
 // SAFETY: as above.
-unsafe impl Lasting for Kept<AtomicU32> {}
+unsafe impl Lasting for DurableAtomic<AtomicU32> {}
 // SAFETY: as above.
-unsafe impl Lasting for Kept<AtomicU64> {}
+unsafe impl Lasting for DurableAtomic<AtomicU64> {}
 
 /// A slice of values, in the process's memory or in memory that outlives it.
 pub(crate) enum Values<T> {
@@ -255,27 +255,27 @@ impl Durable {
         Values::Lasting { first, count, _memory: self.clone() }
     }
 
-    fn words(self: &Arc<Self>, part: DurableArray) -> Values<Kept<AtomicU32>> {
+    fn words(self: &Arc<Self>, part: DurableArray) -> Values<DurableAtomic<AtomicU32>> {
         self.values(part.start, part.count)
     }
 
     /// For each trunk of the index, the number of its frame plus one, or 0.
-    pub(crate) fn directory(self: &Arc<Self>) -> Values<Kept<AtomicU32>> {
+    pub(crate) fn directory(self: &Arc<Self>) -> Values<DurableAtomic<AtomicU32>> {
         self.words(self.parts.directory)
     }
 
     /// For each section, 1 if it is on line.
-    pub(crate) fn sections_on_line(self: &Arc<Self>) -> Values<Kept<AtomicU32>> {
+    pub(crate) fn sections_on_line(self: &Arc<Self>) -> Values<DurableAtomic<AtomicU32>> {
         self.words(self.parts.sections_on_line)
     }
 
     /// For each cluster of the backing, the number of its table of tags plus one, or 0.
-    pub(crate) fn tag_homes(self: &Arc<Self>) -> Values<Kept<AtomicU32>> {
+    pub(crate) fn tag_homes(self: &Arc<Self>) -> Values<DurableAtomic<AtomicU32>> {
         self.words(self.parts.tag_homes)
     }
 
     /// For each segment of the backing, its use.
-    pub(crate) fn segments(self: &Arc<Self>) -> Values<Kept<AtomicU32>> {
+    pub(crate) fn segments(self: &Arc<Self>) -> Values<DurableAtomic<AtomicU32>> {
         self.words(self.parts.segments)
     }
 
@@ -393,7 +393,10 @@ impl Durable {
     }
 
     /// A table of tags. Errors: no memory.
-    pub(crate) fn tags(self: &Arc<Self>, number: usize) -> io::Result<Values<Kept<AtomicU64>>> {
+    pub(crate) fn tags(
+        self: &Arc<Self>,
+        number: usize,
+    ) -> io::Result<Values<DurableAtomic<AtomicU64>>> {
         self.populated(self.parts.tags, number)
     }
 
@@ -417,7 +420,8 @@ impl Durable {
 
     /// Keeps a dictionary. Errors: no memory.
     pub(crate) fn keep_dictionary(self: &Arc<Self>, at: usize, content: &[u8]) -> io::Result<()> {
-        let values: Values<Kept<AtomicU8>> = self.populated(self.parts.dictionaries, at)?;
+        let values: Values<DurableAtomic<AtomicU8>> =
+            self.populated(self.parts.dictionaries, at)?;
         values.iter().zip(content).for_each(|(to, byte)| to.store(*byte, Relaxed));
         self.header().dictionary_bytes[at].store(content.len() as u32, Release);
         Ok(())
@@ -428,7 +432,8 @@ impl Durable {
         let lengths = self.header().dictionary_bytes.iter().map(|bytes| bytes.load(Acquire));
         let mut dictionaries = Vec::new();
         for (at, bytes) in lengths.take_while(|bytes| *bytes > 0).enumerate() {
-            let values: Values<Kept<AtomicU8>> = self.populated(self.parts.dictionaries, at)?;
+            let values: Values<DurableAtomic<AtomicU8>> =
+                self.populated(self.parts.dictionaries, at)?;
             let bytes = values.iter().take(bytes as usize);
             dictionaries.push(bytes.map(|byte| byte.load(Relaxed)).collect());
         }
@@ -436,7 +441,7 @@ impl Durable {
     }
 
     /// The generation of the newest sealed write.
-    pub(crate) fn generation(&self) -> &Kept<AtomicU64> {
+    pub(crate) fn generation(&self) -> &DurableAtomic<AtomicU64> {
         &self.header().generation
     }
 

@@ -57,7 +57,7 @@ mod shuttle_tests;
 pub mod testing;
 
 pub use cache::{
-    Cache, CpuState, Kept, Load, Reject, STATISTICS, StateDoc, Statistic, Store, cpu_states,
+    Cache, CpuState, Load, Placement, Reject, STATISTICS, StateDoc, Statistic, Store, cpu_states,
 };
 pub use config::{ATTRIBUTES, Attribute, Config};
 pub use error::{AttributeError, CpuError, Error, SectionError, SetupError};

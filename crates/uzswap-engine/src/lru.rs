@@ -10,7 +10,7 @@
 //! [`Lru::push`] and [`Lru::remove`] are called with the entry locked, [`Lru::pop`] without. So
 //! `remove` accepts an entry that `pop` has just taken.
 
-use crate::crash_points::Kept;
+use crate::crash_points::DurableAtomic;
 use crate::ids::SwapEntry;
 use crate::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use crate::sync::{Mutex, lock};
@@ -18,7 +18,7 @@ use crossbeam_utils::CachePadded;
 
 /// The links of an entry: its second word.
 pub(crate) trait Links {
-    fn links(&self, key: SwapEntry) -> &Kept<AtomicU64>;
+    fn links(&self, key: SwapEntry) -> &DurableAtomic<AtomicU64>;
 }
 
 /// No neighbour.
@@ -190,16 +190,16 @@ fn set_older(at: &impl Links, key: u32, older: u32) {
 mod tests {
     use super::*;
 
-    struct Words(Vec<Kept<AtomicU64>>);
+    struct Words(Vec<DurableAtomic<AtomicU64>>);
 
     impl Links for Words {
-        fn links(&self, key: SwapEntry) -> &Kept<AtomicU64> {
+        fn links(&self, key: SwapEntry) -> &DurableAtomic<AtomicU64> {
             &self.0[key.0 as usize]
         }
     }
 
     fn table() -> Words {
-        Words((0..100).map(|_| Kept::new(OFF)).collect())
+        Words((0..100).map(|_| DurableAtomic::new(OFF)).collect())
     }
 
     #[test]

@@ -8,7 +8,7 @@
 use crate::core::Inner;
 use crate::core::space::Space;
 use crate::word::{Kind, Word};
-use uzswap_engine::{Kept, PAGE_BYTES};
+use uzswap_engine::{PAGE_BYTES, Placement};
 use uzswap_sys::uffd::Fault;
 use uzswap_trace::{Event, Log, What};
 
@@ -55,11 +55,11 @@ impl Inner {
     fn event(&self, what: What, space: &Space, page: u32) -> Event {
         let kept = match what {
             What::Back | What::Left => self.cache.kept(space.key(page)),
-            What::New | What::Staged | What::Gone => Kept::Nowhere,
+            What::New | What::Staged | What::Gone => Placement::Nowhere,
         };
         let bytes = match kept {
-            Kept::Alone { bytes } | Kept::Shared { bytes } => bytes,
-            Kept::Nowhere | Kept::SameFilled | Kept::InUnit => 0,
+            Placement::Alone { bytes } | Placement::Shared { bytes } => bytes,
+            Placement::Nowhere | Placement::SameFilled | Placement::InUnit => 0,
         };
         Event {
             what,
@@ -70,8 +70,8 @@ impl Inner {
             site: 0,
             bytes,
             is_write: false,
-            is_same_filled: kept == Kept::SameFilled,
-            is_identical: matches!(kept, Kept::Shared { .. }),
+            is_same_filled: kept == Placement::SameFilled,
+            is_identical: matches!(kept, Placement::Shared { .. }),
         }
     }
 }

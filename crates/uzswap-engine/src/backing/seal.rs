@@ -12,7 +12,7 @@
 //! the bound for one key (2^64 blocks of 16 bytes, as nonces are counted) is out of reach.
 
 use super::shape::SEGMENT_BYTES;
-use crate::crash_points::Kept;
+use crate::crash_points::DurableAtomic;
 use crate::durable::{Durable, KEY_BYTES};
 use crate::ids::{Place, SwapEntry};
 use crate::object::Extent;
@@ -47,7 +47,7 @@ const FORKED: u64 = 1 << 62;
 /// See the module.
 pub(crate) struct Seal {
     key: Secret<LessSafeKey>,
-    own_generation: Kept<AtomicU64>,
+    own_generation: DurableAtomic<AtomicU64>,
     durable: Option<Arc<Durable>>,
 }
 
@@ -76,7 +76,7 @@ impl Seal {
             wipe(&mut bytes);
             key.map(LessSafeKey::new).map_err(|_| io::Error::other("no random bytes"))
         })?;
-        Ok(Self { key, own_generation: Kept::new(0), durable: durable.cloned() })
+        Ok(Self { key, own_generation: DurableAtomic::new(0), durable: durable.cloned() })
     }
 
     /// The generation of the next write, which seals each of its places once.

@@ -12,7 +12,7 @@
 use super::Backing;
 use super::outline::{Outline, Sum};
 use super::shape::{SEGMENT_BYTES, Segment};
-use crate::crash_points::Kept;
+use crate::crash_points::DurableAtomic;
 use crate::durable::{Durable, Values};
 use crate::sync::atomic::{AtomicU32, Ordering::*};
 use std::sync::Arc;
@@ -63,18 +63,18 @@ const _: () = assert!(SEGMENT_BYTES <= Use::LIVE as usize);
 pub(crate) struct Segments {
     /// Is told of each segment that becomes free.
     backing: Option<Arc<dyn Backing>>,
-    words: Values<Kept<AtomicU32>>,
+    words: Values<DurableAtomic<AtomicU32>>,
     outline: Outline,
 }
 
 impl Segments {
     /// All segments free.
     pub(super) fn new(count: usize) -> Self {
-        let words = (0..count).map(|_| Kept::new(Use::Free.word(0)));
+        let words = (0..count).map(|_| DurableAtomic::new(Use::Free.word(0)));
         Self::of(Values::Own(words.collect()))
     }
 
-    fn of(words: Values<Kept<AtomicU32>>) -> Self {
+    fn of(words: Values<DurableAtomic<AtomicU32>>) -> Self {
         Self { backing: None, outline: Outline::new(words.len()), words }
     }
 
@@ -113,7 +113,7 @@ impl Segments {
         (0..self.words.len() as u32).map(Segment)
     }
 
-    fn word(&self, segment: Segment) -> &Kept<AtomicU32> {
+    fn word(&self, segment: Segment) -> &DurableAtomic<AtomicU32> {
         &self.words[segment.0 as usize]
     }
 

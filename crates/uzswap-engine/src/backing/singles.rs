@@ -2,7 +2,7 @@
 
 use super::seal::Tag;
 use super::shape::CLUSTER_SLOTS;
-use crate::crash_points::Kept;
+use crate::crash_points::DurableAtomic;
 use crate::durable::{Durable, Values};
 use crate::ids::SwapEntry;
 use crate::sync::{Mutex, lock};
@@ -24,7 +24,7 @@ pub(super) struct ClusterTable {
     pub(super) number: u32,
 }
 
-type TagWord = Kept<AtomicU64>;
+type TagWord = DurableAtomic<AtomicU64>;
 
 const _: () = assert!(size_of::<Tag>() == 2 * size_of::<TagWord>());
 
@@ -62,7 +62,7 @@ pub(super) struct Tables {
     is_sealed: bool,
     /// In memory that outlives the process: the tags of each cluster. Beside it, numbers that were
     /// given back, and the one below which all were used.
-    durable: Option<(Arc<Durable>, Values<Kept<AtomicU32>>)>,
+    durable: Option<(Arc<Durable>, Values<DurableAtomic<AtomicU32>>)>,
     unused: Mutex<UnusedTags>,
 }
 

@@ -12,7 +12,7 @@
 pub(crate) mod transition;
 
 use super::word::{State, Word};
-use crate::crash_points::Kept;
+use crate::crash_points::DurableAtomic;
 use crate::sync::Backoff;
 use crate::sync::atomic::{AtomicU64, Ordering};
 use crate::sync::profile::{HeldLock, Waiting};
@@ -20,13 +20,13 @@ use crate::sync::profile::{HeldLock, Waiting};
 /// See the module. 16 bytes for each page of used address space. All zeros means absent.
 #[repr(C)]
 pub(crate) struct Entry {
-    word: Kept<AtomicU64>,
+    word: DurableAtomic<AtomicU64>,
     /// Its meaning depends on the word's state. `Pooled`: links of the LRU list, guarded by the
     /// list's lock rather than the entry's. `Pooled`, in flight: the [`crate::ids::Place`] being
     /// written, or a token of recompression, which is no place. `Placed`: the generation of the
     /// record's seal or, where records are not sealed, the page's checksum. `Member`: the page's
     /// checksum. Otherwise 0.
-    second: Kept<AtomicU64>,
+    second: DurableAtomic<AtomicU64>,
 }
 
 #[cfg(not(feature = "shuttle"))]
@@ -34,7 +34,7 @@ const _: () = assert!(size_of::<Entry>() == 16);
 
 impl Entry {
     pub(crate) fn new() -> Self {
-        Self { word: Kept::new(Word::ABSENT.0), second: Kept::new(0) }
+        Self { word: DurableAtomic::new(Word::ABSENT.0), second: DurableAtomic::new(0) }
     }
 
     /// The present state, without the lock: for answers that need no object, and for hints.
@@ -97,7 +97,7 @@ impl Entry {
     /// A word for the owner of the entry's trunk, whose entries are all gone: no page uses the
     /// word.
     #[cfg(not(feature = "shuttle"))]
-    pub(super) fn link_of_retired(&self) -> &Kept<AtomicU64> {
+    pub(super) fn link_of_retired(&self) -> &DurableAtomic<AtomicU64> {
         debug_assert!(self.is_gone());
         &self.second
     }

@@ -23,7 +23,7 @@ pub(crate) use entry::transition::{List, Lists, Locked};
 pub(crate) use word::{Member, State, Word};
 
 use crate::counters::Counters;
-use crate::crash_points::Kept;
+use crate::crash_points::DurableAtomic;
 use crate::durable::{Durable, Intent, Values};
 use crate::ids::{Area, SwapEntry};
 use crate::sync::{Backoff, Mutex, lock, pin};
@@ -54,7 +54,7 @@ pub(crate) struct Index {
     emptying: Emptying,
     /// The same for a process that takes the cache over: the number of each trunk's frame plus one,
     /// or 0. Written with `spare` locked.
-    directory: Option<Values<Kept<AtomicU32>>>,
+    directory: Option<Values<DurableAtomic<AtomicU32>>>,
     memory: TrunkMemory,
     spare: Mutex<Vec<Owned>>,
     /// The trunk after the page's that was made last: probably the next one. A hint.

@@ -11,7 +11,7 @@ mod check;
 use super::size_class::FRAMES_MAX;
 use super::state::SectionState;
 use crate::bits::Bits;
-use crate::crash_points::Kept;
+use crate::crash_points::DurableAtomic;
 use crate::durable::{Durable, Values};
 use crate::page::PAGE_BYTES;
 use crate::sync::{Mutex, lock};
@@ -111,7 +111,7 @@ pub(super) struct Sections {
     /// Most frames in use.
     limit: AtomicUsize,
     /// Memory that outlives the process, and the state of each section there.
-    durable: Option<(Arc<Durable>, Values<Kept<AtomicU32>>)>,
+    durable: Option<(Arc<Durable>, Values<DurableAtomic<AtomicU32>>)>,
 }
 
 /// The state of a section in memory that outlives the process. A section with memory is never

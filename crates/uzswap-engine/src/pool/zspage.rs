@@ -7,7 +7,7 @@
 
 use super::section::{Frame, SECTION_FRAMES};
 use super::size_class::FRAMES_MAX;
-use crate::crash_points::Kept;
+use crate::crash_points::DurableAtomic;
 use crate::durable::{Durable, Lasting};
 use crate::sync::{Mutex, lock};
 use crate::table::ChunkedTable;
@@ -25,19 +25,19 @@ pub(super) const NO_CLASS: u8 = u8::MAX;
 /// See the module.
 #[repr(C)]
 pub(crate) struct Zspage {
-    frames: [Kept<AtomicU32>; FRAMES_MAX],
+    frames: [DurableAtomic<AtomicU32>; FRAMES_MAX],
     /// Neighbours in the list of the fullness group; [`NONE`] at the ends.
-    pub(super) prev: Kept<AtomicU32>,
-    pub(super) next: Kept<AtomicU32>,
+    pub(super) prev: DurableAtomic<AtomicU32>,
+    pub(super) next: DurableAtomic<AtomicU32>,
     /// The number of allocated objects.
-    pub(super) used: Kept<AtomicU16>,
+    pub(super) used: DurableAtomic<AtomicU16>,
     /// Objects from here on were never allocated; this saves writing a free list for a new zspage.
-    pub(super) fresh: Kept<AtomicU16>,
+    pub(super) fresh: DurableAtomic<AtomicU16>,
     /// First of the list of freed objects.
-    pub(super) free: Kept<AtomicU16>,
-    pub(super) class: Kept<AtomicU8>,
+    pub(super) free: DurableAtomic<AtomicU16>,
+    pub(super) class: DurableAtomic<AtomicU8>,
     /// The fullness group of its list.
-    pub(super) group: Kept<AtomicU8>,
+    pub(super) group: DurableAtomic<AtomicU8>,
 }
 
 /// 48 bytes for some twenty objects.
@@ -53,14 +53,14 @@ impl Zspage {
 
     fn new() -> Self {
         Self {
-            frames: std::array::from_fn(|_| Kept::new(NONE)),
-            prev: Kept::new(NONE),
-            next: Kept::new(NONE),
-            used: Kept::new(0),
-            fresh: Kept::new(0),
-            free: Kept::new(NO_OBJECT),
-            class: Kept::new(NO_CLASS),
-            group: Kept::new(0),
+            frames: std::array::from_fn(|_| DurableAtomic::new(NONE)),
+            prev: DurableAtomic::new(NONE),
+            next: DurableAtomic::new(NONE),
+            used: DurableAtomic::new(0),
+            fresh: DurableAtomic::new(0),
+            free: DurableAtomic::new(NO_OBJECT),
+            class: DurableAtomic::new(NO_CLASS),
+            group: DurableAtomic::new(0),
         }
     }
 

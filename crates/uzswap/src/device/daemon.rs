@@ -13,7 +13,7 @@ pub mod phase;
 
 use crate::cli::InheritArguments;
 use crate::device::folder::{self, disk};
-use crate::device::kept::{Kept, Start};
+use crate::device::kept::{KeptDaemon, Start};
 use crate::device::options::DaemonOptions;
 use crate::device::phase::Phased;
 use crate::device::processes::ProcessId;
@@ -31,7 +31,7 @@ use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 use uzswap_block::control::Control;
-use uzswap_block::{BackingFile, Kept as KeptServer, TransportKind};
+use uzswap_block::{BackingFile, KeptServer, TransportKind};
 use uzswap_block::{CacheDisk, Disk, Maintainer, MemoryDisk, Swapped, Traffic, Transport};
 use uzswap_block::{open_backing_file, start_transport};
 use uzswap_engine::backing::Backing;
@@ -228,7 +228,8 @@ struct Service {
 impl Service {
     fn start(start: &Start, swapped: &Arc<Swapped>) -> Result<Self, Failure> {
         let options = &start.options;
-        let kept = start.kept.as_ref().map(|numbers| Kept::inherited(numbers, process::inherited));
+        let kept =
+            start.kept.as_ref().map(|numbers| KeptDaemon::inherited(numbers, process::inherited));
         let kept = kept.transpose().map_err(|error| {
             Failure::new(format!("the daemon was not given its start data: {error}"))
         })?;
@@ -280,7 +281,7 @@ struct Opened {
 
 /// The cache, in memory that outlives this process if there is such: new, or as another daemon has
 /// left it. In the latter case also the state with which the server goes on.
-fn open_cache(start: &Start, kept: Option<Kept>) -> Result<Opened, Failure> {
+fn open_cache(start: &Start, kept: Option<KeptDaemon>) -> Result<Opened, Failure> {
     let options = &start.options;
     let algorithm = options.compressor.parse();
     let config = Config {
@@ -292,7 +293,7 @@ fn open_cache(start: &Start, kept: Option<Kept>) -> Result<Opened, Failure> {
         seals_backing: !options.plain_backing,
     };
     let (backing, memory, server, table) = match kept {
-        Some(Kept { cache, server, backing, store }) => (backing, Some(cache), server, store),
+        Some(KeptDaemon { cache, server, backing, store }) => (backing, Some(cache), server, store),
         None => (open_backing_file(&options.backing.spec())?, None, None, None),
     };
     let backing = BackingFile::backing(backing);

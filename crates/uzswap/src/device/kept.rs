@@ -14,11 +14,11 @@ use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::path::PathBuf;
-use uzswap_block::{BackingFile, Kept as KeptServer, TransportKind, open_backing_file};
+use uzswap_block::{BackingFile, KeptServer, TransportKind, open_backing_file};
 use uzswap_sys::{process, shared};
 
 /// See the module.
-pub struct Kept {
+pub struct KeptDaemon {
     /// The memory of the cache.
     pub cache: OwnedFd,
     /// The state with which the server goes on; `None` over ublk.
@@ -69,7 +69,7 @@ struct BackingNumber {
     discards: bool,
 }
 
-impl Kept {
+impl KeptDaemon {
     /// Opens the descriptors that a daemon with these options will need. Errors: those of the
     /// backing, and of FUSE. As a value, the reason that nothing can outlive it: it is plain
     /// memory, or the kernel has no memory that stays without a process that locks it.

@@ -18,7 +18,7 @@
 use super::{Entry, EntryLock};
 use crate::compress::Codec;
 use crate::counters::Counter::{self, *};
-use crate::crash_points::Kept;
+use crate::crash_points::DurableAtomic;
 use crate::durable::Intent;
 use crate::ids::{Handle, SwapEntry};
 use crate::index::{KeyKind, Member, State, View, Word};
@@ -141,7 +141,7 @@ pub(crate) struct Locked<'a> {
 struct SecondWords<'a>(&'a View<'a>);
 
 impl Links for SecondWords<'_> {
-    fn links(&self, key: SwapEntry) -> &Kept<AtomicU64> {
+    fn links(&self, key: SwapEntry) -> &DurableAtomic<AtomicU64> {
         &self.0.existing(key).second
     }
 }

@@ -2,7 +2,7 @@
 
 use super::phase::Act;
 use super::{Keeper, LOOK, cannot_start, cannot_write};
-use crate::device::kept::{Kept, Start};
+use crate::device::kept::{KeptDaemon, Start};
 use crate::device::phase::Phased;
 use crate::device::processes::ProcessId;
 use crate::device::spared;
@@ -31,7 +31,7 @@ impl Keeper {
             serves: false,
             options: self.options.clone(),
             ram: self.ram,
-            kept: self.kept.as_ref().map(Kept::numbers),
+            kept: self.kept.as_ref().map(KeptDaemon::numbers),
             devices: before.map(|_| self.state.devices().cloned().collect()),
         };
         // Before anything else: once it has this it can do without us.

@@ -20,7 +20,7 @@ mod replace;
 
 use crate::device::folder::{self, Lock};
 use crate::device::group;
-use crate::device::kept::{Kept, Start};
+use crate::device::kept::{KeptDaemon, Start};
 use crate::device::ledger::{self, RunChange, StandIn, State};
 use crate::device::options::DaemonOptions;
 use crate::device::phase::Phased;
@@ -121,7 +121,7 @@ pub struct Keeper {
     /// Its process, where this one has started it.
     daemon_child: Option<Child>,
     /// The memory that outlives it.
-    kept: Option<Kept>,
+    kept: Option<KeptDaemon>,
     /// The program of the next one.
     program: PathBuf,
     /// When it was started, and how many in a row were so for no time.
@@ -238,7 +238,7 @@ impl Keeper {
             Err(failure) => self.notes.push(failure.to_string()),
         }
         self.save()?;
-        match Kept::open(&self.options)? {
+        match KeptDaemon::open(&self.options)? {
             Ok(kept) => {
                 self.kept = Some(kept);
                 self.state.outlives_daemon = true;
@@ -280,7 +280,7 @@ impl Keeper {
         spare();
         let start: Start = daemon.receive().map_err(cannot_start)?;
         let Start { daemon: daemon_id, serves, options, ram, kept, .. } = start;
-        let take = |numbers| Kept::inherited(&numbers, process::take_inherited);
+        let take = |numbers| KeptDaemon::inherited(&numbers, process::take_inherited);
         // An error: the swapped pages are lost with a daemon that is killed from now on.
         let kept = kept.and_then(|numbers| take(numbers).ok());
         let mut state = State::read().map_err(cannot_start)?;
