@@ -31,7 +31,7 @@ struct Page {
 }
 
 /// See the module.
-pub(crate) struct Pager {
+pub(crate) struct PagerModel {
     pages: Vec<Page>,
     memory: Memory,
     has_levels: bool,
@@ -45,7 +45,7 @@ pub(crate) struct Pager {
     written: u64,
 }
 
-impl Pager {
+impl PagerModel {
     pub(crate) fn new(pages: usize, memory: u64, has_levels: bool) -> Self {
         Self {
             pages: vec![Page { place: PageState::Nowhere, level: 0, bytes: 0 }; pages],

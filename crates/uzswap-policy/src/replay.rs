@@ -5,7 +5,7 @@
 
 pub use crate::memory::PAGE_BYTES;
 use crate::memory::{Memory, Was};
-use crate::model::Pager;
+use crate::model::PagerModel;
 use std::collections::BTreeSet;
 use std::fmt;
 use std::str::FromStr;
@@ -139,7 +139,7 @@ pub fn simulate(policy: Policy, steps: &[Step], memory: u64, skip: usize) -> Rep
     let pages = steps.iter().map(|step| step.page()).max().map_or(0, |most| most as usize + 1);
     match policy {
         Policy::Order | Policy::Clock => {
-            let mut pager = Pager::new(pages, memory, policy == Policy::Order);
+            let mut pager = PagerModel::new(pages, memory, policy == Policy::Order);
             let mut counts = ReplayCounts::default();
             for (at, step) in steps.iter().enumerate() {
                 if at == skip {
