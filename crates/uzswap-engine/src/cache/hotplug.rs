@@ -21,14 +21,14 @@ use uzswap_sys::cpu::{self, CpuSet};
 /// The resources of a CPU in a state, and their fate when the CPU goes.
 pub type StateDoc = [&'static str; 2];
 
-type Step = Box<dyn Fn(&Cache, usize) -> io::Result<()> + Send + Sync>;
+type HotplugStep = Box<dyn Fn(&Cache, usize) -> io::Result<()> + Send + Sync>;
 
 /// One state of a CPU, and how it starts and stops.
 pub struct CpuState {
     name: &'static str,
     doc: StateDoc,
-    startup: Step,
-    teardown: Step,
+    startup: HotplugStep,
+    teardown: HotplugStep,
 }
 
 impl CpuState {

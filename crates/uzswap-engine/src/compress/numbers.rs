@@ -31,7 +31,7 @@ const LOOK: usize = WORDS / 2;
 
 /// The difference between a word and the one before.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Step {
+enum Difference {
     /// By exclusive or: for labels and noise, whose order means nothing.
     Bits = 0,
     /// By a 64-bit difference.
@@ -40,7 +40,7 @@ enum Step {
     Halves = 2,
 }
 
-const STEPS: [Step; 3] = [Step::Bits, Step::Word, Step::Halves];
+const STEPS: [Difference; 3] = [Difference::Bits, Difference::Word, Difference::Halves];
 
 /// The factors that make integers of decimals.
 const POWERS: [f64; 9] = [1e0, 1e1, 1e2, 1e3, 1e4, 1e5, 1e6, 1e7, 1e8];
@@ -181,7 +181,7 @@ fn float_in_any_mode(integer: u64, power: f64) -> u64 {
 
 /// For each step, the bytes of the planes that are not all zeros, for each block of words by
 /// itself.
-fn costs(words: &[u64]) -> [(usize, Step); 3] {
+fn costs(words: &[u64]) -> [(usize, Difference); 3] {
     STEPS.map(|step| {
         let blocks = words[1..].chunks(BLOCK).zip(words.chunks(BLOCK));
         let planes = blocks.map(|(block, before)| {
@@ -193,7 +193,7 @@ fn costs(words: &[u64]) -> [(usize, Step); 3] {
 }
 
 /// The difference of each word from its predecessor; zero for the first.
-fn differ(step: Step, words: &[u64; WORDS], out: &mut [u64; WORDS]) {
+fn differ(step: Difference, words: &[u64; WORDS], out: &mut [u64; WORDS]) {
     out[0] = 0;
     for (out, pair) in out[1..].iter_mut().zip(words.windows(2)) {
         *out = difference(step, pair[1], pair[0]);
@@ -201,11 +201,11 @@ fn differ(step: Step, words: &[u64; WORDS], out: &mut [u64; WORDS]) {
 }
 
 #[inline(always)]
-fn difference(step: Step, word: u64, before: u64) -> u64 {
+fn difference(step: Difference, word: u64, before: u64) -> u64 {
     match step {
-        Step::Bits => word ^ before,
-        Step::Word => folded(word.wrapping_sub(before)),
-        Step::Halves => {
+        Difference::Bits => word ^ before,
+        Difference::Word => folded(word.wrapping_sub(before)),
+        Difference::Halves => {
             let (high, low) = ((word >> 32).wrapping_sub(before >> 32), word.wrapping_sub(before));
             u64::from(folded_half(high as u32)) << 32 | u64::from(folded_half(low as u32))
         }
@@ -213,7 +213,7 @@ fn difference(step: Step, word: u64, before: u64) -> u64 {
 }
 
 /// The opposite of [`differ`], the first word being itself.
-fn add_up(step: Step, words: &mut [u64; WORDS]) {
+fn add_up(step: Difference, words: &mut [u64; WORDS]) {
     fn each(words: &mut [u64; WORDS], sum: impl Fn(u64, u64) -> u64) {
         let mut before = words[0];
         for word in &mut words[1..] {
@@ -222,9 +222,11 @@ fn add_up(step: Step, words: &mut [u64; WORDS]) {
         }
     }
     match step {
-        Step::Bits => each(words, |difference, before| difference ^ before),
-        Step::Word => each(words, |difference, before| unfolded(difference).wrapping_add(before)),
-        Step::Halves => each(words, |difference, before| {
+        Difference::Bits => each(words, |difference, before| difference ^ before),
+        Difference::Word => {
+            each(words, |difference, before| unfolded(difference).wrapping_add(before))
+        }
+        Difference::Halves => each(words, |difference, before| {
             let high = unfolded_half((difference >> 32) as u32).wrapping_add((before >> 32) as u32);
             let low = unfolded_half(difference as u32).wrapping_add(before as u32);
             u64::from(high) << 32 | u64::from(low)
@@ -314,7 +316,7 @@ mod tests {
         let labels: Vec<u64> = (0..WORDS).map(|_| random.next() & 0xf000).collect();
         let mut planes = [0; PAGE_BYTES];
         let header = take_apart(&page_of(|at| labels[at]), usize::MAX, &mut planes).unwrap();
-        assert_eq!(header[0], Step::Bits as u8);
+        assert_eq!(header[0], Difference::Bits as u8);
         assert_eq!(header[1..], labels[0].to_le_bytes());
         for at in 1..WORDS {
             let difference = labels[at] ^ labels[at - 1];
@@ -338,7 +340,7 @@ mod tests {
             time += random.below(2000) as u64;
             time
         });
-        assert_eq!(pass(&times), (Step::Word as u8, 11 * 64));
+        assert_eq!(pass(&times), (Difference::Word as u8, 11 * 64));
         // Two floats of single precision in a word.
         let (mut a, mut b) = (100_f32, 200_f32);
         let singles = page_of(|_| {
@@ -347,16 +349,16 @@ mod tests {
             u64::from(a.to_bits()) << 32 | u64::from(b.to_bits())
         });
         let (how, bytes) = pass(&singles);
-        assert!(how == Step::Halves as u8 && bytes < 48 * 64, "{how} {bytes}");
+        assert!(how == Difference::Halves as u8 && bytes < 48 * 64, "{how} {bytes}");
         // Prices in cents, and whole numbers, as floats.
         let mut cents = 12_345_i64;
         let prices = page_of(|_| {
             cents += random.below(200) as i64 - 100;
             (cents as f64 / 100.0).to_bits()
         });
-        assert_eq!(pass(&prices), (Step::Word as u8 | 3 << 4, 8 * 64));
+        assert_eq!(pass(&prices), (Difference::Word as u8 | 3 << 4, 8 * 64));
         let counts = page_of(|_| (random.below(32) as f64).to_bits());
-        assert_eq!(pass(&counts), (Step::Bits as u8 | 1 << 4, 5 * 64));
+        assert_eq!(pass(&counts), (Difference::Bits as u8 | 1 << 4, 5 * 64));
     }
 
     #[test]
