@@ -169,7 +169,7 @@ pub struct Shape {
 
 /// An existing device.
 #[derive(Debug, Clone, Copy)]
-pub struct Found {
+pub struct ExistingDevice {
     /// This program made it.
     pub is_ours: bool,
     /// A server serves it.
@@ -413,7 +413,7 @@ impl Control {
     /// the device to this process at that moment. The kernel does not check if this process was
     /// killed after it had fetched, and a device that is given to a dead server cannot be taken
     /// over again.
-    pub fn take_over(&mut self, id: u32, found: &Found) -> io::Result<(Queue, Handover)> {
+    pub fn take_over(&mut self, id: u32, found: &ExistingDevice) -> io::Result<(Queue, Handover)> {
         match self.ask(Command::StartUserRecovery, id, &mut (), [0; 2]) {
             // A server has begun a recovery, and died before it had a queue.
             Err(error) if error.kind() == io::ErrorKind::InvalidInput => {}
@@ -440,10 +440,10 @@ impl Control {
     }
 
     /// Describes a device. Errors: ENODEV where there is none.
-    pub fn find(&mut self, id: u32) -> io::Result<Found> {
+    pub fn find(&mut self, id: u32) -> io::Result<ExistingDevice> {
         let mut info = DeviceInfo::default();
         self.ask(Command::GetDevInfo, id, &mut info, [0; 2])?;
-        Ok(Found {
+        Ok(ExistingDevice {
             is_ours: Mark::is_ours(info.server_flags),
             is_live: info.state == LIVE,
             start: Mark::start(info.server_flags),

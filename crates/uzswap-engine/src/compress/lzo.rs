@@ -88,7 +88,7 @@ impl Compressor for Lzo {
 
 /// Two places in a page that start with the same five or more bytes, `old` before `at`.
 #[derive(Clone, Copy)]
-struct Found {
+struct Match {
     old: usize,
     at: usize,
     /// The exclusive or of the first eight bytes.
@@ -112,7 +112,7 @@ fn slot(bytes: u64) -> usize {
 /// Finds the first match at or after `at`, in strides that grow with the bytes passed since
 /// `from` so that a page without matches is soon done with.
 #[inline(always)]
-fn seek(table: &mut [u16; SLOTS], page: &Page, from: usize, mut at: usize) -> Option<Found> {
+fn seek(table: &mut [u16; SLOTS], page: &Page, from: usize, mut at: usize) -> Option<Match> {
     while at <= LAST {
         let bytes = load(page, at);
         let entry = &mut table[slot(bytes)];
@@ -121,7 +121,7 @@ fn seek(table: &mut [u16; SLOTS], page: &Page, from: usize, mut at: usize) -> Op
         let differ = load(page, old) ^ bytes;
         if differ << 24 == 0 {
             // Slots only hold positions already passed; the check tells the compiler so.
-            return (old < at).then_some(Found { old, at, differ });
+            return (old < at).then_some(Match { old, at, differ });
         }
         at += 1 + ((at - from) >> 5);
     }
@@ -130,8 +130,8 @@ fn seek(table: &mut [u16; SLOTS], page: &Page, from: usize, mut at: usize) -> Op
 
 /// The length of a match from `found.at` on.
 #[inline(always)]
-fn equal_after(page: &Page, found: Found) -> usize {
-    let Found { old, at, differ } = found;
+fn equal_after(page: &Page, found: Match) -> usize {
+    let Match { old, at, differ } = found;
     if differ != 0 {
         return differ.trailing_zeros() as usize / 8;
     }
@@ -149,7 +149,7 @@ fn equal_after(page: &Page, found: Found) -> usize {
 
 /// How far a match can be extended before `found.at`, up to the literals' start at `from`.
 #[inline(always)]
-fn equal_before(page: &Page, found: Found, from: usize) -> usize {
+fn equal_before(page: &Page, found: Match, from: usize) -> usize {
     let room = (found.at - from).min(found.old);
     let mut back = 0;
     while back < room && page[found.at - back - 1] == page[found.old - back - 1] {

@@ -25,7 +25,7 @@ const FIELD: usize = 15;
 
 /// A match.
 #[derive(Clone, Copy)]
-pub(super) struct Found {
+pub(super) struct Match {
     pub at: usize,
     pub dist: usize,
     /// The number of equal bytes among the first eight; 8 may be more.
@@ -59,7 +59,7 @@ pub(super) fn encode(
     out: &mut [u8],
     (first, stride): (usize, usize),
     mut dists: [usize; 2],
-    mut seek: impl FnMut(usize, [usize; 2]) -> Option<Found>,
+    mut seek: impl FnMut(usize, [usize; 2]) -> Option<Match>,
 ) -> Option<usize> {
     let mut writer = Writer { page, out, len: 0, from: 0 };
     let mut at = first;
@@ -75,8 +75,8 @@ pub(super) fn encode(
 
 /// The length of a match from `found.at` on.
 #[inline(always)]
-fn equal_after(page: &Page, found: Found) -> usize {
-    let Found { at, dist, equal: known } = found;
+fn equal_after(page: &Page, found: Match) -> usize {
+    let Match { at, dist, equal: known } = found;
     if known < 8 {
         return known;
     }
@@ -96,8 +96,8 @@ fn equal_after(page: &Page, found: Found) -> usize {
 /// How far a match can be extended before `found.at`, by up to eight bytes and to the start of the
 /// literals at `from`.
 #[inline(always)]
-fn equal_before(page: &Page, found: Found, from: usize) -> usize {
-    let Found { at, dist, .. } = found;
+fn equal_before(page: &Page, found: Match, from: usize) -> usize {
+    let Match { at, dist, .. } = found;
     let (Some(new), Some(old)) = (at.checked_sub(8), (at - dist).checked_sub(8)) else { return 0 };
     let differ = load(page, new) ^ load(page, old);
     (differ.leading_zeros() as usize / 8).min(at - from)
@@ -115,7 +115,7 @@ struct Writer<'a> {
 impl Writer<'_> {
     /// Appends the literals up to a match, and the match, as long as it is.
     #[inline(always)]
-    fn append(&mut self, found: Found) -> Option<()> {
+    fn append(&mut self, found: Match) -> Option<()> {
         let len = equal_after(self.page, found);
         let back = equal_before(self.page, found, self.from);
         self.sequence(self.from..found.at - back, len + back, found.dist)?;

@@ -5,7 +5,7 @@
 //! bytes; one that is shorter waits for a longer one at the next byte. Objects are smaller than
 //! liblz4's, which looks at one place, and faster to decode, since they have fewer sequences.
 
-use super::block::{Found, LAST, SLOTS, encode, equal, load, slot};
+use super::block::{LAST, Match, SLOTS, encode, equal, load, slot};
 use crate::page::Page;
 
 /// The encoder with the memory it works in.
@@ -31,8 +31,8 @@ impl Rank {
     }
 
     #[inline(always)]
-    fn at(self, at: usize) -> Found {
-        Found { at, dist: usize::from(self.0 as u16), equal: self.equal() }
+    fn at(self, at: usize) -> Match {
+        Match { at, dist: usize::from(self.0 as u16), equal: self.equal() }
     }
 }
 
@@ -51,7 +51,7 @@ impl Bytes {
 
     /// Finds a match at or after `at`, in strides that grow with the bytes passed.
     #[inline(always)]
-    fn seek(&mut self, page: &Page, mut at: usize, dists: [usize; 2]) -> Option<Found> {
+    fn seek(&mut self, page: &Page, mut at: usize, dists: [usize; 2]) -> Option<Match> {
         let mut passed = 0;
         while at <= LAST {
             if let Some(rank) = self.look(page, at, dists) {

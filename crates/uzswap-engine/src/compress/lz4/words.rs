@@ -5,7 +5,7 @@
 //! table last saw the same five bytes. A large table would find most matches at one of those two
 //! distances, and only after waiting for memory.
 
-use super::block::{Found, LAST, SLOTS, encode, equal, load, slot};
+use super::block::{LAST, Match, SLOTS, encode, equal, load, slot};
 use crate::page::Page;
 
 const WORD: usize = 4;
@@ -32,7 +32,7 @@ impl Words {
     /// Finds the first match at or after `at`, in strides that grow with the words passed so that
     /// a page without matches is soon done with.
     #[inline(always)]
-    fn seek(&mut self, page: &Page, mut at: usize, dists: [usize; 2]) -> Option<Found> {
+    fn seek(&mut self, page: &Page, mut at: usize, dists: [usize; 2]) -> Option<Match> {
         let mut passed = 0;
         while at <= LAST {
             let bytes = load(page, at);
@@ -41,7 +41,7 @@ impl Words {
             for dist in dists {
                 let differ = load(page, at - dist) ^ bytes;
                 if differ << 32 == 0 {
-                    return Some(Found { at, dist, equal: equal(differ) });
+                    return Some(Match { at, dist, equal: equal(differ) });
                 }
             }
             let entry = &mut self.table[slot(bytes)];
@@ -49,7 +49,7 @@ impl Words {
             *entry = at as u16;
             let differ = load(page, at - dist) ^ bytes;
             if differ << 24 == 0 {
-                return Some(Found { at, dist, equal: equal(differ) });
+                return Some(Match { at, dist, equal: equal(differ) });
             }
             at += WORD * (1 + passed / 64);
             passed += 1;
