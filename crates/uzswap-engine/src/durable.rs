@@ -77,10 +77,10 @@ pub(crate) struct Parts {
     pub(crate) sections: DurableArray,
 }
 
-const _: () = assert!(size_of::<Header>() <= PAGE_BYTES);
+const _: () = assert!(size_of::<DurableHeader>() <= PAGE_BYTES);
 
 #[repr(C)]
-struct Header {
+struct DurableHeader {
     magic: DurableAtomic<AtomicU64>,
     shape: [DurableAtomic<AtomicU64>; 4],
     is_held: DurableAtomic<AtomicU64>,
@@ -231,7 +231,7 @@ impl Durable {
         let _ = released.and_then(|()| self.memory.populate(0, self.parts.dictionaries.start));
     }
 
-    fn header(&self) -> &Header {
+    fn header(&self) -> &DurableHeader {
         // SAFETY: the first page of the mapping is populated, aligned, and consists of atomics.
         unsafe { &*self.memory.as_ptr().cast() }
     }

@@ -15,11 +15,11 @@ use std::hint::black_box;
 
 /// The input of [`together`] besides the planes: the way the page was taken apart, and its first
 /// number.
-pub(super) type Header = [u8; HEADER_BYTES];
+pub(super) type PlanesHeader = [u8; HEADER_BYTES];
 /// Its length.
 pub(super) const HEADER_BYTES: usize = 1 + size_of::<u64>();
 /// The header of a page that was not taken apart.
-pub(super) const AS_IT_IS: Header = [0xff; HEADER_BYTES];
+pub(super) const AS_IT_IS: PlanesHeader = [0xff; HEADER_BYTES];
 
 /// Words of a page; words whose planes are made at once; planes.
 const WORDS: usize = PAGE_BYTES / size_of::<u64>();
@@ -53,7 +53,7 @@ const INTEGER_MAX: u64 = 1 << 51;
 const EXPONENTS: std::ops::RangeInclusive<u64> = 1023 - 27..=1023 + 51;
 
 /// Takes a page apart if its numbers have less than `most` bytes in all.
-pub(super) fn take_apart(page: &Page, most: usize, planes: &mut Page) -> Option<Header> {
+pub(super) fn take_apart(page: &Page, most: usize, planes: &mut Page) -> Option<PlanesHeader> {
     let bytes = page.as_chunks::<8>().0;
     let word = |at: usize| u64::from_le_bytes(bytes[at]);
     let mut look: [u64; BLOCK] = std::array::from_fn(|at| word(LOOK + at));
@@ -83,7 +83,11 @@ pub(super) fn take_apart(page: &Page, most: usize, planes: &mut Page) -> Option<
 }
 
 /// Puts a page together again. The input is not trusted.
-pub(super) fn together(header: &Header, planes: &Page, page: &mut Page) -> Result<(), Undecodable> {
+pub(super) fn together(
+    header: &PlanesHeader,
+    planes: &Page,
+    page: &mut Page,
+) -> Result<(), Undecodable> {
     if *header == AS_IT_IS {
         *page = *planes;
         return Ok(());
