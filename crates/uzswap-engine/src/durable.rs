@@ -121,9 +121,9 @@ impl TrunkFrame {
 }
 
 /// Frames without a trunk.
-struct Unused(Bits);
+struct FreeFrames(Bits);
 
-impl Unused {
+impl FreeFrames {
     /// All frames.
     fn new(frames: usize) -> Self {
         let unused = Bits::new(frames);
@@ -147,7 +147,7 @@ impl Unused {
 pub(crate) struct Durable {
     memory: SharedMemory,
     parts: Parts,
-    unused: Mutex<Unused>,
+    unused: Mutex<FreeFrames>,
 }
 
 /// Types that may lie in memory that outlives the process. Any bytes are a valid value, zeros too,
@@ -203,7 +203,7 @@ impl Durable {
     ) -> io::Result<Option<Arc<Self>>> {
         let memory = SharedMemory::map(file, parts.sections.end())?;
         memory.populate(0, parts.dictionaries.start)?;
-        let unused = Mutex::new(Unused::new(parts.trunks.count));
+        let unused = Mutex::new(FreeFrames::new(parts.trunks.count));
         if parts.are_trunks_huge {
             memory.prefer_huge(parts.trunks.start, parts.sections.start - parts.trunks.start);
         }

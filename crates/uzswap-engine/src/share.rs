@@ -11,7 +11,7 @@ use crate::table::ChunkedTable;
 use std::io;
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 
-struct Unused {
+struct FreeRecords {
     /// Freed records.
     keys: Vec<SwapEntry>,
     /// Records below this offset are made.
@@ -25,7 +25,7 @@ pub(crate) struct Shares {
     area: Area,
     /// The number of entries that share each record; written under the lock of the record's entry.
     counts: ChunkedTable<AtomicU32, TRUNK_ENTRIES>,
-    unused: Mutex<Unused>,
+    unused: Mutex<FreeRecords>,
 }
 
 impl Shares {
@@ -37,7 +37,7 @@ impl Shares {
         Some(Self {
             area,
             counts: ChunkedTable::new(trunks * TRUNK_ENTRIES),
-            unused: Mutex::new(Unused { keys: Vec::new(), made: 0, asked: false }),
+            unused: Mutex::new(FreeRecords { keys: Vec::new(), made: 0, asked: false }),
         })
     }
 

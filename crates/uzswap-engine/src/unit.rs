@@ -23,7 +23,7 @@ const TRUNK_UNITS: usize = TRUNK_ENTRIES / PIECES;
 
 const _: () = assert!(UNIT_PAGES <= 16, "the pages of a unit are sixteen bits");
 
-struct Unused {
+struct FreeUnits {
     /// Free units.
     units: Vec<u32>,
     /// Units below this number have entries.
@@ -36,7 +36,7 @@ pub(crate) struct Units {
     /// For each unit, in the low half a bit for each page in it. The high half is the number of
     /// pages that it was made of, or 0 if [`Self::sparse`] skips it.
     members: ChunkedTable<AtomicU32, TRUNK_UNITS>,
-    unused: Mutex<Unused>,
+    unused: Mutex<FreeUnits>,
     /// Units that have lost at least a quarter of their pages.
     sparse: AtomicUsize,
 }
@@ -48,7 +48,7 @@ impl Units {
         Some(Self {
             area,
             members: ChunkedTable::new(area.pages as usize / PIECES),
-            unused: Mutex::new(Unused { units: Vec::new(), made: 0 }),
+            unused: Mutex::new(FreeUnits { units: Vec::new(), made: 0 }),
             sparse: AtomicUsize::new(0),
         })
     }

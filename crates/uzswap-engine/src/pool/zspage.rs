@@ -104,7 +104,7 @@ const CHUNK: usize = Zspage::CHUNK;
 /// All descriptors.
 pub(super) struct Zspages {
     table: ChunkedTable<Zspage, CHUNK>,
-    unused: Mutex<Unused>,
+    unused: Mutex<FreeDescriptors>,
     /// Locked by the thread that makes descriptors.
     making: Mutex<Making>,
     /// Their number. It is written under their lock.
@@ -116,7 +116,7 @@ pub(super) struct Zspages {
 struct Making;
 
 /// Descriptors that are ready, a list through their `next`.
-struct Unused {
+struct FreeDescriptors {
     first: u32,
 }
 
@@ -125,7 +125,7 @@ impl Zspages {
     pub(super) fn new(count_max: usize, durable: Option<&Arc<Durable>>) -> Self {
         Self {
             table: ChunkedTable::new(count_max),
-            unused: Mutex::new(Unused { first: NONE }),
+            unused: Mutex::new(FreeDescriptors { first: NONE }),
             making: Mutex::new(Making),
             ready: AtomicUsize::new(0),
             durable: durable.cloned(),
