@@ -36,7 +36,7 @@ pub const PATIENCE: Duration = Duration::from_secs(1);
 
 /// One look of the thread that watches.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Seen {
+pub enum Observation {
     /// The thread is to end, for a call that needs a single thread. Nothing else was looked at.
     EndWanted,
     /// The program permits itself few calls (seccomp). Nothing else was looked at, because a look
@@ -118,12 +118,12 @@ pub struct Keep {
 }
 
 /// The next step after a look.
-pub fn decide(seen: &Seen) -> Action {
+pub fn decide(seen: &Observation) -> Action {
     match seen {
-        Seen::EndWanted => Action::End,
-        Seen::Filtered => Action::Refuse("it forbids itself system calls (seccomp)"),
-        Seen::Unmanaged(seen) => before_take_over(seen),
-        Seen::Managed(seen) => Action::Keep(keep(seen)),
+        Observation::EndWanted => Action::End,
+        Observation::Filtered => Action::Refuse("it forbids itself system calls (seccomp)"),
+        Observation::Unmanaged(seen) => before_take_over(seen),
+        Observation::Managed(seen) => Action::Keep(keep(seen)),
     }
 }
 
@@ -211,7 +211,7 @@ mod tests {
     }
 
     fn step(seen: Unmanaged) -> Action {
-        decide(&Seen::Unmanaged(seen))
+        decide(&Observation::Unmanaged(seen))
     }
 
     fn is_taken(used: u64, allowance: u64) -> bool {
@@ -232,7 +232,7 @@ mod tests {
     };
 
     fn kept(seen: Managed) -> Keep {
-        match decide(&Seen::Managed(seen)) {
+        match decide(&Observation::Managed(seen)) {
             Action::Keep(keep) => keep,
             other => panic!("{other:?}"),
         }
@@ -240,8 +240,8 @@ mod tests {
 
     #[test]
     fn a_thread_that_is_to_end_ends_and_a_filtered_program_is_given_up() {
-        assert_eq!(decide(&Seen::EndWanted), Action::End);
-        assert!(matches!(decide(&Seen::Filtered), Action::Refuse(_)));
+        assert_eq!(decide(&Observation::EndWanted), Action::End);
+        assert!(matches!(decide(&Observation::Filtered), Action::Refuse(_)));
     }
 
     #[test]

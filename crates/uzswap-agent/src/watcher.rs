@@ -1,6 +1,6 @@
 //! The eyes and hands of the thread that watches: one look, and the orders to a pager.
 
-use crate::decide::{self, Keep, Managed, Seen, Unmanaged};
+use crate::decide::{self, Keep, Managed, Observation, Unmanaged};
 use crate::looker::{self, Question};
 use crate::stage::{self, Stage};
 use crate::{AGENT, Agent, alone, ask, forking, is_recorded, seen};
@@ -36,21 +36,21 @@ impl Watcher {
     }
 
     /// Looks at the program, and reports its memory to the tree.
-    pub fn look(&mut self) -> Seen {
+    pub fn look(&mut self) -> Observation {
         let agent = AGENT.get();
         if alone::is_wanted() {
-            return Seen::EndWanted;
+            return Observation::EndWanted;
         }
         // Others serve the faults of a program that was taken over: it is looked at as it asks.
         if agent.is_none() && self.front.waits.load(Relaxed) & FILTERED != 0 {
-            return Seen::Filtered;
+            return Observation::Filtered;
         }
         let whole = looker::ask(Question::Anonymous);
         let tree = &self.front.tree;
         match agent {
             None => {
                 let stage = stage::now();
-                Seen::Unmanaged(Unmanaged {
+                Observation::Unmanaged(Unmanaged {
                     is_wanted: stage == Stage::TakingOver,
                     is_refused: !matches!(stage, Stage::Watched | Stage::TakingOver),
                     used: whole,
@@ -58,7 +58,7 @@ impl Watcher {
                     allowance: ask(tree, whole, false).bytes,
                 })
             }
-            Some(agent) => Seen::Managed(self.look_at(agent, tree, whole)),
+            Some(agent) => Observation::Managed(self.look_at(agent, tree, whole)),
         }
     }
 

@@ -2,7 +2,9 @@
 //! and die at any step. All decisions are the library's own, and the shares are the tree's. Time
 //! goes by milliseconds, and everything else follows from a seed.
 
-use crate::decide::{self, Action, BUDGET_LEAST, COST, LEAST, Managed, Seen, Unmanaged, decide};
+use crate::decide::{
+    self, Action, BUDGET_LEAST, COST, LEAST, Managed, Observation, Unmanaged, decide,
+};
 use uzswap_tree::SILENT_MAX;
 use uzswap_tree::share::{Allowance, Other, share};
 
@@ -240,7 +242,7 @@ impl World {
         let (now, given) = (self.now, self.allowance(of));
         let process = &mut self.all[of];
         let seen = match process.is {
-            Is::Managed => Seen::Managed(Managed {
+            Is::Managed => Observation::Managed(Managed {
                 is_starved: process.is_starved,
                 may_hope: given.may_hope,
                 hopeless: process.hopeless,
@@ -252,7 +254,7 @@ impl World {
                 besides: COST,
                 budget: process.budget,
             }),
-            is => Seen::Unmanaged(Unmanaged {
+            is => Observation::Unmanaged(Unmanaged {
                 is_wanted: is == Is::Wanted,
                 is_refused: is == Is::Refused,
                 is_recorded: false,

@@ -61,7 +61,7 @@ impl fmt::Display for Suspensions {
 
 /// A process as it was seen.
 #[derive(Debug, Clone, Copy)]
-struct Seen {
+struct ProcessSample {
     pid: i32,
     activity: Activity,
     is_held: bool,
@@ -95,7 +95,7 @@ impl Policy {
     }
 
     /// The next act for the processes as they are now, `passed` after the last look.
-    fn decide(&mut self, seen: &[Seen], passed: Duration) -> Decision {
+    fn decide(&mut self, seen: &[ProcessSample], passed: Duration) -> Decision {
         let swapping = self.look(seen, passed);
         self.count_time(seen, passed);
         if let Some(pid) = self.has_waited_enough() {
@@ -120,15 +120,15 @@ impl Policy {
     }
 
     /// Brings the figures up to date; the processes that swap and may be held.
-    fn look(&mut self, seen: &[Seen], passed: Duration) -> Vec<Seen> {
+    fn look(&mut self, seen: &[ProcessSample], passed: Duration) -> Vec<ProcessSample> {
         let free = || seen.iter().filter(|process| !process.is_held);
-        let since = |process: &Seen| {
+        let since = |process: &ProcessSample| {
             let before = self.before.get(&process.pid).copied().unwrap_or(0);
             process.activity.major_faults.saturating_sub(before)
         };
         let faults: u64 = free().map(since).sum();
-        let swaps = |process: &&Seen| since(process) > 0 || process.activity.is_waiting;
-        let spared = |process: &&Seen| self.spared.contains_key(&process.pid);
+        let swaps = |process: &&ProcessSample| since(process) > 0 || process.activity.is_waiting;
+        let spared = |process: &&ProcessSample| self.spared.contains_key(&process.pid);
         let swapping = free().filter(swaps).filter(|process| !spared(process)).copied().collect();
         let running = free().filter(|process| process.activity.is_running).count() as f64;
         let waiting = free().filter(|process| process.activity.is_waiting).count() as f64;
@@ -141,7 +141,7 @@ impl Policy {
         swapping
     }
 
-    fn count_time(&mut self, seen: &[Seen], passed: Duration) {
+    fn count_time(&mut self, seen: &[ProcessSample], passed: Duration) {
         let held = seen.iter().filter(|process| process.is_held);
         let time = |pid| self.held.get(&pid).copied().unwrap_or_default() + passed;
         self.held = held.map(|process| (process.pid, time(process.pid))).collect();
@@ -173,7 +173,7 @@ impl Policy {
     }
 
     /// The youngest of those that swap: half of the surplus, except as many as there are CPUs.
-    fn hold(&mut self, mut swapping: Vec<Seen>, over: f64) -> Decision {
+    fn hold(&mut self, mut swapping: Vec<ProcessSample>, over: f64) -> Decision {
         swapping.sort_by_key(|process| process.activity.started);
         let count = (1 + (over / 2.0) as usize).min(swapping.len().saturating_sub(self.cpus));
         if count == 0 {
@@ -343,8 +343,8 @@ fn control(
         shown.store(held.len(), Relaxed);
         done.holds += held.iter().filter(|pid| !policy.held.contains_key(pid)).count() as u64;
         done.seconds += held.len() as f64 * passed.as_secs_f64();
-        let look = |(pid, activity)| Seen { pid, activity, is_held: held.contains(&pid) };
-        let seen: Vec<Seen> = processes.all().into_iter().map(look).collect();
+        let look = |(pid, activity)| ProcessSample { pid, activity, is_held: held.contains(&pid) };
+        let seen: Vec<ProcessSample> = processes.all().into_iter().map(look).collect();
         // The rules would not resume a process that is gone, or cannot be seen.
         let is_seen = |pid: &i32| seen.iter().any(|process| process.pid == *pid);
         held.iter().filter(|pid| !is_seen(pid)).for_each(|pid| processes.release(*pid));
@@ -374,7 +374,7 @@ mod tests {
     /// Processes without a kernel: each that runs makes so many major faults a look.
     struct Play {
         policy: Policy,
-        seen: Vec<Seen>,
+        seen: Vec<ProcessSample>,
         faults: u64,
         holds: usize,
     }
@@ -385,7 +385,7 @@ mod tests {
                 let started = pid as u64;
                 let (major_faults, is_running, is_waiting) = (0, true, false);
                 let activity = Activity { started, major_faults, is_running, is_waiting };
-                Seen { pid, activity, is_held: false }
+                ProcessSample { pid, activity, is_held: false }
             };
             let seen = (1..=processes).map(process).collect();
             Self { policy: Policy::new(cpus), seen, faults, holds: 0 }
