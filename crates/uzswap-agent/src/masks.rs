@@ -63,7 +63,7 @@ fn hold_others(holds: &mut Holds<'_>, call: &Call) {
 /// The structure that the last argument of `pselect6` refers to.
 #[derive(Clone, Copy)]
 #[repr(C)]
-struct Given {
+struct MaskArgument {
     set: u64,
     bytes: u64,
 }
@@ -74,12 +74,12 @@ pub fn select(agent: &Agent, call: &mut Call) -> Outcome {
     let mut holds = Holds::new(agent);
     hold_touched(&mut holds, call, &[1, 2, 3, 4, 5]);
     let at = call.arguments[5];
-    let given = peek::<Given>(at);
+    let given = peek::<MaskArgument>(at);
     if let Some(given) = given {
         holds.hold(given.set, SET);
     }
     let set = given.and_then(|given| peek::<u64>(given.set)).map(|set| set & !ours());
-    let changed = set.as_ref().map(|set| Given {
+    let changed = set.as_ref().map(|set| MaskArgument {
         set: std::ptr::from_ref(set) as u64,
         bytes: given.map_or(SET, |given| given.bytes),
     });

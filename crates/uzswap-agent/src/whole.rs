@@ -17,12 +17,12 @@ const PART: u64 = 1 << 20;
 const PARTS_MAX: u64 = 1024;
 
 /// The memory that a write is given, part by part.
-enum Given {
+enum GivenMemory {
     One { at: u64, bytes: u64 },
     Vector { at: u64, count: u64 },
 }
 
-impl Given {
+impl GivenMemory {
     /// `None`: the call writes no file.
     fn of(call: &Call) -> Option<Self> {
         let [_, at, count, ..] = call.arguments;
@@ -59,14 +59,14 @@ impl Given {
 
 /// True if a call writes to a file.
 pub fn is_write(call: &Call) -> bool {
-    Given::of(call).is_some()
+    GivenMemory::of(call).is_some()
 }
 
 /// Makes a long write to a file in one call; `false`: it is none, or there is no memory to do so.
 pub fn write(agent: &Agent, call: &mut Call) -> bool {
-    let Some(given) = Given::of(call) else { return false };
+    let Some(given) = GivenMemory::of(call) else { return false };
     let mut vector = Holds::new(agent);
-    if let Given::Vector { at, count } = given {
+    if let GivenMemory::Vector { at, count } = given {
         vector.hold(at, count * size_of::<libc::iovec>() as u64);
     }
     let bytes = given.bytes();
@@ -91,8 +91,8 @@ pub fn write(agent: &Agent, call: &mut Call) -> bool {
     let one = libc::iovec { iov_base: copy.start as *mut _, iov_len: copied };
     let mut arguments = call.arguments;
     (arguments[1], arguments[2]) = match given {
-        Given::One { .. } => (copy.start as u64, copied as u64),
-        Given::Vector { .. } => (&raw const one as u64, 1),
+        GivenMemory::One { .. } => (copy.start as u64, copied as u64),
+        GivenMemory::Vector { .. } => (&raw const one as u64, 1),
     };
     // SAFETY: the program's call, of a copy of its memory.
     call.result = unsafe { raw(call.number, arguments) };
@@ -109,7 +109,7 @@ fn map(bytes: u64) -> Option<Range<usize>> {
 }
 
 /// Copies the readable memory up to its end; returns the number of bytes.
-fn copy_parts(agent: &Agent, given: &Given, to: Range<usize>) -> usize {
+fn copy_parts(agent: &Agent, given: &GivenMemory, to: Range<usize>) -> usize {
     let mut done = to.start;
     for (at, bytes) in given.parts() {
         let mut from = at;

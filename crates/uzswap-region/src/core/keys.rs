@@ -20,12 +20,12 @@ const MANY: usize = UNIT as usize;
 pub(crate) struct Keys {
     /// All of them; `None` where there are no windows.
     area: Option<Area>,
-    given: Mutex<Given>,
+    given: Mutex<UnitAllocator>,
 }
 
 /// In units of 16.
 #[derive(Default)]
-struct Given {
+struct UnitAllocator {
     /// Units below were given.
     next: u32,
     /// These were given back: four in order by the first of them, and single ones.
@@ -33,7 +33,7 @@ struct Given {
     units: Vec<u32>,
 }
 
-impl Given {
+impl UnitAllocator {
     /// Four units in order.
     fn block(&mut self, end: u32) -> Option<u32> {
         let unused = self.next;
@@ -66,7 +66,7 @@ impl Keys {
         self.area
     }
 
-    fn given(&self) -> MutexGuard<'_, Given> {
+    fn given(&self) -> MutexGuard<'_, UnitAllocator> {
         self.given.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
