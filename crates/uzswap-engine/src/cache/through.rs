@@ -9,7 +9,7 @@
 //! Where there are many free slots and few free segments, the pages of the emptiest such segments
 //! move into free slots of the others.
 
-use super::writeback::Failure;
+use super::writeback::FailedRequest;
 use super::{Cache, Reject, Store};
 use crate::backing::seal::Identity;
 use crate::backing::segments::Use;
@@ -94,7 +94,7 @@ impl Cache {
             }
         };
         if let Err(error) = written {
-            self.fail(Failure { what: "write", byte: slot.start(), error });
+            self.fail(FailedRequest { what: "write", byte: slot.start(), error });
             return None;
         }
         self.counters.add(BackingBytesWritten, PAGE_BYTES as i64);
@@ -162,7 +162,7 @@ impl Cache {
         let mut page = Aligned([0; PAGE_BYTES]);
         let byte = from.place.byte();
         if let Err(error) = self.backing.read(byte, &mut page.0) {
-            self.fail(Failure { what: "read", byte, error });
+            self.fail(FailedRequest { what: "read", byte, error });
             self.slots.give_slot(slot);
             return false;
         }

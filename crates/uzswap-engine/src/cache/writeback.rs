@@ -41,7 +41,7 @@ pub(crate) struct Writeback {
     /// The buffers of stores that write a segment.
     buffers: PerCpu<StoreBuffer>,
     /// The reason why it stopped, if it did.
-    failure: Mutex<Option<Failure>>,
+    failure: Mutex<Option<FailedRequest>>,
     /// A write to the backing failed: no more is written until it is resumed.
     has_failed: AtomicBool,
 }
@@ -115,7 +115,7 @@ impl StoreBuffer {
 }
 
 /// A request to the backing that failed.
-pub(crate) struct Failure {
+pub(crate) struct FailedRequest {
     pub(crate) what: &'static str,
     pub(crate) byte: u64,
     pub(crate) error: io::Error,
@@ -219,7 +219,7 @@ impl Cache {
     /// The reason why writeback stopped, if it did. [`Self::resume_writeback`] tries again.
     pub fn writeback_failure(&self) -> Option<String> {
         let failure = lock(&self.writeback.failure);
-        let Failure { what, byte, error } = failure.as_ref()?;
+        let FailedRequest { what, byte, error } = failure.as_ref()?;
         let (what, byte, code, kind) = (*what, *byte, error.raw_os_error(), error.kind());
         // Without the lock, because a text takes memory, and a thread whose write fails waits for
         // the lock.
@@ -483,7 +483,7 @@ impl Cache {
 
     /// After a failed write its pages stay in the pool, the oldest again, and writeback stops.
     fn give_up(&self, segment: Segment, buffer: &[u8], error: io::Error) {
-        self.fail(Failure { what: "write", byte: segment.start(), error });
+        self.fail(FailedRequest { what: "write", byte: segment.start(), error });
         for (offset, record) in records(buffer, self.slots.layout) {
             let place = Place::at(segment.start() + offset as u64);
             let view = self.index.view();
@@ -496,7 +496,7 @@ impl Cache {
         self.slots.give_segment(segment, Use::Open);
     }
 
-    pub(crate) fn fail(&self, failure: Failure) {
+    pub(crate) fn fail(&self, failure: FailedRequest) {
         self.counters.increment(WritebackFail);
         // Under the lock: writeback is stopped exactly while there is a reason.
         let mut reason = lock(&self.writeback.failure);

@@ -1,6 +1,6 @@
 //! Makes free segments: copies the live records of the emptiest ones into the open one.
 
-use super::{Failure, Writer};
+use super::{FailedRequest, Writer};
 use crate::backing::record::{Record, record_at};
 use crate::backing::segments::Use;
 use crate::backing::shape::{SEGMENT_BYTES, Segment};
@@ -80,7 +80,7 @@ impl Cache {
                     return true;
                 }
                 Err(error) => {
-                    self.fail(Failure { what: "read", byte: victim.start(), error });
+                    self.fail(FailedRequest { what: "read", byte: victim.start(), error });
                     false
                 }
             };
