@@ -153,7 +153,7 @@ pub fn section_states() -> impl Iterator<Item = (&'static str, &'static str, Str
 
 /// The kind of a file or folder. Its number is that of its inode.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Node {
+enum Inode {
     Root,
     Parameters,
     Statistics,
@@ -164,7 +164,7 @@ enum Node {
 const PARAMETER_BASE: u64 = 0x100;
 const STATISTIC_BASE: u64 = 0x200;
 
-impl Node {
+impl Inode {
     fn parameters() -> impl Iterator<Item = &'static str> {
         attributes().map(|(name, ..)| name)
     }
@@ -297,7 +297,7 @@ struct Served {
 
 impl Filesystem for Served {
     fn lookup(&self, _req: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEntry) {
-        let children = Node::from_inode(parent.0).map(Node::children).unwrap_or_default();
+        let children = Inode::from_inode(parent.0).map(Inode::children).unwrap_or_default();
         match children.into_iter().find(|(child, _)| OsStr::new(child) == name) {
             Some((_, node)) => reply.entry(&FOREVER, &self.files.attributes(node), Generation(0)),
             None => reply.error(Errno::ENOENT),
@@ -305,7 +305,7 @@ impl Filesystem for Served {
     }
 
     fn getattr(&self, _req: &Request, ino: INodeNo, _fh: Option<FileHandle>, reply: ReplyAttr) {
-        match Node::from_inode(ino.0) {
+        match Inode::from_inode(ino.0) {
             Some(node) => reply.attr(&FOREVER, &self.files.attributes(node)),
             None => reply.error(Errno::ENOENT),
         }
@@ -354,7 +354,7 @@ impl Filesystem for Served {
         _lock_owner: Option<LockOwner>,
         reply: ReplyData,
     ) {
-        match Node::from_inode(ino.0).and_then(|node| self.files.content(node)) {
+        match Inode::from_inode(ino.0).and_then(|node| self.files.content(node)) {
             Some(content) => {
                 let start = content.len().min(offset as usize);
                 let end = content.len().min(start + size as usize);
@@ -377,7 +377,8 @@ impl Filesystem for Served {
         reply: ReplyWrite,
     ) {
         let value = std::str::from_utf8(data).map(str::trim);
-        let (Some(Node::Parameter(name)), Ok(value), 0) = (Node::from_inode(ino.0), value, offset)
+        let (Some(Inode::Parameter(name)), Ok(value), 0) =
+            (Inode::from_inode(ino.0), value, offset)
         else {
             return reply.error(Errno::EINVAL);
         };
@@ -394,10 +395,10 @@ impl Filesystem for Served {
         offset: u64,
         mut reply: ReplyDirectory,
     ) {
-        let Some(node) = Node::from_inode(ino.0).filter(|node| node.is_folder()) else {
+        let Some(node) = Inode::from_inode(ino.0).filter(|node| node.is_folder()) else {
             return reply.error(Errno::ENOTDIR);
         };
-        let dots = [(".", node), ("..", Node::Root)];
+        let dots = [(".", node), ("..", Inode::Root)];
         let entries = dots.into_iter().chain(node.children());
         for (next, (name, child)) in (1..).zip(entries).skip(offset as usize) {
             let kind = if child.is_folder() { FileType::Directory } else { FileType::RegularFile };
@@ -416,17 +417,17 @@ mod tests {
     #[test]
     fn every_node_is_found_by_its_inode() {
         let mut seen = std::collections::HashSet::new();
-        let mut folders = vec![Node::Root];
+        let mut folders = vec![Inode::Root];
         while let Some(folder) = folders.pop() {
             for (_, node) in folder.children() {
-                assert_eq!(Node::from_inode(node.inode()), Some(node));
+                assert_eq!(Inode::from_inode(node.inode()), Some(node));
                 assert!(seen.insert(node.inode()), "{node:?} shares an inode");
                 folders.push(node);
             }
         }
-        assert_eq!(Node::from_inode(0), None);
-        assert_eq!(Node::from_inode(5), None);
-        assert_eq!(Node::from_inode(0xfff), None);
+        assert_eq!(Inode::from_inode(0), None);
+        assert_eq!(Inode::from_inode(5), None);
+        assert_eq!(Inode::from_inode(0xfff), None);
         assert!(seen.len() > 40);
     }
 

@@ -1,7 +1,7 @@
 //! The content of each control file, and the change that a write makes.
 
 use super::{
-    ALL, CPUS, FAILURE, FAULT_TIMES, MEMORY, MEMORY_FAILURE, Node, REMOTE_TIMES, SECTIONS, TABLE,
+    ALL, CPUS, FAILURE, FAULT_TIMES, Inode, MEMORY, MEMORY_FAILURE, REMOTE_TIMES, SECTIONS, TABLE,
     WRITEBACK, runs, show_states, statistics,
 };
 use crate::swapped::Swapped;
@@ -96,10 +96,10 @@ pub struct Files {
 }
 
 impl Files {
-    pub fn attributes(&self, node: Node) -> FileAttr {
+    pub fn attributes(&self, node: Inode) -> FileAttr {
         let (kind, perm) = match node {
             _ if node.is_folder() => (FileType::Directory, 0o755),
-            Node::Parameter(_) => (FileType::RegularFile, 0o644),
+            Inode::Parameter(_) => (FileType::RegularFile, 0o644),
             _ => (FileType::RegularFile, 0o444),
         };
         FileAttr {
@@ -121,28 +121,28 @@ impl Files {
         }
     }
 
-    pub fn content(&self, node: Node) -> Option<String> {
+    pub fn content(&self, node: Inode) -> Option<String> {
         let value = match node {
-            Node::Parameter(WRITEBACK) => {
+            Inode::Parameter(WRITEBACK) => {
                 let stopped = self.cache.statistic("writeback_stopped") == Some(1);
                 if stopped { "N" } else { "Y" }.to_owned()
             }
-            Node::Parameter(CPUS) => show_states(&self.cache.cpu_states()),
-            Node::Parameter(MEMORY) => {
+            Inode::Parameter(CPUS) => show_states(&self.cache.cpu_states()),
+            Inode::Parameter(MEMORY) => {
                 let states = self.cache.section_states();
                 show_states(&states.iter().map(|state| state.name()).collect::<Vec<_>>())
             }
-            Node::Parameter(name) => self.cache.attribute(name)?,
-            Node::Statistic(TABLE) => return Some(self.table()),
-            Node::Statistic(ALL) => return Some(self.all()),
-            Node::Statistic(name @ (FAULT_TIMES | REMOTE_TIMES)) => {
+            Inode::Parameter(name) => self.cache.attribute(name)?,
+            Inode::Statistic(TABLE) => return Some(self.table()),
+            Inode::Statistic(ALL) => return Some(self.all()),
+            Inode::Statistic(name @ (FAULT_TIMES | REMOTE_TIMES)) => {
                 return Some(self.times(name, ""));
             }
-            Node::Statistic(SECTIONS) => return Some(self.sections()),
-            Node::Statistic(MEMORY_FAILURE) => self.memory_failure().clone(),
-            Node::Statistic(FAILURE) => self.cache.writeback_failure().unwrap_or_default(),
-            Node::Statistic(name) => self.statistic(name)?.to_string(),
-            Node::Root | Node::Parameters | Node::Statistics => return None,
+            Inode::Statistic(SECTIONS) => return Some(self.sections()),
+            Inode::Statistic(MEMORY_FAILURE) => self.memory_failure().clone(),
+            Inode::Statistic(FAILURE) => self.cache.writeback_failure().unwrap_or_default(),
+            Inode::Statistic(name) => self.statistic(name)?.to_string(),
+            Inode::Root | Inode::Parameters | Inode::Statistics => return None,
         };
         Some(value + "\n")
     }
