@@ -165,7 +165,7 @@ struct Job {
     bytes: usize,
 }
 
-struct List {
+struct JobQueue {
     jobs: VecDeque<Job>,
     /// Threads that wait for one.
     idle: usize,
@@ -182,19 +182,19 @@ pub(crate) struct Crew {
     config: ServerConfig,
     /// CPUs that are up: more threads do not write faster.
     cpus: CpuCount,
-    list: Mutex<List>,
+    list: Mutex<JobQueue>,
     bell: Condvar,
 }
 
 impl Crew {
     pub(crate) fn new(disk: Arc<dyn Disk>, traffic: Arc<Traffic>, config: ServerConfig) -> Self {
         let rota = Rota::new(config.threads_always(), config.threads);
-        let list = List { jobs: VecDeque::new(), idle: 0, room: 0, rota, is_closed: false };
+        let list = JobQueue { jobs: VecDeque::new(), idle: 0, room: 0, rota, is_closed: false };
         let cpus = CpuCount::default();
         Self { disk, traffic, config, cpus, list: Mutex::new(list), bell: Condvar::new() }
     }
 
-    fn list(&self) -> MutexGuard<'_, List> {
+    fn list(&self) -> MutexGuard<'_, JobQueue> {
         self.list.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
