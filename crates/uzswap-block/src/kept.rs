@@ -55,14 +55,17 @@ impl KeptServer {
 
     /// The connections, whether a server has used them, and a buffer of `bytes`, whole pages, for
     /// each.
-    pub(crate) fn open(self, bytes: usize) -> io::Result<(Vec<OwnedFd>, Greeted, Vec<Buffer>)> {
+    pub(crate) fn open(
+        self,
+        bytes: usize,
+    ) -> io::Result<(Vec<OwnedFd>, Greeted, Vec<RequestBuffer>)> {
         let count = self.connections.len();
         let memory = SharedMemory::map(self.requests, count * bytes + map::PAGE_BYTES)?;
         // SAFETY: of the processes that have the file one serves at a time: the next is started
         // when the one before is gone, and others have the descriptor only. It is mapped here once.
         let mut parts = unsafe { memory.into_parts(bytes) }?;
         let greeted = parts.pop().map(Greeted).ok_or(io::ErrorKind::InvalidInput)?;
-        Ok((self.connections, greeted, parts.into_iter().map(Buffer).collect()))
+        Ok((self.connections, greeted, parts.into_iter().map(RequestBuffer).collect()))
     }
 }
 
@@ -80,14 +83,14 @@ impl Greeted {
 }
 
 /// The memory of a thread's requests.
-pub(crate) struct Buffer(Part);
+pub(crate) struct RequestBuffer(Part);
 
 /// Marks an outcome in the place of a number of a file, of which there is one, with number 1.
 const KNOWN: u64 = 1 << 63;
 
 const _: () = assert!(map::PAGE_BYTES > crate::protocol::WRITE_OVERHEAD);
 
-impl Buffer {
+impl RequestBuffer {
     /// No request is in it.
     pub(crate) fn clear(&mut self) {
         self.0.set_word(UNIQUE_AT, 0);
@@ -130,7 +133,7 @@ mod tests {
         let memory = SharedMemory::map(file, 2 * map::PAGE_BYTES).unwrap();
         // SAFETY: nobody else has the file.
         let mut parts = unsafe { memory.into_parts(map::PAGE_BYTES) }.unwrap();
-        let mut buffer = Buffer(parts.pop().unwrap());
+        let mut buffer = RequestBuffer(parts.pop().unwrap());
         assert!(!buffer.has_request());
         buffer.bytes_mut()[..WRITE_OVERHEAD].fill(1);
         assert!(buffer.has_request() && buffer.outcome().is_none());

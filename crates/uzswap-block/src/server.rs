@@ -16,7 +16,7 @@
 use crate::batch::{BATCH_PAGES_MIN, Batch};
 use crate::config::ServerConfig;
 use crate::disk::{Disk, DiskError};
-use crate::kept::{Buffer, KeptServer};
+use crate::kept::{KeptServer, RequestBuffer};
 use crate::poll::Poll;
 use crate::protocol::{Ask, Reply, Request, WRITE_OVERHEAD};
 use crate::request;
@@ -66,7 +66,7 @@ pub(crate) struct ServerState {
 /// Where a thread works. Only helpers with its batch come to another's.
 struct Desk {
     /// The request, and the data of the reply.
-    buffer: RwLock<Buffer>,
+    buffer: RwLock<RequestBuffer>,
     batch: Batch,
     /// The requests that the process before left here are answered before a thread takes a request
     /// here.
@@ -74,11 +74,11 @@ struct Desk {
 }
 
 impl Desk {
-    fn new(buffer: Buffer) -> Self {
+    fn new(buffer: RequestBuffer) -> Self {
         Self { buffer: RwLock::new(buffer), batch: Batch::default(), settled: Once::new() }
     }
 
-    fn buffer(&self) -> RwLockWriteGuard<'_, Buffer> {
+    fn buffer(&self) -> RwLockWriteGuard<'_, RequestBuffer> {
         self.buffer.write().unwrap_or_else(PoisonError::into_inner)
     }
 }
