@@ -326,18 +326,18 @@ fn by_device() -> io::Result<OwnedFd> {
 fn request<T>(fd: &OwnedFd, number: u32, argument: &mut T) -> io::Result<()> {
     // SAFETY: the callers above pass each request its structure, which outlives the call. Each of
     // them states the request's effect on memory.
-    Ok(unsafe { rustix::ioctl::ioctl(fd, Request { number, argument }) }?)
+    Ok(unsafe { rustix::ioctl::ioctl(fd, UffdRequest { number, argument }) }?)
 }
 
 /// A request to the kernel, made without the C library: during a fault no hook may see it.
-struct Request<'a, T> {
+struct UffdRequest<'a, T> {
     number: u32,
     argument: &'a mut T,
 }
 
 // SAFETY: the number determines the structure that the kernel reads and writes, and that one is
 // passed.
-unsafe impl<T> Ioctl for Request<'_, T> {
+unsafe impl<T> Ioctl for UffdRequest<'_, T> {
     type Output = ();
     const IS_MUTATING: bool = true;
 

@@ -3,21 +3,21 @@
 
 /// A structure of 64-bit numbers that an `ioctl` is given, in which one is the address of memory
 /// and one its length, by their places.
-struct Request {
+struct IoctlLayout {
     number: u32,
     address: u64,
     bytes: u64,
 }
 
-const REQUESTS: [Request; 5] = [
+const REQUESTS: [IoctlLayout; 5] = [
     // KVM_SET_USER_MEMORY_REGION, KVM_SET_USER_MEMORY_REGION2
-    Request { number: 0x4020_ae46, address: 3, bytes: 2 },
-    Request { number: 0x40a0_ae49, address: 3, bytes: 2 },
+    IoctlLayout { number: 0x4020_ae46, address: 3, bytes: 2 },
+    IoctlLayout { number: 0x40a0_ae49, address: 3, bytes: 2 },
     // VFIO_IOMMU_MAP_DMA, IOMMU_IOAS_MAP
-    Request { number: 0x3b71, address: 1, bytes: 3 },
-    Request { number: 0x3b85, address: 2, bytes: 3 },
+    IoctlLayout { number: 0x3b71, address: 1, bytes: 3 },
+    IoctlLayout { number: 0x3b85, address: 2, bytes: 3 },
     // UFFDIO_REGISTER: the program serves the faults itself.
-    Request { number: 0xc020_aa00, address: 0, bytes: 1 },
+    IoctlLayout { number: 0xc020_aa00, address: 0, bytes: 1 },
 ];
 /// VHOST_SET_MEM_TABLE: a count, and as many regions of four numbers.
 const VHOST_TABLE: u32 = 0x4008_af03;
