@@ -36,7 +36,7 @@ const STALE: &str = "Oops: int3";
 const ATTEMPTS: u32 = 3;
 
 /// The result of a guest.
-pub struct Outcome {
+pub struct GuestOutcome {
     /// Tests that ended.
     pub tests: Vec<Ended>,
     /// Lines of the kernel's log.
@@ -51,7 +51,7 @@ pub struct Outcome {
     folder: PathBuf,
 }
 
-impl Outcome {
+impl GuestOutcome {
     /// True if all is well.
     pub fn passed(&self) -> bool {
         self.is_done && self.complaints.is_empty() && self.tests.iter().all(|test| test.passed)
@@ -94,7 +94,7 @@ impl Drop for Emulator {
 }
 
 /// Boots a guest, runs a job in it, and waits for its end; repeats where the emulator is at fault.
-pub fn boot(lab: &Lab, machine: &Machine, job: &Job) -> Result<Outcome> {
+pub fn boot(lab: &Lab, machine: &Machine, job: &Job) -> Result<GuestOutcome> {
     for _ in 1..ATTEMPTS {
         let outcome = attempt(lab, machine, job)?;
         let is_emulators = |line: &String| line.contains(STALE);
@@ -106,7 +106,7 @@ pub fn boot(lab: &Lab, machine: &Machine, job: &Job) -> Result<Outcome> {
     attempt(lab, machine, job)
 }
 
-fn attempt(lab: &Lab, machine: &Machine, job: &Job) -> Result<Outcome> {
+fn attempt(lab: &Lab, machine: &Machine, job: &Job) -> Result<GuestOutcome> {
     let kernel = kernel::get(lab, &machine.kernel)?;
     let folder = lab.folder.join("runs").join(std::process::id().to_string());
     fs::create_dir_all(&folder)?;
@@ -142,7 +142,7 @@ fn attempt(lab: &Lab, machine: &Machine, job: &Job) -> Result<Outcome> {
     let reader = read(&receiver, began + machine.timeout(), &folder)?;
     drop(emulator);
     let complaints = complaints(&folder.join("console.log"));
-    let outcome = Outcome {
+    let outcome = GuestOutcome {
         tests: reader.tests,
         complaints,
         release: reader.release.unwrap_or(kernel.release),

@@ -1,6 +1,6 @@
 //! All machines of the lab, and the tests that ran on each, as in docs/machines.md.
 
-use super::guest::{self, Outcome};
+use super::guest::{self, GuestOutcome};
 use super::{Cgroup, Image, Lab, Machine, Result, job};
 use crate::output;
 use std::collections::BTreeMap;
@@ -116,7 +116,7 @@ fn boot(
     programs: &job::Programs,
     name: &str,
     tests: &[&str],
-) -> Result<Outcome> {
+) -> Result<GuestOutcome> {
     if tests == DEVICE {
         machine.environment.push(format!("UZSWAP_TEST_TRANSPORT={name}"));
     }
@@ -159,7 +159,7 @@ fn read(text: &str) -> Rows {
 }
 
 /// `21 of 21`, and the failed ones.
-fn describe(outcome: &Outcome) -> String {
+fn describe(outcome: &GuestOutcome) -> String {
     let failed: Vec<_> = outcome.tests.iter().filter(|test| !test.passed).collect();
     let all = outcome.tests.len();
     let mut text = format!("{} of {all}", all - failed.len());
