@@ -21,7 +21,7 @@ pub(crate) fn store() {}
 pub(crate) struct DurableAtomic<A>(A);
 
 /// The atomic types for [`DurableAtomic`].
-pub(crate) trait Number {
+pub(crate) trait AtomicNumber {
     type Value: Copy;
     fn of(value: Self::Value) -> Self;
     fn load(&self, order: Ordering) -> Self::Value;
@@ -40,7 +40,7 @@ pub(crate) trait Number {
 
 macro_rules! numbers {
     ($($atomic:ty: $value:ty),*) => {$(
-        impl Number for $atomic {
+        impl AtomicNumber for $atomic {
             type Value = $value;
 
             fn of(value: $value) -> Self {
@@ -95,7 +95,7 @@ numbers! {
 #[cfg(feature = "shuttle")]
 numbers! { crate::sync::atomic::AtomicU32: u32, crate::sync::atomic::AtomicU64: u64 }
 
-impl<A: Number> DurableAtomic<A> {
+impl<A: AtomicNumber> DurableAtomic<A> {
     pub(crate) fn new(value: A::Value) -> Self {
         Self(A::of(value))
     }

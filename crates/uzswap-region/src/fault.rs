@@ -447,7 +447,7 @@ impl fmt::Display for Full<'_> {
 
 impl fmt::Display for Refused<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "the kernel does not {} it in: {}", self.0, Number(self.1))
+        write!(f, "the kernel does not {} it in: {}", self.0, ErrorNumber(self.1))
     }
 }
 
@@ -459,15 +459,15 @@ impl fmt::Display for Damaged {
 
 impl fmt::Display for Unread<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let why = Number(self.0);
+        let why = ErrorNumber(self.0);
         write!(f, "the backing does not read: {why}; check the disk, or the store of --backing")
     }
 }
 
 /// An error by its number: its text would be allocated.
-pub(crate) struct Number<'a>(pub(crate) &'a io::Error);
+pub(crate) struct ErrorNumber<'a>(pub(crate) &'a io::Error);
 
-impl fmt::Display for Number<'_> {
+impl fmt::Display for ErrorNumber<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.0.raw_os_error() {
             Some(number) => write!(f, "{} (os error {number})", self.0.kind()),

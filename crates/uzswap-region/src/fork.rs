@@ -12,7 +12,7 @@
 use crate::copy::{Copy, FOLDER};
 use crate::core::Inner;
 use crate::core::registry;
-use crate::fault::{Number, say};
+use crate::fault::{ErrorNumber, say};
 use crate::on_fork::OnFork;
 use crate::steady;
 use rustix::io::Errno;
@@ -140,7 +140,7 @@ fn say_why(fault: Fault) -> bool {
         (OnFork::PrivateCopy, why) => say(format_args!(
             "this process is a fork and touched a region of its parent, which could not be copied: \
              {}; make room in {FOLDER}, raise the limits (ulimit -a), or start it anew (spawn)",
-            Number(&io::Error::from_raw_os_error(why))
+            ErrorNumber(&io::Error::from_raw_os_error(why))
         )),
     }
     false
