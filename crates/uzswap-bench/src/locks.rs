@@ -292,7 +292,7 @@ pub fn clock_ns() -> f64 {
 /// or each page has one.
 fn shared(kind: &str) -> Option<usize> {
     match short(kind).as_str() {
-        "Writer" | "Inner" => Some(1),
+        "SegmentWriter" | "Inner" => Some(1),
         "List" => Some(16),
         // Some ten classes have most of a heap's objects.
         "Class" => Some(10),

@@ -35,7 +35,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 /// The state of writeback.
 pub(crate) struct Writeback {
-    writer: Mutex<Writer>,
+    writer: Mutex<SegmentWriter>,
     /// Bytes of its buffers.
     writer_bytes: usize,
     /// The buffers of stores that write a segment.
@@ -49,7 +49,8 @@ pub(crate) struct Writeback {
 impl Writeback {
     /// For a pool of at most so many bytes; `None`: there is no backing.
     pub(crate) fn new(pool_bytes_max: Option<u64>) -> io::Result<Self> {
-        let writer = pool_bytes_max.map_or_else(|| Ok(Writer::idle()), Writer::new)?;
+        let writer =
+            pool_bytes_max.map_or_else(|| Ok(SegmentWriter::idle()), SegmentWriter::new)?;
         let buffers = if pool_bytes_max.is_some() { StoreBuffer::COUNT } else { 0 };
         Ok(Self {
             writer_bytes: writer.bytes(),
@@ -88,7 +89,7 @@ impl Writeback {
 }
 
 /// The maintaining thread's buffers and segments.
-struct Writer {
+struct SegmentWriter {
     buffers: Vec<Buffer>,
     /// The buffer for a segment that is cleaned.
     cleaned: Option<Buffer>,
@@ -135,7 +136,7 @@ struct InFlight {
     generation: Option<Generation>,
 }
 
-impl Writer {
+impl SegmentWriter {
     /// For a pool of at most `pool_bytes_max`.
     fn new(pool_bytes_max: u64) -> io::Result<Self> {
         // Segments that it fills or writes at once.
@@ -330,7 +331,7 @@ impl Cache {
     }
 
     /// Fills a segment with the oldest pages and submits it.
-    fn write_segment(&self, writer: &mut Writer) -> Filled {
+    fn write_segment(&self, writer: &mut SegmentWriter) -> Filled {
         let nothing = Filled { bytes: 0, is_full: false };
         if !self.clean_if_short(writer) || !self.open(writer, RESERVED) {
             self.counters.increment(BackingFull);
@@ -343,7 +344,7 @@ impl Cache {
     }
 
     /// Makes sure that a segment is open; `reserved` free ones stay.
-    fn open(&self, writer: &mut Writer, reserved: usize) -> bool {
+    fn open(&self, writer: &mut SegmentWriter, reserved: usize) -> bool {
         if writer.open.is_some() {
             return true;
         }
@@ -394,7 +395,7 @@ impl Cache {
     }
 
     /// Starts the write of the open segment, if it is not empty.
-    fn submit(&self, writer: &mut Writer) {
+    fn submit(&self, writer: &mut SegmentWriter) {
         let Some(mut open) = writer.open.take_if(|open| open.filled > 0) else { return };
         let bytes = open.finish(self.seal.as_ref(), self.backing.block_bytes());
         let Open { segment, buffer, generation, .. } = open;
@@ -404,7 +405,7 @@ impl Cache {
 
     /// Writes the copied records and waits for every write in flight. Another thread may have been
     /// the writer in between, and then there is less to wait for.
-    fn settle(&self, writer: &mut Writer) {
+    fn settle(&self, writer: &mut SegmentWriter) {
         if self.writeback_works() {
             self.submit(writer);
         }
@@ -418,7 +419,7 @@ impl Cache {
     }
 
     /// Takes one write that ended and commits it; `false` when none has ended.
-    fn complete(&self, writer: &mut Writer, wait: bool) -> bool {
+    fn complete(&self, writer: &mut SegmentWriter, wait: bool) -> bool {
         if writer.in_flight.is_empty() {
             return false;
         }

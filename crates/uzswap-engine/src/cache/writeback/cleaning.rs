@@ -1,6 +1,6 @@
 //! Makes free segments: copies the live records of the emptiest ones into the open one.
 
-use super::{FailedRequest, Writer};
+use super::{FailedRequest, SegmentWriter};
 use crate::backing::record::{Record, record_at};
 use crate::backing::segments::Use;
 use crate::backing::shape::{SEGMENT_BYTES, Segment};
@@ -27,7 +27,7 @@ impl Cache {
     }
 
     /// Cleans until more than the reserved segments are free; `false` when there is nothing to win.
-    pub(super) fn clean_if_short(&self, writer: &mut Writer) -> bool {
+    pub(super) fn clean_if_short(&self, writer: &mut SegmentWriter) -> bool {
         if self.slots.is_short() {
             self.slots.drain();
             self.settle(writer);
@@ -47,7 +47,7 @@ impl Cache {
     }
 
     /// Cleans the cheapest segment, or frees the segments that were cleaned.
-    fn clean_one(&self, writer: &mut Writer, live: u64) -> bool {
+    fn clean_one(&self, writer: &mut SegmentWriter, live: u64) -> bool {
         let worth = |victim: &Segment| self.slots.segments.live(*victim) <= WORTH_CLEANING;
         let victim = self.slots.segments.cheapest().filter(worth);
         let room = writer.cleaning.len() < writer.cleaning.capacity();
@@ -67,7 +67,7 @@ impl Cache {
     }
 
     /// Copies a segment's live records elsewhere; it is free once they are written.
-    fn clean(&self, writer: &mut Writer, victim: Segment) -> bool {
+    fn clean(&self, writer: &mut SegmentWriter, victim: Segment) -> bool {
         let Some(mut content) = writer.cleaned.take() else { return false };
         let cleaned = if self.slots.segments.turn(victim, Use::Written, Use::Cleaning) {
             let copied = match self.backing.read(victim.start(), &mut content) {
@@ -95,7 +95,7 @@ impl Cache {
 
     /// Copies a segment's live records into open ones. A record that cannot be opened stays: each
     /// load reports the error, and it may be readable the next time.
-    fn copy_live(&self, writer: &mut Writer, victim: Segment, content: &mut [u8]) -> bool {
+    fn copy_live(&self, writer: &mut SegmentWriter, victim: Segment, content: &mut [u8]) -> bool {
         let (mut next, layout) = (0, self.slots.layout);
         while let Some(found) = record_at(content, next, layout) {
             let offset = next;
@@ -126,7 +126,7 @@ impl Cache {
 
     /// Frees the segments whose last record has been moved, and leaves others. No copy is on its
     /// way.
-    pub(super) fn finish_cleaning(&self, writer: &mut Writer) {
+    pub(super) fn finish_cleaning(&self, writer: &mut SegmentWriter) {
         for victim in writer.cleaning.drain(..) {
             if self.slots.segments.written(victim) {
                 self.slots.give_segment(victim, Use::Open);
