@@ -190,16 +190,16 @@ fn set_older(at: &impl Links, key: u32, older: u32) {
 mod tests {
     use super::*;
 
-    struct Words(Vec<DurableAtomic<AtomicU64>>);
+    struct LruWords(Vec<DurableAtomic<AtomicU64>>);
 
-    impl Links for Words {
+    impl Links for LruWords {
         fn links(&self, key: SwapEntry) -> &DurableAtomic<AtomicU64> {
             &self.0[key.0 as usize]
         }
     }
 
-    fn table() -> Words {
-        Words((0..100).map(|_| DurableAtomic::new(OFF)).collect())
+    fn table() -> LruWords {
+        LruWords((0..100).map(|_| DurableAtomic::new(OFF)).collect())
     }
 
     #[test]
