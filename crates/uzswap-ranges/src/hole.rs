@@ -7,7 +7,7 @@
 
 use crate::Hole;
 use crate::leaf::link::LeafRef;
-use crate::leaf::{Leaf, Locked};
+use crate::leaf::{Leaf, LockedLeaf};
 use crate::list::{Blocked, SkipList, extend};
 use crate::preload::Preload;
 use crossbeam_epoch::Guard;
@@ -34,7 +34,7 @@ impl SkipList {
         // No range that begins before this is free.
         let mut from = part.start;
         while let Some(leaf) = self.find_room(&mut from, key_max, hole.size, pinned) {
-            let Some(locked) = Locked::new(leaf) else {
+            let Some(locked) = LockedLeaf::new(leaf) else {
                 self.unlink(leaf, pinned);
                 continue;
             };

@@ -188,12 +188,12 @@ impl Leaf {
 }
 
 /// The lock on a leaf that is not dead; unlocks when dropped. Locks are taken from left to right.
-pub(crate) struct Locked<'g> {
+pub(crate) struct LockedLeaf<'g> {
     leaf: LeafRef<'g>,
     word: u64,
 }
 
-impl<'g> Locked<'g> {
+impl<'g> LockedLeaf<'g> {
     /// Waits for the lock; `None` if the leaf is dead.
     pub(crate) fn new(leaf: LeafRef<'g>) -> Option<Self> {
         let mut backoff = Backoff::new();
@@ -324,7 +324,7 @@ impl Leaf {
     }
 }
 
-impl std::ops::Deref for Locked<'_> {
+impl std::ops::Deref for LockedLeaf<'_> {
     type Target = Leaf;
 
     fn deref(&self) -> &Leaf {
@@ -332,7 +332,7 @@ impl std::ops::Deref for Locked<'_> {
     }
 }
 
-impl Drop for Locked<'_> {
+impl Drop for LockedLeaf<'_> {
     fn drop(&mut self) {
         self.leaf.word.store(self.word + UNLOCKED_ONCE, Release);
     }

@@ -18,7 +18,7 @@
 #![allow(unsafe_code)]
 
 use crate::leaf::link::{Head, LeafRef};
-use crate::leaf::{LEVELS, Leaf, Locked, SLOTS};
+use crate::leaf::{LEVELS, Leaf, LockedLeaf, SLOTS};
 use crate::preload::Preload;
 use crate::{Insert, Item};
 use crossbeam_epoch::Guard;
@@ -89,13 +89,13 @@ impl SkipList {
     }
 
     /// Locks the leaf whose span contains `point`.
-    pub(crate) fn lock_owner<'g>(&'g self, point: u64, pinned: &'g Guard) -> Locked<'g> {
+    pub(crate) fn lock_owner<'g>(&'g self, point: u64, pinned: &'g Guard) -> LockedLeaf<'g> {
         // No range contains the last point of the space, and no span does.
         let point = point.min(u64::MAX - 1);
         let (mut again, mut backoff) = (false, Backoff::new());
         loop {
             let leaf = self.find(point, again, pinned);
-            match Locked::new(leaf) {
+            match LockedLeaf::new(leaf) {
                 Some(locked) if locked.owns(point) => return locked,
                 Some(_) => {}
                 None => self.unlink(leaf, pinned),
@@ -135,7 +135,7 @@ impl SkipList {
     /// Puts a fitting item into a slot, and unlocks.
     pub(crate) fn put<'g>(
         &'g self,
-        locked: Locked<'g>,
+        locked: LockedLeaf<'g>,
         slot: usize,
         item: Item,
         preload: &mut Preload,
@@ -194,7 +194,7 @@ impl SkipList {
     ) -> Result<bool, LeafRef<'g>> {
         let low = leaf.low();
         let before = self.lock_before(low, level, pinned)?;
-        let locked = Locked::new(leaf).ok_or(leaf)?;
+        let locked = LockedLeaf::new(leaf).ok_or(leaf)?;
         let (from, to) = (&before.upper[level - 1], &locked.upper[level - 1]);
         // Under its lock the leaf's `low` does not change. If it had passed that of the next leaf
         // here, that one would belong before it.
@@ -245,14 +245,14 @@ impl SkipList {
         low: u64,
         level: usize,
         pinned: &'g Guard,
-    ) -> Result<Locked<'g>, LeafRef<'g>> {
+    ) -> Result<LockedLeaf<'g>, LeafRef<'g>> {
         let (mut again, mut backoff) = (false, Backoff::new());
         loop {
             let before = match level {
                 0 => self.find(low - 1, again, pinned),
                 _ => self.find_on(level, low - 1, again, pinned),
             };
-            match Locked::new(before) {
+            match LockedLeaf::new(before) {
                 None if again => return Err(before),
                 Some(locked) if locked.low() < low => {
                     let next = next_on(&locked, level, pinned);
@@ -277,7 +277,7 @@ pub(crate) fn next_on<'g>(leaf: &Leaf, level: usize, pinned: &'g Guard) -> Optio
 }
 
 /// Unlinks a dead leaf from a level; it comes next after `before` there.
-fn unlink_from<'g>(before: &Locked<'g>, dead: LeafRef<'g>, level: usize) {
+fn unlink_from<'g>(before: &LockedLeaf<'g>, dead: LeafRef<'g>, level: usize) {
     if level == 0 {
         before.absorb(dead);
         return;
@@ -289,7 +289,7 @@ fn unlink_from<'g>(before: &Locked<'g>, dead: LeafRef<'g>, level: usize) {
 
 /// Extends a leaf's span to `end`, into that of the next leaf, if there is nothing in between.
 pub(crate) fn extend<'g>(
-    locked: &Locked<'g>,
+    locked: &LockedLeaf<'g>,
     end: u64,
     pinned: &'g Guard,
 ) -> Result<(), Blocked<'g>> {
@@ -298,7 +298,7 @@ pub(crate) fn extend<'g>(
     }
     // The last leaf's span reaches to the end of the space.
     let next = locked.next.get(pinned).expect("a span that ends before the space has a next leaf");
-    let next = Locked::new(next).ok_or(Blocked::Dead(next))?;
+    let next = LockedLeaf::new(next).ok_or(Blocked::Dead(next))?;
     if next.key(0) < end {
         return Err(Blocked::By(next.item(0)));
     }

@@ -12,7 +12,7 @@ use crate::compress::{UNIT_BYTES_MAX, Undecodable, UnitDecoder};
 use crate::counters::Counter::*;
 use crate::error::Error;
 use crate::ids::SwapEntry;
-use crate::index::{Locked, Member, State};
+use crate::index::{LockedEntry, Member, State};
 use crate::object::{Extent, Form, Object};
 use crate::page::{Page, Pattern, checksum_of, content_hash};
 use crate::percpu::Here;
@@ -57,7 +57,7 @@ impl Cache {
     pub(crate) fn fetch(
         &self,
         key: SwapEntry,
-        locked: &mut Locked<'_>,
+        locked: &mut LockedEntry<'_>,
     ) -> Result<Fetched<'_>, Error> {
         match locked.state() {
             State::Absent => Ok(Fetched::Absent),

@@ -8,7 +8,7 @@
 
 use super::Cache;
 use crate::ids::SwapEntry;
-use crate::index::{Locked, State};
+use crate::index::{LockedEntry, State};
 use crate::object::Object;
 use crate::page::{PAGE_BYTES, Page, checksum_of};
 use crate::pool::Header;
@@ -57,7 +57,7 @@ impl Cache {
     fn join(
         &self,
         holder: SwapEntry,
-        locked: Locked<'_>,
+        locked: LockedEntry<'_>,
         object: Object,
         hash: u64,
     ) -> Option<SwapEntry> {

@@ -19,7 +19,7 @@ use super::{Cache, Load};
 use crate::counters::Counter::*;
 use crate::error::Error;
 use crate::ids::SwapEntry;
-use crate::index::{Locked, State};
+use crate::index::{LockedEntry, State};
 use crate::object::Extent;
 use crate::page::{PAGE_BYTES, Page};
 
@@ -31,7 +31,7 @@ const GAP_MAX: u64 = 32 << 10;
 
 /// Neighbours with their entries locked, and the byte range of their records on the backing.
 struct LockedNeighbours<'a> {
-    entries: [Option<Locked<'a>>; PAGES_MAX],
+    entries: [Option<LockedEntry<'a>>; PAGES_MAX],
     count: usize,
     start: u64,
     end: u64,
@@ -155,7 +155,7 @@ impl<'a> LockedNeighbours<'a> {
 
     /// Adds the next record. `false` where it does not follow, or where more than `most` bytes in
     /// whole blocks would have to be read.
-    fn take_in(&mut self, record: Ends, locked: Locked<'a>, block: u64, most: usize) -> bool {
+    fn take_in(&mut self, record: Ends, locked: LockedEntry<'a>, block: u64, most: usize) -> bool {
         let Ends { start, end, is_single } = record;
         if self.count == 0 {
             (self.start, self.is_single) = (start, is_single);

@@ -16,7 +16,7 @@ use super::Cache;
 use crate::compress::{Codec, GROUP_PAGES, UNIT_BYTES_MAX, UNIT_PAGES, UnitDecoder, UnitEncoder};
 use crate::counters::Counter::*;
 use crate::ids::{Handle, SwapEntry};
-use crate::index::{List, Locked, Member, State};
+use crate::index::{List, LockedEntry, Member, State};
 use crate::object::{Form, Object};
 use crate::page::{PAGE_BYTES, Page, checksum_of, content_hash};
 use crate::pool::{COMPRESSED_BYTES_MAX, Header};
@@ -248,7 +248,7 @@ impl Cache {
         &self,
         work: &mut RecompressBuffers,
         tokens: &mut u64,
-        locked: Locked<'_>,
+        locked: LockedEntry<'_>,
         object: Object,
     ) {
         if locked.word().is_referenced() {

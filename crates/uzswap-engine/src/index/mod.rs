@@ -19,7 +19,7 @@ mod word;
 pub(crate) use entry::Entry;
 #[cfg(feature = "simulation")]
 pub use entry::transition::NAMES as TRANSITIONS;
-pub(crate) use entry::transition::{List, Lists, Locked};
+pub(crate) use entry::transition::{List, Lists, LockedEntry};
 pub(crate) use word::{Member, State, Word};
 
 use crate::counters::Counters;
@@ -422,14 +422,14 @@ impl View<'_> {
 
     /// Locks an entry that is not freed: of a share record, of a piece of a unit, or of a stored
     /// page.
-    pub(crate) fn lock_existing(&self, key: SwapEntry) -> Locked<'_> {
+    pub(crate) fn lock_existing(&self, key: SwapEntry) -> LockedEntry<'_> {
         let lock = self.existing(key).lock().expect("its trunk is not freed");
-        Locked::new(self, key, lock)
+        LockedEntry::new(self, key, lock)
     }
 
     /// Locks a page's entry if it is not locked.
-    pub(crate) fn try_lock(&self, key: SwapEntry) -> Option<Locked<'_>> {
-        Some(Locked::new(self, key, self.get(key)?.try_lock()?))
+    pub(crate) fn try_lock(&self, key: SwapEntry) -> Option<LockedEntry<'_>> {
+        Some(LockedEntry::new(self, key, self.get(key)?.try_lock()?))
     }
 
     /// The state of a page, without a lock.
@@ -438,11 +438,11 @@ impl View<'_> {
     }
 
     /// Locks a page's entry; `None` if there is none, and then the page is absent.
-    pub(crate) fn lock(&self, key: SwapEntry) -> Option<Locked<'_>> {
+    pub(crate) fn lock(&self, key: SwapEntry) -> Option<LockedEntry<'_>> {
         let mut backoff = Backoff::new();
         loop {
             if let Some(lock) = self.get(key)?.lock() {
-                return Some(Locked::new(self, key, lock));
+                return Some(LockedEntry::new(self, key, lock));
             }
             // Its trunk is leaving the directory, or will stay there after all.
             backoff.wait();
@@ -450,7 +450,7 @@ impl View<'_> {
     }
 
     /// Locks a page's entry; makes it from a spare trunk where there is none.
-    pub(crate) fn lock_made(&self, key: SwapEntry) -> Result<Locked<'_>, NoTrunk> {
+    pub(crate) fn lock_made(&self, key: SwapEntry) -> Result<LockedEntry<'_>, NoTrunk> {
         loop {
             self.ensure(key)?;
             if let Some(locked) = self.lock(key) {

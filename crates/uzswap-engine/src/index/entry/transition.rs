@@ -10,7 +10,7 @@
 //! new second word. That must do no harm in a state whose second word is needed to load the page
 //! (`Placed`, `Member`). There are three cases. The page is not needed any more, since the call
 //! that replaces it is repeated. Or the second word is the same. Or both old words are noted first
-//! (see [`Locked::moved_on_backing`]).
+//! (see [`LockedEntry::moved_on_backing`]).
 //!
 //! The caller frees the old state's object or record once the entry does not refer to it: a
 //! transition that replaces a state returns it.
@@ -131,7 +131,7 @@ transitions! {
 }
 
 /// An entry that only this thread may read and change. A transition unlocks it, or its drop.
-pub(crate) struct Locked<'a> {
+pub(crate) struct LockedEntry<'a> {
     lock: EntryLock<'a>,
     view: &'a View<'a>,
     key: SwapEntry,
@@ -201,7 +201,7 @@ impl Is {
     }
 }
 
-impl<'a> Locked<'a> {
+impl<'a> LockedEntry<'a> {
     pub(crate) fn new(view: &'a View<'a>, key: SwapEntry, lock: EntryLock<'a>) -> Self {
         Self { lock, view, key }
     }
@@ -336,7 +336,7 @@ impl<'a> Locked<'a> {
 
     /// The object becomes the record's, and the entry shares it. The object's header names `record`
     /// as its owner already. In between both refer to the object, and it is the record's.
-    pub(crate) fn shared(self, record: Locked<'_>) {
+    pub(crate) fn shared(self, record: LockedEntry<'_>) {
         let (state, key) = (self.state(), record.key);
         let old = record.stored(state);
         debug_assert_eq!(old, State::Absent, "of an unused record");
@@ -449,7 +449,7 @@ fn count(view: &View<'_>, key: SwapEntry, state: State, by: i64) {
 impl View<'_> {
     /// Takes the oldest entry off a list, locked, with its object. The next transition puts it on a
     /// list again, or tells why it is on none.
-    pub(crate) fn take_oldest(&self, list: List) -> Option<(Locked<'_>, Object)> {
+    pub(crate) fn take_oldest(&self, list: List) -> Option<(LockedEntry<'_>, Object)> {
         let list = self.lists().get(list);
         std::iter::from_fn(|| list.pop(&SecondWords(self))).find_map(|key| {
             // It was not locked until here: it may be gone by now, or stored anew and on a list.
