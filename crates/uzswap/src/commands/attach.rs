@@ -180,7 +180,7 @@ pub fn detach(arguments: &DetachArguments) -> Result<(), Failure> {
 
 /// The process that has attached to the target.
 fn attached(folder: &Path) -> Option<i32> {
-    let state = ledger::State::read().ok()?;
+    let state = ledger::LedgerState::read().ok()?;
     let run = state.run_in(folder)?;
     run.place.as_ref()?.borrowed.as_ref().map(|_| run.run.pid)
 }

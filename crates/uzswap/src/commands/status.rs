@@ -5,7 +5,7 @@ use crate::cli::StatusArguments;
 use crate::commands::in_process;
 use crate::device::folder::{self, Lock};
 use crate::device::keeper;
-use crate::device::ledger::{self, State};
+use crate::device::ledger::{self, LedgerState};
 use crate::error::Failure;
 use crate::say::show;
 use crate::show::stats::Stats;
@@ -29,7 +29,7 @@ pub struct Running {
     pub alive: bool,
     /// The changes to the machine for it, and its participants.
     #[serde(flatten)]
-    pub state: State,
+    pub state: LedgerState,
     /// Its figures; none where the daemon is gone.
     #[serde(flatten)]
     pub stats: Stats,
@@ -38,7 +38,7 @@ pub struct Running {
 impl Running {
     /// `None` where there is no cache, nor anything left of one.
     pub fn read() -> Option<Self> {
-        let state = State::read().ok().filter(|state| *state != State::default())?;
+        let state = LedgerState::read().ok().filter(|state| *state != LedgerState::default())?;
         let alive = Lock::is_taken();
         let mount = folder::mount();
         // A dead daemon's files would answer with errors.
@@ -294,7 +294,7 @@ fn print(running: &Running) {
     }
 }
 
-fn print_runs(state: &State) {
+fn print_runs(state: &LedgerState) {
     for run in &state.runs {
         let group = run.place.as_ref().map(|place| place.group());
         let usage = group.map(|group| group.usage()).unwrap_or_default();

@@ -48,7 +48,7 @@ pub struct RunChange {
 
 /// The list.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct State {
+pub struct LedgerState {
     /// The keeper.
     pub keeper: Option<ProcessId>,
     /// The daemon.
@@ -75,7 +75,7 @@ pub struct State {
 /// Answers with errors, until it is dropped.
 pub type StandIn = Box<dyn Transport>;
 
-impl State {
+impl LedgerState {
     /// Reads it; the default where there is none.
     pub fn read() -> io::Result<Self> {
         let path = Path::new(FOLDER).join(STATE);
@@ -242,8 +242,8 @@ pub struct CleanedUp {
 
 /// Undoes the changes of a keeper and a daemon that were killed. The caller has the lock.
 pub fn clean_up(_lock: &Lock) -> CleanedUp {
-    let mut state = match State::read() {
-        Ok(state) if state == State::default() => return CleanedUp::default(),
+    let mut state = match LedgerState::read() {
+        Ok(state) if state == LedgerState::default() => return CleanedUp::default(),
         Ok(state) => state,
         Err(error) => {
             let left = vec![format!("{FOLDER}/{STATE}: {error}; undo by hand and remove it")];
@@ -273,14 +273,14 @@ mod tests {
             borrowed: Some(vec![("/sys/fs/cgroup/b/memory.high".into(), "max".into())]),
         };
         let run = RunInfo { pid: 1, command: "make".into(), memory: 1 << 20 };
-        let state = State {
+        let state = LedgerState {
             keeper: Some(ProcessId { pid: 2, started: 3 }),
             transport: "fuse".into(),
             areas: vec![AreaChange { device: "/dev/loop7".into(), bytes: 1 << 28 }],
             runs: vec![RunChange { run, place: Some(place) }],
-            ..State::default()
+            ..LedgerState::default()
         };
         let text = serde_json::to_vec(&state).unwrap();
-        assert_eq!(serde_json::from_slice::<State>(&text).unwrap(), state);
+        assert_eq!(serde_json::from_slice::<LedgerState>(&text).unwrap(), state);
     }
 }

@@ -195,7 +195,7 @@ fn come_back(pid: i32) -> Option<(Wire, Wire)> {
             Err(_) => std::thread::sleep(PAUSE),
         }
         // Keeper and daemon start each other, which takes long where they get little of a CPU.
-        if ledger::State::read().is_ok_and(|state| state.is_attended()) {
+        if ledger::LedgerState::read().is_ok_and(|state| state.is_attended()) {
             attended = Instant::now();
         }
     }

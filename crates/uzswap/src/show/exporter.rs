@@ -5,7 +5,7 @@
 
 use crate::address::Address;
 use crate::device::folder;
-use crate::device::ledger::State;
+use crate::device::ledger::LedgerState;
 use crate::device::processes::OWN_PROGRAM;
 use crate::device::wire::Wire;
 use crate::error::Failure;
@@ -380,7 +380,7 @@ fn all() -> String {
 
 /// When the daemon started, seconds since the epoch.
 fn started() -> Option<f64> {
-    let daemon = State::read().ok()?.daemon?;
+    let daemon = LedgerState::read().ok()?.daemon?;
     let since_boot = daemon.started as f64 / rustix::param::clock_ticks_per_second() as f64;
     let up = fs::read_to_string("/proc/uptime").ok()?;
     let up: f64 = up.split(' ').next()?.parse().ok()?;

@@ -21,7 +21,7 @@ mod replace;
 use crate::device::folder::{self, Lock};
 use crate::device::group;
 use crate::device::kept::{KeptDaemon, Start};
-use crate::device::ledger::{self, RunChange, StandIn, State};
+use crate::device::ledger::{self, LedgerState, RunChange, StandIn};
 use crate::device::options::DaemonOptions;
 use crate::device::phase::Phased;
 use crate::device::processes::{self, OWN_PROGRAM, ProcessId};
@@ -113,7 +113,7 @@ pub fn cannot_lock(error: &io::Error) -> String {
 /// See the module.
 pub struct Keeper {
     phase: Phase,
-    state: State,
+    state: LedgerState,
     /// Held until the end.
     lock: Lock,
     /// `None` before it was started, and after it died.
@@ -174,7 +174,7 @@ impl Keeper {
             true => lock,
             false => retake(lock)?,
         };
-        let state = State { keeper: ProcessId::own(), is_serving, ..State::default() };
+        let state = LedgerState { keeper: ProcessId::own(), is_serving, ..LedgerState::default() };
         folder::make_mount_points().map_err(cannot_start)?;
         let ram = cpu::memory_info().map_err(cannot_start)?.total;
         let mut keeper = Self::new(lock, state, options, ram)?;
@@ -195,7 +195,12 @@ impl Keeper {
     }
 
     /// One that has neither daemon nor areas yet.
-    fn new(lock: Lock, state: State, options: DaemonOptions, ram: u64) -> Result<Self, Failure> {
+    fn new(
+        lock: Lock,
+        state: LedgerState,
+        options: DaemonOptions,
+        ram: u64,
+    ) -> Result<Self, Failure> {
         let (signals, notify) = UnixStream::pair().map_err(cannot_start)?;
         catch_signals(&notify, state.is_serving)?;
         Ok(Self {
@@ -283,11 +288,11 @@ impl Keeper {
         let take = |numbers| KeptDaemon::inherited(&numbers, process::take_inherited);
         // An error: the swapped pages are lost with a daemon that is killed from now on.
         let kept = kept.and_then(|numbers| take(numbers).ok());
-        let mut state = State::read().map_err(cannot_start)?;
+        let mut state = LedgerState::read().map_err(cannot_start)?;
         // There may never be two keepers, and the list is the last word of this one.
         if let Some(before) = state.keeper {
             while !processes::wait_for(COME_BACK, || before.is_over()) {}
-            state = State::read().map_err(cannot_start)?;
+            state = LedgerState::read().map_err(cannot_start)?;
         }
         state.outlives_daemon = kept.is_some();
         state.keeper = ProcessId::own();
