@@ -48,7 +48,7 @@ use crate::dedup::Candidates;
 use crate::durable::Durable;
 use crate::error::{Error, SetupError};
 use crate::ids::{Area, Handle, SwapEntry};
-use crate::index::{Index, Member, State, Word};
+use crate::index::{Index, State, UnitMember, Word};
 use crate::object::{Form, Object};
 use crate::page::{PAGE_BYTES, Page, Pattern, checksum_of, content_hash};
 use crate::percpu::PerCpu;
@@ -459,7 +459,7 @@ impl Cache {
     }
 
     /// Removes a page from its unit; the last page frees the unit.
-    pub(crate) fn leave_unit(&self, member: Member) {
+    pub(crate) fn leave_unit(&self, member: UnitMember) {
         if !self.units.leave(member) {
             return;
         }

@@ -9,7 +9,7 @@
 
 use crate::compress::UNIT_PAGES;
 use crate::ids::{Area, SwapEntry};
-use crate::index::{Index, Member, TRUNK_ENTRIES};
+use crate::index::{Index, TRUNK_ENTRIES, UnitMember};
 use crate::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 use crate::sync::{Mutex, lock};
 use crate::table::ChunkedTable;
@@ -116,7 +116,7 @@ impl Units {
     }
 
     /// Removes a page from a unit; true if it was the last, and then the caller frees the pieces.
-    pub(crate) fn leave(&self, member: Member) -> bool {
+    pub(crate) fn leave(&self, member: UnitMember) -> bool {
         let number = self.number(member.unit);
         let bit = 1 << member.position;
         // AcqRel: the thread that frees the pieces has seen all changes of other threads to them.
@@ -192,7 +192,7 @@ impl Units {
 
     /// Notes that a page is in a unit that was taken over; `false` if there is no such unit, or
     /// another page has its position.
-    pub(crate) fn retake(&self, member: Member) -> bool {
+    pub(crate) fn retake(&self, member: UnitMember) -> bool {
         let is_first = self.contains(member.unit)
             && (member.unit.0 - self.area.first).is_multiple_of(PIECES as u32);
         let members = is_first.then(|| self.members.get(self.number(member.unit))).flatten();

@@ -12,7 +12,7 @@ use crate::compress::{UNIT_BYTES_MAX, Undecodable, UnitDecoder};
 use crate::counters::Counter::*;
 use crate::error::Error;
 use crate::ids::SwapEntry;
-use crate::index::{LockedEntry, Member, State};
+use crate::index::{LockedEntry, State, UnitMember};
 use crate::object::{Extent, Form, Object};
 use crate::page::{Page, Pattern, checksum_of, content_hash};
 use crate::percpu::Here;
@@ -85,7 +85,7 @@ impl Cache {
         &self,
         key: SwapEntry,
         checksum: u32,
-        member: Member,
+        member: UnitMember,
     ) -> Result<Fetched<'_>, Error> {
         let mut unit = [0; UNIT_BYTES_MAX];
         let (mut there, mut needed) = (0, 1);

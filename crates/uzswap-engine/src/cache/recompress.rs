@@ -16,7 +16,7 @@ use super::Cache;
 use crate::compress::{Codec, GROUP_PAGES, UNIT_BYTES_MAX, UNIT_PAGES, UnitDecoder, UnitEncoder};
 use crate::counters::Counter::*;
 use crate::ids::{Handle, SwapEntry};
-use crate::index::{List, LockedEntry, Member, State};
+use crate::index::{List, LockedEntry, State, UnitMember};
 use crate::object::{Form, Object};
 use crate::page::{PAGE_BYTES, Page, checksum_of, content_hash};
 use crate::pool::{COMPRESSED_BYTES_MAX, Header};
@@ -98,7 +98,7 @@ enum From {
     /// In an object of so many bytes; its entry has the token.
     Pool { token: u64, bytes: u16 },
     /// In a unit that has lost pages.
-    Unit(Member),
+    Unit(UnitMember),
 }
 
 impl Recompressor {
@@ -305,7 +305,7 @@ impl Cache {
             let start = &work.unit[..there];
             UnitDecoder::bytes_for(start, position.into())?;
             let key = SwapEntry(UnitDecoder::key_of(start, position.into())?);
-            let member = Member { unit, position };
+            let member = UnitMember { unit, position };
             let is_candidate = |candidate: &Candidate| candidate.key == key;
             if work.candidates.iter().any(is_candidate) {
                 continue;
@@ -347,7 +347,7 @@ impl Cache {
         };
         for (position, candidate) in (0..).zip(work.candidates.drain(..count)) {
             match unit {
-                Some(unit) => self.enter(&candidate, Member { unit, position }),
+                Some(unit) => self.enter(&candidate, UnitMember { unit, position }),
                 None => self.put_back(&candidate, true),
             }
         }
@@ -387,7 +387,7 @@ impl Cache {
     }
 
     /// Moves a page into its slot of a unit, if its entry is still the same.
-    fn enter(&self, candidate: &Candidate, member: Member) {
+    fn enter(&self, candidate: &Candidate, member: UnitMember) {
         let view = self.index.view();
         let Some(locked) = view.lock(candidate.key) else { return self.leave_unit(member) };
         let is_same = match candidate.from {

@@ -20,7 +20,7 @@ pub(crate) use entry::Entry;
 #[cfg(feature = "simulation")]
 pub use entry::transition::NAMES as TRANSITIONS;
 pub(crate) use entry::transition::{List, Lists, LockedEntry};
-pub(crate) use word::{Member, State, Word};
+pub(crate) use word::{State, UnitMember, Word};
 
 use crate::counters::Counters;
 use crate::crash_points::DurableAtomic;

@@ -25,12 +25,12 @@ pub(crate) enum State {
     /// Identical to other entries; their common record, itself an entry, has the place.
     Shared(SwapEntry),
     /// Compressed with others.
-    Member(Member),
+    Member(UnitMember),
 }
 
 /// A page's place in a unit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Member {
+pub(crate) struct UnitMember {
     /// The unit's first piece.
     pub(crate) unit: SwapEntry,
     pub(crate) position: u8,
@@ -96,7 +96,7 @@ impl Word {
                 form: Form::from_bits(payload),
             }),
             SHARED => State::Shared(SwapEntry(payload as u32)),
-            MEMBER => State::Member(Member {
+            MEMBER => State::Member(UnitMember {
                 unit: SwapEntry((payload >> 8) as u32),
                 position: payload as u8,
             }),
@@ -153,7 +153,7 @@ mod tests {
             State::Filled(Pattern::of(&[0; PAGE_BYTES]).unwrap()),
             State::Filled(Pattern::of(&[0xff; PAGE_BYTES]).unwrap()),
             State::Shared(SwapEntry(u32::MAX)),
-            State::Member(Member { unit: SwapEntry(u32::MAX), position: 15 }),
+            State::Member(UnitMember { unit: SwapEntry(u32::MAX), position: 15 }),
         ];
         for codec in Codec::ALL {
             for bytes in [1, 700, PAGE_BYTES as u16] {

@@ -21,7 +21,7 @@ use crate::counters::Counter::{self, *};
 use crate::crash_points::DurableAtomic;
 use crate::durable::Intent;
 use crate::ids::{Handle, SwapEntry};
-use crate::index::{KeyKind, Member, State, View, Word};
+use crate::index::{KeyKind, State, UnitMember, View, Word};
 use crate::lru::{Links, Lru, OFF};
 use crate::object::{Extent, Object};
 use crate::sync::atomic::{AtomicU64, Ordering};
@@ -301,7 +301,7 @@ impl<'a> LockedEntry<'a> {
 
     /// The page, on its way or in another unit, is in a unit.
     #[must_use = "the caller frees the object or record of the old state"]
-    pub(crate) fn joined(self, member: Member, checksum: u32) -> State {
+    pub(crate) fn joined(self, member: UnitMember, checksum: u32) -> State {
         self.replace(&JOINED, Word::new(State::Member(member)), checksum.into())
     }
 
