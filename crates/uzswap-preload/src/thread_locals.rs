@@ -38,7 +38,7 @@ pub fn distance() -> isize {
 }
 
 /// Words of each thread that this library itself uses.
-enum Word {
+enum ThreadWord {
     Asked = 0,
     Searching = 8,
 }
@@ -67,19 +67,19 @@ fn write<const WORD: usize>(value: usize) {
 
 /// Bytes that this thread has asked for since the last check.
 pub fn asked() -> usize {
-    read::<{ Word::Asked as usize }>()
+    read::<{ ThreadWord::Asked as usize }>()
 }
 
 /// Sets them. Allocations of a signal's handler in between are not counted.
 pub fn set_asked(asked: usize) {
-    write::<{ Word::Asked as usize }>(asked);
+    write::<{ ThreadWord::Asked as usize }>(asked);
 }
 
 /// True while this thread has the dynamic linker search for a function.
 pub fn is_searching() -> bool {
-    read::<{ Word::Searching as usize }>() != 0
+    read::<{ ThreadWord::Searching as usize }>() != 0
 }
 
 pub fn set_searching(is_searching: bool) {
-    write::<{ Word::Searching as usize }>(is_searching.into());
+    write::<{ ThreadWord::Searching as usize }>(is_searching.into());
 }
