@@ -4,7 +4,7 @@ use crate::address::Address;
 use crate::error::ConnectError;
 use crate::store::{Limits, Store};
 use crate::table::{NONE, SegmentTable};
-use crate::tiers::{DEAD_MAX, Inner, Space, Tiers, UpkeepState};
+use crate::tiers::{DEAD_MAX, Inner, LocalSpace, Tiers, UpkeepState};
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64};
 use std::sync::{Arc, Condvar, Mutex};
@@ -86,7 +86,7 @@ impl Connected {
             let length = |at| table.length(at);
             (0..segments).for_each(|at| table.set_place(at, at as u32, length(at)));
         }
-        let (owners, space) = Space::of(&table, slots, limit, address.copies);
+        let (owners, space) = LocalSpace::of(&table, slots, limit, address.copies);
         let bytes = table.remote().iter().map(|at| table.length(*at) as u64).sum();
         let inner = Inner {
             copies: address.copies,
@@ -114,7 +114,7 @@ impl Connected {
     }
 }
 
-impl Space {
+impl LocalSpace {
     /// The owners of the slots of a table, and the free ones.
     fn of(table: &SegmentTable, slots: usize, limit: usize, copies: u8) -> (Vec<u32>, Self) {
         let mut owners = vec![NONE; slots];

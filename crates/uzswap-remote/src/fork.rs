@@ -3,7 +3,7 @@
 
 use crate::store::{Keeper, lock};
 use crate::table::{LOCAL, REMOTE};
-use crate::tiers::{Inner, Space, Tiers, UpkeepState};
+use crate::tiers::{Inner, LocalSpace, Tiers, UpkeepState};
 use std::io;
 use std::sync::MutexGuard;
 use std::sync::atomic::Ordering::Relaxed;
@@ -13,7 +13,7 @@ use uzswap_engine::backing::SEGMENT_BYTES;
 pub struct BeforeFork<'a> {
     work: MutexGuard<'a, UpkeepState>,
     keeper: MutexGuard<'a, Keeper>,
-    space: MutexGuard<'a, Space>,
+    space: MutexGuard<'a, LocalSpace>,
     /// Segments that only the store has, and their slots in the child.
     moved: Vec<(usize, u32)>,
 }

@@ -61,7 +61,7 @@ impl UpkeepState {
 }
 
 /// Local slots.
-pub(crate) struct Space {
+pub(crate) struct LocalSpace {
     pub(crate) free: Vec<u32>,
     pub(crate) used: usize,
     /// Most that may be used; more may be, in a fork.
@@ -77,7 +77,7 @@ pub(crate) struct Inner {
     pub(crate) local: Box<dyn Backing>,
     pub(crate) copies: u8,
     pub(crate) table: SegmentTable,
-    pub(crate) space: Mutex<Space>,
+    pub(crate) space: Mutex<LocalSpace>,
     /// The segment in each slot.
     pub(crate) owners: Mutex<Vec<u32>>,
     /// Rung when a slot may have become free.
