@@ -106,7 +106,7 @@ fn supervise(
     events: &Events,
     exporter: Option<&mut Exporter>,
 ) -> Result<Report, Failure> {
-    let waiting = Waiting::start(arguments)?;
+    let waiting = GatedCommand::start(arguments)?;
     let place = group::for_command(std::process::id(), waiting.child.id() as i32)?;
     let outcome = GroupWatch::new(arguments, part, &place, events, exporter)
         .and_then(|watch| watch.command(waiting, events));
@@ -118,12 +118,12 @@ fn supervise(
 }
 
 /// A process that becomes the command once it is told to.
-struct Waiting {
+struct GatedCommand {
     child: Child,
     gate: File,
 }
 
-impl Waiting {
+impl GatedCommand {
     fn start(arguments: &RunArguments) -> Result<Self, Failure> {
         let cannot = |error: io::Error| Failure::new(format!("cannot start a process: {error}"));
         let (theirs, ours) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC)
@@ -201,7 +201,7 @@ impl<'a> GroupWatch<'a> {
     }
 
     /// Lets the command begin and waits for its end.
-    fn command(mut self, waiting: Waiting, events: &Events) -> Result<Report, Failure> {
+    fn command(mut self, waiting: GatedCommand, events: &Events) -> Result<Report, Failure> {
         let began = Instant::now();
         let child = waiting.go();
         let child =
