@@ -29,7 +29,7 @@ use std::thread::{Builder, JoinHandle};
 use std::time::{Duration, Instant};
 use uzswap_engine::{CpuState, PAGE_BYTES};
 use uzswap_sys::swap;
-use uzswap_sys::ublk::{self, Control, Event, Handover, Io, Queue, Shape};
+use uzswap_sys::ublk::{self, Control, Handover, Io, Queue, QueueEvent, Shape};
 
 /// Requests of one device under way: a fault of each of many jobs, and the writes beside them. Its
 /// buffers take 4 MiB of locked memory (32 × 128 KiB).
@@ -314,7 +314,7 @@ impl Server {
         let mut is_busy = false;
         while let Some(event) = self.queue.take() {
             is_busy = true;
-            if let Event::Request(io) = event {
+            if let QueueEvent::Request(io) = event {
                 self.take(io);
             }
         }

@@ -18,7 +18,7 @@ mod queue;
 
 use crate::map::PAGE_BYTES;
 use io_uring::{IoUring, opcode, squeue, types};
-pub use queue::{Bell, Event, Io, Operation, Queue};
+pub use queue::{Bell, Io, Operation, Queue, QueueEvent};
 use std::fs::File;
 use std::io;
 use std::os::fd::AsRawFd;

@@ -81,7 +81,7 @@ impl Io {
 }
 
 /// An event for a queue's thread.
-pub enum Event {
+pub enum QueueEvent {
     /// A request: [`Queue::commit`] answers it.
     Request(Io),
     /// The bell was rung.
@@ -249,7 +249,7 @@ impl Queue {
     }
 
     /// The next event, if there is one already.
-    pub fn take(&mut self) -> Option<Event> {
+    pub fn take(&mut self) -> Option<QueueEvent> {
         loop {
             let entry = match self.early.pop_front() {
                 Some(entry) => entry,
@@ -259,7 +259,7 @@ impl Queue {
             if tag == RUNG {
                 self.is_listening = cqueue::more(entry.flags());
                 self.bell.hush();
-                return Some(Event::Rung);
+                return Some(QueueEvent::Rung);
             }
             let place = &mut self.places[tag as usize];
             if entry.result() < 0 {
@@ -279,7 +279,7 @@ impl Queue {
             };
             io.offset = descriptor.start_sector * SECTOR_BYTES;
             io.bytes = u64::from(descriptor.sectors) * SECTOR_BYTES;
-            return Some(Event::Request(io));
+            return Some(QueueEvent::Request(io));
         }
     }
 
