@@ -2,6 +2,7 @@
 
 mod english;
 mod modules;
+mod names;
 mod tables;
 
 use crate::docs;
@@ -46,6 +47,7 @@ pub fn check(root: &Path) -> ExitCode {
     tables::check_edges(root, &architecture, &mut wrong);
     tables::check_unsafe(&architecture, &sources, &mut wrong);
     modules::check(&sources, &mut wrong);
+    names::check(&sources, &mut wrong);
     print!("{}", counts.table());
     counts.compare(&mut wrong);
     wrong.iter().for_each(|line| eprintln!("tidy: {line}"));

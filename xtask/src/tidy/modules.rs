@@ -55,7 +55,7 @@ fn module(path: &Path) -> Option<(String, Name)> {
 }
 
 /// Code without tests and comments.
-fn code(text: &str) -> String {
+pub fn code(text: &str) -> String {
     let mut code = String::new();
     let mut lines = text.lines();
     while let Some(line) = lines.next() {
