@@ -72,6 +72,26 @@ pub struct LedgerState {
     pub runs: Vec<RunChange>,
 }
 
+/// A step of undoing everything.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Undo {
+    /// The end of it, if pages may be on an area.
+    Look,
+    /// Devices go.
+    Detach,
+    /// The daemon ends; the end of it, if the daemon does not.
+    EndDaemon,
+    /// Mounts and groups go, settings come back.
+    Restore,
+    /// The folder goes, unless something of the above failed.
+    Remove,
+}
+
+/// The steps in their order. From the second look on nobody can switch an area on again: the
+/// devices are gone.
+pub const UNDO: [Undo; 6] =
+    [Undo::Look, Undo::Detach, Undo::Look, Undo::EndDaemon, Undo::Restore, Undo::Remove];
+
 /// Answers with errors, until it is dropped.
 pub type StandIn = Box<dyn Transport>;
 
@@ -170,42 +190,55 @@ impl LedgerState {
     /// area, nothing under it is touched, not even the daemon, which `end_daemon` would end.
     pub fn undo(&mut self, end_daemon: Option<&mut dyn FnMut() -> io::Result<()>>) -> Vec<String> {
         let mut troubles = Vec::new();
-        let transport = self.transport();
-        let in_use = || vec!["the kernel still reads back the swapped pages".into()];
-        if self.is_in_use() {
-            return in_use();
-        }
-        for area in &self.areas {
-            if serving::is_ours(transport, &area.device, Path::new(FOLDER)) {
-                let what = format!("detach {}", area.device.display());
-                note(&mut troubles, &what, serving::detach(transport, &area.device));
+        let mut end = end_daemon.into_iter();
+        for step in UNDO {
+            match step {
+                Undo::Look if self.is_in_use() => {
+                    return vec!["the kernel still reads back the swapped pages".into()];
+                }
+                Undo::EndDaemon => {
+                    if let Some(Err(error)) = end.next().map(|end| end()) {
+                        troubles.push(format!("end the daemon: {error}"));
+                        return troubles;
+                    }
+                }
+                // Kept otherwise, so that the next one tries again.
+                Undo::Remove if !troubles.is_empty() => {}
+                Undo::Look => {}
+                Undo::Detach => self.detach(&mut troubles),
+                Undo::Restore => self.restore(&mut troubles),
+                Undo::Remove => {
+                    // An error: it is not empty, or gone.
+                    let _ = fs::remove_dir(mount());
+                    let _ = fs::remove_dir_all(FOLDER);
+                }
             }
         }
-        // From now on nobody can switch one on again.
-        if self.is_in_use() {
-            return in_use();
+        troubles
+    }
+
+    fn detach(&self, troubles: &mut Vec<String>) {
+        let transport = self.transport();
+        for device in self.devices() {
+            if serving::is_ours(transport, device, Path::new(FOLDER)) {
+                let what = format!("detach {}", device.display());
+                note(troubles, &what, serving::detach(transport, device));
+            }
         }
-        if let Some(Err(error)) = end_daemon.map(|end| end()) {
-            troubles.push(format!("end the daemon: {error}"));
-            return troubles;
-        }
+    }
+
+    fn restore(&self, troubles: &mut Vec<String>) {
         for path in [disk(), mount()] {
             if fuse::is_mounted(&path) {
-                note(&mut troubles, &format!("unmount {}", path.display()), fuse::unmount(&path));
+                note(troubles, &format!("unmount {}", path.display()), fuse::unmount(&path));
             }
         }
         if self.zswap_was_on {
-            note(&mut troubles, "switch the kernel's zswap on again", fs::write(ZSWAP, "Y"));
+            note(troubles, "switch the kernel's zswap on again", fs::write(ZSWAP, "Y"));
         }
         if let Some(place) = &self.group {
-            note(&mut troubles, "leave the daemon's group", place.leave());
+            note(troubles, "leave the daemon's group", place.leave());
         }
-        if troubles.is_empty() {
-            // Kept otherwise, so that the next one tries again. An error: it is not empty, or gone.
-            let _ = fs::remove_dir(mount());
-            let _ = fs::remove_dir_all(FOLDER);
-        }
-        troubles
     }
 
     /// Where the daemon is dead and its devices wait for another, one that answers with errors is

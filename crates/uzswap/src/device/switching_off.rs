@@ -30,8 +30,8 @@ pub fn all(on: &[swap::Area]) -> io::Result<()> {
     if on.is_empty() {
         return Ok(());
     }
-    let mut child = start(on)?;
-    outcome(on, child.wait()?.success())
+    let is_done = start(on)?.wait()?.success();
+    if is_done { Ok(()) } else { Err(failed(on)) }
 }
 
 /// Starts that process.
@@ -45,16 +45,13 @@ pub fn start(areas: &[swap::Area]) -> io::Result<Child> {
         .spawn()
 }
 
-/// The outcome.
-pub fn outcome(areas: &[swap::Area], is_done: bool) -> io::Result<()> {
-    if is_done {
-        return Ok(());
-    }
+/// Its failure.
+pub fn failed(areas: &[swap::Area]) -> io::Error {
     let devices: Vec<_> = areas.iter().map(|area| area.path.display().to_string()).collect();
-    Err(io::Error::other(format!(
+    io::Error::other(format!(
         "cannot switch swapping to {} off: memory ran out; free memory and try again",
         devices.join(", ")
-    )))
+    ))
 }
 
 /// `uzswap switch-off`: the process for it.
@@ -65,20 +62,26 @@ pub fn run(devices: &[PathBuf]) -> io::Result<()> {
     devices.iter().try_for_each(|device| one(device))
 }
 
-/// Until the kernel does not list the area any more. It returns EINVAL for an area that is off, and
-/// for one that another process is switching off. That one is still read back, and is on again if
-/// the other process is ended.
 fn one(device: &Path) -> io::Result<()> {
-    loop {
-        match swap::off(device) {
-            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-            Err(error) if error.kind() == io::ErrorKind::InvalidInput => {
-                if !swap::areas()?.iter().any(|area| area.path == device) {
-                    return Ok(());
-                }
-                std::thread::sleep(ANOTHER_IS_AT_IT);
-            }
-            other => return other,
+    let is_listed = || Ok(swap::areas()?.iter().any(|area| area.path == device));
+    while let Some(pause) = ask_again(swap::off(device), is_listed)? {
+        std::thread::sleep(pause);
+    }
+    Ok(())
+}
+
+/// When to ask again after the kernel's answer to swapoff; `None`: the area is off. It answers
+/// EINVAL for an area that is off, and for one that another process is switching off. That one is
+/// still read back, and is on again if the other process is ended. So the kernel's list decides.
+pub fn ask_again(
+    answer: io::Result<()>,
+    is_listed: impl FnOnce() -> io::Result<bool>,
+) -> io::Result<Option<Duration>> {
+    match answer {
+        Err(error) if error.kind() == io::ErrorKind::Interrupted => Ok(Some(Duration::ZERO)),
+        Err(error) if error.kind() == io::ErrorKind::InvalidInput => {
+            Ok(is_listed()?.then_some(ANOTHER_IS_AT_IT))
         }
+        other => other.map(|()| None),
     }
 }

@@ -3,6 +3,7 @@
 //! Both are done by processes of their own (area.rs, `switching_off::run`), which wait for the
 //! daemon where the keeper must not. Nothing here waits: the keeper looks for their results.
 
+use super::decide::{Emptying, Seen, SwitchOff, refused};
 use super::phase::{Act, Phase};
 use super::{COME_BACK, Keeper, RETRY};
 use crate::device::ledger::AreaChange;
@@ -149,28 +150,35 @@ impl Keeper {
 
     /// Has the kernel read everything back, by a process of its own, and looks how far that is.
     pub(super) fn empty(&mut self) {
-        if self.has_maker() {
-            return;
-        }
-        let areas = match self.state.areas_on() {
-            Ok(areas) => areas,
-            Err(error) => return self.refused(&format!("/proc/swaps: {error}")),
+        let areas = self.state.areas_on();
+        let seen = Seen {
+            has_maker: self.has_maker(),
+            is_listed: areas.as_ref().ok().map(|areas| !areas.is_empty()),
+            off: self.look_at_switch_off(),
+            has_runs: !self.state.runs.is_empty(),
         };
-        match self.off.take().map(|mut child| (child.try_wait(), child)) {
-            Some((Ok(None), child)) => self.off = Some(child),
-            Some((Ok(Some(status)), _)) if !areas.is_empty() => {
-                if let Err(error) = switching_off::outcome(&areas, status.success()) {
-                    self.refused(&error.to_string());
-                }
+        match (seen.next(), areas) {
+            (Emptying::Wait, _) => {}
+            (Emptying::End, _) => self.phase.become_next(Phase::Ending),
+            (Emptying::SwitchOff, Ok(areas)) => self.begin_switching_off(&areas),
+            (Emptying::Refuse, Ok(areas)) => {
+                self.refused(&switching_off::failed(&areas).to_string());
             }
-            Some((Err(error), _)) => self.refused(&format!("swapoff: {error}")),
-            Some((Ok(Some(_)), _)) | None if areas.is_empty() => {
-                if self.state.runs.is_empty() {
-                    self.phase.become_next(Phase::Ending);
-                }
-            }
-            Some((Ok(Some(_)), _)) | None => self.begin_switching_off(&areas),
+            (_, Err(error)) => self.refused(&format!("/proc/swaps: {error}")),
         }
+    }
+
+    /// How far the process is that switches areas off; one that has ended is told of once.
+    fn look_at_switch_off(&mut self) -> SwitchOff {
+        let Some(child) = &mut self.off else { return SwitchOff::Idle };
+        let state = match child.try_wait() {
+            Ok(None) => return SwitchOff::UnderWay,
+            Ok(Some(status)) if status.success() => SwitchOff::Done,
+            // An error: it is not ours to wait for.
+            Ok(Some(_)) | Err(_) => SwitchOff::Failed,
+        };
+        self.off = None;
+        state
     }
 
     fn begin_switching_off(&mut self, areas: &[swap::Area]) {
@@ -196,18 +204,18 @@ impl Keeper {
     /// serves on.
     fn refused(&mut self, why: &str) {
         self.retry_at = Some(Instant::now() + RETRY);
-        if self.is_lost {
+        // The sender of the order to `serve` repeats it; nobody repeats it to a keeper that took
+        // over.
+        let next = refused(self.phase, self.state.is_serving && !self.has_taken_over);
+        if next == self.phase {
             return;
         }
         self.trouble(why.to_owned());
-        // The sender of the order to `serve` repeats it; nobody repeats it to a keeper that took
-        // over.
-        let is_told_again = self.state.is_serving && !self.has_taken_over;
-        if is_told_again {
+        self.phase.become_next(next);
+        if next == Phase::Serving {
             self.is_told_to_end = false;
-            return self.phase.become_next(Phase::Serving);
+            return;
         }
-        self.phase.become_next(Phase::Refused);
         let pid = self.state.daemon.map_or(0, |daemon| daemon.pid);
         self.troubles.push(format!("the daemon ({pid}) goes on serving it, and tries again"));
         let troubles = std::mem::take(&mut self.troubles);

@@ -8,6 +8,7 @@ use crate::device::phase::Phased;
 use crate::device::place::GroupChange;
 use crate::device::wire::{self, Ask, Joined, RunInfo, Tell, Wire};
 use std::collections::VecDeque;
+use std::io;
 use std::mem::discriminant;
 
 /// See the module.
@@ -21,30 +22,33 @@ pub struct Member {
 /// The messages to a member that could not be sent without waiting: somebody may have stopped it.
 /// Of each kind the last is said, so that this stays small.
 #[derive(Default)]
-struct Outbox {
+pub struct Outbox {
     waits: VecDeque<Tell>,
     /// The rest of a line that was begun.
     rest: Vec<u8>,
 }
 
 impl Outbox {
-    fn put(&mut self, what: Tell) {
+    /// Says something once it goes.
+    pub fn put(&mut self, what: Tell) {
         self.waits.retain(|other| discriminant(other) != discriminant(&what));
         self.waits.push_back(what);
     }
 
-    fn is_empty(&self) -> bool {
+    /// True if nothing waits.
+    pub fn is_empty(&self) -> bool {
         self.rest.is_empty() && self.waits.is_empty()
     }
 
-    /// Says as much as goes without waiting. An error: nobody is there any more, as the wire shows.
-    fn send(&mut self, wire: &mut Wire) -> std::io::Result<()> {
+    /// Says as much as goes without waiting, by a function that sends so much and tells how much
+    /// that was. An error: nobody is there any more, as the wire shows.
+    pub fn send(&mut self, mut some: impl FnMut(&[u8]) -> io::Result<usize>) -> io::Result<()> {
         loop {
             if self.rest.is_empty() {
                 let Some(next) = self.waits.pop_front() else { return Ok(()) };
                 self.rest = wire::line(&next)?;
             }
-            let sent = wire.send_some(&self.rest)?;
+            let sent = some(&self.rest)?;
             self.rest.drain(..sent);
             if !self.rest.is_empty() {
                 return Ok(());
@@ -71,7 +75,7 @@ impl Member {
 
     pub fn tell_what_waits(&mut self) {
         // An error: it is gone, which the next look shows.
-        if self.outbox.send(&mut self.wire).is_err() {
+        if self.outbox.send(|bytes| self.wire.send_some(bytes)).is_err() {
             self.outbox = Outbox::default();
         }
     }

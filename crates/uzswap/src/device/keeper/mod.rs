@@ -14,8 +14,9 @@
 
 mod areas;
 mod daemon;
-mod members;
-mod phase;
+pub(super) mod decide;
+pub(super) mod members;
+pub(super) mod phase;
 mod replace;
 
 use crate::device::folder::{self, Lock};
@@ -31,6 +32,7 @@ use crate::device::wire::{Ask, Tell, Wire};
 use crate::error::Failure;
 use crate::say::say;
 use areas::Maker;
+use decide::{ShortLives, Task, task};
 use members::Member;
 use phase::Phase;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -126,7 +128,7 @@ pub struct Keeper {
     program: PathBuf,
     /// When it was started, and how many in a row were so for no time.
     daemon_since: Instant,
-    short_lives: u32,
+    short_lives: ShortLives,
     options: DaemonOptions,
     /// Memory of the machine, bytes.
     ram: u64,
@@ -211,7 +213,7 @@ impl Keeper {
             kept: None,
             program: OWN_PROGRAM.into(),
             daemon_since: Instant::now(),
-            short_lives: 0,
+            short_lives: ShortLives::default(),
             space: Space::new(u64::from(options.pages) * PAGE_BYTES as u64),
             options,
             ram,
@@ -432,15 +434,14 @@ impl Keeper {
         if self.daemon.is_some() && self.state.daemon.is_some_and(|daemon| daemon.is_ending()) {
             self.daemon_died();
         }
-        match self.phase {
-            Phase::Starting | Phase::Serving if self.is_wanted() => self.serve(),
-            Phase::Starting | Phase::Serving => self.begin_emptying(),
-            Phase::Refused if self.is_wanted() => self.phase.become_next(Phase::Serving),
-            Phase::Refused if self.retry_at.is_some_and(|at| Instant::now() < at) => {}
-            Phase::Refused => self.phase.become_next(Phase::Emptying),
-            Phase::Emptying | Phase::Lost => self.empty(),
-            Phase::Ending => self.end(),
-            Phase::Over => {}
+        let is_early = self.retry_at.is_some_and(|at| Instant::now() < at);
+        match task(self.phase, self.is_wanted(), is_early) {
+            Task::Serve => self.serve(),
+            Task::BeginEmptying => self.begin_emptying(),
+            Task::Empty => self.empty(),
+            Task::End => self.end(),
+            Task::Become(next) => self.phase.become_next(next),
+            Task::Wait => {}
         }
     }
 

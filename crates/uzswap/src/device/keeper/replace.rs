@@ -10,21 +10,11 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 use uzswap_sys::process;
 
-/// A daemon that lives less long than this was ended by the memory with which it is to go on.
-const LIFE_MIN: Duration = Duration::from_millis(20);
-
-/// After so many in a row the swapped pages are taken to be lost.
-const SHORT_LIVES_MAX: u32 = 8;
-
-/// Before another is tried; twice as long before the next, 10 s for all. The resource that they
-/// lack, memory most likely, comes back with time.
-const PAUSE: Duration = Duration::from_millis(20);
-
 impl Keeper {
     /// Starts another daemon, which goes on. (One says nothing unless it is asked, so this is its
     /// end.)
     pub(super) fn daemon_died(&mut self) {
-        if self.is_lost || !self.phase.may(Act::StartDaemon) {
+        if !self.phase.may(Act::StartDaemon) {
             // Nothing is swapped to it any more.
             self.daemon = None;
             return;
@@ -83,17 +73,16 @@ impl Keeper {
         if self.kept.is_none() {
             return Err(Failure::new("none can go on with its memory"));
         }
-        let is_short = self.daemon_since.elapsed() < LIFE_MIN;
-        self.short_lives = if is_short { self.short_lives + 1 } else { 0 };
+        self.short_lives.died_after(self.daemon_since.elapsed());
         let mut why = Failure::new("each one that goes on with its memory ends at once");
-        while self.short_lives <= SHORT_LIVES_MAX {
-            std::thread::sleep(PAUSE * ((1 << self.short_lives) - 1));
+        while let Some(pause) = self.short_lives.pause() {
+            std::thread::sleep(pause);
             match self.start_next() {
                 Ok(()) => return Ok(()),
                 // It may have been killed like the one before.
                 Err(failure) => why = failure,
             }
-            self.short_lives += 1;
+            self.short_lives.failed();
         }
         Err(why)
     }
