@@ -11,7 +11,7 @@ use libc::c_long;
 use uzswap_calls::table::{self, Buffer, Treatment};
 use uzswap_calls::{Call, Frame, Outcome, raw};
 use uzswap_region::is_pager_thread;
-use uzswap_sys::bus;
+use uzswap_sys::fault_signals;
 
 /// Calls that are looked at in a program that is left alone, too: our handlers stay.
 const KEPT: [c_long; 2] = [libc::SYS_rt_sigaction, libc::SYS_sigaltstack];
@@ -26,7 +26,7 @@ pub fn on_call(call: &mut Call) -> Outcome {
     }
     // A thread that serves a fault has pages and locks of ours: it may wait for no other lock, and
     // its memory is not the program's.
-    let is_inside = crate::is_inside() || bus::is_on_own_stack();
+    let is_inside = crate::is_inside() || fault_signals::is_on_own_stack();
     let is_pagers = is_pager_thread();
     let agent = AGENT.get().filter(|_| !is_inside && !is_pagers);
     if agent.is_some() {
@@ -119,7 +119,7 @@ fn own(agent: &Agent, call: &mut Call) -> Outcome {
         libc::SYS_execve | libc::SYS_execveat => processes::execute(agent, call),
         libc::SYS_exit_group => {
             // A child of `vfork` that ends leaves the segments to its parent.
-            if !bus::is_other_process() {
+            if !fault_signals::is_other_process() {
                 agent.pager.leave_store();
             }
             Outcome::Bare

@@ -10,7 +10,7 @@ use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use uzswap_calls::{Call, Frame, Outcome, raw};
 use uzswap_region::{Pager, is_pager_thread};
-use uzswap_sys::bus;
+use uzswap_sys::fault_signals;
 
 /// A longer buffer is left to the slow path.
 const BYTES_MAX: u64 = 64 << 10;
@@ -21,7 +21,7 @@ pub static HAS_GUARDS: AtomicBool = AtomicBool::new(false);
 /// Makes the call if all that it is given is there.
 pub fn on_call(call: &mut Call) -> Outcome {
     let Some([one, other]) = buffers(call) else { return Outcome::Undecided };
-    if is_pager_thread() || bus::is_on_own_stack() || !stage::is_complete() {
+    if is_pager_thread() || fault_signals::is_on_own_stack() || !stage::is_complete() {
         return Outcome::Undecided;
     }
     thread::with(|thread| {

@@ -17,7 +17,7 @@ use crate::{seen, stacks, stage, thread};
 use std::arch::naked_asm;
 use std::ptr;
 use uzswap_calls::{Call, Frame, Patcher, Registers, raw};
-use uzswap_sys::bus::Versioned;
+use uzswap_sys::fault_signals::Versioned;
 
 const SA_RESTORER: u64 = 0x0400_0000;
 const SA_ONSTACK: u64 = libc::SA_ONSTACK as u64;

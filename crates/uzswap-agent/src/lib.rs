@@ -51,7 +51,7 @@ use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::*};
 use std::time::Duration;
 use uzswap_region::{Mode, Pager};
-use uzswap_sys::bus::Blocked;
+use uzswap_sys::fault_signals::Blocked;
 use uzswap_sys::own_threads;
 use uzswap_tree::front::{Front, STACK};
 use uzswap_tree::share::Allowance;

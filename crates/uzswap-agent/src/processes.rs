@@ -8,7 +8,7 @@ use std::mem::MaybeUninit;
 use std::ptr;
 use std::sync::atomic::{AtomicI32, Ordering::Relaxed};
 use uzswap_calls::{Call, Outcome, raw};
-use uzswap_sys::bus;
+use uzswap_sys::fault_signals;
 use uzswap_sys::map::PAGE_BYTES;
 
 /// Descriptors of ours, which the program must not close: without them its pages are gone.
@@ -79,7 +79,7 @@ pub fn action(agent: &Agent, call: &mut Call) -> Outcome {
     if new != 0 {
         let Some(action) = peek::<KernelAction>(new) else { return refuse(call, libc::EFAULT) };
         let _inside = inside();
-        call.result = handlers::set(signal, &action, bus::is_other_process());
+        call.result = handlers::set(signal, &action, fault_signals::is_other_process());
     } else if !(1..=64).contains(&signal) {
         call.result = -i64::from(libc::EINVAL);
     }
@@ -100,7 +100,7 @@ fn action_of_ours(agent: &Agent, call: &mut Call) -> Outcome {
     let given = match new {
         0 => None,
         _ => match peek::<KernelAction>(new) {
-            Some(given) => Some(given.to_libc()).filter(|_| !bus::is_other_process()),
+            Some(given) => Some(given.to_libc()).filter(|_| !fault_signals::is_other_process()),
             None => return refuse(call, libc::EFAULT),
         },
     };
@@ -110,7 +110,7 @@ fn action_of_ours(agent: &Agent, call: &mut Call) -> Outcome {
     {
         let _inside = inside();
         // SAFETY: an action or null, and room for one.
-        unsafe { bus::set_action(signal as i32, given, &raw mut before) };
+        unsafe { fault_signals::set_action(signal as i32, given, &raw mut before) };
     }
     if old != 0 && !poke(old, &KernelAction::of(&before)) {
         return refuse(call, libc::EFAULT);

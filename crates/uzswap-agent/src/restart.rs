@@ -14,7 +14,7 @@
 use crate::signals::{KernelAction, ours};
 use libc::c_long;
 use uzswap_calls::{Patcher, raw};
-use uzswap_sys::bus::Stopped;
+use uzswap_sys::fault_signals::Stopped;
 
 /// Bytes of a `syscall`.
 const SYSCALL: usize = 2;

@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::Relaxed, Ordering::SeqC
 use std::time::Duration;
 use uzswap_sys::cgroup::Hierarchy;
 use uzswap_sys::map::PAGE_BYTES;
-use uzswap_sys::{bus, cpu};
+use uzswap_sys::{cpu, fault_signals};
 use uzswap_tree::Tree;
 
 /// Signals whose default action is a dump.
@@ -36,7 +36,7 @@ const PATIENCE: Duration = Duration::from_secs(60);
 pub fn complete() {
     // In a process that shares this memory it is not this program that ends. Within our own code
     // locks may be taken.
-    if stage::is_left() || is_inside() || bus::is_other_process() {
+    if stage::is_left() || is_inside() || fault_signals::is_other_process() {
         return;
     }
     match STATE.compare_exchange(NOT_BEGUN, BEGUN, SeqCst, SeqCst) {

@@ -19,7 +19,7 @@ use uzswap_calls::sites::{self, Site};
 use uzswap_calls::stop;
 use uzswap_calls::{Looks, Patcher, table};
 use uzswap_region::{Mode, OnFork, Pager, PagerBuilder};
-use uzswap_sys::bus::{self, Stopped};
+use uzswap_sys::fault_signals::{self, Stopped};
 use uzswap_sys::{map, own_threads, smaps};
 use uzswap_tree::front::STACK;
 
@@ -81,10 +81,10 @@ pub fn take_over(memory: u64, compressor: &str) -> Result<(), String> {
     forking::watch().map_err(|error| said(&error))?;
     processes::keep(&pager.descriptors());
     fast_path::HAS_GUARDS.store(crate::mode() == Mode::Protection, Relaxed);
-    bus::on_sent(stay);
-    bus::deliver_by(handlers::deliver_from);
-    bus::before_default(seen::complete);
-    bus::on_illegal(Patcher::resume_at).map_err(|error| said(&error))?;
+    fault_signals::on_sent(stay);
+    fault_signals::deliver_by(handlers::deliver_from);
+    fault_signals::before_default(seen::complete);
+    fault_signals::on_illegal(Patcher::resume_at).map_err(|error| said(&error))?;
     if !has_threads() {
         return Err("its threads do not start".into());
     }

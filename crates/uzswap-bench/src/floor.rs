@@ -6,7 +6,7 @@
 use crate::error::{Context, Failure};
 use std::sync::OnceLock;
 use uzswap_engine::{PAGE_BYTES, Page};
-use uzswap_sys::bus;
+use uzswap_sys::fault_signals;
 use uzswap_sys::map::Mapping;
 use uzswap_sys::uffd::{Delivery, Fault, Uffd};
 
@@ -31,7 +31,7 @@ pub fn memory(pages: Vec<Page>) -> Result<Mapping, Failure> {
     if SOURCE.set(Source { uffd, base, pages }).is_err() {
         return Err(Failure::new("there is such memory already"));
     }
-    bus::on_bus(serve).context("SIGBUS")?;
+    fault_signals::on_bus(serve).context("SIGBUS")?;
     Ok(memory)
 }
 

@@ -17,8 +17,8 @@ use uzswap_engine::backing::{Backing, BackingSpec, NoBacking, open_backing};
 use uzswap_engine::compress::Algorithm;
 use uzswap_engine::{Cache, Config, PAGE_BYTES};
 use uzswap_remote::{Address, ConnectError, Connected, Tiers};
-use uzswap_sys::bus;
 use uzswap_sys::cpu;
+use uzswap_sys::fault_signals;
 use uzswap_trace::Log;
 
 /// The options of a new pager.
@@ -166,8 +166,10 @@ impl PagerBuilder {
         let failed = |what| move |source| Error::System { what, source };
         fork::watch().map_err(failed("watch for forks"))?;
         match mode {
-            Mode::InThread => bus::on_bus(fault::serve),
-            Mode::Protection => bus::on_bus(|_| false).and_then(|()| bus::on_segv(fault::serve)),
+            Mode::InThread => fault_signals::on_bus(fault::serve),
+            Mode::Protection => {
+                fault_signals::on_bus(|_| false).and_then(|()| fault_signals::on_segv(fault::serve))
+            }
             Mode::HandlerThreads => Ok(()),
         }
         .map_err(failed("set a handler of signals"))?;

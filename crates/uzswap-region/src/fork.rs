@@ -21,9 +21,9 @@ use std::io;
 use std::mem;
 use std::sync::atomic::{AtomicI32, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, Once, PoisonError, RwLockWriteGuard, Weak};
-use uzswap_sys::bus::Blocked;
+use uzswap_sys::fault_signals::Blocked;
 use uzswap_sys::uffd::Fault;
-use uzswap_sys::{bus, process};
+use uzswap_sys::{fault_signals, process};
 
 /// Pagers whose regions are copied. Locked before [`steady`].
 static COPIED: Mutex<Vec<Weak<Inner>>> = Mutex::new(Vec::new());
@@ -104,9 +104,9 @@ impl ForkLocks {
 /// thread holds already.
 extern "C" fn in_child() {
     steady::forked();
-    bus::forked();
+    fault_signals::forked();
     // Without the handler there is no message; the child dies all the same.
-    let _ = bus::on_segv(say_why);
+    let _ = fault_signals::on_segv(say_why);
     let Some(ForkLocks { copied, steady, pagers, copy }) = take_held() else {
         return WHY.store(Errno::CANCELED.raw_os_error(), Relaxed);
     };

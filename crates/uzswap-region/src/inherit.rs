@@ -18,7 +18,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, MutexGuard, RwLockWriteGuard};
 use uzswap_engine::{PAGE_BYTES, Page};
 use uzswap_remote::Tiers;
-use uzswap_sys::bus::{self, Blocked};
+use uzswap_sys::fault_signals::{self, Blocked};
 use uzswap_sys::{map, proc_mem};
 use uzswap_trace::Log;
 
@@ -114,7 +114,7 @@ impl BeforeFork {
     /// Errors: a page that is out cannot be brought in; the child must not go on.
     pub fn in_child(mut self) -> io::Result<Option<io::Error>> {
         let inner = self.pager.inner().clone();
-        bus::forked();
+        fault_signals::forked();
         inner.adopt_process();
         inner.log.iter().for_each(Log::forked);
         // The parent may be held; the child's own thread will learn if the child is.

@@ -9,7 +9,7 @@ use crate::stats::Stats;
 use crate::threads::Handle;
 use std::fmt;
 use std::sync::Arc;
-use uzswap_sys::bus::Blocked;
+use uzswap_sys::fault_signals::Blocked;
 
 /// A budget of memory, shared by the regions that are made with it. Cheap to clone.
 #[derive(Clone)]

@@ -24,8 +24,8 @@ use std::ops::Range;
 use std::sync::{Arc, PoisonError};
 use uzswap_engine::{PAGE_BYTES, Page, Reject, Store};
 use uzswap_policy::order::{LEVELS, Order, Verdict};
-use uzswap_sys::bus::Blocked;
 use uzswap_sys::cpu::CpuSet;
+use uzswap_sys::fault_signals::Blocked;
 use uzswap_trace::Log;
 
 /// Batches in a row of which no page could be moved, after which there is said to be nothing to

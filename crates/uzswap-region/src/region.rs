@@ -15,7 +15,7 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use uzswap_engine::{Area, PAGE_BYTES};
-use uzswap_sys::bus::{self, Blocked};
+use uzswap_sys::fault_signals::{self, Blocked};
 use uzswap_sys::map::Mapping;
 use uzswap_sys::uffd::Fault;
 
@@ -143,7 +143,7 @@ impl RegionRef {
 
     fn check(&self) -> Result<(), Error> {
         debug_assert!(
-            !bus::is_blocked() || self.pager.mode() != crate::Mode::InThread,
+            !fault_signals::is_blocked() || self.pager.mode() != crate::Mode::InThread,
             "SIGBUS is blocked in this thread: a fault would kill the process"
         );
         self.pager.inner().check_process()

@@ -6,6 +6,6 @@
 //! [`set_action`], [`set_handler`] and [`set_handler_once`]. All others call [`take_back`] once one
 //! was set.
 
-pub use uzswap_sys::bus::{set_action, take_back};
+pub use uzswap_sys::fault_signals::{set_action, take_back};
 #[cfg(target_env = "gnu")]
-pub use uzswap_sys::bus::{set_handler, set_handler_once};
+pub use uzswap_sys::fault_signals::{set_handler, set_handler_once};

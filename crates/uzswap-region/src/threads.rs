@@ -10,7 +10,7 @@ use std::thread::{self, JoinHandle};
 use std::{io, mem};
 use uzswap_engine::PAGE_BYTES;
 use uzswap_remote::Tiers;
-use uzswap_sys::bus::Blocked;
+use uzswap_sys::fault_signals::Blocked;
 use uzswap_sys::uffd::{Message, Uffd};
 use uzswap_sys::{cpu, map, own_threads};
 

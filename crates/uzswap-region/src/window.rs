@@ -26,7 +26,7 @@ use crate::word::{Kind, Word};
 use std::ops::Range;
 use std::sync::Arc;
 use uzswap_engine::{PAGE_BYTES, Page};
-use uzswap_sys::bus::{self, Blocked};
+use uzswap_sys::fault_signals::{self, Blocked};
 use uzswap_sys::uffd::{Fault, Uffd};
 use uzswap_sys::{cpu, map};
 use uzswap_tree::{Figures, Remote};
@@ -433,7 +433,7 @@ impl Space {
                     let _blocked = Blocked::all();
                     let address = self.address(page);
                     let fault = Fault { address, is_write: true, instruction: 0 };
-                    bus::on_own_stack(|| self.pager.fault(self, page, fault));
+                    fault_signals::on_own_stack(|| self.pager.fault(self, page, fault));
                 }
             }
         }

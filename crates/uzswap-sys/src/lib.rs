@@ -4,9 +4,9 @@
 //! no policy, no state beyond a file descriptor or a mapping. Most `unsafe` of the project is here.
 
 pub mod ballast;
-pub mod bus;
 pub mod cgroup;
 pub mod cpu;
+pub mod fault_signals;
 pub mod freezer;
 pub mod fuse;
 pub mod loopdev;
