@@ -7,7 +7,7 @@
 
 use crate::core::Inner;
 use crate::core::space::Space;
-use crate::word::{Kind, Word};
+use crate::page::word::{Kind, Word};
 use uzswap_engine::{PAGE_BYTES, Placement};
 use uzswap_sys::uffd::Fault;
 use uzswap_trace::{Event, Log, What};

@@ -8,8 +8,9 @@ use crate::core::Inner;
 use crate::core::registry;
 use crate::core::space::{Space, Taken};
 use crate::error::Error;
-use crate::word::{Kind, Word};
-use crate::words::BLOCK;
+use crate::page::transition::{ADOPTED, RELEASED, Transition, UNCHANGED};
+use crate::page::word::{Kind, Word};
+use crate::page::words::BLOCK;
 use std::io;
 use std::ops::Range;
 use std::sync::Arc;
@@ -93,8 +94,8 @@ impl Emptied {
     }
 
     /// Ends `Busy`.
-    pub(crate) fn end_busy(&self, word: Word) {
-        self.0.iter().for_each(|(space, pages)| space.end_all_busy(pages.clone(), word));
+    pub(crate) fn end_busy(&self, by: &Transition, word: Word) {
+        self.0.iter().for_each(|(space, pages)| space.end_all_busy(pages.clone(), by, word));
     }
 
     /// Their addresses.
@@ -106,18 +107,18 @@ impl Emptied {
 impl AllTaken {
     fn put_back(&mut self) {
         self.pages.drain(..).for_each(Taken::put_back);
-        self.emptied.end_busy(Word::EMPTY);
+        self.emptied.end_busy(UNCHANGED, Word::EMPTY);
         self.emptied.0.clear();
     }
 }
 
 impl Space {
     /// Ends the `Busy` of pages that the caller has made so.
-    fn end_all_busy(&self, pages: Range<u32>, word: Word) {
+    fn end_all_busy(&self, pages: Range<u32>, by: &Transition, word: Word) {
         let mut at = pages.start;
         while at < pages.end {
             let found = self.words.find(at);
-            self.end_busy(&found, word);
+            self.end_busy(&found, by, word);
             at = found.end();
         }
     }
@@ -218,7 +219,7 @@ impl Inner {
         // A thread that faults there as soon as it is registered waits for us.
         space.begin(pages.clone());
         if let Err(source) = self.door.watch(range.clone()) {
-            space.end_all_busy(pages, Word::UNTOUCHED);
+            space.end_all_busy(pages, UNCHANGED, Word::UNTOUCHED);
             return Err(Error::Map { bytes: range.len(), source });
         }
         let mut present = Present::new(has_pages.then(|| self.door.pagemap()), range);
@@ -242,10 +243,10 @@ impl Inner {
                 end = found.end();
             }
             if at < end && self.close_unused(space, at..end, is_long) {
-                space.end_all_busy(at..end, Word::EMPTY);
+                space.end_all_busy(at..end, ADOPTED, Word::EMPTY);
                 at = end;
             } else {
-                space.divide(&found, Word::BUSY);
+                space.divide(&found, Word::busy(Kind::Untouched));
             }
         }
         Ok(())
@@ -271,7 +272,7 @@ impl Inner {
         for ((page, is_there), is_guard) in pages.clone().zip(&there[..known]).zip(&guards) {
             if *is_guard {
                 // Of the program's own: an access is to fail.
-                space.put(page, Word::UNTOUCHED);
+                space.put(page, ADOPTED, Word::UNTOUCHED);
                 continue;
             }
             if *is_there && contents == Contents::Pages {
@@ -287,7 +288,8 @@ impl Inner {
                 let _ = byte.compare_exchange(value, value, Relaxed, Relaxed);
             }
             charged += i64::from(*is_there);
-            space.put(page, if *is_there { Word::RESIDENT.with(Word::USED) } else { Word::EMPTY });
+            let word = if *is_there { Word::RESIDENT.with(Word::USED) } else { Word::EMPTY };
+            space.put(page, ADOPTED, word);
         }
         self.budget.charge_anyway(charged);
         pages.start + known as u32
@@ -385,7 +387,7 @@ impl Inner {
         }
         if end > pages.start {
             self.door.open_unused(space.address(pages.start)..space.address(end));
-            space.end_all_busy(pages.start..end, Word::UNTOUCHED);
+            space.end_all_busy(pages.start..end, RELEASED, Word::UNTOUCHED);
         }
         end
     }
@@ -397,12 +399,12 @@ impl Inner {
         }
         let was = space.acquire(page);
         if was.kind() != Kind::Resident {
-            space.put(page, was);
+            space.put(page, UNCHANGED, was);
             return page;
         }
         self.door.let_go(space.address(page)..space.address(page + 1));
         self.budget.give_back(self.forget(space, page, was));
-        space.put(page, Word::UNTOUCHED);
+        space.put(page, RELEASED, Word::UNTOUCHED);
         page + 1
     }
 
@@ -419,7 +421,7 @@ impl Inner {
                     continue;
                 }
                 if is_new {
-                    space.end_busy(&found, Word::EMPTY);
+                    space.end_busy(&found, ADOPTED, Word::EMPTY);
                 }
                 at = found.end();
             }

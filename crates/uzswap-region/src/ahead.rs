@@ -8,9 +8,10 @@
 use crate::core::Inner;
 use crate::core::space::Space;
 use crate::lane::Count;
+use crate::page::transition::UNCHANGED;
+use crate::page::word::Kind;
 use crate::staging::BATCH;
 use crate::streams::Way;
-use crate::word::Kind;
 
 impl Inner {
     /// The work of the thread that reads ahead.
@@ -40,7 +41,7 @@ impl Inner {
             let brought = self.fill_many(&mut lane, space, page, window, (word, 0));
             if brought == 0 {
                 // The last one, or there is no buffer for more.
-                space.put(page, word);
+                space.put(page, UNCHANGED, word);
                 break;
             }
             page += brought as u32;

@@ -17,8 +17,8 @@
 
 use crate::core::Inner;
 use crate::core::space::Space;
+use crate::page::word::Kind;
 use crate::staging::BATCH;
-use crate::word::Kind;
 use rustix::fs::{MemfdFlags, Mode, OFlags};
 use rustix::io::Errno;
 use rustix::process::{Resource, getrlimit};

@@ -17,9 +17,10 @@ use crate::core::registry;
 use crate::core::space::Space;
 use crate::lane::{Count, Lane};
 use crate::on_fork::OnFork;
+use crate::page::transition::{FILLED, LOADED, OPENED, TAKEN_BACK, UNCHANGED};
+use crate::page::word::{Kind, Word};
 use crate::staging::BATCH;
 use crate::streams::{NORMAL, RANDOM, WRITES, Way};
-use crate::word::{Kind, Word};
 use rustix::io::Errno;
 use std::convert::Infallible;
 use std::fmt::{self, Write};
@@ -82,7 +83,7 @@ impl Inner {
     /// A fault at a page that is resident: another thread has brought it in just now.
     fn look_again(&self, space: &Space, page: u32, word: Word) {
         self.check_present(space, page);
-        space.put(page, word);
+        space.put(page, UNCHANGED, word);
     }
 
     /// Ends the process if a page is absent that is resident by its word, which we have made
@@ -114,7 +115,7 @@ impl Inner {
         for (page, was) in (0..count).filter_map(|at| Some((way.from(page, at)?, words[at]))) {
             // An error (the address space is being changed): the next write is a fault again.
             let is = if done.is_ok() { was.without(Word::GUARDED).with(Word::STALE) } else { was };
-            space.put(page, is);
+            space.put(page, OPENED, is);
         }
         lane.count(Count::Faults, 1);
         lane.count(Count::FaultsGuarded, 1);
@@ -134,7 +135,8 @@ impl Inner {
             let copy = word.without(Word::GUARDED).copy_bits();
             let copy = if copy == 0 { 0 } else { copy | stale };
             let level = self.returns.level_from_staging(word);
-            space.put(page, Word::RESIDENT.with(Word::USED | copy).with_level(level));
+            let is = Word::RESIDENT.with(Word::USED | copy).with_level(level);
+            space.put(page, TAKEN_BACK, is);
             lane.count(Count::Faults, 1);
             lane.count(Count::FaultsStaged, 1);
             return;
@@ -260,7 +262,7 @@ impl Inner {
             self.copy_in(space, page, std::slice::from_ref(&*lane.page), guard);
             let is = Word::RESIDENT.with(Word::USED | Word::KEPT | stale | guard);
             let level = self.returns.level_from_cache(word, self.capacity());
-            space.put(page, is.with_level(level));
+            space.put(page, LOADED, is.with_level(level));
             lane.note_loaded(space.id, page);
             return;
         }
@@ -272,7 +274,7 @@ impl Inner {
         if !self.door.let_zeros_in(at..at + PAGE_BYTES, stale != 0 || is_inherited) {
             self.copy_in(space, page, std::slice::from_ref(&ZEROS), 0);
         }
-        space.put(page, Word::RESIDENT.with(Word::USED));
+        space.put(page, FILLED, Word::RESIDENT.with(Word::USED));
     }
 
     /// Brings a window of pages in at once; how many it became. 0: there is nothing to gain.
@@ -308,11 +310,15 @@ impl Inner {
             self.copy_in(space, first, pages, guard);
         }
         lane.credit -= count as i64;
-        let copy = if word.kind() == Kind::Stored { Word::KEPT | stale | guard } else { 0 };
+        let is = Word::RESIDENT;
+        let (by, is) = match word.kind() {
+            Kind::Stored => (LOADED, is.with(Word::KEPT | stale | guard)),
+            _ => (FILLED, is),
+        };
         // None of them is known to be used again, not even the requested one. If it were kept when
         // the others are evicted, the next pass in order would find it in between, and windows
         // would be of two pages.
-        taken.for_each(|page| space.put(page, Word::RESIDENT.with(copy)));
+        taken.for_each(|page| space.put(page, by, is));
         if word.kind() != Kind::Stored {
             lane.count(Count::FaultsUntouched, 1);
         }
@@ -367,7 +373,7 @@ impl Inner {
                             Err(Error::Backing { source, .. }) => Err(source),
                         },
                     };
-                    space.put(page, word);
+                    space.put(page, UNCHANGED, word);
                     return read;
                 }
             }

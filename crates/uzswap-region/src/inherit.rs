@@ -8,13 +8,13 @@ use crate::core::Inner;
 use crate::core::space::Space;
 use crate::lane::Lane;
 use crate::layers::{ForChild, Layers};
+use crate::page::transition::{INHERITED, RELEASED};
+use crate::page::word::{Kind, Word};
 use crate::pager::Pager;
 use crate::steady;
-use crate::word::{Kind, Word};
 use std::collections::BTreeMap;
 use std::io;
 use std::ops::Range;
-use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, MutexGuard, RwLockWriteGuard};
 use uzswap_engine::{PAGE_BYTES, Page};
 use uzswap_remote::Tiers;
@@ -155,7 +155,7 @@ impl Inner {
                     true => Word::UNTOUCHED,
                     false => self.whereabouts(space, at)?,
                 };
-                space.end_busy(&found, word);
+                space.end_busy(&found, INHERITED, word);
             }
             let end = found.end().min(space.pages());
             if found.word.kind() != Kind::Untouched {
@@ -181,7 +181,10 @@ impl Inner {
                 if found.word.kind() != Kind::Untouched {
                     // None of them was used.
                     let _ = self.door.let_zeros_in(space.address(page)..space.address(at), true);
-                    found.slot.store(Word::UNTOUCHED.0, Relaxed);
+                    // There is one thread: nobody changes it meanwhile.
+                    if found.word.kind() == Kind::Busy || found.take() {
+                        space.end_busy(&found, RELEASED, Word::UNTOUCHED);
+                    }
                 }
                 continue;
             }
@@ -213,7 +216,7 @@ impl Inner {
                 // one thread.
                 unsafe { proc_mem::write_plainly(address, &*content) }?;
             }
-            space.put(page, Word::UNTOUCHED);
+            space.put(page, RELEASED, Word::UNTOUCHED);
         }
         Ok(())
     }

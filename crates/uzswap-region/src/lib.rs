@@ -21,9 +21,7 @@
 #![deny(unsafe_code)]
 
 // In the order in which to read them.
-mod word;
-#[expect(unsafe_code, reason = "words are atomics in a mapping")]
-mod words;
+mod page;
 
 mod budget;
 mod error;

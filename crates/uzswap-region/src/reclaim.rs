@@ -17,9 +17,10 @@
 use crate::core::Inner;
 use crate::core::space::{Space, Taken};
 use crate::error::Error;
+use crate::page::transition::{DROPPED, PASSED, REFUSED, STAGED, STORED, TAKEN_BACK};
+use crate::page::word::{Kind, Word};
 use crate::staging::BATCH;
 use crate::steady;
-use crate::word::{Kind, Word};
 use std::ops::Range;
 use std::sync::{Arc, PoisonError};
 use uzswap_engine::{PAGE_BYTES, Page, Reject, Store};
@@ -247,11 +248,11 @@ impl Inner {
                 let stays = word.with_passes(passes);
                 if self.drops_copy(word, keeps) {
                     if let Some(left) = self.drop_copy(space, page, word) {
-                        space.put(page, left.with_passes(passes));
+                        space.put(page, PASSED, left.with_passes(passes));
                     }
                 } else if stays != word {
                     // If it changed meanwhile, it was used.
-                    space.change(page, word, stays);
+                    space.change(page, PASSED, word, stays);
                 }
                 None
             }
@@ -280,7 +281,7 @@ impl Inner {
             if self.drops_copy(word, keeps)
                 && let Some(left) = self.drop_copy(space, page, word)
             {
-                space.put(page, left);
+                space.put(page, PASSED, left);
             }
         }
     }
@@ -345,10 +346,10 @@ impl Inner {
         let (moved, is_whole) = self.door.move_out(self, victims, frame);
         for (at, victim) in victims[..moved].iter().enumerate() {
             self.staging.enter(frame + at, (victim.space.id, victim.page));
-            victim.space.put(victim.page, Word::staged(frame + at, victim.was));
+            victim.space.put(victim.page, STAGED, Word::staged(frame + at, victim.was));
         }
         let Some(stays) = victims.get(moved).filter(|_| !is_whole) else { return (moved, moved) };
-        stays.space.put(stays.page, stays.was.with(Word::USED));
+        stays.space.put(stays.page, REFUSED, stays.was.with(Word::USED));
         (moved, moved + 1)
     }
 
@@ -392,11 +393,11 @@ impl Inner {
     fn store(&self, space: &Space, page: u32, frame: usize, was: Word) -> bool {
         if was.has(Word::GUARDED) || self.keep(space, page, self.staging.page(frame)) {
             self.note_left(space, page, was);
-            space.put(page, self.returns.departs(was));
+            space.put(page, STORED, self.returns.departs(was));
             return true;
         }
         self.take_back(space, page, frame);
-        space.put(page, Word::RESIDENT.with(Word::USED));
+        space.put(page, TAKEN_BACK, Word::RESIDENT.with(Word::USED));
         false
     }
 
@@ -487,14 +488,15 @@ impl Inner {
                     let at = space.address(page);
                     // A pinned page stays there; an error would mean that it is.
                     let _ = self.uffd().zero(at..at + PAGE_BYTES);
-                    space.put(page, was.without(Word::KEPT | Word::STALE | Word::GUARDED));
+                    let held = was.without(Word::KEPT | Word::STALE | Word::GUARDED);
+                    space.put(page, DROPPED, held);
                     continue;
                 }
                 if was.kind() == Kind::Staged {
                     self.staging.disown(was.frame(), (space.id, page));
                 }
                 given += i64::from(is_resident);
-                space.put(page, Word::UNTOUCHED);
+                space.put(page, DROPPED, Word::UNTOUCHED);
             }
             self.budget.give_back(given);
             at = end;

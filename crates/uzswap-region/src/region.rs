@@ -4,9 +4,10 @@ use crate::core::Inner;
 use crate::core::registry;
 use crate::core::space::Space;
 use crate::error::Error;
+use crate::page::transition::PINNED;
+use crate::page::word::{Kind, Word};
 use crate::pager::Pager;
 use crate::streams;
-use crate::word::{Kind, Word};
 use rustix::io::Errno;
 use std::fmt;
 use std::mem::ManuallyDrop;
@@ -158,7 +159,7 @@ impl RegionRef {
                 let address = self.space.address(page);
                 let fault = Fault { address, is_write: false, instruction: 0 };
                 self.pager.inner().fault(&self.space, page, fault);
-            } else if self.space.change(page, word, to(word).expect("pinned 2^18 times")) {
+            } else if self.space.change(page, PINNED, word, to(word).expect("pinned 2^18 times")) {
                 return;
             }
         }

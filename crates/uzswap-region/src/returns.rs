@@ -4,7 +4,7 @@
 //! how many others left meanwhile. It counts for its own processor: faults share no line here but
 //! that of the moment, which reclaim writes once for 64 pages.
 
-use crate::word::{MOMENTS, Word};
+use crate::page::word::{MOMENTS, Word};
 use crossbeam_utils::CachePadded;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use uzswap_policy::order::{self, LEVELS, Seen};

@@ -3,7 +3,7 @@
 //! A *window* is a [`Space`] over whole GiB of addresses. Its pages are the program's, which maps
 //! and unmaps them. Only adopted pages have a word other than `Untouched`. So one program has few
 //! windows, whatever it maps, and a page is found as in a region. Adopted pages that were not used
-//! yet share words ([`crate::words`]), so a reservation of terabytes is one window, and costs
+//! yet share words ([`crate::page::words`]), so a reservation of terabytes is one window, and costs
 //! little.
 //!
 //! The caller of this module sees the program's system calls before the kernel does. It makes calls
@@ -20,9 +20,10 @@ use crate::core::space::{Space, Taken, neighbours, range_of};
 use crate::error::Error;
 use crate::lane::Count;
 use crate::layers::Layers;
+use crate::page::transition::{CARRIED, DROPPED, GONE, PINNED, Transition, UNCHANGED};
+use crate::page::word::{Kind, Word};
 use crate::pager::Pager;
 use crate::steady;
-use crate::word::{Kind, Word};
 use std::ops::Range;
 use std::sync::Arc;
 use uzswap_engine::{PAGE_BYTES, Page};
@@ -41,10 +42,11 @@ pub enum Change {
 }
 
 impl Change {
-    fn word(self) -> Word {
+    /// The change of a page's word, and the word.
+    fn of_word(self) -> (&'static Transition, Word) {
         match self {
-            Self::Gone => Word::UNTOUCHED,
-            Self::Zeroed => Word::EMPTY,
+            Self::Gone => (GONE, Word::UNTOUCHED),
+            Self::Zeroed => (DROPPED, Word::EMPTY),
         }
     }
 }
@@ -102,7 +104,8 @@ impl Pager {
         let AllTaken { pages, emptied } = inner.take_all(&range);
         let (result, is_done) = call();
         let is_gone = is_done && change == Change::Gone;
-        emptied.end_busy(if is_gone { Word::UNTOUCHED } else { Word::EMPTY });
+        let (by, word) = if is_done { change.of_word() } else { (UNCHANGED, Word::EMPTY) };
+        emptied.end_busy(by, word);
         if is_done && change == Change::Zeroed {
             inner.close_dropped(&pages);
             return result;
@@ -110,11 +113,11 @@ impl Pager {
         let mut given = 0;
         for Taken { space, page, was } in pages {
             if !is_done {
-                space.put(page, was);
+                space.put(page, UNCHANGED, was);
                 continue;
             }
             given += inner.forget(&space, page, was);
-            space.put(page, change.word());
+            space.put(page, by, word);
         }
         inner.budget.give_back(given);
         if is_gone {
@@ -282,7 +285,7 @@ impl Pager {
         let Some(to) = call() else {
             let _ = map::set_joined(from, true);
             pages.into_iter().for_each(Taken::put_back);
-            emptied.end_busy(Word::EMPTY);
+            emptied.end_busy(UNCHANGED, Word::EMPTY);
             return Ok(());
         };
         let stays = to == from.start;
@@ -291,10 +294,11 @@ impl Pager {
         for range in [to..to + from.len() + grown, from.clone()] {
             let _ = map::set_joined(range, true);
         }
+        let (by, word) = source.of_word();
         for Taken { space, page, was } in pages {
             let address = to + (space.address(page) - from.start);
             if stays && result.is_ok() {
-                space.put(page, was);
+                space.put(page, UNCHANGED, was);
                 continue;
             }
             if result.is_ok() {
@@ -302,9 +306,10 @@ impl Pager {
             } else {
                 inner.budget.give_back(inner.forget(&space, page, was));
             }
-            space.put(page, source.word());
+            space.put(page, by, word);
         }
-        emptied.end_busy(if stays { Word::EMPTY } else { source.word() });
+        let (by, word) = if stays { (UNCHANGED, Word::EMPTY) } else { (by, word) };
+        emptied.end_busy(by, word);
         result?;
         for part in emptied.ranges().filter(|_| !stays) {
             let moved = to + (part.start - from.start);
@@ -425,7 +430,7 @@ impl Space {
             match word.kind() {
                 Kind::Untouched => return false,
                 Kind::Resident => {
-                    if self.change(page, word, to(word).expect("pinned 2^18 times")) {
+                    if self.change(page, PINNED, word, to(word).expect("pinned 2^18 times")) {
                         return true;
                     }
                 }
@@ -462,7 +467,7 @@ impl Inner {
                 let is_in = self.forget(space, *page, *was) > 0;
                 self.budget.give_back((is_in && is_closed).into());
                 let held = was.without(Word::KEPT | Word::STALE | Word::GUARDED);
-                space.put(*page, if is_in && !is_closed { held } else { Word::EMPTY });
+                space.put(*page, DROPPED, if is_in && !is_closed { held } else { Word::EMPTY });
             }
             left = &left[run..];
         }
@@ -526,7 +531,7 @@ impl Inner {
                 was.without(Word::KEPT | Word::STALE | Word::GUARDED)
             }
         };
-        window.put(to, is);
+        window.put(to, CARRIED, is);
     }
 
     /// The same of a page that is in the cache: its content, under another key.

@@ -7,8 +7,8 @@
 //! are loaded at once. Keys are given back as the pages go.
 
 use super::space::Space;
-use crate::word::Kind;
-use crate::words::{BLOCK, UNIT, UNITS};
+use crate::page::word::Kind;
+use crate::page::words::{BLOCK, UNIT, UNITS};
 use std::ops::Range;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use uzswap_engine::{Area, Cache, SwapEntry};

@@ -3,13 +3,14 @@
 //! A page is changed only by the thread that made its word `Busy` ([`Space::take`],
 //! [`Space::acquire`]); all others wait on the word. Words are made of memory that is mapped when
 //! it is first touched, as is the region's own, so that a region costs only its touched part
-//! ([`crate::words`]).
+//! ([`crate::page::words`]).
 
 use super::Inner;
 use crate::budget::{wait, wake_all};
 use crate::error::Error;
-use crate::word::{Kind, Word};
-use crate::words::{BLOCK, Found, UNIT, UNITS, Words};
+use crate::page::transition::{FOUND, PINNED, Transition, UNCHANGED};
+use crate::page::word::{Kind, Word};
+use crate::page::words::{BLOCK, Found, UNIT, UNITS, Words};
 use std::fs::File;
 use std::io;
 use std::ops::Range;
@@ -51,7 +52,7 @@ pub(crate) struct Taken {
 impl Taken {
     /// Ends `Busy`: the word is as before.
     pub(crate) fn put_back(self) {
-        self.space.put(self.page, self.was);
+        self.space.put(self.page, UNCHANGED, self.was);
     }
 }
 
@@ -231,7 +232,7 @@ impl Space {
         if now == Word::EMPTY && found.is_block() {
             self.note_used(found.first(), group);
         }
-        self.end_busy(found, Word::divided(group));
+        self.publish(found, Word::divided(group));
     }
 
     /// Pages of a block get words of their own, in a new group: they were `Empty`, and are `Busy`.
@@ -244,14 +245,15 @@ impl Space {
         self.pager.door.close(self.address(first), &mut there, true);
         let used = there.iter().enumerate().filter(|(_, is_there)| **is_there);
         let word = Word::RESIDENT.with(Word::USED);
+        FOUND.check(Kind::Empty, word.kind());
         used.clone().for_each(|(at, _)| self.words.of_group(group, at).store(word.0, Relaxed));
         self.pager.budget.charge_anyway(used.count() as i64);
     }
 
     /// Changes a word that is still `from`, for changes that are complete by that.
-    pub(crate) fn change(&self, page: u32, from: Word, to: Word) -> bool {
+    pub(crate) fn change(&self, page: u32, by: &Transition, from: Word, to: Word) -> bool {
         let found = self.words.find(page);
-        found.word == from && found.change(to)
+        found.word == from && found.change(by, to)
     }
 
     /// Makes a page `Busy` as soon as it is not, and returns its former word.
@@ -267,14 +269,19 @@ impl Space {
     }
 
     /// Ends `Busy`, and wakes the waiting threads.
-    pub(crate) fn put(&self, page: u32, word: Word) {
+    pub(crate) fn put(&self, page: u32, by: &Transition, word: Word) {
         let found = self.words.find(page);
         debug_assert!(!found.is_shared());
-        self.end_busy(&found, word);
+        self.end_busy(&found, by, word);
     }
 
     /// The same for all pages of a word.
-    pub(crate) fn end_busy(&self, found: &Found<'_>, word: Word) {
+    pub(crate) fn end_busy(&self, found: &Found<'_>, by: &Transition, word: Word) {
+        by.check(Word(found.slot.load(Relaxed)).before(), word.kind());
+        self.publish(found, word);
+    }
+
+    fn publish(&self, found: &Found<'_>, word: Word) {
         let was = Word(found.slot.swap(word.0, AcqRel));
         debug_assert!(was.kind() == Kind::Busy);
         if was.has(Word::WAITED) {
@@ -286,19 +293,19 @@ impl Space {
     pub(crate) fn wait(&self, page: u32) {
         const SPINS: usize = 100;
         let slot = self.words.find(page).slot;
-        let is_busy = |word: Word| word.group().is_none() && word.kind() == Kind::Busy;
+        let busy = || {
+            let word = Word(slot.load(Relaxed));
+            (word.group().is_none() && word.kind() == Kind::Busy).then_some(word)
+        };
         for _ in 0..SPINS {
-            if !is_busy(Word(slot.load(Relaxed))) {
+            if busy().is_none() {
                 return;
             }
             std::hint::spin_loop();
         }
-        let waited = Word::BUSY.with(Word::WAITED);
-        let now = match slot.compare_exchange(Word::BUSY.0, waited.0, AcqRel, Acquire) {
-            Ok(_) => waited,
-            Err(now) => Word(now),
-        };
-        if now == waited {
+        let Some(word) = busy() else { return };
+        let waited = word.with(Word::WAITED);
+        if word == waited || slot.compare_exchange(word.0, waited.0, AcqRel, Relaxed).is_ok() {
             wait(slot, waited.0);
         }
     }
@@ -313,7 +320,7 @@ impl Space {
                 _ => None,
             };
             let Some(pinned) = pinned else { return Some(false) };
-            if found.change(pinned) {
+            if found.change(PINNED, pinned) {
                 return Some(true);
             }
         }
@@ -330,7 +337,7 @@ impl Space {
                 // A call on the page is under way; it leaves a pinned page where it is.
                 Kind::Busy => self.wait(page),
                 Kind::Resident if word.pins() > 0 => {
-                    if found.change(word.unpinned()) {
+                    if found.change(PINNED, word.unpinned()) {
                         return;
                     }
                 }

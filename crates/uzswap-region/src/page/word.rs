@@ -17,8 +17,9 @@
 //! staged page has its frame. A stored one has the moment at which it left, or 0 if that is not
 //! known.
 //!
-//! Only the thread that made a page `Busy` changes it to another state; no other thread touches the
-//! page, its frame or its copy meanwhile. Transitions are in docs/design/region.md.
+//! The payload of a `Busy` page is its kind before. Only the thread that made a page `Busy` changes
+//! it to another state, by a row of [`super::transition`]; no other thread touches the page, its
+//! frame or its copy meanwhile.
 
 use uzswap_policy::order::{LEVELS, PASSES_MAX};
 
@@ -26,18 +27,18 @@ use uzswap_policy::order::{LEVELS, PASSES_MAX};
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Kind {
     /// Nowhere: it was never written, or dropped. Reads as zeros.
-    Untouched,
+    Untouched = 0,
     /// Some thread is changing it.
-    Busy,
+    Busy = 1,
     /// In the region.
-    Resident,
+    Resident = 2,
     /// In a frame of the staging area, uncompressed.
-    Staged,
+    Staged = 3,
     /// In the cache.
-    Stored,
+    Stored = 4,
     /// Nowhere, and ours: reads as zeros. Of memory that was the program's before (windows), whose
     /// `Untouched` pages are not ours.
-    Empty,
+    Empty = 5,
 }
 
 /// See the module.
@@ -59,7 +60,7 @@ pub(crate) const MOMENTS: u64 = 1 << (32 - PAYLOAD_SHIFT);
 
 impl Word {
     pub(crate) const UNTOUCHED: Self = Self(0);
-    pub(crate) const BUSY: Self = Self(1);
+    const BUSY: u32 = 1;
     pub(crate) const RESIDENT: Self = Self(2);
     const STAGED: u32 = 3;
     pub(crate) const STORED: Self = Self(4);
@@ -74,7 +75,8 @@ impl Word {
     /// Frames that a payload can name.
     pub(crate) const FRAMES_MAX: usize = 1 << (32 - PAYLOAD_SHIFT);
 
-    /// The word of several pages that have words of their own, in a group of [`crate::words`].
+    /// The word of several pages that have words of their own, in a group of
+    /// [`crate::page::words`].
     pub(crate) fn divided(group: u32) -> Self {
         debug_assert!(group < 1 << (32 - KIND_BITS));
         Self(group << KIND_BITS | Self::DIVIDED)
@@ -86,15 +88,18 @@ impl Word {
     }
 
     pub(crate) fn kind(self) -> Kind {
-        match self.0 & KIND_MASK {
-            0 => Kind::Untouched,
-            1 => Kind::Busy,
-            2 => Kind::Resident,
-            3 => Kind::Staged,
-            4 => Kind::Stored,
-            5 => Kind::Empty,
-            other => unreachable!("no page has a word of kind {other}"),
-        }
+        kind(self.0 & KIND_MASK)
+    }
+
+    /// A page that a thread has, which was of this kind.
+    pub(crate) fn busy(before: Kind) -> Self {
+        Self((before as u32) << PAYLOAD_SHIFT | Self::BUSY)
+    }
+
+    /// The kind of a busy page before it was that.
+    pub(crate) fn before(self) -> Kind {
+        debug_assert!(self.kind() == Kind::Busy);
+        kind(self.0 >> PAYLOAD_SHIFT)
     }
 
     /// A page in a frame; its level, its use and the state of the cache's copy are those of `was`.
@@ -175,6 +180,18 @@ impl Word {
     }
 }
 
+fn kind(number: u32) -> Kind {
+    match number {
+        0 => Kind::Untouched,
+        1 => Kind::Busy,
+        2 => Kind::Resident,
+        3 => Kind::Staged,
+        4 => Kind::Stored,
+        5 => Kind::Empty,
+        other => unreachable!("no page has a word of kind {other}"),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -183,12 +200,13 @@ mod tests {
     fn words_round_trip() {
         for (word, kind) in [
             (Word::UNTOUCHED, Kind::Untouched),
-            (Word::BUSY.with(Word::WAITED), Kind::Busy),
+            (Word::busy(Kind::Stored).with(Word::WAITED), Kind::Busy),
             (Word::RESIDENT.with(Word::USED | Word::KEPT), Kind::Resident),
             (Word::STORED, Kind::Stored),
             (Word::EMPTY, Kind::Empty),
         ] {
             assert_eq!(word.kind(), kind);
+            assert_eq!(Word::busy(kind).with(Word::WAITED).before(), kind);
         }
         for moment in [0, 1, MOMENTS as u32 - 1] {
             let word = Word::stored(2, moment);
@@ -198,7 +216,7 @@ mod tests {
             assert_eq!(Word::divided(group).group(), Some(group));
         }
         assert_eq!(
-            (Word::UNTOUCHED.group(), Word::BUSY.group(), Word::EMPTY.group()),
+            (Word::UNTOUCHED.group(), Word::busy(Kind::Empty).group(), Word::EMPTY.group()),
             (None, None, None)
         );
         for frame in [0, 77, Word::FRAMES_MAX - 1] {

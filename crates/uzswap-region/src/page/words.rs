@@ -12,7 +12,8 @@
 //!
 //! A reservation costs 4 bytes for each 16 MiB, and a page that is used alone 544 bytes.
 
-use crate::word::{Kind, Word};
+use super::transition::Transition;
+use super::word::{Kind, Word};
 use std::io;
 use std::ops::Range;
 use std::sync::atomic::{AtomicU32, Ordering::*};
@@ -79,12 +80,14 @@ impl Found<'_> {
     /// Makes the pages `Busy`, if the word is as it was found.
     pub(crate) fn take(&self) -> bool {
         debug_assert!(self.word.kind() != Kind::Busy);
-        self.slot.compare_exchange(self.word.0, Word::BUSY.0, AcqRel, Relaxed).is_ok()
+        let busy = Word::busy(self.word.kind());
+        self.slot.compare_exchange(self.word.0, busy.0, AcqRel, Relaxed).is_ok()
     }
 
     /// Changes the word of a page, its own, if it is as it was found.
-    pub(crate) fn change(&self, to: Word) -> bool {
+    pub(crate) fn change(&self, by: &Transition, to: Word) -> bool {
         debug_assert!(!self.is_shared() && self.word.kind() != Kind::Busy);
+        by.check(self.word.kind(), to.kind());
         self.slot.compare_exchange(self.word.0, to.0, AcqRel, Relaxed).is_ok()
     }
 }
