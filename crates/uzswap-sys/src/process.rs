@@ -272,6 +272,8 @@ pub struct Activity {
     pub is_running: bool,
     /// It waits for a device, as in a major fault.
     pub is_waiting: bool,
+    /// It was forked, and runs the program of its parent.
+    pub is_fork: bool,
 }
 
 impl Activity {
@@ -281,15 +283,19 @@ impl Activity {
     }
 
     fn parse(stat: &str) -> Option<Self> {
-        // The name, in parentheses, may have any characters. After it: the state, as the tenth
-        // field the major faults, as the twentieth the start.
+        /// PF_FORKNOEXEC of the kernel: the process has not called `execve` since its fork.
+        const FORKED: u32 = 0x40;
+        // The name, in parentheses, may have any characters. After it: the state, as the seventh
+        // field the flags, as the tenth the major faults, as the twentieth the start.
         let (_, rest) = stat.rsplit_once(')')?;
         let mut fields = rest.split_whitespace();
         let state = fields.next()?;
-        let major_faults = fields.nth(8)?.parse().ok()?;
+        let flags: u32 = fields.nth(5)?.parse().ok()?;
+        let major_faults = fields.nth(2)?.parse().ok()?;
         let started = fields.nth(9)?.parse().ok()?;
         let (is_running, is_waiting) = (state == "R", state == "D");
-        (state != "Z").then_some(Self { started, major_faults, is_running, is_waiting })
+        let is_fork = flags & FORKED != 0;
+        (state != "Z").then_some(Self { started, major_faults, is_running, is_waiting, is_fork })
     }
 }
 
@@ -449,10 +455,15 @@ mod tests {
 
     #[test]
     fn activity_is_read_whatever_the_name() {
-        let stat = "7 (a) R 1 (b) D 1 2 3 4 5 6 70 80 90 10 11 12 13 14 15 16 17 18 1234 0 0";
+        let stat = "7 (a) R 1 (b) D 1 2 3 4 5 4194368 70 80 90 10 11 12 13 14 15 16 17 18 1234 0 0";
         let seen = Activity::parse(stat).unwrap();
-        let expected =
-            Activity { started: 1234, major_faults: 90, is_running: false, is_waiting: true };
+        let expected = Activity {
+            started: 1234,
+            major_faults: 90,
+            is_running: false,
+            is_waiting: true,
+            is_fork: true,
+        };
         assert_eq!(seen, expected);
         assert_eq!(Activity::parse(&stat.replace("(b) D", "(b) Z")), None);
     }

@@ -384,7 +384,8 @@ mod tests {
             let process = |pid| {
                 let started = pid as u64;
                 let (major_faults, is_running, is_waiting) = (0, true, false);
-                let activity = Activity { started, major_faults, is_running, is_waiting };
+                let is_fork = false;
+                let activity = Activity { started, major_faults, is_running, is_waiting, is_fork };
                 ProcessSample { pid, activity, is_held: false }
             };
             let seen = (1..=processes).map(process).collect();

@@ -2,6 +2,7 @@
 //! by a library that they preload. It needs no root, no swap and no cgroup.
 
 mod at_store;
+mod beyond;
 pub mod executable;
 mod left_alone;
 
@@ -15,6 +16,7 @@ use crate::say::say;
 use crate::show::live::Live;
 use crate::size;
 use at_store::AtStore;
+use beyond::Beyond;
 use left_alone::{Alone, LeftAlone};
 use rustix::fs::{StatVfsMountFlags, statvfs};
 use serde::Serialize;
@@ -148,20 +150,24 @@ fn tell(
     (seconds, exit_code): (f64, u8),
 ) -> Result<(), Failure> {
     let table = file.tree.table();
+    let peak = table.peak.load(Relaxed);
+    let left_alone = watch.left_alone.all(table);
+    let explained = left_alone.iter().map(|one| one.bytes).sum();
     let report = InProcessReport {
         seconds,
         exit_code,
         memory_limit: arguments.memory,
-        memory_peak: table.peak.load(Relaxed),
+        memory_peak: peak,
         faults_by: file.means.name(),
         slower: slower(file.means),
         programs: table.managed.load(Relaxed),
         programs_left_alone: table.unmanaged.load(Relaxed) + watch.left_alone.strangers(),
-        left_alone: watch.left_alone.all(table),
+        left_alone,
         faults: table.faults.load(Relaxed),
         stores: table.stored.load(Relaxed),
         pool_peak: watch.peak.pool,
         ratio: watch.peak.ratio,
+        beyond: watch.peak.beyond.of(peak, arguments.memory, explained),
         remote: watch.peak.remote.map(|peak| AtStore::new(&table.remote.get(), peak)),
         load_control: watch.held,
     };
@@ -203,6 +209,8 @@ struct InProcessReport {
     pool_peak: u64,
     /// Pages to one byte of pool at that time.
     ratio: f64,
+    /// The reason for a peak that is beyond the limit, and is not explained by `left_alone`.
+    beyond: Option<Beyond>,
     /// The store in another machine's memory, if there is one.
     remote: Option<AtStore>,
     /// The acts of load control, unless it was refused.
@@ -228,6 +236,9 @@ impl InProcessReport {
         if self.pool_peak > 0 {
             let pool = size::show(self.pool_peak);
             text += &format!("  pool      {pool} at its peak, ratio {:.2} : 1\n", self.ratio);
+        }
+        if let Some(beyond) = &self.beyond {
+            text += &format!("  beyond    {beyond}\n");
         }
         if let Some(remote) = &self.remote {
             text += &format!("  remote    {remote}\n");
@@ -255,6 +266,7 @@ impl InProcessReport {
 struct Peak {
     pool: u64,
     ratio: f64,
+    beyond: Beyond,
     /// Bytes at the store, if there is one.
     remote: Option<u64>,
 }
@@ -263,6 +275,7 @@ impl Peak {
     /// Looks once more.
     fn update(&mut self, table: &Table, seconds: f64, live: &Live) {
         table.count_silent(|pid| process::anonymous_bytes(pid as i32).unwrap_or(0));
+        self.beyond.look(table);
         let (mut used, mut held, mut pool, mut remote) = (0, 0, 0, 0);
         for member in table.members() {
             used += member.used;

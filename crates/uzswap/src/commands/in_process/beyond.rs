@@ -1,0 +1,101 @@
+//! The reason for which a run had more memory than its limit.
+//!
+//! Each process keeps to its share of the limit, except for memory that is left alone, which the
+//! report names. A fork begins with pages that it shares with its parent. A write to one copies it,
+//! and is no fault that a process could be made to wait at.
+
+use crate::size;
+use serde::Serialize;
+use std::fmt;
+use std::sync::atomic::Ordering::Relaxed;
+use uzswap_sys::process::{self, Activity};
+use uzswap_tree::Table;
+
+/// A run that had more percent of its limit than this says why.
+const PERCENT: u64 = 115;
+
+/// A run's processes at the look at which they had most memory beyond the limit.
+#[derive(Debug, Default, Serialize)]
+pub struct Beyond {
+    /// Anonymous memory of all, bytes.
+    pub bytes: u64,
+    pub processes: usize,
+    /// Those that were forked and run the program of their parent.
+    pub forks: usize,
+    /// Anonymous memory of these, bytes.
+    pub bytes_of_forks: u64,
+}
+
+impl Beyond {
+    /// Looks at them.
+    pub fn look(&mut self, table: &Table) {
+        let bytes_of = |one: i32, reported: u64| match reported {
+            // It has not reported yet.
+            0 => process::anonymous_bytes(one).unwrap_or(0),
+            bytes => bytes,
+        };
+        let members = table.members().map(|member| {
+            let one = member.process as i32;
+            (one, bytes_of(one, member.used))
+        });
+        let members: Vec<(i32, u64)> = members.collect();
+        let bytes = members.iter().map(|(_, bytes)| bytes).sum();
+        if bytes <= self.bytes.max(table.total.load(Relaxed)) {
+            return;
+        }
+        let is_fork = |one: i32| Activity::of(one).is_some_and(|found| found.is_fork);
+        let of_forks: Vec<u64> =
+            members.iter().filter(|(one, _)| is_fork(*one)).map(|(_, bytes)| *bytes).collect();
+        *self = Self {
+            bytes,
+            processes: members.len(),
+            forks: of_forks.len(),
+            bytes_of_forks: of_forks.iter().sum(),
+        };
+    }
+
+    /// For the report of a run that had `peak` bytes, of which some are named as left alone; `None`
+    /// if that explains the peak.
+    pub fn of(self, peak: u64, limit: u64, left_alone: u64) -> Option<Self> {
+        (peak.saturating_sub(left_alone) > limit / 100 * PERCENT).then_some(self)
+    }
+}
+
+impl fmt::Display for Beyond {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { bytes, processes, forks, bytes_of_forks } = self;
+        let (bytes, of_forks) = (size::show(*bytes), size::show(*bytes_of_forks));
+        match (processes, forks) {
+            (0, _) => write!(f, "for less than a fifth of a second, between two looks"),
+            (_, 0) => write!(
+                f,
+                "{processes} processes had {bytes}: the shares of all are cut as others grow, and \
+                 their pages leave after that"
+            ),
+            _ => write!(
+                f,
+                "{forks} of {processes} processes were forks, with {of_forks} of {bytes}: a write \
+                 copies a page that a fork shares with its parent, and does not wait for memory"
+            ),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_run_says_why_it_had_more_unless_what_was_left_alone_explains_it() {
+        const MIB: u64 = 1 << 20;
+        let seen =
+            || Beyond { bytes: 200 * MIB, processes: 4, forks: 3, bytes_of_forks: 150 * MIB };
+        assert!(seen().of(114 * MIB, 100 * MIB, 0).is_none());
+        assert!(seen().of(200 * MIB, 100 * MIB, 90 * MIB).is_none());
+        let told = seen().of(200 * MIB, 100 * MIB, 0).unwrap().to_string();
+        assert!(told.starts_with("3 of 4 processes were forks, with 150.0 MiB of"), "{told}");
+        let told = Beyond { forks: 0, ..seen() }.to_string();
+        assert!(told.starts_with("4 processes had 200 MiB"), "{told}");
+        assert!(Beyond::default().to_string().contains("between two looks"));
+    }
+}
