@@ -71,6 +71,21 @@ static int herd(int count) {
     for (int status = 0; wait(&status) > 0;) sum += status;
     return sum;
 }
+/// Forks that write to all that they share, and stay for a moment.
+static int share(int count) {
+    unsigned char **pieces = fill(count);
+    int sum = 0;
+    for (int i = 0; i < 3; i++)
+        if (fork() == 0) {
+            for (int piece = 0; piece < count; piece++)
+                for (int at = 0; at < BYTES; at += 4096) pieces[piece][at] ^= i + 1;
+            sleep(1);
+            _exit(0);
+        }
+    for (int status = 0; wait(&status) > 0;) sum += status;
+    check(pieces, count);
+    return sum;
+}
 /// In pieces that are allocated as a whole and filled at once, or mapped already filled.
 static int rush(int count) {
     enum { PIECE = 16 * BYTES };
@@ -90,6 +105,7 @@ int main(int words, char **word) {
     case 'r': return rush(count) ? 3 : 0;
     case 'c': return crowd(count) ? 3 : 0;
     case 'h': return herd(count) ? 3 : 0;
+    case 's': return share(count) ? 3 : 0;
     default: return grow(count) ? 3 : 0;
     }
 }
@@ -108,12 +124,12 @@ const AT_ONCE: u64 = 48 << 20;
 /// Runs the program with so many MiB, all at once: it must succeed, and exceed the budget by this
 /// much at most.
 fn check(words: &[&str], mib: u64, beyond: u64) {
-    let said = check_with(&["--no-load-control"], words, mib, beyond);
+    let (said, _) = check_with(&["--no-load-control"], words, mib, beyond);
     assert!(said.contains("was kept small") && !said.contains("of 0 processes"), "{said}");
 }
 
-/// The same, with options; returns the report's text.
-fn check_with(options: &[&str], words: &[&str], mib: u64, beyond: u64) -> String {
+/// The same, with options; returns the report's text, and the most bytes that they had.
+fn check_with(options: &[&str], words: &[&str], mib: u64, beyond: u64) -> (String, u64) {
     let folder = tempfile::tempdir_in("/var/tmp").unwrap();
     compile(folder.path(), PROGRAM, &[]);
     let mut command = as_nobody(folder.path());
@@ -124,7 +140,7 @@ fn check_with(options: &[&str], words: &[&str], mib: u64, beyond: u64) -> String
     println!("{words:?}: {} KiB: {said}", peak >> 10);
     assert!(output.status.success(), "{}: {said}", output.status);
     assert!(peak <= (mib << 20) + beyond, "{} KiB: {said}", peak >> 10);
-    said
+    (said, peak)
 }
 
 /// One after the other: each is a load for the other one's threads, which must check in time.
@@ -134,6 +150,13 @@ fn processes_keep_near_to_the_budget() {
     check(&["crowd", "60"], 64, TOGETHER);
     check(&["grow", "160"], 64, TOGETHER);
     check(&["herd", "48"], 512, AT_ONCE);
-    let said = check_with(&[], &["herd", "48"], 512, TOGETHER);
+    let (said, _) = check_with(&[], &["herd", "48"], 512, TOGETHER);
     assert!(said.contains("held back"), "in turns they all fit: {said}");
+}
+
+/// Three forks of a program that has nearly all of the limit write to all of it.
+#[test]
+fn a_run_says_that_forks_had_more_than_its_limit() {
+    let (said, peak) = check_with(&[], &["share", "48"], 64, 3 * (48 << 20));
+    assert!(peak < 80 << 20 || said.contains("processes were forks, with"), "{said}");
 }
