@@ -52,14 +52,14 @@ const KEEPER_PAUSE: Duration = Duration::from_millis(20);
 
 /// When keepers are started.
 #[derive(Default)]
-struct Pauses {
+pub struct Pauses {
     last: Option<Instant>,
     short_lives: u32,
 }
 
 impl Pauses {
     /// How long to wait before one is started `now`.
-    fn before_next(&mut self, now: Instant) -> Duration {
+    pub fn before_next(&mut self, now: Instant) -> Duration {
         let is_short = self.last.is_some_and(|last| now - last < KEEPER_LIFE_MIN);
         self.short_lives = if is_short { self.short_lives + 1 } else { 0 };
         let pause = KEEPER_PAUSE * ((1 << self.short_lives.min(7)) - 1);

@@ -15,6 +15,8 @@ pub mod processes;
 pub mod requirements;
 pub mod shortage;
 pub mod signals;
+#[cfg(test)]
+mod simulator;
 pub mod slots;
 pub mod space;
 pub mod spared;
