@@ -118,12 +118,13 @@ fn contributing(root: &Path) -> String {
     format!("{before}{BEGIN}{rows}{END}{after}")
 }
 
-/// The files of tests that are programs of their own, relative to the root.
-fn tests(root: &Path) -> Vec<String> {
-    let crates = fs::read_dir(root.join("crates")).into_iter().flatten().flatten();
-    let crates = crates.map(|entry| format!("crates/{}", entry.file_name().to_string_lossy()));
+/// The files of tests that are programs of their own, relative to the root: those of the end-to-end
+/// tests are in a folder for each subject.
+pub fn tests(root: &Path) -> Vec<String> {
+    let subjects = folders(root, "tests/tests").into_iter();
+    let crates = folders(root, "crates").into_iter().map(|folder| folder + "/tests");
     let mut tests = Vec::new();
-    for folder in crates.chain(["tests".to_owned()]).map(|folder| folder + "/tests") {
+    for folder in subjects.chain(crates) {
         for entry in fs::read_dir(root.join(&folder)).into_iter().flatten().flatten() {
             let name = entry.file_name().to_string_lossy().into_owned();
             if name.ends_with(".rs") {
@@ -133,6 +134,13 @@ fn tests(root: &Path) -> Vec<String> {
     }
     tests.sort();
     tests
+}
+
+/// The folders in a folder, relative to the root.
+fn folders(root: &Path, folder: &str) -> Vec<String> {
+    let entries = fs::read_dir(root.join(folder)).into_iter().flatten().flatten();
+    let folders = entries.filter(|entry| entry.path().is_dir());
+    folders.map(|entry| format!("{folder}/{}", entry.file_name().to_string_lossy())).collect()
 }
 
 /// Writes them.

@@ -1,8 +1,8 @@
 //! The fast path of a replaced call, which decides most of those that a server makes: their
 //! buffers are there. It saves the cost of keeping the processor's whole state
 //! ([`uzswap_calls::Looks`]). So no code here, nor any that is called from here, may call the C
-//! library or use vector registers beyond those of any x86-64. `tests/tests/fast_path.rs` reads
-//! the machine code for that.
+//! library or use vector registers beyond those of any x86-64.
+//! `tests/tests/in_process/fast_path.rs` reads the machine code for that.
 
 use crate::holds::used_of_futex;
 use crate::{stage, thread};

@@ -1,7 +1,7 @@
 //! Shared by all benchmarks: sizes, rounds in which configurations take turns, and the report.
 //!
 //! A benchmark is a module with a function `run(&Bench, &Arguments) -> Result<Section, Failure>`,
-//! a line in `main.rs`, and its smoke size in tests/tests/bench.rs. It measures with
+//! a line in `main.rs`, and its smoke size in tests/tests/show/bench.rs. It measures with
 //! [`Bench::take_turns`].
 
 use crate::error::{Context, Failure};

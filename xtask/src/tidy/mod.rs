@@ -45,6 +45,8 @@ pub fn check(root: &Path) -> ExitCode {
     }
     let architecture = fs::read_to_string(root.join("ARCHITECTURE.md")).unwrap_or_default();
     tables::check_edges(root, &architecture, &mut wrong);
+    let manifest = fs::read_to_string(root.join("tests/Cargo.toml")).unwrap_or_default();
+    tables::check_tests(&docs::tests(root), &manifest, &mut wrong);
     tables::check_unsafe(&architecture, &sources, &mut wrong);
     modules::check(&sources, &mut wrong);
     names::check(&sources, &mut wrong);

@@ -1,5 +1,5 @@
-//! Tables of ARCHITECTURE.md that the code must agree with: edges between crates, files with
-//! `unsafe`.
+//! Tables that the code must agree with: edges between crates and files with `unsafe` in
+//! ARCHITECTURE.md, files of end-to-end tests in their manifest.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -46,6 +46,16 @@ fn dependencies(manifest: &str) -> BTreeSet<&str> {
     let rest = rest.split("\n[").next().unwrap_or_default();
     let names = rest.lines().filter_map(|line| line.split(['.', ' ', '=']).next());
     names.filter(|name| name.starts_with("uzswap")).collect()
+}
+
+/// Each file of end-to-end tests is a program. Cargo passes over one that the manifest does not
+/// name.
+pub fn check_tests(files: &[String], manifest: &str, wrong: &mut Vec<String>) {
+    for file in files.iter().filter_map(|file| file.strip_prefix("tests/")) {
+        if !manifest.contains(&format!("\npath = \"{file}\"\n")) {
+            wrong.push(format!("tests/{file}: tests/Cargo.toml has no [[test]] with this path"));
+        }
+    }
 }
 
 /// Files with `unsafe` are those that the table lists: each has a row, and each row has files.
@@ -122,6 +132,15 @@ mod tests {
         assert!(
             wrong[0].starts_with("crates/z/src/d.rs") && wrong[1].starts_with("crates/x/src/b.rs")
         );
+    }
+
+    #[test]
+    fn a_file_of_tests_that_the_manifest_does_not_name_is_wrong() {
+        let files = ["crates/x/tests/a.rs", "tests/tests/device/b.rs", "tests/tests/device/c.rs"];
+        let manifest = "[[test]]\nname = \"b\"\npath = \"tests/device/b.rs\"\n";
+        let mut wrong = Vec::new();
+        check_tests(&files.map(str::to_owned), manifest, &mut wrong);
+        assert!(wrong.len() == 1 && wrong[0].starts_with("tests/tests/device/c.rs: "), "{wrong:?}");
     }
 
     #[test]
