@@ -3,7 +3,8 @@
 
 use super::kernel::{Heard, Message, Pid, Role, Start, Steps, WireId, World};
 use crate::device::daemon::Pauses;
-use crate::device::daemon::phase::{Act, Heard as Asked, Phase};
+pub use crate::device::daemon::phase::Phase;
+use crate::device::daemon::phase::{Act, Heard as Asked};
 use crate::device::phase::Phased;
 use std::time::{Duration, Instant};
 
@@ -56,7 +57,6 @@ impl DaemonProcess {
         world.failing_starts = world.failing_starts.saturating_sub(1);
         self.devices = start.devices.clone().unwrap_or_default();
         self.phase.started(is_able, takes_over);
-        world.tell(|| format!("{me} is {:?}", self.phase));
         world.processes[me].serves = self.phase == Phase::Serving;
         world.is_mounted |= is_able;
         world.send(self.wire, me, if is_able { Message::Ready } else { Message::Failed });
@@ -125,6 +125,17 @@ impl DaemonProcess {
 
 impl Steps for DaemonProcess {
     fn step(&mut self, world: &mut World, me: Pid) {
+        let before = self.phase;
+        self.work(world, me);
+        // A daemon that becomes another begins anew.
+        if self.phase != Phase::Starting {
+            world.changed(me, before, self.phase);
+        }
+    }
+}
+
+impl DaemonProcess {
+    fn work(&mut self, world: &mut World, me: Pid) {
         if self.phase == Phase::Starting {
             self.begin(world, me);
         } else if self.phase == Phase::Ending {

@@ -5,7 +5,8 @@
 use super::kernel::{DeviceNumber, Heard, Life, Message, Pid, Role, Start, Steps, WireId, World};
 use crate::device::keeper::decide::{Emptying, Seen, ShortLives, SwitchOff, Task, refused, task};
 use crate::device::keeper::members::Outbox;
-use crate::device::keeper::phase::{Act, Phase};
+use crate::device::keeper::phase::Act;
+pub use crate::device::keeper::phase::Phase;
 use crate::device::ledger::{UNDO, Undo};
 use crate::device::phase::Phased;
 use crate::device::wire::Tell;
@@ -125,15 +126,32 @@ impl KeeperProcess {
 
     fn buried(&mut self, world: &mut World, me: Pid) {
         self.close_daemon(world, me);
-        self.attempt(world);
+        self.attempt(world, me);
     }
 
     /// The next attempt to have a daemon go on, after its pause.
-    fn attempt(&mut self, world: &mut World) {
+    fn attempt(&mut self, world: &mut World, me: Pid) {
         match self.short_lives.pause() {
             Some(pause) => self.busy = Some(Busy::Pause(world.now + pause)),
-            None => world.broke("the keeper gives the pages up"),
+            None => self.lose(world, me),
         }
+    }
+
+    fn lose(&mut self, world: &mut World, me: Pid) {
+        if !world.may_lose {
+            world.broke("the keeper gives the pages up");
+        }
+        if let Some(daemon) = world.ledger.daemon {
+            self.phase.require(Act::KillDaemon);
+            world.kill(daemon);
+        }
+        self.close_daemon(world, me);
+        self.phase.become_next(Phase::Lost);
+        world.is_lost = true;
+        world.processes[me].has_memory = false;
+        self.is_told_to_end = true;
+        self.busy = None;
+        self.tell_all(&Tell::Lost, world);
     }
 
     fn is_daemon_ending(world: &World) -> bool {
@@ -184,7 +202,7 @@ impl KeeperProcess {
                 }
                 Heard::Said(_) if !Self::is_daemon_ending(world) => {
                     self.short_lives.failed();
-                    self.attempt(world);
+                    self.attempt(world, me);
                 }
                 _ => {
                     self.short_lives.failed();
@@ -230,7 +248,7 @@ impl KeeperProcess {
         self.busy = None;
         match start.serves {
             true => self.tell_devices(world, me),
-            false => self.attempt(world),
+            false => self.attempt(world, me),
         }
     }
 
@@ -327,7 +345,11 @@ impl KeeperProcess {
             Emptying::Refuse => {
                 self.retry_at = Some(world.now + RETRY);
                 let is_told_again = world.ledger.is_serving && !self.has_taken_over;
-                self.phase.become_next(refused(self.phase, is_told_again));
+                let next = refused(self.phase, is_told_again);
+                if next == self.phase {
+                    return;
+                }
+                self.phase.become_next(next);
                 if is_told_again {
                     self.is_told_to_end = false;
                 } else {
@@ -482,6 +504,14 @@ impl KeeperProcess {
 
 impl Steps for KeeperProcess {
     fn step(&mut self, world: &mut World, me: Pid) {
+        let before = self.phase;
+        self.work(world, me);
+        world.changed(me, before, self.phase);
+    }
+}
+
+impl KeeperProcess {
+    fn work(&mut self, world: &mut World, me: Pid) {
         if world.faults.sends_block && self.members.iter().any(|one| !one.outbox.is_empty()) {
             // It is in a write that waits for a reader, and does nothing else.
             for member in &mut self.members {

@@ -4,6 +4,7 @@
 //! goes, then its files are closed, then it is gone. While it waits for an answer of the device it
 //! cannot end.
 
+use crate::device::phase::Phased;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::io;
 use std::time::Duration;
@@ -175,6 +176,12 @@ pub struct World {
     pub has_had_run: bool,
     /// Starts of daemons that fail from now on.
     pub failing_starts: u32,
+    /// Daemons may fail to start until the keeper gives up.
+    pub may_lose: bool,
+    /// The swapped pages are lost: so many daemons in a row could not begin.
+    pub is_lost: bool,
+    /// The changes of phases, by process, from and to.
+    pub changes: BTreeSet<String>,
     /// A rule that was broken.
     pub broken: Option<String>,
     pub story: Option<Vec<String>>,
@@ -203,6 +210,9 @@ impl World {
             devices_made: 0,
             has_had_run: false,
             failing_starts: 0,
+            may_lose: false,
+            is_lost: false,
+            changes: BTreeSet::new(),
             broken: None,
             story: None,
             random: seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1,
@@ -227,6 +237,14 @@ impl World {
         let now = self.now;
         if let Some(story) = &mut self.story {
             story.push(format!("{:>9.3} {}", now.as_secs_f64(), event()));
+        }
+    }
+
+    /// Notes a change of a phase.
+    pub fn changed<P: Phased>(&mut self, me: Pid, from: P, to: P) {
+        if from != to {
+            self.tell(|| format!("{me} is {to:?}"));
+            self.changes.insert(format!("{} {from:?} {to:?}", P::OWNER));
         }
     }
 
@@ -311,7 +329,7 @@ impl World {
             Life::Ending => Life::Over,
             // The kernel waits for the answer to FLUSH.
             Life::Over if self.processes[pid].has_own_file && self.faults.flush_is_sent => {
-                if self.is_served() { Life::Gone } else { return }
+                if self.is_served() || !self.has_server_to_come() { Life::Gone } else { return }
             }
             Life::Over | Life::Gone => Life::Gone,
         };
@@ -350,7 +368,7 @@ impl World {
     }
 
     /// True if the connection is open, so that the kernel waits where nobody answers.
-    fn has_server_to_come(&self) -> bool {
+    pub fn has_server_to_come(&self) -> bool {
         self.is_mounted && self.processes.iter().any(|one| one.has_memory)
     }
 
@@ -486,7 +504,7 @@ impl World {
             (true, false) => area.pages = area.pages.saturating_sub(1),
             _ => {}
         }
-        is_served || self.areas.iter().all(|area| area.pages == 0)
+        is_served || self.is_lost || self.areas.iter().all(|area| area.pages == 0)
     }
 
     /// The rules that hold after every step.
@@ -494,7 +512,7 @@ impl World {
         let owners = self.processes.iter().filter(|one| one.has_memory).count();
         for index in 0..self.areas.len() {
             let Listed { device, pages, .. } = self.areas[index];
-            if pages == 0 {
+            if pages == 0 || self.is_lost {
                 continue;
             }
             if owners == 0 || !self.is_mounted {

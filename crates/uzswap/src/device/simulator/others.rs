@@ -33,6 +33,9 @@ impl Steps for SwitchOn {
         // All of this waits for the daemon, or for the next one.
         let is_served = world.is_served();
         world.processes[me].waits_for_device = !is_served;
+        if !is_served && !world.has_server_to_come() {
+            return world.exit(me, false);
+        }
         let Some(device) = self.device.filter(|_| is_served) else { return };
         if !self.is_made {
             self.is_made = true;
