@@ -121,7 +121,7 @@ fn contributing(root: &Path) -> String {
 /// The files of tests that are programs of their own, relative to the root: those of the end-to-end
 /// tests are in a folder for each subject.
 pub fn tests(root: &Path) -> Vec<String> {
-    let subjects = folders(root, "tests/tests").into_iter();
+    let subjects = folders(root, "tests/tests").into_iter().chain(["tests/tests".to_owned()]);
     let crates = folders(root, "crates").into_iter().map(|folder| folder + "/tests");
     let mut tests = Vec::new();
     for folder in subjects.chain(crates) {
