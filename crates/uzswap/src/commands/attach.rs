@@ -7,8 +7,8 @@
 
 use crate::cli::{AttachArguments, DetachArguments, TargetArguments};
 use crate::commands::status;
+use crate::device::group_change::GroupChange;
 use crate::device::membership::Membership;
-use crate::device::place::GroupChange;
 use crate::device::signals::{Event, Events};
 use crate::device::wire::{RunInfo, Tell};
 use crate::device::{group, ledger, options, processes, requirements, systemd};

@@ -3,9 +3,9 @@
 use crate::cli::{EnterArguments, RunArguments};
 use crate::commands::supervise::{Interrupts, TICK, exit_code, find_command, write_report};
 use crate::commands::user;
+use crate::device::group_change::GroupChange;
 use crate::device::ledger;
 use crate::device::membership::Membership;
-use crate::device::place::GroupChange;
 use crate::device::processes::OWN_PROGRAM;
 use crate::device::signals::{Event, Events};
 use crate::device::wire::{RunInfo, Tell};

@@ -9,7 +9,7 @@
 //! So the caller's limits hold for the command. The daemon has a group at the top: it must not wait
 //! for the memory of those that it serves.
 
-use crate::device::place::GroupChange;
+use crate::device::group_change::GroupChange;
 use crate::device::systemd;
 use crate::error::Failure;
 use std::io;

@@ -5,7 +5,7 @@
 //! When the lock is free and there is a list, both were killed, and the next one undoes it.
 
 use crate::device::folder::{self, FOLDER, Lock, disk, mount};
-use crate::device::place::GroupChange;
+use crate::device::group_change::GroupChange;
 use crate::device::processes::ProcessId;
 use crate::device::switching_off;
 use crate::device::wire::RunInfo;

@@ -1,8 +1,8 @@
 //! A run's part: it joins the cache of this machine, or has one made, and leaves it.
 
 use crate::cli::CacheArguments;
+use crate::device::group_change::GroupChange;
 use crate::device::options::DaemonOptions;
-use crate::device::place::GroupChange;
 use crate::device::signals::{Event, Events};
 use crate::device::wire::{Ask, Joined, RunInfo, Tell, Wire};
 use crate::device::{folder, keeper, ledger, spared};

@@ -1,8 +1,8 @@
 //! The messages of the processes to each other: a value a line, as JSON, over a socket that closes
 //! when either of them ends.
 
+use crate::device::group_change::GroupChange;
 use crate::device::options::DaemonOptions;
-use crate::device::place::GroupChange;
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::net::SendFlags;
 use serde::de::DeserializeOwned;

@@ -3,9 +3,9 @@
 use super::Keeper;
 use super::phase::Act;
 use crate::device::folder;
+use crate::device::group_change::GroupChange;
 use crate::device::ledger::RunChange;
 use crate::device::phase::Phased;
-use crate::device::place::GroupChange;
 use crate::device::wire::{self, Ask, Joined, RunInfo, Tell, Wire};
 use std::collections::VecDeque;
 use std::io;
