@@ -93,7 +93,7 @@ mod tests {
         assert!(seen().of(114 * MIB, 100 * MIB, 0).is_none());
         assert!(seen().of(200 * MIB, 100 * MIB, 90 * MIB).is_none());
         let told = seen().of(200 * MIB, 100 * MIB, 0).unwrap().to_string();
-        assert!(told.starts_with("3 of 4 processes were forks, with 150.0 MiB of"), "{told}");
+        assert!(told.starts_with("3 of 4 processes were forks, with 150 MiB of 200 MiB"), "{told}");
         let told = Beyond { forks: 0, ..seen() }.to_string();
         assert!(told.starts_with("4 processes had 200 MiB"), "{told}");
         assert!(Beyond::default().to_string().contains("between two looks"));
