@@ -40,14 +40,15 @@ thread_local! {
 }
 
 /// Locks that no serving thread takes: those of training, of recompression, of areas, of CPU
-/// hotplug, and of making descriptors.
-const APART: [&str; 6] = [
+/// hotplug, of making descriptors, and of bringing sections on line.
+const APART: [&str; 7] = [
     "Trainer",
     "Recompressor",
     "Vec<uzswap_engine::ids::Area>",
     "hotplug::Cpus",
     "percpu::Up",
     "zspage::Making",
+    "pool::Growing",
 ];
 
 /// Other locks that a watched thread has held while it allocated.

@@ -116,10 +116,13 @@ pub(crate) struct Pool {
     classes: Box<[CachePadded<SharedClass>]>,
     /// Objects that are on another node than the nearest.
     elsewhere: AtomicU64,
-    /// For each node, held while a section comes on line there, so that threads that lack memory
-    /// at the same time bring one and not one each.
-    growing: Box<[Mutex<()>]>,
+    /// For each node.
+    growing: Box<[Mutex<Growing>]>,
 }
+
+/// A section comes on line: threads that lack memory at the same time bring one, and not one each.
+/// No serving thread waits for it.
+struct Growing;
 
 impl Pool {
     /// A pool that can grow to `bytes_max` (rounded up to sections). It is empty.
@@ -140,7 +143,7 @@ impl Pool {
             classes: (0..CLASSES * nodes.count()).map(class).collect(),
             nodes: nodes.clone(),
             elsewhere: AtomicU64::new(0),
-            growing: (0..nodes.count()).map(|_| Mutex::new(())).collect(),
+            growing: (0..nodes.count()).map(|_| Mutex::new(Growing)).collect(),
         }
     }
 
