@@ -20,7 +20,7 @@ use crate::core::space::{Space, Taken, neighbours, range_of};
 use crate::error::Error;
 use crate::lane::Count;
 use crate::layers::Layers;
-use crate::page::transition::{CARRIED, DROPPED, GONE, PINNED, Transition, UNCHANGED};
+use crate::page::transition::{CARRIED, DROPPED, GONE, PINNED, TAKEN_BACK, Transition, UNCHANGED};
 use crate::page::word::{Kind, Word};
 use crate::pager::Pager;
 use crate::steady;
@@ -494,6 +494,7 @@ impl Inner {
             return Taken { space, page, was };
         }
         self.take_back(&space, page, was.frame());
+        space.note_place(page, TAKEN_BACK, Kind::Resident);
         let copy = was.copy_bits();
         Taken { space, page, was: Word::RESIDENT.with(Word::USED | copy) }
     }

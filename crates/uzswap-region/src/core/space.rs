@@ -275,7 +275,18 @@ impl Space {
         self.end_busy(&found, by, word);
     }
 
-    /// The same for all pages of a word.
+    /// Notes that a page that stays `Busy` is in another place.
+    pub(crate) fn note_place(&self, page: u32, by: &Transition, place: Kind) {
+        let slot = self.words.find(page).slot;
+        let was = Word(slot.load(Relaxed));
+        by.check(was.before(), place);
+        // Meanwhile a thread may begin to wait.
+        let moved = |word: u32| Some(word & Word::WAITED | Word::busy(place).0);
+        let done = slot.fetch_update(AcqRel, Relaxed, moved);
+        debug_assert!(done.is_ok_and(|word| Word(word).kind() == Kind::Busy));
+    }
+
+    /// Ends `Busy` of all pages of a word.
     pub(crate) fn end_busy(&self, found: &Found<'_>, by: &Transition, word: Word) {
         by.check(Word(found.slot.load(Relaxed)).before(), word.kind());
         self.publish(found, word);
