@@ -45,8 +45,8 @@ pub struct Uffd {
     features: u64,
     /// Tells where a page is that the kernel did not count: see [`Uffd::move_pages`].
     pagemap: Pagemap,
-    /// Readable once [`Uffd::stop`] was called.
-    stop: OwnedFd,
+    /// Readable once [`Uffd::stop`] was called. Where faults are signals, no thread waits for it.
+    stop: Option<OwnedFd>,
 }
 
 /// The result of a read of the descriptor.
@@ -86,12 +86,14 @@ impl Uffd {
     /// or `EINVAL` where the kernel has no userfaultfd, or one before 5.11. `ENOENT` where `/proc`
     /// is not mounted.
     pub fn open(delivery: Delivery) -> io::Result<Self> {
-        let fd = match delivery {
-            Delivery::Signal => by_syscall(FLAGS | raw::UFFD_USER_MODE_ONLY as i32)?,
-            Delivery::Message => by_device().or_else(|_| by_syscall(FLAGS))?,
+        let (fd, stop) = match delivery {
+            Delivery::Signal => (by_syscall(FLAGS | raw::UFFD_USER_MODE_ONLY as i32)?, None),
+            Delivery::Message => {
+                let fd = by_device().or_else(|_| by_syscall(FLAGS))?;
+                (fd, Some(rustix::event::eventfd(0, EventfdFlags::CLOEXEC)?))
+            }
         };
-        let fd = out_of_the_way(fd);
-        let stop = out_of_the_way(rustix::event::eventfd(0, EventfdFlags::CLOEXEC)?);
+        let (fd, stop) = (out_of_the_way(fd), stop.map(out_of_the_way));
         let pagemap = Pagemap::open()?;
         let wanted = match delivery {
             Delivery::Signal => u64::from(raw::UFFD_FEATURE_SIGBUS),
@@ -121,7 +123,8 @@ impl Uffd {
 
     /// Descriptors that must stay open.
     pub fn descriptors(&self) -> Vec<i32> {
-        vec![self.fd.as_raw_fd(), self.pagemap.descriptor()]
+        let all = [self.fd.as_raw_fd(), self.pagemap.descriptor()].into_iter();
+        all.chain(self.stop.as_ref().map(AsRawFd::as_raw_fd)).collect()
     }
 
     /// Tells which pages are present.
@@ -268,7 +271,9 @@ impl Uffd {
         // from 16.
         let mut message = [0; 32];
         const _: () = assert!(size_of::<raw::uffd_msg>() == 32);
-        let mut polled = [&self.fd, &self.stop].map(|fd| PollFd::new(fd, PollFlags::IN));
+        // A descriptor whose faults are signals has no messages.
+        let Some(stop) = &self.stop else { return Ok(Message::Stop) };
+        let mut polled = [&self.fd, stop].map(|fd| PollFd::new(fd, PollFlags::IN));
         match rustix::event::poll(&mut polled, None) {
             Err(Errno::INTR) => return Ok(Message::Other),
             other => other?,
@@ -291,13 +296,13 @@ impl Uffd {
     /// Makes all threads return that wait in [`Self::next`], until [`Self::go_on`].
     pub fn stop(&self) {
         // The counter of the eventfd cannot overflow by one.
-        let _ = rustix::io::write(&self.stop, &1u64.to_ne_bytes());
+        let _ = self.stop.as_ref().map(|stop| rustix::io::write(stop, &1u64.to_ne_bytes()));
     }
 
     /// After [`Self::stop`], when no thread waits: messages may be waited for again.
     pub fn go_on(&self) {
         // The counter is not zero, so this does not block.
-        let _ = rustix::io::read(&self.stop, &mut [0; 8]);
+        let _ = self.stop.as_ref().map(|stop| rustix::io::read(stop, &mut [0; 8]));
     }
 }
 
