@@ -279,6 +279,8 @@ unsafe fn deliver(
         // SAFETY: the caller's promise.
         unsafe { die_by(signal, info, context) };
     }
+    // The program's stack may have to be brought in, and the kernel has blocked this signal.
+    unblock(signal);
     // SAFETY: as said above.
     plan.frame = unsafe { copy(action, interrupted, info, sp) };
     // SAFETY: it was just made.
@@ -287,6 +289,16 @@ unsafe fn deliver(
     plan.stack = kernels.as_ref().map_or(ptr::null(), ptr::from_ref);
     // SAFETY: the frame is a copy of the kernel's, on the program's stack.
     unsafe { go(&plan) }
+}
+
+/// Unblocks a signal by which evicted pages are touched; another stays blocked.
+fn unblock(signal: i32) {
+    let set = ours() & 1 << (signal - 1);
+    if set != 0 {
+        let arguments = [libc::SIG_UNBLOCK as u64, &raw const set as u64, 0, 8, 0, 0];
+        // SAFETY: the set outlives the call, which changes nothing but the thread's mask.
+        unsafe { raw(libc::SYS_rt_sigprocmask as u64, arguments) };
+    }
 }
 
 /// True if the kernel has begun a handler on the program's stack for signals because we asked for
