@@ -245,7 +245,7 @@ impl Space {
         self.pager.door.close(self.address(first), &mut there, true);
         let used = there.iter().enumerate().filter(|(_, is_there)| **is_there);
         let word = Word::RESIDENT.with(Word::USED);
-        FOUND.check(Kind::Empty, word.kind());
+        FOUND.check(|| (Kind::Empty, word.kind()));
         used.clone().for_each(|(at, _)| self.words.of_group(group, at).store(word.0, Relaxed));
         self.pager.budget.charge_anyway(used.count() as i64);
     }
@@ -278,17 +278,17 @@ impl Space {
     /// Notes that a page that stays `Busy` is in another place.
     pub(crate) fn note_place(&self, page: u32, by: &Transition, place: Kind) {
         let slot = self.words.find(page).slot;
-        let was = Word(slot.load(Relaxed));
-        by.check(was.before(), place);
         // Meanwhile a thread may begin to wait.
-        let moved = |word: u32| Some(word & Word::WAITED | Word::busy(place).0);
-        let done = slot.fetch_update(AcqRel, Relaxed, moved);
-        debug_assert!(done.is_ok_and(|word| Word(word).kind() == Kind::Busy));
+        let moved = |word: u32| {
+            by.check(|| (Word(word).before(), place));
+            Some(word & Word::WAITED | Word::busy(place).0)
+        };
+        slot.fetch_update(AcqRel, Relaxed, moved).expect("each word is moved");
     }
 
     /// Ends `Busy` of all pages of a word.
     pub(crate) fn end_busy(&self, found: &Found<'_>, by: &Transition, word: Word) {
-        by.check(Word(found.slot.load(Relaxed)).before(), word.kind());
+        by.check(|| (Word(found.slot.load(Relaxed)).before(), word.kind()));
         self.publish(found, word);
     }
 

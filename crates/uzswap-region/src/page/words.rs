@@ -87,7 +87,7 @@ impl Found<'_> {
     /// Changes the word of a page, its own, if it is as it was found.
     pub(crate) fn change(&self, by: &Transition, to: Word) -> bool {
         debug_assert!(!self.is_shared() && self.word.kind() != Kind::Busy);
-        by.check(self.word.kind(), to.kind());
+        by.check(|| (self.word.kind(), to.kind()));
         self.slot.compare_exchange(self.word.0, to.0, AcqRel, Relaxed).is_ok()
     }
 }
