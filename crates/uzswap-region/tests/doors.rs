@@ -137,6 +137,8 @@ fn share_pages(means: Means) {
     let stats = pager.stats();
     let figure = |name| stats.get(name).unwrap();
     assert!(figure("faults") > 500 && figure("stores") > 500, "{means:?}: {stats}");
+    let used = figure("memory_used");
+    assert!(used <= pager.memory() * 105 / 100, "{means:?}: {used}");
 }
 
 /// The budget is kept at every look but those, a few in a thousand, that read the figures while
