@@ -7,9 +7,8 @@
 use crate::size;
 use serde::Serialize;
 use std::fmt;
-use std::sync::atomic::Ordering::Relaxed;
 use uzswap_sys::process::{self, Activity};
-use uzswap_tree::Table;
+use uzswap_tree::Member;
 
 /// A run that had more percent of its limit than this says why.
 const PERCENT: u64 = 115;
@@ -28,19 +27,19 @@ pub struct Beyond {
 
 impl Beyond {
     /// Looks at them.
-    pub fn look(&mut self, table: &Table) {
+    pub fn look(&mut self, members: &[Member], limit: u64) {
         let bytes_of = |one: i32, reported: u64| match reported {
             // It has not reported yet.
             0 => process::anonymous_bytes(one).unwrap_or(0),
             bytes => bytes,
         };
-        let members = table.members().map(|member| {
+        let members = members.iter().map(|member| {
             let one = member.process as i32;
             (one, bytes_of(one, member.used))
         });
         let members: Vec<(i32, u64)> = members.collect();
         let bytes = members.iter().map(|(_, bytes)| bytes).sum();
-        if bytes <= self.bytes.max(table.total.load(Relaxed)) {
+        if bytes <= self.bytes.max(limit) {
             return;
         }
         let is_fork = |one: i32| Activity::of(one).is_some_and(|found| found.is_fork);

@@ -275,9 +275,10 @@ impl Peak {
     /// Looks once more.
     fn update(&mut self, table: &Table, seconds: f64, live: &Live) {
         table.count_silent(|pid| process::anonymous_bytes(pid as i32).unwrap_or(0));
-        self.beyond.look(table);
+        let members: Vec<_> = table.members().collect();
+        self.beyond.look(&members, table.total.load(Relaxed));
         let (mut used, mut held, mut pool, mut remote) = (0, 0, 0, 0);
-        for member in table.members() {
+        for member in members {
             used += member.used;
             held += member.figures.held * PAGE_BYTES as u64;
             pool += member.figures.pool;
