@@ -7,6 +7,11 @@
 //!
 //! Memory is told apart by its address, so any of the functions may be given any block.
 
+#![expect(
+    unsafe_code,
+    reason = "pointers and signals from C, NumPy's interface for allocators: null is an error; headers state the rest"
+)]
+
 use pyo3::exceptions::PyImportError;
 use pyo3::ffi;
 use pyo3::prelude::*;

@@ -17,6 +17,7 @@ mod tidy;
 mod vm;
 
 use std::error::Error;
+use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 
@@ -37,6 +38,26 @@ fn output(command: &mut Command) -> Result<String> {
         return Err(format!("{command:?}: {}: {said}", output.status).into());
     }
     Ok(String::from_utf8_lossy(&output.stdout).into_owned())
+}
+
+/// Files below a folder with an extension, relative to it.
+fn files(root: &Path, wanted: &str) -> Vec<PathBuf> {
+    let mut folders = vec![root.to_owned()];
+    let mut files = Vec::new();
+    while let Some(folder) = folders.pop() {
+        for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
+            let path = entry.path();
+            let name = entry.file_name();
+            let is_ours = name != "target" && !name.as_encoded_bytes().starts_with(b".");
+            if path.is_dir() && is_ours {
+                folders.push(path);
+            } else if path.extension().is_some_and(|extension| extension == wanted) {
+                files.push(path.strip_prefix(root).unwrap_or(&path).to_owned());
+            }
+        }
+    }
+    files.sort();
+    files
 }
 
 fn main() -> ExitCode {

@@ -14,6 +14,11 @@
 //! about to be answered it is never done again. A second answer to a request has no effect: the
 //! kernel has forgotten the number by then.
 
+#![expect(
+    unsafe_code,
+    reason = "memory that several processes map, one after the other: one of them serves at a time; it holds atomics, or data of a single thread"
+)]
+
 use crate::disk::DiskError;
 use crate::protocol::{OUTCOME_AT, UNIQUE_AT};
 use crate::request;

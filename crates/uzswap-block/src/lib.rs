@@ -15,13 +15,10 @@
 //! [disk]: Disk
 //! [control]: control
 
-#![deny(unsafe_code)]
-
 mod batch;
 mod config;
 mod crew;
 mod disk;
-#[expect(unsafe_code, reason = "memory that one process after the other maps")]
 mod kept;
 mod poll;
 mod protocol;

@@ -6,6 +6,10 @@
 //! as well: none crosses into C.
 
 #![expect(
+    unsafe_code,
+    reason = "pointers and signals from C, NumPy's interface for allocators: null is an error; headers state the rest"
+)]
+#![expect(
     clippy::not_unsafe_ptr_arg_deref,
     reason = "C, which calls these, has no word for it: the header states the conditions"
 )]

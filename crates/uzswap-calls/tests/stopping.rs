@@ -1,5 +1,9 @@
 //! The threads of this very program are stopped.
 
+#![expect(
+    unsafe_code,
+    reason = "tests count allocations, kill processes or act as a program in C: each says why at the place"
+)]
 #![cfg(target_arch = "x86_64")]
 #![allow(clippy::unwrap_used, reason = "tests")]
 

@@ -11,6 +11,11 @@
 //!
 //! A file is believed only after [`Durable::is_held`]: an unfinished cache is made anew.
 
+#![expect(
+    unsafe_code,
+    reason = "memory that several processes map, one after the other: one of them serves at a time; it holds atomics, or data of a single thread"
+)]
+
 use crate::bits::Bits;
 use crate::crash_points::{self, DurableAtomic};
 use crate::page::PAGE_BYTES;

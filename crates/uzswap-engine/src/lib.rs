@@ -6,8 +6,6 @@
 //! from their threads, each of which has called [`compress::prepare_thread`]. One more of their
 //! threads calls [`Cache::maintain`].
 
-#![deny(unsafe_code)]
-
 // In the order in which to read them: a module uses only those of the groups before its own.
 mod sync;
 
@@ -22,7 +20,6 @@ pub mod crash_points;
 #[cfg(not(feature = "simulation"))]
 mod crash_points;
 
-#[expect(unsafe_code, reason = "atomics in memory that several processes map")]
 #[cfg_attr(
     feature = "shuttle",
     expect(dead_code, reason = "the model checker has no memory that outlives it")

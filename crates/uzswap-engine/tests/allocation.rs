@@ -4,6 +4,10 @@
 //! The C library's allocator is replaced for this whole program, so that allocations of the codecs
 //! in C are counted too. Rust's own allocator uses it as well.
 
+#![expect(
+    unsafe_code,
+    reason = "tests count allocations, kill processes or act as a program in C: each says why at the place"
+)]
 #![cfg(all(target_os = "linux", target_env = "gnu"))]
 #![allow(clippy::unwrap_used, reason = "tests")]
 

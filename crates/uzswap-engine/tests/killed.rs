@@ -5,6 +5,10 @@
 //! compacts, trains and changes the compressor. A file has two versions of each page: the one that
 //! is about to be stored, and the one before.
 
+#![expect(
+    unsafe_code,
+    reason = "tests count allocations, kill processes or act as a program in C: each says why at the place"
+)]
 #![allow(clippy::unwrap_used, reason = "a test")]
 
 use rustix::fs::{MemfdFlags, memfd_create};

@@ -11,6 +11,10 @@
 //! lack of memory unless memory was refused. Everything ends. `simulator.seeds` has the seeds that
 //! found a fault; they run first.
 
+#![expect(
+    unsafe_code,
+    reason = "tests count allocations, kill processes or act as a program in C: each says why at the place"
+)]
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 use device::{Device, Simulated, segment};

@@ -9,6 +9,10 @@
 //! is a sparse file. The cache is like a daemon's: its index is in memory that outlives the
 //! process.
 
+#![expect(
+    unsafe_code,
+    reason = "tests count allocations, kill processes or act as a program in C: each says why at the place"
+)]
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 use rustix::time::{ClockId, clock_gettime};

@@ -14,6 +14,11 @@
 //! allocation. Until 12 MiB the process has no thread of ours: some calls (`setuid`, `unshare`)
 //! need a process with one thread.
 
+#![expect(
+    unsafe_code,
+    reason = "the C library's functions by name, variables of a thread: the program answers for its arguments; the agent is never unloaded"
+)]
+
 mod counted;
 mod interposed;
 mod loading;

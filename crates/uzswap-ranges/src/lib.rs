@@ -7,8 +7,6 @@
 //!
 //! docs/design/ranges.md has the structure with an example, and measurements.
 
-#![deny(unsafe_code)]
-
 // In the order in which to read them.
 mod leaf;
 mod list;

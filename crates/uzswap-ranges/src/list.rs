@@ -15,7 +15,10 @@
 //! dead leaf and needs its span or its links unlinks it too, without waiting for the other. The
 //! thread that marked it retires it.
 
-#![allow(unsafe_code)]
+#![expect(
+    unsafe_code,
+    reason = "links that other threads may follow: a leaf is freed two epochs after the last link to it went"
+)]
 
 use crate::leaf::link::{Head, LeafRef};
 use crate::leaf::{LEVELS, Leaf, LockedLeaf, SLOTS};

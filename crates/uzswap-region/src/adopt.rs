@@ -4,6 +4,11 @@
 //! as none of them is used. So each step here goes by words rather than by pages, and finds the
 //! pages that there are by one question to the kernel ([`Present`]).
 
+#![expect(
+    unsafe_code,
+    reason = "memory that a program has already, and its copy in a fork: the code that adopts a range sees each call that changes it; a child that writes pages to their places has one thread"
+)]
+
 use crate::core::Inner;
 use crate::core::registry;
 use crate::core::space::{Space, Taken};

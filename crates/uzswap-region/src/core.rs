@@ -6,9 +6,7 @@
 
 pub(crate) mod door;
 pub(crate) mod keys;
-#[expect(unsafe_code, reason = "a signal handler finds regions by address")]
 pub(crate) mod registry;
-#[expect(unsafe_code, reason = "memory that others use is given back")]
 pub(crate) mod space;
 
 use crate::budget::Budget;

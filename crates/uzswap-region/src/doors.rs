@@ -2,13 +2,9 @@
 //! [`userfaultfd`]; and where that is denied [`guards`], where the kernel has those, or else
 //! [`protection`].
 
-#[expect(unsafe_code, reason = "guards are put into memory that others use")]
 mod guards;
-#[expect(unsafe_code, reason = "pages are written to memory that others use")]
 mod own;
-#[expect(unsafe_code, reason = "memory that others use is given back")]
 mod protection;
-#[expect(unsafe_code, reason = "pages are moved out of memory that others use")]
 mod userfaultfd;
 
 use crate::core::door::Door;

@@ -12,6 +12,11 @@
 //! no lock is taken that all threads take. A page that cannot be given back ends the process, with
 //! a message: going on would mean wrong bytes.
 
+#![expect(
+    unsafe_code,
+    reason = "pages are moved from and to raw memory: the thread that made a page's word `Busy` has the page alone"
+)]
+
 use crate::core::Inner;
 use crate::core::registry;
 use crate::core::space::Space;

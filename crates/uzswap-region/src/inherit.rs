@@ -4,6 +4,11 @@
 //! [`Pager::before_fork`] waits until no page goes out and none comes in. Then the child makes its
 //! copy of the pager its own. Where it cannot, it brings all pages to their places, without one.
 
+#![expect(
+    unsafe_code,
+    reason = "memory that a program has already, and its copy in a fork: the code that adopts a range sees each call that changes it; a child that writes pages to their places has one thread"
+)]
+
 use crate::core::Inner;
 use crate::core::space::Space;
 use crate::lane::Lane;

@@ -19,6 +19,11 @@
 //!
 //! Writes are not made by io_uring: parent and child would have one ring in common.
 
+#![expect(
+    unsafe_code,
+    reason = "words and granules lie in a mapping: both are atomics, and the mapping stays as long as its owner"
+)]
+
 use rustix::fs::{self, Mode, OFlags};
 use std::fs::File;
 use std::io;

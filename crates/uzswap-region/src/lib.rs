@@ -18,8 +18,6 @@
 //! Read it in the order of the modules: a page's word and its states, how faults are served, how
 //! pages are taken out.
 
-#![deny(unsafe_code)]
-
 // In the order in which to read them.
 mod page;
 
@@ -27,13 +25,11 @@ mod budget;
 mod error;
 mod handlers;
 mod lane;
-#[expect(unsafe_code, reason = "the granules' bytes are atomics in a mapping")]
 mod layers;
 mod mode;
 mod on_fork;
 mod returns;
 mod size;
-#[expect(unsafe_code, reason = "frames are raw memory")]
 mod staging;
 mod steady;
 mod streams;
@@ -42,7 +38,6 @@ mod core;
 
 mod accesses;
 mod ahead;
-#[expect(unsafe_code, reason = "frames are raw memory that pages are moved from and to")]
 mod fault;
 mod reclaim;
 
@@ -56,16 +51,11 @@ mod threads;
 
 mod builder;
 mod pager;
-#[expect(unsafe_code, reason = "unmapping by address trusts the caller")]
 mod region;
-#[expect(unsafe_code, reason = "a region as a slice")]
 mod vec;
 
-#[expect(unsafe_code, reason = "memory that the program has already is looked at")]
 mod adopt;
-#[expect(unsafe_code, reason = "pages are written to memory that the program has already")]
 mod inherit;
-#[expect(unsafe_code, reason = "memory that the program has already is trusted to the caller")]
 mod window;
 
 pub mod io;

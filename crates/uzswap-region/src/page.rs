@@ -4,5 +4,4 @@ pub(crate) mod word;
 
 pub(crate) mod transition;
 
-#[expect(unsafe_code, reason = "words are atomics in a mapping")]
 pub(crate) mod words;

@@ -1,5 +1,10 @@
 //! A region as its user has it.
 
+#![expect(
+    unsafe_code,
+    reason = "unmapping by address; a region as a slice: the caller's promise; zeros are a valid value, without a destructor"
+)]
+
 use crate::core::Inner;
 use crate::core::registry;
 use crate::core::space::Space;

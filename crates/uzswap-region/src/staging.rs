@@ -14,6 +14,11 @@
 //! frame. Others may: a program that locks all of its memory (`mlockall`) has the kernel bring all
 //! in. So its descriptor is one whose faults are signals, which are an error there.
 
+#![expect(
+    unsafe_code,
+    reason = "pages are moved from and to raw memory: the thread that made a page's word `Busy` has the page alone"
+)]
+
 use std::collections::VecDeque;
 use std::io;
 use std::sync::atomic::{AtomicU64, Ordering::*};

@@ -1,5 +1,10 @@
 //! A vector in a region.
 
+#![expect(
+    unsafe_code,
+    reason = "unmapping by address; a region as a slice: the caller's promise; zeros are a valid value, without a destructor"
+)]
+
 use crate::error::Error;
 use crate::pager::Pager;
 use crate::region::{Advice, Pinned, Region};

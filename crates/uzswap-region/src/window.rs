@@ -13,6 +13,11 @@
 //!
 //! Forks of such a program: [`crate::inherit`].
 
+#![expect(
+    unsafe_code,
+    reason = "memory that a program has already, and its copy in a fork: the code that adopts a range sees each call that changes it; a child that writes pages to their places has one thread"
+)]
+
 use crate::adopt::{AllTaken, Contents, windows};
 use crate::core::Inner;
 use crate::core::registry;

@@ -1,6 +1,10 @@
 //! Adopted memory leaves and comes back by each means, and no byte of it is wrong: with threads,
 //! forks, drops, and system calls.
 
+#![expect(
+    unsafe_code,
+    reason = "tests count allocations, kill processes or act as a program in C: each says why at the place"
+)]
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 use std::fs::File;

@@ -1,5 +1,9 @@
 //! A region holds the bytes that were written, in the memory that it was given.
 
+#![expect(
+    unsafe_code,
+    reason = "tests count allocations, kill processes or act as a program in C: each says why at the place"
+)]
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 use std::io::Read;

@@ -2,6 +2,10 @@
 //!
 //! Each case runs in a process of its own: this program again, with the case's name in `CASE`.
 
+#![expect(
+    unsafe_code,
+    reason = "tests count allocations, kill processes or act as a program in C: each says why at the place"
+)]
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 #[path = "process/forks.rs"]

@@ -5,6 +5,10 @@
 //! Half of the threads have a pager that copies its regions to forks, the others one that does not.
 //! `process.rs` shows the effect of an unreadable backing on a process.
 
+#![expect(
+    unsafe_code,
+    reason = "tests count allocations, kill processes or act as a program in C: each says why at the place"
+)]
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 use std::os::unix::process::ExitStatusExt;

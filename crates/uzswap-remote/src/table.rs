@@ -12,6 +12,11 @@
 //! The table may be in memory that outlives the process. There a segment's slot is written before a
 //! word that relies on it, and the word before the slot is another's.
 
+#![expect(
+    unsafe_code,
+    reason = "memory that several processes map, one after the other: one of them serves at a time; it holds atomics, or data of a single thread"
+)]
+
 use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::Mutex;

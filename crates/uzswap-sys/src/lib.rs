@@ -3,6 +3,11 @@
 //! Each module is one interface of the kernel with its error numbers translated, and nothing else:
 //! no policy, no state beyond a file descriptor or a mapping. Most `unsafe` of the project is here.
 
+#![expect(
+    unsafe_code,
+    reason = "calls of the kernel, signal handlers, stacks: arguments are of the request's type and outlive the call; one value owns a mapping"
+)]
+
 pub mod ballast;
 pub mod cgroup;
 pub mod cpu;

@@ -8,12 +8,9 @@
 //! ```
 //! docs/design/traces.md has the format, and the truth that a trace has and lacks.
 
-#![deny(unsafe_code)]
-
 mod event;
 mod export;
 mod header;
-#[expect(unsafe_code, reason = "atomics in a file that several processes map")]
 mod log;
 mod read;
 mod steps;

@@ -5,6 +5,8 @@
 //! of its blocks from the start, so that no store to it can fail for want of space. A log that is
 //! full takes no more events and counts them.
 
+#![expect(unsafe_code, reason = "a file that several processes map: it holds only atomics")]
+
 use crate::event::{Event, WORDS};
 use crate::header::{CURSOR_AT, HEADER_BYTES, Header, PROCESSES_AT, TraceError};
 use crate::read;

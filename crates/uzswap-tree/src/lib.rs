@@ -9,6 +9,8 @@
 //! A new process may take its share before the others have given it back. Making it wait would keep
 //! the sum lower, but made a build of 24 compilers take twice the time.
 
+#![expect(unsafe_code, reason = "a file that several processes map: it holds only atomics")]
+
 pub mod devices;
 pub mod front;
 mod remote;

@@ -6,6 +6,11 @@
 //! them, whose handler uses such memory, too, and other children are killed at random. Prints one
 //! line; ends with 1 at the first wrong byte.
 
+#![expect(
+    unsafe_code,
+    reason = "tests count allocations, kill processes or act as a program in C: each says why at the place"
+)]
+
 use rustix::process::{Pid, Signal, WaitOptions};
 use std::fs::File;
 use std::os::fd::AsRawFd;

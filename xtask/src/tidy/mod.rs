@@ -1,14 +1,17 @@
 //! House rules that a compiler does not know (STYLE.md gives the reasons).
 
 mod english;
+mod links;
+mod manifests;
 mod modules;
 mod names;
-mod tables;
 
-use crate::docs;
+use crate::{docs, files};
 use english::Counts;
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::Path;
+#[cfg(test)]
+use std::path::PathBuf;
 use std::process::ExitCode;
 
 const LINE_MAX: usize = 100;
@@ -40,14 +43,12 @@ pub fn check(root: &Path) -> ExitCode {
     }
     for path in files(root, "md") {
         let Ok(text) = fs::read_to_string(root.join(&path)) else { continue };
-        check_links(root, &path, &text, &mut wrong);
+        links::check(root, &path, &text, &mut wrong);
         counts.add(&path, &english::findings(&path, &text));
     }
-    let architecture = fs::read_to_string(root.join("ARCHITECTURE.md")).unwrap_or_default();
-    tables::check_edges(root, &architecture, &mut wrong);
     let manifest = fs::read_to_string(root.join("tests/Cargo.toml")).unwrap_or_default();
-    tables::check_tests(&docs::tests(root), &manifest, &mut wrong);
-    tables::check_unsafe(&architecture, &sources, &mut wrong);
+    manifests::check_tests(&docs::tests(root), &manifest, &mut wrong);
+    manifests::check_lints(root, &mut wrong);
     modules::check(&sources, &mut wrong);
     names::check(&sources, &mut wrong);
     print!("{}", counts.table());
@@ -67,40 +68,6 @@ pub fn words(root: &Path, wanted: impl Iterator<Item = String>) -> ExitCode {
         }
     }
     ExitCode::SUCCESS
-}
-
-/// Files of the repository with an extension, relative to its root.
-fn files(root: &Path, wanted: &str) -> Vec<PathBuf> {
-    let mut folders = vec![root.to_owned()];
-    let mut files = Vec::new();
-    while let Some(folder) = folders.pop() {
-        for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
-            let path = entry.path();
-            let name = entry.file_name();
-            let is_ours = name != "target" && !name.as_encoded_bytes().starts_with(b".");
-            if path.is_dir() && is_ours {
-                folders.push(path);
-            } else if path.extension().is_some_and(|extension| extension == wanted) {
-                files.push(path.strip_prefix(root).unwrap_or(&path).to_owned());
-            }
-        }
-    }
-    files.sort();
-    files
-}
-
-/// A document names only files that are there. Addresses on the web are not looked up.
-fn check_links(root: &Path, path: &Path, text: &str, wrong: &mut Vec<String>) {
-    let folder = root.join(path.parent().unwrap_or(Path::new("")));
-    for (number, line) in (1..).zip(text.lines()) {
-        let targets = line.split("](").skip(1).filter_map(|rest| rest.split(')').next());
-        let files = targets.filter_map(|target| target.split('#').next());
-        for file in files.filter(|file| !file.is_empty() && !file.contains("://")) {
-            if !folder.join(file).exists() {
-                wrong.push(format!("{}:{number}: there is no {file}", path.display()));
-            }
-        }
-    }
 }
 
 fn check_file(path: &str, text: &str, wrong: &mut Vec<String>) {
@@ -157,4 +124,17 @@ fn check_functions(path: &str, code: &str, wrong: &mut Vec<String>) {
             }
         }
     }
+}
+
+/// The faults that a check finds in sources, of which path and text are given.
+#[cfg(test)]
+fn faults(
+    check: impl Fn(&[(PathBuf, String)], &mut Vec<String>),
+    sources: &[(&str, &str)],
+) -> Vec<String> {
+    let sources: Vec<_> =
+        sources.iter().map(|(path, text)| (PathBuf::from(path), (*text).to_owned())).collect();
+    let mut wrong = Vec::new();
+    check(&sources, &mut wrong);
+    wrong
 }

@@ -219,14 +219,7 @@ fn circles(edges: &BTreeSet<(String, String)>) -> Vec<Vec<String>> {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    fn check_sources(sources: &[(&str, &str)]) -> Vec<String> {
-        let sources: Vec<_> =
-            sources.iter().map(|(path, text)| (PathBuf::from(path), (*text).to_owned())).collect();
-        let mut wrong = Vec::new();
-        check(&sources, &mut wrong);
-        wrong
-    }
+    use crate::tidy::faults;
 
     #[test]
     fn trees_of_use_are_read() {
@@ -240,25 +233,31 @@ mod tests {
 
     #[test]
     fn a_circle_is_found_also_through_exports_and_folders() {
-        let wrong = check_sources(&[
-            ("crates/x/src/lib.rs", "pub use b::Thing;"),
-            ("crates/x/src/a.rs", "fn f() { crate::Thing::new() }"),
-            ("crates/x/src/b/mod.rs", "mod c;"),
-            ("crates/x/src/b/c.rs", "use super::super::a;"),
-        ]);
+        let wrong = faults(
+            check,
+            &[
+                ("crates/x/src/lib.rs", "pub use b::Thing;"),
+                ("crates/x/src/a.rs", "fn f() { crate::Thing::new() }"),
+                ("crates/x/src/b/mod.rs", "mod c;"),
+                ("crates/x/src/b/c.rs", "use super::super::a;"),
+            ],
+        );
         assert_eq!(wrong, ["x: modules use each other in a circle: [\"a\", \"b\"]"]);
     }
 
     #[test]
     fn parents_tests_and_comments_make_none() {
-        let wrong = check_sources(&[
-            (
-                "crates/x/src/a/mod.rs",
-                "use crate::a::b;\n// crate::d\n#[cfg(test)]\nmod tests { use crate::d; }",
-            ),
-            ("crates/x/src/a/b.rs", "use super::A;"),
-            ("crates/x/src/d.rs", "use crate::a;"),
-        ]);
+        let wrong = faults(
+            check,
+            &[
+                (
+                    "crates/x/src/a/mod.rs",
+                    "use crate::a::b;\n// crate::d\n#[cfg(test)]\nmod tests { use crate::d; }",
+                ),
+                ("crates/x/src/a/b.rs", "use super::A;"),
+                ("crates/x/src/d.rs", "use crate::a;"),
+            ],
+        );
         assert_eq!(wrong, [""; 0]);
     }
 }

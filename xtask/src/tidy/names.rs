@@ -63,14 +63,7 @@ fn name(line: &str) -> Option<&str> {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    fn check_sources(sources: &[(&str, &str)]) -> Vec<String> {
-        let sources: Vec<_> =
-            sources.iter().map(|(path, text)| (PathBuf::from(path), (*text).to_owned())).collect();
-        let mut wrong = Vec::new();
-        check(&sources, &mut wrong);
-        wrong
-    }
+    use crate::tidy::faults;
 
     #[test]
     fn the_third_file_that_defines_a_name_is_wrong() {
@@ -78,9 +71,9 @@ mod tests {
             ("crates/x/src/a.rs", "pub(crate) struct Table(u32);\nstruct Table;"),
             ("crates/x/src/b.rs", "    pub enum Table {"),
         ];
-        assert_eq!(check_sources(&sources), [""; 0]);
+        assert_eq!(faults(check, &sources), [""; 0]);
         sources.push(("crates/y/src/c.rs", "pub unsafe trait Table: Sized {"));
-        let wrong = check_sources(&sources);
+        let wrong = faults(check, &sources);
         assert!(wrong.len() == 1 && wrong[0].starts_with("Table: "), "{wrong:?}");
     }
 
@@ -88,14 +81,17 @@ mod tests {
     fn tests_types_of_traits_and_excepted_names_are_not_counted() {
         let definition = "struct Table;\nstruct Inner;";
         assert_eq!(
-            check_sources(&[
-                ("crates/x/src/a.rs", definition),
-                ("crates/x/src/b.rs", definition),
-                ("crates/x/src/c.rs", "    type Table = u8;\nstruct Inner;"),
-                ("crates/x/src/d.rs", "mod tests {\n    struct Table;\n}"),
-                ("crates/x/tests/e.rs", definition),
-                ("crates/x/src/f/shuttle_tests.rs", definition),
-            ]),
+            faults(
+                check,
+                &[
+                    ("crates/x/src/a.rs", definition),
+                    ("crates/x/src/b.rs", definition),
+                    ("crates/x/src/c.rs", "    type Table = u8;\nstruct Inner;"),
+                    ("crates/x/src/d.rs", "mod tests {\n    struct Table;\n}"),
+                    ("crates/x/tests/e.rs", definition),
+                    ("crates/x/src/f/shuttle_tests.rs", definition),
+                ]
+            ),
             [""; 0]
         );
     }

@@ -4,6 +4,11 @@
 //! With buffered I/O the page cache would keep a second copy of pages that were written to free
 //! memory, and would allocate.
 
+#![expect(
+    unsafe_code,
+    reason = "io_uring takes buffers by address: a buffer is a mapping of its own and stays until the ring has answered"
+)]
+
 use super::{Backing, Completion, Write};
 use crate::backing::record::RECORD_BYTES_MAX;
 use io_uring::{IoUring, opcode, types};

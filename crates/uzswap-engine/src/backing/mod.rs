@@ -5,7 +5,6 @@
 //! encrypts.
 
 mod buffer;
-#[expect(unsafe_code, reason = "io_uring takes buffers by address")]
 mod file;
 mod none;
 mod open;

@@ -12,7 +12,6 @@
 //! one looks the key up again.
 
 mod entry;
-#[expect(unsafe_code, reason = "trunks are followed by pointer and freed by epochs")]
 mod trunk;
 mod word;
 

@@ -4,6 +4,11 @@
 //! one thread that removes it from the directory [`retire`]s it; threads that are pinned later do
 //! not find it. The maintaining thread frees it.
 
+#![expect(
+    unsafe_code,
+    reason = "trunks are followed by pointer: a trunk is freed two epochs after it left the directory; only pinned threads follow pointers"
+)]
+
 use super::{Entry, TRUNK_ENTRIES};
 use crate::durable::{Durable, TrunkFrame};
 use crate::table::boxed;

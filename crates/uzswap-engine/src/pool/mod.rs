@@ -8,7 +8,6 @@
 //! Locks: one for each size class, for a few list operations or the copy of one zspage's objects.
 //! The sections' lock is taken once for a whole zspage. The pool has no lock.
 
-#[expect(unsafe_code, reason = "frames are raw memory, copied to and from by pointer")]
 mod section;
 mod size_class;
 mod state;

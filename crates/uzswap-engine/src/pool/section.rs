@@ -5,6 +5,11 @@
 //! with free ones, so the highest sections become empty. All frames are faulted in: a store never
 //! waits for the kernel to find memory.
 
+#![expect(
+    unsafe_code,
+    reason = "frames are raw memory: an object's owner holds its entry's lock; a section with a frame in use stays mapped; headers are atomics"
+)]
+
 mod bytes;
 mod check;
 

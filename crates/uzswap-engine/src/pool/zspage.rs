@@ -43,7 +43,10 @@ pub(crate) struct Zspage {
 /// 48 bytes for some twenty objects.
 const _: () = assert!(size_of::<Zspage>() == 48);
 
-#[expect(unsafe_code, reason = "it lies in memory that outlives the process")]
+#[expect(
+    unsafe_code,
+    reason = "memory that several processes map, one after the other: one of them serves at a time; it holds atomics, or data of a single thread"
+)]
 // SAFETY: it consists of atomic numbers, of which any bytes are values, and has no destructor.
 unsafe impl Lasting for Zspage {}
 

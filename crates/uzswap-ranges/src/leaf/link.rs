@@ -4,7 +4,10 @@
 //! the thread that marked it dead, once no level links to it any more. From then on it stays in
 //! memory until every pinned thread is unpinned: the lifetime of a [`LeafRef`] is that of a pin.
 
-#![allow(unsafe_code)]
+#![expect(
+    unsafe_code,
+    reason = "links that other threads may follow: a leaf is freed two epochs after the last link to it went"
+)]
 
 use crate::leaf::Leaf;
 use crossbeam_epoch::Guard;

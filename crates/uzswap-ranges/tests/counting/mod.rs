@@ -1,5 +1,10 @@
 //! Counts the allocations of each thread. Other crates' tests include this file, too.
 
+#![expect(
+    unsafe_code,
+    reason = "tests count allocations, kill processes or act as a program in C: each says why at the place"
+)]
+
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
 

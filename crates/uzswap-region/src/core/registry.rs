@@ -8,6 +8,11 @@
 //! A region is taken out before it goes, and goes once no handler thread may still look at it. A
 //! program that touches its memory while it is unmapped has a bug, as with any memory.
 
+#![expect(
+    unsafe_code,
+    reason = "a signal handler finds regions by address: a region leaves the table before it goes"
+)]
+
 use super::space::Space;
 use std::ops::Range;
 use std::sync::atomic::{AtomicPtr, Ordering};

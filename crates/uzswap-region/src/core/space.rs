@@ -5,6 +5,11 @@
 //! it is first touched, as is the region's own, so that a region costs only its touched part
 //! ([`crate::page::words`]).
 
+#![expect(
+    unsafe_code,
+    reason = "pages leave while a program runs: the thread that moves them made their words `Busy`; a thread that touches such a page waits"
+)]
+
 use super::Inner;
 use crate::budget::{wait, wake_all};
 use crate::error::Error;

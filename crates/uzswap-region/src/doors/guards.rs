@@ -14,6 +14,11 @@
 //! closed while it is written, and is a mapping of its own for that moment. The only thread of a
 //! program brings its pages in without that: no other thread can look.
 
+#![expect(
+    unsafe_code,
+    reason = "pages leave while a program runs: the thread that moves them made their words `Busy`; a thread that touches such a page waits"
+)]
+
 use super::own::{Own, allow, allow_patiently, gap};
 use crate::core::Inner;
 use crate::core::door::Door;

@@ -1,5 +1,10 @@
 //! The common part of the doors by which a page that is out may not be accessed.
 
+#![expect(
+    unsafe_code,
+    reason = "pages leave while a program runs: the thread that moves them made their words `Busy`; a thread that touches such a page waits"
+)]
+
 use crate::core::Inner;
 use crate::core::space::Taken;
 use rustix::io::Errno;

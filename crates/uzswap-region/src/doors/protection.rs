@@ -10,6 +10,11 @@
 //! come in several at once, and leave only beside others that are out. So pages that are out come
 //! to lie together, and so do pages that are in.
 
+#![expect(
+    unsafe_code,
+    reason = "pages leave while a program runs: the thread that moves them made their words `Busy`; a thread that touches such a page waits"
+)]
+
 use super::own::{Own, allow, allow_patiently, gap};
 use crate::core::Inner;
 use crate::core::door::Door;

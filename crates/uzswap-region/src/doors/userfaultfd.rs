@@ -5,6 +5,11 @@
 //! in   copied in (UFFDIO_COPY), or moved back from its frame
 //! ```
 
+#![expect(
+    unsafe_code,
+    reason = "pages leave while a program runs: the thread that moves them made their words `Busy`; a thread that touches such a page waits"
+)]
+
 use crate::core::Inner;
 use crate::core::door::Door;
 use crate::core::space::{Space, Taken, neighbours, range_of};

@@ -12,6 +12,11 @@
 //!
 //! A reservation costs 4 bytes for each 16 MiB, and a page that is used alone 544 bytes.
 
+#![expect(
+    unsafe_code,
+    reason = "words and granules lie in a mapping: both are atomics, and the mapping stays as long as its owner"
+)]
+
 use super::transition::Transition;
 use super::word::{Kind, Word};
 use std::io;

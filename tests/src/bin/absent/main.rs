@@ -4,6 +4,11 @@
 //! `absent DIRECTORY`: prints the number of compared calls. Ends with 1 and a line for each call
 //! that differs, or that is neither compared nor exempt with a reason.
 
+#![expect(
+    unsafe_code,
+    reason = "tests count allocations, kill processes or act as a program in C: each says why at the place"
+)]
+
 mod probes;
 
 use libc::c_void;

@@ -4,7 +4,10 @@
 //! Then "the last one before me" is a mask, a count of leading zeros and a permutation. Only the
 //! dictionary, a single register, passes from group to group.
 
-#![allow(unsafe_code)]
+#![expect(
+    unsafe_code,
+    reason = "instructions that not every processor has: the code needs a value that only their detection makes"
+)]
 
 use super::{Counts, GROUP, LOW, LOW_BITS, MULTIPLIER, Masks, Parts};
 use crate::page::Page;

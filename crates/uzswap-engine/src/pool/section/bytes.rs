@@ -1,5 +1,10 @@
 //! The bytes of frames: **the one place** where the pool's memory is read and written.
 
+#![expect(
+    unsafe_code,
+    reason = "frames are raw memory: an object's owner holds its entry's lock; a section with a frame in use stays mapped; headers are atomics"
+)]
+
 use super::{Frame, SECTION_FRAMES, Sections};
 use crate::page::PAGE_BYTES;
 use std::sync::atomic::{AtomicU64, Ordering};
