@@ -85,11 +85,12 @@ pub fn compile(folder: &Path, text: &str, options: &[&str]) {
     assert!(compiler.current_dir(folder).status().expect("a compiler").success());
 }
 
-/// A program in Python with a heap of 70 MB, which forks, threads, files and other programs read.
-/// Its argument is a file to write.
-pub const FORKING_HEAP: &str = r#"
-import ctypes, errno, hashlib, os, subprocess, sys, threading
-pages = [bytes([i % 251]) * 600 + str(i).encode() for i in range(110000)]
+/// The beginning of a program in Python that puts `pages` pieces of 600 bytes on its heap and lets
+/// two forks read and write them.
+pub fn forks(pages: usize) -> String {
+    const HEAP: &str =
+        "import hashlib, os\npages = [bytes([i % 251]) * 600 + str(i).encode() for i in";
+    const FORKS: &str = r#"
 def digest():
     sums = hashlib.md5()
     for page in pages: sums.update(page)
@@ -103,6 +104,15 @@ for turn in range(2):
         os._exit(0 if same else 3)
     assert digest() == before
     assert os.waitpid(child, 0)[1] == 0, 'a fork saw other bytes'
+"#;
+    format!("{HEAP} range({pages})]{FORKS}")
+}
+
+/// A program in Python with a heap of 70 MB, which forks, threads, files and other programs read.
+/// Its argument is a file to write.
+pub fn forking_heap() -> String {
+    const READERS: &str = r#"
+import ctypes, errno, subprocess, sys, threading
 path = sys.argv[1]
 whole = b''.join(pages[:20000])
 with open(path, 'wb') as file: file.write(whole)
@@ -123,6 +133,8 @@ for thread in threads: thread.join()
 assert digest() == before
 print(before, sum(sums))
 "#;
+    forks(110_000) + READERS
+}
 
 /// C with so many functions; `file` makes them differ.
 pub fn functions_in_c(file: usize, count: usize) -> String {

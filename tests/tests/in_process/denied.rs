@@ -9,7 +9,7 @@ use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::Output;
-use uzswap_tests::{FORKING_HEAP, as_nobody, compile, functions_in_c, is_full};
+use uzswap_tests::{as_nobody, compile, forking_heap, functions_in_c, is_full};
 
 /// Becomes a program under Docker's default profile for a container without capabilities (moby,
 /// profiles, seccomp/default.json of 2026). It denies that list on x86-64, `clone3`, which seems
@@ -84,7 +84,7 @@ fn compare(folder: &Path, words: &[&str], with: &Output) {
 #[test]
 fn under_dockers_profile_a_python_program_computes_in_half_of_its_memory() {
     let folder = tempfile::tempdir_in("/var/tmp").unwrap();
-    fs::write(folder.path().join("program.py"), FORKING_HEAP).unwrap();
+    fs::write(folder.path().join("program.py"), forking_heap()).unwrap();
     check(folder.path(), "64M", &["/usr/bin/python3", "-I", "program.py", "file"]);
 }
 

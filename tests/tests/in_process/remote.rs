@@ -9,7 +9,7 @@ use std::path::Path;
 use std::process::{Child, Command, Output, Stdio};
 use uzswap_remote::testing::{Server, has_server};
 use uzswap_tests::{
-    FORKING_HEAP, Machine, Run, as_nobody, is_full, is_over_ublk, program, skip, wait_for,
+    Machine, Run, as_nobody, forking_heap, is_full, is_over_ublk, program, skip, wait_for,
 };
 
 /// A heap of as many pages as its argument says, half of each noise, which is compared at the end.
@@ -169,7 +169,7 @@ fn forked_processes_have_what_only_the_store_had() {
     command.arg(folder.path().join("uzswap")).args(["run", "--in-process", "--memory", "40M"]);
     command.args(["--compressor", "lz4", "--backing", "/var/tmp:4M", "--backing", &store, "--"]);
     let file = folder.path().join("file");
-    command.args(["python3", "-c", FORKING_HEAP]).arg(&file).current_dir(folder.path());
+    command.args(["python3", "-c", &forking_heap()]).arg(&file).current_dir(folder.path());
     let output = command.output().unwrap();
     assert!(output.status.success(), "{output:?}");
 }

@@ -5,7 +5,7 @@ use std::fs;
 use std::path::Path;
 use std::process::Command;
 use uzswap_engine::testing::Noise;
-use uzswap_tests::{FORKING_HEAP, functions_in_c, is_slow_and_skipped, skip};
+use uzswap_tests::{forking_heap, functions_in_c, is_slow_and_skipped, skip};
 
 /// A thread waits in `write` while the program is taken over, and writes again at once: its bytes
 /// must stay there until they are read.
@@ -99,7 +99,7 @@ pub fn make_input(folder: &Path) {
         let text = functions_in_c(file, 700);
         fs::write(folder.join(format!("part{file}.c")), text).unwrap();
     }
-    fs::write(folder.join("program.py"), FORKING_HEAP).unwrap();
+    fs::write(folder.join("program.py"), forking_heap()).unwrap();
     fs::write(folder.join("pipe.py"), PIPE).unwrap();
     fs::write(folder.join("makefile"), MAKEFILE).unwrap();
 }
