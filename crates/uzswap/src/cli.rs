@@ -11,9 +11,9 @@ use std::fmt;
 use std::path::PathBuf;
 use uzswap_engine::compress::Algorithm;
 
-const EXAMPLE: &str = "Example:\n  sudo uzswap run --memory 2G -- make -j8";
+const EXAMPLE: &str = "Example:\n  uzswap run --memory 2G -- make -j8";
 
-/// A compressed swap cache in user space: programs that need more memory than there is.
+/// A compressed swap cache in user space, for programs that need more memory than there is.
 #[derive(Debug, Parser)]
 #[command(name = "uzswap", version, about, after_help = EXAMPLE)]
 pub struct Cli {
@@ -25,24 +25,28 @@ pub struct Cli {
 /// The command.
 #[derive(Debug, Subcommand)]
 pub enum Command {
-    /// Run a command in limited memory, the rest of it compressed in RAM and on disk.
-    #[command(after_help = "Example:\n  sudo uzswap run --memory 2G --user me -- make -j8")]
+    /// Run a command in limited memory; its other pages are compressed, in RAM and on disk.
+    #[command(
+        after_help = "Examples:\n  uzswap run --memory 2G -- make -j8\n  sudo uzswap run --device --memory 2G --user me -- make -j8"
+    )]
     Run(RunArguments),
     /// Give the whole machine a compressed swap device; SIGTERM takes it away again.
     #[command(
         after_help = "Example:\n  sudo uzswap serve --size 16G --pool 4G --compressor zstd:3"
     )]
     Serve(ServeArguments),
-    /// Bring running programs below a limit, gently, until this ends or detach is called.
+    /// Bring running programs below a memory limit, step by step. The limit ends with this command,
+    /// or by detach.
     #[command(after_help = "Example:\n  sudo uzswap attach --unit redis-server --memory 300M")]
     Attach(AttachArguments),
     /// End an attach and restore the former limits.
     #[command(after_help = "Example:\n  sudo uzswap detach --unit redis-server")]
     Detach(DetachArguments),
-    /// Check, or show, how serve is configured.
+    /// Check or show the configuration of serve.
     #[command(after_help = "Example:\n  uzswap config check && sudo systemctl reload uzswap")]
     Config(ConfigArguments),
-    /// Show the clients of a store in another machine's memory, or remove dead ones' segments.
+    /// Show the clients of a store in another machine's memory, or remove the segments of dead
+    /// clients.
     #[command(after_help = "Example:\n  uzswap remote status valkey://cache.example:6379")]
     Remote(RemoteArguments),
     /// Show the stored pages, their place and ratio, and the rejected pages with the reasons.
@@ -50,34 +54,33 @@ pub enum Command {
     Status(StatusArguments),
     /// Show the sections of memory that the pool lies in, and take them off or bring them back.
     #[command(
-        after_help = "Example, which moves what section 4 holds elsewhere and gives its 2 MiB \
-                      back:\n  sudo uzswap memory offline 4"
+        after_help = "Example, which moves the pages of section 4 and gives its 2 MiB back:\n  sudo uzswap memory offline 4"
     )]
     Memory(MemoryArguments),
-    /// Show the same all the time, with rates and the swapped processes, and change compressor and
-    /// pool by keys; q ends it.
+    /// Show the status all the time, with rates and the swapped processes. Keys change compressor
+    /// and pool; q ends it.
     #[command(after_help = "Example:\n  sudo uzswap top --once")]
     Top(TopArguments),
-    /// Show the last hour in a browser: prints where --metrics serves it, or else serves it until
-    /// Ctrl-C.
+    /// Show the last hour in a browser: print the address where --metrics serves the page, or serve
+    /// it until Ctrl-C.
     #[command(after_help = "Example:\n  sudo uzswap dashboard")]
     Dashboard(DashboardArguments),
-    /// Tell the features that work on this machine, and for each other one the missing part and its
+    /// Say which features work on this machine, and for each of the others the missing part and its
     /// remedy.
     #[command(after_help = "Example:\n  sudo uzswap doctor")]
     Doctor(DoctorArguments),
     /// Undo the remains of killed runs: swap, loop devices, mounts, cgroups.
     #[command(after_help = "Example:\n  sudo uzswap clean")]
     Clean,
-    /// Have this program go on where the one that serves now is, after another version was
-    /// installed: no page is lost, programs notice a pause.
+    /// Replace the program that serves by this one, after another version was installed. No page is
+    /// lost; programs notice a pause.
     #[command(after_help = "Example:\n  sudo apt install ./uzswap.deb && sudo uzswap upgrade")]
     Upgrade,
-    /// Measure it beside the kernel's own swap, zswap and zram.
+    /// Measure uzswap beside the kernel's own swap, zswap and zram.
     #[command(after_help = "Example:\n  sudo uzswap bench fault")]
     Bench(BenchArguments),
-    /// Write the pages of a running program to a file, to measure with; or the order in which a
-    /// command touches its pages.
+    /// Write a running program's pages to a file for measurements, or the order in which a command
+    /// touches its pages.
     #[command(
         override_usage = "uzswap record --pid <PID> --out <FILE>\n       uzswap record --accesses \
                           <FILE> [OPTIONS] -- <COMMAND>...",
@@ -88,7 +91,8 @@ pub enum Command {
     /// Sum up a trace of accesses, print or cut it, or export it for libCacheSim.
     #[command(after_help = "Example:\n  uzswap trace sort.trace --print --to 20")]
     Trace(TraceArguments),
-    /// Tell how many faults a recorded program would have in other memory, or by another policy.
+    /// Say how many faults a recorded program would have with other memory, or under another
+    /// policy.
     #[command(after_help = "Example:\n  uzswap simulate sort.trace --memory 64M,128M")]
     Simulate(SimulateArguments),
     /// The process that serves the device; started by the keeper.
@@ -119,14 +123,14 @@ pub enum Command {
 pub struct CacheArguments {
     /// Memory for compressed pages [default: half of the free memory beyond the limit].
     ///
-    /// At least 4 MiB. With --include-pool half of --memory by default.
+    /// At least 4 MiB. With --include-pool, the default is half of --memory.
     #[arg(long, value_name = "SIZE", value_parser = crate::size::parse)]
     pub pool: Option<u64>,
     /// Compressor of new pages: lz4, zstd, lzo, deflate, wkdm, raw; some with a level as in
     /// zstd:3 [default: zstd].
     ///
-    /// Levels: lz4 -2 to 64, zstd -100 to 19, deflate from 1 to 12. A higher one takes more time
-    /// and less memory; for lz4 it is the reverse, from 1 on.
+    /// Levels: lz4 -2 to 64, zstd -100 to 19, deflate 1 to 12. A higher level takes more time and
+    /// less memory. Of lz4, a higher level from 1 on takes less time and more memory.
     #[arg(long, value_name = "NAME[:LEVEL]")]
     pub compressor: Option<Algorithm>,
     /// Where the coldest pages go: a file with a size, a block device, or none [default: an
@@ -134,13 +138,13 @@ pub struct CacheArguments {
     ///
     /// With a size: a new file. Without: a file that was a backing before, or a block device, which
     /// is overwritten. A file that holds anything else, a symbolic link, and a file that another
-    /// user owns or may write are refused. The unnamed file is half as large as the device or as
-    /// the free space of the disk, whichever is less; below 64 MiB there is none.
+    /// user owns or may write are refused. The unnamed file is half as large as the device, or as
+    /// the disk's free space if that is less. If that would be below 64 MiB, there is none.
     ///
     /// With --in-process: a folder, and the size of the unnamed file that each process has there.
     ///
-    /// An address is a store in another machine's memory, a Valkey or Redis: beside the file, which
-    /// may be named by a second --backing. `max` limits the bytes there.
+    /// An address names a store in another machine's memory, Valkey or Redis. It is used beside the
+    /// file, which a second --backing may name. `max` limits the bytes there.
     #[arg(long, value_name = "PATH[:SIZE]|none|valkey://HOST:PORT/?max=SIZE")]
     pub backing: Vec<OsString>,
     /// Replicas of the store that must have a page before the disk may forget it [default: 0].
@@ -148,24 +152,24 @@ pub struct CacheArguments {
     /// With 0 the disk has all pages, and a store that is lost costs time alone.
     #[arg(long, value_name = "COUNT", value_parser = clap::value_parser!(u8).range(0..=2))]
     pub remote_copies: Option<u8>,
-    /// How long a page that only the store has is waited for, seconds [default: 10].
+    /// Seconds to wait for a page that only the store has [default: 10].
     #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u16).range(1..=3600))]
     pub remote_timeout: Option<u16>,
-    /// The file with the store's password, on its first line; else UZSWAP_REMOTE_PASSWORD has it.
+    /// File with the store's password on its first line [default: UZSWAP_REMOTE_PASSWORD has it].
     #[arg(long, value_name = "FILE")]
     pub remote_password_file: Option<PathBuf>,
     /// Write pages to the backing as they are, neither encrypted nor authenticated: for a disk that
     /// is encrypted itself.
     #[arg(long)]
     pub plain_backing: bool,
-    /// How the kernel's requests reach the cache: FUSE and loop devices, or ublk; by itself ublk
-    /// only where there are no loop devices.
+    /// How the kernel's requests reach the cache. `auto` takes ublk only where there are no loop
+    /// devices.
     #[arg(long, value_enum, default_value_t = Transport::Auto)]
     pub transport: Transport,
     /// Threads that serve the device [default: six and two for each CPU].
     #[arg(long, value_name = "COUNT", value_parser = clap::value_parser!(u16).range(2..=256))]
     pub threads: Option<u16>,
-    /// How long a thread looks for the next request before it sleeps, microseconds.
+    /// Microseconds that a thread looks for the next request before it sleeps.
     #[arg(long, value_name = "US", default_value_t = 100, value_parser = clap::value_parser!(u32).range(0..=10_000))]
     pub poll: u32,
     /// Serve metrics for Prometheus at ADDRESS/metrics, and a page that plots the last hour at
@@ -180,7 +184,7 @@ pub struct CacheArguments {
 /// See [`CacheArguments::transport`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum Transport {
-    /// The first that there is.
+    /// Loop devices if there are any, or else ublk.
     Auto,
     /// ublk.
     Ublk,
@@ -208,34 +212,34 @@ pub struct RunArguments {
     /// free memory or the control group's limit, less an eighth.
     #[arg(long, value_name = "SIZE", value_parser = crate::size::parse, default_value = crate::size::AVAILABLE)]
     pub memory: u64,
-    /// Keep the command's memory small inside of its processes, by a library that they preload:
-    /// without root, without swap. The pool is a part of --memory. [default where the swap device
-    /// cannot be]
+    /// Page inside the command's processes, by a library that they preload; needs neither root nor
+    /// swap. The pool is a part of --memory [default where no swap device can be made].
     #[arg(long, conflicts_with = "device")]
     pub in_process: bool,
-    /// Swap to a device of its own, which serves any program and needs root [default where it can
-    /// be].
+    /// Swap to a device of its own, which serves any program and needs root [default where one can
+    /// be made].
     #[arg(long)]
     pub device: bool,
-    /// Count the pool and the daemon in: the command gets the rest of its memory.
+    /// Count the pool and the daemon as parts of --memory: the command gets the rest.
     ///
-    /// At least a quarter. Otherwise they take memory beside --memory.
+    /// The rest is at least a quarter. Without this option they take memory beside --memory.
     #[arg(long)]
     pub include_pool: bool,
-    /// When many processes swap more than they compute, let no more run than there are CPUs.
+    /// While many processes swap more than they compute, let no more of them run than there are
+    /// CPUs.
     ///
-    /// The others are held back, unnoticed, and each gets its turn: for builds and batches of
-    /// workers. In-process it is so by itself; the swap device needs cgroup v2 mounted somewhere.
+    /// The others are suspended, and each gets its turn: for builds and batches of workers.
+    /// In-process this is the default. With the swap device it needs cgroup v2 mounted somewhere.
     #[arg(long, conflicts_with = "no_load_control")]
     pub load_control: bool,
-    /// Let all run at once, however much they swap.
+    /// Let all processes run at once, however much they swap.
     #[arg(long)]
     pub no_load_control: bool,
-    /// Run the command as this user, with their groups and home [default: as the caller, under sudo
-    /// as root].
+    /// Run the command as this user, with their groups and home [default: the caller; under sudo,
+    /// root].
     #[arg(long, value_name = "NAME")]
     pub user: Option<String>,
-    /// Size of the swap device, before compression, at most [default: the machine's memory, and at
+    /// Largest size of the swap device, before compression [default: the machine's memory, and at
     /// least 16 times the limit].
     ///
     /// At least 16 MiB. The kernel gets a part of it at first, and more as it needs it.
@@ -264,8 +268,8 @@ pub struct TargetArguments {
     pub unit: Option<String>,
     /// A process, with its descendants.
     ///
-    /// Where it shares its cgroup with others, it has no limit: memory above --memory is paged out
-    /// as it comes, and used pages come back (Linux 5.10).
+    /// If it shares its cgroup with others, no limit is set. Instead its memory above --memory is
+    /// paged out as it comes, and pages that it uses come back (Linux 5.10).
     #[arg(long, value_parser = clap::value_parser!(i32).range(1..))]
     pub pid: Option<i32>,
     /// A cgroup: its folder, or its name as in /proc/PID/cgroup.
@@ -281,11 +285,11 @@ pub struct AttachArguments {
     pub target: TargetArguments,
     /// Memory that its processes may use, together.
     ///
-    /// The limit comes down step by step, and goes up again for ten seconds while they wait for
-    /// memory half of the time.
+    /// The limit comes down step by step. It goes up again, for ten seconds, while the processes
+    /// wait for memory half of the time.
     #[arg(long, value_name = "SIZE", value_parser = crate::size::parse)]
     pub memory: u64,
-    /// Size of the swap device, before compression, at most [default: the machine's memory, and at
+    /// Largest size of the swap device, before compression [default: the machine's memory, and at
     /// least 16 times the limit].
     #[arg(long, value_name = "SIZE", value_parser = crate::size::parse)]
     pub size: Option<u64>,
@@ -312,14 +316,14 @@ pub const CONFIGURATION: &str = "/etc/uzswap/uzswap.conf";
 #[derive(Debug, Args)]
 #[command(args_override_self = true)]
 pub struct ServeArguments {
-    /// Size of the swap device, before compression, at most: for example 16G, or 'ram / 2'.
+    /// Largest size of the swap device, before compression: for example 16G, or 'ram / 2'.
     #[arg(long, value_name = "SIZE", value_parser = crate::size::parse)]
     pub size: Option<u64>,
     /// The cache.
     #[command(flatten)]
     pub cache: CacheArguments,
-    /// The source of all options that are not given here: a file, and the drop-ins in FILE.d/*.conf
-    /// [default: /etc/uzswap/uzswap.conf, if there is one].
+    /// File with all options that are not given here; its drop-ins are in FILE.d/*.conf [default:
+    /// /etc/uzswap/uzswap.conf, if there is one].
     #[arg(long, value_name = "FILE")]
     pub config: Option<PathBuf>,
 }
@@ -338,8 +342,10 @@ pub enum RemoteCommand {
     /// Show each client, its segments there, and whether it lives.
     #[command(after_help = "Example:\n  uzswap remote status valkey://cache.example:6379 --json")]
     Status(RemoteStatusArguments),
-    /// Remove the segments of clients that have not shown for a minute that they live. One that is
-    /// only cut off loses them, too; without this they end a day after their client.
+    /// Remove the segments of clients that have given no sign of life for a minute.
+    ///
+    /// A client that is only cut off loses its segments, too. Without this command, segments expire
+    /// a day after their client ends.
     #[command(after_help = "Example:\n  uzswap remote gc valkey://cache.example:6379")]
     Gc(StoreArguments),
 }
@@ -349,7 +355,7 @@ pub enum RemoteCommand {
 pub struct StoreArguments {
     /// Its address, as for --backing.
     pub address: String,
-    /// The file with the password, on its first line; else UZSWAP_REMOTE_PASSWORD has it.
+    /// File with the password on its first line [default: UZSWAP_REMOTE_PASSWORD has it].
     #[arg(long, value_name = "FILE")]
     pub remote_password_file: Option<PathBuf>,
 }
@@ -376,10 +382,10 @@ pub struct ConfigArguments {
 /// The commands for the configuration.
 #[derive(Debug, Subcommand)]
 pub enum ConfigCommand {
-    /// Print its errors, by file and line; status 0 when there are none.
+    /// Print the errors of the configuration by file and line; status 0 if there are none.
     #[command(after_help = "Example:\n  uzswap config check")]
     Check(ConfigFileArguments),
-    /// Show each setting, and its place.
+    /// Show each setting, with the file and line that set it.
     #[command(after_help = "Example:\n  uzswap config show --json")]
     Show(ConfigShowArguments),
 }
@@ -408,8 +414,8 @@ pub struct StatusArguments {
     /// Print JSON: every attribute and statistic of every cache.
     #[arg(long)]
     pub json: bool,
-    /// Have a process of an in-process run bring all of its pages in and keep them in until this
-    /// command ends: debuggers and profilers see no others.
+    /// Bring all pages of a process of an in-process run into memory, and keep them there until
+    /// this command ends. Debuggers and profilers see no other pages.
     #[arg(long, value_name = "PID", conflicts_with = "json")]
     pub bring_in: Option<u32>,
 }
@@ -425,13 +431,14 @@ pub struct MemoryArguments {
 /// A section is brought to a state.
 #[derive(Debug, Clone, Subcommand)]
 pub enum MemoryChange {
-    /// Move the pages of a section to others, or to the backing, and give its memory back. It gets
-    /// none before it is brought online.
+    /// Move the pages of a section to others, or to the backing, and give its memory back.
+    ///
+    /// The section gets no memory until it is brought online.
     Offline {
         /// The section's number; or a node, as in node1: all sections there.
         section: String,
     },
-    /// Let a section, or a node, have memory again.
+    /// Allow a section, or a node, to have memory again.
     Online {
         /// The section's number, or a node.
         section: String,
@@ -441,10 +448,10 @@ pub enum MemoryChange {
 /// `uzswap top`.
 #[derive(Debug, Args)]
 pub struct TopArguments {
-    /// Print it as text, once, with the rates of one interval.
+    /// Print it once, as text, with the rates of one interval.
     #[arg(long)]
     pub once: bool,
-    /// Seconds from one look to the next.
+    /// Seconds between two readings.
     #[arg(long, value_name = "SECONDS", default_value_t = 1, value_parser = clap::value_parser!(u64).range(1..=60))]
     pub interval: u64,
 }
@@ -476,7 +483,7 @@ pub struct DoctorArguments {
 #[derive(Debug, Args)]
 #[command(disable_help_flag = true)]
 pub struct BenchArguments {
-    /// Which benchmark and how; `uzswap bench help` lists them.
+    /// The benchmark and its options; `uzswap bench help` lists them.
     #[arg(trailing_var_arg = true, allow_hyphen_values = true, value_name = "BENCH")]
     pub arguments: Vec<OsString>,
 }

@@ -11,28 +11,29 @@ use uzswap_policy::replay::Policy;
 #[derive(Debug, Args)]
 #[command(group(ArgGroup::new("recorded").args(["pid", "accesses"]).required(true)))]
 pub struct RecordArguments {
-    /// A running program: its pages, with all contents. Needs root.
+    /// Record the pages of this running program, with their contents. Needs root.
     #[arg(long, requires = "out", conflicts_with = "command",
         value_parser = clap::value_parser!(i32).range(1..))]
     pub pid: Option<i32>,
-    /// File to make for the pages.
+    /// New file for the pages.
     #[arg(long, value_name = "FILE", requires = "pid")]
     pub out: Option<PathBuf>,
-    /// Run a command, and write to this new file which pages it touches: no contents.
+    /// Run a command, and write to this new file which pages it touches, without their contents.
     ///
-    /// Its pages are kept in --memory in-process, so that a touch of any other page is a fault and
-    /// seen. The command takes several times as long. See `uzswap trace`, `uzswap simulate`.
+    /// The command runs in-process within --memory, so that a touch of any other page is a fault,
+    /// which is recorded. It takes several times as long. See `uzswap trace`, `uzswap simulate`.
     #[arg(long, value_name = "FILE", requires = "command")]
     pub accesses: Option<PathBuf>,
-    /// Memory for the pages of each process of the command. The less, the more is seen.
+    /// Memory for the pages of each process of the command. The less, the more touches are
+    /// recorded.
     #[arg(long, value_name = "SIZE", value_parser = crate::size::parse, default_value = "16M",
         conflicts_with = "pid")]
     pub memory: u64,
-    /// Size of the trace at most; later accesses are counted and not written.
+    /// Largest size of the trace; later accesses are counted and not written.
     #[arg(long, value_name = "SIZE", value_parser = crate::size::parse, default_value = "128M",
         conflicts_with = "pid")]
     pub max: u64,
-    /// Compressor that the sizes in the trace are of [default: lz4].
+    /// Compressor of which the trace has the sizes [default: lz4].
     #[arg(long, value_name = "NAME[:LEVEL]", conflicts_with = "pid")]
     pub compressor: Option<Algorithm>,
     /// The command and its arguments.
@@ -57,7 +58,7 @@ pub struct TraceArguments {
     /// Write the events from N to before M to the new file of --out.
     #[arg(long, value_name = "N..M", requires = "out", value_parser = range, conflicts_with = "export")]
     pub cut: Option<Range<usize>>,
-    /// File to make.
+    /// New file for the events.
     #[arg(long, value_name = "FILE", requires = "cut")]
     pub out: Option<PathBuf>,
     /// Write the touches to a new file as libCacheSim reads them (oracleGeneral), each page an
@@ -86,11 +87,11 @@ pub struct SimulateArguments {
     pub memory: Vec<u64>,
     /// Policies to compare: order, clock, fifo, lru, belady [default: all].
     ///
-    /// `order` decides in-process. The last three know each touch, as no pager does. `belady` knows
-    /// the future: with pages of one compressed size, no policy has fewer faults.
+    /// `order` is the one that runs in-process. The last three see each touch, which no pager does.
+    /// `belady` sees the future: with pages of one compressed size, no policy has fewer faults.
     #[arg(long, value_name = "NAME,...", value_delimiter = ',')]
     pub policy: Vec<Policy>,
-    /// Say the least memory in which faults take less than a tenth of the program's time.
+    /// Print the least memory with which faults take less than a tenth of the program's time.
     #[arg(long, conflicts_with = "memory")]
     pub fit: bool,
 }
