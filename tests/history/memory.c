@@ -195,7 +195,7 @@ static void op_advise(const struct operation *operation) {
     say(operation, answer, operation->argument[4] ? sum_of_slot(slot_of(operation, 0)) : 0);
 }
 
-/* lazy SLOT FIRST PAGES SEED: after MADV_FREE each page has its bytes or zeros. */
+/* lazy SLOT FIRST PAGES SEED: after MADV_FREE each page has its bytes or zeros, until it is cleared. */
 static void op_lazy(const struct operation *operation) {
     long pages, other = 0;
     char *at = range_of(operation, 0, &pages);
@@ -203,14 +203,17 @@ static void op_lazy(const struct operation *operation) {
     static const char zeros[PAGE];
     static char before[64 * PAGE];
     uint64_t value;
-    for (long page = 0; page < pages; page++)
-        if (!peek(at + page * PAGE, &value)) memcpy(before + page * PAGE, at + page * PAGE, PAGE);
+    for (long page = 0; page < pages; page++) {
+        if (peek(at + page * PAGE, &value) || poke(at + page * PAGE, value)) return;
+        memcpy(before + page * PAGE, at + page * PAGE, PAGE);
+    }
     long answer = madvise(at, pages * PAGE, MADV_FREE);
     int error = errno;
     page_out(at, pages * PAGE);
     for (long page = 0; page < pages; page++) {
         char *now = at + page * PAGE;
-        if (!peek(now, &value)) other += memcmp(now, before + page * PAGE, PAGE) && memcmp(now, zeros, PAGE);
+        other += memcmp(now, before + page * PAGE, PAGE) && memcmp(now, zeros, PAGE);
+        memset(now, 0, PAGE);
     }
     fill(at, pages, operation->argument[3]);
     errno = error;

@@ -191,7 +191,7 @@ static void op_spawn(const struct operation *operation) {
     else if (wait_for(child, &status) == child)
         say_status(operation, status);
     /* The arguments' addresses differ from run to run. */
-    if (given != words) fill(slot->at, 2, operation->at);
+    if (given != words) memset(slot->at, 0, 2 * PAGE);
 }
 
 /* bad-exec: arguments at addresses without memory. */

@@ -13,8 +13,10 @@ use uzswap_calls::{Call, Frame, Outcome, raw};
 use uzswap_region::is_pager_thread;
 use uzswap_sys::fault_signals;
 
-/// Calls that are looked at in a program that is left alone, too: our handlers stay.
-const KEPT: [c_long; 2] = [libc::SYS_rt_sigaction, libc::SYS_sigaltstack];
+/// Calls that are looked at in a program that is left alone, too: our handlers stay, and their
+/// stacks.
+const KEPT: [c_long; 4] =
+    [libc::SYS_rt_sigaction, libc::SYS_sigaltstack, libc::SYS_execve, libc::SYS_execveat];
 
 /// Newer than the C library's list.
 const MSEAL: c_long = 462;

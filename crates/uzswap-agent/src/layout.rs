@@ -108,11 +108,6 @@ impl Layout {
 impl Agent {
     /// Adopts memory that has just become accessible, as far as it can be.
     fn adopt_fresh(&self, range: Range<usize>) {
-        self.adopt_mapped(range, Contents::Nothing);
-    }
-
-    /// The same of memory of which some may have been touched.
-    fn adopt_mapped(&self, range: Range<usize>, contents: Contents) {
         let (start, end) = (range.start, range.end);
         // It becomes one mapping with the adopted memory beside it.
         let is_beside = || {
@@ -120,9 +115,18 @@ impl Agent {
                 .into_iter()
                 .any(|page| self.pager.has_adopted(page))
         };
-        if range.len() < LEAST && !is_beside() {
-            return;
+        if range.len() >= LEAST || is_beside() {
+            self.adopt(range, Contents::Nothing);
         }
+    }
+
+    /// Adopts memory again. Where pages do not leave by their protection, the program may have
+    /// taken its own access away.
+    fn adopt_again(&self, range: Range<usize>) {
+        let contents = match crate::mode() {
+            Mode::Protection => Contents::Pages,
+            _ => Contents::ReadOnlyPages,
+        };
         self.adopt(range, contents);
     }
 
@@ -357,9 +361,19 @@ fn look_for_holes(range: &Range<usize>) -> i64 {
 
 /// `mremap`.
 pub fn remap(agent: &Agent, call: &mut Call) -> Outcome {
-    let [from, old, new, flags, to, _] = call.arguments;
     let _inside = inside();
     let mut layout = lock();
+    move_mapping(agent, call);
+    let [from, _, bytes, ..] = call.arguments;
+    let has_moved = !(-4095..0).contains(&call.result) && call.result as u64 != from;
+    if let Some(layout) = layout.as_mut().filter(|_| has_moved) {
+        layout.unreserve(&whole(call.result as u64, bytes));
+    }
+    Outcome::Done
+}
+
+fn move_mapping(agent: &Agent, call: &mut Call) {
+    let [from, old, new, flags, to, _] = call.arguments;
     let (range, new_bytes) = (whole(from, old), whole(0, new).end);
     let target = whole(to, new);
     let is_fixed = flags as i32 & libc::MREMAP_FIXED != 0;
@@ -369,95 +383,90 @@ pub fn remap(agent: &Agent, call: &mut Call) -> Outcome {
     let target = if is_over { target } else { 0..0 };
     if !agent.pager.has_adopted(range.clone()) || old == 0 {
         make_over(agent, call, target);
-        return Outcome::Done;
+        return;
     }
     if new_bytes == range.len() && matches!(flags as i32, 0 | libc::MREMAP_MAYMOVE) {
         // The kernel moves nothing, and looks only at the first page: holes may follow.
         make(call);
-        return Outcome::Done;
+        return;
     }
-    if new_bytes < range.len() {
-        let tail = range.start + new_bytes..range.end;
-        if !is_fixed {
-            // The rest may be several mappings, which the kernel would not look at in one call.
-            agent.pager.change(tail.clone(), Change::Gone, || {
-                let done = make(call);
-                (done, done)
-            });
-            return Outcome::Done;
-        }
-        drop_tail(agent, tail);
-        call.arguments[1] = new;
+    let tail = range.start + new_bytes.min(range.len())..range.end;
+    if !tail.is_empty() && !is_fixed {
+        // The rest may be several mappings, which the kernel would not look at in one call.
+        return agent.pager.change(tail, Change::Gone, || {
+            let done = make(call);
+            ((), done)
+        });
     }
     if crate::mode() == Mode::Protection {
         // Memory that is evicted by its protection is many mappings to the kernel.
         if range.len() as u64 > agent.pager.memory() / 8 {
             // It would not fit in one piece; programs take new memory, and copy.
-            return refuse(call, libc::ENOMEM);
+            call.result = -i64::from(libc::ENOMEM);
+            return;
         }
-        give_back_and_move(agent, call, range, target);
-        return Outcome::Done;
+        return give_back_and_move(agent, call, range, target);
     }
-    let kept = range.start..range.start + range.len().min(new_bytes);
-    let grown = new_bytes.saturating_sub(range.len());
     let source = match flags as i32 & libc::MREMAP_DONTUNMAP {
         0 => Change::Gone,
         _ => Change::Zeroed,
     };
+    let behind = agent.pager.first_adopted(tail.clone());
     // SAFETY: as of `adopt_fresh`; the layout is locked.
     let moved = unsafe {
-        agent.pager.move_adopted(kept, source, grown, || {
+        agent.pager.move_adopted(range.clone(), new_bytes, source, || {
             make_over(agent, call, target.clone()).then_some(call.result as usize)
         })
     };
     if moved.is_err() {
         crate::die(&["memory that the program has moved cannot be taken along"]);
     }
+    if behind.is_some_and(is_unmapped) {
+        // Moved, or unmapped by a call that failed then (before Linux 6.17).
+        agent.pager.change(tail, Change::Gone, || ((), true));
+    }
     if call.result == -i64::from(libc::EFAULT) {
         // Memory that is adopted in part is several mappings to the kernel, which it does not move
         // at once. Given back it is one, as the program knows it.
         give_back_and_move(agent, call, range, target);
     }
-    let is_done = !(-4095..0).contains(&call.result);
-    if let Some(layout) = layout.as_mut().filter(|_| is_done) {
-        layout.unreserve(&(call.result as usize..call.result as usize + new_bytes));
-    }
-    Outcome::Done
 }
 
-/// Unmaps the end of a mapping that moves and becomes shorter.
-fn drop_tail(agent: &Agent, tail: Range<usize>) {
-    let arguments = [tail.start as u64, tail.len() as u64, 0, 0, 0, 0];
-    agent.pager.change(tail, Change::Gone, || {
-        // SAFETY: the program's request, in two steps.
-        let done = unsafe { raw(libc::SYS_munmap as u64, arguments) };
-        ((), done == 0)
-    });
+/// True if the page at an address, which was mapped before a call, is not mapped any more.
+fn is_unmapped(page: usize) -> bool {
+    look_for_holes(&(page..page + PAGE_BYTES)) != 0
 }
 
 /// Makes a call that maps over a range; whether it did.
 fn make_over(agent: &Agent, call: &mut Call, target: Range<usize>) -> bool {
-    if target.is_empty() || !agent.pager.has_adopted(target.clone()) {
-        return make(call);
-    }
-    agent.pager.change(target.clone(), Change::Gone, || {
+    let Some(mapped) = agent.pager.first_adopted(target.clone()) else { return make(call) };
+    agent.pager.change(target, Change::Gone, || {
         let done = make(call);
         // A call that failed may have unmapped its target all the same.
-        (done, done || look_for_holes(&target) != 0)
+        (done, done || is_unmapped(mapped))
     })
 }
 
 /// Moves a mapping as the program knows it: one, all of which is there.
 fn give_back_and_move(agent: &Agent, call: &mut Call, range: Range<usize>, target: Range<usize>) {
     let mut parts = agent.pager.adopted(range.clone());
-    agent.pager.release(range);
+    agent.pager.release(range.clone());
     if make_over(agent, call, target) {
-        agent.adopt_mapped(whole(call.result as u64, call.arguments[2]), Contents::Pages);
+        let (to, bytes) = (call.result as usize, whole(0, call.arguments[2]).end);
+        let place = |at: usize| to + (at - range.start).min(bytes);
+        for part in &parts {
+            agent.adopt_again(place(part.start)..place(part.end));
+        }
+        if bytes > range.len() {
+            agent.adopt(place(range.end)..to + bytes, Contents::Nothing);
+        }
         if call.arguments[3] as i32 & libc::MREMAP_DONTUNMAP == 0 {
             parts.clear();
         }
     }
-    parts.into_iter().for_each(|part| agent.adopt_mapped(part, Contents::Pages));
+    // A call that failed may have unmapped some all the same.
+    parts.retain(|part| look_for_holes(part) == 0);
+    parts.into_iter().for_each(|part| agent.adopt_again(part));
 }
 
 /// `mlock`: locked memory is left alone; much of it would leave no room.

@@ -2,7 +2,7 @@
 
 use crate::holds::{Holds, peek, peek_bytes, poke, refuse};
 use crate::signals::{KernelAction, ours};
-use crate::{Agent, adoption, forking, handlers, inside, layout};
+use crate::{Agent, adoption, forking, handlers, inside, layout, stacks};
 use libc::c_long;
 use std::mem::MaybeUninit;
 use std::ptr;
@@ -316,8 +316,10 @@ fn try_to_execute(agent: &Agent, call: &mut Call) -> bool {
     for list in strings.map(|argument| call.arguments[argument]) {
         bring_in_list(agent, list);
     }
+    let stack = stacks::disclaim();
     // SAFETY: the call is the program's, made as it asked; if it is done, this is another program.
     call.result = unsafe { raw(call.number, call.arguments) };
+    stack.map(stacks::set_in_kernel);
     call.result != -i64::from(libc::EFAULT)
 }
 

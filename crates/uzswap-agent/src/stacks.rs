@@ -95,7 +95,7 @@ impl Drop for Kernels {
     /// When its thread ends.
     fn drop(&mut self) {
         RANGE.set((0, 0));
-        set_in_kernel(&NONE);
+        set_in_kernel(NONE);
     }
 }
 
@@ -116,9 +116,20 @@ fn of_kernel() -> libc::stack_t {
     now
 }
 
-fn set_in_kernel(stack: &libc::stack_t) -> i64 {
-    // SAFETY: a stack of ours, or none.
-    unsafe { raw(libc::SYS_sigaltstack as u64, [ptr::from_ref(stack) as u64, 0, 0, 0, 0, 0]) }
+/// Sets it: a stack of ours, or none.
+pub fn set_in_kernel(stack: libc::stack_t) -> i64 {
+    // SAFETY: as said.
+    unsafe { raw(libc::SYS_sigaltstack as u64, [&raw const stack as u64, 0, 0, 0, 0, 0]) }
+}
+
+/// Before this becomes another program, which the kernel gives no stack, but the flags of this one:
+/// gives it the flags of the program's. Returns the stack to set if the program stays. A handler
+/// that comes before the call sets ours as it was, and the call only passes our flag on.
+pub fn disclaim() -> Option<libc::stack_t> {
+    let ours = ours().filter(|ours| of_kernel().ss_sp == ours.ss_sp)?;
+    let ss_flags = programs().ss_flags & AUTODISARM;
+    set_in_kernel(libc::stack_t { ss_flags, ..ours });
+    Some(ours)
 }
 
 /// The calling thread's stack of ours, as the kernel must know it. The kernel must forget it while
@@ -174,7 +185,7 @@ pub fn arm() {
     let before = of_kernel();
     if let Some(ours) = give() {
         note(before);
-        let is_set = set_in_kernel(&ours) == 0;
+        let is_set = set_in_kernel(ours) == 0;
         thread::with(|thread| thread.is_armed.set(is_set));
     }
 }

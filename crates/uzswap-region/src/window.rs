@@ -80,7 +80,12 @@ impl Pager {
 
     /// True if any page of a range is adopted.
     pub fn has_adopted(&self, range: Range<usize>) -> bool {
-        adopted(range).next().is_some()
+        self.first_adopted(range).is_some()
+    }
+
+    /// The address of the first page of a range that is adopted.
+    pub fn first_adopted(&self, range: Range<usize>) -> Option<usize> {
+        adopted(range).next().map(|piece| piece.start)
     }
 
     /// The parts of a range that are adopted.
@@ -264,39 +269,47 @@ impl Pager {
         }
     }
 
-    /// Makes a call that moves a mapping (`mremap`). Its pages go along; `source` is the state of
-    /// their old addresses afterwards. `call` returns their new address, and `None` if it failed.
-    /// The pages `grown` behind them are adopted as well.
+    /// Makes a call that moves a mapping (`mremap`), and may change its length to `bytes`. Its
+    /// pages go along; `source` is the state of their old addresses afterwards. `call` returns
+    /// their new address, and `None` if it failed. Pages that the mapping has more are adopted as
+    /// well; those that it has less were unmapped.
     ///
     /// # Safety
     /// As of [`Self::adopt`], for where they are then, of which nothing is adopted.
     pub unsafe fn move_adopted(
         &self,
-        from: Range<usize>,
+        whole: Range<usize>,
+        bytes: usize,
         source: Change,
-        grown: usize,
         call: impl FnOnce() -> Option<usize>,
     ) -> Result<(), Error> {
         let inner = self.inner();
         let _blocked = Blocked::all();
         let _steady = inner.steady();
-        let AllTaken { pages, emptied } = inner.take_all(&from);
+        let AllTaken { pages, emptied } = inner.take_all(&whole);
         // In their frames they would be known by the addresses that they have now.
         let pages: Vec<Taken> = pages.into_iter().map(|taken| inner.unstage(taken)).collect();
         // The kernel ends the registration of the mapping at the new place. Had it joined that with
         // a neighbour, the neighbour's would end, too, and its pages would read as zeros. An error
         // means that there are several mappings, which the kernel moves only one by one.
-        let _ = map::set_joined(from.clone(), false);
+        let _ = map::set_joined(whole.clone(), false);
         let Some(to) = call() else {
-            let _ = map::set_joined(from, true);
+            let _ = map::set_joined(whole, true);
             pages.into_iter().for_each(Taken::put_back);
             emptied.end_busy(UNCHANGED, Word::EMPTY);
             return Ok(());
         };
-        let stays = to == from.start;
-        let result = inner.register_moved(&pages, (from.start, to), from.len() + grown);
+        let stays = to == whole.start;
+        let from = whole.start..whole.start + whole.len().min(bytes);
+        let is_kept = |taken: &Taken| taken.space.address(taken.page) < from.end;
+        let (pages, unmapped): (Vec<_>, Vec<_>) = pages.into_iter().partition(is_kept);
+        for Taken { space, page, was } in unmapped {
+            inner.budget.give_back(inner.forget(&space, page, was));
+            space.put(page, GONE, Word::UNTOUCHED);
+        }
+        let result = inner.register_moved(&pages, (from.start, to), bytes);
         // Registered as its neighbours are, it may be joined with them.
-        for range in [to..to + from.len() + grown, from.clone()] {
+        for range in [to..to + bytes, from.clone()] {
             let _ = map::set_joined(range, true);
         }
         let (by, word) = source.of_word();
@@ -317,11 +330,11 @@ impl Pager {
         emptied.end_busy(by, word);
         result?;
         for part in emptied.ranges().filter(|_| !stays) {
-            let moved = to + (part.start - from.start);
-            inner.give_empty(moved..moved + part.len())?;
+            let moved = |at: usize| to + (at.min(from.end) - from.start);
+            inner.give_empty(moved(part.start)..moved(part.end))?;
         }
         match source {
-            Change::Gone if !stays => inner.take_keys(from.clone()),
+            Change::Gone if !stays => inner.take_keys(whole),
             Change::Gone => {}
             Change::Zeroed => {
                 let failed = |source| Error::Map { bytes: from.len(), source };
@@ -331,7 +344,7 @@ impl Pager {
                     .map_err(failed)?;
             }
         }
-        inner.give_empty(to + from.len()..to + from.len() + grown)
+        inner.give_empty(to + from.len()..to + bytes)
     }
 
     /// Pages leave by a move rather than by a copy, and the kernel refuses to move a page that a

@@ -504,7 +504,7 @@ fn move_part(pager: &Pager, memory: Memory, pages: Range<usize>) {
             (at != libc::MAP_FAILED).then_some(at as usize)
         };
         // SAFETY: nothing at the target is adopted; the threads of this test use neither.
-        unsafe { pager.move_adopted(from..from + bytes, Change::Gone, 0, call) }.unwrap();
+        unsafe { pager.move_adopted(from..from + bytes, bytes, Change::Gone, call) }.unwrap();
         assert!(!pager.has_adopted(from..from + bytes));
         let moved = Memory { at: to - pages.start * PAGE, pages: RESERVED };
         used().take(200).for_each(|page| moved.check(page, version(page)));
