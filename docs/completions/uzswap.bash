@@ -217,7 +217,7 @@ _uzswap() {
             return 0
             ;;
         uzswap__subcmd__attach)
-            opts="-q -h --unit --pid --cgroup --memory --size --pool --compressor --backing --remote-copies --remote-timeout --remote-password-file --plain-backing --transport --threads --poll --metrics --bare --quiet --help"
+            opts="-q -h --unit --pid --cgroup --memory --size --pool --compressor --backing --remote-copies --remote-timeout --remote-password-file --plain-backing --transport --threads --metrics --bare --quiet --help"
             if [[ ${cur} == -* || ${COMP_CWORD} -eq 2 ]] ; then
                 COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
                 return 0
@@ -272,10 +272,6 @@ _uzswap() {
                     return 0
                     ;;
                 --threads)
-                    COMPREPLY=($(compgen -f "${cur}"))
-                    return 0
-                    ;;
-                --poll)
                     COMPREPLY=($(compgen -f "${cur}"))
                     return 0
                     ;;
@@ -1063,7 +1059,7 @@ _uzswap() {
             return 0
             ;;
         uzswap__subcmd__run)
-            opts="-q -h --memory --in-process --device --include-pool --load-control --no-load-control --user --size --pool --compressor --backing --remote-copies --remote-timeout --remote-password-file --plain-backing --transport --threads --poll --metrics --bare --report --quiet --help"
+            opts="-q -h --memory --in-process --device --include-pool --load-control --no-load-control --user --size --pool --compressor --backing --remote-copies --remote-timeout --remote-password-file --plain-backing --transport --threads --metrics --bare --report --quiet --help"
             if [[ ${cur} == -* || ${COMP_CWORD} -eq 2 ]] ; then
                 COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
                 return 0
@@ -1113,10 +1109,6 @@ _uzswap() {
                     COMPREPLY=($(compgen -f "${cur}"))
                     return 0
                     ;;
-                --poll)
-                    COMPREPLY=($(compgen -f "${cur}"))
-                    return 0
-                    ;;
                 --metrics)
                     COMPREPLY=($(compgen -f "${cur}"))
                     return 0
@@ -1133,7 +1125,7 @@ _uzswap() {
             return 0
             ;;
         uzswap__subcmd__serve)
-            opts="-h --size --pool --compressor --backing --remote-copies --remote-timeout --remote-password-file --plain-backing --transport --threads --poll --metrics --bare --config --help"
+            opts="-h --size --pool --compressor --backing --remote-copies --remote-timeout --remote-password-file --plain-backing --transport --threads --metrics --bare --config --help"
             if [[ ${cur} == -* || ${COMP_CWORD} -eq 2 ]] ; then
                 COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
                 return 0
@@ -1172,10 +1164,6 @@ _uzswap() {
                     return 0
                     ;;
                 --threads)
-                    COMPREPLY=($(compgen -f "${cur}"))
-                    return 0
-                    ;;
-                --poll)
                     COMPREPLY=($(compgen -f "${cur}"))
                     return 0
                     ;;

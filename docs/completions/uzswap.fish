@@ -57,7 +57,6 @@ complete -c uzswap -n "__fish_uzswap_using_subcommand run" -l transport -d 'How 
 ublk\t'ublk'
 fuse\t'FUSE and loop devices'"
 complete -c uzswap -n "__fish_uzswap_using_subcommand run" -l threads -d 'Threads that serve the device [default: six and two for each CPU]' -r
-complete -c uzswap -n "__fish_uzswap_using_subcommand run" -l poll -d 'Microseconds that a thread looks for the next request before it sleeps' -r
 complete -c uzswap -n "__fish_uzswap_using_subcommand run" -l metrics -d 'Serve metrics for Prometheus at ADDRESS/metrics, and a page that plots the last hour at ADDRESS/: a Unix socket\'s path, or a port of this machine, for example 127.0.0.1:9811' -r
 complete -c uzswap -n "__fish_uzswap_using_subcommand run" -l report -d 'Also write the report to a file, as JSON' -r -F
 complete -c uzswap -n "__fish_uzswap_using_subcommand run" -l in-process -d 'Page inside the command\'s processes, by a library that they preload; needs neither root nor swap. The pool is a part of --memory [default where no swap device can be made]'
@@ -80,7 +79,6 @@ complete -c uzswap -n "__fish_uzswap_using_subcommand serve" -l transport -d 'Ho
 ublk\t'ublk'
 fuse\t'FUSE and loop devices'"
 complete -c uzswap -n "__fish_uzswap_using_subcommand serve" -l threads -d 'Threads that serve the device [default: six and two for each CPU]' -r
-complete -c uzswap -n "__fish_uzswap_using_subcommand serve" -l poll -d 'Microseconds that a thread looks for the next request before it sleeps' -r
 complete -c uzswap -n "__fish_uzswap_using_subcommand serve" -l metrics -d 'Serve metrics for Prometheus at ADDRESS/metrics, and a page that plots the last hour at ADDRESS/: a Unix socket\'s path, or a port of this machine, for example 127.0.0.1:9811' -r
 complete -c uzswap -n "__fish_uzswap_using_subcommand serve" -l config -d 'File with all options that are not given here; its drop-ins are in FILE.d/*.conf [default: /etc/uzswap/uzswap.conf, if there is one]' -r -F
 complete -c uzswap -n "__fish_uzswap_using_subcommand serve" -l plain-backing -d 'Write pages to the backing as they are, neither encrypted nor authenticated: for a disk that is encrypted itself'
@@ -101,7 +99,6 @@ complete -c uzswap -n "__fish_uzswap_using_subcommand attach" -l transport -d 'H
 ublk\t'ublk'
 fuse\t'FUSE and loop devices'"
 complete -c uzswap -n "__fish_uzswap_using_subcommand attach" -l threads -d 'Threads that serve the device [default: six and two for each CPU]' -r
-complete -c uzswap -n "__fish_uzswap_using_subcommand attach" -l poll -d 'Microseconds that a thread looks for the next request before it sleeps' -r
 complete -c uzswap -n "__fish_uzswap_using_subcommand attach" -l metrics -d 'Serve metrics for Prometheus at ADDRESS/metrics, and a page that plots the last hour at ADDRESS/: a Unix socket\'s path, or a port of this machine, for example 127.0.0.1:9811' -r
 complete -c uzswap -n "__fish_uzswap_using_subcommand attach" -l plain-backing -d 'Write pages to the backing as they are, neither encrypted nor authenticated: for a disk that is encrypted itself'
 complete -c uzswap -n "__fish_uzswap_using_subcommand attach" -l bare -d 'Plain memory behind the device and no cache, to measure the transport by itself'

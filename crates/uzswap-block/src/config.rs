@@ -21,6 +21,8 @@ pub struct ServerConfig {
 }
 
 impl ServerConfig {
+    /// The best measured time to poll.
+    pub const POLL: Duration = Duration::from_micros(100);
     /// Threads that do not come and go.
     const THREADS_ALWAYS: usize = 6;
 
@@ -29,7 +31,7 @@ impl ServerConfig {
         Self {
             threads: Self::THREADS_ALWAYS + 2 * cpus,
             threads_per_cpu: 2,
-            poll: Duration::from_micros(100),
+            poll: Self::POLL,
             raise_priority: true,
         }
     }

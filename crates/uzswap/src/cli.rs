@@ -169,9 +169,6 @@ pub struct CacheArguments {
     /// Threads that serve the device [default: six and two for each CPU].
     #[arg(long, value_name = "COUNT", value_parser = clap::value_parser!(u16).range(2..=256))]
     pub threads: Option<u16>,
-    /// Microseconds that a thread looks for the next request before it sleeps.
-    #[arg(long, value_name = "US", default_value_t = 100, value_parser = clap::value_parser!(u32).range(0..=10_000))]
-    pub poll: u32,
     /// Serve metrics for Prometheus at ADDRESS/metrics, and a page that plots the last hour at
     /// ADDRESS/: a Unix socket's path, or a port of this machine, for example 127.0.0.1:9811.
     #[arg(long, value_name = "ADDRESS")]

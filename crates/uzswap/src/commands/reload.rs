@@ -8,7 +8,7 @@ use crate::cli::ServeArguments;
 use crate::commands::config::Configuration;
 use crate::device::{folder, keeper, options};
 use crate::error::Failure;
-use crate::say::say;
+use crate::stdio::say;
 use signal_hook::consts::SIGHUP;
 use signal_hook::iterator::Signals;
 use std::ffi::OsString;
@@ -29,7 +29,7 @@ pub struct Reload {
 }
 
 /// The options that only a new start can change.
-fn fixed(arguments: &ServeArguments) -> [(&'static str, String); 10] {
+fn fixed(arguments: &ServeArguments) -> [(&'static str, String); 9] {
     let cache = &arguments.cache;
     [
         ("size", format!("{:?}", arguments.size)),
@@ -40,7 +40,6 @@ fn fixed(arguments: &ServeArguments) -> [(&'static str, String); 10] {
         ("plain-backing", cache.plain_backing.to_string()),
         ("transport", cache.transport.to_string()),
         ("threads", format!("{:?}", cache.threads)),
-        ("poll", cache.poll.to_string()),
         ("metrics", format!("{:?}", cache.metrics)),
     ]
 }

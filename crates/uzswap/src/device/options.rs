@@ -8,7 +8,6 @@ use serde::{Deserialize, Serialize};
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
-use std::time::Duration;
 use uzswap_block::{BackingSpec, ServerConfig, TransportKind};
 use uzswap_engine::PAGE_BYTES;
 use uzswap_remote::Address;
@@ -52,8 +51,6 @@ pub struct DaemonOptions {
     pub threads: usize,
     /// Of these, how many come and go with each CPU.
     pub threads_per_cpu: usize,
-    /// Time to poll, µs.
-    pub poll_us: u64,
     /// Plain memory instead of a cache.
     pub bare: bool,
 }
@@ -94,7 +91,7 @@ impl DaemonOptions {
         ServerConfig {
             threads: self.threads,
             threads_per_cpu: self.threads_per_cpu,
-            poll: Duration::from_micros(self.poll_us),
+            poll: ServerConfig::POLL,
             raise_priority: true,
         }
     }
@@ -168,7 +165,6 @@ pub fn daemon_options(
         keeps_same_once: true,
         threads: arguments.threads.map_or(server.threads, usize::from),
         threads_per_cpu: if arguments.threads.is_some() { 0 } else { server.threads_per_cpu },
-        poll_us: arguments.poll.into(),
         bare: arguments.bare,
     })
 }
@@ -329,7 +325,6 @@ mod tests {
             remote_password_file: None,
             plain_backing: false,
             threads: None,
-            poll: 100,
             metrics: None,
             bare: false,
         }
