@@ -70,8 +70,8 @@ fn statistics() -> String {
              why writeback stopped, and is empty while it has not. `fault_times` has a line for each \
              power of two, in ns: reads that took at most that, and more than the one before; and, \
              after `sum`, ns that all took. `remote_read_times` is the same of reads that the store \
-             answered, and empty without one. `all` has every statistic, and then the lines of both, \
-             each after the file's name.\n";
+             answered, and empty without one. `all` has every statistic, and then the lines of the \
+             last two files, each after the name of its file.\n";
     text
 }
 
