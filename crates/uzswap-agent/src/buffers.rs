@@ -1,7 +1,7 @@
-//! Calls that are given memory by their arguments: it is held for the time of the call.
+//! Calls that are given memory by their arguments: it is pinned for the time of the call.
 
-use crate::holds::{
-    Holds, UNTOLD, hold_touched, hold_vector, make, make_until_it_sees, peek, used_of_futex,
+use crate::pins::{
+    Pins, UNTOLD, make, make_until_it_sees, peek, pin_touched, pin_vector, used_of_futex,
 };
 use crate::{Agent, layout, stage, whole};
 use libc::c_long;
@@ -9,38 +9,38 @@ use uzswap_calls::table::Buffer;
 use uzswap_calls::{Call, Outcome};
 use uzswap_sys::map::PAGE_BYTES;
 
-/// Makes a call with its buffers held: longer ones as far as they may be.
-pub fn held(agent: &Agent, call: &mut Call, buffers: &[Buffer]) -> Outcome {
+/// Makes a call with its buffers pinned: longer ones as far as they may be.
+pub fn pinned(agent: &Agent, call: &mut Call, buffers: &[Buffer]) -> Outcome {
     layout::await_complete();
-    let mut holds = hold_all(agent, call, buffers);
-    if holds.left() == 0 && whole::is_write(call) {
-        drop(holds);
+    let mut pins = pin_all(agent, call, buffers);
+    if pins.left() == 0 && whole::is_write(call) {
+        drop(pins);
         if whole::write(agent, call) {
             return Outcome::Done;
         }
-        holds = hold_all(agent, call, buffers);
+        pins = pin_all(agent, call, buffers);
     }
     make(agent, call);
-    drop(holds);
+    drop(pins);
     Outcome::Done
 }
 
-fn hold_all<'a>(agent: &'a Agent, call: &Call, buffers: &[Buffer]) -> Holds<'a> {
+fn pin_all<'a>(agent: &'a Agent, call: &Call, buffers: &[Buffer]) -> Pins<'a> {
     let [file, _, bytes, flags, ..] = call.arguments;
     let may_be_cut =
         call.number as c_long == libc::SYS_recvfrom && flags & libc::MSG_WAITALL as u64 == 0;
-    let mut holds = match may_be_cut {
-        true => Holds::of_file(agent, file, bytes),
-        false => Holds::new(agent),
+    let mut pins = match may_be_cut {
+        true => Pins::of_file(agent, file, bytes),
+        false => Pins::new(agent),
     };
     // First the addresses of sockets: without a place for its sender a message would be lost.
     for buffer in buffers.iter().rev() {
-        hold_buffer(&mut holds, call, *buffer);
+        pin_buffer(&mut pins, call, *buffer);
     }
-    holds
+    pins
 }
 
-fn hold_buffer(holds: &mut Holds<'_>, call: &Call, buffer: Buffer) {
+fn pin_buffer(pins: &mut Pins<'_>, call: &Call, buffer: Buffer) {
     let argument = |at: usize| call.arguments[at];
     let (at, bytes) = match buffer {
         Buffer::Bytes(at, bytes) => (at, argument(bytes)),
@@ -49,33 +49,33 @@ fn hold_buffer(holds: &mut Holds<'_>, call: &Call, buffer: Buffer) {
         Buffer::Typed(at, bytes) => (at, argument(bytes).saturating_add(8)),
         Buffer::Fixed(at, bytes) => (at, bytes),
         Buffer::Text(at) => (at, UNTOLD),
-        Buffer::Vector(at, count) => return hold_vector(holds, argument(at), argument(count)),
-        Buffer::Message(at) => return hold_message(holds, argument(at)),
+        Buffer::Vector(at, count) => return pin_vector(pins, argument(at), argument(count)),
+        Buffer::Message(at) => return pin_message(pins, argument(at)),
         Buffer::Messages(at, count) => {
             for number in 0..argument(count).min(1024) {
                 let bytes = size_of::<libc::mmsghdr>() as u64;
                 let message = argument(at).wrapping_add(number * bytes);
-                hold_message(holds, message);
-                holds.hold(message, bytes);
+                pin_message(pins, message);
+                pins.pin(message, bytes);
             }
             return;
         }
     };
-    holds.hold(argument(at), bytes);
+    pins.pin(argument(at), bytes);
 }
 
-fn hold_message(holds: &mut Holds<'_>, at: u64) {
-    holds.hold(at, size_of::<libc::msghdr>() as u64);
+fn pin_message(pins: &mut Pins<'_>, at: u64) {
+    pins.pin(at, size_of::<libc::msghdr>() as u64);
     if let Some(message) = peek::<libc::msghdr>(at) {
-        holds.hold(message.msg_name as u64, message.msg_namelen.into());
-        holds.hold(message.msg_control as u64, message.msg_controllen as u64);
-        hold_vector(holds, message.msg_iov as u64, message.msg_iovlen as u64);
+        pins.pin(message.msg_name as u64, message.msg_namelen.into());
+        pins.pin(message.msg_control as u64, message.msg_controllen as u64);
+        pin_vector(pins, message.msg_iov as u64, message.msg_iovlen as u64);
     }
 }
 
-/// The memory that these arguments refer to is held: a path, a structure, a result. A call that has
-/// done its work when it answers `EFAULT` (`accept`, `wait4`) cannot be repeated: so it waits until
-/// its memory can be held.
+/// The memory that these arguments refer to is pinned: a path, a structure, a result. A call that
+/// has done its work when it answers `EFAULT` (`accept`, `wait4`) cannot be repeated: so it waits
+/// until its memory can be pinned.
 pub fn touched(agent: &Agent, call: &mut Call, arguments: &[usize]) -> Outcome {
     let is_futex = call.number as c_long == libc::SYS_futex;
     let arguments = if is_futex { used_of_futex(call.arguments[1]) } else { arguments };
@@ -83,8 +83,8 @@ pub fn touched(agent: &Agent, call: &mut Call, arguments: &[usize]) -> Outcome {
     if !is_complete && !is_wake(call) {
         layout::await_complete();
     }
-    let mut holds = Holds::new(agent);
-    let any = hold_touched(&mut holds, call, arguments);
+    let mut pins = Pins::new(agent);
+    let any = pin_touched(&mut pins, call, arguments);
     // The memory of these calls may refer to more memory; memory that is not adopted yet may be in
     // a moment.
     if !any && is_complete && !is_deep(call.number as c_long) {

@@ -3,8 +3,8 @@
 //! maps are in `layout`; those about processes, files and signals in `processes`, `masks` and
 //! `stacks`.
 
-use crate::buffers::{held, touched};
-use crate::holds::{Holds, hold_vector, is_type, make_until_it_sees, refuse};
+use crate::buffers::{pinned, touched};
+use crate::pins::{Pins, is_type, make_until_it_sees, pin_vector, refuse};
 use crate::{AGENT, Agent, alone, devices, layout, masks, processes, seccomp, stacks, stage};
 use crate::{thread, whole};
 use libc::c_long;
@@ -64,7 +64,7 @@ pub fn on_call(call: &mut Call) -> Outcome {
 fn treat(agent: &Agent, call: &mut Call) -> Outcome {
     match table::treatment(call.number) {
         Treatment::Left | Treatment::Absent => Outcome::Bare,
-        Treatment::Held(buffers) => held(agent, call, buffers),
+        Treatment::Pinned(buffers) => pinned(agent, call, buffers),
         Treatment::Touched(arguments) => touched(agent, call, arguments),
         Treatment::Refused(error) => refuse(call, error),
         Treatment::Own(_) => own(agent, call),
@@ -141,20 +141,20 @@ fn transfer(agent: &Agent, call: &mut Call) -> Outcome {
     let is_at_place = matches!(call.number as c_long, libc::SYS_pread64 | libc::SYS_pwrite64);
     let is_write = matches!(call.number as c_long, libc::SYS_write | libc::SYS_pwrite64);
     layout::await_complete();
-    let is_cut = || Holds::of_file(agent, file, bytes).left() < bytes;
+    let is_cut = || Pins::of_file(agent, file, bytes).left() < bytes;
     if is_write && is_cut() && whole::write(agent, call) {
         return Outcome::Done;
     }
     let mut done = 0;
     loop {
-        let mut holds = Holds::of_file(agent, file, bytes - done);
-        let part = (bytes - done).min(holds.left());
-        holds.hold(at + done, part);
+        let mut pins = Pins::of_file(agent, file, bytes - done);
+        let part = (bytes - done).min(pins.left());
+        pins.pin(at + done, part);
         let place = if is_at_place { offset + done } else { offset };
         let arguments = [file, at + done, part, place, call.arguments[4], call.arguments[5]];
         // SAFETY: a part of the program's request.
         let result = unsafe { raw(call.number, arguments) };
-        drop(holds);
+        drop(pins);
         if result < 0 {
             call.result = if done > 0 { done as i64 } else { result };
             return Outcome::Done;
@@ -185,8 +185,8 @@ fn splice(agent: &Agent, call: &mut Call) -> Outcome {
         (true, true) => libc::SYS_preadv2,
         (false, true) => libc::SYS_pwritev2,
     };
-    let mut holds = Holds::new(agent);
-    hold_vector(&mut holds, vector, count);
+    let mut pins = Pins::new(agent);
+    pin_vector(&mut pins, vector, count);
     // No place in the file, which for the plain two is no argument.
     let arguments = [file, vector, count, u64::MAX, u64::MAX, libc::RWF_NOWAIT as u64];
     let mut copied = Call { number: number as u64, arguments, result: 0 };
@@ -212,5 +212,5 @@ pub fn advise_process(agent: &Agent, call: &mut Call) -> Outcome {
     if DROPS.contains(&(call.arguments[3] as i32)) {
         return refuse(call, libc::EINVAL);
     }
-    held(agent, call, &[Buffer::Vector(1, 2)])
+    pinned(agent, call, &[Buffer::Vector(1, 2)])
 }

@@ -72,7 +72,7 @@ pub struct Managed {
     /// Looks in a row, before this one, with a starved thread and no hope.
     pub hopeless: u32,
     /// The process is suspended.
-    pub is_held: bool,
+    pub is_suspended: bool,
     /// Another process reads all of its memory, which must stay.
     pub is_read: bool,
     /// As before the take-over.
@@ -111,7 +111,7 @@ pub struct Keep {
     /// Starved threads wait. Otherwise the program ends with a message.
     pub is_patient: bool,
     /// Threads that need an evicted page wait, and the others' pages leave.
-    pub is_held: bool,
+    pub is_suspended: bool,
     /// Another budget.
     pub budget: Option<u64>,
     pub wait: Duration,
@@ -148,7 +148,7 @@ fn before_take_over(seen: &Unmanaged) -> Action {
 /// Keeps the pager's budget at the allowance, less other memory. Shared memory is in both.
 fn keep(seen: &Managed) -> Keep {
     let hopeless = if seen.is_starved && !seen.may_hope { seen.hopeless + 1 } else { 0 };
-    let most = match (seen.is_read, seen.is_held) {
+    let most = match (seen.is_read, seen.is_suspended) {
         (true, _) => u64::MAX,
         (false, true) => 0,
         (false, false) => seen.allowance.saturating_add(seen.shared),
@@ -160,9 +160,9 @@ fn keep(seen: &Managed) -> Keep {
     Keep {
         hopeless,
         is_patient: hopeless < HOPELESS,
-        is_held: seen.is_held,
+        is_suspended: seen.is_suspended,
         budget: (!is_near && !seen.is_recorded).then_some(budget),
-        wait: if seen.is_held { WAIT_MAX } else { wait(room) },
+        wait: if seen.is_suspended { WAIT_MAX } else { wait(room) },
     }
 }
 
@@ -222,7 +222,7 @@ mod tests {
         is_starved: false,
         may_hope: true,
         hopeless: 0,
-        is_held: false,
+        is_suspended: false,
         is_read: false,
         is_recorded: false,
         allowance: 64 * MIB,
@@ -317,9 +317,12 @@ mod tests {
 
     #[test]
     fn the_pages_of_a_suspended_process_leave_and_those_that_are_read_stay() {
-        let held = kept(Managed { is_held: true, ..MANAGED });
-        assert_eq!((held.is_held, held.budget, held.wait), (true, Some(BUDGET_LEAST), WAIT_MAX));
-        let read = kept(Managed { is_read: true, is_held: true, ..MANAGED });
+        let suspended = kept(Managed { is_suspended: true, ..MANAGED });
+        assert_eq!(
+            (suspended.is_suspended, suspended.budget, suspended.wait),
+            (true, Some(BUDGET_LEAST), WAIT_MAX)
+        );
+        let read = kept(Managed { is_read: true, is_suspended: true, ..MANAGED });
         assert_eq!(read.budget, Some(u64::MAX - 7 * MIB));
     }
 

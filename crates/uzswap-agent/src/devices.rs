@@ -6,7 +6,7 @@
 //! otherwise does not say which it was; a program that has one open is left alone.
 
 use crate::buffers::touched;
-use crate::holds::{Holds, hold_vector, make, peek};
+use crate::pins::{Pins, make, peek, pin_vector};
 use crate::{Agent, inside, layout};
 use std::fs;
 use std::ops::Range;
@@ -89,18 +89,18 @@ const WRITE_VECTOR: u16 = 8;
 pub fn submit(agent: &Agent, call: &mut Call) -> Outcome {
     layout::await_complete();
     let [_, count, list, ..] = call.arguments;
-    let mut holds = Holds::new(agent);
+    let mut pins = Pins::new(agent);
     let pointers = count.min(4096);
-    holds.hold(list, pointers * 8);
+    pins.pin(list, pointers * 8);
     for at in 0..pointers {
         let Some(request) = peek::<u64>(list.wrapping_add(at * 8)) else { break };
-        holds.hold(request, size_of::<Iocb>() as u64);
+        pins.pin(request, size_of::<Iocb>() as u64);
         let Some(iocb) = peek::<Iocb>(request) else { continue };
         let stays = !agent.pager.leaves_pinned_in();
         match iocb.opcode {
             READ | WRITE if stays => layout::give_back(agent, iocb.buffer, iocb.bytes),
-            READ | WRITE => _ = holds.hold(iocb.buffer, iocb.bytes),
-            READ_VECTOR | WRITE_VECTOR => hold_vector(&mut holds, iocb.buffer, iocb.bytes),
+            READ | WRITE => _ = pins.pin(iocb.buffer, iocb.bytes),
+            READ_VECTOR | WRITE_VECTOR => pin_vector(&mut pins, iocb.buffer, iocb.bytes),
             _ => {}
         }
         if stays && matches!(iocb.opcode, READ_VECTOR | WRITE_VECTOR) {

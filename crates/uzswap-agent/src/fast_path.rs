@@ -4,7 +4,7 @@
 //! library or use vector registers beyond those of any x86-64.
 //! `tests/tests/in_process/fast_path.rs` reads the machine code for that.
 
-use crate::holds::used_of_futex;
+use crate::pins::used_of_futex;
 use crate::{stage, thread};
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
@@ -28,9 +28,9 @@ pub fn on_call(call: &mut Call) -> Outcome {
         if thread.is_inside.get() || !thread.is_armed.get() {
             return Outcome::Undecided;
         }
-        let Some(one) = Pager::hold_present(one) else { return Outcome::Undecided };
-        let Some(other) = Pager::hold_present(other) else {
-            Pager::unhold(one);
+        let Some(one) = Pager::pin_present(one) else { return Outcome::Undecided };
+        let Some(other) = Pager::pin_present(other) else {
+            Pager::unpin(one);
             return Outcome::Undecided;
         };
         // As the program would have made it: our signals know how to have it begun again there.
@@ -40,8 +40,8 @@ pub fn on_call(call: &mut Call) -> Outcome {
         let frame = Frame::of(call);
         // Another call of this thread's may not be over yet, or was left by a handler.
         if !thread.pin(frame as usize, &one, &other) {
-            Pager::unhold(other);
-            Pager::unhold(one);
+            Pager::unpin(other);
+            Pager::unpin(one);
             return Outcome::Undecided;
         }
         let before = thread.call.replace(frame);

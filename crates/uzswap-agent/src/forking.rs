@@ -76,7 +76,7 @@ impl<L, M> Still<L, M> {
         };
         drop((layout, quiet));
         match refused {
-            // A thread of the parent's has just left the program alone.
+            // Meanwhile a thread of the parent gave the program up.
             _ if stage::is_left() => {}
             Some(error) => leave(&error),
             None => stage::enter(Stage::Bare),

@@ -3,7 +3,7 @@
 //! One lock orders these calls, as the kernel's own does. Its holder has all signals blocked, so
 //! that no handler of the program's waits for its own thread.
 
-use crate::holds::{self, Holds, refuse};
+use crate::pins::{self, Pins, refuse};
 use crate::{Agent, inside, stage};
 use std::collections::BTreeMap;
 use std::io;
@@ -487,16 +487,16 @@ pub fn lock_memory(agent: &Agent, call: &mut Call) -> Outcome {
 pub fn in_core(agent: &Agent, call: &mut Call) -> Outcome {
     let [at, bytes, answers, ..] = call.arguments;
     await_complete();
-    let mut holds = Holds::new(agent);
+    let mut pins = Pins::new(agent);
     let pages = whole(at, bytes).len() / PAGE_BYTES;
-    // Answers that are not held are not corrected.
-    let held = holds.left().min(pages as u64) as usize;
-    holds.hold(answers, held as u64);
-    holds::make(agent, call);
-    let pages = (0..held).map(|page| (page, at as usize));
+    // Answers that are not pinned are not corrected.
+    let pinned = pins.left().min(pages as u64) as usize;
+    pins.pin(answers, pinned as u64);
+    pins::make(agent, call);
+    let pages = (0..pinned).map(|page| (page, at as usize));
     for (page, start) in pages.filter(|_| call.result == 0) {
         if agent.pager.is_out(start + page * PAGE_BYTES) {
-            // SAFETY: the kernel has just written there, and the page is held.
+            // SAFETY: the kernel has just written there, and the page is pinned.
             unsafe { *((answers as usize + page) as *mut u8) &= !1 };
         }
     }
@@ -509,8 +509,8 @@ pub fn read_own_pagemap(agent: &Agent, call: &Call) {
     const ENTRY: u64 = size_of::<u64>() as u64;
     const SWAPPED_OR_GUARD: u64 = 1 << 62 | 1 << 58;
     let [file, to, _, offset, ..] = call.arguments;
-    let mut holds = Holds::new(agent);
-    let bytes = holds.left().min(call.result.max(0) as u64);
+    let mut pins = Pins::new(agent);
+    let bytes = pins.left().min(call.result.max(0) as u64);
     if crate::mode() == Mode::InThread
         || bytes == 0
         || !(bytes | offset).is_multiple_of(ENTRY)
@@ -518,12 +518,12 @@ pub fn read_own_pagemap(agent: &Agent, call: &Call) {
     {
         return;
     }
-    holds.hold(to, bytes);
+    pins.pin(to, bytes);
     for number in 0..bytes / ENTRY {
         let page = (offset / ENTRY + number) as usize * PAGE_BYTES;
         if agent.pager.is_out(page) {
             let entry = (to + number * ENTRY) as *mut u64;
-            // SAFETY: the kernel has just written there, and the page is held.
+            // SAFETY: the kernel has just written there, and the page is pinned.
             unsafe { entry.write_unaligned(entry.read_unaligned() & !SWAPPED_OR_GUARD) };
         }
     }

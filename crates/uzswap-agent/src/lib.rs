@@ -28,11 +28,11 @@ mod devices;
 mod fast_path;
 mod forking;
 mod handlers;
-mod holds;
 mod hooks;
 mod layout;
 mod looker;
 mod masks;
+mod pins;
 mod processes;
 mod request;
 mod restart;
@@ -214,8 +214,8 @@ fn watch(coming: own_threads::Coming) {
             }
         };
         drop(at_work);
-        if stage::is_taken_over() && front.tree.is_held() {
-            front.tree.wait_while_held(wait);
+        if stage::is_taken_over() && front.tree.is_suspended() {
+            front.tree.wait_while_suspended(wait);
         } else {
             await_bell(rung, wait);
         }

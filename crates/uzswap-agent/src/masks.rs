@@ -1,7 +1,7 @@
 //! Calls that set which signals are blocked for their time, or wait for signals: SIGBUS and SIGILL
 //! are always let through, and nobody else takes them.
 
-use crate::holds::{Holds, hold_touched, make, peek};
+use crate::pins::{Pins, make, peek, pin_touched};
 use crate::signals::ours;
 use crate::{Agent, layout};
 use libc::c_long;
@@ -24,9 +24,9 @@ pub fn argument(number: c_long) -> Option<usize> {
 /// Makes a call with ours taken out of the set at that argument.
 pub fn without_ours(agent: &Agent, call: &mut Call, at: usize) -> Outcome {
     layout::await_complete();
-    let mut holds = Holds::new(agent);
-    hold_others(&mut holds, call);
-    holds.hold(call.arguments[at], SET);
+    let mut pins = Pins::new(agent);
+    pin_others(&mut pins, call);
+    pins.pin(call.arguments[at], SET);
     // The kernel refuses memory that cannot be read.
     let set = peek::<u64>(call.arguments[at]).map(|set| set & !ours());
     let given = call.arguments[at];
@@ -39,22 +39,22 @@ pub fn without_ours(agent: &Agent, call: &mut Call, at: usize) -> Outcome {
 }
 
 /// The other memory of these calls.
-fn hold_others(holds: &mut Holds<'_>, call: &Call) {
+fn pin_others(pins: &mut Pins<'_>, call: &Call) {
     let [first, second, third, ..] = call.arguments;
     match call.number as c_long {
         libc::SYS_rt_sigtimedwait => {
-            hold_touched(holds, call, &[1, 2]);
+            pin_touched(pins, call, &[1, 2]);
         }
         libc::SYS_ppoll => {
-            holds.hold(first, second.saturating_mul(8));
-            hold_touched(holds, call, &[2]);
+            pins.pin(first, second.saturating_mul(8));
+            pin_touched(pins, call, &[2]);
         }
         libc::SYS_epoll_pwait => {
-            holds.hold(second, third.saturating_mul(12));
+            pins.pin(second, third.saturating_mul(12));
         }
         libc::SYS_epoll_pwait2 => {
-            holds.hold(second, third.saturating_mul(12));
-            hold_touched(holds, call, &[3]);
+            pins.pin(second, third.saturating_mul(12));
+            pin_touched(pins, call, &[3]);
         }
         _ => {}
     }
@@ -71,12 +71,12 @@ struct MaskArgument {
 /// `pselect6`.
 pub fn select(agent: &Agent, call: &mut Call) -> Outcome {
     layout::await_complete();
-    let mut holds = Holds::new(agent);
-    hold_touched(&mut holds, call, &[1, 2, 3, 4, 5]);
+    let mut pins = Pins::new(agent);
+    pin_touched(&mut pins, call, &[1, 2, 3, 4, 5]);
     let at = call.arguments[5];
     let given = peek::<MaskArgument>(at);
     if let Some(given) = given {
-        holds.hold(given.set, SET);
+        pins.pin(given.set, SET);
     }
     let set = given.and_then(|given| peek::<u64>(given.set)).map(|set| set & !ours());
     let changed = set.as_ref().map(|set| MaskArgument {

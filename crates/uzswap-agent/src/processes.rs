@@ -1,6 +1,6 @@
 //! Calls about signals, processes and descriptors.
 
-use crate::holds::{Holds, peek, peek_bytes, poke, refuse};
+use crate::pins::{Pins, peek, peek_bytes, poke, refuse};
 use crate::signals::{KernelAction, ours};
 use crate::{Agent, adoption, forking, handlers, inside, layout, stacks};
 use libc::c_long;
@@ -28,7 +28,7 @@ fn is_ours(descriptor: i32) -> bool {
 /// `rt_sigprocmask`: ours are never blocked. Without an agent the call is this library's own.
 pub fn mask(agent: Option<&Agent>, call: &mut Call) -> Outcome {
     let [how, set, old, bytes, ..] = call.arguments;
-    let _holds = agent.map(|agent| hold_both(agent, set, old, bytes));
+    let _holds = agent.map(|agent| pin_both(agent, set, old, bytes));
     let mut arguments = call.arguments;
     let given;
     if set != 0 && how != libc::SIG_UNBLOCK as u64 && bytes == 8 {
@@ -54,11 +54,11 @@ fn set_at(at: u64) -> Option<u64> {
 }
 
 /// Keeps in memory the pages that a call reads or writes.
-fn hold_both(agent: &Agent, read: u64, written: u64, bytes: u64) -> Holds<'_> {
-    let mut holds = Holds::new(agent);
-    holds.hold(read, bytes);
-    holds.hold(written, bytes);
-    holds
+fn pin_both(agent: &Agent, read: u64, written: u64, bytes: u64) -> Pins<'_> {
+    let mut pins = Pins::new(agent);
+    pins.pin(read, bytes);
+    pins.pin(written, bytes);
+    pins
 }
 
 /// `rt_sigaction`: our signals stay ours, and in handlers of others ours are not blocked.
@@ -68,7 +68,7 @@ pub fn action(agent: &Agent, call: &mut Call) -> Outcome {
     if is_ours && bytes == 8 {
         return action_of_ours(agent, call);
     }
-    let _holds = hold_both(agent, new, old, size_of::<KernelAction>() as u64);
+    let _holds = pin_both(agent, new, old, size_of::<KernelAction>() as u64);
     if bytes != 8 {
         // SAFETY: the kernel refuses it.
         call.result = unsafe { raw(call.number, call.arguments) };
@@ -96,7 +96,7 @@ pub fn action(agent: &Agent, call: &mut Call) -> Outcome {
 /// is about to become another program, changes nothing.
 fn action_of_ours(agent: &Agent, call: &mut Call) -> Outcome {
     let [signal, new, old, ..] = call.arguments;
-    let _holds = hold_both(agent, new, old, size_of::<KernelAction>() as u64);
+    let _holds = pin_both(agent, new, old, size_of::<KernelAction>() as u64);
     let given = match new {
         0 => None,
         _ => match peek::<KernelAction>(new) {
@@ -210,13 +210,13 @@ struct CloneArguments {
 /// `clone3`: likewise.
 pub fn clone3(agent: &Agent, call: &mut Call) -> Outcome {
     let [at, bytes, ..] = call.arguments;
-    let mut holds = Holds::new(agent);
-    holds.hold(at, bytes);
+    let mut pins = Pins::new(agent);
+    pins.pin(at, bytes);
     let Some(arguments) = peek::<CloneArguments>(at) else { return refuse(call, libc::EFAULT) };
     if arguments.flags & libc::CLONE_VM as u64 == 0 {
-        return clone3_apart(agent, call, holds);
+        return clone3_apart(agent, call, pins);
     }
-    drop(holds);
+    drop(pins);
     expect_thread(agent, arguments.flags);
     // The arguments themselves have to be there, and nobody can let go of them in a child.
     layout::give_back(agent, at, bytes);
@@ -233,7 +233,7 @@ pub fn clone3(agent: &Agent, call: &mut Call) -> Outcome {
 }
 
 /// `clone3` of a child with memory of its own.
-fn clone3_apart(agent: &Agent, call: &mut Call, mut holds: Holds<'_>) -> Outcome {
+fn clone3_apart(agent: &Agent, call: &mut Call, mut pins: Pins<'_>) -> Outcome {
     // By places in `clone_args`, each of eight bytes.
     const FLAGS: usize = 0;
     const WRITTEN: [usize; 3] = [1, 2, 3];
@@ -251,7 +251,7 @@ fn clone3_apart(agent: &Agent, call: &mut Call, mut holds: Holds<'_>) -> Outcome
     for place in WRITTEN {
         layout::give_back(agent, given[place], 4);
     }
-    holds.hold(given[TIDS], PAGE_BYTES as u64);
+    pins.pin(given[TIDS], PAGE_BYTES as u64);
     let stack = given[STACK].wrapping_add(given[STACK_BYTES]);
     given[FLAGS] &= !SHARED;
     (given[STACK], given[STACK_BYTES]) = (0, 0);
@@ -323,10 +323,10 @@ fn try_to_execute(agent: &Agent, call: &mut Call) -> bool {
     call.result != -i64::from(libc::EFAULT)
 }
 
-/// Brings memory in. It is not held: a child that shares this memory could not let it go.
+/// Brings memory in. It is not pinned: a child that shares this memory could not let it go.
 fn bring_in(agent: &Agent, at: u64, bytes: usize) -> bool {
-    let mut holds = Holds::new(agent);
-    holds.hold(at, bytes as u64)
+    let mut pins = Pins::new(agent);
+    pins.pin(at, bytes as u64)
 }
 
 /// Brings a list of strings in, which ends with a null. The kernel will refuse it if a part cannot

@@ -1,12 +1,12 @@
 //! A program that permits itself few system calls (seccomp): whether its pages can still come in.
 //!
-//! A filter holds for the calls of ours, too: a fault is served by calls that the program never
+//! A filter applies to the calls of ours, too: a fault is served by calls that the program never
 //! makes. So each filter is run over those calls before the kernel is given it. If one of them
 //! would not be allowed, all memory is brought in first, and the program is left alone from then
 //! on.
 
 use crate::buffers::touched;
-use crate::holds::{Holds, peek};
+use crate::pins::{Pins, peek};
 use crate::stage::{self, Stage};
 use crate::{Agent, alone, handlers, layout};
 use std::sync::atomic::Ordering::Relaxed;
@@ -83,12 +83,12 @@ fn leave(agent: &Agent, reason: &str) {
 
 /// Leaves the program alone if a filter forbids a call that is needed here.
 fn look(agent: &Agent, program: u64, is_for_all: bool) {
-    let mut holds = Holds::new(agent);
-    holds.hold(program, size_of::<Program>() as u64);
+    let mut pins = Pins::new(agent);
+    pins.pin(program, size_of::<Program>() as u64);
     let Some(program) = peek::<Program>(program) else { return };
     let count = usize::from(program.instructions).min(INSTRUCTIONS_MAX);
     let bytes = count * size_of::<Instruction>();
-    holds.hold(program.first, bytes as u64);
+    pins.pin(program.first, bytes as u64);
     let _inside = crate::inside();
     let at = |number: usize| program.first.wrapping_add((number * size_of::<Instruction>()) as u64);
     let filter: Vec<Instruction> = (0..count).map_while(|number| peek(at(number))).collect();
@@ -96,7 +96,7 @@ fn look(agent: &Agent, program: u64, is_for_all: bool) {
     let by_threads = is_for_all.then(of_threads).into_iter().flatten();
     let mut needed = needed(agent).into_iter().chain(by_threads);
     let is_enough = needed.all(|call| filter::allows(&filter, &call, instruction));
-    drop((holds, _inside));
+    drop((pins, _inside));
     match (is_enough, crate::front()) {
         (false, _) => leave(agent, FILTER),
         (true, Some(front)) => _ = front.waits.fetch_and(!FILTERED, Relaxed),

@@ -70,7 +70,7 @@ fn bring_all_in() {
 /// Brings all pages in, with a budget in which none leaves. Error: there is no memory for so many
 /// bytes.
 fn bring_in(agent: &Agent) -> Result<(), u64> {
-    let needed = agent.pager.figures().held * PAGE_BYTES as u64;
+    let needed = agent.pager.figures().out * PAGE_BYTES as u64;
     if needed > available() {
         return Err(needed);
     }
@@ -94,7 +94,7 @@ pub fn attend(agent: &Agent, tree: &Tree) -> bool {
         return true;
     }
     // A suspended process gets no page. The next orders to the pager suspend it again.
-    agent.pager.set_held(false);
+    agent.pager.set_suspended(false);
     let is_in = bring_in(agent).is_ok();
     IS_IN.store(is_in, Relaxed);
     tree.answer_whole(is_in);

@@ -6,7 +6,7 @@
 //! There faults begin, and the program's handlers are taken from there to where they would have
 //! run ([`crate::handlers`]). The stack that the program sets is noted here alone, and may leave.
 
-use crate::holds::{Holds, peek, poke, refuse};
+use crate::pins::{Pins, peek, poke, refuse};
 use crate::{Agent, inside, thread};
 use rustix::mm::{MprotectFlags, mprotect};
 use std::alloc::{self, Layout};
@@ -351,9 +351,9 @@ fn prepare_instead() {
 pub fn set(agent: &Agent, call: &mut Call) -> Outcome {
     let [new, old, ..] = call.arguments;
     let bytes = size_of::<libc::stack_t>() as u64;
-    let mut holds = Holds::new(agent);
-    holds.hold(new, bytes);
-    holds.hold(old, bytes);
+    let mut pins = Pins::new(agent);
+    pins.pin(new, bytes);
+    pins.pin(old, bytes);
     let mut before = PROGRAMS.get();
     let here = ptr::from_ref(call) as usize;
     let is_on_it = of_handlers().is_some_and(|stack| stack.contains(&here))

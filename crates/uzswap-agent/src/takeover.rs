@@ -96,7 +96,7 @@ pub fn take_over(memory: u64, compressor: &str) -> Result<(), String> {
         handlers::begin_on_stack(libc::SIGBUS, false);
         let stopped = stop::others(libc::SIGBUS, &ours, |stopped| {
             if let Some(agent) = agent.take() {
-                // Before they go on, and may make others.
+                // Before the threads go on: they could start others.
                 let all = || stopped.iter().map(|one| one.thread).chain(me);
                 agent.pager.set_only_thread(all().next().filter(|_| all().count() == 1));
                 // It is set once.

@@ -82,8 +82,8 @@ impl Thread {
         let [a, b, c, d] = &self.pinned;
         let (one, other) = (a.get()..b.get(), c.get()..d.get());
         self.first.set(0);
-        Pager::unhold(other);
-        Pager::unhold(one);
+        Pager::unpin(other);
+        Pager::unpin(one);
     }
 
     /// Unpins the pages of the fast path of a call that is over.
@@ -144,11 +144,11 @@ impl Pins {
         let count = self.count.replace(0);
         for place in self.few.iter().take(count) {
             let (start, end) = place.get();
-            Pager::unhold(start..end);
+            Pager::unpin(start..end);
         }
         if count == self.few.len() {
             let _inside = crate::inside();
-            self.many.borrow_mut().drain(..).for_each(Pager::unhold);
+            self.many.borrow_mut().drain(..).for_each(Pager::unpin);
         }
         let (at, bytes) = self.mapping.replace((0, 0));
         unmap(at, bytes);
@@ -184,7 +184,7 @@ fn give_back(bytes: u64) {
     }
 }
 
-/// In a child: the threads that have reserved bytes are not in it.
+/// In a child, which has none of the threads that reserved bytes.
 pub fn forget_reserved() {
     RESERVED.store(0, Relaxed);
 }
@@ -269,7 +269,7 @@ impl Drop for Use {
         give_back(self.reserved);
         if !self.own.is_empty() {
             let _inside = crate::inside();
-            std::mem::take(&mut self.own).into_iter().for_each(Pager::unhold);
+            std::mem::take(&mut self.own).into_iter().for_each(Pager::unpin);
         }
     }
 }

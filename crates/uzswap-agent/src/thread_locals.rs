@@ -141,7 +141,7 @@ extern "C" fn __wrap___cxa_thread_atexit_impl(
     _: *mut c_void,
 ) -> c_int {
     let key = KEY.load(Relaxed);
-    // SAFETY: the key is ours, and holds a list of ours or null.
+    // SAFETY: the key is ours, and has a list of ours or null.
     unsafe {
         let next = libc::pthread_getspecific(key).cast();
         let ending = Box::into_raw(Box::new(Ending { destructor, object, next }));

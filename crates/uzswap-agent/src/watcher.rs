@@ -71,7 +71,7 @@ impl Watcher {
             is_starved,
             may_hope: given.may_hope,
             hopeless: self.hopeless,
-            is_held: tree.is_held(),
+            is_suspended: tree.is_suspended(),
             is_read,
             is_recorded: is_recorded(),
             allowance: given.bytes,
@@ -85,7 +85,7 @@ impl Watcher {
     pub fn keep(&mut self, agent: &Agent, keep: &Keep) {
         self.hopeless = keep.hopeless;
         agent.pager.set_patient(keep.is_patient);
-        agent.pager.set_held(keep.is_held);
+        agent.pager.set_suspended(keep.is_suspended);
         if let Some(budget) = keep.budget {
             // A budget that is refused stays as it was.
             let _ = agent.pager.set_memory(budget);

@@ -2,7 +2,7 @@
 //! stay together. So the program's call must stay one call, with all of its memory present. More
 //! memory than may be pinned is copied; for the time of the call the copy is beside the budget.
 
-use crate::holds::{Holds, is_type, peek, peek_bytes};
+use crate::pins::{Pins, is_type, peek, peek_bytes};
 use crate::{Agent, layout, thread};
 use libc::c_long;
 use std::ops::Range;
@@ -65,9 +65,9 @@ pub fn is_write(call: &Call) -> bool {
 /// Makes a long write to a file in one call; `false`: it is none, or there is no memory to do so.
 pub fn write(agent: &Agent, call: &mut Call) -> bool {
     let Some(given) = GivenMemory::of(call) else { return false };
-    let mut vector = Holds::new(agent);
+    let mut vector = Pins::new(agent);
     if let GivenMemory::Vector { at, count } = given {
-        vector.hold(at, count * size_of::<libc::iovec>() as u64);
+        vector.pin(at, count * size_of::<libc::iovec>() as u64);
     }
     let bytes = given.bytes();
     if !is_type(call.arguments[0] as i32, libc::S_IFREG) {
@@ -75,8 +75,8 @@ pub fn write(agent: &Agent, call: &mut Call) -> bool {
     }
     layout::await_complete();
     let pages = bytes + 2 * PAGE_BYTES as u64 * given.parts().count() as u64;
-    if let Some(mut holds) = Holds::of_all(agent, pages) {
-        given.parts().for_each(|(at, bytes)| _ = holds.hold(at, bytes));
+    if let Some(mut pins) = Pins::of_all(agent, pages) {
+        given.parts().for_each(|(at, bytes)| _ = pins.pin(at, bytes));
         // SAFETY: the call is the program's, made as it asked.
         call.result = unsafe { raw(call.number, call.arguments) };
         return true;
@@ -116,8 +116,8 @@ fn copy_parts(agent: &Agent, given: &GivenMemory, to: Range<usize>) -> usize {
         let end = at.saturating_add(bytes);
         while from < end && done < to.end {
             let count = (end - from).min(PART).min((to.end - done) as u64) as usize;
-            let mut holds = Holds::new(agent);
-            holds.hold(from, count as u64);
+            let mut pins = Pins::new(agent);
+            pins.pin(from, count as u64);
             // SAFETY: the caller's own mapping, of which nobody else knows.
             let part = unsafe { std::slice::from_raw_parts_mut(done as *mut u8, count) };
             let read = peek_bytes(from, part);

@@ -118,7 +118,7 @@ impl Holder {
             }
         }
         // Like an idle daemon in a minute or two.
-        let settle = || {
+        let be_idle = || {
             for _ in 0..pages.len() / BATCH_PAGES {
                 cache.maintain().context("memory for the cache")?;
                 if is_recompressed {
@@ -128,7 +128,7 @@ impl Holder {
             Ok::<_, Failure>(())
         };
         if is_recompressed {
-            settle()?;
+            be_idle()?;
         }
         let total = |cache: &Cache| {
             let statistic = |name| cache.statistic(name).unwrap_or(0);
@@ -141,7 +141,7 @@ impl Holder {
             cache.invalidate(keys[page]);
             half_pages -= 1;
         }
-        settle()?;
+        be_idle()?;
         let full_pages = pages.len();
         Ok(Occupancy { full_pages, full_bytes, half_pages, half_bytes: total(&cache), loads_ns })
     }

@@ -24,7 +24,6 @@ mod kernel_build;
 mod locks;
 mod machine;
 mod means;
-mod memory;
 mod numpy;
 mod peer;
 mod plot;
@@ -35,6 +34,7 @@ mod redis;
 mod report;
 mod skew;
 mod starts;
+mod timed_memory;
 mod touch;
 mod transport;
 

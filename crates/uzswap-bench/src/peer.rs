@@ -56,7 +56,7 @@ pub enum Peer {
     Region {
         /// Its compressor.
         compressor: String,
-        /// Threads of their own serve its faults.
+        /// True if threads of the pager serve its faults.
         handlers: bool,
     },
     /// Memory whose faults are served without a cache ([`crate::floor`]).

@@ -5,7 +5,7 @@
 //! and pushes all out again, so that no way finds pages that another has left.
 
 use crate::error::{Context, Failure};
-use crate::memory::{Memory, MemoryArguments};
+use crate::timed_memory::{Memory, MemoryArguments};
 use clap::Args;
 use serde::{Deserialize, Serialize};
 use std::fs;

@@ -70,12 +70,12 @@ struct Desk {
     batch: Batch,
     /// The requests that the process before left here are answered before a thread takes a request
     /// here.
-    settled: Once,
+    answered_left: Once,
 }
 
 impl Desk {
     fn new(buffer: RequestBuffer) -> Self {
-        Self { buffer: RwLock::new(buffer), batch: Batch::default(), settled: Once::new() }
+        Self { buffer: RwLock::new(buffer), batch: Batch::default(), answered_left: Once::new() }
     }
 
     fn buffer(&self) -> RwLockWriteGuard<'_, RequestBuffer> {
@@ -191,10 +191,10 @@ impl Work for ServerState {
 
     fn run(self: Arc<Self>, number: usize) {
         self.config.prepare_thread();
-        Worker::new(number, self.clone()).settle();
+        Worker::new(number, self.clone()).answer_left_once();
         // Those that come with CPUs may never come again, and may have left something too.
         let others = (number..self.desks.len()).step_by(self.config.threads_always()).skip(1);
-        others.for_each(|other| Worker::new(other, self.clone()).settle());
+        others.for_each(|other| Worker::new(other, self.clone()).answer_left_once());
         Worker::new(number, self).run();
     }
 
@@ -243,8 +243,8 @@ impl Worker {
 
     /// Answers the requests that the process before left at this desk, once. Other threads that
     /// come here wait for that: a request that is taken overwrites the one before.
-    fn settle(&self) {
-        self.desk().settled.call_once(|| self.answer_left());
+    fn answer_left_once(&self) {
+        self.desk().answered_left.call_once(|| self.answer_left());
     }
 
     /// Serves the request that the thread before has taken and not answered, or answers it.
@@ -415,7 +415,7 @@ mod tests {
 
     const CPUS: usize = 2;
 
-    /// Takes its time, as the cache does when it waits for room.
+    /// A slow disk, as the cache is while it waits for room.
     struct Slow;
 
     impl Disk for Slow {

@@ -91,7 +91,7 @@ impl Transport for OverFuse {
     }
 
     /// A loop device goes with the process that has made it.
-    fn settle(&mut self) {}
+    fn release_unused(&mut self) {}
 
     fn cpu_state(&self) -> CpuState {
         self.server.cpu_state()

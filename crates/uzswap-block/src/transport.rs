@@ -106,11 +106,12 @@ pub trait Transport: Send {
     fn kind(&self) -> TransportKind;
 
     /// Makes a block device over a part of the disk, bytes, or says over which file somebody else
-    /// makes one. A device goes by itself if it is not in use when [`Self::settle`] is called.
+    /// makes one. A device goes by itself if it is not in use when [`Self::release_unused`] is
+    /// called.
     fn attach(&mut self, part: Range<u64>) -> Result<Offer, AttachError>;
 
     /// All devices that are wanted are in use: nothing is kept for others any more.
-    fn settle(&mut self);
+    fn release_unused(&mut self);
 
     /// Each CPU's part of it, threads, to be added to the cache's states.
     fn cpu_state(&self) -> CpuState;

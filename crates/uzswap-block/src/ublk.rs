@@ -246,7 +246,7 @@ impl Transport for Devices {
         Ok(Offer::Device(path))
     }
 
-    fn settle(&mut self) {
+    fn release_unused(&mut self) {
         let Ok(areas) = swap::areas() else { return };
         let is_used = |device: &Device| areas.iter().any(|area| area.path == ublk::path(device.id));
         let (used, unused) = std::mem::take(&mut self.devices).into_iter().partition(is_used);
@@ -264,7 +264,7 @@ impl Drop for Devices {
     fn drop(&mut self) {
         if self.outlived {
             // A device that the kernel swaps to is left for the next server: this process ends.
-            self.settle();
+            self.release_unused();
             self.devices.clear();
         }
         for device in std::mem::take(&mut self.devices) {

@@ -11,9 +11,9 @@ use crate::Call;
 pub struct Instruction {
     /// The operation.
     pub code: u16,
-    /// Instructions to skip where a comparison holds.
+    /// Instructions to skip if a comparison is true.
     pub if_true: u8,
-    /// And where it does not.
+    /// And if it is false.
     pub if_false: u8,
     /// A number, or a place.
     pub k: u32,

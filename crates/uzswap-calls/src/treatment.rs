@@ -33,7 +33,7 @@ pub enum Treatment {
     /// The kernel no longer has it, or never had.
     Absent,
     /// It moves data: these buffers are brought in and pinned during the call.
-    Held(&'static [Buffer]),
+    Pinned(&'static [Buffer]),
     /// These arguments may refer to memory: pages there are pinned, and the call is repeated if it
     /// fails with `EFAULT`.
     Touched(&'static [usize]),
@@ -44,15 +44,15 @@ pub enum Treatment {
 }
 
 use Buffer::{Bytes, Each, Fixed, Message, Messages, Pages, Text, Typed, Vector};
-use Treatment::{Absent, Held, Left, Own, Refused, Touched};
+use Treatment::{Absent, Left, Own, Pinned, Refused, Touched};
 
 impl fmt::Display for Treatment {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Left => write!(f, "left"),
             Absent => write!(f, "left: Linux no longer has it"),
-            Held(buffers) => {
-                write!(f, "held: ")?;
+            Pinned(buffers) => {
+                write!(f, "pinned: ")?;
                 in_order(f, buffers)
             }
             Touched(arguments) => {

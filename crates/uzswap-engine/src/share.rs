@@ -124,7 +124,7 @@ impl Shares {
     }
 
     /// Makes the absent records the unused ones.
-    pub(crate) fn settle(&self, is_absent: impl Fn(SwapEntry) -> bool) -> io::Result<()> {
+    pub(crate) fn recover(&self, is_absent: impl Fn(SwapEntry) -> bool) -> io::Result<()> {
         let made = lock(&self.unused).made;
         let mut keys = Vec::new();
         keys.try_reserve_exact(made as usize)?;

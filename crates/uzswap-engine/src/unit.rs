@@ -205,7 +205,7 @@ impl Units {
     }
 
     /// Makes the units without pages the unused ones.
-    pub(crate) fn settle(&self) -> io::Result<()> {
+    pub(crate) fn recover(&self) -> io::Result<()> {
         let made = lock(&self.unused).made as u32;
         let mut units = Vec::new();
         units.try_reserve_exact(made as usize)?;

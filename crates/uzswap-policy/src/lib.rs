@@ -3,7 +3,7 @@
 //! The pager tells its observations, and asks. Time is a count of pages that left, so that a test
 //! or a simulator decides as the pager does. [`order`] has the decisions. [`replay`] replays the
 //! touches of a trace by ours, whose pager is in `model`, and by the policies that ours is measured
-//! against; `memory` counts the memory that they take.
+//! against; `counted_memory` counts the memory that they take.
 //!
 //! docs/design/policy.md has the reasons, an example by hand, and the policies that lost.
 
@@ -12,6 +12,6 @@
 pub mod costs;
 pub mod order;
 
-mod memory;
+mod counted_memory;
 mod model;
 pub mod replay;

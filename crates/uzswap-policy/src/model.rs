@@ -1,7 +1,7 @@
 //! A pager without memory: the model of `uzswap-region`. It has a hand, a staging area, and
 //! [`Order`] as it is used there.
 
-use crate::memory::{Memory, Was};
+use crate::counted_memory::{Memory, Was};
 use crate::order::{self, Order, Seen, Verdict};
 use std::collections::VecDeque;
 

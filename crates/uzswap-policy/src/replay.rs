@@ -3,8 +3,8 @@
 //! Ours, and the order before it, is the model of the pager (`model`). The others know each touch,
 //! as no pager does: they are limits and peers. [`Policy::Belady`] knows the future as well.
 
-pub use crate::memory::PAGE_BYTES;
-use crate::memory::{Memory, Was};
+pub use crate::counted_memory::PAGE_BYTES;
+use crate::counted_memory::{Memory, Was};
 use crate::model::PagerModel;
 use std::collections::BTreeSet;
 use std::fmt;

@@ -32,7 +32,7 @@ pub(crate) struct Budget {
     /// Every request for pages succeeds.
     lifted: AtomicBool,
     /// Every request for pages waits until this is over.
-    held: AtomicBool,
+    suspended: AtomicBool,
     /// A thread without room waits for the budget to grow, instead of ending the process.
     patient: AtomicBool,
     /// Threads that do.
@@ -51,7 +51,7 @@ impl Budget {
             waiting: AtomicU32::new(0),
             exhausted: AtomicBool::new(false),
             lifted: AtomicBool::new(false),
-            held: AtomicBool::new(false),
+            suspended: AtomicBool::new(false),
             patient: AtomicBool::new(false),
             starved: AtomicU32::new(0),
         }
@@ -105,7 +105,7 @@ impl Budget {
 
     /// Charges pages if there is room.
     pub(crate) fn try_charge(&self, pages: i64) -> bool {
-        if self.is_held() && !self.lifted.load(Relaxed) {
+        if self.is_suspended() && !self.lifted.load(Relaxed) {
             return false;
         }
         let before = self.charged.fetch_add(pages, Relaxed);
@@ -132,15 +132,15 @@ impl Budget {
         self.changed();
     }
 
-    /// While it is held nobody gets pages, and reclaim goes on.
-    pub(crate) fn set_held(&self, held: bool) {
-        if self.held.swap(held, Relaxed) != held {
+    /// In a suspended process no thread gets pages, and reclaim goes on.
+    pub(crate) fn set_suspended(&self, suspended: bool) {
+        if self.suspended.swap(suspended, Relaxed) != suspended {
             self.changed();
         }
     }
 
-    pub(crate) fn is_held(&self) -> bool {
-        self.held.load(Relaxed)
+    pub(crate) fn is_suspended(&self) -> bool {
+        self.suspended.load(Relaxed)
     }
 
     /// Charges pages without asking whether there is room: their memory is there already.
@@ -178,7 +178,7 @@ impl Budget {
             if self.try_charge(pages) {
                 return true;
             }
-            if self.exhausted.load(Relaxed) && !self.is_held() {
+            if self.exhausted.load(Relaxed) && !self.is_suspended() {
                 // Reclaim found nothing; once more, in case that it said so before this wait began.
                 refused += 1;
                 if refused > 3 {
@@ -186,8 +186,8 @@ impl Budget {
                 }
                 self.exhausted.store(false, Relaxed);
             }
-            // Reclaim goes on by itself while it is held, and each of its steps would ring again.
-            if !self.is_held() {
+            // Reclaim goes on by itself in a suspended process, and each step would ring again.
+            if !self.is_suspended() {
                 self.ring();
             }
             self.waiting.fetch_add(1, SeqCst);

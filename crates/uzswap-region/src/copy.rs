@@ -90,7 +90,7 @@ impl Copy {
 
     /// In the child: puts the regions in place. After an error there is none of them, and touching
     /// one is a SIGSEGV. Allocates nothing and takes no lock.
-    pub(crate) fn settle(&self) -> io::Result<()> {
+    pub(crate) fn put_in_place(&self) -> io::Result<()> {
         let covered = self.cover();
         if covered.is_err() {
             self.parts.iter().for_each(|part| part.space.abandon());

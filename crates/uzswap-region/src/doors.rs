@@ -3,7 +3,7 @@
 //! [`protection`].
 
 mod guards;
-mod own;
+mod process_memory;
 mod protection;
 mod userfaultfd;
 

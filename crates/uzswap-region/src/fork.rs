@@ -110,12 +110,12 @@ extern "C" fn in_child() {
     let Some(ForkLocks { copied, steady, pagers, copy }) = take_held() else {
         return WHY.store(Errno::CANCELED.raw_os_error(), Relaxed);
     };
-    let settled = match &copy {
-        Ok(Some(copy)) => copy.settle().map_err(|error| number(&error)),
+    let placed = match &copy {
+        Ok(Some(copy)) => copy.put_in_place().map_err(|error| number(&error)),
         Ok(None) => Ok(()),
         Err(error) => Err(number(error)),
     };
-    WHY.store(settled.err().unwrap_or(0), Relaxed);
+    WHY.store(placed.err().unwrap_or(0), Relaxed);
     // The pagers are the parent's; nothing of them is taken apart here.
     mem::forget((pagers, copy));
     drop((steady, copied));

@@ -123,7 +123,7 @@ impl BeforeFork {
         inner.adopt_process();
         inner.log.iter().for_each(Log::forked);
         // The parent may be held; the child's own thread will learn if the child is.
-        inner.budget.set_held(false);
+        inner.budget.set_suspended(false);
         let renewed = inner.door.renew().and_then(|()| inner.staging.renew());
         if let (Some(layers), Some(own)) = (&inner.layers, &self.backing) {
             layers.in_child(own)?;
@@ -134,12 +134,12 @@ impl BeforeFork {
         }
         let spaces: Vec<_> = self.regions.values().cloned().collect();
         if renewed.is_ok() {
-            spaces.iter().try_for_each(|space| inner.settle(space))?;
+            spaces.iter().try_for_each(|space| inner.inherit_space(space))?;
         }
         // A thread without room gets it all the same, until there are threads that make some.
         self.end();
         if renewed.is_err() {
-            spaces.iter().try_for_each(|space| inner.settle_plainly(space))?;
+            spaces.iter().try_for_each(|space| inner.restore_space(space))?;
         }
         Ok(renewed.err())
     }
@@ -148,7 +148,7 @@ impl BeforeFork {
 impl Inner {
     /// In a fork: finds the pages that another thread of the parent's had, and registers the
     /// adopted memory.
-    fn settle(&self, space: &Space) -> io::Result<()> {
+    fn inherit_space(&self, space: &Space) -> io::Result<()> {
         let mut run: Option<Range<u32>> = None;
         let mut at = 0;
         while at < space.pages() {
@@ -176,7 +176,7 @@ impl Inner {
 
     /// In a fork that cannot have a door of its own: writes each page that is out to its place. All
     /// memory is the program's own from then on.
-    fn settle_plainly(&self, space: &Space) -> io::Result<()> {
+    fn restore_space(&self, space: &Space) -> io::Result<()> {
         let mut content: Box<Page> = Box::new([0; PAGE_BYTES]);
         let mut at = 0;
         while at < space.pages() {

@@ -29,8 +29,8 @@ use uzswap_sys::cpu::CpuSet;
 use uzswap_sys::fault_signals::Blocked;
 use uzswap_trace::Log;
 
-/// Batches in a row of which no page could be moved, after which there is said to be nothing to
-/// take out.
+/// Consecutive batches without a page that could be moved, after which reclaim reports that nothing
+/// can leave.
 const IDLE_MAX: usize = 64;
 
 /// Batches refused by the cache in a row, after which it is said to be full.
@@ -125,7 +125,7 @@ impl Inner {
     /// staged, and no thread that this one needs waits for the page. `false`: it won nothing, and
     /// had better wait.
     pub(crate) fn reclaim_here(&self) -> bool {
-        if self.budget.is_held() {
+        if self.budget.is_suspended() {
             return false;
         }
         let Some(_steady) = steady::try_steady() else { return false };

@@ -8,8 +8,8 @@
 //!
 //! The caller of this module sees the program's system calls before the kernel does. It makes calls
 //! that unmap, move or drop adopted pages inside of [`Pager::change`] or [`Pager::move_adopted`].
-//! Before a call that gives pages to the kernel it holds them ([`Pager::hold`]). One thread at a
-//! time adopts, changes or moves pages.
+//! Before a call that gives pages to the kernel it pins them ([`Pager::pin`]). One thread at a time
+//! adopts, changes or moves pages.
 //!
 //! Forks of such a program: [`crate::inherit`].
 
@@ -204,7 +204,7 @@ impl Pager {
         windows.into_iter().for_each(|window| self.release(window));
     }
 
-    /// Compresses the adopted pages of a range now, but for those held. Errors: there is no room
+    /// Compresses the adopted pages of a range now, but for pinned ones. Errors: there is no room
     /// for all of it, and the rest stays.
     pub fn page_out(&self, range: Range<usize>) -> Result<(), Error> {
         let inner = self.inner();
@@ -216,52 +216,53 @@ impl Pager {
     }
 
     /// Brings in the first adopted pages in a row of a range, and keeps them in memory until
-    /// [`Self::unhold`]: the kernel is going to read or write them. Returns where they are; `None`
+    /// [`Self::unpin`]: the kernel is going to read or write them. Returns where they are; `None`
     /// if none is adopted.
-    pub fn hold(&self, range: Range<usize>) -> Option<Range<usize>> {
-        let mut held: Option<Range<usize>> = None;
+    pub fn pin(&self, range: Range<usize>) -> Option<Range<usize>> {
+        let mut pinned: Option<Range<usize>> = None;
         for at in (range.start / PAGE_BYTES * PAGE_BYTES..range.end).step_by(PAGE_BYTES) {
-            let is_held = find(at).is_some_and(|(space, page)| space.bring_in(page, Word::pinned));
-            match &mut held {
-                Some(held) if is_held => held.end = at + PAGE_BYTES,
+            let is_pinned =
+                find(at).is_some_and(|(space, page)| space.bring_in(page, Word::pinned));
+            match &mut pinned {
+                Some(pinned) if is_pinned => pinned.end = at + PAGE_BYTES,
                 Some(_) => break,
-                None if is_held => held = Some(at..at + PAGE_BYTES),
+                None if is_pinned => pinned = Some(at..at + PAGE_BYTES),
                 None => {}
             }
         }
-        held
+        pinned
     }
 
-    /// Holds a range, if all of it is adopted and there; holds nothing, and returns no page, if
-    /// none of it is adopted. `None` if only parts are. Unlike [`Self::hold`] it calls nothing of
+    /// Pins a range, if all of it is adopted and there; pins nothing, and returns no page, if
+    /// none of it is adopted. `None` if only parts are. Unlike [`Self::pin`] it calls nothing of
     /// the C library and uses no vector registers but those of any x86-64.
-    pub fn hold_present(range: Range<usize>) -> Option<Range<usize>> {
+    pub fn pin_present(range: Range<usize>) -> Option<Range<usize>> {
         let start = range.start / PAGE_BYTES * PAGE_BYTES;
-        let mut held = start..start;
+        let mut pinned = start..start;
         let mut at = start;
         while at < range.end {
             let space = registry::find(at).filter(|space| space.is_window());
             match space.and_then(|space| space.pin_present(space.page_of(at))) {
-                Some(true) if held.end == at => held.end += PAGE_BYTES,
-                None if held.is_empty() => {}
-                pinned => {
-                    if pinned == Some(true) {
-                        held = at..at + PAGE_BYTES;
+                Some(true) if pinned.end == at => pinned.end += PAGE_BYTES,
+                None if pinned.is_empty() => {}
+                other => {
+                    if other == Some(true) {
+                        pinned = at..at + PAGE_BYTES;
                     }
-                    Self::unhold(held);
+                    Self::unpin(pinned);
                     return None;
                 }
             }
             at += PAGE_BYTES;
         }
-        Some(held)
+        Some(pinned)
     }
 
-    /// Ends [`Self::hold`] and [`Self::hold_present`] for the range that they returned; like the
+    /// Ends [`Self::pin`] and [`Self::pin_present`] for the range that they returned; like the
     /// latter it leaves vector registers alone.
-    pub fn unhold(held: Range<usize>) {
-        let mut at = held.start;
-        while at < held.end {
+    pub fn unpin(pinned: Range<usize>) {
+        let mut at = pinned.start;
+        while at < pinned.end {
             if let Some((space, page)) = find(at) {
                 space.unpin(page);
             }
@@ -387,9 +388,9 @@ impl Pager {
         pages * PAGE_BYTES as u64 + inner.cache.memory_bytes() as u64
     }
 
-    /// Has threads that need an evicted page wait until this is over. Reclaim goes on.
-    pub fn set_held(&self, is_held: bool) {
-        self.inner().budget.set_held(is_held);
+    /// While the process is suspended, threads that need an evicted page wait. Reclaim goes on.
+    pub fn set_suspended(&self, is_suspended: bool) {
+        self.inner().budget.set_suspended(is_suspended);
     }
 
     /// The counts since the pager was made, and the evicted pages.
@@ -399,7 +400,7 @@ impl Pager {
         Figures {
             faults: inner.lanes.counts()[Count::Faults as usize],
             stored: of("stores"),
-            held: of("stored_pages"),
+            out: of("stored_pages"),
             pool: of("pool_total_size"),
             remote: inner.cache.remote().bytes,
         }
@@ -473,8 +474,8 @@ impl Inner {
     fn close_dropped(&self, taken: &[Taken]) {
         let stays = |one: &Taken| {
             // A system call of the program uses it, and would fail.
-            let is_held = one.was.kind() == Kind::Resident && one.was.pins() > 0;
-            is_held && self.door.may_be_absent()
+            let is_pinned = one.was.kind() == Kind::Resident && one.was.pins() > 0;
+            is_pinned && self.door.may_be_absent()
         };
         let mut left = taken;
         while let Some(first) = left.first() {
@@ -484,8 +485,8 @@ impl Inner {
             for Taken { space, page, was } in &left[..run] {
                 let is_in = self.forget(space, *page, *was) > 0;
                 self.budget.give_back((is_in && is_closed).into());
-                let held = was.without(Word::KEPT | Word::STALE | Word::GUARDED);
-                space.put(*page, DROPPED, if is_in && !is_closed { held } else { Word::EMPTY });
+                let kept = was.without(Word::KEPT | Word::STALE | Word::GUARDED);
+                space.put(*page, DROPPED, if is_in && !is_closed { kept } else { Word::EMPTY });
             }
             left = &left[run..];
         }

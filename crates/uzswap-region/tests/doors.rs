@@ -203,11 +203,11 @@ fn use_pages(
             _ => {
                 // The kernel writes to a page that is held.
                 let start = own.at + mine * PAGE;
-                let held = pager.hold(start..start + PAGE).unwrap();
+                let held = pager.pin(start..start + PAGE).unwrap();
                 // SAFETY: this thread's own page, held.
                 let bytes = unsafe { std::slice::from_raw_parts_mut(start as *mut u8, PAGE) };
                 zero.read_at(bytes, 0).unwrap();
-                Pager::unhold(held);
+                Pager::unpin(held);
                 versions[mine] = 0;
             }
         }
@@ -439,12 +439,12 @@ fn reserve(means: Means) {
     (0..100).for_each(|i| memory.check(far_apart(i) + 1, 0));
     // The kernel writes to pages that were never used.
     let fresh = memory.at + (far_apart(5) + 1000) * PAGE;
-    let held = pager.hold(fresh..fresh + 2 * PAGE).unwrap();
+    let held = pager.pin(fresh..fresh + 2 * PAGE).unwrap();
     assert_eq!(held.len(), 2 * PAGE);
     // SAFETY: mapped, held, and used by nothing else.
     let bytes = unsafe { std::slice::from_raw_parts_mut(fresh as *mut u8, 2 * PAGE) };
     File::open("/dev/zero").unwrap().read_at(bytes, 0).unwrap();
-    Pager::unhold(held);
+    Pager::unpin(held);
     pager.page_out(whole.clone()).unwrap();
     reserve_in_fork(&pager, memory, ALL);
     let quarter = RESERVED / 4;

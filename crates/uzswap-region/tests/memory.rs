@@ -113,7 +113,7 @@ fn who_goes_on_in_order_is_read_ahead_of() {
         let pager = Pager::builder().memory("16M").mode(mode).build().unwrap();
         let mut values: RegionVec<u64> = pager.vec_zeroed(8 * MIB / 8).unwrap();
         values.iter_mut().enumerate().for_each(|(i, slot)| *slot = value(i));
-        // The thread that reads ahead may find that we were faster, each time.
+        // The thread that reads ahead may come too late, but not each time.
         let is_read_ahead = (0..100).any(|_| {
             values.advise(0..values.len(), Advice::PageOut).unwrap();
             assert!((0..values.len()).all(|i| values[i] == value(i)));

@@ -466,11 +466,11 @@ impl Backing for Tiers {
         if self.0.copies == 0 { self.0.local.discard(offset, bytes) } else { Ok(()) }
     }
 
-    fn settle(&self, offset: u64, bytes: u64) -> io::Result<()> {
+    fn wait_for_left_writes(&self, offset: u64, bytes: u64) -> io::Result<()> {
         let inner = &*self.0;
         match inner.table.slot((offset / SEGMENT_BYTES as u64) as usize) {
             NONE => Ok(()),
-            slot => inner.local.settle(Inner::local_offset(slot, 0), bytes),
+            slot => inner.local.wait_for_left_writes(Inner::local_offset(slot, 0), bytes),
         }
     }
 

@@ -192,10 +192,10 @@ impl Group {
     /// Disables the kernel's OOM killer for the group, or enables it. While it is disabled,
     /// processes without memory sleep until some is freed or the limit is raised. Version 2 has no
     /// such switch, so nothing is changed there.
-    pub fn hold_oom_killer(&self, hold: bool) -> io::Result<()> {
+    pub fn suspend_oom_killer(&self, suspend: bool) -> io::Result<()> {
         match self.version {
             Version::V1 => {
-                fs::write(self.path.join("memory.oom_control"), u8::from(hold).to_string())
+                fs::write(self.path.join("memory.oom_control"), u8::from(suspend).to_string())
             }
             Version::V2 => Ok(()),
         }

@@ -36,7 +36,7 @@ impl Freezer {
 
     /// Suspends a process. Errors: `NotFound` when it is gone, `InvalidInput` when it is in a group
     /// of its own choice.
-    pub fn hold(&self, pid: i32) -> io::Result<()> {
+    pub fn suspend(&self, pid: i32) -> io::Result<()> {
         let groups = fs::read_to_string(format!("/proc/{pid}/cgroup"))?;
         if own_path(&groups, Version::V2) != Some(&self.home_name) {
             return Err(io::ErrorKind::InvalidInput.into());
@@ -45,7 +45,7 @@ impl Freezer {
     }
 
     /// Resumes a process. Errors: `NotFound` when it is gone.
-    pub fn release(&self, pid: i32) -> io::Result<()> {
+    pub fn resume(&self, pid: i32) -> io::Result<()> {
         fs::write(self.home.join("cgroup.procs"), pid.to_string())
     }
 
@@ -55,7 +55,7 @@ impl Freezer {
         let _ = fs::write(self.path.join("cgroup.freeze"), "0");
         for pid in self.processes() {
             // An error: it is gone.
-            let _ = self.release(pid);
+            let _ = self.resume(pid);
         }
     }
 }

@@ -26,7 +26,7 @@ const SAME_FILLED: u64 = 1 << 56;
 const IDENTICAL: u64 = 1 << 57;
 const KNOWN: u64 = (1 << 58) - 1;
 const TIME_BITS: u32 = 40;
-/// Processes that can be told apart.
+/// Most processes that a trace can tell apart.
 pub(crate) const PROCESSES_MAX: u64 = 1 << (64 - TIME_BITS);
 /// Bytes of a page, and the most that it can be compressed to.
 pub(crate) const PAGE_BYTES: u16 = 4096;

@@ -25,7 +25,7 @@ impl Trace {
         Self::from_bytes(path, &bytes)
     }
 
-    /// The same of bytes that are in memory; `path` names them in errors.
+    /// The trace in these bytes; `path` names them in errors.
     pub fn from_bytes(path: &Path, bytes: &[u8]) -> Result<Self, TraceError> {
         let header = Header::read(path, bytes, bytes.len() as u64)?;
         let damaged = |at: usize| {

@@ -126,7 +126,7 @@ impl Front {
             return;
         }
         let has_queued = || self.waits.load(Relaxed) & HAS_QUEUED != 0;
-        if self.tree.is_held() || !has_queued() && self.tree.queue(used) {
+        if self.tree.is_suspended() || !has_queued() && self.tree.queue(used) {
             self.waits.fetch_or(QUEUED | HAS_QUEUED, Relaxed);
         }
     }
@@ -134,8 +134,8 @@ impl Front {
     /// Waits for this program's turn, if it must, or until `is_over`.
     pub fn wait_for_turn(&self, is_over: impl Fn() -> bool) {
         if self.waits.load(Relaxed) & QUEUED != 0 {
-            while !is_over() && self.tree.is_held() {
-                self.tree.wait_while_held(LOOK);
+            while !is_over() && self.tree.is_suspended() {
+                self.tree.wait_while_suspended(LOOK);
             }
             self.waits.fetch_and(!QUEUED, Relaxed);
         }

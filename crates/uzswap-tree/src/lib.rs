@@ -145,7 +145,7 @@ impl Tree {
     }
 
     /// True if this process must wait.
-    pub fn is_held(&self) -> bool {
+    pub fn is_suspended(&self) -> bool {
         self.own().is_some_and(|slot| slot.waits.load(Relaxed) != 0) && self.is_led()
     }
 
@@ -178,7 +178,7 @@ impl Tree {
     }
 
     /// Waits until this process may continue, or for so long.
-    pub fn wait_while_held(&self, most: Duration) {
+    pub fn wait_while_suspended(&self, most: Duration) {
         if let Some(slot) = self.own() {
             // In any case the caller checks again.
             let _ =
@@ -193,7 +193,7 @@ impl Tree {
         if let Some(slot) = self.table.slots.get(self.slot.load(Relaxed)) {
             slot.faults.fetch_add(since.faults, Relaxed);
             slot.stored.fetch_add(since.stored, Relaxed);
-            slot.held.store(since.held, Relaxed);
+            slot.out.store(since.out, Relaxed);
             slot.pool.store(since.pool, Relaxed);
             slot.remote.store(since.remote, Relaxed);
         }
@@ -330,26 +330,29 @@ mod tests {
         let _watcher = Tree::create(&path, 100).unwrap();
         let own = path.as_path().into_with_c_str(|path| Ok(Tree::join(path))).unwrap().unwrap();
         own.allowance(70, false);
-        own.note(Figures { faults: 5, stored: 7, held: 3, pool: 9, remote: 4 });
-        own.note(Figures { faults: 1, stored: 0, held: 2, pool: 8, remote: 3 });
+        own.note(Figures { faults: 5, stored: 7, out: 3, pool: 9, remote: 4 });
+        own.note(Figures { faults: 1, stored: 0, out: 2, pool: 8, remote: 3 });
         let looked = Tree::look(&path).unwrap();
-        let figures = Figures { faults: 6, stored: 7, held: 2, pool: 8, remote: 3 };
+        let figures = Figures { faults: 6, stored: 7, out: 2, pool: 8, remote: 3 };
         let (process, used, grew_to) = (std::process::id(), 70, 0);
-        let member = Member { process, used, grew_to, figures, is_held: false };
+        let member = Member { process, used, grew_to, figures, is_suspended: false };
         assert_eq!(looked.table().members().collect::<Vec<_>>(), [member]);
-        assert!(looked.table().hold(member.process, true) && !own.is_held(), "nobody looks");
+        assert!(
+            looked.table().suspend(member.process, true) && !own.is_suspended(),
+            "nobody looks"
+        );
         looked.table().set_taking_turns(false);
-        assert!(own.is_held());
-        assert_eq!(looked.table().held().collect::<Vec<_>>(), [member.process]);
-        assert!(!looked.table().hold(1, true), "it is none of the tree");
+        assert!(own.is_suspended());
+        assert_eq!(looked.table().suspended().collect::<Vec<_>>(), [member.process]);
+        assert!(!looked.table().suspend(1, true), "it is none of the tree");
         own.rejoin();
-        assert!(!own.is_held(), "another program");
-        assert!(!own.queue(70) && !own.is_held(), "nobody takes turns");
+        assert!(!own.is_suspended(), "another program");
+        assert!(!own.queue(70) && !own.is_suspended(), "nobody takes turns");
         looked.table().set_taking_turns(true);
-        assert!(own.queue(70) && own.is_held());
+        assert!(own.queue(70) && own.is_suspended());
         std::thread::scope(|scope| {
-            let waits = scope.spawn(|| own.wait_while_held(Duration::from_secs(100)));
-            assert!(looked.table().hold(member.process, false));
+            let waits = scope.spawn(|| own.wait_while_suspended(Duration::from_secs(100)));
+            assert!(looked.table().suspend(member.process, false));
             waits.join().unwrap();
         });
         assert_eq!(looked.table().members().next().map(|m| m.figures), Some(Figures::default()));
@@ -395,7 +398,7 @@ mod tests {
         assert!(!watcher.table().is_crowded());
         second.allowance(1, false);
         assert!(watcher.table().is_crowded(), "both may have 52");
-        watcher.table().hold(processes()[2], true);
+        watcher.table().suspend(processes()[2], true);
         assert!(!watcher.table().is_crowded(), "a suspended process does not grow");
         first.allowance(50, false);
         assert!(watcher.table().is_crowded());

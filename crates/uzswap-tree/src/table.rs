@@ -85,7 +85,7 @@ pub struct Figures {
     /// Pages that were stored.
     pub stored: u64,
     /// Pages that are out at present.
-    pub held: u64,
+    pub out: u64,
     /// Bytes of memory of their pool.
     pub pool: u64,
     /// Bytes of their segments at a store in another machine's memory.
@@ -103,8 +103,8 @@ pub struct Member {
     pub grew_to: u64,
     /// Its activity in total, and its pages.
     pub figures: Figures,
-    /// It waits: see [`Table::hold`].
-    pub is_held: bool,
+    /// It waits: see [`Table::suspend`].
+    pub is_suspended: bool,
 }
 
 impl Table {
@@ -188,11 +188,11 @@ impl Table {
             process: slot.process.load(Relaxed),
             used: slot.used.load(Relaxed),
             grew_to: slot.grew_to.load(Relaxed),
-            is_held: slot.waits.load(Relaxed) != 0,
+            is_suspended: slot.waits.load(Relaxed) != 0,
             figures: Figures {
                 faults: slot.faults.load(Relaxed),
                 stored: slot.stored.load(Relaxed),
-                held: slot.held.load(Relaxed),
+                out: slot.out.load(Relaxed),
                 pool: slot.pool.load(Relaxed),
                 remote: slot.remote.load(Relaxed),
             },
@@ -217,26 +217,26 @@ impl Table {
     /// Suspends a process, so that it leaves its memory to the others, while
     /// [`Self::set_taking_turns`] is called at least every [`crate::LOOKS_MAX`]; or resumes it.
     /// `false`: it is not of the tree.
-    pub fn hold(&self, process: u32, is_held: bool) -> bool {
+    pub fn suspend(&self, process: u32, is_suspended: bool) -> bool {
         let slot = self.used_slots().iter().find(|slot| slot.process.load(Relaxed) == process);
-        slot.inspect(|slot| slot.set_waits(is_held)).is_some()
+        slot.inspect(|slot| slot.set_waits(is_suspended)).is_some()
     }
 
     /// True if the budget would be too small if every process that is not suspended became twice as
     /// large as the largest. Processes that never asked for much are not counted.
     pub fn is_crowded(&self) -> bool {
         let total = self.total.load(Relaxed);
-        let (mut count, mut largest, mut held) = (0, 0, 0);
+        let (mut count, mut largest, mut suspended) = (0, 0, 0);
         for member in self.members() {
             let has = member.used.max(member.grew_to);
-            if member.is_held {
-                held += has;
+            if member.is_suspended {
+                suspended += has;
             } else if has > 0 {
                 count += 1;
                 largest = largest.max(has);
             }
         }
-        held + count * 2 * largest > total
+        suspended + count * 2 * largest > total
     }
 
     /// Makes processes that grow wait for their turn ([`crate::Tree::queue`]), or no longer. A
@@ -247,9 +247,9 @@ impl Table {
     }
 
     /// The suspended processes, including those that are gone, or seem so from here.
-    pub fn held(&self) -> impl Iterator<Item = u32> + '_ {
-        let held = self.used_slots().iter().filter(|slot| slot.waits.load(SeqCst) != 0);
-        held.map(|slot| slot.process.load(Relaxed)).filter(|process| *process != 0)
+    pub fn suspended(&self) -> impl Iterator<Item = u32> + '_ {
+        let suspended = self.used_slots().iter().filter(|slot| slot.waits.load(SeqCst) != 0);
+        suspended.map(|slot| slot.process.load(Relaxed)).filter(|process| *process != 0)
     }
 
     /// True if the process that made the tree, or one of the tree, lives.
@@ -279,7 +279,7 @@ pub(crate) struct ProcessSlot {
     pub(crate) reserved: AtomicU64,
     pub(crate) faults: AtomicU64,
     pub(crate) stored: AtomicU64,
-    pub(crate) held: AtomicU64,
+    pub(crate) out: AtomicU64,
     pub(crate) pool: AtomicU64,
     pub(crate) remote: AtomicU64,
 }
@@ -296,8 +296,8 @@ impl ProcessSlot {
         for number in [starved, waits, reader, answer, left_alone] {
             number.store(0, Relaxed);
         }
-        let Self { used, grew_to, reserved, faults, stored, held, pool, remote, .. } = self;
-        for number in [used, grew_to, reserved, faults, stored, held, pool, remote] {
+        let Self { used, grew_to, reserved, faults, stored, out, pool, remote, .. } = self;
+        for number in [used, grew_to, reserved, faults, stored, out, pool, remote] {
             number.store(0, Relaxed);
         }
     }

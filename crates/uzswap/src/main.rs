@@ -8,8 +8,8 @@ mod commands;
 mod device;
 mod error;
 mod policy;
-mod say;
 mod show;
+mod stdio;
 
 use clap::Parser;
 use cli::{Cli, Command};
@@ -19,9 +19,9 @@ use commands::{
 };
 use device::{area, daemon, keeper, slots, switching_off};
 use error::Failure;
-use say::say;
 use show::exporter;
 use std::process::ExitCode;
+use stdio::say;
 use uzswap_cli::{address, cli, metrics, size};
 
 /// Exit status when uzswap itself fails, as `env` and `timeout` have it: 126 and 127 are the
@@ -37,7 +37,7 @@ fn main() -> ExitCode {
             return if error.use_stderr() { EXIT_FAILURE.into() } else { ExitCode::SUCCESS };
         }
     };
-    match (dispatch(cli.command), say::lost()) {
+    match (dispatch(cli.command), stdio::lost()) {
         (Ok(_), Some(error)) => {
             say!("uzswap: cannot write to standard output: {error}");
             EXIT_FAILURE.into()

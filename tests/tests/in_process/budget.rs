@@ -151,7 +151,7 @@ fn processes_keep_near_to_the_budget() {
     check(&["grow", "160"], 64, TOGETHER);
     check(&["herd", "48"], 512, AT_ONCE);
     let (said, _) = check_with(&[], &["herd", "48"], 512, TOGETHER);
-    assert!(said.contains("held back"), "in turns they all fit: {said}");
+    assert!(said.contains("suspended a process"), "in turns they all fit: {said}");
 }
 
 /// Three forks of a program that has nearly all of the limit write to all of it.

@@ -42,7 +42,7 @@ struct Library<'a> {
     functions: BTreeMap<u64, (&'a str, &'a [u8])>,
     /// By address: a target in the library, or the name of a function of another one.
     linked: HashMap<u64, Result<u64, &'a str>>,
-    /// Jumps by way of `linked`, which have no names.
+    /// Jumps through entries of `linked`; they have no names.
     jumps: Option<(u64, &'a [u8])>,
 }
 
@@ -83,7 +83,7 @@ impl<'a> Library<'a> {
         (address < start + code.len() as u64).then_some(*start)
     }
 
-    /// The target of an address, which may be a jump by way of `linked`.
+    /// The target of an address: if a jump through `linked` is there, that of the jump.
     fn behind_jump(&self, address: u64) -> Result<u64, &'a str> {
         let Some((start, code)) = self.jumps else { return Ok(address) };
         let at = address.wrapping_sub(start) as usize;

@@ -397,7 +397,7 @@ fn a_small_program_has_no_thread_of_ours() {
 }
 
 #[test]
-fn load_control_holds_compilers_back_and_all_end_well() {
+fn load_control_suspends_compilers_and_all_end_well() {
     let folder = tempfile::tempdir_in("/var/tmp").unwrap();
     make_input(folder.path());
     let report = folder.path().join("report");
@@ -415,7 +415,7 @@ fn load_control_holds_compilers_back_and_all_end_well() {
     assert!(held.status.success(), "{}: {said}", held.status);
     assert_eq!(held.stdout, alone.stdout, "{said}");
     let report: serde_json::Value = serde_json::from_slice(&fs::read(report).unwrap()).unwrap();
-    assert!(report["load_control"]["holds"].as_u64() > Some(0), "{report}");
+    assert!(report["load_control"]["suspensions"].as_u64() > Some(0), "{report}");
 }
 
 /// The next run removes the file of a killed one, unless it is locked: then it belongs to a run in

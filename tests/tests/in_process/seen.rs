@@ -110,14 +110,14 @@ impl Suspended {
                 table.set_taking_turns(false);
             }
         });
-        assert!(table.hold(process, true));
+        assert!(table.suspend(process, true));
         Self(process, table, Some(end))
     }
 }
 
 impl Drop for Suspended {
     fn drop(&mut self) {
-        self.1.hold(self.0, false);
+        self.1.suspend(self.0, false);
         drop(self.2.take());
     }
 }

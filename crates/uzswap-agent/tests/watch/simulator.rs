@@ -246,7 +246,7 @@ impl World {
                 is_starved: process.is_starved,
                 may_hope: given.may_hope,
                 hopeless: process.hopeless,
-                is_held: now < process.held_until,
+                is_suspended: now < process.held_until,
                 is_read: false,
                 is_recorded: false,
                 allowance: given.bytes,

@@ -158,7 +158,7 @@ impl Backing for FileBacking {
         Ok(())
     }
 
-    fn settle(&self, offset: u64, bytes: u64) -> io::Result<()> {
+    fn wait_for_left_writes(&self, offset: u64, bytes: u64) -> io::Result<()> {
         let stat = rustix::fs::fstat(&self.file)?;
         if !FileType::from_raw_mode(stat.st_mode).is_block_device() {
             // A file system waits for direct writes to the file before it makes zeros, and the

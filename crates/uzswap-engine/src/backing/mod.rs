@@ -81,7 +81,7 @@ pub trait Backing: Send + Sync {
     /// overwrite a later one. Afterwards the range may have any content. `offset` and `bytes` are
     /// multiples of 256 KiB. Errors: the backing cannot tell. Does nothing where writes end with
     /// the process.
-    fn settle(&self, _offset: u64, _bytes: u64) -> io::Result<()> {
+    fn wait_for_left_writes(&self, _offset: u64, _bytes: u64) -> io::Result<()> {
         Ok(())
     }
 

@@ -135,7 +135,7 @@ impl Tables {
     }
 
     /// Frees all tags but these.
-    pub(super) fn settle(&self, used: &[u32]) {
+    pub(super) fn recover(&self, used: &[u32]) {
         let Some((durable, homes)) = &self.durable else { return };
         let mut unused = lock(&self.unused);
         unused.used = used.iter().max().map_or(0, |last| last + 1);

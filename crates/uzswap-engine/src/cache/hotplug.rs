@@ -281,7 +281,7 @@ impl Cache {
     /// Makes contexts like those of other CPUs.
     fn start_codecs(&self, cpu: usize) -> io::Result<()> {
         // Locked, so that no unit is begun meanwhile that the new contexts could not read.
-        let held = self.recompression.hold();
+        let held = self.recompression.lock();
         let has_units = self.scratch.iter().any(|scratch| scratch.has_unit());
         self.scratch.start(cpu, || {
             let mut made =

@@ -55,7 +55,7 @@ impl Recompression {
     }
 
     /// Prevents new units until this is dropped.
-    pub(crate) fn hold(&self) -> MutexGuard<'_, Recompressor> {
+    pub(crate) fn lock(&self) -> MutexGuard<'_, Recompressor> {
         lock(&self.recompressor)
     }
 

@@ -69,16 +69,16 @@ impl Cache {
         self.units.adopt(&self.index)?;
         self.slots.adopt();
         let view = self.index.view();
-        self.settle_entries(&view, durable)?;
+        self.recover_entries(&view, durable)?;
         let claims = self.claim_objects(&view)?;
-        if !self.pool.settle(&claims) {
+        if !self.pool.recover(&claims) {
             return Err(SetupError::NotWhole("two objects are in one place"));
         }
-        self.settle_backing(&view)?;
+        self.recover_backing(&view)?;
         self.list_and_count(&view);
         let is_absent = |key| view.peek(key) == Word::ABSENT;
-        self.shares.settle(is_absent)?;
-        self.units.settle()?;
+        self.shares.recover(is_absent)?;
+        self.units.recover()?;
         if self.counters.get(RecompressedPages) > 0 {
             let out_of_memory = || std::io::Error::from(std::io::ErrorKind::OutOfMemory);
             self.provide_units().ok_or_else(out_of_memory)?;
@@ -87,9 +87,9 @@ impl Cache {
     }
 
     /// Makes every entry as it was published last, and counts the entries of each record and unit.
-    fn settle_entries(&self, view: &View<'_>, durable: &Durable) -> Result<(), SetupError> {
+    fn recover_entries(&self, view: &View<'_>, durable: &Durable) -> Result<(), SetupError> {
         for (key, entry) in entries(view) {
-            let word = view.settle(key, entry, durable.intent());
+            let word = view.recover(key, entry, durable.intent());
             match word.state() {
                 State::Shared(record) if self.shares.has_made(record) => {
                     self.shares.count(record).fetch_add(1, Relaxed);
@@ -127,7 +127,7 @@ impl Cache {
                 State::Member(member) => _ = self.units.leave(member),
                 _ => {}
             }
-            view.resettle(key, State::Absent);
+            view.set_recovered(key, State::Absent);
         }
         Ok(claims)
     }
@@ -154,7 +154,7 @@ impl Cache {
             return Err(SetupError::NotWhole("two pages have one object"));
         }
         self.shares.count(record).fetch_add(1, Relaxed);
-        view.resettle(key, State::Shared(record));
+        view.set_recovered(key, State::Shared(record));
         Ok(())
     }
 
@@ -167,7 +167,7 @@ impl Cache {
 
     /// Rebuilds the backing's space. Segments to which a write may still be under way stay taken if
     /// that write cannot be waited for.
-    fn settle_backing(&self, view: &View<'_>) -> Result<(), SetupError> {
+    fn recover_backing(&self, view: &View<'_>) -> Result<(), SetupError> {
         for (key, entry) in entries(view) {
             if let State::Placed(extent) = entry.peek().state()
                 && !self.slots.retake(key, extent)?
@@ -175,8 +175,8 @@ impl Cache {
                 return Err(SetupError::NotWhole("two records are in one place"));
             }
         }
-        for segment in self.slots.settle()? {
-            if self.backing.settle(segment.start(), SEGMENT_BYTES as u64).is_ok() {
+        for segment in self.slots.recover()? {
+            if self.backing.wait_for_left_writes(segment.start(), SEGMENT_BYTES as u64).is_ok() {
                 self.slots.give_segment(segment, Use::Open);
             }
         }

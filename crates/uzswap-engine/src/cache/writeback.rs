@@ -263,7 +263,7 @@ impl Cache {
                 break;
             }
         }
-        self.settle(&mut lock(&self.writeback.writer));
+        self.flush(&mut lock(&self.writeback.writer));
     }
 
     /// Writes one segment back, for a store that needs space; true if pages left the pool.
@@ -326,7 +326,7 @@ impl Cache {
         }
         let written = self.counters.get(WrittenBack);
         self.write_segment(&mut writer);
-        self.settle(&mut writer);
+        self.flush(&mut writer);
         self.counters.get(WrittenBack) > written
     }
 
@@ -405,7 +405,7 @@ impl Cache {
 
     /// Writes the copied records and waits for every write in flight. Another thread may have been
     /// the writer in between, and then there is less to wait for.
-    fn settle(&self, writer: &mut SegmentWriter) {
+    fn flush(&self, writer: &mut SegmentWriter) {
         if self.writeback_works() {
             self.submit(writer);
         }

@@ -101,7 +101,7 @@ impl Codec {
         }
     }
 
-    /// True if pages of this format are of numbers.
+    /// True if this format is for pages of numbers.
     pub(crate) fn is_for_numbers(self) -> bool {
         matches!(self, Self::Lz4Numbers | Self::ZstdNumbers)
     }

@@ -86,16 +86,16 @@ impl Pool {
 
     /// Frees everything that was not claimed. `false` if claimed objects lie in frames that do not
     /// exist or belong to others. Called once, after [`Self::adopt`].
-    pub(crate) fn settle(&self, claims: &Claims) -> bool {
+    pub(crate) fn recover(&self, claims: &Claims) -> bool {
         for at in self.zspages.numbers().collect::<Vec<_>>().into_iter().rev() {
-            if !self.settle_zspage(claims, at) {
+            if !self.recover_zspage(claims, at) {
                 return false;
             }
         }
         true
     }
 
-    fn settle_zspage(&self, claims: &Claims, at: u32) -> bool {
+    fn recover_zspage(&self, claims: &Claims, at: u32) -> bool {
         let zspage = self.zspages.get(at);
         let number = usize::from(zspage.class.load(Relaxed));
         let Some(class) = classes().get(number) else {

@@ -19,7 +19,7 @@
     reason = "pages leave while a program runs: the thread that moves them made their words `Busy`; a thread that touches such a page waits"
 )]
 
-use super::own::{Own, allow, allow_patiently, gap};
+use super::process_memory::{ProcessMemory, allow, allow_patiently, gap};
 use crate::core::Inner;
 use crate::core::door::Door;
 use crate::core::space::{Space, Taken, neighbours, range_of};
@@ -38,7 +38,7 @@ const TRIES: usize = 2000;
 
 /// See the module.
 pub(crate) struct Guards {
-    own: Own,
+    own: ProcessMemory,
     /// The program's only thread, or 0.
     only: AtomicI32,
 }
@@ -47,7 +47,7 @@ impl Guards {
     /// Errors: the kernel has no guards, or does not say where they are.
     pub(crate) fn open() -> io::Result<Self> {
         proc_mem::check_guards()?;
-        Ok(Self { own: Own::open()?, only: AtomicI32::new(0) })
+        Ok(Self { own: ProcessMemory::open()?, only: AtomicI32::new(0) })
     }
 
     fn is_alone(&self) -> bool {

@@ -15,7 +15,7 @@
     reason = "pages leave while a program runs: the thread that moves them made their words `Busy`; a thread that touches such a page waits"
 )]
 
-use super::own::{Own, allow, allow_patiently, gap};
+use super::process_memory::{ProcessMemory, allow, allow_patiently, gap};
 use crate::core::Inner;
 use crate::core::door::Door;
 use crate::core::space::{Space, Taken, neighbours, range_of};
@@ -41,7 +41,7 @@ const TRIES: usize = 5000;
 
 /// See the module.
 pub(crate) struct Protection {
-    own: Own,
+    own: ProcessMemory,
     mappings: Mappings,
 }
 
@@ -97,7 +97,7 @@ impl Protection {
     pub(crate) fn open() -> io::Result<Self> {
         let most = fs::read_to_string("/proc/sys/vm/max_map_count").ok();
         let most = most.and_then(|number| number.trim().parse().ok()).unwrap_or(MAPPINGS);
-        Ok(Self { own: Own::open()?, mappings: Mappings::new(most) })
+        Ok(Self { own: ProcessMemory::open()?, mappings: Mappings::new(most) })
     }
 
     fn forbid(&self, range: Range<usize>) -> io::Result<()> {

@@ -6,8 +6,8 @@
 use crate::cli::{Cli, Command, RecordArguments};
 use crate::commands::in_process;
 use crate::error::Failure;
-use crate::say::say;
 use crate::size;
+use crate::stdio::say;
 use clap::Parser;
 use std::ffi::OsString;
 use std::fs;
@@ -91,7 +91,7 @@ impl LogFile {
         let mut path = trace.as_os_str().to_owned();
         path.push(".part");
         let path = PathBuf::from(path);
-        // One that is there may be another recording's, and stays.
+        // An existing file may be another recording's, so it stays and this is an error.
         Log::create(&path, header)?;
         Ok(Self(path))
     }

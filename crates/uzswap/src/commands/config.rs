@@ -13,7 +13,7 @@
 use crate::cli::{CONFIGURATION, Cli, Command, ConfigArguments, ConfigCommand, ServeArguments};
 use crate::device::options;
 use crate::error::Failure;
-use crate::say::show;
+use crate::stdio::show;
 use clap::{Args, Parser};
 use serde_json::json;
 use std::ffi::OsString;

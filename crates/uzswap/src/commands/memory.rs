@@ -4,8 +4,8 @@ use crate::cli::{MemoryArguments, MemoryChange};
 use crate::commands::status::{NONE_RUNS, Running, require_root};
 use crate::device::folder;
 use crate::error::Failure;
-use crate::say::show;
 use crate::size;
+use crate::stdio::show;
 use std::fs;
 use uzswap_block::control;
 

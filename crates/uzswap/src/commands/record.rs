@@ -1,8 +1,8 @@
 //! `uzswap record`: the pages of a running program, to measure with.
 
 use crate::error::Failure;
-use crate::say::say;
 use crate::size;
+use crate::stdio::say;
 use std::fs::{self, File};
 use std::io::{self, BufWriter, Write};
 use std::os::unix::fs::{FileExt, OpenOptionsExt};

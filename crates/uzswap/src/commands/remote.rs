@@ -2,8 +2,8 @@
 
 use crate::cli::{RemoteArguments, RemoteCommand, StoreArguments};
 use crate::error::Failure;
-use crate::say::show;
 use crate::size;
+use crate::stdio::show;
 use serde_json::json;
 use uzswap_remote::{Address, Admin};
 

@@ -13,12 +13,12 @@ use crate::device::{group, options, requirements};
 use crate::error::Failure;
 use crate::policy::load::{InGroup, LoadControl, Suspensions};
 use crate::policy::relief::{self, Relief};
-use crate::say::say;
 use crate::show::exporter::Exporter;
 use crate::show::live::Live;
 use crate::show::report::{Peak, Report};
 use crate::show::stats::Stats;
 use crate::size;
+use crate::stdio::say;
 use std::fs::File;
 use std::io::{self, Read, Write};
 use std::os::fd::{AsFd, AsRawFd};
@@ -158,7 +158,7 @@ struct GroupWatch<'a> {
     /// Until the command is told to end, if at all.
     load: Option<LoadControl>,
     /// Its acts.
-    held: Option<Suspensions>,
+    suspensions: Option<Suspensions>,
     exporter: Option<&'a mut Exporter>,
     notes: Vec<String>,
 }
@@ -184,7 +184,7 @@ impl<'a> GroupWatch<'a> {
             live: Live::new(arguments.quiet),
             peak: Peak::of(part.runs as u64),
             before: Stats::read(&part.joined.mount),
-            held: None,
+            suspensions: None,
             arguments,
             part,
             group,
@@ -196,7 +196,7 @@ impl<'a> GroupWatch<'a> {
 
     fn end_load_control(&mut self) {
         if let Some(load) = self.load.take() {
-            self.held = Some(load.end());
+            self.suspensions = Some(load.end());
         }
     }
 
@@ -232,7 +232,7 @@ impl<'a> GroupWatch<'a> {
             is_shared: peak.runs > 1 || !self.part.joined.is_first,
             daemons_replaced: peak.daemons_replaced,
             transport: self.part.joined.transport.clone(),
-            load_control: self.held,
+            load_control: self.suspensions,
             stats,
             notes: self.notes,
         };
@@ -301,8 +301,8 @@ impl<'a> GroupWatch<'a> {
         }
         self.relief.tick();
         self.peak.update(&stats, usage);
-        let held = self.load.as_ref().map_or(0, LoadControl::now);
-        self.live.show(&stats, usage.current, held);
+        let suspended = self.load.as_ref().map_or(0, LoadControl::now);
+        self.live.show(&stats, usage.current, suspended);
     }
 }
 

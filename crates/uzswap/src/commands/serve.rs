@@ -6,8 +6,8 @@ use crate::device::folder::{self, Lock};
 use crate::device::keeper::{self, Keeper};
 use crate::device::{options, requirements};
 use crate::error::Failure;
-use crate::say::{say, show};
 use crate::show::exporter::Exporter;
+use crate::stdio::{say, show};
 use sd_notify::NotifyState;
 use uzswap_sys::cpu;
 

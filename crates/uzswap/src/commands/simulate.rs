@@ -2,8 +2,8 @@
 
 use crate::cli::SimulateArguments;
 use crate::error::Failure;
-use crate::say::show;
 use crate::size;
+use crate::stdio::show;
 use uzswap_policy::costs::{for_pages, lost_micros};
 use uzswap_policy::replay::{self, PAGE_BYTES, Policy, ReplayCounts};
 use uzswap_trace::{Steps, Trace};

@@ -7,9 +7,9 @@ use crate::device::folder::{self, Lock};
 use crate::device::keeper;
 use crate::device::ledger::{self, LedgerState};
 use crate::error::Failure;
-use crate::say::show;
 use crate::show::stats::Stats;
 use crate::size;
+use crate::stdio::show;
 use serde::Serialize;
 use std::path::PathBuf;
 use std::sync::atomic::Ordering::Relaxed;
@@ -120,16 +120,16 @@ impl InProcess {
     fn of(number: u32, tree: &Tree) -> Self {
         let table = tree.table();
         let processes = table.members().map(|member| {
-            let Member { process, used, figures, is_held, .. } = member;
+            let Member { process, used, figures, is_suspended, .. } = member;
             let name = std::fs::read_to_string(format!("/proc/{process}/comm")).unwrap_or_default();
             Process {
                 process,
                 name: name.trim_end().to_owned(),
                 memory: used,
-                out: figures.held * PAGE_BYTES as u64,
+                out: figures.out * PAGE_BYTES as u64,
                 pool: figures.pool,
                 faults: figures.faults,
-                is_suspended: is_held,
+                is_suspended,
             }
         });
         let processes: Vec<_> = processes.collect();
@@ -165,7 +165,7 @@ impl InProcess {
                 size::show(process.memory),
                 size::show(process.out),
                 process.faults,
-                if process.is_suspended { "; held back" } else { "" },
+                if process.is_suspended { "; suspended" } else { "" },
             );
         }
     }
@@ -187,7 +187,7 @@ fn bring_in(process: u32, runs: &[(u32, Tree, PathBuf)]) -> Result<(), Failure> 
     table.want_whole(process);
     let began = Instant::now();
     // A process that is small, or that was not taken over, has no page that is out.
-    let is_asked = || find(tree).is_some_and(|member| member.figures.held > 0);
+    let is_asked = || find(tree).is_some_and(|member| member.figures.out > 0);
     while is_asked() && table.is_whole(process).is_none() {
         if began.elapsed() > PATIENCE {
             return Err(Failure::new(format!(

@@ -2,7 +2,7 @@
 //! status and its report.
 
 use crate::error::Failure;
-use crate::say::say;
+use crate::stdio::say;
 use serde::Serialize;
 use std::ffi::{OsStr, OsString};
 use std::fs::{self, Metadata};

@@ -2,8 +2,8 @@
 
 use crate::cli::TraceArguments;
 use crate::error::Failure;
-use crate::say::{say, show};
 use crate::size;
+use crate::stdio::{say, show};
 use uzswap_engine::PAGE_BYTES;
 use uzswap_trace::{Event, Steps, Summary, Trace};
 

@@ -6,7 +6,7 @@
 use crate::device::wire::{Ask, Tell, Wire};
 use crate::device::{folder, keeper};
 use crate::error::Failure;
-use crate::say::show;
+use crate::stdio::show;
 use std::io;
 use std::os::unix::net::UnixStream;
 

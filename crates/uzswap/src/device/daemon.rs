@@ -112,7 +112,7 @@ pub fn daemon(arguments: &InheritArguments) -> Result<(), Failure> {
             }
             (Some(Act::Settle), Ok(Order::Settle(devices)), Ok(service)) => {
                 swapped.set(devices);
-                service.transport.settle();
+                service.transport.release_unused();
             }
             (Some(Act::Become), Ok(Order::Become(program)), _) => {
                 start.devices = Some(swapped.devices());

@@ -7,7 +7,7 @@ use crate::device::signals::{Event, Events};
 use crate::device::wire::{Ask, Joined, RunInfo, Tell, Wire};
 use crate::device::{folder, keeper, ledger, spared};
 use crate::error::Failure;
-use crate::say::say;
+use crate::stdio::say;
 use std::io;
 use std::os::unix::net::UnixStream;
 use std::process::Child;
@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 
 /// How long another keeper may take to end, or to take over.
 const PATIENCE: Duration = Duration::from_secs(30);
-/// How long there may be no process that could bring the keeper back.
+/// Time that may pass without a process that could restart the keeper.
 const ABANDONED: Duration = Duration::from_secs(10);
 const PAUSE: Duration = Duration::from_millis(50);
 

@@ -5,8 +5,8 @@
 //! youngest are suspended until as few are busy as there are CPUs. They are resumed one by one when
 //! CPUs fall idle, the oldest first: it finishes, and frees its memory.
 //!
-//! Nobody can be held up for good. A process that others need makes them wait, so CPUs fall idle
-//! and it is resumed. A process that was suspended for ten seconds runs for three in any case.
+//! No process is suspended for good. One that others need makes them wait, so CPUs fall idle and it
+//! is resumed. A process that was suspended for ten seconds runs for three in any case.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -39,23 +39,23 @@ const FAULTS_WAITED_FOR: f64 = 30.0;
 /// Beyond the number of CPUs, busy processes that are let be. Less leaves CPUs idle during faults.
 const SLACK: f64 = 0.5;
 
-/// How long a process is held at most, if others have had their turn, and then runs at least.
-const HELD_MAX: Duration = Duration::from_secs(10);
+/// How long a process is suspended at most, if others have had their turn, and then runs at least.
+const SUSPENDED_MAX: Duration = Duration::from_secs(10);
 const SPARED: Duration = Duration::from_secs(3);
 
 /// The acts of load control.
 #[derive(Debug, Default, Clone, Copy, PartialEq, serde::Serialize)]
 pub struct Suspensions {
-    /// Times that a process was held.
-    pub holds: u64,
+    /// Times that a process was suspended.
+    pub suspensions: u64,
     /// How long, all together, seconds.
     pub seconds: f64,
 }
 
 impl fmt::Display for Suspensions {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { holds, seconds } = self;
-        write!(f, "held back {holds} times a process, {seconds:.1} s in all")
+        let Self { suspensions, seconds } = self;
+        write!(f, "suspended a process {suspensions} times, {seconds:.1} s in all")
     }
 }
 
@@ -64,13 +64,13 @@ impl fmt::Display for Suspensions {
 struct ProcessSample {
     pid: i32,
     activity: Activity,
-    is_held: bool,
+    is_suspended: bool,
 }
 
 #[derive(Debug, PartialEq, Eq)]
 enum Decision {
-    Hold(Vec<i32>),
-    Release(Vec<i32>),
+    Suspend(Vec<i32>),
+    Resume(Vec<i32>),
     Leave,
 }
 
@@ -83,15 +83,15 @@ struct Policy {
     faults: f64,
     /// Of each process, its major faults at the last look.
     before: HashMap<i32, u64>,
-    /// How long those held have been, and how long others may not be.
-    held: HashMap<i32, Duration>,
+    /// For how long processes have been suspended, and for how long others may not be.
+    suspended: HashMap<i32, Duration>,
     spared: HashMap<i32, Duration>,
 }
 
 impl Policy {
     fn new(cpus: usize) -> Self {
-        let (before, held, spared) = (HashMap::new(), HashMap::new(), HashMap::new());
-        Self { cpus, running: 0.0, waiting: 0.0, faults: 0.0, before, held, spared }
+        let (before, suspended, spared) = (HashMap::new(), HashMap::new(), HashMap::new());
+        Self { cpus, running: 0.0, waiting: 0.0, faults: 0.0, before, suspended, spared }
     }
 
     /// The next act for the processes as they are now, `passed` after the last look.
@@ -99,19 +99,21 @@ impl Policy {
         let swapping = self.look(seen, passed);
         self.count_time(seen, passed);
         if let Some(pid) = self.has_waited_enough() {
-            return self.release(vec![pid]);
+            return self.resume(vec![pid]);
         }
         let (cpus, over) = (self.cpus as f64, self.over());
         let waits = self.waiting > WAITING_PER_CPU * cpus && self.faults > FAULTS_WAITED_FOR;
         let thrashes = waits || self.faults > FAULTS_PER_CPU * cpus;
         if over <= SLACK {
             // The oldest, one for each CPU that is idle.
-            let mut held: Vec<_> = seen.iter().filter(|process| process.is_held).collect();
-            held.sort_by_key(|process| process.activity.started);
-            let pids = held.into_iter().map(|process| process.pid).take((-over).max(1.0) as usize);
-            return self.release(pids.collect());
+            let mut suspended: Vec<_> =
+                seen.iter().filter(|process| process.is_suspended).collect();
+            suspended.sort_by_key(|process| process.activity.started);
+            let pids =
+                suspended.into_iter().map(|process| process.pid).take((-over).max(1.0) as usize);
+            return self.resume(pids.collect());
         }
-        if thrashes { self.hold(swapping, over) } else { Decision::Leave }
+        if thrashes { self.suspend(swapping, over) } else { Decision::Leave }
     }
 
     /// How many more processes are busy than there are CPUs.
@@ -119,9 +121,9 @@ impl Policy {
         self.running + self.waiting - self.cpus as f64
     }
 
-    /// Brings the figures up to date; the processes that swap and may be held.
+    /// Brings the figures up to date; the processes that swap and may be suspended.
     fn look(&mut self, seen: &[ProcessSample], passed: Duration) -> Vec<ProcessSample> {
-        let free = || seen.iter().filter(|process| !process.is_held);
+        let free = || seen.iter().filter(|process| !process.is_suspended);
         let since = |process: &ProcessSample| {
             let before = self.before.get(&process.pid).copied().unwrap_or(0);
             process.activity.major_faults.saturating_sub(before)
@@ -142,9 +144,9 @@ impl Policy {
     }
 
     fn count_time(&mut self, seen: &[ProcessSample], passed: Duration) {
-        let held = seen.iter().filter(|process| process.is_held);
-        let time = |pid| self.held.get(&pid).copied().unwrap_or_default() + passed;
-        self.held = held.map(|process| (process.pid, time(process.pid))).collect();
+        let suspended = seen.iter().filter(|process| process.is_suspended);
+        let time = |pid| self.suspended.get(&pid).copied().unwrap_or_default() + passed;
+        self.suspended = suspended.map(|process| (process.pid, time(process.pid))).collect();
         self.spared.retain(|_, left| {
             *left = left.saturating_sub(passed);
             !left.is_zero()
@@ -154,26 +156,26 @@ impl Policy {
     /// The process that has been suspended for longest, if that is long, and no other has such a
     /// turn.
     fn has_waited_enough(&self) -> Option<i32> {
-        let (pid, time) = self.held.iter().max_by_key(|(_, time)| **time)?;
-        (*time >= HELD_MAX && self.spared.is_empty()).then_some(*pid)
+        let (pid, time) = self.suspended.iter().max_by_key(|(_, time)| **time)?;
+        (*time >= SUSPENDED_MAX && self.spared.is_empty()).then_some(*pid)
     }
 
-    fn release(&mut self, pids: Vec<i32>) -> Decision {
+    fn resume(&mut self, pids: Vec<i32>) -> Decision {
         if pids.is_empty() {
             return Decision::Leave;
         }
         for pid in &pids {
-            if self.held.get(pid).is_some_and(|time| *time >= HELD_MAX) {
+            if self.suspended.get(pid).is_some_and(|time| *time >= SUSPENDED_MAX) {
                 self.spared.insert(*pid, SPARED);
             }
         }
         // They will show in the next looks; until then they count as running.
         self.running += pids.len() as f64;
-        Decision::Release(pids)
+        Decision::Resume(pids)
     }
 
     /// The youngest of those that swap: half of the surplus, except as many as there are CPUs.
-    fn hold(&mut self, mut swapping: Vec<ProcessSample>, over: f64) -> Decision {
+    fn suspend(&mut self, mut swapping: Vec<ProcessSample>, over: f64) -> Decision {
         swapping.sort_by_key(|process| process.activity.started);
         let count = (1 + (over / 2.0) as usize).min(swapping.len().saturating_sub(self.cpus));
         if count == 0 {
@@ -184,20 +186,20 @@ impl Policy {
         self.running *= left;
         self.waiting *= left;
         let youngest = swapping.iter().rev().take(count);
-        Decision::Hold(youngest.map(|process| process.pid).collect())
+        Decision::Suspend(youngest.map(|process| process.pid).collect())
     }
 }
 
-/// Processes that can be held.
-pub trait Holdable: Send + 'static {
-    /// Those that are held.
-    fn held(&self) -> Vec<i32>;
+/// Processes that can be suspended.
+pub trait Suspendable: Send + 'static {
+    /// Those that are suspended.
+    fn suspended(&self) -> Vec<i32>;
     /// All, with their activity.
     fn all(&self) -> Vec<(i32, Activity)>;
     /// Holds one; `false` if it is gone.
-    fn hold(&self, pid: i32) -> bool;
+    fn suspend(&self, pid: i32) -> bool;
     /// Has it go on, if it is there.
-    fn release(&self, pid: i32);
+    fn resume(&self, pid: i32);
     /// Has all go on.
     fn release_all(&self);
     /// True if they will have more memory than there is.
@@ -222,9 +224,9 @@ impl InGroup {
     }
 }
 
-impl Holdable for InGroup {
-    fn held(&self) -> Vec<i32> {
-        // Asked anew each time: a child of one that was being held may have been born there.
+impl Suspendable for InGroup {
+    fn suspended(&self) -> Vec<i32> {
+        // Asked anew each time: a child of one that was being suspended may have been born there.
         self.freezer.processes()
     }
 
@@ -233,14 +235,14 @@ impl Holdable for InGroup {
         all.filter_map(|pid| Some((pid, Activity::of(pid)?))).collect()
     }
 
-    fn hold(&self, pid: i32) -> bool {
+    fn suspend(&self, pid: i32) -> bool {
         // An error: it is gone, or in a group of its own.
-        self.freezer.hold(pid).is_ok()
+        self.freezer.suspend(pid).is_ok()
     }
 
-    fn release(&self, pid: i32) {
+    fn resume(&self, pid: i32) {
         // An error: it is gone.
-        let _ = self.freezer.release(pid);
+        let _ = self.freezer.resume(pid);
     }
 
     fn release_all(&self) {
@@ -255,13 +257,13 @@ pub struct InTree(pub &'static Table);
 /// Faults that take as long as one through the device.
 const FAULTS_AT_ONCE: u64 = 10;
 
-impl Holdable for InTree {
-    fn held(&self) -> Vec<i32> {
-        self.0.held().map(|process| process as i32).collect()
+impl Suspendable for InTree {
+    fn suspended(&self) -> Vec<i32> {
+        self.0.suspended().map(|process| process as i32).collect()
     }
 
     fn all(&self) -> Vec<(i32, Activity)> {
-        let is_seen = |member: &Member| member.used.max(member.grew_to) > 0 || member.is_held;
+        let is_seen = |member: &Member| member.used.max(member.grew_to) > 0 || member.is_suspended;
         let seen = self.0.members().filter(is_seen).filter_map(|member| {
             let pid = member.process as i32;
             let mut activity = Activity::of(pid)?;
@@ -276,16 +278,16 @@ impl Holdable for InTree {
         seen.collect()
     }
 
-    fn hold(&self, pid: i32) -> bool {
-        self.0.hold(pid as u32, true)
+    fn suspend(&self, pid: i32) -> bool {
+        self.0.suspend(pid as u32, true)
     }
 
-    fn release(&self, pid: i32) {
-        self.0.hold(pid as u32, false);
+    fn resume(&self, pid: i32) {
+        self.0.suspend(pid as u32, false);
     }
 
     fn release_all(&self) {
-        self.held().into_iter().for_each(|pid| self.release(pid));
+        self.suspended().into_iter().for_each(|pid| self.resume(pid));
     }
 
     fn is_crowded(&self) -> bool {
@@ -307,7 +309,7 @@ pub struct LoadControl {
 
 impl LoadControl {
     /// Begins. Errors: no thread can be started.
-    pub fn start(processes: impl Holdable, cpus: usize) -> io::Result<Self> {
+    pub fn start(processes: impl Suspendable, cpus: usize) -> io::Result<Self> {
         let (stop, stopped) = channel();
         let now = Arc::new(AtomicUsize::new(0));
         let shown = now.clone();
@@ -316,7 +318,7 @@ impl LoadControl {
         Ok(Self { stop, thread, now })
     }
 
-    /// Processes that are held now.
+    /// Processes that are suspended now.
     pub fn now(&self) -> usize {
         self.now.load(Relaxed)
     }
@@ -329,7 +331,7 @@ impl LoadControl {
 }
 
 fn control(
-    processes: &impl Holdable,
+    processes: &impl Suspendable,
     mut policy: Policy,
     stopped: &Receiver<()>,
     shown: &AtomicUsize,
@@ -339,26 +341,31 @@ fn control(
     while stopped.recv_timeout(TICK) == Err(RecvTimeoutError::Timeout) {
         let passed = last.elapsed();
         last = Instant::now();
-        let held = processes.held();
-        shown.store(held.len(), Relaxed);
-        done.holds += held.iter().filter(|pid| !policy.held.contains_key(pid)).count() as u64;
-        done.seconds += held.len() as f64 * passed.as_secs_f64();
-        let look = |(pid, activity)| ProcessSample { pid, activity, is_held: held.contains(&pid) };
+        let suspended = processes.suspended();
+        shown.store(suspended.len(), Relaxed);
+        done.suspensions +=
+            suspended.iter().filter(|pid| !policy.suspended.contains_key(pid)).count() as u64;
+        done.seconds += suspended.len() as f64 * passed.as_secs_f64();
+        let look = |(pid, activity)| ProcessSample {
+            pid,
+            activity,
+            is_suspended: suspended.contains(&pid),
+        };
         let seen: Vec<ProcessSample> = processes.all().into_iter().map(look).collect();
         // The rules would not resume a process that is gone, or cannot be seen.
         let is_seen = |pid: &i32| seen.iter().any(|process| process.pid == *pid);
-        held.iter().filter(|pid| !is_seen(pid)).for_each(|pid| processes.release(*pid));
+        suspended.iter().filter(|pid| !is_seen(pid)).for_each(|pid| processes.resume(*pid));
         let decision = policy.decide(&seen, passed);
-        let is_short = !held.is_empty() || matches!(decision, Decision::Hold(_));
+        let is_short = !suspended.is_empty() || matches!(decision, Decision::Suspend(_));
         let is_crowded = processes.is_crowded();
         let is_over = policy.over() > SLACK;
         processes.take_turns(if is_over { is_short || is_crowded } else { is_short && is_crowded });
         match decision {
-            Decision::Hold(pids) => {
+            Decision::Suspend(pids) => {
                 // One that is gone needs no memory.
-                pids.into_iter().for_each(|pid| _ = processes.hold(pid));
+                pids.into_iter().for_each(|pid| _ = processes.suspend(pid));
             }
-            Decision::Release(pids) => pids.into_iter().for_each(|pid| processes.release(pid)),
+            Decision::Resume(pids) => pids.into_iter().for_each(|pid| processes.resume(pid)),
             Decision::Leave => {}
         }
     }
@@ -376,7 +383,7 @@ mod tests {
         policy: Policy,
         seen: Vec<ProcessSample>,
         faults: u64,
-        holds: usize,
+        suspensions: usize,
     }
 
     impl Play {
@@ -386,26 +393,26 @@ mod tests {
                 let (major_faults, is_running, is_waiting) = (0, true, false);
                 let is_fork = false;
                 let activity = Activity { started, major_faults, is_running, is_waiting, is_fork };
-                ProcessSample { pid, activity, is_held: false }
+                ProcessSample { pid, activity, is_suspended: false }
             };
             let seen = (1..=processes).map(process).collect();
-            Self { policy: Policy::new(cpus), seen, faults, holds: 0 }
+            Self { policy: Policy::new(cpus), seen, faults, suspensions: 0 }
         }
 
         fn look(&mut self) {
-            for process in self.seen.iter_mut().filter(|process| !process.is_held) {
+            for process in self.seen.iter_mut().filter(|process| !process.is_suspended) {
                 process.activity.major_faults += self.faults;
             }
             let decision = self.policy.decide(&self.seen, TICK);
             for process in &mut self.seen {
                 match &decision {
-                    Decision::Hold(pids) if pids.contains(&process.pid) => {
-                        assert!(!process.is_held);
-                        process.is_held = true;
-                        self.holds += 1;
+                    Decision::Suspend(pids) if pids.contains(&process.pid) => {
+                        assert!(!process.is_suspended);
+                        process.is_suspended = true;
+                        self.suspensions += 1;
                     }
-                    Decision::Release(pids) if pids.contains(&process.pid) => {
-                        process.is_held = false;
+                    Decision::Resume(pids) if pids.contains(&process.pid) => {
+                        process.is_suspended = false;
                     }
                     _ => {}
                 }
@@ -413,7 +420,7 @@ mod tests {
         }
 
         fn free(&self) -> Vec<i32> {
-            let free = self.seen.iter().filter(|process| !process.is_held);
+            let free = self.seen.iter().filter(|process| !process.is_suspended);
             free.map(|process| process.pid).collect()
         }
 
@@ -434,19 +441,19 @@ mod tests {
     }
 
     #[test]
-    fn nobody_is_held_who_computes_or_has_a_cpu() {
+    fn no_process_that_computes_or_has_a_cpu_is_suspended() {
         let mut computing = Play::new(2, 24, 1);
         computing.looks(Duration::from_secs(5));
-        assert_eq!(computing.holds, 0, "24 x 20 faults a second");
+        assert_eq!(computing.suspensions, 0, "24 x 20 faults a second");
         let mut two = Play::new(2, 2, 1000);
         two.looks(Duration::from_secs(5));
-        assert_eq!(two.holds, 0);
+        assert_eq!(two.suspensions, 0);
     }
 
     #[test]
     fn as_many_are_released_as_cpus_are_idle() {
         let mut play = Play::new(64, 100, 0);
-        play.seen.iter_mut().for_each(|process| process.is_held = true);
+        play.seen.iter_mut().for_each(|process| process.is_suspended = true);
         play.looks(5 * TICK);
         assert!((64..=70).contains(&play.free().len()), "{:?}", play.free());
     }
@@ -454,17 +461,17 @@ mod tests {
     /// One that says that it waits, and that nobody sees: the last one resumed is noted.
     struct Unseen(AtomicUsize);
 
-    impl Holdable for Arc<Unseen> {
-        fn held(&self) -> Vec<i32> {
+    impl Suspendable for Arc<Unseen> {
+        fn suspended(&self) -> Vec<i32> {
             vec![7]
         }
         fn all(&self) -> Vec<(i32, Activity)> {
             Vec::new()
         }
-        fn hold(&self, _: i32) -> bool {
+        fn suspend(&self, _: i32) -> bool {
             false
         }
-        fn release(&self, pid: i32) {
+        fn resume(&self, pid: i32) {
             self.0.store(pid as usize, Relaxed);
         }
         fn release_all(&self) {}
@@ -507,7 +514,7 @@ mod tests {
         let mut play = Play::new(2, 8, 100);
         play.looks(Duration::from_secs(2));
         assert!(play.free().len() < 8);
-        // The two wait for one that is held, and so do those that are released.
+        // The two wait for one that is suspended, and so do those that are released.
         for process in &mut play.seen {
             process.activity.is_running = false;
         }

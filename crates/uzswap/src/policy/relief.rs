@@ -2,13 +2,13 @@
 //!
 //! Reclaim of a busy group now and then finds nothing for a moment, although nearly all of it could
 //! be swapped: every page was just used, or is being written. The kernel then ends a process at
-//! once. Seen in one of some two hundred runs of eight processes with three times their limit, the
-//! machine being busy besides.
+//! once. Seen in one of some two hundred runs of eight processes with three times their limit, on
+//! a busy machine.
 //!
-//! On version 1 of the cgroup interface the killer is held and the limit raised a little until it
-//! is over. Where that does not help, the killer gets its way. On version 2 nobody can hold it.
-//! There the limit is one at which processes are made to wait (`memory.high`). The limit at which
-//! they are ended lies as much above it as the limit would be raised on version 1.
+//! On version 1 of the cgroup interface the killer is disabled and the limit raised a little until
+//! it is over. Where that does not help, the killer gets its way. On version 2 nobody can disable
+//! it. There the limit is one at which processes are made to wait (`memory.high`). The limit at
+//! which they are ended lies as much above it as the limit would be raised on version 1.
 
 use std::io;
 use uzswap_sys::cgroup::Group;
@@ -27,8 +27,8 @@ const CALM_LOOKS: u32 = 10;
 pub trait Limited {
     /// True if its processes sleep for want of memory.
     fn waits(&self) -> bool;
-    /// Holds the killer, or lets it go.
-    fn hold(&self, hold: bool) -> io::Result<()>;
+    /// Disables the kernel's OOM killer for the group, or enables it.
+    fn suspend_oom_killer(&self, suspend: bool) -> io::Result<()>;
     /// Sets the limit, bytes.
     fn limit(&self, bytes: u64) -> io::Result<()>;
 }
@@ -38,8 +38,8 @@ impl Limited for Group {
         self.waits_for_memory()
     }
 
-    fn hold(&self, hold: bool) -> io::Result<()> {
-        self.hold_oom_killer(hold)
+    fn suspend_oom_killer(&self, suspend: bool) -> io::Result<()> {
+        self.suspend_oom_killer(suspend)
     }
 
     fn limit(&self, bytes: u64) -> io::Result<()> {
@@ -68,7 +68,7 @@ pub struct Relief<G> {
 impl<G: Limited> Relief<G> {
     /// Holds the killer of a group limited to `limit` bytes. Where that fails, it acts as ever.
     pub fn new(group: G, limit: u64) -> Self {
-        let _ = group.hold(true);
+        let _ = group.suspend_oom_killer(true);
         Self { group, limit, steps: 0, calm: 0 }
     }
 
@@ -88,13 +88,13 @@ impl<G: Limited> Relief<G> {
             self.calm = 0;
             let raised = self.limit + step(self.limit) * u64::from(self.steps);
             if self.steps > STEPS_MAX || self.group.limit(raised).is_err() {
-                let _ = self.group.hold(false);
+                let _ = self.group.suspend_oom_killer(false);
             }
         } else if self.steps > 0 {
             self.calm += 1;
             // Refused while the group is above it: then it is tried again.
             if self.calm >= CALM_LOOKS && self.group.limit(self.limit).is_ok() {
-                let _ = self.group.hold(true);
+                let _ = self.group.suspend_oom_killer(true);
                 self.steps = 0;
             }
         }
@@ -119,8 +119,8 @@ mod tests {
             *self.held.borrow() && self.limits.borrow().last().is_none_or(|now| *now < self.need)
         }
 
-        fn hold(&self, hold: bool) -> io::Result<()> {
-            *self.held.borrow_mut() = hold;
+        fn suspend_oom_killer(&self, suspend: bool) -> io::Result<()> {
+            *self.held.borrow_mut() = suspend;
             Ok(())
         }
 

@@ -8,7 +8,7 @@ use crate::device::ledger;
 use crate::error::Failure;
 use crate::policy::pressure::{Pressure, Processes};
 use crate::policy::relief::{Limited, Relief};
-use crate::say::say;
+use crate::stdio::say;
 use std::fs;
 use std::io;
 use std::path::PathBuf;
@@ -124,8 +124,8 @@ impl Limited for Borrowed {
         self.group.waits_for_memory()
     }
 
-    fn hold(&self, hold: bool) -> io::Result<()> {
-        self.group.hold_oom_killer(hold)
+    fn suspend_oom_killer(&self, suspend: bool) -> io::Result<()> {
+        self.group.suspend_oom_killer(suspend)
     }
 
     fn limit(&self, bytes: u64) -> io::Result<()> {

@@ -23,12 +23,13 @@ impl Live {
         Self { bar }
     }
 
-    /// Shows the figures as they are now; `memory` is the command's memory in bytes, and `held` how
-    /// many of its processes are held back.
-    pub fn show(&self, stats: &Stats, memory: u64, held: usize) {
-        let held = if held > 0 { format!("; {held} held back") } else { String::new() };
+    /// Shows the figures as they are now; `memory` is the command's memory in bytes, and
+    /// `suspended` how many of its processes are suspended.
+    pub fn show(&self, stats: &Stats, memory: u64, suspended: usize) {
+        let suspended =
+            if suspended > 0 { format!("; {suspended} suspended") } else { String::new() };
         self.say(format!(
-            "{} in memory, {} swapped out as {} ({:.1} : 1), {} on disk; {} pages in, {} out{held}",
+            "{} in memory, {} swapped out as {} ({:.1} : 1), {} on disk; {} pages in, {} out{suspended}",
             size::show(memory),
             size::show(stats.get("stored_pages") * 4096),
             size::show(stats.get("pool_total_size")),

@@ -27,7 +27,8 @@ pub struct Report {
     pub pool_peak: u64,
     /// Pages to one byte of pool at that time.
     pub ratio: f64,
-    /// Of the pages held, those whose slots the kernel had freed: the mean of the samples, 0 to 1.
+    /// Of the stored pages, those whose slots the kernel had freed: the mean of the samples, 0 to
+    /// 1.
     pub dead_share: f64,
     /// Other runs used the cache too: its counts are theirs as well.
     pub is_shared: bool,
@@ -56,7 +57,7 @@ pub struct Peak {
     pub memory: u64,
     /// Bytes swapped out.
     pub swapped: u64,
-    /// Pages held, and of them those for slots that are free: sums of the samples.
+    /// Stored pages, and of them those for slots that are free: sums of the samples.
     held_pages: u64,
     dead_pages: u64,
     /// Runs that use the cache.
@@ -167,8 +168,8 @@ impl Report {
                 self.daemons_replaced
             );
         }
-        if let Some(held) = self.load_control {
-            text += &format!("  {held}\n");
+        if let Some(suspended) = self.load_control {
+            text += &format!("  {suspended}\n");
         }
         if self.oom_kills > 0 {
             text += &format!(

@@ -196,7 +196,7 @@ fn compare(probe: &Probe, there: &Seen, absent: &Seen) -> Option<String> {
 /// Calls with memory that are neither compared nor exempt with a reason.
 fn forgotten() -> impl Iterator<Item = &'static str> {
     let is_given = |row: &&uzswap_calls::table::Row| {
-        matches!(row.treatment, Treatment::Held(_) | Treatment::Touched(_) | Treatment::Own(_))
+        matches!(row.treatment, Treatment::Pinned(_) | Treatment::Touched(_) | Treatment::Own(_))
     };
     let is_known = |name: &str| {
         PROBES.iter().any(|probe| probe.name == name)

@@ -47,11 +47,11 @@ impl Slots {
     /// Frees everything without a live record. Returns the segments to which a write may still be
     /// under way; they stay taken until they are given back. Errors: no memory, or the left state
     /// is damaged.
-    pub(crate) fn settle(&self) -> io::Result<Vec<Segment>> {
+    pub(crate) fn recover(&self) -> io::Result<Vec<Segment>> {
         let (mut open, mut tables) = (Vec::new(), Vec::new());
         for number in 0..self.clusters.len() as u32 {
             let mut cluster = lock(&self.clusters[number as usize]);
-            let free = self.settle_cluster(number, &mut cluster, &mut open);
+            let free = self.recover_cluster(number, &mut cluster, &mut open);
             self.free_segments.fetch_sub(self.segments_of(number) - free, AcqRel);
             self.tables.note(number, cluster.table.as_ref());
             tables.extend(cluster.table.as_ref().map(|table| table.number));
@@ -63,7 +63,7 @@ impl Slots {
         }
         self.tables_made.store(tables.len() as u32, Relaxed);
         tables.sort_unstable();
-        self.tables.settle(&tables);
+        self.tables.recover(&tables);
         Ok(open)
     }
 
@@ -73,7 +73,7 @@ impl Slots {
     }
 
     /// Sets the bits of a cluster's segments by their uses; the number of free ones.
-    fn settle_cluster(&self, number: u32, cluster: &mut Cluster, open: &mut Vec<Segment>) -> u32 {
+    fn recover_cluster(&self, number: u32, cluster: &mut Cluster, open: &mut Vec<Segment>) -> u32 {
         let mut free = 0;
         for word in 0..self.segments_of(number) as usize {
             let segment = Segment(number * CLUSTER_SEGMENTS as u32 + word as u32);

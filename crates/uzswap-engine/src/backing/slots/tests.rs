@@ -262,7 +262,7 @@ fn eight_threads_share_out_every_slot_once() {
     let full = std::env::var_os("UZSWAP_FULL").is_some();
     let operations: u64 = if full { 100_000_000 } else { 800_000 };
     let slots = slots(24 * MIB);
-    // A bit a slot: set by the thread that got it, cleared by the one that gives it back.
+    // A bit for each slot: the thread that takes the slot sets it, and clears it on return.
     let owned: Vec<AtomicU64> = (0..24 * MIB / SEGMENT_BYTES as u64).map(|_| 0.into()).collect();
     let take = |segment: Segment, bits: u64| {
         let before = owned[segment.0 as usize].fetch_or(bits, Relaxed);

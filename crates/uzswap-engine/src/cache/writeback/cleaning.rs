@@ -22,7 +22,7 @@ impl Cache {
         let mut writer = lock(&self.writeback.writer);
         let cleaned = self.clean_if_short(&mut writer);
         let taken = cleaned.then(|| take(&self.slots)).flatten();
-        self.settle(&mut writer);
+        self.flush(&mut writer);
         taken
     }
 
@@ -30,7 +30,7 @@ impl Cache {
     pub(super) fn clean_if_short(&self, writer: &mut SegmentWriter) -> bool {
         if self.slots.is_short() {
             self.slots.drain();
-            self.settle(writer);
+            self.flush(writer);
         }
         while self.slots.is_short() {
             let live = self.slots.segments.live_bytes();
@@ -55,7 +55,7 @@ impl Cache {
             return self.clean(writer, victim);
         }
         let cleaned = self.counters.get(SegmentsCleaned);
-        self.settle(writer);
+        self.flush(writer);
         let won_nothing = victim.is_none() || self.counters.get(SegmentsCleaned) == cleaned;
         // Only segments written just now are worth cleaning, or the live records of the others
         // cannot be read. It stops, and does not try again before a record has died.
@@ -102,7 +102,7 @@ impl Cache {
             next += layout.record_bytes(found.form);
             // Before the entry is locked: a commit may have to lock the same one.
             if writer.open.as_ref().is_some_and(|open| open.place(found.form).is_none()) {
-                self.settle(writer);
+                self.flush(writer);
             }
             if !self.writeback_works() || !self.open(writer, 0) {
                 return false;

@@ -470,7 +470,7 @@ impl View<'_> {
 impl View<'_> {
     /// Makes an entry unlocked and not in flight, as it was published last. Repairs its second word
     /// where its change was not completed. The second word of a page in the pool is cleared.
-    pub(crate) fn settle(&self, key: SwapEntry, entry: &Entry, intent: &Intent) -> Word {
+    pub(crate) fn recover(&self, key: SwapEntry, entry: &Entry, intent: &Intent) -> Word {
         let word = entry.peek();
         let second = entry.second.load(Ordering::Relaxed);
         let (word, second) = match word.state() {
@@ -492,7 +492,7 @@ impl View<'_> {
     }
 
     /// Gives an entry another state, before it is listed and counted.
-    pub(crate) fn resettle(&self, key: SwapEntry, state: State) {
+    pub(crate) fn set_recovered(&self, key: SwapEntry, state: State) {
         let mut locked = self.lock_existing(key);
         locked.begin(&TAKEN_OVER);
         locked.lock.set_second(OFF);

@@ -12,9 +12,9 @@ use crate::device::options::{self, Backing};
 use crate::device::signals::{Event, Events};
 use crate::error::Failure;
 use crate::policy::load::{InTree, LoadControl, Suspensions};
-use crate::say::say;
 use crate::show::live::Live;
 use crate::size;
+use crate::stdio::say;
 use at_store::AtStore;
 use beyond::Beyond;
 use left_alone::{Alone, LeftAlone};
@@ -126,7 +126,7 @@ pub fn run(arguments: &RunArguments, accesses: Option<&Path>) -> Result<ExitCode
     events.watch_command(child);
     let mut watch = CommandWatch {
         load: start_load_control(arguments, file.as_ref())?,
-        held: None,
+        suspensions: None,
         peak: Peak { remote: store.as_ref().map(|_| 0), ..Peak::default() },
         left_alone: LeftAlone::default(),
         live: Live::new(arguments.quiet),
@@ -169,7 +169,7 @@ fn tell(
         ratio: watch.peak.ratio,
         beyond: watch.peak.beyond.of(peak, arguments.memory, explained),
         remote: watch.peak.remote.map(|peak| AtStore::new(&table.remote.get(), peak)),
-        load_control: watch.held,
+        load_control: watch.suspensions,
     };
     if !arguments.quiet {
         say!("{}", report.text().trim_end());
@@ -243,8 +243,8 @@ impl InProcessReport {
         if let Some(remote) = &self.remote {
             text += &format!("  remote    {remote}\n");
         }
-        if let Some(held) = self.load_control.filter(|held| held.holds > 0) {
-            text += &format!("  {held}\n");
+        if let Some(done) = self.load_control.filter(|done| done.suspensions > 0) {
+            text += &format!("  {done}\n");
         }
         for Alone { process, program, is_part, bytes } in &self.left_alone {
             let memory = match (is_part, bytes) {
@@ -277,14 +277,14 @@ impl Peak {
         table.count_silent(|pid| process::anonymous_bytes(pid as i32).unwrap_or(0));
         let members: Vec<_> = table.members().collect();
         self.beyond.look(&members, table.total.load(Relaxed));
-        let (mut used, mut held, mut pool, mut remote) = (0, 0, 0, 0);
+        let (mut used, mut out, mut pool, mut remote) = (0, 0, 0, 0);
         for member in members {
             used += member.used;
-            held += member.figures.held * PAGE_BYTES as u64;
+            out += member.figures.out * PAGE_BYTES as u64;
             pool += member.figures.pool;
             remote += member.figures.remote;
         }
-        let ratio = held as f64 / pool.max(1) as f64;
+        let ratio = out as f64 / pool.max(1) as f64;
         if pool > self.pool {
             (self.pool, self.ratio) = (pool, ratio);
         }
@@ -293,7 +293,7 @@ impl Peak {
         live.say(format!(
             "{} in memory, {} compressed to {} ({ratio:.1} : 1); {faults} faults, {:.0} a second",
             size::show(used),
-            size::show(held),
+            size::show(out),
             size::show(pool),
             faults as f64 / seconds.max(0.1),
         ));
@@ -528,7 +528,7 @@ const LOOKS: u32 = 5;
 struct CommandWatch {
     load: Option<LoadControl>,
     /// Its acts.
-    held: Option<Suspensions>,
+    suspensions: Option<Suspensions>,
     peak: Peak,
     left_alone: LeftAlone,
     live: Live,
@@ -537,7 +537,7 @@ struct CommandWatch {
 impl CommandWatch {
     fn end_load_control(&mut self) {
         if let Some(load) = self.load.take() {
-            self.held = Some(load.end());
+            self.suspensions = Some(load.end());
         }
     }
 

@@ -30,7 +30,7 @@ use crate::device::shortage::Shortage;
 use crate::device::space::{self, Full, Space};
 use crate::device::wire::{Ask, Tell, Wire};
 use crate::error::Failure;
-use crate::say::say;
+use crate::stdio::say;
 use areas::Maker;
 use decide::{ShortLives, Task, task};
 use members::Member;

@@ -23,7 +23,7 @@ impl Keeper {
         self.go_on();
     }
 
-    /// Has a daemon go on where none serves. Where none can, the swapped pages are lost.
+    /// Makes a daemon serve where none does. If that fails, the swapped pages are lost.
     pub(super) fn go_on(&mut self) {
         match self.replace_daemon() {
             Ok(()) => {
@@ -87,7 +87,7 @@ impl Keeper {
         Err(why)
     }
 
-    /// Has a daemon go on, where the one before is gone or could not. If that fails, the next one
+    /// Starts a daemon after one that is gone or failed to take over. If that fails, the next one
     /// is of our own program: the new version may be gone, or not understand the memory.
     fn start_next(&mut self) -> Result<(), Failure> {
         let Err(failure) = self.order_or_start() else { return Ok(()) };

@@ -61,7 +61,7 @@ pub struct KeeperProcess {
     retry_at: Option<Duration>,
     orphans_until: Option<Duration>,
     has_taken_over: bool,
-    /// A signal has told it, or nobody is left that could.
+    /// True if no order to end will come any more: it was given, or nobody is left to give it.
     is_told_to_end: bool,
     busy: Option<Busy>,
     turn: usize,

@@ -1,4 +1,5 @@
-//! The common part of the doors by which a page that is out may not be accessed.
+//! The memory of this process by `/proc/self`: for the doors that close a page that is out to
+//! accesses.
 
 #![expect(
     unsafe_code,
@@ -16,12 +17,12 @@ use uzswap_sys::map::Pagemap;
 use uzswap_sys::proc_mem::{Access, OwnMemory, set_access};
 
 /// See the module.
-pub(crate) struct Own {
+pub(crate) struct ProcessMemory {
     memory: OwnMemory,
     pub(crate) pagemap: Pagemap,
 }
 
-impl Own {
+impl ProcessMemory {
     pub(crate) fn open() -> io::Result<Self> {
         Ok(Self { memory: OwnMemory::open()?, pagemap: Pagemap::open()? })
     }

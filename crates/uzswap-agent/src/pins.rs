@@ -1,23 +1,23 @@
-//! Memory of the program's for the time of a call: read, written, and kept in memory.
+//! Memory of the program's for the time of a call: read, written, and pinned.
 
 use crate::{Agent, stage, thread};
 use uzswap_calls::{Call, Outcome, raw};
 use uzswap_sys::map::PAGE_BYTES;
 
-/// The most that is held for one call: a length may be anything, the kernel may refuse it, and held
-/// memory takes from the budget. `read` and `write` go on with the rest; others are cut short
-/// there, if it is absent.
+/// The most that is pinned for one call: a length may be anything, the kernel may refuse it, and
+/// pinned memory takes from the budget. `read` and `write` go on with the rest; others are cut
+/// short there, if it is absent.
 const MOST: u64 = 4 << 20;
-/// Bytes that each call on a stream may hold, whatever others hold.
+/// Bytes that each call on a stream may pin, whatever others pin.
 const EACH_OF_STREAM: u64 = 16 << 10;
 /// Long buffers of all calls together may take this part of the budget.
 const PART: u64 = 8;
-/// The bytes that are held of memory whose length the arguments do not tell: the longest path.
+/// The bytes that are pinned of memory whose length the arguments do not tell: the longest path.
 pub const UNTOLD: u64 = 4096;
 /// How often a call that answers `EFAULT` is made again, once all memory is adopted.
 const TRIES: usize = 8;
 /// Until then: how long to wait before each further try. A page that is just being adopted cannot
-/// be held yet.
+/// be pinned yet.
 const PAUSE: libc::timespec = libc::timespec { tv_sec: 0, tv_nsec: 100_000 };
 
 /// Answers a call with an error.
@@ -26,61 +26,61 @@ pub fn refuse(call: &mut Call, error: i32) -> Outcome {
     Outcome::Done
 }
 
-/// Ranges of memory that are held.
-pub struct Holds<'a> {
+/// Ranges of memory that are pinned.
+pub struct Pins<'a> {
     agent: &'a Agent,
-    /// Bytes that may be held yet.
+    /// Bytes that may be pinned yet.
     left: u64,
-    held: thread::Use,
+    pinned: thread::Use,
 }
 
-impl<'a> Holds<'a> {
+impl<'a> Pins<'a> {
     /// Nothing yet.
     pub fn new(agent: &'a Agent) -> Self {
-        Self { agent, left: MOST, held: thread::Use::begin() }
+        Self { agent, left: MOST, pinned: thread::Use::begin() }
     }
 
     /// The same, for a call that moves so many bytes to or from a file, and may wait for long. A
     /// stream may be given in parts; a message may not be cut.
     pub fn of_file(agent: &'a Agent, file: u64, bytes: u64) -> Self {
-        let mut holds = Self::new(agent);
+        let mut pins = Self::new(agent);
         let wanted = bytes.min(MOST);
         if wanted > EACH_OF_STREAM {
-            let granted = EACH_OF_STREAM + holds.reserve(wanted - EACH_OF_STREAM);
+            let granted = EACH_OF_STREAM + pins.reserve(wanted - EACH_OF_STREAM);
             if granted < wanted && is_stream(file as i32) {
-                holds.left = granted;
+                pins.left = granted;
             }
         }
-        holds
+        pins
     }
 
     /// The same, of at most so many bytes, if there is room for all of them.
     pub fn of_all(agent: &'a Agent, bytes: u64) -> Option<Self> {
-        let mut holds = Self { left: bytes, ..Self::new(agent) };
-        (holds.reserve(bytes) == bytes).then_some(holds)
+        let mut pins = Self { left: bytes, ..Self::new(agent) };
+        (pins.reserve(bytes) == bytes).then_some(pins)
     }
 
     fn reserve(&mut self, bytes: u64) -> u64 {
-        self.held.reserve(bytes, self.agent.pager.memory() / PART)
+        self.pinned.reserve(bytes, self.agent.pager.memory() / PART)
     }
 
-    /// Bytes that may be held yet.
+    /// Bytes that may be pinned yet.
     pub fn left(&self) -> u64 {
         self.left
     }
 
-    /// Holds the adopted part of a range. Returns true if there is one.
-    pub fn hold(&mut self, at: u64, bytes: u64) -> bool {
+    /// Pins the adopted part of a range. Returns true if there is one.
+    pub fn pin(&mut self, at: u64, bytes: u64) -> bool {
         let mut rest = at as usize..(at as usize).saturating_add(bytes.min(self.left) as usize);
         if !is_address(at) {
             return false;
         }
         let mut any = false;
-        while let Some(held) = self.agent.pager.hold(rest.clone()) {
+        while let Some(pinned) = self.agent.pager.pin(rest.clone()) {
             any = true;
-            rest.start = held.end;
-            self.left = self.left.saturating_sub(held.len() as u64);
-            self.held.note(held);
+            rest.start = pinned.end;
+            self.left = self.left.saturating_sub(pinned.len() as u64);
+            self.pinned.note(pinned);
         }
         any
     }
@@ -153,22 +153,22 @@ pub fn poke<T: Copy>(at: u64, value: &T) -> bool {
     unsafe { raw(libc::SYS_process_vm_writev as u64, arguments) == bytes as i64 }
 }
 
-/// Holds a list of buffers, and these.
-pub fn hold_vector(holds: &mut Holds<'_>, at: u64, count: u64) {
+/// Pins a list of buffers, and these.
+pub fn pin_vector(pins: &mut Pins<'_>, at: u64, count: u64) {
     let bytes = size_of::<libc::iovec>() as u64;
-    holds.hold(at, count.min(1024) * bytes);
+    pins.pin(at, count.min(1024) * bytes);
     for number in 0..count.min(1024) {
         if let Some(part) = peek::<libc::iovec>(at.wrapping_add(number * bytes)) {
-            holds.hold(part.iov_base as u64, part.iov_len as u64);
+            pins.pin(part.iov_base as u64, part.iov_len as u64);
         }
     }
 }
 
-/// Holds the memory that arguments refer to. Returns true if any is adopted.
-pub fn hold_touched(holds: &mut Holds<'_>, call: &Call, arguments: &[usize]) -> bool {
+/// Pins the memory that arguments refer to. Returns true if any is adopted.
+pub fn pin_touched(pins: &mut Pins<'_>, call: &Call, arguments: &[usize]) -> bool {
     let mut any = false;
     for at in arguments {
-        any |= holds.hold(call.arguments[*at], UNTOLD);
+        any |= pins.pin(call.arguments[*at], UNTOLD);
     }
     any
 }
@@ -211,14 +211,14 @@ pub fn make_until_it_sees(agent: &Agent, call: &mut Call, arguments: &[usize]) {
             // SAFETY: sleeps; a signal may end it early.
             unsafe { raw(libc::SYS_nanosleep as u64, [(&raw const pause) as u64, 0, 0, 0, 0, 0]) };
         }
-        let mut holds = Holds::new(agent);
+        let mut pins = Pins::new(agent);
         let given = arguments.iter().map(|at| call.arguments[*at]);
         for at in given.filter(|at| is_address(*at)) {
-            holds.hold(at, UNTOLD << turn);
+            pins.pin(at, UNTOLD << turn);
             for near in 0..4 {
                 let inner = peek::<u64>(at + near * 8).filter(|inner| is_address(*inner));
                 if let Some(inner) = inner {
-                    holds.hold(inner, UNTOLD << turn);
+                    pins.pin(inner, UNTOLD << turn);
                 }
             }
         }

@@ -30,12 +30,12 @@ pub fn lost() -> Option<&'static io::Error> {
 
 /// [`to_error`] with the arguments of `println!`.
 macro_rules! say {
-    ($($argument:tt)*) => { $crate::say::to_error(format_args!($($argument)*)) };
+    ($($argument:tt)*) => { $crate::stdio::to_error(format_args!($($argument)*)) };
 }
 
 /// [`to_output`] with the arguments of `println!`.
 macro_rules! show {
-    ($($argument:tt)*) => { $crate::say::to_output(format_args!($($argument)*)) };
+    ($($argument:tt)*) => { $crate::stdio::to_output(format_args!($($argument)*)) };
 }
 
 pub(crate) use {say, show};
