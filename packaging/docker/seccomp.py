@@ -5,7 +5,7 @@ seccomp.py DEFAULT.json > uzswap.json; docker run --security-opt seccomp=uzswap.
 
 DEFAULT.json is the engine's own: profiles/seccomp/default.json of Docker's sources, /usr/share/containers/seccomp.json
 of Podman's. Without capabilities the kernel lets a program use userfaultfd for faults of its own only
-(UFFD_USER_MODE_ONLY), which is what uzswap asks for.
+(UFFD_USER_MODE_ONLY). uzswap asks for no others.
 """
 
 import json

@@ -28,7 +28,7 @@ print("highest", highest.max(), "in row", highest.argmax())
 prices += 1000
 print("lowest now", prices.min())
 
-# %% What happened, by the names of docs/statistics.md.
+# %% The figures, by the names of docs/statistics.md.
 statistics = pager.stats()
 print("compressed pages:", "yes" if statistics["stored_pages"] else "none")
 assert statistics["memory_used"] <= statistics["memory_budget"]

@@ -1,4 +1,4 @@
-"""Arrays in regions: numpy's results are numpy's, and what was given away comes back."""
+"""Arrays in regions: numpy's results are numpy's, and memory that was given away comes back."""
 
 import gc
 import os

@@ -42,7 +42,7 @@ for name, value in pager.stats().items():
 
 
 def allocated(above, **options):
-    """What to put before a program to run it so."""
+    """The arguments before a program that run it so."""
     return ["-c", ALLOCATED, repr(options), above]
 
 
@@ -75,7 +75,7 @@ class Programs(unittest.TestCase):
             return digest, (self.folder / output).stat().st_size
 
         plain, size = learn("plain")
-        # Two arrays of that size: what is learned, and the weights that it is learned with.
+        # Two arrays of that size: the vectors that are learned, and the weights.
         memory = 2 * size // 4
         self.assertGreater(memory, 8 << 20)
         ours, _ = learn("ours", *allocated("1M", memory=memory, backing="pages:512M"))

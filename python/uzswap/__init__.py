@@ -4,8 +4,8 @@
     pager = uzswap.Pager(memory="512M")
     x = pager.empty((40_000, 10_000), "f4")    # 1.5 GiB, a plain numpy array
 
-What does not fit in the pager's memory is kept compressed, and comes back when it is touched.
-docs/python.md tells the whole.
+Arrays that do not fit in the pager's memory are compressed, and come back when they are touched.
+docs/python.md has the rest.
 """
 
 import contextlib
@@ -23,16 +23,16 @@ __all__ = ["Error", "Pager", "Region", "__version__", "fromfile", "readinto", "t
 class Pager(_Pager):
     """One budget of memory for any number of arrays.
 
-    memory: bytes, or a text such as "512M" or "4G", for everything: pages in memory, compressed
-        pages, and what is known of them.
+    memory: bytes, or a text such as "512M" or "4G". Pages in memory, compressed pages and tables
+        take no more.
     compressor: "lz4", "zstd", "lzo", "deflate", "wkdm" or "raw", with ":LEVEL" where it has levels.
     backing: "PATH" or "PATH:SIZE", a file for the coldest pages. Without one they all stay in memory.
     mode: "in-thread" needs no privilege, but a system call that is given memory which is paged out
-        fails with EFAULT; "handler-threads" needs root or access to /dev/userfaultfd, and has no such
-        rule. Not given: handler-threads where it is allowed.
-    fork: what a forked process has of the arrays. "absent", the default: nothing, and a message where
-        it touches one. "copy": a private copy, as of any memory; all pages are written to /var/tmp by
-        each fork. Methods of the pager fail there, the arrays are numpy's.
+        fails with EFAULT. "handler-threads" has no such rule, and needs root or /dev/userfaultfd.
+        By default handler-threads where it is permitted.
+    fork: the arrays in a forked process. "absent", the default: it has none, and dies with a message
+        if it touches one. "copy": a private copy, as of any memory; each fork writes all pages to
+        /var/tmp. In that process the arrays are ordinary ones, and methods of the pager fail.
     reclaim_threads: threads that compress.
 
     Raises Error where memory cannot be paged or an option is wrong.
@@ -104,7 +104,7 @@ class Pager(_Pager):
         """Says how `array` will be used.
 
         advice: "normal", "sequential", "random", "will-need", "page-out" (compress it now) or
-        "dont-need" (forget what it holds; it reads as zeros).
+        "dont-need" (drop its contents; it reads as zeros).
         """
         self._advise(*_span(array), advice)
 

@@ -1,4 +1,4 @@
-"""SIGBUS is the pager's in the mode in-thread, whoever sets a handler of it later."""
+"""SIGBUS is the pager's in the mode in-thread, even if a handler of it is set later."""
 
 import faulthandler
 import functools
@@ -10,9 +10,9 @@ _kept = []
 
 
 def keep():
-    """From now on, what sets handlers of signals leaves SIGBUS to the pager.
+    """From now on, functions that set handlers of signals leave SIGBUS to the pager.
 
-    The new handler gets what is not of a region. Python's functions call the C library directly, so
+    The new handler gets each SIGBUS that is not of a region. Python's functions call the C library directly, so
     they are wrapped here; `python -X faulthandler` was there before.
     """
     if _kept:

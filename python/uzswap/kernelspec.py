@@ -13,7 +13,7 @@ import tempfile
 
 
 def _specification(memory, display_name):
-    """What kernel.json says."""
+    """The contents of kernel.json."""
     limit = ["--memory", memory] if memory else []
     # The module finds the program of this environment, whatever PATH the server has.
     command = [sys.executable, "-m", "uzswap", "run", "--in-process", "--quiet", *limit, "--"]
@@ -47,7 +47,7 @@ def install(arguments):
 
 
 def _figures(status, process):
-    """What `uzswap status` says of a process; None if it is of no run."""
+    """The line of `uzswap status` about a process; None if it is of no run."""
     for line in status.splitlines():
         number, _, rest = line.strip().partition(" ")
         if number == str(process):
@@ -74,9 +74,9 @@ def main():
     )
     commands = parser.add_subparsers(dest="command", required=True)
     command = commands.add_parser("install", help="make it one of Jupyter's kernels")
-    command.add_argument("--memory", metavar="SIZE", help="what a notebook may have, for example 2G")
-    command.add_argument("--name", default="uzswap", help="by which Jupyter knows it (uzswap)")
-    command.add_argument("--display-name", metavar="TEXT", help="what people see")
+    command.add_argument("--memory", metavar="SIZE", help="the limit of a notebook, for example 2G")
+    command.add_argument("--name", default="uzswap", help="the name that Jupyter uses (uzswap)")
+    command.add_argument("--display-name", metavar="TEXT", help="the name that people see")
     place = command.add_mutually_exclusive_group()
     place.add_argument("--user", action="store_true", help="for this user alone")
     place.add_argument("--prefix", metavar="DIR", help="below DIR/share/jupyter")

@@ -1,5 +1,5 @@
-# A cluster of its own: pgbench with its sums checked, three sessions that aggregate, sort and join
-# 400 000 rows in memory at the same time, an index, and checksums of all pages.
+# A cluster of its own: pgbench with its sums checked, an index, and checksums of all pages. Three
+# sessions at the same time aggregate, sort and join 400 000 rows in memory.
 set -eu
 PATH=$(ls -d /usr/lib/postgresql/*/bin | tail -n 1):$PATH
 data=$PWD/data

@@ -1,4 +1,4 @@
-"""Fills a Redis, saves it from a fork while a sixth changes, and loads what was saved."""
+"""Fills a Redis, saves it from a fork while a sixth changes, and loads the saved data."""
 
 import atexit
 import hashlib

@@ -1,4 +1,4 @@
-# Stressors that check what they read back, for six seconds at the same time; those of fork, madvise
+# Stressors that check the bytes they read back, for six seconds at the same time; those of fork, madvise
 # and signal have little memory each.
 set -eu
 if ! stress-ng --verify --timeout 6 --vm 2 --vm-bytes 64M --mmap 1 --mmap-bytes 64M \

@@ -10,14 +10,15 @@ use uzswap_cli::cli::Cli;
 const MAN: &str = "docs/man";
 const COMPLETIONS: &str = "docs/completions";
 
-/// The meaning of each exit status; the same for every command.
-const STATUSES: [(&str, &str); 6] = [
-    ("0", "It was done; of run: the command's own status."),
-    ("1", "doctor: no front end works on this machine."),
-    ("125", "uzswap itself failed; one line on standard error has the reason and the remedy."),
-    ("126", "run: the command could not be executed."),
-    ("127", "run: there is no such command."),
-    ("128 + n", "run: signal n ended the command."),
+/// The meaning of each exit status, and the only command that has it.
+const STATUSES: [(&str, &str, &str); 7] = [
+    ("0", "", "It was done."),
+    ("1", "doctor", "No front end works on this machine."),
+    ("125", "", "uzswap itself failed; one line on standard error has the reason and the remedy."),
+    ("126", "run", "The command could not be executed."),
+    ("127", "run", "There is no such command."),
+    ("128 + n", "run", "Signal n ended the command."),
+    ("any other", "run", "The command's own status."),
 ];
 
 /// Files and their purpose.
@@ -72,9 +73,15 @@ fn page(name: &str, command: Command) -> String {
         text.lines().skip(1).for_each(|line| _ = rest.text([roman(line.trim())]));
         rest.control("fi", []);
     }
-    list(&mut rest, "EXIT STATUS", &STATUSES);
+    let own = STATUSES.iter().filter(|(_, of, _)| of.is_empty() || name.ends_with(of) || is_whole);
+    let text = |of: &str, text: &str| match is_whole && !of.is_empty() {
+        true => format!("{of}: {text}"),
+        false => text.to_owned(),
+    };
+    let own: Vec<_> = own.map(|(status, of, meaning)| (*status, text(of, meaning))).collect();
+    list(&mut rest, "EXIT STATUS", &own);
     if is_whole {
-        list(&mut rest, "FILES", &FILES);
+        list(&mut rest, "FILES", &FILES.map(|(file, purpose)| (file, purpose.to_owned())));
         rest.control("SH", ["ENVIRONMENT"]);
         rest.control("TP", []).text([bold("NO_COLOR")]);
         rest.text([roman("Set to anything: no colours, on a terminal either.")]);
@@ -83,10 +90,10 @@ fn page(name: &str, command: Command) -> String {
     String::from_utf8_lossy(&bytes).into_owned()
 }
 
-fn list(page: &mut Roff, title: &str, rows: &[(&str, &str)]) {
+fn list(page: &mut Roff, title: &str, rows: &[(&str, String)]) {
     page.control("SH", [title]);
     for (name, text) in rows {
-        page.control("TP", []).text([bold(*name)]).text([roman(*text)]);
+        page.control("TP", []).text([bold(*name)]).text([roman(text.as_str())]);
     }
 }
 

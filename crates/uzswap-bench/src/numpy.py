@@ -1,4 +1,4 @@
-# Times what numpy does to one array, and prints it as JSON. Started by `uzswap bench numpy`.
+# Times numpy's functions on one array, and prints the times as JSON. Started by `uzswap bench numpy`.
 import argparse, hashlib, json, os, time
 import numpy
 
@@ -25,7 +25,7 @@ elif given.memory == "memmap":
 else:
     array = numpy.empty(given.count, dtype)
 if given.group:
-    # What the interpreter takes stays where it was charged.
+    # The interpreter's own memory stays where it was charged.
     with open(given.group, "w") as group:
         group.write("0")
 

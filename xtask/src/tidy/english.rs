@@ -111,9 +111,41 @@ pub fn list(path: &Path, text: &str) -> Vec<String> {
 
 /// The findings of a file: of its comments, or, of a document, of all of it.
 pub fn findings(path: &Path, text: &str) -> Vec<Finding> {
-    let is_rust = path.extension().is_some_and(|extension| extension == "rs");
-    let lines = text.lines().map(|line| if is_rust { comment(line) } else { Some(line) });
+    let mut quoted = Quoted::No;
+    let lines = text.lines().map(|line| match path.extension().and_then(|name| name.to_str()) {
+        Some("rs") => comment(line),
+        Some("py" | "sh") => script_comment(line, &mut quoted),
+        _ => Some(line),
+    });
     sentences(lines).iter().flat_map(check).collect()
+}
+
+/// The place of a line of Python among strings of several lines.
+#[derive(Clone, Copy, PartialEq)]
+enum Quoted {
+    No,
+    Docstring,
+    Other,
+}
+
+/// The text of a line's comment, or of a line in a docstring of Python.
+fn script_comment<'a>(line: &'a str, quoted: &mut Quoted) -> Option<&'a str> {
+    const MARK: &str = "\"\"\"";
+    let (text, was) = (line.trim(), *quoted);
+    let begins = text.starts_with(MARK);
+    if !text.matches(MARK).count().is_multiple_of(2) {
+        *quoted = match was {
+            Quoted::No if begins => Quoted::Docstring,
+            Quoted::No => Quoted::Other,
+            Quoted::Docstring | Quoted::Other => Quoted::No,
+        };
+    }
+    match was {
+        Quoted::Docstring => Some(text.trim_matches('"')),
+        Quoted::No if begins => Some(text.trim_matches('"')),
+        Quoted::No => text.strip_prefix('#').map(str::trim),
+        Quoted::Other => None,
+    }
 }
 
 /// The text of a line's comment; with the slashes if code stands before it.
@@ -141,8 +173,7 @@ fn sentences<'a>(lines: impl Iterator<Item = Option<&'a str>>) -> Vec<Sentence<'
             sentences.push(Vec::new());
             continue;
         }
-        let is_numbered = text.split_once(". ").is_some_and(|(item, _)| item.parse::<u8>().is_ok());
-        if is_numbered || ["- ", "* ", "#", "> ", "// "].iter().any(|item| text.starts_with(item)) {
+        if starts_item(text) {
             sentences.push(Vec::new());
         }
         for cell in text.split('|').filter(|cell| !cell.trim().is_empty()) {
@@ -156,6 +187,15 @@ fn sentences<'a>(lines: impl Iterator<Item = Option<&'a str>>) -> Vec<Sentence<'
     }
     sentences.retain(|sentence| !sentence.is_empty());
     sentences
+}
+
+/// True if an item of a list begins here, or a parameter in a docstring.
+fn starts_item(text: &str) -> bool {
+    let is_numbered = text.split_once(". ").is_some_and(|(item, _)| item.parse::<u8>().is_ok());
+    let is_name = |name: &str| name.chars().all(|c| c.is_ascii_lowercase() || c == '_');
+    is_numbered
+        || text.split_once(": ").is_some_and(|(name, _)| is_name(name))
+        || ["- ", "* ", "#", "> ", "// "].iter().any(|item| text.starts_with(item))
 }
 
 /// Adds a word to the last sentence, or begins the next one with it.
@@ -242,6 +282,13 @@ mod tests {
         assert_eq!(rules(&format!("// {0}a. {0}b.", "Word ".repeat(29))), []);
         assert_eq!(rules(&format!("//! {0}\n//! - {0}\n", "word ".repeat(29))), []);
         assert_eq!(rules(&format!("a; // {0}\nb; // {0}\n", "word ".repeat(29))), []);
+    }
+
+    #[test]
+    fn comments_and_docstrings_of_scripts_are_read() {
+        let text = "\"\"\"What it is.\n\nWho waits.\n\"\"\"\nwhat = 1\n# What runs.\n\"\"\"Fine.\"\"\"\nA = \"\"\"\nwho\n\"\"\"\nwho()\n";
+        let found = findings(Path::new("a.py"), text);
+        assert_eq!(found.iter().map(|found| found.line).collect::<Vec<_>>(), [1, 3, 6]);
     }
 
     #[test]

@@ -41,6 +41,10 @@ pub fn check(root: &Path) -> ExitCode {
         counts.add(&path, &english::findings(&path, &text));
         sources.push((path, text));
     }
+    for path in [files(root, "py"), files(root, "sh")].concat() {
+        let Ok(text) = fs::read_to_string(root.join(&path)) else { continue };
+        counts.add(&path, &english::findings(&path, &text));
+    }
     for path in files(root, "md") {
         let Ok(text) = fs::read_to_string(root.join(&path)) else { continue };
         links::check(root, &path, &text, &mut wrong);
@@ -60,7 +64,7 @@ pub fn check(root: &Path) -> ExitCode {
 /// Prints each sentence that breaks a rule, of the files whose path contains one of `wanted`.
 pub fn words(root: &Path, wanted: impl Iterator<Item = String>) -> ExitCode {
     let wanted: Vec<String> = wanted.collect();
-    for path in [files(root, "rs"), files(root, "md")].concat() {
+    for path in ["rs", "py", "sh", "md"].into_iter().flat_map(|kind| files(root, kind)) {
         let name = path.to_string_lossy();
         if wanted.is_empty() || wanted.iter().any(|wanted| name.contains(wanted.as_str())) {
             let text = fs::read_to_string(root.join(&path)).unwrap_or_default();

@@ -23,7 +23,7 @@ if [ $image = busybox ]; then
     mount -t overlay -o lowerdir=/host,upperdir=/layer/up,workdir=/layer/work root /new
     mount -t tmpfs run /new/run
     mount -t tmpfs tmp /new/tmp
-    # What these have hidden, where the repository lies there.
+    # The repository, if these have hidden it.
     for folder in $root $target; do
         case $folder in
         /run/* | /tmp/*)
