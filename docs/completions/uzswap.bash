@@ -19,9 +19,6 @@ _uzswap() {
             uzswap,attach)
                 cmd="uzswap__subcmd__attach"
                 ;;
-            uzswap,bench)
-                cmd="uzswap__subcmd__bench"
-                ;;
             uzswap,clean)
                 cmd="uzswap__subcmd__clean"
                 ;;
@@ -90,9 +87,6 @@ _uzswap() {
                 ;;
             uzswap__subcmd__help,attach)
                 cmd="uzswap__subcmd__help__subcmd__attach"
-                ;;
-            uzswap__subcmd__help,bench)
-                cmd="uzswap__subcmd__help__subcmd__bench"
                 ;;
             uzswap__subcmd__help,clean)
                 cmd="uzswap__subcmd__help__subcmd__clean"
@@ -203,7 +197,7 @@ _uzswap() {
 
     case "${cmd}" in
         uzswap)
-            opts="-h -V --help --version run serve attach detach config remote status memory top dashboard doctor clean upgrade bench record trace simulate help"
+            opts="-h -V --help --version run serve attach detach config remote status memory top dashboard doctor clean upgrade record trace simulate help"
             if [[ ${cur} == -* || ${COMP_CWORD} -eq 1 ]] ; then
                 COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
                 return 0
@@ -279,20 +273,6 @@ _uzswap() {
                     COMPREPLY=($(compgen -f "${cur}"))
                     return 0
                     ;;
-                *)
-                    COMPREPLY=()
-                    ;;
-            esac
-            COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
-            return 0
-            ;;
-        uzswap__subcmd__bench)
-            opts=""
-            if [[ ${cur} == -* || ${COMP_CWORD} -eq 2 ]] ; then
-                COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
-                return 0
-            fi
-            case "${prev}" in
                 *)
                     COMPREPLY=()
                     ;;
@@ -467,7 +447,7 @@ _uzswap() {
             return 0
             ;;
         uzswap__subcmd__help)
-            opts="run serve attach detach config remote status memory top dashboard doctor clean upgrade bench record trace simulate help"
+            opts="run serve attach detach config remote status memory top dashboard doctor clean upgrade record trace simulate help"
             if [[ ${cur} == -* || ${COMP_CWORD} -eq 2 ]] ; then
                 COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
                 return 0
@@ -481,20 +461,6 @@ _uzswap() {
             return 0
             ;;
         uzswap__subcmd__help__subcmd__attach)
-            opts=""
-            if [[ ${cur} == -* || ${COMP_CWORD} -eq 3 ]] ; then
-                COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
-                return 0
-            fi
-            case "${prev}" in
-                *)
-                    COMPREPLY=()
-                    ;;
-            esac
-            COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
-            return 0
-            ;;
-        uzswap__subcmd__help__subcmd__bench)
             opts=""
             if [[ ${cur} == -* || ${COMP_CWORD} -eq 3 ]] ; then
                 COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )

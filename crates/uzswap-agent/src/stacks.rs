@@ -122,9 +122,9 @@ pub fn set_in_kernel(stack: libc::stack_t) -> i64 {
     unsafe { raw(libc::SYS_sigaltstack as u64, [&raw const stack as u64, 0, 0, 0, 0, 0]) }
 }
 
-/// Before this becomes another program, which the kernel gives no stack, but the flags of this one:
-/// gives it the flags of the program's. Returns the stack to set if the program stays. A handler
-/// that comes before the call sets ours as it was, and the call only passes our flag on.
+/// Before this process becomes another program. The kernel would give that program no stack, but
+/// the flags of ours, so the program's flags are set. Returns our stack, in case the call fails. A
+/// handler that comes before the call sets ours as it was, and the call only passes our flag on.
 pub fn disclaim() -> Option<libc::stack_t> {
     let ours = ours().filter(|ours| of_kernel().ss_sp == ours.ss_sp)?;
     let ss_flags = programs().ss_flags & AUTODISARM;

@@ -173,7 +173,7 @@ impl Program {
         if path.exists() {
             return Ok(path);
         }
-        eprintln!("uzswap bench: recording the memory of {}", self.name());
+        eprintln!("uzswap-bench: recording the memory of {}", self.name());
         fs::create_dir_all(FOLDER).context(FOLDER)?;
         let program = match self {
             Self::Python => ready(Command::new("python3").args(["-c", PYTHON])),
@@ -294,7 +294,7 @@ fn numpy() -> Result<PathBuf, Failure> {
     if let Some(python) = [PathBuf::from("python3"), own.clone()].into_iter().find(|p| has(p)) {
         return Ok(python);
     }
-    eprintln!("uzswap bench: installing numpy into {FOLDER}/venv");
+    eprintln!("uzswap-bench: installing numpy into {FOLDER}/venv");
     shell("python3 -m venv venv && venv/bin/pip -q install numpy", Path::new(FOLDER))?;
     Ok(own)
 }

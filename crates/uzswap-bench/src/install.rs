@@ -27,7 +27,7 @@ pub fn shell(script: &str, folder: &Path) -> Result<(), Failure> {
 /// Installs Debian's packages.
 pub fn packages(names: &[&str]) -> Result<(), Failure> {
     let names = names.join(" ");
-    eprintln!("uzswap bench: installing {names}");
+    eprintln!("uzswap-bench: installing {names}");
     let install =
         format!("apt-get -qq update && apt-get -qq install -y --no-install-recommends {names}");
     shell(&install, Path::new("/"))

@@ -131,7 +131,7 @@ fn sources() -> Result<PathBuf, Failure> {
     if !Path::new(ARCHIVE).exists() || ["flex", "bison", "bc"].iter().any(|name| !is_there(name)) {
         packages(&PACKAGES)?;
     }
-    eprintln!("uzswap bench: unpacking the kernel's sources");
+    eprintln!("uzswap-bench: unpacking the kernel's sources");
     fs::create_dir_all(&folder).context(FOLDER)?;
     shell(&format!("tar xf {ARCHIVE} --strip-components=1"), &folder)?;
     shell("make -s tinyconfig && touch .ready", &folder)?;

@@ -44,7 +44,7 @@ pub fn recover() -> Result<Lock, Failure> {
     }
     if let Ok(text) = fs::read(JOURNAL) {
         let journal = serde_json::from_slice(&text).context(JOURNAL)?;
-        eprintln!("uzswap bench: undoing the changes of a killed benchmark");
+        eprintln!("uzswap-bench: undoing the changes of a killed benchmark");
         drop(Changes { journal });
     }
     Ok(Lock(lock))
@@ -230,7 +230,7 @@ impl Drop for Changes {
         let mut failed = false;
         while let Some(undo) = self.journal.pop() {
             if let Err(error) = undo.run() {
-                eprintln!("uzswap bench: cannot undo {undo:?}: {error}; undo it by hand");
+                eprintln!("uzswap-bench: cannot undo {undo:?}: {error}; undo it by hand");
                 failed = true;
             }
         }

@@ -1,9 +1,8 @@
 //! Benchmarks: ours beside the alternatives, in one run, in turns.
 //!
-//! `uzswap bench` starts this program. It is a program of its own, so that the one which serves
-//! contains none of it. Every configuration is measured once a round, and the rounds are repeated,
-//! so that other load of the machine affects all of them. Figures are medians; all raw values are
-//! kept.
+//! A program of its own, so that the one which serves contains none of it. Every configuration is
+//! measured once a round, and the rounds are repeated, so that other load of the machine affects
+//! all of them. Figures are medians; all raw values are kept.
 
 #![forbid(unsafe_code)]
 
@@ -46,7 +45,7 @@ use std::process::ExitCode;
 
 /// Measure uzswap beside the kernel's own swap, zswap and zram.
 #[derive(Debug, Parser)]
-#[command(name = "uzswap bench", bin_name = "uzswap bench", version, about)]
+#[command(name = "uzswap-bench", bin_name = "uzswap-bench", version, about)]
 struct Cli {
     #[command(subcommand)]
     what: What,
@@ -157,7 +156,7 @@ fn main() -> ExitCode {
     match done {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => {
-            eprintln!("uzswap bench: {failure}");
+            eprintln!("uzswap-bench: {failure}");
             ExitCode::from(125)
         }
     }
@@ -203,12 +202,12 @@ fn all(bench: &Bench) -> Result<(), Failure> {
     let mut failed = Vec::new();
     for (number, name) in (1..).zip(ALL) {
         bench.label(&format!("{name} ({number} of {})", ALL.len()));
-        let cli = Cli::try_parse_from(["uzswap bench", name]);
+        let cli = Cli::try_parse_from(["uzswap-bench", name]);
         let cli = cli.map_err(|error| Failure::new(format!("{name}: {error}")))?;
         let done = section(bench, &cli.what).and_then(|section| bench.publish(section));
         bench.interrupt.check()?;
         if let Err(failure) = done {
-            eprintln!("uzswap bench: {name}: {failure}");
+            eprintln!("uzswap-bench: {name}: {failure}");
             failed.push(name);
         }
     }

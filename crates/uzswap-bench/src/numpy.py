@@ -1,4 +1,4 @@
-# Times numpy's functions on one array, and prints the times as JSON. Started by `uzswap bench numpy`.
+# Times numpy's functions on one array, and prints the times as JSON. Started by `uzswap-bench numpy`.
 import argparse, hashlib, json, os, time
 import numpy
 

@@ -84,7 +84,7 @@ fn python() -> Result<PathBuf, Failure> {
     std::fs::create_dir_all(folder).context(FOLDER)?;
     let module = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../python");
     let module = module.canonicalize().context("the Python module's source")?;
-    eprintln!("uzswap bench: installing numpy and {} into {FOLDER}/python", module.display());
+    eprintln!("uzswap-bench: installing numpy and {} into {FOLDER}/python", module.display());
     // Cleared: files of an earlier version of Python there do not work with this one.
     let install = format!(
         "python3 -m venv --clear python && python/bin/pip -q install numpy {}",

@@ -73,7 +73,7 @@ impl Section {
             bench: bench.into(),
             title: title.into(),
             machine: Machine::here(),
-            command: format!("sudo uzswap bench {}", arguments.join(" ")),
+            command: format!("sudo uzswap-bench {}", arguments.join(" ")),
             parts: Vec::new(),
             raw: serde_json::Value::Null,
         }
@@ -188,10 +188,10 @@ impl Report {
             Some(old) => *old = section,
             None => self.sections.push(section),
         }
-        let mut markdown = "# uzswap bench\n".to_owned();
+        let mut markdown = "# uzswap-bench\n".to_owned();
         let mut html = format!(
             "<!doctype html>\n<html lang=\"en\"><meta charset=\"utf-8\">\
-             <title>uzswap bench</title><style>{STYLE}</style>\n<h1>uzswap bench</h1>\n"
+             <title>uzswap-bench</title><style>{STYLE}</style>\n<h1>uzswap-bench</h1>\n"
         );
         let write = |name: &str, bytes: &[u8]| {
             let path = folder.join(name);

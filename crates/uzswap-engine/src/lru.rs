@@ -44,9 +44,11 @@ struct List {
 /// See the module.
 pub(crate) struct Lru {
     lists: Box<[CachePadded<Mutex<List>>]>,
-    /// The shard that [`Self::pop`] takes from, the number that it took there, and the last one.
+    /// The shard that [`Self::pop`] takes from.
     turn: AtomicUsize,
+    /// The number of entries that it took there in a row.
     row: AtomicU32,
+    /// The last of them.
     last: AtomicU32,
 }
 

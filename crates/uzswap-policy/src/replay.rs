@@ -275,7 +275,7 @@ mod tests {
         touch % (CAPACITY as u32 * 5 / 4)
     }
 
-    /// The pages in use are others from time to time.
+    /// The working set changes from time to time.
     fn phases(noise: &mut Noise, touch: u32) -> u32 {
         match noise.below(100) < 95 {
             true => (noise.below(PAGES / 8) * 5 + touch / PAGES * 7919) % PAGES,

@@ -76,9 +76,6 @@ pub enum Command {
     /// lost; programs notice a pause.
     #[command(after_help = "Example:\n  sudo apt install ./uzswap.deb && sudo uzswap upgrade")]
     Upgrade,
-    /// Measure uzswap beside the kernel's own swap, zswap and zram.
-    #[command(after_help = "Example:\n  sudo uzswap bench fault")]
-    Bench(BenchArguments),
     /// Write a running program's pages to a file for measurements, or the order in which a command
     /// touches its pages.
     #[command(
@@ -474,15 +471,6 @@ pub struct DoctorArguments {
     /// Print JSON: each check, and its findings.
     #[arg(long)]
     pub json: bool,
-}
-
-/// `uzswap bench`.
-#[derive(Debug, Args)]
-#[command(disable_help_flag = true)]
-pub struct BenchArguments {
-    /// The benchmark and its options; `uzswap bench help` lists them.
-    #[arg(trailing_var_arg = true, allow_hyphen_values = true, value_name = "BENCH")]
-    pub arguments: Vec<OsString>,
 }
 
 /// `uzswap daemon` and `uzswap keeper`.

@@ -14,8 +14,8 @@ mod stdio;
 use clap::Parser;
 use cli::{Cli, Command};
 use commands::{
-    accesses, attach, bench, config, doctor, memory, record, remote, run, serve, simulate, status,
-    top, trace, upgrade,
+    accesses, attach, config, doctor, memory, record, remote, run, serve, simulate, status, top,
+    trace, upgrade,
 };
 use device::{area, daemon, keeper, slots, switching_off};
 use error::Failure;
@@ -66,7 +66,6 @@ fn dispatch(command: Command) -> Result<ExitCode, Failure> {
         Command::Doctor(arguments) => doctor::doctor(&arguments),
         Command::Clean => status::clean().map(|()| ExitCode::SUCCESS),
         Command::Upgrade => upgrade::upgrade().map(|()| ExitCode::SUCCESS),
-        Command::Bench(arguments) => Err(bench::bench(&arguments)),
         Command::Record(arguments) => match (&arguments.accesses, arguments.pid, &arguments.out) {
             (Some(trace), ..) => accesses::record(&arguments, trace),
             (None, Some(pid), Some(out)) => record::record(pid, out).map(|()| ExitCode::SUCCESS),

@@ -11,8 +11,8 @@ use uzswap_sys::process;
 use uzswap_tests::{Machine, is_slow_and_skipped, program, wait_for};
 
 fn bench(arguments: &[&str]) -> Output {
-    let mut command = Command::new(program("uzswap"));
-    command.arg("bench").args(arguments).stdin(Stdio::null()).output().unwrap()
+    let mut command = Command::new(program("uzswap-bench"));
+    command.args(arguments).stdin(Stdio::null()).output().unwrap()
 }
 
 fn assert_well(output: &Output) -> String {
@@ -58,7 +58,7 @@ fn one_that_fails_is_a_row_that_says_so() {
     ]);
     assert_eq!(output.status.code(), Some(125));
     let stderr = String::from_utf8_lossy(&output.stderr);
-    assert!(stderr.contains("uzswap bench: lz5: "), "{stderr}");
+    assert!(stderr.contains("uzswap-bench: lz5: "), "{stderr}");
     let text = String::from_utf8_lossy(&output.stdout);
     let row = |name: &str| text.lines().find(|line| line.starts_with(name)).unwrap().to_owned();
     assert!(row("| lz5").contains("failed: "), "{text}");
@@ -160,8 +160,8 @@ fn a_kernel_is_built_with_every_kind_of_swap_on_both_disks() {
         let path = "/sys/fs/cgroup/blkio/blkio.throttle.write_iops_device";
         fs::read_to_string(path).is_ok_and(|text| !text.is_empty())
     };
-    let mut child = Command::new(program("uzswap"))
-        .args(["bench", "kernel-build", "--smoke", "--memory=96M", "--disks=slow"])
+    let mut child = Command::new(program("uzswap-bench"))
+        .args(["kernel-build", "--smoke", "--memory=96M", "--disks=slow"])
         .args(["--peers=plain", "--rounds=50"])
         .stdin(Stdio::null())
         .spawn()
@@ -202,7 +202,7 @@ fn without_root_it_says_so() {
     let output = Command::new(copy).arg("codecs").uid(65534).output().unwrap();
     let stderr = String::from_utf8_lossy(&output.stderr);
     assert_eq!(output.status.code(), Some(125), "{stderr}");
-    assert_eq!(stderr.trim(), "uzswap bench: benchmarks swap, which needs root; run it with sudo");
+    assert_eq!(stderr.trim(), "uzswap-bench: benchmarks swap, which needs root; run it with sudo");
 }
 
 #[test]
@@ -210,8 +210,8 @@ fn an_interrupted_benchmark_leaves_the_machine_as_it_was() {
     let Some(machine) = Machine::take() else { return };
     let swaps = || fs::read_to_string("/proc/swaps").unwrap().contains("/dev/loop");
     let start = || {
-        let child = Command::new(program("uzswap"))
-            .args(["bench", "transport", "--rounds=50", "--limit-mib=16"])
+        let child = Command::new(program("uzswap-bench"))
+            .args(["transport", "--rounds=50", "--limit-mib=16"])
             .stdin(Stdio::null())
             .stdout(Stdio::null())
             .stderr(Stdio::null())

@@ -114,8 +114,8 @@ fn reason(text: &str) -> Option<&str> {
     rest.split('"').next()
 }
 
-/// Files as code: that of a whole crate as its folder, and one in the folder of the one before
-/// without the folder.
+/// Names of files, as code. A crate's root stands for its folder. A file in the same folder as the
+/// one before is named without it.
 fn names(paths: &[&str]) -> String {
     let mut folder = "";
     let mut names = Vec::new();

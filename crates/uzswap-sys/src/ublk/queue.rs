@@ -339,7 +339,7 @@ impl Queue {
 
 impl Drop for Queue {
     fn drop(&mut self) {
-        // Mostly of a thread that panics: others end when their device does. The kernel may still
+        // Other threads end with their device, so this one probably panics. The kernel may still
         // copy into the buffers of commands that have not completed.
         if !self.has_ended() {
             self.places.iter_mut().filter_map(Option::take).for_each(std::mem::forget);

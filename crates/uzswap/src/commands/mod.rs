@@ -3,7 +3,6 @@
 pub mod accesses;
 pub mod attach;
 pub mod attachment;
-pub mod bench;
 pub mod config;
 pub mod doctor;
 pub mod in_process;

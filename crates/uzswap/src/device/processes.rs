@@ -4,8 +4,7 @@ use serde::{Deserialize, Serialize};
 use std::time::{Duration, Instant};
 use uzswap_sys::process;
 
-/// The program that this process runs, by whatever name, and whether or not it has been replaced
-/// or removed meanwhile.
+/// The file of the program that this process runs, even if it was renamed, replaced or removed.
 pub const OWN_PROGRAM: &str = "/proc/self/exe";
 
 /// How long a process gets to end.

@@ -17,7 +17,7 @@ use std::io;
 const WORTH_CLEANING: usize = SEGMENT_BYTES - SEGMENT_BYTES / 32;
 
 impl Cache {
-    /// Cleans where space is short, and then takes some.
+    /// Takes space on the backing, after cleaning if it is short.
     pub(crate) fn clean_for<T>(&self, take: impl FnOnce(&Slots) -> Option<T>) -> Option<T> {
         let mut writer = lock(&self.writeback.writer);
         let cleaned = self.clean_if_short(&mut writer);
