@@ -2,15 +2,17 @@
 //!
 //! **Order** in which locks are taken (a thread that holds one may take only those to its right):
 //!
-//! writer → a CPU's buffer → entry → share record's entry → unit's piece → scratch, or an LRU shard
-//! → size class → sections
+//! ```text
+//! CPUs → recompressor, or trainer → entry       CPUs → CPUs that are up → any one below of a CPU
+//! writer → a CPU's buffer → entry → share record's entry → unit's piece
+//!        → scratch, or an LRU shard → size class → sections
+//! entry → a CPU's slots → cluster               growing → sections
+//! ```
+//! The sums over segments come last.
 //!
-//! The recompressor or the trainer comes before an entry, and the CPUs' states before these. After
-//! an entry, or after nothing, comes a CPU's slots → cluster. The sums over segments come last.
-//!
-//! Against the order only `try_lock` is used. Compaction holds a size class and tries entries. A
-//! store tries the entry of a page that may be identical. A load of neighbours from the backing
-//! tries their entries.
+//! Against the order only `try_lock` is used. Compaction holds a size class and tries entries. An
+//! object that leaves its node tries its class there. A store tries the entry of a page that may be
+//! identical. A load of neighbours from the backing tries up to 64 entries.
 //!
 //! **No thread allocates** while it holds any of these, except the recompressor and the trainer.
 //! When the kernel is short of memory, it waits for threads that wait for these locks. `Making` of

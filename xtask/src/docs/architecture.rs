@@ -1,5 +1,6 @@
 //! The tables of ARCHITECTURE.md: crates, from their manifests, and files with `unsafe`, from the
-//! attributes that permit it. The compiler sees to it that there are no others.
+//! attributes that permit it (the compiler sees to it that there are no others). The order of locks
+//! is that of the engine's `sync`.
 
 use super::fill;
 use crate::files;
@@ -23,8 +24,20 @@ pub fn text(root: &Path) -> String {
         .filter(|path| !path.ends_with("xtask/src/docs/architecture.rs"))
         .map(|path| (path.to_string_lossy().into_owned(), read(path)))
         .collect();
+    let order = lock_order(&read(Path::new("crates/uzswap-engine/src/sync.rs")));
     let text = fill(&text, "crates", &crates(&manifests));
+    let text = fill(&text, "order of locks", &order);
     fill(&text, "unsafe code", &unsafe_files(&sources))
+}
+
+/// The drawing in a module's head.
+fn lock_order(source: &str) -> String {
+    let head = source.lines().map_while(|line| line.strip_prefix("//!"));
+    let drawing = head.skip_while(|line| !line.contains("```text")).skip(1);
+    let lines = drawing.take_while(|line| !line.contains("```"));
+    let lines: String =
+        lines.map(|line| format!("{}\n", line.strip_prefix(' ').unwrap_or(line))).collect();
+    format!("```\n{lines}```\n")
 }
 
 /// A row for each crate, after those of the crates that it uses.
@@ -151,6 +164,12 @@ mod tests {
                 "| `uzswap-a` | `uzswap-b` | first |  |"
             ]
         );
+    }
+
+    #[test]
+    fn the_drawing_of_a_head_is_copied() {
+        let head = "//! Locks.\n//! ```text\n//! a → b\n//!   → c\n//! ```\n//! More.\n\nuse d;\n";
+        assert_eq!(lock_order(head), "```\na → b\n  → c\n```\n");
     }
 
     #[test]
