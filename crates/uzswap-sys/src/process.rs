@@ -1,6 +1,5 @@
 //! Settings of this process, and information about others.
 
-use rustix::event::{PollFd, PollFlags};
 use rustix::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use rustix::io::FdFlags;
 use rustix::process::{DumpableBehavior, Gid, Pid, PidfdFlags, Resource, Signal, Uid};
@@ -183,23 +182,6 @@ pub fn spare_from_oom() -> io::Result<()> {
 /// CAP_SYS_RESOURCE, where it was not in force.
 pub fn do_not_spare_from_oom() -> io::Result<()> {
     std::fs::write("/proc/self/oom_score_adj", "0")
-}
-
-/// Waits until a process, not necessarily a child, has ended. Errors: `NotFound` when it has
-/// already.
-pub fn wait_for_end(pid: i32) -> io::Result<()> {
-    let pid = Pid::from_raw(pid).ok_or(io::ErrorKind::InvalidInput)?;
-    let process = match rustix::process::pidfd_open(pid, PidfdFlags::empty()) {
-        Err(rustix::io::Errno::SRCH) => return Err(io::ErrorKind::NotFound.into()),
-        other => other?,
-    };
-    loop {
-        let mut wait = [PollFd::new(&process, PollFlags::IN)];
-        match rustix::event::poll(&mut wait, None) {
-            Err(rustix::io::Errno::INTR) => {}
-            other => return other.map(drop).map_err(Into::into),
-        }
-    }
 }
 
 /// Waits for children that have ended. Only this process can, also for those that the program
