@@ -195,12 +195,12 @@ impl Cache {
             shares,
             candidates: Candidates::new(pool_bytes_max),
             cpus: Mutex::new(Cpus::new()),
-            scratch: PerCpu::new(usize::MAX),
+            scratch: PerCpu::new(config.cpus_apart()),
             training: Training::new(durable)?,
             backing,
             seal,
             slots,
-            writeback: Writeback::new(has_backing.then_some(config.pool_bytes_max))?,
+            writeback: Writeback::new(has_backing.then_some(&config))?,
         };
         assert_eq!(cpu::page_bytes(), PAGE_BYTES, "a kernel with other pages than 4 KiB");
         cache.start_cpus()?;

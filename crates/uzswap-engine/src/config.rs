@@ -46,6 +46,12 @@ impl Config {
         Ok(keys)
     }
 
+    /// CPUs that have contexts of codecs, or a buffer for a segment, of their own. Either is some
+    /// 256 KiB, so all of them are a 16th of the pool; the other CPUs share them.
+    pub(crate) fn cpus_apart(&self) -> usize {
+        (self.pool_bytes_max / (16 * SEGMENT_BYTES as u64)).clamp(1, u64::from(u32::MAX)) as usize
+    }
+
     /// The largest size that the pool may ever have, in bytes.
     pub(crate) fn pool_bytes_ever(&self) -> usize {
         self.ram_bytes.max(self.ram_bytes_max).max(self.pool_bytes_max) as usize

@@ -36,8 +36,8 @@ use uzswap_engine::{Error, Load, PAGE_BYTES, Page};
 use uzswap_sys::uffd::Fault;
 use uzswap_trace::Log;
 
-/// Pages that a lane charges at a time.
-const CREDIT: i64 = 32;
+/// Pages that a lane charges at a time, at most: a 16th of the memory for all lanes.
+const CREDIT_MAX: i64 = 32;
 
 /// The page that all of memory begins with.
 static ZEROS: Page = [0; PAGE_BYTES];
@@ -189,8 +189,10 @@ impl Inner {
 
     /// True if a lane has at least one page charged, after its request.
     pub(crate) fn has_credit(&self, lane: &mut Lane) -> bool {
-        if lane.credit == 0 && self.budget.try_charge(CREDIT) {
-            lane.credit = CREDIT;
+        if lane.credit == 0 {
+            let all = 16 * self.lanes.len() as i64;
+            let credit = (self.budget.limit() / all).clamp(1, CREDIT_MAX);
+            lane.credit = if self.budget.try_charge(credit) { credit } else { 0 };
         }
         lane.credit > 0
     }

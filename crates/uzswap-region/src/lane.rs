@@ -69,6 +69,12 @@ impl Lane {
         }
     }
 
+    /// Gives up the pages that it has charged for later; how many.
+    fn take_charged(&mut self) -> i64 {
+        self.window = None;
+        std::mem::take(&mut self.credit) + std::mem::take(&mut self.window_pages) as i64
+    }
+
     pub(crate) fn count(&mut self, what: Count, by: u64) {
         self.counts[what as usize] += by;
     }
@@ -137,6 +143,13 @@ impl Lanes {
         loaded
     }
 
+    /// Takes the pages that free lanes have charged for later; how many. Each CPU has some, so they
+    /// are much of a small budget where there are many CPUs.
+    pub(crate) fn take_charged(&self) -> i64 {
+        let all = self.lanes.iter().chain([&self.ahead]);
+        all.filter_map(|lane| lane.try_lock().ok()).map(|mut lane| lane.take_charged()).sum()
+    }
+
     /// All of them, which nobody else has then.
     pub(crate) fn all(&self) -> Vec<MutexGuard<'_, Lane>> {
         let all = self.lanes.iter().chain([&self.ahead]);
@@ -151,5 +164,25 @@ impl Lanes {
             sums.iter_mut().zip(lane.counts).for_each(|(sum, count)| *sum += count);
         }
         sums
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn free_lanes_give_up_the_pages_that_they_have_charged() {
+        let lanes = Lanes::new();
+        let (_, pages) = lanes.here().window(8, |_| true).unwrap();
+        lanes.ahead().credit = 5;
+        let (taken, kept) = {
+            let mut used = lanes.ahead();
+            used.credit += 1;
+            (lanes.take_charged(), used.credit)
+        };
+        assert_eq!((taken, kept), (pages as i64, 6), "a lane in use keeps its own");
+        assert_eq!((lanes.take_charged(), lanes.take_charged()), (6, 0));
+        assert!(lanes.here().window(8, |_| false).is_none(), "it has no room left");
     }
 }

@@ -3,6 +3,7 @@
 use crate::cgroup::Hierarchy;
 use std::io;
 use std::sync::LazyLock;
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
 /// The processor that runs the caller, as a hint: the thread may have migrated by the time this
 /// returns.
@@ -11,11 +12,23 @@ pub fn current() -> usize {
     return 0;
     #[cfg(not(miri))]
     {
+        if let Some(cpus) = pretended() {
+            static TURN: AtomicUsize = AtomicUsize::new(0);
+            return TURN.fetch_add(1, Relaxed) % cpus;
+        }
         // SAFETY: takes nothing, returns a number, or −1 on a kernel without it. The C library
         // reads it from memory that the kernel keeps up to date; rustix makes a system call.
         let cpu = unsafe { libc::sched_getcpu() };
         usize::try_from(cpu).unwrap_or(0)
     }
+}
+
+/// `UZSWAP_TEST_CPUS`, in builds with debug assertions: tests then run as on a machine with so many
+/// processors, on each of which every thread is in turn.
+fn pretended() -> Option<usize> {
+    static CPUS: LazyLock<Option<usize>> =
+        LazyLock::new(|| std::env::var("UZSWAP_TEST_CPUS").ok()?.parse().ok());
+    if cfg!(debug_assertions) { *CPUS } else { None }
 }
 
 /// Processors that may ever be online, at least 1. Their numbers are below it.
@@ -27,12 +40,12 @@ pub fn possible() -> usize {
             .and_then(|list| list.trim().rsplit([',', '-']).next()?.parse::<usize>().ok())
             .map_or(1, |highest| highest + 1)
     });
-    *POSSIBLE
+    pretended().unwrap_or(*POSSIBLE)
 }
 
 /// Processors that the calling process may use at present.
 pub fn allowed() -> usize {
-    std::thread::available_parallelism().map_or(1, |n| n.get())
+    pretended().unwrap_or_else(|| std::thread::available_parallelism().map_or(1, |n| n.get()))
 }
 
 /// A set of CPUs.
@@ -45,7 +58,9 @@ impl CpuSet {
     pub fn of_caller() -> Self {
         let possible = possible();
         #[cfg(not(miri))]
-        if let Ok(set) = rustix::thread::sched_getaffinity(None) {
+        if pretended().is_none()
+            && let Ok(set) = rustix::thread::sched_getaffinity(None)
+        {
             return (0..possible).filter(|cpu| set.is_set(*cpu)).collect();
         }
         (0..possible).collect()

@@ -126,3 +126,13 @@ fn histories_that_found_a_fault_are_the_same_now() {
     }
     assert!(failed.is_empty(), "{}", failed.join("\n"));
 }
+
+/// Buffers and memory set aside are per CPU. Where there are many CPUs, they once were all of a
+/// small budget: children of the program ended for want of memory, or waited for it without end.
+#[test]
+fn a_history_in_little_memory_is_the_same_on_many_cpus() {
+    let rig = Rig::with_cpus(128);
+    let (differences, has_left) = try_both(&rig, include_str!("histories/many_cpus.txt"));
+    assert!(differences.is_empty(), "{differences:?}");
+    assert!(has_left, "no page left");
+}

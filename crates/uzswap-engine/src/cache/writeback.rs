@@ -23,6 +23,7 @@ use crate::backing::segments::Use;
 use crate::backing::shape::{SEGMENT_BYTES, SEGMENT_PAYLOAD_BYTES, Segment};
 use crate::backing::slots::RESERVED;
 use crate::backing::{Buffer, Completion, Write};
+use crate::config::Config;
 use crate::counters::Counter::*;
 use crate::ids::Place;
 use crate::index::{List, State};
@@ -47,11 +48,13 @@ pub(crate) struct Writeback {
 }
 
 impl Writeback {
-    /// For a pool of at most so many bytes; `None`: there is no backing.
-    pub(crate) fn new(pool_bytes_max: Option<u64>) -> io::Result<Self> {
-        let writer =
-            pool_bytes_max.map_or_else(|| Ok(SegmentWriter::idle()), SegmentWriter::new)?;
-        let buffers = if pool_bytes_max.is_some() { StoreBuffer::COUNT } else { 0 };
+    /// `None`: there is no backing.
+    pub(crate) fn new(config: Option<&Config>) -> io::Result<Self> {
+        let writer = config.map_or_else(
+            || Ok(SegmentWriter::idle()),
+            |config| SegmentWriter::new(config.pool_bytes_max),
+        )?;
+        let buffers = config.map_or(0, |config| config.cpus_apart().min(StoreBuffer::MAX));
         Ok(Self {
             writer_bytes: writer.bytes(),
             writer: Mutex::new(writer),
@@ -108,7 +111,7 @@ struct StoreBuffer(Option<Buffer>);
 
 impl StoreBuffer {
     /// Most such buffers: with more, stores would wait for the device rather than for a buffer.
-    const COUNT: usize = 16;
+    const MAX: usize = 16;
 
     fn new() -> io::Result<Self> {
         Ok(Self(Some(Buffer::new(SEGMENT_BYTES)?)))

@@ -40,6 +40,8 @@ pub struct Seen {
 /// The programs, in a folder with write permission for everybody.
 pub struct Rig {
     folder: TempDir,
+    /// Processors that uzswap takes the machine to have; `None`: those that it has.
+    cpus: Option<u32>,
 }
 
 impl Rig {
@@ -58,7 +60,12 @@ impl Rig {
         compile("history", &parts, &[]);
         compile("deny", &["deny"], &[]);
         compile("library.so", &["library"], &["-shared", "-fPIC"]);
-        Self { folder }
+        Self { folder, cpus: None }
+    }
+
+    /// On a machine with so many processors.
+    pub fn with_cpus(cpus: u32) -> Self {
+        Self { cpus: Some(cpus), ..Self::new() }
     }
 
     fn path(&self, name: &str) -> PathBuf {
@@ -79,6 +86,7 @@ impl Rig {
             command.arg(self.path("uzswap"));
             command.args(["run", "--in-process", "--memory", MEMORY, "--"]);
             command.env("HISTORY_LEAVES", "1");
+            command.envs(self.cpus.map(|cpus| ("UZSWAP_TEST_CPUS", cpus.to_string())));
         }
         command.arg(self.path("history")).arg("history").current_dir(work.path());
         self.watch(command.process_group(0))
