@@ -274,11 +274,14 @@ static void op_call(const struct operation *operation) {
     if (bytes < PAGE && !is_apart(slot)) return;
     for (long byte = 0; byte < 512; byte++) put(&(struct given){given.at + byte, 0}, "", 1);
     if (operation->argument[3]) page_out((char *)((long)given.at & -PAGE), 2 * PAGE);
-    errno = 0;
-    long answer = on_files(call, &given, (long)unused);
-    if (!answer && !errno) answer = on_waits(call, &given);
-    if (!answer && !errno) answer = on_itself(call, &given);
-    if (!answer && !errno) answer = on_others(call, &given);
+    long answer;
+    do {
+        errno = 0;
+        answer = on_files(call, &given, (long)unused);
+        if (!answer && !errno) answer = on_waits(call, &given);
+        if (!answer && !errno) answer = on_itself(call, &given);
+        if (!answer && !errno) answer = on_others(call, &given);
+    } while (answer < 0 && errno == EINTR && is_stopped_at_times());
     int error = answer < 0 ? errno : 0;
     uint64_t sum = 1, value;
     for (long byte = 0; byte < given.looked_at; byte++)

@@ -86,6 +86,9 @@ char *range_of(const struct operation *operation, int argument, long *pages);
 void page_out(void *at, long bytes);
 char *map(long bytes);
 
+/* threads.c: true if a thread sends this one signals, at any time. */
+int is_stopped_at_times(void);
+
 /* signals.c: sets the target of this thread's jumping handlers. Returns the previous one. */
 sigjmp_buf *land_at(sigjmp_buf *landing);
 

@@ -121,6 +121,7 @@ static void *make_noise(void *kind) {
 static void op_noise(const struct operation *operation) {
     if (noise.is_there) return;
     noise.is_quiet = noise.others = 0;
+    noise.stopped = 0;
     if (operation->argument[0] == STOPPING) {
         struct sigaction action = {.sa_handler = stand, .sa_flags = SA_RESTART};
         sigaction(SIGWINCH, &action, NULL);
@@ -129,6 +130,10 @@ static void op_noise(const struct operation *operation) {
     int error = pthread_create(&noise.thread, NULL, make_noise, (void *)operation->argument[0]);
     noise.is_there = !error;
     say(operation, error, 0);
+}
+
+int is_stopped_at_times(void) {
+    return noise.is_there && noise.stopped == pthread_self();
 }
 
 static void op_quiet(const struct operation *operation) {

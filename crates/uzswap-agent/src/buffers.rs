@@ -1,7 +1,7 @@
 //! Calls that are given memory by their arguments: it is pinned for the time of the call.
 
 use crate::pins::{
-    Pins, UNTOLD, make, make_until_it_sees, peek, pin_touched, pin_vector, used_of_futex,
+    Pins, UNTOLD, make, make_once, make_until_it_sees, peek, pin_touched, pin_vector, used_of_futex,
 };
 use crate::{Agent, layout, stage, whole};
 use libc::c_long;
@@ -20,9 +20,20 @@ pub fn pinned(agent: &Agent, call: &mut Call, buffers: &[Buffer]) -> Outcome {
         }
         pins = pin_all(agent, call, buffers);
     }
-    make(agent, call);
+    if pins.left() > 0 && !has_untold(buffers) {
+        // Nothing of the program's is absent. Where the call answers `EFAULT`, a message that it
+        // has taken is gone.
+        make_once(call);
+    } else {
+        make(agent, call);
+    }
     drop(pins);
     Outcome::Done
+}
+
+/// True if a row does not tell the length of all memory. These calls take nothing from a queue.
+fn has_untold(buffers: &[Buffer]) -> bool {
+    buffers.iter().any(|buffer| matches!(buffer, Buffer::Text(_)))
 }
 
 fn pin_all<'a>(agent: &'a Agent, call: &Call, buffers: &[Buffer]) -> Pins<'a> {
@@ -110,6 +121,7 @@ fn is_deep(number: c_long) -> bool {
             | libc::SYS_keyctl
             | libc::SYS_ptrace
             | libc::SYS_fsconfig
+            | libc::SYS_kexec_load
             | SETXATTRAT
             | GETXATTRAT
     )

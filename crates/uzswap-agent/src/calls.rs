@@ -13,17 +13,24 @@ use uzswap_calls::{Call, Frame, Outcome, raw};
 use uzswap_region::is_pager_thread;
 use uzswap_sys::fault_signals;
 
-/// Calls that are looked at in a program that is left alone, too: our handlers stay, and their
-/// stacks.
-const KEPT: [c_long; 4] =
-    [libc::SYS_rt_sigaction, libc::SYS_sigaltstack, libc::SYS_execve, libc::SYS_execveat];
+/// True if a call is looked at in a program that is left alone, too: handlers of ours stay, and a
+/// replaced instruction raises SIGILL, which no thread may block. A thread that has no stack of
+/// ours by then gets none, and below a filter of the program's the kernel knows the program's.
+fn is_kept(number: c_long) -> bool {
+    match number {
+        libc::SYS_rt_sigaction | libc::SYS_rt_sigprocmask | libc::SYS_pselect6 => true,
+        libc::SYS_sigaltstack => stacks::ours().is_some() && !stage::is_confined(),
+        _ => masks::argument(number).is_some(),
+    }
+}
 
 /// Newer than the C library's list.
 const MSEAL: c_long = 462;
 
 /// Looks at a call: its number decides.
 pub fn on_call(call: &mut Call) -> Outcome {
-    if stage::is_left() && !KEPT.contains(&(call.number as c_long)) {
+    let is_left = stage::is_left();
+    if is_left && !is_kept(call.number as c_long) {
         return Outcome::Bare;
     }
     // A thread that serves a fault has pages and locks of ours: it may wait for no other lock, and
@@ -31,7 +38,7 @@ pub fn on_call(call: &mut Call) -> Outcome {
     let is_inside = crate::is_inside() || fault_signals::is_on_own_stack();
     let is_pagers = is_pager_thread();
     let agent = AGENT.get().filter(|_| !is_inside && !is_pagers);
-    if agent.is_some() {
+    if agent.is_some() && !is_left {
         stacks::arm();
     }
     if call.number as c_long == libc::SYS_rt_sigprocmask {
@@ -115,6 +122,8 @@ fn own(agent: &Agent, call: &mut Call) -> Outcome {
         libc::SYS_clone3 => processes::clone3(agent, call),
         libc::SYS_fork => processes::fork(agent, call),
         libc::SYS_vfork | libc::SYS_pause | libc::SYS_fallocate => Outcome::Bare,
+        libc::SYS_getrlimit | libc::SYS_setrlimit => processes::limit(agent, call, &[1]),
+        libc::SYS_prlimit64 => processes::limit(agent, call, &[2, 3]),
         libc::SYS_close => processes::close(call),
         libc::SYS_close_range => processes::close_range(call),
         libc::SYS_dup2 | libc::SYS_dup3 => processes::duplicate(call),

@@ -67,6 +67,7 @@ fn of_kernel(signal: u64) -> KernelAction {
 fn is_wrapped(signal: u64, action: &KernelAction) -> bool {
     let is_dump = || action.handler == libc::SIG_DFL as u64 && is_dumped(signal);
     match stage::is_left() {
+        _ if stage::is_confined() => false,
         true => is_function(action.handler) && action.flags & SA_ONSTACK != 0,
         false => is_function(action.handler) || is_dump(),
     }

@@ -307,8 +307,10 @@ pub fn advise(agent: &Agent, call: &mut Call) -> Outcome {
         libc::MADV_POPULATE_READ | libc::MADV_POPULATE_WRITE => populate(agent, call, range),
         libc::MADV_PAGEOUT => {
             // The pages for which there is no room stay.
-            let _ = agent.pager.page_out(range.clone());
-            call.result = look_for_holes(&range);
+            let _ = agent.pager.page_out(range);
+            // The kernel's answer is that of an advice that it refuses for the same memory.
+            call.arguments[2] = libc::MADV_COLD as u64;
+            make(call);
         }
         // A hint, to look for pages that are equal.
         libc::MADV_MERGEABLE => call.result = look_for_holes(&range),

@@ -1,8 +1,8 @@
 //! Calls about signals, processes and descriptors.
 
-use crate::pins::{Pins, peek, peek_bytes, poke, refuse};
+use crate::pins::{Pins, make_until_it_sees, peek, peek_bytes, pin_touched, poke, refuse};
 use crate::signals::{KernelAction, ours};
-use crate::{Agent, adoption, forking, handlers, inside, layout, stacks};
+use crate::{Agent, adoption, forking, handlers, inside, layout, stacks, stage};
 use libc::c_long;
 use std::mem::MaybeUninit;
 use std::ptr;
@@ -78,7 +78,8 @@ pub fn action(agent: &Agent, call: &mut Call) -> Outcome {
     call.result = 0;
     if new != 0 {
         let Some(action) = peek::<KernelAction>(new) else { return refuse(call, libc::EFAULT) };
-        let _inside = inside();
+        // Below a filter this makes no other call.
+        let _inside = (!stage::is_confined()).then(inside);
         call.result = handlers::set(signal, &action, fault_signals::is_other_process());
     } else if !(1..=64).contains(&signal) {
         call.result = -i64::from(libc::EINVAL);
@@ -122,6 +123,18 @@ fn action_of_ours(agent: &Agent, call: &mut Call) -> Outcome {
 /// `fork`: the child has all of this process's memory, and the compressed pages of it.
 pub fn fork(agent: &Agent, call: &mut Call) -> Outcome {
     make_child(agent, call, call.arguments, 0)
+}
+
+/// `getrlimit`, `setrlimit`, `prlimit64`: not while a fork has raised limits for its child.
+pub fn limit(agent: &Agent, call: &mut Call, arguments: &[usize]) -> Outcome {
+    layout::await_complete();
+    let _inside = inside();
+    let _no_fork = layout::lock();
+    let mut pins = Pins::new(agent);
+    pin_touched(&mut pins, call, arguments);
+    make_until_it_sees(agent, call, arguments);
+    drop(pins);
+    Outcome::Done
 }
 
 /// Makes a child with memory of its own, by such arguments. Where it is to have another stack than

@@ -7,11 +7,11 @@
 
 use crate::buffers::touched;
 use crate::pins::{Pins, peek};
-use crate::stage::{self, Stage};
-use crate::{Agent, alone, handlers, layout};
+use crate::{Agent, alone, handlers, layout, stacks, stage};
 use std::sync::atomic::Ordering::Relaxed;
 use uzswap_calls::filter::{self, Instruction};
 use uzswap_calls::{Call, Outcome, raw};
+use uzswap_sys::fault_signals;
 use uzswap_tree::front::FILTERED;
 
 const SET_MODE_STRICT: u64 = 0;
@@ -64,7 +64,8 @@ pub fn control(agent: &Agent, call: &mut Call) -> Outcome {
 const STRICT: &str = "it forbids itself all calls but four (seccomp)";
 const FILTER: &str = "it forbids itself a call that brings pages in (seccomp)";
 
-/// Gives all memory back to the program, ends our threads, and looks at its calls no more.
+/// Gives all memory back to the program, ends our threads, and looks at few of its calls from then
+/// on.
 fn leave(agent: &Agent, reason: &str) {
     alone::end_watching();
     let _inside = crate::inside();
@@ -76,8 +77,11 @@ fn leave(agent: &Agent, reason: &str) {
         return;
     }
     agent.pager.give_all_back();
-    stage::enter(Stage::LeftAlone);
+    stage::confine();
+    // A handler would begin by calls of ours.
+    fault_signals::give_back();
     handlers::give_back();
+    stacks::give_back();
     crate::leave_alone(reason);
 }
 

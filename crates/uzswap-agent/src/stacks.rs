@@ -7,7 +7,7 @@
 //! run ([`crate::handlers`]). The stack that the program sets is noted here alone, and may leave.
 
 use crate::pins::{Pins, peek, poke, refuse};
-use crate::{Agent, inside, thread};
+use crate::{Agent, inside, stage, thread};
 use rustix::mm::{MprotectFlags, mprotect};
 use std::alloc::{self, Layout};
 use std::arch::naked_asm;
@@ -120,6 +120,13 @@ fn of_kernel() -> libc::stack_t {
 pub fn set_in_kernel(stack: libc::stack_t) -> i64 {
     // SAFETY: as said.
     unsafe { raw(libc::SYS_sigaltstack as u64, [&raw const stack as u64, 0, 0, 0, 0, 0]) }
+}
+
+/// Has the kernel know the stack that the program has set for the calling thread.
+pub fn give_back() {
+    if ours().is_some_and(|ours| of_kernel().ss_sp == ours.ss_sp) {
+        set_in_kernel(programs());
+    }
 }
 
 /// Before this process becomes another program. The kernel would give that program no stack, but
@@ -365,7 +372,8 @@ pub fn set(agent: &Agent, call: &mut Call) -> Outcome {
             Err(error) => return refuse(call, error),
             Ok(stack) => PROGRAMS.set(stack),
         }
-        if asked.ss_flags & libc::SS_DISABLE == 0 && asked.ss_size < LEAST {
+        let is_small = asked.ss_flags & libc::SS_DISABLE == 0 && asked.ss_size < LEAST;
+        if is_small && !stage::is_left() {
             prepare_instead();
         }
     }

@@ -6,7 +6,7 @@
 //! it changes in a child of a fork and while other threads stand still.
 
 use crate::{die, front};
-use std::sync::atomic::{AtomicU8, Ordering::*};
+use std::sync::atomic::{AtomicBool, AtomicU8, Ordering::*};
 use uzswap_tree::front::{BARE, FILTERED, TAKING};
 
 /// The stages, in the order in which [`is_taken_over`] and [`is_complete`] compare them.
@@ -168,6 +168,22 @@ pub fn is_complete() -> bool {
 #[inline(always)]
 pub fn is_left() -> bool {
     CURRENT.0.load(Acquire) == LeftAlone as u8
+}
+
+/// True once the program was left alone for its filter.
+static IS_CONFINED: AtomicBool = AtomicBool::new(false);
+
+/// Leaves the program alone for its filter: this process makes no call that the program has not
+/// made.
+pub fn confine() {
+    IS_CONFINED.store(true, Release);
+    enter(LeftAlone);
+}
+
+/// True once that was done.
+#[inline(always)]
+pub fn is_confined() -> bool {
+    IS_CONFINED.load(Acquire)
 }
 
 #[cfg(test)]

@@ -21,13 +21,13 @@ use crate::page::word::Kind;
 use crate::staging::BATCH;
 use rustix::fs::{MemfdFlags, Mode, OFlags};
 use rustix::io::Errno;
-use rustix::process::{Resource, getrlimit};
 use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 use uzswap_engine::{PAGE_BYTES, Page};
 use uzswap_sys::map::Pagemap;
+use uzswap_sys::process::may_write_to;
 
 /// Where the file is.
 pub(crate) const FOLDER: &str = "/var/tmp";
@@ -63,8 +63,7 @@ impl Copy {
         if parts.is_empty() {
             return Ok(None);
         }
-        // Writing beyond the limit would also be a signal.
-        if getrlimit(Resource::Fsize).current.is_some_and(|limit| offset > limit) {
+        if !may_write_to(offset) {
             return Err(Errno::FBIG.into());
         }
         let copy = Self { file: unnamed_file()?, parts };

@@ -17,15 +17,21 @@ use crate::page::transition::{INHERITED, RELEASED};
 use crate::page::word::{Kind, Word};
 use crate::pager::Pager;
 use crate::steady;
+use rustix::process::Resource;
 use std::collections::BTreeMap;
 use std::io;
 use std::ops::Range;
 use std::sync::{Arc, MutexGuard, RwLockWriteGuard};
+use uzswap_engine::backing::Backing;
 use uzswap_engine::{PAGE_BYTES, Page};
 use uzswap_remote::Tiers;
 use uzswap_sys::fault_signals::{self, Blocked};
+use uzswap_sys::process::Lifted;
 use uzswap_sys::{map, proc_mem};
 use uzswap_trace::Log;
+
+/// Ours have numbers below it ([`uzswap_sys::process::out_of_the_way`]).
+const DESCRIPTORS: u64 = 1024;
 
 impl Pager {
     /// In a fork, after [`BeforeFork::in_child`], as soon as the C library is whole: from a handler
@@ -43,6 +49,7 @@ impl Pager {
     pub fn before_fork(&self) -> io::Result<BeforeFork> {
         let pager = self.clone();
         let blocked = Blocked::all();
+        let limits = pager.inner().lift_limits();
         let inner = pager.inner().clone();
         // A holder of `steady` may wait for faults, and those for room that reclaim would make.
         inner.budget.set_lifted(true);
@@ -54,7 +61,7 @@ impl Pager {
         let regions = parts.regions_mut();
         let (backing, store) = (None, None);
         let mut still =
-            BeforeFork { lanes, regions, steady, backing, store, _blocked: blocked, pager };
+            BeforeFork { lanes, regions, steady, backing, store, limits, _blocked: blocked, pager };
         match still.part_backing(parts) {
             Ok(()) => Ok(still),
             Err(error) => {
@@ -74,6 +81,8 @@ pub struct BeforeFork {
     backing: Option<ForChild>,
     /// The store.
     store: Option<uzswap_remote::BeforeFork<'static>>,
+    /// The program may have limited itself to less than the child's descriptors and file need.
+    limits: Lifted,
     _blocked: Blocked,
     pager: Pager,
 }
@@ -107,8 +116,8 @@ impl BeforeFork {
     }
 
     fn end(self) {
-        let Self { lanes, regions, steady, backing, store, _blocked, pager: _ } = self;
-        drop((lanes, regions, steady, backing, store));
+        let Self { lanes, regions, steady, backing, store, limits, _blocked, pager: _ } = self;
+        drop((lanes, regions, steady, backing, store, limits));
     }
 
     /// In the child: the pager is its own, with descriptors of its own; it has threads again once
@@ -146,6 +155,11 @@ impl BeforeFork {
 }
 
 impl Inner {
+    fn lift_limits(&self) -> Lifted {
+        let file = self.layers.as_ref().map_or(0, Layers::bytes);
+        Lifted::new(&[(Resource::Nofile, DESCRIPTORS), (Resource::Fsize, file)])
+    }
+
     /// In a fork: finds the pages that another thread of the parent's had, and registers the
     /// adopted memory.
     fn inherit_space(&self, space: &Space) -> io::Result<()> {

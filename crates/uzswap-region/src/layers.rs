@@ -25,6 +25,7 @@
 )]
 
 use rustix::fs::{self, Mode, OFlags};
+use rustix::io::Errno;
 use std::fs::File;
 use std::io;
 use std::ops::Range;
@@ -260,8 +261,14 @@ fn granules(offset: u64, bytes: usize) -> Range<u64> {
     offset / GRANULE..(offset + bytes as u64).div_ceil(GRANULE)
 }
 
+/// Errors: the program has limited the size of its files to less.
+fn check_limit(end: u64) -> io::Result<()> {
+    if process::may_write_to(end) { Ok(()) } else { Err(Errno::FBIG.into()) }
+}
+
 /// A file without a name.
 fn open(folder: &Path, bytes: u64) -> io::Result<File> {
+    check_limit(bytes)?;
     let flags = OFlags::RDWR | OFlags::TMPFILE | OFlags::CLOEXEC;
     let file = fs::open(folder, flags, Mode::RUSR | Mode::WUSR)?;
     let file = File::from(process::out_of_the_way(file));
@@ -317,10 +324,14 @@ impl Backing for Layers {
     }
 
     fn write(&self, offset: u64, bytes: &[u8]) -> io::Result<()> {
+        check_limit(offset + bytes.len() as u64)?;
         self.0.top_for(offset, bytes.len()).write(offset, bytes)
     }
 
     fn submit(&self, write: Write) {
+        if let Err(error) = check_limit(write.offset + write.bytes as u64) {
+            return self.0.files[self.0.top.load(Relaxed)].refuse(write, error);
+        }
         self.0.top_for(write.offset, write.bytes).submit(write);
     }
 

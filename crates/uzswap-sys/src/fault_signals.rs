@@ -20,7 +20,7 @@ use libc::{c_int, sigaction as Action};
 use std::io;
 use std::mem::MaybeUninit;
 use std::sync::OnceLock;
-use std::sync::atomic::{AtomicU32, Ordering::*};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::*};
 pub use versioned::Versioned;
 
 /// Serves a fault; `false` if it is not ours.
@@ -119,7 +119,27 @@ fn hook_of(signal: c_int) -> Option<&'static Hook> {
         libc::SIGILL => &ILL,
         _ => return None,
     };
+    if signal != libc::SIGILL && ARE_GIVEN_BACK.load(Acquire) {
+        return None;
+    }
     (hook.serve.get().is_some() && PROCESS.load(Relaxed) == std::process::id()).then_some(hook)
+}
+
+/// True once faults are the program's again.
+static ARE_GIVEN_BACK: AtomicBool = AtomicBool::new(false);
+
+/// Has the kernel begin the program's handlers of faults itself: no fault is ours from now on.
+/// SIGILL stays ours.
+pub fn give_back() {
+    let signals = [libc::SIGBUS, libc::SIGSEGV].map(|signal| (signal, hook_of(signal)));
+    ARE_GIVEN_BACK.store(true, Release);
+    for (signal, hook) in signals {
+        let Some(hook) = hook else { continue };
+        let programs = hook.handlers.all[0].get();
+        // An error would mean that there is no such signal.
+        // SAFETY: an action of the program's.
+        let _ = unsafe { real_sigaction(signal, &programs, std::ptr::null_mut()) };
+    }
 }
 
 /// Directs faults to us again, if the program has set a handler of SIGBUS past us: that handler

@@ -2,7 +2,8 @@
 
 use rustix::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use rustix::io::FdFlags;
-use rustix::process::{DumpableBehavior, Gid, Pid, PidfdFlags, Resource, Signal, Uid};
+use rustix::process::{DumpableBehavior, Gid, Pid, PidfdFlags, Resource, Rlimit, Signal, Uid};
+use rustix::process::{getrlimit, setrlimit};
 use rustix::thread::CapabilitySet;
 use std::io::{self, Read};
 
@@ -118,7 +119,7 @@ pub fn take_place(new: &impl AsFd, of: &impl AsFd) -> io::Result<()> {
 /// The same descriptor under a high number, closed by `exec`: the program may use low numbers of
 /// its own choice (`dup2`). Without a free number it stays as it is.
 pub fn out_of_the_way(descriptor: OwnedFd) -> OwnedFd {
-    let limit = rustix::process::getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
+    let limit = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
     // The kernel's table of descriptors reaches up to the highest.
     let least = limit.min(1024).saturating_sub(64) as i32;
     rustix::io::fcntl_dupfd_cloexec(&descriptor, least).unwrap_or(descriptor)
@@ -128,10 +129,45 @@ pub fn out_of_the_way(descriptor: OwnedFd) -> OwnedFd {
 /// thread has a connection, and two while the next daemon takes over: from some 240 CPUs on that is
 /// more than the usual 1024.
 pub fn raise_descriptor_limit() {
-    let mut limit = rustix::process::getrlimit(Resource::Nofile);
+    let mut limit = getrlimit(Resource::Nofile);
     limit.current = limit.maximum;
     // An error: it stays as it was.
-    let _ = rustix::process::setrlimit(Resource::Nofile, limit);
+    let _ = setrlimit(Resource::Nofile, limit);
+}
+
+/// Soft limits that were raised to the hard ones. Once this is dropped they are as before.
+#[derive(Debug)]
+pub struct Lifted(Vec<(Resource, Rlimit)>);
+
+impl Lifted {
+    /// Raises each limit that is below a number. It may still be: [`may_write_to`].
+    pub fn new(wanted: &[(Resource, u64)]) -> Self {
+        let with_limits =
+            wanted.iter().map(|(resource, least)| (*resource, *least, getrlimit(*resource)));
+        let low =
+            with_limits.filter(|(_, least, limit)| limit.current.is_some_and(|now| now < *least));
+        let before: Vec<_> = low.map(|(resource, _, limit)| (resource, limit)).collect();
+        for (resource, limit) in &before {
+            // An error: it stays as it was.
+            let _ = setrlimit(*resource, Rlimit { current: limit.maximum, ..*limit });
+        }
+        Self(before)
+    }
+}
+
+impl Drop for Lifted {
+    fn drop(&mut self) {
+        for (resource, limit) in self.0.drain(..) {
+            // To lower a limit is always permitted.
+            let _ = setrlimit(resource, limit);
+        }
+    }
+}
+
+/// True if this process may write a file up to an offset: a write beyond the limit is a signal,
+/// too.
+pub fn may_write_to(end: u64) -> bool {
+    getrlimit(Resource::Fsize).current.is_none_or(|limit| end <= limit)
 }
 
 fn number(descriptor: &impl AsFd) -> i32 {
@@ -452,9 +488,9 @@ mod tests {
 
     #[test]
     fn a_process_may_have_as_many_descriptors_as_it_is_allowed() {
-        let before = rustix::process::getrlimit(Resource::Nofile);
+        let before = getrlimit(Resource::Nofile);
         raise_descriptor_limit();
-        let limit = rustix::process::getrlimit(Resource::Nofile);
+        let limit = getrlimit(Resource::Nofile);
         assert_eq!((limit.current, limit.maximum), (before.maximum, before.maximum));
     }
 

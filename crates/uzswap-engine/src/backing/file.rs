@@ -70,6 +70,11 @@ impl FileBacking {
         self
     }
 
+    /// Ends a write without making it.
+    pub fn refuse(&self, write: Write, error: io::Error) {
+        self.queue().done.push(Completion { write, result: Err(error) });
+    }
+
     /// The file or device.
     pub fn file(&self) -> &File {
         &self.file
