@@ -12,7 +12,9 @@ use crate::{AGENT, Agent, adoption, calls, devices, fast_path, forking, handlers
 use crate::{layout, processes, seen, signals, stacks, threads};
 use std::ffi::CStr;
 use std::fs;
+use std::io;
 use std::ops::Range;
+use std::path::PathBuf;
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Mutex, PoisonError};
 use uzswap_calls::sites::{self, Site};
@@ -79,12 +81,10 @@ pub fn take_over(memory: u64, compressor: &str) -> Result<(), String> {
     let pager = pager(memory, compressor).map_err(|error| said(&error))?;
     // After the pager's own handler.
     forking::watch().map_err(|error| said(&error))?;
+    let own_files = files_of(&pager.descriptors());
     processes::keep(&pager.descriptors());
     fast_path::HAS_GUARDS.store(crate::mode() == Mode::Protection, Relaxed);
-    fault_signals::on_sent(stay);
-    fault_signals::deliver_by(handlers::deliver_from);
-    fault_signals::before_default(seen::complete);
-    fault_signals::on_illegal(Patcher::resume_at).map_err(|error| said(&error))?;
+    take_signals().map_err(|error| said(&error))?;
     if !has_threads() {
         return Err("its threads do not start".into());
     }
@@ -95,14 +95,8 @@ pub fn take_over(memory: u64, compressor: &str) -> Result<(), String> {
     let stopped = (0..TRIES).find_map(|_| {
         handlers::begin_on_stack(libc::SIGBUS, false);
         let stopped = stop::others(libc::SIGBUS, &ours, |stopped| {
-            if let Some(agent) = agent.take() {
-                // Before the threads go on: they could start others.
-                let all = || stopped.iter().map(|one| one.thread).chain(me);
-                agent.pager.set_only_thread(all().next().filter(|_| all().count() == 1));
-                // It is set once.
-                let _ = AGENT.set(agent);
-                stage::enter(Stage::Adopting);
-            }
+            let agent = agent.take_if(|agent| has_descriptors(&agent.pager, &own_files))?;
+            begin(agent, stopped.iter().map(|one| one.thread).chain(me).collect());
             // SAFETY: all other threads stand still, but for ours, which make no calls that
             // `on_call` would do anything about.
             unsafe {
@@ -112,7 +106,7 @@ pub fn take_over(memory: u64, compressor: &str) -> Result<(), String> {
             handlers::take_over();
             handlers::begin_on_stack(libc::SIGBUS, true);
             // A stopped thread has no lock of our allocator's.
-            stopped.to_vec()
+            Some(stopped.to_vec())
         });
         if stopped.is_none() {
             std::thread::sleep(std::time::Duration::from_millis(20));
@@ -123,6 +117,11 @@ pub fn take_over(memory: u64, compressor: &str) -> Result<(), String> {
     let Some(stopped) = stopped else {
         return Err("its threads do not stop: they block SIGBUS".into());
     };
+    let Some(stopped) = stopped else {
+        // Its descriptors are not ours to close.
+        std::mem::forget(agent);
+        return Err("it has taken descriptors of ours for files of its own".into());
+    };
     *layout = Some(adoption::adopt_all(&modules, &stopped));
     if let Some(layout) = &mut *layout {
         layout.patch_with(patcher);
@@ -130,6 +129,45 @@ pub fn take_over(memory: u64, compressor: &str) -> Result<(), String> {
     // While the layout is locked.
     stage::enter(Stage::Managed);
     Ok(())
+}
+
+/// Has all replaced calls come here, before the threads of the program go on: they could start
+/// others.
+fn begin(agent: Agent, threads: Vec<i32>) {
+    let only = threads.first().copied().filter(|_| threads.len() == 1);
+    agent.pager.set_only_thread(only);
+    // It is set once.
+    let _ = AGENT.set(agent);
+    stage::enter(Stage::Adopting);
+}
+
+/// Sets the functions that our handlers of signals call.
+fn take_signals() -> io::Result<()> {
+    fault_signals::on_sent(stay);
+    fault_signals::deliver_by(handlers::deliver_from);
+    fault_signals::before_default(seen::complete);
+    fault_signals::on_illegal(Patcher::resume_at)
+}
+
+/// The files of descriptors, by the kernel's names.
+fn files_of(descriptors: &[i32]) -> Vec<(i32, Option<PathBuf>)> {
+    descriptors.iter().map(|descriptor| (*descriptor, file_of(*descriptor))).collect()
+}
+
+fn file_of(descriptor: i32) -> Option<PathBuf> {
+    fs::read_link(format!("/proc/self/fd/{descriptor}")).ok()
+}
+
+/// True if a pager has its descriptors. The program may have closed some while its calls were not
+/// seen: they are opened anew, unless it has others by these numbers. While it stands still.
+fn has_descriptors(pager: &Pager, files: &[(i32, Option<PathBuf>)]) -> bool {
+    let (mut is_whole, mut is_free) = (true, true);
+    for (descriptor, file) in files {
+        let now = file_of(*descriptor);
+        is_whole &= now == *file;
+        is_free &= now.is_none() || now == *file;
+    }
+    is_whole || is_free && pager.renew_descriptors().is_ok()
 }
 
 /// The system calls of a file, which is known by its name and where it is.

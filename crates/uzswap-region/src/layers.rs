@@ -90,6 +90,15 @@ impl Layers {
         })))
     }
 
+    /// Opens new files under the same descriptors. Nothing was written yet.
+    pub(crate) fn renew(&self) -> io::Result<()> {
+        let inner = &*self.0;
+        for file in [&inner.empty, inner.files[inner.top.load(Relaxed)].file()] {
+            process::take_place(direct(&inner.open()?)?, file)?;
+        }
+        inner.close_unused()
+    }
+
     /// The descriptors that must stay open.
     pub(crate) fn descriptors(&self) -> Vec<i32> {
         let files = self.0.files.iter().map(FileBacking::file);

@@ -3,6 +3,7 @@
 use crate::core::Inner;
 use crate::core::registry;
 use crate::error::Error;
+use crate::layers::Layers;
 use crate::mode::Mode;
 use crate::size::{MemorySize, check_memory};
 use crate::stats::Stats;
@@ -86,6 +87,19 @@ impl Pager {
         self.handle.stop();
         let result = work();
         self.handle.start(1).map(|()| result)
+    }
+
+    /// Opens all descriptors anew, under the same numbers: the program has closed some. No page was
+    /// adopted yet, and no thread of the program runs. Errors: not all can be had.
+    pub fn renew_descriptors(&self) -> std::io::Result<()> {
+        let inner = self.inner();
+        if inner.tiers.is_some() {
+            // Its connections cannot be had anew.
+            return Err(std::io::ErrorKind::NotConnected.into());
+        }
+        inner.door.renew()?;
+        inner.staging.renew()?;
+        inner.layers.as_ref().map_or(Ok(()), Layers::renew)
     }
 
     /// Ends the pager's threads. Faults are served all the same.
