@@ -198,7 +198,8 @@ static void op_append(const struct operation *operation) {
 static void op_close_all(const struct operation *operation) {
     long closed = 0;
     switch (operation->argument[0]) {
-    case 0: closed = syscall(SYS_close_range, 3, ~0U, 0); break;
+    /* The kernel reads 32 bits of the bound. */
+    case 0: closed = syscall(SYS_close_range, 3L, ~0L, 0L); break;
     case 1: closefrom(3); break;
     default:
         for (int file = 3; file < 1024; file++) closed += close(file) == 0;

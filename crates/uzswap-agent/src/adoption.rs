@@ -5,7 +5,7 @@
 //! not known here is left alone, and counted by the reason. The kernel joins neighbours to one
 //! mapping: the parts that must stay are cut out of it.
 
-use crate::{AGENT, allocator, devices, layout, stacks};
+use crate::{AGENT, allocator, devices, layout, looker, stacks};
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
 use uzswap_calls::sites;
@@ -168,7 +168,7 @@ fn stays(one: &Described<'_>) -> Option<Stays> {
 pub fn adopt_all(modules: &[sites::Module], stopped: &[Staying]) -> layout::Layout {
     let mut layout = layout::Layout::new(current_heap_end());
     // Without the list no memory is adopted; `take_over` has looked whether it can be had.
-    let text = smaps::read().unwrap_or_default();
+    let text = looker::apart(|| smaps::read().unwrap_or_default());
     let all = smaps::parse(&text);
     let kept = kept(modules);
     let mut before: Option<&Described<'_>> = None;

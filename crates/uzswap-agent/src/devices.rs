@@ -8,6 +8,7 @@
 use crate::buffers::touched;
 use crate::pins::{Pins, make, peek, pin_vector};
 use crate::{Agent, inside, layout};
+use rustix::fs::{Dir, DirEntry, Mode, OFlags};
 use std::fs;
 use std::ops::Range;
 use std::sync::{Mutex, PoisonError};
@@ -21,10 +22,16 @@ const USERS: [&str; 5] =
 /// The same, of devices that are told of memory by calls that [`note`] knows.
 const TOLD: [&str; 3] = ["anon_inode:kvm-vm", "/dev/vhost-", "/dev/vfio/"];
 
-/// The name of an open file by which the kernel may use memory that is not known here.
-pub fn user() -> Option<String> {
-    let files = fs::read_dir("/proc/thread-self/fd").into_iter().flatten().flatten();
-    let mut names = files.filter_map(|file| fs::read_link(file.path()).ok());
+/// The name of an open file by which the kernel may use memory that is not known here. Looks at the
+/// files of a thread: the first one of the program may have ended.
+pub fn user(thread: i32) -> Option<String> {
+    let folder = format!("/proc/self/task/{thread}/fd");
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    let opened = rustix::fs::open(&folder, flags, Mode::empty()).and_then(Dir::new);
+    let files = opened.into_iter().flatten().flatten();
+    let number = |file: DirEntry| file.file_name().to_string_lossy().into_owned();
+    let mut names =
+        files.filter_map(|file| fs::read_link(format!("{folder}/{}", number(file))).ok());
     let told: &[&str] = if handed().is_empty() { &TOLD } else { &[] };
     let is_user = |name: &str| USERS.iter().chain(told).any(|user| name.starts_with(user));
     names.find_map(|name| Some(name.to_string_lossy().into_owned()).filter(|name| is_user(name)))

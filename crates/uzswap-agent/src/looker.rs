@@ -1,4 +1,4 @@
-//! Reads the kernel's files about this process, in a thread with a table of descriptors of its own.
+//! A thread with a table of descriptors of its own, for all work that opens files for a moment.
 //!
 //! In the program's table a file of ours would have the lowest free number for a moment. A program
 //! that closes all its descriptors would close ours, and one that opens a file at that moment would
@@ -7,61 +7,67 @@
 use crate::thread;
 use rustix::thread::futex;
 use std::io;
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::*};
-use uzswap_sys::{own_threads, process};
+use std::ptr;
+use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, Ordering::*};
+use uzswap_sys::own_threads;
 use uzswap_tree::front::STACK;
 
-/// A question to the thread.
-#[derive(Clone, Copy, PartialEq, Eq)]
-#[repr(u32)]
-pub enum Question {
-    /// Anonymous memory of this process, bytes.
-    Anonymous = 1,
-    /// The part of it that others count, too.
-    Shared = 2,
-    /// The thread ends.
-    End = 3,
-}
-
-/// No question is open.
+/// The thread's orders: none, to do [`WORK`], to end.
 const NONE: u32 = 0;
-/// The open question. One thread asks at a time.
-static ASKED: AtomicU32 = AtomicU32::new(NONE);
-static ANSWER: AtomicU64 = AtomicU64::new(0);
+const DO: u32 = 1;
+const END: u32 = 2;
+/// The present order. One thread gives orders at a time, and waits until it is [`NONE`].
+static ORDER: AtomicU32 = AtomicU32::new(NONE);
+/// Work of the thread that waits.
+static WORK: AtomicPtr<Work<'static>> = AtomicPtr::new(ptr::null_mut());
+type Work<'a> = &'a mut (dyn FnMut() + Send);
 /// The thread has been started. It may fail in any stage of the program.
 static IS_THERE: AtomicBool = AtomicBool::new(false);
 
-/// Starts the thread. Where that fails, the caller reads the files itself.
+/// Starts the thread. Where that fails, the caller does the work itself.
 pub fn start() {
-    ASKED.store(NONE, SeqCst);
+    ORDER.store(NONE, SeqCst);
     let coming = own_threads::announce();
     let thread = std::thread::Builder::new().name("uzswap-look".into()).stack_size(STACK);
     IS_THERE.store(thread.spawn(|| run(coming)).is_ok(), SeqCst);
 }
 
-/// Asks, and waits for the answer.
-pub fn ask(question: Question) -> u64 {
+/// Does work in that thread, and waits for it. `/proc/self` is as here, `/proc/thread-self` is not.
+/// The work touches no memory that may be evicted, since the thread has no descriptor to bring it
+/// in by. So it asks nothing of the C library's allocator, from which the thread would have a
+/// cache.
+pub fn apart<R: Send>(work: impl FnOnce() -> R + Send) -> R {
     if !IS_THERE.load(SeqCst) {
-        return answer(question);
+        return work();
     }
-    ASKED.store(question as u32, SeqCst);
-    wake();
-    while ASKED.load(SeqCst) == question as u32 {
-        // Interrupted, or answered: it looks again.
-        let _ = futex::wait(&ASKED, futex::Flags::PRIVATE, question as u32, None);
-    }
-    ANSWER.load(SeqCst)
+    let (mut work, mut result) = (Some(work), None);
+    let mut once = || result = work.take().map(|work| work());
+    let mut given: Work<'_> = &mut once;
+    WORK.store((&raw mut given).cast(), SeqCst);
+    order(DO);
+    result.expect("the thread does each work once")
 }
 
 /// Ends the thread.
 pub fn end() {
-    ask(Question::End);
-    IS_THERE.store(false, SeqCst);
+    if IS_THERE.swap(false, SeqCst) {
+        order(END);
+    }
+}
+
+/// Gives an order, and waits until it is carried out.
+fn order(order: u32) {
+    ORDER.store(order, SeqCst);
+    wake();
+    while ORDER.load(SeqCst) == order {
+        // Interrupted, or done: it looks again.
+        let _ = futex::wait(&ORDER, futex::Flags::PRIVATE, order, None);
+    }
 }
 
 fn wake() {
     // There is no error that a valid address could meet.
-    let _ = futex::wake(&ASKED, futex::Flags::PRIVATE, i32::MAX as u32);
+    let _ = futex::wake(&ORDER, futex::Flags::PRIVATE, i32::MAX as u32);
 }
 
 fn run(coming: own_threads::Coming) {
@@ -70,30 +76,22 @@ fn run(coming: own_threads::Coming) {
     // Where it is refused, the thread does its work with the program's table.
     let _ = leave_programs_table();
     loop {
-        let asked = ASKED.load(SeqCst);
-        let question = match asked {
-            1 => Question::Anonymous,
-            2 => Question::Shared,
-            3 => Question::End,
+        let order = ORDER.load(SeqCst);
+        match order {
+            // SAFETY: the thread that gave the order put its work there, and waits until it is
+            // done.
+            DO => unsafe { (*WORK.load(SeqCst))() },
+            END => {}
             _ => {
-                let _ = futex::wait(&ASKED, futex::Flags::PRIVATE, asked, None);
+                let _ = futex::wait(&ORDER, futex::Flags::PRIVATE, order, None);
                 continue;
             }
-        };
-        ANSWER.store(answer(question), SeqCst);
-        ASKED.store(NONE, SeqCst);
+        }
+        ORDER.store(NONE, SeqCst);
         wake();
-        if question == Question::End {
+        if order == END {
             return;
         }
-    }
-}
-
-fn answer(question: Question) -> u64 {
-    match question {
-        Question::Anonymous => process::own_anonymous_bytes().unwrap_or(0),
-        Question::Shared => process::own_shared_bytes().unwrap_or(0),
-        Question::End => 0,
     }
 }
 

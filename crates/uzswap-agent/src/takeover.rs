@@ -8,7 +8,9 @@
 //! replaced instruction: from then on no call goes unseen.
 
 use crate::stage::{self, Stage};
-use crate::{AGENT, Agent, adoption, calls, devices, fast_path, forking, handlers, restart};
+use crate::{
+    AGENT, Agent, adoption, calls, devices, fast_path, forking, handlers, looker, restart,
+};
 use crate::{layout, processes, seen, signals, stacks, threads};
 use std::ffi::CStr;
 use std::fs;
@@ -46,12 +48,13 @@ fn stay(thread: &mut Stopped) -> bool {
     true
 }
 
-/// Why the program cannot be taken over, as far as that shows before anything is changed.
-fn check(modules: &[sites::Module]) -> Result<(), String> {
-    if let Some(user) = devices::user() {
+/// Why the program cannot be taken over, as far as that shows before anything is changed. `thread`
+/// is one with the program's descriptors.
+fn check(modules: &[sites::Module], thread: i32) -> Result<(), String> {
+    if let Some(user) = looker::apart(|| devices::user(thread)) {
         return Err(format!("it has {user} open, by which its memory is used at any time"));
     }
-    if let Err(error) = smaps::check() {
+    if let Err(error) = looker::apart(smaps::check) {
         return Err(format!("/proc/self/smaps, which tells of its memory: {error}"));
     }
     if let Some(watcher) = watcher() {
@@ -66,7 +69,8 @@ fn check(modules: &[sites::Module]) -> Result<(), String> {
 /// Takes the program over, with this budget. Errors say why it cannot be; then all is as before.
 pub fn take_over(memory: u64, compressor: &str) -> Result<(), String> {
     let modules = sites::modules();
-    check(&modules)?;
+    let me = rustix::thread::gettid().as_raw_nonzero().get();
+    check(&modules, me)?;
     let said = |error: &dyn std::fmt::Display| error.to_string();
     map::remember_own();
     map::remember_stack(STACK);
@@ -74,10 +78,11 @@ pub fn take_over(memory: u64, compressor: &str) -> Result<(), String> {
     let mut patcher = Patcher::new(looks).map_err(|error| said(&error))?;
     adoption::note_variables(&modules);
     let (kernels, files): (Vec<_>, Vec<_>) = modules.iter().partition(|one| one.is_kernels());
-    let work =
-        patcher.prepare(&sites_of(&files), table::is_looked_at).map_err(|error| said(&error))?;
+    let mut prepare =
+        |modules: &[_]| looker::apart(|| patcher.prepare(&sites_of(modules), table::is_looked_at));
+    let work = prepare(&files).map_err(|error| said(&error))?;
     // A kernel may have sealed its own code: the few calls that are made there stay unseen.
-    let in_kernels = patcher.prepare(&sites_of(&kernels), table::is_looked_at).ok();
+    let in_kernels = prepare(&kernels).ok();
     let pager = pager(memory, compressor).map_err(|error| said(&error))?;
     // After the pager's own handler.
     forking::watch().map_err(|error| said(&error))?;
@@ -85,16 +90,17 @@ pub fn take_over(memory: u64, compressor: &str) -> Result<(), String> {
     processes::keep(&pager.descriptors());
     fast_path::HAS_GUARDS.store(crate::mode() == Mode::Protection, Relaxed);
     take_signals().map_err(|error| said(&error))?;
-    if !has_threads() {
+    if !looker::apart(has_threads) {
         return Err("its threads do not start".into());
     }
     let mut agent = Some(Agent::new(pager));
     let mut layout = layout::lock();
-    let (me, ours) = (rustix::thread::gettid().as_raw_nonzero().get(), threads::ours());
+    let ours = looker::apart(threads::ours);
     let me = (!ours.contains(&me)).then_some(me);
     let stopped = (0..TRIES).find_map(|_| {
         handlers::begin_on_stack(libc::SIGBUS, false);
-        let stopped = stop::others(libc::SIGBUS, &ours, |stopped| {
+        let all = || looker::apart(stop::threads);
+        let stopped = stop::others(libc::SIGBUS, &ours, all, |stopped| {
             let agent = agent.take_if(|agent| has_descriptors(&agent.pager, &own_files))?;
             begin(agent, stopped.iter().map(|one| one.thread).chain(me).collect());
             // SAFETY: all other threads stand still, but for ours, which make no calls that
@@ -183,7 +189,7 @@ static KNOWN: Mutex<Vec<FileSites>> = Mutex::new(Vec::new());
 /// would grow by tens of MiB meanwhile.
 pub fn look_ahead() {
     let modules = sites::modules();
-    sites_of(&modules.iter().collect::<Vec<_>>());
+    looker::apart(|| sites_of(&modules.iter().collect::<Vec<_>>()));
 }
 
 /// The system calls of all files but this library; of those that are not known yet, they are found.
@@ -205,7 +211,12 @@ fn sites_of(modules: &[&sites::Module]) -> Vec<Site> {
     found
 }
 
+/// Makes a pager; once more, in case that the program has just closed all its descriptors.
 fn pager(memory: u64, compressor: &str) -> Result<Pager, uzswap_region::Error> {
+    try_pager(memory, compressor).or_else(|_| try_pager(memory, compressor))
+}
+
+fn try_pager(memory: u64, compressor: &str) -> Result<Pager, uzswap_region::Error> {
     let pager = Pager::builder().memory(memory).compressor(compressor);
     let pager = pager.mode(crate::mode()).on_fork(OnFork::Whole);
     // `uzswap run` has tried it.
@@ -244,7 +255,8 @@ fn is_reached(thread: i32) -> bool {
 
 /// Another library that manages this program's memory or signals.
 fn watcher() -> Option<&'static str> {
-    let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let status = || fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let status = looker::apart(status);
     let tracer = status.lines().find_map(|line| line.strip_prefix("TracerPid:"));
     if tracer.is_some_and(|tracer| tracer.trim() != "0") {
         return Some("a debugger traces it");

@@ -1,11 +1,11 @@
 //! The eyes and hands of the thread that watches: one look, and the orders to a pager.
 
 use crate::decide::{self, Keep, Managed, Observation, Unmanaged};
-use crate::looker::{self, Question};
 use crate::stage::{self, Stage};
-use crate::{AGENT, Agent, alone, ask, forking, is_recorded, seen};
+use crate::{AGENT, Agent, alone, ask, forking, is_recorded, looker, seen};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::{Duration, Instant};
+use uzswap_sys::process;
 use uzswap_tree::front::{FILTERED, Front};
 use uzswap_tree::{Figures, RemoteSums, Tree};
 
@@ -45,7 +45,7 @@ impl Watcher {
         if agent.is_none() && self.front.waits.load(Relaxed) & FILTERED != 0 {
             return Observation::Filtered;
         }
-        let whole = looker::ask(Question::Anonymous);
+        let whole = looker::apart(|| process::own_anonymous_bytes().unwrap_or(0));
         let tree = &self.front.tree;
         match agent {
             None => {
@@ -136,7 +136,8 @@ impl SharedSize {
         let is_new = forking::take_note();
         if is_new || self.bytes > 0 && Instant::now() >= self.next {
             let start = Instant::now();
-            let bytes = decide::counted_shared(looker::ask(Question::Shared));
+            let bytes =
+                decide::counted_shared(looker::apart(|| process::own_shared_bytes().unwrap_or(0)));
             self.fell = if is_new { 0 } else { self.bytes.saturating_sub(bytes) };
             self.bytes = bytes;
             self.wait = decide::shared_wait(is_new, self.wait, start.elapsed());

@@ -114,9 +114,14 @@ fn staying() -> Vec<Staying> {
 }
 
 /// Does `work` while all other threads, except those in `spared`, are in [`stay`]; `None` if they
-/// could not be stopped in time. `work` takes no lock and allocates no memory that they may have.
-/// One thread at a time.
-pub fn others<R>(signal: i32, spared: &[i32], work: impl FnOnce(&[Staying]) -> R) -> Option<R> {
+/// could not be stopped in time. `list` lists all, as [`threads`] does. `work` takes no lock and
+/// allocates no memory that they may have. One thread at a time.
+pub fn others<R>(
+    signal: i32,
+    spared: &[i32],
+    list: impl Fn() -> io::Result<Vec<i32>>,
+    work: impl FnOnce(&[Staying]) -> R,
+) -> Option<R> {
     let me = rustix::thread::gettid().as_raw_nonzero().get();
     let deadline = Instant::now() + PATIENCE;
     next_turn();
@@ -129,7 +134,7 @@ pub fn others<R>(signal: i32, spared: &[i32], work: impl FnOnce(&[Staying]) -> R
             let is_other = *thread != me && !spared.contains(thread) && !is_staying(*thread);
             is_other && !has_ended(*thread)
         };
-        let missing = threads().map(|all| all.into_iter().filter(is_missing).collect::<Vec<_>>());
+        let missing = list().map(|all| all.into_iter().filter(is_missing).collect::<Vec<_>>());
         if missing.as_ref().is_ok_and(Vec::is_empty) {
             break Some(staying);
         }

@@ -121,7 +121,7 @@ fn calls_answer_what_they_did_while_they_are_replaced() {
         let patched = loop {
             tries += 1;
             // SAFETY: all others stand still.
-            let done = stop::others(libc::SIGUSR1, &[], |_| unsafe { work.apply() });
+            let done = stop::others(libc::SIGUSR1, &[], stop::threads, |_| unsafe { work.apply() });
             if let Some(patched) = done {
                 break patched;
             }

@@ -4,6 +4,7 @@
 //! as the rest of this library. Most programs that have asked for 4 MiB have freed most of it; a
 //! small heap of the C library shows that for free.
 
+use std::mem::MaybeUninit;
 use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering::Relaxed};
 use uzswap_tree::front::{Front, QUEUED_LEAST};
 
@@ -60,12 +61,19 @@ pub struct MemoryUse {
 pub fn memory() -> MemoryUse {
     const PAGE_BYTES: u64 = 4096;
     let mut text = [0_u8; 128];
-    // SAFETY: a name; the content fits in the buffer.
+    // SAFETY: a name; the content and the description fit in the given places. Another thread of
+    // the program may close all descriptors and open a file of its own meanwhile: `pread` leaves
+    // that file where it is, and it is not closed.
     let read = unsafe {
         let flags = libc::O_RDONLY | libc::O_CLOEXEC;
         let file = libc::open(c"/proc/thread-self/statm".as_ptr(), flags);
-        let read = libc::read(file, text.as_mut_ptr().cast(), text.len());
-        libc::close(file);
+        let read = libc::pread(file, text.as_mut_ptr().cast(), text.len(), 0);
+        let mut system = MaybeUninit::<libc::statfs>::zeroed();
+        if libc::fstatfs(file, system.as_mut_ptr()) == 0
+            && system.assume_init().f_type == libc::PROC_SUPER_MAGIC
+        {
+            libc::close(file);
+        }
         read
     };
     let text = text.get(..read.max(0) as usize).unwrap_or_default();

@@ -46,7 +46,7 @@ pub fn hooks() -> Option<&'static Hooks> {
 /// Loads the agent in the calling thread, which is not the dynamic linker's.
 pub fn load_now() -> Option<&'static Hooks> {
     match STATE.compare_exchange(NOT_LOADED, LOADING, SeqCst, SeqCst) {
-        Ok(_) => load(),
+        Ok(_) => load(open),
         Err(_) => await_loaded(PATIENCE),
     }
 }
@@ -83,7 +83,7 @@ pub fn load_in_thread() -> bool {
             libc::sigdelset(every.as_mut_ptr(), fault);
         }
         libc::pthread_sigmask(libc::SIG_BLOCK, every.as_ptr(), before.as_mut_ptr());
-        let done = start_thread();
+        let done = start_thread(load_and_watch, None);
         libc::pthread_sigmask(libc::SIG_SETMASK, before.as_ptr(), ptr::null_mut());
         done
     };
@@ -94,25 +94,33 @@ pub fn load_in_thread() -> bool {
     true
 }
 
-/// An error number, or 0.
+type ThreadBody = extern "C" fn(*mut c_void) -> *mut c_void;
+
+/// Starts a thread that is detached or, with a place for it, to be joined. An error number, or 0.
 ///
 /// # Safety
 /// The program's signals are blocked.
-unsafe fn start_thread() -> c_int {
+unsafe fn start_thread(start: ThreadBody, joined: Option<&mut libc::pthread_t>) -> c_int {
     let mut attributes = MaybeUninit::<libc::pthread_attr_t>::zeroed();
     let mut thread = MaybeUninit::<libc::pthread_t>::zeroed();
-    let (attributes, thread) = (attributes.as_mut_ptr(), thread.as_mut_ptr());
+    let attributes = attributes.as_mut_ptr();
     // SAFETY: both are written before they are used.
     unsafe {
         libc::pthread_attr_init(attributes);
-        libc::pthread_attr_setdetachstate(attributes, libc::PTHREAD_CREATE_DETACHED);
+        if joined.is_none() {
+            libc::pthread_attr_setdetachstate(attributes, libc::PTHREAD_CREATE_DETACHED);
+        }
         // The C library refuses a stack without space for the variables of all libraries.
         let mut error = libc::EINVAL;
         for larger in 0..STACK_DOUBLINGS {
             if error == libc::EINVAL {
                 libc::pthread_attr_setstacksize(attributes, STACK << larger);
-                error = libc::pthread_create(thread, attributes, load_and_watch, ptr::null_mut());
+                error =
+                    libc::pthread_create(thread.as_mut_ptr(), attributes, start, ptr::null_mut());
             }
+        }
+        if let (0, Some(joined)) = (error, joined) {
+            *joined = thread.assume_init();
         }
         error
     }
@@ -122,14 +130,14 @@ extern "C" fn load_and_watch(_: *mut c_void) -> *mut c_void {
     // SAFETY: a name of less than 16 bytes.
     unsafe { libc::pthread_setname_np(libc::pthread_self(), c"uzswap-agent".as_ptr()) };
     front().into_iter().for_each(Front::set_watcher);
-    if let Some(hooks) = load() {
+    if let Some(hooks) = load(open_apart) {
         (hooks.watch)();
     }
     ptr::null_mut()
 }
 
 /// Called by the thread that has set the state.
-fn load() -> Option<&'static Hooks> {
+fn load(open: fn() -> *const Hooks) -> Option<&'static Hooks> {
     (0..PATIENCE).take_while(|_| FORKS.load(SeqCst) != 0).for_each(|_| pause());
     let hooks = open();
     HOOKS.store(hooks.cast_mut(), Release);
@@ -142,6 +150,28 @@ pub fn give_up(reason: &[&[u8]]) {
     HOOKS.store(ptr::null_mut(), Release);
     STATE.store(ENDED, SeqCst);
     say(reason);
+}
+
+/// Opens the agent in a thread with a table of descriptors of its own. In the program's table the
+/// library's file would have the lowest free number, and a program that closes all its descriptors
+/// would close it while the dynamic linker reads it. In a thread with signals blocked.
+fn open_apart() -> *const Hooks {
+    let (mut thread, mut hooks) = (0, ptr::null_mut());
+    // SAFETY: the caller's thread takes no signals of the program's. The thread that is joined was
+    // started, and is joined once.
+    let is_done = unsafe {
+        start_thread(open_in_own_table, Some(&mut thread)) == 0
+            && libc::pthread_join(thread, &raw mut hooks) == 0
+    };
+    if is_done { hooks.cast::<Hooks>().cast_const() } else { open() }
+}
+
+extern "C" fn open_in_own_table(_: *mut c_void) -> *mut c_void {
+    const UNSHARE: c_int = 2;
+    // SAFETY: takes numbers. The table in which it closes all but the standard streams is a new one
+    // of this thread's. Where it is refused, the thread goes on with the program's.
+    unsafe { libc::syscall(libc::SYS_close_range, 3, u32::MAX, UNSHARE) };
+    open().cast_mut().cast()
 }
 
 /// The agent's hooks; null where it cannot be loaded, which was reported.

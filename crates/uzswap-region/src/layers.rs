@@ -280,14 +280,14 @@ fn open(folder: &Path, bytes: u64) -> io::Result<File> {
     check_limit(bytes)?;
     let flags = OFlags::RDWR | OFlags::TMPFILE | OFlags::CLOEXEC;
     let file = fs::open(folder, flags, Mode::RUSR | Mode::WUSR)?;
-    let file = File::from(process::out_of_the_way(file));
+    let file = File::from(process::out_of_the_way(file)?);
     file.set_len(bytes)?;
     Ok(file)
 }
 
 /// Another descriptor of a file.
 fn again(file: &File) -> io::Result<File> {
-    Ok(process::out_of_the_way(OwnedFd::from(file.try_clone()?)).into())
+    Ok(process::out_of_the_way(OwnedFd::from(file.try_clone()?))?.into())
 }
 
 /// The file, which is read and written directly from now on.

@@ -71,7 +71,7 @@ impl Line {
     pub(crate) fn new() -> io::Result<Self> {
         let (one, _) = UnixStream::pair()?;
         Ok(Self {
-            descriptor: process::out_of_the_way(one.into()),
+            descriptor: process::out_of_the_way(one.into())?,
             is_open: false,
             tls: None,
             buffer: Box::new([0; BUFFER_BYTES]),

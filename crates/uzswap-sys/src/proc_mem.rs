@@ -32,7 +32,7 @@ impl OwnMemory {
         let flags = OFlags::RDWR | OFlags::CLOEXEC;
         // By the thread's name: `/proc/self` is the first thread's, which may have ended.
         let file = rustix::fs::open(c"/proc/thread-self/mem", flags, Mode::empty())?;
-        Ok(Self(crate::process::out_of_the_way(file)))
+        Ok(Self(crate::process::out_of_the_way(file)?))
     }
 
     /// Opens it anew under the same descriptor: in a fork, whose descriptor is of its parent's

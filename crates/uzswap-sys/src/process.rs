@@ -1,11 +1,12 @@
 //! Settings of this process, and information about others.
 
-use rustix::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use rustix::fd::{AsFd, AsRawFd, BorrowedFd, IntoRawFd, OwnedFd};
+use rustix::fs::PROC_SUPER_MAGIC;
 use rustix::io::FdFlags;
 use rustix::process::{DumpableBehavior, Gid, Pid, PidfdFlags, Resource, Rlimit, Signal, Uid};
 use rustix::process::{getrlimit, setrlimit};
 use rustix::thread::CapabilitySet;
-use std::io::{self, Read};
+use std::io;
 
 fn check(result: i32) -> io::Result<()> {
     if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
@@ -117,12 +118,29 @@ pub fn take_place(new: &impl AsFd, of: &impl AsFd) -> io::Result<()> {
 }
 
 /// The same descriptor under a high number, closed by `exec`: the program may use low numbers of
-/// its own choice (`dup2`). Without a free number it stays as it is.
-pub fn out_of_the_way(descriptor: OwnedFd) -> OwnedFd {
+/// its own choice (`dup2`). Without a free number it stays as it is. Error: the program has closed
+/// it meanwhile, as it closed all that it did not know.
+pub fn out_of_the_way(descriptor: OwnedFd) -> io::Result<OwnedFd> {
     let limit = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
     // The kernel's table of descriptors reaches up to the highest.
     let least = limit.min(1024).saturating_sub(64) as i32;
-    rustix::io::fcntl_dupfd_cloexec(&descriptor, least).unwrap_or(descriptor)
+    let high = match rustix::io::fcntl_dupfd_cloexec(&descriptor, least) {
+        Ok(high) => high,
+        Err(rustix::io::Errno::BADF) => {
+            // The number may be another file's by now.
+            std::mem::forget(descriptor);
+            return Err(rustix::io::Errno::BADF.into());
+        }
+        Err(_) => return Ok(descriptor),
+    };
+    let file = |of: &OwnedFd| rustix::fs::fstat(of).ok().map(|file| (file.st_dev, file.st_ino));
+    let is_still_ours = file(&descriptor) == file(&high);
+    let low = descriptor.into_raw_fd();
+    if is_still_ours {
+        // SAFETY: it was owned here, and no other code of ours has its number.
+        unsafe { rustix::io::close(low) };
+    }
+    Ok(high)
 }
 
 /// Lets this process, and those that it starts, have as many descriptors as it may. Each serving
@@ -416,7 +434,16 @@ fn statm(path: &str) -> Option<[u64; 5]> {
     // Seven numbers, read into a buffer on the stack: at the first look at a program it has no
     // memory of ours.
     let mut statm = [0; 160];
-    let bytes = std::fs::File::open(path).ok()?.read(&mut statm).ok()?;
+    let file = std::fs::File::open(path).ok()?;
+    // Another thread of the program may close all descriptors meanwhile and open a file of its own.
+    // This does not move it, and it stays open.
+    let bytes = rustix::io::pread(&file, &mut statm, 0).unwrap_or(0);
+    let is_ours = rustix::fs::fstatfs(&file).is_ok_and(|system| system.f_type == PROC_SUPER_MAGIC);
+    let number = file.into_raw_fd();
+    if is_ours {
+        // SAFETY: it was owned here, and no other code of ours has its number.
+        unsafe { rustix::io::close(number) };
+    }
     let statm = str::from_utf8(&statm[..bytes]).ok()?;
     let mut fields = statm.split_whitespace().skip(1).map(str::parse::<u64>);
     let mut next = || fields.next()?.ok()?.checked_mul(rustix::param::page_size() as u64);

@@ -93,7 +93,7 @@ impl Uffd {
                 (fd, Some(rustix::event::eventfd(0, EventfdFlags::CLOEXEC)?))
             }
         };
-        let (fd, stop) = (out_of_the_way(fd), stop.map(out_of_the_way));
+        let (fd, stop) = (out_of_the_way(fd)?, stop.map(out_of_the_way).transpose()?);
         let pagemap = Pagemap::open()?;
         let wanted = match delivery {
             Delivery::Signal => u64::from(raw::UFFD_FEATURE_SIGBUS),

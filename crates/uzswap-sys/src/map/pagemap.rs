@@ -26,7 +26,7 @@ impl Pagemap {
     pub fn open() -> io::Result<Self> {
         let flags = OFlags::RDONLY | OFlags::CLOEXEC;
         let file = rustix::fs::open(c"/proc/thread-self/pagemap", flags, Mode::empty())?;
-        Ok(Self(crate::process::out_of_the_way(file)))
+        Ok(Self(crate::process::out_of_the_way(file)?))
     }
 
     /// Opens it anew under the same descriptor: in a fork, whose descriptor is of its parent's

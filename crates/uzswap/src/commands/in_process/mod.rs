@@ -238,13 +238,13 @@ impl InProcessReport {
             text += &format!("  pool      {pool} at its peak, ratio {:.2} : 1\n", self.ratio);
         }
         if let Some(beyond) = &self.beyond {
-            text += &format!("  beyond    {beyond}\n");
+            text += &format!("uzswap: beyond the limit: {beyond}\n");
         }
         if let Some(remote) = &self.remote {
             text += &format!("  remote    {remote}\n");
         }
         if let Some(done) = self.load_control.filter(|done| done.suspensions > 0) {
-            text += &format!("  {done}\n");
+            text += &format!("uzswap: {done}\n");
         }
         for Alone { process, program, is_part, bytes } in &self.left_alone {
             let memory = match (is_part, bytes) {
@@ -252,10 +252,10 @@ impl InProcessReport {
                 (false, 0) => "small at each look".into(),
                 (false, bytes) => size::show(*bytes) + " at its peak",
             };
-            text += &format!("  left      {program} (process {process}, {memory})\n");
+            text += &format!("uzswap: left {program} (process {process}, {memory})\n");
         }
         if let Some(slower) = self.slower {
-            text += &format!("  faults    {slower}\n");
+            text += &format!("uzswap: faults are served {slower}\n");
         }
         text
     }
