@@ -5,8 +5,8 @@
 
 use crate::buffers::{pinned, touched};
 use crate::pins::{Pins, is_type, make_until_it_sees, pin_vector, refuse};
-use crate::{AGENT, Agent, alone, devices, layout, masks, processes, seccomp, stacks, stage};
-use crate::{thread, whole};
+use crate::{AGENT, Agent, advice, alone, devices, layout, masks, processes, seccomp, stacks};
+use crate::{stage, thread, whole};
 use libc::c_long;
 use uzswap_calls::table::{self, Buffer, Treatment};
 use uzswap_calls::{Call, Frame, Outcome, raw};
@@ -101,7 +101,7 @@ fn own(agent: &Agent, call: &mut Call) -> Outcome {
         libc::SYS_brk => layout::grow_heap(agent, call),
         libc::SYS_mremap => layout::remap(agent, call),
         libc::SYS_mprotect | libc::SYS_pkey_mprotect => layout::protect(agent, call),
-        libc::SYS_madvise => layout::advise(agent, call),
+        libc::SYS_madvise => advice::advise(agent, call),
         libc::SYS_process_madvise => advise_process(agent, call),
         libc::SYS_mlock | libc::SYS_mlock2 => layout::lock_memory(agent, call),
         MSEAL => layout::seal(agent, call),
@@ -216,7 +216,7 @@ pub fn advise_process(agent: &Agent, call: &mut Call) -> Outcome {
         libc::MADV_DONTNEED,
         libc::MADV_FREE,
         libc::MADV_DONTNEED_LOCKED,
-        layout::MADV_GUARD_INSTALL,
+        advice::MADV_GUARD_INSTALL,
     ];
     if DROPS.contains(&(call.arguments[3] as i32)) {
         return refuse(call, libc::EINVAL);

@@ -14,9 +14,6 @@ use uzswap_calls::{Call, Outcome, Patcher, raw, sites, table};
 use uzswap_region::{Change, Contents, Mode};
 use uzswap_sys::map::PAGE_BYTES;
 
-/// Of Linux 6.13.
-pub const MADV_GUARD_INSTALL: i32 = 102;
-
 /// Smaller mappings are left alone: they would cost more than they save.
 const LEAST: usize = 64 << 10;
 
@@ -141,13 +138,13 @@ impl Agent {
     }
 }
 
-fn whole(at: u64, bytes: u64) -> Range<usize> {
+pub fn whole(at: u64, bytes: u64) -> Range<usize> {
     let end = (at as usize).saturating_add(bytes as usize);
     at as usize..end.checked_next_multiple_of(PAGE_BYTES).unwrap_or(end)
 }
 
 /// Makes a call, with its result noted.
-fn make(call: &mut Call) -> bool {
+pub fn make(call: &mut Call) -> bool {
     // SAFETY: the call is the program's, made as it asked.
     call.result = unsafe { raw(call.number, call.arguments) };
     !(-4095..0).contains(&call.result)
@@ -286,76 +283,8 @@ pub fn protect(agent: &Agent, call: &mut Call) -> Outcome {
     Outcome::Done
 }
 
-/// `madvise`.
-pub fn advise(agent: &Agent, call: &mut Call) -> Outcome {
-    let range = whole(call.arguments[0], call.arguments[1]);
-    let _inside = inside();
-    let _layout = lock();
-    if !agent.pager.has_adopted(range.clone()) {
-        make(call);
-        return Outcome::Done;
-    }
-    match call.arguments[2] as i32 {
-        libc::MADV_DONTNEED | libc::MADV_FREE | libc::MADV_DONTNEED_LOCKED => {
-            call.arguments[2] = libc::MADV_DONTNEED as u64;
-            agent.pager.change(range, Change::Zeroed, || {
-                let is_done = make(call);
-                // Of a range with holes, the mapped parts were dropped.
-                ((), is_done || call.result == -i64::from(libc::ENOMEM))
-            });
-        }
-        libc::MADV_POPULATE_READ | libc::MADV_POPULATE_WRITE => populate(agent, call, range),
-        libc::MADV_PAGEOUT => {
-            // The pages for which there is no room stay.
-            let _ = agent.pager.page_out(range);
-            // The kernel's answer is that of an advice that it refuses for the same memory.
-            call.arguments[2] = libc::MADV_COLD as u64;
-            make(call);
-        }
-        // A hint, to look for pages that are equal.
-        libc::MADV_MERGEABLE => call.result = look_for_holes(&range),
-        libc::MADV_DONTFORK | libc::MADV_WIPEONFORK | MADV_GUARD_INSTALL => {
-            agent.pager.release(range);
-            make(call);
-        }
-        // MADV_REMOVE among them: the kernel refuses it for private memory.
-        _ => {
-            make(call);
-        }
-    }
-    Outcome::Done
-}
-
-/// Populates a range. Adopted pages come in as they are touched: all at once they might not fit.
-/// But the answer is the kernel's: whether they could be populated.
-fn populate(agent: &Agent, call: &mut Call, range: Range<usize>) {
-    let adopted = agent.pager.adopted(range.clone());
-    let mut at = range.start;
-    for part in adopted.into_iter().chain(std::iter::once(range.end..range.end)) {
-        let [_, _, advice, ..] = call.arguments;
-        let mut populate = |bytes: Range<usize>| {
-            let arguments = [bytes.start as u64, bytes.len() as u64, advice, 0, 0, 0];
-            // SAFETY: a part of the program's request.
-            let result = unsafe { raw(call.number, arguments) };
-            call.result = result;
-            result
-        };
-        if at < part.start && populate(at..part.start) != 0 {
-            return;
-        }
-        // The kernel looks at access first, and then finds that a page is absent.
-        const ABSENT: i64 = -(libc::EFAULT as i64);
-        let asks = !part.is_empty() && crate::mode() != Mode::Protection;
-        if asks && !matches!(populate(part.start..part.start + PAGE_BYTES), 0 | ABSENT) {
-            return;
-        }
-        at = part.end;
-    }
-    call.result = 0;
-}
-
 /// 0 if all of a range is mapped, else the error that the kernel answers for it.
-fn look_for_holes(range: &Range<usize>) -> i64 {
+pub fn look_for_holes(range: &Range<usize>) -> i64 {
     let arguments = [range.start as u64, range.len() as u64, libc::MS_ASYNC as u64, 0, 0, 0];
     // SAFETY: this flag does nothing to memory that is mapped.
     unsafe { raw(libc::SYS_msync as u64, arguments) }

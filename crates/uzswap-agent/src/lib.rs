@@ -19,6 +19,7 @@
 )]
 
 mod adoption;
+mod advice;
 mod allocator;
 mod alone;
 mod buffers;

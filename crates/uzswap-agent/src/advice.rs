@@ -1,0 +1,112 @@
+//! `madvise`, of memory that is or may be adopted.
+
+use crate::layout::{lock, look_for_holes, make, whole};
+use crate::{Agent, inside};
+use std::iter::once;
+use std::ops::Range;
+use uzswap_calls::{Call, Outcome, raw};
+use uzswap_region::{Change, Mode};
+use uzswap_sys::map::PAGE_BYTES;
+
+/// Of Linux 6.13.
+pub const MADV_GUARD_INSTALL: i32 = 102;
+
+/// `madvise`.
+pub fn advise(agent: &Agent, call: &mut Call) -> Outcome {
+    let range = whole(call.arguments[0], call.arguments[1]);
+    let _inside = inside();
+    let _layout = lock();
+    if !agent.pager.has_adopted(range.clone()) {
+        make(call);
+        return Outcome::Done;
+    }
+    match call.arguments[2] as i32 {
+        libc::MADV_DONTNEED | libc::MADV_FREE | libc::MADV_DONTNEED_LOCKED => {
+            drop_pages(agent, call, range);
+        }
+        libc::MADV_POPULATE_READ | libc::MADV_POPULATE_WRITE => populate(agent, call, range),
+        libc::MADV_PAGEOUT => {
+            // The pages for which there is no room stay.
+            let _ = agent.pager.page_out(range);
+            // The kernel's answer is that of an advice that it refuses for the same memory.
+            call.arguments[2] = libc::MADV_COLD as u64;
+            make(call);
+        }
+        // A hint, to look for pages that are equal.
+        libc::MADV_MERGEABLE => call.result = look_for_holes(&range),
+        libc::MADV_DONTFORK | libc::MADV_WIPEONFORK | MADV_GUARD_INSTALL => {
+            agent.pager.release(range);
+            make(call);
+        }
+        // MADV_REMOVE among them: the kernel refuses it for private memory.
+        _ => {
+            make(call);
+        }
+    }
+    Outcome::Done
+}
+
+/// Drops the pages of a range, part by part, as the kernel does: mapping by mapping. Where it skips
+/// a hole the answer is an error, and where it comes to one that it refuses (locked, of a device)
+/// those before were dropped.
+fn drop_pages(agent: &Agent, call: &mut Call, range: Range<usize>) {
+    let is_range = [range.start, range.end].iter().all(|end| end.is_multiple_of(PAGE_BYTES));
+    if !is_range {
+        // The kernel refuses it, and drops nothing.
+        make(call);
+        return;
+    }
+    let [number, advice] = [call.number, call.arguments[2]];
+    let mut answer = 0;
+    let mut drop = |bytes: Range<usize>, advice: u64| {
+        let arguments = [bytes.start as u64, bytes.len() as u64, advice, 0, 0, 0];
+        // SAFETY: a part of the program's request.
+        let result = unsafe { raw(number, arguments) };
+        answer = if result == 0 { answer } else { result };
+        result == 0 || result == -i64::from(libc::ENOMEM)
+    };
+    let mut at = range.start;
+    for part in agent.pager.adopted(range.clone()).into_iter().chain(once(range.end..range.end)) {
+        let is_refused = at < part.start && !drop(at..part.start, advice);
+        at = part.end;
+        if is_refused || part.is_empty() {
+            break;
+        }
+        let is_done = agent.pager.change(part.clone(), Change::Zeroed, || {
+            let is_done = drop(part.clone(), libc::MADV_DONTNEED as u64);
+            (is_done, is_done)
+        });
+        if !is_done {
+            break;
+        }
+    }
+    call.result = answer;
+}
+
+/// Populates a range. Adopted pages come in as they are touched: all at once they might not fit.
+/// But the answer is the kernel's: whether they could be populated.
+fn populate(agent: &Agent, call: &mut Call, range: Range<usize>) {
+    let adopted = agent.pager.adopted(range.clone());
+    let mut at = range.start;
+    for part in adopted.into_iter().chain(once(range.end..range.end)) {
+        let [_, _, advice, ..] = call.arguments;
+        let mut populate = |bytes: Range<usize>| {
+            let arguments = [bytes.start as u64, bytes.len() as u64, advice, 0, 0, 0];
+            // SAFETY: a part of the program's request.
+            let result = unsafe { raw(call.number, arguments) };
+            call.result = result;
+            result
+        };
+        if at < part.start && populate(at..part.start) != 0 {
+            return;
+        }
+        // The kernel looks at access first, and then finds that a page is absent.
+        const ABSENT: i64 = -(libc::EFAULT as i64);
+        let asks = !part.is_empty() && crate::mode() != Mode::Protection;
+        if asks && !matches!(populate(part.start..part.start + PAGE_BYTES), 0 | ABSENT) {
+            return;
+        }
+        at = part.end;
+    }
+    call.result = 0;
+}
