@@ -46,6 +46,13 @@ pub fn advise(agent: &Agent, call: &mut Call) -> Outcome {
     Outcome::Done
 }
 
+/// The kernel's answer to an advice for a part of the program's request.
+fn advise_part(bytes: Range<usize>, advice: u64) -> i64 {
+    let arguments = [bytes.start as u64, bytes.len() as u64, advice, 0, 0, 0];
+    // SAFETY: the program asks for it, and keeps memory that it needs out of the range.
+    unsafe { raw(libc::SYS_madvise as u64, arguments) }
+}
+
 /// Drops the pages of a range, part by part, as the kernel does: mapping by mapping. Where it skips
 /// a hole the answer is an error, and where it comes to one that it refuses (locked, of a device)
 /// those before were dropped.
@@ -56,12 +63,10 @@ fn drop_pages(agent: &Agent, call: &mut Call, range: Range<usize>) {
         make(call);
         return;
     }
-    let [number, advice] = [call.number, call.arguments[2]];
+    let [_, _, advice, ..] = call.arguments;
     let mut answer = 0;
     let mut drop = |bytes: Range<usize>, advice: u64| {
-        let arguments = [bytes.start as u64, bytes.len() as u64, advice, 0, 0, 0];
-        // SAFETY: a part of the program's request.
-        let result = unsafe { raw(number, arguments) };
+        let result = advise_part(bytes, advice);
         answer = if result == 0 { answer } else { result };
         result == 0 || result == -i64::from(libc::ENOMEM)
     };
@@ -86,16 +91,12 @@ fn drop_pages(agent: &Agent, call: &mut Call, range: Range<usize>) {
 /// Populates a range. Adopted pages come in as they are touched: all at once they might not fit.
 /// But the answer is the kernel's: whether they could be populated.
 fn populate(agent: &Agent, call: &mut Call, range: Range<usize>) {
-    let adopted = agent.pager.adopted(range.clone());
+    let [_, _, advice, ..] = call.arguments;
     let mut at = range.start;
-    for part in adopted.into_iter().chain(once(range.end..range.end)) {
-        let [_, _, advice, ..] = call.arguments;
+    for part in agent.pager.adopted(range.clone()).into_iter().chain(once(range.end..range.end)) {
         let mut populate = |bytes: Range<usize>| {
-            let arguments = [bytes.start as u64, bytes.len() as u64, advice, 0, 0, 0];
-            // SAFETY: a part of the program's request.
-            let result = unsafe { raw(call.number, arguments) };
-            call.result = result;
-            result
+            call.result = advise_part(bytes, advice);
+            call.result
         };
         if at < part.start && populate(at..part.start) != 0 {
             return;
