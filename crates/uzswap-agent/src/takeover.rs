@@ -211,9 +211,18 @@ fn sites_of(modules: &[&sites::Module]) -> Vec<Site> {
     found
 }
 
-/// Makes a pager; once more, in case that the program has just closed all its descriptors.
+/// Makes a pager; once more if the program has just closed all its descriptors, and ours.
 fn pager(memory: u64, compressor: &str) -> Result<Pager, uzswap_region::Error> {
-    try_pager(memory, compressor).or_else(|_| try_pager(memory, compressor))
+    match try_pager(memory, compressor) {
+        Err(error) if is_closed(&error) => try_pager(memory, compressor),
+        other => other,
+    }
+}
+
+/// True if a call found a descriptor closed.
+fn is_closed(error: &uzswap_region::Error) -> bool {
+    let source = std::error::Error::source(error).and_then(|source| source.downcast_ref());
+    source.and_then(io::Error::raw_os_error) == Some(libc::EBADF)
 }
 
 fn try_pager(memory: u64, compressor: &str) -> Result<Pager, uzswap_region::Error> {
