@@ -36,7 +36,7 @@ use uzswap_engine::{Error, Load, PAGE_BYTES, Page};
 use uzswap_sys::uffd::Fault;
 use uzswap_trace::Log;
 
-/// Pages that a lane charges at a time, at most: a 16th of the memory for all lanes.
+/// Pages that a lane charges at a time, at most: a 16th of the memory for all lanes, or one each.
 const CREDIT_MAX: i64 = 32;
 
 /// The page that all of memory begins with.

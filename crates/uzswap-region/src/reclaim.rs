@@ -91,7 +91,9 @@ impl Inner {
                 // All is pinned, or the pool is full: threads that wait learn that there will be no
                 // room.
                 self.budget.lend_ahead();
-                self.budget.give_back(self.lanes.take_charged());
+                if self.budget.room() <= 0 {
+                    self.budget.give_back(self.lanes.take_charged());
+                }
                 return match self.budget.room() {
                     ..=0 => self.budget.set_exhausted(),
                     _ => self.budget.changed(),
