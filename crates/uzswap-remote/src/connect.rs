@@ -5,14 +5,14 @@ use crate::error::ConnectError;
 use crate::figures::StoreFigures;
 use crate::line::{Endpoint, Line, Value};
 use crate::nodes::{Map, NODES_MAX, Primary, field, learn, places};
-use crate::protocol::{SLOTS, slot};
+use crate::protocol::slot;
 use crate::store::{
     Keeper, Limits, READ_PATIENCE, Reader, Store, WRITE_PATIENCE, lock, machine, random,
 };
 use crate::tls::Secrets;
 use std::io;
 use std::sync::atomic::{AtomicBool, AtomicU16, AtomicU64, Ordering::Relaxed};
-use std::sync::{Condvar, Mutex};
+use std::sync::{Condvar, Mutex, OnceLock};
 use std::time::{Duration, Instant};
 
 /// Lines to read on, for each server: as many threads read at once.
@@ -24,47 +24,41 @@ const RETRY: Duration = Duration::from_millis(500);
 const LOOK: Duration = Duration::from_secs(60);
 
 impl Store {
-    /// Connects, and tries each command that will be needed. `epoch` is that of a cache that is
-    /// taken over.
-    pub(crate) fn connect(
-        address: &Address,
-        epoch: Option<u64>,
-    ) -> Result<(Self, Limits), ConnectError> {
-        let secrets = Secrets::of(address)?;
+    /// Connects, and tries each command that will be needed. Errors: the store cannot be used, with
+    /// the reason and the remedy.
+    pub(crate) fn connect(address: &Address) -> Result<(Self, Limits), ConnectError> {
         let own = |source| ConnectError::Own { address: address.to_string(), source };
         let wrong = |reason: String| ConnectError::store(address, reason);
+        let secrets = Secrets::of(address)?;
         let seeds = seeds(address)?;
         let learned = first_answer(&seeds, address, &secrets).map_err(own)?;
-        let is_there = learned.is_ok();
-        let primaries = learned.or_else(|why| {
-            // Of a cache that is taken over: the servers are learned when one answers.
-            let (place, slots) = (seeds.first().cloned(), vec![0..=(SLOTS - 1) as u16]);
-            let guess = place.map(|place| vec![Primary { place, slots, replicas: Vec::new() }]);
-            guess.filter(|_| epoch.is_some()).ok_or_else(|| wrong(why))
-        })?;
-        let epoch = epoch.map_or_else(random, Ok).map_err(own)?;
-        let store = Self::closed(address, secrets, epoch, seeds, &primaries).map_err(own)?;
+        let primaries = learned.map_err(wrong)?;
+        let servers: usize = primaries.iter().map(|primary| 1 + primary.replicas.len()).sum();
+        let epoch = random().map_err(own)?;
+        let store = Self::closed(address, epoch, servers * READERS_EACH).map_err(own)?;
+        // An error: it has secrets, which no store has before this line.
+        let _ = store.secrets.set(secrets);
         let mut keeper = lock(&store.keeper);
+        keeper.seeds = seeds;
         store.take_in(&mut keeper, &primaries);
-        let mut limits = Limits { bytes: None };
-        if is_there {
-            limits = store.look(&mut keeper).map_err(wrong)?;
-            store.try_commands(&mut keeper).map_err(wrong)?;
-            store.open_lines(&mut keeper);
-        }
+        let limits = store.look(&mut keeper).map_err(wrong)?;
+        store.try_commands(&mut keeper).map_err(wrong)?;
+        store.open_lines(&mut keeper);
         drop(keeper);
         Ok((store, limits))
     }
 
+    /// Goes on with the keys of a process that has ended, which read on so many lines. A store that
+    /// is gone, full or unfit is no error: it may have the only copy of a page. [`Store::tend`]
+    /// tries again. Errors: no descriptor.
+    pub(crate) fn resume(address: &Address, epoch: u64, readers: usize) -> io::Result<Self> {
+        let store = Self::closed(address, epoch, readers)?;
+        store.tend(&mut lock(&store.keeper));
+        Ok(store)
+    }
+
     /// With lines that are closed. Errors: no descriptor.
-    fn closed(
-        address: &Address,
-        secrets: Secrets,
-        epoch: u64,
-        seeds: Vec<Endpoint>,
-        primaries: &[Primary],
-    ) -> io::Result<Self> {
-        let servers: usize = primaries.iter().map(|primary| 1 + primary.replicas.len()).sum();
+    fn closed(address: &Address, epoch: u64, readers: usize) -> io::Result<Self> {
         let reader = |_| {
             Ok::<_, io::Error>(Reader {
                 line: Mutex::new(Line::new()?),
@@ -73,22 +67,21 @@ impl Store {
             })
         };
         let keeper = Keeper {
-            seeds,
+            seeds: Vec::new(),
             known: Vec::with_capacity(NODES_MAX),
             active: Vec::with_capacity(NODES_MAX),
             primaries: Vec::with_capacity(NODES_MAX),
-            writers: (0..servers).map(|_| Line::new()).collect::<io::Result<_>>()?,
+            writers: Vec::with_capacity(NODES_MAX),
             tried: None,
-            looked: Instant::now(),
+            looked: None,
         };
-        let readers = (servers * READERS_EACH).max(READERS_MIN);
         Ok(Self {
             address: address.clone(),
-            secrets,
+            secrets: OnceLock::new(),
             client: address.client.clone().unwrap_or_else(machine),
             epoch: AtomicU64::new(epoch),
             map: Map::new(),
-            readers: (0..readers).map(reader).collect::<io::Result<_>>()?,
+            readers: (0..readers.max(READERS_MIN)).map(reader).collect::<io::Result<_>>()?,
             keeper: Mutex::new(keeper),
             figures: StoreFigures::default(),
             is_up: AtomicBool::new(false),
@@ -111,14 +104,22 @@ impl Store {
             }
             self.open_lines(keeper);
         }
-        if self.is_up() && keeper.looked.elapsed() >= LOOK {
+        if self.is_up() && keeper.looked.is_none_or(|looked| looked.elapsed() >= LOOK) {
             // Unfit, or a moment without an answer.
             let is_unfit = self.look(keeper).is_err();
             self.is_unfit.store(is_unfit, Relaxed);
         }
     }
 
-    fn learn_again(&self, keeper: &Keeper) -> Option<Vec<Primary>> {
+    fn learn_again(&self, keeper: &mut Keeper) -> Option<Vec<Primary>> {
+        // A process that goes on may lack either: a name that nobody knows now, a file that is
+        // gone. It tries again.
+        if keeper.seeds.is_empty() {
+            keeper.seeds = seeds(&self.address).ok()?;
+        }
+        if self.secrets.get().is_none() {
+            let _ = self.secrets.set(Secrets::of(&self.address).ok()?);
+        }
         let mut line = Line::new().ok()?;
         let known = keeper.active.iter().map(|number| &keeper.known[*number]);
         known.chain(&keeper.seeds).find_map(|place| {
@@ -133,7 +134,9 @@ impl Store {
         place: &Endpoint,
         patience: Duration,
     ) -> Result<String, String> {
-        enter(line, place, &self.address, &self.secrets, patience)
+        let secrets =
+            self.secrets.get().ok_or("its password and certificates were not read yet")?;
+        enter(line, place, &self.address, secrets, patience)
     }
 
     /// Numbers the servers that were learned.
@@ -169,6 +172,10 @@ impl Store {
 
     /// Opens each line that is closed, or is to another server than it should be.
     fn open_lines(&self, keeper: &mut Keeper) {
+        if keeper.active.is_empty() {
+            // No server has answered yet.
+            return;
+        }
         let is_primary_up = keeper.primaries.iter().all(|number| {
             let (Some(line), place) = (keeper.writers.get_mut(*number), &keeper.known[*number])
             else {
@@ -199,7 +206,7 @@ impl Store {
 
     /// Looks at the policy and the memory of the servers. Errors: the reason and the remedy.
     fn look(&self, keeper: &mut Keeper) -> Result<Limits, String> {
-        keeper.looked = Instant::now();
+        keeper.looked = Some(Instant::now());
         let mut limits = Limits { bytes: Some(0) };
         for at in 0..keeper.primaries.len() {
             let number = keeper.primaries[at];

@@ -3,7 +3,7 @@
 use crate::address::Address;
 use crate::error::ConnectError;
 use crate::store::{Limits, Store};
-use crate::table::{NONE, SegmentTable};
+use crate::table::{NONE, SegmentTable, TableHeader};
 use crate::tiers::{DEAD_MAX, Inner, LocalSpace, Tiers, UpkeepState};
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64};
@@ -19,23 +19,14 @@ pub struct Connected {
     store: Store,
     limits: Limits,
     table: Option<OwnedFd>,
+    /// Of the process before.
+    kept: Option<TableHeader>,
 }
 
 impl Connected {
     /// Connects to a store. Errors: it cannot be used, with the reason and the remedy.
     pub fn to(address: &Address) -> Result<Self, ConnectError> {
-        Self::new(address, None)
-    }
-
-    /// The same with a table in such memory, which outlives the process: new, or as the process
-    /// before has left it. Then a store that does not answer is waited for.
-    pub fn with_table(address: &Address, table: OwnedFd) -> Result<Self, ConnectError> {
-        Self::new(address, Some(table))
-    }
-
-    fn new(address: &Address, table: Option<OwnedFd>) -> Result<Self, ConnectError> {
-        let kept = table.as_ref().and_then(SegmentTable::header);
-        let (store, limits) = Store::connect(address, kept.map(|(epoch, _)| epoch))?;
+        let (store, limits) = Store::connect(address)?;
         if let (Some(wanted), Some(there)) = (address.bytes_max, limits.bytes)
             && wanted > there
         {
@@ -44,7 +35,21 @@ impl Connected {
             );
             return Err(ConnectError::store(address, reason));
         }
-        Ok(Self { store, limits, table })
+        Ok(Self { store, limits, table: None, kept: None })
+    }
+
+    /// The same with a table in such memory, which outlives the process: new, or as the process
+    /// before has left it. Then pages may be at the store alone, so one that does not answer or
+    /// cannot be used is no error: it is waited for.
+    pub fn with_table(address: &Address, table: OwnedFd) -> Result<Self, ConnectError> {
+        let kept = SegmentTable::header(&table);
+        let Some(TableHeader { epoch, readers, .. }) = kept else {
+            return Ok(Self { table: Some(table), ..Self::to(address)? });
+        };
+        let store = Store::resume(address, epoch, readers);
+        let store =
+            store.map_err(|source| ConnectError::Own { address: address.to_string(), source })?;
+        Ok(Self { store, limits: Limits { bytes: None }, table: Some(table), kept })
     }
 
     /// Bytes at the store, at most, beside a local disk of so many.
@@ -64,22 +69,28 @@ impl Connected {
     /// a local one there would be no second copy; no memory.
     pub fn over(self, local: Box<dyn Backing>, most: u64) -> Result<Tiers, ConnectError> {
         let address = self.store.address().clone();
-        let bytes_max = self.bytes_max(most);
         let slots = (local.bytes() / SEGMENT_BYTES as u64) as usize;
         let limit = slots.min((most / SEGMENT_BYTES as u64) as usize);
         if address.copies == 0 && slots == 0 {
             let reason = "with --remote-copies 0 a local disk has each page, too; give one (--backing PATH:SIZE), or replicas and --remote-copies 1";
             return Err(ConnectError::store(&address, reason));
         }
-        let kept = self.table.as_ref().and_then(SegmentTable::header);
-        let segments = match (address.copies, kept) {
+        let bytes_max = match self.kept {
+            Some(kept) if address.copies > 0 => {
+                (kept.segments.saturating_sub(limit) * SEGMENT_BYTES) as u64
+            }
+            _ => self.bytes_max(most),
+        };
+        let segments = match (address.copies, self.kept) {
             (0, _) => slots,
-            (_, Some((_, segments))) => segments,
+            (_, Some(kept)) => kept.segments,
             (_, None) => limit + (bytes_max / SEGMENT_BYTES as u64) as usize,
         };
         let own = |source| ConnectError::Own { address: address.to_string(), source };
+        let (epoch, readers) = (self.store.epoch(), self.store.readers.len());
+        let header = TableHeader { epoch, segments, readers };
         let table = match self.table {
-            Some(file) => SegmentTable::kept(file, segments, self.store.epoch()).map_err(own)?,
+            Some(file) => SegmentTable::kept(file, header).map_err(own)?,
             None => SegmentTable::new(segments),
         };
         if address.copies == 0 {

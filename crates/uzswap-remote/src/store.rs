@@ -20,7 +20,7 @@ use crate::protocol::{Decimal, KEY_BYTES_MAX, Refusal, Reply, Short, begin, part
 use crate::tls::Secrets;
 use std::io::{self, Write};
 use std::sync::atomic::{AtomicBool, AtomicU16, AtomicU64, Ordering::*};
-use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 /// A server that does not answer a read for so long is left for another copy.
@@ -63,7 +63,8 @@ pub(crate) struct Reader {
 /// See the module.
 pub(crate) struct Store {
     pub(crate) address: Address,
-    pub(crate) secrets: Secrets,
+    /// Missing until a process that goes on has read them.
+    pub(crate) secrets: OnceLock<Secrets>,
     pub(crate) client: String,
     pub(crate) epoch: AtomicU64,
     pub(crate) map: Map,
@@ -89,7 +90,7 @@ pub(crate) struct Keeper {
     /// A line to each known server, to write on.
     pub(crate) writers: Vec<Line>,
     pub(crate) tried: Option<Instant>,
-    pub(crate) looked: Instant,
+    pub(crate) looked: Option<Instant>,
 }
 
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {

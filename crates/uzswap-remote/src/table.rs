@@ -50,6 +50,16 @@ pub(crate) fn word(number: u64, flags: u64) -> u64 {
     number << NUMBER_SHIFT | flags
 }
 
+/// The first words of memory that outlives the process.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct TableHeader {
+    /// The part of the keys that is this cache's.
+    pub(crate) epoch: u64,
+    pub(crate) segments: usize,
+    /// Lines on which the store is read: two for each of its servers.
+    pub(crate) readers: usize,
+}
+
 /// See the module.
 pub(crate) struct SegmentTable {
     words: Box<[AtomicU64]>,
@@ -75,18 +85,19 @@ impl SegmentTable {
         HEADER_BYTES + segments * ROW_BYTES
     }
 
-    /// The epoch and the number of segments that a file was used with; `None`: it is new.
-    pub(crate) fn header(file: &OwnedFd) -> Option<(u64, usize)> {
-        let mut header = [0; 16];
+    /// The header of a file that was used; `None`: it is new.
+    pub(crate) fn header(file: &OwnedFd) -> Option<TableHeader> {
+        let mut header = [0; 24];
         let is_whole = rustix::io::pread(file, &mut header, 0) == Ok(header.len());
         let word = |at: usize| header[at..].first_chunk().map(|bytes| u64::from_le_bytes(*bytes));
-        let (epoch, segments) = (word(0)?, word(8)?);
-        (is_whole && epoch != 0).then_some((epoch, segments as usize))
+        let (epoch, segments, readers) = (word(0)?, word(8)? as usize, word(16)? as usize);
+        (is_whole && epoch != 0).then_some(TableHeader { epoch, segments, readers })
     }
 
     /// In a file that only this process uses from now on: as the process before has left it, or new
-    /// with this epoch. Errors: no memory.
-    pub(crate) fn kept(file: OwnedFd, segments: usize, epoch: u64) -> io::Result<Self> {
+    /// with this header. Errors: no memory.
+    pub(crate) fn kept(file: OwnedFd, header: TableHeader) -> io::Result<Self> {
+        let TableHeader { epoch, segments, readers } = header;
         let is_new = Self::header(&file).is_none();
         let bytes = Self::kept_bytes(segments).next_multiple_of(PAGE_BYTES);
         let memory = SharedMemory::map(file, bytes)?;
@@ -101,6 +112,7 @@ impl SegmentTable {
                 part.set_word(place, u64::from(NONE) << 32);
             }
             part.set_word(8, segments as u64);
+            part.set_word(16, readers as u64);
             part.set_word(0, epoch);
         } else {
             for segment in 0..segments {
@@ -205,7 +217,8 @@ mod tests {
     #[test]
     fn a_table_is_taken_over_as_it_was_left() {
         let file = create("table").unwrap();
-        let table = || SegmentTable::kept(file.try_clone().unwrap(), 8, 7).unwrap();
+        let header = TableHeader { epoch: 7, segments: 8, readers: 4 };
+        let table = || SegmentTable::kept(file.try_clone().unwrap(), header).unwrap();
         assert_eq!(SegmentTable::header(&file), None);
         let first = table();
         first.set_place(1, 5, 4096);
@@ -215,7 +228,7 @@ mod tests {
         assert!(first.change(2, word(10, LOCAL | REMOTE), word(10, REMOTE)));
         assert!(!first.change(2, word(10, LOCAL), word(10, 0)));
         drop(first);
-        assert_eq!(SegmentTable::header(&file), Some((7, 8)));
+        assert_eq!(SegmentTable::header(&file), Some(header));
         let table = table();
         assert_eq!((table.get(1), table.slot(1), table.length(1)), (word(9, LOCAL), 5, 4096));
         assert_eq!((table.get(2), table.slot(2), table.length(2)), (word(10, REMOTE), NONE, 8192));

@@ -5,8 +5,11 @@
 mod rig;
 
 use rig::{PAGES, Rig, damage, lease_bytes, server};
+use rustix::fs::{MemfdFlags, memfd_create};
 use std::io::{BufRead, BufReader};
+use std::os::fd::OwnedFd;
 use std::process::{Command, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 use uzswap_engine::backing::{Backing, NoBacking};
 use uzswap_engine::testing::skip;
@@ -252,6 +255,51 @@ fn wrong_stores_are_refused_with_the_remedy() {
     let other = Server::start(&["--rename-command", "GETRANGE", ""]);
     expect(&other.backing(""), "unknown command");
     expect(&other.backing(""), "use Valkey 7.2 or Redis 6, or a newer one");
+}
+
+/// A table in memory that outlives its process, used once with a store.
+fn used_table(address: &Address) -> OwnedFd {
+    let table = memfd_create("table", MemfdFlags::CLOEXEC).unwrap();
+    let connected = Connected::with_table(address, table.try_clone().unwrap()).unwrap();
+    drop(connected.over(Box::new(NoBacking), 0).unwrap());
+    table
+}
+
+#[test]
+fn a_process_that_goes_on_accepts_a_store_that_it_would_not_begin_with() {
+    let Some(server) = server(&["--maxmemory", "64mb"]) else { return };
+    let folder = tempfile::tempdir().unwrap();
+    let password = folder.path().join("password");
+    std::fs::write(&password, "word\n").unwrap();
+    let file = format!("copies=2&max=32M&client=me&password-file={}", password.display());
+    server.ask(&["ACL", "SETUSER", "me", "on", ">word", "~*", "+@all"]);
+    let text = server.backing(&file).replacen("//", "//me@", 1);
+    let address = Address::parse(&text).unwrap();
+    let table = used_table(&address);
+    let goes_on = |with: &dyn Fn(&str), state: &str, back: &dyn Fn()| {
+        with(state);
+        assert!(Connected::to(&address).is_err(), "{state}: nobody begins with it");
+        let connected = Connected::with_table(&address, table.try_clone().unwrap());
+        let connected = connected.unwrap_or_else(|error| panic!("{state}: {error}"));
+        let tiers = connected.over(Box::new(NoBacking), 0).unwrap();
+        assert_eq!(tiers.bytes(), 32 << 20, "{state}");
+        let is_done = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            scope.spawn(|| tiers.run(|| is_done.load(Relaxed)));
+            back();
+            let is_up = || tiers.remote().is_up;
+            await_that(state, is_up);
+            is_done.store(true, Relaxed);
+        });
+    };
+    let set = |name: &str, value: &str| drop(server.ask(&["CONFIG", "SET", name, value]));
+    let drops = |_: &str| set("maxmemory-policy", "allkeys-lru");
+    goes_on(&drops, "drops keys", &|| set("maxmemory-policy", "noeviction"));
+    goes_on(&|_| set("maxmemory", "1mb"), "full", &|| set("maxmemory", "64mb"));
+    let lost = |_: &str| std::fs::remove_file(&password).unwrap();
+    goes_on(&lost, "no password", &|| std::fs::write(&password, "word\n").unwrap());
+    let refuses = |_: &str| _ = server.ask(&["ACL", "SETUSER", "me", "off"]);
+    goes_on(&refuses, "no user", &|| _ = server.ask(&["ACL", "SETUSER", "me", "on"]));
 }
 
 #[test]

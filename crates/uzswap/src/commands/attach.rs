@@ -8,7 +8,7 @@
 use crate::cli::{AttachArguments, DetachArguments, TargetArguments};
 use crate::commands::status;
 use crate::device::group_change::GroupChange;
-use crate::device::membership::Membership;
+use crate::device::membership::{KEEPER_GONE, Membership, pages_lost};
 use crate::device::signals::{Event, Events};
 use crate::device::wire::{RunInfo, Tell};
 use crate::device::{group, ledger, options, processes, requirements, systemd};
@@ -130,21 +130,25 @@ fn hold(
     live: &Live,
     events: &Events,
 ) -> Result<(), Failure> {
-    let lost = "the daemon died; the swapped pages are lost";
+    let lost = |why: &str| Failure::new(pages_lost(why));
     let mut watch = PressureWatch::over(target.processes.clone(), &target.name);
     loop {
         match events.receiver.recv_timeout(TICK) {
             Ok(Event::Signal { .. } | Event::Told(Tell::Detach)) => return Ok(()),
-            Ok(Event::Told(Tell::Lost) | Event::Gone) => {
+            Ok(Event::Told(Tell::Lost(why))) => {
                 part.gone();
-                return Err(Failure::new(lost));
+                return Err(lost(&why));
+            }
+            Ok(Event::Gone) => {
+                part.gone();
+                return Err(lost(KEEPER_GONE));
             }
             Ok(Event::Told(Tell::Full(true))) => {
                 say!("uzswap: pool and backing are full, so nothing more is swapped out");
             }
             Ok(Event::CameBack(wire)) => part.came_back(wire),
             Ok(_) => {}
-            Err(RecvTimeoutError::Disconnected) => return Err(Failure::new(lost)),
+            Err(RecvTimeoutError::Disconnected) => return Err(lost(KEEPER_GONE)),
             Err(RecvTimeoutError::Timeout) if !squeeze.is_there() => {
                 say!("uzswap: {} has ended", target.name);
                 return Ok(());

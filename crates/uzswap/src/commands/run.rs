@@ -5,7 +5,7 @@ use crate::commands::supervise::{Interrupts, TICK, exit_code, find_command, writ
 use crate::commands::user;
 use crate::device::group_change::GroupChange;
 use crate::device::ledger;
-use crate::device::membership::Membership;
+use crate::device::membership::{KEEPER_GONE, Membership, pages_lost};
 use crate::device::processes::OWN_PROGRAM;
 use crate::device::signals::{Event, Events};
 use crate::device::wire::{RunInfo, Tell};
@@ -256,7 +256,7 @@ impl<'a> GroupWatch<'a> {
                 Ok(Event::CameBack(wire)) => self.part.came_back(wire),
                 Ok(Event::Gone) => {
                     self.part.gone();
-                    self.lost();
+                    self.lost(KEEPER_GONE);
                 }
                 Err(RecvTimeoutError::Timeout) => self.tick(),
                 Err(RecvTimeoutError::Disconnected) => {
@@ -266,14 +266,14 @@ impl<'a> GroupWatch<'a> {
         }
     }
 
-    fn lost(&self) {
-        say!("uzswap: the daemon died; the swapped pages are lost, so the command is ended");
+    fn lost(&self, why: &str) {
+        say!("uzswap: {}, so the command is ended", pages_lost(why));
         self.group.kill();
     }
 
     fn told(&mut self, tell: &Tell) {
         match tell {
-            Tell::Lost => self.lost(),
+            Tell::Lost(why) => self.lost(why),
             Tell::Replaced(daemon) if *daemon != self.part.joined.daemon => {
                 self.part.joined.daemon = *daemon;
                 self.peak.daemons_replaced += 1;

@@ -19,6 +19,14 @@ const PATIENCE: Duration = Duration::from_secs(30);
 const ABANDONED: Duration = Duration::from_secs(10);
 const PAUSE: Duration = Duration::from_millis(50);
 
+/// Why the pages are lost where nobody is left to say it.
+pub const KEEPER_GONE: &str = "the keeper died with it, and no other has taken over";
+
+/// The message when the swapped pages are lost, for this reason.
+pub fn pages_lost(why: &str) -> String {
+    format!("the daemon died ({why}); the swapped pages are lost")
+}
+
 /// See the module.
 pub struct Membership {
     pid: i32,

@@ -64,8 +64,8 @@ pub enum Tell {
         /// The changes that could not be undone.
         troubles: Vec<String>,
     },
-    /// The daemon died, and its swapped pages are lost.
-    Lost,
+    /// The daemon died, and its swapped pages are lost, for this reason.
+    Lost(String),
     /// The daemon died, and another one, with this number, has gone on with everything. To
     /// [`Ask::Upgrade`]: that is done.
     Replaced(i32),

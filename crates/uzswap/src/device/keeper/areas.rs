@@ -254,10 +254,10 @@ impl Keeper {
         if self.state.is_in_use() {
             return self.phase.become_next(Phase::Emptying);
         }
-        self.troubles.clone_from(&troubles);
+        self.troubles.extend(troubles);
         self.stand_in = None;
         self.phase.become_next(Phase::Over);
-        self.tell_all(&Tell::Left { is_over: true, troubles });
+        self.tell_all(&Tell::Left { is_over: true, troubles: self.troubles.clone() });
         self.tell_what_waits();
     }
 }

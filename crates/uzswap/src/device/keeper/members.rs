@@ -105,7 +105,10 @@ impl Keeper {
                 let is_known = self.state.runs.iter().any(|run| run.run.pid == pid);
                 let member = &mut self.members[index];
                 member.run = is_known.then_some(pid);
-                member.tell(if is_known { Tell::Noted } else { Tell::Lost });
+                member.tell(match is_known {
+                    true => Tell::Noted,
+                    false => Tell::Lost("the next keeper does not know this run".into()),
+                });
                 // The keeper before may have been killed while it replaced the daemon.
                 let daemon = self.state.daemon.map_or(0, |daemon| daemon.pid);
                 member.tell(Tell::Replaced(daemon));

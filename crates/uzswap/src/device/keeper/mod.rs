@@ -358,11 +358,12 @@ impl Keeper {
         self.state.zswap_was_on
     }
 
+    /// Says it at once as `serve`; otherwise the last run hears it.
     fn trouble(&mut self, what: String) {
-        if self.state.is_serving {
-            say!("uzswap: {what}");
+        match self.state.is_serving {
+            true => say!("uzswap: {what}"),
+            false => self.troubles.push(what),
         }
-        self.troubles.push(what);
     }
 
     /// True if anybody needs it, or may.

@@ -40,7 +40,7 @@ impl Keeper {
         self.bury_daemon();
         self.phase.become_next(Phase::Lost);
         self.is_lost = true;
-        self.tell_all(&Tell::Lost);
+        self.tell_all(&Tell::Lost(why.to_string()));
         for place in self.state.runs.iter().filter_map(|run| run.place.as_ref()) {
             place.kill();
         }

@@ -151,7 +151,7 @@ impl KeeperProcess {
         world.processes[me].has_memory = false;
         self.is_told_to_end = true;
         self.busy = None;
-        self.tell_all(&Tell::Lost, world);
+        self.tell_all(&Tell::Lost("given up".into()), world);
     }
 
     fn is_daemon_ending(world: &World) -> bool {
@@ -436,7 +436,7 @@ impl KeeperProcess {
                     member.run = run;
                     Tell::Noted
                 }
-                Heard::Said(Message::Rejoin) => Tell::Lost,
+                Heard::Said(Message::Rejoin) => Tell::Lost("unknown".into()),
                 Heard::Said(Message::Leave) => {
                     world.ledger.runs.retain(|one| Some(*one) != member.run);
                     member.run = None;

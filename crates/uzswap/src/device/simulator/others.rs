@@ -115,7 +115,7 @@ impl Run {
     fn hear(&mut self, tell: &Tell, world: &mut World, me: Pid) {
         match tell {
             Tell::Noted => self.is_part = true,
-            Tell::Lost => world.exit(me, true),
+            Tell::Lost(_) => world.exit(me, true),
             Tell::Left { .. } if self.leaves => world.exit(me, true),
             Tell::Busy => drop(self.wire.take().map(|wire| world.close(wire, me))),
             _ => {}
