@@ -67,22 +67,30 @@ const FILTER: &str = "it forbids itself a call that brings pages in (seccomp)";
 /// Gives all memory back to the program, ends our threads, and looks at few of its calls from then
 /// on.
 fn leave(agent: &Agent, reason: &str) {
+    // A child whose pages cannot be watched: it has no thread of ours, and all memory is in.
+    let was_left = stage::is_left();
     alone::end_watching();
     let _inside = crate::inside();
-    // They give memory back as they end, for which the layout has to be free.
-    agent.pager.stop_threads();
+    if !was_left {
+        // They give memory back as they end, for which the layout has to be free.
+        agent.pager.stop_threads();
+    }
     let _layout = layout::lock();
-    if stage::is_left() {
+    if stage::is_confined() {
         // Another thread was faster.
         return;
     }
-    agent.pager.give_all_back();
+    if !was_left {
+        agent.pager.give_all_back();
+    }
     stage::confine();
     // A handler would begin by calls of ours.
     fault_signals::give_back();
     handlers::give_back();
     stacks::give_back();
-    crate::leave_alone(reason);
+    if !was_left {
+        crate::leave_alone(reason);
+    }
 }
 
 /// Leaves the program alone if a filter forbids a call that is needed here.
@@ -112,7 +120,7 @@ fn call(number: libc::c_long, arguments: [u64; 6]) -> Call {
     Call { number: number as u64, arguments, result: 0 }
 }
 
-/// The calls by which a thread brings a page in, or takes one out.
+/// The calls by which a thread brings a page in, or takes one out, or begins and ends.
 fn needed(agent: &Agent) -> Vec<Call> {
     const COPY: u64 = 0xc028_aa03;
     const ZEROS: u64 = 0xc020_aa04;
@@ -124,6 +132,7 @@ fn needed(agent: &Agent) -> Vec<Call> {
     let (page, anonymous) = (4096, (libc::MAP_PRIVATE | libc::MAP_ANONYMOUS) as u64);
     let mut all = vec![
         call(libc::SYS_rt_sigreturn, [0; 6]),
+        call(libc::SYS_sigaltstack, [somewhere, 0, 0, 0, 0, 0]),
         call(libc::SYS_rt_sigprocmask, [2, somewhere, somewhere, 8, 0, 0]),
         call(libc::SYS_futex, [somewhere, private(libc::FUTEX_WAIT), 0, 0, 0, 0]),
         call(libc::SYS_futex, [somewhere, private(libc::FUTEX_WAKE), 1, 0, 0, 0]),

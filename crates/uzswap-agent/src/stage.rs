@@ -173,11 +173,13 @@ pub fn is_left() -> bool {
 /// True once the program was left alone for its filter.
 static IS_CONFINED: AtomicBool = AtomicBool::new(false);
 
-/// Leaves the program alone for its filter: this process makes no call that the program has not
-/// made.
+/// Leaves the program alone for its filter, or has one that is left alone already make no call that
+/// the program has not made.
 pub fn confine() {
     IS_CONFINED.store(true, Release);
-    enter(LeftAlone);
+    if !is_left() {
+        enter(LeftAlone);
+    }
 }
 
 /// True once that was done.
