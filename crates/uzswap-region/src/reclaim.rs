@@ -214,7 +214,7 @@ impl Inner {
                 break;
             }
             let mut page = if turn == 0 && space.id == hand.region { hand.page } else { 0 };
-            while let Some(at) = space.next_touched(page) {
+            while let Some(at) = space.next_resident(page) {
                 page = at + 1;
                 let pass = (at, round as u32, keeps);
                 let Some(was) = self.pass(&mut hand.order, space, pass) else { continue };
@@ -435,7 +435,7 @@ impl Inner {
     pub(crate) fn take_resident(&self, space: &Arc<Space>, pages: &mut Range<u32>) -> Vec<Taken> {
         let mut taken = Vec::with_capacity(BATCH);
         while taken.len() < BATCH
-            && let Some(page) = space.next_touched(pages.start).filter(|page| *page < pages.end)
+            && let Some(page) = space.next_resident(pages.start).filter(|page| *page < pages.end)
         {
             pages.start = page + 1;
             let was = space.load(page);

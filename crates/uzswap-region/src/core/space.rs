@@ -229,7 +229,7 @@ impl Space {
     /// Gives pages that are all `Busy` by one word, made so by the caller, a word each or one for
     /// some of them. Their words are `now` then.
     pub(crate) fn divide(&self, found: &Found<'_>, now: Word) {
-        let group = self.words.add(now);
+        let group = self.words.add(found, now);
         let more = self.words.group_pages(group + 1) - self.words.group_pages(group);
         if more > 0 {
             self.pager.budget.charge_anyway(more);
@@ -369,15 +369,12 @@ impl Space {
 
     /// The next page from `page` on that has a word of its own.
     pub(crate) fn next_touched(&self, page: u32) -> Option<u32> {
-        let mut at = page;
-        while at < self.pages {
-            let found = self.words.find(at);
-            if !found.is_shared() {
-                return Some(at);
-            }
-            at = found.end();
-        }
-        None
+        self.words.next(page, |_| true)
+    }
+
+    /// The next page from `page` on that is there.
+    pub(crate) fn next_resident(&self, page: u32) -> Option<u32> {
+        self.words.next(page, |word| word.kind() == Kind::Resident)
     }
 
     /// Pages of a range of bytes: all that it touches, or only those that it covers.

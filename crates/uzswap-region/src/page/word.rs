@@ -87,6 +87,7 @@ impl Word {
         (self.0 & KIND_MASK == Self::DIVIDED).then_some(self.0 >> KIND_BITS)
     }
 
+    #[inline]
     pub(crate) fn kind(self) -> Kind {
         kind(self.0 & KIND_MASK)
     }
@@ -180,6 +181,7 @@ impl Word {
     }
 }
 
+#[inline]
 fn kind(number: u32) -> Kind {
     match number {
         0 => Kind::Untouched,

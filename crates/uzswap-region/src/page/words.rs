@@ -4,11 +4,16 @@
 //! top     a word for each 16 MiB        refers to
 //! group   64 words, for 256 KiB each    refer to
 //! groups  of 64 words of pages, and the keys of these pages
+//! marks   a bit for each word of the top, and of a group above others: it is divided
 //! ```
 //! A program may reserve terabytes and use a page here and there. So pages share a word as long as
 //! they are alike: `Untouched`, `Empty`, or `Busy` while a thread changes all of them. When one of
 //! them is to differ, the word is *divided*: it refers to a group from then on, for good. So the
 //! words of a group are always those of the same pages, and a thread may look at them at any time.
+//!
+//! Those that look for used pages go by the marks ([`Words::next`]). So pages that were never used
+//! cost them next to nothing: the marks of 8 TiB are 16 Ki words. A word is marked before it is
+//! divided, and stays so.
 //!
 //! A reservation costs 4 bytes for each 16 MiB, and a page that is used alone 544 bytes.
 
@@ -36,8 +41,13 @@ pub(crate) const BLOCK: u32 = FAN;
 pub(crate) const UNIT: u32 = 16;
 /// Units of a block.
 pub(crate) const UNITS: usize = (BLOCK / UNIT) as usize;
-/// A group's words, and those of its keys.
+/// A group's words, and those of its keys or marks.
 const GROUP: usize = FAN as usize + UNITS;
+/// Words that have a mark in one word.
+const MARKS: u32 = u32::BITS;
+
+const _: () =
+    assert!(FAN / MARKS <= UNITS as u32, "the marks of a group are where others have keys");
 
 /// See the module.
 pub(crate) struct Words {
@@ -100,9 +110,8 @@ impl Found<'_> {
 impl Words {
     /// Those of so many pages, all `Untouched`.
     pub(crate) fn new(pages: u32) -> io::Result<Self> {
-        let tops = tops(pages);
-        let groups = tops + pages.div_ceil(FAN) as usize;
-        let bytes = (tops + groups * GROUP) * size_of::<AtomicU32>();
+        let groups = tops(pages) + pages.div_ceil(FAN) as usize;
+        let bytes = (first_group(pages) + groups * GROUP) * size_of::<AtomicU32>();
         let memory = Mapping::for_pages(bytes, PAGE_BYTES)?;
         // A fork looks at them.
         memory.set_inherited(0, memory.len(), true)?;
@@ -110,15 +119,20 @@ impl Words {
     }
 
     fn slot(&self, at: usize) -> &AtomicU32 {
-        assert!(at < self.memory.len() / size_of::<AtomicU32>());
+        &self.slots(at..at + 1)[0]
+    }
+
+    fn slots(&self, range: Range<usize>) -> &[AtomicU32] {
+        assert!(range.end <= self.memory.len() / size_of::<AtomicU32>());
+        let first = self.memory.as_ptr().cast::<AtomicU32>();
         // SAFETY: inside the mapping, which lives as long as `self`; aligned; words are only ever
         // accessed as atomics; zeros are a word.
-        unsafe { &*self.memory.as_ptr().cast::<AtomicU32>().add(at) }
+        unsafe { std::slice::from_raw_parts(first.add(range.start), range.len()) }
     }
 
     /// Where a group begins.
     fn group(&self, group: u32) -> usize {
-        tops(self.pages) + group as usize * GROUP
+        first_group(self.pages) + group as usize * GROUP
     }
 
     /// The word of a page, its own or a shared one.
@@ -127,19 +141,87 @@ impl Words {
         let mut slot = self.slot((page >> TOP_BITS) as usize);
         let mut bits = TOP_BITS;
         loop {
-            let word = Word(slot.load(Acquire));
+            let word = look_at(slot);
             let Some(group) = word.group() else { return Found { slot, word, bits, page } };
             bits -= FAN_BITS;
             slot = self.slot(self.group(group) + (page >> bits & (FAN - 1)) as usize);
         }
     }
 
-    /// A new group, whose words are all alike.
-    pub(crate) fn add(&self, word: Word) -> u32 {
+    /// A new group for the pages of a word that is about to be divided. Its words are all alike.
+    pub(crate) fn add(&self, found: &Found<'_>, word: Word) -> u32 {
         let group = self.groups.fetch_add(1, Relaxed);
         let first = self.group(group);
         (first..first + FAN as usize).for_each(|at| self.slot(at).store(word.0, Relaxed));
+        self.mark(found);
         group
+    }
+
+    fn mark(&self, found: &Found<'_>) {
+        let at = found.page >> found.bits;
+        let (marks, at) = match found.bits {
+            TOP_BITS => (tops(self.pages), at),
+            _ => (self.marks_below(found.page >> TOP_BITS).expect("found there"), at & (FAN - 1)),
+        };
+        // Published with the word.
+        self.slot(marks + (at / MARKS) as usize).fetch_or(1 << (at % MARKS), Relaxed);
+    }
+
+    /// Where the marks of a top word's group begin. `None`: it is not divided.
+    fn marks_below(&self, top: u32) -> Option<usize> {
+        let word = look_at(self.slot(top as usize));
+        Some(self.group(word.group()?) + FAN as usize)
+    }
+
+    /// The first mark from `at` on, of the `count` that begin at a word.
+    fn next_marked(&self, marks: usize, at: u32, count: u32) -> Option<u32> {
+        let mut from = at % MARKS;
+        let words = at / MARKS..count.div_ceil(MARKS);
+        let all = self.slots(marks + words.start as usize..marks + words.end as usize);
+        for (word, of_word) in words.zip(all) {
+            let left = look_at(of_word).0 >> from << from;
+            if left != 0 {
+                return Some(word * MARKS + left.trailing_zeros());
+            }
+            from = 0;
+        }
+        None
+    }
+
+    /// The first page from `page` on that has a word of its own, and one that is wanted.
+    pub(crate) fn next(&self, page: u32, is_wanted: impl Fn(Word) -> bool) -> Option<u32> {
+        let mut at = page;
+        while at < self.pages {
+            let block = self.next_divided(at)?;
+            at = at.max(block);
+            let end = block.saturating_add(BLOCK).min(self.pages);
+            // A mark comes before its word is divided.
+            if let Some(own) = self.own_words(at) {
+                let mut words = self.slots(own..own + (end - at) as usize).iter();
+                if let Some(beyond) = words.position(|word| is_wanted(look_at(word))) {
+                    return Some(at + beyond as u32);
+                }
+            }
+            at = end;
+        }
+        None
+    }
+
+    /// The first block that ends behind a page and whose words are marked as divided.
+    fn next_divided(&self, page: u32) -> Option<u32> {
+        let tops = tops(self.pages);
+        let (mut top, mut middle) = (page >> TOP_BITS, page >> FAN_BITS & (FAN - 1));
+        loop {
+            let next = self.next_marked(tops, top, tops as u32)?;
+            if next > top {
+                (top, middle) = (next, 0);
+            }
+            let marks = self.marks_below(top);
+            if let Some(middle) = marks.and_then(|marks| self.next_marked(marks, middle, FAN)) {
+                return Some(top << TOP_BITS | middle << FAN_BITS);
+            }
+            (top, middle) = (top + 1, 0);
+        }
     }
 
     /// The word of a new group's page.
@@ -151,12 +233,17 @@ impl Words {
     /// Of each unit of the block that a page is in, the number of its keys, and 1; or 0. `None`:
     /// the page has no word of its own.
     pub(crate) fn keys(&self, page: u32) -> Option<[&AtomicU32; UNITS]> {
-        assert!(page < self.pages);
-        let top = Word(self.slot((page >> TOP_BITS) as usize).load(Acquire));
-        let middle = self.group(top.group()?) + (page >> FAN_BITS & (FAN - 1)) as usize;
-        let block = Word(self.slot(middle).load(Acquire)).group()?;
-        let keys = self.group(block) + FAN as usize;
+        let keys = self.own_words(page / BLOCK * BLOCK)? + FAN as usize;
         Some(std::array::from_fn(|unit| self.slot(keys + unit)))
+    }
+
+    /// Where the words of the pages of a block are from a page on. `None`: it has none of its own.
+    fn own_words(&self, page: u32) -> Option<usize> {
+        assert!(page < self.pages);
+        let top = look_at(self.slot((page >> TOP_BITS) as usize));
+        let middle = self.group(top.group()?) + (page >> FAN_BITS & (FAN - 1)) as usize;
+        let block = look_at(self.slot(middle)).group()?;
+        Some(self.group(block) + (page & (FAN - 1)) as usize)
     }
 
     /// Pages of memory that groups have taken: some of these are not touched yet.
@@ -170,10 +257,17 @@ impl Words {
         self.groups.load(Relaxed)
     }
 
-    /// Bytes of the top.
+    /// Bytes of the top, and of its marks.
     pub(crate) fn top_bytes(&self) -> usize {
-        tops(self.pages) * size_of::<AtomicU32>()
+        first_group(self.pages) * size_of::<AtomicU32>()
     }
+}
+
+/// A word as it is now. Tests count these looks.
+fn look_at(word: &AtomicU32) -> Word {
+    #[cfg(test)]
+    tests::STEPS.set(tests::STEPS.get() + 1);
+    Word(word.load(Acquire))
 }
 
 /// Words at the top.
@@ -181,9 +275,21 @@ fn tops(pages: u32) -> usize {
     pages.div_ceil(1 << TOP_BITS) as usize
 }
 
+/// Words before the groups: the top, and its marks.
+fn first_group(pages: u32) -> usize {
+    tops(pages) + tops(pages).div_ceil(MARKS as usize)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::cell::Cell;
+    use std::collections::BTreeSet;
+
+    thread_local! {
+        /// Looks of this thread at words.
+        pub(super) static STEPS: Cell<u64> = const { Cell::new(0) };
+    }
 
     /// Gives a page a word of its own, which differs from that of its neighbours.
     fn set(words: &Words, page: u32, word: Word) {
@@ -192,7 +298,7 @@ mod tests {
             if !found.is_shared() {
                 return found.slot.store(word.0, Relaxed);
             }
-            let group = words.add(found.word);
+            let group = words.add(&found, found.word);
             found.slot.store(Word::divided(group).0, Relaxed);
         }
     }
@@ -208,7 +314,7 @@ mod tests {
             found.slot.store(Word::EMPTY.0, Relaxed);
             (at, steps) = (found.end(), steps + 1);
         }
-        assert_eq!((steps, words.top_bytes()), (1 << 16, 256 << 10));
+        assert_eq!((steps, words.top_bytes()), (1 << 16, (256 << 10) + (8 << 10)));
         assert_eq!(words.memory.resident_pages().unwrap(), 64);
         // One page by itself, far from the others.
         let page = |i: u32| i.wrapping_mul(0x9e37_79b1) % TEBIBYTE;
@@ -220,8 +326,8 @@ mod tests {
             assert!(words.keys(at).is_some() && words.keys(at ^ 64).is_none());
         }
         let pages = words.memory.resident_pages().unwrap() as i64;
-        assert_eq!(pages, 64 + words.group_pages(words.groups()));
-        assert!(pages <= 64 + 1000 * 544 / 4096 + 1, "{pages} pages");
+        assert_eq!(pages, 66 + words.group_pages(words.groups()));
+        assert!(pages <= 66 + 1000 * 544 / 4096 + 1, "{pages} pages");
     }
 
     #[test]
@@ -231,5 +337,44 @@ mod tests {
             (0..pages).for_each(|page| set(&words, page, Word::staged(page as usize, Word::EMPTY)));
             assert!((0..pages).all(|page| words.find(page).word.frame() == page as usize));
         }
+    }
+    #[test]
+    fn a_search_for_used_pages_costs_what_these_cost_and_not_the_others() {
+        const PAGES: u32 = 1 << 31;
+        let words = Words::new(PAGES).unwrap();
+        let is_resident = |word: Word| word.kind() == Kind::Resident;
+        let used: BTreeSet<_> = (0..1000).map(|i: u32| i.wrapping_mul(0x9e37_79b1) >> 1).collect();
+        used.iter().for_each(|page| set(&words, *page, Word::RESIDENT));
+        let before = STEPS.get();
+        let mut found = Vec::new();
+        let mut next = words.next(0, is_resident);
+        while let Some(page) = next {
+            found.push(page);
+            next = words.next(page + 1, is_resident);
+        }
+        assert!(found.into_iter().eq(used));
+        // All marks of the top, and of each page the words of its block, with the way there.
+        let steps = STEPS.get() - before;
+        assert!(steps <= u64::from(PAGES >> TOP_BITS) / 32 + 1000 * (64 + 20), "{steps} steps");
+    }
+
+    #[test]
+    fn the_next_page_is_the_one_that_a_walk_over_all_words_finds() {
+        const LAST: u32 = 3 * 4096 + 70;
+        let words = Words::new(LAST).unwrap();
+        let own = |page: &u32| !words.find(*page).is_shared();
+        for used in [4096 * 2 + 63, 5, LAST - 1, 64 * 7, 4095, 4096] {
+            set(&words, used, Word::RESIDENT);
+            // Divided, and none of them has a word of its own.
+            let beside = words.find(used ^ 64);
+            beside.is_shared().then(|| words.mark(&beside));
+            for page in (0..LAST).step_by(29) {
+                let resident = |at: &u32| words.find(*at).word == Word::RESIDENT;
+                assert_eq!(words.next(page, |_| true), (page..LAST).find(own), "from {page}");
+                let next = words.next(page, |word| word == Word::RESIDENT);
+                assert_eq!(next, (page..LAST).find(resident), "from {page}");
+            }
+        }
+        assert_eq!(words.next(LAST, |_| true), None);
     }
 }
