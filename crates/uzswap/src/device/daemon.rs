@@ -85,7 +85,7 @@ pub fn daemon(arguments: &InheritArguments) -> Result<(), Failure> {
     let swapped = Arc::new(Swapped::default());
     swapped.set(start.devices.clone().unwrap_or_default());
     let mut phase = Phase::Starting;
-    let mut service = Service::start(&start, &swapped);
+    let mut service = Service::start(&start, &swapped, &mut notes);
     phase.started(service.is_ok(), start.devices.is_some());
     let report = match &service {
         Ok(service) => {
@@ -221,12 +221,16 @@ fn ignore_signals() -> io::Result<()> {
 struct Service {
     transport: Box<dyn Transport>,
     _maintainer: Maintainer,
-    _control: Control,
+    _control: Option<Control>,
     _store: Option<StoreKeeper>,
 }
 
 impl Service {
-    fn start(start: &Start, swapped: &Arc<Swapped>) -> Result<Self, Failure> {
+    fn start(
+        start: &Start,
+        swapped: &Arc<Swapped>,
+        notes: &mut Vec<String>,
+    ) -> Result<Self, Failure> {
         let options = &start.options;
         let kept =
             start.kept.as_ref().map(|numbers| KeptDaemon::inherited(numbers, process::inherited));
@@ -250,24 +254,44 @@ impl Service {
         let store = tiers.map(StoreKeeper::start).transpose();
         let store = store.map_err(|error| Failure::new(format!("the store's thread: {error}")))?;
         let served = served(options, &cache)?;
-        let folder = folder::mount();
-        let mount = |error: io::Error| {
-            let folder = folder.display();
-            Failure::new(format!("cannot mount on {folder}: {error}; see `uzswap doctor`"))
-        };
         let traffic = Arc::new(Traffic::new(options.threads));
-        if takes_over && fuse::is_mounted(&folder) {
-            // The control files of the daemon before, which nobody answers for.
-            fuse::unmount(&folder).map_err(mount)?;
-        }
-        let control = Control::mount(cache.clone(), traffic.clone(), swapped.clone(), &folder);
-        let control = control.map_err(mount)?;
-        let maintainer = Maintainer::start(cache.clone()).map_err(mount)?;
+        let control = match control(&cache, &traffic, swapped, takes_over) {
+            Ok(control) => Some(control),
+            // The pages that it goes on with do not need them.
+            Err(failure) if takes_over => {
+                notes.push(format!("there are no control files and no figures: {failure}"));
+                None
+            }
+            Err(failure) => return Err(failure),
+        };
+        let maintainer = Maintainer::start(cache.clone());
+        let maintainer = maintainer
+            .map_err(|error| Failure::new(format!("cannot start the maintainer: {error}")))?;
         let transport = transport(options, &served, &traffic, server, before)?;
         let added = cache.add_cpu_state(transport.cpu_state());
         added.map_err(|error| Failure::new(error.to_string()))?;
         Ok(Self { transport, _maintainer: maintainer, _control: control, _store: store })
     }
+}
+
+/// Mounts the control files. Those of a daemon before, for which nobody answers, are unmounted.
+fn control(
+    cache: &Arc<Cache>,
+    traffic: &Arc<Traffic>,
+    swapped: &Arc<Swapped>,
+    takes_over: bool,
+) -> Result<Control, Failure> {
+    let folder = folder::mount();
+    let mount = || {
+        if takes_over && fuse::is_mounted(&folder) {
+            fuse::unmount(&folder)?;
+        }
+        Control::mount(cache.clone(), traffic.clone(), swapped.clone(), &folder)
+    };
+    mount().map_err(|error| {
+        let folder = folder.display();
+        Failure::new(format!("cannot mount on {folder}: {error}; see `uzswap doctor`"))
+    })
 }
 
 /// A cache, new or taken over.

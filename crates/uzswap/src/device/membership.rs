@@ -164,9 +164,13 @@ impl Membership {
         }
         // An error: the keeper is gone, and has ended the command.
         let _ = self.wire.send(&Ask::Leave);
+        let mut lost = Vec::new();
         loop {
             match events.receiver.recv() {
-                Ok(Event::Told(Tell::Left { is_over, troubles })) => {
+                // The command was ended for it, which was noticed first.
+                Ok(Event::Told(Tell::Lost(why))) => lost.push(pages_lost(&why)),
+                Ok(Event::Told(Tell::Left { is_over, mut troubles })) => {
+                    troubles.splice(0..0, lost);
                     if let (Some(mut keeper), true) = (self.keeper.take(), is_over) {
                         // An error: it is not there to be waited for.
                         let _ = keeper.wait();

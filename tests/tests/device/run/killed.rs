@@ -77,11 +77,13 @@ fn a_daemon_that_cannot_start_is_tried_again_by_whichever_keeper() {
     if state().unwrap()["outlives_daemon"] == false {
         return drop(run.finish());
     }
-    // No daemon can mount its control files now.
-    let folder = run.mount();
-    let unmounted = Command::new("umount").arg("--lazy").arg(&folder).status().unwrap();
-    assert!(unmounted.success());
-    fs::remove_dir(&folder).unwrap();
+    // No daemon has the memory that it needs now.
+    let limit = |role: &str, bytes: &str| {
+        let (pid, bytes) = (process_of(role).to_string(), format!("--as={bytes}"));
+        // An error: it has just ended.
+        let _ = Command::new("prlimit").args(["--pid", &pid, &bytes]).status().unwrap();
+    };
+    limit("keeper", "200000000:");
     let daemon = process_of("daemon");
     uzswap_sys::process::kill(daemon, libc::SIGKILL).unwrap();
     assert!(wait_for(|| process_of("daemon") != daemon), "no other was started");
@@ -95,6 +97,35 @@ fn a_daemon_that_cannot_start_is_tried_again_by_whichever_keeper() {
         assert!(wait_for(|| process_of("keeper") != keeper), "the daemon started no other");
         std::thread::sleep(Duration::from_millis(noise.below(100)));
     }
+    // Each may just have started another.
+    for _ in 0..20 {
+        limit("keeper", "unlimited:");
+        limit("daemon", "unlimited:");
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    run.finish().assert_whole(2);
+    machine.assert_as_before();
+}
+
+#[test]
+fn a_daemon_goes_on_without_control_files_and_without_room_to_write_its_number_down() {
+    let Some(machine) = Machine::take() else { return };
+    let run = churning(10);
+    if state().unwrap()["outlives_daemon"] == false {
+        return drop(run.finish());
+    }
+    let folder = run.mount();
+    let unmounted = Command::new("umount").arg("--lazy").arg(&folder).status().unwrap();
+    assert!(unmounted.success());
+    fs::remove_dir(&folder).unwrap();
+    // As a file that has no room.
+    let fresh = Path::new(FOLDER).join("state.new");
+    fs::create_dir(&fresh).unwrap();
+    let daemon = process_of("daemon");
+    uzswap_sys::process::kill(daemon, libc::SIGKILL).unwrap();
+    std::thread::sleep(Duration::from_secs(4));
+    assert_eq!(process_of("daemon"), daemon, "it was written down");
+    fs::remove_dir(fresh).unwrap();
     fs::create_dir(folder).unwrap();
     run.finish().assert_whole(2);
     machine.assert_as_before();

@@ -1,7 +1,7 @@
 //! The daemon as its keeper has it: started, heard and asked.
 
 use super::phase::Act;
-use super::{Keeper, LOOK, cannot_start, cannot_write};
+use super::{Keeper, LOOK, cannot_start};
 use crate::device::kept::{KeptDaemon, Start};
 use crate::device::phase::Phased;
 use crate::device::processes::ProcessId;
@@ -37,10 +37,21 @@ impl Keeper {
         // Before anything else: once it has this it can do without us.
         let daemon = self.daemon.insert(wire);
         daemon.send(&start).map_err(cannot_start)?;
-        self.state.write().map_err(cannot_write)?;
+        self.save_of_daemon()?;
         let notes = self.await_daemon()?;
-        if before.is_none() {
-            self.notes.extend(notes);
+        self.notes.extend(notes);
+        self.notes.sort();
+        self.notes.dedup();
+        Ok(())
+    }
+
+    /// Writes the state down where a daemon begins. One that goes on with pages has to serve even
+    /// where there is no room for that: it tells the keeper that follows us its number.
+    fn save_of_daemon(&mut self) -> Result<(), Failure> {
+        let saved = self.save();
+        match saved {
+            Err(failure) if !self.state.areas.is_empty() => self.trouble(failure.to_string()),
+            saved => saved?,
         }
         Ok(())
     }
@@ -52,7 +63,7 @@ impl Keeper {
                 self.options.transport.clone_from(&transport);
                 self.state.transport = transport;
                 self.daemon_since = Instant::now();
-                self.save().map(|()| notes)
+                self.save_of_daemon().map(|()| notes)
             }
             Ok(DaemonReport::Failed(message)) => Err(Failure::new(message)),
             Ok(DaemonReport::Attached(_)) | Err(_) => {

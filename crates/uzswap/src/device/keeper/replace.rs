@@ -36,7 +36,10 @@ impl Keeper {
 
     /// The swapped pages are lost.
     fn lose(&mut self, why: &Failure) {
-        self.trouble(format!("the daemon died: {why}"));
+        if self.state.is_serving {
+            // Runs are told by themselves.
+            self.trouble(format!("the daemon died: {why}"));
+        }
         self.bury_daemon();
         self.phase.become_next(Phase::Lost);
         self.is_lost = true;
