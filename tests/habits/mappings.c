@@ -51,6 +51,52 @@ static int children(void) {
     return 0;
 }
 
+// Memory that no child inherits leaves and comes back; a child may map other memory there.
+enum { PARTS = 3 };
+static int uninherited(void) {
+    static const size_t sizes[PARTS] = { 8 * MIB, 14 * MIB, 4 * MIB };
+    unsigned char *parts[PARTS] = { map(sizes[0]) }, *beside = NULL;
+    memset(parts[0], 1, sizes[0]);
+    madvise(parts[0], sizes[0], MADV_DONTFORK);
+    grow();
+    // Inherited pages are on both sides; the last part is reserved first.
+    beside = map(16 * MIB);
+    parts[1] = beside + MIB;
+    parts[2] = mmap(NULL, sizes[2], PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    memset(beside, 9, 16 * MIB);
+    madvise(parts[1], sizes[1], MADV_DONTFORK);
+    madvise(parts[2], sizes[2], MADV_DONTFORK);
+    mprotect(parts[2], sizes[2], ACCESS);
+    for (int i = 0; i < PARTS; i++)
+        for (size_t at = 0; at < sizes[i]; at += PAGE) *(size_t *)(parts[i] + at) = at + i;
+    for (int round = 0; round < 2; round++) {
+        for (int i = 0; i < PARTS; i++) send_out(parts[i], sizes[i] / 2);
+        pid_t child = fork();
+        if (!child) {
+            int wrong = beside[0] != 9 || beside[15 * MIB] != 9;
+            unsigned char is_there;
+            for (int i = 0; i < PARTS; i++) {
+                wrong |= (!mincore(parts[i], PAGE, &is_there) || errno != ENOMEM) << 1;
+                wrong |= (mmap(parts[i], sizes[i], ACCESS, MAP_PRIVATE | MAP_ANONYMOUS |
+                               MAP_FIXED_NOREPLACE, -1, 0) != parts[i]) << 2;
+                for (size_t at = 0; at < sizes[i]; at += PAGE) wrong |= (parts[i][at] != 0) << 3;
+                memset(parts[i], 5, sizes[i]);
+            }
+            grow();
+            for (int i = 0; i < PARTS; i++)
+                for (size_t at = 0; at < sizes[i]; at += PAGE) wrong |= (parts[i][at] != 5) << 4;
+            _exit(wrong);
+        }
+        int right = 0;
+        for (int i = 0; i < PARTS; i++)
+            for (size_t at = 0; at < sizes[i]; at += PAGE)
+                right += *(size_t *)(parts[i] + at) == at + i;
+        printf("child %d, right %d\n", status_of(child), right);
+        fflush(stdout);
+    }
+    return 0;
+}
+
 // A program that nobody may trace forks.
 static int undumpable(void) {
     unsigned char *memory = map_alone(0, 0);
@@ -284,8 +330,8 @@ static int named_as_ours(void) {
 
 int main(int arguments, char **argument) {
     static const struct named all[] = {
-        { "children", children }, { "undumpable", undumpable }, { "advice", advice },
-        { "moves", moves }, { "kinds", kinds }, { "read_only", read_only },
+        { "children", children }, { "uninherited", uninherited }, { "undumpable", undumpable },
+        { "advice", advice }, { "moves", moves }, { "kinds", kinds }, { "read_only", read_only },
         { "elsewhere", elsewhere }, { "asynchronous", asynchronous }, { "filtered", filtered },
         { "sparse", sparse }, { "late", late }, { "named_as_ours", named_as_ours },
     };

@@ -46,7 +46,8 @@ pub fn around_block(block: usize) -> Range<usize> {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(usize)]
 pub enum Stays {
-    /// A child finds it empty, or not at all (`MADV_WIPEONFORK`, `MADV_DONTFORK`).
+    /// A child finds it empty (`MADV_WIPEONFORK`); or not at all (`MADV_DONTFORK`), as memory for
+    /// devices, and pages do not leave by a move, which such a device prevents.
     NotInherited,
     /// It grows by itself, and shrinks by no call (`MAP_GROWSDOWN`).
     Grows,
@@ -137,9 +138,8 @@ pub fn report_left(table: &Table, name: &str) {
 
 /// Why the kernel's description of a private mapping of no file forbids to adopt it, if it does.
 fn stays(one: &Described<'_>) -> Option<Stays> {
-    const BY_FLAG: [(&str, Stays); 17] = [
+    const BY_FLAG: [(&str, Stays); 16] = [
         ("wf", Stays::NotInherited),
-        ("dc", Stays::NotInherited),
         ("gd", Stays::Grows),
         ("lo", Stays::Locked),
         ("lf", Stays::Locked),
@@ -158,7 +158,10 @@ fn stays(one: &Described<'_>) -> Option<Stays> {
     ];
     let by_flag = BY_FLAG.iter().find(|(flag, _)| one.has(flag)).map(|(_, why)| *why);
     let is_dropped = one.lazily_free_bytes > 0 && one.mapped.access[1] == b'-';
+    let is_absent =
+        one.has("dc") && !AGENT.get().is_some_and(|agent| agent.pager.leaves_pinned_in());
     by_flag
+        .or(is_absent.then_some(Stays::NotInherited))
         .or((one.key != 0).then_some(Stays::Key))
         .or((one.mapped.access[2] == b'x').then_some(Stays::Code))
         .or(is_dropped.then_some(Stays::Droppable))

@@ -34,6 +34,7 @@ pub fn advise(agent: &Agent, call: &mut Call) -> Outcome {
         }
         // A hint, to look for pages that are equal.
         libc::MADV_MERGEABLE => call.result = look_for_holes(&range),
+        // Libraries advise MADV_DONTFORK of memory in use before they hand it to a device.
         libc::MADV_DONTFORK | libc::MADV_WIPEONFORK | MADV_GUARD_INSTALL => {
             agent.pager.release(range);
             make(call);

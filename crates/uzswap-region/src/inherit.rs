@@ -13,7 +13,7 @@ use crate::core::Inner;
 use crate::core::space::Space;
 use crate::lane::Lane;
 use crate::layers::{ForChild, Layers};
-use crate::page::transition::{INHERITED, RELEASED};
+use crate::page::transition::{GONE, INHERITED, RELEASED};
 use crate::page::word::{Kind, Word};
 use crate::pager::Pager;
 use crate::steady;
@@ -163,7 +163,6 @@ impl Inner {
     /// In a fork: finds the pages that another thread of the parent's had, and registers the
     /// adopted memory.
     fn inherit_space(&self, space: &Space) -> io::Result<()> {
-        let mut run: Option<Range<u32>> = None;
         let mut at = 0;
         while at < space.pages() {
             let found = space.words.find(at);
@@ -176,21 +175,59 @@ impl Inner {
                 };
                 space.end_busy(&found, INHERITED, word);
             }
-            let end = found.end().min(space.pages());
-            if found.word.kind() != Kind::Untouched {
-                match &mut run {
-                    Some(run) if run.end == at => run.end = end,
-                    _ => self.register_run(space, run.replace(at..end))?,
-                }
-            }
-            at = end;
+            at = found.end();
         }
-        self.register_run(space, run)
+        adopted_runs(space).flat_map(|run| self.inherited_parts(space, run)).try_for_each(|part| {
+            self.door.watch(space.address(part.start)..space.address(part.end))
+        })
+    }
+
+    /// In a fork: gives up those pages of a run that it has not inherited (`MADV_DONTFORK`), since
+    /// nothing is mapped there; the others.
+    fn inherited_parts(&self, space: &Space, run: Range<u32>) -> Vec<Range<u32>> {
+        let is_mapped = |pages: &Range<u32>| {
+            map::is_mapped(space.address(pages.start)..space.address(pages.end))
+        };
+        if is_mapped(&run) {
+            return vec![run];
+        }
+        let mut parts: Vec<Range<u32>> = Vec::new();
+        let mut at = run.start;
+        while at < run.end {
+            let found = space.words.find(at);
+            let pages = at..found.end().min(run.end);
+            at = pages.end;
+            match parts.last_mut() {
+                _ if !is_mapped(&pages) => self.forget_uninherited(space, pages.start),
+                Some(last) if last.end == pages.start => last.end = pages.end,
+                _ => parts.push(pages),
+            }
+        }
+        self.keys.take(space, run);
+        parts
+    }
+
+    /// Gives up the pages of a word. Pages that share one are zeros: those of them that are mapped
+    /// are the program's own from now on.
+    fn forget_uninherited(&self, space: &Space, page: u32) {
+        let found = space.words.find(page);
+        let mut was = found.word;
+        if was.kind() == Kind::Busy {
+            was = self.whereabouts_by(space, page, false);
+        } else if !found.take() {
+            unreachable!("a fork has one thread");
+        }
+        if found.is_shared() {
+            return space.end_busy(&found, RELEASED, Word::UNTOUCHED);
+        }
+        self.budget.give_back(self.forget(space, page, was));
+        space.end_busy(&found, GONE, Word::UNTOUCHED);
     }
 
     /// In a fork that cannot have a door of its own: writes each page that is out to its place. All
     /// memory is the program's own from then on.
     fn restore_space(&self, space: &Space) -> io::Result<()> {
+        adopted_runs(space).for_each(|run| drop(self.inherited_parts(space, run)));
         let mut content: Box<Page> = Box::new([0; PAGE_BYTES]);
         let mut at = 0;
         while at < space.pages() {
@@ -240,11 +277,6 @@ impl Inner {
         Ok(())
     }
 
-    fn register_run(&self, space: &Space, run: Option<Range<u32>>) -> io::Result<()> {
-        let Some(run) = run else { return Ok(()) };
-        self.door.watch(space.address(run.start)..space.address(run.end))
-    }
-
     /// The right word for a page that another thread was changing.
     fn whereabouts(&self, space: &Space, page: u32) -> io::Result<Word> {
         let is_there = self.door.pagemap().has_page(space.address(page))?;
@@ -265,4 +297,24 @@ impl Inner {
             None => Word::EMPTY,
         }
     }
+}
+
+/// Adopted pages in a row, by words.
+fn adopted_runs(space: &Space) -> impl Iterator<Item = Range<u32>> + '_ {
+    let mut at = 0;
+    std::iter::from_fn(move || {
+        let mut run: Option<Range<u32>> = None;
+        while at < space.pages() {
+            let found = space.words.find(at);
+            let pages = at..found.end().min(space.pages());
+            at = pages.end;
+            match (found.word.kind(), &mut run) {
+                (Kind::Untouched, None) => {}
+                (Kind::Untouched, Some(_)) => break,
+                (_, Some(run)) => run.end = pages.end,
+                (_, None) => run = Some(pages),
+            }
+        }
+        run
+    })
 }

@@ -356,6 +356,13 @@ pub fn is_in_core(address: usize) -> io::Result<bool> {
     }
 }
 
+/// True if all pages of a range are mapped. Needs no descriptor.
+pub fn is_mapped(range: Range<usize>) -> bool {
+    let at = range.start as *mut c_void;
+    // SAFETY: this flag changes nothing, and asks only.
+    unsafe { mm::msync(at, range.len(), mm::MsyncFlags::ASYNC) }.is_ok()
+}
+
 /// A line of `/proc/PID/maps`: a range of addresses and its mapping.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Mapped<'a> {

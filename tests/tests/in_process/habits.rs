@@ -122,6 +122,19 @@ fn memory_that_is_reserved_and_used_late_leaves_by_each_means() {
 }
 
 #[test]
+fn memory_that_children_do_not_inherit_leaves_where_pages_are_moved() {
+    for means in ["userfaultfd", "userfaultfd-copies", "guards", "protection"] {
+        compare_with("mappings.c", &["uninherited"], &format!("export UZSWAP_MEANS={means};"));
+    }
+    let folder = folder("mappings.c");
+    for (means, stays) in [("userfaultfd", false), ("guards", true)] {
+        let with = run(folder.path(), &format!("UZSWAP_MEANS={means} {RUN} ./program uninherited"));
+        let told = String::from_utf8_lossy(&with.stderr);
+        assert_eq!(told.contains("children do not inherit this memory"), stays, "{means}: {told}");
+    }
+}
+
+#[test]
 fn memory_that_is_only_read_leaves_too() {
     compare("mappings.c", &["read_only"]);
 }

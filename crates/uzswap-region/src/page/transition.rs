@@ -124,7 +124,7 @@ transitions! {
         "`DontNeed`, `madvise`, the old place of a mapping that `mremap` leaves there",
         "the memory is given back, the copy dropped; a pinned page stays `Resident`, of zeros";
     GONE: (Resident | Staged | Stored | Empty) => (Untouched),
-        "`munmap`, `mmap` in its place, `mremap`",
+        "`munmap`, `mmap` in its place, `mremap`; a fork that has not inherited the page",
         "copy and frame are dropped";
     CARRIED: (Untouched) => (Resident | Stored | Empty),
         "`mremap`, at the new place",
