@@ -3,11 +3,15 @@
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 use std::fs;
-use std::io::{BufRead, BufReader};
+use std::io::{BufRead, BufReader, Write};
+use std::ops::Range;
 use std::os::unix::net::UnixDatagram;
+use std::path::Path;
 use std::process::{Command, Stdio};
 use uzswap_sys::process;
-use uzswap_tests::{Limited, Machine, Served, StrictCommit, program, transport_options, wait_for};
+use uzswap_tests::{
+    Limited, Machine, Served, StrictCommit, is_over_ublk, program, transport_options, wait_for,
+};
 
 /// Has 96 MiB of text with numbers, and checks each page when told to.
 const KEEPER: &str = "import sys\n\
@@ -70,4 +74,68 @@ fn systemd_is_told_when_the_kernel_swaps_to_it() {
     );
     process::kill(served.id() as i32, libc::SIGTERM).unwrap();
     assert_eq!(served.wait().unwrap().code(), Some(0));
+}
+
+/// Has 700 MiB of text with numbers, has the kernel page it out for each line that it reads, and
+/// checks each page at the end of its input. It reads all pages first: the kernel does not page out
+/// one again that nobody has used since.
+const PAGED_OUT: &str = r"
+import mmap, sys, time
+PAGES, MADV_PAGEOUT = 180000, 21
+memory = mmap.mmap(-1, PAGES * 4096)
+def page(i): return (b'page %d ' % i * 512)[:4096].ljust(4096)
+for i in range(PAGES): memory[i * 4096:(i + 1) * 4096] = page(i)
+for line in sys.stdin:
+    assert len(memory[::4096]) == PAGES
+    for _ in range(20):
+        memory.madvise(MADV_PAGEOUT)
+        time.sleep(.1)
+    print('out', flush=True)
+print(all(memory[i * 4096:(i + 1) * 4096] == page(i) for i in range(PAGES)))
+";
+
+/// The areas over loop devices that the kernel lists, with the part of the disk that each is over.
+fn areas() -> Vec<(String, Range<u64>)> {
+    let listed = uzswap_sys::swap::areas().unwrap();
+    let part = |path: &Path| {
+        let folder = Path::new("/sys/block").join(path.file_name()?).join("loop");
+        let number = |name| fs::read_to_string(folder.join(name)).ok()?.trim().parse().ok();
+        let (start, bytes): (u64, u64) = (number("offset")?, number("sizelimit")?);
+        Some((path.display().to_string(), start..start + bytes))
+    };
+    listed.iter().filter_map(|area| part(&area.path)).collect()
+}
+
+#[test]
+fn no_two_areas_are_over_the_same_part_after_somebody_s_swapoff() {
+    let Some(_machine) = Machine::take() else { return };
+    let mut served = Served::start(&["--size", "2G", "--pool", "600M", "--backing", "none"]);
+    let mut command = Command::new("python3");
+    command.args(["-c", PAGED_OUT]).stdin(Stdio::piped()).stdout(Stdio::piped());
+    let mut program = command.spawn().unwrap();
+    let mut said = BufReader::new(program.stdout.take().unwrap()).lines();
+    let mut page_out = || {
+        program.stdin.as_ref().unwrap().write_all(b"\n").unwrap();
+        assert_eq!(said.next().unwrap().unwrap(), "out");
+    };
+    page_out();
+    let before = areas();
+    assert!(is_over_ublk() || before.len() >= 2, "{before:?}");
+    let first = &uzswap_sys::swap::areas().unwrap()[0].path;
+    assert!(Command::new("swapoff").arg(first).status().unwrap().success());
+    page_out();
+    page_out();
+    let after = areas();
+    let parts: Vec<_> = after.iter().map(|(_, part)| part).collect();
+    for (at, one) in parts.iter().enumerate() {
+        let is_apart = |other: &&Range<u64>| one.end <= other.start || other.end <= one.start;
+        assert!(parts[..at].iter().all(is_apart), "{after:?}");
+    }
+    let is_used = parts.iter().any(|part| part.start == 0);
+    assert!(is_over_ublk() || is_used, "its part is used again: {after:?}");
+    drop(program.stdin.take());
+    assert_eq!(said.next().unwrap().unwrap(), "True");
+    assert!(program.wait().unwrap().success());
+    served.terminate();
+    assert_eq!(served.child.wait().unwrap().code(), Some(0), "{}", served.said());
 }

@@ -12,6 +12,7 @@ use crate::device::wire::RunInfo;
 use serde::{Deserialize, Serialize};
 use std::fs::{self, File};
 use std::io::{self, Read};
+use std::ops::Range;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use uzswap_block::{Transport, TransportKind, serving};
@@ -32,8 +33,8 @@ pub fn zswap_is_on() -> bool {
 pub struct AreaChange {
     /// Its device.
     pub device: PathBuf,
-    /// Bytes.
-    pub bytes: u64,
+    /// The part of the disk that it is over, bytes.
+    pub part: Range<u64>,
 }
 
 /// A run.
@@ -57,7 +58,8 @@ pub struct LedgerState {
     pub transport: String,
     /// Another daemon can go on where this one is killed.
     pub outlives_daemon: bool,
-    /// The areas, in the order in which they are filled.
+    /// The areas, in the order in which they are filled. One that somebody has switched off stays
+    /// as long as it has a device.
     pub areas: Vec<AreaChange>,
     /// A process that makes a further one.
     #[serde(default)]
@@ -147,6 +149,14 @@ impl LedgerState {
                 && serving::is_ours(self.transport(), &area.path, Path::new(FOLDER))
         };
         Ok(swap::areas()?.into_iter().filter(is_ours).collect())
+    }
+
+    /// The parts of the disk with a device: on each the kernel may have an area, now or after
+    /// somebody's `swapon`. Forgets the areas that have none any more.
+    pub fn taken_parts(&mut self) -> Vec<Range<u64>> {
+        let (transport, folder) = (self.transport(), Path::new(FOLDER));
+        self.areas.retain(|area| serving::is_ours(transport, &area.device, folder));
+        self.areas.iter().map(|area| area.part.clone()).collect()
     }
 
     /// True if pages may be on one of them, or on one that a process makes. Then nothing of it may
@@ -309,7 +319,7 @@ mod tests {
         let state = LedgerState {
             keeper: Some(ProcessId { pid: 2, started: 3 }),
             transport: "fuse".into(),
-            areas: vec![AreaChange { device: "/dev/loop7".into(), bytes: 1 << 28 }],
+            areas: vec![AreaChange { device: "/dev/loop7".into(), part: 0..1 << 28 }],
             runs: vec![RunChange { run, place: Some(place) }],
             ..LedgerState::default()
         };

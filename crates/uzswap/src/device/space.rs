@@ -62,6 +62,21 @@ pub fn room(mount: &Path) -> u64 {
     text.ok().and_then(|text| text.trim().parse().ok()).unwrap_or(u64::MAX)
 }
 
+/// The first part of a disk of `size` bytes beside those that are taken: `bytes`, or less where no
+/// more is free. Somebody may have switched an area off that was before others.
+pub fn free_part(taken: &[Range<u64>], bytes: u64, size: u64) -> Option<Range<u64>> {
+    let mut taken = taken.to_vec();
+    taken.sort_by_key(|part| part.start);
+    let mut start = 0;
+    for part in taken.into_iter().chain(std::iter::once(size..size)) {
+        if start < part.start {
+            return Some(start..part.start.min(start + bytes));
+        }
+        start = start.max(part.end);
+    }
+    None
+}
+
 /// See the module.
 pub struct Space {
     /// Bytes that all areas together may have.
@@ -85,12 +100,18 @@ impl Space {
         }
     }
 
-    /// The part of the disk that is to be an area now; `None`: there are enough.
-    pub fn wants(&self, areas: &[Area]) -> Option<Range<u64>> {
+    /// The part of the disk that is to be an area now; `None`: there are enough. No byte of it is
+    /// in the parts that are `taken`.
+    pub fn wants(&self, areas: &[Area], taken: &[Range<u64>]) -> Option<Range<u64>> {
+        free_part(taken, self.bytes_wanted(areas)?, self.size)
+    }
+
+    /// Bytes of the next area; `None`: there are enough.
+    fn bytes_wanted(&self, areas: &[Area]) -> Option<u64> {
         if areas.is_empty() {
             let first = (self.size / FIRST_DIVISOR).max(FIRST_BYTES_MIN);
             let first = first.min(self.free_max.saturating_mul(2)).max(FIRST_BYTES_LEAST);
-            return Some(0..first.min(self.size));
+            return Some(first);
         }
         // The kernel does not count the header among an area's bytes.
         let total: u64 = areas.iter().map(|area| area.bytes.next_multiple_of(CLUSTER_BYTES)).sum();
@@ -105,8 +126,7 @@ impl Space {
             if few { self.free_max.saturating_mul(2).max(FIRST_BYTES_LEAST) } else { u64::MAX };
         let more = (total / GROWTH_DIVISOR).max(FREE_BYTES_MIN).min(enough);
         let (more, left) = (more.next_multiple_of(CLUSTER_BYTES), self.size - total);
-        let more = if areas.len() + 1 >= AREAS_MAX || more > left { left } else { more };
-        Some(total..total + more)
+        Some(if areas.len() + 1 >= AREAS_MAX || more > left { left } else { more })
     }
 
     fn ballast_bytes(&self) -> u64 {
@@ -164,14 +184,22 @@ mod tests {
         Area { path: "/dev/loop0".into(), bytes, used, priority: 0 }
     }
 
+    /// The part at the start is taken.
+    fn first(bytes: u64) -> Vec<Range<u64>> {
+        std::iter::once(0..bytes).collect()
+    }
+
     #[test]
     fn areas_follow_what_is_swapped_out() {
         let space = Space::new(4096 * MIB);
-        assert_eq!(space.wants(&[]), Some(0..256 * MIB));
-        assert_eq!(space.wants(&[area(256 * MIB, 127 * MIB)]), None);
-        assert_eq!(space.wants(&[area(256 * MIB, 129 * MIB)]), Some(256 * MIB..384 * MIB));
+        assert_eq!(space.wants(&[], &[]), Some(0..256 * MIB));
+        assert_eq!(space.wants(&[area(256 * MIB, 127 * MIB)], &first(256 * MIB)), None);
+        assert_eq!(
+            space.wants(&[area(256 * MIB, 129 * MIB)], &first(256 * MIB)),
+            Some(256 * MIB..384 * MIB)
+        );
         let (mut areas, mut total) = (Vec::new(), 0);
-        while let Some(part) = space.wants(&areas) {
+        while let Some(part) = space.wants(&areas, &first(total)) {
             assert_eq!(part.start, total, "one behind the other");
             total = part.end;
             // As the kernel counts it.
@@ -183,28 +211,52 @@ mod tests {
 
     #[test]
     fn a_small_or_a_huge_size_is_one_too() {
-        assert_eq!(Space::new(16 * MIB).wants(&[]), Some(0..16 * MIB));
+        assert_eq!(Space::new(16 * MIB).wants(&[], &[]), Some(0..16 * MIB));
         let huge = Space::new(16 << 40);
         let (mut areas, mut total) = (Vec::new(), 0);
-        while let Some(part) = huge.wants(&areas) {
+        while let Some(part) = huge.wants(&areas, &first(total)) {
             total = part.end;
             areas.push(area(part.end - part.start, part.end - part.start));
         }
         assert_eq!((total, areas.len() <= AREAS_MAX), (16 << 40, true));
     }
 
+    /// The kernel's list was taken for all that is there: after somebody's swapoff of the first
+    /// area the next ones were over others.
+    #[test]
+    fn no_two_areas_are_over_the_same_part_whichever_is_switched_off() {
+        let space = Space::new(1024 * MIB);
+        let mut taken = vec![256 * MIB..384 * MIB, 384 * MIB..512 * MIB];
+        let on = |taken: &[Range<u64>]| -> Vec<_> {
+            taken.iter().map(|part| area(part.end - part.start, part.end - part.start)).collect()
+        };
+        while let Some(part) = space.wants(&on(&taken), &taken) {
+            let is_apart = |other: &Range<u64>| part.end <= other.start || other.end <= part.start;
+            assert!(taken.iter().all(is_apart), "{part:?} is in {taken:?}");
+            taken.push(part);
+        }
+        assert_eq!(taken.iter().map(|part| part.end - part.start).sum::<u64>(), 1024 * MIB);
+        assert_eq!(free_part(&[0..8, 16..24], 4, 24), Some(8..12));
+        assert_eq!(free_part(&[16..24, 0..8], 40, 48), Some(8..16), "less where no more is free");
+        assert_eq!(free_part(&[0..24, 4..8], 40, 24), None);
+    }
+
     #[test]
     fn with_little_room_the_kernel_is_left_few_slots() {
         let mut space = Space::new(4096 * MIB);
-        let areas = [area(256 * MIB, 200 * MIB)];
+        let (areas, taken) = ([area(256 * MIB, 200 * MIB)], first(256 * MIB));
         assert_eq!(space.look(&areas, 1 << 40), None);
-        assert_eq!((space.pause(), space.wants(&areas).is_some()), (CALM, true));
+        assert_eq!((space.pause(), space.wants(&areas, &taken).is_some()), (CALM, true));
         assert_eq!(space.look(&areas, 64 * MIB), None);
-        assert_eq!((space.pause(), space.wants(&areas)), (TIGHT, None), "half of it is enough");
+        assert_eq!(
+            (space.pause(), space.wants(&areas, &taken)),
+            (TIGHT, None),
+            "half of it is enough"
+        );
         assert_eq!(space.look(&areas, 0), Some(Full::Yes));
         assert_eq!(space.look(&areas, 0), None);
         assert_eq!(space.look(&areas, 1 << 40), Some(Full::No));
         space.free_max = 4 * MIB;
-        assert_eq!(space.wants(&[]), Some(0..16 * MIB), "a small pool has a small area");
+        assert_eq!(space.wants(&[], &[]), Some(0..16 * MIB), "a small pool has a small area");
     }
 }

@@ -24,11 +24,9 @@ use uzswap_sys::swap::{self, PRIORITY_MAX};
 pub struct Maker {
     pub wire: Wire,
     child: Child,
-    bytes: u64,
+    part: Range<u64>,
     /// The daemon that served when it began.
     daemon: Option<ProcessId>,
-    /// It has told which device.
-    has_device: bool,
 }
 
 impl Keeper {
@@ -50,12 +48,10 @@ impl Keeper {
         let (child, mut wire) = spared::start(&["switch-on".into()]).map_err(cannot)?;
         // Before it is told anything: a keeper that comes next makes no area beside this one.
         self.state.area_maker = ProcessId::of(child.id());
-        let bytes = part.end - part.start;
         self.save()?;
         // An error: it has ended, as its wire shows.
-        let _ = wire.send(&AreaOrder::Make(offer, part));
-        let daemon = self.state.daemon;
-        self.maker = Some(Maker { wire, child, bytes, daemon, has_device: false });
+        let _ = wire.send(&AreaOrder::Make(offer, part.clone()));
+        self.maker = Some(Maker { wire, child, part, daemon: self.state.daemon });
         Ok(())
     }
 
@@ -69,9 +65,10 @@ impl Keeper {
         };
         match said {
             AreaReport::Made(device) => {
-                maker.has_device = true;
+                // One of that name has gone.
+                self.state.areas.retain(|area| area.device != device);
                 let priority = PRIORITY_MAX.saturating_sub(self.state.areas.len() as u16);
-                self.state.areas.push(AreaChange { device, bytes: maker.bytes });
+                self.state.areas.push(AreaChange { device, part: maker.part.clone() });
                 // Not written down, it must not begin: it hears nothing, and gives up.
                 let is_told = self.save().and_then(|()| {
                     let order = AreaOrder::SwitchOn(priority);
@@ -87,29 +84,20 @@ impl Keeper {
         }
     }
 
-    /// The process that makes an area has come to its end, or to `outcome` and is about to.
+    /// The process that makes an area has come to its end, or to `outcome` and is about to. Its
+    /// device stays written down: until that process is over, somebody may switch it on.
     fn end_maker(&mut self, outcome: Result<(), Failure>) {
-        let Some(Maker { child, daemon, has_device, .. }) = self.maker.take() else { return };
+        let Some(Maker { child, daemon, .. }) = self.maker.take() else { return };
         self.buried.push(child);
-        self.state.area_maker = None;
         // A device that no swap area is on goes with the daemon that was killed. Then it is still
         // wanted, of the next one.
         let is_replaced = self.state.daemon != daemon && !self.is_lost;
         let outcome = if is_replaced { outcome.or(Ok(())) } else { outcome };
-        if has_device && !self.is_listed_last() {
-            self.state.areas.pop();
-        }
         self.tell_devices();
         if let Err(failure) = self.save() {
             self.trouble(failure.to_string());
         }
         self.made = Some(outcome);
-    }
-
-    /// True if the kernel lists the area that was last written down, or does not tell.
-    fn is_listed_last(&self) -> bool {
-        let last = self.state.areas.last().map(|area| &area.device);
-        swap::areas().map_or(true, |areas| areas.iter().any(|area| Some(&area.path) == last))
     }
 
     /// Tells the daemon the areas that the kernel swaps to.
@@ -136,7 +124,7 @@ impl Keeper {
 
     fn begin_wanted_area(&mut self) -> Result<(), Failure> {
         let areas = self.state.areas_on().map_err(super::cannot_start)?;
-        match self.space.wants(&areas) {
+        match self.space.wants(&areas, &self.state.taken_parts()) {
             None => Ok(()),
             Some(part) => self.begin_area(part),
         }

@@ -9,6 +9,7 @@ use crate::device::keeper::phase::Act;
 pub use crate::device::keeper::phase::Phase;
 use crate::device::ledger::{UNDO, Undo};
 use crate::device::phase::Phased;
+use crate::device::space::free_part;
 use crate::device::wire::Tell;
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -28,7 +29,6 @@ struct Participant {
 
 struct Maker {
     wire: WireId,
-    has_device: bool,
 }
 
 /// The work in which nothing else is done.
@@ -269,12 +269,22 @@ impl KeeperProcess {
 
     fn begin_area(&mut self, world: &mut World, me: Pid) {
         self.phase.require(Act::MakeArea);
+        self.busy = None;
+        let World { ledger, devices, parts, .. } = world;
+        ledger.areas.retain(|device| devices.contains_key(device));
+        let taken: Vec<_> = ledger.areas.iter().map(|device| parts[device].clone()).collect();
+        let listed = Self::listed(world).len() as u64;
+        let part = match world.faults.parts_follow_the_list {
+            true => Some(listed..listed + 1),
+            false => free_part(&taken, 1, AREAS_MAX as u64),
+        };
+        let Some(part) = part else { return };
         let (pid, wire) = world.spawn(Role::SwitchOn, Some(me));
         world.ledger.area_maker = Some(pid);
         world.devices_made += 1;
+        world.parts.insert(world.devices_made, part);
         world.send(wire, me, Message::Make(world.devices_made));
-        self.maker = Some(Maker { wire, has_device: false });
-        self.busy = None;
+        self.maker = Some(Maker { wire });
     }
 
     fn hear_maker(&mut self, world: &mut World, me: Pid) {
@@ -282,20 +292,13 @@ impl KeeperProcess {
         match world.receive(maker.wire, me) {
             Heard::Nothing => return,
             Heard::Said(Message::Made(device)) => {
-                maker.has_device = true;
                 world.ledger.areas.push(device);
                 world.send(maker.wire, me, Message::SwitchOn);
                 return;
             }
             Heard::Said(_) | Heard::Gone => {}
         }
-        let has_device = maker.has_device;
         self.maker = None;
-        world.ledger.area_maker = None;
-        let last = world.ledger.areas.last().copied();
-        if has_device && last.is_some_and(|last| !world.is_listed(last)) {
-            world.ledger.areas.pop();
-        }
         self.tell_devices(world, me);
     }
 

@@ -7,6 +7,7 @@
 use crate::device::phase::Phased;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::io;
+use std::ops::Range;
 use std::time::Duration;
 
 pub type Pid = usize;
@@ -30,6 +31,8 @@ pub struct Faults {
     pub sends_block: bool,
     /// The next daemon is started while the one before may execute.
     pub death_is_not_awaited: bool,
+    /// The next area is over the part behind those that the kernel lists.
+    pub parts_follow_the_list: bool,
 }
 
 /// How far a process is.
@@ -52,6 +55,8 @@ pub enum Role {
     SwitchOff(Vec<DeviceNumber>),
     /// Somebody's `swapoff -a`.
     Foreign,
+    /// Somebody's `swapon` of a device of ours that no area is on.
+    ForeignOn,
     Run,
 }
 
@@ -166,6 +171,10 @@ pub struct World {
     pub areas: Vec<Listed>,
     /// Loop devices, with their makers. One goes with its maker, or with its area.
     pub devices: BTreeMap<DeviceNumber, Pid>,
+    /// The part of the disk that each of them is over.
+    pub parts: BTreeMap<DeviceNumber, Range<u64>>,
+    /// Devices with the signature of an area.
+    pub signed: BTreeSet<DeviceNumber>,
     /// A device that is detached goes once no area is on it, as loop devices do.
     pub detach_waits: bool,
     pub is_mounted: bool,
@@ -204,6 +213,8 @@ impl World {
             ledger: Ledger::default(),
             areas: Vec::new(),
             devices: BTreeMap::new(),
+            parts: BTreeMap::new(),
+            signed: BTreeSet::new(),
             detach_waits: false,
             is_mounted: false,
             einval: BTreeSet::new(),
@@ -450,6 +461,7 @@ impl World {
 
     pub fn swapon(&mut self, device: DeviceNumber) {
         self.tell(|| format!("area {device} is on"));
+        self.signed.insert(device);
         self.areas.push(Listed { device, pages: 0, inside: None });
     }
 
@@ -521,6 +533,13 @@ impl World {
                 self.broke(format!("device {device} is gone with {pages} pages"));
             } else if !self.ledger.is_there {
                 self.broke(format!("the folder is gone while area {device} has {pages} pages"));
+            }
+        }
+        for (index, area) in self.areas.iter().enumerate() {
+            let part = &self.parts[&area.device];
+            let has_other = |other: &Listed| self.parts[&other.device].start == part.start;
+            if self.areas[..index].iter().any(has_other) {
+                return self.broke(format!("two areas are over part {part:?}"));
             }
         }
         let executes =

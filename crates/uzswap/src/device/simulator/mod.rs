@@ -21,7 +21,7 @@ use crate::device::phase::Phased;
 use daemon::DaemonProcess;
 use keeper::KeeperProcess;
 use kernel::{Faults, Life, Pid, Role, Steps, WireId, World};
-use others::{Run, SwitchOff, SwitchOn};
+use others::{ForeignOn, Run, SwitchOff, SwitchOn};
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
@@ -46,6 +46,7 @@ fn program(role: &Role, wire: Option<WireId>) -> Box<dyn Steps> {
         (Role::Daemon, Some(wire)) => Box::new(DaemonProcess::new(wire)),
         (Role::SwitchOn, Some(wire)) => Box::new(SwitchOn::new(wire)),
         (Role::Run, _) => Box::new(Run::new()),
+        (Role::ForeignOn, _) => Box::new(ForeignOn),
         (role, _) => Box::new(SwitchOff::new(role)),
     }
 }
@@ -130,7 +131,7 @@ impl History {
     }
 
     fn disturb(&mut self) {
-        let number = self.world.below(10);
+        let number = self.world.below(11);
         self.unanswered = 0;
         match number {
             0 | 1 => self.kill(&Role::Daemon),
@@ -147,6 +148,7 @@ impl History {
             }
             7 => drop(self.world.spawn(Role::Run, None)),
             8 => self.tell_to_end(),
+            9 => drop(self.world.spawn(Role::ForeignOn, None)),
             _ if self.world.may_lose => self.world.failing_starts = 20,
             _ if self.troubles < TROUBLES_MAX => {
                 self.troubles += 1;
@@ -216,8 +218,8 @@ impl History {
     }
 }
 
-/// All rows of both tables but a rare one, and those for which the first area cannot be made or
-/// somebody switches an area of ours on.
+/// All rows of both tables but rare ones: those for which the first area cannot be made, or
+/// somebody switches an area of ours on between two looks.
 fn rows() -> BTreeSet<String> {
     fn rows<P: Phased>() -> impl Iterator<Item = String> {
         P::TRANSITIONS.iter().map(|(from, to, _)| format!("{} {from:?} {to:?}", P::OWNER))
@@ -296,6 +298,7 @@ const OPENS: Faults = Faults {
     einval_means_off: false,
     sends_block: false,
     death_is_not_awaited: false,
+    parts_follow_the_list: false,
 };
 
 /// Each of these was in an earlier version.
@@ -307,6 +310,7 @@ fn a_fault_that_is_put_back_is_found() {
         (Faults { einval_means_off: true, ..none }, "pages"),
         (Faults { sends_block: true, ..none }, "nobody answers"),
         (Faults { death_is_not_awaited: true, ..none }, "two daemons"),
+        (Faults { parts_follow_the_list: true, ..none }, "two areas are over"),
     ] {
         let found = found(faults, words, 20_000);
         let (seed, rule) = found.unwrap_or_else(|| panic!("not found: {words}, {faults:?}"));

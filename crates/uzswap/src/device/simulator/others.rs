@@ -83,6 +83,24 @@ impl Steps for SwitchOff {
     }
 }
 
+/// Somebody's `swapon`: the signature of an area stays on its device.
+pub struct ForeignOn;
+
+impl Steps for ForeignOn {
+    fn step(&mut self, world: &mut World, me: Pid) {
+        if !world.is_served() && world.has_server_to_come() {
+            // It reads the signature.
+            return;
+        }
+        let is_off = |device: &DeviceNumber| world.areas.iter().all(|area| area.device != *device);
+        let signed = world.signed.iter().filter(|device| world.devices.contains_key(device));
+        let off: Vec<_> = signed.copied().filter(is_off).collect();
+        let device = off.get(world.random_of(off.len())).copied();
+        device.filter(|_| world.is_served()).into_iter().for_each(|device| world.swapon(device));
+        world.exit(me, true);
+    }
+}
+
 /// `uzswap run`: takes part, comes back to another keeper, leaves.
 pub struct Run {
     wire: Option<WireId>,
