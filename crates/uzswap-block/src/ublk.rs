@@ -197,7 +197,8 @@ impl Devices {
     /// Takes devices away that a server was making when it was killed: they are not among the
     /// `known`, nobody serves them, and nothing can be on them.
     fn remove_left(&mut self, known: &[PathBuf]) {
-        let areas = swap::areas().unwrap_or_default();
+        // An error: the kernel does not say, so each of them may be an area.
+        let Ok(areas) = swap::areas() else { return };
         let is_used = |path: &PathBuf| areas.iter().any(|area| area.path == *path);
         for id in ublk::all() {
             let path = ublk::path(id);
