@@ -109,7 +109,7 @@ fn areas() -> Vec<(String, Range<u64>)> {
 #[test]
 fn no_two_areas_are_over_the_same_part_after_somebody_s_swapoff() {
     let Some(_machine) = Machine::take() else { return };
-    let mut served = Served::start(&["--size", "2G", "--pool", "600M", "--backing", "none"]);
+    let mut served = Served::start(&["--size", "17001M", "--pool", "600M", "--backing", "none"]);
     let mut command = Command::new("python3");
     command.args(["-c", PAGED_OUT]).stdin(Stdio::piped()).stdout(Stdio::piped());
     let mut program = command.spawn().unwrap();

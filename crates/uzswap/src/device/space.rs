@@ -33,7 +33,7 @@ const GROWTH_DIVISOR: u64 = 4;
 const AREAS_MAX: usize = 18;
 
 /// Areas are made of whole clusters.
-const CLUSTER_BYTES: u64 = 2 << 20;
+pub const CLUSTER_BYTES: u64 = 2 << 20;
 
 /// With more room than this, or this share of the pool, the kernel may have all slots: between two
 /// looks it cannot fill them.
@@ -63,7 +63,8 @@ pub fn room(mount: &Path) -> u64 {
 }
 
 /// The first part of a disk of `size` bytes beside those that are taken: `bytes`, or less where no
-/// more is free. Somebody may have switched an area off that was before others.
+/// more is free. It begins with a cluster. Somebody may have switched an area off that was before
+/// others.
 pub fn free_part(taken: &[Range<u64>], bytes: u64, size: u64) -> Option<Range<u64>> {
     let mut taken = taken.to_vec();
     taken.sort_by_key(|part| part.start);
@@ -72,7 +73,7 @@ pub fn free_part(taken: &[Range<u64>], bytes: u64, size: u64) -> Option<Range<u6
         if start < part.start {
             return Some(start..part.start.min(start + bytes));
         }
-        start = start.max(part.end);
+        start = start.max(part.end.next_multiple_of(CLUSTER_BYTES));
     }
     None
 }
@@ -236,9 +237,17 @@ mod tests {
             taken.push(part);
         }
         assert_eq!(taken.iter().map(|part| part.end - part.start).sum::<u64>(), 1024 * MIB);
-        assert_eq!(free_part(&[0..8, 16..24], 4, 24), Some(8..12));
-        assert_eq!(free_part(&[16..24, 0..8], 40, 48), Some(8..16), "less where no more is free");
-        assert_eq!(free_part(&[0..24, 4..8], 40, 24), None);
+        let parts = |parts: &[Range<u64>], bytes, size| {
+            let taken: Vec<_> =
+                parts.iter().map(|part| part.start * MIB..part.end * MIB - 512).collect();
+            free_part(&taken, bytes * MIB, size * MIB)
+                .map(|part| (part.start / MIB, part.end / MIB))
+        };
+        assert_eq!(parts(&[0..8, 16..24], 4, 24), Some((8, 12)));
+        assert_eq!(parts(&[16..24, 0..8], 40, 48), Some((8, 16)), "less where no more is free");
+        assert_eq!(parts(&[0..24, 4..8], 40, 24), None);
+        let one = free_part(&first(8 * MIB + 512), MIB, 64 * MIB);
+        assert_eq!(one, Some(10 * MIB..11 * MIB), "no area begins within a cluster");
     }
 
     #[test]

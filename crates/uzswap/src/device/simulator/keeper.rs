@@ -9,7 +9,7 @@ use crate::device::keeper::phase::Act;
 pub use crate::device::keeper::phase::Phase;
 use crate::device::ledger::{UNDO, Undo};
 use crate::device::phase::Phased;
-use crate::device::space::free_part;
+use crate::device::space::{CLUSTER_BYTES, free_part};
 use crate::device::wire::Tell;
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -275,8 +275,8 @@ impl KeeperProcess {
         let taken: Vec<_> = ledger.areas.iter().map(|device| parts[device].clone()).collect();
         let listed = Self::listed(world).len() as u64;
         let part = match world.faults.parts_follow_the_list {
-            true => Some(listed..listed + 1),
-            false => free_part(&taken, 1, AREAS_MAX as u64),
+            true => Some(listed * CLUSTER_BYTES..(listed + 1) * CLUSTER_BYTES),
+            false => free_part(&taken, CLUSTER_BYTES, AREAS_MAX as u64 * CLUSTER_BYTES),
         };
         let Some(part) = part else { return };
         let (pid, wire) = world.spawn(Role::SwitchOn, Some(me));
