@@ -15,7 +15,7 @@ const EXAMPLE: &str = "Example:\n  uzswap run --memory 2G -- make -j8";
 
 /// A compressed swap cache in user space, for programs that need more memory than there is.
 #[derive(Debug, Parser)]
-#[command(name = "uzswap", version, about, after_help = EXAMPLE)]
+#[command(name = "uzswap", version, after_help = EXAMPLE)]
 pub struct Cli {
     /// The command.
     #[command(subcommand)]

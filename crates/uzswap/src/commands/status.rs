@@ -257,6 +257,10 @@ fn print(running: &Running) {
         return;
     }
     print_runs(state);
+    if stats.stats.is_empty() {
+        show!("  figures   none, as nothing is mounted there; pages are served all the same");
+        return;
+    }
     show!(
         "  space     {} of {} taken; {} of pages dead",
         size::show(get("swap_used_size")),

@@ -15,7 +15,7 @@ use crate::device::slots::Holder;
 use std::fs;
 use std::ops::Range;
 use std::path::Path;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use uzswap_block::control::STATISTICS_FOLDER;
 use uzswap_sys::swap::Area;
 
@@ -41,6 +41,10 @@ const ROOM_BYTES_ENOUGH: u64 = 256 << 20;
 
 /// With less the cache is full.
 const ROOM_BYTES_MIN: u64 = 256 << 10;
+
+/// Before an area is tried again that could not be made; doubled up to a minute.
+const RETRY: Duration = Duration::from_secs(1);
+const RETRY_DOUBLINGS: u32 = 6;
 
 /// How often to look, with enough room and without.
 const CALM: Duration = Duration::from_millis(50);
@@ -84,7 +88,9 @@ pub struct Space {
     size: u64,
     ballast: Holder,
     is_full: bool,
-    can_grow: bool,
+    /// No area is made before, since so many attempts in a row have failed.
+    grows_from: Option<Instant>,
+    failures: u32,
     /// Bytes of free slots that the kernel may have; `u64::MAX` with enough room.
     free_max: u64,
 }
@@ -96,7 +102,8 @@ impl Space {
             size,
             ballast: Holder::default(),
             is_full: false,
-            can_grow: true,
+            grows_from: None,
+            failures: 0,
             free_max: u64::MAX,
         }
     }
@@ -119,7 +126,8 @@ impl Space {
         let taken: u64 = areas.iter().map(|area| area.used).sum();
         let free = total.saturating_sub(taken - self.ballast_bytes().min(taken));
         let wanted = (total / FREE_DIVISOR).max(FREE_BYTES_MIN).min(self.free_max);
-        if free >= wanted || total >= self.size || !self.can_grow {
+        let is_early = self.grows_from.is_some_and(|from| Instant::now() < from);
+        if free >= wanted || total >= self.size || is_early {
             return None;
         }
         let few = areas.len() < AREAS_MAX / 2;
@@ -144,9 +152,16 @@ impl Space {
         self.is_full
     }
 
-    /// No further area can be made.
+    /// An area could not be made: the next attempt is later, and each pause twice as long. The
+    /// resource that lacks, memory most likely, comes back with time.
     pub fn cannot_grow(&mut self) {
-        self.can_grow = false;
+        self.grows_from = Some(Instant::now() + RETRY * (1 << self.failures.min(RETRY_DOUBLINGS)));
+        self.failures += 1;
+    }
+
+    /// An area was made.
+    pub fn has_grown(&mut self) {
+        (self.grows_from, self.failures) = (None, 0);
     }
 
     /// Leaves the kernel as many slots as there is `room` for, bytes; whether the cache became
@@ -248,6 +263,26 @@ mod tests {
         assert_eq!(parts(&[0..24, 4..8], 40, 24), None);
         let one = free_part(&first(8 * MIB + 512), MIB, 64 * MIB);
         assert_eq!(one, Some(10 * MIB..11 * MIB), "no area begins within a cluster");
+    }
+
+    #[test]
+    fn an_area_that_could_not_be_made_is_tried_again_ever_more_slowly() {
+        let mut space = Space::new(4096 * MIB);
+        let (areas, taken) = ([area(256 * MIB, 200 * MIB)], first(256 * MIB));
+        let mut pauses = Vec::new();
+        for _ in 0..8 {
+            let began = Instant::now();
+            space.cannot_grow();
+            assert_eq!(space.wants(&areas, &taken), None);
+            assert!(space.wants(&[], &[]).is_some(), "without any area nothing could leave");
+            pauses.push((space.grows_from.unwrap() - began).as_secs());
+            space.grows_from = Some(began);
+            assert!(space.wants(&areas, &taken).is_some());
+        }
+        assert_eq!(pauses, [1, 2, 4, 8, 16, 32, 64, 64]);
+        space.has_grown();
+        space.cannot_grow();
+        assert!(space.grows_from.unwrap() < Instant::now() + 2 * RETRY);
     }
 
     #[test]

@@ -125,6 +125,9 @@ fn a_daemon_goes_on_without_control_files_and_without_room_to_write_its_number_d
     uzswap_sys::process::kill(daemon, libc::SIGKILL).unwrap();
     std::thread::sleep(Duration::from_secs(4));
     assert_eq!(process_of("daemon"), daemon, "it was written down");
+    let status = Command::new(program("uzswap")).arg("status").output().unwrap();
+    let status = String::from_utf8(status.stdout).unwrap();
+    assert!(status.contains("figures   none, as nothing is mounted there"), "{status}");
     fs::remove_dir(fresh).unwrap();
     fs::create_dir(folder).unwrap();
     run.finish().assert_whole(2);

@@ -79,7 +79,10 @@ impl Keeper {
                     self.end_maker(Err(failure));
                 }
             }
-            AreaReport::On => self.end_maker(Ok(())),
+            AreaReport::On => {
+                self.space.has_grown();
+                self.end_maker(Ok(()));
+            }
             AreaReport::Failed(message) => self.end_maker(Err(Failure::new(message))),
         }
     }

@@ -470,7 +470,10 @@ impl Keeper {
             && !self.is_lost
         {
             self.space.cannot_grow();
-            self.notes.push(format!("swap space does not grow: {failure}"));
+            let note = format!("swap space could not grow: {failure}; it is tried again");
+            if !self.notes.contains(&note) {
+                self.notes.push(note);
+            }
         }
     }
 }
