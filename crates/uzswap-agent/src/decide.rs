@@ -82,8 +82,9 @@ pub struct Managed {
     pub shared: u64,
     /// Memory besides the pager's, bytes.
     pub besides: u64,
-    /// The pager's budget, bytes.
+    /// The pager's budget, and the least with which it goes on, bytes.
     pub budget: u64,
+    pub least: u64,
 }
 
 /// The next step of the thread that watches.
@@ -147,14 +148,17 @@ fn before_take_over(seen: &Unmanaged) -> Action {
 
 /// Keeps the pager's budget at the allowance, less other memory. Shared memory is in both.
 fn keep(seen: &Managed) -> Keep {
-    let hopeless = if seen.is_starved && !seen.may_hope { seen.hopeless + 1 } else { 0 };
+    let least = least_budget(seen.least);
+    // With less than its least it starves for want of a larger budget, which it gets now.
+    let is_hopeless = seen.is_starved && !seen.may_hope && least <= seen.budget;
+    let hopeless = if is_hopeless { seen.hopeless + 1 } else { 0 };
     let most = match (seen.is_read, seen.is_suspended) {
         (true, _) => u64::MAX,
         (false, true) => 0,
         (false, false) => seen.allowance.saturating_add(seen.shared),
     };
-    let budget = most.saturating_sub(seen.besides).max(BUDGET_LEAST);
-    let is_near = budget.abs_diff(seen.budget) <= seen.budget / BUDGET_STEP;
+    let budget = most.saturating_sub(seen.besides).max(least);
+    let is_near = budget.abs_diff(seen.budget) <= seen.budget / BUDGET_STEP && seen.budget >= least;
     // Pages are charged as they come: only memory besides them grows unseen.
     let room = if seen.is_recorded { u64::MAX } else { (most / 4).max(1 << 20) };
     Keep {
@@ -164,6 +168,22 @@ fn keep(seen: &Managed) -> Keep {
         budget: (!is_near && !seen.is_recorded).then_some(budget),
         wait: if seen.is_suspended { WAIT_MAX } else { wait(room) },
     }
+}
+
+/// The least budget of a pager that needs so much to go on.
+fn least_budget(least: u64) -> u64 {
+    least.max(BUDGET_LEAST)
+}
+
+/// Bytes that a process needs to go on, by its memory: if it has not been taken over, it gives none
+/// back before it is large.
+pub fn least_unmanaged(used: u64) -> u64 {
+    used.min(LEAST)
+}
+
+/// The same of one that was taken over, by its memory besides the pager's and the pager's least.
+pub fn least_managed(besides: u64, least: u64) -> u64 {
+    besides.saturating_add(least_budget(least))
 }
 
 /// The time until so much room may be used up.
@@ -229,6 +249,7 @@ mod tests {
         shared: 0,
         besides: 7 * MIB,
         budget: 57 * MIB,
+        least: 5 * MIB,
     };
 
     fn kept(seen: Managed) -> Keep {
@@ -335,6 +356,25 @@ mod tests {
         let over = Managed { hopeless: HOPELESS - 1, ..last };
         assert!(!kept(over).is_patient);
         assert_eq!(kept(Managed { is_starved: false, ..over }).hopeless, 0);
+    }
+
+    #[test]
+    fn a_pager_always_has_what_it_needs_to_go_on_and_does_not_end_for_want_of_it() {
+        let cramped = Managed { allowance: 8 * MIB, besides: 3 * MIB, budget: 8 * MIB, ..MANAGED };
+        assert_eq!(kept(cramped).budget, None, "8 MiB are its least");
+        let pinned = Managed { least: 12 * MIB, ..cramped };
+        assert_eq!(kept(pinned).budget, Some(12 * MIB));
+        let last = Managed { hopeless: HOPELESS - 1, may_hope: false, is_starved: true, ..pinned };
+        assert!(kept(last).is_patient, "it gets more now");
+        assert!(!kept(Managed { budget: 12 * MIB, ..last }).is_patient);
+        // However little more it is.
+        let nearly = Managed { least: 8 * MIB + 1, ..cramped };
+        assert_eq!(kept(nearly).budget, Some(8 * MIB + 1));
+        let suspended = Managed { is_suspended: true, ..pinned };
+        assert_eq!(kept(suspended).budget, Some(12 * MIB));
+        assert_eq!(least_managed(3 * MIB, 5 * MIB), 11 * MIB);
+        assert_eq!(least_managed(3 * MIB, 9 * MIB), 12 * MIB);
+        assert_eq!([9 * MIB, 99 * MIB].map(least_unmanaged), [9 * MIB, LEAST]);
     }
 
     #[test]

@@ -9,7 +9,7 @@
 
 use crate::stage::{self, Stage};
 use crate::{
-    AGENT, Agent, adoption, calls, devices, fast_path, forking, handlers, looker, restart,
+    AGENT, Agent, adoption, calls, devices, fast_path, forking, handlers, looker, restart, tree,
 };
 use crate::{layout, processes, seen, signals, stacks, threads};
 use std::ffi::CStr;
@@ -213,10 +213,12 @@ fn sites_of(modules: &[&sites::Module]) -> Vec<Site> {
 
 /// Makes a pager; once more if the program has just closed all its descriptors, and ours.
 fn pager(memory: u64, compressor: &str) -> Result<Pager, uzswap_region::Error> {
-    match try_pager(memory, compressor) {
+    let made = match try_pager(memory, compressor) {
         Err(error) if is_closed(&error) => try_pager(memory, compressor),
         other => other,
-    }
+    };
+    // It may be short of memory before the thread that watches looks at it.
+    made.inspect(|pager| pager.set_patient(true))
 }
 
 /// True if a call found a descriptor closed.
@@ -227,6 +229,9 @@ fn is_closed(error: &uzswap_region::Error) -> bool {
 
 fn try_pager(memory: u64, compressor: &str) -> Result<Pager, uzswap_region::Error> {
     let pager = Pager::builder().memory(memory).compressor(compressor);
+    // No process has a larger share than all of it. Where accesses are recorded the pool is beside.
+    let all = tree().filter(|_| !crate::is_recorded()).map(|tree| tree.table().total.load(Relaxed));
+    let pager = all.into_iter().fold(pager, PagerBuilder::memory_max);
     let pager = pager.mode(crate::mode()).on_fork(OnFork::Whole);
     // `uzswap run` has tried it.
     let means = std::env::var("UZSWAP_MEANS").ok().and_then(|name| name.parse().ok());

@@ -50,6 +50,7 @@ impl Watcher {
         match agent {
             None => {
                 let stage = stage::now();
+                tree.need(decide::least_unmanaged(whole));
                 Observation::Unmanaged(Unmanaged {
                     is_wanted: stage == Stage::TakingOver,
                     is_refused: !matches!(stage, Stage::Watched | Stage::TakingOver),
@@ -65,6 +66,9 @@ impl Watcher {
     fn look_at(&mut self, agent: &Agent, tree: &Tree, whole: u64) -> Managed {
         let shared = self.shared.bytes();
         let is_starved = agent.pager.is_starved();
+        let besides = if is_recorded() { 0 } else { besides(agent, whole) };
+        let least = agent.pager.least_memory();
+        tree.need(decide::least_managed(besides, least).saturating_sub(shared));
         let given = ask(tree, whole.saturating_sub(shared), is_starved);
         let is_read = seen::attend(agent, tree);
         Managed {
@@ -76,8 +80,9 @@ impl Watcher {
             is_recorded: is_recorded(),
             allowance: given.bytes,
             shared,
-            besides: if is_recorded() { 0 } else { besides(agent, whole) },
+            besides,
             budget: agent.pager.memory(),
+            least,
         }
     }
 

@@ -48,7 +48,7 @@ use crate::dedup::Candidates;
 use crate::durable::Durable;
 use crate::error::{Error, SetupError};
 use crate::ids::{Area, Handle, SwapEntry};
-use crate::index::{Index, State, UnitMember, Word};
+use crate::index::{Index, State, TRUNK_ENTRIES, UnitMember, Word};
 use crate::object::{Form, Object};
 use crate::page::{PAGE_BYTES, Page, Pattern, checksum_of, content_hash};
 use crate::percpu::PerCpu;
@@ -231,6 +231,13 @@ impl Cache {
     /// Most pages of address space that all areas have together.
     pub fn pages_max(&self) -> u32 {
         self.pages_max
+    }
+
+    /// Keeps memory ready for pages of at most `bytes` of address space ahead of stores. It is 256
+    /// MiB otherwise. For a small budget, where the caller prepares after each few stores.
+    pub fn keep_ahead(&self, bytes: u64) {
+        let trunk_bytes = (TRUNK_ENTRIES * PAGE_BYTES) as u64;
+        self.index.set_spare_max((bytes / trunk_bytes).try_into().unwrap_or(usize::MAX));
     }
 
     /// Takes keys for `pages` pages; `None` when no address space is left.

@@ -103,3 +103,21 @@ fn one_more_page_of_a_kibibyte_costs_at_most_32_bytes_of_metadata() {
 fn one_more_page_that_compresses_poorly_costs_at_most_33_bytes_of_metadata() {
     assert!(measure(1100.0).iter().all(|bytes| *bytes <= 33.0));
 }
+
+#[test]
+fn a_cache_that_keeps_little_ahead_is_smaller_and_takes_pages_all_the_same() {
+    let (pool_bytes, ram_bytes) = (1 << 30, 1 << 30);
+    let setup = Setup { pages: PAGES, pool_bytes, ram_bytes, ..Setup::default() };
+    let (cache, area, _) = setup.make();
+    let before = cache.memory_bytes();
+    cache.keep_ahead(32 << 20);
+    assert!(before - cache.memory_bytes() >= 14 * (64 << 10), "fourteen tables of 64 KiB");
+    let mut noise = Noise::new(1);
+    for (number, key) in (0..PAGES / 4).zip(area.entries()) {
+        if number.is_multiple_of(64) {
+            cache.maintain().unwrap();
+        }
+        assert_eq!(cache.store(key, &heap_page(&mut noise, 750.0)), Store::Stored);
+    }
+    cache.check();
+}

@@ -29,6 +29,8 @@ pub(crate) struct Budget {
     waiting: AtomicU32,
     /// Nothing can be taken out any more.
     exhausted: AtomicBool,
+    /// Pages that were charged when none of them could leave, until one has left.
+    stuck: AtomicI64,
     /// Every request for pages succeeds.
     lifted: AtomicBool,
     /// Every request for pages waits until this is over.
@@ -50,6 +52,7 @@ impl Budget {
             returned: AtomicU32::new(0),
             waiting: AtomicU32::new(0),
             exhausted: AtomicBool::new(false),
+            stuck: AtomicI64::new(0),
             lifted: AtomicBool::new(false),
             suspended: AtomicBool::new(false),
             patient: AtomicBool::new(false),
@@ -168,6 +171,21 @@ impl Budget {
         self.exhausted.store(true, Relaxed);
         self.returned.fetch_add(1, SeqCst);
         wake_all(&self.returned);
+    }
+
+    /// Notes that none of the charged pages can leave: they are pinned, or being brought in.
+    pub(crate) fn set_stuck(&self) {
+        self.stuck.store(self.charged().max(0), Relaxed);
+    }
+
+    /// Notes that pages have left.
+    pub(crate) fn set_moving(&self) {
+        self.stuck.store(0, Relaxed);
+    }
+
+    /// Charged pages of which none could leave when reclaim last found no room; otherwise 0.
+    pub(crate) fn stuck(&self) -> i64 {
+        self.stuck.load(Relaxed)
     }
 
     /// Charges pages, waiting for reclaim where there is no room. `false`: there will be none.

@@ -26,6 +26,7 @@ use uzswap_trace::Log;
 #[must_use]
 pub struct PagerBuilder {
     memory: Option<MemorySize>,
+    memory_max: Option<u64>,
     compressor: String,
     backing: String,
     store: Option<String>,
@@ -43,6 +44,13 @@ impl PagerBuilder {
     /// tables. At least 8 MiB. Must be given.
     pub fn memory(mut self, memory: impl Into<MemorySize>) -> Self {
         self.memory = Some(memory.into());
+        self
+    }
+
+    /// Most bytes that the pool will ever need of a budget that may grow; by default the machine's
+    /// memory. Tables take 64 bytes for each 2 MiB.
+    pub fn memory_max(mut self, bytes: u64) -> Self {
+        self.memory_max = Some(bytes);
         self
     }
 
@@ -173,10 +181,12 @@ impl PagerBuilder {
             Mode::HandlerThreads => Ok(()),
         }
         .map_err(failed("set a handler of signals"))?;
-        let config = cache_config(bytes, self.compressor.parse()?, self.seals_backing);
+        let ever = self.memory_max.unwrap_or(u64::MAX);
+        let config = cache_config((bytes, ever), self.compressor.parse()?, self.seals_backing);
         let cache = Cache::new(config, backing)?;
         let log = self.accesses.as_deref().map(Log::join).transpose()?;
         let inner = Inner::new(bytes, mode, self.on_fork, door, cache)?;
+        inner.keep_ahead();
         inner.tend();
         let mut inner = inner.recording(log);
         (inner.layers, inner.tiers) = (layers, tiers);
@@ -197,10 +207,11 @@ impl PagerBuilder {
 
 /// The cache's directory takes 32 bytes for each 16 MiB of addresses: 2048 times the budget costs
 /// it a 250th.
-fn cache_config(memory: u64, algorithm: Algorithm, seals_backing: bool) -> Config {
+fn cache_config((memory, ever): (u64, u64), algorithm: Algorithm, seals_backing: bool) -> Config {
     const GIB: u64 = 1 << 30;
     let addresses = memory.saturating_mul(2048).clamp(64 * GIB, 8192 * GIB);
-    let ram_bytes = cpu::memory_info().map_or(memory, |info| info.total.max(memory));
+    let machine = cpu::memory_info().map_or(memory, |info| info.total);
+    let ram_bytes = machine.min(ever).max(memory);
     Config {
         pages_max: (addresses / PAGE_BYTES as u64) as u32,
         ram_bytes,
@@ -234,6 +245,7 @@ impl Pager {
     pub fn builder() -> PagerBuilder {
         PagerBuilder {
             memory: None,
+            memory_max: None,
             compressor: "lz4:0".into(),
             backing: "none".into(),
             store: None,

@@ -40,6 +40,10 @@ pub(crate) struct Hand {
     pub(crate) order: Order,
 }
 
+/// Pages that come and go in the least budget: two batches for the staging area, and as many that
+/// are in use.
+const MOVING: i64 = 4 * BATCH as i64;
+
 /// The state that all parts of a pager share.
 pub(crate) struct Inner {
     pub(crate) door: Box<dyn Door>,
@@ -163,6 +167,19 @@ impl Inner {
             let set = self.cache.set_attribute("max_pool_bytes", &limit.to_string());
             set.expect("at least 1 MiB is a value of it");
         }
+    }
+
+    /// Fits the memory that the cache keeps ready for further pages to the budget.
+    pub(crate) fn keep_ahead(&self) {
+        // Two trunks of the index at least: a batch lies in two, most of the time.
+        self.cache.keep_ahead(self.budget.bytes().max(32 << 20));
+    }
+
+    /// See [`crate::Pager::least_memory`].
+    pub(crate) fn least_bytes(&self) -> u64 {
+        let tables = self.table_bytes.load(Relaxed).max(0) as usize;
+        let cache = self.cache.bytes_besides_pool() + self.cache.pool_bytes_least() + tables;
+        cache as u64 + (self.budget.stuck() + MOVING) as u64 * PAGE_BYTES as u64
     }
 
     /// Counts pins; `false` beyond half of the budget.

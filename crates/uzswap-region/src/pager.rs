@@ -33,6 +33,7 @@ impl Pager {
         let bytes = check_memory(memory.into().bytes("the budget")?)?;
         let _blocked = Blocked::all();
         inner.budget.set_bytes(bytes);
+        inner.keep_ahead();
         inner.account();
         inner.budget.changed();
         inner.budget.ring();
@@ -53,6 +54,12 @@ impl Pager {
     /// The budget, bytes.
     pub fn memory(&self) -> u64 {
         self.inner().budget.bytes()
+    }
+
+    /// The least budget with which threads go on, bytes. It has the empty cache, a section of its
+    /// pool, the pages that cannot leave at present, and a few that come and go.
+    pub fn least_memory(&self) -> u64 {
+        self.inner().least_bytes()
     }
 
     /// The threads that serve faults.

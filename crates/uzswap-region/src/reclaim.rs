@@ -79,6 +79,9 @@ impl Inner {
             let _own_time = self.log.as_ref().map(Log::own_time);
             self.tend();
             if self.budget.room() >= 2 * self.budget.margin().max(1) {
+                if turn > 1 {
+                    self.budget.set_moving();
+                }
                 // The cache may have become smaller, and those who wait were not told.
                 return self.budget.changed();
             }
@@ -94,10 +97,13 @@ impl Inner {
                 if self.budget.room() <= 0 {
                     self.budget.give_back(self.lanes.take_charged());
                 }
-                return match self.budget.room() {
-                    ..=0 => self.budget.set_exhausted(),
-                    _ => self.budget.changed(),
-                };
+                if self.budget.room() > 0 {
+                    return self.budget.changed();
+                }
+                if is_idle {
+                    self.budget.set_stuck();
+                }
+                return self.budget.set_exhausted();
             }
         }
     }

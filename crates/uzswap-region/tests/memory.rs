@@ -54,6 +54,18 @@ fn four_times_the_budget_comes_back_as_it_was() {
     }
 }
 
+/// The rest of a small budget is for pages.
+#[test]
+fn a_small_pager_goes_on_with_little_more_than_half_of_its_budget() {
+    for mode in modes() {
+        let pager = Pager::builder().memory("8M").memory_max(32 << 20).mode(mode);
+        let pager = pager.unnamed_backing("/var/tmp", 1 << 30).build().unwrap();
+        let least = pager.least_memory() as usize;
+        println!("{least} bytes are its least in {mode}: {}", pager.stats());
+        assert!(least < 5 * MIB, "{least} bytes in {mode}");
+    }
+}
+
 #[test]
 fn threads_may_end_and_start_again() {
     for mode in modes() {

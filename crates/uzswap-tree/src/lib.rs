@@ -2,9 +2,9 @@
 //!
 //! Each process writes its memory, and reads that of the others. The first to ask gets the rest,
 //! but every process may have as much as any other that needs it. When another process needs
-//! memory, each is cut to an equal share, and to three quarters of it if another is stuck. A dead
-//! process counts nothing. Where all large processes wait for more, the one in the last slot is
-//! told that there is no hope.
+//! memory, each is cut to an equal share, and to three quarters of it if another is stuck. None is
+//! cut below the memory that it needs to go on. A dead process counts nothing. Where all large
+//! processes wait for more, the one in the last slot is told that there is no hope.
 //!
 //! A new process may take its share before the others have given it back. Making it wait would keep
 //! the sum lower, but made a build of 24 compilers take twice the time.
@@ -23,7 +23,7 @@ pub use table::{Figures, LeftAlone, Member, REASONS, SILENT_MAX, SLOTS, Table};
 use rustix::fs::{self, Mode, OFlags};
 use rustix::path::Arg;
 use rustix::thread::futex;
-use share::{Allowance, Other, share};
+use share::{Allowance, Other, Own, share};
 use std::ffi::{CStr, c_int};
 use std::io;
 use std::mem::MaybeUninit;
@@ -224,12 +224,20 @@ impl Tree {
         }
     }
 
+    /// Reports the bytes that this process needs to go on at all: it never has a smaller share.
+    pub fn need(&self, bytes: u64) {
+        if let Some(slot) = self.table.slots.get(self.slot.load(Relaxed)) {
+            slot.least.store(bytes, Relaxed);
+        }
+    }
+
     /// Reports this process's memory, and if it is stuck with it; returns its allowance.
     pub fn allowance(&self, used: u64, is_starved: bool) -> Allowance {
-        let own = self.slot.load(Relaxed);
+        let (own, mut least) = (self.slot.load(Relaxed), 0);
         if let Some(slot) = self.table.slots.get(own) {
             slot.used.store(used, Relaxed);
             slot.starved.store(is_starved.into(), Relaxed);
+            least = slot.least.load(Relaxed);
         }
         let total = self.table.total.load(Relaxed).saturating_sub(self.table.besides.load(Relaxed));
         let mut others = Vec::new();
@@ -246,6 +254,7 @@ impl Tree {
             others.push(Other {
                 used,
                 reserved: slot.reserved.load(Relaxed),
+                least: slot.least.load(Relaxed),
                 is_starved: slot.starved.load(Relaxed) != 0,
                 is_left_alone: slot.left_alone.load(Relaxed) != 0,
                 is_behind: at > own,
@@ -254,7 +263,7 @@ impl Tree {
         let theirs: u64 = others.iter().map(|other| other.used).sum();
         // Without the small ones: a process that has just reported may be among them, too.
         self.table.peak.fetch_max(theirs + used, Relaxed);
-        share(total, is_starved, &others)
+        share(total, Own { least, is_starved }, &others)
     }
 }
 
@@ -334,8 +343,8 @@ mod tests {
         own.note(Figures { faults: 1, stored: 0, out: 2, pool: 8, remote: 3 });
         let looked = Tree::look(&path).unwrap();
         let figures = Figures { faults: 6, stored: 7, out: 2, pool: 8, remote: 3 };
-        let (process, used, grew_to) = (std::process::id(), 70, 0);
-        let member = Member { process, used, grew_to, figures, is_suspended: false };
+        let (process, used, least, grew_to) = (std::process::id(), 70, 0, 0);
+        let member = Member { process, used, least, grew_to, figures, is_suspended: false };
         assert_eq!(looked.table().members().collect::<Vec<_>>(), [member]);
         assert!(
             looked.table().suspend(member.process, true) && !own.is_suspended(),
@@ -402,6 +411,19 @@ mod tests {
         assert!(!watcher.table().is_crowded(), "a suspended process does not grow");
         first.allowance(50, false);
         assert!(watcher.table().is_crowded());
+    }
+
+    #[test]
+    fn a_process_never_has_less_than_it_needs() {
+        let (_folder, watcher, [first, second]) = two_of(30);
+        first.need(20);
+        second.need(18);
+        first.allowance(25, false);
+        assert_eq!(second.allowance(19, false), Allowance { bytes: 18, may_hope: true });
+        assert_eq!(first.allowance(20, false), Allowance { bytes: 20, may_hope: true });
+        second.allowance(18, false);
+        assert!(!first.allowance(20, true).may_hope, "the other has its least");
+        assert!(watcher.table().members().all(|member| [18, 20].contains(&member.least)));
     }
 
     #[test]

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::*};
 pub const SLOTS: usize = 1000;
 
 /// Changes with the layout below: a file of another version is not accepted.
-pub(crate) const FORM: u64 = 0x757a_7472_6565_000a;
+pub(crate) const FORM: u64 = 0x757a_7472_6565_000b;
 
 /// A process with less memory need not report it: the maker of the tree counts it.
 pub const SILENT_MAX: u64 = 12 << 20;
@@ -99,6 +99,8 @@ pub struct Member {
     pub process: u32,
     /// Anonymous memory in bytes; 0: it has not reported, and may be small.
     pub used: u64,
+    /// Bytes that it needs to go on at all.
+    pub least: u64,
     /// Its memory when it last asked for much, in bytes.
     pub grew_to: u64,
     /// Its activity in total, and its pages.
@@ -187,6 +189,7 @@ impl Table {
         slots.map(|slot| Member {
             process: slot.process.load(Relaxed),
             used: slot.used.load(Relaxed),
+            least: slot.least.load(Relaxed),
             grew_to: slot.grew_to.load(Relaxed),
             is_suspended: slot.waits.load(Relaxed) != 0,
             figures: Figures {
@@ -277,6 +280,8 @@ pub(crate) struct ProcessSlot {
     pub(crate) grew_to: AtomicU64,
     /// Bytes that it is about to need besides.
     pub(crate) reserved: AtomicU64,
+    /// Bytes that it needs to go on at all.
+    pub(crate) least: AtomicU64,
     pub(crate) faults: AtomicU64,
     pub(crate) stored: AtomicU64,
     pub(crate) out: AtomicU64,
@@ -296,8 +301,9 @@ impl ProcessSlot {
         for number in [starved, waits, reader, answer, left_alone] {
             number.store(0, Relaxed);
         }
-        let Self { used, grew_to, reserved, faults, stored, out, pool, remote, .. } = self;
-        for number in [used, grew_to, reserved, faults, stored, out, pool, remote] {
+        let Self { used, grew_to, reserved, least, .. } = self;
+        let Self { faults, stored, out, pool, remote, .. } = self;
+        for number in [used, grew_to, reserved, least, faults, stored, out, pool, remote] {
             number.store(0, Relaxed);
         }
     }

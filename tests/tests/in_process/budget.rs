@@ -86,6 +86,33 @@ static int share(int count) {
     check(pieces, count);
     return sum;
 }
+static unsigned noise(unsigned at, unsigned seed) {
+    unsigned word = (at + 1) * 2654435761u ^ seed * 40503u;
+    word = (word ^ word >> 15) * 2246822519u;
+    return at % 2 ? word ^ word >> 13 : seed;
+}
+/// So many at once, each with 20 MiB of which half is noise. A call uses all of it, and touches
+/// come in no order.
+static int little(int count) {
+    enum { WORDS = 20 * BYTES / 4 };
+    int sum = 0;
+    for (unsigned seed = 1; seed <= count; seed++)
+        if (fork() == 0) {
+            unsigned *words = malloc(WORDS * 4);
+            for (unsigned at = 0; at < WORDS; at++) words[at] = noise(at, seed);
+            FILE *null = fopen("/dev/null", "w");
+            if (write(fileno(null), words, WORDS * 4) != WORDS * 4) _exit(4);
+            for (unsigned turn = 0; turn < WORDS / 1024; turn++) {
+                unsigned at = noise(2 * turn + 1, seed) % WORDS;
+                if (words[at] != noise(at, seed)) _exit(2);
+                words[at] = noise(at, seed);
+            }
+            for (unsigned at = 0; at < WORDS; at++) if (words[at] != noise(at, seed)) _exit(2);
+            _exit(0);
+        }
+    for (int status = 0; wait(&status) > 0;) sum += status;
+    return sum;
+}
 /// In pieces that are allocated as a whole and filled at once, or mapped already filled.
 static int rush(int count) {
     enum { PIECE = 16 * BYTES };
@@ -106,6 +133,7 @@ int main(int words, char **word) {
     case 'c': return crowd(count) ? 3 : 0;
     case 'h': return herd(count) ? 3 : 0;
     case 's': return share(count) ? 3 : 0;
+    case 'l': return little(count) ? 3 : 0;
     default: return grow(count) ? 3 : 0;
     }
 }
@@ -130,16 +158,23 @@ fn check(words: &[&str], mib: u64, beyond: u64) {
 
 /// The same, with options; returns the report's text, and the most bytes that they had.
 fn check_with(options: &[&str], words: &[&str], mib: u64, beyond: u64) -> (String, u64) {
+    let (said, peak) = run(&[], options, words, mib);
+    assert!(peak <= (mib << 20) + beyond, "{} KiB: {said}", peak >> 10);
+    (said, peak)
+}
+
+/// Runs the program with options and variables: it must succeed. Returns the same.
+fn run(variables: &[(&str, &str)], options: &[&str], words: &[&str], mib: u64) -> (String, u64) {
     let folder = tempfile::tempdir_in("/var/tmp").unwrap();
     compile(folder.path(), PROGRAM, &[]);
     let mut command = as_nobody(folder.path());
+    command.envs(variables.iter().copied());
     command.arg(folder.path().join("uzswap")).args(["run", "--in-process"]).args(options);
     command.args([&format!("--memory={mib}M"), "--"]).arg(folder.path().join("program"));
     let (output, peak) = output_and_peak(command.args(words));
     let said = String::from_utf8_lossy(&output.stderr).into_owned();
     println!("{words:?}: {} KiB: {said}", peak >> 10);
     assert!(output.status.success(), "{}: {said}", output.status);
-    assert!(peak <= (mib << 20) + beyond, "{} KiB: {said}", peak >> 10);
     (said, peak)
 }
 
@@ -159,4 +194,18 @@ fn processes_keep_near_to_the_budget() {
 fn a_run_says_that_forks_had_more_than_its_limit() {
     let (said, peak) = check_with(&[], &["share", "48"], 64, 3 * (48 << 20));
     assert!(peak < 80 << 20 || said.contains("processes were forks, with"), "{said}");
+}
+
+/// In equal parts they would have 4 or 8 MiB each, of which the pager's tables and buffers were
+/// nearly all: a program ended, or all waited for each other.
+#[test]
+fn processes_whose_parts_are_too_small_all_end_and_the_report_says_that_they_need_more() {
+    for (count, cpus) in [("4", "2"), ("4", "16"), ("8", "16")] {
+        let (said, peak) = run(&[("UZSWAP_TEST_CPUS", cpus)], &[], &["little", count], 32);
+        assert!(said.contains("was kept small") && !said.contains("of 0 processes"), "{said}");
+        assert!(peak < 40 << 20 || said.contains("uzswap: beyond the limit: "), "{said}");
+        let is_named = said.contains("32.0 MiB are too few for so many at once");
+        // Four grow to that for a moment, before they are taken over.
+        assert!(peak < 80 << 20 || is_named, "{} KiB: {said}", peak >> 10);
+    }
 }

@@ -1,18 +1,18 @@
-//! Several processes of a tree, as numbers: they grow, ask, are taken over, starve, are suspended
-//! and die at any step. All decisions are the library's own, and the shares are the tree's. Time
-//! goes by milliseconds, and everything else follows from a seed.
+//! Several processes of a tree, as numbers: they grow, ask, are taken over, pin pages, starve, are
+//! suspended and die at any step. All decisions are the library's own, and the shares are the
+//! tree's. Time goes by milliseconds, and everything else follows from a seed.
 
-use crate::decide::{
-    self, Action, BUDGET_LEAST, COST, LEAST, Managed, Observation, Unmanaged, decide,
-};
+use crate::decide::{self, Action, COST, LEAST, Managed, Observation, Unmanaged, decide};
 use uzswap_tree::SILENT_MAX;
-use uzswap_tree::share::{Allowance, Other, share};
+use uzswap_tree::share::{Allowance, Other, Own, share};
 
 const MIB: u64 = 1 << 20;
 /// A program asks for so much between two checks.
 const OFTEN: u64 = 4 * MIB;
 /// A pager takes out so much in a millisecond.
 const RECLAIMED: u64 = MIB;
+/// Pages that come and go in the least budget.
+const MOVING: u64 = MIB;
 /// Compressed, memory takes this part of itself.
 const COMPRESSED: u64 = 3;
 /// No history is longer, in milliseconds.
@@ -80,8 +80,14 @@ struct Process {
     next_look: u64,
     reserved: u64,
     budget: u64,
-    /// Pages of the pager's.
+    /// Pages of the pager's, and the empty cache.
     resident: u64,
+    cache: u64,
+    /// Bytes that a call has pinned, and that it needs besides before it ends.
+    pinned: u64,
+    call: u64,
+    /// Pages of which none could leave, as long as the pager knows.
+    stuck: u64,
     is_starved: bool,
     hopeless: u32,
     is_patient: bool,
@@ -110,6 +116,10 @@ impl Process {
             reserved: 0,
             budget: 0,
             resident: 0,
+            cache: chance.between(2, 7) * MIB,
+            pinned: 0,
+            call: 0,
+            stuck: 0,
             is_starved: false,
             hopeless: 0,
             is_patient: true,
@@ -134,9 +144,14 @@ impl Process {
     fn floor(&self) -> u64 {
         match self.is {
             Is::Refused => 0,
-            Is::Managed => BUDGET_LEAST + COST,
-            _ => self.data.min(LEAST),
+            Is::Managed => decide::least_managed(COST, self.pager_least()),
+            _ => decide::least_unmanaged(self.data),
         }
+    }
+
+    /// The least budget of its pager.
+    fn pager_least(&self) -> u64 {
+        self.cache + self.stuck + MOVING
     }
 
     /// Memory that comes on top: the others have their shares as if it gave its own back.
@@ -160,6 +175,9 @@ impl Process {
         }
         let more = self.speed.min(self.goal - self.data);
         if self.is == Is::Managed {
+            if self.call > 0 {
+                return self.go_on_with_call();
+            }
             let out = self.data + more - self.resident.min(self.data + more);
             self.is_starved = self.resident + more > self.budget && out > self.out_most();
             if self.is_starved {
@@ -181,12 +199,35 @@ impl Process {
     }
 }
 
+impl Process {
+    /// Pins more pages for a call, which ends once all are there. The empty cache and pinned pages
+    /// cannot leave.
+    fn go_on_with_call(&mut self) {
+        let more = self.speed.min(self.call);
+        let is_stuck = self.cache + self.pinned + more > self.budget;
+        assert!(!is_stuck || self.is_patient, "it ends for want of its least: {self:?}");
+        self.is_starved = is_stuck;
+        self.stuck = if is_stuck { self.pinned } else { 0 };
+        if is_stuck {
+            return;
+        }
+        self.pinned += more;
+        self.call -= more;
+        self.resident = self.resident.max(self.pinned);
+        if self.call == 0 {
+            self.pinned = 0;
+        }
+    }
+}
+
 struct World {
     seed: u64,
     total: u64,
     now: u64,
     all: Vec<Process>,
     chance: Chance,
+    /// A process makes a call that pins pages once in so many milliseconds.
+    call_every: u64,
     /// Milliseconds since all have had more than they may.
     beyond: u64,
     managed: u64,
@@ -197,7 +238,21 @@ impl World {
         let mut chance = Chance(seed);
         let total = chance.between(32, 256) * MIB;
         let all = (0..chance.between(1, 9)).map(|_| Process::by(&mut chance)).collect();
-        Self { seed, total, now: 0, all, chance, beyond: 0, managed: 0 }
+        Self { seed, total, now: 0, all, chance, call_every: 500, beyond: 0, managed: 0 }
+    }
+
+    /// Four to nine processes that need more to go on than there is, each with room on the backing.
+    fn crowded(seed: u64) -> Self {
+        let mut world = Self::new(seed);
+        let count = world.chance.between(4, 9);
+        (world.total, world.call_every) = (32 * MIB, 50);
+        world.all = (0..count).map(|_| Process::by(&mut world.chance)).collect();
+        for process in &mut world.all {
+            (process.begins, process.dies, process.goal) = (0, u64::MAX, 60 * MIB);
+            (process.cannot_be_taken_over, process.backing) = (false, 400 * MIB);
+            process.speed = 1 << 17;
+        }
+        world
     }
 
     fn allowance(&self, of: usize) -> Allowance {
@@ -207,6 +262,7 @@ impl World {
             is_counted.then_some(Other {
                 used,
                 reserved: process.reserved,
+                least: process.floor(),
                 is_starved: process.is_starved,
                 is_left_alone: false,
                 is_behind: at > of,
@@ -215,7 +271,9 @@ impl World {
         let others: Vec<_> = self.all.iter().enumerate().filter_map(other).collect();
         let small = |process: &&Process| process.lives(self.now) && process.used() < SILENT_MAX;
         let silent: u64 = self.all.iter().filter(small).map(Process::used).sum();
-        share(self.total.saturating_sub(silent), self.all[of].is_starved, &others)
+        let own = &self.all[of];
+        let own = Own { least: own.floor(), is_starved: own.is_starved };
+        share(self.total.saturating_sub(silent), own, &others)
     }
 
     /// The program has asked for much: see `request.rs`.
@@ -253,6 +311,7 @@ impl World {
                 shared: 0,
                 besides: COST,
                 budget: process.budget,
+                least: process.pager_least(),
             }),
             is => Observation::Unmanaged(Unmanaged {
                 is_wanted: is == Is::Wanted,
@@ -299,6 +358,9 @@ impl World {
             if self.chance.is_one_in(10_000) && process.is == Is::Managed {
                 process.held_until = now + self.chance.between(1, 2000);
             }
+            if process.call == 0 && self.chance.is_one_in(self.call_every) {
+                process.call = self.chance.between(1, 12) * MIB;
+            }
             process.run(now);
             if let Is::Adopting { until, budget } = process.is
                 && now >= until
@@ -344,6 +406,20 @@ impl World {
             process.beyond = if is_beyond { process.beyond + 1 } else { 0 };
             assert!(process.beyond < LOOKS * 100, "nobody takes it over: {process:?}");
         }
+    }
+}
+
+/// No process of them ends with a message, and none waits for ever.
+#[test]
+fn processes_that_need_more_than_the_budget_all_go_on() {
+    for seed in 0..100 {
+        let mut world = World::crowded(seed);
+        while world.all.iter().any(|process| process.is != Is::Over) {
+            assert!(world.now < END, "seed {seed}: {:#?}", world.all);
+            world.step();
+        }
+        let is_whole = |process: &Process| process.data == process.goal;
+        assert!(world.all.iter().all(is_whole), "seed {seed}: {:#?}", world.all);
     }
 }
 

@@ -237,6 +237,11 @@ impl Cache {
         (bytes / SECTION_BYTES * SECTION_BYTES).saturating_sub(self.reserve.reserve_bytes())
     }
 
+    /// Bytes of the smallest pool with which stores go on.
+    pub fn pool_bytes_least(&self) -> usize {
+        SECTION_BYTES
+    }
+
     /// Bytes that objects take in the pool: `pool_total_size`.
     pub fn pool_bytes(&self) -> usize {
         self.pool.bytes()

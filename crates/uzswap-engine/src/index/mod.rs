@@ -56,6 +56,8 @@ pub(crate) struct Index {
     directory: Option<Values<DurableAtomic<AtomicU32>>>,
     memory: TrunkMemory,
     spare: Mutex<Vec<Owned>>,
+    /// Most of them that are kept ready.
+    spare_max: AtomicUsize,
     /// The trunk after the page's that was made last: probably the next one. A hint.
     next: AtomicUsize,
     /// Taken out of the directory, to be freed.
@@ -156,6 +158,7 @@ impl Index {
             emptying: Emptying::new(trunks_of(pages_max)),
             directory: durable.map(Durable::directory),
             spare: Mutex::new(Vec::with_capacity(Self::SPARE)),
+            spare_max: AtomicUsize::new(Self::SPARE),
             next: AtomicUsize::new(0),
             retired: Arc::new(Retired::new(&memory)),
             memory,
@@ -199,7 +202,7 @@ impl Index {
     pub(crate) fn provision(&self) -> io::Result<()> {
         let made = self.made_for_pages.load(Ordering::Relaxed);
         let missing = self.page_trunks.load(Ordering::Relaxed).saturating_sub(made);
-        let wanted = (missing + 1).min(Self::SPARE);
+        let wanted = (missing + 1).min(self.spare_max.load(Ordering::Relaxed));
         loop {
             let spare = lock(&self.spare);
             if spare.len() >= wanted {

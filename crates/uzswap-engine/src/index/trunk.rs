@@ -9,8 +9,9 @@
     reason = "trunks are followed by pointer: a trunk is freed two epochs after it left the directory; only pinned threads follow pointers"
 )]
 
-use super::{Entry, TRUNK_ENTRIES};
+use super::{Entry, Index, TRUNK_ENTRIES};
 use crate::durable::{Durable, TrunkFrame};
+use crate::sync::lock;
 use crate::table::boxed;
 use crossbeam_epoch::{Atomic, Guard, Shared};
 use std::io;
@@ -102,6 +103,19 @@ impl TrunkMemory {
             // SAFETY: without other memory `make` made it of a box, and its one owner passes it.
             None => drop(unsafe { Box::from_raw(trunk.0.as_ptr()) }),
         }
+    }
+}
+
+impl Index {
+    /// Keeps at most so many trunks ready, and frees the others.
+    pub(crate) fn set_spare_max(&self, trunks: usize) {
+        let most = trunks.clamp(1, Self::SPARE);
+        self.spare_max.store(most, Relaxed);
+        let mut spare = lock(&self.spare);
+        let kept = spare.len().min(most);
+        let surplus = spare.split_off(kept);
+        drop(spare);
+        surplus.into_iter().for_each(|trunk| self.memory.free(trunk));
     }
 }
 

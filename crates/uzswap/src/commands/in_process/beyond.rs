@@ -1,8 +1,9 @@
 //! The reason for which a run had more memory than its limit.
 //!
 //! Each process keeps to its share of the limit, except for memory that is left alone, which the
-//! report names. A fork begins with pages that it shares with its parent. A write to one copies it,
-//! and is no fault that a process could be made to wait at.
+//! report names. No share is less than a process needs to go on: if all need more together than the
+//! limit, they are beyond it as long as they run. A fork begins with pages that it shares with its
+//! parent. A write to one copies it, and is no fault that a process could be made to wait at.
 
 use crate::size;
 use serde::Serialize;
@@ -23,7 +24,13 @@ pub struct Beyond {
     pub forks: usize,
     /// Anonymous memory of these, bytes.
     pub bytes_of_forks: u64,
+    /// Bytes that all need to go on at all, and the limit.
+    pub bytes_least: u64,
+    pub limit: u64,
 }
+
+/// A process less large is not taken over, and gives nothing back.
+const SMALL: u64 = 16 << 20;
 
 impl Beyond {
     /// Looks at them.
@@ -35,21 +42,25 @@ impl Beyond {
         };
         let members = members.iter().map(|member| {
             let one = member.process as i32;
-            (one, bytes_of(one, member.used))
+            let bytes = bytes_of(one, member.used);
+            let least = if member.least == 0 { bytes.min(SMALL) } else { member.least };
+            (one, bytes, least)
         });
-        let members: Vec<(i32, u64)> = members.collect();
-        let bytes = members.iter().map(|(_, bytes)| bytes).sum();
+        let members: Vec<(i32, u64, u64)> = members.collect();
+        let bytes = members.iter().map(|(_, bytes, _)| bytes).sum();
         if bytes <= self.bytes.max(limit) {
             return;
         }
         let is_fork = |one: i32| Activity::of(one).is_some_and(|found| found.is_fork);
         let of_forks: Vec<u64> =
-            members.iter().filter(|(one, _)| is_fork(*one)).map(|(_, bytes)| *bytes).collect();
+            members.iter().filter(|(one, ..)| is_fork(*one)).map(|(_, bytes, _)| *bytes).collect();
         *self = Self {
             bytes,
             processes: members.len(),
             forks: of_forks.len(),
             bytes_of_forks: of_forks.iter().sum(),
+            bytes_least: members.iter().map(|(.., least)| least).sum(),
+            limit,
         };
     }
 
@@ -62,9 +73,16 @@ impl Beyond {
 
 impl fmt::Display for Beyond {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { bytes, processes, forks, bytes_of_forks } = self;
-        let (bytes, of_forks) = (size::show(*bytes), size::show(*bytes_of_forks));
+        let Self { bytes, processes, forks, bytes_of_forks, bytes_least, limit } = self;
+        let is_too_little = bytes_least > limit;
+        let [bytes, of_forks, least, limit] =
+            [bytes, bytes_of_forks, bytes_least, limit].map(|bytes| size::show(*bytes));
         match (processes, forks) {
+            (1.., _) if is_too_little => write!(
+                f,
+                "{processes} processes had {bytes}: {limit} are too few for so many at once, which \
+                 need {least} to go on; raise --memory or start fewer"
+            ),
             (0, _) => write!(f, "for less than a fifth of a second, between two looks"),
             (_, 0) => write!(
                 f,
@@ -87,14 +105,23 @@ mod tests {
     #[test]
     fn a_run_says_why_it_had_more_unless_what_was_left_alone_explains_it() {
         const MIB: u64 = 1 << 20;
-        let seen =
-            || Beyond { bytes: 200 * MIB, processes: 4, forks: 3, bytes_of_forks: 150 * MIB };
+        let seen = || Beyond {
+            bytes: 200 * MIB,
+            processes: 4,
+            forks: 3,
+            bytes_of_forks: 150 * MIB,
+            bytes_least: 60 * MIB,
+            limit: 100 * MIB,
+        };
         assert!(seen().of(114 * MIB, 100 * MIB, 0).is_none());
         assert!(seen().of(200 * MIB, 100 * MIB, 90 * MIB).is_none());
         let told = seen().of(200 * MIB, 100 * MIB, 0).unwrap().to_string();
         assert!(told.starts_with("3 of 4 processes were forks, with 150 MiB of 200 MiB"), "{told}");
         let told = Beyond { forks: 0, ..seen() }.to_string();
         assert!(told.starts_with("4 processes had 200 MiB"), "{told}");
+        let told = Beyond { bytes_least: 120 * MIB, ..seen() }.to_string();
+        assert!(told.contains("100 MiB are too few for so many at once"), "{told}");
+        assert!(told.contains("need 120 MiB to go on; raise --memory or start fewer"), "{told}");
         assert!(Beyond::default().to_string().contains("between two looks"));
     }
 }
