@@ -6,11 +6,29 @@ use crate::{ask, decide, forking, front, inside, is_inside, ring, watch_from_now
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use uzswap_sys::process;
 use uzswap_tree::front::BARE;
-use uzswap_tree::{SILENT_MAX, clock};
+use uzswap_tree::{SILENT_MAX, Tree, clock};
 
 /// The time until which a thread waits for the program to be taken over, milliseconds of the
 /// system's clock. It counts in the stage `TakingOver` only.
 static TAKING_UNTIL: AtomicU64 = AtomicU64::new(0);
+
+/// The memory that the program has once it uses all that it has asked for, bytes; and the time
+/// until which that is believed, milliseconds of the system's clock. Then the thread that watches
+/// has measured it.
+static COMING: AtomicU64 = AtomicU64::new(0);
+static COMING_UNTIL: AtomicU64 = AtomicU64::new(0);
+
+fn coming() -> u64 {
+    if clock() < COMING_UNTIL.load(Relaxed) { COMING.load(Relaxed) } else { 0 }
+}
+
+/// Has the other processes leave room for memory that this one was given and has not used yet:
+/// several that ask at once would each see that none has much. And for the take-over, which needs
+/// some itself.
+pub fn reserve(tree: &Tree, used: u64) {
+    let whole = coming().max(used);
+    tree.reserve(if whole < SILENT_MAX { 0 } else { decide::COST + whole - used });
+}
 
 /// Measures the process's memory, with the block that it is about to get, and has it watched if
 /// that is much. If it is too much, it is taken over before it gets it: the thread that watches
@@ -39,12 +57,15 @@ pub extern "C" fn look(more: usize, may_wait: bool) {
     let is_much = {
         let _inside = inside();
         watch_from_now();
-        if !is_small {
-            front.tree.reserve(decide::COST);
-        }
+        COMING.store(wanted.max(coming()), Relaxed);
+        COMING_UNTIL.store(clock() + decide::WAIT_MAX.as_millis() as u64, Relaxed);
+        reserve(&front.tree, used);
         decide::is_too_much(wanted, ask(&front.tree, used, false).bytes)
     };
     if is_much && want_take_over() {
+        // A pager keeps all that comes within its budget.
+        COMING.store(0, Relaxed);
+        reserve(&front.tree, used);
         ring();
         if may_wait {
             wait_while_taking();

@@ -2,7 +2,7 @@
 
 use crate::decide::{self, Keep, Managed, Observation, Unmanaged};
 use crate::stage::{self, Stage};
-use crate::{AGENT, Agent, alone, ask, forking, is_recorded, looker, seen};
+use crate::{AGENT, Agent, alone, ask, forking, is_recorded, looker, request, seen};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 use uzswap_sys::process;
@@ -51,6 +51,9 @@ impl Watcher {
             None => {
                 let stage = stage::now();
                 tree.need(decide::least_unmanaged(whole));
+                if matches!(stage, Stage::Watched | Stage::TakingOver) {
+                    request::reserve(tree, whole);
+                }
                 Observation::Unmanaged(Unmanaged {
                     is_wanted: stage == Stage::TakingOver,
                     is_refused: !matches!(stage, Stage::Watched | Stage::TakingOver),

@@ -126,6 +126,21 @@ static int rush(int count) {
         for (int at = 0; at < PIECE; at += 61) if (pieces[i][at] != i + 1) _exit(2);
     return 0;
 }
+/// Five at once, each of which asks for all of its memory before any of them has used some.
+static int mob(int count) {
+    int sum = 0;
+    for (int i = 1; i <= 5; i++)
+        if (fork() == 0) {
+            unsigned char *piece = malloc(count * BYTES);
+            for (int at = 0; at < count * BYTES; at++) piece[at] = i + (at >> 12);
+            usleep(200000);
+            for (int at = 0; at < count * BYTES; at += 61)
+                if (piece[at] != (unsigned char)(i + (at >> 12))) _exit(2);
+            _exit(0);
+        }
+    for (int status = 0; wait(&status) > 0;) sum += status;
+    return sum;
+}
 int main(int words, char **word) {
     int count = atoi(word[2]);
     switch (word[1][0]) {
@@ -134,6 +149,7 @@ int main(int words, char **word) {
     case 'h': return herd(count) ? 3 : 0;
     case 's': return share(count) ? 3 : 0;
     case 'l': return little(count) ? 3 : 0;
+    case 'm': return mob(count) ? 3 : 0;
     default: return grow(count) ? 3 : 0;
     }
 }
@@ -185,6 +201,7 @@ fn processes_keep_near_to_the_budget() {
     check(&["crowd", "60"], 64, TOGETHER);
     check(&["grow", "160"], 64, TOGETHER);
     check(&["herd", "48"], 512, AT_ONCE);
+    check(&["mob", "40"], 96, TOGETHER);
     let (said, _) = check_with(&[], &["herd", "48"], 512, TOGETHER);
     assert!(said.contains("suspended a process"), "in turns they all fit: {said}");
 }
