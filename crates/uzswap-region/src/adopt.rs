@@ -21,7 +21,7 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering::Relaxed};
 use uzswap_engine::PAGE_BYTES;
-use uzswap_sys::map::{Pagemap, Scanned};
+use uzswap_sys::map::{self, Pagemap, Scanned};
 
 /// Addresses of a window: so many, or several times as many.
 const WINDOW: usize = 1 << 30;
@@ -160,6 +160,22 @@ pub(crate) fn windows(range: Range<usize>) -> impl Iterator<Item = (&'static Spa
         }
         None
     })
+}
+
+/// Gives the kernel's page of zeros back where it is, in memory that nobody may write. A fork does
+/// not inherit it in a mapping that was never written: such a page would be there by its word, and
+/// gone. A kernel that does not tell it from others (before Linux 6.7) keeps it.
+fn drop_zeros(pagemap: &Pagemap, at: usize, there: &mut [bool], guards: &[bool]) {
+    let (mut used, end) = (Scanned::but_zeros(), at + there.len() * PAGE_BYTES);
+    let pages = (at..).step_by(PAGE_BYTES);
+    for ((address, there), is_guard) in pages.zip(there).zip(guards) {
+        if !*there || *is_guard || !used.next(pagemap, address..end).is_ok_and(|at| at > address) {
+            continue;
+        }
+        // SAFETY: a page that is mapped, of zeros, which come back as such. No thread may write it
+        // until it is adopted: a call that would permit that waits for the layout.
+        *there = unsafe { map::discard_range(address..address + PAGE_BYTES) }.is_err();
+    }
 }
 
 impl Inner {
@@ -320,6 +336,9 @@ impl Inner {
             there.fill(false);
             Ok(many)
         };
+        if let (Ok(known), Contents::ReadOnlyPages) = (&known, contents) {
+            drop_zeros(self.door.pagemap(), at, &mut there[..*known], guards);
+        }
         // A page that cannot be asked about is taken to be there. An absent one then ends the
         // process.
         let known = known.unwrap_or_else(|_| {

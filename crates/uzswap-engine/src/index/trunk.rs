@@ -110,7 +110,7 @@ impl Index {
     /// Keeps at most so many trunks ready, and frees the others.
     pub(crate) fn set_spare_max(&self, trunks: usize) {
         let most = trunks.clamp(1, Self::SPARE);
-        self.spare_max.store(most, Relaxed);
+        self.spare_max.store(most, std::sync::atomic::Ordering::Relaxed);
         let mut spare = lock(&self.spare);
         let kept = spare.len().min(most);
         let surplus = spare.split_off(kept);
