@@ -2,9 +2,8 @@
 //! figures alone. No function here reads or changes anything else, so a test has every case.
 
 use std::time::Duration;
+use uzswap_tree::MANAGED_MIN;
 
-/// A process with less than this is not taken over: there is little to win.
-pub const LEAST: u64 = 16 << 20;
 /// Memory that the take-over itself needs: a pager, threads, the list of mappings.
 pub const COST: u64 = 7 << 20;
 /// Memory that the preloaded library lets a program ask for before it has the agent look.
@@ -135,7 +134,7 @@ fn before_take_over(seen: &Unmanaged) -> Action {
     if is_refused {
         return Action::Wait { wait };
     }
-    if is_wanted || room < reserve(allowance) && used >= LEAST {
+    if is_wanted || room < reserve(allowance) && used >= MANAGED_MIN {
         // The thread finds out later how much is besides the pager's pages.
         let cost = if is_recorded { 0 } else { COST };
         return Action::TakeOver { budget: allowance.saturating_sub(cost).max(BUDGET_LEAST) };
@@ -178,7 +177,7 @@ fn least_budget(least: u64) -> u64 {
 /// Bytes that a process needs to go on, by its memory: if it has not been taken over, it gives none
 /// back before it is large.
 pub fn least_unmanaged(used: u64) -> u64 {
-    used.min(LEAST)
+    used.min(MANAGED_MIN)
 }
 
 /// The same of one that was taken over, by its memory besides the pager's and the pager's least.
@@ -272,8 +271,8 @@ mod tests {
         // Of a small allowance more is left, for the take-over: 11 MiB, but half at most.
         assert!(!is_taken(29 * MIB, 40 * MIB));
         assert!(is_taken(29 * MIB + 1, 40 * MIB));
-        assert!(!is_taken(LEAST - 1, 16 * MIB), "small programs are left alone");
-        assert!(is_taken(LEAST, 16 * MIB));
+        assert!(!is_taken(MANAGED_MIN - 1, 16 * MIB), "small programs are left alone");
+        assert!(is_taken(MANAGED_MIN, 16 * MIB));
     }
 
     #[test]
@@ -374,7 +373,7 @@ mod tests {
         assert_eq!(kept(suspended).budget, Some(12 * MIB));
         assert_eq!(least_managed(3 * MIB, 5 * MIB), 11 * MIB);
         assert_eq!(least_managed(3 * MIB, 9 * MIB), 12 * MIB);
-        assert_eq!([9 * MIB, 99 * MIB].map(least_unmanaged), [9 * MIB, LEAST]);
+        assert_eq!([9 * MIB, 99 * MIB].map(least_unmanaged), [9 * MIB, MANAGED_MIN]);
     }
 
     #[test]

@@ -75,16 +75,15 @@ impl Connected {
             let reason = "with --remote-copies 0 a local disk has each page, too; give one (--backing PATH:SIZE), or replicas and --remote-copies 1";
             return Err(ConnectError::store(&address, reason));
         }
-        let bytes_max = match self.kept {
-            Some(kept) if address.copies > 0 => {
-                (kept.segments.saturating_sub(limit) * SEGMENT_BYTES) as u64
+        let (segments, bytes_max) = match (address.copies, self.kept) {
+            (0, _) => (slots, self.bytes_max(most)),
+            (_, Some(TableHeader { segments, .. })) => {
+                (segments, (segments.saturating_sub(limit) * SEGMENT_BYTES) as u64)
             }
-            _ => self.bytes_max(most),
-        };
-        let segments = match (address.copies, self.kept) {
-            (0, _) => slots,
-            (_, Some(kept)) => kept.segments,
-            (_, None) => limit + (bytes_max / SEGMENT_BYTES as u64) as usize,
+            (_, None) => {
+                let there = self.bytes_max(most);
+                (limit + (there / SEGMENT_BYTES as u64) as usize, there)
+            }
         };
         let own = |source| ConnectError::Own { address: address.to_string(), source };
         let (epoch, readers) = (self.store.epoch(), self.store.readers.len());

@@ -18,7 +18,7 @@ pub mod share;
 mod table;
 
 pub use remote::{Remote, RemoteSums, TIMES};
-pub use table::{Figures, LeftAlone, Member, REASONS, SILENT_MAX, SLOTS, Table};
+pub use table::{Figures, LeftAlone, MANAGED_MIN, Member, REASONS, SILENT_MAX, SLOTS, Table};
 
 use rustix::fs::{self, Mode, OFlags};
 use rustix::path::Arg;

@@ -12,6 +12,8 @@ pub(crate) const FORM: u64 = 0x757a_7472_6565_000b;
 
 /// A process with less memory need not report it: the maker of the tree counts it.
 pub const SILENT_MAX: u64 = 12 << 20;
+/// A process with less is not taken over, and gives nothing back: there is little to win.
+pub const MANAGED_MIN: u64 = 16 << 20;
 
 /// Programs that were left alone of which the reason is kept; later ones are only counted.
 pub const REASONS: usize = 32;

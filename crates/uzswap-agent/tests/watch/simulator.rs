@@ -2,9 +2,9 @@
 //! suspended and die at any step. All decisions are the library's own, and the shares are the
 //! tree's. Time goes by milliseconds, and everything else follows from a seed.
 
-use crate::decide::{self, Action, COST, LEAST, Managed, Observation, Unmanaged, decide};
-use uzswap_tree::SILENT_MAX;
+use crate::decide::{self, Action, COST, Managed, Observation, Unmanaged, decide};
 use uzswap_tree::share::{Allowance, Other, Own, share};
+use uzswap_tree::{MANAGED_MIN, SILENT_MAX};
 
 const MIB: u64 = 1 << 20;
 /// A program asks for so much between two checks.
@@ -402,7 +402,7 @@ impl World {
             let allowance = self.allowance(of).bytes;
             let process = &mut self.all[of];
             let is_unmanaged = matches!(process.is, Is::Unwatched | Is::Watched | Is::Wanted);
-            let is_beyond = is_unmanaged && process.data >= LEAST && process.data > allowance;
+            let is_beyond = is_unmanaged && process.data >= MANAGED_MIN && process.data > allowance;
             process.beyond = if is_beyond { process.beyond + 1 } else { 0 };
             assert!(process.beyond < LOOKS * 100, "nobody takes it over: {process:?}");
         }

@@ -338,6 +338,7 @@ mod tests {
             assert!((0..pages).all(|page| words.find(page).word.frame() == page as usize));
         }
     }
+
     #[test]
     fn a_search_for_used_pages_costs_what_these_cost_and_not_the_others() {
         const PAGES: u32 = 1 << 31;

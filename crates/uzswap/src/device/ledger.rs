@@ -152,10 +152,17 @@ impl LedgerState {
     }
 
     /// The parts of the disk with a device: on each the kernel may have an area, now or after
-    /// somebody's `swapon`. Forgets the areas that have none any more.
+    /// somebody's `swapon`. Forgets the areas that have none any more, but none that the kernel
+    /// lists: its device may not be known as ours where somebody has unmounted the file below it.
     pub fn taken_parts(&mut self) -> Vec<Range<u64>> {
         let (transport, folder) = (self.transport(), Path::new(FOLDER));
-        self.areas.retain(|area| serving::is_ours(transport, &area.device, folder));
+        let listed = swap::areas();
+        let is_listed = |device: &PathBuf| {
+            listed.as_ref().map_or(true, |areas| areas.iter().any(|area| area.path == *device))
+        };
+        self.areas.retain(|area| {
+            is_listed(&area.device) || serving::is_ours(transport, &area.device, folder)
+        });
         self.areas.iter().map(|area| area.part.clone()).collect()
     }
 

@@ -9,7 +9,7 @@ use crate::size;
 use serde::Serialize;
 use std::fmt;
 use uzswap_sys::process::{self, Activity};
-use uzswap_tree::Member;
+use uzswap_tree::{MANAGED_MIN, Member};
 
 /// A run that had more percent of its limit than this says why.
 const PERCENT: u64 = 115;
@@ -29,9 +29,6 @@ pub struct Beyond {
     pub limit: u64,
 }
 
-/// A process less large is not taken over, and gives nothing back.
-const SMALL: u64 = 16 << 20;
-
 impl Beyond {
     /// Looks at them.
     pub fn look(&mut self, members: &[Member], limit: u64) {
@@ -43,7 +40,7 @@ impl Beyond {
         let members = members.iter().map(|member| {
             let one = member.process as i32;
             let bytes = bytes_of(one, member.used);
-            let least = if member.least == 0 { bytes.min(SMALL) } else { member.least };
+            let least = if member.least == 0 { bytes.min(MANAGED_MIN) } else { member.least };
             (one, bytes, least)
         });
         let members: Vec<(i32, u64, u64)> = members.collect();

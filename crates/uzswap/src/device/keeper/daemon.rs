@@ -38,10 +38,7 @@ impl Keeper {
         let daemon = self.daemon.insert(wire);
         daemon.send(&start).map_err(cannot_start)?;
         self.save_of_daemon()?;
-        let notes = self.await_daemon()?;
-        self.notes.extend(notes);
-        self.notes.sort();
-        self.notes.dedup();
+        self.await_daemon()?.into_iter().for_each(|note| self.note(note));
         Ok(())
     }
 

@@ -358,6 +358,13 @@ impl Keeper {
         self.state.zswap_was_on
     }
 
+    /// Notes a feature that it goes on without, once.
+    fn note(&mut self, what: String) {
+        if !self.notes.contains(&what) {
+            self.notes.push(what);
+        }
+    }
+
     /// Says it at once as `serve`; otherwise the last run hears it.
     fn trouble(&mut self, what: String) {
         match self.state.is_serving {
@@ -470,10 +477,7 @@ impl Keeper {
             && !self.is_lost
         {
             self.space.cannot_grow();
-            let note = format!("swap space could not grow: {failure}; it is tried again");
-            if !self.notes.contains(&note) {
-                self.notes.push(note);
-            }
+            self.note(format!("swap space could not grow: {failure}; it is tried again"));
         }
     }
 }
