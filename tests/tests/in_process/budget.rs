@@ -220,7 +220,12 @@ fn processes_whose_parts_are_too_small_all_end_and_the_report_says_that_they_nee
     for (count, cpus) in [("4", "2"), ("4", "16"), ("8", "16")] {
         let (said, peak) = run(&[("UZSWAP_TEST_CPUS", cpus)], &[], &["little", count], 32);
         assert!(said.contains("was kept small") && !said.contains("of 0 processes"), "{said}");
-        assert!(peak < 40 << 20 || said.contains("uzswap: beyond the limit: "), "{said}");
+        // Our sum has the run's own process besides, and is of samples one after the other.
+        let is_said = said.contains("uzswap: beyond the limit: ");
+        assert!(is_said || peak < (32 << 20) + ALONE, "{} KiB: {said}", peak >> 10);
+        let told = said.split(" s in ").nth(1).and_then(|rest| rest.split(' ').next());
+        let told: f64 = told.unwrap().parse().unwrap();
+        assert!(is_said || told <= 32.0 * 1.15, "{said}");
         let is_named = said.contains("32.0 MiB are too few for so many at once");
         // Four grow to that for a moment, before they are taken over.
         assert!(peak < 80 << 20 || is_named, "{} KiB: {said}", peak >> 10);
