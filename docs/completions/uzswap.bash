@@ -1149,7 +1149,7 @@ _uzswap() {
             return 0
             ;;
         uzswap__subcmd__simulate)
-            opts="-h --memory --policy --fit --help"
+            opts="-h --memory --policy --fit --plot --help"
             if [[ ${cur} == -* || ${COMP_CWORD} -eq 2 ]] ; then
                 COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
                 return 0

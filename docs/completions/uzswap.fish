@@ -166,6 +166,7 @@ complete -c uzswap -n "__fish_uzswap_using_subcommand trace" -s h -l help -d 'Pr
 complete -c uzswap -n "__fish_uzswap_using_subcommand simulate" -l memory -d 'Memory for the pages and the pool together, one or several sizes' -r
 complete -c uzswap -n "__fish_uzswap_using_subcommand simulate" -l policy -d 'Policies to compare: order, clock, fifo, lru, belady [default: all]' -r
 complete -c uzswap -n "__fish_uzswap_using_subcommand simulate" -l fit -d 'Print the least memory with which faults take less than a tenth of the program\'s time'
+complete -c uzswap -n "__fish_uzswap_using_subcommand simulate" -l plot -d 'Draw faults over memory instead of printing them [memory: sixteen steps from the recorded size to that of all pages]'
 complete -c uzswap -n "__fish_uzswap_using_subcommand simulate" -s h -l help -d 'Print help (see more with \'--help\')'
 complete -c uzswap -n "__fish_uzswap_using_subcommand help; and not __fish_seen_subcommand_from run serve attach detach config remote status memory top dashboard doctor clean upgrade record trace simulate help" -f -a "run" -d 'Run a command in limited memory; its other pages are compressed, in RAM and on disk'
 complete -c uzswap -n "__fish_uzswap_using_subcommand help; and not __fish_seen_subcommand_from run serve attach detach config remote status memory top dashboard doctor clean upgrade record trace simulate help" -f -a "serve" -d 'Give the whole machine a compressed swap device; SIGTERM takes it away again'

@@ -21,7 +21,7 @@ pub fn lost_micros(counts: &ReplayCounts) -> f64 {
 
 /// Bytes of a pager's tables, of its reserve, and of the slack of its pool. A pager of 26 to 38 MiB
 /// has 2.6 to 3.5 million (`the_simulator_tells_the_faults_that_the_pager_has`).
-const OWN: u64 = 3 << 20;
+const OWN: u64 = 7 << 19;
 
 /// Of a pager with so much memory, the bytes that pages and their compressed copies have, on
 /// average. Reclaim keeps one to two 64ths free, and at least 128 to 256 pages.

@@ -8,6 +8,17 @@ use std::collections::VecDeque;
 /// Bytes of a page that is there.
 pub const PAGE_BYTES: u64 = 4096;
 
+/// Bytes of an object in the pool besides its content: its header, the rest of its size class, and
+/// its entry in the index.
+const OBJECT_BYTES: u16 = 36;
+
+/// Sizes of objects that share memory in the pool.
+const CLASS_BYTES: u16 = 32;
+const CLASSES: usize = 4096 / CLASS_BYTES as usize + 1;
+
+/// Memory that a class takes besides its objects: half of four frames.
+const OPEN_BYTES: u64 = 8192;
+
 /// The part of the memory that stays for pages.
 const PART_FOR_PAGES: u64 = 8;
 
@@ -15,8 +26,13 @@ const PART_FOR_PAGES: u64 = 8;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum PageLocation {
     Nowhere,
-    There,
-    Pool { bytes: u16 },
+    /// `copy`: bytes of its copy that the pool has as well.
+    There {
+        copy: u16,
+    },
+    Pool {
+        bytes: u16,
+    },
     Backing,
 }
 
@@ -34,7 +50,10 @@ pub(crate) enum Was {
 pub(crate) struct Memory {
     bytes: u64,
     there: u64,
+    /// Bytes of the pool.
     pool: u64,
+    /// Objects of each class.
+    objects: Box<[u32; CLASSES]>,
     /// Each with how often the page left.
     places: Vec<(PageLocation, u32)>,
     /// Pages of the pool in the order in which they left. An entry holds for a page that left as
@@ -45,7 +64,8 @@ pub(crate) struct Memory {
 impl Memory {
     pub(crate) fn new(pages: usize, bytes: u64) -> Self {
         let places = vec![(PageLocation::Nowhere, 0); pages];
-        Self { bytes, there: 0, pool: 0, places, left: VecDeque::new() }
+        let objects = Box::new([0; CLASSES]);
+        Self { bytes, there: 0, pool: 0, objects, places, left: VecDeque::new() }
     }
 
     pub(crate) fn there(&self) -> u64 {
@@ -69,7 +89,7 @@ impl Memory {
     pub(crate) fn place(&self, page: usize) -> Was {
         match self.places[page].0 {
             PageLocation::Nowhere => Was::Nowhere,
-            PageLocation::There => Was::Memory,
+            PageLocation::There { .. } => Was::Memory,
             PageLocation::Pool { .. } => Was::Pool,
             PageLocation::Backing => Was::Backing,
         }
@@ -78,19 +98,61 @@ impl Memory {
     /// A page comes that is not there. Its copy is dropped.
     pub(crate) fn come(&mut self, page: usize) {
         self.drop_page(page);
-        self.places[page].0 = PageLocation::There;
+        self.places[page].0 = PageLocation::There { copy: 0 };
         self.there += 1;
+    }
+
+    /// A page comes that is not there, and the pool keeps the copy that it has.
+    pub(crate) fn come_beside_copy(&mut self, page: usize) {
+        let copy = match self.places[page].0 {
+            PageLocation::Pool { bytes } => bytes,
+            _ => 0,
+        };
+        self.places[page].0 = PageLocation::There { copy };
+        self.there += 1;
+    }
+
+    /// Drops the copy of a page that is there.
+    pub(crate) fn drop_copy(&mut self, page: usize) {
+        if let PageLocation::There { copy } = &mut self.places[page].0 {
+            let bytes = std::mem::take(copy);
+            self.free(bytes);
+        }
+    }
+
+    /// Takes memory of the pool for an object of so many bytes. One without bytes takes none.
+    fn allocate(&mut self, bytes: u16) {
+        if bytes > 0 {
+            let class = &mut self.objects[usize::from(bytes / CLASS_BYTES).min(CLASSES - 1)];
+            self.pool += u64::from(bytes + OBJECT_BYTES) + if *class == 0 { OPEN_BYTES } else { 0 };
+            *class += 1;
+        }
+    }
+
+    /// Gives it back.
+    fn free(&mut self, bytes: u16) {
+        if bytes > 0 {
+            let class = &mut self.objects[usize::from(bytes / CLASS_BYTES).min(CLASSES - 1)];
+            *class -= 1;
+            self.pool -= u64::from(bytes + OBJECT_BYTES) + if *class == 0 { OPEN_BYTES } else { 0 };
+        }
+    }
+
+    /// True if the pool has more than half of the memory.
+    pub(crate) fn is_mostly_pool(&self) -> bool {
+        self.pool > self.bytes / 2
     }
 
     /// A page that is there leaves, and has so many bytes in the pool. Bytes that went to the
     /// backing for it.
     pub(crate) fn leave(&mut self, page: usize, bytes: u16) -> u64 {
+        self.drop_copy(page);
         self.there -= 1;
         let (place, times) = &mut self.places[page];
         *place = PageLocation::Pool { bytes };
         *times = times.wrapping_add(1);
         self.left.push_back((page as u32, *times));
-        self.pool += u64::from(bytes);
+        self.allocate(bytes);
         let mut written = 0;
         while self.pool > self.bytes - self.bytes / PART_FOR_PAGES
             && let Some((page, times)) = self.left.pop_front()
@@ -98,7 +160,7 @@ impl Memory {
             if let (PageLocation::Pool { bytes }, left) = self.places[page as usize]
                 && left == times
             {
-                self.pool -= u64::from(bytes);
+                self.free(bytes);
                 self.places[page as usize].0 = PageLocation::Backing;
                 written += u64::from(bytes);
             }
@@ -109,8 +171,11 @@ impl Memory {
     /// The program gives a page back, wherever it is.
     pub(crate) fn drop_page(&mut self, page: usize) {
         match std::mem::replace(&mut self.places[page].0, PageLocation::Nowhere) {
-            PageLocation::There => self.there -= 1,
-            PageLocation::Pool { bytes } => self.pool -= u64::from(bytes),
+            PageLocation::There { copy } => {
+                self.free(copy);
+                self.there -= 1;
+            }
+            PageLocation::Pool { bytes } => self.free(bytes),
             PageLocation::Nowhere | PageLocation::Backing => {}
         }
     }
@@ -125,24 +190,36 @@ mod tests {
         let mut memory = Memory::new(4, 3 * PAGE_BYTES);
         (0..3).for_each(|page| memory.come(page));
         assert!(!memory.has_room());
-        memory.leave(0, 2000);
-        assert!(!memory.has_room(), "2 x 4096 + 2000 leave no page");
-        memory.leave(1, 1000);
-        assert_eq!((memory.has_room(), memory.pool(), memory.capacity()), (true, 3000, 2));
-        memory.drop_page(0);
-        memory.come(1);
+        memory.leave(0, 900);
+        // 900 and 36, and 8192 for the rest of its class.
+        assert_eq!((memory.has_room(), memory.pool(), memory.capacity()), (false, 9128, 1));
+        memory.leave(1, 900);
+        assert_eq!(memory.pool(), 9128 + 936, "its class has memory already");
+        memory.drop_page(1);
+        memory.come(0);
         assert_eq!((memory.pool(), memory.there()), (0, 2));
     }
 
     #[test]
+    fn a_page_that_comes_beside_its_copy_takes_both() {
+        let mut memory = Memory::new(1, 8 * PAGE_BYTES);
+        memory.come(0);
+        memory.leave(0, 900);
+        memory.come_beside_copy(0);
+        assert_eq!((memory.pool(), memory.there()), (9128, 1));
+        memory.drop_copy(0);
+        assert_eq!((memory.pool(), memory.there()), (0, 1));
+    }
+
+    #[test]
     fn pages_that_left_first_go_to_the_backing_when_the_pool_is_full() {
-        let mut memory = Memory::new(9, 2 * PAGE_BYTES);
+        let mut memory = Memory::new(9, 4 * PAGE_BYTES);
         let written = (0..3).map(|page| {
             memory.come(page);
             memory.leave(page, 3000)
         });
-        assert_eq!(written.collect::<Vec<_>>(), [0, 0, 3000], "7/8 of 8192 are 7168");
+        assert_eq!(written.collect::<Vec<_>>(), [0, 0, 3000], "7/8 of 16 384 are 14 336");
         assert_eq!([0, 1, 2].map(|page| memory.place(page)), [Was::Backing, Was::Pool, Was::Pool]);
-        assert_eq!(memory.pool(), 6000);
+        assert_eq!(memory.pool(), 8192 + 2 * 3036);
     }
 }

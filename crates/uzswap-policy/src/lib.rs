@@ -1,14 +1,16 @@
 //! Which page leaves: decisions that touch nothing.
 //!
 //! The pager tells its observations, and asks. Time is a count of pages that left, so that a test
-//! or a simulator decides as the pager does. [`order`] has the decisions. [`replay`] replays the
-//! touches of a trace by ours, whose pager is in `model`, and by the policies that ours is measured
-//! against; `counted_memory` counts the memory that they take.
+//! or a simulator decides as the pager does. [`order`] decides which page leaves, and [`ahead`]
+//! which pages come beside one that is touched. [`replay`] replays the touches of a trace by ours,
+//! whose pager is in `model`, and by the policies that ours is measured against. `counted_memory`
+//! counts the memory that they take.
 //!
 //! docs/design/policy.md has the reasons, an example by hand, and the policies that lost.
 
 #![forbid(unsafe_code)]
 
+pub mod ahead;
 pub mod costs;
 pub mod order;
 

@@ -1,40 +1,85 @@
-//! A pager without memory: the model of `uzswap-region`. It has a hand, a staging area, and
-//! [`Order`] as it is used there.
+//! A pager without memory: the model of `uzswap-region`. It has a hand, a staging area, windows
+//! ahead, kept copies, and [`Order`] as it is used there.
 
-use crate::counted_memory::{Memory, Was};
-use crate::order::{self, Order, Seen, Verdict};
+use crate::ahead::{NORMAL, Streams, WINDOW_MAX, Way, window_max};
+use crate::counted_memory::{Memory, PAGE_BYTES, Was};
+use crate::order::{self, LEVELS, Order, Seen, Verdict};
 use std::collections::VecDeque;
+
+/// The streams of one program are told apart by their places alone.
+const REGION: u32 = 1;
+
+/// Lanes of the machine for which the model decides.
+const LANES: usize = 3;
 
 /// The state of a page for the hand.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum PageState {
     Nowhere,
+    /// `is_used`: it came by a touch, and not beside another page.
     There {
         passes: u8,
+        is_used: bool,
     },
     /// In the staging area, as the entry with this number.
     Staged {
         entry: u64,
+        is_used: bool,
     },
-    /// In the cache: so many pages had left before.
+    /// In the cache: so many pages had left before. `None`: nothing was learnt of it.
     Out {
-        departed: u64,
+        departed: Option<u64>,
     },
 }
 
 #[derive(Debug, Clone, Copy)]
 struct Page {
-    place: PageState,
+    state: PageState,
     level: u8,
     /// In the pool, if it leaves now.
     bytes: u16,
+    copy: Copied,
+    /// It is untouched, and a window has brought it in as zeros.
+    is_zeroed: bool,
+}
+
+/// The copy that the cache has of a page that is there.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Copied {
+    Not,
+    Same,
+    /// The page has changed since, unseen.
+    Different,
+}
+
+const NOWHERE: Page =
+    Page { state: PageState::Nowhere, level: 0, bytes: 0, copy: Copied::Not, is_zeroed: false };
+
+/// A touch of a page.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Touch {
+    pub(crate) page: usize,
+    /// In the pool, if it leaves before its next touch.
+    pub(crate) bytes: u16,
+    /// The touch is a write.
+    pub(crate) is_write: bool,
+    /// Its content is another before it leaves.
+    pub(crate) changes: bool,
 }
 
 /// See the module.
-pub(crate) struct PagerModel {
+pub(crate) struct PagerModel<'a> {
     pages: Vec<Page>,
     memory: Memory,
     has_levels: bool,
+    /// Where pages lie, in order: neighbours have numbers that follow each other. `None`: each
+    /// fault brings in one page.
+    places: Option<&'a [u32]>,
+    /// The last page that was touched at a place.
+    at_place: Vec<u32>,
+    streams: Streams,
+    /// Pages that came from the cache since copies were last dropped.
+    loaded: Vec<usize>,
     staged: usize,
     staging: VecDeque<(usize, u64)>,
     entries: u64,
@@ -45,12 +90,29 @@ pub(crate) struct PagerModel {
     written: u64,
 }
 
-impl PagerModel {
-    pub(crate) fn new(pages: usize, memory: u64, has_levels: bool) -> Self {
+/// No page was touched there.
+const NO_PAGE: u32 = u32::MAX;
+
+impl<'a> PagerModel<'a> {
+    pub(crate) fn new(
+        pages: usize,
+        memory: u64,
+        has_levels: bool,
+        places: Option<&'a [u32]>,
+    ) -> Self {
+        let ends = places.and_then(<[u32]>::last).map_or(0, |last| *last as usize + 1);
+        // One lane has charged a window, and each half of its credit, for pages to come.
+        let window = window_max((memory / PAGE_BYTES) as usize, LANES) + LANES * 16;
+        let charged = places.map_or(0, |_| window as u64 * PAGE_BYTES);
+        let memory = memory.saturating_sub(charged);
         Self {
-            pages: vec![Page { place: PageState::Nowhere, level: 0, bytes: 0 }; pages],
+            pages: vec![NOWHERE; pages],
             memory: Memory::new(pages, memory),
             has_levels,
+            places,
+            at_place: vec![NO_PAGE; ends],
+            streams: Streams::default(),
+            loaded: Vec::new(),
             staged: 0,
             staging: VecDeque::new(),
             entries: 0,
@@ -71,54 +133,185 @@ impl PagerModel {
         std::mem::take(&mut self.written)
     }
 
-    /// A touch of a page, which takes so many bytes in the pool after it. Where the page was, and
-    /// true if it was staged.
-    pub(crate) fn touch(&mut self, page: usize, bytes: u16) -> (Was, bool) {
+    /// A touch. Where the page was, and true if it was staged.
+    pub(crate) fn touch(&mut self, touch: Touch) -> (Was, bool) {
+        let page = touch.page;
         let from = self.memory.place(page);
-        let Page { place, level, .. } = self.pages[page];
-        let is_staged = matches!(place, PageState::Staged { .. });
-        match place {
+        if let Some(places) = self.places {
+            self.at_place[places[page] as usize] = page as u32;
+        }
+        let Page { state, level, .. } = self.pages[page];
+        match state {
             PageState::There { .. } => {}
-            PageState::Staged { .. } => {
+            PageState::Staged { is_used, .. } => {
                 self.staged -= 1;
-                self.seen.returned[usize::from(level)] += 1;
+                self.seen.returned[usize::from(level)] += u64::from(is_used);
                 self.pages[page].level = order::raised(level);
+                self.pages[page].state = PageState::There { passes: 0, is_used: true };
             }
-            PageState::Nowhere | PageState::Out { .. } => {
-                while !self.memory.has_room() {
-                    self.evict();
-                }
-                if let PageState::Out { departed } = place {
-                    self.come_back(page, self.departed - departed);
-                }
-                self.memory.come(page);
-            }
+            PageState::Nowhere | PageState::Out { .. } => self.fault(page, state),
         }
-        if !matches!(place, PageState::There { .. }) {
-            self.pages[page].place = PageState::There { passes: 0 };
+        self.pages[page].bytes = touch.bytes;
+        let is_fault = !matches!(state, PageState::There { .. });
+        if self.pages[page].copy == Copied::Same && touch.is_write && is_fault {
+            // It leaves for nothing with a copy that is out of date.
+            self.pages[page].copy = Copied::Different;
+            self.drop_copy(page);
+        } else if self.pages[page].copy == Copied::Same && touch.changes {
+            self.pages[page].copy = Copied::Different;
         }
-        self.pages[page].bytes = bytes;
-        let capacity = self.memory.capacity();
-        let is_short = self.memory.there() as usize + capacity / 64 >= capacity;
-        while is_short && self.staged < capacity / 32 && self.may_stage() {
-            self.stage();
-        }
-        (from, is_staged)
+        self.reclaim();
+        (from, matches!(state, PageState::Staged { .. }))
     }
 
     /// The program gives a page back.
     pub(crate) fn give_back(&mut self, page: usize) {
-        self.staged -= usize::from(matches!(self.pages[page].place, PageState::Staged { .. }));
-        self.pages[page] = Page { place: PageState::Nowhere, level: 0, bytes: 0 };
+        self.staged -= usize::from(matches!(self.pages[page].state, PageState::Staged { .. }));
+        self.pages[page] = NOWHERE;
         self.memory.drop_page(page);
     }
 
-    fn come_back(&mut self, page: usize, distance: u64) {
+    /// Brings a page in, and its neighbours where the program goes in order.
+    fn fault(&mut self, page: usize, state: PageState) {
+        self.bring_in(page);
+        if std::mem::take(&mut self.pages[page].is_zeroed) {
+            // A window had brought it in: no fault, and nothing was learnt.
+            self.pages[page].state = PageState::There { passes: 0, is_used: false };
+            return;
+        }
+        let came = self.places.map_or(1, |places| self.bring_around(places, page, state));
+        // Of several nothing is learnt.
+        self.pages[page].state = PageState::There { passes: 0, is_used: came == 1 };
+        match state {
+            PageState::Out { departed } if came == 1 => {
+                let distance = departed.map(|departed| self.departed - departed);
+                self.come_back(page, distance);
+                self.loaded.push(page);
+            }
+            _ => self.pages[page].level = 0,
+        }
+    }
+
+    /// Brings in the neighbours of a page that faulted, as far as they are where it was; how many
+    /// they are with it.
+    fn bring_around(&mut self, places: &[u32], page: usize, state: PageState) -> usize {
+        let place = places[page];
+        let (window, way) = self.streams.window(REGION, place, NORMAL);
+        let window = window.min(window_max(self.memory.capacity(), LANES));
+        let is_stored = matches!(state, PageState::Out { .. });
+        let mut came = 1;
+        while came < window
+            && let Some(other) = way.from(place, came)
+            && self.bring_neighbour(page, other, is_stored)
+        {
+            came += 1;
+        }
+        let is_stream = window == WINDOW_MAX && is_stored;
+        let ahead = way.from(place, window).filter(|_| is_stream);
+        if let Some(ahead) = ahead {
+            let back = if way == Way::Up { 0 } else { window as u32 - 1 };
+            let first = ahead.saturating_sub(back);
+            let end = first + WINDOW_MAX as u32;
+            let _ =
+                (first..end).take_while(|other| self.bring_neighbour(page, *other, true)).count();
+        }
+        self.streams.brought(REGION, place, came, way);
+        if ahead.is_some() {
+            self.streams.expect(REGION, way.from(place, 2 * window), came, way);
+        }
+        came
+    }
+
+    /// Brings in the page at a place near one that faulted; `false` if it is not in the same state.
+    fn bring_neighbour(&mut self, page: usize, place: u32, is_stored: bool) -> bool {
+        let Some(at) = self.at_place.get(place as usize) else { return false };
+        let other = *at as usize;
+        if !is_stored {
+            // The page that is touched there next, if none is there now.
+            return self.bring_zeros(page, place);
+        }
+        if *at == NO_PAGE || !matches!(self.pages[other].state, PageState::Out { .. }) {
+            return false;
+        }
+        self.bring_in(other);
+        self.pages[other].level = 0;
+        self.pages[other].state = PageState::There { passes: 0, is_used: false };
+        true
+    }
+
+    fn bring_zeros(&mut self, page: usize, place: u32) -> bool {
+        let Some(places) = self.places else { return false };
+        let is_free = match self.at_place[place as usize] {
+            NO_PAGE => true,
+            other => self.pages[other as usize].state == PageState::Nowhere,
+        };
+        // Pages are numbered as they lie.
+        let after = (page + 1..places.len()).take_while(|at| places[*at] <= place);
+        let before = (0..page).rev().take_while(|at| places[*at] >= place);
+        let next = after.chain(before).filter(|at| places[*at] == place).find(|at| {
+            self.pages[*at].state == PageState::Nowhere
+                && self.at_place[place as usize] != *at as u32
+        });
+        match next {
+            Some(next) if is_free && !self.pages[next].is_zeroed => {
+                self.pages[next].is_zeroed = true;
+                true
+            }
+            _ => false,
+        }
+    }
+
+    /// Makes room for a page, and counts it. The cache keeps its copy.
+    fn bring_in(&mut self, page: usize) {
+        while !self.memory.has_room() {
+            self.evict();
+        }
+        self.memory.come_beside_copy(page);
+        if matches!(self.pages[page].state, PageState::Out { .. }) {
+            self.pages[page].copy = Copied::Same;
+        }
+    }
+
+    fn come_back(&mut self, page: usize, distance: Option<u64>) {
         let (level, capacity) = (self.pages[page].level, self.memory.capacity() as u64);
+        let Some(distance) = distance else {
+            self.pages[page].level = 0;
+            return;
+        };
         if order::is_return(distance, capacity) {
             self.seen.returned[usize::from(level)] += 1;
         }
         self.pages[page].level = order::level_of_return(level, distance, capacity);
+    }
+
+    /// Takes pages out ahead of need.
+    fn reclaim(&mut self) {
+        let capacity = self.memory.capacity();
+        let is_short = self.memory.there() as usize + capacity / 64 >= capacity;
+        if !is_short {
+            return;
+        }
+        let keeps = self.order.keeps_copies(capacity as u64);
+        for page in std::mem::take(&mut self.loaded) {
+            if !self.keeps_copy(page, keeps) {
+                self.drop_copy(page);
+            }
+        }
+        while self.staged < capacity / 32 && self.may_stage() {
+            self.stage();
+        }
+    }
+
+    /// True if the copy of a page is worth its room, or there is none.
+    fn keeps_copy(&self, page: usize, keeps: [bool; LEVELS]) -> bool {
+        !self.memory.is_mostly_pool() && keeps[usize::from(self.pages[page].level)]
+    }
+
+    fn drop_copy(&mut self, page: usize) {
+        if self.pages[page].copy != Copied::Not {
+            self.pages[page].copy = Copied::Not;
+            self.memory.drop_copy(page);
+        }
     }
 
     /// True if a page is there that is not staged.
@@ -128,25 +321,31 @@ impl PagerModel {
 
     /// Moves one page to the staging area.
     fn stage(&mut self) {
-        self.order.tend(self.seen, self.memory.capacity() as u64);
+        let capacity = self.memory.capacity() as u64;
+        self.order.tend(self.seen, capacity);
+        let keeps = self.order.keeps_copies(capacity);
         let begin = self.hand;
         let mut round = 0;
         while self.may_stage() {
             let page = self.hand;
             self.hand = (page + 1) % self.pages.len();
-            if let PageState::There { passes } = self.pages[page].place {
-                let verdict = match self.has_levels {
-                    true => self.order.judge(self.pages[page].level, passes, round),
-                    false if passes == 0 => Verdict::Stays { passes: 1 },
-                    false => Verdict::Leaves,
+            if let PageState::There { passes, is_used } = self.pages[page].state {
+                let verdict = match (is_used, self.has_levels) {
+                    (false, _) => Verdict::Leaves,
+                    (true, true) => self.order.judge(self.pages[page].level, passes, round),
+                    (true, false) if passes == 0 => Verdict::Stays { passes: 1 },
+                    (true, false) => Verdict::Leaves,
                 };
                 match verdict {
                     Verdict::Stays { passes } => {
-                        self.pages[page].place = PageState::There { passes }
+                        self.pages[page].state = PageState::There { passes, is_used };
+                        if !self.keeps_copy(page, keeps) {
+                            self.drop_copy(page);
+                        }
                     }
                     Verdict::Leaves => {
                         self.entries += 1;
-                        self.pages[page].place = PageState::Staged { entry: self.entries };
+                        self.pages[page].state = PageState::Staged { entry: self.entries, is_used };
                         self.staging.push_back((page, self.entries));
                         self.staged += 1;
                         return;
@@ -164,15 +363,23 @@ impl PagerModel {
     fn evict(&mut self) {
         loop {
             match self.staging.pop_front() {
-                Some((page, entry)) if self.pages[page].place == PageState::Staged { entry } => {
-                    self.pages[page].place = PageState::Out { departed: self.departed };
+                Some((page, entry)) => {
+                    let PageState::Staged { entry: own, is_used } = self.pages[page].state else {
+                        continue; // It was touched, or given back, meanwhile.
+                    };
+                    if own != entry {
+                        continue;
+                    }
+                    let departed = is_used.then_some(self.departed);
+                    self.pages[page].state = PageState::Out { departed };
                     self.departed += 1;
                     self.staged -= 1;
+                    let copy = std::mem::replace(&mut self.pages[page].copy, Copied::Not);
+                    self.seen.compared += u64::from(copy != Copied::Not);
+                    self.seen.unchanged += u64::from(copy == Copied::Same);
                     self.written += self.memory.leave(page, self.pages[page].bytes);
                     return;
                 }
-                // It was touched, or given back, meanwhile.
-                Some(_) => {}
                 None => self.stage(),
             }
         }

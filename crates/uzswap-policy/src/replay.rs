@@ -5,7 +5,7 @@
 
 pub use crate::counted_memory::PAGE_BYTES;
 use crate::counted_memory::{Memory, Was};
-use crate::model::PagerModel;
+use crate::model::{PagerModel, Touch};
 use std::collections::BTreeSet;
 use std::fmt;
 use std::str::FromStr;
@@ -68,6 +68,10 @@ pub enum Step {
         page: u32,
         /// Bytes that it takes in the pool if it leaves before its next touch.
         bytes: u16,
+        /// The touch is a write.
+        is_write: bool,
+        /// The content changes before the page leaves.
+        changes: bool,
     },
     /// The program gives the page back, and does not touch it again.
     Gone {
@@ -129,25 +133,37 @@ impl ReplayCounts {
 /// Replays touches of pages, numbered from 0, in memory for `capacity` of them, whatever they take
 /// compressed. The first `skip` touches are not counted.
 pub fn replay(policy: Policy, trace: &[u32], capacity: usize, skip: usize) -> ReplayCounts {
-    let steps: Vec<_> = trace.iter().map(|page| Step::Touch { page: *page, bytes: 0 }).collect();
-    simulate(policy, &steps, capacity.max(1) as u64 * PAGE_BYTES, skip)
+    let touch = |page: &u32| Step::Touch { page: *page, bytes: 0, is_write: false, changes: false };
+    let steps: Vec<_> = trace.iter().map(touch).collect();
+    simulate(policy, &steps, None, capacity.max(1) as u64 * PAGE_BYTES, skip)
 }
 
 /// Replays steps in `memory` bytes, in which pages that are there and the pool are counted. The
 /// first `skip` steps are not counted.
-pub fn simulate(policy: Policy, steps: &[Step], memory: u64, skip: usize) -> ReplayCounts {
+///
+/// `places` says where each page lies: pages of one place follow each other, and neighbours have
+/// numbers that do. With it, the policies of the pager bring in neighbours as the pager does.
+pub fn simulate(
+    policy: Policy,
+    steps: &[Step],
+    places: Option<&[u32]>,
+    memory: u64,
+    skip: usize,
+) -> ReplayCounts {
     let pages = steps.iter().map(|step| step.page()).max().map_or(0, |most| most as usize + 1);
     match policy {
         Policy::Order | Policy::Clock => {
-            let mut pager = PagerModel::new(pages, memory, policy == Policy::Order);
+            let mut pager = PagerModel::new(pages, memory, policy == Policy::Order, places);
             let mut counts = ReplayCounts::default();
             for (at, step) in steps.iter().enumerate() {
                 if at == skip {
                     counts = ReplayCounts::default();
                 }
                 match *step {
-                    Step::Touch { page, bytes } => {
-                        let (from, is_staged) = pager.touch(page as usize, bytes);
+                    Step::Touch { page, bytes, is_write, changes } => {
+                        let page = page as usize;
+                        let (from, is_staged) =
+                            pager.touch(Touch { page, bytes, is_write, changes });
                         counts.note(from, pager.memory());
                         counts.staged += u64::from(is_staged);
                     }

@@ -11,7 +11,7 @@ use crate::lane::Count;
 use crate::page::transition::UNCHANGED;
 use crate::page::word::Kind;
 use crate::staging::BATCH;
-use crate::streams::Way;
+use uzswap_policy::ahead::Way;
 
 impl Inner {
     /// The work of the thread that reads ahead.

@@ -9,6 +9,7 @@ pub(crate) mod keys;
 pub(crate) mod registry;
 pub(crate) mod space;
 
+use crate::ahead_request::AheadRequest;
 use crate::budget::Budget;
 use crate::error::Error;
 use crate::handlers::Handlers;
@@ -19,7 +20,6 @@ use crate::on_fork::OnFork;
 use crate::returns::Returns;
 use crate::staging::{BATCH, Staging};
 use crate::steady;
-use crate::streams::Ahead;
 use door::Door;
 use keys::Keys;
 use space::Space;
@@ -51,7 +51,7 @@ pub(crate) struct Inner {
     pub(crate) budget: Budget,
     pub(crate) staging: Staging,
     pub(crate) lanes: Lanes,
-    pub(crate) ahead: Ahead,
+    pub(crate) ahead: AheadRequest,
     pub(crate) hand: Mutex<Hand>,
     pub(crate) returns: Returns,
     /// Of the process whose pager it is: see [`steady::generation`].
@@ -98,7 +98,7 @@ impl Inner {
             budget: Budget::new(bytes),
             staging,
             lanes,
-            ahead: Ahead::default(),
+            ahead: AheadRequest::default(),
             hand: Mutex::new(Hand::default()),
             returns: Returns::new(),
             generation: AtomicU32::new(steady::generation()),

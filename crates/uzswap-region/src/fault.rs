@@ -25,7 +25,6 @@ use crate::on_fork::OnFork;
 use crate::page::transition::{FILLED, LOADED, OPENED, TAKEN_BACK, UNCHANGED};
 use crate::page::word::{Kind, Word};
 use crate::staging::BATCH;
-use crate::streams::{NORMAL, RANDOM, WRITES, Way};
 use rustix::io::Errno;
 use std::convert::Infallible;
 use std::fmt::{self, Write};
@@ -33,6 +32,7 @@ use std::io;
 use std::ops::Range;
 use std::sync::atomic::Ordering::Relaxed;
 use uzswap_engine::{Error, Load, PAGE_BYTES, Page};
+use uzswap_policy::ahead::{self, NORMAL, RANDOM, WRITES, Way};
 use uzswap_sys::uffd::Fault;
 use uzswap_trace::Log;
 
@@ -176,15 +176,12 @@ impl Inner {
         }
     }
 
-    /// Pages to bring in at once, at most: a 16th of those that there may be, so that the last of
-    /// them are touched before they are the oldest. And a buffer for so many is a lane's for good,
-    /// so all lanes' are a quarter of the memory at most. One where each touch is to be seen.
+    /// Pages to bring in at once, at most. One where each touch is to be seen.
     fn window_max(&self) -> usize {
-        if self.log.is_some() {
-            return 1;
+        match self.log {
+            Some(_) => 1,
+            None => ahead::window_max(self.capacity() as usize, self.lanes.len()),
         }
-        let part = 16.max(4 * self.lanes.len());
-        (self.budget.limit().max(0) as usize / part).clamp(1, BATCH)
     }
 
     /// True if a lane has at least one page charged, after its request.

@@ -1,11 +1,13 @@
 //! Buffers of a thread that serves a fault: one set per CPU, so that threads on different
 //! CPUs write to no cache line in common.
 
+#![expect(unsafe_code, reason = "a lane gives the memory of its own buffer back")]
+
 use crate::staging::BATCH;
-use crate::streams::Streams;
 use crossbeam_utils::CachePadded;
 use std::sync::{Mutex, MutexGuard, PoisonError, TryLockError};
 use uzswap_engine::{PAGE_BYTES, Page};
+use uzswap_policy::ahead::Streams;
 use uzswap_sys::cpu;
 use uzswap_sys::map::Mapping;
 
@@ -46,6 +48,8 @@ pub(crate) struct Lane {
     /// Addresses for a batch, and pages of it that are charged: where a window is decoded to.
     window: Option<Mapping>,
     window_pages: usize,
+    /// The largest window since reclaim looked.
+    window_used: usize,
     counts: [u64; COUNT],
 }
 
@@ -58,6 +62,7 @@ impl Lane {
             loaded: Vec::with_capacity(LOADED_MAX),
             window: None,
             window_pages: 0,
+            window_used: 0,
             counts: [0; COUNT],
         }
     }
@@ -73,6 +78,20 @@ impl Lane {
     fn take_charged(&mut self) -> i64 {
         self.window = None;
         std::mem::take(&mut self.credit) + std::mem::take(&mut self.window_pages) as i64
+    }
+
+    /// Gives back the part of its buffer that no window has used since the last call; its pages.
+    fn take_unused(&mut self) -> i64 {
+        let used = std::mem::take(&mut self.window_used);
+        let unused = self.window_pages.saturating_sub(used);
+        let Some(window) = self.window.as_ref().filter(|_| unused > 0) else { return 0 };
+        // SAFETY: nothing reads a window's pages after they were copied in, under the lane's lock.
+        let discarded = unsafe { window.discard_part(used * PAGE_BYTES, unused * PAGE_BYTES) };
+        if discarded.is_err() {
+            return 0;
+        }
+        self.window_pages = used;
+        unused as i64
     }
 
     pub(crate) fn count(&mut self, what: Count, by: u64) {
@@ -95,6 +114,7 @@ impl Lane {
             self.window_pages = pages;
         }
         let pages = pages.min(self.window_pages);
+        self.window_used = self.window_used.max(pages);
         (pages > 1).then(|| (window.as_ptr() as usize, pages))
     }
 }
@@ -150,6 +170,12 @@ impl Lanes {
         all.filter_map(|lane| lane.try_lock().ok()).map(|mut lane| lane.take_charged()).sum()
     }
 
+    /// Takes the pages of buffers that free lanes did not use since the last call; how many.
+    pub(crate) fn take_unused(&self) -> i64 {
+        let all = self.lanes.iter().chain([&self.ahead]);
+        all.filter_map(|lane| lane.try_lock().ok()).map(|mut lane| lane.take_unused()).sum()
+    }
+
     /// All of them, which nobody else has then.
     pub(crate) fn all(&self) -> Vec<MutexGuard<'_, Lane>> {
         let all = self.lanes.iter().chain([&self.ahead]);
@@ -184,5 +210,19 @@ mod tests {
         assert_eq!((taken, kept), (pages as i64, 6), "a lane in use keeps its own");
         assert_eq!((lanes.take_charged(), lanes.take_charged()), (6, 0));
         assert!(lanes.here().window(8, |_| false).is_none(), "it has no room left");
+    }
+
+    #[test]
+    fn a_lane_gives_back_the_part_of_its_buffer_that_it_does_not_use() {
+        let lanes = Lanes::new();
+        let mut lane = lanes.ahead();
+        lane.window(64, |_| true).unwrap();
+        assert_eq!(lane.take_unused(), 0, "it was used just now");
+        lane.window(4, |_| panic!("it has 64 pages")).unwrap();
+        assert_eq!((lane.take_unused(), lane.take_unused()), (60, 4));
+        let (at, pages) = lane.window(8, |pages| pages == 8).unwrap();
+        assert_eq!((at % PAGE_BYTES, pages), (0, 8));
+        drop(lane);
+        assert_eq!((lanes.take_unused(), lanes.take_unused()), (0, 8));
     }
 }

@@ -21,6 +21,7 @@
 // In the order in which to read them.
 mod page;
 
+mod ahead_request;
 mod budget;
 mod error;
 mod handlers;
@@ -32,7 +33,6 @@ mod returns;
 mod size;
 mod staging;
 mod steady;
-mod streams;
 
 mod core;
 

@@ -162,6 +162,7 @@ impl Inner {
         let _ = self.cache.follow_cpus(&CpuSet::of_caller());
         // `tend` meets its errors again.
         let _ = self.cache.maintain();
+        self.budget.give_back(self.lanes.take_unused());
         // Pages are a better use of memory that the pool took and does not need.
         let spare = self.cache.statistic("pool_reserve_size").unwrap_or(0);
         if spare > self.budget.bytes() / SPARE_PART {

@@ -12,7 +12,6 @@ use crate::error::Error;
 use crate::page::transition::PINNED;
 use crate::page::word::{Kind, Word};
 use crate::pager::Pager;
-use crate::streams;
 use rustix::io::Errno;
 use std::fmt;
 use std::mem::ManuallyDrop;
@@ -21,6 +20,7 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use uzswap_engine::{Area, PAGE_BYTES};
+use uzswap_policy::ahead;
 use uzswap_sys::fault_signals::{self, Blocked};
 use uzswap_sys::map::Mapping;
 use uzswap_sys::uffd::Fault;
@@ -137,9 +137,9 @@ impl RegionRef {
         self.check()?;
         let pages = self.space.pages_of(&range, advice == Advice::DontNeed)?;
         match advice {
-            Advice::Normal => self.space.advice.store(streams::NORMAL, Relaxed),
-            Advice::Sequential => self.space.advice.store(streams::SEQUENTIAL, Relaxed),
-            Advice::Random => self.space.advice.store(streams::RANDOM, Relaxed),
+            Advice::Normal => self.space.advice.store(ahead::NORMAL, Relaxed),
+            Advice::Sequential => self.space.advice.store(ahead::SEQUENTIAL, Relaxed),
+            Advice::Random => self.space.advice.store(ahead::RANDOM, Relaxed),
             Advice::WillNeed => self.touch(range)?,
             Advice::PageOut => self.pager.inner().page_out(&self.space, pages)?,
             Advice::DontNeed => self.pager.inner().drop_pages(&self.space, pages),

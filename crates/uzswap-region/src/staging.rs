@@ -27,8 +27,8 @@ use uzswap_engine::{PAGE_BYTES, Page};
 use uzswap_sys::map::Mapping;
 use uzswap_sys::uffd::{Delivery, Uffd};
 
-/// Frames of a batch.
-pub(crate) const BATCH: usize = 64;
+/// Frames of a batch, which is as large as the largest window.
+pub(crate) const BATCH: usize = uzswap_policy::ahead::WINDOW_MAX;
 
 /// Owner of a frame in which no page is: no region has this number.
 const NOBODY: u64 = u64::MAX;

@@ -129,10 +129,10 @@ fn the_simulator_tells_the_faults_that_the_pager_has() {
         let stats = program(&pager);
         let of = |name| stats.get(name).unwrap();
         let real = of("faults") - of("faults_staged") - of("faults_untouched");
-        let simulated = simulate(Policy::Order, &steps.all, for_pages(memory), 0).faults();
+        let simulated = simulate(Policy::Order, &steps.all, None, for_pages(memory), 0).faults();
         let own = of("memory_used") - of("charged_pages") * 4096 - of("compressed_bytes");
         println!("{memory} bytes, {own} for itself: {real} faults, {simulated} simulated");
         // The pager's own faults differ by a tenth from run to run.
-        assert!(simulated.abs_diff(real) * 4 <= real, "{real} faults, {simulated} simulated");
+        assert!(simulated.abs_diff(real) * 5 <= real, "{real} faults, {simulated} simulated");
     }
 }

@@ -32,7 +32,7 @@ impl Steps {
 
     fn records(&self, trace: &Trace) -> Vec<[u8; RECORD_BYTES]> {
         let touches = self.all.iter().zip(&self.events).filter_map(|(step, event)| match *step {
-            Step::Touch { page, bytes } => Some((page, bytes, trace.events[*event].micros)),
+            Step::Touch { page, bytes, .. } => Some((page, bytes, trace.events[*event].micros)),
             Step::Gone { .. } => None,
         });
         let touches: Vec<_> = touches.collect();

@@ -19,6 +19,8 @@ pub struct Steps {
     pub events: Vec<usize>,
     /// Different pages.
     pub pages: usize,
+    /// Where each page lies: neighbours have numbers that follow each other.
+    pub places: Vec<u32>,
     /// Processor time of all processes until their last events, µs.
     pub micros: u64,
 }
@@ -37,21 +39,27 @@ impl Steps {
     /// Those of a trace.
     pub fn of(trace: &Trace) -> Self {
         let drafts = drafts(&trace.events);
-        let sizes = sizes(&trace.events, &drafts);
+        let after = after(&trace.events, &drafts);
         let mut numbers: BTreeMap<Life, u32> = drafts.iter().map(|one| (one.life, 0)).collect();
         numbers.values_mut().zip(0..).for_each(|(number, at)| *number = at);
-        let step = |(draft, bytes): (&Draft, u16)| {
+        let places = places(numbers.keys());
+        let step = |(draft, after): (&Draft, After)| {
             let page = numbers[&draft.life];
-            if draft.is_touch { Step::Touch { page, bytes } } else { Step::Gone { page } }
+            let is_write = trace.events[draft.event].is_write;
+            let After { bytes, changes } = after;
+            match draft.is_touch {
+                true => Step::Touch { page, bytes, is_write, changes: changes || is_write },
+                false => Step::Gone { page },
+            }
         };
-        let all = drafts.iter().zip(sizes).map(step).collect();
+        let all = drafts.iter().zip(after).map(step).collect();
         let mut last = BTreeMap::new();
         for event in &trace.events {
             let micros: &mut u64 = last.entry(event.process).or_default();
             *micros = event.micros.max(*micros);
         }
         let events = drafts.iter().map(|draft| draft.event).collect();
-        Self { all, events, pages: numbers.len(), micros: last.values().sum() }
+        Self { all, events, pages: numbers.len(), places, micros: last.values().sum() }
     }
 
     /// Touches among them.
@@ -104,9 +112,36 @@ fn drafts(events: &[Event]) -> Vec<Draft> {
     drafts
 }
 
-/// Of each step, the bytes that its page takes in the pool if it leaves then: its next known size,
-/// else its last one, else the median of all.
-fn sizes(events: &[Event], drafts: &[Draft]) -> Vec<u16> {
+/// Where pages lie. Between two that are no neighbours a number is left out.
+fn places<'a>(lives: impl Iterator<Item = &'a Life>) -> Vec<u32> {
+    let mut places = Vec::new();
+    let mut before: Option<&Life> = None;
+    let mut place = 0;
+    for life in lives {
+        place += match before {
+            None => 0,
+            Some((process, page, _)) if (*process, *page) == (life.0, life.1) => 0,
+            Some((process, page, _)) if (*process, *page + 1) == (life.0, life.1) => 1,
+            Some(_) => 2,
+        };
+        places.push(place);
+        before = Some(life);
+    }
+    places
+}
+
+/// A page when it leaves after a step.
+#[derive(Clone, Copy)]
+struct After {
+    /// In the pool.
+    bytes: u16,
+    /// Its size is another than before, so its content is.
+    changes: bool,
+}
+
+/// Of each step, the page that leaves after it: its next known size, else its last one, else the
+/// median of all.
+fn after(events: &[Event], drafts: &[Draft]) -> Vec<After> {
     let mut known: Vec<u16> = events.iter().filter_map(size).collect();
     known.sort_unstable();
     let median = known.get(known.len() / 2).copied().unwrap_or(crate::event::PAGE_BYTES / 2);
@@ -124,22 +159,24 @@ fn sizes(events: &[Event], drafts: &[Draft]) -> Vec<u16> {
         of_event[event] = living.get(&(of.process, of.page)).copied();
     }
     let mut next: BTreeMap<Life, u16> = BTreeMap::new();
-    let mut sizes = vec![median; drafts.len()];
+    let mut after = vec![After { bytes: median, changes: false }; drafts.len()];
     let mut at = drafts.len();
     for (event, of) in events.iter().enumerate().rev() {
         while at > 0 && drafts[at - 1].event == event {
             at -= 1;
+            let before = size(of).filter(|_| drafts[at].is_touch);
             if let Entry::Occupied(seen) = next.entry(drafts[at].life) {
-                sizes[at] = *seen.get();
-            } else if let Some(before) = size(of).filter(|_| drafts[at].is_touch) {
-                sizes[at] = before;
+                let bytes = *seen.get();
+                after[at] = After { bytes, changes: before.is_some_and(|before| before != bytes) };
+            } else if let Some(bytes) = before {
+                after[at] = After { bytes, changes: false };
             }
         }
         if let (Some(life), Some(bytes)) = (of_event[event], size(of)) {
             next.insert(life, bytes);
         }
     }
-    sizes
+    after
 }
 
 /// The bytes that an event tells of its page in the pool. One word repeated takes none; of two
@@ -193,21 +230,22 @@ mod tests {
             event(What::Back, 7, 1000, 4),
             event(What::Back, 7, 1200, 5),
         ]);
-        let touch = |page, bytes| Step::Touch { page, bytes };
+        let touch = |page, bytes, changes| Step::Touch { page, bytes, is_write: false, changes };
         assert_eq!(
             steps.all,
             [
-                touch(1, 1000),
+                touch(1, 1000, false),
                 // It never left: the median.
-                touch(0, 1000),
-                touch(1, 1200),
+                touch(0, 1000, false),
+                touch(1, 1200, true),
                 // It is not seen to leave again: as before.
-                touch(1, 1200),
+                touch(1, 1200, false),
                 Step::Gone { page: 0 },
                 Step::Gone { page: 1 },
             ]
         );
         assert_eq!((steps.pages, steps.micros, steps.touches()), (2, 5, 4));
+        assert_eq!(steps.places, [0, 2], "5 and 7 are no neighbours");
     }
 
     #[test]
@@ -221,8 +259,10 @@ mod tests {
             is_filled,
             event(What::New, 7, 0, 10),
         ]);
-        let [touch, gone] =
-            [|page, bytes| Step::Touch { page, bytes }, |page, _| Step::Gone { page }];
+        let [touch, gone] = [
+            |page, bytes| Step::Touch { page, bytes, is_write: false, changes: false },
+            |page, _| Step::Gone { page },
+        ];
         let all: Vec<Step> = vec![
             touch(0, 500),
             gone(0, 0),

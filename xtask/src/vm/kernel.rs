@@ -17,7 +17,8 @@ pub struct KnownKernel {
 }
 
 /// All of them.
-pub const KNOWN: [KnownKernel; 3] = [
+pub const KNOWN: [KnownKernel; 4] = [
+    KnownKernel { name: "5.10", suite: "bullseye" },
     KnownKernel { name: "6.1", suite: "bookworm" },
     KnownKernel { name: "6.12", suite: "bookworm-backports" },
     KnownKernel { name: "newest", suite: "sid" },

@@ -17,7 +17,9 @@ with `--matrix=6.12/v2/fuse` only the rows that have these words are run and rep
 
 *fuse*, *ublk*: the tests of the swap device that are listed below, over FUSE and loop devices, or
 over ublk; the others take many minutes each in emulation. *regions*: `memory`, `process` and
-`torture` of `uzswap-region`. *systemd*, *package*: the tests of these names; the second needs the
+`torture` of `uzswap-region`. *in-process*: the tests of in-process that are listed below, whose
+programs run as user 65534 without capabilities; *denied*: the test of this name, the same where a
+filter denies userfaultfd. *systemd*, *package*: the tests of these names; the second needs the
 package, `cargo run -p xtask -- dist --only deb`. *hotplug*: the test of this name, with 16 CPUs,
 four nodes, and 512 MiB that are plugged in and out. *debian* and *debian13* are Debian 12 and 13
 with systemd as init, *busybox* the files of another Debian 12 without.
@@ -27,7 +29,8 @@ with systemd as init, *busybox* the files of another Debian 12 without.
 ";
 
 /// The machines, in the order of the table.
-const MACHINES: [(&str, Cgroup, Image); 8] = [
+const MACHINES: [(&str, Cgroup, Image); 9] = [
+    ("5.10", Cgroup::V2, Image::Busybox),
     ("6.1", Cgroup::V1, Image::Busybox),
     ("6.1", Cgroup::V2, Image::Busybox),
     ("6.1", Cgroup::V2, Image::Debian),
@@ -58,6 +61,15 @@ const DEVICE: [&str; 15] = [
     "data::no_wrong_byte_with_a_pool",
 ];
 const REGIONS: [&str; 3] = ["region/memory", "region/process", "region/torture"];
+/// Those that take more than a few seconds on a real processor are left out.
+const IN_PROCESS: [&str; 5] = [
+    "in_process::a_call_whose_memory_is_out",
+    "in_process::an_ordinary_user",
+    "in_process::what_does_not_fit",
+    "seen",
+    "unmanaged",
+];
+const DENIED: [&str; 1] = ["denied"];
 const SYSTEMD: [&str; 1] = ["systemd"];
 const PACKAGE: [&str; 1] = ["package"];
 const HOTPLUG: [&str; 1] = ["hotplug"];
@@ -66,10 +78,12 @@ const HOTPLUG: [&str; 1] = ["hotplug"];
 const HOTPLUG_SECONDS: u64 = 3600;
 
 /// Tests of a guest, by their names in the table, and the systems that they are for.
-const TESTS: [(&str, &[&str], &[Image]); 6] = [
+const TESTS: [(&str, &[&str], &[Image]); 8] = [
     ("fuse", &DEVICE, &[Image::Busybox, Image::Debian]),
     ("ublk", &DEVICE, &[Image::Busybox]),
     ("regions", &REGIONS, &[Image::Busybox]),
+    ("in-process", &IN_PROCESS, &[Image::Busybox]),
+    ("denied", &DENIED, &[Image::Busybox]),
     ("systemd", &SYSTEMD, &[Image::Debian]),
     ("package", &PACKAGE, &[Image::Debian, Image::Debian13]),
     ("hotplug", &HOTPLUG, &[Image::Busybox]),
@@ -136,8 +150,13 @@ type Rows = BTreeMap<(usize, usize), String>;
 
 fn write(rows: &Rows) -> String {
     let rows: String = rows.values().map(|row| format!("{row}\n")).collect();
-    let tests = DEVICE.map(|test| format!("- `{test}`\n")).concat();
-    format!("{HEAD}{rows}\nThe tests of the swap device, by parts of their names:\n\n{tests}")
+    let list =
+        |tests: &[&str]| tests.iter().map(|test| format!("- `{test}`\n")).collect::<String>();
+    let (device, in_process) = (list(&DEVICE), list(&IN_PROCESS));
+    format!(
+        "{HEAD}{rows}\nThe tests of the swap device, by parts of their names:\n\n{device}\n\
+         Those of in-process:\n\n{in_process}"
+    )
 }
 
 /// The rows of a document.
@@ -184,7 +203,7 @@ mod tests {
              | 6.12.9 | v1 | busybox | regions | 3 of 3 | d |\n"
         );
         let rows = read(&text);
-        assert_eq!(rows.keys().copied().collect::<Vec<_>>(), [(2, 3), (3, 2), (7, 0)]);
+        assert_eq!(rows.keys().copied().collect::<Vec<_>>(), [(3, 5), (4, 2), (8, 0)]);
         assert_eq!(read(&write(&rows)), rows);
     }
 

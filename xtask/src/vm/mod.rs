@@ -31,7 +31,7 @@ struct Arguments {
     /// Run everything on every machine, and write docs/machines.md; or only rows with these words,
     /// as in 6.1,6.12/v2/fuse.
     #[arg(long, value_name = "WORDS", num_args = 0..=1, require_equals = true,
-          default_missing_value = "6.1,6.12,newest")]
+          default_missing_value = "5.10,6.1,6.12,newest")]
     matrix: Option<String>,
     /// Tests of the workspace, TARGET or TARGET::NAME as in run::signals_are_passed_on; or a
     /// command, after `sh -c`.
@@ -42,7 +42,7 @@ struct Arguments {
 /// A guest's machine.
 #[derive(Debug, Clone, Args)]
 pub struct Machine {
-    /// Its kernel: 6.1, 6.12 or newest, as Debian has them.
+    /// Its kernel: 5.10, 6.1, 6.12 or newest, as Debian has them.
     #[arg(long, default_value = "6.12")]
     pub kernel: String,
     /// Version of the cgroup interface that the memory controller is on.

@@ -83,15 +83,20 @@ pub struct SimulateArguments {
     pub file: PathBuf,
     /// Memory for the pages and the pool together, one or several sizes.
     #[arg(long, value_name = "SIZE,...", value_delimiter = ',', value_parser = crate::size::parse,
-        required_unless_present = "fit")]
+        required_unless_present_any = ["fit", "plot"])]
     pub memory: Vec<u64>,
     /// Policies to compare: order, clock, fifo, lru, belady [default: all].
     ///
-    /// `order` is the one that runs in-process. The last three see each touch, which no pager does.
-    /// `belady` sees the future: with pages of one compressed size, no policy has fewer faults.
+    /// `order` is the one that runs in-process. The last three see each touch, which no pager does,
+    /// and bring in one page a fault. `belady` sees the future: with pages of one compressed size,
+    /// no policy has fewer such faults.
     #[arg(long, value_name = "NAME,...", value_delimiter = ',')]
     pub policy: Vec<Policy>,
     /// Print the least memory with which faults take less than a tenth of the program's time.
     #[arg(long, conflicts_with = "memory")]
     pub fit: bool,
+    /// Draw faults over memory instead of printing them [memory: sixteen steps from the recorded
+    /// size to that of all pages].
+    #[arg(long, conflicts_with = "fit")]
+    pub plot: bool,
 }

@@ -4,6 +4,10 @@ use crate::cli::SimulateArguments;
 use crate::error::Failure;
 use crate::size;
 use crate::stdio::show;
+use ratatui::buffer::Buffer;
+use ratatui::layout::{Constraint, Rect};
+use ratatui::symbols::Marker;
+use ratatui::widgets::{Axis, Chart, Dataset, GraphType, Widget};
 use uzswap_policy::costs::{for_pages, lost_micros};
 use uzswap_policy::replay::{self, PAGE_BYTES, Policy, ReplayCounts};
 use uzswap_trace::{Steps, Trace};
@@ -39,15 +43,86 @@ pub fn simulate(arguments: &SimulateArguments) -> Result<(), Failure> {
         fit(&trace, &steps, policies);
         return Ok(());
     }
-    for line in table(&trace, &steps, &arguments.memory, policies) {
-        show!("{line}");
-    }
+    let lines = match arguments.plot {
+        true => plot(&trace, &steps, &arguments.memory, policies)?,
+        false => table(&trace, &steps, &arguments.memory, policies),
+    };
+    lines.iter().for_each(|line| show!("{line}"));
     Ok(())
+}
+
+/// Sizes of memory in a plot, unless they are given.
+const PLOTTED: u64 = 16;
+
+/// Cells of a plot.
+const PLOT_SIZE: (u16, u16) = (100, 24);
+
+/// Faults over memory, drawn with characters.
+fn plot(
+    trace: &Trace,
+    steps: &Steps,
+    memories: &[u64],
+    policies: &[Policy],
+) -> Result<Vec<String>, Failure> {
+    let least = trace.header.memory;
+    let whole = (steps.pages as u64 * PAGE_BYTES + least / 2).max(least + PLOTTED);
+    let between = |at| least + (whole - least) * at / (PLOTTED - 1);
+    let memories = match memories {
+        [] => (0..PLOTTED).map(between).collect(),
+        given => given.to_vec(),
+    };
+    let curve = |policy: &Policy| {
+        let point =
+            |memory: &u64| (*memory as f64, replay(*policy, steps, *memory).faults() as f64);
+        memories.iter().map(point).collect::<Vec<_>>()
+    };
+    let curves: Vec<_> = policies.iter().map(curve).collect();
+    let most = curves.iter().flatten().map(|(_, faults)| *faults).fold(1.0, f64::max);
+    let (first, last) = (memories.iter().min(), memories.iter().max());
+    let (first, last) = (*first.unwrap_or(&0), *last.unwrap_or(&0));
+    let sets = policies.iter().zip(&curves).map(|(policy, points)| {
+        let (sign, marker, graph) = mark(*policy);
+        let name = format!("{sign} {policy}");
+        Dataset::default().name(name).marker(marker).graph_type(graph).data(points)
+    });
+    let chart = Chart::new(sets.collect())
+        .x_axis(
+            Axis::default()
+                .title("memory")
+                .bounds([first as f64, last.max(first + 1) as f64])
+                .labels([first, first.midpoint(last), last].map(size::show)),
+        )
+        .y_axis(Axis::default().title("faults").bounds([0.0, most]).labels([
+            "0".to_owned(),
+            format!("{:.0}", most / 2.0),
+            format!("{most:.0}"),
+        ]))
+        .hidden_legend_constraints((Constraint::Percentage(50), Constraint::Percentage(50)));
+    let area = Rect::new(0, 0, PLOT_SIZE.0, PLOT_SIZE.1);
+    let mut buffer = Buffer::empty(area);
+    chart.render(area, &mut buffer);
+    let row = |y| {
+        let cells = (0..PLOT_SIZE.0).map(|x| buffer[(x, y)].symbol());
+        cells.collect::<String>().trim_end().to_owned()
+    };
+    let rows = (0..PLOT_SIZE.1).map(row);
+    Ok([about(trace, steps)].into_iter().chain(rows).collect())
 }
 
 /// Replays it in memory of which the pager takes its part.
 fn replay(policy: Policy, steps: &Steps, memory: u64) -> ReplayCounts {
-    replay::simulate(policy, &steps.all, for_pages(memory), 0)
+    replay::simulate(policy, &steps.all, Some(&steps.places), for_pages(memory), 0)
+}
+
+/// How a policy is drawn, and a sign for that: the plot can be read without colours.
+fn mark(policy: Policy) -> (char, Marker, GraphType) {
+    match policy {
+        Policy::Order => ('─', Marker::Braille, GraphType::Line),
+        Policy::Clock => ('▄', Marker::Bar, GraphType::Scatter),
+        Policy::Fifo => ('⠂', Marker::Braille, GraphType::Scatter),
+        Policy::Lru => ('•', Marker::Dot, GraphType::Scatter),
+        Policy::Belady => ('█', Marker::Block, GraphType::Scatter),
+    }
 }
 
 /// The names of columns, aligned as the rows are.

@@ -1,36 +1,39 @@
 //! How many pages to bring in at a fault: one, or many where a program goes through its memory in
 //! order.
 //!
-//! Each lane remembers where the last faults of its processor would go on if they were in order, up
-//! or down. A fault at such a place makes the window four times as long, up to 64 pages; any other
-//! starts with a window of one. So random access pays for a look and two entries in a table.
+//! A pager remembers, for each processor, where its last faults would go on if they were in order,
+//! up or down. A fault at such a place makes the window four times as long, up to 64 pages. Any
+//! other starts with a window of one. So random access pays for a look and two entries in a table.
 
-use crate::budget::Bell;
-use crate::staging::BATCH;
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+/// Pages that are brought in at once, at most.
+pub const WINDOW_MAX: usize = 64;
 
-/// A program's advice on its accesses; kept in a region's `advice`.
-pub(crate) const NORMAL: u8 = 0;
-pub(crate) const SEQUENTIAL: u8 = 1;
-pub(crate) const RANDOM: u8 = 2;
+/// A program gives no advice on its accesses,
+pub const NORMAL: u8 = 0;
+/// or says that it goes through its memory in order,
+pub const SEQUENTIAL: u8 = 1;
+/// or in no order.
+pub const RANDOM: u8 = 2;
 
 /// Marks a region's number where a stream is one of first writes to guarded pages.
-pub(crate) const WRITES: u32 = 1 << 31;
+pub const WRITES: u32 = 1 << 31;
 
-/// Streams that a lane tells apart.
+/// Streams that are told apart.
 const STREAMS: usize = 32;
 
 /// Which way a program goes through its memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub(crate) enum Way {
+pub enum Way {
+    /// To higher addresses.
     #[default]
     Up,
+    /// To lower ones.
     Down,
 }
 
 impl Way {
     /// The page that is `pages` further on, if a region can have it.
-    pub(crate) fn from(self, page: u32, pages: usize) -> Option<u32> {
+    pub fn from(self, page: u32, pages: usize) -> Option<u32> {
         match self {
             Self::Up => page.checked_add(pages as u32),
             Self::Down => page.checked_sub(pages as u32),
@@ -38,7 +41,7 @@ impl Way {
     }
 }
 
-#[derive(Clone, Copy, Default)]
+#[derive(Debug, Clone, Copy, Default)]
 struct Stream {
     region: u32,
     next: u32,
@@ -47,9 +50,16 @@ struct Stream {
 }
 
 /// See the module.
-#[derive(Default)]
-pub(crate) struct Streams {
+#[derive(Debug, Default)]
+pub struct Streams {
     streams: [Stream; STREAMS],
+}
+
+/// Pages to bring in at once, at most: a 16th of those that there may be, so that the last of them
+/// are touched before they are the oldest. And each of the `lanes` has a buffer for so many for
+/// good, so all buffers are a quarter of the memory at most.
+pub fn window_max(capacity: usize, lanes: usize) -> usize {
+    (capacity / 16.max(4 * lanes)).clamp(1, WINDOW_MAX)
 }
 
 fn slot(region: u32, page: u32) -> usize {
@@ -58,19 +68,19 @@ fn slot(region: u32, page: u32) -> usize {
 
 impl Streams {
     /// How many pages to bring in from `page` on, and which way.
-    pub(crate) fn window(&self, region: u32, page: u32, advice: u8) -> (usize, Way) {
+    pub fn window(&self, region: u32, page: u32, advice: u8) -> (usize, Way) {
         let stream = self.streams[slot(region, page)];
         let goes_on = (stream.region, stream.next) == (region, page) && stream.window > 0;
         match advice {
             RANDOM => (1, Way::Up),
-            _ if goes_on => ((stream.window as usize * 4).min(BATCH), stream.way),
-            SEQUENTIAL => (BATCH, Way::Up),
+            _ if goes_on => ((stream.window as usize * 4).min(WINDOW_MAX), stream.way),
+            SEQUENTIAL => (WINDOW_MAX, Way::Up),
             _ => (1, Way::Up),
         }
     }
 
     /// Remembers how many pages were brought in from `page` on. One may be the first of either way.
-    pub(crate) fn brought(&mut self, region: u32, page: u32, pages: usize, way: Way) {
+    pub fn brought(&mut self, region: u32, page: u32, pages: usize, way: Way) {
         self.expect(region, way.from(page, pages), pages, way);
         if pages == 1 {
             let other = if way == Way::Up { Way::Down } else { Way::Up };
@@ -79,38 +89,10 @@ impl Streams {
     }
 
     /// Expects a stream, that had a window of `pages`, to go on at `next`.
-    pub(crate) fn expect(&mut self, region: u32, next: Option<u32>, pages: usize, way: Way) {
+    pub fn expect(&mut self, region: u32, next: Option<u32>, pages: usize, way: Way) {
         if let Some(next) = next {
             self.streams[slot(region, next)] = Stream { region, next, window: pages as u32, way };
         }
-    }
-}
-
-/// The last request for a window that is to be read ahead: see [`crate::ahead`].
-#[derive(Default)]
-pub(crate) struct Ahead {
-    /// A region in the upper half, a page in the lower; no region is 0.
-    asked: AtomicU64,
-    bell: Bell,
-}
-
-impl Ahead {
-    /// Asks for a window of pages.
-    pub(crate) fn ask(&self, region: u32, page: u32) {
-        self.asked.store(u64::from(region) << 32 | u64::from(page), Relaxed);
-        self.bell.ring();
-    }
-
-    /// The word that the thread that reads ahead waits for.
-    pub(crate) fn bell(&self) -> &Bell {
-        &self.bell
-    }
-
-    /// Waits until something is asked for, or for a mere ring.
-    pub(crate) fn next(&self) -> Option<(u32, u32)> {
-        self.bell.wait();
-        let asked = self.asked.swap(0, Relaxed);
-        (asked != 0).then_some(((asked >> 32) as u32, asked as u32))
     }
 }
 
@@ -135,6 +117,12 @@ mod tests {
             assert_eq!(streams.window(8, page, NORMAL).0, 1);
             assert_eq!(streams.window(7, page, RANDOM).0, 1);
         }
+    }
+
+    #[test]
+    fn a_window_is_a_small_part_of_the_memory() {
+        assert_eq!([4096, 200, 15].map(|pages| window_max(pages, 2)), [64, 12, 1]);
+        assert_eq!(window_max(4096, 128), 8, "all lanes have a buffer");
     }
 
     #[test]

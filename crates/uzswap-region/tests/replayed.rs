@@ -1,0 +1,102 @@
+//! Recorded programs, done again to a region: the pager faults as often as the simulator says.
+
+#![allow(clippy::unwrap_used, reason = "tests")]
+
+use std::path::PathBuf;
+use uzswap_policy::costs::for_pages;
+use uzswap_policy::replay::{Policy, Step, simulate};
+use uzswap_region::{Mode, Pager, RegionVec, Stats};
+use uzswap_trace::{Steps, Trace};
+
+/// Numbers of a page.
+const EACH: usize = 512;
+
+/// Traces of `uzswap-trace`, and sizes of memory at which they fault, MiB.
+const RECORDED: [(&str, [u64; 3]); 7] = [
+    ("heap", [20, 24, 28]),
+    ("numpy", [28, 32, 40]),
+    ("node", [40, 48, 56]),
+    ("java", [24, 28, 32]),
+    ("cc", [24, 28, 32]),
+    ("sqlite", [20, 22, 24]),
+    ("sort", [24, 28, 32]),
+];
+
+/// By how many percent the simulator may be off.
+const OFF_MAX: u64 = 25;
+/// The streams of `node` are short and many, and a pager tells fewer of them apart than are there.
+const OFF_MAX_OF_NODE: u64 = 45;
+
+fn read(name: &str) -> Steps {
+    let path =
+        format!("{}/../uzswap-trace/tests/data/{name}.trace.zst", env!("CARGO_MANIFEST_DIR"));
+    let packed = std::fs::read(&path).unwrap();
+    let mut bytes = vec![0; 4 << 20];
+    let len = zstd_safe::decompress(&mut bytes[..], &packed).unwrap();
+    Steps::of(&Trace::from_bytes(&PathBuf::from(path), &bytes[..len]).unwrap())
+}
+
+/// Content that compresses to so many bytes by lz4, and is never the same.
+fn fill(page: &mut [u64], bytes: u16, noise: &mut u64) {
+    let mut next = || {
+        *noise = noise.wrapping_mul(0x5851_f42d_4c95_7f2d).wrapping_add(1);
+        *noise ^ *noise >> 32
+    };
+    page.fill(0);
+    if bytes > 0 {
+        // A word at least; lz4 takes some bytes to say that the rest is zeros.
+        let words = (usize::from(bytes).saturating_sub(24) / 8).clamp(1, EACH);
+        page[..words].fill_with(&mut next);
+    }
+}
+
+/// Touches the pages of a region as the program touched its memory.
+fn program(pager: &Pager, steps: &Steps) -> Stats {
+    let places = *steps.places.last().unwrap() as usize + 1;
+    let mut values: RegionVec<u64> = pager.vec_zeroed(places * EACH).unwrap();
+    let mut was_touched = vec![false; steps.pages];
+    let (mut noise, mut sum) = (1, 0);
+    for step in &steps.all {
+        let (Step::Touch { page, .. } | Step::Gone { page }) = *step;
+        let first = steps.places[page as usize] as usize * EACH;
+        let range = first..first + EACH;
+        let Step::Touch { bytes, is_write, changes, .. } = *step else {
+            values.clear(range).unwrap();
+            continue;
+        };
+        let is_new = !std::mem::replace(&mut was_touched[page as usize], true);
+        if !is_write && !is_new {
+            sum ^= values[first];
+        }
+        if is_new || changes {
+            fill(&mut values[range], bytes, &mut noise);
+        }
+    }
+    std::hint::black_box(sum);
+    pager.stats()
+}
+
+#[test]
+fn the_pager_faults_on_recorded_programs_as_often_as_the_simulator_says() {
+    if Mode::InThread.check().is_err() {
+        return uzswap_engine::testing::skip("userfaultfd is denied");
+    }
+    for (name, memories) in RECORDED {
+        let steps = read(name);
+        for mib in memories {
+            let memory = mib << 20;
+            let pager = Pager::builder().memory(memory).mode(Mode::InThread).build().unwrap();
+            let stats = program(&pager, &steps);
+            let of = |name| stats.get(name).unwrap();
+            let others = of("faults_staged") + of("faults_untouched") + of("faults_guarded");
+            let real = of("faults") - others;
+            let places = Some(&*steps.places);
+            let counts = simulate(Policy::Order, &steps.all, places, for_pages(memory), 0);
+            let simulated = counts.faults();
+            println!("| {name} | {mib} | {real} | {simulated} |");
+            let off = simulated.abs_diff(real) * 100 / real.max(1);
+            let off_max = if name == "node" { OFF_MAX_OF_NODE } else { OFF_MAX };
+            assert!(off <= off_max, "{name} in {mib} MiB: {real} faults, {simulated} simulated");
+        }
+    }
+}
