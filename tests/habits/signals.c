@@ -286,6 +286,27 @@ static int small_stacks(void) {
     return pthread_join(thread, NULL);
 }
 
+// The same, with variables on it, waits while the program is taken over.
+static __thread volatile char variables[1500];
+static void *wait_and_say(void *unused) {
+    char byte = 0;
+    long bytes = read(ends[0], &byte, 1);
+    variables[7] = byte;
+    printf("%ld %c\n", bytes, variables[7]);
+    return unused;
+}
+static int small_stack_waits(void) {
+    pthread_attr_t attributes;
+    pthread_t thread;
+    if (pipe(ends)) return 2;
+    pthread_attr_init(&attributes);
+    pthread_attr_setstacksize(&attributes, PTHREAD_STACK_MIN);
+    if (pthread_create(&thread, &attributes, wait_and_say, NULL)) return 3;
+    grow();
+    if (write(ends[1], "x", 1) != 1) return 4;
+    return pthread_join(thread, NULL);
+}
+
 // A library that finds its functions in the C library itself, as those that are loaded with
 // RTLD_DEEPBIND do.
 static int past_other_libraries(void) {
@@ -323,6 +344,7 @@ int main(int arguments, char **argument) {
         { "overflows", overflows }, { "coroutines", coroutines }, { "masks", masks },
         { "jumps_out_of_read", jumps_out_of_read }, { "cancels", cancels },
         { "tells_where", tells_where }, { "small_stacks", small_stacks },
+        { "small_stack_waits", small_stack_waits },
         { "nothing_queued", nothing_queued }, { "past_other_libraries", past_other_libraries },
     };
     return choose(all, sizeof all / sizeof *all, arguments > 1 ? argument[1] : "");

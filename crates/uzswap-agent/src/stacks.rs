@@ -7,7 +7,7 @@
 //! run ([`crate::handlers`]). The stack that the program sets is noted here alone, and may leave.
 
 use crate::pins::{Pins, peek, poke, refuse};
-use crate::{Agent, inside, stage, thread};
+use crate::{Agent, inside, signals, stage, thread};
 use rustix::mm::{MprotectFlags, mprotect};
 use std::alloc::{self, Layout};
 use std::arch::naked_asm;
@@ -18,6 +18,7 @@ use std::ptr;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Mutex, PoisonError};
 use uzswap_calls::{Call, Outcome, raw};
+use uzswap_sys::fault_signals::on_own_stack;
 use uzswap_sys::map::PAGE_BYTES;
 
 /// Bytes of one of ours, without its guard.
@@ -204,16 +205,16 @@ pub static FROM_BEFORE: Mutex<Vec<Range<usize>>> = Mutex::new(Vec::new());
 /// For a thread that is about to stand still in a handler of ours: takes memory for its stack, and
 /// notes the present one.
 pub fn prepare(kernels: &libc::stack_t) {
-    let _inside = inside();
-    if RANGE.get().0 == 0 {
-        let _ = give();
-    }
     let start = kernels.ss_sp as usize;
     let range = start..start.saturating_add(kernels.ss_size);
-    let mut before = FROM_BEFORE.lock().unwrap_or_else(PoisonError::into_inner);
-    if is_enabled(kernels) && !before.contains(&range) {
-        before.push(range);
-    }
+    with_room(|| {
+        let _inside = inside();
+        make();
+        let mut before = FROM_BEFORE.lock().unwrap_or_else(PoisonError::into_inner);
+        if is_enabled(kernels) && !before.contains(&range) {
+            before.push(range.clone());
+        }
+    });
 }
 
 /// Gives a thread that is in a handler of ours such a stack, as of when it leaves it. If the
@@ -243,14 +244,40 @@ fn note(kernels: libc::stack_t) {
         let ss_flags = kernels.ss_flags & AUTODISARM;
         PROGRAMS.set(libc::stack_t { ss_flags, ..kernels });
         if kernels.ss_size < LEAST {
-            prepare_instead();
+            with_room(prepare_instead);
         }
     }
+}
+
+/// Does `work` on a stack for faults. A thread of 16 KiB may have no more room left than the
+/// kernel's frame and ours take, and a call of the C library's would put another one there.
+fn with_room(work: impl FnMut()) {
+    const BYTES: u64 = 8;
+    const SEGV: u64 = 1 << (libc::SIGSEGV - 1);
+    let all = !(signals::ours() | SEGV);
+    let mut before = 0u64;
+    let arguments = [libc::SIG_BLOCK as u64, &raw const all as u64, &raw mut before as u64];
+    let [how, new, old] = arguments;
+    // SAFETY: both are sets of the kernel's; faults and replaced instructions may still come.
+    unsafe { raw(libc::SYS_rt_sigprocmask as u64, [how, new, old, BYTES, 0, 0]) };
+    on_own_stack(work);
+    before &= !signals::ours();
+    let (how, set) = (libc::SIG_SETMASK as u64, &raw const before as u64);
+    // SAFETY: the set that the kernel gave, without signals that no thread may block.
+    unsafe { raw(libc::SYS_rt_sigprocmask as u64, [how, set, 0, BYTES, 0, 0]) };
 }
 
 /// A stack of ours for the calling thread, if there is memory for one; one that is ending cannot
 /// have one.
 fn give() -> Option<libc::stack_t> {
+    if RANGE.get().0 == 0 || CALLS_RANGE.get().0 == 0 {
+        with_room(make);
+    }
+    ours()
+}
+
+/// Makes the calling thread's stacks.
+fn make() {
     let _inside = inside();
     thread::prepare();
     let given = OURS.try_with(|ours| {
@@ -260,7 +287,7 @@ fn give() -> Option<libc::stack_t> {
         }
         ours.as_ref().map(|Kernels(stack)| stack.range())
     });
-    let range = given.ok().flatten()?;
+    let Some(range) = given.ok().flatten() else { return };
     RANGE.set((range.start, range.end));
     // An error: the thread is ending.
     let _ = CALLS.try_with(|calls| {
@@ -271,7 +298,6 @@ fn give() -> Option<libc::stack_t> {
         let range = calls.as_ref().map_or(0..0, |ForCalls(stack)| stack.range());
         CALLS_RANGE.set((range.start, range.end));
     });
-    ours()
 }
 
 /// Treats a call on a stack of ours: threads may have stacks of 16 KiB, and a call may bring pages

@@ -84,7 +84,7 @@ fn a_thread_that_waits_in_a_call_is_cancelled() {
 
 #[test]
 fn a_thread_may_have_the_smallest_stack_that_there_is() {
-    compare("signals.c", &["small_stacks"]);
+    compare("signals.c", &["small_stacks", "small_stack_waits"]);
 }
 
 #[test]
