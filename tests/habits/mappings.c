@@ -170,6 +170,18 @@ static int kinds(void) {
     return 0;
 }
 
+// Memory below 2 GiB, where a collector has its heap and its code.
+static int low(void) {
+    grow();
+    int flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_32BIT, is_watched = getenv("UZSWAP_TREE") != NULL;
+    unsigned char *memory = mmap(NULL, 8 * MIB, ACCESS, flags, -1, 0);
+    if (memory == MAP_FAILED) return 2;
+    memset(memory, 7, 8 * MIB);
+    int stays = is_watched && !send_out(memory, 8 * MIB);
+    printf("%d %s\n", memory[5 * MIB], stays ? "stays" : "may leave");
+    return 0;
+}
+
 // Much that was written and is then only read.
 static int read_only(void) {
     enum { PIECES = 90 };
@@ -333,7 +345,8 @@ int main(int arguments, char **argument) {
         { "children", children }, { "uninherited", uninherited }, { "undumpable", undumpable },
         { "advice", advice }, { "moves", moves }, { "kinds", kinds }, { "read_only", read_only },
         { "elsewhere", elsewhere }, { "asynchronous", asynchronous }, { "filtered", filtered },
-        { "sparse", sparse }, { "late", late }, { "named_as_ours", named_as_ours },
+        { "sparse", sparse }, { "late", late }, { "low", low },
+        { "named_as_ours", named_as_ours },
     };
     return choose(all, sizeof all / sizeof *all, arguments > 1 ? argument[1] : "");
 }

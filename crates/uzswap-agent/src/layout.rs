@@ -183,11 +183,7 @@ pub fn map(agent: &Agent, call: &mut Call) -> Outcome {
     if agent.pager.has_adopted(mapped.clone()) {
         agent.pager.change(mapped.clone(), Change::Gone, || ((), true));
     }
-    const OTHER: i32 = libc::MAP_STACK
-        | libc::MAP_GROWSDOWN
-        | libc::MAP_LOCKED
-        | libc::MAP_HUGETLB
-        | libc::MAP_32BIT;
+    const OTHER: i32 = libc::MAP_STACK | libc::MAP_GROWSDOWN | libc::MAP_LOCKED | libc::MAP_HUGETLB;
     let is_code = protection & libc::PROT_EXEC != 0;
     if is_code && flags & (libc::MAP_TYPE | libc::MAP_ANONYMOUS) == libc::MAP_PRIVATE {
         // SAFETY: the program's descriptor, by which it has just mapped the file.
