@@ -372,12 +372,8 @@ unsafe extern "C" fn syscall(
     f: u64,
 ) -> c_long {
     if number == libc::SYS_mmap {
-        let (protection, flags) = (c as c_int, d as c_int);
         // SAFETY: the caller's arguments.
-        return unsafe {
-            mmap(a as *mut c_void, b as usize, protection, flags, e as c_int, f as libc::off_t)
-                as c_long
-        };
+        return unsafe { map([a, b, c, d, e, f]) } as c_long;
     }
     // SAFETY: as above.
     unsafe { make(number, [a, b, c, d, e, f]) }
@@ -392,12 +388,23 @@ unsafe extern "C" fn mmap(
     file: c_int,
     offset: libc::off_t,
 ) -> *mut c_void {
+    let [protection, flags, file] = [protection, flags, file].map(|number| number as u64);
+    // SAFETY: the caller's arguments.
+    unsafe { map([at as u64, bytes as u64, protection, flags, file, offset as u64]) }
+}
+
+/// `mmap`, under whichever name: the program may have a function of its own by that one, which
+/// comes here by `syscall`, as those of allocators do.
+///
+/// # Safety
+/// As of the call.
+unsafe fn map(arguments: [u64; 6]) -> *mut c_void {
+    let [_, bytes, protection, flags, ..] = arguments;
+    let (bytes, protection, flags) = (bytes as usize, protection as c_int, flags as c_int);
     // Private memory of no file.
     let is_plain =
         flags & (libc::MAP_TYPE | libc::MAP_ANONYMOUS) == libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
     let is_counted = is_plain && front().is_some();
-    // All at once it might exceed the budget.
-    let flags = if is_counted { flags & !libc::MAP_POPULATE } else { flags };
     let is_usable = protection & libc::PROT_WRITE != 0 && flags & libc::MAP_NORESERVE == 0;
     if is_counted && is_usable {
         // The caller may be an allocator with its locks held, and calls this often: a build of
@@ -407,8 +414,11 @@ unsafe extern "C" fn mmap(
         // Used later, part by part.
         reserved(bytes);
     }
-    let [protection, flags, file] = [protection, flags, file].map(|number| number as u64);
-    let arguments = [at as u64, bytes as u64, protection, flags, file, offset as u64];
+    let mut arguments = arguments;
+    if is_counted {
+        // All at once it might exceed the budget.
+        arguments[3] &= !(libc::MAP_POPULATE as u64);
+    }
     // SAFETY: the arguments are the caller's.
     answer(unsafe { raw(libc::SYS_mmap, arguments) }) as *mut c_void
 }
@@ -422,6 +432,7 @@ unsafe extern "C" fn mmap64(
     file: c_int,
     offset: libc::off_t,
 ) -> *mut c_void {
+    let [protection, flags, file] = [protection, flags, file].map(|number| number as u64);
     // SAFETY: the same, by its name for large files.
-    unsafe { mmap(at, bytes, protection, flags, file, offset) }
+    unsafe { map([at as u64, bytes as u64, protection, flags, file, offset as u64]) }
 }

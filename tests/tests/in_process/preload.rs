@@ -312,3 +312,31 @@ fn a_search_for_an_allocator_may_ask_for_memory_itself() {
     let said = said(&output);
     assert_eq!(output.stdout, b"memory\n", "{said}");
 }
+
+#[test]
+fn a_program_may_map_memory_by_a_function_of_its_own() {
+    let folder = folder(
+        r#"
+        #define _GNU_SOURCE
+        #include <stdio.h>
+        #include <stdlib.h>
+        #include <sys/mman.h>
+        #include <sys/syscall.h>
+        #include <unistd.h>
+        void *mmap(void *at, size_t bytes, int access, int flags, int file, off_t offset) {
+            return (void *)syscall(SYS_mmap, at, bytes, access, flags, file, offset);
+        }
+        int main(void) {
+            int access = PROT_READ | PROT_WRITE, flags = MAP_PRIVATE | MAP_ANONYMOUS;
+            char *own = mmap(NULL, 4096, access, flags, -1, 0);
+            char *large = malloc(1 << 20);
+            puts(own != MAP_FAILED && large ? "memory" : "none");
+            return 0;
+        }
+    "#,
+        "",
+    );
+    let output = run(folder.path(), "64M", &["./program"]);
+    let said = said(&output);
+    assert_eq!(output.stdout, b"memory\n", "{said}");
+}
