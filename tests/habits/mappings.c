@@ -340,13 +340,37 @@ static int named_as_ours(void) {
     return 0;
 }
 
+// Code that is loaded late: a mapping that is longer than its file, code that may be written, and
+// code that may only be run. It gives the number of the process.
+static int code(void) {
+    static const unsigned char identity[] = { 0xb8, SYS_getpid, 0, 0, 0, 0x0f, 0x05, 0xc3 };
+    static const unsigned char number[] = { 0xb8, 7, 0, 0, 0, 0xc3 };
+    static const int kinds[] = { PROT_READ, ACCESS, 0 };
+    int file = memfd_create("code", 0);
+    if (write(file, identity, sizeof identity) < 0) return 1;
+    grow();
+    for (int i = 0; i < 3; i++) {
+        void *at = mmap(NULL, MIB, kinds[i] | PROT_EXEC, MAP_PRIVATE, file, 0);
+        if (at == MAP_FAILED) return 1;
+        int (*made)(void) = (int (*)(void))at;
+        printf("%d", made() == getpid());
+        if (kinds[i] & PROT_WRITE) {
+            memcpy(at, number, sizeof number);
+            printf(", written %d", made());
+        }
+        printf("\n");
+        munmap(at, MIB);
+    }
+    return close(file);
+}
+
 int main(int arguments, char **argument) {
     static const struct named all[] = {
         { "children", children }, { "uninherited", uninherited }, { "undumpable", undumpable },
         { "advice", advice }, { "moves", moves }, { "kinds", kinds }, { "read_only", read_only },
         { "elsewhere", elsewhere }, { "asynchronous", asynchronous }, { "filtered", filtered },
         { "sparse", sparse }, { "late", late }, { "low", low },
-        { "named_as_ours", named_as_ours },
+        { "named_as_ours", named_as_ours }, { "code", code },
     };
     return choose(all, sizeof all / sizeof *all, arguments > 1 ? argument[1] : "");
 }

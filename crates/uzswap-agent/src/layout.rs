@@ -5,7 +5,9 @@
 
 use crate::pins::{self, Pins, refuse};
 use crate::{Agent, inside, stage};
+use rustix::mm::{MprotectFlags, mprotect};
 use std::collections::BTreeMap;
+use std::ffi::c_void;
 use std::io;
 use std::ops::Range;
 use std::os::fd::BorrowedFd;
@@ -58,22 +60,30 @@ impl Layout {
     }
 
     /// Replaces the system calls of a part of a file that has been mapped as code, and that no
-    /// thread runs yet. Errors: they are left as they are.
+    /// thread runs yet. Code that may not be read can be meanwhile, and code that may be written
+    /// can be afterwards. Errors: the calls are left as they are.
     fn patch(
         &mut self,
         mapped: &Range<usize>,
+        access: MprotectFlags,
         file: BorrowedFd<'_>,
         offset: u64,
     ) -> io::Result<()> {
+        const CODE: MprotectFlags = MprotectFlags::READ.union(MprotectFlags::EXEC);
         let Some(patcher) = &mut self.patcher else { return Ok(()) };
         patcher.forget(mapped);
-        let found = sites::of_segment(mapped.clone(), file, offset);
-        if !found.is_empty() {
-            let work = patcher.prepare(&found, table::is_looked_at)?;
+        let set_access = |access| {
             // SAFETY: the mapping is new: no thread has its address before the call returns.
-            unsafe { work.apply() };
+            unsafe { mprotect(mapped.start as *mut c_void, mapped.len(), access) }
+        };
+        if access != CODE {
+            set_access(CODE)?;
         }
-        Ok(())
+        let replaced = replace(patcher, mapped, file, offset);
+        if access != CODE {
+            set_access(access)?;
+        }
+        replaced
     }
 
     /// Notes addresses that are reserved.
@@ -100,6 +110,22 @@ impl Layout {
         }
         were
     }
+}
+
+/// Replaces the system calls of new code, which may be read.
+fn replace(
+    patcher: &mut Patcher,
+    mapped: &Range<usize>,
+    file: BorrowedFd<'_>,
+    offset: u64,
+) -> io::Result<()> {
+    let found = sites::of_segment(mapped, file, offset)?;
+    if !found.is_empty() {
+        let work = patcher.prepare(&found, table::is_looked_at)?;
+        // SAFETY: the mapping is new: no thread has its address before the call returns.
+        unsafe { work.apply() };
+    }
+    Ok(())
 }
 
 impl Agent {
@@ -188,7 +214,8 @@ pub fn map(agent: &Agent, call: &mut Call) -> Outcome {
     if is_code && flags & (libc::MAP_TYPE | libc::MAP_ANONYMOUS) == libc::MAP_PRIVATE {
         // SAFETY: the program's descriptor, by which it has just mapped the file.
         let file = unsafe { BorrowedFd::borrow_raw(call.arguments[4] as i32) };
-        if let Err(error) = layout.patch(&mapped, file, call.arguments[5]) {
+        let access = MprotectFlags::from_bits_retain(protection as u32);
+        if let Err(error) = layout.patch(&mapped, access, file, call.arguments[5]) {
             crate::say(&[&format!("system calls of a file that was loaded go unseen: {error}")]);
         }
     }

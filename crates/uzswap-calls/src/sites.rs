@@ -11,6 +11,7 @@ use object::elf::{FileHeader64, PF_X, PT_GNU_EH_FRAME, PT_LOAD, ProgramHeader64}
 use object::read::elf::{FileHeader, ProgramHeader};
 use rustix::mm::{self, MapFlags, ProtFlags};
 use std::ffi::{CStr, c_int, c_void};
+use std::io;
 use std::ops::Range;
 use std::os::fd::BorrowedFd;
 
@@ -119,10 +120,22 @@ pub fn modules() -> Vec<Module> {
 
 /// The `syscall` instructions of a part of a file that has just been mapped as code, from an offset
 /// in the file on. No thread runs it yet.
-pub fn of_segment(mapped: Range<usize>, file: BorrowedFd<'_>, offset: u64) -> Vec<Site> {
-    let tables = Tables::of_file(mapped.start, file, offset);
+///
+/// A mapping may be longer than its file: the dynamic linker maps the addresses of all segments at
+/// first. Memory behind the file's end cannot be read.
+///
+/// # Errors
+/// The file's length is not known.
+pub fn of_segment(
+    mapped: &Range<usize>,
+    file: BorrowedFd<'_>,
+    offset: u64,
+) -> io::Result<Vec<Site>> {
+    let length = rustix::fs::fstat(file)?.st_size as u64;
+    let end = mapped.start.saturating_add(length.saturating_sub(offset) as usize);
+    let tables = Tables::of_file(mapped.start, file, offset, length);
     let functions = tables.as_ref().and_then(|tables| Functions::new(tables.start, tables.bytes()));
-    sites_in(&mapped, functions.as_ref())
+    Ok(sites_in(&(mapped.start..mapped.end.min(end)), functions.as_ref()))
 }
 
 /// The unwind tables of a file, mapped for a look.
@@ -137,8 +150,8 @@ struct Tables {
 
 impl Tables {
     /// Those of a file of which the code at `offset` is mapped at an address. `None`: it is no file
-    /// of the dynamic linker's, or has none.
-    fn of_file(address: usize, file: BorrowedFd<'_>, offset: u64) -> Option<Self> {
+    /// of the dynamic linker's, or has none that it contains wholly.
+    fn of_file(address: usize, file: BorrowedFd<'_>, offset: u64, file_bytes: u64) -> Option<Self> {
         const PAGE: u64 = 4096;
         let mut head = [0; 4096];
         let read = rustix::io::pread(file, &mut head, 0).ok()?;
@@ -159,9 +172,11 @@ impl Tables {
         let base = (address as u64).wrapping_sub(at.wrapping_sub(place).wrapping_add(offset));
         let [index_at, ..] = value(of_kind(PT_GNU_EH_FRAME).next()?);
         // The frames lie behind their index, in the same segment.
-        let segment = of_kind(PT_LOAD).map(value);
-        let [at, place, bytes] =
-            segment.into_iter().find(|[at, _, bytes]| (*at..at + bytes).contains(&index_at))?;
+        let is_whole = |place: u64, bytes| place.checked_add(bytes) <= Some(file_bytes);
+        let mut segments = of_kind(PT_LOAD).map(value);
+        let [at, place, bytes] = segments.find(|[at, place, bytes]| {
+            (*at..at.saturating_add(*bytes)).contains(&index_at) && is_whole(*place, *bytes)
+        })?;
         let place = place + (index_at - at);
         let before = (place % PAGE) as usize;
         let length = before + (at + bytes - index_at) as usize;

@@ -140,6 +140,11 @@ fn memory_that_is_only_read_leaves_too() {
 }
 
 #[test]
+fn code_that_is_loaded_late_keeps_its_length_and_access() {
+    compare("mappings.c", &["code"]);
+}
+
+#[test]
 fn threads_with_names_of_ours_are_the_program_s() {
     compare("mappings.c", &["named_as_ours"]);
 }
