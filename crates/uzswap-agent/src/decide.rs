@@ -76,8 +76,10 @@ pub struct Managed {
     pub is_read: bool,
     /// As before the take-over.
     pub is_recorded: bool,
-    /// The memory that it may have, and memory that other processes count as well, bytes.
+    /// The memory that it may have, the part of it that it keeps while it is idle, and memory that
+    /// other processes count as well, bytes.
     pub allowance: u64,
+    pub kept_idle: u64,
     pub shared: u64,
     /// Memory besides the pager's, bytes.
     pub besides: u64,
@@ -148,13 +150,16 @@ fn before_take_over(seen: &Unmanaged) -> Action {
 /// Keeps the pager's budget at the allowance, less other memory. Shared memory is in both.
 fn keep(seen: &Managed) -> Keep {
     let least = least_budget(seen.least);
-    // With less than its least it starves for want of a larger budget, which it gets now.
-    let is_hopeless = seen.is_starved && !seen.may_hope && least <= seen.budget;
+    // With less than its least, or than its share, it starves for want of a larger budget, which it
+    // gets now.
+    let is_cut = least > seen.budget || seen.kept_idle < seen.allowance;
+    let is_hopeless = seen.is_starved && !seen.may_hope && !is_cut;
+    let kept_idle = if seen.is_starved { u64::MAX } else { seen.kept_idle };
     let hopeless = if is_hopeless { seen.hopeless + 1 } else { 0 };
     let most = match (seen.is_read, seen.is_suspended) {
         (true, _) => u64::MAX,
         (false, true) => 0,
-        (false, false) => seen.allowance.saturating_add(seen.shared),
+        (false, false) => seen.allowance.min(kept_idle).saturating_add(seen.shared),
     };
     let budget = most.saturating_sub(seen.besides).max(least);
     let is_near = budget.abs_diff(seen.budget) <= seen.budget / BUDGET_STEP && seen.budget >= least;
@@ -245,6 +250,7 @@ mod tests {
         is_read: false,
         is_recorded: false,
         allowance: 64 * MIB,
+        kept_idle: u64::MAX,
         shared: 0,
         besides: 7 * MIB,
         budget: 57 * MIB,
@@ -322,6 +328,12 @@ mod tests {
         assert_eq!(of(64 * MIB + step + 1), Some(57 * MIB + step + 1));
         assert_eq!(of(64 * MIB - step - 1), Some(57 * MIB - step - 1));
         assert_eq!((of(15 * MIB), of(3 * MIB)), (Some(8 * MIB), Some(8 * MIB)), "at least that");
+        let idle = kept(Managed { kept_idle: 30 * MIB, ..MANAGED }).budget;
+        assert_eq!(idle, Some(30 * MIB - MANAGED.besides));
+        let starved = Managed { kept_idle: 30 * MIB, is_starved: true, ..MANAGED };
+        let starved = kept(Managed { budget: 30 * MIB, hopeless: 99, may_hope: false, ..starved });
+        assert_eq!(starved.budget, Some(MANAGED.allowance - MANAGED.besides));
+        assert_eq!(starved.hopeless, 0, "it has not had its share");
         let shared = kept(Managed { shared: 20 * MIB, ..MANAGED });
         assert_eq!(shared.budget, Some(77 * MIB), "it is in the memory besides, too");
         assert_eq!(of(u64::MAX), Some(u64::MAX - 7 * MIB));

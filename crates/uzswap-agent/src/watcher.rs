@@ -5,6 +5,7 @@ use crate::stage::{self, Stage};
 use crate::{AGENT, Agent, alone, ask, forking, is_recorded, looker, request, seen};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::{Duration, Instant};
+use uzswap_policy::idle::{self, FaultCounts, Idleness};
 use uzswap_sys::process;
 use uzswap_tree::front::{FILTERED, Front};
 use uzswap_tree::{Figures, RemoteSums, Tree};
@@ -22,6 +23,7 @@ pub struct Watcher {
     shared: SharedSize,
     hopeless: u32,
     next_tell: Instant,
+    idle: Idle,
 }
 
 impl Watcher {
@@ -32,7 +34,7 @@ impl Watcher {
         looker::start();
         let now = Instant::now();
         let shared = SharedSize { bytes: 0, fell: 0, next: now, wait: decide::WAIT_MIN };
-        Self { front, shared, hopeless: 0, next_tell: now }
+        Self { front, shared, hopeless: 0, next_tell: now, idle: Idle::new(&front.tree) }
     }
 
     /// Looks at the program, and reports its memory to the tree.
@@ -69,6 +71,9 @@ impl Watcher {
     fn look_at(&mut self, agent: &Agent, tree: &Tree, whole: u64) -> Managed {
         let shared = self.shared.bytes();
         let is_starved = agent.pager.is_starved();
+        let is_suspended = tree.is_suspended();
+        (self.idle.used, self.idle.waits) =
+            (whole.saturating_sub(shared), is_starved || is_suspended);
         let besides = if is_recorded() { 0 } else { besides(agent, whole) };
         let least = agent.pager.least_memory();
         tree.need(decide::least_managed(besides, least).saturating_sub(shared));
@@ -78,10 +83,11 @@ impl Watcher {
             is_starved,
             may_hope: given.may_hope,
             hopeless: self.hopeless,
-            is_suspended: tree.is_suspended(),
+            is_suspended,
             is_read,
             is_recorded: is_recorded(),
             allowance: given.bytes,
+            kept_idle: self.idle.idleness.most(),
             shared,
             besides,
             budget: agent.pager.memory(),
@@ -100,8 +106,46 @@ impl Watcher {
         }
         if Instant::now() >= self.next_tell {
             tell(agent, &self.front.tree);
+            self.idle.count(&self.front.tree);
             self.next_tell = Instant::now() + decide::TELL;
         }
+    }
+}
+
+/// How idle this process is, by its faults and those of all when they were last counted.
+struct Idle {
+    idleness: Idleness,
+    own: u64,
+    all: u64,
+    next: Instant,
+    /// At the last look: its memory, bytes, and whether it waits for memory or is suspended.
+    used: u64,
+    waits: bool,
+}
+
+impl Idle {
+    fn new(tree: &Tree) -> Self {
+        let (own, all) = (TOLD[0].load(Relaxed), tree.table().faults.load(Relaxed));
+        let next = Instant::now() + idle::EVERY;
+        Self { idleness: Idleness::default(), own, all, next, used: 0, waits: false }
+    }
+
+    /// Counts them, after a report to the tree.
+    fn count(&mut self, tree: &Tree) {
+        if Instant::now() < self.next {
+            return;
+        }
+        let now = Self::new(tree);
+        let own = now.own.saturating_sub(self.own);
+        let others = now.all.saturating_sub(self.all).saturating_sub(own);
+        let counted = tree.table().members().filter(|member| member.used > 0).count() as u64;
+        let faults = FaultCounts { own, others, processes: counted.saturating_sub(1) };
+        let idleness = match self.waits {
+            // It has few faults, and is not idle.
+            true => Idleness::default(),
+            false => self.idleness.after(faults, self.used),
+        };
+        *self = Self { idleness, ..now };
     }
 }
 

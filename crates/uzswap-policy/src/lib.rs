@@ -4,7 +4,8 @@
 //! or a simulator decides as the pager does. [`order`] decides which page leaves, and [`ahead`]
 //! which pages come beside one that is touched. [`replay`] replays the touches of a trace by ours,
 //! whose pager is in `model`, and by the policies that ours is measured against. `counted_memory`
-//! counts the memory that they take.
+//! counts the memory that they take. [`idle`] decides how much of its share a process leaves to
+//! others.
 //!
 //! docs/design/policy.md has the reasons, an example by hand, and the policies that lost.
 
@@ -12,6 +13,7 @@
 
 pub mod ahead;
 pub mod costs;
+pub mod idle;
 pub mod order;
 
 mod counted_memory;

@@ -6,6 +6,7 @@ use uzswap_tests::{as_nobody, compile, output_and_peak};
 
 /// Processes that fill memory as fast as they can, with compressible data, and check it.
 const PROGRAM: &str = r#"
+#include <poll.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -13,18 +14,19 @@ const PROGRAM: &str = r#"
 #include <sys/wait.h>
 #include <unistd.h>
 enum { BYTES = 1 << 20 };
+static unsigned char value(int piece, unsigned at) { return piece + (at >> 6) + at * at % 7; }
 static unsigned char **fill(int count) {
     unsigned char **pieces = malloc(count * sizeof *pieces);
     for (int i = 0; i < count; i++) {
         pieces[i] = malloc(BYTES);
-        for (int at = 0; at < BYTES; at++) pieces[i][at] = i + (at >> 6) + at * at % 7;
+        for (int at = 0; at < BYTES; at++) pieces[i][at] = value(i, at);
     }
     return pieces;
 }
 static void check(unsigned char **pieces, int count) {
     for (int i = 0; i < count; i++)
         for (int at = 0; at < BYTES; at += 61)
-            if (pieces[i][at] != (unsigned char)(i + (at >> 6) + at * at % 7)) _exit(2);
+            if (pieces[i][at] != value(i, at)) _exit(2);
 }
 /// Fills and checks, and forks before the end: both change their shared memory.
 static int grow(int count) {
@@ -141,6 +143,40 @@ static int mob(int count) {
     for (int status = 0; wait(&status) > 0;) sum += status;
     return sum;
 }
+/// MiB of anonymous memory that this process has.
+static int resident(void) {
+    char line[128];
+    int mib = 0;
+    FILE *status = fopen("/proc/self/status", "r");
+    while (fgets(line, sizeof line, status)) if (sscanf(line, "RssAnon: %d", &mib) == 1) break;
+    fclose(status);
+    return mib >> 10;
+}
+/// Waits, while a child uses its own memory in no order, until there is little left here.
+static int idle(int count) {
+    int end[2], status = 0;
+    if (pipe(end)) return 5;
+    int child = fork();
+    unsigned char **pieces = fill(count);
+    if (child == 0) {
+        struct pollfd is_over = {.fd = end[0], .events = POLLIN};
+        for (unsigned turn = 0; poll(&is_over, 1, 0) == 0; turn++)
+            for (int i = 0; i < 50; i++) {
+                unsigned at = noise(2 * (turn * 50 + i) + 1, 1) % (count * (BYTES / 4096)) * 4096;
+                if (pieces[at / BYTES][at % BYTES] != value(at / BYTES, at % BYTES)) _exit(2);
+            }
+        _exit(0);
+    }
+    int before = resident(), now = before;
+    for (int looks = 0; looks < 600 && now > 20; looks++) {
+        usleep(100000);
+        now = resident();
+    }
+    printf("%d MiB, then %d\n", before, now);
+    if (now > 20 || write(end[1], "x", 1) != 1 || wait(&status) != child) return 6;
+    check(pieces, count);
+    return status;
+}
 int main(int words, char **word) {
     int count = atoi(word[2]);
     switch (word[1][0]) {
@@ -149,6 +185,7 @@ int main(int words, char **word) {
     case 'h': return herd(count) ? 3 : 0;
     case 's': return share(count) ? 3 : 0;
     case 'l': return little(count) ? 3 : 0;
+    case 'i': return idle(count) ? 3 : 0;
     case 'm': return mob(count) ? 3 : 0;
     default: return grow(count) ? 3 : 0;
     }
@@ -204,6 +241,13 @@ fn processes_keep_near_to_the_budget() {
     check(&["mob", "40"], 96, TOGETHER);
     let (said, _) = check_with(&[], &["herd", "48"], 512, TOGETHER);
     assert!(said.contains("suspended a process"), "in turns they all fit: {said}");
+}
+
+/// Of two processes with 48 MiB each in 64, one waits for the other: in equal parts it would keep
+/// 32, and the other would fault all the time.
+#[test]
+fn a_process_that_waits_leaves_its_memory_to_one_that_works() {
+    check(&["idle", "48"], 64, TOGETHER);
 }
 
 /// Three forks of a program that has nearly all of the limit write to all of it.

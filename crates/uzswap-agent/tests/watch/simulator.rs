@@ -3,6 +3,7 @@
 //! tree's. Time goes by milliseconds, and everything else follows from a seed.
 
 use crate::decide::{self, Action, COST, Managed, Observation, Unmanaged, decide};
+use uzswap_policy::idle::{EVERY, FaultCounts, Idleness};
 use uzswap_tree::share::{Allowance, Other, Own, share};
 use uzswap_tree::{MANAGED_MIN, SILENT_MAX};
 
@@ -92,6 +93,8 @@ struct Process {
     hopeless: u32,
     is_patient: bool,
     held_until: u64,
+    idleness: Idleness,
+    next_count: u64,
     /// It has had more than its allowance, without a pager, for so many milliseconds.
     beyond: u64,
 }
@@ -124,6 +127,8 @@ impl Process {
             hopeless: 0,
             is_patient: true,
             held_until: 0,
+            idleness: Idleness::default(),
+            next_count: 0,
             beyond: 0,
         }
     }
@@ -203,7 +208,8 @@ impl Process {
     /// Pins more pages for a call, which ends once all are there. The empty cache and pinned pages
     /// cannot leave.
     fn go_on_with_call(&mut self) {
-        let more = self.speed.min(self.call);
+        // It pins one page after the other: with its least, the next ones have room.
+        let more = self.speed.min(self.call).min(MOVING);
         let is_stuck = self.cache + self.pinned + more > self.budget;
         assert!(!is_stuck || self.is_patient, "it ends for want of its least: {self:?}");
         self.is_starved = is_stuck;
@@ -308,6 +314,7 @@ impl World {
                 is_read: false,
                 is_recorded: false,
                 allowance: given.bytes,
+                kept_idle: process.idleness.most(),
                 shared: 0,
                 besides: COST,
                 budget: process.budget,
@@ -336,6 +343,17 @@ impl World {
                 process.hopeless = keep.hopeless;
                 process.is_patient = keep.is_patient;
                 process.budget = keep.budget.unwrap_or(process.budget);
+                if now >= process.next_count {
+                    // It is idle for a while, or not, by chance.
+                    let own = if of.is_multiple_of(2) { 0 } else { self.chance.between(0, 100) };
+                    let faults = FaultCounts { own, others: 1000, processes: 3 };
+                    let used = process.used();
+                    process.idleness = match process.is_starved || now < process.held_until {
+                        true => Idleness::default(),
+                        false => process.idleness.after(faults, used),
+                    };
+                    process.next_count = now + EVERY.as_millis() as u64;
+                }
                 keep.wait.as_millis() as u64
             }
             other => panic!("{other:?} of {seen:?}"),

@@ -1,0 +1,154 @@
+//! Memory that an idle process leaves to busy ones.
+//!
+//! Equal shares leave a process that waits for input as much as one that works. Nobody sees which
+//! of its pages a process uses, but its faults are seen. A process that has few while others have
+//! many may not need all that it has, so it gives a part back in small steps. When it faults again,
+//! the steps are undone several at a time.
+//!
+//! A process that uses all of its memory, and fits, has no faults either. Its first step costs it
+//! some, which show the error. It then waits before it tries again, each time twice as long.
+
+use std::time::Duration;
+
+/// Between two counts of faults.
+pub const EVERY: Duration = Duration::from_millis(200);
+
+/// Fewer faults of all others in that time: nobody lacks memory.
+const MANY: u64 = 100;
+
+/// A process is idle if the others have so many times its faults, and an eighth of their mean is
+/// more than it has.
+const TIMES: u64 = 32;
+const TIMES_EACH: u64 = 8;
+
+/// Steps that make up the memory that it had, and those that it gives back at most. All take ten
+/// seconds.
+const STEPS: u64 = 64;
+const STEPS_MAX: u64 = 48;
+
+/// Steps that are undone at once.
+const UNDONE: u64 = 16;
+
+/// A process that faults before it has given back so many steps was not idle.
+const TRIED: u64 = 4;
+
+/// Counts that it waits then, the first time and at most.
+const WAIT_MIN: u64 = 8;
+const WAIT_MAX: u64 = 128;
+
+/// See the module. It begins as that of a busy process.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Idleness {
+    /// Steps that it has given back.
+    steps: u64,
+    /// Bytes that it had before the first.
+    had: u64,
+    /// Counts that it waits after an error, and those of them that are left.
+    wait: u64,
+    left: u64,
+}
+
+/// Faults since the last count.
+#[derive(Debug, Clone, Copy)]
+pub struct FaultCounts {
+    /// Of the process.
+    pub own: u64,
+    /// Of all others.
+    pub others: u64,
+    /// Number of the others.
+    pub processes: u64,
+}
+
+impl FaultCounts {
+    fn is_idle(&self) -> bool {
+        let times = TIMES.max(TIMES_EACH * self.processes);
+        self.others >= MANY && self.own.saturating_mul(times) < self.others
+    }
+}
+
+impl Idleness {
+    /// That of a process which has `used` bytes, after a count.
+    #[must_use]
+    pub fn after(self, faults: FaultCounts, used: u64) -> Self {
+        if !faults.is_idle() {
+            let wait = match self.steps {
+                0 => self.wait,
+                1..=TRIED if faults.others >= MANY => (2 * self.wait).clamp(WAIT_MIN, WAIT_MAX),
+                _ => 0,
+            };
+            return Self { steps: self.steps.saturating_sub(UNDONE), wait, left: wait, ..self };
+        }
+        if self.left > 0 {
+            return Self { left: self.left - 1, ..self };
+        }
+        let had = if self.steps == 0 { used } else { self.had };
+        Self { steps: (self.steps + 1).min(STEPS_MAX), had, ..self }
+    }
+
+    /// Bytes that it may have, by this.
+    pub fn most(&self) -> u64 {
+        match self.steps {
+            0 => u64::MAX,
+            steps => self.had - self.had / STEPS * steps,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn faults(own: u64, others: u64) -> FaultCounts {
+        FaultCounts { own, others, processes: 2 }
+    }
+
+    #[test]
+    fn an_idle_process_gives_three_quarters_back_in_ten_seconds() {
+        let mut idle = Idleness::default();
+        assert_eq!(idle.most(), u64::MAX);
+        let most: Vec<_> = (0..50)
+            .map(|_| {
+                idle = idle.after(faults(3, 1000), 6400);
+                idle.most()
+            })
+            .collect();
+        assert_eq!((most[0], most[1], most[31]), (6300, 6200, 3200));
+        assert_eq!(most[47..], [1600; 3]);
+        assert_eq!(u128::from(STEPS_MAX) * EVERY.as_millis(), 9600);
+    }
+
+    #[test]
+    fn one_that_faults_again_has_its_share_back_within_a_second() {
+        let mut idle = Idleness { steps: STEPS_MAX, had: 6400, ..Idleness::default() };
+        let most = [(); 3].map(|()| {
+            idle = idle.after(faults(32, 1000), 1600);
+            idle.most()
+        });
+        assert_eq!(most, [3200, 4800, u64::MAX]);
+        let again = idle.after(faults(0, 1000), 2000).most();
+        assert_eq!(again, 2000 - 2000 / STEPS, "from its memory now");
+    }
+
+    #[test]
+    fn one_that_uses_all_it_has_is_tried_less_and_less_often() {
+        let (mut idle, mut tried) = (Idleness::default(), Vec::new());
+        for count in 0..400 {
+            // It has no fault until something is taken away.
+            let own = if idle.most() == u64::MAX { 0 } else { 400 };
+            idle = idle.after(faults(own, 5000), 6400);
+            if idle.most() != u64::MAX {
+                tried.push(count);
+            }
+        }
+        assert_eq!(tried, [0, 10, 28, 62, 128, 258, 388]);
+    }
+
+    #[test]
+    fn nobody_gives_back_where_nobody_lacks_memory_or_all_are_busy() {
+        let idle = |faults| Idleness::default().after(faults, 6400) != Idleness::default();
+        assert!(!idle(faults(0, MANY - 1)) && !idle(faults(0, 0)));
+        let of = |own| FaultCounts { own, others: 99 * 200, processes: 99 };
+        assert!(!idle(of(200)) && !idle(of(25)), "an eighth of the others' mean");
+        assert!(idle(of(24)));
+    }
+}
