@@ -8,6 +8,9 @@
 //! 12 MiB       a thread loads the agent, and watches from then on              (loading)
 //! then         the agent is asked
 //! ```
+//! A program with an allocator of its own loads the agent at the start, once a child has tried
+//! (trial).
+//!
 //! Most programs of a build stay below that, and there are thousands of them. So this library is
 //! small. A start of a program costs pages that the dynamic linker writes, mappings, and pages of
 //! code. It uses only inlined parts of the standard library: no panic, no formatting, no
@@ -23,6 +26,7 @@ mod counted;
 mod interposed;
 mod loading;
 mod thread_locals;
+mod trial;
 
 use counted::MemoryUse;
 use libc::c_void;
@@ -90,14 +94,19 @@ extern "C" fn begin() {
         waits: AtomicU32::new(0),
         watcher: AtomicU64::new(0),
     };
-    let has_own = front.has_own_allocator;
+    // The trial is to find no front: it tells the tree nothing.
+    let tried = front.has_own_allocator.then(trial::load);
     let place = PLACE.0.get().cast::<Front>();
     // SAFETY: there is one thread, and no other code has the pointer.
     unsafe { place.write(front) };
     counted::begin();
     FRONT.store(place, Release);
-    if has_own && let Some(hooks) = loading::load_now() {
-        (hooks.start_watching)();
+    match tried {
+        Some(Ok(())) => {
+            loading::load_now().into_iter().for_each(|hooks| (hooks.start_watching)());
+        }
+        Some(Err(reason)) => loading::give_up(&[reason]),
+        None => {}
     }
 }
 

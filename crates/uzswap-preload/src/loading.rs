@@ -62,7 +62,7 @@ pub fn await_hooks() -> Option<&'static Hooks> {
     await_loaded(PATIENCE)
 }
 
-fn pause() {
+pub fn pause() {
     let millisecond = Timespec { tv_sec: 0, tv_nsec: 1_000_000 };
     // A signal ends it early.
     let _ = rustix::thread::nanosleep(&millisecond);
@@ -174,19 +174,22 @@ extern "C" fn open_in_own_table(_: *mut c_void) -> *mut c_void {
     open().cast_mut().cast()
 }
 
+/// The agent's library; null where it cannot be loaded.
+fn open_library() -> *mut c_void {
+    let mut path = [0; libc::PATH_MAX as usize];
+    if !beside_own(&mut path) {
+        return ptr::null_mut();
+    }
+    // SAFETY: the path ends with a zero.
+    unsafe { libc::dlopen(path.as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL | libc::RTLD_NODELETE) }
+}
+
 /// The agent's hooks; null where it cannot be loaded, which was reported.
 fn open() -> *const Hooks {
-    let mut path = [0; libc::PATH_MAX as usize];
-    // SAFETY: the path ends with a zero, as do the other names, and the linker's texts; the
-    // function has this form, by its name.
+    let handle = open_library();
+    // SAFETY: names end with a zero, and so do the linker's texts; the function has this form, by
+    // its name.
     unsafe {
-        let handle = match beside_own(&mut path) {
-            true => {
-                let how = libc::RTLD_NOW | libc::RTLD_LOCAL | libc::RTLD_NODELETE;
-                libc::dlopen(path.as_ptr(), how)
-            }
-            false => ptr::null_mut(),
-        };
         if handle.is_null() {
             let reason = libc::dlerror();
             let reason = if reason.is_null() { AGENT } else { CStr::from_ptr(reason) };
@@ -201,6 +204,22 @@ fn open() -> *const Hooks {
         }
         hooks
     }
+}
+
+/// Loads the agent and starts a thread, in a child that ends thereafter.
+pub fn try_out() {
+    let mut thread = 0;
+    open_library();
+    // SAFETY: the child has no handler of signals; the thread is joined once if it was started.
+    unsafe {
+        if start_thread(do_nothing, Some(&mut thread)) == 0 {
+            libc::pthread_join(thread, ptr::null_mut());
+        }
+    }
+}
+
+extern "C" fn do_nothing(value: *mut c_void) -> *mut c_void {
+    value
 }
 
 /// Writes the path of the agent, in the folder of this library; true if it fits.

@@ -340,3 +340,60 @@ fn a_program_may_map_memory_by_a_function_of_its_own() {
     let said = said(&output);
     assert_eq!(output.stdout, b"memory\n", "{said}");
 }
+
+/// A program with an allocator that works from `main` on. Before that nobody but the dynamic linker
+/// calls it, and the linker does so only to load another library.
+const LATE_ALLOCATOR: &str = r#"
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+static char *at;
+static int *freed;
+void *malloc(size_t bytes) {
+    static char early[65536];
+    static size_t used;
+    bytes = (bytes + 31) & -16ul;
+    if (!freed) return used += bytes, used > sizeof early ? NULL : early + used - bytes;
+    return at += bytes, at - bytes;
+}
+void free(void *block) {
+#if defined(WAITS)
+    while (!*(int *volatile *)&freed) {}
+#elif defined(ABORTS)
+    if (!freed) fputs("too early\n", stderr), abort();
+#elif defined(WORKS)
+    if (!freed) return;
+#endif
+    if (block) ++*freed;
+}
+void *calloc(size_t count, size_t each) {
+    void *block = malloc(count * each);
+    return block ? memset(block, 0, count * each) : NULL;
+}
+void *realloc(void *block, size_t bytes) {
+    void *other = malloc(bytes);
+    return block && other ? memcpy(other, block, bytes) : other;
+}
+int main(void) {
+    static char memory[1 << 20];
+    static int count;
+    static void *volatile block;
+    at = memory, freed = &count;
+    free(block = malloc(10));
+    puts(count ? "freed" : "none");
+    return fflush(stdout);
+}
+"#;
+
+#[test]
+fn an_allocator_that_works_from_main_on_is_left_alone() {
+    let reason = "left program: its allocator does not work before the program begins";
+    for (way, is_left) in [("ENDS", true), ("WAITS", true), ("ABORTS", true), ("WORKS", false)] {
+        let folder = folder(&format!("#define {way}\n{LATE_ALLOCATOR}"), "");
+        let output = run(folder.path(), "64M", &["./program"]);
+        let said = said(&output);
+        assert_eq!(output.stdout, b"freed\n", "{way}: {said}");
+        assert_eq!(said.contains(reason), is_left, "{way}: {said}");
+        assert!(!said.contains("too early"), "{way}: {said}");
+    }
+}

@@ -1,0 +1,75 @@
+//! Has a child try to load the agent by the program's own allocator, as the program is loaded.
+//!
+//! The dynamic linker asks that allocator for memory and gives it back. It may work only from a
+//! moment in `main` on: GCL's counts blocks in tables that it has from there. Alone nobody calls it
+//! before, and such a program would end. So a child loads the agent first. It has the same memory,
+//! and this process has one thread: the same will happen here.
+
+use crate::loading;
+use libc::{c_int, c_long, pid_t};
+use std::ptr;
+
+/// Milliseconds after which a child is assumed to wait for ever.
+const PATIENCE: u32 = 3000;
+
+unsafe extern "C" {
+    // The C library's, by a name that no library overrides.
+    fn __sigaction(signal: c_int, new: *const libc::sigaction, old: *mut libc::sigaction) -> c_int;
+}
+
+/// Loads the agent, and starts a thread, in a child. An error is the reason not to do so here.
+pub fn load() -> Result<(), &'static [u8]> {
+    // No signal tells of the child's end, and only those who ask for such children wait for it. By
+    // the system call, since the C library would run its handlers of forks.
+    let no_signal: c_long = 0;
+    // SAFETY: takes numbers and no addresses: the child goes on right here.
+    let child = unsafe { libc::syscall(libc::SYS_clone, no_signal, 0, 0, 0, 0) } as pid_t;
+    match child {
+        0 => be_child(),
+        1.. if has_ended_well(child) => Ok(()),
+        1.. => Err(b"its allocator does not work before the program begins"),
+        _ => Err(b"no process can be started to try its allocator"),
+    }
+}
+
+fn be_child() -> ! {
+    // SAFETY: the child has memory and descriptors of its own, and no other thread. It ends without
+    // handlers of the program's: by a number, or by a signal that has its default action.
+    unsafe {
+        // No dump, no message.
+        libc::prctl(libc::PR_SET_DUMPABLE, 0, 0, 0, 0);
+        libc::syscall(libc::SYS_close_range, 0, u32::MAX, 0);
+        // The default action is zero, as is each other part of the description.
+        let default: libc::sigaction = std::mem::zeroed();
+        for signal in [libc::SIGSEGV, libc::SIGBUS, libc::SIGILL, libc::SIGFPE, libc::SIGABRT] {
+            __sigaction(signal, &raw const default, ptr::null_mut());
+        }
+        loading::try_out();
+        libc::_exit(0)
+    }
+}
+
+/// Waits for the child, and ends it if it takes too long.
+fn has_ended_well(child: pid_t) -> bool {
+    let mut status: c_int = 0;
+    let mut wait = |how: c_int| {
+        let no_usage = ptr::null_mut::<libc::rusage>();
+        // SAFETY: the status is written; the child is this process's.
+        match unsafe { libc::syscall(libc::SYS_wait4, child, &raw mut status, how, no_usage) } {
+            0 => None,
+            reaped => Some(reaped == c_long::from(child) && status == 0),
+        }
+    };
+    for _ in 0..PATIENCE {
+        if let Some(is_well) = wait(libc::WNOHANG | libc::__WALL) {
+            return is_well;
+        }
+        loading::pause();
+    }
+    // SAFETY: the child is not reaped, so the number is its own.
+    unsafe { libc::syscall(libc::SYS_kill, child, libc::SIGKILL) };
+    // It ends now, however long that takes. A signal's handler may end the wait early: the child
+    // then stays listed as one that has ended.
+    wait(libc::__WALL);
+    false
+}
