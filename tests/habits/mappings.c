@@ -182,6 +182,21 @@ static int low(void) {
     return 0;
 }
 
+// Memory without huge pages: the kernel joins it with the stack of a thread that begins below it.
+// Before Linux 6.7 it does so with any memory.
+static int joined(void) {
+    int is_watched = getenv("UZSWAP_TREE") != NULL;
+    unsigned char *memory = mmap(NULL, 64 * MIB + PAGE, ACCESS, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    madvise(memory, 64 * MIB + PAGE, MADV_NOHUGEPAGE);
+    for (int at = 0; at < 64; at++) {
+        memset(memory + at * MIB, at, MIB);
+        usleep(10000);
+    }
+    int stays = is_watched && !send_out(memory + MIB, 8 * MIB);
+    printf("%d %s\n", memory[5 * MIB], stays ? "stays" : "may leave");
+    return 0;
+}
+
 // Much that was written and is then only read.
 static int read_only(void) {
     enum { PIECES = 90 };
@@ -369,7 +384,7 @@ int main(int arguments, char **argument) {
         { "children", children }, { "uninherited", uninherited }, { "undumpable", undumpable },
         { "advice", advice }, { "moves", moves }, { "kinds", kinds }, { "read_only", read_only },
         { "elsewhere", elsewhere }, { "asynchronous", asynchronous }, { "filtered", filtered },
-        { "sparse", sparse }, { "late", late }, { "low", low },
+        { "sparse", sparse }, { "late", late }, { "low", low }, { "joined", joined },
         { "named_as_ours", named_as_ours }, { "code", code },
     };
     return choose(all, sizeof all / sizeof *all, arguments > 1 ? argument[1] : "");

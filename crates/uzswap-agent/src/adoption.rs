@@ -12,6 +12,7 @@ use uzswap_calls::sites;
 use uzswap_calls::stop::Staying;
 use uzswap_region::{Contents, Mode};
 use uzswap_sys::map::{self, PAGE_BYTES};
+use uzswap_sys::own_threads;
 use uzswap_sys::smaps::{self, Described};
 use uzswap_tree::Table;
 
@@ -233,12 +234,13 @@ fn adopt_around(
     has_guard: bool,
 ) {
     let range = one.mapped.range.clone();
-    // The block of a thread is at the end of its stack, but for the program's first one.
+    // The block of a thread is at the end of its stack, but for the program's first one. This
+    // thread is ours as well.
     let first = crate::front().map_or(0, |front| front.first_thread);
-    let blocks = stopped.iter().filter(|thread| thread.block != first);
-    let blocks = blocks.filter(|thread| range.contains(&thread.block));
-    let end = |thread: &Staying| (thread.block + THREAD).next_multiple_of(PAGE_BYTES);
-    let stacks_end = blocks.map(end).max();
+    let ours = own_threads::blocks().chain([own_threads::own_block()]);
+    let blocks = stopped.iter().map(|thread| thread.block).filter(|block| *block != first);
+    let blocks = blocks.chain(ours).filter(|block| range.contains(block));
+    let stacks_end = blocks.map(|block| (block + THREAD).next_multiple_of(PAGE_BYTES)).max();
     let is_running =
         |thread: &Staying| range.contains(&thread.stack) && !range.contains(&thread.block);
     let is_ours = kept.iter().any(|kept| kept.start <= range.start && range.start < kept.end);

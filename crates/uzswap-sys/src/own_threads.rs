@@ -1,11 +1,13 @@
 //! The threads of this library, among those of the program that it is loaded into.
 //!
 //! A program may give its threads any names, those of ours as well. So each of ours enters its
-//! number here when it starts; until then, a count says that it is coming.
+//! number here when it starts; until then, a count says that it is coming. And it enters the
+//! address of its block (`pthread_self`), where its stack ends: the kernel may have joined the stack
+//! with memory behind it.
 
 use rustix::process::getpid;
 use rustix::thread::gettid;
-use std::sync::atomic::{AtomicU64, Ordering::*};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::*};
 
 /// More threads than this are not known as ours.
 const MAX: usize = 256;
@@ -13,6 +15,8 @@ const MAX: usize = 256;
 /// The process and the thread, each in 32 bits; 0: free. A fork has none of its parent's threads,
 /// so an entry of another process is free as well.
 static ENTERED: [AtomicU64; MAX] = [const { AtomicU64::new(0) }; MAX];
+/// The block of each, entered after its number and removed before it; 0: not known.
+static BLOCKS: [AtomicUsize; MAX] = [const { AtomicUsize::new(0) }; MAX];
 
 /// The process, and how many threads of ours have been started in it and have not entered yet.
 static COMING: AtomicU64 = AtomicU64::new(0);
@@ -55,6 +59,7 @@ impl Coming {
             let take = |now: u64| of_own_process(now).is_none().then_some(own);
             slot.fetch_update(SeqCst, SeqCst, take).is_ok()
         });
+        at.into_iter().for_each(|at| BLOCKS[at].store(own_block(), SeqCst));
         Entered(at)
     }
 }
@@ -74,13 +79,29 @@ pub fn are_coming() -> bool {
 
 impl Drop for Entered {
     fn drop(&mut self) {
-        self.0.into_iter().for_each(|at| ENTERED[at].store(0, SeqCst));
+        if let Some(at) = self.0 {
+            BLOCKS[at].store(0, SeqCst);
+            ENTERED[at].store(0, SeqCst);
+        }
     }
 }
 
 /// The numbers of our threads in this process.
 pub fn all() -> impl Iterator<Item = i32> {
     ENTERED.iter().filter_map(|slot| of_own_process(slot.load(SeqCst)))
+}
+
+/// The address of the calling thread's block.
+pub fn own_block() -> usize {
+    // SAFETY: asks only.
+    unsafe { libc::pthread_self() as usize }
+}
+
+/// The blocks of our threads in this process, as far as they are known.
+pub fn blocks() -> impl Iterator<Item = usize> {
+    let entered = ENTERED.iter().zip(&BLOCKS);
+    let ours = entered.filter(|(slot, _)| of_own_process(slot.load(SeqCst)).is_some());
+    ours.map(|(_, block)| block.load(SeqCst)).filter(|block| *block != 0)
 }
 
 #[cfg(test)]
@@ -97,9 +118,9 @@ mod tests {
         let coming = announce();
         assert!(are_coming() && !has(number()));
         let entered = coming.enter();
-        assert!(!are_coming() && has(number()));
+        assert!(!are_coming() && has(number()) && blocks().any(|block| block == own_block()));
         drop(entered);
-        assert!(!has(number()));
+        assert!(!has(number()) && blocks().all(|block| block != own_block()));
         // Of another process.
         assert_eq!(of_own_process(1 << 32 | 7), None);
     }

@@ -110,7 +110,7 @@ fn make_library(folder: &Path) {
 
 #[test]
 fn memory_keeps_its_kind() {
-    compare("mappings.c", &["children", "kinds", "low", "advice", "moves"]);
+    compare("mappings.c", &["children", "kinds", "low", "joined", "advice", "moves"]);
 }
 
 #[test]
