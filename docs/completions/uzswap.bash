@@ -1149,7 +1149,7 @@ _uzswap() {
             return 0
             ;;
         uzswap__subcmd__simulate)
-            opts="-h --memory --policy --fit --plot --help"
+            opts="-h --memory --policy --fit --plot --fleet --help"
             if [[ ${cur} == -* || ${COMP_CWORD} -eq 2 ]] ; then
                 COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
                 return 0
@@ -1160,6 +1160,10 @@ _uzswap() {
                     return 0
                     ;;
                 --policy)
+                    COMPREPLY=($(compgen -f "${cur}"))
+                    return 0
+                    ;;
+                --fleet)
                     COMPREPLY=($(compgen -f "${cur}"))
                     return 0
                     ;;

@@ -165,6 +165,7 @@ complete -c uzswap -n "__fish_uzswap_using_subcommand trace" -l print -d 'Print 
 complete -c uzswap -n "__fish_uzswap_using_subcommand trace" -s h -l help -d 'Print help'
 complete -c uzswap -n "__fish_uzswap_using_subcommand simulate" -l memory -d 'Memory for the pages and the pool together, one or several sizes' -r
 complete -c uzswap -n "__fish_uzswap_using_subcommand simulate" -l policy -d 'Policies to compare: order, clock, fifo, lru, belady [default: all]' -r
+complete -c uzswap -n "__fish_uzswap_using_subcommand simulate" -l fleet -d 'Say how much memory many machines would save that run the programs of FILE and of these traces. Prints its assumptions' -r -F
 complete -c uzswap -n "__fish_uzswap_using_subcommand simulate" -l fit -d 'Print the least memory with which faults take less than a tenth of the program\'s time'
 complete -c uzswap -n "__fish_uzswap_using_subcommand simulate" -l plot -d 'Draw faults over memory instead of printing them [memory: sixteen steps from the recorded size to that of all pages]'
 complete -c uzswap -n "__fish_uzswap_using_subcommand simulate" -s h -l help -d 'Print help (see more with \'--help\')'

@@ -14,8 +14,8 @@ mod stdio;
 use clap::Parser;
 use cli::{Cli, Command};
 use commands::{
-    accesses, attach, config, doctor, memory, record, remote, run, serve, simulate, status, top,
-    trace, upgrade,
+    accesses, attach, config, doctor, fleet, memory, record, remote, run, serve, simulate, status,
+    top, trace, upgrade,
 };
 use device::{area, daemon, keeper, slots, switching_off};
 use error::Failure;
@@ -72,7 +72,11 @@ fn dispatch(command: Command) -> Result<ExitCode, Failure> {
             _ => Err(Failure::new("record: give --pid and --out, or --accesses and a command")),
         },
         Command::Trace(arguments) => trace::trace(&arguments).map(|()| ExitCode::SUCCESS),
-        Command::Simulate(arguments) => simulate::simulate(&arguments).map(|()| ExitCode::SUCCESS),
+        Command::Simulate(arguments) => {
+            let simulate =
+                if arguments.fleet.is_empty() { simulate::simulate } else { fleet::fleet };
+            simulate(&arguments).map(|()| ExitCode::SUCCESS)
+        }
         Command::Dashboard(arguments) => {
             exporter::dashboard(&arguments.address).map(|()| ExitCode::SUCCESS)
         }

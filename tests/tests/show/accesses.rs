@@ -69,6 +69,8 @@ fn a_recorded_program_computes_the_same_and_its_forks_are_recorded_too() {
         assert!(faults("48.0MiB", policy) < faults("24.0MiB", policy), "{table}");
     }
     assert!(faults("24.0MiB", "belady") <= faults("24.0MiB", "lru"), "{table}");
+    let fleet = shown(folder, &["simulate", "heap.trace", "--fleet", "heap.trace"]);
+    assert!(fleet.contains("a fleet of 1000 machines saves"), "{fleet}");
     let plot = shown(folder, &["simulate", "heap.trace", "--plot", "--policy", "order,lru"]);
     assert!(plot.contains("─ order") && plot.contains("• lru") && plot.contains("⠉"), "{plot}");
     assert!(plot.lines().last().unwrap().starts_with("16.0 MiB"), "{plot}");

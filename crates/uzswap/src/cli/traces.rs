@@ -83,7 +83,7 @@ pub struct SimulateArguments {
     pub file: PathBuf,
     /// Memory for the pages and the pool together, one or several sizes.
     #[arg(long, value_name = "SIZE,...", value_delimiter = ',', value_parser = crate::size::parse,
-        required_unless_present_any = ["fit", "plot"])]
+        required_unless_present_any = ["fit", "plot", "fleet"])]
     pub memory: Vec<u64>,
     /// Policies to compare: order, clock, fifo, lru, belady [default: all].
     ///
@@ -99,4 +99,8 @@ pub struct SimulateArguments {
     /// size to that of all pages].
     #[arg(long, conflicts_with = "fit")]
     pub plot: bool,
+    /// Say how much memory many machines would save that run the programs of FILE and of these
+    /// traces. Prints its assumptions.
+    #[arg(long, value_name = "FILE", num_args = 1.., conflicts_with_all = ["fit", "plot", "memory"])]
+    pub fleet: Vec<PathBuf>,
 }

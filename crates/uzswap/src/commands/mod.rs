@@ -5,6 +5,7 @@ pub mod attach;
 pub mod attachment;
 pub mod config;
 pub mod doctor;
+pub mod fleet;
 pub mod in_process;
 pub mod memory;
 pub mod record;

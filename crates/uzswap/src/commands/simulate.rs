@@ -8,26 +8,33 @@ use ratatui::buffer::Buffer;
 use ratatui::layout::{Constraint, Rect};
 use ratatui::symbols::Marker;
 use ratatui::widgets::{Axis, Chart, Dataset, GraphType, Widget};
+use std::path::Path;
 use uzswap_policy::costs::{for_pages, lost_micros};
 use uzswap_policy::replay::{self, PAGE_BYTES, Policy, ReplayCounts};
 use uzswap_trace::{Steps, Trace};
 
 /// Part of the program's time that faults may take.
-const PART: f64 = 0.1;
+pub const PART: f64 = 0.1;
 
 /// How exactly the least memory is searched.
 const STEP: u64 = 1 << 20;
 
+/// Reads a trace that has touches.
+pub fn read(file: &Path) -> Result<(Trace, Steps), Failure> {
+    let trace = Trace::read(file)?;
+    let steps = Steps::of(&trace);
+    match steps.touches() {
+        0 => Err(Failure::new(format!(
+            "{}: no touch is in it; record a program of more than 16 MiB",
+            file.display()
+        ))),
+        _ => Ok((trace, steps)),
+    }
+}
+
 /// Prints a table, or the memory that fits.
 pub fn simulate(arguments: &SimulateArguments) -> Result<(), Failure> {
-    let trace = Trace::read(&arguments.file)?;
-    let steps = Steps::of(&trace);
-    if steps.touches() == 0 {
-        let file = arguments.file.display();
-        return Err(Failure::new(format!(
-            "{file}: no touch is in it; record a program of more than 16 MiB"
-        )));
-    }
+    let (trace, steps) = read(&arguments.file)?;
     let recorded = trace.header.memory;
     if let Some(small) = arguments.memory.iter().find(|memory| **memory < recorded) {
         let (small, recorded) = (size::show(*small), size::show(recorded));
@@ -110,7 +117,7 @@ fn plot(
 }
 
 /// Replays it in memory of which the pager takes its part.
-fn replay(policy: Policy, steps: &Steps, memory: u64) -> ReplayCounts {
+pub fn replay(policy: Policy, steps: &Steps, memory: u64) -> ReplayCounts {
     replay::simulate(policy, &steps.all, Some(&steps.places), for_pages(memory), 0)
 }
 
@@ -185,7 +192,7 @@ fn about(trace: &Trace, steps: &Steps) -> String {
 }
 
 /// A size without a space, for a table.
-fn short(bytes: u64) -> String {
+pub fn short(bytes: u64) -> String {
     size::show(bytes).replace(' ', "")
 }
 
@@ -203,26 +210,33 @@ fn lost(counts: &ReplayCounts, steps: &Steps) -> f64 {
     lost_micros(counts) / steps.micros.max(1) as f64
 }
 
+/// The least memory with which faults take less than [`PART`] of a program's time.
+pub fn least(trace: &Trace, steps: &Steps, policy: Policy) -> u64 {
+    let fits = |memory: u64| lost(&replay(policy, steps, memory), steps) < PART;
+    // There is room for all pages at once.
+    let whole = 2 * (steps.pages as u64 * PAGE_BYTES + trace.header.memory);
+    let least = trace.header.memory;
+    let (mut small, mut large) = (least, whole.max(least));
+    if fits(small) {
+        large = small;
+    }
+    while large - small > STEP {
+        let middle = small + (large - small) / 2;
+        if fits(middle) { large = middle } else { small = middle }
+    }
+    large.div_ceil(STEP) * STEP
+}
+
 /// Prints the least memory of each policy.
 fn fit(trace: &Trace, steps: &Steps, policies: &[Policy]) {
     show!("{}", about(trace, steps));
-    // There is room for all pages at once.
-    let whole = 2 * (steps.pages as u64 * PAGE_BYTES + trace.header.memory);
     for policy in policies {
-        let fits = |memory: u64| lost(&replay(*policy, steps, memory), steps) < PART;
-        let least = trace.header.memory;
-        let (mut small, mut large) = (least, whole.max(least));
-        if fits(small) {
-            large = small;
-        }
-        while large - small > STEP {
-            let middle = small + (large - small) / 2;
-            if fits(middle) { large = middle } else { small = middle }
-        }
-        let memory = large.div_ceil(STEP) * STEP;
+        let memory = least(trace, steps, *policy);
         let counts = replay(*policy, steps, memory);
-        let is_least =
-            if large == least { " or less, below which the trace tells nothing" } else { "" };
+        let is_least = match memory <= trace.header.memory.next_multiple_of(STEP) {
+            true => " or less, below which the trace tells nothing",
+            false => "",
+        };
         show!(
             "{policy}: {}{is_least}; {} faults take {:.1} % of its time",
             size::show(memory),
