@@ -159,6 +159,8 @@ static int idle(int count) {
     int child = fork();
     unsigned char **pieces = fill(count);
     if (child == 0) {
+        // It ends with the parent, too.
+        close(end[1]);
         struct pollfd is_over = {.fd = end[0], .events = POLLIN};
         for (unsigned turn = 0; poll(&is_over, 1, 0) == 0; turn++)
             for (int i = 0; i < 50; i++) {
