@@ -133,10 +133,25 @@ static int ways(void) {
     return 0;
 }
 
+// Forks again and again while it has more than half of its memory, and is not short of it.
+static int ahead(void) {
+    int well = 0;
+    memset(malloc(19 * MIB), 1, 19 * MIB);
+    for (int i = 0; i < 200; i++) {
+        pid_t child = fork();
+        if (!child) _exit(0);
+        well += is_well(child);
+        usleep(1000);
+    }
+    printf("%d forks\n", well);
+    grow();
+    return 0;
+}
+
 int main(int arguments, char **argument) {
     static const struct named all[] = {
         { "locked", locked }, { "locked_and_short", locked_and_short }, { "stopped", stopped },
-        { "ways", ways },
+        { "ways", ways }, { "ahead", ahead },
     };
     return choose(all, sizeof all / sizeof *all, arguments > 1 ? argument[1] : "");
 }

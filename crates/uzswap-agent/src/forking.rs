@@ -6,8 +6,9 @@
 //! signal is blocked. A fork that is made past the C library's `fork` is like any other.
 //!
 //! Before the take-over no instruction is replaced. The child then has a new allocator, because
-//! another thread of the parent may have held the old one ([`in_child`]); `fork` waits while more
-//! than that is under way ([`busy`]).
+//! another thread of the parent may have held the old one ([`in_child`]). While more than that is
+//! under way `fork` waits; and that is begun when no fork is under way ([`busy`]). The search for
+//! system calls takes long, and leaves nothing that a child must not find.
 //!
 //! A child has none of our threads. They are started where the C library is whole: in a handler of
 //! `pthread_atfork`, or, if none was run, once the child asks for memory.
@@ -101,24 +102,39 @@ pub fn at_work() -> MutexGuard<'static, ()> {
     QUIET.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Forks by `fork` that are under way in a program that was not taken over; with [`BUSY`], a child
-/// would find more half done than can be begun anew.
+/// Forks by `fork` that are under way in a program that was not taken over, with two flags.
 static FORKS: AtomicU32 = AtomicU32::new(0);
+/// The thread that watches waits for them, and new ones wait for it.
+const WANTED: u32 = 1 << 30;
+/// It is at work: a child would find more half done than can be begun anew.
 const BUSY: u32 = 1 << 31;
 
-/// How long our thread waits for forks, and a fork for our thread: each may have a lock that the
-/// other one needs. A child that is made in spite of it is left alone.
-const PATIENCE: Duration = Duration::from_millis(100);
+/// How long our thread waits for forks at a time. Then those that wait for it may go on, because
+/// one that is under way may need a lock that the thread of another has.
+const TURN: Duration = Duration::from_millis(100);
+/// After so many times it waits for forks no more, and a fork waits no longer than that for our
+/// thread. Each may have a lock that the other one needs. A child that is made in spite of it is
+/// left alone.
+const TURNS: u32 = 50;
 const FORKS_PATIENCE: Duration = Duration::from_secs(2);
 const PAUSE: Duration = Duration::from_millis(1);
 
 /// The thread that watches has begun work that a child must not find half done.
 pub struct Busy;
 
-/// Has forks wait, and waits for those that are under way.
+/// Has forks wait, and waits for those that are under way. Nothing is begun before.
 pub fn busy() -> Busy {
-    FORKS.fetch_or(BUSY, SeqCst);
-    await_that(PATIENCE, || FORKS.load(SeqCst) == BUSY);
+    for _ in 0..TURNS {
+        FORKS.fetch_or(WANTED, SeqCst);
+        let begin = || FORKS.compare_exchange(WANTED, BUSY, SeqCst, SeqCst).is_ok();
+        if await_that(TURN, begin) {
+            return Busy;
+        }
+        FORKS.fetch_and(!WANTED, SeqCst);
+        std::thread::sleep(2 * PAUSE);
+    }
+    // Those that are under way are counted no more.
+    FORKS.store(BUSY, SeqCst);
     Busy
 }
 
@@ -128,13 +144,26 @@ impl Drop for Busy {
     }
 }
 
-fn await_that(patience: Duration, is_so: impl Fn() -> bool) {
+fn await_that(patience: Duration, is_so: impl Fn() -> bool) -> bool {
     for _ in 0..patience.as_millis() / PAUSE.as_millis() {
         if is_so() {
-            return;
+            return true;
         }
         std::thread::sleep(PAUSE);
     }
+    is_so()
+}
+
+/// Counts a fork, unless our thread is or wants to be at work.
+fn begin_fork() -> bool {
+    let add = |now| (now & (WANTED | BUSY) == 0).then_some(now + 1);
+    FORKS.fetch_update(SeqCst, SeqCst, add).is_ok()
+}
+
+fn end_fork() {
+    let less = |now: u32| (now & !(WANTED | BUSY) > 0).then(|| now - 1);
+    // It may be counted no more.
+    let _ = FORKS.fetch_update(SeqCst, SeqCst, less);
 }
 
 /// Makes a fork. The C library's functions around it, and the program's, may take memory, wait for
@@ -144,11 +173,12 @@ pub fn fork(fork: impl FnOnce() -> libc::pid_t) -> libc::pid_t {
         // Everything stands still around the system call.
         return fork();
     }
-    await_that(FORKS_PATIENCE, || FORKS.load(SeqCst) & BUSY == 0);
-    FORKS.fetch_add(1, SeqCst);
+    if !await_that(FORKS_PATIENCE, begin_fork) {
+        FORKS.fetch_add(1, SeqCst);
+    }
     let child = fork();
     if child != 0 {
-        FORKS.fetch_sub(1, SeqCst);
+        end_fork();
     } else if crate::has_own_allocator() {
         crate::watch_from_now();
     }

@@ -204,7 +204,6 @@ fn watch(coming: own_threads::Coming) {
                 continue;
             }
             Action::LookAhead { wait } => {
-                let _busy = forking::busy();
                 takeover::look_ahead();
                 wait
             }
@@ -226,6 +225,8 @@ fn watch(coming: own_threads::Coming) {
 /// Takes the program over, or gives it up.
 fn take_over(budget: u64, table: &Table) {
     request::want_take_over();
+    // The search takes long: before forks wait.
+    takeover::look_ahead();
     let _busy = forking::busy();
     // Forks are looked at from the moment that the calls are replaced.
     let _at_work = forking::at_work();

@@ -15,10 +15,11 @@ use crate::{layout, processes, seen, signals, stacks, threads};
 use std::ffi::CStr;
 use std::fs;
 use std::io;
+use std::iter::successors;
 use std::ops::Range;
 use std::path::PathBuf;
-use std::sync::atomic::Ordering::Relaxed;
-use std::sync::{Mutex, PoisonError};
+use std::ptr;
+use std::sync::atomic::{AtomicPtr, Ordering::*};
 use uzswap_calls::sites::{self, Site};
 use uzswap_calls::stop;
 use uzswap_calls::{Looks, Patcher, table};
@@ -181,32 +182,48 @@ struct FileSites {
     name: String,
     range: Range<usize>,
     sites: Vec<Site>,
+    /// The one that was found before.
+    before: Option<&'static Self>,
 }
 
-static KNOWN: Mutex<Vec<FileSites>> = Mutex::new(Vec::new());
+/// The last that was found. Nothing of the list is changed or freed, so that a child has it whole,
+/// whenever it is made. One thread adds to it.
+static KNOWN: AtomicPtr<FileSites> = AtomicPtr::new(ptr::null_mut());
+
+fn last_known() -> Option<&'static FileSites> {
+    // SAFETY: null, or one that stays.
+    unsafe { KNOWN.load(Acquire).as_ref() }
+}
 
 /// Looks for system calls before memory is short: a program with many libraries has much code, and
 /// would grow by tens of MiB meanwhile.
 pub fn look_ahead() {
-    let modules = sites::modules();
+    let modules = {
+        // The dynamic linker has a lock meanwhile.
+        let _busy = forking::busy();
+        sites::make_tables();
+        sites::modules()
+    };
     looker::apart(|| sites_of(&modules.iter().collect::<Vec<_>>()));
 }
 
 /// The system calls of all files but this library; of those that are not known yet, they are found.
 fn sites_of(modules: &[&sites::Module]) -> Vec<Site> {
-    let mut known = KNOWN.lock().unwrap_or_else(PoisonError::into_inner);
     let mut found = Vec::new();
     for module in modules {
         if module.contains(calls::on_call as fn(&mut _) -> _ as usize) {
             continue;
         }
-        let is_it = |known: &FileSites| known.range == module.range && known.name == module.name;
-        let at = known.iter().position(is_it).unwrap_or_else(|| {
+        let is_it = |known: &&FileSites| known.range == module.range && known.name == module.name;
+        let known = successors(last_known(), |known| known.before).find(is_it);
+        let known = known.unwrap_or_else(|| {
             let (name, range) = (module.name.clone(), module.range.clone());
-            known.push(FileSites { name, range, sites: module.sites() });
-            known.len() - 1
+            let (sites, before) = (module.sites(), last_known());
+            let new = Box::leak(Box::new(FileSites { name, range, sites, before }));
+            KNOWN.store(new, Release);
+            new
         });
-        found.extend_from_slice(&known[at].sites);
+        found.extend_from_slice(&known.sites);
     }
     found
 }

@@ -118,6 +118,12 @@ pub fn modules() -> Vec<Module> {
     found
 }
 
+/// Makes the tables of the decoder, which makes them when it is first used. A child of a fork that
+/// is made meanwhile would wait for them for ever.
+pub fn make_tables() {
+    let _ = Decoder::new(64, &[], DecoderOptions::NONE);
+}
+
 /// The `syscall` instructions of a part of a file that has just been mapped as code, from an offset
 /// in the file on. No thread runs it yet.
 ///

@@ -175,6 +175,16 @@ fn forks_wait_for_locks_of_the_programs() {
 }
 
 #[test]
+fn no_child_is_left_alone_because_the_thread_that_watches_is_at_work() {
+    let folder = folder("forks.c");
+    let with = run(folder.path(), &format!("{RUN} ./program ahead"));
+    assert_eq!(said(&with), "200 forks\n");
+    let told = String::from_utf8_lossy(&with.stderr);
+    assert!(!told.contains("runs without"), "{told}");
+    assert!(!told.contains("memory of 0 processes"), "{told}");
+}
+
+#[test]
 fn all_ways_to_fork_make_the_same_child() {
     compare("forks.c", &["ways"]);
 }
