@@ -379,13 +379,28 @@ static int code(void) {
     return close(file);
 }
 
+// Code that a program may write before it is taken over, with a call in it, stays so.
+asm(".text; .balign 4096\n"
+    "own_write: .cfi_startproc; mov $1, %eax; syscall; ret; .cfi_endproc\n"
+    "own_number: .cfi_startproc; mov $1, %eax; ret; .cfi_endproc; .balign 4096");
+long own_write(int, const char *, long) __attribute__((visibility("hidden")));
+int own_number(void) __attribute__((visibility("hidden")));
+static int own_code(void) {
+    if (mprotect((void *)own_write, PAGE, PROT_READ | PROT_WRITE | PROT_EXEC)) return 1;
+    grow();
+    ((volatile char *)own_number)[1] = 7;
+    printf("%d\n", own_number());
+    fflush(stdout);
+    return own_write(1, "written\n", 8) != 8;
+}
+
 int main(int arguments, char **argument) {
     static const struct named all[] = {
         { "children", children }, { "uninherited", uninherited }, { "undumpable", undumpable },
         { "advice", advice }, { "moves", moves }, { "kinds", kinds }, { "read_only", read_only },
         { "elsewhere", elsewhere }, { "asynchronous", asynchronous }, { "filtered", filtered },
         { "sparse", sparse }, { "late", late }, { "low", low }, { "joined", joined },
-        { "named_as_ours", named_as_ours }, { "code", code },
+        { "named_as_ours", named_as_ours }, { "code", code }, { "own_code", own_code },
     };
     return choose(all, sizeof all / sizeof *all, arguments > 1 ? argument[1] : "");
 }

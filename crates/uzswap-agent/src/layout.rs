@@ -121,7 +121,8 @@ fn replace(
 ) -> io::Result<()> {
     let found = sites::of_segment(mapped, file, offset)?;
     if !found.is_empty() {
-        let work = patcher.prepare(&found, table::is_looked_at)?;
+        // Its access is set afterwards.
+        let work = patcher.prepare(&found, table::is_looked_at, &[])?;
         // SAFETY: the mapping is new: no thread has its address before the call returns.
         unsafe { work.apply() };
     }

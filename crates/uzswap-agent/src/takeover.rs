@@ -22,7 +22,7 @@ use std::ptr;
 use std::sync::atomic::{AtomicPtr, Ordering::*};
 use uzswap_calls::sites::{self, Site};
 use uzswap_calls::stop;
-use uzswap_calls::{Looks, Patcher, table};
+use uzswap_calls::{Looks, Patcher, PreparedPatch, table, writable_code};
 use uzswap_region::{Mode, OnFork, Pager, PagerBuilder};
 use uzswap_sys::fault_signals::{self, Stopped};
 use uzswap_sys::{map, own_threads, smaps};
@@ -78,12 +78,7 @@ pub fn take_over(memory: u64, compressor: &str) -> Result<(), String> {
     let looks = Looks { first: fast_path::on_call, second: calls::on_call };
     let mut patcher = Patcher::new(looks).map_err(|error| said(&error))?;
     adoption::note_variables(&modules);
-    let (kernels, files): (Vec<_>, Vec<_>) = modules.iter().partition(|one| one.is_kernels());
-    let mut prepare =
-        |modules: &[_]| looker::apart(|| patcher.prepare(&sites_of(modules), table::is_looked_at));
-    let work = prepare(&files).map_err(|error| said(&error))?;
-    // A kernel may have sealed its own code: the few calls that are made there stay unseen.
-    let in_kernels = prepare(&kernels).ok();
+    let (work, in_kernels) = prepare(&mut patcher, &modules).map_err(|error| said(&error))?;
     let pager = pager(memory, compressor).map_err(|error| said(&error))?;
     // After the pager's own handler.
     forking::watch().map_err(|error| said(&error))?;
@@ -136,6 +131,21 @@ pub fn take_over(memory: u64, compressor: &str) -> Result<(), String> {
     // While the layout is locked.
     stage::enter(Stage::Managed);
     Ok(())
+}
+
+/// Prepares the replacement of all calls, and of those in code of the kernel's. A kernel may have
+/// sealed that: the few calls that are made there stay unseen.
+fn prepare(
+    patcher: &mut Patcher,
+    modules: &[sites::Module],
+) -> io::Result<(PreparedPatch, Option<PreparedPatch>)> {
+    let (kernels, files): (Vec<_>, Vec<_>) = modules.iter().partition(|one| one.is_kernels());
+    let writable = looker::apart(writable_code)?;
+    let mut prepare = |modules: &[_]| {
+        let sites = || sites_of(modules);
+        looker::apart(|| patcher.prepare(&sites(), table::is_looked_at, &writable))
+    };
+    Ok((prepare(&files)?, prepare(&kernels).ok()))
 }
 
 /// Has all replaced calls come here, before the threads of the program go on: they could start

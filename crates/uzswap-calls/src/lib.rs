@@ -42,4 +42,4 @@ pub mod stop;
 #[cfg(target_arch = "x86_64")]
 pub use entry::{Call, Frame, Looks, Outcome, Registers, raw};
 #[cfg(target_arch = "x86_64")]
-pub use patch::{Patched, Patcher, PreparedPatch};
+pub use patch::{Patched, Patcher, PreparedPatch, writable_code};

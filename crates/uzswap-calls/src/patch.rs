@@ -157,11 +157,12 @@ impl Patcher {
     }
 
     /// Prepares the replacement of sites whose number is unknown or wanted. Sites that were
-    /// replaced before stay as they are.
+    /// replaced before stay as they are. Code in `writable` stays so afterwards.
     pub fn prepare(
         &mut self,
         sites: &[Site],
         wants: impl Fn(u32) -> bool,
+        writable: &[Range<usize>],
     ) -> io::Result<PreparedPatch> {
         let mut patched = Patched::default();
         let mut work = Vec::new();
@@ -186,10 +187,10 @@ impl Patcher {
         self.traps.extend(work.iter().flat_map(known));
         // The old table is never freed: a handler may read it.
         TRAPS.store(Box::into_raw(Box::new(Traps::new(&self.traps))), Release);
-        let pages = pages_of(&work);
-        let writable = MprotectFlags::READ | MprotectFlags::WRITE | MprotectFlags::EXEC;
+        let stays = |page: usize| writable.iter().any(|range| range.contains(&page));
+        let pages = pages_of(&work, stays);
         let work = PreparedPatch { sites: work, pages, patched };
-        work.access(writable)?;
+        work.access(MprotectFlags::READ | MprotectFlags::WRITE | MprotectFlags::EXEC)?;
         Ok(work)
     }
 
@@ -289,11 +290,13 @@ fn stack_growth() -> usize {
     (limit.unwrap_or(UNLIMITED).min(UNLIMITED) + GAP) as usize
 }
 
-/// Sites that are ready to be replaced. Their code is writable until this is dropped.
+/// Sites that are ready to be replaced. Their code is writable until this is dropped; then it has
+/// the access that it had.
 #[derive(Debug)]
 #[must_use = "nothing is replaced before `apply`"]
 pub struct PreparedPatch {
     sites: Vec<(Site, usize)>,
+    /// Those that were not writable.
     pages: Vec<Range<usize>>,
     patched: Patched,
 }
@@ -349,8 +352,15 @@ fn put(at: usize, bytes: &[u8]) {
     }
 }
 
-/// The pages of sites, neighbours together.
-fn pages_of(work: &[(Site, usize)]) -> Vec<Range<usize>> {
+/// All code that may be written. A program that was linked by `ld -N` has its variables beside it.
+pub fn writable_code() -> io::Result<Vec<Range<usize>>> {
+    let maps = fs::read_to_string("/proc/thread-self/maps")?;
+    let all = maps.lines().filter_map(Mapped::parse);
+    Ok(all.filter(|one| one.access[1..3] == *b"wx").map(|one| one.range).collect())
+}
+
+/// The pages of sites that do not stay writable, neighbours together.
+fn pages_of(work: &[(Site, usize)], stays: impl Fn(usize) -> bool) -> Vec<Range<usize>> {
     let mut starts: Vec<usize> = work
         .iter()
         .flat_map(|(site, _)| {
@@ -361,6 +371,7 @@ fn pages_of(work: &[(Site, usize)]) -> Vec<Range<usize>> {
             [site.address - site.number.bytes(), site.address + 1, room, room + MOV_BYTES - 1]
         })
         .map(|address| address / PAGE_BYTES * PAGE_BYTES)
+        .filter(|page| !stays(*page))
         .collect();
     starts.sort_unstable();
     starts.dedup();

@@ -116,7 +116,7 @@ fn calls_answer_what_they_did_while_they_are_replaced() {
         };
         let found: Vec<_> = modules.iter().filter(ours).flat_map(|one| one.sites()).collect();
         let wants = |number: u32| number != libc::SYS_futex as u32;
-        let work = patcher.prepare(&found, wants).unwrap();
+        let work = patcher.prepare(&found, wants, &[]).unwrap();
         let mut tries = 0;
         let patched = loop {
             tries += 1;
@@ -129,7 +129,7 @@ fn calls_answer_what_they_did_while_they_are_replaced() {
         };
         drop(work);
         assert!(patched.jumps > 250 && patched.traps > 10 && patched.left > 0, "{patched:?}");
-        let again = patcher.prepare(&found, wants).unwrap();
+        let again = patcher.prepare(&found, wants, &[]).unwrap();
         // SAFETY: there is nothing to replace.
         assert_eq!(unsafe { again.apply() }.jumps, 0, "they are replaced once");
         std::thread::sleep(std::time::Duration::from_millis(200));

@@ -145,6 +145,11 @@ fn code_that_is_loaded_late_keeps_its_length_and_access() {
 }
 
 #[test]
+fn code_that_may_be_written_stays_so() {
+    compare("mappings.c", &["own_code"]);
+}
+
+#[test]
 fn threads_with_names_of_ours_are_the_program_s() {
     compare("mappings.c", &["named_as_ours"]);
 }
