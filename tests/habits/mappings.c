@@ -394,6 +394,45 @@ static int own_code(void) {
     return own_write(1, "written\n", 8) != 8;
 }
 
+// Code in memory of no file that may be written, as Lisp systems have their heaps, from before the
+// program is taken over and from afterwards.
+enum { FUNCTIONS = 3072 };
+static unsigned char *written[2];
+static void write_functions(int part) {
+    unsigned char *at = mmap(NULL, FUNCTIONS * PAGE, ACCESS | PROT_EXEC,
+                             MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (at == MAP_FAILED) abort();
+    // Each lies in two pages.
+    for (int i = 0; i < FUNCTIONS; i += 2) {
+        unsigned char *start = at + i * PAGE + PAGE - 3;
+        int number = i + part;
+        start[0] = 0xb8, memcpy(start + 1, &number, 4), start[5] = 0xc3;
+    }
+    written[part] = at;
+}
+static long call_functions(int part) {
+    long sum = 0;
+    for (int i = 0; i < FUNCTIONS; i += 2) {
+        unsigned char *start = written[part] + i * PAGE + PAGE - 3;
+        sum += ((int (*)(void))start)();
+    }
+    return sum;
+}
+static int written_code(void) {
+    write_functions(0);
+    grow();
+    write_functions(1);
+    for (int round = 0; round < 3; round++) {
+        for (int part = 0; part < 2; part++) {
+            printf("%ld ", call_functions(part));
+            send_out(written[part], FUNCTIONS * PAGE);
+        }
+        usleep(500000);
+    }
+    printf("\n");
+    return 0;
+}
+
 int main(int arguments, char **argument) {
     static const struct named all[] = {
         { "children", children }, { "uninherited", uninherited }, { "undumpable", undumpable },
@@ -401,6 +440,7 @@ int main(int arguments, char **argument) {
         { "elsewhere", elsewhere }, { "asynchronous", asynchronous }, { "filtered", filtered },
         { "sparse", sparse }, { "late", late }, { "low", low }, { "joined", joined },
         { "named_as_ours", named_as_ours }, { "code", code }, { "own_code", own_code },
+        { "written_code", written_code },
     };
     return choose(all, sizeof all / sizeof *all, arguments > 1 ? argument[1] : "");
 }

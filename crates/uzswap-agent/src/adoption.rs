@@ -120,17 +120,36 @@ const _: () = {
 /// Bytes of pages that were left alone at the take-over, by reason.
 static LEFT: [AtomicU64; Stays::ALL.len()] = [const { AtomicU64::new(0) }; Stays::ALL.len()];
 /// Less is not reported.
-const LEFT_LEAST: u64 = 4 << 20;
+pub const LEFT_LEAST: u64 = 4 << 20;
 
 /// Counts bytes that stay.
 pub fn note_left(why: Stays, bytes: u64) {
     LEFT[why as usize].fetch_add(bytes, Relaxed);
 }
 
-/// Reports the memory that stays, by reason.
+/// Reports the memory that stayed at the take-over, by reason.
 pub fn report_left(table: &Table, name: &str) {
-    for (why, bytes) in Stays::ALL.iter().zip(&LEFT) {
-        let bytes = bytes.load(Relaxed);
+    report(table, name, &LEFT.each_ref().map(|bytes| bytes.load(Relaxed)));
+}
+
+/// Reports the memory that stays now, by the kernel's description: some of it may be new.
+pub fn report_left_now(table: &Table, name: &str) {
+    let text = looker::apart(|| smaps::read().unwrap_or_default());
+    let mut left = [0; Stays::ALL.len()];
+    // Adopted memory has flags of ours: it is registered with userfaultfd, or has guards.
+    let has_adopted = |range| AGENT.get().is_some_and(|agent| agent.pager.has_adopted(range));
+    let is_ours = |one: &Described<'_>| {
+        one.has("um") || one.has("uw") || has_adopted(one.mapped.range.clone())
+    };
+    for one in smaps::parse(&text).iter().filter(|one| is_plain(one) && !is_ours(one)) {
+        stays(one).inspect(|why| left[*why as usize] += one.page_bytes);
+    }
+    report(table, name, &left);
+}
+
+fn report(table: &Table, name: &str, left: &[u64; Stays::ALL.len()]) {
+    for (why, bytes) in Stays::ALL.iter().zip(left) {
+        let bytes = *bytes;
         if bytes >= LEFT_LEAST {
             table.leave_part(bytes, &[name.as_bytes(), b": ", why.text().as_bytes()]);
         }

@@ -2,7 +2,7 @@
 
 use crate::decide::{self, Keep, Managed, Observation, Unmanaged};
 use crate::stage::{self, Stage};
-use crate::{AGENT, Agent, alone, ask, forking, is_recorded, looker, request, seen};
+use crate::{AGENT, Agent, adoption, alone, ask, forking, is_recorded, looker, request, seen};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 use uzswap_policy::idle::{self, FaultCounts, Idleness};
@@ -24,6 +24,7 @@ pub struct Watcher {
     hopeless: u32,
     next_tell: Instant,
     idle: Idle,
+    named: Named,
 }
 
 impl Watcher {
@@ -34,7 +35,8 @@ impl Watcher {
         looker::start();
         let now = Instant::now();
         let shared = SharedSize { bytes: 0, fell: 0, next: now, wait: decide::WAIT_MIN };
-        Self { front, shared, hopeless: 0, next_tell: now, idle: Idle::new(&front.tree) }
+        let (idle, named) = (Idle::new(&front.tree), Named { at: None, next: now });
+        Self { front, shared, hopeless: 0, next_tell: now, idle, named }
     }
 
     /// Looks at the program, and reports its memory to the tree.
@@ -75,6 +77,7 @@ impl Watcher {
         (self.idle.used, self.idle.waits) =
             (whole.saturating_sub(shared), is_starved || is_suspended);
         let besides = if is_recorded() { 0 } else { besides(agent, whole) };
+        self.named.keep_up(besides, tree);
         let least = agent.pager.least_memory();
         tree.need(decide::least_managed(besides, least).saturating_sub(shared));
         let given = ask(tree, whole.saturating_sub(shared), is_starved);
@@ -146,6 +149,28 @@ impl Idle {
             false => self.idleness.after(faults, self.used),
         };
         *self = Self { idleness, ..now };
+    }
+}
+
+/// The memory that stays, as the report names it.
+struct Named {
+    /// Memory besides the pager's, bytes, when that was last found out.
+    at: Option<u64>,
+    next: Instant,
+}
+
+impl Named {
+    /// Has the report name memory that stays and came after the take-over. The kernel's description
+    /// takes long of much memory, so it is read a ninth of the time at most.
+    fn keep_up(&mut self, besides: u64, tree: &Tree) {
+        let at = *self.at.get_or_insert(besides);
+        let start = Instant::now();
+        if besides < at + adoption::LEFT_LEAST || start < self.next {
+            return;
+        }
+        self.at = Some(besides);
+        adoption::report_left_now(tree.table(), &crate::name());
+        self.next = Instant::now() + start.elapsed() * 8;
     }
 }
 

@@ -68,6 +68,19 @@ struct Reason {
     text: [AtomicU64; REASON_WORDS],
 }
 
+impl Reason {
+    fn text(&self) -> impl Iterator<Item = u8> + '_ {
+        let bytes = (self.bytes.load(Relaxed) as usize).min(REASON_WORDS * 8);
+        let words = self.text.iter().flat_map(|word| word.load(Relaxed).to_le_bytes());
+        words.take(bytes)
+    }
+
+    /// True if it has this text, as far as there is room for it.
+    fn says(&self, text: &[&[u8]]) -> bool {
+        self.text().eq(text.iter().copied().flatten().copied().take(REASON_WORDS * 8))
+    }
+}
+
 /// A program whose memory, or a part of it, was not kept small.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LeftAlone {
@@ -122,9 +135,20 @@ impl Table {
         self.note(0, text);
     }
 
-    /// Keeps why a part of a program's memory, in bytes, is left alone.
+    /// Keeps why a part of a program's memory, in bytes, is left alone. Of several calls with the
+    /// same text the largest part counts.
     pub fn leave_part(&self, part: u64, text: &[&[u8]]) {
-        self.note(part, text);
+        let own = own_number();
+        let is_it = |reason: &&Reason| reason.process.load(Acquire) == own && reason.says(text);
+        match self.noted().iter().find(is_it) {
+            Some(reason) => _ = reason.part.fetch_max(part, Relaxed),
+            None => self.note(part, text),
+        }
+    }
+
+    /// Reasons of which at least the places are taken.
+    fn noted(&self) -> &[Reason] {
+        &self.reasons[..(self.reasons_used.load(Relaxed) as usize).min(REASONS)]
     }
 
     fn note(&self, part: u64, text: &[&[u8]]) {
@@ -144,12 +168,9 @@ impl Table {
 
     /// The programs that were left alone, in order, as far as their reasons were kept.
     pub fn left_alone(&self) -> Vec<LeftAlone> {
-        let used = (self.reasons_used.load(Relaxed) as usize).min(REASONS);
-        let noted = self.reasons[..used].iter().filter_map(|reason| {
+        let noted = self.noted().iter().filter_map(|reason| {
             let process = reason.process.load(Acquire);
-            let bytes = (reason.bytes.load(Relaxed) as usize).min(REASON_WORDS * 8);
-            let words = reason.text.iter().flat_map(|word| word.load(Relaxed).to_le_bytes());
-            let text: Vec<u8> = words.take(bytes).collect();
+            let text: Vec<u8> = reason.text().collect();
             let text = String::from_utf8_lossy(&text).into_owned();
             let part = Some(reason.part.load(Relaxed)).filter(|part| *part > 0);
             (process != 0).then_some(LeftAlone { process, part, text })

@@ -134,6 +134,25 @@ fn memory_that_children_do_not_inherit_leaves_where_pages_are_moved() {
     }
 }
 
+/// The bytes of a part that stays, by the report.
+fn stays(output: &Output, why: &str) -> f64 {
+    let told = String::from_utf8_lossy(&output.stderr);
+    let line = told.lines().find(|line| line.contains(why)).unwrap_or_default();
+    let size = line.rsplit_once(", ").and_then(|(_, size)| size.strip_suffix(" MiB of it)"));
+    size.map_or(0.0, |size| size.parse().unwrap())
+}
+
+#[test]
+fn memory_that_stays_is_named_with_all_of_it_whenever_it_came() {
+    let folder = folder("mappings.c");
+    let with = run(folder.path(), &format!("UZSWAP_MEANS=guards {RUN} ./program written_code"));
+    // Both parts, of 12 MiB each, to a few pages.
+    let mib = stays(&with, "this memory is code");
+    assert!((20.0..28.0).contains(&mib), "{mib} MiB: {}", said(&with));
+    let told = String::from_utf8_lossy(&with.stderr);
+    assert_eq!(told.matches("uzswap: left").count(), 1, "{told}");
+}
+
 #[test]
 fn memory_that_is_only_read_leaves_too() {
     compare("mappings.c", &["read_only"]);
