@@ -60,6 +60,7 @@ pub(crate) fn copy_regions_of(pager: &Arc<Inner>) {
 
 /// Runs before a fork, in the thread that forks.
 extern "C" fn before() {
+    steady::about_to_fork();
     let _blocked = Blocked::all();
     let copied = COPIED.lock().unwrap_or_else(PoisonError::into_inner);
     let pagers = copied.iter().filter_map(Weak::upgrade);

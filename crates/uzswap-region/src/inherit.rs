@@ -128,6 +128,7 @@ impl BeforeFork {
     /// Errors: a page that is out cannot be brought in; the child must not go on.
     pub fn in_child(mut self) -> io::Result<Option<io::Error>> {
         let inner = self.pager.inner().clone();
+        steady::forked_by_call();
         fault_signals::forked();
         inner.adopt_process();
         inner.log.iter().for_each(Log::forked);

@@ -1,7 +1,7 @@
 //! Forks, as the rest of a pager knows them: which process this is, and the lock that keeps a pager
 //! as it is while the process forks ([`crate::fork`], [`crate::inherit`]).
 
-use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::Relaxed};
 use std::sync::{PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 /// How many forks away this process is from the first that used a pager.
@@ -14,9 +14,26 @@ pub(crate) fn generation() -> u32 {
     GENERATION.load(Relaxed)
 }
 
-/// This process is a child that was forked just now.
-pub(crate) fn forked() {
+/// The fork that made this process was counted right after the system call. Handlers of
+/// `pthread_atfork` come later, and the program's before ours: they may use memory.
+static IS_COUNTED: AtomicBool = AtomicBool::new(false);
+
+/// Handlers are about to run before a fork.
+pub(crate) fn about_to_fork() {
+    IS_COUNTED.store(false, Relaxed);
+}
+
+/// This process is a child, right after the system call that made it.
+pub(crate) fn forked_by_call() {
     GENERATION.fetch_add(1, Relaxed);
+    IS_COUNTED.store(true, Relaxed);
+}
+
+/// This process is a child, in a handler of `pthread_atfork`.
+pub(crate) fn forked() {
+    if !IS_COUNTED.swap(false, Relaxed) {
+        GENERATION.fetch_add(1, Relaxed);
+    }
 }
 
 /// Held while pages of a pager go out whose regions are copied, or its regions change. Its holder
