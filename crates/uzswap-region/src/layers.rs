@@ -145,8 +145,16 @@ impl ForChild {
 }
 
 impl Inner {
+    /// A new file. The folder may be out of reach by now (`chroot`, Landlock): then the file is in
+    /// memory, beside the budget, since the program's fork must not fail for it.
     fn open(&self) -> io::Result<File> {
-        open(&self.folder, self.files[0].bytes())
+        let bytes = self.files[0].bytes();
+        open(&self.folder, bytes).or_else(|error| match Errno::from_io_error(&error) {
+            Some(Errno::ACCESS | Errno::PERM | Errno::NOENT | Errno::NOTDIR | Errno::ROFS) => {
+                open_in_memory(bytes)
+            }
+            _ => Err(error),
+        })
     }
 
     /// Gives back the space of layers of which this process needs nothing.
@@ -285,15 +293,24 @@ fn open(folder: &Path, bytes: u64) -> io::Result<File> {
     Ok(file)
 }
 
+fn open_in_memory(bytes: u64) -> io::Result<File> {
+    let file = fs::memfd_create(c"uzswap-backing", fs::MemfdFlags::CLOEXEC)?;
+    let file = File::from(process::out_of_the_way(file)?);
+    file.set_len(bytes)?;
+    Ok(file)
+}
+
 /// Another descriptor of a file.
 fn again(file: &File) -> io::Result<File> {
     Ok(process::out_of_the_way(OwnedFd::from(file.try_clone()?))?.into())
 }
 
-/// The file, which is read and written directly from now on.
+/// The file, which is read and written directly from now on. Before Linux 6.6 one in memory is not.
 fn direct(file: &File) -> io::Result<&File> {
-    fs::fcntl_setfl(file, fs::fcntl_getfl(file)? | OFlags::DIRECT)?;
-    Ok(file)
+    match fs::fcntl_setfl(file, fs::fcntl_getfl(file)? | OFlags::DIRECT) {
+        Ok(()) | Err(Errno::INVAL) => Ok(file),
+        Err(error) => Err(error.into()),
+    }
 }
 
 fn copy_part(from: &File, to: &File, granules: Range<u64>) -> io::Result<()> {
@@ -301,7 +318,16 @@ fn copy_part(from: &File, to: &File, granules: Range<u64>) -> io::Result<()> {
     let mut written = read;
     while read < end {
         let left = (end - read) as usize;
-        if fs::copy_file_range(from, Some(&mut read), to, Some(&mut written), left)? == 0 {
+        let part = match fs::copy_file_range(from, Some(&mut read), to, Some(&mut written), left) {
+            Err(Errno::XDEV) => {
+                fs::seek(to, fs::SeekFrom::Start(written))?;
+                let sent = fs::sendfile(to, from, Some(&mut read), left)?;
+                written += sent as u64;
+                sent
+            }
+            part => part?,
+        };
+        if part == 0 {
             return Err(io::ErrorKind::UnexpectedEof.into());
         }
     }
@@ -476,6 +502,16 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         for seed in 0..4 {
             Process::new(folder.path(), seed).go_on(60);
+        }
+    }
+
+    #[test]
+    fn forks_go_on_where_the_folder_is_out_of_reach() {
+        for seed in 0..8 {
+            let folder = tempfile::tempdir_in("/var/tmp").unwrap();
+            let mut process = Process::new(folder.path(), seed);
+            folder.close().unwrap();
+            process.go_on(30);
         }
     }
 
