@@ -3,7 +3,7 @@
 //! One lock orders these calls, as the kernel's own does. Its holder has all signals blocked, so
 //! that no handler of the program's waits for its own thread.
 
-use crate::pins::{self, Pins, refuse};
+use crate::pins::{self, Pins};
 use crate::{Agent, inside, stage};
 use rustix::mm::{MprotectFlags, mprotect};
 use std::collections::BTreeMap;
@@ -510,12 +510,33 @@ pub fn seal(agent: &Agent, call: &mut Call) -> Outcome {
     Outcome::Done
 }
 
-/// `shmat`: never over memory that is mapped.
-pub fn attach(call: &mut Call) -> Outcome {
-    match call.arguments[2] as i32 & libc::SHM_REMAP {
-        0 => Outcome::Bare,
-        _ => refuse(call, libc::EINVAL),
+/// `shmat`: memory that it maps over (`SHM_REMAP`) is given up.
+pub fn attach(agent: &Agent, call: &mut Call) -> Outcome {
+    let [segment, at, flags, ..] = call.arguments;
+    if flags as i32 & libc::SHM_REMAP == 0 {
+        return Outcome::Bare;
     }
+    let mut status = std::mem::MaybeUninit::<libc::shmid_ds>::zeroed();
+    let ask = [segment, libc::IPC_STAT as u64, status.as_mut_ptr() as u64, 0, 0, 0];
+    // SAFETY: the kernel writes the status to where it is told; zeros are one.
+    let (result, status) = unsafe { (raw(libc::SYS_shmctl as u64, ask), status.assume_init()) };
+    if result < 0 {
+        // A program that may not ask may not attach either.
+        call.result = result;
+        return Outcome::Done;
+    }
+    let is_rounded = flags as i32 & libc::SHM_RND != 0;
+    let start = if is_rounded { at & !(PAGE_BYTES as u64 - 1) } else { at };
+    // Elsewhere the kernel refuses it, and nothing is mapped over.
+    let is_over = start.is_multiple_of(PAGE_BYTES as u64);
+    let target = if is_over { whole(start, status.shm_segsz as u64) } else { 0..0 };
+    let _inside = inside();
+    let mut layout = lock();
+    let done = make_over(agent, call, target.clone());
+    if let Some(layout) = layout.as_mut().filter(|_| done) {
+        layout.unreserve(&target);
+    }
+    Outcome::Done
 }
 
 /// The kernel uses the memory of the first argument outside of system calls: it is given back to

@@ -86,7 +86,7 @@ pub static ROWS: &[Row] = &[
     row(27, "mincore", Own("pinned: 2, {1} / 4096 bytes; pages that are out are not in memory")),
     row(28, "madvise", Own("under the lock of the layout; MADV_PAGEOUT compresses")),
     row(29, "shmget", Left),
-    row(30, "shmat", Own("not over other maps (SHM_REMAP)")),
+    row(30, "shmat", Own("over other maps (SHM_REMAP) under the lock of the layout")),
     row(31, "shmctl", Touched(&[2])),
     row(32, "dup", Left),
     row(33, "dup2", Own("our descriptors stay open")),
