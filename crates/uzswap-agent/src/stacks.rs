@@ -310,16 +310,35 @@ pub fn for_call(work: impl FnMut()) {
         return work();
     }
     let below = BELOW_CALLS.with(Cell::as_ptr);
+    // SAFETY: the stack is the thread's own, and nothing is on it.
+    unsafe { run_on(&mut work, top - ARGUMENTS, below) };
+    ARE_CALLS_ON_IT.with(|is_used| is_used.store(false, Relaxed));
+}
+
+/// Does the last work of a thread that ends, on its stack for calls: its own may have no room.
+pub fn for_end(work: impl FnMut()) {
+    let mut work = work;
+    let taken = CALLS.try_with(|calls| calls.borrow_mut().take()).ok().flatten();
+    let Some(ForCalls(stack)) = &taken else { return work() };
+    CALLS_RANGE.set((0, 0));
+    let mut below = 0;
+    let here = &raw const below as usize;
+    if stack.range().contains(&here) {
+        return work();
+    }
+    // SAFETY: the stack is the thread's own. A call that was on it is over, as the thread is.
+    unsafe { run_on(&mut work, stack.range().end - ARGUMENTS, &raw mut below) }
+}
+
+/// # Safety
+/// As of [`on_stack`].
+unsafe fn run_on<F: FnMut()>(work: &mut F, top: usize, below: *mut usize) {
     extern "C" fn call<F: FnMut()>(work: *mut c_void) {
-        // SAFETY: `for_call` passes its own, which nobody else uses meanwhile.
+        // SAFETY: it is passed below; nobody else uses it meanwhile.
         unsafe { (*work.cast::<F>())() }
     }
-    fn run<F: FnMut()>(work: &mut F, top: usize, below: *mut usize) {
-        // SAFETY: the stack is the thread's own, and nothing is on it; `work` outlives the call.
-        unsafe { on_stack(ptr::from_mut(work).cast(), call::<F>, top, below) }
-    }
-    run(&mut work, top - ARGUMENTS, below);
-    ARE_CALLS_ON_IT.with(|is_used| is_used.store(false, Relaxed));
+    // SAFETY: the caller's promise; `work` outlives the call.
+    unsafe { on_stack(ptr::from_mut(work).cast(), call::<F>, top, below) }
 }
 
 /// Bytes that a function may read above its return address.

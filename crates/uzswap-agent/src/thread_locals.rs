@@ -8,6 +8,7 @@
 //! The C library would note their destructors in the program's heap too, and under its allocator's
 //! lock, which the thread that faults may have. So they are noted here.
 
+use crate::stacks;
 use std::arch::asm;
 use std::ffi::{c_int, c_void};
 use std::sync::atomic::{AtomicIsize, AtomicU32, AtomicU64, AtomicUsize, Ordering::Relaxed};
@@ -123,6 +124,10 @@ struct Ending {
 
 /// Runs in a thread that ends.
 pub extern "C" fn end(list: *mut c_void) {
+    stacks::for_end(|| run_all(list));
+}
+
+fn run_all(list: *mut c_void) {
     let mut next = list.cast::<Ending>();
     while !next.is_null() {
         // SAFETY: made below from a box, and taken off the list by this.
