@@ -41,6 +41,8 @@ pub enum Observation {
     /// The program permits itself few calls (seccomp). Nothing else was looked at, because a look
     /// takes calls.
     Filtered,
+    /// The program has not been taken over, and nothing tells its memory.
+    Unmeasured,
     /// It has not been taken over.
     Unmanaged(Unmanaged),
     /// It has been.
@@ -123,7 +125,10 @@ pub struct Keep {
 pub fn decide(seen: &Observation) -> Action {
     match seen {
         Observation::EndWanted => Action::End,
-        Observation::Filtered => Action::Refuse("it forbids itself system calls (seccomp)"),
+        Observation::Filtered => {
+            Action::Refuse("it forbids itself system calls (seccomp), or answers them")
+        }
+        Observation::Unmeasured => Action::Refuse("it has no /proc, which tells its memory"),
         Observation::Unmanaged(seen) => before_take_over(seen),
         Observation::Managed(seen) => Action::Keep(keep(seen)),
     }
@@ -268,6 +273,7 @@ mod tests {
     fn a_thread_that_is_to_end_ends_and_a_filtered_program_is_given_up() {
         assert_eq!(decide(&Observation::EndWanted), Action::End);
         assert!(matches!(decide(&Observation::Filtered), Action::Refuse(_)));
+        assert!(matches!(decide(&Observation::Unmeasured), Action::Refuse(_)));
     }
 
     #[test]

@@ -48,7 +48,11 @@ const TRANSITIONS: &[(Stage, Stage, &str)] = &[
     (Loaded, Watched, "it has much memory, or may write much without a further request"),
     (Loaded, Loaded, "in a child"),
     (Watched, TakingOver, "its memory is short, or will be by a request"),
-    (Watched, Refused, "no thread can be started, or it permits itself few calls (seccomp)"),
+    (
+        Watched,
+        Refused,
+        "no thread can be started, few calls are permitted (seccomp), or there is no /proc",
+    ),
     (Watched, Loaded, "in a child"),
     (TakingOver, Adopting, "its calls are replaced, while its threads stand still"),
     (TakingOver, Refused, "it cannot be taken over, or permits itself few calls"),

@@ -49,7 +49,13 @@ impl Watcher {
         if agent.is_none() && self.front.waits.load(Relaxed) & FILTERED != 0 {
             return Observation::Filtered;
         }
-        let whole = looker::apart(|| process::own_anonymous_bytes().unwrap_or(0));
+        let whole = looker::apart(process::own_anonymous_bytes);
+        let whole = match (whole, agent) {
+            (Some(whole), _) => whole,
+            // It has gone where there is no /proc since.
+            (None, Some(agent)) => agent.pager.used_bytes(),
+            (None, None) => return Observation::Unmeasured,
+        };
         let tree = &self.front.tree;
         match agent {
             None => {

@@ -16,6 +16,7 @@
 
 use crate::entry::{self, Looks};
 use crate::sites::{JMP_NEAR_BYTES, MOV_BYTES, MOV_EAX, Number, SYSCALL, Site};
+use rustix::io::Errno;
 use rustix::mm::{self, MapFlags, MprotectFlags, ProtFlags};
 use rustix::thread::{MembarrierCommand, membarrier};
 use std::collections::{BTreeMap, HashMap};
@@ -274,8 +275,14 @@ fn map_near(near: usize) -> io::Result<(usize, usize)> {
         let access = ProtFlags::READ | ProtFlags::WRITE | ProtFlags::EXEC;
         // SAFETY: nothing is replaced by it.
         let mapped = unsafe { mm::mmap_anonymous(place as *mut c_void, BYTES, access, flags) };
-        if let Ok(start) = mapped {
-            return Ok((start as usize, start as usize + BYTES));
+        match mapped {
+            Ok(start) => return Ok((start as usize, start as usize + BYTES)),
+            // Memory that is written and executed is denied, here as elsewhere.
+            Err(Errno::ACCESS | Errno::PERM) => {
+                let reason = "it may have no memory that is both written and executed";
+                return Err(io::Error::new(io::ErrorKind::PermissionDenied, reason));
+            }
+            Err(_) => {}
         }
     }
     Err(io::Error::new(io::ErrorKind::OutOfMemory, "no addresses are free near the C library"))

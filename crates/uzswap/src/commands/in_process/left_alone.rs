@@ -8,6 +8,7 @@ use crate::commands::in_process::executable::{self, Linkage};
 use serde::Serialize;
 use std::collections::BTreeMap;
 use std::fs::{self, File};
+use std::path::Path;
 use uzswap_sys::process;
 use uzswap_tree::Table;
 
@@ -74,8 +75,14 @@ impl LeftAlone {
 
     /// All of them.
     pub fn all(&self, table: &Table) -> Vec<Alone> {
-        let noted = table.left_alone().into_iter().map(|one| (one.process, one.text, one.part));
-        let strangers = self.strangers.iter().map(|(process, text)| (*process, text.clone(), None));
+        let noted = table.left_alone();
+        // A fork may have said why after it was seen.
+        let is_noted =
+            |process| noted.iter().any(|one| one.process == process && one.part.is_none());
+        let strangers = self.strangers.iter().filter(|(process, _)| !is_noted(**process));
+        let strangers: Vec<_> =
+            strangers.map(|(process, text)| (*process, text.clone(), None)).collect();
+        let noted = noted.into_iter().map(|one| (one.process, one.text, one.part));
         let alone = |(process, program, part): (u32, String, Option<u64>)| {
             let peak = || self.peaks.get(&process).copied().unwrap_or(0);
             let bytes = part.unwrap_or_else(peak);
@@ -94,7 +101,9 @@ fn has_agent(process: i32) -> bool {
 /// Name and reason of a process that has not loaded the library, or past which it grows.
 fn describe(process: i32, has_library: bool) -> String {
     let name = fs::read_to_string(format!("/proc/{process}/comm")).unwrap_or_default();
+    let sees_itself = Path::new(&format!("/proc/{process}/root/proc/self")).is_symlink();
     let reason = match File::open(format!("/proc/{process}/exe")).as_ref().map(executable::kind) {
+        Ok(_) if has_library && !sees_itself => "it has no /proc, which tells its memory",
         _ if has_library => "it takes memory by system calls of its own, past the C library",
         Err(_) => "it is privileged, so no library can be preloaded",
         Ok(Some(Linkage::Static)) => "it is linked statically, so no library can be preloaded",
