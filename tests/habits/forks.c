@@ -1,6 +1,8 @@
 // Forks, in all the ways in which programs make them, and what they rely on meanwhile.
 #include "habit.h"
 #include <semaphore.h>
+#include <sys/prctl.h>
+#include <sys/stat.h>
 
 static unsigned char *memory;
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
@@ -148,10 +150,107 @@ static int ahead(void) {
     return 0;
 }
 
+// It may open no file any more (Landlock), and goes on with forks that change their memory.
+static int confined(void) {
+    unsigned char *kept = map(16 * MIB);
+    for (int i = 0; i < 16 * MIB; i++) kept[i] = i * 2654435761u >> 13;
+    grow();
+    unsigned long long every = (1 << 13) - 1;
+    int rules = syscall(444, &every, sizeof every, 0);
+    prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0);
+    if (rules >= 0) syscall(446, rules, 0);
+    printf("%d", rules >= 0 && open("/var/tmp", O_RDONLY | O_DIRECTORY) >= 0);
+    fflush(stdout);
+    for (int round = 0; round < 3; round++) {
+        pid_t child = fork();
+        if (!child) {
+            send_out(kept, 16 * MIB);
+            int wrong = 0;
+            for (int i = round; i < 16 * MIB; i += 64)
+                wrong += kept[i] != (unsigned char)(i * 2654435761u >> 13);
+            memset(kept, round, 8 * MIB);
+            send_out(kept, 16 * MIB);
+            _exit(!!wrong + 2 * (kept[4 * MIB] != round));
+        }
+        int status = -1;
+        printf(" %d", waitpid(child, &status, 0) == child ? status : errno);
+    }
+    int wrong = 0;
+    for (int i = 0; i < 16 * MIB; i += 64)
+        wrong += kept[i] != (unsigned char)(i * 2654435761u >> 13);
+    printf(" %d\n", wrong);
+    return 0;
+}
+
+// A handler in the child, set before any of ours, starts a thread and uses memory.
+static unsigned char *handed;
+static void *sum_handed(void *sum) {
+    for (int i = 0; i < 16 * MIB; i += PAGE) *(long *)sum += handed[i];
+    return NULL;
+}
+static void use_memory(void) {
+    if (!handed) return;
+    pthread_t thread;
+    long sum = 0;
+    memset(malloc(8 * MIB), 1, 8 * MIB);
+    pthread_create(&thread, NULL, sum_handed, &sum);
+    pthread_join(thread, NULL);
+    if (sum != 16 * MIB / PAGE * 3) _exit(5);
+}
+static int handles_in_child(void) {
+    pthread_atfork(NULL, NULL, use_memory);
+    unsigned char *kept = map(16 * MIB);
+    memset(kept, 3, 16 * MIB);
+    grow();
+    handed = kept;
+    for (int round = 0; round < 2; round++) {
+        send_out(kept, 16 * MIB);
+        pid_t child = fork();
+        if (!child) {
+            long sum = 0;
+            send_out(kept, 16 * MIB);
+            sum_handed(&sum);
+            _exit(sum != 16 * MIB / PAGE * 3);
+        }
+        printf("%d ", is_well(child));
+    }
+    puts("");
+    return 0;
+}
+
+// Its threads as the kernel counts them: it would not fork if there were more.
+static int threads_of(void) {
+    struct stat status;
+    int processes = open("/proc/", O_RDONLY | O_DIRECTORY);
+    int answer = fstatat(processes, "self/task/", &status, 0);
+    close(processes);
+    return answer ? -1 : (int)status.st_nlink - 2;
+}
+static void *count_threads(void *there) {
+    *(int *)there = threads_of();
+    return NULL;
+}
+static int counts_itself(void) {
+    int two = 0;
+    for (int i = 0; i < 16; i++) memset(map(MIB), 1, MIB);
+    printf("%d", threads_of());
+    grow();
+    printf(" %d", threads_of());
+    fflush(stdout);
+    pid_t child = fork();
+    if (!child) _exit(threads_of() != 1);
+    pthread_t thread;
+    pthread_create(&thread, NULL, count_threads, &two);
+    pthread_join(thread, NULL);
+    printf(" %d %d\n", is_well(child), two);
+    return 0;
+}
+
 int main(int arguments, char **argument) {
     static const struct named all[] = {
         { "locked", locked }, { "locked_and_short", locked_and_short }, { "stopped", stopped },
-        { "ways", ways }, { "ahead", ahead },
+        { "ways", ways }, { "ahead", ahead }, { "confined", confined },
+        { "counts_itself", counts_itself }, { "handles_in_child", handles_in_child },
     };
     return choose(all, sizeof all / sizeof *all, arguments > 1 ? argument[1] : "");
 }

@@ -6,6 +6,7 @@
 #include <linux/seccomp.h>
 #include <stddef.h>
 #include <sys/prctl.h>
+#include <sys/shm.h>
 #include <time.h>
 #include <ucontext.h>
 
@@ -433,6 +434,59 @@ static int written_code(void) {
     return 0;
 }
 
+// A segment that is attached over its memory, also a part of a page beyond; memory beside it stays.
+static int attached(void) {
+    unsigned char *at = map(4 * MIB);
+    memset(at, 1, 4 * MIB);
+    grow();
+    send_out(at, 4 * MIB);
+    int segment = shmget(IPC_PRIVATE, MIB + 5, IPC_CREAT | 0600);
+    unsigned char *middle = shmat(segment, at + MIB + 9, SHM_REMAP | SHM_RND);
+    printf("%d %d %d", middle == at + MIB, middle[5], middle[MIB + PAGE - 1]);
+    memset(middle, 2, MIB + PAGE);
+    printf(" %d", shmat(segment, at + 9, SHM_REMAP) == (void *)-1 ? errno : 0);
+    pid_t child = fork();
+    if (!child) {
+        memset(middle, 3, PAGE);
+        _exit(at[0] + at[2 * MIB + PAGE] + at[4 * MIB - 1]);
+    }
+    printf(" %d", status_of(child));
+    shmctl(segment, IPC_RMID, NULL);
+    send_out(at, 4 * MIB);
+    printf(" %d %d %d %d", at[MIB - 1], middle[0], middle[PAGE], at[2 * MIB + PAGE]);
+    shmdt(middle);
+    int flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED_NOREPLACE;
+    unsigned char *again = mmap(middle, MIB + PAGE, ACCESS, flags, -1, 0);
+    printf(" %d %d %d\n", again == middle, again[PAGE], at[3 * MIB]);
+    return 0;
+}
+
+// System calls of this thread are signals while it wants them to be, where it may have that.
+static char is_dispatched;
+static void dispatch(int signal, siginfo_t *info, void *context) {
+    (void)signal, (void)info;
+    is_dispatched = 0;
+    ((ucontext_t *)context)->uc_mcontext.gregs[REG_RAX] = 777;
+}
+static int dispatched(void) {
+    unsigned char *memory = map(8 * MIB);
+    memset(memory, 5, 8 * MIB);
+    grow();
+    send_out(memory, 8 * MIB);
+    struct sigaction action = { .sa_sigaction = dispatch, .sa_flags = SA_SIGINFO };
+    sigaction(SIGSYS, &action, NULL);
+    int is_refused = prctl(59, 1L, 0L, 0L, &is_dispatched);
+    long sum = 0;
+    for (int turn = 0; turn < 4; turn++) {
+        is_dispatched = 1;
+        for (long i = turn * PAGE; i < 8 * MIB; i += 4 * PAGE) sum += memory[i];
+        sum += is_refused ? 777 : syscall(SYS_getppid);
+    }
+    memset(map(16 * MIB), 1, 16 * MIB);
+    printf("%ld\n", sum);
+    return 0;
+}
+
 int main(int arguments, char **argument) {
     static const struct named all[] = {
         { "children", children }, { "uninherited", uninherited }, { "undumpable", undumpable },
@@ -441,6 +495,7 @@ int main(int arguments, char **argument) {
         { "sparse", sparse }, { "late", late }, { "low", low }, { "joined", joined },
         { "named_as_ours", named_as_ours }, { "code", code }, { "own_code", own_code },
         { "written_code", written_code },
+        { "attached", attached }, { "dispatched", dispatched },
     };
     return choose(all, sizeof all / sizeof *all, arguments > 1 ? argument[1] : "");
 }

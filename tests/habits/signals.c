@@ -1,5 +1,6 @@
 // Handlers of signals: where they run, what they see, and how they are left.
 #include "habit.h"
+#include <time.h>
 #include <alloca.h>
 #include <dlfcn.h>
 #include <ucontext.h>
@@ -338,6 +339,59 @@ static int nothing_queued(void) {
     return 0;
 }
 
+// Many at once, which begin and end together.
+static void *sum_buffer(void *from) {
+    char part[2000];
+    memcpy(part, buffer + (long)from * PAGE, sizeof part);
+    return (void *)(long)part[1999];
+}
+static int many_small_stacks(void) {
+    enum { AT_ONCE = 60 };
+    pthread_t threads[AT_ONCE];
+    pthread_attr_t attributes;
+    buffer = map(MIB);
+    memset(buffer, 1, MIB);
+    grow();
+    pthread_attr_init(&attributes);
+    pthread_attr_setstacksize(&attributes, PTHREAD_STACK_MIN);
+    long sum = 0;
+    for (int round = 0; round < 10; round++) {
+        send_out(buffer, MIB);
+        for (long i = 0; i < AT_ONCE; i++)
+            if (pthread_create(&threads[i], &attributes, sum_buffer, (void *)i)) return 3;
+        for (int i = 0; i < AT_ONCE; i++) {
+            void *one = NULL;
+            pthread_join(threads[i], &one);
+            sum += (long)one;
+        }
+    }
+    printf("%ld\n", sum);
+    return 0;
+}
+
+// The C library's thread for this waits for a signal of the library's own.
+static volatile int rings;
+static unsigned char *rung_for;
+static void ring(union sigval turn) {
+    send_out(rung_for, MIB);
+    __atomic_add_fetch(&rings, rung_for[turn.sival_int] == 7, __ATOMIC_SEQ_CST);
+}
+static int rings_in_threads(void) {
+    rung_for = map(MIB);
+    memset(rung_for, 7, MIB);
+    struct sigevent event = { .sigev_notify = SIGEV_THREAD, .sigev_notify_function = ring };
+    event.sigev_value.sival_int = 5 * PAGE;
+    timer_t timer;
+    grow();
+    if (timer_create(CLOCK_MONOTONIC, &event, &timer)) abort();
+    struct itimerspec often = { { 0, 10000000 }, { 0, 1000000 } };
+    timer_settime(timer, 0, &often, NULL);
+    for (int i = 0; i < 1000 && rings < 8; i++) usleep(10000);
+    printf("%d\n", rings >= 8);
+    fflush(stdout);
+    _exit(0);
+}
+
 int main(int arguments, char **argument) {
     static const struct named all[] = {
         { "large_frames", large_frames }, { "places", places }, { "early_stack", early_stack },
@@ -346,6 +400,7 @@ int main(int arguments, char **argument) {
         { "tells_where", tells_where }, { "small_stacks", small_stacks },
         { "small_stack_waits", small_stack_waits },
         { "nothing_queued", nothing_queued }, { "past_other_libraries", past_other_libraries },
+        { "rings_in_threads", rings_in_threads }, { "many_small_stacks", many_small_stacks },
     };
     return choose(all, sizeof all / sizeof *all, arguments > 1 ? argument[1] : "");
 }

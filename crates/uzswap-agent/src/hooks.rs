@@ -28,6 +28,7 @@ static HOOKS: Hooks = Hooks {
     signal,
     sysv_signal,
     alone: alone::call,
+    threads: alone::count,
     hands_over: devices::note,
     end: thread_locals::end,
 };

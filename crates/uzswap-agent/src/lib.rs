@@ -53,11 +53,12 @@ use decide::{Action, decide};
 use rustix::thread::futex;
 use stage::Stage;
 use std::io::{self, IoSlice};
+use std::path::Path;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::*};
 use std::time::Duration;
 use uzswap_region::{Mode, Pager};
-use uzswap_sys::fault_signals::Blocked;
+use uzswap_sys::fault_signals::{self, Blocked};
 use uzswap_sys::own_threads;
 use uzswap_tree::front::{Front, STACK};
 use uzswap_tree::share::Allowance;
@@ -130,6 +131,7 @@ impl Drop for Inside {
 fn begin(front: &'static Front) {
     IS_RECORDED.store(std::env::var_os("UZSWAP_ACCESSES").is_some(), Relaxed);
     let _ = FRONT.set(front);
+    fault_signals::set_masks_by(signals::set_mask);
 }
 
 /// The program's accesses are recorded (`uzswap record --accesses`): then its pages have as much
@@ -260,9 +262,14 @@ fn leave_alone(reason: &str) {
     }
 }
 
-/// The program's name.
+/// The program's name; where `/proc` is closed to it, that by which it was called.
 fn name() -> String {
-    let name = std::fs::read_to_string("/proc/self/comm").unwrap_or_default();
+    let called = || {
+        let first = std::env::args_os().next().unwrap_or_default();
+        let name = Path::new(&first).file_name().unwrap_or_default();
+        name.to_string_lossy().into_owned()
+    };
+    let name = std::fs::read_to_string("/proc/self/comm").unwrap_or_else(|_| called());
     name.trim_end().to_owned()
 }
 

@@ -6,7 +6,7 @@
 //! on.
 
 use crate::buffers::touched;
-use crate::pins::{Pins, peek};
+use crate::pins::{Pins, peek, refuse};
 use crate::{Agent, alone, handlers, layout, stacks, stage};
 use std::sync::atomic::Ordering::Relaxed;
 use uzswap_calls::filter::{self, Instruction};
@@ -18,6 +18,8 @@ const SET_MODE_STRICT: u64 = 0;
 const SET_MODE_FILTER: u64 = 1;
 /// The filter is for all threads, ours among them.
 const FOR_ALL: u64 = 1;
+/// `PR_SET_SYSCALL_USER_DISPATCH`: a thread's calls from outside of a range become signals.
+const SET_DISPATCH: i32 = 59;
 /// The kernel's maximum.
 const INSTRUCTIONS_MAX: usize = 4096;
 
@@ -54,6 +56,11 @@ pub fn control(agent: &Agent, call: &mut Call) -> Outcome {
             libc::SECCOMP_MODE_FILTER => look(agent, program, false),
             _ => {}
         }
+    }
+    if operation as i32 == SET_DISPATCH && mode != 0 {
+        // As before Linux 5.11. Calls of ours would become signals, and so would the end of the
+        // handler that a replaced instruction leads to, which then ends the process.
+        return refuse(call, libc::EINVAL);
     }
     if stage::is_left() {
         return Outcome::Bare;

@@ -1,6 +1,7 @@
 //! The signals that are ours, and actions of signals in the kernel's form.
 
 use std::mem::MaybeUninit;
+use uzswap_calls::raw;
 use uzswap_region::Mode;
 
 /// Signals that must reach us: a fault, and a replaced instruction.
@@ -10,6 +11,15 @@ pub fn ours() -> u64 {
         Mode::Protection => ALWAYS | 1 << (libc::SIGSEGV - 1),
         _ => ALWAYS,
     }
+}
+
+/// Sets the calling thread's mask, but for those.
+pub fn set_mask(mask: u64) {
+    let mask = mask & !ours();
+    let arguments =
+        [libc::SIG_SETMASK as u64, &raw const mask as u64, 0, size_of::<u64>() as u64, 0, 0];
+    // SAFETY: the kernel reads the set.
+    unsafe { raw(libc::SYS_rt_sigprocmask as u64, arguments) };
 }
 
 /// An action as the kernel has it.

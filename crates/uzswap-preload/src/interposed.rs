@@ -5,27 +5,21 @@
 //! not ours.
 
 use crate::loading::{self, hooks};
+use crate::masks::{self, set_mask};
 use crate::{asked, front, reserved, thread_locals, variable};
-use libc::{c_int, c_long, c_ulong, sigaction as Action, sigset_t};
+use libc::{c_char, c_int, c_long, c_ulong, sigaction as Action, sigset_t, stat};
 use std::arch::asm;
 use std::ffi::{CStr, c_void};
 use std::ptr;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::*};
+use std::sync::atomic::{AtomicUsize, Ordering::*};
 use uzswap_tree::devices;
 use uzswap_tree::front::{FILTERED, Fork};
-
-const fn bit(signal: c_int) -> u64 {
-    1 << (signal - 1)
-}
-
-/// Signals that must reach the agent.
-static OURS: AtomicU64 = AtomicU64::new(bit(libc::SIGBUS) | bit(libc::SIGILL));
 
 /// True if faults come by SIGSEGV, which is then never blocked either.
 pub fn protects() -> bool {
     let protects = variable(c"UZSWAP_PROTECTS").is_some();
     if protects {
-        OURS.fetch_or(bit(libc::SIGSEGV), Relaxed);
+        masks::add_ours(libc::SIGSEGV);
     }
     protects
 }
@@ -43,8 +37,8 @@ unsafe extern "C" fn sigaction(signal: c_int, new: *const Action, old: *mut Acti
     unsafe {
         let mut action = new.as_ref().copied();
         if let Some(action) = &mut action {
-            let ours = OURS.load(Relaxed);
-            for signal in (1..=64).filter(|signal| ours & bit(*signal) != 0) {
+            let ours = masks::ours();
+            for signal in (1..=64).filter(|signal| ours & masks::bit(*signal) != 0) {
                 libc::sigdelset(&mut action.sa_mask, signal);
             }
         }
@@ -67,19 +61,6 @@ unsafe extern "C" fn signal(signal: c_int, handler: usize) -> usize {
 unsafe extern "C" fn __sysv_signal(signal: c_int, handler: usize) -> usize {
     // SAFETY: as above.
     unsafe { hooks().map_or(sysv_signal as _, |hooks| hooks.sysv_signal)(signal, handler) }
-}
-
-/// `rt_sigprocmask` without our signals: 0, or -1 and `errno`.
-unsafe fn set_mask(how: c_int, set: *const sigset_t, old: *mut sigset_t) -> c_long {
-    // The C library's own two signals, which a program may not block.
-    const INTERNAL: u64 = 0b11 << 31;
-    let kept = if how == libc::SIG_UNBLOCK { 0 } else { OURS.load(Relaxed) | INTERNAL };
-    // Signals from 1 on: the C library's set begins with the kernel's.
-    // SAFETY: the caller passes a set, or null.
-    let set = unsafe { set.cast::<u64>().as_ref() }.map(|set| *set & !kept);
-    let set = set.as_ref().map_or(ptr::null(), ptr::from_ref);
-    // SAFETY: as above.
-    unsafe { libc::syscall(libc::SYS_rt_sigprocmask, how, set, old, size_of::<u64>()) }
 }
 
 #[unsafe(no_mangle)]
@@ -295,7 +276,9 @@ fn answer(result: c_long) -> c_long {
     -1
 }
 
-/// Makes a system call: the C library's function is ours here.
+/// Makes a system call: the C library's function is ours here. The instruction before it does the
+/// same anywhere, and has room for a jump. By a trap it would be replaced otherwise, as the code
+/// around it happens to be, and a handler may make a call where no trap may be.
 ///
 /// # Safety
 /// As of the call.
@@ -305,6 +288,7 @@ unsafe fn raw(number: c_long, arguments: [u64; 6]) -> c_long {
     // SAFETY: the caller's promise; the kernel changes two registers beside the answer's.
     unsafe {
         asm!(
+            "mov ecx, 0",
             "syscall",
             inout("rax") result,
             in("rdi") first,
@@ -320,6 +304,100 @@ unsafe fn raw(number: c_long, arguments: [u64; 6]) -> c_long {
     result
 }
 
+type StatAt = unsafe extern "C" fn(c_int, *const c_char, *mut stat, c_int) -> c_int;
+type VersionedStatAt = unsafe extern "C" fn(c_int, c_int, *const c_char, *mut stat, c_int) -> c_int;
+static FSTATAT: Next = Next { name: c"fstatat", function: AtomicUsize::new(0) };
+static FXSTATAT: Next = Next { name: c"__fxstatat64", function: AtomicUsize::new(0) };
+
+/// A program that may fork only as long as it has one thread (Chromium) counts its threads by the
+/// links of the folder that lists them.
+///
+/// # Safety
+/// As of the call.
+unsafe fn stat_at(folder: c_int, path: *const c_char, status: *mut stat, flags: c_int) -> c_int {
+    // SAFETY: the caller's arguments; the functions have these forms, by their names.
+    unsafe {
+        let result = match FSTATAT.get(0) {
+            // Before glibc 2.33 there is none.
+            0 => {
+                let arguments = [folder as u64, path as u64, status as u64, flags as u64, 0, 0];
+                answer(raw(libc::SYS_newfstatat, arguments)) as c_int
+            }
+            next => std::mem::transmute::<usize, StatAt>(next)(folder, path, status, flags),
+        };
+        without_our_threads(result, path, status)
+    }
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn fstatat(
+    folder: c_int,
+    path: *const c_char,
+    status: *mut stat,
+    flags: c_int,
+) -> c_int {
+    // SAFETY: as above.
+    unsafe { stat_at(folder, path, status, flags) }
+}
+
+/// The same, by its name for large files.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn fstatat64(
+    folder: c_int,
+    path: *const c_char,
+    status: *mut stat,
+    flags: c_int,
+) -> c_int {
+    // SAFETY: as above.
+    unsafe { stat_at(folder, path, status, flags) }
+}
+
+/// The same, of programs that were built for glibc before 2.33.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn __fxstatat64(
+    version: c_int,
+    folder: c_int,
+    path: *const c_char,
+    status: *mut stat,
+    flags: c_int,
+) -> c_int {
+    // SAFETY: as above.
+    unsafe {
+        match FXSTATAT.get(0) {
+            0 => stat_at(folder, path, status, flags),
+            next => {
+                let next = std::mem::transmute::<usize, VersionedStatAt>(next);
+                without_our_threads(next(version, folder, path, status, flags), path, status)
+            }
+        }
+    }
+}
+
+/// Takes our threads out of the answer for the folder of a process's own threads; the result.
+///
+/// # Safety
+/// The result is the answer for this path, with this status.
+unsafe fn without_our_threads(result: c_int, path: *const c_char, status: *mut stat) -> c_int {
+    // Milliseconds: a thread that loads the agent is ours, too.
+    const PATIENCE: u32 = 2000;
+    if result == 0 && !path.is_null() && front().is_some() {
+        // SAFETY: the path was read, and the status written.
+        let (path, status) = unsafe { (CStr::from_ptr(path).to_bytes(), &mut *status) };
+        let path = path.strip_suffix(b"/").unwrap_or(path);
+        let is_folder = status.st_mode & libc::S_IFMT == libc::S_IFDIR && status.st_size == 0;
+        if is_folder
+            && path.ends_with(b"self/task")
+            && let Some(hooks) = loading::await_loaded(PATIENCE)
+        {
+            status.st_nlink = (hooks.threads)().saturating_add(2);
+        }
+    }
+    result
+}
+
+/// `PR_SET_SYSCALL_USER_DISPATCH`: calls of ours would become signals of the program's.
+const SET_DISPATCH: c_int = 59;
+
 /// Makes a call by which a program may permit itself few of them from then on, and has this library
 /// know it before.
 ///
@@ -328,7 +406,9 @@ unsafe fn raw(number: c_long, arguments: [u64; 6]) -> c_long {
 unsafe fn make(number: c_long, arguments: [u64; 6]) -> c_long {
     let [first, second, third, ..] = arguments;
     let filters = match number {
-        libc::SYS_prctl => first as c_int == libc::PR_SET_SECCOMP && second != 0,
+        libc::SYS_prctl => {
+            matches!(first as c_int, libc::PR_SET_SECCOMP | SET_DISPATCH) && second != 0
+        }
         // Strict, or by a program; without one it is a question.
         libc::SYS_seccomp => first == 0 && second == 0 || first == 1 && third != 0,
         _ => false,

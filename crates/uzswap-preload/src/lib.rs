@@ -25,6 +25,7 @@
 mod counted;
 mod interposed;
 mod loading;
+mod masks;
 mod thread_locals;
 mod trial;
 

@@ -4,7 +4,7 @@
 //! load one library in the middle of another. A thread of our own waits for the linker's lock. A
 //! thread that waits for ours may have that lock, and so waits only briefly.
 
-use crate::{front, say};
+use crate::{front, masks, say};
 use libc::{c_char, c_int, c_void};
 use rustix::time::Timespec;
 use std::ffi::CStr;
@@ -84,7 +84,7 @@ pub fn load_in_thread() -> bool {
         }
         libc::pthread_sigmask(libc::SIG_BLOCK, every.as_ptr(), before.as_mut_ptr());
         let done = start_thread(load_and_watch, None);
-        libc::pthread_sigmask(libc::SIG_SETMASK, before.as_ptr(), ptr::null_mut());
+        masks::set_whole_mask(before.as_ptr());
         done
     };
     if done != 0 {

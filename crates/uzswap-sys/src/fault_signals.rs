@@ -333,8 +333,29 @@ impl Blocked {
 
 impl Drop for Blocked {
     fn drop(&mut self) {
+        set_mask(&self.before);
+    }
+}
+
+/// The function for [`set_masks_by`].
+static SET_MASK: OnceLock<fn(u64)> = OnceLock::new();
+
+/// Has masks be set by a function, which is given the kernel's set. Once in a process. The C
+/// library's leaves two signals of its own out. Its threads that wait for a timer (`SIGEV_THREAD`)
+/// block one of them, and would not get it any more.
+pub fn set_masks_by(set: fn(u64)) {
+    // The first one stays.
+    let _ = SET_MASK.set(set);
+}
+
+fn set_mask(mask: &libc::sigset_t) {
+    match SET_MASK.get() {
+        // SAFETY: the C library's set begins with the kernel's.
+        Some(set) => set(unsafe { std::ptr::from_ref(mask).cast::<u64>().read() }),
         // SAFETY: the set is the one that the kernel gave us.
-        unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, &self.before, std::ptr::null_mut()) };
+        None => unsafe {
+            libc::pthread_sigmask(libc::SIG_SETMASK, mask, std::ptr::null_mut());
+        },
     }
 }
 

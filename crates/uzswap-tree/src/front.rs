@@ -15,7 +15,7 @@ pub const BEGIN: &CStr = c"uzswap_agent";
 pub type Begin = extern "C" fn(&'static Front) -> *const Hooks;
 
 /// Changes with the layout below.
-pub const FORM: u64 = 0x757a_6672_6f6e_0006;
+pub const FORM: u64 = 0x757a_6672_6f6e_0007;
 
 /// Bytes of the stack of the thread that watches.
 pub const STACK: usize = 256 << 10;
@@ -91,6 +91,8 @@ pub struct Hooks {
     /// Makes `unshare` or `setns`, by its number, with the kernel's answer: with one thread, if the
     /// program has one.
     pub alone: extern "C" fn(c_long, u64, u64) -> c_long,
+    /// How many threads the program has, without ours.
+    pub threads: extern "C" fn() -> u64,
     /// Notes memory that a call of `ioctl` hands to a device: see [`crate::devices`].
     pub hands_over: extern "C" fn(u32, u64),
     /// Gets the value of an ending thread under [`Front::key`].

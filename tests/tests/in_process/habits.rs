@@ -84,7 +84,12 @@ fn a_thread_that_waits_in_a_call_is_cancelled() {
 
 #[test]
 fn a_thread_may_have_the_smallest_stack_that_there_is() {
-    compare("signals.c", &["small_stacks", "small_stack_waits"]);
+    compare("signals.c", &["small_stacks", "small_stack_waits", "many_small_stacks"]);
+}
+
+#[test]
+fn timers_that_start_threads_go_on() {
+    compare("signals.c", &["rings_in_threads"]);
 }
 
 #[test]
@@ -169,6 +174,13 @@ fn code_that_may_be_written_stays_so() {
 }
 
 #[test]
+fn a_shared_segment_is_attached_over_memory_by_each_means() {
+    for means in ["userfaultfd", "userfaultfd-copies", "guards", "protection"] {
+        compare_with("mappings.c", &["attached"], &format!("export UZSWAP_MEANS={means};"));
+    }
+}
+
+#[test]
 fn threads_with_names_of_ours_are_the_program_s() {
     compare("mappings.c", &["named_as_ours"]);
 }
@@ -181,6 +193,11 @@ fn a_program_that_nobody_may_trace_forks() {
 #[test]
 fn calls_that_are_made_elsewhere_are_seen() {
     compare("mappings.c", &["elsewhere", "asynchronous"]);
+}
+
+#[test]
+fn a_program_may_have_its_calls_be_signals() {
+    compare("mappings.c", &["dispatched"]);
 }
 
 #[test]
@@ -210,7 +227,17 @@ fn no_child_is_left_alone_because_the_thread_that_watches_is_at_work() {
 
 #[test]
 fn all_ways_to_fork_make_the_same_child() {
-    compare("forks.c", &["ways"]);
+    compare("forks.c", &["ways", "handles_in_child"]);
+}
+
+#[test]
+fn a_program_that_counts_its_threads_sees_its_own() {
+    compare("forks.c", &["counts_itself"]);
+}
+
+#[test]
+fn forks_go_on_where_no_file_may_be_opened() {
+    compare("forks.c", &["confined"]);
 }
 
 #[test]
