@@ -261,10 +261,7 @@ fn with_room(work: impl FnMut()) {
     // SAFETY: both are sets of the kernel's; faults and replaced instructions may still come.
     unsafe { raw(libc::SYS_rt_sigprocmask as u64, [how, new, old, BYTES, 0, 0]) };
     on_own_stack(work);
-    before &= !signals::ours();
-    let (how, set) = (libc::SIG_SETMASK as u64, &raw const before as u64);
-    // SAFETY: the set that the kernel gave, without signals that no thread may block.
-    unsafe { raw(libc::SYS_rt_sigprocmask as u64, [how, set, 0, BYTES, 0, 0]) };
+    signals::set_mask(before);
 }
 
 /// A stack of ours for the calling thread, if there is memory for one; one that is ending cannot
