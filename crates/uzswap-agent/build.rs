@@ -1,6 +1,7 @@
 //! All code of this library, the codecs' C code included, takes its memory from an allocator of
 //! ours (src/allocator.rs): the C library's memory is evicted. Nor does it find its thread-local
-//! variables by a table that lies there (src/thread_locals.rs).
+//! variables by a table that lies there (src/thread_locals.rs). Nor does it call functions for
+//! files and times that a library of the program's may have (src/kernel.rs).
 //!
 //! Each program of a tree loads it, so it needs no library that they would not load without it.
 
@@ -8,19 +9,22 @@ use std::env;
 use std::fs;
 use std::path::PathBuf;
 
+/// Functions of the C library in whose place the linker puts ours, `__wrap_NAME`.
+const NAMES: &str = "
+    malloc calloc realloc free posix_memalign __tls_get_addr __cxa_thread_atexit_impl
+    clock_gettime clock_nanosleep close connect dup3 fcntl fstat64 fsync ftruncate64 getenv
+    getpid getrandom getrlimit getsockopt gettid ioctl lseek64 lstat64 madvise mincore mmap
+    mmap64 mprotect munmap open open64 pause poll prctl pread64 process_vm_writev pwrite64
+    read readlink readv sched_yield setsockopt sigaltstack socket socketpair stat64 statx
+    syscall unlink write writev
+";
+
 fn main() {
-    const NAMES: [&str; 7] = [
-        "malloc",
-        "calloc",
-        "realloc",
-        "free",
-        "posix_memalign",
-        "__tls_get_addr",
-        "__cxa_thread_atexit_impl",
-    ];
-    for name in NAMES {
+    for name in NAMES.split_whitespace() {
         println!("cargo:rustc-cdylib-link-arg=-Wl,--wrap={name}");
     }
+    // A program may have functions by these names as well.
+    println!("cargo:rustc-cdylib-link-arg=-Wl,-Bsymbolic-functions");
     println!("cargo:rustc-cdylib-link-arg=-Wl,-soname,libuzswap_agent.so");
     link_unwinder();
     println!("cargo:rerun-if-changed=build.rs");

@@ -30,6 +30,7 @@ mod fast_path;
 mod forking;
 mod handlers;
 mod hooks;
+mod kernel;
 mod layout;
 mod looker;
 mod masks;

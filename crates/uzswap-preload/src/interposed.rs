@@ -267,7 +267,7 @@ unsafe fn alone(number: c_long, first: u64, second: u64) -> c_int {
 }
 
 /// The answer of a call as the C library gives it.
-fn answer(result: c_long) -> c_long {
+pub fn answer(result: c_long) -> c_long {
     if !(-4095..0).contains(&result) {
         return result;
     }
@@ -282,7 +282,7 @@ fn answer(result: c_long) -> c_long {
 ///
 /// # Safety
 /// As of the call.
-unsafe fn raw(number: c_long, arguments: [u64; 6]) -> c_long {
+pub unsafe fn raw(number: c_long, arguments: [u64; 6]) -> c_long {
     let [first, second, third, fourth, fifth, sixth] = arguments;
     let mut result = number;
     // SAFETY: the caller's promise; the kernel changes two registers beside the answer's.

@@ -24,6 +24,7 @@
 
 mod counted;
 mod interposed;
+mod kernel;
 mod loading;
 mod masks;
 mod thread_locals;

@@ -4,7 +4,7 @@
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 use object::read::elf::{ElfFile64, ProgramHeader};
-use object::{Endianness, Object};
+use object::{Endianness, Object, ObjectSymbol};
 use std::fs;
 use std::path::Path;
 use std::process::{Command, Output};
@@ -396,4 +396,89 @@ fn an_allocator_that_works_from_main_on_is_left_alone() {
         assert_eq!(said.contains(reason), is_left, "{way}: {said}");
         assert!(!said.contains("too early"), "{way}: {said}");
     }
+}
+
+/// Functions that the agent takes from elsewhere. A library that the program loads may have each of
+/// them, too. It would run in threads of ours, whose memory must not leave.
+const IMPORTS: &str = "
+    memcmp bcmp memcpy memmove memset strlen
+    pthread_attr_destroy pthread_attr_getguardsize pthread_attr_getstack pthread_attr_init
+    pthread_attr_setstacksize pthread_create pthread_detach pthread_getattr_np pthread_getspecific
+    pthread_join pthread_key_create pthread_key_delete pthread_mutex_lock pthread_mutex_unlock
+    pthread_once pthread_self pthread_setname_np pthread_setspecific pthread_sigmask
+    __pthread_key_create __libc_current_sigrtmax __register_atfork __sigaction ssignal sysv_signal
+    raise sigaddset sigdelset sigfillset sigismember abort
+    __errno_location __xpg_strerror_r environ getauxval gnu_get_libc_version
+    sched_getaffinity sched_getcpu sysconf
+    _dl_find_object dl_iterate_phdr dlsym __tls_get_addr __cxa_finalize
+    _ITM_deregisterTMCloneTable _ITM_registerTMCloneTable __gmon_start__
+    __res_init freeaddrinfo gai_strerror getaddrinfo
+    clock fflush fprintf fwrite stderr getcwd realpath
+    ZSTD_trace_compress_begin ZSTD_trace_compress_end
+    ZSTD_trace_decompress_begin ZSTD_trace_decompress_end
+";
+
+#[test]
+fn the_agent_opens_files_and_asks_the_time_by_no_function_that_a_program_may_have() {
+    let bytes = fs::read(program("libuzswap_agent.so")).unwrap();
+    let file = ElfFile64::<Endianness>::parse(&*bytes).unwrap();
+    let symbols = file.dynamic_symbols().filter(|symbol| symbol.is_undefined());
+    let names = symbols.map(|symbol| symbol.name().unwrap().to_owned());
+    let is_new = |name: &String| !IMPORTS.split_whitespace().any(|known| known == name);
+    let new: Vec<String> = names.filter(|name| !name.is_empty() && is_new(name)).collect();
+    assert!(new.is_empty(), "{new:?}: see crates/uzswap-agent/src/kernel.rs");
+}
+
+/// A library with functions of the C library's, which nobody calls.
+const OTHER_FUNCTIONS: &str = r#"
+#define CALL(function) long function(void) { end(#function); }
+static long kernel(long number, long a, long b, long c) {
+    __asm__ volatile("syscall" : "+a"(number) : "D"(a), "S"(b), "d"(c) : "rcx", "r11", "memory");
+    return number;
+}
+static void end(const char *function) {
+    long bytes = 0;
+    while (function[bytes]) bytes++;
+    kernel(1, 2, (long)function, bytes);
+    for (;;) kernel(231, 3, 0, 0);
+}
+CALL(open) CALL(open64) CALL(close) CALL(read) CALL(readv) CALL(pread) CALL(pread64) CALL(readlink)
+CALL(write) CALL(writev) CALL(pwrite64) CALL(fstat) CALL(fstat64) CALL(stat64) CALL(lstat64)
+CALL(statx) CALL(fstatfs) CALL(lseek64) CALL(fsync) CALL(ftruncate64) CALL(fcntl) CALL(unlink)
+CALL(poll) CALL(munmap) CALL(mprotect) CALL(madvise) CALL(mincore) CALL(sigaltstack) CALL(getpid)
+CALL(getrandom) CALL(gettid) CALL(clock_gettime) CALL(clock_nanosleep) CALL(sched_yield)
+CALL(process_vm_writev)
+int touch(void) { return 1; }
+"#;
+
+/// Grows beyond its budget, and reads all of it twice.
+const GROWING: &str = r#"
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+int touch(void);
+int main(void) {
+    static char *blocks[60];
+    for (int i = 0; i < 60; i++) {
+        memset(blocks[i] = malloc(1 << 20), i + touch(), 1 << 20);
+        usleep(4000);
+    }
+    for (int i = 0; i < 120; i++)
+        for (int at = 0; at < 1 << 20; at++)
+            if (blocks[i % 60][at] != i % 60 + 1) return 1;
+    puts("whole");
+}
+"#;
+
+#[test]
+fn functions_of_the_program_s_libraries_are_called_by_the_program_alone() {
+    let folder = tempfile::tempdir_in("/var/tmp").unwrap();
+    fs::write(folder.path().join("library.c"), OTHER_FUNCTIONS).unwrap();
+    make_library(folder.path(), "library.c", "library.so");
+    compile(folder.path(), GROWING, &["-Wl,--no-as-needed", "./library.so"]);
+    let output = run(folder.path(), "32M", &["./program"]);
+    let said = said(&output);
+    assert_eq!(output.stdout, b"whole\n", "{said}");
+    assert!(said.contains("memory of 1 processes was kept small"), "{said}");
 }

@@ -1,0 +1,166 @@
+//! Functions of the C library that only make a system call, for the code of this library.
+//!
+//! A library of the program's may have functions by these names (eatmydata, fakechroot,
+//! libfaketime). Its code would run in our threads, and use memory that has left: where there is no
+//! descriptor to bring it in by, that ended the program. It may also open another file than ours,
+//! or tell another time. So the linker puts these in their places (build.rs), for the standard
+//! library too. They make the calls that the C library makes, since a filter (seccomp) may permit
+//! those alone.
+
+use libc::{c_int, c_long, timespec};
+use rustix::time::{ClockId, clock_gettime};
+use std::ffi::{CStr, c_char};
+use std::ptr;
+use uzswap_calls::raw;
+
+/// Makes a call. The answer is the C library's: -1 with the error in the thread's number.
+///
+/// # Safety
+/// As of the call.
+unsafe fn make(number: c_long, arguments: [u64; 6]) -> i64 {
+    // SAFETY: the caller's promise; no call here returns twice, or on another stack.
+    let result = unsafe { raw(number as u64, arguments) };
+    if !(-4095..0).contains(&result) {
+        return result;
+    }
+    // SAFETY: the thread's own.
+    unsafe { *libc::__errno_location() = -result as c_int };
+    -1
+}
+
+/// Functions with the kernel's own arguments, up to six. Of fewer, the kernel looks at no others.
+macro_rules! calls {
+    ($($function:ident = $number:ident;)*) => {$(
+        #[unsafe(no_mangle)]
+        unsafe extern "C" fn $function(a: u64, b: u64, c: u64, d: u64, e: u64, f: u64) -> i64 {
+            // SAFETY: the arguments are the caller's.
+            unsafe { make(libc::$number, [a, b, c, d, e, f]) }
+        }
+    )*};
+}
+
+/// The same with a folder before them, which is the process's own: as the C library makes them.
+macro_rules! calls_at {
+    ($($function:ident($flags:expr) = $number:ident;)*) => {$(
+        #[unsafe(no_mangle)]
+        unsafe extern "C" fn $function(path: u64, b: u64, c: u64) -> i64 {
+            let folder = libc::AT_FDCWD as u64;
+            // SAFETY: as above.
+            unsafe { make(libc::$number, [folder, path, b, $flags.unwrap_or(c), 0, 0]) }
+        }
+    )*};
+}
+
+calls! {
+    __wrap_close = SYS_close;
+    __wrap_connect = SYS_connect;
+    __wrap_dup3 = SYS_dup3;
+    __wrap_fcntl = SYS_fcntl;
+    __wrap_fsync = SYS_fsync;
+    __wrap_ftruncate64 = SYS_ftruncate;
+    __wrap_getpid = SYS_getpid;
+    __wrap_getrandom = SYS_getrandom;
+    __wrap_getrlimit = SYS_getrlimit;
+    __wrap_getsockopt = SYS_getsockopt;
+    __wrap_gettid = SYS_gettid;
+    __wrap_ioctl = SYS_ioctl;
+    __wrap_lseek64 = SYS_lseek;
+    __wrap_madvise = SYS_madvise;
+    __wrap_mincore = SYS_mincore;
+    __wrap_mmap = SYS_mmap;
+    __wrap_mmap64 = SYS_mmap;
+    __wrap_mprotect = SYS_mprotect;
+    __wrap_munmap = SYS_munmap;
+    __wrap_pause = SYS_pause;
+    __wrap_poll = SYS_poll;
+    __wrap_prctl = SYS_prctl;
+    __wrap_pread64 = SYS_pread64;
+    __wrap_process_vm_writev = SYS_process_vm_writev;
+    __wrap_pwrite64 = SYS_pwrite64;
+    __wrap_read = SYS_read;
+    __wrap_readlink = SYS_readlink;
+    __wrap_readv = SYS_readv;
+    __wrap_sched_yield = SYS_sched_yield;
+    __wrap_setsockopt = SYS_setsockopt;
+    __wrap_sigaltstack = SYS_sigaltstack;
+    __wrap_socket = SYS_socket;
+    __wrap_socketpair = SYS_socketpair;
+    __wrap_statx = SYS_statx;
+    __wrap_unlink = SYS_unlink;
+    __wrap_write = SYS_write;
+    __wrap_writev = SYS_writev;
+}
+
+calls_at! {
+    __wrap_lstat64(Some(libc::AT_SYMLINK_NOFOLLOW as u64)) = SYS_newfstatat;
+    __wrap_open(None) = SYS_openat;
+    __wrap_open64(None) = SYS_openat;
+    __wrap_stat64(Some(0)) = SYS_newfstatat;
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn __wrap_fstat64(file: u64, status: u64) -> i64 {
+    // SAFETY: as above.
+    unsafe { make(libc::SYS_fstat, [file, status, 0, 0, 0, 0]) }
+}
+
+/// Any call by its number.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn __wrap_syscall(
+    number: c_long,
+    a: u64,
+    b: u64,
+    c: u64,
+    d: u64,
+    e: u64,
+    f: u64,
+) -> i64 {
+    // SAFETY: as above.
+    unsafe { make(number, [a, b, c, d, e, f]) }
+}
+
+/// Without a call where the kernel has code for it.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn __wrap_clock_gettime(clock: c_int, time: *mut timespec) -> c_int {
+    let now = match clock {
+        libc::CLOCK_MONOTONIC => clock_gettime(ClockId::Monotonic),
+        libc::CLOCK_REALTIME => clock_gettime(ClockId::Realtime),
+        // SAFETY: as above.
+        _ => unsafe {
+            let arguments = [clock as u64, time as u64, 0, 0, 0, 0];
+            return make(libc::SYS_clock_gettime, arguments) as c_int;
+        },
+    };
+    // SAFETY: the caller has room for the time.
+    unsafe { time.write(timespec { tv_sec: now.tv_sec, tv_nsec: now.tv_nsec }) };
+    0
+}
+
+/// The answer is the error's number.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn __wrap_clock_nanosleep(a: u64, b: u64, c: u64, d: u64) -> c_int {
+    // SAFETY: as above.
+    unsafe { -raw(libc::SYS_clock_nanosleep as u64, [a, b, c, d, 0, 0]) as c_int }
+}
+
+unsafe extern "C" {
+    static environ: *const *const c_char;
+}
+
+/// A shell has a function of its own by this name, which looks through its variables.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn __wrap_getenv(name: *const c_char) -> *const c_char {
+    // SAFETY: the caller has a name; the list ends with a null, and each variable with a zero.
+    unsafe {
+        let name = CStr::from_ptr(name).to_bytes();
+        let mut at = environ;
+        while !at.is_null() && !(*at).is_null() {
+            let text = CStr::from_ptr(*at).to_bytes();
+            if text.strip_prefix(name).is_some_and(|rest| rest.first() == Some(&b'=')) {
+                return (*at).add(name.len() + 1);
+            }
+            at = at.add(1);
+        }
+        ptr::null()
+    }
+}
