@@ -151,6 +151,26 @@ fn after_a_full_device_pages_stay_in_memory_and_writeback_waits_to_be_resumed() 
     writeback_stops_and_resumes(|faults| &faults.full, "no storage space");
 }
 
+/// Pages that go leave holes, which compaction leaves alone while they are few. They do not keep
+/// the pool above the size at which it takes pages again.
+#[test]
+fn a_pool_that_was_full_takes_pages_again_whatever_holes_it_has() {
+    for gone in 0..24 {
+        let setup = Setup { pool_bytes: 2 << 20, backing_bytes: 8 << 20, ..Setup::default() };
+        let (cache, area, faults) = setup.make();
+        faults.fail_writes.store(true, Relaxed);
+        let full = (0..area.pages()).find(|offset| store(&cache, area, *offset) != Store::Stored);
+        let full = full.unwrap();
+        for offset in (0..full).step_by(3).take(gone * 6) {
+            cache.invalidate(key(area, offset));
+        }
+        faults.fail_writes.store(false, Relaxed);
+        cache.resume_writeback();
+        assert_eq!(store(&cache, area, full), Store::Stored, "without {gone} times six pages");
+        cache.check();
+    }
+}
+
 #[test]
 fn a_failed_write_through_is_a_rejection_and_stops_writeback() {
     let (cache, area, faults) = with_pages_on_the_backing("lz4");

@@ -195,7 +195,8 @@ impl Cache {
     /// threshold, compacts, trains a dictionary when it is time, and gives free memory back.
     /// Errors: no memory for the reserve (stores use it up, then write back or are rejected).
     pub fn maintain(&self) -> io::Result<()> {
-        if self.backing.has_recovered() && self.writeback.has_failed() {
+        // In this order: the backing says it once.
+        if self.writeback.has_failed() && self.backing.has_recovered() {
             self.resume_writeback();
         }
         let provisioned = self.prepare();
@@ -272,8 +273,7 @@ impl Cache {
         let low = self.pool.free_bytes_here() < self.reserve.reserve_bytes() / 2
             && self.pool.mapped_bytes() < self.pool.limit() + SECTION_BYTES
             || !self.pool.has_descriptors(self.reserve.reserve_bytes() / 2);
-        let high = self.pool.bytes() as u64 > self.attributes.pool_bytes_accept()
-            && self.writeback_works();
+        let high = self.is_above_threshold() && self.writeback_works();
         if low {
             self.reserve.maintainer_of(self.pool.node_here()).doorbell.ring();
         }
@@ -287,9 +287,22 @@ impl Cache {
         if !self.reserve.refusing.load(Relaxed) {
             return false;
         }
-        let still = self.pool.bytes() as u64 > self.attributes.pool_bytes_accept();
+        let still = self.is_above_threshold();
         self.reserve.refusing.store(still, Relaxed);
         still
+    }
+
+    /// True while writeback has work, and a pool that was full takes no pages. Both ask here, so
+    /// that the second never waits in vain for the first.
+    fn is_above_threshold(&self) -> bool {
+        self.surplus(self.attributes.pool_bytes_accept() as usize) > 0
+    }
+
+    /// Bytes of the pool above a size. Holes do not count: pages fit into them, and compaction
+    /// frees them once they are many.
+    fn surplus(&self, bytes: usize) -> usize {
+        let above = self.pool.bytes().saturating_sub(bytes);
+        if above == 0 { 0 } else { above.saturating_sub(self.pool.slack_bytes()) }
     }
 
     /// Makes room for at least one object, or returns the reason why there is none.
@@ -376,10 +389,7 @@ impl Cache {
         if !self.writeback_works() || self.pool.bytes() <= bytes {
             return;
         }
-        let above = |in_flight| {
-            let gone = self.pool.slack_bytes() + in_flight;
-            self.pool.bytes().saturating_sub(gone).saturating_sub(bytes)
-        };
+        let above = |in_flight| self.surplus(bytes).saturating_sub(in_flight);
         self.write_back(above(0), |in_flight| above(in_flight) == 0, top_up);
     }
 
