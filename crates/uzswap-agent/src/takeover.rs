@@ -12,6 +12,7 @@ use crate::{
     AGENT, Agent, adoption, calls, devices, fast_path, forking, handlers, looker, restart, tree,
 };
 use crate::{layout, processes, seen, signals, stacks, threads};
+use rustix::process::{Resource, getrlimit};
 use std::ffi::CStr;
 use std::fs;
 use std::io;
@@ -79,7 +80,13 @@ pub fn take_over(memory: u64, compressor: &str) -> Result<(), String> {
     let mut patcher = Patcher::new(looks).map_err(|error| said(&error))?;
     adoption::note_variables(&modules);
     let (work, in_kernels) = prepare(&mut patcher, &modules).map_err(|error| said(&error))?;
-    let pager = pager(memory, compressor).map_err(|error| said(&error))?;
+    let pager = pager(memory, compressor).map_err(|error| match os_error(&error) {
+        Some(libc::EMFILE) => too_few_descriptors(),
+        _ => said(&error),
+    })?;
+    if !has_room_for_fork() {
+        return Err(too_few_descriptors());
+    }
     // After the pager's own handler.
     forking::watch().map_err(|error| said(&error))?;
     let own_files = files_of(&pager.descriptors());
@@ -241,17 +248,41 @@ fn sites_of(modules: &[&sites::Module]) -> Vec<Site> {
 /// Makes a pager; once more if the program has just closed all its descriptors, and ours.
 fn pager(memory: u64, compressor: &str) -> Result<Pager, uzswap_region::Error> {
     let made = match try_pager(memory, compressor) {
-        Err(error) if is_closed(&error) => try_pager(memory, compressor),
+        // A call found a descriptor closed.
+        Err(error) if os_error(&error) == Some(libc::EBADF) => try_pager(memory, compressor),
         other => other,
     };
     // It may be short of memory before the thread that watches looks at it.
     made.inspect(|pager| pager.set_patient(true))
 }
 
-/// True if a call found a descriptor closed.
-fn is_closed(error: &uzswap_region::Error) -> bool {
-    let source = std::error::Error::source(error).and_then(|source| source.downcast_ref());
-    source.and_then(io::Error::raw_os_error) == Some(libc::EBADF)
+/// The kernel's error, if it was one.
+fn os_error(error: &uzswap_region::Error) -> Option<i32> {
+    let sources = successors(std::error::Error::source(error), |error| error.source());
+    sources.filter_map(|error| error.downcast_ref()).find_map(io::Error::raw_os_error)
+}
+
+/// Numbers that descriptors of ours may have, and how many of them a fork needs before there is a
+/// child: for two files of the backing, one of which is opened once more.
+const DESCRIPTORS_MAX: u64 = 1024;
+const FORK_DESCRIPTORS: usize = 3;
+
+/// True if a fork will find room for its files. Without it, `fork` would fail where it does not for
+/// the program alone. It raises the soft limit to the hard one for that time.
+fn has_room_for_fork() -> bool {
+    let most = getrlimit(Resource::Nofile).maximum.unwrap_or(u64::MAX).min(DESCRIPTORS_MAX);
+    let is_free = |number: &u64| {
+        let arguments = [*number, libc::F_GETFD as u64, 0, 0, 0, 0];
+        // SAFETY: asks for the flags of a descriptor, which may be none.
+        let flags = unsafe { uzswap_calls::raw(libc::SYS_fcntl as u64, arguments) };
+        flags == -i64::from(libc::EBADF)
+    };
+    (0..most).filter(is_free).take(FORK_DESCRIPTORS).count() == FORK_DESCRIPTORS
+}
+
+fn too_few_descriptors() -> String {
+    let limit = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
+    format!("its limit of {limit} descriptors leaves too few for ours: raise it (ulimit -n)")
 }
 
 fn try_pager(memory: u64, compressor: &str) -> Result<Pager, uzswap_region::Error> {

@@ -211,6 +211,22 @@ fn a_program_with_few_addresses_is_kept_small() {
 }
 
 #[test]
+fn a_program_that_may_have_few_descriptors_is_kept_small_or_named() {
+    let folder = folder("forks.c");
+    let cases = [("userfaultfd", 13), ("userfaultfd", 15), ("userfaultfd", 24), ("guards", 13)];
+    for (means, limit) in cases {
+        let limited = format!("sh -c 'ulimit -n {limit}; exec ./program ways'");
+        let with = run(folder.path(), &format!("UZSWAP_MEANS={means} {RUN} {limited}"));
+        let told = String::from_utf8_lossy(&with.stderr).into_owned();
+        let told = format!("{means}, {limit}: {told}");
+        assert_eq!(said(&with), said(&run(folder.path(), &limited)), "{told}");
+        let is_small = told.contains("memory of 1 processes was kept small");
+        let reason = format!("its limit of {limit} descriptors leaves too few for ours");
+        assert!(is_small || told.contains(&reason), "{told}");
+    }
+}
+
+#[test]
 fn forks_wait_for_locks_of_the_programs() {
     compare("forks.c", &["locked", "locked_and_short", "stopped"]);
 }
