@@ -20,8 +20,9 @@ const READERS_EACH: usize = 2;
 const READERS_MIN: usize = 4;
 /// Between two attempts to open the lines of a server.
 const RETRY: Duration = Duration::from_millis(500);
-/// Between two looks at the policy and the memory of the servers.
-const LOOK: Duration = Duration::from_secs(60);
+/// Between two looks at the policy and the memory of the servers. A store that begins to drop keys
+/// may lose pages for so long.
+const LOOK: Duration = Duration::from_secs(10);
 
 impl Store {
     /// Connects, and tries each command that will be needed. Errors: the store cannot be used, with

@@ -211,8 +211,8 @@ fn a_store_that_begins_to_drop_keys_is_written_to_no_more() {
     rig.fill(0..PAGES, 0);
     rig.await_copies();
     server.ask(&["CONFIG", "SET", "maxmemory-policy", "allkeys-lru"]);
-    // It is looked at each minute.
-    std::thread::sleep(Duration::from_secs(64));
+    // It is looked at every ten seconds.
+    std::thread::sleep(Duration::from_secs(14));
     let writes = rig.figure("remote_writes");
     rig.fill(0..PAGES, 1);
     std::thread::sleep(Duration::from_secs(2));
