@@ -98,6 +98,28 @@ static int uninherited(void) {
     return 0;
 }
 
+// Addresses that it has given back, or that its child does not inherit, stay free while other pages
+// leave: it maps there again.
+static int map_again(unsigned char *hole, unsigned char *noise) {
+    for (size_t at = 0; at < 16 * MIB; at += 8)
+        *(unsigned long *)(noise + at) = (at + 1) * 0x9e3779b97f4a7c15 * (at | 1);
+    send_out(noise, 16 * MIB);
+    int flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED_NOREPLACE;
+    return mmap(hole, 14 * MIB, ACCESS, flags, -1, 0) == hole;
+}
+static int holes(void) {
+    unsigned char *all = map(48 * MIB), *own = all + MIB, *given = all + 16 * MIB;
+    memset(own, 1, 14 * MIB);
+    madvise(own, 14 * MIB, MADV_DONTFORK);
+    grow();
+    pid_t child = fork();
+    if (!child) _exit(!map_again(own, all + 32 * MIB));
+    printf("child %d", status_of(child));
+    munmap(given, 14 * MIB);
+    printf(", here %d\n", map_again(given, all + 32 * MIB));
+    return 0;
+}
+
 // A program that nobody may trace forks.
 static int undumpable(void) {
     unsigned char *memory = map_alone(0, 0);
@@ -494,7 +516,7 @@ int main(int arguments, char **argument) {
         { "elsewhere", elsewhere }, { "asynchronous", asynchronous }, { "filtered", filtered },
         { "sparse", sparse }, { "late", late }, { "low", low }, { "joined", joined },
         { "named_as_ours", named_as_ours }, { "code", code }, { "own_code", own_code },
-        { "written_code", written_code },
+        { "written_code", written_code }, { "holes", holes },
         { "attached", attached }, { "dispatched", dispatched },
     };
     return choose(all, sizeof all / sizeof *all, arguments > 1 ? argument[1] : "");

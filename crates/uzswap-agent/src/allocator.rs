@@ -14,7 +14,7 @@ use std::ops::Range;
 use std::ptr;
 use std::sync::atomic::{AtomicUsize, Ordering::*};
 use std::sync::{Mutex, MutexGuard, PoisonError};
-use uzswap_sys::map::PAGE_BYTES;
+use uzswap_sys::map::{PAGE_BYTES, place};
 
 /// The alignment that C code may rely on.
 const ALIGNMENT: usize = 16;
@@ -60,8 +60,8 @@ fn add_arena(block: usize) -> bool {
     let (access, flags) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE);
     let flags = flags | MapFlags::NORESERVE;
     loop {
-        // SAFETY: a new mapping at an address of the kernel's choice.
-        let mapped = unsafe { mm::mmap_anonymous(ptr::null_mut(), bytes, access, flags) };
+        // SAFETY: a new mapping, where nothing is.
+        let mapped = unsafe { mm::mmap_anonymous(place::next(bytes), bytes, access, flags) };
         let Ok(start) = mapped else {
             if bytes / 2 < block.max(ARENA_LEAST) {
                 return false;

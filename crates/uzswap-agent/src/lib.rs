@@ -60,7 +60,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::*};
 use std::time::Duration;
 use uzswap_region::{Mode, Pager};
 use uzswap_sys::fault_signals::{self, Blocked};
-use uzswap_sys::own_threads;
+use uzswap_sys::{map, own_threads};
 use uzswap_tree::front::{Front, STACK};
 use uzswap_tree::share::Allowance;
 use uzswap_tree::{Table, Tree};
@@ -130,6 +130,8 @@ impl Drop for Inside {
 
 /// Runs once, in whichever thread loads this library.
 fn begin(front: &'static Front) {
+    // Before anything is allocated.
+    map::place::set_apart();
     IS_RECORDED.store(std::env::var_os("UZSWAP_ACCESSES").is_some(), Relaxed);
     let _ = FRONT.set(front);
     fault_signals::set_masks_by(signals::set_mask);

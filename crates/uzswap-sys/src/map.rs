@@ -7,6 +7,7 @@
 #[cfg_attr(miri, path = "map/miri.rs")]
 mod calls;
 mod pagemap;
+pub mod place;
 
 pub use pagemap::{Pagemap, Scanned};
 

@@ -139,6 +139,13 @@ fn memory_that_children_do_not_inherit_leaves_where_pages_are_moved() {
     }
 }
 
+#[test]
+fn addresses_that_a_program_has_given_back_stay_free() {
+    for means in ["userfaultfd", "userfaultfd-copies", "guards", "protection"] {
+        compare_with("mappings.c", &["holes"], &format!("export UZSWAP_MEANS={means};"));
+    }
+}
+
 /// The bytes of a part that stays, by the report.
 fn stays(output: &Output, why: &str) -> f64 {
     let told = String::from_utf8_lossy(&output.stderr);

@@ -1,6 +1,6 @@
 //! The system calls of a mapping, over its whole range or a part of it.
 
-use super::PAGE_BYTES;
+use super::{PAGE_BYTES, place};
 use rustix::mm::{self, Advice, MapFlags, ProtFlags};
 use std::io;
 use std::os::fd::BorrowedFd;
@@ -8,18 +8,17 @@ use std::ptr::NonNull;
 
 pub fn map(bytes: usize) -> io::Result<NonNull<u8>> {
     let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
-    // SAFETY: a fresh anonymous mapping at an address of the kernel's choice aliases nothing.
-    let base = unsafe {
-        mm::mmap_anonymous(std::ptr::null_mut(), bytes, ProtFlags::READ | ProtFlags::WRITE, flags)
-    }?;
+    let access = ProtFlags::READ | ProtFlags::WRITE;
+    // SAFETY: a fresh anonymous mapping, where nothing is, aliases nothing.
+    let base = unsafe { mm::mmap_anonymous(place::next(bytes), bytes, access, flags) }?;
     NonNull::new(base.cast()).ok_or_else(|| io::ErrorKind::OutOfMemory.into())
 }
 
 pub fn map_file(file: BorrowedFd<'_>, bytes: usize) -> io::Result<NonNull<u8>> {
-    let (any, access) = (std::ptr::null_mut(), ProtFlags::READ | ProtFlags::WRITE);
-    // SAFETY: a fresh mapping at an address of the kernel's choice aliases nothing. The caller
-    // knows the changes that other processes make.
-    let base = unsafe { mm::mmap(any, bytes, access, MapFlags::SHARED, file, 0) }?;
+    let (at, access) = (place::next(bytes), ProtFlags::READ | ProtFlags::WRITE);
+    // SAFETY: a fresh mapping, where nothing is, aliases nothing. The caller knows the changes that
+    // other processes make.
+    let base = unsafe { mm::mmap(at, bytes, access, MapFlags::SHARED, file, 0) }?;
     // SAFETY: changes no contents.
     unsafe { mm::madvise(base, bytes, Advice::LinuxDontDump) }?;
     NonNull::new(base.cast()).ok_or_else(|| io::ErrorKind::OutOfMemory.into())
@@ -32,8 +31,7 @@ pub fn map_for_pages(bytes: usize, align: usize) -> io::Result<NonNull<u8>> {
     let (flags, whole) = (MapFlags::PRIVATE | MapFlags::NORESERVE, bytes + align);
     // SAFETY: as above; this unmaps only parts of its own mapping, outside the kept one.
     let start = unsafe {
-        let any = std::ptr::null_mut();
-        let start = mm::mmap_anonymous(any, whole, ProtFlags::empty(), flags)?;
+        let start = mm::mmap_anonymous(place::next(whole), whole, ProtFlags::empty(), flags)?;
         let before = start.addr().next_multiple_of(align) - start.addr();
         let (kept, behind) = (start.byte_add(before), align - before);
         if before > 0 {

@@ -1,0 +1,43 @@
+//! Where mappings of ours lie in a program that does not know of them.
+//!
+//! The kernel puts a mapping into the highest hole that has room for it. A program may be about to
+//! map there again: memory that it has given back for a moment, or that its child does not inherit.
+//! So ours lie where neither the kernel nor a program puts any by itself.
+
+use super::PAGE_BYTES;
+use std::ffi::c_void;
+use std::ptr;
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+
+/// Below it are programs of fixed addresses, and allocators that choose theirs by chance (V8's are
+/// below 2^46). Beyond [`END`] are other programs with their heaps, libraries and stacks.
+const START: usize = 0x4000_0000_0000;
+const END: usize = 0x5000_0000_0000;
+
+/// Mappings of this size may have huge pages, which begin at a multiple of it.
+const HUGE: usize = 2 << 20;
+
+/// Where the next one goes, 0: where the kernel says.
+static NEXT: AtomicUsize = AtomicUsize::new(0);
+
+/// Has mappings of ours lie apart from those of the program, from now on. Where they begin is as
+/// much by chance as the address of this library.
+pub fn set_apart() {
+    const UNIT: usize = 64 << 10;
+    let chance = (&raw const NEXT as usize / PAGE_BYTES) % ((END - START) / UNIT);
+    // Once: an error means that it was done.
+    let _ = NEXT.compare_exchange(0, START + chance * UNIT, Relaxed, Relaxed);
+}
+
+/// Where a new mapping of ours is to be. Where something else is by then, the kernel chooses.
+pub fn next(bytes: usize) -> *mut c_void {
+    let align = if bytes >= HUGE { HUGE } else { PAGE_BYTES };
+    let place = |next: usize| {
+        let at = next.next_multiple_of(align);
+        if at.saturating_add(bytes) <= END { at } else { START }
+    };
+    let taken = NEXT.fetch_update(Relaxed, Relaxed, |next| {
+        (next != 0).then(|| (place(next) + bytes).next_multiple_of(PAGE_BYTES))
+    });
+    taken.map_or(ptr::null_mut(), |next| ptr::without_provenance_mut(place(next)))
+}
