@@ -311,10 +311,28 @@ struct interrupter {
     int number;
 };
 
+/* Waits until a thread has taken a signal that it does not block: from then on its call has been ended, or not. */
+static void await_delivery(int thread, int number) {
+    char path[64], text[4096];
+    sprintf(path, "/proc/self/task/%d/status", thread);
+    for (int turn = 0; turn < 2000; turn++, usleep(1000)) {
+        int file = open(path, O_RDONLY | O_CLOEXEC);
+        if (file < 0) continue;
+        long bytes = read(file, text, sizeof text - 1);
+        close(file);
+        text[bytes < 0 ? 0 : bytes] = 0;
+        const char *pending = strstr(text, "SigPnd:"), *blocked = strstr(text, "SigBlk:");
+        if (!pending || !blocked) continue;
+        unsigned long waits = strtoul(pending + 7, NULL, 16) & ~strtoul(blocked + 7, NULL, 16);
+        if (!(waits >> (number - 1) & 1)) return;
+    }
+}
+
 static void *interrupt(void *given) {
     struct interrupter *interrupter = given;
     is_in_call(interrupter->waiting);
     pthread_kill(interrupter->thread, interrupter->number);
+    await_delivery(interrupter->waiting->thread, interrupter->number);
     usleep(20000);
     satisfy(interrupter->waiting);
     if (interrupter->waiting->call == PAUSE || interrupter->waiting->call == SUSPEND) {
