@@ -355,6 +355,19 @@ impl World {
         self.cache.check();
         let held: usize = self.models.iter().map(|model| lock(model).len()).sum();
         assert_eq!(self.cache.statistic("stored_pages"), Some(held as u64));
+        self.check_open();
+    }
+
+    /// A pool that was full takes a page again, unless the backing is full, too.
+    fn check_open(&self) {
+        let count = |name| self.cache.statistic(name).unwrap();
+        let (full, page) = (count("backing_full"), page_of(Content::Random, u64::MAX));
+        let is_taken = (0..4).any(|_| {
+            let _ = self.cache.maintain();
+            self.cache.store(self.key(0), &page) != Store::Rejected(Reject::ReclaimFail)
+        });
+        let has_backing = count("backing_total_size") > 0;
+        assert!(is_taken || !has_backing || count("backing_full") > full, "the pool stays closed");
     }
 }
 

@@ -1,7 +1,10 @@
 //! Buffers of a thread that serves a fault: one set per CPU, so that threads on different
 //! CPUs write to no cache line in common.
 
-#![expect(unsafe_code, reason = "a lane gives the memory of its own buffer back")]
+#![expect(
+    unsafe_code,
+    reason = "a lane gives the memory of its own buffer back: the buffer's pages are read under the lane's lock alone"
+)]
 
 use crate::staging::BATCH;
 use crossbeam_utils::CachePadded;

@@ -112,7 +112,7 @@ fn unsafe_files(sources: &[(String, String)]) -> String {
         forbidden.join(", ")
     );
     for reason in reasons {
-        let (why, sound) = reason.split_once(": ").unwrap_or((reason, ""));
+        let (why, sound) = reason.split_once(": ").unwrap_or((reason, "**not said**"));
         let _ = writeln!(rows, "| {} | {why} | {sound} |", names(&files[reason]));
     }
     rows

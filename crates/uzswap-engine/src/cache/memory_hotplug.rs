@@ -154,6 +154,10 @@ impl Cache {
         if section > last {
             return Err(SectionError::NoSection { section, last });
         }
+        let has_memory = self.sections().iter().any(|(number, _)| *number == section);
+        if has_memory && self.pool.is_last_section() {
+            return Err(SectionError::Last { section });
+        }
         self.vacate(section, SectionState::Absent, |_| false)
     }
 
@@ -165,6 +169,7 @@ impl Cache {
         to: SectionState,
         mut try_again: impl FnMut(Left) -> bool,
     ) -> Result<(), SectionError> {
+        self.make_ready_besides(section);
         self.pool.begin_offline(section).map_err(|why| refused(section, why))?;
         let relocate = |owner, from, to, copy: &dyn Fn()| self.relocate(owner, from, to, copy);
         loop {
@@ -184,6 +189,17 @@ impl Cache {
                 self.pool.stay_online(section);
                 return Err(self.stays(section, left));
             }
+        }
+    }
+
+    /// Brings another section on line if stores, which go on meanwhile, would have little memory
+    /// without this one. After an error they wait for the maintaining thread, or are rejected.
+    fn make_ready_besides(&self, section: usize) {
+        let is_it = |(number, _): &(usize, usize)| *number == section;
+        let Some((_, used)) = self.sections().into_iter().find(is_it) else { return };
+        let own = SECTION_BYTES.saturating_sub(used);
+        if self.pool.free_bytes().saturating_sub(own) < self.reserve.reserve_bytes() {
+            let _ = self.pool.grow_section();
         }
     }
 

@@ -31,6 +31,7 @@ use crate::object::{Extent, Form};
 use crate::percpu::PerCpu;
 use crate::pool::Header;
 use crate::sync::{Mutex, lock};
+use cleaning::Cleaning;
 use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -258,9 +259,10 @@ impl Cache {
             let goes_on = if enough(writer.in_flight.len() * SEGMENT_BYTES) {
                 self.complete(&mut writer, true)
             } else {
-                let filled = self.write_segment(&mut writer);
-                left = left.saturating_sub(filled.bytes);
-                filled.is_full && self.writeback_works()
+                self.write_segment(&mut writer).is_none_or(|filled| {
+                    left = left.saturating_sub(filled.bytes);
+                    filled.is_full && self.writeback_works()
+                })
             };
             if !goes_on {
                 break;
@@ -323,27 +325,35 @@ impl Cache {
     /// The same with the writer's lock, and with cleaning where it is needed.
     fn write_as_writer(&self) -> bool {
         let before = self.pool.bytes();
-        let mut writer = lock(&self.writeback.writer);
-        if self.pool.bytes() < before {
-            return true; // The thread that had the writer made space.
+        loop {
+            let mut writer = lock(&self.writeback.writer);
+            if self.pool.bytes() < before {
+                return true; // The thread that had the writer made space.
+            }
+            let written = self.counters.get(WrittenBack);
+            if self.write_segment(&mut writer).is_some() {
+                self.flush(&mut writer);
+                return self.counters.get(WrittenBack) > written;
+            }
         }
-        let written = self.counters.get(WrittenBack);
-        self.write_segment(&mut writer);
-        self.flush(&mut writer);
-        self.counters.get(WrittenBack) > written
     }
 
-    /// Fills a segment with the oldest pages and submits it.
-    fn write_segment(&self, writer: &mut SegmentWriter) -> Filled {
-        let nothing = Filled { bytes: 0, is_full: false };
-        if !self.clean_if_short(writer) || !self.open(writer, RESERVED) {
+    /// Fills a segment with the oldest pages and submits it. `None`: cleaning has not made the
+    /// space yet, and goes on with the next call.
+    fn write_segment(&self, writer: &mut SegmentWriter) -> Option<Filled> {
+        let nothing = Some(Filled { bytes: 0, is_full: false });
+        let cleaning = self.clean_if_short(writer);
+        if cleaning == Cleaning::Unfinished {
+            return None;
+        }
+        if cleaning == Cleaning::Hopeless || !self.open(writer, RESERVED) {
             self.counters.increment(BackingFull);
             return nothing;
         }
         let Some(open) = &mut writer.open else { return nothing };
         let filled = self.fill(open);
         self.submit(writer);
-        filled
+        Some(filled)
     }
 
     /// Makes sure that a segment is open; `reserved` free ones stay.

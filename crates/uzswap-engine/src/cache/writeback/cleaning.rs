@@ -16,34 +16,51 @@ use std::io;
 /// A segment with more live bytes than this is not cleaned: thirty would be copied to win one.
 const WORTH_CLEANING: usize = SEGMENT_BYTES - SEGMENT_BYTES / 32;
 
+/// How far cleaning has come.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Cleaning {
+    /// More than the reserved segments are free.
+    Enough,
+    /// Not yet: the caller lets go of the writer's lock, and asks again.
+    Unfinished,
+    /// There is nothing to win.
+    Hopeless,
+}
+
 impl Cache {
     /// Takes space on the backing, after cleaning if it is short.
     pub(crate) fn clean_for<T>(&self, take: impl FnOnce(&Slots) -> Option<T>) -> Option<T> {
-        let mut writer = lock(&self.writeback.writer);
-        let cleaned = self.clean_if_short(&mut writer);
-        let taken = cleaned.then(|| take(&self.slots)).flatten();
-        self.flush(&mut writer);
-        taken
+        loop {
+            let mut writer = lock(&self.writeback.writer);
+            let cleaning = self.clean_if_short(&mut writer);
+            if cleaning == Cleaning::Unfinished {
+                continue;
+            }
+            let taken = (cleaning == Cleaning::Enough).then(|| take(&self.slots)).flatten();
+            self.flush(&mut writer);
+            return taken;
+        }
     }
 
-    /// Cleans until more than the reserved segments are free; `false` when there is nothing to win.
-    pub(super) fn clean_if_short(&self, writer: &mut SegmentWriter) -> bool {
-        if self.slots.is_short() {
+    /// Cleans one segment if space is short. The maintaining thread makes memory ready for stores
+    /// before it cleans the next one: each takes a read, which may be slow.
+    pub(super) fn clean_if_short(&self, writer: &mut SegmentWriter) -> Cleaning {
+        if self.slots.is_short() && writer.cleaning.is_empty() {
             self.slots.drain();
             self.flush(writer);
         }
-        while self.slots.is_short() {
-            let live = self.slots.segments.live_bytes();
-            let hopeless = !self.slots.cleaning_can_win(live) || live > writer.hopeless_above;
-            if !self.writeback_works() || hopeless && !self.pack_singles() {
-                return false;
-            }
-            if !hopeless && !self.clean_one(writer, live) {
-                return false;
-            }
+        if !self.slots.is_short() {
+            writer.hopeless_above = u64::MAX;
+            return Cleaning::Enough;
         }
-        writer.hopeless_above = u64::MAX;
-        true
+        let live = self.slots.segments.live_bytes();
+        let hopeless = !self.slots.cleaning_can_win(live) || live > writer.hopeless_above;
+        let goes_on = match hopeless {
+            _ if !self.writeback_works() => false,
+            true => self.pack_singles(),
+            false => self.clean_one(writer, live),
+        };
+        if goes_on { Cleaning::Unfinished } else { Cleaning::Hopeless }
     }
 
     /// Cleans the cheapest segment, or frees the segments that were cleaned.
