@@ -1,6 +1,10 @@
 // Calls that have to be the calls that were made.
 #include "habit.h"
+#include <sys/ioctl.h>
+#include <sys/socket.h>
 #include <sys/uio.h>
+#include <sys/un.h>
+#include <time.h>
 
 // What two processes append to a file stays together, however long it is.
 enum { BLOCK = 18 * MIB, BLOCKS = 3 };
@@ -58,6 +62,58 @@ static int bad_pointers(void) {
     }
     wait(&status);
     printf("child %d\n", status);
+    return 0;
+}
+
+// Calls that have done their work when they find no room for an answer do it once.
+static void on_alarm(int signal) { (void)signal; }
+static int done_once(void) {
+    unsigned char *memory = map(MIB);
+    memset(memory, 0, MIB);
+    grow();
+    mprotect(memory, MIB, PROT_READ);
+    void *no_room = memory + PAGE;
+    pid_t child = fork();
+    if (!child) _exit(3);
+    say("wait4", syscall(SYS_wait4, child, no_room, 0, 0));
+    child = fork();
+    if (!child) _exit(3);
+    say("waitid", syscall(SYS_waitid, P_PID, child, no_room, WEXITED, 0));
+    say("wait", syscall(SYS_wait4, -1, 0, 0, 0));
+
+    struct sockaddr_un name = { AF_UNIX, "" };
+    socklen_t bytes = sizeof name;
+    int listener = socket(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK, 0);
+    bind(listener, (void *)&name, sizeof(sa_family_t));
+    listen(listener, 5);
+    getsockname(listener, (void *)&name, &bytes);
+    for (int i = 0; i < 3; i++) connect(socket(AF_UNIX, SOCK_STREAM, 0), (void *)&name, bytes);
+    say("accept", syscall(SYS_accept, listener, no_room, &(socklen_t){ 100 }));
+    say("accept4", syscall(SYS_accept4, listener, no_room, &(socklen_t){ 100 }, 0));
+    printf("another %d\n", accept(listener, NULL, NULL) >= 0);
+
+    sigset_t set;
+    sigemptyset(&set);
+    sigaddset(&set, SIGUSR1);
+    sigprocmask(SIG_BLOCK, &set, NULL);
+    raise(SIGUSR1);
+    say("sigtimedwait", syscall(SYS_rt_sigtimedwait, &set, no_room, &(struct timespec){ 0, 0 }, 8L));
+
+    int ends[2], waiting = -1, from = memfd_create("from", 0), to = memfd_create("to", 0);
+    if (pipe(ends) || ftruncate(from, MIB)) return 2;
+    say("sendfile", syscall(SYS_sendfile, ends[1], from, no_room, 100L));
+    say("splice", syscall(SYS_splice, from, no_room, ends[1], 0, 100L, 0));
+    say("copy", syscall(SYS_copy_file_range, from, no_room, to, 0, 100L, 0));
+    ioctl(ends[0], FIONREAD, &waiting);
+    printf("%d in the pipe, %ld in the file\n", waiting, (long)lseek(to, 0, SEEK_CUR));
+
+    struct sigaction action = { .sa_handler = on_alarm };
+    struct itimerval soon = { .it_value = { 0, 50000 } };
+    sigaction(SIGALRM, &action, NULL);
+    setitimer(ITIMER_REAL, &soon, NULL);
+    say("nanosleep", syscall(SYS_nanosleep, &(struct timespec){ 2, 0 }, no_room));
+    setitimer(ITIMER_REAL, &soon, NULL);
+    say("clock", syscall(SYS_clock_nanosleep, CLOCK_MONOTONIC, 0, &(struct timespec){ 2, 0 }, no_room));
     return 0;
 }
 
@@ -165,6 +221,7 @@ int main(int arguments, char **argument) {
     static const struct named all[] = {
         { "appends", appends }, { "bad_pointers", bad_pointers }, { "namespaces", namespaces },
         { "closed_wholesale", closed_wholesale }, { "long_buffers", long_buffers },
+        { "done_once", done_once },
     };
     return choose(all, sizeof all / sizeof *all, arguments > 1 ? argument[1] : "");
 }

@@ -84,9 +84,8 @@ fn pin_message(pins: &mut Pins<'_>, at: u64) {
     }
 }
 
-/// The memory that these arguments refer to is pinned: a path, a structure, a result. A call that
-/// has done its work when it answers `EFAULT` (`accept`, `wait4`) cannot be repeated: so it waits
-/// until its memory can be pinned.
+/// The memory that these arguments refer to is pinned: a path, a structure, a result. Each call
+/// waits until its memory can be pinned, because some cannot be repeated ([`is_done_by_then`]).
 pub fn touched(agent: &Agent, call: &mut Call, arguments: &[usize]) -> Outcome {
     let is_futex = call.number as c_long == libc::SYS_futex;
     let arguments = if is_futex { used_of_futex(call.arguments[1]) } else { arguments };
@@ -101,8 +100,30 @@ pub fn touched(agent: &Agent, call: &mut Call, arguments: &[usize]) -> Outcome {
     if !any && is_complete && !is_deep(call.number as c_long) {
         return Outcome::Bare;
     }
-    make_until_it_sees(agent, call, arguments);
+    if is_done_by_then(call.number as c_long) {
+        make_once(call);
+    } else {
+        make_until_it_sees(agent, call, arguments);
+    }
     Outcome::Done
+}
+
+/// True if a call has done its work when it writes its answer. Its structures are short, so all of
+/// them are pinned, and `EFAULT` is the program's own error. Made again it would wait for another
+/// child or connection, or move the data again.
+fn is_done_by_then(number: c_long) -> bool {
+    matches!(
+        number,
+        libc::SYS_wait4
+            | libc::SYS_waitid
+            | libc::SYS_accept
+            | libc::SYS_accept4
+            | libc::SYS_sendfile
+            | libc::SYS_splice
+            | libc::SYS_copy_file_range
+            | libc::SYS_nanosleep
+            | libc::SYS_clock_nanosleep
+    )
 }
 
 /// True if threads wait for and wake each other by a call, which first reads one word.

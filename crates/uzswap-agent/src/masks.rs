@@ -1,7 +1,7 @@
 //! Calls that set which signals are blocked for their time, or wait for signals: SIGBUS and SIGILL
 //! are always let through, and nobody else takes them.
 
-use crate::pins::{Pins, make, peek, pin_touched};
+use crate::pins::{Pins, make, make_once, peek, pin_touched};
 use crate::signals::ours;
 use crate::{Agent, layout};
 use libc::c_long;
@@ -33,7 +33,12 @@ pub fn without_ours(agent: &Agent, call: &mut Call, at: usize) -> Outcome {
     if let Some(set) = &set {
         call.arguments[at] = std::ptr::from_ref(set) as u64;
     }
-    make(agent, call);
+    if call.number as c_long == libc::SYS_rt_sigtimedwait {
+        // Where it answers `EFAULT`, it has taken the signal.
+        make_once(call);
+    } else {
+        make(agent, call);
+    }
     call.arguments[at] = given;
     Outcome::Done
 }

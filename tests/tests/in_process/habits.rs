@@ -284,6 +284,11 @@ fn a_bad_pointer_is_an_error_and_nothing_else() {
 }
 
 #[test]
+fn a_call_that_finds_no_room_for_its_answer_is_made_once() {
+    compare("calls.c", &["done_once"]);
+}
+
+#[test]
 fn a_program_of_one_thread_may_take_a_user_namespace() {
     compare("calls.c", &["namespaces"]);
 }
