@@ -160,7 +160,8 @@ struct waiting {
 
 static long wait_in_call(struct waiting *waiting) {
     struct pollfd poll_of = {waiting->ends[0], POLLIN, 0};
-    struct timespec time = {0, 400000000};
+    /* One that is to be cancelled sleeps until then, however late that is. */
+    struct timespec time = {waiting->operation ? 60 : 0, 400000000};
     struct epoll_event event = {.events = EPOLLIN};
     sigset_t mask;
     long answer = -1;
