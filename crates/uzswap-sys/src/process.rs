@@ -257,6 +257,29 @@ pub fn is_gone(pid: i32) -> bool {
     threads == 0 || threads == 1 && Activity::of(pid).is_none()
 }
 
+/// True if the process with this number has ended, and its parent has not waited for it. Its first
+/// thread may end before others.
+pub fn has_ended(pid: i32) -> bool {
+    let stat = read_stat(format!("/proc/{pid}").into());
+    stat.is_some_and(|stat| {
+        Activity::parse(&stat).is_none()
+            && memory_and_threads(&stat).is_some_and(|(_, threads)| threads <= 1)
+    })
+}
+
+/// True if a process has the memory of its parent, not a copy (`CLONE_VM`). Never true where the
+/// kernel does not compare processes for this one.
+pub fn has_parents_memory(pid: i32) -> bool {
+    /// KCMP_VM of the kernel.
+    const MEMORY: i32 = 1;
+    let stat = read_stat(format!("/proc/{pid}").into()).unwrap_or_default();
+    // After the name: the state, the parent.
+    let parent = stat.rsplit(')').next().and_then(|rest| rest.split_whitespace().nth(1));
+    let parent: Option<i32> = parent.and_then(|parent| parent.parse().ok());
+    // SAFETY: takes numbers.
+    parent.is_some_and(|one| unsafe { libc::syscall(libc::SYS_kcmp, pid, one, MEMORY, 0, 0) } == 0)
+}
+
 /// True if any thread of the process with this number has memory. It may execute code then, or the
 /// kernel may write there for it. A killed thread gives up its memory before it closes its files,
 /// which may take for ever: so no thread has memory long before [`is_gone`].
@@ -536,7 +559,11 @@ mod tests {
             std::thread::yield_now();
         }
         assert!(is_ending(pid));
+        while !has_ended(pid) {
+            assert!(began.elapsed().as_secs() < 60, "it is not listed as one that has ended");
+        }
         child.wait().unwrap();
+        assert!(!has_ended(pid) && !has_ended(own));
     }
 
     #[test]

@@ -369,7 +369,7 @@ mod tests {
         std::fs::write(&other, vec![0; size_of::<Table>()]).unwrap();
         assert!(Tree::look(&other).is_err(), "of another version");
         let all = [&looked.table().faults, &looked.table().stored].map(|sum| sum.load(Relaxed));
-        assert_eq!((all, looked.table().is_in_use()), ([6, 7], true));
+        assert_eq!((all, looked.table().is_in_use(|_| false)), ([6, 7], true));
     }
 
     #[test]

@@ -278,9 +278,24 @@ impl Table {
         suspended.map(|slot| slot.process.load(Relaxed)).filter(|process| *process != 0)
     }
 
-    /// True if the process that made the tree, or one of the tree, lives.
-    pub fn is_in_use(&self) -> bool {
-        exists(self.leader.load(Relaxed)) || self.members().next().is_some()
+    /// Takes processes off the list that have ended and still exist, as nobody has waited for them.
+    /// Their memory is the others' then.
+    pub fn forget(&self, has_ended: impl Fn(u32) -> bool) {
+        for slot in self.used_slots() {
+            let process = slot.process.load(Relaxed);
+            if process != 0 && has_ended(process) {
+                // A new one may have taken its place meanwhile.
+                let _ = slot.process.compare_exchange(process, 0, SeqCst, Relaxed);
+            }
+        }
+    }
+
+    /// True if the process that made the tree, or one of the tree, lives. One that has ended may
+    /// still exist.
+    pub fn is_in_use(&self, has_ended: impl Fn(u32) -> bool) -> bool {
+        let leader = Some(self.leader.load(Relaxed)).filter(|leader| exists(*leader));
+        let members = self.members().map(|member| member.process);
+        leader.into_iter().chain(members).any(|process| !has_ended(process))
     }
 }
 

@@ -14,7 +14,7 @@ use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::Output;
 use std::time::{Duration, Instant, SystemTime};
-use uzswap_tests::{as_nobody, compile, is_full, wait_for};
+use uzswap_tests::{as_nobody, compile, is_full, nobody, wait_for};
 
 /// Runs a command as nobody, if this is root. HERE is the folder.
 fn run(folder: &Path, words: &[&str]) -> Output {
@@ -455,4 +455,44 @@ fn what_a_killed_run_has_left_is_removed_by_the_next() {
     drop(held);
     assert!(start(&["true"]).status().unwrap().success());
     assert_eq!(files().len(), 0);
+}
+
+/// Has a child of 24 MiB that is killed, and never waits for it.
+const NEVER_WAITS: &str = r#"
+import os, signal, sys, time
+ends = os.pipe()
+child = os.fork()
+if child == 0:
+    memory = b"x" * (24 << 20)
+    os.write(ends[1], b"x")
+    time.sleep(1000)
+os.read(ends[0], 1)
+time.sleep(0.5)
+os.kill(child, signal.SIGKILL)
+open("child", "w").write(str(child))
+time.sleep(1000)
+"#;
+
+#[test]
+fn only_what_lives_is_listed() {
+    let folder = tempfile::tempdir_in("/var/tmp").unwrap();
+    fs::write(folder.path().join("program.py"), NEVER_WAITS).unwrap();
+    let _ = as_nobody(folder.path());
+    let start = |arguments: &[&str]| {
+        let mut command = nobody();
+        command.env("XDG_RUNTIME_DIR", folder.path()).arg(folder.path().join("uzswap"));
+        command.args(arguments).current_dir(&folder);
+        command
+    };
+    let command = ["run", "--in-process", "--memory", "1G", "--", "/usr/bin/python3", "program.py"];
+    let mut run = start(&command).process_group(0).spawn().unwrap();
+    let child = || fs::read_to_string(folder.path().join("child")).unwrap_or_default();
+    assert!(wait_for(|| !child().is_empty()));
+    let list = || String::from_utf8(start(&["status"]).output().unwrap().stdout).unwrap();
+    let name = format!("run --in-process ({})", run.id());
+    let has = |text: &str| list().contains(text);
+    assert!(wait_for(|| has(&name) && !has(&format!(" {} ", child()))), "{}", list());
+    rustix::process::kill_process_group(Pid::from_child(&run), Signal::KILL).unwrap();
+    assert!(!run.wait().unwrap().success());
+    assert!(wait_for(|| !has(&name)), "{}", list());
 }

@@ -5,6 +5,7 @@
 //! tells why.
 
 use crate::commands::in_process::executable::{self, Linkage};
+use crate::commands::in_process::{AGENT, LIBRARY};
 use serde::Serialize;
 use std::collections::BTreeMap;
 use std::fs::{self, File};
@@ -35,6 +36,8 @@ pub struct LeftAlone {
     peaks: BTreeMap<u32, u64>,
     /// Those that never loaded the library, with their names and reasons.
     strangers: BTreeMap<u32, String>,
+    /// The program that each process was last seen to run, and true if that has the library.
+    programs: BTreeMap<u32, (String, bool)>,
 }
 
 impl LeftAlone {
@@ -46,10 +49,16 @@ impl LeftAlone {
             else {
                 continue;
             };
+            // It is counted as the parent's, which has our library.
+            if process::has_parents_memory(process) {
+                continue;
+            }
             let number = process as u32;
             let is_noted = noted.iter().any(|one| one.process == number && one.part.is_none());
             let member = table.members().find(|member| member.process == number);
-            if !is_noted && member.is_some_and(|member| member.used > 0) {
+            // It may be the program before that has told its memory.
+            let is_watched = member.is_some() && self.has_library(process);
+            if !is_noted && is_watched && member.is_some_and(|member| member.used > 0) {
                 continue;
             }
             // A child that was forked just now has not joined the others yet, and a program that
@@ -58,14 +67,25 @@ impl LeftAlone {
             let peak = self.peaks.entry(number).or_default();
             *peak = bytes.max(*peak);
             if !is_noted && was_seen {
-                let is_member = member.is_some();
                 // A child of a fork begins to report when it asks for memory.
-                if is_member && has_agent(process) {
+                if is_watched && has_mapped(process, AGENT) {
                     continue;
                 }
-                self.strangers.entry(number).or_insert_with(|| describe(process, is_member));
+                self.strangers.entry(number).or_insert_with(|| describe(process, is_watched));
             }
         }
+    }
+
+    /// True if the program that a process runs has loaded the library. Another one may have before,
+    /// so that the process is of the tree. Looked at once for each program.
+    fn has_library(&mut self, process: i32) -> bool {
+        let program = program(process);
+        let known = self.programs.get(&(process as u32)).filter(|(known, _)| *known == program);
+        known.map(|(_, has_library)| *has_library).unwrap_or_else(|| {
+            let has_library = has_mapped(process, LIBRARY);
+            self.programs.insert(process as u32, (program, has_library));
+            has_library
+        })
     }
 
     /// How many never loaded the library.
@@ -92,10 +112,27 @@ impl LeftAlone {
     }
 }
 
-/// True if a process has loaded the library that watches its memory.
-fn has_agent(process: i32) -> bool {
-    let maps = fs::read_to_string(format!("/proc/{process}/maps")).unwrap_or_default();
-    maps.contains("/libuzswap_agent.so")
+/// True if a process has mapped a library of this name. One whose mappings are not shown has.
+fn has_mapped(process: i32, library: &str) -> bool {
+    let maps = fs::read_to_string(format!("/proc/{process}/maps"));
+    maps.map_or(true, |maps| maps.contains(&format!("/{library}")))
+}
+
+/// The places of a process's code and stack, which the kernel chooses as it starts a program.
+fn program(process: i32) -> String {
+    let stat = fs::read_to_string(format!("/proc/{process}/stat")).unwrap_or_default();
+    // After the name the state is the first field, and the places are the 24th and the 26th.
+    let fields: Vec<_> = stat.rsplit(')').next().unwrap_or("").split_whitespace().collect();
+    fields.get(23..26).map(|places| places.join(" ")).unwrap_or_default()
+}
+
+/// True if a program was started with the library in its environment.
+fn is_told(process: i32) -> bool {
+    let variables = fs::read(format!("/proc/{process}/environ")).unwrap_or_default();
+    variables.split(|byte| *byte == 0).any(|variable| {
+        let libraries = variable.strip_prefix(b"LD_PRELOAD=");
+        libraries.is_some_and(|libraries| String::from_utf8_lossy(libraries).contains(LIBRARY))
+    })
 }
 
 /// Name and reason of a process that has not loaded the library, or past which it grows.
@@ -107,7 +144,12 @@ fn describe(process: i32, has_library: bool) -> String {
         _ if has_library => "it takes memory by system calls of its own, past the C library",
         Err(_) => "it is privileged, so no library can be preloaded",
         Ok(Some(Linkage::Static)) => "it is linked statically, so no library can be preloaded",
-        Ok(Some(Linkage::Glibc)) => "it was started without LD_PRELOAD",
+        Ok(Some(Linkage::Glibc)) if is_told(process) => {
+            "its dynamic linker has not found the library, which is out of its reach (chroot)"
+        }
+        Ok(Some(Linkage::Glibc)) => {
+            "its LD_PRELOAD lacks the library, as the program that started it has set or removed it"
+        }
         Ok(Some(Linkage::OtherLibrary(_))) => "its C library is not glibc",
         Ok(Some(Linkage::Not64Bit) | None) => "it is no 64-bit program",
     };
@@ -121,7 +163,7 @@ mod tests {
     #[test]
     fn a_process_that_was_never_told_of_the_library_is_named_with_the_reason() {
         let this = describe(std::process::id() as i32, false);
-        assert!(this.ends_with(": it was started without LD_PRELOAD"), "{this}");
+        assert!(this.contains(": its LD_PRELOAD lacks the library"), "{this}");
         assert!(describe(-1, false).ends_with("no library can be preloaded"));
     }
 }

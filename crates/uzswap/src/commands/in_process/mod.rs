@@ -439,21 +439,32 @@ fn files() -> impl Iterator<Item = (u32, PathBuf)> {
     })
 }
 
-/// The runs whose files this user may read, by their numbers.
+/// The runs whose files this user may read, by their numbers. One that was killed is among them
+/// while a process of it lives.
 pub fn running() -> Vec<(u32, Tree, PathBuf)> {
-    files().filter_map(|(run, path)| Some((run, Tree::look(&path).ok()?, path))).collect()
+    let all = files().filter_map(|(run, path)| Some((run, Tree::look(&path).ok()?, path)));
+    all.filter(|(_, tree, path)| is_in_use(tree.table()) || is_locked(path)).collect()
+}
+
+/// True if the run, or a process of it, lives. One that nobody waits for exists beyond its end.
+fn is_in_use(table: &Table) -> bool {
+    table.is_in_use(|process| process::has_ended(process as i32))
+}
+
+/// True for the file of a run in another PID namespace, where its processes have numbers that say
+/// nothing here.
+fn is_locked(path: &Path) -> bool {
+    File::open(path).is_ok_and(|file| file.try_lock().is_err())
 }
 
 /// Removes the files of runs that were killed, and of whose processes none is left.
 fn remove_stale() {
     for (_, path) in files() {
         let is_used = match Tree::look(&path) {
-            Ok(tree) => tree.table().is_in_use(),
+            Ok(tree) => is_in_use(tree.table()),
             Err(_) => !is_abandoned(&path),
         };
-        // In another PID namespace a run's processes have numbers that say nothing here.
-        let is_watched = || File::open(&path).is_ok_and(|file| file.try_lock().is_err());
-        if !is_used && !is_watched() {
+        if !is_used && !is_locked(&path) {
             // Another user's, or somebody was faster.
             let _ = fs::remove_file(path);
         }
@@ -569,6 +580,7 @@ impl CommandWatch {
                         self.peak.update(table, began.elapsed().as_secs_f64(), &self.live);
                         // It takes longer: each process is looked at.
                         if looks.is_multiple_of(LOOKS) {
+                            table.forget(|process| process::has_ended(process as i32));
                             self.left_alone.look(pid, table);
                         }
                         looks = looks.wrapping_add(1);
