@@ -173,6 +173,31 @@ static int closed_wholesale(void) {
     return 0;
 }
 
+// Lists of buffers of 24 MiB that are out, from a file.
+static int long_vectors(void) {
+    grow();
+    unsigned char *memory = map(24 * MIB);
+    for (long at = 0; at < 24 * MIB; at++) memory[at] = at >> 12;
+    FILE *file = tmpfile();
+    if (fwrite(memory, 24 * MIB, 1, file) != 1 || fflush(file)) return 1;
+    for (int turn = 0; turn < 4; turn++) {
+        memset(memory, 255, 24 * MIB);
+        send_out(memory, 24 * MIB);
+        // The last one begins where the file's own position is, at 0 again.
+        struct iovec parts[] = { { memory, 11 * MIB + 5 }, { memory, 0 },
+                                 { memory + 11 * MIB + 5, 13 * MIB - 5 } };
+        lseek(fileno(file), turn == 1 ? MIB : 0, SEEK_SET);
+        long bytes = turn < 2 ? readv(fileno(file), parts, 3)
+            : turn == 2 ? preadv(fileno(file), parts, 3, 3 * MIB)
+                        : preadv2(fileno(file), parts, 3, -1, 0);
+        long from = turn == 1 ? MIB : turn == 2 ? 3 * MIB : 0, wrong = 0;
+        for (long at = 0; at < 24 * MIB; at++)
+            wrong += memory[at] != (at < bytes ? (unsigned char)((at + from) >> 12) : 255);
+        printf("%ld bytes, %ld wrong, at %ld\n", bytes, wrong, (long)lseek(fileno(file), 0, SEEK_CUR));
+    }
+    return 0;
+}
+
 // Calls of many threads wait, each with a long buffer: all of them together are most of the memory
 // that the program is given. And one call is given more than all of that.
 enum { WAITING = 40 };
@@ -219,6 +244,7 @@ static int long_buffers(void) {
 
 int main(int arguments, char **argument) {
     static const struct named all[] = {
+        { "long_vectors", long_vectors },
         { "appends", appends }, { "bad_pointers", bad_pointers }, { "namespaces", namespaces },
         { "closed_wholesale", closed_wholesale }, { "long_buffers", long_buffers },
         { "done_once", done_once },

@@ -2,6 +2,7 @@
 #include "habit.h"
 #include <semaphore.h>
 #include <sys/prctl.h>
+#include <sys/ptrace.h>
 #include <sys/stat.h>
 
 static unsigned char *memory;
@@ -97,6 +98,26 @@ static int child_work(void) {
 }
 static int run_child(void *at) { return *(unsigned char *)at == 5 ? child_work() : 5; }
 pid_t _Fork(void) __attribute__((weak));
+// The parent traces its child and keeps the signals of faults. Alone there are none.
+static int traces(void) {
+    memory = map(20 * MIB);
+    for (long i = 0; i < 20 * MIB; i++) memory[i] = i >> 12;
+    grow();
+    send_out(memory, 20 * MIB);
+    pid_t child = fork();
+    if (!child) {
+        if (ptrace(PTRACE_TRACEME, 0, 0, 0)) _exit(1);
+        raise(SIGSTOP);
+        _exit(child_work());
+    }
+    int status = 0, stops = 0;
+    while (waitpid(child, &status, 0) == child && WIFSTOPPED(status) && stops++ < 1000)
+        ptrace(PTRACE_CONT, child, 0, 0);
+    if (WIFSTOPPED(status)) kill(child, SIGKILL);
+    printf("%d stops, %d\n", stops, status);
+    return 0;
+}
+
 static int ways(void) {
     memory = map(20 * MIB);
     for (long i = 0; i < 20 * MIB; i++) memory[i] = i >> 12;
@@ -249,7 +270,7 @@ static int counts_itself(void) {
 int main(int arguments, char **argument) {
     static const struct named all[] = {
         { "locked", locked }, { "locked_and_short", locked_and_short }, { "stopped", stopped },
-        { "ways", ways }, { "ahead", ahead }, { "confined", confined },
+        { "ways", ways }, { "traces", traces }, { "ahead", ahead }, { "confined", confined },
         { "counts_itself", counts_itself }, { "handles_in_child", handles_in_child },
     };
     return choose(all, sizeof all / sizeof *all, arguments > 1 ? argument[1] : "");

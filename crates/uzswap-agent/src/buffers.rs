@@ -1,18 +1,26 @@
 //! Calls that are given memory by their arguments: it is pinned for the time of the call.
 
 use crate::pins::{
-    Pins, UNTOLD, make, make_once, make_until_it_sees, peek, pin_touched, pin_vector, used_of_futex,
+    MOST, Pins, UNTOLD, is_type, make, make_once, make_until_it_sees, peek, pin_touched,
+    pin_vector, used_of_futex,
 };
 use crate::{Agent, layout, stage, whole};
 use libc::c_long;
 use uzswap_calls::table::Buffer;
-use uzswap_calls::{Call, Outcome};
+use uzswap_calls::{Call, Outcome, raw};
 use uzswap_sys::map::PAGE_BYTES;
 
 /// Makes a call with its buffers pinned: longer ones as far as they may be.
 pub fn pinned(agent: &Agent, call: &mut Call, buffers: &[Buffer]) -> Outcome {
     layout::await_complete();
     let mut pins = pin_all(agent, call, buffers);
+    if pins.left() == 0 && is_read_of_file(call) {
+        drop(pins);
+        if read_in_parts(agent, call) {
+            return Outcome::Done;
+        }
+        pins = pin_all(agent, call, buffers);
+    }
     if pins.left() == 0 && whole::is_write(call) {
         drop(pins);
         if whole::write(agent, call) {
@@ -30,6 +38,58 @@ pub fn pinned(agent: &Agent, call: &mut Call, buffers: &[Buffer]) -> Outcome {
     drop(pins);
     Outcome::Done
 }
+
+/// True for `readv`, or the same at a place, of a file.
+fn is_read_of_file(call: &Call) -> bool {
+    matches!(call.number as c_long, libc::SYS_readv | libc::SYS_preadv | libc::SYS_preadv2)
+        && is_type(call.arguments[0] as i32, libc::S_IFREG)
+}
+
+/// Reads into a list of buffers, each in parts that may be pinned. `false`: nothing is read, as the
+/// kernel refuses such a list.
+fn read_in_parts(agent: &Agent, call: &mut Call) -> bool {
+    let [file, list, count, place, high, flags] = call.arguments;
+    let bytes = size_of::<libc::iovec>() as u64;
+    let at = |number: u64| list.wrapping_add(number * bytes);
+    let buffers: Vec<_> = (0..count.min(COUNT_MAX)).map_while(|one| peek(at(one))).collect();
+    let all =
+        buffers.iter().try_fold(0_usize, |sum, one: &libc::iovec| sum.checked_add(one.iov_len));
+    if buffers.len() as u64 != count || all.is_none_or(|all| all > BYTES_MAX) {
+        return false;
+    }
+    let mut done = 0;
+    for buffer in buffers {
+        let mut rest = buffer.iov_len;
+        while rest > 0 {
+            let at = buffer.iov_base.wrapping_byte_add(buffer.iov_len - rest);
+            let part = libc::iovec { iov_base: at, iov_len: rest.min(MOST as usize) };
+            let mut pins = Pins::new(agent);
+            pins.pin(at as u64, part.iov_len as u64);
+            // By `preadv2`, minus one is the file's own position.
+            let is_own = place == u64::MAX;
+            let place = if is_own { place } else { place.wrapping_add(done as u64) };
+            let arguments = [file, &raw const part as u64, 1, place, high, flags];
+            // SAFETY: a part of the program's request.
+            let result = unsafe { raw(call.number, arguments) };
+            if result < 0 {
+                call.result = if done > 0 { done } else { result };
+                return true;
+            }
+            done += result;
+            rest -= result as usize;
+            if (result as usize) < part.iov_len {
+                call.result = done;
+                return true;
+            }
+        }
+    }
+    call.result = done;
+    true
+}
+
+/// The kernel's maximum of a list, and of the bytes of one call.
+const COUNT_MAX: u64 = 1024;
+const BYTES_MAX: usize = 0x7fff_f000;
 
 /// True if a row does not tell the length of all memory. These calls take nothing from a queue.
 fn has_untold(buffers: &[Buffer]) -> bool {

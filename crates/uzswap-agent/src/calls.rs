@@ -112,6 +112,7 @@ fn own(agent: &Agent, call: &mut Call) -> Outcome {
         libc::SYS_mincore => layout::in_core(agent, call),
         libc::SYS_prctl => seccomp::control(agent, call),
         libc::SYS_seccomp => seccomp::seccomp(agent, call),
+        libc::SYS_ptrace => seccomp::trace(agent, call),
         libc::SYS_shmat => layout::attach(agent, call),
         libc::SYS_set_tid_address => layout::leave_in(agent, call, 4),
         libc::SYS_set_robust_list | libc::SYS_rseq => {

@@ -198,6 +198,9 @@ fn watch(coming: own_threads::Coming) {
     front.set_watcher();
     drop(coming);
     let mut watcher = Watcher::new(front);
+    if !stage::is_taken_over() && looker::apart(is_emulated) {
+        return refuse("an emulator makes its system calls (qemu-user, valgrind, proot)");
+    }
     loop {
         let rung = BELL.load(Relaxed);
         let at_work = stage::is_taken_over().then(forking::at_work);
@@ -225,6 +228,22 @@ fn watch(coming: own_threads::Coming) {
             await_bell(rung, wait);
         }
     }
+}
+
+/// True if the calls of this program are not the kernel's. The kernel gives each program some bytes
+/// by chance, and lists their address. An emulator gives its program others.
+fn is_emulated() -> bool {
+    // SAFETY: takes a number.
+    let given = unsafe { libc::getauxval(libc::AT_RANDOM) };
+    // Emulators answer for the folder `self`.
+    let listed = std::fs::read("/proc/thread-self/auxv").unwrap_or_default();
+    let mut words = listed.chunks_exact(8).map_while(|word| word.try_into().ok());
+    let mut listed = std::iter::from_fn(|| {
+        let [name, value] = [words.next()?, words.next()?].map(u64::from_ne_bytes);
+        Some((name, value))
+    });
+    let random = listed.find(|(name, _)| *name == libc::AT_RANDOM);
+    random.is_some_and(|(_, address)| given != 0 && address != given)
 }
 
 /// Takes the program over, or gives it up.

@@ -7,7 +7,7 @@ use uzswap_sys::map::PAGE_BYTES;
 /// The most that is pinned for one call: a length may be anything, the kernel may refuse it, and
 /// pinned memory takes from the budget. `read` and `write` go on with the rest; others are cut
 /// short there, if it is absent.
-const MOST: u64 = 4 << 20;
+pub const MOST: u64 = 4 << 20;
 /// Bytes that each call on a stream may pin, whatever others pin.
 const EACH_OF_STREAM: u64 = 16 << 10;
 /// Long buffers of all calls together may take this part of the budget.

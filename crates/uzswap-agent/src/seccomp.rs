@@ -4,6 +4,8 @@
 //! makes. So each filter is run over those calls before the kernel is given it. If one of them
 //! would not be allowed, all memory is brought in first, and the program is left alone from then
 //! on.
+//!
+//! So is one that has itself traced. Its tracer sees the signal of a fault first, and may keep it.
 
 use crate::buffers::touched;
 use crate::pins::{Pins, peek, refuse};
@@ -68,6 +70,20 @@ pub fn control(agent: &Agent, call: &mut Call) -> Outcome {
     touched(agent, call, &[1, 2, 3, 4])
 }
 
+/// `ptrace`.
+pub fn trace(agent: &Agent, call: &mut Call) -> Outcome {
+    const TRACE_ME: u64 = 0;
+    // A child that borrows its parent's memory (`vfork`) becomes another program at once.
+    if call.arguments[0] == TRACE_ME && !fault_signals::is_other_process() {
+        leave(agent, TRACED);
+    }
+    if stage::is_left() {
+        return Outcome::Bare;
+    }
+    touched(agent, call, &[2, 3])
+}
+
+const TRACED: &str = "it has itself traced (PTRACE_TRACEME), and the tracer may keep our signals";
 const STRICT: &str = "it forbids itself all calls but four (seccomp)";
 const FILTER: &str = "it forbids itself a call that brings pages in (seccomp)";
 

@@ -234,6 +234,12 @@ fn a_program_that_may_have_few_descriptors_is_kept_small_or_named() {
 }
 
 #[test]
+fn a_child_whose_tracer_keeps_the_signals_of_faults_goes_on() {
+    compare("forks.c", &["traces"]);
+    compare_with("forks.c", &["traces"], "UZSWAP_MEANS=protection");
+}
+
+#[test]
 fn forks_wait_for_locks_of_the_programs() {
     compare("forks.c", &["locked", "locked_and_short", "stopped"]);
 }
@@ -275,7 +281,7 @@ fn a_program_may_close_all_its_descriptors_at_any_time() {
 
 #[test]
 fn calls_with_long_buffers_leave_memory_to_other_threads() {
-    compare("calls.c", &["long_buffers"]);
+    compare("calls.c", &["long_buffers", "long_vectors"]);
 }
 
 #[test]

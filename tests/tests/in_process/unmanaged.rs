@@ -115,6 +115,87 @@ fn a_program_that_takes_memory_past_the_c_library_is_named_or_kept_small() {
     }
 }
 
+/// Grows a little and then becomes itself, with another environment.
+const OTHER_ENVIRONMENT: &str = r#"
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+int main(int count, char **arguments) {
+    int mib = count > 1 ? 14 : 40;
+    for (int i = 0; i < mib; i++) memset(malloc(1 << 20), 1, 1 << 20);
+    sleep(count > 1 ? 1 : 3);
+    char *none[] = { NULL }, *other[] = { "LD_PRELOAD=libm.so.6", NULL };
+    if (count > 1)
+        execle(arguments[0], arguments[0], NULL, strcmp(arguments[1], "none") ? other : none);
+    puts("hello");
+    return 7;
+}
+"#;
+
+#[test]
+fn a_program_that_was_started_with_another_environment_is_named() {
+    let folder = tempfile::tempdir_in("/var/tmp").unwrap();
+    compile(folder.path(), OTHER_ENVIRONMENT, &["-O1"]);
+    for environment in ["none", "other"] {
+        let mut command = as_nobody(folder.path());
+        command.arg(folder.path().join("uzswap")).args(["run", "--in-process", "--memory", "1G"]);
+        command.arg(folder.path().join("program")).arg(environment);
+        check(&command.output().unwrap(), "left program: its LD_PRELOAD lacks the library");
+    }
+}
+
+/// Grows, and has a child that shares its memory for some seconds, or none.
+const SHARING: &str = r#"
+#define _GNU_SOURCE
+#include <sched.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
+static int rest(void *unused) { (void)unused; sleep(4); _exit(0); }
+int main(int count, char **arguments) {
+    static char *blocks[40];
+    for (int i = 0; i < 40; i++) memset(blocks[i] = malloc(1 << 20), i, 1 << 20), usleep(4000);
+    char *stack = (char *)malloc(1 << 16) + (1 << 16);
+    if (count > 1 && waitpid(clone(rest, stack, CLONE_VM | SIGCHLD, NULL), NULL, 0) < 0) return 1;
+    for (int i = 0; i < 40; i++)
+        for (int at = 0; at < 1 << 20; at++) if (blocks[i][at] != i) return 2;
+    puts("hello");
+    return arguments[0] ? 7 : 0;
+}
+"#;
+
+#[test]
+fn a_child_that_has_its_parent_s_memory_is_not_named() {
+    let folder = tempfile::tempdir_in("/var/tmp").unwrap();
+    compile(folder.path(), SHARING, &["-O1"]);
+    let mut command = as_nobody(folder.path());
+    command.arg(folder.path().join("uzswap")).args(["run", "--in-process", "--memory", "32M"]);
+    let output = command.arg(folder.path().join("program")).arg("shares").output().unwrap();
+    check(&output, "memory of 1 processes was kept small");
+    assert!(!said(&output).iter().any(|line| line.contains("left program")), "{output:?}");
+}
+
+#[test]
+fn a_program_in_an_emulator_leaves_its_memory_to_that() {
+    const EMULATOR: &str = "/usr/bin/qemu-x86_64";
+    if !Path::new(EMULATOR).exists() {
+        return println!("skipped: there is no qemu-user");
+    }
+    let folder = tempfile::tempdir_in("/var/tmp").unwrap();
+    compile(folder.path(), SHARING, &["-O1"]);
+    let mut command = as_nobody(folder.path());
+    command.args(["timeout", "--signal=KILL", "60"]).arg(folder.path().join("uzswap"));
+    command.args(["run", "--in-process", "--memory", "32M", EMULATOR]);
+    let output = command.arg(folder.path().join("program")).output().unwrap();
+    check(&output, "memory of 1 processes was kept small");
+    let reason = "an emulator makes its system calls (qemu-user, valgrind, proot)";
+    assert!(said(&output).iter().any(|line| line.contains(reason)), "{output:?}");
+}
+
 #[test]
 fn a_runtime_folder_of_somebody_else_is_passed_over() {
     let folder = tempfile::tempdir_in("/var/tmp").unwrap();
