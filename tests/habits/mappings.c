@@ -509,6 +509,43 @@ static int dispatched(void) {
     return 0;
 }
 
+static void *use_stack(void *given) {
+    volatile unsigned char own[96 << 10];
+    for (size_t i = 0; i < sizeof own; i += PAGE) own[i] = i / PAGE + *(int *)given;
+    size_t sum = 0;
+    for (size_t i = 0; i < sizeof own; i += PAGE) sum += own[i];
+    return (void *)sum;
+}
+
+// An allocator has pieces of 1 MiB with a guard behind each one's description; stacks, which have
+// one as well, are used again by later threads.
+static int guarded(void) {
+    enum { COUNT = 32, THREADS = 8 };
+    unsigned char *pieces = map(COUNT * MIB);
+    for (size_t i = 0; i < COUNT; i++) {
+        mprotect(pieces + i * MIB + 2 * PAGE, PAGE, PROT_NONE);
+        memset(pieces + i * MIB + 3 * PAGE, i + 1, MIB - 3 * PAGE);
+    }
+    size_t sum = 0;
+    for (int round = 0; round < 3; round++) {
+        pthread_t threads[THREADS];
+        int numbers[THREADS];
+        for (int i = 0; i < THREADS; i++) {
+            numbers[i] = i + round;
+            pthread_create(&threads[i], NULL, use_stack, &numbers[i]);
+        }
+        for (int i = 0; i < THREADS; i++) {
+            void *one;
+            pthread_join(threads[i], &one);
+            sum += (size_t)one;
+        }
+        if (!round) grow();
+        for (size_t i = 0; i < COUNT; i++) sum += pieces[i * MIB + 9 * PAGE + round];
+    }
+    printf("%zu\n", sum);
+    return 0;
+}
+
 int main(int arguments, char **argument) {
     static const struct named all[] = {
         { "children", children }, { "uninherited", uninherited }, { "undumpable", undumpable },
@@ -517,6 +554,7 @@ int main(int arguments, char **argument) {
         { "sparse", sparse }, { "late", late }, { "low", low }, { "joined", joined },
         { "named_as_ours", named_as_ours }, { "code", code }, { "own_code", own_code },
         { "written_code", written_code }, { "holes", holes },
+        { "guarded", guarded },
         { "attached", attached }, { "dispatched", dispatched },
     };
     return choose(all, sizeof all / sizeof *all, arguments > 1 ? argument[1] : "");

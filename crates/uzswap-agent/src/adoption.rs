@@ -16,8 +16,6 @@ use uzswap_sys::own_threads;
 use uzswap_sys::smaps::{self, Described};
 use uzswap_tree::Table;
 
-/// A guard below a stack is at most so long.
-const GUARD_MAX: usize = 64 << 10;
 /// A mapping of no more, in which a thread has its stack, is that stack. A larger one is memory of
 /// which a part is a stack, such as a coroutine's in the heap.
 const STACK_MAX: usize = 16 << 20;
@@ -194,12 +192,8 @@ pub fn adopt_all(modules: &[sites::Module], stopped: &[Staying]) -> layout::Layo
     let text = looker::apart(|| smaps::read().unwrap_or_default());
     let all = smaps::parse(&text);
     let kept = kept(modules);
-    let mut before: Option<&Described<'_>> = None;
     for one in &all {
         let range = &one.mapped.range;
-        let has_guard = before.is_some_and(|before| is_guard(before, range.start));
-        before = Some(one);
-        let is_heap = one.mapped.name == "[heap]";
         if !is_plain(one) {
             continue;
         }
@@ -208,7 +202,7 @@ pub fn adopt_all(modules: &[sites::Module], stopped: &[Staying]) -> layout::Layo
             (Some(why), _) => note_left(why, one.page_bytes),
             (None, b"---p") if is_free() => layout.reserve(range.clone()),
             (None, b"rw-p" | b"r--p") => {
-                adopt_around(one, (&kept, stopped), has_guard && !is_heap);
+                adopt_around(one, &kept, stopped);
             }
             _ => {}
         }
@@ -221,12 +215,6 @@ fn is_plain(one: &Described<'_>) -> bool {
     let name = one.mapped.name;
     let is_unnamed = name.is_empty() || name.starts_with("[anon:") || name == "[heap]";
     !one.mapped.has_file && is_unnamed && one.mapped.access[3] == b'p'
-}
-
-/// True if a mapping may be the guard of a stack that begins at an address.
-fn is_guard(one: &Described<'_>, stack: usize) -> bool {
-    let range = &one.mapped.range;
-    range.end == stack && one.mapped.access.starts_with(b"---") && range.len() <= GUARD_MAX
 }
 
 /// The memory that stays, whatever the kernel has joined it with.
@@ -245,13 +233,10 @@ fn kept(modules: &[sites::Module]) -> Vec<Range<usize>> {
     kept
 }
 
-/// Adopts the parts of a mapping that may be adopted. The mapping begins with the stack of a thread
-/// if there is a guard before it.
-fn adopt_around(
-    one: &Described<'_>,
-    (kept, stopped): (&[Range<usize>], &[Staying]),
-    has_guard: bool,
-) {
+/// Adopts the parts of a mapping that may be adopted. A stack is known by the thread that is in it,
+/// not by a guard below it: allocators have guards in their memory, too. A stack that is in no use
+/// may leave, because a call that starts a thread there gives back the part that serves its faults.
+fn adopt_around(one: &Described<'_>, kept: &[Range<usize>], stopped: &[Staying]) {
     let range = one.mapped.range.clone();
     // The block of a thread is at the end of its stack, but for the program's first one. This
     // thread is ours as well.
@@ -262,10 +247,8 @@ fn adopt_around(
     let stacks_end = blocks.map(|block| (block + THREAD).next_multiple_of(PAGE_BYTES)).max();
     let is_running =
         |thread: &Staying| range.contains(&thread.stack) && !range.contains(&thread.block);
-    let is_ours = kept.iter().any(|kept| kept.start <= range.start && range.start < kept.end);
-    let is_stack = has_guard && stacks_end.is_none() && !is_ours;
     let is_small = range.len() <= STACK_MAX;
-    if is_stack || is_small && stopped.iter().any(is_running) {
+    if is_small && stopped.iter().any(is_running) {
         return note_left(Stays::Stack, one.page_bytes);
     }
     let stacks = stopped.iter().filter(|thread| is_running(thread)).map(|thread| thread.stack);

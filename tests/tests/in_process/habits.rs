@@ -166,6 +166,16 @@ fn memory_that_stays_is_named_with_all_of_it_whenever_it_came() {
 }
 
 #[test]
+fn memory_with_guards_in_it_leaves() {
+    let folder = folder("mappings.c");
+    for means in ["userfaultfd", "userfaultfd-copies", "guards", "protection"] {
+        compare_with("mappings.c", &["guarded"], &format!("export UZSWAP_MEANS={means};"));
+        let with = run(folder.path(), &format!("UZSWAP_MEANS={means} {RUN} ./program guarded"));
+        assert_eq!(stays(&with, "stack of a thread"), 0.0, "{means}: {}", said(&with));
+    }
+}
+
+#[test]
 fn memory_that_is_only_read_leaves_too() {
     compare("mappings.c", &["read_only"]);
 }
