@@ -546,6 +546,31 @@ static int guarded(void) {
     return 0;
 }
 
+// As servers do, it writes its title over its environment, and clears that. Only then it grows, by
+// memory of no pattern.
+extern char **environ;
+static int titled(void) {
+    for (char **one = environ; *one; one++) memset(*one, ' ', strlen(*one));
+    clearenv();
+    enum { COUNT = 64 };
+    unsigned *parts[COUNT], number = 1, sum = 0;
+    for (int i = 0; i < COUNT; i++) {
+        parts[i] = (unsigned *)map(MIB);
+        for (size_t at = 0; at < MIB / sizeof number; at++) {
+            number ^= number << 13;
+            number ^= number >> 17;
+            number ^= number << 5;
+            parts[i][at] = number;
+        }
+        usleep(4000);
+    }
+    for (int round = 0; round < 2; round++)
+        for (int i = 0; i < COUNT; i++)
+            for (size_t at = 0; at < MIB / sizeof number; at += 512) sum += parts[i][at];
+    printf("%u\n", sum);
+    return 0;
+}
+
 int main(int arguments, char **argument) {
     static const struct named all[] = {
         { "children", children }, { "uninherited", uninherited }, { "undumpable", undumpable },
@@ -554,7 +579,7 @@ int main(int arguments, char **argument) {
         { "sparse", sparse }, { "late", late }, { "low", low }, { "joined", joined },
         { "named_as_ours", named_as_ours }, { "code", code }, { "own_code", own_code },
         { "written_code", written_code }, { "holes", holes },
-        { "guarded", guarded },
+        { "guarded", guarded }, { "titled", titled },
         { "attached", attached }, { "dispatched", dispatched },
     };
     return choose(all, sizeof all / sizeof *all, arguments > 1 ? argument[1] : "");

@@ -63,7 +63,7 @@ use uzswap_sys::fault_signals::{self, Blocked};
 use uzswap_sys::{map, own_threads};
 use uzswap_tree::front::{Front, STACK};
 use uzswap_tree::share::Allowance;
-use uzswap_tree::{Table, Tree};
+use uzswap_tree::{Setting, Table, Tree};
 use watcher::Watcher;
 
 /// The state of a program that was taken over.
@@ -132,7 +132,7 @@ impl Drop for Inside {
 fn begin(front: &'static Front) {
     // Before anything is allocated.
     map::place::set_apart();
-    IS_RECORDED.store(std::env::var_os("UZSWAP_ACCESSES").is_some(), Relaxed);
+    IS_RECORDED.store(front.tree.table().setting(Setting::Accesses).is_some(), Relaxed);
     let _ = FRONT.set(front);
     fault_signals::set_masks_by(signals::set_mask);
 }
@@ -257,8 +257,7 @@ fn take_over(budget: u64, table: &Table) {
     if stage::now() != Stage::TakingOver {
         return;
     }
-    let compressor = std::env::var("UZSWAP_COMPRESSOR").unwrap_or("lz4".into());
-    let taken = takeover::take_over(budget, &compressor);
+    let taken = takeover::take_over(budget);
     tree().into_iter().for_each(|tree| tree.reserve(0));
     match taken {
         Ok(()) => {

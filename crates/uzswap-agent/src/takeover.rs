@@ -13,11 +13,12 @@ use crate::{
 };
 use crate::{layout, processes, seen, signals, stacks, threads};
 use rustix::process::{Resource, getrlimit};
-use std::ffi::CStr;
+use std::ffi::{CStr, OsStr};
 use std::fs;
 use std::io;
 use std::iter::successors;
 use std::ops::Range;
+use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
 use std::ptr;
 use std::sync::atomic::{AtomicPtr, Ordering::*};
@@ -27,6 +28,7 @@ use uzswap_calls::{Looks, Patcher, PreparedPatch, table, writable_code};
 use uzswap_region::{Mode, OnFork, Pager, PagerBuilder};
 use uzswap_sys::fault_signals::{self, Stopped};
 use uzswap_sys::{map, own_threads, smaps};
+use uzswap_tree::Setting;
 use uzswap_tree::front::STACK;
 
 /// How often threads that do not stop are tried again.
@@ -69,7 +71,7 @@ fn check(modules: &[sites::Module], thread: i32) -> Result<(), String> {
 }
 
 /// Takes the program over, with this budget. Errors say why it cannot be; then all is as before.
-pub fn take_over(memory: u64, compressor: &str) -> Result<(), String> {
+pub fn take_over(memory: u64) -> Result<(), String> {
     let modules = sites::modules();
     let me = rustix::thread::gettid().as_raw_nonzero().get();
     check(&modules, me)?;
@@ -80,7 +82,7 @@ pub fn take_over(memory: u64, compressor: &str) -> Result<(), String> {
     let mut patcher = Patcher::new(looks).map_err(|error| said(&error))?;
     adoption::note_variables(&modules);
     let (work, in_kernels) = prepare(&mut patcher, &modules).map_err(|error| said(&error))?;
-    let pager = pager(memory, compressor).map_err(|error| match os_error(&error) {
+    let pager = pager(memory).map_err(|error| match os_error(&error) {
         Some(libc::EMFILE) => too_few_descriptors(),
         _ => said(&error),
     })?;
@@ -246,10 +248,10 @@ fn sites_of(modules: &[&sites::Module]) -> Vec<Site> {
 }
 
 /// Makes a pager; once more if the program has just closed all its descriptors, and ours.
-fn pager(memory: u64, compressor: &str) -> Result<Pager, uzswap_region::Error> {
-    let made = match try_pager(memory, compressor) {
+fn pager(memory: u64) -> Result<Pager, uzswap_region::Error> {
+    let made = match try_pager(memory) {
         // A call found a descriptor closed.
-        Err(error) if os_error(&error) == Some(libc::EBADF) => try_pager(memory, compressor),
+        Err(error) if os_error(&error) == Some(libc::EBADF) => try_pager(memory),
         other => other,
     };
     // It may be short of memory before the thread that watches looks at it.
@@ -285,24 +287,34 @@ fn too_few_descriptors() -> String {
     format!("its limit of {limit} descriptors leaves too few for ours: raise it (ulimit -n)")
 }
 
-fn try_pager(memory: u64, compressor: &str) -> Result<Pager, uzswap_region::Error> {
-    let pager = Pager::builder().memory(memory).compressor(compressor);
+fn try_pager(memory: u64) -> Result<Pager, uzswap_region::Error> {
+    let set = |setting| tree()?.table().setting(setting);
+    let text = |setting| set(setting)?.into_string().ok();
+    let compressor = text(Setting::Compressor).unwrap_or_else(|| "lz4".into());
+    let pager = Pager::builder().memory(memory).compressor(&compressor);
     // No process has a larger share than all of it. Where accesses are recorded the pool is beside.
     let all = tree().filter(|_| !crate::is_recorded()).map(|tree| tree.table().total.load(Relaxed));
     let pager = all.into_iter().fold(pager, PagerBuilder::memory_max);
     let pager = pager.mode(crate::mode()).on_fork(OnFork::Whole);
     // `uzswap run` has tried it.
-    let means = std::env::var("UZSWAP_MEANS").ok().and_then(|name| name.parse().ok());
+    let means = text(Setting::Means).and_then(|name| name.parse().ok());
     let pager = means.into_iter().fold(pager, PagerBuilder::means);
-    let trace = std::env::var_os("UZSWAP_ACCESSES");
-    let pager = trace.into_iter().fold(pager, PagerBuilder::accesses);
-    let store = std::env::var("UZSWAP_STORE").ok();
+    let pager = set(Setting::Accesses).into_iter().fold(pager, PagerBuilder::accesses);
+    let store = text(Setting::Store);
     let pager = store.iter().fold(pager, |pager, store| pager.backing(store));
-    let backing = std::env::var("UZSWAP_BACKING").unwrap_or_default();
-    match backing.rsplit_once(':').and_then(|(folder, size)| Some((folder, size.parse().ok()?))) {
+    let backing = set(Setting::Backing).unwrap_or_default();
+    match folder_and_size(&backing) {
         Some((folder, bytes)) => pager.unnamed_backing(folder, bytes).build(),
         None => pager.build(),
     }
+}
+
+/// The parts of [`Setting::Backing`].
+fn folder_and_size(backing: &OsStr) -> Option<(&OsStr, u64)> {
+    let bytes = backing.as_bytes();
+    let colon = bytes.iter().rposition(|byte| *byte == b':')?;
+    let size = str::from_utf8(bytes.get(colon + 1..)?).ok()?.parse().ok()?;
+    Some((OsStr::from_bytes(bytes.get(..colon)?), size))
 }
 
 /// True if this library's threads run, and are known: while one is being made it blocks all

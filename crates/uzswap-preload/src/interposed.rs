@@ -6,7 +6,7 @@
 
 use crate::loading::{self, hooks};
 use crate::masks::{self, set_mask};
-use crate::{asked, front, reserved, thread_locals, variable};
+use crate::{asked, front, reserved, thread_locals};
 use libc::{c_char, c_int, c_long, c_ulong, sigaction as Action, sigset_t, stat};
 use std::arch::asm;
 use std::ffi::{CStr, c_void};
@@ -15,13 +15,9 @@ use std::sync::atomic::{AtomicUsize, Ordering::*};
 use uzswap_tree::devices;
 use uzswap_tree::front::{FILTERED, Fork};
 
-/// True if faults come by SIGSEGV, which is then never blocked either.
-pub fn protects() -> bool {
-    let protects = variable(c"UZSWAP_PROTECTS").is_some();
-    if protects {
-        masks::add_ours(libc::SIGSEGV);
-    }
-    protects
+/// Keeps SIGSEGV, by which faults come, from being blocked.
+pub fn protect() {
+    masks::add_ours(libc::SIGSEGV);
 }
 
 unsafe extern "C" {

@@ -82,6 +82,10 @@ extern "C" fn begin() {
     if !is_set_up {
         return say(&[b"the C library has no room for its handlers"]);
     }
+    let protects = tree.table().protects.load(Relaxed) != 0;
+    if protects {
+        interposed::protect();
+    }
     let front = Front {
         form: FORM,
         tree,
@@ -90,7 +94,7 @@ extern "C" fn begin() {
         room: thread_locals::distance(),
         room_bytes: thread_locals::BYTES,
         key,
-        protects: interposed::protects(),
+        protects,
         has_own_allocator: interposed::has_own_allocator(),
         process: AtomicU32::new(uzswap_tree::own_number()),
         waits: AtomicU32::new(0),

@@ -16,9 +16,12 @@ pub mod front;
 mod remote;
 pub mod share;
 mod table;
+mod text;
 
 pub use remote::{Remote, RemoteSums, TIMES};
-pub use table::{Figures, LeftAlone, MANAGED_MIN, Member, REASONS, SILENT_MAX, SLOTS, Table};
+pub use table::{
+    Figures, LeftAlone, MANAGED_MIN, Member, REASONS, SILENT_MAX, SLOTS, Setting, Table,
+};
 
 use rustix::fs::{self, Mode, OFlags};
 use rustix::path::Arg;
@@ -387,6 +390,15 @@ mod tests {
         assert_eq!(all[0], LeftAlone { process, part: None, text });
         assert_eq!((all[1].text.len(), all[1].part), (REASON_WORDS * 8, Some(5 << 20)));
         assert_eq!(watcher.table().unmanaged.load(Relaxed), REASONS as u64 + 2);
+    }
+
+    #[test]
+    fn a_setting_is_whole_or_refused() {
+        let (_folder, watcher, [first, _second]) = two_of(100);
+        assert!(watcher.table().set(Setting::Backing, b"/var/tmp:5"));
+        assert!(!watcher.table().set(Setting::Accesses, &[b'x'; 5000]));
+        assert_eq!(first.table().setting(Setting::Backing), Some("/var/tmp:5".into()));
+        assert_eq!(first.table().setting(Setting::Store), None);
     }
 
     #[test]

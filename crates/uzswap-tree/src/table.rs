@@ -1,14 +1,17 @@
 //! The file that all processes of a tree map: a slot for each, sums, and the programs left alone.
 
+use crate::text::Text;
 use crate::{RemoteSums, exists, own_number};
 use rustix::thread::futex;
+use std::ffi::OsString;
+use std::os::unix::ffi::OsStringExt;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::*};
 
 /// Most processes that are counted at once.
 pub const SLOTS: usize = 1000;
 
 /// Changes with the layout below: a file of another version is not accepted.
-pub(crate) const FORM: u64 = 0x757a_7472_6565_000b;
+pub(crate) const FORM: u64 = 0x757a_7472_6565_000c;
 
 /// A process with less memory need not report it: the maker of the tree counts it.
 pub const SILENT_MAX: u64 = 12 << 20;
@@ -54,6 +57,33 @@ pub struct Table {
     reasons_used: AtomicU32,
     reasons: [Reason; REASONS],
     pub(crate) slots: [ProcessSlot; SLOTS],
+    /// 1: faults come by SIGSEGV, because userfaultfd is denied.
+    pub protects: AtomicU32,
+    settings: [Text<SETTING_WORDS>; Setting::COUNT],
+}
+
+/// A path is no longer.
+const SETTING_WORDS: usize = 512;
+
+/// A text that each process needs as it is taken over. Its environment does not keep it: servers
+/// clear theirs, or write their title there.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(usize)]
+pub enum Setting {
+    /// The name of the means by which pages leave.
+    Means,
+    /// The compressor of new pages.
+    Compressor,
+    /// The folder of each process's backing, a colon, and its size in bytes.
+    Backing,
+    /// The address of a store in another machine's memory.
+    Store,
+    /// The log that accesses are written to.
+    Accesses,
+}
+
+impl Setting {
+    const COUNT: usize = Self::Accesses as usize + 1;
 }
 
 /// A program that was left alone, or a part of its memory, and the reason.
@@ -63,22 +93,7 @@ struct Reason {
     process: AtomicU32,
     /// Bytes of the part; 0 of the whole program.
     part: AtomicU64,
-    /// Bytes of the text.
-    bytes: AtomicU32,
-    text: [AtomicU64; REASON_WORDS],
-}
-
-impl Reason {
-    fn text(&self) -> impl Iterator<Item = u8> + '_ {
-        let bytes = (self.bytes.load(Relaxed) as usize).min(REASON_WORDS * 8);
-        let words = self.text.iter().flat_map(|word| word.load(Relaxed).to_le_bytes());
-        words.take(bytes)
-    }
-
-    /// True if it has this text, as far as there is room for it.
-    fn says(&self, text: &[&[u8]]) -> bool {
-        self.text().eq(text.iter().copied().flatten().copied().take(REASON_WORDS * 8))
-    }
+    text: Text<REASON_WORDS>,
 }
 
 /// A program whose memory, or a part of it, was not kept small.
@@ -139,7 +154,8 @@ impl Table {
     /// same text the largest part counts.
     pub fn leave_part(&self, part: u64, text: &[&[u8]]) {
         let own = own_number();
-        let is_it = |reason: &&Reason| reason.process.load(Acquire) == own && reason.says(text);
+        let is_it =
+            |reason: &&Reason| reason.process.load(Acquire) == own && reason.text.says(text);
         match self.noted().iter().find(is_it) {
             Some(reason) => _ = reason.part.fetch_max(part, Relaxed),
             None => self.note(part, text),
@@ -154,13 +170,7 @@ impl Table {
     fn note(&self, part: u64, text: &[&[u8]]) {
         let at = self.reasons_used.fetch_add(1, Relaxed) as usize;
         let Some(reason) = self.reasons.get(at) else { return };
-        let mut bytes = 0;
-        for byte in text.iter().flat_map(|part| part.iter()) {
-            let Some(word) = reason.text.get(bytes / 8) else { break };
-            word.fetch_or(u64::from(*byte) << (bytes % 8 * 8), Relaxed);
-            bytes += 1;
-        }
-        reason.bytes.store(bytes as u32, Relaxed);
+        reason.text.write(text);
         reason.part.store(part, Relaxed);
         // Last: from now on it is read.
         reason.process.store(own_number(), Release);
@@ -170,12 +180,23 @@ impl Table {
     pub fn left_alone(&self) -> Vec<LeftAlone> {
         let noted = self.noted().iter().filter_map(|reason| {
             let process = reason.process.load(Acquire);
-            let text: Vec<u8> = reason.text().collect();
+            let text: Vec<u8> = reason.text.bytes().collect();
             let text = String::from_utf8_lossy(&text).into_owned();
             let part = Some(reason.part.load(Relaxed)).filter(|part| *part > 0);
             (process != 0).then_some(LeftAlone { process, part, text })
         });
         noted.collect()
+    }
+
+    /// Keeps a setting for the processes that will be started. `false`: it is too long.
+    pub fn set(&self, setting: Setting, value: &[u8]) -> bool {
+        self.settings[setting as usize].write(&[value])
+    }
+
+    /// A setting, unless it has none.
+    pub fn setting(&self, setting: Setting) -> Option<OsString> {
+        let bytes: Vec<u8> = self.settings[setting as usize].bytes().collect();
+        (!bytes.is_empty()).then(|| OsString::from_vec(bytes))
     }
 
     /// Asks a process of the tree to bring all of its pages in, and to keep them there as long as

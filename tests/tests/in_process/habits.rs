@@ -198,6 +198,13 @@ fn a_shared_segment_is_attached_over_memory_by_each_means() {
 }
 
 #[test]
+fn a_program_that_clears_its_environment_has_a_backing() {
+    for means in ["userfaultfd", "userfaultfd-copies", "guards", "protection"] {
+        compare_with("mappings.c", &["titled"], &format!("export UZSWAP_MEANS={means};"));
+    }
+}
+
+#[test]
 fn threads_with_names_of_ours_are_the_program_s() {
     compare("mappings.c", &["named_as_ours"]);
 }

@@ -21,8 +21,10 @@ use left_alone::{Alone, LeftAlone};
 use rustix::fs::{StatVfsMountFlags, statvfs};
 use serde::Serialize;
 use std::env;
+use std::ffi::OsString;
 use std::fs::{self, File, Metadata};
 use std::io;
+use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode, ExitStatus};
 use std::sync::atomic::Ordering::Relaxed;
@@ -32,18 +34,15 @@ use uzswap_engine::PAGE_BYTES;
 use uzswap_region::{Means, Mode, Pager};
 use uzswap_remote::{Address, Connected};
 use uzswap_sys::{cpu, process};
-use uzswap_tree::{Table, Tree};
+use uzswap_tree::{Setting, Table, Tree};
 
 /// The library that is preloaded, as it is installed and as it is built.
 const LIBRARY: &str = "libuzswap_preload.so";
 /// The one that it loads, from beside it.
 const AGENT: &str = "libuzswap_agent.so";
 
-/// Names the means to begin with, for tests and measurements; the library looks for it, too.
+/// Names the means to begin with, for tests and measurements.
 const MEANS: &str = "UZSWAP_MEANS";
-
-/// Names the log that accesses are written to.
-const ACCESSES: &str = "UZSWAP_ACCESSES";
 
 /// How pages leave here. Error: the reason, and the fate of the command.
 pub fn check() -> Result<Means, String> {
@@ -105,9 +104,8 @@ pub fn run(arguments: &RunArguments, accesses: Option<&Path>) -> Result<ExitCode
     command.args(&arguments.command[1..]);
     let file = match prepared {
         Ok(file) => {
-            preload(arguments, backing, store.as_ref(), &file, library, &mut command);
-            // Not that of a recording around this run.
-            command.env_remove(ACCESSES).envs(accesses.map(|log| (ACCESSES, log)));
+            keep_settings(arguments, backing, store.as_ref(), accesses, &file)?;
+            preload(&file, library, &mut command);
             Some(file)
         }
         Err(missing) if accesses.is_some() => {
@@ -300,34 +298,42 @@ impl Peak {
     }
 }
 
-/// Has a command load the library, and the library find the memory that its processes share.
-fn preload(
+/// Keeps the settings of a run where its processes find them. Error: one that is too long.
+fn keep_settings(
     arguments: &RunArguments,
     backing: Option<(PathBuf, u64)>,
     store: Option<&Address>,
+    accesses: Option<&Path>,
     file: &TreeFile,
-    library: PathBuf,
-    command: &mut Command,
-) {
-    command.env("UZSWAP_TREE", &file.path);
-    command.env(MEANS, file.means.name());
-    match file.means.mode() {
-        Mode::Protection => command.env("UZSWAP_PROTECTS", "1"),
-        // Of a run outside of this one.
-        _ => command.env_remove("UZSWAP_PROTECTS"),
-    };
-    if let Some((folder, bytes)) = backing {
+) -> Result<(), Failure> {
+    let table = file.tree.table();
+    table.protects.store((file.means.mode() == Mode::Protection).into(), Relaxed);
+    let place = backing.map(|(folder, bytes)| {
         let mut place = folder.into_os_string();
         place.push(format!(":{bytes}"));
-        command.env("UZSWAP_BACKING", place);
+        place
+    });
+    let compressor = arguments.cache.compressor.as_ref();
+    let settings = [
+        (Setting::Means, Some(file.means.name().into())),
+        (Setting::Compressor, compressor.map(|compressor| compressor.to_string().into())),
+        (Setting::Backing, place),
+        (Setting::Store, store.map(|address| address.to_string().into())),
+        (Setting::Accesses, accesses.map(OsString::from)),
+    ];
+    for (setting, value) in settings {
+        let value = value.unwrap_or_default();
+        if !table.set(setting, value.as_bytes()) {
+            let value = value.display();
+            return Err(Failure::new(format!("{value}: more than 4096 bytes; name it shorter")));
+        }
     }
-    match store {
-        Some(address) => command.env("UZSWAP_STORE", address.to_string()),
-        None => command.env_remove("UZSWAP_STORE"),
-    };
-    if let Some(compressor) = &arguments.cache.compressor {
-        command.env("UZSWAP_COMPRESSOR", compressor.to_string());
-    }
+    Ok(())
+}
+
+/// Has a command load the library, and the library find the memory that its processes share.
+fn preload(file: &TreeFile, library: PathBuf, command: &mut Command) {
+    command.env("UZSWAP_TREE", &file.path);
     let others = env::var_os("LD_PRELOAD").unwrap_or_default();
     let mut preload = library.into_os_string();
     if !others.is_empty() {
