@@ -2,7 +2,7 @@
 //! remains of killed ones.
 
 use crate::cli::StatusArguments;
-use crate::commands::in_process;
+use crate::commands::in_process::tree_file;
 use crate::device::folder::{self, Lock};
 use crate::device::keeper;
 use crate::device::ledger::{self, LedgerState};
@@ -57,7 +57,7 @@ pub fn require_root() -> Result<(), Failure> {
 
 /// Prints it.
 pub fn status(arguments: &StatusArguments) -> Result<(), Failure> {
-    let in_process = in_process::running();
+    let in_process = tree_file::running();
     if let Some(process) = arguments.bring_in {
         return bring_in(process, &in_process);
     }

@@ -1,0 +1,110 @@
+//! The file that the processes of a run share: where it is made and found, and when one is stale.
+
+use std::env;
+use std::fs::{self, File, Metadata};
+use std::io;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+use uzswap_region::Means;
+use uzswap_sys::process;
+use uzswap_tree::{Table, Tree};
+
+/// Where files that processes share are, in order of preference. Some containers have no /dev/shm,
+/// and `su` may leave the first one of another user.
+fn folders() -> Vec<PathBuf> {
+    let own = env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from);
+    own.into_iter().chain(["/dev/shm", "/tmp"].map(PathBuf::from)).collect()
+}
+
+/// The prefix of the files' names; the number of the run follows.
+const PREFIX: &str = "uzswap-";
+
+/// The files by the numbers of their runs.
+fn files() -> impl Iterator<Item = (u32, PathBuf)> {
+    let entries = folders().into_iter().filter_map(|folder| fs::read_dir(folder).ok());
+    entries.flatten().flatten().filter_map(|entry| {
+        let number = entry.file_name().to_str()?.strip_prefix(PREFIX)?.parse().ok()?;
+        Some((number, entry.path()))
+    })
+}
+
+/// The runs whose files this user may read, by their numbers. One that was killed is among them
+/// while a process of it lives.
+pub fn running() -> Vec<(u32, Tree, PathBuf)> {
+    let all = files().filter_map(|(run, path)| Some((run, Tree::look(&path).ok()?, path)));
+    all.filter(|(_, tree, path)| is_in_use(tree.table()) || is_locked(path)).collect()
+}
+
+/// True if the run, or a process of it, lives. One that nobody waits for exists beyond its end.
+fn is_in_use(table: &Table) -> bool {
+    table.is_in_use(|process| process::has_ended(process as i32))
+}
+
+/// True for the file of a run in another PID namespace, where its processes have numbers that say
+/// nothing here.
+fn is_locked(path: &Path) -> bool {
+    File::open(path).is_ok_and(|file| file.try_lock().is_err())
+}
+
+/// Removes the files of runs that were killed, and of whose processes none is left.
+fn remove_stale() {
+    for (_, path) in files() {
+        let is_used = match Tree::look(&path) {
+            Ok(tree) => is_in_use(tree.table()),
+            Err(_) => !is_abandoned(&path),
+        };
+        if !is_used && !is_locked(&path) {
+            // Another user's, or somebody was faster.
+            let _ = fs::remove_file(path);
+        }
+    }
+}
+
+/// A run completes its file within moments, if it is not killed before.
+const MOMENTS: Duration = Duration::from_secs(60);
+
+/// True if a file was made by a run that was killed before it wrote into it.
+fn is_abandoned(path: &Path) -> bool {
+    let age = fs::symlink_metadata(path).ok().filter(Metadata::is_file);
+    let age = age.and_then(|file| file.modified().ok()?.elapsed().ok());
+    age.is_some_and(|age| age > MOMENTS)
+        && fs::read(path).is_ok_and(|bytes| bytes.iter().all(|byte| *byte == 0))
+}
+
+/// The file that the processes share; removed at the end.
+pub struct TreeFile {
+    pub path: PathBuf,
+    /// Locked while the run lives, for processes that see the file but not the run's processes.
+    _lock: File,
+    pub tree: Tree,
+    pub means: Means,
+}
+
+impl TreeFile {
+    /// Error: no folder takes one, with the reason of each.
+    pub fn create(memory: u64, means: Means) -> Result<Self, String> {
+        remove_stale();
+        let mut reasons = Vec::new();
+        for folder in folders() {
+            let path = folder.join(format!("{PREFIX}{}", std::process::id()));
+            let create = || {
+                let tree = Tree::create(&path, memory)?;
+                let lock = File::open(&path)?;
+                lock.lock_shared()?;
+                Ok::<_, io::Error>((tree, lock))
+            };
+            match create() {
+                Ok((tree, lock)) => return Ok(Self { path, _lock: lock, tree, means }),
+                Err(error) => reasons.push(format!("{}: {error}", path.display())),
+            }
+        }
+        Err(format!("no folder takes a file: {}", reasons.join(", ")))
+    }
+}
+
+impl Drop for TreeFile {
+    fn drop(&mut self) {
+        // Somebody has removed it: nothing is left.
+        let _ = fs::remove_file(&self.path);
+    }
+}
