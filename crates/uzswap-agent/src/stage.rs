@@ -51,7 +51,8 @@ const TRANSITIONS: &[(Stage, Stage, &str)] = &[
     (
         Watched,
         Refused,
-        "no thread can be started, few calls are permitted (seccomp), or there is no /proc",
+        "no thread can be started, few calls are permitted (seccomp), there is no /proc, or an \
+         emulator runs it",
     ),
     (Watched, Loaded, "in a child"),
     (TakingOver, Adopting, "its calls are replaced, while its threads stand still"),
@@ -60,7 +61,11 @@ const TRANSITIONS: &[(Stage, Stage, &str)] = &[
     (Refused, Loaded, "in a child"),
     (Adopting, Managed, "its memory is adopted"),
     (Managed, Bare, "in a child"),
-    (Managed, LeftAlone, "it is about to forbid itself a call that brings pages in (seccomp)"),
+    (
+        Managed,
+        LeftAlone,
+        "it is about to forbid itself a call that brings pages in (seccomp), or has itself traced",
+    ),
     (Managed, LeftAlone, "in a child, whose pages cannot be watched"),
     (Bare, Managed, "threads of ours are started"),
     (Bare, Bare, "in a child"),
