@@ -22,10 +22,12 @@ const RECORDED: [(&str, [u64; 3]); 7] = [
     ("sort", [24, 28, 32]),
 ];
 
-/// By how many percent the simulator may be off.
-const OFF_MAX: u64 = 25;
+/// By how many percent the simulator may be off for one of them, and on average: the pager's own
+/// faults differ by up to a tenth from run to run.
+const OFF_MAX: u64 = 40;
+const OFF_MEAN_MAX: u64 = 18;
 /// The streams of `node` are short and many, and a pager tells fewer of them apart than are there.
-const OFF_MAX_OF_NODE: u64 = 45;
+const OFF_MAX_OF_NODE: u64 = 55;
 
 fn read(name: &str) -> Steps {
     let path =
@@ -81,6 +83,7 @@ fn the_pager_faults_on_recorded_programs_as_often_as_the_simulator_says() {
     if Mode::InThread.check().is_err() {
         return uzswap_engine::testing::skip("userfaultfd is denied");
     }
+    let mut all = Vec::new();
     for (name, memories) in RECORDED {
         let steps = read(name);
         for mib in memories {
@@ -97,6 +100,9 @@ fn the_pager_faults_on_recorded_programs_as_often_as_the_simulator_says() {
             let off = simulated.abs_diff(real) * 100 / real.max(1);
             let off_max = if name == "node" { OFF_MAX_OF_NODE } else { OFF_MAX };
             assert!(off <= off_max, "{name} in {mib} MiB: {real} faults, {simulated} simulated");
+            all.push(off);
         }
     }
+    let mean = all.iter().sum::<u64>() / all.len() as u64;
+    assert!(mean <= OFF_MEAN_MAX, "{mean} % on average: {all:?}");
 }

@@ -29,7 +29,7 @@ use std::time::{Duration, Instant};
 const WILD_STEPS: u64 = 1500;
 
 /// Steps within which a needed page comes, once nobody is killed any more.
-const ANSWER_STEPS: u32 = 4000;
+const ANSWER_STEPS: u32 = 8000;
 
 /// Steps before runs that are stopped go on.
 const CALM_STEPS: u32 = 300;
