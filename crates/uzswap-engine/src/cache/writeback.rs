@@ -325,16 +325,22 @@ impl Cache {
     /// The same with the writer's lock, and with cleaning where it is needed.
     fn write_as_writer(&self) -> bool {
         let before = self.pool.bytes();
+        let mut has_begun = false;
         loop {
             let mut writer = lock(&self.writeback.writer);
             if self.pool.bytes() < before {
-                return true; // The thread that had the writer made space.
+                // The thread that had the writer made space.
+                if has_begun {
+                    self.flush(&mut writer);
+                }
+                return true;
             }
             let written = self.counters.get(WrittenBack);
             if self.write_segment(&mut writer).is_some() {
                 self.flush(&mut writer);
                 return self.counters.get(WrittenBack) > written;
             }
+            has_begun = true;
         }
     }
 
