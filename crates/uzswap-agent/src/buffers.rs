@@ -1,8 +1,8 @@
 //! Calls that are given memory by their arguments: it is pinned for the time of the call.
 
 use crate::pins::{
-    MOST, Pins, UNTOLD, is_type, make, make_once, make_until_it_sees, peek, pin_touched,
-    pin_vector, used_of_futex,
+    BUFFERS_MAX, BYTES_MAX, MOST, Pins, UNTOLD, buffer_of, is_type, make, make_once,
+    make_until_it_sees, peek, pin_touched, pin_vector, used_of_futex,
 };
 use crate::{Agent, layout, stage, whole};
 use libc::c_long;
@@ -49,22 +49,20 @@ fn is_read_of_file(call: &Call) -> bool {
 /// kernel refuses such a list.
 fn read_in_parts(agent: &Agent, call: &mut Call) -> bool {
     let [file, list, count, place, high, flags] = call.arguments;
-    let bytes = size_of::<libc::iovec>() as u64;
-    let at = |number: u64| list.wrapping_add(number * bytes);
-    let buffers: Vec<_> = (0..count.min(COUNT_MAX)).map_while(|one| peek(at(one))).collect();
-    let all =
-        buffers.iter().try_fold(0_usize, |sum, one: &libc::iovec| sum.checked_add(one.iov_len));
+    let all = 0..count.min(BUFFERS_MAX);
+    let buffers: Vec<_> = all.map_while(|number| buffer_of(list, number)).collect();
+    let all = buffers.iter().try_fold(0_u64, |sum, (_, bytes)| sum.checked_add(*bytes));
     if buffers.len() as u64 != count || all.is_none_or(|all| all > BYTES_MAX) {
         return false;
     }
     let mut done = 0;
-    for buffer in buffers {
-        let mut rest = buffer.iov_len;
+    for (start, bytes) in buffers {
+        let mut rest = bytes;
         while rest > 0 {
-            let at = buffer.iov_base.wrapping_byte_add(buffer.iov_len - rest);
-            let part = libc::iovec { iov_base: at, iov_len: rest.min(MOST as usize) };
+            let (at, most) = (start.wrapping_add(bytes - rest), rest.min(MOST));
+            let part = libc::iovec { iov_base: at as *mut _, iov_len: most as usize };
             let mut pins = Pins::new(agent);
-            pins.pin(at as u64, part.iov_len as u64);
+            pins.pin(at, most);
             // By `preadv2`, minus one is the file's own position.
             let is_own = place == u64::MAX;
             let place = if is_own { place } else { place.wrapping_add(done as u64) };
@@ -76,8 +74,8 @@ fn read_in_parts(agent: &Agent, call: &mut Call) -> bool {
                 return true;
             }
             done += result;
-            rest -= result as usize;
-            if (result as usize) < part.iov_len {
+            rest -= result as u64;
+            if (result as u64) < most {
                 call.result = done;
                 return true;
             }
@@ -86,10 +84,6 @@ fn read_in_parts(agent: &Agent, call: &mut Call) -> bool {
     call.result = done;
     true
 }
-
-/// The kernel's maximum of a list, and of the bytes of one call.
-const COUNT_MAX: u64 = 1024;
-const BYTES_MAX: usize = 0x7fff_f000;
 
 /// True if a row does not tell the length of all memory. These calls take nothing from a queue.
 fn has_untold(buffers: &[Buffer]) -> bool {

@@ -6,7 +6,7 @@
 //! otherwise does not say which it was; a program that has one open is left alone.
 
 use crate::buffers::touched;
-use crate::pins::{Pins, make, peek, pin_vector};
+use crate::pins::{BUFFERS_MAX, Pins, buffer_of, make, peek, pin_vector};
 use crate::{Agent, inside, layout};
 use rustix::fs::{Dir, DirEntry, Mode, OFlags};
 use std::fs;
@@ -111,11 +111,9 @@ pub fn submit(agent: &Agent, call: &mut Call) -> Outcome {
             _ => {}
         }
         if stays && matches!(iocb.opcode, READ_VECTOR | WRITE_VECTOR) {
-            for part in 0..iocb.bytes.min(1024) {
-                let part = iocb.buffer.wrapping_add(part * size_of::<libc::iovec>() as u64);
-                if let Some(part) = peek::<libc::iovec>(part) {
-                    layout::give_back(agent, part.iov_base as u64, part.iov_len as u64);
-                }
+            let all = 0..iocb.bytes.min(BUFFERS_MAX);
+            for (at, bytes) in all.filter_map(|number| buffer_of(iocb.buffer, number)) {
+                layout::give_back(agent, at, bytes);
             }
         }
     }

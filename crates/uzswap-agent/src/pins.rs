@@ -168,14 +168,23 @@ pub fn poke<T: Copy>(at: u64, value: &T) -> bool {
     unsafe { raw(libc::SYS_process_vm_writev as u64, arguments) == bytes as i64 }
 }
 
-/// Pins a list of buffers, and these.
-pub fn pin_vector(pins: &mut Pins<'_>, at: u64, count: u64) {
+/// The kernel takes no longer list of buffers, and reads or writes no more bytes in one call.
+pub const BUFFERS_MAX: u64 = 1024;
+pub const BYTES_MAX: u64 = 0x7fff_f000;
+
+/// A buffer of a list: its address and its bytes. `None`: the list cannot be read there.
+pub fn buffer_of(list: u64, number: u64) -> Option<(u64, u64)> {
     let bytes = size_of::<libc::iovec>() as u64;
-    pins.pin(at, count.min(1024) * bytes);
-    for number in 0..count.min(1024) {
-        if let Some(part) = peek::<libc::iovec>(at.wrapping_add(number * bytes)) {
-            pins.pin(part.iov_base as u64, part.iov_len as u64);
-        }
+    let buffer = peek::<libc::iovec>(list.wrapping_add(number * bytes))?;
+    Some((buffer.iov_base as u64, buffer.iov_len as u64))
+}
+
+/// Pins a list of buffers, and these.
+pub fn pin_vector(pins: &mut Pins<'_>, list: u64, count: u64) {
+    let count = count.min(BUFFERS_MAX);
+    pins.pin(list, count * size_of::<libc::iovec>() as u64);
+    for (at, bytes) in (0..count).filter_map(|number| buffer_of(list, number)) {
+        pins.pin(at, bytes);
     }
 }
 

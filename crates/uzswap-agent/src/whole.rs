@@ -2,19 +2,15 @@
 //! stay together. So the program's call must stay one call, with all of its memory present. More
 //! memory than may be pinned is copied; for the time of the call the copy is beside the budget.
 
-use crate::pins::{Pins, is_type, peek, peek_bytes};
+use crate::pins::{BUFFERS_MAX, BYTES_MAX, Pins, buffer_of, is_type, peek_bytes};
 use crate::{Agent, layout, thread};
 use libc::c_long;
 use std::ops::Range;
 use uzswap_calls::{Call, raw};
 use uzswap_sys::map::PAGE_BYTES;
 
-/// The kernel writes no more in one call.
-const WRITE_MAX: u64 = 0x7fff_f000;
 /// Bytes that are pinned and copied at a time.
 const PART: u64 = 1 << 20;
-/// Parts of a call at most.
-const PARTS_MAX: u64 = 1024;
 
 /// The memory that a write is given, part by part.
 enum GivenMemory {
@@ -28,7 +24,7 @@ impl GivenMemory {
         let [_, at, count, ..] = call.arguments;
         match call.number as c_long {
             libc::SYS_write | libc::SYS_pwrite64 => Some(Self::One { at, bytes: count }),
-            libc::SYS_writev | libc::SYS_pwritev | libc::SYS_pwritev2 if count <= PARTS_MAX => {
+            libc::SYS_writev | libc::SYS_pwritev | libc::SYS_pwritev2 if count <= BUFFERS_MAX => {
                 Some(Self::Vector { at, count })
             }
             _ => None,
@@ -40,11 +36,7 @@ impl GivenMemory {
         match *self {
             Self::One { at, bytes } => (number == 0).then_some((at, bytes)),
             Self::Vector { count, .. } if number >= count => None,
-            Self::Vector { at, .. } => {
-                let bytes = size_of::<libc::iovec>() as u64;
-                let part = peek::<libc::iovec>(at.wrapping_add(number * bytes))?;
-                Some((part.iov_base as u64, part.iov_len as u64))
-            }
+            Self::Vector { at, .. } => buffer_of(at, number),
         }
     }
 
@@ -53,7 +45,7 @@ impl GivenMemory {
     }
 
     fn bytes(&self) -> u64 {
-        self.parts().fold(0u64, |sum, (_, bytes)| sum.saturating_add(bytes)).min(WRITE_MAX)
+        self.parts().fold(0u64, |sum, (_, bytes)| sum.saturating_add(bytes)).min(BYTES_MAX)
     }
 }
 

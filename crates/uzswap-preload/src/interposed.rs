@@ -325,28 +325,18 @@ unsafe fn stat_at(folder: c_int, path: *const c_char, status: *mut stat, flags: 
     }
 }
 
-#[unsafe(no_mangle)]
-unsafe extern "C" fn fstatat(
-    folder: c_int,
-    path: *const c_char,
-    status: *mut stat,
-    flags: c_int,
-) -> c_int {
-    // SAFETY: as above.
-    unsafe { stat_at(folder, path, status, flags) }
+macro_rules! stat_at {
+    ($($name:ident)*) => {$(
+        #[unsafe(no_mangle)]
+        unsafe extern "C" fn $name(a: c_int, b: *const c_char, c: *mut stat, d: c_int) -> c_int {
+            // SAFETY: as above.
+            unsafe { stat_at(a, b, c, d) }
+        }
+    )*};
 }
 
-/// The same, by its name for large files.
-#[unsafe(no_mangle)]
-unsafe extern "C" fn fstatat64(
-    folder: c_int,
-    path: *const c_char,
-    status: *mut stat,
-    flags: c_int,
-) -> c_int {
-    // SAFETY: as above.
-    unsafe { stat_at(folder, path, status, flags) }
-}
+// The second is its name for large files.
+stat_at! { fstatat fstatat64 }
 
 /// The same, of programs that were built for glibc before 2.33.
 #[unsafe(no_mangle)]

@@ -19,7 +19,7 @@ use crate::core::Inner;
 use crate::core::space::Space;
 use crate::page::word::Kind;
 use crate::staging::BATCH;
-use rustix::fs::{MemfdFlags, Mode, OFlags};
+use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 use std::fs::File;
 use std::io;
@@ -28,6 +28,7 @@ use std::sync::Arc;
 use uzswap_engine::{PAGE_BYTES, Page};
 use uzswap_sys::map::Pagemap;
 use uzswap_sys::process::may_write_to;
+use uzswap_sys::shared;
 
 /// Where the file is.
 pub(crate) const FOLDER: &str = "/var/tmp";
@@ -188,6 +189,5 @@ impl PageRun {
 fn unnamed_file() -> io::Result<File> {
     let flags = OFlags::RDWR | OFlags::TMPFILE | OFlags::CLOEXEC;
     let on_disk = rustix::fs::open(FOLDER, flags, Mode::RUSR | Mode::WUSR);
-    let file = on_disk.or_else(|_| rustix::fs::memfd_create("uzswap-copy", MemfdFlags::CLOEXEC));
-    Ok(file?.into())
+    Ok(on_disk.or_else(|_| shared::create("uzswap-copy"))?.into())
 }

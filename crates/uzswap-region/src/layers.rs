@@ -37,7 +37,7 @@ use std::sync::atomic::{AtomicU8, AtomicU64, AtomicUsize, Ordering::*};
 use uzswap_engine::PAGE_BYTES;
 use uzswap_engine::backing::{Backing, Completion, FileBacking, Write};
 use uzswap_sys::map::Mapping;
-use uzswap_sys::process;
+use uzswap_sys::{process, shared};
 
 /// The top, and the layers that there may be below it.
 const FILES: usize = 6;
@@ -294,8 +294,7 @@ fn open(folder: &Path, bytes: u64) -> io::Result<File> {
 }
 
 fn open_in_memory(bytes: u64) -> io::Result<File> {
-    let file = fs::memfd_create(c"uzswap-backing", fs::MemfdFlags::CLOEXEC)?;
-    let file = File::from(process::out_of_the_way(file)?);
+    let file = File::from(process::out_of_the_way(shared::create("uzswap-backing")?)?);
     file.set_len(bytes)?;
     Ok(file)
 }
