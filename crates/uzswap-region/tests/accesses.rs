@@ -126,16 +126,20 @@ fn the_simulator_tells_the_faults_that_the_pager_has() {
     let steps = Steps::of(&trace);
     let mut sums = [0, 0];
     for memory in [26, 32, 38].map(|mib| mib * MIB as u64) {
-        let pager = Pager::builder().memory(memory).mode(Mode::InThread).build().unwrap();
-        let stats = program(&pager);
-        let of = |name| stats.get(name).unwrap();
-        let real = of("faults") - of("faults_staged") - of("faults_untouched");
-        let own = of("memory_used") - of("charged_pages") * 4096 - of("compressed_bytes");
+        // The pager's own faults differ by a tenth from run to run.
+        let mut runs = [(); 3].map(|()| {
+            let pager = Pager::builder().memory(memory).mode(Mode::InThread).build().unwrap();
+            let stats = program(&pager);
+            let of = |name| stats.get(name).unwrap();
+            let own = of("memory_used") - of("charged_pages") * 4096 - of("compressed_bytes");
+            (of("faults") - of("faults_staged") - of("faults_untouched"), own)
+        });
+        runs.sort_unstable();
+        let (real, own) = runs[1];
         let rest = for_pages_beside(memory, own);
         let simulated = simulate(Policy::Order, &steps.all, None, rest, 0).faults();
         println!("{memory} bytes, {own} for itself: {real} faults, {simulated} simulated");
-        // The pager's own faults differ by a tenth from run to run.
-        assert!(simulated.abs_diff(real) * 3 <= real, "{real} faults, {simulated} simulated");
+        assert!(simulated.abs_diff(real) * 5 <= real, "{real} faults, {simulated} simulated");
         sums = [sums[0] + real, sums[1] + simulated];
     }
     let [real, simulated] = sums;

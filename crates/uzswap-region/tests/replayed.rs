@@ -22,12 +22,11 @@ const RECORDED: [(&str, [u64; 3]); 7] = [
     ("sort", [24, 28, 32]),
 ];
 
-/// By how many percent the simulator may be off for one of them, and on average: the pager's own
-/// faults differ by up to a tenth from run to run.
-const OFF_MAX: u64 = 40;
+/// By how many percent the simulator may be off for one of them, and on average.
+const OFF_MAX: u64 = 25;
 const OFF_MEAN_MAX: u64 = 18;
 /// The streams of `node` are short and many, and a pager tells fewer of them apart than are there.
-const OFF_MAX_OF_NODE: u64 = 55;
+const OFF_MAX_OF_NODE: u64 = 45;
 
 fn read(name: &str) -> Steps {
     let path =
@@ -88,11 +87,16 @@ fn the_pager_faults_on_recorded_programs_as_often_as_the_simulator_says() {
         let steps = read(name);
         for mib in memories {
             let memory = mib << 20;
-            let pager = Pager::builder().memory(memory).mode(Mode::InThread).build().unwrap();
-            let stats = program(&pager, &steps);
-            let of = |name| stats.get(name).unwrap();
-            let others = of("faults_staged") + of("faults_untouched") + of("faults_guarded");
-            let real = of("faults") - others;
+            // The pager's own faults differ by up to a tenth from run to run.
+            let mut runs = [(); 3].map(|()| {
+                let pager = Pager::builder().memory(memory).mode(Mode::InThread).build().unwrap();
+                let stats = program(&pager, &steps);
+                let of = |name| stats.get(name).unwrap();
+                let others = of("faults_staged") + of("faults_untouched") + of("faults_guarded");
+                of("faults") - others
+            });
+            runs.sort_unstable();
+            let real = runs[1];
             let places = Some(&*steps.places);
             let counts = simulate(Policy::Order, &steps.all, places, for_pages(memory), 0);
             let simulated = counts.faults();

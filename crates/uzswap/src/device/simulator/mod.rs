@@ -28,8 +28,8 @@ use std::time::{Duration, Instant};
 /// Steps with kills and stops.
 const WILD_STEPS: u64 = 1500;
 
-/// Steps within which a needed page comes, once nobody is killed any more.
-const ANSWER_STEPS: u32 = 8000;
+/// Steps within which a needed page comes, once nobody is killed and no start fails any more.
+const ANSWER_STEPS: u32 = 4000;
 
 /// Steps before runs that are stopped go on.
 const CALM_STEPS: u32 = 300;
@@ -116,12 +116,14 @@ impl History {
         let all = world.processes.iter().enumerate();
         let there = all.filter(|(_, one)| one.life != Life::Gone);
         let there: Vec<_> = there.map(|(pid, one)| (pid, one.slowness)).collect();
+        let failing = world.failing_starts;
         if let Some((pid, slowness)) = there.get(world.random_of(there.len())).copied()
             && world.below(slowness) == 0
         {
             world.step(pid);
         }
-        let is_failing = world.may_lose && world.failing_starts > 0;
+        let has_failed = world.failing_starts < failing;
+        let is_failing = has_failed || world.may_lose && world.failing_starts > 0;
         self.unanswered = if world.touch() || is_failing { 0 } else { self.unanswered + 1 };
         if self.unanswered > ANSWER_STEPS {
             world.broke("nobody answers a program that needs a page");
