@@ -1025,13 +1025,17 @@ _uzswap() {
             return 0
             ;;
         uzswap__subcmd__run)
-            opts="-q -h --memory --in-process --device --include-pool --load-control --no-load-control --user --size --pool --compressor --backing --remote-copies --remote-timeout --remote-password-file --plain-backing --transport --threads --metrics --bare --report --quiet --help"
+            opts="-q -h --memory --in-process --device --include-pool --load-control --no-load-control --policy --user --size --pool --compressor --backing --remote-copies --remote-timeout --remote-password-file --plain-backing --transport --threads --metrics --bare --report --quiet --help"
             if [[ ${cur} == -* || ${COMP_CWORD} -eq 2 ]] ; then
                 COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
                 return 0
             fi
             case "${prev}" in
                 --memory)
+                    COMPREPLY=($(compgen -f "${cur}"))
+                    return 0
+                    ;;
+                --policy)
                     COMPREPLY=($(compgen -f "${cur}"))
                     return 0
                     ;;

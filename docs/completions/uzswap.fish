@@ -44,6 +44,7 @@ complete -c uzswap -n "__fish_uzswap_needs_command" -f -a "trace" -d 'Sum up a t
 complete -c uzswap -n "__fish_uzswap_needs_command" -f -a "simulate" -d 'Say how many faults a recorded program would have with other memory, or under another policy'
 complete -c uzswap -n "__fish_uzswap_needs_command" -f -a "help" -d 'Print this message or the help of the given subcommand(s)'
 complete -c uzswap -n "__fish_uzswap_using_subcommand run" -l memory -d 'Memory that the command and its children may use, together' -r
+complete -c uzswap -n "__fish_uzswap_using_subcommand run" -l policy -d 'In-process, the policy that decides which page leaves: order or clock [default: order]' -r
 complete -c uzswap -n "__fish_uzswap_using_subcommand run" -l user -d 'Run the command as this user, with their groups and home [default: the caller; under sudo, root]' -r
 complete -c uzswap -n "__fish_uzswap_using_subcommand run" -l size -d 'Largest size of the swap device, before compression [default: the machine\'s memory, and at least 16 times the limit]' -r
 complete -c uzswap -n "__fish_uzswap_using_subcommand run" -l pool -d 'Memory for compressed pages [default: half of the free memory beyond the limit]' -r

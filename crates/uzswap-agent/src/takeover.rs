@@ -299,6 +299,8 @@ fn try_pager(memory: u64) -> Result<Pager, uzswap_region::Error> {
     // `uzswap run` has tried it.
     let means = text(Setting::Means).and_then(|name| name.parse().ok());
     let pager = means.into_iter().fold(pager, PagerBuilder::means);
+    let policy = text(Setting::Policy).and_then(|name| name.parse().ok());
+    let pager = policy.into_iter().fold(pager, PagerBuilder::policy);
     let pager = set(Setting::Accesses).into_iter().fold(pager, PagerBuilder::accesses);
     let store = text(Setting::Store);
     let pager = store.iter().fold(pager, |pager, store| pager.backing(store));

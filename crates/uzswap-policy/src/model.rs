@@ -3,7 +3,7 @@
 
 use crate::ahead::{NORMAL, Streams, WINDOW_MAX, Way, window_max};
 use crate::counted_memory::{Memory, PAGE_BYTES, Was};
-use crate::order::{self, LEVELS, Order, Seen, Verdict};
+use crate::order::{self, LEVELS, Order, PagerPolicy, Seen, Verdict};
 use std::collections::VecDeque;
 
 /// The streams of one program are told apart by their places alone.
@@ -71,7 +71,6 @@ pub(crate) struct Touch {
 pub(crate) struct PagerModel<'a> {
     pages: Vec<Page>,
     memory: Memory,
-    has_levels: bool,
     /// Where pages lie, in order: neighbours have numbers that follow each other. `None`: each
     /// fault brings in one page.
     places: Option<&'a [u32]>,
@@ -97,7 +96,7 @@ impl<'a> PagerModel<'a> {
     pub(crate) fn new(
         pages: usize,
         memory: u64,
-        has_levels: bool,
+        policy: PagerPolicy,
         places: Option<&'a [u32]>,
     ) -> Self {
         let ends = places.and_then(<[u32]>::last).map_or(0, |last| *last as usize + 1);
@@ -108,7 +107,6 @@ impl<'a> PagerModel<'a> {
         Self {
             pages: vec![NOWHERE; pages],
             memory: Memory::new(pages, memory),
-            has_levels,
             places,
             at_place: vec![NO_PAGE; ends],
             streams: Streams::default(),
@@ -118,7 +116,7 @@ impl<'a> PagerModel<'a> {
             entries: 0,
             hand: 0,
             departed: 0,
-            order: Order::default(),
+            order: Order::by(policy),
             seen: Seen::default(),
             written: 0,
         }
@@ -330,11 +328,9 @@ impl<'a> PagerModel<'a> {
             let page = self.hand;
             self.hand = (page + 1) % self.pages.len();
             if let PageState::There { passes, is_used } = self.pages[page].state {
-                let verdict = match (is_used, self.has_levels) {
-                    (false, _) => Verdict::Leaves,
-                    (true, true) => self.order.judge(self.pages[page].level, passes, round),
-                    (true, false) if passes == 0 => Verdict::Stays { passes: 1 },
-                    (true, false) => Verdict::Leaves,
+                let verdict = match is_used {
+                    true => self.order.judge(self.pages[page].level, passes, round),
+                    false => Verdict::Leaves,
                 };
                 match verdict {
                     Verdict::Stays { passes } => {

@@ -12,6 +12,9 @@
 //!
 //! Distances are in pages that left. Sizes are relative to the pages that there may be at once.
 
+use std::fmt;
+use std::str::FromStr;
+
 /// Levels of a page: 0 to 3.
 pub const LEVELS: usize = 4;
 
@@ -40,6 +43,47 @@ pub const TEND_EVERY: u64 = 64;
 /// The gain from a copy, as a part of that from a page in its room. Compressing takes 3 us, a fault
 /// 10. And a page of which the cache has half needs only the other half to be there.
 const COPY_WORTH: f32 = 0.3;
+
+/// The policies that a pager can follow: they need no more than its faults.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum PagerPolicy {
+    /// By levels and tenures: see the module.
+    #[default]
+    Order,
+    /// The order of coming with a second chance. Before there were levels, it was the only one.
+    Clock,
+}
+
+impl PagerPolicy {
+    /// All of them, the default first.
+    pub const ALL: [Self; 2] = [Self::Order, Self::Clock];
+
+    /// Its name.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Order => "order",
+            Self::Clock => "clock",
+        }
+    }
+}
+
+impl fmt::Display for PagerPolicy {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+impl FromStr for PagerPolicy {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let found = Self::ALL.into_iter().find(|policy| policy.name() == text);
+        found.ok_or_else(|| {
+            let known = Self::ALL.map(Self::name).join(" or ");
+            format!("no pager can follow a policy {text:?}; give {known}")
+        })
+    }
+}
 
 /// The decision on a page that the hand has come to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -83,6 +127,7 @@ pub struct Seen {
 /// See the module. One for all pages that share a memory.
 #[derive(Debug, Clone)]
 pub struct Order {
+    policy: PagerPolicy,
     /// Passes of each level.
     tenure: [f32; LEVELS],
     /// Pages that left and came back, the latest counting most.
@@ -104,6 +149,7 @@ pub struct Order {
 impl Default for Order {
     fn default() -> Self {
         Self {
+            policy: PagerPolicy::Order,
             tenure: [1.0; LEVELS],
             departed: [1.0; LEVELS],
             returned: [0.5; LEVELS],
@@ -119,9 +165,22 @@ impl Default for Order {
 }
 
 impl Order {
+    /// A new one.
+    pub fn by(policy: PagerPolicy) -> Self {
+        Self { policy, ..Self::default() }
+    }
+
     /// Decides on a page that is there: it has this level and was passed so often since it came.
     /// `round` counts the hand's rounds in this search. A page that leaves is counted.
     pub fn judge(&mut self, level: u8, passes: u8, round: u32) -> Verdict {
+        match (self.policy, passes) {
+            (PagerPolicy::Order, _) => self.judge_by_level(level, passes, round),
+            (PagerPolicy::Clock, 0) => Verdict::Stays { passes: 1 },
+            (PagerPolicy::Clock, _) => Verdict::Leaves,
+        }
+    }
+
+    fn judge_by_level(&mut self, level: u8, passes: u8, round: u32) -> Verdict {
         let tenure = self.tenure[usize::from(level)];
         let noise = self.noise();
         // A tenure of 1.3 is one of 2 for every third page.

@@ -6,6 +6,7 @@
 pub use crate::counted_memory::PAGE_BYTES;
 use crate::counted_memory::{Memory, Was};
 use crate::model::{PagerModel, Touch};
+use crate::order::PagerPolicy;
 use std::collections::BTreeSet;
 use std::fmt;
 use std::str::FromStr;
@@ -13,10 +14,8 @@ use std::str::FromStr;
 /// A policy by name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Policy {
-    /// Ours.
-    Order,
-    /// The order of coming with a second chance, by faults alone: ours before it had levels.
-    Clock,
+    /// One that a pager can follow.
+    Pager(PagerPolicy),
     /// The page that came first leaves first.
     Fifo,
     /// The page that was touched longest ago leaves first.
@@ -27,13 +26,18 @@ pub enum Policy {
 
 impl Policy {
     /// All of them, ours first.
-    pub const ALL: [Self; 5] = [Self::Order, Self::Clock, Self::Fifo, Self::Lru, Self::Belady];
+    pub const ALL: [Self; 5] = [Self::ORDER, Self::CLOCK, Self::Fifo, Self::Lru, Self::Belady];
+
+    /// The pager's own.
+    pub const ORDER: Self = Self::Pager(PagerPolicy::Order);
+
+    /// See [`PagerPolicy::Clock`].
+    pub const CLOCK: Self = Self::Pager(PagerPolicy::Clock);
 
     /// Its name.
     pub fn name(self) -> &'static str {
         match self {
-            Self::Order => "order",
-            Self::Clock => "clock",
+            Self::Pager(policy) => policy.name(),
             Self::Fifo => "fifo",
             Self::Lru => "lru",
             Self::Belady => "belady",
@@ -152,8 +156,8 @@ pub fn simulate(
 ) -> ReplayCounts {
     let pages = steps.iter().map(|step| step.page()).max().map_or(0, |most| most as usize + 1);
     match policy {
-        Policy::Order | Policy::Clock => {
-            let mut pager = PagerModel::new(pages, memory, policy == Policy::Order, places);
+        Policy::Pager(policy) => {
+            let mut pager = PagerModel::new(pages, memory, policy, places);
             let mut counts = ReplayCounts::default();
             for (at, step) in steps.iter().enumerate() {
                 if at == skip {

@@ -12,10 +12,11 @@ use crate::pager::Pager;
 use crate::size::{MemorySize, check_memory, parse_size};
 use crate::threads::Handle;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, PoisonError};
 use uzswap_engine::backing::{Backing, BackingSpec, NoBacking, open_backing};
 use uzswap_engine::compress::Algorithm;
 use uzswap_engine::{Cache, Config, PAGE_BYTES};
+use uzswap_policy::order::{Order, PagerPolicy};
 use uzswap_remote::{Address, ConnectError, Connected, Tiers};
 use uzswap_sys::cpu;
 use uzswap_sys::fault_signals;
@@ -36,6 +37,7 @@ pub struct PagerBuilder {
     on_fork: OnFork,
     reclaim_threads: usize,
     means: Option<Means>,
+    policy: PagerPolicy,
     accesses: Option<PathBuf>,
 }
 
@@ -108,6 +110,12 @@ impl PagerBuilder {
     /// The means by which pages leave and come back. By default the fastest of the mode.
     pub fn means(mut self, means: Means) -> Self {
         self.means = Some(means);
+        self
+    }
+
+    /// The policy that decides which page leaves.
+    pub fn policy(mut self, policy: PagerPolicy) -> Self {
+        self.policy = policy;
         self
     }
 
@@ -189,6 +197,7 @@ impl PagerBuilder {
         inner.keep_ahead();
         inner.tend();
         let mut inner = inner.recording(log);
+        inner.hand.get_mut().unwrap_or_else(PoisonError::into_inner).order = Order::by(self.policy);
         (inner.layers, inner.tiers) = (layers, tiers);
         let inner = Arc::new(inner);
         match self.on_fork {
@@ -255,6 +264,7 @@ impl Pager {
             reclaim_threads: 1,
             seals_backing: true,
             means: None,
+            policy: PagerPolicy::default(),
             accesses: None,
         }
     }

@@ -72,5 +72,6 @@ pub use region::{Advice, Pinned, Region, RegionRef};
 pub use size::MemorySize;
 pub use stats::Stats;
 pub use threads::is_pager_thread;
+pub use uzswap_policy::order::PagerPolicy;
 pub use vec::RegionVec;
 pub use window::Change;

@@ -5,7 +5,7 @@
 use std::collections::BTreeMap;
 use uzswap_policy::costs::for_pages_beside;
 use uzswap_policy::replay::{Policy, simulate};
-use uzswap_region::{Advice, Mode, Pager, RegionVec, Stats};
+use uzswap_region::{Advice, Mode, Pager, PagerPolicy, RegionVec, Stats};
 use uzswap_trace::{Header, Log, Steps, Trace, What};
 
 const MIB: usize = 1 << 20;
@@ -117,6 +117,18 @@ fn program(pager: &Pager) -> Stats {
 }
 
 #[test]
+fn the_policy_is_the_one_that_was_given() {
+    if Mode::InThread.check().is_err() {
+        return uzswap_engine::testing::skip("userfaultfd is denied");
+    }
+    let [order, clock] = PagerPolicy::ALL.map(|policy| {
+        let pager = Pager::builder().memory("26M").mode(Mode::InThread).policy(policy);
+        program(&pager.build().unwrap()).get("faults").unwrap()
+    });
+    assert!(order * 10 < clock * 9, "{order} faults by levels, {clock} in the order of coming");
+}
+
+#[test]
 fn the_simulator_tells_the_faults_that_the_pager_has() {
     if Mode::InThread.check().is_err() {
         return uzswap_engine::testing::skip("userfaultfd is denied");
@@ -137,7 +149,7 @@ fn the_simulator_tells_the_faults_that_the_pager_has() {
         runs.sort_unstable();
         let (real, own) = runs[1];
         let rest = for_pages_beside(memory, own);
-        let simulated = simulate(Policy::Order, &steps.all, None, rest, 0).faults();
+        let simulated = simulate(Policy::ORDER, &steps.all, None, rest, 0).faults();
         println!("{memory} bytes, {own} for itself: {real} faults, {simulated} simulated");
         assert!(simulated.abs_diff(real) * 5 <= real, "{real} faults, {simulated} simulated");
         sums = [sums[0] + real, sums[1] + simulated];

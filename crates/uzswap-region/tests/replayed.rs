@@ -98,7 +98,7 @@ fn the_pager_faults_on_recorded_programs_as_often_as_the_simulator_says() {
             runs.sort_unstable();
             let real = runs[1];
             let places = Some(&*steps.places);
-            let counts = simulate(Policy::Order, &steps.all, places, for_pages(memory), 0);
+            let counts = simulate(Policy::ORDER, &steps.all, places, for_pages(memory), 0);
             let simulated = counts.faults();
             println!("| {name} | {mib} | {real} | {simulated} |");
             let off = simulated.abs_diff(real) * 100 / real.max(1);

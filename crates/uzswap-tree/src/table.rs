@@ -74,6 +74,8 @@ pub enum Setting {
     Means,
     /// The compressor of new pages.
     Compressor,
+    /// The policy that decides which page leaves.
+    Policy,
     /// The folder of each process's backing, a colon, and its size in bytes.
     Backing,
     /// The address of a store in another machine's memory.

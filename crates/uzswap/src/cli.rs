@@ -10,6 +10,7 @@ use std::ffi::OsString;
 use std::fmt;
 use std::path::PathBuf;
 use uzswap_engine::compress::Algorithm;
+use uzswap_policy::order::PagerPolicy;
 
 const EXAMPLE: &str = "Example:\n  uzswap run --memory 2G -- make -j8";
 
@@ -229,6 +230,11 @@ pub struct RunArguments {
     /// Let all processes run at once, however much they swap.
     #[arg(long)]
     pub no_load_control: bool,
+    /// In-process, the policy that decides which page leaves: order or clock [default: order].
+    ///
+    /// `uzswap simulate` compares them on a recorded program.
+    #[arg(long, value_name = "NAME")]
+    pub policy: Option<PagerPolicy>,
     /// Run the command as this user, with their groups and home [default: the caller; under sudo,
     /// root].
     #[arg(long, value_name = "NAME")]

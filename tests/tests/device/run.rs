@@ -166,6 +166,8 @@ fn bad_input_is_one_line_and_changes_nothing() {
         (&["--memory", "1000T"], "true", "more than this machine has", 125),
         (&["--memory", "64M", "--compressor", "lz5"], "true", "unknown compressor 'lz5'", 125),
         (&["--memory", "64M", "--compressor", "zstd:99"], "true", "levels are", 125),
+        (&["--memory", "64M", "--policy", "fifo"], "true", "give order or clock", 125),
+        (&["--memory", "64M", "--policy", "clock"], "true", "add --in-process", 125),
         (&["--memory", "64M", "--pool", "1"], "true", "--pool", 125),
         (&["--memory", "64M", "--size", "1"], "true", "--size", 125),
         (&["--memory", "64M", "--backing", folder], "true", "it is a folder", 125),

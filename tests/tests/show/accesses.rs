@@ -28,6 +28,35 @@ fn numbers(text: &str) -> Vec<u64> {
     text.split(|one: char| !one.is_ascii_digit()).filter_map(|word| word.parse().ok()).collect()
 }
 
+/// Objects of which a fifth is read nine times of ten.
+const SKEWED: &str = "
+import random
+random.seed(5)
+texts = [bytearray(bytes(random.randrange(256) for _ in range(60)) * 68) for _ in range(14000)]
+total = 0
+for at in range(300000):
+    chosen = random.randrange(2800) * 5 if random.random() < 0.93 else random.randrange(14000)
+    total += texts[chosen][at % 4000]
+print(total)
+";
+
+#[test]
+fn the_policy_that_run_is_given_decides_which_page_leaves() {
+    let folder = tempfile::tempdir().unwrap();
+    let folder = folder.path();
+    fs::write(folder.join("skewed.py"), SKEWED).unwrap();
+    let [order, clock] = ["order", "clock"].map(|policy| {
+        let options = ["run", "--in-process", "--memory", "34M", "--report", policy];
+        let command = ["--policy", policy, "--", "/usr/bin/python3", "-I", "skewed.py"];
+        let total = shown(folder, &[&options[..], &command[..]].concat());
+        let report = fs::read_to_string(folder.join(policy)).unwrap();
+        let report: serde_json::Value = serde_json::from_str(&report).unwrap();
+        (total, report["faults"].as_u64().unwrap())
+    });
+    assert_eq!(order.0, clock.0);
+    assert!(order.1 * 10 < clock.1 * 9, "{order:?} by levels, {clock:?} in the order of coming");
+}
+
 #[test]
 fn a_recorded_program_computes_the_same_and_its_forks_are_recorded_too() {
     let folder = tempfile::tempdir().unwrap();

@@ -26,7 +26,7 @@ struct Simulated {
 
 /// Prints a line for each program, and the sums of the fleet.
 pub fn fleet(arguments: &SimulateArguments) -> Result<(), Failure> {
-    let policy = arguments.policy.first().copied().unwrap_or(Policy::Order);
+    let policy = arguments.policy.first().copied().unwrap_or(Policy::ORDER);
     let files = [&arguments.file].into_iter().chain(&arguments.fleet);
     let all = files.map(|file| program(file, policy)).collect::<Result<Vec<_>, _>>()?;
     show!("{:16} {:>9} {:>9} {:>6} {:>14}", "program", "alone", "least", "saved", "back a minute");
@@ -124,7 +124,7 @@ mod tests {
     #[test]
     fn machines_with_one_program_save_what_it_saves() {
         let one = Simulated { name: "one".into(), alone: 4000, least: 3000, back: 0.1 };
-        let lines = summary(&[one], Policy::Order);
+        let lines = summary(&[one], Policy::ORDER);
         assert!(lines[0].starts_with("a fleet of 1000 machines saves 25 % of its memory"));
         assert!(
             lines[0].contains("(nine of ten machines 25 to 25 %), and 614 % of it"),

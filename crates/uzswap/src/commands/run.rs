@@ -45,6 +45,12 @@ pub fn run(arguments: &RunArguments) -> Result<ExitCode, Failure> {
         }
         return crate::commands::in_process::run(arguments, None);
     }
+    if let Some(policy) = arguments.policy {
+        return Err(Failure::new(format!(
+            "--policy={policy} is of in-process, and the kernel chooses the device's pages; leave \
+             it out or add --in-process"
+        )));
+    }
     let machine = cpu::memory_info().map_err(|e| Failure::new(format!("/proc/meminfo: {e}")))?;
     options::check_memory(arguments.memory, machine)?;
     find_command(&arguments.command[0])?;

@@ -124,8 +124,8 @@ pub fn replay(policy: Policy, steps: &Steps, memory: u64) -> ReplayCounts {
 /// How a policy is drawn, and a sign for that: the plot can be read without colours.
 fn mark(policy: Policy) -> (char, Marker, GraphType) {
     match policy {
-        Policy::Order => ('─', Marker::Braille, GraphType::Line),
-        Policy::Clock => ('▄', Marker::Bar, GraphType::Scatter),
+        Policy::ORDER => ('─', Marker::Braille, GraphType::Line),
+        Policy::CLOCK => ('▄', Marker::Bar, GraphType::Scatter),
         Policy::Fifo => ('⠂', Marker::Braille, GraphType::Scatter),
         Policy::Lru => ('•', Marker::Dot, GraphType::Scatter),
         Policy::Belady => ('█', Marker::Block, GraphType::Scatter),

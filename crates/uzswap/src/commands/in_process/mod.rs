@@ -317,6 +317,7 @@ fn keep_settings(
     let settings = [
         (Setting::Means, Some(file.means.name().into())),
         (Setting::Compressor, compressor.map(|compressor| compressor.to_string().into())),
+        (Setting::Policy, arguments.policy.map(|policy| policy.name().into())),
         (Setting::Backing, place),
         (Setting::Store, store.map(|address| address.to_string().into())),
         (Setting::Accesses, accesses.map(OsString::from)),
