@@ -26,11 +26,13 @@ mod means;
 mod numpy;
 mod peer;
 mod plot;
+mod programs;
 mod ram;
 mod ranges;
 mod recovery;
 mod redis;
 mod report;
+mod sharing;
 mod skew;
 mod starts;
 mod timed_memory;
@@ -85,6 +87,10 @@ enum What {
     Means(means::MeansArguments),
     /// A working set beside colder pages at equal memory in total, in-process beside zram.
     Skew(skew::SkewArguments),
+    /// Programs in a part of their memory, in-process beside zram.
+    Programs(programs::ProgramsArguments),
+    /// The memory that one pool for all processes of a command would save.
+    Sharing(sharing::SharingArguments),
     /// The time of a fork of a program with more data than memory, beside the kernel's swap.
     Forks(forks::ForksArguments),
     /// The program that touches; started by means and skew.
@@ -114,7 +120,7 @@ enum What {
 }
 
 /// The benchmarks of `all`, the shortest first.
-const ALL: [&str; 15] = [
+const ALL: [&str; 17] = [
     "ranges",
     "calls",
     "codecs",
@@ -125,9 +131,11 @@ const ALL: [&str; 15] = [
     "swapout",
     "numpy",
     "forks",
+    "sharing",
     "transport",
     "recovery",
     "skew",
+    "programs",
     "redis",
     "kernel-build",
 ];
@@ -187,7 +195,9 @@ fn section(bench: &Bench, what: &What) -> Result<Section, Failure> {
         What::Calls(arguments) => calls::run(bench, arguments),
         What::Means(arguments) => means::run(bench, arguments),
         What::Skew(arguments) => skew::run(bench, arguments),
+        What::Sharing(arguments) => sharing::run(bench, arguments),
         What::Forks(arguments) => forks::run(bench, arguments),
+        What::Programs(arguments) => programs::run(bench, arguments),
         What::ServeRedis(_) | What::MakeCalls(_) | What::MakeStarts(_) | What::TouchFiles(_) => {
             Err(Failure::new("not a benchmark by itself"))
         }

@@ -106,7 +106,7 @@ fn every_benchmark_has_its_rows_and_plots() {
     let Some(_machine) = Machine::take() else { return };
     let folder = tempfile::tempdir().unwrap();
     let report = format!("--report={}", folder.path().display());
-    let cases: [(&str, &[&str], &str); 11] = [
+    let cases: [(&str, &[&str], &str); 12] = [
         ("ranges", &["| skiplist", "| crossbeam-skiplist"], "ranges-fill.svg"),
         ("locks", &["| plain", "| sealed", "| List"], "locks-out-lz4.svg"),
         ("codecs", &["| wkdm", "| lz4:0", "| zstd:3", "choice by page"], "codecs-out.svg"),
@@ -125,6 +125,7 @@ fn every_benchmark_has_its_rows_and_plots() {
         ("calls", &["| alone", "| in-process, taken over", "| true", "| git status"], ""),
         ("forks", &["| alone", "| plain swap", "| zram, lz4", "| in-process"], ""),
         ("skew", &["| zram, lz4", "| in-process, lz4", "| in-process, zstd"], ""),
+        ("programs", &["| sort "], ""),
         ("redis", &["| zram, lz4", "| in-process"], ""),
     ];
     for (name, rows, plot) in cases {
