@@ -62,13 +62,10 @@ struct Way {
     how: How,
 }
 
-/// Programs, by name, with the script that runs them.
-const SCRIPTS: [(&str, &str); 2] = [
-    ("git status, 200 times", "for i in $(seq 200); do git status > /dev/null; done"),
-    (
-        "tar of /usr/share/doc, 20 times",
-        "for i in $(seq 20); do tar cf - /usr/share/doc | cat > /dev/null; done",
-    ),
+/// Programs, how often each is run, and the shell command that runs it once.
+const SCRIPTS: [(&str, usize, &str); 2] = [
+    ("git status", 200, "git status > /dev/null"),
+    ("tar of /usr/share/doc", 20, "tar cf - /usr/share/doc | cat > /dev/null"),
 ];
 
 impl Candidate for Way {
@@ -130,21 +127,24 @@ pub fn run(bench: &Bench, arguments: &CallsArguments) -> Result<Section, Failure
         .table(starts::table(&made))
         .raw("starts", &made)?;
     let mut rows = Vec::new();
-    for (name, script) in SCRIPTS {
+    for (name, times, once) in SCRIPTS {
+        let times = bench.pick(times / 20, times, times);
+        let name = format!("{name}, {times} times");
         let ways: Vec<Way> = ways(&[How::Alone, How::Spare]);
-        let command = ["sh", "-c", script].map(str::to_owned);
+        let script = format!("for i in $(seq {times}); do {once}; done");
+        let command = ["sh".into(), "-c".into(), script];
         let turns = bench.take_turns(&ways, rounds, |way| {
             measure(bench, way.how, 8 << 30, &command).map(|(seconds, _)| seconds)
         })?;
         let [alone, spare] = [0, 1].map(|at| turns[at].median(|seconds| *seconds));
         let ratio = turns[1].paired(&turns[0], |own, alone| own / alone);
         rows.push(vec![
-            name.to_owned(),
+            name.clone(),
             format!("{alone:.3}"),
             format!("{spare:.3}"),
             format!("{ratio:.3}"),
         ]);
-        section = section.raw(name, &turns)?;
+        section = section.raw(&name, &turns)?;
     }
     let header = ["program", "alone (s)", "in-process, memory to spare (s)", "ratio"];
     Ok(section.table(Table::new(&header, rows)))
