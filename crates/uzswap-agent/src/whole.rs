@@ -54,7 +54,8 @@ pub fn is_write(call: &Call) -> bool {
     GivenMemory::of(call).is_some()
 }
 
-/// Makes a long write to a file in one call; `false`: it is none, or there is no memory to do so.
+/// Makes a long write to a file in one call. `false`: the call is no such write, or there is no
+/// memory for it.
 pub fn write(agent: &Agent, call: &mut Call) -> bool {
     let Some(given) = GivenMemory::of(call) else { return false };
     let mut vector = Pins::new(agent);

@@ -383,7 +383,7 @@ impl Filesystem for Served {
             return reply.error(Errno::EINVAL);
         };
         let (value, bytes) = (value.to_owned(), data.len() as u32);
-        // An error: it has ended, and so have we.
+        // An error: the thread that makes changes has ended, as this process is about to.
         let _ = self.changes.send(Change { name, value, bytes, reply });
     }
 

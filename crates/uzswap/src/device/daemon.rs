@@ -184,7 +184,7 @@ fn prepare() -> Vec<String> {
             notes.push(format!("{what}: {error}"));
         }
     };
-    // Already a leader when started from a shell with job control: as good.
+    // An error: a shell with job control has made it the leader of its group, which does as well.
     let _ = process::leave_session();
     note("memory may be dumped", process::set_undumpable());
     note("not spared when memory runs out", process::spare_from_oom());
