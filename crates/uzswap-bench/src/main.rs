@@ -19,6 +19,7 @@ mod floor;
 mod forks;
 mod hold;
 mod install;
+mod java;
 mod kernel_build;
 mod locks;
 mod machine;
@@ -81,6 +82,8 @@ enum What {
     KernelBuild(kernel_build::BuildArguments),
     /// A Redis with more data than memory, in-process beside zram.
     Redis(redis::RedisArguments),
+    /// Transactions in Java on a heap that grows beyond its memory, in-process beside zram.
+    Java(java::JavaArguments),
     /// System calls and programs with memory to spare, in-process and alone.
     Calls(calls::CallsArguments),
     /// A touch of an evicted page in-process, by each means of eviction.
@@ -120,7 +123,7 @@ enum What {
 }
 
 /// The benchmarks of `all`, the shortest first.
-const ALL: [&str; 17] = [
+const ALL: [&str; 18] = [
     "ranges",
     "calls",
     "codecs",
@@ -137,6 +140,7 @@ const ALL: [&str; 17] = [
     "skew",
     "programs",
     "redis",
+    "java",
     "kernel-build",
 ];
 
@@ -192,6 +196,7 @@ fn section(bench: &Bench, what: &What) -> Result<Section, Failure> {
         What::Recovery(arguments) => recovery::run(bench, arguments),
         What::KernelBuild(arguments) => kernel_build::run(bench, arguments),
         What::Redis(arguments) => redis::run(bench, arguments),
+        What::Java(arguments) => java::run(bench, arguments),
         What::Calls(arguments) => calls::run(bench, arguments),
         What::Means(arguments) => means::run(bench, arguments),
         What::Skew(arguments) => skew::run(bench, arguments),

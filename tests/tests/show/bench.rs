@@ -144,6 +144,20 @@ fn every_benchmark_has_its_rows_and_plots() {
 }
 
 #[test]
+fn java_is_measured_with_two_collectors() {
+    // It needs a compiler of Java.
+    if is_slow_and_skipped() {
+        return;
+    }
+    let Some(_machine) = Machine::take() else { return };
+    let text = assert_well(&bench(&["java", "--smoke"]));
+    for row in ["| G1: zram, lz4", "| G1: in-process", "| parallel: in-process"] {
+        assert!(text.contains(row), "{row}: {text}");
+    }
+    assert!(!text.contains("NaN"), "{text}");
+}
+
+#[test]
 fn a_kernel_is_built_with_every_kind_of_swap_on_both_disks() {
     // It installs the kernel's sources.
     if is_slow_and_skipped() {
