@@ -14,7 +14,7 @@ use uzswap_region::{Contents, Mode};
 use uzswap_sys::map::{self, PAGE_BYTES};
 use uzswap_sys::own_threads;
 use uzswap_sys::smaps::{self, Described};
-use uzswap_tree::Table;
+use uzswap_tree::Tree;
 
 /// A mapping of no more, in which a thread has its stack, is that stack. A larger one is memory of
 /// which a part is a stack, such as a coroutine's in the heap.
@@ -126,12 +126,12 @@ pub fn note_left(why: Stays, bytes: u64) {
 }
 
 /// Reports the memory that stayed at the take-over, by reason.
-pub fn report_left(table: &Table, name: &str) {
-    report(table, name, &LEFT.each_ref().map(|bytes| bytes.load(Relaxed)));
+pub fn report_left(tree: &Tree, name: &str) {
+    report(tree, name, &LEFT.each_ref().map(|bytes| bytes.load(Relaxed)));
 }
 
 /// Reports the memory that stays now, by the kernel's description: some of it may be new.
-pub fn report_left_now(table: &Table, name: &str) {
+pub fn report_left_now(tree: &Tree, name: &str) {
     let text = looker::apart(|| smaps::read().unwrap_or_default());
     let mut left = [0; Stays::ALL.len()];
     // Adopted memory has flags of ours: it is registered with userfaultfd, or has guards.
@@ -142,14 +142,14 @@ pub fn report_left_now(table: &Table, name: &str) {
     for one in smaps::parse(&text).iter().filter(|one| is_plain(one) && !is_ours(one)) {
         stays(one).inspect(|why| left[*why as usize] += one.page_bytes);
     }
-    report(table, name, &left);
+    report(tree, name, &left);
 }
 
-fn report(table: &Table, name: &str, left: &[u64; Stays::ALL.len()]) {
+fn report(tree: &Tree, name: &str, left: &[u64; Stays::ALL.len()]) {
     for (why, bytes) in Stays::ALL.iter().zip(left) {
         let bytes = *bytes;
         if bytes >= LEFT_LEAST {
-            table.leave_part(bytes, &[name.as_bytes(), b": ", why.text().as_bytes()]);
+            tree.leave_part(bytes, &[name.as_bytes(), b": ", why.text().as_bytes()]);
         }
     }
 }

@@ -60,10 +60,10 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::*};
 use std::time::Duration;
 use uzswap_region::{Mode, Pager};
 use uzswap_sys::fault_signals::{self, Blocked};
-use uzswap_sys::{map, own_threads};
+use uzswap_sys::{map, own_threads, pid_namespace};
 use uzswap_tree::front::{Front, STACK};
 use uzswap_tree::share::Allowance;
-use uzswap_tree::{Setting, Table, Tree};
+use uzswap_tree::{Setting, Tree};
 use watcher::Watcher;
 
 /// The state of a program that was taken over.
@@ -198,8 +198,14 @@ fn watch(coming: own_threads::Coming) {
     front.set_watcher();
     drop(coming);
     let mut watcher = Watcher::new(front);
-    if !stage::is_taken_over() && looker::apart(is_emulated) {
-        return refuse("an emulator makes its system calls (qemu-user, valgrind, proot)");
+    looker::apart(pid_namespace::own).into_iter().for_each(|space| front.tree.settle(space));
+    if !stage::is_taken_over() {
+        if looker::apart(is_emulated) {
+            return refuse("an emulator makes its system calls (qemu-user, valgrind, proot)");
+        }
+        if looker::apart(pid_namespace::has_foreign_proc) {
+            return refuse("its /proc numbers processes otherwise (PID namespace without its own)");
+        }
     }
     loop {
         let rung = BELL.load(Relaxed);
@@ -208,7 +214,7 @@ fn watch(coming: own_threads::Coming) {
             Action::End => return looker::end(),
             Action::Refuse(reason) => return refuse(reason),
             Action::TakeOver { budget } => {
-                take_over(budget, front.tree.table());
+                take_over(budget, &front.tree);
                 continue;
             }
             Action::LookAhead { wait } => {
@@ -247,7 +253,7 @@ fn is_emulated() -> bool {
 }
 
 /// Takes the program over, or gives it up.
-fn take_over(budget: u64, table: &Table) {
+fn take_over(budget: u64, tree: &Tree) {
     request::want_take_over();
     // The search takes long: before forks wait.
     takeover::look_ahead();
@@ -258,11 +264,11 @@ fn take_over(budget: u64, table: &Table) {
         return;
     }
     let taken = takeover::take_over(budget);
-    tree().into_iter().for_each(|tree| tree.reserve(0));
+    tree.reserve(0);
     match taken {
         Ok(()) => {
-            table.managed.fetch_add(1, Relaxed);
-            adoption::report_left(table, &name());
+            tree.table().managed.fetch_add(1, Relaxed);
+            adoption::report_left(tree, &name());
         }
         Err(reason) => refuse(&reason),
     }
@@ -279,7 +285,7 @@ fn refuse(reason: &str) {
 fn leave_alone(reason: &str) {
     say(&["this program runs without: ", reason]);
     if let Some(tree) = tree() {
-        tree.table().leave_alone(&[name().as_bytes(), b": ", reason.as_bytes()]);
+        tree.leave_alone(&[name().as_bytes(), b": ", reason.as_bytes()]);
     }
 }
 

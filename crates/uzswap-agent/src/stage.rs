@@ -51,8 +51,8 @@ const TRANSITIONS: &[(Stage, Stage, &str)] = &[
     (
         Watched,
         Refused,
-        "no thread can be started, few calls are permitted (seccomp), there is no /proc, or an \
-         emulator runs it",
+        "no thread can be started, few calls are permitted (seccomp), there is no /proc or another \
+         PID namespace's, or an emulator runs it",
     ),
     (Watched, Loaded, "in a child"),
     (TakingOver, Adopting, "its calls are replaced, while its threads stand still"),

@@ -147,7 +147,7 @@ impl Idle {
         let now = Self::new(tree);
         let own = now.own.saturating_sub(self.own);
         let others = now.all.saturating_sub(self.all).saturating_sub(own);
-        let counted = tree.table().members().filter(|member| member.used > 0).count() as u64;
+        let counted = tree.members().filter(|member| member.used > 0).count() as u64;
         let faults = FaultCounts { own, others, processes: counted.saturating_sub(1) };
         let idleness = match self.waits {
             // It has few faults, and is not idle.
@@ -175,7 +175,7 @@ impl Named {
             return;
         }
         self.at = Some(besides);
-        adoption::report_left_now(tree.table(), &crate::name());
+        adoption::report_left_now(tree, &crate::name());
         self.next = Instant::now() + start.elapsed() * 8;
     }
 }

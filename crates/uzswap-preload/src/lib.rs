@@ -180,7 +180,7 @@ fn say(reason: &[&[u8]]) {
         let mut parts: [&[u8]; 6] = [b""; 6];
         let all = [name.to_bytes(), b": "].into_iter().chain(reason.iter().copied());
         parts.iter_mut().zip(all).for_each(|(part, bytes)| *part = bytes);
-        front.tree.table().leave_alone(&parts);
+        front.tree.leave_alone(&parts);
     }
     let mut parts = [IoSlice::new(b""); 6];
     let all = [&b"uzswap: this program runs without: "[..]].into_iter();

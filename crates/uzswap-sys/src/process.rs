@@ -413,6 +413,14 @@ pub fn anonymous_bytes(pid: i32) -> Option<u64> {
     unshared(&format!("/proc/{pid}/statm"))
 }
 
+/// How many filters of system calls (seccomp) a process has; its strict mode counts as one.
+pub fn call_filters(pid: i32) -> u32 {
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+    let value = |name| status.lines().find_map(|line| line.strip_prefix(name)?.trim().parse().ok());
+    let [mode, filters] = ["Seccomp:", "Seccomp_filters:"].map(|name| value(name).unwrap_or(0));
+    filters.max(u32::from(mode == 1))
+}
+
 /// The same for this process, also once its first thread, which `/proc/self` names, has ended.
 pub fn own_anonymous_bytes() -> Option<u64> {
     unshared("/proc/thread-self/statm")

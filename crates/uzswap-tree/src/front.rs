@@ -15,7 +15,7 @@ pub const BEGIN: &CStr = c"uzswap_agent";
 pub type Begin = extern "C" fn(&'static Front) -> *const Hooks;
 
 /// Changes with the layout below.
-pub const FORM: u64 = 0x757a_6672_6f6e_0007;
+pub const FORM: u64 = 0x757a_6672_6f6e_0008;
 
 /// Bytes of the stack of the thread that watches.
 pub const STACK: usize = 256 << 10;

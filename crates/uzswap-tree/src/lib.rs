@@ -13,11 +13,13 @@
 
 pub mod devices;
 pub mod front;
+mod name;
 mod remote;
 pub mod share;
 mod table;
 mod text;
 
+pub use name::Name;
 pub use remote::{Remote, RemoteSums, TIMES};
 pub use table::{
     Figures, LeftAlone, MANAGED_MIN, Member, REASONS, SILENT_MAX, SLOTS, Setting, Table,
@@ -45,6 +47,8 @@ pub const LOOKS_MAX: Duration = Duration::from_secs(2);
 pub struct Tree {
     table: &'static Table,
     slot: AtomicUsize,
+    /// This process's PID namespace. 0: it is that of the tree's maker, or not known yet.
+    space: AtomicU32,
     /// The number of checks that this process has seen, and the time of the last one in
     /// milliseconds.
     looks: AtomicU32,
@@ -52,14 +56,15 @@ pub struct Tree {
 }
 
 impl Tree {
-    /// Makes the file of a tree with `total` bytes, which this process watches from outside.
-    /// Errors: the file exists already.
-    pub fn create(path: &Path, total: u64) -> io::Result<Self> {
+    /// Makes the file of a tree with `total` bytes, which this process watches from outside. Its
+    /// PID namespace is `space`; 0: not known. Errors: the file exists already.
+    pub fn create(path: &Path, total: u64, space: u32) -> io::Result<Self> {
         let flags = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC;
         let file = fs::open(path, flags, Mode::RUSR | Mode::WUSR)?;
         fs::ftruncate(&file, size_of::<Table>() as u64)?;
         let tree = Self::at(path)?;
         tree.table.total.store(total, Relaxed);
+        tree.table.space.store(space, Relaxed);
         tree.table.leader.store(own_number(), Relaxed);
         // Last: until then no process accepts the file.
         tree.table.form.store(FORM, Release);
@@ -117,7 +122,8 @@ impl Tree {
                 _ => mapped.cast::<Table>().as_ref().ok_or(libc::EBADMSG)?,
             };
             let (looks, looked_at) = (AtomicU32::new(0), AtomicU64::new(0));
-            Ok(Self { table, slot: AtomicUsize::new(SLOTS), looks, looked_at })
+            let (slot, space) = (AtomicUsize::new(SLOTS), AtomicU32::new(0));
+            Ok(Self { table, slot, space, looks, looked_at })
         }
     }
 
@@ -129,15 +135,52 @@ impl Tree {
     /// Takes a slot; in a fork, instead of the parent's. Where all are taken, this process is not
     /// counted.
     pub fn rejoin(&self) {
-        self.rejoin_as(own_number());
+        self.rejoin_as(self.own_name());
     }
 
-    fn rejoin_as(&self, process: u32) {
+    /// Learns this process's PID namespace. In another one than that of the process which made the
+    /// tree, it has another slot from then on: a process may have its number there.
+    pub fn settle(&self, space: u32) {
+        let known = self.table.space.load(Relaxed);
+        let space = if space == known || known == 0 { 0 } else { space };
+        let before = self.own_name();
+        self.space.store(space, Relaxed);
+        let name = self.own_name();
+        let is_own = self.own().is_some_and(|slot| slot.name() == name);
+        if !is_own {
+            self.own().inspect(|slot| slot.free(before));
+            self.rejoin_as(name);
+        }
+    }
+
+    fn own_name(&self) -> Name {
+        Name::new(self.space.load(Relaxed), own_number())
+    }
+
+    /// The live processes, as this one sees them.
+    pub fn members(&self) -> impl Iterator<Item = Member> + '_ {
+        self.table.members_seen_from(self.space.load(Relaxed))
+    }
+
+    /// Counts this program as one that is left alone, and keeps why: the parts of a text, one after
+    /// the other, as far as there is room for them. Allocates nothing.
+    pub fn leave_alone(&self, text: &[&[u8]]) {
+        self.table.leave_alone(self.own_name(), text);
+    }
+
+    /// Keeps why a part of this program's memory, in bytes, is left alone. Of several calls with
+    /// the same text the largest part counts.
+    pub fn leave_part(&self, part: u64, text: &[&[u8]]) {
+        self.table.leave_part(self.own_name(), part, text);
+    }
+
+    fn rejoin_as(&self, name: Name) {
         let slots = self.table.used_slots();
         // The program that this process was before `exec` has left its slot, with its memory.
-        let before = slots.iter().position(|slot| slot.process.load(Relaxed) == process);
-        let free = || self.table.slots.iter().position(|slot| slot.take(process));
-        let at = before.or_else(free).unwrap_or(SLOTS);
+        let before = slots.iter().position(|slot| slot.name() == name);
+        // A process that does not know its namespace yet may take a living one for dead.
+        let take = |may_judge| self.table.slots.iter().position(|slot| slot.take(name, may_judge));
+        let at = before.or_else(|| take(false)).or_else(|| take(true)).unwrap_or(SLOTS);
         self.table.slots_used.fetch_max((at + 1).min(SLOTS) as u32, Relaxed);
         self.table.slots.get(at).into_iter().for_each(ProcessSlot::clear);
         self.slot.store(at, Relaxed);
@@ -206,7 +249,7 @@ impl Tree {
     pub fn is_wanted_whole(&self) -> bool {
         self.own().is_some_and(|slot| match slot.reader.load(Acquire) {
             0 => false,
-            reader if exists(reader) => true,
+            reader if Name::new(0, reader).may_live(self.space.load(Relaxed)) => true,
             _ => {
                 slot.reader.store(0, Relaxed);
                 false
@@ -245,12 +288,11 @@ impl Tree {
         let total = self.table.total.load(Relaxed).saturating_sub(self.table.besides.load(Relaxed));
         let mut others = Vec::new();
         for (at, slot) in self.table.used_slots().iter().enumerate() {
-            let process = slot.process.load(Relaxed);
-            let used = slot.used.load(Relaxed);
-            if process == 0 || at == own || used == 0 {
+            let (name, used) = (slot.name(), slot.used.load(Relaxed));
+            if name == Name::NONE || at == own || used == 0 {
                 continue;
             }
-            if !exists(process) {
+            if !name.may_live(self.space.load(Relaxed)) {
                 slot.clear();
                 continue;
             }
@@ -289,13 +331,6 @@ fn last_error() -> c_int {
     unsafe { *libc::__errno_location() }
 }
 
-fn exists(process: u32) -> bool {
-    // Another user's process cannot be signalled, and exists.
-    let process = rustix::process::Pid::from_raw(process as i32);
-    let Some(process) = process else { return false };
-    rustix::process::test_kill_process(process) != Err(rustix::io::Errno::SRCH)
-}
-
 #[cfg(test)]
 #[allow(clippy::unwrap_used, reason = "tests")]
 mod tests {
@@ -309,7 +344,7 @@ mod tests {
 
     fn join_as(path: &Path, process: u32) -> Tree {
         let tree = Tree::look(path).unwrap();
-        tree.rejoin_as(process);
+        tree.rejoin_as(Name::new(0, process));
         tree
     }
 
@@ -317,7 +352,7 @@ mod tests {
     fn two_of(total: u64) -> (tempfile::TempDir, Tree, [Tree; 2]) {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("tree");
-        let watcher = Tree::create(&path, total).unwrap();
+        let watcher = Tree::create(&path, total, 5).unwrap();
         let both = [1, 2].map(|number| join_as(&path, processes()[number]));
         (folder, watcher, both)
     }
@@ -339,7 +374,7 @@ mod tests {
     fn what_processes_have_done_is_seen_by_who_looks_and_stays_when_they_are_gone() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("tree");
-        let _watcher = Tree::create(&path, 100).unwrap();
+        let _watcher = Tree::create(&path, 100, 5).unwrap();
         let own = path.as_path().into_with_c_str(|path| Ok(Tree::join(path))).unwrap().unwrap();
         own.allowance(70, false);
         own.note(Figures { faults: 5, stored: 7, out: 3, pool: 9, remote: 4 });
@@ -347,7 +382,8 @@ mod tests {
         let looked = Tree::look(&path).unwrap();
         let figures = Figures { faults: 6, stored: 7, out: 2, pool: 8, remote: 3 };
         let (process, used, least, grew_to) = (std::process::id(), 70, 0, 0);
-        let member = Member { process, used, least, grew_to, figures, is_suspended: false };
+        let name = Name::new(0, process);
+        let member = Member { name, process, used, least, grew_to, figures, is_suspended: false };
         assert_eq!(looked.table().members().collect::<Vec<_>>(), [member]);
         assert!(
             looked.table().suspend(member.process, true) && !own.is_suspended(),
@@ -378,18 +414,55 @@ mod tests {
     #[test]
     fn a_program_that_is_left_alone_says_why() {
         let (_folder, watcher, [first, _second]) = two_of(100);
-        first.table().leave_alone(&[b"sh", b": ", b"it has no memory of its own"]);
+        first.leave_alone(&[b"sh", b": ", b"it has no memory of its own"]);
         for mib in [4, 5, 3] {
-            first.table().leave_part(mib << 20, &[&[b'x'; 500], &[b'x'; 500]]);
+            first.leave_part(mib << 20, &[&[b'x'; 500], &[b'x'; 500]]);
         }
-        (2..REASONS + 3).for_each(|_| first.table().leave_alone(&[b"more"]));
+        (2..REASONS + 3).for_each(|_| first.leave_alone(&[b"more"]));
         let all = watcher.table().left_alone();
         assert_eq!(all.len(), REASONS);
         let process = std::process::id();
         let text = "sh: it has no memory of its own".into();
-        assert_eq!(all[0], LeftAlone { process, part: None, text });
+        assert_eq!(all[0], LeftAlone { process: Name::new(0, process), part: None, text });
         assert_eq!((all[1].text.len(), all[1].part), (REASON_WORDS * 8, Some(5 << 20)));
         assert_eq!(watcher.table().unmanaged.load(Relaxed), REASONS as u64 + 2);
+    }
+
+    /// No process has this number.
+    const GONE: u32 = i32::MAX as u32;
+
+    #[test]
+    fn a_process_of_another_namespace_is_judged_where_the_tree_was_made() {
+        let (folder, watcher, [first, second]) = two_of(100);
+        let (path, own) = (folder.path().join("tree"), std::process::id());
+        let table = watcher.table();
+        second.settle(5);
+        join_as(&path, GONE).allowance(50, false);
+        let inside = Tree::look(&path).unwrap();
+        inside.settle(9);
+        let name = Name::new(9, own);
+        assert_eq!(inside.allowance(20, false).bytes, 50, "one that seems gone may live");
+        assert_eq!(inside.members().count(), 4);
+        assert_eq!(first.allowance(10, false).bytes, 80, "one that is gone does not");
+        inside.leave_alone(&[b"in"]);
+        assert_eq!(table.left_alone()[0].process, name);
+        let number = || table.members().find(|one| one.name == name).map(|one| one.process);
+        assert_eq!((table.has_foreign(), number()), (true, Some(0)));
+        table.see(|_| None);
+        assert_eq!(number(), Some(0), "it may have come just now");
+        table.see(|one| (one == name).then_some(77));
+        assert!(number() == Some(77) && table.suspend(77, true) && table.want_whole(77));
+        table.forget(|_| false);
+        assert_eq!(number(), Some(77));
+        table.see(|_| None);
+        assert_eq!((table.has_foreign(), number()), (false, None));
+        inside.settle(9);
+        table.forget(|one| one == 77);
+        assert_eq!(number(), Some(0), "it has another slot");
+        // Where the maker does not know its own, all numbers are of one namespace.
+        table.space.store(0, Relaxed);
+        inside.settle(9);
+        assert_eq!(number(), None);
     }
 
     #[test]

@@ -1,7 +1,8 @@
 //! The file that all processes of a tree map: a slot for each, sums, and the programs left alone.
 
+use crate::name::Name;
 use crate::text::Text;
-use crate::{RemoteSums, exists, own_number};
+use crate::{RemoteSums, own_number};
 use rustix::thread::futex;
 use std::ffi::OsString;
 use std::os::unix::ffi::OsStringExt;
@@ -11,7 +12,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::*};
 pub const SLOTS: usize = 1000;
 
 /// Changes with the layout below: a file of another version is not accepted.
-pub(crate) const FORM: u64 = 0x757a_7472_6565_000c;
+pub(crate) const FORM: u64 = 0x757a_7472_6565_000d;
 
 /// A process with less memory need not report it: the maker of the tree counts it.
 pub const SILENT_MAX: u64 = 12 << 20;
@@ -30,6 +31,8 @@ pub struct Table {
     pub(crate) form: AtomicU64,
     /// Bytes for all processes.
     pub total: AtomicU64,
+    /// The PID namespace of the process that made the tree; 0: not known.
+    pub space: AtomicU32,
     /// Bytes of processes that are too small to report.
     pub(crate) besides: AtomicU64,
     /// Processes that were taken over, in total.
@@ -92,7 +95,7 @@ impl Setting {
 #[derive(Debug)]
 #[repr(C)]
 struct Reason {
-    process: AtomicU32,
+    process: AtomicU64,
     /// Bytes of the part; 0 of the whole program.
     part: AtomicU64,
     text: Text<REASON_WORDS>,
@@ -101,8 +104,8 @@ struct Reason {
 /// A program whose memory, or a part of it, was not kept small.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LeftAlone {
-    /// Its number.
-    pub process: u32,
+    /// The process.
+    pub process: Name,
     /// Bytes of the part; `None`: the whole program.
     pub part: Option<u64>,
     /// Its name and the reason, as one sentence: `NAME: REASON`.
@@ -127,7 +130,9 @@ pub struct Figures {
 /// A process of a tree.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Member {
-    /// Its number.
+    /// The process.
+    pub name: Name,
+    /// Its number in the PID namespace of the process that made the tree; 0: not seen there yet.
     pub process: u32,
     /// Anonymous memory in bytes; 0: it has not reported, and may be small.
     pub used: u64,
@@ -142,25 +147,20 @@ pub struct Member {
 }
 
 impl Table {
-    /// Counts a program that is left alone, and keeps why: the parts of a text, one after the
-    /// other, as far as there is room for them. Allocates nothing.
-    pub fn leave_alone(&self, text: &[&[u8]]) {
+    /// Counts a program that is left alone, and keeps why.
+    pub(crate) fn leave_alone(&self, own: Name, text: &[&[u8]]) {
         self.unmanaged.fetch_add(1, Relaxed);
-        let own = own_number();
-        let slot = self.used_slots().iter().find(|slot| slot.process.load(Relaxed) == own);
+        let slot = self.used_slots().iter().find(|slot| slot.name() == own);
         slot.inspect(|slot| slot.left_alone.store(1, Relaxed));
-        self.note(0, text);
+        self.note(own, 0, text);
     }
 
-    /// Keeps why a part of a program's memory, in bytes, is left alone. Of several calls with the
-    /// same text the largest part counts.
-    pub fn leave_part(&self, part: u64, text: &[&[u8]]) {
-        let own = own_number();
+    pub(crate) fn leave_part(&self, own: Name, part: u64, text: &[&[u8]]) {
         let is_it =
-            |reason: &&Reason| reason.process.load(Acquire) == own && reason.text.says(text);
+            |reason: &&Reason| reason.process.load(Acquire) == own.0 && reason.text.says(text);
         match self.noted().iter().find(is_it) {
             Some(reason) => _ = reason.part.fetch_max(part, Relaxed),
-            None => self.note(part, text),
+            None => self.note(own, part, text),
         }
     }
 
@@ -169,23 +169,23 @@ impl Table {
         &self.reasons[..(self.reasons_used.load(Relaxed) as usize).min(REASONS)]
     }
 
-    fn note(&self, part: u64, text: &[&[u8]]) {
+    fn note(&self, own: Name, part: u64, text: &[&[u8]]) {
         let at = self.reasons_used.fetch_add(1, Relaxed) as usize;
         let Some(reason) = self.reasons.get(at) else { return };
         reason.text.write(text);
         reason.part.store(part, Relaxed);
         // Last: from now on it is read.
-        reason.process.store(own_number(), Release);
+        reason.process.store(own.0, Release);
     }
 
     /// The programs that were left alone, in order, as far as their reasons were kept.
     pub fn left_alone(&self) -> Vec<LeftAlone> {
         let noted = self.noted().iter().filter_map(|reason| {
-            let process = reason.process.load(Acquire);
+            let process = Name(reason.process.load(Acquire));
             let text: Vec<u8> = reason.text.bytes().collect();
             let text = String::from_utf8_lossy(&text).into_owned();
             let part = Some(reason.part.load(Relaxed)).filter(|part| *part > 0);
-            (process != 0).then_some(LeftAlone { process, part, text })
+            (process != Name::NONE).then_some(LeftAlone { process, part, text })
         });
         noted.collect()
     }
@@ -204,7 +204,7 @@ impl Table {
     /// Asks a process of the tree to bring all of its pages in, and to keep them there as long as
     /// the caller lives. `false`: there is no such process.
     pub fn want_whole(&self, process: u32) -> bool {
-        let slot = self.used_slots().iter().find(|slot| slot.process.load(Relaxed) == process);
+        let slot = self.slot_of(process);
         slot.inspect(|slot| {
             slot.answer.store(0, Relaxed);
             slot.reader.store(own_number(), Release);
@@ -214,7 +214,7 @@ impl Table {
 
     /// The answer of that process; `None`: it has not answered yet.
     pub fn is_whole(&self, process: u32) -> Option<bool> {
-        let slot = self.used_slots().iter().find(|slot| slot.process.load(Relaxed) == process)?;
+        let slot = self.slot_of(process)?;
         match slot.answer.load(Acquire) {
             ALL_IN => Some(true),
             NO_ROOM => Some(false),
@@ -222,18 +222,25 @@ impl Table {
         }
     }
 
+    /// The slot of a process, by its number where the tree was made.
+    fn slot_of(&self, process: u32) -> Option<&ProcessSlot> {
+        self.used_slots().iter().find(|slot| slot.number() == process)
+    }
+
     pub(crate) fn used_slots(&self) -> &[ProcessSlot] {
         &self.slots[..(self.slots_used.load(Relaxed) as usize).min(SLOTS)]
     }
 
-    /// The live processes, with their last reports.
+    /// The live processes, with their last reports, as the process that made the tree sees them.
     pub fn members(&self) -> impl Iterator<Item = Member> + '_ {
-        let slots = self.used_slots().iter().filter(|slot| {
-            let process = slot.process.load(Relaxed);
-            process != 0 && exists(process)
-        });
+        self.members_seen_from(0)
+    }
+
+    pub(crate) fn members_seen_from(&self, space: u32) -> impl Iterator<Item = Member> + '_ {
+        let slots = self.used_slots().iter().filter(move |slot| slot.name().may_live(space));
         slots.map(|slot| Member {
-            process: slot.process.load(Relaxed),
+            name: slot.name(),
+            process: slot.number(),
             used: slot.used.load(Relaxed),
             least: slot.least.load(Relaxed),
             grew_to: slot.grew_to.load(Relaxed),
@@ -246,6 +253,26 @@ impl Table {
                 remote: slot.remote.load(Relaxed),
             },
         })
+    }
+
+    /// True if a process of the tree has its number from another PID namespace: only
+    /// [`Self::see`] tells which process it is, and whether it lives.
+    pub fn has_foreign(&self) -> bool {
+        self.used_slots().iter().any(|slot| slot.name().space() != 0)
+    }
+
+    /// Gives processes of other PID namespaces their numbers here, and takes those off the list
+    /// that are gone. `number` tells the number of a process, if it lives.
+    pub fn see(&self, number: impl Fn(Name) -> Option<u32>) {
+        for slot in self.used_slots().iter().filter(|slot| slot.name().space() != 0) {
+            let name = slot.name();
+            match (number(name), slot.seen_as.load(Relaxed)) {
+                (Some(number), _) => slot.seen_as.store(number, Relaxed),
+                // It may have come after the caller looked.
+                (None, 0) => slot.seen_as.store(MISSED, Relaxed),
+                (None, _) => slot.free(name),
+            }
+        }
     }
 
     /// Sets the memory of small processes; `bytes` gives that of each by its number.
@@ -267,7 +294,7 @@ impl Table {
     /// [`Self::set_taking_turns`] is called at least every [`crate::LOOKS_MAX`]; or resumes it.
     /// `false`: it is not of the tree.
     pub fn suspend(&self, process: u32, is_suspended: bool) -> bool {
-        let slot = self.used_slots().iter().find(|slot| slot.process.load(Relaxed) == process);
+        let slot = self.slot_of(process);
         slot.inspect(|slot| slot.set_waits(is_suspended)).is_some()
     }
 
@@ -298,17 +325,16 @@ impl Table {
     /// The suspended processes, including those that are gone, or seem so from here.
     pub fn suspended(&self) -> impl Iterator<Item = u32> + '_ {
         let suspended = self.used_slots().iter().filter(|slot| slot.waits.load(SeqCst) != 0);
-        suspended.map(|slot| slot.process.load(Relaxed)).filter(|process| *process != 0)
+        suspended.map(ProcessSlot::number).filter(|process| *process != 0)
     }
 
-    /// Takes processes off the list that have ended and still exist, as nobody has waited for them.
-    /// Their memory is the others' then.
+    /// Takes processes off the list that are gone, or have ended and still exist, as nobody has
+    /// waited for them. Their memory is the others' then.
     pub fn forget(&self, has_ended: impl Fn(u32) -> bool) {
         for slot in self.used_slots() {
-            let process = slot.process.load(Relaxed);
-            if process != 0 && has_ended(process) {
-                // A new one may have taken its place meanwhile.
-                let _ = slot.process.compare_exchange(process, 0, SeqCst, Relaxed);
+            let (name, number) = (slot.name(), slot.number());
+            if !name.may_live(0) || number != 0 && has_ended(number) {
+                slot.free(name);
             }
         }
     }
@@ -316,16 +342,20 @@ impl Table {
     /// True if the process that made the tree, or one of the tree, lives. One that has ended may
     /// still exist.
     pub fn is_in_use(&self, has_ended: impl Fn(u32) -> bool) -> bool {
-        let leader = Some(self.leader.load(Relaxed)).filter(|leader| exists(*leader));
+        let leader = self.leader.load(Relaxed);
+        let leader = Some(leader).filter(|leader| Name::new(0, *leader).may_live(0));
         let members = self.members().map(|member| member.process);
-        leader.into_iter().chain(members).any(|process| !has_ended(process))
+        leader.into_iter().chain(members).any(|process| process == 0 || !has_ended(process))
     }
 }
 
 #[derive(Debug)]
 #[repr(C)]
 pub(crate) struct ProcessSlot {
-    pub(crate) process: AtomicU32,
+    /// The [`Name`] of the process.
+    process: AtomicU64,
+    /// Its number where the tree was made, if it has another one itself: see [`Table::see`].
+    seen_as: AtomicU32,
     /// 1: its pages fit neither in its share nor on its backing, and it waits for a larger share.
     pub(crate) starved: AtomicU32,
     /// 1: it must wait, and leave its memory to others.
@@ -350,6 +380,8 @@ pub(crate) struct ProcessSlot {
     pub(crate) remote: AtomicU64,
 }
 
+/// Not found once among the processes there are.
+const MISSED: u32 = u32::MAX;
 /// All pages of a process are in.
 pub(crate) const ALL_IN: u32 = 1;
 /// There is no memory for them.
@@ -358,8 +390,8 @@ pub(crate) const NO_ROOM: u32 = 2;
 impl ProcessSlot {
     /// Resets it: no memory, no activity.
     pub(crate) fn clear(&self) {
-        let Self { starved, waits, reader, answer, left_alone, .. } = self;
-        for number in [starved, waits, reader, answer, left_alone] {
+        let Self { seen_as, starved, waits, reader, answer, left_alone, .. } = self;
+        for number in [seen_as, starved, waits, reader, answer, left_alone] {
             number.store(0, Relaxed);
         }
         let Self { used, grew_to, reserved, least, .. } = self;
@@ -375,10 +407,28 @@ impl ProcessSlot {
         let _ = futex::wake(&self.waits, futex::Flags::empty(), u32::MAX);
     }
 
-    /// Takes it for a process, unless it belongs to a live one.
-    pub(crate) fn take(&self, process: u32) -> bool {
-        let before = self.process.load(Relaxed);
-        let is_free = before == 0 || !exists(before);
-        is_free && self.process.compare_exchange(before, process, Relaxed, Relaxed).is_ok()
+    pub(crate) fn name(&self) -> Name {
+        Name(self.process.load(Relaxed))
+    }
+
+    /// The number of its process where the tree was made; 0: none, or not seen there yet.
+    fn number(&self) -> u32 {
+        match (self.name().space(), self.seen_as.load(Relaxed)) {
+            (0, _) => self.name().number(),
+            (_, MISSED) => 0,
+            (_, seen) => seen,
+        }
+    }
+
+    /// Takes it for a process, unless it has another one. A dead one's is taken if `may_judge`.
+    pub(crate) fn take(&self, process: Name, may_judge: bool) -> bool {
+        let before = self.name();
+        let is_free = before == Name::NONE || may_judge && !before.may_live(process.space());
+        is_free && self.process.compare_exchange(before.0, process.0, Relaxed, Relaxed).is_ok()
+    }
+
+    /// Gives it back, unless a new process has taken the place of that one meanwhile.
+    pub(crate) fn free(&self, process: Name) {
+        let _ = self.process.compare_exchange(process.0, Name::NONE.0, SeqCst, Relaxed);
     }
 }

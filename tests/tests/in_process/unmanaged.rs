@@ -179,6 +179,79 @@ fn a_child_that_has_its_parent_s_memory_is_not_named() {
     assert!(!said(&output).iter().any(|line| line.contains("left program")), "{output:?}");
 }
 
+/// Runs `program` by this command of a sandbox; `None` where sandboxes are denied.
+fn in_sandbox(folder: &Path, memory: &str, sandbox: &[&str]) -> Option<Output> {
+    let mut tried = as_nobody(folder);
+    let is_permitted = tried.args(sandbox).arg("true").output().is_ok_and(|o| o.status.success());
+    if !is_permitted {
+        println!("skipped: {sandbox:?} is denied, or is not installed");
+        return None;
+    }
+    let mut command = as_nobody(folder);
+    command.args(["timeout", "--signal=KILL", "100"]).arg(folder.join("uzswap"));
+    command.args(["run", "--in-process", "--memory", memory, "--"]).args(sandbox);
+    Some(command.arg(folder.join("program")).output().unwrap())
+}
+
+#[test]
+fn a_program_with_its_own_number_in_a_sandbox_is_known_by_it() {
+    let folder = tempfile::tempdir_in("/var/tmp").unwrap();
+    compile(folder.path(), OTHER_ENVIRONMENT, &["-O1"]);
+    let unshare = ["unshare", "--user", "--map-root-user", "--pid", "--fork"];
+    let own_proc = [&unshare[..], &["--mount-proc"]].concat();
+    if let Some(output) = in_sandbox(folder.path(), "32M", &own_proc) {
+        check(&output, "memory of 1 processes was kept small");
+        assert!(!said(&output).iter().any(|line| line.contains("left program")), "{output:?}");
+    }
+    if let Some(output) = in_sandbox(folder.path(), "32M", &unshare) {
+        check(&output, "left program: its /proc numbers processes otherwise");
+        assert!(said(&output).iter().any(|line| line.contains("of 1 it could not be")));
+    }
+}
+
+#[test]
+fn a_program_in_a_sandbox_with_another_dev_is_named() {
+    let folder = tempfile::tempdir_in("/var/tmp").unwrap();
+    compile(folder.path(), OTHER_ENVIRONMENT, &["-O1"]);
+    let sandbox = ["bwrap", "--ro-bind", "/", "/", "--dev", "/dev"];
+    if let Some(output) = in_sandbox(folder.path(), "32M", &sandbox) {
+        check(&output, "left program: the file that the run's processes share is out of its reach");
+    }
+}
+
+/// Permits itself all calls but one, which becomes a signal; then grows.
+const FILTERED: &str = r#"
+#include <linux/filter.h>
+#include <linux/seccomp.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/prctl.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+int main(void) {
+    struct sock_filter filter[] = { { 0x20, 0, 0, 0 }, { 0x15, 0, 1, SYS_getppid },
+                                    { 6, 0, 0, SECCOMP_RET_TRAP }, { 6, 0, 0, SECCOMP_RET_ALLOW } };
+    struct sock_fprog program = { 4, filter };
+    prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0);
+    if (prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program)) return 1;
+    for (int i = 0; i < 40; i++) memset(malloc(1 << 20), 1, 1 << 20);
+    sleep(3);
+    puts("hello");
+    return 7;
+}
+"#;
+
+#[test]
+fn a_program_that_filters_its_calls_from_the_start_is_named() {
+    let folder = tempfile::tempdir_in("/var/tmp").unwrap();
+    compile(folder.path(), FILTERED, &["-O1"]);
+    let mut command = as_nobody(folder.path());
+    command.arg(folder.path().join("uzswap")).args(["run", "--in-process", "--memory", "24M"]);
+    let output = command.arg(folder.path().join("program")).output().unwrap();
+    check(&output, "left program: it forbids itself system calls (seccomp), or answers them");
+}
+
 #[test]
 fn a_program_in_an_emulator_leaves_its_memory_to_that() {
     const EMULATOR: &str = "/usr/bin/qemu-x86_64";

@@ -5,6 +5,7 @@
 //! tells why.
 
 use crate::commands::in_process::executable::{self, Linkage};
+use crate::commands::in_process::numbers::Numbers;
 use crate::commands::in_process::{AGENT, LIBRARY};
 use serde::Serialize;
 use std::collections::BTreeMap;
@@ -42,7 +43,7 @@ pub struct LeftAlone {
 
 impl LeftAlone {
     /// Looks at the processes that a command has started.
-    pub fn look(&mut self, command: i32, table: &Table) {
+    pub fn look(&mut self, command: i32, table: &Table, numbers: &Numbers) {
         let noted = table.left_alone();
         for process in process::tree(command) {
             let Some(bytes) = process::anonymous_bytes(process).filter(|bytes| *bytes >= LEAST)
@@ -54,7 +55,8 @@ impl LeftAlone {
                 continue;
             }
             let number = process as u32;
-            let is_noted = noted.iter().any(|one| one.process == number && one.part.is_none());
+            let is_it = |one: &uzswap_tree::LeftAlone| numbers.of(one.process) == number;
+            let is_noted = noted.iter().any(|one| is_it(one) && one.part.is_none());
             let member = table.members().find(|member| member.process == number);
             // It may be the program before that has told its memory.
             let is_watched = member.is_some() && self.has_library(process);
@@ -94,15 +96,16 @@ impl LeftAlone {
     }
 
     /// All of them.
-    pub fn all(&self, table: &Table) -> Vec<Alone> {
+    pub fn all(&self, table: &Table, numbers: &Numbers) -> Vec<Alone> {
         let noted = table.left_alone();
         // A fork may have said why after it was seen.
-        let is_noted =
-            |process| noted.iter().any(|one| one.process == process && one.part.is_none());
+        let is_noted = |process| {
+            noted.iter().any(|one| numbers.of(one.process) == process && one.part.is_none())
+        };
         let strangers = self.strangers.iter().filter(|(process, _)| !is_noted(**process));
         let strangers: Vec<_> =
             strangers.map(|(process, text)| (*process, text.clone(), None)).collect();
-        let noted = noted.into_iter().map(|one| (one.process, one.text, one.part));
+        let noted = noted.into_iter().map(|one| (numbers.of(one.process), one.text, one.part));
         let alone = |(process, program, part): (u32, String, Option<u64>)| {
             let peak = || self.peaks.get(&process).copied().unwrap_or(0);
             let bytes = part.unwrap_or_else(peak);
@@ -141,9 +144,18 @@ fn describe(process: i32, has_library: bool) -> String {
     let sees_itself = Path::new(&format!("/proc/{process}/root/proc/self")).is_symlink();
     let reason = match File::open(format!("/proc/{process}/exe")).as_ref().map(executable::kind) {
         Ok(_) if has_library && !sees_itself => "it has no /proc, which tells its memory",
+        Ok(_)
+            if process::call_filters(process)
+                > process::call_filters(std::process::id() as i32) =>
+        {
+            "it forbids itself system calls (seccomp), or answers them"
+        }
         _ if has_library => "it takes memory by system calls of its own, past the C library",
         Err(_) => "it is privileged, so no library can be preloaded",
         Ok(Some(Linkage::Static)) => "it is linked statically, so no library can be preloaded",
+        Ok(Some(Linkage::Glibc)) if has_mapped(process, LIBRARY) => {
+            "the file that the run's processes share is out of its reach (a /dev of its own)"
+        }
         Ok(Some(Linkage::Glibc)) if is_told(process) => {
             "its dynamic linker has not found the library, which is out of its reach (chroot)"
         }

@@ -5,6 +5,7 @@ mod at_store;
 mod beyond;
 pub mod executable;
 mod left_alone;
+mod numbers;
 pub mod tree_file;
 
 use crate::cli::RunArguments;
@@ -19,6 +20,7 @@ use crate::stdio::say;
 use at_store::AtStore;
 use beyond::Beyond;
 use left_alone::{Alone, LeftAlone};
+use numbers::Numbers;
 use rustix::fs::{StatVfsMountFlags, statvfs};
 use serde::Serialize;
 use std::env;
@@ -127,6 +129,7 @@ pub fn run(arguments: &RunArguments, accesses: Option<&Path>) -> Result<ExitCode
         suspensions: None,
         peak: Peak { remote: store.as_ref().map(|_| 0), ..Peak::default() },
         left_alone: LeftAlone::default(),
+        numbers: Numbers::default(),
         live: Live::new(arguments.quiet),
     };
     let table = file.as_ref().map(|file| file.tree.table());
@@ -149,7 +152,7 @@ fn tell(
 ) -> Result<(), Failure> {
     let table = file.tree.table();
     let peak = table.peak.load(Relaxed);
-    let left_alone = watch.left_alone.all(table);
+    let left_alone = watch.left_alone.all(table, &watch.numbers);
     let explained = left_alone.iter().map(|one| one.bytes).sum();
     let report = InProcessReport {
         seconds,
@@ -450,6 +453,7 @@ struct CommandWatch {
     suspensions: Option<Suspensions>,
     peak: Peak,
     left_alone: LeftAlone,
+    numbers: Numbers,
     live: Live,
 }
 
@@ -488,8 +492,9 @@ impl CommandWatch {
                         self.peak.update(table, began.elapsed().as_secs_f64(), &self.live);
                         // It takes longer: each process is looked at.
                         if looks.is_multiple_of(LOOKS) {
+                            self.numbers.look(table);
                             table.forget(|process| process::has_ended(process as i32));
-                            self.left_alone.look(pid, table);
+                            self.left_alone.look(pid, table, &self.numbers);
                         }
                         looks = looks.wrapping_add(1);
                     }

@@ -6,7 +6,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 use uzswap_region::Means;
-use uzswap_sys::process;
+use uzswap_sys::{pid_namespace, process};
 use uzswap_tree::{Table, Tree};
 
 /// Where files that processes share are, in order of preference. Some containers have no /dev/shm,
@@ -88,7 +88,7 @@ impl TreeFile {
         for folder in folders() {
             let path = folder.join(format!("{PREFIX}{}", std::process::id()));
             let create = || {
-                let tree = Tree::create(&path, memory)?;
+                let tree = Tree::create(&path, memory, pid_namespace::own().unwrap_or(0))?;
                 let lock = File::open(&path)?;
                 lock.lock_shared()?;
                 Ok::<_, io::Error>((tree, lock))

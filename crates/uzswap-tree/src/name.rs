@@ -1,0 +1,41 @@
+//! The name of a process in a tree: its number, and the PID namespace that the number is of.
+//!
+//! A sandbox numbers its processes anew, so that several of a tree may be number 2. A number of
+//! another namespace says nothing: that process seems to be gone, or is another one.
+
+/// A process of a tree.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Name(pub(crate) u64);
+
+impl Name {
+    /// No process.
+    pub(crate) const NONE: Self = Self(0);
+
+    /// A process by its own number, and the namespace by that of its file (`/proc/self/ns/pid`). 0:
+    /// the namespace of the process that made the tree, or not known yet.
+    pub fn new(space: u32, number: u32) -> Self {
+        Self(u64::from(space) << 32 | u64::from(number))
+    }
+
+    /// Its number, as it knows it.
+    pub fn number(self) -> u32 {
+        self.0 as u32
+    }
+
+    /// The namespace.
+    pub fn space(self) -> u32 {
+        (self.0 >> 32) as u32
+    }
+
+    /// False if a process of this namespace sees that there is no such process.
+    pub(crate) fn may_live(self, space: u32) -> bool {
+        self != Self::NONE && (self.space() != space || exists(self.number()))
+    }
+}
+
+fn exists(process: u32) -> bool {
+    // Another user's process cannot be signalled, and exists.
+    let process = rustix::process::Pid::from_raw(process as i32);
+    let Some(process) = process else { return false };
+    rustix::process::test_kill_process(process) != Err(rustix::io::Errno::SRCH)
+}
