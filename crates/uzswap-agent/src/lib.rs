@@ -13,6 +13,7 @@
 //! Until memory is short nothing is changed, and nothing costs anything. Pages are compressed,
 //! staged and brought in by the pager that regions have (`uzswap-region`), in the process itself.
 
+#![cfg(target_arch = "x86_64")]
 #![expect(
     unsafe_code,
     reason = "hooks, system calls, an allocator: the program answers for its arguments; code and data that serve faults are never paged out"

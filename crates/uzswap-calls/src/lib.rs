@@ -19,6 +19,7 @@
 //! [`table`] has all calls of the kernel and the memory that each uses. [`filter`] tells which of
 //! them a filter of seccomp allows.
 
+#![cfg(target_arch = "x86_64")]
 #![expect(
     unsafe_code,
     reason = "code that is read, written and jumped to: sites are decoded from the start of their functions; no other thread runs while they are replaced; a stub keeps the registers that a system call keeps"
@@ -29,17 +30,11 @@ pub mod filter;
 pub mod table;
 mod treatment;
 
-#[cfg(target_arch = "x86_64")]
 pub mod sites;
 
-#[cfg(target_arch = "x86_64")]
 mod entry;
-#[cfg(target_arch = "x86_64")]
 mod patch;
-#[cfg(target_arch = "x86_64")]
 pub mod stop;
 
-#[cfg(target_arch = "x86_64")]
 pub use entry::{Call, Frame, Looks, Outcome, Registers, raw};
-#[cfg(target_arch = "x86_64")]
 pub use patch::{Patched, Patcher, PreparedPatch, writable_code};

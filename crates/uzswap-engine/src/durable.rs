@@ -9,6 +9,9 @@
 //! each kind of thing. `cache::layout` knows the types, and so their sizes. Only things in use have
 //! memory.
 //!
+//! The order of stores is the program's on each processor: a thread is killed between two
+//! instructions, and all that came before are complete. `Release` keeps the compiler's order.
+//!
 //! A file is believed only after [`Durable::is_held`]: an unfinished cache is made anew.
 
 #![expect(
@@ -26,6 +29,7 @@ use std::os::fd::OwnedFd;
 use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering::*};
+use uzswap_sys::processor;
 use uzswap_sys::shared::SharedMemory;
 
 /// Dictionaries of a cache: 60 KiB each, for ever.
@@ -318,16 +322,8 @@ impl Durable {
 
     /// Prefetches the bytes at an offset from the first frame.
     pub(crate) fn prefetch(&self, offset: usize) {
-        #[cfg(all(target_arch = "x86_64", not(miri)))]
-        {
-            use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
-            let offset = self.parts.trunks.start + offset;
-            let at = self.memory.as_ptr().wrapping_add(offset).cast_const();
-            // SAFETY: a hint; any address is allowed.
-            unsafe { _mm_prefetch::<_MM_HINT_T0>(at.cast()) };
-        }
-        #[cfg(not(all(target_arch = "x86_64", not(miri))))]
-        let _ = offset;
+        let offset = self.parts.trunks.start + offset;
+        processor::prefetch(self.memory.as_ptr().wrapping_add(offset));
     }
 
     /// The frame that begins at an address.

@@ -17,6 +17,7 @@
 //! allocation. Until 12 MiB the process has no thread of ours: some calls (`setuid`, `unshare`)
 //! need a process with one thread.
 
+#![cfg(target_arch = "x86_64")]
 #![expect(
     unsafe_code,
     reason = "the C library's functions by name, variables of a thread: the program answers for its arguments; the agent is never unloaded"

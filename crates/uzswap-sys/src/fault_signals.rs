@@ -13,6 +13,7 @@
 mod handlers;
 mod versioned;
 
+use crate::processor::{self, Cause, Registers};
 use crate::stack::Stacks;
 use crate::uffd::Fault;
 use handlers::{Handlers, action};
@@ -381,7 +382,8 @@ extern "C" fn handle(signal: i32, info: *mut libc::siginfo_t, context: *mut libc
     // SAFETY: the kernel passes both for a handler with SA_SIGINFO; errno is the thread's own.
     let (errno, address) = unsafe { (*libc::__errno_location(), (*info).si_addr() as usize) };
     // SAFETY: as above.
-    let (cause, is_sent) = unsafe { (cause(context), (*info).si_code <= 0) };
+    let (cause, is_sent) = unsafe { (processor::cause(context), (*info).si_code <= 0) };
+    let Cause { is_write, instruction, .. } = cause;
     let hook = match signal {
         libc::SIGBUS => &BUS,
         libc::SIGILL => &ILL,
@@ -391,7 +393,7 @@ extern "C" fn handle(signal: i32, info: *mut libc::siginfo_t, context: *mut libc
     // SAFETY: as above.
     let is_done = unsafe { go_on_elsewhere(signal, is_sent, info, context) };
     let mut is_ours = is_done;
-    let mut serve = || is_ours = serve(cause.fault(address));
+    let mut serve = || is_ours = serve(Fault { address, is_write, instruction });
     match STACKS.get() {
         // A process has sent it, so it has no address. Memory of ours is no code, and a protection
         // key that denies an access is the program's.
@@ -414,7 +416,6 @@ extern "C" fn handle(signal: i32, info: *mut libc::siginfo_t, context: *mut libc
 ///
 /// # Safety
 /// The arguments are those of a handler.
-#[cfg(target_arch = "x86_64")]
 unsafe fn go_on_elsewhere(
     signal: c_int,
     is_sent: bool,
@@ -431,14 +432,12 @@ unsafe fn go_on_elsewhere(
     let context = unsafe { &mut *context.cast::<libc::ucontext_t>() };
     // SAFETY: a set begins with the kernel's, of eight bytes.
     let blocked = unsafe { *(&raw const context.uc_sigmask).cast::<u64>() };
-    let registers = &mut context.uc_mcontext.gregs;
-    let [at, stack, result, behind] = [libc::REG_RIP, libc::REG_RSP, libc::REG_RAX, libc::REG_RCX]
-        .map(|register| register as usize);
+    let Registers { instruction, stack, result, behind } = processor::registers(context);
     let mut stopped = Stopped {
-        instruction: registers[at] as usize,
-        stack: registers[stack] as usize,
-        result: registers[result],
-        behind: registers[behind] as usize,
+        instruction,
+        stack,
+        result,
+        behind,
         blocked,
         signal_stack: context.uc_stack,
         value,
@@ -453,66 +452,9 @@ unsafe fn go_on_elsewhere(
         }
         _ => false,
     };
-    registers[at] = stopped.instruction as i64;
-    registers[result] = stopped.result;
+    processor::set_registers(context, stopped.instruction, stopped.result);
     context.uc_stack = stopped.signal_stack;
     is_ours
-}
-
-/// On other processors no instructions are replaced, and no threads stopped.
-///
-/// # Safety
-/// None is needed.
-#[cfg(not(target_arch = "x86_64"))]
-unsafe fn go_on_elsewhere(
-    _: c_int,
-    _: bool,
-    _: *const libc::siginfo_t,
-    _: *mut libc::c_void,
-) -> bool {
-    let _ = (SENT.get(), ILLEGAL.get());
-    false
-}
-
-/// The kind of an access, where the processor tells.
-#[derive(Default)]
-struct Cause {
-    is_write: bool,
-    /// Of an instruction.
-    is_fetch: bool,
-    /// Denied by a protection key (`pkey_mprotect`).
-    is_by_key: bool,
-    /// The address of the instruction that made it.
-    instruction: usize,
-}
-
-impl Cause {
-    fn fault(&self, address: usize) -> Fault {
-        Fault { address, is_write: self.is_write, instruction: self.instruction }
-    }
-}
-
-/// # Safety
-/// It is the third argument of a handler.
-#[cfg(target_arch = "x86_64")]
-unsafe fn cause(context: *mut libc::c_void) -> Cause {
-    const WRITE: i64 = 1 << 1;
-    const FETCH: i64 = 1 << 4;
-    const KEY: i64 = 1 << 5;
-    // SAFETY: the third argument of a handler is its context.
-    let context = unsafe { &*context.cast::<libc::ucontext_t>() };
-    let registers = &context.uc_mcontext.gregs;
-    let error = registers[libc::REG_ERR as usize];
-    let instruction = registers[libc::REG_RIP as usize] as usize;
-    let has = |bit| error & bit != 0;
-    Cause { is_write: has(WRITE), is_fetch: has(FETCH), is_by_key: has(KEY), instruction }
-}
-
-/// # Safety
-/// None is needed.
-#[cfg(not(target_arch = "x86_64"))]
-unsafe fn cause(_: *mut libc::c_void) -> Cause {
-    Cause::default()
 }
 
 /// Acts as the kernel would have without us.

@@ -2,6 +2,7 @@
 //! and access is allowed when it is complete. This replaces userfaultfd where that is denied.
 
 use crate::map::{Mapping, PAGE_BYTES, Pagemap};
+use crate::processor;
 use rustix::fs::{Mode, OFlags};
 use rustix::mm::{MprotectFlags, mprotect};
 use std::ffi::c_void;
@@ -154,49 +155,13 @@ pub unsafe fn unguard(range: Range<usize>) -> io::Result<()> {
 unsafe fn advise(range: Range<usize>, advice: usize) -> io::Result<()> {
     loop {
         // SAFETY: the caller's promise.
-        let done = unsafe { madvise(range.start, range.len(), advice) };
+        let done = unsafe { processor::advise(range.start, range.len(), advice) };
         match -done as i32 {
             0 => return Ok(()),
             // A signal waits, and not all is done.
             libc::EINTR => {}
             error => return Err(io::Error::from_raw_os_error(error)),
         }
-    }
-}
-
-/// The call, past the C library: in a program whose calls are replaced, this one is ours.
-///
-/// # Safety
-/// As of the advice.
-#[cfg(target_arch = "x86_64")]
-unsafe fn madvise(start: usize, bytes: usize, advice: usize) -> isize {
-    let result;
-    // SAFETY: the kernel changes these registers, and memory as the caller promises.
-    unsafe {
-        std::arch::asm!(
-            "syscall",
-            inlateout("rax") libc::SYS_madvise as isize => result,
-            in("rdi") start,
-            in("rsi") bytes,
-            in("rdx") advice,
-            lateout("rcx") _,
-            lateout("r11") _,
-            options(nostack),
-        );
-    }
-    result
-}
-
-/// The call. On other processors none are replaced.
-///
-/// # Safety
-/// As of the advice.
-#[cfg(not(target_arch = "x86_64"))]
-unsafe fn madvise(start: usize, bytes: usize, advice: usize) -> isize {
-    // SAFETY: the caller's promise.
-    match unsafe { libc::syscall(libc::SYS_madvise, start, bytes, advice) } {
-        0 => 0,
-        _ => -(io::Error::last_os_error().raw_os_error().unwrap_or(libc::EIO) as isize),
     }
 }
 

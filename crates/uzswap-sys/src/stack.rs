@@ -8,6 +8,7 @@
 
 use crate::cpu;
 use crate::map::{Mapping, PAGE_BYTES};
+use crate::processor::on_stack;
 use std::ffi::c_void;
 use std::io;
 use std::sync::atomic::{AtomicBool, Ordering::*};
@@ -85,64 +86,6 @@ const ARGUMENTS: usize = 64;
 extern "C" fn call<F: FnMut()>(work: *mut c_void) {
     // SAFETY: `run` passes its own, which no other code uses meanwhile.
     unsafe { (*work.cast::<F>())() }
-}
-
-/// Calls `call(work)` on another stack. The frame pointer keeps the old one, for unwinders too.
-///
-/// # Safety
-/// `top` is the end of a stack that is free, a multiple of 16.
-#[cfg(target_arch = "x86_64")]
-#[unsafe(naked)]
-unsafe extern "C" fn on_stack(work: *mut c_void, call: extern "C" fn(*mut c_void), top: *mut u8) {
-    std::arch::naked_asm!(
-        ".cfi_startproc",
-        "push rbp",
-        ".cfi_def_cfa_offset 16",
-        ".cfi_offset rbp, -16",
-        "mov rbp, rsp",
-        ".cfi_def_cfa_register rbp",
-        "mov rsp, rdx",
-        "call rsi",
-        "mov rsp, rbp",
-        "pop rbp",
-        ".cfi_def_cfa rsp, 8",
-        "ret",
-        ".cfi_endproc",
-    )
-}
-
-/// As above.
-///
-/// # Safety
-/// As above.
-#[cfg(target_arch = "aarch64")]
-#[unsafe(naked)]
-unsafe extern "C" fn on_stack(work: *mut c_void, call: extern "C" fn(*mut c_void), top: *mut u8) {
-    std::arch::naked_asm!(
-        ".cfi_startproc",
-        "stp x29, x30, [sp, #-16]!",
-        ".cfi_def_cfa_offset 16",
-        ".cfi_offset x29, -16",
-        ".cfi_offset x30, -8",
-        "mov x29, sp",
-        ".cfi_def_cfa_register x29",
-        "mov sp, x2",
-        "blr x1",
-        "mov sp, x29",
-        "ldp x29, x30, [sp], #16",
-        ".cfi_def_cfa sp, 0",
-        "ret",
-        ".cfi_endproc",
-    )
-}
-
-/// For other processors: on the stack of the caller.
-///
-/// # Safety
-/// None is needed.
-#[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
-unsafe extern "C" fn on_stack(work: *mut c_void, call: extern "C" fn(*mut c_void), _: *mut u8) {
-    call(work);
 }
 
 #[cfg(test)]

@@ -24,6 +24,7 @@ use ring::rand::{SecureRandom, SystemRandom};
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use uzswap_sys::processor;
 use uzswap_sys::secret::{Secret, wipe};
 
 /// Authenticates a record.
@@ -55,7 +56,7 @@ impl Seal {
     /// With a new key, or the one of a cache that is taken over: then numbers continue. Errors: no
     /// randomness, or no memory that may be locked.
     pub(crate) fn new(durable: Option<&Arc<Durable>>) -> io::Result<Self> {
-        let has_aes = has_aes();
+        let has_aes = processor::has_aes();
         Self::with(if has_aes { &AES_256_GCM } else { &CHACHA20_POLY1305 }, durable)
     }
 
@@ -119,22 +120,6 @@ impl Seal {
         let (nonce, bound) = (identity.nonce(), identity.bound());
         self.key.open_in_place_separate_tag(nonce, bound, tag.into(), bytes, 0..).is_ok()
     }
-}
-
-#[cfg(target_arch = "x86_64")]
-fn has_aes() -> bool {
-    is_x86_feature_detected!("aes") && is_x86_feature_detected!("pclmulqdq")
-}
-
-#[cfg(target_arch = "aarch64")]
-fn has_aes() -> bool {
-    std::arch::is_aarch64_feature_detected!("aes")
-        && std::arch::is_aarch64_feature_detected!("pmull")
-}
-
-#[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
-fn has_aes() -> bool {
-    false
 }
 
 /// Bytes bound in besides the nonce.

@@ -21,13 +21,19 @@
 //! byte of the slots and of the lows is padded with zeros. The tags give all lengths.
 //!
 //! Splitting a page into sections and joining it again also has a form that takes 16 words at a
-//! time ([`avx512`]). Both forms share the packing of sections.
+//! time ([`Vector`], on x86-64). Both forms share the packing of sections.
 
 #[cfg(target_arch = "x86_64")]
 mod avx512;
+#[cfg(not(target_arch = "x86_64"))]
+mod scalar_only;
 
 use super::{Compressor, Undecodable};
 use crate::page::{PAGE_BYTES, Page};
+#[cfg(target_arch = "x86_64")]
+use avx512::Vector;
+#[cfg(not(target_arch = "x86_64"))]
+use scalar_only::Vector;
 use std::hint::select_unpredictable as select;
 
 /// Words in a page.
@@ -118,17 +124,12 @@ impl Masks {
 /// A codec with its working memory, so that no call allocates.
 pub(super) struct Wkdm {
     parts: Box<Parts>,
-    #[cfg(target_arch = "x86_64")]
-    vector: Option<avx512::Vector>,
+    vector: Option<Vector>,
 }
 
 impl Wkdm {
     pub(super) fn new() -> Self {
-        Self {
-            #[cfg(target_arch = "x86_64")]
-            vector: avx512::Vector::detect(),
-            ..Self::scalar()
-        }
+        Self { vector: Vector::detect(), ..Self::scalar() }
     }
 
     /// The form for every machine. Objects are the same.
@@ -139,11 +140,7 @@ impl Wkdm {
             slots: [0; WORDS + SLACK],
             lows: [0; 2 * WORDS + SLACK],
         };
-        Self {
-            parts: Box::new(parts),
-            #[cfg(target_arch = "x86_64")]
-            vector: None,
-        }
+        Self { parts: Box::new(parts), vector: None }
     }
 }
 
@@ -151,7 +148,6 @@ impl Compressor for Wkdm {
     /// Writes the object of `page` to the front of `out` and returns its length, or `None` when it
     /// does not fit. The same page always gives the same object, on every machine.
     fn compress(&mut self, page: &Page, out: &mut [u8]) -> Option<usize> {
-        #[cfg(target_arch = "x86_64")]
         if let Some(vector) = self.vector {
             return vector.compress(&mut self.parts, page, out);
         }
@@ -161,7 +157,6 @@ impl Compressor for Wkdm {
 
     /// Restores `page` from `object`. After an error the page is unchanged.
     fn decompress(&mut self, object: &[u8], page: &mut Page) -> Result<(), Undecodable> {
-        #[cfg(target_arch = "x86_64")]
         if let Some(vector) = self.vector {
             return vector.decompress(&mut self.parts, object, page).ok_or(Undecodable);
         }

@@ -1,6 +1,6 @@
 //! The arguments of each call, and the calls that are not compared, with the reason.
 
-use crate::{Answer, World, drain, fill, part, pipe, sockets};
+use super::{Answer, World, drain, fill, part, pipe, sockets};
 
 /// A call with its memory.
 pub struct Probe {

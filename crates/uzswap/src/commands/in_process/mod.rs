@@ -46,8 +46,21 @@ const AGENT: &str = "libuzswap_agent.so";
 /// Names the means to begin with, for tests and measurements.
 const MEANS: &str = "UZSWAP_MEANS";
 
+/// Checks the processor. Error: the reason, and the remedy.
+pub fn processor() -> Result<(), String> {
+    if cfg!(target_arch = "x86_64") {
+        return Ok(());
+    }
+    Err(format!(
+        "it replaces instructions of x86-64, and this processor is {}; `sudo uzswap run --device` \
+         keeps any program small, and regions work in programs that ask for them",
+        env::consts::ARCH
+    ))
+}
+
 /// How pages leave here. Error: the reason, and the fate of the command.
 pub fn check() -> Result<Means, String> {
+    processor()?;
     let first = env::var(MEANS).ok().and_then(|name| name.parse().ok()).unwrap_or(Means::Moves);
     Means::available(first).map_err(|error| {
         let denied = Mode::InThread.check().err().map(|denied| format!("{denied}; "));
@@ -95,17 +108,21 @@ pub fn run(arguments: &RunArguments, accesses: Option<&Path>) -> Result<ExitCode
     let machine = cpu::memory_info().map_err(|e| Failure::new(format!("/proc/meminfo: {e}")))?;
     options::check_memory(arguments.memory, machine)?;
     let program = supervise::find_command(&arguments.command[0])?;
-    let library = library().map_err(Failure::new)?;
+    let library = match processor() {
+        Ok(()) => Ok(library().map_err(Failure::new)?),
+        Err(reason) => Err(reason),
+    };
     // Before there are threads: the first descriptor with a high number would wait for an RCU grace
     // period then, some 10 ms, as the kernel replaces the table of descriptors.
     let backing = backing(arguments)?;
     let store = store(arguments, backing.is_some())?;
-    let prepared = prepare(arguments, &program, &library);
+    let prepared =
+        library.and_then(|library| Ok((prepare(arguments, &program, &library)?, library)));
     let events = Events::new()?;
     let mut command = Command::new(&arguments.command[0]);
     command.args(&arguments.command[1..]);
     let file = match prepared {
-        Ok(file) => {
+        Ok((file, library)) => {
             keep_settings(arguments, backing, store.as_ref(), accesses, &file)?;
             preload(&file, library, &mut command);
             Some(file)
