@@ -5,7 +5,7 @@
 //! 32 at a time, so that not every fault writes the count.
 
 use rustix::thread::futex;
-use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU32, Ordering::*};
+use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU32, Ordering::*, fence};
 use std::time::Duration;
 use uzswap_engine::PAGE_BYTES;
 
@@ -239,8 +239,12 @@ impl Budget {
         self.starved.load(Relaxed) > 0
     }
 
-    /// Has reclaim look. Costs one load when it is called already.
+    /// Has reclaim look. Costs a fence and a load when it is called already.
     pub(crate) fn ring(&self) {
+        // Pairs with the one in `Bell::wait`: a thread that finds the bell rung has its change seen
+        // by the thread that takes the ring. Without them a processor could look at the bell before
+        // the change is visible, and reclaim sleep with work to do.
+        fence(SeqCst);
         if !self.bell.is_rung() {
             // A few threads; all look, one finds the work.
             self.bell.ring();
@@ -274,6 +278,8 @@ impl Bell {
         while self.0.swap(0, AcqRel) == 0 {
             wait(&self.0, 0);
         }
+        // Before the look for work: see `Budget::ring`.
+        fence(SeqCst);
     }
 }
 

@@ -13,7 +13,7 @@ use crate::counters::Counter::PoolLimitHit;
 use crate::pool::{CLASSES, SECTION_BYTES};
 use crate::sync::Backoff;
 use std::io;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed, Ordering::SeqCst, fence};
 
 /// Free memory on each node, already faulted in, so that stores need none from the kernel. It is a
 /// MiB for each of its `cpus`, and two at least: CPUs fill that with objects in the few
@@ -128,8 +128,12 @@ impl Doorbell {
         }
     }
 
-    /// Costs one load when it is rung already.
+    /// Costs a fence and a load when it is rung already.
     fn ring(&self) {
+        // Pairs with the one in `wait`: a thread that finds it rung has its change seen by the
+        // thread that takes the ring. Without them a processor could look here before the change
+        // is visible, and the maintaining thread sleep through its interval with work to do.
+        fence(SeqCst);
         if !self.rung.load(Relaxed) && !self.rung.swap(true, Relaxed) {
             let _held = self.lock.lock().expect(Self::UNPOISONED);
             #[cfg(not(feature = "shuttle"))]
@@ -144,6 +148,8 @@ impl Doorbell {
         let wait = self.condition.wait_timeout_while(held, timeout, |()| !self.rung.load(Relaxed));
         drop(wait.expect(Self::UNPOISONED));
         self.rung.store(false, Relaxed);
+        // Before the look for work: see `ring`.
+        fence(SeqCst);
     }
 }
 

@@ -13,7 +13,8 @@ use crate::sync::{Mutex, lock};
 use crate::table::ChunkedTable;
 use std::io;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU8, AtomicU16, AtomicU32, AtomicUsize, Ordering::Relaxed};
+use std::sync::atomic::{AtomicU8, AtomicU16, AtomicU32, AtomicUsize};
+use std::sync::atomic::{Ordering::Relaxed, Ordering::Release};
 
 /// No zspage, no object.
 pub(super) const NONE: u32 = u32::MAX;
@@ -81,7 +82,9 @@ impl Zspage {
         self.used.store(0, Relaxed);
         self.fresh.store(0, Relaxed);
         self.free.store(NO_OBJECT, Relaxed);
-        self.class.store(class, Relaxed);
+        // Last: a thread that empties a section looks at all zspages without their locks, and finds
+        // those of the section by their frames.
+        self.class.store(class, Release);
     }
 
     pub(super) fn frame(&self, number: usize) -> Frame {
