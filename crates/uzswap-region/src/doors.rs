@@ -14,11 +14,13 @@ use guards::Guards;
 use protection::Protection;
 use std::io;
 use userfaultfd::Userfaultfd;
+use uzswap_sys::cpu;
 use uzswap_sys::map::Pagemap;
 use uzswap_sys::uffd::{Delivery, Uffd};
 
 /// The door of a mode; without `means` the fastest that there is.
 pub(crate) fn open(mode: Mode, means: Option<Means>) -> Result<Box<dyn Door>, Error> {
+    cpu::check_pages()?;
     let uffd = |delivery| {
         let mut uffd = Uffd::open(delivery)?;
         if means == Some(Means::Copies) {
@@ -50,6 +52,7 @@ pub(crate) fn open(mode: Mode, means: Option<Means>) -> Result<Box<dyn Door>, Er
 impl Mode {
     /// The safest mode that this process may use, or why there is none.
     pub fn available() -> Result<Self, Error> {
+        cpu::check_pages()?;
         if Uffd::open(Delivery::Message).is_ok() {
             return Ok(Self::HandlerThreads);
         }

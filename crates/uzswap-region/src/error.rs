@@ -4,6 +4,7 @@
 use std::io;
 use uzswap_engine::backing::BackingError;
 use uzswap_engine::compress::AlgorithmError;
+use uzswap_sys::uffd::FIRST_KERNEL;
 use uzswap_trace::TraceError;
 
 /// A pager or a region could not be made, or a call on one was refused.
@@ -13,12 +14,15 @@ pub enum Error {
     #[error(
         "userfaultfd is not permitted ({source}): in a container, allow the system call \
          (--security-opt seccomp=…) or pass --device /dev/userfaultfd; on a host, set the sysctl \
-         vm.unprivileged_userfaultfd=1 or use a kernel from 5.11 on"
+         vm.unprivileged_userfaultfd=1 or use a kernel from {FIRST_KERNEL} on"
     )]
     Userfaultfd {
         /// The kernel's error.
         source: io::Error,
     },
+    /// The kernel has larger pages.
+    #[error(transparent)]
+    Pages(#[from] uzswap_sys::cpu::OtherPages),
     /// The kernel does not tell which pages there are.
     #[error(
         "this process may not read its own /proc/self/pagemap ({source}), as one that has become \

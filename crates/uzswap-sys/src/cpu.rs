@@ -1,6 +1,8 @@
 //! Processors and the machine's memory.
 
 use crate::cgroup::Hierarchy;
+use crate::map::PAGE_BYTES;
+use std::fmt;
 use std::io;
 use std::sync::LazyLock;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
@@ -92,6 +94,37 @@ pub fn page_bytes() -> usize {
     rustix::param::page_size()
 }
 
+/// Checks that the running kernel has pages of [`PAGE_BYTES`].
+pub fn check_pages() -> Result<(), OtherPages> {
+    OtherPages::check(page_bytes())
+}
+
+/// A kernel with larger pages: aarch64 has such.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct OtherPages {
+    /// Bytes in a page.
+    pub bytes: usize,
+}
+
+impl OtherPages {
+    fn check(bytes: usize) -> Result<(), Self> {
+        if bytes == PAGE_BYTES { Ok(()) } else { Err(Self { bytes }) }
+    }
+}
+
+impl fmt::Display for OtherPages {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (have, need) = (self.bytes >> 10, PAGE_BYTES >> 10);
+        write!(
+            f,
+            "this kernel's pages have {have} KiB, and uzswap works with pages of {need} KiB; boot a \
+             kernel that has those (Debian: linux-image-arm64; Red Hat: kernel, not kernel-64k)"
+        )
+    }
+}
+
+impl std::error::Error for OtherPages {}
+
 /// Values of `/proc/meminfo`, in bytes.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct MemoryInfo {
@@ -130,6 +163,15 @@ impl MemoryInfo {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_kernel_with_other_pages_is_named_with_the_remedy() {
+        assert_eq!(OtherPages::check(PAGE_BYTES), Ok(()));
+        for (bytes, size) in [(16 << 10, "16 KiB"), (64 << 10, "64 KiB")] {
+            let text = OtherPages::check(bytes).unwrap_err().to_string();
+            assert!(text.contains(size) && text.contains("boot a kernel"), "{text}");
+        }
+    }
 
     #[test]
     fn meminfo_is_read_in_bytes() {

@@ -76,14 +76,19 @@ const DONTWAKE: u64 = 1;
 const EVENT_PAGEFAULT: u8 = 0x12;
 const PAGEFAULT_FLAG_WRITE: u64 = 1;
 
-/// Features of Linux 5.11: write protection, and an exact answer about permission.
+/// Features of [`FIRST_KERNEL`]: write protection, and an exact answer about permission.
 const REQUIRED: u64 = raw::UFFD_FEATURE_PAGEFAULT_FLAG_WP as u64;
+
+/// The first version of Linux with all that is needed. On aarch64 it is the first with write
+/// protection.
+pub const FIRST_KERNEL: &str = if cfg!(target_arch = "aarch64") { "6.10" } else { "5.11" };
 
 impl Uffd {
     /// Opens a descriptor.
     ///
     /// Errors: `EPERM` where it is forbidden (for messages, or altogether in a container). `ENOSYS`
-    /// or `EINVAL` where the kernel has no userfaultfd, or one before 5.11. `ENOENT` where `/proc`
+    /// or `EINVAL` where the kernel has no userfaultfd, or is before
+    /// [`FIRST_KERNEL`]. `ENOENT` where `/proc`
     /// is not mounted.
     pub fn open(delivery: Delivery) -> io::Result<Self> {
         let (fd, stop) = match delivery {

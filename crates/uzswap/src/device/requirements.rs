@@ -6,7 +6,7 @@ use std::io;
 use uzswap_block::TransportKind;
 use uzswap_sys::cgroup::{Group, Hierarchy, Version};
 use uzswap_sys::process::Capability;
-use uzswap_sys::{cgroup, fuse, loopdev, process, swap};
+use uzswap_sys::{cgroup, cpu, fuse, loopdev, process, swap};
 
 /// One thing that was looked at.
 pub struct Finding {
@@ -37,8 +37,10 @@ pub fn swap_device() -> Vec<Finding> {
     let ublk = ublk();
     let loops = Finding { required: ublk.is_err(), ..finding("loop devices", loops()) };
     let ublk = ublk.map_err(|text| format!("{text}; it works without"));
+    let pages = cpu::check_pages().map(|()| "as it has them".into()).map_err(|e| e.to_string());
     vec![
         finding("root", root),
+        finding("a kernel with pages of 4 KiB", pages),
         finding("FUSE", fuse()),
         optional("ublk", ublk),
         loops,
