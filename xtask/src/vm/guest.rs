@@ -215,8 +215,8 @@ fn emulator(lab: &Lab, machine: &Machine, folder: &Path) -> Result<Command> {
         bad_disk(&mut command, folder)?;
     }
     // Plugged memory must be removable, so the kernel may place only movable pages there.
-    let append = "console=ttyS0 panic=-1 oops=panic hung_task_timeout_secs=60 quiet loglevel=7 \
-                  systemd.show_status=false memhp_default_state=online_movable";
+    let append = "console=ttyS0 panic=-1 oops=panic sysctl.kernel.hung_task_timeout_secs=60 \
+                  quiet loglevel=7 systemd.show_status=false memhp_default_state=online_movable";
     // Many emulated CPUs share few: one that does not run for a minute is not hung.
     let patience = " watchdog_thresh=60 rcupdate.rcu_cpu_stall_timeout=300";
     let patience = if has_kvm() || machine.cpus <= 4 { "" } else { patience };
