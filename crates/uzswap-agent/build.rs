@@ -1,7 +1,8 @@
 //! All code of this library, the codecs' C code included, takes its memory from an allocator of
-//! ours (src/allocator.rs): the C library's memory is evicted. Nor does it find its thread-local
-//! variables by a table that lies there (src/thread_locals.rs). Nor does it call functions for
-//! files and times that a library of the program's may have (src/kernel.rs).
+//! ours (src/allocator.rs): the C library's memory is evicted, and a fork holds the locks of it. Nor
+//! does it find its thread-local variables by a table that lies there (src/thread_locals.rs). Nor
+//! does it call functions for files and times that a library of the program's may have
+//! (src/kernel.rs).
 //!
 //! Each program of a tree loads it, so it needs no library that they would not load without it.
 
@@ -16,7 +17,7 @@ const NAMES: &str = "
     getpid getrandom getrlimit getsockopt gettid ioctl lseek64 lstat64 madvise mincore mmap
     mmap64 mprotect munmap open open64 pause poll prctl pread64 process_vm_writev pwrite64
     read readlink readv sched_yield setsockopt sigaltstack socket socketpair stat64 statx
-    syscall unlink write writev
+    syscall unlink write writev __xpg_strerror_r
 ";
 
 fn main() {

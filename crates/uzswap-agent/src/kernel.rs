@@ -8,6 +8,7 @@
 //! those alone.
 
 use libc::{c_int, c_long, timespec};
+use nix::errno::Errno;
 use rustix::time::{ClockId, clock_gettime};
 use std::ffi::{CStr, c_char};
 use std::ptr;
@@ -141,6 +142,25 @@ unsafe extern "C" fn __wrap_clock_gettime(clock: c_int, time: *mut timespec) -> 
 unsafe extern "C" fn __wrap_clock_nanosleep(a: u64, b: u64, c: u64, d: u64) -> c_int {
     // SAFETY: as above.
     unsafe { -raw(libc::SYS_clock_nanosleep as u64, [a, b, c, d, 0, 0]) as c_int }
+}
+
+/// The text of an error number. That of newer C libraries allocates, and a child of a fork that
+/// needs to say why it is left alone has the locks of the C library's allocator.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn __wrap___xpg_strerror_r(
+    number: c_int,
+    to: *mut c_char,
+    bytes: usize,
+) -> c_int {
+    let text = Errno::from_raw(number).desc().as_bytes();
+    let Some(most) = bytes.checked_sub(1) else { return libc::ERANGE };
+    let fits = text.len().min(most);
+    // SAFETY: the caller has room for that many bytes and the zero.
+    unsafe {
+        ptr::copy_nonoverlapping(text.as_ptr().cast(), to, fits);
+        to.add(fits).write(0);
+    }
+    if fits < text.len() { libc::ERANGE } else { 0 }
 }
 
 unsafe extern "C" {
