@@ -6,7 +6,7 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command};
-use uzswap_tests::{FOLDER, Machine, Run, is_swapping, program, skip, wait_for};
+use uzswap_tests::{FOLDER, Machine, Run, is_swapping, process_of, program, skip, wait_for};
 
 const LIMITS: [&str; 6] = ["--memory", "64M", "--backing", "none", "--pool", "256M"];
 
@@ -266,5 +266,76 @@ fn the_unit_of_the_package_serves_reloads_and_survives_its_main_process() {
     stop("uzswap");
     assert!(!is_swapping() && !Path::new(FOLDER).exists(), "{}", log());
     drop(unit);
+    machine.assert_as_before();
+}
+
+/// A slice under systemd-oomd's eyes that uzswap.service is in; gone with the value.
+struct Watched;
+
+impl Watched {
+    const FILES: [(&str, &str); 3] = [
+        (
+            "/run/systemd/system/lab.slice",
+            "[Slice]\nManagedOOMMemoryPressure=kill\nManagedOOMMemoryPressureLimit=1%\n",
+        ),
+        ("/run/systemd/system/uzswap.service.d/lab.conf", "[Service]\nSlice=lab.slice\n"),
+        ("/run/systemd/oomd.conf.d/lab.conf", "[OOM]\nDefaultMemoryPressureDurationSec=2s\n"),
+    ];
+
+    fn begin() -> Self {
+        for (path, text) in Self::FILES {
+            fs::create_dir_all(Path::new(path).parent().unwrap()).unwrap();
+            fs::write(path, text).unwrap();
+        }
+        output("systemctl", &["daemon-reload"]);
+        output("systemctl", &["restart", "systemd-oomd"]);
+        assert_eq!(state("systemd-oomd"), "active");
+        Self
+    }
+
+    /// Starts a command as a unit of the slice.
+    fn start(unit: &str, properties: &[&str], command: &[&str]) -> Child {
+        Command::new("systemd-run")
+            .args(["--quiet", "--wait", "--collect", "--slice=lab", &format!("--unit={unit}")])
+            .args(properties)
+            .args(command)
+            .spawn()
+            .expect("systemd has it")
+    }
+}
+
+impl Drop for Watched {
+    fn drop(&mut self) {
+        output("systemctl", &["stop", "systemd-oomd"]);
+        // Errors: they were not made.
+        Self::FILES.iter().for_each(|(path, _)| _ = fs::remove_file(path));
+        output("systemctl", &["daemon-reload"]);
+    }
+}
+
+#[test]
+fn systemd_oomd_ends_a_smaller_unit_and_not_ours() {
+    let Some(machine) = take() else { return };
+    let unit = Unit::install();
+    let watched = Watched::begin();
+    output("systemctl", &["start", "uzswap"]);
+    let daemon = process_of("daemon");
+    // It ends the unit that reclaims most, which is exempt, and then the largest one: ours.
+    let mut other = Watched::start("lab-other", &[], &["sleep", "100000"]);
+    let churn = program("churn");
+    let churn = [churn.to_str().unwrap(), "96", "100000", "1"];
+    let exempt = ["-p", "MemoryHigh=32M", "-p", "ManagedOOMPreference=omit"];
+    let mut busy = Watched::start("lab-busy", &exempt, &churn);
+    let log = || output("journalctl", &["--no-pager", "--unit=systemd-oomd"]);
+    assert!(wait_for(|| log().contains("Killed /lab.slice")), "{}", log());
+    assert!(log().contains("Killed /lab.slice/lab-other.service"), "{}", log());
+    assert!(!log().contains("Killed /lab.slice/uzswap.service"), "{}", log());
+    assert!(!other.wait().unwrap().success());
+    assert_eq!(state("uzswap"), "active");
+    assert_eq!(process_of("daemon"), daemon);
+    stop("lab-busy");
+    busy.wait().unwrap();
+    stop("uzswap");
+    drop((watched, unit));
     machine.assert_as_before();
 }
