@@ -24,8 +24,8 @@ package, `cargo run -p xtask -- dist --only deb`. *hotplug*: the test of this na
 four nodes, and 512 MiB that are plugged in and out. *debian* and *debian13* are Debian 12 and 13
 with systemd as init, *busybox* the files of another Debian 12 without.
 
-There is no row of ublk on 5.10, which is older than it. Nor is there one on 6.1, which Debian builds
-without it (`CONFIG_BLK_DEV_UBLK is not set`). cgroup v1 has no row: the machine of
+There is no row of ublk on 5.10, which is older than it. Nor is there one on 6.1, which Debian
+builds without it (`CONFIG_BLK_DEV_UBLK is not set`). cgroup v1 has no row: the machine of
 [benchmarks.md](benchmarks.md), Linux 6.18, has it, and `./check` runs there.
 
 | kernel | cgroup | system | tests | passed | date |
