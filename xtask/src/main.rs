@@ -1,10 +1,11 @@
 //! Chores of this repository. `cargo run -p xtask -- docs` writes the generated documents, `tidy`
 //! checks that they are fresh and that the house rules hold, `words` lists sentences that break
 //! STYLE.md. `install` installs the C library and, on request, everything else, `dist` makes
-//! packages, `vm` runs tests in virtual machines.
+//! packages, `vm` runs tests in virtual machines, `cross` builds for aarch64.
 
 #![forbid(unsafe_code)]
 
+mod cross;
 mod dist;
 mod docs;
 mod header;
@@ -67,11 +68,12 @@ fn main() -> ExitCode {
         Some("tidy") => tidy::check(root),
         Some("words") => tidy::words(root, std::env::args().skip(2)),
         Some("vm") => vm::run(root, std::env::args().skip(2)),
+        Some("cross") => cross::run(root, std::env::args().skip(2)),
         Some("dist") => dist::run(root, std::env::args().skip(2)),
         Some("install") => install::run(root, std::env::args().skip(2)),
         _ => {
             eprintln!(
-                "usage: cargo run -p xtask -- docs|tidy|words|vm|dist|install [--prefix DIR] [--destdir DIR]"
+                "usage: cargo run -p xtask -- docs|tidy|words|vm|cross|dist|install [--prefix DIR] [--destdir DIR]"
             );
             ExitCode::from(2)
         }

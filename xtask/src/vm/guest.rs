@@ -1,6 +1,7 @@
 //! A guest from start to end.
 
 use super::job::{Ended, Job, Reader};
+use super::processor::Processor;
 use super::{Image, Lab, Machine, Result, image, kernel};
 use crate::output;
 use std::fs;
@@ -95,10 +96,11 @@ impl Drop for Emulator {
 
 /// Boots a guest, runs a job in it, and waits for its end; repeats where the emulator is at fault.
 pub fn boot(lab: &Lab, machine: &Machine, job: &Job) -> Result<GuestOutcome> {
+    let has_kvm = machine.processor()?.has_kvm();
     for _ in 1..ATTEMPTS {
         let outcome = attempt(lab, machine, job)?;
         let is_emulators = |line: &String| line.contains(STALE);
-        if has_kvm() || !outcome.complaints.iter().any(is_emulators) {
+        if has_kvm || !outcome.complaints.iter().any(is_emulators) {
             return Ok(outcome);
         }
         println!("vm: the emulator ran code that the kernel had replaced; once more");
@@ -112,23 +114,24 @@ fn attempt(lab: &Lab, machine: &Machine, job: &Job) -> Result<GuestOutcome> {
     fs::create_dir_all(&folder)?;
     let script = folder.join("job.sh");
     let mut environment = machine.environment.clone();
-    if !has_kvm() {
+    let processor = machine.processor()?;
+    if !processor.has_kvm() {
         environment.push(format!("UZSWAP_TEST_SLOWNESS={SLOWNESS}"));
     }
     if machine.hot_memory.is_some() {
         environment.push("UZSWAP_TEST_MONITOR=/dev/ttyS2".into());
     }
-    fs::write(&script, job.script(&environment))?;
+    fs::write(&script, job.script(&environment, processor.job_line()))?;
     let initramfs = folder.join("initramfs");
     image::write_initramfs(&initramfs, lab, machine, &kernel, &script)?;
-    let mut command = emulator(lab, machine, &folder)?;
+    let mut command = emulator(lab, machine, processor, &folder)?;
     command.arg("-kernel").arg(&kernel.image).arg("-initrd").arg(&initramfs);
     command.stdin(Stdio::piped()).stdout(Stdio::piped());
+    let (program, package) = processor.emulator();
     let began = Instant::now();
     let child = command.spawn();
-    let mut emulator = Emulator(
-        child.map_err(|error| format!("qemu-system-x86_64: {error}; install qemu-system-x86"))?,
-    );
+    let mut emulator =
+        Emulator(child.map_err(|error| format!("{program}: {error}; install {package}"))?);
     let output = emulator.0.stdout.take().ok_or("no output of the emulator")?;
     let (sender, receiver) = channel();
     std::thread::spawn(move || {
@@ -141,7 +144,7 @@ fn attempt(lab: &Lab, machine: &Machine, job: &Job) -> Result<GuestOutcome> {
     });
     let reader = read(&receiver, began + machine.timeout(), &folder)?;
     drop(emulator);
-    let complaints = complaints(&folder.join("console.log"));
+    let complaints = complaints(&folder.join("console.log"), processor);
     let outcome = GuestOutcome {
         tests: reader.tests,
         complaints,
@@ -179,10 +182,11 @@ fn read(receiver: &Receiver<String>, deadline: Instant, folder: &Path) -> Result
 }
 
 /// The emulator with the machine's devices.
-fn emulator(lab: &Lab, machine: &Machine, folder: &Path) -> Result<Command> {
-    let mut command = Command::new("qemu-system-x86_64");
-    // KVM where a processor supports it, and not only the device exists.
-    command.args(["-accel", if has_kvm() { "kvm" } else { "tcg,thread=multi" }, "-cpu", "max"]);
+fn emulator(lab: &Lab, machine: &Machine, processor: Processor, folder: &Path) -> Result<Command> {
+    let mut command = Command::new(processor.emulator().0);
+    let has_kvm = processor.has_kvm();
+    command.args(["-accel", if has_kvm { "kvm" } else { "tcg,thread=multi" }]);
+    command.args(processor.board());
     command.args(["-nodefaults", "-display", "none"]);
     // A panic reboots, which ends a guest that has no reason to do so.
     if machine.image == Image::Busybox {
@@ -192,7 +196,7 @@ fn emulator(lab: &Lab, machine: &Machine, folder: &Path) -> Result<Command> {
     command.arg("-smp").arg(format!("{},sockets={}", machine.cpus, machine.nodes.max(1)));
     memory(&mut command, machine)?;
     command.arg("-serial").arg(format!("file:{}", folder.join("console.log").display()));
-    command.args(["-chardev", "stdio,id=job,signal=off", "-serial", "chardev:job"]);
+    command.args(["-chardev", "stdio,id=job,signal=off"]).args(processor.job_device());
     if machine.hot_memory.is_some() {
         monitor(&mut command, folder)?;
     }
@@ -215,22 +219,16 @@ fn emulator(lab: &Lab, machine: &Machine, folder: &Path) -> Result<Command> {
         bad_disk(&mut command, folder)?;
     }
     // Plugged memory must be removable, so the kernel may place only movable pages there.
-    let append = "console=ttyS0 panic=-1 oops=panic sysctl.kernel.hung_task_timeout_secs=60 \
-                  quiet loglevel=7 systemd.show_status=false memhp_default_state=online_movable";
+    let console = processor.console();
+    let append = "panic=-1 oops=panic sysctl.kernel.hung_task_timeout_secs=60 quiet loglevel=7 \
+                  systemd.show_status=false memhp_default_state=online_movable";
     // Many emulated CPUs share few: one that does not run for a minute is not hung.
     let patience = " watchdog_thresh=60 rcupdate.rcu_cpu_stall_timeout=300";
-    let patience = if has_kvm() || machine.cpus <= 4 { "" } else { patience };
+    let patience = if has_kvm || machine.cpus <= 4 { "" } else { patience };
     // An emulator beside builds stands still at times: a kernel took its timer for a broken one.
-    let timer = if has_kvm() { "" } else { " no_timer_check" };
-    command.arg("-append").arg(format!("{append}{patience}{timer}"));
+    let timer = if has_kvm || processor == Processor::Arm { "" } else { " no_timer_check" };
+    command.arg("-append").arg(format!("console={console} {append}{patience}{timer}"));
     Ok(command)
-}
-
-fn has_kvm() -> bool {
-    // Some virtual machines have the device, but no processor for it.
-    let flags = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
-    let has_extension = flags.contains(" vmx") || flags.contains(" svm");
-    has_extension && fs::File::options().read(true).write(true).open("/dev/kvm").is_ok()
 }
 
 fn memory(command: &mut Command, machine: &Machine) -> Result<()> {
@@ -307,10 +305,10 @@ fn bad_disk(command: &mut Command, folder: &Path) -> Result<()> {
 }
 
 /// Lines of the kernel's log about faults.
-fn complaints(console: &Path) -> Vec<String> {
+fn complaints(console: &Path, processor: Processor) -> Vec<String> {
     let log = fs::read(console).unwrap_or_default();
     let log = String::from_utf8_lossy(&log);
-    let is_emulators = |line: &str| !has_kvm() && line.contains(TIMER);
+    let is_emulators = |line: &str| !processor.has_kvm() && line.contains(TIMER);
     let is_word = |line: &str| COMPLAINTS.iter().any(|word| line.contains(word));
     let is_one = |line: &&str| is_word(line) && !is_emulators(line);
     log.lines().filter(is_one).map(str::to_owned).collect()

@@ -2,12 +2,14 @@
 //! systems.
 //!
 //! *busybox*: this machine's files, read-only over 9p, under a layer in memory. So a guest has all
-//! programs of this machine, at the same paths, and nothing is copied.
+//! programs of this machine, at the same paths, and nothing is copied. With another processor, the
+//! files are those of a few packages of Debian, unpacked below the lab.
 //!
 //! *Debian*: a disk made by mmdebstrap, with systemd as init and the job as a unit. The repository
 //! and its builds are at the same paths as here.
 
 use super::kernel::Kernel;
+use super::processor::Processor;
 use super::{Lab, Machine, Result};
 use crate::output;
 use std::fs;
@@ -40,7 +42,9 @@ pub fn write_initramfs(
     for folder in ["bin", "modules", "proc", "sys", "dev", "host", "new", "layer"] {
         archive.folder(folder);
     }
-    let busybox = fs::read("/bin/busybox")
+    let system = system(lab, machine.processor()?)?;
+    let busybox = system.clone().unwrap_or("/".into()).join("bin/busybox");
+    let busybox = fs::read(busybox)
         .map_err(|error| format!("/bin/busybox: {error}; install busybox-static"))?;
     archive.file("bin/busybox", 0o755, &busybox);
     let mut order = String::new();
@@ -50,20 +54,28 @@ pub fn write_initramfs(
         order += &format!("{name}\n");
     }
     archive.file("modules/order", 0o644, order.as_bytes());
-    archive.file("init", 0o755, init(lab, machine, kernel, job).as_bytes());
+    archive.file("init", 0o755, init(lab, machine, kernel, job, system).as_bytes());
     archive.end();
     Ok(fs::write(path, archive.0)?)
 }
 
 /// The first program of a guest.
-fn init(lab: &Lab, machine: &Machine, kernel: &Kernel, job: &Path) -> String {
+fn init(
+    lab: &Lab,
+    machine: &Machine,
+    kernel: &Kernel,
+    job: &Path,
+    system: Option<PathBuf>,
+) -> String {
     let (root, release, job) = (lab.root.display(), &kernel.release, job.display());
     let target = lab.folder.parent().unwrap_or(&lab.folder).display();
     let (image, cgroup) = (machine.image, machine.cgroup);
     let out = if machine.out.is_some() { "yes" } else { "no" };
+    let files = system.unwrap_or_default();
     format!(
         "#!/bin/busybox sh\nimage={image} cgroup={cgroup} release={release} out={out}\n\
-         root='{root}' target='{target}' job='{job}'\n{}",
+         root='{root}' target='{target}' job='{job}' files='{}'\n{}",
+        files.display(),
         include_str!("init.sh")
     )
 }
@@ -78,6 +90,41 @@ pub fn space(lab: &Lab) -> Result<PathBuf> {
         fs::rename(fresh, &path)?;
     }
     Ok(path)
+}
+
+/// The folder of the files that guests with another processor than this machine's see: made once.
+/// No program of it runs here, so packages are only unpacked.
+fn system(lab: &Lab, processor: Processor) -> Result<Option<PathBuf>> {
+    const PACKAGES: &str = "busybox-static,bash,dash,coreutils,util-linux,mount,procps,debianutils,\
+                            python3-minimal,libpython3-stdlib,libstdc++6,kmod";
+    if processor == Processor::X86 {
+        return Ok(None);
+    }
+    let folder = lab.folder.join(format!("system-{}", processor.debian()));
+    if !folder.join("etc/passwd").exists() {
+        println!("vm: unpacking the files of a Debian for {}", processor.debian());
+        // An interrupted run starts anew; the folder may not exist.
+        let _ = fs::remove_dir_all(&folder);
+        output(
+            Command::new("mmdebstrap")
+                .args(["--variant=extract", "--quiet", "--include", PACKAGES])
+                .args(["--hook-dir=/usr/share/mmdebstrap/hooks/merged-usr"])
+                .arg(format!("--architectures={}", processor.debian()))
+                .arg("bookworm")
+                .arg(&folder)
+                .arg("http://deb.debian.org/debian"),
+        )?;
+        // As the packages' own programs would have made them.
+        std::os::unix::fs::symlink("dash", folder.join("bin/sh")).or_else(already_there)?;
+        let users = "root:x:0:0::/root:/bin/sh\nnobody:x:65534:65534::/nonexistent:/bin/false\n";
+        fs::write(folder.join("etc/group"), "root:x:0:\nnogroup:x:65534:\n")?;
+        fs::write(folder.join("etc/passwd"), users)?;
+    }
+    Ok(Some(folder))
+}
+
+fn already_there(error: std::io::Error) -> std::io::Result<()> {
+    if error.kind() == std::io::ErrorKind::AlreadyExists { Ok(()) } else { Err(error) }
 }
 
 /// The disk of a Debian image: made once.

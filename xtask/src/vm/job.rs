@@ -1,43 +1,54 @@
 //! The job of a guest: test programs of this workspace, and how to read their output.
 
+use super::processor::Processor;
 use super::{Lab, Result};
+use crate::cross;
 use std::collections::BTreeMap;
 use std::path::PathBuf;
-use std::process::{Command, Stdio};
+use std::process::Stdio;
 
 /// Programs with tests: the end-to-end ones by the names of their targets, others with their
 /// crate's name before it, as in `region/torture`.
 pub type Programs = BTreeMap<String, PathBuf>;
 
-/// Builds the workspace and its tests, as `./check` has done.
-pub fn build(lab: &Lab) -> Result<Programs> {
-    let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
-    let output = Command::new(&cargo)
-        .current_dir(&lab.root)
-        .args(["build", "--workspace", "--lib", "--bins", "--examples", "--tests"])
-        .args(["--quiet", "--message-format=json"])
-        .stderr(Stdio::inherit())
-        .output()?;
-    if !output.status.success() {
-        return Err(format!("cargo build: {}", output.status).into());
-    }
-    let messages = String::from_utf8_lossy(&output.stdout);
+/// Builds the programs for guests with this processor; for this machine's, the workspace and its
+/// tests, as `./check` has done.
+pub fn build(lab: &Lab, processor: Processor) -> Result<Programs> {
     let mut programs = Programs::new();
+    for arguments in processor.builds() {
+        let output = cross::cargo(&lab.root)
+            .args(*arguments)
+            .args(["--quiet", "--message-format=json"])
+            .stderr(Stdio::inherit())
+            .output()?;
+        if !output.status.success() {
+            return Err(format!("cargo {}: {}", arguments.join(" "), output.status).into());
+        }
+        note(&String::from_utf8_lossy(&output.stdout), &mut programs);
+    }
+    Ok(programs)
+}
+
+/// Notes the tests in cargo's messages.
+fn note(messages: &str, programs: &mut Programs) {
     for line in messages.lines() {
         let Ok(message) = serde_json::from_str::<serde_json::Value>(line) else { continue };
-        let is_test = message["target"]["kind"][0] == "test";
+        let (kind, is_test) = (&message["target"]["kind"][0], &message["profile"]["test"]);
         let target = message["target"]["name"].as_str();
         let package = message["package_id"].as_str().and_then(package);
         let path = message["executable"].as_str();
-        if let (true, Some(target), Some(package), Some(path)) = (is_test, target, package, path) {
-            let name = match package {
-                "tests" => target.to_owned(),
-                package => format!("{package}/{target}"),
+        if let (Some(target), Some(package), Some(path)) = (target, package, path) {
+            let name = match (package, kind.as_str()) {
+                _ if is_test != true => continue,
+                ("tests", Some("test")) => target.to_owned(),
+                (package, Some("test")) => format!("{package}/{target}"),
+                // The tests in its own files.
+                (package, Some("lib")) => format!("{package}/lib"),
+                _ => continue,
             };
             programs.insert(name, path.into());
         }
     }
-    Ok(programs)
 }
 
 /// The name in a package's identity, `path+file:///…/tests#uzswap-tests@0.1.0`, without ours.
@@ -96,14 +107,14 @@ impl Job {
     }
 
     /// The script of the job in a guest, which reports over the second serial line.
-    pub fn script(&self, environment: &[String]) -> String {
-        let mut text = String::from(
-            "exec > /dev/ttyS1 2>&1 < /dev/null\n\
-             stty -F /dev/ttyS1 raw -echo 2>/dev/null\n\
+    pub fn script(&self, environment: &[String], line: &str) -> String {
+        let mut text = format!(
+            "exec > /dev/{line} 2>&1 < /dev/null\n\
+             stty -F /dev/{line} raw -echo 2>/dev/null\n\
              export PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin HOME=/root\n\
              export CI=true RUST_BACKTRACE=0\n\
              echo \"::ready $(uname -r)\"\n\
-             step() { name=$1; shift; echo \"::test $name\"; \"$@\"; code=$?; echo; echo \"::end $name $code\"; }\n",
+             step() {{ name=$1; shift; echo \"::test $name\"; \"$@\"; code=$?; echo; echo \"::end $name $code\"; }}\n",
         );
         for variable in environment {
             text += &format!("export {}\n", quoted(variable));

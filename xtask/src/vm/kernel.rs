@@ -1,5 +1,6 @@
 //! Debian's kernels, unpacked.
 
+use super::processor::Processor;
 use super::{Lab, Result};
 use crate::output;
 use std::collections::BTreeMap;
@@ -14,14 +15,17 @@ pub struct KnownKernel {
     pub name: &'static str,
     /// Debian's suite that has it.
     pub suite: &'static str,
+    /// The processor that it is for.
+    pub processor: Processor,
 }
 
 /// All of them.
-pub const KNOWN: [KnownKernel; 4] = [
-    KnownKernel { name: "5.10", suite: "bullseye" },
-    KnownKernel { name: "6.1", suite: "bookworm" },
-    KnownKernel { name: "6.12", suite: "bookworm-backports" },
-    KnownKernel { name: "newest", suite: "sid" },
+pub const KNOWN: [KnownKernel; 5] = [
+    KnownKernel { name: "5.10", suite: "bullseye", processor: Processor::X86 },
+    KnownKernel { name: "6.1", suite: "bookworm", processor: Processor::X86 },
+    KnownKernel { name: "6.12", suite: "bookworm-backports", processor: Processor::X86 },
+    KnownKernel { name: "6.12-arm64", suite: "bookworm-backports", processor: Processor::Arm },
+    KnownKernel { name: "newest", suite: "sid", processor: Processor::X86 },
 ];
 
 /// Modules that guests load, with their dependencies; built-in and missing ones are left out.
@@ -60,15 +64,20 @@ pub struct Kernel {
     pub modules: Vec<PathBuf>,
 }
 
+/// A kernel by name.
+pub fn known(name: &str) -> Result<&'static KnownKernel> {
+    KNOWN.iter().find(|known| known.name == name).ok_or_else(|| {
+        let names: Vec<_> = KNOWN.iter().map(|known| known.name).collect();
+        format!("there is no kernel '{name}'; known are {}", names.join(", ")).into()
+    })
+}
+
 /// Fetches a kernel by name, unless it is on this machine.
 pub fn get(lab: &Lab, name: &str) -> Result<Kernel> {
-    let known = KNOWN.iter().find(|known| known.name == name).ok_or_else(|| {
-        let names: Vec<_> = KNOWN.iter().map(|known| known.name).collect();
-        format!("there is no kernel '{name}'; known are {}", names.join(", "))
-    })?;
+    let known = known(name)?;
     let folder = lab.folder.join("kernels").join(name);
     // The kept part of the packages at that time.
-    let kept = MODULES.join(" ");
+    let kept = modules(known.processor).join(" ");
     if !fs::read_to_string(folder.join("complete")).is_ok_and(|text| text == kept) {
         println!("vm: fetching kernel {name} ({})", known.suite);
         // An interrupted download starts anew; the folder may not exist.
@@ -80,9 +89,15 @@ pub fn get(lab: &Lab, name: &str) -> Result<Kernel> {
     open(&folder)
 }
 
-/// Runs apt with lists of one suite, apart from this machine's.
-fn apt(lab: &Lab, suite: &str, arguments: &[&str], at: &Path) -> Result<String> {
-    let state = lab.folder.join("apt").join(suite);
+/// The names of modules that guests load.
+fn modules(processor: Processor) -> Vec<&'static str> {
+    [&MODULES[..], processor.modules()].concat()
+}
+
+/// Runs apt with lists of one suite and processor, apart from this machine's.
+fn apt(lab: &Lab, known: &KnownKernel, arguments: &[&str], at: &Path) -> Result<String> {
+    let (suite, processor) = (known.suite, known.processor.debian());
+    let state = lab.folder.join("apt").join(format!("{suite}-{processor}"));
     fs::create_dir_all(state.join("lists/partial"))?;
     fs::create_dir_all(state.join("cache/archives/partial"))?;
     fs::write(state.join("status"), "")?;
@@ -93,7 +108,7 @@ fn apt(lab: &Lab, suite: &str, arguments: &[&str], at: &Path) -> Result<String> 
     let configuration = format!(
         "Dir::State \"{path}\"; Dir::State::status \"{path}/status\"; Dir::Cache \"{path}/cache\";\n\
          Dir::Etc::SourceList \"{path}/sources.list\"; Dir::Etc::SourceParts \"-\";\n\
-         APT::Architecture \"amd64\"; Acquire::Languages \"none\"; APT::Sandbox::User \"root\";\n"
+         APT::Architecture \"{processor}\"; Acquire::Languages \"none\"; APT::Sandbox::User \"root\";\n"
     );
     fs::write(state.join("apt.conf"), configuration)?;
     let (program, rest) = arguments.split_first().ok_or("no program")?;
@@ -104,14 +119,14 @@ fn apt(lab: &Lab, suite: &str, arguments: &[&str], at: &Path) -> Result<String> 
 
 /// Downloads the packages of a suite's kernel and unpacks the needed part.
 fn fetch(lab: &Lab, known: &KnownKernel, folder: &Path) -> Result<()> {
-    apt(lab, known.suite, &["apt-get", "-qq", "update"], folder)?;
+    apt(lab, known, &["apt-get", "-qq", "update"], folder)?;
     let depends = |package: &str| -> Result<Vec<String>> {
-        let text = apt(lab, known.suite, &["apt-cache", "depends", package], folder)?;
+        let text = apt(lab, known, &["apt-cache", "depends", package], folder)?;
         let names = text.lines().filter_map(|line| line.trim().strip_prefix("Depends: "));
         Ok(names.map(str::to_owned).collect())
     };
     // The package that is always the newest; since 7 the image is in parts.
-    let newest = depends("linux-image-amd64")?;
+    let newest = depends(&format!("linux-image-{}", known.processor.debian()))?;
     let image = newest.iter().find(|name| name.starts_with("linux-image-"));
     let image = image.ok_or_else(|| format!("no kernel in {}", known.suite))?;
     let mut packages = vec![image.clone()];
@@ -120,7 +135,7 @@ fn fetch(lab: &Lab, known: &KnownKernel, folder: &Path) -> Result<()> {
         depends(image)?.into_iter().filter(|name| parts.iter().any(|part| name.starts_with(part))),
     );
     for package in &packages {
-        apt(lab, known.suite, &["apt-get", "-qq", "download", package], folder)?;
+        apt(lab, known, &["apt-get", "-qq", "download", package], folder)?;
     }
     let everything = folder.join("unpacked");
     for entry in fs::read_dir(folder)? {
@@ -130,12 +145,12 @@ fn fetch(lab: &Lab, known: &KnownKernel, folder: &Path) -> Result<()> {
             fs::remove_file(path)?;
         }
     }
-    pick(&everything, folder)?;
+    pick(&everything, folder, &modules(known.processor))?;
     Ok(fs::remove_dir_all(everything)?)
 }
 
 /// Keeps the kernel and the modules, with their dependencies, in the order of loading.
-fn pick(from: &Path, to: &Path) -> Result<()> {
+fn pick(from: &Path, to: &Path, modules_wanted: &[&str]) -> Result<()> {
     let modules = ["lib/modules", "usr/lib/modules"].map(|folder| from.join(folder));
     let folder = modules.iter().find(|folder| folder.exists()).ok_or("a kernel without modules")?;
     let release = fs::read_dir(folder)?.next().ok_or("a kernel without modules")??;
@@ -147,7 +162,7 @@ fn pick(from: &Path, to: &Path) -> Result<()> {
     find_modules(&release.path(), &mut files)?;
     fs::create_dir_all(to.join("modules"))?;
     let mut order = Vec::new();
-    for module in MODULES {
+    for module in modules_wanted {
         take(module, &files, &to.join("modules"), &mut order)?;
     }
     fs::write(to.join("modules/order"), order.join("\n") + "\n")?;

@@ -4,6 +4,7 @@ use super::guest::{self, GuestOutcome};
 use super::{Cgroup, Image, Lab, Machine, Result, job};
 use crate::output;
 use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
 use std::fs;
 use std::process::Command;
 
@@ -28,12 +29,17 @@ There is no row of ublk on 5.10, which is older than it. Nor is there one on 6.1
 builds without it (`CONFIG_BLK_DEV_UBLK is not set`). cgroup v1 has no row: the machine of
 [benchmarks.md](benchmarks.md), Linux 6.18, has it, and `./check` runs there.
 
+*arm64*: aarch64, always emulated. Its programs are cross-built on x86-64, and *busybox* is a folder
+of Debian's arm64 packages there. *engine*: the unit tests of engine and range index. *small*: the
+listed tests with one CPU and 512 MiB. The emulator runs on x86-64 and orders memory as that does,
+so it shows nothing about orders.
+
 | kernel | cgroup | system | tests | passed | date |
 |---|---|---|---|---|---|
 ";
 
 /// The machines, in the order of the table.
-const MACHINES: [(&str, Cgroup, Image); 9] = [
+const MACHINES: [(&str, Cgroup, Image); 10] = [
     ("5.10", Cgroup::V2, Image::Busybox),
     ("6.1", Cgroup::V1, Image::Busybox),
     ("6.1", Cgroup::V2, Image::Busybox),
@@ -43,7 +49,10 @@ const MACHINES: [(&str, Cgroup, Image); 9] = [
     ("6.12", Cgroup::V2, Image::Debian),
     ("6.12", Cgroup::V2, Image::Debian13),
     ("newest", Cgroup::V2, Image::Busybox),
+    ("6.12-arm64", Cgroup::V2, Image::Busybox),
 ];
+/// The end of the names of kernels for aarch64, and of their releases.
+const ARM: &str = "-arm64";
 
 /// By their targets and parts of their names. Long tests are left out: pools that fill up, every
 /// codec, load control.
@@ -64,6 +73,17 @@ const DEVICE: [&str; 15] = [
     "data::no_wrong_byte_while_the_compressor_changes",
     "data::no_wrong_byte_with_a_pool",
 ];
+/// For aarch64: with another processor all of a guest is emulated, and slower yet.
+const ARM_DEVICE: [&str; 5] = [
+    "run::a_killed_daemon",
+    "run::a_program_that_needs",
+    "run::bad_input",
+    "run::signals_are_passed_on",
+    "run::the_command",
+];
+const ARM_ENGINE: [&str; 2] = ["engine/lib", "ranges/lib"];
+/// With one CPU and 512 MiB.
+const ARM_SMALL: [&str; 3] = ["region/memory", "run::a_program_that_needs", "run::the_command"];
 const REGIONS: [&str; 3] = ["region/memory", "region/process", "region/torture"];
 /// Those that take more than a few seconds on a real processor are left out.
 const IN_PROCESS: [&str; 5] = [
@@ -84,34 +104,57 @@ const WITHOUT_UBLK: [&str; 2] = ["5.10", "6.1"];
 /// Sixteen emulated CPUs on two real ones, which others use too, took more than twenty minutes.
 const HOTPLUG_SECONDS: u64 = 3600;
 
-/// Tests of a guest, by their names in the table, and the systems that they are for.
-const TESTS: [(&str, &[&str], &[Image]); 8] = [
-    ("fuse", &DEVICE, &[Image::Busybox, Image::Debian]),
-    ("ublk", &DEVICE, &[Image::Busybox]),
-    ("regions", &REGIONS, &[Image::Busybox]),
-    ("in-process", &IN_PROCESS, &[Image::Busybox]),
-    ("denied", &DENIED, &[Image::Busybox]),
-    ("systemd", &SYSTEMD, &[Image::Debian]),
-    ("package", &PACKAGE, &[Image::Debian, Image::Debian13]),
-    ("hotplug", &HOTPLUG, &[Image::Busybox]),
+/// The machines that tests are for.
+enum For {
+    X86(&'static [Image]),
+    Arm,
+}
+
+impl For {
+    fn has(&self, kernel: &str, image: Image) -> bool {
+        match self {
+            Self::X86(images) => !kernel.ends_with(ARM) && images.contains(&image),
+            Self::Arm => kernel.ends_with(ARM),
+        }
+    }
+}
+
+/// Tests of a guest, by their names in the table, and the machines that they are for.
+const TESTS: [(&str, &[&str], For); 12] = [
+    ("fuse", &DEVICE, For::X86(&[Image::Busybox, Image::Debian])),
+    ("ublk", &DEVICE, For::X86(&[Image::Busybox])),
+    ("regions", &REGIONS, For::X86(&[Image::Busybox])),
+    ("in-process", &IN_PROCESS, For::X86(&[Image::Busybox])),
+    ("denied", &DENIED, For::X86(&[Image::Busybox])),
+    ("systemd", &SYSTEMD, For::X86(&[Image::Debian])),
+    ("package", &PACKAGE, For::X86(&[Image::Debian, Image::Debian13])),
+    ("hotplug", &HOTPLUG, For::X86(&[Image::Busybox])),
+    ("arm64 engine", &ARM_ENGINE, For::Arm),
+    ("arm64 regions", &REGIONS, For::Arm),
+    ("arm64 fuse", &ARM_DEVICE, For::Arm),
+    ("arm64 small", &ARM_SMALL, For::Arm),
 ];
 
 /// Runs the tests that `wanted` names, as in `6.1,6.12/v2/fuse`, and replaces their rows in the
 /// document; true if all passed.
 pub fn run(lab: &Lab, machine: &Machine, wanted: &str) -> Result<bool> {
-    let programs = job::build(lab)?;
+    let mut built: BTreeMap<bool, job::Programs> = BTreeMap::new();
     let path = lab.root.join(DOCUMENT);
     let mut rows = read(&fs::read_to_string(&path).unwrap_or_default());
     let mut passed = true;
     for (place, (kernel, cgroup, image)) in MACHINES.into_iter().enumerate() {
-        for (index, (name, tests, images)) in TESTS.into_iter().enumerate() {
+        for (index, (name, tests, machines)) in TESTS.into_iter().enumerate() {
             let words = [kernel, &cgroup.to_string(), &image.to_string(), name].map(str::to_owned);
             let is_there = name != "ublk" || !WITHOUT_UBLK.contains(&kernel);
-            if !is_there || !images.contains(&image) || !is_wanted(wanted, &words) {
+            if !is_there || !machines.has(kernel, image) || !is_wanted(wanted, &words) {
                 continue;
             }
             let machine = Machine { kernel: kernel.into(), cgroup, image, ..machine.clone() };
-            let outcome = boot(lab, machine, &programs, name, tests)?;
+            let programs = match built.entry(kernel.ends_with(ARM)) {
+                Entry::Occupied(programs) => programs.into_mut(),
+                Entry::Vacant(none) => none.insert(job::build(lab, machine.processor()?)?),
+            };
+            let outcome = boot(lab, machine, programs, name, tests)?;
             passed &= outcome.passed();
             let date = output(Command::new("date").arg("+%F"))?;
             let (release, text) = (&outcome.release, describe(&outcome));
@@ -147,6 +190,9 @@ fn boot(
         let timeout = machine.timeout.max(HOTPLUG_SECONDS);
         machine = Machine { cpus: 16, nodes: 4, memory, hot_memory: Some(hot), timeout, ..machine };
     }
+    if tests == ARM_SMALL {
+        machine = Machine { cpus: 1, memory: "512M".into(), ..machine };
+    }
     let tests: Vec<_> = tests.iter().map(|test| (*test).to_owned()).collect();
     let outcome = guest::boot(lab, &machine, &job::Job::new(programs, &tests)?)?;
     println!("vm: {}, {name}: {}", machine.describe(), outcome.summary());
@@ -161,9 +207,12 @@ fn write(rows: &Rows) -> String {
     let list =
         |tests: &[&str]| tests.iter().map(|test| format!("- `{test}`\n")).collect::<String>();
     let (device, in_process) = (list(&DEVICE), list(&IN_PROCESS));
+    let (arm_device, arm_small) = (list(&ARM_DEVICE), list(&ARM_SMALL));
     format!(
         "{HEAD}{rows}\nThe tests of the swap device, by parts of their names:\n\n{device}\n\
-         Those of in-process:\n\n{in_process}"
+         Those of in-process:\n\n{in_process}\n\
+         Those of the swap device on arm64:\n\n{arm_device}\n\
+         Those of a small arm64 machine:\n\n{arm_small}"
     )
 }
 
@@ -174,10 +223,15 @@ fn read(text: &str) -> Rows {
         let (release, cgroup, image) = (fields.next()?, fields.next()?, fields.next()?);
         let name = fields.next()?;
         let machine = MACHINES.iter().position(|machine| {
-            let is_newest = machine.0 == "newest"
-                && MACHINES.iter().all(|(name, ..)| !release.starts_with(&format!("{name}.")));
-            let is_kernel = is_newest || release.starts_with(&format!("{}.", machine.0));
-            is_kernel && machine.1.to_string() == cgroup && machine.2.to_string() == image
+            let of_arm = machine.0.strip_suffix(ARM);
+            let is_version = |name: &str| release.starts_with(&format!("{name}."));
+            let is_newest =
+                machine.0 == "newest" && !MACHINES.iter().any(|(name, ..)| is_version(name));
+            let is_kernel = is_newest || is_version(of_arm.unwrap_or(machine.0));
+            is_kernel
+                && of_arm.is_some() == release.ends_with(ARM)
+                && machine.1.to_string() == cgroup
+                && machine.2.to_string() == image
         });
         Some((machine?, TESTS.iter().position(|tests| tests.0 == name)?))
     };
@@ -208,10 +262,11 @@ mod tests {
         let text = format!(
             "{HEAD}| 6.1.0-40-amd64 | v2 | debian | systemd | 4 of 4 | d |\n\
              | 7.2.13-amd64 | v2 | busybox | fuse | 1 of 2; not `a` | d |\n\
-             | 6.12.9 | v1 | busybox | regions | 3 of 3 | d |\n"
+             | 6.12.9 | v1 | busybox | regions | 3 of 3 | d |\n\
+             | 6.12.9-arm64 | v2 | busybox | arm64 regions | 3 of 3 | d |\n"
         );
         let rows = read(&text);
-        assert_eq!(rows.keys().copied().collect::<Vec<_>>(), [(3, 5), (4, 2), (8, 0)]);
+        assert_eq!(rows.keys().copied().collect::<Vec<_>>(), [(3, 5), (4, 2), (8, 0), (9, 9)]);
         assert_eq!(read(&write(&rows)), rows);
     }
 

@@ -1,7 +1,7 @@
 //! The lab: tests in virtual machines with other kernels and systems than this machine's.
 //!
 //! ```text
-//! kernel   fetched from Debian's packages, unpacked, not installed
+//! kernel   fetched from Debian's packages, unpacked, not installed; it tells the processor
 //! image    an initramfs that sees this machine's files read-only, or a small Debian with systemd
 //! guest    QEMU: KVM where it works, software emulation elsewhere
 //! job      what the guest does: test programs of this workspace, whose output comes over a serial
@@ -14,9 +14,11 @@ mod image;
 mod job;
 mod kernel;
 mod matrix;
+mod processor;
 
 use crate::Result;
 use clap::{Args, Parser, ValueEnum};
+use processor::Processor;
 use std::fmt;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -31,7 +33,7 @@ struct Arguments {
     /// Run everything on every machine, and write docs/machines.md; or only rows with these words,
     /// as in 6.1,6.12/v2/fuse.
     #[arg(long, value_name = "WORDS", num_args = 0..=1, require_equals = true,
-          default_missing_value = "5.10,6.1,6.12,newest")]
+          default_missing_value = "5.10,6.1,6.12,6.12-arm64,newest")]
     matrix: Option<String>,
     /// Tests of the workspace, TARGET or TARGET::NAME as in run::signals_are_passed_on; or a
     /// command, after `sh -c`.
@@ -42,7 +44,7 @@ struct Arguments {
 /// A guest's machine.
 #[derive(Debug, Clone, Args)]
 pub struct Machine {
-    /// Its kernel: 5.10, 6.1, 6.12 or newest, as Debian has them.
+    /// Its kernel: 5.10, 6.1, 6.12 or newest, as Debian has them; or 6.12-arm64.
     #[arg(long, default_value = "6.12")]
     pub kernel: String,
     /// Version of the cgroup interface that the memory controller is on.
@@ -84,6 +86,11 @@ pub struct Machine {
 impl Machine {
     fn timeout(&self) -> Duration {
         Duration::from_secs(self.timeout)
+    }
+
+    /// Its processor.
+    fn processor(&self) -> Result<Processor> {
+        Ok(kernel::known(&self.kernel)?.processor)
     }
 
     /// A short description.
@@ -169,7 +176,7 @@ pub fn run(root: &Path, arguments: impl Iterator<Item = String>) -> ExitCode {
 
 /// Runs tests in one guest; true if all passed.
 fn one(lab: &Lab, machine: &Machine, tests: &[String]) -> Result<bool> {
-    let programs = job::build(lab)?;
+    let programs = job::build(lab, machine.processor()?)?;
     let job = job::Job::new(&programs, tests)?;
     let outcome = guest::boot(lab, machine, &job)?;
     for test in &outcome.tests {

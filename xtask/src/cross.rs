@@ -1,0 +1,72 @@
+//! `xtask cross COMMAND …`: cargo for aarch64, on a machine with another processor. Programs and
+//! tests run under QEMU's user emulation, which has no userfaultfd: tests that need the kernel run
+//! in the lab (`vm`).
+
+use std::path::Path;
+use std::process::{Command, ExitCode};
+
+/// The other processor.
+pub const TARGET: &str = "aarch64-unknown-linux-gnu";
+/// Variables of cargo, unless they are set: Debian's cross compiler, and the emulator with the
+/// compiler's C library. The compilers of C codecs find theirs by the target.
+const VARIABLES: [(&str, &str); 2] = [
+    ("CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_LINKER", "aarch64-linux-gnu-gcc"),
+    (
+        "CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_RUNNER",
+        "qemu-aarch64-static -L /usr/aarch64-linux-gnu",
+    ),
+];
+/// Libraries and programs that work there: all but those of in-process, benchmarks and tools.
+const PACKAGES: [&str; 12] = [
+    "uzswap-sync",
+    "uzswap-ranges",
+    "uzswap-sys",
+    "uzswap-engine",
+    "uzswap-policy",
+    "uzswap-trace",
+    "uzswap-tree",
+    "uzswap-remote",
+    "uzswap-block",
+    "uzswap-region",
+    "uzswap-c",
+    "uzswap",
+];
+
+/// A call of cargo for that processor, without the target in its arguments.
+pub fn cargo(root: &Path) -> Command {
+    let mut command = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+    command.current_dir(root);
+    for (name, value) in VARIABLES {
+        if std::env::var_os(name).is_none() {
+            command.env(name, value);
+        }
+    }
+    command
+}
+
+/// Runs cargo with these arguments; on all packages that work there, unless some are named.
+pub fn run(root: &Path, arguments: impl Iterator<Item = String>) -> ExitCode {
+    let (mut before, mut behind) = (Vec::new(), Vec::new());
+    for argument in arguments {
+        let is_behind = argument == "--" || !behind.is_empty();
+        if is_behind { behind.push(argument) } else { before.push(argument) }
+    }
+    let Some((name, rest)) = before.split_first() else {
+        eprintln!("usage: cargo run -p xtask -- cross build|check|test [cargo's arguments]");
+        return ExitCode::from(2);
+    };
+    let mut command = cargo(root);
+    command.arg(name).args(["--target", TARGET]).args(rest);
+    let is_named = |word: &String| word.starts_with("-p") || word.starts_with("--package");
+    if !rest.iter().any(is_named) {
+        command.args(PACKAGES.iter().flat_map(|package| ["--package", package]));
+    }
+    match command.args(behind).status() {
+        Ok(status) if status.success() => ExitCode::SUCCESS,
+        Ok(_) => ExitCode::FAILURE,
+        Err(error) => {
+            eprintln!("cross: cargo: {error}; install Rust with rustup");
+            ExitCode::FAILURE
+        }
+    }
+}
