@@ -37,10 +37,10 @@ pub fn swap_device() -> Vec<Finding> {
     let ublk = ublk();
     let loops = Finding { required: ublk.is_err(), ..finding("loop devices", loops()) };
     let ublk = ublk.map_err(|text| format!("{text}; it works without"));
-    let pages = cpu::check_pages().map(|()| "as it has them".into()).map_err(|e| e.to_string());
+    let pages = cpu::check_pages().map(|()| "4 KiB".into()).map_err(|error| error.to_string());
     vec![
         finding("root", root),
-        finding("a kernel with pages of 4 KiB", pages),
+        finding("page size", pages),
         finding("FUSE", fuse()),
         optional("ublk", ublk),
         loops,
