@@ -1,7 +1,7 @@
 //! All code of this library, the codecs' C code included, takes its memory from an allocator of
-//! ours (src/allocator.rs): the C library's memory is evicted, and a fork holds the locks of it. Nor
-//! does it find its thread-local variables by a table that lies there (src/thread_locals.rs). Nor
-//! does it call functions for files and times that a library of the program's may have
+//! ours (src/allocator.rs). The C library's memory is evicted, and a fork holds its locks. It
+//! does not find its thread-local variables by a table that lies there (src/thread_locals.rs). It
+//! calls no functions for files and times that a library of the program's may have
 //! (src/kernel.rs).
 //!
 //! Each program of a tree loads it, so it needs no library that they would not load without it.
