@@ -22,8 +22,9 @@ over ublk; the others take many minutes each in emulation. *regions*: `memory`, 
 programs run as user 65534 without capabilities; *denied*: the test of this name, the same where a
 filter denies userfaultfd. *systemd*, *package*: the tests of these names; the second needs the
 package, `cargo run -p xtask -- dist --only deb`. *hotplug*: the test of this name, with 16 CPUs,
-four nodes, and 512 MiB that are plugged in and out. *debian* and *debian13* are Debian 12 and 13
-with systemd as init, *busybox* the files of another Debian 12 without.
+four nodes, and 512 MiB that are plugged in and out. *suspend*: the test of this name, which puts
+the machine to sleep (`mem`, ACPI S3). *debian* and *debian13* are Debian 12 and 13 with systemd as
+init, *busybox* the files of another Debian 12 without.
 
 There is no row of ublk on 5.10, which is older than it. Nor is there one on 6.1, which Debian
 builds without it (`CONFIG_BLK_DEV_UBLK is not set`). cgroup v1 has no row: the machine of
@@ -97,6 +98,7 @@ const DENIED: [&str; 1] = ["denied"];
 const SYSTEMD: [&str; 1] = ["systemd"];
 const PACKAGE: [&str; 1] = ["package"];
 const HOTPLUG: [&str; 1] = ["hotplug"];
+const SUSPEND: [&str; 1] = ["suspend"];
 
 /// Kernels of Debian's without ublk: 5.10 is older, and in 6.1 Debian has left it out.
 const WITHOUT_UBLK: [&str; 2] = ["5.10", "6.1"];
@@ -120,7 +122,7 @@ impl For {
 }
 
 /// Tests of a guest, by their names in the table, and the machines that they are for.
-const TESTS: [(&str, &[&str], For); 12] = [
+const TESTS: [(&str, &[&str], For); 13] = [
     ("fuse", &DEVICE, For::X86(&[Image::Busybox, Image::Debian])),
     ("ublk", &DEVICE, For::X86(&[Image::Busybox])),
     ("regions", &REGIONS, For::X86(&[Image::Busybox])),
@@ -133,6 +135,7 @@ const TESTS: [(&str, &[&str], For); 12] = [
     ("arm64 regions", &REGIONS, For::Arm),
     ("arm64 fuse", &ARM_DEVICE, For::Arm),
     ("arm64 small", &ARM_SMALL, For::Arm),
+    ("suspend", &SUSPEND, For::X86(&[Image::Debian])),
 ];
 
 /// Runs the tests that `wanted` names, as in `6.1,6.12/v2/fuse`, and replaces their rows in the
@@ -184,6 +187,9 @@ fn boot(
 ) -> Result<GuestOutcome> {
     if tests == DEVICE {
         machine.environment.push(format!("UZSWAP_TEST_TRANSPORT={name}"));
+    }
+    if tests == SUSPEND {
+        machine.environment.push("UZSWAP_TEST_SUSPEND=1".into());
     }
     if tests == HOTPLUG {
         let [memory, hot] = ["2G", "512M"].map(str::to_owned);
